@@ -1,0 +1,222 @@
+"""GPT-2 in pure torch, with the checkpoint's own names. It knows nothing of ranks.
+
+B is the batch, T the tokens of a sequence, C the embedding width, H the heads, D = C / H the width of a head, V the
+vocabulary. Three slots are all that parallel strategies replace: `attn.core`, `model.loss` and `block.mlp`.
+
+Radford et al. 2019, "Language Models are Unsupervised Multitask Learners".
+"""
+
+import hashlib
+import math
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from .recompute import checkpointed
+
+
+@dataclass(frozen=True)
+class GPT2Config:
+    """Sizes of a GPT-2; the names are those of the published config.json.
+
+    Raises ValueError when the width does not divide by the heads.
+    """
+
+    vocab_size: int = 50257
+    n_positions: int = 1024
+    n_layer: int = 12
+    n_head: int = 12
+    n_embd: int = 768
+    dropout: float = 0.0
+    window: int | None = (
+        None  # attend to this many earlier tokens only (sliding window); None: to all of them
+    )
+
+    def __post_init__(self):
+        if self.n_embd % self.n_head:
+            rest, fits = self.n_embd % self.n_head, [h for h in range(1, self.n_embd) if self.n_embd % h == 0]
+            near = sorted(sorted(fits, key=lambda h: abs(h - self.n_head))[:3])
+            raise ValueError(
+                f"width {self.n_embd} cannot be split over {self.n_head} heads "
+                f"({self.n_embd} % {self.n_head} = {rest}). Use n_head = {', '.join(map(str, near))}."
+            )
+
+    @property
+    def parameters(self) -> int:
+        """How many parameters the model has, the tied head counted once: V C + T C + L (12 C^2 + 13 C) + 2 C."""
+        c = self.n_embd
+        return (self.vocab_size + self.n_positions) * c + self.n_layer * (12 * c * c + 13 * c) + 2 * c
+
+
+PRESETS = {
+    "nano": GPT2Config(n_positions=128, n_layer=4, n_head=4, n_embd=128),
+    "mini": GPT2Config(n_positions=256, n_layer=4, n_head=8, n_embd=256),
+    "gpt2": GPT2Config(),
+    "gpt2-medium": GPT2Config(n_layer=24, n_head=16, n_embd=1024),
+    "gpt2-large": GPT2Config(n_layer=36, n_head=20, n_embd=1280),
+    "gpt2-xl": GPT2Config(n_layer=48, n_head=25, n_embd=1600),
+}
+
+
+@dataclass(frozen=True)
+class Noise:
+    """Which random numbers dropout draws: a pure function of (seed, step, global sample, site, position, channel).
+
+    No rank appears here, so every way of splitting the work draws the same mask for the same element.
+    """
+
+    seed: int
+    step: int
+    samples: torch.Tensor  # (B,) global sample indices
+
+    def keep(self, p: float, site: int, positions: torch.Tensor, channels: torch.Tensor) -> torch.Tensor:
+        """Which elements (B, T, C) stay, each with probability 1 - p; `site` numbers the dropout in the model."""
+        h = _mix(self.samples.long() + _mix_int(self.seed, self.step, site))[:, None, None]
+        h = _mix(h + positions.long()[..., :, None] * 0x9E3779B1)
+        h = _mix(h + channels.long() * 0x85EBCA6B)
+        return (h & 0xFFFFFF).to(torch.float64) * 2.0**-24 >= p
+
+
+def _mix(h: torch.Tensor) -> torch.Tensor:
+    """Scramble int64 values so that neighbours become unrelated (the finaliser of MurmurHash3, on 31 bits)."""
+    for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35)):
+        h = ((h ^ (h >> shift)) * factor) & 0x7FFFFFFF
+    return h ^ (h >> 16)
+
+
+def _mix_int(*numbers: int) -> int:
+    return int.from_bytes(hashlib.blake2b(repr(numbers).encode(), digest_size=3).digest(), "big")
+
+
+class Dropout(nn.Module):
+    """Dropout on (B, T, C) whose mask depends on `Noise` alone; without noise, or with p = 0, the identity."""
+
+    def __init__(self, p: float, site: int):
+        super().__init__()
+        self.p, self.site = p, site
+
+    def forward(self, x, positions, noise: Noise | None):
+        if not self.p or noise is None:
+            return x
+        keep = noise.keep(self.p, self.site, positions, torch.arange(x.size(-1), device=x.device))
+        return x * keep.to(x.dtype) / (1 - self.p)
+
+
+def causal_attention(q, k, v, positions, window: int | None = None):
+    """Causal attention: q (B, H, T, D) at `positions` over k, v (B, H, S, D) at positions 0..S-1; returns (B, H, T, D).
+
+    `positions` is (T,), or (B, T) where rows differ, as in generation. With a window w, a token sees itself and
+    the w tokens before it.
+    """
+    if k.size(-2) == q.size(-2) and window is None:
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+    behind = positions[..., :, None] - torch.arange(
+        k.size(-2), device=q.device
+    )  # (..., T, S): how far back key is
+    seen = behind >= 0 if window is None else (behind >= 0) & (behind <= window)
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=seen if seen.dim() == 2 else seen[:, None])
+
+
+class Attention(nn.Module):
+    """Multi-head causal attention with GPT-2's fused q, k, v. The head count follows from the weight's shape."""
+
+    def __init__(self, config: GPT2Config):
+        super().__init__()
+        self.head_dim = config.n_embd // config.n_head
+        self.window = config.window
+        self.c_attn = nn.Linear(config.n_embd, 3 * config.n_embd)
+        self.c_proj = nn.Linear(config.n_embd, config.n_embd)
+        self.core = causal_attention  # slot: context splitting replaces it
+
+    def forward(self, x, positions, cache=None):  # (B, T, C)
+        q, k, v = (t.unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for t in self.c_attn(x).chunk(3, -1))
+        if cache is not None:
+            k, v = cache.extend(self, k, v, positions)  # (B, H, S, D)
+        y = self.core(q, k, v, positions, self.window)  # (B, H, T, D)
+        return self.c_proj(y.transpose(1, 2).flatten(2))
+
+
+class MLP(nn.Module):
+    """Two linear layers with tanh-GELU between them, four times as wide inside."""
+
+    def __init__(self, config: GPT2Config):
+        super().__init__()
+        self.c_fc = nn.Linear(config.n_embd, 4 * config.n_embd)
+        self.c_proj = nn.Linear(4 * config.n_embd, config.n_embd)
+
+    def forward(self, x):  # (B, T, C)
+        return self.c_proj(F.gelu(self.c_fc(x), approximate="tanh"))
+
+
+class Block(nn.Module):
+    """One transformer layer: attention and MLP, each behind a layer norm, each added to the residual stream."""
+
+    def __init__(self, config: GPT2Config, layer: int):
+        super().__init__()
+        self.ln_1 = nn.LayerNorm(config.n_embd)
+        self.attn = Attention(config)
+        self.ln_2 = nn.LayerNorm(config.n_embd)
+        self.mlp = MLP(config)  # slot: dense or mixture of experts
+        self.drop_attn = Dropout(config.dropout, 2 * layer + 1)
+        self.drop_mlp = Dropout(config.dropout, 2 * layer + 2)
+
+    def forward(self, x, positions, noise: Noise | None = None, cache=None):  # (B, T, C)
+        x = x + self.drop_attn(self.attn(self.ln_1(x), positions, cache), positions, noise)
+        return x + self.drop_mlp(self.mlp(self.ln_2(x)), positions, noise)
+
+
+def token_loss(logits, targets):
+    """Sum (not mean) of the token losses of logits (B, T, V) and targets (B, T); a target of -100 does not count."""
+    return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum")
+
+
+class GPT2(nn.Module):
+    """The whole model; on a pipeline stage the parts that live elsewhere are None and blocks keep their names."""
+
+    def __init__(self, config: GPT2Config, seed: int = 0):
+        super().__init__()
+        self.config = config
+        self.wte = nn.Embedding(config.vocab_size, config.n_embd)
+        self.wpe = nn.Embedding(config.n_positions, config.n_embd)
+        self.drop = Dropout(config.dropout, 0)
+        self.h = nn.ModuleDict({str(i): Block(config, i) for i in range(config.n_layer)})
+        self.ln_f = nn.LayerNorm(config.n_embd)
+        self.loss = token_loss  # slot: a vocabulary-parallel loss replaces it
+        self.recompute = False  # True: keep only the blocks' inputs, run each block again in backward
+        initialise(self, seed)
+
+    def forward(self, tokens, positions=None, noise: Noise | None = None, cache=None):
+        """Logits (B, T, V) of tokens (B, T); `positions` default to 0..T-1."""
+        if positions is None:
+            positions = torch.arange(tokens.size(1), device=tokens.device)
+        x = self.embed(tokens, positions, noise)
+        for block in self.h.values():
+            run = checkpointed(block) if self.recompute else block
+            x = run(x, positions, noise, cache)
+        return self.head(x)
+
+    def embed(self, tokens, positions, noise: Noise | None = None):
+        """Token plus position embeddings (B, T, C)."""
+        return self.drop(self.wte(tokens) + self.wpe(positions), positions, noise)
+
+    def head(self, x):
+        """Logits (B, T, V) of the last block's output: the head is tied to the token embedding."""
+        return F.linear(self.ln_f(x), self.wte.weight)
+
+
+@torch.no_grad()
+def initialise(model: nn.Module, seed: int) -> None:
+    """GPT-2's initialisation, drawn for every parameter by its *name*, so that any way of cutting finds the same values.
+
+    N(0, 0.02) for matrices, divided by sqrt(2 L) where they write to the residual stream; norms one, biases zero.
+    """
+    for name, p in model.named_parameters():
+        if p.dim() == 1:
+            p.fill_(float("ln_" in name and name.endswith("weight")))
+        else:
+            std = 0.02 / (math.sqrt(2 * model.config.n_layer) if name.endswith("c_proj.weight") else 1)
+            digest = hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=7).digest()
+            generator = torch.Generator().manual_seed(int.from_bytes(digest, "big"))
+            p.copy_(torch.randn(p.shape, generator=generator, dtype=torch.float32) * std)
