@@ -1,7 +1,7 @@
 """GPT-2 in pure torch, with the checkpoint's own names. It knows nothing of ranks.
 
-B is the batch, T the tokens of a sequence, C the embedding width, H the heads, D = C / H the width of a head, V the
-vocabulary. Three slots are all that parallel strategies replace: `attn.core`, `model.loss` and `block.mlp`.
+B is the batch, T the tokens of a sequence, C the embedding width, H the heads, D = C / H the width of a head,
+V the vocabulary. Parallel strategies replace three slots and no more: `attn.core`, `model.loss`, `block.mlp`.
 
 Radford et al. 2019, "Language Models are Unsupervised Multitask Learners".
 """
@@ -30,9 +30,7 @@ class GPT2Config:
     n_head: int = 12
     n_embd: int = 768
     dropout: float = 0.0
-    window: int | None = (
-        None  # attend to this many earlier tokens only (sliding window); None: to all of them
-    )
+    window: int | None = None  # a token attends to itself and this many before it; None: to all before it
 
     def __post_init__(self):
         if self.n_embd % self.n_head:
@@ -45,7 +43,7 @@ class GPT2Config:
 
     @property
     def parameters(self) -> int:
-        """How many parameters the model has, the tied head counted once: V C + T C + L (12 C^2 + 13 C) + 2 C."""
+        """How many parameters, the tied head counted once: V C + n_positions C + L (12 C^2 + 13 C) + 2 C."""
         c = self.n_embd
         return (self.vocab_size + self.n_positions) * c + self.n_layer * (12 * c * c + 13 * c) + 2 * c
 
@@ -62,7 +60,7 @@ PRESETS = {
 
 @dataclass(frozen=True)
 class Noise:
-    """Which random numbers dropout draws: a pure function of (seed, step, global sample, site, position, channel).
+    """Which random numbers dropout draws: a pure function of seed, step, sample, site, position and channel.
 
     No rank appears here, so every way of splitting the work draws the same mask for the same element.
     """
@@ -72,7 +70,7 @@ class Noise:
     samples: torch.Tensor  # (B,) global sample indices
 
     def keep(self, p: float, site: int, positions: torch.Tensor, channels: torch.Tensor) -> torch.Tensor:
-        """Which elements (B, T, C) stay, each with probability 1 - p; `site` numbers the dropout in the model."""
+        """Which elements (B, T, C) stay, each with probability 1 - p; `site` numbers the model's dropouts."""
         h = _mix(self.samples.long() + _mix_int(self.seed, self.step, site))[:, None, None]
         h = _mix(h + positions.long()[..., :, None] * 0x9E3779B1)
         h = _mix(h + channels.long() * 0x85EBCA6B)
@@ -80,7 +78,7 @@ class Noise:
 
 
 def _mix(h: torch.Tensor) -> torch.Tensor:
-    """Scramble int64 values so that neighbours become unrelated (the finaliser of MurmurHash3, on 31 bits)."""
+    """Scramble int64 values so that neighbours become unrelated (MurmurHash3's finaliser, on 31 bits)."""
     for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35)):
         h = ((h ^ (h >> shift)) * factor) & 0x7FFFFFFF
     return h ^ (h >> 16)
@@ -91,7 +89,7 @@ def _mix_int(*numbers: int) -> int:
 
 
 class Dropout(nn.Module):
-    """Dropout on (B, T, C) whose mask depends on `Noise` alone; without noise, or with p = 0, the identity."""
+    """Dropout on (B, T, C) whose mask depends on `Noise` alone; without noise, or at p = 0, the identity."""
 
     def __init__(self, p: float, site: int):
         super().__init__()
@@ -105,22 +103,21 @@ class Dropout(nn.Module):
 
 
 def causal_attention(q, k, v, positions, window: int | None = None):
-    """Causal attention: q (B, H, T, D) at `positions` over k, v (B, H, S, D) at positions 0..S-1; returns (B, H, T, D).
+    """Causal attention of q (B, H, T, D), at `positions`, over k and v (B, H, S, D), at 0..S-1: (B, H, T, D).
 
-    `positions` is (T,), or (B, T) where rows differ, as in generation. With a window w, a token sees itself and
-    the w tokens before it.
+    `positions` is (T,), or (B, T) where rows differ, as in generation. With a window w, a token sees itself
+    and the w tokens before it.
     """
     if k.size(-2) == q.size(-2) and window is None:
         return F.scaled_dot_product_attention(q, k, v, is_causal=True)
-    behind = positions[..., :, None] - torch.arange(
-        k.size(-2), device=q.device
-    )  # (..., T, S): how far back key is
+    keys = torch.arange(k.size(-2), device=q.device)
+    behind = positions[..., :, None] - keys  # (..., T, S): how many tokens the key lies before the query
     seen = behind >= 0 if window is None else (behind >= 0) & (behind <= window)
     return F.scaled_dot_product_attention(q, k, v, attn_mask=seen if seen.dim() == 2 else seen[:, None])
 
 
 class Attention(nn.Module):
-    """Multi-head causal attention with GPT-2's fused q, k, v. The head count follows from the weight's shape."""
+    """Multi-head causal attention with GPT-2's fused q, k, v; the weight's shape says how many heads."""
 
     def __init__(self, config: GPT2Config):
         super().__init__()
@@ -151,7 +148,7 @@ class MLP(nn.Module):
 
 
 class Block(nn.Module):
-    """One transformer layer: attention and MLP, each behind a layer norm, each added to the residual stream."""
+    """One layer: attention and MLP, each behind a layer norm, each added to the residual stream."""
 
     def __init__(self, config: GPT2Config, layer: int):
         super().__init__()
@@ -168,12 +165,12 @@ class Block(nn.Module):
 
 
 def token_loss(logits, targets):
-    """Sum (not mean) of the token losses of logits (B, T, V) and targets (B, T); a target of -100 does not count."""
+    """Sum, not mean, of the token losses of logits (B, T, V); targets (B, T) of -100 do not count."""
     return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum")
 
 
 class GPT2(nn.Module):
-    """The whole model; on a pipeline stage the parts that live elsewhere are None and blocks keep their names."""
+    """The whole model; on a pipeline stage the parts of others are None, and blocks keep their names."""
 
     def __init__(self, config: GPT2Config, seed: int = 0):
         super().__init__()
@@ -187,30 +184,52 @@ class GPT2(nn.Module):
         self.recompute = False  # True: keep only the blocks' inputs, run each block again in backward
         initialise(self, seed)
 
-    def forward(self, tokens, positions=None, noise: Noise | None = None, cache=None):
-        """Logits (B, T, V) of tokens (B, T); `positions` default to 0..T-1."""
+    def forward(self, tokens, positions=None, noise: Noise | None = None, cache=None, pick=None):
+        """Logits (B, T, V) of tokens (B, T); `positions` default to 0..T-1.
+
+        With `pick` (B,), one column for each row, only the logits of those columns are computed: (B, 1, V).
+        """
         if positions is None:
             positions = torch.arange(tokens.size(1), device=tokens.device)
         x = self.embed(tokens, positions, noise)
         for block in self.h.values():
             run = checkpointed(block) if self.recompute else block
             x = run(x, positions, noise, cache)
-        return self.head(x)
+        return self.head(x, pick)
 
     def embed(self, tokens, positions, noise: Noise | None = None):
         """Token plus position embeddings (B, T, C)."""
         return self.drop(self.wte(tokens) + self.wpe(positions), positions, noise)
 
-    def head(self, x):
+    def head(self, x, pick=None):
         """Logits (B, T, V) of the last block's output: the head is tied to the token embedding."""
-        return F.linear(self.ln_f(x), self.wte.weight)
+        return F.linear(picked(self.ln_f(x), pick), self.wte.weight)
+
+    @classmethod
+    def from_pretrained(cls, source, dtype: torch.dtype = torch.float32) -> "GPT2":
+        """The model in a folder of the Hugging Face layout, or the published one of a name such as "gpt2"."""
+        from .pretrained import load  # only when called: the model itself needs nothing of the package
+
+        return load(source, dtype)
+
+    def save_pretrained(self, folder) -> None:
+        """Write config.json and model.safetensors of the Hugging Face layout into a folder."""
+        from .pretrained import save
+
+        save(self, folder)
+
+
+def picked(x, pick):
+    """Of x (B, T, C) only column pick[b] of each row b: (B, 1, C); all of x where pick is None."""
+    return x if pick is None else x[torch.arange(len(x), device=x.device), pick][:, None]
 
 
 @torch.no_grad()
 def initialise(model: nn.Module, seed: int) -> None:
-    """GPT-2's initialisation, drawn for every parameter by its *name*, so that any way of cutting finds the same values.
+    """GPT-2's initialisation, drawn by each parameter's *name*, so that any way of cutting finds the same.
 
-    N(0, 0.02) for matrices, divided by sqrt(2 L) where they write to the residual stream; norms one, biases zero.
+    N(0, 0.02) for matrices, divided by sqrt(2 L) where they write to the residual stream; norms one, biases
+    zero.
     """
     for name, p in model.named_parameters():
         if p.dim() == 1:
