@@ -1,0 +1,113 @@
+"""Figures with captions, live sliders that degrade to pictures, tables, and source code, shown in a cell."""
+
+import base64
+import inspect
+import os
+from pathlib import Path
+
+from ..plots.style import png
+
+CLOCKS = ("measured", "counted", "computed", "paced", "simulated", "from a paper", "drawing")
+"""Where the numbers of a figure come from; every caption begins with one of these words."""
+
+
+def static() -> bool:
+    """Whether pictures stand still (GPT2LAB_STATIC=1: built notebooks, CI) instead of carrying sliders."""
+    return os.environ.get("GPT2LAB_STATIC") == "1"
+
+
+def show(fig, clock: str, caption: str, alt: str) -> None:
+    """Show a figure with alt text and one caption line that begins with `clock`, one of CLOCKS.
+
+    The caption is visible text, because JupyterLab does not read alt text out.
+    """
+    from IPython.display import Markdown, display
+
+    if clock not in CLOCKS:
+        raise ValueError(
+            f"{clock!r} does not say where the numbers come from. Use one of: {', '.join(CLOCKS)}."
+        )
+    image = {"image/png": base64.b64encode(png(fig)).decode(), "text/plain": f"[figure: {alt}]"}
+    display(image, metadata={"image/png": {"alt": alt}}, raw=True)
+    display(Markdown(f"*{clock.capitalize()}: {caption}*"))
+
+
+def explore(draw, clock: str, caption: str, alt: str, posters=None, **controls) -> None:
+    """Let the reader vary the arguments of `draw(**arguments) -> Figure`; without live widgets show posters.
+
+    A control is (low, high, start), whole numbers or floats, for a slider, or a list of choices, the first of
+    which is the start. `posters` lists arguments to draw instead in a static page; by default the starting
+    values. Caption and alt text may name arguments in braces. In a static page both ends of every control are
+    drawn as well, and thrown away, so that a control that breaks the figure is found by CI.
+    """
+    start = {name: _values(control)[2] for name, control in controls.items()}
+
+    def picture(**arguments):
+        show(draw(**arguments), clock, caption.format(**arguments), alt.format(**arguments))
+
+    if static():
+        for name, control in controls.items():
+            for value in _values(control)[:2]:
+                draw(**(start | {name: value}))
+        for arguments in posters or [start]:
+            picture(**(start | arguments))
+        print(f"Open this lesson with `make lab` to vary {', '.join(controls)}.")
+    else:
+        _live(picture, controls)
+
+
+def _values(control) -> tuple:
+    """(first, last, start) of a control."""
+    if isinstance(control, tuple):
+        return control
+    return control[0], control[-1], control[0]
+
+
+def _live(picture, controls) -> None:
+    import ipywidgets
+    from IPython.display import display
+
+    widgets = {name: _widget(ipywidgets, name, control) for name, control in controls.items()}
+    output = ipywidgets.interactive_output(picture, widgets)
+    display(ipywidgets.VBox([*widgets.values(), output]))
+
+
+def _widget(ipywidgets, name: str, control):
+    look = {"description": name.replace("_", " "), "style": {"description_width": "initial"}}
+    if not isinstance(control, tuple):
+        return ipywidgets.Dropdown(options=control, value=control[0], **look)
+    low, high, start = control
+    whole = all(isinstance(x, int) for x in control)
+    kind, step = (ipywidgets.IntSlider, 1) if whole else (ipywidgets.FloatSlider, (high - low) / 50)
+    return kind(min=low, max=high, step=step, value=start, continuous_update=False, **look)
+
+
+def show_source(*objects) -> None:
+    """Show the source of package functions or classes, each under the file that it lives in."""
+    from IPython.display import Markdown, display
+
+    for thing in objects:
+        path = Path(inspect.getsourcefile(thing))
+        parts = (
+            path.parts[len(path.parts) - path.parts[::-1].index("gpt2lab") - 1 :]
+            if "gpt2lab" in path.parts
+            else ()
+        )
+        where = f"`{'/'.join(parts)}`\n" if parts else ""
+        display(Markdown(f"{where}```python\n{inspect.getsource(thing).rstrip()}\n```"))
+
+
+def table(rows, header) -> None:
+    """Show rows of values under a header; numbers are aligned right, floats printed with four digits."""
+    from IPython.display import Markdown, display
+
+    rows = [list(row) for row in rows]
+    right = [all(isinstance(row[i], int | float) for row in rows) for i in range(len(header))]
+    lines = [header, ["--:" if r else ":--" for r in right], *([_text(v) for v in row] for row in rows)]
+    display(Markdown("\n".join("| " + " | ".join(line) + " |" for line in lines)))
+
+
+def _text(value) -> str:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return str(value)
+    return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"

@@ -1,0 +1,107 @@
+"""A lesson's source, `notebooks/src/NN_name.py`, and the two notebooks that it stands for.
+
+Markers: `### BEGIN SOLUTION` and `### END SOLUTION` inside a cell enclose what students write (nbgrader's
+markers). Tags of a cell: `setup` (imports and helpers that exercises need), `exercise`, `wrong` (a wrong
+answer: never part of a notebook, used by CI), `measured` (outputs differ from run to run).
+"""
+
+import hashlib
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import jupytext
+import nbformat
+
+BLANK = 'raise NotImplementedError("your turn")'
+SOLUTION = re.compile(r"^([ \t]*)### BEGIN SOLUTION\n.*?^[ \t]*### END SOLUTION[ \t]*$", re.S | re.M)
+MARKER = re.compile(r"^[ \t]*### (?:BEGIN|END) SOLUTION[ \t]*\n?", re.M)
+METADATA = {
+    "kernelspec": {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"},
+    "language_info": {"name": "python"},
+}
+FORM = "1"  # raise it when notebooks must be rebuilt because this package changed
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A cell: `kind` is "code" or "markdown"; `id` follows from the text, so edits move no other id."""
+
+    id: str
+    kind: str
+    text: str
+    tags: tuple[str, ...]
+
+    def solved(self) -> str:
+        """The text with the solution, without markers."""
+        return MARKER.sub("", self.text).rstrip()
+
+    def blank(self) -> str:
+        """The text that students see: a line that raises NotImplementedError in place of each solution."""
+        return SOLUTION.sub(lambda match: match[1] + BLANK, self.text)
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """A lesson read from its percent source."""
+
+    path: Path
+    cells: tuple[Cell, ...]
+    digest: str
+
+    @property
+    def name(self) -> str:
+        """The stem, such as 00_start_here."""
+        return self.path.stem
+
+    def notebook(self, student: bool):
+        """The notebook without outputs; `student` leaves the exercises blank."""
+        cells = []
+        for cell in self.cells:
+            if "wrong" in cell.tags:
+                continue
+            make = nbformat.v4.new_code_cell if cell.kind == "code" else nbformat.v4.new_markdown_cell
+            text = cell.blank() if student else cell.solved()
+            cells.append(make(text, id=cell.id, metadata={"tags": _tags(cell)} if cell.tags else {}))
+        mark = {"source": f"src/{self.path.name}", "sha256": self.digest}
+        return nbformat.v4.new_notebook(cells=cells, metadata={**METADATA, "gpt2lab": mark})
+
+
+def _tags(cell: Cell) -> list[str]:
+    """The cell's tags, and nbval's own name for outputs that may differ."""
+    return [*cell.tags, *(["nbval-ignore-output"] if "measured" in cell.tags else [])]
+
+
+def read(path) -> Lesson:
+    """Read a lesson from its percent source.
+
+    Raises ValueError when a tag is unknown, a marker has no partner, or a solution stands outside an
+    exercise.
+    """
+    path = Path(path)
+    text = path.read_text()
+    cells, seen = [], {}
+    for raw in jupytext.reads(text, fmt="py:percent").cells:
+        tags = tuple(raw.metadata.get("tags", ()))
+        key = hashlib.sha256(f"{raw.cell_type}\n{raw.source}".encode()).hexdigest()[:10]
+        seen[key] = seen.get(key, 0) + 1
+        cell = Cell(key if seen[key] == 1 else f"{key}-{seen[key]}", raw.cell_type, raw.source, tags)
+        _validate(path, cell)
+        cells.append(cell)
+    digest = hashlib.sha256(f"{FORM}\n{text}".encode()).hexdigest()
+    return Lesson(path, tuple(cells), digest)
+
+
+def _validate(path: Path, cell: Cell) -> None:
+    known = {"setup", "exercise", "wrong", "measured"}
+    first = cell.text.strip().split("\n")[0]
+    if unknown := set(cell.tags) - known:
+        raise ValueError(
+            f"{path.name}: unknown tag {unknown.pop()!r} at {first!r}. Known: {', '.join(sorted(known))}."
+        )
+    if ("### BEGIN" in cell.text or "### END" in cell.text) and "### " in SOLUTION.sub("", cell.text):
+        raise ValueError(f"{path.name}: a solution marker without its partner at {first!r}.")
+    if SOLUTION.search(cell.text) and "exercise" not in cell.tags:
+        raise ValueError(f'{path.name}: a solution outside a cell tagged "exercise" at {first!r}.')
+    if "exercise" in cell.tags and not (SOLUTION.search(cell.text) and "check(" in cell.text):
+        raise ValueError(f"{path.name}: the exercise at {first!r} needs solution markers and a check(...).")

@@ -1,0 +1,98 @@
+"""The one look of all figures: what each colour means, a new figure in that look, and its bytes.
+
+Plots take data and return a `Figure`; nothing here talks to pyplot, so no figure is ever shown twice or left
+open. Both palettes stay apart under the common kinds of colour blindness (Okabe & Ito 2008; Tol 2021).
+"""
+
+import io
+from pathlib import Path
+
+import matplotlib
+from matplotlib.colors import to_hex, to_rgb
+from matplotlib.figure import Figure
+
+COLORS = {
+    "forward": "#56B4E9",
+    "backward": "#009E73",
+    "weight": "#F0E442",
+    "update": "#CC79A7",
+    "comm": "#D55E00",
+    "wait": "#DDDDDD",
+    "other": "#888888",
+}
+"""Colour of each kind of work; `weight` is the weight-gradient half of a split backward."""
+
+SERIAL = "#000000"
+"""Colour of the serial run that everything is compared with."""
+
+RANKS = ("#332288", "#CC6677", "#44AA99", "#DDCC77", "#117733", "#88CCEE", "#882255", "#999933")
+
+RC = {
+    "figure.dpi": 96,
+    "figure.facecolor": "white",
+    "savefig.facecolor": "white",
+    "font.family": "DejaVu Sans",
+    "font.size": 10,
+    "axes.titlesize": 11,
+    "axes.titlelocation": "left",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.alpha": 0.3,
+    "axes.prop_cycle": matplotlib.cycler(color=RANKS),
+    "image.cmap": "viridis",
+    "legend.frameon": False,
+    "svg.hashsalt": "gpt2lab",
+    "svg.fonttype": "path",
+}
+
+
+def style() -> None:
+    """Make the house look matplotlib's default from here on."""
+    matplotlib.rcParams.update(RC)
+
+
+def rank_color(rank: int) -> str:
+    """The colour of a rank, the same in every figure; from rank 8 on the colours return, each round paler."""
+    pale = 1 - 0.65 ** (rank // len(RANKS))
+    return to_hex([c + (1 - c) * pale for c in to_rgb(RANKS[rank % len(RANKS)])])
+
+
+def figure(width: float = 8, height: float = 3.2, rows: int = 1, cols: int = 1, **subplots):
+    """A new figure in the house look: (Figure, axes). Sizes in inches; 8 wide fits a notebook cell.
+
+    `subplots` goes to `Figure.subplots` (sharex, width_ratios, squeeze ...).
+    """
+    style()
+    fig = Figure(figsize=(width, height), layout="constrained")
+    return fig, fig.subplots(rows, cols, **subplots)
+
+
+def legend(ax, kinds, **where) -> None:
+    """A legend that explains the colours of these kinds of work, in this order."""
+    from matplotlib.patches import Patch
+
+    ax.legend(handles=[Patch(color=COLORS[k], label=k) for k in kinds], **where)
+
+
+def png(fig: Figure) -> bytes:
+    """The figure as PNG at 96 dots per inch; the same figure always gives the same bytes."""
+    buffer = io.BytesIO()
+    fig.savefig(buffer, format="png", dpi=96, metadata={"Software": None})
+    return buffer.getvalue()
+
+
+def svg(fig: Figure) -> str:
+    """The figure as SVG text, without a date, so that the same figure always gives the same text."""
+    buffer = io.StringIO()
+    fig.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
+    return "\n".join(line.rstrip() for line in buffer.getvalue().splitlines()) + "\n"
+
+
+def save(fig: Figure, path) -> Path:
+    """Write the figure to a .svg or .png file, the folder made if need be, and return the path."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(svg(fig).encode() if path.suffix == ".svg" else png(fig))
+    return path
