@@ -1,0 +1,42 @@
+"""The serial engine: micro-batches one after the other, gradients adding up (gradient accumulation)."""
+
+import torch
+
+from ..model import Noise
+
+
+def micro_loss(model, micro, key) -> torch.Tensor:
+    """The loss of one micro-batch: the sum of its token losses over the *global* number of target tokens.
+
+    `key` is (seed, step) for dropout, or None without it.
+    """
+    noise = None if key is None else Noise(*key, micro.samples)
+    return model.loss(model(micro.tokens, micro.positions, noise), micro.targets) / micro.total
+
+
+class Accumulate:
+    """Forward and backward of every micro-batch in turn; the engine of every plan without a pipeline.
+
+    `sync` is told before the last backward, so that it may start sending gradients while that backward runs.
+    """
+
+    def __init__(self, model):
+        self.model = model
+
+    def run(self, micros, key, sync) -> torch.Tensor:
+        """Add the gradients of all micro-batches to `.grad`; returns this rank's part of the loss (a scalar)."""
+        total = 0.0
+        for i, micro in enumerate(micros):
+            if i == len(micros) - 1:
+                sync.last_micro()
+            loss = micro_loss(self.model, micro, key)
+            loss.backward()
+            total = total + loss.detach()
+        return total
+
+    def evaluate(self, micros) -> torch.Tensor:
+        """This rank's part of the loss, forward only; call it without gradients."""
+        return sum(micro_loss(self.model, micro, None) for micro in micros)
+
+    def tie(self, pieces, mesh) -> None:
+        """One stage holds both ends of the tied embedding: nothing to sum."""

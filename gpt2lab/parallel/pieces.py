@@ -1,0 +1,55 @@
+"""What the optimizer steps on one rank, and how a step is finished: partial sums, ties, norm, clip, in this order."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+from ..ranks import comm
+from ..ranks.mesh import Mesh
+from ..spec import Spec
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A tensor that this rank's optimizer steps: a whole parameter, a slice of one, or a stretch of a flat shard.
+
+    `spec` says how it was cut, data axes included (ZeRO); `decay` whether weight decay applies (matrices only).
+    """
+
+    name: str
+    tensor: torch.Tensor
+    spec: Spec
+    decay: bool
+
+
+def sum_partial(pieces: list[Piece], mesh: Mesh) -> None:
+    """Complete the gradients that are only partial sums over an axis, as those of norms under sequence parallelism."""
+    for name in sorted({axis for p in pieces for axis in p.spec.partial}):
+        grads = [p.tensor.grad for p in pieces if name in p.spec.partial and p.tensor.numel()]
+        if grads:
+            flat = comm.all_reduce(torch.cat([g.flatten() for g in grads]), mesh[name])
+            for g, total in zip(grads, flat.split([g.numel() for g in grads]), strict=True):
+                g.copy_(total.view_as(g))
+
+
+def gradient_norm(pieces: list[Piece], mesh: Mesh) -> float:
+    """The norm of the whole gradient, as the serial run has it: every element of the model counted exactly once.
+
+    A replica counts on the first rank of each axis that does not cut it; a tied copy does not count.
+    """
+    place = mesh.coordinates()
+    square = torch.zeros((), dtype=torch.float64)
+    for p in pieces:
+        first = all(place[axis] == 0 or axis in p.spec.axes for axis in ("dp", "cp", "tp"))
+        if first and not p.spec.tied_copy:
+            square += p.tensor.grad.double().pow(2).sum().cpu()
+    return math.sqrt(comm.all_reduce(square, mesh.world).item())
+
+
+def clip(pieces: list[Piece], norm: float, limit: float | None) -> None:
+    """Scale all gradients so that their global norm is at most `limit`, with torch's own formula."""
+    if limit is not None:
+        scale = min(1.0, limit / (norm + 1e-6))
+        for p in pieces:
+            p.tensor.grad.mul_(scale)

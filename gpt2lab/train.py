@@ -1,0 +1,119 @@
+"""The one training step, for every plan: forward and backward, finish the gradients, clip, update."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+from .parallel import pieces
+from .plan import Parallel
+from .ranks import comm, trace
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """The optimizer's settings. Defaults suit small runs; `llmc` is the recipe of llm.c's CPU trainer."""
+
+    optimizer: str = "adamw"  # or "sgd"
+    lr: float = 1e-3
+    betas: tuple[float, float] = (0.9, 0.95)
+    eps: float = 1e-8
+    weight_decay: float = 0.1  # of matrices only
+    clip: float | None = 1.0  # largest norm of the whole gradient
+    warmup: int = 0  # steps in which the rate rises from zero
+    decay_steps: int | None = None  # steps after which the cosine has reached lr / 10; None: constant rate
+    seed: int = 0
+
+    def rate(self, step: int) -> float:
+        """The learning rate of a step (from 0): linear warm-up, then a cosine down to a tenth."""
+        if step < self.warmup:
+            return self.lr * (step + 1) / self.warmup
+        if self.decay_steps is None:
+            return self.lr
+        done = min(1.0, (step - self.warmup) / max(1, self.decay_steps - self.warmup))
+        return self.lr * (0.1 + 0.45 * (1 + math.cos(math.pi * done)))
+
+
+LLMC = Recipe(lr=1e-4, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0, clip=None)
+
+
+@dataclass(frozen=True)
+class Result:
+    """What one step reports: the global mean loss, the gradient's norm before clipping, the learning rate."""
+
+    loss: float
+    norm: float
+    lr: float
+
+
+class Trainer:
+    """Trains a `Parallel` model; every rank makes one and calls `step` with the same global batch."""
+
+    def __init__(self, parallel: Parallel, recipe: Recipe = Recipe()):
+        self.parallel, self.recipe, self.steps = parallel, recipe, 0
+        self.optimizer = make_optimizer(parallel.sync.pieces, recipe)
+
+    def gradients(self, batch) -> tuple[float, float]:
+        """Loss and gradient norm of a global batch; afterwards every piece holds its part of the whole gradient.
+
+        Order: sum over data and context ranks, sums that are partial over tensor ranks, tied embedding, norm.
+        """
+        mesh, sync, engine = self.parallel.mesh, self.parallel.sync, self.parallel.engine
+        self.optimizer.zero_grad()
+        key = (self.recipe.seed, self.steps) if self.parallel.model.config.dropout else None
+        loss = engine.run(self.parallel.mine(batch), key, sync)
+        with trace.span("finish gradients", kind="comm"):
+            sync.finish()
+            pieces.sum_partial(sync.pieces, mesh)
+            engine.tie(sync.pieces, mesh)
+            norm = pieces.gradient_norm(sync.pieces, mesh)
+        return self._global_loss(loss), norm
+
+    def step(self, batch) -> Result:
+        """One update on a global batch. Raises FloatingPointError, before any weight changes, on NaN or infinity."""
+        loss, norm = self.gradients(batch)
+        if not math.isfinite(norm) or not math.isfinite(loss):
+            raise FloatingPointError(self._culprit(loss))
+        rate = self.recipe.rate(self.steps)
+        with trace.span("update", kind="update"):
+            pieces.clip(self.parallel.sync.pieces, norm, self.recipe.clip)
+            for group in self.optimizer.param_groups:
+                group["lr"] = rate
+            self.optimizer.step()
+            self.parallel.sync.updated()
+        self.steps += 1
+        return Result(loss, norm, rate)
+
+    @torch.no_grad()
+    def evaluate(self, batches) -> float:
+        """Mean loss over global batches, without dropout and without gradients."""
+        losses = [self._global_loss(self.parallel.engine.evaluate(self.parallel.mine(b))) for b in batches]
+        return sum(losses) / len(losses)
+
+    def _global_loss(self, loss) -> float:
+        """The sum of all ranks' parts; tensor-parallel ranks hold the same part, which counts once."""
+        mesh = self.parallel.mesh
+        part = torch.as_tensor(float(loss) if mesh["tp"].rank == 0 else 0.0, dtype=torch.float64)
+        return comm.all_reduce(part, mesh.world).item()
+
+    def _culprit(self, loss: float) -> str:
+        """Which tensor on which rank is not finite, as one sentence that is the same on every rank."""
+        bad = [p.name for p in self.parallel.sync.pieces if not p.tensor.grad.isfinite().all()]
+        found = comm.gather_objects(bad, self.parallel.mesh.world)
+        ranks = [f"{names[0]} on rank {rank}" for rank, names in enumerate(found) if names]
+        where = f"the gradient of {', '.join(ranks)}" if ranks else f"the loss ({loss})"
+        return f"Step {self.steps}: {where} is not finite. Nothing was updated; try a lower learning rate."
+
+
+def make_optimizer(held: list[pieces.Piece], recipe: Recipe) -> torch.optim.Optimizer:
+    """The recipe's optimizer over this rank's pieces: weight decay for matrices only, AdamW fused."""
+    groups = [
+        {"params": [p.tensor for p in held if p.decay], "weight_decay": recipe.weight_decay},
+        {"params": [p.tensor for p in held if not p.decay], "weight_decay": 0.0},
+    ]
+    groups = [g for g in groups if g["params"]]
+    if recipe.optimizer == "sgd":
+        return torch.optim.SGD(groups, lr=recipe.lr)
+    if recipe.optimizer == "adamw":
+        return torch.optim.AdamW(groups, lr=recipe.lr, betas=recipe.betas, eps=recipe.eps, fused=True)
+    raise ValueError(f"There is no optimizer {recipe.optimizer!r} here. Use adamw or sgd.")

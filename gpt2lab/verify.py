@@ -1,0 +1,207 @@
+"""Is the parallel run equal to the serial one? Loss, every gradient, norm, and weights after several steps.
+
+The reference is plain PyTorch (mean cross-entropy, torch's own clipping and optimizers) and shares no code with the
+trainer, so that a mistake in the trainer shows too. Everything runs in float64 on sizes chosen to be awkward: 7 rows,
+37 tokens, sequences of 11, layers that do not divide by stages, targets missing unevenly.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+
+from .corpus.batches import IGNORED, Batch
+from .model import GPT2, GPT2Config, Noise
+from .plan import Plan, build
+from .ranks import comm
+from .ranks.launch import launch
+from .ranks.mesh import Mesh
+from .train import Recipe, Trainer
+
+TOLERANCE = 1e-10
+CONFIG = GPT2Config(vocab_size=37, n_positions=16, n_layer=5, n_head=4, n_embd=24)
+STEPS = 5
+
+
+@dataclass(frozen=True)
+class Claim:
+    """One thing that was compared: the largest relative error, in which tensor, on which rank."""
+
+    name: str
+    error: float
+    tensor: str = ""
+    rank: int = 0
+
+
+@dataclass(frozen=True)
+class Report:
+    """All claims about one plan; `ok` when every error is within the tolerance."""
+
+    plan: Plan
+    claims: list[Claim]
+    tolerance: float = TOLERANCE
+
+    @property
+    def ok(self) -> bool:
+        """Whether the plan is equal to the serial run. (NaN is not within any tolerance.)"""
+        return all(c.error <= self.tolerance for c in self.claims)
+
+    def table(self) -> str:
+        """The claims as text: one line each, with the largest error and where it is."""
+        lines = [
+            f"{self.plan} on {self.plan.world} rank{'s' * (self.plan.world > 1)}, float64, against serial GPT-2"
+        ]
+        for c in self.claims:
+            verdict = "equal" if c.error <= self.tolerance else "DIFFERS"
+            where = f"{c.tensor} on rank {c.rank}" if c.tensor else ""
+            lines.append(
+                f"  {verdict:8}{c.name:32}{_digits(c.error):>10}  {where if verdict != 'equal' else ''}".rstrip()
+            )
+        return "\n".join(lines)
+
+    def __str__(self) -> str:
+        return self.table()
+
+
+def _digits(error: float) -> str:
+    """Exact zero, "< 1e-12" for rounding (its digits differ between machines), or the number."""
+    return "0" if error == 0 else "< 1e-12" if error < 1e-12 else f"{error:.1e}"
+
+
+def verify(
+    plan: Plan | str, config: GPT2Config = CONFIG, rows: int = 7, length: int = 11, ranks=None
+) -> Report:
+    """Compare a plan with the serial run on live ranks (`ranks`: a running pool to use).
+
+    Raises ValueError, before any process starts, when the plan cannot run this model.
+    """
+    plan = Plan.parse(plan) if isinstance(plan, str) else plan
+    plan.check(config, rows, length)
+    if ranks is not None:
+        found = ranks.run(compare, plan, config, rows, length)
+    elif plan.world == 1:
+        found = [compare(0, 1, plan, config, rows, length)]
+    else:
+        found = launch(compare, plan, config, rows, length, ranks=plan.world)
+    return Report(plan, [max(claims, key=_worse) for claims in zip(*found, strict=True)])
+
+
+def _worse(claim: Claim) -> float:
+    return claim.error if claim.error == claim.error else float("inf")
+
+
+def example_batch(config: GPT2Config, rows: int, length: int) -> Batch:
+    """A batch of random tokens in which the rows have unequally many targets."""
+    generator = torch.Generator().manual_seed(1)
+    tokens = torch.randint(config.vocab_size, (rows, length + 1), generator=generator)
+    targets = tokens[:, 1:].clone()
+    for row in range(rows):
+        targets[row, length - row % length // 2 :] = IGNORED
+    total = int((targets != IGNORED).sum())
+    return Batch(tokens[:, :-1], targets, torch.arange(length), torch.arange(rows), total)
+
+
+def example_weights(config: GPT2Config) -> dict[str, torch.Tensor]:
+    """Weights far from initialisation, biases and norms included, so that nothing hides behind a zero or a one."""
+    generator = torch.Generator().manual_seed(2)
+    model = GPT2(config).double()
+    noise = {
+        n: torch.randn(p.shape, generator=generator, dtype=torch.float64) for n, p in model.named_parameters()
+    }
+    return {n: p.detach() + 0.2 * noise[n] for n, p in model.named_parameters()}
+
+
+@torch.enable_grad()
+def compare(
+    rank: int, world_size: int, plan: Plan, config: GPT2Config, rows: int, length: int
+) -> list[Claim]:
+    """What one rank finds when it runs the plan together with the others and the serial model alone."""
+    torch.set_default_dtype(torch.float64)
+    try:
+        mesh, batch, start = Mesh(**axes(plan)), example_batch(config, rows, length), example_weights(config)
+        parallel = build(plan, config, mesh, torch.float64)
+        claims = [_claim("initial weights", parallel.weights(), _serial_start(config), rank)]
+        parallel.load(start)
+        model = _serial(config, start)
+        loss, grads, norm = serial_gradients(model, batch)
+        mine = Trainer(parallel)
+        my_loss, my_norm = mine.gradients(batch)
+        claims += [
+            _claim("loss", {"loss": torch.tensor(my_loss)}, {"loss": loss}, rank),
+            _claim("every gradient", parallel.gradients(), grads, rank),
+            _claim("gradient norm", {"norm": torch.tensor(my_norm)}, {"norm": norm}, rank),
+        ]
+        # The key bias has no gradient in exact arithmetic; with a tiny eps Adam would enlarge its rounding error.
+        for recipe in (Recipe("sgd", lr=0.1, clip=0.5), Recipe("adamw", lr=1e-2, eps=1e-6, clip=0.5)):
+            parallel.load(start)
+            trainer = Trainer(parallel, recipe)
+            for _ in range(STEPS):
+                trainer.step(batch)
+            after = serial_steps(_serial(config, start), batch, recipe)
+            claims.append(
+                _claim(f"weights after {STEPS} {recipe.optimizer} steps", parallel.weights(), after, rank)
+            )
+        names = set().union(*comm.gather_objects(set(parallel.weights()), mesh.world))
+        missing = set(start) ^ names
+        claims.append(
+            Claim("every parameter has an owner", float(len(missing)), ", ".join(sorted(missing)), rank)
+        )
+        return claims
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def axes(plan: Plan) -> dict[str, int]:
+    """The mesh sizes of a plan."""
+    return {"pp": plan.pp, "dp": plan.dp, "cp": plan.cp, "tp": plan.tp}
+
+
+def _claim(name: str, mine: dict, serial: dict, rank: int) -> Claim:
+    """The largest relative error over the tensors this rank holds: max |a - b| / max |b|, tensor by tensor."""
+    errors = {n: _relative(t, serial[n]) for n, t in mine.items()}
+    worst = max(errors, key=lambda n: errors[n] if errors[n] == errors[n] else float("inf"))
+    return Claim(name, errors[worst], worst, rank)
+
+
+def _relative(a: torch.Tensor, b: torch.Tensor) -> float:
+    return ((a.detach() - b.detach()).abs().max() / b.detach().abs().max().clamp_min(1e-300)).item()
+
+
+def _serial_start(config: GPT2Config) -> dict[str, torch.Tensor]:
+    return {n: p.detach() for n, p in GPT2(config).double().named_parameters()}
+
+
+def _serial(config: GPT2Config, weights: dict) -> GPT2:
+    model = GPT2(config).double()
+    model.load_state_dict(weights)
+    return model
+
+
+def serial_gradients(model: GPT2, batch: Batch, step: int = 0):
+    """Loss, gradients by name and their norm, in plain PyTorch on the whole batch at once."""
+    model.zero_grad()
+    noise = Noise(0, step, batch.samples) if model.config.dropout else None
+    logits = model(batch.tokens, noise=noise)
+    loss = F.cross_entropy(logits.flatten(0, 1), batch.targets.flatten(), ignore_index=IGNORED)
+    loss.backward()
+    norm = torch.nn.utils.get_total_norm([p.grad for p in model.parameters()])
+    return loss.detach(), {n: p.grad.clone() for n, p in model.named_parameters()}, norm
+
+
+def serial_steps(model: GPT2, batch: Batch, recipe: Recipe) -> dict[str, torch.Tensor]:
+    """The weights after STEPS updates, in plain PyTorch: clip_grad_norm_, then torch's SGD or AdamW."""
+    decayed = [p for p in model.parameters() if p.dim() >= 2]
+    others = [p for p in model.parameters() if p.dim() < 2]
+    groups = [
+        {"params": decayed, "weight_decay": recipe.weight_decay},
+        {"params": others, "weight_decay": 0.0},
+    ]
+    if recipe.optimizer == "sgd":
+        optimizer = torch.optim.SGD(groups, lr=recipe.lr)
+    else:
+        optimizer = torch.optim.AdamW(groups, lr=recipe.lr, betas=recipe.betas, eps=recipe.eps)
+    for step in range(STEPS):
+        serial_gradients(model, batch, step)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), recipe.clip)
+        optimizer.step()
+    return {n: p.detach() for n, p in model.named_parameters()}
