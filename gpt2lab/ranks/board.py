@@ -1,0 +1,107 @@
+"""The board: a small piece of shared memory in which every rank says what it is doing now.
+
+A rank writes a line when it starts a communication call and wipes it when the call is done; the parent
+process reads the lines to explain a hang. Without a board (a script under torchrun, a test without ranks)
+every function does nothing.
+"""
+
+import mmap
+import os
+import struct
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+TEXT = 480
+RECORD = struct.Struct(f"<QdQ{TEXT}s")  # version (odd while being written), start time, calls made, text
+FIELDS = 6
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What one rank is doing: `since` is 0.0 while it is in no call; `calls` counts all calls so far."""
+
+    rank: int
+    since: float
+    calls: int
+    op: str = ""
+    axis: str = ""
+    peers: tuple[int, ...] = ()
+    number: int = 0
+    detail: str = ""
+    where: str = ""
+
+
+class Board:
+    """The shared memory itself: one record a rank."""
+
+    def __init__(self, path: Path, world: int, rank: int | None = None, create: bool = False):
+        if create:
+            Path(path).write_bytes(bytes(RECORD.size * world))
+        descriptor = os.open(path, os.O_RDWR)
+        self.memory = mmap.mmap(descriptor, RECORD.size * world)
+        os.close(descriptor)
+        self.world, self.rank = world, rank
+        self.calls = 0
+        self.text = b""
+
+    def write(self, since: float) -> None:
+        """Publish this rank's record; a reader that meets an odd version tries again."""
+        offset = self.rank * RECORD.size
+        version = RECORD.unpack_from(self.memory, offset)[0]
+        struct.pack_into("<Q", self.memory, offset, version + 1)
+        RECORD.pack_into(self.memory, offset, version + 1, since, self.calls, self.text)
+        struct.pack_into("<Q", self.memory, offset, version + 2)
+
+    def read(self, rank: int) -> Entry:
+        """The record of `rank` as it is now."""
+        for _ in range(100):
+            before, since, calls, text = RECORD.unpack_from(self.memory, rank * RECORD.size)
+            after = struct.unpack_from("<Q", self.memory, rank * RECORD.size)[0]
+            if before == after and before % 2 == 0:
+                break
+        parts = text.rstrip(b"\0").decode(errors="replace").split("\x1f")
+        if len(parts) != FIELDS:
+            return Entry(rank, 0.0, calls)
+        op, axis, peers, number, detail, where = parts
+        ranks = tuple(int(peer) for peer in peers.split(",") if peer)
+        return Entry(rank, since, calls, op, axis, ranks, int(number or 0), detail, where)
+
+    def close(self) -> None:
+        """Give the memory back."""
+        self.memory.close()
+
+
+_board: Board | None = None
+
+
+def attach(path: Path, rank: int, world: int) -> None:
+    """Called by the launcher inside a rank: from now on calls are written to the board at `path`."""
+    global _board
+    _board = Board(path, world, rank)
+
+
+def enter(op: str, axis_name: str, peers, call_number: int, detail: str = "") -> None:
+    """Say that this rank starts call `call_number` of `op` on an axis, and with which global ranks."""
+    if _board is None:
+        return
+    fields = (op, axis_name, ",".join(map(str, peers)), str(call_number), detail, caller())
+    _board.text = "\x1f".join(fields).encode()[:TEXT]
+    _board.calls += 1
+    _board.write(time.monotonic())
+
+
+def leave() -> None:
+    """Say that the call is done."""
+    if _board is not None:
+        _board.write(0.0)
+
+
+def caller() -> str:
+    """The file and line outside `gpt2lab/ranks` that called."""
+    frame = sys._getframe(1)
+    folder = os.path.dirname(__file__)
+    while frame is not None and frame.f_code.co_filename.startswith(folder):
+        frame = frame.f_back
+    return "" if frame is None else f'File "{frame.f_code.co_filename}", line {frame.f_lineno}'

@@ -1,0 +1,51 @@
+"""RankFailed: the one exception that a launch raises, and the words in it."""
+
+import re
+import signal
+import sys
+from pathlib import Path
+
+PACKAGE_PARENT = Path(__file__).resolve().parents[2]
+
+
+class RankFailed(RuntimeError):
+    """A rank raised, died or got stuck.
+
+    `rank` is the rank to blame and `ename` the name of the exception type there (`ProcessDied` and
+    `TimeoutError` for ranks that could not raise); the text holds the rank's own traceback with its source.
+    """
+
+    def __init__(self, message: str, rank: int | None = None, ename: str = ""):
+        super().__init__(readable(message))
+        self.rank = rank
+        self.ename = ename
+
+
+def readable(text: str) -> str:
+    """Replace the file names of notebook cells by `Cell In[n]` and long installation paths by short ones."""
+    text = re.sub(r'File "([^"]*ipykernel_\d+[^"]*)"', lambda found: cell_name(found[1]), text)
+    text = text.replace(f"{PACKAGE_PARENT}/", "")
+    return re.sub(r'"[^"]*/site-packages/', '"', text)
+
+
+def cell_name(filename: str) -> str:
+    """The name that the notebook shows for a cell: `Cell In[3]` where IPython knows it, else `Cell`."""
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython else None
+    compiler = getattr(shell, "compile", None)
+    number = getattr(compiler, "_filename_map", {}).get(filename)
+    return "Cell" if number is None else f"Cell In[{number}]"
+
+
+def how_it_ended(exitcode: int | None) -> str:
+    """Say an exit code in words, signals by their name."""
+    if exitcode is None:
+        return "vanished without an exit code"
+    if exitcode >= 0:
+        return f"left with exit code {exitcode} before it returned a result"
+    try:
+        name = signal.Signals(-exitcode).name
+    except ValueError:
+        name = f"signal {-exitcode}"
+    hint = " (often the system, out of memory)" if name == "SIGKILL" else ""
+    return f"was killed by {name}{hint}"

@@ -1,0 +1,112 @@
+"""Live ranks from a script or a cell: `launch(fn)` calls `fn(rank, world_size)` on four real processes."""
+
+import linecache
+import pickle
+import weakref
+
+from gpt2lab.ranks.failure import RankFailed
+from gpt2lab.ranks.rank_process import kept
+
+__all__ = ["RankFailed", "Ranks", "kept", "launch"]
+
+
+def launch(
+    fn, *args, ranks: int = 4, timeout: float = 30.0, echo="grouped", backend: str = "gloo", **kwargs
+) -> list:
+    """Call `fn(rank, world_size, *args, **kwargs)` on new ranks and return the list of their results.
+
+    The ranks share a process group that is ready for use. Functions, lambdas and classes of a notebook cell
+    work: they travel by value. What ranks print comes back rank by rank when they are done
+    (`echo="grouped"`), at once (`echo="live"`) or not at all (`echo=False`). A rank that raises, dies, or
+    shows no sign of life (no line printed, no communication) for `timeout` seconds ends the run with
+    RankFailed, and no process is left behind.
+    """
+    __tracebackhide__ = True
+    with Ranks(ranks, timeout=timeout, echo=echo, backend=backend) as pool:
+        return pool.run(fn, *args, **kwargs)
+
+
+class Ranks:
+    """Ranks that stay alive between calls: `with Ranks(4) as ranks: ranks.run(fn)`.
+
+    After a failure the next `run` starts new ranks by itself. The dictionary `kept` of this module lives as
+    long as its rank and carries state from one run to the next.
+    """
+
+    def __init__(self, ranks: int = 4, timeout: float = 30.0, echo="grouped", backend: str = "gloo"):
+        if not isinstance(ranks, int) or ranks < 1:
+            raise ValueError(f"ranks={ranks!r}: the number of ranks must be a whole number, 1 or more.")
+        if not timeout > 0:
+            raise ValueError(f"timeout={timeout!r}: the seconds without a sign of life must be more than 0.")
+        if echo not in ("grouped", "live", False):
+            raise ValueError(f"echo={echo!r}: choose 'grouped', 'live' or False.")
+        self.size, self.timeout, self.echo, self.backend = ranks, timeout, echo, backend
+        self._crew = None
+
+    def run(self, fn, *args, **kwargs) -> list:
+        """Call `fn(rank, world_size, *args, **kwargs)` on every rank; returns the results in rank order."""
+        __tracebackhide__ = True
+        from gpt2lab.ranks.watch import Watch
+
+        job = _pack(fn, args, kwargs)
+        lines = {rank: [] for rank in range(self.size)}
+
+        def show(rank: int, new: list[str]) -> None:
+            if self.echo == "live":
+                for line in new:
+                    print(f"[rank {rank}] {line}", flush=True)
+            else:
+                lines[rank] += new
+
+        try:
+            crew = self._living_crew()
+            crew.send(job)
+            results = Watch(crew, self.timeout, show).run()
+            crew.finish_job()
+            return results
+        except BaseException:
+            self.close()
+            raise
+        finally:
+            if self.echo == "grouped":
+                for rank in lines:
+                    for line in lines[rank]:
+                        print(f"[rank {rank}] {line}")
+
+    def _living_crew(self):
+        from gpt2lab.ranks.crew import Crew
+
+        if self._crew is not None and not self._crew.alive():
+            self.close()
+        if self._crew is None:
+            self._crew = Crew(self.size, self.backend, self.timeout)
+            self._finalizer = weakref.finalize(self, self._crew.kill)
+        return self._crew
+
+    def close(self) -> None:
+        """End the ranks; a later `run` starts new ones."""
+        if self._crew is not None:
+            self._finalizer()
+            self._crew = None
+
+    def __enter__(self) -> "Ranks":
+        return self
+
+    def __exit__(self, *_) -> None:
+        self.close()
+
+
+def _pack(fn, args: tuple, kwargs: dict) -> bytes:
+    """The job as bytes: the function and its arguments by value, and the cells' source for tracebacks."""
+    import cloudpickle
+
+    if not callable(fn):
+        raise TypeError(f"launch needs a function fn(rank, world_size, ...), got a {type(fn).__name__}.")
+    try:
+        payload = cloudpickle.dumps((fn, args, kwargs))
+    except (TypeError, pickle.PicklingError, RuntimeError) as error:
+        raise TypeError(
+            f"{fn!r} cannot be sent to the ranks: {error}. Make such objects inside the function."
+        ) from error
+    cells = {name: entry for name, entry in linecache.cache.items() if len(entry) == 4 and entry[1] is None}
+    return pickle.dumps((cells, payload))

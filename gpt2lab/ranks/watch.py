@@ -1,0 +1,203 @@
+"""The parent's eye on a running job: collects results and printed lines, and decides what went wrong."""
+
+import os
+import pickle
+import time
+from multiprocessing.connection import wait
+
+import cloudpickle
+
+from gpt2lab.ranks.crew import Crew
+from gpt2lab.ranks.failure import RankFailed, how_it_ended
+
+GRACE = 0.15  # seconds in which the other ranks may still say that it was they who failed
+LONG_GRACE = 1.0  # the same while only ranks have reported that lost a peer, which is never the cause
+STARTUP = 120.0
+
+
+class Watch:
+    """Follows one job on a crew until every rank has answered or the run has failed."""
+
+    def __init__(self, crew: Crew, timeout: float, show):
+        self.crew, self.timeout, self.show = crew, timeout, show
+        self.results: dict[int, bytes] = {}
+        self.raised: dict[int, dict] = {}
+        self.suspects: dict[int, dict] = {}
+        self.dead: dict[int, float] = {}
+        self.trouble: float | None = None
+        self.start = time.monotonic()
+        self.sign_of_life = {member.rank: self.start for member in crew.members}
+        self.calls = dict.fromkeys(self.sign_of_life, 0)
+
+    def run(self) -> list:
+        """Wait for all results; raises RankFailed as soon as it is clear which rank is to blame."""
+        while len(self.results) < len(self.crew.members):
+            self._listen()
+            if self.trouble is not None and self._clear_enough():
+                self._blame()
+            if self.trouble is None:
+                self._check_progress()
+        self._drain()
+        return [self._unpack(rank) for rank in sorted(self.results)]
+
+    def _unpack(self, rank: int):
+        try:
+            return cloudpickle.loads(self.results[rank])
+        except (pickle.UnpicklingError, AttributeError, ImportError, TypeError, RuntimeError) as error:
+            raise RankFailed(
+                f"The result of rank {rank} cannot be read here: {error}", rank, "TypeError"
+            ) from error
+
+    def _answered(self, rank: int) -> bool:
+        return rank in self.results or rank in self.raised or rank in self.dead
+
+    def _listen(self, patience: float = 0.05) -> None:
+        members = self.crew.members
+        pipes = {member.pipe: member for member in members if not self._answered(member.rank)}
+        outputs = {member.output: member for member in members if member.rank not in self.dead}
+        ready = wait([*pipes, *outputs], patience)
+        for item in ready:  # printed lines first: they were written before the message
+            if item in outputs:
+                self._print(outputs[item])
+        for item in ready:
+            if item in pipes:
+                self._receive(pipes[item])
+
+    def _print(self, member) -> None:
+        lines = member.lines()
+        if lines is None:
+            self._died(member.rank)
+            return
+        self.sign_of_life[member.rank] = time.monotonic()
+        self.show(member.rank, lines)
+
+    def _receive(self, member) -> None:
+        messages = member.messages()
+        if messages is None:
+            self._died(member.rank)
+            return
+        for body in messages:
+            self._take(member.rank, pickle.loads(body))
+
+    def _take(self, rank: int, message: dict) -> None:
+        self.sign_of_life[rank] = time.monotonic()
+        if message["kind"] == "up":
+            self.crew.up.add(rank)
+        elif message["kind"] == "result":
+            self.results[rank] = message["value"]
+        elif message["kind"] == "suspect":
+            self.suspects[rank] = message
+            self._troubled()
+        else:
+            self.raised[rank] = message
+            self._troubled()
+
+    def _died(self, rank: int) -> None:
+        self.dead.setdefault(rank, time.monotonic())
+        self._troubled()
+
+    def _troubled(self) -> None:
+        self.trouble = self.trouble or time.monotonic()
+
+    def _causes(self) -> dict[int, float]:
+        causes = {rank: report["time"] for rank, report in self.raised.items() if not report["lost_peer"]}
+        return causes | {rank: report["time"] for rank, report in self.suspects.items()} | self.dead
+
+    def _clear_enough(self) -> bool:
+        waited = time.monotonic() - self.trouble
+        everyone = all(self._answered(member.rank) for member in self.crew.members)
+        return everyone or waited > LONG_GRACE or (waited > GRACE and bool(self._causes()))
+
+    def _drain(self) -> None:
+        """Show the lines that are still in the pipes, and the last ones that lack their line end."""
+        for member in self.crew.members:
+            while wait([member.output], 0):
+                lines = member.lines()
+                if lines is None:
+                    break
+                self.show(member.rank, lines)
+            self.show(member.rank, member.lines(last=True) or [])
+
+    def _blame(self) -> None:
+        self._drain()
+        causes = self._causes() or {rank: report["time"] for rank, report in self.raised.items()}
+        first = min(causes, key=lambda rank: (causes[rank], rank))
+        report = self.suspects.get(first) or self.raised.get(first)
+        if report is None:
+            self._blame_dead(first)
+        same = [
+            r
+            for r, other in self.raised.items()
+            if r in causes and other["text"].split("\n")[-2:] == report["text"].split("\n")[-2:]
+        ]
+        first = min([first, *same])
+        report = self.suspects.get(first) or self.raised[first]
+        raise RankFailed(
+            f"rank {first} raised {report['ename']}\n{report['text'].rstrip()}", first, report["ename"]
+        )
+
+    def _blame_dead(self, rank: int) -> None:
+        process = self.crew.members[rank].process
+        process.join(0.5)
+        entry = self.crew.board.read(rank)
+        doing = (
+            f"in {entry.op} #{entry.number} on axis {entry.axis!r}"
+            if entry.since
+            else "outside any communication"
+        )
+        if not entry.since and entry.op:
+            doing += f"; its last call was {entry.op} #{entry.number} on axis {entry.axis!r}"
+        raise RankFailed(f"rank {rank} {how_it_ended(process.exitcode)} ({doing}).", rank, "ProcessDied")
+
+    def _check_progress(self) -> None:
+        now = time.monotonic()
+        if len(self.crew.up) < len(self.crew.members):
+            if now - self.start > max(STARTUP, self.timeout):
+                missing = sorted({member.rank for member in self.crew.members} - self.crew.up)
+                raise RankFailed(
+                    f"ranks {missing} did not start within {now - self.start:.0f} s.",
+                    missing[0],
+                    "TimeoutError",
+                )
+            self.sign_of_life = dict.fromkeys(self.sign_of_life, now)
+            return
+        for rank in self.sign_of_life:
+            if rank in self.results:
+                continue
+            entry = self.crew.board.read(rank)
+            if entry.calls != self.calls[rank]:
+                self.calls[rank] = entry.calls
+                self.sign_of_life[rank] = now
+            waiting = entry.since and now - entry.since > self.timeout
+            if waiting or now - self.sign_of_life[rank] > self.timeout:
+                self._stuck(now)
+
+    def _stuck(self, now: float) -> None:
+        entries = {member.rank: self.crew.board.read(member.rank) for member in self.crew.members}
+        waiting = {rank: entry for rank, entry in entries.items() if entry.since and rank not in self.results}
+        others = [rank for rank in entries if rank not in waiting]
+        lines = [f"The ranks are stuck: nothing moved for {self.timeout:g} s (timeout={self.timeout:g})."]
+        for rank, entry in waiting.items():
+            absent = [peer for peer in entry.peers if peer != rank and not self._is_in(entries[peer], entry)]
+            whom = (
+                f" for rank{'s' if len(absent) > 1 else ''} {', '.join(map(str, absent))}" if absent else ""
+            )
+            call = f"{entry.op} #{entry.number} on axis {entry.axis!r} {entry.detail}".rstrip()
+            lines.append(f"  rank {rank} waits {now - entry.since:.1f} s in {call}{whom}; {entry.where}")
+        for rank in others:
+            if rank in self.results:
+                lines.append(f"  rank {rank} has returned from the function already")
+            else:
+                lines.append(f"  rank {rank} is in no communication call: it {self.crew.stack(rank)}")
+        culprit = next(iter([rank for rank in others if rank not in self.results] or others or waiting))
+        ranks, cores = len(entries), os.cpu_count() or 1
+        if ranks > cores:
+            lines.append(
+                f"  ({ranks} ranks share {cores} cores; if they are only slow, pass a larger timeout=)"
+            )
+        self._drain()
+        raise RankFailed("\n".join(lines), culprit, "TimeoutError")
+
+    @staticmethod
+    def _is_in(entry, call) -> bool:
+        return bool(entry.since) and (entry.op, entry.axis, entry.number) == (call.op, call.axis, call.number)
