@@ -1,0 +1,95 @@
+"""Batches that are a pure function of (seed, step, global sample index), whatever the number of ranks."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+
+IGNORED = -100  # a target with this value does not count (the ignore_index of torch's cross-entropy)
+TRAIN_SHARE = 0.9
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Some rows and columns of one global batch; b is the rows here, t the columns here.
+
+    `total` stays the number of target tokens of the *global* batch: the summed loss is divided by it once.
+    """
+
+    tokens: torch.Tensor  # (b, t) int64
+    targets: torch.Tensor  # (b, t) int64: the token after each token; IGNORED ones do not count
+    positions: torch.Tensor  # (t,) int64: where the columns stand in the sequence
+    samples: torch.Tensor  # (b,) int64: global sample indices
+    total: int
+
+    def rows(self, axis_rank: int, axis_size: int) -> "Batch":
+        """The rows of one rank of an axis, by tensor_split: when uneven, the first ranks hold one more."""
+        return self._pick(torch.arange(len(self.samples)).tensor_split(axis_size)[axis_rank])
+
+    def columns(self, index: torch.Tensor) -> "Batch":
+        """The columns at `index` (t,), as context splitting deals them; targets were shifted before."""
+        return replace(
+            self,
+            tokens=self.tokens[:, index],
+            targets=self.targets[:, index],
+            positions=self.positions[index],
+        )
+
+    def micro(self, count: int) -> list["Batch"]:
+        """The rows in `count` micro-batches, as even as can be; `total` is unchanged, so their losses add."""
+        return [self.rows(i, count) for i in range(count)]
+
+    def _pick(self, rows: torch.Tensor) -> "Batch":
+        return replace(self, tokens=self.tokens[rows], targets=self.targets[rows], samples=self.samples[rows])
+
+
+class Batches:
+    """An endless supply of batches of `rows` windows of `length` tokens, drawn at random places of a split.
+
+    `at(step)` depends on (seed, step, global sample index) alone. `source` is a Shard, an array of tokens, or
+    anything of integers with a length and slices. Raises ValueError when the split is shorter than a window.
+    """
+
+    def __init__(self, source: Sequence[int], rows: int, length: int, seed: int = 0, split: str = "train"):
+        if split not in ("train", "val"):
+            raise ValueError(f"There is no split {split!r}. Use 'train' or 'val'.")
+        if rows < 1 or length < 1:
+            raise ValueError(
+                f"A batch of {rows} rows of {length} tokens is empty. Use at least 1 row and 1 token."
+            )
+        self.rows, self.length, self.seed, self.split = rows, length, seed, split
+        self.source = source
+        border = int(len(source) * TRAIN_SHARE)
+        self.first, self.count = (0, border) if split == "train" else (border, len(source) - border)
+        if self.count < length + 1:
+            raise ValueError(
+                f"A sequence of {length} tokens needs {length + 1} tokens, but the {split} split here "
+                f"has {self.count}. Use a longer text, or at most {max(self.count - 1, 0)} tokens a sequence."
+            )
+
+    def at(self, step: int, rows: range | None = None) -> Batch:
+        """The global batch of a step, or only its rows in `rows`; `total` is global either way."""
+        mine = range(self.rows) if rows is None else rows
+        if mine and not 0 <= min(mine) <= max(mine) < self.rows:
+            raise ValueError(
+                f"Rows {mine} are not all in a batch of {self.rows} rows (0 to {self.rows - 1})."
+            )
+        samples = np.asarray(mine, dtype=np.int64) + step * self.rows
+        windows = np.empty((len(mine), self.length + 1), np.int64)
+        for window, sample in zip(windows, samples, strict=True):
+            start = self._start(int(sample))
+            window[:] = self.source[start : start + self.length + 1]
+        block = torch.from_numpy(windows)
+        return Batch(
+            block[:, :-1].contiguous(),
+            block[:, 1:].contiguous(),
+            torch.arange(self.length),
+            torch.from_numpy(samples),
+            self.rows * self.length,
+        )
+
+    def _start(self, sample: int) -> int:
+        """Where the window of a global sample begins: random, but a function of (seed, sample) alone."""
+        places = self.count - self.length
+        return self.first + int(np.random.Philox(key=self.seed, counter=sample).random_raw() % places)

@@ -1,0 +1,52 @@
+"""`python -m gpt2lab data`: make a shard of tokens from a text of your own, or fetch a published text."""
+
+import argparse
+import time
+from pathlib import Path
+
+from tqdm import tqdm
+
+from . import downloads, shards
+from .batches import TRAIN_SHARE
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of the command."""
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument("--text", type=Path, metavar="FILE", help="a UTF-8 text file of your own")
+    source.add_argument(
+        "--download",
+        choices=[name for name in downloads.DOWNLOADS if name != "gpt2"],
+        help="fetch a published text (needs a network; size and sha256 are checked)",
+    )
+    parser.add_argument(
+        "--out", type=Path, metavar="SHARD", help="where the shard goes (default: FILE with .bin)"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Tokenise the text into a shard, say what is in it and how to train on it. Returns the exit status."""
+    try:
+        text = downloads.download(args.download) if args.download else args.text
+        out = args.out or text.with_suffix(".bin")
+        if out.exists() and out.samefile(text):
+            raise ValueError(f"The shard would overwrite its own text {text}. Use --out with another name.")
+        start = time.perf_counter()
+        shard = shards.write(out, shards.tokenise(_with_progress(text)))
+    except (OSError, ValueError) as error:
+        print(f"data: {error}")
+        return 1
+    size, seconds = text.stat().st_size, time.perf_counter() - start
+    border = int(len(shard) * TRAIN_SHARE)
+    print(f"{text}: {size:,} bytes became {len(shard):,} tokens in {out} ({seconds:.1f} s)")
+    print(f"The first {border:,} are for training, the other {len(shard) - border:,} for validation.")
+    print(f"Train on it: python -m gpt2lab train --data {out}")
+    return 0
+
+
+def _with_progress(text: Path):
+    """The parts of a text while a bar shows the characters read (a byte or more each)."""
+    with tqdm(total=text.stat().st_size, unit="B", unit_scale=True, desc=text.name, leave=False) as bar:
+        for part in shards.read_text(text):
+            yield part
+            bar.update(len(part))
