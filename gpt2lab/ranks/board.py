@@ -5,6 +5,8 @@ process reads the lines to explain a hang. Without a board (a script under torch
 every function does nothing.
 """
 
+import contextlib
+import importlib.util
 import mmap
 import os
 import struct
@@ -16,6 +18,8 @@ from pathlib import Path
 TEXT = 480
 RECORD = struct.Struct(f"<QdQ{TEXT}s")  # version (odd while being written), start time, calls made, text
 FIELDS = 6
+_TORCH = importlib.util.find_spec("torch").submodule_search_locations[0]
+_NOT_THE_CALLER = (os.path.dirname(__file__), _TORCH, contextlib.__file__)
 
 
 @dataclass(frozen=True)
@@ -99,9 +103,8 @@ def leave() -> None:
 
 
 def caller() -> str:
-    """The file and line outside `gpt2lab/ranks` that called."""
+    """The file and line that called, outside `gpt2lab/ranks` and torch (which runs the backward functions)."""
     frame = sys._getframe(1)
-    folder = os.path.dirname(__file__)
-    while frame is not None and frame.f_code.co_filename.startswith(folder):
+    while frame is not None and frame.f_code.co_filename.startswith(_NOT_THE_CALLER):
         frame = frame.f_back
     return "" if frame is None else f'File "{frame.f_code.co_filename}", line {frame.f_lineno}'

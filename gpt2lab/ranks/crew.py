@@ -14,6 +14,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 from gpt2lab.ranks.board import Board
+from gpt2lab.ranks.failure import own_frame, place
 from gpt2lab.ranks.preload import FOLDER_PREFIX
 from gpt2lab.ranks.rank_process import HEADER, serve
 
@@ -124,7 +125,7 @@ class Crew:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def stack(self, rank: int) -> str:
-        """Where a silent rank is now: `stopped (SIGSTOP)` or the innermost lines of its Python stack."""
+        """Where a silent rank is now: `stopped (SIGSTOP)` or a line of its Python stack."""
         pid = self.members[rank].process.pid
         if _process_state(pid) == "T":
             return f"is stopped (SIGSTOP), process {pid}"
@@ -140,7 +141,7 @@ class Crew:
         with open(path) as file:
             file.seek(seen)
             frames = [line.strip() for line in file if line.strip().startswith("File")]
-        return "is at " + " called from ".join(frames[:3]) if frames else "is busy and shows no Python stack"
+        return f"is at {place(own_frame(frames))}" if frames else "is busy and shows no Python stack"
 
 
 def _process_state(pid: int) -> str:

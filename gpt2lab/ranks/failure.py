@@ -1,8 +1,10 @@
 """RankFailed: the one exception that a launch raises, and the words in it."""
 
+import linecache
 import re
 import signal
 import sys
+import sysconfig
 from pathlib import Path
 
 PACKAGE_PARENT = Path(__file__).resolve().parents[2]
@@ -35,6 +37,21 @@ def cell_name(filename: str) -> str:
     compiler = getattr(shell, "compile", None)
     number = getattr(compiler, "_filename_map", {}).get(filename)
     return "Cell" if number is None else f"Cell In[{number}]"
+
+
+def place(frame: str) -> str:
+    """A stack line `File "name", line 3 ...` with the text of that source line behind it."""
+    found = re.match(r'File "([^"]+)", line (\d+)', frame)
+    if found is None:
+        return frame
+    source = linecache.getline(found[1], int(found[2])).strip()
+    return f"{frame}: `{source}`" if source else frame
+
+
+def own_frame(frames: list[str]) -> str:
+    """The innermost stack line that is not the standard library's or an installed package's."""
+    libraries = (sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"), str(PACKAGE_PARENT / "gpt2lab"))
+    return next((f for f in frames if not f.removeprefix('File "').startswith(libraries)), frames[0])
 
 
 def how_it_ended(exitcode: int | None) -> str:

@@ -7,6 +7,7 @@ import io
 import linecache
 import os
 import re
+import select
 import shutil
 import signal
 import socket
@@ -40,7 +41,7 @@ def serve(
     rank: int, world: int, folder: str, backend: str, timeout: float, pipe: Connection, output: Connection
 ):
     """Main function of a rank: set up the process, then answer jobs until the parent hangs up."""
-    _protect(folder, rank)
+    _protect(folder, rank, pipe)
     _redirect(output)
     try:
         _join_group(rank, world, folder, backend, timeout)
@@ -56,20 +57,29 @@ def serve(
         _send(pipe, _call(Path(folder, f"job.{number}"), rank, world, pipe))
 
 
-def _protect(folder: str, rank: int) -> None:
+def _protect(folder: str, rank: int, pipe: Connection) -> None:
     """Die with the parent, leave Ctrl-C to it, and show the stack on SIGUSR1 even while the GIL is held."""
     die_with_parent(signal.SIGKILL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    threading.Thread(target=_leave_with_parent, args=(folder,), daemon=True).start()
+    threading.Thread(target=_leave_with_parent, args=(folder, pipe), daemon=True).start()
     if hasattr(faulthandler, "register"):
         stack = open(Path(folder, f"stack.{rank}"), "w")  # noqa: SIM115 (open as long as the rank lives)
         faulthandler.register(signal.SIGUSR1, file=stack, all_threads=False)
 
 
-def _leave_with_parent(folder: str) -> None:
-    wait([parent_process().sentinel])
-    shutil.rmtree(folder, ignore_errors=True)
+def _leave_with_parent(folder: str, pipe: Connection) -> None:
+    """End this rank when the parent is gone, or has dropped its end of the pipe."""
+    sentinel = parent_process().sentinel
+    if hasattr(select, "poll"):
+        poll = select.poll()
+        poll.register(sentinel, select.POLLIN)
+        poll.register(pipe.fileno(), 0)  # no event asked for: reports only that the other end was closed
+        poll.poll()
+    else:
+        wait([sentinel])
+    if wait([sentinel], 0):
+        shutil.rmtree(folder, ignore_errors=True)
     os.kill(os.getpid(), signal.SIGKILL)
 
 

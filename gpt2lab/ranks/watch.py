@@ -8,7 +8,7 @@ from multiprocessing.connection import wait
 import cloudpickle
 
 from gpt2lab.ranks.crew import Crew
-from gpt2lab.ranks.failure import RankFailed, how_it_ended
+from gpt2lab.ranks.failure import RankFailed, how_it_ended, place
 
 GRACE = 0.15  # seconds in which the other ranks may still say that it was they who failed
 LONG_GRACE = 1.0  # the same while only ranks have reported that lost a peer, which is never the cause
@@ -55,13 +55,16 @@ class Watch:
         members = self.crew.members
         pipes = {member.pipe: member for member in members if not self._answered(member.rank)}
         outputs = {member.output: member for member in members if member.rank not in self.dead}
-        ready = wait([*pipes, *outputs], patience)
+        ends = {member.process.sentinel: member for member in pipes.values()}
+        ready = wait([*pipes, *outputs, *ends], patience)
         for item in ready:  # printed lines first: they were written before the message
             if item in outputs:
                 self._print(outputs[item])
         for item in ready:
             if item in pipes:
                 self._receive(pipes[item])
+            elif item in ends and not wait([ends[item].pipe], 0):  # dead, and its last message is read
+                self._died(ends[item].rank)
 
     def _print(self, member) -> None:
         lines = member.lines()
@@ -183,7 +186,9 @@ class Watch:
                 f" for rank{'s' if len(absent) > 1 else ''} {', '.join(map(str, absent))}" if absent else ""
             )
             call = f"{entry.op} #{entry.number} on axis {entry.axis!r} {entry.detail}".rstrip()
-            lines.append(f"  rank {rank} waits {now - entry.since:.1f} s in {call}{whom}; {entry.where}")
+            lines.append(
+                f"  rank {rank} waits {now - entry.since:.1f} s in {call}{whom}; {place(entry.where)}"
+            )
         for rank in others:
             if rank in self.results:
                 lines.append(f"  rank {rank} has returned from the function already")
