@@ -6,8 +6,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
+from .shards import TRAIN_SHARE
+
 IGNORED = -100  # a target with this value does not count (the ignore_index of torch's cross-entropy)
-TRAIN_SHARE = 0.9
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,6 @@ from pathlib import Path
 from tqdm import tqdm
 
 from . import downloads, shards
-from .batches import TRAIN_SHARE
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -37,7 +36,7 @@ def run(args: argparse.Namespace) -> int:
         print(f"data: {error}")
         return 1
     size, seconds = text.stat().st_size, time.perf_counter() - start
-    border = int(len(shard) * TRAIN_SHARE)
+    border = int(len(shard) * shards.TRAIN_SHARE)
     print(f"{text}: {size:,} bytes became {len(shard):,} tokens in {out} ({seconds:.1f} s)")
     print(f"The first {border:,} are for training, the other {len(shard) - border:,} for validation.")
     print(f"Train on it: python -m gpt2lab train --data {out}")

@@ -2,8 +2,8 @@
 
 import fcntl
 import hashlib
+import http.client
 import os
-import urllib.error
 import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
@@ -83,6 +83,7 @@ def fetch(item: Download, folder: Path) -> Path:
             return path
         if file.tell() < item.size:
             _receive(item, file, path)
+            file.flush()
         _check(part, item)
         os.replace(part, path)
     return path
@@ -102,7 +103,7 @@ def _receive(item: Download, file, path: Path) -> None:
                     file.write(block)
                     done += len(block)
                     bar.update(len(block))
-    except (OSError, urllib.error.URLError) as error:
+    except (OSError, http.client.HTTPException) as error:  # a URLError is an OSError
         reason = getattr(error, "reason", None) or error
         raise NoDownload(
             f"{item.url} cannot be read: {reason}. No lesson needs it. To use it all the same, call again "
@@ -115,9 +116,7 @@ def _check(path: Path, item: Download) -> None:
     """Compare length and digest with what was published; a whole file with a wrong digest is removed."""
     size = path.stat().st_size
     if size < item.size and path.suffix == ".part":
-        raise NoDownload(
-            f"{item.url} broke off after {size} of {item.size} bytes. Call again to go on from there."
-        )
+        raise NoDownload(f"{item.url} broke off after {size} of {item.size} bytes. Call again to go on.")
     with open(path, "rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     if (size, digest) != (item.size, item.sha256):

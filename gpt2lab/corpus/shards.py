@@ -12,6 +12,7 @@ from .storage import cache_dir, packaged, replacing
 from .tokenizer import END_OF_TEXT, encoding
 
 MAGIC, VERSION, HEADER_BYTES = 20240520, 1, 1024
+TRAIN_SHARE = 0.9  # of the tokens; the others are for validation
 CHARACTERS = 1 << 20  # of text in memory at a time
 LONGEST_WORD = 4 * CHARACTERS
 MOST_TOKENS = 2**31 - 1  # the header counts in int32
