@@ -16,6 +16,7 @@ from pathlib import Path
 import cloudpickle  # noqa: F401
 import numpy  # noqa: F401
 import torch
+import torch._dynamo
 import torch.distributed  # noqa: F401
 
 PR_SET_PDEATHSIG = 1
