@@ -1,25 +1,98 @@
-"""Spans of time that a rank spent on something, for timelines."""
+"""Spans of time that ranks spent on something: recorded on each rank, joined by the parent, shown as a timeline.
 
+`time.perf_counter` is one clock for all processes of a machine, so spans of different ranks can be compared.
+"""
+
+import json
+import os
 import time
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 
-_spans = []
+KINDS = ("forward", "backward", "weight", "update", "comm", "wait", "other")
 
 
 @dataclass(frozen=True)
 class Span:
-    """From `start` to `end` (seconds of a clock that all ranks of one machine share) a rank did `name`."""
+    """From `start` to `end` (seconds) `rank` did `name`; `lane` tells apart things done at the same time."""
 
     name: str
     kind: str
     start: float
     end: float
+    rank: int = 0
+    lane: str = "work"
+
+
+_spans: list[Span] = []
 
 
 @contextmanager
-def span(name: str, kind: str = "other"):
-    """Record what happens inside as one span."""
+def span(name: str, kind: str = "other", lane: str = "work"):
+    """Record what happens inside as one span. Kinds: forward backward weight update comm wait other."""
+    if kind not in KINDS:
+        raise ValueError(f"no kind of span is called {kind!r}. Use one of: {', '.join(KINDS)}.")
     start = time.perf_counter()
-    yield
-    _spans.append(Span(name, kind, start, time.perf_counter()))
+    try:
+        yield
+    finally:
+        _spans.append(Span(name, kind, start, time.perf_counter(), _rank(), lane))
+
+
+def _rank() -> int:
+    return int(os.environ.get("RANK", 0))
+
+
+def spans(with_comm: bool = True) -> list[Span]:
+    """This rank's spans in order of their start; with every logged communication call in a lane of its own."""
+    found = list(_spans)
+    if with_comm:
+        from . import comm
+
+        found += [Span(f"{e.op} {e.axis}", "comm", e.start, e.end, _rank(), "comm") for e in comm.log]
+    return sorted(found, key=lambda s: (s.start, s.end))
+
+
+def clear(with_comm: bool = True) -> None:
+    """Forget the spans so far, and the communication log with them."""
+    _spans.clear()
+    if with_comm:
+        from . import comm
+
+        comm.clear_log()
+
+
+def merge(per_rank) -> list[Span]:
+    """The spans of all ranks as one list, with time 0 at the earliest start: `merge(launch(fn))`."""
+    every = [s for spans_of_one in per_rank for s in spans_of_one]
+    zero = min((s.start for s in every), default=0.0)
+    return sorted((replace(s, start=s.start - zero, end=s.end - zero) for s in every), key=_order)
+
+
+def _order(s: Span):
+    return s.rank, s.lane, s.start, s.end
+
+
+def chrome(every: list[Span]) -> dict:
+    """The spans in Chrome's trace format, for https://ui.perfetto.dev: a process a rank, a thread a lane."""
+    lanes = {lane: number for number, lane in enumerate(sorted({s.lane for s in every}, key="work".__ne__))}
+    events = []
+    for rank in sorted({s.rank for s in every}):
+        events.append({"ph": "M", "name": "process_name", "pid": rank, "args": {"name": f"rank {rank}"}})
+        for lane, number in lanes.items():
+            event = {"ph": "M", "name": "thread_name", "pid": rank, "tid": number, "args": {"name": lane}}
+            events.append(event)
+    for s in sorted(every, key=_order):
+        times = {"ts": s.start * 1e6, "dur": (s.end - s.start) * 1e6}  # microseconds
+        place = {"pid": s.rank, "tid": lanes[s.lane]}
+        events.append({"ph": "X", "name": s.name, "cat": s.kind, **times, **place})
+    return {"traceEvents": events, "displayTimeUnit": "ms"}
+
+
+def save_chrome(every: list[Span], path) -> Path:
+    """Write `chrome(every)` as a JSON file, which Perfetto and chrome://tracing open."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(chrome(every)))
+    return path

@@ -1,0 +1,59 @@
+"""The timeline: one row a rank, one bar a span, colours by kind of work, communication as a strip below."""
+
+from matplotlib.figure import Figure
+
+from .style import COLORS, figure, legend, rank_color
+
+UNITS = {"s": 1.0, "ms": 1e3, "us": 1e6}
+MAIN, STRIP = 0.56, 0.2  # heights of the work bar and of the communication strip, in rows
+
+
+def timeline(spans, title: str = "", unit: str = "ms", names: bool = True, clock: str = "") -> Figure:
+    """Draw spans (objects with name, kind, start, end, rank, lane) of any number of ranks.
+
+    `clock` says where the numbers come from (measured, paced, simulated) and stands on the time axis.
+    """
+    spans = list(spans)
+    scale = UNITS[unit]
+    ranks = sorted({s.rank for s in spans})
+    row = {rank: i for i, rank in enumerate(ranks)}
+    zero = min((s.start for s in spans), default=0.0)
+    length = max((s.end for s in spans), default=1.0) - zero
+    fig, ax = figure(8, 1.1 + 0.5 * max(len(ranks), 1))
+    for s in spans:
+        strip = s.lane != "work"
+        height, center = (STRIP, row[s.rank] + 0.4) if strip else (MAIN, row[s.rank])
+        left, width = (s.start - zero) * scale, (s.end - s.start) * scale
+        ax.barh(center, width, height, left, color=COLORS[s.kind], edgecolor="white", linewidth=0.5)
+        if names and not strip and s.end - s.start > 0.012 * length * max(len(s.name), 1):
+            ax.text(left + width / 2, center, s.name, ha="center", va="center", fontsize=8, clip_on=True)
+    _label(ax, ranks, title, f"time in {unit}" + (f" ({clock})" if clock else ""))
+    kinds = [kind for kind in COLORS if kind in {s.kind for s in spans}]
+    legend(ax, kinds, loc="lower left", bbox_to_anchor=(0, 1), ncols=max(len(kinds), 1), fontsize=8)
+    return fig
+
+
+def _label(ax, ranks, title: str, x_label: str) -> None:
+    ax.set_yticks(range(len(ranks)), [f"rank {rank}" for rank in ranks])
+    for tick, rank in zip(ax.get_yticklabels(), ranks, strict=True):
+        tick.set_color(rank_color(rank))
+        tick.set_fontweight("bold")
+    ax.invert_yaxis()
+    ax.grid(axis="y", visible=False)
+    ax.set_xlabel(x_label)
+    ax.set_title(title, pad=24)
+
+
+def text_timeline(spans, width: int = 72) -> str:
+    """The same as text, for a terminal or a screen reader: F forward, B backward, W weight, U update, . idle."""
+    spans = [s for s in spans if s.lane == "work"]
+    zero = min((s.start for s in spans), default=0.0)
+    length = max((s.end for s in spans), default=1.0) - zero or 1.0
+    rows = []
+    for rank in sorted({s.rank for s in spans}):
+        line = ["."] * width
+        for s in (s for s in spans if s.rank == rank):
+            first, last = (round((t - zero) / length * width) for t in (s.start, s.end))
+            line[first : max(last, first + 1)] = s.kind[0].upper() * (max(last, first + 1) - first)
+        rows.append(f"rank {rank}  {''.join(line[:width])}")
+    return "\n".join(rows)

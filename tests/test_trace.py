@@ -1,0 +1,99 @@
+"""Spans from live ranks, joined, drawn, and written as a Chrome trace."""
+
+import json
+import time
+
+import pytest
+import torch
+
+from gpt2lab import launch
+from gpt2lab.plots.style import COLORS, png
+from gpt2lab.plots.timeline import text_timeline, timeline
+from gpt2lab.ranks import comm, trace
+from gpt2lab.ranks.mesh import Mesh
+from gpt2lab.ranks.trace import Span
+
+SPANS = [
+    Span("forward 0", "forward", 0.0, 2.0, 0),
+    Span("backward 0", "backward", 2.0, 5.0, 0),
+    Span("all_reduce dp", "comm", 4.0, 6.0, 0, "comm"),
+    Span("forward 0", "forward", 1.0, 3.0, 1),
+]
+
+
+@pytest.fixture(autouse=True)
+def fresh():
+    trace.clear()
+    yield
+    trace.clear()
+
+
+def test_a_span_is_recorded_with_its_rank_even_when_its_body_raises(monkeypatch):
+    monkeypatch.setenv("RANK", "3")
+    with pytest.raises(KeyError), trace.span("forward 1", kind="forward"):
+        raise KeyError
+    (found,) = trace.spans()
+    assert (found.name, found.kind, found.rank, found.lane) == ("forward 1", "forward", 3, "work")
+    assert found.end >= found.start
+
+
+def test_an_unknown_kind_is_refused_with_the_list():
+    with (
+        pytest.raises(ValueError, match="'forwards'.*forward, backward"),
+        trace.span("x", kind="forwards"),
+    ):
+        pass
+
+
+def work(rank, world_size):
+    axis = Mesh(dp=world_size)["dp"]
+    with trace.span("forward 0", kind="forward"):
+        time.sleep(0.01)
+    comm.all_reduce(torch.ones(4), axis)
+    return trace.spans()
+
+
+def test_spans_and_communication_of_live_ranks_join_on_one_clock():
+    every = trace.merge(launch(work, ranks=2, echo=False))
+    assert min(s.start for s in every) == 0.0
+    for rank in (0, 1):
+        forward, call = (
+            next(s for s in every if s.rank == rank and s.kind == k) for k in ("forward", "comm")
+        )
+        assert (call.name, call.lane) == ("all_reduce dp", "comm")
+        assert forward.end <= call.start
+    # an all-reduce ends on no rank before every rank has started it
+    calls = [s for s in every if s.kind == "comm"]
+    assert max(c.start for c in calls) <= min(c.end for c in calls)
+
+
+def test_chrome_trace_has_a_process_a_rank_and_microseconds(tmp_path):
+    path = trace.save_chrome(SPANS, tmp_path / "new" / "trace.json")
+    events = json.loads(path.read_text())["traceEvents"]
+    names = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}
+    assert names == {0: "rank 0", 1: "rank 1"}
+    boxes = {(e["pid"], e["name"]): e for e in events if e["ph"] == "X"}
+    assert len(boxes) == len(SPANS)
+    backward = boxes[0, "backward 0"]
+    assert (backward["ts"], backward["dur"], backward["cat"]) == (2e6, 3e6, "backward")
+    assert boxes[0, "all_reduce dp"]["tid"] != backward["tid"]
+
+
+def test_timeline_draws_every_span_in_its_colour_and_row():
+    from matplotlib.colors import to_hex
+
+    fig = timeline(SPANS, title="two ranks", unit="s", clock="simulated")
+    ax = fig.axes[0]
+    bars = {(p.get_x(), p.get_width(), to_hex(p.get_facecolor()).upper()) for p in ax.patches}
+    assert bars == {(s.start, s.end - s.start, COLORS[s.kind].upper()) for s in SPANS}
+    assert [t.get_text() for t in ax.get_yticklabels()] == ["rank 0", "rank 1"]
+    assert "simulated" in ax.get_xlabel()
+    assert png(fig) == png(timeline(SPANS, title="two ranks", unit="s", clock="simulated"))
+
+
+def test_text_timeline_shows_idle_time():
+    assert text_timeline(SPANS, width=5) == "rank 0  FFBBB\nrank 1  .FF.."
+
+
+def test_no_spans_is_an_empty_picture_not_an_error():
+    assert timeline([]).axes and text_timeline([]) == "" and trace.chrome([])["traceEvents"] == []
