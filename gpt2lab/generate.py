@@ -1,0 +1,159 @@
+"""Text from a model, one token after another: sampling, and a cache of keys and values.
+
+Without the cache every new token costs a forward pass over the whole text so far; with it, over one token.
+"""
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+END_OF_TEXT = 50256  # <|endoftext|>, the last token of GPT-2's vocabulary
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How the next token is chosen: temperature 0 takes the likeliest; `top_k` and `top_p` cut off the tail.
+
+    `top_p` keeps the smallest set of tokens that together have at least this probability (Holtzman et al.
+    2020, "The Curious Case of Neural Text Degeneration"). Random numbers depend on (seed, row, position) alone.
+    Raises ValueError for values that leave nothing to choose from.
+    """
+
+    temperature: float = 1.0
+    top_k: int | None = None
+    top_p: float | None = None
+    seed: int = 0
+
+    def __post_init__(self):
+        if self.temperature < 0:
+            raise ValueError(f"A temperature of {self.temperature} is below 0. Use 0 for the likeliest.")
+        if self.top_k is not None and self.top_k < 1:
+            raise ValueError(f"top_k = {self.top_k} leaves no token to choose from. Use at least 1.")
+        if self.top_p is not None and not 0 < self.top_p <= 1:
+            raise ValueError(f"top_p = {self.top_p} is not a share of the probability. Use 0 < top_p <= 1.")
+
+    def probabilities(self, logits: torch.Tensor) -> torch.Tensor:
+        """The probabilities (B, V), in float64, that the next tokens are drawn with."""
+        logits = logits.double()
+        if self.temperature == 0:
+            return torch.zeros_like(logits).scatter_(-1, logits.argmax(-1, keepdim=True), 1.0)
+        logits = logits / self.temperature
+        if self.top_k is not None and self.top_k < logits.size(-1):
+            kept = logits.topk(self.top_k, -1)
+            logits = torch.full_like(logits, -torch.inf).scatter_(-1, kept.indices, kept.values)
+        p = logits.softmax(-1)
+        if self.top_p is not None:
+            ranked, order = p.sort(-1, descending=True)
+            before = ranked.cumsum(-1) - ranked  # the probability of all likelier tokens
+            p = torch.zeros_like(p).scatter_(-1, order, ranked.where(before < self.top_p, 0.0))
+        return p / p.sum(-1, keepdim=True)
+
+    def draw(self, logits: torch.Tensor, lengths: Sequence[int]) -> list[int]:
+        """One token for each row of logits (B, V); lengths[b] is the position that row b fills."""
+        sums = self.probabilities(logits).cumsum(-1)  # (B, V)
+        uniform = [_uniform(self.seed, row, position) for row, position in enumerate(lengths)]
+        marks = torch.tensor(uniform, dtype=torch.float64, device=sums.device)[:, None] * sums[:, -1:]
+        return torch.searchsorted(sums, marks, right=True)[:, 0].tolist()
+
+
+def _uniform(*key: int) -> float:
+    """A number in [0, 1) that depends on the key alone."""
+    digest = hashlib.blake2b(repr(key).encode(), digest_size=8).digest()
+    return (int.from_bytes(digest, "big") >> 11) * 2.0**-53
+
+
+class KVCache:
+    """Keys and values (B, H, slots, D) of every attention layer; each lives in the slot of its position.
+
+    So rows of different length need no padding on the left: a row's unused slots lie after its last position,
+    where causal attention does not look, and fill as the row grows.
+    Bytes held: 2 L B slots C times the bytes of a number.
+    """
+
+    def __init__(self, slots: int):
+        self.slots = slots
+        self.layers: dict[torch.nn.Module, torch.Tensor] = {}
+
+    def extend(self, attn, k, v, positions):
+        """Store k and v (B, H, T, D) at positions (T,) or (B, T); return all up to the last of them."""
+        end = int(positions.max()) + 1
+        if end > self.slots:
+            raise ValueError(f"The cache has {self.slots} slots, but position {end - 1} was asked for.")
+        if attn not in self.layers:
+            batch, heads, _, width = k.shape
+            self.layers[attn] = k.new_zeros(2, batch, self.slots, heads, width)
+        kept = self.layers[attn]  # (2, B, slots, H, D)
+        rows = torch.arange(k.size(0), device=k.device)[:, None]
+        kept[0, rows, positions], kept[1, rows, positions] = k.transpose(1, 2), v.transpose(1, 2)
+        return kept[0, :, :end].transpose(1, 2), kept[1, :, :end].transpose(1, 2)
+
+    def bytes(self) -> int:
+        """How many bytes the cache holds."""
+        return sum(kept.numel() * kept.element_size() for kept in self.layers.values())
+
+
+@torch.no_grad()
+def generate(
+    model,
+    prompts: Sequence[Sequence[int]],
+    new: int,
+    *,
+    cache: bool = True,
+    slide: bool = False,
+    stop: int | None = END_OF_TEXT,
+    gather: Callable | None = None,
+    **sampling,
+) -> list[list[int]]:
+    """Prompts of any lengths, each with up to `new` tokens after it; a row ends before the token `stop`.
+
+    `sampling` is temperature, top_k, top_p and seed of `Sampling`. A text longer than the context is refused;
+    with `slide` its oldest tokens are forgotten instead. `gather` makes logits whole where a rank has only a
+    part of the vocabulary. Raises ValueError for that, an empty prompt, and a token outside the vocabulary.
+    """
+    choose, rows, ended = Sampling(**sampling), [list(p) for p in prompts], [False] * len(prompts)
+    _check(model.config, rows, new, slide)
+    context = model.config.n_positions
+    kept = KVCache(min(max(map(len, rows)) + new, context)) if cache else None
+    for _ in range(new):
+        if max(map(len, rows)) > context:
+            kept = None  # every position has moved, so old keys are of no use
+        logits = next_logits(model, rows, kept)
+        logits = logits if gather is None else gather(logits)
+        for b, token in enumerate(choose.draw(logits, list(map(len, rows)))):
+            ended[b] = ended[b] or token == stop
+            if not ended[b]:
+                rows[b].append(token)
+        if all(ended):
+            break
+    return rows
+
+
+@torch.no_grad()
+def next_logits(model, rows: list[list[int]], cache: KVCache | None = None) -> torch.Tensor:
+    """Logits (B, V) of the token after each row; a cache in use has seen all but the last."""
+    device = model.wte.weight.device
+    if cache is not None and cache.layers:
+        tokens = torch.tensor([[row[-1]] for row in rows], device=device)
+        positions = torch.tensor([[len(row) - 1] for row in rows], device=device)
+        return model(tokens, positions, cache=cache)[:, 0]
+    rows = [row[-model.config.n_positions :] for row in rows]
+    longest = max(map(len, rows))
+    tokens = torch.tensor([row + [0] * (longest - len(row)) for row in rows], device=device)
+    last = torch.tensor([len(row) - 1 for row in rows], device=device)
+    return model(tokens, cache=cache, pick=last)[:, 0]
+
+
+def _check(config, rows, new, slide):
+    for i, row in enumerate(rows):
+        if not row:
+            raise ValueError(f"Prompt {i} is empty. Begin with at least one token, such as {END_OF_TEXT}.")
+        if not 0 <= min(row) <= max(row) < config.vocab_size:
+            raise ValueError(f"Prompt {i} has a token outside 0 to {config.vocab_size - 1}, the vocabulary.")
+    longest = max(map(len, rows), default=0)
+    if longest + new > config.n_positions and not slide:
+        raise ValueError(
+            f"{longest} tokens and {new} new ones make {longest + new}, but the model's context is "
+            f"{config.n_positions}. Ask for at most {max(config.n_positions - longest, 0)} new ones, or slide."
+        )

@@ -1,0 +1,67 @@
+"""`python -m gpt2lab generate`: let a model go on from a prompt."""
+
+import argparse
+import time
+from pathlib import Path
+
+from .corpus.tokenizer import encoding
+from .generate import END_OF_TEXT, generate
+from .model import GPT2
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of the command."""
+    parser.add_argument(
+        "--model",
+        default="gpt2",
+        metavar="FOLDER|gpt2",
+        help="a folder with config.json and model.safetensors, a run's folder that holds one, or 'gpt2': the "
+        "published 124M model (default; 548 MB are fetched once, which needs a network)",
+    )
+    parser.add_argument("--prompt", action="append", help="text to go on from; may be given several times")
+    parser.add_argument(
+        "--tokens", type=int, default=64, metavar="N", help="new tokens, at most (default 64)"
+    )
+    parser.add_argument(
+        "--temperature", type=float, default=0.8, help="0: always the likeliest (default 0.8)"
+    )
+    parser.add_argument("--top-k", type=int, metavar="K", help="choose among the K likeliest tokens")
+    parser.add_argument("--top-p", type=float, metavar="P", help="choose among the likeliest that sum to P")
+    parser.add_argument("--seed", type=int, default=0, help="another seed, another text (default 0)")
+    parser.add_argument("--slide", action="store_true", help="past the context, forget the oldest tokens")
+    parser.add_argument("--no-cache", action="store_true", help="recompute all keys and values (slow)")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print each prompt with its continuation, and how fast it came. Returns the exit status."""
+    try:
+        model, words = GPT2.from_pretrained(model_folder(args.model)), encoding()
+        prompts = [words.encode(text) or [END_OF_TEXT] for text in args.prompt or [""]]
+        start = time.perf_counter()
+        texts = generate(
+            model,
+            prompts,
+            args.tokens,
+            cache=not args.no_cache,
+            slide=args.slide,
+            temperature=args.temperature,
+            top_k=args.top_k,
+            top_p=args.top_p,
+            seed=args.seed,
+        )
+    except (OSError, ValueError) as error:
+        print(f"generate: {error}")
+        return 1
+    seconds = time.perf_counter() - start
+    for text in texts:
+        print(words.decode([token for token in text if token != END_OF_TEXT]))
+        print("-" * 40)
+    new = sum(len(text) - len(prompt) for text, prompt in zip(texts, prompts, strict=True))
+    print(f"{new} tokens in {seconds:.1f} s: {new / seconds:.0f} tokens/s")
+    return 0
+
+
+def model_folder(source: str) -> str:
+    """The folder of the model itself, where `source` is a run's folder; anything else as it is."""
+    inside = Path(source) / "model"
+    return str(inside) if (inside / "config.json").exists() else source

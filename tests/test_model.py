@@ -1,0 +1,268 @@
+"""The model against transformers, against a loop, and against hand-written kernels of every layer."""
+
+import math
+
+import pytest
+import torch
+from llmc_kernels import gradients as kernel_gradients
+from torch.autograd.graph import saved_tensors_hooks
+from transformers import GPT2Config as TheirConfig
+from transformers import GPT2LMHeadModel
+
+from gpt2lab.model import GPT2, PRESETS, GPT2Config, Noise, causal_attention, token_loss
+from gpt2lab.pretrained import TRANSPOSED
+
+SMALL = GPT2Config(vocab_size=37, n_positions=16, n_layer=3, n_head=4, n_embd=24)
+SHAPES = [  # vocabulary, positions, layers, heads, width, rows, tokens
+    (37, 16, 3, 4, 24, 3, 11),
+    (50, 9, 1, 1, 8, 1, 9),
+    (101, 32, 2, 5, 40, 2, 1),
+    (64, 8, 5, 2, 6, 7, 8),
+]
+
+
+def random_weights(model, scale=0.2):
+    """Weights far from initialisation, so that no bias is zero and no norm is one."""
+    generator = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.add_(torch.randn(p.shape, generator=generator, dtype=p.dtype) * scale)
+    return model
+
+
+def tokens_and_targets(config, rows, length):
+    generator = torch.Generator().manual_seed(5)
+    block = torch.randint(config.vocab_size, (rows, length + 1), generator=generator)
+    return block[:, :-1], block[:, 1:]
+
+
+def their_model(config):
+    """GPT2LMHeadModel of the same sizes, without dropout."""
+    sizes = {n: getattr(config, n) for n in ("vocab_size", "n_positions", "n_layer", "n_head", "n_embd")}
+    last = config.vocab_size - 1
+    off = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+    return GPT2LMHeadModel(TheirConfig(**sizes, **off, bos_token_id=last, eos_token_id=last))
+
+
+def as_ours(name, tensor):
+    """A tensor of theirs under our name and in our layout."""
+    return name.removeprefix("transformer."), tensor.T if name.endswith(TRANSPOSED) else tensor
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-5)])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_logits_and_every_gradient_equal_transformers(shape, dtype, tolerance):
+    config, (rows, length) = GPT2Config(*shape[:5]), shape[5:]
+    theirs = random_weights(their_model(config).to(dtype), 0.05)
+    ours = GPT2(config).to(dtype)
+    ours.load_state_dict(dict(as_ours(n, p.detach()) for n, p in theirs.named_parameters()))
+    tokens, targets = tokens_and_targets(config, rows, length)
+    our_logits, their_logits = ours(tokens), theirs(tokens).logits
+    torch.testing.assert_close(our_logits, their_logits, rtol=tolerance, atol=tolerance)
+    (ours.loss(our_logits, targets) / targets.numel()).backward()
+    torch.nn.functional.cross_entropy(their_logits.flatten(0, 1), targets.flatten()).backward()
+    expected = dict(as_ours(n, p.grad) for n, p in theirs.named_parameters())
+    assert expected.keys() == {n for n, _ in ours.named_parameters()}
+    for name, p in ours.named_parameters():
+        error = (p.grad - expected[name]).abs().max() / max(expected[name].abs().max().item(), 1.0)
+        assert error <= tolerance, name
+
+
+def test_hand_written_kernels_give_the_same_loss_and_gradients():
+    model = random_weights(GPT2(SMALL).double())
+    tokens, targets = tokens_and_targets(SMALL, 3, 11)
+    loss = model.loss(model(tokens), targets) / targets.numel()
+    loss.backward()
+    by_hand, grads = kernel_gradients(
+        {n: p.detach() for n, p in model.named_parameters()}, SMALL, tokens, targets
+    )
+    assert by_hand == pytest.approx(loss.item(), rel=1e-13)
+    assert grads.keys() == {n for n, _ in model.named_parameters()}
+    for name, p in model.named_parameters():
+        torch.testing.assert_close(grads[name], p.grad, rtol=1e-10, atol=1e-13, msg=name)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_parameter_counts(name):
+    published = {
+        "gpt2": 124_439_808,
+        "gpt2-medium": 354_823_168,
+        "gpt2-large": 774_030_080,
+        "gpt2-xl": 1_557_611_200,
+    }
+    with torch.device("meta"):
+        model = torch.nn.Module.__new__(GPT2)
+        counted = _count_on_meta(model, PRESETS[name])
+    assert PRESETS[name].parameters == counted == published.get(name, counted)
+
+
+def _count_on_meta(model, config):
+    """Build without drawing a number: `initialise` needs real memory, counting does not."""
+    import gpt2lab.model as module
+
+    draw, module.initialise = module.initialise, lambda *_: None
+    try:
+        model.__init__(config)
+    finally:
+        module.initialise = draw
+    return sum(p.numel() for p in model.parameters())
+
+
+def test_a_fresh_model_knows_nothing():
+    config = GPT2Config(vocab_size=50257, n_positions=32, n_layer=2, n_head=2, n_embd=64)
+    tokens, targets = tokens_and_targets(config, 8, 32)
+    model = GPT2(config)
+    with torch.no_grad():
+        loss = model.loss(model(tokens), targets) / targets.numel()
+    assert loss.item() == pytest.approx(math.log(50257), abs=0.05)
+
+
+def test_initial_weights_have_gpt2s_spread_and_depend_on_the_name_and_the_seed_only():
+    one, two, other = GPT2(SMALL, 1), GPT2(SMALL, 1), GPT2(SMALL, 2)
+    named = dict(one.named_parameters())
+    for name, p in two.named_parameters():
+        assert torch.equal(p, named[name])
+    assert not torch.equal(other.wte.weight, one.wte.weight)
+    blocks = [b.mlp.c_fc.weight for b in one.h.values()]
+    assert not torch.equal(blocks[0], blocks[1])
+    wide = GPT2(GPT2Config(vocab_size=2000, n_layer=2, n_head=4, n_embd=128, n_positions=16))
+    assert wide.wte.weight.std().item() == pytest.approx(0.02, rel=0.02)
+    assert wide.h["0"].mlp.c_proj.weight.std().item() == pytest.approx(0.02 / math.sqrt(4), rel=0.02)
+    deeper = GPT2(GPT2Config(**{**SMALL.__dict__, "n_layer": 5}), 1)
+    assert torch.equal(deeper.h["1"].attn.c_attn.weight, one.h["1"].attn.c_attn.weight)
+
+
+def test_loss_is_a_sum_that_skips_ignored_targets():
+    logits = torch.randn(2, 5, 7, dtype=torch.float64)
+    targets = torch.randint(7, (2, 5))
+    targets[0, 3:] = -100
+    chosen = logits.log_softmax(-1).gather(-1, targets.clamp_min(0)[..., None])[..., 0]
+    assert token_loss(logits, targets).item() == pytest.approx(-chosen[targets >= 0].sum().item())
+
+
+@pytest.mark.parametrize("window", [None, 0, 1, 3, 20])
+def test_windowed_attention_equals_a_loop(window):
+    q, k, v = torch.randn(3, 2, 2, 9, 4, dtype=torch.float64)
+    got = causal_attention(q, k, v, torch.arange(9), window)
+    for t in range(9):
+        first = 0 if window is None else max(0, t - window)
+        scores = (k[:, :, first : t + 1] @ q[:, :, t, :, None])[..., 0] / math.sqrt(4)
+        want = (scores.softmax(-1)[..., None] * v[:, :, first : t + 1]).sum(-2)
+        torch.testing.assert_close(got[:, :, t], want, rtol=1e-12, atol=1e-12)
+
+
+def test_picked_columns_are_the_columns_of_the_whole_logits():
+    model = GPT2(SMALL).double()
+    tokens, _ = tokens_and_targets(SMALL, 3, 11)
+    pick = torch.tensor([10, 0, 4])
+    torch.testing.assert_close(
+        model(tokens, pick=pick)[:, 0], model(tokens)[torch.arange(3), pick], rtol=1e-13, atol=1e-13
+    )
+
+
+def test_width_must_divide_by_heads():
+    with pytest.raises(
+        ValueError, match=r"width 24 cannot be split over 5 heads \(24 % 5 = 4\). Use n_head = 3, 4, 6"
+    ):
+        GPT2Config(n_embd=24, n_head=5)
+
+
+def noise(samples, seed=0, step=0):
+    return Noise(seed, step, torch.as_tensor(samples))
+
+
+def keep(samples, p=0.1, site=3, length=64, width=96, **key):
+    return noise(samples, **key).keep(p, site, torch.arange(length), torch.arange(width))
+
+
+@pytest.mark.parametrize("p", [0.1, 0.5])
+def test_dropout_keeps_the_right_share_and_is_uncorrelated(p):
+    kept = keep(range(40), p).double()
+    spread = math.sqrt(p * (1 - p) / kept.numel())
+    assert abs(kept.mean().item() - (1 - p)) < 4 * spread
+    centred = kept - (1 - p)
+    for dim in range(3):
+        neighbours = (
+            centred.narrow(dim, 0, kept.size(dim) - 1) * centred.narrow(dim, 1, kept.size(dim) - 1)
+        ).mean()
+        assert abs(neighbours.item()) < 4 * p * (1 - p) / math.sqrt(kept.numel()), dim
+    for other in (keep(range(40), p, site=4), keep(range(40), p, step=1), keep(range(40), p, seed=1)):
+        assert abs((centred * (other.double() - (1 - p))).mean().item()) < 4 * p * (1 - p) / math.sqrt(
+            kept.numel()
+        )
+
+
+def test_dropout_masks_do_not_depend_on_how_the_batch_is_cut():
+    whole = keep([5, 6, 7, 8, 9])
+    assert torch.equal(torch.cat([keep([5, 6]), keep([7, 8, 9])]), whole)
+    assert torch.equal(keep([8, 5]), whole[[3, 0]])
+    some = noise([5, 6, 7, 8, 9]).keep(0.1, 3, torch.tensor([60, 2]), torch.arange(10, 20))
+    assert torch.equal(some, whole[:, [60, 2]][:, :, 10:20])
+
+
+def test_model_with_dropout_gives_rows_of_a_batch_the_same_gradients_alone():
+    config = GPT2Config(**{**SMALL.__dict__, "dropout": 0.3})
+    tokens, targets = tokens_and_targets(config, 5, 11)
+    samples = torch.arange(20, 25)
+    grads = []
+    for cut in ([5], [2, 3]):
+        model = GPT2(config).double()
+        for x, y, s in zip(tokens.split(cut), targets.split(cut), samples.split(cut), strict=True):
+            model.loss(model(x, noise=noise(s)), y).backward()
+        grads.append([p.grad for p in model.parameters()])
+    for a, b in zip(*grads, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-11, atol=1e-12)
+    assert not torch.allclose(GPT2(config)(tokens, noise=noise(samples)), GPT2(config)(tokens))
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.2])
+def test_recomputation_gives_bitwise_the_same_gradients(dropout):
+    config = GPT2Config(**{**SMALL.__dict__, "dropout": dropout})
+    tokens, targets = tokens_and_targets(config, 3, 11)
+    grads = []
+    for recompute in (False, True):
+        model = random_weights(GPT2(config))
+        model.recompute = recompute
+        model.loss(model(tokens, noise=noise(range(3))), targets).backward()
+        grads.append({n: p.grad for n, p in model.named_parameters()})
+    for name in grads[0]:
+        assert torch.equal(grads[0][name], grads[1][name]), name
+
+
+def saved_bytes(model, run):
+    """Bytes that `run` keeps for backward, each storage once, the parameters not counted."""
+    own, kept = {p.untyped_storage().data_ptr() for p in model.parameters()}, {}
+
+    def pack(t):
+        storage = t.untyped_storage()
+        if storage.data_ptr() not in own:
+            kept[storage.data_ptr()] = (storage.nbytes(), t)
+        return t
+
+    with saved_tensors_hooks(pack, lambda t: t):
+        out = run()
+    return sum(size for size, _ in kept.values()), out
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_recomputation_saves_the_inputs_of_the_blocks_and_nothing_else(dtype):
+    rows, length, size = 3, 11, dtype.itemsize
+    b_t_c = rows * length * SMALL.n_embd * size
+    model = GPT2(SMALL).to(dtype)
+    tokens, _ = tokens_and_targets(SMALL, rows, length)
+    x = model.embed(tokens, torch.arange(length)).detach().requires_grad_()
+
+    def blocks():
+        from gpt2lab.recompute import checkpointed
+
+        y = x
+        for block in model.h.values():
+            y = (checkpointed(block) if model.recompute else block)(y, torch.arange(length))
+        return y
+
+    # Each block keeps 16 tensors of (B, T, C): its input, ln_1's output, q k v, attention's output, the sum after
+    # attention, ln_2's output, and 4 + 4 around gelu; besides mean and deviation of two norms and the softmax's sums.
+    small = rows * length * (4 + SMALL.n_head) * size
+    assert saved_bytes(model, blocks)[0] == SMALL.n_layer * (16 * b_t_c + small)
+    model.recompute = True
+    assert saved_bytes(model, blocks)[0] == SMALL.n_layer * b_t_c

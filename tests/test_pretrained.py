@@ -1,0 +1,190 @@
+"""The Hugging Face layout, against what transformers itself writes and reads."""
+
+import argparse
+import json
+from urllib.error import URLError
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from test_model import as_ours, random_weights, their_model
+from transformers import GPT2LMHeadModel
+
+from gpt2lab import generate_command
+from gpt2lab.corpus import downloads
+from gpt2lab.model import GPT2, PRESETS, GPT2Config
+
+CONFIG = GPT2Config(vocab_size=37, n_positions=16, n_layer=2, n_head=4, n_embd=24)
+TOKENS = torch.arange(22).reshape(2, 11)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """What transformers writes for a random model, and the model."""
+    theirs = random_weights(their_model(CONFIG), 0.05)
+    theirs.save_pretrained(tmp_path)
+    return tmp_path, theirs
+
+
+def rewrite(folder, change):
+    """Apply a change to the tensors of a folder's file."""
+    file = folder / "model.safetensors"
+    tensors = {n: t.contiguous() for n, t in change(load_file(file)).items()}
+    save_file(tensors, file, metadata={"format": "pt"})
+
+
+def reconfigure(folder, **changes):
+    file = folder / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+
+
+def without_prefix_and_with_masks(tensors):
+    """As the published file is: no prefix, and masks stored beside the weights."""
+    plain = {n.removeprefix("transformer."): t for n, t in tensors.items()}
+    masks = {f"h.{i}.attn.bias": torch.ones(1, 1, 16, 16).tril() for i in range(CONFIG.n_layer)}
+    return (
+        plain
+        | masks
+        | {"h.0.attn.masked_bias": torch.tensor(-1e4), "lm_head.weight": plain["wte.weight"] + 0}
+    )
+
+
+@pytest.mark.parametrize("change", [lambda t: t, without_prefix_and_with_masks])
+def test_what_transformers_writes_is_read_exactly(folder, change):
+    path, theirs = folder
+    rewrite(path, change)
+    ours = GPT2.from_pretrained(path)
+    assert ours.config == CONFIG
+    for name, p in theirs.named_parameters():
+        name, expected = as_ours(name, p)
+        assert torch.equal(ours.get_parameter(name), expected), name
+    torch.testing.assert_close(ours(TOKENS), theirs(TOKENS).logits, rtol=1e-5, atol=1e-5)
+    assert GPT2.from_pretrained(str(path), torch.float64).wte.weight.dtype == torch.float64
+
+
+def test_what_we_write_is_read_by_transformers_and_by_us(tmp_path):
+    ours = random_weights(GPT2(CONFIG))
+    ours.save_pretrained(tmp_path / "new" / "folder")
+    theirs = GPT2LMHeadModel.from_pretrained(tmp_path / "new" / "folder").eval()
+    torch.testing.assert_close(theirs(TOKENS).logits, ours(TOKENS), rtol=1e-5, atol=1e-5)
+    again = GPT2.from_pretrained(tmp_path / "new" / "folder")
+    assert again.config == CONFIG
+    assert all(torch.equal(a, b) for a, b in zip(again.parameters(), ours.parameters(), strict=True))
+
+
+def test_dropout_and_window_survive_a_round_trip(tmp_path):
+    config = GPT2Config(**{**CONFIG.__dict__, "dropout": 0.2, "window": 3})
+    GPT2(config).save_pretrained(tmp_path)
+    assert GPT2.from_pretrained(tmp_path).config == config
+
+
+def test_a_missing_or_unknown_tensor_is_named(folder):
+    path, _ = folder
+    rewrite(
+        path, lambda t: {n: v for n, v in t.items() if "ln_f" not in n} | {"transformer.extra": torch.ones(1)}
+    )
+    with pytest.raises(ValueError, match=r"lacks ln_f.bias, ln_f.weight and has the unknown extra"):
+        GPT2.from_pretrained(path)
+
+
+def test_a_wrong_shape_is_named_with_both_shapes(folder):
+    path, _ = folder
+    rewrite(path, lambda t: t | {"transformer.wpe.weight": torch.ones(8, 24)})
+    with pytest.raises(
+        ValueError, match=r"wpe.weight is \(8, 24\) in the file, but \(16, 24\) by the config"
+    ):
+        GPT2.from_pretrained(path)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            {"activation_function": "relu"},
+            "asks for activation_function = 'relu'; this GPT-2 knows only 'gelu_new'",
+        ),
+        ({"model_type": "llama"}, "model_type = 'llama'"),
+        ({"layer_norm_epsilon": 1e-6}, "layer_norm_epsilon = 1e-06"),
+        ({"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx"),
+        ({"tie_word_embeddings": False}, "tie_word_embeddings"),
+        ({"n_inner": 7}, "an MLP of width 7; this GPT-2's is 4 x 24"),
+    ],
+)
+def test_a_configuration_of_another_function_is_refused(folder, change, message):
+    path, _ = folder
+    reconfigure(path, **change)
+    with pytest.raises(ValueError, match=message):
+        GPT2.from_pretrained(path)
+
+
+def test_missing_and_broken_files_are_named(folder):
+    path, _ = folder
+    file = path / "model.safetensors"
+    whole = file.read_bytes()
+    file.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(ValueError, match="model.safetensors is cut off or not a safetensors file"):
+        GPT2.from_pretrained(path)
+    file.unlink()
+    with pytest.raises(FileNotFoundError, match="model.safetensors is missing"):
+        GPT2.from_pretrained(path)
+    (path / "config.json").write_text("{}")
+    with pytest.raises(ValueError, match="does not say vocab_size"):
+        GPT2.from_pretrained(path)
+    (path / "config.json").unlink()
+    with pytest.raises(FileNotFoundError, match="no config.json"):
+        GPT2.from_pretrained(path)
+
+
+def test_an_unknown_name_says_what_there_is():
+    with pytest.raises(
+        ValueError, match="no folder 'gtp2', and the only published model fetched by name is 'gpt2'"
+    ):
+        GPT2.from_pretrained("gtp2")
+
+
+def test_a_name_takes_the_published_file(tmp_path, monkeypatch):
+    theirs = random_weights(GPT2(CONFIG))
+    theirs.save_pretrained(tmp_path)
+    monkeypatch.setitem(PRESETS, "gpt2", CONFIG)
+    asked = []
+    monkeypatch.setattr(
+        downloads, "download", lambda name: asked.append(name) or tmp_path / "model.safetensors"
+    )
+    assert torch.equal(GPT2.from_pretrained("gpt2").wte.weight, theirs.wte.weight)
+    assert asked == ["gpt2"]
+
+
+def test_without_a_network_the_message_says_what_to_do(tmp_path, monkeypatch):
+    def unreachable(*_, **__):
+        raise URLError("no route to host")
+
+    monkeypatch.setattr(downloads.urllib.request, "urlopen", unreachable)
+    monkeypatch.setattr(downloads, "cache_dir", lambda name: tmp_path)
+    with pytest.raises(
+        OSError, match="no route to host.* call again with a network .* or bring the file to .*gpt2"
+    ):
+        GPT2.from_pretrained("gpt2")
+
+
+def test_generate_command_goes_on_from_a_saved_model(tmp_path, capsys):
+    config = GPT2Config(vocab_size=50257, n_positions=32, n_layer=1, n_head=2, n_embd=8)
+    GPT2(config).save_pretrained(tmp_path / "run" / "model")
+    parser = argparse.ArgumentParser()
+    generate_command.add_arguments(parser)
+    given = [
+        "--model",
+        str(tmp_path / "run"),
+        "--prompt",
+        "To be",
+        "--prompt",
+        "",
+        "--tokens",
+        "5",
+        "--top-k",
+        "9",
+    ]
+    assert generate_command.run(parser.parse_args(given)) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("To be") and "10 tokens in" in out
+    assert generate_command.run(parser.parse_args([*given, "--tokens", "99"])) == 1
+    assert "the model's context is 32" in capsys.readouterr().out
