@@ -18,7 +18,7 @@ COLORS = {
     "update": "#CC79A7",
     "comm": "#D55E00",
     "wait": "#DDDDDD",
-    "other": "#888888",
+    "other": "#555555",
 }
 """Colour of each kind of work; `weight` is the weight-gradient half of a split backward."""
 

@@ -1,0 +1,74 @@
+# gpt2lab: `make help` lists what there is to do.
+
+SHELL := /bin/bash
+PYTHON ?= python3
+PORT ?= 8888
+ARGS ?=
+TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
+BIN := .venv/bin
+TORCH := $(shell sed -n 's/^torch==//p' requirements.txt)
+
+.DEFAULT_GOAL := help
+.PHONY: help lab test test-all mutants notebooks figures lint clean
+
+help:  ## list the targets
+	@sed -n 's/^\([a-z-]*\):.*## /\1|/p' $(MAKEFILE_LIST) | awk -F'|' '{printf "  make %-10s %s\n", $$1, $$2}'
+	@echo "  Options: PORT=8890 and ARGS='...' for lab, ARGS=03 for notebooks, PYTHON=python3.12, TORCH_INDEX=<address>"
+
+lab: .venv/lab.stamp  ## open the lessons in JupyterLab, at 127.0.0.1 only
+	$(BIN)/jupyter lab --ip=127.0.0.1 --port=$(PORT) --ServerApp.root_dir="$(CURDIR)" \
+	  --LabApp.news_url=None --LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate \
+	  --LabApp.default_url=/lab/tree/notebooks/00_start_here.ipynb $(LAB_FLAGS) $(ARGS)
+
+test: .venv/test.stamp  ## everything CI checks: lint, unit, live, mutants, notebooks
+	@tests/parts.sh lint unit live mutants nbval browser
+
+test-all: .venv/test.stamp  ## the same and the slow tests
+	@SLOW=1 tests/parts.sh lint unit live mutants nbval browser
+
+mutants: .venv/test.stamp  ## only the tests that plant a bug and demand that it is caught
+	@tests/parts.sh mutants
+
+lint: .venv/test.stamp  ## only ruff and the notebooks' freshness
+	@tests/parts.sh lint
+
+notebooks: .venv/test.stamp  ## rebuild outdated lessons; ARGS=03 rebuilds lesson 03 in any case
+	$(BIN)/python -m gpt2lab.lessons.build $(ARGS)
+
+figures: .venv/lab.stamp  ## draw the pictures of the README and the lessons again
+	$(BIN)/python -m gpt2lab.plots.draw figures
+
+clean:  ## remove the virtual environment and caches
+	rm -rf .venv .pytest_cache .ruff_cache .hypothesis build *.egg-info
+
+# Without a display there is no browser to open, and root must say that it means it.
+LAB_FLAGS := $(if $(DISPLAY)$(WAYLAND_DISPLAY)$(filter Darwin,$(shell uname -s)),,--no-browser) \
+             $(if $(filter 0,$(shell id -u)),--allow-root)
+
+# A stamp remembers what was installed, so that a second call starts at once.
+.venv/bin/python:
+	@command -v $(PYTHON) >/dev/null || { echo "There is no $(PYTHON): install Python 3.11 or newer (Debian: apt-get install python3 python3-venv)."; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "$$($(PYTHON) --version) is too old: gpt2lab needs Python 3.11 or newer. Try make PYTHON=python3.12."; exit 1; }
+	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || { echo "$(PYTHON) cannot make virtual environments: install its venv module (Debian: apt-get install python3-venv)."; exit 1; }
+	@command -v git >/dev/null || { echo "There is no git: install it (Debian: apt-get install git)."; exit 1; }
+	$(PYTHON) -m venv .venv
+
+# torch for the CPU: as the local configuration of pip offers it, else from TORCH_INDEX, else whatever pip finds.
+.venv/torch.stamp: requirements.txt | .venv/bin/python
+	@if [ "$$(uname -s)" = Linux ]; then \
+	  $(BIN)/python -c 'import importlib.metadata as m, sys; sys.exit(m.version("torch").split("+")[0] != "$(TORCH)")' 2>/dev/null \
+	  || $(BIN)/pip install --quiet "torch==$(TORCH)+cpu" 2>/dev/null \
+	  || $(BIN)/pip install --quiet --extra-index-url "$(TORCH_INDEX)" "torch==$(TORCH)+cpu" \
+	  || echo "The CPU build of torch was not found at $(TORCH_INDEX): pip may now fetch the large CUDA build, which works as well."; \
+	fi
+	@touch $@
+
+.venv/lab.stamp: requirements.txt pyproject.toml .venv/torch.stamp
+	@echo "Installing the requirements (a few minutes the first time) ..."
+	@$(BIN)/pip install --quiet -r requirements.txt -e .
+	@$(BIN)/python -c 'import matplotlib.font_manager'
+	@touch $@
+
+.venv/test.stamp: requirements-dev.txt .venv/lab.stamp
+	@$(BIN)/pip install --quiet -r requirements-dev.txt
+	@touch $@

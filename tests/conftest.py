@@ -1,0 +1,29 @@
+"""Sort the tests into parts: `live` starts ranks, `mutant` plants a bug and demands that it is caught, `browser`."""
+
+import re
+
+STARTS_RANKS = re.compile(r"\b(?:Ranks|launch)\(|\bverify\(")
+
+
+def pytest_configure(config):
+    for line in (
+        "live: starts ranks (every test of a file that does)",
+        "mutant: plants a bug and demands that it is caught (mutant in its name)",
+        "browser: drives a real browser",
+    ):
+        config.addinivalue_line("markers", line)
+
+
+def pytest_collection_modifyitems(items):
+    text = {}
+    for item in items:
+        if item.path.suffix != ".py":
+            continue
+        if item.path not in text:
+            text[item.path] = item.path.read_text()
+        if item.path.parent.name == "browser":
+            item.add_marker("browser")
+        if STARTS_RANKS.search(text[item.path]):
+            item.add_marker("live")
+        if "mutant" in item.nodeid.lower():
+            item.add_marker("mutant")

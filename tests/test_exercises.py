@@ -1,0 +1,148 @@
+"""Solutions pass, blanks are to do, wrong answers fail with their own words; and the proof itself can fail."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gpt2lab.exercises import STATUS, NotPassed, check, close
+from gpt2lab.lessons.answers import exercises, prove, split
+from gpt2lab.lessons.source import read
+
+SOURCES = sorted(Path(__file__).parents[1].joinpath("notebooks", "src").glob("*.py"))
+
+LESSON = '''
+# %% tags=["setup"]
+from gpt2lab.exercises import check, close
+
+def test_half(answer):
+    {test}
+
+# %% tags=["exercise"]
+def half(x):
+    """Half of x."""
+    ### BEGIN SOLUTION
+    return {solution}
+    ### END SOLUTION
+
+check("half", test_half, half)
+
+# %% tags=["wrong"]
+# FAIL: {words}
+def half(x):
+    return x
+'''
+
+
+TEST = 'close(answer(4), 2, "half of 4")'
+
+
+def lesson(tmp_path, solution="x / 2", words="half of 4", test=TEST, edit=lambda text: text):
+    path = tmp_path / "07_halves.py"
+    path.write_text(edit(LESSON.format(solution=solution, words=words, test=test)))
+    return read(path)
+
+
+@pytest.mark.parametrize("source", SOURCES, ids=lambda path: path.stem)
+def test_solutions_pass_blanks_are_todo_and_wrong_answers_fail(source):
+    assert prove(read(source)) == []
+
+
+@pytest.mark.parametrize("source", SOURCES, ids=lambda path: path.stem)
+def test_every_lesson_has_exercises_each_with_two_wrong_answers(source):
+    found = exercises(read(source))
+    assert found
+    for exercise in found:
+        words = {cell.text.split("\n")[0] for cell in exercise.wrong}
+        assert len(words) >= 2, f"{exercise.cell.text.splitlines()[0]}: {sorted(words)}"
+
+
+def test_a_good_lesson_is_proved(tmp_path):
+    assert prove(lesson(tmp_path)) == []
+
+
+def test_a_wrong_solution_is_found(tmp_path):
+    (complaint,) = prove(lesson(tmp_path, solution="x / 3"))
+    assert "expected 'PASS'" in complaint and "half of 4: expected 2, got 1.33" in complaint
+
+
+def test_a_toothless_checker_is_found(tmp_path):
+    (complaint,) = prove(lesson(tmp_path, test="answer(4)"))
+    assert "expected 'half of 4'" in complaint and "PASS" in complaint
+
+
+def test_a_verdict_with_other_words_is_found(tmp_path):
+    (complaint,) = prove(lesson(tmp_path, words="a third of 9"))
+    assert "expected 'a third of 9'" in complaint
+
+
+def test_a_blank_that_fails_instead_of_being_to_do_is_found(tmp_path):
+    test = f"""try:
+        {TEST}
+    except NotImplementedError:
+        raise AssertionError("half of 4")"""
+    (complaint,) = prove(lesson(tmp_path, test=test))
+    assert "expected 'TODO'" in complaint
+
+
+def test_an_exercise_without_wrong_answers_is_found(tmp_path):
+    (complaint,) = prove(lesson(tmp_path, edit=lambda text: text.split('# %% tags=["wrong"]')[0]))
+    assert "no wrong answer" in complaint
+
+
+def test_a_wrong_answer_must_say_what_the_verdict_contains(tmp_path):
+    with pytest.raises(ValueError, match="must start with"):
+        prove(lesson(tmp_path, edit=lambda text: text.replace("# FAIL: ", "# ")))
+
+
+def test_split_keeps_decorators_with_their_functions():
+    body, checks = split("@cache\ndef f():\n    pass\n\ncheck('f',\n      test, f)")
+    assert body.strip() == "@cache\ndef f():\n    pass" and checks == "check('f',\n      test, f)"
+
+
+class FromARank(RuntimeError):
+    ename = "NotImplementedError"
+
+
+def raises(error):
+    raise error
+
+
+@pytest.mark.parametrize(
+    "error, line",
+    [
+        (NotImplementedError(), "TODO  x: write it, then run this cell again\n"),
+        (FromARank("rank 2"), "TODO  x: write it, then run this cell again\n"),
+        (AssertionError("too long"), "FAIL  x: too long\n"),
+        (ZeroDivisionError("division by zero"), "FAIL  x: ZeroDivisionError: division by zero\n"),
+    ],
+)
+def test_check_prints_one_line_and_raises_in_strict_mode_only(error, line, capsys, monkeypatch):
+    monkeypatch.delenv("GPT2LAB_STRICT", raising=False)
+    check("x", raises, error)
+    assert capsys.readouterr().out == line and STATUS["x"] == line[:4]
+    monkeypatch.setenv("GPT2LAB_STRICT", "1")
+    with pytest.raises(NotPassed, match="x: "):
+        check("x", raises, error)
+
+
+def test_check_passes_arguments_on(capsys):
+    check("sum", lambda a, b: close(a, b, "sum"), 2, b=2.0)
+    assert capsys.readouterr().out == "PASS  sum\n"
+
+
+@pytest.mark.parametrize(
+    "got, want, message",
+    [
+        (None, 1.0, "returned None"),
+        ([1.0, 2.0], [1.0], r"expected shape \(1,\), got \(2,\)"),
+        ([[1.0, 5.0]], [[1.0, 2.0]], r"expected 2 at \(0, 1\), got 5"),
+        (float("nan"), 2.0, "expected 2, got nan"),
+        (1 + 1e-9, 1.0, "expected 1, got 1"),
+    ],
+)
+def test_close_names_what_differs(got, want, message):
+    with pytest.raises(AssertionError, match=message):
+        close(got, want, "x")
+    close(want, want, "x")
+    close(np.zeros(0), [], "nothing")

@@ -1,0 +1,164 @@
+"""Lessons are built reproducibly from their sources, and refused when they would leak."""
+
+import json
+from pathlib import Path
+
+import nbformat
+import pytest
+
+from gpt2lab.lessons.build import build, lessons, main, outdated
+from gpt2lab.lessons.source import BLANK, read
+
+NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
+
+SOURCE = '''# %% [markdown]
+# # A small lesson
+
+# %% tags=["setup"]
+from gpt2lab.exercises import check, close
+
+
+def test_one(answer):
+    close(answer(), 1, "one")
+
+
+# %% tags=["exercise"]
+def one():
+    """The number one."""
+    ### BEGIN SOLUTION
+    return 1
+    ### END SOLUTION
+
+
+check("one", test_one, one)
+
+# %% tags=["wrong"]
+# FAIL: one: expected 1
+def one():
+    return 2
+
+# %% tags=["measured"]
+import time
+
+print(time.perf_counter())
+
+# %%
+print("first")
+print("second", flush=True)
+print("third")
+'''
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    """A folder with one small lesson, built once."""
+    folder = tmp_path_factory.mktemp("notebooks")
+    source = folder / "src" / "07_small.py"
+    source.parent.mkdir()
+    source.write_text(SOURCE)
+    build(read(source))
+    return folder
+
+
+def notebook(folder, *path):
+    return nbformat.read(folder.joinpath(*path, "07_small.ipynb"), 4)
+
+
+def text(cell):
+    return "".join(output.get("text", "") for output in cell.outputs)
+
+
+def test_students_get_blanks_and_teachers_solutions(built):
+    student, solution = notebook(built).cells, notebook(built, "solutions").cells
+    assert BLANK in student[2].source and "return 1" not in student[2].source
+    assert "return 1" in solution[2].source and "###" not in solution[2].source
+    assert text(student[2]).startswith("TODO  one") and text(solution[2]) == "PASS  one\n"
+    assert not any("return 2" in cell.source for cell in student + solution)
+    assert [cell.id for cell in student] == [cell.id for cell in solution]
+
+
+def test_measured_cells_are_ignored_by_nbval_and_prints_are_merged(built):
+    cells = notebook(built, "solutions").cells
+    assert cells[3].metadata.tags == ["measured", "nbval-ignore-output"]
+    assert len(cells[4].outputs) == 1 and text(cells[4]) == "first\nsecond\nthird\n"
+
+
+def test_a_second_build_gives_the_same_bytes(built):
+    paths = sorted(built.rglob("*.ipynb"))
+    before = [path.read_bytes() for path in paths]
+    build(read(built / "src" / "07_small.py"))
+    assert len(paths) == 2 and [path.read_bytes() for path in paths] == before
+
+
+def test_an_edit_moves_no_other_id_and_makes_the_notebooks_outdated(built, tmp_path, capsys):
+    source = tmp_path / "src" / "07_small.py"
+    source.parent.mkdir()
+    source.write_text(SOURCE.replace("# # A small lesson", "# # A small lesson\n\n# %%\nx = 1"))
+    for path in built.rglob("*.ipynb"):
+        copy = tmp_path / path.relative_to(built)
+        copy.parent.mkdir(exist_ok=True)
+        copy.write_bytes(path.read_bytes())
+    edited = read(source)
+    old = [cell.id for cell in notebook(built).cells]
+    assert [i for i in (cell.id for cell in edited.notebook(True).cells) if i in old] == old
+    assert len(outdated(edited)) == 2 and outdated(read(built / "src" / "07_small.py")) == []
+    assert main(["--check", "--folder", str(tmp_path)]) == 1 and "make notebooks" in capsys.readouterr().out
+
+
+def test_a_notebook_edited_by_hand_is_outdated(built, tmp_path):
+    source = tmp_path / "src" / "07_small.py"
+    source.parent.mkdir()
+    source.write_text(SOURCE)
+    for path in built.rglob("*.ipynb"):
+        copy = tmp_path / path.relative_to(built)
+        copy.parent.mkdir(exist_ok=True)
+        copy.write_text(path.read_text().replace("A small lesson", "A smaller lesson"))
+    assert len(outdated(read(source))) == 2
+
+
+def test_a_cell_that_shows_an_address_or_writes_to_stderr_is_refused(tmp_path):
+    for bad in ("print(object())", "import sys; print('x', file=sys.stderr)"):
+        source = tmp_path / "07_small.py"
+        source.write_text(f"# %%\n{bad}\n")
+        with pytest.raises(RuntimeError, match="differs elsewhere"):
+            build(read(source))
+
+
+@pytest.mark.parametrize(
+    "bad, message",
+    [
+        ("# %% tags=['mesured']\nx = 1", "unknown tag 'mesured'"),
+        ("# %% tags=['exercise']\nx = 1", "needs solution markers"),
+        ("# %%\nif x:\n    ### BEGIN SOLUTION\n    y = 1\n    ### END SOLUTION", "outside a cell tagged"),
+        (
+            "# %% tags=['exercise']\ndef f():\n    ### BEGIN SOLUTION\n    y = 1\ncheck()",
+            "without its partner",
+        ),
+    ],
+)
+def test_a_source_with_a_mistake_is_refused(tmp_path, bad, message):
+    path = tmp_path / "07_small.py"
+    path.write_text(bad)
+    with pytest.raises(ValueError, match=message):
+        read(path)
+
+
+def test_an_unknown_lesson_is_named(built):
+    with pytest.raises(ValueError, match="no lesson starts with '08'. There are: 07_small"):
+        lessons(built, ["08"])
+
+
+def test_no_committed_lesson_is_outdated():
+    assert [reason for lesson in lessons(NOTEBOOKS) for reason in outdated(lesson)] == []
+
+
+def test_every_committed_notebook_has_a_source():
+    sources = {path.stem for path in NOTEBOOKS.glob("src/*.py")}
+    assert {path.stem for path in NOTEBOOKS.rglob("*.ipynb")} == sources
+
+
+def test_committed_notebooks_hold_no_errors_and_no_machine_paths():
+    for path in NOTEBOOKS.rglob("*.ipynb"):
+        for cell in json.loads(path.read_text())["cells"]:
+            for output in cell.get("outputs", []):
+                assert output["output_type"] != "error" and output.get("name") != "stderr", path.name

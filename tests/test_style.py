@@ -1,0 +1,120 @@
+"""Figures look alike, carry captions and alt text, and stay readable for the colour-blind."""
+
+import pytest
+
+from gpt2lab.lessons import display, explore, show, show_source, table
+from gpt2lab.plots.style import COLORS, RANKS, figure, png, rank_color, svg
+
+
+@pytest.fixture
+def shown(monkeypatch):
+    """What was displayed: a list of (data, metadata)."""
+    import IPython.display
+
+    seen = []
+
+    def fake(thing, metadata=None, raw=False):
+        seen.append((thing if raw else {"text/markdown": thing.data}, metadata))
+
+    monkeypatch.setattr(IPython.display, "display", fake)
+    monkeypatch.setenv("GPT2LAB_STATIC", "1")
+    return seen
+
+
+def draw(height):
+    fig, ax = figure(4, 2)
+    ax.plot([0, height])
+    return fig
+
+
+def test_a_figure_carries_alt_text_and_a_caption_that_says_where_numbers_come_from(shown):
+    show(draw(1), "paced", "a line.", "a line from 0 to 1")
+    (image, metadata), (caption, _) = shown
+    assert metadata["image/png"]["alt"] == image["text/plain"][9:-1] == "a line from 0 to 1"
+    assert caption["text/markdown"] == "*Paced: a line.*"
+    with pytest.raises(ValueError, match="'guessed' does not say"):
+        show(draw(1), "guessed", "a line.", "a line")
+
+
+def test_static_explore_shows_posters_and_draws_the_ends_of_every_control(shown, capsys):
+    drawn = []
+
+    def record(height, color):
+        drawn.append((height, color))
+        return draw(height)
+
+    explore(record, "drawing", "height {height}", "a {color} line", height=(1, 5, 2), color=["red", "blue"])
+    assert drawn == [(1, "red"), (5, "red"), (2, "red"), (2, "blue"), (2, "red")]
+    assert shown[1][0]["text/markdown"] == "*Drawing: height 2*" and len(shown) == 2
+    assert "vary height, color" in capsys.readouterr().out
+
+
+def test_live_explore_makes_a_widget_for_every_control():
+    import ipywidgets
+
+    made = [display._widget(ipywidgets, "x", control) for control in [(1, 5, 2), (0.0, 1.0, 0.5), ["a", "b"]]]
+    assert [type(w).__name__ for w in made] == ["IntSlider", "FloatSlider", "Dropdown"]
+    assert [w.value for w in made] == [2, 0.5, "a"]
+
+
+def test_sources_and_tables_are_shown_as_text(shown):
+    show_source(rank_color)
+    table([("a", 1234567, 0.123456), ("b", 2, 3.0)], ["name", "n", "x"])
+    source, rows = (thing["text/markdown"] for thing, _ in shown)
+    assert source.startswith("`gpt2lab/plots/style.py`\n```python\ndef rank_color(")
+    assert rows.splitlines()[1:] == ["| :-- | --: | --: |", "| a | 1,234,567 | 0.1235 |", "| b | 2 | 3 |"]
+
+
+def test_the_same_figure_gives_the_same_bytes():
+    assert png(draw(1)) == png(draw(1)) != png(draw(2))
+    assert svg(draw(1)) == svg(draw(1)) and "date" not in svg(draw(1)).lower()
+
+
+def linear(color):
+    """A hex colour as linear RGB."""
+    values = [int(color[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    return [v / 12.92 if v <= 0.04045 else ((v + 0.055) / 1.055) ** 2.4 for v in values]
+
+
+SIGHTS = {  # Machado, Oliveira & Fernandes 2009: full colour vision, protanopia, deuteranopia
+    "full": [[1, 0, 0], [0, 1, 0], [0, 0, 1]],
+    "protanopia": [
+        [0.152286, 1.052583, -0.204868],
+        [0.114503, 0.786281, 0.099216],
+        [-0.003882, -0.048116, 1.051998],
+    ],
+    "deuteranopia": [
+        [0.367322, 0.860646, -0.227968],
+        [0.280085, 0.672501, 0.047413],
+        [-0.01182, 0.04294, 0.968881],
+    ],
+}
+
+
+def lab(color, sight):
+    """CIE L*a*b* of a colour as somebody with this sight perceives it."""
+    r, g, b = (sum(m * c for m, c in zip(row, linear(color), strict=True)) for row in SIGHTS[sight])
+    xyz = (
+        (0.4124 * r + 0.3576 * g + 0.1805 * b) / 0.9505,
+        0.2126 * r + 0.7152 * g + 0.0722 * b,
+        (0.0193 * r + 0.1192 * g + 0.9505 * b) / 1.089,
+    )
+    x, y, z = (max(v, 0) ** (1 / 3) if v > 0.008856 else 7.787 * v + 16 / 116 for v in xyz)
+    return 116 * y - 16, 500 * (x - y), 200 * (y - z)
+
+
+@pytest.mark.parametrize("sight", SIGHTS)
+@pytest.mark.parametrize("palette", [tuple(COLORS.values()), RANKS], ids=["kinds", "ranks"])
+def test_colours_stay_apart_for_the_colour_blind(palette, sight):
+    seen = [lab(color, sight) for color in palette]
+    apart = {
+        (palette[i], palette[j]): sum((a - b) ** 2 for a, b in zip(seen[i], seen[j], strict=True)) ** 0.5
+        for i in range(len(palette))
+        for j in range(i)
+    }
+    closest = min(apart, key=apart.get)
+    assert apart[closest] > 10, f"{closest}: {apart[closest]:.1f}"
+
+
+def test_ranks_beyond_the_palette_keep_distinct_colours():
+    assert len({rank_color(r) for r in range(32)}) == 32 and rank_color(3) == RANKS[3].lower()
