@@ -1,0 +1,166 @@
+"""Live ranks: what goes in, what comes back, in which order, and how pools keep state."""
+
+import linecache
+import os
+import subprocess
+import sys
+import textwrap
+import threading
+import types
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from gpt2lab import RankFailed, Ranks, kept, launch
+
+
+@pytest.fixture(scope="module")
+def pool():
+    with Ranks(3, timeout=30, echo=False) as ranks:
+        yield ranks
+
+
+def total(rank, world_size, *args, factor=1):
+    x = torch.tensor([float(rank + 1)], dtype=torch.float64)
+    dist.all_reduce(x)
+    return rank, world_size, args, x.item() * factor
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 5])
+def test_results_come_back_in_rank_order_with_arguments_passed_on(ranks):
+    expected = ranks * (ranks + 1) / 2 * 10
+    results = launch(total, "a", 2, ranks=ranks, factor=10)
+    assert results == [(rank, ranks, ("a", 2), expected) for rank in range(ranks)]
+
+
+def cell(source: str, name="/tmp/ipykernel_77/1234.py"):
+    """Run source as a notebook does: in `__main__`, known to linecache only."""
+    module = types.ModuleType("__main__")
+    linecache.cache[name] = (len(source), None, source.splitlines(True), name)
+    exec(compile(source, name, "exec"), vars(module))
+    return module
+
+
+def test_functions_closures_lambdas_and_classes_of_a_cell_work(pool):
+    module = cell(
+        textwrap.dedent("""
+        class Point:
+            def __init__(self, x): self.x = x
+            def double(self): return Point(2 * self.x)
+        base = 100
+        def outer(offset):
+            def inner(rank, world_size):
+                return Point(base + offset + rank).double().x
+            return inner
+        """)
+    )
+    assert pool.run(module.outer(5)) == [210, 212, 214]
+    assert pool.run(lambda rank, world_size: rank * world_size) == [0, 3, 6]
+
+
+def test_tensors_models_and_large_results_survive_the_way_back(pool):
+    big = pool.run(lambda rank, _: torch.full((1_000_000,), rank, dtype=torch.float64))
+    assert [x.unique().item() for x in big] == [0, 1, 2]
+    layer = pool.run(lambda rank, _: torch.nn.Linear(2, 2))[1]
+    assert isinstance(layer, torch.nn.Linear)
+
+
+def talk(rank, world_size):
+    dist.barrier()
+    for line in range(3):
+        print(f"line {line} of {rank}")
+    print("no newline at the end", end="")
+
+
+def test_lines_come_back_rank_by_rank(capsys):
+    launch(talk, ranks=3)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines == [
+        f"[rank {r}] {text}"
+        for r in range(3)
+        for text in [*(f"line {i} of {r}" for i in range(3)), "no newline at the end"]
+    ]
+
+
+def test_live_lines_keep_their_order_within_a_rank_and_silence_is_silent(capsys):
+    launch(talk, ranks=2, echo="live")
+    lines = capsys.readouterr().out.splitlines()
+    assert [line for line in lines if line.startswith("[rank 1]")] == [
+        *(f"[rank 1] line {i} of 1" for i in range(3)),
+        "[rank 1] no newline at the end",
+    ]
+    launch(talk, ranks=2, echo=False)
+    assert capsys.readouterr().out == ""
+
+
+def test_much_output_does_not_block_a_rank(capsys):
+    launch(lambda rank, _: print("x" * 500_000), ranks=2)
+    assert [len(line) for line in capsys.readouterr().out.splitlines()] == [500_009] * 2
+
+
+def test_a_pool_keeps_its_processes_and_their_state(pool):
+    def remember(rank, world_size, value=None):
+        if value is not None:
+            kept["value"] = value + rank
+        return os.getpid(), kept.get("value")
+
+    first = pool.run(remember, 40)
+    second = pool.run(remember)
+    assert first == second
+    assert [value for _, value in second] == [40, 41, 42]
+    assert len({pid for pid, _ in second} | {os.getpid()}) == 4
+    assert "value" not in kept  # the parent has its own, empty one
+
+
+def test_a_pool_restarts_its_ranks_after_a_failure(pool):
+    before = pool.run(lambda rank, _: os.getpid())
+
+    def fail(rank, world_size):
+        raise KeyError(rank)
+
+    with pytest.raises(RankFailed, match="KeyError"):
+        pool.run(fail)
+    after = pool.run(lambda rank, _: os.getpid())
+    assert not set(before) & set(after)
+    assert pool.run(total, factor=2)[0][3] == 12
+
+
+def test_every_rank_has_one_thread_and_a_ready_group(pool):
+    def describe(rank, world_size):
+        return torch.get_num_threads(), dist.get_rank(), dist.get_world_size(), dist.get_backend()
+
+    assert pool.run(describe) == [(1, rank, 3, "gloo") for rank in range(3)]
+
+
+def test_wrong_arguments_are_refused_before_any_process_starts(monkeypatch):
+    monkeypatch.setattr("gpt2lab.ranks.crew.Crew.__init__", lambda *_: pytest.fail("a process was started"))
+    for bad, words in [
+        (lambda: launch(total, ranks=0), "ranks=0.*1 or more"),
+        (lambda: launch(total, ranks=2.5), "whole number"),
+        (lambda: launch(total, timeout=0), "more than 0"),
+        (lambda: launch(total, echo="loud"), "'grouped', 'live' or False"),
+        (lambda: launch("total"), "needs a function"),
+        (lambda: launch(total, threading.Lock()), "cannot be sent to the ranks"),
+    ]:
+        with pytest.raises((ValueError, TypeError), match=words):
+            bad()
+
+
+def test_a_script_without_a_main_guard_works_and_is_not_run_again(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        "from gpt2lab import launch\n"
+        "print('start')\n"
+        "offset = 7\n"
+        "def work(rank, world_size):\n"
+        "    return rank + offset\n"
+        "print(launch(work, ranks=2))\n"
+    )
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=100)
+    assert (done.stdout, done.stderr) == ("start\n[7, 8]\n", "")
+
+
+def test_the_package_imports_quickly_without_torch():
+    code = "import sys, gpt2lab; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], timeout=100).returncode == 0
