@@ -104,9 +104,10 @@ def _no_graph(op: str, x: torch.Tensor) -> None:
         )
 
 
-def all_reduce(x: torch.Tensor, axis: Axis, op: str = "sum", async_op: bool = False):
+def all_reduce(x: torch.Tensor, axis: Axis, op: str = "sum", async_op: bool = False, own: bool = False):
     """The sum (max, min) over the axis, on every rank; with async_op a Handle.
 
+    `own` says that x is a contiguous buffer of the caller's, unknown to autograd: then the result replaces it.
     Bytes per rank: reduce-scatter plus all-gather, 2 (n-1)/n S (Patarasuk & Yuan 2009).
     """
     _no_graph("all_reduce", x)
@@ -114,15 +115,55 @@ def all_reduce(x: torch.Tensor, axis: Axis, op: str = "sum", async_op: bool = Fa
         return Handle([], x, None) if async_op else x
     chunks = [c * x.element_size() for c in split_sizes(x.numel(), axis.size)]
     size = 2 * sum(chunks) - chunks[axis.rank] - chunks[(axis.rank + 1) % axis.size]
-    messages = 2 * (axis.size - 1)
+    result = x.detach() if own else x.detach().clone(memory_format=torch.contiguous_format)
+    start = lambda: dist.all_reduce(result, REDUCE[op], group=axis.group, async_op=async_op)
+    return _run("all_reduce", axis, size, 2 * (axis.size - 1), x, result, start, async_op)
+
+
+def gather_flat(shard: torch.Tensor, axis: Axis, async_op: bool = False, out: torch.Tensor | None = None):
+    """Everybody's shards (s,) of equal length as one (n s,); with async_op a Handle. Bytes: (n-1)/n S."""
+    if axis.size == 1:
+        out = shard.detach() if out is None else out.copy_(shard)
+        return Handle([], out, None) if async_op else out
+    out = shard.new_empty(axis.size * shard.numel()) if out is None else out
+    start = lambda: dist.all_gather_single(out, shard.detach(), group=axis.group, async_op=async_op)
+    size = (axis.size - 1) * _bytes(shard)
+    return _run("all_gather", axis, size, axis.size - 1, shard, out, start, async_op)
+
+
+def reduce_scatter_flat(x: torch.Tensor, axis: Axis, async_op: bool = False):
+    """The sum over the axis of x (n s,), of which each rank gets its (s,); with async_op a Handle. Bytes: (n-1)/n S."""
+    if axis.size == 1:
+        return Handle([], x.detach(), None) if async_op else x.detach()
+    out = x.new_empty(x.numel() // axis.size)
+    start = lambda: dist.reduce_scatter_single(out, x.detach(), group=axis.group, async_op=async_op)
+    size = (axis.size - 1) * _bytes(out)
+    return _run("reduce_scatter", axis, size, axis.size - 1, x, out, start, async_op)
+
+
+def _run(op: str, axis: Axis, size: int, messages: int, x, result, start, async_op: bool):
+    """Run a call now and return its result, or start it and return a Handle."""
+    if not async_op:
+        with _call(op, axis, size, messages, x):
+            start()
+        return result
+    begun = time.perf_counter()
+    finish = lambda: log.append(Event(op, axis.name, size, messages, begun, time.perf_counter()))
+    return Handle([start()], result, finish)
+
+
+def reduce(x: torch.Tensor, axis: Axis, root: int = 0):
+    """The sum over the axis on the rank at place `root`; what the others get back means nothing.
+
+    Bytes per rank: S, along a chain that ends at the root; the root sends none.
+    """
+    _no_graph("reduce", x)
+    if axis.size == 1:
+        return x
+    mine = axis.rank == root
     result = x.detach().clone(memory_format=torch.contiguous_format)
-    if async_op:
-        start = time.perf_counter()
-        work = dist.all_reduce(result, REDUCE[op], group=axis.group, async_op=True)
-        event = lambda: log.append(Event("all_reduce", axis.name, size, messages, start, time.perf_counter()))
-        return Handle([work], result, event)
-    with _call("all_reduce", axis, size, messages, x):
-        dist.all_reduce(result, REDUCE[op], group=axis.group)
+    with _call("reduce", axis, 0 if mine else _bytes(x), int(not mine), x):
+        dist.reduce(result, axis.ranks[root], group=axis.group)
     return result
 
 
