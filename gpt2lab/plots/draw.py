@@ -1,0 +1,20 @@
+"""Draw the pictures that README and lessons show and that are not outputs: `python -m gpt2lab.plots.draw FOLDER`."""
+
+import sys
+from pathlib import Path
+
+from .strategies import strategies
+from .style import save
+
+PICTURES = {"strategies.svg": strategies}
+"""File name -> the function that draws it, called without arguments."""
+
+
+def draw(folder) -> list[Path]:
+    """Draw every picture into a folder and return the paths."""
+    return [save(picture(), Path(folder, name)) for name, picture in PICTURES.items()]
+
+
+if __name__ == "__main__":
+    for path in draw(sys.argv[1]):
+        print(path)

@@ -1,0 +1,64 @@
+"""The pictures in figures/ are what our code draws, and the picture of all strategies tells the truth."""
+
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import torch
+
+from gpt2lab import Ranks
+from gpt2lab.model import GPT2Config
+from gpt2lab.plan import Plan, build
+from gpt2lab.plots.draw import PICTURES, draw
+from gpt2lab.plots.strategies import RANKS, STRATEGIES
+from gpt2lab.ranks.mesh import Mesh
+from gpt2lab.verify import example_batch
+
+FIGURES = Path(__file__).parents[1] / "figures"
+PLANS = {
+    "data parallel": ("data", "dp=4"),
+    "ZeRO": ("zero", "dp=4,zero=3"),
+    "context parallel": ("context", "cp=4"),
+    "tensor parallel": ("tensor", "tp=4"),
+    "pipeline parallel": ("pipeline", "pp=4,micro=4"),
+}
+CONFIG = GPT2Config(vocab_size=64, n_positions=16, n_layer=8, n_head=4, n_embd=32)
+
+
+def test_the_pictures_are_fresh(tmp_path):
+    drawn = {path.name: path.read_bytes() for path in draw(tmp_path)}
+    committed = {path.name: path.read_bytes() for path in FIGURES.iterdir()}
+    assert drawn == committed, "run `make figures`"
+
+
+def test_every_picture_is_used():
+    texts = [path.read_text() for path in FIGURES.parent.glob("*.md")]
+    texts += [path.read_text() for path in FIGURES.parent.glob("notebooks/src/*.py")]
+    for name in PICTURES:
+        assert any(f"figures/{name}" in text for text in texts), name
+
+
+@pytest.fixture(scope="module")
+def ranks():
+    with Ranks(RANKS) as pool:
+        yield pool
+
+
+def held(rank, world_size, text):
+    """Shares of a batch's tokens, of the weights and of the optimizer's state that this rank holds."""
+    plan = Plan.parse(text)
+    parallel = build(plan, CONFIG, Mesh(pp=plan.pp, dp=plan.dp, cp=plan.cp, tp=plan.tp), torch.float64)
+    batch = example_batch(CONFIG, 8, 16)
+    data = sum(micro.tokens.numel() for micro in parallel.mine(batch)) / batch.tokens.numel()
+    weights = sum(p.numel() for p in parallel.model.parameters()) / CONFIG.parameters
+    state = sum(piece.tensor.numel() for piece in parallel.sync.pieces) / CONFIG.parameters
+    return data, weights, state
+
+
+@pytest.mark.parametrize("cut", STRATEGIES, ids=lambda cut: cut.name)
+def test_declared_shares_are_what_ranks_hold(cut, ranks):
+    file, text = PLANS.get(cut.name, ("expert", ""))
+    if find_spec(f"gpt2lab.parallel.{file}") is None or not text:
+        pytest.skip(f"there is no gpt2lab/parallel/{file}.py to compare with yet")
+    for share in ranks.run(held, text):
+        assert share == pytest.approx((cut.data, cut.weights, cut.state), abs=0.1)
