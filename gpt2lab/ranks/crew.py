@@ -15,7 +15,7 @@ from pathlib import Path
 
 from gpt2lab.ranks.board import Board
 from gpt2lab.ranks.failure import own_frame, place
-from gpt2lab.ranks.preload import FOLDER_PREFIX
+from gpt2lab.ranks.guard import FOLDER_PREFIX, GUARD
 from gpt2lab.ranks.rank_process import HEADER, serve
 
 _starting = threading.Lock()
@@ -160,11 +160,11 @@ def _context():
     from multiprocessing.forkserver import ensure_running
 
     if threading.current_thread() is threading.main_thread():
-        os.environ["GPT2LAB_GUARD_FORKSERVER"] = str(os.getpid())
+        os.environ[GUARD] = str(os.getpid())
     try:
         ensure_running()
     finally:
-        os.environ.pop("GPT2LAB_GUARD_FORKSERVER", None)
+        os.environ.pop(GUARD, None)
     return context
 
 

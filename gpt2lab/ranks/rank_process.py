@@ -21,7 +21,7 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 
 from gpt2lab.ranks import board
-from gpt2lab.ranks.preload import die_with_parent
+from gpt2lab.ranks.guard import die_with_parent
 
 HEADER = struct.Struct("<Q")
 LOST_PEER = re.compile(r"gloo/|Connection closed by peer|Connection reset|Broken pipe")

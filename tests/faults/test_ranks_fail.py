@@ -1,0 +1,250 @@
+"""A rank raises, dies, hangs or returns nonsense: the right rank is named, fast, and nothing is left."""
+
+import contextlib
+import ctypes
+import os
+import random
+import signal
+import sys
+import threading
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+from processes import PATIENCE, until
+
+from gpt2lab import RankFailed, Ranks, launch
+from gpt2lab.ranks import comm
+from gpt2lab.ranks.mesh import Mesh
+
+
+def failure(fn, *args, **kwargs) -> RankFailed:
+    """The RankFailed that a launch ends with, well within the time that a hang of gloo would take."""
+    start = time.monotonic()
+    with pytest.raises(RankFailed) as info:
+        launch(fn, *args, echo=False, **kwargs)
+    assert time.monotonic() - start < PATIENCE + kwargs.get("timeout", 0)
+    return info.value
+
+
+def children() -> list[int]:
+    import multiprocessing
+
+    return [child.pid for child in multiprocessing.active_children()]
+
+
+@pytest.fixture(autouse=True)
+def nothing_left():
+    yield
+    assert children() == []
+
+
+def raise_on(rank, world_size, culprit, teardown=0.0):
+    axis = Mesh(dp=world_size)["dp"]
+    try:
+        if rank == culprit:
+            raise NotImplementedError(f"to do on {rank}")  # the line that must be shown
+        comm.barrier(axis)
+    finally:
+        if teardown:
+            dist.destroy_process_group()
+            time.sleep(teardown)
+
+
+@pytest.mark.parametrize(("ranks", "culprit"), [(2, 0), (2, 1), (3, 1), (4, 3)])
+@pytest.mark.parametrize("teardown", [0.0, 1.5])
+def test_a_rank_that_raises_is_named_with_its_source_line(ranks, culprit, teardown):
+    error = failure(raise_on, culprit, ranks=ranks, teardown=teardown)
+    assert (error.rank, error.ename) == (culprit, "NotImplementedError")
+    assert f"to do on {culprit}" in str(error)
+    assert "# the line that must be shown" in str(error)
+    assert str(error).count("Traceback") == 1 and "rank_process.py" not in str(error)
+
+
+def test_the_text_shows_the_lines_of_a_notebook_cell():
+    import linecache
+    import types
+
+    source = "def work(rank, world_size):\n    deep = {}\n    return deep[rank]  # cell line\n"
+    name = "/tmp/ipykernel_9/8.py"
+    linecache.cache[name] = (len(source), None, source.splitlines(True), name)
+    module = types.ModuleType("__main__")
+    exec(compile(source, name, "exec"), vars(module))
+    error = failure(module.work, ranks=2)
+    assert "return deep[rank]  # cell line" in str(error)
+    assert "ipykernel" not in str(error) and "Cell, line 3, in work" in str(error)
+
+
+def die(rank, world_size, culprit, how):
+    axis = Mesh(dp=world_size)["dp"]
+    comm.all_reduce(torch.ones(2), axis)
+    if rank == culprit:
+        if isinstance(how, int):
+            os.kill(os.getpid(), how)
+        elif how == "segfault":
+            ctypes.string_at(0)
+        elif how == "exit":
+            os._exit(0)
+        else:
+            sys.exit(0)
+    comm.all_reduce(torch.ones(2), axis)
+
+
+@pytest.mark.parametrize(
+    ("how", "words", "ename"),
+    [
+        (signal.SIGKILL, "was killed by SIGKILL", "ProcessDied"),
+        (signal.SIGTERM, "was killed by SIGTERM", "ProcessDied"),
+        (signal.SIGABRT, "was killed by SIGABRT", "ProcessDied"),
+        ("segfault", "was killed by SIGSEGV", "ProcessDied"),
+        ("exit", "left with exit code 0 before it returned a result", "ProcessDied"),
+        ("sys.exit", "raised SystemExit", "SystemExit"),
+    ],
+)
+def test_a_rank_that_dies_is_named_not_its_innocent_peers(how, words, ename):
+    error = failure(die, 1, how, ranks=3)
+    assert (error.rank, error.ename) == (1, ename)
+    assert f"rank 1 {words}" in str(error)
+    if ename == "ProcessDied":
+        assert "all_reduce #1 on axis 'dp'" in str(error)
+
+
+def hang(rank, world_size, how):
+    axis = Mesh(dp=world_size)["dp"]
+    comm.all_reduce(torch.ones(2), axis)
+    if rank == 1:
+        if how == "sleep":
+            time.sleep(1000)  # laggard
+        elif how == "stop":
+            os.kill(os.getpid(), signal.SIGSTOP)
+        elif how == "gil":
+            ctypes.PyDLL(None).sleep(1000)  # laggard
+        elif how == "spin":
+            while True:  # laggard
+                pass  # laggard
+        elif how == "skip":
+            return
+    comm.all_reduce(torch.ones(3), axis)
+
+
+@pytest.mark.parametrize(
+    ("how", "where"),
+    [
+        ("sleep", "time.sleep(1000)  # laggard"),
+        ("stop", "is stopped (SIGSTOP)"),
+        ("gil", "ctypes.PyDLL(None).sleep(1000)  # laggard"),
+        ("spin", "# laggard"),
+        ("skip", "has returned from the function already"),
+    ],
+)
+def test_a_hang_says_who_waits_where_for_whom_and_where_the_laggard_is(how, where):
+    error = failure(hang, how, ranks=3, timeout=1.0)
+    assert (error.rank, error.ename) == (1, "TimeoutError")
+    text = str(error)
+    waits = [line for line in text.splitlines() if "waits" in line]
+    assert [line.split(" waits ")[0].strip() for line in waits] == ["rank 0", "rank 2"]
+    for line in waits:
+        assert "all_reduce #2 on axis 'dp' (3,) float32 for rank 1;" in line
+        assert "`comm.all_reduce(torch.ones(3), axis)`" in line
+    (laggard,) = (line for line in text.splitlines() if line.startswith("  rank 1 "))
+    assert where in laggard
+
+
+def test_ranks_that_all_sleep_time_out_and_steady_ranks_do_not():
+    error = failure(lambda rank, _: time.sleep(1000), ranks=2, timeout=0.5)
+    assert error.ename == "TimeoutError" and "time.sleep(1000)" in str(error)
+
+    def steady(rank, world_size):
+        for _ in range(15):
+            time.sleep(0.1)
+            print(".", flush=True)
+
+    launch(steady, ranks=2, timeout=1.0, echo=False)
+
+
+def test_a_result_that_cannot_be_pickled_is_explained():
+    error = failure(lambda rank, _: (i for i in range(rank)), ranks=2)
+    assert error.ename == "TypeError" and "(a generator) cannot be sent back" in str(error)
+    assert "Return numbers, strings, tensors" in str(error)
+
+
+def test_many_ranks_on_few_cores():
+    def work(rank, world_size):
+        x = torch.tensor([rank])
+        dist.all_reduce(x)
+        return x.item()
+
+    assert launch(work, ranks=32, timeout=60) == [sum(range(32))] * 32
+
+
+def test_launches_at_once_do_not_meet():
+    results = {}
+
+    def one(number):
+        def work(rank, world_size):
+            x = torch.tensor([number])
+            for _ in range(5):
+                x = x.clone()
+                dist.all_reduce(x)
+            return x.item()
+
+        results[number] = launch(work, ranks=2, echo=False, timeout=60)
+
+    threads = [threading.Thread(target=one, args=(n,)) for n in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert results == {n: [n * 2**5] * 2 for n in range(6)}
+
+
+def test_an_interrupt_ends_the_run_and_the_next_one_works():
+    with Ranks(2, timeout=60, echo=False) as pool:
+        pool.run(hang_free)
+        threading.Timer(0.3, signal.raise_signal, (signal.SIGINT,)).start()
+        start = time.monotonic()
+        with pytest.raises(KeyboardInterrupt):
+            pool.run(lambda rank, _: time.sleep(1000))
+        assert time.monotonic() - start < PATIENCE
+        assert children() == []
+        assert pool.run(hang_free) == [2.0, 2.0]
+
+
+def hang_free(rank, world_size):
+    return comm.all_reduce(torch.ones(1), Mesh(dp=world_size)["dp"]).item()
+
+
+def descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="needs /proc")
+def test_many_faults_in_a_row_leave_no_descriptor_process_or_folder(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    random.seed(4)
+    kinds = [signal.SIGKILL, "exit", "sys.exit", "segfault", "raise"]
+    with Ranks(3, timeout=20, echo=False) as pool:
+        pool.run(hang_free)
+        before = descriptors()
+        for _ in range(8):
+            kind, culprit = random.choice(kinds), random.randrange(3)
+            with pytest.raises(RankFailed) as info:
+                if kind == "raise":
+                    pool.run(raise_on, culprit)
+                else:
+                    pool.run(die, culprit, kind)
+            assert info.value.rank == culprit
+            assert pool.run(hang_free) == [3.0] * 3
+        assert descriptors() == before
+        assert len(list(tmp_path.glob("gpt2lab-*"))) == 1
+    until(lambda: not list(tmp_path.glob("gpt2lab-*")))
+
+
+def test_a_dropped_pool_ends_its_ranks():
+    pool = Ranks(2, echo=False)
+    pids = pool.run(lambda rank, _: os.getpid())
+    del pool
+    until(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in pids))
+    with contextlib.suppress(ChildProcessError):
+        assert children() == []
