@@ -151,11 +151,14 @@ class Parallel:
         """The whole gradients, likewise."""
         return self.gather([p.tensor.grad for p in self.sync.pieces])
 
+    def scatter(self, tensors: dict[str, torch.Tensor]) -> list[torch.Tensor]:
+        """What `gather` undoes: for every piece, this rank's part of the whole tensors."""
+        return self.sync.scatter({n: spec.local(tensors[n], s, self.mesh) for n, s in self.specs.items()})
+
     @torch.no_grad()
     def load(self, weights: dict[str, torch.Tensor]) -> None:
         """Take over whole weights by name: each rank keeps its own part."""
-        mine = {n: spec.local(weights[n], s, self.mesh) for n, s in self.specs.items()}
-        for piece, value in zip(self.sync.pieces, self.sync.scatter(mine), strict=True):
+        for piece, value in zip(self.sync.pieces, self.scatter(weights), strict=True):
             piece.tensor.copy_(value)
         self.sync.updated()
 

@@ -1,0 +1,71 @@
+"""The command line: `python -m gpt2lab COMMAND`, or `gpt2lab COMMAND`."""
+
+import argparse
+import difflib
+import importlib
+import sys
+
+COMMANDS = {
+    "train": ("gpt2lab.commands.train", "train GPT-2, on Shakespeare unless told otherwise"),
+    "generate": ("gpt2lab.commands.generate", "let a trained model write"),
+    "verify": ("gpt2lab.commands.verify", "compare a plan with the serial run: loss, gradients, weights"),
+    "schedule": ("gpt2lab.schedules.command", "draw, check and simulate a pipeline schedule"),
+    "data": ("gpt2lab.corpus.command", "turn your own text into tokens to train on"),
+    "info": ("gpt2lab.commands.info", "what this machine is and how fast it multiplies"),
+    "bench": ("gpt2lab.commands.bench", "time our strategies against PyTorch's own"),
+}
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse that answers a typo with the name that was probably meant."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, allow_abbrev=False, **kwargs)
+
+    def parse_args(self, args=None, namespace=None):
+        """Like argparse's, but an unknown option is answered with the nearest known one."""
+        found, unknown = self.parse_known_args(args, namespace)
+        if unknown:
+            flag = unknown[0].partition("=")[0]
+            known = [o for o in self._option_string_actions if o.startswith("--")]
+            near = difflib.get_close_matches(flag, known, 1)
+            hint = f"Did you mean {near[0]}?" if near else f"See {self.prog} --help."
+            self.error(f"there is no {flag} here. {hint}")
+        return found
+
+
+def overview() -> str:
+    """The help of the command line as a whole."""
+    lines = ["usage: python -m gpt2lab COMMAND [options]", "", "GPT-2 in parallel: run it and check it.", ""]
+    lines += [f"  {name:10}{about}" for name, (_, about) in COMMANDS.items()]
+    return "\n".join([*lines, "", "python -m gpt2lab COMMAND --help explains a command."])
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run one command; returns its exit status. Errors that a user can mend are one sentence, without a traceback."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    if not arguments or arguments[0] in ("-h", "--help", "help"):
+        print(overview())
+        return 0
+    name, *rest = arguments
+    if name not in COMMANDS:
+        near = difflib.get_close_matches(name, COMMANDS, 1)
+        print(f"gpt2lab: there is no command {name!r}. ", end="", file=sys.stderr)
+        print(f"Did you mean {near[0]}?" if near else f"Choose from {', '.join(COMMANDS)}.", file=sys.stderr)
+        return 2
+    command = importlib.import_module(COMMANDS[name][0])
+    parser = Parser(
+        prog=f"gpt2lab {name}",
+        description=command.__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    command.add_arguments(parser)
+    args = parser.parse_args(rest)
+    try:
+        return command.run(args) or 0
+    except (ValueError, OSError) as error:
+        print(f"gpt2lab {name}: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print(f"\ngpt2lab {name}: interrupted.", file=sys.stderr)
+        return 130

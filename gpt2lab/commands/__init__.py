@@ -1,0 +1,1 @@
+"""The commands of `python -m gpt2lab`, one file each: `add_arguments(parser)`, and `run(args)` returns the status."""

@@ -1,0 +1,152 @@
+"""A training run: options, a folder with its log, loss curve and checkpoints, and the loop between them."""
+
+import json
+import math
+import time
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import torch
+
+from . import checkpoint, speed
+from .corpus.batches import Batches
+from .corpus.shards import Shard, shakespeare
+from .model import PRESETS, GPT2Config
+from .plan import Plan, build
+from .ranks import comm
+from .ranks.mesh import Mesh
+from .train import LLMC, Recipe, Trainer
+from .verify import axes
+
+STOP = "stop"
+DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
+
+
+@dataclass(frozen=True)
+class Options:
+    """Everything that decides a run; with the same options it gives the same losses. One field, one flag."""
+
+    config: str = "nano"
+    plan: str = "serial"
+    steps: int = 200
+    batch: int = 8
+    sequence: int = 128
+    accumulate: int = 1
+    lr: float = 2e-3
+    warmup: int = 10
+    cosine: bool = True
+    clip: float = 1.0
+    weight_decay: float = 0.1
+    recipe: str = "lab"
+    dtype: str = "float32"
+    seed: int = 0
+    data: str = "shakespeare"
+    evaluate: int = 50
+    save: int = 100
+    sample: int = 64
+    bench: bool = False
+
+    def the_plan(self) -> Plan:
+        """The plan, with the micro-batches of `accumulate`."""
+        plan = Plan.parse(self.plan)
+        return replace(plan, micro=self.accumulate) if self.accumulate > 1 else plan
+
+    def the_recipe(self) -> Recipe:
+        """The optimizer's settings: `lab`, ours with the options given, or `llmc`, llm.c's."""
+        if self.recipe == "llmc":
+            return replace(LLMC, seed=self.seed)
+        return Recipe(
+            lr=self.lr,
+            warmup=self.warmup,
+            decay_steps=self.steps if self.cosine else None,
+            clip=self.clip or None,
+            weight_decay=self.weight_decay,
+            seed=self.seed,
+        )
+
+    def the_config(self) -> GPT2Config:
+        """The sizes of the model."""
+        return PRESETS[self.config]
+
+    def shard(self) -> Shard:
+        """The tokens to train on."""
+        return shakespeare() if self.data == "shakespeare" else Shard(self.data)
+
+    def check(self) -> None:
+        """Raise ValueError, before any process starts, where these options cannot run."""
+        self.the_plan().check(self.the_config(), self.batch, self.sequence)
+        for split in ("train", "val"):
+            Batches(self.shard(), self.batch, self.sequence, self.seed, split)
+
+    def arguments(self) -> list[str]:
+        """The options as command-line arguments, every one of them spelled out."""
+        said = []
+        for key, value in asdict(self).items():
+            if isinstance(value, bool):
+                said += [f"--{key.replace('_', '-')}"] if value else [f"--no-{key.replace('_', '-')}"]
+            else:
+                said += [f"--{key.replace('_', '-')}", str(value)]
+        return said
+
+
+def start(
+    rank: int, world_size: int, options: Options, folder: str | None, resume: bool, tell=None
+) -> list[dict]:
+    """Train on this rank until the last step, or until the file `stop` appears; returns the log's entries.
+
+    `folder` None writes nothing. `tell(entry)` is called on rank 0 after every step.
+    """
+    torch.set_default_dtype(torch.float32)
+    plan, config = options.the_plan(), options.the_config()
+    parallel = build(plan, config, Mesh(**axes(plan)), DTYPES[options.dtype], options.seed)
+    trainer = Trainer(parallel, options.the_recipe())
+    folder = Path(folder) if folder else None
+    if resume:
+        checkpoint.load(checkpoint.all_in(folder)[-1], trainer)
+    log = _loop(trainer, options, folder, tell if rank == 0 else None)
+    if folder and not options.bench:
+        checkpoint.save(trainer, folder, options=asdict(options))
+    return log
+
+
+def _loop(trainer: Trainer, options: Options, folder: Path | None, tell) -> list[dict]:
+    """Steps with their measurements, one entry each; evaluations and checkpoints between them."""
+    shard = options.shard()
+    train = Batches(shard, options.batch, options.sequence, options.seed, "train")
+    val = Batches(shard, options.batch, options.sequence, options.seed, "val")
+    mesh, log = trainer.parallel.mesh, []
+    tokens = options.batch * options.sequence
+    work = speed.flops_per_token(options.the_config(), options.sequence) * tokens
+    limit = speed.matmul_rate() * mesh.world.size if mesh.rank == 0 else math.inf
+    while trainer.steps < options.steps and not _stopped(folder, mesh):
+        begin = time.perf_counter()
+        result = trainer.step(train.at(trainer.steps))
+        seconds = time.perf_counter() - begin
+        entry = {"step": trainer.steps, "loss": result.loss, "norm": result.norm, "lr": result.lr}
+        entry |= {"seconds": seconds, "tokens_per_s": tokens / seconds, "mfu": work / seconds / limit}
+        if not options.bench and (trainer.steps % options.evaluate == 0 or trainer.steps == options.steps):
+            entry["val"] = trainer.evaluate(val.at(i) for i in range(5))
+        if not options.bench and folder and trainer.steps % options.save == 0:
+            checkpoint.save(trainer, folder, options=asdict(options))
+        log.append(entry)
+        if folder and mesh.rank == 0:
+            with open(folder / "log.jsonl", "a") as file:
+                file.write(json.dumps(entry) + "\n")
+        if tell:
+            tell(entry)
+    return log
+
+
+def _stopped(folder: Path | None, mesh: Mesh) -> bool:
+    """Whether somebody asked the run to end; all ranks agree, so that all end after the same step."""
+    asked = folder is not None and mesh.rank == 0 and (folder / STOP).exists()
+    return bool(comm.all_reduce(torch.tensor(float(asked)), mesh.world, "max").item())
+
+
+def read_log(folder: str | Path) -> list[dict]:
+    """The entries of a run's log, one a step; after a resume the later entry of a step counts."""
+    entries = {}
+    for line in (Path(folder) / "log.jsonl").read_text().splitlines():
+        entry = json.loads(line)
+        entries[entry["step"]] = entry
+    return [entries[step] for step in sorted(entries)]

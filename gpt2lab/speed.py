@@ -1,0 +1,48 @@
+"""How fast this machine is, and how much of it a training step uses."""
+
+import os
+import platform
+import statistics
+import time
+
+import torch
+
+from .model import GPT2Config
+
+
+def matmul_rate(size: int = 1024, seconds: float = 0.3, dtype=torch.float32) -> float:
+    """Measured floating-point operations a second of a square matrix product, with the current threads (median)."""
+    a, b = torch.randn(size, size, dtype=dtype), torch.randn(size, size, dtype=dtype)
+    torch.mm(a, b)
+    times, begin = [], time.perf_counter()
+    while time.perf_counter() - begin < seconds:
+        start = time.perf_counter()
+        torch.mm(a, b)
+        times.append(time.perf_counter() - start)
+    return 2 * size**3 / statistics.median(times)
+
+
+def flops_per_token(config: GPT2Config, length: int) -> int:
+    """Operations of forward and backward for one token: 6 N + 12 L C T (PaLM 2022, appendix B).
+
+    N leaves out the position embedding, which is looked up and not multiplied; attention is counted whole, not causal.
+    """
+    weights = config.parameters - config.n_positions * config.n_embd
+    return 6 * weights + 12 * config.n_layer * config.n_embd * length
+
+
+def machine() -> dict[str, str]:
+    """What this machine is: processor, cores, memory, torch, and what torch can use."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30 if hasattr(os, "sysconf") else 0
+    cuda = (
+        f"{torch.cuda.device_count()} x {torch.cuda.get_device_name()}"
+        if torch.cuda.is_available()
+        else "none"
+    )
+    return {
+        "system": f"{platform.system()} {platform.machine()}, Python {platform.python_version()}",
+        "cores": str(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()),
+        "memory": f"{memory:.0f} GiB" if memory else "unknown",
+        "torch": torch.__version__,
+        "GPUs": cuda,
+    }
