@@ -67,6 +67,8 @@ class Crew:
     """Living ranks. `kill` ends them at once and leaves nothing behind."""
 
     def __init__(self, ranks: int, backend: str, timeout: float):
+        with _starting:
+            context = _context()
         self.folder = Path(tempfile.mkdtemp(prefix=f"{FOLDER_PREFIX}{os.getpid()}-"))
         self.members: list[Member] = []
         self.jobs = 0
@@ -74,7 +76,6 @@ class Crew:
         try:
             self.board = Board(self.folder / "board", ranks, create=True)
             with _starting, _without_main():
-                context = _context()
                 for rank in range(ranks):
                     self.members.append(self._start(context, rank, ranks, backend, timeout))
         except BaseException:
@@ -159,8 +160,8 @@ def _context():
     context.set_forkserver_preload(["gpt2lab.ranks.preload"])
     from multiprocessing.forkserver import ensure_running
 
-    if threading.current_thread() is threading.main_thread():
-        os.environ[GUARD] = str(os.getpid())
+    main = threading.current_thread() is threading.main_thread()
+    os.environ[GUARD] = f"{os.getpid()} {'main' if main else 'other'}"
     try:
         ensure_running()
     finally:

@@ -37,7 +37,16 @@ def _parent_died(parent: int) -> None:
 
 
 def guard_forkserver() -> None:
-    """In the forkserver: leave (and so end every rank) when the process that started it is gone."""
-    parent = os.getppid()
-    signal.signal(signal.SIGTERM, lambda *_: _parent_died(parent))
-    die_with_parent(signal.SIGTERM)
+    """In the forkserver: leave (and so end every rank) when the process that started it is gone.
+
+    The launcher leaves its process number in the environment, and whether its main thread starts the forkserver:
+    Linux counts the end of the *thread* that forked as the parent's death, so other threads get no such signal.
+    """
+    parent, _, thread = os.environ.get(GUARD, "").partition(" ")
+    if not parent:
+        return
+    if thread == "main":
+        signal.signal(signal.SIGTERM, lambda *_: _parent_died(int(parent)))
+        die_with_parent(signal.SIGTERM)
+    if os.getppid() != int(parent):
+        _parent_died(int(parent))

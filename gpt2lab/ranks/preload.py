@@ -1,18 +1,14 @@
 """What the forkserver imports once, so that a new rank starts in a few hundredths of a second.
 
-Nothing of this package that a reader may edit is among it: new ranks see the files as they are now.
+Nothing of this package that a reader may edit is among it: new ranks see the files as they are now. The guard comes
+first, because the imports take seconds in which the parent may be killed.
 """
 
-import os
+from gpt2lab.ranks import guard
 
-import cloudpickle  # noqa: F401
-import numpy  # noqa: F401
-import torch
-import torch.distributed  # noqa: F401
+guard.guard_forkserver()
 
-from gpt2lab.ranks.guard import GUARD, guard_forkserver
-
-# Set by the launcher while it starts the forkserver from its main thread: the death signal follows the
-# *thread* that forked.
-if os.environ.get(GUARD) == str(os.getppid()):
-    guard_forkserver()
+import cloudpickle  # noqa: E402, F401
+import numpy  # noqa: E402, F401
+import torch  # noqa: E402
+import torch.distributed  # noqa: E402, F401

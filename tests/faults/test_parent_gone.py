@@ -1,0 +1,189 @@
+"""The notebook's kernel, or a script, is killed or interrupted: nothing of ours is left, and nothing is reachable."""
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from processes import MARK, PATIENCE, Marked, marked, until
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+
+SCRIPT = """
+import time
+from gpt2lab import Ranks, launch
+
+def work(rank, world_size):
+    import ctypes, os, signal, time, torch, torch.distributed as dist
+    dist.all_reduce(torch.ones(1))
+    if rank == 0:
+        print("up", flush=True)
+    {state}
+    dist.all_reduce(torch.ones(1))
+
+{start}
+"""
+STATES = {
+    "blocked in a collective": "time.sleep(1000) if rank == 1 else None",
+    "stopped": "os.kill(os.getpid(), signal.SIGSTOP) if rank == 1 else None",
+    "holding the GIL": "ctypes.PyDLL(None).sleep(1000)",
+    "computing": "while True: torch.ones(1000).sum()",
+}
+LIVE = "launch(work, ranks=3, echo='live', timeout=600)"
+IDLE = "pool = Ranks(3, echo='live'); pool.run(work); time.sleep(1000)"
+THREAD = "import threading; t = threading.Thread(target=lambda: " + LIVE + "); t.start(); t.join()"
+
+
+@pytest.fixture
+def script(tmp_path):
+    started = []
+
+    def start(state: str = "pass", how: str = LIVE) -> Marked:
+        started.append(Marked(SCRIPT.format(state=state, start=how), tmp_path))
+        return started[-1]
+
+    yield start
+    for one in started:
+        one.close()
+
+
+def nothing_left(script: Marked) -> bool:
+    return not script.others() and not script.folders()
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_killing_the_parent_leaves_nothing(script, state):
+    running = script(STATES[state])
+    running.wait_for_line("up")
+    assert len(running.others()) >= 4  # three ranks and the forkserver
+    running.process.kill()
+    until(lambda: nothing_left(running))
+
+
+def test_killing_the_parent_of_an_idle_pool_leaves_nothing(script):
+    running = script(how=IDLE)
+    running.wait_for_line("up")
+    running.process.kill()
+    until(lambda: not running.others())
+    assert not running.folders()
+
+
+def test_killing_a_parent_that_launched_from_a_thread_leaves_no_process(script):
+    running = script(STATES["blocked in a collective"], how=THREAD)
+    running.wait_for_line("up")
+    running.process.kill()
+    until(lambda: not running.others())
+
+
+def test_killing_the_parent_while_ranks_start_leaves_nothing(script):
+    for early in (0.0, 0.05, 0.15):
+        running = script(how=LIVE)
+        until(lambda running=running: running.folders())
+        time.sleep(early)
+        running.process.kill()
+        until(lambda running=running: nothing_left(running))
+
+
+@pytest.mark.parametrize("state", ["blocked in a collective", "stopped"])
+def test_ctrl_c_ends_a_script_and_its_ranks(script, state):
+    running = script(STATES[state])
+    running.wait_for_line("up")
+    running.process.send_signal(signal.SIGINT)
+    running.process.wait(PATIENCE)
+    until(lambda: nothing_left(running))
+    text = running.process.stdout.read()
+    assert "KeyboardInterrupt" in text and "resource_tracker" not in text
+
+
+def test_only_loopback_is_listened_on_and_the_folder_is_private(script):
+    running = script("time.sleep(1000)")
+    running.wait_for_line("up")
+    (folder,) = running.folders()
+    assert folder.stat().st_mode & 0o777 == 0o700
+    inodes = set()
+    for pid in running.others():
+        for name in os.listdir(f"/proc/{pid}/fd"):
+            target = os.readlink(f"/proc/{pid}/fd/{name}")
+            if target.startswith("socket:["):
+                inodes.add(target[8:-1])
+    listening = []
+    for table in ("tcp", "tcp6"):
+        for row in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+            fields = row.split()
+            if fields[3] == "0A" and fields[9] in inodes:
+                listening.append(fields[1].split(":")[0])
+    assert listening and set(listening) == {"0100007F"}  # 127.0.0.1, little-endian
+
+
+CELL = """
+import ctypes, os, signal, time
+import torch, torch.distributed as dist
+from gpt2lab import launch, RankFailed
+def work(rank, world_size, how=""):
+    dist.all_reduce(torch.ones(1))
+    print("here", rank, flush=True)
+    if how == "sleep": time.sleep(1000)
+    if how == "stop" and rank == 1: os.kill(os.getpid(), signal.SIGSTOP)
+    if how == "gil": ctypes.PyDLL(None).sleep(1000)
+    if how == "raise": raise ValueError(rank)  # shown
+    dist.all_reduce(torch.ones(1))
+    return rank
+"""
+
+
+@pytest.fixture
+def kernel(monkeypatch):
+    from jupyter_client.manager import KernelManager
+
+    mark = f"kernel-{os.getpid()}-{time.monotonic_ns()}"
+    manager = KernelManager(kernel_name="python3")
+    manager.start_kernel(env=os.environ | {MARK: mark}, stderr=-3)
+    client = manager.blocking_client()
+    client.start_channels()
+    client.wait_for_ready(timeout=100)
+    yield manager, client, mark
+    client.stop_channels()
+    manager.shutdown_kernel(now=True)
+    manager.cleanup_resources()
+    manager.context.destroy()
+    until(lambda: not marked(mark))
+
+
+def run_cell(client, code: str, on_output=None) -> str:
+    """Execute a cell and return what it showed; `on_output` is called once, at its first printed line."""
+    shown = []
+
+    def output(message):
+        nonlocal on_output
+        content = message["content"]
+        shown.append(content.get("text") or content.get("data", {}).get("text/plain") or "")
+        shown.extend(content.get("traceback", []))
+        if on_output is not None and message["msg_type"] == "stream":
+            on_output()
+            on_output = None
+
+    client.execute_interactive(code, timeout=100, output_hook=output, allow_stdin=False)
+    return "\n".join(shown)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")
+def test_a_real_kernel_interrupted_goes_on_and_killed_leaves_nothing(kernel):
+    manager, client, mark = kernel
+    run_cell(client, CELL)
+    assert "[0, 1, 2]" in run_cell(client, "launch(work, ranks=3)")
+    for how in ("sleep", "stop", "gil"):
+        code = f"launch(work, ranks=3, echo='live', how={how!r}, timeout=600)"
+        assert "KeyboardInterrupt" in run_cell(client, code, on_output=manager.interrupt_kernel)
+        until(lambda: len(marked(mark)) <= 3)  # the kernel, the forkserver, its resource tracker
+        assert "[0, 1, 2]" in run_cell(client, "launch(work, ranks=3)")
+    text = run_cell(
+        client, "try: launch(work, ranks=2, how='raise')\nexcept RankFailed as error: print(error)"
+    )
+    assert "Cell In[" in text and "raise ValueError(rank)  # shown" in text
+    code = "launch(work, ranks=3, echo='live', how='stop', timeout=600)"
+    client.execute(code)
+    until(lambda: len(marked(mark)) > 3)
+    os.kill(manager.provisioner.pid, signal.SIGKILL)
+    until(lambda: not marked(mark))
