@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from test_model import as_ours, random_weights, their_model
 from transformers import GPT2LMHeadModel
 
-from gpt2lab import generate_command
+from gpt2lab.commands import generate as command
 from gpt2lab.corpus import downloads
 from gpt2lab.model import GPT2, PRESETS, GPT2Config
 
@@ -166,11 +166,14 @@ def test_without_a_network_the_message_says_what_to_do(tmp_path, monkeypatch):
         GPT2.from_pretrained("gpt2")
 
 
-def test_generate_command_goes_on_from_a_saved_model(tmp_path, capsys):
+def test_generate_command_goes_on_from_the_newest_checkpoint_of_a_run(tmp_path, capsys):
     config = GPT2Config(vocab_size=50257, n_positions=32, n_layer=1, n_head=2, n_embd=8)
-    GPT2(config).save_pretrained(tmp_path / "run" / "model")
+    for step in (1, 2):
+        saved = tmp_path / "run" / f"checkpoint-000000{step}"
+        GPT2(config, seed=step).save_pretrained(saved)
+        (saved / "state.json").write_text("{}")
     parser = argparse.ArgumentParser()
-    generate_command.add_arguments(parser)
+    command.add_arguments(parser)
     given = [
         "--model",
         str(tmp_path / "run"),
@@ -183,8 +186,9 @@ def test_generate_command_goes_on_from_a_saved_model(tmp_path, capsys):
         "--top-k",
         "9",
     ]
-    assert generate_command.run(parser.parse_args(given)) == 0
+    assert command.run(parser.parse_args(given)) == 0
     out = capsys.readouterr().out
     assert out.startswith("To be") and "10 tokens in" in out
-    assert generate_command.run(parser.parse_args([*given, "--tokens", "99"])) == 1
+    assert command.model_folder(str(tmp_path / "run")) == str(saved)
+    assert command.run(parser.parse_args([*given, "--tokens", "99"])) == 1
     assert "the model's context is 32" in capsys.readouterr().out

@@ -2,11 +2,11 @@
 
 import argparse
 import time
-from pathlib import Path
 
-from .corpus.tokenizer import encoding
-from .generate import END_OF_TEXT, generate
-from .model import GPT2
+from .. import checkpoint
+from ..corpus.tokenizer import encoding
+from ..generate import END_OF_TEXT, generate
+from ..model import GPT2
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -15,7 +15,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--model",
         default="gpt2",
         metavar="FOLDER|gpt2",
-        help="a folder with config.json and model.safetensors, a run's folder that holds one, or 'gpt2': the "
+        help="a run's folder, any folder with config.json and model.safetensors, or 'gpt2': the "
         "published 124M model (default; 548 MB are fetched once, which needs a network)",
     )
     parser.add_argument("--prompt", action="append", help="text to go on from; may be given several times")
@@ -62,6 +62,5 @@ def run(args: argparse.Namespace) -> int:
 
 
 def model_folder(source: str) -> str:
-    """The folder of the model itself, where `source` is a run's folder; anything else as it is."""
-    inside = Path(source) / "model"
-    return str(inside) if (inside / "config.json").exists() else source
+    """The newest checkpoint, where `source` is a run's folder; anything else as it is."""
+    return str((checkpoint.all_in(source) or [source])[-1])
