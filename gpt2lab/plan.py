@@ -25,7 +25,8 @@ class Plan:
     cp: int = 1  # parts of the sequence
     tp: int = 1  # tensor-parallel parts
     micro: int = 1  # micro-batches of a step: accumulated, or sent through the pipeline
-    data: str = "bucket"  # how gradients are summed
+    data: str = "bucket"  # how gradients are summed: bucket, naive, server, servers; owner with zero=3
+    bucket: int = 1024  # KiB of gradients in one message
     zero: int = 0  # ZeRO stage: what the replicas share out
     schedule: str = "1f1b"  # of the pipeline
     chunks: int = 2  # model chunks a rank, for interleaved schedules

@@ -1,53 +1,147 @@
 """Data parallelism: every rank holds the whole model and some rows of the batch; gradients are summed.
 
+Two ways are here, one blocking message a tensor and buckets sent while backward still runs; parameter servers are a
+third. All equal the serial run, and none divides: the loss was divided by the global number of target tokens.
+
 Li et al. 2020, "PyTorch Distributed: Experiences on Accelerating Data Parallel Training".
 """
 
 import torch
 
-from .. import spec
 from ..ranks import comm
 from ..ranks.mesh import Axis
-from .pieces import Piece
+from .replicas import Replicas, gradient
+from .servers import Servers
+
+BUCKET_BYTES = 1 << 20
 
 
-class DataParallel:
-    """Replicated weights; after backward one blocking all-reduce per tensor. On one rank: nothing at all.
+class Naive(Replicas):
+    """One blocking all-reduce per tensor when backward is over: nothing overlaps, small tensors pay full latency.
 
-    Forward: nothing. Backward: a SUM of every gradient (the loss was divided by the global token count already).
-    Bytes per rank: 2 (n-1)/n of the gradients' bytes a step.
+    Forward: nothing. Backward: nothing; after it a SUM of every gradient.
+    Bytes per rank: 2 (n-1)/n of the gradients' bytes a step, in one message round per tensor.
     """
 
-    def __init__(self, model, axis: Axis):
-        self.axis = axis
-        self.pieces = [Piece(n, p, spec.of(p), p.dim() >= 2) for n, p in model.named_parameters()]
+    def finish(self) -> None:
+        """Sum every gradient, one after the other."""
+        for p in self.pieces:
+            p.tensor.grad = comm.all_reduce(gradient(p.tensor), self.axis)
+
+
+class Buckets(Replicas):
+    """Gradients travel in buckets while backward computes the next ones.
+
+    Forward: nothing. Backward: a hook notes each finished gradient; when all of a bucket are there, it leaves as one
+    asynchronous all-reduce. Micro-batches before the last send nothing: their gradients just add up in `.grad`.
+    Bytes per rank: 2 (n-1)/n of the gradients' bytes a step, however many micro-batches (Li et al. 2020, section 3.2).
+    """
+
+    def __init__(self, model, axis: Axis, bucket_bytes: int = BUCKET_BYTES):
+        super().__init__(model, axis)
+        self.buckets = [Bucket(group) for group in into_buckets(list(model.parameters()), bucket_bytes)]
+        self.sending = False
+        for bucket in self.buckets:
+            for p in bucket.parameters:
+                p.register_post_accumulate_grad_hook(lambda p, bucket=bucket: self._arrived(bucket, p))
 
     def last_micro(self) -> None:
-        """The next backward is the step's last: a strategy that overlaps starts sending in it."""
+        """From now on gradients are final when they arrive, so full buckets may leave."""
+        self.sending, self.sent = True, 0
+        for bucket in self.buckets:
+            bucket.missing = set(bucket.parameters)
+
+    def _arrived(self, bucket: "Bucket", p: torch.Tensor) -> None:
+        if not self.sending:
+            return
+        if p not in bucket.missing:
+            raise RuntimeError(
+                f"A gradient of shape {tuple(p.shape)} changed after its bucket was full. "
+                "Call last_micro() right before the last backward of a step."
+            )
+        bucket.missing.remove(p)
+        # Every rank must send in the same order, so a full bucket waits for those before it.
+        while self.sent < len(self.buckets) and not self.buckets[self.sent].missing:
+            self._send()
+
+    def _send(self) -> None:
+        self.buckets[self.sent].send(self.axis)
+        self.sent += 1
 
     def finish(self) -> None:
-        """Complete the sum over the axis: after this every piece's `.grad` is the global gradient."""
-        for p in self.pieces:
-            if p.tensor.grad is None:
-                p.tensor.grad = torch.zeros_like(p.tensor)
-            p.tensor.grad = comm.all_reduce(p.tensor.grad, self.axis)
-
-    def updated(self) -> None:
-        """Called when the optimizer has stepped the pieces; here they are the model's own parameters."""
-
-    def gather(self, values: list[torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Values that belong to the pieces (weights, gradients, moments), whole over the data axis, by name."""
-        return {p.name: v for p, v in zip(self.pieces, values, strict=True)}
-
-    def scatter(self, tensors: dict[str, torch.Tensor]) -> list[torch.Tensor]:
-        """What `gather` undoes: each piece's own part of the named tensors."""
-        return [tensors[p.name] for p in self.pieces]
+        """Send what is left (parameters that no row used), and wait for all sums."""
+        if not self.sending:
+            self.last_micro()
+        while self.sent < len(self.buckets):
+            self._send()
+        for bucket in self.buckets:
+            bucket.receive()
+        self.sending = False
 
 
-def apply_data(model, axis: Axis, plan) -> DataParallel:
-    """The data-parallel strategy that the plan names, for a model that all other strategies have already edited."""
-    return DataParallel(model, axis)
+class Bucket:
+    """Gradients that travel together as one flat message; a large one travels alone, without a copy."""
+
+    def __init__(self, parameters: list[torch.Tensor]):
+        self.parameters, self.missing, self.handle = parameters, set(), None
+
+    def send(self, axis: Axis) -> None:
+        """Start the sum of this bucket's gradients."""
+        grads = [gradient(p).flatten() for p in self.parameters]
+        flat = grads[0] if len(grads) == 1 else torch.cat(grads)
+        for p in self.parameters:
+            p.grad = None  # `flat` holds it now
+        self.handle = comm.all_reduce(flat, axis, async_op=True, own=True)
+
+    def receive(self) -> None:
+        """Wait for the sum; the gradients become views of it."""
+        flat = self.handle.wait()
+        for p, total in zip(self.parameters, flat.split([p.numel() for p in self.parameters]), strict=True):
+            p.grad = total.view_as(p)
+        self.handle = None
+
+
+def into_buckets(parameters: list[torch.Tensor], bucket_bytes: int) -> list[list[torch.Tensor]]:
+    """Group parameters in reverse order, the order in which backward finishes them, up to `bucket_bytes` each.
+
+    A tensor of that size or more gets a bucket of its own and does not close the one that is being filled.
+    """
+    full, filling, size = [], [], 0
+    for p in reversed(parameters):
+        bytes_of_p = p.numel() * p.element_size()
+        if bytes_of_p >= bucket_bytes:
+            full.append([p])
+            continue
+        if size + bytes_of_p > bucket_bytes:
+            full.append(filling)
+            filling, size = [], 0
+        filling.append(p)
+        size += bytes_of_p
+    return full + [filling] * bool(filling)
+
+
+def apply_data(model, axis: Axis, plan) -> Replicas:
+    """The data-parallel strategy that the plan names, for a model that all other strategies have edited."""
+    if axis.size == 1:
+        return Replicas(model, axis)
+    return FORMS[plan.data](model, axis, plan)
+
+
+FORMS = {
+    "naive": lambda model, axis, plan: Naive(model, axis),
+    "bucket": lambda model, axis, plan: Buckets(model, axis, 1024 * plan.bucket),
+    "server": lambda model, axis, plan: Servers(model, axis, 1),
+    "servers": lambda model, axis, plan: Servers(model, axis, axis.size),
+}
 
 
 def check(config, plan, rows: int, length: int) -> None:
-    """Any number of replicas can share any number of rows; nothing to refuse beyond the plan's own checks."""
+    """Any number of replicas can share the rows; the form must exist, and servers stand alone."""
+    if plan.data not in FORMS:
+        raise ValueError(f"data={plan.data} is no way to sum gradients. Use data={', '.join(FORMS)}.")
+    if plan.bucket < 1:
+        raise ValueError(f"bucket={plan.bucket} KiB holds no gradient. Use bucket=1 or more.")
+    if plan.data.startswith("server") and plan.tp * plan.pp > 1:
+        raise ValueError(
+            f"Parameter servers keep whole tensors, but tp={plan.tp}, pp={plan.pp} cut the model. Use data=bucket."
+        )

@@ -1,0 +1,81 @@
+"""Parameter servers: data parallelism in which each weight is updated in one place and fetched from there.
+
+Li et al. 2014, "Scaling Distributed Machine Learning with the Parameter Server", section 4.
+"""
+
+import torch
+
+from ..ranks import comm
+from ..ranks.mesh import Axis
+from .pieces import Piece
+from .replicas import Replicas, gradient, nothing, owned
+
+
+class Servers(Replicas):
+    """Parameter servers: whole tensors ("keys") live on a server, which alone holds their optimizer state.
+
+    Forward: nothing. Backward: nothing; after it every rank pushes each gradient to the key's server, which sums and
+    updates; then every rank pulls the new weights. All wait for all, so the result is that of an all-reduce.
+    Bytes per rank, of S in total with s on this server: S - s pushed and (n-1) s pulled from it. With one server
+    the busiest rank handles 2 (n-1) S; with the keys shared out evenly every rank sends 2 (n-1)/n S, like a ring.
+    """
+
+    def __init__(self, model, axis: Axis, servers: int):
+        super().__init__(model, axis)
+        self.keys, self.server = self.pieces, _share_out(self.pieces, servers)
+        mine = [key for key in self.keys if self.server[key.name] == axis.rank]
+        self.pieces = [owned(key, axis) for key in mine] or [nothing(self.keys[0])]
+
+    def finish(self) -> None:
+        """Push every gradient to its server, which adds them up in the order of the ranks."""
+        others = [r for r in range(self.axis.size) if r != self.axis.rank]
+        pushed = [
+            comm.isend(gradient(key.tensor), self.axis, self.server[key.name])
+            for key in self.keys
+            if self.server[key.name] != self.axis.rank
+        ]
+        for p in self.pieces:
+            for rank in others if p.tensor.numel() else []:
+                gradient(p.tensor).add_(comm.irecv(p.tensor, self.axis, rank).wait())
+            gradient(p.tensor)
+        for handle in pushed:
+            handle.wait()
+        for key in self.keys:
+            if self.server[key.name] != self.axis.rank:
+                key.tensor.grad = None
+
+    @torch.no_grad()
+    def updated(self) -> None:
+        """Every rank pulls the weights that the others serve."""
+        others = [r for r in range(self.axis.size) if r != self.axis.rank]
+        served = [p.tensor for p in self.pieces if p.tensor.numel()]
+        sent = [comm.isend(weight, self.axis, rank) for weight in served for rank in others]
+        for key in self.keys:
+            if self.server[key.name] != self.axis.rank:
+                key.tensor.copy_(comm.irecv(key.tensor, self.axis, self.server[key.name]).wait())
+        for handle in sent:
+            handle.wait()
+
+    def gather(self, values: list[torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Values of every key, broadcast by its server."""
+        mine = {p.name: v for p, v in zip(self.pieces, values, strict=True) if v.numel()}
+        empty = lambda key: torch.empty_like(key.tensor, requires_grad=False)
+        return {
+            key.name: comm.broadcast(
+                mine.get(key.name, empty(key)).detach(), self.axis, self.server[key.name]
+            )
+            for key in self.keys
+        }
+
+    def scatter(self, tensors: dict[str, torch.Tensor]) -> list[torch.Tensor]:
+        """The tensors of the keys served here."""
+        return [tensors[p.name] if p.tensor.numel() else p.tensor for p in self.pieces]
+
+
+def _share_out(keys: list[Piece], servers: int) -> dict[str, int]:
+    """Which server keeps which key: the largest first, each to the server with the least so far."""
+    load, server = [0] * servers, {}
+    for key in sorted(keys, key=lambda k: -k.tensor.numel()):
+        server[key.name] = load.index(min(load))
+        load[server[key.name]] += key.tensor.numel()
+    return server
