@@ -1,0 +1,162 @@
+"""Is a schedule right? Complete, in an order that can finish, within its buffers and within its memory."""
+
+from collections import Counter
+
+from .schedule import Op, Schedule
+
+
+class ScheduleError(ValueError):
+    """A schedule that leaves work out, waits for itself, or holds more than it promised."""
+
+
+def check(schedule: Schedule, buffers: int | None = None, promise: tuple[int, ...] | None = None) -> Schedule:
+    """Return the schedule if it is right, else raise ScheduleError that says what is wrong and where.
+
+    `buffers` bounds how many finished results of one stage may lie unread before the next (None: any number;
+    0: the sender waits until its reader is there, as two blocking sends do). `promise` overrides the
+    schedule's own.
+    """
+    _complete(schedule)
+    _finishes(schedule, buffers)
+    for rank, most in enumerate(schedule.promise if promise is None else promise):
+        if schedule.peak(rank) > most:
+            raise ScheduleError(
+                f"rank {rank} holds {schedule.peak(rank)} activations at its peak, {most} were promised. "
+                "Run a backward (or its weight gradient) earlier, or promise more."
+            )
+    return schedule
+
+
+def _complete(schedule: Schedule) -> None:
+    """Every piece of work passes every stage of its route once forward and once backward, on the stage's
+    rank.
+    """
+    seen = Counter(op for order in schedule.orders for op in order)
+    for op, times in seen.items():
+        if times > 1:
+            raise ScheduleError(f"{op} runs {times} times. Keep one of them.")
+    for rank, order in enumerate(schedule.orders):
+        for op in order:
+            if not 0 <= op.stage < len(schedule.placement) or not 0 <= op.micro < schedule.units:
+                raise ScheduleError(
+                    f"{op} names stage {op.stage} of {len(schedule.placement)} and micro-batch {op.micro} of "
+                    f"{schedule.units}; both count from 0."
+                )
+            if schedule.placement[op.stage] != rank:
+                home = schedule.placement[op.stage]
+                raise ScheduleError(
+                    f"{op} runs on rank {rank}, but stage {op.stage} lives on rank {home}. Move it."
+                )
+    expected = 0
+    for micro in range(schedule.units):
+        for stage in schedule.route(micro):
+            forward, whole, inputs, weights = (seen[Op(kind, stage, micro)] for kind in "FBIW")
+            expected += forward + whole + inputs + weights
+            if not forward or (whole, inputs, weights) not in ((1, 0, 0), (0, 1, 1)):
+                raise ScheduleError(
+                    f"stage {stage} runs micro-batch {micro} with F={forward} B={whole} I={inputs} W={weights}. "
+                    "It needs one F and then either one B, or one I and one W."
+                )
+    if expected != seen.total():
+        stray = next(op for op in seen if op.stage not in schedule.route(op.micro))
+        raise ScheduleError(
+            f"{stray}: micro-batch {stray.micro} does not pass stage {stray.stage}. Remove it."
+        )
+
+
+def _finishes(schedule: Schedule, buffers: int | None) -> None:
+    """Let every rank walk along its order as far as it can; whoever is left is in a deadlock."""
+    walk = _Walk(schedule, buffers)
+    awake = list(range(schedule.ranks))
+    while awake:
+        awake += walk.advance(awake.pop())
+    left = any(n < len(order) for n, order in zip(walk.at, schedule.orders, strict=True))
+    if left or any(walk.sending):
+        raise ScheduleError(stuck(schedule, walk.at, walk.done, walk.sending))
+
+
+class _Walk:
+    """The state of all ranks on their way through a schedule: no clock, only who is where and what lies
+    unread.
+    """
+
+    def __init__(self, schedule: Schedule, buffers: int | None):
+        self.schedule, self.buffers = schedule, buffers
+        self.done: set[Op] = set()
+        self.at = [0] * schedule.ranks
+        self.unread: Counter = Counter()  # messages on the way, by (kind, sending stage)
+        self.sending: list[Op | None] = [None] * schedule.ranks  # a result that found no free buffer
+        self.waiting: dict = {}  # what is waited for -> ranks
+
+    def advance(self, rank: int) -> list[int]:
+        """Walk one rank as far as it can; returns the ranks that may go on now."""
+        schedule, order, awake = self.schedule, self.schedule.orders[rank], []
+        while True:
+            op = self.sending[rank]
+            if op is not None:
+                if not self._may_send(op, rank):
+                    return awake
+                self.sending[rank] = None
+                self.unread[_edge(op)] += 1
+                awake += self._finish(op)
+            if self.at[rank] == len(order):
+                return awake
+            op = order[self.at[rank]]
+            if self.buffers == 0:
+                awake += self.waiting.pop(("reader", _key(op)), [])
+            missing = next((need for need in schedule.needs(op) if need not in self.done), None)
+            if missing is not None:
+                self.waiting.setdefault(missing, []).append(rank)
+                return awake
+            self.at[rank] += 1
+            for need in schedule.needs(op):
+                if schedule.placement[need.stage] != rank:
+                    self.unread[_edge(need)] -= 1
+                    awake += self.waiting.pop(_edge(need), [])
+            if schedule.message(op) is None:
+                awake += self._finish(op)
+            else:
+                self.sending[rank] = op
+
+    def _finish(self, op: Op) -> list[int]:
+        self.done.add(_key(op))
+        return self.waiting.pop(_key(op), [])
+
+    def _may_send(self, op: Op, rank: int) -> bool:
+        """Whether there is a free buffer; without buffers, whether the reader stands before exactly this
+        message.
+        """
+        if self.buffers is None or self.unread[_edge(op)] < self.buffers:
+            return True
+        if self.buffers:
+            self.waiting.setdefault(_edge(op), []).append(rank)
+            return False
+        there = self.schedule.message(op)
+        reader = self.schedule.placement[there.stage]
+        order = self.schedule.orders[reader]
+        stands = self.sending[reader] is None and self.at[reader] < len(order)
+        if stands and _key(order[self.at[reader]]) == there:
+            return True
+        self.waiting.setdefault(("reader", there), []).append(rank)
+        return False
+
+
+def _edge(op: Op) -> tuple[str, int]:
+    return ("F" if op.kind == "F" else "I", op.stage)
+
+
+def _key(op: Op) -> Op:
+    return op._replace(kind="I") if op.kind == "B" else op
+
+
+def stuck(schedule: Schedule, at: list[int], done: set[Op], stalled: list[Op | None] | None = None) -> str:
+    """One sentence on who waits for what."""
+    lines = []
+    for rank, order in enumerate(schedule.orders):
+        if stalled and stalled[rank] is not None:
+            lines.append(f"rank {rank} cannot send {stalled[rank]} (no free buffer)")
+        elif at[rank] < len(order):
+            op = order[at[rank]]
+            need = next((need for need in schedule.needs(op) if need not in done), None)
+            lines.append(f"rank {rank} waits at {op} for {need}")
+    return "deadlock: " + ", ".join(lines) + ". Run what is waited for earlier, or allow more buffers."

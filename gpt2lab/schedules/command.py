@@ -1,0 +1,57 @@
+"""`python -m gpt2lab schedule 1f1b --stages 4 --micro 8`: draw a schedule in the terminal."""
+
+from fractions import Fraction
+from pathlib import Path
+
+from . import registry, text
+from .check import check
+from .simulate import Cost, simulate
+
+
+def add_arguments(parser) -> None:
+    """Add what the schedule command understands to an argparse parser."""
+    parser.add_argument("name", help=f"one of {', '.join(registry.NAMES)}, or the path of a .csv file")
+    parser.add_argument("--stages", type=int, default=4, help="ranks of the pipeline, p (default 4)")
+    parser.add_argument("--micro", type=int, default=8, help="micro-batches, m (default 8)")
+    parser.add_argument("--chunks", type=int, help="model chunks a rank, v (interleaved, breadth_first)")
+    parser.add_argument("--slices", type=int, help="token slices of a micro-batch (terapipe)")
+    for option, meaning in (
+        ("forward", "time of a rank's forward"),
+        ("input-grad", "time of its input gradient"),
+        ("weight-grad", "time of its weight gradient"),
+        ("hop", "latency between two ranks"),
+    ):
+        default = Fraction(option != "hop")
+        parser.add_argument(f"--{option}", type=Fraction, default=default, help=f"{meaning} ({default})")
+    parser.add_argument("--blocking", action="store_true", help="senders wait for the hop too")
+    parser.add_argument("--buffers", type=int, help="check for deadlock with so many unread messages a link")
+    parser.add_argument("--width", type=int, default=160, help="longest line, in characters (default 160)")
+    parser.add_argument("--csv", action="store_true", help="print it in PyTorch's notation instead")
+
+
+def run(args) -> int:
+    """Print the schedule that the arguments describe; 0 when it is right."""
+    schedule = check(_load(args), args.buffers)
+    if args.csv:
+        print(text.to_csv(schedule), end="")
+        return 0
+    share = Fraction(schedule.ranks, schedule.depth * schedule.slices)
+    cost = Cost(
+        args.forward * share,
+        args.input_grad * share,
+        args.weight_grad * share,
+        hop=args.hop,
+        blocking=args.blocking,
+    )
+    timeline = simulate(schedule, cost)
+    print(text.draw(timeline, args.width))
+    print(text.summary(timeline))
+    return 0
+
+
+def _load(args):
+    if args.name.endswith(".csv"):
+        return text.from_csv(Path(args.name).read_text(), args.slices or 1)
+    options = {"chunks": args.chunks, "slices": args.slices}
+    chosen = {name: value for name, value in options.items() if value is not None}
+    return registry.make(args.name, args.stages, args.micro, **chosen)

@@ -1,0 +1,91 @@
+"""What the papers promise in closed form; the simulator is held to it, exactly.
+
+p ranks, m micro-batches, v chunks a rank; TF, TI, TW are the times of the forward, the input gradient and the
+weight gradient of one rank's whole share of the model, for one micro-batch. All formulas are for latency
+zero.
+"""
+
+from fractions import Fraction
+
+
+def makespan(name: str, p: int, m: int, forward=1, input_grad=1, weight_grad=1, v: int = 2):
+    """From the first start to the last end, or None where no paper gives it for these sizes."""
+    tf, tb = forward, input_grad + weight_grad
+    if name == "naive":
+        return m * p * (tf + tb)
+    if name in ("gpipe", "1f1b"):
+        return (m + p - 1) * (tf + tb)
+    if name == "interleaved" and m % p == 0 or name == "breadth_first" and m >= p:
+        return m * (tf + tb) + Fraction((p - 1) * (tf + tb), v)
+    if name == "chimera" and m % (p + p % 2) == 0 and tf == tb and p % 2 == 0:
+        return 2 * m * tf + (p - 2) * tf
+    return None
+
+
+def own_idle(name: str, p: int, m: int, forward=1, input_grad=1, weight_grad=1, joint=None):
+    """Idle time inside the busiest span of a rank (for dualpipe: inside the makespan), or None where none is
+    published.
+
+    Zero Bubble (Qi et al. 2023, Table 2) needs enough micro-batches: p for ZB-H1, 2p - 1 for ZB-H2; `joint`
+    is DualPipe's time for a forward and a backward that overlap (DeepSeek-V3 2024, Table 2), m even and at
+    least 2p.
+    """
+    tf, ti, tw = forward, input_grad, weight_grad
+    if name == "1f1b":
+        return (p - 1) * (tf + ti + tw)
+    if name == "zb_h1" and m >= p and tw <= tf:
+        return (p - 1) * (tf + ti - tw)
+    if name == "zb_h2" and m >= 2 * p - 1 and tw <= tf:
+        return (p - 1) * (tf + ti - 2 * tw)
+    if name == "zb_v" and m >= 2 * p and tf == ti == tw:
+        return 0
+    if (
+        name == "dualpipe"
+        and joint is not None
+        and tw <= tf <= ti
+        and p % 2 == 0
+        and m % 2 == 0
+        and m >= 2 * p
+    ):
+        return (Fraction(p, 2) - 1) * (joint + ti + tw - 3 * tw)
+    return None
+
+
+def peak_activations(name: str, p: int, m: int, rank: int, v: int = 2, slices: int = 2):
+    """The most activations that a rank holds, counted in stages (a chunk, a token slice) and micro-batches.
+
+    Exact where enough micro-batches fill the pipeline: m a multiple of p for interleaved and Chimera, m >= 2p
+    for the V-shaped and dual schedules.
+    """
+    exact = {
+        "naive": 1,
+        "gpipe": m,
+        "1f1b": min(m, p - rank),
+        "interleaved": min(v * m, 2 * (p - 1 - rank) + (v - 1) * p + 1),
+        "breadth_first": v * m,
+        "zb_h1": min(m, p),
+        "zb_h2": min(m, 2 * p - 1),
+        "zb_v": min(2 * m, 2 * p),
+        "chimera": min(p // 2, p - rank) + min(p // 2, rank + 1),
+        "dualpipe": p + 1,
+        "dualpipe_v": 2 * p + 1,
+        "terapipe": m * slices,
+    }
+    return exact[name]
+
+
+def messages(name: str, p: int, m: int, v: int = 2, slices: int = 2) -> int:
+    """Activations and gradients that cross from rank to rank in one step, over the whole pipeline.
+
+    One of each for every micro-batch and every border between stages on different ranks: p - 1 borders, v p -
+    1 with v chunks, 2 (p - 1) along a V, whose tip is inside a rank.
+    """
+    if p == 1:
+        return 0
+    borders = {
+        "interleaved": v * p - 1,
+        "breadth_first": v * p - 1,
+        "zb_v": 2 * (p - 1),
+        "dualpipe_v": 2 * (p - 1),
+    }
+    return 2 * m * borders.get(name, p - 1) * (slices if name == "terapipe" else 1)

@@ -1,0 +1,148 @@
+"""A pipeline schedule is data: for every rank, the list of operations that it runs, in order.
+
+An operation is written as PyTorch writes it: `2F0` is the forward of micro-batch 0 through stage 2, `2B0` its
+whole backward, `2I0` only the gradient of the stage's input, `2W0` only the gradients of its weights (B = I
+then W).
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from fractions import Fraction
+from functools import cached_property
+from typing import NamedTuple
+
+KINDS = {"F": "forward", "B": "backward", "I": "input gradient", "W": "weight gradient"}
+
+
+class Op(NamedTuple):
+    """One operation: its kind (F, B, I or W), the stage it runs and the micro-batch it works on."""
+
+    kind: str
+    stage: int
+    micro: int
+
+    def __str__(self):
+        return f"{self.stage}{self.kind}{self.micro}"
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Who runs what, in which order.
+
+    `placement[stage]` is the rank of a stage. With `copies` = 2 there are two copies of the model: stages
+    0..n-1 are the first, stages n..2n-1 the second, and micro-batch i travels through copy i % 2. With
+    `slices` = K a micro-batch is cut into K token slices, and operation number u means slice u % K of micro-
+    batch u // K. `promise[rank]` is the most stage activations the schedule ever holds on a rank.
+    """
+
+    orders: tuple[tuple[Op, ...], ...]
+    placement: tuple[int, ...]
+    micros: int
+    copies: int = 1
+    slices: int = 1
+    name: str = field(default="", compare=False)
+    promise: tuple[int, ...] = field(default=(), compare=False)
+
+    @property
+    def ranks(self) -> int:
+        """How many ranks the pipeline has."""
+        return len(self.orders)
+
+    @property
+    def depth(self) -> int:
+        """How many stages one micro-batch passes."""
+        return len(self.placement) // self.copies
+
+    @property
+    def units(self) -> int:
+        """How many pieces of work pass each stage: micro-batches times token slices."""
+        return self.micros * self.slices
+
+    @cached_property
+    def splits(self) -> bool:
+        """Whether some backward is split into input gradient and weight gradient."""
+        return any(op.kind == "W" for order in self.orders for op in order)
+
+    def position(self, stage: int) -> int:
+        """Which part of the model a stage holds: 0 has the embedding, depth - 1 the head."""
+        return stage % self.depth
+
+    def stages_of(self, rank: int) -> list[int]:
+        """The stages that live on a rank."""
+        return [stage for stage, where in enumerate(self.placement) if where == rank]
+
+    def route(self, micro: int) -> range:
+        """The stages that a piece of work passes, in order."""
+        start = micro // self.slices % self.copies * self.depth
+        return range(start, start + self.depth)
+
+    def needs(self, op: Op) -> Iterable[Op]:
+        """The operations that must be done before `op`; a backward is named I here, be it split (I, W) or
+        whole (B).
+        """
+        kind, stage, micro = op
+        if kind == "W":
+            yield Op("I", stage, micro)
+        elif kind == "F":
+            if stage % self.depth:
+                yield Op("F", stage - 1, micro)
+            if micro % self.slices:
+                yield Op("F", stage, micro - 1)  # attention looks back at the earlier slices of the same rows
+        else:
+            yield Op("F", stage, micro)
+            if (stage + 1) % self.depth:
+                yield Op("I", stage + 1, micro)
+            if (micro + 1) % self.slices:
+                yield Op("I", stage, micro + 1)  # and so the later slices send gradients back into this one
+
+    def message(self, op: Op) -> Op | None:
+        """The operation on another rank that waits for the result of `op`, if there is one."""
+        kind, stage, micro = op
+        if kind == "F" and (stage + 1) % self.depth:
+            there = Op("F", stage + 1, micro)
+        elif kind in "BI" and stage % self.depth:
+            there = Op("I", stage - 1, micro)
+        else:
+            return None
+        return None if self.placement[there.stage] == self.placement[stage] else there
+
+    def held(self, rank: int) -> list[int]:
+        """How many stage activations the rank holds after each operation: a forward adds one, B or W frees
+        one.
+        """
+        count, history = 0, []
+        for op in self.orders[rank]:
+            count += (op.kind == "F") - (op.kind in "BW")
+            history.append(count)
+        return history
+
+    def peak(self, rank: int) -> int:
+        """The most stage activations that the rank holds at any time."""
+        return max(self.held(rank), default=0)
+
+    def activations(self, rank: int) -> Fraction:
+        """The peak in units of one p-th of the model's activations for one micro-batch (Ma in the papers)."""
+        return Fraction(self.peak(rank) * self.ranks, self.depth * self.slices)
+
+    def weights(self, rank: int) -> Fraction:
+        """Weights on a rank in units of one p-th of the model (M in the papers)."""
+        return Fraction(len(self.stages_of(rank)) * self.ranks, self.depth)
+
+    def messages(self, rank: int) -> int:
+        """How many activations and gradients the rank sends to other ranks."""
+        return sum(self.message(op) is not None for op in self.orders[rank])
+
+    def without(self, keep: int) -> "Schedule":
+        """The same schedule with only the first `keep` micro-batches.
+
+        Micro-batches do not wait for each other, so crossing some out can break no order that was right.
+        """
+        orders = tuple(tuple(op for op in order if op.micro < keep * self.slices) for order in self.orders)
+        return Schedule(orders, self.placement, keep, self.copies, self.slices, self.name, self.promise)
+
+
+def require(ranks: int, micros: int, **others: int) -> None:
+    """Refuse sizes below one: ValueError with the number."""
+    for name, value in {"stages": ranks, "micro-batches": micros, **others}.items():
+        if value < 1:
+            raise ValueError(f"{name} = {value}: a pipeline needs at least 1. Use {name} = 1 or more.")

@@ -1,0 +1,184 @@
+"""When does everything happen? An event-driven clock for any schedule; exact with integers and Fractions."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+
+from .check import ScheduleError, stuck
+from .schedule import Op, Schedule
+
+
+@dataclass(frozen=True)
+class Cost:
+    """How long operations take: one number for all stages, or one for each position in the model.
+
+    `backward` is the whole backward; None means input_grad + weight_grad. `hop` is the latency between two
+    ranks; with `blocking` the sender waits for it too. `pieces` stretches micro-batch (or slice) i by
+    pieces[i % len]. `joint` is DualPipe's F&B: a forward and the backward of another stage right after it run
+    as one block that starts when both can and ends together; None runs them one after the other.
+    """
+
+    forward: object = 1
+    input_grad: object = 1
+    weight_grad: object = 1
+    backward: object = None
+    hop: object = 0
+    blocking: bool = False
+    pieces: Sequence = (1,)
+    joint: object = None
+
+    def time(self, kind: str, position: int, unit: int):
+        """The time of one operation."""
+        if kind == "B" and self.backward is None:
+            return self.time("I", position, unit) + self.time("W", position, unit)
+        number = {"F": self.forward, "B": self.backward, "I": self.input_grad, "W": self.weight_grad}[kind]
+        value = number[position] if isinstance(number, Sequence) else number
+        return value * self.pieces[unit % len(self.pieces)]
+
+    def table(self, schedule: Schedule) -> dict:
+        """Times by (kind, stage, unit modulo pieces), looked up once rather than for every operation."""
+        return {
+            (kind, stage, unit): self.time(kind, schedule.position(stage), unit)
+            for kind in "FBIW"
+            for stage in range(len(schedule.placement))
+            for unit in range(len(self.pieces))
+        }
+
+
+@dataclass(frozen=True)
+class Box:
+    """One operation on the clock."""
+
+    op: Op
+    start: object
+    end: object
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """What every rank did when, and what follows from it."""
+
+    schedule: Schedule
+    rows: tuple[tuple[Box, ...], ...]
+    cost: Cost = field(default_factory=Cost)
+
+    @property
+    def makespan(self):
+        """From the first start to the last end."""
+        return max(row[-1].end for row in self.rows if row)
+
+    def busy(self, rank: int):
+        """Time that the rank works."""
+        return sum(box.end - box.start for box in self.rows[rank])
+
+    def span(self, rank: int):
+        """From the rank's own first start to its own last end."""
+        return self.rows[rank][-1].end - self.rows[rank][0].start
+
+    @property
+    def bubble(self):
+        """Idle share of all ranks' time until the makespan: what most papers call the bubble ratio."""
+        whole = len(self.rows) * self.makespan
+        return _ratio(whole - sum(map(self.busy, range(len(self.rows)))), whole)
+
+    @property
+    def span_bubble(self):
+        """Idle share of the longest own span: the zero-bubble papers' bubble rate, since steps overlap at the
+        ends.
+        """
+        return max(
+            _ratio(self.span(r) - self.busy(r), self.span(r)) for r in range(len(self.rows)) if self.rows[r]
+        )
+
+    @property
+    def bubble_over_ideal(self):
+        """Makespan without the ideal time, over the ideal time (Narayanan et al. 2021)."""
+        ideal = max(map(self.busy, range(len(self.rows))))
+        return _ratio(self.makespan - ideal, ideal)
+
+    def memory(self, rank: int) -> list[tuple]:
+        """Steps (time, activations held from then on), in units of a rank's share of the model for one micro-
+        batch.
+        """
+        one = Fraction(self.schedule.ranks, self.schedule.depth * self.schedule.slices)
+        held, steps = 0, [(0, Fraction(0))]
+        for box in self.rows[rank]:
+            if box.op.kind == "F":
+                held += 1
+                steps.append((box.start, held * one))
+            elif box.op.kind in "BW":
+                held -= 1
+                steps.append((box.end, held * one))
+        return steps
+
+
+def simulate(schedule: Schedule, cost: Cost | None = None) -> Timeline:
+    """Run the schedule on a clock: an operation starts when its rank is free and what it needs has arrived.
+
+    Raises ScheduleError where the order can never finish.
+    """
+    cost = cost or Cost()
+    clock = _Clock(schedule, cost)
+    awake = list(range(schedule.ranks))
+    while awake:
+        awake += clock.advance(awake.pop())
+    if any(len(row) < len(order) for row, order in zip(clock.rows, schedule.orders, strict=True)):
+        raise ScheduleError(stuck(schedule, [len(row) for row in clock.rows], set(clock.done)))
+    return Timeline(schedule, tuple(map(tuple, clock.rows)), cost)
+
+
+class _Clock:
+    """Every rank's own time, and when each result was ready."""
+
+    def __init__(self, schedule: Schedule, cost: Cost):
+        self.schedule, self.cost = schedule, cost
+        self.times, self.pieces = cost.table(schedule), len(cost.pieces)
+        self.done: dict[Op, tuple] = {}  # operation -> (end, rank)
+        self.rows: list[list[Box]] = [[] for _ in schedule.orders]
+        self.free = [0] * schedule.ranks
+        self.waiting: dict[Op, list[int]] = {}
+
+    def advance(self, rank: int) -> list[int]:
+        """Run one rank until it must wait; returns the ranks that its results may wake."""
+        order, row, awake = self.schedule.orders[rank], self.rows[rank], []
+        while len(row) < len(order):
+            block = self._block(order, len(row))
+            start = self.free[rank]
+            for need in (need for op in block for need in self.schedule.needs(op)):
+                if need not in self.done:
+                    self.waiting.setdefault(need, []).append(rank)
+                    return awake
+                end, where = self.done[need]
+                start = max(start, end if where == rank else end + self.cost.hop)
+            end = self._place(row, block, start)
+            sends = self.cost.blocking and any(self.schedule.message(op) for op in block)
+            self.free[rank] = end + self.cost.hop if sends else end
+            for op in block:
+                key = op._replace(kind="I") if op.kind == "B" else op
+                self.done[key] = (end, rank)
+                awake += self.waiting.pop(key, ())
+        return awake
+
+    def _block(self, order, n):
+        """The next operation, or the next two where they run as one."""
+        if self.cost.joint is not None and order[n].kind == "F" and n + 1 < len(order):
+            after = order[n + 1]
+            if after.kind == "B" and after.stage != order[n].stage:
+                return order[n : n + 2]
+        return order[n : n + 1]
+
+    def _place(self, row, block, start):
+        """Put a block on the clock and return its end."""
+        times = [self.times[op.kind, op.stage, op.micro % self.pieces] for op in block]
+        total = times[0] if len(block) == 1 else self.cost.joint
+        middle = start + (total if len(block) == 1 else _ratio(total * times[0], sum(times)))
+        row.append(Box(block[0], start, middle))
+        if len(block) == 2:
+            row.append(Box(block[1], middle, start + total))
+        return start + total
+
+
+def _ratio(part, whole):
+    if not whole:
+        return Fraction(0)
+    return part / whole if isinstance(part, float) or isinstance(whole, float) else Fraction(part) / whole

@@ -1,0 +1,71 @@
+"""TeraPipe: causal attention lets a pipeline work on slices of one sequence's tokens (Li et al. 2021)."""
+
+from collections.abc import Callable
+
+from .schedule import Op, Schedule, require
+
+
+def terapipe(ranks: int, micros: int, slices: int = 2) -> Schedule:
+    """GPipe over token slices: a slice needs the earlier ones' keys and values, its gradient the later ones'
+    (Li et al. 2021).
+
+    Forward latency is sum t_i + (p - 1) max t_i over the slices, m times the sum with m micro-batches. Every
+    rank holds all m K slices until backward, which walks through the slices of a micro-batch from the last to
+    the first.
+    """
+    require(ranks, micros, slices=slices)
+    units = range(micros * slices)
+    back = [i * slices + k for i in range(micros) for k in reversed(range(slices))]
+    orders = tuple(
+        tuple([Op("F", s, u) for u in units] + [Op("B", s, u) for u in back]) for s in range(ranks)
+    )
+    promise = (micros * slices,) * ranks
+    return Schedule(orders, tuple(range(ranks)), micros, slices=slices, name="terapipe", promise=promise)
+
+
+def latency(times: list, ranks: int, micros: int = 1):
+    """Time of the forwards of m micro-batches whose slices take these times on each stage: m sum t + (p - 1)
+    max t.
+    """
+    return micros * sum(times) + (ranks - 1) * max(times)
+
+
+def best_slices(tokens: int, time: Callable, ranks: int, micros: int = 1, step: int = 1) -> list[int]:
+    """The slice lengths with the least latency, by TeraPipe's dynamic programme.
+
+    `time(length, context)` is what a stage needs for `length` tokens that look back at `context` earlier
+    ones; lengths are multiples of `step`, but for the last. For every candidate of the slowest slice, S(i) =
+    min over k of S(i - k) + time(k, i - k) among slices no slower; the answer is the least m S(n) + (p - 1)
+    slowest.
+    """
+    require(ranks, micros, tokens=tokens, step=step)
+    ends = [*range(0, tokens, step), tokens]
+    table = {(a, b): time(b - a, a) for n, b in enumerate(ends) for a in ends[:n]}
+    best = None
+    for slowest in sorted(set(table.values())):
+        if best is not None and (ranks - 1) * slowest >= best[0]:
+            break
+        found = _shortest(ends, table, slowest)
+        if found is not None:
+            total = micros * found[0] + (ranks - 1) * slowest
+            if best is None or total < best[0]:
+                best = total, found[1]
+    return best[1]
+
+
+def _shortest(ends, table, slowest):
+    """Least sum of slice times with no slice slower than `slowest`, and the lengths; None where there is no
+    way.
+    """
+    reach = {0: (0, None)}
+    for n, b in enumerate(ends[1:], 1):
+        options = [(reach[a][0] + table[a, b], a) for a in ends[:n] if a in reach and table[a, b] <= slowest]
+        if options:
+            reach[b] = min(options)
+    if ends[-1] not in reach:
+        return None
+    lengths, at = [], ends[-1]
+    while at:
+        lengths.append(at - reach[at][1])
+        at = reach[at][1]
+    return reach[ends[-1]][0], lengths[::-1]

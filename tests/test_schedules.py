@@ -1,0 +1,234 @@
+"""Every schedule: complete, free of deadlock, within its memory, exact against the published formulas."""
+
+import time
+from fractions import Fraction
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpt2lab.schedules import (
+    NAMES,
+    Cost,
+    Op,
+    Schedule,
+    ScheduleError,
+    check,
+    from_csv,
+    make,
+    simulate,
+    to_csv,
+)
+from gpt2lab.schedules.formulas import makespan, messages, own_idle, peak_activations
+
+RANKS, MICROS, TIMES = st.integers(1, 8), st.integers(1, 20), st.integers(1, 7)
+QUICK = settings(max_examples=60, deadline=None)
+CHUNKED, V_SHAPED = ("interleaved", "breadth_first"), ("zb_v", "dualpipe_v")
+
+
+def options(name, chunks, slices):
+    return {"chunks": chunks} if name in CHUNKED else {"slices": slices} if name == "terapipe" else {}
+
+
+@pytest.mark.parametrize("name", NAMES)
+@given(p=RANKS, m=MICROS, chunks=st.integers(1, 4), slices=st.integers(1, 4))
+@QUICK
+def test_every_size_is_complete_and_finishes_within_its_promise(name, p, m, chunks, slices):
+    schedule = check(make(name, p, m, **options(name, chunks, slices)))
+    assert (schedule.ranks, schedule.micros, len(schedule.promise)) == (p, m, p)
+    for rank in range(p):
+        assert schedule.held(rank)[-1] == 0 if schedule.orders[rank] else True
+
+
+@pytest.mark.parametrize("name", NAMES)
+@given(p=RANKS, m=MICROS, chunks=st.integers(1, 3), slices=st.integers(1, 3))
+@QUICK
+def test_csv_reads_back_equal(name, p, m, chunks, slices):
+    schedule = make(name, p, m, **options(name, chunks, slices))
+    whole = [rank for rank in range(p) if not schedule.orders[rank]]
+    if whole or (schedule.copies == 2 and m == 1):  # one micro-batch leaves the second copy without work
+        return
+    assert from_csv(to_csv(schedule), schedule.slices) == schedule
+
+
+@pytest.mark.parametrize("name", NAMES)
+@given(p=RANKS, m=MICROS, f=TIMES, i=TIMES, w=TIMES, hop=st.integers(0, 3), v=st.integers(1, 3))
+@QUICK
+def test_the_clock_keeps_every_dependency_and_never_beats_the_critical_path(name, p, m, f, i, w, hop, v):
+    schedule = make(name, p, m, **options(name, v, 2))
+    timeline = simulate(schedule, Cost(f, i, w, hop=hop))
+    done = {(b.op if b.op.kind != "B" else b.op._replace(kind="I")): b for row in timeline.rows for b in row}
+    assert len(done) == sum(map(len, schedule.orders))
+    for row in timeline.rows:
+        assert all(a.end <= b.start for a, b in zip(row, row[1:], strict=False))
+        for box in row:
+            for need in schedule.needs(box.op):
+                away = schedule.placement[need.stage] != schedule.placement[box.op.stage]
+                assert done[need].end + hop * away <= box.start
+    assert timeline.makespan >= schedule.depth * (f + i)
+    assert 0 <= timeline.span_bubble <= timeline.bubble < 1
+    blocking = simulate(schedule, Cost(f, i, w, hop=hop, blocking=True))
+    assert blocking.makespan >= timeline.makespan
+
+
+@pytest.mark.parametrize("name", ["naive", "gpipe", "1f1b", "interleaved", "breadth_first"])
+@given(p=RANKS, m=MICROS, f=TIMES, b=TIMES, v=st.integers(1, 4))
+@QUICK
+def test_makespan_equals_the_formula(name, p, m, f, b, v):
+    schedule = make(name, p, m, **options(name, v, 1))
+    expected = makespan(name, p, m, f, Fraction(b, 2), Fraction(b, 2), v)
+    if expected is None:
+        return
+    share = v if name in CHUNKED else 1
+    timeline = simulate(schedule, Cost(Fraction(f, share), backward=Fraction(b, share)))
+    assert timeline.makespan == expected
+    if name in ("gpipe", "1f1b"):
+        assert timeline.bubble == Fraction(p - 1, m + p - 1) and timeline.bubble_over_ideal == Fraction(
+            p - 1, m
+        )
+
+
+@given(half=st.integers(1, 6), units=st.integers(1, 4))
+@QUICK
+def test_chimera_has_its_published_bubble_also_with_more_micro_batches_than_stages(half, units):
+    p, m = 2 * half, 2 * half * units
+    timeline = simulate(make("chimera", p, m), Cost(backward=1))
+    assert timeline.bubble == Fraction(p - 2, 2 * m + p - 2)
+    assert timeline.makespan == makespan("chimera", p, m, 1, Fraction(1, 2), Fraction(1, 2))
+
+
+@pytest.mark.parametrize("name", ["1f1b", "zb_h1", "zb_h2"])
+@given(p=RANKS, extra=st.integers(0, 9), f=TIMES, i=TIMES, w=TIMES)
+@QUICK
+def test_zero_bubble_schedules_have_their_published_idle_time(name, p, extra, f, i, w):
+    m, w = 2 * p - 1 + extra, min(f, i, w)
+    timeline = simulate(make(name, p, m), Cost(f, i, w))
+    longest = max(timeline.span(r) for r in range(p))
+    assert longest - m * (f + i + w) == own_idle(name, p, m, f, i, w)
+
+
+@given(p=RANKS, extra=st.integers(0, 9), t=TIMES)
+@QUICK
+def test_zb_v_has_no_bubble_where_all_times_are_equal(p, extra, t):
+    timeline = simulate(make("zb_v", p, 2 * p + extra), Cost(t, t, t))
+    assert timeline.span_bubble == 0 == own_idle("zb_v", p, 2 * p + extra, t, t, t)
+
+
+@given(half=st.integers(1, 4), extra=st.integers(0, 4), f=TIMES, i=TIMES, w=TIMES, saved=st.integers(0, 3))
+@QUICK
+def test_dualpipe_has_its_published_bubble(half, extra, f, i, w, saved):
+    p, m = 2 * half, 4 * half + 2 * extra
+    w, f, i = sorted((f, i, w))  # the paper's case: TW <= TF <= TI
+    joint = max(f + i + w - saved, f, i + w)
+    timeline = simulate(make("dualpipe", p, m), Cost(f, i, w, joint=joint))
+    idle = max(timeline.makespan - timeline.busy(r) for r in range(p))
+    assert idle == own_idle("dualpipe", p, m, f, i, w, joint)
+
+
+def test_the_published_profiled_row_comes_out_to_four_decimals():
+    """Qi et al. 2023, Tables 5 and 9: p = 8, m = 24."""
+    cost = Cost(18.522, 18.086, 9.337, hop=0.601)
+    found = {name: simulate(make(name, 8, 24), cost).span_bubble for name in ("1f1b", "zb_h1", "zb_h2")}
+    assert {name: f"{bubble:.4f}" for name, bubble in found.items()} == {
+        "1f1b": "0.2431",
+        "zb_h1": "0.1585",
+        "zb_h2": "0.1083",
+    }
+
+
+@pytest.mark.parametrize("name", NAMES)
+@given(p=st.integers(2, 8), rounds=st.integers(2, 4))
+@QUICK
+def test_peak_activations_and_messages_equal_the_formulas(name, p, rounds):
+    p += p % 2 if name in ("chimera", "dualpipe") else 0
+    schedule = make(name, p, p * rounds)
+    peaks = [schedule.peak(rank) for rank in range(p)]
+    assert (
+        peaks == [peak_activations(name, p, p * rounds, rank) for rank in range(p)] == list(schedule.promise)
+    )
+    assert sum(schedule.messages(r) for r in range(p)) == messages(name, p, p * rounds)
+    assert {schedule.weights(r) for r in range(p)} == {2 if schedule.copies == 2 else 1}
+
+
+def test_1f1b_has_the_same_bubble_as_gpipe_and_less_memory():
+    gpipe, one = (simulate(make(name, 8, 32), Cost(backward=1)) for name in ("gpipe", "1f1b"))
+    assert gpipe.makespan == one.makespan == 78 and gpipe.bubble == one.bubble
+    assert gpipe.schedule.peak(0) == 32 and one.schedule.peak(0) == 8
+
+
+def test_blocking_sends_without_buffers_deadlock_in_1f1b_but_not_in_gpipe():
+    check(make("gpipe", 4, 8), buffers=0)
+    with pytest.raises(ScheduleError, match=r"deadlock: rank 0 cannot send 0F3 \(no free buffer\)"):
+        check(make("1f1b", 4, 8), buffers=0)
+    check(make("1f1b", 4, 8), buffers=1)
+    with pytest.raises(ScheduleError, match="deadlock"):
+        check(make("breadth_first", 4, 8), buffers=1)
+
+
+def changed(schedule, rank, change):
+    orders = [list(order) for order in schedule.orders]
+    change(orders[rank])
+    where = schedule.placement, schedule.micros, schedule.copies, schedule.slices
+    return Schedule(tuple(map(tuple, orders)), *where, schedule.name, schedule.promise)
+
+
+MISTAKES = {
+    "an operation is lost": (lambda o: o.pop(3), "It needs one F"),
+    "an operation runs twice": (lambda o: o.append(o[0]), "runs 2 times"),
+    "another rank's stage": (lambda o: o.append(Op("F", 0, 0)), "runs 2 times|lives on rank 0"),
+    "a stage that is not there": (lambda o: o.append(Op("F", 9, 0)), "stage 9 of 4"),
+    "the backward before the forward": (lambda o: o.insert(0, o.pop(o.index(Op("B", 1, 0)))), "deadlock"),
+    "a forward too early for memory": (lambda o: o.insert(0, o.pop(-5)), "deadlock|promised"),
+    "half a backward": (lambda o: o.__setitem__(o.index(Op("B", 1, 0)), Op("I", 1, 0)), "W=0"),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_the_checker_finds_a_mutant(mistake):
+    change, message = MISTAKES[mistake]
+    with pytest.raises(ScheduleError, match=message):
+        check(changed(make("1f1b", 4, 8), 1, change))
+
+
+def test_a_schedule_that_holds_more_than_it_promised_is_refused():
+    with pytest.raises(ScheduleError, match="rank 0 holds 8 activations at its peak, 4 were promised"):
+        check(make("gpipe", 4, 8), promise=(4, 3, 2, 1))
+
+
+@given(st.permutations(range(6)))
+@QUICK
+def test_any_forward_order_of_gpipe_is_right_only_if_all_ranks_agree_enough(order):
+    """With the same order on both ranks nothing waits forever; the checker and the clock agree on any other."""
+    forward = [tuple(Op("F", s, i) for i in order) for s in (0, 1)]
+    backward = [tuple(Op("B", s, i) for i in sorted(order)) for s in (0, 1)]
+    schedule = Schedule((forward[0] + backward[0], forward[1] + backward[1]), (0, 1), 6)
+    check(schedule)
+    assert simulate(schedule).makespan == 21
+
+
+def test_an_unknown_name_or_option_is_explained():
+    with pytest.raises(ValueError, match="Did you mean chimera"):
+        make("chimaera", 4, 8)
+    with pytest.raises(ValueError, match="no option 'chunks'. It takes no options"):
+        make("1f1b", 4, 8, chunks=2)
+    with pytest.raises(ValueError, match="stages = 0"):
+        make("1f1b", 0, 8)
+    assert make("ZB-H1", 2, 2) == make("zb_h1", 2, 2)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_64_ranks_and_512_micro_batches_are_generated_whole(name):
+    start = time.process_time()
+    schedule = make(name, 64, 512)
+    assert time.process_time() - start < 20  # about 0.3 s; a wide margin, against quadratic mistakes only
+    assert sum(map(len, schedule.orders)) >= 2 * 64 * 512
+
+
+def test_pytorch_notation_with_idle_slots_and_joint_blocks_is_read():
+    text = '0F0,,0F1,(0F2;0B0)OVERLAP_F_B,0B1,0B2\n,1F0,1B0,"1F1",1B1,1F2,1B2\n'
+    schedule = check(from_csv(text))
+    assert (schedule.ranks, schedule.micros, schedule.copies) == (2, 3, 1)
+    with pytest.raises(ScheduleError, match="'0X0' is no operation"):
+        from_csv("0X0")
+    with pytest.raises(ScheduleError, match="there is no operation"):
+        from_csv("\n")
