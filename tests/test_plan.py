@@ -1,0 +1,53 @@
+"""Plans: read, printed back, refused in one sentence."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpt2lab.model import GPT2Config
+from gpt2lab.plan import Plan, build
+from gpt2lab.ranks.mesh import Mesh
+
+CONFIG = GPT2Config(vocab_size=37, n_positions=16, n_layer=3, n_head=4, n_embd=24)
+
+
+@given(st.integers(1, 64), st.integers(1, 8), st.integers(1, 8), st.booleans(), st.integers(0, 3))
+def test_a_printed_plan_reads_back_equal(dp, tp, micro, recompute, zero):
+    plan = Plan(dp=dp, tp=tp, micro=micro, recompute=recompute, zero=zero)
+    assert Plan.parse(str(plan)) == plan
+
+
+def test_serial_has_three_spellings():
+    assert Plan.parse("serial") == Plan.parse("") == Plan.parse(" dp=1 ") == Plan()
+
+
+@pytest.mark.parametrize(
+    "text, sentence",
+    [
+        ("dp=two", "dp=two is not a whole number. Use for example dp=2."),
+        ("dp=0", "dp=0 is no number of parts. Use dp=1 or more."),
+        ("recmpute=on", "it knows no 'recmpute'. Did you mean recompute=...?"),
+        ("recompute=maybe", "recompute=maybe is neither on nor off."),
+        ("dp", "dp= is not a whole number"),
+    ],
+)
+def test_a_wrong_plan_is_one_sentence_with_the_way_out(text, sentence):
+    with pytest.raises(ValueError, match=sentence.replace("?", r"\?").replace(".", r"\.")):
+        Plan.parse(text)
+
+
+def test_more_replicas_than_rows_are_refused_before_any_process_starts():
+    with pytest.raises(ValueError, match=r"\(8 x 1 = 8\)\. Use at least 8 rows"):
+        Plan(dp=8).check(CONFIG, rows=7, length=11)
+
+
+def test_a_sequence_longer_than_the_positions_is_refused():
+    with pytest.raises(
+        ValueError, match="Sequences of 17 tokens do not fit into 16 positions. Use at most 16."
+    ):
+        Plan().check(CONFIG, rows=7, length=17)
+
+
+def test_a_serial_build_is_the_serial_model():
+    parallel = build(Plan(), CONFIG, Mesh())
+    assert sum(p.tensor.numel() for p in parallel.sync.pieces) == CONFIG.parameters

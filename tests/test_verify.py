@@ -1,0 +1,45 @@
+"""The check that everything rests on passes for right plans; tests/mutants shows that it fails for wrong ones."""
+
+import pytest
+import torch
+
+from gpt2lab.ranks import comm
+from gpt2lab.ranks.launch import Ranks
+from gpt2lab.verify import Claim, Plan, Report, verify
+
+
+@pytest.fixture(scope="module")
+def ranks():
+    with Ranks(3, echo=False) as pool:
+        yield pool
+
+
+def test_serial_equals_plain_pytorch():
+    report = verify("serial")
+    assert report.ok, report
+    assert {c.name for c in report.claims} >= {"loss", "every gradient", "gradient norm"}
+
+
+@pytest.mark.parametrize("plan", ["dp=3", "dp=3,micro=2", "dp=3,recompute=on"])
+def test_replicas_equal_serial_on_seven_rows(ranks, plan):
+    report = verify(plan, ranks=ranks)
+    assert report.ok, report
+
+
+def test_a_report_with_not_a_number_is_not_ok():
+    assert not Report(Plan(), [Claim("loss", float("nan"))]).ok
+
+
+def test_the_table_names_the_tensor_and_the_rank():
+    text = Report(Plan(dp=2), [Claim("every gradient", 0.5, "h.0.ln_1.weight", 1)]).table()
+    assert "DIFFERS" in text and "h.0.ln_1.weight on rank 1" in text and "5.0e-01" in text
+
+
+def test_comm_refuses_a_graph_that_it_would_cut(ranks):
+    def cut(rank, world_size):
+        from gpt2lab.ranks.mesh import Mesh
+
+        return comm.all_reduce(torch.ones(2, requires_grad=True), Mesh(dp=3)["dp"])
+
+    with pytest.raises(RuntimeError, match="all_reduce has no backward of its own"):
+        ranks.run(cut)
