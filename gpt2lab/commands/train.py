@@ -20,6 +20,8 @@ from pathlib import Path
 from tqdm import tqdm
 
 from .. import checkpoint
+from ..ranks import comm, environment
+from ..ranks.mesh import Axis
 from ..run import DTYPES, STOP, Options, read_log, start
 
 HELP = {
@@ -86,13 +88,41 @@ def run(args) -> int:
         print(plain_command(options))
         return 0
     options.check()
-    if folder is None and not options.bench:
-        folder = Path(args.out) / time.strftime("%Y%m%d-%H%M%S")
-        folder.mkdir(parents=True)
-        (folder / "options.json").write_text(json.dumps(asdict(options), indent=2) + "\n")
+    here = environment.place()
+    if here:
+        return _as_one_rank(here, options, folder, args)
+    folder = folder or _new_folder(options, args.out)
     with _stop_on_interrupt(folder) as interrupted:
         _train(options, folder, bool(args.resume))
     if folder:
+        _finish(options, folder, interrupted)
+    return 0
+
+
+def _new_folder(options: Options, out: str) -> Path | None:
+    """A folder for this run, with its options in it; none for a benchmark."""
+    if options.bench:
+        return None
+    folder = Path(out) / time.strftime("%Y%m%d-%H%M%S")
+    folder.mkdir(parents=True)
+    (folder / "options.json").write_text(json.dumps(asdict(options), indent=2) + "\n")
+    return folder
+
+
+def _as_one_rank(here, options: Options, folder: Path | None, args) -> int:
+    """Take part in a job that torchrun, srun or mpirun started; rank 0 speaks for all."""
+    if here.world_size != options.the_plan().world:
+        raise ValueError(
+            f"the plan {options.plan} needs {options.the_plan().world} ranks, but {here.launcher} started "
+            f"{here.world_size}. Start as many as the plan needs."
+        )
+    with environment.joined(here), _stop_on_interrupt(folder) as interrupted:
+        if here.rank == 0:
+            folder = folder or _new_folder(options, args.out)
+        folder = comm.gather_objects(folder, Axis("world", tuple(range(here.world_size)), here.rank))[0]
+        place = str(folder.resolve()) if folder else None
+        start(here.rank, here.world_size, options, place, bool(args.resume), _say_sometimes)
+    if folder and here.rank == 0:
         _finish(options, folder, interrupted)
     return 0
 

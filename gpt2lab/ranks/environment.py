@@ -1,0 +1,60 @@
+"""Ranks that somebody else started (torchrun, Slurm's srun, Open MPI's mpirun): the environment says who we are."""
+
+import os
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+LAUNCHERS = {  # name: where it writes the global rank, the number of ranks, the rank on this machine
+    "torchrun": ("RANK", "WORLD_SIZE", "LOCAL_RANK"),
+    "srun": ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID"),
+    "mpirun": ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),
+}
+
+
+@dataclass(frozen=True)
+class Place:
+    """Who this process is: its launcher, global rank, number of ranks, rank on this machine."""
+
+    launcher: str
+    rank: int
+    world_size: int
+    local_rank: int
+
+
+def place() -> Place | None:
+    """Who this process is in a job started from outside; None when it was started plainly."""
+    for launcher, names in LAUNCHERS.items():
+        if all(n in os.environ for n in names):
+            rank, world_size, local_rank = (int(os.environ[n]) for n in names)
+            if world_size > 1:
+                return Place(launcher, rank, world_size, local_rank)
+    return None
+
+
+@contextmanager
+def joined(here: Place, timeout: float = 60.0):
+    """Join the job's process group: NCCL with a GPU for every rank, gloo else; leave it at the end.
+
+    Raises ValueError where the launcher did not say where the ranks meet (MASTER_ADDR, MASTER_PORT).
+    """
+    missing = [n for n in ("MASTER_ADDR", "MASTER_PORT") if n not in os.environ]
+    if missing:
+        raise ValueError(
+            f"{here.launcher} started {here.world_size} ranks, but {' and '.join(missing)} is not set. Export the "
+            f"first machine's address as MASTER_ADDR and a free port as MASTER_PORT."
+        )
+    backend = "gloo"
+    if torch.cuda.is_available() and torch.cuda.device_count() > here.local_rank:
+        torch.cuda.set_device(here.local_rank)
+        backend = "nccl"
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+    span = timedelta(seconds=timeout)
+    dist.init_process_group(backend, rank=here.rank, world_size=here.world_size, timeout=span)
+    try:
+        yield here
+    finally:
+        dist.destroy_process_group()
