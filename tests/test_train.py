@@ -1,0 +1,192 @@
+"""The training step and the run around it: rates, accumulation, resuming, stopping, refusing."""
+
+import json
+import math
+import signal
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import replace
+
+import pytest
+import torch
+
+from gpt2lab import checkpoint
+from gpt2lab.corpus.batches import Batches
+from gpt2lab.model import GPT2Config
+from gpt2lab.plan import Plan, build
+from gpt2lab.ranks.launch import Ranks
+from gpt2lab.ranks.mesh import Mesh
+from gpt2lab.run import Options, read_log, start
+from gpt2lab.train import LLMC, Recipe, Trainer
+from gpt2lab.verify import CONFIG, axes, example_batch
+
+TINY = GPT2Config(vocab_size=50257, n_positions=16, n_layer=1, n_head=2, n_embd=8)
+
+
+@pytest.fixture(autouse=True)
+def tiny_nano(monkeypatch):
+    from gpt2lab import model
+
+    monkeypatch.setitem(model.PRESETS, "nano", TINY)
+
+
+def trainer(plan="serial", recipe=None, dtype=torch.float64, config=CONFIG):
+    plan = Plan.parse(plan)
+    return Trainer(build(plan, config, Mesh(**axes(plan)), dtype), recipe or Recipe())
+
+
+def test_rate_warms_up_then_follows_a_cosine_to_a_tenth():
+    recipe = Recipe(lr=1.0, warmup=4, decay_steps=12)
+    assert [recipe.rate(s) for s in range(4)] == [0.25, 0.5, 0.75, 1.0]
+    assert recipe.rate(4) == 1.0
+    assert recipe.rate(8) == pytest.approx(0.55)
+    assert recipe.rate(12) == recipe.rate(99) == pytest.approx(0.1)
+    assert Recipe(lr=0.3).rate(10**6) == 0.3
+
+
+def test_the_llmc_recipe_is_the_published_one():
+    assert (LLMC.lr, LLMC.betas, LLMC.eps, LLMC.weight_decay) == (1e-4, (0.9, 0.999), 1e-8, 0.0)
+
+
+def test_only_matrices_decay():
+    held = trainer().parallel.sync.pieces
+    assert sum(p.decay for p in held) == 2 + 4 * CONFIG.n_layer
+    assert all((p.tensor.dim() >= 2) == p.decay for p in held)
+
+
+@pytest.mark.parametrize("micro", [2, 3, 7])
+def test_accumulated_micro_batches_equal_one_big_batch(micro):
+    batch, grads = example_batch(CONFIG, 7, 11), []
+    for plan in ("serial", f"micro={micro}"):
+        one = trainer(plan)
+        one.gradients(batch)
+        grads.append(one.parallel.gradients())
+    for name, whole in grads[0].items():
+        assert (whole - grads[1][name]).abs().max() <= 1e-12 * whole.abs().max()
+
+
+def test_not_a_number_stops_before_the_update_and_names_step_tensor_and_rank():
+    one = trainer()
+    before = {n: t.clone() for n, t in one.parallel.weights().items()}
+    with torch.no_grad():
+        one.parallel.model.h["2"].mlp.c_fc.bias[3] = math.nan
+    before["h.2.mlp.c_fc.bias"][3] = math.nan
+    with pytest.raises(
+        FloatingPointError, match="Step 0: the gradient of wte.weight on rank 0 is not finite"
+    ):
+        one.step(example_batch(CONFIG, 7, 11))
+    for name, t in one.parallel.weights().items():
+        assert torch.equal(t, before[name]) or name == "h.2.mlp.c_fc.bias"
+
+
+def test_an_unknown_optimizer_lists_the_known_ones():
+    with pytest.raises(ValueError, match="There is no optimizer 'adan' here. Use adamw or sgd."):
+        trainer(recipe=Recipe("adan"))
+
+
+def options(**changes) -> Options:
+    return replace(Options(steps=6, batch=2, sequence=8, evaluate=3, save=2, dtype="float64"), **changes)
+
+
+def test_a_resumed_run_goes_on_bitwise(tmp_path):
+    straight = start(0, 1, options(cosine=False), None, False)
+    log = start(0, 1, options(cosine=False, steps=4), str(tmp_path), False)
+    log += start(0, 1, options(cosine=False), str(tmp_path), True)
+    assert [e["loss"] for e in log] == [e["loss"] for e in straight]
+
+
+def test_a_checkpoint_of_one_plan_goes_on_under_another(tmp_path):
+    def on_ranks(rank, world_size, config, folder):
+        one = Trainer(build(Plan(dp=3), config, Mesh(dp=3), torch.float64))
+        checkpoint.load(folder, one)
+        return one.step(example_batch(config, 7, 11)).loss
+
+    one = trainer()
+    for _ in range(2):
+        one.step(example_batch(CONFIG, 7, 11))
+    folder = checkpoint.save(one, tmp_path)
+    loss = one.step(example_batch(CONFIG, 7, 11)).loss
+    with Ranks(3, echo=False) as ranks:
+        for other in ranks.run(on_ranks, CONFIG, str(folder)):
+            assert other == pytest.approx(loss, rel=1e-12)
+
+
+def test_a_damaged_checkpoint_is_refused_by_the_file_s_name(tmp_path):
+    one = trainer()
+    folder = checkpoint.save(one, tmp_path)
+    file = folder / "model.safetensors"
+    data = bytearray(file.read_bytes())
+    data[-5] ^= 1
+    file.write_bytes(data)
+    with pytest.raises(checkpoint.BadCheckpoint, match="model.safetensors is damaged"):
+        checkpoint.load(folder, one)
+    (folder / "state.json").unlink()
+    with pytest.raises(checkpoint.BadCheckpoint, match="is no checkpoint: it has no state.json"):
+        checkpoint.load(folder, one)
+    assert checkpoint.all_in(tmp_path) == []
+
+
+def test_only_the_newest_checkpoints_stay(tmp_path):
+    one = trainer()
+    for step in range(4):
+        one.steps = step
+        checkpoint.save(one, tmp_path, keep=2)
+    assert [f.name for f in checkpoint.all_in(tmp_path)] == ["checkpoint-0000002", "checkpoint-0000003"]
+
+
+def test_a_checkpoint_of_another_model_is_refused(tmp_path):
+    folder = checkpoint.save(trainer(), tmp_path)
+    other = trainer(config=replace(CONFIG, n_layer=2))
+    with pytest.raises(checkpoint.BadCheckpoint, match="holds another model: .*n_layer=5"):
+        checkpoint.load(folder, other)
+
+
+def test_a_benchmark_neither_validates_nor_writes(tmp_path):
+    log = start(0, 1, options(bench=True, evaluate=1, save=1), str(tmp_path), False)
+    assert all("val" not in e for e in log) and checkpoint.all_in(tmp_path) == []
+
+
+def test_too_much_asked_of_the_text_is_refused_with_both_numbers(tmp_path):
+    import numpy as np
+
+    from gpt2lab.corpus import shards
+
+    shards.write(tmp_path / "short.bin", [np.arange(50)])
+    with pytest.raises(ValueError, match="needs 9 tokens, but the val split here has 5"):
+        options(data=str(tmp_path / "short.bin")).check()
+
+
+def test_batches_do_not_depend_on_how_they_are_split():
+    batches = Batches(list(range(1000)), 7, 11, seed=3)
+    whole = batches.at(5)
+    parts = torch.cat([whole.rows(r, 3).tokens for r in range(3)])
+    assert torch.equal(parts, whole.tokens)
+
+
+COMMAND = [sys.executable, "-m", "gpt2lab", "train", "--sequence", "16", "--batch", "2", "--save", "1000"]
+
+
+def test_ctrl_c_ends_cleanly_with_a_checkpoint_and_resume_goes_on(tmp_path):
+    command = [*COMMAND, "--out", str(tmp_path), "--sample", "4"]
+    process = subprocess.Popen(
+        [*command, "--steps", "100000"], stdout=subprocess.PIPE, text=True, stderr=subprocess.PIPE
+    )
+    threading.Thread(target=process.stderr.read, daemon=True).start()
+    logs = []
+    while not logs and process.poll() is None:
+        time.sleep(0.1)
+        logs = list(tmp_path.glob("*/log.jsonl"))
+    process.send_signal(signal.SIGINT)
+    out, _ = process.communicate(timeout=60)
+    assert process.returncode == 0 and "Go on with: python -m gpt2lab train --resume" in out
+    done = len(read_log(logs[0].parent))
+    steps = str(done + 2)
+    again = subprocess.run(
+        [*command, "--resume", "--steps", steps], capture_output=True, text=True, timeout=100
+    )
+    assert again.returncode == 0, again.stderr
+    assert len(read_log(logs[0].parent)) == done + 2
+    assert (logs[0].parent / "loss.png").read_bytes().startswith(b"\x89PNG")
+    assert json.loads((logs[0].parent / "options.json").read_text())["steps"] == 100000
