@@ -1,0 +1,116 @@
+"""Pipeline parallelism: the layers are cut into stages on several ranks; micro-batches follow each other
+through them.
+
+One engine runs any schedule of `gpt2lab.schedules`: the schedule says what a rank does next, the engine does
+it.
+
+Huang et al. 2019, "GPipe"; Narayanan et al. 2019, "PipeDream".
+"""
+
+from dataclasses import replace
+
+import torch
+
+from ..ranks import comm
+from ..ranks.mesh import Mesh
+from ..schedules import Schedule, make
+from ..schedules import check as check_schedule
+from .links import buffers_needed
+from .pipeline_step import Step
+from .stages import keep_parts, mark_ties, parts_of, tied_lines
+
+
+class Pipeline:
+    """The engine of a rank that holds some stages of the model.
+
+    Forward: receive x (b, T, C) from the rank before, run the stage, send its output on. Backward: receive
+    the output's gradient, run the stage's backward, send the input's gradient back. Afterwards parameters
+    that two ranks hold are summed: both ends of the tied embedding, both copies of a bidirectional one. Bytes
+    per rank: b T C numbers for every micro-batch, every border to another rank and each direction.
+    """
+
+    def __init__(self, model, mesh: Mesh, schedule: Schedule):
+        self.model, self.axis, self.schedule = model, mesh["pp"], check_schedule(schedule)
+        self.parts = parts_of(schedule, self.axis.rank, model.config)
+        keep_parts(model, self.parts)
+        self.shared = mark_ties(model, schedule, self.axis.rank)
+        lines = [line for pipeline in mesh.lines(["pp"]) for line in tied_lines(schedule, pipeline)]
+        self.twins = mesh.axis("tie", lines)
+        self.buffers = buffers_needed(schedule)
+        self.lengths = None  # of the token slices (TeraPipe), where they are not even
+        self.pace = None  # a schedules.Cost in seconds: every operation is stretched to its time by sleeping
+        self.keep_inputs_only = (
+            False  # True: a stage keeps its input alone and runs forward again in backward
+        )
+        self.held: list[int] = []  # how many micro-batches' activations were held after each operation
+
+    def run(self, micros, key, sync) -> torch.Tensor:
+        """Forward and backward of all micro-batches, in the schedule's order; this rank's part of the loss."""
+        step = Step(self, self.schedule, micros, key)
+        order = self.schedule.orders[self.axis.rank]
+        last = max((n for n, op in enumerate(order) if op.kind in "BW"), default=-1)
+        self.held = []
+        for n, op in enumerate(order):
+            if n == last:
+                sync.last_micro()
+            step.run(op)
+            self.held.append(len(step.held))
+        step.links.finish()
+        return step.loss
+
+    @torch.no_grad()
+    def evaluate(self, micros) -> torch.Tensor:
+        """This rank's part of the loss, forward only."""
+        orders = tuple(tuple(op for op in order if op.kind == "F") for order in self.schedule.orders)
+        step = Step(self, replace(self.schedule, orders=orders), micros, None)
+        for op in orders[self.axis.rank]:
+            step.run(op)
+        step.links.finish()
+        return step.loss
+
+    def tie(self, pieces, mesh: Mesh) -> None:
+        """Sum the gradients of the parameters that another rank holds too."""
+        for piece in pieces if self.twins is not None else ():
+            if piece.name in self.shared:
+                piece.tensor.grad = comm.all_reduce(piece.tensor.grad, self.twins)
+
+
+def schedule_of(plan) -> Schedule:
+    """The schedule that a plan names; `chunks` is model chunks a rank, or token slices for terapipe."""
+    name = plan.schedule.lower().replace("-", "_")
+    option = {"interleaved": "chunks", "breadth_first": "chunks", "terapipe": "slices"}.get(name)
+    return make(name, plan.pp, plan.micro, **({option: plan.chunks} if option else {}))
+
+
+def apply_pipeline(model, mesh: Mesh, plan) -> Pipeline:
+    """Keep this rank's stages of the model, in place; returns the engine that runs the plan's schedule over
+    them.
+    """
+    return Pipeline(model, mesh, schedule_of(plan))
+
+
+def check(config, plan, rows: int, length: int) -> None:
+    """Raise ValueError, before any process starts, where the plan's pipeline cannot run this model."""
+    schedule = check_schedule(schedule_of(plan))
+    empty = [r for r in range(plan.pp) if not _holds_anything(schedule, r, config)]
+    if empty:
+        most = config.n_layer + 2
+        raise ValueError(
+            f"{config.n_layer} layers, the embedding and the head leave nothing for rank {empty[0]} of pp={plan.pp}. "
+            f"Use pp={most} or less, or fewer chunks."
+        )
+    if schedule.slices > 1:
+        if plan.cp > 1 or plan.sp or plan.recompute:
+            raise ValueError(
+                "terapipe already splits the tokens of a sequence and keeps their keys and values. Use it without "
+                "cp, sp and recompute."
+            )
+        if schedule.slices > length:
+            raise ValueError(
+                f"sequences of {length} tokens make no {schedule.slices} slices. Use at most chunks={length}."
+            )
+
+
+def _holds_anything(schedule: Schedule, rank: int, config) -> bool:
+    parts = parts_of(schedule, rank, config)
+    return bool(parts.first or parts.last or parts.blocks)

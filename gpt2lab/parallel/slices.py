@@ -1,0 +1,46 @@
+"""Token slices of one micro-batch, worked on one after the other: TeraPipe's way into attention (Li et al.
+2021).
+"""
+
+import torch
+
+
+class SliceCache:
+    """The keys and values of a micro-batch's earlier slices, on one stage; `attn` calls it as it would a KV
+    cache.
+
+    Forward: a slice attends to copies of the earlier slices' keys and values that are cut off from their
+    graphs. Backward: the later slices have left the gradients in those copies by the time the earlier slice
+    runs, which passes them on into its own graph.
+    """
+
+    def __init__(self):
+        self.past: dict[object, list[tuple[torch.Tensor, torch.Tensor]]] = {}
+        self.made: list[tuple[torch.Tensor, torch.Tensor]] = []  # (with its graph, the copy others attend to)
+
+    def extend(self, attn, k, v, positions):
+        """All keys and values (B, H, S, D) up to this slice."""
+        past = self.past.setdefault(attn, [])
+        keys, values = zip(*past, (k, v), strict=True)
+        copies = tuple(t.detach().requires_grad_(torch.is_grad_enabled()) for t in (k, v))
+        self.made += zip((k, v), copies, strict=True)
+        past.append(copies)
+        return torch.cat(keys, -2), torch.cat(values, -2)
+
+    def take_made(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """What the slice that just ran has added."""
+        made, self.made = self.made, []
+        return made
+
+
+def cut_columns(micro, slices: int, lengths: tuple[int, ...] | None = None) -> list:
+    """A micro-batch in token slices of these lengths, or as even as can be. ValueError where they do not fit."""
+    total = micro.tokens.size(1)
+    if lengths is None:
+        return [micro.columns(index) for index in torch.arange(total).tensor_split(slices)]
+    if sum(lengths) != total or len(lengths) != slices:
+        raise ValueError(
+            f"slices of {', '.join(map(str, lengths))} tokens make {sum(lengths)} in {len(lengths)} slices; the "
+            f"sequence has {total} tokens and the schedule {slices} slices. Give {slices} lengths that add up."
+        )
+    return [micro.columns(index) for index in torch.arange(total).split(list(lengths))]
