@@ -201,6 +201,10 @@ class GPT2(nn.Module):
         """Token plus position embeddings (B, T, C)."""
         return self.drop(self.wte(tokens) + self.wpe(positions), positions, noise)
 
+    def tokens_here(self, length: int) -> int:
+        """How many of a sequence's tokens lie between two blocks: all; sequence parallelism keeps some."""
+        return length
+
     def head(self, x, pick=None):
         """Logits (B, T, V) of the last block's output: the head is tied to the token embedding."""
         return F.linear(picked(self.ln_f(x), pick), self.wte.weight)

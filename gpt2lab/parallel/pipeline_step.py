@@ -124,7 +124,7 @@ class Step:
     def _shaped(self, op: Op) -> torch.Tensor:
         """A tensor, without memory of its own, of the shape of a stage's input (b, t, C)."""
         rows, columns = self.units[op.micro].tokens.shape
-        return self.number.expand(rows, columns, self.model.config.n_embd)
+        return self.number.expand(rows, self.model.tokens_here(columns), self.model.config.n_embd)
 
     @contextmanager
     def _timed(self, op: Op):

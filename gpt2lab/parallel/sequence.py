@@ -82,6 +82,7 @@ def apply_sequence(model, mesh, plan=None, lean: bool = True) -> None:
     Bytes per rank: those of tensor parallelism (`lean`: half as much again in backward) and the partial sums.
     """
     edge = SequenceEdge(mesh["tp"], lean)
+    model.tokens_here = lambda length: comm.split_sizes(length, edge.axis.size)[edge.axis.rank]
     for module in model.modules():
         if hasattr(module, "edge"):
             module.edge = edge
