@@ -1,0 +1,119 @@
+"""What the tests of sequence splitting run inside ranks: a small GPT-2, split, against the serial one."""
+
+from contextlib import contextmanager
+
+import torch
+
+from gpt2lab.model import GPT2, GPT2Config
+from gpt2lab.parallel import blockwise
+from gpt2lab.parallel.context import apply_context
+from gpt2lab.plan import Plan
+from gpt2lab.ranks import comm
+from gpt2lab.ranks.mesh import Mesh
+
+LAYOUTS = ("contiguous", "unequal", "interleaved", "zigzag")
+FULL = ("qkv", "kv-allreduce", "kv", "kv-roots", "triangle", "ring", "heads")
+HALOS = tuple(
+    f"halo-{what}-{way}" for what in ("kv", "x") for way in ("sendrecv", "isend", "allgather", "alltoall")
+)
+ROWS, HEADS = 2, 12
+
+
+def config(window=None, dropout=0.0):
+    """Twelve heads, so that 2, 3 and 4 ranks can share them."""
+    return GPT2Config(
+        vocab_size=13, n_positions=64, n_layer=1, n_head=HEADS, n_embd=24, window=window, dropout=dropout
+    )
+
+
+def legal(layout: str, exchange: str, window) -> bool:
+    """Halos need a window and whole slices; everything else goes with everything."""
+    return not exchange.startswith("halo") or (window is not None and layout in ("contiguous", "unequal"))
+
+
+def cases(exchanges, lengths, windows, layouts=LAYOUTS):
+    """Every legal (layout, exchange, length, window)."""
+    return [
+        (lay, ex, t, w)
+        for ex in exchanges
+        for lay in layouts
+        for t in lengths
+        for w in windows
+        if legal(lay, ex, w)
+    ]
+
+
+def data(length: int):
+    """Tokens and targets (B, T)."""
+    generator = torch.Generator().manual_seed(length)
+    return torch.randint(13, (2, ROWS, length), generator=generator)
+
+
+def serial(length: int, window):
+    """Logits and the summed loss's gradients of the whole model on whole sequences."""
+    model = weights(GPT2(config(window)).double())
+    tokens, targets = data(length)
+    logits = model(tokens)
+    model.loss(logits, targets).backward()
+    return logits.detach(), torch.cat([p.grad.flatten() for p in model.parameters()])
+
+
+def weights(model):
+    """Weights so large that attention is far from uniform."""
+    generator = torch.Generator().manual_seed(3)
+    for p in model.parameters():
+        p.data += 0.3 * torch.randn(p.shape, generator=generator, dtype=p.dtype)
+    return model
+
+
+def split_run(mesh: Mesh, layout: str, exchange: str, length: int, window, tile=1) -> dict:
+    """Errors against the serial run, and what was sent and computed, of one forward and backward on this rank."""
+    axis = mesh["cp"]
+    model = weights(GPT2(config(window)).double())
+    plan = Plan(cp=axis.size, layout=layout, exchange=exchange)
+    split = apply_context(model, mesh, plan)
+    mine = split(length)
+    object.__setattr__(split.share, "tile", tile)
+    tokens, targets = (x[:, mine] for x in data(length))
+    comm.clear_log()
+    blockwise.work.clear()
+    logits = model(tokens, mine)
+    forward = sent()
+    model.loss(logits, targets).backward()
+    backward = tuple(b - a for a, b in zip(forward, sent(), strict=True))
+    work = dict(blockwise.work)
+    whole, expected = serial(length, window)
+    grads = comm.all_reduce(torch.cat([p.grad.flatten() for p in model.parameters()]), axis)
+    error = (logits.detach() - whole[:, mine]).abs().max().item() if len(mine) else 0.0
+    return {
+        "error": max(error, ((grads - expected).abs().max() / expected.abs().max()).item()),
+        "sent": {"forward": forward, "backward": backward},
+        "work": {k: v / (ROWS * HEADS) for k, v in work.items()},
+    }
+
+
+def sent() -> tuple[int, int]:
+    """Numbers (float64) and messages sent so far."""
+    return sum(e.bytes for e in comm.log) // 8, sum(e.messages for e in comm.log)
+
+
+def run_all(rank, world_size, wanted, sizes=None, mutant=None) -> list[dict]:
+    """split_run of every case, with a bug planted if one is given."""
+    mesh = Mesh(**(sizes or {"cp": world_size}))
+    with planted(mutant):
+        return [split_run(mesh, *case) for case in wanted]
+
+
+@contextmanager
+def planted(mutant):
+    """Replace `module.name` by `make(original)` while the body runs; mutant is (module, name, make) or None."""
+    if mutant is None:
+        yield
+        return
+    module, name, make = mutant
+    original = getattr(module, name)
+    setattr(module, name, make(original))
+    try:
+        yield
+    finally:
+        setattr(module, name, original)

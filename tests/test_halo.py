@@ -1,0 +1,199 @@
+"""Halos: who lends what, the exact condition on the window, four ways of exchanging, and the adjoint."""
+
+import itertools
+from fractions import Fraction
+
+import context_cases as on_ranks
+import pytest
+import torch
+
+from gpt2lab import Ranks
+from gpt2lab.model import causal_attention
+from gpt2lab.parallel import context_costs, halo
+from gpt2lab.parallel.gathering import Share
+from gpt2lab.parallel.layouts import Loan, check_hops, hops, layout, loans, widths
+from gpt2lab.plan import Plan
+from gpt2lab.ranks import comm
+from gpt2lab.ranks.mesh import Mesh
+from gpt2lab.verify import verify
+
+
+@pytest.fixture(scope="module")
+def pools():
+    with Ranks(2, echo=False) as two, Ranks(3, echo=False) as three, Ranks(4, echo=False) as four:
+        yield {2: two, 3: three, 4: four}
+
+
+# Arithmetic of halos, in one process
+
+
+def extended(shards, table, rank, before, after):
+    """What the exchange must give, by indexing the whole sequence."""
+    whole = torch.cat(shards)
+    mine = table.positions[rank]
+    if not mine:
+        return whole[:0]
+    return whole[max(0, mine[0] - before) : mine[-1] + 1 + after]
+
+
+@pytest.mark.parametrize("name", ["contiguous", "unequal"])
+def test_loans_fill_the_halos_and_nothing_else(name):
+    for tokens, ranks, before, after in itertools.product((1, 5, 11), (1, 2, 3, 4), (0, 1, 3, 12), (0, 2)):
+        table = layout(name, tokens, ranks)
+        shards = [torch.tensor(mine, dtype=torch.float64) for mine in table.positions]
+        for r in range(ranks):
+            deals = [a for a in loans(table, before, after) if a.target == r]
+            rows = {a.source: shards[a.source][a.start : a.stop] for a in deals}
+            left = [rows[s] for s in sorted(rows) if s < r]
+            right = [rows[s] for s in sorted(rows) if s > r]
+            got = torch.cat([*left, shards[r], *right])
+            assert torch.equal(got, extended(shards, table, r, before, after))
+            assert widths(table, r, before, after) == (sum(map(len, left)), sum(map(len, right)))
+
+
+def test_adding_and_removing_halos_is_the_identity():
+    x = torch.arange(24.0).reshape(2, 3, 4)
+    for dim, before, after in itertools.product((0, 1, 2, -1), (0, 2), (0, 1)):
+        wide = halo.add_halos(x, before, after, dim)
+        assert wide.size(dim) == x.size(dim) + before + after
+        assert torch.equal(halo.remove_halos(wide, before, after, dim), x)
+        assert wide.sum() == x.sum()
+
+
+def test_blocking_sends_in_the_order_of_the_loans_never_wait_in_a_circle():
+    """Simulated rendezvous: a message moves when both ends have it as their next one."""
+    for ranks, before, after in itertools.product((2, 3, 4, 5, 8), (1, 3, 9), (0, 2)):
+        deals = loans(layout("contiguous", 2 * ranks + 1, ranks), before, after)
+        queue = {r: [a for a in deals if r in (a.source, a.target)] for r in range(ranks)}
+        while any(queue.values()):
+            ready = [a for a in deals if queue[a.source][:1] == [a] == queue[a.target][:1]]
+            assert ready, "a deadlock"
+            for a in ready:
+                queue[a.source].pop(0)
+                queue[a.target].pop(0)
+
+
+def test_the_exact_window_condition_at_its_boundary():
+    table = layout("contiguous", 16, 4)
+    check_hops(table, 4)
+    with pytest.raises(ValueError, match="window of 5 tokens .* shard of 4 tokens.*2 ranks away.*at most 4"):
+        check_hops(table, 5)
+    check_hops(table, 5, allowed=2)
+    assert [hops(table, w) for w in (0, 1, 4, 5, 8, 9, 12, 15)] == [0, 1, 1, 2, 2, 3, 3, 3]
+
+
+def test_anemois_first_rule_is_sufficient_and_not_necessary():
+    """Half of the last shard: it forbids windows that need only the neighbour, and never allows too much."""
+    for tokens, ranks, window in itertools.product(range(4, 24), (2, 3, 4), range(1, 12)):
+        table = layout("contiguous", tokens, ranks)
+        if table.sizes[-1] // 2 >= window:
+            check_hops(table, window)
+    table = layout("contiguous", 7, 2)
+    assert table.sizes[-1] // 2 == 1
+    check_hops(table, 4)
+
+
+def test_slices_with_gaps_have_no_halo():
+    with pytest.raises(ValueError, match="interleaved layout rank 0 owns tokens 0 to 10 with gaps"):
+        loans(layout("interleaved", 11, 2), 1)
+
+
+def test_a_window_as_long_as_the_sequence_is_full_attention():
+    q, k, v = torch.randn(3, 1, 2, 9, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    at = torch.arange(9)
+    assert torch.allclose(causal_attention(q, k, v, at, 8), causal_attention(q, k, v, at), atol=1e-14)
+    assert not torch.allclose(causal_attention(q, k, v, at, 7), causal_attention(q, k, v, at), atol=1e-4)
+
+
+def test_break_even_window():
+    assert context_costs.break_even_window(1024, 4) == 384
+    assert context_costs.break_even_window(1024, 2) == 512
+    assert context_costs.break_even_window(11, 3) == Fraction(44, 9)
+    for tokens, ranks in (
+        (64, 2),
+        (64, 4),
+    ):  # heads and a two-sided halo of the input cost the same at the break-even
+        window = context_costs.break_even_window(tokens, ranks)
+        table = layout("contiguous", tokens, ranks)
+        sent, _ = context_costs.sent("heads", table, 1, 24)["forward"]
+        assert sent == 2 * window * 24
+
+
+# On live ranks
+
+
+def exchange(rank, world_size, tokens, before, after, way, name="contiguous"):
+    """Labelled rows out, labelled gradients back, and both sides of <y, H x> = <H' y, x>."""
+    axis = Mesh(cp=world_size)["cp"]
+    table = layout(name, tokens, world_size)
+    share = Share(table, axis, before)
+    labels = torch.tensor(share.mine, dtype=torch.float64)
+    x = torch.stack((labels, 100 + labels), -1)[None].requires_grad_()  # (1, t, 2)
+    wide = halo.halo_exchange(x, share, before, after, dim=1, way=way)
+    generator = torch.Generator().manual_seed(rank)
+    y = torch.randn(wide.shape, dtype=torch.float64, generator=generator)
+    comm.clear_log()
+    wide.backward(y)
+    products = torch.stack(((wide * y).sum().detach(), (x * x.grad).sum().detach()))
+    return (
+        wide[0, :, 0].tolist(),
+        x.grad[0, :, 0].tolist(),
+        y[0, :, 0].tolist(),
+        comm.all_reduce(products, axis),
+    )
+
+
+@pytest.mark.parametrize("way", halo.WAYS)
+@pytest.mark.parametrize("world", [2, 3, 4])
+def test_rows_gradients_and_adjoint(pools, way, world):
+    for tokens, before, after in ((11, 2, 0), (11, 2, 2), (11, 5, 0), (11, 0, 3), (3, 2, 1), (8, 0, 0)):
+        table = layout("contiguous", tokens, world)
+        found = pools[world].run(exchange, tokens, before, after, way)
+        expected = [0.0] * tokens
+        for r, (wide, _, y, _) in enumerate(found):
+            mine = table.positions[r]
+            around = range(max(0, mine[0] - before), min(tokens, mine[-1] + 1 + after)) if mine else ()
+            assert wide == list(around)
+            for t, gradient in zip(around, y, strict=True):
+                expected[t] += gradient
+        got = [g for _, grads, _, _ in found for g in grads]
+        assert got == pytest.approx(expected, abs=1e-12)
+        forward, adjoint = found[0][3].tolist()
+        assert forward == pytest.approx(adjoint, abs=1e-9)
+
+
+def test_unknown_ways_are_refused_with_the_known_ones():
+    share = Share(layout("contiguous", 4, 2), Mesh()["cp"], 1)
+    with pytest.raises(ValueError, match="'pigeon'. Use one of sendrecv, isend, allgather, alltoall"):
+        halo.halo_exchange(torch.zeros(2, 2), share, 1, way="pigeon")
+
+
+@pytest.mark.parametrize(
+    "plan", ["cp=3,exchange=halo-kv", "cp=4,exchange=halo-x", "cp=2,dp=2,exchange=halo-x-isend"]
+)
+@pytest.mark.parametrize("window", [3, 6])
+def test_windowed_training_equals_serial(pools, plan, window):
+    report = verify(plan, on_ranks.config(window), 3, 11, pools[Plan.parse(plan).world])
+    assert report.ok, str(report)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("world", [2, 3, 4])
+@pytest.mark.parametrize("name", on_ranks.HALOS)
+@pytest.mark.parametrize("slices", ["contiguous", "unequal"])
+def test_verify_passes_for_every_halo(pools, world, name, slices):
+    for window in (2, 6):
+        report = verify(
+            f"cp={world},layout={slices},exchange={name}", on_ranks.config(window), 2, 11, pools[world]
+        )
+        assert report.ok, str(report)
+
+
+def test_exchanging_the_input_sends_half_of_what_keys_and_values_are(pools):
+    wanted = [("contiguous", exchange, 16, 3) for exchange in ("halo-x-isend", "halo-kv-isend")]
+    for x, kv in pools[4].run(on_ranks.run_all, wanted):
+        assert 2 * x["sent"]["forward"][0] == kv["sent"]["forward"][0]
+
+
+def test_a_loan_is_rows_of_a_shard():
+    assert loans(layout("contiguous", 11, 4), 2) == (Loan(0, 1, 1, 3), Loan(2, 3, 1, 3), Loan(1, 2, 1, 3))
