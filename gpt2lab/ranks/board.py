@@ -1,8 +1,9 @@
 """The board: a small piece of shared memory in which every rank says what it is doing now.
 
 A rank writes a line when it starts a communication call and wipes it when the call is done; the parent
-process reads the lines to explain a hang. Without a board (a script under torchrun, a test without ranks)
-every function does nothing.
+process reads the lines to explain a hang. The board also keeps the last calls of every rank, so that two ranks
+which make different calls in the same place find out before any data moves. Without a board (a script under
+torchrun, a test without ranks) every function does nothing.
 """
 
 import contextlib
@@ -12,14 +13,25 @@ import os
 import struct
 import sys
 import time
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
+
+from gpt2lab.ranks.failure import place
 
 TEXT = 480
 RECORD = struct.Struct(f"<QdQ{TEXT}s")  # version (odd while being written), start time, calls made, text
 FIELDS = 6
+SLOTS = 64
+NOTE = 400
+SLOT = struct.Struct(f"<Q{NOTE}s")  # key of the call, what was called with what and where
+PER_RANK = RECORD.size + SLOTS * SLOT.size
 _TORCH = importlib.util.find_spec("torch").submodule_search_locations[0]
 _NOT_THE_CALLER = (os.path.dirname(__file__), _TORCH, contextlib.__file__)
+
+
+class Mismatch(RuntimeError):
+    """Two ranks made different calls in the same place of the same group; both are in the text."""
 
 
 @dataclass(frozen=True)
@@ -42,9 +54,9 @@ class Board:
 
     def __init__(self, path: Path, world: int, rank: int | None = None, create: bool = False):
         if create:
-            Path(path).write_bytes(bytes(RECORD.size * world))
+            Path(path).write_bytes(bytes(world * PER_RANK))
         descriptor = os.open(path, os.O_RDWR)
-        self.memory = mmap.mmap(descriptor, RECORD.size * world)
+        self.memory = mmap.mmap(descriptor, world * PER_RANK)
         os.close(descriptor)
         self.world, self.rank = world, rank
         self.calls = 0
@@ -52,7 +64,7 @@ class Board:
 
     def write(self, since: float) -> None:
         """Publish this rank's record; a reader that meets an odd version tries again."""
-        offset = self.rank * RECORD.size
+        offset = self.rank * PER_RANK
         version = RECORD.unpack_from(self.memory, offset)[0]
         struct.pack_into("<Q", self.memory, offset, version + 1)
         RECORD.pack_into(self.memory, offset, version + 1, since, self.calls, self.text)
@@ -61,8 +73,8 @@ class Board:
     def read(self, rank: int) -> Entry:
         """The record of `rank` as it is now."""
         for _ in range(100):
-            before, since, calls, text = RECORD.unpack_from(self.memory, rank * RECORD.size)
-            after = struct.unpack_from("<Q", self.memory, rank * RECORD.size)[0]
+            before, since, calls, text = RECORD.unpack_from(self.memory, rank * PER_RANK)
+            after = struct.unpack_from("<Q", self.memory, rank * PER_RANK)[0]
             if before == after and before % 2 == 0:
                 break
         parts = text.rstrip(b"\0").decode(errors="replace").split("\x1f")
@@ -71,6 +83,21 @@ class Board:
         op, axis, peers, number, detail, where = parts
         ranks = tuple(int(peer) for peer in peers.split(",") if peer)
         return Entry(rank, since, calls, op, axis, ranks, int(number or 0), detail, where)
+
+    def note(self, key: int, text: bytes) -> None:
+        """Keep one call in this rank's history, in the place of the one 64 calls before."""
+        offset = self.rank * PER_RANK + RECORD.size + key % SLOTS * SLOT.size
+        struct.pack_into("<Q", self.memory, offset, 0)
+        SLOT.pack_into(self.memory, offset, 0, text)
+        struct.pack_into("<Q", self.memory, offset, key)
+
+    def noted(self, rank: int, key: int) -> str | None:
+        """What `rank` has noted under a key; None when it has not come there yet, or long ago."""
+        offset = rank * PER_RANK + RECORD.size + key % SLOTS * SLOT.size
+        found, text = SLOT.unpack_from(self.memory, offset)
+        if found != key or struct.unpack_from("<Q", self.memory, offset)[0] != key:
+            return None
+        return text.rstrip(b"\0").decode(errors="replace")
 
     def close(self) -> None:
         """Give the memory back."""
@@ -94,6 +121,29 @@ def enter(op: str, axis_name: str, peers, call_number: int, detail: str = "") ->
     _board.text = "\x1f".join(fields).encode()[:TEXT]
     _board.calls += 1
     _board.write(time.monotonic())
+
+
+def post(channel: str, number: int, signature: str, axis_name: str, peers, agree=None) -> None:
+    """Note call `number` of a channel (a group, or a direction of a pair) and compare it with the peers' notes.
+
+    Every rank writes before it reads, so of two that differ at least the later one notices and raises Mismatch.
+    `agree(mine, theirs, peer)` replaces equality for calls whose signatures differ rightly.
+    """
+    if _board is None:
+        return
+    key = (zlib.crc32(channel.encode()) << 31) + number
+    what = f"#{number} on axis {axis_name!r}"
+    _board.note(key, "\x1f".join((signature, what, caller())).encode()[:NOTE])
+    for peer in peers:
+        noted = _board.noted(peer, key)
+        if noted is None:
+            continue
+        theirs, *rest = noted.split("\x1f")
+        if not (agree(signature, theirs, peer) if agree else signature == theirs):
+            mine = f"rank {_board.rank} calls {signature} {what}; {place(caller())}"
+            other = f"rank {peer} called {theirs} {'; '.join([rest[0], place(rest[-1])])}"
+            why = "Ranks of one axis must make the same calls in the same order, with shapes that fit."
+            raise Mismatch(f"two ranks do not fit together:\n  {mine}\n  {other}\n{why}")
 
 
 def leave() -> None:

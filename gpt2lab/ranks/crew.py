@@ -125,6 +125,14 @@ class Crew:
             self.board.close()
         shutil.rmtree(self.folder, ignore_errors=True)
 
+    def held_up(self, rank: int) -> float:
+        """Seconds that a rank was ready to run but had no core: no reason to call it stuck (0.0 if unknown)."""
+        try:
+            fields = Path(f"/proc/{self.members[rank].process.pid}/schedstat").read_text().split()
+            return int(fields[1]) / 1e9
+        except (OSError, ValueError, IndexError):
+            return 0.0
+
     def stack(self, rank: int) -> str:
         """Where a silent rank is now: `stopped (SIGSTOP)` or a line of its Python stack."""
         pid = self.members[rank].process.pid

@@ -12,6 +12,8 @@ from datetime import timedelta
 import numpy as np
 import torch.distributed as dist
 
+from . import board
+
 NAMES = ("pp", "dp", "cp", "tp")
 
 
@@ -96,7 +98,12 @@ class Mesh:
         for line in lines:
             line = tuple(line)
             whole = len(line) == self.grid.size
-            group = None if whole or len(line) == 1 else dist.new_group(line, timeout=_timeout())
+            if whole or len(line) == 1:
+                group = None
+            else:
+                board.enter("new_group", name, [r for r in line if r != self.rank], 0)
+                group = dist.new_group(line, timeout=_timeout())
+                board.leave()
             if self.rank in line:
                 mine = Axis(name, line, line.index(self.rank), group)
         return mine

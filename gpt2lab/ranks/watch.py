@@ -27,6 +27,7 @@ class Watch:
         self.trouble: float | None = None
         self.start = time.monotonic()
         self.sign_of_life = {member.rank: self.start for member in crew.members}
+        self.held = {member.rank: crew.held_up(member.rank) for member in crew.members}
         self.calls = dict.fromkeys(self.sign_of_life, 0)
 
     def run(self) -> list:
@@ -71,7 +72,7 @@ class Watch:
         if lines is None:
             self._died(member.rank)
             return
-        self.sign_of_life[member.rank] = time.monotonic()
+        self._alive(member.rank)
         self.show(member.rank, lines)
 
     def _receive(self, member) -> None:
@@ -83,7 +84,7 @@ class Watch:
             self._take(member.rank, pickle.loads(body))
 
     def _take(self, rank: int, message: dict) -> None:
-        self.sign_of_life[rank] = time.monotonic()
+        self._alive(rank)
         if message["kind"] == "up":
             self.crew.up.add(rank)
         elif message["kind"] == "result":
@@ -162,20 +163,30 @@ class Watch:
                     missing[0],
                     "TimeoutError",
                 )
-            self.sign_of_life = dict.fromkeys(self.sign_of_life, now)
+            for rank in self.sign_of_life:
+                self._alive(rank)
             return
-        for rank in self.sign_of_life:
-            if rank in self.results:
-                continue
+        waiting, idle = [], {}
+        for rank in set(self.sign_of_life) - set(self.results):
             entry = self.crew.board.read(rank)
             if entry.calls != self.calls[rank]:
                 self.calls[rank] = entry.calls
-                self.sign_of_life[rank] = now
-            waiting = entry.since and now - entry.since > self.timeout
-            if waiting or now - self.sign_of_life[rank] > self.timeout:
-                self._stuck(now)
+                self._alive(rank)
+            if entry.since:
+                waiting.append(now - entry.since)
+            else:
+                held = self.crew.held_up(rank) - self.held[rank]
+                idle[rank] = now - self.sign_of_life[rank] - held
+        if max(idle.values(), default=0.0) > self.timeout:
+            self._stuck(now, max(idle, key=idle.get))
+        elif not idle and min(waiting, default=0.0) > self.timeout:
+            self._stuck(now)
 
-    def _stuck(self, now: float) -> None:
+    def _alive(self, rank: int) -> None:
+        self.sign_of_life[rank] = time.monotonic()
+        self.held[rank] = self.crew.held_up(rank)
+
+    def _stuck(self, now: float, culprit: int | None = None) -> None:
         entries = {member.rank: self.crew.board.read(member.rank) for member in self.crew.members}
         waiting = {rank: entry for rank, entry in entries.items() if entry.since and rank not in self.results}
         others = [rank for rank in entries if rank not in waiting]
@@ -194,7 +205,8 @@ class Watch:
                 lines.append(f"  rank {rank} has returned from the function already")
             else:
                 lines.append(f"  rank {rank} is in no communication call: it {self.crew.stack(rank)}")
-        culprit = next(iter([rank for rank in others if rank not in self.results] or others or waiting))
+        if culprit is None:
+            culprit = min(others or waiting)
         ranks, cores = len(entries), os.cpu_count() or 1
         if ranks > cores:
             lines.append(

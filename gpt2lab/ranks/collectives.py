@@ -1,0 +1,256 @@
+"""The calls themselves, without autograd: the only file that names torch.distributed's collectives.
+
+All are out of place (`own=True` of a caller that hands over its buffer is the one exception). Places (`root`, `to`,
+`source`) count along the axis. With `async_op=True` a call returns a Handle whose `wait()` gives the result.
+"""
+
+import pickle
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+
+from . import paced
+from .buffers import byte_size, byte_sizes, fresh, no_graph, padded
+from .gate import Call, Done, describe, finished, perform
+from .mesh import Axis
+from .traffic import (
+    all_gather_cost,
+    all_reduce_cost,
+    chain_cost,
+    direct_cost,
+    reduce_scatter_cost,
+    split_sizes,
+)
+
+REDUCE = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
+
+
+def all_reduce(x: torch.Tensor, axis: Axis, op: str = "sum", async_op: bool = False, own: bool = False):
+    """The sum (max, min) over the axis, on every rank.
+
+    `own` says that x is a contiguous buffer of the caller's, unknown to autograd: then the result replaces it. A NaN
+    counts as infinity in a max or min, where the backend would lose it.
+    Bytes per rank: reduce-scatter plus all-gather, 2 (n-1)/n S (Patarasuk & Yuan 2009).
+    """
+    no_graph("all_reduce", x)
+    if op not in REDUCE:
+        raise ValueError(f"all_reduce: op={op!r} is not one of sum, max, min.")
+    if own and not x.is_contiguous():
+        raise ValueError(f"all_reduce: own=True needs a contiguous buffer, got strides {x.stride()}.")
+    if axis.size == 1:
+        return finished(x, async_op)
+    result = x.detach() if own else fresh(x)
+    if op != "sum" and result.is_floating_point():
+        result.masked_fill_(result.isnan(), torch.inf if op == "max" else -torch.inf)
+    chunks = [c * x.element_size() for c in split_sizes(x.numel(), axis.size)]
+    cost = all_reduce_cost(chunks, axis.rank)
+    call = Call("all_reduce", axis, f"{op} {describe(x)}", *cost, cost[0], cost[1])
+    start = lambda: dist.all_reduce(result, REDUCE[op], group=axis.group, async_op=True)
+    return perform(call, start, result, async_op)
+
+
+def gather_flat(shard: torch.Tensor, axis: Axis, async_op: bool = False, out: torch.Tensor | None = None):
+    """Everybody's shards (s,) of equal length as one (n s,). Bytes per rank: (n-1)/n S."""
+    if axis.size == 1:
+        return finished(shard.detach() if out is None else out.copy_(shard), async_op)
+    out = shard.new_empty(axis.size * shard.numel()) if out is None else out
+    cost = all_gather_cost([byte_size(shard)] * axis.size, axis.rank)
+    call = Call("all_gather", axis, f"flat {describe(shard)}", *cost, *cost)
+    mine = shard.detach().contiguous()
+    start = lambda: dist.all_gather_single(out, mine, group=axis.group, async_op=True)
+    return perform(call, start, out, async_op)
+
+
+def reduce_scatter_flat(x: torch.Tensor, axis: Axis, async_op: bool = False):
+    """The sum over the axis of x (n s,), of which each rank gets its (s,). Bytes per rank: (n-1)/n S."""
+    if axis.size == 1:
+        return finished(x.detach(), async_op)
+    if x.dim() != 1 or x.numel() % axis.size:
+        raise ValueError(f"reduce_scatter_flat: {tuple(x.shape)} is no flat multiple of {axis.size} ranks.")
+    out, whole = x.new_empty(x.numel() // axis.size), x.detach().contiguous()
+    cost = reduce_scatter_cost([byte_size(out)] * axis.size, axis.rank)
+    call = Call("reduce_scatter", axis, f"flat {describe(x)}", *cost, *cost)
+    start = lambda: dist.reduce_scatter_single(out, whole, group=axis.group, async_op=True)
+    return perform(call, start, out, async_op)
+
+
+def all_gather(x, axis: Axis, dim: int = 0, sizes: Sequence[int] | None = None, async_op: bool = False):
+    """Everybody's shards joined along dim; `sizes` are their lengths where they differ. Bytes: S - c_(r+1)."""
+    if axis.size == 1:
+        return finished(x, async_op)
+    sizes = list(sizes or [x.size(dim)] * axis.size)
+    if len(sizes) != axis.size or sizes[axis.rank] != x.size(dim):
+        here = f"rank {axis.rank} of {axis.size} holds {x.size(dim)}"
+        raise ValueError(f"all_gather: {here} along dim {dim}, but sizes={sizes}.")
+    mine = padded(x.detach().movedim(dim, 0), max(sizes))
+    parts = [torch.empty_like(mine) for _ in sizes]
+    cost = all_gather_cost(byte_sizes(x, sizes, dim), axis.rank)
+    call = Call("all_gather", axis, f"dim {dim} sizes {sizes} of {describe(mine)}", *cost, *cost)
+    start = lambda: dist.all_gather(parts, mine, group=axis.group, async_op=True)
+    join = lambda parts: torch.cat([p[:s] for p, s in zip(parts, sizes, strict=True)]).movedim(0, dim)
+    return perform(call, start, parts, async_op, join)
+
+
+def reduce_scatter(x, axis: Axis, dim: int = 0, sizes: Sequence[int] | None = None, async_op: bool = False):
+    """The sum over the axis, of which each rank keeps its chunk along dim. Bytes per rank: S - c_r."""
+    if axis.size == 1:
+        return finished(x, async_op)
+    sizes = list(sizes or split_sizes(x.size(dim), axis.size))
+    if len(sizes) != axis.size or sum(sizes) != x.size(dim):
+        raise ValueError(f"reduce_scatter: sizes={sizes} do not cut {x.size(dim)} for {axis.size} ranks.")
+    parts = [p.contiguous() for p in x.detach().movedim(dim, 0).split(sizes)]
+    result = torch.empty_like(parts[axis.rank])
+    cost = reduce_scatter_cost(byte_sizes(x, sizes, dim), axis.rank)
+    call = Call("reduce_scatter", axis, f"dim {dim} sizes {sizes} of {describe(x)}", *cost, *cost)
+    start = lambda: dist.reduce_scatter(result, parts, group=axis.group, async_op=True)
+    return perform(call, start, result, async_op, lambda result: result.movedim(0, dim))
+
+
+def keep_mine(x, axis: Axis, dim: int = 0, sizes: Sequence[int] | None = None):
+    """This rank's chunk of a tensor that every rank has. No bytes."""
+    if axis.size == 1:
+        return x
+    return x.split(list(sizes or split_sizes(x.size(dim), axis.size)), dim)[axis.rank].contiguous()
+
+
+def broadcast(x: torch.Tensor, axis: Axis, root: int = 0, async_op: bool = False):
+    """Root's tensor on every rank; the others' x says shape and dtype.
+
+    Bytes per rank: S, along a chain that starts at the root; its last rank sends none.
+    """
+    if axis.size == 1:
+        return finished(x, async_op)
+    result, size = fresh(x), byte_size(x)
+    cost = chain_cost(size, axis.rank == (root - 1) % axis.size)
+    call = Call("broadcast", axis, f"root {root} {describe(x)}", *cost, size, axis.size - 1)
+    start = lambda: dist.broadcast(result, axis.ranks[root], group=axis.group, async_op=True)
+    return perform(call, start, result, async_op)
+
+
+def reduce(x: torch.Tensor, axis: Axis, root: int = 0, async_op: bool = False):
+    """The sum over the axis on the rank at place `root`; what the others get back means nothing.
+
+    Bytes per rank: S, along a chain that ends at the root; the root sends none.
+    """
+    if axis.size == 1:
+        return finished(x, async_op)
+    result, size = fresh(x), byte_size(x)
+    cost = chain_cost(size, axis.rank == root)
+    call = Call("reduce", axis, f"root {root} {describe(x)}", *cost, size, axis.size - 1)
+    start = lambda: dist.reduce(result, axis.ranks[root], group=axis.group, async_op=True)
+    return perform(call, start, result, async_op)
+
+
+def scatter(x: torch.Tensor, axis: Axis, dim: int = 0, root: int = 0, sizes: Sequence[int] | None = None):
+    """Root's tensor cut along dim, one chunk for each; the others' x says shape and dtype. Bytes: root S - c_root."""
+    if axis.size == 1:
+        return x
+    sizes = list(sizes or split_sizes(x.size(dim), axis.size))
+    like = x.detach().movedim(dim, 0)
+    chunk = like.new_empty(max(sizes), *like.shape[1:])
+    mine = axis.rank == root
+    chunks = byte_sizes(x, sizes, dim)
+    cost = direct_cost(chunks, root) if mine else (0, 0)
+    parts = [padded(p, max(sizes)) for p in like.split(sizes)] if mine else None
+    call = Call(
+        "scatter",
+        axis,
+        f"root {root} dim {dim} sizes {sizes} of {describe(x)}",
+        *cost,
+        *direct_cost(chunks, root),
+    )
+    start = lambda: dist.scatter(chunk, parts, axis.ranks[root], group=axis.group, async_op=True)
+    return perform(call, start, chunk, finish=lambda chunk: chunk[: sizes[axis.rank]].movedim(0, dim))
+
+
+def gather(x: torch.Tensor, axis: Axis, dim: int = 0, root: int = 0, sizes: Sequence[int] | None = None):
+    """Everybody's shards joined along dim on the rank at place `root`; the others get a tensor of length 0 along dim.
+
+    Bytes per rank: its own shard; the root sends none.
+    """
+    if axis.size == 1:
+        return x
+    sizes = list(sizes or [x.size(dim)] * axis.size)
+    mine = padded(x.detach().movedim(dim, 0), max(sizes))
+    parts = [torch.empty_like(mine) for _ in sizes] if axis.rank == root else None
+    chunks = byte_sizes(x, sizes, dim)
+    cost = (0, 0) if axis.rank == root else chain_cost(chunks[axis.rank], False)
+    call = Call(
+        "gather",
+        axis,
+        f"root {root} dim {dim} sizes {sizes} of {describe(mine)}",
+        *cost,
+        *direct_cost(chunks, root),
+    )
+    start = lambda: dist.gather(mine, parts, axis.ranks[root], group=axis.group, async_op=True)
+    join = lambda parts: torch.cat([p[:s] for p, s in zip(parts, sizes, strict=True)]).movedim(0, dim)
+    return perform(call, start, parts, finish=join if parts else lambda _: x.detach().narrow(dim, 0, 0))
+
+
+def all_to_all(
+    parts: Sequence[torch.Tensor], axis: Axis, shapes: Sequence | None = None, async_op: bool = False
+):
+    """Part p goes to the rank at place p; returns what each sent here. `shapes` are the shapes that come (default:
+    those that go). Bytes per rank: what leaves; an empty part is no message.
+    """
+    if axis.size == 1:
+        return finished(list(parts), async_op)
+    if len(parts) != axis.size:
+        raise ValueError(f"all_to_all: {len(parts)} parts for {axis.size} ranks; give one to each.")
+    shapes = [tuple(s) for s in (shapes or [p.shape for p in parts])]
+    going, coming = [p.numel() for p in parts], [torch.Size(s).numel() for s in shapes]
+    flat = torch.cat([p.detach().reshape(-1) for p in parts])
+    result = flat.new_empty(sum(coming))
+    sent = [n * flat.element_size() for n in going]
+    legs = tuple((r, b) for r, b in zip(axis.ranks, sent, strict=True) if r != axis.ranks[axis.rank] and b)
+    dtype = str(flat.dtype).removeprefix("torch.")
+    detail = f"{dtype} {','.join(map(str, going))} {','.join(map(str, coming))}"
+    call = Call("all_to_all", axis, detail, *direct_cost(sent, axis.rank), legs=legs)
+    start = lambda: dist.all_to_all_single(result, flat, coming, going, group=axis.group, async_op=True)
+    cut = lambda flat: [p.view(s) for p, s in zip(flat.split(coming), shapes, strict=True)]
+    return perform(call, start, result, async_op, cut)
+
+
+def barrier(axis: Axis) -> None:
+    """Return when every rank of the axis has arrived."""
+    if axis.size > 1:
+        hops = axis.size - 1
+        call = Call("barrier", axis, "", hops=hops)
+        perform(call, lambda: dist.barrier(group=axis.group, async_op=True), None)
+
+
+def gather_objects(value, axis: Axis) -> list:
+    """Any picklable value of every rank, as a list on every rank. For small things: reports, shapes, states."""
+    if axis.size == 1:
+        return [value]
+    values, others = [None] * axis.size, axis.size - 1
+    size = others * len(pickle.dumps(value))
+    call = Call("gather_objects", axis, "", size, others, size, others)
+    perform(call, lambda: Done(dist.all_gather_object(values, value, group=axis.group)), None)
+    return values
+
+
+def isend(x: torch.Tensor, axis: Axis, to: int):
+    """Start sending x to the rank at place `to`; a Handle, whose x must stay as it is until waited for. Bytes: S."""
+    no_graph("isend", x, "send, whose backward receives the gradient")
+    return _message("send", x.detach().contiguous(), axis, axis.rank, to, async_op=True)
+
+
+def irecv(like: torch.Tensor, axis: Axis, source: int):
+    """Start receiving a tensor of the shape and dtype of `like` from the rank at place `source`; a Handle."""
+    empty = torch.empty_like(like, memory_format=torch.contiguous_format, requires_grad=False)
+    return _message("recv", empty, axis, source, axis.rank, async_op=True)
+
+
+def _message(op: str, x: torch.Tensor, axis: Axis, source: int, to: int, async_op: bool):
+    if source % axis.size == to % axis.size:
+        raise ValueError(
+            f"{op}: place {to} of axis {axis.name!r} is this rank itself; keep the tensor instead."
+        )
+    ways, size = (axis.ranks[source], axis.ranks[to]), byte_size(x)
+    if op == "recv":
+        start = lambda: dist.irecv(x, ways[0], group=axis.group)
+        return perform(Call(op, axis, describe(x), ways=ways), start, x, async_op)
+    start = lambda: paced.send(*ways, size, lambda: dist.isend(x, ways[1], group=axis.group))
+    return perform(Call(op, axis, describe(x), size, 1, ways=ways), start, x, async_op)

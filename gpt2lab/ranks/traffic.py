@@ -1,0 +1,71 @@
+"""What this rank has sent: a log of calls, and how many bytes and messages each kind of call costs.
+
+The costs are those of the bandwidth-optimal algorithm (a ring; Patarasuk & Yuan 2009), in exact integers: n ranks,
+S bytes of the whole tensor, c_r bytes of rank r's chunk (sizes as `tensor_split` gives them). They are a property of
+the call, whatever algorithm the backend uses underneath.
+"""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Event:
+    """One call: what this rank sent (bytes, messages) over which axis, from start to end in seconds."""
+
+    op: str
+    axis: str
+    bytes: int
+    messages: int
+    start: float
+    end: float
+
+
+log: list[Event] = []
+
+
+def clear_log() -> None:
+    """Forget the events so far."""
+    log.clear()
+
+
+def traffic() -> dict[tuple[str, str], tuple[int, int, int]]:
+    """(calls, bytes, messages) sent by this rank, by (operation, axis)."""
+    table = defaultdict(lambda: (0, 0, 0))
+    for e in log:
+        calls, size, messages = table[e.op, e.axis]
+        table[e.op, e.axis] = (calls + 1, size + e.bytes, messages + e.messages)
+    return dict(table)
+
+
+def split_sizes(total: int, parts: int) -> list[int]:
+    """How `tensor_split` divides: sizes differ by at most one, the larger ones first."""
+    return [total // parts + (i < total % parts) for i in range(parts)]
+
+
+def all_gather_cost(chunks: Sequence[int], rank: int) -> tuple[int, int]:
+    """(bytes, messages): every chunk passes through this rank except the one its right neighbour began with."""
+    return sum(chunks) - chunks[(rank + 1) % len(chunks)], len(chunks) - 1
+
+
+def reduce_scatter_cost(chunks: Sequence[int], rank: int) -> tuple[int, int]:
+    """(bytes, messages): partial sums of every chunk leave this rank except of its own."""
+    return sum(chunks) - chunks[rank], len(chunks) - 1
+
+
+def all_reduce_cost(chunks: Sequence[int], rank: int) -> tuple[int, int]:
+    """(bytes, messages) of a reduce-scatter and an all-gather: 2 (n-1)/n S where the chunks are equal."""
+    first, second = reduce_scatter_cost(chunks, rank), all_gather_cost(chunks, rank)
+    return first[0] + second[0], first[1] + second[1]
+
+
+def chain_cost(size: int, is_end: bool) -> tuple[int, int]:
+    """(bytes, messages) of a broadcast or reduce along a chain: S, except the chain's end, which sends none."""
+    return (0, 0) if is_end else (size, 1)
+
+
+def direct_cost(parts: Sequence[int], rank: int) -> tuple[int, int]:
+    """(bytes, messages) when part p goes straight to rank p: what leaves; an empty part is no message."""
+    leaving = [size for peer, size in enumerate(parts) if peer != rank and size]
+    return sum(leaving), len(leaving)
