@@ -1,0 +1,100 @@
+"""What tensor and sequence parallelism cost a rank: bytes sent and activations kept, exactly, by formula. No torch.
+
+B rows of T tokens, width C, H heads, n ranks of which this is `rank`; uneven shares as `tensor_split` makes them.
+"""
+
+from collections import Counter
+from dataclasses import dataclass
+
+from ..ranks.traffic import all_gather_cost, all_reduce_cost, reduce_scatter_cost, split_sizes
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The sizes that costs depend on; `itemsize` is the bytes of a number."""
+
+    rows: int
+    length: int
+    width: int
+    heads: int
+    ranks: int
+    itemsize: int = 4
+
+    def share(self, total: int, rank: int) -> int:
+        """A rank's part of `total` things."""
+        return split_sizes(total, self.ranks)[rank]
+
+    def tokens(self) -> list[int]:
+        """Bytes of every rank's tokens in a (B, T, C), for sequence parallelism."""
+        line = self.rows * self.width * self.itemsize
+        return [line * t for t in split_sizes(self.length, self.ranks)]
+
+    def chunks(self, numbers: int) -> list[int]:
+        """Bytes of the chunks of an all-reduce."""
+        return [self.itemsize * c for c in split_sizes(numbers, self.ranks)]
+
+
+def layer_bytes(shape: Shape, rank: int = 0, sp: bool = False, lean: bool = True) -> Counter:
+    """Bytes that a rank sends for one layer and step (forward and backward), by operation.
+
+    Tensor parallel: 4 all-reduces of (B, T, C). Sequence parallel: 4 all-gathers and 4 reduce-scatters, which is
+    the same when T divides evenly; `lean`, two all-gathers more.
+    """
+    if not sp:
+        return Counter(all_reduce=4 * all_reduce_cost(shape.chunks(_btc(shape)), rank)[0])
+    gathers = 6 if lean else 4
+    return Counter(
+        all_gather=gathers * all_gather_cost(shape.tokens(), rank)[0],
+        reduce_scatter=4 * reduce_scatter_cost(shape.tokens(), rank)[0],
+    )
+
+
+def ends_bytes(shape: Shape, rank: int = 0, sp: bool = False, lean: bool = True) -> Counter:
+    """Bytes that a rank sends once a step for embedding, head and loss, by operation."""
+    loss = sum(all_reduce_cost(shape.chunks(k * shape.rows * shape.length), rank)[0] for k in (1, 2))
+    if not sp:
+        return Counter(all_reduce=loss + 2 * all_reduce_cost(shape.chunks(_btc(shape)), rank)[0])
+    gathers = 3 if lean else 2
+    return Counter(
+        all_reduce=loss,
+        all_gather=gathers * all_gather_cost(shape.tokens(), rank)[0],
+        reduce_scatter=2 * reduce_scatter_cost(shape.tokens(), rank)[0],
+    )
+
+
+def step_bytes(shape: Shape, layers: int, rank: int = 0, sp: bool = False, lean: bool = True) -> Counter:
+    """Bytes that a rank sends for the forward and backward of a whole model, by operation."""
+    total = ends_bytes(shape, rank, sp, lean)
+    for _ in range(layers):
+        total += layer_bytes(shape, rank, sp, lean)
+    return total
+
+
+def kept_bytes(shape: Shape, rank: int = 0, sp: bool = False, lean: bool = True) -> int:
+    """Activations that a rank keeps of one layer for backward (no dropout, attention without the T x T matrix).
+
+    Whole between the layers: two inputs of norms, two outputs of norms, 4 B T C, and 4 B T means and deviations.
+    Cut by heads and hidden features: q, k, v, attention's output and its B H T softmax sums, 2 x 4 C around gelu.
+    So B T C (4 + 12/n) numbers; with sequence parallelism 16/n. Korthikanti et al. 2022, table 2, in 16 bit and
+    with dropout masks: s b h (10 + 24/t) and s b h 34/t.
+    """
+    b, t, c = shape.rows, shape.length, shape.width
+    own = shape.share(t, rank) if sp else t
+    norms = b * own * (4 * c + 4)
+    if sp and not lean:
+        norms += 2 * b * (t - own) * c  # the gathered inputs of both column-parallel layers
+    hidden = shape.share(4 * c, rank)
+    cut = b * t * (4 * c // shape.ranks + 2 * hidden + shape.heads // shape.ranks)
+    return shape.itemsize * (norms + cut)
+
+
+def _btc(shape: Shape) -> int:
+    return shape.rows * shape.length * shape.width
+
+
+def crossover_tokens(width: int) -> int:
+    """Tokens B T at which a two-layer MLP sends as much cut by data as cut by columns and rows: 4 C.
+
+    Data parallel all-reduces 8 C^2 gradients, tensor parallel B T C twice.
+    """
+    return 4 * width

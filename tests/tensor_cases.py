@@ -1,0 +1,56 @@
+"""What the tests of tensor and sequence parallelism run on the ranks."""
+
+from collections import Counter
+
+import torch
+from torch.autograd.graph import saved_tensors_hooks
+
+from gpt2lab.model import GPT2, GPT2Config
+from gpt2lab.parallel.sequence import apply_sequence
+from gpt2lab.parallel.tensor import apply_tensor
+from gpt2lab.ranks import comm
+from gpt2lab.ranks.mesh import Mesh
+
+CONFIG = GPT2Config(vocab_size=37, n_positions=16, n_layer=2, n_head=4, n_embd=24)
+
+
+def tokens_and_targets(config, rows, length):
+    generator = torch.Generator().manual_seed(5)
+    block = torch.randint(config.vocab_size, (rows, length + 1), generator=generator)
+    return block[:, :-1], block[:, 1:]
+
+
+def cut_model(mesh, config, sp, lean, dtype=torch.float64):
+    """The model, cut over the tensor axis of the mesh."""
+    model = GPT2(config).to(dtype)
+    apply_tensor(model, mesh)
+    if sp:
+        apply_sequence(model, mesh, lean=lean)
+    return model
+
+
+def step_traffic(rank, world_size, config, rows, length, sp, lean):
+    """Bytes sent in one forward and backward, by operation."""
+    model = cut_model(Mesh(tp=world_size), config, sp, lean)
+    tokens, targets = tokens_and_targets(config, rows, length)
+    comm.clear_log()
+    model.loss(model(tokens), targets).backward()
+    return Counter({op: size for (op, _), (_, size, _) in comm.traffic().items()})
+
+
+def kept_of_a_layer(rank, world_size, config, rows, length, dtype, sp, lean):
+    """Bytes that one block keeps for backward, each storage once, parameters and its own input not doubled."""
+    model = cut_model(Mesh(tp=world_size), config, sp, lean, dtype)
+    own, kept = {p.untyped_storage().data_ptr() for p in model.parameters()}, {}
+    mine = len(torch.arange(length).tensor_split(world_size)[rank]) if sp else length
+    x = torch.randn(rows, mine, config.n_embd, dtype=dtype, requires_grad=True)
+
+    def pack(t):
+        storage = t.untyped_storage()
+        if storage.data_ptr() not in own:
+            kept[storage.data_ptr()] = (storage.nbytes(), t)
+        return t
+
+    with saved_tensors_hooks(pack, lambda t: t):
+        model.h["0"](x, torch.arange(length))
+    return sum(size for size, _ in kept.values())

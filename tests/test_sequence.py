@@ -1,0 +1,124 @@
+"""Sequence parallelism equals the serial run for any length, and sends and keeps what its formulas say."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from tensor_cases import CONFIG, cut_model, kept_of_a_layer, step_traffic, tokens_and_targets
+
+from gpt2lab import spec
+from gpt2lab.generate import generate
+from gpt2lab.model import GPT2
+from gpt2lab.parallel import tensor, tensor_costs
+from gpt2lab.plan import Plan
+from gpt2lab.ranks import comm
+from gpt2lab.ranks.launch import Ranks
+from gpt2lab.ranks.mesh import Mesh
+from gpt2lab.verify import verify
+
+TWELVE_HEADS = replace(CONFIG, n_head=12)
+
+
+@pytest.fixture(scope="module")
+def pools():
+    made = {n: Ranks(n, timeout=120, echo=False) for n in (2, 3, 4)}
+    yield made
+    for pool in made.values():
+        pool.close()
+
+
+@pytest.mark.parametrize(
+    ("plan", "dropout"),
+    [
+        ("tp=2,sp=on", 0.2),
+        ("tp=3,sp=on", 0.0),
+        ("tp=4,sp=on", 0.0),
+        ("dp=2,tp=2,sp=on", 0.2),
+        ("tp=2,sp=on,micro=3,recompute=on", 0.2),
+    ],
+)
+def test_equals_serial(pools, plan, dropout):
+    plan = Plan.parse(plan)
+    report = verify(plan, replace(TWELVE_HEADS, dropout=dropout), ranks=pools[plan.world])
+    assert report.ok, report
+
+
+@pytest.mark.parametrize("length", [1, 2, 3, 5, 16])
+def test_any_length_also_shorter_than_the_ranks(pools, length):
+    report = verify("tp=4,sp=on", CONFIG, rows=2, length=length, ranks=pools[4])
+    assert report.ok, report
+
+
+def gradients(rank, world_size, lean):
+    mesh = Mesh(tp=world_size)
+    model = cut_model(mesh, CONFIG, True, lean)
+    tokens, targets = tokens_and_targets(CONFIG, 3, 11)
+    model.loss(model(tokens), targets).backward()
+    return {n: (p.grad, spec.of(p).partial) for n, p in model.named_parameters()}
+
+
+def test_keeping_the_gathered_input_changes_no_gradient(pools):
+    lean, greedy = (pools[2].run(gradients, lean) for lean in (True, False))
+    for a, b in zip(lean, greedy, strict=True):
+        assert all(torch.equal(a[n][0], b[n][0]) for n in a)
+
+
+def test_partial_gradients_are_those_of_norms_row_biases_and_positions(pools):
+    (grads, *_), serial = pools[2].run(gradients, True), GPT2(CONFIG).double()
+    tokens, targets = tokens_and_targets(CONFIG, 3, 11)
+    serial.loss(serial(tokens), targets).backward()
+    for name, p in serial.named_parameters():
+        grad, partial = grads[name]
+        expected = "ln_" in name or name.startswith("wpe") or name.endswith("c_proj.bias")
+        assert partial == (("tp",) if expected else ()), name
+        assert expected == (grad.shape == p.shape and not torch.allclose(grad, p.grad)), name
+
+
+@pytest.mark.parametrize("n", [2, 3, 4])
+@pytest.mark.parametrize("length", [11, 12])
+@pytest.mark.parametrize("lean", [True, False])
+def test_bytes_sent_are_the_formulas(pools, n, length, lean):
+    shape = tensor_costs.Shape(3, length, CONFIG.n_embd, 12, n, 8)
+    for rank, sent in enumerate(pools[n].run(step_traffic, TWELVE_HEADS, 3, length, True, lean)):
+        assert sent == tensor_costs.step_bytes(shape, CONFIG.n_layer, rank, True, lean)
+    layers = [tensor_costs.layer_bytes(shape, rank, True, False).total() for rank in range(n)]
+    assert sum(layers) == sum(tensor_costs.layer_bytes(shape, rank).total() for rank in range(n))
+
+
+@pytest.mark.parametrize("n", [2, 3, 4])
+@pytest.mark.parametrize("lean", [True, False])
+@pytest.mark.parametrize("length", [11, 12])
+def test_activations_kept_are_the_formula(pools, n, lean, length):
+    shape = tensor_costs.Shape(3, length, CONFIG.n_embd, 12, n, 8)
+    found = pools[n].run(kept_of_a_layer, TWELVE_HEADS, 3, length, torch.float64, True, lean)
+    assert found == [tensor_costs.kept_bytes(shape, rank, True, lean) for rank in range(n)]
+    if lean and length == 12:
+        softmax = 3 * 12 * (12 // n) * 8
+        assert found[0] - softmax == 3 * 12 * (16 * 24 + 4) * 8 / n
+
+
+def generated(rank, world_size, prompts):
+    mesh = Mesh(tp=world_size)
+    model = cut_model(mesh, CONFIG, True, True)
+    whole = lambda logits: tensor.whole_logits(logits, mesh["tp"], CONFIG.vocab_size)
+    return generate(model, prompts, 8, gather=whole)
+
+
+def test_generation_one_token_at_a_time_gives_the_serial_text(pools):
+    prompts = [[1, 2, 3], [4], [5, 6, 7, 8, 9]]
+    expected = generate(GPT2(CONFIG).double(), prompts, 8)
+    assert pools[4].run(generated, prompts) == [expected] * 4
+
+
+def test_sp_without_tensor_ranks_is_refused():
+    with pytest.raises(ValueError, match="sp=true cuts activations over the tensor-parallel ranks, but tp=1"):
+        Plan.parse("sp=on").check(CONFIG, 4, 8)
+
+
+def test_bytes_of_an_empty_shard_are_counted(pools):
+    def gather(rank, world_size):
+        comm.clear_log()
+        comm.all_gather(torch.ones(1, int(rank == 0), 24), Mesh(tp=world_size)["tp"], 1, [1, 0, 0, 0])
+        return comm.traffic()["all_gather", "tp"][1]
+
+    assert pools[4].run(gather) == [96, 96, 96, 0]

@@ -1,0 +1,213 @@
+"""Tensor parallelism equals the serial run, sends and keeps what its formulas say, and refuses what cannot be cut."""
+
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from tensor_cases import CONFIG, kept_of_a_layer, step_traffic, tokens_and_targets
+
+from gpt2lab.generate import generate
+from gpt2lab.model import GPT2, GPT2Config
+from gpt2lab.parallel import columns, tensor, tensor_costs
+from gpt2lab.plan import Plan
+from gpt2lab.ranks import comm
+from gpt2lab.ranks.launch import Ranks
+from gpt2lab.ranks.mesh import Mesh
+from gpt2lab.verify import verify
+
+SIX_HEADS = replace(CONFIG, n_head=6)
+
+
+@pytest.fixture(scope="module")
+def pools():
+    made = {n: Ranks(n, timeout=120, echo=False) for n in (2, 3, 4)}
+    yield made
+    for pool in made.values():
+        pool.close()
+
+
+@pytest.mark.parametrize(
+    ("plan", "dropout"),
+    [
+        ("tp=2", 0.2),
+        ("tp=3", 0.0),
+        ("tp=4", 0.0),
+        ("dp=2,tp=2", 0.2),
+        ("tp=2,micro=3,recompute=on", 0.2),
+    ],
+)
+def test_equals_serial(pools, plan, dropout):
+    plan = Plan.parse(plan)
+    report = verify(
+        plan, replace(SIX_HEADS if plan.tp == 3 else CONFIG, dropout=dropout), ranks=pools[plan.world]
+    )
+    assert report.ok, report
+
+
+@pytest.mark.parametrize(
+    ("config", "n", "sentence"),
+    [
+        (
+            SIX_HEADS,
+            4,
+            r"6 attention heads cannot be split over tp=4 ranks \(6 % 4 = 2\). Use tp=1, 2, 3 or 6.",
+        ),
+        (replace(CONFIG, n_head=1), 2, r"1 attention heads cannot be split over tp=2 ranks .* Use tp=1."),
+        (
+            replace(CONFIG, vocab_size=3),
+            4,
+            "3 tokens of a vocabulary cannot be split over tp=4 ranks. Use tp=3",
+        ),
+    ],
+)
+def test_what_cannot_be_cut_is_refused_with_the_way_out(config, n, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        Plan(tp=n).check(config, 4, 8)
+
+
+def loss_of_shards(rank, world_size, logits, targets):
+    """The loss and this rank's slice of its gradient."""
+    axis = Mesh(tp=world_size)["tp"]
+    sizes = comm.split_sizes(logits.size(-1), world_size)
+    mine = logits.split(sizes, -1)[rank].clone().requires_grad_()
+    loss = tensor.VocabLoss(axis, tensor.first_token(logits.size(-1), axis))(mine, targets)
+    (0.5 * loss).backward()
+    return loss.detach(), mine.grad
+
+
+@pytest.mark.parametrize("size", [37, 50257, 4])
+@pytest.mark.parametrize("scale", [1.0, 1e4])
+@pytest.mark.parametrize("n", [2, 3, 4])
+def test_the_vocabulary_parallel_loss_is_the_serial_one(pools, size, scale, n):
+    generator = torch.Generator().manual_seed(size)
+    logits = scale * torch.randn(2, 5, size, generator=generator, dtype=torch.float64)
+    targets = torch.randint(size, (2, 5), generator=generator)
+    targets[0, 1:3] = -100
+    whole = logits.clone().requires_grad_()
+    expected = F.cross_entropy(whole.flatten(0, 1), targets.flatten(), reduction="sum")
+    (0.5 * expected).backward()
+    found = pools[n].run(loss_of_shards, logits, targets)
+    for loss, _ in found:
+        torch.testing.assert_close(loss, expected.detach(), rtol=1e-13, atol=1e-13)
+    torch.testing.assert_close(torch.cat([g for _, g in found], -1), whole.grad, rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("n", [2, 3, 4])
+@pytest.mark.parametrize("length", [11, 12])
+def test_bytes_sent_are_the_formulas(pools, n, length):
+    config = replace(CONFIG, n_head=12)
+    shape = tensor_costs.Shape(3, length, config.n_embd, config.n_head, n, 8)
+    for rank, sent in enumerate(pools[n].run(step_traffic, config, 3, length, False, True)):
+        assert sent == tensor_costs.step_bytes(shape, config.n_layer, rank)
+    btc = 3 * length * config.n_embd * 8
+    each = [tensor_costs.layer_bytes(shape, r)["all_reduce"] for r in range(n)]
+    assert sum(each) == 4 * 2 * (n - 1) * btc  # 4 all-reduces of (B, T, C), each 2 (n-1)/n of it a rank
+
+
+@pytest.mark.parametrize("n", [2, 3, 4])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_activations_kept_are_the_formula(pools, n, dtype):
+    config = replace(CONFIG, n_head=12)
+    shape = tensor_costs.Shape(3, 11, config.n_embd, config.n_head, n, dtype.itemsize)
+    found = pools[n].run(kept_of_a_layer, config, 3, 11, dtype, False, True)
+    assert found == [tensor_costs.kept_bytes(shape, rank) for rank in range(n)]
+
+
+def test_one_rank_keeps_sixteen_activations():
+    shape = tensor_costs.Shape(3, 11, 24, 12, 1, 8)
+    assert kept_of_a_layer(0, 1, replace(CONFIG, n_head=12), 3, 11, torch.float64, False, True) == (
+        tensor_costs.kept_bytes(shape)
+    )
+    assert tensor_costs.kept_bytes(shape) == 3 * 11 * (16 * 24 + 4 + 12) * 8
+
+
+def test_hidden_features_and_vocabulary_may_be_uneven(pools):
+    config = GPT2Config(
+        vocab_size=41, n_positions=16, n_layer=2, n_head=3, n_embd=15
+    )  # hidden 60, 41 = 14+14+13
+    assert verify("tp=3", config, ranks=pools[3]).ok
+    odd = GPT2Config(vocab_size=37, n_positions=16, n_layer=1, n_head=4, n_embd=4)
+    assert verify("tp=4", odd, ranks=pools[4]).ok
+
+
+def overlapped(rank, world_size):
+    """Gradients with and without overlap, and in which order the overlapped backward does things."""
+    mesh, order = Mesh(tp=world_size), []
+    tokens, targets = tokens_and_targets(CONFIG, 3, 11)
+    right_start, right_weight, right_wait = comm.all_reduce, tensor.weight_gradients, comm.Handle.wait
+
+    def start(*args, **kwargs):
+        order.append("start" if kwargs.get("async_op") else "blocking")
+        return right_start(*args, **kwargs)
+
+    def weight(*args):
+        order.append("weight")
+        return right_weight(*args)
+
+    def wait(handle):
+        order.append("wait")
+        return right_wait(handle)
+
+    grads = []
+    for overlap in (False, True):
+        model = GPT2(CONFIG).double()
+        tensor.apply_tensor(model, mesh, overlap=overlap)
+        loss = model.loss(model(tokens), targets)
+        comm.all_reduce, tensor.weight_gradients, comm.Handle.wait = start, weight, wait
+        order.clear()
+        try:
+            loss.backward()
+        finally:
+            comm.all_reduce, tensor.weight_gradients, comm.Handle.wait = right_start, right_weight, right_wait
+        grads.append([p.grad for p in model.parameters()])
+    same = all(torch.equal(a, b) for a, b in zip(*grads, strict=True))
+    return same, order
+
+
+def test_overlap_computes_weight_gradients_while_the_sum_travels(pools):
+    for same, order in pools[2].run(overlapped):
+        assert same
+        assert order == ["start", "weight", "wait"] * (2 * CONFIG.n_layer + 1)
+
+
+def generated(rank, world_size, prompts, how):
+    model = GPT2(CONFIG).double()
+    mesh = Mesh(tp=world_size)
+    tensor.apply_tensor(model, mesh)
+    whole = lambda logits: tensor.whole_logits(logits, mesh["tp"], CONFIG.vocab_size)
+    return generate(model, prompts, 8, gather=whole, **how)
+
+
+@pytest.mark.parametrize("how", [{}, {"cache": False}, {"temperature": 0.0}])
+def test_generation_with_the_cache_gives_the_serial_text(pools, how):
+    prompts = [[1, 2, 3], [4], [5, 6, 7, 8, 9]]
+    expected = generate(GPT2(CONFIG).double(), prompts, 8, **how)
+    for n in (2, 4):
+        assert pools[n].run(generated, prompts, how) == [expected] * n
+
+
+def lecture(rank, world_size, x, weights, seed):
+    axis = Mesh(tp=world_size)["tp"]
+    comm.clear_log()
+    loss, grads = columns.column_gradients(x, weights, axis, seed)
+    return loss, grads, Counter({op: size for (op, _), (_, size, _) in comm.traffic().items()})
+
+
+def test_the_lectures_form_needs_a_reduce_scatter_and_a_seed_of_one_nth(pools):
+    generator = torch.Generator().manual_seed(0)
+    draw = lambda *shape: torch.randn(*shape, generator=generator, dtype=torch.float64)
+    x, weights = draw(5, 7), [draw(7, 10), draw(10, 11)]
+    whole = [w.clone().requires_grad_() for w in weights]
+    expected = F.gelu(F.gelu(x @ whole[0]) @ whole[1]).square().sum()
+    expected.backward()
+    for seed, factor in ((None, 1), (1.0, 3)):
+        found = pools[3].run(lecture, x, weights, seed)
+        for layer, w in enumerate(whole):
+            joined = torch.cat([grads[layer] for _, grads, _ in found], 1)
+            torch.testing.assert_close(joined, factor * w.grad, rtol=1e-12, atol=1e-13)
+        assert all(loss.item() == pytest.approx(expected.item(), rel=1e-13) for loss, _, _ in found)
+    gathered = sum(traffic["all_gather"] for _, _, traffic in found)
+    scattered = sum(traffic["reduce_scatter"] for _, _, traffic in found)
+    assert gathered == scattered == 2 * 5 * (10 + 11) * 8  # (n-1) x B x C_out, over both layers
