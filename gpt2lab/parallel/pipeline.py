@@ -49,7 +49,7 @@ class Pipeline:
         step = Step(self, self.schedule, micros, key)
         order = self.schedule.orders[self.axis.rank]
         last = max((n for n, op in enumerate(order) if op.kind in "BW"), default=-1)
-        self.held = []
+        self.held.clear()
         for n, op in enumerate(order):
             if n == last:
                 sync.last_micro()
@@ -98,6 +98,12 @@ def check(config, plan, rows: int, length: int) -> None:
         raise ValueError(
             f"{config.n_layer} layers, the embedding and the head leave nothing for rank {empty[0]} of pp={plan.pp}. "
             f"Use pp={most} or less, or fewer chunks."
+        )
+    bare = [i for i, layers in enumerate(parts_of(schedule, 0, config).layers) if not layers]
+    if plan.sp and bare:
+        raise ValueError(
+            f"sp=true needs a layer on every stage, but {config.n_layer} layers leave stage {bare[0]} of "
+            f"{schedule.depth} without. Use fewer stages, or sp=false."
         )
     if schedule.slices > 1:
         if plan.cp > 1 or plan.sp or plan.recompute:

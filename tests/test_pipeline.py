@@ -1,0 +1,281 @@
+"""Pipelines on live ranks: every schedule equals the serial run, holds what it promised and sends what the
+formula says.
+"""
+
+import gc
+import itertools
+import weakref
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpt2lab.generate import generate
+from gpt2lab.model import GPT2, GPT2Config
+from gpt2lab.parallel import stages
+from gpt2lab.parallel.accumulate import Accumulate, micro_loss
+from gpt2lab.parallel.pipeline import Pipeline
+from gpt2lab.parallel.pipeline_generate import generate_streams
+from gpt2lab.parallel.split_backward import Work
+from gpt2lab.plan import Plan
+from gpt2lab.ranks import comm, trace
+from gpt2lab.ranks.launch import Ranks
+from gpt2lab.ranks.mesh import Mesh
+from gpt2lab.schedules import NAMES, Cost, make
+from gpt2lab.schedules.formulas import messages
+from gpt2lab.verify import CONFIG, example_batch, verify
+
+SMALL = GPT2Config(vocab_size=37, n_positions=16, n_layer=3, n_head=2, n_embd=16)
+
+
+@pytest.fixture(scope="module")
+def pools():
+    made = {}
+
+    def pool(size):
+        if size not in made:
+            made[size] = Ranks(size, timeout=120, echo=False).__enter__()
+        return made[size]
+
+    yield pool
+    for ranks in made.values():
+        ranks.__exit__(None, None, None)
+
+
+@pytest.mark.parametrize("pp", [2, 3, 4])
+@pytest.mark.parametrize("name", NAMES)
+def test_every_schedule_equals_the_serial_run(pools, name, pp):
+    """5 layers on pp stages, 7 rows in 5 micro-batches: nothing divides."""
+    report = verify(f"pp={pp},micro=5,schedule={name}", ranks=pools(pp))
+    assert report.ok, report.table()
+
+
+@pytest.mark.parametrize("name", ["1f1b", "zb_v", "chimera", "terapipe"])
+def test_dropout_draws_the_same_masks(pools, name):
+    report = verify(f"pp=2,micro=3,schedule={name}", config=replace(CONFIG, dropout=0.2), ranks=pools(2))
+    assert report.ok, report.table()
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        "pp=2,micro=3,schedule=zb_h1,recompute=true",
+        "pp=2,micro=3,schedule=interleaved,chunks=3",
+        "pp=2,micro=2,schedule=terapipe,chunks=5",
+    ],
+)
+def test_options_equal_the_serial_run(pools, plan):
+    report = verify(plan, ranks=pools(2))
+    assert report.ok, report.table()
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        "pp=2,dp=2,micro=3,schedule=zb_v",
+        "pp=2,dp=2,micro=2,schedule=chimera,zero=2",
+        "pp=2,dp=2,micro=2,schedule=1f1b,zero=3",
+        "pp=2,tp=2,micro=3,schedule=zb_h2",
+        "pp=2,tp=2,micro=3,schedule=1f1b,sp=true",
+        "pp=2,tp=2,micro=2,schedule=dualpipe",
+        "pp=2,cp=2,micro=3,schedule=interleaved",
+    ],
+)
+def test_pipelines_compose_with_the_other_axes(pools, plan):
+    report = verify(plan, ranks=pools(4))
+    assert report.ok, report.table()
+
+
+class NoSync:
+    def last_micro(self):
+        pass
+
+
+def parts(rank, world_size, name, micros, config, rows=7, engine_options=(), **options):
+    """What one rank's engine computed on an example batch, and what the serial engine does on the same micro-
+    batches.
+    """
+    torch.set_default_dtype(torch.float64)
+    try:
+        mesh, batch = Mesh(pp=world_size), example_batch(config, rows, 11)
+        model, serial = GPT2(config).double(), GPT2(config).double()
+        engine = Pipeline(model, mesh, make(name, world_size, micros, **options))
+        for option, value in engine_options:
+            setattr(engine, option, value)
+        comm.clear_log()
+        trace.clear()
+        engine.run(batch.micro(micros), None, NoSync())
+        sent = comm.traffic().get(("send", "pp"), (0, 0, 0))
+        Accumulate(serial).run(batch.micro(micros), None, NoSync())
+        theirs = {n: p.grad for n, p in serial.named_parameters()}
+        equal = {
+            n: torch.equal(p.grad, theirs[n]) for n, p in model.named_parameters() if n not in engine.shared
+        }
+        spans = [s for s in trace.spans() if s.kind in ("forward", "backward", "weight")]
+        return equal, engine.held, sent, [(s.name, s.end - s.start) for s in spans]
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.parametrize(
+    "name", ["naive", "gpipe", "1f1b", "interleaved", "breadth_first", "zb_h1", "zb_h2", "zb_v"]
+)
+def test_gradients_are_bitwise_those_of_accumulation(pools, name):
+    """Micro-batches pass every stage in the same order; only the embedding, used at both ends, is added up
+    otherwise.
+    """
+    for equal, *_ in pools(3).run(parts, name, 5, CONFIG):
+        assert all(same for n, same in equal.items() if n != "wte.weight"), equal
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_ranks_hold_and_send_exactly_what_the_schedule_says(pools, name):
+    schedule = make(name, 4, 8)
+    found = pools(4).run(parts, name, 8, SMALL, rows=9)
+    for rank, (_, held, (_, _, count), _) in enumerate(found):
+        assert held == schedule.held(rank) and max(held) == schedule.promise[rank]
+        assert count == schedule.messages(rank)
+    total = sum(size for _, _, (_, size, _), _ in found)
+    assert sum(count for _, _, (_, _, count), _ in found) == messages(name, 4, 8)
+    assert total == messages(name, 4, 8) * 9 * 11 * 16 * 8 // (8 * schedule.slices)  # b T C float64 a message
+
+
+def test_nothing_of_a_micro_batch_is_left_after_its_backward(pools):
+    for alive, held in pools(2).run(saved_tensors, 4):
+        per_micro = max(alive)
+        assert alive == [per_micro // max(held) * h for h in held], (alive, held)
+
+
+def saved_tensors(rank, world_size, micros):
+    """How many tensors autograd keeps alive after every operation, beside how many micro-batches are held."""
+    config, mesh = SMALL, Mesh(pp=world_size)
+    engine = Pipeline(GPT2(config), mesh, make("1f1b", world_size, micros))
+    kept, alive = weakref.WeakSet(), []
+
+    class Box:
+        def __init__(self, tensor):
+            self.tensor = tensor
+
+    def pack(tensor):
+        box = Box(tensor)
+        kept.add(box)
+        return box
+
+    class Watched(list):
+        def append(self, number):
+            gc.collect()
+            alive.append(len(kept))
+            super().append(number)
+
+    engine.held = Watched()
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda box: box.tensor):
+        engine.run(example_batch(config, micros, 11).micro(micros), None, NoSync())
+    return alive, list(engine.held)
+
+
+def test_a_stage_that_keeps_only_its_input_gives_the_same_gradients(pools):
+    for equal, *_ in pools(2).run(parts, "zb_h1", 3, CONFIG, engine_options=[("keep_inputs_only", True)]):
+        assert all(same for n, same in equal.items() if n != "wte.weight"), equal
+
+
+def test_a_paced_run_takes_its_set_times(pools):
+    cost = Cost(0.02, 0.01, 0.03)
+    for *_, spans in pools(2).run(parts, "zb_h1", 3, SMALL, engine_options=[("pace", cost)]):
+        for name, seconds in spans:
+            assert seconds >= {"F": 0.02, "I": 0.01, "W": 0.03}[name[0]]
+
+
+def test_uneven_token_slices_are_taken_and_wrong_ones_refused(pools):
+    found = pools(2).run(parts, "terapipe", 2, CONFIG, engine_options=[("lengths", (6, 3, 2))], slices=3)
+    assert [held for _, held, *_ in found] == [make("terapipe", 2, 2, slices=3).held(rank) for rank in (0, 1)]
+    with pytest.raises(RuntimeError, match="slices of 6, 3 tokens make 9 in 2 slices"):
+        pools(2).run(parts, "terapipe", 2, CONFIG, engine_options=[("lengths", (6, 3))], slices=3)
+
+
+PROMPTS = [[1, 2, 3], [4], [5, 6, 7, 8, 9], [10, 11], [12, 13, 14]]
+
+
+def stream(rank, world_size, streams, sampling):
+    torch.set_default_dtype(torch.float64)
+    try:
+        engine = Pipeline(GPT2(CONFIG).double(), Mesh(pp=world_size), make("1f1b", world_size, 1))
+        return generate_streams(engine, PROMPTS, 6, streams, **sampling)
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.parametrize("streams", [1, 2, 5])
+@pytest.mark.parametrize("sampling", [{"temperature": 0}, {"top_k": 9, "seed": 3}, {"stop": 17}])
+def test_generation_in_streams_gives_the_serial_tokens(pools, streams, sampling):
+    expected = generate(GPT2(CONFIG).double(), PROMPTS, 6, **sampling)
+    assert pools(3).run(stream, streams, sampling) == [expected] * 3
+
+
+@given(st.integers(0, 9), st.integers(1, 6), st.integers(1, 60), st.integers(8, 200))
+@settings(max_examples=50, deadline=None)
+def test_layers_are_cut_so_that_the_slowest_stage_is_as_fast_as_can_be(layers, count, vocab, length):
+    config = GPT2Config(vocab_size=vocab * 50, n_positions=length, n_layer=layers, n_head=2, n_embd=16)
+    embed, block, head = stages.costs(config, length)
+
+    def slowest(counts):
+        times = [n * block for n in counts]
+        times[0] += embed
+        times[-1] += head
+        return max(times)
+
+    cut = stages.cut_layers(config, count)
+    assert [i for r in cut for i in r] == list(range(layers)) and len(cut) == count
+    every = (c for c in itertools.product(range(layers + 1), repeat=count) if sum(c) == layers)
+    assert slowest([len(r) for r in cut]) == pytest.approx(min(map(slowest, every)))
+
+
+def test_the_two_halves_of_a_backward_equal_the_whole_bitwise():
+    torch.manual_seed(0)
+    whole, halves = GPT2(SMALL).double(), GPT2(SMALL).double()
+    batch = example_batch(SMALL, 3, 11)
+
+    def work(model):
+        before = model.embed(batch.tokens, batch.positions)
+        x = before.detach().requires_grad_()
+        y = x
+        for block in model.h.values():
+            y = block(y, batch.positions)
+        return Work(x, model.loss(model.head(y), batch.targets) / batch.total, before)
+
+    one, two = work(whole), work(halves)
+    grad = one.backward(None)
+    assert torch.equal(two.input_gradient(None), grad)
+    assert all(p.grad is None for p in halves.parameters()), "the first half leaves weights alone"
+    two.weight_gradient()
+    for (name, a), b in zip(whole.named_parameters(), halves.parameters(), strict=True):
+        assert torch.equal(a.grad, b.grad), name
+
+
+def test_evaluation_gives_the_serial_loss(pools):
+    batch = example_batch(CONFIG, 7, 11)
+    with torch.no_grad():
+        expected = micro_loss(GPT2(CONFIG), batch, None)
+    for name in ("1f1b", "zb_v", "dualpipe", "terapipe"):
+        assert sum(pools(2).run(evaluated, name)) == pytest.approx(float(expected), rel=1e-5)
+
+
+def evaluated(rank, world_size, name):
+    engine = Pipeline(GPT2(CONFIG), Mesh(pp=world_size), make(name, world_size, 3))
+    return float(engine.evaluate(example_batch(CONFIG, 7, 11).micro(3)))
+
+
+@pytest.mark.parametrize(
+    "plan, message",
+    [
+        ("pp=2,schedule=zerobubble", "no pipeline schedule 'zerobubble'"),
+        ("pp=8", "5 layers, the embedding and the head leave nothing for rank"),
+        ("pp=2,micro=3,schedule=terapipe,chunks=12", "sequences of 11 tokens make no 12 slices"),
+        ("pp=2,micro=3,schedule=terapipe,cp=2", "terapipe already splits the tokens"),
+        ("pp=4,tp=2,sp=true,micro=3,schedule=zb_v", "sp=true needs a layer on every stage"),
+    ],
+)
+def test_a_pipeline_that_cannot_be_is_refused_before_any_rank_starts(plan, message):
+    with pytest.raises(ValueError, match=message):
+        Plan.parse(plan).check(CONFIG, 7, 11)
