@@ -78,27 +78,31 @@ class Buckets(Replicas):
             bucket.receive()
         self.sending = False
 
+    def gradient_memory(self) -> list[torch.Tensor]:
+        """Gradients in their parameters, and those in buckets on their way."""
+        return super().gradient_memory() + [b.flat for b in self.buckets if b.flat is not None]
+
 
 class Bucket:
     """Gradients that travel together as one flat message; a large one travels alone, without a copy."""
 
     def __init__(self, parameters: list[torch.Tensor]):
-        self.parameters, self.missing, self.handle = parameters, set(), None
+        self.parameters, self.missing, self.handle, self.flat = parameters, set(), None, None
 
     def send(self, axis: Axis) -> None:
         """Start the sum of this bucket's gradients."""
         grads = [gradient(p).flatten() for p in self.parameters]
-        flat = grads[0] if len(grads) == 1 else torch.cat(grads)
+        self.flat = grads[0] if len(grads) == 1 else torch.cat(grads)
         for p in self.parameters:
             p.grad = None  # `flat` holds it now
-        self.handle = comm.all_reduce(flat, axis, async_op=True, own=True)
+        self.handle = comm.all_reduce(self.flat, axis, async_op=True, own=True)
 
     def receive(self) -> None:
         """Wait for the sum; the gradients become views of it."""
         flat = self.handle.wait()
         for p, total in zip(self.parameters, flat.split([p.numel() for p in self.parameters]), strict=True):
             p.grad = total.view_as(p)
-        self.handle = None
+        self.handle = self.flat = None
 
 
 def into_buckets(parameters: list[torch.Tensor], bucket_bytes: int) -> list[list[torch.Tensor]]:

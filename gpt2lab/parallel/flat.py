@@ -108,8 +108,16 @@ class Flat:
     def drop(self) -> None:
         """Free the whole stretch. The parameters keep their shapes over a single element."""
         self.full = None
+        stand_in = torch.zeros(1, dtype=self.dtype)
         for p, shape in zip(self.parameters, self.shapes, strict=True):
-            p.data = torch.zeros(1, dtype=self.dtype).expand(shape)
+            p.data = stand_in.expand(shape)
+
+    def forget(self) -> None:
+        """Free the whole stretch whoever uses it, and what is on its way: its weights are old now."""
+        if self.coming is not None:
+            self.coming.wait()
+        self.users, self.coming = 0, None
+        self.drop()
 
     def keep_only_shard(self) -> None:
         """Forget the whole weights for good: the shard gets memory of its own."""
@@ -144,6 +152,17 @@ class Flat:
         return comm.gather_flat(shard, self.axis)
 
 
+class Here:
+    """A result that has nothing to wait for, where a Handle is expected."""
+
+    def __init__(self, result: torch.Tensor):
+        self.result = result
+
+    def wait(self) -> torch.Tensor:
+        """The result."""
+        return self.result
+
+
 class Owned(Flat):
     """One part of the model that belongs to one rank as a whole: broadcast before use, gradients reduced to it.
 
@@ -158,12 +177,12 @@ class Owned(Flat):
     def start_gather(self) -> None:
         """The owner's weights, broadcast (and waited for)."""
         if self.full is None and self.coming is None:
-            self.coming = comm.Handle([], self.join_shards(self.shard.to(self.dtype)), None)
+            self.coming = Here(self.join_shards(self.shard.to(self.dtype)))
 
     def start_reduce(self, flat: torch.Tensor):
         """The sum arrives at the owner alone."""
         total = comm.reduce(flat, self.axis, self.owner)
-        return comm.Handle([], total if self.length else total[:0], None)
+        return Here(total if self.length else total[:0])
 
     def join_shards(self, shard: torch.Tensor) -> torch.Tensor:
         """The owner's stretch on every rank."""

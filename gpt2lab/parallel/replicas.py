@@ -27,6 +27,10 @@ class Replicas:
     def updated(self) -> None:
         """Called when the optimizer has stepped the pieces; here they are the model's own parameters."""
 
+    def gradient_memory(self) -> list[torch.Tensor]:
+        """The tensors that hold gradients on this rank at this moment, for those who count bytes."""
+        return [p.tensor.grad for p in self.pieces if p.tensor.grad is not None]
+
     def gather(self, values: list[torch.Tensor]) -> dict[str, torch.Tensor]:
         """Values that belong to the pieces (weights, gradients, moments), whole over the data axis, by name."""
         return {p.name: v for p, v in zip(self.pieces, values, strict=True)}

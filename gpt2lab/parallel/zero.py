@@ -60,6 +60,10 @@ class Zero1(Replicas):
         for f in self.flats:
             f.grad = None
 
+    def gradient_memory(self) -> list[torch.Tensor]:
+        """Whole gradients in their parameters, and shards in the pieces."""
+        return [p.tensor.grad for p in (*self.whole, *self.pieces) if p.tensor.grad is not None]
+
     def updated(self) -> None:
         """Bring everybody's new shards into the whole weights."""
         for f in self.flats:
@@ -90,7 +94,7 @@ class Zero2(Zero1):
 
     def __init__(self, model, axis: Axis, flat=Flat):
         super().__init__(model, axis, flat)
-        self.sent = []  # (part, handle) of reduce-scatters under way
+        self.under_way = None  # (part, handle) of a reduce-scatter
         for f in self.flats:
             f.arrived, f.whole_grad = 0, None
             for i, p in enumerate(f.parameters):
@@ -107,20 +111,28 @@ class Zero2(Zero1):
             self._send(f)
 
     def _send(self, f: Flat) -> None:
-        self._receive(f)  # the sum of the micro-batch before, if it is still under way
-        self.sent.append((f, f.start_reduce(f.whole_grad)))
+        self._receive()  # a part under way still holds its whole gradients: one at a time
+        self.under_way = f, f.start_reduce(f.whole_grad)
         f.arrived, f.whole_grad = 0, None
 
-    def _receive(self, wanted: Flat | None = None) -> None:
-        """Wait for reduce-scatters (of one part, or all) and add them up in the shards."""
-        for f, handle in [s for s in self.sent if wanted in (None, s[0])]:
+    def _receive(self) -> None:
+        """Wait for the reduce-scatter under way, and add what it brings to the shard's gradient."""
+        if self.under_way:
+            f, handle = self.under_way
             f.add(handle.wait())
-        self.sent = [s for s in self.sent if wanted not in (None, s[0])]
+            self.under_way = None
+
+    def gradient_memory(self) -> list[torch.Tensor]:
+        """As stage 1, and the parts that are being filled or have been summed; waits for the one under way."""
+        self._receive()
+        sums = [t for f in self.flats for t in (f.grad, f.whole_grad) if t is not None]
+        return super().gradient_memory() + sums
 
     def finish(self) -> None:
         """Wait for all sums. A part that got no gradient, or only some, is summed now."""
+        self._receive()
         for f in reversed(self.flats):
-            if f.arrived or (f.grad is None and f not in [s[0] for s in self.sent]):
+            if f.arrived or f.grad is None:
                 f.whole_grad = f.whole_grad if f.arrived else f.shard.new_zeros(sum(f.lengths), dtype=f.dtype)
                 self._send(f)
         self._receive()
@@ -202,7 +214,9 @@ class Zero3(Zero2):
         model.embed, model.head = gathered_embed, gathered_head
 
     def updated(self) -> None:
-        """Nothing: the new shards are gathered when they are needed."""
+        """Nothing whole outlives an update (a schedule may have kept a block's weights); gather it when needed."""
+        for f in self.flats:
+            f.forget()
 
 
 def into_groups(model) -> list[list[tuple[str, torch.nn.Parameter]]]:

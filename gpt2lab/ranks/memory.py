@@ -1,0 +1,68 @@
+"""Memory of one rank, measured: every allocation as it happens, and the bytes behind tensors."""
+
+import os
+from collections.abc import Iterable
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+
+os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler would print a line whenever it starts or stops
+
+
+@dataclass(frozen=True)
+class Allocation:
+    """At `time` (seconds from the first) the allocator gave or, if negative, took back `bytes`; `held` is their sum."""
+
+    time: float
+    bytes: int
+    held: int
+
+
+@contextmanager
+def allocations():
+    """Record what torch's CPU allocator does inside the block, as a list that is complete when the block ends.
+
+    `held` starts at 0: memory from before does not count, unless it is freed inside.
+    """
+    found = []
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    with torch.profiler.profile(activities=activities, profile_memory=True) as profile:
+        yield found
+    events, held = sorted(_events(profile.profiler.kineto_results.experimental_event_tree())), 0
+    for when, size in events:
+        held += size
+        found.append(Allocation((when - events[0][0]) * 1e-9, size, held))
+
+
+def _events(tree) -> list[tuple[int, int]]:
+    """(nanoseconds, bytes) of every memory event in the profiler's tree."""
+    found, todo = [], list(tree)
+    while todo:
+        event = todo.pop()
+        todo += event.children
+        if event.name == "[memory]":
+            found.append((event.start_time_ns, event.extra_fields.alloc_size))
+    return found
+
+
+def peak(record: list[Allocation]) -> int:
+    """The most bytes held at any time of a record, above what was held when it began."""
+    return max((a.held for a in record), default=0)
+
+
+def bytes_of(tensors: Iterable[torch.Tensor]) -> int:
+    """Bytes of the memory behind tensors: shared memory counts once, and a view counts all it keeps alive."""
+    storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}
+    return sum(storages.values())
+
+
+def held(model, sync, optimizer) -> dict[str, int]:
+    """Bytes of weights, gradients and optimizer state that this rank holds right now."""
+    weights = [*(p.data for p in model.parameters()), *(p.tensor for p in sync.pieces)]
+    state = [t for s in optimizer.state.values() for t in s.values() if torch.is_tensor(t) and t.dim()]
+    return {
+        "weights": bytes_of(weights),
+        "gradients": bytes_of(sync.gradient_memory()),
+        "optimizer": bytes_of(state),
+    }
