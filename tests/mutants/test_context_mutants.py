@@ -1,0 +1,269 @@
+"""Bugs in sequence splitting, planted one at a time: each makes a rank differ from serial GPT-2, or raises."""
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+import context_cases as on_ranks
+
+from gpt2lab import RankFailed, Ranks
+from gpt2lab.corpus.batches import Batch
+from gpt2lab.model import GPT2, causal_attention
+from gpt2lab.parallel import blockwise, gathering, halo, heads, ring
+from gpt2lab.parallel.context import Split
+from gpt2lab.parallel.layouts import Layout, Loan
+from gpt2lab.ranks import comm
+from gpt2lab.ranks.mesh import Axis
+from gpt2lab.verify import CONFIG, Plan, compare
+
+RING, KV, HALO, HEADS = (
+    ("zigzag", "ring", 12, None),
+    ("interleaved", "kv", 12, None),
+    ("contiguous", "halo-kv-isend", 12, 2),
+    ("zigzag", "heads", 12, None),
+)
+MUTANTS = {}
+
+
+def mutant(case, owner, name, sizes=None):
+    """Register a function that makes the wrong version from the right one."""
+
+    def register(make):
+        MUTANTS[make.__name__.replace("_", " ")] = (case, (owner, name, make), sizes)
+        return make
+
+    return register
+
+
+@mutant(RING, blockwise, "merge")
+def blocks_are_averaged_without_their_weights(right):
+    return lambda out, lse, part, part_lse: ((out + part) / 2, right(out, lse, part, part_lse)[1])
+
+
+@mutant(RING, blockwise, "merge")
+def the_log_sum_exp_of_the_first_block_is_kept(right):
+    return lambda out, lse, part, part_lse: (right(out, lse, part, part_lse)[0], lse)
+
+
+@mutant(RING, blockwise, "merge")
+def the_merge_weighs_with_the_wrong_sign(right):
+    return lambda out, lse, part, part_lse: (
+        out - torch.sigmoid(lse - part_lse) * (out - part),
+        right(out, lse, part, part_lse)[1],
+    )
+
+
+@mutant(KV, gathering, "block_attention")
+def the_mask_of_a_contiguous_split_is_used_for_stripes(right):
+    return lambda q, k, v, queries, keys, *rest: right(q, k, v, range(len(queries)), keys, *rest)
+
+
+@mutant(KV, gathering, "_sorting")
+def gathered_keys_stay_in_the_order_of_ranks(right):
+    return lambda share, lent: torch.arange(len(right(share, lent)))
+
+
+@mutant(KV, comm, "reduce_scatter")
+def nobody_sums_the_key_gradients(right):
+    return lambda x, axis, dim, sizes: x.split(sizes, dim)[axis.rank]
+
+
+@mutant(("contiguous", "qkv", 12, None), gathering, "by_all_reduce")
+def gradients_are_averaged(right):
+    return lambda parts, share: right(parts, share) / share.axis.size
+
+
+@mutant(("contiguous", "kv-roots", 12, None), gathering, "borrow")
+def the_root_drops_its_own_part(right):
+    """What the source's `id <= i` says: the reduction to rank i runs over the ranks after i only."""
+
+    def others_only(parts, share):
+        mine = share.axis.rank
+        return gathering.by_roots(
+            [torch.zeros_like(p) if s == mine else p for s, p in enumerate(parts)], share
+        )
+
+    return lambda rows, share, fetch, give_back: right(rows, share, fetch, others_only)
+
+
+@mutant(("contiguous", "triangle", 12, None), gathering, "borrow")
+def what_borrowers_send_back_is_not_added(right):
+    def forgetful(parts, share):
+        gathering.by_point_to_point(parts, share)
+        return parts[share.axis.rank]
+
+    return lambda rows, share, fetch, give_back: right(rows, share, fetch, forgetful)
+
+
+@mutant(("contiguous", "ring", 12, None), ring, "lenders")
+def a_needed_block_is_skipped(right):
+    return lambda table, window: tuple(needs[1:] for needs in right(table, window))
+
+
+@mutant(RING, ring._Trip, "options")
+def keys_in_the_ring_get_their_neighbours_positions(right):
+    def options(self):
+        mine, _, *rest = right.__get__(self)
+        return mine, self.share.table.positions[(self.source + 1) % self.axis.size], *rest
+
+    return property(options)
+
+
+@mutant(RING, ring, "block_backward")
+def gradients_of_borrowed_keys_are_lost(right):
+    def lossy(grad, delta, lse, q, k, v, queries, keys, *rest):
+        dq, dk, dv = right(grad, delta, lse, q, k, v, queries, keys, *rest)
+        return (dq, dk, dv) if keys == queries else (dq, 0 * dk, 0 * dv)
+
+    return lossy
+
+
+@mutant(RING, ring, "block_backward")
+def backward_uses_the_log_sum_exp_of_the_block_alone(right):
+    def local(grad, delta, lse, q, k, v, queries, keys, *rest):
+        _, own = blockwise.block_forward(None, q, k, v, queries, keys, *rest)
+        return right(grad, delta, own.clamp(min=-1e3), q, k, v, queries, keys, *rest)
+
+    return local
+
+
+@mutant(RING, ring, "block_backward")
+def backward_forgets_the_row_sums(right):
+    return lambda grad, delta, *rest: right(grad, 0 * delta, *rest)
+
+
+@mutant(HEADS, Layout, "inverse")
+def heads_see_tokens_in_the_order_of_ranks(right):
+    return property(lambda self: tuple(range(self.tokens)))
+
+
+@mutant(HEADS, comm, "all_to_all")
+def heads_come_back_in_the_wrong_order(right):
+    return lambda parts, axis, shapes: right(parts, axis, shapes)[::-1]
+
+
+@mutant(("contiguous", "heads", 12, 2), heads, "block_attention")
+def heads_attend_without_the_window(right):
+    return lambda q, k, v, queries, keys, window, tile: right(q, k, v, queries, keys, None, tile)
+
+
+@mutant(HALO, halo._Halo, "backward")
+def returned_halo_gradients_overwrite_the_own_ones(right):
+    def backward(ctx, grad):
+        share, before, after, _ = ctx.options
+        start, grad = halo.widths(share.table, share.axis.rank, before, after)[0], grad.clone()
+        for a in halo.loans(share.table, before, after):
+            if a.source == share.axis.rank:
+                grad[start + a.start : start + a.stop] = 0
+        return right(ctx, grad)
+
+    return staticmethod(backward)
+
+
+@mutant(HALO, halo._Halo, "backward")
+def halo_gradients_are_thrown_away(right):
+    def backward(ctx, grad):
+        share, before, after, _ = ctx.options
+        first, last = halo.widths(share.table, share.axis.rank, before, after)
+        grad = grad.clone()
+        grad[:first] = 0
+        grad[grad.size(0) - last :] = 0
+        return right(ctx, grad)
+
+    return staticmethod(backward)
+
+
+@mutant(HALO, halo, "loans")
+def the_first_rows_of_a_shard_are_lent_instead_of_the_last(right):
+    return lambda table, *widths: tuple(
+        Loan(a.source, a.target, 0, a.stop - a.start) for a in right(table, *widths)
+    )
+
+
+@mutant(HALO, halo, "block_attention")
+def the_fallback_attends_globally(right):
+    return lambda q, k, v, queries, keys, window, tile: right(q, k, v, queries, keys, None, tile)
+
+
+@mutant(("contiguous", "halo-x-isend", 12, 2), halo, "remove_halos")
+def the_queries_of_the_wrong_end_are_dropped(right):
+    return lambda x, before, after, dim=-2: right(x, after, before, dim)
+
+
+@mutant(HALO, Split, "core")
+def no_exchange_at_all(right):
+    return lambda self, q, k, v, positions, window: causal_attention(q, k, v, torch.arange(q.size(2)), window)
+
+
+@mutant(("contiguous", "kv", 12, None), GPT2, "embed")
+def position_embeddings_are_those_of_local_positions(right):
+    return lambda self, tokens, positions, noise=None: right(
+        self, tokens, torch.arange(len(positions)), noise
+    )
+
+
+@mutant(("contiguous", "triangle", 12, None), Axis, "ranks", {"dp": 2, "cp": 2})
+def places_in_the_group_are_taken_for_global_ranks(right):
+    """As in the first halo code of anemoi: right for the group {0, 1}, wrong for {2, 3}."""
+    return property(lambda self: tuple(range(len(self.__dict__["ranks"]))))
+
+
+@pytest.fixture(scope="module")
+def pool():
+    with Ranks(4, echo=False, timeout=20) as ranks:
+        yield ranks
+
+
+def differs(pool, case, planted, sizes) -> bool:
+    try:
+        per_rank = pool.run(on_ranks.run_all, [case], sizes, planted)
+    except RankFailed:
+        return True
+    return any(not found["error"] < 1e-10 for (found,) in per_rank)
+
+
+def test_without_a_bug_none_of_these_cases_differs(pool):
+    for case, _, sizes in MUTANTS.values():
+        assert not differs(pool, case, None, sizes)
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_mutant_is_killed(pool, name):
+    case, planted, sizes = MUTANTS[name]
+    assert differs(pool, case, planted, sizes), f"nothing notices that {name}"
+
+
+# Bugs outside of attention, seen by the comparison of whole training steps
+
+
+def local_normaliser(right):
+    return lambda self, index: replace(
+        right(self, index), total=int((right(self, index).targets != -100).sum())
+    )
+
+
+def targets_shifted_after_the_split(right):
+    """Each slice shifts its own tokens: the last token of every slice loses its target."""
+
+    def columns(self, index):
+        part = right(self, index)
+        targets = torch.cat([part.tokens[:, 1:], torch.full_like(part.tokens[:, :1], -100)], 1)
+        return replace(part, targets=targets)
+
+    return columns
+
+
+def compare_with_bug(rank, world_size, make):
+    with on_ranks.planted(make and (Batch, "columns", make)):
+        claims = compare(rank, world_size, Plan(cp=world_size), replace(CONFIG, n_layer=1), 2, 11)
+    return all(c.error <= 1e-10 for c in claims)
+
+
+@pytest.mark.parametrize("make", [local_normaliser, targets_shifted_after_the_split])
+def test_training_mutant_is_killed(pool, make):
+    assert all(pool.run(compare_with_bug, None))
+    assert not all(pool.run(compare_with_bug, make))
