@@ -1,0 +1,120 @@
+"""`python -m gpt2lab bench tensor`: our tensor parallelism beside PyTorch's own (DTensor), on the same GPT-2.
+
+Both cut the same layers, the embedding, the head and the loss, take turns in the same ranks, and use fused AdamW.
+PyTorch's version gets its fused q, k, v rows in the order that it needs, because it cuts a matrix in one piece.
+"""
+
+import argparse
+
+import torch
+import torch.nn.functional as F
+
+from .. import spec
+from ..model import GPT2, PRESETS, GPT2Config
+from ..parallel.tensor import apply_tensor
+from ..ranks.launch import launch
+from ..ranks.mesh import Mesh
+from .step import medians, stepper
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of the benchmark."""
+    parser.add_argument("--config", choices=list(PRESETS), default="mini")
+    parser.add_argument("--rows", type=int, default=4, metavar="B", help="sequences in a step (default 4)")
+    parser.add_argument("--length", type=int, default=64, metavar="T", help="tokens of each (default 64)")
+    parser.add_argument("--steps", type=int, default=5, help="timed steps of each (default 5)")
+    parser.add_argument(
+        "--ranks", type=int, nargs="+", default=[2, 4], help="tensor-parallel ranks (default 2 4)"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print medians and ratios for each number of ranks, and how far the gradients are apart."""
+    print(f"one step of {args.config}, B={args.rows}, T={args.length}, float32, one thread a rank")
+    for ranks in args.ranks:
+        found = launch(
+            race, PRESETS[args.config], args.rows, args.length, args.steps, ranks=ranks, timeout=300
+        )
+        ours, theirs, apart = (max(values) for values in zip(*found, strict=True))
+        print(
+            f"  {ranks} ranks: ours {1e3 * ours:6.0f} ms, DTensor {1e3 * theirs:6.0f} ms, "
+            f"ratio {ours / theirs:.3f}; gradients differ by {apart:.0e}"
+        )
+    return 0
+
+
+def race(rank: int, world_size: int, config: GPT2Config, rows: int, length: int, steps: int) -> tuple:
+    """(our seconds a step, DTensor's, largest relative difference of a gradient) on one rank."""
+    from torch.distributed.tensor.parallel import loss_parallel
+
+    mesh, batch = Mesh(tp=world_size), torch.Generator().manual_seed(0)
+    tokens = torch.randint(config.vocab_size, (rows, length + 1), generator=batch)
+    x, y = tokens[:, :-1], tokens[:, 1:]
+    ours, theirs = GPT2(config), dtensor_model(config, world_size)
+    apply_tensor(ours, mesh)
+
+    def their_step():
+        with loss_parallel():
+            loss = F.cross_entropy(theirs(x).flatten(0, 1), y.flatten(), reduction="sum") / y.numel()
+            loss.backward()
+
+    (ours.loss(ours(x), y) / y.numel()).backward()
+    their_step()
+    apart = difference(ours, theirs, config, mesh)
+    optimizer = their_optimizer(theirs)
+
+    def their_whole_step():
+        optimizer.zero_grad()
+        their_step()
+        optimizer.step()
+
+    seconds = medians(steps, stepper(ours, lambda: ours.loss(ours(x), y) / y.numel()), their_whole_step)
+    return *seconds, apart
+
+
+def dtensor_model(config: GPT2Config, ranks: int) -> GPT2:
+    """Our model made parallel by torch.distributed.tensor.parallel, loss and tied head included."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import DTensor, Replicate
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    model, mesh = GPT2(config), init_device_mesh("cpu", (ranks,))
+    order = qkv_order(config.n_embd, ranks)
+    for block in model.h.values():
+        for p in (block.attn.c_attn.weight, block.attn.c_attn.bias):
+            p.data = p.data[order].clone()
+        plan = {"attn.c_attn": ColwiseParallel(), "attn.c_proj": RowwiseParallel()}
+        plan |= {"mlp.c_fc": ColwiseParallel(), "mlp.c_proj": RowwiseParallel()}
+        parallelize_module(block, mesh, plan)
+    parallelize_module(model, mesh, {"wte": RowwiseParallel(input_layouts=Replicate())})
+
+    def head(x, pick=None):
+        return F.linear(DTensor.from_local(model.ln_f(x), mesh, [Replicate()]), model.wte.weight)
+
+    model.head = head
+    return model
+
+
+def qkv_order(width: int, ranks: int) -> torch.Tensor:
+    """The rows of [Q | K | V] in the order in which one contiguous cut gives every rank its part of each."""
+    return torch.cat([spec.slice_of(torch.arange(3 * width), r, ranks, 0, groups=3) for r in range(ranks)])
+
+
+def their_optimizer(model: GPT2) -> torch.optim.Optimizer:
+    """Fused AdamW; it takes no list that mixes DTensors with other tensors, so there are two groups."""
+    from torch.distributed.tensor import DTensor
+
+    cut = [p for p in model.parameters() if isinstance(p, DTensor)]
+    whole = [p for p in model.parameters() if not isinstance(p, DTensor)]
+    return torch.optim.AdamW([{"params": cut}, {"params": whole}], lr=1e-4, fused=True)
+
+
+def difference(ours: GPT2, theirs: GPT2, config: GPT2Config, mesh: Mesh) -> float:
+    """The largest relative difference of a gradient, tensor by tensor, each put together whole."""
+    order, worst = qkv_order(config.n_embd, mesh["tp"].size), 0.0
+    for (name, p), q in zip(ours.named_parameters(), theirs.parameters(), strict=True):
+        mine = spec.full(p.grad, spec.of(p), mesh)
+        other = q.grad.full_tensor() if hasattr(q.grad, "full_tensor") else q.grad
+        mine = mine[order] if "c_attn" in name else mine
+        worst = max(worst, ((mine - other).abs().max() / other.abs().max()).item())
+    return worst
