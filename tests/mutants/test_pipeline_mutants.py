@@ -1,0 +1,329 @@
+"""Bugs in the pipeline engine, planted on live ranks: verification notices each of them."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from gpt2lab import verify
+from gpt2lab.model import GPT2Config
+from gpt2lab.parallel import pipeline, pipeline_step, slices, split_backward, stages
+from gpt2lab.parallel.links import Links
+from gpt2lab.parallel.pipeline import Pipeline
+from gpt2lab.parallel.pipeline_step import Step
+from gpt2lab.parallel.slices import SliceCache
+from gpt2lab.parallel.split_backward import Fork, Work
+from gpt2lab.ranks import comm
+from gpt2lab.ranks.launch import Ranks
+from gpt2lab.verify import Plan
+
+CONFIG = GPT2Config(vocab_size=37, n_positions=16, n_layer=4, n_head=2, n_embd=16)
+
+
+@pytest.fixture(scope="module")
+def ranks():
+    with Ranks(2, timeout=120, echo=False) as pool:
+        yield pool
+
+
+def loss_not_divided(patch):
+    right = Step._through
+    undivided = lambda self, op, x: _with_units(self, op, x, right, total=1)
+    patch(Step, "_through", undivided)
+
+
+def _with_units(step, op, x, right, **changes):
+    """Run `_through` while the micro-batch of `op` is changed."""
+    unit = step.units[op.micro]
+    step.units[op.micro] = replace(unit, **changes)
+    try:
+        return right(step, op, x)
+    finally:
+        step.units[op.micro] = unit
+
+
+def loss_divided_by_its_own_tokens(patch):
+    right = Step._through
+
+    def mean_of_means(self, op, x):
+        own = int((self.units[op.micro].targets != -100).sum()) * self.schedule.micros
+        return _with_units(self, op, x, right, total=own)
+
+    patch(Step, "_through", mean_of_means)
+
+
+def targets_of_another_micro_batch(patch):
+    right = Step._through
+
+    def shifted(self, op, x):
+        targets = self.units[op.micro].targets
+        return _with_units(self, op, x, right, targets=targets.roll(1, 0))
+
+    patch(Step, "_through", shifted)
+
+
+def noise_by_the_place_in_the_micro_batch(patch):
+    right = Step._through
+
+    def local(self, op, x):
+        samples = self.units[op.micro].samples
+        return _with_units(self, op, x, right, samples=torch.arange(len(samples)))
+
+    patch(Step, "_through", local)
+
+
+def embedding_not_tied(patch):
+    patch(Pipeline, "tie", lambda self, pieces, mesh: None)
+
+
+def embedding_summed_on_one_end_only(patch):
+    right = Pipeline.tie
+
+    def one_end(self, pieces, mesh):
+        own = {p.name: p.tensor.grad.clone() for p in pieces}
+        right(self, pieces, mesh)
+        for p in pieces if self.axis.rank else ():
+            p.tensor.grad = own[p.name]
+
+    patch(Pipeline, "tie", one_end)
+
+
+def tied_copy_counted_in_the_norm(patch):
+    patch(stages.spec, "mark", lambda p, **changes: None)
+
+
+def receive_buffer_reused(patch):
+    right = Links.take
+
+    def into_one_buffer(self, op):
+        value = right(self, op)
+        if op.kind != "F" or value.shape[0] != 2:
+            return value
+        if not hasattr(self, "buffer"):
+            self.buffer = value.clone()
+        self.buffer.data.copy_(value)  # as the network does, unseen by autograd
+        return self.buffer
+
+    patch(Links, "take", into_one_buffer)
+
+
+def gradients_taken_last_in_first_out(patch):
+    right = Links.take
+
+    def swapped(self, op):
+        twin = op._replace(micro=op.micro ^ 1)
+        both = op.kind == "I" and twin in self.source and self.like(op).shape == self.like(twin).shape
+        return right(self, twin if both else op)
+
+    patch(Links, "take", swapped)
+
+
+def input_gradient_not_sent(patch):
+    right = Step._send_back
+    patch(Step, "_send_back", lambda self, op, grad: right(self, op, torch.zeros_like(grad)))
+
+
+def embedding_left_out_of_backward(patch):
+    right = Work.__init__
+    patch(
+        Work, "__init__", lambda self, x, output, before=None, sides=(): right(self, x, output, None, sides)
+    )
+
+
+def last_layer_of_a_stage_skipped(patch):
+    right = pipeline.parts_of
+
+    def short(schedule, rank, config):
+        parts = right(schedule, rank, config)
+        layers = tuple(r[:-1] if i == 0 else r for i, r in enumerate(parts.layers))
+        return stages.Parts(layers, parts.mine)
+
+    patch(pipeline, "parts_of", short)
+
+
+def a_layer_run_by_both_stages(patch):
+    right = pipeline.parts_of
+
+    def long(schedule, rank, config):
+        parts = right(schedule, rank, config)
+        layers = tuple(range(r.start - 1, r.stop) if i else r for i, r in enumerate(parts.layers))
+        return stages.Parts(layers, parts.mine)
+
+    patch(pipeline, "parts_of", long)
+
+
+def weight_gradient_dropped(patch):
+    right = Step.weight_gradient
+
+    def forgetful(self, op):
+        right(self, op) if op.micro else self.held.pop((op.stage, op.micro))
+
+    patch(Step, "weight_gradient", forgetful)
+
+
+def weight_gradient_of_one_layer_dropped(patch):
+    right = split_backward.find_forks
+    patch(split_backward, "find_forks", lambda output, x: right(output, x)[1:])
+
+
+def weight_gradient_counted_in_both_halves(patch):
+    def both(self, grad):
+        self.forks = split_backward.find_forks(self.output, self.x)
+        hooks = [fork.node.register_prehook(fork.keep) for fork in self.forks]
+        torch.autograd.backward(self.output, grad, retain_graph=True)
+        [hook.remove() for hook in hooks]
+        self.grad = self.x.grad
+        return self.grad
+
+    patch(Work, "input_gradient", both)
+
+
+def weight_walk_that_goes_on_into_the_stage(patch):
+    def walk(self):
+        edges = [torch.autograd.graph.GradientEdge(self.node, i) for i in range(len(self.grads))]
+        torch.autograd.backward(edges, self.grads, retain_graph=True)
+
+    patch(Fork, "walk", walk)
+
+
+def copies_not_summed(patch):
+    patch(Pipeline, "tie", lambda self, pieces, mesh: None)
+
+
+def only_the_embedding_of_copies_summed(patch):
+    right = Pipeline.tie
+
+    def wte_only(self, pieces, mesh):
+        self.shared = {"wte.weight"}
+        right(self, pieces, mesh)
+
+    patch(Pipeline, "tie", wte_only)
+
+
+def copies_averaged(patch):
+    def mean(self, pieces, mesh):
+        for p in pieces:
+            p.tensor.grad = comm.all_reduce(p.tensor.grad, self.twins) / 2
+
+    patch(Pipeline, "tie", mean)
+
+
+def earlier_slices_get_no_gradient(patch):
+    patch(SliceCache, "take_made", lambda self: [])
+
+
+def earlier_slices_forgotten(patch):
+    def alone(self, attn, k, v, positions):
+        return k, v
+
+    patch(SliceCache, "extend", alone)
+
+
+def every_slice_starts_at_position_zero(patch):
+    right = slices.cut_columns
+
+    def restart(micro, count, lengths=None):
+        units = right(micro, count, lengths)
+        return [replace(u, positions=torch.arange(len(u.positions))) for u in units]
+
+    patch(pipeline_step, "cut_columns", restart)
+
+
+def forward_run_again_with_other_noise(patch):
+    right = Step._recall
+
+    def fresh(self, op):
+        key, self.key = self.key, (self.key[0], self.key[1] + 1)
+        try:
+            return right(self, op)
+        finally:
+            self.key = key
+
+    patch(Step, "_recall", fresh)
+    made = Pipeline.__init__
+
+    def keep_inputs_only(self, *args):
+        made(self, *args)
+        self.keep_inputs_only = True
+
+    patch(Pipeline, "__init__", keep_inputs_only)
+
+
+def only_the_last_micro_batch_in_the_loss(patch):
+    right = Step.forward
+
+    def overwrite(self, op):
+        if self._last(op):
+            self.loss.zero_()
+        right(self, op)
+
+    patch(Step, "forward", overwrite)
+
+
+def activations_sent_in_single_precision(patch):
+    right = Links.give
+    patch(Links, "give", lambda self, op, value: right(self, op, value.float().to(value.dtype)))
+
+
+MUTANTS = {
+    loss_not_divided: "1f1b",
+    loss_divided_by_its_own_tokens: "1f1b",
+    targets_of_another_micro_batch: "gpipe",
+    noise_by_the_place_in_the_micro_batch: "1f1b",
+    embedding_not_tied: "1f1b",
+    embedding_summed_on_one_end_only: "zb_h1",
+    tied_copy_counted_in_the_norm: "interleaved",
+    receive_buffer_reused: "gpipe",
+    gradients_taken_last_in_first_out: "gpipe",
+    input_gradient_not_sent: "1f1b",
+    embedding_left_out_of_backward: "zb_v",
+    last_layer_of_a_stage_skipped: "1f1b",
+    a_layer_run_by_both_stages: "1f1b",
+    weight_gradient_dropped: "zb_h1",
+    weight_gradient_of_one_layer_dropped: "zb_h2",
+    weight_gradient_counted_in_both_halves: "zb_h2",
+    weight_walk_that_goes_on_into_the_stage: "zb_v",
+    copies_not_summed: "chimera",
+    only_the_embedding_of_copies_summed: "dualpipe",
+    copies_averaged: "chimera",
+    earlier_slices_get_no_gradient: "terapipe",
+    earlier_slices_forgotten: "terapipe",
+    every_slice_starts_at_position_zero: "terapipe",
+    forward_run_again_with_other_noise: "1f1b",
+    only_the_last_micro_batch_in_the_loss: "gpipe",
+    activations_sent_in_single_precision: "1f1b",
+}
+
+
+def run_with_bug(rank, world_size, bug, plan, config):
+    """Plant the bug in this rank for one comparison, of one training step a recipe; then put everything back."""
+    undo = []
+
+    def patch(place, name, wrong):
+        undo.append((place, name, getattr(place, name)))
+        setattr(place, name, wrong)
+
+    patch(verify, "STEPS", 1)
+    if bug is not None:
+        bug(patch)
+    try:
+        return verify.compare(rank, world_size, plan, config, 7, 11)
+    finally:
+        for place, name, right in reversed(undo):
+            setattr(place, name, right)
+
+
+@pytest.mark.parametrize("bug", MUTANTS, ids=lambda bug: bug.__name__)
+def test_the_mutant_is_noticed(ranks, bug):
+    plan = Plan.parse(f"pp=2,micro=4,schedule={MUTANTS[bug]}")
+    config = replace(CONFIG, dropout=0.2) if "noise" in bug.__name__ else CONFIG
+    found = ranks.run(run_with_bug, bug, plan, config)
+    assert any(claim.error > 1e-9 for claims in found for claim in claims), f"nobody noticed: {bug.__name__}"
+
+
+@pytest.mark.parametrize("name", sorted({*MUTANTS.values()}))
+@pytest.mark.parametrize("dropout", [0.0, 0.2])
+def test_without_a_mutant_the_same_plan_is_equal(ranks, name, dropout):
+    plan = Plan.parse(f"pp=2,micro=4,schedule={name}")
+    found = ranks.run(run_with_bug, None, plan, replace(CONFIG, dropout=dropout))
+    assert all(claim.error <= verify.TOLERANCE for claims in found for claim in claims)
