@@ -71,6 +71,7 @@ def execute(notebook, folder, strict: bool) -> None:
     settings = {
         "GPT2LAB_STATIC": "1",
         "GPT2LAB_STRICT": str(int(strict)),
+        "OMP_NUM_THREADS": "1",  # sums in the same order on any number of cores
         "PYTHONHASHSEED": "0",
         "COLUMNS": "100",
     }
@@ -142,6 +143,16 @@ def lessons(folder, names=()) -> list[Lesson]:
     return [x for x in found if not names or any(x.name.startswith(name) for name in names)]
 
 
+def announce(lesson: Lesson) -> None:
+    """Turn the lesson's row of the README from planned into a link."""
+    readme = lesson.path.parents[2] / "README.md"
+    if readme.exists():
+        row = re.compile(rf"^\| ({lesson.name[:2]} [^|]*?) \(planned\) \|", re.M)
+        text = readme.read_text()
+        if (new := row.sub(rf"| [\1](notebooks/{lesson.name}.ipynb) |", text)) != text:
+            readme.write_text(new)
+
+
 def main(arguments=None) -> int:
     """The command line; returns 1 when --check finds an outdated notebook."""
     parser = argparse.ArgumentParser(
@@ -166,6 +177,7 @@ def main(arguments=None) -> int:
     for lesson in chosen:
         if options.names or outdated(lesson):
             print(f"{lesson.name}: {build(lesson, options.fresh):.1f} s", flush=True)
+            announce(lesson)
     return 0
 
 

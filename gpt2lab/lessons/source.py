@@ -79,16 +79,16 @@ def read(path) -> Lesson:
     exercise.
     """
     path = Path(path)
-    text = path.read_text()
     cells, seen = [], {}
-    for raw in jupytext.reads(text, fmt="py:percent").cells:
+    for raw in jupytext.reads(path.read_text(), fmt="py:percent").cells:
         tags = tuple(raw.metadata.get("tags", ()))
         key = hashlib.sha256(f"{raw.cell_type}\n{raw.source}".encode()).hexdigest()[:10]
         seen[key] = seen.get(key, 0) + 1
         cell = Cell(key if seen[key] == 1 else f"{key}-{seen[key]}", raw.cell_type, raw.source, tags)
         _validate(path, cell)
         cells.append(cell)
-    digest = hashlib.sha256(f"{FORM}\n{text}".encode()).hexdigest()
+    shown = [(c.kind, c.text, c.tags) for c in cells if "wrong" not in c.tags]
+    digest = hashlib.sha256(f"{FORM}\n{shown}".encode()).hexdigest()
     return Lesson(path, tuple(cells), digest)
 
 

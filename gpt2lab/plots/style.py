@@ -27,6 +27,9 @@ SERIAL = "#000000"
 
 RANKS = ("#332288", "#CC6677", "#44AA99", "#DDCC77", "#117733", "#88CCEE", "#882255", "#999933")
 
+THINGS = ("#444444", "#8A8A8A", "#C8C8C8", "#E69F00", "#0072B2")
+"""Colours of things that are neither ranks nor kinds of work: what memory holds, variants that are compared."""
+
 RC = {
     "figure.dpi": 96,
     "figure.facecolor": "white",

@@ -1,0 +1,89 @@
+"""Checkers of lesson 01: parameters, AdamW, a layer norm's backward, accumulation, the size of a KV cache."""
+
+import torch
+import torch.nn.functional as F
+
+from . import close
+
+
+def parameters(answer) -> None:
+    """Exercise: how many parameters a GPT-2 has, the tied head counted once."""
+    tiny = answer(vocab=10, positions=4, layers=0, width=2)
+    close(tiny, 10 * 2 + 4 * 2 + 2 * 2, "no blocks: two embeddings and ln_f; the head is tied, count it once")
+    close(
+        answer(10, 4, 1, 2) - tiny,
+        12 * 4 + 13 * 2,
+        "one block of width 2: 12 C^2 weights, and 13 C in biases and norms",
+    )
+    close(answer(50257, 1024, 12, 768), 124_439_808, "GPT-2 small")
+
+
+def adamw(answer) -> None:
+    """Exercise: one parameter's AdamW, as a generator of states, against torch's over 20 steps."""
+    for decay, what in ((0.0, "20 steps without decay"), (0.1, "20 steps with decay 0.1")):
+        torch.manual_seed(0)
+        theirs = torch.nn.Parameter(torch.randn(7, dtype=torch.float64))
+        w, m, v = (
+            theirs.detach().clone(),
+            torch.zeros(7, dtype=torch.float64),
+            torch.zeros(7, dtype=torch.float64),
+        )
+        optimizer = torch.optim.AdamW([theirs], lr=0.1, betas=(0.9, 0.95), eps=1e-3, weight_decay=decay)
+        for step in range(20):
+            theirs.grad = torch.randn(7, dtype=torch.float64)
+            optimizer.step()
+            w, m, v = answer(w, theirs.grad, m, v, step + 1, 0.1, (0.9, 0.95), 1e-3, decay)
+            if step == 0:
+                close(
+                    w,
+                    theirs,
+                    f"{what}, after step 1 (correct the bias of both moments; eps outside the root)",
+                )
+        close(w, theirs, f"{what}, at the end")
+
+
+def norm_backward(answer) -> None:
+    """Exercise: the gradient of a layer norm's input, against autograd."""
+    torch.manual_seed(1)
+    x = torch.randn(3, 5, 8, dtype=torch.float64, requires_grad=True)
+    weight, grad = torch.randn(8, dtype=torch.float64), torch.randn(3, 5, 8, dtype=torch.float64)
+    F.layer_norm(x, (8,), weight, eps=1e-5).backward(grad)
+    got = answer(grad, x.detach(), weight, 1e-5)
+    close(
+        got.sum(-1),
+        torch.zeros(3, 5),
+        "a constant added to x changes nothing, so gradients sum to zero",
+        1e-9 * 1e300,
+    )
+    hint = "x also moves the mean and the standard deviation, so two terms are taken off g = grad * weight"
+    close(got, x.grad, hint)
+
+
+def accumulation(answer) -> None:
+    """Exercise: the gradient of a batch from micro-batches of unequal size, in float64."""
+    torch.manual_seed(2)
+    x, y = torch.randn(7, 3, dtype=torch.float64), torch.randn(7, dtype=torch.float64)
+    w = torch.randn(3, dtype=torch.float64, requires_grad=True)
+    (whole,) = torch.autograd.grad(((x @ w - y) ** 2).mean(), w)
+    for sizes in ([7], [4, 3], [1, 2, 4]):
+        w.grad = None
+        micros = list(zip(x.split(sizes), y.split(sizes), strict=True))
+        answer(w, micros, 7)
+        assert w.grad is not None, "w.grad is None: call backward() on each micro-batch's loss"
+        close(
+            w.grad,
+            whole,
+            f"micro-batches of {sizes} rows: divide each sum by the rows of the whole batch",
+            1e-12,
+        )
+
+
+def cache_bytes(answer) -> None:
+    """Exercise: the bytes of a KV cache."""
+    close(
+        answer(layers=1, width=1, batch=1, tokens=1, each=1),
+        2,
+        "one layer, one channel, one token: a key and a value",
+    )
+    close(answer(12, 768, 1, 1024, 4), 75_497_472, "GPT-2 small, one text of 1024 tokens in float32")
+    close(answer(12, 768, 8, 1024, 2), 301_989_888, "eight texts in 16 bit: mind batch and bytes of a number")

@@ -1,0 +1,24 @@
+"""Loss curves of several runs on top of each other, and how far they are from the first one."""
+
+from matplotlib.figure import Figure
+
+from .style import SERIAL, figure, rank_color
+
+
+def curves(runs: dict[str, list[float]], floor: float = 1e-17) -> Figure:
+    """Left the losses of all runs by step, right the distance of each run from the first, on a log scale.
+
+    The first run, the serial one, is black and thick. A distance of exactly zero is drawn at `floor`.
+    """
+    fig, (losses, apart) = figure(8, 3.0, 1, 2)
+    (reference, expected), *others = runs.items()
+    losses.plot(expected, color=SERIAL, lw=5, alpha=0.35, label=reference)
+    for i, (name, run) in enumerate(others):
+        color = rank_color(i)
+        losses.plot(run, "--", color=color, lw=1.8, label=name)
+        distance = [max(abs(a - b), floor) for a, b in zip(run, expected, strict=True)]
+        apart.plot(distance, "o-", ms=3, color=color, label=name)
+    losses.set(xlabel="step", ylabel="loss (nats a token)", title="Loss")
+    apart.set(xlabel="step", yscale="log", ylim=(floor / 3, 10), title=f"Distance from {reference}")
+    losses.legend()
+    return fig

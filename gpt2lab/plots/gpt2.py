@@ -1,0 +1,91 @@
+"""Figures of the model itself: its parts with shapes, its weights, its memory, and what the optimizer does."""
+
+from matplotlib.figure import Figure
+
+from .style import COLORS, SERIAL, THINGS, figure
+
+PARTS = (
+    ("tokens", "(B, T)", "other"),
+    ("wte[tokens] + wpe[0..T-1]", "(B, T, C)", "weight"),
+    ("ln_1", "(B, T, C)", "update"),
+    ("attn.c_attn", "(B, T, 3C)", "forward"),
+    ("attn.core: H heads", "(B, H, T, D)", "comm"),
+    ("attn.c_proj", "(B, T, C)", "forward"),
+    ("ln_2", "(B, T, C)", "update"),
+    ("mlp.c_fc, gelu", "(B, T, 4C)", "forward"),
+    ("mlp.c_proj", "(B, T, C)", "forward"),
+    ("ln_f", "(B, T, C)", "update"),
+    ("logits = x wte^T", "(B, T, V)", "weight"),
+    ("loss: sum over tokens", "scalar", "other"),
+)
+"""Every part of GPT-2 in order: name, shape of what comes out, colour."""
+
+
+def anatomy(layers: int) -> Figure:
+    """GPT-2 from bottom to top: each part with the shape of its output, and the residual stream beside them."""
+    fig, ax = figure(8, 5.2)
+    ax.set_axis_off()
+    ax.set(xlim=(-0.6, 10), ylim=(-0.7, len(PARTS) - 0.3))
+    for y, (name, shape, kind) in enumerate(PARTS):
+        box = {"boxstyle": "round,pad=0.3", "fc": COLORS[kind], "ec": "none", "alpha": 0.45}
+        ax.text(4.0, y, name.center(26), ha="center", va="center", bbox=box, family="DejaVu Sans Mono")
+        ax.text(6.9, y, shape, va="center", family="DejaVu Sans Mono")
+    for low, high in ((1.4, 5.0), (5.4, 8.0)):
+        ax.annotate("", (1.2, high), (1.2, low), arrowprops={"arrowstyle": "->", "lw": 2, "color": SERIAL})
+        ax.text(1.0, (low + high) / 2, "+", ha="right", va="center", fontsize=15)
+    ax.plot([9.3, 9.5, 9.5, 9.3], [1.6, 1.6, 8.4, 8.4], color=SERIAL, lw=1.2)
+    ax.text(9.62, 5, f"{layers} blocks", rotation=90, va="center")
+    ax.text(0.35, 5, "residual stream", rotation=90, va="center", ha="center")
+    return fig
+
+
+def histograms(kinds: dict[str, tuple[object, float]]) -> Figure:
+    """How the fresh weights of each kind are spread: kind -> (values, the standard deviation intended)."""
+    fig, axes = figure(8, 2.6, 1, len(kinds))
+    for ax, (kind, (values, std)) in zip(axes, kinds.items(), strict=True):
+        ax.hist(values, bins=60, color=COLORS["weight"], density=True)
+        for x in (-std, std):
+            ax.axvline(x, color=SERIAL, lw=1, ls="--")
+        ax.set(title=kind, yticks=[], xlim=(-0.085, 0.085), xlabel="weight")
+    return fig
+
+
+def memory(policies: dict[str, dict[str, float]], unit: str = "MB") -> Figure:
+    """Stacked bars of bytes held: policy -> part -> amount."""
+    fig, ax = figure(8, 0.9 + 0.45 * len(policies))
+    parts = list(dict.fromkeys(part for held in policies.values() for part in held))
+    for y, held in enumerate(policies.values()):
+        left = 0.0
+        for i, part in enumerate(parts):
+            amount = held.get(part, 0)
+            ax.barh(y, amount, left=left, color=THINGS[i], label=part if y == 0 else None, ec="white")
+            left += amount
+        ax.text(left, y, f" {left:,.1f}", va="center", fontsize=9)
+    ax.set_yticks(range(len(policies)), policies)
+    ax.invert_yaxis()
+    ax.set(xlabel=unit, xlim=(0, 1.12 * max(sum(held.values()) for held in policies.values())))
+    ax.grid(axis="y", visible=False)
+    ax.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=len(parts), fontsize=8)
+    return fig
+
+
+def normalised(gradients, updates: dict[str, object], rate: float) -> Figure:
+    """The size of each weight's update against that of its gradient: name of the optimizer -> updates."""
+    fig, ax = figure(8, 2.8)
+    for i, (name, values) in enumerate(updates.items()):
+        ax.scatter(gradients, values, s=4, color=THINGS[-1 - i], alpha=0.5, lw=0, label=name)
+    ax.axhline(rate, color=SERIAL, lw=1, ls="--")
+    ax.text(min(gradients), rate * 1.3, "learning rate", fontsize=8)
+    ax.set(xscale="log", yscale="log", xlabel="size of the gradient", ylabel="size of the update")
+    ax.legend(markerscale=4)
+    return fig
+
+
+def per_token(times: dict[str, list[float]], unit: str = "ms") -> Figure:
+    """What each new token costs, by its position: name -> one number a token."""
+    fig, ax = figure(8, 2.6)
+    for i, (name, values) in enumerate(times.items()):
+        ax.plot(range(1, len(values) + 1), values, color=THINGS[-1 - i], label=name)
+    ax.set(xlabel="new token", ylabel=unit, ylim=(0, None))
+    ax.legend()
+    return fig

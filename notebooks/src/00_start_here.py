@@ -1,0 +1,506 @@
+# %% [markdown]
+# # 00 Start here
+#
+# **The one-minute version.** Training GPT-2 is one loop: predict the next token, measure how wrong that was, and
+# change
+# every weight a little. One processor does it slowly, and a large model does not even fit into one. So the work is
+# shared among *ranks*: processes that each do a part and send each other what the others need. Every way of sharing
+# cuts a different edge of the same block of work. Whatever is cut, the result has to stay what one processor would
+# have computed.
+#
+# Below, you run that claim: the same GPT-2, trained by one process and by two, ends up with the same numbers.
+
+# %% tags=["setup"]
+import torch
+
+from gpt2lab import RankFailed, launch
+from gpt2lab.corpus import Batches, encoding, shakespeare
+from gpt2lab.exercises import check
+from gpt2lab.exercises import start as exercises
+from gpt2lab.lessons import explore, show, show_source, table
+from gpt2lab.model import GPT2, PRESETS
+from gpt2lab.plots.curves import curves
+from gpt2lab.plots.rooms import rooms
+from gpt2lab.plots.strategies import STRATEGIES, strategies
+from gpt2lab.plots.timeline import timeline
+from gpt2lab.ranks import comm, trace
+from gpt2lab.ranks.digest import summ
+from gpt2lab.ranks.mesh import Mesh
+from gpt2lab.verify import verify
+
+# %%
+show(
+    strategies(),
+    "drawing",
+    "six ways to share one block of work among four ranks; the bars say what each rank then holds.",
+    "Six cubes of layers, width and batch, each cut among four coloured ranks along another edge",
+)
+
+# %% [markdown]
+# ## Is this machine ready?
+#
+# No GPU is needed, and nothing is fetched from the network. Two cores are enough: ranks are processes, and more
+# ranks than cores take turns.
+
+# %% tags=["measured"]
+import time
+
+from gpt2lab import speed
+
+table([(key, value) for key, value in speed.machine().items()], ["here", "is"])
+starts = []
+for _ in range(3):
+    begin = time.perf_counter()
+    launch(lambda rank, world_size: rank, ranks=4)
+    starts.append(f"{time.perf_counter() - begin:.2f} s")
+print("four ranks started and ended in", ", ".join(starts), "(measured)")
+
+# %% [markdown]
+# ## What a rank is
+#
+# `launch(f, ranks=4)` starts four processes and calls `f(rank, world_size)` in each of them. `rank` counts from 0,
+# `world_size` is how many there are. It is the same program everywhere; only the number differs.
+
+
+# %%
+def hello(rank, world_size):
+    print(f"hello, I am rank {rank} of {world_size}")
+    return rank * 10
+
+
+launch(hello, ranks=4)
+
+# %% [markdown]
+# What ranks print comes back in the order of ranks, tagged; what they return comes back as a list. In truth they ran
+# all at once. Ranks share **no memory**: each has its own copy of everything the function uses.
+
+# %%
+counter = 100
+
+
+def count(rank, world_size):
+    global counter
+    counter += rank
+    return counter
+
+
+print("on the ranks:", launch(count, ranks=4))
+print("here:        ", counter)
+
+# %% [markdown]
+# So whatever one rank needs from another has to be *sent*. A `Mesh` says who talks to whom, and `comm` holds every
+# kind of message. The most useful one is **all-reduce**: everybody gives a tensor, everybody gets the sum.
+
+
+# %%
+def add_up(rank, world_size):
+    axis = Mesh(dp=world_size)["dp"]
+    mine = torch.full((1000,), float(rank + 1))
+    total = comm.all_reduce(mine, axis)
+    print(f"gave {summ(mine)}, got {summ(total)}")
+    return comm.traffic()
+
+
+for rank, traffic in enumerate(launch(add_up, ranks=4)):
+    for (op, axis), (calls, size, messages) in traffic.items():
+        print(f"rank {rank}: {calls} {op} over {axis}, {size:,} bytes sent in {messages} messages")
+
+# %% [markdown]
+# `summ` shows a tensor's shape, its first value and a checksum of all its bits: equal text, equal tensors. And every
+# byte that goes out is **counted**. That is exact; it needs no stopwatch. Each strategy in this series is judged by
+# such counts first. (Lesson 03 opens the box and writes all-reduce by hand.)
+#
+# ## The same GPT-2, twice
+#
+# Here is the training loop in full. A batch of eight rows of Shakespeare is a pure function of the step: every rank
+# can ask for it and keep its own rows. Read the five lines in the middle twice.
+
+# %%
+config = PRESETS["nano"]
+batches = Batches(shakespeare(), rows=8, length=16)
+print(
+    f"nano: {config.n_layer} layers, {config.n_head} heads, width {config.n_embd}, {config.parameters:,} parameters"
+)
+print(repr(encoding().decode(batches.at(0).tokens[0].tolist())))
+
+
+# %%
+def train(rank, world_size, steps=8, talk=True):
+    model = GPT2(config).double()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    axis = Mesh(dp=world_size)["dp"]
+    losses = []
+    for step in range(steps):
+        batch = batches.at(step)
+        mine = batch.rows(rank, world_size)
+        with trace.span(f"F{step}", "forward"):
+            loss = model.loss(model(mine.tokens), mine.targets) / batch.total
+        with trace.span(f"B{step}", "backward"):
+            loss.backward()
+        with trace.span(f"sum{step}", "comm"):
+            for p in model.parameters():
+                if talk:
+                    p.grad = comm.all_reduce(p.grad, axis)
+        with trace.span(f"U{step}", "update"):
+            optimizer.step()
+            optimizer.zero_grad()
+        losses.append(comm.all_reduce(loss.detach(), axis).item())
+    return losses, summ(model.wte.weight), trace.spans(), comm.traffic()
+
+
+serial, *_ = train(0, 1)
+parallel, digests, spans, sent = zip(*launch(train, ranks=2), strict=True)
+print(f"serial loss   {serial[0]:.4f} -> {serial[-1]:.4f}")
+print(f"parallel loss {parallel[0][0]:.4f} -> {parallel[0][-1]:.4f}")
+apart = max(abs(a - b) for a, b in zip(serial, parallel[0], strict=True))
+print("largest difference in 8 steps is below 1e-12:", apart < 1e-12)
+print("both ranks hold the same weights, bit for bit:", digests[0] == digests[1])
+
+# %% [markdown]
+# The loss is a **sum** over tokens, divided **once** by the number of tokens in the *global* batch (`batch.total`).
+# So
+# the ranks' losses and gradients simply add up. No mean is ever taken of means. Gradients are summed by 52
+# all-reduces; after that each rank makes the same update, and replicas stay replicas.
+
+# %%
+show(
+    curves({"serial": serial, "2 ranks": parallel[0]}),
+    "computed",
+    "both runs on top of each other; what is left between them is rounding in float64.",
+    "Two loss curves that coincide, and their distance, about 1e-15, on a log scale",
+)
+
+# %% tags=["measured"]
+show(
+    timeline([s for s in trace.merge(spans) if s.lane == "work"], clock="measured"),
+    "measured",
+    "what the two ranks did; orange is time spent on sending, waiting for the other rank included.",
+    "A timeline with one row for each of two ranks: forward, backward, communication and update of eight steps",
+)
+
+# %% [markdown]
+# ## Bug lab: the run that looks right
+#
+# Leave the sums out (`talk=False`) and each rank trains on its own half of the data. Nothing crashes. The loss falls.
+# Which check notices?
+
+# %%
+silent, digests, *_ = zip(*launch(train, ranks=2, talk=False), strict=True)
+print(f"silent loss   {silent[0][0]:.4f} -> {silent[0][-1]:.4f}   (looks like learning)")
+print("same weights on both ranks:", digests[0] == digests[1])
+show(
+    curves({"serial": serial, "2 ranks": parallel[0], "2 ranks, silent": silent[0]}),
+    "computed",
+    "the run without communication also goes down; only the comparison tells.",
+    "Loss curves of three runs; the silent one leaves the other two from the second step on",
+)
+
+# %% [markdown]
+# A falling loss proves nothing. That is the reason for the one rule of this series: **nothing is called parallel
+# until
+# it has been shown equal to the serial run**: the loss, every gradient, the gradient's norm, and the weights after
+# several steps, in float64, on sizes that do not divide evenly. One call does all of it:
+
+# %%
+print(verify("dp=2"))
+
+# %%
+print(verify("dp=3"))
+
+# %% [markdown]
+# Seven rows on three ranks: 3, 2 and 2. Means of means would be wrong here; the sums are not. And a plan that cannot
+# be is refused before any process starts, with both numbers and the way out:
+
+# %%
+try:
+    verify("dp=8", rows=7)
+except ValueError as error:
+    print(error)
+
+# %% [markdown]
+# ## Six ways to cut
+#
+# Two old words: **data parallel** shares the data and copies the model; **model parallel** shares the model. Newer
+# words ask what is cut. *Intra-operator*: one matrix product is spread over ranks (tensor, context, data). *Inter-
+# operator*: different layers live on different ranks (pipeline). Each strategy has a name in a plan, so that
+# `verify`, training and the lessons all call it the same: `dp=2`, `tp=2`, `pp=2`, `cp=2`, also combined.
+
+# %%
+lessons = {
+    "data parallel": ("dp=4", "04"),
+    "ZeRO": ("dp=4,zero=3", "05"),
+    "tensor parallel": ("tp=4", "06"),
+    "pipeline parallel": ("pp=4", "07 to 09"),
+    "context parallel": ("cp=4", "10, 11"),
+    "expert parallel": ("", "12"),
+}
+share = {1: "all", 1 / 4: "1/4", 1 / 3: "1/3"}
+table(
+    [
+        (c.name, lessons[c.name][0], share[c.data], share[c.weights], share[c.state], lessons[c.name][1])
+        for c in STRATEGIES
+    ],
+    ["strategy", "plan", "data", "weights", "optimizer state", "lesson"],
+)
+
+# %% [markdown]
+# How much does one rank hold? Take GPT-2 with N parameters in float32: 4 bytes each for weight and gradient, 8 for
+# AdamW's two moments. **Predict** first: which strategy makes a 1.5-billion-parameter model fit into 8 GiB on four
+# ranks?
+
+
+# %%
+def held(model, ranks):
+    from gpt2lab.plots.style import COLORS, figure
+
+    fig, ax = figure(8, 2.6)
+    size = PRESETS[model].parameters
+    gib = [16 * size * (1 if cut.weights == 1 else 1 / ranks) / 2**30 for cut in STRATEGIES[:5]]
+    ax.barh([cut.name for cut in STRATEGIES[:5]], gib, color=COLORS["other"])
+    ax.axvline(8, color="black", lw=1, ls="--")
+    ax.set(xlabel="GiB on each rank", title=f"{model} on {ranks} ranks")
+    ax.invert_yaxis()
+    return fig
+
+
+explore(
+    held,
+    "computed",
+    "weights, gradients and AdamW's moments of {model} on {ranks} ranks; the dashed line is 8 GiB.",
+    "Bars of memory for each strategy, {model} on {ranks} ranks",
+    posters=[{"model": "gpt2-xl", "ranks": 4}],
+    model=["gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl"],
+    ranks=(1, 16, 4),
+)
+
+# %% [markdown]
+# Data and context parallel copy the weights, so memory stays; they are for speed. (ZeRO stands for its stage 3. What
+# activations cost is lesson 01's business.)
+#
+# ## When something goes wrong
+#
+# Parallel programs fail in more ways than serial ones. Here every failure ends the cell soon, names the rank, and
+# leaves no process behind.
+
+
+# %%
+def unlucky(rank, world_size):
+    if rank == 2:
+        raise ZeroDivisionError("rank 2 divided by zero")
+    comm.all_reduce(torch.ones(1), Mesh(dp=world_size)["dp"])
+
+
+try:
+    launch(unlucky, ranks=4)
+except RankFailed as error:
+    print("the rank that failed:", error.rank)
+    print("the error over there:", error.ename)
+
+# %% [markdown]
+# The full message also shows the line of your cell. The other three were waiting for rank 2 inside their all-reduce;
+# they were stopped. A rank that *hangs* is named as well, after `timeout=` seconds without a sign of life.
+# Interrupting
+# the kernel (the square button) ends the ranks too.
+#
+# ## How the package is built
+#
+# `model.py` is GPT-2 and knows nothing of ranks. A strategy is one short file that edits the model. All bytes pass
+# through `ranks/comm.py`. Here is the plainest strategy, data parallel with one message for each gradient:
+
+# %%
+from gpt2lab.parallel import data
+
+show_source(data.Naive)
+
+# %%
+show(
+    rooms(),
+    "drawing",
+    "the rooms of the package, drawn from its own imports: each stands on what it imports, nothing looks upwards.",
+    "Boxes in storeys, model, corpus and ranks at the bottom, commands and lessons at the top, joined by lines",
+)
+
+# %% [markdown]
+# The command line does what lessons do: `gpt2lab train --plan dp=2`, `gpt2lab verify --plan dp=2`. With `--dry-run`
+# it
+# prints the plain command that does the same, with every default written out, so that you can by-pass it.
+
+# %%
+from gpt2lab.cli import main
+
+status = main(["train", "--plan", "dp=2", "--steps", "100", "--dry-run"])
+
+# %% [markdown]
+# ## How to read the lessons
+#
+# - Each begins with a one-minute version and ends with questions. Run the cells in order (Shift+Enter).
+# - Under each figure stands where its numbers come from. **Measured**: a stopwatch, on this machine. **Counted** or
+#   **computed**: exact. **Paced**: real processes and messages, while computing is replaced by sleeping for a set
+#   time,
+#   because with more ranks than cores a stopwatch measures the scheduler. **Simulated**: no process at all. **From a
+#   paper**: somebody else's.
+# - Exercises say `TODO` until you write them, then `PASS`, or `FAIL` with a hint. Delete the line with
+#   `NotImplementedError` and write. Solutions are in `notebooks/solutions/`.
+# - To try something wild is safe: the next `launch` starts fresh ranks.
+#
+# ## Exercises
+#
+# **1.** Deal `count` rows to `world_size` ranks: neighbours stay together, sizes differ by at most one, the first
+# ranks
+# hold more. Return the rows of `rank`.
+
+
+# %% tags=["exercise"]
+def my_rows(rank, world_size, count):
+    """The row numbers of one rank, as a range or a list."""
+    ### BEGIN SOLUTION
+    size, more = divmod(count, world_size)
+    first = rank * size + min(rank, more)
+    return range(first, first + size + (rank < more))
+    ### END SOLUTION
+
+
+check("rows of a rank", exercises.rows, my_rows)
+
+
+# %% tags=["wrong"]
+# FAIL: are on no rank
+def my_rows(rank, world_size, count):
+    size = count // world_size
+    return range(rank * size, (rank + 1) * size)
+
+
+# %% tags=["wrong"]
+# FAIL: neighbours should stay together
+def my_rows(rank, world_size, count):
+    return range(rank, count, world_size)
+
+
+# %% tags=["wrong"]
+# FAIL: differ by more than one
+def my_rows(rank, world_size, count):
+    size = count // world_size
+    return range(rank * size, count if rank == world_size - 1 else (rank + 1) * size)
+
+
+# %% [markdown]
+# **2.** Each rank knows the sum of its token losses and how many tokens those were. Give the mean over the whole
+# batch.
+
+
+# %% tags=["exercise"]
+def global_mean(sums, counts):
+    """The mean loss of all tokens of all ranks."""
+    ### BEGIN SOLUTION
+    return sum(sums) / sum(counts)
+    ### END SOLUTION
+
+
+check("the global mean", exercises.global_mean, global_mean)
+
+
+# %% tags=["wrong"]
+# FAIL: tokens count equally, not ranks
+def global_mean(sums, counts):
+    return sum(s / c for s, c in zip(sums, counts, strict=True)) / len(sums)
+
+
+# %% tags=["wrong"]
+# FAIL: sums 6 and 2
+def global_mean(sums, counts):
+    return sum(s / c for s, c in zip(sums, counts, strict=True))
+
+
+# %% [markdown]
+# **3.** On live ranks: rank r holds 10 (r + 1) tokens. Return on *every* rank how many there are in all. (Use
+# `Mesh` and
+# `comm.all_reduce` as above.)
+
+
+# %% tags=["exercise"]
+def tokens_everywhere(rank, world_size):
+    """The number of tokens on all ranks together."""
+    mine = torch.tensor(10 * (rank + 1))
+    ### BEGIN SOLUTION
+    return comm.all_reduce(mine, Mesh(dp=world_size)["dp"]).item()
+    ### END SOLUTION
+
+
+check("known everywhere", exercises.everywhere, tokens_everywhere)
+
+
+# %% tags=["wrong"]
+# FAIL: nothing was sent
+def tokens_everywhere(rank, world_size):
+    return 10 * (rank + 1)
+
+
+# %% tags=["wrong"]
+# FAIL: expected 60 at (0,), got 30
+def tokens_everywhere(rank, world_size):
+    return comm.all_reduce(torch.tensor(10 * (rank + 1)), Mesh(dp=world_size)["dp"], op="max").item()
+
+
+# %% [markdown]
+# **4.** An all-reduce can be done so that each of n ranks sends (n - 1)/n of the tensor twice: once to sum the parts,
+# once to spread the sums. How many bytes does a rank send for the gradients of a model?
+
+
+# %% tags=["exercise"]
+def bytes_sent(parameters, bytes_each, ranks):
+    """Bytes that one rank sends to all-reduce a gradient of this many parameters."""
+    ### BEGIN SOLUTION
+    return 2 * (ranks - 1) / ranks * parameters * bytes_each
+    ### END SOLUTION
+
+
+check("bytes of an all-reduce", exercises.traffic, bytes_sent)
+
+
+# %% tags=["wrong"]
+# FAIL: one rank talks to nobody
+def bytes_sent(parameters, bytes_each, ranks):
+    return parameters * bytes_each
+
+
+# %% tags=["wrong"]
+# FAIL: 2 ranks: half out, half back
+def bytes_sent(parameters, bytes_each, ranks):
+    return (ranks - 1) / ranks * parameters * bytes_each
+
+
+# %% tags=["wrong"]
+# FAIL: mind the bytes of a number
+def bytes_sent(parameters, bytes_each, ranks):
+    return 2 * (ranks - 1) / ranks * parameters * 4
+
+
+# %% [markdown]
+# Compare with what was counted in the run above: 8 steps on two ranks, in float64. The
+# loss itself adds one number of 8 bytes a step.
+
+# %%
+calls, size, _ = sent[0]["all_reduce", "dp"]
+print(f"counted: {calls} all-reduces, {size:,} bytes")
+print(f"formula: {8 * (2 * (2 - 1) / 2 * config.parameters * 8 + 8):,.0f} bytes")
+
+# %% [markdown]
+# ## Questions
+#
+# 1. Why does `counter` still hold 100 after four ranks have added to it?
+#    <details><summary>answer</summary>Each rank has its own memory and changed its own copy.</details>
+# 2. The silent run's loss fell. Name two checks that tell it from the right one.
+#    <details><summary>answer</summary>The replicas' checksums differ; loss, gradients and weights differ from
+#    serial.</details>
+# 3. Why is the loss divided by `batch.total` and not by the number of this rank's tokens?
+#    <details><summary>answer</summary>So that sums over ranks are right for uneven shares: normalise once, sum
+#    everywhere.</details>
+# 4. Two ranks on one core: can data parallel be faster than serial? What would a stopwatch show?
+#    <details><summary>answer</summary>No. The two take turns, and sending comes on top.</details>
+# 5. Which of the six strategies reduce the bytes of weights that a rank holds?
+#    <details><summary>answer</summary>ZeRO, tensor, pipeline, expert. Data and context parallel copy them.</details>
+# 6. Rank 2 raised, but ranks 0, 1 and 3 ended too. Why is that right?
+#    <details><summary>answer</summary>They wait for rank 2 in a collective that can never complete.</details>
+#
+# **Next**: [01 GPT-2](01_gpt2.ipynb), the model that all others cut. Background: Stanford CS336, lecture 8 (2024);
+# the ICML 2022 tutorial on big models (Zhang, Zheng, Li, Stoica); Li et al. 2020 on data parallel in PyTorch.

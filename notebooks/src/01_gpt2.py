@@ -1,0 +1,697 @@
+# %% [markdown]
+# # 01 GPT-2
+#
+# **The one-minute version.** GPT-2 turns tokens into vectors, lets each token look at those before it (attention) and
+# think on its own (MLP), layer after layer, and ends with a score for every token that might come next. Training is
+# three phases: forward, backward, update. Everything that later lessons cut is counted here first, exactly:
+# parameters,
+# flops, bytes. If you know those three numbers of every part, you can predict what each parallel strategy will cost.
+
+# %% tags=["setup"]
+import numpy as np
+import torch
+
+from gpt2lab import launch
+from gpt2lab.corpus import Batches, encoding, shakespeare
+from gpt2lab.exercises import check
+from gpt2lab.exercises import gpt2 as exercises
+from gpt2lab.lessons import explore, show, show_source, table
+from gpt2lab.model import GPT2, PRESETS, Attention
+from gpt2lab.plots import gpt2 as plots
+from gpt2lab.plots.timeline import timeline
+from gpt2lab.ranks import comm, trace
+from gpt2lab.ranks.digest import summ
+from gpt2lab.ranks.mesh import Mesh
+
+config = PRESETS["nano"]
+B, T = 4, 64
+C, L, H, V = config.n_embd, config.n_layer, config.n_head, config.vocab_size
+
+# %% [markdown]
+# B is the batch, T the tokens of a sequence, C the width, L the layers, H the heads, D = C / H the width of a head,
+# V the
+# vocabulary. These letters stay the same in all lessons.
+#
+# ## Tokens
+#
+# The model never sees letters. Byte-pair encoding cuts text into 50,257 known pieces; frequent words are one piece.
+
+# %%
+words = encoding()
+ids = words.encode("To be, or not to be, that is the question:")
+print(ids)
+print([words.decode([i]) for i in ids])
+print("and back:", words.decode(ids))
+
+# %% [markdown]
+# A corpus is tokenised once into a *shard*: a header of 256 numbers, then two bytes a token, mapped into memory
+# instead
+# of read. The tokeniser writes as a stream. A list of Python integers would need some 36 bytes a token, which may
+# well be how a port of llm.c ran out of memory while tokenising a large text.
+
+# %%
+shard = shakespeare()
+print(
+    f"{len(shard):,} tokens of Shakespeare in {2 * len(shard) + 1024:,} bytes;",
+    f"as a list of Python ints: {36 * len(shard):,}",
+)
+batch = Batches(shard, rows=B, length=T).at(0)
+print("tokens ", tuple(batch.tokens.shape), batch.tokens[0, :6].tolist())
+print("targets", tuple(batch.targets.shape), batch.targets[0, :6].tolist(), "(each the token that follows)")
+
+# %% [markdown]
+# ## The model in shapes
+
+# %%
+show(
+    plots.anatomy(L),
+    "drawing",
+    "GPT-2 from bottom to top, with the shape that leaves each part; both halves of a block add to the stream.",
+    "A column of twelve parts from tokens to loss, with shapes beside them, blocks bracketed",
+)
+
+# %% [markdown]
+# A block adds to the *residual stream*, it does not replace it: `x + attn(ln_1(x))`, then `x + mlp(ln_2(x))`. The
+# sum is
+# taken from the stream before the norm. Attention is the only place where tokens meet. By hand it is five lines:
+
+
+# %%
+def attention_by_hand(q, k, v):
+    """Causal attention of q, k, v (B, H, T, D)."""
+    scores = q @ k.transpose(-1, -2) / q.size(-1) ** 0.5  # (B, H, T, T)
+    future = torch.ones(scores.shape[-2:]).triu(1).bool()
+    weights = scores.masked_fill(future, -torch.inf).softmax(-1)
+    return weights @ v  # (B, H, T, D)
+
+
+model = GPT2(config).double()
+q, k, v = torch.randn(3, B, H, T, C // H, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+core = model.h["0"].attn.core
+print(
+    "equal to the model's core:",
+    torch.allclose(core(q, k, v, torch.arange(T)), attention_by_hand(q, k, v), atol=1e-12),
+)
+show_source(Attention)
+
+# %% [markdown]
+# `self.core` is a *slot*. Context parallelism will replace it, tensor parallelism will cut `c_attn` and `c_proj`,
+# and this
+# file will not know.
+#
+# ## Every parameter counted
+
+# %%
+kinds = {}
+for name, p in model.named_parameters():
+    kind = ".".join(part for part in name.split(".") if not part.isdigit())
+    count, total, _ = kinds.get(kind, (0, 0, ()))
+    kinds[kind] = (count + 1, total + p.numel(), tuple(p.shape))
+table(
+    [(kind, str(shape), n, total) for kind, (n, total, shape) in kinds.items()],
+    ["tensor", "shape", "how many", "parameters"],
+)
+print(len(kinds), "kinds of tensors,", f"{sum(total for _, total, _ in kinds.values()):,} parameters")
+
+# %% [markdown]
+# A block has 12 C² parameters in its four matrices and 13 C in biases and norms. The head has none: it is *tied* to
+# the
+# token embedding, the same matrix at both ends. (That will matter when the ends live on different ranks.)
+
+# %%
+rows = []
+for name, c in PRESETS.items():
+    blocks = c.n_layer * (12 * c.n_embd**2 + 13 * c.n_embd)
+    rows.append((name, c.parameters, c.vocab_size * c.n_embd, blocks, round(100 * blocks / c.parameters)))
+table(rows, ["model", "parameters", "token embedding", "blocks", "blocks %"])
+
+# %% [markdown]
+# **Predict**: in which of these models would cutting only the blocks among ranks be a poor idea?
+#
+# ## Fresh weights
+#
+# Matrices start as N(0, 0.02²), those that write into the stream smaller by √(2L), norms at one, biases at zero. Each
+# tensor is drawn from a seed made of its *name*, so any rank can build any part and get the same numbers.
+
+# %%
+std = {
+    "wte": ("wte.weight", 0.02),
+    "c_fc": ("h.0.mlp.c_fc.weight", 0.02),
+    "c_proj": ("h.0.mlp.c_proj.weight", 0.02 / (2 * L) ** 0.5),
+}
+show(
+    plots.histograms(
+        {k: (model.get_parameter(n).detach().flatten()[:60000].numpy(), s) for k, (n, s) in std.items()}
+    ),
+    "computed",
+    "fresh weights; dashed lines mark the standard deviation that was intended.",
+    "Three bell-shaped histograms, the third one narrower",
+)
+
+
+# %%
+def two_ways(rank, world_size):
+    axis = Mesh(dp=world_size)["dp"]
+    own = GPT2(config).wte.weight.detach()  # each rank builds it
+    sent = comm.broadcast(own if rank == 0 else torch.zeros_like(own), axis)  # or rank 0 sends it
+    return summ(own), summ(sent), comm.traffic()["broadcast", "dp"][1]
+
+
+for rank, (own, sent, size) in enumerate(launch(two_ways, ranks=2)):
+    print(f"rank {rank}: built {own}  received {sent}  sent {size:,} bytes")
+
+# %% [markdown]
+# The same bits both ways; one of them is free.
+#
+# ## The first loss is ln V
+#
+# A fresh model knows nothing, so it gives every token about the same probability 1/V. The loss is then
+# -ln(1/V) = ln V. If your first loss is far from it, look for a bug before you look for a better learning rate.
+
+# %%
+loss = model.loss(model(batch.tokens), batch.targets) / batch.total
+print(f"fresh loss {loss.item():.2f}, ln {V} = {np.log(V):.4f}")
+
+# %% [markdown]
+# `model.loss` is the **sum** over tokens; it is divided once. A *trained* model's loss means: it hesitates between
+# exp(loss) tokens.
+#
+# ## Flops
+#
+# A matrix of N weights costs 2N operations a token forward (multiply, add) and 4N backward (one product for the
+# input's
+# gradient, one for the weight's). Attention adds 4TC a layer forward, which no parameter shows.
+
+# %%
+from torch.utils.flop_counter import FlopCounterMode
+
+model = GPT2(config)
+counter = FlopCounterMode(display=False)
+with counter:
+    loss = model.loss(model(batch.tokens), batch.targets) / batch.total
+forward = counter.get_total_flops()
+with counter:
+    loss.backward()
+backward = counter.get_total_flops()
+matrices = 12 * L * C * C + V * C
+table(
+    [
+        ("forward, matrices", forward, 2 * matrices * B * T),
+        ("backward, matrices", backward, 4 * matrices * B * T),
+        ("attention, both", "not counted by torch", 3 * 4 * T * C * L * B * T),
+    ],
+    ["operations of one step", "counted", "formula"],
+)
+print(f"attention is {100 * 12 * T * C * L / (6 * matrices):.1f} % of the matrices here;", end=" ")
+big = PRESETS["gpt2"]
+share = 12 * 1024 * big.n_embd * big.n_layer / (6 * (12 * big.n_layer * big.n_embd**2 + V * big.n_embd))
+print(f"in gpt2 with T = 1024 it is {100 * share:.0f} %")
+
+# %% [markdown]
+# This counts all T² pairs of tokens, as PaLM's appendix B does; the causal half would do, and llm.c counts so. When
+# somebody quotes an MFU (the share of the machine's flops that a step uses), ask which.
+
+# %% tags=["measured"]
+import time
+
+from gpt2lab import speed
+
+rate = speed.matmul_rate()
+start = time.perf_counter()
+for _ in range(3):
+    (model.loss(model(batch.tokens), batch.targets) / batch.total).backward()
+seconds = (time.perf_counter() - start) / 3
+used = speed.flops_per_token(config, T) * B * T / seconds
+print(
+    f"one thread multiplies at {rate / 1e9:.0f} GFLOP/s;",
+    f"forward and backward reach {100 * used / rate:.0f} % of it (measured)",
+)
+
+# %% [markdown]
+# ## Memory, by formula and by count
+#
+# Four things are held: weights, gradients, the optimizer's state, and *activations*: what forward saves for backward.
+# The first three follow from the parameters (4 + 4 + 8 bytes each in float32 with AdamW). Activations follow from the
+# batch. Per layer and element of (B, T, C), forward saves 16: the input of ln_1, its output, q, k, v, attention's
+# output, the input of ln_2, its output, and four wide ones before and after the gelu. torch can be asked:
+
+
+# %%
+def saved_bytes(model, batch):
+    """Bytes that forward saves for backward, parameters not counted."""
+    own = {p.untyped_storage().data_ptr() for p in model.parameters()}
+    seen = {}
+
+    def pack(t):
+        store = t.untyped_storage()
+        if store.data_ptr() not in own:
+            seen[store.data_ptr()] = store.nbytes()
+        return t
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+        model.loss(model(batch.tokens), batch.targets)
+    return sum(seen.values())
+
+
+def activation_bytes(B, T, recompute=False):
+    """The same by formula: layers, head and loss in float32, token numbers in int64."""
+    layers = L * B * T * C if recompute else L * (16 * B * T * C + 4 * B * T + B * H * T)
+    head = 2 * B * T * C + 2 * B * T + B * T * V
+    return 4 * (layers + head + 1) + 8 * (2 * B * T + T)
+
+
+rows = []
+for rows_, length in ((4, 64), (2, 128), (3, 50)):
+    b = Batches(shard, rows=rows_, length=length).at(0)
+    rows.append((f"B={rows_}, T={length}", saved_bytes(model, b), activation_bytes(rows_, length)))
+table(rows, ["batch", "counted", "formula"])
+
+
+# %%
+def budget(batch_rows, model_name):
+    c = PRESETS[model_name]
+    n, t = c.parameters, min(256, c.n_positions)
+    act = 4 * (
+        c.n_layer * (16 * batch_rows * t * c.n_embd + (4 + c.n_head) * batch_rows * t)
+        + batch_rows * t * (V + 2 * c.n_embd)
+    )
+    full = {"weights": 4 * n, "gradients": 4 * n, "AdamW": 8 * n, "activations": act}
+    light = full | {"activations": 4 * batch_rows * t * (c.n_layer * c.n_embd + V + 2 * c.n_embd)}
+    scale = lambda held: {k: x / 2**20 for k, x in held.items()}
+    return plots.memory({"save all": scale(full), "recompute": scale(light)}, "MiB")
+
+
+explore(
+    budget,
+    "computed",
+    "what training {model_name} holds with {batch_rows} rows of up to 256 tokens, in float32.",
+    "Stacked bars of weights, gradients, AdamW state and activations for {model_name}",
+    posters=[{"model_name": "gpt2", "batch_rows": 8}],
+    batch_rows=(1, 32, 8),
+    model_name=["nano", "mini", "gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl"],
+)
+
+# %% [markdown]
+# ### Recomputation
+#
+# Save only each block's input and run the block a second time during backward: L tensors instead of 16 L, for about a
+# third more work. The gradients must be the same *bits*, since the same operations run on the same numbers.
+
+# %%
+grads = {}
+for recompute in (False, True):
+    model = GPT2(config)
+    model.recompute = recompute
+    print(
+        f"recompute={recompute}: {saved_bytes(model, batch):,} bytes saved,",
+        f"formula {activation_bytes(B, T, recompute):,}",
+    )
+    model.zero_grad()
+    (model.loss(model(batch.tokens), batch.targets) / batch.total).backward()
+    grads[recompute] = [p.grad for p in model.parameters()]
+print(
+    "gradients bitwise equal:", all(torch.equal(a, b) for a, b in zip(grads[False], grads[True], strict=True))
+)
+
+# %% [markdown]
+# Most of what is left are the logits, B T V numbers: with a vocabulary of 50,257 and a small model they dominate.
+#
+# ## The loop
+#
+# Forward, backward, update: every strategy has to reproduce what these three phases do.
+
+# %%
+batches = Batches(shard, rows=B, length=T)
+
+
+def train(steps):
+    model = GPT2(config).double()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.95), weight_decay=0.1)
+    losses = []
+    for step in range(steps):
+        batch = batches.at(step)
+        with trace.span("forward", "forward"):
+            loss = model.loss(model(batch.tokens), batch.targets) / batch.total
+        with trace.span("backward", "backward"):
+            loss.backward()
+        with trace.span("update", "update"):
+            optimizer.step()
+            optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses
+
+
+trace.clear()
+print("losses:", ", ".join(f"{x:.4f}" for x in train(4)))
+phases = [s.name for s in trace.spans()]
+print("phases:", " ".join(name[0] for name in phases))
+
+# %% tags=["measured"]
+show(
+    timeline(trace.merge([trace.spans()]), clock="measured"),
+    "measured",
+    "four steps of one process; backward takes about twice as long as forward.",
+    "A timeline of one rank: forward, backward, update, four times",
+)
+
+# %% [markdown]
+# Benchmarks time these three phases *only*: no validation, no sampling (`gpt2lab train --bench`). The llm.c port that
+# this series grew from says it of its own figures: always switch validation and inference off. Its recipe (B=4, T=64,
+# learning rate 1e-4, no decay) is `--recipe llmc`.
+#
+# ## AdamW
+#
+# The optimizer keeps two running means for each weight, of the gradient and of its square, and divides one by the
+# root
+# of the other. So nearly all weights move by the learning rate, however small their gradient: here, in the first
+# step.
+
+# %%
+short = Batches(shard, rows=4, length=16)
+
+
+def first_step(optimizer_of):
+    """Sizes of the gradients and of the first updates of some weights of c_fc."""
+    model, b = GPT2(config), short.at(0)
+    optimizer = optimizer_of(model.parameters())
+    (model.loss(model(b.tokens), b.targets) / b.total).backward()
+    w = model.h["0"].mlp.c_fc.weight
+    before = w.detach().clone()
+    optimizer.step()
+    sizes = w.grad.abs().flatten()[:4000], (w.detach() - before).abs().flatten()[:4000]
+    return [x.clamp(min=1e-12).numpy() for x in sizes]
+
+
+gradient, adam = first_step(lambda p: torch.optim.AdamW(p, lr=1e-3, weight_decay=0.0))
+_, sgd = first_step(lambda p: torch.optim.SGD(p, lr=1e-3))
+show(
+    plots.normalised(gradient, {"AdamW": adam, "SGD": sgd}, 1e-3),
+    "computed",
+    "first updates of 4000 weights: SGD's follow the gradient over orders of magnitude, AdamW's do not.",
+    "A flat line of dots at the learning rate for AdamW, a rising diagonal for SGD",
+)
+
+# %% [markdown]
+# A consequence that costs people weeks: a gradient that is wrong by a *constant factor* (summed instead of averaged,
+# counted twice) leaves AdamW's loss curve where it was. That is why we compare gradients, and steps with SGD too.
+
+
+# %%
+def third_loss(factor, optimizer_of):
+    model = GPT2(config)
+    optimizer = optimizer_of(model.parameters())
+    for step in range(3):
+        b = short.at(step)
+        loss = model.loss(model(b.tokens), b.targets) / b.total
+        optimizer.zero_grad()
+        (factor * loss).backward()
+        optimizer.step()
+    return loss.item()
+
+
+for name, make in {
+    "AdamW": lambda p: torch.optim.AdamW(p, lr=1e-3),
+    "SGD": lambda p: torch.optim.SGD(p, lr=0.1),
+}.items():
+    apart = abs(third_loss(8, make) - third_loss(1, make))
+    print(
+        f"{name}: gradients times 8 move the third loss by",
+        "less than 0.001" if apart < 1e-3 else "more than 0.1",
+    )
+
+# %% [markdown]
+# ## Gradient accumulation
+#
+# A batch that does not fit is cut into micro-batches whose gradients add up. Each loss is a sum over its own tokens,
+# divided by the tokens of the *whole* batch. Then uneven micro-batches are no problem.
+
+# %%
+model = GPT2(config).double()
+batch, rows, whole = short.at(0), [], None
+for k in (1, 2, 3, 4):
+    model.zero_grad()
+    for micro in batch.micro(k):
+        (model.loss(model(micro.tokens), micro.targets) / micro.total).backward()
+    grads = torch.cat([p.grad.flatten() for p in model.parameters()])
+    whole = grads if whole is None else whole
+    sizes = [len(m.samples) for m in batch.micro(k)]
+    rows.append(
+        (
+            k,
+            str(sizes),
+            "equal" if (grads - whole).abs().max() < 1e-12 else "DIFFERS",
+            activation_bytes(max(sizes), 16),
+        )
+    )
+table(rows, ["micro-batches", "rows of each", "gradient", "activation bytes, float32"])
+
+# %% [markdown]
+# With data parallelism, only the last micro-batch has to talk: bytes sent do not depend on their number.
+#
+# ## Generating: the KV cache
+#
+# To add one token, a plain loop computes *all* positions again. But keys and values of old tokens do not change, so a
+# cache keeps them and only the new token is computed. The logits must not change.
+
+# %%
+from gpt2lab.generate import KVCache, generate
+
+model = GPT2(config).double()
+prompt = words.encode("To be, or")
+cache, rows = KVCache(slots=32), [list(prompt)]
+ids = torch.tensor(rows)
+whole = model(ids)[:, -1]
+first = model(ids[:, :-1], torch.arange(len(prompt) - 1), cache=cache)
+last = model(ids[:, -1:], torch.tensor([len(prompt) - 1]), cache=cache)[:, 0]
+print("logits with and without cache differ by less than 1e-12:", bool((whole - last).abs().max() < 1e-12))
+slow, fast = (generate(model, rows, 20, cache=c, seed=1)[0] for c in (False, True))
+print("same 20 tokens:", slow == fast, "| positions computed:", sum(range(4, 24)), "without,", 4 + 19, "with")
+
+# %% tags=["measured"]
+from gpt2lab.generate import next_logits
+
+model = GPT2(config)
+times = {}
+for name, use in (("no cache", False), ("cache", True)):
+    rows, kept, times[name] = [list(prompt)], KVCache(128) if use else None, []
+    for _ in range(100):
+        start = time.perf_counter()
+        rows[0].append(int(next_logits(model, rows, kept).argmax()))
+        times[name].append(1000 * (time.perf_counter() - start))
+show(
+    plots.per_token(times),
+    "measured",
+    "milliseconds for each new token; without a cache the cost grows with the text.",
+    "Two lines over 100 new tokens: the one without cache rises, the one with cache is flat",
+)
+
+# %% [markdown]
+# ## Files
+#
+# `model.save_pretrained(folder)` writes the Hugging Face layout. llm.c has its own: a header of 256 integers, then 16
+# tensors in a row, the layers of each kind stacked. Ours can be written and read back bit for bit:
+
+# %%
+import tempfile
+from pathlib import Path
+
+from gpt2lab.checkpoint_llmc import layout, padded, read_weights, write_weights
+
+with tempfile.TemporaryDirectory() as folder:
+    path = Path(folder, "nano.bin")
+    write_weights(model, path)
+    again, size = read_weights(path), path.stat().st_size
+    magic, version = np.fromfile(path, np.int32, 2)
+print(f"magic {magic}, version {version}, {len(layout(config))} tensors, {size:,} bytes")
+print(
+    "formula:",
+    f"{1024 + 4 * (config.parameters + (padded(V) - V) * C):,}",
+    "(the vocabulary is padded to",
+    f"{padded(V)})",
+)
+print(
+    "read back bit for bit:",
+    all(torch.equal(a, b) for a, b in zip(model.parameters(), again.parameters(), strict=True)),
+)
+
+# %% [markdown]
+# ## Exercises
+#
+# **1.** Count the parameters of any GPT-2.
+
+
+# %% tags=["exercise"]
+def parameters(vocab, positions, layers, width):
+    """All parameters, the tied head counted once."""
+    ### BEGIN SOLUTION
+    return (vocab + positions) * width + layers * (12 * width**2 + 13 * width) + 2 * width
+    ### END SOLUTION
+
+
+check("parameters", exercises.parameters, parameters)
+
+
+# %% tags=["wrong"]
+# FAIL: the head is tied, count it once
+def parameters(vocab, positions, layers, width):
+    return (2 * vocab + positions) * width + layers * (12 * width**2 + 13 * width) + 2 * width
+
+
+# %% tags=["wrong"]
+# FAIL: 13 C in biases and norms
+def parameters(vocab, positions, layers, width):
+    return (vocab + positions) * width + layers * 12 * width**2 + 2 * width
+
+
+# %% [markdown]
+# **2.** One step of AdamW: w -= lr (decay w + m̂ / (√v̂ + eps)), where m and v are running means of the gradient
+# and of its
+# square, and the hats divide by 1 - betaᵗ, because both start at zero. `t` counts from 1. Return the new (w, m, v).
+
+
+# %% tags=["exercise"]
+def adamw(w, grad, m, v, t, lr, betas, eps, decay):
+    """The new weight and moments."""
+    ### BEGIN SOLUTION
+    m = betas[0] * m + (1 - betas[0]) * grad
+    v = betas[1] * v + (1 - betas[1]) * grad**2
+    step = m / (1 - betas[0] ** t) / ((v / (1 - betas[1] ** t)).sqrt() + eps)
+    return w - lr * (decay * w + step), m, v
+    ### END SOLUTION
+
+
+check("AdamW by hand", exercises.adamw, adamw)
+
+
+# %% tags=["wrong"]
+# FAIL: 20 steps without decay, after step 1
+def adamw(w, grad, m, v, t, lr, betas, eps, decay):
+    m = betas[0] * m + (1 - betas[0]) * grad
+    v = betas[1] * v + (1 - betas[1]) * grad**2
+    return w - lr * (decay * w + m / (v.sqrt() + eps)), m, v
+
+
+# %% tags=["wrong"]
+# FAIL: 20 steps with decay 0.1, after step 1
+def adamw(w, grad, m, v, t, lr, betas, eps, decay):
+    grad = grad + decay * w
+    m = betas[0] * m + (1 - betas[0]) * grad
+    v = betas[1] * v + (1 - betas[1]) * grad**2
+    return w - lr * m / (1 - betas[0] ** t) / ((v / (1 - betas[1] ** t)).sqrt() + eps), m, v
+
+
+# %% [markdown]
+# **3.** Backward by hand. A layer norm computes n = (x - mean) / std over the last dim and returns n · weight +
+# bias, with
+# std = √(var + eps). Given the gradient of its output, return the gradient of x. (Let g = grad · weight; take off
+# what
+# moves the mean, and what moves the standard deviation.)
+
+
+# %% tags=["exercise"]
+def norm_backward(grad, x, weight, eps):
+    """The gradient of x (..., C)."""
+    ### BEGIN SOLUTION
+    std = (x.var(-1, keepdim=True, unbiased=False) + eps).sqrt()
+    n = (x - x.mean(-1, keepdim=True)) / std
+    g = grad * weight
+    return (g - g.mean(-1, keepdim=True) - n * (g * n).mean(-1, keepdim=True)) / std
+    ### END SOLUTION
+
+
+check("layer norm backward", exercises.norm_backward, norm_backward)
+
+
+# %% tags=["wrong"]
+# FAIL: gradients sum to zero
+def norm_backward(grad, x, weight, eps):
+    return grad * weight / (x.var(-1, keepdim=True, unbiased=False) + eps).sqrt()
+
+
+# %% tags=["wrong"]
+# FAIL: x also moves the mean and the standard deviation
+def norm_backward(grad, x, weight, eps):
+    g = grad * weight
+    return (g - g.mean(-1, keepdim=True)) / (x.var(-1, keepdim=True, unbiased=False) + eps).sqrt()
+
+
+# %% [markdown]
+# **4.** Accumulate: for each micro-batch (x, y) of a linear model with squared error, call backward so that
+# `w.grad` ends as
+# the gradient of the *mean* over all `rows` rows.
+
+
+# %% tags=["exercise"]
+def accumulate(w, micros, rows):
+    """Adds into w.grad; returns nothing."""
+    for x, y in micros:
+        errors = (x @ w - y) ** 2  # (rows of this micro-batch,)
+        ### BEGIN SOLUTION
+        (errors.sum() / rows).backward()
+        ### END SOLUTION
+
+
+check("accumulation", exercises.accumulation, accumulate)
+
+
+# %% tags=["wrong"]
+# FAIL: micro-batches of [4, 3] rows
+def accumulate(w, micros, rows):
+    for x, y in micros:
+        (((x @ w - y) ** 2).mean() / len(micros)).backward()
+
+
+# %% tags=["wrong"]
+# FAIL: w.grad is None
+def accumulate(w, micros, rows):
+    sum(((x @ w - y) ** 2).sum() for x, y in micros) / rows
+
+
+# %% [markdown]
+# **5.** How many bytes does a KV cache hold?
+
+
+# %% tags=["exercise"]
+def cache_bytes(layers, width, batch, tokens, each):
+    """Bytes of all keys and values; `each` is the bytes of a number."""
+    ### BEGIN SOLUTION
+    return 2 * layers * width * batch * tokens * each
+    ### END SOLUTION
+
+
+check("bytes of a KV cache", exercises.cache_bytes, cache_bytes)
+
+
+# %% tags=["wrong"]
+# FAIL: a key and a value
+def cache_bytes(layers, width, batch, tokens, each):
+    return layers * width * batch * tokens * each
+
+
+# %% tags=["wrong"]
+# FAIL: mind batch and bytes of a number
+def cache_bytes(layers, width, batch, tokens, each):
+    return 2 * layers * width * tokens * each
+
+
+# %% [markdown]
+# ## Questions
+#
+# 1. GPT-2 XL has 1.56 billion parameters. How many bytes do weights, gradients and AdamW's state take in float32?
+#    <details><summary>answer</summary>16 bytes each: 24.9 GB (1e9), before any activation.</details>
+# 2. Your first loss is 9.0, the vocabulary 50,257. What do you suspect?
+#    <details><summary>answer</summary>Targets leak into the input, or are not shifted, or some targets do not
+#    count.</details>
+# 3. Why does backward cost twice the forward?
+#    <details><summary>answer</summary>Each matrix needs two products: one for its input's gradient, one for its
+#    own.</details>
+# 4. Which activations does recomputation keep, and what does it cost?
+#    <details><summary>answer</summary>The input of each block; one more forward, about a third more work.</details>
+# 5. Doubling T doubles which terms, and quadruples which?
+#    <details><summary>answer</summary>Matrix flops and saved bytes double; attention's flops quadruple.</details>
+# 6. AdamW's curve is right although gradients are eight times too large. Which two checks see it?
+#    <details><summary>answer</summary>Comparing gradients (or their norm), and a few steps with SGD.</details>
+#
+# **Next**: 02 hardware and timing. Read also: Radford et al. 2019 (GPT-2); Chen et al. 2016 (recomputation);
+# Loshchilov
+# and Hutter 2019 (AdamW); Chowdhery et al. 2022, appendix B (flops); Karpathy's nanoGPT and llm.c.

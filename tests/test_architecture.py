@@ -1,0 +1,207 @@
+"""The walls between rooms, the size of files and functions, docstrings, and what the README promises."""
+
+import ast
+import re
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "gpt2lab"
+FILES = sorted(PACKAGE.rglob("*.py"))
+NAMES = [str(path.relative_to(PACKAGE).with_suffix("")) for path in FILES]
+README = (ROOT / "README.md").read_text()
+
+# Who stands on whom: a file imports only from its own level or below.
+LEVELS = [
+    {"recompute"},
+    {"model", "corpus", "schedules", "ranks", "planner"},
+    {"pretrained", "generate", "spec"},
+    {"parallel", "algorithms"},
+    {"plan"},
+    {"train", "checkpoint"},
+    {"verify", "plots", "exercises"},
+]
+LAZY = {("model", "pretrained")}  # GPT2.from_pretrained imports its other half when called
+
+VERBS = (
+    r"all_\w+|reduce\w*|broadcast\w*|gather\w*|scatter\w*|i?send\w*|i?recv\w*|\w*barrier|batch_isend_irecv"
+)
+
+
+def room(name: str) -> str:
+    return name.split("/")[0]
+
+
+def level(name: str) -> int:
+    found = [i for i, rooms in enumerate(LEVELS) if room(name) in rooms]
+    return found[0] if found else len(LEVELS)
+
+
+@cache
+def tree(name: str) -> ast.Module:
+    return ast.parse((PACKAGE / f"{name}.py").read_text())
+
+
+@cache
+def imports(name: str) -> frozenset[str]:
+    """All modules that a file imports, also inside functions, those of the package as `gpt2lab/...`."""
+    found = set()
+    for node in ast.walk(tree(name)):
+        if isinstance(node, ast.Import):
+            found |= {alias.name.replace(".", "/") for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            base = (node.module or "").replace(".", "/")
+            if node.level:
+                home = ["gpt2lab", *name.split("/")[:-1]]
+                base = "/".join(home[: len(home) - node.level + 1] + ([base] if base else []))
+            found |= {base, *(f"{base}/{alias.name}" for alias in node.names)}
+    return frozenset(found)
+
+
+def inside(name: str) -> set[str]:
+    """The files of the package that a file imports."""
+    return {n for n in NAMES if f"gpt2lab/{n}".removesuffix("/__init__") in imports(name)} - {"__init__"}
+
+
+def reach(name: str) -> set[str]:
+    """Everything that importing a file may import, through files of the package."""
+    seen, todo = set(), [name]
+    while todo:
+        if (n := todo.pop()) not in seen:
+            seen.add(n)
+            todo += inside(n)
+    return {m for n in seen for m in imports(n)}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_nothing_imports_upwards(name):
+    upwards = {n for n in inside(name) if level(n) > level(name) and (name, n) not in LAZY}
+    assert not upwards, f"{name} stands below {sorted(upwards)}"
+
+
+def test_the_model_imports_nothing_of_the_package_but_recompute():
+    assert inside("model") - {"pretrained"} == {"recompute"} and inside("recompute") == set()
+
+
+@pytest.mark.parametrize("name", [n for n in NAMES if room(n) in ("model", "schedules", "planner", "plots")])
+def test_model_schedules_planner_and_plots_know_no_ranks(name):
+    own = imports(name) if name == "model" else reach(name)
+    assert not [m for m in own if m.startswith("torch/distributed")]
+
+
+@pytest.mark.parametrize("name", [n for n in NAMES if room(n) == "schedules"])
+def test_schedules_are_plain_python(name):
+    assert not [m for m in reach(name) if m.split("/")[0] == "torch"]
+
+
+@pytest.mark.parametrize("name", [n for n in NAMES if n != "ranks/collectives"])
+def test_only_comm_calls_collectives(name):
+    text = (PACKAGE / f"{name}.py").read_text()
+    calls = re.findall(rf"\b(?:dist|distributed)\.({VERBS})\(", text)
+    assert not calls, f"{name} calls {calls}: go through gpt2lab.ranks.comm, where bytes are counted"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_file_reaches_into_the_private_parts_of_another(name):
+    private = [m for m in imports(name) if m.startswith("gpt2lab/") and m.split("/")[-1].startswith("_")]
+    assert not [m for m in private if not m.endswith("__")], private
+
+
+def test_the_walls_are_seen():
+    """The test's own eyes: comm does reach torch.distributed, train does import plan."""
+    assert (
+        "torch/distributed" in reach("spec") and "plan" in inside("train") and level("cli") > level("verify")
+    )
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_files_and_functions_stay_short(name):
+    lines = (PACKAGE / f"{name}.py").read_text().count("\n")
+    assert lines <= 260, f"{lines} lines are two ideas: make two files"
+    for node in ast.walk(tree(name)):
+        if isinstance(node, ast.FunctionDef):
+            assert node.end_lineno - node.lineno < 60, (
+                f"{node.name} has {node.end_lineno - node.lineno + 1} lines"
+            )
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_everything_public_has_a_docstring(name):
+    overrides = {"forward", "backward", "setup_context"}
+    missing = []
+    for scope in [tree(name), *(n for n in tree(name).body if isinstance(n, ast.ClassDef))]:
+        public = [
+            n
+            for n in scope.body
+            if isinstance(n, ast.FunctionDef | ast.ClassDef)
+            and not n.name.startswith("_")
+            and n.name not in overrides
+        ]
+        private_class = isinstance(scope, ast.ClassDef) and scope.name.startswith("_")
+        missing += [n.name for n in public if not ast.get_docstring(n) and not private_class]
+    empty = not tree(name).body
+    assert not missing and (empty or ast.get_docstring(tree(name))), missing or "the file itself"
+
+
+TRACKED = [
+    *FILES,
+    *ROOT.glob("tests/**/*.py"),
+    *ROOT.glob("notebooks/src/*.py"),
+    ROOT / "Makefile",
+    ROOT / "README.md",
+]
+
+
+@pytest.mark.parametrize("path", TRACKED, ids=lambda path: str(path.relative_to(ROOT)))
+def test_no_notes_to_self_and_no_machine_paths(path):
+    if path == Path(__file__):
+        return
+    text = path.read_text()
+    assert not re.findall(r"#\s*(?:TODO|FIXME|XXX)\b.*", text)
+    assert not re.findall(r"(?<![\w.])/(?:work|root|home)/\w+.*", text)
+
+
+IDS = {"L": 34, "I": 45, "A": 16, "B": 32, "P": 14}
+
+
+def covered() -> list[str]:
+    """Ids of the syllabus in the README's table of lessons, ranges such as L03-L08 written out."""
+    found = []
+    for line in README.splitlines():
+        if re.match(r"\| (\*\*|\[)?\d\d", line):
+            for letter, first, last in re.findall(r"\b([LIABP])(\d\d)(?:-[LIABP](\d\d))?", line):
+                found += [f"{letter}{i:02d}" for i in range(int(first), int(last or first) + 1)]
+    return found
+
+
+def test_the_readme_covers_the_whole_syllabus():
+    wanted = {f"{letter}{i:02d}" for letter, count in IDS.items() for i in range(1, count + 1)}
+    assert set(covered()) == wanted, sorted(wanted ^ set(covered()))
+
+
+def test_the_readme_tells_lessons_that_are_here_from_planned_ones():
+    rows = {m[1]: m[0] for m in re.finditer(r"^\| \[?(\d\d) .*$", README, re.M)}
+    here = {path.stem[:2]: path.stem for path in (ROOT / "notebooks").glob("*.ipynb")}
+    assert sorted(rows) == [f"{i:02d}" for i in range(21)]
+    for number, row in rows.items():
+        if number in here:
+            assert f"(notebooks/{here[number]}.ipynb)" in row and "planned" not in row, row
+        else:
+            assert "planned" in row, row
+
+
+def test_the_readme_maps_every_room_of_the_package():
+    rooms = {
+        path.name for path in PACKAGE.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()
+    }
+    missing = [
+        r for r in rooms if not r.startswith("__") and f"{r}{'' if r.endswith('.py') else '/'}" not in README
+    ]
+    assert not missing, missing
+
+
+def test_the_links_of_the_readme_lead_somewhere():
+    for target in re.findall(r"\]\(([^)#:]+)\)|src=\"([^\":]+)\"", README):
+        assert (ROOT / (target[0] or target[1])).exists(), target
