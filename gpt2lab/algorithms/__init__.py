@@ -1,0 +1,17 @@
+"""Collectives written by hand on nothing but messages between two ranks, as libraries build them.
+
+Each module is one algorithm: `all_reduce(x, axis)` gives the sum on every rank, out of place, for any number of ranks;
+`sent(n, rank, count)` says how many elements that rank sends in each of its messages, by formula.
+"""
+
+from . import double_tree, doubling, hierarchical, naive, rabenseifner, ring, tree
+
+ALL_REDUCE = {
+    "naive": naive,
+    "ring": ring,
+    "tree": tree,
+    "double tree": double_tree,
+    "recursive doubling": doubling,
+    "rabenseifner": rabenseifner,
+    "hierarchical": hierarchical,
+}

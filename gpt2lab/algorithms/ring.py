@@ -1,0 +1,52 @@
+"""Ring: chunks travel around; n-1 steps add them up, n-1 steps hand the sums out. No algorithm sends fewer bytes.
+
+Patarasuk & Yuan 2009, "Bandwidth optimal all-reduce algorithms for clusters of workstations".
+Bytes per rank: 2 (n-1)/n S. Time 2 (n-1) alpha + 2 (n-1)/n S beta.
+"""
+
+import torch
+
+from ..ranks import comm
+from ..ranks.mesh import Axis
+
+
+def all_reduce(x, axis: Axis):
+    """The sum over the axis on every rank."""
+    mine = reduce_scatter(x.reshape(-1), axis)
+    return torch.cat(all_gather(mine, axis, comm.split_sizes(x.numel(), axis.size))).view(x.shape)
+
+
+def step(piece, into, axis: Axis):
+    """Send a piece to the right while one like `into` comes from the left, and return that."""
+    going = comm.isend(piece, axis, (axis.rank + 1) % axis.size)
+    coming = comm.irecv(into, axis, (axis.rank - 1) % axis.size).wait()
+    going.wait()
+    return coming
+
+
+def reduce_scatter(flat, axis: Axis):
+    """The sum of this rank's chunk: in each step a partial sum comes in, the own chunk is added, it goes on."""
+    n, r = axis.size, axis.rank
+    chunks = list(flat.tensor_split(n))
+    partial = chunks[(r - 1) % n]
+    for s in range(n - 1):
+        mine = chunks[(r - 2 - s) % n]  # the chunk whose partial sum comes in now
+        partial = step(partial, mine, axis) + mine
+    return partial
+
+
+def all_gather(mine, axis: Axis, sizes):
+    """Everybody's chunks in order: in each step the one that came last goes on."""
+    n, r = axis.size, axis.rank
+    chunks = [mine.new_empty(size) for size in sizes]
+    chunks[r] = mine
+    for s in range(n - 1):
+        chunks[(r - 1 - s) % n] = step(chunks[(r - s) % n], chunks[(r - 1 - s) % n], axis)
+    return chunks
+
+
+def sent(n: int, rank: int, count: int) -> list[int]:
+    """Elements of each message: every chunk but the own one as partial sum, every chunk but the next as sum."""
+    sizes = comm.split_sizes(count, n)
+    partials = [sizes[(rank - 1 - s) % n] for s in range(n - 1)]
+    return partials + [sizes[(rank - s) % n] for s in range(n - 1)]
