@@ -172,6 +172,21 @@ def test_overlap_computes_weight_gradients_while_the_sum_travels(pools):
         assert order == ["start", "weight", "wait"] * (2 * CONFIG.n_layer + 1)
 
 
+def against_dtensor(rank, world_size):
+    from gpt2lab.benchmarks.tensor import race
+
+    torch.set_default_dtype(torch.float64)
+    try:
+        return race(rank, world_size, CONFIG, 3, 11, 1)[2]
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def test_gradients_are_those_of_dtensor(pools):
+    """A second oracle that shares no code with ours: torch.distributed.tensor.parallel."""
+    assert max(pools[2].run(against_dtensor)) < 1e-10
+
+
 def generated(rank, world_size, prompts, how):
     model = GPT2(CONFIG).double()
     mesh = Mesh(tp=world_size)
