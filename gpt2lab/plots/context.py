@@ -1,0 +1,197 @@
+"""Figures of sequence splitting: who owns which token, who works how much, what travels, what lies in a halo."""
+
+import numpy as np
+from matplotlib.colors import to_rgb
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+
+from ..parallel import context_costs as costs
+from ..parallel.layouts import LAYOUTS, Layout, hops, layout
+from .style import COLORS, figure, rank_color
+
+KERNELS = ("forward", "dQ", "dK,dV by key", "MLP")
+
+
+def owners(tables: list[Layout]) -> Figure:
+    """The token axis of every layout, coloured by owner."""
+    fig, ax = figure(8, 0.6 + 0.45 * len(tables))
+    for row, table in enumerate(tables):
+        for t, rank in enumerate(table.owners):
+            ax.add_patch(Rectangle((t, row - 0.38), 1, 0.76, color=rank_color(rank), ec="white", lw=0.5))
+            if table.tokens <= 40:
+                ax.text(t + 0.5, row, rank, ha="center", va="center", color="white", fontsize=8)
+    ax.set(xlim=(0, tables[0].tokens), ylim=(len(tables) - 0.5, -0.5), xlabel="position in the sequence")
+    ax.set_yticks(range(len(tables)), [table.name for table in tables])
+    ax.grid(visible=False)
+    return fig
+
+
+def mask(ax, table: Layout, window: int | None = None, by_rank: bool = True) -> None:
+    """The causal mask, each query's row in its owner's colour; rows rank after rank, columns by position."""
+    rows = table.order if by_rank else range(table.tokens)
+    picture = np.ones((table.tokens, table.tokens, 3))
+    for row, q in enumerate(rows):
+        first = 0 if window is None else max(0, q - window)
+        picture[row, first : q + 1] = to_rgb(rank_color(table.owners[q]))
+    ax.imshow(picture, interpolation="nearest", aspect="auto")
+    for edge in np.cumsum(table.sizes)[:-1]:
+        ax.axhline(edge - 0.5, color="black", lw=0.8)
+    ax.grid(visible=False)
+    ax.set(xlabel="key", ylabel="query, rank after rank" if by_rank else "query")
+    ax.set_xticks([]), ax.set_yticks([])
+
+
+def picker(name: str, exchange: str, ranks: int, tokens: int, width: int = 64) -> Figure:
+    """One layout with one exchange: the mask by owner, the work of four kernels, what each rank sends."""
+    table = layout(name, tokens, ranks)
+    fig, (left, middle, right) = figure(10, 3.2, cols=3, width_ratios=(1, 1.5, 1.2))
+    mask(left, table)
+    left.set_title(f"{name}, {tokens} tokens")
+    work_bars(middle, table)
+    sent = [costs.sent(exchange, table, r, width) for r in range(ranks)]
+    _stacked(right, [s["forward"][0] / 1e3 for s in sent], [s["backward"][0] / 1e3 for s in sent])
+    right.set(title=f"{exchange}: sent in a layer", ylabel="thousand numbers")
+    return fig
+
+
+def work_bars(ax, table: Layout) -> None:
+    """Work of every rank in four kernels, over the mean: bars at 1 are balanced."""
+    width = 0.8 / table.ranks
+    for place, kernel in enumerate(KERNELS):
+        loads = np.array(costs.work(table, kernel), float)
+        for r, load in enumerate(loads / loads.mean()):
+            ax.bar(place - 0.4 + (r + 0.5) * width, load, width * 0.9, color=rank_color(r))
+    ax.axhline(1, color="black", lw=0.8)
+    ax.set_xticks(range(len(KERNELS)), [k.replace(" by", "\nby") for k in KERNELS], fontsize=8)
+    ax.set(title="work over the mean", ylim=(0, max(2.0, ax.get_ylim()[1])))
+
+
+def _stacked(ax, forward, backward) -> None:
+    ranks = range(len(forward))
+    ax.bar(ranks, forward, color=COLORS["forward"], label="forward")
+    ax.bar(ranks, backward, bottom=forward, color=COLORS["backward"], label="backward")
+    ax.set_xticks(ranks, [f"rank {r}" for r in ranks], fontsize=8)
+    top = max(f + b for f, b in zip(forward, backward, strict=True))
+    ax.set_ylim(0, 1.35 * max(top, 1e-3))
+    ax.legend(fontsize=8, ncols=2, loc="upper left")
+
+
+def balance(tokens: int, ranks: int) -> Figure:
+    """The busiest rank over the mean, for every kernel and layout: the price of a layout at a glance."""
+    kernels = [k for k in costs.KERNELS if k != "dK,dV by query"]
+    tables = [layout(name, tokens, ranks) for name in LAYOUTS]
+    values = np.array([[float(costs.imbalance(costs.work(t, k))) for k in kernels] for t in tables])
+    fig, ax = figure(8, 2.6)
+    image = ax.imshow(values, cmap="YlOrRd", vmin=1, vmax=3, aspect="auto")
+    for (row, column), value in np.ndenumerate(values):
+        ax.text(
+            column, row, f"{value:.2f}", ha="center", va="center", color="white" if value > 2.2 else "black"
+        )
+    ax.set_xticks(range(len(kernels)), kernels), ax.set_yticks(range(len(tables)), list(LAYOUTS))
+    ax.grid(visible=False)
+    fig.colorbar(image, ax=ax, label="busiest / mean")
+    return fig
+
+
+def contributions(values) -> Figure:
+    """How much each rank (row) contributes to the key gradients of each rank's tokens (column); zeros stay white."""
+    values = np.asarray(values, float)
+    fig, ax = figure(4.6, 3.2)
+    image = ax.imshow(np.where(values > 0, values, np.nan), cmap="YlGn", vmin=0)
+    for (row, column), value in np.ndenumerate(values):
+        ax.text(column, row, f"{value:.2f}" if value else "0", ha="center", va="center")
+    places = range(len(values))
+    ax.set_xticks(places, [f"tokens of {r}" for r in places], fontsize=8)
+    ax.set_yticks(places, [f"from rank {r}" for r in places], fontsize=8)
+    ax.grid(visible=False)
+    fig.colorbar(image, ax=ax, label="norm of dK")
+    return fig
+
+
+def volumes(rows, unit: str = "thousand numbers") -> Figure:
+    """What all ranks together send in a layer, per (label, forward, backward)."""
+    fig, ax = figure(8, 0.8 + 0.36 * len(rows))
+    places = range(len(rows))
+    forward, backward = ([row[i] for row in rows] for i in (1, 2))
+    ax.barh(places, forward, color=COLORS["forward"], label="forward")
+    ax.barh(places, backward, left=forward, color=COLORS["backward"], label="backward")
+    ax.set_yticks(places, [row[0] for row in rows])
+    ax.invert_yaxis()
+    ax.set_xlabel(f"{unit} sent by all ranks in a layer")
+    ax.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=2, fontsize=8)
+    return fig
+
+
+def halo_mask(tokens: int, ranks: int, window: int) -> Figure:
+    """The band of windowed attention, own keys in the rank's colour, keys borrowed from a neighbour hatched."""
+    table = layout("contiguous", tokens, ranks)
+    fig, ax = figure(5.2, 4)
+    for q in range(tokens):
+        rank = table.owners[q]
+        for k in range(max(0, q - window), q + 1):
+            own = table.owners[k] == rank
+            face, hatch = (rank_color(rank), None) if own else ("white", "////")
+            ax.add_patch(Rectangle((k, q), 1, 1, fc=face, ec=rank_color(rank), hatch=hatch, lw=0.4))
+    for edge in np.cumsum(table.sizes)[:-1]:
+        ax.axhline(edge, color="black", lw=0.8), ax.axvline(edge, color="black", lw=0.8)
+    ax.set(xlim=(0, tokens), ylim=(tokens, 0), xlabel="key", ylabel="query", aspect="equal")
+    ax.grid(visible=False)
+    return fig
+
+
+def break_even(tokens: int, most: int, windows, counted=()) -> Figure:
+    """Rows of C numbers a rank sends forward: heads against halos of the input, for several windows, over the ranks.
+
+    `counted` holds (ranks, label, rows) from live ranks, drawn as dots.
+    """
+    ranks = np.arange(2, most + 1)
+    fig, ax = figure(8, 3.4)
+    ax.plot(ranks, 4 * (ranks - 1) / ranks**2 * tokens, color="black", label="heads: 4 (N-1)/N² T")
+    for place, window in enumerate(windows):
+        ax.axhline(window, color=rank_color(place), ls="--", label=f"halo of the input, window {window}")
+    for n, _, rows in counted:
+        ax.plot(n, rows, "o", color="#D55E00", ms=6, zorder=3)
+    ax.set(xlabel="ranks N", ylabel="rows of C numbers sent forward")
+    ax.legend(fontsize=8)
+    return fig
+
+
+def legal_windows(tokens: int, most: int) -> Figure:
+    """How many hops a causal window needs, over the number of ranks; the line is the rule `half of the last shard`."""
+    ranks, windows = range(2, most + 1), range(1, tokens // 2 + 1)
+    values = np.array([[hops(layout("contiguous", tokens, n), w) for n in ranks] for w in windows], float)
+    fig, ax = figure(8, 3.4)
+    extent = (1.5, most + 0.5, 0.5, windows[-1] + 0.5)
+    image = ax.imshow(
+        np.minimum(values, 4), origin="lower", aspect="auto", extent=extent, cmap="YlOrRd", vmin=0, vmax=4
+    )
+    rule = [layout("contiguous", tokens, n).sizes[-1] // 2 + 0.5 for n in ranks]
+    ax.step(ranks, rule, where="mid", color="black", label="half of the last shard (first rule)")
+    ax.set(xlabel="ranks", ylabel=f"window, of {tokens} tokens")
+    ax.grid(visible=False)
+    ax.legend(fontsize=8, loc="upper left", frameon=True)
+    fig.colorbar(image, ax=ax, label="hops (4 or more)", ticks=range(5))
+    return fig
+
+
+def memory(config, rows: int, tokens: int, ranks=(1, 2, 4), gathered: int = 2) -> Figure:
+    """llm.c's activation tensors on the last rank of a contiguous split, in megabytes of float32, by kind."""
+    kinds = {"q, k, v": ("qkv",), "attention rows": ("preatt", "att"), "logits": ("logits", "probs")}
+    fig, ax = figure(8, 2.6)
+    for place, n in enumerate(ranks):
+        found = costs.activations(
+            config, rows, layout("contiguous", tokens, n), n - 1, gathered if n > 1 else 3
+        )
+        parts = {kind: sum(found[name] for name in names) for kind, names in kinds.items()}
+        parts["all other"] = sum(found.values()) - sum(parts.values())
+        left = 0.0
+        for i, (kind, size) in enumerate(parts.items()):
+            ax.barh(
+                place, 4e-6 * size, left=left, color=rank_color(i + 2), label=kind if place == 0 else None
+            )
+            left += 4e-6 * size
+    ax.set_yticks(range(len(ranks)), [f"{n} rank{'s' * (n > 1)}" for n in ranks])
+    ax.invert_yaxis()
+    ax.set_xlabel("megabytes")
+    ax.legend(fontsize=8, ncols=4, loc="lower right")
+    return fig
