@@ -27,6 +27,10 @@ class Replicas:
     def updated(self) -> None:
         """Called when the optimizer has stepped the pieces; here they are the model's own parameters."""
 
+    def weight_memory(self) -> list[torch.Tensor]:
+        """The tensors that hold what the optimizer steps on this rank (the model's own parameters apart)."""
+        return [p.tensor for p in self.pieces]
+
     def gradient_memory(self) -> list[torch.Tensor]:
         """The tensors that hold gradients on this rank at this moment, for those who count bytes."""
         return [p.tensor.grad for p in self.pieces if p.tensor.grad is not None]

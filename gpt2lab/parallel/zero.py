@@ -60,6 +60,10 @@ class Zero1(Replicas):
         for f in self.flats:
             f.grad = None
 
+    def weight_memory(self) -> list[torch.Tensor]:
+        """The shards, padding included."""
+        return [f.shard for f in self.flats]
+
     def gradient_memory(self) -> list[torch.Tensor]:
         """Whole gradients in their parameters, and shards in the pieces."""
         return [p.tensor.grad for p in (*self.whole, *self.pieces) if p.tensor.grad is not None]

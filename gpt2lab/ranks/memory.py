@@ -59,7 +59,7 @@ def bytes_of(tensors: Iterable[torch.Tensor]) -> int:
 
 def held(model, sync, optimizer) -> dict[str, int]:
     """Bytes of weights, gradients and optimizer state that this rank holds right now."""
-    weights = [*(p.data for p in model.parameters()), *(p.tensor for p in sync.pieces)]
+    weights = [*(p.data for p in model.parameters()), *sync.weight_memory()]
     state = [t for s in optimizer.state.values() for t in s.values() if torch.is_tensor(t) and t.dim()]
     return {
         "weights": bytes_of(weights),
