@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 import torch.distributed as dist
 
-from . import paced
+from . import network
 from .buffers import byte_size, byte_sizes, fresh, no_graph, padded
 from .gate import Call, Done, describe, finished, perform
 from .mesh import Axis
@@ -252,5 +252,5 @@ def _message(op: str, x: torch.Tensor, axis: Axis, source: int, to: int, async_o
     if op == "recv":
         start = lambda: dist.irecv(x, ways[0], group=axis.group)
         return perform(Call(op, axis, describe(x), ways=ways), start, x, async_op)
-    start = lambda: paced.send(*ways, size, lambda: dist.isend(x, ways[1], group=axis.group))
+    start = lambda: network.send(*ways, size, lambda: dist.isend(x, ways[1], group=axis.group))
     return perform(Call(op, axis, describe(x), size, 1, ways=ways), start, x, async_op)

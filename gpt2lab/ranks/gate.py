@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from . import board, paced
+from . import board, network
 from .mesh import Axis
 from .traffic import Event, log
 
@@ -71,7 +71,7 @@ class Handle:
     def _end(self, call: Call) -> None:
         end = self._done or time.perf_counter()
         if call.ways is None:
-            due = paced.delay(call.axis.ranks, call.axis.rank, end, call.size, call.hops, call.legs)
+            due = network.delay(call.axis.ranks, call.axis.rank, end, call.size, call.hops, call.legs)
             time.sleep(max(0.0, due - time.perf_counter()))
             end = max(end, due)
         log.append(Event(call.op, call.axis.name, call.bytes, call.messages, self._start, end))
