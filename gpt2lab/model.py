@@ -166,7 +166,12 @@ class Block(nn.Module):
 
 def token_loss(logits, targets):
     """Sum, not mean, of the token losses of logits (B, T, V); targets (B, T) of -100 do not count."""
-    return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum")
+    return F.cross_entropy(summable(logits).flatten(0, 1), targets.flatten(), reduction="sum")
+
+
+def summable(logits):
+    """Logits in which many numbers can be summed: 16-bit ones become float32, others stay as they are."""
+    return logits.float() if logits.element_size() < 4 else logits
 
 
 class GPT2(nn.Module):

@@ -140,6 +140,19 @@ def test_loss_is_a_sum_that_skips_ignored_targets():
     assert token_loss(logits, targets).item() == pytest.approx(-chosen[targets >= 0].sum().item())
 
 
+def test_sixteen_bit_models_train_and_their_loss_is_summed_in_float32():
+    tokens, targets = tokens_and_targets(SMALL, 3, 11)
+    losses = []
+    for dtype in (torch.float32, torch.bfloat16):
+        model = random_weights(GPT2(SMALL), 0.05).to(dtype)
+        loss = model.loss(model(tokens), targets)
+        loss.backward()
+        assert all(p.grad.dtype == dtype and p.grad.isfinite().all() for p in model.parameters())
+        assert loss.dtype == torch.float32
+        losses.append(loss.item())
+    assert losses[1] == pytest.approx(losses[0], rel=0.01)
+
+
 @pytest.mark.parametrize("window", [None, 0, 1, 3, 20])
 def test_windowed_attention_equals_a_loop(window):
     q, k, v = torch.randn(3, 2, 2, 9, 4, dtype=torch.float64)

@@ -54,7 +54,7 @@ def test_equals_serial(pools, plan, dropout):
             4,
             r"6 attention heads cannot be split over tp=4 ranks \(6 % 4 = 2\). Use tp=1, 2, 3 or 6.",
         ),
-        (replace(CONFIG, n_head=1), 2, r"1 attention heads cannot be split over tp=2 ranks .* Use tp=1."),
+        (replace(CONFIG, n_head=1), 2, r"1 attention head cannot be split over tp=2 ranks .* Use tp=1."),
         (
             replace(CONFIG, vocab_size=3),
             4,

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from .. import spec
-from ..model import picked
+from ..model import picked, summable
 from ..ranks import comm
 from ..ranks.mesh import Axis
 
@@ -165,7 +165,7 @@ class VocabLoss:
         self.axis, self.first = axis, first
 
     def __call__(self, logits, targets):  # (B, T, V / n), (B, T)
-        return _VocabLoss.apply(logits.flatten(0, 1), targets.flatten(), self.axis, self.first)
+        return _VocabLoss.apply(summable(logits).flatten(0, 1), targets.flatten(), self.axis, self.first)
 
 
 class _VocabLoss(torch.autograd.Function):
@@ -205,7 +205,8 @@ def check(config, plan, rows: int, length: int) -> None:
         fits = [str(d) for d in range(1, heads + 1) if heads % d == 0]
         use = f"{', '.join(fits[:-1])} or {fits[-1]}" if len(fits) > 1 else fits[0]
         raise ValueError(
-            f"{heads} attention heads cannot be split over tp={n} ranks ({heads} % {n} = {heads % n}). Use tp={use}."
+            f"{heads} attention head{'s' * (heads > 1)} cannot be split over tp={n} ranks "
+            f"({heads} % {n} = {heads % n}). Use tp={use}."
         )
     if config.vocab_size < n:
         raise ValueError(
