@@ -3,6 +3,7 @@
 import argparse
 import difflib
 import importlib
+import os
 import sys
 
 COMMANDS = {
@@ -40,6 +41,15 @@ def overview() -> str:
     lines = ["usage: python -m gpt2lab COMMAND [options]", "", "GPT-2 in parallel: run it and check it.", ""]
     lines += [f"  {name:10}{about}" for name, (_, about) in COMMANDS.items()]
     return "\n".join([*lines, "", "python -m gpt2lab COMMAND --help explains a command."])
+
+
+def entry() -> int:
+    """What the shell calls: a process that will train starts again with huge pages, where the system has them."""
+    from . import fast_start
+
+    if sys.argv[1:2] and sys.argv[1] in ("train", "bench", "info") and fast_start.ask_for_huge_pages():
+        os.execv(sys.executable, [sys.executable, "-m", "gpt2lab", *sys.argv[1:]])
+    return main()
 
 
 def main(arguments: list[str] | None = None) -> int:

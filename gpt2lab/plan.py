@@ -11,6 +11,7 @@ from dataclasses import dataclass, fields
 import torch
 
 from . import spec
+from .chunked_loss import apply_chunked_loss
 from .model import GPT2, GPT2Config
 from .parallel.accumulate import Accumulate
 from .ranks.mesh import NAMES, Mesh
@@ -33,6 +34,7 @@ class Plan:
     layout: str = "contiguous"  # which tokens a context-parallel rank owns
     exchange: str = "kv"  # how context-parallel ranks see each other's keys and values
     sp: bool = False  # sequence parallelism on the tensor-parallel axis
+    loss: str = "whole"  # chunked: never hold the whole logits
     recompute: bool = False  # keep only the blocks' inputs for backward
 
     @classmethod
@@ -73,6 +75,10 @@ class Plan:
             raise ValueError(
                 f"{rows} rows cannot be dealt to dp={self.dp} replicas in micro={self.micro} micro-batches each "
                 f"({self.dp} x {self.micro} = {self.dp * self.micro}). Use at least {self.dp * self.micro} rows."
+            )
+        if self.loss not in ("whole", "chunked") or (self.loss == "chunked" and self.tp > 1):
+            raise ValueError(
+                f"loss={self.loss} with tp={self.tp} is not there. Use loss=whole, or with tp=1 loss=chunked."
             )
         for strategy in STRATEGIES:
             if strategy.wanted(self):
@@ -175,6 +181,8 @@ def build(plan: Plan, config: GPT2Config, mesh: Mesh, dtype=torch.float32, seed:
         if strategy.wanted(plan):
             strategy(model, mesh, plan)
     columns = CONTEXT(model, mesh, plan) if CONTEXT.wanted(plan) else None
+    if plan.loss == "chunked":
+        apply_chunked_loss(model)
     model.recompute = plan.recompute
     specs = {name: spec.of(p) for name, p in model.named_parameters()}
     sync = (ZERO if ZERO.wanted(plan) else DATA)(model, mesh["dp", "cp"], plan)

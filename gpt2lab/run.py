@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from . import checkpoint, speed
+from . import checkpoint, fast, speed
 from .corpus.batches import Batches
 from .corpus.shards import Shard, shakespeare
 from .model import PRESETS, GPT2Config
@@ -44,11 +44,15 @@ class Options:
     evaluate: int = 50
     save: int = 100
     sample: int = 64
+    chunked: bool = True
+    fast: bool = True
     bench: bool = False
 
     def the_plan(self) -> Plan:
         """The plan, with the micro-batches of `accumulate`."""
         plan = Plan.parse(self.plan)
+        if self.chunked and plan.tp == 1:
+            plan = replace(plan, loss="chunked")
         return replace(plan, micro=self.accumulate) if self.accumulate > 1 else plan
 
     def the_recipe(self) -> Recipe:
@@ -96,7 +100,8 @@ def start(
 
     `folder` None writes nothing. `tell(entry)` is called on rank 0 after every step.
     """
-    torch.set_default_dtype(torch.float32)
+    if options.fast:
+        fast.switch_on()
     plan, config = options.the_plan(), options.the_config()
     parallel = build(plan, config, Mesh(**axes(plan)), DTYPES[options.dtype], options.seed)
     trainer = Trainer(parallel, options.the_recipe())

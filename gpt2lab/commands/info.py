@@ -2,7 +2,7 @@
 
 import torch
 
-from .. import speed
+from .. import fast, speed
 from ..model import PRESETS
 
 
@@ -19,6 +19,14 @@ def run(args) -> int:
         torch.set_num_threads(n)
         print(
             f"{'matmul':12}{speed.matmul_rate() / 1e9:.0f} GFLOP/s on {n} thread{'s' * (n > 1)} (float32, measured)"
+        )
+    torch.set_num_threads(threads)
+    for switch in fast.switch_on():
+        print(f"{switch.name}: {'on' if switch.on else 'off'} ({switch.found})")
+    for n in sorted({1, threads}):
+        torch.set_num_threads(n)
+        print(
+            f"{'matmul':12}{speed.matmul_rate() / 1e9:.0f} GFLOP/s on {n} thread{'s' * (n > 1)} (with these, measured)"
         )
     torch.set_num_threads(threads)
     print()

@@ -43,6 +43,8 @@ HELP = {
     "evaluate": "validate every so many steps",
     "save": "write a checkpoint every so many steps",
     "sample": "tokens to write at the end",
+    "chunked": "compute the loss in chunks, so that the whole logits are never held",
+    "fast": "use what makes this machine faster, where its check passes (see info)",
     "bench": "measure only: no validation, no sample, no checkpoint",
 }
 CHOICES = {"config": None, "recipe": ("lab", "llmc"), "dtype": tuple(DTYPES)}

@@ -1,0 +1,66 @@
+"""A loss that never holds the whole logits: the head and the cross-entropy in chunks of tokens, gradient by hand.
+
+The logits (B, T, V) of GPT-2 are the largest tensor of a small step, with V = 50257 far larger than anything else.
+Here each chunk's logits live in one buffer that the next chunk overwrites. Forward already computes the gradients
+(softmax minus one-hot, times the weight and times x), so no product is done twice; backward only scales them.
+"""
+
+import torch
+
+IGNORED = -100  # a target that does not count
+
+
+class _ChunkedLoss(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, weight, targets, buffer):
+        """Sum of the token losses of x (N, C) against targets (N,); `buffer` is (rows, V)."""
+        total = x.new_zeros(())
+        wanted = any(ctx.needs_input_grad[:2])
+        of_x, of_weight = (torch.empty_like(x), torch.zeros_like(weight)) if wanted else (None, None)
+        starts = range(0, len(x), len(buffer))
+        for rows, ys, start in zip(x.split(len(buffer)), targets.split(len(buffer)), starts, strict=True):
+            p = torch.mm(rows, weight.T, out=buffer[: len(rows)])  # logits, and soon their gradient
+            counts = ys != IGNORED
+            place = ys.where(counts, 0)[:, None]
+            lse = p.logsumexp(-1, keepdim=True)
+            total += (lse - p.gather(1, place))[counts].sum()
+            if wanted:
+                p.sub_(lse).exp_()
+                p.scatter_add_(1, place, p.new_full((), -1.0).expand(place.shape))
+                p.mul_(counts[:, None])
+                torch.mm(p, weight, out=of_x[start : start + len(rows)])
+                of_weight.addmm_(p.T, rows)
+        ctx.gradients = of_x, of_weight
+        return total
+
+    @staticmethod
+    def backward(ctx, grad):
+        of_x, of_weight = ctx.gradients
+        del ctx.gradients
+        return of_x.mul_(grad), of_weight.mul_(grad), None, None
+
+
+class ChunkedLoss:
+    """Takes the place of `model.loss`; `apply_chunked_loss` lets the head hand it x instead of logits."""
+
+    def __init__(self, model, rows: int = 128):
+        self.model, self.rows, self.buffer = model, rows, None
+
+    def __call__(self, x, targets):
+        """Sum of the token losses of the normed last activations x (B, T, C) and targets (B, T)."""
+        weight = self.model.wte.weight
+        rows = max(1, min(self.rows, targets.numel()))
+        if self.buffer is None or self.buffer.dtype != x.dtype or len(self.buffer) != rows:
+            self.buffer = x.new_empty(rows, len(weight))
+        return _ChunkedLoss.apply(x.flatten(0, 1), weight, targets.flatten(), self.buffer)
+
+
+def apply_chunked_loss(model, rows: int = 128) -> None:
+    """Let a model for training compute head and loss together, `rows` tokens at a time; its output is no logits then.
+
+    Raises nothing; a model that generates keeps its ordinary head. Memory: rows V numbers instead of B T V.
+    """
+    if model.ln_f is None:
+        return
+    model.loss = ChunkedLoss(model, rows)
+    model.head = lambda x, pick=None: model.ln_f(x)
