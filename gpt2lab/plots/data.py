@@ -58,7 +58,7 @@ def u_curve(curves: dict[str, list[tuple[int, float]]], unit: str = "ms") -> Fig
         ax.plot(x, [1e3 * t for t in y], "o-", ms=4, color=rank_color(i), label=name)
         best = int(np.argmin(y))
         ax.plot(x[best], 1e3 * y[best], "*", ms=13, color=rank_color(i))
-    ax.set(xscale="log", xlabel="bytes in a bucket", ylabel=unit, ylim=(0, None))
+    ax.set(xscale="log", yscale="log", xlabel="bytes in a bucket", ylabel=unit)
     ax.legend()
     return fig
 
@@ -69,7 +69,7 @@ def busiest(
     """Bytes sent by the busiest rank, in units of the gradients' size, against the number of ranks."""
     fig, ax = figure(8, 2.9)
     for i, (name, values) in enumerate(formulas.items()):
-        ax.plot(ranks, values, "-", color=rank_color(i), label=name)
+        ax.plot(ranks, values, ("-", "-", "--")[i % 3], lw=2.5, color=rank_color(i), label=name)
         if name in counted:
             ax.plot(*counted[name], "o", color=rank_color(i), ms=9, mec="white")
     ax.set(xlabel="ranks", ylabel="sent / size of the model", xticks=ranks)
