@@ -48,6 +48,8 @@ def page(chromium, lab):
     page.goto(lab)
     wait_until_ready(page)
     shot(page, "1_opened")
+    page.evaluate("() => window.jupyterapp.commands.execute('notebook:clear-all-cell-outputs')")
+    assert not page.evaluate(ALL_RAN)
     page.get_by_role("menuitem", name="Run", exact=True).click()
     page.get_by_role("menuitem", name="Run All Cells", exact=True).click()
     page.wait_for_function(ALL_RAN, timeout=300_000)
