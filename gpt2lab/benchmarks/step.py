@@ -39,26 +39,43 @@ def run(args: argparse.Namespace) -> int:
     if args.tokens:
         fast, slow = generation_speed(config, args.tokens)
         print(
-            f"  generating {args.tokens} tokens after {args.tokens}: {fast:.1f} tokens/s with the cache, {slow:.1f} without"
+            f"  generating {args.tokens} tokens after {args.tokens}: {fast:.1f} tokens/s with the cache, "
+            f"{slow:.1f} without"
         )
     return 0
 
 
 def step_times(config: GPT2Config, rows: int, length: int, steps: int) -> tuple[float, float]:
     """Median seconds of one training step: our model's and that of transformers' GPT2LMHeadModel."""
-    from transformers import GPT2Config as TheirConfig
-    from transformers import GPT2LMHeadModel
-
-    sizes = {n: getattr(config, n) for n in ("vocab_size", "n_positions", "n_layer", "n_head", "n_embd")}
-    off = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0, "use_cache": False}
-    ours, theirs = GPT2(config), GPT2LMHeadModel(TheirConfig(**sizes, **off))
+    ours = GPT2(config)
     tokens = torch.randint(config.vocab_size, (rows, length + 1), generator=torch.Generator().manual_seed(0))
     x, y = tokens[:, :-1], tokens[:, 1:]
     return medians(
         steps,
         stepper(ours, lambda: ours.loss(ours(x), y) / y.numel()),
-        stepper(theirs, lambda: F.cross_entropy(theirs(x).logits.flatten(0, 1), y.flatten())),
+        stepper(*their_model(config, x, y)),
     )
+
+
+def their_model(config: GPT2Config, x: torch.Tensor, y: torch.Tensor):
+    """transformers' GPT2LMHeadModel of these sizes without dropout, and a function that gives its loss on x, y."""
+    from transformers import GPT2Config as TheirConfig
+    from transformers import GPT2LMHeadModel
+
+    sizes = {n: getattr(config, n) for n in ("vocab_size", "n_positions", "n_layer", "n_head", "n_embd")}
+    off = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0, "use_cache": False}
+    theirs = GPT2LMHeadModel(TheirConfig(**sizes, **off))
+    return theirs, lambda: F.cross_entropy(theirs(x).logits.flatten(0, 1), y.flatten())
+
+
+def timed(function: Callable[[], None], repeat: int) -> list[float]:
+    """Seconds of each call, after one that does not count."""
+    times = []
+    for _ in range(repeat + 1):
+        start = time.perf_counter()
+        function()
+        times.append(time.perf_counter() - start)
+    return times[1:]
 
 
 def stepper(model: torch.nn.Module, loss: Callable[[], torch.Tensor]) -> Callable[[], None]:

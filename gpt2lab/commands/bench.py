@@ -1,6 +1,7 @@
 """Time something against a rival in the same run. Each benchmark prints a table of medians and ratios.
 
     python -m gpt2lab bench step          one serial step against transformers, generation with and without cache
+    python -m gpt2lab bench ladder        what each switch for speed gives, beside transformers
     python -m gpt2lab bench launch        how long live ranks take to start
     python -m gpt2lab bench collectives   our algorithms against the library's
     python -m gpt2lab bench data          data parallel and ZeRO against DDP and fully_shard

@@ -1,0 +1,17 @@
+"""What each switch for speed gives."""
+
+from matplotlib.figure import Figure
+
+from .style import COLORS, figure
+
+
+def ladder(seconds: dict[str, float]) -> Figure:
+    """Bars of the step time of every rung, as ratios to the first."""
+    fig, ax = figure(7, 0.5 + 0.38 * len(seconds))
+    first = next(iter(seconds.values()))
+    names, ratios = list(seconds), [s / first for s in seconds.values()]
+    bars = ax.barh(names, ratios, color=[COLORS["wait"]] + [COLORS["forward"]] * (len(names) - 1))
+    ax.bar_label(bars, [f"{r:.2f}" for r in ratios], padding=3)
+    ax.invert_yaxis()
+    ax.set(xlabel=f"step time, {names[0]} = 1", xlim=(0, max(ratios) * 1.12))
+    return fig
