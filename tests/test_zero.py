@@ -196,6 +196,7 @@ def test_parts_are_the_blocks_and_what_lies_outside():
 
 def record(trainer, batch):
     trainer.step(batch)
+    trainer.optimizer.zero_grad()  # memory from before the record must not be freed inside
     before = sum(memory.held(trainer.parallel.model, trainer.parallel.sync, trainer.optimizer).values())
     with memory.allocations() as events:
         trainer.step(batch)

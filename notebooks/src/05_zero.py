@@ -306,6 +306,7 @@ def record(rank, world_size, plan):
     trainer = Trainer(build(Plan.parse(plan), deep, Mesh(dp=world_size), torch.float64))
     batch = example_batch(deep, 7, 11)
     trainer.step(batch)
+    trainer.optimizer.zero_grad()  # memory from before the record must not be freed inside
     before = sum(memory.held(trainer.parallel.model, trainer.parallel.sync, trainer.optimizer).values())
     with memory.allocations() as events:
         trainer.step(batch)
