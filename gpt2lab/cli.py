@@ -11,8 +11,8 @@ COMMANDS = {
     "generate": ("gpt2lab.commands.generate", "let a trained model write"),
     "verify": ("gpt2lab.commands.verify", "compare a plan with the serial run: loss, gradients, weights"),
     "plans": ("gpt2lab.commands.plans", "which strategies go together, from what the tests run"),
-    "schedule": ("gpt2lab.schedules.command", "draw, check and simulate a pipeline schedule"),
-    "data": ("gpt2lab.corpus.command", "turn your own text into tokens to train on"),
+    "schedule": ("gpt2lab.commands.schedule", "draw, check and simulate a pipeline schedule"),
+    "data": ("gpt2lab.commands.data", "turn your own text into tokens to train on"),
     "info": ("gpt2lab.commands.info", "what this machine is and how fast it multiplies"),
     "bench": ("gpt2lab.commands.bench", "time our strategies against PyTorch's own"),
 }

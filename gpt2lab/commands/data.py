@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from . import downloads, shards
+from ..corpus import downloads, shards
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

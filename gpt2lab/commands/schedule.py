@@ -3,9 +3,9 @@
 from fractions import Fraction
 from pathlib import Path
 
-from . import registry, text
-from .check import check
-from .simulate import Cost, simulate
+from ..schedules import registry, text
+from ..schedules.check import check
+from ..schedules.simulate import Cost, simulate
 
 
 def add_arguments(parser) -> None:
