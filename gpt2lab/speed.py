@@ -22,6 +22,24 @@ def matmul_rate(size: int = 1024, seconds: float = 0.3, dtype=torch.float32) -> 
     return 2 * size**3 / statistics.median(times)
 
 
+def copy_rate(size: int, seconds: float = 0.1) -> float:
+    """Measured bytes a second of a copy inside memory that touches `size` bytes: half are read, half are written.
+
+    Short copies are repeated until the clock can see them; the median of the trials counts.
+    """
+    source = torch.ones(size // 2, dtype=torch.uint8)
+    target = torch.empty_like(source)
+    target.copy_(source)  # the first touch pays for the pages
+    repeats = max(1, (1 << 20) // size)
+    times, begin = [], time.perf_counter()
+    while not times or time.perf_counter() - begin < seconds:
+        start = time.perf_counter()
+        for _ in range(repeats):
+            target.copy_(source)
+        times.append((time.perf_counter() - start) / repeats)
+    return size / statistics.median(times)
+
+
 def flops_per_token(config: GPT2Config, length: int) -> int:
     """Operations of forward and backward for one token: 6 N + 12 L C T (PaLM 2022, appendix B).
 

@@ -1,0 +1,90 @@
+"""What a parallel run is judged by: speed-up, efficiency, serial fraction, work done at the same time, overlap."""
+
+from collections import defaultdict
+
+
+def speedup(serial: float, parallel: float) -> float:
+    """How many times faster the parallel run is: T1 / Tp, both in the same unit."""
+    return serial / parallel
+
+
+def efficiency(speedup: float, workers: int) -> float:
+    """The share of the workers that the speed-up accounts for: S / p; 1 is ideal."""
+    return speedup / workers
+
+
+def amdahl(serial_fraction: float, workers: float) -> float:
+    """Speed-up of a fixed problem of which a fraction cannot be split (Amdahl 1967); at most 1 / serial_fraction."""
+    return 1 / (serial_fraction + (1 - serial_fraction) / workers)
+
+
+def gustafson(serial_fraction: float, workers: float) -> float:
+    """Speed-up when the problem grows with the workers; the fraction is of the *parallel* time (Gustafson 1988)."""
+    return serial_fraction + (1 - serial_fraction) * workers
+
+
+def karp_flatt(speedup: float, workers: int) -> float:
+    """The serial fraction that would explain a measured speed-up (Karp & Flatt 1990): Amdahl's law turned round.
+
+    Raises ValueError for one worker, whose speed-up says nothing.
+    """
+    if workers < 2:
+        raise ValueError(f"{workers} worker says nothing of the serial fraction. Measure 2 or more.")
+    return (1 / speedup - 1 / workers) / (1 - 1 / workers)
+
+
+def sequential(pieces: int, compute: float, comm: float) -> float:
+    """Seconds when each of `pieces` is computed, then sent, one thing at a time."""
+    return pieces * (compute + comm)
+
+
+def overlapped(pieces: int, compute: float, comm: float) -> float:
+    """Seconds when a piece travels while the next is computed: the slower of the two decides, at both ends one waits.
+
+    One piece gains nothing; many approach max instead of sum.
+    """
+    return compute + (pieces - 1) * max(compute, comm) + comm
+
+
+def busy(spans) -> dict[int, list[tuple[float, float]]]:
+    """For each rank the stretches in which it works: its spans (.rank, .start, .end) joined where they overlap."""
+    found = defaultdict(list)
+    for s in sorted(spans, key=lambda s: (s.rank, s.start)):
+        stretches = found[s.rank]
+        if stretches and s.start <= stretches[-1][1]:
+            stretches[-1] = stretches[-1][0], max(s.end, stretches[-1][1])
+        else:
+            stretches.append((s.start, s.end))
+    return dict(found)
+
+
+def profile(spans) -> list[tuple[float, int]]:
+    """(time, ranks that work from then on): the parallelism profile, in order of time."""
+    changes = defaultdict(int)
+    for stretches in busy(spans).values():
+        for start, end in stretches:
+            changes[start] += 1
+            changes[end] -= 1
+    steps, now = [], 0
+    for time in sorted(changes):
+        now += changes[time]
+        steps.append((time, now))
+    return steps
+
+
+def average_parallelism(spans) -> float:
+    """Ranks that work at the same time, on average: all busy time over the time from first start to last end.
+
+    Raises ValueError without spans.
+    """
+    stretches = [stretch for of_one in busy(spans).values() for stretch in of_one]
+    if not stretches:
+        raise ValueError("no spans: nobody worked, so there is no average.")
+    makespan = max(end for _, end in stretches) - min(start for start, _ in stretches)
+    return sum(end - start for start, end in stretches) / makespan
+
+
+def intersection(first, second) -> float:
+    """Seconds in which both something of `first` and something of `second` (spans of one rank) was going on."""
+    one, other = ([s for of_one in busy(spans).values() for s in of_one] for spans in (first, second))
+    return sum(max(0.0, min(a[1], b[1]) - max(a[0], b[0])) for a in one for b in other)

@@ -1,0 +1,201 @@
+"""Figures of hardware and timing: rates of memory and links, trials, speed-up, parallelism, overlap."""
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from ..planner import metrics
+from .style import COLORS, THINGS, figure, rank_color
+
+BYTES = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
+BINARY = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
+
+
+def _short(value: float, units) -> str:
+    for factor, unit in units:
+        if value >= factor:
+            return f"{value / factor:.3g} {unit}"
+    return f"{value:.3g} B"
+
+
+def memory(rates: dict[int, float], published: dict[str, float], call: float) -> Figure:
+    """Bytes a second of a copy against the bytes it touches; `published` rates as levels.
+
+    `call` are the seconds that an empty call takes: left of the dotted line the call is what is measured.
+    """
+    fig, ax = figure(8, 3.8)
+    sizes = list(rates)
+    ax.plot(sizes, list(rates.values()), "o-", color=rank_color(0), label="copy here (measured)")
+    edge = sizes[-1] * 40
+    ceiling = [s for s in np.geomspace(sizes[0], edge, 60) if s / call < max(rates.values()) * 4]
+    ax.plot(ceiling, [s / call for s in ceiling], ":", color=THINGS[1], label="as fast as calls can begin")
+    for name, rate in published.items():
+        ax.axhline(rate, color=THINGS[3], lw=1)
+        ax.text(edge, rate * 1.08, name, ha="right", va="bottom", fontsize=8)
+    ax.set(xscale="log", yscale="log", xlabel="bytes touched", ylabel="bytes a second")
+    ax.set(xlim=(sizes[0] / 1.5, edge * 1.2), ylim=(min(*rates.values(), *published.values()) / 2, 3e13))
+    ticks = [2**b for b in range(12, 31, 4) if 2**b >= sizes[0]]
+    ax.set_xticks(ticks, [_short(t, BINARY) for t in ticks])
+    ax.set_yticks([10**k for k in range(8, 14)], [f"{_short(10**k, BYTES)}/s" for k in range(8, 14)])
+    ax.minorticks_off()
+    ax.legend(loc="lower right", fontsize=8)
+    return fig
+
+
+def ladder(here: dict[str, float], published: dict[str, float]) -> Figure:
+    """Bytes a second of every way that data takes, fastest first: measured here, and published."""
+    bars = [(rate, name, 0) for name, rate in here.items()] + [
+        (rate, name, 1) for name, rate in published.items()
+    ]
+    bars.sort(reverse=True)
+    fig, ax = figure(8, 0.9 + 0.3 * len(bars))
+    colors = (rank_color(0), THINGS[3])
+    low = min(rate for rate, _, _ in bars) / 4
+    for row, (rate, _, kind) in enumerate(bars):
+        ax.barh(row, rate - low, 0.7, low, color=colors[kind])
+        ax.text(rate * 1.1, row, f"{_short(rate, BYTES)}/s", va="center", fontsize=8)
+    ax.set(xscale="log", xlim=(low, bars[0][0] * 12), xlabel="bytes a second")
+    ax.set_yticks(range(len(bars)), [name for _, name, _ in bars], fontsize=9)
+    ax.invert_yaxis()
+    ax.grid(axis="y", visible=False)
+    for kind, label in enumerate(("measured here", "published")):
+        ax.barh([0], [0], color=colors[kind], label=label)
+    ax.legend(loc="lower right", fontsize=8)
+    return fig
+
+
+def scaling(rates: dict[str, dict[int, float]], cores: int) -> Figure:
+    """Total rate of n ranks over that of one rank, by number of ranks; what would be ideal on `cores` is dashed."""
+    fig, ax = figure(8, 3)
+    counts = sorted({n for of_one in rates.values() for n in of_one})
+    ax.plot(counts, [min(n, cores) for n in counts], "--", color=THINGS[1], label=f"ideal with {cores} cores")
+    for i, (name, by_ranks) in enumerate(rates.items()):
+        ax.plot(
+            list(by_ranks),
+            [r / by_ranks[1] for r in by_ranks.values()],
+            "o-",
+            color=rank_color(i),
+            label=name,
+        )
+    ax.set(xlabel="ranks at the same time", ylabel="all ranks / one rank", xticks=counts, ylim=(0, None))
+    ax.legend(fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))
+    return fig
+
+
+def mistakes(panels: dict[str, dict[str, list[float]]]) -> Figure:
+    """One panel a mistake: its trials in milliseconds in order, wrong and right, each with a line at the median."""
+    fig, axes = figure(9, 2.9, 1, len(panels), squeeze=False)
+    for ax, (title, series) in zip(axes[0], panels.items(), strict=True):
+        for (name, times), color in zip(series.items(), (rank_color(1), rank_color(0)), strict=False):
+            values = [1e3 * t for t in times]
+            ax.plot(range(1, len(values) + 1), values, "o", ms=4, color=color, label=name)
+            ax.axhline(np.median(values), color=color, lw=1, alpha=0.6)
+        ax.set(title=title, xlabel="trial", yscale="log")
+        low, high = ax.get_ylim()
+        ax.set_ylim(low / 1.3, high * 6)
+        ax.legend(fontsize=8, loc="upper right", handletextpad=0.1)
+    axes[0][0].set_ylabel("ms")
+    return fig
+
+
+def speedups(
+    points: dict[str, tuple[int, float]], fractions, serial: dict[int, float] | None = None, most: int = 1024
+) -> Figure:
+    """Amdahl's curves for serial fractions, with points (workers, speed-up); beside them Karp-Flatt of the points."""
+    fig, (left, right) = figure(9, 3.6, 1, 2, width_ratios=(2, 1))
+    workers = np.geomspace(1, most, 100)
+    left.plot(workers, workers, "--", color=THINGS[1], label="ideal")
+    for fraction, shade in zip(fractions, np.linspace(0.35, 1, len(fractions)), strict=True):
+        curve = [metrics.amdahl(fraction, p) for p in workers]
+        left.plot(workers, curve, color=COLORS["forward"], alpha=shade, lw=1.5)
+        left.text(most * 1.1, curve[-1], f"{100 * fraction:.3g} %", va="center", fontsize=8)
+    names = list(points)
+    for i, (name, (p, gained)) in enumerate(points.items()):
+        left.plot(p, gained, "o", color=rank_color(i), ms=8, mec="white", label=name)
+        right.barh(i, 100 * metrics.karp_flatt(gained, p), 0.6, color=rank_color(i))
+    left.set(xscale="log", yscale="log", xlabel="workers", ylabel="speed-up", ylim=(0.8, 130))
+    left.set_xticks([1, 2, 8, 32, 112, 512], ["1", "2", "8", "32", "112", "512"])
+    left.set_yticks([1, 2, 5, 10, 25, 100], ["1", "2", "5", "10", "25", "100"])
+    left.minorticks_off()
+    left.legend(fontsize=8, loc="upper left")
+    right.set_yticks(range(len(names)), names, fontsize=8)
+    right.invert_yaxis()
+    right.grid(axis="y", visible=False)
+    right.set(xlabel="%", title="serial fraction (Karp-Flatt)")
+    return fig
+
+
+def boxes(runs: dict[str, list[float]], unit: str = "ms") -> Figure:
+    """Times of iterations by condition: box between the quartiles, line at the median, every iteration a dot."""
+    fig, ax = figure(8, 0.9 + 0.5 * len(runs))
+    for row, (_, times) in enumerate(runs.items()):
+        values = 1e3 * np.array(times)
+        ax.boxplot(values, positions=[row], orientation="horizontal", widths=0.5, showfliers=False)
+        spread = row + 0.3 * (np.arange(len(values)) % 5 - 2) / 5
+        ax.plot(values, spread, ".", ms=4, color=rank_color(row), alpha=0.6)
+    ax.set_yticks(range(len(runs)), list(runs))
+    ax.invert_yaxis()
+    ax.grid(axis="y", visible=False)
+    ax.set(xlabel=f"{unit} for an iteration", xlim=(0, None))
+    return fig
+
+
+def iterations(runs: dict[str, list[float]]) -> Figure:
+    """Time of every iteration by condition, in milliseconds, the first one drawn large."""
+    fig, ax = figure(8, 3)
+    for i, (name, times) in enumerate(runs.items()):
+        values = [1e3 * t for t in times]
+        ax.plot(range(1, len(values) + 1), values, "o-", ms=3, lw=1, color=rank_color(i), label=name)
+        ax.plot(1, values[0], "o", ms=9, mec="white", color=rank_color(i))
+    ax.set(xlabel="iteration", ylabel="ms", xticks=range(1, len(values) + 1), yscale="log")
+    ax.set_yticks([10, 20, 50, 100, 200, 500], ["10", "20", "50", "100", "200", "500"])
+    ax.minorticks_off()
+    ax.legend(fontsize=8)
+    return fig
+
+
+def parallelism(spans, unit: float = 1e3) -> Figure:
+    """What ranks do over time, above the number of ranks that work at once; the dashed line is the average."""
+    fig, (top, low) = figure(8, 3.8, 2, 1, sharex=True, height_ratios=(3, 2))
+    zero = min(s.start for s in spans)
+    for s in spans:
+        top.barh(s.rank, (s.end - s.start) * unit, 0.7, (s.start - zero) * unit, color=rank_color(s.rank))
+    ranks = sorted({s.rank for s in spans})
+    top.set_yticks(ranks, [f"rank {r}" for r in ranks])
+    top.invert_yaxis()
+    top.grid(axis="y", visible=False)
+    times, counts = zip(*metrics.profile(spans), strict=True)
+    low.fill_between([(t - zero) * unit for t in times], counts, step="post", color=THINGS[2])
+    mean = metrics.average_parallelism(spans)
+    low.axhline(mean, ls="--", color=THINGS[0])
+    end = (times[-1] - zero) * unit
+    low.text(end, mean + 0.1, f"average {mean:.1f}", ha="right", va="bottom", fontsize=9)
+    low.set(xlabel="ms", ylabel="at work", ylim=(0, len(ranks) + 0.4), yticks=range(len(ranks) + 1))
+    return fig
+
+
+def lanes(pieces: int, compute: float, comm: float) -> Figure:
+    """Computing and sending of `pieces`, one thing at a time and overlapped, with the bound below; times in ms."""
+    fig, axes = figure(8, 3.4, 2, 1, sharex=True)
+    ends = metrics.sequential(pieces, compute, comm), metrics.overlapped(pieces, compute, comm)
+    for ax, apart, end in zip(axes, (True, False), ends, strict=True):
+        computed = sent = 0.0
+        for i in range(pieces):
+            begin = sent if apart else computed
+            computed = begin + compute
+            ax.barh(0, compute, 0.8, begin, color=COLORS["backward"], edgecolor="white")
+            begin = max(sent, computed)
+            sent = begin + comm
+            ax.barh(1, comm, 0.8, begin, color=COLORS["comm"], edgecolor="white")
+            for row, (left, width) in enumerate(((computed - compute, compute), (begin, comm))):
+                if width > 0.03 * ends[0]:
+                    ax.text(left + width / 2, row, str(i), ha="center", va="center", fontsize=8)
+        ax.axvline(end, color="black", lw=1)
+        ax.set(title=f"{'one after the other' if apart else 'overlapped'}: {end:g} ms")
+        ax.set_yticks([0, 1], ["compute", "send"])
+        ax.invert_yaxis()
+        ax.grid(axis="y", visible=False)
+    bound = pieces * max(compute, comm)
+    axes[1].axvline(bound, color=THINGS[1], ls=":", lw=2)
+    axes[1].text(bound, -0.55, f"never below {bound:g} ", ha="right", fontsize=8, color=THINGS[1])
+    axes[1].set_xlabel("ms")
+    return fig
