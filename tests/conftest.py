@@ -8,7 +8,7 @@ STARTS_RANKS = re.compile(r"\b(?:Ranks|launch)\(|\bverify\(")
 def pytest_configure(config):
     for line in (
         "live: starts ranks (every test of a file that does)",
-        "mutant: plants a bug and demands that it is caught (mutant in its name)",
+        "mutant: plants a bug and demands that it is caught (in tests/mutants, or mutant in its name)",
         "browser: drives a real browser",
     ):
         config.addinivalue_line("markers", line)
@@ -25,5 +25,5 @@ def pytest_collection_modifyitems(items):
             item.add_marker("browser")
         if STARTS_RANKS.search(text[item.path]):
             item.add_marker("live")
-        if "mutant" in item.nodeid.lower():
+        if item.path.parent.name == "mutants" or "mutant" in item.originalname:
             item.add_marker("mutant")
