@@ -17,7 +17,7 @@ def bars(stages: dict[str, dict[str, float]], unit: str, measured: dict[str, flo
         ax.barh(names, sizes, left=left, color=color, label=kind, height=0.7)
         left = [a + b for a, b in zip(left, sizes, strict=True)]
     for y, total in enumerate(left):
-        ax.text(total, y, f" {total:.3g} {unit}", va="center", fontsize=9)
+        ax.text(total, y, f"  {total:,.1f} {unit}", va="center", fontsize=9)
     if measured:
         ax.plot([measured[n] for n in names], range(len(names)), "ko", ms=7, mfc="none", label="measured")
     ax.set(xlabel=f"{unit} on each rank", xlim=(0, 1.15 * max(left)))
@@ -72,5 +72,5 @@ def moved(layers: dict[str, list[float]]) -> Figure:
     for i, (name, values) in enumerate(layers.items()):
         ax.bar([x + i * width for x in range(len(values))], values, width, color=rank_color(i), label=name)
     ax.set(xlabel="layer", ylabel="distance moved", xticks=range(len(values)))
-    ax.legend()
+    ax.legend(loc="upper left", bbox_to_anchor=(0, 1.2), ncols=2)
     return fig

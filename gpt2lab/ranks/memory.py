@@ -27,12 +27,25 @@ def allocations():
     """
     found = []
     activities = [torch.profiler.ProfilerActivity.CPU]
-    with torch.profiler.profile(activities=activities, profile_memory=True) as profile:
+    with _quiet(), torch.profiler.profile(activities=activities, profile_memory=True) as profile:
         yield found
     events, held = sorted(_events(profile.profiler.kineto_results.experimental_event_tree())), 0
     for when, size in events:
         held += size
         found.append(Allocation((when - events[0][0]) * 1e-9, size, held))
+
+
+@contextmanager
+def _quiet():
+    """Keep off the console what the allocator says when memory from before the record is freed inside."""
+    console, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 2)
+    try:
+        yield
+    finally:
+        os.dup2(console, 2)
+        os.close(console)
+        os.close(nowhere)
 
 
 def _events(tree) -> list[tuple[int, int]]:

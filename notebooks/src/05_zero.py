@@ -355,7 +355,7 @@ show_source(flat.Owned)
 # %%
 def distances(rank, world_size, forget_layer_0):
     parallel = build(Plan.parse("dp=2,zero=3,data=owner"), CONFIG, Mesh(dp=2), torch.float64)
-    trainer, batch = Trainer(parallel, Recipe("sgd", lr=0.1)), example_batch(CONFIG, 7, 11)
+    trainer, batch = Trainer(parallel, Recipe("sgd", lr=0.1, weight_decay=0.0)), example_batch(CONFIG, 7, 11)
     before = {n: w.clone() for n, w in parallel.weights().items()}
     for _ in range(5):
         trainer.gradients(batch)
