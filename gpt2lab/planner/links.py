@@ -1,7 +1,7 @@
 """The alpha-beta model: a message of S bytes takes latency + S / bandwidth; collectives are sums of messages.
 
 Hockney 1994 for a message; Patarasuk & Yuan 2009 and Thakur, Rabenseifner & Gropp 2005 for the algorithms.
-n ranks, S bytes in all. `fit` measures a link from a sweep and says how sure it is.
+n ranks, S bytes in all.
 """
 
 import math

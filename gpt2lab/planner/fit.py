@@ -1,0 +1,79 @@
+"""Fit latency and bandwidth to measured times, and say how sure the fit is.
+
+time = messages * alpha + bytes * beta, by least squares of *relative* errors, so that 4 KB counts as much as 16 MB.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from .links import Link
+
+
+@dataclass(frozen=True)
+class Fit:
+    """A fitted link with 95 % intervals; `spread` is the standard deviation of the relative errors."""
+
+    link: Link
+    latency: tuple[float, float]
+    bandwidth: tuple[float, float]
+    spread: float
+    r2: float
+    samples: int
+
+    def predict(self, messages: float, size: float) -> float:
+        """Seconds for a call in which a rank sends `messages` messages with `size` bytes together."""
+        return self.link.time(size, messages)
+
+    def __str__(self) -> str:
+        low, high = (x * 1e6 for x in self.latency)
+        latency = f"latency {self.link.latency * 1e6:.0f} us (95 %: {low:.0f} to {high:.0f})"
+        low, high = (x / 1e9 for x in self.bandwidth)
+        return f"{latency}, bandwidth {self.link.bandwidth / 1e9:.2f} GB/s (95 %: {low:.2f} to {high:.2f})"
+
+
+def fit(samples: Sequence[tuple[float, float, float]]) -> Fit:
+    """Fit (messages, bytes, seconds) samples. Raises ValueError with fewer than three, or with no variety."""
+    table = np.asarray(samples, dtype=float)
+    if len(table) < 3:
+        raise ValueError(
+            f"a line through {len(table)} points says nothing of its error. Measure three sizes or more."
+        )
+    x = table[:, :2] / table[:, 2:]  # divided by the time: each row then asks for 1
+    if np.linalg.matrix_rank(x) < 2:
+        raise ValueError("all samples have the same bytes per message. Measure different sizes.")
+    normal = np.linalg.inv(x.T @ x)
+    alpha, beta = normal @ x.T @ np.ones(len(x))
+    errors = 1 - x @ (alpha, beta)
+    freedom = len(x) - 2
+    variance = float(errors @ errors) / freedom
+    wide = student(freedom) * np.sqrt(variance * np.diag(normal))
+    beta = max(beta, 1e-15)
+    fastest = math.inf if beta <= wide[1] else 1 / (beta - wide[1])
+    predicted = table[:, :2] @ (alpha, beta)
+    residual = np.sum((table[:, 2] - predicted) ** 2)
+    total = np.sum((table[:, 2] - table[:, 2].mean()) ** 2)
+    return Fit(
+        Link(max(float(alpha), 0.0), 1 / float(beta)),
+        (max(0.0, float(alpha - wide[0])), float(alpha + wide[0])),
+        (1 / float(beta + wide[1]), float(fastest)),
+        math.sqrt(variance),
+        float(1 - residual / total),
+        len(x),
+    )
+
+
+def student(freedom: int) -> float:
+    """The 97.5 % point of Student's t: how much wider an interval gets from few samples (Hill 1970's expansion)."""
+    z = 1.959963985
+    exact = {1: 12.7062, 2: 4.3027, 3: 3.1824, 4: 2.7764}
+    if freedom in exact:
+        return exact[freedom]
+    terms = (
+        (z**3 + z) / 4,
+        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
+        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
+    )
+    return z + sum(term / freedom ** (k + 1) for k, term in enumerate(terms))
