@@ -67,8 +67,17 @@ def test_accumulation_recomputation_dropout_and_context(pool, stage, config, opt
     assert report.ok, report
 
 
-@pytest.mark.parametrize("options", ["dp=2,tp=2,zero=1", "dp=2,tp=2,zero=3", "dp=2,tp=2,sp=on,zero=2"])
-def test_with_tensor_parallelism(pool, options):
+@pytest.mark.parametrize(
+    "options",
+    [
+        "dp=2,tp=2,zero=1",
+        "dp=2,tp=2,zero=3",
+        "dp=2,tp=2,sp=on,zero=2",
+        "pp=2,dp=2,micro=2,zero=1",
+        "pp=2,dp=2,micro=2,zero=3",
+    ],
+)
+def test_with_tensor_and_pipeline_parallelism(pool, options):
     report = verify(options, ranks=pool(4))
     assert report.ok, report
 
