@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 import torch
 
-from gpt2lab.corpus import Batches, command, downloads, encoding, plays, shakespeare, shards, tokenizer
+from gpt2lab.commands import data as command
+from gpt2lab.corpus import Batches, downloads, encoding, plays, shakespeare, shards, tokenizer
 from gpt2lab.corpus.downloads import Download, NoDownload, fetch
 from gpt2lab.corpus.storage import packaged, replacing
 
