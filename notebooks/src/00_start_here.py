@@ -268,8 +268,7 @@ explore(
     "computed",
     "weights, gradients and AdamW's moments of {model} on {ranks} ranks; the dashed line is 8 GiB.",
     "Bars of memory for each strategy, {model} on {ranks} ranks",
-    posters=[{"model": "gpt2-xl", "ranks": 4}],
-    model=["gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl"],
+    model=["gpt2-xl", "gpt2-large", "gpt2-medium", "gpt2"],
     ranks=(1, 16, 4),
 )
 
@@ -326,9 +325,14 @@ show(
 # prints the plain command that does the same, with every default written out, so that you can by-pass it.
 
 # %%
+import contextlib
+import io
+
 from gpt2lab.cli import main
 
-status = main(["train", "--plan", "dp=2", "--steps", "100", "--dry-run"])
+with contextlib.redirect_stdout(io.StringIO()) as printed:
+    main(["train", "--plan", "dp=2", "--steps", "100", "--dry-run"])
+print(printed.getvalue().split(" --batch")[0], "...")
 
 # %% [markdown]
 # ## How to read the lessons
