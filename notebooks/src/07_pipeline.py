@@ -1,0 +1,596 @@
+# %% [markdown]
+# # 07 Pipeline parallelism
+#
+# **The one-minute version.** Give the first layers of GPT-2 to rank 0, the next ones to rank 1, and so on. Each
+# rank now holds only its share of the weights, and only activations travel, one (rows, tokens, width) tensor per
+# border. But while rank 1 works on a batch, rank 0 has nothing to do. So cut the batch into *micro-batches* that
+# follow each other through the ranks like cars through a factory. What stays idle at both ends is the **bubble**;
+# what decides how much memory is needed is the **order** of forwards and backwards.
+#
+# You will write a pipeline in forty lines, forward and backward, run it on live ranks, and find its gradients equal
+# to the serial ones **bit for bit**.
+
+# %% tags=["setup"]
+import torch
+
+from gpt2lab import RankFailed, launch
+from gpt2lab.exercises import check
+from gpt2lab.exercises import pipeline as exercises
+from gpt2lab.lessons import explore, show, show_source, table
+from gpt2lab.model import GPT2, PRESETS, GPT2Config
+from gpt2lab.parallel.accumulate import Accumulate
+from gpt2lab.parallel.pipeline import Pipeline
+from gpt2lab.parallel.stages import cut_layers
+from gpt2lab.plots import schedule as plots
+from gpt2lab.plots.style import figure
+from gpt2lab.ranks import comm, trace
+from gpt2lab.ranks.mesh import Mesh
+from gpt2lab.schedules import Cost, draw, make, simulate
+from gpt2lab.verify import example_batch, verify
+
+config = GPT2Config(vocab_size=512, n_positions=16, n_layer=4, n_head=4, n_embd=64)
+
+
+def gpt2():
+    """The same GPT-2 on every rank, in float64, where equal can mean equal."""
+    return GPT2(config).double()
+
+
+# %% [markdown]
+# ## Cutting the model
+#
+# A *stage* is a run of consecutive layers. Stages should take equally long, because the slowest sets the pace. The
+# embedding (a look-up) is nearly free, the head is not: multiplying by 50257 token vectors costs as much as several
+# blocks. So the last stage gets fewer of them.
+
+# %%
+rows = []
+for name in ("gpt2", "gpt2-medium", "gpt2-xl"):
+    for stages in (2, 4, 8):
+        counts = [len(r) for r in cut_layers(PRESETS[name], stages)]
+        rows.append((name, stages, " ".join(map(str, counts))))
+table(rows, ["model", "stages", "blocks on each stage (the first embeds, the last has the head)"])
+
+# %% [markdown]
+# Here is one stage, by hand. Blocks keep their absolute numbers; the first stage begins with tokens, the last one
+# ends in the loss: the *sum* of token losses over the number of targets of the **whole** batch.
+
+
+# %% tags=["setup"]
+def stage(model, rank, world_size, x, micro):
+    """Tokens or x (b, T, C) in; y (b, T, C), or this micro-batch's part of the loss, out."""
+    if rank == 0:
+        x = model.embed(micro.tokens, micro.positions)
+    for layer in torch.arange(config.n_layer).tensor_split(world_size)[rank].tolist():
+        x = model.h[str(layer)](x, micro.positions)
+    if rank == world_size - 1:
+        return model.loss(model.head(x), micro.targets) / micro.total
+    return x
+
+
+# %%
+def forward_only(rank, world_size):
+    model, axis = gpt2(), Mesh(pp=world_size)["pp"]
+    batch = example_batch(config, rows=8, length=16)
+    x = torch.empty(8, 16, config.n_embd, dtype=torch.float64)
+    with torch.no_grad():
+        if rank > 0:
+            x = comm.recv(x, axis, rank - 1)
+        y = stage(model, rank, world_size, x, batch)
+        if rank < world_size - 1:
+            comm.send(y, axis, rank + 1)
+            return f"sent {tuple(y.shape)}"
+    return y
+
+
+batch = example_batch(config, rows=8, length=16)
+with torch.no_grad():
+    model = gpt2()
+    serial = model.loss(model(batch.tokens), batch.targets) / batch.total
+*sent, loss = launch(forward_only, ranks=4)
+print(sent, "then the loss", f"{loss:.6f};", "serial:", f"{serial:.6f};", "equal:", torch.equal(loss, serial))
+
+# %% [markdown]
+# Right, and useless: four ranks, one of them busy at any time. Pictures of orders make this plain. Blue is forward,
+# green backward (twice as long), white is waiting. Under each rank's row stands what it must *hold*: the activations
+# of micro-batches whose backward has not come yet, with a mark at the peak.
+
+# %%
+naive = simulate(make("naive", 4, 4))
+show(
+    plots.schedule(naive, "One micro-batch at a time"),
+    "simulated",
+    f"four ranks, four micro-batches, one after the other: {float(naive.bubble):.0%} of the time is idle.",
+    "Four rows of boxes along a staircase; at any moment only one rank has a box",
+)
+
+# %% [markdown]
+# ## GPipe, and the bubble
+#
+# GPipe (Huang et al. 2019) sends all micro-batches forward, then all backward.
+
+# %%
+gpipe = simulate(make("gpipe", 4, 8))
+show(
+    plots.schedule(gpipe, "GPipe"),
+    "simulated",
+    "all forwards, then all backwards; every rank holds all eight activations before it frees the first.",
+    "Four rows; two parallelograms of forwards and of backwards, memory rising to eight on each rank",
+)
+
+# %% [markdown]
+# **Derive it.** A rank works m times on forward and m times on backward: m (tf + tb). The last rank starts p - 1
+# forwards late, and the first rank ends p - 1 backwards after the last one. So the makespan is
+# (m + p - 1)(tf + tb), whatever tf and tb are, and the share of it that is idle follows. (Narayanan et al. divide
+# by the *ideal* time m (tf + tb) instead and call that the bubble. Say which one you mean.)
+
+
+# %% tags=["exercise"]
+def bubble(p, m):
+    """The idle share of the makespan: p ranks, m micro-batches."""
+    ### BEGIN SOLUTION
+    return (p - 1) / (m + p - 1)
+    ### END SOLUTION
+
+
+check("bubble of GPipe", exercises.bubble, bubble)
+
+
+# %% tags=["wrong"]
+# FAIL: expected
+def bubble(p, m):
+    return (p - 1) / m
+
+
+# %% tags=["wrong"]
+# FAIL: returned None
+def bubble(p, m):
+    (p - 1) / (m + p - 1)
+
+
+# %% [markdown]
+# **Predict** before you look: with 8 ranks, how many micro-batches keep the bubble under 10 %?
+
+# %%
+table(
+    [(m, *(float(simulate(make("gpipe", p, m)).bubble) for p in (2, 4, 8))) for m in (1, 4, 8, 16, 32, 64)],
+    ["micro-batches", "2 ranks", "4 ranks", "8 ranks"],
+)
+
+# %% [markdown]
+# ## The homework: a pipeline by hand, both directions
+#
+# What is sent forward has to come back as a gradient. Each rank keeps the pair (x, y) of each micro-batch: its
+# input, as a *leaf*, and its output. When the gradient of y arrives, `y.backward(grad)` adds to the weights'
+# gradients and leaves the gradient of x, which goes to the rank before. The order is an argument: a list of
+# ("F", i) and ("B", i) for every rank.
+
+
+# %% tags=["setup"]
+def pipeline(rank, world_size, orders, micros, tie=True, scale=1.0):
+    model, mesh = gpt2(), Mesh(pp=world_size)
+    axis, last = mesh["pp"], world_size - 1
+    ends = mesh.axis("tie", [(0, last)])  # the two ranks that hold the embedding; None elsewhere
+    batch = example_batch(config, rows=8, length=16).micro(micros)
+    kept, leaving, loss, held = {}, [], 0.0, []
+    for kind, i in orders[rank]:
+        like = torch.empty(len(batch[i].samples), 16, config.n_embd, dtype=torch.float64)
+        if kind == "F":
+            x = comm.irecv(like, axis, rank - 1).wait().requires_grad_() if rank > 0 else None
+            y = stage(model, rank, world_size, x, batch[i])
+            kept[i] = x, y
+            if rank < last:
+                leaving.append(comm.isend(y.detach(), axis, rank + 1))
+            else:
+                loss += y.item()
+        else:
+            x, y = kept.pop(i)
+            grad = comm.irecv(like, axis, rank + 1).wait() if rank < last else None
+            y.backward(grad if grad is None else grad * scale)
+            if rank > 0:
+                leaving.append(comm.isend(x.grad, axis, rank - 1))
+        held.append(len(kept))
+    for handle in leaving:
+        handle.wait()
+    sent = comm.traffic().get(("send", "pp"), (0, 0, 0))
+    if (
+        ends is not None and tie
+    ):  # wte is both the embedding and the head: its gradient is the sum of both ends
+        model.wte.weight.grad = comm.all_reduce(model.wte.weight.grad, ends)
+    return loss, {n: p.grad for n, p in model.named_parameters() if p.grad is not None}, max(held), sent
+
+
+# %% [markdown]
+# Three lines deserve a second look. `isend` starts a message and goes on. The loss was divided by the *global*
+# number of targets, so gradients of micro-batches simply add up; nothing else divides. And GPT-2's embedding is
+# **tied**: the same matrix embeds tokens on rank 0 and makes logits on the last rank. Each has half of the gradient.
+
+
+# %% tags=["setup"]
+class Once:
+    """The serial engine asks for a partner to share gradients with; alone there is none."""
+
+    def last_micro(self):
+        pass
+
+
+def serial_gradients(micros):
+    """Loss and gradients of one process that adds up the same micro-batches in the same order."""
+    model = gpt2()
+    loss = Accumulate(model).run(example_batch(config, rows=8, length=16).micro(micros), None, Once())
+    return loss.item(), {n: p.grad for n, p in model.named_parameters()}
+
+
+def compare(found, micros):
+    """One line for each claim; `found` is what the ranks returned."""
+    loss, want = serial_gradients(micros)
+    every = [(n, g) for _, grads, *_ in found for n, g in grads.items()]
+    same = sum(torch.equal(g, want[n]) for n, g in every)
+    worst, name = max(((g - want[n]).abs().max() / want[n].abs().max(), n) for n, g in every)
+    print("loss equal to 1e-12:", abs(sum(part for part, *_ in found) - loss) < 1e-12)
+    print(f"{same} of {len(every)} gradients equal bit for bit")
+    print("largest difference:", "below 1e-12" if worst < 1e-12 else f"{worst:.2g}, in {name}")
+
+
+# %%
+def gpipe_order(rank, p, m):
+    return [("F", i) for i in range(m)] + [("B", i) for i in range(m)]
+
+
+for p in (2, 4):
+    found = launch(pipeline, [gpipe_order(r, p, 4) for r in range(p)], 4, ranks=p)
+    print(f"GPipe on {p} ranks")
+    compare(found, 4)
+
+# %% [markdown]
+# The gradients that are equal only to rounding are those of the embedding: its two halves meet after all
+# micro-batches rather than in each. All others are added in the same order as in one process, so there is nothing
+# to round differently.
+#
+# ## 1F1B: the same bubble, less memory
+#
+# GPipe holds m activations on each rank, so more micro-batches cost more memory. But the last rank could run
+# the backward of micro-batch 0 at once. In **1F1B** rank r first runs p - 1 - r forwards, then alternates one
+# forward and one backward, and ends with the backwards that are left.
+
+# %%
+one = simulate(make("1f1b", 4, 8))
+show(
+    plots.schedule(one, "1F1B"),
+    "simulated",
+    "rank 0 holds four activations, rank 3 one, however many micro-batches there are; the time is GPipe's.",
+    "Four rows; forwards and backwards alternate in the middle, memory peaks are 4, 3, 2 and 1",
+)
+
+
+# %% tags=["exercise"]
+def one_f_one_b(rank, p, m):
+    """The order of a rank as a list of ("F", i) and ("B", i)."""
+    ### BEGIN SOLUTION
+    warm_up = min(m, p - 1 - rank)
+    order = [("F", i) for i in range(warm_up)]
+    for i in range(m - warm_up):
+        order += [("F", warm_up + i), ("B", i)]
+    return order + [("B", i) for i in range(m - warm_up, m)]
+    ### END SOLUTION
+
+
+check("1F1B", exercises.order, one_f_one_b)
+
+
+# %% tags=["wrong"]
+# FAIL: deadlock
+def one_f_one_b(rank, p, m):
+    return [op for i in range(m) for op in (("B", i), ("F", i))]
+
+
+# %% tags=["wrong"]
+# FAIL: holds
+def one_f_one_b(rank, p, m):
+    return [("F", i) for i in range(m)] + [("B", i) for i in range(m)]
+
+
+# %% tags=["exercise"]
+def in_flight(rank, p, m):
+    """The most activations that this rank holds in 1F1B."""
+    ### BEGIN SOLUTION
+    return min(m, p - rank)
+    ### END SOLUTION
+
+
+check("activations of 1F1B", exercises.in_flight, in_flight)
+
+
+# %% tags=["wrong"]
+# FAIL: rank 0 of 2, 2 micro-batches
+def in_flight(rank, p, m):
+    return min(m, rank + 1)
+
+
+# %% tags=["wrong"]
+# FAIL: rank 0 of 8, 2 micro-batches
+def in_flight(rank, p, m):
+    return p - rank
+
+
+# %% [markdown]
+# On live ranks, with the same forty lines. The ranks count what they hold:
+
+# %%
+orders = {name: make(name, 4, 8).orders for name in ("gpipe", "1f1b")}
+for name, ops in orders.items():
+    found = launch(pipeline, [[(op.kind, op.micro) for op in order] for order in ops], 8, ranks=4)
+    print(f"{name}: held at most", [held for _, _, held, _ in found])
+    compare(found, 8)
+
+# %% [markdown]
+# **Folklore, refuted.** Many notes say that 1F1B has a smaller bubble than GPipe. It has not. Its backwards start
+# earlier, but the last rank is busy without a pause in both, and the others wait for it:
+
+# %%
+rows = []
+for p, m in ((4, 4), (4, 8), (8, 8), (8, 32)):
+    pair = [simulate(make(name, p, m), Cost(forward=1, backward=1)) for name in ("gpipe", "1f1b")]
+    rows.append((p, m, *(int(t.makespan) for t in pair), *(t.schedule.peak(0) for t in pair)))
+table(rows, ["ranks", "micro", "GPipe slots", "1F1B slots", "GPipe holds", "1F1B holds"])
+
+# %% [markdown]
+# What 1F1B buys: with its memory, more micro-batches fit, and *those* shrink the bubble.
+
+# %%
+explore(
+    lambda name, ranks, micros, backward: plots.schedule(
+        simulate(make(name, ranks, micros), Cost(forward=1, backward=backward)), f"{name}"
+    ),
+    "simulated",
+    "{name} on {ranks} ranks with {micros} micro-batches; a backward takes {backward} forwards.",
+    "The schedule {name} as boxes on {ranks} rows",
+    name=["1f1b", "gpipe", "naive"],
+    ranks=(1, 8, 4),
+    micros=(1, 24, 6),
+    backward=(1, 3, 2),
+)
+
+# %% [markdown]
+# ## Predicted, then seen
+#
+# With more ranks than cores a stopwatch would measure the operating system. So this run is **paced**: real processes
+# and real messages, but each forward is stretched to 20 ms and each backward to 40 ms by sleeping. Predict the time
+# for 2, 4 and 8 ranks with 8 micro-batches: (m + p - 1) 60 ms.
+
+
+# %%
+tiny = GPT2Config(vocab_size=64, n_positions=8, n_layer=8, n_head=2, n_embd=16)
+
+
+def paced(rank, world_size, name, micros):
+    mesh = Mesh(pp=world_size)
+    engine = Pipeline(GPT2(tiny), mesh, make(name, world_size, micros))
+    batch = example_batch(tiny, rows=micros, length=8).micro(micros)
+    engine.run(batch, None, Once())  # the first messages make connections, the first backward loads libraries
+    comm.barrier(mesh.world)
+    trace.clear()
+    engine.pace = Cost(forward=0.02, backward=0.04)
+    engine.run(batch, None, Once())
+    return [s for s in trace.spans() if s.kind in ("forward", "backward")]
+
+
+# %% tags=["measured"]
+rows, seen = [], {}
+for p in (2, 4, 8):
+    seen[p] = trace.merge(launch(paced, "1f1b", 8, ranks=p, timeout=60))
+    predicted = 1000 * (8 + p - 1) * 0.06
+    took = 1000 * max(s.end for s in seen[p])
+    rows.append((p, round(predicted), round(took), f"{took / predicted - 1:+.1%}"))
+table(rows, ["ranks", "predicted, ms", "paced, ms", "difference"])
+
+# %% tags=["measured"]
+show(
+    plots.schedule(
+        simulate(make("1f1b", 4, 8), Cost(forward=20, backward=40)),
+        "1F1B on four live ranks",
+        memory=False,
+        seen=[(s.rank, 1000 * s.start, 1000 * s.end) for s in seen[4]],
+        unit="ms",
+    ),
+    "paced",
+    "colours are the prediction, black outlines what four live processes did.",
+    "Predicted boxes of 1F1B on four ranks with outlines of the live run, nearly on top of each other",
+)
+
+# %% [markdown]
+# ## How small should micro-batches be?
+#
+# More of them mean less bubble, but each is smaller, and small matrices use the processor badly. The product of both
+# efficiencies has a peak. Below, one block's forward is *measured* on this machine for each size; 32 rows, 4 ranks.
+
+# %% tags=["measured"]
+import time
+
+block = GPT2(GPT2Config(vocab_size=8, n_positions=16, n_layer=1, n_head=4, n_embd=128)).float().h["0"]
+speed = {}
+with torch.no_grad():
+    for m in (1, 2, 4, 8, 16, 32):
+        x, best = torch.randn(32 // m, 16, 128, dtype=torch.float32), float("inf")
+        for _ in range(15):
+            begin = time.perf_counter()
+            block(x, torch.arange(16))
+            best = min(best, time.perf_counter() - begin)
+        speed[m] = 32 / m / best  # rows a second
+top = max(speed.values())
+fig, ax = figure(8, 2.8)
+sizes = list(speed)
+ax.plot(sizes, [speed[m] / top for m in sizes], "o-", label="speed of the processor")
+ax.plot(sizes, [1 - (4 - 1) / (m + 3) for m in sizes], "s-", label="1 - bubble")
+ax.plot(sizes, [speed[m] / top * m / (m + 3) for m in sizes], "k^-", label="product")
+ax.set(xlabel="micro-batches", xscale="log", ylim=(0, 1.05), xticks=sizes, xticklabels=sizes)
+ax.legend(loc="lower center", ncols=3)
+show(
+    fig,
+    "measured",
+    "smaller micro-batches shrink the bubble and slow the processor down; the product has a peak.",
+    "Three curves over the number of micro-batches: one falls, one rises, their product has a maximum",
+)
+
+# %% [markdown]
+# ## Deadlock
+#
+# Two ranks that both *send* first wait for each other forever: a plain send returns when the other side receives.
+# 1F1B invites this in its steady state, where a rank sends an activation down while its neighbour sends a gradient
+# up. The checker sees it in the schedule itself, and live ranks show it:
+
+# %%
+from gpt2lab.schedules import ScheduleError
+from gpt2lab.schedules import check as check_schedule
+
+try:
+    check_schedule(make("1f1b", 2, 4), buffers=0)
+except ScheduleError as error:
+    print(error)
+
+
+# %%
+def both_send_first(rank, world_size, safe):
+    axis, other = Mesh(pp=world_size)["pp"], 1 - rank
+    x = torch.full((4,), float(rank))
+    if safe:
+        handle = comm.isend(x, axis, other)
+        y = comm.recv(x, axis, other)
+        handle.wait()
+    else:
+        comm.send(x, axis, other)
+        y = comm.recv(x, axis, other)
+    return y[0].item()
+
+
+print("isend, then recv:", launch(both_send_first, True, ranks=2))
+try:
+    launch(both_send_first, False, ranks=2, timeout=2)
+except RankFailed as error:
+    print(str(error).splitlines()[0].split(":")[0])
+
+# %% [markdown]
+# The package's engine posts its receives ahead, two per neighbour (*double buffering*), in the order in which the
+# neighbour's schedule sends. Nobody ever waits in a send, and a message can travel while the rank computes.
+#
+# ## Less memory still: recompute
+#
+# A held micro-batch need not hold every intermediate of its layers. Keep the stage's *input* only and run the
+# forward again just before the backward: p inputs and one micro-batch's insides, for about a third more work. Autograd
+# tells us what it keeps:
+
+
+# %%
+def bytes_kept(keep_inputs_only):
+    micro = example_batch(config, rows=2, length=16)
+    kept, x = {}, torch.ones(2, 16, config.n_embd, dtype=torch.float64, requires_grad=True)
+    if keep_inputs_only:
+        return x.nbytes
+    weights = {p.data_ptr() for p in model.parameters()}
+    note = lambda t: kept.setdefault(t.data_ptr(), t.nbytes if t.data_ptr() not in weights else 0)
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: note(t) and t if note(t) else t, lambda t: t):
+        stage(model, 1, 4, x, micro)
+    return sum(kept.values())
+
+
+table(
+    [
+        (
+            "GPipe",
+            8,
+            f"{8 * bytes_kept(False) / 1024:.0f} KiB",
+            f"{(8 * bytes_kept(True) + bytes_kept(False)) / 1024:.0f} KiB",
+        ),
+        (
+            "1F1B, rank 0",
+            4,
+            f"{4 * bytes_kept(False) / 1024:.0f} KiB",
+            f"{(4 * bytes_kept(True) + bytes_kept(False)) / 1024:.0f} KiB",
+        ),
+    ],
+    ["schedule, 4 ranks, 8 micro-batches", "held", "everything kept", "inputs only, one rebuilt"],
+)
+
+# %% [markdown]
+# ## What travels
+#
+# One activation and one gradient per micro-batch and border, each of b T C numbers.
+
+
+# %% tags=["exercise"]
+def bytes_sent(p, m, b, T, C):
+    """Bytes of one step, all ranks together: m micro-batches of b rows, T tokens, width C, float32."""
+    ### BEGIN SOLUTION
+    return (p - 1) * 2 * m * b * T * C * 4
+    ### END SOLUTION
+
+
+check("bytes of a pipeline", exercises.traffic, bytes_sent)
+
+
+# %% tags=["wrong"]
+# FAIL: one number forward and one back
+def bytes_sent(p, m, b, T, C):
+    return (p - 1) * m * b * T * C * 4
+
+
+# %% tags=["wrong"]
+# FAIL: one rank talks to nobody
+def bytes_sent(p, m, b, T, C):
+    return p * 2 * m * b * T * C * 4
+
+
+# %% [markdown]
+# The live ranks above counted too (float64, so twice the bytes):
+
+# %%
+table([(r, n, size) for r, (*_, (_, size, n)) in enumerate(found)], ["rank", "messages", "bytes"])
+print("counted", sum(size for *_, (_, size, _) in found), "predicted", 2 * (4 - 1) * 2 * 8 * 1 * 16 * 64 * 4)
+
+# %% [markdown]
+# ## Bug lab
+#
+# Three wrong pipelines. None crashes, and none shows in the loss of the first step. Which line catches each?
+
+# %%
+two = [gpipe_order(r, 2, 4) for r in range(2)]
+print("the tied embedding is not summed")
+compare(launch(pipeline, two, 4, False, ranks=2), 4)
+print("\nrank 1 runs its backwards in another order than rank 0 expects")
+swapped = [two[0], [*two[1][:4], ("B", 1), ("B", 0), ("B", 2), ("B", 3)]]
+compare(launch(pipeline, swapped, 4, ranks=2), 4)
+print("\nthe gradient is divided by the number of micro-batches once more at the border")
+compare(launch(pipeline, two, 4, True, 0.25, ranks=2), 4)
+
+# %% [markdown]
+# ## The package's version
+#
+# `Pipeline` does the same for any schedule: the order comes from `gpt2lab.schedules`, and one loop runs it.
+
+# %%
+show_source(Pipeline.run)
+
+# %%
+for plan in ("pp=2,micro=3,schedule=gpipe", "pp=4,micro=5,schedule=1f1b"):
+    print(verify(plan))
+
+# %% [markdown]
+# Five layers on four stages, seven rows in five micro-batches: nothing divides, and everything is equal. In a
+# terminal, `python -m gpt2lab schedule 1f1b --stages 4 --micro 8` draws any schedule:
+
+# %%
+print(draw(simulate(make("1f1b", 3, 4))))
+
+# %% [markdown]
+# ## Drill
+#
+# 1. *Eight ranks, bubble at most 20 %: how many micro-batches?* (p - 1)/(m + p - 1) <= 1/5 gives m >= 28.
+# 2. *Does the bubble depend on tb / tf?* No: both ends are idle for (p - 1)(tf + tb), all in all.
+# 3. *Why does rank 0 hold the most in 1F1B?* Its backward of micro-batch 0 comes last, p - 1 hops away and back.
+# 4. *Twice the micro-batches at the same batch size: what happens to the bytes?* Nothing; only to the messages.
+# 5. *Which gradient needs a message of its own after the last backward?* That of the tied embedding.
+# 6. *Which is larger at the border, weights or activations?* b T C against 12 C^2 a layer: the pipeline sends least
+#    of all strategies when C is large.
+#
+# **Sources:** Huang et al. 2019 (GPipe); Narayanan et al. 2019 (PipeDream), 2021 (Megatron-LM); Fan et al. 2021
+# (DAPPLE). Next: lesson 08, where the bubble itself is attacked.

@@ -1,0 +1,535 @@
+# %% [markdown]
+# # 08 Pipeline schedules
+#
+# **The one-minute version.** A pipeline schedule is a list of operations for every rank. Nothing else changes: the
+# same stages, the same messages, the same gradients. So people have searched for better lists. *Interleaving* gives
+# each rank several thin stages: the pipeline fills sooner. *Zero bubble* splits the backward in two, because nobody
+# waits for weight gradients: they fill the gaps. *Chimera* and *DualPipe* fill the pipeline from both ends with two
+# copies of the model. *TeraPipe* sends slices of one sequence after each other. Each buys idle time back with
+# something else: messages, memory or weights.
+#
+# In this lesson every schedule is drawn, timed exactly, compared in one table that live ranks filled in, and at the
+# end you design your own and train with it.
+
+# %% tags=["setup"]
+import torch
+
+from gpt2lab import launch
+from gpt2lab.exercises import check
+from gpt2lab.exercises import pipeline as exercises
+from gpt2lab.lessons import explore, show, show_source, table
+from gpt2lab.model import GPT2, GPT2Config
+from gpt2lab.parallel.accumulate import Accumulate
+from gpt2lab.parallel.pipeline import Pipeline
+from gpt2lab.plots import schedule as plots
+from gpt2lab.plots.style import COLORS, figure
+from gpt2lab.ranks import comm
+from gpt2lab.ranks.mesh import Mesh
+from gpt2lab.schedules import NAMES, Cost, ScheduleError, best_slices, make, simulate, to_csv
+from gpt2lab.schedules import check as check_schedule
+from gpt2lab.schedules.tokens import latency
+from gpt2lab.verify import example_batch, verify
+
+config = GPT2Config(vocab_size=64, n_positions=16, n_layer=8, n_head=2, n_embd=32)
+
+
+# %% [markdown]
+# ## A schedule is data
+#
+# `2F0` is the forward of micro-batch 0 through stage 2, `2B0` its backward. That is PyTorch's own notation, and a
+# table in it can be read and written. Before a schedule runs it is **checked**: is everything there once, can it
+# finish, does it keep its promise of memory? Swap two entries and see.
+
+# %%
+one = make("1f1b", ranks=2, micros=3)
+print(to_csv(one))
+broken = to_csv(one).replace("1F0,1B0", "1B0,1F0")
+from gpt2lab.schedules import from_csv
+
+try:
+    check_schedule(from_csv(broken))
+except ScheduleError as error:
+    print(error)
+
+# %% [markdown]
+# ## Interleaved: thinner stages
+#
+# The bubble is the time in which the pipeline fills and drains, p - 1 stages long. Give every rank v thin *chunks*
+# instead of one thick stage (rank r holds stages r, r + p, ...), and filling takes thin steps: the bubble shrinks to
+# (p - 1) / (v m + p - 1). The price: every micro-batch passes every rank v times, so v times the messages, and more
+# of them are under way (Narayanan et al. 2021).
+
+# %%
+thin = simulate(make("interleaved", 4, 8, chunks=2), Cost(0.5, 0.5, 0.5))
+show(
+    plots.schedule(thin, "Interleaved 1F1B, two chunks a rank"),
+    "simulated",
+    "hatched boxes are the second chunk; each box takes half the time.",
+    "Four rows of boxes, plain and hatched alternating in groups of four, with less white than in 1F1B",
+)
+
+# %%
+rows = []
+for v in (1, 2, 4):
+    t = simulate(make("interleaved", 4, 8, chunks=v), Cost(1 / v, 1 / v, 1 / v))
+    messages = sum(t.schedule.messages(r) for r in range(4))
+    rows.append((v, f"{t.bubble:.1%}", float(t.schedule.activations(0)), messages))
+table(rows, ["chunks", "bubble", "rank 0 holds", "messages"])
+
+# %% [markdown]
+# ## Zero bubble: why split the backward?
+#
+# The backward of y = x W does two things. The rank *before* waits for the gradient of x. Nobody waits for the
+# gradient of W: it may come any time before the optimizer.
+#
+# | | formula | who waits |
+# | :-- | :-- | :-- |
+# | input gradient, I | dx = dy Wᵀ | the stage before |
+# | weight gradient, W | dW = xᵀ dy | nobody |
+#
+# So write I and W as two operations, send dx early, and do W when there is nothing else to do (Qi et al. 2023). Both
+# are one matrix product, so TF, TI and TW are about equal. How do we split the backward of a whole GPT-2 stage? In
+# autograd's graph, at every node where a way to the weights leaves the way to the input:
+
+# %%
+from gpt2lab.parallel.split_backward import Work
+
+show_source(Work.input_gradient, Work.weight_gradient)
+
+
+# %%
+block = GPT2(config).double().h["0"]
+x = torch.randn(2, 16, 32, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).requires_grad_()
+work = Work(x, block(x, torch.arange(16)))
+dy = torch.ones(2, 16, 32, dtype=torch.float64)
+dx = work.input_gradient(dy)
+print("after I: gradients on weights:", sum(p.grad is not None for p in block.parameters()))
+work.weight_gradient()
+print("after W: gradients on weights:", sum(p.grad is not None for p in block.parameters()), "of 12")
+halves = [p.grad.clone() for p in block.parameters()]
+block.zero_grad()
+block(x, torch.arange(16)).backward(dy)
+print(
+    "equal to the whole backward, bit for bit:",
+    all(map(torch.equal, halves, (p.grad for p in block.parameters()))),
+)
+print("and the input's gradient:", torch.equal(dx, x.grad))
+
+# %% [markdown]
+# **ZB-H1** keeps 1F1B's peak memory: weight gradients are put off only until p activations are held. **ZB-H2**
+# spends twice the memory on a longer warm-up; the two idle triangles slide into each other.
+
+# %%
+for name in ("1f1b", "zb_h1", "zb_h2"):
+    t = simulate(make(name, 4, 8))
+    show(
+        plots.schedule(t, name),
+        "simulated",
+        f"{name}: idle {float(t.span_bubble):.0%} of a rank's own time; yellow is weight gradients.",
+        f"The schedule {name} on four ranks; yellow boxes fill what is white in 1F1B",
+    )
+
+# %% [markdown]
+# Mind the definition. In ZB-H2 ranks start late and end late: over the *makespan* there is idle time, inside each
+# rank's **own span** there is none. The paper counts the span, because the next step may begin where a rank stops.
+# Derive: in 1F1B a rank idles for p - 1 forwards and whole backwards. In ZB-H1, p - 1 weight gradients fill part of
+# it.
+
+
+# %% tags=["exercise"]
+def idle(name, p, f, i, w):
+    """Idle time of the first rank, "1f1b" or "zb_h1": f, i, w are the times of F, I and W, with w <= f."""
+    ### BEGIN SOLUTION
+    return (p - 1) * (f + i + w) if name == "1f1b" else (p - 1) * (f + i - w)
+    ### END SOLUTION
+
+
+check("idle time", exercises.idle, idle)
+
+
+# %% tags=["wrong"]
+# FAIL: zb_h1
+def idle(name, p, f, i, w):
+    return (p - 1) * (f + i + w) if name == "1f1b" else (p - 1) * (f + i)
+
+
+# %% tags=["wrong"]
+# FAIL: 1f1b, 2 ranks
+def idle(name, p, f, i, w):
+    return (p - 1) * (f + i) if name == "1f1b" else (p - 1) * (f + i - w)
+
+
+# %% [markdown]
+# One row of the paper was measured on real GPUs: 8 ranks, 24 micro-batches, TF = 18.522, TI = 18.086, TW = 9.337 ms
+# and 0.601 ms a hop. Our clock gives their published numbers to the last digit:
+
+# %%
+published = {"1f1b": 0.2431, "zb_h1": 0.1585, "zb_h2": 0.1083}
+cost = Cost(18.522, 18.086, 9.337, hop=0.601)
+rows = [(n, round(simulate(make(n, 8, 24), cost).span_bubble, 4), paper) for n, paper in published.items()]
+table(rows, ["schedule", "simulated", "from the paper"])
+
+# %% [markdown]
+# **ZB-V** needs no extra memory: two chunks a rank, laid out as a V. The first rank holds the first *and* the last
+# stage, so the backward begins where the forward began.
+
+
+# %% tags=["exercise"]
+def v_rank(stage, p):
+    """The rank that holds this stage, of 2 p stages that go down the p ranks and back up."""
+    ### BEGIN SOLUTION
+    return stage if stage < p else 2 * p - 1 - stage
+    ### END SOLUTION
+
+
+check("placement of a V", exercises.v_rank, v_rank)
+
+
+# %% tags=["wrong"]
+# FAIL: stage 2 of 4
+def v_rank(stage, p):
+    return stage % p
+
+
+# %% tags=["wrong"]
+# FAIL: stage 1 of 2
+def v_rank(stage, p):
+    return stage if stage < p else 2 * p - stage
+
+
+# %%
+t = simulate(make("zb_v", 4, 8), Cost(0.5, 0.5, 0.5))
+show(
+    plots.schedule(t, "ZB-V"),
+    "simulated",
+    "no white inside any rank's span, at the memory of 1F1B's first rank.",
+    "Four fully packed rows of blue, green and yellow boxes, half of them hatched",
+)
+
+# %% [markdown]
+# ## Two directions: Chimera and DualPipe
+#
+# Keep **two copies** of the model, one running down the ranks and one up: where one direction waits, the other
+# works. Rank r holds stage r of one and stage p - 1 - r of the other. After the step both copies' gradients are
+# summed. Chimera (Li & Hoefler 2021) has (p - 2) / (2m + p - 2) bubbles where forward and backward take equally long.
+
+# %%
+t = simulate(make("chimera", 4, 4), Cost(backward=1))
+show(
+    plots.schedule(t, "Chimera"),
+    "simulated",
+    f"two copies in opposite directions; {float(t.bubble):.0%} idle (GPipe: {3 / 7:.0%}); inner ranks hold more.",
+    "Four rows, plain boxes going down and hatched ones going up, crossing in the middle",
+)
+
+# %% [markdown]
+# DualPipe (DeepSeek-V3 2024) combines two directions with split backwards, and always pairs a forward of one
+# direction with a backward of the other, so that one computes while the other communicates. A bubble remains of
+# (p/2 - 1)(F&B + B - 3W). Cutting it in half and folding it to a V (Qi et al. 2025) saves the second copy.
+
+# %%
+t = simulate(make("dualpipe", 4, 8), Cost(1, 1, 1, joint=3))
+show(
+    plots.schedule(t, "DualPipe"),
+    "simulated",
+    f"blue and green run in pairs; {max(t.makespan - t.busy(r) for r in range(4))} = (4/2 - 1)(3 + 2 - 3) idle.",
+    "Four rows, symmetric top to bottom, nearly without white",
+)
+
+# %% [markdown]
+# ## TeraPipe: slices of one sequence
+#
+# With a single long sequence there are no micro-batches. But attention is causal: tokens 0..k need nothing of the
+# later ones. So *slices of tokens* can follow each other (Li et al. 2021). A slice attends to the earlier slices'
+# keys and values; in backward, it leaves gradients in them, and slices go from last to first. With slice times t the
+# forward takes sum(t) + (p - 1) max(t).
+
+
+# %% tags=["exercise"]
+def slices_latency(times, p):
+    """Forward latency of one sequence whose slices take these times on each of p ranks."""
+    ### BEGIN SOLUTION
+    return sum(times) + (p - 1) * max(times)
+    ### END SOLUTION
+
+
+check("latency of slices", exercises.slicing, slices_latency)
+
+
+# %% tags=["wrong"]
+# FAIL: slices of [3, 1] on 2 ranks: expected 7
+def slices_latency(times, p):
+    return p * sum(times)
+
+
+# %% tags=["wrong"]
+# FAIL: slices of [4] on 3 ranks: expected 12
+def slices_latency(times, p):
+    return sum(times)
+
+
+# %% [markdown]
+# Later slices look back further, so equal lengths are not equal times. A dynamic programme finds the best lengths:
+# for each bound on the slowest slice, S(i) = min over k of S(i - k) + t(k, i - k), with no slice above the bound.
+
+# %%
+tokens, ranks = 256, 8
+time_of = lambda length, context: 60 + length * (1 + (context + length / 2) / 64)
+
+
+def times_of(lengths):
+    return [time_of(n, sum(lengths[:k])) for k, n in enumerate(lengths)]
+
+
+best = best_slices(tokens, time_of, ranks, step=8)
+fig, (ax, curve) = figure(8, 2.8, cols=2)
+ax.bar(range(len(best)), best, color=COLORS["forward"])
+ax.set(xlabel="slice", ylabel="tokens", title="best lengths")
+counts = [1, 2, 4, 8, 16, 32]
+even = [latency(times_of([tokens // k] * k), ranks) for k in counts]
+curve.plot(counts, even, "o-", label="equal slices")
+curve.axhline(latency(times_of(best), ranks), color="black", ls="--", label="dynamic programme")
+curve.set(xlabel="slices", xscale="log", title="forward latency", xticks=counts, xticklabels=counts, ylim=0)
+curve.legend()
+show(
+    fig,
+    "computed",
+    "left, tokens per slice, fewer as the context grows; right, latency of equal slices against the optimum.",
+    "Falling bars of slice lengths; a curve with a minimum that stays above a dashed line",
+)
+
+# %% [markdown]
+# ## Explore
+#
+# Five sliders, one picture. Try: where does interleaving stop paying once a hop costs something? When does ZB-V have
+# a bubble again?
+
+
+# %%
+def explorer(name, ranks, micros, chunks, weight, hop):
+    option = {"chunks": chunks} if name in ("interleaved", "breadth_first") else {}
+    schedule = make(name, ranks, micros, **option)
+    share = schedule.ranks / (schedule.depth * schedule.slices)
+    t = simulate(schedule, Cost(share, share, weight * share, hop=hop))
+    most = max(float(schedule.activations(r)) for r in range(ranks))
+    sent = sum(schedule.messages(r) for r in range(ranks))
+    title = f"{name}: bubble {t.bubble:.1%} ({t.span_bubble:.1%} of spans), holds {most:g}, {sent} messages"
+    return plots.schedule(t, title)
+
+
+explore(
+    explorer,
+    "simulated",
+    "{name}, {ranks} ranks, {micros} micro-batches, TW = {weight} TF, hop = {hop} TF; messages are b T C numbers each.",
+    "The schedule {name} with its numbers in the title",
+    posters=[{"name": "interleaved", "hop": 0.3}, {"name": "zb_v", "weight": 0.5}],
+    name=list(NAMES),
+    ranks=(2, 8, 4),
+    micros=(1, 16, 8),
+    chunks=(1, 4, 2),
+    weight=(0.0, 2.0, 1.0),
+    hop=(0.0, 1.0, 0.0),
+)
+
+# %% [markdown]
+# ## All of them, on live ranks
+#
+# Four ranks, eight micro-batches, the real GPT-2. What is held and sent is *counted by the ranks*; the bubble is
+# computed for TF = TI = TW. Gradients are compared with serial accumulation.
+
+
+# %% tags=["setup"]
+class Once:
+    """No data-parallel partner to share gradients with."""
+
+    def last_micro(self):
+        pass
+
+
+def live(rank, world_size, schedules):
+    """Run each schedule; returns what was held, how many messages left, and the largest gradient error."""
+    torch.set_default_dtype(torch.float64)
+    mesh, batch, found = Mesh(pp=world_size), example_batch(config, rows=8, length=16), []
+    for schedule in schedules:
+        micros = batch.micro(schedule.micros)
+        model, serial = GPT2(config), GPT2(config)
+        engine = Pipeline(model, mesh, schedule)
+        comm.clear_log()
+        engine.run(micros, None, Once())
+        sent = comm.traffic().get(("send", "pp"), (0, 0, 0))[2]
+        for p in [p for n, p in model.named_parameters() if n in engine.shared]:
+            p.grad = comm.all_reduce(p.grad, engine.twins)
+        Accumulate(serial).run(micros, None, Once())
+        want = dict(serial.named_parameters())
+        errors = [
+            (p.grad - want[n].grad).abs().max() / want[n].grad.abs().max()
+            for n, p in model.named_parameters()
+        ]
+        found.append((max(engine.held), sent, float(max(errors))))
+    return found
+
+
+# %%
+schedules = [make(name, 4, 8) for name in NAMES]
+ranks_found = launch(live, schedules, ranks=4, timeout=90)
+rows, points = [], []
+for n, schedule in enumerate(schedules):
+    share = 4 / (schedule.depth * schedule.slices)
+    t = simulate(schedule, Cost(share, share, share))
+    mine = [found[n] for found in ranks_found]
+    held = [float(count * share) for count, _, _ in mine]
+    equal = "equal" if max(error for *_, error in mine) < 1e-10 else "DIFFERS"
+    row = (f"{t.bubble:.1%}", f"{t.span_bubble:.1%}", f"{max(map(schedule.weights, range(4)))}x")
+    rows.append((schedule.name, *row, " ".join(f"{h:g}" for h in held), sum(s for _, s, _ in mine), equal))
+    points.append((schedule.name, float(t.bubble), max(held)))
+table(rows, ["schedule", "bubble", "own span", "weights", "held on ranks 0-3", "messages", "gradients"])
+
+# %%
+show(
+    plots.compare(points, "4 ranks, 8 micro-batches"),
+    "simulated",
+    "bubbles simulated for equal times, activations counted on live ranks, in shares of one rank and micro-batch.",
+    "Two columns of bars for twelve schedules: bubble, and peak activations",
+)
+
+# %% [markdown]
+# No row is best in every column. Breadth-first and GPipe are simple and hold everything. Interleaving sends most.
+# DualPipe stores the weights twice. Of those with one copy ZB-V packs best, as long as the three times are equal.
+#
+# ## Design your own
+#
+# Three ranks, six micro-batches, TF = TI = TW = 1. 1F1B takes 24 units of time. Find a schedule that takes **at most
+# 20** and holds **at most 3** activations on any rank. Write the words of each rank; the checker enforces both
+# targets. (Hint: which operations may wait?)
+
+
+# %% tags=["exercise"]
+def my_schedule(rank):
+    """The operations of this rank in order, such as "F0 F1 I0 W0"."""
+    ### BEGIN SOLUTION
+    return [
+        "F0 F1 F2 I0 W0 F3 I1 W1 F4 I2 W2 F5 I3 W3 I4 W4 I5 W5",
+        "F0 F1 I0 F2 I1 W0 F3 I2 W1 F4 I3 W2 F5 I4 W3 I5 W4 W5",
+        "F0 I0 F1 I1 F2 I2 W0 F3 I3 W1 F4 I4 W2 F5 I5 W3 W4 W5",
+    ][rank]
+    ### END SOLUTION
+
+
+check("your schedule", exercises.design, my_schedule)
+
+
+# %% tags=["wrong"]
+# FAIL: it takes 24 units of time
+def my_schedule(rank):
+    return [f"{op.kind}{op.micro}" for op in make("1f1b", 3, 6).orders[rank]]
+
+
+# %% tags=["wrong"]
+# FAIL: the target is 3
+def my_schedule(rank):
+    return [f"{op.kind}{op.micro}" for op in make("zb_h2", 3, 6).orders[rank]]
+
+
+# %% tags=["wrong"]
+# FAIL: It needs one F
+def my_schedule(rank):
+    return "F0 B0 F1 B1"
+
+
+# %% [markdown]
+# Now train with it: three live ranks, real gradients.
+
+# %%
+try:
+    own = exercises.own_schedule(my_schedule)
+    worst = max(error for [(_, _, error)] in launch(live, [own], ranks=3))
+    print("your schedule on live ranks: gradients", "equal the serial ones" if worst < 1e-10 else "DIFFER")
+    show(
+        plots.schedule(simulate(own), "Your schedule"),
+        "simulated",
+        "three ranks, six micro-batches.",
+        "The learner's schedule as boxes on three rows",
+    )
+except NotImplementedError:
+    print("write my_schedule above first")
+
+# %% [markdown]
+# ## Bug lab
+#
+# Four bugs of real pipelines, planted in live ranks. Each trains happily. Predict, for each one, which claims
+# differ.
+
+# %%
+from gpt2lab.parallel import pipeline_step
+from gpt2lab.verify import CONFIG, Plan, compare
+
+
+def lost_tied_gradient():
+    Pipeline.tie = lambda self, pieces, mesh: None
+
+
+def wrong_micro_batch():
+    right = pipeline_step.Step._through
+
+    def through(self, op, x):
+        here, self.units = self.units, [self.units[-1], *self.units[:-1]]
+        try:
+            return right(self, op, x) if op.stage else right(self, op._replace(micro=(op.micro + 1) % 4), x)
+        finally:
+            self.units = here
+
+    pipeline_step.Step._through = through
+
+
+def weight_gradient_dropped():
+    right = pipeline_step.Step.weight_gradient
+    last = lambda self, op: self.held.pop((op.stage, op.micro)) if op.micro == 3 else right(self, op)
+    pipeline_step.Step.weight_gradient = last
+
+
+def backward_order():
+    from gpt2lab.parallel.links import Links
+
+    right = Links.take
+    swap = {2: 3, 3: 2}  # micro-batches of the same size
+    Links.take = lambda self, op: right(
+        self, op._replace(micro=swap.get(op.micro, op.micro)) if op.kind == "I" and op in self.source else op
+    )
+
+
+def planted(rank, world_size, bug, text):
+    bug()
+    return compare(rank, world_size, Plan.parse(text), CONFIG, 8, 11)
+
+
+for bug, schedule in (
+    (lost_tied_gradient, "1f1b"),
+    (wrong_micro_batch, "1f1b"),
+    (weight_gradient_dropped, "zb_h1"),
+    (backward_order, "gpipe"),
+):
+    found = launch(planted, bug, f"pp=2,micro=4,schedule={schedule}", ranks=2)
+    claims = [max(same, key=lambda claim: claim.error) for same in zip(*found, strict=True)]
+    print(f"{bug.__name__}:", ", ".join(c.name for c in claims if c.error > 1e-10))
+
+# %% [markdown]
+# The loss of the first step is right in three of the four: only the *gradients* tell. And the check that has to
+# run on every schedule, uneven layers and micro-batches included:
+
+# %%
+print(verify("pp=2,micro=3,schedule=zb_v"))
+print(verify("pp=4,micro=5,schedule=chimera"))
+
+# %% [markdown]
+# ## Drill
+#
+# 1. *Interleaving with v = 4: what happens to bubble and messages?* The bubble's time is a quarter, messages are about
+#    four times as many.
+# 2. *Why does ZB-H1 not need more memory than 1F1B?* It frees an activation, by its W, whenever p are held.
+# 3. *When does ZB-V have a bubble?* When TF, TI and TW differ, or hops cost time.
+# 4. *What does Chimera pay?* A second copy of the weights, and a sum of gradients between the copies.
+# 5. *Why do later slices of TeraPipe have fewer tokens?* They look back further, so each token takes longer.
+# 6. *Why can surplus micro-batches be crossed out of any schedule?* Micro-batches never wait for each other.
+#
+# **Sources:** Narayanan et al. 2021; Lamy-Poirier 2023; Qi et al. 2023, 2024, 2025; Li & Hoefler 2021; DeepSeek-AI
+# 2024; Li et al. 2021. Next: lesson 09, where the pipeline never drains and the gradients become stale.
