@@ -12,6 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gpt2lab.benchmarks.pipeline import RIVALS, race
 from gpt2lab.generate import generate
 from gpt2lab.model import GPT2, GPT2Config
 from gpt2lab.parallel import stages
@@ -27,6 +28,7 @@ from gpt2lab.schedules import NAMES, Cost, make
 from gpt2lab.schedules.formulas import messages
 from gpt2lab.verify import CONFIG, example_batch, verify
 
+SMALL_FOR_V = GPT2Config(vocab_size=37, n_positions=16, n_layer=6, n_head=2, n_embd=16)
 SMALL = GPT2Config(vocab_size=37, n_positions=16, n_layer=3, n_head=2, n_embd=16)
 
 
@@ -279,3 +281,9 @@ def evaluated(rank, world_size, name):
 def test_a_pipeline_that_cannot_be_is_refused_before_any_rank_starts(plan, message):
     with pytest.raises(ValueError, match=message):
         Plan.parse(plan).check(CONFIG, 7, 11)
+
+
+@pytest.mark.parametrize("name", RIVALS)
+def test_gradients_equal_those_of_pytorchs_own_pipelines(pools, name):
+    found = pools(2).run(race, name, SMALL_FOR_V, 4, 8, 1)
+    assert max(apart for _, _, apart, _ in found) < 1e-4, found  # float32 on both sides
