@@ -354,6 +354,8 @@ def test_plans_that_cannot_be_are_refused_before_any_rank_starts():
             Plan.parse(plan).check(config, 4, 11)
     with pytest.raises(ValueError, match="zigzag layout rank 0 owns tokens 0 to 10 with gaps"):
         Plan.parse("cp=2,exchange=halo-x,layout=zigzag").check(on_ranks.config(3), 4, 11)
+    with pytest.raises(ValueError, match="sp=true has cut .* Use exchange=halo-kv"):
+        Plan.parse("cp=2,tp=2,sp=true,exchange=halo-x").check(on_ranks.config(3), 4, 12)
 
 
 def generate_split(rank, world_size):

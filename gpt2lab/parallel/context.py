@@ -7,6 +7,7 @@ the sequence and are summed over the context axis together with data parallelism
 
 import torch
 
+from ..model import causal_attention
 from ..ranks.mesh import Axis
 from . import gathering, halo
 from .gathering import Share
@@ -45,6 +46,7 @@ class Split:
         self.exchange = ALIASES.get(exchange_name, exchange_name)
         self.attend = exchange(exchange_name)
         self.share: Share | None = None
+        self.hooks = []
 
     def __call__(self, length: int) -> torch.Tensor:
         """The index of this rank's tokens in a sequence of `length`; the model calls that follow are about these."""
@@ -64,6 +66,11 @@ class Split:
         return halo.halo_exchange(
             inputs[0], self.share, self.window, dim=1, way=self.exchange.removeprefix("halo-x-")
         )
+
+    def remove_hooks(self) -> None:
+        """Stop widening the layers' inputs."""
+        while self.hooks:
+            self.hooks.pop().remove()
 
     @property
     def _widens(self) -> bool:
@@ -101,7 +108,7 @@ def apply_context(model, mesh, plan) -> Split:
     for block in model.h.values():
         block.attn.core = split.core
         if split._widens:
-            block.attn.c_attn.register_forward_pre_hook(split.widen)
+            split.hooks.append(block.attn.c_attn.register_forward_pre_hook(split.widen))
     return split
 
 
@@ -115,12 +122,12 @@ def _root_axes(mesh, plan) -> tuple[Axis | None, ...]:
 
 
 def unsplit(model) -> None:
-    """Take the split out of the model again, for generation or evaluation of whole sequences on every rank."""
-    from ..model import causal_attention
-
+    """Take the split out of the model again, for generation or for whole sequences on every rank."""
     for block in model.h.values():
+        split = getattr(block.attn.core, "__self__", None)
         block.attn.core = causal_attention
-        block.attn.c_attn._forward_pre_hooks.clear()
+        if split is not None:
+            split.remove_hooks()
 
 
 def check(config, plan, rows: int, length: int) -> None:
@@ -144,3 +151,8 @@ def check(config, plan, rows: int, length: int) -> None:
                 f"Give its configuration a window, or use exchange=ring or kv."
             )
         loans(table, config.window)
+    if plan.sp and plan.exchange.startswith("halo-x"):
+        raise ValueError(
+            f"exchange={plan.exchange} widens the layer's input, which sp=true has cut among the tensor ranks. "
+            f"Use exchange={plan.exchange.replace('halo-x', 'halo-kv')}, or leave sp out."
+        )
