@@ -1,6 +1,7 @@
 """Figures of collectives: a sweep over sizes with its fits, and ranks' data as coloured blocks, before and after."""
 
 import numpy as np
+from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
@@ -62,5 +63,6 @@ def blocks(before, after, title: str = "", owners=None) -> Figure:
 def _block(ax, x: int, y: int, text: str, owner: int | None) -> None:
     color = "#DDDDDD" if owner is None else rank_color(owner)
     ax.add_patch(Rectangle((x + 0.04, y + 0.08), 0.92, 0.84, facecolor=color, edgecolor="white"))
-    ink = "black" if owner is None else "white"
+    bright = sum(weight * part for weight, part in zip((0.3, 0.59, 0.11), to_rgb(color), strict=True))
+    ink = "black" if bright > 0.5 else "white"
     ax.text(x + 0.5, y + 0.5, text, ha="center", va="center", color=ink, fontsize=9)

@@ -15,12 +15,14 @@ class RankFailed(RuntimeError):
 
     `rank` is the rank to blame and `ename` the name of the exception type there (`ProcessDied` and
     `TimeoutError` for ranks that could not raise); the text holds the rank's own traceback with its source.
+    `states` says of every rank what it was doing then: its last call, for how long it waited, and for whom.
     """
 
-    def __init__(self, message: str, rank: int | None = None, ename: str = ""):
+    def __init__(self, message: str, rank: int | None = None, ename: str = "", states=None):
         super().__init__(readable(message))
         self.rank = rank
         self.ename = ename
+        self.states = {r: readable(state) for r, state in (states or {}).items()}
 
 
 def readable(text: str) -> str:

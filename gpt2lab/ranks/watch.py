@@ -136,12 +136,16 @@ class Watch:
         ]
         first = min([first, *same])
         report = self.suspects.get(first) or self.raised[first]
+        states = self._states(time.monotonic())
         raise RankFailed(
-            f"rank {first} raised {report['ename']}\n{report['text'].rstrip()}", first, report["ename"]
+            f"rank {first} raised {report['ename']}\n{report['text'].rstrip()}",
+            first,
+            report["ename"],
+            states,
         )
 
     def _blame_dead(self, rank: int) -> None:
-        process = self.crew.members[rank].process
+        process, states = self.crew.members[rank].process, self._states(time.monotonic())
         process.join(0.5)
         entry = self.crew.board.read(rank)
         doing = (
@@ -151,7 +155,9 @@ class Watch:
         )
         if not entry.since and entry.op:
             doing += f"; its last call was {entry.op} #{entry.number} on axis {entry.axis!r}"
-        raise RankFailed(f"rank {rank} {how_it_ended(process.exitcode)} ({doing}).", rank, "ProcessDied")
+        raise RankFailed(
+            f"rank {rank} {how_it_ended(process.exitcode)} ({doing}).", rank, "ProcessDied", states
+        )
 
     def _check_progress(self) -> None:
         now = time.monotonic()
@@ -187,34 +193,48 @@ class Watch:
         self.held[rank] = self.crew.held_up(rank)
 
     def _stuck(self, now: float, culprit: int | None = None) -> None:
-        entries = {member.rank: self.crew.board.read(member.rank) for member in self.crew.members}
-        waiting = {rank: entry for rank, entry in entries.items() if entry.since and rank not in self.results}
-        others = [rank for rank in entries if rank not in waiting]
         lines = [f"The ranks are stuck: nothing moved for {self.timeout:g} s (timeout={self.timeout:g})."]
-        for rank, entry in waiting.items():
-            absent = [peer for peer in entry.peers if peer != rank and not self._is_in(entries[peer], entry)]
-            whom = (
-                f" for rank{'s' if len(absent) > 1 else ''} {', '.join(map(str, absent))}" if absent else ""
-            )
-            call = f"{entry.op} #{entry.number} on axis {entry.axis!r} {entry.detail}".rstrip()
-            lines.append(
-                f"  rank {rank} waits {now - entry.since:.1f} s in {call}{whom}; {place(entry.where)}"
-            )
-        for rank in others:
-            if rank in self.results:
-                lines.append(f"  rank {rank} has returned from the function already")
-            else:
-                lines.append(f"  rank {rank} is in no communication call: it {self.crew.stack(rank)}")
+        states = self._states(now, look=True)
+        waiting = [rank for rank, state in states.items() if state.startswith("waits")]
+        others = [rank for rank in states if rank not in waiting]
+        lines += [f"  rank {rank} {states[rank]}" for rank in (*waiting, *others)]
         if culprit is None:
             culprit = min(others or waiting)
-        ranks, cores = len(entries), os.cpu_count() or 1
+        ranks, cores = len(states), os.cpu_count() or 1
         if ranks > cores:
             lines.append(
                 f"  ({ranks} ranks share {cores} cores; if they are only slow, pass a larger timeout=)"
             )
         self._drain()
-        raise RankFailed("\n".join(lines), culprit, "TimeoutError")
+        raise RankFailed("\n".join(lines), culprit, "TimeoutError", states)
+
+    def _states(self, now: float, look: bool = False) -> dict[int, str]:
+        """For each rank what it does: its call, for how long and for whom; with `look`, also where its code is."""
+        entries = {member.rank: self.crew.board.read(member.rank) for member in self.crew.members}
+        states = {}
+        for rank, entry in entries.items():
+            if rank in self.results:
+                states[rank] = "has returned from the function already"
+            elif entry.since:
+                absent = [str(p) for p in entry.peers if p != rank and not self._is_in(entries[p], entry)]
+                whom = f" for rank{'s' if len(absent) > 1 else ''} {', '.join(absent)}" if absent else ""
+                call = f"{entry.op} #{entry.number} on axis {entry.axis!r} {entry.detail}".rstrip()
+                states[rank] = f"waits {now - entry.since:.1f} s in {call}{whom}; {place(entry.where)}"
+            else:
+                last = f" (last {entry.op} #{entry.number} on axis {entry.axis!r})" if entry.op else ""
+                states[rank] = f"is in no communication call{last}"
+                if look:
+                    states[rank] += f": it {self.crew.stack(rank)}"
+        return states
 
     @staticmethod
     def _is_in(entry, call) -> bool:
+        """Whether a rank, by its `entry`, is in the same call as another: the same collective, or its counterpart."""
+        if call.op in ("send", "recv"):
+            other = "recv" if call.op == "send" else "send"
+            return (
+                bool(entry.since)
+                and (entry.op, entry.number) == (other, call.number)
+                and call.rank in entry.peers
+            )
         return bool(entry.since) and (entry.op, entry.axis, entry.number) == (call.op, call.axis, call.number)

@@ -65,6 +65,7 @@ def test_a_rank_that_raises_is_named_with_its_source_line(ranks, culprit, teardo
     assert (error.rank, error.ename) == (culprit, "NotImplementedError")
     assert f"to do on {culprit}" in str(error)
     assert "# the line that must be shown" in str(error)
+    assert set(error.states) == set(range(ranks))
     assert str(error).count("Traceback") == 1 and "rank_process.py" not in str(error)
 
 
@@ -215,6 +216,14 @@ def test_an_interrupt_ends_the_run_and_the_next_one_works():
         assert time.monotonic() - start < PATIENCE
         assert children() == []
         assert pool.run(hang_free) == [2.0, 2.0]
+
+
+def test_ctrl_c_in_a_terminal_ends_the_parents_run_not_an_idle_rank():
+    with Ranks(2, timeout=60, echo=False) as pool:
+        pids = pool.run(lambda rank, _: os.getpid())
+        for pid in pids:
+            os.kill(pid, signal.SIGINT)
+        assert pool.run(lambda rank, _: os.getpid()) == pids
 
 
 def hang_free(rank, world_size):

@@ -1,0 +1,246 @@
+"""comm.py on live ranks: exact both ways, exact in bytes and messages, loud about calls that do not fit."""
+
+import time
+
+import pytest
+import torch
+from comm_checks import CASES, CHECKS, integers
+
+from gpt2lab import RankFailed, Ranks, kept
+from gpt2lab.ranks import comm, network
+from gpt2lab.ranks.mesh import Axis, Mesh
+
+LINES = [(0,), (0, 1), (0, 1, 2), (0, 1, 2, 3), (0, 1, 2, 3, 4), (0, 2, 4), (1, 4)]
+
+
+@pytest.fixture(scope="module")
+def pool():
+    with Ranks(5, echo=False, timeout=60) as ranks:
+        yield ranks
+
+
+def axes(rank, world_size) -> list[Axis]:
+    """The axes that this rank is on: 1 to 5 ranks, neighbours or not. Groups are made once a rank."""
+    if "axes" not in kept:
+        mesh = Mesh(dp=world_size)
+        kept["axes"] = [axis for line in LINES if (axis := mesh.axis(f"line {line}", [line])) is not None]
+    return kept["axes"]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_primitive_is_exact_both_ways_and_counted_exactly(pool, name):
+    def work(rank, world_size):
+        for axis in axes(rank, world_size):
+            for check in CHECKS:
+                check(name, axis)
+        return len(axes(rank, world_size))
+
+    assert pool.run(work) == [sum(r in line for line in LINES) for r in range(5)]
+
+
+def test_reductions_and_asynchronous_calls_give_what_blocking_ones_give(pool):
+    def work(rank, world_size):
+        axis = Mesh(dp=world_size)["dp"]
+        n = axis.size
+        x = integers(6 * n, seed=axis.rank)
+        everyone = [integers(6 * n, seed=r) for r in range(n)]
+        for op, serial in (("sum", sum), ("max", lambda xs: torch.stack(xs).amax(0))):
+            handle = comm.all_reduce(x, axis, op, async_op=True)
+            assert torch.equal(handle.wait(), serial(everyone))
+            assert handle.wait() is handle.wait()  # a second wait gives the same and logs nothing
+            assert torch.equal(comm.all_reduce(x, axis, op), serial(everyone))
+        assert torch.equal(comm.all_reduce(x, axis, "min"), torch.stack(everyone).amin(0))
+        assert torch.equal(x, everyone[axis.rank])
+        flat = comm.gather_flat(x, axis, async_op=True).wait()
+        assert torch.equal(flat, torch.cat(everyone))
+        piece = comm.reduce_scatter_flat(x, axis, async_op=True).wait()
+        assert torch.equal(piece, sum(everyone).chunk(n)[axis.rank])
+        assert comm.gather_objects({"place": axis.rank}, axis) == [{"place": r} for r in range(n)]
+        own = x.clone()
+        assert comm.all_reduce(own, axis, own=True).data_ptr() == own.data_ptr()
+
+    pool.run(work)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.int32])
+def test_other_types_pass_unchanged(pool, dtype):
+    def work(rank, world_size):
+        axis = Mesh(dp=world_size)["dp"]
+        x = torch.arange(5, dtype=dtype) + axis.rank
+        total = comm.all_reduce(x, axis)
+        assert total.dtype == dtype
+        assert torch.equal(total, sum(torch.arange(5, dtype=dtype) + r for r in range(axis.size)))
+        assert torch.equal(comm.broadcast(x, axis, 0), torch.arange(5, dtype=dtype))
+
+    pool.run(work)
+
+
+def test_strided_tensors_are_handled_not_misread(pool):
+    def work(rank, world_size):
+        axis = Mesh(dp=world_size)["dp"]
+        whole = integers(4, 6, seed=rank)
+        for view in (whole.T, whole[:, ::2], whole[1:3, 1:5], whole.flip(0), whole[0].expand(3, 6)):
+            expected = view.contiguous()
+            assert torch.equal(comm.all_reduce(view, axis), comm.all_reduce(expected, axis))
+            assert torch.equal(comm.broadcast(view, axis, 1), comm.broadcast(expected, axis, 1))
+            assert torch.equal(comm.reduce(view, axis, 2), comm.reduce(expected, axis, 2))
+            assert torch.equal(comm.all_gather(view, axis), comm.all_gather(expected, axis))
+            assert torch.equal(comm.reduce_scatter(view, axis), comm.reduce_scatter(expected, axis))
+            assert torch.equal(comm.ring_shift(view, axis), comm.ring_shift(expected, axis))
+        with pytest.raises(ValueError, match="contiguous buffer"):
+            comm.all_reduce(whole.T, axis, own=True)
+
+    pool.run(work)
+
+
+def test_nan_never_vanishes(pool):
+    def work(rank, world_size):
+        axis = Mesh(dp=world_size)["dp"]
+        found = []
+        for culprit in (0, world_size - 1):
+            x = torch.ones(3)
+            if rank == culprit:
+                x[1] = torch.nan
+            found += [comm.all_reduce(x, axis, op)[1].isfinite().item() for op in ("sum", "max", "min")]
+        return found
+
+    assert pool.run(work) == [[False] * 6] * 5
+
+
+def test_what_autograd_would_lose_and_what_cannot_be_is_refused(pool):
+    def work(rank, world_size):
+        axis = Mesh(dp=world_size)["dp"]
+        x = torch.ones(4, requires_grad=True)
+        for bad, words in [
+            (lambda: comm.all_reduce(x, axis), "no backward of its own. Use copy_to"),
+            (lambda: comm.isend(x, axis, 0), "isend has no backward"),
+            (lambda: comm.all_reduce(x.detach(), axis, "mean"), "'mean' is not one of sum, max, min"),
+            (lambda: comm.all_gather(x, axis, 0, [4, 4]), "rank . of 5 holds 4"),
+            (lambda: comm.reduce_scatter(x, axis, 0, [1, 1, 1, 1, 1]), "do not cut 4 for 5 ranks"),
+            (lambda: comm.all_to_all([x], axis), "1 parts for 5 ranks"),
+            (lambda: comm.send(x, axis, rank), "is this rank itself"),
+            (lambda: comm.halo_exchange(x, axis, 5, 0), "4 rows cannot lend 5"),
+            (lambda: comm.reduce_scatter_flat(x.detach(), axis), "no flat multiple of 5"),
+        ]:
+            with pytest.raises(ValueError, match=words):
+                bad()
+
+    pool.run(work)
+
+
+# Two ranks that do not fit together
+
+
+def differently(rank, world_size, first, second):
+    """Rank 0 does one thing, the others another."""
+    axis = Mesh(dp=world_size)["dp"]
+    comm.barrier(axis)
+    (first if rank == 0 else second)(axis)
+
+
+ONES = torch.ones(6)
+MISFITS = {
+    "shape": (lambda a: comm.all_reduce(ONES, a), lambda a: comm.all_reduce(ONES[:5], a)),
+    "dtype": (lambda a: comm.all_reduce(ONES, a), lambda a: comm.all_reduce(ONES.double(), a)),
+    "reduce operation": (lambda a: comm.all_reduce(ONES, a), lambda a: comm.all_reduce(ONES, a, "max")),
+    "operation": (lambda a: comm.all_reduce(ONES, a), lambda a: comm.broadcast(ONES, a)),
+    "root": (lambda a: comm.broadcast(ONES, a, 0), lambda a: comm.broadcast(ONES, a, 1)),
+    "order": (
+        lambda a: (comm.all_gather(ONES, a), comm.all_reduce(ONES, a)),
+        lambda a: (comm.all_reduce(ONES, a), comm.all_gather(ONES, a)),
+    ),
+    "sizes": (lambda a: comm.all_gather(ONES, a, 0, [6, 6]), lambda a: comm.all_gather(ONES[:4], a)),
+    "parts": (
+        lambda a: comm.all_to_all([ONES, ONES], a),
+        lambda a: comm.all_to_all([ONES[:2], ONES[:4]], a, [(6,), (4,)]),
+    ),
+    "message": (lambda a: comm.send(ONES, a, 1), lambda a: comm.recv(ONES[:3], a, 0)),
+    "both send": (lambda a: comm.isend(ONES, a, 1).wait(), lambda a: comm.isend(ONES, a, 0).wait()),
+    "both receive": (lambda a: comm.recv(ONES, a, 1), lambda a: comm.recv(ONES, a, 0)),
+}
+DEADLOCKS = ("both send", "both receive")
+
+
+@pytest.mark.parametrize("what", [name for name in MISFITS if name not in DEADLOCKS])
+def test_a_mismatch_is_named_at_once_with_both_sides(what):
+    start = time.monotonic()
+    with pytest.raises(RankFailed) as info, Ranks(2, echo=False, timeout=600) as two:
+        two.run(differently, *MISFITS[what])
+    assert time.monotonic() - start < 300  # at once, not after the timeout
+    error = str(info.value)
+    assert info.value.ename == "Mismatch" and "two ranks do not fit together" in error
+    assert error.count("#") >= 2 and error.count("test_comm.py") >= 2
+    assert "  rank 0 call" in error and "  rank 1 call" in error
+
+
+@pytest.mark.parametrize("what", DEADLOCKS)
+def test_a_deadlock_of_two_explains_itself(what):
+    with pytest.raises(RankFailed) as info, Ranks(2, echo=False, timeout=2) as two:
+        two.run(differently, *MISFITS[what])
+    op = what.split()[1].replace("receive", "recv")
+    for rank, peer in ((0, 1), (1, 0)):
+        assert f"rank {rank} waits" in str(info.value)
+        assert f"in {op} #1 on axis 'dp' (6,) float32 for rank {peer}" in str(info.value)
+
+
+def test_calls_swapped_between_two_axes_are_explained():
+    def work(rank, world_size):
+        mesh = Mesh(dp=2, tp=2)
+        first, second = ("dp", "tp") if rank in (0, 3) else ("tp", "dp")
+        comm.all_reduce(ONES, mesh[first])
+        comm.all_reduce(ONES, mesh[second])
+
+    with pytest.raises(RankFailed) as info, Ranks(4, echo=False, timeout=3) as four:
+        four.run(work)
+    for rank, axis, peer in ((0, "dp", 2), (2, "tp", 3), (3, "dp", 1), (1, "tp", 0)):
+        (line,) = (line for line in str(info.value).splitlines() if line.startswith(f"  rank {rank} waits"))
+        assert f"all_reduce #1 on axis '{axis}' sum (6,) float32 for rank {peer};" in line
+
+
+# Paced links
+
+
+def test_paced_links_hold_messages_back_by_pair():
+    table = network.Links(network.Link(0.08, 1e6), inside=network.Link(0.001, 1e9), node=2)
+
+    def work(rank, world_size):
+        axis, found = Mesh(dp=world_size)["dp"], {}
+        with network.links(table):
+            for to in (1, 2):
+                comm.barrier(axis)
+                start = time.perf_counter()
+                if rank == 0:
+                    handles = [comm.isend(torch.ones(2500), axis, to) for _ in range(2)]
+                    [handle.wait() for handle in handles]
+                elif rank == to:
+                    for _ in range(2):
+                        comm.recv(torch.empty(2500), axis, 0)
+                found[to] = time.perf_counter() - start
+        start = time.perf_counter()
+        comm.all_reduce(torch.ones(10), axis)
+        return found, time.perf_counter() - start
+
+    (sender, _), _, (receiver, _), _ = Ranks(4, echo=False).run(work)
+    # two messages of 10 kB pass one after the other; the latency of the second overlaps the first
+    assert sender[2] >= 0.08 + 2 * 0.01
+    assert sender[1] < sender[2]
+    assert receiver[2] > 0.05
+
+
+def test_a_paced_collective_takes_the_rings_time_and_overlaps_with_work():
+    link = network.Link(0.05, 1e9)
+
+    def work(rank, world_size):
+        axis = Mesh(dp=world_size)["dp"]
+        with network.links(link):
+            comm.clear_log()
+            comm.all_reduce(ONES, axis)
+            start = time.perf_counter()
+            handle = comm.all_reduce(ONES, axis, async_op=True)
+            time.sleep(0.2)
+            handle.wait()
+            return comm.log[0].end - comm.log[0].start, comm.log[1].end - start
+
+    for blocking, hidden in Ranks(2, echo=False).run(work):
+        assert blocking >= 2 * (2 - 1) * 0.05
+        assert hidden >= 2 * (2 - 1) * 0.05
