@@ -29,6 +29,7 @@ from gpt2lab.schedules import Cost, draw, make, simulate
 from gpt2lab.verify import example_batch, verify
 
 config = GPT2Config(vocab_size=512, n_positions=16, n_layer=4, n_head=4, n_embd=64)
+torch.set_num_threads(1)  # as on the ranks, so that sums are added in the same order
 
 
 def gpt2():
