@@ -1,30 +1,24 @@
-"""Checkpoints: whole tensors by name, so that what one plan has saved any other plan can load.
+"""Checkpoints of a training run: saved on one plan, resumed on any other.
 
-A checkpoint is a folder: config.json and model.safetensors in the Hugging Face layout, optimizer.safetensors with both
-moments of Adam, and state.json with the step and a digest of every file. It is written beside its place and renamed
-when complete, so that it is whole or absent.
+A checkpoint is a folder: config.json, state.json with the step and the digests, and one file a rank with the boxes of
+weights and Adam's moments that it wrote. It is whole or absent. `export` makes the Hugging Face layout of it.
 """
 
-import hashlib
 import json
-import os
-import shutil
+import threading
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file, save_file
 
-from . import pretrained
-from .model import GPT2
+from . import pretrained, sharded
+from .boxes import boxes, whole_shape
 from .ranks import comm
+from .sharded import STATE, BadCheckpoint, CannotSave, Entry
 from .train import Trainer
 
+__all__ = ["BadCheckpoint", "CannotSave", "Saver", "all_in", "best", "export", "load", "read_state", "save"]
+
 MOMENTS = ("exp_avg", "exp_avg_sq")
-STATE = "state.json"
-
-
-class BadCheckpoint(ValueError):
-    """A checkpoint that cannot be used; the message names the file and what is wrong with it."""
 
 
 def name(step: int) -> str:
@@ -34,104 +28,126 @@ def name(step: int) -> str:
 
 def all_in(run: str | Path) -> list[Path]:
     """The complete checkpoints of a run, oldest first."""
-    return sorted(
-        p for p in Path(run).glob("checkpoint-*") if p.suffix != ".partial" and (p / STATE).exists()
-    )
+    found = [p for p in Path(run).glob("checkpoint-*") if p.suffix in ("", ".old") and (p / STATE).exists()]
+    return sorted(found, key=lambda p: (p.stem, p.suffix == ""))
+
+
+def best(run: str | Path) -> Path | None:
+    """The checkpoint of a run with the lowest validation loss; None where none was validated."""
+    losses = {p: json.loads((p / STATE).read_text()).get("val") for p in all_in(run)}
+    validated = [p for p in losses if losses[p] is not None]
+    return min(validated, key=losses.get) if validated else None
+
+
+class Saver:
+    """Writes the checkpoints of one run; every rank makes one and calls it at the same steps.
+
+    The `keep` newest stay, and the best by validation. With `background=True` a save only copies what the rank holds;
+    the files are written while training goes on, and `finish` (or the next save) waits for them.
+    """
+
+    def __init__(self, trainer: Trainer, run: str | Path, keep: int = 2, background: bool = False):
+        self.trainer, self.run, self.keep, self.background = trainer, Path(run), keep, background
+        self.world, self.thread, self.failed = trainer.parallel.mesh.world, None, None
+        self.group = trainer.parallel.mesh.side_group() if background else None
+
+    def save(self, **notes) -> Path:
+        """Save the state after `trainer.steps` steps. `notes` go into state.json (`val`: the validation loss)."""
+        self.finish()
+        trainer, parallel = self.trainer, self.trainer.parallel
+        folder = self.run / name(trainer.steps)
+        state = {"step": trainer.steps, "plan": str(parallel.plan), "optimizer": trainer.recipe.optimizer}
+        held, files = entries(trainer), {"config.json": pretrained.config_text(parallel.model)}
+        if not self.background:
+            self._write(folder, held, files, state | notes)
+            return folder
+        held = {n: e.copy() for n, e in held.items()}
+        self.thread = threading.Thread(
+            target=self._try, args=(folder, held, files, state | notes), daemon=True
+        )
+        self.thread.start()
+        return folder
+
+    def finish(self) -> None:
+        """Wait for the save under way. Raises CannotSave, on every rank, where it failed."""
+        if self.thread is not None:
+            self.thread.join()
+            self.thread = None
+        if self.failed is not None:
+            failed, self.failed = self.failed, None
+            raise failed
+
+    def _try(self, *args) -> None:
+        try:
+            self._write(*args)
+        except CannotSave as error:
+            self.failed = error
+
+    def _write(self, folder: Path, held: dict, files: dict, state: dict) -> None:
+        sharded.write(folder, held, files, state, self.world.size, self.group)
+        if self.world.rank == 0:
+            here = all_in(self.run)
+            for old in here[: -self.keep]:
+                if old != best(self.run):
+                    sharded.remove(old)
 
 
 def save(trainer: Trainer, run: str | Path, keep: int = 2, **notes) -> Path:
-    """Save the state after `trainer.steps` steps under the folder `run`; all ranks call it, rank 0 writes.
+    """Save the state after `trainer.steps` steps under the folder `run`; all ranks call it, each writes its part."""
+    return Saver(trainer, run, keep).save(**notes)
 
-    The `keep` newest checkpoints stay. `notes` go into state.json.
+
+def entries(trainer: Trainer) -> dict[str, Entry]:
+    """What this rank holds of every tensor of a checkpoint: weights and, once there are any, Adam's moments."""
+    parallel, found = trainer.parallel, {}
+    for piece in parallel.sync.pieces:
+        if not piece.tensor.numel():
+            continue
+        shape, spec = piece.within or piece.tensor.shape, parallel.specs[piece.name]
+        state = trainer.optimizer.state.get(piece.tensor, {})
+        kinds = {"weight": piece.tensor} | {kind: state[kind] for kind in MOMENTS if kind in state}
+        for kind, tensor in kinds.items():
+            held = boxes(tensor, shape, piece.start, spec, parallel.mesh)
+            found[f"{kind}.{piece.name}"] = Entry(whole_shape(shape, spec), held)
+    return found
+
+
+def read_state(folder: str | Path, world=None) -> dict:
+    """The state of a checkpoint whose files equal their digests; ranks of the axis `world` share the checking.
+
+    Raises BadCheckpoint, on every rank.
     """
-    parallel, folder = trainer.parallel, Path(run) / name(trainer.steps)
-    weights, moments = _whole(parallel, parallel.weights()), {}
-    if trainer.recipe.optimizer == "adamw":
-        for kind in MOMENTS:
-            held = [_moment(trainer.optimizer, p.tensor, kind) for p in parallel.sync.pieces]
-            whole = _whole(parallel, parallel.gather(held))
-            moments |= {f"{kind}.{n}": t.contiguous() for n, t in whole.items()}
-    if parallel.mesh.rank == 0:
-        model = GPT2(parallel.model.config).to(next(iter(weights.values())).dtype)
-        model.load_state_dict(weights)
-        _write(folder, model, moments, {"step": trainer.steps, "plan": str(parallel.plan), **notes})
-        for old in all_in(run)[:-keep]:
-            shutil.rmtree(old)
-    comm.barrier(parallel.mesh.world)
-    return folder
-
-
-def _moment(optimizer, tensor, kind: str) -> torch.Tensor:
-    state = optimizer.state.get(tensor, {})
-    return state[kind] if kind in state else torch.zeros_like(tensor)
-
-
-def _whole(parallel, mine: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The tensors of all pipeline stages."""
-    whole = {}
-    for stage in comm.gather_objects(mine, parallel.mesh["pp"]):
-        whole |= stage
-    return whole
-
-
-def _write(folder: Path, model: GPT2, moments: dict, state: dict) -> None:
-    partial = folder.with_suffix(".partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    pretrained.save(model, partial)
-    save_file(moments, partial / "optimizer.safetensors")
-    state["sha256"] = {f.name: _digest(f) for f in sorted(partial.iterdir())}
-    (partial / STATE).write_text(json.dumps(state, indent=2) + "\n")
-    for file in [*partial.iterdir(), partial]:
-        _flush(file)
-    if folder.exists():
-        shutil.rmtree(folder)
-    partial.rename(folder)
-    _flush(folder.parent)
-
-
-def _flush(path: Path) -> None:
-    """Make sure that the disk has it before a rename says so."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _digest(file: Path) -> str:
-    with open(file, "rb") as opened:
-        return hashlib.file_digest(opened, "sha256").hexdigest()
-
-
-def read_state(folder: str | Path) -> dict:
-    """The state of a checkpoint, its files compared with their digests. Raises BadCheckpoint."""
-    folder = Path(folder)
-    if not (folder / STATE).exists():
-        raise BadCheckpoint(f"{folder} is no checkpoint: it has no {STATE}.")
-    state = json.loads((folder / STATE).read_text())
-    for file, digest in state["sha256"].items():
-        if not (folder / file).exists() or _digest(folder / file) != digest:
-            raise BadCheckpoint(
-                f"{folder / file} is damaged or missing: its sha256 is not the one in {STATE}."
-            )
+    rank, size = (world.rank, world.size) if world else (0, 1)
+    state, wrong = sharded.read_state(Path(folder), rank, size)
+    found = [w for w in (comm.gather_objects(wrong, world) if world else [wrong]) if w]
+    if found:
+        raise BadCheckpoint(found[0])
     return state
 
 
 def load(folder: str | Path, trainer: Trainer) -> dict:
     """Give the trainer, on any plan, the weights, moments and step of a checkpoint; returns its state."""
-    state, parallel = read_state(folder), trainer.parallel
-    dtype = parallel.sync.pieces[0].tensor.dtype
-    model = pretrained.load(folder, dtype)
-    if model.config != parallel.model.config:
-        raise BadCheckpoint(f"{folder} holds another model: {model.config}, not {parallel.model.config}.")
-    parallel.load(dict(model.named_parameters()))
-    moments = load_file(Path(folder) / "optimizer.safetensors")
-    if moments and state["step"]:
-        step = torch.tensor(float(state["step"]))
-        for kind in MOMENTS:
-            whole = {n.removeprefix(kind + "."): t for n, t in moments.items() if n.startswith(kind + ".")}
-            for piece, value in zip(parallel.sync.pieces, parallel.scatter(whole), strict=True):
-                trainer.optimizer.state[piece.tensor][kind] = value.to(dtype).clone()
-                trainer.optimizer.state[piece.tensor]["step"] = step.clone()
+    parallel, folder = trainer.parallel, Path(folder)
+    state = read_state(folder, parallel.mesh.world)
+    config = pretrained.read_config(folder)
+    if config != parallel.model.config:
+        raise BadCheckpoint(f"{folder} holds another model: {config}, not {parallel.model.config}.")
+    if state["step"] and state["optimizer"] != trainer.recipe.optimizer:
+        raise BadCheckpoint(
+            f"{folder} was trained with {state['optimizer']}, whose state {trainer.recipe.optimizer} cannot go on "
+            f"from. Resume with {state['optimizer']}, or start from its exported weights."
+        )
+    if state["step"] and trainer.recipe.optimizer == "adamw":
+        for piece in parallel.sync.pieces:
+            moments = {kind: torch.zeros_like(piece.tensor) for kind in MOMENTS}
+            trainer.optimizer.state[piece.tensor] = {"step": torch.tensor(float(state["step"])), **moments}
+    sharded.read(folder, entries(trainer), parallel.mesh.world.size)
+    with torch.no_grad():
+        parallel.sync.updated()
     trainer.steps = state["step"]
     return state
+
+
+def export(folder: str | Path, to: str | Path) -> None:
+    """Write a checkpoint's model in the Hugging Face layout, on one process, whatever plan has saved it."""
+    pretrained.save(pretrained.load(folder, dtype=None), to)

@@ -1,5 +1,7 @@
 """GPT-2 in the Hugging Face layout: a folder with config.json and model.safetensors, read and written.
 
+The folder of a run's checkpoint, whose weights lie in one file a rank, is read as well.
+
 The published files differ in three ways from a plain `state_dict`: names may start with `transformer.`, masks
 are stored as if they were weights, and the matrices of a layer are transposed (called Conv1D there).
 """
@@ -27,8 +29,8 @@ FIXED = {  # what our model always does; another value would mean another functi
 }
 
 
-def load(source: str | Path, dtype: torch.dtype = torch.float32) -> GPT2:
-    """The model in a folder, or the published one of a name: "gpt2" (fetched once, 548 MB).
+def load(source: str | Path, dtype: torch.dtype | None = torch.float32) -> GPT2:
+    """The model in a folder, or the published one of a name: "gpt2" (fetched once, 548 MB); `dtype` None: as stored.
 
     Dropout is what the configuration says for the residual stream; our attention weights have none.
     Raises ValueError or FileNotFoundError with the names and shapes that do not fit.
@@ -37,8 +39,15 @@ def load(source: str | Path, dtype: torch.dtype = torch.float32) -> GPT2:
         config, file = read_config(Path(source)), Path(source) / "model.safetensors"
     else:
         config, file = PRESETS.get(str(source)), published(str(source))
-    model = GPT2(config).to(dtype)
-    model.load_state_dict(_translated(_read(file), model, file))
+    from . import sharded  # only when asked for: torch's checkpoints take a second to import
+
+    model = GPT2(config)
+    if sharded.is_sharded(file.parent):
+        tensors = sharded.whole(file.parent, "weight.")
+    else:
+        tensors = _translated(_read(file), model, file)
+    model.to(dtype or next(iter(tensors.values())).dtype)
+    model.load_state_dict(tensors)
     return model
 
 
@@ -52,8 +61,7 @@ def save(model: GPT2, folder: str | Path) -> None:
     }
     partial = folder / "model.safetensors.partial"
     save_file(tensors, partial, metadata={"format": "pt"})
-    text = json.dumps(_config_entries(model), indent=2, sort_keys=True)
-    (folder / "config.json").write_text(text + "\n")
+    (folder / "config.json").write_text(config_text(model))
     partial.replace(folder / "model.safetensors")
 
 
@@ -77,6 +85,11 @@ def read_config(folder: Path) -> GPT2Config:
         )
     sizes = {name: entries[name] for name in SIZES}
     return GPT2Config(**sizes, dropout=entries.get("resid_pdrop", 0.0), window=entries.get("window"))
+
+
+def config_text(model: GPT2) -> str:
+    """The text of config.json for a model, whole or in parts."""
+    return json.dumps(_config_entries(model), indent=2, sort_keys=True) + "\n"
 
 
 def _config_entries(model: GPT2) -> dict:

@@ -43,6 +43,8 @@ class Options:
     data: str = "shakespeare"
     evaluate: int = 50
     save: int = 100
+    keep: int = 2
+    background: bool = False
     sample: int = 64
     chunked: bool = True
     fast: bool = True
@@ -108,18 +110,18 @@ def start(
     folder = Path(folder) if folder else None
     if resume:
         checkpoint.load(checkpoint.all_in(folder)[-1], trainer)
-    log = _loop(trainer, options, folder, tell if rank == 0 else None)
+    saver = None
     if folder and not options.bench:
-        checkpoint.save(trainer, folder, options=asdict(options))
-    return log
+        saver = checkpoint.Saver(trainer, folder, options.keep, options.background)
+    return _loop(trainer, options, folder, saver, tell if rank == 0 else None)
 
 
-def _loop(trainer: Trainer, options: Options, folder: Path | None, tell) -> list[dict]:
-    """Steps with their measurements, one entry each; evaluations and checkpoints between them."""
+def _loop(trainer: Trainer, options: Options, folder: Path | None, saver, tell) -> list[dict]:
+    """Steps with their measurements, one entry each; evaluations and checkpoints between them and at the end."""
     shard = options.shard()
     train = Batches(shard, options.batch, options.sequence, options.seed, "train")
     val = Batches(shard, options.batch, options.sequence, options.seed, "val")
-    mesh, log = trainer.parallel.mesh, []
+    mesh, log, saved = trainer.parallel.mesh, [], None
     tokens = options.batch * options.sequence
     work = speed.flops_per_token(options.the_config(), options.sequence) * tokens
     limit = speed.matmul_rate() * mesh.world.size if mesh.rank == 0 else math.inf
@@ -131,14 +133,19 @@ def _loop(trainer: Trainer, options: Options, folder: Path | None, tell) -> list
         entry |= {"seconds": seconds, "tokens_per_s": tokens / seconds, "mfu": work / seconds / limit}
         if not options.bench and (trainer.steps % options.evaluate == 0 or trainer.steps == options.steps):
             entry["val"] = trainer.evaluate(val.at(i) for i in range(5))
-        if not options.bench and folder and trainer.steps % options.save == 0:
-            checkpoint.save(trainer, folder, options=asdict(options))
+        if saver and trainer.steps % options.save == 0:
+            saver.save(options=asdict(options), val=entry.get("val"))
+            saved = trainer.steps
         log.append(entry)
         if folder and mesh.rank == 0:
             with open(folder / "log.jsonl", "a") as file:
                 file.write(json.dumps(entry) + "\n")
         if tell:
             tell(entry)
+    if saver and saved != trainer.steps:
+        saver.save(options=asdict(options), val=log[-1].get("val") if log else None)
+    if saver:
+        saver.finish()
     return log
 
 

@@ -17,7 +17,7 @@ README = (ROOT / "README.md").read_text()
 LEVELS = [
     {"recompute"},
     {"model", "corpus", "schedules", "ranks", "planner"},
-    {"pretrained", "generate", "spec"},
+    {"pretrained", "generate", "spec", "boxes", "sharded"},
     {"parallel", "algorithms"},
     {"plan"},
     {"train", "checkpoint"},

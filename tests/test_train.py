@@ -116,11 +116,11 @@ def test_a_checkpoint_of_one_plan_goes_on_under_another(tmp_path):
 def test_a_damaged_checkpoint_is_refused_by_the_file_s_name(tmp_path):
     one = trainer()
     folder = checkpoint.save(one, tmp_path)
-    file = folder / "model.safetensors"
+    file = folder / "__0_0.distcp"
     data = bytearray(file.read_bytes())
     data[-5] ^= 1
     file.write_bytes(data)
-    with pytest.raises(checkpoint.BadCheckpoint, match="model.safetensors is damaged"):
+    with pytest.raises(checkpoint.BadCheckpoint, match="__0_0.distcp is damaged"):
         checkpoint.load(folder, one)
     (folder / "state.json").unlink()
     with pytest.raises(checkpoint.BadCheckpoint, match="is no checkpoint: it has no state.json"):

@@ -6,10 +6,10 @@
     python -m gpt2lab train --resume                         go on with the newest run
 
 A run writes its log, loss curve and checkpoints under runs/<time>/. Ctrl-C ends it cleanly, with a checkpoint.
+Under torchrun --max-restarts 3 it goes on from its newest checkpoint by itself when a rank has died.
 """
 
 import json
-import shlex
 import signal
 import sys
 import time
@@ -23,6 +23,7 @@ from .. import checkpoint
 from ..ranks import comm, environment
 from ..ranks.mesh import Axis
 from ..run import DTYPES, STOP, Options, read_log, start
+from .lines import on_machines, plain_command
 
 HELP = {
     "config": "which model: {presets}",
@@ -42,6 +43,8 @@ HELP = {
     "data": "shakespeare, or a shard made by the data command",
     "evaluate": "validate every so many steps",
     "save": "write a checkpoint every so many steps",
+    "keep": "how many checkpoints stay, besides the best by validation",
+    "background": "write checkpoints while training goes on",
     "sample": "tokens to write at the end",
     "chunked": "compute the loss in chunks, so that the whole logits are never held",
     "fast": "use what makes this machine faster, where its check passes (see info)",
@@ -88,6 +91,8 @@ def run(args) -> int:
     options, folder = _options(args)
     if args.dry_run:
         print(plain_command(options))
+        for launcher, line in on_machines(options).items():
+            print(f"\n{launcher}:\n{line}")
         return 0
     options.check()
     here = environment.place()
@@ -101,13 +106,22 @@ def run(args) -> int:
     return 0
 
 
-def _new_folder(options: Options, out: str) -> Path | None:
-    """A folder for this run, with its options in it; none for a benchmark."""
+def _begun(here, options: Options, out: str) -> Path | None:
+    """The folder that this job made, with the same options, before its launcher started it again."""
+    mine = here.job, json.dumps(asdict(options), indent=2) + "\n"
+    said = lambda job: (job.read_text(), (job.parent / "options.json").read_text())
+    found = [job for job in Path(out).glob("*/job") if here.restarts and said(job) == mine]
+    return max(found).parent if found and here.job else None
+
+
+def _new_folder(options: Options, out: str, job: str = "") -> Path | None:
+    """A folder for this run, with its options and the launcher's name of the job in it; none for a benchmark."""
     if options.bench:
         return None
     folder = Path(out) / time.strftime("%Y%m%d-%H%M%S")
     folder.mkdir(parents=True)
     (folder / "options.json").write_text(json.dumps(asdict(options), indent=2) + "\n")
+    (folder / "job").write_text(job)
     return folder
 
 
@@ -120,10 +134,11 @@ def _as_one_rank(here, options: Options, folder: Path | None, args) -> int:
         )
     with environment.joined(here), _stop_on_interrupt(folder) as interrupted:
         if here.rank == 0:
-            folder = folder or _new_folder(options, args.out)
+            folder = folder or _begun(here, options, args.out) or _new_folder(options, args.out, here.job)
         folder = comm.gather_objects(folder, Axis("world", tuple(range(here.world_size)), here.rank))[0]
         place = str(folder.resolve()) if folder else None
-        start(here.rank, here.world_size, options, place, bool(args.resume), _say_sometimes)
+        resume = bool(args.resume or (folder and here.restarts and checkpoint.all_in(folder)))
+        start(here.rank, here.world_size, options, place, resume, _say_sometimes)
     if folder and here.rank == 0:
         _finish(options, folder, interrupted)
     return 0
@@ -150,13 +165,6 @@ def _newest(out: Path) -> Path:
     if not runs:
         raise ValueError(f"There is no run with a checkpoint in {out}/. Start one: python -m gpt2lab train.")
     return runs[-1]
-
-
-def plain_command(options: Options) -> str:
-    """The command that does the same with every option spelled out; through torchrun where there are several ranks."""
-    world = options.the_plan().world
-    module = "-m gpt2lab train " + shlex.join(options.arguments())
-    return f"python {module}" if world == 1 else f"torchrun --standalone --nproc-per-node {world} {module}"
 
 
 @contextmanager

@@ -75,8 +75,15 @@ class Flat:
     def pieces(self) -> list[Piece]:
         """The shard as pieces for the optimizer, one per parameter, so that weight decay still knows matrices."""
         return [
-            Piece(self.names[i], self.shard[here], self._marked(self.parameters[i]), len(self.shapes[i]) >= 2)
-            for i, _, here in self.shares()
+            Piece(
+                self.names[i],
+                self.shard[here],
+                self._marked(self.parameters[i]),
+                decay=len(self.shapes[i]) >= 2,
+                within=self.shapes[i],
+                start=part.start,
+            )
+            for i, part, here in self.shares()
         ]
 
     def _marked(self, p: torch.Tensor) -> spec.Spec:

@@ -14,13 +14,16 @@ from ..spec import Spec
 class Piece:
     """A tensor that this rank's optimizer steps: a whole parameter, a slice of one, or a stretch of a flat shard.
 
-    `spec` says how it was cut, data axes included (ZeRO); `decay` whether weight decay applies (matrices only).
+    `spec` says how it was cut, data axes included (ZeRO); `decay` whether weight decay applies (matrices only). A flat
+    stretch holds the elements from `start` on of a parameter, or of its slice, of shape `within`.
     """
 
     name: str
     tensor: torch.Tensor
     spec: Spec
     decay: bool
+    within: torch.Size | None = None
+    start: int = 0
 
 
 def sum_partial(pieces: list[Piece], mesh: Mesh) -> None:

@@ -13,16 +13,25 @@ LAUNCHERS = {  # name: where it writes the global rank, the number of ranks, the
     "srun": ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID"),
     "mpirun": ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),
 }
+RESTARTS = {  # name: where it writes what the job is called, and how often it was started again
+    "torchrun": ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"),
+    "srun": ("SLURM_JOB_ID", "SLURM_RESTART_COUNT"),
+}
 
 
 @dataclass(frozen=True)
 class Place:
-    """Who this process is: its launcher, global rank, number of ranks, rank on this machine."""
+    """Who this process is: its launcher, global rank, number of ranks, rank on this machine.
+
+    `job` is what the launcher calls the job, also after it has started it again for the `restarts`-th time.
+    """
 
     launcher: str
     rank: int
     world_size: int
     local_rank: int
+    job: str = ""
+    restarts: int = 0
 
 
 def place() -> Place | None:
@@ -31,7 +40,9 @@ def place() -> Place | None:
         if all(n in os.environ for n in names):
             rank, world_size, local_rank = (int(os.environ[n]) for n in names)
             if world_size > 1:
-                return Place(launcher, rank, world_size, local_rank)
+                job, restarts = RESTARTS.get(launcher, ("", ""))
+                again = int(os.environ.get(restarts, "0"))
+                return Place(launcher, rank, world_size, local_rank, os.environ.get(job, ""), again)
     return None
 
 

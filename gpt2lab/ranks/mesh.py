@@ -74,6 +74,10 @@ class Mesh:
     def __repr__(self) -> str:
         return f"Mesh({', '.join(f'{n}={s}' for n, s in self.sizes.items() if s > 1)})"
 
+    def all_axes(self) -> list[Axis]:
+        """Every axis of the mesh, joined ones and the world included."""
+        return [*self._axes.values(), self.world]
+
     def coordinates(self, rank: int | None = None) -> dict[str, int]:
         """Where a rank (default: this one) stands on each axis."""
         place = np.argwhere(self.grid == (self.rank if rank is None else rank))[0]
@@ -107,6 +111,14 @@ class Mesh:
             if self.rank in line:
                 mine = Axis(name, line, line.index(self.rank), group)
         return mine
+
+    def side_group(self):
+        """A second process group of all ranks, for a thread in the background: its messages never mix with training's.
+
+        All ranks call it together; None on one rank.
+        """
+        ranks = list(self.world.ranks)
+        return dist.new_group(ranks, timeout=_timeout(), backend="gloo") if len(ranks) > 1 else None
 
 
 def _timeout() -> timedelta:

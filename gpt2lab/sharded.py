@@ -1,0 +1,237 @@
+"""Sharded folders: every rank writes the boxes it holds, any rank of any other layout reads the boxes it needs.
+
+torch.distributed.checkpoint does the work: it agrees on who writes which box (replicas share that out), checks that
+the boxes make up each tensor, and on reading finds what overlaps. What it does not promise is added here: a folder is
+written beside its place and renamed when complete, and a digest of every file is compared before anything is read.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint import metadata as meta
+from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
+
+from .boxes import Box
+
+STATE = "state.json"
+INDEX = ".metadata"  # torch's own list of tensors and boxes
+
+
+class BadCheckpoint(ValueError):
+    """A checkpoint that cannot be used; the message names the file and what is wrong with it."""
+
+
+class CannotSave(OSError):
+    """A checkpoint that could not be written; the message says where, why, and what is still there."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What this rank holds of one tensor: its whole shape and the boxes, in the form that torch asks for."""
+
+    shape: tuple[int, ...]
+    boxes: list[Box]
+
+    def __create_write_items__(self, name: str, _) -> list[WriteItem]:
+        return [self._item(name, box) for box in self.boxes]
+
+    def _item(self, name: str, box: Box) -> WriteItem:
+        properties = meta.TensorProperties.create_from_tensor(box.tensor)
+        data = TensorWriteData(_chunk(box), properties, torch.Size(self.shape))
+        return WriteItem(
+            meta.MetadataIndex(name, torch.Size(box.offsets)), WriteItemType.SHARD, tensor_data=data
+        )
+
+    def __create_chunk_list__(self) -> list[meta.ChunkStorageMetadata]:
+        return [_chunk(box) for box in self.boxes]
+
+    def box(self, index: meta.MetadataIndex) -> torch.Tensor:
+        """The memory of the box at the index's place."""
+        return next(b.tensor for b in self.boxes if torch.Size(b.offsets) == index.offset)
+
+    def copy(self) -> "Entry":
+        """The same with memory of its own, which training no longer changes."""
+        return Entry(self.shape, [Box(b.offsets, b.tensor.clone()) for b in self.boxes])
+
+
+def _chunk(box: Box) -> meta.ChunkStorageMetadata:
+    return meta.ChunkStorageMetadata(torch.Size(box.offsets), box.tensor.size())
+
+
+class _SavePlanner(dcp.DefaultSavePlanner):
+    def lookup_object(self, index):
+        return self.state_dict[index.fqn].box(index)
+
+
+class _LoadPlanner(dcp.DefaultLoadPlanner):
+    def set_up_planner(self, state_dict, metadata=None, is_coordinator=False):
+        self.state_dict, self.metadata, self.is_coordinator = state_dict, metadata, is_coordinator
+
+    def lookup_tensor(self, index):
+        return self.state_dict[index.fqn].box(index)
+
+
+class _Writer(dcp.FileSystemWriter):
+    """torch's writer, into a folder `.partial`; the coordinator seals and renames it when every rank has written."""
+
+    def __init__(self, folder: Path, files: dict[str, str], state: dict):
+        super().__init__(folder.with_suffix(".partial"), sync_files=True)
+        self.folder, self.files, self.state = folder, files, state
+
+    def prepare_local_plan(self, plan):
+        return plan  # not yet: the coordinator makes the folder, once, when it has everybody's plan
+
+    def prepare_global_plan(self, plans):
+        shutil.rmtree(self.path, ignore_errors=True)
+        self.path.mkdir(parents=True)
+        return super().prepare_global_plan(plans)
+
+    def write_data(self, plan, planner):
+        written = super().write_data(plan, planner)
+        written.wait()
+        mine = sorted(self.path.glob(f"{plan.storage_data.prefix}*"))
+        digests = {file.name: digest(file) for file in mine}
+        (self.path / f"{plan.storage_data.prefix}.sha256").write_text(json.dumps(digests))
+        return written
+
+    def finish(self, metadata, results):
+        super().finish(metadata, results)
+        sealed = {}
+        for file in self.path.glob("*.sha256"):
+            sealed |= json.loads(file.read_text())
+            file.unlink()
+        for name, text in self.files.items():
+            (self.path / name).write_text(text)
+        sealed |= {name: digest(self.path / name) for name in (INDEX, *self.files)}
+        state = self.state | {"sha256": dict(sorted(sealed.items()))}
+        (self.path / STATE).write_text(json.dumps(state, indent=2) + "\n")
+        for file in [*self.path.iterdir(), self.path]:
+            _flush(file)
+        _replace(self.path, self.folder)
+
+
+def write(folder: Path, entries: dict[str, Entry], files: dict[str, str], state: dict, world, group) -> None:
+    """Write a folder together: all ranks of `world` with their entries, over the process group `group`.
+
+    `files` are texts that go into the folder, `state` what `read_state` gives back. Raises CannotSave on every rank.
+    """
+    writer = _Writer(folder, files, state)
+    try:
+        _quietly(
+            dcp.save,
+            entries,
+            storage_writer=writer,
+            planner=_SavePlanner(),
+            process_group=group,
+            no_dist=world == 1,
+        )
+    except dcp.api.CheckpointException as error:  # a lost peer is none: the launcher names it
+        rank, cause = _first(error)
+        shutil.rmtree(writer.path, ignore_errors=True)  # give a full disk its room back
+        raise CannotSave(
+            f"The checkpoint {folder} could not be written: {cause} (rank {rank}). Older ones are as they were."
+        ) from None
+
+
+def _first(error: dcp.api.CheckpointException) -> tuple[int, str]:
+    """The rank that failed first, and why, of what torch raised."""
+    rank = min(error.failures)
+    cause = error.failures[rank][0]
+    return rank, getattr(cause, "strerror", None) or f"{type(cause).__name__}: {cause}"
+
+
+def read(folder: Path, entries: dict[str, Entry], world: int = 1) -> None:
+    """Fill the boxes of the entries from a folder; with `world` > 1 all ranks call it together."""
+    reader, planner = dcp.FileSystemReader(folder), _LoadPlanner()
+    try:
+        _quietly(dcp.load, entries, storage_reader=reader, planner=planner, no_dist=world == 1)
+    except dcp.api.CheckpointException as error:
+        raise BadCheckpoint(f"{folder} cannot be read: {_first(error)[1]}.") from None
+
+
+def is_sharded(folder: Path) -> bool:
+    """Whether a folder was written by `write`."""
+    return (folder / INDEX).exists()
+
+
+def whole(folder: Path, prefix: str) -> dict[str, torch.Tensor]:
+    """The whole tensors of a folder whose names start with `prefix`, without it; read by this process alone.
+
+    Raises BadCheckpoint.
+    """
+    if wrong := read_state(folder)[1]:
+        raise BadCheckpoint(wrong)
+    shapes = dcp.FileSystemReader(folder).read_metadata().state_dict_metadata
+    tensors = {
+        name: torch.empty(m.size, dtype=m.properties.dtype)
+        for name, m in shapes.items()
+        if name.startswith(prefix)
+    }
+    read(folder, {n: Entry(tuple(t.shape), [Box((0,) * t.dim(), t)]) for n, t in tensors.items()})
+    return {name.removeprefix(prefix): t for name, t in tensors.items()}
+
+
+def read_state(folder: Path, rank: int = 0, world: int = 1) -> tuple[dict, str]:
+    """The state of a folder, and what is wrong with the files that fall to this rank to check ("": nothing)."""
+    if not (folder / STATE).exists():
+        return {}, f"{folder} is no checkpoint: it has no {STATE}."
+    try:
+        state = json.loads((folder / STATE).read_text())
+        sealed = sorted(state["sha256"].items())
+    except (ValueError, KeyError, TypeError):
+        return {}, f"{folder / STATE} is damaged: it is not the JSON text that was written."
+    for name, right in sealed[rank::world]:
+        if not (folder / name).exists():
+            return state, f"{folder / name} is missing."
+        if digest(folder / name) != right:
+            return state, f"{folder / name} is damaged: its sha256 is not the one in {STATE}."
+    return state, ""
+
+
+def digest(file: Path) -> str:
+    """The sha256 of a file."""
+    with open(file, "rb") as opened:
+        return hashlib.file_digest(opened, "sha256").hexdigest()
+
+
+def remove(folder: Path) -> None:
+    """Delete a folder so that nobody takes the rest of it for a checkpoint should this be interrupted."""
+    gone = folder.with_suffix(".gone")
+    shutil.rmtree(gone, ignore_errors=True)
+    folder.rename(gone)
+    shutil.rmtree(gone)
+
+
+def _replace(partial: Path, folder: Path) -> None:
+    """Rename the finished folder; an older one of the same name stays valid, as `.old`, until then."""
+    old = folder.with_suffix(".old")
+    if folder.exists():
+        shutil.rmtree(old, ignore_errors=True)
+        folder.rename(old)
+    partial.rename(folder)
+    _flush(folder.parent)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _flush(path: Path) -> None:
+    """Make sure that the disk has it before a rename says so."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _quietly(call, *args, **kwargs):
+    """Call torch without its warnings about itself."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        warnings.filterwarnings("ignore", "torch.distributed is (disabled|unavailable)")
+        return call(*args, **kwargs)

@@ -1,0 +1,314 @@
+"""Checkpoints change shape, are whole or absent whatever is killed while they are written, and say what is wrong."""
+
+import errno
+import os
+import random
+import signal
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from gpt2lab import checkpoint, pretrained, sharded
+from gpt2lab.boxes import boxes, rectangles
+from gpt2lab.plan import Plan, build
+from gpt2lab.ranks.launch import RankFailed, Ranks
+from gpt2lab.ranks.mesh import Axis, Mesh
+from gpt2lab.spec import Cut, Spec, slice_of
+from gpt2lab.train import Recipe, Trainer
+from gpt2lab.verify import CONFIG, axes, example_batch
+
+PLANS = (
+    "serial",
+    "dp=4,zero=1",
+    "dp=3,zero=3",
+    "dp=2,data=servers",
+    "tp=2,sp=on",
+    "tp=2,dp=2,zero=3",
+    "pp=2,micro=2,schedule=interleaved",
+    "pp=2,micro=2,schedule=chimera",
+    "pp=2,dp=2,micro=2,zero=2",
+    "cp=2,dp=2,layout=zigzag,exchange=ring",
+)
+
+
+@pytest.fixture(scope="module")
+def pools():
+    """A pool of ranks for every size, started when first asked for."""
+    made = {}
+
+    def pool(world):
+        if world not in made:
+            made[world] = Ranks(world, echo=False, timeout=120)
+        return made[world]
+
+    yield pool
+    for one in made.values():
+        one.close()
+
+
+def trainer(plan="serial", config=CONFIG, recipe=None) -> Trainer:
+    plan = Plan.parse(plan)
+    return Trainer(build(plan, config, Mesh(**axes(plan)), torch.float64), recipe or Recipe())
+
+
+def steps(one, count) -> list[float]:
+    return [one.step(example_batch(CONFIG, 7, 12 - one.steps % 2)).loss for _ in range(count)]
+
+
+def train_and_save(rank, world, plan, run, background=False):
+    one = trainer(plan)
+    saver = checkpoint.Saver(one, run, background=background)
+    steps(one, 2)
+    folder = saver.save()
+    losses = steps(one, 3)
+    saver.finish()
+    return str(folder), losses
+
+
+def resume(rank, world, plan, folder):
+    one = trainer(plan)
+    checkpoint.load(folder, one)
+    return steps(one, 3)
+
+
+def on(pools, plan, fn, *args):
+    world = Plan.parse(plan).world
+    return fn(0, 1, plan, *args) if world == 1 else pools(world).run(fn, plan, *args)[0]
+
+
+@pytest.mark.parametrize("shape", [(7,), (5, 3), (3, 4, 2)])
+def test_rectangles_are_the_stretch_in_its_order(shape):
+    t = torch.arange(torch.Size(shape).numel()).view(shape)
+    for start in range(t.numel() + 1):
+        for stop in range(start, t.numel() + 1):
+            found = []
+            for offsets, sizes in rectangles(shape, start, stop):
+                found += t[tuple(slice(o, o + s) for o, s in zip(offsets, sizes, strict=True))].flatten()
+            assert [int(x) for x in found] == list(range(start, stop))
+
+
+@pytest.mark.parametrize("dim, groups", [(0, 1), (1, 1), (0, 3)])
+def test_boxes_of_stretches_of_slices_cover_the_whole_once(dim, groups):
+    whole = torch.arange(9.0 * 4).view(9, 4)
+    seen = torch.full_like(whole, -1)
+    spec = Spec(cuts=(Cut("tp", dim, whole.size(dim), groups),))
+    for rank in range(2):
+        mesh = {"tp": Axis("tp", (0, 1), rank)}
+        part = slice_of(whole, rank, 2, dim, groups)
+        half = part.numel() // 2 + 1
+        for start, stretch in ((0, part.flatten()[:half]), (half, part.flatten()[half:])):
+            for box in boxes(stretch, part.shape, start, spec, mesh):
+                ends = zip(box.offsets, box.tensor.shape, strict=True)
+                view = seen[tuple(slice(o, o + s) for o, s in ends)]
+                assert (view == -1).all()
+                view.copy_(box.tensor)
+    assert torch.equal(seen, whole)
+
+
+@pytest.fixture(scope="module")
+def saved(pools, tmp_path_factory):
+    """For each plan: its checkpoint after two steps, and the losses of the three steps that follow."""
+    return {p: on(pools, p, train_and_save, str(tmp_path_factory.mktemp("run"))) for p in PLANS}
+
+
+@pytest.mark.parametrize("reader", PLANS)
+def test_saved_on_any_plan_resumed_on_any_other_with_the_same_next_losses(reader, saved, pools):
+    for writer in PLANS:
+        folder, expected = saved[writer]
+        found = on(pools, reader, resume, folder)
+        assert found == pytest.approx(expected, rel=1e-12), writer
+        if reader == writer:
+            assert found == expected
+
+
+def test_no_rank_writes_everything_and_replicas_share_the_writing(saved):
+    for plan in PLANS[1:]:
+        sizes = [f.stat().st_size for f in Path(saved[plan][0]).glob("*.distcp")]
+        assert len(sizes) == Plan.parse(plan).world
+        assert max(sizes) < 0.8 * sum(sizes), plan
+
+
+def test_the_exported_model_is_the_same_from_every_plan(saved, tmp_path):
+    models = {}
+    for plan, (folder, _) in saved.items():
+        checkpoint.export(folder, tmp_path / "out")
+        models[plan] = pretrained.load(tmp_path / "out", torch.float64).state_dict()
+        direct = pretrained.load(folder, torch.float64).state_dict()
+        assert all(torch.equal(direct[n], t) for n, t in models[plan].items())
+    for found in models.values():
+        for n, t in models["serial"].items():
+            assert (found[n] - t).abs().max() <= 1e-12
+
+
+def test_a_save_in_the_background_holds_the_step_at_which_it_was_asked_for(saved, pools, tmp_path):
+    folder, expected = on(pools, "dp=3,zero=3", train_and_save, str(tmp_path), True)
+    assert expected == saved["dp=3,zero=3"][1]
+    assert on(pools, "dp=3,zero=3", resume, folder) == expected
+
+
+def test_the_best_by_validation_stays_beside_the_newest(tmp_path):
+    one = trainer()
+    saver = checkpoint.Saver(one, tmp_path, keep=2)
+    for step, val in enumerate([3.0, 1.0, 2.0, None, 2.5]):
+        one.steps = step
+        saver.save(val=val)
+    assert [int(f.name[-1]) for f in checkpoint.all_in(tmp_path)] == [1, 3, 4]
+    assert checkpoint.best(tmp_path).name.endswith("1")
+    assert checkpoint.best(tmp_path / "none") is None
+
+
+def save_until_killed(rank, world, run):
+    one = trainer("dp=2,zero=1")
+    Path(run, f"pid.{rank}").write_text(str(os.getpid()))
+    while True:
+        steps(one, 1)
+        checkpoint.save(one, run)
+        if rank == 0:
+            Path(run, "told").write_text(str(one.steps))
+
+
+@pytest.mark.slow
+def test_twenty_kills_during_saves_never_tear_or_lose_a_checkpoint(tmp_path):
+    chance = random.Random(8)
+    with Ranks(2, echo=False, timeout=60) as pool:
+        for trial in range(20):
+            run = tmp_path / str(trial)
+            run.mkdir()
+            victims = chance.choice([(0,), (1,), (0, 1)])
+
+            later = chance.uniform(0, 0.6)
+
+            def kill(run=run, victims=victims, later=later):
+                while not ((run / "pid.0").exists() and (run / "told").exists()):
+                    time.sleep(0.01)
+                time.sleep(later)
+                for rank in victims:
+                    os.kill(int((run / f"pid.{rank}").read_text()), signal.SIGKILL)
+
+            killer = threading.Thread(target=kill)
+            killer.start()
+            with pytest.raises(RankFailed):
+                pool.run(save_until_killed, str(run))
+            killer.join()
+            found = checkpoint.all_in(run)
+            told = (run / "told").read_text()
+            assert checkpoint.read_state(found[-1])["step"] >= int(told or 1), trial
+            for folder in found:
+                checkpoint.read_state(folder)
+            checkpoint.load(found[-1], trainer())
+
+
+@pytest.mark.parametrize(
+    "call, after", [("rename", 1), ("rename", 2), ("rmtree", 1), ("rmtree", 2), ("fsync", 4)]
+)
+def test_stopping_inside_the_exchange_of_two_checkpoints_of_one_step_keeps_one(
+    call, after, tmp_path, monkeypatch
+):
+    one, left = trainer(), [after]
+    checkpoint.save(one, tmp_path)
+
+    def stop(*args, **kwargs):
+        left[0] -= 1
+        if left[0] < 0:
+            raise KeyboardInterrupt
+        return right(*args, **kwargs)
+
+    owner = {"rename": Path, "rmtree": sharded.shutil, "fsync": sharded.os}[call]
+    right = getattr(owner, call)
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, call, stop)
+        with pytest.raises((KeyboardInterrupt, checkpoint.CannotSave)):
+            checkpoint.save(one, tmp_path)
+    assert checkpoint.read_state(checkpoint.all_in(tmp_path)[-1])["step"] == 0
+    checkpoint.save(one, tmp_path)
+    assert len(checkpoint.all_in(tmp_path)) == 1
+
+
+def save_with_a_full_disk(rank, world, run):
+    one = trainer("dp=2,zero=1")
+    steps(one, 1)
+    checkpoint.save(one, run)
+    steps(one, 1)
+    if rank == 1:
+
+        def full(**_):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+        sharded.dcp.filesystem._write_files_from_queue = full
+    try:
+        checkpoint.save(one, run)
+    except checkpoint.CannotSave as error:
+        return str(error)
+
+
+def test_a_full_disk_is_one_sentence_on_every_rank_and_costs_nothing(tmp_path):
+    with Ranks(2, echo=False) as pool:
+        for said in pool.run(save_with_a_full_disk, str(tmp_path)):
+            assert "checkpoint-0000002 could not be written: No space left on device (rank 1)." in said
+    assert [f.name for f in tmp_path.iterdir()] == ["checkpoint-0000001"]
+    assert checkpoint.read_state(tmp_path / "checkpoint-0000001")["step"] == 1
+
+
+def test_a_folder_that_cannot_be_written_is_one_sentence(tmp_path):
+    run = tmp_path / "run"
+    run.write_text("a file stands where the folder should be")  # root may write to read-only folders
+    with pytest.raises(checkpoint.CannotSave, match="could not be written: (Not a directory|File exists)"):
+        checkpoint.save(trainer(), run)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write to read-only folders")
+def test_a_read_only_folder_is_one_sentence(tmp_path):
+    tmp_path.chmod(0o500)
+    with pytest.raises(checkpoint.CannotSave, match="could not be written: Permission denied"):
+        checkpoint.save(trainer(), tmp_path)
+
+
+@pytest.mark.parametrize("how", ["flip", "cut", "remove"])
+def test_every_file_is_missed_when_it_is_damaged(how, tmp_path):
+    one = trainer()
+    steps(one, 1)
+    for name in ("__0_0.distcp", ".metadata", "config.json"):
+        file = checkpoint.save(one, tmp_path) / name
+        data = file.read_bytes()
+        if how == "remove":
+            file.unlink()
+        else:
+            middle = len(data) // 2
+            changed = data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1 :]
+            file.write_bytes(changed if how == "flip" else data[:middle])
+        with pytest.raises(checkpoint.BadCheckpoint, match=f"{name} is (damaged|missing)"):
+            checkpoint.load(file.parent, trainer())
+    (file.parent / "state.json").write_text('{"step": 1')
+    with pytest.raises(checkpoint.BadCheckpoint, match="state.json is damaged"):
+        checkpoint.load(file.parent, trainer())
+
+
+def test_damage_is_told_on_every_rank(pools, saved, tmp_path):
+    import shutil
+
+    folder = tmp_path / "copy"
+    shutil.copytree(saved["dp=3,zero=3"][0], folder)
+    (folder / "__1_0.distcp").write_bytes(b"")
+
+    def refused(rank, world, folder):
+        try:
+            checkpoint.load(folder, trainer("dp=3"))
+        except checkpoint.BadCheckpoint as error:
+            return str(error)
+
+    for said in pools(3).run(refused, str(folder)):
+        assert "__1_0.distcp is damaged" in said
+
+
+def test_another_model_and_another_optimizer_are_refused(saved):
+    folder = saved["serial"][0]
+    with pytest.raises(checkpoint.BadCheckpoint, match="holds another model: .*n_layer=5"):
+        checkpoint.load(folder, trainer(config=replace(CONFIG, n_layer=2)))
+    with pytest.raises(
+        checkpoint.BadCheckpoint, match="was trained with adamw, whose state sgd cannot go on"
+    ):
+        checkpoint.load(folder, trainer(recipe=Recipe("sgd")))
