@@ -1,0 +1,656 @@
+# %% [markdown]
+# # 03 Collectives
+#
+# **The one-minute version.** Ranks share no memory, so every parallel strategy ends in messages. Nearly all of
+# them are one of seven patterns, the *collectives*: broadcast, scatter, gather, reduce, all-gather,
+# reduce-scatter, all-reduce. They come in pairs that undo each other, forward and backward. The bytes that each
+# needs are known exactly before it runs, and so is the best algorithm: a *ring* for large tensors, a *tree* for
+# small ones. And when two ranks disagree about which call comes next, they wait for ever, unless somebody tells
+# them.
+
+# %% tags=["setup"]
+import torch
+
+from gpt2lab import RankFailed, launch
+from gpt2lab.algorithms import ALL_REDUCE, ring
+from gpt2lab.exercises import check
+from gpt2lab.exercises import collectives as exercises
+from gpt2lab.lessons import explore, show, show_source, table
+from gpt2lab.planner import links
+from gpt2lab.planner.links import Link
+from gpt2lab.plots import collectives as plots
+from gpt2lab.ranks import comm, network
+from gpt2lab.ranks.mesh import Mesh
+
+# %% [markdown]
+# S is the size of the whole tensor in bytes, n the number of ranks, *place* a rank's position on its axis.
+#
+# ## What each one does
+#
+# Every rank starts with four numbers. The pictures are made from what four live ranks really held before and
+# after, block by block. A grey block is a sum of several ranks' numbers.
+
+
+# %%
+def every_collective(rank, world_size):
+    axis = Mesh(dp=world_size)["dp"]
+    x = torch.arange(4.0) + 10 * rank
+    return {
+        "before": x,
+        "broadcast from 1": comm.broadcast(x, axis, 1),
+        "scatter from 1": comm.scatter(x, axis, 0, 1),
+        "gather to 1": comm.gather(x[rank : rank + 1], axis, 0, 1),
+        "reduce to 1": comm.reduce(x, axis, 1)[: 4 if rank == 1 else 0],
+        "all-gather": comm.all_gather(x[rank : rank + 1], axis),
+        "reduce-scatter": comm.reduce_scatter(x, axis),
+        "all-reduce": comm.all_reduce(x, axis),
+        "all-to-all": torch.cat(comm.all_to_all(list(x.tensor_split(world_size)), axis)),
+        "ring shift": comm.ring_shift(x, axis),
+    }
+
+
+held = launch(every_collective)
+before = [h["before"].tolist() for h in held]
+SUMS = ("reduce to 1", "reduce-scatter", "all-reduce")
+
+
+def picture(collective="all-gather"):
+    after = [h[collective].tolist() for h in held]
+    owners = None if collective in SUMS else [[int(v) // 10 for v in row] for row in after]
+    return plots.blocks(before, after, collective, owners)
+
+
+CAPTION = "{collective} on four live ranks; colours say whose number it was, grey is a sum."
+ALT = "Two grids of blocks, one row a rank: what each holds before and after {collective}"
+for name in ("broadcast from 1", "all-gather", "reduce-scatter"):
+    show(picture(name), "counted", CAPTION.format(collective=name), ALT.format(collective=name))
+
+# %%
+explore(picture, "counted", CAPTION, ALT, collective=[name for name in held[0] if name != "before"])
+
+# %% [markdown]
+# The names follow a rule. *Reduce* is any operation that may be done in any order (sum, max). Broadcast and
+# scatter start at one rank, gather and reduce end at one; *all* means that everybody is a destination.
+#
+# ## A well-known demo, reproduced
+#
+# Stanford's CS336 (spring 2024, lecture 8) shows three calls on four GPUs. The same values come out here:
+
+
+# %%
+def lecture(rank, world_size):
+    axis = Mesh(dp=world_size)["dp"]
+    x = torch.tensor([0.0, 1, 2, 3]) + rank
+    summed = comm.all_reduce(x, axis)
+    mine = comm.reduce_scatter(torch.arange(4.0) + rank, axis)
+    return summed.tolist(), mine.tolist(), comm.all_gather(mine, axis).tolist()
+
+
+for rank, (summed, mine, gathered) in enumerate(launch(lecture)):
+    print(f"rank {rank}: all_reduce {summed}  reduce_scatter {mine}  all_gather {gathered}")
+
+# %% [markdown]
+# The last column equals the first. That is the identity behind ZeRO and behind the ring:
+#
+# **all-reduce = reduce-scatter + all-gather.**
+#
+# (The lecture's comment that one may replace "all-reduce, reduce-scatter" by "broadcast, reduce" should name
+# all-gather and reduce-scatter.) The identity also costs the same, byte for byte:
+
+
+# %%
+def both_ways(rank, world_size):
+    axis = Mesh(dp=world_size)["dp"]
+    x = torch.arange(1003.0) * (rank + 1)
+    at_once = comm.all_reduce(x, axis)
+    first = sum(e.bytes for e in comm.log)
+    comm.clear_log()
+    mine = comm.reduce_scatter(x, axis)
+    joined = comm.all_gather(mine, axis, 0, comm.split_sizes(1003, world_size))
+    return torch.equal(at_once, joined), first, sum(e.bytes for e in comm.log)
+
+
+table(
+    [(r, same, once, twice) for r, (same, once, twice) in enumerate(launch(both_ways))],
+    ["rank", "equal", "bytes of all-reduce", "bytes of both"],
+)
+
+# %% [markdown]
+# ## Forward and backward
+#
+# Autograd has to send gradients back the way that the numbers came. Each call is a linear map A, its backward is
+# the transpose: ⟨A x, y⟩ = ⟨x, Aᵀ y⟩. So the collectives pair up:
+#
+# | forward | backward | because |
+# |---|---|---|
+# | broadcast | reduce | whoever got a copy has a say in the gradient |
+# | scatter | gather | a cut is undone by joining |
+# | all-gather | reduce-scatter | every rank used every shard |
+# | identity (`copy_to`) | all-reduce | one tensor was used on n ranks |
+# | all-reduce (`reduce_from`) | identity | each addend moves the sum alike |
+# | all-to-all | all-to-all | the way back |
+#
+# The test of the table, on live ranks, with integers so that equality is exact:
+
+
+# %%
+def adjoint(rank, world_size):
+    axis = Mesh(dp=world_size)["dp"]
+    x = (torch.arange(3.0) + rank).requires_grad_()
+    y = torch.arange(9.0) * (rank + 1)
+    ax = comm.all_gather(x, axis)
+    (aty,) = torch.autograd.grad(ax, x, y)
+    return (ax * y).sum().item(), (x * aty).sum().item()
+
+
+sides = launch(adjoint, ranks=3)
+print("<Ax, y> =", sum(s[0] for s in sides), "   <x, A'y> =", sum(s[1] for s in sides))
+
+# %% [markdown]
+# **A bug to commit.** A backward that sums the incoming gradient *in place* looks right until a tensor is used
+# twice: autograd hands one and the same gradient to both branches.
+
+
+# %%
+class CopyToInPlace(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, axis):
+        ctx.axis = axis
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return comm.all_reduce(grad, ctx.axis, own=True), None  # own: the buffer is overwritten
+
+
+def used_twice(rank, world_size, copy):
+    axis, x = Mesh(dp=world_size)["dp"], torch.ones(1, requires_grad=True)
+    (copy(x, axis) + x).sum().backward()
+    return x.grad.item()
+
+
+print(
+    "right:",
+    launch(used_twice, comm.copy_to, ranks=2)[0],
+    "  in place:",
+    launch(used_twice, CopyToInPlace.apply, ranks=2)[0],
+)
+
+# %% [markdown]
+# f(x) + x on two ranks has the gradient 2 + 1 = 3. The in-place version has added the sum to both branches.
+#
+# ## Every byte, before it is sent
+#
+# With a ring, each rank sends S − S/n bytes for a reduce-scatter and as many for an all-gather, so 2 (n−1)/n S
+# for an all-reduce (Patarasuk & Yuan 2009). The factor 2 is these two halves. (The lecture explains it by "send
+# and receive", which is not it: a broadcast is sent and received too.) **Predict first:** an all-reduce of
+# 1,000,000 float32 numbers on 4 ranks: how many bytes does each rank send?
+
+# %%
+my_guess = 2 * 3 / 4 * 4_000_000
+
+
+def count(rank, world_size, numbers):
+    comm.all_reduce(torch.ones(numbers), Mesh(dp=world_size)["dp"])
+    return comm.log[-1].bytes
+
+
+score = exercises.predict(my_guess, launch(count, 1_000_000)[0], "all-reduce of a million numbers on 4 ranks")
+# %% [markdown]
+# **Bandwidth** is where people slip. *Algorithm bandwidth* is S/t. *Bus bandwidth* (nccl-tests) multiplies by what
+# must cross the wires, so that it can be compared with the hardware: 2(n−1)/n for all-reduce, (n−1)/n for
+# reduce-scatter and all-gather, of the **whole** array S. The lecture takes the *output* of the reduce-scatter for
+# S. That is n times too small, and its number is too small by exactly n:
+
+# %%
+recorded = [(2, 15e-3, 132), (4, 36e-3, 83)]
+table(
+    [(n, f"{t * 1e3:.0f}", printed, printed * n, {2: 320, 4: 335}[n]) for n, t, printed in recorded],
+    ["GPUs", "ms", "reduce-scatter as printed, GB/s", "times n", "its own all-reduce, GB/s"],
+)
+
+# %% [markdown]
+# *From a paper:* after the correction reduce-scatter is as fast as all-reduce, as it must be.
+#
+# ## A ring by hand
+#
+# Cut the tensor into n chunks. For n−1 steps pass a partial sum to the right and add your own chunk to the one
+# that arrives: then every rank has one finished chunk. For n−1 more steps pass the finished chunks around.
+
+
+# %%
+def my_ring(x, axis):
+    n, r, chunks = axis.size, axis.rank, list(x.tensor_split(axis.size))
+    right, left = (r + 1) % n, (r - 1) % n
+
+    def step(piece, like):
+        going = comm.isend(piece, axis, right)
+        coming = comm.irecv(like, axis, left).wait()
+        going.wait()
+        return coming
+
+    for s in range(n - 1):  # reduce-scatter
+        out, into = (r - s) % n, (r - s - 1) % n
+        chunks[into] = chunks[into] + step(chunks[out], chunks[into])
+    for s in range(n - 1):  # all-gather
+        out, into = (r + 1 - s) % n, (r - s) % n
+        chunks[into] = step(chunks[out], chunks[into])
+    return torch.cat(chunks)
+
+
+def compare(rank, world_size):
+    axis, x = Mesh(dp=world_size)["dp"], torch.arange(10.0) ** (rank + 1)
+    mine = my_ring(x, axis)
+    sent = sum(e.bytes for e in comm.log), sum(e.messages for e in comm.log)
+    packaged = ring.all_reduce(x, axis)
+    library = comm.all_reduce(x, axis)
+    last = comm.log[-1]
+    return torch.equal(mine, library), torch.equal(packaged, library), sent, (last.bytes, last.messages)
+
+
+for rank, (mine, packaged, sent, formula) in enumerate(launch(compare)):
+    print(
+        f"rank {rank}: mine {mine}, the package's {packaged}; sent {sent}, counted for the library {formula}"
+    )
+
+# %% [markdown]
+# Ten numbers do not divide by four, and rank by rank the bytes still differ only in who owns the larger chunks.
+#
+# The ring step by step: which ranks' numbers are in each chunk so far? This plays the schedule above.
+
+
+# %%
+def ring_state(step, n=4):
+    """For every rank, for every chunk, how many ranks' numbers it contains after `step` steps."""
+    state = [[1] * n for _ in range(n)]
+    for s in range(step):
+        new = [row[:] for row in state]
+        for r in range(n):
+            left, into = (r - 1) % n, ((r - s - 1) if s < n - 1 else (r - (s - n + 1))) % n
+            new[r][into] = state[left][into] + (state[r][into] if s < n - 1 else 0)
+        state = new
+    return state
+
+
+def ring_picture(step=3):
+    first, now = ring_state(0), ring_state(step)
+    owners = [[None if value == 4 else rank for value in row] for rank, row in enumerate(now)]
+    return plots.blocks(first, now, f"step {step} of 6", owners)
+
+
+explore(
+    ring_picture,
+    "simulated",
+    "ring all-reduce on four ranks, step {step} of 6: how many ranks' data a chunk contains; grey is complete.",
+    "Two grids of chunks, before and after step {step} of a ring all-reduce",
+    posters=[{"step": 1}, {"step": 3}, {"step": 6}],
+    step=(0, 6, 3),
+)
+
+# %% [markdown]
+# ## Seven algorithms, one table
+#
+# The package has seven, all on messages alone. Live, on four ranks and 1,000 numbers: is the sum right, and what
+# did the busiest rank send?
+
+
+# %%
+def all_of_them(rank, world_size):
+    axis, found = Mesh(dp=world_size)["dp"], {}
+    x = torch.arange(1000.0) + rank
+    right = comm.all_reduce(x, axis)
+    for name, module in ALL_REDUCE.items():
+        comm.clear_log()
+        same = torch.equal(module.all_reduce(x, axis), right)
+        found[name] = same, sum(e.bytes for e in comm.log), sum(e.messages for e in comm.log)
+    return found
+
+
+per_rank = launch(all_of_them)
+table(
+    [
+        (
+            name,
+            all(r[name][0] for r in per_rank),
+            max(r[name][1] for r in per_rank),
+            max(r[name][2] for r in per_rank),
+        )
+        for name in ALL_REDUCE
+    ],
+    ["algorithm", "right", "bytes of the busiest rank", "messages of the busiest rank"],
+)
+
+# %%
+show_source(ALL_REDUCE["recursive doubling"].all_reduce)
+
+# %% [markdown]
+# Which one is best? A message of S bytes takes about α + S β: latency plus bytes over bandwidth (Hockney 1994).
+# Then a ring takes 2(n−1) α + 2(n−1)/n S β, a tree 2⌈log₂ n⌉ (α + S β). For small S latency decides and the tree
+# wins; for large S bytes decide and the ring wins. Where they cross:
+
+# %%
+from gpt2lab.plots.style import figure, rank_color
+
+
+def race(ranks=64, latency_us=5, gigabytes_per_s=25):
+    link = Link(latency_us * 1e-6, gigabytes_per_s * 1e9)
+    fig, ax = figure(8, 3.4)
+    sizes = [2.0**k for k in range(10, 31)]
+    for i, name in enumerate(links.ALL_REDUCE):
+        times = [links.all_reduce_time(name, ranks, s, link) * 1e3 for s in sizes]
+        ax.plot(sizes, times, label=name, color=rank_color(i))
+    ax.axvline(links.crossing(ranks, link), color="black", ls=":", lw=1)
+    ax.set(xscale="log", yscale="log", xlabel="bytes", ylabel="ms", title=f"all-reduce on {ranks} ranks")
+    ax.legend(fontsize=8, ncols=2)
+    return fig
+
+
+explore(
+    race,
+    "computed",
+    "alpha-beta times of six algorithms on {ranks} ranks; dotted: where the ring overtakes the tree.",
+    "Six lines of time over size on {ranks} ranks, latency-bound left, bandwidth-bound right",
+    ranks=(2, 1024, 64),
+    latency_us=(1, 50, 5),
+    gigabytes_per_s=(1, 300, 25),
+)
+
+# %%
+link = Link(5e-6, 25e9)
+table([(n, round(links.crossing(n, link) / 1e3)) for n in (4, 16, 64, 1024)], ["ranks", "ring wins from, kB"])
+
+# %% [markdown]
+# ## Topology: paced links
+#
+# Inside a node links are fast, between nodes slow. Here two "nodes" of two ranks each are *paced*: real messages,
+# held back to 1 ms and 20 ms of latency. The hierarchical algorithm crosses the slow links less often than a flat
+# ring, in which every one of the six steps waits for a slow edge.
+
+
+# %%
+def topology(rank, world_size):
+    import time
+
+    axis, found = Mesh(dp=world_size)["dp"], {}
+    slow, fast = network.Link(0.02, 1e8), network.Link(0.001, 1e9)
+    x = torch.ones(1000)
+    for name in ("ring", "hierarchical"):
+        with network.links(network.Links(slow, inside=fast, node=2)):
+            ALL_REDUCE[name].all_reduce(x, axis)
+            start = time.perf_counter()
+            ALL_REDUCE[name].all_reduce(x, axis)
+            found[name] = time.perf_counter() - start
+    return found
+
+
+paced = launch(topology)
+slowest = {name: max(p[name] for p in paced) for name in paced[0]}
+print("Paced: the flat ring crosses slow links in 6 steps, the hierarchy in 2.")
+print("hierarchical is faster:", slowest["hierarchical"] < slowest["ring"])
+
+# %% [markdown]
+# ## The deadlock lab
+#
+# Ranks of one axis must make the same calls, in the same order, with shapes that fit. Here are four ways to get it
+# wrong. In plain PyTorch they end in wrong numbers, an abort without a traceback, or 30 minutes of silence. Every
+# rank of ours writes what it does on a *board* in shared memory, and reads its peers' entries before any data
+# moves.
+
+
+# %%
+def shapes_differ(rank, world_size):
+    axis = Mesh(dp=world_size)["dp"]
+    comm.all_reduce(torch.ones(3 + rank), axis)
+
+
+def order_differs(rank, world_size):
+    axis, x = Mesh(dp=world_size)["dp"], torch.ones(2)
+    calls = [lambda: comm.all_reduce(x, axis), lambda: comm.all_gather(x, axis)]
+    for call in calls if rank == 0 else reversed(calls):
+        call()
+
+
+def autopsy(fn, **options):
+    """Run fn and show what the error says of both sides."""
+    try:
+        launch(fn, ranks=2, **options)
+    except RankFailed as error:
+        sides = [line.split(";")[0].strip() for line in str(error).splitlines() if " on axis " in line]
+        print(fn.__name__, *sorted(side.replace(" calls ", " called ") for side in sides), sep="\n    ")
+
+
+autopsy(shapes_differ)
+autopsy(order_differs)
+
+
+# %% [markdown]
+# Both were found at once. A wait in a circle cannot be seen in a single pair of calls, so it ends with the
+# timeout, which is short, and with a report of who waits in which call for whom:
+
+
+# %%
+def both_send_first(rank, world_size):
+    axis, x = Mesh(dp=world_size)["dp"], torch.ones(4)
+    comm.send(x, axis, 1 - rank)
+    comm.recv(x, axis, 1 - rank)
+
+
+def one_skips(rank, world_size):
+    axis = Mesh(dp=world_size)["dp"]
+    if rank == 0:
+        comm.barrier(axis)
+
+
+for fn in (both_send_first, one_skips):
+    try:
+        launch(fn, ranks=2, timeout=2)
+    except RankFailed as error:
+        print(f"{fn.__name__}: {error.ename}")
+        for line in str(error).splitlines():
+            if "waits" in line:
+                who, rest = line.strip().split(" waits ")
+                print("  ", who, "waits in", rest.split(" in ", 1)[1].split(";")[0])
+            elif "returned" in line:
+                print("  ", line.strip())
+
+# %% [markdown]
+# The cure for the first: start the send (`isend`), receive, then wait for the send. That is what `step` in the
+# ring does.
+#
+# ## Exercises
+#
+# Your function gets `wire`: `wire.rank`, `wire.size`, `wire.isend(x, to)`, `wire.send(x, to)` and
+# `wire.recv(like, source)`. The checkers run it on live ranks **and play your messages again**: a right result by
+# a wrong schedule fails.
+#
+# **1.** All-reduce by a ring.
+
+
+# %% tags=["exercise"]
+def ring_all_reduce(x, wire):
+    """The sum of every rank's x; each rank sends to its right neighbour only, chunks of 1/n."""
+    ### BEGIN SOLUTION
+    n, r, chunks = wire.size, wire.rank, list(x.tensor_split(wire.size))
+    for s in range(2 * (n - 1)):
+        out, into = (r - s) % n, (r - s - 1) % n
+        going = wire.isend(chunks[out], r + 1)
+        coming = wire.recv(chunks[into], r - 1)
+        going.wait()
+        chunks[into] = coming + chunks[into] if s < n - 1 else coming
+    return torch.cat(chunks)
+    ### END SOLUTION
+
+
+check("ring all-reduce", exercises.ring, ring_all_reduce)
+
+
+# %% tags=["wrong"]
+# FAIL: n-1 steps add up, n-1 hand out
+def ring_all_reduce(x, wire):
+    total, piece = x.clone(), x
+    for _ in range(wire.size - 1):
+        going = wire.isend(piece, wire.rank + 1)
+        piece = wire.recv(x, wire.rank - 1)
+        going.wait()
+        total = total + piece
+    return total
+
+
+# %% tags=["wrong"]
+# FAIL: sends to its right neighbour only
+def ring_all_reduce(x, wire):
+    total = x.clone()
+    going = [wire.isend(x, p) for p in range(wire.size) if p != wire.rank]
+    for p in range(wire.size):
+        if p != wire.rank:
+            total = total + wire.recv(x, p)
+    [g.wait() for g in going]
+    return total
+
+
+# %% tags=["wrong"]
+# FAIL: wait for each other for ever
+def ring_all_reduce(x, wire):
+    wire.send(x, wire.rank + 1)
+    return x + wire.recv(x, wire.rank - 1)
+
+
+# %% [markdown]
+# **2.** Broadcast rank 0's tensor by a tree: n−1 messages in ⌈log₂ n⌉ rounds, so whoever has the tensor sends in
+# every round. (Return the tensor; x of the others only says its shape.)
+
+
+# %% tags=["exercise"]
+def tree_broadcast(x, wire):
+    """Rank 0's x on every rank."""
+    ### BEGIN SOLUTION
+    distance = 1
+    while distance < wire.size:
+        if wire.rank < distance:
+            if wire.rank + distance < wire.size:
+                wire.send(x, wire.rank + distance)
+        elif wire.rank < 2 * distance:
+            x = wire.recv(x, wire.rank - distance)
+        distance *= 2
+    return x
+    ### END SOLUTION
+
+
+check("tree broadcast", exercises.tree, tree_broadcast)
+
+
+# %% tags=["wrong"]
+# FAIL: whoever has the tensor should send in every round
+def tree_broadcast(x, wire):
+    if wire.rank:
+        x = wire.recv(x, wire.rank - 1)
+    if wire.rank + 1 < wire.size:
+        wire.send(x, wire.rank + 1)
+    return x
+
+
+# %% tags=["wrong"]
+# FAIL: what rank
+def tree_broadcast(x, wire):
+    if wire.rank == 0 and wire.size > 1:
+        wire.send(x, 1)
+    elif wire.rank == 1:
+        x = wire.recv(x, 0)
+    return x
+
+
+# %% [markdown]
+# **3.** All-to-all from messages: cut x into n chunks with `tensor_split`; chunk p goes to rank p. Return the list
+# of the chunks that came, in order of their senders, your own among them.
+
+
+# %% tags=["exercise"]
+def all_to_all(x, wire):
+    """What every rank has for this one, as a list."""
+    ### BEGIN SOLUTION
+    chunks = list(x.tensor_split(wire.size))
+    others = [p for p in range(wire.size) if p != wire.rank]
+    going = [wire.isend(chunks[p], p) for p in others]
+    mine = chunks[wire.rank]
+    came = [mine if p == wire.rank else wire.recv(mine, p) for p in range(wire.size)]
+    for handle in going:
+        handle.wait()
+    return came
+    ### END SOLUTION
+
+
+check("all-to-all", exercises.to_all, all_to_all)
+
+
+# %% tags=["wrong"]
+# FAIL: one chunk straight to each other
+def all_to_all(x, wire):
+    others = [p for p in range(wire.size) if p != wire.rank]
+    going = [wire.isend(x, p) for p in others]
+    whole = [x if p == wire.rank else wire.recv(x, p) for p in range(wire.size)]
+    [g.wait() for g in going]
+    return [w.tensor_split(wire.size)[wire.rank] for w in whole]
+
+
+# %% tags=["wrong"]
+# FAIL: in order of their senders
+def all_to_all(x, wire):
+    chunks = list(x.tensor_split(wire.size))
+    going = [wire.isend(chunks[p], p) for p in range(wire.size) if p != wire.rank]
+    came = [wire.recv(chunks[0], p) for p in range(wire.size) if p != wire.rank]
+    [g.wait() for g in going]
+    return [chunks[wire.rank], *came[::-1]]
+
+
+# %% [markdown]
+# **4.** Bus bandwidth of a reduce-scatter that leaves `out` bytes on each of n ranks after t seconds.
+
+
+# %% tags=["exercise"]
+def bus_bandwidth(n, out, t):
+    """Bytes per second that each rank's wire had to carry."""
+    ### BEGIN SOLUTION
+    return (n - 1) / n * (n * out) / t
+    ### END SOLUTION
+
+
+check("bus bandwidth", exercises.bus, bus_bandwidth)
+
+
+# %% tags=["wrong"]
+# FAIL: the whole array is n times the output
+def bus_bandwidth(n, out, t):
+    return (n - 1) / n * out / t
+
+
+# %% tags=["wrong"]
+# FAIL: n=4, 100 bytes out, 1 s
+def bus_bandwidth(n, out, t):
+    return 2 * (n - 1) / n * n * out / t
+
+
+# %% [markdown]
+# ## Drill
+#
+# <details><summary>Why does an all-gather's backward sum, while scatter's backward does not?</summary>
+# After an all-gather every rank used every shard, so a shard's gradient is a sum over ranks. After a scatter each
+# chunk was used on one rank only.</details>
+#
+# <details><summary>A ring all-reduce of 1 GB on 1,000 ranks: how many bytes does each rank send, compared with 4
+# ranks?</summary>
+# 1.998 GB against 1.5 GB. Bytes hardly grow; the latency, 2 (n−1) α, does.</details>
+#
+# <details><summary>Why is recursive doubling never used for large gradients?</summary>
+# It sends the whole tensor log₂ n times. Rabenseifner's halving and doubling has the same number of rounds (twice
+# log₂ n) and the ring's bytes.</details>
+#
+# <details><summary>Two ranks call `send` first, and it works with small tensors on your cluster. Is it right?</summary>
+# No. It works only as long as some buffer takes the message; here it hangs even with four bytes.</details>
+#
+# ## Links
+#
+# - Patarasuk & Yuan 2009, *Bandwidth optimal all-reduce algorithms for clusters of workstations*
+# - Thakur, Rabenseifner & Gropp 2005, *Optimization of collective communication operations in MPICH*
+# - Sanders, Speck & Träff 2009, *Two-tree algorithms for full bandwidth broadcast, reduction and scan*
+# - Stanford CS336, spring 2024, lecture 8 (the demo and the recorded numbers)
+# - nccl-tests, *Performance reported by NCCL tests*
