@@ -2,6 +2,9 @@
 
 import re
 
+import pytest
+import torch
+
 STARTS_RANKS = re.compile(r"\b(?:Ranks|launch)\(|\bverify\(")
 
 
@@ -27,3 +30,12 @@ def pytest_collection_modifyitems(items):
             item.add_marker("live")
         if item.path.parent.name == "mutants" or "mutant" in item.originalname:
             item.add_marker("mutant")
+
+
+@pytest.fixture(autouse=True)
+def as_before():
+    """What a test (or the cell of a lesson that it runs) sets for all of torch does not reach the next test."""
+    dtype, threads = torch.get_default_dtype(), torch.get_num_threads()
+    yield
+    torch.set_default_dtype(dtype)
+    torch.set_num_threads(threads)

@@ -16,7 +16,7 @@ README = (ROOT / "README.md").read_text()
 # Who stands on whom: a file imports only from its own level or below.
 LEVELS = [
     {"recompute"},
-    {"model", "corpus", "schedules", "ranks", "planner"},
+    {"model", "chunked_loss", "corpus", "schedules", "ranks", "planner"},
     {"pretrained", "generate", "spec", "boxes", "sharded"},
     {"parallel", "algorithms"},
     {"plan"},
