@@ -7,7 +7,7 @@
 # which are gathered block by block when they are needed. The trick costs nothing until stage 3, because an
 # all-reduce always was a reduce-scatter followed by an all-gather: ZeRO puts the update *between* the two.
 #
-# The claim of this lesson, on live ranks and a model whose parameters divide by nothing:
+# The claim of this lesson, on live ranks and a model whose parameters rarely divide by the ranks:
 
 # %% tags=["setup"]
 import torch
