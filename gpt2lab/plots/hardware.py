@@ -37,7 +37,7 @@ def memory(rates: dict[int, float], published: dict[str, float], call: float) ->
     ax.set_xticks(ticks, [_short(t, BINARY) for t in ticks])
     ax.set_yticks([10**k for k in range(8, 14)], [f"{_short(10**k, BYTES)}/s" for k in range(8, 14)])
     ax.minorticks_off()
-    ax.legend(loc="lower right", fontsize=8)
+    ax.legend(loc="lower left", fontsize=8)
     return fig
 
 
@@ -112,9 +112,9 @@ def speedups(
     for i, (name, (p, gained)) in enumerate(points.items()):
         left.plot(p, gained, "o", color=rank_color(i), ms=8, mec="white", label=name)
         right.barh(i, 100 * metrics.karp_flatt(gained, p), 0.6, color=rank_color(i))
-    left.set(xscale="log", yscale="log", xlabel="workers", ylabel="speed-up", ylim=(0.8, 130))
+    left.set(xscale="log", yscale="log", xlabel="workers", ylabel="speed-up", ylim=(0.3, 130))
     left.set_xticks([1, 2, 8, 32, 112, 512], ["1", "2", "8", "32", "112", "512"])
-    left.set_yticks([1, 2, 5, 10, 25, 100], ["1", "2", "5", "10", "25", "100"])
+    left.set_yticks([0.5, 1, 2, 5, 10, 25, 100], ["0.5", "1", "2", "5", "10", "25", "100"])
     left.minorticks_off()
     left.legend(fontsize=8, loc="upper left")
     right.set_yticks(range(len(names)), names, fontsize=8)
@@ -147,7 +147,7 @@ def iterations(runs: dict[str, list[float]]) -> Figure:
         ax.plot(range(1, len(values) + 1), values, "o-", ms=3, lw=1, color=rank_color(i), label=name)
         ax.plot(1, values[0], "o", ms=9, mec="white", color=rank_color(i))
     ax.set(xlabel="iteration", ylabel="ms", xticks=range(1, len(values) + 1), yscale="log")
-    ax.set_yticks([10, 20, 50, 100, 200, 500], ["10", "20", "50", "100", "200", "500"])
+    ax.set_yticks([10, 20, 50, 100, 200, 500, 1000], ["10", "20", "50", "100", "200", "500", "1000"])
     ax.minorticks_off()
     ax.legend(fontsize=8)
     return fig

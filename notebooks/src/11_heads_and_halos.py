@@ -1,0 +1,514 @@
+# %% [markdown]
+# # 11 Heads and halos
+#
+# **The one-minute version.** Two ways around the exchange of all keys. (1) Attention heads do not look at
+# each other: an
+# *all-to-all* turns "my tokens, all heads" into "all tokens, my heads", and back after attention. (2) If a
+# token may look only a
+# *window* of w tokens back, a rank needs just the w tokens in front of its slice: its **halo**, from its
+# neighbour. Heads send
+# less as ranks grow but their number is limited; halos send the same few rows for any length and any
+# number of ranks.
+#
+# Both were built for the weather model anemoi, where halos won. You will build both, predict what they
+# send, and count.
+
+# %% tags=["setup"]
+import torch
+import torch.distributed as dist
+
+from gpt2lab import RankFailed, Ranks
+from gpt2lab.exercises import check
+from gpt2lab.exercises import context as exercises
+from gpt2lab.lessons import explore, show, show_source, table
+from gpt2lab.model import GPT2, GPT2Config, causal_attention
+from gpt2lab.parallel import context_costs as costs
+from gpt2lab.parallel import halo
+from gpt2lab.parallel.context import apply_context
+from gpt2lab.parallel.gathering import Share
+from gpt2lab.parallel.heads import heads
+from gpt2lab.parallel.layouts import check_hops, layout, loans
+from gpt2lab.plan import Plan
+from gpt2lab.plots import context as plots
+from gpt2lab.ranks import comm
+from gpt2lab.ranks.mesh import Mesh
+from gpt2lab.verify import verify
+
+torch.set_default_dtype(torch.float64)
+torch.manual_seed(0)
+pool = {n: Ranks(n) for n in (2, 3, 4)}  # live ranks, started when first used
+
+# %% [markdown]
+# ## Heads for tokens
+#
+# A rank holds q, k, v of its t tokens and all H heads. It cuts its heads into N parts and sends part p to
+# rank p. What arrives, laid
+# end to end, is *all* tokens of H/N heads. Attention runs as if serial. A second all-to-all takes the
+# output back. Backward
+# of an all-to-all is the all-to-all the other way round: it only moves numbers, so its adjoint is its
+# inverse.
+
+
+# %%
+def heads_by_hand(rank, world_size, q, k, v):
+    axis, split = Mesh(cp=world_size)["cp"], layout("contiguous", q.size(2), world_size)
+    mine = torch.tensor(split.positions[rank])
+    B, H, _, D = q.shape
+    shards = [x[:, :, mine].requires_grad_() for x in (q, k, v)]
+    comm.clear_log()
+
+    parts = [p.contiguous() for p in torch.stack(shards).split(H // world_size, 2)]
+    whole = torch.cat(comm.all_to_all(parts, axis, [(3, B, H // world_size, n, D) for n in split.sizes]), 3)
+    y = causal_attention(*whole, torch.arange(whole.size(3)))
+    parts = [p.contiguous() for p in y.split(split.sizes, 2)]
+    y = torch.cat(comm.all_to_all(parts, axis, [(B, H // world_size, len(mine), D)] * world_size), 1)
+
+    sent = sum(e.bytes for e in comm.log) // 8
+    y.square().sum().backward()
+    return mine, sent, y.detach(), *(x.grad for x in shards)
+
+
+# %%
+q, k, v = torch.randn(3, 2, 6, 11, 4)
+leaves = [x.clone().requires_grad_() for x in (q, k, v)]
+serial = causal_attention(*leaves, torch.arange(11))
+serial.square().sum().backward()
+want = [serial.detach(), *(x.grad for x in leaves)]
+for n in (2, 3):
+    found = pool[n].run(heads_by_hand, q, k, v)
+    same = all(torch.allclose(got, w[:, :, f[0]]) for f in found for got, w in zip(f[2:], want, strict=True))
+    print(
+        f"{n} ranks: output and gradients equal serial attention: {same}; sent forward {[f[1] for f in found]}"
+    )
+
+# %% [markdown]
+# anemoi's text says "2 all-to-all per layer"; its code does four (q, k, v, output) in two *phases*.
+# Stacking q, k, v, as above, makes it two calls. The
+# volume is the same: 4 (N-1)/N² T C numbers a rank. Tokens may be uneven, heads may not:
+
+# %%
+try:
+    Plan.parse("cp=4,exchange=heads").check(
+        GPT2Config(n_head=6, n_embd=24, vocab_size=50, n_positions=32), 2, 11
+    )
+except ValueError as error:
+    print(error)
+show_source(heads)
+
+
+# %% tags=["exercise"]
+def outgoing(shard, ranks):
+    """What a rank sends: a list of one tensor for each peer, from its shard (t, H, D)."""
+    ### BEGIN SOLUTION
+    return list(shard.split(shard.size(1) // ranks, 1))
+    ### END SOLUTION
+
+
+def joined(arrived):
+    """The tensor (T, H/N, D) made from what arrived, in the order of ranks."""
+    ### BEGIN SOLUTION
+    return torch.cat(arrived, 0)
+    ### END SOLUTION
+
+
+check("heads for tokens", exercises.to_heads, (outgoing, joined))
+
+
+# %% tags=["wrong"]
+# FAIL: all tokens of its heads
+def outgoing(shard, ranks):
+    return list(shard.split(shard.size(0) // ranks, 0))
+
+
+def joined(arrived):
+    return torch.cat(arrived, 0)
+
+
+# %% tags=["wrong"]
+# FAIL: rank 0's heads
+def outgoing(shard, ranks):
+    return list(shard.split(shard.size(1) // ranks, 1))
+
+
+def joined(arrived):
+    return torch.cat(arrived[::-1], 0)
+
+
+# %% [markdown]
+# ## A window, and its halo
+#
+# In windowed attention a token sees itself and the w tokens before it. GPT-2 becomes a sliding-window
+# model by `GPT2Config(window=w)`; with
+# w >= T - 1 it is plain GPT-2. Information still travels far: w tokens a layer, so L layers see w L back.
+
+# %%
+show(
+    plots.halo_mask(16, 4, 3),
+    "drawing",
+    "window 3, four ranks: filled keys are the rank's own, hatched ones are its halo. Causal: only a left halo.",
+    "A diagonal band in four colours; below each shard border a small hatched triangle",
+)
+
+# %%
+model = GPT2(GPT2Config(vocab_size=20, n_positions=32, n_layer=3, n_head=2, n_embd=16, window=2))
+x = model.embed(torch.zeros(1, 16, dtype=torch.long), torch.arange(16)).detach().requires_grad_()
+y = x
+for depth, block in enumerate(model.h.values(), 1):
+    y = block(y, torch.arange(16))
+    (reach,) = torch.autograd.grad(y[0, 15].sum(), x, retain_graph=True)
+    print(f"after {depth} layers, token 15 depends on tokens {reach[0].norm(dim=-1).nonzero().min()} to 15")
+
+# %% [markdown]
+# ## Halo by hand, there and back
+#
+# Forward, each rank sends its last w rows to the next rank. Backward, the borrower returns the gradients
+# of the borrowed rows, and the owner **adds** them: a lent
+# row was used twice, so it has two gradients. Rows below are labelled with their positions.
+
+
+# %%
+def halo_by_hand(rank, world_size, tokens, w, add=True):
+    axis, mine = Mesh(cp=world_size)["cp"], list(layout("contiguous", tokens, world_size).positions[rank])
+    x = torch.tensor(mine, dtype=torch.float64)[:, None]
+    first, last = rank == 0, rank == world_size - 1
+
+    sending = None if last else comm.isend(x[-w:], axis, rank + 1)
+    wide = x if first else torch.cat([comm.irecv(x.new_empty(w, 1), axis, rank - 1).wait(), x])
+    if sending:
+        sending.wait()
+
+    grad = torch.full_like(wide, float(rank + 1))  # this rank's gradient of every row it used
+    own = (grad if first else grad[w:]).clone()
+    sending = None if first else comm.isend(grad[:w], axis, rank - 1)
+    if not last:
+        returned = comm.irecv(x.new_empty(w, 1), axis, rank + 1).wait()
+        own[-w:] = own[-w:] + returned if add else returned
+    if sending:
+        sending.wait()
+    products = torch.stack(((wide * grad).sum(), (x * own).sum()))
+    return wide[:, 0].int().tolist(), own[:, 0].int().tolist(), comm.all_reduce(products, axis)
+
+
+# %%
+for rank, (rows, grads, _) in enumerate(pool[3].run(halo_by_hand, 9, 2)):
+    print(f"rank {rank}: rows {rows}, gradients of its own rows {grads}")
+
+# %% [markdown]
+# ### The adjoint test, and a bug lab
+#
+# If H makes wide rows from own rows, its backward must be the transpose H': **<Hx, y> = <x, H'y>** for all
+# x and y. One line,
+# and it needs no model. anemoi's first version *received into* the gradient instead of adding ("not sure
+# if this works yet", says its commit):
+
+# %%
+for add in (True, False):
+    there, back = pool[3].run(halo_by_hand, 9, 2, add)[0][2].tolist()
+    print("added:      " if add else "overwritten:", f"<Hx, y> = {there:.0f}, <x, H'y> = {back:.0f}")
+
+
+# %% tags=["exercise"]
+def give_back(grads, window):
+    """Gradients of all ranks' own rows, from those of their wide rows: `window` halo rows first, none on rank 0."""
+    ### BEGIN SOLUTION
+    own = [grads[0], *(g[window:] for g in grads[1:])]
+    for rank in range(len(grads) - 1):
+        own[rank][-window:] += grads[rank + 1][:window]
+    return own
+    ### END SOLUTION
+
+
+check("give back", exercises.give_back, give_back)
+
+
+# %% tags=["wrong"]
+# FAIL: lent rows have two gradients
+def give_back(grads, window):
+    own = [grads[0], *(g[window:] for g in grads[1:])]
+    for rank in range(len(grads) - 1):
+        own[rank][-window:] = grads[rank + 1][:window]
+    return own
+
+
+# %% tags=["wrong"]
+# FAIL: own rows only
+def give_back(grads, window):
+    return grads
+
+
+# %% [markdown]
+# ## The package's halo
+#
+# Three functions: `add_halos` makes room, `halo_exchange` fills it, `remove_halos` cuts it off. Who lends
+# what is a list, known to all ranks:
+
+# %%
+for w in (2, 5):
+    print(
+        f"window {w}:",
+        ", ".join(
+            f"rank {a.source} lends {a.stop - a.start} to rank {a.target}"
+            for a in loans(layout("contiguous", 11, 4), w)
+        ),
+    )
+show_source(halo.isend_irecv, halo.all_to_all)
+
+# %% [markdown]
+# There are four ways to move the rows: blocking send/recv (even ranks first, or it deadlocks),
+# isend/irecv, an all-gather of everybody's
+# edges, and an all-to-all in which only neighbours have something to say. anemoi measured all four, kept
+# the last. On gloo we count, and crown nobody:
+
+
+# %%
+def send_halos(rank, world_size, way, after):
+    share = Share(layout("contiguous", 16, world_size), Mesh(cp=world_size)["cp"], 3)
+    x = torch.arange(4.0 * rank, 4.0 * rank + 4)[:, None].expand(4, 8)
+    comm.clear_log()
+    wide = halo.halo_exchange(x, share, 3, after, dim=0, way=way)
+    return (
+        wide[:, 0].int().tolist(),
+        sum(e.bytes for e in comm.log) // 8 // 8,
+        sum(e.messages for e in comm.log),
+    )
+
+
+# %%
+rows = []
+for way in halo.WAYS:
+    found = pool[4].run(send_halos, way, 0)
+    rows.append(
+        (
+            way,
+            " ".join(str(f[1]) for f in found),
+            " ".join(str(f[2]) for f in found),
+            found[2][0] == list(range(5, 12)),
+        )
+    )
+table(rows, ["way", "rows sent by ranks 0 to 3", "messages", "rank 2 has rows 5 to 11"])
+
+# %% [markdown]
+# ## How wide may the window be?
+#
+# A halo from the direct neighbour must fit into the neighbour's shard. anemoi first demanded w <= half of
+# the *last* shard. That is enough, but too strict: the
+# exact rule looks at the shards that lend. Or take several hops:
+
+# %%
+try:
+    check_hops(layout("contiguous", 16, 4), 5)
+except ValueError as error:
+    print(error)
+show(
+    plots.legal_windows(32, 8),
+    "computed",
+    "hops that a causal window of 32 tokens needs; the first rule stops at the line, too early: pale is one hop.",
+    "A staircase map over ranks and window; the line of the first rule lies well inside the one-hop area",
+)
+
+
+# %% tags=["exercise"]
+def one_hop(sizes, window):
+    """Whether a causal window needs only the direct neighbour; sizes are the shards' lengths, rank after rank."""
+    ### BEGIN SOLUTION
+    return all(size >= min(window, sum(sizes[: rank + 1])) for rank, size in enumerate(sizes[:-1]))
+    ### END SOLUTION
+
+
+check("one hop", exercises.smallest_shard, one_hop)
+
+
+# %% tags=["wrong"]
+# FAIL: forbidden, though one hop is enough
+def one_hop(sizes, window):
+    return sizes[-1] // 2 >= window
+
+
+# %% tags=["wrong"]
+# FAIL: allowed, though it needs a second hop
+def one_hop(sizes, window):
+    return len(sizes) > 1
+
+
+# %% [markdown]
+# ## Exchange x, or exchange k and v?
+#
+# anemoi exchanges the layer's *input* x: one row a token, once forward, once backward. Then q, k, v of the
+# halo are computed twice, w N / T
+# more, and the borrower's share of c_attn's gradient belongs to the sum over ranks. Exchanging k and v
+# costs two rows a token and computes nothing twice. **Predict** both:
+
+
+# %%
+def count(rank, world_size, exchange, tokens, window):
+    config = GPT2Config(vocab_size=50, n_positions=64, n_layer=1, n_head=4, n_embd=8, window=window)
+    model = GPT2(config)
+    mine = apply_context(model, Mesh(cp=world_size), Plan(cp=world_size, exchange=exchange))(tokens)
+    seen = []
+    model.h["0"].attn.c_attn.register_forward_hook(lambda module, inputs, output: seen.append(output.size(1)))
+    comm.clear_log()
+    model(mine[None] % 50, mine)
+    return sum(e.bytes for e in comm.log) // 4 // 8, seen[0]
+
+
+# %%
+rows, counted = [], []
+for exchange in ("heads", "halo-x", "halo-kv"):
+    found = pool[4].run(count, exchange, 32, 6)
+    formula = [
+        costs.sent(exchange, layout("contiguous", 32, 4), r, 8, 6)["forward"][0] // 8 for r in range(4)
+    ]
+    rows.append((exchange, *(str([f[i] for f in found]) for i in (0, 1)), [f[0] for f in found] == formula))
+table(rows, ["exchange", "rows of C sent, ranks 0 to 3", "tokens through c_attn", "as predicted"])
+
+# %% [markdown]
+# ## Break-even
+#
+# Heads: 4 (N-1)/N² T rows a rank. A halo of the input on both sides, as in the weather model: 2w rows.
+# Equal at **w = 2 (N-1) T / N²**; causal
+# attention needs one side only, so it wins up to twice that window. Dots are counted on live ranks.
+
+# %%
+for n in (2, 4):
+    counted.append((n, "heads", max(f[0] for f in pool[n].run(count, "heads", 64, 8))))
+    counted.append((n, "halo", max(f[0] for f in pool[n].run(count, "halo-x", 64, 8))))
+    print(
+        f"{n} ranks, 64 tokens: predicted break-even window {float(costs.break_even_window(64, n)):.0f} on both sides"
+    )
+# %%
+show(
+    plots.break_even(64, 16, (4, 8, 20), counted),
+    "counted",
+    "rows sent forward by the busiest rank, 64 tokens; lines are formulas, dots are counted. Halos do not grow with N.",
+    "A falling curve for heads, level lines for three windows, and counted dots on them",
+)
+
+
+# %%
+def volume(window, ranks, tokens):
+    halo_rows, head_rows = min(window, tokens // ranks * (ranks - 1)), 4 * (ranks - 1) * tokens / ranks**2
+    return plots.volumes(
+        [
+            ("heads", head_rows, head_rows),
+            ("halo of x", halo_rows, halo_rows),
+            ("halo of k, v", 2 * halo_rows, 2 * halo_rows),
+        ],
+        "rows",
+    )
+
+
+# %%
+explore(
+    volume,
+    "computed",
+    "window {window}, {ranks} ranks, {tokens} tokens: rows of C numbers that the busiest rank sends.",
+    "Three bars: heads, halo of the input, halo of keys and values",
+    window=(1, 64, 16),
+    ranks=(2, 8, 4),
+    tokens=(64, 512, 256),
+)
+
+# %% [markdown]
+# ## Bug lab: global attention by fallback
+#
+# anemoi's windowed attention needed the flash kernel; without it the code fell back to plain attention
+# *without a mask*, with a line in the log. The model runs, learns, and is
+# another model:
+
+# %%
+windowed, fallback = (causal_attention(q, k, v, torch.arange(11), w) for w in (3, None))
+for t in (2, 3, 4, 10):
+    print(f"token {t:2}: same output: {torch.allclose(windowed[:, :, t], fallback[:, :, t])}")
+
+# %% [markdown]
+# The first w + 1 tokens agree, so a test on short sequences passes. Test with T > w + 1.
+#
+# ## Bug lab: group rank is not global rank
+#
+# Combine two halo groups with data parallelism: ranks {0, 1} and {2, 3}. `dist.send` wants the rank *in
+# the world*; the first halo code passed the place *in the group*. Right
+# for the first group, wrong for the second:
+
+
+# %%
+def careless(rank, world_size):
+    axis = Mesh(dp=2, cp=2)["cp"]
+    if axis.rank == 0:
+        dist.send(torch.ones(1), dst=1, group=axis.group)  # should be axis.ranks[1]
+    else:
+        dist.recv(torch.ones(1), src=0, group=axis.group)
+
+
+def careful(rank, world_size, **sizes):
+    axis = Mesh(**sizes)["cp"]
+    share = Share(layout("contiguous", 4, 2), axis, 1)
+    return axis.ranks, halo.halo_exchange(torch.full((2, 1), float(rank)), share, 1, dim=0)[0].item()
+
+
+# %%
+try:
+    pool[4].run(careless)
+except RankFailed as failure:
+    print("careless:", failure.ename, "on a rank of the second group:", failure.rank in (2, 3))
+for sizes in ({"dp": 2, "cp": 2}, {"cp": 2, "tp": 2}):
+    found = pool[4].run(careful, **sizes)
+    print(
+        f"{sizes}: "
+        + ", ".join(
+            f"rank {r} in {ranks} starts with a row of rank {row:.0f}" for r, (ranks, row) in enumerate(found)
+        )
+    )
+
+# %% [markdown]
+# Two more bugs from lesson 10 hit here as well: local positions (each rank would restart wpe at 0) and a
+# mean over the own tokens. The package refuses the first; the
+# second is why losses are summed and divided once.
+#
+# ## What the review taught
+#
+# The pull request is also a lesson in interfaces. Three near-identical names became three levels: what
+# callers use (`halo_exchange`), the autograd function, the wire. A long if/else became two
+# strategies chosen **by name**; a wrong name lists the right ones. The assertion on the window got both
+# numbers into its message. And "batch size 1 only", due to a flattened (batch grid)
+# dimension, disappears when the batch stays a dimension.
+
+# %%
+try:
+    Plan.parse("cp=2,exchange=shard_heads").check(GPT2Config(), 2, 64)
+except ValueError as error:
+    print(error)
+
+# %% [markdown]
+# ## Equal to serial GPT-2
+
+# %%
+small = GPT2Config(vocab_size=37, n_positions=16, n_layer=1, n_head=3, n_embd=12, window=4)
+for plan in ("cp=3,exchange=heads,layout=zigzag", "cp=3,exchange=halo-x", "cp=3,exchange=halo-kv-sendrecv"):
+    report = verify(plan, small, rows=2, ranks=pool[3])
+    print(f"{plan}: {len(report.claims)} claims, all equal: {report.ok}")
+
+# %% [markdown]
+# ## Drill
+#
+# <details><summary>1. Why is a halo's traffic independent of N?</summary>
+# Every inner rank lends w rows to one neighbour (or two), however many ranks there are.
+# </details>
+#
+# <details><summary>2. When are heads impossible?</summary>
+# When N does not divide the heads (of a tensor-parallel rank). The number of heads is also the largest N.
+# </details>
+#
+# <details><summary>3. Exchanging x makes c_attn's gradient on a rank "wrong". Why is the sum right?</summary>
+# The borrower computes k, v of borrowed rows; its part of the weight gradient is missing on the owner. The
+# sum over ranks has each part once.
+# </details>
+#
+# <details><summary>4. What does the adjoint test not see?</summary>
+# A pair that is consistent but wrong together, such as halos from the wrong rows. Labelled rows see that.
+# </details>
+#
+# ## Sources
+#
+# Jacobs et al. 2023, DeepSpeed Ulysses · ecmwf/anemoi-core, pull request 67 (transformer sequence
+# sharding; its timings were in images, now lost) · Beltagy et al. 2020,
+# Longformer (windowed attention). Next: **12 Mixture of experts**.
