@@ -118,7 +118,9 @@ def by_hand(rank, world_size, stage, steps=5):
         mine.grad = comm.reduce_scatter(grad, axis)  # the first half of an all-reduce
         optimizer.step()
         whole = comm.all_gather(mine, axis)  # the second half, of updated weights
-    return whole[: len(whole) - len(pad)], sum(t.numel() for t in optimizer.state[mine].values())
+    return whole[: len(whole) - len(pad)], sum(
+        optimizer.state[mine][m].numel() for m in ("exp_avg", "exp_avg_sq")
+    )
 
 
 def serial(steps=5):
