@@ -50,8 +50,13 @@ def held(rank, world_size, text):
     parallel = build(plan, CONFIG, Mesh(pp=plan.pp, dp=plan.dp, cp=plan.cp, tp=plan.tp), torch.float64)
     batch = example_batch(CONFIG, 8, 16)
     data = sum(micro.tokens.numel() for micro in parallel.mine(batch)) / batch.tokens.numel()
-    weights = sum(p.numel() for p in parallel.model.parameters()) / CONFIG.parameters
-    state = sum(piece.tensor.numel() for piece in parallel.sync.pieces) / CONFIG.parameters
+    pieces = [piece.tensor for piece in parallel.sync.pieces]
+    memory = {
+        t.untyped_storage().data_ptr(): t.untyped_storage().nbytes()
+        for t in (*parallel.model.parameters(), *pieces)
+    }
+    weights = sum(memory.values()) / 8 / CONFIG.parameters  # whatever shapes say: ZeRO-3 frees whole weights
+    state = sum(t.numel() for t in pieces) / CONFIG.parameters
     return data, weights, state
 
 
