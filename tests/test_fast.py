@@ -54,8 +54,19 @@ def test_the_whole_logits_are_never_held():
 def test_onednn_stays_off_where_its_error_is_too_large(monkeypatch):
     before, errors = torch.backends.mkldnn.matmul.fp32_precision, iter([1e-5, 1e-1])
     monkeypatch.setattr(fast, "_matmul_error", lambda: next(errors))
+    rates = iter([1.0, 9.0])
+    monkeypatch.setattr(fast, "_matmul_rate", lambda: next(rates))
     switch = fast.onednn()
     assert not switch.on
+    assert torch.backends.mkldnn.matmul.fp32_precision == before
+
+
+def test_onednn_stays_off_where_it_is_not_faster(monkeypatch):
+    before = torch.backends.mkldnn.matmul.fp32_precision
+    monkeypatch.setattr(fast, "_matmul_error", lambda: 1e-5)
+    rates = iter([1.0, 0.9])
+    monkeypatch.setattr(fast, "_matmul_rate", lambda: next(rates))
+    assert not fast.onednn().on
     assert torch.backends.mkldnn.matmul.fp32_precision == before
 
 
