@@ -27,7 +27,7 @@ from gpt2lab.plots import hardware as plots
 from gpt2lab.plots.timeline import timeline
 from gpt2lab.ranks import comm, network, trace
 from gpt2lab.ranks.mesh import Mesh
-from gpt2lab.speed import copy_rate, machine, matmul_rate
+from gpt2lab.speed import copy_rate, machine
 from gpt2lab.timing import alone, together, trials
 
 torch.set_num_threads(1)  # threads are switched on where they are the subject
@@ -137,14 +137,20 @@ for n in (2, 4, 8, 1024):
 # %%
 def rates_of_a_rank(rank, world_size):
     torch.set_num_threads(1)
-    axis, found = Mesh(dp=world_size)["dp"], []
-    for measure in (
-        lambda: matmul_rate(384, seconds=0.25),
-        lambda: copy_rate(1 << 17, seconds=0.25),
-        lambda: copy_rate(1 << 27, seconds=0.5),
+    axis, found, a = Mesh(dp=world_size)["dp"], [], torch.randn(384, 384)
+    small, large = torch.ones(2, 1 << 16, dtype=torch.uint8), torch.ones(2, 1 << 26, dtype=torch.uint8)
+    for step, work in (
+        (lambda: a @ a, 2 * 384**3),
+        (lambda: small[0].copy_(small[1]), small.numel()),
+        (lambda: large[0].copy_(large[1]), large.numel()),
     ):
+        step()
         comm.barrier(axis)
-        found.append(measure())
+        count, begin = 0, time.perf_counter()
+        while (passed := time.perf_counter() - begin) < 0.4:
+            step()
+            count += 1
+        found.append(count * work / passed)  # all the time counts, also that in which this rank had no core
     return found
 
 
