@@ -1,6 +1,7 @@
 """Sort the tests into parts: `live` starts ranks, `mutant` plants a bug and demands that it is caught, `browser`."""
 
 import re
+import signal
 
 import pytest
 import torch
@@ -9,6 +10,8 @@ STARTS_RANKS = re.compile(r"\b(?:Ranks|launch)\(|\bverify\(")
 
 
 def pytest_configure(config):
+    # A shell that starts the suite in the background has it ignore Ctrl-C, and so would every process of a test.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     for line in (
         "live: starts ranks (every test of a file that does)",
         "mutant: plants a bug and demands that it is caught (in tests/mutants, or mutant in its name)",

@@ -4,14 +4,16 @@ import linecache
 import pickle
 import weakref
 
+from gpt2lab import transport
 from gpt2lab.ranks.failure import RankFailed
 from gpt2lab.ranks.rank_process import kept
 
 __all__ = ["RankFailed", "Ranks", "kept", "launch"]
+BACKENDS = (transport.NAME, "gloo", "nccl")
 
 
 def launch(
-    fn, *args, ranks: int = 4, timeout: float = 30.0, echo="grouped", backend: str = "gloo", **kwargs
+    fn, *args, ranks: int = 4, timeout: float = 30.0, echo="grouped", backend: str | None = None, **kwargs
 ) -> list:
     """Call `fn(rank, world_size, *args, **kwargs)` on new ranks and return the list of their results.
 
@@ -20,6 +22,9 @@ def launch(
     (`echo="grouped"`), at once (`echo="live"`) or not at all (`echo=False`). A rank that raises, dies, or
     shows no sign of life (no line printed, no communication) for `timeout` seconds ends the run with
     RankFailed, and no process is left behind.
+
+    `backend` is what carries the bytes: "shm" (memory the ranks share, the default where the system has it),
+    "gloo" (sockets, everywhere) or "nccl" (GPUs).
     """
     __tracebackhide__ = True
     with Ranks(ranks, timeout=timeout, echo=echo, backend=backend) as pool:
@@ -33,13 +38,16 @@ class Ranks:
     long as its rank and carries state from one run to the next.
     """
 
-    def __init__(self, ranks: int = 4, timeout: float = 30.0, echo="grouped", backend: str = "gloo"):
+    def __init__(self, ranks: int = 4, timeout: float = 30.0, echo="grouped", backend: str | None = None):
         if not isinstance(ranks, int) or ranks < 1:
             raise ValueError(f"ranks={ranks!r}: the number of ranks must be a whole number, 1 or more.")
         if not timeout > 0:
             raise ValueError(f"timeout={timeout!r}: the seconds without a sign of life must be more than 0.")
         if echo not in ("grouped", "live", False):
             raise ValueError(f"echo={echo!r}: choose 'grouped', 'live' or False.")
+        backend = backend or transport.default()
+        if backend not in BACKENDS or (backend == transport.NAME and not transport.AVAILABLE):
+            raise ValueError(f"backend={backend!r}: choose one of {', '.join(BACKENDS)} that this system has.")
         self.size, self.timeout, self.echo, self.backend = ranks, timeout, echo, backend
         self._crew = None
 

@@ -124,4 +124,5 @@ class Mesh:
 def _timeout() -> timedelta:
     """The world's timeout, which torch's new_group does not inherit by itself."""
     world = dist.distributed_c10d._get_default_group()
-    return world._get_backend(world._device_types[0]).options._timeout
+    own = getattr(world, "timeout", None)  # a group written in Python, such as the shared-memory one
+    return own or world._get_backend(world._device_types[0]).options._timeout

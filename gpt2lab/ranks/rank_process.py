@@ -20,11 +20,12 @@ from multiprocessing import parent_process
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 
+from gpt2lab import transport
 from gpt2lab.ranks import board
 from gpt2lab.ranks.guard import die_with_parent
 
 HEADER = struct.Struct("<Q")
-LOST_PEER = re.compile(r"gloo/|Connection closed by peer|Connection reset|Broken pipe")
+LOST_PEER = re.compile(r"gloo/|Connection closed by peer|Connection reset|Broken pipe|PeerLost")
 
 
 class _Kept(dict):
@@ -100,6 +101,8 @@ def _join_group(rank: int, world: int, folder: str, backend: str, timeout: float
     loopback = next((name for _, name in socket.if_nameindex() if name in ("lo", "lo0")), "lo")
     os.environ.update(GLOO_SOCKET_IFNAME=loopback, NCCL_SOCKET_IFNAME=loopback)
     board.attach(Path(folder, "board"), rank, world)
+    if backend == transport.NAME:
+        transport.register()
     if backend == "nccl":
         torch.cuda.set_device(rank % torch.cuda.device_count())
     store = dist.FileStore(str(Path(folder, "store")), world)

@@ -1,0 +1,32 @@
+"""Ranks on one machine that talk through shared memory: a backend of torch.distributed, registered by name.
+
+    import gpt2lab.transport
+    gpt2lab.transport.register()
+    dist.init_process_group("shm", ...)        # DDP, FSDP2, DTensor and pipelining run over it unchanged
+
+Read in this order: `semaphores` (who waits for whom), `memory` (what is shared), `stream` (one writer, some readers, a
+few slots), `moves` (every collective in a few lines on streams), `engine` (who carries them out, and what a fault
+looks like), `group` (what torch.distributed sees).
+"""
+
+import os
+
+from gpt2lab.transport.semaphores import AVAILABLE
+
+NAME = "shm"
+__all__ = ["AVAILABLE", "NAME", "default", "register"]
+
+
+def default() -> str:
+    """The backend that ranks of one machine take: what GPT2LAB_BACKEND names, else gloo."""
+    return os.environ.get("GPT2LAB_BACKEND", "gloo")
+
+
+def register() -> None:
+    """Make the backend known to torch.distributed under its name; again is harmless."""
+    import torch.distributed as dist
+
+    from gpt2lab.transport.group import create
+
+    if not hasattr(dist.Backend, NAME.upper()):
+        dist.Backend.register_backend(NAME, create, extended_api=True, devices=["cpu"])

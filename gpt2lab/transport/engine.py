@@ -1,0 +1,205 @@
+"""The engine of one group on one rank: carries out what is under way, sleeps while nothing can go on, finds faults.
+
+Calls go in lanes: what must keep its order (all collectives of the group; the sends to one rank; the receives from
+one rank) is in one lane, and lanes go on independently, so a receive never stands in the way of a send. Whoever waits
+for a call drives the engine himself, which costs no switch of threads; for calls that nobody waits for yet, a thread
+of the engine's own drives. Nobody spins: a driver with nothing to do sleeps on the rank's bell.
+"""
+
+import threading
+import time
+from collections import deque
+
+from torch.futures import Future
+
+from gpt2lab.transport import semaphores
+from gpt2lab.transport.kinds import describe
+from gpt2lab.transport.stream import Misfit, Need
+
+GLANCE = 0.1  # seconds asleep after which a driver looks whether those it waits for still live
+
+
+class PeerLost(RuntimeError):
+    """A rank that this one waits for is gone, or says nothing for too long."""
+
+    lost_peer = True
+
+
+class Call:
+    """One call under way: its steps, what it needs before the next, and how it ended."""
+
+    def __init__(self, name: str, steps, result: list):
+        self.name, self.steps, self.result = name, steps, result
+        self.need: Need | None = None
+        self.begun = time.monotonic()
+        self.done = False
+        self.error: Exception | None = None
+        self.future: Future | None = None
+
+
+class Engine:
+    """Carries out the calls of one group on one rank. `names[r]` is what messages call rank r of the group."""
+
+    def __init__(self, memory, rank: int, names: list[str], patience: float):
+        self._memory, self._me, self._names, self._patience = memory, names[rank], names, patience
+        self._bell = memory.bell(rank)
+        self._changed = threading.Condition()
+        self._lanes: dict[object, deque[Call]] = {}
+        self._driven = self._closed = False
+        self._broken: Exception | None = None
+        self._thread: threading.Thread | None = None
+
+    def begin(self, lane, call: Call) -> None:
+        """Start a call that nobody is about to wait for: it goes as far as it can, the rest beside."""
+        if self._enter(lane, call):
+            self._drive(lambda: True)
+
+    def run(self, lane, call: Call) -> None:
+        """Start a call and return when it is over; raises what went wrong in it."""
+        if self._enter(lane, call):
+            self._drive(lambda: call.done)
+        self.wait(call)
+
+    def wait(self, call: Call) -> None:
+        """Return when a call that was begun is over; raises what went wrong in it."""
+        while not call.done:
+            with self._changed:
+                while self._driven and not call.done:
+                    self._changed.wait()
+                if call.done:
+                    break
+                self._driven = True
+            self._drive(lambda: call.done)
+        if call.error is not None:
+            raise call.error
+
+    def future(self, call: Call) -> Future:
+        """The call's end as a future, which PyTorch's own code waits for."""
+        with self._changed:
+            late, new = call.done, call.future is None
+            if new:
+                call.future = Future()
+        if late and new:
+            _resolve(call)
+        return call.future
+
+    def close(self) -> None:
+        """End the engine's thread."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    def _enter(self, lane, call: Call) -> bool:
+        """Put a call in its lane; whether the caller is the driver from now on."""
+        with self._changed:
+            if self._broken is not None:
+                raise self._broken
+            self._lanes.setdefault(lane, deque()).append(call)
+            if self._driven:
+                semaphores.post(self._bell)  # whoever drives looks at the new call
+                return False
+            self._driven = True
+            return True
+
+    def _drive(self, enough) -> None:
+        """Carry out calls until there is `enough`; the caller has made itself the driver."""
+        try:
+            self._advance()
+            while not enough():
+                self._sleep()
+                self._advance()
+        finally:
+            with self._changed:
+                self._driven = False
+                if self._lanes and self._thread is None and not self._closed:
+                    self._thread = threading.Thread(target=self._serve, name="shm", daemon=True)
+                    self._thread.start()
+                self._changed.notify_all()
+
+    def _serve(self) -> None:
+        """The engine's own thread: drives while there are calls and nobody else does."""
+        while not self._closed:
+            with self._changed:
+                while (self._driven or not self._lanes) and not self._closed:
+                    self._changed.wait()
+                if self._closed:
+                    return
+                self._driven = True
+            self._drive(lambda: self._closed or not self._lanes)
+
+    def _sleep(self) -> None:
+        """Until the bell rings; after a while without it, see whether those we wait for are still there."""
+        if semaphores.wait(self._bell, GLANCE):
+            while semaphores.take(self._bell):
+                pass
+        else:
+            self._look_around()
+
+    def _advance(self) -> None:
+        """Let the first call of every lane go on as far as it can, then the next."""
+        for lane, calls in list(self._lanes.items()):
+            while calls and self._step(calls[0]):
+                self._end(lane, calls)
+
+    def _step(self, call: Call) -> bool:
+        """Go on with a call while its needs are met; whether it is over."""
+        try:
+            while call.need is None or semaphores.take(call.need.semaphore):
+                call.need = next(call.steps)
+            return False
+        except StopIteration:
+            return True
+        except Misfit as misfit:
+            call.error = RuntimeError(self._explain(call, misfit))
+        except Exception as error:
+            call.error = error
+        return True
+
+    def _end(self, lane, calls: deque[Call]) -> None:
+        """Take the first call of a lane out: it is over. After an error the group cannot be used any more."""
+        with self._changed:
+            call = calls.popleft()
+            if not calls:
+                del self._lanes[lane]
+            call.done = True
+            ended = [call]
+            if call.error is not None:
+                self._broken = call.error
+                ended += [late for others in self._lanes.values() for late in others]
+                self._lanes.clear()
+                calls.clear()
+            for late in ended[1:]:
+                late.error, late.done = call.error, True
+            self._changed.notify_all()
+        for over in ended:
+            if over.future is not None:
+                _resolve(over)
+
+    def _look_around(self) -> None:
+        """Fail a call that waits for a rank which is gone, or has waited too long."""
+        for lane, calls in list(self._lanes.items()):
+            call = calls[0]
+            why, waited = self._memory.gone(call.need.peer), time.monotonic() - call.begun
+            if self._step(call):  # its last word may have come just before it went
+                self._end(lane, calls)
+            elif why or waited > self._patience:
+                peer, why = self._names[call.need.peer], why or "has not come"
+                text = f"{peer} {why}, while {self._me} waited for it in {call.name} for {waited:.1f} s."
+                call.error = PeerLost(text)
+                self._end(lane, calls)
+                return
+
+    def _explain(self, call: Call, misfit: Misfit) -> str:
+        peer, theirs, bytes_there, mine, bytes_here = misfit.args
+        return (
+            f"{self._me} and {self._names[peer]} do not fit together: {describe(mine)} expects {bytes_here} bytes, "
+            f"what came is {bytes_there} bytes of {describe(theirs)}. Ranks of a group must make the same calls in "
+            f"the same order."
+        )
+
+
+def _resolve(call: Call) -> None:
+    if call.error is None:
+        call.future.set_result(call.result)
+    else:
+        call.future.set_exception(call.error)

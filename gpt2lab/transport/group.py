@@ -1,0 +1,273 @@
+"""What torch.distributed sees: a process group whose calls become moves for the engine.
+
+PyTorch's Python calls and its C++ code (DDP, FSDP2, functional collectives of DTensor) both find the methods below by
+their names, which are PyTorch's.
+"""
+
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from gpt2lab.transport import kinds, moves
+from gpt2lab.transport.engine import Call, Engine
+from gpt2lab.transport.memory import meet
+from gpt2lab.transport.stream import Ends
+
+
+def create(opts, _):
+    """Called by torch.distributed on every rank of a new group."""
+    ranks = list(opts.global_ranks_in_group) or list(range(opts.group_size))
+    return SharedMemoryGroup(opts.store, opts.group_rank, ranks, opts.timeout.total_seconds())
+
+
+SEVERAL = (moves.all_gather, moves.gather, moves.all_to_all)  # moves into several tensors
+
+
+class SharedMemoryWork(dist.Work):
+    """A call that was begun; what torch calls a Work."""
+
+    def __init__(self, engine: Engine, call: Call):
+        super().__init__()
+        self._engine, self._call = engine, call
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """Return when the call is over; raises what went wrong."""
+        self._engine.wait(self._call)
+        return True
+
+    def is_completed(self) -> bool:
+        """Whether the call is over."""
+        return self._call.done
+
+    def is_success(self) -> bool:
+        """Whether the call is over and all went well."""
+        return self._call.done and self._call.error is None
+
+    def exception(self) -> Exception | None:
+        """What went wrong."""
+        return self._call.error
+
+    def get_future(self):
+        """The same as a future of the resulting tensors."""
+        return self._engine.future(self._call)
+
+    def result(self) -> list[torch.Tensor]:
+        """The resulting tensors."""
+        return self._call.result
+
+
+class SharedMemoryGroup(dist.ProcessGroup):
+    """Ranks of one machine; every tensor goes through memory that they share."""
+
+    def __init__(self, store, rank: int, global_ranks: list[int], patience: float):
+        super().__init__(rank, len(global_ranks))
+        self._memory = memory = meet(store, rank, len(global_ranks))
+        self._ends = Ends(memory, rank)
+        self._engine = Engine(memory, rank, [f"rank {r}" for r in global_ranks], patience)
+        self._name = self._description = ""
+        self.timeout = timedelta(seconds=patience)
+
+    def allreduce(self, tensors, opts=None):
+        """Every tensor becomes the combination over all ranks."""
+        opts = opts or dist.AllreduceOptions()
+        return self._begin(
+            "all_reduce", opts, tensors, [self._reduced(moves.all_reduce, x, opts) for x in tensors]
+        )
+
+    def reduce(self, tensors, opts):
+        """On the root, every tensor becomes the combination over all ranks."""
+        root = opts.rootRank
+        return self._begin(
+            "reduce", opts, tensors, [self._reduced(moves.reduce, x, opts, root) for x in tensors]
+        )
+
+    def broadcast(self, tensors, opts):
+        """Every tensor becomes the root's."""
+        root = opts.rootRank
+        return self._begin(
+            "broadcast", opts, tensors, [self._moved(moves.broadcast, [x], root) for x in tensors]
+        )
+
+    def allgather(self, outputs, inputs, opts=None):
+        """outputs[i][r] becomes rank r's inputs[i]."""
+        pairs = zip(outputs, inputs, strict=True)
+        return self._begin(
+            "all_gather",
+            opts,
+            outputs,
+            [self._moved(moves.all_gather, outs, _flat(x)) for outs, x in pairs],
+        )
+
+    def all_gather_single_coalesced(self, outputs, inputs, opts=None):
+        """outputs[i] becomes all ranks' inputs[i], one behind the other."""
+        return self.allgather([self._cut(out) for out in outputs], inputs, opts)
+
+    def all_gather_single(self, output, x, opts=None):
+        """The output becomes all ranks' x, one behind the other."""
+        return self.all_gather_single_coalesced([output], [x], opts)
+
+    def allgather_coalesced(self, outputs, inputs, opts=None):
+        """outputs[r][i] becomes rank r's inputs[i]."""
+        return self.allgather([list(outs) for outs in zip(*outputs, strict=True)], inputs, opts)
+
+    def gather(self, outputs, inputs, opts):
+        """On the root, outputs[0][r] becomes rank r's inputs[0]."""
+        outs = outputs[0] if outputs else []
+        steps = self._moved(moves.gather, outs, _flat(inputs[0]), opts.rootRank)
+        return self._begin("gather", opts, outputs, [steps])
+
+    def scatter(self, outputs, inputs, opts):
+        """outputs[0] becomes the root's inputs[0][rank]."""
+        parts = [_flat(x) for x in inputs[0]] if inputs else []
+        steps = self._moved(moves.scatter, outputs, parts, opts.rootRank)
+        return self._begin("scatter", opts, outputs, [steps])
+
+    def reduce_scatter(self, outputs, inputs, opts=None):
+        """outputs[i] becomes the combination of all ranks' inputs[i][rank]."""
+        opts = opts or dist.ReduceScatterOptions()
+        steps = [
+            self._reduced(moves.reduce_scatter, out, opts, [_flat(x) for x in parts])
+            for out, parts in zip(outputs, inputs, strict=True)
+        ]
+        return self._begin("reduce_scatter", opts, outputs, steps)
+
+    def reduce_scatter_single_coalesced(self, outputs, inputs, opts=None):
+        """outputs[i] becomes the combination of this rank's part of all ranks' inputs[i]."""
+        return self.reduce_scatter(outputs, [self._cut(_flat(x)) for x in inputs], opts)
+
+    def reduce_scatter_single(self, output, x, opts=None):
+        """The output becomes the combination of this rank's part of all ranks' x."""
+        return self.reduce_scatter_single_coalesced([output], [x], opts)
+
+    def alltoall(self, outputs, inputs, opts=None):
+        """outputs[r] becomes what rank r has in its inputs for this one."""
+        steps = self._moved(moves.all_to_all, outputs, [_flat(x) for x in inputs])
+        return self._begin("all_to_all", opts, outputs, [steps])
+
+    def all_to_all_single(self, output, x, coming, going, opts=None):
+        """The same for parts one behind the other, cut along dimension 0 at the given lengths, else evenly."""
+        outs = output.split(list(coming)) if coming else self._cut(output)
+        parts = x.split(list(going)) if going else self._cut(x)
+        return self.alltoall(list(outs), list(parts), opts)
+
+    allreduce_coalesced, alltoall_base = allreduce, all_to_all_single
+    _allgather_base, _reduce_scatter_base = all_gather_single, reduce_scatter_single
+
+    def send(self, tensors, to, tag=0):
+        """Give a tensor to one rank; over when that rank has taken it."""
+        steps = moves.send(self._ends, _message(tensors[0], tag), _flat(tensors[0]), to)
+        return self._begin("send", None, tensors, [steps], ("send", to))
+
+    def recv(self, tensors, source, tag=0):
+        """Receive a tensor from one rank."""
+        steps = self._moved(moves.recv, tensors, source, kind=_message(tensors[0], tag))
+        return self._begin("recv", None, tensors, [steps], ("recv", source))
+
+    def recv_anysource(self, tensors, tag=0):
+        """Not offered: a message has a lane from one rank to one other."""
+        raise ValueError("backend 'shm' cannot receive from any rank: name the source (src=...).")
+
+    def barrier(self, opts=None):
+        """Over when every rank has come."""
+        return self._begin(
+            "barrier", opts, [], [moves.barrier(self._ends, kinds.number("barrier", torch.uint8))]
+        )
+
+    def _begin(self, name, opts, outputs, steps, lane="collective"):
+        """Hand a call to the engine. Who says that he waits at once drives the engine himself."""
+        call = Call(name, _in_turn(steps), list(outputs))
+        alone = opts is None or opts.asyncOp
+        (self._engine.begin if alone else self._engine.run)(lane, call)
+        return SharedMemoryWork(self._engine, call)
+
+    def _moved(self, move, outs, *rest, kind=None):
+        """The steps of a move into tensors of any shape and stride."""
+        flats = [_flat(out) for out in outs]
+        first = flats if move in SEVERAL else flats[0]
+        kind = kind or kinds.number(move.__name__, (flats or rest)[0].dtype)
+        yield from move(self._ends, kind, first, *rest)
+        _back(outs, flats)
+
+    def _reduced(self, move, x, opts, *rest):
+        """The steps of a move that combines, into a tensor of any shape and stride."""
+        how = opts.reduceOp.op.name
+        if how not in kinds.COMBINE:
+            raise ValueError(f"backend 'shm' cannot combine by {how}; it knows {', '.join(kinds.COMBINE)}.")
+
+        def steps():
+            flat = _flat(x)
+            yield from move(
+                self._ends, kinds.number(move.__name__, x.dtype, how), flat, *rest, kinds.COMBINE[how]
+            )
+            if how == "AVG":
+                flat.div_(self._ends.ranks)
+            _back([x], [flat])
+
+        return steps()
+
+    def _cut(self, x):
+        """One part for each rank, along dimension 0."""
+        if x.size(0) % self._ends.ranks:
+            raise ValueError(
+                f"{x.size(0)} rows cannot be cut into {self._ends.ranks} equal parts, one for each rank."
+            )
+        return list(x.chunk(self._ends.ranks))
+
+    def shutdown(self) -> None:
+        """Leave the group: a rank that still waits for this one hears of it at once."""
+        self._memory.leave(self._ends.rank)
+        self._engine.close()
+
+    abort = shutdown
+
+    def getBackendName(self) -> str:
+        """The name the backend is registered under."""
+        return "shm"
+
+    def getSize(self) -> int:
+        """The number of ranks."""
+        return self._ends.ranks
+
+    def getRank(self) -> int:
+        """This rank's place in the group."""
+        return self._ends.rank
+
+    def setGroupName(self, name: str) -> None:
+        """Take the name torch.distributed gives; functional collectives find the group by it."""
+        self._name = name
+
+    def getGroupName(self) -> str:
+        """The name torch.distributed gave."""
+        return self._name
+
+    def setGroupDesc(self, description: str) -> None:
+        """Take the description torch.distributed gives."""
+        self._description = description
+
+    def getGroupDesc(self) -> str:
+        """The description torch.distributed gave."""
+        return self._description
+
+
+def _flat(x: torch.Tensor) -> torch.Tensor:
+    """One dimension, contiguous: a view where that is possible, a copy else."""
+    return x.detach().reshape(-1)
+
+
+def _back(tensors, flats) -> None:
+    """Copy results back into tensors whose strides needed a flat copy."""
+    for x, flat in zip(tensors, flats, strict=True):
+        if x.data_ptr() != flat.data_ptr():
+            x.detach().copy_(flat.view(x.shape))
+
+
+def _in_turn(steps):
+    for each in steps:
+        yield from each
+
+
+def _message(x: torch.Tensor, tag: int) -> int:
+    if tag:
+        raise ValueError(f"tag={tag}: backend 'shm' keeps the messages of a pair in order and knows no tags.")
+    return kinds.number("message", x.dtype)

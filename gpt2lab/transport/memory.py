@@ -1,0 +1,150 @@
+"""What the ranks of one group share: an anonymous file in memory that dies with them, and how they find it.
+
+The first rank makes it (memfd_create: no name in any folder, no limit of /dev/shm) and tells the others through the
+store where it can be opened, /proc/<process>/fd/<number>, which the system grants to the same user alone. Pages are
+taken when they are first written, so a group that never sends large tensors stays small.
+"""
+
+import ctypes
+import mmap
+import os
+import secrets
+from pathlib import Path
+
+import torch
+
+from gpt2lab.transport import semaphores
+
+SLOT = 1 << 20  # bytes in a slot of the stream from one rank to all others
+MESSAGE_SLOT = 1 << 18  # bytes in a slot of the stream of a pair
+SLOTS = 2  # one is written while the other is read
+NOTE = 24  # bytes that say which slot holds a delivery and what is in it
+TOKEN = 32
+
+
+class Memory:
+    """The shared bytes, with the places of everything in them.
+
+    Each rank has a page (its process, whether it has left, its bell) and a stream to all others; each pair has the
+    semaphores of both and a stream of its own.
+    """
+
+    def __init__(self, descriptor: int, ranks: int):
+        self.ranks, self.pairs = ranks, ranks * ranks
+        per_pair = 4 * semaphores.SIZE + 2 * SLOTS * NOTE
+        self._pair_size = -(-per_pair // semaphores.SIZE) * semaphores.SIZE
+        self._pairs_at = mmap.PAGESIZE * (1 + ranks)
+        head = self._pairs_at + self.pairs * self._pair_size
+        self._slots_at = -(-head // mmap.PAGESIZE) * mmap.PAGESIZE
+        self._messages_at = self._slots_at + ranks * SLOTS * SLOT
+        self.size = self._messages_at + self.pairs * SLOTS * MESSAGE_SLOT
+        if os.fstat(descriptor).st_size == 0:
+            os.ftruncate(descriptor, self.size)
+        self.raw = mmap.mmap(descriptor, self.size)
+        self.base = ctypes.addressof(ctypes.c_char.from_buffer(self.raw))
+        self.bytes = torch.frombuffer(self.raw, dtype=torch.uint8)
+
+    def prepare(self, token: bytes) -> None:
+        """What the first rank does before the others come: the semaphores and the token that names this memory."""
+        for rank in range(self.ranks):
+            semaphores.prepare(self.bell(rank))
+        for writer in range(self.ranks):
+            for reader in range(self.ranks):
+                for number in range(4):
+                    semaphores.prepare(self._pair(writer, reader) + self.base + number * semaphores.SIZE)
+        self.raw[:TOKEN] = token
+
+    def _pair(self, writer: int, reader: int) -> int:
+        return self._pairs_at + (writer * self.ranks + reader) * self._pair_size
+
+    def bell(self, rank: int) -> int:
+        """The semaphore a rank sleeps on: rung for every delivery to it, whatever it is."""
+        return self.base + mmap.PAGESIZE * (1 + rank) + semaphores.SIZE
+
+    def pair(self, writer: int, reader: int, messages: bool) -> tuple[int, int, int]:
+        """Of one stream from writer to reader: addresses of `full` and `free`, and where its notes are."""
+        at, number = self._pair(writer, reader), 2 * messages
+        semaphore = self.base + at + number * semaphores.SIZE
+        notes = at + 4 * semaphores.SIZE + messages * SLOTS * NOTE
+        return semaphore, semaphore + semaphores.SIZE, notes
+
+    def slots(self, writer: int, reader: int | None = None) -> list[torch.Tensor]:
+        """The slots of the stream from `writer` to all others, or to one reader, as bytes."""
+        at, size = self._slots_at + writer * SLOTS * SLOT, SLOT
+        if reader is not None:
+            size = MESSAGE_SLOT
+            at = self._messages_at + (writer * self.ranks + reader) * SLOTS * size
+        return [self.bytes[at + number * size : at + (number + 1) * size] for number in range(SLOTS)]
+
+    def sign(self, rank: int) -> None:
+        """Write which process this rank is."""
+        at = mmap.PAGESIZE * (1 + rank)
+        self.raw[at : at + 8] = os.getpid().to_bytes(8, "little")
+
+    def leave(self, rank: int) -> None:
+        """Say that this rank has left the group."""
+        self.raw[mmap.PAGESIZE * (1 + rank) + 8] = 1
+
+    def gone(self, rank: int) -> str:
+        """Why nothing can come from a rank any more; empty while it may."""
+        at = mmap.PAGESIZE * (1 + rank)
+        if self.raw[at + 8]:
+            return "has left the group"
+        process = int.from_bytes(self.raw[at : at + 8], "little")
+        return "" if process == 0 or _lives(process) else f"is gone (process {process} ended)"
+
+
+def _lives(process: int) -> bool:
+    try:
+        state = Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    except (OSError, IndexError):
+        return False
+    return state not in "ZX"
+
+
+def meet(store, rank: int, ranks: int) -> Memory:
+    """Make the memory (rank 0) or open it; returns when every rank has it.
+
+    Raises RuntimeError when a rank cannot open it: the ranks are on several machines, or belong to several users.
+    """
+    if rank == 0:
+        token = secrets.token_bytes(TOKEN)
+        descriptor = os.memfd_create("gpt2lab", os.MFD_CLOEXEC)
+        memory = Memory(descriptor, ranks)
+        memory.prepare(token)
+        store.set("where", f"{os.getpid()} {descriptor} {token.hex()}")
+        store.wait([f"there {peer}" for peer in range(1, ranks)])
+        os.close(descriptor)
+        refused = [store.get(f"there {peer}").decode() for peer in range(1, ranks)]
+        if any(refused):
+            raise RuntimeError(next(text for text in refused if text))
+    else:
+        process, number, token = store.get("where").decode().split()
+        memory, why = _open(f"/proc/{process}/fd/{number}", ranks, bytes.fromhex(token))
+        text = "" if memory else _why(rank, why)
+        store.set(f"there {rank}", text)
+        if text:
+            raise RuntimeError(text)
+    memory.sign(rank)
+    return memory
+
+
+def _open(path: str, ranks: int, token: bytes) -> tuple[Memory | None, str]:
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except OSError as error:
+        return None, error.strerror
+    try:
+        if not os.readlink(f"/proc/self/fd/{descriptor}").startswith("/memfd:gpt2lab"):
+            return None, "another file is there"
+        memory = Memory(descriptor, ranks)
+        return (memory, "") if memory.raw[:TOKEN] == token else (None, "another group's memory is there")
+    finally:
+        os.close(descriptor)
+
+
+def _why(rank: int, why: str) -> str:
+    return (
+        f"Rank {rank} cannot open the memory of rank 0 ({why}): backend 'shm' joins ranks of one machine and one user. "
+        f"Take backend 'gloo' across machines."
+    )

@@ -1,0 +1,213 @@
+"""Every collective and message as a generator on streams: what one rank writes, what it reads, in which order.
+
+Tensors are flat and contiguous here. A tensor of any size goes in rounds, one slot a round; two slots a rank let the
+next round be written while the last is read. Rounds are the same on all ranks, so no call can wait for a later one.
+
+`ends` are this rank's ends of all streams; `kind` is the number of the call's kind, which travels with every delivery.
+"""
+
+from gpt2lab.transport.stream import fill
+
+SMALL = 1 << 17  # bytes up to which every rank adds up everything itself: one exchange instead of two
+
+
+def exchange(ends, kind, x):
+    """Deliver x to all; returns everybody's x, in rank order, in their slots. Give them back with `release`."""
+    size = x.numel() * x.element_size()
+    slot = yield from ends.out.claim()
+    fill(slot, x)
+    ends.out.deliver(ends.peers, size, kind)
+    everyone = [slot[:size].view(x.dtype)] * ends.ranks
+    for peer in ends.peers:
+        there = yield from ends.coming[peer].next(size, kind)
+        everyone[peer] = there.view(x.dtype)
+    return everyone
+
+
+def release(ends) -> None:
+    """Give the slots of an exchange back."""
+    for peer in ends.peers:
+        ends.coming[peer].release()
+
+
+def all_reduce(ends, kind, x, combine):
+    """x becomes the combination of everybody's x, the same bits on every rank."""
+    size = x.numel() * x.element_size()
+    if ends.ranks == 1:
+        return
+    if size <= SMALL:
+        everyone = yield from exchange(ends, kind, x)
+        combine(everyone[0], everyone[1], out=x)
+        for other in everyone[2:]:
+            combine(x, other, out=x)
+        release(ends)
+        return
+    for chunk in _chunks(x, ends.out.size):
+        yield from _reduce_then_share(ends, kind, chunk, combine)
+
+
+def _reduce_then_share(ends, kind, x, combine):
+    """A reduce-scatter and an all-gather of one slot: rank r combines the r-th part of x for all."""
+    size, width = x.numel() * x.element_size(), x.element_size()
+    parts = x.tensor_split(ends.ranks)
+    starts = [width * (part.storage_offset() - x.storage_offset()) for part in parts]
+    mine = parts[ends.rank]
+    slot = yield from ends.out.claim()
+    for peer in ends.peers:
+        fill(slot, parts[peer], starts[peer])
+    ends.out.deliver(ends.peers, size, kind)
+    begin, end = starts[ends.rank], starts[ends.rank] + mine.numel() * width
+    for peer in ends.peers:
+        there = yield from ends.coming[peer].next(size, kind)
+        combine(mine, there[begin:end].view(x.dtype), out=mine)
+        ends.coming[peer].release()
+    yield from all_gather(ends, kind, parts, mine)
+
+
+def reduce_scatter(ends, kind, out, parts, combine):
+    """out becomes the combination of everybody's parts[rank]; parts may differ in length."""
+    width = out.element_size()
+    step = ends.out.size // ends.ranks // width
+    out.copy_(parts[ends.rank])
+    for start in range(0, max(part.numel() for part in parts), step):
+        row = lambda rank, start=start: parts[rank][start : start + step]
+        slot = yield from ends.out.claim()
+        for peer in ends.peers:
+            fill(slot, row(peer), peer * step * width)
+        ends.out.deliver(ends.peers, ends.out.size, kind)
+        mine = out[start : start + step]
+        begin = ends.rank * step * width
+        for peer in ends.peers:
+            there = yield from ends.coming[peer].next(ends.out.size, kind)
+            combine(mine, there[begin : begin + mine.numel() * width].view(out.dtype), out=mine)
+            ends.coming[peer].release()
+
+
+def all_gather(ends, kind, outs, x):
+    """outs[r] becomes rank r's x; they may differ in length."""
+    width = x.element_size()
+    step = ends.out.size // width
+    if outs[ends.rank].data_ptr() != x.data_ptr():
+        outs[ends.rank].copy_(x)
+    for start in range(0, max(out.numel() for out in outs), step):
+        mine = x[start : start + step]
+        if mine.numel():
+            slot = yield from ends.out.claim()
+            fill(slot, mine)
+            ends.out.deliver(ends.peers, mine.numel() * width, kind)
+        for peer in ends.peers:
+            theirs = outs[peer][start : start + step]
+            if theirs.numel():
+                there = yield from ends.coming[peer].next(theirs.numel() * width, kind)
+                theirs.copy_(there.view(x.dtype))
+                ends.coming[peer].release()
+
+
+def broadcast(ends, kind, x, root):
+    """x becomes the root's x."""
+    for chunk in _chunks(x, ends.out.size):
+        size = chunk.numel() * chunk.element_size()
+        if ends.rank == root:
+            slot = yield from ends.out.claim()
+            fill(slot, chunk)
+            ends.out.deliver(ends.peers, size, kind)
+        else:
+            there = yield from ends.coming[root].next(size, kind)
+            chunk.copy_(there.view(x.dtype))
+            ends.coming[root].release()
+
+
+def reduce(ends, kind, x, root, combine):
+    """On the root, x becomes the combination of everybody's x."""
+    for chunk in _chunks(x, ends.out.size):
+        size = chunk.numel() * chunk.element_size()
+        if ends.rank != root:
+            yield from _to_root(ends, kind, chunk, root)
+            continue
+        for peer in ends.peers:
+            there = yield from ends.coming[peer].next(size, kind)
+            combine(chunk, there.view(x.dtype), out=chunk)
+            ends.coming[peer].release()
+
+
+def gather(ends, kind, outs, x, root):
+    """On the root, outs[r] becomes rank r's x; they may differ in length."""
+    if ends.rank != root:
+        for chunk in _chunks(x, ends.out.size):
+            yield from _to_root(ends, kind, chunk, root)
+        return
+    outs[root].copy_(x)
+    for peer in ends.peers:
+        for chunk in _chunks(outs[peer], ends.out.size):
+            there = yield from ends.coming[peer].next(chunk.numel() * chunk.element_size(), kind)
+            chunk.copy_(there.view(x.dtype))
+            ends.coming[peer].release()
+
+
+def _to_root(ends, kind, chunk, root):
+    slot = yield from ends.out.claim()
+    fill(slot, chunk)
+    ends.out.deliver((root,), chunk.numel() * chunk.element_size(), kind)
+
+
+def scatter(ends, kind, out, parts, root):
+    """out becomes the root's parts[rank]; they may differ in length."""
+    if ends.rank != root:
+        yield from _take(ends.coming[root], kind, out)
+        return
+    out.copy_(parts[root])
+    for peer in ends.peers:
+        yield from _give(ends.out, kind, parts[peer], peer)
+
+
+def all_to_all(ends, kind, outs, parts):
+    """outs[r] becomes what rank r has for this one: in step s everybody gives to s places on and takes from s back."""
+    outs[ends.rank].copy_(parts[ends.rank])
+    for distance in range(1, ends.ranks):
+        to, source = (ends.rank + distance) % ends.ranks, (ends.rank - distance) % ends.ranks
+        going, coming = _chunks(parts[to], ends.out.size), _chunks(outs[source], ends.out.size)
+        for number in range(max(len(going), len(coming))):
+            if number < len(going):
+                yield from _give(ends.out, kind, going[number], to)
+            if number < len(coming):
+                yield from _take(ends.coming[source], kind, coming[number])
+
+
+def send(ends, kind, x, to):
+    """Give x to one rank; over when that rank has taken it, so two that only send wait for each other."""
+    stream = ends.send_to[to]
+    yield from _give(stream, kind, x, to)
+    yield from stream.settle()
+
+
+def recv(ends, kind, x, source):
+    """x becomes what one rank sends."""
+    yield from _take(ends.recv_from[source], kind, x)
+
+
+def _give(stream, kind, x, to):
+    for chunk in _chunks(x, stream.size):
+        slot = yield from stream.claim()
+        fill(slot, chunk)
+        stream.deliver((to,), chunk.numel() * chunk.element_size(), kind)
+
+
+def _take(stream, kind, x):
+    for chunk in _chunks(x, stream.size):
+        there = yield from stream.next(chunk.numel() * chunk.element_size(), kind)
+        chunk.copy_(there.view(x.dtype))
+        stream.release()
+
+
+def _chunks(x, size):
+    """x cut into what fits into a slot of `size` bytes; nothing of an empty tensor."""
+    return x.split(size // x.element_size()) if x.numel() else ()
+
+
+def barrier(ends, kind):
+    """Nothing moves; everybody hears from everybody."""
+    yield from ends.out.claim()
+    ends.out.deliver(ends.peers, 0, kind)
+    for peer in ends.peers:
+        yield from ends.coming[peer].next(0, kind)
+        ends.coming[peer].release()

@@ -1,0 +1,287 @@
+"""Shared memory as a backend of torch.distributed: exact, for PyTorch's own strategies too, and loud about faults."""
+
+import os
+import signal
+import subprocess
+import threading
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+from transport_cases import SIZES, check
+
+from gpt2lab import RankFailed, Ranks, kept, transport
+
+pytestmark = pytest.mark.skipif(
+    not transport.AVAILABLE, reason="this system has no semaphores in shared memory"
+)
+LINES = [(0,), (0, 1), (0, 1, 2), (0, 1, 2, 3), (0, 1, 2, 3, 4), (0, 2, 4), (1, 4)]
+
+
+@pytest.fixture(scope="module")
+def pool():
+    with Ranks(5, echo=False, timeout=60, backend="shm") as ranks:
+        yield ranks
+
+
+def group_of(line, backend=None, **options):
+    """A process group, made once a rank; all ranks call this together."""
+    key = (line, backend, *options.items())
+    if key not in kept:
+        kept[key] = dist.new_group(line, backend=backend, **options)
+    return kept[key]
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.int64, torch.bfloat16, torch.uint8])
+def test_every_call_is_exact_for_any_size_on_any_ranks(pool, dtype):
+    def work(rank, world_size):
+        wrong = []
+        for line in LINES:
+            group = group_of(line)
+            if rank in line:
+                for size in SIZES if dtype is torch.float64 else SIZES[2:4]:
+                    wrong += check(group, list(line), size, dtype)
+        return wrong
+
+    assert pool.run(work) == [[]] * 5
+
+
+def test_strided_tensors_give_what_contiguous_ones_give(pool):
+    def work(rank, world_size):
+        views = lambda: [torch.full((6, 5), rank + 1.0).t(), torch.full((12,), rank + 1.0)[::2]]
+        for x in views():
+            dist.all_reduce(x)
+            assert x.eq(15).all() and not x.is_contiguous()
+        for x in views():
+            outs = [torch.empty_like(x) for _ in range(world_size)]
+            dist.all_gather(outs, x)
+            assert [int(out.max()) for out in outs] == [1, 2, 3, 4, 5]
+        return True
+
+    assert all(pool.run(work))
+
+
+def test_two_ranks_give_the_same_bits_as_gloo_and_more_ranks_the_same_bits_on_each(pool):
+    def work(rank, world_size):
+        two, gloo = group_of((0, 1)), group_of((0, 1), "gloo")
+        random = torch.randn(5001, generator=torch.Generator().manual_seed(rank), dtype=torch.float64)
+        if rank < 2:
+            ours, theirs = random.clone(), random.clone()
+            dist.all_reduce(ours, group=two)
+            dist.all_reduce(theirs, group=gloo)
+            assert torch.equal(ours, theirs)
+        dist.all_reduce(random)
+        return random
+
+    first, *others = pool.run(work)
+    assert all(torch.equal(first, other) for other in others)
+
+
+def test_an_average_divides_once(pool):
+    def work(rank, world_size):
+        x = torch.full((3,), float(rank))
+        dist.all_reduce(x, dist.ReduceOp.AVG)
+        return x.tolist()
+
+    assert pool.run(work) == [[2.0] * 3] * 5
+
+
+def test_a_call_under_way_moves_while_nobody_waits_for_it(pool):
+    def work(rank, world_size):
+        x = torch.ones(1 << 20)
+        handle = dist.all_reduce(x, async_op=True)
+        deadline = time.monotonic() + 20
+        while not handle.is_completed() and time.monotonic() < deadline:
+            time.sleep(0.001)
+        done = handle.is_completed()
+        future = dist.all_reduce(x, async_op=True).get_future()
+        return done, float(future.wait()[0][0])
+
+    assert pool.run(work) == [(True, 25.0)] * 5
+
+
+def test_threads_of_one_rank_may_call_beside_each_other(pool):
+    def work(rank, world_size):
+        a, b = group_of((0, 1, 2, 3, 4), None), group_of((0, 1, 2, 3, 4), "shm")
+        totals = {}
+
+        def sum_up(name, group):
+            for _ in range(20):
+                x = torch.ones(50_000)
+                dist.all_reduce(x, group=group)
+            totals[name] = float(x[-1])
+
+        threads = [threading.Thread(target=sum_up, args=item) for item in (("a", a), ("b", b))]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return totals
+
+    assert pool.run(work) == [{"a": 5.0, "b": 5.0}] * 5
+
+
+def test_a_waiting_rank_sleeps(pool):
+    def work(rank, world_size):
+        dist.barrier()
+        before = time.process_time()
+        if rank == 0:
+            time.sleep(1.0)
+        dist.barrier()
+        return time.process_time() - before
+
+    assert max(pool.run(work)) < 0.3
+
+
+def test_pytorchs_own_strategies_run_over_it(pool):
+    def work(rank, world_size):
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import fully_shard
+        from torch.distributed.tensor import Shard, distribute_tensor
+        from torch.nn.parallel import DistributedDataParallel
+
+        def trained(wrap):
+            torch.manual_seed(0)
+            model = torch.nn.Sequential(
+                torch.nn.Linear(7, 11), torch.nn.Tanh(), torch.nn.Linear(11, 3)
+            ).double()
+            model = wrap(model)
+            optimizer = torch.optim.SGD(model.parameters(), 0.1)
+            for step in range(3):
+                x = torch.randn(
+                    world_size, 7, generator=torch.Generator().manual_seed(step), dtype=torch.float64
+                )
+                optimizer.zero_grad()
+                mine = x[rank : rank + 1] if wrap is not alone else x
+                model(mine).square().sum(1).mean().backward()
+                optimizer.step()
+            whole = lambda p: p.full_tensor() if hasattr(p, "full_tensor") else p
+            return [whole(p.detach()) for p in model.parameters()]
+
+        alone = lambda model: model
+        mesh = init_device_mesh("cpu", (world_size,))
+        serial = trained(alone)
+        worst = {}
+        for wrap in (DistributedDataParallel, lambda model: fully_shard(model, mesh=mesh)):
+            pairs = zip(trained(wrap), serial, strict=True)
+            worst[str(wrap)[:20]] = max(float((a - b).abs().max()) for a, b in pairs)
+        torch.manual_seed(0)
+        w, x = torch.randn(10, 4, dtype=torch.float64), torch.randn(3, 10, dtype=torch.float64)
+        product = distribute_tensor(x, mesh, [Shard(1)]) @ distribute_tensor(w, mesh, [Shard(0)])
+        worst["DTensor"] = float((product.full_tensor() - x @ w).abs().max())
+        return max(worst.values())
+
+    assert max(pool.run(work)) < 1e-14
+
+
+def test_what_it_cannot_do_it_says(pool):
+    def work(rank, world_size):
+        def refused(call):
+            try:
+                call()
+            except (ValueError, RuntimeError) as error:
+                return str(error)
+            return ""
+
+        x = torch.ones(3)
+        return [
+            refused(lambda: dist.isend(x, (rank + 1) % 5, tag=3)),
+            refused(lambda: dist.recv(x)),
+            refused(lambda: dist.all_reduce(x, dist.ReduceOp.PREMUL_SUM(2.0))),
+            refused(lambda: dist.all_gather_single(torch.ones(7), x)),
+        ]
+
+    tag, source, how, rows = pool.run(work)[0]
+    assert "tag=3" in tag and "name the source" in source and "PREMUL_SUM" in how and "7 rows" in rows
+
+
+def small_group(patience=None):
+    from datetime import timedelta
+
+    return dist.new_group([0, 1, 2], timeout=timedelta(seconds=patience or 60))
+
+
+def caught(call) -> tuple[str, float]:
+    """What a call raises, and how long it took."""
+    start = time.monotonic()
+    try:
+        call()
+    except RuntimeError as error:
+        return str(error), time.monotonic() - start
+    return "", time.monotonic() - start
+
+
+@pytest.fixture
+def three():
+    with Ranks(3, echo=False, timeout=30, backend="shm") as ranks:
+        yield ranks
+
+
+def test_a_late_rank_is_named(three):
+    def work(rank, world_size):
+        group = small_group(patience=1)
+        if rank == 1:
+            time.sleep(2)
+            return "", 0
+        return caught(lambda: dist.all_reduce(torch.ones(3), group=group))
+
+    (text, seconds), _, (other, _) = three.run(work)
+    assert "rank 1 has not come, while rank 0 waited for it in all_reduce" in text and seconds < 2
+    assert "rank 1 has not come" in other or "rank 0" in other
+
+
+def test_a_rank_that_leaves_is_named_at_once(three):
+    def work(rank, world_size):
+        if rank == 2:
+            dist.destroy_process_group()
+            time.sleep(1.5)
+            return "", 0
+        return caught(lambda: dist.barrier())
+
+    (text, seconds), *_ = three.run(work)
+    assert "rank 2 has left the group, while rank 0 waited for it in barrier" in text and seconds < 1
+
+
+def test_a_dead_rank_is_named_by_its_peers(three):
+    def work(rank, world_size):
+        if rank == 1:
+            time.sleep(0.2)
+            os.kill(os.getpid(), signal.SIGKILL)
+        dist.recv(torch.ones(3), 1)
+
+    with pytest.raises(RankFailed, match="rank 1 was killed by SIGKILL"):
+        three.run(work)
+
+
+def test_calls_that_do_not_fit_are_named_with_both_sides(three):
+    def work(rank, world_size):
+        x = torch.ones(4 + (rank == 1), dtype=torch.float32)
+        call = (lambda: dist.broadcast(x, 0)) if rank == 2 else (lambda: dist.all_reduce(x))
+        text, _ = caught(call)
+        again, _ = caught(lambda: dist.barrier()) if text else ("", 0)
+        return text, again
+
+    found = three.run(work)
+    both = "rank 0 and rank 1 do not fit together: all_reduce SUM float32 expects 16 bytes, what came is 20 bytes"
+    assert both in found[0][0] and found[0][0] == found[0][1]
+    assert (
+        "broadcast float32 expects 16 bytes, what came is 16 bytes of all_reduce SUM float32" in found[2][0]
+    )
+
+
+def test_nothing_is_left_over():
+    def holdings(rank, world_size):
+        for _ in range(3):
+            group = dist.new_group([0, 1])
+            dist.all_reduce(torch.ones(300_000), group=group, async_op=True).wait()
+            dist.destroy_process_group(group)
+        time.sleep(0.1)
+        alive = [thread.name for thread in threading.enumerate() if thread.name == "shm"]
+        opened = subprocess.run(["ls", "-l", f"/proc/{os.getpid()}/fd"], capture_output=True, text=True).stdout
+        return opened.count("memfd"), len(alive)
+
+    before = set(os.listdir("/dev/shm"))
+    with Ranks(2, echo=False, backend="shm") as ranks:
+        assert ranks.run(holdings) == [(0, 0), (0, 0)]
+    assert set(os.listdir("/dev/shm")) <= before
