@@ -13,6 +13,7 @@ from gpt2lab.transport import kinds, moves
 from gpt2lab.transport.engine import Call, Engine
 from gpt2lab.transport.memory import meet
 from gpt2lab.transport.stream import Ends
+from gpt2lab.transport.work import SharedMemoryWork
 
 
 def create(opts, _):
@@ -22,39 +23,6 @@ def create(opts, _):
 
 
 SEVERAL = (moves.all_gather, moves.gather, moves.all_to_all)  # moves into several tensors
-
-
-class SharedMemoryWork(dist.Work):
-    """A call that was begun; what torch calls a Work."""
-
-    def __init__(self, engine: Engine, call: Call):
-        super().__init__()
-        self._engine, self._call = engine, call
-
-    def wait(self, timeout: timedelta | None = None) -> bool:
-        """Return when the call is over; raises what went wrong."""
-        self._engine.wait(self._call)
-        return True
-
-    def is_completed(self) -> bool:
-        """Whether the call is over."""
-        return self._call.done
-
-    def is_success(self) -> bool:
-        """Whether the call is over and all went well."""
-        return self._call.done and self._call.error is None
-
-    def exception(self) -> Exception | None:
-        """What went wrong."""
-        return self._call.error
-
-    def get_future(self):
-        """The same as a future of the resulting tensors."""
-        return self._engine.future(self._call)
-
-    def result(self) -> list[torch.Tensor]:
-        """The resulting tensors."""
-        return self._call.result
 
 
 class SharedMemoryGroup(dist.ProcessGroup):
