@@ -1,0 +1,170 @@
+"""Bugs planted in the shared-memory transport: the checks of the ordinary tests notice each of them."""
+
+import time
+from datetime import timedelta
+
+import pytest
+import torch
+import torch.distributed as dist
+from planting import planted
+from transport_cases import check
+
+from gpt2lab import Ranks, transport
+
+pytestmark = pytest.mark.skipif(
+    not transport.AVAILABLE, reason="this system has no semaphores in shared memory"
+)
+
+
+def forget_the_last(right):
+    def exchange(ends, kind, x):
+        everyone = yield from right(ends, kind, x)
+        return [*everyone[:-1], torch.zeros_like(x)]
+
+    return exchange
+
+
+def share_a_neighbours_part(right):
+    return lambda ends, kind, outs, x: right(ends, kind, [*outs[1:], outs[0]], x)
+
+
+def take_from_the_other_side(right):
+    def all_to_all(ends, kind, outs, parts):
+        return right(ends, kind, outs[::-1], parts)
+
+    return all_to_all
+
+
+def always_from_rank_0(right):
+    return lambda ends, kind, x, root: right(ends, kind, x, 0)
+
+
+def drop_the_last_chunk(right):
+    return lambda x, size: right(x, size)[: max(1, len(right(x, size)) - 1)]
+
+
+def reuse_a_slot_that_is_read(right):
+    def reclaim(self):
+        self._in_use.popleft()
+        return iter(())
+
+    return reclaim
+
+
+def give_back_before_reading(right):
+    def following(self, size, kind):
+        there = yield from right(self, size, kind)
+        late_release = type(self).release
+        late_release(self)
+        time.sleep(0.01)
+        self.release = lambda: None
+        return there
+
+    return following
+
+
+def leave_the_copy(right):
+    return lambda tensors, flats: None
+
+
+def believe_any_delivery(right):
+    def following(self, size, kind):
+        from gpt2lab.transport.stream import Need
+
+        yield Need(self._full, self.writer)
+        self._read += 1
+        return self.slots[(self._read - 1) % 2][:size]
+
+    return following
+
+
+def sum_instead(right):
+    return {**right, "MAX": torch.add}
+
+
+def one_lane(right):
+    return lambda self, lane, call: right(self, "all", call)
+
+
+def send_and_go(right):
+    return lambda self: iter(())
+
+
+BUGS = {
+    "the last rank's part is forgotten in a sum": ("moves", "exchange", forget_the_last),
+    "a neighbour's part is shared": ("moves", "all_gather", share_a_neighbours_part),
+    "all-to-all puts parts in the wrong places": ("moves", "all_to_all", take_from_the_other_side),
+    "broadcast is always from rank 0": ("moves", "broadcast", always_from_rank_0),
+    "the last chunk of a large tensor is lost": ("moves", "_chunks", drop_the_last_chunk),
+    "a slot is written while it is read": ("stream.Outgoing", "_reclaim", reuse_a_slot_that_is_read),
+    "a slot is given back before it is read": ("stream.Incoming", "next", give_back_before_reading),
+    "results stay in the flat copy": ("group", "_back", leave_the_copy),
+    "a delivery of another call is believed": ("stream.Incoming", "next", believe_any_delivery),
+    "MAX is a sum": ("kinds", "COMBINE", sum_instead),
+    "a receive stands in the way of a send": ("engine.Engine", "_enter", one_lane),
+    "a send does not wait for its receiver": ("stream.Outgoing", "settle", send_and_go),
+}
+
+
+def examine(rank, world_size, bug) -> list[str]:
+    """All checks of this rank with a bug planted (None: none); what they find."""
+    from contextlib import nullcontext
+
+    from gpt2lab.transport import engine, group, kinds, moves, stream
+
+    rooms = {"engine": engine, "group": group, "kinds": kinds, "moves": moves, "stream": stream}
+    if bug is not None:
+        home, name, make = bug
+        room, _, owner = home.partition(".")
+        bug = (getattr(rooms[room], owner) if owner else rooms[room], name, make)
+    with planted(*bug) if bug else nullcontext():
+        try:
+            return _checks(rank, world_size)
+        except Exception as error:
+            return [f"{type(error).__name__}: {error}"]
+
+
+def _checks(rank, world_size) -> list[str]:
+    group = dist.new_group(timeout=timedelta(seconds=2))
+    wrong = []
+    for size in (7, 500_001):
+        wrong += check(group, list(range(world_size)), size, torch.float64)
+    strided = torch.full((6, 5), rank + 1.0).t()
+    dist.all_reduce(strided, group=group)
+    if not strided.eq(6).all():
+        wrong.append("strided")
+    for late in range(world_size):  # one rank reads late: nobody may overtake it
+        x = torch.full((500_000,), rank + 1.0)
+        if rank == late:
+            time.sleep(0.02)
+        for root in range(world_size):
+            y = x.clone()
+            dist.broadcast(y, root, group=group)
+            if not y.eq(root + 1.0).all():
+                wrong.append("broadcast to a late rank")
+    return wrong + _rendezvous(rank, world_size)
+
+
+def _rendezvous(rank, world_size) -> list[str]:
+    """Everybody only sends: nobody may come back."""
+    if rank == world_size - 1:
+        return []
+    brief = dist.new_group(
+        list(range(world_size - 1)), timeout=timedelta(seconds=0.3), use_local_synchronization=True
+    )
+    try:
+        dist.send(torch.ones(3), 1 - rank, group=brief)
+    except RuntimeError:
+        return []
+    return ["a send came back without a receiver"]
+
+
+def test_without_a_bug_all_is_right():
+    with Ranks(3, echo=False, timeout=30, backend="shm") as ranks:
+        assert ranks.run(examine, None) == [[]] * 3
+
+
+@pytest.mark.parametrize("bug", BUGS)
+def test_mutant_is_killed(bug):
+    with Ranks(3, echo=False, timeout=30, backend="shm") as ranks:
+        assert any(ranks.run(examine, BUGS[bug])), bug
