@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from . import network
-from .buffers import byte_size, byte_sizes, fresh, no_graph, padded
+from .buffers import byte_size, byte_sizes, fresh, no_graph, padded, ranked, unranked
 from .gate import Call, Done, describe, finished, perform
 from .mesh import Axis
 from .traffic import (
@@ -30,8 +30,9 @@ def all_reduce(x: torch.Tensor, axis: Axis, op: str = "sum", async_op: bool = Fa
     """The sum (max, min) over the axis, on every rank.
 
     `own` says that x is a contiguous buffer of the caller's, unknown to autograd: then the result replaces it. A NaN
-    counts as infinity in a max or min, where the backend would lose it.
-    Bytes per rank: reduce-scatter plus all-gather, 2 (n-1)/n S (Patarasuk & Yuan 2009).
+    on any rank is a NaN on every rank, also in a max or min, which a backend computes so that it may get lost.
+    Bytes per rank: reduce-scatter plus all-gather, 2 (n-1)/n S (Patarasuk & Yuan 2009); a max or min of 16-bit floats
+    travels as 32 bits.
     """
     no_graph("all_reduce", x)
     if op not in REDUCE:
@@ -40,14 +41,14 @@ def all_reduce(x: torch.Tensor, axis: Axis, op: str = "sum", async_op: bool = Fa
         raise ValueError(f"all_reduce: own=True needs a contiguous buffer, got strides {x.stride()}.")
     if axis.size == 1:
         return finished(x, async_op)
-    result = x.detach() if own else fresh(x)
-    if op != "sum" and result.is_floating_point():
-        result.masked_fill_(result.isnan(), torch.inf if op == "max" else -torch.inf)
-    chunks = [c * x.element_size() for c in split_sizes(x.numel(), axis.size)]
+    compared = op != "sum" and x.is_floating_point()
+    result = ranked(x, op) if compared else x.detach() if own else fresh(x)
+    back = lambda found: x.detach().copy_(unranked(found, x.dtype)) if own else unranked(found, x.dtype)
+    chunks = [c * result.element_size() for c in split_sizes(x.numel(), axis.size)]
     cost = all_reduce_cost(chunks, axis.rank)
     call = Call("all_reduce", axis, f"{op} {describe(x)}", *cost, cost[0], cost[1])
     start = lambda: dist.all_reduce(result, REDUCE[op], group=axis.group, async_op=True)
-    return perform(call, start, result, async_op)
+    return perform(call, start, result, async_op, back if compared else None)
 
 
 def gather_flat(shard: torch.Tensor, axis: Axis, async_op: bool = False, out: torch.Tensor | None = None):
