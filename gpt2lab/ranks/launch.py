@@ -47,7 +47,9 @@ class Ranks:
             raise ValueError(f"echo={echo!r}: choose 'grouped', 'live' or False.")
         backend = backend or transport.default()
         if backend not in BACKENDS or (backend == transport.NAME and not transport.AVAILABLE):
-            raise ValueError(f"backend={backend!r}: choose one of {', '.join(BACKENDS)} that this system has.")
+            raise ValueError(
+                f"backend={backend!r}: choose one of {', '.join(BACKENDS)} that this system has."
+            )
         self.size, self.timeout, self.echo, self.backend = ranks, timeout, echo, backend
         self._crew = None
 
