@@ -54,7 +54,7 @@ def _play(answer, ranks: int, count: int):
     try:
         found = launch(_on_a_rank, answer, count, ranks=ranks, echo=False, timeout=4)
     except RankFailed as error:
-        if error.ename == "TimeoutError":
+        if error.ename in ("Deadlock", "TimeoutError"):
             raise AssertionError(f"on {ranks} ranks yours wait for each other for ever. {error}") from None
         if error.ename == "Mismatch":
             raise AssertionError(f"a message of yours does not fit its receiver. {error}") from None
@@ -137,6 +137,15 @@ def to_all(answer) -> None:
             assert sends == right, (
                 f"{n} ranks: rank {rank} sent {sends} as (to, numbers); one chunk straight to each other is {right}"
             )
+
+
+def used_twice(rank, world_size, copy):
+    """The gradient of copy(x) + x: autograd hands one and the same gradient to both branches."""
+    from ..ranks.mesh import Mesh
+
+    x = torch.ones(1, dtype=torch.float64, requires_grad=True)
+    (copy(x, Mesh(tp=world_size)["tp"]) + x).sum().backward()
+    return x.grad.item()
 
 
 def predict(guess: float, measured: float, what: str, unit: str = "bytes") -> float:

@@ -4,6 +4,7 @@ import torch
 import torch.nn.functional as F
 
 from . import close
+from .collectives import used_twice
 
 
 def qkv(answer) -> None:
@@ -43,7 +44,7 @@ def edges(f, g) -> None:
         )
         close(of_up, right, "the gradient of the first matrix")
         close(of_x, whole[0].grad, "the gradient of x, for which f has to sum in backward")
-    kept = launch(_twice_used, f, ranks=2, echo=False)
+    kept = launch(used_twice, f, ranks=2, echo=False)
     close(kept[0], 2 + 1, "the gradient of f(x) + x on two ranks: backward must not change what it is given")
 
 
@@ -62,14 +63,6 @@ def _mlp_on_a_rank(rank, world_size, f, g, x, up, down):
     loss = g(y, axis).square().sum()
     loss.backward()
     return loss.item(), x.grad, up.grad
-
-
-def _twice_used(rank, world_size, f):
-    from ..ranks.mesh import Mesh
-
-    x = torch.ones((), dtype=torch.float64, requires_grad=True)
-    (f(x, Mesh(tp=world_size)["tp"]) + x).backward()
-    return x.grad.item()
 
 
 def vocabulary_loss(answer) -> None:

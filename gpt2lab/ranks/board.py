@@ -12,6 +12,7 @@ import mmap
 import os
 import struct
 import sys
+import threading
 import time
 import zlib
 from dataclasses import dataclass
@@ -21,11 +22,14 @@ from gpt2lab.ranks.failure import place
 
 TEXT = 480
 RECORD = struct.Struct(f"<QdQ{TEXT}s")  # version (odd while being written), start time, calls made, text
-FIELDS = 6
+FIELDS = 7
 SLOTS = 64
 NOTE = 400
 SLOT = struct.Struct(f"<Q{NOTE}s")  # key of the call, what was called with what and where
-PER_RANK = RECORD.size + SLOTS * SLOT.size
+COUNTS = 256
+TRIES = 16  # places for a channel's count, one behind the other
+COUNT = struct.Struct("<II")  # checksum of a channel's name, calls begun there
+PER_RANK = RECORD.size + SLOTS * SLOT.size + COUNTS * COUNT.size
 _TORCH = importlib.util.find_spec("torch").submodule_search_locations[0]
 _NOT_THE_CALLER = (os.path.dirname(__file__), _TORCH, contextlib.__file__)
 
@@ -36,7 +40,10 @@ class Mismatch(RuntimeError):
 
 @dataclass(frozen=True)
 class Entry:
-    """What one rank is doing: `since` is 0.0 while it is in no call; `calls` counts all calls so far."""
+    """What one rank is doing: `since` is 0.0 while it is in no call; `calls` counts all calls so far.
+
+    `channel` is where its number counts, if it is known that the rank's main thread is blocked until the call is done.
+    """
 
     rank: int
     since: float
@@ -47,6 +54,7 @@ class Entry:
     number: int = 0
     detail: str = ""
     where: str = ""
+    channel: int = 0
 
 
 class Board:
@@ -61,6 +69,13 @@ class Board:
         self.world, self.rank = world, rank
         self.calls = 0
         self.text = b""
+        self.lock = threading.Lock()
+
+    def say(self, text: bytes) -> None:
+        """Publish that this rank starts a call, described by `text`."""
+        with self.lock:  # a thread in the background calls as well
+            self.text, self.calls = text, self.calls + 1
+            self.write(time.monotonic())
 
     def write(self, since: float) -> None:
         """Publish this rank's record; a reader that meets an odd version tries again."""
@@ -80,9 +95,9 @@ class Board:
         parts = text.rstrip(b"\0").decode(errors="replace").split("\x1f")
         if len(parts) != FIELDS:
             return Entry(rank, 0.0, calls)
-        op, axis, peers, number, detail, where = parts
+        op, axis, peers, number, channel, detail, where = parts
         ranks = tuple(int(peer) for peer in peers.split(",") if peer)
-        return Entry(rank, since, calls, op, axis, ranks, int(number or 0), detail, where)
+        return Entry(rank, since, calls, op, axis, ranks, int(number or 0), detail, where, int(channel or 0))
 
     def note(self, key: int, text: bytes) -> None:
         """Keep one call in this rank's history, in the place of the one 64 calls before."""
@@ -99,6 +114,27 @@ class Board:
             return None
         return text.rstrip(b"\0").decode(errors="replace")
 
+    def count(self, channel: int, number: int) -> None:
+        """Say that this rank has begun call `number` on a channel."""
+        for offset, there in self._places(self.rank, channel):
+            if there in (0, channel):
+                COUNT.pack_into(self.memory, offset, channel, number)
+                return
+
+    def begun(self, rank: int, channel: int) -> int | None:
+        """How many calls `rank` has begun on a channel; None where that has found no place."""
+        for offset, there in self._places(rank, channel):
+            if there in (0, channel):
+                return COUNT.unpack_from(self.memory, offset)[1]
+        return None
+
+    def _places(self, rank: int, channel: int):
+        """Where a rank may count a channel, and which channel it counts there (0: none)."""
+        table = rank * PER_RANK + RECORD.size + SLOTS * SLOT.size
+        for number in range(channel, channel + TRIES):
+            offset = table + number % COUNTS * COUNT.size
+            yield offset, COUNT.unpack_from(self.memory, offset)[0]
+
     def close(self) -> None:
         """Give the memory back."""
         self.memory.close()
@@ -113,14 +149,17 @@ def attach(path: Path, rank: int, world: int) -> None:
     _board = Board(path, world, rank)
 
 
-def enter(op: str, axis_name: str, peers, call_number: int, detail: str = "") -> None:
-    """Say that this rank starts call `call_number` of `op` on an axis, and with which global ranks."""
+def enter(op: str, axis_name: str, peers, call_number: int, detail: str = "", channel: str = "") -> None:
+    """Say that this rank starts call `call_number` of `op` on an axis, and with which global ranks.
+
+    `channel` is given when the rank does nothing else until the call is done.
+    """
     if _board is None:
         return
-    fields = (op, axis_name, ",".join(map(str, peers)), str(call_number), detail, caller())
-    _board.text = "\x1f".join(fields).encode()[:TEXT]
-    _board.calls += 1
-    _board.write(time.monotonic())
+    blocked = channel and threading.current_thread() is threading.main_thread()
+    code = str(zlib.crc32(channel.encode()) if blocked else 0)
+    fields = (op, axis_name, ",".join(map(str, peers)), str(call_number), code, detail, caller())
+    _board.say("\x1f".join(fields).encode()[:TEXT])
 
 
 def post(channel: str, number: int, signature: str, axis_name: str, peers, agree=None) -> None:
@@ -131,9 +170,11 @@ def post(channel: str, number: int, signature: str, axis_name: str, peers, agree
     """
     if _board is None:
         return
-    key = (zlib.crc32(channel.encode()) << 31) + number
+    code = zlib.crc32(channel.encode())
+    key = (code << 31) + number
     what = f"#{number} on axis {axis_name!r}"
     _board.note(key, "\x1f".join((signature, what, caller())).encode()[:NOTE])
+    _board.count(code, number)
     for peer in peers:
         noted = _board.noted(peer, key)
         if noted is None:
@@ -149,7 +190,8 @@ def post(channel: str, number: int, signature: str, axis_name: str, peers, agree
 def leave() -> None:
     """Say that the call is done."""
     if _board is not None:
-        _board.write(0.0)
+        with _board.lock:
+            _board.write(0.0)
 
 
 def caller() -> str:

@@ -13,7 +13,7 @@ PACKAGE_PARENT = Path(__file__).resolve().parents[2]
 class RankFailed(RuntimeError):
     """A rank raised, died or got stuck.
 
-    `rank` is the rank to blame and `ename` the name of the exception type there (`ProcessDied` and
+    `rank` is the rank to blame and `ename` the name of the exception type there (`ProcessDied`, `Deadlock` and
     `TimeoutError` for ranks that could not raise); the text holds the rank's own traceback with its source.
     `states` says of every rank what it was doing then: its last call, for how long it waited, and for whom.
     """

@@ -59,7 +59,7 @@ class Handle:
         """Block until the operation is done; returns what the call returns without async_op."""
         if self._call is not None:
             call, self._call = self._call, None
-            board.enter(call.op, call.axis.name, call.peers, self._number, call.detail)
+            board.enter(call.op, call.axis.name, call.peers, self._number, call.detail, call.channel)
             for work in self._work:
                 work.wait()
             self._end(call)

@@ -7,8 +7,10 @@ from multiprocessing.connection import wait
 
 import cloudpickle
 
+from gpt2lab.ranks import circle
 from gpt2lab.ranks.crew import Crew
-from gpt2lab.ranks.failure import RankFailed, how_it_ended, place
+from gpt2lab.ranks.failure import RankFailed, how_it_ended
+from gpt2lab.ranks.states import describe
 
 GRACE = 0.15  # seconds in which the other ranks may still say that it was they who failed
 LONG_GRACE = 1.0  # the same while only ranks have reported that lost a peer, which is never the cause
@@ -183,6 +185,8 @@ class Watch:
             else:
                 held = self.crew.held_up(rank) - self.held[rank]
                 idle[rank] = now - self.sign_of_life[rank] - held
+        if max(waiting, default=0.0) > circle.PATIENCE:
+            self._look_for_a_circle(now)
         if max(idle.values(), default=0.0) > self.timeout:
             self._stuck(now, max(idle, key=idle.get))
         elif not idle and min(waiting, default=0.0) > self.timeout:
@@ -192,9 +196,23 @@ class Watch:
         self.sign_of_life[rank] = time.monotonic()
         self.held[rank] = self.crew.held_up(rank)
 
+    def _look_for_a_circle(self, now: float) -> None:
+        found = circle.find(self.crew.board, sorted(set(self.sign_of_life) - set(self.results)), now)
+        if not found:
+            return
+        states = self._states(now)
+        lines = [
+            f"The ranks wait in a circle: {circle.shown(found)}. Each needs a call that the next has not made:"
+        ]
+        lines += [
+            f"  rank {rank} {states[rank]}" for rank in (*found, *(r for r in states if r not in found))
+        ]
+        self._drain()
+        raise RankFailed("\n".join(lines), min(found), "Deadlock", states)
+
     def _stuck(self, now: float, culprit: int | None = None) -> None:
         lines = [f"The ranks are stuck: nothing moved for {self.timeout:g} s (timeout={self.timeout:g})."]
-        states = self._states(now, look=True)
+        states = self._states(now, self.crew.stack)
         waiting = [rank for rank, state in states.items() if state.startswith("waits")]
         others = [rank for rank in states if rank not in waiting]
         lines += [f"  rank {rank} {states[rank]}" for rank in (*waiting, *others)]
@@ -208,33 +226,5 @@ class Watch:
         self._drain()
         raise RankFailed("\n".join(lines), culprit, "TimeoutError", states)
 
-    def _states(self, now: float, look: bool = False) -> dict[int, str]:
-        """For each rank what it does: its call, for how long and for whom; with `look`, also where its code is."""
-        entries = {member.rank: self.crew.board.read(member.rank) for member in self.crew.members}
-        states = {}
-        for rank, entry in entries.items():
-            if rank in self.results:
-                states[rank] = "has returned from the function already"
-            elif entry.since:
-                absent = [str(p) for p in entry.peers if p != rank and not self._is_in(entries[p], entry)]
-                whom = f" for rank{'s' if len(absent) > 1 else ''} {', '.join(absent)}" if absent else ""
-                call = f"{entry.op} #{entry.number} on axis {entry.axis!r} {entry.detail}".rstrip()
-                states[rank] = f"waits {now - entry.since:.1f} s in {call}{whom}; {place(entry.where)}"
-            else:
-                last = f" (last {entry.op} #{entry.number} on axis {entry.axis!r})" if entry.op else ""
-                states[rank] = f"is in no communication call{last}"
-                if look:
-                    states[rank] += f": it {self.crew.stack(rank)}"
-        return states
-
-    @staticmethod
-    def _is_in(entry, call) -> bool:
-        """Whether a rank, by its `entry`, is in the same call as another: the same collective, or its counterpart."""
-        if call.op in ("send", "recv"):
-            other = "recv" if call.op == "send" else "send"
-            return (
-                bool(entry.since)
-                and (entry.op, entry.number) == (other, call.number)
-                and call.rank in entry.peers
-            )
-        return bool(entry.since) and (entry.op, entry.axis, entry.number) == (call.op, call.axis, call.number)
+    def _states(self, now: float, stack=None) -> dict[int, str]:
+        return describe(self.crew.board, self.sign_of_life, self.results, now, stack)
