@@ -9,6 +9,7 @@ import sys
 COMMANDS = {
     "train": ("gpt2lab.commands.train", "train GPT-2, on Shakespeare unless told otherwise"),
     "generate": ("gpt2lab.commands.generate", "let a trained model write"),
+    "export": ("gpt2lab.commands.export", "a trained model in the Hugging Face layout"),
     "verify": ("gpt2lab.commands.verify", "compare a plan with the serial run: loss, gradients, weights"),
     "plans": ("gpt2lab.commands.plans", "which strategies go together, from what the tests run"),
     "schedule": ("gpt2lab.commands.schedule", "draw, check and simulate a pipeline schedule"),
@@ -16,6 +17,10 @@ COMMANDS = {
     "info": ("gpt2lab.commands.info", "what this machine is and how fast it multiplies"),
     "bench": ("gpt2lab.commands.bench", "time our strategies against PyTorch's own"),
 }
+
+
+TOLD = ("BadCheckpoint", "CannotSave", "FloatingPointError")
+"""What a rank may raise that its own sentence explains, so that no traceback is shown."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -74,8 +79,13 @@ def main(arguments: list[str] | None = None) -> int:
     args = parser.parse_args(rest)
     try:
         return command.run(args) or 0
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, FloatingPointError) as error:
         print(f"gpt2lab {name}: {error}", file=sys.stderr)
+        return 1
+    except RuntimeError as error:
+        if getattr(error, "ename", "") not in TOLD:
+            raise
+        print(f"gpt2lab {name}: {str(error).splitlines()[-1].partition(': ')[2]}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print(f"\ngpt2lab {name}: interrupted.", file=sys.stderr)

@@ -1,0 +1,51 @@
+"""Write the model of a run, trained on any plan, in the Hugging Face layout: config.json and model.safetensors.
+
+    python -m gpt2lab export --out my-gpt2              the newest run's newest checkpoint
+    python -m gpt2lab export --out my-gpt2 --best       its checkpoint with the lowest validation loss
+    python -m gpt2lab generate --model my-gpt2          so does transformers' GPT2LMHeadModel.from_pretrained
+
+Numbers are written as they were trained, without Adam's moments. One process does it, whatever plan has saved.
+"""
+
+from pathlib import Path
+
+from .. import checkpoint
+
+
+def add_arguments(parser) -> None:
+    """The options of the command."""
+    parser.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="where the model goes")
+    parser.add_argument(
+        "--run", type=Path, metavar="RUN|CHECKPOINT", help="what to export (default: newest run in runs/)"
+    )
+    parser.add_argument("--best", action="store_true", help="the lowest validation loss, not the newest step")
+
+
+def run(args) -> int:
+    """Export one checkpoint and say what became of it."""
+    source = chosen(args.run or newest_run(Path("runs")), args.best)
+    if (args.out / "state.json").exists():
+        raise ValueError(f"{args.out} is a checkpoint, which an export would damage. Use another --out.")
+    state = checkpoint.read_state(source)
+    checkpoint.export(source, args.out)
+    print(f"{source} (step {state['step']}, plan {state['plan']}) is now the model in {args.out}")
+    print(f"Let it write: python -m gpt2lab generate --model {args.out}")
+    return 0
+
+
+def newest_run(out: Path) -> Path:
+    """The newest run under `out` that has a checkpoint."""
+    runs = sorted(p for p in out.glob("*") if checkpoint.all_in(p))
+    if not runs:
+        raise ValueError(f"There is no run with a checkpoint in {out}/. Say where it is: --run RUN.")
+    return runs[-1]
+
+
+def chosen(run: Path, best: bool) -> Path:
+    """The newest or the best checkpoint of a run; a checkpoint's own folder as it is."""
+    found = checkpoint.all_in(run)
+    if not found:
+        return run  # a checkpoint, or nothing: reading it will say which
+    if best and checkpoint.best(run) is None:
+        raise ValueError(f"No checkpoint of {run} was validated, so none is best. Leave --best out.")
+    return checkpoint.best(run) if best else found[-1]
