@@ -1,0 +1,68 @@
+"""Figures of faults: the life of a job, which rank holds which boxes, what each time between saves costs."""
+
+from collections.abc import Sequence
+
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch, Rectangle
+
+from ..planner.failures import Span
+from .style import COLORS, THINGS, figure, rank_color
+
+KINDS = {
+    "work": {"color": COLORS["forward"]},
+    "save": {"color": COLORS["update"]},
+    "lost": {"facecolor": COLORS["wait"], "edgecolor": COLORS["other"], "hatch": "///", "linewidth": 0},
+    "restart": {"color": COLORS["other"]},
+}
+
+
+def lives(jobs: dict[str, list[Span]], failures: Sequence[float], unit: str = "hours") -> Figure:
+    """One bar a job: what it does when; the failures, which strike all of them, are dotted lines."""
+    fig, ax = figure(8, 0.9 + 0.5 * len(jobs))
+    for y, spans in enumerate(jobs.values()):
+        for kind, look in KINDS.items():
+            mine = [(s.start, s.length) for s in spans if s.kind == kind]
+            ax.broken_barh(mine, (y - 0.35, 0.7), **look)
+        ax.text(spans[-1].end, y, f"  {spans[-1].end:.1f}", va="center", fontsize=9)
+    end = max(spans[-1].end for spans in jobs.values())
+    for at in failures:
+        if at < end:
+            ax.axvline(at, color=COLORS["comm"], ls=":", lw=1)
+    ax.set(yticks=range(len(jobs)), yticklabels=list(jobs), xlabel=unit, xlim=(0, 1.08 * end))
+    ax.invert_yaxis()
+    ax.grid(visible=False)
+    marks = [Patch(label=kind, **look) for kind, look in KINDS.items()]
+    fig.legend(handles=marks, loc="outside upper right", ncols=len(marks), fontsize=9)
+    return fig
+
+
+def held(layouts: dict[str, list[list[tuple]]], shape: tuple[int, int]) -> Figure:
+    """A matrix once for every layout; `layouts[name][rank]` lists (offsets, sizes) of the boxes that the rank holds."""
+    fig, axes = figure(8, 3.6, 1, len(layouts), squeeze=False)
+    for ax, (name, ranks) in zip(axes[0], layouts.items(), strict=True):
+        for rank, boxes in enumerate(ranks):
+            for (row, column), (height, width) in boxes:
+                ax.add_patch(Rectangle((column, row), width, height, fc=rank_color(rank), ec="white", lw=1))
+                if height * width > 0.02 * shape[0] * shape[1]:
+                    where = (column + width / 2, row + height / 2)
+                    ax.text(*where, str(rank), ha="center", va="center", color="white", fontsize=9)
+        ax.set(xlim=(0, shape[1]), ylim=(shape[0], 0), title=name, xticks=[0, shape[1]], yticks=[0, shape[0]])
+        ax.grid(visible=False)
+    return fig
+
+
+def time_lost(
+    curves: dict[str, tuple[Sequence[float], Sequence[float]]],
+    dots: dict[str, tuple[Sequence[float], Sequence[float]]],
+    best: dict[str, float],
+) -> Figure:
+    """Share of time lost against the minutes between saves: formula as a line, simulation as dots, the best dashed."""
+    fig, ax = figure(8, 3.2)
+    for i, (name, (minutes, lost)) in enumerate(curves.items()):
+        color = THINGS[3 + i % 2]
+        ax.plot(minutes, [100 * x for x in lost], color=color, label=name)
+        ax.plot(dots[name][0], [100 * x for x in dots[name][1]], "o", ms=4, color=color)
+        ax.axvline(best[name], color=color, ls="--", lw=1)
+    ax.set(xscale="log", xlabel="minutes of work between saves", ylabel="% lost", ylim=(0, 60))
+    ax.legend()
+    return fig
