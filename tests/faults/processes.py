@@ -9,6 +9,10 @@ import time
 import uuid
 from pathlib import Path
 
+import pytest
+
+from gpt2lab import transport
+
 MARK = "GPT2LAB_TEST_MARK"
 PATIENCE = 60.0  # a guard against hanging tests on a loaded machine; what is promised is 3 s or less
 
@@ -62,6 +66,12 @@ def marked(mark: str) -> list[int]:
         except OSError:
             continue
     return found
+
+
+def needs_backend(name: str) -> None:
+    """Skip a test where this system does not have the backend."""
+    if name == transport.NAME and not transport.AVAILABLE:
+        pytest.skip(f"this system has no semaphores in shared memory, so no backend {name}")
 
 
 def until(condition, patience: float = PATIENCE) -> float:

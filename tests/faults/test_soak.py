@@ -1,0 +1,87 @@
+"""Many random faults in a row: the right verdict each time, and nothing grows. `SOAK=1000 pytest ...` takes as many."""
+
+import os
+import sys
+
+import pytest
+import random_faults
+from processes import needs_backend
+from random_faults import KINDS, soak
+
+from gpt2lab import Ranks, launch
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+
+MANY = int(os.environ.get("SOAK", "200"))
+MEGABYTES = 16  # more growth than this between the 40th and the last fault is a leak
+
+
+@pytest.fixture(params=["gloo", "shm"])
+def backend(request):
+    """Each backend that this machine and this version have."""
+    needs_backend(request.param)
+    launch(random_faults.total, ranks=1, backend=request.param)
+    return request.param
+
+
+@pytest.mark.parametrize(
+    "count",
+    [20, pytest.param(MANY, marks=[pytest.mark.slow, pytest.mark.timeout(60 + 5 * MANY)])],
+    ids=["few", "many"],
+)
+def test_each_fault_gets_its_verdict_and_nothing_grows(count, backend, tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    found = soak(count, backend, tmp_path)
+    print(f"{backend}: {dict(found.kinds)}, slowest verdict {found.slowest:.2f} s", found.early, found.late)
+    assert not found.wrong, "\n".join(found.wrong)
+    assert set(found.kinds) == set(KINDS)
+    early, late = found.early, found.late
+    assert (early.descriptors, early.threads) == (late.descriptors, late.threads)
+    assert early.children == late.children and early.files == late.files
+    if count > 100:
+        assert late.kilobytes - early.kilobytes < MEGABYTES * 1024, (early, late)
+    assert not list(tmp_path.glob("gpt2lab-*"))
+
+
+def pool_that_keeps(what):
+    """A pool whose `close` forgets to give something back."""
+
+    class Leaky(Ranks):
+        kept = []
+
+        def close(self):
+            if self._crew is not None and what == "descriptor":
+                self.kept.append(os.open("/dev/null", os.O_RDONLY))
+            elif self._crew is not None and what == "folder":
+                self.kept.append(self._crew.folder.parent / f"left-{len(self.kept)}")
+                self.kept[-1].touch()
+            super().close()
+
+    return Leaky
+
+
+@pytest.mark.parametrize("what", ["descriptor", "folder"])
+def test_mutant_that_leaks_is_noticed(what, tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    leaky = pool_that_keeps(what)
+    monkeypatch.setattr(random_faults, "Ranks", leaky)
+    monkeypatch.setattr(random_faults, "KINDS", ["raise", "exit code 0"])
+    found = soak(4, "gloo", tmp_path)
+    assert not found.wrong
+    name = {"descriptor": "descriptors", "folder": "files"}[what]
+    assert getattr(found.late, name) > getattr(found.early, name)
+    if what == "descriptor":
+        for descriptor in leaky.kept:
+            os.close(descriptor)
+
+
+@pytest.mark.parametrize("kind", ["raise", "SIGKILL", "two calls swapped", "unpicklable result"])
+def test_mutant_that_blames_another_rank_is_noticed(kind, tmp_path, monkeypatch):
+    """The soak's own eyes: when the culprit is one rank further than planned, its verdict is called wrong."""
+    right = random_faults.misbehave
+    shifted = lambda rank, world, kind, culprit, before: right(
+        rank, world, kind, (culprit + 1) % world, before
+    )
+    monkeypatch.setattr(random_faults, "misbehave", shifted)
+    monkeypatch.setattr(random_faults, "KINDS", [kind])
+    assert len(soak(2, "gloo", tmp_path).wrong) == 2
