@@ -1,6 +1,7 @@
 """A crew: the processes of one pool of ranks, with their pipes, private folder and board."""
 
 import contextlib
+import errno
 import multiprocessing
 import os
 import shutil
@@ -19,6 +20,8 @@ from gpt2lab.ranks.guard import FOLDER_PREFIX, GUARD
 from gpt2lab.ranks.rank_process import HEADER, serve
 
 _starting = threading.Lock()
+RESERVE = 1 << 16  # bytes that ranks will write into the private folder on their way: store, stacks
+FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class Member:
@@ -74,7 +77,10 @@ class Crew:
         self.jobs = 0
         self.up: set[int] = set()
         try:
-            self.board = Board(self.folder / "board", ranks, create=True)
+            with _room(self.folder):
+                (self.folder / "reserve").write_bytes(bytes(RESERVE))
+                self.board = Board(self.folder / "board", ranks, create=True)
+                (self.folder / "reserve").unlink()
             with _starting, _without_main():
                 for rank in range(ranks):
                     self.members.append(self._start(context, rank, ranks, backend, timeout))
@@ -95,7 +101,8 @@ class Crew:
     def send(self, job: bytes) -> None:
         """Give every rank the same job; through a file, so that a stopped rank cannot block the parent."""
         path = self.folder / f"job.{self.jobs}"
-        path.write_bytes(job)
+        with _room(self.folder):
+            path.write_bytes(job)
         for member in self.members:
             with contextlib.suppress(OSError):  # a dead rank is found by the watch, with its exit code
                 member.pipe.send_bytes(str(self.jobs).encode())
@@ -151,6 +158,19 @@ class Crew:
             file.seek(seen)
             frames = [line.strip() for line in file if line.strip().startswith("File")]
         return f"is at {place(own_frame(frames))}" if frames else "is busy and shows no Python stack"
+
+
+@contextlib.contextmanager
+def _room(folder: Path):
+    """Say in one line that the disk is full, and what to do."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in FULL:
+            raise
+        raise OSError(
+            f"There is no room in {folder.parent} for what the ranks share. Free some, or set TMPDIR to another folder."
+        ) from None
 
 
 def _process_state(pid: int) -> str:

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
-from processes import MARK, PATIENCE, Marked, marked, until
+from processes import MARK, PATIENCE, Marked, marked, needs_backend, until
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 
@@ -97,24 +97,40 @@ def test_ctrl_c_ends_a_script_and_its_ranks(script, state):
     assert "KeyboardInterrupt" in text and "resource_tracker" not in text
 
 
-def test_only_loopback_is_listened_on_and_the_folder_is_private(script):
+def sockets(pids) -> set[str]:
+    """Inodes of all sockets that the processes hold."""
+    links = (f"/proc/{pid}/fd/{name}" for pid in pids for name in os.listdir(f"/proc/{pid}/fd"))
+    targets = (os.readlink(link) for link in links)
+    return {target[8:-1] for target in targets if target.startswith("socket:[")}
+
+
+def network(table: str, inodes: set[str]) -> list[str]:
+    """Local addresses of a table of /proc/net at which the sockets can be reached: listening TCP, any UDP."""
+    rows = [row.split() for row in Path(f"/proc/net/{table}").read_text().splitlines()[1:]]
+    open_ = "0A" if table.startswith("tcp") else "07"
+    return [row[1].split(":")[0] for row in rows if row[9] in inodes and row[3] == open_]
+
+
+def local(inodes: set[str]) -> list[Path]:
+    """Names in the file system at which the sockets listen."""
+    rows = [row.split() for row in Path("/proc/net/unix").read_text().splitlines()[1:]]
+    accepting = [row for row in rows if row[6] in inodes and int(row[3], 16) & 0x10000]
+    return [Path(row[7] if len(row) > 7 else "no name") for row in accepting]
+
+
+@pytest.mark.parametrize(("backend", "addresses"), [("gloo", {"0100007F"}), ("shm", set())])
+def test_only_loopback_is_listened_on_and_what_is_private_is_private(script, backend, addresses, monkeypatch):
+    needs_backend(backend)
+    monkeypatch.setenv("GPT2LAB_BACKEND", backend)
     running = script("time.sleep(1000)")
     running.wait_for_line("up")
     (folder,) = running.folders()
     assert folder.stat().st_mode & 0o777 == 0o700
-    inodes = set()
-    for pid in running.others():
-        for name in os.listdir(f"/proc/{pid}/fd"):
-            target = os.readlink(f"/proc/{pid}/fd/{name}")
-            if target.startswith("socket:["):
-                inodes.add(target[8:-1])
-    listening = []
-    for table in ("tcp", "tcp6"):
-        for row in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
-            fields = row.split()
-            if fields[3] == "0A" and fields[9] in inodes:
-                listening.append(fields[1].split(":")[0])
-    assert listening and set(listening) == {"0100007F"}  # 127.0.0.1, little-endian
+    inodes = sockets(running.others())
+    assert set(network("tcp", inodes)) == addresses  # 127.0.0.1, little-endian
+    assert not [a for table in ("tcp6", "udp", "udp6") for a in network(table, inodes)]
+    for path in local(inodes):  # the forkserver's
+        assert path.parent.stat().st_mode & 0o777 == 0o700, path
 
 
 CELL = """

@@ -1,0 +1,131 @@
+"""Many launches at once, hardly any shared memory, a full disk: it works, or one clear line says why not."""
+
+import shutil
+import subprocess
+import sys
+
+import pytest
+from processes import PATIENCE, Marked, needs_backend
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="Linux's namespaces and /proc")
+
+MANY = """
+from concurrent.futures import ThreadPoolExecutor
+import torch
+from gpt2lab import launch
+from gpt2lab.ranks import comm
+from gpt2lab.ranks.mesh import Mesh
+
+def work(rank, world_size, number):
+    axis, found = Mesh(dp=world_size)["dp"], []
+    for step in range(5):
+        found.append(comm.all_reduce(torch.tensor([number * (rank + 1) + step]), axis).item())
+    return found
+
+def one(number):
+    return launch(work, number, ranks=2, echo=False, timeout=100) == [[3 * number + 2 * s for s in range(5)]] * 2
+
+with ThreadPoolExecutor(4) as threads:
+    print("right:", sum(threads.map(one, range({first}, {first} + 20))))
+"""
+
+
+def test_twice_twenty_launches_at_once_each_get_their_own_sum(tmp_path):
+    parents = [Marked(MANY.format(first=first), tmp_path) for first in (1000, 5000)]
+    try:
+        for parent in parents:
+            parent.wait_for_line("right: 20")
+            assert parent.process.wait(PATIENCE) == 0
+            assert not parent.folders()
+    finally:
+        for parent in parents:
+            parent.close()
+
+
+def private_mounts() -> list[str]:
+    """The command under which mounts are seen by nobody else; skips the test where the system does not permit it."""
+    for how in (["unshare", "-m"], ["unshare", "-rm"]):
+        if shutil.which(how[0]) is None:
+            continue
+        tried = subprocess.run([*how, "mount", "-t", "tmpfs", "none", "/dev/shm"], capture_output=True)
+        if tried.returncode == 0:
+            return how
+    pytest.skip("private mounts (unshare -m) are not permitted here")
+
+
+def alone(script: str, tmp_path, *arguments) -> list[str]:
+    """Run a script in a mount namespace of its own; returns the lines that it printed."""
+    path = tmp_path / "script.py"
+    path.write_text(script)
+    command = [*private_mounts(), sys.executable, path, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stderr == ""
+    return done.stdout.splitlines()
+
+
+TINY = """
+import subprocess, sys
+def mounted(path, size):
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}k,mode=1777", "none", path], check=True)
+mounted("/dev/shm", 16)
+
+import torch
+from gpt2lab import launch
+from gpt2lab.ranks import comm
+from gpt2lab.ranks.mesh import Mesh
+
+def work(rank, world_size):
+    big = comm.all_reduce(torch.ones(1_000_000), Mesh(dp=world_size)["dp"])
+    return big  # 4 MB from each rank
+
+found = launch(work, ranks=3, backend=sys.argv[1], timeout=60)
+print([(len(x), x.unique().item()) for x in found])
+"""
+
+
+@pytest.mark.parametrize("backend", ["gloo", "shm"])
+def test_ranks_need_no_room_in_dev_shm(tmp_path, backend):
+    needs_backend(backend)
+    assert alone(TINY, tmp_path, backend) == ["[(1000000, 3.0), (1000000, 3.0), (1000000, 3.0)]"]
+
+
+FULL = """
+import os, pathlib, subprocess, sys, tempfile
+folder = sys.argv[1]
+def size(kilobytes, first=""):
+    options = f"{first}size={kilobytes}k,mode=1777"
+    subprocess.run(["mount", "-t", "tmpfs", "-o", options, "none", folder], check=True)
+
+size(4)
+os.environ["TMPDIR"] = folder
+assert tempfile.gettempdir() == folder
+import torch
+from gpt2lab import launch
+from gpt2lab.ranks import comm
+from gpt2lab.ranks.mesh import Mesh
+
+def work(rank, world_size, much):
+    return comm.all_reduce(torch.ones(1), Mesh(dp=world_size)["dp"]).item()
+
+for kilobytes, much in [(k, b"") for k in (8, 64, 84, 88, 92, 96, 104, 128, 400)] + [(400, bytes(400_000))]:
+    size(kilobytes, "remount,")
+    try:
+        print(kilobytes, launch(work, much, ranks=3, timeout=20))
+    except OSError as error:
+        print(kilobytes, error)
+    left = [path.name for path in pathlib.Path(folder).glob("gpt2lab-*")]
+    assert not left, left
+"""
+
+
+def test_a_full_disk_is_one_clear_line(tmp_path):
+    folder = tmp_path / "small"
+    folder.mkdir()
+    lines = alone(FULL, tmp_path, str(folder))
+    works = "[3.0, 3.0, 3.0]"
+    told = f"There is no room in {folder} for what the ranks share"
+    verdicts = [line.split(" ", 1)[1] for line in lines]
+    assert len(lines) == 10
+    assert all(v == works or (v.startswith(told) and "set TMPDIR" in v) for v in verdicts), lines
+    assert verdicts[0].startswith(told) and verdicts[8] == works and verdicts[9].startswith(told), lines
