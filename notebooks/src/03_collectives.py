@@ -163,18 +163,9 @@ class CopyToInPlace(torch.autograd.Function):
         return comm.all_reduce(grad, ctx.axis, own=True), None  # own: the buffer is overwritten
 
 
-def used_twice(rank, world_size, copy):
-    axis, x = Mesh(dp=world_size)["dp"], torch.ones(1, requires_grad=True)
-    (copy(x, axis) + x).sum().backward()
-    return x.grad.item()
-
-
-print(
-    "right:",
-    launch(used_twice, comm.copy_to, ranks=2)[0],
-    "  in place:",
-    launch(used_twice, CopyToInPlace.apply, ranks=2)[0],
-)
+show_source(exercises.used_twice)
+for name, copy in {"right": comm.copy_to, "in place": CopyToInPlace.apply}.items():
+    print(f"{name}: {launch(exercises.used_twice, copy, ranks=2)}")
 
 # %% [markdown]
 # f(x) + x on two ranks has the gradient 2 + 1 = 3. The in-place version has added the sum to both branches.
@@ -424,8 +415,10 @@ autopsy(order_differs)
 
 
 # %% [markdown]
-# Both were found at once. A wait in a circle cannot be seen in a single pair of calls, so it ends with the
-# timeout, which is short, and with a report of who waits in which call for whom:
+# Both were found at once. A wait in a circle cannot be seen in a single pair of calls. But the board shows who is
+# blocked, in which call, and who has not made its side of that call; where this goes round in a circle nobody will
+# ever go on, and the launcher says so long before the timeout. A rank that never comes ends with the timeout,
+# which is short, and with the same report:
 
 
 # %%
@@ -435,18 +428,25 @@ def both_send_first(rank, world_size):
     comm.recv(x, axis, 1 - rank)
 
 
+def three_receive_first(rank, world_size):
+    axis, x = Mesh(dp=world_size)["dp"], torch.ones(4)
+    comm.recv(x, axis, (rank + 1) % world_size)
+    comm.send(x, axis, (rank - 1) % world_size)
+
+
 def one_skips(rank, world_size):
     axis = Mesh(dp=world_size)["dp"]
     if rank == 0:
         comm.barrier(axis)
 
 
-for fn in (both_send_first, one_skips):
+for fn, ranks, timeout in ((both_send_first, 2, 60), (three_receive_first, 3, 60), (one_skips, 2, 1)):
     try:
-        launch(fn, ranks=2, timeout=2)
+        launch(fn, ranks=ranks, timeout=timeout)
     except RankFailed as error:
-        print(f"{fn.__name__}: {error.ename}")
-        for line in str(error).splitlines():
+        first, *lines = str(error).splitlines()
+        print(f"{fn.__name__}: {error.ename}. {first}")
+        for line in lines:
             if "waits" in line:
                 who, rest = line.strip().split(" waits ")
                 print("  ", who, "waits in", rest.split(" in ", 1)[1].split(";")[0])
