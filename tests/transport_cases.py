@@ -6,7 +6,7 @@
 import torch
 import torch.distributed as dist
 
-SIZES = (0, 1, 7, 1000, 40_000, 300_001)  # elements: empty, below and above what one slot holds
+SIZES = (0, 1, 7, 1000, 40_000, 600_001)  # elements: empty, below and above what one slot holds
 HOW = {"SUM": torch.sum, "PRODUCT": torch.prod, "MIN": torch.amin, "MAX": torch.amax}
 
 

@@ -47,7 +47,7 @@ def all_reduce(x: torch.Tensor, axis: Axis, op: str = "sum", async_op: bool = Fa
     chunks = [c * result.element_size() for c in split_sizes(x.numel(), axis.size)]
     cost = all_reduce_cost(chunks, axis.rank)
     call = Call("all_reduce", axis, f"{op} {describe(x)}", *cost, cost[0], cost[1])
-    start = lambda: dist.all_reduce(result, REDUCE[op], group=axis.group, async_op=True)
+    start = lambda beside: dist.all_reduce(result, REDUCE[op], group=axis.group, async_op=beside)
     return perform(call, start, result, async_op, back if compared else None)
 
 
@@ -59,7 +59,7 @@ def gather_flat(shard: torch.Tensor, axis: Axis, async_op: bool = False, out: to
     cost = all_gather_cost([byte_size(shard)] * axis.size, axis.rank)
     call = Call("all_gather", axis, f"flat {describe(shard)}", *cost, *cost)
     mine = shard.detach().contiguous()
-    start = lambda: dist.all_gather_single(out, mine, group=axis.group, async_op=True)
+    start = lambda beside: dist.all_gather_single(out, mine, group=axis.group, async_op=beside)
     return perform(call, start, out, async_op)
 
 
@@ -72,7 +72,7 @@ def reduce_scatter_flat(x: torch.Tensor, axis: Axis, async_op: bool = False):
     out, whole = x.new_empty(x.numel() // axis.size), x.detach().contiguous()
     cost = reduce_scatter_cost([byte_size(out)] * axis.size, axis.rank)
     call = Call("reduce_scatter", axis, f"flat {describe(x)}", *cost, *cost)
-    start = lambda: dist.reduce_scatter_single(out, whole, group=axis.group, async_op=True)
+    start = lambda beside: dist.reduce_scatter_single(out, whole, group=axis.group, async_op=beside)
     return perform(call, start, out, async_op)
 
 
@@ -88,7 +88,7 @@ def all_gather(x, axis: Axis, dim: int = 0, sizes: Sequence[int] | None = None, 
     parts = [torch.empty_like(mine) for _ in sizes]
     cost = all_gather_cost(byte_sizes(x, sizes, dim), axis.rank)
     call = Call("all_gather", axis, f"dim {dim} sizes {sizes} of {describe(mine)}", *cost, *cost)
-    start = lambda: dist.all_gather(parts, mine, group=axis.group, async_op=True)
+    start = lambda beside: dist.all_gather(parts, mine, group=axis.group, async_op=beside)
     join = lambda parts: torch.cat([p[:s] for p, s in zip(parts, sizes, strict=True)]).movedim(0, dim)
     return perform(call, start, parts, async_op, join)
 
@@ -104,7 +104,7 @@ def reduce_scatter(x, axis: Axis, dim: int = 0, sizes: Sequence[int] | None = No
     result = torch.empty_like(parts[axis.rank])
     cost = reduce_scatter_cost(byte_sizes(x, sizes, dim), axis.rank)
     call = Call("reduce_scatter", axis, f"dim {dim} sizes {sizes} of {describe(x)}", *cost, *cost)
-    start = lambda: dist.reduce_scatter(result, parts, group=axis.group, async_op=True)
+    start = lambda beside: dist.reduce_scatter(result, parts, group=axis.group, async_op=beside)
     return perform(call, start, result, async_op, lambda result: result.movedim(0, dim))
 
 
@@ -125,7 +125,7 @@ def broadcast(x: torch.Tensor, axis: Axis, root: int = 0, async_op: bool = False
     result, size = fresh(x), byte_size(x)
     cost = chain_cost(size, axis.rank == (root - 1) % axis.size)
     call = Call("broadcast", axis, f"root {root} {describe(x)}", *cost, size, axis.size - 1)
-    start = lambda: dist.broadcast(result, axis.ranks[root], group=axis.group, async_op=True)
+    start = lambda beside: dist.broadcast(result, axis.ranks[root], group=axis.group, async_op=beside)
     return perform(call, start, result, async_op)
 
 
@@ -139,7 +139,7 @@ def reduce(x: torch.Tensor, axis: Axis, root: int = 0, async_op: bool = False):
     result, size = fresh(x), byte_size(x)
     cost = chain_cost(size, axis.rank == root)
     call = Call("reduce", axis, f"root {root} {describe(x)}", *cost, size, axis.size - 1)
-    start = lambda: dist.reduce(result, axis.ranks[root], group=axis.group, async_op=True)
+    start = lambda beside: dist.reduce(result, axis.ranks[root], group=axis.group, async_op=beside)
     return perform(call, start, result, async_op)
 
 
@@ -161,7 +161,7 @@ def scatter(x: torch.Tensor, axis: Axis, dim: int = 0, root: int = 0, sizes: Seq
         *cost,
         *direct_cost(chunks, root),
     )
-    start = lambda: dist.scatter(chunk, parts, axis.ranks[root], group=axis.group, async_op=True)
+    start = lambda beside: dist.scatter(chunk, parts, axis.ranks[root], group=axis.group, async_op=beside)
     return perform(call, start, chunk, finish=lambda chunk: chunk[: sizes[axis.rank]].movedim(0, dim))
 
 
@@ -184,7 +184,7 @@ def gather(x: torch.Tensor, axis: Axis, dim: int = 0, root: int = 0, sizes: Sequ
         *cost,
         *direct_cost(chunks, root),
     )
-    start = lambda: dist.gather(mine, parts, axis.ranks[root], group=axis.group, async_op=True)
+    start = lambda beside: dist.gather(mine, parts, axis.ranks[root], group=axis.group, async_op=beside)
     join = lambda parts: torch.cat([p[:s] for p, s in zip(parts, sizes, strict=True)]).movedim(0, dim)
     return perform(call, start, parts, finish=join if parts else lambda _: x.detach().narrow(dim, 0, 0))
 
@@ -208,7 +208,9 @@ def all_to_all(
     dtype = str(flat.dtype).removeprefix("torch.")
     detail = f"{dtype} {','.join(map(str, going))} {','.join(map(str, coming))}"
     call = Call("all_to_all", axis, detail, *direct_cost(sent, axis.rank), legs=legs)
-    start = lambda: dist.all_to_all_single(result, flat, coming, going, group=axis.group, async_op=True)
+    start = lambda beside: dist.all_to_all_single(
+        result, flat, coming, going, group=axis.group, async_op=beside
+    )
     cut = lambda flat: [p.view(s) for p, s in zip(flat.split(coming), shapes, strict=True)]
     return perform(call, start, result, async_op, cut)
 
@@ -218,7 +220,7 @@ def barrier(axis: Axis) -> None:
     if axis.size > 1:
         hops = axis.size - 1
         call = Call("barrier", axis, "", hops=hops)
-        perform(call, lambda: dist.barrier(group=axis.group, async_op=True), None)
+        perform(call, lambda beside: dist.barrier(group=axis.group, async_op=beside), None)
 
 
 def gather_objects(value, axis: Axis) -> list:
@@ -228,7 +230,7 @@ def gather_objects(value, axis: Axis) -> list:
     values, others = [None] * axis.size, axis.size - 1
     size = others * len(pickle.dumps(value))
     call = Call("gather_objects", axis, "", size, others, size, others)
-    perform(call, lambda: Done(dist.all_gather_object(values, value, group=axis.group)), None)
+    perform(call, lambda _: Done(dist.all_gather_object(values, value, group=axis.group)), None)
     return values
 
 
@@ -251,7 +253,7 @@ def _message(op: str, x: torch.Tensor, axis: Axis, source: int, to: int, async_o
         )
     ways, size = (axis.ranks[source], axis.ranks[to]), byte_size(x)
     if op == "recv":
-        start = lambda: dist.irecv(x, ways[0], group=axis.group)
+        start = lambda _: dist.irecv(x, ways[0], group=axis.group)
         return perform(Call(op, axis, describe(x), ways=ways), start, x, async_op)
-    start = lambda: network.send(*ways, size, lambda: dist.isend(x, ways[1], group=axis.group))
+    start = lambda _: network.send(*ways, size, lambda: dist.isend(x, ways[1], group=axis.group))
     return perform(Call(op, axis, describe(x), size, 1, ways=ways), start, x, async_op)

@@ -97,8 +97,9 @@ def finished(result, async_op: bool = False):
 
 
 def perform(call: Call, start, result, async_op: bool = False, finish=None):
-    """Make a call: `start()` begins it and returns a Work; `finish(result)` is what the caller gets in the end.
+    """Make a call: `start(async_op)` begins it; `finish(result)` is what the caller gets in the end.
 
+    `start(True)` returns a Work; a call that is waited for at once may be over when `start(False)` returns.
     Raises board.Mismatch, before any data moves, when a peer has already made another call in this place.
     """
     _numbers[call.channel] += 1
@@ -108,7 +109,7 @@ def perform(call: Call, start, result, async_op: bool = False, finish=None):
     board.post(call.channel, number, f"{call.op} {call.detail}", call.axis.name, call.peers, agree)
     board.enter(call.op, call.axis.name, call.peers, number, call.detail)
     handle = Handle(call, number, (), result, finish)
-    work = start()
+    work = start(async_op) or Done()
     handle._work = (work,)
     if not async_op:
         return handle.wait()

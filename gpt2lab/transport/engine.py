@@ -3,9 +3,10 @@
 Calls go in lanes: what must keep its order (all collectives of the group; the sends to one rank; the receives from
 one rank) is in one lane, and lanes go on independently, so a receive never stands in the way of a send. Whoever waits
 for a call drives the engine himself, which costs no switch of threads; for calls that nobody waits for yet, a thread
-of the engine's own drives. Nobody spins: a driver with nothing to do sleeps on the rank's bell.
+of the engine's own drives. Nobody spins for long: a driver with nothing to do sleeps on the rank's bell.
 """
 
+import os
 import threading
 import time
 from collections import deque
@@ -16,6 +17,7 @@ from gpt2lab.transport import semaphores
 from gpt2lab.transport.kinds import describe
 from gpt2lab.transport.stream import Misfit, Need
 
+ALERT = 5e-5  # seconds before a driver sleeps, where every rank has a core: falling asleep and waking take as long
 GLANCE = 0.1  # seconds asleep after which a driver looks whether those it waits for still live
 
 
@@ -38,11 +40,15 @@ class Call:
 
 
 class Engine:
-    """Carries out the calls of one group on one rank. `names[r]` is what messages call rank r of the group."""
+    """Carries out the calls of one group on one rank.
 
-    def __init__(self, memory, rank: int, names: list[str], patience: float):
+    `names[r]` is what messages call rank r of the group, `crowd` is how many ranks this machine has to run.
+    """
+
+    def __init__(self, memory, rank: int, names: list[str], patience: float, crowd: int):
         self._memory, self._me, self._names, self._patience = memory, names[rank], names, patience
         self._bell = memory.bell(rank)
+        self._alert = ALERT if crowd <= len(os.sched_getaffinity(0)) else 0.0
         self._changed = threading.Condition()
         self._lanes: dict[object, deque[Call]] = {}
         self._driven = self._closed = False
@@ -106,7 +112,8 @@ class Engine:
         try:
             self._advance()
             while not enough():
-                self._sleep()
+                if not self._heard_at_once():
+                    self._sleep()
                 self._advance()
         finally:
             with self._changed:
@@ -126,6 +133,15 @@ class Engine:
                     return
                 self._driven = True
             self._drive(lambda: self._closed or not self._lanes)
+
+    def _heard_at_once(self) -> bool:
+        """Whether the bell rings within the moment that a rank with a core of its own stays awake for it."""
+        end = time.perf_counter() + self._alert
+        while time.perf_counter() < end:
+            if semaphores.take(self._bell):
+                return True
+            os.sched_yield()
+        return False
 
     def _sleep(self) -> None:
         """Until the bell rings; after a while without it, see whether those we wait for are still there."""

@@ -32,7 +32,8 @@ class SharedMemoryGroup(dist.ProcessGroup):
         super().__init__(rank, len(global_ranks))
         self._memory = memory = meet(store, rank, len(global_ranks))
         self._ends = Ends(memory, rank)
-        self._engine = Engine(memory, rank, [f"rank {r}" for r in global_ranks], patience)
+        crowd = dist.get_world_size() if dist.is_initialized() else len(global_ranks)
+        self._engine = Engine(memory, rank, [f"rank {r}" for r in global_ranks], patience, crowd)
         self._name = self._description = ""
         self.timeout = timedelta(seconds=patience)
 
@@ -220,7 +221,7 @@ class SharedMemoryGroup(dist.ProcessGroup):
 
 def _flat(x: torch.Tensor) -> torch.Tensor:
     """One dimension, contiguous: a view where that is possible, a copy else."""
-    return x.detach().reshape(-1)
+    return x if x.dim() == 1 and x.is_contiguous() and not x.requires_grad else x.detach().reshape(-1)
 
 
 def _back(tensors, flats) -> None:

@@ -10,16 +10,31 @@ import mmap
 import os
 import secrets
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
 from gpt2lab.transport import semaphores
 
-SLOT = 1 << 20  # bytes in a slot of the stream from one rank to all others
+SLOT = 1 << 21  # bytes in a slot of the stream from one rank to all others
 MESSAGE_SLOT = 1 << 18  # bytes in a slot of the stream of a pair
 SLOTS = 2  # one is written while the other is read
 NOTE = 24  # bytes that say which slot holds a delivery and what is in it
+WORD = 8
 TOKEN = 32
+
+
+class Pair(NamedTuple):
+    """Between one writer and one reader: two semaphores (by address), and two places in the memory.
+
+    `full` is posted for a delivery, `free` for a slot given back; `wanted` says that the writer sleeps until then;
+    `notes` say what was delivered.
+    """
+
+    full: int
+    free: int
+    wanted: int
+    notes: int
 
 
 class Memory:
@@ -31,7 +46,7 @@ class Memory:
 
     def __init__(self, descriptor: int, ranks: int):
         self.ranks, self.pairs = ranks, ranks * ranks
-        per_pair = 4 * semaphores.SIZE + 2 * SLOTS * NOTE
+        per_pair = 4 * semaphores.SIZE + 2 * (WORD + SLOTS * NOTE)
         self._pair_size = -(-per_pair // semaphores.SIZE) * semaphores.SIZE
         self._pairs_at = mmap.PAGESIZE * (1 + ranks)
         head = self._pairs_at + self.pairs * self._pair_size
@@ -61,12 +76,12 @@ class Memory:
         """The semaphore a rank sleeps on: rung for every delivery to it, whatever it is."""
         return self.base + mmap.PAGESIZE * (1 + rank) + semaphores.SIZE
 
-    def pair(self, writer: int, reader: int, messages: bool) -> tuple[int, int, int]:
-        """Of one stream from writer to reader: addresses of `full` and `free`, and where its notes are."""
+    def pair(self, writer: int, reader: int, messages: bool) -> Pair:
+        """What a writer and a reader of one of the two streams between them share."""
         at, number = self._pair(writer, reader), 2 * messages
-        semaphore = self.base + at + number * semaphores.SIZE
-        notes = at + 4 * semaphores.SIZE + messages * SLOTS * NOTE
-        return semaphore, semaphore + semaphores.SIZE, notes
+        full = self.base + at + number * semaphores.SIZE
+        words = at + 4 * semaphores.SIZE + messages * (SLOTS * NOTE + WORD)
+        return Pair(full, full + semaphores.SIZE, words, words + WORD)
 
     def slots(self, writer: int, reader: int | None = None) -> list[torch.Tensor]:
         """The slots of the stream from `writer` to all others, or to one reader, as bytes."""

@@ -6,21 +6,19 @@ next round be written while the last is read. Rounds are the same on all ranks, 
 `ends` are this rank's ends of all streams; `kind` is the number of the call's kind, which travels with every delivery.
 """
 
-from gpt2lab.transport.stream import fill
-
-SMALL = 1 << 17  # bytes up to which every rank adds up everything itself: one exchange instead of two
+SMALL = 1 << 17  # bytes up to which an all-reduce is one exchange
+PIECE = 1 << 18  # bytes of one exchange: they stay in the cache of a core
 
 
 def exchange(ends, kind, x):
     """Deliver x to all; returns everybody's x, in rank order, in their slots. Give them back with `release`."""
     size = x.numel() * x.element_size()
     slot = yield from ends.out.claim()
-    fill(slot, x)
+    everyone = [slot.like(x).copy_(x)] * ends.ranks
     ends.out.deliver(ends.peers, size, kind)
-    everyone = [slot[:size].view(x.dtype)] * ends.ranks
     for peer in ends.peers:
         there = yield from ends.coming[peer].next(size, kind)
-        everyone[peer] = there.view(x.dtype)
+        everyone[peer] = there.like(x)
     return everyone
 
 
@@ -31,19 +29,23 @@ def release(ends) -> None:
 
 
 def all_reduce(ends, kind, x, combine):
-    """x becomes the combination of everybody's x, the same bits on every rank."""
+    """x becomes the combination of everybody's x, the same bits on every rank.
+
+    Where a tensor is small, or there are two ranks, every rank combines everything: one exchange, not two.
+    """
     size = x.numel() * x.element_size()
     if ends.ranks == 1:
         return
-    if size <= SMALL:
-        everyone = yield from exchange(ends, kind, x)
-        combine(everyone[0], everyone[1], out=x)
-        for other in everyone[2:]:
-            combine(x, other, out=x)
-        release(ends)
+    if ends.ranks > 2 and size > SMALL:
+        for chunk in _chunks(x, ends.out.size):
+            yield from _reduce_then_share(ends, kind, chunk, combine)
         return
-    for chunk in _chunks(x, ends.out.size):
-        yield from _reduce_then_share(ends, kind, chunk, combine)
+    for chunk in _chunks(x, PIECE):
+        everyone = yield from exchange(ends, kind, chunk)
+        combine(everyone[0], everyone[1], out=chunk)
+        for other in everyone[2:]:
+            combine(chunk, other, out=chunk)
+        release(ends)
 
 
 def _reduce_then_share(ends, kind, x, combine):
@@ -54,12 +56,11 @@ def _reduce_then_share(ends, kind, x, combine):
     mine = parts[ends.rank]
     slot = yield from ends.out.claim()
     for peer in ends.peers:
-        fill(slot, parts[peer], starts[peer])
+        slot.like(parts[peer], starts[peer]).copy_(parts[peer])
     ends.out.deliver(ends.peers, size, kind)
-    begin, end = starts[ends.rank], starts[ends.rank] + mine.numel() * width
     for peer in ends.peers:
         there = yield from ends.coming[peer].next(size, kind)
-        combine(mine, there[begin:end].view(x.dtype), out=mine)
+        combine(mine, there.like(mine, starts[ends.rank]), out=mine)
         ends.coming[peer].release()
     yield from all_gather(ends, kind, parts, mine)
 
@@ -73,13 +74,12 @@ def reduce_scatter(ends, kind, out, parts, combine):
         row = lambda rank, start=start: parts[rank][start : start + step]
         slot = yield from ends.out.claim()
         for peer in ends.peers:
-            fill(slot, row(peer), peer * step * width)
+            slot.like(row(peer), peer * step * width).copy_(row(peer))
         ends.out.deliver(ends.peers, ends.out.size, kind)
         mine = out[start : start + step]
-        begin = ends.rank * step * width
         for peer in ends.peers:
             there = yield from ends.coming[peer].next(ends.out.size, kind)
-            combine(mine, there[begin : begin + mine.numel() * width].view(out.dtype), out=mine)
+            combine(mine, there.like(mine, ends.rank * step * width), out=mine)
             ends.coming[peer].release()
 
 
@@ -93,13 +93,13 @@ def all_gather(ends, kind, outs, x):
         mine = x[start : start + step]
         if mine.numel():
             slot = yield from ends.out.claim()
-            fill(slot, mine)
+            slot.like(mine).copy_(mine)
             ends.out.deliver(ends.peers, mine.numel() * width, kind)
         for peer in ends.peers:
             theirs = outs[peer][start : start + step]
             if theirs.numel():
                 there = yield from ends.coming[peer].next(theirs.numel() * width, kind)
-                theirs.copy_(there.view(x.dtype))
+                theirs.copy_(there.like(theirs))
                 ends.coming[peer].release()
 
 
@@ -109,11 +109,11 @@ def broadcast(ends, kind, x, root):
         size = chunk.numel() * chunk.element_size()
         if ends.rank == root:
             slot = yield from ends.out.claim()
-            fill(slot, chunk)
+            slot.like(chunk).copy_(chunk)
             ends.out.deliver(ends.peers, size, kind)
         else:
             there = yield from ends.coming[root].next(size, kind)
-            chunk.copy_(there.view(x.dtype))
+            chunk.copy_(there.like(chunk))
             ends.coming[root].release()
 
 
@@ -126,7 +126,7 @@ def reduce(ends, kind, x, root, combine):
             continue
         for peer in ends.peers:
             there = yield from ends.coming[peer].next(size, kind)
-            combine(chunk, there.view(x.dtype), out=chunk)
+            combine(chunk, there.like(chunk), out=chunk)
             ends.coming[peer].release()
 
 
@@ -140,13 +140,13 @@ def gather(ends, kind, outs, x, root):
     for peer in ends.peers:
         for chunk in _chunks(outs[peer], ends.out.size):
             there = yield from ends.coming[peer].next(chunk.numel() * chunk.element_size(), kind)
-            chunk.copy_(there.view(x.dtype))
+            chunk.copy_(there.like(chunk))
             ends.coming[peer].release()
 
 
 def _to_root(ends, kind, chunk, root):
     slot = yield from ends.out.claim()
-    fill(slot, chunk)
+    slot.like(chunk).copy_(chunk)
     ends.out.deliver((root,), chunk.numel() * chunk.element_size(), kind)
 
 
@@ -188,14 +188,14 @@ def recv(ends, kind, x, source):
 def _give(stream, kind, x, to):
     for chunk in _chunks(x, stream.size):
         slot = yield from stream.claim()
-        fill(slot, chunk)
+        slot.like(chunk).copy_(chunk)
         stream.deliver((to,), chunk.numel() * chunk.element_size(), kind)
 
 
 def _take(stream, kind, x):
     for chunk in _chunks(x, stream.size):
         there = yield from stream.next(chunk.numel() * chunk.element_size(), kind)
-        chunk.copy_(there.view(x.dtype))
+        chunk.copy_(there.like(chunk))
         stream.release()
 
 
