@@ -22,6 +22,8 @@ TOLERANCE = 1e-10
 EXACT = ("initial weights", "every parameter has an owner")  # no arithmetic in these: not a bit may differ
 CONFIG = GPT2Config(vocab_size=37, n_positions=16, n_layer=5, n_head=4, n_embd=24)
 STEPS = 5
+# The key bias has no gradient in exact arithmetic; with a tiny eps Adam would enlarge its rounding error.
+RECIPES = (Recipe("sgd", lr=0.1, clip=0.5), Recipe("adamw", lr=1e-2, eps=1e-6, clip=0.5))
 
 
 @dataclass(frozen=True)
@@ -89,11 +91,13 @@ def verify(
         found = [compare(0, 1, plan, config, rows, length)]
     else:
         found = launch(compare, plan, config, rows, length, ranks=plan.world)
-    return Report(plan, [max(claims, key=_worse) for claims in zip(*found, strict=True)])
+    return Report(plan, worst(found))
 
 
-def _worse(claim: Claim) -> float:
-    return claim.error if claim.error == claim.error else float("inf")
+def worst(found: list[list[Claim]]) -> list[Claim]:
+    """Of what all ranks found (`compare`), each claim where its error is largest; NaN is worse than any number."""
+    size = lambda claim: claim.error if claim.error == claim.error else float("inf")
+    return [max(claims, key=size) for claims in zip(*found, strict=True)]
 
 
 def example_batch(config: GPT2Config, rows: int, length: int) -> Batch:
@@ -119,9 +123,12 @@ def example_weights(config: GPT2Config) -> dict[str, torch.Tensor]:
 
 @torch.enable_grad()
 def compare(
-    rank: int, world_size: int, plan: Plan, config: GPT2Config, rows: int, length: int
+    rank: int, world_size: int, plan: Plan, config: GPT2Config, rows: int, length: int, recipes=RECIPES
 ) -> list[Claim]:
-    """What one rank finds when it runs the plan together with the others and the serial model alone."""
+    """What one rank finds when it runs the plan together with the others and the serial model alone.
+
+    Without `recipes` there is no training: only loss, gradients and norm are compared.
+    """
     torch.set_default_dtype(torch.float64)
     try:
         mesh, batch, start = Mesh(**axes(plan)), example_batch(config, rows, length), example_weights(config)
@@ -137,8 +144,7 @@ def compare(
             _claim("every gradient", parallel.gradients(), grads, rank),
             _claim("gradient norm", {"norm": torch.tensor(my_norm)}, {"norm": norm}, rank),
         ]
-        # The key bias has no gradient in exact arithmetic; with a tiny eps Adam would enlarge its rounding error.
-        for recipe in (Recipe("sgd", lr=0.1, clip=0.5), Recipe("adamw", lr=1e-2, eps=1e-6, clip=0.5)):
+        for recipe in recipes:
             parallel.load(start)
             trainer = Trainer(parallel, recipe)
             for _ in range(STEPS):

@@ -1,9 +1,14 @@
 """Bytes per class of link: every byte counted once, and in the class of the ranks that it travels between."""
 
+import pytest
+
+from gpt2lab.compositions import table
 from gpt2lab.plan import Plan, build
+from gpt2lab.planner.links import Link, Links
 from gpt2lab.plots import mesh as plots
+from gpt2lab.plots.style import png
 from gpt2lab.ranks import comm
-from gpt2lab.ranks.classes import BETWEEN, INSIDE, by_class
+from gpt2lab.ranks.classes import BETWEEN, INSIDE, by_class, price, total
 from gpt2lab.ranks.launch import Ranks
 from gpt2lab.ranks.mesh import Mesh
 from gpt2lab.train import Trainer
@@ -34,8 +39,82 @@ def test_tensor_parallel_neighbours_stay_inside_a_node_and_replicas_talk_between
         assert ("pp", BETWEEN) not in whole[0]
 
 
-def test_the_figures_show_every_axis_and_plan():
-    lines = {"tp": [(0, 1), (2, 3)], "dp": [(0, 2), (1, 3)]}
-    assert [t.get_text() for t in plots.cube(lines, 2).axes[0].get_yticklabels()] == ["tp", "dp"]
-    fig = plots.by_class({"dp=2,tp=2": {("tp", INSIDE): 2e3, ("dp+cp", BETWEEN): 1e3}})
+ROUND_ROBIN = (0, 1, 0, 1)
+FAST, SLOW = Link(0.0, 1e6), Link(0.5, 1e3)
+
+
+def dealt(rank, world, text):
+    """Bytes of an all-reduce of 8 numbers along each axis by class, and its price, for both ways to deal ranks."""
+    import torch
+
+    mesh, found = Mesh(**axes(Plan.parse(text))), []
+    comm.clear_log()
+    comm.all_reduce(torch.zeros(8), mesh["tp"])
+    for nodes in ((0, 0, 1, 1), ROUND_ROBIN):
+        found.append(
+            (by_class(comm.log, mesh, nodes), price(comm.log, mesh, Links.placed(nodes, FAST, SLOW)))
+        )
+    assert by_class(comm.log, mesh, 2) == found[0][0]
+    return found
+
+
+def test_the_same_bytes_cross_nodes_when_ranks_are_dealt_round_robin_and_cost_more():
+    with Ranks(4, echo=False) as ranks:
+        found = ranks.run(dealt, "dp=2,tp=2")
+    blocks, robin = ([mine[i] for mine in found] for i in (0, 1))
+    assert total(sent for sent, _ in blocks) == {("tp", INSIDE): 4 * 32}
+    assert total(sent for sent, _ in robin) == {("tp", BETWEEN): 4 * 32}
+    for cheap, dear in zip(blocks, robin, strict=True):
+        assert cheap[1] == pytest.approx(32e-6)  # two messages of 16 bytes
+        assert dear[1] == pytest.approx(2 * 0.5 + 32e-3)
+
+
+def test_a_cube_joins_the_ranks_of_each_group_and_frames_the_nodes():
+    lines = {"pp": [(0, 4), (1, 5), (2, 6), (3, 7)], "tp": [(0, 1), (2, 3), (4, 5), (6, 7)]}
+    lines = {"pp": lines["pp"], "dp": [(0, 2), (1, 3), (4, 6), (5, 7)], "tp": lines["tp"]}
+    fig = plots.cube(lines, [r // 4 for r in range(8)])
+    assert [ax.get_title(loc="left") for ax in fig.axes] == [
+        "pp: ranks 4 apart",
+        "dp: ranks 2 apart",
+        "tp: neighbours",
+    ]
+    for ax in fig.axes:
+        assert sorted(text.get_text() for text in ax.texts) == [str(r) for r in range(8)]
+        assert len({t.xy for t in ax.texts}) == 8 and len(ax.patches) == 2  # two nodes
+        assert len(ax.collections) == 4  # four groups
+
+
+def test_bytes_by_class_are_stacked_to_their_sum():
+    fig = plots.by_class({"dp=2,tp=2": {("tp", INSIDE): 2e6, ("dp+cp", BETWEEN): 1e6, ("tp", BETWEEN): 4e6}})
     assert [ax.get_title(loc="left") for ax in fig.axes] == [INSIDE, BETWEEN]
+    assert [ax.texts[0].get_text().strip() for ax in fig.axes] == ["2.0", "5.0"]
+
+
+def test_placements_show_what_was_seen_beside_what_was_predicted():
+    fig = plots.placements({"dp=2,tp=2": {"blocks": (0.1, 0.12), "round robin": (0.3, 0.28)}})
+    (ax,) = fig.axes
+    assert [round(bar.get_width()) for bar in ax.patches] == [120, 280]
+    assert [round(float(dots.get_offsets()[0][0])) for dots in ax.collections] == [100, 300]
+    assert [text.get_text() for text in fig.legends[0].texts] == ["blocks", "round robin", "predicted"]
+
+
+def test_bugs_show_each_curve_and_each_error():
+    runs = {"serial": [2.0, 1.0], "a": [2.0, 1.0], "b": [2.0, 1.5]}
+    fig = plots.bugs(runs, {"a": {"norm": 0.5, "curve": 0.0}, "b": {"norm": 1e-3, "curve": 0.5}})
+    losses, wrong = fig.axes
+    assert [list(line.get_ydata()) for line in losses.lines] == list(runs.values())
+    assert [float(dots.get_offsets()[0][0]) for dots in wrong.collections] == [0.5, 1e-16, 1e-3, 0.5]
+
+
+def test_the_triangle_of_strategies_counts_tested_plans():
+    fig = plots.together(["data", "tensor"], table())
+    counts = [text.get_text() for text in fig.axes[0].texts]
+    assert counts == [
+        str(len(table()[pair])) for pair in (("data",) * 2, ("tensor", "data"), ("tensor",) * 2)
+    ]
+    assert png(fig)[:4] == b"\x89PNG"
+
+
+def test_lines_of_threads_and_ranks_are_in_milliseconds():
+    fig = plots.threads_or_ranks((1, 2), {"threads": [0.1, 0.2], "ranks": [0.2, 0.2]})
+    assert [[round(y) for y in line.get_ydata()] for line in fig.axes[0].lines] == [[100, 200], [200, 200]]

@@ -30,6 +30,12 @@ class Links:
     node: int = 1
     pairs: dict[tuple[int, int], Link] = field(default_factory=dict)
 
+    @classmethod
+    def placed(cls, nodes: Sequence[int], inside: Link, between: Link) -> "Links":
+        """The links of ranks that are dealt to nodes in any way: rank r lives in `nodes[r]`."""
+        ranks = range(len(nodes))
+        return cls(between, pairs={(a, b): inside for a in ranks for b in ranks if nodes[a] == nodes[b]})
+
     def link(self, source: int, target: int) -> Link:
         """The link from one global rank to another."""
         if (source, target) in self.pairs:

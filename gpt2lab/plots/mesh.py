@@ -1,46 +1,190 @@
-"""Figures of device meshes: the cube of ranks coloured by group, and bytes per class of link."""
+"""Figures of device meshes: the cube of ranks, bytes by class of link, placements, bugs, what goes together."""
+
+import math
+from collections.abc import Sequence
 
 from matplotlib.figure import Figure
+from matplotlib.patches import Patch
 
-from .style import THINGS, figure, rank_color
+from .style import SERIAL, THINGS, figure, rank_color
+
+AXES = {
+    "tp": "#E69F00",
+    "cp": "#8A8A8A",
+    "dp+cp": "#0072B2",
+    "pp": "#444444",
+    "tie": "#C8C8C8",
+    "world": "#000000",
+}
+"""Colour of each axis of the mesh where bytes are stacked by axis."""
+
+STEPS = ((1.0, 0.0), (0.5, 0.42), (0.0, -1.0))  # on paper: the innermost axis, the next one, the outermost
+NODE = "#E4E4E4"
 
 
-def cube(lines: dict[str, list[tuple[int, ...]]], node: int) -> Figure:
-    """The ranks in a row, once for every axis, coloured by the group they belong to; `node` ranks share a frame.
+def cube(lines: dict[str, list[tuple[int, ...]]], nodes: Sequence[int]) -> Figure:
+    """The mesh as a cube, once for every axis: ranks of one group share a colour and a bar, a node is a grey patch.
 
-    `lines[axis]` are the groups of an axis, each a tuple of ranks, as `Mesh.lines` gives them.
+    `lines[axis]` are the groups of an axis, as `Mesh.lines` gives them, for two or three axes, outermost first;
+    `nodes[r]` is the node that rank r lives in.
     """
-    fig, ax = figure(8, 0.9 + 0.55 * len(lines))
-    ranks = sum(len(line) for line in next(iter(lines.values())))
-    for row, groups in enumerate(lines.values()):
+    sizes = [len(groups[0]) for groups in lines.values()]
+    place = {r: _corner(r, sizes) for r in range(math.prod(sizes))}
+    fig, panels = figure(8, 2.4 if len(sizes) < 3 else 3.0, 1, len(lines))
+    for ax, (axis, groups) in zip(panels, lines.items(), strict=True):
+        for node in sorted(set(nodes)):
+            _patch(ax, [place[r] for r in place if nodes[r] == node])
         for color, group in enumerate(groups):
+            x, y = zip(*(place[r] for r in group), strict=True)
+            ax.plot(x, y, color=rank_color(color), lw=5, solid_capstyle="round", zorder=2)
+            ax.scatter(x, y, s=330, color=rank_color(color), zorder=3)
             for rank in group:
-                ax.barh(row, 0.9, 0.72, rank - 0.45, color=rank_color(color))
-                ax.text(rank, row, str(rank), ha="center", va="center", color="white", fontweight="bold")
-    for edge in range(node, ranks, node):
-        ax.axvline(edge - 0.5, color="black", lw=1.5, ls="--")
-    ax.set_yticks(range(len(lines)), list(lines))
-    ax.set(xticks=[], xlim=(-0.6, ranks - 0.4), title=f"groups by axis; dashed: borders of nodes of {node}")
+                ax.annotate(str(rank), place[rank], ha="center", va="center", color="white", weight="bold")
+        apart = groups[0][1] - groups[0][0]
+        ax.set_title(f"{axis}: ranks {apart} apart" if apart > 1 else f"{axis}: neighbours")
+        ax.margins(0.28)
+        ax.set(aspect="equal", xticks=[], yticks=[])
+        ax.spines[:].set_visible(False)
+    return fig
+
+
+def _corner(rank: int, sizes: list[int]) -> tuple[float, float]:
+    """Where a rank stands on paper; the innermost axis runs to the right."""
+    x = y = 0.0
+    # with two axes the outer one runs down, as rows of a table do
+    steps = STEPS if len(sizes) > 2 else (STEPS[0], STEPS[2])
+    for size, (dx, dy) in zip(reversed(sizes), steps, strict=True):
+        rank, along = divmod(rank, size)
+        x, y = x + 1.5 * along * dx, y + 1.5 * along * dy
+    return x, y
+
+
+def _patch(ax, corners: list[tuple[float, float]]) -> None:
+    """A grey patch with round corners around the ranks of a node: their outline, drawn with a very wide pen."""
+    middle = [sum(c) / len(corners) for c in zip(*corners, strict=True)]
+    around = sorted(corners, key=lambda c: math.atan2(c[1] - middle[1], c[0] - middle[0]))
+    x, y = zip(*around, around[0], strict=True)
+    look = {"color": NODE, "zorder": 1, "solid_joinstyle": "round", "solid_capstyle": "round"}
+    ax.plot(x, y, lw=38, **look)
+    ax.fill(x, y, color=NODE, zorder=1)
+
+
+def by_class(plans: dict[str, dict[tuple[str, str], float]]) -> Figure:
+    """Megabytes sent by all ranks for each plan: a bar inside nodes and one between them, stacked by axis.
+
+    An axis with less than a thousandth of the bytes is left out.
+    """
+    classes = sorted({c for sent in plans.values() for _, c in sent}, reverse=True)
+    most = max(sum(sent.values()) for sent in plans.values())
+    axes = [
+        a for a in AXES if max(sent.get((a, c), 0) for sent in plans.values() for c in classes) > most / 1e3
+    ]
+    fig, panels = figure(8, 1.2 + 0.36 * len(plans), 1, len(classes), sharey=True, sharex=True, squeeze=False)
+    for panel, name in zip(panels[0], classes, strict=True):
+        for row, sent in enumerate(plans.values()):
+            left = 0.0
+            for axis in axes:
+                size = sent.get((axis, name), 0) / 1e6
+                panel.barh(row, size, 0.62, left, color=AXES[axis])
+                left += size
+            panel.text(left, row, f" {left:.1f}", va="center", fontsize=9)
+        panel.set(title=name, xlabel="MB sent by all ranks in a step")
+        panel.margins(x=0.16)
+        panel.grid(visible=False, axis="y")
+    panels[0][0].set_yticks(range(len(plans)), list(plans))
+    panels[0][0].invert_yaxis()
+    handles = [Patch(color=AXES[a], label=a) for a in axes]
+    fig.legend(handles=handles, title="axis", fontsize=9, loc="outside right center")
+    return fig
+
+
+def placements(seconds: dict[str, dict[str, tuple[float, float]]]) -> Figure:
+    """For each plan and each placement a bar of the milliseconds seen, and a diamond at those predicted."""
+    names = list(next(iter(seconds.values())))
+    fig, ax = figure(8, 0.9 + 0.62 * len(seconds))
+    for row, found in enumerate(seconds.values()):
+        for i, name in enumerate(names):
+            predicted, seen = (1e3 * s for s in found[name])
+            y = row + 0.36 * (i - (len(names) - 1) / 2)
+            ax.barh(y, seen, 0.32, color=THINGS[3 + i], label=name if row == 0 else None)
+            mark = {"marker": "D", "s": 34, "color": "white", "edgecolor": SERIAL, "zorder": 3}
+            ax.scatter(predicted, y, label="predicted" if row == i == 0 else None, **mark)
+            ax.text(max(seen, predicted), y, f"  {seen:.0f}", va="center", fontsize=9)
+    ax.set_yticks(range(len(seconds)), list(seconds))
+    ax.set(xlabel="ms that the links add to a step")
+    ax.margins(x=0.08)
     ax.invert_yaxis()
+    ax.grid(visible=False, axis="y")
+    handles, labels = ax.get_legend_handles_labels()
+    last_first = sorted(zip(labels, handles, strict=True), key=lambda pair: pair[0] == "predicted")
+    labels, handles = zip(*last_first, strict=True)
+    fig.legend(handles, labels, loc="outside right center", fontsize=9)
+    return fig
+
+
+def bugs(runs: dict[str, list[float]], errors: dict[str, dict[str, float]]) -> Figure:
+    """Left the loss curves of the right run (first, black) and of wrong ones; right what each is wrong by.
+
+    `errors[name]` are relative errors by what was compared, on a log scale.
+    """
+    fig, (losses, wrong) = figure(8.6, 3.4, 1, 2, width_ratios=(2, 3))
+    (right, expected), *others = runs.items()
+    losses.plot(expected, color=SERIAL, lw=6, alpha=0.3, label=right)
+    for i, (_, run) in enumerate(others):
+        losses.plot(run, color=rank_color(i), lw=1.4)
+    losses.set(xlabel="step", ylabel="loss (nats a character)", title="what you would look at")
+    losses.legend()
+    kinds = list(next(iter(errors.values())))
+    for row, found in enumerate(errors.values()):
+        for kind, marker in zip(kinds, "os^v", strict=False):
+            value = max(found[kind], 1e-16)
+            label = kind if row == 0 else None
+            wrong.scatter(value, row, s=46, marker=marker, color=rank_color(row), label=label, zorder=3)
+    wrong.axvline(1e-10, color=SERIAL, lw=1, ls="--")
+    wrong.set_yticks(range(len(errors)), list(errors), fontsize=9)
+    wrong.set(xscale="log", xlim=(1e-17, 30), ylim=(len(errors) - 0.5, -0.5), xlabel="relative error")
+    wrong.set_title("what is wrong (dashed: verify's limit)")
+    look = {"loc": "outside lower right", "ncols": len(kinds), "fontsize": 9}
+    handles = wrong.get_legend_handles_labels()[0]
+    for handle in (legend := fig.legend(handles, kinds, **look)).legend_handles:
+        handle.set_color(THINGS[0])
+    legend.set_in_layout(True)
+    return fig
+
+
+def together(names: Sequence[str], tested: dict[tuple[str, str], list[str]]) -> Figure:
+    """Which strategies go together: the number of tested plans that use both, darker for more.
+
+    `tested` is `compositions.table()`.
+    """
+    fig, ax = figure(7.2, 3.6)
+    most = max(map(len, tested.values()))
+    for row, a in enumerate(names):
+        for col, b in enumerate(names[: row + 1]):
+            count = len(tested.get((a, b), ()))
+            share = 0.15 + 0.85 * count / most if count else 0.0
+            ax.barh(row, 0.94, 0.9, col - 0.47, color=AXES["dp+cp"] if a != b else AXES["pp"], alpha=share)
+            color = "white" if share > 0.45 else "black"
+            ax.text(col, row, str(count) if count else "–", ha="center", va="center", color=color, fontsize=9)
+    ax.set_yticks(range(len(names)), names)
+    ax.set_xticks(range(len(names)), names, rotation=35, ha="right")
+    ax.set(xlim=(-0.6, len(names) - 0.4), ylim=(len(names) - 0.4, -0.6))
+    ax.spines[:].set_visible(False)
+    ax.tick_params(length=0)
     ax.grid(visible=False)
     return fig
 
 
-def by_class(plans: dict[str, dict[tuple[str, str], float]]) -> Figure:
-    """Kilobytes sent by all ranks for each plan: a bar inside nodes and one between them, stacked by axis."""
-    classes = sorted({c for sent in plans.values() for _, c in sent}, reverse=True)
-    axes = sorted({a for sent in plans.values() for a, _ in sent})
-    fig, panels = figure(8, 1.1 + 0.4 * len(plans), 1, len(classes), sharey=True, squeeze=False)
-    for panel, name in zip(panels[0], classes, strict=True):
-        for row, sent in enumerate(plans.values()):
-            left = 0.0
-            for color, axis in enumerate(axes):
-                size = sent.get((axis, name), 0) / 1e3
-                label = axis if row == 0 else None
-                panel.barh(row, size, 0.6, left, color=THINGS[::-1][color % len(THINGS)], label=label)
-                left += size
-        panel.set(title=name, xlabel="kB sent by all ranks in a step")
-    panels[0][0].set_yticks(range(len(plans)), list(plans))
-    panels[0][0].invert_yaxis()
-    panels[0][-1].legend(title="axis", fontsize=8)
+def threads_or_ranks(rows: Sequence[int], seconds: dict[str, list[float]]) -> Figure:
+    """Milliseconds a step by rows of the batch, a line for each way to use the same cores."""
+    fig, ax = figure(6.4, 2.8)
+    for color, (name, times) in zip(THINGS[3:], seconds.items(), strict=False):
+        ax.plot(rows, [1e3 * s for s in times], "o-", color=color, lw=2, label=name)
+    ax.set(xscale="log", yscale="log", xlabel="rows of the batch", ylabel="ms a step")
+    ax.set_xticks(rows, [str(r) for r in rows])
+    low, high = ax.get_ylim()
+    ticks = [t for t in (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000) if low <= t <= high]
+    ax.set_yticks(ticks, [str(t) for t in ticks])
+    ax.minorticks_off()
+    ax.legend()
     return fig
