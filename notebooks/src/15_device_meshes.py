@@ -1,0 +1,654 @@
+# %% [markdown]
+# # 15 Device meshes
+#
+# **The one-minute version.** Each strategy runs out of something: tensor parallelism of fast links, data
+# parallelism of rows, pipelines of layers. Large models therefore use several at once. The ranks are laid out
+# as a grid, the *mesh*, with one axis for each strategy, and a strategy talks along its own axis only. What
+# remains to decide is small but treacherous: which axis gets the fast links, in which order the strategies
+# edit the model, and in which order a step is finished, so that every gradient is summed over the right ranks
+# and every number counts once.
+#
+# You will number a cube of ranks, run all pairs of strategies, pay for a bad placement, and plant five bugs
+# that no loss curve would show you.
+
+# %% tags=["setup"]
+import time
+from unittest.mock import patch
+
+import numpy as np
+import torch
+
+import gpt2lab.verify as checks
+from gpt2lab import RankFailed, Ranks, compositions
+from gpt2lab.corpus import Batches, plays
+from gpt2lab.exercises import check
+from gpt2lab.exercises import meshes as exercises
+from gpt2lab.lessons import show, table
+from gpt2lab.model import GPT2, GPT2Config
+from gpt2lab.parallel import accumulate, data, pieces, pipeline, pipeline_step, tensor
+from gpt2lab.plan import CONTEXT, DATA, PIPELINE, SEQUENCE, TENSOR, Parallel, Plan, build
+from gpt2lab.planner.links import Link, Links
+from gpt2lab.plots import mesh as plots
+from gpt2lab.ranks import comm, network
+from gpt2lab.ranks.classes import by_class, price, total
+from gpt2lab.ranks.mesh import Mesh
+from gpt2lab.spec import full, of
+from gpt2lab.train import Recipe, Trainer
+from gpt2lab.verify import CONFIG, axes, example_batch, verify
+
+torch.set_default_dtype(torch.float64)
+pool, eight = Ranks(4), Ranks(8)  # live ranks, started when first used
+
+# %% [markdown]
+# ## The cube of ranks
+#
+# A mesh is one array: `arange(world).reshape(pp, dp, cp, tp)`, and an axis is a line through it. The *last*
+# axis changes fastest, as in any array, so tensor-parallel ranks are neighbours. Launchers number ranks
+# machine by machine. So "neighbour" means "in the same machine", and that is the whole reason for this order.
+
+# %%
+SIZES = {"pp": 2, "dp": 2, "tp": 2}
+
+
+def look(rank, world_size):
+    mesh, digit = Mesh(**SIZES), torch.tensor(10**rank)
+    sums = [comm.all_reduce(digit, mesh[axis]).item() for axis in SIZES]
+    return mesh.coordinates(), sums, {axis: mesh.lines([axis]) for axis in SIZES}
+
+
+found = eight.run(look)
+lines = found[0][2]
+show(
+    plots.cube(lines, nodes=[rank // 4 for rank in range(8)]),
+    "drawing",
+    "eight ranks in two nodes (grey), coloured by their group on each axis; a bar joins those who talk.",
+    "Three drawings of a cube of ranks 0 to 7: pp joins 0 and 4, dp joins 0 and 2, tp joins 0 and 1",
+)
+
+# %% [markdown]
+# Is that so on live ranks? Let rank r contribute 10^r, and sum along one axis. The digits of the sum name the
+# members of the group. (Read from the right: rank 0 is the last digit.)
+
+# %%
+for rank, (place, sums, _) in enumerate(found):
+    print(f"rank {rank} at {place}:", ", ".join(f"{a} {n:08}" for a, n in zip(SIZES, sums, strict=True)))
+
+# %% [markdown]
+# A rank of the mesh is a number in a mixed base: rank = ((pp · DP + dp) · CP + cp) · TP + tp. Two exercises,
+# for any sizes.
+
+
+# %% tags=["exercise"]
+def coordinates(rank, sizes):
+    """{axis: place} of a rank; `sizes` names the axes from the outermost to the innermost."""
+    ### BEGIN SOLUTION
+    place = {}
+    for axis in reversed(sizes):
+        place[axis] = rank % sizes[axis]
+        rank = rank // sizes[axis]
+    return place
+    ### END SOLUTION
+
+
+check("coordinates", exercises.coordinates, coordinates)
+
+
+# %% tags=["wrong"]
+# FAIL: is rank 0's neighbour along the last axis
+def coordinates(rank, sizes):
+    place = {}
+    for axis in sizes:
+        place[axis] = rank % sizes[axis]
+        rank = rank // sizes[axis]
+    return place
+
+
+# %% tags=["wrong"]
+# FAIL: there are only
+def coordinates(rank, sizes):
+    place, stride = {}, 1
+    for axis in reversed(sizes):
+        place[axis] = rank // stride
+        stride *= sizes[axis]
+    return place
+
+
+# %% tags=["exercise"]
+def groups(axis, sizes):
+    """All groups of one axis, each a tuple of ranks that differ on this axis only."""
+    ### BEGIN SOLUTION
+    names, grid = list(sizes), np.arange(np.prod(list(sizes.values()))).reshape(tuple(sizes.values()))
+    lines = np.moveaxis(grid, names.index(axis), -1).reshape(-1, sizes[axis])
+    return [tuple(map(int, line)) for line in lines]
+    ### END SOLUTION
+
+
+check("groups", exercises.groups, groups)
+
+
+# %% tags=["wrong"]
+# FAIL: but they differ in tp
+def groups(axis, sizes):
+    world, n = int(np.prod(list(sizes.values()))), sizes[axis]
+    return [tuple(range(first, first + n)) for first in range(0, world, n)]
+
+
+# %% tags=["wrong"]
+# FAIL: but they differ in dp
+def groups(axis, sizes):
+    world = int(np.prod(list(sizes.values())))
+    apart = world // sizes[axis]
+    return [tuple(range(first, world, apart)) for first in range(apart)]
+
+
+# %% tags=["wrong"]
+# FAIL: is in no group
+def groups(axis, sizes):
+    names = list(sizes)
+    stride = int(np.prod([sizes[name] for name in names[names.index(axis) + 1 :]]))
+    return [tuple(stride * i for i in range(sizes[axis]))]
+
+
+# %% [markdown]
+# ## Two strategies by hand
+#
+# Composing is easy when a strategy knows nothing but its axis. Here are data *and* tensor parallelism on four
+# ranks. Both ranks of a tensor pair take the **same** rows; both holders of the same slice sum over **dp**.
+
+
+# %%
+def dp_times_tp(rank, world_size):
+    mesh = Mesh(dp=2, tp=2)
+    model, batch = GPT2(CONFIG).double(), example_batch(CONFIG, 7, 11)
+    tensor.apply_tensor(model, mesh)  # talks along tp
+    mine = batch.rows(mesh["dp"].rank, mesh["dp"].size)
+    loss = model.loss(model(mine.tokens), mine.targets) / batch.total  # normalised once
+    loss.backward()
+    summed = {n: comm.all_reduce(p.grad, mesh["dp"]) for n, p in model.named_parameters()}  # talks along dp
+    whole = {n: full(summed[n], of(p), mesh) for n, p in model.named_parameters()}
+    return comm.all_reduce(loss.detach(), mesh["dp"]), whole
+
+
+loss, grads, _ = checks.serial_gradients(GPT2(CONFIG).double(), example_batch(CONFIG, 7, 11))
+for rank, (mine, whole) in enumerate(pool.run(dp_times_tp)):
+    worst = max((whole[n] - grads[n]).abs().max().item() for n in grads)
+    same = abs(mine - loss).item() < 1e-12 and worst < 1e-12
+    print(f"rank {rank}: loss and {len(whole)} gradients equal serial GPT-2 to 1e-12: {same}")
+
+# %% [markdown]
+# ## All pairs, live
+#
+# Seven rows over two replicas, five layers over two stages, 37 tokens of a vocabulary over two tensor ranks:
+# nothing divides. Loss, every gradient, norm, and the weights after five SGD and five AdamW steps:
+
+# %%
+LIVE = ("pp=2,tp=2,micro=4", "pp=2,dp=2,micro=3", "dp=2,tp=2", "cp=2,tp=2")
+print(verify(LIVE[0], ranks=pool), "\n")
+for text in LIVE[1:]:
+    print(f"{text:18} the same seven claims, all equal to 1e-10: {verify(text, ranks=pool).ok}")
+
+# %% [markdown]
+# Three axes need eight ranks. For these, and for the bugs below, one backward is enough: the same comparison
+# without training.
+
+
+# %%
+def planted(rank, world_size, bug, job, *args):
+    owner, name, make = bug or (checks, "STEPS", lambda right: right)  # no bug: nothing changes
+    with patch.object(owner, name, make(getattr(owner, name))):
+        return job(rank, world_size, *args)
+
+
+def errors_of(ranks, text, bug=None):
+    """{what was compared: the largest relative error on any rank} of one forward and backward."""
+    found = ranks.run(planted, bug, checks.compare, Plan.parse(text), CONFIG, 7, 11, ())
+    return {c.name: c.error for c in checks.worst(found) if c.name not in checks.EXACT}
+
+
+print("pp=2,dp=2,tp=2:", {k: e < 1e-10 for k, e in errors_of(eight, "pp=2,dp=2,tp=2,micro=3").items()})
+
+# %% [markdown]
+# ## What each axis sends, and over which wires
+#
+# Now a model with the proportions of GPT-2 124M on 8,192 tokens, only smaller. Two nodes of two ranks. We
+# count the bytes of one step, for ranks dealt in *blocks* (0 1 | 2 3) and *round robin* (0 2 | 1 3), which
+# Slurm's `--distribution=cyclic` and Open MPI's `--map-by node` do.
+
+# %%
+MODEL = GPT2Config(vocab_size=512, n_positions=128, n_layer=4, n_head=4, n_embd=64)
+DEALT = {"blocks": (0, 0, 1, 1), "round robin": (0, 1, 0, 1)}  # the node of each rank
+FAST, SLOW = Link(latency=100e-6, bandwidth=200e6), Link(latency=4e-3, bandwidth=10e6)
+LINKS = {name: Links.placed(nodes, inside=FAST, between=SLOW) for name, nodes in DEALT.items()}
+
+
+def trainer_of(text, rows=8):
+    plan = Plan.parse(text)
+    return Trainer(build(plan, MODEL, Mesh(**axes(plan)), torch.float32)), example_batch(MODEL, rows, 128)
+
+
+def count(rank, world_size, text):
+    trainer, batch = trainer_of(text)
+    mesh, ties = trainer.parallel.mesh, [getattr(trainer.parallel.engine, "twins", None)]
+    comm.clear_log()
+    trainer.step(batch)
+    sent = {name: by_class(comm.log, mesh, nodes, ties) for name, nodes in DEALT.items()}
+    return sent, {name: price(comm.log, mesh, links, ties) for name, links in LINKS.items()}
+
+
+counted = {text: pool.run(count, text) for text in LIVE}
+sent = {
+    f"{text}, {name}": total(mine[name] for mine, _ in found)
+    for text, found in counted.items()
+    for name in DEALT
+}
+show(
+    plots.by_class(sent),
+    "counted",
+    "bytes of one training step by class of link; dealing the ranks round robin turns inside and between around.",
+    "Two rows of stacked bars by plan; tensor-parallel bytes are inside nodes with blocks, between with round robin",
+)
+
+# %% [markdown]
+# The same plan sends the same bytes, but the wires differ.
+#
+# ## Predicted, then seen
+#
+# A message takes α + S β (lesson 03). So each call of the log has a price on given links, the slowest edge of
+# its group deciding. We say: 0.1 ms and 200 MB/s inside a node, 4 ms and 10 MB/s between. **Predict** before
+# you run: which of the four plans suffers most from round robin?
+
+# %%
+predicted = {t: {n: max(s[n] for _, s in found) for n in DEALT} for t, found in counted.items()}
+for text, cost in predicted.items():
+    print(f"{text:18}", ", ".join(f"{name} {1e3 * s:4.0f} ms" for name, s in cost.items()))
+
+# %% [markdown]
+# And now real steps on real ranks, whose messages are held back to these links. What the links add is the
+# paced step minus the same step on free links.
+
+
+# %% tags=["measured"]
+def timed(rank, world_size, text, links=None, threads=1, rows=8):
+    torch.set_num_threads(threads)
+    trainer, batch = trainer_of(text, rows)
+    times = []
+    with network.links(links):
+        for _ in range(3):
+            start = time.perf_counter()
+            trainer.step(batch)
+            times.append(time.perf_counter() - start)
+    return min(times[1:])
+
+
+seconds = {}
+for text in LIVE:
+    free, *steps = (max(pool.run(timed, text, links)) for links in (None, *LINKS.values()))
+    seconds[text] = {n: (predicted[text][n], s - free) for n, s in zip(DEALT, steps, strict=True)}
+show(
+    plots.placements(seconds),
+    "paced",
+    "what two fast and two slow links add to a step: bars are seen on real ranks, diamonds are α + S β.",
+    "Pairs of bars for four plans: blocks are shorter wherever tensor parallelism is part of the plan",
+)
+
+# %% [markdown]
+# Tensor parallelism inside beats tensor parallelism across, as the price list says. Two things to remember.
+# *Messages* matter as much as bytes: a tensor axis sends many small ones, each in the way of the next layer,
+# so it pays every latency. A pipeline sends few, and its micro-batches hide some of them behind computing:
+# there the diamond is an upper bound.
+
+
+# %% tags=["exercise"]
+def inner_axis(sent, inside, between):
+    """The axis to put inside a node, the other one goes between; `sent[axis]` is (messages, bytes) a step.
+
+    `inside` and `between` are links: `inside.time(bytes, messages)` are seconds.
+    """
+    ### BEGIN SOLUTION
+    gain = {axis: between.time(size, n) - inside.time(size, n) for axis, (n, size) in sent.items()}
+    return max(gain, key=gain.get)
+    ### END SOLUTION
+
+
+check("which axis gets the fast links", exercises.placement, inner_axis)
+
+
+# %% tags=["wrong"]
+# FAIL: every message pays its latency too
+def inner_axis(sent, inside, between):
+    return max(sent, key=lambda axis: sent[axis][1])
+
+
+# %% tags=["wrong"]
+# FAIL: but bytes take time too
+def inner_axis(sent, inside, between):
+    return max(sent, key=lambda axis: sent[axis][0])
+
+
+# %% tags=["wrong"]
+# FAIL: what an axis gains counts
+def inner_axis(sent, inside, between):
+    return max(sent, key=lambda axis: between.time(sent[axis][1], sent[axis][0]))
+
+
+# %% [markdown]
+# ## From one mesh to the next: the scatter-gather trick
+#
+# Between two stages that are tensor parallel, both ranks of a pair hold the *same* (B, T, C), and each would
+# send all of it over the slow wire. Narayanan et al. (2021, section 4.1) send half each, and put the halves
+# together inside the node.
+
+
+# %%
+def hand_over(rank, world_size, trick):
+    mesh, x = Mesh(pp=2, tp=2), torch.arange(96.0).view(2, 12, 4)  # (B, T, C) of a micro-batch
+    pp, tp = mesh["pp"], mesh["tp"]
+    part = x.tensor_split(tp.size, 1)[tp.rank].contiguous() if trick else x
+    comm.clear_log()
+    if pp.rank == 0:
+        comm.isend(part, pp, 1).wait()
+    else:
+        part = comm.irecv(torch.zeros_like(part), pp, 0).wait()
+        part = comm.all_gather(part, tp, 1) if trick else part
+        assert torch.equal(part, x)
+    return by_class(comm.log, mesh, 2)
+
+
+for trick in (False, True):
+    found = total(pool.run(hand_over, trick))
+    print(
+        "scatter-gather:" if trick else "all of it twice:", {key: round(size) for key, size in found.items()}
+    )
+
+# %% [markdown]
+# With sequence parallelism (`sp=on`) this comes for nothing: each rank holds only its tokens at the border.
+#
+# ## The order of applying strategies
+#
+# `build` edits one serial model, in one order: **pipeline, tensor, sequence, context, data or ZeRO**. Which
+# part of that is law, and which only habit? We swap two at a time and let `verify`'s comparison judge.
+
+
+# %%
+def build_in(order):
+    def build(plan, config, mesh, dtype, seed=0):
+        model = GPT2(config, seed).to(dtype)
+        made = {"pipeline": accumulate.Accumulate(model), "context": None}
+        for strategy in order:
+            if strategy.wanted(plan):
+                made[strategy.file] = strategy(model, mesh["dp", "cp"] if strategy is D else mesh, plan)
+        specs = {name: of(p) for name, p in model.named_parameters()}
+        return Parallel(plan, mesh, model, made["pipeline"], made["data"], specs, made["context"])
+
+    return build
+
+
+P, T, S, C, D = PIPELINE, TENSOR, SEQUENCE, CONTEXT, DATA
+SWAPPED = {
+    "tensor before pipeline": ("pp=2,tp=2,micro=2", (T, P, S, C, D)),
+    "context before tensor": ("cp=2,tp=2", (P, C, T, S, D)),
+    "sequence before tensor": ("dp=2,tp=2,sp=on", (P, S, T, C, D)),
+    "data before pipeline": ("pp=2,dp=2,micro=2", (D, P, T, S, C)),
+    "data before tensor": ("dp=2,tp=2", (P, D, T, S, C)),
+}
+for title, (text, order) in SWAPPED.items():
+    try:
+        errors = errors_of(pool, text, (checks, "build", lambda right, order=order: build_in(order)))
+        print(f"{title:23}", "equal to serial" if max(errors.values()) < 1e-10 else "differs")
+    except RankFailed:
+        print(f"{title:23} stopped by an exception")
+
+# %% [markdown]
+# Two swaps are harmless, three are caught. But caught by whom? Sequence before tensor stops by itself. The last
+# two are stopped by the *comparison*, which asks for the weights by name. Training never asks:
+
+
+# %%
+LETTERS = GPT2Config(vocab_size=128, n_positions=32, n_layer=2, n_head=4, n_embd=32)
+
+
+def train(rank, world_size, text, steps=25):
+    plan = Plan.parse(text)
+    letters = np.frombuffer(plays()[:50_000].encode("ascii", "replace"), np.uint8)
+    trainer = Trainer(checks.build(plan, LETTERS, Mesh(**axes(plan)), torch.float64), Recipe(lr=3e-3))
+    batches = Batches(letters, rows=8, length=32)
+    return [trainer.step(batches.at(step)).loss for step in range(steps)]
+
+
+serial = train(0, 1, "serial")
+print(f"loss after {len(serial)} steps: serial {serial[-1]:.2f}")
+for title in ("data before pipeline", "data before tensor"):
+    text, order = SWAPPED[title]
+    bug = (checks, "build", lambda right, order=order: build_in(order))
+    print(f"{title:23} {pool.run(planted, bug, train, text)[0][-1]:.2f}")
+
+# %% [markdown]
+# With data before tensor, the optimizer holds the *uncut* matrices, which nobody uses any more, and the cut ones
+# never move. Only norms, row biases and positions learn, and the loss still falls. With data before pipeline each
+# stage keeps gradients and moments of layers that it gave away, and misses the mark of the tied copy. So:
+#
+# - **data or ZeRO last** is law: it takes the parameters as it finds them.
+# - **sequence after tensor** is law: it moves the edges that tensor parallelism made.
+# - **pipeline first** is thrift: what is thrown away need not be cut.
+# - the rest is habit, and good for reading.
+#
+# ## The order of finishing a step
+#
+# After the last backward a rank holds pieces of gradients, each only partly summed. `Trainer` finishes them in
+# this order:
+#
+# | | what | over which ranks | why here |
+# |--:|---|---|---|
+# | 1 | sum the replicas' gradients | dp and cp, one group | their buckets left during backward |
+# | 2 | sum what is partial over tensor ranks | tp, norms and row biases under `sp` | on complete sums, so once |
+# | 3 | sum the tied embedding | first and last stage | both ends need rows from all replicas |
+# | 4 | the norm | everybody | of final gradients, each element once |
+# | 5 | clip, then update | nobody | every rank computes the same factor |
+#
+# ### Bug lab: five ways to be wrong, and a curve that looks right
+#
+# Each bug is planted on live ranks. We ask `verify`'s comparison what is wrong, and *also* train with it, as one
+# would who looks at loss curves only.
+
+
+# %%
+def everything_counts(right):
+    square = lambda held: sum(p.tensor.grad.pow(2).sum() for p in held)
+    return lambda held, mesh: comm.all_reduce(square(held), mesh["tp"]).sqrt().item()
+
+
+def clip_first(right):
+    def finish(self):
+        own = sum(p.tensor.grad.pow(2).sum() for p in self.pieces).sqrt().item()
+        pieces.clip(self.pieces, own, 1.0)
+        right(self)
+
+    return finish
+
+
+def halved_at_the_border(right):
+    return lambda self, op, grad: right(self, op, None if grad is None else grad / 2)
+
+
+def without_context(right):
+    return lambda self, names: right(self, "dp" if names == ("dp", "cp") else names)
+
+
+BUGS = {
+    "norm counts replicas twice": ("dp=2,tp=2", pieces, "gradient_norm", everything_counts),
+    "clipped before the sum": ("dp=2,tp=2,data=naive", data.Naive, "finish", clip_first),
+    "tied gradient not summed": ("pp=2,dp=2,micro=2", pipeline.Pipeline, "tie", lambda tie: lambda *_: None),
+    "divided by the stages": ("pp=2,dp=2,micro=2", pipeline_step.Step, "_send_back", halved_at_the_border),
+    "summed over dp, not dp+cp": ("dp=2,cp=2", Mesh, "__getitem__", without_context),
+}
+runs, errors = {"serial": serial}, {}
+for title, (text, *bug) in BUGS.items():
+    runs[title] = pool.run(planted, bug, train, text)[0]
+    curve = max(abs(a - b) / b for a, b in zip(runs[title], serial, strict=True))
+    errors[title] = errors_of(pool, text, bug) | {"loss curve": curve}
+percent = lambda error: "equal" if error < 1e-10 else f"{error:.1%}"
+table(
+    [(title, *map(percent, found.values())) for title, found in errors.items()],
+    ["relative error of", *errors["clipped before the sum"]],
+)
+
+# %%
+show(
+    plots.bugs(runs, errors),
+    "computed",
+    "five wrong runs: their loss curves, and the largest error of loss, gradients and norm at the first step.",
+    "Left, loss curves on top of each other; right, dots of gradient and norm errors far above the dashed limit",
+)
+
+# %% [markdown]
+# Read it by columns. The **loss** of the step is right five times: it is known before anything is summed. The
+# **loss curves** differ by about a percent, less than with another seed, because AdamW divides every gradient by
+# its own size (lesson 04), and clipping only scales. **Gradients** catch four. The first bug leaves each of them
+# right: only the **norm** tells. That is why `verify` compares all of these, and weights after SGD steps with
+# clipping, in float64, on sizes where nothing divides. (Uneven sizes make some bugs loud: sum over tp instead of
+# dp, and 19 rows of the vocabulary meet 18.)
+#
+# **Exercise.** The norm from specs. Each rank holds `held`, a list of pieces `p` with `p.tensor.grad` and
+# `p.spec`: `p.spec.axes` are the axes that cut it, `p.spec.tied_copy` marks the second holder of the tied
+# embedding. `mesh.coordinates()` is this rank's place, `mesh.world` everybody. Gradients are summed already.
+
+
+# %% tags=["exercise"]
+def gradient_norm(held, mesh):
+    """The norm of the whole gradient, the same on every rank, under dp x tp and under pp x tp."""
+    ### BEGIN SOLUTION
+    place, square = mesh.coordinates(), torch.zeros((), dtype=torch.float64)
+    for p in held:
+        first = all(place[axis] == 0 or axis in p.spec.axes for axis in ("dp", "tp"))
+        if first and not p.spec.tied_copy:
+            square = square + p.tensor.grad.pow(2).sum()
+    return comm.all_reduce(square, mesh.world).sqrt().item()
+    ### END SOLUTION
+
+
+check("the gradient's norm", exercises.norm, gradient_norm)
+
+
+# %% tags=["wrong"]
+# FAIL: they hold different parts, so sum over them
+def gradient_norm(held, mesh):
+    return sum(p.tensor.grad.pow(2).sum() for p in held).sqrt().item()
+
+
+# %% tags=["wrong"]
+# FAIL: Every replica counted
+def gradient_norm(held, mesh):
+    square = sum(p.tensor.grad.pow(2).sum() for p in held)
+    return comm.all_reduce(square, mesh.world).sqrt().item()
+
+
+# %% tags=["wrong"]
+# FAIL: The embedding lives on the first and on the last stage
+def gradient_norm(held, mesh):
+    place, square = mesh.coordinates(), torch.zeros((), dtype=torch.float64)
+    for p in held:
+        if all(place[axis] == 0 or axis in p.spec.axes for axis in ("dp", "tp")):
+            square = square + p.tensor.grad.pow(2).sum()
+    return comm.all_reduce(square, mesh.world).sqrt().item()
+
+
+# %% tags=["wrong"]
+# FAIL: the norm: expected
+def gradient_norm(held, mesh):
+    place, square = mesh.coordinates(), torch.zeros((), dtype=torch.float64)
+    for p in held:
+        if all(place[axis] == 0 for axis in ("dp", "tp")) and not p.spec.tied_copy:
+            square = square + p.tensor.grad.pow(2).sum()
+    return comm.all_reduce(square, mesh.world).sqrt().item()
+
+
+# %% [markdown]
+# ## What goes together
+#
+# The tests compare these plans with the serial run; `gpt2lab plans --list` names them, and `gpt2lab verify
+# --plan` takes any.
+
+# %%
+from gpt2lab.commands.plans import ORDER
+
+show(
+    plots.together(ORDER, compositions.table()),
+    "counted",
+    "tested plans that use both strategies; on the diagonal, all plans that use one. No number: not tested together.",
+    "A triangle of counts: every two of the four axes appear together in at least four plans",
+)
+
+# %% [markdown]
+# What cannot be is refused in one sentence, before any process starts:
+
+# %%
+for text in ("dp=2,tp=3", "pp=8,tp=2", "dp=8,tp=2", "pp=2,cp=2,micro=2,schedule=terapipe"):
+    try:
+        Plan.parse(text).check(CONFIG, rows=7, length=11)
+    except ValueError as error:
+        print(f"{text}: {error}")
+
+# %% [markdown]
+# ## The launcher numbers the ranks
+#
+# A mesh only says what rank 5 does. *Where* rank 5 runs is the launcher's choice. `gpt2lab train --dry-run`
+# prints the plain lines, so that they can be by-passed:
+
+# %%
+from gpt2lab.commands.lines import on_machines
+from gpt2lab.run import Options
+
+for name, line in on_machines(Options(plan="dp=2,tp=4")).items():
+    print(f"{name}: {line.split(' -m gpt2lab')[0]} ...")
+
+# %% [markdown]
+# torchrun gives each machine a block of ranks. With srun and mpirun say it: `--distribution=block`,
+# `--map-by slot`.
+#
+# One decision comes before any mesh: how many ranks for the cores you have? The BSC team found that 4 ranks
+# of 28 cores beat one process with 112 threads, if only the batch is large enough to give each rank work.
+# Here: one rank with two threads against two ranks with one thread each.
+
+
+# %% tags=["measured"]
+ROWS = (2, 4, 8, 16, 32)
+with Ranks(1) as one, Ranks(2) as two:
+    found = {
+        "1 rank, 2 threads": [max(one.run(timed, "serial", None, 2, rows)) for rows in ROWS],
+        "2 ranks, 1 thread each": [max(two.run(timed, "dp=2", None, 1, rows)) for rows in ROWS],
+    }
+show(
+    plots.threads_or_ranks(ROWS, found),
+    "measured",
+    "milliseconds a step on two cores; the ranks pay for one all-reduce, the threads for every small operation.",
+    "Two rising lines over the rows of the batch, on log scales",
+)
+
+# %% [markdown]
+# ## Drill
+#
+# <details><summary>1. dp=4, tp=2: who are rank 5's partners?</summary>
+# 5 = 2 · 2 + 1, so dp=2, tp=1. Tensor: rank 4. Data: 1, 3, 7.</details>
+#
+# <details><summary>2. Why must both tensor ranks of a replica read the same rows?</summary>
+# They compute parts of one and the same product. With other rows, f and g would add numbers that belong to
+# different tokens, and no shape would object.</details>
+#
+# <details><summary>3. Which gradients are summed over dp <i>and</i> cp in one call, and why may they be?</summary>
+# All. Rows and tokens are both parts of one sum of token losses, divided once by the global number of
+# targets.</details>
+#
+# <details><summary>4. Why does only the norm see a replica that counts twice?</summary>
+# The gradients themselves are right on every rank. The norm is the only number that adds over ranks what some
+# of them hold in common, and clipping then scales all steps alike: the curve just bends a little later.</details>
+#
+# <details><summary>5. A machine has 8 fast-linked GPUs; you have 4 machines and 12 heads. Which tp?</summary>
+# 4: it divides 12 and 8, so pairs of tensor groups fill a machine. 8 does not divide the heads, 6 and 12 would
+# cross machines.</details>
+#
+# ## Sources
+#
+# Narayanan et al. 2021, *Efficient large-scale language model training on GPU clusters using Megatron-LM*
+# (arXiv:2104.04473), sections 3 and 4.1 · Zhang, Zheng, Li & Stoica, ICML 2022 tutorial *Big Model* · Alpa,
+# Zheng et al. 2022 (arXiv:2201.12023): stages on sub-meshes · BSC, wiki of llm.c-gpt2 (4 x 28 against 1 x
+# 112). Next: **16 Placement and balance**.
