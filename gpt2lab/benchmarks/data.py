@@ -15,6 +15,7 @@ from ..plan import Plan, build
 from ..ranks import comm
 from ..ranks.launch import Ranks
 from ..ranks.mesh import Mesh
+from . import _rivals as rivals
 
 PAIRS = (("bucket", "DDP"), ("zero=3", "fully_shard"))
 
@@ -36,28 +37,31 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=[p for p, _ in PAIRS],
         help="what to time",
     )
+    rivals.add_argument(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Print median step times and their ratios."""
     print(
-        f"one step of {args.config}, {args.rows} rows of {args.length} tokens a rank, float32, one thread a rank"
+        f"one step of {args.config}, {args.rows} rows of {args.length} tokens a rank, float32, one thread a rank;\n"
+        f"{rivals.carriers(args.over)}"
     )
     for n in args.ranks:
         with Ranks(n, timeout=300, echo=False) as pool:
             times = pool.run(
-                measure, args.config, args.pairs, args.rows, args.length, args.steps, args.bucket
+                measure, args.config, args.pairs, args.rows, args.length, args.steps, args.bucket, args.over
             )[0]
         for ours, theirs in PAIRS:
             if ours in times:
                 a, b = times[ours] * 1e3, times[theirs] * 1e3
                 print(
-                    f"  {n} ranks: {ours:8}{a:8.0f} ms   {theirs:12}{b:8.0f} ms   ratio {a / b:.2f} (measured)"
+                    f"  {n} ranks: {ours:8}{a:8.0f} ms   {theirs:12}{b:8.0f} ms   ratio {a / b:.2f}",
+                    flush=True,
                 )
     return 0
 
 
-def measure(rank, world_size, config, pairs, rows, length, steps, bucket) -> dict[str, float]:
+def measure(rank, world_size, config, pairs, rows, length, steps, bucket, over) -> dict[str, float]:
     """Median seconds of a step of each contestant, the slowest rank's of every step."""
     config = PRESETS[config]
     generator = torch.Generator().manual_seed(rank)
@@ -68,7 +72,7 @@ def measure(rank, world_size, config, pairs, rows, length, steps, bucket) -> dic
             steppers[ours] = our_step(
                 config, Plan.parse(f"dp={world_size},{OPTIONS[ours]},bucket={bucket}"), tokens
             )
-            steppers[theirs] = THEIRS[theirs](config, world_size, tokens)
+            steppers[theirs] = THEIRS[theirs](config, over, tokens)
     axis = Mesh(dp=world_size)["dp"]
     times = {name: [] for name in steppers}
     for turn in range(steps + 1):
@@ -114,19 +118,18 @@ def torch_step(wrapped, model, tokens):
     return step
 
 
-def ddp_step(config, world_size, tokens):
+def ddp_step(config, over, tokens):
     """DistributedDataParallel with its own defaults."""
     model = GPT2(config)
-    return torch_step(torch.nn.parallel.DistributedDataParallel(model), model, tokens)
+    wrapped = torch.nn.parallel.DistributedDataParallel(model, process_group=rivals.rival_group(over))
+    return torch_step(wrapped, model, tokens)
 
 
-def fully_shard_step(config, world_size, tokens):
+def fully_shard_step(config, over, tokens):
     """FSDP2 with its own defaults, one shard a block; it keeps activations, where our ZeRO-3 recomputes them."""
-    from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
-    model = GPT2(config)
-    mesh = init_device_mesh("cpu", (world_size,))
+    model, mesh = GPT2(config), rivals.rival_mesh(over)
     for block in model.h.values():
         fully_shard(block, mesh=mesh)
     fully_shard(model, mesh=mesh)

@@ -18,6 +18,7 @@ from ..ranks import comm
 from ..ranks.launch import launch
 from ..ranks.mesh import Mesh
 from ..schedules import Schedule, from_csv, make
+from . import _rivals as rivals
 from .step import medians
 
 RIVALS = {  # our name: PyTorch's class
@@ -38,6 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--steps", type=int, default=5, help="timed steps of each (default 5)")
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4], help="pipeline ranks (default 2 4)")
     parser.add_argument("--schedules", nargs="+", choices=list(RIVALS), default=list(RIVALS))
+    rivals.add_argument(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -48,11 +50,12 @@ def run(args: argparse.Namespace) -> int:
     config = replace(PRESETS[args.config], vocab_size=args.vocab, n_layer=layers)
     print(
         f"one forward and backward of {args.config} with {layers} layers, {args.micro} micro-batches of 1 x "
-        f"{args.length}, float32, one thread a rank"
+        f"{args.length}, float32, one thread a rank;\n{rivals.carriers(args.over)}"
     )
     for ranks in args.ranks:
         for name in args.schedules:
-            found = launch(race, name, config, args.micro, args.length, args.steps, ranks=ranks, timeout=300)
+            job = (race, name, config, args.micro, args.length, args.steps, args.over)
+            found = launch(*job, ranks=ranks, timeout=300)
             ours, theirs, apart = (max(values) for values in list(zip(*found, strict=True))[:3])
             print(
                 f"  {ranks} ranks  {name:12} ours {1e3 * ours:6.0f} ms, {RIVALS[name]:30} {1e3 * theirs:6.0f} ms, "
@@ -90,7 +93,7 @@ class Alone:
         """The pipeline's last backward is next; nobody wants to know."""
 
 
-def race(rank: int, world_size: int, name: str, config: GPT2Config, micros: int, length: int, steps: int):
+def race(rank, world_size, name: str, config: GPT2Config, micros: int, length: int, steps: int, over: str):
     """(our seconds, theirs, largest relative difference of a gradient, how orders compare) on one rank."""
     mesh, schedule = Mesh(pp=world_size), make(name, world_size, micros)
     generator = torch.Generator().manual_seed(0)
@@ -100,7 +103,7 @@ def race(rank: int, world_size: int, name: str, config: GPT2Config, micros: int,
     model = GPT2(config)
     engine = Pipeline(model, mesh, schedule)
     stages, rival = torch_schedule(
-        rank, config, schedule, RIVALS[name], micros, y.numel(), engine.parts.layers
+        rank, config, schedule, RIVALS[name], micros, y.numel(), engine.parts.layers, rivals.rival_group(over)
     )
 
     def our_step():
@@ -125,14 +128,16 @@ def race(rank: int, world_size: int, name: str, config: GPT2Config, micros: int,
     return ours, theirs, apart, same_order(schedule, rival)
 
 
-def torch_schedule(rank, config, schedule: Schedule, kind: str, micros: int, total: int, layers):
+def torch_schedule(rank, config, schedule: Schedule, kind: str, micros: int, total: int, layers, group):
     """Our stages of this rank as PyTorch's, by number, and PyTorch's schedule over them."""
     from torch.distributed import pipelining
     from torch.distributed.pipelining import schedules
 
     depth = schedule.depth
     mine = {n: Stage(config, layers[n], n == 0, n == depth - 1) for n in schedule.stages_of(rank)}
-    wrapped = [pipelining.PipelineStage(m, n, depth, torch.device("cpu")) for n, m in mine.items()]
+    wrapped = [
+        pipelining.PipelineStage(m, n, depth, torch.device("cpu"), group=group) for n, m in mine.items()
+    ]
     loss = lambda logits, target: nn.functional.cross_entropy(
         logits.flatten(0, 1), target.flatten(), reduction="sum"
     ).div(total)

@@ -14,6 +14,7 @@ from ..model import GPT2, PRESETS, GPT2Config
 from ..parallel.tensor import apply_tensor
 from ..ranks.launch import launch
 from ..ranks.mesh import Mesh
+from . import _rivals as rivals
 from .step import medians, stepper
 
 
@@ -26,31 +27,43 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--ranks", type=int, nargs="+", default=[2, 4], help="tensor-parallel ranks (default 2 4)"
     )
+    rivals.add_argument(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Print medians and ratios for each number of ranks, and how far the gradients are apart."""
     print(f"one step of {args.config}, B={args.rows}, T={args.length}, float32, one thread a rank")
+    print(rivals.carriers(args.over))
     for ranks in args.ranks:
         found = launch(
-            race, PRESETS[args.config], args.rows, args.length, args.steps, ranks=ranks, timeout=300
+            race,
+            PRESETS[args.config],
+            args.rows,
+            args.length,
+            args.steps,
+            args.over,
+            ranks=ranks,
+            timeout=300,
         )
         ours, theirs, apart = (max(values) for values in zip(*found, strict=True))
         print(
             f"  {ranks} ranks: ours {1e3 * ours:6.0f} ms, DTensor {1e3 * theirs:6.0f} ms, "
-            f"ratio {ours / theirs:.3f}; gradients differ by {apart:.0e}"
+            f"ratio {ours / theirs:.3f}; gradients differ by {apart:.0e}",
+            flush=True,
         )
     return 0
 
 
-def race(rank: int, world_size: int, config: GPT2Config, rows: int, length: int, steps: int) -> tuple:
+def race(
+    rank: int, world_size: int, config: GPT2Config, rows: int, length: int, steps: int, over: str
+) -> tuple:
     """(our seconds a step, DTensor's, largest relative difference of a gradient) on one rank."""
     from torch.distributed.tensor.parallel import loss_parallel
 
     mesh, batch = Mesh(tp=world_size), torch.Generator().manual_seed(0)
     tokens = torch.randint(config.vocab_size, (rows, length + 1), generator=batch)
     x, y = tokens[:, :-1], tokens[:, 1:]
-    ours, theirs = GPT2(config), dtensor_model(config, world_size)
+    ours, theirs = GPT2(config), dtensor_model(config, rivals.rival_mesh(over))
     apply_tensor(ours, mesh)
 
     def their_step():
@@ -72,14 +85,12 @@ def race(rank: int, world_size: int, config: GPT2Config, rows: int, length: int,
     return *seconds, apart
 
 
-def dtensor_model(config: GPT2Config, ranks: int) -> GPT2:
+def dtensor_model(config: GPT2Config, mesh) -> GPT2:
     """Our model made parallel by torch.distributed.tensor.parallel, loss and tied head included."""
-    from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import DTensor, Replicate
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-    model, mesh = GPT2(config), init_device_mesh("cpu", (ranks,))
-    order = qkv_order(config.n_embd, ranks)
+    model, order = GPT2(config), qkv_order(config.n_embd, mesh.size())
     for block in model.h.values():
         for p in (block.attn.c_attn.weight, block.attn.c_attn.bias):
             p.data = p.data[order].clone()

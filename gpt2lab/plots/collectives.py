@@ -39,6 +39,35 @@ def sweep_figure(rows, models=(), clock: str = "measured") -> Figure:
     return fig
 
 
+def transports_figure(rows) -> Figure:
+    """Time of a call against size over each backend, one panel for each number of ranks; dashed is the slower one.
+
+    rows: dicts of ranks, bytes, call, and seconds by backend.
+    """
+    counts = sorted({row["ranks"] for row in rows})
+    fig, panels = figure(4.6 * len(counts), 3.8, cols=len(counts), squeeze=False, sharey=True)
+    for ax, n in zip(panels[0], counts, strict=True):
+        for i, call in enumerate(dict.fromkeys(row["call"] for row in rows)):
+            mine = [row for row in rows if (row["ranks"], row["call"]) == (n, call)]
+            for backend, look in zip(mine[0]["seconds"], ("o-", "s--"), strict=False):
+                times = [row["seconds"][backend] * 1e3 for row in mine]
+                label = f"{call}, {backend}" if n == counts[0] else None
+                ax.plot(
+                    [row["bytes"] for row in mine],
+                    times,
+                    look,
+                    color=rank_color(i),
+                    ms=4,
+                    lw=1.2,
+                    label=label,
+                )
+        ax.set(
+            xscale="log", yscale="log", xlabel="bytes", title=f"{n} ranks: time of a call in ms (measured)"
+        )
+    panels[0][0].legend(fontsize=7)
+    return fig
+
+
 def blocks(before, after, title: str = "", owners=None) -> Figure:
     """What each rank holds, before and after: one row a rank, one block a number, coloured by whose it was.
 

@@ -1,0 +1,35 @@
+"""What PyTorch's own strategies talk through in a benchmark: gloo, as they are shipped, or the same as ours."""
+
+import argparse
+
+import torch.distributed as dist
+
+from .. import transport
+
+
+def add_argument(parser: argparse.ArgumentParser) -> None:
+    """The option that says what carries the rivals' bytes."""
+    parser.add_argument(
+        "--over",
+        choices=["gloo", transport.NAME],
+        default="gloo",
+        help="what carries the bytes of PyTorch's own: gloo, as it is shipped (default), or our transport, which "
+        "leaves the strategies alone to differ",
+    )
+
+
+def carriers(over: str) -> str:
+    """A line that says what carries whose bytes."""
+    return f"ours over {transport.default()}, PyTorch's own over {over} (measured)"
+
+
+def rival_group(over: str) -> dist.ProcessGroup:
+    """A group of all ranks on the named backend; all ranks call this together."""
+    return dist.new_group(backend=over)
+
+
+def rival_mesh(over: str):
+    """The same as a device mesh of one dimension."""
+    from torch.distributed.device_mesh import DeviceMesh
+
+    return DeviceMesh.from_group(rival_group(over), "cpu")
