@@ -6,7 +6,7 @@ import signal
 import pytest
 import torch
 
-STARTS_RANKS = re.compile(r"\b(?:Ranks|launch)\(|\bverify\(")
+STARTS_RANKS = re.compile(r"\b(?:Ranks|launch|verify)\(|\bpools\b")
 
 
 def pytest_configure(config):
@@ -33,6 +33,25 @@ def pytest_collection_modifyitems(items):
             item.add_marker("live")
         if item.path.parent.name == "mutants" or "mutant" in item.originalname:
             item.add_marker("mutant")
+
+
+class Pools(dict):
+    """Live ranks by their number, `pools[3]`, started when first asked for."""
+
+    def __missing__(self, ranks: int):
+        from gpt2lab import Ranks
+
+        self[ranks] = Ranks(ranks, timeout=120, echo=False)
+        return self[ranks]
+
+
+@pytest.fixture(scope="module")
+def pools():
+    """The pools of one file of tests."""
+    made = Pools()
+    yield made
+    for pool in made.values():
+        pool.close()
 
 
 @pytest.fixture(autouse=True)

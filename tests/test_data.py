@@ -2,52 +2,26 @@
 
 import pytest
 import torch
+from trained import NOISY, TINY, run
 
 from gpt2lab.corpus import Batches
 from gpt2lab.corpus.loaders import each_reads, one_reads
-from gpt2lab.model import GPT2, GPT2Config
+from gpt2lab.model import GPT2
 from gpt2lab.parallel.data import into_buckets
 from gpt2lab.parallel.data_costs import all_reduce_bytes, bucket_bytes_sent
 from gpt2lab.plan import Plan, build
 from gpt2lab.ranks import comm
-from gpt2lab.ranks.launch import Ranks
 from gpt2lab.ranks.mesh import Mesh
 from gpt2lab.train import Recipe, Trainer
-from gpt2lab.verify import axes, example_batch, verify
-
-TINY = GPT2Config(vocab_size=37, n_positions=16, n_layer=2, n_head=2, n_embd=8)
-NOISY = GPT2Config(vocab_size=37, n_positions=16, n_layer=2, n_head=2, n_embd=8, dropout=0.2)
-
-
-@pytest.fixture(scope="module")
-def pool():
-    """Live ranks by their number, started when first asked for."""
-    pools = {}
-    yield lambda n: pools.setdefault(n, Ranks(n, timeout=120))
-    for ranks in pools.values():
-        ranks.close()
-
-
-def run(pool, fn, plan, **options):
-    """Call fn(trainer, batch) on every rank of a plan, in float64 on 7 ragged rows; returns the results."""
-    plan = Plan.parse(plan)
-
-    def on_rank(rank, world_size):
-        parallel = build(plan, TINY, Mesh(**axes(plan)), torch.float64)
-        trainer = Trainer(parallel, Recipe(**options))
-        comm.clear_log()
-        return fn(trainer, example_batch(TINY, 7, 11))
-
-    return pool(plan.world).run(on_rank)
-
+from gpt2lab.verify import example_batch, verify
 
 # ---- equal to serial
 
 
 @pytest.mark.parametrize("world", [1, 2, 3, 4, 5])
 @pytest.mark.parametrize("form", ["naive", "bucket", "server", "servers"])
-def test_equal_to_serial(pool, world, form):
-    report = verify(f"dp={world},data={form}", TINY, ranks=pool(world))
+def test_equal_to_serial(pools, world, form):
+    report = verify(f"dp={world},data={form}", TINY, ranks=pools[world])
     assert report.ok, report
 
 
@@ -55,30 +29,30 @@ def test_equal_to_serial(pool, world, form):
     "plan", ["dp=2,micro=3", "dp=3,micro=2", "dp=2,micro=2,bucket=1,recompute=on", "dp=2,cp=2,bucket=1"]
 )
 @pytest.mark.parametrize("config", [TINY, NOISY], ids=["plain", "dropout"])
-def test_accumulation_recomputation_and_dropout(pool, plan, config):
-    report = verify(plan, config, ranks=pool(Plan.parse(plan).world))
+def test_accumulation_recomputation_and_dropout(pools, plan, config):
+    report = verify(plan, config, ranks=pools[Plan.parse(plan).world])
     assert report.ok, report
 
 
-def test_two_ranks_agree_bitwise_with_the_serial_sum(pool):
+def test_two_ranks_agree_bitwise_with_the_serial_sum(pools):
     """A sum of two addends has one order: bucketed and naive gradients are the same bits."""
 
     def gradients(trainer, batch):
         trainer.gradients(batch)
         return trainer.parallel.gradients()
 
-    naive, bucket = (run(pool, gradients, f"dp=2,data={form},bucket=1")[0] for form in ("naive", "bucket"))
+    naive, bucket = (run(pools, gradients, f"dp=2,data={form},bucket=1")[0] for form in ("naive", "bucket"))
     assert all(torch.equal(naive[n], bucket[n]) for n in naive)
 
 
-def test_replicas_stay_the_same_bits(pool):
+def test_replicas_stay_the_same_bits(pools):
     def train(trainer, batch):
         for _ in range(3):
             trainer.step(batch)
         return trainer.parallel.weights()
 
     for form in ("bucket", "servers"):
-        first, *others = run(pool, train, f"dp=3,data={form}")
+        first, *others = run(pools, train, f"dp=3,data={form}")
         assert all(torch.equal(first[n], other[n]) for other in others for n in first)
 
 
@@ -91,28 +65,28 @@ def traffic(trainer, batch):
 
 
 @pytest.mark.parametrize(("world", "micro"), [(2, 1), (3, 1), (5, 1), (2, 2), (3, 2)])
-def test_buckets_send_the_formula_whatever_the_micro_batches(pool, world, micro):
+def test_buckets_send_the_formula_whatever_the_micro_batches(pools, world, micro):
     model = GPT2(TINY).double()
-    for rank, sent in enumerate(run(pool, traffic, f"dp={world},micro={micro},bucket=2")):
+    for rank, sent in enumerate(run(pools, traffic, f"dp={world},micro={micro},bucket=2")):
         calls, size, _ = sent["all_reduce"]
         assert calls == len(into_buckets(list(model.parameters()), 2048)) > 4
         assert size == bucket_bytes_sent(model, 2048, world, rank)
 
 
-def test_naive_sends_one_message_a_tensor(pool):
+def test_naive_sends_one_message_a_tensor(pools):
     sizes = [p.numel() for p in GPT2(TINY).parameters()]  # the tied embedding is one tensor
-    for rank, sent in enumerate(run(pool, traffic, "dp=3,data=naive")):
+    for rank, sent in enumerate(run(pools, traffic, "dp=3,data=naive")):
         assert sent["all_reduce"][:2] == (
             len(sizes),
             sum(all_reduce_bytes(s, 3, rank, 8) for s in sizes),
         )
 
 
-def test_one_server_is_the_bottleneck_and_shared_keys_are_not(pool):
+def test_one_server_is_the_bottleneck_and_shared_keys_are_not(pools):
     whole = 8 * sum(p.numel() for p in GPT2(TINY).parameters())
-    one = [sent["send"][1] for sent in run(pool, traffic, "dp=4,data=server")]
+    one = [sent["send"][1] for sent in run(pools, traffic, "dp=4,data=server")]
     assert one == [3 * whole, whole, whole, whole]  # weights to three workers; gradients from each
-    shared = [sent["send"][1] for sent in run(pool, traffic, "dp=4,data=servers")]
+    shared = [sent["send"][1] for sent in run(pools, traffic, "dp=4,data=servers")]
     assert sum(shared) == sum(one) and max(shared) < 1.2 * 2 * 3 / 4 * whole
 
 
@@ -130,7 +104,7 @@ def test_buckets_run_backwards_and_hold_every_parameter_once():
     assert [order[p] for p in small] == sorted((order[p] for p in small), reverse=True)
 
 
-def test_buckets_leave_while_backward_still_runs(pool):
+def test_buckets_leave_while_backward_still_runs(pools):
     """Most all-reduces start before the first block's gradients, the last to be computed, are there."""
 
     def order(trainer, batch):
@@ -141,11 +115,11 @@ def test_buckets_leave_while_backward_still_runs(pool):
         trainer.gradients(batch)
         return begun, len(sync.buckets)
 
-    for begun, buckets in run(pool, order, "dp=2,bucket=1"):
+    for begun, buckets in run(pools, order, "dp=2,bucket=1"):
         assert begun and begun[0] >= buckets - 3
 
 
-def test_nothing_is_sent_before_the_last_micro_batch(pool):
+def test_nothing_is_sent_before_the_last_micro_batch(pools):
     def sent_after(trainer, batch):
         parallel = trainer.parallel
         first, second = parallel.mine(batch)
@@ -156,11 +130,11 @@ def test_nothing_is_sent_before_the_last_micro_batch(pool):
         parallel.sync.finish()
         return before, len(comm.log)
 
-    for before, after in run(pool, sent_after, "dp=2,micro=2,bucket=1"):
+    for before, after in run(pools, sent_after, "dp=2,micro=2,bucket=1"):
         assert before == 0 and after > 0
 
 
-def test_a_gradient_that_comes_too_late_is_refused(pool):
+def test_a_gradient_that_comes_too_late_is_refused(pools):
     def late(trainer, batch):
         parallel = trainer.parallel
         parallel.sync.last_micro()
@@ -169,10 +143,10 @@ def test_a_gradient_that_comes_too_late_is_refused(pool):
                 parallel.model.loss(parallel.model(micro.tokens), micro.targets).backward()
         parallel.sync.finish()
 
-    run(pool, late, "dp=2,micro=2,bucket=1")
+    run(pools, late, "dp=2,micro=2,bucket=1")
 
 
-def test_a_parameter_without_gradient_counts_as_zero(pool):
+def test_a_parameter_without_gradient_counts_as_zero(pools):
     """A rank whose rows do not reach a parameter still takes part in its bucket."""
 
     def partly(trainer, batch):
@@ -183,11 +157,11 @@ def test_a_parameter_without_gradient_counts_as_zero(pool):
         sync.finish()
         return trainer.parallel.model.ln_f.weight.grad.sum().item()
 
-    assert run(pool, partly, "dp=2") == [8.0, 8.0]
+    assert run(pools, partly, "dp=2") == [8.0, 8.0]
 
 
-def test_a_rank_alone_sends_nothing(pool):
-    assert run(pool, traffic, "dp=1") == [{}]
+def test_a_rank_alone_sends_nothing(pools):
+    assert run(pools, traffic, "dp=1") == [{}]
 
 
 # ---- refusals, before any process starts
@@ -210,7 +184,7 @@ def test_what_cannot_be_is_refused(plan, message):
 # ---- PyTorch's own as a second oracle
 
 
-def test_same_weights_as_distributed_data_parallel(pool):
+def test_same_weights_as_distributed_data_parallel(pools):
     plan, recipe = Plan.parse("dp=2,bucket=1"), Recipe(lr=1e-2, eps=1e-6, clip=None)
 
     def both(rank, world_size):
@@ -234,14 +208,14 @@ def test_same_weights_as_distributed_data_parallel(pool):
         ours, theirs = trainer.parallel.weights(), dict(model.module.named_parameters())
         return max((ours[n] - theirs[n]).abs().max().item() for n in ours)
 
-    assert max(pool(2).run(both)) < 1e-10
+    assert max(pools[2].run(both)) < 1e-10
 
 
 # ---- who reads the text
 
 
 @pytest.mark.parametrize("world", [2, 3, 5])
-def test_both_loaders_give_the_same_batch(pool, world):
+def test_both_loaders_give_the_same_batch(pools, world):
     """Rows that the rank reads itself and rows that rank 0 deals out are the same bits, and make up the whole."""
 
     def load(rank, world_size):
@@ -254,7 +228,7 @@ def test_both_loaders_give_the_same_batch(pool, world):
         same = all(torch.equal(getattr(own, f), getattr(dealt, f)) for f in ("tokens", "targets", "samples"))
         return same and own.total == dealt.total == 24, own.tokens, sent
 
-    same, tokens, sent = zip(*pool(world).run(load), strict=True)
+    same, tokens, sent = zip(*pools[world].run(load), strict=True)
     assert all(same)
     whole = Batches(torch.arange(500).numpy(), rows=4, length=6).at(3)
     assert torch.equal(torch.cat(tokens), whole.tokens)

@@ -12,19 +12,10 @@ from gpt2lab.model import GPT2
 from gpt2lab.parallel import tensor, tensor_costs
 from gpt2lab.plan import Plan
 from gpt2lab.ranks import comm
-from gpt2lab.ranks.launch import Ranks
 from gpt2lab.ranks.mesh import Mesh
 from gpt2lab.verify import verify
 
 TWELVE_HEADS = replace(CONFIG, n_head=12)
-
-
-@pytest.fixture(scope="module")
-def pools():
-    made = {n: Ranks(n, timeout=120, echo=False) for n in (2, 3, 4)}
-    yield made
-    for pool in made.values():
-        pool.close()
 
 
 @pytest.mark.parametrize(

@@ -13,19 +13,10 @@ from gpt2lab.model import GPT2, GPT2Config
 from gpt2lab.parallel import columns, tensor, tensor_costs
 from gpt2lab.plan import Plan
 from gpt2lab.ranks import comm
-from gpt2lab.ranks.launch import Ranks
 from gpt2lab.ranks.mesh import Mesh
 from gpt2lab.verify import verify
 
 SIX_HEADS = replace(CONFIG, n_head=6)
-
-
-@pytest.fixture(scope="module")
-def pools():
-    made = {n: Ranks(n, timeout=120, echo=False) for n in (2, 3, 4)}
-    yield made
-    for pool in made.values():
-        pool.close()
 
 
 @pytest.mark.parametrize(
@@ -177,7 +168,7 @@ def against_dtensor(rank, world_size):
 
     torch.set_default_dtype(torch.float64)
     try:
-        return race(rank, world_size, CONFIG, 3, 11, 1)[2]
+        return race(rank, world_size, CONFIG, 3, 11, 1, "gloo")[2]
     finally:
         torch.set_default_dtype(torch.float32)
 

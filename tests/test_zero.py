@@ -3,6 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from trained import NOISY, TINY, run
 
 from gpt2lab.model import GPT2, GPT2Config
 from gpt2lab.parallel.data_costs import (
@@ -16,36 +17,11 @@ from gpt2lab.parallel.data_costs import (
 from gpt2lab.parallel.zero import into_groups
 from gpt2lab.plan import Plan, build
 from gpt2lab.ranks import comm, memory
-from gpt2lab.ranks.launch import Ranks
 from gpt2lab.ranks.mesh import Mesh
 from gpt2lab.train import Recipe, Trainer
-from gpt2lab.verify import axes, example_batch, verify
+from gpt2lab.verify import example_batch, verify
 
-TINY = GPT2Config(vocab_size=37, n_positions=16, n_layer=3, n_head=2, n_embd=8)
-NOISY = GPT2Config(vocab_size=37, n_positions=16, n_layer=2, n_head=2, n_embd=8, dropout=0.2)
 DEEP = GPT2Config(vocab_size=64, n_positions=32, n_layer=8, n_head=4, n_embd=64)
-
-
-@pytest.fixture(scope="module")
-def pool():
-    """Live ranks by their number, started when first asked for."""
-    pools = {}
-    yield lambda n: pools.setdefault(n, Ranks(n, timeout=120))
-    for ranks in pools.values():
-        ranks.close()
-
-
-def run(pool, fn, plan, config=TINY, dtype=torch.float64, **options):
-    """Call fn(trainer, batch) on every rank of a plan, on 7 ragged rows; returns the results."""
-    plan = Plan.parse(plan)
-
-    def on_rank(rank, world_size):
-        parallel = build(plan, config, Mesh(**axes(plan)), dtype)
-        trainer = Trainer(parallel, Recipe(**options))
-        comm.clear_log()
-        return fn(trainer, example_batch(config, 7, 11))
-
-    return pool(plan.world).run(on_rank)
 
 
 # ---- equal to serial
@@ -53,17 +29,17 @@ def run(pool, fn, plan, config=TINY, dtype=torch.float64, **options):
 
 @pytest.mark.parametrize("world", [1, 2, 3, 4, 5])
 @pytest.mark.parametrize("how", ["zero=1", "zero=2", "zero=3", "zero=3,data=owner"])
-def test_equal_to_serial(pool, world, how):
-    report = verify(f"dp={world},{how}", TINY, ranks=pool(world))
+def test_equal_to_serial(pools, world, how):
+    report = verify(f"dp={world},{how}", TINY, ranks=pools[world])
     assert report.ok, report
 
 
 @pytest.mark.parametrize("stage", [1, 2, 3])
 @pytest.mark.parametrize("config", [TINY, NOISY], ids=["plain", "dropout"])
 @pytest.mark.parametrize("options", ["dp=2,micro=3", "dp=3,micro=2,recompute=on", "dp=2,cp=2"])
-def test_accumulation_recomputation_dropout_and_context(pool, stage, config, options):
+def test_accumulation_recomputation_dropout_and_context(pools, stage, config, options):
     plan = f"{options},zero={stage}"
-    report = verify(plan, config, ranks=pool(Plan.parse(plan).world))
+    report = verify(plan, config, ranks=pools[Plan.parse(plan).world])
     assert report.ok, report
 
 
@@ -77,23 +53,23 @@ def test_accumulation_recomputation_dropout_and_context(pool, stage, config, opt
         "pp=2,dp=2,micro=2,zero=3",
     ],
 )
-def test_with_tensor_and_pipeline_parallelism(pool, options):
-    report = verify(options, ranks=pool(4))
+def test_with_tensor_and_pipeline_parallelism(pools, options):
+    report = verify(options, ranks=pools[4])
     assert report.ok, report
 
 
-def test_weights_are_the_same_bits_on_every_rank(pool):
+def test_weights_are_the_same_bits_on_every_rank(pools):
     def train(trainer, batch):
         for _ in range(3):
             trainer.step(batch)
         return trainer.parallel.weights()
 
     for how in ("zero=1", "zero=2", "zero=3"):
-        first, *others = run(pool, train, f"dp=3,{how}")
+        first, *others = run(pools, train, f"dp=3,{how}")
         assert all(torch.equal(first[n], other[n]) for other in others for n in first)
 
 
-def test_evaluation_and_training_can_alternate(pool):
+def test_evaluation_and_training_can_alternate(pools):
     """Prefetched weights must not be stale after an update."""
 
     def losses(trainer, batch):
@@ -103,12 +79,12 @@ def test_evaluation_and_training_can_alternate(pool):
         return found
 
     for plan in ("dp=2,zero=3", "dp=2,zero=3,data=owner"):
-        found = run(pool, losses, plan, lr=0.1)[0]
+        found = run(pools, losses, plan, lr=0.1)[0]
         assert found[0::2] == pytest.approx(found[1::2], rel=1e-12)
-        assert found == pytest.approx(run(pool, losses, "dp=1", lr=0.1)[0], rel=1e-9)
+        assert found == pytest.approx(run(pools, losses, "dp=1", lr=0.1)[0], rel=1e-9)
 
 
-def test_layer_0_learns(pool):
+def test_layer_0_learns(pools):
     """The lecture's loop ended before layer 0; here every layer moves."""
 
     def moved(trainer, batch):
@@ -117,10 +93,10 @@ def test_layer_0_learns(pool):
         after = trainer.parallel.weights()
         return {n for n in after if torch.equal(before[n], after[n])}
 
-    assert run(pool, moved, "dp=2,zero=3,data=owner") == [set(), set()]
+    assert run(pools, moved, "dp=2,zero=3,data=owner") == [set(), set()]
 
 
-def test_decay_groups_survive_flattening(pool):
+def test_decay_groups_survive_flattening(pools):
     """One update with zero gradient: matrices shrink, biases and norms stay."""
 
     def decay(trainer, batch):
@@ -134,7 +110,7 @@ def test_decay_groups_survive_flattening(pool):
         return [(n, w.dim(), torch.equal(w, after[n])) for n, w in before.items()]
 
     for stage in (1, 3):
-        for found in run(pool, decay, f"dp=3,zero={stage}", weight_decay=0.5, lr=0.5):
+        for found in run(pools, decay, f"dp=3,zero={stage}", weight_decay=0.5, lr=0.5):
             assert all(same == (dim == 1) for _, dim, same in found), found
 
 
@@ -143,7 +119,7 @@ def test_decay_groups_survive_flattening(pool):
 
 @pytest.mark.parametrize("world", [1, 2, 3, 5])
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
-def test_bytes_held_are_the_formula(pool, world, stage):
+def test_bytes_held_are_the_formula(pools, world, stage):
     """Right after backward, and with the optimizer state of an update before."""
 
     def measure(trainer, batch):
@@ -156,28 +132,28 @@ def test_bytes_held_are_the_formula(pool, world, stage):
         return found
 
     sizes = parts(GPT2(TINY))
-    for rank, found in enumerate(run(pool, measure, f"dp={world},zero={stage}")):
+    for rank, found in enumerate(run(pools, measure, f"dp={world},zero={stage}")):
         assert found == bytes_held(sizes, stage, world, rank, 8)
 
 
 @pytest.mark.parametrize("world", [2, 3, 5])
 @pytest.mark.parametrize(("stage", "micro"), [(1, 1), (2, 1), (3, 1)])
-def test_bytes_sent_are_the_formula(pool, world, stage, micro):
-    check_traffic(pool, world, stage, micro)
+def test_bytes_sent_are_the_formula(pools, world, stage, micro):
+    check_traffic(pools, world, stage, micro)
 
 
 @pytest.mark.parametrize("stage", [1, 2, 3])
-def test_bytes_sent_with_accumulation(pool, stage):
-    check_traffic(pool, 2, stage, 3)
+def test_bytes_sent_with_accumulation(pools, stage):
+    check_traffic(pools, 2, stage, 3)
 
 
-def check_traffic(pool, world, stage, micro):
+def check_traffic(pools, world, stage, micro):
     def sent(trainer, batch):
         trainer.step(batch)
         return sum(size for (op, axis), (_, size, _) in comm.traffic().items() if axis == "dp+cp")
 
     formula = zero_bytes_sent(parts(GPT2(TINY)), stage, world, micro, 8)
-    assert run(pool, sent, f"dp={world},micro={micro},zero={stage}") == [formula] * world
+    assert run(pools, sent, f"dp={world},micro={micro},zero={stage}") == [formula] * world
 
 
 def test_shards_of_all_ranks_make_up_the_model():
@@ -212,11 +188,11 @@ def record(trainer, batch):
     return [before + e.held for e in events]
 
 
-def test_zero_3_is_a_saw_tooth_below_the_flat_line(pool):
+def test_zero_3_is_a_saw_tooth_below_the_flat_line(pools):
     """Gathered weights come and go, at most two blocks of them at a time; gradients never pile up."""
     block = 8 * parts(GPT2(DEEP))[2]
-    replicas = run(pool, record, "dp=2,recompute=on", DEEP)[0]
-    sharded = run(pool, record, "dp=2,zero=3", DEEP)[0]
+    replicas = run(pools, record, "dp=2,recompute=on", DEEP)[0]
+    sharded = run(pools, record, "dp=2,zero=3", DEEP)[0]
     # Replicas hold 8 blocks each of weights, gradients and two moments. Shards hold half of that, beside two blocks of
     # weights, and the gradients of one block as they come, as they are joined, and as they are summed.
     assert max(replicas) > 4 * 8 * block
@@ -225,7 +201,7 @@ def test_zero_3_is_a_saw_tooth_below_the_flat_line(pool):
     assert drops >= 2 * DEEP.n_layer
 
 
-def test_freed_weights_are_really_gone(pool):
+def test_freed_weights_are_really_gone(pools):
     """After forward no block's weights are held, although a graph for backward exists."""
 
     def inside(trainer, batch):
@@ -235,13 +211,13 @@ def test_freed_weights_are_really_gone(pool):
         return [f.full is None for f in parallel.sync.flats]
 
     # wte, wpe, three blocks, ln_f: only the two that the head's backward needs are still there
-    assert run(pool, inside, "dp=2,zero=3") == [[False, True, True, True, True, False]] * 2
+    assert run(pools, inside, "dp=2,zero=3") == [[False, True, True, True, True, False]] * 2
 
 
 # ---- half-precision weights
 
 
-def test_bfloat16_weights_with_float32_masters(pool):
+def test_bfloat16_weights_with_float32_masters(pools):
     """Weights travel in 16 bits; the optimizer adds up in 32, so small updates are not lost."""
 
     def train(trainer, batch):
@@ -257,14 +233,14 @@ def test_bfloat16_weights_with_float32_masters(pool):
 
     for stage in (1, 2, 3):
         for masters, weights, losses, same in run(
-            pool, train, f"dp=2,zero={stage}", dtype=torch.bfloat16, lr=1e-2
+            pools, train, f"dp=2,zero={stage}", dtype=torch.bfloat16, lr=1e-2
         ):
             assert masters == {torch.float32} and weights == {torch.bfloat16}
             assert losses[-1] < losses[0] - 0.3
             assert not same  # the masters carry digits that 16 bits have no room for
 
 
-def test_bytes_held_with_masters(pool):
+def test_bytes_held_with_masters(pools):
     """2 bytes a weight and 4 n-th parts of a master and two moments: the paper's K = 12."""
 
     def measure(trainer, batch):
@@ -272,7 +248,7 @@ def test_bytes_held_with_masters(pool):
         return memory.held(trainer.parallel.model, trainer.parallel.sync, trainer.optimizer)
 
     sizes = parts(GPT2(TINY))
-    for rank, found in enumerate(run(pool, measure, "dp=2,zero=1", dtype=torch.bfloat16)):
+    for rank, found in enumerate(run(pools, measure, "dp=2,zero=1", dtype=torch.bfloat16)):
         shards = sum(padded(s, 2) for s in sizes)
         mine = sum(owned_elements(s, 2, rank) for s in sizes)
         assert found["weights"] == 2 * 2 * shards + 4 * shards
@@ -296,7 +272,7 @@ def test_what_cannot_be_is_refused(plan, message):
         verify(plan, TINY)
 
 
-def test_same_weights_as_fully_shard(pool):
+def test_same_weights_as_fully_shard(pools):
     def both(rank, world_size):
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import fully_shard
@@ -322,4 +298,4 @@ def test_same_weights_as_fully_shard(pool):
         ours = trainer.parallel.weights()
         return max((ours[n] - p.full_tensor()).abs().max().item() for n, p in model.named_parameters())
 
-    assert max(pool(2).run(both)) < 1e-10
+    assert max(pools[2].run(both)) < 1e-10
