@@ -58,6 +58,40 @@ def test_the_environment_says_who_we_are_and_whether_we_were_started_again(monke
     assert environment.place() == environment.Place("torchrun", 3, 4, 1, "a job", 2)
 
 
+MEETS_AND_DIES = """
+import os, torch
+from gpt2lab.ranks import comm, environment
+from gpt2lab.ranks.mesh import Mesh
+with environment.joined(environment.place(), timeout=20):
+    print(comm.all_reduce(torch.ones(1), Mesh(dp=2)["dp"]).item(), flush=True)
+    os._exit(1)
+"""
+
+
+def test_ranks_that_are_started_again_do_not_call_at_the_doors_of_the_dead():
+    """torchrun keeps its store through a restart, with the addresses of the ranks that died in it."""
+    store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    for attempt in ("0", "1", "2"):
+        job = {"TORCHELASTIC_RUN_ID": "job", "TORCHELASTIC_RESTART_COUNT": attempt}
+        job |= {"TORCHELASTIC_USE_AGENT_STORE": "True", "WORLD_SIZE": "2"}
+        job |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port)}
+        ranks = [
+            subprocess.Popen(
+                [sys.executable, "-c", MEETS_AND_DIES],
+                env=ENV | job | {"RANK": r, "LOCAL_RANK": r},
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            for r in "01"
+        ]
+        try:
+            assert [rank.communicate(timeout=50)[0] for rank in ranks] == ["2.0\n", "2.0\n"], attempt
+        finally:
+            for rank in ranks:
+                rank.kill()
+                rank.communicate()
+
+
 def children(pid: int) -> list[int]:
     return [int(p) for p in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 

@@ -50,6 +50,8 @@ def place() -> Place | None:
 def joined(here: Place, timeout: float = 60.0):
     """Join the job's process group: NCCL with a GPU for every rank, gloo else; leave it at the end.
 
+    Ranks find each other under the number of this start: torchrun keeps its store through a restart, with the
+    addresses of the ranks that have died in it.
     Raises ValueError where the launcher did not say where the ranks meet (MASTER_ADDR, MASTER_PORT).
     """
     missing = [n for n in ("MASTER_ADDR", "MASTER_PORT") if n not in os.environ]
@@ -64,7 +66,9 @@ def joined(here: Place, timeout: float = 60.0):
         backend = "nccl"
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     span = timedelta(seconds=timeout)
-    dist.init_process_group(backend, rank=here.rank, world_size=here.world_size, timeout=span)
+    store = next(dist.rendezvous("env://", here.rank, here.world_size, timeout=span))[0]
+    store = dist.PrefixStore(f"start {here.restarts}", store)
+    dist.init_process_group(backend, store=store, rank=here.rank, world_size=here.world_size, timeout=span)
     try:
         yield here
     finally:
