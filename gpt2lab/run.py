@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import time
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -138,8 +139,7 @@ def _loop(trainer: Trainer, options: Options, folder: Path | None, saver, tell) 
             saved = trainer.steps
         log.append(entry)
         if folder and mesh.rank == 0:
-            with open(folder / "log.jsonl", "a") as file:
-                file.write(json.dumps(entry) + "\n")
+            _append(folder / "log.jsonl", entry)
         if tell:
             tell(entry)
     if saver and saved != trainer.steps:
@@ -147,6 +147,20 @@ def _loop(trainer: Trainer, options: Options, folder: Path | None, saver, tell) 
     if saver:
         saver.finish()
     return log
+
+
+def _append(log: Path, entry: dict) -> None:
+    """Add an entry to the log, whole or not at all. Raises CannotSave, as on a full disk."""
+    size = log.stat().st_size if log.exists() else 0
+    try:
+        with open(log, "a") as file:
+            file.write(json.dumps(entry) + "\n")
+    except OSError as error:
+        if log.exists():
+            os.truncate(log, size)
+        raise checkpoint.CannotSave(
+            f"The log {log} could not be written: {error.strerror}. Checkpoints are as they were; go on with --resume."
+        ) from None
 
 
 def _stopped(folder: Path | None, mesh: Mesh) -> bool:

@@ -94,8 +94,11 @@ class _Writer(dcp.FileSystemWriter):
         return super().prepare_global_plan(plans)
 
     def write_data(self, plan, planner):
-        written = super().write_data(plan, planner)
-        written.wait()
+        try:
+            written = super().write_data(plan, planner)
+            written.wait()
+        except RuntimeError as error:
+            raise _refusal(error) from None
         mine = sorted(self.path.glob(f"{plan.storage_data.prefix}*"))
         digests = {file.name: digest(file) for file in mine}
         (self.path / f"{plan.storage_data.prefix}.sha256").write_text(json.dumps(digests))
@@ -138,6 +141,14 @@ def write(folder: Path, entries: dict[str, Entry], files: dict[str, str], state:
         raise CannotSave(
             f"The checkpoint {folder} could not be written: {cause} (rank {rank}). Older ones are as they were."
         ) from None
+
+
+def _refusal(error: BaseException) -> BaseException:
+    """What the system refused, where torch's own complaint about it (a position in an archive) hides that."""
+    inner = error
+    while inner is not None and not isinstance(inner, OSError):
+        inner = inner.__context__
+    return inner or error
 
 
 def _first(error: dcp.api.CheckpointException) -> tuple[int, str]:
