@@ -76,9 +76,13 @@ class Plan:
                 f"{rows} rows cannot be dealt to dp={self.dp} replicas in micro={self.micro} micro-batches each "
                 f"({self.dp} x {self.micro} = {self.dp * self.micro}). Use at least {self.dp * self.micro} rows."
             )
-        if self.loss not in ("whole", "chunked") or (self.loss == "chunked" and self.tp > 1):
+        if self.loss not in ("whole", "chunked"):
             raise ValueError(
-                f"loss={self.loss} with tp={self.tp} is not there. Use loss=whole, or with tp=1 loss=chunked."
+                f"loss={self.loss} is no way to compute the loss. Use loss=whole or loss=chunked."
+            )
+        if self.loss == "chunked" and self.tp > 1:
+            raise ValueError(
+                f"loss=chunked needs the whole vocabulary on a rank, and tp={self.tp} cuts it. Use loss=whole, or tp=1."
             )
         for strategy in STRATEGIES:
             if strategy.wanted(self):

@@ -92,12 +92,14 @@ def apply_pipeline(model, mesh: Mesh, plan) -> Pipeline:
 def check(config, plan, rows: int, length: int) -> None:
     """Raise ValueError, before any process starts, where the plan's pipeline cannot run this model."""
     schedule = check_schedule(schedule_of(plan))
-    empty = [r for r in range(plan.pp) if not _holds_anything(schedule, r, config)]
+    empty = _empty(schedule, config)
     if empty:
-        most = config.n_layer + 2
+        fits = [
+            str(n) for n in range(1, min(plan.pp, config.n_layer + 3)) if _fits(config, replace(plan, pp=n))
+        ]
         raise ValueError(
             f"{config.n_layer} layers, the embedding and the head leave nothing for rank {empty[0]} of pp={plan.pp}. "
-            f"Use pp={most} or less, or fewer chunks."
+            f"Use pp={', '.join(fits)}, or another schedule or fewer chunks."
         )
     bare = [i for i, layers in enumerate(parts_of(schedule, 0, config).layers) if not layers]
     if plan.sp and bare:
@@ -108,8 +110,8 @@ def check(config, plan, rows: int, length: int) -> None:
     if schedule.slices > 1:
         if plan.cp > 1 or plan.sp or plan.recompute:
             raise ValueError(
-                "terapipe already splits the tokens of a sequence and keeps their keys and values. Use it without "
-                "cp, sp and recompute."
+                "schedule=terapipe already splits the tokens of a sequence and keeps their keys and values. Leave cp, "
+                "sp and recompute out, or use another schedule."
             )
         if schedule.slices > length:
             raise ValueError(
@@ -117,6 +119,15 @@ def check(config, plan, rows: int, length: int) -> None:
             )
 
 
-def _holds_anything(schedule: Schedule, rank: int, config) -> bool:
-    parts = parts_of(schedule, rank, config)
-    return bool(parts.first or parts.last or parts.blocks)
+def _empty(schedule: Schedule, config) -> list[int]:
+    """The ranks of a pipeline that would hold no part of the model."""
+    parts = [parts_of(schedule, rank, config) for rank in range(schedule.ranks)]
+    return [rank for rank, p in enumerate(parts) if not (p.first or p.last or p.blocks)]
+
+
+def _fits(config, plan) -> bool:
+    """Whether a plan's schedule exists and gives every rank something."""
+    try:
+        return plan.pp == 1 or not _empty(schedule_of(plan), config)
+    except ValueError:
+        return False

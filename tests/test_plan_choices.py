@@ -1,0 +1,180 @@
+"""Any plan for any model: refused in the parent with numbers and a way out, or it builds, runs and equals serial."""
+
+import re
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from plan_cases import cases, plans, pretended
+
+from gpt2lab import RankFailed
+from gpt2lab import verify as verification
+from gpt2lab.cli import main
+from gpt2lab.model import GPT2Config
+from gpt2lab.parallel import tensor
+from gpt2lab.plan import Plan, build
+from gpt2lab.ranks.mesh import Mesh
+from gpt2lab.verify import axes, verify
+
+CONFIG = GPT2Config(vocab_size=37, n_positions=16, n_layer=3, n_head=4, n_embd=24)
+QUICK = settings(max_examples=400, deadline=None, suppress_health_check=list(HealthCheck))
+
+
+class Started(Exception):
+    """A process would have been started now."""
+
+
+class NoRanks:
+    """Stands where live ranks would be."""
+
+    def run(self, *_):
+        raise Started
+
+
+def refusal(plan, config, rows, length) -> str | None:
+    """Why `verify` refuses, before it starts any process; None where it would start ranks."""
+    try:
+        verify(plan, config, rows, length, ranks=NoRanks())
+    except ValueError as error:
+        return str(error)
+    except Started:
+        return None
+    raise AssertionError("neither refused nor started")
+
+
+def same_reason(a: str, b: str) -> bool:
+    """Whether two refusals say the same of other numbers."""
+    bare = lambda text: re.sub(r"[\d ,.()%=]+|ranks?|heads?|s\b", " ", text.split("Use ")[0])
+    return bare(a) == bare(b)
+
+
+def ways_out(plan: Plan, text: str) -> list[Plan]:
+    """The plans that a refusal names as possible: `Use tp=1, 2, 3 or 6.`, `pp=5 or less`."""
+    found = []
+    for axis, numbers in re.findall(r"\b(pp|dp|cp|tp|micro|chunks|zero)=(\d+(?:, \d+)*(?: or \d+)?)", text):
+        found += [replace(plan, **{axis: int(number)}) for number in re.findall(r"\d+", numbers)]
+    return found
+
+
+def check_refusal(plan, config, rows, length, text):
+    """One sentence with the numbers and a way out; every plan it names is free of that fault."""
+    assert re.search(r"\d|=\w|'\w+'", text), text
+    assert re.search(r"\b(Use|Did you mean|Leave|There are|Take|Give)\b", text), text
+    assert len(text) < 400 and "\n" not in text, text
+    for other in ways_out(plan, text.split("Use ", 1)[-1]) if "Use " in text else []:
+        again = refusal(other, config, rows, length)
+        assert again is None or not same_reason(text, again), f"{plan}: {text}\nbut {other}: {again}"
+
+
+@QUICK
+@given(cases(), st.data())
+def test_a_plan_is_refused_with_a_way_out_or_builds_on_every_rank(case, data):
+    plan, config, rows, length = case
+    text = refusal(*case)
+    if text is not None:
+        check_refusal(*case, text)
+        return
+    some = {0, plan.world - 1, data.draw(st.integers(0, plan.world - 1))}
+    for rank in sorted(some):
+        with pretended(rank, plan.world):
+            parallel = build(plan, config, Mesh(**axes(plan)), torch.float64)
+            batch = verification.example_batch(config, rows, length)
+            assert len(parallel.mine(batch)) == plan.micro
+
+
+AXES = {  # more ranks than there is of what they share: the plan, and the sentence
+    "pp": (
+        "pp=6",
+        "3 layers, the embedding and the head leave nothing for rank 1 of pp=6. Use pp=1, 2, 3, 4, 5,",
+    ),
+    "tp": ("tp=5", "4 attention heads cannot be split over tp=5 ranks"),
+    "tp, all heads": ("tp=8", "4 attention heads cannot be split over tp=8 ranks"),
+    "dp": ("dp=8", "7 rows cannot be dealt to dp=8 replicas"),
+    "micro": ("dp=2,micro=4", "7 rows cannot be dealt to dp=2 replicas in micro=4"),
+    "cp by heads": (
+        "cp=8,exchange=heads",
+        "4 attention heads a rank cannot be exchanged for tokens over cp=8",
+    ),
+    "slices": ("pp=2,schedule=terapipe,chunks=12", "sequences of 11 tokens make no 12 slices"),
+}
+
+
+@pytest.mark.parametrize("axis", AXES)
+def test_more_ranks_than_there_is_to_share_are_refused(axis):
+    plan, sentence = AXES[axis]
+    case = Plan.parse(plan), CONFIG, 7, 11
+    text = refusal(*case)
+    assert text is not None and text.startswith(sentence), text
+    check_refusal(*case, text)
+
+
+@pytest.mark.parametrize("axis", ["pp", "tp", "dp"])
+def test_the_command_line_refuses_them_before_any_process_starts(axis, monkeypatch, tmp_path, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("gpt2lab.ranks.crew.Crew.__init__", lambda *_: pytest.fail("a process was started"))
+    many = {"pp": "pp=64", "tp": "tp=64", "dp": "dp=64"}[axis]
+    for command in (["train", "--steps", "1", "--batch", "2"], ["verify"]):
+        assert main([*command, "--plan", many]) == 1
+        assert re.search(r"\d.* Use ", capsys.readouterr().err)
+    assert not list(tmp_path.iterdir())
+
+
+def test_more_ranks_than_tokens_is_no_fault():
+    """Some ranks of a sequence split then own nothing, and the sum is right all the same."""
+    assert refusal(Plan(cp=8), CONFIG, 7, 3) is None
+
+
+def equals_serial(pools, case):
+    """Run a plan on live ranks."""
+    plan, config, rows, length = case
+    report = verify(plan, config, rows, length, ranks=pools[plan.world])
+    assert report.ok, f"{config} {rows} rows of {length}\n{report}"
+
+
+def possible(case) -> bool:
+    """Whether two to four ranks can run it."""
+    return 1 < case[0].world <= 4 and refusal(*case) is None
+
+
+@settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
+@given(case=cases(most=3).filter(possible))
+def test_what_is_not_refused_equals_serial(pools, case):
+    equals_serial(pools, case)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
+@given(case=cases(most=4).filter(possible))
+def test_what_is_not_refused_equals_serial_many_times(pools, case):
+    equals_serial(pools, case)
+
+
+def test_mutant_that_lets_heads_be_cut_is_noticed(pools, monkeypatch):
+    """What would follow if nobody refused: an error on a rank, or wrong numbers."""
+    monkeypatch.setattr(tensor, "check", lambda *_: None)
+    with pytest.raises((AssertionError, RankFailed)):
+        equals_serial(pools, (Plan(tp=3), CONFIG, 4, 8))
+
+
+def test_mutant_with_a_wrong_way_out_is_noticed(monkeypatch):
+    def check(config, plan, rows, length):
+        if config.n_head % plan.tp:
+            raise ValueError(f"{config.n_head} heads cannot be split over tp={plan.tp}. Use tp=3 or 4.")
+
+    monkeypatch.setattr(tensor, "check", check)
+    case = Plan(tp=5), CONFIG, 4, 8
+    with pytest.raises(AssertionError, match="but tp=3: 4 heads cannot be split over tp=3"):
+        check_refusal(*case, refusal(*case))
+
+
+def test_mutant_without_a_way_out_is_noticed():
+    with pytest.raises(AssertionError):
+        check_refusal(Plan(tp=5), CONFIG, 4, 8, "4 heads cannot be split over tp=5.")
+
+
+@given(plans())
+def test_every_random_plan_reads_back(plan):
+    assert Plan.parse(str(plan)) == plan
