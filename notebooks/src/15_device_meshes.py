@@ -57,9 +57,8 @@ def look(rank, world_size):
 
 
 found = eight.run(look)
-lines = found[0][2]
 show(
-    plots.cube(lines, nodes=[rank // 4 for rank in range(8)]),
+    plots.cube(found[0][2], nodes=[rank // 4 for rank in range(8)]),
     "drawing",
     "eight ranks in two nodes (grey), coloured by their group on each axis; a bar joins those who talk.",
     "Three drawings of a cube of ranks 0 to 7: pp joins 0 and 4, dp joins 0 and 2, tp joins 0 and 1",
@@ -236,11 +235,7 @@ def count(rank, world_size, text):
 
 
 counted = {text: pool.run(count, text) for text in LIVE}
-sent = {
-    f"{text}, {name}": total(mine[name] for mine, _ in found)
-    for text, found in counted.items()
-    for name in DEALT
-}
+sent = {f"{t}, {n}": total(mine[n] for mine, _ in found) for t, found in counted.items() for n in DEALT}
 show(
     plots.by_class(sent),
     "counted",
@@ -292,10 +287,11 @@ show(
 )
 
 # %% [markdown]
-# Tensor parallelism inside beats tensor parallelism across, as the price list says. Two things to remember.
-# *Messages* matter as much as bytes: a tensor axis sends many small ones, each in the way of the next layer,
-# so it pays every latency. A pipeline sends few, and its micro-batches hide some of them behind computing:
-# there the diamond is an upper bound.
+# Tensor parallelism inside beats tensor parallelism across, as the price list says; pipeline with data hardly
+# cares. Two things to remember. *Messages* matter as much as bytes: a tensor axis sends many, each in the way of
+# the next layer, so it pays every latency. And a diamond is only a sum over one rank. Where micro-batches hide
+# messages behind computing, less is seen; where stages wait for each other, more: on two stages and four
+# micro-batches a slower stage counts (m + p - 1) / m = 5/4 times.
 
 
 # %% tags=["exercise"]
@@ -574,7 +570,7 @@ from gpt2lab.commands.plans import ORDER
 show(
     plots.together(ORDER, compositions.table()),
     "counted",
-    "tested plans that use both strategies; on the diagonal, all plans that use one. No number: not tested together.",
+    "tested plans that use both strategies; on the diagonal, all plans that use it. A dash: not tested together.",
     "A triangle of counts: every two of the four axes appear together in at least four plans",
 )
 
@@ -582,7 +578,7 @@ show(
 # What cannot be is refused in one sentence, before any process starts:
 
 # %%
-for text in ("dp=2,tp=3", "pp=8,tp=2", "dp=8,tp=2", "pp=2,cp=2,micro=2,schedule=terapipe"):
+for text in ("dp=2,tp=3", "dp=8,tp=2", "dp=2,tp=2,zero=2,recmpute=on"):
     try:
         Plan.parse(text).check(CONFIG, rows=7, length=11)
     except ValueError as error:
@@ -643,8 +639,8 @@ show(
 # of them hold in common, and clipping then scales all steps alike: the curve just bends a little later.</details>
 #
 # <details><summary>5. A machine has 8 fast-linked GPUs; you have 4 machines and 12 heads. Which tp?</summary>
-# 4: it divides 12 and 8, so pairs of tensor groups fill a machine. 8 does not divide the heads, 6 and 12 would
-# cross machines.</details>
+# 4: it divides the heads, and two such groups fill a machine. 8 does not divide the heads, 6 leaves two GPUs
+# over, 12 crosses machines.</details>
 #
 # ## Sources
 #
