@@ -16,8 +16,8 @@ def schedule(
 ) -> Figure:
     """Draw a simulated `Timeline`; boxes carry the micro-batch, later chunks of a rank are hatched.
 
-    `seen` are boxes (rank, start, end) of a live run in the same unit, drawn as outlines over the simulated
-    ones. `unit` names the unit of time.
+    `seen` are boxes (rank, start, end) of a live run in the same unit, drawn dark under the simulated ones.
+    `unit` names the unit of time.
     """
     ranks = len(timeline.rows)
     fig, ax = figure(8, 1.1 + (0.5 if memory else 0.32) * ranks)
@@ -28,9 +28,9 @@ def schedule(
         if memory:
             _memory(ax, timeline, rank, most)
     for rank, start, stop in seen or []:
-        box = Rectangle((start, rank - 0.3), stop - start, 0.3, fill=False, edgecolor="black", linewidth=1)
+        box = Rectangle((start, rank + 0.08), stop - start, 0.24, fc=COLORS["other"], ec="white", lw=0.5)
         ax.add_patch(box)
-    _frame(ax, timeline, title, end, unit)
+    _frame(ax, timeline, title, end, unit, bool(seen))
     return fig
 
 
@@ -71,7 +71,7 @@ def _memory(ax, timeline, rank, most) -> None:
     )
 
 
-def _frame(ax, timeline, title, end, unit) -> None:
+def _frame(ax, timeline, title, end, unit, live) -> None:
     ranks = len(timeline.rows)
     ax.set_xlim(0, end)
     ax.set_ylim(ranks - 0.45, -0.55)
@@ -86,6 +86,8 @@ def _frame(ax, timeline, title, end, unit) -> None:
     handles = [Patch(color=COLORS[KINDS[k]], label=NAMES[k]) for k in kinds]
     if any(len(timeline.schedule.stages_of(r)) > 1 for r in range(ranks)):
         handles.append(Patch(facecolor="white", edgecolor="gray", hatch="////", label="second chunk or copy"))
+    if live:
+        handles.append(Patch(color=COLORS["other"], label="seen on live ranks"))
     ax.legend(handles=handles, loc="lower left", bbox_to_anchor=(0, 1), ncols=len(handles), fontsize=8)
 
 

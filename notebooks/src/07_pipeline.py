@@ -395,8 +395,8 @@ show(
         unit="ms",
     ),
     "paced",
-    "colours are the prediction, black outlines what four live processes did.",
-    "Predicted boxes of 1F1B on four ranks with outlines of the live run, nearly on top of each other",
+    "colours are the prediction, the dark boxes under them what four live processes did.",
+    "Predicted boxes of 1F1B on four ranks, and under each the box of the live run at nearly the same time",
 )
 
 # %% [markdown]
@@ -424,7 +424,9 @@ sizes = list(speed)
 ax.plot(sizes, [speed[m] / top for m in sizes], "o-", label="speed of the processor")
 ax.plot(sizes, [1 - (4 - 1) / (m + 3) for m in sizes], "s-", label="1 - bubble")
 ax.plot(sizes, [speed[m] / top * m / (m + 3) for m in sizes], "k^-", label="product")
-ax.set(xlabel="micro-batches", xscale="log", ylim=(0, 1.05), xticks=sizes, xticklabels=sizes)
+ax.set(xlabel="micro-batches", ylabel="share of the ideal", xscale="log", ylim=(0, 1.05))
+ax.set_xticks(sizes, sizes)
+ax.minorticks_off()
 ax.legend(loc="lower center", ncols=3)
 show(
     fig,
