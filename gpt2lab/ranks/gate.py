@@ -107,7 +107,7 @@ def perform(call: Call, start, result, async_op: bool = False, finish=None):
     places = {rank: place for place, rank in enumerate(call.axis.ranks)}
     agree = lambda mine, theirs, peer: _fit(mine, theirs, call.axis.rank, places[peer])
     board.post(call.channel, number, f"{call.op} {call.detail}", call.axis.name, call.peers, agree)
-    board.enter(call.op, call.axis.name, call.peers, number, call.detail)
+    board.enter(call.op, call.axis.name, call.peers, number, call.detail, "" if async_op else call.channel)
     handle = Handle(call, number, (), result, finish)
     work = start(async_op) or Done()
     handle._work = (work,)
