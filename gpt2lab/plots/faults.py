@@ -36,17 +36,18 @@ def lives(jobs: dict[str, list[Span]], failures: Sequence[float], unit: str = "h
     return fig
 
 
-def held(layouts: dict[str, list[list[tuple]]], shape: tuple[int, int]) -> Figure:
-    """A matrix once for every layout; `layouts[name][rank]` lists (offsets, sizes) of the boxes that the rank holds."""
-    fig, axes = figure(8, 3.6, 1, len(layouts), squeeze=False)
-    for ax, (name, ranks) in zip(axes[0], layouts.items(), strict=True):
+def held(layouts: dict[str, tuple[tuple[int, int], list[list[tuple]]]]) -> Figure:
+    """Matrices in boxes: `layouts[title]` is a shape and, for every rank, (offsets, sizes) of the boxes it holds."""
+    fig, axes = figure(8, 4.0, 1, len(layouts), squeeze=False)
+    for ax, (title, (shape, ranks)) in zip(axes[0], layouts.items(), strict=True):
         for rank, boxes in enumerate(ranks):
             for (row, column), (height, width) in boxes:
                 ax.add_patch(Rectangle((column, row), width, height, fc=rank_color(rank), ec="white", lw=1))
-                if height * width > 0.02 * shape[0] * shape[1]:
+                if height > 0.05 * shape[0]:
                     where = (column + width / 2, row + height / 2)
                     ax.text(*where, str(rank), ha="center", va="center", color="white", fontsize=9)
-        ax.set(xlim=(0, shape[1]), ylim=(shape[0], 0), title=name, xticks=[0, shape[1]], yticks=[0, shape[0]])
+        ax.set(xlim=(0, shape[1]), ylim=(shape[0], 0), xticks=[0, shape[1]], yticks=[0, shape[0]])
+        ax.set_title(title, fontsize=9)
         ax.grid(visible=False)
     return fig
 
@@ -64,5 +65,8 @@ def time_lost(
         ax.plot(dots[name][0], [100 * x for x in dots[name][1]], "o", ms=4, color=color)
         ax.axvline(best[name], color=color, ls="--", lw=1)
     ax.set(xscale="log", xlabel="minutes of work between saves", ylabel="% lost", ylim=(0, 60))
+    marks = [m for m in (1, 2, 5, 10, 20, 50, 100, 200, 500) if ax.get_xlim()[0] < m < ax.get_xlim()[1]]
+    ax.set_xticks(marks, labels=map(str, marks))
+    ax.minorticks_off()
     ax.legend()
     return fig
