@@ -99,7 +99,8 @@ def contributions(values) -> Figure:
     fig, ax = figure(4.6, 3.2)
     image = ax.imshow(np.where(values > 0, values, np.nan), cmap="YlGn", vmin=0)
     for (row, column), value in np.ndenumerate(values):
-        ax.text(column, row, f"{value:.2f}" if value else "0", ha="center", va="center")
+        color = "white" if value > 0.6 * values.max() else "black"
+        ax.text(column, row, f"{value:.2f}" if value else "0", ha="center", va="center", color=color)
     places = range(len(values))
     ax.set_xticks(places, [f"tokens of {r}" for r in places], fontsize=8)
     ax.set_yticks(places, [f"from rank {r}" for r in places], fontsize=8)

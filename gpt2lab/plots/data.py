@@ -2,6 +2,8 @@
 
 import numpy as np
 from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+from matplotlib.ticker import MaxNLocator
 
 from .style import SERIAL, THINGS, figure, rank_color
 
@@ -21,7 +23,8 @@ def checksums(maps: dict[str, list[list[str]]]) -> Figure:
                 kind = seen.index(row[step])
                 ax.barh(rank, 0.9, 0.8, step - 0.45, color=rank_color(kind))
                 ax.text(step, rank, "abcdefgh"[kind], ha="center", va="center", color="white", fontsize=9)
-        ax.set(title=title, xlabel="step", yticks=range(len(digests)))
+        steps = len(digests[0])
+        ax.set(title=title, xlabel="step", yticks=range(len(digests)), xlim=(-0.7, steps - 0.3))
         ax.set_yticklabels([f"rank {r}" for r in range(len(digests))])
         ax.invert_yaxis()
         ax.grid(visible=False)
@@ -45,7 +48,8 @@ def sizes(tensors: list[int], buckets: list[int]) -> Figure:
         axes, (tensors, buckets), ("one message a tensor", "one a bucket"), strict=True
     ):
         ax.bar(range(len(values)), sorted(values, reverse=True), width=1, color=THINGS[4])
-        ax.set(yscale="log", title=f"{title}: {len(values)}", xlabel="message, by size")
+        ax.set(yscale="log", title=f"{title}: {len(values)}", xlabel="messages, the largest first")
+        ax.xaxis.set_major_locator(MaxNLocator(5, integer=True))
     axes[0].set_ylabel("bytes")
     return fig
 
@@ -85,9 +89,13 @@ def shapes(owners: dict[str, np.ndarray]) -> Figure:
             for column in range(grid.shape[1]):
                 ax.barh(row, 0.92, 0.86, column - 0.46, color=rank_color(int(grid[row, column])))
         ax.set(title=title, xlabel="token", yticks=range(grid.shape[0]), xticks=[0, grid.shape[1] - 1])
+        ax.set(xlim=(-0.7, grid.shape[1] - 0.3))
         ax.invert_yaxis()
         ax.grid(visible=False)
     axes[0].set_ylabel("row")
+    ranks = sorted({int(r) for grid in owners.values() for r in grid.flat})
+    handles = [Patch(color=rank_color(r), label=f"rank {r}") for r in ranks]
+    fig.legend(handles=handles, loc="outside right center", fontsize=9)
     return fig
 
 
@@ -99,5 +107,5 @@ def hidden(optimizers: dict[str, tuple[list[float], list[float]]]) -> Figure:
         ax.plot(wrong, "--", color=rank_color(1), label="gradients times 8")
         ax.set(title=name, xlabel="step")
         ax.legend()
-    axes[0].set_ylabel("loss")
+    axes[0].set_ylabel("loss (nats a token)")
     return fig

@@ -390,8 +390,8 @@ def u_curve(latency_us, gigabytes):
     line = lambda latency, speed: [(b, step_time(b, latency, speed)) for b in bucket_sizes]
     return plots.u_curve(
         {
-            f"{latency_us} us, {gigabytes} GB/s": line(latency_us * 1e-6, gigabytes * 1e9),
-            "20 us, 25 GB/s": line(20e-6, 25e9),
+            f"{latency_us} µs, {gigabytes} GB/s": line(latency_us * 1e-6, gigabytes * 1e9),
+            "20 µs, 25 GB/s": line(20e-6, 25e9),
         },
         "backward and sum, ms",
     )
@@ -401,7 +401,7 @@ explore(
     u_curve,
     "computed",
     "backward and gradient sum of 500 MB on 8 ranks against the bucket size; a star marks the best.",
-    "U-shaped curves of step time against bucket size for two links, latency {latency_us} us, {gigabytes} GB/s",
+    "U-shaped curves of step time against bucket size for two links, latency {latency_us} µs, {gigabytes} GB/s",
     posters=[{"latency_us": 200, "gigabytes": 5}],
     latency_us=(10, 1000, 200),
     gigabytes=[1, 5, 10, 25],
