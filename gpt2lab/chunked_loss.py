@@ -17,7 +17,7 @@ class _ChunkedLoss(torch.autograd.Function):
         total = x.new_zeros(())
         wanted = any(ctx.needs_input_grad[:2])
         of_x, of_weight = (torch.empty_like(x), torch.zeros_like(weight)) if wanted else (None, None)
-        starts = range(0, len(x), len(buffer))
+        starts = range(0, max(1, len(x)), len(buffer))  # a rank may own no token: one empty piece
         for rows, ys, start in zip(x.split(len(buffer)), targets.split(len(buffer)), starts, strict=True):
             p = torch.mm(rows, weight.T, out=buffer[: len(rows)])  # logits, and soon their gradient
             counts = ys != IGNORED
