@@ -11,20 +11,23 @@ def describe(board: Board, ranks, returned, now: float, stack=None) -> dict[int,
     call is now.
     """
     entries = {rank: board.read(rank) for rank in ranks}
-    states = {}
-    for rank, entry in entries.items():
-        call = f"{entry.op} #{entry.number} on axis {entry.axis!r}"
-        if rank in returned:
-            states[rank] = "has returned from the function already"
-        elif entry.since:
-            absent = [str(p) for p in entry.peers if p != rank and not _has_come(board, entries[p], entry)]
-            whom = f" for rank{'s' if len(absent) > 1 else ''} {', '.join(absent)}" if absent else ""
-            call = f"{call} {entry.detail}".rstrip()
-            states[rank] = f"waits {now - entry.since:.1f} s in {call}{whom}; {place(entry.where)}"
-        else:
-            where = f": it {stack(rank)}" if stack else ""
-            states[rank] = f"is in no communication call{f' (last {call})' if entry.op else ''}{where}"
-    return states
+    absent = {  # before anybody is asked for his stack: the signal that asks may end a sleep
+        rank: [str(p) for p in entry.peers if p != rank and not _has_come(board, entries[p], entry)]
+        for rank, entry in entries.items()
+    }
+    return {r: _state(e, absent[r], r in returned, now, stack) for r, e in entries.items()}
+
+
+def _state(entry: Entry, absent: list[str], returned: bool, now: float, stack) -> str:
+    call = f"{entry.op} #{entry.number} on axis {entry.axis!r}"
+    if returned:
+        return "has returned from the function already"
+    if entry.since:
+        whom = f" for rank{'s' if len(absent) > 1 else ''} {', '.join(absent)}" if absent else ""
+        call = f"{call} {entry.detail}".rstrip()
+        return f"waits {now - entry.since:.1f} s in {call}{whom}; {place(entry.where)}"
+    where = f": it {stack(entry.rank)}" if stack else ""
+    return f"is in no communication call{f' (last {call})' if entry.op else ''}{where}"
 
 
 def _has_come(board: Board, peer: Entry, call: Entry) -> bool:
