@@ -21,10 +21,10 @@ lab: .venv/lab.stamp  ## open the lessons in JupyterLab, at 127.0.0.1 only
 	  --LabApp.default_url=/lab/tree/notebooks/00_start_here.ipynb $(LAB_FLAGS) $(ARGS)
 
 test: .venv/test.stamp  ## everything CI checks: lint, unit, live, mutants, notebooks
-	@tests/parts.sh lint unit live mutants nbval browser
+	@tests/parts.sh lint unit live gloo mutants nbval browser
 
 test-all: .venv/test.stamp  ## the same and the slow tests
-	@SLOW=1 tests/parts.sh lint unit live mutants nbval browser
+	@SLOW=1 tests/parts.sh lint unit live gloo mutants nbval browser
 
 mutants: .venv/test.stamp  ## only the tests that plant a bug and demand that it is caught
 	@tests/parts.sh mutants

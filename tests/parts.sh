@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Run parts of the test suite (lint unit live mutants nbval browser), say how long each took, fail if one failed.
+# Run parts of the test suite (lint unit live gloo mutants nbval browser), say how long each took, fail if one failed.
 cd "$(dirname "$0")/.." || exit 1
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}" MPLBACKEND=agg PYTHONHASHSEED=0
 bin=.venv/bin
@@ -11,6 +11,11 @@ lint() {
 }
 unit() { $bin/pytest tests -m "not live and not mutant and not browser$skip_slow"; }
 live() { $bin/pytest tests -m "live and not mutant and not browser$skip_slow"; }
+# The other transport, which carries every run on several machines: all calls, all faults, all pairs of strategies.
+gloo() {
+  GPT2LAB_BACKEND=gloo $bin/pytest -m "live and not mutant$skip_slow" \
+    tests/test_comm.py tests/test_algorithms.py tests/faults/test_ranks_fail.py tests/equivalence
+}
 mutants() { $bin/pytest tests -m "mutant and not browser$skip_slow"; }
 browser() { $bin/pytest tests/browser -rs; }
 

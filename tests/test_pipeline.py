@@ -285,5 +285,5 @@ def test_a_pipeline_that_cannot_be_is_refused_before_any_rank_starts(plan, messa
 
 @pytest.mark.parametrize("name", RIVALS)
 def test_gradients_equal_those_of_pytorchs_own_pipelines(pools, name):
-    found = pools(2).run(race, name, SMALL_FOR_V, 4, 8, 1)
+    found = pools(2).run(race, name, SMALL_FOR_V, 4, 8, 1, "gloo")
     assert max(apart for _, _, apart, _ in found) < 1e-4, found  # float32 on both sides

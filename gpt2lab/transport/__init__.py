@@ -18,8 +18,8 @@ __all__ = ["AVAILABLE", "NAME", "default", "register"]
 
 
 def default() -> str:
-    """The backend that ranks of one machine take: what GPT2LAB_BACKEND names, else gloo."""
-    return os.environ.get("GPT2LAB_BACKEND", "gloo")
+    """What ranks of one machine talk through: what GPT2LAB_BACKEND names, else "shm" where it works, else "gloo"."""
+    return os.environ.get("GPT2LAB_BACKEND") or (NAME if AVAILABLE else "gloo")
 
 
 def register() -> None:
