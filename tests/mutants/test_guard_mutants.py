@@ -1,0 +1,111 @@
+"""Guards in the code of the ranks themselves: each is taken out of a copy of the package, and its test must fail."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "gpt2lab"
+FAIL, GONE, HERE = (
+    f"tests/faults/{name}.py" for name in ("test_ranks_fail", "test_parent_gone", "test_surroundings")
+)
+LOOPBACK = "test_only_loopback_is_listened_on"
+
+GUARDS = {  # what is wrong then: file, what stands there, what is put there, the test that must fail
+    "ranks hear Ctrl-C": (
+        "ranks/rank_process.py",
+        "    signal.signal(signal.SIGINT, signal.SIG_IGN)\n",
+        "",
+        (FAIL, "ctrl_c_in_a_terminal"),
+    ),
+    "a rank listens to the whole network": (
+        "ranks/rank_process.py",
+        "    torch.set_num_threads(1)\n",
+        "    torch.set_num_threads(1)\n    globals()['_open'] = socket.create_server(('', 0))\n",
+        (GONE, LOOPBACK),
+    ),
+    "gloo chooses the network": (
+        "ranks/rank_process.py",
+        'if name in ("lo", "lo0")), "lo")',
+        'if name not in ("lo", "lo0")), "none")',
+        (GONE, LOOPBACK),
+    ),
+    "others can read the private folder": (
+        "ranks/crew.py",
+        "        self.members: list[Member] = []\n        self.jobs",
+        "        self.folder.chmod(0o755)\n        self.members = []\n        self.jobs",
+        (GONE, LOOPBACK),
+    ),
+    "no report before the group is destroyed": (
+        "ranks/rank_process.py",
+        "        if error is not None:\n",
+        "        if False:\n",
+        (FAIL, "is_named_with_its_source_line and 1.5"),
+    ),
+    "a full disk is not explained": (
+        "ranks/crew.py",
+        "if error.errno not in FULL:",
+        "if True:",
+        (HERE, "full_disk"),
+    ),
+}
+
+
+def changed(folder: Path, name: str, right: str, wrong: str) -> Path:
+    """The package with one text replaced, as links to the real files but for the changed one."""
+    copy = folder / "gpt2lab"
+    (copy / Path(name).parent).mkdir(parents=True)
+    for source in (PACKAGE, (PACKAGE / name).parent):
+        for path in source.iterdir():
+            target = copy / path.relative_to(PACKAGE)
+            if not target.exists() and path != PACKAGE / name:
+                target.symlink_to(path)
+    text = (PACKAGE / name).read_text()
+    assert text.count(right) == 1, f"{name} has changed: the guard is not there any more"
+    (copy / name).write_text(text.replace(right, wrong))
+    return folder
+
+
+def outcome(folder: Path, test: str, words: str) -> subprocess.CompletedProcess:
+    """Run one test on the package in `folder`; from there, because a forkserver looks where it was started first."""
+    env = os.environ | {"PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1"}
+    command = [
+        sys.executable,
+        "-P",
+        "-m",
+        "pytest",
+        "-c",
+        ROOT / "pyproject.toml",
+        "-x",
+        "-k",
+        words,
+        ROOT / test,
+    ]
+    return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=110)
+
+
+@pytest.mark.parametrize("guard", GUARDS)
+def test_without_the_guard_its_test_fails(guard, tmp_path):
+    name, right, wrong, test = GUARDS[guard]
+    done = outcome(changed(tmp_path, name, right, wrong), *test)
+    assert done.returncode == 1 and "1 failed" in done.stdout, done.stdout + done.stderr
+
+
+def test_a_harmless_change_passes(tmp_path):
+    """What fails above fails for the change; and the copy is what runs, in the ranks too."""
+    line = "    torch.set_num_threads(1)\n"
+    copy = changed(tmp_path, "ranks/rank_process.py", line, f"{line}    board.the_copy_ran = True\n")
+    done = outcome(copy, FAIL, "is_named_with_its_source_line and 1.5")
+    assert done.returncode == 0 and "4 passed" in done.stdout, done.stdout + done.stderr
+    script = copy / "script.py"
+    script.write_text(
+        "from gpt2lab import launch\n"
+        "from gpt2lab.ranks import board\n"
+        "print(launch(lambda rank, world_size: hasattr(board, 'the_copy_ran'), ranks=1))\n"
+    )
+    env = os.environ | {"PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1"}
+    done = subprocess.run([sys.executable, script], cwd=copy, env=env, capture_output=True, text=True)
+    assert done.stdout == "[True]\n", done.stdout + done.stderr
