@@ -15,7 +15,7 @@ from ..plan import Plan, build
 from ..ranks import comm
 from ..ranks.launch import Ranks
 from ..ranks.mesh import Mesh
-from . import _rivals as rivals
+from . import rivals
 
 PAIRS = (("bucket", "DDP"), ("zero=3", "fully_shard"))
 

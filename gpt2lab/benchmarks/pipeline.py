@@ -18,7 +18,7 @@ from ..ranks import comm
 from ..ranks.launch import launch
 from ..ranks.mesh import Mesh
 from ..schedules import Schedule, from_csv, make
-from . import _rivals as rivals
+from . import rivals
 from .step import medians
 
 RIVALS = {  # our name: PyTorch's class

@@ -14,7 +14,7 @@ from ..model import GPT2, PRESETS, GPT2Config
 from ..parallel.tensor import apply_tensor
 from ..ranks.launch import launch
 from ..ranks.mesh import Mesh
-from . import _rivals as rivals
+from . import rivals
 from .step import medians, stepper
 
 

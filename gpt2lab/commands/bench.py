@@ -21,8 +21,9 @@ from .. import benchmarks
 
 
 def names() -> list[str]:
-    """The benchmarks there are: the files of gpt2lab/benchmarks."""
-    return sorted(f.stem for f in Path(benchmarks.__file__).parent.glob("[a-z]*.py"))
+    """The benchmarks there are: the files of gpt2lab/benchmarks that can be run."""
+    files = Path(benchmarks.__file__).parent.glob("[a-z]*.py")
+    return sorted(f.stem for f in files if "\ndef run(" in f.read_text())
 
 
 def add_arguments(parser) -> None:

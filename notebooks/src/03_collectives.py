@@ -11,8 +11,9 @@
 # %% tags=["setup"]
 import torch
 
-from gpt2lab import RankFailed, launch
+from gpt2lab import RankFailed, launch, transport
 from gpt2lab.algorithms import ALL_REDUCE, ring
+from gpt2lab.benchmarks.transport import measure
 from gpt2lab.exercises import check
 from gpt2lab.exercises import collectives as exercises
 from gpt2lab.lessons import explore, show, show_source, table
@@ -378,6 +379,58 @@ paced = launch(topology)
 slowest = {name: max(p[name] for p in paced) for name in paced[0]}
 print("Paced: the flat ring crosses slow links in 6 steps, the hierarchy in 2.")
 print("hierarchical is faster:", slowest["hierarchical"] < slowest["ring"])
+
+# %% [markdown]
+# ## What carries the bytes: transports
+#
+# So far we counted. What a byte *costs* depends on what carries it, and `torch.distributed` lets you choose that by
+# name, when the group is made. **gloo** opens a socket between every two ranks: a message goes through the kernel,
+# twice, and wakes a thread on the other side. Ranks on one machine can do better. The backend **shm** of this package
+# lets them share a piece of memory: the sender copies a tensor in, the receivers read it there. No rank spins while
+# it waits: it sleeps on a *semaphore*, which also promises that whoever is woken sees what was written before.
+#
+# Neither knows what a strategy is, and no strategy knows which of the two it runs on: the same numbers, the same
+# bytes.
+
+
+# %%
+def same_calls(rank, world_size):
+    axis, x = Mesh(dp=world_size)["dp"], torch.arange(1000.0) + rank
+    comm.clear_log()
+    results = [comm.all_reduce(x, axis), comm.all_gather(x, axis), comm.reduce_scatter(x, axis)]
+    return results, comm.traffic()
+
+
+backends = ["shm", "gloo"] if transport.AVAILABLE else ["gloo"]  # macOS and Windows lack what "shm" stands on
+over = {name: launch(same_calls, backend=name) for name in backends}
+for name, ranks in over.items():
+    print(f"{name:5}", {op: sent for (op, _), (_, sent, _) in ranks[0][1].items()}, "bytes sent by rank 0")
+results = {name: [x for held, _ in ranks for x in held] for name, ranks in over.items()}
+print("the same bits:", all(map(torch.equal, results[backends[0]], results["gloo"])))
+
+# %%
+found = [
+    {"ranks": n, "bytes": size, "call": call, "seconds": seconds}
+    for n in (2, 4)
+    for size in (1 << 10, 1 << 15, 1 << 20, 1 << 23)
+    for call, seconds in launch(measure, size, 5, ranks=n, backend=backends[0])[0].items()
+]
+show(
+    plots.transports_figure(found),
+    "measured",
+    "the same calls on the same ranks over shared memory (full lines) and over gloo (dashed), on the machine that "
+    "built this notebook.",
+    "Two panels, two and four ranks: time of a call over its size, on two backends",
+)
+
+# %% [markdown]
+# Read the left ends as α and the right ends as 1/β: for small tensors shared memory saves system calls and threads,
+# for large ones it saves copies. With four ranks on two cores gloo's small calls are slower still: every message
+# needs a turn of the scheduler for its threads too. That is why the lessons of this series run as fast as they do,
+# and why a cluster wants NCCL on NVLink rather than sockets. `python -m gpt2lab bench transport` measures yours.
+#
+# Why not *always* share memory? Because it ends at the edge of the machine. And gloo, MPI, NCCL solve what this one
+# leaves out: networks, GPUs, tags, any sender.
 
 # %% [markdown]
 # ## The deadlock lab
