@@ -3,6 +3,7 @@
     python -m gpt2lab bench step          one serial step against transformers, generation with and without cache
     python -m gpt2lab bench ladder        what each switch for speed gives, beside transformers
     python -m gpt2lab bench launch        how long live ranks take to start
+    python -m gpt2lab bench transport     shared memory against gloo on the same ranks
     python -m gpt2lab bench collectives   our algorithms against the library's
     python -m gpt2lab bench data          data parallel and ZeRO against DDP and fully_shard
     python -m gpt2lab bench tensor        tensor parallel against DTensor
