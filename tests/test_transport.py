@@ -270,6 +270,19 @@ def test_calls_that_do_not_fit_are_named_with_both_sides(three):
     )
 
 
+def test_one_fault_ends_all_that_is_under_way(three):
+    def work(rank, world_size):
+        time.sleep(0.5 if rank == 1 else 0.0)
+        total = dist.all_reduce(torch.ones(3 + (rank == 1)), async_op=True)
+        waiting = [] if rank == 1 else [dist.irecv(torch.ones(3), peer) for peer in {0, 1, 2} - {rank}]
+        text, _ = caught(total.wait)
+        return text, [caught(handle.wait)[0] for handle in waiting]
+
+    found = three.run(work)
+    assert all("do not fit together" in text for text, _ in found)
+    assert [others for _, others in found] == [[found[0][0]] * 2, [], [found[2][0]] * 2]
+
+
 def test_nothing_is_left_over():
     def holdings(rank, world_size):
         for _ in range(3):

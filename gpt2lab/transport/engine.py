@@ -181,9 +181,10 @@ class Engine:
             ended = [call]
             if call.error is not None:
                 self._broken = call.error
-                ended += [late for others in self._lanes.values() for late in others]
+                for others in self._lanes.values():
+                    ended += others
+                    others.clear()
                 self._lanes.clear()
-                calls.clear()
             for late in ended[1:]:
                 late.error, late.done = call.error, True
             self._changed.notify_all()
@@ -195,6 +196,8 @@ class Engine:
         """Fail a call that waits for a rank which is gone, or has waited too long."""
         for lane, calls in list(self._lanes.items()):
             call = calls[0]
+            if call.need is None:  # another thread has just put it there
+                continue
             why, waited = self._memory.gone(call.need.peer), time.monotonic() - call.begun
             if self._step(call):  # its last word may have come just before it went
                 self._end(lane, calls)

@@ -161,5 +161,5 @@ def _open(path: str, ranks: int, token: bytes) -> tuple[Memory | None, str]:
 def _why(rank: int, why: str) -> str:
     return (
         f"Rank {rank} cannot open the memory of rank 0 ({why}): backend 'shm' joins ranks of one machine and one user. "
-        f"Take backend 'gloo' across machines."
+        f"Elsewhere take 'gloo' (backend='gloo', or GPT2LAB_BACKEND=gloo for all)."
     )
