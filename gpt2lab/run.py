@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import shutil
 import time
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -48,20 +49,22 @@ class Options:
     background: bool = False
     sample: int = 64
     chunked: bool = True
+    autocast: bool = False
+    compile: bool = False
     fast: bool = True
     bench: bool = False
 
     def the_plan(self) -> Plan:
         """The plan, with the micro-batches of `accumulate`."""
         plan = Plan.parse(self.plan)
-        if self.chunked and plan.tp == 1:
+        if self.chunked and plan.tp == 1 and not self.autocast:
             plan = replace(plan, loss="chunked")
         return replace(plan, micro=self.accumulate) if self.accumulate > 1 else plan
 
     def the_recipe(self) -> Recipe:
         """The optimizer's settings: `lab`, ours with the options given, or `llmc`, llm.c's."""
         if self.recipe == "llmc":
-            return replace(LLMC, seed=self.seed)
+            return replace(LLMC, seed=self.seed, autocast=self.autocast)
         return Recipe(
             lr=self.lr,
             warmup=self.warmup,
@@ -69,6 +72,7 @@ class Options:
             clip=self.clip or None,
             weight_decay=self.weight_decay,
             seed=self.seed,
+            autocast=self.autocast,
         )
 
     def the_config(self) -> GPT2Config:
@@ -81,7 +85,10 @@ class Options:
 
     def check(self) -> None:
         """Raise ValueError, before any process starts, where these options cannot run."""
-        self.the_plan().check(self.the_config(), self.batch, self.sequence)
+        plan = self.the_plan()
+        plan.check(self.the_config(), self.batch, self.sequence)
+        if self.compile:
+            _check_compile(plan)
         for split in ("train", "val"):
             Batches(self.shard(), self.batch, self.sequence, self.seed, split)
 
@@ -107,6 +114,9 @@ def start(
         fast.switch_on()
     plan, config = options.the_plan(), options.the_config()
     parallel = build(plan, config, Mesh(**axes(plan)), DTYPES[options.dtype], options.seed)
+    if options.compile:
+        for block in parallel.model.h.values():
+            block.compile()
     trainer = Trainer(parallel, options.the_recipe())
     folder = Path(folder) if folder else None
     if resume:
@@ -115,6 +125,18 @@ def start(
     if folder and not options.bench:
         saver = checkpoint.Saver(trainer, folder, options.keep, options.background)
     return _loop(trainer, options, folder, saver, tell if rank == 0 else None)
+
+
+def _check_compile(plan: Plan) -> None:
+    """Raise ValueError where torch.compile cannot work: it needs a C++ compiler and blocks that are whole."""
+    if not any(shutil.which(name) for name in ("c++", "g++", "clang++")):
+        raise ValueError(
+            "--compile needs a C++ compiler (g++ or clang++), and there is none here. Leave it out."
+        )
+    if (plan.pp, plan.cp, plan.tp, plan.zero) != (1, 1, 1, 0):
+        raise ValueError(
+            f"--compile takes whole blocks, and {plan} cuts them. Use a plan with dp alone, or none."
+        )
 
 
 def _loop(trainer: Trainer, options: Options, folder: Path | None, saver, tell) -> list[dict]:

@@ -62,5 +62,14 @@ def machine() -> dict[str, str]:
         "cores": str(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()),
         "memory": f"{memory:.0f} GiB" if memory else "unknown",
         "torch": torch.__version__,
+        "bfloat16": "in hardware"
+        if bfloat16_in_hardware()
+        else "emulated: --autocast is slower than float32",
         "GPUs": cuda,
     }
+
+
+def bfloat16_in_hardware() -> bool:
+    """Whether this processor multiplies matrices in bfloat16 itself (AMX, AVX512-BF16, Arm's BF16)."""
+    able = torch.cpu.get_capabilities()
+    return any(able.get(name) for name in ("amx_bf16", "amx_tile", "avx512_bf16", "bf16", "sve_bf16"))

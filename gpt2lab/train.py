@@ -23,6 +23,7 @@ class Recipe:
     warmup: int = 0  # steps in which the rate rises from zero
     decay_steps: int | None = None  # steps after which the cosine has reached lr / 10; None: constant rate
     seed: int = 0
+    autocast: bool = False  # matrix products in bfloat16; weights, sums and updates stay as they are
 
     def rate(self, step: int) -> float:
         """The learning rate of a step (from 0): linear warm-up, then a cosine down to a tenth."""
@@ -61,7 +62,8 @@ class Trainer:
         mesh, sync, engine = self.parallel.mesh, self.parallel.sync, self.parallel.engine
         self.optimizer.zero_grad()
         key = (self.recipe.seed, self.steps) if self.parallel.model.config.dropout else None
-        loss = engine.run(self.parallel.mine(batch), key, sync)
+        with self._autocast():
+            loss = engine.run(self.parallel.mine(batch), key, sync)
         with trace.span("finish gradients", kind="comm"):
             sync.finish()
             pieces.sum_partial(sync.pieces, mesh)
@@ -87,8 +89,15 @@ class Trainer:
     @torch.no_grad()
     def evaluate(self, batches) -> float:
         """Mean loss over global batches, without dropout and without gradients."""
-        losses = [self._global_loss(self.parallel.engine.evaluate(self.parallel.mine(b))) for b in batches]
+        with self._autocast():
+            losses = [
+                self._global_loss(self.parallel.engine.evaluate(self.parallel.mine(b))) for b in batches
+            ]
         return sum(losses) / len(losses)
+
+    def _autocast(self):
+        device = self.parallel.sync.pieces[0].tensor.device.type
+        return torch.autocast(device, torch.bfloat16, enabled=self.recipe.autocast)
 
     def _global_loss(self, loss) -> float:
         """The sum of all ranks' parts; tensor-parallel ranks hold the same part, which counts once."""

@@ -190,3 +190,35 @@ def test_ctrl_c_ends_cleanly_with_a_checkpoint_and_resume_goes_on(tmp_path):
     assert len(read_log(logs[0].parent)) == done + 2
     assert (logs[0].parent / "loss.png").read_bytes().startswith(b"\x89PNG")
     assert json.loads((logs[0].parent / "options.json").read_text())["steps"] == 100000
+
+
+def losses(steps=20, **options) -> list[float]:
+    """Of a few steps of a tiny model under some options."""
+    chosen = Options(steps=steps, batch=2, sequence=16, bench=True, fast=False, **options)
+    return [entry["loss"] for entry in start(0, 1, chosen, None, False)]
+
+
+def test_autocast_multiplies_in_bfloat16_and_follows_the_curve_of_float32():
+    plain, cast = losses(chunked=False), losses(autocast=True)
+    assert plain != cast
+    assert cast == pytest.approx(plain, rel=1e-2)
+    lab = Trainer(build(Plan.parse("serial"), CONFIG, Mesh(), torch.float32), Recipe(autocast=True))
+    seen = []
+    lab.parallel.model.h["0"].mlp.c_fc.register_forward_hook(lambda module, x, out: seen.append(out.dtype))
+    lab.step(example_batch(CONFIG, 7, 11))
+    assert seen == [torch.bfloat16]
+    assert {piece.tensor.dtype for piece in lab.parallel.sync.pieces} == {torch.float32}
+
+
+def test_compile_is_refused_where_it_cannot_work(monkeypatch):
+    with pytest.raises(ValueError, match="pp=2.*cuts them"):
+        Options(plan="pp=2", compile=True, config="gpt2", batch=4, sequence=16).check()
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(ValueError, match="needs a C"):
+        Options(compile=True, batch=2, sequence=16).check()
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # the compiler warns of its own imports and its own looks at tensors
+def test_compiled_blocks_give_the_same_losses():
+    assert losses(steps=4, compile=True) == pytest.approx(losses(steps=4), rel=1e-4)

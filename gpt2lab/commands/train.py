@@ -47,6 +47,8 @@ HELP = {
     "background": "write checkpoints while training goes on",
     "sample": "tokens to write at the end",
     "chunked": "compute the loss in chunks, so that the whole logits are never held",
+    "autocast": "matrix products in bfloat16 (faster where the processor has it; see info)",
+    "compile": "torch.compile every block (half a minute at the start)",
     "fast": "use what makes this machine faster, where its check passes (see info)",
     "bench": "measure only: no validation, no sample, no checkpoint",
 }

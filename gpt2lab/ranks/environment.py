@@ -48,7 +48,9 @@ def place() -> Place | None:
 
 @contextmanager
 def joined(here: Place, timeout: float = 60.0):
-    """Join the job's process group: NCCL with a GPU for every rank, gloo else; leave it at the end.
+    """Join the job's process group; leave it at the end.
+
+    gloo carries tensors of the CPU; with a GPU for every rank NCCL carries those of the GPUs.
 
     Ranks find each other under the number of this start: torchrun keeps its store through a restart, with the
     addresses of the ranks that have died in it.
@@ -63,7 +65,7 @@ def joined(here: Place, timeout: float = 60.0):
     backend = "gloo"
     if torch.cuda.is_available() and torch.cuda.device_count() > here.local_rank:
         torch.cuda.set_device(here.local_rank)
-        backend = "nccl"
+        backend = "cpu:gloo,cuda:nccl"
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     span = timedelta(seconds=timeout)
     store = next(dist.rendezvous("env://", here.rank, here.world_size, timeout=span))[0]
