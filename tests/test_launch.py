@@ -12,7 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from gpt2lab import RankFailed, Ranks, kept, launch
+from gpt2lab import RankFailed, Ranks, kept, launch, transport
 
 
 @pytest.fixture(scope="module")
@@ -130,7 +130,7 @@ def test_every_rank_has_one_thread_and_a_ready_group(pool):
     def describe(rank, world_size):
         return torch.get_num_threads(), dist.get_rank(), dist.get_world_size(), dist.get_backend()
 
-    assert pool.run(describe) == [(1, rank, 3, "gloo") for rank in range(3)]
+    assert pool.run(describe) == [(1, rank, 3, transport.default()) for rank in range(3)]
 
 
 def test_wrong_arguments_are_refused_before_any_process_starts(monkeypatch):

@@ -45,10 +45,10 @@ def test_a_group_inherits_the_timeout_of_its_world(ranks):
         from gpt2lab.ranks.mesh import _timeout
 
         axis = Mesh(dp=4, tp=2)["dp"]
-        return _timeout(), axis.group._get_backend(torch.device("cpu")).options._timeout
+        return _timeout(axis.group), _timeout(), _timeout(Mesh(dp=8).side_group())
 
-    for world, group in ranks.run(timeouts):
-        assert world == group
+    for line, world, side in ranks.run(timeouts):
+        assert line == world == side and world.total_seconds() > 60
 
 
 def test_a_mesh_of_the_wrong_size_says_both_numbers():

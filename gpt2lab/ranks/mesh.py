@@ -121,8 +121,8 @@ class Mesh:
         return dist.new_group(ranks, timeout=_timeout(), backend="gloo") if len(ranks) > 1 else None
 
 
-def _timeout() -> timedelta:
-    """The world's timeout, which torch's new_group does not inherit by itself."""
-    world = dist.distributed_c10d._get_default_group()
-    own = getattr(world, "timeout", None)  # a group written in Python, such as the shared-memory one
-    return own or world._get_backend(world._device_types[0]).options._timeout
+def _timeout(group=None) -> timedelta:
+    """A group's timeout; without one the world's, which torch's new_group does not inherit by itself."""
+    group = group or dist.distributed_c10d._get_default_group()
+    own = getattr(group, "timeout", None)  # a group written in Python, such as the shared-memory one
+    return own or group._get_backend(group._device_types[0]).options._timeout
