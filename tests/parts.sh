@@ -10,7 +10,7 @@ lint() {
   $bin/ruff check . && $bin/ruff format --check . && $bin/python -m gpt2lab.lessons.build --check
 }
 unit() { $bin/pytest tests -m "not live and not mutant and not browser$skip_slow"; }
-live() { $bin/pytest tests -m "live and not mutant and not browser$skip_slow"; }
+live() { $bin/pytest tests -m "live and not mutant and not browser$skip_slow" --durations 12; }
 # The other transport, which carries every run on several machines: all calls, all faults, all pairs of strategies.
 gloo() {
   GPT2LAB_BACKEND=gloo $bin/pytest -m "live and not mutant$skip_slow" \
