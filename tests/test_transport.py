@@ -240,7 +240,8 @@ def test_a_rank_that_leaves_is_named_at_once(three):
         return caught(lambda: dist.barrier())
 
     (text, seconds), *_ = three.run(work)
-    assert "rank 2 has left the group, while rank 0 waited for it in barrier" in text and seconds < 10  # not the group's 120
+    assert "rank 2 has left the group, while rank 0 waited for it in barrier" in text
+    assert seconds < 10  # the group waits 120
 
 
 def test_a_dead_rank_is_named_by_its_peers(three):
