@@ -14,7 +14,7 @@ live() { $bin/pytest tests -m "live and not mutant and not browser$skip_slow" --
 # The other transport, which carries every run on several machines: all calls, all faults, all pairs of strategies.
 gloo() {
   GPT2LAB_BACKEND=gloo $bin/pytest -m "live and not mutant$skip_slow" \
-    tests/test_comm.py tests/test_algorithms.py tests/faults/test_ranks_fail.py tests/equivalence
+    tests/test_comm.py tests/test_algorithms.py tests/test_strided.py tests/faults/test_ranks_fail.py tests/equivalence
 }
 mutants() { $bin/pytest tests -m "mutant and not browser$skip_slow"; }
 browser() { $bin/pytest tests/browser -rs; }

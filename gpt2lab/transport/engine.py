@@ -27,6 +27,10 @@ class PeerLost(RuntimeError):
     lost_peer = True
 
 
+class Mismatch(RuntimeError):
+    """Two ranks made calls that do not belong together; both are in the text."""
+
+
 class Call:
     """One call under way: its steps, what it needs before the next, and how it ended."""
 
@@ -166,7 +170,7 @@ class Engine:
         except StopIteration:
             return True
         except Misfit as misfit:
-            call.error = RuntimeError(self._explain(call, misfit))
+            call.error = Mismatch(self._explain(misfit))
         except Exception as error:
             call.error = error
         return True
@@ -208,7 +212,7 @@ class Engine:
                 self._end(lane, calls)
                 return
 
-    def _explain(self, call: Call, misfit: Misfit) -> str:
+    def _explain(self, misfit: Misfit) -> str:
         peer, theirs, bytes_there, mine, bytes_here = misfit.args
         return (
             f"{self._me} and {self._names[peer]} do not fit together: {describe(mine)} expects {bytes_here} bytes, "
