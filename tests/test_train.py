@@ -143,6 +143,19 @@ def test_a_checkpoint_of_another_model_is_refused(tmp_path):
         checkpoint.load(folder, other)
 
 
+def test_a_step_is_in_the_log_before_it_is_in_a_checkpoint(tmp_path, monkeypatch):
+    logged = []
+    right = checkpoint.Saver.save
+
+    def save(self, **state):
+        logged.append([entry["step"] for entry in read_log(tmp_path)])
+        return right(self, **state)
+
+    monkeypatch.setattr(checkpoint.Saver, "save", save)
+    start(0, 1, Options(steps=4, save=2, batch=2, sequence=16, fast=False), str(tmp_path), False)
+    assert logged == [[1, 2], [1, 2, 3, 4]]
+
+
 def test_a_benchmark_neither_validates_nor_writes(tmp_path):
     log = start(0, 1, options(bench=True, evaluate=1, save=1), str(tmp_path), False)
     assert all("val" not in e for e in log) and checkpoint.all_in(tmp_path) == []
