@@ -156,7 +156,8 @@ def _loop(trainer: Trainer, options: Options, folder: Path | None, saver, tell) 
         entry |= {"seconds": seconds, "tokens_per_s": tokens / seconds, "mfu": work / seconds / limit}
         if not options.bench and (trainer.steps % options.evaluate == 0 or trainer.steps == options.steps):
             entry["val"] = trainer.evaluate(val.at(i) for i in range(5))
-        log.append(entry)  # logged before it is saved: who is killed in between repeats a step, and loses none
+        # Logged before it is saved: who is killed in between repeats a step, and loses none.
+        log.append(entry)
         if folder and mesh.rank == 0:
             _append(folder / "log.jsonl", entry)
         if saver and trainer.steps % options.save == 0:
