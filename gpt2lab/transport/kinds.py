@@ -4,17 +4,8 @@ from functools import cache
 
 import torch
 
-MOVES = (
-    "all_reduce",
-    "reduce_scatter",
-    "all_gather",
-    "broadcast",
-    "reduce",
-    "gather",
-    "scatter",
-    "all_to_all",
-)
-MOVES += ("message", "barrier")
+MOVES = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce", "gather", "scatter")
+MOVES += ("all_to_all", "message", "barrier")
 DTYPES = tuple(sorted((d for d in vars(torch).values() if isinstance(d, torch.dtype)), key=str))
 COMBINE = {
     "SUM": torch.add,
@@ -26,18 +17,17 @@ COMBINE = {
     "BOR": torch.bitwise_or,
     "BXOR": torch.bitwise_xor,
 }
+WAYS = ("", *COMBINE)  # "": nothing is combined
 
 
 @cache
 def number(move: str, dtype: torch.dtype, combine: str = "") -> int:
     """The number of one kind of call."""
-    words = ("", *COMBINE)
-    return (MOVES.index(move) * len(words) + words.index(combine)) * len(DTYPES) + DTYPES.index(dtype)
+    return (MOVES.index(move) * len(WAYS) + WAYS.index(combine)) * len(DTYPES) + DTYPES.index(dtype)
 
 
 def describe(kind: int) -> str:
     """The words for a number: `all_reduce SUM float32`."""
-    words = ("", *COMBINE)
     rest, dtype = divmod(kind, len(DTYPES))
-    move, combine = divmod(rest, len(words))
-    return " ".join(w for w in (MOVES[move], words[combine], str(DTYPES[dtype]).removeprefix("torch.")) if w)
+    move, combine = divmod(rest, len(WAYS))
+    return " ".join(w for w in (MOVES[move], WAYS[combine], str(DTYPES[dtype]).removeprefix("torch.")) if w)

@@ -45,14 +45,14 @@ class Memory:
     """
 
     def __init__(self, descriptor: int, ranks: int):
-        self.ranks, self.pairs = ranks, ranks * ranks
+        self.ranks, pairs = ranks, ranks * ranks
         per_pair = 4 * semaphores.SIZE + 2 * (WORD + SLOTS * NOTE)
         self._pair_size = -(-per_pair // semaphores.SIZE) * semaphores.SIZE
-        self._pairs_at = mmap.PAGESIZE * (1 + ranks)
-        head = self._pairs_at + self.pairs * self._pair_size
+        self._pairs_at = self._page(ranks)
+        head = self._pairs_at + pairs * self._pair_size
         self._slots_at = -(-head // mmap.PAGESIZE) * mmap.PAGESIZE
         self._messages_at = self._slots_at + ranks * SLOTS * SLOT
-        self.size = self._messages_at + self.pairs * SLOTS * MESSAGE_SLOT
+        self.size = self._messages_at + pairs * SLOTS * MESSAGE_SLOT
         if os.fstat(descriptor).st_size == 0:
             os.ftruncate(descriptor, self.size)
         self.raw = mmap.mmap(descriptor, self.size)
@@ -72,9 +72,12 @@ class Memory:
     def _pair(self, writer: int, reader: int) -> int:
         return self._pairs_at + (writer * self.ranks + reader) * self._pair_size
 
+    def _page(self, rank: int) -> int:
+        return mmap.PAGESIZE * (1 + rank)
+
     def bell(self, rank: int) -> int:
         """The semaphore a rank sleeps on: rung for every delivery to it, whatever it is."""
-        return self.base + mmap.PAGESIZE * (1 + rank) + semaphores.SIZE
+        return self.base + self._page(rank) + semaphores.SIZE
 
     def pair(self, writer: int, reader: int, messages: bool) -> Pair:
         """What a writer and a reader of one of the two streams between them share."""
@@ -93,19 +96,19 @@ class Memory:
 
     def sign(self, rank: int) -> None:
         """Write which process this rank is."""
-        at = mmap.PAGESIZE * (1 + rank)
-        self.raw[at : at + 8] = os.getpid().to_bytes(8, "little")
+        at = self._page(rank)
+        self.raw[at : at + WORD] = os.getpid().to_bytes(WORD, "little")
 
     def leave(self, rank: int) -> None:
         """Say that this rank has left the group."""
-        self.raw[mmap.PAGESIZE * (1 + rank) + 8] = 1
+        self.raw[self._page(rank) + WORD] = 1
 
     def gone(self, rank: int) -> str:
         """Why nothing can come from a rank any more; empty while it may."""
-        at = mmap.PAGESIZE * (1 + rank)
-        if self.raw[at + 8]:
+        at = self._page(rank)
+        if self.raw[at + WORD]:
             return "has left the group"
-        process = int.from_bytes(self.raw[at : at + 8], "little")
+        process = int.from_bytes(self.raw[at : at + WORD], "little")
         return "" if process == 0 or _lives(process) else f"is gone (process {process} ended)"
 
 

@@ -85,47 +85,31 @@ def reduce_scatter(ends, kind, out, parts, combine):
 
 def all_gather(ends, kind, outs, x):
     """outs[r] becomes rank r's x; they may differ in length."""
-    width = x.element_size()
-    step = ends.out.size // width
+    step = ends.out.size // x.element_size()
     if outs[ends.rank].data_ptr() != x.data_ptr():
         outs[ends.rank].copy_(x)
     for start in range(0, max(out.numel() for out in outs), step):
-        mine = x[start : start + step]
-        if mine.numel():
-            slot = yield from ends.out.claim()
-            slot.like(mine).copy_(mine)
-            ends.out.deliver(ends.peers, mine.numel() * width, kind)
+        yield from _give(ends.out, kind, x[start : start + step], ends.peers)
         for peer in ends.peers:
-            theirs = outs[peer][start : start + step]
-            if theirs.numel():
-                there = yield from ends.coming[peer].next(theirs.numel() * width, kind)
-                theirs.copy_(there.like(theirs))
-                ends.coming[peer].release()
+            yield from _take(ends.coming[peer], kind, outs[peer][start : start + step])
 
 
 def broadcast(ends, kind, x, root):
     """x becomes the root's x."""
-    for chunk in _chunks(x, ends.out.size):
-        size = chunk.numel() * chunk.element_size()
-        if ends.rank == root:
-            slot = yield from ends.out.claim()
-            slot.like(chunk).copy_(chunk)
-            ends.out.deliver(ends.peers, size, kind)
-        else:
-            there = yield from ends.coming[root].next(size, kind)
-            chunk.copy_(there.like(chunk))
-            ends.coming[root].release()
+    if ends.rank == root:
+        yield from _give(ends.out, kind, x, ends.peers)
+    else:
+        yield from _take(ends.coming[root], kind, x)
 
 
 def reduce(ends, kind, x, root, combine):
     """On the root, x becomes the combination of everybody's x."""
+    if ends.rank != root:
+        yield from _give(ends.out, kind, x, (root,))
+        return
     for chunk in _chunks(x, ends.out.size):
-        size = chunk.numel() * chunk.element_size()
-        if ends.rank != root:
-            yield from _to_root(ends, kind, chunk, root)
-            continue
         for peer in ends.peers:
-            there = yield from ends.coming[peer].next(size, kind)
+            there = yield from ends.coming[peer].next(chunk.numel() * chunk.element_size(), kind)
             combine(chunk, there.like(chunk), out=chunk)
             ends.coming[peer].release()
 
@@ -133,21 +117,11 @@ def reduce(ends, kind, x, root, combine):
 def gather(ends, kind, outs, x, root):
     """On the root, outs[r] becomes rank r's x; they may differ in length."""
     if ends.rank != root:
-        for chunk in _chunks(x, ends.out.size):
-            yield from _to_root(ends, kind, chunk, root)
+        yield from _give(ends.out, kind, x, (root,))
         return
     outs[root].copy_(x)
     for peer in ends.peers:
-        for chunk in _chunks(outs[peer], ends.out.size):
-            there = yield from ends.coming[peer].next(chunk.numel() * chunk.element_size(), kind)
-            chunk.copy_(there.like(chunk))
-            ends.coming[peer].release()
-
-
-def _to_root(ends, kind, chunk, root):
-    slot = yield from ends.out.claim()
-    slot.like(chunk).copy_(chunk)
-    ends.out.deliver((root,), chunk.numel() * chunk.element_size(), kind)
+        yield from _take(ends.coming[peer], kind, outs[peer])
 
 
 def scatter(ends, kind, out, parts, root):
@@ -157,7 +131,7 @@ def scatter(ends, kind, out, parts, root):
         return
     out.copy_(parts[root])
     for peer in ends.peers:
-        yield from _give(ends.out, kind, parts[peer], peer)
+        yield from _give(ends.out, kind, parts[peer], (peer,))
 
 
 def all_to_all(ends, kind, outs, parts):
@@ -168,7 +142,7 @@ def all_to_all(ends, kind, outs, parts):
         going, coming = _chunks(parts[to], ends.out.size), _chunks(outs[source], ends.out.size)
         for number in range(max(len(going), len(coming))):
             if number < len(going):
-                yield from _give(ends.out, kind, going[number], to)
+                yield from _give(ends.out, kind, going[number], (to,))
             if number < len(coming):
                 yield from _take(ends.coming[source], kind, coming[number])
 
@@ -176,7 +150,7 @@ def all_to_all(ends, kind, outs, parts):
 def send(ends, kind, x, to):
     """Give x to one rank; over when that rank has taken it, so two that only send wait for each other."""
     stream = ends.send_to[to]
-    yield from _give(stream, kind, x, to)
+    yield from _give(stream, kind, x, (to,))
     yield from stream.settle()
 
 
@@ -185,14 +159,16 @@ def recv(ends, kind, x, source):
     yield from _take(ends.recv_from[source], kind, x)
 
 
-def _give(stream, kind, x, to):
+def _give(stream, kind, x, readers):
+    """Deliver x to the readers, a slot at a time; nothing of an empty tensor."""
     for chunk in _chunks(x, stream.size):
         slot = yield from stream.claim()
         slot.like(chunk).copy_(chunk)
-        stream.deliver((to,), chunk.numel() * chunk.element_size(), kind)
+        stream.deliver(readers, chunk.numel() * chunk.element_size(), kind)
 
 
 def _take(stream, kind, x):
+    """x becomes what was given, a slot at a time."""
     for chunk in _chunks(x, stream.size):
         there = yield from stream.next(chunk.numel() * chunk.element_size(), kind)
         chunk.copy_(there.like(chunk))
