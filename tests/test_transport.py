@@ -284,6 +284,39 @@ def test_one_fault_ends_all_that_is_under_way(three):
     assert [others for _, others in found] == [[found[0][0]] * 2, [], [found[2][0]] * 2]
 
 
+def test_after_a_fault_no_other_call_goes_on():
+    from gpt2lab.transport.engine import Call, Engine
+    from gpt2lab.transport.memory import Memory
+    from gpt2lab.transport.stream import Need
+
+    descriptor = os.memfd_create("test")
+    memory = Memory(descriptor, 2)
+    os.close(descriptor)
+    memory.prepare(bytes(32))
+    memory.sign(1)
+    engine = Engine(memory, 0, ["rank 0", "rank 1"], 60, 2)
+    engine._thread = threading.current_thread()  # nobody drives beside this test
+    pairs, went_on = [memory.pair(1, 0, messages) for messages in (False, True)], []
+
+    def fails():
+        yield Need(pairs[0].full, 1)
+        raise ValueError("the fault")
+
+    def follows():
+        yield Need(pairs[1].full, 1)
+        went_on.append(True)
+
+    calls = [Call("first", fails(), []), Call("second", follows(), [])]
+    for lane, call in enumerate(calls):
+        engine.begin(lane, call)
+    for pair in pairs:  # both could go on now
+        transport.semaphores.post(pair.full)
+    for call in calls:
+        with pytest.raises(ValueError, match="the fault"):
+            engine.wait(call)
+    assert not went_on
+
+
 def test_nothing_is_left_over():
     def holdings(rank, world_size):
         for _ in range(3):
