@@ -9,7 +9,7 @@ import torch.distributed as dist
 from planting import planted
 from transport_cases import check
 
-from gpt2lab import Ranks, transport
+from gpt2lab import RankFailed, Ranks, transport
 
 pytestmark = pytest.mark.skipif(
     not transport.AVAILABLE, reason="this system has no semaphores in shared memory"
@@ -157,6 +157,39 @@ def _rendezvous(rank, world_size) -> list[str]:
     except RuntimeError:
         return []
     return ["a send came back without a receiver"]
+
+
+def silent_bell(right):
+    """Deliveries are posted, but nobody is woken for them."""
+
+    def deliver(self, readers, size, kind):
+        ends = self._ends
+        self._ends = {reader: (pair, pair.free) for reader, (pair, _) in ends.items()}  # another one is rung
+        right(self, readers, size, kind)
+        self._ends = ends
+
+    return deliver
+
+
+def sleepers(rank, world_size, make) -> bool:
+    """Rank 1 comes late to a sum; the others sleep, and nothing but the bell may wake them."""
+    from gpt2lab.transport import engine, stream
+
+    with planted(engine, "GLANCE", lambda _: 1000.0), planted(stream.Outgoing, "deliver", make):
+        time.sleep(0.3 if rank == 1 else 0.0)
+        x = torch.ones(3)
+        dist.all_reduce(x)
+    return bool(x.eq(world_size).all())
+
+
+def test_a_sleeping_rank_is_woken_by_its_bell_alone():
+    with Ranks(2, echo=False, timeout=20, backend="shm") as ranks:
+        assert ranks.run(sleepers, lambda right: right) == [True, True]
+
+
+def test_mutant_that_does_not_ring_is_killed():
+    with Ranks(2, echo=False, timeout=3, backend="shm") as ranks, pytest.raises(RankFailed, match="rank 0"):
+        ranks.run(sleepers, silent_bell)
 
 
 def test_without_a_bug_all_is_right():
