@@ -32,15 +32,20 @@ class Mismatch(RuntimeError):
 
 
 class Call:
-    """One call under way: its steps, what it needs before the next, and how it ended."""
+    """One call under way: its steps, what it needs before the next, and how it ended.
 
-    def __init__(self, name: str, steps, result: list):
-        self.name, self.steps, self.result = name, steps, result
+    Its tensors live in its steps alone, which are gone when they are over. Whoever waited for the call is then the only
+    one to hold them, and memory is free the moment he lets go.
+    """
+
+    def __init__(self, name: str, steps):
+        self.name, self.steps = name, steps
         self.need: Need | None = None
         self.begun = time.monotonic()
-        self.done = False
+        self.ended = False  # nothing is left to do
+        self.done = False  # and nobody but its caller holds anything of it
         self.error: Exception | None = None
-        self.future: Future | None = None
+        self.future: tuple[Future, list] | None = None  # who asked for one, with the tensors it is to give
 
 
 class Engine:
@@ -83,15 +88,15 @@ class Engine:
         if call.error is not None:
             raise call.error
 
-    def future(self, call: Call) -> Future:
-        """The call's end as a future, which PyTorch's own code waits for."""
+    def future(self, call: Call, result: list) -> Future:
+        """The call's end as a future of its result, which PyTorch's own code waits for."""
         with self._changed:
-            late, new = call.done, call.future is None
-            if new:
-                call.future = Future()
-        if late and new:
-            _resolve(call)
-        return call.future
+            if not call.ended:
+                call.future = call.future or (Future(), result)
+                return call.future[0]
+        future = Future()
+        _resolve(call, future, result)
+        return future
 
     def close(self) -> None:
         """End the engine's thread."""
@@ -181,7 +186,6 @@ class Engine:
             call = calls.popleft()
             if not calls:
                 del self._lanes[lane]
-            call.done = True
             ended = [call]
             if call.error is not None:
                 self._broken = call.error
@@ -189,12 +193,16 @@ class Engine:
                     ended += others
                     others.clear()
                 self._lanes.clear()
-            for late in ended[1:]:
-                late.error, late.done = call.error, True
-            self._changed.notify_all()
+            for over in ended:
+                over.ended, over.error = True, call.error
         for over in ended:
             if over.future is not None:
-                _resolve(over)
+                _resolve(over, *over.future)
+                over.future = None
+        with self._changed:
+            for over in ended:
+                over.done = True
+            self._changed.notify_all()
 
     def _look_around(self) -> None:
         """Fail a call that waits for a rank which is gone, or has waited too long."""
@@ -221,8 +229,8 @@ class Engine:
         )
 
 
-def _resolve(call: Call) -> None:
+def _resolve(call: Call, future: Future, result: list) -> None:
     if call.error is None:
-        call.future.set_result(call.result)
+        future.set_result(result)
     else:
-        call.future.set_exception(call.error)
+        future.set_exception(call.error)

@@ -145,10 +145,10 @@ class SharedMemoryGroup(dist.ProcessGroup):
 
     def _begin(self, name, opts, outputs, steps, lane="collective"):
         """Hand a call to the engine. Who says that he waits at once drives the engine himself."""
-        call = Call(name, _in_turn(steps), list(outputs))
+        call = Call(name, _in_turn(steps))
         alone = opts is None or opts.asyncOp
         (self._engine.begin if alone else self._engine.run)(lane, call)
-        return SharedMemoryWork(self._engine, call)
+        return SharedMemoryWork(self._engine, call, list(outputs))
 
     def _moved(self, move, outs, *rest, kind=None):
         """The steps of a move into tensors of any shape and stride."""

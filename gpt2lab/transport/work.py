@@ -11,9 +11,9 @@ from gpt2lab.transport.engine import Call, Engine
 class SharedMemoryWork(dist.Work):
     """A call that was begun; what torch calls a Work."""
 
-    def __init__(self, engine: Engine, call: Call):
+    def __init__(self, engine: Engine, call: Call, result: list[torch.Tensor]):
         super().__init__()
-        self._engine, self._call = engine, call
+        self._engine, self._call, self._result = engine, call, result
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Return when the call is over; raises what went wrong."""
@@ -34,8 +34,8 @@ class SharedMemoryWork(dist.Work):
 
     def get_future(self):
         """The same as a future of the resulting tensors."""
-        return self._engine.future(self._call)
+        return self._engine.future(self._call, self._result)
 
     def result(self) -> list[torch.Tensor]:
         """The resulting tensors."""
-        return self._call.result
+        return self._result

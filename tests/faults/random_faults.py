@@ -63,7 +63,13 @@ DIED = {
     "exit code 0": "exit code 0",
 }
 HANGS = ("sleep", "SIGSTOP", "skipped call")
-MISMATCHES = [kind for kind in ON_ONE if kind.startswith("another")] + ["two calls swapped"]
+MISMATCHES = {  # what stands in the culprit's line alone
+    "two calls swapped": " all_gather dim",
+    "another shape": "(4,)",
+    "another dtype": "float64",
+    "another operation": "max",
+    "another collective": "broadcast",
+}
 KINDS = [*ON_ONE, "skipped call", "circle of messages", "unpicklable result"]
 
 
@@ -79,7 +85,8 @@ def right_verdict(kind: str, culprit: int, error: RankFailed) -> bool:
         line = next((line for line in text.splitlines() if line.startswith(f"  rank {culprit} ")), "")
         return named and error.ename == "TimeoutError" and word in line
     if kind in MISMATCHES:
-        return error.ename == "Mismatch" and f"  rank {culprit} call" in text
+        lines = [line for line in text.splitlines() if line.startswith(f"  rank {culprit} call")]
+        return error.ename == "Mismatch" and any(MISMATCHES[kind] in line.split(" #")[0] for line in lines)
     if kind == "circle of messages":
         return error.ename == "Deadlock" and "0 -> 1 -> 2 -> 0" in text
     return named and error.ename == "TypeError" and "cannot be sent back" in text
