@@ -99,8 +99,9 @@ def breaks(rank, world_size, how):
 def said(error):
     """The message without frames of a traceback and without what differs from run to run: seconds, cell numbers."""
     lines = re.sub(r"\d+\.\d s", "a while", re.sub(r"Cell In\[\d+\]", "Cell", str(error))).splitlines()
-    if error.ename == "Mismatch":
-        return sorted(line.split(";")[0] for line in lines if " on axis " in line)
+    if error.ename == "Mismatch":  # rank 1 and whichever of the others met it first, in whichever order
+        sides = [line.split(";")[0] for line in lines if " on axis " in line]
+        return sorted(re.sub("calls ", "called ", re.sub("rank [02] ", "another rank ", s)) for s in sides)
     frames = [i for i, line in enumerate(lines) if line.startswith("Traceback")]
     return [
         line
