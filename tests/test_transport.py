@@ -14,6 +14,7 @@ from planting import planted
 from transport_cases import SIZES, check
 
 from gpt2lab import RankFailed, Ranks, kept, transport
+from gpt2lab.ranks import memory
 
 pytestmark = pytest.mark.skipif(
     not transport.AVAILABLE, reason="this system has no semaphores in shared memory"
@@ -128,6 +129,23 @@ def test_tensors_of_a_call_that_is_over_are_held_by_their_owner_alone(pool):
         return alive
 
     assert pool.run(work) == [[False, False]] * 5
+
+
+def test_memory_is_freed_where_it_can_be_seen(pool):
+    """An input that its caller has let go of lives as long as the handle: the engine's thread never frees one."""
+
+    def work(rank, world_size):
+        out, size = torch.empty(1000), 4 * 1000 * world_size
+        with memory.allocations() as events:
+            for _ in range(20):
+                handle = dist.reduce_scatter_tensor(out, torch.ones(1000 * world_size), async_op=True)
+                while not handle.is_completed():
+                    time.sleep(0.001)
+                handle.wait()
+                del handle
+        return sum(event.bytes for event in events if abs(event.bytes) == size)
+
+    assert pool.run(work) == [0] * 5
 
 
 def test_threads_of_one_rank_may_call_beside_each_other(pool):

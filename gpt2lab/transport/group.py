@@ -66,6 +66,7 @@ class SharedMemoryGroup(dist.ProcessGroup):
             opts,
             outputs,
             [self._moved(moves.all_gather, outs, _flat(x)) for outs, x in pairs],
+            inputs,
         )
 
     def all_gather_single_coalesced(self, outputs, inputs, opts=None):
@@ -84,13 +85,13 @@ class SharedMemoryGroup(dist.ProcessGroup):
         """On the root, outputs[0][r] becomes rank r's inputs[0]."""
         outs = outputs[0] if outputs else []
         steps = self._moved(moves.gather, outs, _flat(inputs[0]), opts.rootRank)
-        return self._begin("gather", opts, outputs, [steps])
+        return self._begin("gather", opts, outputs, [steps], inputs)
 
     def scatter(self, outputs, inputs, opts):
         """outputs[0] becomes the root's inputs[0][rank]."""
         parts = [_flat(x) for x in inputs[0]] if inputs else []
         steps = self._moved(moves.scatter, outputs, parts, opts.rootRank)
-        return self._begin("scatter", opts, outputs, [steps])
+        return self._begin("scatter", opts, outputs, [steps], inputs)
 
     def reduce_scatter(self, outputs, inputs, opts=None):
         """outputs[i] becomes the combination of all ranks' inputs[i][rank]."""
@@ -99,7 +100,7 @@ class SharedMemoryGroup(dist.ProcessGroup):
             self._reduced(moves.reduce_scatter, out, opts, [_flat(x) for x in parts])
             for out, parts in zip(outputs, inputs, strict=True)
         ]
-        return self._begin("reduce_scatter", opts, outputs, steps)
+        return self._begin("reduce_scatter", opts, outputs, steps, inputs)
 
     def reduce_scatter_single_coalesced(self, outputs, inputs, opts=None):
         """outputs[i] becomes the combination of this rank's part of all ranks' inputs[i]."""
@@ -112,7 +113,7 @@ class SharedMemoryGroup(dist.ProcessGroup):
     def alltoall(self, outputs, inputs, opts=None):
         """outputs[r] becomes what rank r has in its inputs for this one."""
         steps = self._moved(moves.all_to_all, outputs, [_flat(x) for x in inputs])
-        return self._begin("all_to_all", opts, outputs, [steps])
+        return self._begin("all_to_all", opts, outputs, [steps], inputs)
 
     def all_to_all_single(self, output, x, coming, going, opts=None):
         """The same for parts one behind the other, cut along dimension 0 at the given lengths, else evenly."""
@@ -126,12 +127,12 @@ class SharedMemoryGroup(dist.ProcessGroup):
     def send(self, tensors, to, tag=0):
         """Give a tensor to one rank; over when that rank has taken it."""
         steps = moves.send(self._ends, _message(tensors[0], tag), _flat(tensors[0]), to)
-        return self._begin("send", None, tensors, [steps], ("send", to))
+        return self._begin("send", None, tensors, [steps], lane=("send", to))
 
     def recv(self, tensors, source, tag=0):
         """Receive a tensor from one rank."""
         steps = self._moved(moves.recv, tensors, source, kind=_message(tensors[0], tag))
-        return self._begin("recv", None, tensors, [steps], ("recv", source))
+        return self._begin("recv", None, tensors, [steps], lane=("recv", source))
 
     def recv_anysource(self, tensors, tag=0):
         """Not offered: a message has a lane from one rank to one other."""
@@ -143,12 +144,12 @@ class SharedMemoryGroup(dist.ProcessGroup):
             "barrier", opts, [], [moves.barrier(self._ends, kinds.number("barrier", torch.uint8))]
         )
 
-    def _begin(self, name, opts, outputs, steps, lane="collective"):
+    def _begin(self, name, opts, outputs, steps, inputs=(), lane="collective"):
         """Hand a call to the engine. Who says that he waits at once drives the engine himself."""
         call = Call(name, _in_turn(steps))
         alone = opts is None or opts.asyncOp
         (self._engine.begin if alone else self._engine.run)(lane, call)
-        return SharedMemoryWork(self._engine, call, list(outputs))
+        return SharedMemoryWork(self._engine, call, list(outputs), inputs)
 
     def _moved(self, move, outs, *rest, kind=None):
         """The steps of a move into tensors of any shape and stride."""

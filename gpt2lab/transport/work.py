@@ -9,11 +9,11 @@ from gpt2lab.transport.engine import Call, Engine
 
 
 class SharedMemoryWork(dist.Work):
-    """A call that was begun; what torch calls a Work."""
+    """A call that was begun; what torch calls a Work. It holds the call's tensors: whoever drops it frees them."""
 
-    def __init__(self, engine: Engine, call: Call, result: list[torch.Tensor]):
+    def __init__(self, engine: Engine, call: Call, result: list[torch.Tensor], inputs: list[torch.Tensor]):
         super().__init__()
-        self._engine, self._call, self._result = engine, call, result
+        self._engine, self._call, self._result, self._inputs = engine, call, result, inputs
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Return when the call is over; raises what went wrong."""
