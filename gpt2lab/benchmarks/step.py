@@ -1,19 +1,28 @@
-"""`python -m gpt2lab bench step`: one training step of GPT-2 beside transformers' in the same run; generation speed.
+"""One training step beside transformers' GPT2LMHeadModel, and what each switch for speed gives, rung by rung.
 
-Both models take turns, so that a busy moment of the machine hits both; medians count. Both use fused AdamW.
+Every rung runs in a process of its own, because huge pages are decided when a process starts; rungs take turns, so that
+a busy moment of the machine hits all, and medians count. All use fused AdamW and the same batch.
 """
 
 import argparse
+import json
+import os
 import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 
-from .. import speed
-from ..generate import generate
+from .. import fast, speed
+from ..chunked_loss import apply_chunked_loss
+from ..fast_start import TUNABLE
 from ..model import GPT2, PRESETS, GPT2Config
+
+RUNGS = ("transformers", "ours, plain", "+ chunked loss", "+ huge pages", "+ oneDNN matmul")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -21,61 +30,80 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--config", choices=list(PRESETS), default="gpt2")
     parser.add_argument("--rows", type=int, default=4, metavar="B", help="sequences in a step (default 4)")
     parser.add_argument("--length", type=int, default=64, metavar="T", help="tokens of each (default 64)")
-    parser.add_argument("--steps", type=int, default=5, help="timed steps of each model (default 5)")
+    parser.add_argument("--steps", type=int, default=3, help="timed steps a turn (default 3)")
+    parser.add_argument("--turns", type=int, default=2, help="turns of every rung (default 2)")
     parser.add_argument("--threads", type=int, default=2, help="threads of torch (default 2)")
-    parser.add_argument("--tokens", type=int, default=32, help="tokens to generate (default 32; 0: none)")
+    parser.add_argument("--out", default="runs/step", help="folder for the figure and the JSON file")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print step times, their ratio, the share of the measured matmul rate, and tokens/s of generation."""
+    """Print the median step of every rung, its ratio to transformers', and how near the machine's limit the last is."""
+    from ..plots import ladder, style
+
+    times = {rung: [] for rung in RUNGS}
+    for _ in range(args.turns):
+        for rung in RUNGS:
+            times[rung] += measured_elsewhere(rung, args)
+    middle = {rung: statistics.median(t) for rung, t in times.items()}
+    print(
+        f"one step of {args.config}, B={args.rows}, T={args.length}, float32, {args.threads} threads (measured)"
+    )
+    for rung, seconds in middle.items():
+        print(f"  {rung:18}{seconds * 1e3:8.0f} ms   {seconds / middle['transformers']:.3f} of transformers")
     torch.set_num_threads(args.threads)
-    config = PRESETS[args.config]
-    ours, theirs = step_times(config, args.rows, args.length, args.steps)
-    work = speed.flops_per_token(config, args.length) * args.rows * args.length
-    share = work / ours / speed.matmul_rate()
-    print(f"one step of {args.config}, B={args.rows}, T={args.length}, float32, {args.threads} threads")
-    print(f"  ours         {1e3 * ours:8.0f} ms   {share:.0%} of the measured matmul rate")
-    print(f"  transformers {1e3 * theirs:8.0f} ms   ratio ours / theirs {ours / theirs:.3f}")
-    if args.tokens:
-        fast, slow = generation_speed(config, args.tokens)
-        print(
-            f"  generating {args.tokens} tokens after {args.tokens}: {fast:.1f} tokens/s with the cache, "
-            f"{slow:.1f} without"
-        )
+    fast.onednn()
+    work = speed.flops_per_token(PRESETS[args.config], args.length) * args.rows * args.length
+    rate, limit = work / middle[RUNGS[-1]], speed.matmul_rate()
+    print(f"  the last rung does {rate / 1e9:.0f} GFLOP/s, {rate / limit:.0%} of the matmul rate here;")
+    print(
+        f"  at that rate its matrix products alone take {work / limit / middle['transformers']:.3f} of transformers"
+    )
+    folder = Path(args.out)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"{args.config}.json").write_text(json.dumps(times, indent=1))
+    style.save(ladder.ladder(middle), folder / f"{args.config}.png")
+    print(f"Saved {folder / args.config}.png and .json")
     return 0
 
 
-def step_times(config: GPT2Config, rows: int, length: int, steps: int) -> tuple[float, float]:
-    """Median seconds of one training step: our model's and that of transformers' GPT2LMHeadModel."""
-    ours = GPT2(config)
-    tokens = torch.randint(config.vocab_size, (rows, length + 1), generator=torch.Generator().manual_seed(0))
+def measured_elsewhere(rung: str, args) -> list[float]:
+    """Seconds of the timed steps of one rung, in a fresh process."""
+    env = {k: v for k, v in os.environ.items() if k != "GLIBC_TUNABLES"}
+    if RUNGS.index(rung) >= RUNGS.index("+ huge pages"):
+        env["GLIBC_TUNABLES"] = TUNABLE
+    words = [rung, args.config, *map(str, (args.rows, args.length, args.steps, args.threads))]
+    command = [sys.executable, "-m", "gpt2lab.benchmarks.step", *words]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def seconds_of(rung: str, config: str, rows: int, length: int, steps: int, threads: int) -> list[float]:
+    """Seconds of each timed step of a rung, in this process."""
+    torch.set_num_threads(threads)
+    level, sizes = RUNGS.index(rung), PRESETS[config]
+    tokens = torch.randint(sizes.vocab_size, (rows, length + 1), generator=torch.Generator().manual_seed(0))
     x, y = tokens[:, :-1], tokens[:, 1:]
-    return medians(
-        steps,
-        stepper(ours, lambda: ours.loss(ours(x), y) / y.numel()),
-        stepper(*their_model(config, x, y)),
-    )
+    if level == 0:
+        theirs = their_model(sizes)
+        return timed(
+            stepper(theirs, lambda: F.cross_entropy(theirs(x).logits.flatten(0, 1), y.flatten())), steps
+        )
+    if level >= RUNGS.index("+ oneDNN matmul"):
+        fast.onednn()
+    ours = GPT2(sizes)
+    if level >= RUNGS.index("+ chunked loss"):
+        apply_chunked_loss(ours)
+    return timed(stepper(ours, lambda: ours.loss(ours(x), y) / y.numel()), steps)
 
 
-def their_model(config: GPT2Config, x: torch.Tensor, y: torch.Tensor):
-    """transformers' GPT2LMHeadModel of these sizes without dropout, and a function that gives its loss on x, y."""
+def their_model(config: GPT2Config):
+    """transformers' GPT2LMHeadModel of these sizes without dropout."""
     from transformers import GPT2Config as TheirConfig
     from transformers import GPT2LMHeadModel
 
     sizes = {n: getattr(config, n) for n in ("vocab_size", "n_positions", "n_layer", "n_head", "n_embd")}
-    off = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0, "use_cache": False}
-    theirs = GPT2LMHeadModel(TheirConfig(**sizes, **off))
-    return theirs, lambda: F.cross_entropy(theirs(x).logits.flatten(0, 1), y.flatten())
-
-
-def timed(function: Callable[[], None], repeat: int) -> list[float]:
-    """Seconds of each call, after one that does not count."""
-    times = []
-    for _ in range(repeat + 1):
-        start = time.perf_counter()
-        function()
-        times.append(time.perf_counter() - start)
-    return times[1:]
+    off = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+    return GPT2LMHeadModel(TheirConfig(**sizes, **off))
 
 
 def stepper(model: torch.nn.Module, loss: Callable[[], torch.Tensor]) -> Callable[[], None]:
@@ -90,6 +118,16 @@ def stepper(model: torch.nn.Module, loss: Callable[[], torch.Tensor]) -> Callabl
     return step
 
 
+def timed(function: Callable[[], None], repeat: int) -> list[float]:
+    """Seconds of each call, after one that does not count."""
+    times = []
+    for _ in range(repeat + 1):
+        start = time.perf_counter()
+        function()
+        times.append(time.perf_counter() - start)
+    return times[1:]
+
+
 def medians(repeat: int, *functions: Callable[[], None]) -> tuple[float, ...]:
     """Median seconds of each function; they take turns, after one call of each that does not count."""
     times = [[] for _ in functions]
@@ -102,9 +140,6 @@ def medians(repeat: int, *functions: Callable[[], None]) -> tuple[float, ...]:
     return tuple(map(statistics.median, times))
 
 
-def generation_speed(config: GPT2Config, tokens: int) -> tuple[float, float]:
-    """Tokens a second after a prompt of as many tokens as are generated: with the cache, and without."""
-    model, prompt = GPT2(config), [[1] * tokens]
-    with_cache = lambda: generate(model, prompt, tokens, stop=None)
-    without = lambda: generate(model, prompt, tokens, stop=None, cache=False)
-    return tuple(tokens / seconds for seconds in medians(1, with_cache, without))
+if __name__ == "__main__":
+    name, config, *numbers = sys.argv[1:]
+    print(json.dumps(seconds_of(name, config, *map(int, numbers))))

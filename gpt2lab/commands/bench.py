@@ -1,7 +1,7 @@
 """Time something against a rival in the same run. Each benchmark prints a table of medians and ratios.
 
-    python -m gpt2lab bench step          one serial step against transformers, generation with and without cache
-    python -m gpt2lab bench ladder        what each switch for speed gives, beside transformers
+    python -m gpt2lab bench step          one serial step against transformers, and what each switch for speed gives
+    python -m gpt2lab bench generate      tokens a second with and without cache, against transformers
     python -m gpt2lab bench launch        how long live ranks take to start
     python -m gpt2lab bench transport     shared memory against gloo on the same ranks
     python -m gpt2lab bench collectives   our algorithms against the library's

@@ -1,0 +1,77 @@
+"""Tokens a second of generation: with the cache of keys and values, without it, and transformers' `generate`.
+
+All take the likeliest token of the same random weights, so they write the same text; they take turns, and medians
+count. The last line says what bounds a single text: every new token reads every weight once.
+"""
+
+import argparse
+import statistics
+import tempfile
+import time
+
+import torch
+
+from ..generate import generate
+from ..model import GPT2, PRESETS
+from ..speed import copy_rate
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of the benchmark."""
+    parser.add_argument("--config", choices=list(PRESETS), default="gpt2")
+    parser.add_argument("--rows", type=int, default=1, metavar="B", help="texts at the same time (default 1)")
+    parser.add_argument("--prompt", type=int, default=32, help="tokens of each prompt (default 32)")
+    parser.add_argument("--tokens", type=int, default=32, help="tokens to generate (default 32)")
+    parser.add_argument("--trials", type=int, default=3, help="timed runs of each (default 3)")
+    parser.add_argument("--threads", type=int, default=2, help="threads of torch (default 2)")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print tokens a second of each, ratios to transformers, and how long reading the weights takes."""
+    torch.set_num_threads(args.threads)
+    ways, size = contestants(args.config, args.rows, args.prompt, args.tokens)
+    times, texts = {way: [] for way in ways}, {}
+    for trial in range(args.trials + 1):
+        for way, write in ways.items():
+            start = time.perf_counter()
+            texts[way] = write()
+            times[way] += [time.perf_counter() - start] if trial else []
+    seconds = {way: statistics.median(t) for way, t in times.items()}
+    count = args.rows * args.tokens
+    print(
+        f"{args.config}, {args.rows} x {args.tokens} tokens after {args.prompt}, "
+        f"float32, {args.threads} threads (measured)"
+    )
+    for way, s in seconds.items():
+        print(f"  {way:24}{count / s:9.1f} tokens/s   {seconds['transformers'] / s:6.2f} x transformers")
+    texts = list(texts.values())
+    print("  all wrote the same text:", all(text == texts[0] for text in texts))
+    per_token = seconds["ours, with the cache"] / args.tokens
+    reading = size / copy_rate(1 << 27, seconds=0.5)
+    print(f"  a token of each text takes ours {1e3 * per_token:.1f} ms;")
+    print(
+        f"  a copy that touches as much memory as the weights, {size / 1e6:.0f} MB, takes {1e3 * reading:.1f} ms"
+    )
+    return 0
+
+
+def contestants(config: str, rows: int, prompt: int, tokens: int):
+    """{name: a function that writes the texts}, all with the same weights, and the bytes of these weights."""
+    from transformers import GPT2LMHeadModel
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    ours = GPT2(PRESETS[config])
+    with tempfile.TemporaryDirectory() as folder:
+        ours.save_pretrained(folder)
+        theirs = GPT2LMHeadModel.from_pretrained(folder).eval()
+    text = torch.randint(ours.config.vocab_size, (rows, prompt), generator=torch.Generator().manual_seed(0))
+    greedy = {"temperature": 0.0, "stop": None}
+    fixed = {"min_new_tokens": tokens, "max_new_tokens": tokens, "do_sample": False, "pad_token_id": 0}
+    everyone = torch.ones_like(text)
+    ways = {
+        "transformers": lambda: theirs.generate(text, attention_mask=everyone, **fixed).tolist(),
+        "ours, with the cache": lambda: generate(ours, text.tolist(), tokens, **greedy),
+        "ours, without": lambda: generate(ours, text.tolist(), tokens, cache=False, **greedy),
+    }
+    return ways, sum(p.numel() * p.element_size() for p in ours.parameters())
