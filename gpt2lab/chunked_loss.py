@@ -23,7 +23,7 @@ class _ChunkedLoss(torch.autograd.Function):
             counts = ys != IGNORED
             place = ys.where(counts, 0)[:, None]
             lse = p.logsumexp(-1, keepdim=True)
-            total += (lse - p.gather(1, place))[counts].sum()
+            total += (lse - p.gather(1, place))[:, 0].where(counts, 0.0).sum()
             if wanted:
                 p.sub_(lse).exp_()
                 p.scatter_add_(1, place, p.new_full((), -1.0).expand(place.shape))

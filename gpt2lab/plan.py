@@ -148,7 +148,12 @@ class Parallel:
         batch = batch.rows(dp.rank, dp.size)
         if self.columns:
             batch = batch.columns(self.columns(batch.tokens.size(1)))
-        return batch.micro(self.plan.micro)
+        return [micro.to(self.device) for micro in batch.micro(self.plan.micro)]
+
+    @property
+    def device(self) -> torch.device:
+        """Where this rank computes."""
+        return next(self.model.parameters()).device
 
     def gather(self, values: list[torch.Tensor]) -> dict[str, torch.Tensor]:
         """Whole tensors by name, of values that belong to the pieces; only the parameters of this stage."""
@@ -174,12 +179,14 @@ class Parallel:
         self.sync.updated()
 
 
-def build(plan: Plan, config: GPT2Config, mesh: Mesh, dtype=torch.float32, seed: int = 0) -> Parallel:
-    """The model of `seed`, spread over the mesh as the plan says.
+def build(
+    plan: Plan, config: GPT2Config, mesh: Mesh, dtype=torch.float32, seed: int = 0, device="cpu"
+) -> Parallel:
+    """The model of `seed`, spread over the mesh as the plan says; each rank's part on its `device`.
 
     Order: pipeline, tensor, sequence, context, recompute, data or ZeRO. Each strategy edits the model in place.
     """
-    model = GPT2(config, seed).to(dtype)
+    model = GPT2(config, seed).to(device, dtype)
     engine = PIPELINE(model, mesh, plan) if PIPELINE.wanted(plan) else Accumulate(model)
     for strategy in (TENSOR, SEQUENCE):
         if strategy.wanted(plan):

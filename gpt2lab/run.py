@@ -42,6 +42,7 @@ class Options:
     recipe: str = "lab"
     dtype: str = "float32"
     seed: int = 0
+    device: str = "auto"
     data: str = "shakespeare"
     evaluate: int = 50
     save: int = 100
@@ -79,6 +80,21 @@ class Options:
         """The sizes of the model."""
         return PRESETS[self.config]
 
+    def the_device(self, ranks: int) -> str:
+        """What `ranks` ranks of one machine compute on: GPUs where each can have its own, unless the CPU is asked for.
+
+        Raises ValueError where GPUs are asked for and there are not enough.
+        """
+        if self.device not in ("auto", "cpu", "cuda"):
+            raise ValueError(f"There is no device {self.device!r} here. Use auto, cpu or cuda.")
+        gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if self.device == "cuda" and gpus < ranks:
+            raise ValueError(
+                f"--device cuda needs a GPU for each of the {ranks} ranks of this machine, and PyTorch sees {gpus}. "
+                f"Use --device cpu, or a plan of at most {gpus} ranks."
+            )
+        return "cuda" if gpus >= ranks and self.device != "cpu" else "cpu"
+
     def shard(self) -> Shard:
         """The tokens to train on."""
         return shakespeare() if self.data == "shakespeare" else Shard(self.data)
@@ -104,16 +120,17 @@ class Options:
 
 
 def start(
-    rank: int, world_size: int, options: Options, folder: str | None, resume: bool, tell=None
+    rank: int, world_size: int, options: Options, folder: str | None, resume: bool, tell=None, device="cpu"
 ) -> list[dict]:
     """Train on this rank until the last step, or until the file `stop` appears; returns the log's entries.
 
-    `folder` None writes nothing. `tell(entry)` is called on rank 0 after every step.
+    `folder` None writes nothing. `tell(entry)` is called on rank 0 after every step. `device` is cpu, or cuda for the
+    GPU that this process has chosen.
     """
-    if options.fast:
+    if options.fast and device == "cpu":
         fast.switch_on()
     plan, config = options.the_plan(), options.the_config()
-    parallel = build(plan, config, Mesh(**axes(plan)), DTYPES[options.dtype], options.seed)
+    parallel = build(plan, config, Mesh(**axes(plan)), DTYPES[options.dtype], options.seed, device)
     if options.compile:
         for block in parallel.model.h.values():
             block.compile()
@@ -147,7 +164,8 @@ def _loop(trainer: Trainer, options: Options, folder: Path | None, saver, tell) 
     mesh, log, saved = trainer.parallel.mesh, [], None
     tokens = options.batch * options.sequence
     work = speed.flops_per_token(options.the_config(), options.sequence) * tokens
-    limit = speed.matmul_rate() * mesh.world.size if mesh.rank == 0 else math.inf
+    rate = speed.matmul_rate(device=trainer.parallel.device) if mesh.rank == 0 else math.inf
+    limit = rate * mesh.world.size
     while trainer.steps < options.steps and not _stopped(folder, mesh):
         begin = time.perf_counter()
         result = trainer.step(train.at(trainer.steps))

@@ -10,14 +10,17 @@ import torch
 from .model import GPT2Config
 
 
-def matmul_rate(size: int = 1024, seconds: float = 0.3, dtype=torch.float32) -> float:
+def matmul_rate(size: int = 1024, seconds: float = 0.3, dtype=torch.float32, device="cpu") -> float:
     """Measured floating-point operations a second of a square matrix product, with the current threads (median)."""
-    a, b = torch.randn(size, size, dtype=dtype), torch.randn(size, size, dtype=dtype)
+    done = torch.cuda.synchronize if torch.device(device).type == "cuda" else lambda: None
+    a, b = (torch.randn(size, size, dtype=dtype, device=device) for _ in range(2))
     torch.mm(a, b)
+    done()
     times, begin = [], time.perf_counter()
     while time.perf_counter() - begin < seconds:
         start = time.perf_counter()
         torch.mm(a, b)
+        done()
         times.append(time.perf_counter() - start)
     return 2 * size**3 / statistics.median(times)
 

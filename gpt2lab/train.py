@@ -96,8 +96,7 @@ class Trainer:
         return sum(losses) / len(losses)
 
     def _autocast(self):
-        device = self.parallel.sync.pieces[0].tensor.device.type
-        return torch.autocast(device, torch.bfloat16, enabled=self.recipe.autocast)
+        return torch.autocast(self.parallel.device.type, torch.bfloat16, enabled=self.recipe.autocast)
 
     def _global_loss(self, loss) -> float:
         """The sum of all ranks' parts; tensor-parallel ranks hold the same part, which counts once."""

@@ -52,10 +52,10 @@ def test_the_environment_says_who_we_are_and_whether_we_were_started_again(monke
     assert environment.place() is None
     for name, value in {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1"}.items():
         monkeypatch.setenv(name, value)
-    assert environment.place() == environment.Place("torchrun", 3, 4, 1)
+    assert environment.place() == environment.Place("torchrun", 3, 4, 1, 4)
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "a job")
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "2")
-    assert environment.place() == environment.Place("torchrun", 3, 4, 1, "a job", 2)
+    assert environment.place() == environment.Place("torchrun", 3, 4, 1, 4, "a job", 2)
 
 
 MEETS_AND_DIES = """

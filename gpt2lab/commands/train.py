@@ -39,6 +39,7 @@ HELP = {
     "weight_decay": "weight decay of the matrices",
     "recipe": "lab: the options given here; llmc: AdamW as in llm.c's CPU trainer, with B=4, T=64",
     "dtype": f"numbers: {', '.join(DTYPES)}",
+    "device": "cpu, cuda, or auto: GPUs where every rank can have one",
     "seed": "of weights, batches and dropout",
     "data": "shakespeare, or a shard made by the data command",
     "evaluate": "validate every so many steps",
@@ -52,7 +53,12 @@ HELP = {
     "fast": "use what makes this machine faster, where its check passes (see info)",
     "bench": "measure only: no validation, no sample, no checkpoint",
 }
-CHOICES = {"config": None, "recipe": ("lab", "llmc"), "dtype": tuple(DTYPES)}
+CHOICES = {
+    "config": None,
+    "recipe": ("lab", "llmc"),
+    "dtype": tuple(DTYPES),
+    "device": ("auto", "cpu", "cuda"),
+}
 
 
 def add_arguments(parser) -> None:
@@ -134,13 +140,14 @@ def _as_one_rank(here, options: Options, folder: Path | None, args) -> int:
             f"the plan {options.plan} needs {options.the_plan().world} ranks, but {here.launcher} started "
             f"{here.world_size}. Start as many as the plan needs."
         )
-    with environment.joined(here), _stop_on_interrupt(folder) as interrupted:
+    device = options.the_device(here.neighbours)
+    with environment.joined(here, device), _stop_on_interrupt(folder) as interrupted:
         if here.rank == 0:
             folder = folder or _begun(here, options, args.out) or _new_folder(options, args.out, here.job)
         folder = comm.gather_objects(folder, Axis("world", tuple(range(here.world_size)), here.rank))[0]
         place = str(folder.resolve()) if folder else None
         resume = bool(args.resume or (folder and here.restarts and checkpoint.all_in(folder)))
-        start(here.rank, here.world_size, options, place, resume, _say_sometimes)
+        start(here.rank, here.world_size, options, place, resume, _say_sometimes, device)
     if folder and here.rank == 0:
         _finish(options, folder, interrupted)
     return 0
@@ -192,11 +199,13 @@ def _stop_on_interrupt(folder: Path | None):
 def _train(options: Options, folder: Path | None, resume: bool) -> None:
     """Run it here, with a progress bar, or on ranks, with a line now and then."""
     world = options.the_plan().world
+    device = options.the_device(world)
     place = str(folder.resolve()) if folder else None
     if world > 1:
         from ..ranks.launch import launch
 
-        launch(start, options, place, resume, _say_sometimes, ranks=world, echo="live", timeout=300)
+        job = (start, options, place, resume, _say_sometimes, device)
+        launch(*job, ranks=world, echo="live", timeout=300, backend="nccl" if device == "cuda" else None)
         return
     with tqdm(total=options.steps, unit="step", file=sys.stderr, dynamic_ncols=True) as bar:
 
@@ -204,7 +213,7 @@ def _train(options: Options, folder: Path | None, resume: bool) -> None:
             bar.set_postfix_str(_short(entry))
             bar.update(entry["step"] - bar.n)
 
-        log = start(0, 1, options, place, resume, tell)
+        log = start(0, 1, options, place, resume, tell, device)
     if options.bench and log:
         seconds = sorted(e["seconds"] for e in log)
         print(f"median step {seconds[len(seconds) // 2] * 1e3:.1f} ms over {len(seconds)} steps (measured)")

@@ -37,6 +37,11 @@ class Batch:
             positions=self.positions[index],
         )
 
+    def to(self, device) -> "Batch":
+        """The same on another device."""
+        names = ("tokens", "targets", "positions", "samples")
+        return replace(self, **{name: getattr(self, name).to(device) for name in names})
+
     def micro(self, count: int) -> list["Batch"]:
         """The rows in `count` micro-batches, as even as can be; `total` is unchanged, so their losses add."""
         return [self.rows(i, count) for i in range(count)]

@@ -52,7 +52,8 @@ def _scores(q, k, queries, keys, window, masked):
     """Scaled scores (B, H, R, S) of one strip, -inf where a query does not see a key."""
     scores = q @ k.mT * q.size(-1) ** -0.5
     if masked:
-        behind = torch.tensor(queries)[:, None] - torch.tensor(keys)
+        queries, keys = (torch.tensor(at).to(scores.device) for at in (queries, keys))
+        behind = queries[:, None] - keys
         scores = scores.masked_fill(
             (behind < 0) if window is None else (behind < 0) | (behind > window), -torch.inf
         )

@@ -115,7 +115,7 @@ class Flat:
     def drop(self) -> None:
         """Free the whole stretch. The parameters keep their shapes over a single element."""
         self.full = None
-        stand_in = torch.zeros(1, dtype=self.dtype)
+        stand_in = self.shard.new_zeros(1, dtype=self.dtype)
         for p, shape in zip(self.parameters, self.shapes, strict=True):
             p.data = stand_in.expand(shape)
 
@@ -149,7 +149,7 @@ class Flat:
 
     def assemble(self, values: list[torch.Tensor]) -> list[torch.Tensor]:
         """Whole tensors from values that belong to the pieces of all ranks."""
-        shard = torch.zeros(self.length, dtype=values[0].dtype if values else self.shard.dtype)
+        shard = self.shard.new_zeros(self.length, dtype=values[0].dtype if values else None)
         for (_, _, here), value in zip(self.shares(), values, strict=True):
             shard[here] = value.detach()
         return self.split(self.join_shards(shard))

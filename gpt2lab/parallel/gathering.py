@@ -107,11 +107,11 @@ class _Borrow(torch.autograd.Function):
         ctx.share, ctx.give_back = share, give_back
         ctx.lent = [None if p is None else share.table.sizes[s] for s, p in enumerate(parts)]
         joined = torch.cat([p for p in parts if p is not None], -2)
-        return joined.index_select(-2, _sorting(share, ctx.lent))
+        return joined.index_select(-2, _sorting(share, ctx.lent).to(joined.device))
 
     @staticmethod
     def backward(ctx, grad):
-        order = torch.argsort(_sorting(ctx.share, ctx.lent))
+        order = torch.argsort(_sorting(ctx.share, ctx.lent)).to(grad.device)
         pieces = iter(grad.index_select(-2, order).split([n for n in ctx.lent if n is not None], -2))
         parts = [None if n is None else next(pieces).contiguous() for n in ctx.lent]
         return ctx.give_back(parts, ctx.share), None, None, None
@@ -152,5 +152,5 @@ def gather_qkv(q, k, v, share: Share):
     Forward: all-gather, 3/2 (S - c_(r+1)) bytes per rank. Backward: all-reduce, 3/2 times 2 (N-1)/N S.
     """
     qkv, keys = borrow(torch.stack((q, k, v)), share, gather, by_all_reduce)
-    own = qkv[0].index_select(-2, torch.tensor(share.mine, dtype=torch.long))
+    own = qkv[0].index_select(-2, torch.tensor(share.mine, dtype=torch.long).to(q.device))
     return block_attention(own, qkv[1], qkv[2], share.mine, keys, share.window, share.tile)

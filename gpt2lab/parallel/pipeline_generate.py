@@ -17,18 +17,19 @@ from ..ranks import comm, trace
 class Stream:
     """Some rows of the batch on their way: their prompts, and the keys and values that this rank has seen."""
 
-    def __init__(self, rows: Sequence[int], prompts: Sequence[Sequence[int]], new: int):
-        self.rows, self.lengths = list(rows), [len(prompts[r]) for r in rows]
+    def __init__(self, rows: Sequence[int], prompts: Sequence[Sequence[int]], new: int, device: torch.device):
+        self.rows, self.lengths, self.device = list(rows), [len(prompts[r]) for r in rows], device
         self.cache = KVCache(max(self.lengths) + new)
         longest = max(self.lengths)
-        self.tokens = torch.tensor([list(prompts[r]) + [0] * (longest - len(prompts[r])) for r in rows])
-        self.positions = torch.arange(longest)
-        self.pick = torch.tensor(self.lengths) - 1
+        padded = [list(prompts[r]) + [0] * (longest - len(prompts[r])) for r in rows]
+        self.tokens = torch.tensor(padded, device=device)
+        self.positions = torch.arange(longest, device=device)
+        self.pick = torch.tensor(self.lengths, device=device) - 1
 
     def extend(self, tokens: torch.Tensor) -> None:
         """Go on to the next token (B,) of every row."""
         self.tokens, self.pick = tokens[:, None], None
-        self.positions = torch.tensor(self.lengths)[:, None]
+        self.positions = torch.tensor(self.lengths, device=self.device)[:, None]
         self.lengths = [n + 1 for n in self.lengths]
 
 
@@ -54,7 +55,8 @@ def generate_streams(
     if not 1 <= streams <= len(prompts):
         raise ValueError(f"{len(prompts)} prompts make no {streams} streams. Use 1 to {len(prompts)}.")
     groups = torch.arange(len(prompts)).tensor_split(streams)
-    flows = [Stream(rows.tolist(), prompts, new) for rows in groups]
+    device = next(engine.model.parameters()).device
+    flows = [Stream(rows.tolist(), prompts, new, device) for rows in groups]
     return _Round(engine, flows, len(prompts), Sampling(**sampling)).run(prompts, new, stop)
 
 
@@ -67,7 +69,7 @@ class _Round:
         self.number = next(self.model.parameters()).detach().new_zeros(())
 
     def run(self, prompts, new, stop):
-        drawn = torch.zeros(self.rows, new, dtype=torch.long)  # (rows, new)
+        drawn = self.number.new_zeros(self.rows, new, dtype=torch.long)  # (rows, new)
         for n in range(new):
             for number, flow in enumerate(self.flows):
                 if n:
@@ -109,7 +111,7 @@ class _Round:
         whole[flow.rows] = logits
         for row, length in zip(flow.rows, flow.lengths, strict=True):
             lengths[row] = length
-        return torch.tensor(self.choose.draw(whole, lengths))[flow.rows]
+        return torch.tensor(self.choose.draw(whole, lengths), device=x.device)[flow.rows]
 
     def _send(self, x, to):
         self.leaving.append(comm.isend(x, self.axis, to))

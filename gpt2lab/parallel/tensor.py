@@ -180,7 +180,7 @@ class _VocabLoss(torch.autograd.Function):
         total, target = comm.all_reduce(sums, axis, own=True)
         counts = targets != -100
         ctx.save_for_backward(p.div_(total[:, None]), place.where(here, 0), here, counts)
-        return (total.log() - target)[counts].sum()
+        return (total.log() - target).where(counts, 0.0).sum()
 
     @staticmethod
     def backward(ctx, grad):

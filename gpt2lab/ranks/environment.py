@@ -13,6 +13,12 @@ LAUNCHERS = {  # name: where it writes the global rank, the number of ranks, the
     "srun": ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID"),
     "mpirun": ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),
 }
+NEIGHBOURS = {  # name: where it writes how many ranks a machine has (Slurm: such as 4(x2),3)
+    "torchrun": "LOCAL_WORLD_SIZE",
+    "srun": "SLURM_TASKS_PER_NODE",
+    "mpirun": "OMPI_COMM_WORLD_LOCAL_SIZE",
+}
+WITH_GPUS = "cpu:gloo,cuda:nccl"  # the backend of ranks of which each has a GPU
 RESTARTS = {  # name: where it writes what the job is called, and how often it was started again
     "torchrun": ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"),
     "srun": ("SLURM_JOB_ID", "SLURM_RESTART_COUNT"),
@@ -21,7 +27,7 @@ RESTARTS = {  # name: where it writes what the job is called, and how often it w
 
 @dataclass(frozen=True)
 class Place:
-    """Who this process is: its launcher, global rank, number of ranks, rank on this machine.
+    """Who this process is: its launcher, global rank, number of ranks, rank on this machine, and of how many there.
 
     `job` is what the launcher calls the job, also after it has started it again for the `restarts`-th time.
     """
@@ -30,6 +36,7 @@ class Place:
     rank: int
     world_size: int
     local_rank: int
+    neighbours: int
     job: str = ""
     restarts: int = 0
 
@@ -42,15 +49,17 @@ def place() -> Place | None:
             if world_size > 1:
                 job, restarts = RESTARTS.get(launcher, ("", ""))
                 again = int(os.environ.get(restarts, "0"))
-                return Place(launcher, rank, world_size, local_rank, os.environ.get(job, ""), again)
+                said = os.environ.get(NEIGHBOURS[launcher], str(world_size))
+                most = max(int(part.split("(")[0]) for part in said.split(","))
+                return Place(launcher, rank, world_size, local_rank, most, os.environ.get(job, ""), again)
     return None
 
 
 @contextmanager
-def joined(here: Place, timeout: float = 60.0):
+def joined(here: Place, device: str = "cpu", timeout: float = 60.0):
     """Join the job's process group; leave it at the end.
 
-    gloo carries tensors of the CPU; with a GPU for every rank NCCL carries those of the GPUs.
+    gloo carries tensors of the CPU; where the device is cuda, NCCL carries those of the GPUs, one for each rank.
 
     Ranks find each other under the number of this start: torchrun keeps its store through a restart, with the
     addresses of the ranks that have died in it.
@@ -63,9 +72,9 @@ def joined(here: Place, timeout: float = 60.0):
             f"first machine's address as MASTER_ADDR and a free port as MASTER_PORT."
         )
     backend = "gloo"
-    if torch.cuda.is_available() and torch.cuda.device_count() > here.local_rank:
+    if device == "cuda":
         torch.cuda.set_device(here.local_rank)
-        backend = "cpu:gloo,cuda:nccl"
+        backend = WITH_GPUS
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     span = timedelta(seconds=timeout)
     store = next(dist.rendezvous("env://", here.rank, here.world_size, timeout=span))[0]

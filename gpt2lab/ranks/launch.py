@@ -24,7 +24,7 @@ def launch(
     RankFailed, and no process is left behind.
 
     `backend` is what carries the bytes: "shm" (memory the ranks share, the default where the system has it),
-    "gloo" (sockets, everywhere) or "nccl" (GPUs).
+    "gloo" (sockets, everywhere) or "nccl" (a GPU for each rank; gloo carries what is on the CPU).
     """
     __tracebackhide__ = True
     with Ranks(ranks, timeout=timeout, echo=echo, backend=backend) as pool:

@@ -22,6 +22,7 @@ from pathlib import Path
 
 from gpt2lab import transport
 from gpt2lab.ranks import board
+from gpt2lab.ranks.environment import WITH_GPUS
 from gpt2lab.ranks.guard import die_with_parent
 
 HEADER = struct.Struct("<Q")
@@ -105,6 +106,7 @@ def _join_group(rank: int, world: int, folder: str, backend: str, timeout: float
         transport.register()
     if backend == "nccl":
         torch.cuda.set_device(rank % torch.cuda.device_count())
+        backend = WITH_GPUS
     store = dist.FileStore(str(Path(folder, "store")), world)
     # The parent notices a hang first and explains it; the group's own timeout is only the last resort.
     patience = datetime.timedelta(seconds=2 * timeout + 60)

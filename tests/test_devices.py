@@ -1,0 +1,90 @@
+"""Training on GPUs: every strategy keeps to its rank's device, and who asks for GPUs that are not there hears of it."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from gpt2lab import cli
+from gpt2lab.plan import Plan, build
+from gpt2lab.ranks import environment
+from gpt2lab.ranks.mesh import Mesh
+from gpt2lab.run import Options
+from gpt2lab.train import Recipe, Trainer
+from gpt2lab.verify import CONFIG, example_batch
+
+HERE = Path(__file__).parent
+DATA = [
+    "serial",
+    "recompute=on",
+    "loss=chunked",
+    "dp=2,data=naive",
+    "dp=2,data=server",
+    "dp=3,data=servers",
+    "dp=2",
+]
+ZERO = ["dp=2,zero=1", "dp=2,zero=2", "dp=2,zero=3", "dp=2,zero=3,data=owner"]
+SPLIT = ["tp=2", "tp=2,sp=on", "pp=2,micro=2", "pp=2,micro=4,schedule=zb_h1"]
+ATTENTION = [f"cp=2,exchange={name}" for name in ("qkv", "kv", "kv-roots", "triangle", "ring", "heads")]
+MORE = ["cp=2,layout=zigzag,exchange=ring", "dp=2,tp=2", "pp=2,dp=2,tp=2,micro=2"]
+PLANS = [*DATA, *ZERO, *SPLIT, *ATTENTION, *MORE]
+
+
+@pytest.fixture(scope="module")
+def steps():
+    """What every plan does on a device that does not exist, from a process of its own."""
+    command = [sys.executable, str(HERE / "device_steps.py"), *PLANS]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.parametrize("plan", PLANS)
+def test_a_step_never_mixes_devices(steps, plan):
+    assert all(found == ["gpu:0"] for found in steps[plan]), steps[plan]
+
+
+def test_mutant_that_forgets_to_move_the_batch_is_noticed(steps):
+    (found,) = steps["mutant"]
+    assert "found at least two devices, gpu:0 and cpu" in found
+
+
+def test_gpus_that_are_not_there_are_refused_in_one_sentence(monkeypatch, capsys):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert cli.main(["train", "--device", "cuda", "--plan", "dp=3", "--steps", "1", "--bench"]) != 0
+    said = capsys.readouterr().err
+    assert "--device cuda needs a GPU for each of the 3 ranks of this machine, and PyTorch sees 2." in said
+
+
+@pytest.mark.parametrize(
+    ("asked", "ranks", "used"),
+    [("auto", 2, "cuda"), ("auto", 3, "cpu"), ("cpu", 1, "cpu"), ("cuda", 2, "cuda")],
+)
+def test_each_rank_has_a_gpu_of_its_own_or_none_has(asked, ranks, used, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert Options(device=asked).the_device(ranks) == used
+
+
+def test_slurm_says_how_many_ranks_share_a_machine(monkeypatch):
+    for name, value in {"SLURM_PROCID": "5", "SLURM_NTASKS": "11", "SLURM_LOCALID": "1"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("SLURM_TASKS_PER_NODE", "4(x2),3")
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
+        monkeypatch.delenv(name, raising=False)
+    assert environment.place().neighbours == 4
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")
+@pytest.mark.parametrize("plan", ["serial", "recompute=on", "loss=chunked"])
+def test_a_gpu_trains_as_the_cpu_does(plan):
+    losses = {}
+    for device in ("cpu", "cuda"):
+        parallel = build(Plan.parse(plan), CONFIG, Mesh(), torch.float64, device=device)
+        trainer = Trainer(parallel, Recipe(lr=1e-3))
+        losses[device] = [trainer.step(example_batch(CONFIG, 7, 12)).loss for _ in range(5)]
+    assert losses["cuda"] == pytest.approx(losses["cpu"], rel=1e-10)
