@@ -52,6 +52,8 @@ class Sampling:
 
     def draw(self, logits: torch.Tensor, lengths: Sequence[int]) -> list[int]:
         """One token for each row of logits (B, V); lengths[b] is the position that row b fills."""
+        if self.temperature == 0:
+            return logits.argmax(-1).tolist()
         sums = self.probabilities(logits).cumsum(-1)  # (B, V)
         uniform = [_uniform(self.seed, row, position) for row, position in enumerate(lengths)]
         marks = torch.tensor(uniform, dtype=torch.float64, device=sums.device)[:, None] * sums[:, -1:]

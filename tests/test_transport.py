@@ -6,6 +6,7 @@ import subprocess
 import threading
 import time
 import weakref
+from datetime import timedelta
 
 import pytest
 import torch
@@ -244,8 +245,6 @@ def test_what_it_cannot_do_it_says(pool):
 
 
 def small_group(patience=None):
-    from datetime import timedelta
-
     return dist.new_group([0, 1, 2], timeout=timedelta(seconds=patience or 60))
 
 
@@ -276,6 +275,20 @@ def test_a_late_rank_is_named(three):
     (text, _), _, (other, _) = three.run(work)
     assert "rank 1 has not come, while rank 0 waited for it in all_reduce" in text
     assert "rank 1 has not come" in other or "rank 0" in other
+
+
+def test_a_wait_ends_when_it_was_asked_to_and_the_call_goes_on(three):
+    def work(rank, world_size):
+        time.sleep(0.6 if rank == 1 else 0.0)
+        total = torch.ones(3)
+        handle = dist.all_reduce(total, async_op=True)
+        text, seconds = caught(lambda: handle.wait(timedelta(seconds=0.2))) if rank == 0 else ("", 0)
+        handle.wait()
+        return text, seconds, total.tolist()
+
+    (text, seconds, _), *_ = found = three.run(work)
+    assert "rank 0 waited for rank" in text and "in all_reduce for 0.2 s" in text and seconds < 0.5
+    assert [total for *_, total in found] == [[3.0] * 3] * 3
 
 
 def test_a_rank_that_leaves_is_named_at_once(three):

@@ -6,6 +6,7 @@ for a call drives the engine himself, which costs no switch of threads; for call
 of the engine's own drives. Nobody spins for long: a driver with nothing to do sleeps on the rank's bell.
 """
 
+import math
 import os
 import threading
 import time
@@ -75,16 +76,23 @@ class Engine:
             self._drive(lambda: call.done)
         self.wait(call)
 
-    def wait(self, call: Call) -> None:
-        """Return when a call that was begun is over; raises what went wrong in it."""
-        while not call.done:
+    def wait(self, call: Call, seconds: float = math.inf) -> None:
+        """Return when a call that was begun is over; raises what went wrong in it, and PeerLost after `seconds`."""
+        end = time.monotonic() + seconds
+        enough = lambda: call.done or time.monotonic() > end
+        while not enough():
             with self._changed:
-                while self._driven and not call.done:
-                    self._changed.wait()
-                if call.done:
+                while self._driven and not enough():
+                    self._changed.wait(min(end - time.monotonic(), threading.TIMEOUT_MAX))
+                if enough():
                     break
                 self._driven = True
-            self._drive(lambda: call.done)
+            self._drive(enough)
+        if not call.done:
+            peer = self._names[call.need.peer] if call.need else "another call"
+            raise PeerLost(
+                f"{self._me} waited for {peer} in {call.name} for {seconds:.1f} s, as long as it was asked to."
+            )
         if call.error is not None:
             raise call.error
 

@@ -1,5 +1,6 @@
 """What the caller of an asynchronous call gets: torch's Work, on an engine."""
 
+import math
 from datetime import timedelta
 
 import torch
@@ -16,8 +17,8 @@ class SharedMemoryWork(dist.Work):
         self._engine, self._call, self._result, self._inputs = engine, call, result, inputs
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        """Return when the call is over; raises what went wrong."""
-        self._engine.wait(self._call)
+        """Return when the call is over; raises what went wrong, and RuntimeError after `timeout`, if one is given."""
+        self._engine.wait(self._call, timeout.total_seconds() if timeout else math.inf)
         return True
 
     def is_completed(self) -> bool:
