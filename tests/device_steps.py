@@ -48,7 +48,7 @@ def move(model, device, dtype):
 
 
 def devices(text: str, rank: int) -> list[str]:
-    """Where weights and gradients are after two steps and an evaluation of one rank of a plan."""
+    """Where weights and gradients are after a step and an evaluation of one rank of a plan."""
     plan = Plan.parse(text)
     config = replace(CONFIG, n_layer=4 if plan.pp > 1 else 1)
     dist.init_process_group("fake", rank=rank, world_size=plan.world, store=FakeStore())
@@ -72,8 +72,7 @@ def devices(text: str, rank: int) -> list[str]:
             )
             batch = Batch(tokens, tokens.clone(), positions, samples, tokens.numel())
             trainer = Trainer(build(plan, config, meshes.Mesh(**axes(plan)), device="gpu"))
-            for _ in range(2):
-                trainer.step(batch)
+            trainer.step(batch)
             trainer.evaluate([batch])
             held = [p.tensor for p in trainer.parallel.sync.pieces]
             return sorted({str(t.device) for t in [*held, *(h.grad for h in held)]})

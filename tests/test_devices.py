@@ -16,6 +16,7 @@ from gpt2lab.run import Options
 from gpt2lab.train import Recipe, Trainer
 from gpt2lab.verify import CONFIG, example_batch
 
+pytestmark = pytest.mark.timeout(400)
 HERE = Path(__file__).parent
 DATA = [
     "serial",
@@ -29,7 +30,7 @@ DATA = [
 ZERO = ["dp=2,zero=1", "dp=2,zero=2", "dp=2,zero=3", "dp=2,zero=3,data=owner"]
 SPLIT = ["tp=2", "tp=2,sp=on", "pp=2,micro=2", "pp=2,micro=4,schedule=zb_h1"]
 ATTENTION = [f"cp=2,exchange={name}" for name in ("qkv", "kv", "kv-roots", "triangle", "ring", "heads")]
-MORE = ["cp=2,layout=zigzag,exchange=ring", "dp=2,tp=2", "pp=2,dp=2,tp=2,micro=2"]
+MORE = ["cp=2,layout=zigzag,exchange=ring", "dp=2,tp=2"]
 PLANS = [*DATA, *ZERO, *SPLIT, *ATTENTION, *MORE]
 
 
@@ -37,7 +38,7 @@ PLANS = [*DATA, *ZERO, *SPLIT, *ATTENTION, *MORE]
 def steps():
     """What every plan does on a device that does not exist, from a process of its own."""
     command = [sys.executable, str(HERE / "device_steps.py"), *PLANS]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
 

@@ -164,7 +164,7 @@ for n in (1, 2, 4):
 show(
     plots.scaling(totals, int(machine()["cores"])),
     "measured",
-    "what ranks do together over what one does. Own cache and arithmetic multiply; memory is shared.",
+    "what ranks do together over what one does: what each has for itself multiplies, what they share does not.",
     "Total rate over the rate of one rank for 1, 2 and 4 ranks, three lines and a dashed ideal",
 )
 flops = totals["matrix product"][1]
@@ -174,10 +174,14 @@ print(
 )
 
 # %% [markdown]
-# That last ratio is the *machine balance*. A product of n x n matrices does n/2 operations for each number it touches
-# and can keep the core busy; adding two vectors does a third of one and cannot. With more ranks than cores nothing
-# grows any more, and a stopwatch measures how the operating system deals out turns. That is why later lessons count
-# bytes, pace, or simulate.
+# What is shared depends on what a "core" is. Real cores have their arithmetic and first caches to themselves, and share
+# the way to memory. The two of a small virtual machine are often two *threads* of one core: they share its arithmetic
+# and its caches, and multiply only where one alone would wait, as for memory. Which of the two is yours?
+#
+# The last ratio printed is the *machine balance*. A product of n x n matrices does n/2 operations for each number it
+# touches and can keep the core busy; adding two vectors does a third of one and cannot. With more ranks than cores
+# nothing grows any more, and a stopwatch measures how the operating system deals out turns. That is why later lessons
+# count bytes, pace, or simulate.
 #
 # ## How to time, and how not to
 #
