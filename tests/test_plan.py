@@ -1,12 +1,18 @@
 """Plans: read, printed back, refused in one sentence."""
 
+import math
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpt2lab import verify
+from gpt2lab.cli import main
+from gpt2lab.compositions import PAIRS
 from gpt2lab.model import GPT2Config
 from gpt2lab.plan import Plan, build
 from gpt2lab.ranks.mesh import Mesh
+from gpt2lab.verify import Claim
 
 CONFIG = GPT2Config(vocab_size=37, n_positions=16, n_layer=3, n_head=4, n_embd=24)
 
@@ -51,3 +57,16 @@ def test_a_sequence_longer_than_the_positions_is_refused():
 def test_a_serial_build_is_the_serial_model():
     parallel = build(Plan(), CONFIG, Mesh())
     assert sum(p.tensor.numel() for p in parallel.sync.pieces) == CONFIG.parameters
+
+
+@pytest.mark.parametrize("error", [2e-16, 0.5, math.nan])
+def test_plans_verify_prints_each_plan_with_its_largest_error_and_fails_when_one_differs(
+    error, monkeypatch, capsys
+):
+    claims = [Claim("loss", 1e-16, "loss"), Claim("every gradient", error, "wpe.weight", 3)]
+    monkeypatch.setattr(verify, "verify", lambda plan, config: verify.Report(Plan.parse(plan), claims))
+    assert main(["plans", "--verify", "--ranks", "4"]) == (0 if error < 1e-10 else 1)
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == len(PAIRS)
+    assert all("every gradient, wpe.weight on rank 3" in line for line in lines)
+    assert all(line.startswith("equal" if error < 1e-10 else "DIFFERS") for line in lines)

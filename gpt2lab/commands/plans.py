@@ -1,10 +1,12 @@
 """Which strategies go together: for each two of them, how many plans the tests compare with the serial run.
 
-python -m gpt2lab plans            the table
-python -m gpt2lab plans --list     the plans themselves; verify takes any of them
+python -m gpt2lab plans                    the table
+python -m gpt2lab plans --list             the plans themselves
+python -m gpt2lab plans --verify           compare each with the serial run, on up to 8 ranks; --ranks 16 for all
 """
 
 from ..compositions import ALL, PAIRS, TRIPLES, table
+from ..plan import Plan
 
 ORDER = ("pipeline", "data", "context", "tensor", "sequence", "ZeRO-1", "ZeRO-2", "ZeRO-3", "recompute")
 
@@ -12,14 +14,20 @@ ORDER = ("pipeline", "data", "context", "tensor", "sequence", "ZeRO-1", "ZeRO-2"
 def add_arguments(parser) -> None:
     """The options of the command."""
     parser.add_argument("--list", action="store_true", help="print the tested plans themselves")
+    parser.add_argument(
+        "--verify", action="store_true", help="run them all and print each one's largest error"
+    )
+    parser.add_argument("--ranks", type=int, default=8, help="leave out plans of more ranks (default 8)")
 
 
 def run(args) -> int:
-    """Print the table or the plans."""
+    """Print the table, the plans, or what comparing them with the serial run finds; 1 where one differs."""
+    if args.verify:
+        tested = [c for c in (*PAIRS, *TRIPLES, *ALL) if _world(c) <= args.ranks]
+        return 1 if [c for c in tested if not _verified(c)] else 0
     if args.list:
         for c in (*PAIRS, *TRIPLES, *ALL):
-            extra = f"  (window {c.window})" if c.window else f"  (dropout {c.dropout})" if c.dropout else ""
-            print(c.plan + extra)
+            print(c.plan + _extra(c))
         return 0
     found = table()
     print("Tested plans that use both (each equals the serial run to 1e-10 in float64):\n")
@@ -28,3 +36,23 @@ def run(args) -> int:
         print(f"{a:11}" + "".join(f"{len(found.get((a, b), [])) or '-':>11}" for b in ORDER))
     print("\nMesh order, outermost first: pp, dp, cp, tp. Neighbouring ranks are tensor-parallel ranks.")
     return 0
+
+
+def _verified(composition) -> bool:
+    """Print one line about a plan: the largest error of all that was compared, and where it is."""
+    from ..verify import verify
+
+    report = verify(composition.plan, composition.config)
+    worst = max(report.claims, key=lambda claim: (claim.error != claim.error, claim.error))  # NaN above all
+    where = f"{worst.name}, {worst.tensor} on rank {worst.rank}"
+    verdict = "equal  " if report.ok else "DIFFERS"
+    print(f"{verdict} {worst.error:.1e}  {composition.plan}{_extra(composition)}: {where}", flush=True)
+    return report.ok
+
+
+def _world(composition) -> int:
+    return Plan.parse(composition.plan).world
+
+
+def _extra(c) -> str:
+    return f"  (window {c.window})" if c.window else f"  (dropout {c.dropout})" if c.dropout else ""
