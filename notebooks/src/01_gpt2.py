@@ -20,7 +20,6 @@ from gpt2lab.lessons import explore, show, show_source, table
 from gpt2lab.model import GPT2, PRESETS, Attention
 from gpt2lab.plots import gpt2 as plots
 from gpt2lab.plots.curves import curves
-from gpt2lab.plots.ladder import ladder
 from gpt2lab.plots.timeline import timeline
 from gpt2lab.ranks import comm, memory, trace
 from gpt2lab.ranks.digest import summ
@@ -448,24 +447,12 @@ print("gradients agree to float32's rounding:", torch.allclose(whole, chunked, r
 print("in less than half of the memory:", chunked_peak < whole_peak / 2)
 
 # %% [markdown]
-# What they give together, for GPT-2 124M with B=4, T=64 on two threads: `python -m gpt2lab bench step` runs every rung
-# in a process of its own, in turns, beside `transformers`, which uses the same fused AdamW. It takes two minutes, so
-# here is what it said:
-
-# %%
-seconds = LADDER
-show(
-    ladder(seconds),
-    "measured",
-    "one training step on two cores, by the benchmark, each rung with all above it; transformers is 1.",
-    "Five bars: transformers, ours plain, with chunked loss, with huge pages, with oneDNN; each shorter",
-)
-
-# %% [markdown]
-# The last rung spends nearly all of its time in matrix products, at the rate that the machine has for them: what is
-# left to gain are fewer bits. In *bfloat16* a product has 8 significant bits and float32's range. `--autocast` uses it
-# for the products alone: weights, sums and updates stay in float32. Processors with units for it (`gpt2lab info`) are
-# then faster, others only less exact. How much less? Same batches, same start:
+# What each gives on your machine, beside `transformers` in the same run: `python -m gpt2lab bench step` prints the
+# ladder and draws it, in two minutes, and says how near its last rung comes to the machine's own rate of matrix
+# products. What is left to gain then are fewer bits. In *bfloat16* a product has 8 significant bits
+# and float32's range. `--autocast` uses it for the products alone: weights, sums and updates stay in float32.
+# Processors with units for it (`gpt2lab info`) are then faster, others only less exact. How much less? Same batches,
+# same start:
 
 
 # %%
@@ -490,7 +477,7 @@ print("the loss falls, and the curves stay within 1 % of each other:", exact[-1]
 show(
     curves({"float32": exact, "products in bfloat16": rough}),
     "computed",
-    "24 steps of nano: one curve covers the other; their distance is about a thousandth of the loss.",
+    "24 steps of nano: one curve covers the other; they are a thousandth of a nat apart, or less.",
     "Left two loss curves on top of each other, right their distance on a log scale",
 )
 
@@ -546,17 +533,23 @@ print("same 20 tokens:", slow == fast, "| positions computed:", sum(range(4, 24)
 from gpt2lab.generate import next_logits
 
 model = GPT2(config)
-times = {}
-for name, use in (("no cache", False), ("cache", True)):
-    rows, kept, times[name] = [list(prompt)], KVCache(128) if use else None, []
+
+
+def per_token(use):
+    """Milliseconds for each of 100 new tokens."""
+    rows, kept, times = [list(prompt)], KVCache(128) if use else None, []
     for _ in range(100):
         start = time.perf_counter()
         rows[0].append(int(next_logits(model, rows, kept).argmax()))
-        times[name].append(1000 * (time.perf_counter() - start))
+        times.append(1000 * (time.perf_counter() - start))
+    return times
+
+
+fastest = lambda use: [min(trials) for trials in zip(*(per_token(use) for _ in range(4)), strict=True)]
 show(
-    plots.per_token(times),
+    plots.per_token({"no cache": fastest(False), "cache": fastest(True)}),
     "measured",
-    "milliseconds for each new token; without a cache the cost grows with the text.",
+    "milliseconds for each new token, the fastest of four runs; without a cache the cost grows with the text.",
     "Two lines over 100 new tokens: the one without cache rises, the one with cache is flat",
 )
 
