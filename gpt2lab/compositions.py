@@ -57,6 +57,7 @@ TRIPLES = (  # on 8 ranks
 )
 
 ALL = (Composition("pp=2,dp=2,cp=2,tp=2,micro=2,zero=2,sp=on,layout=zigzag,exchange=ring"),)  # on 16 ranks
+TESTED = (*PAIRS, *TRIPLES, *ALL)
 
 
 def used(plan: Plan) -> list[str]:
@@ -69,7 +70,7 @@ def used(plan: Plan) -> list[str]:
 def table() -> dict[tuple[str, str], list[str]]:
     """For each two strategies the tested plans that use both."""
     found: dict[tuple[str, str], list[str]] = {}
-    for composition in (*PAIRS, *TRIPLES, *ALL):
+    for composition in TESTED:
         names = used(Plan.parse(composition.plan))
         for a in names:
             for b in names:

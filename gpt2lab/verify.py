@@ -36,6 +36,11 @@ class Claim:
     rank: int = 0
 
     @property
+    def size(self) -> float:
+        """The error; not a number is worse than any number."""
+        return self.error if self.error == self.error else float("inf")
+
+    @property
     def digits(self) -> str:
         """The error as text that no machine's rounding changes: 0 where it must be, < 1e-12, or the number."""
         if self.name in EXACT and self.error == 0:
@@ -96,8 +101,7 @@ def verify(
 
 def worst(found: list[list[Claim]]) -> list[Claim]:
     """Of what all ranks found (`compare`), each claim where its error is largest; NaN is worse than any number."""
-    size = lambda claim: claim.error if claim.error == claim.error else float("inf")
-    return [max(claims, key=size) for claims in zip(*found, strict=True)]
+    return [max(claims, key=lambda claim: claim.size) for claims in zip(*found, strict=True)]
 
 
 def example_batch(config: GPT2Config, rows: int, length: int) -> Batch:

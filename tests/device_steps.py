@@ -12,20 +12,18 @@ import json
 import sys
 from contextlib import ExitStack
 from dataclasses import replace
-from datetime import timedelta
 from unittest.mock import patch
 
 import torch
-import torch.distributed as dist
+from plan_cases import pretended
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils import backend_registration as registration
 
 from gpt2lab.corpus.batches import Batch
 from gpt2lab.model import GPT2Config
 from gpt2lab.parallel.context import Split
 from gpt2lab.plan import Plan, build
-from gpt2lab.ranks import mesh as meshes
+from gpt2lab.ranks.mesh import Mesh
 from gpt2lab.train import Trainer
 from gpt2lab.verify import axes
 
@@ -51,33 +49,25 @@ def devices(text: str, rank: int) -> list[str]:
     """Where weights and gradients are after a step and an evaluation of one rank of a plan."""
     plan = Plan.parse(text)
     config = replace(CONFIG, n_layer=4 if plan.pp > 1 else 1)
-    dist.init_process_group("fake", rank=rank, world_size=plan.world, store=FakeStore())
-    fakes = (  # what needs numbers, or a real process group
+    fakes = (  # what needs numbers
         (torch.nn.Module, "to", move),
         (torch.Tensor, "item", lambda _: 1.0),
         (torch.Tensor, "__float__", lambda _: 1.0),
         (torch.Tensor, "__bool__", lambda _: True),
         (Split, "_check", lambda *_: None),
-        (meshes, "_timeout", lambda *_: timedelta(60)),
     )
-    try:
-        with ExitStack() as stack:
-            for fake in fakes:
-                stack.enter_context(patch.object(*fake))
-            stack.enter_context(FakeTensorMode())
-            tokens, positions, samples = (
-                torch.ones(7, 12, dtype=torch.long),
-                torch.arange(12),
-                torch.arange(7),
-            )
-            batch = Batch(tokens, tokens.clone(), positions, samples, tokens.numel())
-            trainer = Trainer(build(plan, config, meshes.Mesh(**axes(plan)), device="gpu"))
-            trainer.step(batch)
-            trainer.evaluate([batch])
-            held = [p.tensor for p in trainer.parallel.sync.pieces]
-            return sorted({str(t.device) for t in [*held, *(h.grad for h in held)]})
-    finally:
-        dist.destroy_process_group()
+    with ExitStack() as stack:
+        stack.enter_context(pretended(rank, plan.world))
+        for fake in fakes:
+            stack.enter_context(patch.object(*fake))
+        stack.enter_context(FakeTensorMode())
+        tokens, positions, samples = torch.ones(7, 12, dtype=torch.long), torch.arange(12), torch.arange(7)
+        batch = Batch(tokens, tokens.clone(), positions, samples, tokens.numel())
+        trainer = Trainer(build(plan, config, Mesh(**axes(plan)), device="gpu"))
+        trainer.step(batch)
+        trainer.evaluate([batch])
+        held = [p.tensor for p in trainer.parallel.sync.pieces]
+        return sorted({str(t.device) for t in [*held, *(h.grad for h in held)]})
 
 
 def outcome(text: str) -> list:

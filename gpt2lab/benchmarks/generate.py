@@ -5,15 +5,15 @@ count. The last line says what bounds a single text: every new token reads every
 """
 
 import argparse
-import statistics
 import tempfile
-import time
+from functools import partial
 
 import torch
 
 from ..generate import generate
 from ..model import GPT2, PRESETS
 from ..speed import copy_rate
+from .step import medians
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -30,13 +30,12 @@ def run(args: argparse.Namespace) -> int:
     """Print tokens a second of each, ratios to transformers, and how long reading the weights takes."""
     torch.set_num_threads(args.threads)
     ways, size = contestants(args.config, args.rows, args.prompt, args.tokens)
-    times, texts = {way: [] for way in ways}, {}
-    for trial in range(args.trials + 1):
-        for way, write in ways.items():
-            start = time.perf_counter()
-            texts[way] = write()
-            times[way] += [time.perf_counter() - start] if trial else []
-    seconds = {way: statistics.median(t) for way, t in times.items()}
+    texts = {}
+
+    def write(way):
+        texts[way] = ways[way]()
+
+    seconds = dict(zip(ways, medians(args.trials, *(partial(write, way) for way in ways)), strict=True))
     count = args.rows * args.tokens
     print(
         f"{args.config}, {args.rows} x {args.tokens} tokens after {args.prompt}, "

@@ -102,7 +102,7 @@ def their_model(config: GPT2Config):
     from transformers import GPT2LMHeadModel
 
     sizes = {n: getattr(config, n) for n in ("vocab_size", "n_positions", "n_layer", "n_head", "n_embd")}
-    off = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+    off = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0, "use_cache": False}
     return GPT2LMHeadModel(TheirConfig(**sizes, **off))
 
 
