@@ -22,7 +22,6 @@ from pathlib import Path
 
 from gpt2lab import transport
 from gpt2lab.ranks import board
-from gpt2lab.ranks.environment import WITH_GPUS
 from gpt2lab.ranks.guard import die_with_parent
 
 HEADER = struct.Struct("<Q")
@@ -96,6 +95,8 @@ def _redirect(output: Connection) -> None:
 def _join_group(rank: int, world: int, folder: str, backend: str, timeout: float) -> None:
     import torch
     import torch.distributed as dist
+
+    from gpt2lab.ranks.environment import WITH_GPUS
 
     torch.set_num_threads(1)
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world))
