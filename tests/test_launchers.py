@@ -1,9 +1,8 @@
-"""The same command under torchrun and mpirun; a rank that dies costs nothing but time."""
+"""The same command under torchrun, mpirun and srun; a rank that dies costs nothing but time."""
 
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -11,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from slurm import free_ports, slurm
 
 from gpt2lab import checkpoint, pretrained
 from gpt2lab.ranks import environment
@@ -40,10 +40,9 @@ def losses(out) -> list[float]:
     return [e["loss"] for e in read_log(run)]
 
 
-def free_port() -> str:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return str(s.getsockname()[1])
+def meeting_place() -> dict[str, str]:
+    """Where ranks that no torchrun brings together find each other."""
+    return {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_ports(1)[0])}
 
 
 def test_the_environment_says_who_we_are_and_whether_we_were_started_again(monkeypatch):
@@ -121,12 +120,24 @@ def test_four_ranks_under_mpirun_equal_four_ranks_of_our_own(tmp_path):
     mpirun = shutil.which("mpirun")
     if not mpirun:
         pytest.skip("mpirun is not installed (Debian: apt-get install openmpi-bin)")
-    env = ENV | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
+    env = ENV | meeting_place()
     env |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     ours = [sys.executable, "-m", "gpt2lab"]
     finish([mpirun, "--oversubscribe", "-np", "4", *ours, *arguments(tmp_path / "mpi", 3)], env)
     finish([*ours, *arguments(tmp_path / "own", 3)])
     assert losses(tmp_path / "mpi") == losses(tmp_path / "own")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_four_ranks_under_srun_equal_four_ranks_of_our_own(tmp_path):
+    ours = [sys.executable, "-m", "gpt2lab"]
+    (tmp_path / "cluster").mkdir()
+    with slurm(tmp_path / "cluster") as cluster:
+        env = ENV | cluster | meeting_place()
+        finish(["srun", "--ntasks", "4", *ours, *arguments(tmp_path / "srun", 3)], env)
+    finish([*ours, *arguments(tmp_path / "own", 3)])
+    assert losses(tmp_path / "srun") == losses(tmp_path / "own")
 
 
 @pytest.mark.slow
