@@ -332,8 +332,17 @@ def test_calls_that_do_not_fit_are_named_with_both_sides(three):
     both = "rank 0 and rank 1 do not fit together: all_reduce SUM float32 expects 16 bytes, what came is 20 bytes"
     assert both in found[0][0] and found[0][0] == found[0][1]
     assert (
-        "broadcast float32 expects 16 bytes, what came is 16 bytes of all_reduce SUM float32" in found[2][0]
+        "broadcast float32 of root 0 expects 16 bytes, what came is 16 bytes of all_reduce SUM float32"
+        in found[2][0]
     )
+
+
+def test_broadcasts_of_different_roots_do_not_fit(three):
+    def work(rank, world_size):
+        return caught(lambda: dist.broadcast(torch.ones(3), 1 if rank == 1 else 0) or dist.barrier())[0]
+
+    found = three.run(work)
+    assert any("broadcast float32 of root" in text for text in found)
 
 
 def test_one_fault_ends_all_that_is_under_way(three):
@@ -349,18 +358,87 @@ def test_one_fault_ends_all_that_is_under_way(three):
     assert [others for _, others in found] == [[found[0][0]] * 2, [], [found[2][0]] * 2]
 
 
-def test_after_a_fault_no_other_call_goes_on():
-    from gpt2lab.transport.engine import Call, Engine
+def rank_0_of(ranks: int):
+    """The memory of a group whose other ranks are played by the test, and the engine of its rank 0."""
+    from gpt2lab.transport.engine import Engine
     from gpt2lab.transport.memory import Memory
-    from gpt2lab.transport.stream import Need
 
     descriptor = os.memfd_create("test")
-    memory = Memory(descriptor, 2)
+    memory = Memory(descriptor, ranks)
     os.close(descriptor)
     memory.prepare(bytes(32))
-    memory.sign(1)
-    engine = Engine(memory, 0, ["rank 0", "rank 1"], 60, 2)
-    engine._thread = threading.current_thread()  # nobody drives beside this test
+    for rank in range(ranks):
+        memory.sign(rank)
+    engine = Engine(memory, 0, [f"rank {r}" for r in range(ranks)], 60, ranks)
+    engine._thread = threading.current_thread()  # nobody drives beside the test
+    return memory, engine
+
+
+def hears_from(memory, *peers):
+    """The steps of a call that needs a delivery of each peer in turn."""
+    from gpt2lab.transport.stream import Need
+
+    for peer in peers:
+        yield Need(memory.pair(peer, 0, messages=False).full, peer)
+
+
+def test_a_rank_that_is_gone_is_missed_however_often_the_bell_rings():
+    from gpt2lab.transport.engine import Call
+
+    memory, engine = rank_0_of(2)
+    memory.leave(1)
+    done = threading.Event()
+
+    def ring():
+        until = time.monotonic() + 5
+        while not done.wait(0.01) and time.monotonic() < until:
+            transport.semaphores.post(memory.bell(0))
+
+    ringing = threading.Thread(target=ring)
+    ringing.start()
+    text, seconds = caught(lambda: engine.run("lane", Call("barrier", hears_from(memory, 1))))
+    done.set()
+    ringing.join()
+    assert "rank 1 has left the group" in text and seconds < 4
+
+
+def test_who_has_delivered_and_left_is_not_taken_for_who_is_late():
+    from gpt2lab.transport.engine import Call
+
+    memory, engine = rank_0_of(3)
+    call = Call("barrier", hears_from(memory, 1, 2))
+    engine.begin("lane", call)
+    transport.semaphores.post(memory.pair(1, 0, messages=False).full)
+    memory.leave(1)
+    engine._look_around()
+    assert call.error is None and call.need.peer == 2
+    memory.leave(2)
+    engine._look_around()
+    assert str(call.error).startswith("rank 2 has left the group, while rank 0 waited for it in barrier")
+
+
+def test_patience_counts_from_the_last_progress():
+    from gpt2lab.transport.engine import Call
+
+    memory, engine = rank_0_of(3)
+    call = Call("barrier", hears_from(memory, 1, 2))
+    engine.begin("lane", call)
+    call.since -= 59
+    transport.semaphores.post(memory.pair(1, 0, messages=False).full)
+    engine._look_around()
+    call.since -= 59
+    engine._look_around()
+    assert call.error is None
+    call.since -= 2
+    engine._look_around()
+    assert "rank 2 has not come" in str(call.error)
+
+
+def test_after_a_fault_no_other_call_goes_on():
+    from gpt2lab.transport.engine import Call
+    from gpt2lab.transport.stream import Need
+
+    memory, engine = rank_0_of(2)
     pairs, went_on = [memory.pair(1, 0, messages) for messages in (False, True)], []
 
     def fails():

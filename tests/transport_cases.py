@@ -91,6 +91,10 @@ def _lists(group, ranks, me, size, dtype, expect) -> None:
     dist.all_to_all_single(out, tensor(ranks[me], sum(going), dtype), coming, going, group=group)
     parts = [tensor(r, count * n, dtype)[me * n : (me + 1) * n] for r, n in zip(ranks, lengths, strict=True)]
     expect("all_to_all_single", out, torch.cat(parts))
+    out = torch.empty(count * size, dtype=dtype)
+    dist.all_to_all_single(out, tensor(ranks[me], count * size, dtype), group=group)
+    parts = [tensor(r, count * size, dtype)[me * size : (me + 1) * size] for r in ranks]
+    expect("all_to_all_single, even", out, torch.cat(parts))
 
 
 def _messages(group, me, count, mine, theirs, expect) -> None:

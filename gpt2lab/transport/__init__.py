@@ -11,10 +11,28 @@ looks like), `group` (what torch.distributed sees).
 
 import os
 
-from gpt2lab.transport.semaphores import AVAILABLE
+from gpt2lab.transport import semaphores
 
 NAME = "shm"
 __all__ = ["AVAILABLE", "NAME", "default", "register"]
+
+
+def _memory_can_be_shared() -> bool:
+    """Whether this system makes anonymous memory, and opens it again by its place in /proc."""
+    try:
+        descriptor = os.memfd_create("gpt2lab", os.MFD_CLOEXEC)
+    except (AttributeError, OSError):
+        return False
+    try:
+        os.close(os.open(f"/proc/{os.getpid()}/fd/{descriptor}", os.O_RDWR))
+        return True
+    except OSError:
+        return False
+    finally:
+        os.close(descriptor)
+
+
+AVAILABLE = semaphores.AVAILABLE and _memory_can_be_shared()
 
 
 def default() -> str:

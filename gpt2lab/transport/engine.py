@@ -19,7 +19,7 @@ from gpt2lab.transport.kinds import describe
 from gpt2lab.transport.stream import Misfit, Need
 
 ALERT = 5e-5  # seconds before a driver sleeps, where every rank has a core: falling asleep and waking take as long
-GLANCE = 0.1  # seconds asleep after which a driver looks whether those it waits for still live
+GLANCE = 0.1  # seconds after which a driver looks whether those it waits for still live
 
 
 class PeerLost(RuntimeError):
@@ -42,7 +42,7 @@ class Call:
     def __init__(self, name: str, steps):
         self.name, self.steps = name, steps
         self.need: Need | None = None
-        self.begun = time.monotonic()
+        self.since = time.monotonic()  # when it went on for the last time
         self.ended = False  # nothing is left to do
         self.done = False  # and nobody but its caller holds anything of it
         self.error: Exception | None = None
@@ -62,6 +62,7 @@ class Engine:
         self._changed = threading.Condition()
         self._lanes: dict[object, deque[Call]] = {}
         self._driven = self._closed = False
+        self._looked = 0.0
         self._broken: Exception | None = None
         self._thread: threading.Thread | None = None
 
@@ -78,6 +79,8 @@ class Engine:
 
     def wait(self, call: Call, seconds: float = math.inf) -> None:
         """Return when a call that was begun is over; raises what went wrong in it, and PeerLost after `seconds`."""
+        if call.done and call.error is None:
+            return
         end = time.monotonic() + seconds
         enough = lambda: call.done or time.monotonic() > end
         while not enough():
@@ -129,9 +132,10 @@ class Engine:
         try:
             self._advance()
             while not enough():
-                if not self._heard_at_once():
-                    self._sleep()
+                self._listen()
                 self._advance()
+                if time.monotonic() - self._looked > GLANCE:
+                    self._look_around()
         finally:
             with self._changed:
                 self._driven = False
@@ -151,22 +155,16 @@ class Engine:
                 self._driven = True
             self._drive(lambda: self._closed or not self._lanes)
 
-    def _heard_at_once(self) -> bool:
-        """Whether the bell rings within the moment that a rank with a core of its own stays awake for it."""
+    def _listen(self) -> None:
+        """Return when the bell has rung, or after a while without it; a rank with a core of its own dozes off late."""
         end = time.perf_counter() + self._alert
-        while time.perf_counter() < end:
-            if semaphores.take(self._bell):
-                return True
+        while not semaphores.take(self._bell):
+            if time.perf_counter() >= end:
+                semaphores.wait(self._bell, GLANCE)
+                break
             os.sched_yield()
-        return False
-
-    def _sleep(self) -> None:
-        """Until the bell rings; after a while without it, see whether those we wait for are still there."""
-        if semaphores.wait(self._bell, GLANCE):
-            while semaphores.take(self._bell):
-                pass
-        else:
-            self._look_around()
+        while semaphores.take(self._bell):  # one look answers all the rings so far
+            pass
 
     def _advance(self) -> None:
         """Let the first call of every lane go on as far as it can, then the next."""
@@ -179,6 +177,7 @@ class Engine:
         try:
             while call.need is None or semaphores.take(call.need.semaphore):
                 call.need = next(call.steps)
+                call.since = time.monotonic()
             return False
         except StopIteration:
             return True
@@ -214,15 +213,17 @@ class Engine:
 
     def _look_around(self) -> None:
         """Fail a call that waits for a rank which is gone, or has waited too long."""
+        self._looked = time.monotonic()
         for lane, calls in list(self._lanes.items()):
             call = calls[0]
-            if call.need is None:  # another thread has just put it there
+            need, waited = call.need, time.monotonic() - call.since
+            if need is None:  # another thread has just put it there
                 continue
-            why, waited = self._memory.gone(call.need.peer), time.monotonic() - call.begun
+            why = self._memory.gone(need.peer)
             if self._step(call):  # its last word may have come just before it went
                 self._end(lane, calls)
-            elif why or waited > self._patience:
-                peer, why = self._names[call.need.peer], why or "has not come"
+            elif call.need is need and (why or waited > self._patience):
+                peer, why = self._names[need.peer], why or "has not come"
                 text = f"{peer} {why}, while {self._me} waited for it in {call.name} for {waited:.1f} s."
                 call.error = PeerLost(text)
                 self._end(lane, calls)

@@ -22,7 +22,8 @@ def create(opts, _):
     return SharedMemoryGroup(opts.store, opts.group_rank, ranks, opts.timeout.total_seconds())
 
 
-SEVERAL = (moves.all_gather, moves.gather, moves.all_to_all)  # moves into several tensors
+SEVERAL = ("all_gather", "gather", "all_to_all")  # moves into several tensors
+ROOTED = ("broadcast", "reduce", "gather", "scatter")  # their root travels with the call's kind
 
 
 class SharedMemoryGroup(dist.ProcessGroup):
@@ -154,8 +155,9 @@ class SharedMemoryGroup(dist.ProcessGroup):
     def _moved(self, move, outs, *rest, kind=None):
         """The steps of a move into tensors of any shape and stride."""
         flats = [_flat(out) for out in outs]
-        first = flats if move in SEVERAL else flats[0]
-        kind = kind or kinds.number(move.__name__, (flats or rest)[0].dtype)
+        first = flats if move.__name__ in SEVERAL else flats[0]
+        root = rest[-1] if move.__name__ in ROOTED else None
+        kind = kind or kinds.number(move.__name__, (flats or rest)[0].dtype, root=root)
         yield from move(self._ends, kind, first, *rest)
         _back(outs, flats)
 
@@ -167,9 +169,8 @@ class SharedMemoryGroup(dist.ProcessGroup):
 
         def steps():
             flat = _flat(x)
-            yield from move(
-                self._ends, kinds.number(move.__name__, x.dtype, how), flat, *rest, kinds.COMBINE[how]
-            )
+            kind = kinds.number(move.__name__, x.dtype, how, rest[-1] if move.__name__ in ROOTED else None)
+            yield from move(self._ends, kind, flat, *rest, kinds.COMBINE[how])
             if how == "AVG":
                 flat.div_(self._ends.ranks)
             _back([x], [flat])

@@ -18,16 +18,20 @@ COMBINE = {
     "BXOR": torch.bitwise_xor,
 }
 WAYS = ("", *COMBINE)  # "": nothing is combined
+COUNT = len(MOVES) * len(WAYS) * len(DTYPES)  # kinds of calls that have no root
 
 
 @cache
-def number(move: str, dtype: torch.dtype, combine: str = "") -> int:
+def number(move: str, dtype: torch.dtype, combine: str = "", root: int | None = None) -> int:
     """The number of one kind of call."""
-    return (MOVES.index(move) * len(WAYS) + WAYS.index(combine)) * len(DTYPES) + DTYPES.index(dtype)
+    kind = (MOVES.index(move) * len(WAYS) + WAYS.index(combine)) * len(DTYPES) + DTYPES.index(dtype)
+    return kind if root is None else kind + COUNT * (root + 1)
 
 
 def describe(kind: int) -> str:
-    """The words for a number: `all_reduce SUM float32`."""
-    rest, dtype = divmod(kind, len(DTYPES))
+    """The words for a number: `all_reduce SUM float32`, `broadcast float32 of root 2`."""
+    root, rest = divmod(kind, COUNT)
+    rest, dtype = divmod(rest, len(DTYPES))
     move, combine = divmod(rest, len(WAYS))
-    return " ".join(w for w in (MOVES[move], WAYS[combine], str(DTYPES[dtype]).removeprefix("torch.")) if w)
+    words = (MOVES[move], WAYS[combine], str(DTYPES[dtype]).removeprefix("torch."))
+    return " ".join(w for w in words if w) + (f" of root {root - 1}" if root else "")

@@ -128,11 +128,13 @@ def meet(store, rank: int, ranks: int) -> Memory:
     if rank == 0:
         token = secrets.token_bytes(TOKEN)
         descriptor = os.memfd_create("gpt2lab", os.MFD_CLOEXEC)
-        memory = Memory(descriptor, ranks)
-        memory.prepare(token)
-        store.set("where", f"{os.getpid()} {descriptor} {token.hex()}")
-        store.wait([f"there {peer}" for peer in range(1, ranks)])
-        os.close(descriptor)
+        try:
+            memory = Memory(descriptor, ranks)
+            memory.prepare(token)
+            store.set("where", f"{os.getpid()} {descriptor} {token.hex()}")
+            store.wait([f"there {peer}" for peer in range(1, ranks)])
+        finally:
+            os.close(descriptor)
         refused = [store.get(f"there {peer}").decode() for peer in range(1, ranks)]
         if any(refused):
             raise RuntimeError(next(text for text in refused if text))

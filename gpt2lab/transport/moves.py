@@ -177,7 +177,9 @@ def _take(stream, kind, x):
 
 def _chunks(x, size):
     """x cut into what fits into a slot of `size` bytes; nothing of an empty tensor."""
-    return x.split(size // x.element_size()) if x.numel() else ()
+    if x.numel() * x.element_size() <= size:
+        return (x,) if x.numel() else ()
+    return x.split(size // x.element_size())
 
 
 def barrier(ends, kind):

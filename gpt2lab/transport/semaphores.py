@@ -1,7 +1,8 @@
 """POSIX semaphores that live in shared memory: ranks sleep on them without spinning, and they order memory.
 
 What one rank wrote before `post` another sees after `take`, on any processor: POSIX (Base Definitions 4.15.2, Memory
-Synchronization) promises that for sem_post, sem_trywait and sem_timedwait. A plain flag would do on x86 only.
+Synchronization) promises that for sem_post, sem_trywait and sem_timedwait, of which sem_clockwait (glibc 2.30) is the
+form that nobody disturbs who sets the clock. A plain flag would do on x86 only.
 """
 
 import ctypes
@@ -16,7 +17,7 @@ def _library():
     if not sys.platform.startswith("linux"):
         return None
     library = ctypes.CDLL(None)
-    names = ("sem_init", "sem_post", "sem_trywait", "sem_timedwait")
+    names = ("sem_init", "sem_post", "sem_trywait", "sem_clockwait")
     return library if all(hasattr(library, name) for name in names) else None
 
 
@@ -28,9 +29,9 @@ _libc = _library()
 AVAILABLE = _libc is not None
 
 if AVAILABLE:
-    _post, _try, _timed = _libc.sem_post, _libc.sem_trywait, _libc.sem_timedwait
+    _post, _try, _timed = _libc.sem_post, _libc.sem_trywait, _libc.sem_clockwait
     _post.argtypes = _try.argtypes = (ctypes.c_void_p,)
-    _timed.argtypes = (ctypes.c_void_p, ctypes.POINTER(_Moment))
+    _timed.argtypes = (ctypes.c_void_p, ctypes.c_int, ctypes.POINTER(_Moment))
     _libc.sem_init.argtypes = (ctypes.c_void_p, ctypes.c_int, ctypes.c_uint)
 
 
@@ -51,6 +52,6 @@ def take(address: int) -> bool:
 
 def wait(address: int, seconds: float) -> bool:
     """Sleep until one can be taken, at most `seconds`; False when none came (or a signal did)."""
-    end = time.time() + seconds
+    end = time.monotonic() + seconds
     moment = _Moment(int(end), int(end % 1 * 1e9))
-    return _timed(address, ctypes.byref(moment)) == 0
+    return _timed(address, time.CLOCK_MONOTONIC, ctypes.byref(moment)) == 0

@@ -55,7 +55,7 @@ class Outgoing:
         messages = reader is not None
         self._slots = [Slot(part) for part in memory.slots(writer, reader)]
         self.size = self._slots[0].size
-        self._memory = memory
+        self._memory, self._bell = memory, memory.bell(writer)
         readers = [reader] if messages else [r for r in range(memory.ranks) if r != writer]
         self._ends = {r: (memory.pair(writer, r, messages), memory.bell(r)) for r in readers}
         self._sent = dict.fromkeys(readers, 0)
@@ -69,11 +69,16 @@ class Outgoing:
         return self._slots[self._next]
 
     def _reclaim(self):
-        """Readers ring the bell for a slot given back only when its writer says that it waits."""
+        """Readers ring the bell for a slot given back only when its writer says that it waits.
+
+        A slot may come back while the writer says so. Therefore it rings its own bell: `post` orders memory, so either
+        the reader sees the word, or the writer, who looks once more before it sleeps, sees the slot.
+        """
         for reader in self._in_use[0]:
             pair, _ = self._ends[reader]
             if not semaphores.take(pair.free):
                 self._memory.raw[pair.wanted] = 1
+                semaphores.post(self._bell)
                 yield Need(pair.free, reader)
                 self._memory.raw[pair.wanted] = 0
         self._in_use.popleft()

@@ -1,5 +1,6 @@
 """Bugs planted in the shared-memory transport: the checks of the ordinary tests notice each of them."""
 
+import functools
 import time
 from datetime import timedelta
 
@@ -16,6 +17,11 @@ pytestmark = pytest.mark.skipif(
 )
 
 
+def alike(outs) -> bool:
+    """Whether tensors can be exchanged without anybody stumbling over their lengths."""
+    return len({out.numel() for out in outs}) == 1
+
+
 def forget_the_last(right):
     def exchange(ends, kind, x):
         everyone = yield from right(ends, kind, x)
@@ -25,12 +31,12 @@ def forget_the_last(right):
 
 
 def share_a_neighbours_part(right):
-    return lambda ends, kind, outs, x: right(ends, kind, [*outs[1:], outs[0]], x)
+    return lambda ends, kind, outs, x: right(ends, kind, [*outs[1:], outs[0]] if alike(outs) else outs, x)
 
 
 def take_from_the_other_side(right):
     def all_to_all(ends, kind, outs, parts):
-        return right(ends, kind, outs[::-1], parts)
+        return right(ends, kind, outs[::-1] if alike(outs) else outs, parts)
 
     return all_to_all
 
@@ -69,11 +75,13 @@ def leave_the_copy(right):
 
 def believe_any_delivery(right):
     def following(self, size, kind):
-        from gpt2lab.transport.stream import Need
+        from gpt2lab.transport.memory import NOTE, SLOTS
+        from gpt2lab.transport.stream import Need, _note
 
-        yield Need(self._full, self.writer)
+        yield Need(self._pair.full, self.writer)
+        slot, _, _ = _note.unpack_from(self._memory.raw, self._pair.notes + self._read % SLOTS * NOTE)
         self._read += 1
-        return self.slots[(self._read - 1) % 2][:size]
+        return self._slots[slot]
 
     return following
 
@@ -106,21 +114,28 @@ BUGS = {
 }
 
 
+def named_alike(right, wrong):
+    """The wrong one under the right one's name: a group knows its moves by their names."""
+    return functools.update_wrapper(wrong, right) if callable(wrong) else wrong
+
+
 def examine(rank, world_size, bug) -> list[str]:
     """All checks of this rank with a bug planted (None: none); what they find."""
     from contextlib import nullcontext
 
     from gpt2lab.transport import engine, group, kinds, moves, stream
+    from gpt2lab.transport.engine import Mismatch, PeerLost
 
     rooms = {"engine": engine, "group": group, "kinds": kinds, "moves": moves, "stream": stream}
     if bug is not None:
         home, name, make = bug
         room, _, owner = home.partition(".")
-        bug = (getattr(rooms[room], owner) if owner else rooms[room], name, make)
+        home = getattr(rooms[room], owner) if owner else rooms[room]
+        bug = home, name, lambda right: named_alike(right, make(right))
     with planted(*bug) if bug else nullcontext():
         try:
             return _checks(rank, world_size)
-        except Exception as error:
+        except (Mismatch, PeerLost) as error:  # anything else is a mistake of this file
             return [f"{type(error).__name__}: {error}"]
 
 
@@ -142,7 +157,17 @@ def _checks(rank, world_size) -> list[str]:
             dist.broadcast(y, root, group=group)
             if not y.eq(root + 1.0).all():
                 wrong.append("broadcast to a late rank")
-    return wrong + _rendezvous(rank, world_size)
+    return wrong + _foreign(rank, world_size) + _rendezvous(rank, world_size)
+
+
+def _foreign(rank, world_size) -> list[str]:
+    """Rank 0 sums four numbers, the others five: nobody may believe what comes."""
+    group = dist.new_group(timeout=timedelta(seconds=2))
+    try:
+        dist.all_reduce(torch.ones(5 - (rank == 0)), group=group)
+    except RuntimeError:
+        return []
+    return ["five numbers were added to four"]
 
 
 def _rendezvous(rank, world_size) -> list[str]:
@@ -180,6 +205,65 @@ def sleepers(rank, world_size, make) -> bool:
         x = torch.ones(3)
         dist.all_reduce(x)
     return bool(x.eq(world_size).all())
+
+
+def keep_the_slot_for_oneself(right):
+    """A slot is given back, but its writer is not told, though it waits."""
+
+    def release(self):
+        from gpt2lab.transport import semaphores
+
+        semaphores.post(self._pair.free)
+
+    return release
+
+
+def wait_in_silence(right):
+    """A writer that waits for a slot does not say so."""
+
+    def reclaim(self):
+        from gpt2lab.transport import semaphores
+        from gpt2lab.transport.stream import Need
+
+        for reader in self._in_use[0]:
+            pair, _ = self._ends[reader]
+            if not semaphores.take(pair.free):
+                yield Need(pair.free, reader)
+        self._in_use.popleft()
+
+    return reclaim
+
+
+def full_slots(rank, world_size, owner="", name="", make=None) -> bool:
+    """Rank 1 reads late what fills all slots of rank 0; nothing but the bell may wake rank 0 for the rest."""
+    from contextlib import nullcontext
+
+    from gpt2lab.transport import engine, memory, stream
+
+    bug = planted(getattr(stream, owner), name, make) if make else nullcontext()
+    with planted(engine, "GLANCE", lambda _: 1000.0), bug:
+        x = torch.full((4 * memory.SLOT,), rank, dtype=torch.uint8)
+        time.sleep(0.3 if rank == 1 else 0.0)
+        dist.broadcast(x, 0)
+        dist.barrier()
+    return bool(x.eq(0).all())
+
+
+SILENT = {
+    "a slot given back is not told": ("Incoming", "release", keep_the_slot_for_oneself),
+    "a writer does not say that it waits": ("Outgoing", "_reclaim", wait_in_silence),
+}
+
+
+def test_a_writer_that_waits_for_a_slot_is_woken_by_its_bell_alone():
+    with Ranks(2, echo=False, timeout=20, backend="shm") as ranks:
+        assert ranks.run(full_slots) == [True, True]
+
+
+@pytest.mark.parametrize("bug", SILENT)
+def test_mutant_that_leaves_a_writer_asleep_is_killed(bug):
+    with Ranks(2, echo=False, timeout=3, backend="shm") as ranks, pytest.raises(RankFailed):
+        ranks.run(full_slots, *SILENT[bug])
 
 
 def test_a_sleeping_rank_is_woken_by_its_bell_alone():
