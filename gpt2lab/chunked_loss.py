@@ -12,24 +12,22 @@ IGNORED = -100  # a target that does not count
 
 class _ChunkedLoss(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x, weight, targets, buffer):
+    def forward(ctx, x, weight, targets, buffer, wanted):
         """Sum of the token losses of x (N, C) against targets (N,); `buffer` is (rows, V)."""
         total = x.new_zeros(())
-        wanted = any(ctx.needs_input_grad[:2])
-        of_x, of_weight = (torch.empty_like(x), torch.zeros_like(weight)) if wanted else (None, None)
+        of_x, of_weight = (torch.empty_like(x), torch.empty_like(weight)) if wanted else (None, None)
         starts = range(0, max(1, len(x)), len(buffer))  # a rank may own no token: one empty piece
         for rows, ys, start in zip(x.split(len(buffer)), targets.split(len(buffer)), starts, strict=True):
             p = torch.mm(rows, weight.T, out=buffer[: len(rows)])  # logits, and soon their gradient
             counts = ys != IGNORED
             place = ys.where(counts, 0)[:, None]
-            lse = p.logsumexp(-1, keepdim=True)
-            total += (lse - p.gather(1, place))[:, 0].where(counts, 0.0).sum()
+            torch.log_softmax(p, -1, out=p)
+            total -= p.gather(1, place)[:, 0].where(counts, 0.0).sum()
             if wanted:
-                p.sub_(lse).exp_()
-                p.scatter_add_(1, place, p.new_full((), -1.0).expand(place.shape))
+                p.exp_().scatter_add_(1, place, p.new_full((), -1.0).expand(place.shape))
                 p.mul_(counts[:, None])
                 torch.mm(p, weight, out=of_x[start : start + len(rows)])
-                of_weight.addmm_(p.T, rows)
+                of_weight.addmm_(p.T, rows, beta=float(start > 0))  # the first one overwrites
         ctx.gradients = of_x, of_weight
         return total
 
@@ -37,7 +35,7 @@ class _ChunkedLoss(torch.autograd.Function):
     def backward(ctx, grad):
         of_x, of_weight = ctx.gradients
         del ctx.gradients
-        return of_x.mul_(grad), of_weight.mul_(grad), None, None
+        return of_x.mul_(grad), of_weight.mul_(grad), None, None, None
 
 
 class ChunkedLoss:
@@ -52,7 +50,8 @@ class ChunkedLoss:
         rows = max(1, min(self.rows, targets.numel()))
         if self.buffer is None or self.buffer.dtype != x.dtype or len(self.buffer) != rows:
             self.buffer = x.new_empty(rows, len(weight))
-        return _ChunkedLoss.apply(x.flatten(0, 1), weight, targets.flatten(), self.buffer)
+        wanted = torch.is_grad_enabled()  # autograd asks for gradients of a function even where nobody will
+        return _ChunkedLoss.apply(x.flatten(0, 1), weight, targets.flatten(), self.buffer, wanted)
 
 
 def apply_chunked_loss(model, rows: int = 128) -> None:

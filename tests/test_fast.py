@@ -1,5 +1,9 @@
 """Switches for speed: exact where they say so, off where their check fails."""
 
+import os
+import platform
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
@@ -7,6 +11,7 @@ import torch
 
 from gpt2lab import fast
 from gpt2lab.chunked_loss import apply_chunked_loss
+from gpt2lab.fast_start import TUNABLE
 from gpt2lab.model import GPT2, token_loss
 from gpt2lab.verify import CONFIG, example_batch, verify
 
@@ -70,11 +75,66 @@ def test_onednn_stays_off_where_it_is_not_faster(monkeypatch):
     assert torch.backends.mkldnn.matmul.fp32_precision == before
 
 
-def test_huge_pages_are_asked_for_beside_other_tunables(monkeypatch):
-    monkeypatch.setattr("sys.platform", "linux")
+def test_huge_pages_are_asked_for_beside_other_tunables_but_not_against_the_users_word(monkeypatch):
+    monkeypatch.setattr("platform.libc_ver", lambda: ("glibc", "2.36"))
     monkeypatch.setenv("GLIBC_TUNABLES", "glibc.pthread.rseq=0")
-    assert fast.ask_for_huge_pages() and fast.huge_pages().on
-    import os
-
-    assert os.environ["GLIBC_TUNABLES"] == "glibc.pthread.rseq=0:glibc.malloc.hugetlb=1"
+    assert fast.ask_for_huge_pages()
+    assert os.environ["GLIBC_TUNABLES"].startswith("glibc.pthread.rseq=0:glibc.malloc.hugetlb=1:")
     assert not fast.ask_for_huge_pages()
+    monkeypatch.setenv("GLIBC_TUNABLES", "glibc.malloc.hugetlb=0")
+    assert not fast.ask_for_huge_pages()
+    monkeypatch.delenv("GLIBC_TUNABLES")
+    monkeypatch.setattr("platform.libc_ver", lambda: ("", ""))
+    assert not fast.ask_for_huge_pages()
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc keeps memory when told to")
+@pytest.mark.parametrize("asked", [True, False])
+def test_the_switch_for_huge_pages_sees_what_is_really_on(asked):
+    env = {k: v for k, v in os.environ.items() if k != "GLIBC_TUNABLES"}
+    command = [sys.executable, "-c", "from gpt2lab import fast; print(fast.huge_pages().on)"]
+    env |= {"GLIBC_TUNABLES": TUNABLE} if asked else {}
+    told = subprocess.run(command, env=env, capture_output=True, text=True, check=True).stdout
+    assert told.strip() == str(asked)
+
+
+def test_a_second_look_at_onednn_finds_what_the_first_found(monkeypatch):
+    before = torch.backends.mkldnn.matmul.fp32_precision
+    setting = torch.backends.mkldnn.matmul
+    monkeypatch.setattr(fast, "_matmul_error", lambda: 1e-5)
+    monkeypatch.setattr(fast, "_matmul_rate", lambda: 2.0 if setting.fp32_precision == "bf16" else 1.0)
+    try:
+        assert fast.onednn().on and fast.onednn().on
+        assert setting.fp32_precision == "bf16"
+    finally:
+        setting.fp32_precision = before
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_step_with_all_switches_is_the_plain_step_up_to_rounding(dtype):
+    config, found = replace(CONFIG, vocab_size=503), []
+    before = torch.backends.mkldnn.matmul.fp32_precision
+    try:
+        for switched in (False, True):
+            batch, model = example_batch(config, 7, 11), GPT2(config).to(dtype)
+            if switched:
+                fast.switch_on()
+                apply_chunked_loss(model, 32)
+            (model.loss(model(batch.tokens), batch.targets) / batch.targets.numel()).backward()
+            found.append([p.grad for p in model.parameters()])
+    finally:
+        torch.backends.mkldnn.matmul.fp32_precision = before
+    for plain, fast_one in zip(*found, strict=True):
+        assert (plain - fast_one).abs().max() <= (
+            1e-12 if dtype is torch.float64 else 1e-5
+        ) * plain.abs().max()
+
+
+def test_without_gradients_the_chunked_loss_computes_none(monkeypatch):
+    batch, model = example_batch(CONFIG, 7, 11), GPT2(CONFIG)
+    apply_chunked_loss(model, 5)
+    products, mm = [], torch.mm
+    monkeypatch.setattr(torch, "mm", lambda *args, **kwargs: products.append(1) or mm(*args, **kwargs))
+    with torch.no_grad():
+        model.loss(model(batch.tokens), batch.targets)
+    assert len(products) == -(-batch.targets.numel() // 5)  # the logits of each chunk, and nothing else

@@ -14,6 +14,7 @@ import types
 from multiprocessing.connection import Connection
 from pathlib import Path
 
+from gpt2lab.fast_start import ask_for_huge_pages
 from gpt2lab.ranks.board import Board
 from gpt2lab.ranks.failure import own_frame, place
 from gpt2lab.ranks.guard import FOLDER_PREFIX, GUARD
@@ -181,7 +182,7 @@ def _process_state(pid: int) -> str:
 
 
 def _context():
-    """Forkserver with torch preloaded; spawn where there is no forkserver (Windows)."""
+    """Forkserver with torch preloaded and memory kept in huge pages; spawn where there is no forkserver (Windows)."""
     if "forkserver" not in multiprocessing.get_all_start_methods():
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
@@ -189,11 +190,15 @@ def _context():
     from multiprocessing.forkserver import ensure_running
 
     main = threading.current_thread() is threading.main_thread()
+    before = dict(os.environ)
     os.environ[GUARD] = f"{os.getpid()} {'main' if main else 'other'}"
+    ask_for_huge_pages()
     try:
         ensure_running()
     finally:
-        os.environ.pop(GUARD, None)
+        for name in (GUARD, "GLIBC_TUNABLES"):
+            os.environ.pop(name, None)
+            os.environ.update({name: before[name]} if name in before else {})
     return context
 
 
