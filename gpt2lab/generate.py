@@ -77,10 +77,13 @@ class KVCache:
     def __init__(self, slots: int):
         self.slots = slots
         self.layers: dict[torch.nn.Module, torch.Tensor] = {}
+        self._positions, self._end = None, 0
 
     def extend(self, attn, k, v, positions):
         """Store k and v (B, H, T, D) at positions (T,) or (B, T); return all up to the last of them."""
-        end = int(positions.max()) + 1
+        if positions is not self._positions:  # the first layer looks where they end, the others remember
+            self._positions, self._end = positions, int(positions.max()) + 1
+        end = self._end
         if end > self.slots:
             raise ValueError(f"The cache has {self.slots} slots, but position {end - 1} was asked for.")
         if attn not in self.layers:
