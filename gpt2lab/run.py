@@ -56,9 +56,19 @@ class Options:
     bench: bool = False
 
     def the_plan(self) -> Plan:
-        """The plan, with the micro-batches of `accumulate`."""
-        plan = Plan.parse(self.plan)
-        if self.chunked and plan.tp == 1 and not self.autocast:
+        """The plan, with the micro-batches of `accumulate` and the way to compute the loss where it says none.
+
+        Raises ValueError where the plan and another option say different things.
+        """
+        plan, said = Plan.parse(self.plan), Plan.said(self.plan)
+        if self.accumulate > 1 and said.get("micro", self.accumulate) != self.accumulate:
+            raise ValueError(
+                f"The plan says micro={plan.micro} and --accumulate {self.accumulate} says another number of "
+                f"micro-batches. Leave one of them out."
+            )
+        if not self.chunked and plan.loss == "chunked":
+            raise ValueError("The plan says loss=chunked and --no-chunked forbids it. Leave one of them out.")
+        if self.chunked and plan.tp == 1 and not self.autocast and "loss" not in said:
             plan = replace(plan, loss="chunked")
         return replace(plan, micro=self.accumulate) if self.accumulate > 1 else plan
 
