@@ -461,19 +461,18 @@ for title in ("data before pipeline", "data before tensor"):
 
 
 # %%
+FINISH = {
+    "replicas": lambda lab: lab.sync.finish(),
+    "partial": lambda lab: pieces.sum_partial(lab.sync.pieces, lab.mesh),
+    "tied": lambda lab: lab.engine.tie(lab.sync.pieces, lab.mesh),
+    "norm": lambda lab: pieces.gradient_norm(lab.sync.pieces, lab.mesh),
+}
+
+
 def finish_in(order):
     def gradients(self, batch):
-        held, mesh, engine, found = self.parallel.sync.pieces, self.parallel.mesh, self.parallel.engine, {}
-        self.optimizer.zero_grad()
-        loss = engine.run(self.parallel.mine(batch), None, self.parallel.sync)
-        todo = {
-            "replicas": self.parallel.sync.finish,
-            "partial": lambda: pieces.sum_partial(held, mesh),
-            "tied": lambda: engine.tie(held, mesh),
-            "norm": lambda: pieces.gradient_norm(held, mesh),
-        }
-        for what in order:
-            found[what] = todo[what]()
+        loss = self.parallel.engine.run(self.parallel.mine(batch), None, self.parallel.sync)
+        found = {what: FINISH[what](self.parallel) for what in order}
         return self._global_loss(loss), found["norm"]
 
     return lambda right: gradients
