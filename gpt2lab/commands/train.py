@@ -150,10 +150,8 @@ def _as_one_rank(here, options: Options, source: Path | None, args) -> int:
             f"the plan {options.plan} needs {options.the_plan().world} ranks, but {here.launcher} started "
             f"{here.world_size}. Start as many as the plan needs."
         )
-    device, world = (
-        options.the_device(here.neighbours),
-        Axis("world", tuple(range(here.world_size)), here.rank),
-    )
+    device = options.the_device(here.neighbours)
+    world = Axis("world", tuple(range(here.world_size)), here.rank)
     folder = source.parent if source else None
     with environment.joined(here, device, options.timeout), _stop_on_interrupt(folder) as interrupted:
         if here.rank == 0:
@@ -238,6 +236,7 @@ def _train(options: Options, folder: Path | None, source: Path | None) -> None:
     if world > 1:
         from ..ranks.launch import launch
 
+        source = source and source.resolve()
         job = (start, options, place, source, say_sometimes, device)
         backend = "nccl" if device == "cuda" else None
         launch(*job, ranks=world, echo="live", timeout=options.timeout, backend=backend)
