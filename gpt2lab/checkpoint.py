@@ -28,8 +28,23 @@ def name(step: int) -> str:
 
 def all_in(run: str | Path) -> list[Path]:
     """The complete checkpoints of a run, oldest first."""
-    found = [p for p in Path(run).glob("checkpoint-*") if p.suffix in ("", ".old") and (p / STATE).exists()]
+    found = [p for p in Path(run).glob("checkpoint-*") if p.suffix in ("", ".old") and is_one(p)]
     return sorted(found, key=lambda p: (p.stem, p.suffix == ""))
+
+
+def is_one(folder: Path) -> bool:
+    """Whether a folder is a complete checkpoint."""
+    return (folder / STATE).exists()
+
+
+def newest_run(out: Path) -> Path:
+    """The newest run under `out` that has a checkpoint. Raises ValueError where there is none."""
+    runs = sorted(p for p in out.glob("*") if all_in(p))
+    if not runs:
+        raise ValueError(
+            f"There is no run with a checkpoint in {out}/. Say where one is, or start one: python -m gpt2lab train."
+        )
+    return runs[-1]
 
 
 def best(run: str | Path) -> Path | None:
@@ -69,7 +84,7 @@ class Saver:
         return folder
 
     def finish(self) -> None:
-        """Wait for the save under way. Raises CannotSave, on every rank, where it failed."""
+        """Wait for the save under way. Raises what stopped it: CannotSave, on every rank, where a disk did."""
         if self.thread is not None:
             self.thread.join()
             self.thread = None
@@ -80,14 +95,13 @@ class Saver:
     def _try(self, *args) -> None:
         try:
             self._write(*args)
-        except CannotSave as error:
+        except Exception as error:  # nobody sees what a thread raises: finish() does
             self.failed = error
 
     def _write(self, folder: Path, held: dict, files: dict, state: dict) -> None:
         sharded.write(folder, held, files, state, self.world.size, self.group)
         if self.world.rank == 0:
-            here = all_in(self.run)
-            for old in here[: -self.keep]:
+            for old in all_in(self.run)[: -self.keep]:
                 if old != best(self.run):
                     sharded.remove(old)
 
@@ -115,13 +129,15 @@ def entries(trainer: Trainer) -> dict[str, Entry]:
 def read_state(folder: str | Path, world=None) -> dict:
     """The state of a checkpoint whose files equal their digests; ranks of the axis `world` share the checking.
 
-    Raises BadCheckpoint, on every rank.
+    Raises BadCheckpoint, on every rank, with the way out.
     """
+    folder = Path(folder)
     rank, size = (world.rank, world.size) if world else (0, 1)
-    state, wrong = sharded.read_state(Path(folder), rank, size)
+    state, wrong = sharded.read_state(folder, rank, size)
     found = [w for w in (comm.gather_objects(wrong, world) if world else [wrong]) if w]
     if found:
-        raise BadCheckpoint(found[0])
+        older = [p for p in all_in(folder.parent) if p < folder]
+        raise BadCheckpoint(found[0] + (f" Go on with an older one: --resume {older[-1]}." if older else ""))
     return state
 
 

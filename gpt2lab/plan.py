@@ -15,6 +15,7 @@ from .chunked_loss import apply_chunked_loss
 from .model import GPT2, GPT2Config
 from .parallel.accumulate import Accumulate
 from .ranks.mesh import NAMES, Mesh
+from .schedules.registry import find
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,11 @@ class Plan:
     @classmethod
     def parse(cls, text: str) -> "Plan":
         """The plan of a text such as `dp=2,tp=2`; `serial` and the empty text are the serial plan."""
+        return cls(**cls.said(text))
+
+    @classmethod
+    def said(cls, text: str) -> dict:
+        """What a text says of a plan, by field; the rest has its default."""
         known, values = {f.name: f for f in fields(cls)}, {}
         for item in text.replace(" ", "").split(",") if text.strip() not in ("", "serial") else []:
             key, _, value = item.partition("=")
@@ -47,8 +53,12 @@ class Plan:
                 near = difflib.get_close_matches(key, known, 1)
                 hint = f"Did you mean {near[0]}=...?" if near else f"It may say {', '.join(known)}."
                 raise ValueError(f"A plan cannot say {item!r}: it knows no {key!r}. {hint}")
+            if key in values:
+                raise ValueError(
+                    f"A plan says {key} once, and {text!r} says it twice. Leave one of them out."
+                )
             values[key] = _value(key, value, known[key].type)
-        return cls(**values)
+        return values
 
     def __post_init__(self):
         for name in (*NAMES, "micro", "chunks"):
@@ -84,9 +94,17 @@ class Plan:
             raise ValueError(
                 f"loss=chunked needs the whole vocabulary on a rank, and tp={self.tp} cuts it. Use loss=whole, or tp=1."
             )
+        _check_names(self)
         for strategy in STRATEGIES:
             if strategy.wanted(self):
                 strategy.check(config, self, rows, length)
+
+
+def _check_names(plan: Plan) -> None:
+    """Raise ValueError for a name that does not exist, also where its axis has one rank and nobody would ask."""
+    find(plan.schedule)
+    CONTEXT.module.exchange(plan.exchange)
+    CONTEXT.module.layout(plan.layout, 1, 1)
 
 
 def _value(key: str, text: str, kind):
@@ -95,9 +113,10 @@ def _value(key: str, text: str, kind):
         if text.lower() not in ("true", "false", "on", "off", "1", "0"):
             raise ValueError(f"{key}={text} is neither on nor off. Use {key}=true or {key}=false.")
         return text.lower() in ("true", "on", "1")
-    if kind is int and not text.lstrip("-").isdigit():
-        raise ValueError(f"{key}={text} is not a whole number. Use for example {key}=2.")
-    return kind(text)
+    try:
+        return kind(text)
+    except ValueError:
+        raise ValueError(f"{key}={text} is not a whole number. Use for example {key}=2.") from None
 
 
 @dataclass(frozen=True)
@@ -110,12 +129,14 @@ class Strategy:
 
     def check(self, config, plan, rows, length):
         """Let the strategy's own file refuse what it cannot split."""
-        self._module().check(config, plan, rows, length)
+        self.module.check(config, plan, rows, length)
 
     def __call__(self, *args):
-        return getattr(self._module(), self.apply)(*args)
+        return getattr(self.module, self.apply)(*args)
 
-    def _module(self):
+    @property
+    def module(self):
+        """The strategy's file, imported when first needed."""
         return importlib.import_module(f"gpt2lab.parallel.{self.file}")
 
 
@@ -124,7 +145,7 @@ TENSOR = Strategy("tensor", "apply_tensor", lambda plan: plan.tp > 1)
 SEQUENCE = Strategy("sequence", "apply_sequence", lambda plan: plan.sp)
 CONTEXT = Strategy("context", "apply_context", lambda plan: plan.cp > 1)
 DATA = Strategy("data", "apply_data", lambda plan: plan.zero == 0)
-ZERO = Strategy("zero", "apply_zero", lambda plan: plan.zero > 0)
+ZERO = Strategy("zero", "apply_zero", lambda plan: plan.zero != 0)
 STRATEGIES = (PIPELINE, TENSOR, SEQUENCE, CONTEXT, DATA, ZERO)
 
 

@@ -54,11 +54,22 @@ class Options:
     compile: bool = False
     fast: bool = True
     bench: bool = False
+    timeout: float = 300.0
 
     def the_plan(self) -> Plan:
-        """The plan, with the micro-batches of `accumulate`."""
-        plan = Plan.parse(self.plan)
-        if self.chunked and plan.tp == 1 and not self.autocast:
+        """The plan, with the micro-batches of `accumulate` and the way to compute the loss where it says none.
+
+        Raises ValueError where the plan and another option say different things.
+        """
+        plan, said = Plan.parse(self.plan), Plan.said(self.plan)
+        if self.accumulate > 1 and said.get("micro", self.accumulate) != self.accumulate:
+            raise ValueError(
+                f"The plan says micro={plan.micro} and --accumulate {self.accumulate} says another number of "
+                f"micro-batches. Leave one of them out."
+            )
+        if not self.chunked and plan.loss == "chunked":
+            raise ValueError("The plan says loss=chunked and --no-chunked forbids it. Leave one of them out.")
+        if self.chunked and plan.tp == 1 and not self.autocast and "loss" not in said:
             plan = replace(plan, loss="chunked")
         return replace(plan, micro=self.accumulate) if self.accumulate > 1 else plan
 
@@ -120,12 +131,18 @@ class Options:
 
 
 def start(
-    rank: int, world_size: int, options: Options, folder: str | None, resume: bool, tell=None, device="cpu"
+    rank: int,
+    world_size: int,
+    options: Options,
+    folder: str | None,
+    source: str | Path | bool | None,
+    tell=None,
+    device="cpu",
 ) -> list[dict]:
     """Train on this rank until the last step, or until the file `stop` appears; returns the log's entries.
 
-    `folder` None writes nothing. `tell(entry)` is called on rank 0 after every step. `device` is cpu, or cuda for the
-    GPU that this process has chosen.
+    `folder` None writes nothing. `source` is the checkpoint to go on from (True: the newest in `folder`). `tell(entry)`
+    is called on rank 0 after every step. `device` is cpu, or cuda for the GPU that this process has chosen.
     """
     if options.fast and device == "cpu":
         fast.switch_on()
@@ -136,12 +153,17 @@ def start(
             block.compile()
     trainer = Trainer(parallel, options.the_recipe())
     folder = Path(folder) if folder else None
-    if resume:
-        checkpoint.load(checkpoint.all_in(folder)[-1], trainer)
+    if source:
+        checkpoint.load(checkpoint.all_in(folder)[-1] if source is True else source, trainer)
     saver = None
     if folder and not options.bench:
         saver = checkpoint.Saver(trainer, folder, options.keep, options.background)
-    return _loop(trainer, options, folder, saver, tell if rank == 0 else None)
+    try:
+        return _loop(trainer, options, folder, saver, tell if rank == 0 else None)
+    except FloatingPointError:
+        if saver:
+            saver.finish()  # what is being saved in the background is from before
+        raise
 
 
 def _check_compile(plan: Plan) -> None:

@@ -213,11 +213,17 @@ def digest(file: Path) -> str:
 
 
 def remove(folder: Path) -> None:
-    """Delete a folder so that nobody takes the rest of it for a checkpoint should this be interrupted."""
+    """Delete a folder so that nobody takes the rest of it for a checkpoint should this be interrupted.
+
+    Raises CannotSave.
+    """
     gone = folder.with_suffix(".gone")
     shutil.rmtree(gone, ignore_errors=True)
-    folder.rename(gone)
-    shutil.rmtree(gone)
+    try:
+        folder.rename(gone)
+        shutil.rmtree(gone)
+    except OSError as error:
+        raise CannotSave(f"The old checkpoint {folder} could not be deleted: {error.strerror}.") from None
 
 
 def _replace(partial: Path, folder: Path) -> None:

@@ -14,11 +14,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
+from machines import BITS_PER_SECOND
 
 from gpt2lab.model import GPT2Config
 from gpt2lab.plan import Plan, build
+from gpt2lab.planner.links import Link, Links
 from gpt2lab.ranks import comm, environment
-from gpt2lab.ranks.classes import receivers
+from gpt2lab.ranks.classes import BETWEEN, by_class, price
 from gpt2lab.ranks.mesh import Mesh
 from gpt2lab.train import Trainer
 from gpt2lab.verify import axes, example_batch
@@ -26,6 +28,10 @@ from gpt2lab.verify import axes, example_batch
 PLAN = "dp=2,tp=2"
 CONFIG = GPT2Config(vocab_size=64, n_positions=64, n_layer=4, n_head=4, n_embd=64)
 ROWS, LENGTH, STEPS = 32, 64, 2
+MEMORY, HALF_A_WIRE = (
+    Link(0.0, 1e12),
+    Link(0.0, BITS_PER_SECOND / 8 / 2),
+)  # two ranks share the way out of a machine
 
 
 def batch():
@@ -37,17 +43,6 @@ def on_the_wire() -> int:
     """Bytes that have left this machine so far."""
     wire = os.environ["GLOO_SOCKET_IFNAME"]
     return int(Path(f"/sys/class/net/{wire}/statistics/tx_bytes").read_text())
-
-
-def crossing(log, mesh: Mesh, machines: list[int]) -> dict[str, int]:
-    """Bytes that this rank's calls send to the other machine, by axis; `machines` says where each rank is."""
-    axes, found = {a.name: a for a in mesh.all_axes()}, {}
-    for event in log:
-        targets = receivers(event.op, axes[event.axis]) if event.bytes else []
-        away = sum(machines[t] != machines[mesh.rank] for t in targets)
-        if away:
-            found[event.axis] = found.get(event.axis, 0) + event.bytes * away // len(targets)
-    return found
 
 
 def measure(here: environment.Place) -> dict:
@@ -71,8 +66,11 @@ def measure(here: environment.Place) -> dict:
         "machines": machines,
         "losses": losses,
         "seconds": seconds / STEPS,
+        "price": price(log, mesh.rank, Links.placed(machines, MEMORY, HALF_A_WIRE)) / STEPS,
         "wire": after - before,
-        "crossing": crossing(log, mesh, machines),
+        "crossing": {
+            a: size for (a, kind), size in by_class(log, mesh.rank, machines).items() if kind == BETWEEN
+        },
     }
 
 

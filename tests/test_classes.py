@@ -1,5 +1,7 @@
 """Bytes per class of link: every byte counted once, and in the class of the ranks that it travels between."""
 
+from dataclasses import replace
+
 import pytest
 
 from gpt2lab.compositions import table
@@ -20,9 +22,8 @@ def sent(rank, world, text, node):
     one = Trainer(build(plan, CONFIG, Mesh(**axes(plan))))
     comm.clear_log()
     one.step(example_batch(CONFIG, 7, 12))
-    twins = [getattr(one.parallel.engine, "twins", None)]
-    found = by_class(comm.log, one.parallel.mesh, node, twins)
-    assert round(sum(found.values())) == sum(e.bytes for e in comm.log)
+    found = by_class(comm.log, rank, node)
+    assert sum(found.values()) == sum(e.bytes for e in comm.log)
     return found
 
 
@@ -39,6 +40,67 @@ def test_tensor_parallel_neighbours_stay_inside_a_node_and_replicas_talk_between
         assert ("pp", BETWEEN) not in whole[0]
 
 
+def interleaved(rank, world, node, micros=4, rows=8, length=12):
+    """Pipeline bytes of eight stages on four ranks, counted: stage s lives on rank s % 4, so 3 sends on to 0."""
+    config = replace(CONFIG, n_layer=8)
+    plan = Plan.parse(f"pp=4,micro={micros},schedule=interleaved")
+    one = Trainer(build(plan, config, Mesh(**axes(plan))))
+    comm.clear_log()
+    one.step(example_batch(config, rows, length))
+    found = by_class(comm.log, rank, node)
+    return {kind: size for (axis, kind), size in found.items() if axis == "pp"}
+
+
+def test_an_interleaved_pipeline_sends_from_its_last_rank_to_its_first():
+    nodes, border = (
+        (0, 0, 1, 1),
+        8 * 12 * CONFIG.n_embd * 4,
+    )  # bytes between two stages, all micro-batches together
+    right: list[dict] = [{} for _ in nodes]
+    for stage in range(7):
+        for source, target in (
+            (stage % 4, (stage + 1) % 4),
+            ((stage + 1) % 4, stage % 4),
+        ):  # forward and backward
+            kind = INSIDE if nodes[source] == nodes[target] else BETWEEN
+            right[source][kind] = right[source].get(kind, 0) + border
+    with Ranks(4, echo=False) as ranks:
+        assert ranks.run(interleaved, nodes) == right
+
+
+def direct(rank, world):
+    """Where the bytes of each kind of call go, as the log has it."""
+    import torch
+
+    axis, found = Mesh(dp=world)["dp"], {}
+    calls = {
+        "all_reduce": lambda: comm.all_reduce(torch.zeros(4), axis),
+        "scatter": lambda: comm.scatter(torch.zeros(4), axis, 0, 1),
+        "gather": lambda: comm.gather(torch.zeros(1), axis, 0, 1),
+        "all_to_all": lambda: comm.all_to_all([torch.zeros(p) for p in range(4)], axis, [(rank,)] * 4),
+        "ring_shift": lambda: comm.ring_shift(torch.zeros(1), axis, 2),
+    }
+    for name, call in calls.items():
+        comm.clear_log()
+        call()
+        found[name] = [target for e in comm.log for target in e.targets]
+    comm.clear_log()
+    comm.ring_shift(torch.zeros(250), axis, 1)
+    return found, price(comm.log, rank, Links(SLOW, FAST, node=2))
+
+
+def test_the_log_says_to_whom_each_call_sends_and_a_message_pays_for_its_own_link():
+    with Ranks(4, echo=False) as ranks:
+        found = ranks.run(direct)
+    for rank, (sent, seconds) in enumerate(found):
+        assert [target for target, _ in sent["all_reduce"]] == [(rank + 1) % 4]
+        assert sent["scatter"] == ([(0, 4), (2, 4), (3, 4)] if rank == 1 else [])
+        assert sent["gather"] == ([(1, 4)] if rank != 1 else [])
+        assert sent["all_to_all"] == [(p, 4 * p) for p in range(1, 4) if p != rank]
+        assert sent["ring_shift"] == [((rank + 2) % 4, 4)]
+        assert seconds == pytest.approx(1e-3 if rank % 2 == 0 else 0.5 + 1.0)
+
+
 ROUND_ROBIN = (0, 1, 0, 1)
 FAST, SLOW = Link(0.0, 1e6), Link(0.5, 1e3)
 
@@ -52,9 +114,9 @@ def dealt(rank, world, text):
     comm.all_reduce(torch.zeros(8), mesh["tp"])
     for nodes in ((0, 0, 1, 1), ROUND_ROBIN):
         found.append(
-            (by_class(comm.log, mesh, nodes), price(comm.log, mesh, Links.placed(nodes, FAST, SLOW)))
+            (by_class(comm.log, rank, nodes), price(comm.log, rank, Links.placed(nodes, FAST, SLOW)))
         )
-    assert by_class(comm.log, mesh, 2) == found[0][0]
+    assert by_class(comm.log, rank, 2) == found[0][0]
     return found
 
 

@@ -1,6 +1,9 @@
 """The same command under torchrun, mpirun and srun; a rank that dies costs nothing but time."""
 
+import contextlib
+import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -57,6 +60,57 @@ def test_the_environment_says_who_we_are_and_whether_we_were_started_again(monke
     assert environment.place() == environment.Place("torchrun", 3, 4, 1, 4, "a job", 2)
 
 
+def test_a_batch_script_of_slurm_is_no_rank_and_a_step_that_srun_starts_is(monkeypatch):
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in {"SLURM_PROCID": "0", "SLURM_NTASKS": "4", "SLURM_LOCALID": "0"}.items():
+        monkeypatch.setenv(name, value)
+    assert environment.place() is None
+    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "4")
+    monkeypatch.setenv("SLURM_STEP_TASKS_PER_NODE", "2(x2)")
+    assert environment.place() == environment.Place("srun", 0, 4, 0, 2)
+
+
+LOSES_THE_OTHER = """
+import os, sys, time, torch
+from gpt2lab.ranks import comm, environment
+from gpt2lab.ranks.mesh import Mesh
+with environment.joined(environment.place(), timeout=2):
+    axis = Mesh(dp=2)["dp"]
+    comm.all_reduce(torch.ones(1), axis)
+    if axis.rank == 1:
+        os._exit(1) if sys.argv[1] == "dies" else time.sleep(6)
+    comm.all_reduce(torch.ones(1), axis)
+"""
+SAID = {
+    "hangs": "TimeoutError: rank 0 waited 2 s in all_reduce #2 on axis 'dp' with rank 1 (File",
+    "dies": "ConnectionError: rank 0 lost its connection in all_reduce #2 on axis 'dp' with rank 1 (File",
+    "does not come": "and not all 2 ranks came. Look for one that could not start",
+}
+
+
+@pytest.mark.parametrize("how", SAID)
+def test_a_rank_that_loses_the_others_says_in_which_call_and_whom(how):
+    """Beyond one machine no parent watches the ranks: each can only speak for itself."""
+    job = {"WORLD_SIZE": "2", **meeting_place()}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", LOSES_THE_OTHER, how],
+            env=ENV | job | {"RANK": r, "LOCAL_RANK": r},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for r in ("0" if how == "does not come" else "01")
+    ]
+    try:
+        last = ranks[0].communicate(timeout=60)[1].splitlines()[-1]
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.communicate()
+    assert SAID[how] in last
+
+
 MEETS_AND_DIES = """
 import os, torch
 from gpt2lab.ranks import comm, environment
@@ -92,6 +146,8 @@ def test_ranks_that_are_started_again_do_not_call_at_the_doors_of_the_dead():
 
 
 def children(pid: int) -> list[int]:
+    if not Path(f"/proc/{pid}/task/{pid}/children").exists():
+        return []
     return [int(p) for p in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
@@ -105,13 +161,15 @@ def test_a_rank_killed_under_torchrun_ends_with_the_weights_of_an_undisturbed_ru
     until = time.monotonic() + 200
     while not list((tmp_path / "hit").glob("*/checkpoint-*4/state.json")) and time.monotonic() < until:
         time.sleep(0.02)
-    os.kill(children(disturbed.pid)[-1], signal.SIGKILL)
+    first = children(disturbed.pid)
+    os.kill(first[-1], signal.SIGKILL)
+    while not set(children(disturbed.pid)) - set(first) and disturbed.poll() is None:
+        time.sleep(0.02)
+    assert not set(children(disturbed.pid)) & set(first), "the run ended before its rank was killed"
     assert disturbed.wait(timeout=300) == 0
     calm, hit = weights(tmp_path / "calm"), weights(tmp_path / "hit")
     assert all(torch.equal(calm[n], hit[n]) for n in calm)
     assert losses(tmp_path / "calm") == losses(tmp_path / "hit")
-    (run,) = (tmp_path / "hit").glob("*")
-    assert len((run / "log.jsonl").read_text().splitlines()) >= 10
 
 
 @pytest.mark.slow
@@ -141,7 +199,26 @@ def test_four_ranks_under_srun_equal_four_ranks_of_our_own(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+def test_a_run_that_becomes_not_a_number_under_torchrun_says_so_once_and_is_not_trained_again(tmp_path):
+    torchrun = [*TORCHRUN, "--standalone", "--nproc-per-node", "2", "--max-restarts", "1", "-m", "gpt2lab"]
+    wild = ["--lr", "1e30", "--clip", "0", "--warmup", "0", "--no-cosine"]
+    done = subprocess.run(
+        [*torchrun, *arguments(tmp_path, 10, "dp=2"), *wild],
+        env=ENV,
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    said = re.findall(
+        r"^gpt2lab train: (Step \d+: .* on rank 0, .* on rank 1 is not finite.*)$", done.stderr, re.M
+    )
+    assert done.returncode and len(said) == 1, done.stderr[-3000:]
+    (run,) = tmp_path.glob("*")
+    assert (run / "failed").read_text() == said[0] + "\n"
+    logged = [json.loads(line)["step"] for line in (run / "log.jsonl").read_text().splitlines()]
+    assert logged == sorted(set(logged)), "steps were done again"
+
+
 def test_four_ranks_under_torchrun_equal_four_ranks_of_our_own(tmp_path):
     torchrun = [*TORCHRUN, "--standalone", "--nproc-per-node", "4", "-m", "gpt2lab"]
     finish([*torchrun, *arguments(tmp_path / "torchrun", 3)])
@@ -152,11 +229,45 @@ def test_four_ranks_under_torchrun_equal_four_ranks_of_our_own(tmp_path):
 def test_a_dry_run_prints_the_line_of_every_launcher(capsys):
     from gpt2lab.cli import main
 
-    assert main(["train", "--plan", "dp=2,tp=2", "--dry-run"]) == 0
+    assert main(["train", "--plan", "dp=2,tp=2", "--out", "my runs", "--dry-run"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("torchrun --standalone --nproc-per-node 4 -m gpt2lab train")
     assert any(line.startswith("torchrun --nnodes 2 --nproc-per-node 2 --max-restarts") for line in lines)
-    assert any("srun --nodes 2 --ntasks 4 python -m gpt2lab train" in line for line in lines)
-    assert any("mpirun -x MASTER_ADDR -x MASTER_PORT -np 4 python" in line for line in lines)
+    assert any(
+        "srun --nodes 2 --ntasks 4 --distribution=block python -m gpt2lab train" in line for line in lines
+    )
+    assert any("mpirun --host HOST0:2,HOST1:2 --map-by slot -np 4 -x MASTER_ADDR" in line for line in lines)
+    assert sum(line.endswith("--out 'my runs'") for line in lines) == 4
     assert main(["train", "--dry-run"]) == 0
     assert "torchrun" not in capsys.readouterr().out
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("launcher", ["torchrun", "Slurm", "Open MPI"])
+def test_the_printed_line_does_what_the_command_does(launcher, tmp_path):
+    """B08: copied from --dry-run into a shell, with the names of the machines filled in."""
+    plain = [sys.executable, "-m", "gpt2lab", *arguments(tmp_path / "own", 3)]
+    finish(plain)
+    other = [str(tmp_path / "printed") if a == str(tmp_path / "own") else a for a in plain]
+    said = subprocess.run(
+        [*other, "--dry-run"], env=ENV, capture_output=True, text=True, check=True
+    ).stdout.splitlines()
+    line = said[0] if launcher == "torchrun" else said[said.index(f"{launcher}:") + 1]
+    port = free_ports(1)[0]
+    env = ENV | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    env |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    with contextlib.ExitStack() as stack:
+        if launcher == "Slurm":
+            (tmp_path / "cluster").mkdir()
+            env |= stack.enter_context(slurm(tmp_path / "cluster")) | {"PATH": env["PATH"]}
+            line = line.replace("--nodes 2", "--nodes 1")
+        if launcher == "Open MPI" and not shutil.which("mpirun"):
+            pytest.skip("mpirun is not installed (Debian: apt-get install openmpi-bin)")
+        line = (
+            line.replace("HOST0:2,HOST1:2", "localhost:4")
+            .replace("HOST0", "127.0.0.1")
+            .replace("29500", str(port))
+        )
+        finish(["bash", "-c", line], env)
+    assert losses(tmp_path / "printed") == losses(tmp_path / "own")

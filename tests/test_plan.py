@@ -12,6 +12,7 @@ from gpt2lab.compositions import PAIRS
 from gpt2lab.model import GPT2Config
 from gpt2lab.plan import Plan, build
 from gpt2lab.ranks.mesh import Mesh
+from gpt2lab.run import Options
 from gpt2lab.verify import Claim
 
 CONFIG = GPT2Config(vocab_size=37, n_positions=16, n_layer=3, n_head=4, n_embd=24)
@@ -35,6 +36,9 @@ def test_serial_has_three_spellings():
         ("recmpute=on", "it knows no 'recmpute'. Did you mean recompute=...?"),
         ("recompute=maybe", "recompute=maybe is neither on nor off."),
         ("dp", "dp= is not a whole number"),
+        ("dp=²", "dp=² is not a whole number. Use for example dp=2."),
+        ("dp=--2", "dp=--2 is not a whole number."),
+        ("dp=2,tp=2,dp=3", "A plan says dp once, and 'dp=2,tp=2,dp=3' says it twice."),
     ],
 )
 def test_a_wrong_plan_is_one_sentence_with_the_way_out(text, sentence):
@@ -45,6 +49,29 @@ def test_a_wrong_plan_is_one_sentence_with_the_way_out(text, sentence):
 def test_more_replicas_than_rows_are_refused_before_any_process_starts():
     with pytest.raises(ValueError, match=r"\(8 x 1 = 8\)\. Use at least 8 rows"):
         Plan(dp=8).check(CONFIG, rows=7, length=11)
+
+
+@pytest.mark.parametrize(
+    "text, sentence",
+    [
+        ("dp=2,zero=-1", "zero=-1 is no stage of ZeRO. Use zero=1, 2 or 3, or 0"),
+        ("tp=2,schedule=1b1f", "There is no pipeline schedule '1b1f'. There are naive"),
+        ("dp=2,exchange=letters", "there is no exchange called 'letters'. Use one of"),
+        ("dp=2,layout=zigzg", "there is no layout called 'zigzg'. Use one of"),
+    ],
+)
+def test_a_name_that_does_not_exist_is_refused_also_where_nobody_would_ask_for_it(text, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        Plan.parse(text).check(CONFIG, rows=7, length=11)
+
+
+def test_what_the_plan_says_of_loss_and_micro_batches_is_not_overruled():
+    assert Options(plan="loss=whole").the_plan().loss == "whole"
+    assert Options(plan="dp=2").the_plan().loss == "chunked"
+    assert Options(plan="micro=2", accumulate=2).the_plan().micro == 2
+    for options in ({"plan": "micro=4", "accumulate": 2}, {"plan": "loss=chunked", "chunked": False}):
+        with pytest.raises(ValueError, match="Leave one of them out"):
+            Options(**options).the_plan()
 
 
 def test_a_sequence_longer_than_the_positions_is_refused():

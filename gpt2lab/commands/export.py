@@ -23,7 +23,7 @@ def add_arguments(parser) -> None:
 
 def run(args) -> int:
     """Export one checkpoint and say what became of it."""
-    source = chosen(args.run or newest_run(Path("runs")), args.best)
+    source = chosen(args.run or checkpoint.newest_run(Path("runs")), args.best)
     if (args.out / "state.json").exists():
         raise ValueError(f"{args.out} is a checkpoint, which an export would damage. Use another --out.")
     state = checkpoint.read_state(source)
@@ -31,14 +31,6 @@ def run(args) -> int:
     print(f"{source} (step {state['step']}, plan {state['plan']}) is now the model in {args.out}")
     print(f"Let it write: python -m gpt2lab generate --model {args.out}")
     return 0
-
-
-def newest_run(out: Path) -> Path:
-    """The newest run under `out` that has a checkpoint."""
-    runs = sorted(p for p in out.glob("*") if checkpoint.all_in(p))
-    if not runs:
-        raise ValueError(f"There is no run with a checkpoint in {out}/. Say where it is: --run RUN.")
-    return runs[-1]
 
 
 def chosen(run: Path, best: bool) -> Path:

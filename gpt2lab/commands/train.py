@@ -4,6 +4,7 @@
     python -m gpt2lab train --steps 500 --plan dp=2
     python -m gpt2lab train --data my.bin --config mini      (my.bin from: python -m gpt2lab data --text my.txt)
     python -m gpt2lab train --resume                         go on with the newest run
+    python -m gpt2lab train --resume runs/<time>/checkpoint-0000100        or with one checkpoint
 
 A run writes its log, loss curve and checkpoints under runs/<time>/. Ctrl-C ends it cleanly, with a checkpoint.
 Under torchrun --max-restarts 3 it goes on from its newest checkpoint by itself when a rank has died.
@@ -22,9 +23,11 @@ from tqdm import tqdm
 from .. import checkpoint
 from ..ranks import comm, environment
 from ..ranks.mesh import Axis
-from ..run import DTYPES, STOP, Options, read_log, start
+from ..run import DTYPES, STOP, Options, start
 from .lines import on_machines, plain_command
+from .report import finish, say_sometimes, short
 
+FAILED = "failed"  # in a run's folder: why it cannot go on, also when its launcher starts it again
 HELP = {
     "config": "which model: {presets}",
     "plan": "how training is split over ranks, such as dp=2 or pp=2,tp=2",
@@ -52,6 +55,7 @@ HELP = {
     "compile": "torch.compile every block (half a minute at the start)",
     "fast": "use what makes this machine faster, where its check passes (see info)",
     "bench": "measure only: no validation, no sample, no checkpoint",
+    "timeout": "seconds that a rank may keep the others waiting, as on a slow disk",
 }
 CHOICES = {
     "config": None,
@@ -87,7 +91,11 @@ def add_arguments(parser) -> None:
             )
     parser.add_argument("--out", default="runs", help="where runs are written (default runs)")
     parser.add_argument(
-        "--resume", nargs="?", const="newest", metavar="RUN", help="go on with a run (default: newest)"
+        "--resume",
+        nargs="?",
+        const="newest",
+        metavar="RUN",
+        help="go on with a run (default: newest), or with one of its checkpoints",
     )
     parser.add_argument(
         "--dry-run", action="store_true", help="print the plain command that does the same, and stop"
@@ -96,21 +104,23 @@ def add_arguments(parser) -> None:
 
 def run(args) -> int:
     """Start or resume a run, show how it goes, and write its curve, sample and checkpoint."""
-    options, folder = _options(args)
+    source = _source(args)
+    options = _options(args, source)
     if args.dry_run:
-        print(plain_command(options))
-        for launcher, line in on_machines(options).items():
+        more = ["--out", args.out, *(["--resume", args.resume] if args.resume else [])]
+        print(plain_command(options, *more))
+        for launcher, line in on_machines(options, *more).items():
             print(f"\n{launcher}:\n{line}")
         return 0
     options.check()
     here = environment.place()
     if here:
-        return _as_one_rank(here, options, folder, args)
-    folder = folder or _new_folder(options, args.out)
+        return _as_one_rank(here, options, source, args)
+    folder = source.parent if source else _new_folder(options, args.out)
     with _stop_on_interrupt(folder) as interrupted:
-        _train(options, folder, bool(args.resume))
+        _train(options, folder, source)
     if folder:
-        _finish(options, folder, interrupted)
+        finish(options, folder, interrupted)
     return 0
 
 
@@ -133,7 +143,7 @@ def _new_folder(options: Options, out: str, job: str = "") -> Path | None:
     return folder
 
 
-def _as_one_rank(here, options: Options, folder: Path | None, args) -> int:
+def _as_one_rank(here, options: Options, source: Path | None, args) -> int:
     """Take part in a job that torchrun, srun or mpirun started; rank 0 speaks for all."""
     if here.world_size != options.the_plan().world:
         raise ValueError(
@@ -141,39 +151,61 @@ def _as_one_rank(here, options: Options, folder: Path | None, args) -> int:
             f"{here.world_size}. Start as many as the plan needs."
         )
     device = options.the_device(here.neighbours)
-    with environment.joined(here, device), _stop_on_interrupt(folder) as interrupted:
+    world = Axis("world", tuple(range(here.world_size)), here.rank)
+    folder = source.parent if source else None
+    with environment.joined(here, device, options.timeout), _stop_on_interrupt(folder) as interrupted:
         if here.rank == 0:
             folder = folder or _begun(here, options, args.out) or _new_folder(options, args.out, here.job)
-        folder = comm.gather_objects(folder, Axis("world", tuple(range(here.world_size)), here.rank))[0]
+            source = _again(here, folder) or source
+        folder, source = comm.gather_objects((folder, source), world)[0]
+        if here.restarts and folder and (folder / FAILED).exists():
+            return 1  # it has said why
         place = str(folder.resolve()) if folder else None
-        resume = bool(args.resume or (folder and here.restarts and checkpoint.all_in(folder)))
-        start(here.rank, here.world_size, options, place, resume, _say_sometimes, device)
+        try:
+            start(here.rank, here.world_size, options, place, source, say_sometimes, device)
+        except (FloatingPointError, checkpoint.BadCheckpoint) as error:
+            if here.rank == 0:  # the sentence is the same on every rank
+                _give_up(folder, str(error))
+            comm.barrier(world)
+            return 1
     if folder and here.rank == 0:
-        _finish(options, folder, interrupted)
+        finish(options, folder, interrupted)
     return 0
 
 
-def _options(args) -> tuple[Options, Path | None]:
+def _again(here, folder: Path | None) -> Path | None:
+    """The checkpoint from which a job goes on that its launcher has started again; None at its first start."""
+    if here.restarts:
+        return checkpoint.all_in(folder)[-1] if folder and checkpoint.all_in(folder) else None
+    if folder:
+        (folder / FAILED).unlink(missing_ok=True)
+
+
+def _give_up(folder: Path | None, why: str) -> None:
+    """Say why the run cannot go on, and leave word of it: a launcher that starts it again would only see it again."""
+    print(f"gpt2lab train: {why}", file=sys.stderr, flush=True)
+    if folder:
+        (folder / FAILED).write_text(why + "\n")
+
+
+def _source(args) -> Path | None:
+    """The checkpoint that --resume means: its own folder, or the newest of a run; None without --resume."""
+    if not args.resume:
+        return None
+    place = Path(args.resume) if args.resume != "newest" else checkpoint.newest_run(Path(args.out))
+    found = [place] if checkpoint.is_one(place) else checkpoint.all_in(place)
+    if not found:
+        raise ValueError(f"{place} has no checkpoint to go on from. Start anew: python -m gpt2lab train.")
+    return found[-1]
+
+
+def _options(args, source: Path | None) -> Options:
     """The options of this call, on top of those of the run that it resumes."""
-    folder, base = None, Options()
-    if args.resume:
-        folder = Path(args.resume) if args.resume != "newest" else _newest(Path(args.out))
-        if not checkpoint.all_in(folder):
-            raise ValueError(
-                f"{folder} has no checkpoint to go on from. Start anew: python -m gpt2lab train."
-            )
-        base = Options(**json.loads((folder / "options.json").read_text()))
+    base = Options(**json.loads((source.parent / "options.json").read_text())) if source else Options()
     given = {f.name: getattr(args, f.name) for f in fields(Options) if getattr(args, f.name) is not None}
     if given.get("recipe") == "llmc":
         given = {"batch": 4, "sequence": 64} | given
-    return Options(**asdict(base) | given), folder
-
-
-def _newest(out: Path) -> Path:
-    runs = sorted(p for p in out.glob("*") if checkpoint.all_in(p))
-    if not runs:
-        raise ValueError(f"There is no run with a checkpoint in {out}/. Start one: python -m gpt2lab train.")
-    return runs[-1]
+    return Options(**asdict(base) | given)
 
 
 @contextmanager
@@ -196,7 +228,7 @@ def _stop_on_interrupt(folder: Path | None):
             (folder / STOP).unlink(missing_ok=True)
 
 
-def _train(options: Options, folder: Path | None, resume: bool) -> None:
+def _train(options: Options, folder: Path | None, source: Path | None) -> None:
     """Run it here, with a progress bar, or on ranks, with a line now and then."""
     world = options.the_plan().world
     device = options.the_device(world)
@@ -204,57 +236,18 @@ def _train(options: Options, folder: Path | None, resume: bool) -> None:
     if world > 1:
         from ..ranks.launch import launch
 
-        job = (start, options, place, resume, _say_sometimes, device)
-        launch(*job, ranks=world, echo="live", timeout=300, backend="nccl" if device == "cuda" else None)
+        source = source and source.resolve()
+        job = (start, options, place, source, say_sometimes, device)
+        backend = "nccl" if device == "cuda" else None
+        launch(*job, ranks=world, echo="live", timeout=options.timeout, backend=backend)
         return
     with tqdm(total=options.steps, unit="step", file=sys.stderr, dynamic_ncols=True) as bar:
 
         def tell(entry):
-            bar.set_postfix_str(_short(entry))
+            bar.set_postfix_str(short(entry))
             bar.update(entry["step"] - bar.n)
 
-        log = start(0, 1, options, place, resume, tell, device)
+        log = start(0, 1, options, place, source, tell, device)
     if options.bench and log:
         seconds = sorted(e["seconds"] for e in log)
         print(f"median step {seconds[len(seconds) // 2] * 1e3:.1f} ms over {len(seconds)} steps (measured)")
-
-
-def _short(entry: dict) -> str:
-    text = f"loss {entry['loss']:.3f}, {entry['tokens_per_s']:,.0f} tokens/s, MFU {entry['mfu']:.0%}"
-    return text + (f", val {entry['val']:.3f}" if "val" in entry else "")
-
-
-def _say_sometimes(entry: dict) -> None:
-    if entry["step"] % 10 == 0 or "val" in entry:
-        print(f"step {entry['step']}: {_short(entry)}", flush=True)
-
-
-def _finish(options: Options, folder: Path, interrupted) -> None:
-    """The loss curve, a last word, and a text by the trained model."""
-    from ..plots import style, training
-
-    log = read_log(folder)
-    style.save(training.loss_curve(log), folder / "loss.png")
-    newest = checkpoint.all_in(folder)[-1]
-    if interrupted:
-        print(
-            f"Interrupted after step {log[-1]['step']}. Go on with: python -m gpt2lab train --resume {folder}"
-        )
-    vals = [e["val"] for e in log if "val" in e]
-    if vals:
-        print(f"validation loss {vals[-1]:.3f} (a fresh model has ln 50257 = 10.825)")
-    print(f"log, loss curve and checkpoint: {folder}")
-    if options.sample and not interrupted:
-        print("\n" + _sample(newest, options))
-
-
-def _sample(folder: Path, options: Options) -> str:
-    """What the model writes after the first words of a play."""
-    from .. import pretrained
-    from ..corpus.tokenizer import encoding
-    from ..generate import generate
-
-    model, text = pretrained.load(folder), encoding()
-    prompt = text.encode("ROMEO.")
-    new = min(options.sample, model.config.n_positions - len(prompt))
-    return text.decode(generate(model, [prompt], new, temperature=0.8, top_k=40, seed=options.seed)[0])

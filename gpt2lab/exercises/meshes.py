@@ -95,13 +95,14 @@ def _total(sent, inner, inside: Link, between: Link) -> float:
 
 def norm(answer) -> None:
     """Exercise: the norm of the whole gradient from this rank's pieces and their specs."""
-    from .. import launch
+    from .. import Ranks
     from ..verify import CONFIG, example_batch, example_weights
 
-    for plan in ("dp=2,tp=2", "pp=2,tp=2,micro=2"):
-        found = launch(
-            _norms, answer, plan, CONFIG, example_batch(CONFIG, 7, 11), example_weights(CONFIG), echo=False
-        )
+    given = CONFIG, example_batch(CONFIG, 7, 11), example_weights(CONFIG)
+    plans = ("dp=2,tp=2", "pp=2,tp=2,micro=2")
+    with Ranks(4, echo=False) as ranks:
+        answers = {plan: ranks.run(_norms, answer, plan, *given) for plan in plans}
+    for plan, found in answers.items():
         values = [value for value, *_ in found]
         assert None not in values, "your function returned None. Is the return missing?"
         _, right, everything, tied = found[0]

@@ -6,7 +6,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
 
 from ..planner.failures import Span
-from .style import COLORS, THINGS, figure, rank_color
+from .style import COLORS, THINGS, figure, ink, rank_color
 
 KINDS = {
     "work": {"color": COLORS["forward"]},
@@ -45,8 +45,10 @@ def held(layouts: dict[str, tuple[tuple[int, int], list[list[tuple]]]]) -> Figur
                 ax.add_patch(Rectangle((column, row), width, height, fc=rank_color(rank), ec="white", lw=1))
                 if height > 0.05 * shape[0]:
                     where = (column + width / 2, row + height / 2)
-                    ax.text(*where, str(rank), ha="center", va="center", color="white", fontsize=9)
+                    ink_on = ink(rank_color(rank))
+                    ax.text(*where, str(rank), ha="center", va="center", color=ink_on, fontsize=9)
         ax.set(xlim=(0, shape[1]), ylim=(shape[0], 0), xticks=[0, shape[1]], yticks=[0, shape[0]])
+        ax.set(xlabel="column", ylabel="row")
         ax.set_title(title, fontsize=9)
         ax.grid(visible=False)
     return fig
@@ -68,5 +70,5 @@ def time_lost(
     marks = [m for m in (1, 2, 5, 10, 20, 50, 100, 200, 500) if ax.get_xlim()[0] < m < ax.get_xlim()[1]]
     ax.set_xticks(marks, labels=map(str, marks))
     ax.minorticks_off()
-    ax.legend()
+    fig.legend(loc="outside upper right", ncols=len(curves), fontsize=9)
     return fig

@@ -6,17 +6,17 @@ from collections.abc import Sequence
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from .style import SERIAL, THINGS, figure, rank_color
+from .style import SERIAL, THINGS, figure, ink, rank_color
 
 AXES = {
-    "tp": "#E69F00",
-    "cp": "#8A8A8A",
-    "dp+cp": "#0072B2",
-    "pp": "#444444",
-    "tie": "#C8C8C8",
-    "world": "#000000",
+    "tp": {"color": "#E69F00"},
+    "cp": {"facecolor": "white", "edgecolor": "#444444", "hatch": "////", "linewidth": 0},
+    "dp+cp": {"color": "#0072B2"},
+    "pp": {"color": "#444444"},
+    "tie": {"facecolor": "#C8C8C8", "edgecolor": "#444444", "hatch": "....", "linewidth": 0},
+    "world": {"color": "#000000"},
 }
-"""Colour of each axis of the mesh where bytes are stacked by axis."""
+"""Look of each axis of the mesh where bytes are stacked by axis."""
 
 STEPS = ((1.0, 0.0), (0.5, 0.42), (0.0, -1.0))  # on paper: the innermost axis, the next one, the outermost
 NODE = "#E4E4E4"
@@ -30,7 +30,7 @@ def cube(lines: dict[str, list[tuple[int, ...]]], nodes: Sequence[int]) -> Figur
     """
     sizes = [len(groups[0]) for groups in lines.values()]
     place = {r: _corner(r, sizes) for r in range(math.prod(sizes))}
-    fig, panels = figure(8, 2.4 if len(sizes) < 3 else 3.0, 1, len(lines))
+    fig, panels = figure(8, 2.4 if len(sizes) < 3 else 2.5, 1, len(lines))
     for ax, (axis, groups) in zip(panels, lines.items(), strict=True):
         for node in sorted(set(nodes)):
             _patch(ax, [place[r] for r in place if nodes[r] == node])
@@ -39,7 +39,8 @@ def cube(lines: dict[str, list[tuple[int, ...]]], nodes: Sequence[int]) -> Figur
             ax.plot(x, y, color=rank_color(color), lw=5, solid_capstyle="round", zorder=2)
             ax.scatter(x, y, s=330, color=rank_color(color), zorder=3)
             for rank in group:
-                ax.annotate(str(rank), place[rank], ha="center", va="center", color="white", weight="bold")
+                look = {"color": ink(rank_color(color)), "weight": "bold"}
+                ax.annotate(str(rank), place[rank], ha="center", va="center", **look)
         apart = groups[0][1] - groups[0][0]
         ax.set_title(f"{axis}: ranks {apart} apart" if apart > 1 else f"{axis}: neighbours")
         ax.margins(0.28)
@@ -85,7 +86,7 @@ def by_class(plans: dict[str, dict[tuple[str, str], float]]) -> Figure:
             left = 0.0
             for axis in axes:
                 size = sent.get((axis, name), 0) / 1e6
-                panel.barh(row, size, 0.62, left, color=AXES[axis])
+                panel.barh(row, size, 0.62, left, **AXES[axis])
                 left += size
             panel.text(left, row, f" {left:.1f}", va="center", fontsize=9)
         panel.set(title=name, xlabel="MB sent by all ranks in a step")
@@ -93,7 +94,7 @@ def by_class(plans: dict[str, dict[tuple[str, str], float]]) -> Figure:
         panel.grid(visible=False, axis="y")
     panels[0][0].set_yticks(range(len(plans)), list(plans))
     panels[0][0].invert_yaxis()
-    handles = [Patch(color=AXES[a], label=a) for a in axes]
+    handles = [Patch(label=a, **AXES[a]) for a in axes]
     fig.legend(handles=handles, title="axis", fontsize=9, loc="outside right center")
     return fig
 
@@ -106,7 +107,7 @@ def placements(seconds: dict[str, dict[str, tuple[float, float]]]) -> Figure:
         for i, name in enumerate(names):
             predicted, seen = (1e3 * s for s in found[name])
             y = row + 0.36 * (i - (len(names) - 1) / 2)
-            ax.barh(y, seen, 0.32, color=THINGS[3 + i], label=name if row == 0 else None)
+            ax.barh(y, seen, 0.32, color=THINGS[2 * i], label=name if row == 0 else None)
             mark = {"marker": "D", "s": 34, "color": "white", "edgecolor": SERIAL, "zorder": 3}
             ax.scatter(predicted, y, label="predicted" if row == i == 0 else None, **mark)
             ax.text(max(seen, predicted), y, f"  {seen:.0f}", va="center", fontsize=9)
@@ -136,10 +137,11 @@ def bugs(runs: dict[str, list[float]], errors: dict[str, dict[str, float]]) -> F
     losses.legend()
     kinds = list(next(iter(errors.values())))
     for row, found in enumerate(errors.values()):
-        for kind, marker in zip(kinds, "os^v", strict=False):
+        for i, (kind, marker) in enumerate(zip(kinds, "os^v", strict=False)):
             value = max(found[kind], 1e-16)
             label = kind if row == 0 else None
-            wrong.scatter(value, row, s=46, marker=marker, color=rank_color(row), label=label, zorder=3)
+            y = row + 0.2 * (i - (len(kinds) - 1) / 2)  # side by side where they are equal
+            wrong.scatter(value, y, s=40, marker=marker, color=rank_color(row), label=label, zorder=3)
     wrong.axvline(1e-10, color=SERIAL, lw=1, ls="--")
     wrong.set_yticks(range(len(errors)), list(errors), fontsize=9)
     wrong.set(xscale="log", xlim=(1e-17, 30), ylim=(len(errors) - 0.5, -0.5), xlabel="relative error")
@@ -163,7 +165,7 @@ def together(names: Sequence[str], tested: dict[tuple[str, str], list[str]]) -> 
         for col, b in enumerate(names[: row + 1]):
             count = len(tested.get((a, b), ()))
             share = 0.15 + 0.85 * count / most if count else 0.0
-            ax.barh(row, 0.94, 0.9, col - 0.47, color=AXES["dp+cp"] if a != b else AXES["pp"], alpha=share)
+            ax.barh(row, 0.94, 0.9, col - 0.47, alpha=share, **AXES["dp+cp" if a != b else "pp"])
             color = "white" if share > 0.45 else "black"
             ax.text(col, row, str(count) if count else "–", ha="center", va="center", color=color, fontsize=9)
     ax.set_yticks(range(len(names)), names)

@@ -8,6 +8,7 @@ import io
 from pathlib import Path
 
 import matplotlib
+import numpy as np
 from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
 
@@ -60,6 +61,11 @@ def rank_color(rank: int) -> str:
     """The colour of a rank, the same in every figure; from rank 8 on the colours return, each round paler."""
     pale = 1 - 0.65 ** (rank // len(RANKS))
     return to_hex([c + (1 - c) * pale for c in to_rgb(RANKS[rank % len(RANKS)])])
+
+
+def ink(color: str) -> str:
+    """Black or white, whichever can be read on a colour (by its luma, ITU-R BT.601)."""
+    return "black" if np.dot(to_rgb(color), (0.299, 0.587, 0.114)) > 0.55 else "white"
 
 
 def figure(width: float = 8, height: float = 3.2, rows: int = 1, cols: int = 1, **subplots):

@@ -3,7 +3,7 @@
 A rank writes a line when it starts a communication call and wipes it when the call is done; the parent
 process reads the lines to explain a hang. The board also keeps the last calls of every rank, so that two ranks
 which make different calls in the same place find out before any data moves. Without a board (a script under
-torchrun, a test without ranks) every function does nothing.
+torchrun, a test without ranks) a rank only remembers its own call, for its last words.
 """
 
 import contextlib
@@ -141,6 +141,9 @@ class Board:
 
 
 _board: Board | None = None
+_mine: tuple | None = (
+    None  # without a board: the call that this rank is in, its axis, peers, number and caller
+)
 
 
 def attach(path: Path, rank: int, world: int) -> None:
@@ -154,7 +157,9 @@ def enter(op: str, axis_name: str, peers, call_number: int, detail: str = "", ch
 
     `channel` is given when the rank does nothing else until the call is done.
     """
+    global _mine
     if _board is None:
+        _mine = op, axis_name, tuple(peers), call_number, caller()
         return
     blocked = channel and threading.current_thread() is threading.main_thread()
     code = str(zlib.crc32(channel.encode()) if blocked else 0)
@@ -189,9 +194,20 @@ def post(channel: str, number: int, signature: str, axis_name: str, peers, agree
 
 def leave() -> None:
     """Say that the call is done."""
+    global _mine
+    _mine = None
     if _board is not None:
         with _board.lock:
             _board.write(0.0)
+
+
+def last_words() -> str:
+    """The call that this rank is in, with whom and from where, where there is no board for others to read it."""
+    if _mine is None:
+        return "a call of torch's own"
+    op, axis_name, peers, number, frame = _mine
+    whom = f"rank{'s' * (len(peers) > 1)} {', '.join(map(str, peers))}"
+    return f"{op} #{number} on axis {axis_name!r} with {whom} ({place(frame)})"
 
 
 def caller() -> str:

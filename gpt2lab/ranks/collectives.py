@@ -19,6 +19,7 @@ from .traffic import (
     all_reduce_cost,
     chain_cost,
     direct_cost,
+    direct_legs,
     reduce_scatter_cost,
     split_sizes,
 )
@@ -160,6 +161,7 @@ def scatter(x: torch.Tensor, axis: Axis, dim: int = 0, root: int = 0, sizes: Seq
         f"root {root} dim {dim} sizes {sizes} of {describe(x)}",
         *cost,
         *direct_cost(chunks, root),
+        legs=direct_legs(chunks, axis) if mine else (),
     )
     start = lambda beside: dist.scatter(chunk, parts, axis.ranks[root], group=axis.group, async_op=beside)
     return perform(call, start, chunk, finish=lambda chunk: chunk[: sizes[axis.rank]].movedim(0, dim))
@@ -183,6 +185,7 @@ def gather(x: torch.Tensor, axis: Axis, dim: int = 0, root: int = 0, sizes: Sequ
         f"root {root} dim {dim} sizes {sizes} of {describe(mine)}",
         *cost,
         *direct_cost(chunks, root),
+        legs=() if axis.rank == root else ((axis.ranks[root], cost[0]),),
     )
     start = lambda beside: dist.gather(mine, parts, axis.ranks[root], group=axis.group, async_op=beside)
     join = lambda parts: torch.cat([p[:s] for p, s in zip(parts, sizes, strict=True)]).movedim(0, dim)
@@ -204,10 +207,9 @@ def all_to_all(
     flat = torch.cat([p.detach().reshape(-1) for p in parts])
     result = flat.new_empty(sum(coming))
     sent = [n * flat.element_size() for n in going]
-    legs = tuple((r, b) for r, b in zip(axis.ranks, sent, strict=True) if r != axis.ranks[axis.rank] and b)
-    dtype = str(flat.dtype).removeprefix("torch.")
-    detail = f"{dtype} {','.join(map(str, going))} {','.join(map(str, coming))}"
-    call = Call("all_to_all", axis, detail, *direct_cost(sent, axis.rank), legs=legs)
+    counts = [",".join(map(str, numbers)) for numbers in (going, coming)]
+    detail = " ".join([str(flat.dtype).removeprefix("torch."), *counts])
+    call = Call("all_to_all", axis, detail, *direct_cost(sent, axis.rank), legs=direct_legs(sent, axis))
     start = lambda beside: dist.all_to_all_single(
         result, flat, coming, going, group=axis.group, async_op=beside
     )
@@ -218,8 +220,7 @@ def all_to_all(
 def barrier(axis: Axis) -> None:
     """Return when every rank of the axis has arrived."""
     if axis.size > 1:
-        hops = axis.size - 1
-        call = Call("barrier", axis, "", hops=hops)
+        call = Call("barrier", axis, "", hops=axis.size - 1)
         perform(call, lambda beside: dist.barrier(group=axis.group, async_op=beside), None)
 
 

@@ -19,9 +19,9 @@ _numbers: Counter = Counter()
 class Call:
     """One call as this rank makes it; `detail` must be the same text on every rank that takes part.
 
-    `bytes` and `messages` are what this rank sends; `size` and `hops` are those of the whole ring, or `legs`
-    (target, bytes) its direct messages: they decide how long paced links take. A message has a `peer` and the
-    direction `ways` = (source, target); all these are global ranks.
+    `bytes` and `messages` are what this rank sends: as direct messages, `legs` of (target, bytes), or else to its right
+    neighbour. `size` and `hops` are those of the whole ring (without hops the legs decide how long paced links take).
+    A message has the direction `ways` = (source, target); all these are global ranks.
     """
 
     op: str
@@ -39,6 +39,15 @@ class Call:
         """The other ranks that take part."""
         mine = self.axis.ranks[self.axis.rank]
         return self.axis.peers if self.ways is None else tuple(r for r in self.ways if r != mine)
+
+    @property
+    def event(self) -> dict:
+        """What the log keeps of the call, besides its times."""
+        right = self.axis.ranks[(self.axis.rank + 1) % self.axis.size]
+        direct = self.legs if self.ways is None else ((self.ways[1], self.bytes),)
+        targets = (direct or ((right, self.bytes),)) if self.bytes else ()
+        sent = {"op": self.op, "axis": self.axis.name, "bytes": self.bytes, "messages": self.messages}
+        return sent | {"targets": targets, "ring": () if direct else self.axis.ranks}
 
     @property
     def channel(self) -> str:
@@ -74,7 +83,7 @@ class Handle:
             due = network.delay(call.axis.ranks, call.axis.rank, end, call.size, call.hops, call.legs)
             time.sleep(max(0.0, due - time.perf_counter()))
             end = max(end, due)
-        log.append(Event(call.op, call.axis.name, call.bytes, call.messages, self._start, end))
+        log.append(Event(start=self._start, end=end, **call.event))
 
     def note_completion(self, _=None) -> None:
         """Called from the backend's thread when the operation is done, perhaps long before anybody waits."""

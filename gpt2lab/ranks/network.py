@@ -33,12 +33,13 @@ def links(table: Links | Link | None):
 def delay(ranks, rank: int, done: float, size: int, hops: int, legs=()) -> float:
     """When a collective that really ended at `done` ends on the paced links.
 
-    `size` and `hops` are those of a ring over the global `ranks`; `legs` (target, bytes) are direct messages instead.
+    `size` and `hops` are those of a ring over the global `ranks`; where there are no hops, `legs` (target, bytes) are
+    direct messages.
     """
     global _free_at
     if _links is None:
         return done
-    if legs:
+    if legs and not hops:
         seconds = sum(_links.link(ranks[rank], target).time(part) for target, part in legs)
     else:
         seconds = _links.ring_time(ranks, size, hops)

@@ -12,7 +12,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Event:
-    """One call: what this rank sent (bytes, messages) over which axis, from start to end in seconds."""
+    """One call: what this rank sent (bytes, messages) over which axis, from start to end in seconds.
+
+    `targets` are (global rank, bytes) of what it sent directly, or to its right neighbour on the way around `ring`,
+    the global ranks of a collective (none for direct messages).
+    """
 
     op: str
     axis: str
@@ -20,6 +24,8 @@ class Event:
     messages: int
     start: float
     end: float
+    targets: tuple[tuple[int, int], ...] = ()
+    ring: tuple[int, ...] = ()
 
 
 log: list[Event] = []
@@ -69,3 +75,9 @@ def direct_cost(parts: Sequence[int], rank: int) -> tuple[int, int]:
     """(bytes, messages) when part p goes straight to rank p: what leaves; an empty part is no message."""
     leaving = [size for peer, size in enumerate(parts) if peer != rank and size]
     return sum(leaving), len(leaving)
+
+
+def direct_legs(parts: Sequence[int], axis) -> tuple[tuple[int, int], ...]:
+    """(global rank, bytes) of the same messages, where the ranks are those of an axis."""
+    places = zip(axis.ranks, parts, strict=True)
+    return tuple((rank, size) for rank, size in places if rank != axis.ranks[axis.rank] and size)

@@ -9,7 +9,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from planting import compare_with_bug, noticed
 
-from gpt2lab import Ranks
+from gpt2lab import RankFailed, Ranks
 from gpt2lab.corpus.batches import Batch
 from gpt2lab.parallel import accumulate, pieces, pipeline, pipeline_step
 from gpt2lab.plan import Parallel
@@ -22,11 +22,14 @@ from gpt2lab.verify import CONFIG
 MUTANTS = {}
 
 
-def mutant(plan, owner, name):
-    """Register a function that makes the wrong version from the right one, and the plan on which it must show."""
+def mutant(plan, owner, name, refused=None):
+    """Register a function that makes the wrong version from the right one, and the plan on which it must show.
+
+    `refused` names the error that stops it outright; without it the comparison with serial must notice.
+    """
 
     def register(make):
-        MUTANTS[make.__name__.replace("_", " ")] = (plan, (owner, name, make))
+        MUTANTS[make.__name__.replace("_", " ")] = (plan, (owner, name, make), refused)
         return make
 
     return register
@@ -66,7 +69,7 @@ def the_tied_gradient_is_not_summed(right):
     return lambda self, held, mesh: None
 
 
-@mutant("pp=2,tp=2", pipeline.Pipeline, "tie")
+@mutant("pp=2,tp=2", pipeline.Pipeline, "tie", refused="Mismatch")
 def the_tied_gradient_is_summed_over_all_stages_and_tensor_ranks(right):
     def tie(self, held, mesh):
         for p in held:
@@ -101,7 +104,7 @@ def gradients_are_summed_over_data_ranks_only(right):
     return lambda self, names: right(self, "dp" if names == ("dp", "cp") else names)
 
 
-@mutant("dp=2,tp=2", Mesh, "__getitem__")
+@mutant("dp=2,tp=2", Mesh, "__getitem__", refused="Mismatch")
 def gradients_are_summed_over_the_wrong_axis(right):
     return lambda self, names: right(self, "tp" if names == ("dp", "cp") else names)
 
@@ -120,7 +123,7 @@ def partial_gradients_are_summed_over_the_data_axis(right):
     return total
 
 
-@mutant("dp=2,tp=2", Parallel, "mine")
+@mutant("dp=2,tp=2", Parallel, "mine", refused="Mismatch")
 def rows_are_dealt_by_the_global_rank(right):
     def mine(self, batch):
         return batch.rows(self.mesh.rank, self.mesh.world.size).micro(self.plan.micro)
@@ -128,7 +131,7 @@ def rows_are_dealt_by_the_global_rank(right):
     return mine
 
 
-@mutant("cp=2,tp=2", Batch, "columns")
+@mutant("cp=2,tp=2", Batch, "columns", refused="ValueError")
 def positions_start_at_zero_on_every_context_rank(right):
     def columns(self, index):
         part = right(self, index)
@@ -156,14 +159,15 @@ def each_rank_clips_by_its_shard(right):
 
 @pytest.mark.parametrize("name", MUTANTS)
 def test_the_bug_is_noticed(ranks, name):
-    plan, bug = MUTANTS[name]
-    try:
-        found = ranks.run(compare_with_bug, bug, plan, CONFIG)
-    except RuntimeError:
-        return  # refused outright, on ranks that name themselves
-    assert noticed(found), f"nobody noticed: {name}"
+    plan, bug, refused = MUTANTS[name]
+    if refused:
+        with pytest.raises(RankFailed) as error:
+            ranks.run(compare_with_bug, bug, plan, CONFIG)
+        assert error.value.ename == refused
+    else:
+        assert noticed(ranks.run(compare_with_bug, bug, plan, CONFIG)), f"nobody noticed: {name}"
 
 
-@pytest.mark.parametrize("plan", sorted({plan for plan, _ in MUTANTS.values()}))
+@pytest.mark.parametrize("plan", sorted({plan for plan, *_ in MUTANTS.values()}))
 def test_without_a_bug_nothing_is_noticed(ranks, plan):
     assert not noticed(ranks.run(compare_with_bug, None, plan, CONFIG), 1e-10)

@@ -1,0 +1,49 @@
+"""What `gpt2lab train` tells of a run: a line now and then, at the end its curve and a text by the trained model."""
+
+from pathlib import Path
+
+from .. import checkpoint
+from ..run import Options, read_log
+
+
+def short(entry: dict) -> str:
+    """A step in a few words."""
+    text = f"loss {entry['loss']:.3f}, {entry['tokens_per_s']:,.0f} tokens/s, MFU {entry['mfu']:.0%}"
+    return text + (f", val {entry['val']:.3f}" if "val" in entry else "")
+
+
+def say_sometimes(entry: dict) -> None:
+    """Print every tenth step, and those with a validation."""
+    if entry["step"] % 10 == 0 or "val" in entry:
+        print(f"step {entry['step']}: {short(entry)}", flush=True)
+
+
+def finish(options: Options, folder: Path, interrupted) -> None:
+    """The loss curve, a last word, and a text by the trained model."""
+    from ..plots import style, training
+
+    log = read_log(folder)
+    style.save(training.loss_curve(log), folder / "loss.png")
+    newest = checkpoint.all_in(folder)[-1]
+    if interrupted:
+        print(
+            f"Interrupted after step {log[-1]['step']}. Go on with: python -m gpt2lab train --resume {folder}"
+        )
+    vals = [e["val"] for e in log if "val" in e]
+    if vals:
+        print(f"validation loss {vals[-1]:.3f} (a fresh model has ln 50257 = 10.825)")
+    print(f"log, loss curve and checkpoint: {folder}")
+    if options.sample and not interrupted:
+        print("\n" + _sample(newest, options))
+
+
+def _sample(folder: Path, options: Options) -> str:
+    """What the model writes after the first words of a play."""
+    from .. import pretrained
+    from ..corpus.tokenizer import encoding
+    from ..generate import generate
+
+    model, text = pretrained.load(folder), encoding()
+    prompt = text.encode("ROMEO.")
+    new = min(options.sample, model.config.n_positions - len(prompt))
+    return text.decode(generate(model, [prompt], new, temperature=0.8, top_k=40, seed=options.seed)[0])
