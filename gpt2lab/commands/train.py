@@ -1,4 +1,4 @@
-"""Train GPT-2. Without options: the smallest one (nano), serially, on ten plays of Shakespeare, in about a minute.
+"""Train GPT-2. Without options: the smallest one (nano), serially, on ten plays of Shakespeare, in a minute or two.
 
     python -m gpt2lab train
     python -m gpt2lab train --steps 500 --plan dp=2
@@ -13,14 +13,16 @@ import json
 import signal
 import sys
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, fields
+from itertools import count
 from pathlib import Path
 
 from tqdm import tqdm
 
 from .. import checkpoint
 from ..ranks import comm, environment
+from ..ranks.failure import RankFailed
 from ..ranks.mesh import Axis
 from ..run import DTYPES, STOP, Options, read_log, start
 from .lines import on_machines, plain_command
@@ -107,7 +109,7 @@ def run(args) -> int:
     if here:
         return _as_one_rank(here, options, folder, args)
     folder = folder or _new_folder(options, args.out)
-    with _stop_on_interrupt(folder) as interrupted:
+    with _stop_on_interrupt(folder) as interrupted, _way_back(folder):
         _train(options, folder, bool(args.resume))
     if folder:
         _finish(options, folder, interrupted)
@@ -126,11 +128,19 @@ def _new_folder(options: Options, out: str, job: str = "") -> Path | None:
     """A folder for this run, with its options and the launcher's name of the job in it; none for a benchmark."""
     if options.bench:
         return None
-    folder = Path(out) / time.strftime("%Y%m%d-%H%M%S")
-    folder.mkdir(parents=True)
+    folder = _made(Path(out), time.strftime("%Y%m%d-%H%M%S"))
     (folder / "options.json").write_text(json.dumps(asdict(options), indent=2) + "\n")
     (folder / "job").write_text(job)
     return folder
+
+
+def _made(out: Path, name: str) -> Path:
+    """A new folder of this name, or name-1, name-2 ... where another run has begun in the same second."""
+    for number in count():
+        folder = out / (f"{name}-{number}" if number else name)
+        with suppress(FileExistsError):
+            folder.mkdir(parents=True)
+            return folder
 
 
 def _as_one_rank(here, options: Options, folder: Path | None, args) -> int:
@@ -141,13 +151,14 @@ def _as_one_rank(here, options: Options, folder: Path | None, args) -> int:
             f"{here.world_size}. Start as many as the plan needs."
         )
     device = options.the_device(here.neighbours)
-    with environment.joined(here, device), _stop_on_interrupt(folder) as interrupted:
+    with environment.joined(here, device):
         if here.rank == 0:
             folder = folder or _begun(here, options, args.out) or _new_folder(options, args.out, here.job)
         folder = comm.gather_objects(folder, Axis("world", tuple(range(here.world_size)), here.rank))[0]
         place = str(folder.resolve()) if folder else None
         resume = bool(args.resume or (folder and here.restarts and checkpoint.all_in(folder)))
-        start(here.rank, here.world_size, options, place, resume, _say_sometimes, device)
+        with _stop_on_interrupt(folder) as interrupted:
+            start(here.rank, here.world_size, options, place, resume, _say_sometimes, device)
     if folder and here.rank == 0:
         _finish(options, folder, interrupted)
     return 0
@@ -180,6 +191,8 @@ def _newest(out: Path) -> Path:
 def _stop_on_interrupt(folder: Path | None):
     """Let Ctrl-C ask for an orderly end after the step under way; a second Ctrl-C ends at once."""
     interrupted = []
+    if folder:  # who was killed while ending left the request behind
+        (folder / STOP).unlink(missing_ok=True)
 
     def ask(*_):
         if interrupted or folder is None:
@@ -194,6 +207,17 @@ def _stop_on_interrupt(folder: Path | None):
         signal.signal(signal.SIGINT, before)
         if folder:
             (folder / STOP).unlink(missing_ok=True)
+
+
+@contextmanager
+def _way_back(folder: Path | None):
+    """Add to what a failed rank says how to go on from the newest checkpoint, where there is one."""
+    try:
+        yield
+    except RankFailed as error:
+        if folder and checkpoint.all_in(folder):
+            error.add_note(f"Go on from the newest checkpoint: python -m gpt2lab train --resume {folder}")
+        raise
 
 
 def _train(options: Options, folder: Path | None, resume: bool) -> None:
@@ -233,6 +257,9 @@ def _finish(options: Options, folder: Path, interrupted) -> None:
     """The loss curve, a last word, and a text by the trained model."""
     from ..plots import style, training
 
+    if not (folder / "log.jsonl").exists():
+        print(f"Interrupted before the first step: {folder} holds the fresh model.")
+        return
     log = read_log(folder)
     style.save(training.loss_curve(log), folder / "loss.png")
     newest = checkpoint.all_in(folder)[-1]
@@ -244,6 +271,7 @@ def _finish(options: Options, folder: Path, interrupted) -> None:
     if vals:
         print(f"validation loss {vals[-1]:.3f} (a fresh model has ln 50257 = 10.825)")
     print(f"log, loss curve and checkpoint: {folder}")
+    print(f"Let it write: python -m gpt2lab generate --model {folder}")
     if options.sample and not interrupted:
         print("\n" + _sample(newest, options))
 
