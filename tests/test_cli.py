@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from gpt2lab import RankFailed, cli, launch
-from gpt2lab.commands import train
+from gpt2lab.commands import folders, train
 from gpt2lab.ranks import comm
 from gpt2lab.ranks.mesh import Mesh
 from gpt2lab.run import Options
@@ -112,5 +112,5 @@ def test_a_number_that_is_too_small_is_refused_before_anything_is_written(name, 
 
 
 def test_runs_that_begin_in_the_same_second_get_folders_of_their_own(tmp_path):
-    made = [train._made(tmp_path / "runs", "20260101-000000").name for _ in range(3)]
+    made = [folders._made(tmp_path / "runs", "20260101-000000").name for _ in range(3)]
     assert made == ["20260101-000000", "20260101-000000-1", "20260101-000000-2"] == sorted(made)

@@ -12,10 +12,8 @@ Under torchrun --max-restarts 3 it goes on from its newest checkpoint by itself 
 import json
 import signal
 import sys
-import time
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import asdict, fields
-from itertools import count
 from pathlib import Path
 
 from tqdm import tqdm
@@ -25,6 +23,7 @@ from ..ranks import comm, environment
 from ..ranks.failure import RankFailed
 from ..ranks.mesh import Axis
 from ..run import DTYPES, STOP, Options, read_log, start
+from . import folders
 from .lines import on_machines, plain_command
 
 HELP = {
@@ -108,39 +107,12 @@ def run(args) -> int:
     here = environment.place()
     if here:
         return _as_one_rank(here, options, folder, args)
-    folder = folder or _new_folder(options, args.out)
+    folder = folder or folders.new(options, args.out)
     with _stop_on_interrupt(folder) as interrupted, _way_back(folder):
         _train(options, folder, bool(args.resume))
     if folder:
         _finish(options, folder, interrupted)
     return 0
-
-
-def _begun(here, options: Options, out: str) -> Path | None:
-    """The folder that this job made, with the same options, before its launcher started it again."""
-    mine = here.job, json.dumps(asdict(options), indent=2) + "\n"
-    said = lambda job: (job.read_text(), (job.parent / "options.json").read_text())
-    found = [job for job in Path(out).glob("*/job") if here.restarts and said(job) == mine]
-    return max(found).parent if found and here.job else None
-
-
-def _new_folder(options: Options, out: str, job: str = "") -> Path | None:
-    """A folder for this run, with its options and the launcher's name of the job in it; none for a benchmark."""
-    if options.bench:
-        return None
-    folder = _made(Path(out), time.strftime("%Y%m%d-%H%M%S"))
-    (folder / "options.json").write_text(json.dumps(asdict(options), indent=2) + "\n")
-    (folder / "job").write_text(job)
-    return folder
-
-
-def _made(out: Path, name: str) -> Path:
-    """A new folder of this name, or name-1, name-2 ... where another run has begun in the same second."""
-    for number in count():
-        folder = out / (f"{name}-{number}" if number else name)
-        with suppress(FileExistsError):
-            folder.mkdir(parents=True)
-            return folder
 
 
 def _as_one_rank(here, options: Options, folder: Path | None, args) -> int:
@@ -153,7 +125,9 @@ def _as_one_rank(here, options: Options, folder: Path | None, args) -> int:
     device = options.the_device(here.neighbours)
     with environment.joined(here, device):
         if here.rank == 0:
-            folder = folder or _begun(here, options, args.out) or _new_folder(options, args.out, here.job)
+            folder = (
+                folder or folders.begun(here, options, args.out) or folders.new(options, args.out, here.job)
+            )
         folder = comm.gather_objects(folder, Axis("world", tuple(range(here.world_size)), here.rank))[0]
         place = str(folder.resolve()) if folder else None
         resume = bool(args.resume or (folder and here.restarts and checkpoint.all_in(folder)))
@@ -168,7 +142,7 @@ def _options(args) -> tuple[Options, Path | None]:
     """The options of this call, on top of those of the run that it resumes."""
     folder, base = None, Options()
     if args.resume:
-        folder = Path(args.resume) if args.resume != "newest" else _newest(Path(args.out))
+        folder = Path(args.resume) if args.resume != "newest" else folders.newest(Path(args.out))
         if not checkpoint.all_in(folder):
             raise ValueError(
                 f"{folder} has no checkpoint to go on from. Start anew: python -m gpt2lab train."
@@ -178,13 +152,6 @@ def _options(args) -> tuple[Options, Path | None]:
     if given.get("recipe") == "llmc":
         given = {"batch": 4, "sequence": 64} | given
     return Options(**asdict(base) | given), folder
-
-
-def _newest(out: Path) -> Path:
-    runs = sorted(p for p in out.glob("*") if checkpoint.all_in(p))
-    if not runs:
-        raise ValueError(f"There is no run with a checkpoint in {out}/. Start one: python -m gpt2lab train.")
-    return runs[-1]
 
 
 @contextmanager
