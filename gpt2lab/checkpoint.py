@@ -37,16 +37,6 @@ def is_one(folder: Path) -> bool:
     return (folder / STATE).exists()
 
 
-def newest_run(out: Path) -> Path:
-    """The newest run under `out` that has a checkpoint. Raises ValueError where there is none."""
-    runs = sorted(p for p in out.glob("*") if all_in(p))
-    if not runs:
-        raise ValueError(
-            f"There is no run with a checkpoint in {out}/. Say where one is, or start one: python -m gpt2lab train."
-        )
-    return runs[-1]
-
-
 def best(run: str | Path) -> Path | None:
     """The checkpoint of a run with the lowest validation loss; None where none was validated."""
     losses = {p: json.loads((p / STATE).read_text()).get("val") for p in all_in(run)}

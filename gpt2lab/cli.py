@@ -4,6 +4,7 @@ import argparse
 import difflib
 import importlib
 import os
+import re
 import sys
 
 COMMANDS = {
@@ -19,8 +20,16 @@ COMMANDS = {
 }
 
 
-TOLD = ("BadCheckpoint", "CannotSave", "FloatingPointError")
-"""What a rank may raise that its own sentence explains, so that no traceback is shown."""
+TOLD = (
+    "BadCheckpoint",
+    "CannotSave",
+    "FloatingPointError",
+    "ProcessDied",
+    "TimeoutError",
+    "Deadlock",
+    "Mismatch",
+)
+"""How a rank may fail so that its own words explain it, and no traceback is shown."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -46,6 +55,12 @@ def overview() -> str:
     lines = ["usage: python -m gpt2lab COMMAND [options]", "", "GPT-2 in parallel: run it and check it.", ""]
     lines += [f"  {name:10}{about}" for name, (_, about) in COMMANDS.items()]
     return "\n".join([*lines, "", "python -m gpt2lab COMMAND --help explains a command."])
+
+
+def told(error: RuntimeError) -> str:
+    """What a failed rank said, without the traceback before it, and the notes about the way out."""
+    said = re.split(rf"^(?:\w+\.)*{error.ename}: ", str(error), maxsplit=1, flags=re.MULTILINE)[-1]
+    return "\n".join([said, *getattr(error, "__notes__", [])])
 
 
 def entry() -> int:
@@ -80,13 +95,17 @@ def main(arguments: list[str] | None = None) -> int:
     args = parser.parse_args(rest)
     try:
         return command.run(args) or 0
-    except (ValueError, OSError, FloatingPointError) as error:
+    except OSError as error:
+        words = f"{error.filename}: {error.strerror}." if error.filename else error
+        print(f"gpt2lab {name}: {words}", file=sys.stderr)
+        return 1
+    except (ValueError, FloatingPointError) as error:
         print(f"gpt2lab {name}: {error}", file=sys.stderr)
         return 1
     except RuntimeError as error:
         if getattr(error, "ename", "") not in TOLD:
             raise
-        print(f"gpt2lab {name}: {str(error).splitlines()[-1].partition(': ')[2]}", file=sys.stderr)
+        print(f"gpt2lab {name}: {told(error)}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print(f"\ngpt2lab {name}: interrupted.", file=sys.stderr)

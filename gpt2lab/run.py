@@ -21,6 +21,8 @@ from .train import LLMC, Recipe, Trainer
 from .verify import axes
 
 STOP = "stop"
+LEAST = dict.fromkeys(("steps", "batch", "sequence", "accumulate", "evaluate", "save", "keep"), 1)
+LEAST |= dict.fromkeys(("lr", "warmup", "clip", "weight_decay", "sample"), 0)  # the smallest that makes sense
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
 
 
@@ -112,6 +114,10 @@ class Options:
 
     def check(self) -> None:
         """Raise ValueError, before any process starts, where these options cannot run."""
+        for name, least in LEAST.items():
+            if not getattr(self, name) >= least:
+                flag = f"--{name.replace('_', '-')}"
+                raise ValueError(f"{flag} {getattr(self, name)} is too small. Use {least} or more.")
         plan = self.the_plan()
         plan.check(self.the_config(), self.batch, self.sequence)
         if self.compile:

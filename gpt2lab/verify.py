@@ -64,17 +64,19 @@ class Report:
     def _holds(self, claim: Claim) -> bool:
         return claim.error <= (0 if claim.name in EXACT else self.tolerance)
 
-    def table(self) -> str:
-        """The claims as text: one line each, with the largest error and where it is."""
+    def table(self, exact: bool = False) -> str:
+        """The claims as text: one line each, with the largest error, and where it is if it is too large.
+
+        `exact` prints the digits of rounding too, which differ between machines, and the tensor on every line.
+        """
         lines = [
             f"{self.plan} on {self.plan.world} rank{'s' * (self.plan.world > 1)}, float64, against serial GPT-2"
         ]
         for c in self.claims:
             verdict = "equal" if self._holds(c) else "DIFFERS"
-            where = f"{c.tensor} on rank {c.rank}" if c.tensor else ""
-            lines.append(
-                f"  {verdict:8}{c.name:32}{c.digits:>10}  {where if verdict != 'equal' else ''}".rstrip()
-            )
+            error = f"{c.error:.1e}" if exact else c.digits
+            where = f"{c.tensor} on rank {c.rank}" if c.tensor and (exact or verdict != "equal") else ""
+            lines.append(f"  {verdict:8}{c.name:32}{error:>10}  {where}".rstrip())
         return "\n".join(lines)
 
     def __str__(self) -> str:

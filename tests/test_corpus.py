@@ -1,6 +1,5 @@
 """The text room: tokens without a network, shards that refuse what they are not, batches that know no ranks."""
 
-import argparse
 import hashlib
 import http.server
 import os
@@ -13,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from gpt2lab.commands import data as command
+from gpt2lab.cli import main
 from gpt2lab.corpus import Batches, downloads, encoding, plays, shakespeare, shards, tokenizer
 from gpt2lab.corpus.downloads import Download, NoDownload, fetch
 from gpt2lab.corpus.storage import packaged, replacing
@@ -385,9 +384,7 @@ def test_an_unknown_name_lists_the_known_ones():
 
 
 def run_data(*arguments):
-    parser = argparse.ArgumentParser()
-    command.add_arguments(parser)
-    return command.run(parser.parse_args(list(map(str, arguments))))
+    return main(["data", *map(str, arguments)])
 
 
 def test_data_makes_a_shard_of_my_text(tmp_path, capsys):
@@ -402,11 +399,11 @@ def test_data_makes_a_shard_of_my_text(tmp_path, capsys):
 
 def test_data_says_what_is_wrong(tmp_path, capsys):
     assert run_data("--text", tmp_path / "none.txt") == 1
+    assert capsys.readouterr().err == f"gpt2lab data: {tmp_path / 'none.txt'}: No such file or directory.\n"
     text = tmp_path / "my.bin"
     text.write_text("words")
     assert run_data("--text", text) == 1
-    shown = capsys.readouterr().out
-    assert "none.txt" in shown and "overwrite its own text" in shown
+    assert "overwrite its own text" in capsys.readouterr().err
 
 
 def test_replacing_keeps_the_old_file_until_the_new_one_is_whole(tmp_path):

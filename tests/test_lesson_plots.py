@@ -13,6 +13,8 @@ from gpt2lab.plots.style import png
 def test_curves_show_each_run_and_its_distance_from_the_first():
     fig = curves({"serial": [3.0, 2.0], "a": [3.0, 2.0], "b": [3.0, 2.5]})
     losses, apart = fig.axes
+    assert apart.get_ylabel() == "nats (equal: drawn at 1e-17)"
+    assert not curves({"serial": [3.0], "a": [3.5]}).axes[1].get_ylabel()
     assert [list(line.get_ydata()) for line in losses.lines] == [[3, 2], [3, 2], [3, 2.5]]
     assert [list(line.get_ydata()) for line in apart.lines] == [[1e-17, 1e-17], [1e-17, 0.5]]
 

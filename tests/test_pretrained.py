@@ -1,6 +1,5 @@
 """The Hugging Face layout, against what transformers itself writes and reads."""
 
-import argparse
 import json
 from urllib.error import URLError
 
@@ -10,6 +9,7 @@ from safetensors.torch import load_file, save_file
 from test_model import as_ours, random_weights, their_model
 from transformers import GPT2LMHeadModel
 
+from gpt2lab.cli import main
 from gpt2lab.commands import generate as command
 from gpt2lab.corpus import downloads
 from gpt2lab.model import GPT2, PRESETS, GPT2Config
@@ -172,23 +172,12 @@ def test_generate_command_goes_on_from_the_newest_checkpoint_of_a_run(tmp_path, 
         saved = tmp_path / "run" / f"checkpoint-000000{step}"
         GPT2(config, seed=step).save_pretrained(saved)
         (saved / "state.json").write_text("{}")
-    parser = argparse.ArgumentParser()
-    command.add_arguments(parser)
-    given = [
-        "--model",
-        str(tmp_path / "run"),
-        "--prompt",
-        "To be",
-        "--prompt",
-        "",
-        "--tokens",
-        "5",
-        "--top-k",
-        "9",
-    ]
-    assert command.run(parser.parse_args(given)) == 0
+    given = ["--prompt", "To be", "--prompt", "", "--tokens", "5", "--top-k", "9"]
+    run = str(tmp_path / "run")
+    assert main(["generate", "--model", run, *given]) == 0
     out = capsys.readouterr().out
-    assert out.startswith("To be") and "10 tokens in" in out
-    assert command.model_folder(str(tmp_path / "run")) == str(saved)
-    assert command.run(parser.parse_args([*given, "--tokens", "99"])) == 1
-    assert "the model's context is 32" in capsys.readouterr().out
+    assert out.startswith("To be") and "10 tokens in" in out and run in out
+    assert command.model_folder(run) == str(saved)
+    assert command.newest(tmp_path) == run and command.newest(tmp_path / "empty") == "gpt2"
+    assert main(["generate", "--model", run, *given, "--tokens", "99"]) == 1
+    assert "the model's context is 32" in capsys.readouterr().err

@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import signal
 import subprocess
 import sys
@@ -11,8 +12,10 @@ from dataclasses import replace
 
 import pytest
 import torch
+from slurm import free_ports
 
-from gpt2lab import checkpoint
+from gpt2lab import checkpoint, run
+from gpt2lab.commands.train import _short
 from gpt2lab.corpus.batches import Batches
 from gpt2lab.model import GPT2Config
 from gpt2lab.plan import Plan, build
@@ -235,3 +238,45 @@ def test_compile_is_refused_where_it_cannot_work(monkeypatch):
 @pytest.mark.filterwarnings("ignore")  # the compiler warns of its own imports and its own looks at tensors
 def test_compiled_blocks_give_the_same_losses():
     assert losses(steps=4, compile=True) == pytest.approx(losses(steps=4), rel=1e-4)
+
+
+def test_each_step_says_its_tokens_a_second_and_its_share_of_the_machine(monkeypatch):
+    """MFU: operations of the step over seconds, over the measured rate of products; what the progress bar shows."""
+    monkeypatch.setattr(run.speed, "matmul_rate", lambda **_: 1e12)
+    shown = []
+    for entry in start(0, 1, options(steps=2, bench=True), None, False, lambda e: shown.append(_short(e))):
+        assert entry["tokens_per_s"] == pytest.approx(2 * 8 / entry["seconds"])
+        flops = (
+            (6 * (TINY.parameters - 16 * 8) + 12 * 1 * 8 * 8) * 2 * 8
+        )  # 6 N + 12 L C T for each of B T tokens
+        assert entry["mfu"] == pytest.approx(flops / entry["seconds"] / 1e12)
+        text = f"loss {entry['loss']:.3f}, {entry['tokens_per_s']:,.0f} tokens/s, MFU {entry['mfu']:.0%}"
+        assert shown.pop(0) == text
+
+
+def test_ctrl_c_under_a_launcher_ends_a_fresh_run_with_a_checkpoint(tmp_path):
+    """As torchrun and srun do it: every rank gets the signal, and none knew the run's folder when it started."""
+    job = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_ports(1)[0])}
+    job |= {"GLOO_SOCKET_IFNAME": "lo"}
+    command = [*COMMAND, "--plan", "dp=2", "--steps", "100000", "--sample", "0", "--out", str(tmp_path)]
+    ranks = [
+        subprocess.Popen(
+            command, env=os.environ | job | {"RANK": r, "LOCAL_RANK": r}, stdout=subprocess.PIPE, text=True
+        )
+        for r in "01"
+    ]
+    try:
+        while not list(tmp_path.glob("*/log.jsonl")) and all(rank.poll() is None for rank in ranks):
+            time.sleep(0.1)
+        for rank in ranks:
+            rank.send_signal(signal.SIGINT)
+        said = [rank.communicate(timeout=100)[0] for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.communicate()
+    assert [rank.returncode for rank in ranks] == [0, 0]
+    (folder,) = tmp_path.glob("*")
+    assert "Go on with: python -m gpt2lab train --resume" in said[0] and not (folder / run.STOP).exists()
+    (saved,) = checkpoint.all_in(folder)
+    assert checkpoint.read_state(saved)["step"] == len(read_log(folder))

@@ -10,6 +10,7 @@ Numbers are written as they were trained, without Adam's moments. One process do
 from pathlib import Path
 
 from .. import checkpoint
+from . import folders
 
 
 def add_arguments(parser) -> None:
@@ -23,7 +24,7 @@ def add_arguments(parser) -> None:
 
 def run(args) -> int:
     """Export one checkpoint and say what became of it."""
-    source = chosen(args.run or checkpoint.newest_run(Path("runs")), args.best)
+    source = chosen(args.run or folders.newest(Path("runs")), args.best)
     if (args.out / "state.json").exists():
         raise ValueError(f"{args.out} is a checkpoint, which an export would damage. Use another --out.")
     state = checkpoint.read_state(source)

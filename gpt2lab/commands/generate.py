@@ -1,7 +1,13 @@
-"""`python -m gpt2lab generate`: let a model go on from a prompt."""
+"""Let a model go on from a prompt.
+
+python -m gpt2lab generate --prompt "ROMEO."                    the newest run in runs/ writes
+python -m gpt2lab generate --model my-gpt2 --temperature 0      another model, always its likeliest token
+python -m gpt2lab generate --model gpt2 --prompt "To be"        the published 124M model
+"""
 
 import argparse
 import time
+from pathlib import Path
 
 from .. import checkpoint
 from ..corpus.tokenizer import encoding
@@ -13,10 +19,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of the command."""
     parser.add_argument(
         "--model",
-        default="gpt2",
         metavar="FOLDER|gpt2",
-        help="a run's folder, any folder with config.json and model.safetensors, or 'gpt2': the "
-        "published 124M model (default; 548 MB are fetched once, which needs a network)",
+        help="a run's folder, any folder with config.json and model.safetensors, or 'gpt2': the published 124M "
+        "model, 548 MB fetched once (default: the newest run in runs/, gpt2 where there is none)",
     )
     parser.add_argument("--prompt", action="append", help="text to go on from; may be given several times")
     parser.add_argument(
@@ -33,32 +38,34 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print each prompt with its continuation, and how fast it came. Returns the exit status."""
-    try:
-        model, words = GPT2.from_pretrained(model_folder(args.model)), encoding()
-        prompts = [words.encode(text) or [END_OF_TEXT] for text in args.prompt or [""]]
-        start = time.perf_counter()
-        texts = generate(
-            model,
-            prompts,
-            args.tokens,
-            cache=not args.no_cache,
-            slide=args.slide,
-            temperature=args.temperature,
-            top_k=args.top_k,
-            top_p=args.top_p,
-            seed=args.seed,
-        )
-    except (OSError, ValueError) as error:
-        print(f"generate: {error}")
-        return 1
+    """Print each prompt with its continuation, and how fast it came."""
+    source = args.model or newest(Path("runs"))
+    model, words = GPT2.from_pretrained(model_folder(source)), encoding()
+    prompts = [words.encode(text) or [END_OF_TEXT] for text in args.prompt or [""]]
+    start = time.perf_counter()
+    texts = generate(
+        model,
+        prompts,
+        args.tokens,
+        cache=not args.no_cache,
+        slide=args.slide,
+        temperature=args.temperature,
+        top_k=args.top_k,
+        top_p=args.top_p,
+        seed=args.seed,
+    )
     seconds = time.perf_counter() - start
     for text in texts:
         print(words.decode([token for token in text if token != END_OF_TEXT]))
         print("-" * 40)
     new = sum(len(text) - len(prompt) for text, prompt in zip(texts, prompts, strict=True))
-    print(f"{new} tokens in {seconds:.1f} s: {new / seconds:.0f} tokens/s")
+    print(f"{new} tokens in {seconds:.1f} s: {new / seconds:.0f} tokens/s ({source}, measured)")
     return 0
+
+
+def newest(out: Path) -> str:
+    """The newest run under `out` that has a checkpoint; the published model where there is none."""
+    return str(max((run for run in out.glob("*") if checkpoint.all_in(run)), default="gpt2"))
 
 
 def model_folder(source: str) -> str:

@@ -22,6 +22,9 @@ def finish(options: Options, folder: Path, interrupted) -> None:
     """The loss curve, a last word, and a text by the trained model."""
     from ..plots import style, training
 
+    if not (folder / "log.jsonl").exists():
+        print(f"Interrupted before the first step: {folder} holds the fresh model.")
+        return
     log = read_log(folder)
     style.save(training.loss_curve(log), folder / "loss.png")
     newest = checkpoint.all_in(folder)[-1]
@@ -33,6 +36,7 @@ def finish(options: Options, folder: Path, interrupted) -> None:
     if vals:
         print(f"validation loss {vals[-1]:.3f} (a fresh model has ln 50257 = 10.825)")
     print(f"log, loss curve and checkpoint: {folder}")
+    print(f"Let it write: python -m gpt2lab generate --model {folder}")
     if options.sample and not interrupted:
         print("\n" + _sample(newest, options))
 

@@ -1,4 +1,4 @@
-"""Train GPT-2. Without options: the smallest one (nano), serially, on ten plays of Shakespeare, in about a minute.
+"""Train GPT-2. Without options: the smallest one (nano), serially, on ten plays of Shakespeare, in a minute or two.
 
     python -m gpt2lab train
     python -m gpt2lab train --steps 500 --plan dp=2
@@ -13,7 +13,6 @@ Under torchrun --max-restarts 3 it goes on from its newest checkpoint by itself 
 import json
 import signal
 import sys
-import time
 from contextlib import contextmanager
 from dataclasses import asdict, fields
 from pathlib import Path
@@ -22,8 +21,10 @@ from tqdm import tqdm
 
 from .. import checkpoint
 from ..ranks import comm, environment
+from ..ranks.failure import RankFailed
 from ..ranks.mesh import Axis
 from ..run import DTYPES, STOP, Options, start
+from . import folders
 from .lines import on_machines, plain_command
 from .report import finish, say_sometimes, short
 
@@ -116,31 +117,12 @@ def run(args) -> int:
     here = environment.place()
     if here:
         return _as_one_rank(here, options, source, args)
-    folder = source.parent if source else _new_folder(options, args.out)
-    with _stop_on_interrupt(folder) as interrupted:
+    folder = source.parent if source else folders.new(options, args.out)
+    with _stop_on_interrupt(folder) as interrupted, _way_back(folder):
         _train(options, folder, source)
     if folder:
         finish(options, folder, interrupted)
     return 0
-
-
-def _begun(here, options: Options, out: str) -> Path | None:
-    """The folder that this job made, with the same options, before its launcher started it again."""
-    mine = here.job, json.dumps(asdict(options), indent=2) + "\n"
-    said = lambda job: (job.read_text(), (job.parent / "options.json").read_text())
-    found = [job for job in Path(out).glob("*/job") if here.restarts and said(job) == mine]
-    return max(found).parent if found and here.job else None
-
-
-def _new_folder(options: Options, out: str, job: str = "") -> Path | None:
-    """A folder for this run, with its options and the launcher's name of the job in it; none for a benchmark."""
-    if options.bench:
-        return None
-    folder = Path(out) / time.strftime("%Y%m%d-%H%M%S")
-    folder.mkdir(parents=True)
-    (folder / "options.json").write_text(json.dumps(asdict(options), indent=2) + "\n")
-    (folder / "job").write_text(job)
-    return folder
 
 
 def _as_one_rank(here, options: Options, source: Path | None, args) -> int:
@@ -153,16 +135,19 @@ def _as_one_rank(here, options: Options, source: Path | None, args) -> int:
     device = options.the_device(here.neighbours)
     world = Axis("world", tuple(range(here.world_size)), here.rank)
     folder = source.parent if source else None
-    with environment.joined(here, device, options.timeout), _stop_on_interrupt(folder) as interrupted:
+    with environment.joined(here, device, options.timeout):
         if here.rank == 0:
-            folder = folder or _begun(here, options, args.out) or _new_folder(options, args.out, here.job)
+            folder = (
+                folder or folders.begun(here, options, args.out) or folders.new(options, args.out, here.job)
+            )
             source = _again(here, folder) or source
         folder, source = comm.gather_objects((folder, source), world)[0]
         if here.restarts and folder and (folder / FAILED).exists():
             return 1  # it has said why
         place = str(folder.resolve()) if folder else None
         try:
-            start(here.rank, here.world_size, options, place, source, say_sometimes, device)
+            with _stop_on_interrupt(folder) as interrupted:
+                start(here.rank, here.world_size, options, place, source, say_sometimes, device)
         except (FloatingPointError, checkpoint.BadCheckpoint) as error:
             if here.rank == 0:  # the sentence is the same on every rank
                 _give_up(folder, str(error))
@@ -192,7 +177,7 @@ def _source(args) -> Path | None:
     """The checkpoint that --resume means: its own folder, or the newest of a run; None without --resume."""
     if not args.resume:
         return None
-    place = Path(args.resume) if args.resume != "newest" else checkpoint.newest_run(Path(args.out))
+    place = Path(args.resume) if args.resume != "newest" else folders.newest(Path(args.out))
     found = [place] if checkpoint.is_one(place) else checkpoint.all_in(place)
     if not found:
         raise ValueError(f"{place} has no checkpoint to go on from. Start anew: python -m gpt2lab train.")
@@ -212,6 +197,8 @@ def _options(args, source: Path | None) -> Options:
 def _stop_on_interrupt(folder: Path | None):
     """Let Ctrl-C ask for an orderly end after the step under way; a second Ctrl-C ends at once."""
     interrupted = []
+    if folder:  # who was killed while ending left the request behind
+        (folder / STOP).unlink(missing_ok=True)
 
     def ask(*_):
         if interrupted or folder is None:
@@ -226,6 +213,17 @@ def _stop_on_interrupt(folder: Path | None):
         signal.signal(signal.SIGINT, before)
         if folder:
             (folder / STOP).unlink(missing_ok=True)
+
+
+@contextmanager
+def _way_back(folder: Path | None):
+    """Add to what a failed rank says how to go on from the newest checkpoint, where there is one."""
+    try:
+        yield
+    except RankFailed as error:
+        if folder and checkpoint.all_in(folder):
+            error.add_note(f"Go on from the newest checkpoint: python -m gpt2lab train --resume {folder}")
+        raise
 
 
 def _train(options: Options, folder: Path | None, source: Path | None) -> None:

@@ -1,6 +1,7 @@
 """Compare a plan with the serial run, in float64, on live ranks.
 
 Loss, every gradient, the gradient norm, and the weights after 5 SGD and 5 AdamW steps must agree to 1e-10.
+The table says for each how large the largest relative error is, and in which tensor on which rank.
 The exit status is 1 when anything differs.
 
     python -m gpt2lab verify --plan dp=2
@@ -29,5 +30,5 @@ def run(args) -> int:
     """Print one table a plan."""
     config = replace(CONFIG, n_layer=args.layers, n_head=args.heads, dropout=args.dropout, window=args.window)
     reports = [verify(plan, config, args.rows, args.length) for plan in args.plan or ["serial"]]
-    print("\n\n".join(map(str, reports)))
+    print("\n\n".join(report.table(exact=True) for report in reports))
     return 0 if all(r.ok for r in reports) else 1

@@ -5,7 +5,7 @@ from . import close
 
 def rows(answer) -> None:
     """Exercise: which rows of a batch a rank holds, uneven ones included."""
-    for count, world in ((8, 2), (7, 2), (7, 3), (2, 3), (10, 4)):
+    for count, world in ((8, 2), (10, 4), (7, 2), (7, 3), (2, 3)):
         dealt = [list(answer(rank, world, count)) for rank in range(world)]
         every = [row for rows in dealt for row in rows]
         lost = sorted(set(range(count)) - set(every))
@@ -14,6 +14,9 @@ def rows(answer) -> None:
         sizes = [len(rows) for rows in dealt]
         assert max(sizes) - min(sizes) <= 1, (
             f"{count} rows on {world} ranks: sizes {sizes} differ by more than one"
+        )
+        assert sizes == sorted(sizes, reverse=True), (
+            f"{count} rows on {world} ranks: sizes {sizes}, but the first ranks should hold more"
         )
         assert every == sorted(every), (
             f"{count} rows on {world} ranks: neighbours should stay together, not {dealt}"
@@ -34,10 +37,13 @@ def global_mean(answer) -> None:
 def everywhere(answer) -> None:
     """Exercise: the number of tokens on all ranks, known to every rank. Starts three ranks."""
     from .. import launch
+    from ..ranks import comm
 
-    got = launch(answer, ranks=3, echo=False)
+    asked = launch(lambda *rank: (answer(*rank), bool(comm.traffic())), ranks=3, echo=False)
+    got, talked = zip(*asked, strict=True)
     assert got[0] is not None, "rank 0 returned None. Is the return missing?"
-    assert got != [10, 20, 30], "every rank returned its own number: nothing was sent"
+    assert got != (10, 20, 30), "every rank returned its own number: nothing was sent"
+    assert all(talked), "a rank cannot know what the others hold: ask them, with comm.all_reduce"
     close(got, [60, 60, 60], "10, 20 and 30 tokens on three ranks")
 
 

@@ -20,5 +20,7 @@ def curves(runs: dict[str, list[float]], floor: float = 1e-17) -> Figure:
         apart.plot(distance, "o-", ms=3, color=color, label=name)
     losses.set(xlabel="step", ylabel="loss (nats a token)", title="Loss")
     apart.set(xlabel="step", yscale="log", ylim=(floor / 3, 10), title=f"Distance from {reference}")
+    if any(floor in line.get_ydata() for line in apart.lines):
+        apart.set(ylabel=f"nats (equal: drawn at {floor:g})")
     losses.legend()
     return fig

@@ -106,9 +106,10 @@ for rank, traffic in enumerate(launch(add_up, ranks=4)):
         print(f"rank {rank}: {calls} {op} over {axis}, {size:,} bytes sent in {messages} messages")
 
 # %% [markdown]
-# `summ` shows a tensor's shape, its first value and a checksum of all its bits: equal text, equal tensors. And every
-# byte that goes out is **counted**. That is exact; it needs no stopwatch. Each strategy in this series is judged by
-# such counts first. (Lesson 03 opens the box and writes all-reduce by hand.)
+# `summ` shows a tensor's shape, its first value and a checksum of all its bits: equal text, equal tensors. And the
+# bytes of every call are **counted**: those that a rank has to send in the algorithm with the least traffic, whatever
+# carries the bytes here. That is exact; it needs no stopwatch. Each strategy in this series is judged by such counts
+# first. (Lesson 03 opens the box and writes all-reduce by hand.)
 #
 # ## The same GPT-2, twice
 #
@@ -244,6 +245,10 @@ table(
 )
 
 # %% [markdown]
+# The table and the drawing take four ranks, ZeRO in its third stage, and one expert a rank in place of the MLP.
+# Experts of 8 C² weights each (C is the model's width) and attention's 4 C² on every rank leave a rank with 12 of a
+# layer's 36 C²: a third.
+#
 # How much does one rank hold? Take GPT-2 with N parameters in float32: 4 bytes each for weight and gradient, 8 for
 # AdamW's two moments. **Predict** first: which strategy makes a 1.5-billion-parameter model fit into 8 GiB on four
 # ranks?
@@ -273,8 +278,8 @@ explore(
 )
 
 # %% [markdown]
-# Data and context parallel copy the weights, so memory stays; they are for speed. (ZeRO stands for its stage 3. What
-# activations cost is lesson 01's business.)
+# Data and context parallel copy the weights, so memory stays; they are for speed. (What activations cost is lesson
+# 01's business.)
 #
 # ## When something goes wrong
 #
@@ -375,6 +380,12 @@ def my_rows(rank, world_size, count):
 
 
 # %% tags=["wrong"]
+# FAIL: the first ranks should hold more
+def my_rows(rank, world_size, count):
+    return range(rank * count // world_size, (rank + 1) * count // world_size)
+
+
+# %% tags=["wrong"]
 # FAIL: neighbours should stay together
 def my_rows(rank, world_size, count):
     return range(rank, count, world_size)
@@ -437,6 +448,12 @@ check("known everywhere", exercises.everywhere, tokens_everywhere)
 # FAIL: nothing was sent
 def tokens_everywhere(rank, world_size):
     return 10 * (rank + 1)
+
+
+# %% tags=["wrong"]
+# FAIL: a rank cannot know what the others hold
+def tokens_everywhere(rank, world_size):
+    return sum(10 * (r + 1) for r in range(world_size))
 
 
 # %% tags=["wrong"]

@@ -14,7 +14,7 @@ import pytest
 from gpt2lab import transport
 
 MARK = "GPT2LAB_TEST_MARK"
-PATIENCE = 60.0  # a guard against hanging tests on a loaded machine; what is promised is 3 s or less
+PATIENCE = 60.0  # a guard against hanging tests; what is promised is 3 s or less, and `promptly` holds it
 
 
 class Marked:
@@ -72,6 +72,18 @@ def needs_backend(name: str) -> None:
     """Skip a test where this system does not have the backend."""
     if name == transport.NAME and not transport.AVAILABLE:
         pytest.skip(f"this system has no semaphores in shared memory, so no backend {name}")
+
+
+def promptly(attempt, seconds: float, tries: int = 5) -> None:
+    """The quickest of a few attempts, each of which returns the seconds that it took, keeps what is promised.
+
+    A loaded machine is late now and then; what is slow by itself is late every time.
+    """
+    took = []
+    while len(took) < tries and min(took, default=seconds) >= seconds:
+        took.append(attempt())
+    told = ", ".join(f"{t:.1f}" for t in took)
+    assert min(took) < seconds, f"promised within {seconds:g} s, took {told} s"
 
 
 def until(condition, patience: float = PATIENCE) -> float:

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
-from processes import MARK, PATIENCE, Marked, marked, needs_backend, until
+from processes import MARK, PATIENCE, Marked, marked, needs_backend, promptly, until
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 
@@ -55,11 +55,14 @@ def nothing_left(script: Marked) -> bool:
 
 @pytest.mark.parametrize("state", STATES)
 def test_killing_the_parent_leaves_nothing(script, state):
-    running = script(STATES[state])
-    running.wait_for_line("up")
-    assert len(running.others()) >= 4  # three ranks and the forkserver
-    running.process.kill()
-    until(lambda: nothing_left(running))
+    def killed() -> float:
+        running = script(STATES[state])
+        running.wait_for_line("up")
+        assert len(running.others()) >= 4  # three ranks and the forkserver
+        running.process.kill()
+        return until(lambda: nothing_left(running))
+
+    promptly(killed, 2.0, tries=3)
 
 
 def test_killing_the_parent_of_an_idle_pool_leaves_nothing(script):
@@ -71,10 +74,13 @@ def test_killing_the_parent_of_an_idle_pool_leaves_nothing(script):
 
 
 def test_killing_a_parent_that_launched_from_a_thread_leaves_no_process(script):
-    running = script(STATES["blocked in a collective"], how=THREAD)
-    running.wait_for_line("up")
-    running.process.kill()
-    until(lambda: not running.others())
+    def killed() -> float:
+        running = script(STATES["blocked in a collective"], how=THREAD)
+        running.wait_for_line("up")
+        running.process.kill()
+        return until(lambda: not running.others())
+
+    promptly(killed, 2.0, tries=3)
 
 
 def test_killing_the_parent_while_ranks_start_leaves_nothing(script):
@@ -184,6 +190,18 @@ def run_cell(client, code: str, on_output=None) -> str:
     return "\n".join(shown)
 
 
+def interrupted(manager, client, code: str) -> float:
+    """Interrupt a cell at its first printed line; the seconds until the cell has ended."""
+    at = []
+
+    def interrupt():
+        at.append(time.monotonic())
+        manager.interrupt_kernel()
+
+    assert "KeyboardInterrupt" in run_cell(client, code, on_output=interrupt)
+    return time.monotonic() - at[0]
+
+
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")
 def test_a_real_kernel_interrupted_goes_on_and_killed_leaves_nothing(kernel):
     manager, client, mark = kernel
@@ -191,7 +209,7 @@ def test_a_real_kernel_interrupted_goes_on_and_killed_leaves_nothing(kernel):
     assert "[0, 1, 2]" in run_cell(client, "launch(work, ranks=3)")
     for how in ("sleep", "stop", "gil"):
         code = f"launch(work, ranks=3, echo='live', how={how!r}, timeout=600)"
-        assert "KeyboardInterrupt" in run_cell(client, code, on_output=manager.interrupt_kernel)
+        promptly(lambda code=code: interrupted(manager, client, code), 1.0)
         until(lambda: len(marked(mark)) <= 3)  # the kernel, the forkserver, its resource tracker
         assert "[0, 1, 2]" in run_cell(client, "launch(work, ranks=3)")
     text = run_cell(

@@ -12,7 +12,7 @@ import time
 import pytest
 import torch
 import torch.distributed as dist
-from processes import PATIENCE, until
+from processes import PATIENCE, promptly, until
 
 from gpt2lab import RankFailed, Ranks, launch
 from gpt2lab.ranks import comm
@@ -20,7 +20,7 @@ from gpt2lab.ranks.mesh import Mesh
 
 
 def failure(fn, *args, **kwargs) -> RankFailed:
-    """The RankFailed that a launch ends with, well within the time that a hang of gloo would take."""
+    """The RankFailed that a launch ends with; how soon each fault is told is held by test_soak.py."""
     start = time.monotonic()
     with pytest.raises(RankFailed) as info:
         launch(fn, *args, echo=False, **kwargs)
@@ -208,13 +208,17 @@ def test_launches_at_once_do_not_meet():
 
 def test_an_interrupt_ends_the_run_and_the_next_one_works():
     with Ranks(2, timeout=60, echo=False) as pool:
-        pool.run(hang_free)
-        threading.Timer(0.3, signal.raise_signal, (signal.SIGINT,)).start()
-        start = time.monotonic()
-        with pytest.raises(KeyboardInterrupt):
-            pool.run(lambda rank, _: time.sleep(1000))
-        assert time.monotonic() - start < PATIENCE
-        assert children() == []
+
+        def interrupted() -> float:
+            assert pool.run(hang_free) == [2.0, 2.0]
+            threading.Timer(0.3, signal.raise_signal, (signal.SIGINT,)).start()
+            start = time.monotonic()
+            with pytest.raises(KeyboardInterrupt):
+                pool.run(lambda rank, _: time.sleep(1000))
+            assert children() == []
+            return time.monotonic() - start - 0.3
+
+        promptly(interrupted, 1.0)
         assert pool.run(hang_free) == [2.0, 2.0]
 
 

@@ -2,13 +2,16 @@
 
 import os
 import sys
+import time
 
 import pytest
 import random_faults
-from processes import needs_backend
-from random_faults import KINDS, soak
+from planting import planted
+from processes import needs_backend, promptly
+from random_faults import HANG, HANGS, KINDS, RANKS, misbehave, right_verdict, soak
 
-from gpt2lab import Ranks, launch
+from gpt2lab import RankFailed, Ranks, launch
+from gpt2lab.ranks import circle, watch
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 
@@ -41,6 +44,45 @@ def test_each_fault_gets_its_verdict_and_nothing_grows(count, backend, tmp_path,
     if count > 100:
         assert late.kilobytes - early.kilobytes < MEGABYTES * 1024, (early, late)
     assert not list(tmp_path.glob("gpt2lab-*"))
+
+
+@pytest.fixture(scope="module")
+def pool():
+    with Ranks(RANKS, echo=False) as ranks:
+        yield ranks
+
+
+def seconds_to_the_verdict(pool, kind: str) -> float:
+    """From the start of a run on living ranks until a fault in it is told; for a hang, from its timeout on."""
+    pool.timeout = 60.0
+    pool.run(random_faults.total)
+    pool.timeout = HANG if kind in HANGS else 60.0
+    start = time.monotonic()
+    with pytest.raises(RankFailed) as info:
+        pool.run(misbehave, kind, 1, 1)
+    took = time.monotonic() - start
+    assert right_verdict(kind, 1, info.value), info.value
+    return took - (HANG if kind in HANGS else 0)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_fault_is_told_in_time(kind, pool):
+    promptly(lambda: seconds_to_the_verdict(pool, kind), 1.0 if kind in HANGS else 2.0)
+
+
+@pytest.mark.parametrize(
+    ("kind", "bug"),
+    [
+        ("SIGKILL", (watch.Watch, "_blame", lambda right: lambda self: (time.sleep(2), right(self)))),
+        ("circle of messages", (circle, "PATIENCE", lambda right: 2.5)),
+    ],
+)
+def test_mutant_that_hesitates_is_noticed(kind, bug, pool):
+    with (
+        planted(*bug),
+        pytest.raises(AssertionError, match="promised within 2 s, took [2-9]"),
+    ):
+        promptly(lambda: seconds_to_the_verdict(pool, kind), 2.0, tries=2)
 
 
 def pool_that_keeps(what):

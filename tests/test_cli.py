@@ -1,0 +1,116 @@
+"""The command line: a typo suggests the right name, and what goes wrong is told in words, without a traceback."""
+
+import os
+import signal
+
+import pytest
+import torch
+
+from gpt2lab import RankFailed, cli, launch
+from gpt2lab.commands import folders, train
+from gpt2lab.ranks import comm
+from gpt2lab.ranks.mesh import Mesh
+from gpt2lab.run import Options
+
+
+@pytest.mark.parametrize(
+    ("typed", "hint"),
+    [
+        (["trian"], "there is no command 'trian'. Did you mean train?"),
+        (["xyz"], "there is no command 'xyz'. Choose from train, generate,"),
+        (["verify", "--pln", "dp=2"], "there is no --pln here. Did you mean --plan?"),
+        (["train", "--xyz=3"], "there is no --xyz here. See gpt2lab train --help."),
+        (["train", "--config", "gpt3"], "invalid choice: 'gpt3' (choose from "),
+        (["bench", "stp"], "there is no benchmark 'stp'. Did you mean step?"),
+    ],
+)
+def test_a_typo_suggests_the_right_name(typed, hint, capsys):
+    try:
+        status = cli.main(typed)
+    except SystemExit as stop:
+        status = stop.code
+    assert status in (1, 2) and hint in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", cli.COMMANDS)
+def test_every_command_explains_itself(name, capsys):
+    with pytest.raises(SystemExit) as stop:
+        cli.main([name, "--help"])
+    assert stop.value.code == 0 and capsys.readouterr().out.startswith(f"usage: gpt2lab {name}")
+    assert cli.main([]) == 0 and f"  {name} " in capsys.readouterr().out
+
+
+def kill(axis):
+    if axis.rank:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+FAILURES = {  # what a rank does to the training, and how the command's words begin
+    "ProcessDied": (kill, "rank 1 was killed by SIGKILL"),
+    "Deadlock": (
+        lambda axis: comm.recv(torch.ones(1), axis, 1 - axis.rank),
+        "The ranks wait in a circle: 0 -> 1",
+    ),
+    "Mismatch": (
+        lambda axis: comm.broadcast(torch.ones(1), axis, axis.rank),
+        "two ranks do not fit together:",
+    ),
+    "TimeoutError": (
+        lambda axis: None if axis.rank else comm.barrier(axis),
+        "The ranks are stuck: nothing moved",
+    ),
+}
+
+
+@pytest.mark.parametrize("ename", FAILURES)
+def test_a_rank_that_fails_is_told_without_a_traceback_and_with_the_way_back(
+    ename, capsys, tmp_path, monkeypatch
+):
+    fault, words = FAILURES[ename]
+
+    def broken(options, folder, resume):
+        (folder / "checkpoint-0000001").mkdir()
+        (folder / "checkpoint-0000001" / "state.json").write_text("{}")
+        launch(lambda rank, world: fault(Mesh(dp=world)["dp"]), ranks=2, timeout=2, echo=False)
+
+    monkeypatch.setattr(train, "_train", broken)
+    assert cli.main(["train", "--plan", "dp=2", "--out", str(tmp_path)]) == 1
+    told, (run,) = capsys.readouterr().err, tmp_path.glob("*")
+    assert told.startswith(f"gpt2lab train: {words}") and "Traceback" not in told
+    assert told.endswith(f"Go on from the newest checkpoint: python -m gpt2lab train --resume {run}\n")
+
+
+def test_a_bug_keeps_its_traceback(monkeypatch):
+    monkeypatch.setattr(train, "_train", lambda *_: launch(lambda rank, world: 1 / 0, ranks=1, echo=False))
+    with pytest.raises(RankFailed, match="ZeroDivisionError"):
+        cli.main(["train", "--bench"])
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "steps",
+        "batch",
+        "sequence",
+        "accumulate",
+        "evaluate",
+        "save",
+        "keep",
+        "lr",
+        "warmup",
+        "clip",
+        "sample",
+    ],
+)
+def test_a_number_that_is_too_small_is_refused_before_anything_is_written(name, tmp_path, capsys):
+    least = 0 if name in ("lr", "warmup", "clip", "sample") else 1
+    assert cli.main(["train", f"--{name}", str(least - 1), "--out", str(tmp_path)]) == 1
+    refused = type(getattr(Options(), name))(least - 1)
+    told = capsys.readouterr().err
+    assert told == f"gpt2lab train: --{name} {refused} is too small. Use {least} or more.\n"
+    assert not list(tmp_path.iterdir())
+
+
+def test_runs_that_begin_in_the_same_second_get_folders_of_their_own(tmp_path):
+    made = [folders._made(tmp_path / "runs", "20260101-000000").name for _ in range(3)]
+    assert made == ["20260101-000000", "20260101-000000-1", "20260101-000000-2"] == sorted(made)
