@@ -329,16 +329,17 @@ def test_what_cannot_be_is_refused(plan, message):
         verify(plan, TINY)
 
 
-def test_same_weights_as_fully_shard(pools):
+@pytest.mark.parametrize("world", [2, 3])
+def test_same_weights_as_fully_shard(pools, world):
     def both(rank, world_size):
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import fully_shard
 
-        plan, recipe = Plan.parse("dp=2,zero=3"), Recipe(lr=1e-2, eps=1e-6, clip=None)
+        plan, recipe = Plan.parse(f"dp={world_size},zero=3"), Recipe(lr=1e-2, eps=1e-6, clip=None)
         batch = example_batch(TINY, 7, 11)
-        trainer = Trainer(build(plan, TINY, Mesh(dp=2), torch.float64), recipe)
+        trainer = Trainer(build(plan, TINY, Mesh(dp=world_size), torch.float64), recipe)
         model = GPT2(TINY).double()
-        device_mesh = init_device_mesh("cpu", (2,))
+        device_mesh = init_device_mesh("cpu", (world_size,))
         for block in model.h.values():
             fully_shard(block, mesh=device_mesh)
         fully_shard(model, mesh=device_mesh)
@@ -355,4 +356,4 @@ def test_same_weights_as_fully_shard(pools):
         ours = trainer.parallel.weights()
         return max((ours[n] - p.full_tensor()).abs().max().item() for n, p in model.named_parameters())
 
-    assert max(pools[2].run(both)) < 1e-10
+    assert max(pools[world].run(both)) < 1e-10

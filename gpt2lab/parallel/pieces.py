@@ -36,7 +36,7 @@ def sum_partial(pieces: list[Piece], mesh: Mesh) -> None:
                 g.copy_(total.view_as(g))
 
 
-CHUNK = 1 << 16  # elements: few enough for 32 bits to add up their squares to six digits
+CHUNK = 4096  # elements: few enough for 32 bits to add up their squares to six digits
 
 
 def gradient_norm(pieces: list[Piece], mesh: Mesh) -> float:
@@ -47,10 +47,15 @@ def gradient_norm(pieces: list[Piece], mesh: Mesh) -> float:
     square = torch.zeros((), dtype=torch.float64)
     for p in pieces:
         if not p.spec.tied_copy:
-            wide = torch.promote_types(p.tensor.dtype, torch.float32)
-            for chunk in _counted_here(p, mesh).split(CHUNK):
-                square = square + torch.linalg.vector_norm(chunk, dtype=wide).double().square()
+            square = square + _square(_counted_here(p, mesh))
     return math.sqrt(comm.all_reduce(square.cpu(), mesh.world).item())
+
+
+def _square(x: torch.Tensor) -> torch.Tensor:
+    """The sum of squares of x (P,) in 64 bits, without a copy of x: chunk by chunk in x's own precision or 32 bits."""
+    end, wide = len(x) // CHUNK * CHUNK, torch.promote_types(x.dtype, torch.float32)
+    parts = x[:end].view(-1, CHUNK), x[end:].view(1, -1)
+    return sum(torch.linalg.vector_norm(part, dim=1, dtype=wide).double().square().sum() for part in parts)
 
 
 def _counted_here(p: Piece, mesh: Mesh) -> torch.Tensor:
