@@ -269,13 +269,14 @@ def watch(rank, world_size, plan):
 events, marks = two.run(watch, "dp=2,zero=3")[0]
 rows, since = {}, {}
 for when, what, part in events:
+    rows.setdefault(part, [])
     asked, here = since.pop(part, (when, when))
     if what == "asked":
         since[part] = when, None
     elif what == "here":
         since[part] = asked, when
     else:
-        rows.setdefault(part, []).append((asked, here, when))
+        rows[part].append((asked, here, when))
 show(
     plots.residency(rows, marks),
     "counted",
@@ -427,7 +428,7 @@ show_source(flat.Owned)
 
 # %% [markdown]
 # **Bug 1: layer 0 never learns.** The lecture's backward loop was `range(num_layers - 1, 0, -1)`: it stops at 1.
-# Clearing the gradients of layer 0 before each update has the same effect. Would you notice in the loss?
+# Clearing the gradients of layer 0 before each update has the same effect. **Predict**: does the loss tell?
 
 
 # %%
@@ -455,8 +456,9 @@ for name, (moved, losses) in found.items():
 show(
     plots.moved(steps),
     "computed",
-    "distance that each layer's weights moved in five steps; under the bug the bar of layer 0 is missing.",
-    "Pairs of bars per layer, nearly equal within a pair, except layer 0 where the second is empty",
+    "distance (norm of the difference) that each layer moved in five steps; under the bug the others make up for "
+    "layer 0.",
+    "Pairs of bars per layer, except layer 0 where the second is empty; in the others the second is somewhat longer",
 )
 
 # %% [markdown]
