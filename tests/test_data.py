@@ -4,14 +4,17 @@ import pytest
 import torch
 from trained import NOISY, TINY, run
 
+from gpt2lab.benchmarks import data as benchmark
 from gpt2lab.corpus import Batches
 from gpt2lab.corpus.loaders import each_reads, one_reads
 from gpt2lab.model import GPT2
 from gpt2lab.parallel.data import into_buckets
 from gpt2lab.parallel.data_costs import all_reduce_bytes, bucket_bytes_sent
+from gpt2lab.parallel.pieces import Piece, gradient_norm
 from gpt2lab.plan import Plan, build
 from gpt2lab.ranks import comm
 from gpt2lab.ranks.mesh import Mesh
+from gpt2lab.spec import Spec
 from gpt2lab.train import Recipe, Trainer
 from gpt2lab.verify import example_batch, verify
 
@@ -26,7 +29,16 @@ def test_equal_to_serial(pools, world, form):
 
 
 @pytest.mark.parametrize(
-    "plan", ["dp=2,micro=3", "dp=3,micro=2", "dp=2,micro=2,bucket=1,recompute=on", "dp=2,cp=2,bucket=1"]
+    "plan",
+    [
+        "dp=2,micro=3",
+        "dp=3,micro=2",
+        "dp=2,micro=2,bucket=1,recompute=on",
+        "dp=2,cp=2,bucket=1",
+        "dp=3,micro=2,data=naive",
+        "dp=3,micro=2,data=server",
+        "dp=3,micro=2,data=servers",
+    ],
 )
 @pytest.mark.parametrize("config", [TINY, NOISY], ids=["plain", "dropout"])
 def test_accumulation_recomputation_and_dropout(pools, plan, config):
@@ -124,7 +136,8 @@ def test_nothing_is_sent_before_the_last_micro_batch(pools):
         parallel = trainer.parallel
         first, second = parallel.mine(batch)
         (parallel.model.loss(parallel.model(first.tokens), first.targets) / first.total).backward()
-        before = len(comm.log)
+        under_way = [bucket.handle for bucket in parallel.sync.buckets if bucket.handle is not None]
+        before = len(comm.log) + len(under_way)  # a call is logged only when it is waited for
         parallel.sync.last_micro()
         (parallel.model.loss(parallel.model(second.tokens), second.targets) / second.total).backward()
         parallel.sync.finish()
@@ -160,6 +173,15 @@ def test_a_parameter_without_gradient_counts_as_zero(pools):
     assert run(pools, partly, "dp=2") == [8.0, 8.0]
 
 
+def test_a_norm_in_32_bits_keeps_six_digits():
+    """Squares of ten million equal numbers, added up one by one in 32 bits, would stop to grow."""
+    grad = torch.full((10_000_000,), 1.1)
+    tensor = torch.zeros_like(grad)
+    tensor.grad = grad
+    norm = gradient_norm([Piece("w", tensor, Spec(), True)], Mesh(alone=True))
+    assert norm == pytest.approx(1.1 * 10_000_000**0.5, rel=1e-6)
+
+
 def test_a_rank_alone_sends_nothing(pools):
     assert run(pools, traffic, "dp=1") == [{}]
 
@@ -184,12 +206,14 @@ def test_what_cannot_be_is_refused(plan, message):
 # ---- PyTorch's own as a second oracle
 
 
-def test_same_weights_as_distributed_data_parallel(pools):
-    plan, recipe = Plan.parse("dp=2,bucket=1"), Recipe(lr=1e-2, eps=1e-6, clip=None)
+@pytest.mark.parametrize("world", [2, 3, 4])
+def test_same_weights_as_distributed_data_parallel(pools, world):
+    """With a limit so far away that nothing is clipped."""
+    plan, recipe = Plan.parse(f"dp={world},bucket=1"), Recipe(lr=1e-2, eps=1e-6, clip=1e9)
 
     def both(rank, world_size):
         batch = example_batch(TINY, 7, 11)
-        trainer = Trainer(build(plan, TINY, Mesh(dp=2), torch.float64), recipe)
+        trainer = Trainer(build(plan, TINY, Mesh(dp=world_size), torch.float64), recipe)
         model = torch.nn.parallel.DistributedDataParallel(GPT2(TINY).double(), bucket_cap_mb=0.001)
         groups = [[p for p in model.parameters() if (p.dim() > 1) == matrix] for matrix in (True, False)]
         optimizer = torch.optim.AdamW(
@@ -208,7 +232,21 @@ def test_same_weights_as_distributed_data_parallel(pools):
         ours, theirs = trainer.parallel.weights(), dict(model.module.named_parameters())
         return max((ours[n] - theirs[n]).abs().max().item() for n in ours)
 
-    assert max(pools[2].run(both)) < 1e-10
+    assert max(pools[world].run(both)) < 1e-10
+
+
+# ---- the benchmark
+
+
+def test_the_benchmark_times_both_of_a_pair_and_says_where_the_time_goes(pools):
+    for pair in benchmark.PAIRS:
+        for found in pools[2].run(benchmark.measure, "nano", pair, 1, 8, 2, 1024, "gloo"):
+            assert set(found) == set(pair)
+            for name, timed in found.items():
+                kinds = {s.kind for s in timed.spans}
+                assert {"forward", "backward", "update", "comm"} <= kinds, name
+                parts = benchmark.seconds(timed.spans)
+                assert 0 < parts["forward"] + parts["backward"] + parts["update"] < 10 * timed.median
 
 
 # ---- who reads the text

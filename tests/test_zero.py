@@ -3,18 +3,21 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from trained import NOISY, TINY, run
+from trained import NOISY, TINY, in_flight, run
 
+from gpt2lab import RankFailed
 from gpt2lab.model import GPT2, GPT2Config
 from gpt2lab.parallel.data_costs import (
     bytes_held,
     owned_elements,
+    owner_bytes_held,
+    owner_bytes_sent,
     padded,
     paper_bytes,
     parts,
     zero_bytes_sent,
 )
-from gpt2lab.parallel.zero import into_groups
+from gpt2lab.parallel.flat import into_groups
 from gpt2lab.plan import Plan, build
 from gpt2lab.ranks import comm, memory
 from gpt2lab.ranks.mesh import Mesh
@@ -34,11 +37,11 @@ def test_equal_to_serial(pools, world, how):
     assert report.ok, report
 
 
-@pytest.mark.parametrize("stage", [1, 2, 3])
+@pytest.mark.parametrize("how", ["zero=1", "zero=2", "zero=3", "zero=3,data=owner"])
 @pytest.mark.parametrize("config", [TINY, NOISY], ids=["plain", "dropout"])
 @pytest.mark.parametrize("options", ["dp=2,micro=3", "dp=3,micro=2,recompute=on", "dp=2,cp=2"])
-def test_accumulation_recomputation_dropout_and_context(pools, stage, config, options):
-    plan = f"{options},zero={stage}"
+def test_accumulation_recomputation_dropout_and_context(pools, how, config, options):
+    plan = f"{options},{how}"
     report = verify(plan, config, ranks=pools[Plan.parse(plan).world])
     assert report.ok, report
 
@@ -117,43 +120,97 @@ def test_decay_groups_survive_flattening(pools):
 # ---- bytes held and sent
 
 
+def held_after_backward(trainer, batch):
+    """Right after backward, and with the optimizer state of an update before."""
+    trainer.step(batch)
+    trainer.optimizer.zero_grad()
+    parallel = trainer.parallel
+    parallel.engine.run(parallel.mine(batch), None, parallel.sync)
+    found = memory.held(parallel.model, parallel.sync, trainer.optimizer)
+    parallel.sync.finish()
+    return found
+
+
 @pytest.mark.parametrize("world", [1, 2, 3, 5])
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
 def test_bytes_held_are_the_formula(pools, world, stage):
-    """Right after backward, and with the optimizer state of an update before."""
-
-    def measure(trainer, batch):
-        trainer.step(batch)
-        trainer.optimizer.zero_grad()
-        parallel = trainer.parallel
-        parallel.engine.run(parallel.mine(batch), None, parallel.sync)
-        found = memory.held(parallel.model, parallel.sync, trainer.optimizer)
-        parallel.sync.finish()
-        return found
-
     sizes = parts(GPT2(TINY))
-    for rank, found in enumerate(run(pools, measure, f"dp={world},zero={stage}")):
+    for rank, found in enumerate(run(pools, held_after_backward, f"dp={world},zero={stage}")):
         assert found == bytes_held(sizes, stage, world, rank, 8)
 
 
-@pytest.mark.parametrize("world", [2, 3, 5])
-@pytest.mark.parametrize(("stage", "micro"), [(1, 1), (2, 1), (3, 1)])
-def test_bytes_sent_are_the_formula(pools, world, stage, micro):
-    check_traffic(pools, world, stage, micro)
+@pytest.mark.parametrize("world", [1, 2, 3, 5])
+def test_an_owner_holds_its_parts_and_nobody_else_does(pools, world):
+    """A view of length 0 would still keep a whole block's summed gradients on every rank."""
+    sizes = parts(GPT2(TINY))
+    found = run(pools, held_after_backward, f"dp={world},zero=3,data=owner")
+    assert found == [owner_bytes_held(sizes, world, rank, 8) for rank in range(world)]
+    assert sum(held["gradients"] for held in found) == 8 * TINY.parameters
+
+
+def sent_in_a_step(trainer, batch):
+    trainer.step(batch)
+    return sum(size for (_, axis), (_, size, _) in comm.traffic().items() if axis == "dp+cp")
 
 
 @pytest.mark.parametrize("stage", [1, 2, 3])
-def test_bytes_sent_with_accumulation(pools, stage):
-    check_traffic(pools, 2, stage, 3)
-
-
-def check_traffic(pools, world, stage, micro):
-    def sent(trainer, batch):
-        trainer.step(batch)
-        return sum(size for (op, axis), (_, size, _) in comm.traffic().items() if axis == "dp+cp")
-
+@pytest.mark.parametrize(("world", "micro"), [(2, 1), (3, 1), (5, 1), (2, 3)])
+def test_bytes_sent_are_the_formula(pools, world, micro, stage):
     formula = zero_bytes_sent(parts(GPT2(TINY)), stage, world, micro, 8)
-    assert run(pools, sent, f"dp={world},micro={micro},zero={stage}") == [formula] * world
+    assert run(pools, sent_in_a_step, f"dp={world},micro={micro},zero={stage}") == [formula] * world
+
+
+@pytest.mark.parametrize(("world", "micro"), [(1, 1), (2, 1), (3, 1), (5, 1), (2, 3)])
+def test_bytes_sent_by_owners_are_the_formula(pools, world, micro):
+    formulas = [owner_bytes_sent(parts(GPT2(TINY)), world, rank, micro, 8) for rank in range(world)]
+    assert run(pools, sent_in_a_step, f"dp={world},micro={micro},zero=3,data=owner") == formulas
+
+
+def test_the_next_block_is_under_way_while_a_block_computes(pools):
+    """Forward: block i+1, and the head after the last. Backward: block i-1. An owner's broadcast is waited for."""
+    order = ["h.0", "h.1", "h.2"]
+    forward = [("h.0", ["h.1"]), ("h.1", ["h.2"]), ("h.2", ["ln_f"])]
+    backward = [("h.2", ["h.1"]), ("h.1", ["h.0"]), ("h.0", [])]
+    assert run(pools, in_flight, "dp=2,zero=3") == [forward + backward] * 2
+    nothing = [(block, []) for block in order + order[::-1]]
+    assert run(pools, in_flight, "dp=2,zero=3,data=owner") == [nothing] * 2
+
+
+# ---- gradients that do not come, or come in another order
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_a_part_with_some_of_its_gradients_is_summed_with_zeros(pools, stage):
+    """Memory is not cleared before gradients are collected in it; what never comes counts as zero."""
+
+    def partly(trainer, batch):
+        sync, model = trainer.parallel.sync, trainer.parallel.model
+        for f in sync.flats:
+            f.gather()
+        for _ in range(2):  # the second one is added to the first
+            (model.ln_f.weight.sum() + 3 * model.h["1"].attn.c_proj.bias.sum()).backward()
+        sync.finish()
+        return {n: g.unique().tolist() for n, g in trainer.parallel.gradients().items()}
+
+    for found in run(pools, partly, f"dp=2,zero={stage}"):
+        assert found.pop("ln_f.weight") == [4.0] and found.pop("h.1.attn.c_proj.bias") == [12.0]
+        assert all(values == [0.0] for values in found.values()), found
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+def test_ranks_that_sum_parts_in_another_order_are_refused(pools, stage):
+    """Blocks are of equal shape: summed crosswise, nothing but the part's name could tell."""
+
+    def crosswise(trainer, batch):
+        sync, model = trainer.parallel.sync, trainer.parallel.model
+        for f in sync.flats:
+            f.gather()
+        for i in (0, 1) if trainer.parallel.mesh.rank else (1, 0):
+            sum(p.sum() for p in model.h[str(i)].parameters()).backward()
+        sync.finish()
+
+    with pytest.raises(RankFailed, match=r"(?s)reduce_scatter h\.[01]\..* reduce_scatter h\.[01]\."):
+        run(pools, crosswise, f"dp=2,zero={stage}")
 
 
 def test_shards_of_all_ranks_make_up_the_model():
@@ -171,9 +228,9 @@ def test_the_papers_figure_1():
 def test_parts_are_the_blocks_and_what_lies_outside():
     model = GPT2(TINY)
     names = [[n for n, _ in group] for group in into_groups(model)]
-    assert [group[0].rsplit(".", 1)[0] for group in names[:2]] == ["wte", "wpe"]
+    assert list(parts(model)) == ["wte", "wpe", "h.0", "h.1", "h.2", "ln_f"]
     assert len(names) == 3 + TINY.n_layer and len(names[2]) == 12
-    assert sum(parts(model)) == TINY.parameters
+    assert sum(parts(model).values()) == TINY.parameters
 
 
 # ---- memory over a step, by allocation events
@@ -190,7 +247,7 @@ def record(trainer, batch):
 
 def test_zero_3_is_a_saw_tooth_below_the_flat_line(pools):
     """Gathered weights come and go, at most two blocks of them at a time; gradients never pile up."""
-    block = 8 * parts(GPT2(DEEP))[2]
+    block = 8 * parts(GPT2(DEEP))["h.0"]
     replicas = run(pools, record, "dp=2,recompute=on", DEEP)[0]
     sharded = run(pools, record, "dp=2,zero=3", DEEP)[0]
     # Replicas hold 8 blocks each of weights, gradients and two moments. Shards hold half of that, beside two blocks of
@@ -249,8 +306,8 @@ def test_bytes_held_with_masters(pools):
 
     sizes = parts(GPT2(TINY))
     for rank, found in enumerate(run(pools, measure, "dp=2,zero=1", dtype=torch.bfloat16)):
-        shards = sum(padded(s, 2) for s in sizes)
-        mine = sum(owned_elements(s, 2, rank) for s in sizes)
+        shards = sum(padded(s, 2) for s in sizes.values())
+        mine = sum(owned_elements(s, 2, rank) for s in sizes.values())
         assert found["weights"] == 2 * 2 * shards + 4 * shards
         assert found["optimizer"] == 8 * mine
 
@@ -272,16 +329,17 @@ def test_what_cannot_be_is_refused(plan, message):
         verify(plan, TINY)
 
 
-def test_same_weights_as_fully_shard(pools):
+@pytest.mark.parametrize("world", [2, 3])
+def test_same_weights_as_fully_shard(pools, world):
     def both(rank, world_size):
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import fully_shard
 
-        plan, recipe = Plan.parse("dp=2,zero=3"), Recipe(lr=1e-2, eps=1e-6, clip=None)
+        plan, recipe = Plan.parse(f"dp={world_size},zero=3"), Recipe(lr=1e-2, eps=1e-6, clip=None)
         batch = example_batch(TINY, 7, 11)
-        trainer = Trainer(build(plan, TINY, Mesh(dp=2), torch.float64), recipe)
+        trainer = Trainer(build(plan, TINY, Mesh(dp=world_size), torch.float64), recipe)
         model = GPT2(TINY).double()
-        device_mesh = init_device_mesh("cpu", (2,))
+        device_mesh = init_device_mesh("cpu", (world_size,))
         for block in model.h.values():
             fully_shard(block, mesh=device_mesh)
         fully_shard(model, mesh=device_mesh)
@@ -298,4 +356,4 @@ def test_same_weights_as_fully_shard(pools):
         ours = trainer.parallel.weights()
         return max((ours[n] - p.full_tensor()).abs().max().item() for n, p in model.named_parameters())
 
-    assert max(pools[2].run(both)) < 1e-10
+    assert max(pools[world].run(both)) < 1e-10

@@ -3,6 +3,7 @@
 import torch
 
 from gpt2lab.model import GPT2Config
+from gpt2lab.parallel.flat import part_of
 from gpt2lab.plan import Plan, build
 from gpt2lab.ranks import comm
 from gpt2lab.ranks.mesh import Mesh
@@ -24,3 +25,16 @@ def run(pools, fn, plan, config=TINY, dtype=torch.float64, **options):
         return fn(trainer, example_batch(config, 7, 11))
 
     return pools[plan.world].run(on_rank)
+
+
+def in_flight(trainer, batch):
+    """Of a step of ZeRO-3: each block as it computes, and the parts whose gather is under way just then."""
+    sync, seen = trainer.parallel.sync, []
+    for i, block in trainer.parallel.model.h.items():
+        block.mlp.register_forward_pre_hook(
+            lambda _, x, i=i: seen.append(
+                (f"h.{i}", [part_of(f.names[0]) for f in sync.flats if f.coming is not None])
+            )
+        )
+    trainer.step(batch)
+    return seen

@@ -1,18 +1,21 @@
 """`python -m gpt2lab bench data`: our data parallelism beside DistributedDataParallel, our ZeRO-3 beside fully_shard.
 
-All run on the same ranks and take turns, one thread each, so that a busy moment of the machine hits all; medians count.
-A step is forward, backward, the sum of gradients and fused AdamW; nobody clips.
+Each pair runs on the same ranks and takes turns, one thread a rank, so that a busy moment of the machine hits both;
+medians count. A step is forward, backward, the sum of gradients and fused AdamW; nobody clips.
 """
 
 import argparse
 import statistics
 import time
+from dataclasses import dataclass
+from pathlib import Path
 
 import torch
+import torch.distributed as dist
 
 from ..model import GPT2, PRESETS
 from ..plan import Plan, build
-from ..ranks import comm
+from ..ranks import comm, memory, trace
 from ..ranks.launch import Ranks
 from ..ranks.mesh import Mesh
 from . import rivals
@@ -37,42 +40,60 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=[p for p, _ in PAIRS],
         help="what to time",
     )
+    parser.add_argument(
+        "--trace", metavar="FOLDER", help="save a step of each as Chrome JSON, for ui.perfetto.dev"
+    )
     rivals.add_argument(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print median step times and their ratios."""
+    """Print median step times and their ratios, and where a step's time goes."""
     print(
         f"one step of {args.config}, {args.rows} rows of {args.length} tokens a rank, float32, one thread a rank;\n"
         f"{rivals.carriers(args.over)}"
     )
+    options = args.rows, args.length, args.steps, args.bucket, args.over
     for n in args.ranks:
-        with Ranks(n, timeout=300, echo=False) as pool:
-            times = pool.run(
-                measure, args.config, args.pairs, args.rows, args.length, args.steps, args.bucket, args.over
-            )[0]
-        for ours, theirs in PAIRS:
-            if ours in times:
-                a, b = times[ours] * 1e3, times[theirs] * 1e3
-                print(
-                    f"  {n} ranks: {ours:8}{a:8.0f} ms   {theirs:12}{b:8.0f} ms   ratio {a / b:.2f}",
-                    flush=True,
-                )
+        for pair in (p for p in PAIRS if p[0] in args.pairs):
+            with Ranks(
+                n, timeout=300, echo=False
+            ) as pool:  # a pair's memory is given back before the next begins
+                per_rank = pool.run(measure, args.config, pair, *options)
+            report(n, pair, per_rank[0])
+            for name in pair if args.trace else ():
+                spans = trace.merge([found[name].spans for found in per_rank])
+                print("   ", trace.save_chrome(spans, Path(args.trace) / f"{args.config}-{n}-{name}.json"))
     return 0
 
 
-def measure(rank, world_size, config, pairs, rows, length, steps, bucket, over) -> dict[str, float]:
-    """Median seconds of a step of each contestant, the slowest rank's of every step."""
-    config = PRESETS[config]
+def report(ranks: int, pair: tuple[str, str], found: dict[str, "Timed"]) -> None:
+    """Print the medians of a pair with their ratio, and below the milliseconds of one recorded step by kind."""
+    a, b = (found[name].median * 1e3 for name in pair)
+    print(f"  {ranks} ranks: {pair[0]:8}{a:8.0f} ms   {pair[1]:12}{b:8.0f} ms   ratio {a / b:.2f}")
+    for name in pair:
+        took = {kind: f"{1e3 * s:.0f}" for kind, s in seconds(found[name].spans).items()}
+        print(
+            f"    {name:12} forward {took['forward']}, backward {took['backward']}, then waiting {took['wait']}, "
+            f"update {took['update']}; messages under way {took['comm']} (rank 0, one step, ms)",
+            flush=True,
+        )
+
+
+@dataclass(frozen=True)
+class Timed:
+    """Median seconds of a step, and the spans of one recorded step on this rank."""
+
+    median: float
+    spans: list[trace.Span]
+
+
+def measure(rank, world_size, config, pair, rows, length, steps, bucket, over) -> dict[str, Timed]:
+    """The steps of both contestants of a pair in turns, the slowest rank's of every step."""
+    config, (ours, theirs) = PRESETS[config], pair
     generator = torch.Generator().manual_seed(rank)
     tokens = torch.randint(config.vocab_size, (rows, length + 1), generator=generator)
-    steppers = {}
-    for ours, theirs in PAIRS:
-        if ours in pairs:
-            steppers[ours] = our_step(
-                config, Plan.parse(f"dp={world_size},{OPTIONS[ours]},bucket={bucket}"), tokens
-            )
-            steppers[theirs] = THEIRS[theirs](config, over, tokens)
+    plan = Plan.parse(f"dp={world_size},{OPTIONS[ours]},bucket={bucket}")
+    steppers = {ours: our_step(config, plan, tokens), theirs: THEIRS[theirs](config, over, tokens)}
     axis = Mesh(dp=world_size)["dp"]
     times = {name: [] for name in steppers}
     for turn in range(steps + 1):
@@ -83,7 +104,36 @@ def measure(rank, world_size, config, pairs, rows, length, steps, bucket, over) 
             took = torch.tensor(time.perf_counter() - start)
             if turn:  # the first is for warming up
                 times[name].append(comm.all_reduce(took, axis, "max").item())
-    return {name: statistics.median(t) for name, t in times.items()}
+    return {name: Timed(statistics.median(times[name]), recorded(steppers[name])) for name in steppers}
+
+
+def recorded(step) -> list[trace.Span]:
+    """The spans of one step. What PyTorch's own send is known to its profiler, if gloo carries it."""
+    trace.clear()
+    since_1970 = time.time_ns() - time.perf_counter_ns()
+    with memory.profiled() as profile:
+        step()
+    zero = (profile.profiler.kineto_results.trace_start_ns() - since_1970) * 1e-9
+    rank = dist.get_rank()
+    return trace.spans() + [
+        trace.Span(
+            e.name, "comm", zero + e.time_range.start * 1e-6, zero + e.time_range.end * 1e-6, rank, "comm"
+        )
+        for e in profile.events()
+        if e.name.startswith("gloo:")
+    ]
+
+
+def seconds(spans: list[trace.Span]) -> dict[str, float]:
+    """Seconds by kind; messages that are under way at the same time count once."""
+    found, until = dict.fromkeys(("forward", "backward", "wait", "update", "comm"), 0.0), 0.0
+    for s in sorted(spans, key=lambda s: s.start):
+        if s.kind == "comm":
+            found["comm"] += max(0.0, s.end - max(s.start, until))
+            until = max(until, s.end)
+        else:
+            found[s.kind] += s.end - s.start
+    return found
 
 
 OPTIONS = {"bucket": "data=bucket", "zero=3": "zero=3"}
@@ -96,24 +146,33 @@ def our_step(config, plan: Plan, tokens):
     optimizer = torch.optim.AdamW([p.tensor for p in sync.pieces], lr=1e-4, fused=True)
 
     def step():
-        optimizer.zero_grad()
         sync.last_micro()
-        (model.loss(model(tokens[:, :-1]), tokens[:, 1:]) / (tokens[:, 1:].numel() * plan.dp)).backward()
-        sync.finish()
-        optimizer.step()
-        sync.updated()
+        with trace.span("forward", "forward"):
+            loss = model.loss(model(tokens[:, :-1]), tokens[:, 1:]) / (tokens[:, 1:].numel() * plan.dp)
+        with trace.span("backward", "backward"):
+            loss.backward()
+        with trace.span("finish", "wait"):
+            sync.finish()
+        with trace.span("update", "update"):
+            optimizer.step()
+            sync.updated()
+        optimizer.zero_grad()  # now: while the other contestant runs, its memory is needed
 
     return step
 
 
 def torch_step(wrapped, model, tokens):
-    """One step of a model that PyTorch has wrapped: it divides by the ranks itself."""
+    """One step of a model that PyTorch has wrapped: it divides by the ranks itself, and waits within backward."""
     optimizer = torch.optim.AdamW(wrapped.parameters(), lr=1e-4, fused=True)
 
     def step():
+        with trace.span("forward", "forward"):
+            loss = model.loss(wrapped(tokens[:, :-1]), tokens[:, 1:]) / tokens[:, 1:].numel()
+        with trace.span("backward", "backward"):
+            loss.backward()
+        with trace.span("update", "update"):
+            optimizer.step()
         optimizer.zero_grad()
-        (model.loss(wrapped(tokens[:, :-1]), tokens[:, 1:]) / tokens[:, 1:].numel()).backward()
-        optimizer.step()
 
     return step
 

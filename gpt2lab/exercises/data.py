@@ -10,13 +10,11 @@ class Line:
     """A link that remembers what it was asked to carry; sums arrive when waited for."""
 
     def __init__(self):
-        self.messages, self.waited, self.during = [], 0, 0
-        self.backward = True
+        self.messages, self.waited = [], 0
 
     def all_reduce(self, flat):
         """Start summing a flat tensor with that of another rank, which holds 1, 2, 3, ... in it."""
         self.messages.append(flat)
-        self.during += self.backward
         return Sum(self, flat)
 
 
@@ -48,7 +46,9 @@ def reducer(answer) -> None:
     assert line.messages, (
         "nothing was sent while backward ran: send a bucket as soon as it holds 8 elements or more"
     )
-    line.backward = False
+    assert not line.waited, (
+        "you waited while backward ran: keep what all_reduce returns, and wait in finish()"
+    )
     sums = work.finish()
     sent = [len(m) for m in line.messages]
     assert sums is not None, "finish() returned None: return the sums by name"

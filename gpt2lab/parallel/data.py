@@ -26,7 +26,7 @@ class Naive(Replicas):
     def finish(self) -> None:
         """Sum every gradient, one after the other."""
         for p in self.pieces:
-            p.tensor.grad = comm.all_reduce(gradient(p.tensor), self.axis)
+            p.tensor.grad = comm.all_reduce(gradient(p.tensor).contiguous(), self.axis, own=True)
 
 
 class Buckets(Replicas):

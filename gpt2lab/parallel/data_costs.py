@@ -3,14 +3,14 @@
 The tests compare each number with what live ranks really hold and send.
 """
 
-from ..ranks.comm import split_sizes
+from ..ranks.traffic import all_reduce_cost, split_sizes
 from .data import into_buckets
-from .zero import into_groups
+from .flat import into_groups, owner_of, part_of
 
 
-def parts(model) -> list[int]:
-    """Elements of each part that ZeRO shards: the blocks, and the modules outside them."""
-    return [sum(p.numel() for _, p in group) for group in into_groups(model)]
+def parts(model) -> dict[str, int]:
+    """Elements of each part that ZeRO shards, in the order of use: wte, wpe, h.0, h.1, ..., ln_f (no other axis)."""
+    return {part_of(group[0][0]): sum(p.numel() for _, p in group) for group in into_groups(model)}
 
 
 def padded(elements: int, ranks: int) -> int:
@@ -24,29 +24,35 @@ def owned_elements(elements: int, ranks: int, rank: int) -> int:
     return max(0, min(elements - rank * share, share))
 
 
-def bytes_held(sizes: list[int], stage: int, ranks: int, rank: int, element: int = 4) -> dict[str, int]:
-    """Bytes at the end of backward, for parts of `sizes` elements of `element` bytes and AdamW's two moments.
+def bytes_held(sizes: dict[str, int], stage: int, ranks: int, rank: int, element: int = 4) -> dict[str, int]:
+    """Bytes at the end of backward, for the `parts` of a model, `element` bytes each, and AdamW's two moments.
 
     In stage 3 one element per part stands in for the freed weights. Optimizer state has no padding.
     """
-    shards = sum(padded(s, ranks) for s in sizes)
-    weights = {0: sum(sizes), 1: ranks * shards, 2: ranks * shards, 3: shards + len(sizes)}
-    gradients = {0: sum(sizes), 1: sum(sizes), 2: shards, 3: shards}
-    mine = sum(owned_elements(s, ranks, rank) for s in sizes)
-    moments = 2 * (mine if stage else sum(sizes))
-    return {
-        "weights": element * weights[stage],
-        "gradients": element * gradients[stage],
-        "optimizer": element * moments,
-    }
+    whole = sum(sizes.values())
+    shards = sum(padded(s, ranks) for s in sizes.values())
+    mine = sum(owned_elements(s, ranks, rank) for s in sizes.values())
+    return _in_bytes(
+        element,
+        weights={0: whole, 1: ranks * shards, 2: ranks * shards, 3: shards + len(sizes)}[stage],
+        gradients=shards if stage >= 2 else whole,
+        optimizer=2 * (mine if stage else whole),
+    )
+
+
+def owner_bytes_held(sizes: dict[str, int], ranks: int, rank: int, element: int = 4) -> dict[str, int]:
+    """The same where whole parts have an owner: what each rank owns, and a stand-in for every part."""
+    mine = sum(s for i, s in enumerate(sizes.values()) if owner_of(i, len(sizes), ranks) == rank)
+    return _in_bytes(element, weights=mine + len(sizes), gradients=mine, optimizer=2 * mine)
+
+
+def _in_bytes(element: int, **elements: int) -> dict[str, int]:
+    return {what: element * count for what, count in elements.items()}
 
 
 def all_reduce_bytes(elements: int, ranks: int, rank: int, element: int = 4) -> int:
     """Bytes that a rank sends in one all-reduce: each chunk but its own once, and all but the next rank's once more."""
-    if ranks == 1:
-        return 0
-    chunks = split_sizes(elements, ranks)
-    return element * (2 * elements - chunks[rank] - chunks[(rank + 1) % ranks])
+    return element * all_reduce_cost(split_sizes(elements, ranks), rank)[0]
 
 
 def bucket_bytes_sent(model, bucket_bytes: int, ranks: int, rank: int) -> int:
@@ -56,18 +62,28 @@ def bucket_bytes_sent(model, bucket_bytes: int, ranks: int, rank: int) -> int:
     return sum(all_reduce_bytes(sum(p.numel() for p in b), ranks, rank, element) for b in buckets)
 
 
-def zero_bytes_sent(sizes: list[int], stage: int, ranks: int, micro: int = 1, element: int = 4) -> int:
-    """Bytes that each rank sends in a step of ZeRO over parts of `sizes` in the order of `parts` (no other axis).
+def gathers(part: str) -> int:
+    """How often stage 3 gathers a part in a micro-batch: blocks for forward and again for backward, the rest once."""
+    return 2 if part.startswith("h.") else 1
 
-    The first part is the token embedding, used at both ends; the second the positions; the last the final norm.
-    """
-    moved = [(ranks - 1) * padded(s, ranks) * element for s in sizes]
+
+def zero_bytes_sent(sizes: dict[str, int], stage: int, ranks: int, micro: int = 1, element: int = 4) -> int:
+    """Bytes that each rank sends in a step of ZeRO, for the `parts` of a model."""
+    moved = {part: (ranks - 1) * padded(s, ranks) * element for part, s in sizes.items()}
     if stage == 1:
-        return 2 * sum(moved)
+        return 2 * sum(moved.values())
     if stage == 2:
-        return (micro + 1) * sum(moved)
-    gathers = 2 * sum(moved) - moved[1] - moved[-1]  # positions and the final norm are gathered once
-    return micro * (gathers + sum(moved))
+        return (micro + 1) * sum(moved.values())
+    return micro * sum((gathers(part) + 1) * m for part, m in moved.items())
+
+
+def owner_bytes_sent(sizes: dict[str, int], ranks: int, rank: int, micro: int = 1, element: int = 4) -> int:
+    """The same where whole parts have an owner, which broadcasts (the chain ends silently) and gets the sums."""
+    sent = 0
+    for i, (part, size) in enumerate(sizes.items()):
+        owner = owner_of(i, len(sizes), ranks)
+        sent += gathers(part) * size * (rank != (owner - 1) % ranks) + size * (rank != owner)
+    return micro * element * sent if ranks > 1 else 0
 
 
 def paper_bytes(parameters: float, ranks: int, optimizer: int = 12) -> dict[int, float]:

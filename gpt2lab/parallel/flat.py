@@ -10,8 +10,31 @@ import torch
 
 from .. import spec
 from ..ranks import comm
+from ..ranks.gate import finished
 from ..ranks.mesh import Axis
 from .pieces import Piece
+
+
+def into_groups(model) -> list[list[tuple[str, torch.nn.Parameter]]]:
+    """The parts of a model: one per block, one per module outside the blocks, in the order of use.
+
+    Parameters that other axes cut lie apart from those that they replicate: so replicas have equal shards, and
+    sums over those axes add like to like.
+    """
+    groups = {}
+    for name, p in model.named_parameters():
+        groups.setdefault((part_of(name), bool(spec.of(p).axes)), []).append((name, p))
+    return list(groups.values())
+
+
+def part_of(name: str) -> str:
+    """The part of a parameter: its block, such as h.3, or its module outside the blocks."""
+    return ".".join(name.split(".")[: 2 if name.startswith("h.") else 1])
+
+
+def owner_of(part: int, parts: int, ranks: int) -> int:
+    """The rank that owns a part as a whole, in the lecture's variant: neighbours share an owner."""
+    return part * ranks // parts
 
 
 class Flat:
@@ -32,6 +55,8 @@ class Flat:
         self.full = None  # the whole stretch (sum of lengths,), while this rank has it
         self.users = 0
         self.coming = None  # a gather under way
+        self.grad = None  # of the shard
+        self.whole_grad, self.missing = None, set()  # gradients that are collected, and which have not come
 
     def shard_lengths(self, elements: int, place: int) -> list[int]:
         """How many elements each rank owns: equally many, the last ones padded."""
@@ -44,14 +69,13 @@ class Flat:
         own = self.full[self.first : self.first + self.length]
         wide = torch.promote_types(self.dtype, torch.float32)
         self.shard = own if wide == self.dtype else own.to(wide)
-        self.grad = None  # of the shard
 
     def join(self, tensors: list[torch.Tensor]) -> torch.Tensor:
-        """Tensors of the parameters' shapes as one flat stretch, padding zero."""
-        flat = tensors[0].new_zeros(sum(self.lengths))
-        for t, start, size in zip(tensors, self.starts, self.sizes, strict=True):
-            flat[start : start + size] = t.flatten()
-        return flat
+        """Tensors of the parameters' shapes as one flat stretch, padding zero; a lone one that fits is not copied."""
+        padding = sum(self.lengths) - sum(self.sizes)
+        if len(tensors) == 1 and not padding:
+            return tensors[0].flatten()
+        return torch.cat([*(t.flatten() for t in tensors), tensors[0].new_zeros(padding)])
 
     def split(self, flat: torch.Tensor) -> list[torch.Tensor]:
         """The parts of a flat stretch that belong to the parameters, as views in their shapes."""
@@ -138,9 +162,34 @@ class Flat:
 
     # gradients: summed, and only the own shard kept
 
+    def collect(self, i: int, grad: torch.Tensor) -> bool:
+        """Move the gradient of parameter i into the flat one of its part; says whether that is complete."""
+        if len(self.sizes) == 1:
+            self.whole_grad = self.join([grad])
+            return True
+        if self.whole_grad is None:
+            self.whole_grad, self.missing = grad.new_empty(sum(self.lengths)), set(range(len(self.sizes)))
+            self.whole_grad[sum(self.sizes) :] = 0  # the padding
+        here = self.whole_grad[self.starts[i] : self.starts[i] + self.sizes[i]]
+        (here.copy_ if i in self.missing else here.add_)(grad.flatten())
+        self.missing.discard(i)
+        return not self.missing
+
+    def collected(self) -> torch.Tensor:
+        """Give away the flat gradient, zero where none has come."""
+        if self.whole_grad is None:
+            return self.shard.new_zeros(sum(self.lengths), dtype=self.dtype)
+        for i in self.missing:
+            self.whole_grad[self.starts[i] : self.starts[i] + self.sizes[i]] = 0
+        whole, self.whole_grad, self.missing = self.whole_grad, None, set()
+        return whole
+
     def start_reduce(self, flat: torch.Tensor):
-        """Begin the sum over the axis of whole flat gradients; the Handle gives this rank's shard of it."""
-        return comm.reduce_scatter_flat(flat, self.axis, async_op=True)
+        """Begin the sum over the axis of whole flat gradients; the Handle gives this rank's shard of it.
+
+        The part's name travels along: where ranks differ in what they sum, the call is refused.
+        """
+        return comm.reduce_scatter_flat(flat, self.axis, async_op=True, what=self.names[0])
 
     def add(self, shard: torch.Tensor) -> None:
         """Add a summed shard to the gradient of this step."""
@@ -159,17 +208,6 @@ class Flat:
         return comm.gather_flat(shard, self.axis)
 
 
-class Here:
-    """A result that has nothing to wait for, where a Handle is expected."""
-
-    def __init__(self, result: torch.Tensor):
-        self.result = result
-
-    def wait(self) -> torch.Tensor:
-        """The result."""
-        return self.result
-
-
 class Owned(Flat):
     """One part of the model that belongs to one rank as a whole: broadcast before use, gradients reduced to it.
 
@@ -184,12 +222,13 @@ class Owned(Flat):
     def start_gather(self) -> None:
         """The owner's weights, broadcast (and waited for)."""
         if self.full is None and self.coming is None:
-            self.coming = Here(self.join_shards(self.shard.to(self.dtype)))
+            self.coming = finished(self.join_shards(self.shard.to(self.dtype)), async_op=True)
 
     def start_reduce(self, flat: torch.Tensor):
         """The sum arrives at the owner alone."""
         total = comm.reduce(flat, self.axis, self.owner)
-        return Here(total if self.length else total[:0])
+        mine = total if self.length else total.new_empty(0)  # not a view, which would keep all of it alive
+        return finished(mine, async_op=True)
 
     def join_shards(self, shard: torch.Tensor) -> torch.Tensor:
         """The owner's stretch on every rank."""

@@ -36,23 +36,38 @@ def sum_partial(pieces: list[Piece], mesh: Mesh) -> None:
                 g.copy_(total.view_as(g))
 
 
+CHUNK = 4096  # elements: few enough for 32 bits to add up their squares to six digits
+
+
 def gradient_norm(pieces: list[Piece], mesh: Mesh) -> float:
     """The norm of the whole gradient, as the serial run has it: every element of the model counted exactly once.
 
-    A replica counts on the first rank of each axis that does not cut it; a tied copy does not count.
+    Ranks that hold the same gradient share the counting: each counts a stretch. A tied copy does not count.
     """
-    place = mesh.coordinates()
     square = torch.zeros((), dtype=torch.float64)
     for p in pieces:
-        first = all(place[axis] == 0 or axis in p.spec.axes for axis in ("dp", "cp", "tp"))
-        if first and not p.spec.tied_copy:
-            square += p.tensor.grad.double().pow(2).sum().cpu()
-    return math.sqrt(comm.all_reduce(square, mesh.world).item())
+        if not p.spec.tied_copy:
+            square = square + _square(_counted_here(p, mesh))
+    return math.sqrt(comm.all_reduce(square.cpu(), mesh.world).item())
+
+
+def _square(x: torch.Tensor) -> torch.Tensor:
+    """The sum of squares of x (P,) in 64 bits, without a copy of x: chunk by chunk in x's own precision or 32 bits."""
+    end, wide = len(x) // CHUNK * CHUNK, torch.promote_types(x.dtype, torch.float32)
+    parts = x[:end].view(-1, CHUNK), x[end:].view(1, -1)
+    return sum(torch.linalg.vector_norm(part, dim=1, dtype=wide).double().square().sum() for part in parts)
+
+
+def _counted_here(p: Piece, mesh: Mesh) -> torch.Tensor:
+    """This rank's stretch of a gradient, of which every rank of the axes that do not cut it holds a copy."""
+    place, copies = 0, 1
+    for axis in (mesh[name] for name in ("dp", "cp", "tp") if name not in p.spec.axes):
+        place, copies = place * axis.size + axis.rank, copies * axis.size
+    return p.tensor.grad.flatten().tensor_split(copies)[place]
 
 
 def clip(pieces: list[Piece], norm: float, limit: float | None) -> None:
     """Scale all gradients so that their global norm is at most `limit`, with torch's own formula."""
-    if limit is not None:
-        scale = min(1.0, limit / (norm + 1e-6))
+    if limit is not None and norm + 1e-6 > limit:
         for p in pieces:
-            p.tensor.grad.mul_(scale)
+            p.tensor.grad.mul_(limit / (norm + 1e-6))

@@ -8,14 +8,18 @@ stage   weights   gradients   optimizer   sent a step
 2       S         S / n       2 S / n     2 S (n-1)/n    (with k micro-batches (k+1) S (n-1)/n)
 3       S / n     S / n       2 S / n     3 S (n-1)/n    (with k micro-batches 3 k S (n-1)/n)
 
+What lies outside the blocks is gathered once, not twice: in stage 3 it sends 2 where the blocks send 3.
+
 Rajbhandari et al. 2020, "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", sections 5 and 7.
 """
+
+from functools import cached_property
 
 import torch
 
 from .. import spec
 from ..ranks.mesh import Axis
-from .flat import Flat, Owned
+from .flat import Flat, Owned, into_groups, owner_of
 from .pieces import Piece
 from .replicas import Replicas, gradient, nothing
 
@@ -31,17 +35,15 @@ class Zero1(Replicas):
     def __init__(self, model, axis: Axis, flat=Flat):
         self.axis = axis
         groups = into_groups(model)
-        self.flats = [flat(g, axis, i * axis.size // len(groups)) for i, g in enumerate(groups)]
+        self.flats = [flat(g, axis, owner_of(i, len(groups), axis.size)) for i, g in enumerate(groups)]
         self.whole = [Piece(n, p, spec.of(p), p.dim() >= 2) for n, p in model.named_parameters()]
         for f in self.flats:
             f.lay_out()
 
-    @property
+    @cached_property
     def pieces(self) -> list[Piece]:
         """What this rank's optimizer steps: stretches of its shards."""
-        if not hasattr(self, "_pieces"):
-            self._pieces = [p for f in self.flats for p in f.pieces()] or [nothing(self.whole[0])]
-        return self._pieces
+        return [p for f in self.flats for p in f.pieces()] or [nothing(self.whole[0])]
 
     def finish(self) -> None:
         """Sum all gradients, part by part from the end; each rank keeps its shards."""
@@ -93,6 +95,7 @@ class Zero2(Zero1):
 
     Forward: nothing. Backward: when all gradients of a block are there, one asynchronous reduce-scatter; only the own
     shard stays. So gradients are summed in every micro-batch: keeping them whole until the last would give up the gain.
+    Parts leave in the order in which backward completes them, the same on all ranks; where it is not, the call refuses.
     Bytes per rank: k (n-1)/n of the gradients' with k micro-batches, plus (n-1)/n of the weights' (section 7.2.1).
     """
 
@@ -100,24 +103,19 @@ class Zero2(Zero1):
         super().__init__(model, axis, flat)
         self.under_way = None  # (part, handle) of a reduce-scatter
         for f in self.flats:
-            f.arrived, f.whole_grad = 0, None
             for i, p in enumerate(f.parameters):
                 p.register_post_accumulate_grad_hook(lambda p, f=f, i=i: self._arrived(f, i, p))
 
     def _arrived(self, f: Flat, i: int, p: torch.Tensor) -> None:
         """Move a finished gradient into its part's flat one; send that when it is complete."""
-        if f.whole_grad is None:
-            f.whole_grad = p.grad.new_zeros(sum(f.lengths))
-        f.whole_grad[f.starts[i] : f.starts[i] + f.sizes[i]] += p.grad.flatten()
+        complete = f.collect(i, p.grad)
         p.grad = None
-        f.arrived += 1
-        if f.arrived == len(f.parameters):
+        if complete:
             self._send(f)
 
     def _send(self, f: Flat) -> None:
         self._receive()  # a part under way still holds its whole gradients: one at a time
-        self.under_way = f, f.start_reduce(f.whole_grad)
-        f.arrived, f.whole_grad = 0, None
+        self.under_way = f, f.start_reduce(f.collected())
 
     def _receive(self) -> None:
         """Wait for the reduce-scatter under way, and add what it brings to the shard's gradient."""
@@ -136,8 +134,7 @@ class Zero2(Zero1):
         """Wait for all sums. A part that got no gradient, or only some, is summed now."""
         self._receive()
         for f in reversed(self.flats):
-            if f.arrived or f.grad is None:
-                f.whole_grad = f.whole_grad if f.arrived else f.shard.new_zeros(sum(f.lengths), dtype=f.dtype)
+            if f.whole_grad is not None or f.grad is None:
                 self._send(f)
         self._receive()
         self._hand_out()
@@ -148,8 +145,9 @@ class Zero3(Zero2):
 
     Forward: before a block an all-gather of its weights (the next block's is started at once: prefetch); after it they
     are freed. Only blocks' inputs are kept. Backward: all-gather again, run the block again, then reduce-scatter its
-    gradients and free. The embedding serves twice: at the start, and as the head until the head's backward is done.
-    Bytes per rank and micro-batch: 2 (n-1)/n of the weights' plus (n-1)/n of the gradients' (section 7.2.2).
+    gradients and free. The tied embedding stays from its first use until its second, the head's backward, is over.
+    Bytes per rank and micro-batch: 2 (n-1)/n of the blocks' weights, (n-1)/n of the others', and (n-1)/n of the
+    gradients' (section 7.2.2 gathers all of it twice).
     """
 
     def __init__(self, model, axis: Axis, flat=Flat, prefetch: bool = True):
@@ -158,6 +156,7 @@ class Zero3(Zero2):
             f.keep_only_shard()
         self.prefetch = prefetch
         self.blocks = []  # the parts of every block, in order
+        self.kept = 0  # how often the tied embedding has been used and waits for the head
         model.recompute = True  # a graph over a block would hold its weights until backward, freed or not
         for i, block in enumerate(model.h.values()):
             self.blocks.append(self._parts_of(block))
@@ -172,12 +171,13 @@ class Zero3(Zero2):
     def _before_block(self, i: int) -> None:
         for f in self.blocks[i]:
             f.gather()
-        following = (
-            i - 1 if torch.is_grad_enabled() else i + 1
-        )  # with a graph it is backward that runs the block
-        if self.prefetch and 0 <= following < len(self.blocks):
-            for f in self.blocks[following]:
-                f.start_gather()
+        # With a graph it is backward that runs the block, again and from the last to the first.
+        self._prefetch(i - 1 if torch.is_grad_enabled() else i + 1)
+
+    def _prefetch(self, i: int) -> None:
+        """Start to gather block i, or after the last block the head, while something else computes."""
+        for f in [*self.blocks, self.last][i] if self.prefetch and i >= 0 else []:
+            f.start_gather()
 
     def _after_block(self, i: int) -> None:
         if not torch.is_grad_enabled():
@@ -192,48 +192,46 @@ class Zero3(Zero2):
     def _wrap_ends(self, model) -> None:
         """Gather the weights of embedding and head around their use."""
         embed, head = model.embed, model.head
-        first, last = self._parts_of(model.wte, model.wpe), self._parts_of(model.wte, model.ln_f)
+        first = self._parts_of(model.wte, model.wpe) if model.wpe is not None else []
+        self.last = self._parts_of(model.wte, model.ln_f) if model.ln_f is not None else []
+        tied = [f for f in first if f in self.last]
 
         def gathered_embed(*args):
             for f in first:
                 f.gather()
+            self._prefetch(0)
             x = embed(*args)  # its backward needs the tokens, not the weights
             for f in first:
-                f.release()
+                if f not in tied:
+                    f.release()
+            self.kept += 1
             return x
 
         def gathered_head(x, *args):
-            for f in last:
+            for f in self.last:
                 f.gather()
+            if self.kept:  # by the embedding until now; from here on the head holds it
+                self.kept -= 1
+                for f in tied:
+                    f.release()
             logits = head(x, *args)
-            release = lambda _=None: [f.release() for f in last] and None
             if logits.requires_grad:
-                x.register_hook(
-                    release
-                )  # called when the gradient of x is known: the head's backward is over
+                x.register_hook(release_head)  # the gradient of x is known when the head's backward is over
             else:
-                release()
+                release_head()
             return logits
+
+        def release_head(_=None):
+            for f in self.last:
+                f.release()
 
         model.embed, model.head = gathered_embed, gathered_head
 
     def updated(self) -> None:
         """Nothing whole outlives an update (a schedule may have kept a block's weights); gather it when needed."""
+        self.kept = 0
         for f in self.flats:
             f.forget()
-
-
-def into_groups(model) -> list[list[tuple[str, torch.nn.Parameter]]]:
-    """The parts of a model: one per block, one per module outside the blocks, in the order of use.
-
-    Parameters that other axes cut lie apart from those that they replicate: so replicas have equal shards, and
-    sums over those axes add like to like.
-    """
-    groups = {}
-    for name, p in model.named_parameters():
-        part = ".".join(name.split(".")[:2]) if name.startswith("h.") else name.split(".")[0]
-        groups.setdefault((part, bool(spec.of(p).axes)), []).append((name, p))
-    return list(groups.values())
 
 
 STAGES = {1: Zero1, 2: Zero2, 3: Zero3}

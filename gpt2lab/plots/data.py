@@ -1,6 +1,7 @@
 """Figures of data parallelism: replicas that agree, buckets, the busiest rank, and who reads what."""
 
 import numpy as np
+from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
@@ -21,8 +22,10 @@ def checksums(maps: dict[str, list[list[str]]]) -> Figure:
                 if row[step] not in seen:
                     seen.append(row[step])
                 kind = seen.index(row[step])
-                ax.barh(rank, 0.9, 0.8, step - 0.45, color=rank_color(kind))
-                ax.text(step, rank, "abcdefgh"[kind], ha="center", va="center", color="white", fontsize=9)
+                color = rank_color(kind)
+                ink = "black" if sum(to_rgb(color)) > 1.7 else "white"
+                ax.barh(rank, 0.9, 0.8, step - 0.45, color=color)
+                ax.text(step, rank, "abcdefgh"[kind], ha="center", va="center", color=ink, fontsize=9)
         steps = len(digests[0])
         ax.set(title=title, xlabel="step", yticks=range(len(digests)), xlim=(-0.7, steps - 0.3))
         ax.set_yticklabels([f"rank {r}" for r in range(len(digests))])
@@ -54,15 +57,23 @@ def sizes(tensors: list[int], buckets: list[int]) -> Figure:
     return fig
 
 
-def u_curve(curves: dict[str, list[tuple[int, float]]], unit: str = "ms") -> Figure:
-    """Step time against bucket size: `curves[name]` lists (bytes, seconds)."""
+def u_curve(curves: dict[str, list[tuple[int, float]]]) -> Figure:
+    """Step time, over that of the best size, against bucket size: `curves[name]` lists (bytes, seconds)."""
     fig, ax = figure(8, 2.9)
     for i, (name, points) in enumerate(curves.items()):
         x, y = zip(*points, strict=True)
-        ax.plot(x, [1e3 * t for t in y], "o-", ms=4, color=rank_color(i), label=name)
         best = int(np.argmin(y))
-        ax.plot(x[best], 1e3 * y[best], "*", ms=13, color=rank_color(i))
-    ax.set(xscale="log", yscale="log", xlabel="bytes in a bucket", ylabel=unit)
+        ax.plot(x, [t / y[best] for t in y], "o-", ms=4, color=rank_color(i), label=name)
+        ax.plot(x[best], 1, "*", ms=13, color=rank_color(i))
+    top = max(t for points in curves.values() for _, t in points) / min(
+        t for p in curves.values() for _, t in p
+    )
+    ax.set(
+        xscale="log",
+        xlabel="bytes in a bucket",
+        ylabel="time / that of the best",
+        ylim=(0.9, min(3, 1.1 * top)),
+    )
     ax.legend()
     return fig
 
@@ -75,7 +86,9 @@ def busiest(
     for i, (name, values) in enumerate(formulas.items()):
         ax.plot(ranks, values, ("-", "-", "--")[i % 3], lw=2.5, color=rank_color(i), label=name)
         if name in counted:
-            ax.plot(*counted[name], "o", color=rank_color(i), ms=9, mec="white")
+            ax.plot(
+                *counted[name], "o", color=rank_color(i), ms=7 + 5 * i, mfc="none", mew=2
+            )  # none hides another
     ax.set(xlabel="ranks", ylabel="sent / size of the model", xticks=ranks)
     ax.legend()
     return fig
@@ -107,5 +120,6 @@ def hidden(optimizers: dict[str, tuple[list[float], list[float]]]) -> Figure:
         ax.plot(wrong, "--", color=rank_color(1), label="gradients times 8")
         ax.set(title=name, xlabel="step")
         ax.legend()
-    axes[0].set_ylabel("loss (nats a token)")
+    losses = [loss for right, _ in optimizers.values() for loss in right]
+    axes[0].set(ylabel="loss (nats a token)", ylim=(min(losses) - 0.5, max(losses) + 0.5))
     return fig

@@ -40,12 +40,16 @@ def over_a_step(curves: dict[str, list[float]], unit: str = "MB") -> Figure:
     return fig
 
 
-def residency(rows: dict[str, list[tuple[int, int]]], marks: dict[str, int]) -> Figure:
-    """Which part's whole weights are present, over the events of a step: `rows[part]` lists (from, to)."""
+def residency(rows: dict[str, list[tuple[int, int, int]]], marks: dict[str, int]) -> Figure:
+    """Which part's whole weights are present over the events of a step, hatched while they are on their way.
+
+    `rows[part]` lists (asked for, here, gone).
+    """
     fig, ax = figure(8, 0.9 + 0.24 * len(rows))
     for y, (_, spans) in enumerate(rows.items()):
-        for first, last in spans:
-            ax.barh(y, last - first, 0.75, first, color=THINGS[4])
+        for asked, here, gone in spans:
+            ax.barh(y, here - asked, 0.75, asked, color="white", edgecolor=THINGS[4], hatch="////")
+            ax.barh(y, gone - here, 0.75, here, color=THINGS[4], edgecolor=THINGS[4])
     for text, x in marks.items():
         ax.axvline(x, color="black", lw=1, ls="--")
         ax.text(x, -0.9, text, ha="center", fontsize=9)

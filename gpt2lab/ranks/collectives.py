@@ -64,15 +64,15 @@ def gather_flat(shard: torch.Tensor, axis: Axis, async_op: bool = False, out: to
     return perform(call, start, out, async_op)
 
 
-def reduce_scatter_flat(x: torch.Tensor, axis: Axis, async_op: bool = False):
-    """The sum over the axis of x (n s,), of which each rank gets its (s,). Bytes per rank: (n-1)/n S."""
+def reduce_scatter_flat(x: torch.Tensor, axis: Axis, async_op: bool = False, what: str = "flat"):
+    """The sum over the axis of x (n s,), the same `what` everywhere; each rank gets its (s,). Bytes: (n-1)/n S."""
     if axis.size == 1:
         return finished(x.detach(), async_op)
     if x.dim() != 1 or x.numel() % axis.size:
         raise ValueError(f"reduce_scatter_flat: {tuple(x.shape)} is no flat multiple of {axis.size} ranks.")
     out, whole = x.new_empty(x.numel() // axis.size), x.detach().contiguous()
     cost = reduce_scatter_cost([byte_size(out)] * axis.size, axis.rank)
-    call = Call("reduce_scatter", axis, f"flat {describe(x)}", *cost, *cost)
+    call = Call("reduce_scatter", axis, f"{what} {describe(x)}", *cost, *cost)
     start = lambda beside: dist.reduce_scatter_single(out, whole, group=axis.group, async_op=beside)
     return perform(call, start, out, async_op)
 

@@ -26,13 +26,22 @@ def allocations():
     `held` starts at 0: memory from before does not count, unless it is freed inside.
     """
     found = []
-    activities = [torch.profiler.ProfilerActivity.CPU]
-    with _quiet(), torch.profiler.profile(activities=activities, profile_memory=True) as profile:
+    with profiled(profile_memory=True) as profile:
         yield found
     events, held = sorted(_events(profile.profiler.kineto_results.experimental_event_tree())), 0
     for when, size in events:
         held += size
         found.append(Allocation((when - events[0][0]) * 1e-9, size, held))
+
+
+@contextmanager
+def profiled(**options):
+    """Torch's profiler on this rank's CPU, without what it says on the console."""
+    with (
+        _quiet(),
+        torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], **options) as profile,
+    ):
+        yield profile
 
 
 @contextmanager

@@ -7,9 +7,11 @@
 # which are gathered block by block when they are needed. The trick costs nothing until stage 3, because an
 # all-reduce always was a reduce-scatter followed by an all-gather: ZeRO puts the update *between* the two.
 #
-# The claim of this lesson, on live ranks and a model whose parameters rarely divide by the ranks:
+# The claim of this lesson, on three live ranks and seven rows that do not divide evenly:
 
 # %% tags=["setup"]
+from functools import partial
+
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
@@ -46,16 +48,16 @@ names = {0: "replicas", 1: "stage 1", 2: "stage 2", 3: "stage 3"}
 
 
 def figure_1(billions, ranks):
-    p, k = billions, 12
-    return plots.bars(
-        {
-            "replicas": {"weights": 2 * p, "gradients": 2 * p, "optimizer": k * p},
-            "stage 1": {"weights": 2 * p, "gradients": 2 * p, "optimizer": k * p / ranks},
-            "stage 2": {"weights": 2 * p, "gradients": 2 * p / ranks, "optimizer": k * p / ranks},
-            "stage 3": {"weights": 2 * p / ranks, "gradients": 2 * p / ranks, "optimizer": k * p / ranks},
-        },
-        "GB",
-    )
+    stages = {}
+    for stage, total in data_costs.paper_bytes(billions, ranks).items():
+        without = data_costs.paper_bytes(billions, ranks, optimizer=0)[stage]
+        weights = 2 * billions / (ranks if stage == 3 else 1)
+        stages[names[stage]] = {
+            "weights": weights,
+            "gradients": without - weights,
+            "optimizer": total - without,
+        }
+    return plots.bars(stages, "GB")
 
 
 print([f"{data_costs.paper_bytes(7.5e9, 64)[stage] / 1e9:.1f} GB" for stage in range(4)])
@@ -74,53 +76,104 @@ explore(
 #
 # Sharding tensor by tensor would be a mess of uneven pieces. So each part of the model (a block, an embedding) is
 # laid out *flat*: all its parameters one after the other in one stretch, padded to a multiple of n. Rank r owns the
-# r-th n-th, wherever the borders of parameters fall. The parameters become views of the stretch: nothing is copied.
+# r-th n-th, wherever the borders of parameters fall. After one copy, when the model is laid out, the parameters are
+# views of the stretch: it is gathered, updated and sent as it lies there.
 
 # %%
 show_source(flat.Flat.lay_out, flat.Flat.shares)
 
 # %%
-sizes = data_costs.parts(GPT2(CONFIG))
+ODD = GPT2Config(vocab_size=37, n_positions=16, n_layer=3, n_head=2, n_embd=8)  # divides by 2, hardly by 3
+sizes = data_costs.parts(GPT2(ODD))
 print("elements of the parts:", sizes)
 for ranks in (2, 3, 5):
-    padding = sum(ranks * data_costs.padded(s, ranks) - s for s in sizes)
+    padding = sum(ranks * data_costs.padded(s, ranks) - s for s in sizes.values())
     print(f"{ranks} ranks: {padding} elements of padding in all")
+print(verify("dp=3,zero=2", ODD, ranks=three))
 
 # %% [markdown]
 # The optimizer does not see one flat stretch, though: weight decay is for matrices only, and a flat stretch is no
 # matrix. So a rank's shard is handed to AdamW as *pieces*, each knowing which parameter it is a part of.
 #
-# ## Stages 1 and 2 by hand
+# ## The three stages by hand
 #
-# The whole of ZeRO-1 in ten lines, on one flat vector of all weights. Compare with lesson 04: the all-reduce has come
-# apart, and the update stands between the halves.
+# Here are all three, on parts of a model: its blocks, and the modules outside them. A part knows four things: how to
+# gather its weights, to free them, to sum its gradients, and to notice that they are complete. Compare with lesson
+# 04: the all-reduce has come apart, and the update stands between the halves.
 
 
 # %%
+class Part:
+    """One module's weights, flat and padded, of which this rank owns a shard: `mine`."""
+
+    def __init__(self, module, axis):
+        self.axis, self.parameters = axis, list(module.parameters())
+        sizes, self.shapes = [p.numel() for p in self.parameters], [p.shape for p in self.parameters]
+        share = -(-sum(sizes) // axis.size)  # rounded up
+        self.pad = torch.zeros(share * axis.size - sum(sizes))
+        self.cuts = [*sizes, len(self.pad)]
+        whole = torch.cat([*(p.detach().flatten() for p in self.parameters), self.pad])
+        self.mine = whole[axis.rank * share : (axis.rank + 1) * share].clone()
+
+    def gather(self):
+        whole = comm.all_gather(self.mine, self.axis)
+        for p, shape, weights in zip(self.parameters, self.shapes, whole.split(self.cuts), strict=False):
+            p.data = weights.view(shape)
+
+    def free(self):
+        for p, shape in zip(self.parameters, self.shapes, strict=True):
+            p.data = torch.zeros(1).expand(shape)  # the shape, and no memory
+
+    def reduce(self):
+        grad = torch.cat([*(p.grad.flatten() for p in self.parameters), self.pad])
+        self.mine.grad = comm.reduce_scatter(grad, self.axis)
+        for p in self.parameters:
+            p.grad = None
+
+    def when_complete(self, act):
+        def arrived(_):
+            if all(p.grad is not None for p in self.parameters):
+                act()
+
+        for p in self.parameters:
+            p.register_post_accumulate_grad_hook(arrived)
+
+
+def on_demand(block, part):
+    """Stage 3: whole weights only while the block runs; in backward it runs again, and then sums and frees."""
+    block.register_forward_pre_hook(lambda *_: part.gather())
+    block.register_forward_hook(lambda *_: None if torch.is_grad_enabled() else part.free())
+    part.when_complete(lambda: (part.reduce(), part.free()))
+
+
 def by_hand(rank, world_size, stage, steps=5):
     torch.set_default_dtype(torch.float64)
     axis, model = Mesh(dp=world_size)["dp"], GPT2(CONFIG)
-    whole = torch.cat([p.detach().flatten() for p in model.parameters()])
-    share = -(-len(whole) // world_size)  # rounded up
-    pad = torch.zeros(share * world_size - len(whole))
-    whole = torch.cat([whole, pad])
-    mine = whole[rank * share : (rank + 1) * share].clone()  # all that this rank's optimizer sees
-    optimizer = torch.optim.AdamW([mine], lr=1e-2, eps=1e-6, weight_decay=0)
+    ends = [Part(m, axis) for m in (model.wte, model.wpe, model.ln_f)]
+    blocks = [Part(block, axis) for block in model.h.values()]
+    parts = ends + blocks
+    for part in ends + blocks * (stage == 2) if stage >= 2 else []:
+        part.when_complete(part.reduce)  # in the middle of backward
+    if stage == 3:
+        model.recompute = True  # keep only the blocks' inputs
+        for block, part in zip(model.h.values(), blocks, strict=True):
+            on_demand(block, part)
+    optimizer = torch.optim.AdamW([part.mine for part in parts], lr=1e-2, eps=1e-6, weight_decay=0)
     batch = example_batch(CONFIG, 7, 11)
     rows = batch.rows(rank, world_size)
     for _ in range(steps):
-        for p, part in zip(
-            model.parameters(), whole.split([*map(torch.numel, model.parameters()), len(pad)]), strict=False
-        ):
-            p.data, p.grad = part.view_as(p), None
+        for part in ends if stage == 3 else parts:
+            part.gather()  # the second half of an all-reduce, of updated weights
         (model.loss(model(rows.tokens), rows.targets) / batch.total).backward()
-        grad = torch.cat([*(p.grad.flatten() for p in model.parameters()), pad])
-        mine.grad = comm.reduce_scatter(grad, axis)  # the first half of an all-reduce
+        whole = sum(p.untyped_storage().nbytes() > 8 for block in blocks for p in block.parameters)
+        left = sum(p.grad is not None for p in model.parameters())
+        for part in parts if stage == 1 else []:
+            part.reduce()  # the first half
         optimizer.step()
-        whole = comm.all_gather(mine, axis)  # the second half, of updated weights
-    return whole[: len(whole) - len(pad)], sum(
-        optimizer.state[mine][m].numel() for m in ("exp_avg", "exp_avg_sq")
-    )
+    for part in parts:
+        part.gather()
+    state = sum(m.numel() for s in optimizer.state.values() for m in (s["exp_avg"], s["exp_avg_sq"]))
+    return torch.cat([p.detach().flatten() for p in model.parameters()]), (state, left, whole)
 
 
 def serial(steps=5):
@@ -134,17 +187,33 @@ def serial(steps=5):
 
 
 # %%
-expected = serial()
-for weights, state in three.run(by_hand, 1):
+expected, rows = serial(), []
+for stage in (1, 2, 3):
+    weights, counts = three.run(by_hand, stage)[0]
     equal = (weights - expected).abs().max().item() < 1e-10
-    print(
-        f"equal to serial AdamW after 5 steps: {equal}; {state:,} numbers of state for {len(weights):,} weights"
-    )
+    rows.append((f"stage {stage}", "equal" if equal else "DIFFERENT", *(f"{c:,}" for c in counts)))
+print(
+    f"{len(expected):,} weights; serial AdamW holds {2 * len(expected):,} numbers of state, each of 3 ranks a third"
+)
+table(
+    rows,
+    [
+        "rank 0",
+        "after 5 steps, to serial",
+        "numbers of state",
+        "whole gradients after backward",
+        "whole in blocks",
+    ],
+)
 
 # %% [markdown]
 # Stage 2 changes *when* the reduce-scatter happens: for each part as soon as backward has finished it, after which
 # only the own shard of its gradient stays. The price shows with accumulation: gradients must then be summed in
-# every micro-batch, or kept whole. The package's stages, each in one class:
+# every micro-batch, or kept whole. Stage 3 leaves nothing whole in the blocks; embeddings and the last norm stay whole
+# here, to keep it short.
+#
+# Stages 1 and 2 of the package, each in one class. Besides, they overlap: the reduce-scatter runs while backward goes
+# on.
 
 # %%
 show_source(zero.Zero1, zero.Zero2)
@@ -178,19 +247,15 @@ def watch(rank, world_size, plan):
     events, clock, marks = [], [0], {}
     for f in parallel.sync.flats:
 
-        def note(f=f, right=f.gather, what="here"):
-            fresh = f.full is None
+        def note(what, right, f=f):
+            state = f.full is None, f.coming is None
             right()
-            clock[0] += 1
-            if fresh:
-                events.append((clock[0], what, f.names[0].rsplit(".", 2)[0].removesuffix(".ln_1")))
+            if state != (f.full is None, f.coming is None):
+                clock[0] += 1
+                events.append((clock[0], what, flat.part_of(f.names[0])))
 
-        def gone(f=f, right=f.drop):
-            right()
-            clock[0] += 1
-            events.append((clock[0], "gone", f.names[0].rsplit(".", 2)[0].removesuffix(".ln_1")))
-
-        f.gather, f.drop = note, gone
+        f.start_gather = partial(note, "asked", f.start_gather)
+        f.gather, f.drop = partial(note, "here", f.gather), partial(note, "gone", f.drop)
     batch = example_batch(CONFIG, 7, 11)
     micro = parallel.mine(batch)[0]
     loss = parallel.model.loss(parallel.model(micro.tokens), micro.targets) / batch.total
@@ -205,24 +270,31 @@ events, marks = two.run(watch, "dp=2,zero=3")[0]
 rows, since = {}, {}
 for when, what, part in events:
     rows.setdefault(part, [])
-    if what == "here":
-        since[part] = when
-    elif part in since:
-        rows[part].append((since.pop(part), when))
+    asked, here = since.pop(part, (when, when))
+    if what == "asked":
+        since[part] = when, None
+    elif what == "here":
+        since[part] = asked, when
+    else:
+        rows[part].append((asked, here, when))
 show(
     plots.residency(rows, marks),
     "counted",
-    "whole weights of each part on rank 0; every block comes twice, the embedding serves again as the head.",
-    "A chart of parts against events: blocks appear one after the other going down, then coming back up",
+    "each part's weights on rank 0, whole (filled) or on their way (hatched): every block comes twice, and the next "
+    "is under way while one computes. The embedding stays until its second use, as the head, is over.",
+    "A chart of parts against events: blocks appear one after the other going down, then coming back up, each after a "
+    "hatched bar; the token embedding reaches from the start into backward",
 )
-together = max(sum(a <= t < b for p in rows if p.startswith("h.") for a, b in rows[p]) for t in range(99))
+block_rows = [spans for part, spans in rows.items() if part.startswith("h.")]
+together = max(sum(here <= t < gone for spans in block_rows for _, here, gone in spans) for t in range(99))
 print("blocks whole at the same time, prefetched ones apart:", together)
 
 # %% [markdown]
 # ## Bytes held: formula and live ranks
 #
-# Each rank adds up the memory behind its tensors at the end of backward: weights, gradients, and Adam's two moments
-# (in float64 here, so 8 bytes each, no master copies). **Predict**: which stages differ in the first column?
+# Each rank adds up the memory behind its tensors at the end of backward: weights, gradients, and Adam's two moments.
+# All are float64 here, 8 bytes each, without master copies: so the optimizer weighs 2 parts of 4, not 12 of 16 as
+# above. **Predict**: which stages differ in the first column?
 
 
 # %%
@@ -240,6 +312,7 @@ def held(rank, world_size, stage):
     return found
 
 
+sizes = data_costs.parts(GPT2(CONFIG))
 found = {stage: three.run(held, stage) for stage in range(4)}
 table(
     [
@@ -256,11 +329,11 @@ table(
 )
 
 # %%
-formula = {
+in_kb = {
     names[s]: {k: v / 1e3 for k, v in data_costs.bytes_held(sizes, s, 3, 0, 8).items()} for s in range(4)
 }
 show(
-    plots.bars(formula, "kB", {names[s]: sum(found[s][0].values()) / 1e3 for s in range(4)}),
+    plots.bars(in_kb, "kB", {names[s]: sum(found[s][0].values()) / 1e3 for s in range(4)}),
     "counted",
     "bars by formula, padding included; circles: bytes really held by rank 0 of 3 at the end of backward.",
     "Stacked bars for replicas and stages 1 to 3 with a circle at the end of each bar",
@@ -270,8 +343,8 @@ show(
 # ## Bytes sent
 #
 # With S bytes of weights, n ranks and k micro-batches: replicas 2 S (n-1)/n; stage 1 the same; stage 2 the same for
-# one micro-batch, (k+1) S (n-1)/n in general; stage 3 sends 3 k S (n-1)/n: two gathers and a reduce-scatter.
-# Counted:
+# one micro-batch, (k+1) S (n-1)/n in general; stage 3 sends up to 3 k S (n-1)/n: two gathers and a reduce-scatter.
+# (The paper drops the factor (n-1)/n and says 2 S, 2 S, 3 S.) Counted:
 
 
 # %%
@@ -287,13 +360,15 @@ whole = 8 * CONFIG.parameters
 rows = []
 for stage in range(4):
     counts = [two.run(sent, stage, micro)[0] for micro in (1, 3)]
-    exact = [data_costs.zero_bytes_sent(sizes, stage, 2, micro, 8) for micro in (1, 3)] if stage else counts
+    exact = [data_costs.bucket_bytes_sent(GPT2(CONFIG), 1 << 20, 2, 0)] * 2  # whatever the micro-batches
+    if stage:
+        exact = [data_costs.zero_bytes_sent(sizes, stage, 2, micro, 8) for micro in (1, 3)]
     rows.append((names[stage], *(f"{c / whole:.2f} S" for c in counts), "yes" if counts == exact else "NO"))
 table(rows, ["2 ranks", "1 micro-batch", "3 micro-batches", "equal to the formula"])
 
 # %% [markdown]
-# On two ranks (n-1)/n is one half: 1 S stands for the paper's 2 S (n-1)/n. Stage 3 stays a little below 1.5 S, as
-# positions and the last norm are needed once only.
+# On two ranks (n-1)/n is one half, so replicas send 1 S. Stage 3 stays a little below 1.5 S a micro-batch: what lies
+# outside the blocks is gathered once only. The tied embedding, which both ends use, simply stays in between.
 #
 # ## Memory over a step, event by event
 #
@@ -321,7 +396,7 @@ curves = {
     "stage 3": two.run(record, "dp=2,zero=3")[0],
 }
 peaks = {name: max(curve) for name, curve in curves.items()}
-block = 8 * data_costs.parts(GPT2(deep))[2]
+block = 8 * data_costs.parts(GPT2(deep))["h.0"]
 drops = sum(a - b >= block / 2 for a, b in zip(curves["stage 3"], curves["stage 3"][1:], strict=False))
 print("the peak falls from stage to stage:", peaks["replicas"] > peaks["stage 2"] > peaks["stage 3"])
 print("teeth of the saw, at least two a block:", drops >= 16)
@@ -335,7 +410,9 @@ show(
 )
 
 # %% [markdown]
-# Replicas pile up gradients during backward. In stage 3 each block's weights and gradients come and go: a saw-tooth.
+# All three recompute, as stage 3 must, so that only what is shared out differs. Replicas pile up gradients during
+# backward. In stage 2 a block's gradients are whole for a moment, while they are joined and summed: spikes on a line
+# that rises by half a block each time. In stage 3 each block's weights come and go as well: a saw-tooth.
 #
 # ## Bug lab: three bugs of a lecture
 #
@@ -350,17 +427,17 @@ print(verify("dp=3,zero=3,data=owner", ranks=three))
 show_source(flat.Owned)
 
 # %% [markdown]
-# **Bug 1: layer 0 never learns.** The lecture's backward loop was `range(num_layers - 1, 0, -1)`. It stops at 1. The
-# loss falls all the same; the printed value of rank 0 is the same number at every step.
+# **Bug 1: layer 0 never learns.** The lecture's backward loop was `range(num_layers - 1, 0, -1)`: it stops at 1.
+# Clearing the gradients of layer 0 before each update has the same effect. **Predict**: does the loss tell?
 
 
 # %%
 def distances(rank, world_size, forget_layer_0):
     parallel = build(Plan.parse("dp=2,zero=3,data=owner"), CONFIG, Mesh(dp=2), torch.float64)
     trainer, batch = Trainer(parallel, Recipe("sgd", lr=0.1, weight_decay=0.0)), example_batch(CONFIG, 7, 11)
-    before = {n: w.clone() for n, w in parallel.weights().items()}
+    before, losses = {n: w.clone() for n, w in parallel.weights().items()}, []
     for _ in range(5):
-        trainer.gradients(batch)
+        losses.append(trainer.gradients(batch)[0])
         for p in parallel.sync.pieces:
             if forget_layer_0 and p.name.startswith("h.0."):
                 p.tensor.grad.zero_()
@@ -368,18 +445,20 @@ def distances(rank, world_size, forget_layer_0):
         parallel.sync.updated()
     after = parallel.weights()
     layers = range(CONFIG.n_layer)
-    return [
-        sum((after[n] - before[n]).norm() for n in after if n.startswith(f"h.{i}.")).item() for i in layers
-    ]
+    moved = lambda i: torch.cat([(after[n] - before[n]).flatten() for n in after if n.startswith(f"h.{i}.")])
+    return [moved(i).norm().item() for i in layers], losses
 
 
-steps = {"loop to layer 0": two.run(distances, False)[0], "loop to layer 1": two.run(distances, True)[0]}
-print("layer 0 moved:", {name: moved[0] > 0 for name, moved in steps.items()})
+found = {"loop to layer 0": two.run(distances, False)[0], "loop to layer 1": two.run(distances, True)[0]}
+steps = {name: moved for name, (moved, _) in found.items()}
+for name, (moved, losses) in found.items():
+    print(f"{name}: layer 0 moved: {moved[0] > 0}; the loss falls from {losses[0]:.4f} to {losses[-1]:.4f}")
 show(
     plots.moved(steps),
     "computed",
-    "distance that each layer's weights moved in five steps; under the bug the bar of layer 0 is missing.",
-    "Pairs of bars per layer of equal height, except layer 0 where the second is empty",
+    "distance (norm of the difference) that each layer moved in five steps; under the bug the others make up for "
+    "layer 0.",
+    "Pairs of bars per layer, except layer 0 where the second is empty; in the others the second is somewhat longer",
 )
 
 # %% [markdown]
@@ -450,7 +529,7 @@ print("on live ranks:", [f"{g:.3f}" for g in three.run(lecture_gradient)[0]], "-
 # them touches are **activations**: they depend on the rows of a rank (recomputation, tensor and context parallelism
 # do touch them).
 #
-# Seen from compilers (lesson 14), ZeRO is a rewrite of one small graph: *all-reduce, then update everything* becomes
+# Seen from compilers, ZeRO is a rewrite of one small graph: *all-reduce, then update everything* becomes
 # *reduce-scatter, update a shard, all-gather*. Same bytes, one n-th of the state.
 #
 # ## Exercises

@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from planting import compare_with_bug, noticed
+from planting import compare_with_bug, noticed, planted
+from trained import in_flight, run
 
 from gpt2lab import RankFailed
 from gpt2lab.corpus.batches import IGNORED, Batch
@@ -216,3 +217,23 @@ def test_mutant_is_noticed(ranks, name):
 @pytest.mark.parametrize("plan", sorted({bug[-1] for bug in BUGS.values()}))
 def test_without_a_bug_nothing_is_noticed(ranks, plan):
     assert not noticed(ranks.run(compare_with_bug, None, plan, CONFIG))
+
+
+LATE = {
+    "nothing prefetched": instead(lambda self, i: None),
+    "only forward prefetches": lambda right: (
+        lambda self, i: right(self, -1 if torch.is_grad_enabled() else i)
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LATE)
+def test_mutant_that_only_costs_time_is_noticed(ranks, name):
+    """The results are the same bits: what is under way inside the blocks tells."""
+
+    def planted_in_flight(trainer, batch):
+        with planted(zero.Zero3, "_prefetch", LATE[name]):
+            return in_flight(trainer, batch)
+
+    right, wrong = (run({2: ranks}, how, "dp=2,zero=3") for how in (in_flight, planted_in_flight))
+    assert right[0] == right[1] != wrong[0] == wrong[1]
