@@ -12,9 +12,11 @@ from gpt2lab import RankFailed, Ranks
 from gpt2lab.model import GPT2, PRESETS, GPT2Config, causal_attention
 from gpt2lab.parallel import blockwise, context_costs, rectangles
 from gpt2lab.parallel import context as strategy
-from gpt2lab.parallel.layouts import LAYOUTS, Layout, contributors, layout, lenders, loans, reach
+from gpt2lab.parallel.layouts import LAYOUTS, Layout, contributors, layout, lenders, loans
+from gpt2lab.parallel.paths import reach
 from gpt2lab.plan import Plan
-from gpt2lab.verify import verify
+from gpt2lab.ranks.mesh import Mesh
+from gpt2lab.verify import compare, verify
 
 WORLDS = (2, 3, 4)
 
@@ -181,8 +183,13 @@ def test_torchs_kernel_is_used_and_equals_the_blocks_by_hand(name, monkeypatch):
     for a, b in zip(by_hand, by_torch, strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=1e-10)
     used.clear()
+    monkeypatch.setattr(blockwise, "TILE", 2)
+    blockwise.work.clear()
     attention_of_shards(table, q, k, v, grad, 5, None)
-    assert not used
+    pairs = sum(
+        rectangles.pairs_computed(mine, keys, 5, 2) for mine in table.positions for keys in table.positions
+    )
+    assert not used and blockwise.work["forward"] == 2 * 3 * pairs
 
 
 @pytest.mark.parametrize("window", [None, 3])
@@ -353,6 +360,24 @@ def test_training_equals_serial(pools, plan):
     assert report.ok, str(report)
 
 
+def compare_all(rank, world_size, plans):
+    """For every (plan, window) the largest error of any claim on this rank."""
+    found = [
+        compare(rank, world_size, Plan.parse(plan), on_ranks.config(window), 2, 11) for plan, window in plans
+    ]
+    return [max(claim.error for claim in claims) for claims in found]
+
+
+@pytest.mark.parametrize("world", (2, 3))
+def test_a_step_equals_serial_for_every_layout_and_exchange(pools, world):
+    """All legal pairs once; the slow tests go on to 4 ranks and to more windows."""
+    wanted = on_ranks.cases(on_ranks.FULL, (11,), (None,)) + on_ranks.cases(on_ranks.HALOS, (11,), (6,))
+    assert len(wanted) == 4 * 8 + 2 * 8
+    plans = [(f"cp={world},layout={name},exchange={ex}", window) for name, ex, _, window in wanted]
+    for plan, *errors in zip(plans, *pools[world].run(compare_all, plans), strict=True):
+        assert max(errors) <= 1e-10, plan
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("world", WORLDS)
 @pytest.mark.parametrize("exchange", on_ranks.FULL)
@@ -384,7 +409,6 @@ def test_memory_of_an_unknown_exchange_is_refused():
 
 def kept_numbers(rank, world_size, wanted):
     """Numbers that one block's forward keeps for backward, for each case: every storage once, parameters not."""
-    from gpt2lab.ranks.mesh import Mesh
 
     mesh = Mesh(cp=world_size)
     return [kept_in_case(mesh, world_size, *case) for case in wanted]
@@ -412,7 +436,6 @@ def kept_in_case(mesh, world_size, name, exchange, length, window):
 def live_activations(rank, world_size, name):
     """How many numbers of llm.c's activation tensors this rank's split model really makes, as far as it makes them."""
     from gpt2lab.parallel import gathering
-    from gpt2lab.ranks.mesh import Mesh
 
     model, seen = GPT2(on_ranks.config()).double(), {}
     mine = strategy.apply_context(model, Mesh(cp=world_size), Plan(cp=world_size, layout=name))(11)
@@ -466,7 +489,6 @@ def order_of_a_ring(rank, world_size, bug):
     """
     from gpt2lab.parallel import ring
     from gpt2lab.ranks import comm
-    from gpt2lab.ranks.mesh import Mesh
 
     order = []
     note = lambda word: lambda right: lambda *args: (order.append(word), right(*args))[1]
@@ -535,9 +557,16 @@ def test_plans_that_cannot_be_are_refused_before_any_rank_starts():
         Plan.parse("cp=2,tp=2,sp=true,exchange=halo-x").check(on_ranks.config(3), 4, 12)
 
 
+def test_a_split_without_the_axes_of_its_roots_is_refused():
+    """It would sum nothing, and give wrong gradients without a word."""
+    with pytest.raises(
+        ValueError, match=r"one axis of contributors for each of 1 roots, and here are 0\. Give"
+    ):
+        strategy.Split(Mesh()["cp"], "zigzag", "kv-roots", None)
+
+
 def generate_split(rank, world_size):
     from gpt2lab.generate import generate
-    from gpt2lab.ranks.mesh import Mesh
 
     model = GPT2(on_ranks.config()).double()
     strategy.apply_context(model, Mesh(cp=world_size), Plan(cp=world_size))(4)
@@ -556,7 +585,6 @@ def test_generation_is_not_split_and_says_so(pools):
 
 
 def local_positions(rank, world_size):
-    from gpt2lab.ranks.mesh import Mesh
 
     model = GPT2(on_ranks.config()).double()
     split = strategy.apply_context(model, Mesh(cp=world_size), Plan(cp=world_size))

@@ -18,6 +18,8 @@ FLASH = (
 )  # torch's own; it returns the log-sum-exp as well
 FLASH_BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 
+TILE = 128  # queries at a time where torch's kernel cannot help: more are fewer calls, fewer skip more of the mask
+
 work = Counter()  # (query, key) pairs computed by this process, times batch and heads, per kernel
 
 
@@ -34,7 +36,7 @@ def _parts(q, queries, keys, window, tile):
     """The parts to compute, and whether torch's kernel computes them: no mask but a triangle, no window, on the CPU."""
     queries, keys = tuple(queries), tuple(keys)
     found = pieces(queries, keys) if tile is None and window is None and q.device.type == "cpu" else None
-    return (strips(queries, keys, window, tile), False) if found is None else (found, True)
+    return (strips(queries, keys, window, tile or TILE), False) if found is None else (found, True)
 
 
 def _scores(q, k, queries, keys, window, masked):

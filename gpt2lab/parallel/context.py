@@ -12,7 +12,7 @@ from ..ranks.mesh import Axis
 from . import gathering, halo
 from .gathering import Share
 from .heads import heads
-from .layouts import layout, loans, widths
+from .layouts import check_hops, layout, loans, widths
 from .ring import double_ring, ring
 
 EXCHANGES = {
@@ -165,6 +165,7 @@ def check(config, plan, rows: int, length: int) -> None:
                 f"Give its configuration a window, or use exchange=ring or kv."
             )
         loans(table, config.window)
+        check_hops(table, config.window, plan.hops or plan.cp)
     if plan.sp and plan.exchange.startswith("halo-x"):
         raise ValueError(
             f"exchange={plan.exchange} widens the layer's input, which sp=true has cut among the tensor ranks. "

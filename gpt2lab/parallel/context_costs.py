@@ -6,7 +6,8 @@ Plain Python. Pairs are (query, key) pairs for one head and one row of the batch
 
 from fractions import Fraction
 
-from .layouts import Layout, bounds, contributors, lenders, loans, path, reach, widths
+from .layouts import Layout, bounds, contributors, lenders, loans, widths
+from .paths import path, reach
 
 KERNELS = {
     "forward": lambda t, total: t + 1,

@@ -10,7 +10,8 @@ import torch
 from ..ranks import comm, trace
 from .blockwise import block_backward, block_forward
 from .gathering import Share
-from .layouts import Path, lenders, path, reach
+from .layouts import lenders
+from .paths import Path, path, reach
 
 
 class _Trip:
@@ -39,16 +40,13 @@ class _Trip:
 
     def start_next(self) -> None:
         """Pass the held block on, and start receiving the next one; both go on while this rank computes."""
-        following, to = (
-            self.path.source(self.axis.rank, self.step + 1),
-            self.path.at(self.source, self.step + 1),
-        )
+        following = self.path.source(self.axis.rank, self.step + 1)
+        to, origin = self.path.at(self.source, self.step + 1), self.path.at(following, self.step)
         goes = self.reach[self.source] > self.step
         comes = self.reach[following] > self.step and self.step < self.axis.size - 1
         shape = (*self.block.shape[:-2], self.sizes[following], self.block.size(-1))
         self._going = comm.isend(self.held, self.axis, to) if goes else None
-        empty = self.block.new_empty(shape)
-        self._coming = comm.irecv(empty, self.axis, self.path.at(following, self.step)) if comes else None
+        self._coming = comm.irecv(self.block.new_empty(shape), self.axis, origin) if comes else None
 
     def finish_step(self) -> None:
         """Wait for the exchange; the next block is then the held one, or None where none was needed."""

@@ -73,7 +73,8 @@ def _stacked(ax, forward, backward) -> None:
     ranks = range(len(forward))
     ax.bar(ranks, forward, color=COLORS["forward"], label="forward")
     ax.bar(ranks, backward, bottom=forward, color=COLORS["backward"], label="backward")
-    ax.set_xticks(ranks, [f"rank {r}" for r in ranks], fontsize=8)
+    ax.set_xticks(ranks)
+    ax.set_xlabel("rank")
     top = max(f + b for f, b in zip(forward, backward, strict=True))
     ax.set_ylim(0, 1.35 * max(top, 1e-3))
     ax.legend(fontsize=8, ncols=2, loc="upper left")
@@ -154,9 +155,13 @@ def break_even(tokens: int, most: int, windows, counted=()) -> Figure:
     ax.plot(ranks, 4 * (ranks - 1) / ranks**2 * tokens, color="black", label="heads: 4 (N-1)/N² T")
     for place, window in enumerate(windows):
         style = ("--", "-.", ":")[place % 3]
-        ax.axhline(2 * window, color=THINGS[4], ls=style, label=f"halos on both sides, {window} wide: 2 x {window}")
+        ax.axhline(
+            2 * window, color=THINGS[4], ls=style, label=f"halos on both sides, {window} wide: 2 x {window}"
+        )
     if counted:
-        ax.plot(*zip(*counted, strict=True), "o", color=THINGS[3], ms=7, zorder=3, label="counted on live ranks")
+        ax.plot(
+            *zip(*counted, strict=True), "o", color=THINGS[3], ms=7, zorder=3, label="counted on live ranks"
+        )
     ax.set(xlabel="ranks N", ylabel="rows of C numbers sent forward")
     ax.legend(fontsize=8)
     return fig
@@ -198,9 +203,7 @@ def memory(config, rows: int, tokens: int, ranks=(1, 2, 4), gathered: int = 2) -
         parts["all other"] = sum(found.values()) - sum(parts.values())
         left = 0.0
         for i, (kind, size) in enumerate(parts.items()):
-            ax.barh(
-                place, 4e-6 * size, left=left, color=THINGS[1:][i], label=kind if place == 0 else None
-            )
+            ax.barh(place, 4e-6 * size, left=left, color=THINGS[1:][i], label=kind if place == 0 else None)
             left += 4e-6 * size
     ax.set_yticks(range(len(ranks)), [f"{n} rank{'s' * (n > 1)}" for n in ranks])
     ax.invert_yaxis()

@@ -131,7 +131,9 @@ def head_gradient(columns, divide_by):
 first, whole = torch.arange(mine[0]), head_gradient(torch.arange(11), targets.numel())
 for words, sizes in (("its own targets", (3 * len(first), 3 * len(mine))), ("all targets", (33, 33))):
     summed = head_gradient(first, sizes[0]) + head_gradient(mine, sizes[1])
-    print(f"3. each rank divides by {words}: summed gradient over true one {summed.norm() / whole.norm():.2f}")
+    print(
+        f"3. each rank divides by {words}: summed gradient over true one {summed.norm() / whole.norm():.2f}"
+    )
 
 # %% [markdown]
 # So: every rank passes the **true positions** of its tokens; targets are shifted **before** the split; and
@@ -300,7 +302,7 @@ show(
     plots.volumes(rows),
     "counted",
     "numbers sent by four ranks in one layer, 24 tokens in contiguous slices; every bar equals its formula.",
-    "Eight bars: qkv is longest, kv and the double ring half as long, triangle and heads shortest, the ring between",
+    "Eight bars: qkv 41, kv-allreduce 28, kv 18, double-ring 16, kv-roots and ring 14, triangle and heads 9 thousand",
 )
 
 # %% [markdown]
@@ -364,7 +366,7 @@ for name in ("contiguous", "interleaved", "zigzag"):
         timeline(trace.merge(pool[4].run(paced_layers, name)), name, clock="paced"),
         "paced",
         f"three layers of causal attention, {name}: grey is waiting in the gather that ends a layer.",
-        f"Four lanes of blue bars; with a {name} split "
+        f"Four lanes of blue bars; with the {name} split "
         + ("early ranks mostly wait" if name == "contiguous" else "all ranks wait alike, and little"),
     )
 
@@ -460,7 +462,9 @@ for name in LAYOUTS:
         blockwise.gradients_by_key(x, out, lse, x, held, held, everyone, keys, tile=1)
         loads.append(blockwise.work["dK,dV by key"])
     same = loads == costs.work(layout(name, 32, 4), "dK,dV by key")
-    print(f"{name:12} pairs by key {loads}, over the mean {float(costs.imbalance(loads)):.2f}; as predicted: {same}")
+    print(
+        f"{name:12} pairs by key {loads}, over the mean {float(costs.imbalance(loads)):.2f}; as predicted: {same}"
+    )
 
 # %% [markdown]
 # Unequal slices move the problem: 3.00 for dK, dV by key and 2.00 for the MLP. **Interleaving** balances every
@@ -486,8 +490,8 @@ for name in LAYOUTS:
 # - o = (1 - a) o_1 + a o_2
 # - L = log(exp L_1 + exp L_2) = L_1 - logsigmoid(L_1 - L_2)
 #
-# No exp of a large number anywhere. (The package's `merge` takes `torch.logaddexp`, which is this L.) Backward is simpler still: with the *final* L, each block's weights
-# are exp(score - L).
+# No exp of a large number anywhere. (The package's `merge` has `torch.logaddexp`, which is this L.) Backward is
+# simpler still: with the *final* L, each block's weights are exp(score - L).
 
 
 # %% tags=["exercise"]

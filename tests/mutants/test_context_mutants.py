@@ -16,6 +16,7 @@ from gpt2lab.model import GPT2, causal_attention
 from gpt2lab.parallel import blockwise, gathering, halo, heads, ring
 from gpt2lab.parallel.context import Split
 from gpt2lab.parallel.layouts import Layout, Loan
+from gpt2lab.parallel.paths import Path
 from gpt2lab.ranks import comm
 from gpt2lab.ranks.mesh import Axis
 from gpt2lab.verify import CONFIG, Plan, compare
@@ -26,6 +27,7 @@ RING, KV, HALO, HEADS = (
     ("contiguous", "halo-kv-isend", 12, 2),
     ("zigzag", "heads", 12, None),
 )
+FLASH = ("zigzag", "ring", 12, None, None)  # without a tile, torch's own kernel attends
 MUTANTS = {}
 
 
@@ -134,6 +136,34 @@ def backward_uses_the_log_sum_exp_of_the_block_alone(right):
 @mutant(RING, ring, "block_backward")
 def backward_forgets_the_row_sums(right):
     return lambda grad, out, *rest: right(grad, 0 * out, *rest)
+
+
+@mutant(FLASH, blockwise, "pieces")
+def torchs_kernel_computes_triangles_whole(right):
+    return lambda queries, keys: [(rows, columns, False) for rows, columns, _ in right(queries, keys)]
+
+
+@mutant(FLASH, blockwise, "FLASH")
+def the_log_sum_exp_of_torchs_kernel_is_lost(right):
+    def kernel(*args):
+        out, lse = right(*args)
+        return out, 0 * lse
+
+    return kernel
+
+
+@mutant(("contiguous", "double-ring", 12, None), Path, "source")
+def blocks_of_a_double_ring_are_taken_for_those_of_a_plain_one(right):
+    return lambda self, rank, hops: (rank - hops) % self.ranks
+
+
+@mutant(("zigzag", "double-ring", 12, None), ring._Trip, "options")
+def keys_in_a_double_ring_get_the_positions_of_the_plain_ring(right):
+    def options(self):
+        mine, _, *rest = right.__get__(self)
+        return mine, self.share.table.positions[(self.axis.rank - self.step) % self.axis.size], *rest
+
+    return property(options)
 
 
 @mutant(HEADS, Layout, "inverse")
