@@ -111,12 +111,13 @@ class _Borrow(torch.autograd.Function):
         ctx.lenders = tuple(s for s, part in enumerate(parts) if part is not None)
         joined = torch.cat([parts[s] for s in ctx.lenders], -2)
         order = _sorting(share.table, ctx.lenders)
-        return joined if order is None else joined.index_select(-2, order.to(joined.device))
+        return joined if order is None else joined.index_select(-2, torch.tensor(order).to(joined.device))
 
     @staticmethod
     def backward(ctx, grad):
         table, order = ctx.share.table, _sorting(ctx.share.table, ctx.lenders)
-        grad = grad if order is None else grad.index_select(-2, torch.argsort(order).to(grad.device))
+        if order is not None:
+            grad = grad.index_select(-2, torch.argsort(torch.tensor(order)).to(grad.device))
         pieces = grad.split([table.sizes[s] for s in ctx.lenders], -2)
         lent = {s: piece.contiguous() for s, piece in zip(ctx.lenders, pieces, strict=True)}
         with trace.span("wait", kind="wait"):
@@ -124,11 +125,11 @@ class _Borrow(torch.autograd.Function):
 
 
 @lru_cache(maxsize=256)
-def _sorting(table: Layout, ranks: tuple[int, ...]) -> torch.Tensor | None:
+def _sorting(table: Layout, ranks: tuple[int, ...]) -> list[int] | None:
     """The indirection table: which borrowed row holds the first position, the second, ...; None: they are sorted."""
-    positions = torch.tensor([t for s in ranks for t in table.positions[s]], dtype=torch.long)
-    order = torch.argsort(positions)
-    return None if torch.equal(order, torch.arange(len(order))) else order
+    positions = [t for s in ranks for t in table.positions[s]]
+    order = sorted(range(len(positions)), key=positions.__getitem__)
+    return None if positions == sorted(positions) else order
 
 
 def borrow(rows, share: Share, fetch, give_back):

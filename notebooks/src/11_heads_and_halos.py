@@ -318,7 +318,8 @@ for way in halo.WAYS:
 #
 # A halo from the direct neighbour must fit into the neighbour's shard. anemoi first demanded w <= half of
 # the *last* shard. That is enough, but too strict: the
-# exact rule looks at the shards that lend. Or take several hops:
+# exact rule looks at the shards that lend. Or take several hops, as the package does unless
+# its plan says `hops=1`:
 
 # %%
 try:
