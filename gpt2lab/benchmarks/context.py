@@ -130,7 +130,10 @@ def one_round(attend: Callable, axis) -> tuple[float, float, int]:
     start = time.perf_counter()
     attend()
     took = torch.tensor(time.perf_counter() - start)
-    waited = sum(s.end - s.start for s in trace.spans(with_comm=False) if s.kind == "wait")
+    waits = [s for s in trace.spans(with_comm=False) if s.kind == "wait"]
+    inside = lambda e: any(s.start <= e.start <= s.end for s in waits)
+    blocking = [e for e in comm.log if e.op == "all_to_all" and not inside(e)]  # those of heads have no span
+    waited = sum(w.end - w.start for w in (*waits, *blocking))
     return comm.all_reduce(took, axis, "max").item(), waited, blockwise.work["forward"]
 
 

@@ -69,8 +69,9 @@ def block_forward(state, q, k, v, queries, keys, window=None, tile=None):
     `state` is None before the first block, which must show every query at least one key (its own block does). With a
     `tile` everything is done by hand, that many queries at a time; without, torch's kernel does what it can.
     """
-    out, lse = state if state else (torch.zeros_like(q), q.new_full((*q.shape[:-1], 1), -torch.inf))
-    out, lse = out.clone(), lse.clone()
+    new = torch.zeros_like(q), q.new_full((*q.shape[:-1], 1), -torch.inf)
+    out, lse = (t.clone() for t in state) if state else new
+    empty = None if state else 0  # the first row that holds nothing yet; parts come row after row
     parts, flash = _parts(q, queries, keys, window, tile)
     for rows, columns, masked in parts:
         here = q[:, :, rows], k[:, :, columns], v[:, :, columns]
@@ -79,7 +80,11 @@ def block_forward(state, q, k, v, queries, keys, window=None, tile=None):
             part_lse = part_lse.unsqueeze(-1)
         else:
             part, part_lse = _by_hand(*here, queries[rows], keys[columns], window, masked)
-        out[:, :, rows], lse[:, :, rows] = merge(out[:, :, rows], lse[:, :, rows], part, part_lse)
+        if rows.start == empty:
+            empty = rows.stop
+        else:
+            part, part_lse = merge(out[:, :, rows], lse[:, :, rows], part, part_lse)
+        out[:, :, rows], lse[:, :, rows] = part, part_lse
         _count("forward", *here[:2], flash and masked)
     return out, lse
 

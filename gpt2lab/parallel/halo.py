@@ -7,7 +7,7 @@ After the sequence sharding proposed for anemoi (anemoi-core, pull request 67).
 
 import torch
 
-from ..ranks import comm
+from ..ranks import comm, trace
 from .blockwise import block_attention
 from .gathering import Share
 from .layouts import Layout, Loan, loans, widths
@@ -82,7 +82,8 @@ class _Halo(torch.autograd.Function):
         ctx.share, ctx.way, ctx.loans = share, WAYS[way], loans(table, before, after)
         ctx.room = widths(table, rank, before, after)
         lent = {a: flat[a.start : a.stop].contiguous() for a in ctx.loans if a.source == rank}
-        got = ctx.way(ctx.loans, lent, lambda n: flat.new_empty(n, flat.size(1)), share.axis)
+        with trace.span("wait", kind="wait"):
+            got = ctx.way(ctx.loans, lent, lambda n: flat.new_empty(n, flat.size(1)), share.axis)
         wide = add_halos(flat, *ctx.room, dim=0)
         for a, rows in got.items():
             wide[_place(a, table, ctx.room[0])] = rows
@@ -95,7 +96,8 @@ class _Halo(torch.autograd.Function):
         halos = {
             back[a]: flat[_place(a, table, ctx.room[0])].contiguous() for a in ctx.loans if a.target == rank
         }
-        got = ctx.way([*back.values()], halos, lambda n: flat.new_empty(n, flat.size(1)), ctx.share.axis)
+        with trace.span("wait", kind="wait"):
+            got = ctx.way([*back.values()], halos, lambda n: flat.new_empty(n, flat.size(1)), ctx.share.axis)
         mine = remove_halos(flat, *ctx.room, dim=0).clone()
         for a, gradient in got.items():
             mine[a.start : a.stop] += gradient

@@ -88,21 +88,22 @@ class _RingAttention(torch.autograd.Function):
             if trip.needed:
                 more, *part = block_backward(grad, out, lse, q, *held, *trip.options)
                 dq, part = dq + more, torch.stack(part)
-            part = part + gradient.wait() if follows else part
+            if follows:
+                with trace.span("wait", kind="wait"):
+                    part = part + gradient.wait()
             if step == 0:
                 home = part
             elif held is not None:
                 to = source if trip.reach[source] == step else way.at(source, step + 1)
                 sending.append(comm.isend(part, axis, to))
             trip.finish_step()
-            if (
-                0 < step == trip.reach[axis.rank]
-            ):  # the last borrower of the own block sends its gradient home
+            if 0 < step == trip.reach[axis.rank]:  # the own block's gradient sets out for home
                 returning = comm.irecv(home, axis, way.at(axis.rank, step))
-        if trip.reach[axis.rank]:
-            home = home + returning.wait()
-        for handle in sending:
-            handle.wait()
+        with trace.span("wait", kind="wait"):
+            if trip.reach[axis.rank]:
+                home = home + returning.wait()
+            for handle in sending:
+                handle.wait()
         return dq, *home, None, None
 
 
