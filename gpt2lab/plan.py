@@ -34,6 +34,7 @@ class Plan:
     chunks: int = 2  # model chunks a rank, for interleaved schedules
     layout: str = "contiguous"  # which tokens a context-parallel rank owns
     exchange: str = "kv"  # how context-parallel ranks see each other's keys and values
+    hops: int = 0  # how many ranks away a halo may come from; 0: as many as the window needs
     sp: bool = False  # sequence parallelism on the tensor-parallel axis
     loss: str = "whole"  # chunked: never hold the whole logits
     recompute: bool = False  # keep only the blocks' inputs for backward

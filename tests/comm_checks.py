@@ -157,21 +157,6 @@ CASES = {
         lambda r, n: shards(n)[r],
         steps=lambda n, r: [W * shards(n)[r]] if 2 % n else [],
     ),
-    "halo_exchange": Case(
-        lambda x, a: comm.halo_exchange(x, a, 2, 1),
-        lambda xs: [
-            torch.cat(
-                [
-                    xs[r - 1][-2:] if r else 0 * xs[0][:2],
-                    xs[r],
-                    xs[r + 1][:1] if r + 1 < len(xs) else 0 * xs[0][:1],
-                ]
-            )
-            for r in range(len(xs))
-        ],
-        lambda r, n: 2 + r,
-        steps=lambda n, r: [2 * W] * (r + 1 < n) + [W] * (r > 0),
-    ),
     "all_to_all": Case(
         lambda x, a: torch.cat(
             comm.all_to_all(cut(x, shards(a.size)), a, [(shards(a.size)[a.rank], W) for _ in range(a.size)])

@@ -12,7 +12,7 @@ from gpt2lab.ranks import comm
 from gpt2lab.ranks.mesh import Mesh
 
 LAYOUTS = ("contiguous", "unequal", "interleaved", "zigzag")
-FULL = ("qkv", "kv-allreduce", "kv", "kv-roots", "triangle", "ring", "heads")
+FULL = ("qkv", "kv-allreduce", "kv", "kv-roots", "triangle", "ring", "double-ring", "heads")
 HALOS = tuple(
     f"halo-{what}-{way}" for what in ("kv", "x") for way in ("sendrecv", "isend", "allgather", "alltoall")
 )
@@ -77,6 +77,9 @@ def split_run(mesh: Mesh, layout: str, exchange: str, length: int, window, tile=
     tokens, targets = (x[:, mine] for x in data(length))
     comm.clear_log()
     blockwise.work.clear()
+    rows = []
+    for block in model.h.values():
+        block.mlp.register_forward_hook(lambda module, inputs, output: rows.append(output.size(1)))
     logits = model(tokens, mine)
     forward = sent()
     model.loss(logits, targets).backward()
@@ -88,6 +91,7 @@ def split_run(mesh: Mesh, layout: str, exchange: str, length: int, window, tile=
     return {
         "error": max(error, ((grads - expected).abs().max() / expected.abs().max()).item()),
         "sent": {"forward": forward, "backward": backward},
+        "mlp rows": sum(rows),
         "work": {k: v / (ROWS * HEADS) for k, v in work.items()},
     }
 

@@ -1,5 +1,6 @@
 """Splitting the sequence: every layout with every exchange equals serial GPT-2; work, bytes and memory as predicted."""
 
+import contextlib
 import itertools
 from fractions import Fraction
 
@@ -9,11 +10,13 @@ import torch
 
 from gpt2lab import RankFailed, Ranks
 from gpt2lab.model import GPT2, PRESETS, GPT2Config, causal_attention
-from gpt2lab.parallel import blockwise, context_costs
+from gpt2lab.parallel import blockwise, context_costs, rectangles
 from gpt2lab.parallel import context as strategy
-from gpt2lab.parallel.layouts import LAYOUTS, Layout, contributors, layout, lenders, loans, reach
+from gpt2lab.parallel.layouts import LAYOUTS, Layout, contributors, layout, lenders, loans
+from gpt2lab.parallel.paths import reach
 from gpt2lab.plan import Plan
-from gpt2lab.verify import verify
+from gpt2lab.ranks.mesh import Mesh
+from gpt2lab.verify import compare, verify
 
 WORLDS = (2, 3, 4)
 
@@ -91,12 +94,11 @@ def attention_of_shards(table, q, k, v, grad, window, tile, order=1):
             )
         out, lse = state
         outputs[0][:, :, mine] = out
-        delta = (grad[:, :, mine] * out).sum(-1, keepdim=True)
         for s in [r, *others]:
             keys = list(table.positions[s])
             dq, dk, dv = blockwise.block_backward(
                 grad[:, :, mine],
-                delta,
+                out,
                 lse,
                 q[:, :, mine],
                 k[:, :, keys],
@@ -139,17 +141,84 @@ def test_gradients_by_hand_pass_gradcheck():
     q, k, v = torch.randn(3, 1, 2, 5, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     inputs = [t.requires_grad_() for t in (q, k, v)]
     for window in (None, 2):
-        run = lambda *qkv, w=window: blockwise.block_attention(*qkv, range(5), range(5), w, 2)
-        assert torch.autograd.gradcheck(run, inputs)
+        for tile in (2, None):
+            run = lambda *qkv, w=window, t=tile: blockwise.block_attention(*qkv, range(5), range(5), w, t)
+            assert torch.autograd.gradcheck(run, inputs)
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_torchs_kernel_gets_rectangles_and_triangles_that_cover_the_mask_once(name):
+    for tokens, ranks in itertools.product((1, 2, 7, 11, 16, 24), (1, 2, 3, 4)):
+        table = layout(name, tokens, ranks)
+        for mine, keys in itertools.product(table.positions, (*table.positions, tuple(range(tokens)))):
+            found = rectangles.pieces(mine, keys)
+            covered = [
+                (q, k)
+                for rows, columns, triangle in found or ()
+                for i, q in enumerate(mine[rows])
+                for j, k in enumerate(keys[columns])
+                if not triangle or j <= i
+            ]
+            assert found is None or sorted(covered) == [(q, k) for q in mine for k in keys if k <= q]
+            assert found is not None or (name == "zigzag" and tokens < 4 * ranks), (tokens, ranks, mine, keys)
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_torchs_kernel_is_used_and_equals_the_blocks_by_hand(name, monkeypatch):
+    """Both are given a part of the keys, as in a ring; then windows and tiles are done by hand."""
+    generator, used = torch.Generator().manual_seed(0), []
+    q, k, v, grad = torch.randn(4, 2, 3, 24, 4, dtype=torch.float64, generator=generator) * 3
+    for kernel in ("FLASH", "FLASH_BACKWARD"):
+        right = getattr(blockwise, kernel)
+        spy = lambda *args, r=right, kernel=kernel: (used.append(kernel), r(*args))[1]
+        monkeypatch.setattr(blockwise, kernel, spy)
+    table, counts = layout(name, 24, 3), []
+    for tile in (1, None):
+        assert not used
+        blockwise.work.clear()
+        counts.append((attention_of_shards(table, q, k, v, grad, None, tile), dict(blockwise.work)))
+    (by_hand, pairs), (by_torch, same_pairs) = counts
+    assert set(used) == {"FLASH", "FLASH_BACKWARD"} and pairs == same_pairs
+    assert pairs["forward"] == pairs["backward"] == 2 * 3 * 24 * 25 // 2
+    for a, b in zip(by_hand, by_torch, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-10)
+    used.clear()
+    monkeypatch.setattr(blockwise, "TILE", 2)
+    blockwise.work.clear()
+    attention_of_shards(table, q, k, v, grad, 5, None)
+    pairs = sum(
+        rectangles.pairs_computed(mine, keys, 5, 2) for mine in table.positions for keys in table.positions
+    )
+    assert not used and blockwise.work["forward"] == 2 * 3 * pairs
+
+
+@pytest.mark.parametrize("window", [None, 3])
+def test_summing_by_key_gives_the_same_gradients_for_the_triangle_upside_down(window):
+    """B18: who sums dK, dV decides whose work they are; counted on the owners of keys and of queries."""
+    generator = torch.Generator().manual_seed(0)
+    q, k, v, grad = torch.randn(4, 1, 1, 12, 4, dtype=torch.float64, generator=generator)
+    everyone = tuple(range(12))
+    out, lse = blockwise.block_forward(None, q, k, v, everyone, everyone, window, 1)
+    _, *expected = blockwise.block_backward(grad, out, lse, q, k, v, everyone, everyone, window, 1)
+    for name in LAYOUTS:
+        table, found = layout(name, 12, 3), []
+        for keys in table.positions:
+            blockwise.work.clear()
+            own = k[:, :, list(keys)], v[:, :, list(keys)]
+            parts = blockwise.gradients_by_key(grad, out, lse, q, *own, everyone, keys, window, 1)
+            for part, whole in zip(parts, expected, strict=True):
+                torch.testing.assert_close(part, whole[:, :, list(keys)], rtol=0, atol=1e-12)
+            found.append(blockwise.work["dK,dV by key"])
+        longest = lambda t: 12 - t if window is None else min(12 - t, window + 1)
+        assert found == [sum(map(longest, keys)) for keys in table.positions]
+        assert window is not None or found == context_costs.work(table, "dK,dV by key")
 
 
 def test_with_tiles_of_one_query_exactly_the_needed_pairs_are_computed():
     for name, ranks, window in itertools.product(LAYOUTS, (1, 2, 4), (None, 0, 3)):
         table = layout(name, 13, ranks)
         for r, mine in enumerate(table.positions):
-            computed = sum(
-                blockwise.pairs_computed(list(mine), list(keys), window, 1) for keys in table.positions
-            )
+            computed = sum(rectangles.pairs_computed(mine, keys, window, 1) for keys in table.positions)
             assert computed == context_costs.pairs(table, r, window)
 
 
@@ -158,7 +227,7 @@ def test_a_block_without_tiles_computes_what_the_mask_throws_away():
 
     def pairs(name, tile=None):
         table = layout(name, 64, 4)
-        count = lambda mine, keys: blockwise.pairs_computed(list(mine), list(keys), None, tile)
+        count = lambda mine, keys: rectangles.pairs_computed(mine, keys, None, tile)
         return [sum(count(mine, keys) for keys in table.positions) for mine in table.positions]
 
     assert pairs("interleaved") == [(r + 1) * 16 * 16 + (3 - r) * 16 * 15 for r in range(4)]
@@ -241,14 +310,16 @@ def check_against_formulas(table, case, results):
             needed = context_costs.pairs(layout("contiguous", length, 1), 0, window) / table.ranks
         else:
             needed = context_costs.pairs(table, r, window)
-        for kernel in ("forward", "dQ", "dK,dV"):
+        for kernel in ("forward", "backward"):
             assert found["work"].get(kernel, 0) == needed, (case, r, kernel)
+        tokens = on_ranks.config().n_layer * table.sizes[r]
+        assert found["mlp rows"] == tokens == context_costs.work(table, "MLP")[r]
 
 
 @pytest.mark.parametrize("world", WORLDS)
 def test_every_layout_and_exchange_equals_serial_and_sends_and_computes_what_the_formulas_say(pools, world):
     wanted = on_ranks.cases(on_ranks.FULL, (11,), (None, 2)) + on_ranks.cases(on_ranks.HALOS, (11,), (2, 5))
-    assert len(wanted) == 4 * 7 * 2 + 2 * 8 * 2
+    assert len(wanted) == 4 * 8 * 2 + 2 * 8 * 2
     per_rank = pools[world].run(on_ranks.run_all, wanted)
     for case, results in zip(wanted, zip(*per_rank, strict=True), strict=True):
         check_against_formulas(layout(case[0], case[2], world), case, results)
@@ -289,6 +360,24 @@ def test_training_equals_serial(pools, plan):
     assert report.ok, str(report)
 
 
+def compare_all(rank, world_size, plans):
+    """For every (plan, window) the largest error of any claim on this rank."""
+    found = [
+        compare(rank, world_size, Plan.parse(plan), on_ranks.config(window), 2, 11) for plan, window in plans
+    ]
+    return [max(claim.error for claim in claims) for claims in found]
+
+
+@pytest.mark.parametrize("world", (2, 3))
+def test_a_step_equals_serial_for_every_layout_and_exchange(pools, world):
+    """All legal pairs once; the slow tests go on to 4 ranks and to more windows."""
+    wanted = on_ranks.cases(on_ranks.FULL, (11,), (None,)) + on_ranks.cases(on_ranks.HALOS, (11,), (6,))
+    assert len(wanted) == 4 * 8 + 2 * 8
+    plans = [(f"cp={world},layout={name},exchange={ex}", window) for name, ex, _, window in wanted]
+    for plan, *errors in zip(plans, *pools[world].run(compare_all, plans), strict=True):
+        assert max(errors) <= 1e-10, plan
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("world", WORLDS)
 @pytest.mark.parametrize("exchange", on_ranks.FULL)
@@ -302,27 +391,32 @@ def test_verify_passes_for_every_layout_and_exchange(pools, world, exchange, nam
 
 
 def test_a_rank_keeps_for_backward_what_the_formula_says(pools):
-    for world in (2, 4):
-        for exchange in ("qkv", "kv", "triangle", "ring", "heads"):
-            for name in ("contiguous", "zigzag"):
-                kept = pools[world].run(kept_numbers, name, exchange)
-                table = layout(name, 11, world)
-                expected = [
-                    context_costs.kept(on_ranks.config(), on_ranks.ROWS, table, r, exchange)
-                    for r in range(world)
-                ]
-                assert kept == expected, (exchange, name, world)
-
-
-def kept_numbers(rank, world_size, name, exchange):
-    """Numbers that one block's forward keeps for backward: every storage once, parameters not."""
-    from gpt2lab.ranks.mesh import Mesh
-
-    model = GPT2(on_ranks.config()).double()
-    split = strategy.apply_context(
-        model, Mesh(cp=world_size), Plan(cp=world_size, layout=name, exchange=exchange)
+    wanted = on_ranks.cases(
+        (*on_ranks.FULL, "halo-kv", "halo-x"), (11,), (None, 2, 6), ("contiguous", "zigzag")
     )
-    mine = split(11)
+    for world in (2, 4):
+        for case, *kept in zip(wanted, *pools[world].run(kept_numbers, wanted), strict=True):
+            name, exchange, length, window = case
+            table, config = layout(name, length, world), on_ranks.config(window)
+            formula = [context_costs.kept(config, on_ranks.ROWS, table, r, exchange) for r in range(world)]
+            assert kept == formula, (case, world)
+
+
+def test_memory_of_an_unknown_exchange_is_refused():
+    with pytest.raises(ValueError, match="no formula for an exchange called 'rings'"):
+        context_costs.kept(on_ranks.config(), 1, layout("zigzag", 11, 2), 0, "rings")
+
+
+def kept_numbers(rank, world_size, wanted):
+    """Numbers that one block's forward keeps for backward, for each case: every storage once, parameters not."""
+
+    mesh = Mesh(cp=world_size)
+    return [kept_in_case(mesh, world_size, *case) for case in wanted]
+
+
+def kept_in_case(mesh, world_size, name, exchange, length, window):
+    model = GPT2(on_ranks.config(window)).double()
+    mine = strategy.apply_context(model, mesh, Plan(cp=world_size, layout=name, exchange=exchange))(length)
     own = {p.untyped_storage().data_ptr() for p in model.parameters()}
     kept = {}
 
@@ -332,11 +426,116 @@ def kept_numbers(rank, world_size, name, exchange):
             kept[storage.data_ptr()] = storage.nbytes() // 8
         return t
 
-    x = model.embed(on_ranks.data(11)[0][:, mine], mine)
+    x = model.embed(on_ranks.data(length)[0][:, mine], mine)
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
         y = model.h["0"](x, mine)
     kept.pop(y.untyped_storage().data_ptr(), None)
     return sum(kept.values())
+
+
+def live_activations(rank, world_size, name):
+    """How many numbers of llm.c's activation tensors this rank's split model really makes, as far as it makes them."""
+    from gpt2lab.parallel import gathering
+
+    model, seen = GPT2(on_ranks.config()).double(), {}
+    mine = strategy.apply_context(model, Mesh(cp=world_size), Plan(cp=world_size, layout=name))(11)
+    block = model.h["0"]
+
+    def watch(module, into, out):
+        note = lambda names, x: seen.update({name: x.numel() for name in names.split()})
+        module.register_forward_hook(lambda m, inputs, x: (note(into, inputs[0]), note(out, x))[0])
+
+    for module, into, out in (
+        (block, "encoded", "residual3"),
+        (block.ln_1, "", "ln1"),
+        (block.attn.c_proj, "atty", "attproj"),
+        (block.ln_2, "residual2", "ln2"),
+        (block.mlp.c_fc, "", "fch"),
+        (block.mlp.c_proj, "fch_gelu", "fcproj"),
+        (model.ln_f, "", "lnf"),
+    ):
+        watch(module, into, out)
+
+    def attend(right):
+        def watched(q, k, v, *rest):
+            seen["qkv"] = q.numel() + k.numel() + v.numel()
+            seen["att"] = q[..., 0].numel() * k.size(-2)
+            return right(q, k, v, *rest)
+
+        return watched
+
+    with on_ranks.planted((gathering, "block_attention", attend)):
+        seen["logits"] = model(on_ranks.data(11)[0][:, mine], mine).numel()
+    return seen
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_live_tensors_have_the_sizes_of_the_activation_formula(pools, world):
+    for name in ("contiguous", "zigzag"):
+        for r, found in enumerate(pools[world].run(live_activations, name)):
+            formula = context_costs.activations(
+                on_ranks.config(), on_ranks.ROWS, layout(name, 11, world), r, gathered=2
+            )
+            assert len(found) == 14 and found == {tensor: formula[tensor] for tensor in found}, (name, r)
+
+
+# The ring computes while messages travel
+
+
+def order_of_a_ring(rank, world_size, bug):
+    """What a ring does, in its order: starts of messages, computing, and waits, in forward and in backward.
+
+    The bug passes a block on only after it was attended to: every number of the forward stays right.
+    """
+    from gpt2lab.parallel import ring
+    from gpt2lab.ranks import comm
+
+    order = []
+    note = lambda word: lambda right: lambda *args: (order.append(word), right(*args))[1]
+    model = GPT2(on_ranks.config()).double()
+    plan = Plan(cp=world_size, layout="zigzag", exchange="ring")
+    mine = strategy.apply_context(model, Mesh(cp=world_size), plan)(12)
+    start, finish = ring._Trip.start_next, ring._Trip.finish_step
+    if bug:
+        ring._Trip.start_next = lambda trip: None
+        ring._Trip.finish_step = lambda trip: (start(trip), finish(trip))
+    tokens, targets = (x[:, mine] for x in on_ranks.data(12))
+    with contextlib.ExitStack() as planted:
+        for owner, name, word in (
+            (comm, "isend", "send"),
+            (ring, "block_forward", "compute"),
+            (ring, "block_backward", "compute"),
+            (comm.Handle, "wait", "wait"),
+        ):
+            planted.enter_context(on_ranks.planted((owner, name, note(word))))
+        loss = model.loss(model(tokens, mine), targets)
+        ring._Trip.start_next, ring._Trip.finish_step = start, finish
+        forward = order.copy()
+        order.clear()
+        loss.backward()
+    return forward, order
+
+
+@pytest.mark.parametrize("bug", [False, True])
+def test_the_ring_passes_a_block_on_before_it_computes_and_waits_after(pools, bug):
+    for forward, backward in pools[3].run(order_of_a_ring, bug):
+        expected = ["send", "compute", "wait", "wait"] * 2 + ["compute"]
+        assert (forward == expected) != bug, forward
+        # in backward a gradient follows each borrowed block: waited for after computing, then sent on
+        follows = [
+            "send",
+            "compute",
+            "send",
+            "wait",
+            "wait",
+            "compute",
+            "wait",
+            "send",
+            "wait",
+            "wait",
+            "wait",
+        ]
+        assert backward == ["send", "compute", "wait", "wait", *follows], backward
 
 
 # What is refused
@@ -358,9 +557,16 @@ def test_plans_that_cannot_be_are_refused_before_any_rank_starts():
         Plan.parse("cp=2,tp=2,sp=true,exchange=halo-x").check(on_ranks.config(3), 4, 12)
 
 
+def test_a_split_without_the_axes_of_its_roots_is_refused():
+    """It would sum nothing, and give wrong gradients without a word."""
+    with pytest.raises(
+        ValueError, match=r"one axis of contributors for each of 1 roots, and here are 0\. Give"
+    ):
+        strategy.Split(Mesh()["cp"], "zigzag", "kv-roots", None)
+
+
 def generate_split(rank, world_size):
     from gpt2lab.generate import generate
-    from gpt2lab.ranks.mesh import Mesh
 
     model = GPT2(on_ranks.config()).double()
     strategy.apply_context(model, Mesh(cp=world_size), Plan(cp=world_size))(4)
@@ -379,7 +585,6 @@ def test_generation_is_not_split_and_says_so(pools):
 
 
 def local_positions(rank, world_size):
-    from gpt2lab.ranks.mesh import Mesh
 
     model = GPT2(on_ranks.config()).double()
     split = strategy.apply_context(model, Mesh(cp=world_size), Plan(cp=world_size))

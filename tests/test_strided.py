@@ -89,7 +89,6 @@ CALLS = {
     "gather": lambda x, a, dim: comm.gather(x, a, dim, 1),
     "all_to_all": exchanged,
     "ring_shift": lambda x, a, dim: comm.ring_shift(x, a, 2),
-    "halo_exchange": lambda x, a, dim: comm.halo_exchange(x, a, 1, 1, dim),
     "send and recv": sent,
 }
 PLAIN = {

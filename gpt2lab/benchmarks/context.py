@@ -1,142 +1,187 @@
-"""`python -m gpt2lab bench context`: attention over a split sequence against serial attention, forward and backward.
+"""`python -m gpt2lab bench context`: attention over a split sequence, forward and backward, against two rivals.
 
-Each rank holds T / N tokens; the serial run uses one rank with all of them, in the same session. PyTorch's own context
-parallelism is tried as a rival in the same ranks; where it cannot run on this platform, its error is printed instead.
+Each rank holds T / N tokens. Rivals are serial attention, torch's own on one rank, and PyTorch's ring attention. Its
+public `context_parallel` has no rule for the CPU, so the private function inside it is called, with the CPU's kernel.
+All take turns in the same ranks; the slowest rank of a round counts. How long ranks wait comes from their trace.
 """
 
 import argparse
 import statistics
 import time
+import warnings
+from collections.abc import Callable
 
 import torch
 
-from ..model import causal_attention
-from ..parallel.context import ALIASES, EXCHANGES, Split
-from ..parallel.layouts import LAYOUTS, layout
-from ..ranks import comm
+from ..model import GPT2Config, causal_attention
+from ..parallel import blockwise, context
+from ..parallel.context_costs import imbalance
+from ..plan import Plan
+from ..ranks import comm, trace
 from ..ranks.launch import Ranks
 from ..ranks.mesh import Mesh
+from . import rivals
 
 DEFAULT = "contiguous:kv,contiguous:ring,interleaved:ring,zigzag:ring,zigzag:kv,contiguous:heads"
+SERIAL, RIVAL = "serial", "PyTorch's ring"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Sizes; the defaults take about half a minute on two cores."""
+    """Sizes; the defaults take about two minutes on two cores."""
     parser.add_argument("--worlds", default="2,4", help="numbers of ranks (default 2,4)")
-    parser.add_argument("--lengths", default="1024,2048", help="tokens (default 1024,2048; try 4096,8192)")
+    parser.add_argument("--lengths", default="1024,2048,4096,8192", help="tokens (default 1024 to 8192)")
     parser.add_argument("--heads", type=int, default=4)
     parser.add_argument("--width", type=int, default=32, help="of a head (default 32)")
+    parser.add_argument("--window", type=int, help="tokens that a token sees before itself (default: all)")
     parser.add_argument("--repeat", type=int, default=3, help="timed rounds; medians count (default 3)")
     parser.add_argument("--splits", default=DEFAULT, help="layout:exchange, with commas between")
-    parser.add_argument("--no-rival", action="store_true", help="leave out PyTorch's own context parallelism")
+    parser.add_argument("--no-rival", action="store_true", help="leave out PyTorch's ring attention")
+    rivals.add_argument(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print milliseconds and ratios over serial attention, and how long ranks wait for the last one."""
+    """Print milliseconds, ratios over serial attention, waiting, and the balance of counted work."""
     worlds, lengths = ([int(x) for x in text.split(",")] for text in (args.worlds, args.lengths))
     splits = [tuple(split.split(":")) for split in args.splits.split(",")]
-    for name, exchange in splits:
-        if name not in LAYOUTS or ALIASES.get(exchange, exchange) not in EXCHANGES:
-            raise ValueError(
-                f"{name}:{exchange} is no split. Layouts: {', '.join(LAYOUTS)}. Exchanges: {', '.join(EXCHANGES)}."
-            )
+    shapes = [(1, args.heads, length, args.width) for length in lengths]
     for world in worlds:
-        with Ranks(world, timeout=120, echo=False) as ranks:
-            print(f"{world} ranks, one thread each, {args.heads} heads of {args.width}, forward and backward")
-            for length in lengths:
-                shape = (1, args.heads, length, args.width)
-                serial = ranks.run(time_serial, shape, args.repeat)[0]
-                print(
-                    f"  T={length}: serial attention (torch, one thread) {1e3 * serial[0]:.0f} ms;", end=" "
-                )
-                print(f"serial in our blocks {1e3 * serial[1]:.0f} ms")
-                for name, exchange in splits:
-                    found = ranks.run(time_split, name, exchange, shape, args.repeat)
-                    slowest, work = max(seconds for seconds, _ in found), [pairs for _, pairs in found]
-                    print(
-                        f"    {name:12}{exchange:8} {1e3 * slowest:7.0f} ms  {slowest / serial[1]:5.2f} of our "
-                        f"serial, {slowest / serial[0]:5.2f} of torch's; busiest / mean {_over_mean(work):.2f}"
-                    )
-            if not args.no_rival:
-                print(
-                    "  torch.distributed.tensor.experimental.context_parallel:",
-                    ranks.run(rival, lengths[0])[0],
-                )
+        for shape in shapes:
+            check(splits, world, shape, args.window)
+    over = None if args.no_rival or args.window is not None else args.over
+    for world in worlds:
+        print(f"{world} ranks, one thread each, {args.heads} heads of {args.width}, forward and backward;")
+        print(f"  {rivals.carriers(args.over)}")
+        with Ranks(world, timeout=300, echo=False) as ranks:
+            for shape in shapes:
+                show(shape[2], ranks.run(measure, splits, shape, args.window, args.repeat, over))
     return 0
 
 
-def _over_mean(values) -> float:
-    return max(values) * len(values) / sum(values)
+def check(splits, world: int, shape, window: int | None) -> None:
+    """Raise ValueError, before any rank starts, for a split that cannot be timed here."""
+    _, heads, length, width = shape
+    config = GPT2Config(n_head=heads, n_embd=heads * width, n_positions=length, window=window)
+    for name, exchange in (split if len(split) == 2 else (split[0], "") for split in splits):
+        context.check(config, Plan(cp=world, layout=name, exchange=exchange), 1, length)
+        if exchange.startswith("halo-x"):
+            raise ValueError(
+                f"{name}:{exchange} exchanges a layer's input, and only attention is timed here. "
+                f"Use {exchange.replace('halo-x', 'halo-kv')}."
+            )
 
 
-def _median(function, repeat: int, before=lambda: None) -> float:
-    times = []
+def show(length: int, found: list[dict]) -> None:
+    """The lines of one length, from what every rank found."""
+    serial = found[0][SERIAL]["seconds"]
+    print(f"  T={length}: serial attention {1e3 * serial:.1f} ms")
+    for name, first in found[0].items():
+        if name == SERIAL:
+            continue
+        if "error" in first:
+            print(f"    {name} does not run here: {first['error']}")
+            continue
+        line = f"    {name:20}{1e3 * first['seconds']:8.1f} ms, {first['seconds'] / serial:5.2f} of serial"
+        if name == RIVAL:
+            ours = found[0].get("zigzag:ring")
+            ratio = f"; ours takes {ours['seconds'] / first['seconds']:.2f} of it" if ours else ""
+            print(f"{line}{ratio}; results differ by {max(f[name]['differs'] for f in found):.0e}")
+        else:
+            waits = [1e3 * f[name]["wait"] for f in found]
+            work = float(imbalance([f[name]["pairs"] for f in found]))
+            print(f"{line}; ranks wait {min(waits):.1f} to {max(waits):.1f} ms; busiest / mean {work:.2f}")
+
+
+def measure(rank: int, world_size: int, splits, shape, window, repeat: int, over: str | None) -> dict:
+    """For each contestant the median seconds of a round's slowest rank, this rank's wait and the pairs it computed."""
+    mesh = Mesh(cp=world_size)
+    inputs = torch.randn(4, *shape, generator=torch.Generator().manual_seed(0)).unbind()
+    serial = lambda q, k, v: causal_attention(q, k, v, torch.arange(shape[2]), window)
+    contestants = {SERIAL: both_ways(serial, inputs) if rank == 0 else lambda: None}
+    for name, exchange in splits:
+        contestants[f"{name}:{exchange}"] = our_attention(mesh, name, exchange, inputs, window)
+    found = {}
+    if over:
+        try:
+            theirs = their_ring(rivals.rival_group(over), rank, world_size, inputs)
+            found[RIVAL] = {
+                "differs": difference(theirs(), our_attention(mesh, "zigzag", "ring", inputs, None)())
+            }
+            contestants[RIVAL] = theirs
+        except Exception as error:
+            found[RIVAL] = {"error": f"{type(error).__name__}: {str(error).splitlines()[0][:140]}"}
+    rounds = {name: [] for name in contestants}
     for turn in range(repeat + 1):
-        before()
-        start = time.perf_counter()
-        function()
-        if turn:
-            times.append(time.perf_counter() - start)
-    return statistics.median(times)
+        for name, attend in contestants.items():
+            if turn:  # the first round is for warming up
+                rounds[name].append(one_round(attend, mesh["cp"]))
+            else:
+                attend()
+    for name, turns in rounds.items():
+        seconds, waits, pairs = (statistics.median(values) for values in zip(*turns, strict=True))
+        found[name] = found.get(name, {}) | {"seconds": seconds, "wait": waits, "pairs": int(pairs)}
+    return found
 
 
-def _inputs(shape):
-    return torch.randn(4, *shape, generator=torch.Generator().manual_seed(0)).unbind()
-
-
-def time_serial(rank: int, world_size: int, shape, repeat: int) -> tuple[float, float]:
-    """Median seconds of serial attention on rank 0 while the others wait: torch's kernel, then our blocks."""
-    from ..parallel.blockwise import block_attention
-
-    axis, everyone = Mesh(cp=world_size)["cp"], range(shape[2])
-    times = (0.0, 0.0)
-    if rank == 0:
-        q, k, v, grad = _inputs(shape)
-        at = torch.arange(shape[2])
-        runs = (
-            lambda q, k, v: causal_attention(q, k, v, at),
-            lambda q, k, v: block_attention(q, k, v, everyone, everyone, None, 128),
-        )
-        times = tuple(_median(lambda f=f: _both_ways(f, q, k, v, grad), repeat) for f in runs)
+def one_round(attend: Callable, axis) -> tuple[float, float, int]:
+    """Seconds of the slowest rank, seconds that this one waited, and the pairs it computed forward."""
     comm.barrier(axis)
-    return times
-
-
-def _both_ways(attend, q, k, v, grad) -> None:
-    leaves = [t.detach().requires_grad_() for t in (q, k, v)]
-    attend(*leaves).backward(grad)
-
-
-def time_split(rank: int, world_size: int, name: str, exchange: str, shape, repeat: int) -> tuple[float, int]:
-    """Median seconds of one layer's attention on this rank's tokens, and the pairs it computed a round."""
-    from ..parallel import blockwise
-
-    axis = Mesh(cp=world_size)["cp"]
-    split = Split(axis, name, exchange, None)
-    mine = split(layout(name, shape[2], world_size).tokens)
-    q, k, v, grad = (t[:, :, mine] for t in _inputs(shape))
+    trace.clear()
     blockwise.work.clear()
-    attend = lambda q, k, v: split.core(q, k, v, mine, None)
-    seconds = _median(lambda: _both_ways(attend, q, k, v, grad), repeat, lambda: comm.barrier(axis))
-    return seconds, blockwise.work["forward"] // (repeat + 1)
+    start = time.perf_counter()
+    attend()
+    took = torch.tensor(time.perf_counter() - start)
+    waits = [s for s in trace.spans(with_comm=False) if s.kind == "wait"]
+    inside = lambda e: any(s.start <= e.start <= s.end for s in waits)
+    blocking = [e for e in comm.log if e.op == "all_to_all" and not inside(e)]  # those of heads have no span
+    waited = sum(w.end - w.start for w in (*waits, *blocking))
+    return comm.all_reduce(took, axis, "max").item(), waited, blockwise.work["forward"]
 
 
-def rival(rank: int, world_size: int, length: int) -> str:
-    """PyTorch's own context parallelism on the same ranks: `works`, or the error that it raises here."""
-    import warnings
+def both_ways(attend: Callable, inputs) -> Callable:
+    """A function that runs attention forward and backward, and returns its output and three gradients."""
+    *leaves, grad = inputs
 
-    import torch.nn.functional as F
+    def run():
+        q, k, v = (t.detach().requires_grad_() for t in leaves)
+        y = attend(q, k, v)
+        y.backward(grad)
+        return y.detach(), q.grad, k.grad, v.grad
 
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            from torch.distributed.device_mesh import init_device_mesh
-            from torch.distributed.tensor.experimental import context_parallel
+    return run
 
-            mesh = init_device_mesh("cpu", (world_size,))
-            q, k, v = (torch.randn(1, 2, length, 16) for _ in range(3))
-            with context_parallel(mesh, buffers=[q, k, v], buffer_seq_dims=[2, 2, 2]):
-                F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        return "works"
-    except Exception as error:
-        return f"does not run here ({type(error).__name__}: {str(error).strip().splitlines()[0][:140]})"
+
+def our_attention(mesh: Mesh, name: str, exchange: str, inputs, window: int | None) -> Callable:
+    """Attention of this rank's tokens under one split; all ranks make it together."""
+    roots = context.root_axes(mesh, name) if exchange == "kv-roots" else ()
+    split = context.Split(mesh["cp"], name, exchange, window, roots)
+    mine = split(inputs[0].size(2))
+    return both_ways(lambda q, k, v: split.core(q, k, v, mine, window), [t[:, :, mine] for t in inputs])
+
+
+def their_ring(group, rank: int, world_size: int, inputs) -> Callable:
+    """PyTorch's ring attention, which is zigzag, on this rank's two chunks."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from torch.distributed.tensor.experimental._context_parallel import _attention as theirs
+
+    def kernel_backward(*, grad_out, query, key, value, out, logsumexp, is_causal):
+        return blockwise.FLASH_BACKWARD(grad_out, query, key, value, out, logsumexp, 0.0, is_causal)
+
+    chunks = [t.chunk(2 * world_size, 2) for t in inputs]
+    q, k, v, grad = (torch.cat((c[rank], c[-1 - rank]), 2) for c in chunks)
+
+    def run():
+        y, lse, *_ = theirs._templated_ring_attention(
+            group, 2, blockwise.FLASH, q, k, v, is_causal=True, dropout_p=0.0
+        )
+        back = theirs._templated_ring_attention_backward(
+            group, 2, kernel_backward, grad, "grad_out", q, k, v, y, lse, is_causal=True
+        )
+        return y, *back[:3]
+
+    return run
+
+
+def difference(one, other) -> float:
+    """The largest difference of two runs' outputs and gradients."""
+    return max((a - b).abs().max().item() for a, b in zip(one, other, strict=True))

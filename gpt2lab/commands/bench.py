@@ -8,7 +8,7 @@
     python -m gpt2lab bench data          data parallel and ZeRO against DDP and fully_shard
     python -m gpt2lab bench tensor        tensor parallel against DTensor
     python -m gpt2lab bench pipeline      our engine against torch.distributed.pipelining
-    python -m gpt2lab bench context       sequence splitting against serial attention
+    python -m gpt2lab bench context       sequence splitting against serial attention and PyTorch's ring
 
 On a machine with fewer cores than ranks a stopwatch also measures the scheduler: read the ratios.
 """

@@ -12,8 +12,8 @@ from ..ranks.mesh import Axis
 from . import gathering, halo
 from .gathering import Share
 from .heads import heads
-from .layouts import layout, loans, widths
-from .ring import ring
+from .layouts import check_hops, layout, loans, widths
+from .ring import double_ring, ring
 
 EXCHANGES = {
     "qkv": gathering.gather_qkv,
@@ -22,6 +22,7 @@ EXCHANGES = {
     "kv-roots": gathering.borrowing(gathering.gather, gathering.by_roots),
     "triangle": gathering.borrowing(gathering.point_to_point, gathering.by_point_to_point),
     "ring": ring,
+    "double-ring": double_ring,
     "heads": heads,
     **{f"halo-kv-{way}": halo.halo_kv(way) for way in halo.WAYS},
     **{f"halo-x-{way}": halo.halo_x for way in halo.WAYS},
@@ -45,7 +46,13 @@ class Split:
         self.axis, self.layout, self.window, self.roots = axis, layout_name, window, roots
         self.exchange = ALIASES.get(exchange_name, exchange_name)
         self.attend = exchange(exchange_name)
+        if self.exchange == "kv-roots" and len(roots) != axis.size:
+            raise ValueError(
+                f"exchange kv-roots needs one axis of contributors for each of {axis.size} roots, and here are "
+                f"{len(roots)}. Give roots=root_axes(mesh, {layout_name!r})."
+            )
         self.share: Share | None = None
+        self._checked = None
         self.hooks = []
 
     def __call__(self, length: int) -> torch.Tensor:
@@ -53,6 +60,7 @@ class Split:
         self.share = Share(
             layout(self.layout, length, self.axis.size), self.axis, self.window, roots=self.roots
         )
+        self._checked = None
         return torch.tensor(self.share.mine, dtype=torch.long)
 
     def core(self, q, k, v, positions, window):
@@ -86,12 +94,15 @@ class Split:
                 f"generation is not split over context ranks: {queries} new tokens cannot look back at a cache of "
                 f"{keys} here. Generate with cp=1: every rank holds all weights, so `unsplit(model)` is enough."
             )
+        if positions is self._checked:  # all layers get the same tensor: read it, which stops a GPU, once
+            return
         if tuple(positions.flatten().tolist()) != self.share.mine:
             raise ValueError(
                 f"rank {self.axis.rank} of {self.axis.name}={self.axis.size} owns positions {_few(self.share.mine)} "
                 f"but was given {_few(positions.flatten().tolist())}. Pass the true positions of its own tokens; for "
                 f"generation, which is not split, call unsplit(model) first."
             )
+        self._checked = positions
 
 
 def _few(numbers) -> str:
@@ -103,7 +114,7 @@ def apply_context(model, mesh, plan) -> Split:
 
     Forward and backward: what the exchange says, once a layer. Nothing else of the model communicates.
     """
-    roots = _root_axes(mesh, plan) if plan.exchange == "kv-roots" else ()
+    roots = root_axes(mesh, plan.layout) if plan.exchange == "kv-roots" else ()
     split = Split(mesh["cp"], plan.layout, plan.exchange, model.config.window, roots)
     for block in model.h.values():
         block.attn.core = split.core
@@ -112,12 +123,15 @@ def apply_context(model, mesh, plan) -> Split:
     return split
 
 
-def _root_axes(mesh, plan) -> tuple[Axis | None, ...]:
-    """For each root the axis of the ranks that may contribute to it: those after it in slices, else everyone."""
-    sliced = plan.layout in ("contiguous", "unequal")
+def root_axes(mesh, layout_name: str) -> tuple[Axis | None, ...]:
+    """For each root the axis of the ranks that may contribute to it: those after it in slices, else everyone.
+
+    All ranks of the mesh call it together.
+    """
+    sliced = layout_name in ("contiguous", "unequal")
     return tuple(
         mesh.axis("cp", [line[root:] if sliced else line for line in mesh.lines(["cp"])])
-        for root in range(plan.cp)
+        for root in range(mesh["cp"].size)
     )
 
 
@@ -151,6 +165,7 @@ def check(config, plan, rows: int, length: int) -> None:
                 f"Give its configuration a window, or use exchange=ring or kv."
             )
         loans(table, config.window)
+        check_hops(table, config.window, plan.hops or plan.cp)
     if plan.sp and plan.exchange.startswith("halo-x"):
         raise ValueError(
             f"exchange={plan.exchange} widens the layer's input, which sp=true has cut among the tensor ranks. "

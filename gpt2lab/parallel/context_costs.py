@@ -6,7 +6,8 @@ Plain Python. Pairs are (query, key) pairs for one head and one row of the batch
 
 from fractions import Fraction
 
-from .layouts import Layout, bounds, contributors, lenders, loans, reach
+from .layouts import Layout, bounds, contributors, lenders, loans, widths
+from .paths import path, reach
 
 KERNELS = {
     "forward": lambda t, total: t + 1,
@@ -84,16 +85,21 @@ def sent(
     if exchange == "triangle":
         lent = rows * numbers * c[rank] * len(borrowers), len(borrowers)
         return {"forward": lent, "backward": back}
-    if exchange == "ring":
-        hops = reach(table, window)
-        passed = [c[(rank - h) % n] for h in range(n - 1) if hops[(rank - h) % n] > h]
-        returned = [c[(rank - h) % n] for h in range(1, n) if hops[(rank - h) % n] >= h]
+    if exchange in ("ring", "double-ring"):
+        way = path(exchange, n)
+        hops, held = reach(table, window, way), [way.source(rank, h) for h in range(n)]
+        passed = [c[s] for h, s in enumerate(held) if hops[s] > h]
+        returned = [c[s] for h, s in enumerate(held) if hops[s] >= h > 0]
         both = rows * numbers * (sum(passed) + sum(returned)), len(passed) + len(returned)
         return {"forward": (rows * numbers * sum(passed), len(passed)), "backward": both}
     if exchange == "heads":
         own, rest = numbers * c[rank] * (n - 1) // n, numbers * (total - c[rank]) // n
         return {"forward": (3 * own + rest, 2 * (n - 1)), "backward": (own + 3 * rest, 2 * (n - 1))}
-    raise ValueError(
+    raise _unknown(exchange)
+
+
+def _unknown(exchange: str) -> ValueError:
+    return ValueError(
         f"there is no formula for an exchange called {exchange!r}. See parallel/context.py for the names."
     )
 
@@ -149,7 +155,8 @@ def kept(config, rows: int, table: Layout, rank: int, exchange: str) -> int:
     """How many numbers one block of *our* model keeps on a rank between forward and backward.
 
     For each own token 12 C + 4 outside of attention, C for its output and H for its log-sum-exps; then q, k, v: the own
-    ones, and the borrowed ones as long as the sequence (gathered) or as what is needed; a ring keeps nothing else.
+    ones, and a copy of all keys and values (gathered), of those that are needed (triangle, halo), or none (ring). With
+    halo-x the layer's input and q, k, v are longer by the halo. Raises ValueError for an unknown exchange.
     """
     c, heads, n = config.n_embd, config.n_head, table.ranks
     own, every = rows * len(table.positions[rank]), rows * table.tokens
@@ -158,5 +165,17 @@ def kept(config, rows: int, table: Layout, rank: int, exchange: str) -> int:
         return base + own * c + every * (4 * c + heads) // n
     if exchange == "qkv":
         return base + own * (3 * c + heads) + every * 3 * c
-    borrowed = len(table.chunks({*lenders(table)[rank], rank})) if exchange == "triangle" else table.tokens
-    return base + own * (4 * c + heads) + (0 if exchange == "ring" else rows * borrowed * 2 * c)
+    halo = rows * widths(table, rank, config.window)[0] if exchange.startswith("halo") else 0
+    if exchange.startswith("halo-x"):
+        return base + own * (4 * c + heads) + halo * 4 * c
+    if exchange.startswith("halo-kv"):
+        borrowed = own + halo
+    elif exchange == "triangle":
+        borrowed = rows * len(table.chunks({*lenders(table, config.window)[rank], rank}))
+    elif exchange in ("kv", "kv-allreduce", "kv-roots"):
+        borrowed = every
+    elif exchange in ("ring", "double-ring"):
+        borrowed = 0
+    else:
+        raise _unknown(exchange)
+    return base + own * (4 * c + heads) + borrowed * 2 * c

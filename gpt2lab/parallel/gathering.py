@@ -6,10 +6,11 @@ nodes (wiki page "Various informations").
 """
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 
-from ..ranks import comm
+from ..ranks import comm, trace
 from ..ranks.mesh import Axis
 from .blockwise import block_attention
 from .layouts import Layout, contributors, lenders
@@ -25,7 +26,9 @@ class Share:
     table: Layout
     axis: Axis
     window: int | None = None
-    tile: int | None = 128  # queries that are attended at a time; smaller ones skip more of the masked half
+    tile: int | None = (
+        None  # queries attended to at a time by hand (blockwise.py); None: torch's kernel where it can
+    )
     roots: tuple[Axis | None, ...] = ()
 
     @property
@@ -78,10 +81,9 @@ def by_roots(parts: list, share: Share):
     those < root give zero. Bytes per rank: c_i for every other root i that r contributes to (in slices, i < r).
     """
     mine = parts[share.axis.rank]
-    for root, axis in enumerate(share.roots):
+    for root, (part, axis) in enumerate(zip(parts, share.roots, strict=True)):
         if axis is not None:
-            place = axis.ranks.index(share.axis.ranks[root])
-            total = comm.reduce(parts[root], axis, place)
+            total = comm.reduce(part, axis, axis.ranks.index(share.axis.ranks[root]))
             mine = total if root == share.axis.rank else mine
     return mine
 
@@ -103,27 +105,31 @@ class _Borrow(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, rows, share, fetch, give_back):
-        parts = fetch(rows, share)
+        with trace.span("wait", kind="wait"):
+            parts = fetch(rows, share)
         ctx.share, ctx.give_back = share, give_back
-        ctx.lent = [None if p is None else share.table.sizes[s] for s, p in enumerate(parts)]
-        joined = torch.cat([p for p in parts if p is not None], -2)
-        return joined.index_select(-2, _sorting(share, ctx.lent).to(joined.device))
+        ctx.lenders = tuple(s for s, part in enumerate(parts) if part is not None)
+        joined = torch.cat([parts[s] for s in ctx.lenders], -2)
+        order = _sorting(share.table, ctx.lenders)
+        return joined if order is None else joined.index_select(-2, torch.tensor(order).to(joined.device))
 
     @staticmethod
     def backward(ctx, grad):
-        order = torch.argsort(_sorting(ctx.share, ctx.lent)).to(grad.device)
-        pieces = iter(grad.index_select(-2, order).split([n for n in ctx.lent if n is not None], -2))
-        parts = [None if n is None else next(pieces).contiguous() for n in ctx.lent]
-        return ctx.give_back(parts, ctx.share), None, None, None
+        table, order = ctx.share.table, _sorting(ctx.share.table, ctx.lenders)
+        if order is not None:
+            grad = grad.index_select(-2, torch.argsort(torch.tensor(order)).to(grad.device))
+        pieces = grad.split([table.sizes[s] for s in ctx.lenders], -2)
+        lent = {s: piece.contiguous() for s, piece in zip(ctx.lenders, pieces, strict=True)}
+        with trace.span("wait", kind="wait"):
+            return ctx.give_back([lent.get(s) for s in range(table.ranks)], ctx.share), None, None, None
 
 
-def _positions(share: Share, lent: list) -> list[int]:
-    return [t for s, n in enumerate(lent) if n is not None for t in share.table.positions[s]]
-
-
-def _sorting(share: Share, lent: list) -> torch.Tensor:
-    """The indirection table: which borrowed row holds the first position, the second, ..."""
-    return torch.argsort(torch.tensor(_positions(share, lent), dtype=torch.long))
+@lru_cache(maxsize=256)
+def _sorting(table: Layout, ranks: tuple[int, ...]) -> list[int] | None:
+    """The indirection table: which borrowed row holds the first position, the second, ...; None: they are sorted."""
+    positions = [t for s in ranks for t in table.positions[s]]
+    order = sorted(range(len(positions)), key=positions.__getitem__)
+    return None if positions == sorted(positions) else order
 
 
 def borrow(rows, share: Share, fetch, give_back):

@@ -1,15 +1,16 @@
 """Halos: with windowed attention a rank needs only the few tokens next to its own slice, not the whole sequence.
 
-`add_halos` makes room, `halo_exchange` fills it from the neighbours, `remove_halos` cuts it off. Backward adds the
-gradients of lent rows to their owner's. After the sequence sharding proposed for anemoi (anemoi-core, pull request 67).
+`halo_exchange` makes room with `add_halos` and fills it from the neighbours; `remove_halos` cuts it off again. How much
+room says `layouts.widths`: none in front of the first slice. Backward adds the gradients of lent rows to their owner's.
+After the sequence sharding proposed for anemoi (anemoi-core, pull request 67).
 """
 
 import torch
 
-from ..ranks import comm
+from ..ranks import comm, trace
 from .blockwise import block_attention
 from .gathering import Share
-from .layouts import Loan, loans, widths
+from .layouts import Layout, Loan, loans, widths
 
 
 def add_halos(x, before: int, after: int, dim: int = -2):
@@ -19,7 +20,7 @@ def add_halos(x, before: int, after: int, dim: int = -2):
 
 
 def remove_halos(x, before: int, after: int, dim: int = -2):
-    """The own rows of x: what `add_halos` undoes."""
+    """The own rows of x: undoes `add_halos`."""
     return x.narrow(dim, before, x.size(dim) - before - after)
 
 
@@ -66,35 +67,38 @@ def all_to_all(loans, rows: dict, empty, axis) -> dict:
 WAYS = {"sendrecv": send_recv, "isend": isend_irecv, "allgather": all_gather, "alltoall": all_to_all}
 
 
+def _place(a: Loan, table: Layout, ahead: int) -> slice:
+    """Where the rows of a loan lie on the borrower, whose own rows begin after a halo of `ahead`."""
+    start = ahead + table.positions[a.source][a.start] - table.positions[a.target][0]
+    return slice(start, start + a.stop - a.start)
+
+
 class _Halo(torch.autograd.Function):
     """Own rows with the neighbours' around them; backward gives the halo's gradient back, *added* to the owner's."""
 
     @staticmethod
     def forward(ctx, x, share, before, after, way):
-        ctx.options = share, before, after, way
-        table, axis = share.table, share.axis
-        deals = loans(table, before, after)
-        flat = x.flatten(1)
-        rows = {a: flat[a.start : a.stop].contiguous() for a in deals if a.source == axis.rank}
-        got = WAYS[way](deals, rows, lambda n: flat.new_empty(n, flat.size(1)), axis)
-        ahead = [got[a] for a in sorted(got, key=lambda a: a.source) if a.source < axis.rank]
-        behind = [got[a] for a in sorted(got, key=lambda a: a.source) if a.source > axis.rank]
-        return torch.cat([*ahead, flat, *behind]).unflatten(1, x.shape[1:])
+        table, rank, flat = share.table, share.axis.rank, x.flatten(1)
+        ctx.share, ctx.way, ctx.loans = share, WAYS[way], loans(table, before, after)
+        ctx.room = widths(table, rank, before, after)
+        lent = {a: flat[a.start : a.stop].contiguous() for a in ctx.loans if a.source == rank}
+        with trace.span("wait", kind="wait"):
+            got = ctx.way(ctx.loans, lent, lambda n: flat.new_empty(n, flat.size(1)), share.axis)
+        wide = add_halos(flat, *ctx.room, dim=0)
+        for a, rows in got.items():
+            wide[_place(a, table, ctx.room[0])] = rows
+        return wide.unflatten(1, x.shape[1:])
 
     @staticmethod
     def backward(ctx, grad):
-        share, before, after, way = ctx.options
-        table, axis = share.table, share.axis
-        deals = loans(table, before, after)
-        room, flat = widths(table, axis.rank, before, after), grad.flatten(1)
-        mine = remove_halos(flat, *room, dim=0).clone()
-        returned = [Loan(a.target, a.source, a.start, a.stop) for a in deals]
-        pieces, at = {}, 0
-        for a in sorted((a for a in returned if a.source == axis.rank), key=lambda a: a.target):
-            at = at if a.target < axis.rank or at >= room[0] + mine.size(0) else room[0] + mine.size(0)
-            pieces[a] = flat[at : at + a.stop - a.start].contiguous()
-            at += a.stop - a.start
-        got = WAYS[way](returned, pieces, lambda n: flat.new_empty(n, flat.size(1)), axis)
+        table, rank, flat = ctx.share.table, ctx.share.axis.rank, grad.flatten(1)
+        back = {a: Loan(a.target, a.source, a.start, a.stop) for a in ctx.loans}
+        halos = {
+            back[a]: flat[_place(a, table, ctx.room[0])].contiguous() for a in ctx.loans if a.target == rank
+        }
+        with trace.span("wait", kind="wait"):
+            got = ctx.way([*back.values()], halos, lambda n: flat.new_empty(n, flat.size(1)), ctx.share.axis)
+        mine = remove_halos(flat, *ctx.room, dim=0).clone()
         for a, gradient in got.items():
             mine[a.start : a.stop] += gradient
         return mine.unflatten(1, grad.shape[1:]), None, None, None, None

@@ -21,11 +21,11 @@ def heads(q, k, v, share: Share):
     parts = [p.contiguous() for p in torch.stack((q, k, v)).split(width, 2)]
     shapes = [(3, batch, width, size, q.size(-1)) for size in table.sizes]
     whole = torch.cat(comm.all_to_all(parts, axis, shapes), -2)  # (3, B, H/N, T, D), rank after rank
-    whole = whole.index_select(-2, torch.tensor(table.inverse).to(q.device))  # in the order of positions
+    if not table.in_order:
+        whole = whole.index_select(-2, torch.tensor(table.inverse).to(q.device))
     everyone = range(table.tokens)
     y = block_attention(*whole, everyone, everyone, share.window, share.tile)
-    parts = [
-        p.contiguous()
-        for p in y.index_select(-2, torch.tensor(table.order).to(q.device)).split(table.sizes, -2)
-    ]
+    if not table.in_order:
+        y = y.index_select(-2, torch.tensor(table.order).to(q.device))
+    parts = [p.contiguous() for p in y.split(table.sizes, -2)]
     return torch.cat(comm.all_to_all(parts, axis, [(batch, width, own, q.size(-1))] * axis.size), 1)

@@ -58,6 +58,11 @@ class Layout:
         """The indirection table: row `inverse[t]` of the gathered shards is token t."""
         return tuple(sorted(range(self.tokens), key=self.order.__getitem__))
 
+    @cached_property
+    def in_order(self) -> bool:
+        """Whether shards laid end to end are the sequence already."""
+        return self.order == tuple(range(self.tokens))
+
     def chunks(self, ranks) -> list[int]:
         """The positions owned by `ranks`, ascending: what a rank sees that has borrowed from them."""
         return sorted(t for r in ranks for t in self.positions[r])
@@ -137,16 +142,6 @@ def contributors(table: Layout, root: int, window: int | None = None) -> tuple[i
     return tuple(r for r in range(table.ranks) if root in lenders(table, window)[r])
 
 
-@lru_cache(maxsize=256)
-def reach(table: Layout, window: int | None = None) -> tuple[int, ...]:
-    """How many hops each rank's keys travel in a ring: as far as somebody on the way needs them, no further.
-
-    N-1 for everyone in an interleaved or zigzag layout; N-1-r in a contiguous one: only later ranks need rank r.
-    """
-    n = table.ranks
-    return tuple(max(((r - s) % n for r in contributors(table, s, window)), default=0) for s in range(n))
-
-
 @dataclass(frozen=True)
 class Loan:
     """Rank `target` borrows rows start..stop-1 of rank `source`'s shard, to lie as a halo around its own slice."""
@@ -199,7 +194,7 @@ def check_hops(table: Layout, window: int, allowed: int = 1) -> None:
         raise ValueError(
             f"a window of {window} tokens reaches across a shard of {short} tokens: it needs halos from "
             f"{hops(table, window)} ranks away, and {allowed} is allowed. Use a window of at most {fits}, fewer "
-            f"ranks, or several hops."
+            f"ranks, or hops={hops(table, window)}."
         )
 
 

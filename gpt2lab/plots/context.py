@@ -1,13 +1,14 @@
 """Figures of sequence splitting: who owns which token, who works how much, what travels, what lies in a halo."""
 
 import numpy as np
+from matplotlib import colormaps
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from ..parallel import context_costs as costs
 from ..parallel.layouts import LAYOUTS, Layout, hops, layout
-from .style import COLORS, figure, rank_color
+from .style import COLORS, THINGS, figure, rank_color
 
 KERNELS = ("forward", "dQ", "dK,dV by key", "MLP")
 
@@ -47,18 +48,20 @@ def picker(name: str, exchange: str, ranks: int, tokens: int, width: int = 64) -
     fig, (left, middle, right) = figure(10, 3.2, cols=3, width_ratios=(1, 1.5, 1.2))
     mask(left, table)
     left.set_title(f"{name}, {tokens} tokens")
-    work_bars(middle, table)
+    work_bars(middle, table, by_heads=exchange == "heads")
     sent = [costs.sent(exchange, table, r, width) for r in range(ranks)]
     _stacked(right, [s["forward"][0] / 1e3 for s in sent], [s["backward"][0] / 1e3 for s in sent])
     right.set(title=f"{exchange}: sent in a layer", ylabel="thousand numbers")
     return fig
 
 
-def work_bars(ax, table: Layout) -> None:
-    """Work of every rank in four kernels, over the mean: bars at 1 are balanced."""
+def work_bars(ax, table: Layout, by_heads: bool = False) -> None:
+    """Work of every rank in four kernels, over the mean: bars at 1 are balanced, as attention `by_heads` always is."""
     width = 0.8 / table.ranks
     for place, kernel in enumerate(KERNELS):
         loads = np.array(costs.work(table, kernel), float)
+        if by_heads and kernel != "MLP":
+            loads[:] = 1
         for r, load in enumerate(loads / loads.mean()):
             ax.bar(place - 0.4 + (r + 0.5) * width, load, width * 0.9, color=rank_color(r))
     ax.axhline(1, color="black", lw=0.8)
@@ -70,7 +73,8 @@ def _stacked(ax, forward, backward) -> None:
     ranks = range(len(forward))
     ax.bar(ranks, forward, color=COLORS["forward"], label="forward")
     ax.bar(ranks, backward, bottom=forward, color=COLORS["backward"], label="backward")
-    ax.set_xticks(ranks, [f"rank {r}" for r in ranks], fontsize=8)
+    ax.set_xticks(ranks)
+    ax.set_xlabel("rank")
     top = max(f + b for f, b in zip(forward, backward, strict=True))
     ax.set_ylim(0, 1.35 * max(top, 1e-3))
     ax.legend(fontsize=8, ncols=2, loc="upper left")
@@ -109,8 +113,8 @@ def contributions(values) -> Figure:
     return fig
 
 
-def volumes(rows, unit: str = "thousand numbers") -> Figure:
-    """What all ranks together send in a layer, per (label, forward, backward)."""
+def volumes(rows, what: str = "thousand numbers sent by all ranks in a layer") -> Figure:
+    """What is sent, per (label, forward, backward)."""
     fig, ax = figure(8, 0.8 + 0.36 * len(rows))
     places = range(len(rows))
     forward, backward = ([row[i] for row in rows] for i in (1, 2))
@@ -118,7 +122,7 @@ def volumes(rows, unit: str = "thousand numbers") -> Figure:
     ax.barh(places, backward, left=forward, color=COLORS["backward"], label="backward")
     ax.set_yticks(places, [row[0] for row in rows])
     ax.invert_yaxis()
-    ax.set_xlabel(f"{unit} sent by all ranks in a layer")
+    ax.set_xlabel(what)
     ax.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=2, fontsize=8)
     return fig
 
@@ -130,9 +134,10 @@ def halo_mask(tokens: int, ranks: int, window: int) -> Figure:
     for q in range(tokens):
         rank = table.owners[q]
         for k in range(max(0, q - window), q + 1):
-            own = table.owners[k] == rank
-            face, hatch = (rank_color(rank), None) if own else ("white", "////")
-            ax.add_patch(Rectangle((k, q), 1, 1, fc=face, ec=rank_color(rank), hatch=hatch, lw=0.4))
+            color, own = rank_color(rank), table.owners[k] == rank
+            pale = [1 - 0.4 * (1 - c) for c in to_rgb(color)]
+            look = {"fc": color, "ec": "white"} if own else {"fc": pale, "ec": "#333333", "hatch": "////"}
+            ax.add_patch(Rectangle((k, q), 1, 1, lw=0.4, **look))
     for edge in np.cumsum(table.sizes)[:-1]:
         ax.axhline(edge, color="black", lw=0.8), ax.axvline(edge, color="black", lw=0.8)
     ax.set(xlim=(0, tokens), ylim=(tokens, 0), xlabel="key", ylabel="query", aspect="equal")
@@ -141,17 +146,22 @@ def halo_mask(tokens: int, ranks: int, window: int) -> Figure:
 
 
 def break_even(tokens: int, most: int, windows, counted=()) -> Figure:
-    """Rows of C numbers a rank sends forward: heads against halos of the input, for several windows, over the ranks.
+    """Rows of C numbers an inner rank sends forward, over the ranks: heads against two-sided halos of the input.
 
-    `counted` holds (ranks, label, rows) from live ranks, drawn as dots.
+    `counted` holds (ranks, rows) from live ranks, drawn as dots.
     """
     ranks = np.arange(2, most + 1)
     fig, ax = figure(8, 3.4)
     ax.plot(ranks, 4 * (ranks - 1) / ranks**2 * tokens, color="black", label="heads: 4 (N-1)/N² T")
     for place, window in enumerate(windows):
-        ax.axhline(window, color=rank_color(place), ls="--", label=f"halo of the input, window {window}")
-    for n, _, rows in counted:
-        ax.plot(n, rows, "o", color="#D55E00", ms=6, zorder=3)
+        style = ("--", "-.", ":")[place % 3]
+        ax.axhline(
+            2 * window, color=THINGS[4], ls=style, label=f"halos on both sides, {window} wide: 2 x {window}"
+        )
+    if counted:
+        ax.plot(
+            *zip(*counted, strict=True), "o", color=THINGS[3], ms=7, zorder=3, label="counted on live ranks"
+        )
     ax.set(xlabel="ranks N", ylabel="rows of C numbers sent forward")
     ax.legend(fontsize=8)
     return fig
@@ -164,14 +174,20 @@ def legal_windows(tokens: int, most: int) -> Figure:
     fig, ax = figure(8, 3.4)
     extent = (1.5, most + 0.5, 0.5, windows[-1] + 0.5)
     image = ax.imshow(
-        np.minimum(values, 4), origin="lower", aspect="auto", extent=extent, cmap="YlOrRd", vmin=0, vmax=4
+        np.minimum(values, 4),
+        origin="lower",
+        aspect="auto",
+        extent=extent,
+        cmap=colormaps["YlOrRd"].resampled(4),
+        vmin=0.5,
+        vmax=4.5,
     )
     rule = [layout("contiguous", tokens, n).sizes[-1] // 2 + 0.5 for n in ranks]
     ax.step(ranks, rule, where="mid", color="black", label="half of the last shard (first rule)")
     ax.set(xlabel="ranks", ylabel=f"window, of {tokens} tokens")
     ax.grid(visible=False)
     ax.legend(fontsize=8, loc="upper left", frameon=True)
-    fig.colorbar(image, ax=ax, label="hops (4 or more)", ticks=range(5))
+    fig.colorbar(image, ax=ax, label="hops (4 or more)", ticks=range(1, 5))
     return fig
 
 
@@ -187,9 +203,7 @@ def memory(config, rows: int, tokens: int, ranks=(1, 2, 4), gathered: int = 2) -
         parts["all other"] = sum(found.values()) - sum(parts.values())
         left = 0.0
         for i, (kind, size) in enumerate(parts.items()):
-            ax.barh(
-                place, 4e-6 * size, left=left, color=rank_color(i + 2), label=kind if place == 0 else None
-            )
+            ax.barh(place, 4e-6 * size, left=left, color=THINGS[1:][i], label=kind if place == 0 else None)
             left += 4e-6 * size
     ax.set_yticks(range(len(ranks)), [f"{n} rank{'s' * (n > 1)}" for n in ranks])
     ax.invert_yaxis()

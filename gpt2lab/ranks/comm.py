@@ -16,7 +16,7 @@ from .board import Mismatch
 from .collectives import all_reduce, barrier, gather_flat, gather_objects, irecv, isend, reduce_scatter_flat
 from .gate import Handle
 from .mesh import Axis
-from .neighbours import halo_exchange, recv, ring_shift, send
+from .neighbours import recv, ring_shift, send
 from .traffic import Event, clear_log, log, split_sizes, traffic
 
 __all__ = [
@@ -34,7 +34,6 @@ __all__ = [
     "gather_flat",
     "gather_objects",
     "gather_replicated",
-    "halo_exchange",
     "irecv",
     "isend",
     "log",

@@ -1,4 +1,4 @@
-"""Messages between two ranks that autograd may pass through: send, recv, a shift around the ring, halos.
+"""Messages between two ranks that autograd may pass through: send, recv, a shift around the ring.
 
 The gradient takes the way back: what was received is sent, what was sent is received.
 """
@@ -47,54 +47,6 @@ def recv(like: torch.Tensor, axis: Axis, source: int) -> torch.Tensor:
     Backward, where `like` requires a gradient: sends the gradient to `source`.
     """
     return _Recv.apply(like, axis, source)
-
-
-def halo_exchange(x, axis: Axis, before: int, after: int, dim: int = 0):
-    """x with the last `before` rows of the left neighbour in front and the first `after` of the right one behind.
-
-    The ends of the line get zeros. Backward: gradients of lent rows are *added* to their owner's. Bytes: an inner rank
-    sends before + after rows.
-    """
-    if x.size(dim) < max(before, after):
-        raise ValueError(
-            f"halo_exchange: {x.size(dim)} rows cannot lend {max(before, after)} to a neighbour."
-        )
-    return _Halo.apply(x, axis, before, after, dim)
-
-
-class _Halo(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, axis, before, after, dim):
-        ctx.options = axis, before, after, dim
-        n = x.size(dim)
-        left, right = x.narrow(dim, n - before, before), x.narrow(dim, 0, after)
-        ahead, behind = _swap(left, right, axis)  # what comes from the left, what from the right
-        return torch.cat([ahead, x, behind], dim)
-
-    @staticmethod
-    def backward(ctx, grad):
-        axis, before, after, dim = ctx.options
-        n = grad.size(dim) - before - after
-        own = grad.narrow(dim, before, n).clone()
-        from_left, from_right = _swap(grad.narrow(dim, before + n, after), grad.narrow(dim, 0, before), axis)
-        own.narrow(dim, n - before, before).add_(from_right)
-        own.narrow(dim, 0, after).add_(from_left)
-        return own, None, None, None, None
-
-
-def _swap(to_right, to_left, axis):
-    """Send a strip to each neighbour on the line; returns those from left and right, zeros at the ends."""
-    from_left, from_right = torch.zeros_like(to_right), torch.zeros_like(to_left)
-    left, right = axis.rank > 0, axis.rank + 1 < axis.size
-    going = [isend(to_right, axis, axis.rank + 1)] if right and to_right.numel() else []
-    going += [isend(to_left, axis, axis.rank - 1)] if left and to_left.numel() else []
-    if left and to_right.numel():
-        from_left = irecv(from_left, axis, axis.rank - 1).wait()
-    if right and to_left.numel():
-        from_right = irecv(from_right, axis, axis.rank + 1).wait()
-    for handle in going:
-        handle.wait()
-    return from_left, from_right
 
 
 def _shift(x, axis, by, shape):

@@ -10,9 +10,8 @@
 # gradients home backward. And because later tokens look at more keys, it matters *which* tokens a rank
 # gets.
 #
-# You will write the exchange by hand, measure the load triangle, and meet four layouts and six exchanges,
-# all equal to
-# serial GPT-2.
+# You will write the exchange by hand, measure the load triangle, and meet four layouts and eight exchanges,
+# all equal to serial GPT-2.
 
 # %% tags=["setup"]
 import time
@@ -24,9 +23,9 @@ from gpt2lab.exercises import check
 from gpt2lab.exercises import context as exercises
 from gpt2lab.lessons import explore, show, show_source, table
 from gpt2lab.model import GPT2, PRESETS, GPT2Config, causal_attention
-from gpt2lab.parallel import blockwise, gathering
+from gpt2lab.parallel import blockwise, gathering, rectangles
 from gpt2lab.parallel import context_costs as costs
-from gpt2lab.parallel.context import apply_context
+from gpt2lab.parallel.context import Split, apply_context
 from gpt2lab.parallel.layouts import LAYOUTS, layout
 from gpt2lab.parallel.ring import ring
 from gpt2lab.plan import Plan
@@ -123,8 +122,18 @@ print(
     "targets are lost",
 )
 
-share = len(mine) / 11
-print("3. mean over the own tokens: rank 1's gradient is", f"{1 / share:.2f} times too large")
+
+def head_gradient(columns, divide_by):
+    loss = model.loss(model(tokens)[:, columns], targets[:, columns]) / divide_by
+    return torch.autograd.grad(loss, model.ln_f.weight)[0]
+
+
+first, whole = torch.arange(mine[0]), head_gradient(torch.arange(11), targets.numel())
+for words, sizes in (("its own targets", (3 * len(first), 3 * len(mine))), ("all targets", (33, 33))):
+    summed = head_gradient(first, sizes[0]) + head_gradient(mine, sizes[1])
+    print(
+        f"3. each rank divides by {words}: summed gradient over true one {summed.norm() / whole.norm():.2f}"
+    )
 
 # %% [markdown]
 # So: every rank passes the **true positions** of its tokens; targets are shifted **before** the split; and
@@ -254,7 +263,7 @@ def contributors(root, ranks):
 
 
 # %% [markdown]
-# ## Six ways, counted
+# ## Eight ways, counted
 #
 # The source gathers q, k *and* v and all-reduces all three gradients. But nobody else reads q, and dQ is
 # complete at home.
@@ -279,7 +288,7 @@ def count(rank, world_size, exchange, name, length):
 
 rows = []
 split = layout("contiguous", 24, 4)
-for exchange in ("qkv", "kv-allreduce", "kv", "kv-roots", "triangle", "ring", "heads"):
+for exchange in ("qkv", "kv-allreduce", "kv", "kv-roots", "triangle", "ring", "double-ring", "heads"):
     found = pool[4].run(count, exchange, "contiguous", 24)
     predicted = [costs.sent(exchange, split, r, 2 * 32) for r in range(4)]
     equal = all(f[:2] == (p["forward"][0], p["backward"][0]) for f, p in zip(found, predicted, strict=True))
@@ -293,13 +302,13 @@ show(
     plots.volumes(rows),
     "counted",
     "numbers sent by four ranks in one layer, 24 tokens in contiguous slices; every bar equals its formula.",
-    "Bars that shrink from qkv over kv to triangle, ring and heads",
+    "Eight bars: qkv 41, kv-allreduce 28, kv 18, double-ring 16, kv-roots and ring 14, triangle and heads 9 thousand",
 )
 
 # %% [markdown]
 # With S the size of all keys and values: all-reduce 2(N-1)S, reduce-scatter (N-1)S, triangle (N-1)S/2 over
 # all ranks.
-# `heads` belongs to lesson 11. This is all that `kv` and `triangle` are made of:
+# `heads` belongs to lesson 11, the rings come below. This is all that `kv`, `kv-roots` and `triangle` are made of:
 
 # %%
 show_source(gathering.gather, gathering.point_to_point, gathering.by_reduce_scatter, gathering.by_roots)
@@ -309,9 +318,8 @@ show_source(gathering.gather, gathering.point_to_point, gathering.by_reduce_scat
 #
 # Row t of causal attention costs t + 1 pairs. In contiguous slices rank i has a share of (2i+1)/N², and
 # the last one
-# (2N-1)/N times the mean. Is that real work or only a mask? Our kernel computes no pair that is masked
-# away (queries are
-# taken in tiles of at most 128, each with just the keys it needs), and *counts* what it computes.
+# (2N-1)/N times the mean. Is that real work or only a mask? The package hands torch's kernel whole rectangles
+# and triangles of the mask, never a pair that nobody attends to, and *counts* the pairs it hands over.
 
 # %%
 for name in ("contiguous", "interleaved"):
@@ -321,15 +329,14 @@ for name in ("contiguous", "interleaved"):
 print("predicted for slices:", [costs.pairs(layout("contiguous", 32, 4), r) for r in range(4)])
 
 # %% [markdown]
-# One tile covers all 8 rows of a rank here, so some masked pairs are computed still: for slices only on
-# the diagonal block;
-# for stripes half of *every* block. `tile=1` computes exactly the needed pairs:
+# A kernel that needs a mask does more. It takes some queries at a time, a *tile*, with the keys that any of them
+# sees. With slices that wastes pairs on the diagonal block only; with stripes half of *every* block:
 
 # %%
 for tile in (8, 2, 1):
     split = layout("interleaved", 32, 4)
     computed = [
-        sum(blockwise.pairs_computed(list(mine), list(keys), None, tile) for keys in split.positions)
+        sum(rectangles.pairs_computed(mine, keys, None, tile) for keys in split.positions)
         for mine in split.positions
     ]
     print(f"tile {tile}: computed {sum(computed):4} of {32 * 33 // 2} needed, per rank {computed}")
@@ -337,8 +344,8 @@ for tile in (8, 2, 1):
 # %% [markdown]
 # Waiting time shows the triangle without any formula. Below, computing is replaced by sleeping in
 # proportion to the pairs (*paced*),
-# so that four ranks show their true picture on two cores. Each layer begins with a gather, where the fast
-# ones wait.
+# so that four ranks show their true picture on two cores. Each layer ends with a gather, where the fast ones
+# wait.
 
 
 # %% tags=["measured"]
@@ -354,19 +361,50 @@ def paced_layers(rank, world_size, name, layers=3):
     return trace.spans(with_comm=False)
 
 
-for name in ("contiguous", "zigzag"):
+for name in ("contiguous", "interleaved", "zigzag"):
     show(
         timeline(trace.merge(pool[4].run(paced_layers, name)), name, clock="paced"),
         "paced",
-        f"three layers of causal attention, {name}: grey is waiting in the next gather.",
-        f"Four lanes of blue bars; with a {name} split "
-        + ("early ranks mostly wait" if name == "contiguous" else "nobody waits"),
+        f"three layers of causal attention, {name}: grey is waiting in the gather that ends a layer.",
+        f"Four lanes of blue bars; with the {name} split "
+        + ("early ranks mostly wait" if name == "contiguous" else "all ranks wait alike, and little"),
     )
 
 # %% [markdown]
-# With contiguous slices (N²-N)/2N² = 3/8 of all time is lost. The BSC team saw rank 0 of their cluster
-# wait more than
-# 100 ms in each of the 12 attention layers of a backward pass.
+# A layer lasts as long as its busiest rank. So with contiguous slices 1 - mean/busiest = (N-1)/(2N-1) = 3/7 of all
+# time is lost. The BSC team saw rank 0 of their cluster wait more than 100 ms in each of the 12 attention layers of
+# a backward pass. Does it show on real ranks? Two of them, real attention to 2048 tokens, nothing paced:
+
+
+# %% tags=["measured"]
+def timed_layers(rank, world_size, name, layers=2):
+    axis, length = Mesh(cp=world_size)["cp"], 2048
+    split = Split(axis, name, "kv", None)
+    mine = split(length)
+    q, k, v, grad = torch.randn(4, 1, 8, len(mine), 32)
+    for turn in range(layers + 1):
+        if turn == 1:  # the first was for warming up
+            comm.barrier(axis)
+            trace.clear()
+        leaves = [x.requires_grad_() for x in (q, k, v)]
+        split.core(*leaves, mine, None).backward(grad)
+    return trace.spans(with_comm=False)
+
+
+for name in ("contiguous", "interleaved", "zigzag"):
+    spans = trace.merge(pool[2].run(timed_layers, name))
+    show(
+        timeline(spans, name, names=False, clock="measured"),
+        "measured",
+        f"attention of two layers on two ranks, {name}: blue forward, green dQ, dK, dV, grey waiting for rows.",
+        f"Two lanes of blue and green bars with grey between them, for the {name} layout",
+    )
+    waits = [1e3 * sum(s.end - s.start for s in spans if s.rank == r and s.kind == "wait") for r in (0, 1)]
+    print(f"{name}: rank 0 waits {waits[0]:.0f} ms, rank 1 {waits[1]:.0f} ms")
+
+# %% [markdown]
+# With slices rank 0 is done early and waits; interleaved or zigzag, both do equal work in each kernel, and what is
+# left to wait for is the exchange itself and the machine's other business.
 
 
 # %% tags=["exercise"]
@@ -410,7 +448,26 @@ show(
 )
 
 # %% [markdown]
-# Unequal slices move the problem: 3.00 for dK, dV and 2.00 for the MLP. **Interleaving** balances every
+# Who sums dK, dV is a choice: our kernel does it with the queries, in the same pass as dQ. llm.c's does it by key, and
+# then the owner of a key has one pair for each later query. The package has that loop as well, to count it:
+
+# %%
+x, everyone = torch.randn(1, 1, 32, 4), range(32)
+out, lse = blockwise.block_forward(None, x, x, x, everyone, everyone)
+for name in LAYOUTS:
+    loads = []
+    for keys in layout(name, 32, 4).positions:
+        blockwise.work.clear()
+        held = x[:, :, list(keys)]
+        blockwise.gradients_by_key(x, out, lse, x, held, held, everyone, keys, tile=1)
+        loads.append(blockwise.work["dK,dV by key"])
+    same = loads == costs.work(layout(name, 32, 4), "dK,dV by key")
+    print(
+        f"{name:12} pairs by key {loads}, over the mean {float(costs.imbalance(loads)):.2f}; as predicted: {same}"
+    )
+
+# %% [markdown]
+# Unequal slices move the problem: 3.00 for dK, dV by key and 2.00 for the MLP. **Interleaving** balances every
 # kernel. **Zigzag** pairs
 # a short chunk with the long one that makes up for it: exactly balanced wherever cost is linear in t,
 # though not for
@@ -433,8 +490,8 @@ show(
 # - o = (1 - a) o_1 + a o_2
 # - L = log(exp L_1 + exp L_2) = L_1 - logsigmoid(L_1 - L_2)
 #
-# No exp of a large number anywhere. Backward is simpler still: with the *final* L, each block's weights
-# are exp(score - L).
+# No exp of a large number anywhere. (The package's `merge` has `torch.logaddexp`, which is this L.) Backward is
+# simpler still: with the *final* L, each block's weights are exp(score - L).
 
 
 # %% tags=["exercise"]
@@ -489,7 +546,8 @@ show_source(blockwise.merge, ring)
 # on the way, to arrive
 # at the owner at the end. In a contiguous ring, blocks that nobody further on needs are not sent at all;
 # blocks that a rank
-# does not need are passed on but not computed.
+# does not need are passed on but not computed. Where ranks sit in several machines, `double-ring` sends a block round
+# one machine first and then to the next one, from all ranks at once (Gu et al. 2024, LoongTrain).
 #
 # When does the ring hide its messages? A block of c tokens a rank costs about 4c²C operations and brings
 # 2cC numbers:
@@ -527,7 +585,7 @@ explore(
         {"name": "zigzag", "exchange": "ring", "ranks": 4},
     ],
     name=["zigzag", *(n for n in LAYOUTS if n != "zigzag")],
-    exchange=["ring", "qkv", "kv", "triangle"],
+    exchange=["ring", "qkv", "kv-allreduce", "kv", "kv-roots", "triangle", "double-ring", "heads"],
     ranks=(2, 8, 4),
 )
 

@@ -54,25 +54,8 @@ def shift_from_the_wrong_neighbour(x, axis, by, shape):
     return right_shift(x, axis, 1, shape) if by == 2 and axis.size > 2 else right_shift(x, axis, by, shape)
 
 
-right_shift, right_swap, right_cost = neighbours._shift, neighbours._swap, traffic.all_gather_cost
+right_shift, right_cost = neighbours._shift, traffic.all_gather_cost
 right_to_all = plain.all_to_all
-
-
-def swap_mixed_up(to_right, to_left, axis):
-    from_left, from_right = right_swap(to_right, to_left, axis)
-    if from_left.shape == from_right.shape:
-        return from_right, from_left
-    return from_left * 0, from_right
-
-
-def halo_overwrites(ctx, grad):
-    axis, before, after, dim = ctx.options
-    n = grad.size(dim) - before - after
-    own = grad.narrow(dim, before, n).clone()
-    left, right = right_swap(grad.narrow(dim, before + n, after), grad.narrow(dim, 0, before), axis)
-    own.narrow(dim, n - before, before).copy_(right)
-    own.narrow(dim, 0, after).copy_(left)
-    return own, None, None, None, None
 
 
 def reversed_parts(parts, axis, shapes=None, async_op=False):
@@ -150,13 +133,6 @@ MUTANTS = {  # what is planted: (where, name, bug, which check notices it)
         "_shift",
         shift_from_the_wrong_neighbour,
         "ring_shift",
-    ),
-    "halo: sides mixed up": (neighbours, "_swap", swap_mixed_up, "halo_exchange"),
-    "halo: gradients overwritten, not added": (
-        neighbours._Halo,
-        "backward",
-        staticmethod(halo_overwrites),
-        "halo_exchange",
     ),
     "send: gradient lost": (neighbours._Send, "backward", staticmethod(gradient_lost), "send and recv"),
     "counter: the wrong chunk left out": (collectives, "all_gather_cost", own_chunk_left_out, "all_gather"),

@@ -16,6 +16,7 @@ from gpt2lab.model import GPT2, causal_attention
 from gpt2lab.parallel import blockwise, gathering, halo, heads, ring
 from gpt2lab.parallel.context import Split
 from gpt2lab.parallel.layouts import Layout, Loan
+from gpt2lab.parallel.paths import Path
 from gpt2lab.ranks import comm
 from gpt2lab.ranks.mesh import Axis
 from gpt2lab.verify import CONFIG, Plan, compare
@@ -26,6 +27,7 @@ RING, KV, HALO, HEADS = (
     ("contiguous", "halo-kv-isend", 12, 2),
     ("zigzag", "heads", 12, None),
 )
+FLASH = ("zigzag", "ring", 12, None, None)  # without a tile, torch's own kernel attends
 MUTANTS = {}
 
 
@@ -64,7 +66,7 @@ def the_mask_of_a_contiguous_split_is_used_for_stripes(right):
 
 @mutant(KV, gathering, "_sorting")
 def gathered_keys_stay_in_the_order_of_ranks(right):
-    return lambda share, lent: torch.arange(len(right(share, lent)))
+    return lambda table, ranks: None
 
 
 @mutant(KV, comm, "reduce_scatter")
@@ -115,8 +117,8 @@ def keys_in_the_ring_get_their_neighbours_positions(right):
 
 @mutant(RING, ring, "block_backward")
 def gradients_of_borrowed_keys_are_lost(right):
-    def lossy(grad, delta, lse, q, k, v, queries, keys, *rest):
-        dq, dk, dv = right(grad, delta, lse, q, k, v, queries, keys, *rest)
+    def lossy(grad, out, lse, q, k, v, queries, keys, *rest):
+        dq, dk, dv = right(grad, out, lse, q, k, v, queries, keys, *rest)
         return (dq, dk, dv) if keys == queries else (dq, 0 * dk, 0 * dv)
 
     return lossy
@@ -124,16 +126,44 @@ def gradients_of_borrowed_keys_are_lost(right):
 
 @mutant(RING, ring, "block_backward")
 def backward_uses_the_log_sum_exp_of_the_block_alone(right):
-    def local(grad, delta, lse, q, k, v, queries, keys, *rest):
+    def local(grad, out, lse, q, k, v, queries, keys, *rest):
         _, own = blockwise.block_forward(None, q, k, v, queries, keys, *rest)
-        return right(grad, delta, own.clamp(min=-1e3), q, k, v, queries, keys, *rest)
+        return right(grad, out, own.clamp(min=-1e3), q, k, v, queries, keys, *rest)
 
     return local
 
 
 @mutant(RING, ring, "block_backward")
 def backward_forgets_the_row_sums(right):
-    return lambda grad, delta, *rest: right(grad, 0 * delta, *rest)
+    return lambda grad, out, *rest: right(grad, 0 * out, *rest)
+
+
+@mutant(FLASH, blockwise, "pieces")
+def torchs_kernel_computes_triangles_whole(right):
+    return lambda queries, keys: [(rows, columns, False) for rows, columns, _ in right(queries, keys)]
+
+
+@mutant(FLASH, blockwise, "FLASH")
+def the_log_sum_exp_of_torchs_kernel_is_lost(right):
+    def kernel(*args):
+        out, lse = right(*args)
+        return out, 0 * lse
+
+    return kernel
+
+
+@mutant(("contiguous", "double-ring", 12, None), Path, "source")
+def blocks_of_a_double_ring_are_taken_for_those_of_a_plain_one(right):
+    return lambda self, rank, hops: (rank - hops) % self.ranks
+
+
+@mutant(("zigzag", "double-ring", 12, None), ring._Trip, "options")
+def keys_in_a_double_ring_get_the_positions_of_the_plain_ring(right):
+    def options(self):
+        mine, _, *rest = right.__get__(self)
+        return mine, self.share.table.positions[(self.axis.rank - self.step) % self.axis.size], *rest
+
+    return property(options)
 
 
 @mutant(HEADS, Layout, "inverse")
@@ -154,11 +184,10 @@ def heads_attend_without_the_window(right):
 @mutant(HALO, halo._Halo, "backward")
 def returned_halo_gradients_overwrite_the_own_ones(right):
     def backward(ctx, grad):
-        share, before, after, _ = ctx.options
-        start, grad = halo.widths(share.table, share.axis.rank, before, after)[0], grad.clone()
-        for a in halo.loans(share.table, before, after):
-            if a.source == share.axis.rank:
-                grad[start + a.start : start + a.stop] = 0
+        grad = grad.clone()
+        for a in ctx.loans:
+            if a.source == ctx.share.axis.rank:
+                grad[ctx.room[0] + a.start : ctx.room[0] + a.stop] = 0
         return right(ctx, grad)
 
     return staticmethod(backward)
@@ -167,8 +196,7 @@ def returned_halo_gradients_overwrite_the_own_ones(right):
 @mutant(HALO, halo._Halo, "backward")
 def halo_gradients_are_thrown_away(right):
     def backward(ctx, grad):
-        share, before, after, _ = ctx.options
-        first, last = halo.widths(share.table, share.axis.rank, before, after)
+        first, last = ctx.room
         grad = grad.clone()
         grad[:first] = 0
         grad[grad.size(0) - last :] = 0

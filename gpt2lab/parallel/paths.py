@@ -1,0 +1,48 @@
+"""The way of a block of keys round the ranks: a ring, or a ring of rings. Plain Python: no torch, no ranks."""
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+
+from .layouts import Layout, contributors
+
+
+@dataclass(frozen=True)
+class Path:
+    """The way that every block takes round N ranks: `inner - 1` hops inside a machine of `inner` ranks, then one out.
+
+    One machine of N is the plain ring; with more it is a double ring (Gu et al. 2024, LoongTrain).
+    """
+
+    ranks: int
+    inner: int
+
+    def at(self, source: int, hops: int) -> int:
+        """Where the block of `source` is after so many hops."""
+        return self._moved(source, hops // self.inner, hops - hops // self.inner)
+
+    def source(self, rank: int, hops: int) -> int:
+        """Whose block a rank holds after so many hops."""
+        return self._moved(rank, -(hops // self.inner), -(hops - hops // self.inner))
+
+    def _moved(self, rank: int, machines: int, places: int) -> int:
+        machine, place = divmod(rank, self.inner)
+        return (machine + machines) * self.inner % self.ranks + (place + places) % self.inner
+
+
+def path(exchange: str, ranks: int) -> Path:
+    """The path of exchange `ring` or `double-ring`, whose machines hold the largest divisor of N that is <= sqrt(N)."""
+    inner = max(n for n in range(1, math.isqrt(ranks) + 1) if ranks % n == 0)
+    return Path(ranks, inner if exchange == "double-ring" else ranks)
+
+
+@lru_cache(maxsize=256)
+def reach(table: Layout, window: int | None = None, way: Path | None = None) -> tuple[int, ...]:
+    """How many hops each rank's keys travel in a ring: as far as somebody on the way needs them, no further.
+
+    N-1 for everyone in an interleaved or zigzag layout; N-1-r in a contiguous one on the plain ring, as only later
+    ranks need rank r.
+    """
+    n, way = table.ranks, way or path("ring", table.ranks)
+    needed = lambda s, hops: way.at(s, hops) in contributors(table, s, window)
+    return tuple(max((h for h in range(n) if needed(s, h)), default=0) for s in range(n))
