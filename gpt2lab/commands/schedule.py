@@ -51,7 +51,7 @@ def run(args) -> int:
 
 def _load(args):
     if args.name.endswith(".csv"):
-        return text.from_csv(Path(args.name).read_text(), args.slices or 1)
+        return text.from_csv(Path(args.name).read_text(), args.slices)
     options = {"chunks": args.chunks, "slices": args.slices}
     chosen = {name: value for name, value in options.items() if value is not None}
     return registry.make(args.name, args.stages, args.micro, **chosen)
