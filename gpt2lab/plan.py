@@ -35,7 +35,7 @@ class Plan:
     exchange: str = "kv"  # how context-parallel ranks see each other's keys and values
     sp: bool = False  # sequence parallelism on the tensor-parallel axis
     loss: str = "whole"  # chunked: never hold the whole logits
-    recompute: bool = False  # keep only the blocks' inputs for backward
+    recompute: bool = False  # keep only the blocks' inputs for backward; on a pipeline, the stages'
 
     @classmethod
     def parse(cls, text: str) -> "Plan":
@@ -194,7 +194,7 @@ def build(
     columns = CONTEXT(model, mesh, plan) if CONTEXT.wanted(plan) else None
     if plan.loss == "chunked":
         apply_chunked_loss(model)
-    model.recompute = plan.recompute
+    model.recompute = plan.recompute and not PIPELINE.wanted(plan)
     specs = {name: spec.of(p) for name, p in model.named_parameters()}
     sync = (ZERO if ZERO.wanted(plan) else DATA)(model, mesh["dp", "cp"], plan)
     return Parallel(plan, mesh, model, engine, sync, specs, columns)
