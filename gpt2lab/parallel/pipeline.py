@@ -48,12 +48,13 @@ class Pipeline:
     def pace(self) -> Cost | None:
         """In seconds: operations are stretched to these times by sleeping, and messages take the hop's latency.
 
-        Setting it raises ValueError for what live ranks do not imitate, blocking sends and joint blocks.
+        Setting blocking sends or joint blocks, which live ranks do not imitate, raises ValueError.
         """
         return self._pace
 
     @pace.setter
     def pace(self, cost: Cost | None) -> None:
+        """Refuse what live ranks do not imitate."""
         for name in ("blocking", "joint"):
             if cost is not None and getattr(cost, name) not in (None, False):
                 raise ValueError(
@@ -63,22 +64,23 @@ class Pipeline:
 
     def run(self, micros, key, sync) -> torch.Tensor:
         """Forward and backward of all micro-batches, in the schedule's order; this rank's part of the loss."""
-        hop = self.pace.hop if self.pace else 0
-        with network.links(network.Link(float(hop), math.inf)) if hop else nullcontext():
-            return self._run(micros, key, sync)
-
-    def _run(self, micros, key, sync) -> torch.Tensor:
         step = Step(self, self.schedule, micros, key)
         order = self.schedule.orders[self.axis.rank]
         last = max((n for n, op in enumerate(order) if op.kind in "BW"), default=-1)
         self.held.clear()
-        for n, op in enumerate(order):
-            if n == last:
-                sync.last_micro()
-            step.run(op)
-            self.held.append(len(step.held))
-        step.links.finish()
+        with self._hops():
+            for n, op in enumerate(order):
+                if n == last:
+                    sync.last_micro()
+                step.run(op)
+                self.held.append(len(step.held))
+            step.links.finish()
         return step.loss
+
+    def _hops(self):
+        """The latency of a paced run's messages, as a context."""
+        hop = self.pace.hop if self.pace else 0
+        return network.links(network.Link(float(hop), math.inf)) if hop else nullcontext()
 
     @torch.no_grad()
     def evaluate(self, micros) -> torch.Tensor:
