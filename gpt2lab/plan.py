@@ -37,7 +37,7 @@ class Plan:
     hops: int = 0  # how many ranks away a halo may come from; 0: as many as the window needs
     sp: bool = False  # sequence parallelism on the tensor-parallel axis
     loss: str = "whole"  # chunked: never hold the whole logits
-    recompute: bool = False  # keep only the blocks' inputs for backward
+    recompute: bool = False  # keep only the blocks' inputs for backward; on a pipeline, the stages'
 
     @classmethod
     def parse(cls, text: str) -> "Plan":
@@ -216,7 +216,7 @@ def build(
     columns = CONTEXT(model, mesh, plan) if CONTEXT.wanted(plan) else None
     if plan.loss == "chunked":
         apply_chunked_loss(model)
-    model.recompute = plan.recompute
+    model.recompute = plan.recompute and not PIPELINE.wanted(plan)
     specs = {name: spec.of(p) for name, p in model.named_parameters()}
     sync = (ZERO if ZERO.wanted(plan) else DATA)(model, mesh["dp", "cp"], plan)
     return Parallel(plan, mesh, model, engine, sync, specs, columns)

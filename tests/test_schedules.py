@@ -1,6 +1,7 @@
 """Every schedule: complete, free of deadlock, within its memory, exact against the published formulas."""
 
 import time
+from dataclasses import replace
 from fractions import Fraction
 
 import pytest
@@ -45,10 +46,7 @@ def test_every_size_is_complete_and_finishes_within_its_promise(name, p, m, chun
 @QUICK
 def test_csv_reads_back_equal(name, p, m, chunks, slices):
     schedule = make(name, p, m, **options(name, chunks, slices))
-    whole = [rank for rank in range(p) if not schedule.orders[rank]]
-    if whole or (schedule.copies == 2 and m == 1):  # one micro-batch leaves the second copy without work
-        return
-    assert from_csv(to_csv(schedule), schedule.slices) == schedule
+    assert from_csv(to_csv(schedule)) == schedule
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -97,14 +95,27 @@ def test_chimera_has_its_published_bubble_also_with_more_micro_batches_than_stag
     assert timeline.makespan == makespan("chimera", p, m, 1, Fraction(1, 2), Fraction(1, 2))
 
 
+@given(half=st.integers(1, 6))
+@QUICK
+def test_chimera_has_its_published_bubble_where_a_backward_takes_two_forwards(half):
+    p = m = 2 * half
+    timeline = simulate(make("chimera", p, m), Cost(1, 1, 1))
+    assert timeline.bubble == (p - 2) / (Fraction(3 * m, 2) + p - 2)
+    assert timeline.makespan == makespan("chimera", p, m)
+
+
 @pytest.mark.parametrize("name", ["1f1b", "zb_h1", "zb_h2"])
 @given(p=RANKS, extra=st.integers(0, 9), f=TIMES, i=TIMES, w=TIMES)
 @QUICK
 def test_zero_bubble_schedules_have_their_published_idle_time(name, p, extra, f, i, w):
-    m, w = 2 * p - 1 + extra, min(f, i, w)
+    m = 2 * p - 1 + extra
     timeline = simulate(make(name, p, m), Cost(f, i, w))
-    longest = max(timeline.span(r) for r in range(p))
-    assert longest - m * (f + i + w) == own_idle(name, p, m, f, i, w)
+    idle = max(timeline.span(r) for r in range(p)) - m * (f + i + w)
+    promised = own_idle(name, p, m, f, i, w)
+    if promised is None:
+        assert w > min(f, i) and idle >= 0
+    else:
+        assert idle == promised
 
 
 @given(p=RANKS, extra=st.integers(0, 9), t=TIMES)
@@ -114,15 +125,25 @@ def test_zb_v_has_no_bubble_where_all_times_are_equal(p, extra, t):
     assert timeline.span_bubble == 0 == own_idle("zb_v", p, 2 * p + extra, t, t, t)
 
 
+@pytest.mark.parametrize("name", ["dualpipe", "dualpipe_v"])
 @given(half=st.integers(1, 4), extra=st.integers(0, 4), f=TIMES, i=TIMES, w=TIMES, saved=st.integers(0, 3))
 @QUICK
-def test_dualpipe_has_its_published_bubble(half, extra, f, i, w, saved):
-    p, m = 2 * half, 4 * half + 2 * extra
+def test_dualpipe_has_its_published_bubble(name, half, extra, f, i, w, saved):
+    p, m = (2 * half, 4 * half + 2 * extra) if name == "dualpipe" else (half, 2 * half + extra)
     w, f, i = sorted((f, i, w))  # the paper's case: TW <= TF <= TI
     joint = max(f + i + w - saved, f, i + w)
-    timeline = simulate(make("dualpipe", p, m), Cost(f, i, w, joint=joint))
+    timeline = simulate(make(name, p, m), Cost(f, i, w, joint=joint))
     idle = max(timeline.makespan - timeline.busy(r) for r in range(p))
-    assert idle == own_idle("dualpipe", p, m, f, i, w, joint)
+    assert idle == own_idle(name, p, m, f, i, w, joint)
+
+
+def test_recomputation_adds_a_forward_to_every_backward():
+    for name in ("1f1b", "zb_h1"):
+        again = simulate(make(name, 4, 8), Cost(2, 3, 1, recompute=True))
+        assert again == replace(simulate(make(name, 4, 8), Cost(2, 5, 1)), cost=again.cost)
+    assert simulate(make("gpipe", 4, 8), Cost(1, backward=2, recompute=True)).makespan == (8 + 3) * (
+        1 + 2 + 1
+    )
 
 
 def test_the_published_profiled_row_comes_out_to_four_decimals():
@@ -137,16 +158,16 @@ def test_the_published_profiled_row_comes_out_to_four_decimals():
 
 
 @pytest.mark.parametrize("name", NAMES)
-@given(p=st.integers(2, 8), rounds=st.integers(2, 4))
+@given(p=st.integers(2, 8), rounds=st.integers(2, 4), v=st.integers(1, 4))
 @QUICK
-def test_peak_activations_and_messages_equal_the_formulas(name, p, rounds):
+def test_peak_activations_and_messages_equal_the_formulas(name, p, rounds, v):
     p += p % 2 if name in ("chimera", "dualpipe") else 0
-    schedule = make(name, p, p * rounds)
+    m, sizes = p * rounds, {"v": v, "slices": v}
+    schedule = make(name, p, m, **options(name, v, v))
     peaks = [schedule.peak(rank) for rank in range(p)]
-    assert (
-        peaks == [peak_activations(name, p, p * rounds, rank) for rank in range(p)] == list(schedule.promise)
-    )
-    assert sum(schedule.messages(r) for r in range(p)) == messages(name, p, p * rounds)
+    assert peaks == [peak_activations(name, p, m, rank, **sizes) for rank in range(p)]
+    assert peaks == list(schedule.promise)
+    assert sum(schedule.messages(r) for r in range(p)) == messages(name, p, m, **sizes)
     assert {schedule.weights(r) for r in range(p)} == {2 if schedule.copies == 2 else 1}
 
 
@@ -165,21 +186,26 @@ def test_blocking_sends_without_buffers_deadlock_in_1f1b_but_not_in_gpipe():
         check(make("breadth_first", 4, 8), buffers=1)
 
 
-def changed(schedule, rank, change):
+def changed(schedule, change):
     orders = [list(order) for order in schedule.orders]
-    change(orders[rank])
-    where = schedule.placement, schedule.micros, schedule.copies, schedule.slices
-    return Schedule(tuple(map(tuple, orders)), *where, schedule.name, schedule.promise)
+    change(orders)
+    return replace(schedule, orders=tuple(map(tuple, orders)))
+
+
+def swap_first_backward(orders):
+    orders[1].insert(0, orders[1].pop(orders[1].index(Op("B", 1, 0))))
 
 
 MISTAKES = {
-    "an operation is lost": (lambda o: o.pop(3), "It needs one F"),
-    "an operation runs twice": (lambda o: o.append(o[0]), "runs 2 times"),
-    "another rank's stage": (lambda o: o.append(Op("F", 0, 0)), "runs 2 times|lives on rank 0"),
-    "a stage that is not there": (lambda o: o.append(Op("F", 9, 0)), "stage 9 of 4"),
-    "the backward before the forward": (lambda o: o.insert(0, o.pop(o.index(Op("B", 1, 0)))), "deadlock"),
-    "a forward too early for memory": (lambda o: o.insert(0, o.pop(-5)), "deadlock|promised"),
-    "half a backward": (lambda o: o.__setitem__(o.index(Op("B", 1, 0)), Op("I", 1, 0)), "W=0"),
+    "an operation is lost": (lambda o: o[1].pop(3), "stage 1 runs micro-batch 0 with F=1 B=0"),
+    "an operation runs twice": (lambda o: o[1].append(o[1][0]), "1F0 runs 2 times"),
+    "another rank's stage": (lambda o: o[1].append(o[0].pop()), "0B7 runs on rank 1, but stage 0 lives on"),
+    "a stage that is not there": (lambda o: o[1].append(Op("F", 9, 0)), "9F0 names stage 9 of 4"),
+    "a micro-batch that is not there": (lambda o: o[1].append(Op("F", 1, 8)), "micro-batch 8 of 8"),
+    "a kind that is not there": (lambda o: o[1].append(Op("X", 1, 0)), "1X0 is of no kind"),
+    "the backward before the forward": (swap_first_backward, "deadlock: .*rank 1 waits at 1B0 for 1F0"),
+    "a forward too early for memory": (lambda o: o[0].insert(4, o[0].pop(5)), "rank 0 holds 5 .* 4 were"),
+    "half a backward": (lambda o: o[1].__setitem__(o[1].index(Op("B", 1, 0)), Op("I", 1, 0)), "I=1 W=0"),
 }
 
 
@@ -187,7 +213,12 @@ MISTAKES = {
 def test_the_checker_finds_a_mutant(mistake):
     change, message = MISTAKES[mistake]
     with pytest.raises(ScheduleError, match=message):
-        check(changed(make("1f1b", 4, 8), 1, change))
+        check(changed(make("1f1b", 4, 8), change))
+
+
+def test_the_checker_finds_a_micro_batch_in_the_wrong_copy_of_the_model():
+    with pytest.raises(ScheduleError, match="4F0: micro-batch 0 does not pass stage 4. Remove it."):
+        check(changed(make("chimera", 4, 4), lambda o: o[3].append(Op("F", 4, 0))))
 
 
 def test_a_schedule_that_holds_more_than_it_promised_is_refused():
@@ -218,9 +249,12 @@ def test_an_unknown_name_or_option_is_explained():
 
 @pytest.mark.parametrize("name", NAMES)
 def test_64_ranks_and_512_micro_batches_are_generated_whole(name):
-    start = time.process_time()
-    schedule = make(name, 64, 512)
-    assert time.process_time() - start < 20  # about 0.3 s; a wide margin, against quadratic mistakes only
+    seconds = []
+    for _ in range(3):
+        start = time.process_time()
+        schedule = make(name, 64, 512)
+        seconds.append(time.process_time() - start)
+    assert min(seconds) < 2, seconds  # about 0.1 s; a margin for slow machines, against quadratic mistakes
     assert sum(map(len, schedule.orders)) >= 2 * 64 * 512
 
 
@@ -232,3 +266,12 @@ def test_pytorch_notation_with_idle_slots_and_joint_blocks_is_read():
         from_csv("0X0")
     with pytest.raises(ScheduleError, match="there is no operation"):
         from_csv("\n")
+
+
+def test_an_empty_line_is_an_idle_rank_and_slices_are_said_once():
+    assert from_csv("0F0,0B0\n\n1F0,1B0\n\n").placement == (0, 2)
+    sliced = make("terapipe", 2, 2, slices=3)
+    bare = "\n".join(to_csv(sliced).splitlines()[1:])
+    assert from_csv(bare, slices=3) == from_csv(to_csv(sliced), slices=3) == sliced
+    with pytest.raises(ScheduleError, match="says slices=3, and slices=2 was asked for"):
+        from_csv(to_csv(sliced), slices=2)

@@ -41,7 +41,7 @@ def test_the_command_draws_every_schedule(name, capsys, tmp_path):
     run(f"{name} --csv")
     path = tmp_path / "own.csv"
     path.write_text(capsys.readouterr().out)
-    assert run(f"{path} --width 200" + " --slices 2" * (name == "terapipe")) == 0
+    assert run(f"{path} --width 200") == 0
     assert capsys.readouterr().out == shown
 
 

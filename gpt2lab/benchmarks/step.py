@@ -128,11 +128,17 @@ def timed(function: Callable[[], None], repeat: int) -> list[float]:
     return times[1:]
 
 
-def medians(repeat: int, *functions: Callable[[], None]) -> tuple[float, ...]:
-    """Median seconds of each function; they take turns, after one call of each that does not count."""
+def medians(
+    repeat: int, *functions: Callable[[], None], before: Callable[[], None] = lambda: None
+) -> tuple[float, ...]:
+    """Median seconds of each function; they take turns, after one call of each that does not count.
+
+    `before` runs before each of them and is not timed: on several ranks, the barrier that starts them together.
+    """
     times = [[] for _ in functions]
     for turn in range(repeat + 1):
         for function, of_function in zip(functions, times, strict=True):
+            before()
             start = time.perf_counter()
             function()
             if turn:

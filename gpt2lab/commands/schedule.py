@@ -24,6 +24,7 @@ def add_arguments(parser) -> None:
         default = Fraction(option != "hop")
         parser.add_argument(f"--{option}", type=Fraction, default=default, help=f"{meaning} ({default})")
     parser.add_argument("--blocking", action="store_true", help="senders wait for the hop too")
+    parser.add_argument("--recompute", action="store_true", help="a backward runs the forward again first")
     parser.add_argument("--buffers", type=int, help="check for deadlock with so many unread messages a link")
     parser.add_argument("--width", type=int, default=160, help="longest line, in characters (default 160)")
     parser.add_argument("--csv", action="store_true", help="print it in PyTorch's notation instead")
@@ -42,6 +43,7 @@ def run(args) -> int:
         args.weight_grad * share,
         hop=args.hop,
         blocking=args.blocking,
+        recompute=args.recompute,
     )
     timeline = simulate(schedule, cost)
     print(text.draw(timeline, args.width))
@@ -51,7 +53,7 @@ def run(args) -> int:
 
 def _load(args):
     if args.name.endswith(".csv"):
-        return text.from_csv(Path(args.name).read_text(), args.slices or 1)
+        return text.from_csv(Path(args.name).read_text(), args.slices)
     options = {"chunks": args.chunks, "slices": args.slices}
     chosen = {name: value for name, value in options.items() if value is not None}
     return registry.make(args.name, args.stages, args.micro, **chosen)

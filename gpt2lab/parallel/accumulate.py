@@ -14,6 +14,13 @@ def micro_loss(model, micro, key) -> torch.Tensor:
     return model.loss(model(micro.tokens, micro.positions, noise), micro.targets) / micro.total
 
 
+class Alone:
+    """The partner of an engine that has no replicas to share gradients with."""
+
+    def last_micro(self) -> None:
+        """The last backward of the step is next; nobody wants to know."""
+
+
 class Accumulate:
     """Forward and backward of every micro-batch in turn; the engine of every plan without a pipeline.
 

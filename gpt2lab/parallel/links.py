@@ -3,7 +3,8 @@ sent.
 
 Two ranks that both send first and receive later wait for each other forever. Here every receive is posted
 before it is needed, two for each neighbour (double buffering), in exactly the order in which the neighbour's
-schedule sends; so no message needs a label and nobody waits in a send.
+schedule sends; so no message needs a label. A send is started and left alone; only when `buffers` of its kind
+are still unread does the sender wait for the oldest, whose reader is known to come.
 """
 
 from collections import defaultdict, deque
@@ -40,7 +41,7 @@ class Links:
 
     def __init__(self, schedule: Schedule, axis: Axis, like: Callable[[Op], torch.Tensor], buffers: int):
         self.schedule, self.axis, self.like, self.buffers = schedule, axis, like, buffers
-        self.coming = {r: deque(self._from(r)) for r in range(axis.size) if r != axis.rank}
+        self.coming = {r: deque(ops) for r, ops in schedule.incoming[axis.rank].items()}
         self.source = {op: r for r, ops in self.coming.items() for op in ops}
         self.posted: dict[Op, comm.Handle] = {}
         self.here: dict[Op, torch.Tensor] = {}  # handed from stage to stage inside this rank
@@ -48,11 +49,6 @@ class Links:
         for rank in self.coming:
             for _ in range(2):
                 self._post(rank)
-
-    def _from(self, rank: int) -> list[Op]:
-        """What comes from a rank, in the order in which it sends."""
-        meant = map(self.schedule.message, self.schedule.orders[rank])
-        return [op for op in meant if op is not None and self.schedule.placement[op.stage] == self.axis.rank]
 
     def _post(self, rank: int) -> None:
         if self.coming[rank]:
@@ -81,7 +77,8 @@ class Links:
             return
         line = self.leaving[there.kind, there.stage]
         if len(line) == self.buffers:
-            line.popleft().wait()  # its reader is known to get there: the schedule was checked with these buffers
+            with trace.span(f"full {there}", kind="wait"):
+                line.popleft().wait()  # its reader gets there: the schedule was checked with these buffers
         line.append(comm.isend(value, self.axis, rank))
 
     def finish(self) -> None:

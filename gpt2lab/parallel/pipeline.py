@@ -7,13 +7,15 @@ it.
 Huang et al. 2019, "GPipe"; Narayanan et al. 2019, "PipeDream".
 """
 
+import math
+from contextlib import nullcontext
 from dataclasses import replace
 
 import torch
 
-from ..ranks import comm
+from ..ranks import comm, network
 from ..ranks.mesh import Mesh
-from ..schedules import Schedule, make
+from ..schedules import Cost, Schedule, make
 from ..schedules import check as check_schedule
 from .links import buffers_needed
 from .pipeline_step import Step
@@ -38,11 +40,27 @@ class Pipeline:
         self.twins = mesh.axis("tie", lines)
         self.buffers = buffers_needed(schedule)
         self.lengths = None  # of the token slices (TeraPipe), where they are not even
-        self.pace = None  # a schedules.Cost in seconds: every operation is stretched to its time by sleeping
-        self.keep_inputs_only = (
-            False  # True: a stage keeps its input alone and runs forward again in backward
-        )
+        self._pace = None
+        self.keep_inputs_only = False  # True: keep a stage's input alone, run its forward again in backward
         self.held: list[int] = []  # how many micro-batches' activations were held after each operation
+
+    @property
+    def pace(self) -> Cost | None:
+        """In seconds: operations are stretched to these times by sleeping, and messages take the hop's latency.
+
+        Setting blocking sends or joint blocks, which live ranks do not imitate, raises ValueError.
+        """
+        return self._pace
+
+    @pace.setter
+    def pace(self, cost: Cost | None) -> None:
+        """Refuse what live ranks do not imitate."""
+        for name in ("blocking", "joint"):
+            if cost is not None and getattr(cost, name) not in (None, False):
+                raise ValueError(
+                    f"{name}={getattr(cost, name)} is only simulated, live ranks cannot pace it. Leave it out."
+                )
+        self._pace = cost
 
     def run(self, micros, key, sync) -> torch.Tensor:
         """Forward and backward of all micro-batches, in the schedule's order; this rank's part of the loss."""
@@ -50,29 +68,37 @@ class Pipeline:
         order = self.schedule.orders[self.axis.rank]
         last = max((n for n, op in enumerate(order) if op.kind in "BW"), default=-1)
         self.held.clear()
-        for n, op in enumerate(order):
-            if n == last:
-                sync.last_micro()
-            step.run(op)
-            self.held.append(len(step.held))
-        step.links.finish()
+        with self._hops():
+            for n, op in enumerate(order):
+                if n == last:
+                    sync.last_micro()
+                step.run(op)
+                self.held.append(len(step.held))
+            step.links.finish()
         return step.loss
+
+    def _hops(self):
+        """The latency of a paced run's messages, as a context."""
+        hop = self.pace.hop if self.pace else 0
+        return network.links(network.Link(float(hop), math.inf)) if hop else nullcontext()
 
     @torch.no_grad()
     def evaluate(self, micros) -> torch.Tensor:
         """This rank's part of the loss, forward only."""
-        orders = tuple(tuple(op for op in order if op.kind == "F") for order in self.schedule.orders)
-        step = Step(self, replace(self.schedule, orders=orders), micros, None)
-        for op in orders[self.axis.rank]:
+        step = Step(self, self.schedule.forward_only, micros, None)
+        for op in step.schedule.orders[self.axis.rank]:
             step.run(op)
         step.links.finish()
         return step.loss
 
     def tie(self, pieces, mesh: Mesh) -> None:
-        """Sum the gradients of the parameters that another rank holds too."""
-        for piece in pieces if self.twins is not None else ():
-            if piece.name in self.shared:
-                piece.tensor.grad = comm.all_reduce(piece.tensor.grad, self.twins)
+        """Sum the gradients of the parameters that another rank holds too, in one message."""
+        tensors = [piece.tensor for piece in pieces if piece.name in self.shared]
+        if self.twins is not None and tensors:
+            flat = torch.cat([t.grad.flatten() for t in tensors])
+            sums = comm.all_reduce(flat, self.twins).split([t.grad.numel() for t in tensors])
+            for tensor, total in zip(tensors, sums, strict=True):
+                tensor.grad = total.view_as(tensor.grad)
 
 
 def schedule_of(plan) -> Schedule:
@@ -86,7 +112,9 @@ def apply_pipeline(model, mesh: Mesh, plan) -> Pipeline:
     """Keep this rank's stages of the model, in place; returns the engine that runs the plan's schedule over
     them.
     """
-    return Pipeline(model, mesh, schedule_of(plan))
+    engine = Pipeline(model, mesh, schedule_of(plan))
+    engine.keep_inputs_only = plan.recompute
+    return engine
 
 
 def check(config, plan, rows: int, length: int) -> None:
@@ -108,10 +136,10 @@ def check(config, plan, rows: int, length: int) -> None:
             f"{schedule.depth} without. Use fewer stages, or sp=false."
         )
     if schedule.slices > 1:
-        if plan.cp > 1 or plan.sp or plan.recompute:
+        if plan.cp > 1 or plan.sp:
             raise ValueError(
-                "schedule=terapipe already splits the tokens of a sequence and keeps their keys and values. Leave cp, "
-                "sp and recompute out, or use another schedule."
+                "schedule=terapipe already splits the tokens of a sequence. Leave cp and sp out, or use another "
+                "schedule."
             )
         if schedule.slices > length:
             raise ValueError(

@@ -35,9 +35,8 @@ class Step:
             self.units = [u for m in micros for u in cut_columns(m, schedule.slices, engine.lengths)]
         self.number = next(self.model.parameters()).detach().new_zeros(())
         self.links = Links(schedule, engine.axis, self._shaped, engine.buffers)
-        self.held: dict[
-            tuple[int, int], Work | torch.Tensor | None
-        ] = {}  # by (stage, unit), until its backward
+        # by (stage, unit), until its backward: the graph, or the stage's input alone
+        self.held: dict[tuple[int, int], Work | torch.Tensor | None] = {}
         self.caches: dict[tuple[int, int], SliceCache] = {}
         self.loss = self.number.clone()
 
@@ -59,6 +58,8 @@ class Step:
                 output = kept.output
         if torch.is_grad_enabled():
             self.held[op.stage, op.micro] = kept
+        else:
+            self._forget(op)
         if self._last(op):
             self.loss += output.detach()
         else:
@@ -70,6 +71,7 @@ class Step:
         with self._timed(op):
             grad = self._recall(op).backward(grad)
         del self.held[op.stage, op.micro]
+        self._forget(op)
         self._send_back(op, grad)
 
     def input_gradient(self, op: Op) -> None:
@@ -119,7 +121,16 @@ class Step:
         """The earlier slices' keys and values, where micro-batches are cut into token slices."""
         if self.schedule.slices == 1:
             return None
-        return self.caches.setdefault((op.stage, op.micro // self.schedule.slices), SliceCache())
+        micro, at = divmod(op.micro, self.schedule.slices)
+        cache = self.caches.setdefault((op.stage, micro), SliceCache())
+        cache.at = at
+        return cache
+
+    def _forget(self, op: Op) -> None:
+        """Drop the keys and values of a micro-batch after the first slice's backward, or a last forward alone."""
+        at = op.micro % self.schedule.slices
+        if at == (self.schedule.slices - 1 if op.kind == "F" else 0):
+            self.caches.pop((op.stage, op.micro // self.schedule.slices), None)
 
     def _shaped(self, op: Op) -> torch.Tensor:
         """A tensor, without memory of its own, of the shape of a stage's input (b, t, C)."""
@@ -133,9 +144,5 @@ class Step:
         with trace.span(f"{op.kind}{op.micro}", kind=SPANS[op.kind]):
             yield
             if pace is not None:
-                left = (
-                    pace.time(op.kind, self.schedule.position(op.stage), op.micro)
-                    + start
-                    - time.perf_counter()
-                )
-                time.sleep(max(0.0, left))
+                end = start + pace.time(op.kind, self.schedule.position(op.stage), op.micro)
+                time.sleep(max(0.0, end - time.perf_counter()))

@@ -11,20 +11,22 @@ class SliceCache:
 
     Forward: a slice attends to copies of the earlier slices' keys and values that are cut off from their
     graphs. Backward: the later slices have left the gradients in those copies by the time the earlier slice
-    runs, which passes them on into its own graph.
+    runs, which passes them on into its own graph. `at` is the slice that runs now; one that runs again, to be
+    recomputed, finds its own copies there.
     """
 
     def __init__(self):
+        self.at = 0
         self.past: dict[object, list[tuple[torch.Tensor, torch.Tensor]]] = {}
         self.made: list[tuple[torch.Tensor, torch.Tensor]] = []  # (with its graph, the copy others attend to)
 
     def extend(self, attn, k, v, positions):
         """All keys and values (B, H, S, D) up to this slice."""
         past = self.past.setdefault(attn, [])
-        keys, values = zip(*past, (k, v), strict=True)
-        copies = tuple(t.detach().requires_grad_(torch.is_grad_enabled()) for t in (k, v))
-        self.made += zip((k, v), copies, strict=True)
-        past.append(copies)
+        if len(past) == self.at:
+            past.append(tuple(t.detach().requires_grad_() for t in (k, v)))
+        self.made += zip((k, v), past[self.at], strict=True)
+        keys, values = zip(*past[: self.at], (k, v), strict=True)
         return torch.cat(keys, -2), torch.cat(values, -2)
 
     def take_made(self) -> list[tuple[torch.Tensor, torch.Tensor]]:

@@ -1,10 +1,7 @@
 """Bidirectional schedules: two copies of the model, filled from either end, fill each other's bubbles."""
 
-from collections import deque
-
 from .phases import play, v_placement
 from .schedule import Op, Schedule, require
-from .sequential import one_forward_one_backward
 
 
 def chimera(ranks: int, micros: int) -> Schedule:
@@ -12,66 +9,25 @@ def chimera(ranks: int, micros: int) -> Schedule:
 
     Even micro-batches travel down the first copy, odd ones up the second, in units of p. Bubble (p - 2) / (2m
     + p - 2) with equal forwards and backwards; 2 weights, p/2 + 1 to p activations. A number of micro-batches
-    that does not fill its last unit runs without the surplus, and an odd p has both copies of its middle
-    stage on one rank.
+    that does not fill its last unit runs without the surplus; an odd p runs p + 1 with an inner rank left out.
     """
     require(ranks, micros)
-    per_unit = ranks + ranks % 2
-    half, work = per_unit // 2, -(-micros // per_unit) * per_unit
-    limits = [min(half, ranks - r) + min(half, r + 1) for r in range(ranks)]
-    unit = one_forward_one_backward(ranks, half).orders
-    plans = [[_unit(unit, r, u * per_unit) for u in range(work // per_unit)] for r in range(ranks)]
-    orders = _merge(plans, limits)
-    full = Schedule(orders, v_placement(ranks), work, 2, name="chimera", promise=tuple(limits))
+    half = (ranks + 1) // 2
+    unit = 2 * half
+    work = -(-micros // unit) * unit
+    orders, promise = [], []
+    for r in range(ranks):
+        down = r if r < half else unit - ranks + r
+        slots = []  # one direction takes the even slots and the other the odd ones, so that they never meet
+        for i in range(work):
+            stage, place = (2 * ranks - 1 - r, unit - 1 - down) if i % 2 else (r, down)
+            start = 2 * unit * (i // unit) + 2 * (i % unit // 2)
+            slots.append((start + place, Op("F", stage, i)))
+            slots.append((start + 2 * unit - 1 - place, Op("B", stage, i)))
+        orders.append(tuple(op for _, op in sorted(slots)))
+        promise.append(min(half, unit - down) + min(half, down + 1))
+    full = Schedule(tuple(orders), v_placement(ranks), work, 2, name="chimera", promise=tuple(promise))
     return full if work == micros else full.without(micros)
-
-
-def _unit(one_way, rank: int, first: int) -> list[deque[Op]]:
-    """What a rank does in one unit: a 1F1B order down the first copy and one up the second."""
-    ranks = len(one_way)
-    down = deque(Op(kind, s, first + 2 * i) for kind, s, i in one_way[rank])
-    up = deque(Op(kind, s + ranks, first + 2 * i + 1) for kind, s, i in one_way[ranks - 1 - rank])
-    return [down, up]
-
-
-def _merge(plans: list[list[list[deque[Op]]]], limits: list[int]) -> tuple[tuple[Op, ...], ...]:
-    """Slot by slot, every rank runs what is ready, backwards first, oldest first.
-
-    A rank with nothing ready may begin its next unit, as long as the rest of this one still fits in memory.
-    """
-    ranks = len(plans)
-    plans = [deque(units) for units in plans]
-    orders: list[list[Op]] = [[] for _ in plans]
-    held = [0] * ranks
-    first, last = {0, ranks}, {ranks - 1, 2 * ranks - 1}
-    arrived: set[Op] = set()
-
-    def ready(lane):
-        return lane and (lane[0] in arrived or lane[0].kind == "F" and lane[0].stage in first)
-
-    while any(plans):
-        finished = []
-        for r, units in enumerate(plans):
-            if not units:
-                continue
-            lanes = [lane for lane in units[0] if ready(lane)]
-            if not lanes and len(units) > 1:
-                rest = held[r] + sum(op.kind == "F" for lane in units[0] for op in lane)
-                lanes = [lane for lane in units[1] if rest < limits[r] and ready(lane)]
-            if lanes:
-                lane = min(lanes, key=lambda lane: (lane[0].kind == "F", lane[0].micro))
-                op = lane.popleft()
-                orders[r].append(op)
-                held[r] += 1 if op.kind == "F" else -1
-                finished.append(op)
-            if not any(units[0]):
-                units.popleft()
-        for kind, stage, micro in finished:
-            if kind == "F":
-                arrived.add(Op("B", stage, micro) if stage in last else Op("F", stage + 1, micro))
-            elif stage not in first:
-                arrived.add(Op("B", stage - 1, micro))
-    return tuple(map(tuple, orders))
 
 
 def dualpipe(ranks: int, micros: int) -> Schedule:

@@ -2,7 +2,7 @@
 
 from collections import Counter
 
-from .schedule import Op, Schedule
+from .schedule import KINDS, Op, Schedule
 
 
 class ScheduleError(ValueError):
@@ -32,36 +32,36 @@ def _complete(schedule: Schedule) -> None:
     rank.
     """
     seen = Counter(op for order in schedule.orders for op in order)
+    for rank, order in enumerate(schedule.orders):
+        for op in order:
+            _belongs(schedule, op, rank)
     for op, times in seen.items():
         if times > 1:
             raise ScheduleError(f"{op} runs {times} times. Keep one of them.")
-    for rank, order in enumerate(schedule.orders):
-        for op in order:
-            if not 0 <= op.stage < len(schedule.placement) or not 0 <= op.micro < schedule.units:
-                raise ScheduleError(
-                    f"{op} names stage {op.stage} of {len(schedule.placement)} and micro-batch {op.micro} of "
-                    f"{schedule.units}; both count from 0."
-                )
-            if schedule.placement[op.stage] != rank:
-                home = schedule.placement[op.stage]
-                raise ScheduleError(
-                    f"{op} runs on rank {rank}, but stage {op.stage} lives on rank {home}. Move it."
-                )
-    expected = 0
     for micro in range(schedule.units):
         for stage in schedule.route(micro):
             forward, whole, inputs, weights = (seen[Op(kind, stage, micro)] for kind in "FBIW")
-            expected += forward + whole + inputs + weights
             if not forward or (whole, inputs, weights) not in ((1, 0, 0), (0, 1, 1)):
                 raise ScheduleError(
                     f"stage {stage} runs micro-batch {micro} with F={forward} B={whole} I={inputs} W={weights}. "
                     "It needs one F and then either one B, or one I and one W."
                 )
-    if expected != seen.total():
-        stray = next(op for op in seen if op.stage not in schedule.route(op.micro))
+
+
+def _belongs(schedule: Schedule, op: Op, rank: int) -> None:
+    """Refuse an operation that no rank, or another rank, should run."""
+    if op.kind not in KINDS:
+        raise ScheduleError(f"{op} is of no kind that exists. Use F, B, I or W.")
+    if not 0 <= op.stage < len(schedule.placement) or not 0 <= op.micro < schedule.units:
         raise ScheduleError(
-            f"{stray}: micro-batch {stray.micro} does not pass stage {stray.stage}. Remove it."
+            f"{op} names stage {op.stage} of {len(schedule.placement)} and micro-batch {op.micro} of "
+            f"{schedule.units}; both count from 0."
         )
+    if schedule.placement[op.stage] != rank:
+        home = schedule.placement[op.stage]
+        raise ScheduleError(f"{op} runs on rank {rank}, but stage {op.stage} lives on rank {home}. Move it.")
+    if op.stage not in schedule.route(op.micro):
+        raise ScheduleError(f"{op}: micro-batch {op.micro} does not pass stage {op.stage}. Remove it.")
 
 
 def _finishes(schedule: Schedule, buffers: int | None) -> None:

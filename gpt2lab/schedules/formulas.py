@@ -17,37 +17,34 @@ def makespan(name: str, p: int, m: int, forward=1, input_grad=1, weight_grad=1, 
         return (m + p - 1) * (tf + tb)
     if name == "interleaved" and m % p == 0 or name == "breadth_first" and m >= p:
         return m * (tf + tb) + Fraction((p - 1) * (tf + tb), v)
-    if name == "chimera" and m % (p + p % 2) == 0 and tf == tb and p % 2 == 0:
-        return 2 * m * tf + (p - 2) * tf
+    if name == "chimera" and p % 2 == 0 and (tf == tb and m % p == 0 or 2 * tf == tb and m == p):
+        return m * (tf + tb) + (p - 2) * tb
     return None
 
 
 def own_idle(name: str, p: int, m: int, forward=1, input_grad=1, weight_grad=1, joint=None):
-    """Idle time inside the busiest span of a rank (for dualpipe: inside the makespan), or None where none is
-    published.
+    """Idle time inside the busiest span of a rank (for the dual ones: inside the makespan), or None where none
+    is published.
 
-    Zero Bubble (Qi et al. 2023, Table 2) needs enough micro-batches: p for ZB-H1, 2p - 1 for ZB-H2; `joint`
-    is DualPipe's time for a forward and a backward that overlap (DeepSeek-V3 2024, Table 2), m even and at
-    least 2p.
+    Zero Bubble (Qi et al. 2023, Table 2) needs enough micro-batches, p for ZB-H1 and 2p - 1 for ZB-H2, and
+    weight gradients no longer than what they fill. `joint` is DualPipe's time for a forward and a backward
+    that overlap (DeepSeek-V3 2024, Table 2), m even and at least 2p; DualPipeV is one of 2p ranks, folded:
+    times are those of half a rank's share.
     """
     tf, ti, tw = forward, input_grad, weight_grad
     if name == "1f1b":
         return (p - 1) * (tf + ti + tw)
     if name == "zb_h1" and m >= p and tw <= tf:
         return (p - 1) * (tf + ti - tw)
-    if name == "zb_h2" and m >= 2 * p - 1 and tw <= tf:
+    if name == "zb_h2" and m >= 2 * p - 1 and tw <= min(tf, ti):
         return (p - 1) * (tf + ti - 2 * tw)
     if name == "zb_v" and m >= 2 * p and tf == ti == tw:
         return 0
-    if (
-        name == "dualpipe"
-        and joint is not None
-        and tw <= tf <= ti
-        and p % 2 == 0
-        and m % 2 == 0
-        and m >= 2 * p
-    ):
-        return (Fraction(p, 2) - 1) * (joint + ti + tw - 3 * tw)
+    if joint is not None and tw <= tf <= ti and m >= 2 * p:
+        if name == "dualpipe" and p % 2 == m % 2 == 0:
+            return (Fraction(p, 2) - 1) * (joint + ti + tw - 3 * tw)
+        if name == "dualpipe_v":
+            return (p - 1) * (joint + ti + tw - 3 * tw)
     return None
 
 
@@ -61,7 +58,7 @@ def peak_activations(name: str, p: int, m: int, rank: int, v: int = 2, slices: i
         "naive": 1,
         "gpipe": m,
         "1f1b": min(m, p - rank),
-        "interleaved": min(v * m, 2 * (p - 1 - rank) + (v - 1) * p + 1),
+        "interleaved": min(v * m, 2 * (p - 1 - rank) + (v - 1) * p + 1) if v > 1 else min(m, p - rank),
         "breadth_first": v * m,
         "zb_h1": min(m, p),
         "zb_h2": min(m, 2 * p - 1),

@@ -6,7 +6,7 @@ then W).
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cached_property
 from typing import NamedTuple
@@ -106,6 +106,23 @@ class Schedule:
             return None
         return None if self.placement[there.stage] == self.placement[stage] else there
 
+    @cached_property
+    def incoming(self) -> list[dict[int, list[Op]]]:
+        """For every rank and every rank that sends to it: the operations whose inputs come from there, in the
+        order in which they are sent.
+        """
+        found: list[dict[int, list[Op]]] = [{} for _ in self.orders]
+        for sender, order in enumerate(self.orders):
+            for there in filter(None, map(self.message, order)):
+                found[self.placement[there.stage]].setdefault(sender, []).append(there)
+        return found
+
+    @cached_property
+    def forward_only(self) -> "Schedule":
+        """The same without backwards: what evaluation runs."""
+        orders = tuple(tuple(op for op in order if op.kind == "F") for order in self.orders)
+        return replace(self, orders=orders, promise=())
+
     def held(self, rank: int) -> list[int]:
         """How many stage activations the rank holds after each operation: a forward adds one, B or W frees
         one.
@@ -138,7 +155,7 @@ class Schedule:
         Micro-batches do not wait for each other, so crossing some out can break no order that was right.
         """
         orders = tuple(tuple(op for op in order if op.micro < keep * self.slices) for order in self.orders)
-        return Schedule(orders, self.placement, keep, self.copies, self.slices, self.name, self.promise)
+        return replace(self, orders=orders, micros=keep)
 
 
 def require(ranks: int, micros: int, **others: int) -> None:

@@ -15,7 +15,8 @@ class Cost:
     `backward` is the whole backward; None means input_grad + weight_grad. `hop` is the latency between two
     ranks; with `blocking` the sender waits for it too. `pieces` stretches micro-batch (or slice) i by
     pieces[i % len]. `joint` is DualPipe's F&B: a forward and the backward of another stage right after it run
-    as one block that starts when both can and ends together; None runs them one after the other.
+    as one block that starts when both can and ends together; None runs them one after the other. With
+    `recompute` stages keep only their inputs: a backward (B or I) runs the forward again first.
     """
 
     forward: object = 1
@@ -26,6 +27,7 @@ class Cost:
     blocking: bool = False
     pieces: Sequence = (1,)
     joint: object = None
+    recompute: bool = False
 
     def time(self, kind: str, position: int, unit: int):
         """The time of one operation."""
@@ -33,7 +35,8 @@ class Cost:
             return self.time("I", position, unit) + self.time("W", position, unit)
         number = {"F": self.forward, "B": self.backward, "I": self.input_grad, "W": self.weight_grad}[kind]
         value = number[position] if isinstance(number, Sequence) else number
-        return value * self.pieces[unit % len(self.pieces)]
+        again = self.time("F", position, unit) if self.recompute and kind in "BI" else 0
+        return value * self.pieces[unit % len(self.pieces)] + again
 
     def table(self, schedule: Schedule) -> dict:
         """Times by (kind, stage, unit modulo pieces), looked up once rather than for every operation."""
@@ -83,8 +86,8 @@ class Timeline:
 
     @property
     def span_bubble(self):
-        """Idle share of the longest own span: the zero-bubble papers' bubble rate, since steps overlap at the
-        ends.
+        """The worst idle share of a rank's own span: the zero-bubble papers' bubble rate, since steps overlap
+        at the ends.
         """
         return max(
             _ratio(self.span(r) - self.busy(r), self.span(r)) for r in range(len(self.rows)) if self.rows[r]

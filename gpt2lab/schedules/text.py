@@ -46,7 +46,7 @@ def summary(timeline: Timeline) -> str:
         [
             f"makespan      {_short(timeline.makespan)}",
             f"bubble        {_percent(timeline.bubble)} of the makespan, {_percent(timeline.span_bubble)} of the "
-            f"longest own span, {_percent(timeline.bubble_over_ideal)} over the ideal time",
+            f"worst own span, {_percent(timeline.bubble_over_ideal)} over the ideal time",
             f"activations   {activations}   (peak of each rank, in p-ths of the model for one micro-batch)",
             f"weights       {_short(max(schedule.weights(r) for r in ranks))} p-ths of the model a rank",
             f"messages      {sum(schedule.messages(r) for r in ranks)} between ranks",
@@ -55,19 +55,51 @@ def summary(timeline: Timeline) -> str:
 
 
 def to_csv(schedule: Schedule) -> str:
-    """A line for every rank, its operations separated by commas: `0F0,0F1,0B0`."""
-    return "".join(",".join(map(str, order)) + "\n" for order in schedule.orders)
+    """A line for every rank, its operations separated by commas: `0F0,0F1,0B0`.
 
-
-def from_csv(text: str, slices: int = 1, name: str = "") -> Schedule:
-    """Read what `to_csv` or PyTorch's pipelining wrote; empty cells are idle slots, PyTorch's joint blocks
-    are opened.
-
-    The placement, the number of micro-batches and whether there are two copies of the model follow from the
-    operations. Raises ScheduleError on anything that is not an operation.
+    A comment above them says what cannot be read off the operations: two copies of the model, token slices.
     """
-    rows = [row for row in text.splitlines() if row.strip(", ")]
-    orders = tuple(tuple(op for cell in row.split(",") for op in _parse(cell)) for row in rows)
+    where = " ".join(map(str, schedule.placement))
+    head = f"# micros={schedule.micros},copies={schedule.copies},slices={schedule.slices},placement={where}\n"
+    rows = "".join(",".join(map(str, order)) + "\n" for order in schedule.orders)
+    return rows if schedule.copies == schedule.slices == 1 else head + rows
+
+
+def from_csv(text: str, slices: int | None = None, name: str = "") -> Schedule:
+    """Read what `to_csv` or PyTorch's pipelining wrote; empty cells are idle slots, PyTorch's joint blocks
+    are opened, an empty line is an idle rank.
+
+    Without a comment of `to_csv` above them the placement and the number of micro-batches follow from the
+    operations, and the model has one copy. Raises ScheduleError on anything that is not an operation.
+    """
+    lines = text.rstrip().splitlines()
+    said = _said(lines.pop(0)) if lines and lines[0].startswith("#") else {}
+    orders = tuple(tuple(op for cell in row.split(",") for op in _parse(cell)) for row in lines)
+    slices = _agreed(slices, said.get("slices"))
+    if "placement" in said:
+        where = tuple(map(int, said["placement"].split()))
+        return Schedule(orders, where, int(said["micros"]), int(said["copies"]), slices, name)
+    units = 1 + max((op.micro for order in orders for op in order), default=0)
+    return Schedule(orders, _placement(orders), -(-units // slices), 1, slices, name)
+
+
+def _said(line: str) -> dict[str, str]:
+    """The words of the comment that `to_csv` writes; any other comment says nothing."""
+    words = dict(word.split("=") for word in line.strip("# ").split(",") if word.count("=") == 1)
+    return words if {"micros", "copies", "slices", "placement"} <= set(words) else {}
+
+
+def _agreed(asked: int | None, said: str | None) -> int:
+    """Token slices: as asked for, as the comment says, or 1."""
+    if asked is not None and said is not None and asked != int(said):
+        raise ScheduleError(
+            f"this schedule says slices={said}, and slices={asked} was asked for. Leave it out."
+        )
+    return asked or int(said or 1)
+
+
+def _placement(orders) -> tuple[int, ...]:
+    """The rank of every stage, read off the operations."""
     where = {op.stage: rank for rank, order in enumerate(orders) for op in order}
     if not where:
         raise ScheduleError("there is no operation in this text. Write for example 0F0,0B0.")
@@ -76,11 +108,7 @@ def from_csv(text: str, slices: int = 1, name: str = "") -> Schedule:
         raise ScheduleError(
             f"stage {min(missing)} of {max(where) + 1} has no operation. Number stages from 0."
         )
-    units = 1 + max(op.micro for order in orders for op in order)
-    first = {op.stage for order in orders for op in order if op.micro == 0}
-    copies = 2 if len(first) * 2 == len(where) else 1
-    placement = tuple(where[stage] for stage in sorted(where))
-    return Schedule(orders, placement, -(-units // slices), copies, slices, name)
+    return tuple(where[stage] for stage in sorted(where))
 
 
 def _parse(cell: str) -> list[Op]:

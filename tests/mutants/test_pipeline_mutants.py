@@ -219,6 +219,17 @@ def earlier_slices_forgotten(patch):
     patch(SliceCache, "extend", alone)
 
 
+def slices_run_again_see_the_later_ones(patch):
+    def everything(self, attn, k, v, positions):
+        past = self.past.setdefault(attn, [])
+        keys, values = zip(*past, (k, v), strict=True)
+        past.append(tuple(t.detach().requires_grad_() for t in (k, v)))
+        self.made += zip((k, v), past[-1], strict=True)
+        return torch.cat(keys, -2), torch.cat(values, -2)
+
+    patch(SliceCache, "extend", everything)
+
+
 def every_slice_starts_at_position_zero(patch):
     right = slices.cut_columns
 
@@ -240,13 +251,6 @@ def forward_run_again_with_other_noise(patch):
             self.key = key
 
     patch(Step, "_recall", fresh)
-    made = Pipeline.__init__
-
-    def keep_inputs_only(self, *args):
-        made(self, *args)
-        self.keep_inputs_only = True
-
-    patch(Pipeline, "__init__", keep_inputs_only)
 
 
 def only_the_last_micro_batch_in_the_loss(patch):
@@ -289,7 +293,8 @@ MUTANTS = {
     earlier_slices_get_no_gradient: "terapipe",
     earlier_slices_forgotten: "terapipe",
     every_slice_starts_at_position_zero: "terapipe",
-    forward_run_again_with_other_noise: "1f1b",
+    forward_run_again_with_other_noise: "1f1b,recompute=true",
+    slices_run_again_see_the_later_ones: "terapipe,recompute=true",
     only_the_last_micro_batch_in_the_loss: "gpipe",
     activations_sent_in_single_precision: "1f1b",
 }
