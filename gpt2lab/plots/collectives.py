@@ -1,6 +1,5 @@
 """Figures of collectives: a sweep over sizes with its fits, and ranks' data as coloured blocks, before and after."""
 
-import numpy as np
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
@@ -13,7 +12,7 @@ MARKS = "osv^DPX*"
 def sweep_figure(rows, models=(), clock: str = "measured") -> Figure:
     """Time and bus bandwidth against size, one colour an operation, full for the fewest ranks, dashed lines the fits.
 
-    rows: dicts of what, ranks, bytes, seconds, bus. models: dicts of what, ranks, fit.
+    rows: dicts of what, ranks, bytes, seconds, bus. models: dicts of what, ranks, predicted (seconds by bytes).
     """
     fig, (left, right) = figure(10, 4, cols=2)
     names = list(dict.fromkeys(row["what"] for row in rows))
@@ -27,9 +26,8 @@ def sweep_figure(rows, models=(), clock: str = "measured") -> Figure:
             right.plot([r["bytes"] for r in mine], [r["bus"] / 1e9 for r in mine], **look)
             for m in models:
                 if (m["what"], m["ranks"]) == (name, n):
-                    sizes = np.geomspace(min(r["bytes"] for r in mine), max(r["bytes"] for r in mine), 50)
-                    times = [m["fit"].predict(2 * (n - 1), 2 * (n - 1) / n * s) * 1e3 for s in sizes]
-                    left.plot(sizes, times, "--", color=rank_color(i), lw=0.8)
+                    times = [seconds * 1e3 for seconds in m["predicted"].values()]
+                    left.plot(list(m["predicted"]), times, "--", color=rank_color(i), lw=0.8)
     for ax, title in (
         (left, f"time in ms ({clock}; dashed: fitted)"),
         (right, f"bus bandwidth in GB/s ({clock})"),
