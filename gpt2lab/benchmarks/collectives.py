@@ -77,9 +77,9 @@ def summary(what: str, n: int, size: int, trials: list) -> dict:
 
 
 def sweep(ranks: list[int], sizes: list[int], what: list[str], trials: int) -> list[dict]:
-    """All rows, with a progress bar."""
+    """All rows, with a progress bar where somebody looks."""
     rows, cases = [], [(size, name) for size in sizes for name in what]
-    with tqdm(total=len(ranks) * len(cases) * trials, desc="collectives", leave=False) as bar:
+    with tqdm(total=len(ranks) * len(cases) * trials, desc="collectives", leave=False, disable=None) as bar:
         for n in ranks:
             found = {case: [] for case in cases}
             with Ranks(n, echo=False, timeout=60) as pool:
