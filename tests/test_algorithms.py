@@ -132,13 +132,37 @@ def test_alpha_beta_times_follow_the_formulas():
         "naive": 2 * 7 * (10 + 50),
         "ring": 14 * 10 + 2 * 7 / 8 * 50,
         "tree": 6 * (10 + 50),
-        "double tree": 6 * 10 + 100,
+        "double tree": 2 * (3 + 3) * (10 + 100 / 4 / 2),  # four pieces behind each other in a tree of depth 3
         "recursive doubling": 3 * (10 + 50),
         "rabenseifner": 6 * 10 + 2 * 7 / 8 * 50,
     }
     assert links.all_reduce_time("ring", 1, 100.0, link) == 0.0
+    other = {name: links.all_reduce_cost(name, 6, 100.0) for name in ("recursive doubling", "rabenseifner")}
+    assert other == {"recursive doubling": (4, 400.0), "rabenseifner": (6, 2 * 3 / 4 * 100 + 200)}
     with pytest.raises(ValueError, match="'rign'.*ring"):
         links.all_reduce_time("rign", 2, 1.0, link)
+
+
+@pytest.mark.parametrize("n", [2, 3, 4, 5, 8, 13, 64])
+@pytest.mark.parametrize("pieces", [1, 4, 9])
+def test_the_double_trees_steps_are_those_of_a_played_schedule(n, pieces):
+    """Up the trees: a piece goes on when both children's have come; a rank takes one piece from each child a step."""
+    last = 0
+    for parents in double_tree.trees(n):
+        leaves_first = sorted(range(n), key=lambda rank: -_depth(parents, rank))
+        gone = {rank: [0] * pieces for rank in range(n)}
+        for rank in leaves_first:
+            children = [c for c in range(n) if parents[c] == rank]
+            for piece in range(pieces):
+                here = max((gone[c][piece] for c in children), default=0)
+                gone[rank][piece] = max(here, gone[rank][piece - 1] if piece else 0) + 1
+        root = parents.index(-1)
+        last = max(last, *(gone[c][-1] for c in range(n) if parents[c] == root))
+    assert 2 * last == links._double_tree(n, 1.0, pieces)[0]
+
+
+def _depth(parents, rank):
+    return 0 if parents[rank] < 0 else 1 + _depth(parents, parents[rank])
 
 
 def test_the_crossing_point_is_where_both_take_the_same_time():

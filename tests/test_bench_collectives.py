@@ -8,8 +8,9 @@ from scipy.stats import t as students_t
 
 from gpt2lab import cli
 from gpt2lab.benchmarks import collectives
+from gpt2lab.planner import links
 from gpt2lab.planner.fit import fit, student
-from gpt2lab.planner.links import Link, bandwidths
+from gpt2lab.planner.links import ALL_REDUCE, Link, bandwidths
 from gpt2lab.plots.collectives import blocks, sweep_figure
 
 TRUE = Link(latency=40e-6, bandwidth=2e9)
@@ -19,7 +20,7 @@ SIZES = [1 << bits for bits in range(12, 25)]
 def samples(noise: float, seed: int = 0):
     random = np.random.default_rng(seed)
     for size in SIZES:
-        messages, sent = collectives.sent(4, size)
+        messages, sent = collectives.cost("ring", 4, size)
         yield messages, sent, TRUE.time(sent, messages) * (1 + noise * random.standard_normal())
 
 
@@ -52,24 +53,52 @@ def test_too_few_or_too_similar_samples_are_refused():
         fit([(2, 10, 1), (2, 10, 2), (4, 20, 3)])
 
 
-def rows(what="ring"):
-    times = {size: TRUE.time(*reversed(collectives.sent(4, size))) for size in SIZES}
+def rows(what="ring", n=4):
+    """What would be measured if every algorithm took just what its formula says on the true link."""
     return [
-        {"what": name, "ranks": 4, "bytes": s, "seconds": t, "low": t, "high": t, "bus": 1.5 * s / t}
-        for s, t in times.items()
+        {"what": name, "ranks": n, "bytes": s, "seconds": t, "low": t, "high": t, "bus": 1.5 * s / t}
+        for s in reversed(SIZES)
         for name in ("all_reduce", what)
+        for t in [TRUE.time(*reversed(collectives.cost(name, n, s)))]
     ]
 
 
-def test_the_model_is_fitted_to_half_of_the_sizes_and_predicts_the_others():
-    found = collectives.model(rows(), "ring", 4)
-    assert found["fit"].samples == 7 and len(found["predicted over measured"]) == 6
+@pytest.mark.parametrize("n", [2, 3, 4, 6])
+@pytest.mark.parametrize("what", [*ALL_REDUCE, "all_reduce"])
+def test_the_model_is_fitted_to_half_of_the_sizes_and_predicts_the_others(what, n):
+    found = collectives.model(rows(what, n), what, n)
+    if what not in ALL_REDUCE:
+        found = collectives.model(rows(n=n), what, n)
+    assert found["fit"].samples == 7 and list(found["predicted over measured"]) == SIZES[1::2]
     assert all(ratio == pytest.approx(1) for ratio in found["predicted over measured"].values())
+    assert found["fit"].link.latency == pytest.approx(TRUE.latency, rel=1e-6)
+    assert found["fit"].link.bandwidth == pytest.approx(TRUE.bandwidth, rel=1e-6)
+
+
+def test_a_model_needs_five_sizes_and_a_formula():
     assert collectives.model(rows()[:8], "ring", 4) is None
+    without = [row | {"what": "hierarchical"} for row in rows()]
+    assert collectives.model(without, "hierarchical", 4) is None
+
+
+def test_what_samples_leave_open_is_called_undetermined():
+    large = enumerate((1.1, 0.9, 1.1, 0.9, 1.0), start=1)
+    noisy = fit([(6, i * 10**7, factor * i * 1e-2) for i, factor in large])
+    assert noisy.undetermined == ("latency",) and "latency undetermined (95 %: below" in str(noisy)
+    small = fit([(6, size, 1e-3 * factor) for size, factor in ((10, 1.1), (20, 0.9), (30, 1.1), (40, 1.0))])
+    assert small.undetermined == ("bandwidth",) and "bandwidth undetermined (95 %: above" in str(small)
+    assert fit(list(samples(0.01))).undetermined == () and "r2 1.000" in str(fit(list(samples(0.0))))
+
+
+def test_times_on_many_ranks_are_those_of_the_formulas():
+    first, *lines = collectives.at_scale(TRUE)
+    ring, tree = (links.all_reduce_time(name, 1024, 1 << 20, TRUE) for name in ("ring", "tree"))
+    assert first.endswith(f"{links.crossing(1024, TRUE) / 1e6:.1f} MB on") and len(lines) == 4
+    assert f"1048576 bytes: ring {1e3 * ring:,.1f} ms, tree {1e3 * tree:,.1f} ms, rabenseifner" in lines[1]
 
 
 def test_a_trial_lasts_from_the_last_arrival_to_the_last_end():
-    row = collectives.summary("ring", 2, 1000, [[(0.0, 5.0), (10.0, 12.0)], [(1.0, 4.0), (10.5, 12.5)]])
+    row = collectives.summary("ring", 2, 1000, [[(0.0, 5.0), (1.0, 4.0)], [(10.0, 12.0), (10.5, 12.5)]])
     assert row["seconds"] == (4.0 + 2.0) / 2
     assert row["bus"] == bandwidths("all_reduce", 2, 1000, 3.0)[1]
 
@@ -80,6 +109,7 @@ def test_the_command_prints_a_table_and_saves_figure_and_json(tmp_path, capsys):
     assert cli.main(["bench", "collectives", *options]) == 0
     text = capsys.readouterr().out
     assert "bus GB/s" in text and "predicted / measured" in text and "latency" in text
+    assert "1024 ranks" in text and "1073741824 bytes: ring" in text
     saved = json.loads((tmp_path / "collectives.json").read_text())
     assert len(saved["rows"]) == 5 * 5 and saved["models"]
     assert (tmp_path / "collectives.png").stat().st_size > 1000

@@ -3,7 +3,7 @@
 Sanders, Speck & Traeff 2009, "Two-tree algorithms for full bandwidth broadcast, reduction and scan"; NCCL since 2.4.
 A single tree leaves its leaves' outgoing links idle; here every link carries about S each way.
 Bytes per rank: at most 2 S (half a tensor up each tree, two halves down the one in which it has children).
-Time about 2 log2(n) alpha + 2 S beta when many `pieces` follow each other through the trees.
+Time with k pieces of each half: 2 (log2(n) + k - 1) (alpha + S/k beta), towards 2 S beta for many pieces of a large S.
 """
 
 import torch

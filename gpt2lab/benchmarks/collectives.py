@@ -1,10 +1,13 @@
 """The library's collectives and our algorithms over a sweep of sizes, with the alpha-beta model fitted to them.
 
-Every figure is the median of several trials; a trial lasts from the last rank's arrival to the last rank's end. The
-model is fitted to every other size and tested on those it has not seen. Bus bandwidth is nccl-tests' definition.
-With more ranks than cores the times contain the machine's scheduler.
+Every figure is the median of several trials; a trial lasts from the last rank's arrival to the last rank's end. Trials
+go round: each of all calls and sizes once, then all of them again, so that a machine that is busy for a moment does not
+bend the curve in one place. The model is fitted to every other size and tested on those it has not seen. Bus bandwidth
+is nccl-tests' definition. With more ranks than cores the times contain the machine's scheduler.
 """
 
+import contextlib
+import ctypes
 import json
 import statistics
 import time
@@ -26,7 +29,7 @@ LIBRARY = {
     "all_gather": lambda x, axis: comm.gather_flat(x[: x.numel() // axis.size], axis),
     "broadcast": lambda x, axis: comm.broadcast(x, axis),
 }
-SIZES = [1 << bits for bits in range(12, 25, 2)]  # 4 KB to 16 MB
+SIZES = [1 << bits for bits in range(12, 25)]  # 4 KB to 16 MB
 
 
 def add_arguments(parser) -> None:
@@ -40,57 +43,75 @@ def add_arguments(parser) -> None:
     parser.add_argument("--out", default="runs/collectives", help="folder for the figure and the JSON file")
 
 
-def measure(rank: int, world_size: int, what: str, size: int, trials: int) -> list[tuple[float, float]]:
-    """(start, end) of every trial on this rank, after two calls to warm up."""
-    axis = Mesh(dp=world_size)["dp"]
+def keep_pages() -> None:
+    """Let results lie in memory that this process has had before, where the C library can be told so (glibc).
+
+    It gives larger blocks back to the system at once, from a size that changes while a program runs; every result is a
+    new tensor, so the first touch of its pages would be timed as well, for some sizes and not for others.
+    """
+    with contextlib.suppress(OSError, AttributeError):
+        for option in (-1, -3):  # M_TRIM_THRESHOLD, M_MMAP_THRESHOLD; 32 MiB is the most that is allowed
+            ctypes.CDLL(None).mallopt(option, 1 << 25)
+
+
+def measure(rank: int, world_size: int, what: str, size: int) -> tuple[float, float]:
+    """(start, end) of one call on this rank, after one to warm up."""
+    keep_pages()
+    axis, x = Mesh(dp=world_size)["dp"], torch.ones(size // 4)
     call = LIBRARY.get(what) or ALL_REDUCE[what].all_reduce
-    x, found = torch.ones(size // 4), []
-    for trial in range(trials + 2):
-        comm.barrier(axis)
-        start = time.perf_counter()
-        call(x, axis)
-        if trial >= 2:
-            found.append((start, time.perf_counter()))
-    return found
+    call(x, axis)
+    comm.barrier(axis)
+    start = time.perf_counter()
+    call(x, axis)
+    return start, time.perf_counter()
 
 
-def summary(what: str, n: int, size: int, per_rank: list) -> dict:
-    """One row: median seconds, spread between the quartiles, bus bandwidth."""
-    trials = [max(e for _, e in trial) - max(s for s, _ in trial) for trial in zip(*per_rank, strict=True)]
-    middle = statistics.median(trials)
-    low, _, high = statistics.quantiles(trials, n=4) if len(trials) > 1 else [middle] * 3
+def summary(what: str, n: int, size: int, trials: list) -> dict:
+    """One row: median seconds, quartiles, bus bandwidth; a trial lists (start, end) of every rank."""
+    lasted = [max(end for _, end in trial) - max(start for start, _ in trial) for trial in trials]
+    middle = statistics.median(lasted)
+    low, _, high = statistics.quantiles(lasted, n=4) if len(lasted) > 1 else [middle] * 3
     op = what if what in LIBRARY else "all_reduce"
     bus = links.bandwidths(op, n, size, middle)[1]
     return {"what": what, "ranks": n, "bytes": size, "seconds": middle, "low": low, "high": high, "bus": bus}
 
 
 def sweep(ranks: list[int], sizes: list[int], what: list[str], trials: int) -> list[dict]:
-    """All rows, with a progress bar."""
-    rows = []
-    with tqdm(total=len(ranks) * len(sizes) * len(what), desc="collectives", leave=False) as bar:
+    """All rows, with a progress bar where somebody looks."""
+    rows, cases = [], [(size, name) for size in sizes for name in what]
+    with tqdm(total=len(ranks) * len(cases) * trials, desc="collectives", leave=False, disable=None) as bar:
         for n in ranks:
+            found = {case: [] for case in cases}
             with Ranks(n, echo=False, timeout=60) as pool:
-                for size in sizes:
-                    for name in what:
+                for _ in range(trials):
+                    for size, name in cases:
                         bar.set_postfix_str(f"{name}, {n} ranks, {size} bytes")
-                        rows.append(summary(name, n, size, pool.run(measure, name, size, trials)))
+                        found[size, name].append(pool.run(measure, name, size))
                         bar.update()
+            rows += [summary(name, n, size, found[size, name]) for size, name in cases]
     return rows
 
 
-def sent(n: int, size: int) -> tuple[int, float]:
-    """(messages, bytes) that a rank sends in a ring all-reduce: the two numbers the model multiplies."""
-    return 2 * (n - 1), 2 * (n - 1) / n * size
+def cost(what: str, n: int, size: float) -> tuple[float, float]:
+    """(messages, bytes) that follow one another: by the algorithm's formula; the library counts as a ring."""
+    return links.all_reduce_cost("ring" if what == "all_reduce" else what, n, size)
 
 
 def model(rows: list[dict], what: str, n: int) -> dict | None:
-    """Fit the model to every other size, predict the others; None with fewer than five sizes."""
-    mine = [row for row in rows if row["what"] == what and row["ranks"] == n]
-    if len(mine) < 5:
+    """Fit the model to every other size, predict the others; None with fewer than five sizes, or without a formula."""
+    mine = sorted((r for r in rows if (r["what"], r["ranks"]) == (what, n)), key=lambda row: row["bytes"])
+    if len(mine) < 5 or what not in {"all_reduce", *links.ALL_REDUCE}:
         return None
-    fitted = fit([(*sent(n, row["bytes"]), row["seconds"]) for row in mine[::2]])
-    unseen = {row["bytes"]: fitted.predict(*sent(n, row["bytes"])) / row["seconds"] for row in mine[1::2]}
-    return {"what": what, "ranks": n, "fit": fitted, "predicted over measured": unseen}
+    fitted = fit([(*cost(what, n, row["bytes"]), row["seconds"]) for row in mine[::2]])
+    predicted = {row["bytes"]: fitted.predict(*cost(what, n, row["bytes"])) for row in mine}
+    unseen = {row["bytes"]: predicted[row["bytes"]] / row["seconds"] for row in mine[1::2]}
+    return {
+        "what": what,
+        "ranks": n,
+        "fit": fitted,
+        "predicted": predicted,
+        "predicted over measured": unseen,
+    }
 
 
 def table(rows: list[dict]) -> str:
@@ -111,16 +132,24 @@ def report(models: list[dict]) -> str:
     """The fits, how well they predict sizes that they have not seen, and what they say of 1024 ranks."""
     lines = []
     for m in models:
-        link, seen = m["fit"].link, m["predicted over measured"]
-        ratios = ", ".join(f"{size}: {ratio:.2f}" for size, ratio in seen.items())
+        ratios = ", ".join(f"{size}: {ratio:.2f}" for size, ratio in m["predicted over measured"].items())
         lines.append(f"{m['what']}, {m['ranks']} ranks (measured, fitted): {m['fit']}")
         lines.append(f"  predicted / measured of the sizes not fitted: {ratios}")
-        if link.latency:
-            size = links.crossing(1024, link) / 1e6
-            lines.append(
-                f"  by formula, 1024 such ranks: the ring beats the binomial tree from {size:.1f} MB on"
-            )
+        if m["what"] == "ring":
+            lines += [f"  {line}" for line in at_scale(m["fit"].link)]
     return "\n".join(lines)
+
+
+def at_scale(link: links.Link, n: int = 1024) -> list[str]:
+    """What ring, tree and Rabenseifner would take over n ranks, all joined by such a link, in milliseconds."""
+    lines = [f"by formula, {n} ranks on such links: the ring beats the tree from "]
+    lines[0] += f"{links.crossing(n, link) / 1e6:.1f} MB on"
+    for size in (1 << 12, 1 << 20, 1 << 24, 1 << 30):
+        times = [
+            (name, links.all_reduce_time(name, n, size, link)) for name in ("ring", "tree", "rabenseifner")
+        ]
+        lines.append(f"{size:11} bytes: " + ", ".join(f"{name} {1e3 * t:,.1f} ms" for name, t in times))
+    return lines
 
 
 def run(args) -> int:
@@ -134,7 +163,7 @@ def run(args) -> int:
     rows = sweep(args.ranks, sorted(args.sizes), [*LIBRARY, *args.ours], args.trials)
     models = [m for what in ["all_reduce", *args.ours] for n in args.ranks if (m := model(rows, what, n))]
     print(table(rows))
-    print(report([m for m in models if m["what"] in ("all_reduce", "ring")]))
+    print(report(models))
     folder = Path(args.out)
     folder.mkdir(parents=True, exist_ok=True)
     fits = [m | {"fit": vars(m["fit"]) | {"link": vars(m["fit"].link)}} for m in models]

@@ -8,18 +8,21 @@ from . import close
 
 def benchmark(answer) -> None:
     """Exercise: time a call with warm-up, barrier and synchronise. A pretended clock sees who calls what when."""
-    said, now = [], [0.0]
+    said, now, pending = [], [0.0], [0.0]
 
-    def takes(word, seconds):
-        def step():
-            said.append(word)
-            now[0] += seconds() if callable(seconds) else seconds
+    def call():
+        said.append("call")
+        now[0] += 9.0 if said.count("call") == 1 else 1.0
+        pending[0] += 2.0  # is computed by somebody else, and goes on after the call has returned
 
-        return step
+    def barrier():
+        said.append("barrier")
+        now[0] += 5.0
 
-    calls = lambda: 9.0 if said.count("call") == 1 else 1.0
+    def synchronise():
+        now[0], pending[0] = now[0] + pending[0], 0.0
+
     clock = lambda: said.append("clock") or now[0]
-    call, barrier, synchronise = takes("call", calls), takes("barrier", 5.0), takes("synchronise", 2.0)
     got = answer(call, 3, barrier, synchronise, clock)
     assert got is not None, "your function returned None. Is the return missing?"
     assert len(got) == 3, f"three trials were asked for, you returned {len(got)} times"
@@ -29,6 +32,9 @@ def benchmark(answer) -> None:
     assert "barrier" in said, "without a barrier a trial contains the wait for ranks that come late"
     assert min(got) > 1.5, (
         "the clock stopped before the work was done: synchronise first (1 s to call, 2 s to finish)"
+    )
+    assert got[0] < 4, (
+        "the work of the warm-up is still going on in the first trial: synchronise after it too"
     )
     close(got, [3.0] * 3, "1 s to call and 2 s until it is done, three times")
     first = said.index("clock")

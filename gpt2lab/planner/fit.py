@@ -27,11 +27,22 @@ class Fit:
         """Seconds for a call in which a rank sends `messages` messages with `size` bytes together."""
         return self.link.time(size, messages)
 
+    @property
+    def undetermined(self) -> tuple[str, ...]:
+        """Which of latency and bandwidth the samples leave open: its cost may as well be nothing."""
+        open_ends = {"latency": self.latency[0] <= 0, "bandwidth": math.isinf(self.bandwidth[1])}
+        return tuple(name for name, is_open in open_ends.items() if is_open)
+
     def __str__(self) -> str:
         low, high = (x * 1e6 for x in self.latency)
         latency = f"latency {self.link.latency * 1e6:.0f} us (95 %: {low:.0f} to {high:.0f})"
+        if "latency" in self.undetermined:
+            latency = f"latency undetermined (95 %: below {high:.0f} us)"
         low, high = (x / 1e9 for x in self.bandwidth)
-        return f"{latency}, bandwidth {self.link.bandwidth / 1e9:.2f} GB/s (95 %: {low:.2f} to {high:.2f})"
+        bandwidth = f"bandwidth {self.link.bandwidth / 1e9:.2f} GB/s (95 %: {low:.2f} to {high:.2f})"
+        if "bandwidth" in self.undetermined:
+            bandwidth = f"bandwidth undetermined (95 %: above {low:.2f} GB/s)"
+        return f"{latency}, {bandwidth}, r2 {self.r2:.3f}"
 
 
 def fit(samples: Sequence[tuple[float, float, float]]) -> Fit:

@@ -54,32 +54,37 @@ def rounds(n: int) -> int:
     return math.ceil(math.log2(n)) if n > 1 else 0
 
 
-def _naive(n, size, link):
-    return 2 * (n - 1) * link.time(size)
+def _naive(n, size):
+    return 2 * (n - 1), 2 * (n - 1) * size
 
 
-def _ring(n, size, link):
-    return link.time(2 * (n - 1) / n * size, 2 * (n - 1))
+def _ring(n, size):
+    return 2 * (n - 1), 2 * (n - 1) / n * size
 
 
-def _tree(n, size, link):
-    return 2 * rounds(n) * link.time(size)
+def _tree(n, size):
+    return 2 * rounds(n), 2 * rounds(n) * size
 
 
-def _double_tree(n, size, link):
-    # each half travels its own pipelined tree, so every rank sends about S up and S down in all
-    return link.time(2 * size, 2 * rounds(n)) if n > 1 else 0.0
+def _double_tree(n, size, pieces=4):
+    # half of the tensor in `pieces` through each tree of depth log2 n: a step takes a piece from each of two children,
+    # and the last piece starts pieces - 1 steps after the first; then all the way down
+    steps, children = 2 * (n.bit_length() - 1 + pieces - 1), min(2, n - 1)
+    return steps, steps * children * size / (2 * pieces)
 
 
-def _doubling(n, size, link):
-    extra = 0 if n & (n - 1) == 0 else 2  # other sizes than powers of two fold their surplus ranks in and out
-    return (int(math.log2(n)) + extra) * link.time(size)
+def _doubling(n, size):
+    steps = n.bit_length() - 1
+    steps += (
+        0 if n & (n - 1) == 0 else 2
+    )  # other sizes than powers of two fold their surplus ranks in and out
+    return steps, steps * size
 
 
-def _rabenseifner(n, size, link):
+def _rabenseifner(n, size):
     power = 1 << (n.bit_length() - 1)
-    time = link.time(2 * (power - 1) / power * size, 2 * int(math.log2(power)))
-    return time + (0 if power == n else 2 * link.time(size))
+    fold = 0 if power == n else 2
+    return 2 * (power.bit_length() - 1) + fold, (2 * (power - 1) / power + fold) * size
 
 
 ALL_REDUCE = {
@@ -92,11 +97,20 @@ ALL_REDUCE = {
 }
 
 
-def all_reduce_time(algorithm: str, n: int, size: float, link: Link) -> float:
-    """Seconds that an all-reduce of `size` bytes takes over n ranks by the named algorithm of ALL_REDUCE."""
+def all_reduce_cost(algorithm: str, n: int, size: float) -> tuple[int, float]:
+    """(messages, bytes) that follow one another, so that an all-reduce takes messages x latency + bytes / bandwidth.
+
+    They lie on the longest way through the named algorithm of ALL_REDUCE; what goes on beside them takes no time.
+    """
     if algorithm not in ALL_REDUCE:
         raise ValueError(f"no algorithm is called {algorithm!r}. Choose one of: {', '.join(ALL_REDUCE)}.")
-    return ALL_REDUCE[algorithm](n, size, link) if n > 1 else 0.0
+    return ALL_REDUCE[algorithm](n, size) if n > 1 else (0, 0.0)
+
+
+def all_reduce_time(algorithm: str, n: int, size: float, link: Link) -> float:
+    """Seconds that an all-reduce of `size` bytes takes over n ranks by the named algorithm of ALL_REDUCE."""
+    messages, after_another = all_reduce_cost(algorithm, n, size)
+    return link.time(after_another, messages)
 
 
 def hierarchical_time(n: int, node: int, size: float, inside: Link, between: Link) -> float:
@@ -107,11 +121,9 @@ def hierarchical_time(n: int, node: int, size: float, inside: Link, between: Lin
 
 def crossing(n: int, link: Link, first: str = "tree", second: str = "ring") -> float:
     """The size in bytes from which `second` is faster than `first` (inf: never), for linear costs."""
-    slope = lambda a: all_reduce_time(a, n, 1.0, Link(0.0, 1.0))
-    start = lambda a: all_reduce_time(a, n, 0.0, Link(1.0, 1.0))
-    steeper = slope(first) - slope(second)
-    size = (start(second) - start(first)) * link.latency * link.bandwidth
-    return max(size / steeper, 0.0) if steeper > 0 else math.inf
+    (few, steep), (many, flat) = (all_reduce_cost(name, n, 1.0) for name in (first, second))
+    size = (many - few) * link.latency * link.bandwidth
+    return max(size / (steep - flat), 0.0) if steep > flat else math.inf
 
 
 BUS = {

@@ -1,6 +1,5 @@
 """Figures of collectives: a sweep over sizes with its fits, and ranks' data as coloured blocks, before and after."""
 
-import numpy as np
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
@@ -11,30 +10,41 @@ MARKS = "osv^DPX*"
 
 
 def sweep_figure(rows, models=(), clock: str = "measured") -> Figure:
-    """Time and bus bandwidth against size, one colour an operation, full for the fewest ranks, dashed lines the fits.
+    """Time and bus bandwidth against size, one colour an operation, one mark a number of ranks; dashed lines are fits.
 
-    rows: dicts of what, ranks, bytes, seconds, bus. models: dicts of what, ranks, fit.
+    Full marks were fitted, hollow ones were not; right, how well those are predicted. rows: dicts of what, ranks,
+    bytes, seconds, bus. models: dicts of what, ranks, predicted (seconds by bytes), predicted over measured.
     """
-    fig, (left, right) = figure(10, 4, cols=2)
+    fig, (left, middle, right) = figure(12.5, 4, cols=3)
     names = list(dict.fromkeys(row["what"] for row in rows))
     counts = sorted({row["ranks"] for row in rows})
+    fits = {(m["what"], m["ranks"]): m for m in models}
     for i, name in enumerate(names):
         for j, n in enumerate(counts):
             mine = [r for r in rows if r["what"] == name and r["ranks"] == n]
+            sizes, times = [r["bytes"] for r in mine], [r["seconds"] * 1e3 for r in mine]
+            fit = fits.get((name, n), {"predicted": {}, "predicted over measured": {}})
+            unseen = fit["predicted over measured"]
             look = {"color": rank_color(i), "marker": MARKS[j % len(MARKS)], "markersize": 4, "lw": 1}
-            label = f"{name}, {n} ranks"
-            left.plot([r["bytes"] for r in mine], [r["seconds"] * 1e3 for r in mine], label=label, **look)
-            right.plot([r["bytes"] for r in mine], [r["bus"] / 1e9 for r in mine], **look)
-            for m in models:
-                if (m["what"], m["ranks"]) == (name, n):
-                    sizes = np.geomspace(min(r["bytes"] for r in mine), max(r["bytes"] for r in mine), 50)
-                    times = [m["fit"].predict(2 * (n - 1), 2 * (n - 1) / n * s) * 1e3 for s in sizes]
-                    left.plot(sizes, times, "--", color=rank_color(i), lw=0.8)
-    for ax, title in (
-        (left, f"time in ms ({clock}; dashed: fitted)"),
-        (right, f"bus bandwidth in GB/s ({clock})"),
-    ):
-        ax.set(xscale="log", yscale="log", xlabel="bytes", title=title)
+            seen = [k for k, size in enumerate(sizes) if size not in unseen]
+            hollow = [k for k, size in enumerate(sizes) if size in unseen]
+            left.plot(sizes, times, label=f"{name}, {n} ranks", markevery=seen, **look)
+            left.plot(sizes, times, markevery=hollow, markerfacecolor="white", **look)
+            left.plot(
+                list(fit["predicted"]),
+                [1e3 * t for t in fit["predicted"].values()],
+                "--",
+                color=rank_color(i),
+                lw=0.8,
+            )
+            middle.plot(sizes, [r["bus"] / 1e9 for r in mine], **look)
+            right.plot(list(unseen), list(unseen.values()), **look)
+    left.set(yscale="log", title=f"time in ms ({clock}; dashed: fitted)")
+    middle.set(yscale="log", title=f"bus bandwidth in GB/s ({clock})")
+    right.set(ylim=(0, 2), title="predicted / measured, sizes not fitted")
+    right.axhline(1, color="black", lw=0.8)
+    for ax in (left, middle, right):
+        ax.set(xscale="log", xlabel="bytes")
     left.legend(fontsize=6, ncols=2)
     return fig
 
@@ -86,6 +96,42 @@ def blocks(before, after, title: str = "", owners=None) -> Figure:
         ax.set_yticks([r + 0.5 for r in range(len(rows))], [f"rank {r}" for r in range(len(rows))])
         ax.set_xticks([])
         ax.grid(visible=False)
+    return fig
+
+
+def shares(before, after, going, title: str = "") -> Figure:
+    """One step of a ring: whose numbers every chunk of every rank contains, before and after, and what goes where.
+
+    before, after: [rank][chunk] -> the ranks that are in it, a strip in the colour of each. going: the chunk that each
+    rank sends to the next one, framed and with an arrow.
+    """
+    n = len(before)
+    fig, axes = figure(9, 0.7 + 0.45 * n, cols=2)
+    for ax, rows, name in ((axes[0], before, "before"), (axes[1], after, "after")):
+        for rank, row in enumerate(rows):
+            for place, inside in enumerate(row):
+                for owner in sorted(inside):
+                    strip = (place + 0.06 + 0.88 * owner / n, rank + 0.12)
+                    ax.add_patch(Rectangle(strip, 0.88 / n, 0.76, facecolor=rank_color(owner)))
+                ax.add_patch(
+                    Rectangle(
+                        (place + 0.06, rank + 0.12), 0.88, 0.76, fill=False, edgecolor="#8A8A8A", lw=0.6
+                    )
+                )
+        ax.set(xlim=(0, n), ylim=(n + 0.5, -0.5), title=f"{title}: {name}" if title else name)
+        ax.set_yticks([r + 0.5 for r in range(n)], [f"rank {r}" for r in range(n)])
+        ax.set_xticks([p + 0.5 for p in range(n)], [f"chunk {p}" for p in range(n)])
+        ax.grid(visible=False)
+    for rank, place in enumerate(going):
+        axes[0].add_patch(
+            Rectangle((place + 0.06, rank + 0.12), 0.88, 0.76, fill=False, edgecolor="black", lw=2)
+        )
+        ends = [(rank + 0.75, rank + 1.4)]
+        if rank == n - 1:  # the last rank's way leads round to the first
+            ends.append((-0.45, 0.3))
+        for start, end in ends:
+            arrow = {"arrowstyle": "-|>", "lw": 1.5, "color": "black", "shrinkA": 0, "shrinkB": 0}
+            axes[0].annotate("", (place + 0.5, end), (place + 0.5, start), arrowprops=arrow)
     return fig
 
 
