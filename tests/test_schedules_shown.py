@@ -45,6 +45,12 @@ def test_the_command_draws_every_schedule(name, capsys, tmp_path):
     assert capsys.readouterr().out == shown
 
 
+def test_the_command_charges_recomputation(capsys):
+    for option, makespan in (("", 33), (" --recompute", 44)):
+        run("1f1b --stages 4 --micro 8" + option)
+        assert f"makespan      {makespan}\n" in capsys.readouterr().out
+
+
 def test_the_command_refuses_what_cannot_be():
     with pytest.raises(ValueError, match="deadlock"):
         run("1f1b --buffers 0")
@@ -58,13 +64,19 @@ def test_every_schedule_has_a_figure(name):
     fig = plots.schedule(timeline, name, seen=[(0, 0.0, 1.5)])
     (ax,) = fig.axes
     peaks = [text.get_text() for text in ax.texts if text.get_fontsize() == 7 and text.get_va() == "top"]
-    assert peaks == [f"{float(timeline.schedule.activations(r)):g}" for r in range(3)]
+    assert peaks == [f"{float(timeline.schedule.activations(r)):.3g}" for r in range(3)]
     assert png(fig)[:4] == b"\x89PNG"
 
 
 def test_a_comparison_shows_each_schedule():
-    fig = plots.compare([("gpipe", 0.3, 8.0), ("1f1b", 0.3, 4.0)])
-    assert [t.get_text() for t in fig.axes[0].get_yticklabels()] == ["gpipe", "1f1b"]
+    fig = plots.compare([("gpipe", 0.3, 0.3, 8.0, 1, 96), ("zb_h2", 0.2, 0.0, 7.0, 1, 96)])
+    assert [t.get_text() for t in fig.axes[0].get_yticklabels()] == ["gpipe", "zb_h2"]
+
+
+def test_the_best_micro_batch_is_a_trade_of_speed_against_the_bubble():
+    (ax,) = plots.micro_batches({1: 10.0, 4: 8.0, 16: 5.0}, ranks=4).axes
+    *_, product = ax.lines
+    assert list(product.get_ydata()) == pytest.approx([1 / 4, 0.8 * 4 / 7, 0.5 * 16 / 19])
 
 
 def every_slicing(tokens):

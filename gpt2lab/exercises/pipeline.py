@@ -2,6 +2,7 @@
 
 from fractions import Fraction
 
+from ..ranks import comm
 from ..schedules import Cost, Op, Schedule, ScheduleError, best_slices, make, simulate
 from ..schedules import check as check_schedule
 from ..schedules.tokens import latency
@@ -44,6 +45,45 @@ def order(answer) -> None:
             float(simulate(want).makespan),
             f"makespan of {p} ranks, {m} micro",
         )
+
+
+def by_hand(run, serial) -> None:
+    """Exercise: F and B of a pipeline. `run(p, m)` gives (loss, gradients, ...) of p live ranks with m micro-
+    batches, `serial(m)` loss and gradients of one process.
+    """
+    for p, m in ((2, 1), (2, 4)):
+        what = f"{p} ranks, {m} micro-batches"
+        loss, want = serial(m)
+        parts, grads, *_ = zip(*run(p, m), strict=True)
+        for rank, found in enumerate(grads):
+            assert found, f"{what}: rank {rank} has no gradient at all after B"
+            for name, grad in found.items():
+                close(grad, want[name], f"{what}: gradient of {name} on rank {rank}")
+        missing = sorted(set(want) - {name for found in grads for name in found})
+        assert not missing, f"{what}: no rank has a gradient of {missing[0]}"
+        close(sum(parts), loss, f"{what}: the loss, on the last rank in s.loss")
+
+
+def run_op(kind: str, i: int, s) -> None:
+    """The answer to `by_hand`: ("F", i) or ("B", i) on one rank, whose state is `s`."""
+    if kind == "F":
+        x = comm.irecv(s.like(i), s.axis, s.rank - 1).wait().requires_grad_() if s.rank > 0 else None
+        y = s.stage(x, i)
+        s.kept[i] = x, y
+        if s.rank < s.last:
+            s.leaving.append(comm.isend(y.detach(), s.axis, s.rank + 1))
+        else:
+            s.loss += y.item()
+    else:
+        x, y = s.kept.pop(i)
+        y.backward(comm.irecv(s.like(i), s.axis, s.rank + 1).wait() if s.rank < s.last else None)
+        if s.rank > 0:
+            s.leaving.append(comm.isend(x.grad, s.axis, s.rank - 1))
+
+
+def one_f_one_b(rank: int, p: int, m: int) -> list[tuple[str, int]]:
+    """The answer to `order`."""
+    return [(op.kind, op.micro) for op in make("1f1b", p, m).orders[rank]]
 
 
 def traffic(answer) -> None:

@@ -1,7 +1,9 @@
 """A pipeline schedule as a picture: the time row of each rank, its memory row under it, a mark at the peak."""
 
 from matplotlib.collections import PatchCollection
+from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
+from matplotlib.legend_handler import HandlerTuple
 from matplotlib.patches import Patch, Rectangle
 
 from .style import COLORS, figure, rank_color
@@ -12,16 +14,16 @@ TIME, MEMORY = 0.5, 0.34  # heights of the two rows of a rank, in rows
 
 
 def schedule(
-    timeline, title: str = "", memory: bool = True, seen: list | None = None, unit: str = ""
+    timeline, title: str = "", memory: bool = True, seen: list | None = None, unit: str = "", end=None
 ) -> Figure:
-    """Draw a simulated `Timeline`; boxes carry the micro-batch, later chunks of a rank are hatched.
+    """Draw a simulated `Timeline`; boxes carry the micro-batch, later chunks of a rank are paler.
 
     `seen` are boxes (rank, start, end) of a live run in the same unit, drawn dark under the simulated ones.
-    `unit` names the unit of time.
+    `unit` names the unit of time; `end` is where the axis ends, so that several pictures can share it.
     """
     ranks = len(timeline.rows)
     fig, ax = figure(8, 1.1 + (0.5 if memory else 0.32) * ranks)
-    end = max([float(timeline.makespan), *(float(box[2]) for box in seen or [])])
+    end = float(max([end or 0, timeline.makespan, *(box[2] for box in seen or [])]))
     most = max(float(timeline.schedule.activations(r)) for r in range(ranks))
     for rank, row in enumerate(timeline.rows):
         _boxes(ax, timeline.schedule, rank, row, end)
@@ -37,18 +39,24 @@ def schedule(
 def _boxes(ax, plan, rank, row, end) -> None:
     """The time row: a box for each operation, its micro-batch inside where there is room."""
     chunks = plan.stages_of(rank)
-    for hatch in ("", "////"):
-        boxes = [b for b in row if bool(hatch) == (chunks.index(b.op.stage) % 2 == 1)]
-        patches = [Rectangle((float(b.start), rank - 0.45), float(b.end - b.start), TIME) for b in boxes]
-        colors = [COLORS[KINDS[b.op.kind]] for b in boxes]
-        ax.add_collection(
-            PatchCollection(patches, facecolor=colors, edgecolor="white", linewidth=0.5, hatch=hatch)
-        )
+    tops, feet = [], []
     for box in row:
-        text, width = str(box.op.micro), float(box.end - box.start)
+        start, width = float(box.start), float(box.end - box.start)
+        pale = 0.55 * chunks.index(box.op.stage) / max(1, len(chunks) - 1)
+        tops.append(_box(start, rank - 0.45, width, TIME, box.op.kind, pale))
+        if plan.splits and box.op.kind == "B":  # a whole backward among split ones: both halves at once
+            feet.append(_box(start, rank - 0.45 + 0.75 * TIME, width, 0.25 * TIME, "W", pale))
+        text = str(box.op.micro)
         if width > 0.011 * end * len(text):
-            middle = float(box.start) + width / 2
-            ax.text(middle, rank - 0.2, text, ha="center", va="center", fontsize=7, clip_on=True)
+            ax.text(start + width / 2, rank - 0.2, text, ha="center", va="center", fontsize=7, clip_on=True)
+    for patches in (tops, feet):
+        ax.add_collection(PatchCollection(patches, match_original=True))
+
+
+def _box(left, top, width, height, kind, pale) -> Rectangle:
+    """A box in the colour of its kind, mixed with white the more the later the chunk."""
+    color = [c + (1 - c) * pale for c in to_rgb(COLORS[KINDS[kind]])]
+    return Rectangle((left, top), width, height, facecolor=color, edgecolor="white", linewidth=0.5)
 
 
 def _memory(ax, timeline, rank, most) -> None:
@@ -62,7 +70,7 @@ def _memory(ax, timeline, rank, most) -> None:
     peak = held.index(max(held))
     ax.plot(times[peak], scaled[peak], marker="v", color=rank_color(rank), markersize=4)
     ax.annotate(
-        f"{held[peak]:g}",
+        f"{held[peak]:.3g}",
         (times[peak], scaled[peak]),
         (3, -2),
         textcoords="offset points",
@@ -75,37 +83,75 @@ def _frame(ax, timeline, title, end, unit, live) -> None:
     ranks = len(timeline.rows)
     ax.set_xlim(0, end)
     ax.set_ylim(ranks - 0.45, -0.55)
-    ax.set_yticks(range(ranks), [f"rank {r}" for r in range(ranks)])
-    for rank, tick in enumerate(ax.get_yticklabels()):
-        tick.set_color(rank_color(rank))
-        tick.set_fontweight("bold")
+    ax.set_yticks(range(ranks), [f"rank {r}" for r in range(ranks)], fontweight="bold")
+    ax.tick_params(axis="y", length=0, pad=12)
+    for rank in range(ranks):  # a patch in the rank's colour: some of them are too pale for letters
+        place = {"transform": ax.get_yaxis_transform(), "clip_on": False, "color": rank_color(rank)}
+        ax.add_patch(Rectangle((-0.013, rank - 0.2), 0.009, 0.4, **place))
     ax.grid(axis="y", visible=False)
     ax.set_xlabel(f"time in {unit}" if unit else "time")
     ax.set_title(title, pad=24)
     kinds = [k for k in NAMES if any(box.op.kind == k for row in timeline.rows for box in row)]
-    handles = [Patch(color=COLORS[KINDS[k]], label=NAMES[k]) for k in kinds]
-    if any(len(timeline.schedule.stages_of(r)) > 1 for r in range(ranks)):
-        handles.append(Patch(facecolor="white", edgecolor="gray", hatch="////", label="second chunk or copy"))
+    handles = [_key(k, timeline.schedule.splits) for k in kinds]
+    chunks = max(len(timeline.schedule.stages_of(r)) for r in range(ranks))
+    if chunks > 1:
+        words = "pale: second stage" if chunks == 2 else "the paler, the later the chunk"
+        handles.append(Patch(facecolor="white", edgecolor="gray", label=words))
     if live:
         handles.append(Patch(color=COLORS["other"], label="seen on live ranks"))
-    ax.legend(handles=handles, loc="lower left", bbox_to_anchor=(0, 1), ncols=len(handles), fontsize=8)
+    joined = {tuple: HandlerTuple(ndivide=None, pad=0)}
+    names = [h.get_label() if isinstance(h, Patch) else NAMES["B"] for h in handles]
+    place = {"loc": "lower left", "bbox_to_anchor": (0, 1), "ncols": len(handles), "fontsize": 8}
+    ax.legend(handles, names, handler_map=joined, columnspacing=1.2, **place)
 
 
-def compare(points: list[tuple[str, float, float]], title: str = "") -> Figure:
-    """Schedules side by side: (name, bubble as a share of the makespan, peak activations), one row each."""
-    fig, (left, right) = figure(8, 0.9 + 0.27 * len(points), cols=2, sharey=True)
-    rows = range(len(points))
-    left.barh(rows, [100 * bubble for _, bubble, _ in points], color=COLORS["wait"], edgecolor="gray")
-    right.barh(rows, [held for _, _, held in points], color=COLORS["forward"])
-    for row, (_, bubble, held) in enumerate(points):
-        left.text(100 * bubble, row, f" {100 * bubble:.1f} %", va="center", fontsize=8)
-        right.text(held, row, f" {held:g}", va="center", fontsize=8)
-    left.set_yticks(rows, [name for name, _, _ in points])
-    left.invert_yaxis()
-    left.set_xlabel("bubble, % of the makespan")
-    right.set_xlabel("peak activations of the fullest rank")
-    for ax in (left, right):
-        ax.grid(axis="y", visible=False)
-        ax.margins(x=0.18)
-    left.set_title(title)
+def _key(kind: str, splits: bool):
+    """What the legend shows for a kind: one colour, or both of a whole backward among split ones."""
+    if kind == "B" and splits:
+        return Patch(color=COLORS["backward"]), Patch(color=COLORS["weight"])
+    return Patch(color=COLORS[KINDS[kind]], label=NAMES[kind])
+
+
+def micro_batches(speed: dict[int, float], ranks: int) -> Figure:
+    """By the number of micro-batches m: the processor's `speed`, 1 - bubble of GPipe or 1F1B, and their product."""
+    fig, ax = figure(8, 2.8)
+    counts, top = list(speed), max(speed.values())
+    busy = [m / (m + ranks - 1) for m in counts]
+    ax.plot(counts, [speed[m] / top for m in counts], "o-", label="speed of the processor")
+    ax.plot(counts, busy, "s-", label="1 - bubble")
+    ax.plot(counts, [speed[m] / top * b for m, b in zip(counts, busy, strict=True)], "k^-", label="product")
+    ax.set(xlabel="micro-batches", ylabel="share of the ideal", xscale="log", ylim=(0, 1.05))
+    ax.set_xticks(counts, counts)
+    ax.minorticks_off()
+    ax.legend(loc="lower center", ncols=3)
     return fig
+
+
+def compare(rows: list[tuple], title: str = "") -> Figure:
+    """Schedules side by side, a row each: (name, bubble as a share of the makespan and of the worst own span,
+    peak activations, copies of the weights, KiB sent).
+    """
+    fig, axes = figure(8, 1.0 + 0.3 * len(rows), cols=4, sharey=True, width_ratios=[2, 1.4, 0.9, 1.2])
+    names, bubbles, spans, held, weights, sent = zip(*rows, strict=True)
+    places = range(len(rows))
+    _bars(axes[0], [y - 0.2 for y in places], [100 * b for b in bubbles], COLORS["wait"], "of the makespan")
+    _bars(axes[0], [y + 0.2 for y in places], [100 * b for b in spans], COLORS["other"], "of the own span")
+    for ax, values, color in zip(axes[1:], (held, weights, sent), ("forward", "weight", "comm"), strict=True):
+        _bars(ax, places, values, COLORS[color])
+    axes[0].set_yticks(places, names)
+    axes[0].invert_yaxis()
+    axes[0].legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=2, fontsize=7)
+    for ax, label in zip(axes, ("bubble, %", "peak activations", "weights", "KiB sent"), strict=True):
+        ax.set_xlabel(label)
+        ax.grid(axis="y", visible=False)
+        ax.margins(x=0.28)
+    axes[0].set_title(title, pad=20)
+    return fig
+
+
+def _bars(ax, places, values, color, label=None) -> None:
+    """Bars with their numbers at the end."""
+    height = 0.4 if label else 0.7
+    ax.barh(places, values, height, color=color, edgecolor="gray", linewidth=0.5, label=label)
+    for place, value in zip(places, values, strict=True):
+        ax.text(value, place, f" {value:.3g}", va="center", fontsize=7)
