@@ -395,8 +395,8 @@ show(
         }
     ),
     "paced",
-    "backward and sum with buckets of one, two, four and eight layers; two is best.",
-    "Two U-shaped lines close together, over four bucket sizes, both lowest at the second",
+    "backward and sum with buckets of one, two, four and eight layers; a star marks the best.",
+    "Two U-shaped lines close together over four bucket sizes, highest at both ends",
 )
 
 # %% [markdown]
