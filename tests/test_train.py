@@ -15,7 +15,7 @@ import torch
 from slurm import free_ports
 
 from gpt2lab import checkpoint, run
-from gpt2lab.commands.train import _short
+from gpt2lab.commands.report import short
 from gpt2lab.corpus.batches import Batches
 from gpt2lab.model import GPT2Config
 from gpt2lab.plan import Plan, build
@@ -244,7 +244,7 @@ def test_each_step_says_its_tokens_a_second_and_its_share_of_the_machine(monkeyp
     """MFU: operations of the step over seconds, over the measured rate of products; what the progress bar shows."""
     monkeypatch.setattr(run.speed, "matmul_rate", lambda **_: 1e12)
     shown = []
-    for entry in start(0, 1, options(steps=2, bench=True), None, False, lambda e: shown.append(_short(e))):
+    for entry in start(0, 1, options(steps=2, bench=True), None, False, lambda e: shown.append(short(e))):
         assert entry["tokens_per_s"] == pytest.approx(2 * 8 / entry["seconds"])
         flops = (
             (6 * (TINY.parameters - 16 * 8) + 12 * 1 * 8 * 8) * 2 * 8
