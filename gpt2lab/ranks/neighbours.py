@@ -1,12 +1,31 @@
 """Messages between two ranks that autograd may pass through: send, recv, a shift around the ring, halos.
 
-The gradient takes the way back: what was received is sent, what was sent is received.
+The gradient takes the way back: what was received is sent, what was sent is received. `shift` and `halo` are the last
+two without a backward; with `async_op=True` they return what to `wait()` for.
 """
 
 import torch
 
+from .buffers import no_graph
 from .collectives import irecv, isend
+from .gate import finished
 from .mesh import Axis
+
+
+class Exchange:
+    """Messages under way, some going and some coming; `wait()` returns what `finish` makes of those that came."""
+
+    def __init__(self, coming, going, finish):
+        self._coming, self._going, self._finish = coming, going, finish
+
+    def wait(self):
+        """Block until all have arrived."""
+        if self._finish is not None:
+            came = [handle.wait() for handle in self._coming]
+            for handle in self._going:
+                handle.wait()
+            self._result, self._finish = self._finish(*came), None
+        return self._result
 
 
 class _Send(torch.autograd.Function):
@@ -55,21 +74,37 @@ def halo_exchange(x, axis: Axis, before: int, after: int, dim: int = 0):
     The ends of the line get zeros. Backward: gradients of lent rows are *added* to their owner's. Bytes: an inner rank
     sends before + after rows.
     """
+    _can_lend(x, before, after, dim)
+    return _Halo.apply(x, axis, before, after, dim)
+
+
+def halo(x, axis: Axis, before: int, after: int, dim: int = 0, async_op: bool = False):
+    """What `halo_exchange` gives, without a backward."""
+    no_graph("halo", x, "halo_exchange")
+    _can_lend(x, before, after, dim)
+    return _halo(x, axis, before, after, dim, async_op)
+
+
+def _can_lend(x, before, after, dim):
     if x.size(dim) < max(before, after):
         raise ValueError(
             f"halo_exchange: {x.size(dim)} rows cannot lend {max(before, after)} to a neighbour."
         )
-    return _Halo.apply(x, axis, before, after, dim)
+
+
+def _halo(x, axis, before, after, dim, async_op=False):
+    left, right = x.narrow(dim, x.size(dim) - before, before), x.narrow(dim, 0, after)
+    join = lambda strips: torch.cat([strips[0], x, strips[1]], dim)  # what came from the left, from the right
+    if async_op:
+        return Exchange([_swap(left, right, axis, async_op)], [], join)
+    return join(_swap(left, right, axis))
 
 
 class _Halo(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, axis, before, after, dim):
         ctx.options = axis, before, after, dim
-        n = x.size(dim)
-        left, right = x.narrow(dim, n - before, before), x.narrow(dim, 0, after)
-        ahead, behind = _swap(left, right, axis)  # what comes from the left, what from the right
-        return torch.cat([ahead, x, behind], dim)
+        return _halo(x, axis, before, after, dim)
 
     @staticmethod
     def backward(ctx, grad):
@@ -82,30 +117,36 @@ class _Halo(torch.autograd.Function):
         return own, None, None, None, None
 
 
-def _swap(to_right, to_left, axis):
+def _swap(to_right, to_left, axis, async_op=False):
     """Send a strip to each neighbour on the line; returns those from left and right, zeros at the ends."""
-    from_left, from_right = torch.zeros_like(to_right), torch.zeros_like(to_left)
     left, right = axis.rank > 0, axis.rank + 1 < axis.size
     going = [isend(to_right, axis, axis.rank + 1)] if right and to_right.numel() else []
     going += [isend(to_left, axis, axis.rank - 1)] if left and to_left.numel() else []
-    if left and to_right.numel():
-        from_left = irecv(from_left, axis, axis.rank - 1).wait()
-    if right and to_left.numel():
-        from_right = irecv(from_right, axis, axis.rank + 1).wait()
-    for handle in going:
-        handle.wait()
-    return from_left, from_right
+    from_left = [irecv(to_right, axis, axis.rank - 1)] if left and to_right.numel() else []
+    from_right = [irecv(to_left, axis, axis.rank + 1)] if right and to_left.numel() else []
+
+    def strips(*came):
+        first = came[0] if from_left else torch.zeros_like(to_right)
+        return first, came[-1] if from_right else torch.zeros_like(to_left)
+
+    exchange = Exchange([*from_left, *from_right], going, strips)
+    return exchange if async_op else exchange.wait()
 
 
-def _shift(x, axis, by, shape):
+def _shift(x, axis, by, shape, async_op=False):
     """Send x to the rank `by` places on, receive the tensor of `shape` from the rank `by` places back."""
     to, source = (axis.rank + by) % axis.size, (axis.rank - by) % axis.size
     if to == axis.rank:
-        return x.clone()
+        return finished(x.clone(), async_op)
     going = isend(x, axis, to)
-    coming = irecv(x.new_empty(shape), axis, source).wait()
-    going.wait()
-    return coming
+    exchange = Exchange([irecv(x.new_empty(shape), axis, source)], [going], lambda came: came)
+    return exchange if async_op else exchange.wait()
+
+
+def shift(x, axis: Axis, by: int = 1, shape=None, async_op: bool = False):
+    """What `ring_shift` gives, without a backward."""
+    no_graph("shift", x, "ring_shift")
+    return _shift(x, axis, by, tuple(shape or x.shape), async_op)
 
 
 class _RingShift(torch.autograd.Function):
