@@ -8,7 +8,8 @@ from comm_checks import CASES, CHECKS, integers
 from planting import planted
 
 from gpt2lab import RankFailed, Ranks, kept
-from gpt2lab.ranks import collectives, comm, network
+from gpt2lab.ranks import collectives, comm, neighbours, network
+from gpt2lab.ranks.gate import finished
 from gpt2lab.ranks.mesh import Axis, Mesh
 
 LINES = [(0,), (0, 1), (0, 1, 2), (0, 1, 2, 3), (0, 1, 2, 3, 4), (0, 2, 4), (1, 4)]
@@ -61,6 +62,89 @@ def test_reductions_and_asynchronous_calls_give_what_blocking_ones_give(pool):
         assert comm.all_reduce(own, axis, own=True).data_ptr() == own.data_ptr()
 
     pool.run(work)
+
+
+ASYNCHRONOUS = {  # x (3, place + 2), the axis, whether to go on beside it
+    "all_reduce": lambda x, a, beside: collectives.all_reduce(x[:, :2], a, async_op=beside),
+    "gather_flat": lambda x, a, beside: collectives.gather_flat(x[0, :2], a, async_op=beside),
+    "reduce_scatter_flat": lambda x, a, beside: collectives.reduce_scatter_flat(
+        x[0, 0].repeat(2 * a.size), a, async_op=beside
+    ),
+    "all_gather": lambda x, a, beside: collectives.all_gather(x, a, 1, widths(a), async_op=beside),
+    "reduce_scatter": lambda x, a, beside: collectives.reduce_scatter(x[:, :2], a, async_op=beside),
+    "broadcast": lambda x, a, beside: collectives.broadcast(x[:, :2], a, a.size - 1, async_op=beside),
+    "reduce": lambda x, a, beside: collectives.reduce(x[:, :2], a, async_op=beside),
+    "scatter": lambda x, a, beside: collectives.scatter(x[:, :2], a, 0, a.size - 1, async_op=beside),
+    "gather": lambda x, a, beside: collectives.gather(x, a, 1, 0, widths(a), async_op=beside),
+    "all_to_all": lambda x, a, beside: collectives.all_to_all(
+        [x] * a.size, a, [(3, width) for width in widths(a)], async_op=beside
+    ),
+    "barrier": lambda x, a, beside: collectives.barrier(a, async_op=beside),
+    "shift": lambda x, a, beside: neighbours.shift(x, a, 1, (3, widths(a)[a.rank - 1]), async_op=beside),
+}
+
+
+def widths(axis):
+    return [place + 2 for place in range(axis.size)]
+
+
+def logged(call):
+    """What a call gives, as a list of tensors, and what it logs."""
+    comm.clear_log()
+    result = call()
+    events = [(e.op, e.axis, e.bytes, e.messages) for e in comm.log]
+    return result if isinstance(result, list) else [] if result is None else [result], sorted(events)
+
+
+@pytest.mark.parametrize("name", ASYNCHRONOUS)
+def test_asynchronous_calls_give_and_log_what_blocking_ones_do(pool, name):
+    def work(rank, world_size):
+        for axis in axes(rank, world_size):
+            x = integers(3, axis.rank + 2, seed=axis.rank)
+            blocking, events = logged(lambda x=x, axis=axis: ASYNCHRONOUS[name](x, axis, False))
+            handle = ASYNCHRONOUS[name](x, axis, True)
+            later, same_events = logged(handle.wait)
+            again, no_events = logged(handle.wait)  # a second wait gives the same and logs nothing
+            assert same_events == events and no_events == [] and bool(events) == (axis.size > 1)
+            assert len(later) == len(blocking) and all(a is b for a, b in zip(again, later, strict=True))
+            if name != "reduce" or axis.rank == 0:  # elsewhere what a reduce leaves means nothing
+                assert all(map(torch.equal, later, blocking))
+
+    pool.run(work)
+
+
+def goes_on_before_the_last_one_comes(rank, world_size, name):
+    """The last rank makes its call only after a word to all the others, who wait for it beside theirs."""
+    axis = Mesh(dp=world_size)["dp"]
+    x, last = integers(3, axis.rank + 2, seed=axis.rank), axis.size - 1
+    if axis.rank < last:
+        handle = ASYNCHRONOUS[name](x, axis, True)
+    if name == "shift":  # words of another kind than the call's, so that they do not queue behind it
+        comm.barrier(axis)
+    elif axis.rank < last:
+        comm.recv(torch.empty(1), axis, last)
+    else:
+        for peer in range(last):
+            comm.send(torch.ones(1), axis, peer)
+    if axis.rank == last:
+        handle = ASYNCHRONOUS[name](x, axis, True)
+    handle.wait()
+
+
+@pytest.mark.parametrize("name", ASYNCHRONOUS)
+def test_an_asynchronous_call_returns_before_its_peers_have_come(pool, name):
+    pool.run(goes_on_before_the_last_one_comes, name)
+
+
+def test_an_asynchronous_call_that_blocks_is_noticed():
+    def work(rank, world_size):
+        blocks = lambda right: lambda *args, async_op=False: finished(right(*args), async_op)
+        with planted(collectives, "gather", blocks):
+            goes_on_before_the_last_one_comes(rank, world_size, "gather")
+
+    with pytest.raises(RankFailed) as info, Ranks(2, echo=False, timeout=5) as two:
+        two.run(work)
+    assert info.value.ename in ("Deadlock", "TimeoutError")
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.int32])

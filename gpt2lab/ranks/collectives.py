@@ -144,10 +144,17 @@ def reduce(x: torch.Tensor, axis: Axis, root: int = 0, async_op: bool = False):
     return perform(call, start, result, async_op)
 
 
-def scatter(x: torch.Tensor, axis: Axis, dim: int = 0, root: int = 0, sizes: Sequence[int] | None = None):
+def scatter(
+    x: torch.Tensor,
+    axis: Axis,
+    dim: int = 0,
+    root: int = 0,
+    sizes: Sequence[int] | None = None,
+    async_op: bool = False,
+):
     """Root's tensor cut along dim, one chunk for each; the others' x says shape and dtype. Bytes: root S - c_root."""
     if axis.size == 1:
-        return x
+        return finished(x, async_op)
     sizes = list(sizes or split_sizes(x.size(dim), axis.size))
     like = x.detach().movedim(dim, 0)
     chunk = like.new_empty(max(sizes), *like.shape[1:])
@@ -164,16 +171,23 @@ def scatter(x: torch.Tensor, axis: Axis, dim: int = 0, root: int = 0, sizes: Seq
         legs=direct_legs(chunks, axis) if mine else (),
     )
     start = lambda beside: dist.scatter(chunk, parts, axis.ranks[root], group=axis.group, async_op=beside)
-    return perform(call, start, chunk, finish=lambda chunk: chunk[: sizes[axis.rank]].movedim(0, dim))
+    return perform(call, start, chunk, async_op, lambda chunk: chunk[: sizes[axis.rank]].movedim(0, dim))
 
 
-def gather(x: torch.Tensor, axis: Axis, dim: int = 0, root: int = 0, sizes: Sequence[int] | None = None):
+def gather(
+    x: torch.Tensor,
+    axis: Axis,
+    dim: int = 0,
+    root: int = 0,
+    sizes: Sequence[int] | None = None,
+    async_op: bool = False,
+):
     """Everybody's shards joined along dim on the rank at place `root`; the others get a tensor of length 0 along dim.
 
     Bytes per rank: its own shard; the root sends none.
     """
     if axis.size == 1:
-        return x
+        return finished(x, async_op)
     sizes = list(sizes or [x.size(dim)] * axis.size)
     mine = padded(x.detach().movedim(dim, 0), max(sizes))
     parts = [torch.empty_like(mine) for _ in sizes] if axis.rank == root else None
@@ -189,7 +203,7 @@ def gather(x: torch.Tensor, axis: Axis, dim: int = 0, root: int = 0, sizes: Sequ
     )
     start = lambda beside: dist.gather(mine, parts, axis.ranks[root], group=axis.group, async_op=beside)
     join = lambda parts: torch.cat([p[:s] for p, s in zip(parts, sizes, strict=True)]).movedim(0, dim)
-    return perform(call, start, parts, finish=join if parts else lambda _: x.detach().narrow(dim, 0, 0))
+    return perform(call, start, parts, async_op, join if parts else lambda _: x.detach().narrow(dim, 0, 0))
 
 
 def all_to_all(
@@ -217,11 +231,12 @@ def all_to_all(
     return perform(call, start, result, async_op, cut)
 
 
-def barrier(axis: Axis) -> None:
+def barrier(axis: Axis, async_op: bool = False):
     """Return when every rank of the axis has arrived."""
-    if axis.size > 1:
-        call = Call("barrier", axis, "", hops=axis.size - 1)
-        perform(call, lambda beside: dist.barrier(group=axis.group, async_op=beside), None)
+    if axis.size == 1:
+        return finished(None, async_op)
+    call = Call("barrier", axis, "", hops=axis.size - 1)
+    return perform(call, lambda beside: dist.barrier(group=axis.group, async_op=beside), None, async_op)
 
 
 def gather_objects(value, axis: Axis) -> list:

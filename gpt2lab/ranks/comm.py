@@ -1,7 +1,8 @@
 """Every byte between ranks passes through here: counted, logged, out of place, with both directions written out.
 
 What autograd may pass through comes in adjoint pairs, built below from the plain calls of `collectives.py`. A size-1
-axis is the identity. What carries the bytes (gloo, NCCL, ...) was chosen by name at launch.
+axis is the identity. What carries the bytes (gloo, NCCL, ...) was chosen by name at launch. Calls with a backward
+block; the same without one, in `collectives.py` and `neighbours.py` (`shift`), can run beside other work.
 
 S is the number of bytes of the whole tensor, c_r those of rank r's chunk (sizes as `tensor_split` gives them). Each
 call counts what this rank sends in the bandwidth-optimal algorithm (a ring), in exact integers.

@@ -1,12 +1,31 @@
 """Messages between two ranks that autograd may pass through: send, recv, a shift around the ring.
 
-The gradient takes the way back: what was received is sent, what was sent is received.
+The gradient takes the way back: what was received is sent, what was sent is received. `shift` is the last one
+without a backward; with `async_op=True` it returns what to `wait()` for.
 """
 
 import torch
 
+from .buffers import no_graph
 from .collectives import irecv, isend
+from .gate import finished
 from .mesh import Axis
+
+
+class Exchange:
+    """Messages under way, some going and some coming; `wait()` returns what `finish` makes of those that came."""
+
+    def __init__(self, coming, going, finish):
+        self._coming, self._going, self._finish = coming, going, finish
+
+    def wait(self):
+        """Block until all have arrived."""
+        if self._finish is not None:
+            came = [handle.wait() for handle in self._coming]
+            for handle in self._going:
+                handle.wait()
+            self._result, self._finish = self._finish(*came), None
+        return self._result
 
 
 class _Send(torch.autograd.Function):
@@ -49,15 +68,20 @@ def recv(like: torch.Tensor, axis: Axis, source: int) -> torch.Tensor:
     return _Recv.apply(like, axis, source)
 
 
-def _shift(x, axis, by, shape):
+def _shift(x, axis, by, shape, async_op=False):
     """Send x to the rank `by` places on, receive the tensor of `shape` from the rank `by` places back."""
     to, source = (axis.rank + by) % axis.size, (axis.rank - by) % axis.size
     if to == axis.rank:
-        return x.clone()
+        return finished(x.clone(), async_op)
     going = isend(x, axis, to)
-    coming = irecv(x.new_empty(shape), axis, source).wait()
-    going.wait()
-    return coming
+    exchange = Exchange([irecv(x.new_empty(shape), axis, source)], [going], lambda came: came)
+    return exchange if async_op else exchange.wait()
+
+
+def shift(x, axis: Axis, by: int = 1, shape=None, async_op: bool = False):
+    """What `ring_shift` gives, without a backward."""
+    no_graph("shift", x, "ring_shift")
+    return _shift(x, axis, by, tuple(shape or x.shape), async_op)
 
 
 class _RingShift(torch.autograd.Function):

@@ -121,7 +121,7 @@ show(
         },
     ),
     "measured",
-    "the ladder here beside the published one: other numbers, the same order, near before far. A small message pays "
+    "the ladder here beside the published one: other numbers, the same order for large blocks. A small message pays "
     "for its start, whatever the way.",
     "Horizontal bars on a log axis: cache, memory, shared memory, loopback here; memory, NVLink, PCIe, Ethernet",
 )
@@ -193,7 +193,8 @@ print(
 # the way to memory: there products multiply, and copies through memory do not. One core alone may not fill that way
 # either; then copies multiply too, until enough cores do. The two cores of a small virtual machine are often two
 # *threads* of one core: they share its arithmetic and its caches, and multiply only where one alone would wait, as for
-# memory. So look at your three lines: which of them falls short of the ideal says what your cores share.
+# memory. So look at your three lines: which of them falls short of the ideal says what your cores share. (One
+# that rises above it was divided by a bad moment of the single rank: so large is the error of all of them.)
 #
 # The last ratio printed is the *machine balance*. A product of n x n matrices does n/2 operations for each number it
 # touches and can keep the core busy; adding two vectors does a third of one and cannot. With more ranks than cores
