@@ -177,6 +177,7 @@ def save_until_killed(rank, world, run, background):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("background", [False, True])
 def test_twenty_kills_during_saves_never_tear_or_lose_a_checkpoint(background, tmp_path):
     chance = random.Random(8)
@@ -189,7 +190,7 @@ def test_twenty_kills_during_saves_never_tear_or_lose_a_checkpoint(background, t
             later = chance.uniform(0, 0.6)
 
             def kill(run=run, victims=victims, later=later):
-                while not ((run / "pid.0").exists() and (run / "told").exists()):
+                while not ((run / "told").exists() and (run / "told").read_text() > "0"):  # one is whole
                     time.sleep(0.01)
                 time.sleep(later)
                 for rank in victims:
@@ -202,9 +203,7 @@ def test_twenty_kills_during_saves_never_tear_or_lose_a_checkpoint(background, t
             killer.join()
             found = checkpoint.all_in(run)
             told = (run / "told").read_text()
-            if told in ("", "0"):
-                continue  # killed before the first was whole
-            assert checkpoint.read_state(found[-1])["step"] >= int(told), trial
+            assert checkpoint.read_state(found[-1])["step"] >= int(told or 1), trial
             for folder in found:
                 checkpoint.read_state(folder)
             checkpoint.load(found[-1], trainer())
