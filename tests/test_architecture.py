@@ -15,7 +15,7 @@ README = (ROOT / "README.md").read_text()
 
 # Who stands on whom: a file imports only from its own level or below.
 LEVELS = [
-    {"recompute", "transport"},
+    {"recompute", "transport", "fast_start"},
     {"model", "chunked_loss", "corpus", "schedules", "ranks", "planner"},
     {"pretrained", "generate", "spec", "boxes", "sharded"},
     {"parallel", "algorithms"},

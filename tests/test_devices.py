@@ -72,9 +72,9 @@ def test_each_rank_has_a_gpu_of_its_own_or_none_has(asked, ranks, used, monkeypa
 
 
 def test_slurm_says_how_many_ranks_share_a_machine(monkeypatch):
-    for name, value in {"SLURM_PROCID": "5", "SLURM_NTASKS": "11", "SLURM_LOCALID": "1"}.items():
+    for name, value in {"SLURM_PROCID": "5", "SLURM_STEP_NUM_TASKS": "11", "SLURM_LOCALID": "1"}.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setenv("SLURM_TASKS_PER_NODE", "4(x2),3")
+    monkeypatch.setenv("SLURM_STEP_TASKS_PER_NODE", "4(x2),3")
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
         monkeypatch.delenv(name, raising=False)
     assert environment.place().neighbours == 4

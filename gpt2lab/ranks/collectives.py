@@ -10,20 +10,13 @@ from collections.abc import Sequence
 import torch
 import torch.distributed as dist
 
-from . import network
+from . import network, traffic
 from .buffers import byte_size, byte_sizes, fresh, no_graph, padded, ranked, unranked
 from .gate import Call, Done, describe, finished, perform
 from .mesh import Axis
-from .traffic import (
-    all_gather_cost,
-    all_reduce_cost,
-    chain_cost,
-    direct_cost,
-    direct_legs,
-    reduce_scatter_cost,
-    split_sizes,
-)
+from .traffic import split_sizes
 
+Sizes = Sequence[int] | None
 REDUCE = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
 
 
@@ -46,7 +39,7 @@ def all_reduce(x: torch.Tensor, axis: Axis, op: str = "sum", async_op: bool = Fa
     result = ranked(x, op) if compared else x.detach() if own else fresh(x)
     back = lambda found: x.detach().copy_(unranked(found, x.dtype)) if own else unranked(found, x.dtype)
     chunks = [c * result.element_size() for c in split_sizes(x.numel(), axis.size)]
-    cost = all_reduce_cost(chunks, axis.rank)
+    cost = traffic.all_reduce_cost(chunks, axis.rank)
     call = Call("all_reduce", axis, f"{op} {describe(x)}", *cost, cost[0], cost[1])
     start = lambda beside: dist.all_reduce(result, REDUCE[op], group=axis.group, async_op=beside)
     return perform(call, start, result, async_op, back if compared else None)
@@ -57,7 +50,7 @@ def gather_flat(shard: torch.Tensor, axis: Axis, async_op: bool = False, out: to
     if axis.size == 1:
         return finished(shard.detach() if out is None else out.copy_(shard), async_op)
     out = shard.new_empty(axis.size * shard.numel()) if out is None else out
-    cost = all_gather_cost([byte_size(shard)] * axis.size, axis.rank)
+    cost = traffic.all_gather_cost([byte_size(shard)] * axis.size, axis.rank)
     call = Call("all_gather", axis, f"flat {describe(shard)}", *cost, *cost)
     mine = shard.detach().contiguous()
     start = lambda beside: dist.all_gather_single(out, mine, group=axis.group, async_op=beside)
@@ -71,13 +64,13 @@ def reduce_scatter_flat(x: torch.Tensor, axis: Axis, async_op: bool = False, wha
     if x.dim() != 1 or x.numel() % axis.size:
         raise ValueError(f"reduce_scatter_flat: {tuple(x.shape)} is no flat multiple of {axis.size} ranks.")
     out, whole = x.new_empty(x.numel() // axis.size), x.detach().contiguous()
-    cost = reduce_scatter_cost([byte_size(out)] * axis.size, axis.rank)
+    cost = traffic.reduce_scatter_cost([byte_size(out)] * axis.size, axis.rank)
     call = Call("reduce_scatter", axis, f"{what} {describe(x)}", *cost, *cost)
     start = lambda beside: dist.reduce_scatter_single(out, whole, group=axis.group, async_op=beside)
     return perform(call, start, out, async_op)
 
 
-def all_gather(x, axis: Axis, dim: int = 0, sizes: Sequence[int] | None = None, async_op: bool = False):
+def all_gather(x, axis: Axis, dim: int = 0, sizes: Sizes = None, async_op: bool = False):
     """Everybody's shards joined along dim; `sizes` are their lengths where they differ. Bytes: S - c_(r+1)."""
     if axis.size == 1:
         return finished(x, async_op)
@@ -87,14 +80,14 @@ def all_gather(x, axis: Axis, dim: int = 0, sizes: Sequence[int] | None = None, 
         raise ValueError(f"all_gather: {here} along dim {dim}, but sizes={sizes}.")
     mine = padded(x.detach().movedim(dim, 0), max(sizes))
     parts = [torch.empty_like(mine) for _ in sizes]
-    cost = all_gather_cost(byte_sizes(x, sizes, dim), axis.rank)
+    cost = traffic.all_gather_cost(byte_sizes(x, sizes, dim), axis.rank)
     call = Call("all_gather", axis, f"dim {dim} sizes {sizes} of {describe(mine)}", *cost, *cost)
     start = lambda beside: dist.all_gather(parts, mine, group=axis.group, async_op=beside)
     join = lambda parts: torch.cat([p[:s] for p, s in zip(parts, sizes, strict=True)]).movedim(0, dim)
     return perform(call, start, parts, async_op, join)
 
 
-def reduce_scatter(x, axis: Axis, dim: int = 0, sizes: Sequence[int] | None = None, async_op: bool = False):
+def reduce_scatter(x, axis: Axis, dim: int = 0, sizes: Sizes = None, async_op: bool = False):
     """The sum over the axis, of which each rank keeps its chunk along dim. Bytes per rank: S - c_r."""
     if axis.size == 1:
         return finished(x, async_op)
@@ -103,13 +96,13 @@ def reduce_scatter(x, axis: Axis, dim: int = 0, sizes: Sequence[int] | None = No
         raise ValueError(f"reduce_scatter: sizes={sizes} do not cut {x.size(dim)} for {axis.size} ranks.")
     parts = [p.contiguous() for p in x.detach().movedim(dim, 0).split(sizes)]
     result = torch.empty_like(parts[axis.rank])
-    cost = reduce_scatter_cost(byte_sizes(x, sizes, dim), axis.rank)
+    cost = traffic.reduce_scatter_cost(byte_sizes(x, sizes, dim), axis.rank)
     call = Call("reduce_scatter", axis, f"dim {dim} sizes {sizes} of {describe(x)}", *cost, *cost)
     start = lambda beside: dist.reduce_scatter(result, parts, group=axis.group, async_op=beside)
     return perform(call, start, result, async_op, lambda result: result.movedim(0, dim))
 
 
-def keep_mine(x, axis: Axis, dim: int = 0, sizes: Sequence[int] | None = None):
+def keep_mine(x, axis: Axis, dim: int = 0, sizes: Sizes = None):
     """This rank's chunk of a tensor that every rank has. No bytes."""
     if axis.size == 1:
         return x
@@ -124,7 +117,7 @@ def broadcast(x: torch.Tensor, axis: Axis, root: int = 0, async_op: bool = False
     if axis.size == 1:
         return finished(x, async_op)
     result, size = fresh(x), byte_size(x)
-    cost = chain_cost(size, axis.rank == (root - 1) % axis.size)
+    cost = traffic.chain_cost(size, axis.rank == (root - 1) % axis.size)
     call = Call("broadcast", axis, f"root {root} {describe(x)}", *cost, size, axis.size - 1)
     start = lambda beside: dist.broadcast(result, axis.ranks[root], group=axis.group, async_op=beside)
     return perform(call, start, result, async_op)
@@ -138,20 +131,13 @@ def reduce(x: torch.Tensor, axis: Axis, root: int = 0, async_op: bool = False):
     if axis.size == 1:
         return finished(x, async_op)
     result, size = fresh(x), byte_size(x)
-    cost = chain_cost(size, axis.rank == root)
+    cost = traffic.chain_cost(size, axis.rank == root)
     call = Call("reduce", axis, f"root {root} {describe(x)}", *cost, size, axis.size - 1)
     start = lambda beside: dist.reduce(result, axis.ranks[root], group=axis.group, async_op=beside)
     return perform(call, start, result, async_op)
 
 
-def scatter(
-    x: torch.Tensor,
-    axis: Axis,
-    dim: int = 0,
-    root: int = 0,
-    sizes: Sequence[int] | None = None,
-    async_op: bool = False,
-):
+def scatter(x, axis: Axis, dim: int = 0, root: int = 0, sizes: Sizes = None, async_op: bool = False):
     """Root's tensor cut along dim, one chunk for each; the others' x says shape and dtype. Bytes: root S - c_root."""
     if axis.size == 1:
         return finished(x, async_op)
@@ -160,28 +146,21 @@ def scatter(
     chunk = like.new_empty(max(sizes), *like.shape[1:])
     mine = axis.rank == root
     chunks = byte_sizes(x, sizes, dim)
-    cost = direct_cost(chunks, root) if mine else (0, 0)
+    cost = traffic.direct_cost(chunks, root) if mine else (0, 0)
     parts = [padded(p, max(sizes)) for p in like.split(sizes)] if mine else None
     call = Call(
         "scatter",
         axis,
         f"root {root} dim {dim} sizes {sizes} of {describe(x)}",
         *cost,
-        *direct_cost(chunks, root),
-        legs=direct_legs(chunks, axis) if mine else (),
+        *traffic.direct_cost(chunks, root),
+        legs=traffic.direct_legs(chunks, axis) if mine else (),
     )
     start = lambda beside: dist.scatter(chunk, parts, axis.ranks[root], group=axis.group, async_op=beside)
     return perform(call, start, chunk, async_op, lambda chunk: chunk[: sizes[axis.rank]].movedim(0, dim))
 
 
-def gather(
-    x: torch.Tensor,
-    axis: Axis,
-    dim: int = 0,
-    root: int = 0,
-    sizes: Sequence[int] | None = None,
-    async_op: bool = False,
-):
+def gather(x, axis: Axis, dim: int = 0, root: int = 0, sizes: Sizes = None, async_op: bool = False):
     """Everybody's shards joined along dim on the rank at place `root`; the others get a tensor of length 0 along dim.
 
     Bytes per rank: its own shard; the root sends none.
@@ -192,13 +171,13 @@ def gather(
     mine = padded(x.detach().movedim(dim, 0), max(sizes))
     parts = [torch.empty_like(mine) for _ in sizes] if axis.rank == root else None
     chunks = byte_sizes(x, sizes, dim)
-    cost = (0, 0) if axis.rank == root else chain_cost(chunks[axis.rank], False)
+    cost = (0, 0) if axis.rank == root else traffic.chain_cost(chunks[axis.rank], False)
     call = Call(
         "gather",
         axis,
         f"root {root} dim {dim} sizes {sizes} of {describe(mine)}",
         *cost,
-        *direct_cost(chunks, root),
+        *traffic.direct_cost(chunks, root),
         legs=() if axis.rank == root else ((axis.ranks[root], cost[0]),),
     )
     start = lambda beside: dist.gather(mine, parts, axis.ranks[root], group=axis.group, async_op=beside)
@@ -223,7 +202,13 @@ def all_to_all(
     sent = [n * flat.element_size() for n in going]
     counts = [",".join(map(str, numbers)) for numbers in (going, coming)]
     detail = " ".join([str(flat.dtype).removeprefix("torch."), *counts])
-    call = Call("all_to_all", axis, detail, *direct_cost(sent, axis.rank), legs=direct_legs(sent, axis))
+    call = Call(
+        "all_to_all",
+        axis,
+        detail,
+        *traffic.direct_cost(sent, axis.rank),
+        legs=traffic.direct_legs(sent, axis),
+    )
     start = lambda beside: dist.all_to_all_single(
         result, flat, coming, going, group=axis.group, async_op=beside
     )

@@ -135,7 +135,7 @@ MUTANTS = {  # what is planted: (where, name, bug, which check notices it)
         "ring_shift",
     ),
     "send: gradient lost": (neighbours._Send, "backward", staticmethod(gradient_lost), "send and recv"),
-    "counter: the wrong chunk left out": (collectives, "all_gather_cost", own_chunk_left_out, "all_gather"),
+    "counter: the wrong chunk left out": (traffic, "all_gather_cost", own_chunk_left_out, "all_gather"),
     "counter: calls are not logged": (gate.Handle, "_end", lambda self, call: None, "reduce_from"),
 }
 
