@@ -7,8 +7,8 @@ import torch
 from comm_checks import CHECKS
 
 from gpt2lab import RankFailed, Ranks
-from gpt2lab.ranks import comm, gate, neighbours, traffic
 from gpt2lab.ranks import collectives as plain
+from gpt2lab.ranks import comm, gate, neighbours, traffic
 from gpt2lab.ranks.mesh import Mesh
 
 
