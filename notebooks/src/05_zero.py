@@ -372,8 +372,8 @@ table(rows, ["2 ranks", "1 micro-batch", "3 micro-batches", "equal to the formul
 #
 # ## Memory over a step, event by event
 #
-# What is held at rest is one thing; the peak is another. The profiler reports every allocation. A model of eight
-# blocks:
+# What is held at rest is one thing; the peak is another. The profiler reports every allocation; we keep those of a
+# KiB or more. A model of eight blocks:
 
 # %%
 deep = GPT2Config(vocab_size=64, n_positions=32, n_layer=8, n_head=4, n_embd=64)
@@ -387,7 +387,7 @@ def record(rank, world_size, plan):
     before = sum(memory.held(trainer.parallel.model, trainer.parallel.sync, trainer.optimizer).values())
     with memory.allocations() as events:
         trainer.step(batch)
-    return [before + e.held for e in events]
+    return [before + e.held for e in events if abs(e.bytes) >= 1024]
 
 
 curves = {
