@@ -95,4 +95,4 @@ def _wait_for_an_idle_machine(env, seconds: float = 60) -> None:
         if found.stdout.strip() == "idle":
             return
         time.sleep(0.2)
-    pytest.skip(f"Slurm did not come up here within {seconds:.0f} s: {found.stdout} {found.stderr}")
+    pytest.fail(f"Slurm did not come up within {seconds:.0f} s: {found.stdout} {found.stderr}")

@@ -2,6 +2,7 @@
 
 import linecache
 import os
+import platform
 import subprocess
 import sys
 import textwrap
@@ -164,3 +165,14 @@ def test_a_script_without_a_main_guard_works_and_is_not_run_again(tmp_path):
 def test_the_package_imports_quickly_without_torch():
     code = "import sys, gpt2lab; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=100).returncode == 0
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc keeps memory when told to")
+def test_ranks_start_with_memory_that_is_kept_and_the_caller_s_environment_is_as_before():
+    script = (
+        "import os\nfrom gpt2lab import fast, launch\n"
+        "print(launch(lambda rank, world_size: fast.huge_pages().on, ranks=2), 'GLIBC_TUNABLES' in os.environ)"
+    )
+    env = {name: value for name, value in os.environ.items() if name != "GLIBC_TUNABLES"}
+    told = subprocess.run([sys.executable, "-c", script], env=env, capture_output=True, text=True, check=True)
+    assert told.stdout.split("\n")[0] == "[True, True] False"

@@ -13,9 +13,8 @@ import torch
 from ..ranks import trace
 from .rectangles import pieces, strips, tiles
 
-FLASH = (
-    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-)  # torch's own; it returns the log-sum-exp as well
+# torch's own kernel, under the name that returns the log-sum-exp as well
+FLASH = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 FLASH_BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 
 TILE = 128  # queries at a time where torch's kernel cannot help: more are fewer calls, fewer skip more of the mask
@@ -124,9 +123,7 @@ def block_backward(grad, out, lse, q, k, v, queries, keys, window=None, tile=Non
 def _score_gradients(grad, out, lse, q, k, v, queries, keys, window, masked):
     """Softmax weights (B, H, R, S) of one strip, and the gradient of its q k' products."""
     weights = (_scores(q, k, queries, keys, window, masked) - lse).exp()
-    delta = (grad * out).sum(
-        -1, keepdim=True
-    )  # (B, H, R, 1), the part of the other keys in softmax's backward
+    delta = (grad * out).sum(-1, keepdim=True)  # (B, H, R, 1): what the other keys add to softmax's backward
     return weights, weights * (grad @ v.mT - delta) * q.size(-1) ** -0.5
 
 
@@ -138,10 +135,9 @@ def gradients_by_key(grad, out, lse, q, k, v, queries, keys, window=None, tile=N
     """
     dk, dv = torch.zeros_like(k), torch.zeros_like(v)
     for columns in tiles(keys, tile):
-        last = (
-            len(queries) if window is None else bisect.bisect_right(queries, keys[columns.stop - 1] + window)
-        )
-        rows = slice(bisect.bisect_left(queries, keys[columns.start]), last)
+        first, last = keys[columns.start], keys[columns.stop - 1]
+        end = len(queries) if window is None else bisect.bisect_right(queries, last + window)
+        rows = slice(bisect.bisect_left(queries, first), end)
         of_rows = grad[:, :, rows], out[:, :, rows], lse[:, :, rows]
         here = q[:, :, rows], k[:, :, columns], v[:, :, columns]
         weights, dscores = _score_gradients(*of_rows, *here, queries[rows], keys[columns], window, True)

@@ -26,9 +26,7 @@ class Share:
     table: Layout
     axis: Axis
     window: int | None = None
-    tile: int | None = (
-        None  # queries attended to at a time by hand (blockwise.py); None: torch's kernel where it can
-    )
+    tile: int | None = None  # queries attended to at a time, by hand; None: torch's kernel where it can
     roots: tuple[Axis | None, ...] = ()
 
     @property

@@ -74,10 +74,8 @@ def _double_tree(n, size, pieces=4):
 
 
 def _doubling(n, size):
-    steps = n.bit_length() - 1
-    steps += (
-        0 if n & (n - 1) == 0 else 2
-    )  # other sizes than powers of two fold their surplus ranks in and out
+    fold = 0 if n & (n - 1) == 0 else 2  # where n is no power of two, surplus ranks are folded in and out
+    steps = n.bit_length() - 1 + fold
     return steps, steps * size
 
 

@@ -141,9 +141,7 @@ class Board:
 
 
 _board: Board | None = None
-_mine: tuple | None = (
-    None  # without a board: the call that this rank is in, its axis, peers, number and caller
-)
+_mine: tuple | None = None  # without a board: this rank's call, its axis, peers, number and caller
 
 
 def attach(path: Path, rank: int, world: int) -> None:

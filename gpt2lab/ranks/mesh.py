@@ -74,10 +74,6 @@ class Mesh:
     def __repr__(self) -> str:
         return f"Mesh({', '.join(f'{n}={s}' for n, s in self.sizes.items() if s > 1)})"
 
-    def all_axes(self) -> list[Axis]:
-        """Every axis of the mesh, joined ones and the world included."""
-        return [*self._axes.values(), self.world]
-
     def coordinates(self, rank: int | None = None) -> dict[str, int]:
         """Where a rank (default: this one) stands on each axis."""
         place = np.argwhere(self.grid == (self.rank if rank is None else rank))[0]
