@@ -77,12 +77,13 @@ class KVCache:
     def __init__(self, slots: int):
         self.slots = slots
         self.layers: dict[torch.nn.Module, torch.Tensor] = {}
-        self._positions, self._end = None, 0
+        self._positions, self._end, self._where = None, 0, None
 
     def extend(self, attn, k, v, positions):
         """Store k and v (B, H, T, D) at positions (T,) or (B, T); return all up to the last of them."""
-        if positions is not self._positions:  # the first layer looks where they end, the others remember
+        if positions is not self._positions:  # the first layer looks where they lie, the others remember
             self._positions, self._end = positions, int(positions.max()) + 1
+            self._where = _slots(positions, k.size(0))
         end = self._end
         if end > self.slots:
             raise ValueError(f"The cache has {self.slots} slots, but position {end - 1} was asked for.")
@@ -90,13 +91,20 @@ class KVCache:
             batch, heads, _, width = k.shape
             self.layers[attn] = k.new_zeros(2, batch, self.slots, heads, width)
         kept = self.layers[attn]  # (2, B, slots, H, D)
-        rows = torch.arange(k.size(0), device=k.device)[:, None]
-        kept[0, rows, positions], kept[1, rows, positions] = k.transpose(1, 2), v.transpose(1, 2)
+        rows, slots = self._where
+        kept[0, rows, slots], kept[1, rows, slots] = k.transpose(1, 2), v.transpose(1, 2)
         return kept[0, :, :end].transpose(1, 2), kept[1, :, :end].transpose(1, 2)
 
     def bytes(self) -> int:
         """How many bytes the cache holds."""
         return sum(kept.numel() * kept.element_size() for kept in self.layers.values())
+
+
+def _slots(positions, rows: int):
+    """Where in (B, slots) the keys at positions (T,) or (B, T) lie; a slice, which is quick, where all lie in one."""
+    if positions.numel() == 1:
+        return slice(None), slice(int(positions), int(positions) + 1)
+    return torch.arange(rows, device=positions.device)[:, None], positions
 
 
 @torch.no_grad()
@@ -141,7 +149,9 @@ def next_logits(model, rows: list[list[int]], cache: KVCache | None = None) -> t
     device = model.wte.weight.device
     if cache is not None and cache.layers:
         tokens = torch.tensor([[row[-1]] for row in rows], device=device)
-        positions = torch.tensor([[len(row) - 1] for row in rows], device=device)
+        last = [len(row) - 1 for row in rows]
+        same = min(last) == max(last)  # then one position is for all
+        positions = torch.tensor(last[:1] if same else [[n] for n in last], device=device)  # (1,) or (B, 1)
         return model(tokens, positions, cache=cache)[:, 0]
     rows = [row[-model.config.n_positions :] for row in rows]
     longest = max(map(len, rows))

@@ -110,6 +110,8 @@ def causal_attention(q, k, v, positions, window: int | None = None):
     """
     if k.size(-2) == q.size(-2) and window is None:
         return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+    if positions.numel() == 1 and window is None and int(positions) >= k.size(-2) - 1:
+        return F.scaled_dot_product_attention(q, k, v)  # a single query after all keys sees them all
     keys = torch.arange(k.size(-2), device=q.device)
     behind = positions[..., :, None] - keys  # (..., T, S): how many tokens the key lies before the query
     seen = behind >= 0 if window is None else (behind >= 0) & (behind <= window)

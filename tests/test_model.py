@@ -164,6 +164,14 @@ def test_windowed_attention_equals_a_loop(window):
         torch.testing.assert_close(got[:, :, t], want, rtol=1e-12, atol=1e-12)
 
 
+def test_a_single_query_sees_the_keys_up_to_its_position_and_no_other():
+    q, k, v = torch.randn(2, 3, 1, 4), torch.randn(2, 3, 9, 4), torch.randn(2, 3, 9, 4)
+    for at in (0, 5, 8):
+        got = causal_attention(q, k, v, torch.tensor([at]))
+        alone = causal_attention(q, k[:, :, : at + 1], v[:, :, : at + 1], torch.tensor([[at], [at]]))
+        torch.testing.assert_close(got, alone)
+
+
 def test_picked_columns_are_the_columns_of_the_whole_logits():
     model = GPT2(SMALL).double()
     tokens, _ = tokens_and_targets(SMALL, 3, 11)
