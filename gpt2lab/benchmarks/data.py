@@ -43,6 +43,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--trace", metavar="FOLDER", help="save a step of each as Chrome JSON, for ui.perfetto.dev"
     )
+    parser.add_argument(
+        "--loss",
+        choices=["whole", "chunked"],
+        default="whole",
+        help="how ours computes its loss: whole as PyTorch's own, so that the strategies alone differ (default), or "
+        "chunked, as `train` does",
+    )
     rivals.add_argument(parser)
 
 
@@ -50,9 +57,9 @@ def run(args: argparse.Namespace) -> int:
     """Print median step times and their ratios, and where a step's time goes."""
     print(
         f"one step of {args.config}, {args.rows} rows of {args.length} tokens a rank, float32, one thread a rank;\n"
-        f"{rivals.carriers(args.over)}"
+        f"{rivals.carriers(args.over)}" + (", our loss in chunks" if args.loss == "chunked" else "")
     )
-    options = args.rows, args.length, args.steps, args.bucket, args.over
+    options = args.rows, args.length, args.steps, f"bucket={args.bucket},loss={args.loss}", args.over
     for n in args.ranks:
         for pair in (p for p in PAIRS if p[0] in args.pairs):
             with Ranks(
@@ -87,12 +94,12 @@ class Timed:
     spans: list[trace.Span]
 
 
-def measure(rank, world_size, config, pair, rows, length, steps, bucket, over) -> dict[str, Timed]:
+def measure(rank, world_size, config, pair, rows, length, steps, options, over) -> dict[str, Timed]:
     """The steps of both contestants of a pair in turns, the slowest rank's of every step."""
     config, (ours, theirs) = PRESETS[config], pair
     generator = torch.Generator().manual_seed(rank)
     tokens = torch.randint(config.vocab_size, (rows, length + 1), generator=generator)
-    plan = Plan.parse(f"dp={world_size},{OPTIONS[ours]},bucket={bucket}")
+    plan = Plan.parse(f"dp={world_size},{OPTIONS[ours]},{options}")
     steppers = {ours: our_step(config, plan, tokens), theirs: THEIRS[theirs](config, over, tokens)}
     axis = Mesh(dp=world_size)["dp"]
     times = {name: [] for name in steppers}

@@ -1,11 +1,13 @@
 """Shared memory beside gloo on the same ranks: all-reduce, reduce-scatter and all-gather from 1 KB to 64 MB.
 
 Both take turns, so that a busy moment of the machine hits both. A time is that of one call out of a row of calls, as
-in a training step; medians count.
+in a training step; medians count. The last lines say what bounds the largest: how many bytes its copies and sums read
+and write, and how fast a plain copy does that.
 """
 
 import argparse
 import json
+import os
 import statistics
 import time
 from pathlib import Path
@@ -16,6 +18,7 @@ from torch.distributed.distributed_c10d import AllgatherOptions
 
 from .. import transport
 from ..ranks.launch import Ranks
+from ..speed import copy_rate
 
 CALLS = ("all_reduce", "reduce_scatter", "all_gather")
 BACKENDS = (transport.NAME, "gloo") if transport.AVAILABLE else ("gloo",)
@@ -51,12 +54,39 @@ def run(args: argparse.Namespace) -> int:
                         f"{n:5} {size:9}  {call:14}{ours:8.3f} {theirs:8.3f} {theirs / ours:8.1f} x",
                         flush=True,
                     )
+    largest = max(args.sizes)
+    torch.set_num_threads(os.cpu_count() or 1)
+    print("what shared memory's copies and sums read and write in a call, on all ranks together")
+    for row in (row for row in rows if row["bytes"] == largest):
+        moved = row["ranks"] * touched(row["call"], row["ranks"]) * largest
+        rate, copy = moved / row["seconds"][transport.NAME], copy_rate(row["ranks"] * largest, seconds=0.3)
+        print(
+            f"{row['ranks']:5} {largest:9}  {row['call']:14}{moved / 1e6:8.0f} MB at {rate / 1e9:.0f} GB/s; "
+            f"a copy in as much memory as the tensors: {copy / 1e9:.0f} GB/s"
+        )
     folder = Path(args.out)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "transport.json").write_text(json.dumps(rows, indent=1))
     transports_figure(rows).savefig(folder / "transport.png", dpi=120)
     print(f"Saved {folder / 'transport.png'} and {folder / 'transport.json'}")
     return 0
+
+
+def touched(call: str, ranks: int) -> float:
+    """How often a rank reads or writes the bytes of the whole tensor in a large call of `transport.moves`.
+
+    A copy reads and writes once each, a sum of two reads twice and writes once.
+    """
+    n, copy, combine = ranks, 2, 3
+    if call == "all_reduce" and n == 2:
+        return copy + combine  # into the own slot; with the other's
+    others, own = (n - 1) / n, 1 / n
+    return {
+        "all_reduce": others * (copy + combine + copy)
+        + own * copy,  # into the slot, summed; the own part given, all taken
+        "reduce_scatter": own * copy + others * (copy + combine),
+        "all_gather": own * 2 * copy + others * copy,  # the own part to its place and into the slot
+    }[call]
 
 
 def measure(rank: int, world_size: int, size: int, trials: int) -> dict[str, dict[str, float]]:
