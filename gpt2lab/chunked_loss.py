@@ -25,7 +25,7 @@ class _ChunkedLoss(torch.autograd.Function):
             total -= p.gather(1, place)[:, 0].where(counts, 0.0).sum()
             if wanted:
                 p.exp_().scatter_add_(1, place, p.new_full((), -1.0).expand(place.shape))
-                p.mul_(counts[:, None])
+                p[~counts] = 0.0  # usually none
                 torch.mm(p, weight, out=of_x[start : start + len(rows)])
                 of_weight.addmm_(p.T, rows, beta=float(start > 0))  # the first one overwrites
         ctx.gradients = of_x, of_weight
