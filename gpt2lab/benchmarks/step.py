@@ -111,9 +111,9 @@ def stepper(model: torch.nn.Module, loss: Callable[[], torch.Tensor]) -> Callabl
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
 
     def step():
-        optimizer.zero_grad()
         loss().backward()
         optimizer.step()
+        optimizer.zero_grad()
 
     return step
 

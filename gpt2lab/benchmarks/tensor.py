@@ -75,11 +75,15 @@ def race(
     their_step()
     apart = difference(ours, theirs, config, mesh)
     optimizer = their_optimizer(theirs)
+    (
+        ours.zero_grad(),
+        optimizer.zero_grad(),
+    )  # as after each step: while one runs, the other's memory is needed
 
     def their_whole_step():
-        optimizer.zero_grad()
         their_step()
         optimizer.step()
+        optimizer.zero_grad()
 
     seconds = medians(steps, stepper(ours, lambda: ours.loss(ours(x), y) / y.numel()), their_whole_step)
     return *seconds, apart
