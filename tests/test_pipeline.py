@@ -22,7 +22,7 @@ from gpt2lab.parallel.pipeline import Pipeline
 from gpt2lab.parallel.pipeline_generate import generate_streams
 from gpt2lab.parallel.pipeline_step import Step
 from gpt2lab.parallel.slices import SliceCache
-from gpt2lab.parallel.split_backward import Work
+from gpt2lab.parallel.split_backward import Work, noting
 from gpt2lab.plan import Plan, build
 from gpt2lab.ranks import comm, trace
 from gpt2lab.ranks.launch import Ranks
@@ -283,9 +283,11 @@ def test_the_two_halves_of_a_backward_equal_the_whole_bitwise():
         before = model.embed(batch.tokens, batch.positions)
         x = before.detach().requires_grad_()
         y = x
-        for block in model.h.values():
-            y = block(y, batch.positions)
-        return Work(x, model.loss(model.head(y), batch.targets) / batch.total, before)
+        with noting() as linears:
+            for block in model.h.values():
+                y = block(y, batch.positions)
+            loss = model.loss(model.head(y), batch.targets) / batch.total
+        return Work(x, loss, before, (), linears, model.parameters())
 
     one, two = work(whole), work(halves)
     grad = one.backward(None)

@@ -1,7 +1,7 @@
 """One step of a pipeline on one rank: what is held between the forward and the backward of every micro-batch."""
 
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import torch
 
@@ -11,7 +11,7 @@ from ..recompute import checkpointed
 from ..schedules import Op, Schedule
 from .links import Links
 from .slices import SliceCache, cut_columns
-from .split_backward import Work
+from .split_backward import Work, noting
 
 SPANS = {"F": "forward", "B": "backward", "I": "backward", "W": "weight"}
 
@@ -37,6 +37,8 @@ class Step:
         self.links = Links(schedule, engine.axis, self._shaped, engine.buffers)
         # by (stage, unit), until its backward: the graph, or the stage's input alone
         self.held: dict[tuple[int, int], Work | torch.Tensor | None] = {}
+        self.split = {(op.stage, op.micro) for op in schedule.orders[engine.axis.rank] if op.kind == "W"}
+        self.parameters = list(self.model.parameters()) if self.split else []
         self.caches: dict[tuple[int, int], SliceCache] = {}
         self.loss = self.number.clone()
 
@@ -97,13 +99,14 @@ class Step:
         before = model.embed(unit.tokens, unit.positions, noise) if position == 0 else None
         x = (x if before is None else before).detach().requires_grad_(torch.is_grad_enabled())
         cache, y = self._cache(op), x
-        for layer in self.engine.parts.layers[position]:
-            block = model.h[str(layer)]
-            run = checkpointed(block) if model.recompute else block
-            y = run(y, unit.positions, noise, cache)
-        if self._last(op):
-            y = model.loss(model.head(y), unit.targets) / unit.total
-        return Work(x, y, before, cache.take_made() if cache else ())
+        with noting() if (op.stage, op.micro) in self.split else nullcontext(()) as linears:
+            for layer in self.engine.parts.layers[position]:
+                block = model.h[str(layer)]
+                run = checkpointed(block) if model.recompute else block
+                y = run(y, unit.positions, noise, cache)
+            if self._last(op):
+                y = model.loss(model.head(y), unit.targets) / unit.total
+        return Work(x, y, before, cache.take_made() if cache else (), linears, self.parameters)
 
     def _recall(self, op: Op) -> Work:
         """What forward kept; if that was only the input, the forward is run again."""

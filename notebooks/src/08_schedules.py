@@ -101,11 +101,12 @@ table(rows, ["chunks", "bubble", "rank 0 holds", "messages"])
 # | weight gradient, W | dW = xᵀ dy | nobody |
 #
 # So write I and W as two operations, send dx early, and do W when there is nothing else to do (Qi et al. 2023). Both
-# are one matrix product, so TF, TI and TW are about equal. How do we split the backward of a whole GPT-2 stage? In
-# autograd's graph, at every node where a way to the weights leaves the way to the input:
+# are one matrix product, so TF, TI and TW are about equal. How do we split the backward of a whole GPT-2 stage? Every
+# linear layer notes its x in forward and its dy when the first half passes. The first half is autograd's, but it stops
+# short of the matrices; the second is one product for each of them, by hand:
 
 # %%
-from gpt2lab.parallel.split_backward import Work
+from gpt2lab.parallel.split_backward import Work, noting
 
 show_source(Work.input_gradient, Work.weight_gradient)
 
@@ -113,7 +114,9 @@ show_source(Work.input_gradient, Work.weight_gradient)
 # %%
 block = GPT2(config).double().h["0"]
 x = torch.randn(2, 16, 32, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).requires_grad_()
-work = Work(x, block(x, torch.arange(16)))
+with noting() as linears:
+    y = block(x, torch.arange(16))
+work = Work(x, y, linears=linears, parameters=block.parameters())
 dy = torch.ones(2, 16, 32, dtype=torch.float64)
 dx = work.input_gradient(dy)
 print("after I: gradients on weights:", sum(p.grad is not None for p in block.parameters()))
