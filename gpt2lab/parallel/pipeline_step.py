@@ -37,6 +37,7 @@ class Step:
         self.links = Links(schedule, engine.axis, self._shaped, engine.buffers)
         # by (stage, unit), until its backward: the graph, or the stage's input alone
         self.held: dict[tuple[int, int], Work | torch.Tensor | None] = {}
+        self.waiting = 0  # of those held, how many are between the halves of their backward
         self.split = {(op.stage, op.micro) for op in schedule.orders[engine.axis.rank] if op.kind == "W"}
         self.parameters = list(self.model.parameters()) if self.split else []
         self.caches: dict[tuple[int, int], SliceCache] = {}
@@ -83,12 +84,14 @@ class Step:
             work = self._recall(op)
             grad = work.input_gradient(grad)
         self.held[op.stage, op.micro] = work
+        self.waiting += 1
         self._send_back(op, grad)
 
     def weight_gradient(self, op: Op) -> None:
         """Run the other half, for which nobody waits."""
         with self._timed(op):
             self.held.pop((op.stage, op.micro)).weight_gradient()
+        self.waiting -= 1
 
     def _through(self, op: Op, x: torch.Tensor | None) -> Work:
         """The stage's forward on x (b, t, C), or on the tokens; its output is (b, t, C), or the part of the
