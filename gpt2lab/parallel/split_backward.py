@@ -3,7 +3,8 @@
 The input gradient is what the stage before waits for; nobody waits for the weight gradients, so zero-bubble
 schedules run them later (Qi et al. 2023). Of y = x W^T the first half takes dy and W, the second x and dy. So
 the first half is autograd's, which stops short of the matrices, and the second is one product for each of
-them, by hand; in between nothing is kept but x and dy of every linear layer.
+them, by hand; in between nothing is kept but x and dy of every linear layer. On the first stage nobody waits
+for the input gradient either: there the whole backward runs as the second half.
 """
 
 from contextlib import contextmanager
@@ -27,7 +28,8 @@ class Work:
         self.x, self.output, self.before, self.sides = x, output, before, list(sides)
         self.linears: list[Linear] = list(linears)
         self.parameters: list[torch.Tensor] = list(parameters)
-        self.kept: dict[torch.Tensor, torch.Tensor] = {}  # from the first half: tensors and their gradients
+        # from the first half: parameters and their gradients
+        self.kept: dict[torch.Tensor, torch.Tensor] = {}
 
     def backward(self, grad: torch.Tensor | None) -> torch.Tensor:
         """The whole backward: adds to the `.grad` of weights; returns the gradient of x. A loss takes no
@@ -40,16 +42,14 @@ class Work:
         return self.x.grad
 
     def input_gradient(self, grad: torch.Tensor | None) -> torch.Tensor:
-        """The first half: the gradient of x. Touches no weight; those of biases and norms cost next to nothing
-        and are kept.
+        """The first half: the gradient of x. It touches no weight: gradients of biases and norms, which cost next
+        to nothing, are kept.
         """
         later = {id(linear.weight) for linear in self.linears}
         now = [p for p in self.parameters if p.requires_grad and id(p) not in later]
         of_x, *grads = torch.autograd.grad(self.output, [self.x, *now], grad, allow_unused=True)
         self.kept = {p: g for p, g in zip(now, grads, strict=True) if g is not None}
-        if self.before is not None:
-            self.kept[self.before] = of_x
-        self.x = self.output = self.before = None
+        self.x = self.output = None
         return of_x
 
     def weight_gradient(self) -> None:

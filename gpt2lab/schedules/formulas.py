@@ -81,15 +81,15 @@ def peak_memory(name: str, p: int, rank: int) -> tuple[int, int] | None:
     return {"zb_h1": (p - rank, rank), "zb_h2": (2 * p - 1 - 2 * rank, 2 * rank)}.get(name)
 
 
-def kept_for_weights(tokens: int, width: int, layers: int, first: bool = False, vocabulary: int = 0) -> int:
+def kept_for_weights(tokens: int, width: int, layers: int, vocabulary: int = 0) -> int:
     """Numbers that a stage keeps of one micro-batch from I to W: x and dy of each matrix, 16 C a token and layer.
 
     Their widths are x: C, C, C, 4C and dy: 3C, C, 4C, C; Qi et al. 2023, Table 1, has 32 s b h bytes for it. To
-    that 13 C a layer, the gradients of biases and norms. The `first` stage keeps dx for the embedding, the last
-    x and dy of the head, which has `vocabulary` outputs, and two vectors of its norm.
+    that 13 C a layer, the gradients of biases and norms. The last stage keeps x and dy of the head, which has
+    `vocabulary` outputs, and two vectors of its norm. (The first stage does all in W and keeps its whole graph.)
     """
-    kept = layers * (16 * tokens + 13) * width + first * tokens * width
-    return kept + (tokens * (width + vocabulary) + 2 * width if vocabulary else 0)
+    head = tokens * (width + vocabulary) + 2 * width if vocabulary else 0
+    return layers * (16 * tokens + 13) * width + head
 
 
 def messages(name: str, p: int, m: int, v: int = 2, slices: int = 2) -> int:
