@@ -62,6 +62,7 @@ def test_dropout_draws_the_same_masks(pools, name):
     "plan",
     [
         "pp=2,micro=3,schedule=zb_h1,recompute=true",
+        "pp=2,micro=3,schedule=zb_v,loss=chunked",
         "pp=2,micro=3,schedule=interleaved,chunks=3",
         "pp=2,micro=2,schedule=terapipe,chunks=5",
         "pp=2,micro=2,schedule=terapipe,chunks=3,recompute=true",
@@ -78,6 +79,7 @@ def test_options_equal_the_serial_run(pools, plan):
         "pp=2,dp=2,micro=3,schedule=zb_v",
         "pp=2,dp=2,micro=2,schedule=chimera,zero=2",
         "pp=2,dp=2,micro=2,schedule=1f1b,zero=3",
+        "pp=2,dp=2,micro=2,schedule=zb_h1,zero=2",
         "pp=2,tp=2,micro=3,schedule=zb_h2",
         "pp=2,tp=2,micro=3,schedule=1f1b,sp=true",
         "pp=2,tp=2,micro=2,schedule=dualpipe",
