@@ -2,28 +2,23 @@
 formula says.
 """
 
-import gc
 import itertools
-import weakref
 from dataclasses import replace
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.autograd.graph import saved_tensors_hooks
 
 from gpt2lab.benchmarks.pipeline import REASONS, RIVALS, race
 from gpt2lab.generate import generate
 from gpt2lab.model import GPT2, GPT2Config
-from gpt2lab.parallel import pipeline_step, stages
+from gpt2lab.parallel import stages
 from gpt2lab.parallel.accumulate import Accumulate, Alone, micro_loss
 from gpt2lab.parallel.pipeline import Pipeline
 from gpt2lab.parallel.pipeline_generate import generate_streams
-from gpt2lab.parallel.pipeline_step import Step
-from gpt2lab.parallel.slices import SliceCache
-from gpt2lab.parallel.split_backward import Work
-from gpt2lab.plan import Plan, build
+from gpt2lab.parallel.split_backward import Work, noting
+from gpt2lab.plan import Plan
 from gpt2lab.ranks import comm, trace
 from gpt2lab.ranks.launch import Ranks
 from gpt2lab.ranks.mesh import Mesh
@@ -67,6 +62,7 @@ def test_dropout_draws_the_same_masks(pools, name):
     "plan",
     [
         "pp=2,micro=3,schedule=zb_h1,recompute=true",
+        "pp=2,micro=3,schedule=zb_v,loss=chunked",
         "pp=2,micro=3,schedule=interleaved,chunks=3",
         "pp=2,micro=2,schedule=terapipe,chunks=5",
         "pp=2,micro=2,schedule=terapipe,chunks=3,recompute=true",
@@ -83,6 +79,7 @@ def test_options_equal_the_serial_run(pools, plan):
         "pp=2,dp=2,micro=3,schedule=zb_v",
         "pp=2,dp=2,micro=2,schedule=chimera,zero=2",
         "pp=2,dp=2,micro=2,schedule=1f1b,zero=3",
+        "pp=2,dp=2,micro=2,schedule=zb_h1,zero=2",
         "pp=2,tp=2,micro=3,schedule=zb_h2",
         "pp=2,tp=2,micro=3,schedule=1f1b,sp=true",
         "pp=2,tp=2,micro=2,schedule=dualpipe",
@@ -120,7 +117,7 @@ def parts(rank, world_size, name, micros, config, rows=7, engine_options=(), **o
             for n, p in model.named_parameters()
             if n not in engine.shared
         ]
-        return equal, max(errors, default=0.0), engine.held, sent, spans
+        return equal, max(errors, default=0.0), (engine.held, engine.waiting), sent, spans
     finally:
         torch.set_default_dtype(torch.float32)
 
@@ -140,66 +137,13 @@ def test_gradients_are_bitwise_those_of_accumulation(pools, name):
 def test_ranks_hold_and_send_exactly_what_the_schedule_says(pools, name):
     schedule = make(name, 4, 8)
     found = pools(4).run(parts, name, 8, SMALL, rows=9)
-    for rank, (_, _, held, (_, _, count), _) in enumerate(found):
+    for rank, (_, _, (held, waiting), (_, _, count), _) in enumerate(found):
         assert held == schedule.held(rank) and max(held) == schedule.promise[rank]
+        assert waiting == schedule.waiting(rank)
         assert count == schedule.messages(rank)
     total = sum(size for *_, (_, size, _), _ in found)
     assert sum(count for *_, (_, _, count), _ in found) == messages(name, 4, 8)
     assert total == messages(name, 4, 8) * 9 * 11 * 16 * 8 // (8 * schedule.slices)  # b T C float64 a message
-
-
-@pytest.mark.parametrize("plan", ["pp=2,micro=4", "pp=2,micro=4,schedule=terapipe,chunks=3"])
-def test_nothing_of_a_micro_batch_is_left_after_its_backward(pools, plan):
-    for alive, held, caches, sliced in pools(2).run(kept_alive, plan):
-        assert max(alive) > 0 and all((a > 0) == (h > 0) for a, h in zip(alive, held, strict=True))
-        if "chunks" in plan:
-            assert caches == sliced, "keys and values outlive the micro-batch's last backward"
-        else:
-            assert alive == [max(alive) // max(held) * h for h in held], (alive, held)
-
-
-@pytest.mark.parametrize("schedule", ["1f1b", "terapipe"])
-def test_with_recompute_a_pipeline_keeps_the_stages_inputs_alone(pools, schedule):
-    for alive, held, *_ in pools(2).run(kept_alive, f"pp=2,micro=4,schedule={schedule},recompute=true"):
-        assert max(held) > 0 and not any(alive)
-
-
-def kept_alive(rank, world_size, text):
-    """After every operation: how many tensors autograd keeps alive and how many pieces of work are held; how
-    many slice caches are alive, and how many micro-batches are held by then.
-    """
-    plan = Plan.parse(text)
-    built = build(plan, SMALL, Mesh(pp=world_size))
-    graph, made, found = weakref.WeakSet(), weakref.WeakSet(), ([], [], [], [])
-
-    class Box:
-        def __init__(self, tensor):
-            self.tensor = tensor
-
-    def pack(tensor):
-        box = Box(tensor)
-        graph.add(box)
-        return box
-
-    class Cache(SliceCache):
-        def __init__(self):
-            super().__init__()
-            made.add(self)
-
-    run_one = Step.run
-
-    def run(self, op):
-        run_one(self, op)
-        gc.collect()
-        micros = {(stage, unit // self.schedule.slices) for stage, unit in self.held}
-        for row, number in zip(found, (len(graph), len(self.held), len(made), len(micros)), strict=True):
-            row.append(number)
-
-    with pytest.MonkeyPatch.context() as patch, saved_tensors_hooks(pack, lambda box: box.tensor):
-        patch.setattr(Step, "run", run)
-        patch.setattr(pipeline_step, "SliceCache", Cache)
-        built.engine.run(example_batch(SMALL, 4, 11).micro(plan.micro), None, Alone())
-    return found
 
 
 def test_a_stage_that_keeps_only_its_input_gives_the_same_gradients(pools):
@@ -228,7 +172,7 @@ def test_what_live_ranks_cannot_pace_is_refused(pools, cost):
 def test_uneven_token_slices_give_the_serial_gradients(pools, again):
     chosen = [("lengths", (6, 3, 2)), ("keep_inputs_only", again)]
     found = pools(2).run(parts, "terapipe", 2, CONFIG, engine_options=chosen, slices=3)
-    for rank, (_, error, held, *_) in enumerate(found):
+    for rank, (_, error, (held, _), *_) in enumerate(found):
         assert held == make("terapipe", 2, 2, slices=3).held(rank) and error < 1e-12
 
 
@@ -280,12 +224,12 @@ def test_the_two_halves_of_a_backward_equal_the_whole_bitwise():
     batch = example_batch(SMALL, 3, 11)
 
     def work(model):
-        before = model.embed(batch.tokens, batch.positions)
-        x = before.detach().requires_grad_()
-        y = x
-        for block in model.h.values():
-            y = block(y, batch.positions)
-        return Work(x, model.loss(model.head(y), batch.targets) / batch.total, before)
+        x = y = model.embed(batch.tokens, batch.positions).detach().requires_grad_()
+        with noting() as linears:
+            for block in model.h.values():
+                y = block(y, batch.positions)
+            loss = model.loss(model.head(y), batch.targets) / batch.total
+        return Work(x, loss, linears=linears, parameters=model.parameters())
 
     one, two = work(whole), work(halves)
     grad = one.backward(None)
@@ -293,7 +237,7 @@ def test_the_two_halves_of_a_backward_equal_the_whole_bitwise():
     assert all(p.grad is None for p in halves.parameters()), "the first half leaves weights alone"
     two.weight_gradient()
     for (name, a), b in zip(whole.named_parameters(), halves.parameters(), strict=True):
-        assert torch.equal(a.grad, b.grad), name
+        assert a.grad is b.grad is None and name == "wpe.weight" or torch.equal(a.grad, b.grad), name
 
 
 def test_evaluation_gives_the_serial_loss(pools):

@@ -20,7 +20,7 @@ from gpt2lab.schedules import (
     simulate,
     to_csv,
 )
-from gpt2lab.schedules.formulas import makespan, messages, own_idle, peak_activations
+from gpt2lab.schedules.formulas import makespan, messages, own_idle, peak_activations, peak_memory
 
 RANKS, MICROS, TIMES = st.integers(1, 8), st.integers(1, 20), st.integers(1, 7)
 QUICK = settings(max_examples=60, deadline=None)
@@ -169,6 +169,18 @@ def test_peak_activations_and_messages_equal_the_formulas(name, p, rounds, v):
     assert peaks == list(schedule.promise)
     assert sum(schedule.messages(r) for r in range(p)) == messages(name, p, m, **sizes)
     assert {schedule.weights(r) for r in range(p)} == {2 if schedule.copies == 2 else 1}
+
+
+@pytest.mark.parametrize("name", ["zb_h1", "zb_h2"])
+@given(p=RANKS, extra=st.integers(0, 9), share=st.fractions(0, 1, max_denominator=7))
+@QUICK
+def test_zero_bubble_schedules_have_their_published_peak_memory(name, p, extra, share):
+    """Whole activations count 1, those between I and W any `share` of it."""
+    schedule = make(name, p, 2 * p - 1 + extra)
+    for rank in range(p):
+        steps = zip(schedule.held(rank), schedule.waiting(rank), strict=True)
+        whole, between = peak_memory(name, p, rank)
+        assert max(held - waits + share * waits for held, waits in steps) == whole + share * between
 
 
 def test_1f1b_has_the_same_bubble_as_gpipe_and_less_memory():

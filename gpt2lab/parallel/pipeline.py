@@ -43,6 +43,7 @@ class Pipeline:
         self._pace = None
         self.keep_inputs_only = False  # True: keep a stage's input alone, run its forward again in backward
         self.held: list[int] = []  # how many micro-batches' activations were held after each operation
+        self.waiting: list[int] = []  # and how many of them waited for their weight gradient alone
 
     @property
     def pace(self) -> Cost | None:
@@ -68,12 +69,14 @@ class Pipeline:
         order = self.schedule.orders[self.axis.rank]
         last = max((n for n, op in enumerate(order) if op.kind in "BW"), default=-1)
         self.held.clear()
+        self.waiting.clear()
         with self._hops():
             for n, op in enumerate(order):
                 if n == last:
                     sync.last_micro()
                 step.run(op)
                 self.held.append(len(step.held))
+                self.waiting.append(step.waiting)
             step.links.finish()
         return step.loss
 

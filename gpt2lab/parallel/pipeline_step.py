@@ -1,7 +1,7 @@
 """One step of a pipeline on one rank: what is held between the forward and the backward of every micro-batch."""
 
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import torch
 
@@ -11,7 +11,7 @@ from ..recompute import checkpointed
 from ..schedules import Op, Schedule
 from .links import Links
 from .slices import SliceCache, cut_columns
-from .split_backward import Work
+from .split_backward import Work, noting
 
 SPANS = {"F": "forward", "B": "backward", "I": "backward", "W": "weight"}
 
@@ -37,6 +37,10 @@ class Step:
         self.links = Links(schedule, engine.axis, self._shaped, engine.buffers)
         # by (stage, unit), until its backward: the graph, or the stage's input alone
         self.held: dict[tuple[int, int], Work | torch.Tensor | None] = {}
+        self.waiting = 0  # of those held, how many are between the halves of their backward
+        self.late: dict[tuple[int, int], torch.Tensor | None] = {}  # gradients that wait for a whole backward
+        self.split = {(op.stage, op.micro) for op in schedule.orders[engine.axis.rank] if op.kind == "W"}
+        self.parameters = list(self.model.parameters()) if self.split else []
         self.caches: dict[tuple[int, int], SliceCache] = {}
         self.loss = self.number.clone()
 
@@ -75,18 +79,27 @@ class Step:
         self._send_back(op, grad)
 
     def input_gradient(self, op: Op) -> None:
-        """Run the half of the backward that the stage before waits for."""
-        grad = None if self._last(op) else self.links.take(op)
+        """Run the half of the backward that the stage before waits for. Before the first stage nobody waits."""
+        grad, unit = None if self._last(op) else self.links.take(op), (op.stage, op.micro)
         with self._timed(op):
-            work = self._recall(op)
-            grad = work.input_gradient(grad)
-        self.held[op.stage, op.micro] = work
+            if self.schedule.position(op.stage):
+                self.held[unit] = self._recall(op)
+                grad = self.held[unit].input_gradient(grad)
+            else:
+                self.late[unit] = grad
+        self.waiting += 1
         self._send_back(op, grad)
 
     def weight_gradient(self, op: Op) -> None:
-        """Run the other half, for which nobody waits."""
+        """Run the other half, for which nobody waits; on the first stage the whole."""
+        unit = op.stage, op.micro
         with self._timed(op):
-            self.held.pop((op.stage, op.micro)).weight_gradient()
+            if unit in self.late:
+                self._recall(op).backward(self.late.pop(unit))
+            else:
+                self.held[unit].weight_gradient()
+        del self.held[unit]
+        self.waiting -= 1
 
     def _through(self, op: Op, x: torch.Tensor | None) -> Work:
         """The stage's forward on x (b, t, C), or on the tokens; its output is (b, t, C), or the part of the
@@ -97,13 +110,15 @@ class Step:
         before = model.embed(unit.tokens, unit.positions, noise) if position == 0 else None
         x = (x if before is None else before).detach().requires_grad_(torch.is_grad_enabled())
         cache, y = self._cache(op), x
-        for layer in self.engine.parts.layers[position]:
-            block = model.h[str(layer)]
-            run = checkpointed(block) if model.recompute else block
-            y = run(y, unit.positions, noise, cache)
-        if self._last(op):
-            y = model.loss(model.head(y), unit.targets) / unit.total
-        return Work(x, y, before, cache.take_made() if cache else ())
+        split = position and (op.stage, op.micro) in self.split
+        with noting() if split else nullcontext(()) as linears:
+            for layer in self.engine.parts.layers[position]:
+                block = model.h[str(layer)]
+                run = checkpointed(block) if model.recompute else block
+                y = run(y, unit.positions, noise, cache)
+            if self._last(op):
+                y = model.loss(model.head(y), unit.targets) / unit.total
+        return Work(x, y, before, cache.take_made() if cache else (), linears, self.parameters)
 
     def _recall(self, op: Op) -> Work:
         """What forward kept; if that was only the input, the forward is run again."""

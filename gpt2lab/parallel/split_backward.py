@@ -1,12 +1,16 @@
 """The backward of one micro-batch through one stage, whole or in two halves.
 
 The input gradient is what the stage before waits for; nobody waits for the weight gradients, so zero-bubble
-schedules run them later (Qi et al. 2023). The halves are found in autograd's graph: where a path to the
-weights leaves the path to the input, the gradient is kept, and the second half goes on from there.
+schedules run them later (Qi et al. 2023). Of y = x W^T the first half takes dy and W, the second x and dy. So
+the first half is autograd's, which stops short of the matrices, and the second is one product for each of
+them, by hand; in between nothing is kept but x and dy of every linear layer. On the first stage nobody waits
+for the input gradient either: there the whole backward runs as the second half.
 """
 
+from contextlib import contextmanager
+
 import torch
-from torch.autograd.graph import GradientEdge, Node
+import torch.nn.functional as F
 
 
 class Work:
@@ -14,13 +18,18 @@ class Work:
 
     `x` is a leaf, the stage's input. `before` is what x was detached from where that has weights of its own
     (the embedding). `sides` are (tensor of this graph, leaf): whatever gradient the leaf has collected enters
-    here too.
+    here too. `linears` are the layers that ran inside `noting`, and `parameters` all that may have a gradient;
+    only the two halves need them.
     """
 
-    def __init__(self, x: torch.Tensor, output: torch.Tensor, before=None, sides=()):
+    def __init__(
+        self, x: torch.Tensor, output: torch.Tensor, before=None, sides=(), linears=(), parameters=()
+    ):
         self.x, self.output, self.before, self.sides = x, output, before, list(sides)
-        self.forks: list[Fork] = []
-        self.grad = None
+        self.linears: list[Linear] = list(linears)
+        self.parameters: list[torch.Tensor] = list(parameters)
+        # from the first half: parameters and their gradients
+        self.kept: dict[torch.Tensor, torch.Tensor] = {}
 
     def backward(self, grad: torch.Tensor | None) -> torch.Tensor:
         """The whole backward: adds to the `.grad` of weights; returns the gradient of x. A loss takes no
@@ -33,71 +42,53 @@ class Work:
         return self.x.grad
 
     def input_gradient(self, grad: torch.Tensor | None) -> torch.Tensor:
-        """The first half: the gradient of x; touches no weight and keeps the graph."""
-        self.forks = find_forks(self.output, self.x)
-        hooks = [fork.node.register_prehook(fork.keep) for fork in self.forks]
-        (self.grad,) = torch.autograd.grad(self.output, self.x, grad, retain_graph=True)
-        for hook in hooks:
-            hook.remove()
-        return self.grad
+        """The first half: the gradient of x. It touches no weight: gradients of biases and norms, which cost next
+        to nothing, are kept.
+        """
+        later = {id(linear.weight) for linear in self.linears}
+        now = [p for p in self.parameters if p.requires_grad and id(p) not in later]
+        of_x, *grads = torch.autograd.grad(self.output, [self.x, *now], grad, allow_unused=True)
+        self.kept = {p: g for p, g in zip(now, grads, strict=True) if g is not None}
+        self.x = self.output = None
+        return of_x
 
     def weight_gradient(self) -> None:
-        """The second half: adds to the `.grad` of weights, from the gradients that the first half kept."""
-        for fork in self.forks:
-            fork.walk()
-        if self.before is not None:
-            self.before.backward(self.grad)
+        """The second half: adds to the `.grad` of weights."""
+        while self.linears:
+            linear = self.linears.pop()
+            torch.autograd.backward(linear.weight, linear.dy.flatten(0, -2).T @ linear.x.flatten(0, -2))
+        torch.autograd.backward([*self.kept], [*self.kept.values()])
 
 
-class Fork:
-    """A node of the graph that lies on a way to the input and has a side way to weights."""
+class Linear:
+    """A linear layer that ran: weight (out, in), x (..., in) and, once a backward has passed, dy (..., out)."""
 
-    def __init__(self, node: Node, weights: list[torch.Tensor]):
-        self.node, self.weights, self.grads = node, weights, ()
+    def __init__(self, weight: torch.Tensor, x: torch.Tensor):
+        self.weight, self.x, self.dy = weight, x, None
 
-    def keep(self, grads) -> None:
-        """Remember the gradients that arrive at the node."""
-        self.grads = grads
-
-    def walk(self) -> None:
-        """Go down the side way only: autograd leaves out what does not lead to these weights."""
-        kept = [(GradientEdge(self.node, i), g) for i, g in enumerate(self.grads) if g is not None]
-        torch.autograd.backward([edge for edge, _ in kept], [g for _, g in kept], inputs=self.weights)
+    def keep(self, dy: torch.Tensor) -> None:
+        """Remember the gradient of the output."""
+        self.dy = dy
 
 
-def find_forks(output: torch.Tensor, x: torch.Tensor) -> list[Fork]:
-    """All forks between x and the output, those nearest to the output first, as backward meets them."""
-    end = torch.autograd.graph.get_gradient_edge(x).node
-    leads_to_x: set[Node] = set()
-    weights: dict[Node, list[torch.Tensor]] = {}  # of nodes that do not lead to x: the weights below them
-    forks = []
-    for node in _from_below(output.grad_fn):
-        below = [child for child, _ in node.next_functions if child is not None]
-        if node is end or any(child in leads_to_x for child in below):
-            leads_to_x.add(node)
-            beside = _unique(w for child in below if child not in leads_to_x for w in weights[child])
-            if beside:
-                forks.append(Fork(node, beside))
-        elif hasattr(node, "variable"):
-            weights[node] = [node.variable]
-        else:
-            weights[node] = _unique(w for child in below for w in weights[child])
-    return forks[::-1]
+@contextmanager
+def noting():
+    """A list of all linear layers that run inside, each as a `Linear`.
 
+    It replaces `F.linear`, which everybody calls. PyTorch's own way, a TorchFunctionMode, sees every call of any
+    function, which costs more than splitting the backward gains on a small model.
+    """
+    linear, ran = F.linear, []
 
-def _from_below(root: Node | None) -> list[Node]:
-    """All nodes of a graph, each after everything below it."""
-    order, seen, stack = [], set(), [(root, False)] if root is not None else []
-    while stack:
-        node, ready = stack.pop()
-        if ready:
-            order.append(node)
-        elif node not in seen:
-            seen.add(node)
-            stack.append((node, True))
-            stack += [(child, False) for child, _ in reversed(node.next_functions) if child is not None]
-    return order
+    def noted(x, weight, bias=None):
+        y = linear(x, weight, bias)
+        if y.requires_grad and weight.requires_grad:
+            ran.append(Linear(weight, x.detach()))
+            y.register_hook(ran[-1].keep)
+        return y
 
-
-def _unique(tensors) -> list[torch.Tensor]:
-    return list({id(t): t for t in tensors}.values())
+    F.linear = noted
+    try:
+        yield ran
+    finally:
+        F.linear = linear

@@ -71,6 +71,27 @@ def peak_activations(name: str, p: int, m: int, rank: int, v: int = 2, slices: i
     return exact[name]
 
 
+def peak_memory(name: str, p: int, rank: int) -> tuple[int, int] | None:
+    """What a rank of a zero-bubble schedule holds at its peak: (whole activations, micro-batches between I and
+    W), or None where the paper gives none.
+
+    Qi et al. 2023, section 2.3, (p - i + 1) MB + (i - 1) MW and (2p - 2i + 1) MB + (2i - 2) MW with ranks from
+    1; for enough micro-batches.
+    """
+    return {"zb_h1": (p - rank, rank), "zb_h2": (2 * p - 1 - 2 * rank, 2 * rank)}.get(name)
+
+
+def kept_for_weights(tokens: int, width: int, layers: int, vocabulary: int = 0) -> int:
+    """Numbers that a stage keeps of one micro-batch from I to W: x and dy of each matrix, 16 C a token and layer.
+
+    Their widths are x: C, C, C, 4C and dy: 3C, C, 4C, C; Qi et al. 2023, Table 1, has 32 s b h bytes for it. To
+    that 13 C a layer, the gradients of biases and norms. The last stage keeps x and dy of the head, which has
+    `vocabulary` outputs, and two vectors of its norm. (The first stage does all in W and keeps its whole graph.)
+    """
+    head = tokens * (width + vocabulary) + 2 * width if vocabulary else 0
+    return layers * (16 * tokens + 13) * width + head
+
+
 def messages(name: str, p: int, m: int, v: int = 2, slices: int = 2) -> int:
     """Activations and gradients that cross from rank to rank in one step, over the whole pipeline.
 

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cached_property
+from itertools import accumulate
 from typing import NamedTuple
 
 KINDS = {"F": "forward", "B": "backward", "I": "input gradient", "W": "weight gradient"}
@@ -127,11 +128,11 @@ class Schedule:
         """How many stage activations the rank holds after each operation: a forward adds one, B or W frees
         one.
         """
-        count, history = 0, []
-        for op in self.orders[rank]:
-            count += (op.kind == "F") - (op.kind in "BW")
-            history.append(count)
-        return history
+        return list(accumulate((op.kind == "F") - (op.kind in "BW") for op in self.orders[rank]))
+
+    def waiting(self, rank: int) -> list[int]:
+        """Of those held, how many wait for their weight gradient alone: I adds one, W takes one. They keep less."""
+        return list(accumulate((op.kind == "I") - (op.kind == "W") for op in self.orders[rank]))
 
     def peak(self, rank: int) -> int:
         """The most stage activations that the rank holds at any time."""

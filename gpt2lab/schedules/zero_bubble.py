@@ -7,8 +7,8 @@ from .schedule import Op, Schedule, require
 def zb_h1(ranks: int, micros: int) -> Schedule:
     """1F1B whose weight gradients are put off until memory runs out, at 1F1B's peak memory (Qi et al. 2023).
 
-    Bubble (p - 1)(TF + TI - TW) in each rank's own span; every rank holds at most p activations. Not counted,
-    as in the paper: from I to W a rank also keeps the gradients that the weights' ones are made of.
+    Bubble (p - 1)(TF + TI - TW) in each rank's own span; every rank holds at most p activations. Of those r on
+    rank r are between I and W, where nothing but the linear layers' x and dy is kept.
     """
     return _handcrafted(ranks, micros, "zb_h1", limit=ranks, lead=1)
 

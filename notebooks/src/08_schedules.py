@@ -27,6 +27,7 @@ from gpt2lab.ranks import comm, trace
 from gpt2lab.ranks.mesh import Mesh
 from gpt2lab.schedules import NAMES, Cost, ScheduleError, best_slices, make, simulate, to_csv
 from gpt2lab.schedules import check as check_schedule
+from gpt2lab.schedules.formulas import kept_for_weights
 from gpt2lab.schedules.tokens import latency
 from gpt2lab.verify import example_batch, verify
 
@@ -101,22 +102,32 @@ table(rows, ["chunks", "bubble", "rank 0 holds", "messages"])
 # | weight gradient, W | dW = xᵀ dy | nobody |
 #
 # So write I and W as two operations, send dx early, and do W when there is nothing else to do (Qi et al. 2023). Both
-# are one matrix product, so TF, TI and TW are about equal. How do we split the backward of a whole GPT-2 stage? In
-# autograd's graph, at every node where a way to the weights leaves the way to the input:
+# are one matrix product, so TF, TI and TW are about equal. How do we split the backward of a whole GPT-2 stage? Every
+# linear layer notes its x in forward and its dy when the first half passes. The first half is autograd's, but it stops
+# short of the matrices; the second is one product for each of them, by hand:
 
 # %%
-from gpt2lab.parallel.split_backward import Work
+from gpt2lab.parallel.split_backward import Work, noting
 
-show_source(Work.input_gradient, Work.weight_gradient)
+show_source(noting, Work.input_gradient, Work.weight_gradient)
 
 
 # %%
 block = GPT2(config).double().h["0"]
 x = torch.randn(2, 16, 32, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).requires_grad_()
-work = Work(x, block(x, torch.arange(16)))
+with noting() as linears:
+    y = block(x, torch.arange(16))
+work = Work(x, y, linears=linears, parameters=block.parameters())
 dy = torch.ones(2, 16, 32, dtype=torch.float64)
 dx = work.input_gradient(dy)
 print("after I: gradients on weights:", sum(p.grad is not None for p in block.parameters()))
+waits = [t for linear in work.linears for t in (linear.x, linear.dy)] + [*work.kept.values()]
+print(
+    "kept for W:",
+    sum(map(torch.numel, waits)),
+    "numbers, computed:",
+    kept_for_weights(2 * 16, width=32, layers=1),
+)
 work.weight_gradient()
 print("after W: gradients on weights:", sum(p.grad is not None for p in block.parameters()), "of 12")
 halves = [p.grad.clone() for p in block.parameters()]
@@ -130,9 +141,10 @@ print("and the input's gradient:", torch.equal(dx, x.grad))
 
 # %% [markdown]
 # **ZB-H1** keeps 1F1B's peak of activations: weight gradients are put off only until p of them are held. **ZB-H2**
-# spends twice the memory on a longer warm-up; the two idle triangles slide into each other. (The count leaves one
-# thing out: between I and W a rank also keeps the gradients that W will multiply with, as large as the layers'
-# outputs.)
+# spends twice the memory on a longer warm-up; the two idle triangles slide into each other. Putting W off is not free:
+# the rest of the graph goes with I, but x and dy of every matrix stay, 16 C numbers a token and layer. At its peak rank
+# r of ZB-H1 holds p - r whole activations and r that wait for W; in ZB-H2 it is 2p - 1 - 2r and 2r (Qi et al. 2023,
+# section 2.3). On the first stage nobody waits for dx: our engine does nothing there in I, and all in W.
 
 # %%
 three = {name: simulate(make(name, 4, 8)) for name in ("1f1b", "zb_h1", "zb_h2")}
@@ -397,13 +409,15 @@ explore(
 # %% [markdown]
 # ## All of them, on live ranks
 #
-# Four ranks, eight micro-batches, the real GPT-2. What is held and sent is *counted by the ranks*; the bubble is
-# computed for TF = TI = TW. Gradients are compared with serial accumulation.
+# Four ranks, eight micro-batches, the real GPT-2. What is held and sent is *counted by the ranks*, and so is the most
+# that waited for its W; the bubble is computed for TF = TI = TW. Gradients are compared with serial accumulation.
 
 
 # %% tags=["setup"]
 def live(rank, world_size, schedules):
-    """Run each schedule; returns what was held, messages and bytes that left, and the largest gradient error."""
+    """Run each schedule; returns the most that was held, the most that waited for W, messages and bytes that left,
+    and the largest gradient error.
+    """
     torch.set_default_dtype(torch.float64)
     mesh, batch, found = Mesh(pp=world_size), example_batch(config, rows=8, length=16), []
     for schedule in schedules:
@@ -414,7 +428,8 @@ def live(rank, world_size, schedules):
         engine.run(micros, None, Alone())
         _, size, count = comm.traffic().get(("send", "pp"), (0, 0, 0))
         Accumulate(serial).run(micros, None, Alone())
-        found.append((max(engine.held), count, size, worst(model, serial, engine)))
+        most = max(engine.held), max(engine.waiting)
+        found.append((*most, count, size, worst(model, serial, engine)))
     return found
 
 
@@ -426,15 +441,25 @@ for n, schedule in enumerate(schedules):
     share = 4 / (schedule.depth * schedule.slices)
     t = simulate(schedule, Cost(share, share, share))
     mine = [found[n] for found in ranks_found]
-    held = [float(count * share) for count, *_ in mine]
-    messages, size = (sum(found[i] for found in mine) for i in (1, 2))
+    held, waiting = ([float(found[i] * share) for found in mine] for i in (0, 1))
+    messages, size = (sum(found[i] for found in mine) for i in (2, 3))
     equal = "equal" if max(error for *_, error in mine) < 1e-10 else "DIFFERS"
     weights = int(max(map(schedule.weights, range(4))))
-    holds = " ".join(f"{h:g}" for h in held)
+    holds, waits = (" ".join(f"{h:g}" for h in of_ranks) for of_ranks in (held, waiting))
     bubbles = f"{t.bubble:.1%}", f"{t.span_bubble:.1%}"
-    rows.append((schedule.name, *bubbles, f"{weights}x", holds, messages, size // 1024, equal))
+    rows.append((schedule.name, *bubbles, f"{weights}x", holds, waits, messages, size // 1024, equal))
     points.append((schedule.name, float(t.bubble), float(t.span_bubble), max(held), weights, size / 1024))
-heads = ["schedule", "bubble", "own span", "weights", "held on ranks 0-3", "messages", "KiB", "gradients"]
+heads = [
+    "schedule",
+    "bubble",
+    "own span",
+    "weights",
+    "held on ranks 0-3",
+    "waiting for W",
+    "messages",
+    "KiB",
+    "gradients",
+]
 table(rows, heads)
 
 # %%

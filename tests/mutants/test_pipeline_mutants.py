@@ -7,12 +7,12 @@ import torch
 
 from gpt2lab import verify
 from gpt2lab.model import GPT2Config
-from gpt2lab.parallel import pipeline, pipeline_step, slices, split_backward, stages
+from gpt2lab.parallel import pipeline, pipeline_step, slices, stages
 from gpt2lab.parallel.links import Links
 from gpt2lab.parallel.pipeline import Pipeline
 from gpt2lab.parallel.pipeline_step import Step
 from gpt2lab.parallel.slices import SliceCache
-from gpt2lab.parallel.split_backward import Fork, Work
+from gpt2lab.parallel.split_backward import Linear, Work
 from gpt2lab.ranks import comm
 from gpt2lab.ranks.launch import Ranks
 from gpt2lab.verify import Plan
@@ -125,9 +125,7 @@ def input_gradient_not_sent(patch):
 
 def embedding_left_out_of_backward(patch):
     right = Work.__init__
-    patch(
-        Work, "__init__", lambda self, x, output, before=None, sides=(): right(self, x, output, None, sides)
-    )
+    patch(Work, "__init__", lambda self, x, output, before=None, *more: right(self, x, output, None, *more))
 
 
 def last_layer_of_a_stage_skipped(patch):
@@ -162,28 +160,43 @@ def weight_gradient_dropped(patch):
 
 
 def weight_gradient_of_one_layer_dropped(patch):
-    right = split_backward.find_forks
-    patch(split_backward, "find_forks", lambda output, x: right(output, x)[1:])
+    right = Work.weight_gradient
+
+    def forgetful(self):
+        self.linears = self.linears[1:]
+        right(self)
+
+    patch(Work, "weight_gradient", forgetful)
 
 
 def weight_gradient_counted_in_both_halves(patch):
+    right = Work.input_gradient
+
     def both(self, grad):
-        self.forks = split_backward.find_forks(self.output, self.x)
-        hooks = [fork.node.register_prehook(fork.keep) for fork in self.forks]
         torch.autograd.backward(self.output, grad, retain_graph=True)
-        [hook.remove() for hook in hooks]
-        self.grad = self.x.grad
-        return self.grad
+        return right(self, grad)
 
     patch(Work, "input_gradient", both)
 
 
-def weight_walk_that_goes_on_into_the_stage(patch):
-    def walk(self):
-        edges = [torch.autograd.graph.GradientEdge(self.node, i) for i in range(len(self.grads))]
-        torch.autograd.backward(edges, self.grads, retain_graph=True)
+def biases_and_norms_lost_between_the_halves(patch):
+    right = Work.input_gradient
 
-    patch(Fork, "walk", walk)
+    def matrices_only(self, grad):
+        of_x = right(self, grad)
+        self.kept = {t: g for t, g in self.kept.items() if t.dim() > 1}
+        return of_x
+
+    patch(Work, "input_gradient", matrices_only)
+
+
+def gradients_of_other_tokens(patch):
+    right = Linear.keep
+
+    def shifted(self, dy):
+        right(self, dy.roll(1, 1))
+
+    patch(Linear, "keep", shifted)
 
 
 def copies_not_summed(patch):
@@ -286,7 +299,8 @@ MUTANTS = {
     weight_gradient_dropped: "zb_h1",
     weight_gradient_of_one_layer_dropped: "zb_h2",
     weight_gradient_counted_in_both_halves: "zb_h2",
-    weight_walk_that_goes_on_into_the_stage: "zb_v",
+    biases_and_norms_lost_between_the_halves: "zb_v",
+    gradients_of_other_tokens: "zb_h1",
     copies_not_summed: "chimera",
     only_the_embedding_of_copies_summed: "dualpipe",
     copies_averaged: "chimera",
