@@ -434,6 +434,22 @@ def test_patience_counts_from_the_last_progress():
     assert "rank 2 has not come" in str(call.error)
 
 
+def test_a_fault_that_a_look_around_finds_ends_the_calls_of_other_lanes_too():
+    from gpt2lab.transport.engine import Call
+
+    def fails():
+        yield from hears_from(memory, 1)
+        raise ValueError("no room")
+
+    memory, engine = rank_0_of(3)
+    calls = [Call("recv", fails()), Call("recv", hears_from(memory, 2))]
+    for lane, call in enumerate(calls):
+        engine.begin(lane, call)
+    transport.semaphores.post(memory.pair(1, 0, messages=False).full)
+    engine._look_around()
+    assert [str(call.error) for call in calls] == ["no room"] * 2 and all(call.done for call in calls)
+
+
 def test_after_a_fault_no_other_call_goes_on():
     from gpt2lab.transport.engine import Call
     from gpt2lab.transport.stream import Need

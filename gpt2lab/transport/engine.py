@@ -215,10 +215,10 @@ class Engine:
         """Fail a call that waits for a rank which is gone, or has waited too long."""
         self._looked = time.monotonic()
         for lane, calls in list(self._lanes.items()):
-            call = calls[0]
-            need, waited = call.need, time.monotonic() - call.since
-            if need is None:  # another thread has just put it there
+            call = next(iter(calls), None)
+            if call is None or call.need is None:  # another thread is just putting it there, or a fault has ended it
                 continue
+            need, waited = call.need, time.monotonic() - call.since
             why = self._memory.gone(need.peer)
             if self._step(call):  # its last word may have come just before it went
                 self._end(lane, calls)
