@@ -108,14 +108,11 @@ def race(rank, world_size, name: str, config: GPT2Config, micros: int, length: i
     )
 
     def our_step():
-        model.zero_grad()
         engine.run(batch, None, Alone())
         if engine.twins is not None:
             model.wte.weight.grad = comm.all_reduce(model.wte.weight.grad, engine.twins)
 
     def their_step():
-        for stage in stages.values():
-            stage.zero_grad()
         last = schedule.depth - 1 in stages
         rival.step(*([x] if 0 in stages else []), **({"target": y} if last else {}))
         ends = [stage.wte.weight for n, stage in stages.items() if n in (0, schedule.depth - 1)]
@@ -125,8 +122,13 @@ def race(rank, world_size, name: str, config: GPT2Config, micros: int, length: i
     our_step()
     their_step()
     apart = difference(model, stages)
-    together = lambda: comm.barrier(mesh.world)  # or the drain of one would count as the start of the other
-    ours, theirs = medians(steps, our_step, their_step, before=together)
+
+    def ready():  # while one runs the other's memory is needed, and its drain is not the start of this one
+        for module in (model, *stages.values()):
+            module.zero_grad()
+        comm.barrier(mesh.world)
+
+    ours, theirs = medians(steps, our_step, their_step, before=ready)
     return ours, theirs, apart, same_order(schedule, rival)
 
 

@@ -216,7 +216,9 @@ class Engine:
         self._looked = time.monotonic()
         for lane, calls in list(self._lanes.items()):
             call = next(iter(calls), None)
-            if call is None or call.need is None:  # another thread is just putting it there, or a fault has ended it
+            if (
+                call is None or call.need is None
+            ):  # another thread is just putting it there, or a fault has ended it
                 continue
             need, waited = call.need, time.monotonic() - call.since
             why = self._memory.gone(need.peer)
