@@ -6,7 +6,7 @@ from trained import NOISY, TINY, run
 
 from gpt2lab.benchmarks import data as benchmark
 from gpt2lab.corpus import Batches
-from gpt2lab.corpus.loaders import each_reads, one_reads
+from gpt2lab.corpus.loaders import SHAPES, InOrder, each_reads, joined, one_reads, steps_per_epoch
 from gpt2lab.model import GPT2
 from gpt2lab.parallel.data import into_buckets
 from gpt2lab.parallel.data_costs import all_reduce_bytes, bucket_bytes_sent
@@ -252,25 +252,44 @@ def test_the_benchmark_times_both_of_a_pair_and_says_where_the_time_goes(pools):
 # ---- who reads the text
 
 
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("make", [Batches, InOrder])
 @pytest.mark.parametrize("world", [2, 3, 5])
-def test_both_loaders_give_the_same_batch(pools, world):
-    """Rows that the rank reads itself and rows that rank 0 deals out are the same bits, and make up the whole."""
+def test_both_loaders_give_the_same_batch(pools, world, make, shape):
+    """What the rank reads itself and what rank 0 deals out are the same bits, and make up the whole."""
 
     def load(rank, world_size):
         axis = Mesh(dp=world_size)["dp"]
         text = torch.arange(500).numpy() if rank == 0 else NotRead(500)
-        own = each_reads(Batches(torch.arange(500).numpy(), rows=4, length=6), 3, axis)
+        own = each_reads(make(torch.arange(500).numpy(), rows=4, length=7), 3, axis, shape)
         comm.clear_log()
-        dealt = one_reads(Batches(text, rows=4, length=6), 3, axis)
+        dealt = one_reads(make(text, rows=4, length=7), 3, axis, shape)
         sent = sum(e.bytes for e in comm.log)
-        same = all(torch.equal(getattr(own, f), getattr(dealt, f)) for f in ("tokens", "targets", "samples"))
-        return same and own.total == dealt.total == 24, own.tokens, sent
+        fields = ("tokens", "targets", "samples", "positions")
+        same = all(torch.equal(getattr(own, f), getattr(dealt, f)) for f in fields)
+        return same and own.total == dealt.total == 28, own, sent
 
-    same, tokens, sent = zip(*pools[world].run(load), strict=True)
+    same, parts, sent = zip(*pools[world].run(load), strict=True)
     assert all(same)
-    whole = Batches(torch.arange(500).numpy(), rows=4, length=6).at(3)
-    assert torch.equal(torch.cat(tokens), whole.tokens)
-    assert sent[0] == 16 * (24 - tokens[0].numel()) and not any(sent[1:])
+    found, owners = joined(parts)
+    whole = make(torch.arange(500).numpy(), rows=4, length=7).at(3)
+    for name in ("tokens", "targets", "samples", "positions"):
+        assert torch.equal(getattr(found, name), getattr(whole, name)), name
+    assert torch.equal(found.targets[:, :-1], found.tokens[:, 1:])  # also from one share to the next
+    assert owners.tolist() == OWNERS[shape](world)
+    assert sent[0] == 16 * (28 - parts[0].tokens.numel()) and not any(sent[1:])
+
+
+def dealt(count, world):
+    """The owners of `count` things in a row, as even as can be."""
+    return [place for place in range(world) for _ in range(count // world + (place < count % world))]
+
+
+OWNERS = {
+    "rows": lambda world: [[owner] * 7 for owner in dealt(4, world)],
+    "contiguous": lambda world: [dealt(7, world)] * 4,
+    "interleaved": lambda world: [[t % world for t in range(7)]] * 4,
+}
 
 
 class NotRead:
@@ -281,3 +300,35 @@ class NotRead:
 
     def __len__(self):
         return self.length
+
+
+def test_an_unknown_shape_is_refused():
+    with pytest.raises(ValueError, match="no shape 'columns' .* rows, contiguous, interleaved"):
+        each_reads(Batches(range(99), 2, 4), 0, Mesh(alone=True)["dp"], "columns")
+
+
+def test_a_batch_with_holes_or_copies_is_not_joined():
+    batch = Batches(range(99), 3, 4).at(0)
+    first, second = batch.rows(0, 2), batch.rows(1, 2)
+    assert torch.equal(joined([second, first])[0].tokens, batch.tokens)
+    with pytest.raises(ValueError, match="12 tokens of the batch, 0 are in no share and 8 in several"):
+        joined([batch, first])
+    with pytest.raises(ValueError, match="4 are in no share"):
+        joined([first, second.columns(torch.tensor([], dtype=torch.int64))])
+
+
+def test_in_order_a_rank_reads_at_its_offset_and_an_epoch_begins_anew():
+    """Row i of a step begins i T tokens after the first, as rank i of llm.c with one row each; 41 tokens: 3 steps."""
+    text = InOrder(range(100, 141), rows=3, length=4)
+    assert text.steps == 3
+    assert text.at(1, range(2, 3)).tokens.tolist() == [[120, 121, 122, 123]]
+    assert text.at(2).targets[-1].tolist() == [133, 134, 135, 136]
+    wrapped = text.at(3)
+    assert torch.equal(wrapped.tokens, text.at(0).tokens) and wrapped.samples.tolist() == [9, 10, 11]
+
+
+def test_the_smallest_text_holds_a_batch_and_one_token_more():
+    assert InOrder(range(13), rows=3, length=4).at(0).targets[-1, -1] == 12
+    with pytest.raises(ValueError, match="3 rows of 4 tokens needs 13 tokens, .* has 12. .* at most 2 rows"):
+        InOrder(range(12), rows=3, length=4)
+    assert [steps_per_epoch(n, 12) for n in (0, 12, 13, 24, 25)] == [0, 0, 1, 1, 2]
