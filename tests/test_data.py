@@ -9,10 +9,16 @@ from gpt2lab.corpus import Batches
 from gpt2lab.corpus.loaders import SHAPES, InOrder, each_reads, joined, one_reads, steps_per_epoch
 from gpt2lab.model import GPT2
 from gpt2lab.parallel.data import into_buckets
-from gpt2lab.parallel.data_costs import all_reduce_bytes, bucket_bytes_sent
+from gpt2lab.parallel.data_costs import (
+    all_reduce_bytes,
+    backward_and_sums,
+    bucket_bytes_sent,
+    messages_sent,
+)
 from gpt2lab.parallel.pieces import Piece, gradient_norm
+from gpt2lab.parallel.updates import WAYS
 from gpt2lab.plan import Plan, build
-from gpt2lab.ranks import comm
+from gpt2lab.ranks import comm, trace
 from gpt2lab.ranks.mesh import Mesh
 from gpt2lab.spec import Spec
 from gpt2lab.train import Recipe, Trainer
@@ -94,12 +100,67 @@ def test_naive_sends_one_message_a_tensor(pools):
         )
 
 
+def test_every_message_has_the_size_of_the_formula(pools):
+    def sizes(trainer, batch):
+        trainer.gradients(batch)
+        return [e.bytes for e in comm.log if e.op == "all_reduce" and e.axis == "dp+cp"]
+
+    for form, bucket_bytes in (("naive", 0), ("bucket", 1024)):
+        for rank, sent in enumerate(run(pools, sizes, f"dp=3,data={form},bucket=1")):
+            assert sent == messages_sent(GPT2(TINY).double(), bucket_bytes, 3, rank) and len(set(sent)) > 3
+
+
+@pytest.mark.parametrize(
+    ("buckets", "overlap", "seconds"),
+    [
+        (1, True, 8 + 3),  # nothing to overlap with
+        (4, True, 2 + 4 * 3),  # the link is busy from the first bucket on
+        (4, False, 8 + 4 * 3),
+        (8, True, 1 + 8 * 3),
+    ],
+)
+def test_a_bucket_leaves_when_it_is_full_and_the_link_is_free(buckets, overlap, seconds):
+    assert backward_and_sums(buckets, backward=8, message=3, overlap=overlap) == seconds
+    assert backward_and_sums(buckets, backward=80, message=3) == 80 + 3  # messages fit in between
+
+
 def test_one_server_is_the_bottleneck_and_shared_keys_are_not(pools):
     whole = 8 * sum(p.numel() for p in GPT2(TINY).parameters())
     one = [sent["send"][1] for sent in run(pools, traffic, "dp=4,data=server")]
     assert one == [3 * whole, whole, whole, whole]  # weights to three workers; gradients from each
     shared = [sent["send"][1] for sent in run(pools, traffic, "dp=4,data=servers")]
     assert sum(shared) == sum(one) and max(shared) < 1.2 * 2 * 3 / 4 * whole
+
+
+@pytest.mark.parametrize("world", [2, 3])
+@pytest.mark.parametrize("way", WAYS)
+def test_each_way_to_update_gives_the_serial_weights_and_sends_its_formula(pools, world, way):
+    size = 37  # divides by no number of ranks
+
+    def gradient(rank):
+        return torch.randn(size, generator=torch.Generator().manual_seed(rank), dtype=torch.float64)
+
+    def live(rank, world_size):
+        trace.clear()
+        updated = []
+
+        def descend(weights, grad):
+            updated.append(len(weights))
+            weights -= 0.1 * grad
+
+        weights = WAYS[way](gradient(rank), torch.arange(size).double(), Mesh(dp=world_size)["dp"], descend)
+        spans = [s.name for s in trace.spans(with_comm=False)]
+        return weights, sum(e.bytes for e in comm.log), spans, sum(updated)
+
+    expected = torch.arange(size).double() - 0.1 * sum(gradient(rank) for rank in range(world))
+    shares = [len(part) for part in expected.tensor_split(world)]
+    for rank, (weights, sent, spans, updated) in enumerate(pools[world].run(live)):
+        assert (weights - expected).abs().max() < 1e-14
+        alone = 8 * size * (1 if rank in (0, world - 1) else 2)  # a chain to rank 0, and one from it
+        assert sent == (alone if way == "one server" else all_reduce_bytes(size, world, rank, 8))
+        busy = {"one server": size * (rank == 0), "all-reduce": size}
+        assert updated == busy.get(way, shares[rank])
+        assert spans == ["reduce", "update"] + ["broadcast"] * (way != "all-reduce")
 
 
 # ---- buckets
