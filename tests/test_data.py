@@ -2,11 +2,13 @@
 
 import pytest
 import torch
+from matplotlib.colors import to_hex
 from trained import NOISY, TINY, run
 
 from gpt2lab.benchmarks import data as benchmark
 from gpt2lab.corpus import Batches
 from gpt2lab.corpus.loaders import SHAPES, InOrder, each_reads, joined, one_reads, steps_per_epoch
+from gpt2lab.exercises import data_runs as lab
 from gpt2lab.model import GPT2
 from gpt2lab.parallel.data import into_buckets
 from gpt2lab.parallel.data_costs import (
@@ -18,6 +20,7 @@ from gpt2lab.parallel.data_costs import (
 from gpt2lab.parallel.pieces import Piece, gradient_norm
 from gpt2lab.parallel.updates import WAYS
 from gpt2lab.plan import Plan, build
+from gpt2lab.plots import data as plots
 from gpt2lab.ranks import comm, trace
 from gpt2lab.ranks.mesh import Mesh
 from gpt2lab.spec import Spec
@@ -393,3 +396,50 @@ def test_the_smallest_text_holds_a_batch_and_one_token_more():
     with pytest.raises(ValueError, match="3 rows of 4 tokens needs 13 tokens, .* has 12. .* at most 2 rows"):
         InOrder(range(12), rows=3, length=4)
     assert [steps_per_epoch(n, 12) for n in (0, 12, 13, 24, 25)] == [0, 0, 1, 1, 2]
+
+
+# ---- lesson 04: what it runs, and its figures
+
+
+def test_the_lectures_network_has_four_equal_layers_and_its_record_follows_the_forgotten_zero_grad():
+    model, batch = lab.Toy(), lab.toy_data().at(0)
+    assert len(model.layers) == 4 and all(torch.equal(model.layers[0], w) for w in model.layers)
+    optimizer, seen = torch.optim.AdamW(model.parameters(), lr=1e-3), []
+    for _ in range(5):
+        loss = model.loss(model(batch.tokens), batch.targets) / batch.total
+        loss.backward()  # and no gradient is cleared
+        optimizer.step()
+        seen.append(loss.item())
+    assert seen == pytest.approx([0.0130, 0.0032, 0.0021, 0.0023, 0.0024], abs=4e-4) and seen[4] > seen[2]
+
+
+def test_each_row_lost_by_integer_division_is_red():
+    batch = Batches(range(99), 10, 4).at(0)
+    shares = [lab.cut_off(batch, rank, 4).samples.tolist() for rank in range(4)]
+    assert shares == [[0, 1], [2, 3], [4, 5], [6, 7]]
+    ax = plots.strips({"rows // ranks": shares, "even": [[0, 1, 2], [3, 4, 5], [6, 7], [8, 9]]}, 10).axes[0]
+    red = [i for i, bar in enumerate(ax.patches) if to_hex(bar.get_facecolor()) == plots.LOST.lower()]
+    assert red == [8, 9] == [i for i, text in enumerate(ax.texts) if text.get_text() == "lost"]
+
+
+def test_adamw_in_blocks_gives_the_same_bits_for_any_block():
+    whole, _ = lab.adamw_in_blocks(1000, 1000)
+    assert all(torch.equal(lab.adamw_in_blocks(1000, block)[0], whole) for block in (7, 334, 999))
+    drawn = torch.randn(4, 1000, generator=torch.Generator().manual_seed(0), dtype=torch.float32)
+    assert 1e-4 < (whole - drawn[0]).abs().max() < 4e-3  # three steps of the learning rate, and some decay
+
+
+def test_bars_and_lines_show_the_numbers_they_are_given():
+    ways = {
+        "one server": {"reduce": 5.0, "update": 4.0, "broadcast": 3.0},
+        "all": {"reduce": 8.0, "update": 4.0},
+    }
+    left, right = plots.phases(ways, {"reduce": 500.0, "rest": 5.0}, ("a", "b")).axes
+    assert [(p.get_x(), p.get_width()) for p in left.patches] == [(0, 5), (5, 4), (9, 3), (0, 8), (8, 4)]
+    assert [text.get_text() for text in right.texts] == ["500"]
+    steps, seen = plots.epochs({"text": 25}, steps_per_epoch, [4, 6, 12, 24, 25]).axes
+    assert list(steps.lines[0].get_ydata()) == [6, 4, 2, 1] and steps.lines[1].get_xdata()[0] == 24
+    assert list(seen.lines[0].get_ydata()) == pytest.approx([24 / 25] * 4)
+    ax = plots.losses({"rank 0": [3.0, 2.0]}, {"mean": [2.5, 2.0]}, [2.5, 2.0]).axes[0]
+    assert [line.get_label() for line in ax.lines] == ["serial", "rank 0", "mean"]
+    assert [list(line.get_ydata()) for line in ax.lines] == [[2.5, 2], [3, 2], [2.5, 2]]
