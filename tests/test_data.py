@@ -425,8 +425,8 @@ def test_each_row_lost_by_integer_division_is_red():
 def test_adamw_in_blocks_gives_the_same_bits_for_any_block():
     whole, _ = lab.adamw_in_blocks(1000, 1000)
     assert all(torch.equal(lab.adamw_in_blocks(1000, block)[0], whole) for block in (7, 334, 999))
-    drawn = torch.randn(4, 1000, generator=torch.Generator().manual_seed(0), dtype=torch.float32)
-    assert 1e-4 < (whole - drawn[0]).abs().max() < 4e-3  # three steps of the learning rate, and some decay
+    before, _ = torch.randn(2, 1000, generator=torch.Generator().manual_seed(0), dtype=torch.float32)
+    assert 3e-3 < (whole - before).abs().max() < 5e-3  # four steps of the learning rate, and some decay
 
 
 def test_bars_and_lines_show_the_numbers_they_are_given():

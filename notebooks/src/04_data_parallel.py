@@ -254,9 +254,8 @@ for name, optimizer, lr in (("SGD", torch.optim.SGD, 0.3), ("AdamW", torch.optim
     times = lambda factor: {"summed": lambda grad, axis: factor * grad}
     right, wrong = (train(0, 1, 12, optimizer, lr, **times(factor))[0] for factor in (1, 8))
     pairs[name], gap = (right, wrong), apart(right, wrong)
-    print(
-        f"{name:6} losses differ by {'more than 0.1' if gap > 0.1 else 'less than 0.001' if gap < 1e-3 else gap}"
-    )
+    words = "more than 0.1" if gap > 0.1 else "less than 0.001" if gap < 1e-3 else gap
+    print(f"{name:6} losses differ by {words}")
 show(
     plots.hidden(pairs),
     "computed",
@@ -563,18 +562,19 @@ for way in updates.WAYS:
 
 # %% [markdown]
 # Now paced: the weights take 60 ms on a link, and AdamW on all of them 40 ms. One server pays everything one after the
-# other, while three ranks wait for it. Shared out, the update shrinks to a quarter. Beside it what the port's wiki
-# publishes for GPT-2 124M with eight workers and a server: the bottleneck is the update, not the model.
+# other, while three ranks wait for it. Owners share the update, but their four chains pay the latency four times.
+# Reduce-scatter and all-gather share both. Beside it what the port's wiki publishes for GPT-2 124M with eight workers
+# and a server, about 720 ms a step: the bottleneck is the update, not the model.
 
 # %% tags=["measured"]
 link = network.Link(0.001, 8 * lab.WEIGHTS / 0.060)
 seen = {way: four.run(lab.update, way, link, 0.040)[0][1] for way in updates.WAYS}
-wiki = {"forward, backward": 100, "reduce": 500, "broadcast": 115, "rest": 5}  # about 720 ms in all
+wiki = {"forward, backward": 100, "reduce": 500, "broadcast": 115, "rest": 5}
 show(
-    plots.phases(seen, wiki, ("one update, rank 0", "a step in Barcelona")),
+    plots.phases(seen, wiki, ("an update on rank 0", "a step in Barcelona")),
     "paced",
     "left, the parts of an update on four live ranks; right, published by the Barcelona port's wiki.",
-    "Stacked bars: one server is slowest, reduce-scatter and all-gather fastest; the published reduce dwarfs the rest",
+    "Stacked bars: reduce-scatter and all-gather take least; in the published step the reduce dwarfs the rest",
 )
 
 # %% [markdown]
