@@ -2,17 +2,26 @@
 
 import pytest
 import torch
+from matplotlib.colors import to_hex
 from trained import NOISY, TINY, run
 
 from gpt2lab.benchmarks import data as benchmark
 from gpt2lab.corpus import Batches
-from gpt2lab.corpus.loaders import each_reads, one_reads
+from gpt2lab.corpus.loaders import SHAPES, InOrder, each_reads, joined, one_reads, steps_per_epoch
+from gpt2lab.exercises import data_runs as lab
 from gpt2lab.model import GPT2
 from gpt2lab.parallel.data import into_buckets
-from gpt2lab.parallel.data_costs import all_reduce_bytes, bucket_bytes_sent
+from gpt2lab.parallel.data_costs import (
+    all_reduce_bytes,
+    backward_and_sums,
+    bucket_bytes_sent,
+    messages_sent,
+)
 from gpt2lab.parallel.pieces import Piece, gradient_norm
+from gpt2lab.parallel.updates import WAYS
 from gpt2lab.plan import Plan, build
-from gpt2lab.ranks import comm
+from gpt2lab.plots import data as plots
+from gpt2lab.ranks import comm, trace
 from gpt2lab.ranks.mesh import Mesh
 from gpt2lab.spec import Spec
 from gpt2lab.train import Recipe, Trainer
@@ -94,12 +103,67 @@ def test_naive_sends_one_message_a_tensor(pools):
         )
 
 
+def test_every_message_has_the_size_of_the_formula(pools):
+    def sizes(trainer, batch):
+        trainer.gradients(batch)
+        return [e.bytes for e in comm.log if e.op == "all_reduce" and e.axis == "dp+cp"]
+
+    for form, bucket_bytes in (("naive", 0), ("bucket", 1024)):
+        for rank, sent in enumerate(run(pools, sizes, f"dp=3,data={form},bucket=1")):
+            assert sent == messages_sent(GPT2(TINY).double(), bucket_bytes, 3, rank) and len(set(sent)) > 3
+
+
+@pytest.mark.parametrize(
+    ("buckets", "overlap", "seconds"),
+    [
+        (1, True, 8 + 3),  # nothing to overlap with
+        (4, True, 2 + 4 * 3),  # the link is busy from the first bucket on
+        (4, False, 8 + 4 * 3),
+        (8, True, 1 + 8 * 3),
+    ],
+)
+def test_a_bucket_leaves_when_it_is_full_and_the_link_is_free(buckets, overlap, seconds):
+    assert backward_and_sums(buckets, backward=8, message=3, overlap=overlap) == seconds
+    assert backward_and_sums(buckets, backward=80, message=3) == 80 + 3  # messages fit in between
+
+
 def test_one_server_is_the_bottleneck_and_shared_keys_are_not(pools):
     whole = 8 * sum(p.numel() for p in GPT2(TINY).parameters())
     one = [sent["send"][1] for sent in run(pools, traffic, "dp=4,data=server")]
     assert one == [3 * whole, whole, whole, whole]  # weights to three workers; gradients from each
     shared = [sent["send"][1] for sent in run(pools, traffic, "dp=4,data=servers")]
     assert sum(shared) == sum(one) and max(shared) < 1.2 * 2 * 3 / 4 * whole
+
+
+@pytest.mark.parametrize("world", [2, 3])
+@pytest.mark.parametrize("way", WAYS)
+def test_each_way_to_update_gives_the_serial_weights_and_sends_its_formula(pools, world, way):
+    size = 37  # divides by no number of ranks
+
+    def gradient(rank):
+        return torch.randn(size, generator=torch.Generator().manual_seed(rank), dtype=torch.float64)
+
+    def live(rank, world_size):
+        trace.clear()
+        updated = []
+
+        def descend(weights, grad):
+            updated.append(len(weights))
+            weights -= 0.1 * grad
+
+        weights = WAYS[way](gradient(rank), torch.arange(size).double(), Mesh(dp=world_size)["dp"], descend)
+        spans = [s.name for s in trace.spans(with_comm=False)]
+        return weights, sum(e.bytes for e in comm.log), spans, sum(updated)
+
+    expected = torch.arange(size).double() - 0.1 * sum(gradient(rank) for rank in range(world))
+    shares = [len(part) for part in expected.tensor_split(world)]
+    for rank, (weights, sent, spans, updated) in enumerate(pools[world].run(live)):
+        assert (weights - expected).abs().max() < 1e-14
+        alone = 8 * size * (1 if rank in (0, world - 1) else 2)  # a chain to rank 0, and one from it
+        assert sent == (alone if way == "one server" else all_reduce_bytes(size, world, rank, 8))
+        busy = {"one server": size * (rank == 0), "all-reduce": size}
+        assert updated == busy.get(way, shares[rank])
+        assert spans == ["reduce", "update"] + ["broadcast"] * (way != "all-reduce")
 
 
 # ---- buckets
@@ -252,25 +316,44 @@ def test_the_benchmark_times_both_of_a_pair_and_says_where_the_time_goes(pools):
 # ---- who reads the text
 
 
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("make", [Batches, InOrder])
 @pytest.mark.parametrize("world", [2, 3, 5])
-def test_both_loaders_give_the_same_batch(pools, world):
-    """Rows that the rank reads itself and rows that rank 0 deals out are the same bits, and make up the whole."""
+def test_both_loaders_give_the_same_batch(pools, world, make, shape):
+    """What the rank reads itself and what rank 0 deals out are the same bits, and make up the whole."""
 
     def load(rank, world_size):
         axis = Mesh(dp=world_size)["dp"]
         text = torch.arange(500).numpy() if rank == 0 else NotRead(500)
-        own = each_reads(Batches(torch.arange(500).numpy(), rows=4, length=6), 3, axis)
+        own = each_reads(make(torch.arange(500).numpy(), rows=4, length=7), 3, axis, shape)
         comm.clear_log()
-        dealt = one_reads(Batches(text, rows=4, length=6), 3, axis)
+        dealt = one_reads(make(text, rows=4, length=7), 3, axis, shape)
         sent = sum(e.bytes for e in comm.log)
-        same = all(torch.equal(getattr(own, f), getattr(dealt, f)) for f in ("tokens", "targets", "samples"))
-        return same and own.total == dealt.total == 24, own.tokens, sent
+        fields = ("tokens", "targets", "samples", "positions")
+        same = all(torch.equal(getattr(own, f), getattr(dealt, f)) for f in fields)
+        return same and own.total == dealt.total == 28, own, sent
 
-    same, tokens, sent = zip(*pools[world].run(load), strict=True)
+    same, parts, sent = zip(*pools[world].run(load), strict=True)
     assert all(same)
-    whole = Batches(torch.arange(500).numpy(), rows=4, length=6).at(3)
-    assert torch.equal(torch.cat(tokens), whole.tokens)
-    assert sent[0] == 16 * (24 - tokens[0].numel()) and not any(sent[1:])
+    found, owners = joined(parts)
+    whole = make(torch.arange(500).numpy(), rows=4, length=7).at(3)
+    for name in ("tokens", "targets", "samples", "positions"):
+        assert torch.equal(getattr(found, name), getattr(whole, name)), name
+    assert torch.equal(found.targets[:, :-1], found.tokens[:, 1:])  # also from one share to the next
+    assert owners.tolist() == OWNERS[shape](world)
+    assert sent[0] == 16 * (28 - parts[0].tokens.numel()) and not any(sent[1:])
+
+
+def dealt(count, world):
+    """The owners of `count` things in a row, as even as can be."""
+    return [place for place in range(world) for _ in range(count // world + (place < count % world))]
+
+
+OWNERS = {
+    "rows": lambda world: [[owner] * 7 for owner in dealt(4, world)],
+    "contiguous": lambda world: [dealt(7, world)] * 4,
+    "interleaved": lambda world: [[t % world for t in range(7)]] * 4,
+}
 
 
 class NotRead:
@@ -281,3 +364,82 @@ class NotRead:
 
     def __len__(self):
         return self.length
+
+
+def test_an_unknown_shape_is_refused():
+    with pytest.raises(ValueError, match="no shape 'columns' .* rows, contiguous, interleaved"):
+        each_reads(Batches(range(99), 2, 4), 0, Mesh(alone=True)["dp"], "columns")
+
+
+def test_a_batch_with_holes_or_copies_is_not_joined():
+    batch = Batches(range(99), 3, 4).at(0)
+    first, second = batch.rows(0, 2), batch.rows(1, 2)
+    assert torch.equal(joined([second, first])[0].tokens, batch.tokens)
+    with pytest.raises(ValueError, match="12 tokens of the batch, 0 are in no share and 8 in several"):
+        joined([batch, first])
+    with pytest.raises(ValueError, match="4 are in no share"):
+        joined([first, second.columns(torch.tensor([], dtype=torch.int64))])
+
+
+def test_in_order_a_rank_reads_at_its_offset_and_an_epoch_begins_anew():
+    """Row i of a step begins i T tokens after the first, as rank i of llm.c with one row each; 41 tokens: 3 steps."""
+    text = InOrder(range(100, 141), rows=3, length=4)
+    assert text.steps == 3
+    assert text.at(1, range(2, 3)).tokens.tolist() == [[120, 121, 122, 123]]
+    assert text.at(2).targets[-1].tolist() == [133, 134, 135, 136]
+    wrapped = text.at(3)
+    assert torch.equal(wrapped.tokens, text.at(0).tokens) and wrapped.samples.tolist() == [9, 10, 11]
+
+
+def test_the_smallest_text_holds_a_batch_and_one_token_more():
+    assert InOrder(range(13), rows=3, length=4).at(0).targets[-1, -1] == 12
+    with pytest.raises(ValueError, match="3 rows of 4 tokens needs 13 tokens, .* has 12. .* at most 2 rows"):
+        InOrder(range(12), rows=3, length=4)
+    assert [steps_per_epoch(n, 12) for n in (0, 12, 13, 24, 25)] == [0, 0, 1, 1, 2]
+
+
+# ---- lesson 04: what it runs, and its figures
+
+
+def test_the_lectures_network_has_four_equal_layers_and_its_record_follows_the_forgotten_zero_grad():
+    model, batch = lab.Toy(), lab.toy_data().at(0)
+    assert len(model.layers) == 4 and all(torch.equal(model.layers[0], w) for w in model.layers)
+    optimizer, seen = torch.optim.AdamW(model.parameters(), lr=1e-3), []
+    for _ in range(5):
+        loss = model.loss(model(batch.tokens), batch.targets) / batch.total
+        loss.backward()  # and no gradient is cleared
+        optimizer.step()
+        seen.append(loss.item())
+    assert seen == pytest.approx([0.0130, 0.0032, 0.0021, 0.0023, 0.0024], abs=4e-4) and seen[4] > seen[2]
+
+
+def test_each_row_lost_by_integer_division_is_red():
+    batch = Batches(range(99), 10, 4).at(0)
+    shares = [lab.cut_off(batch, rank, 4).samples.tolist() for rank in range(4)]
+    assert shares == [[0, 1], [2, 3], [4, 5], [6, 7]]
+    ax = plots.strips({"rows // ranks": shares, "even": [[0, 1, 2], [3, 4, 5], [6, 7], [8, 9]]}, 10).axes[0]
+    red = [i for i, bar in enumerate(ax.patches) if to_hex(bar.get_facecolor()) == plots.LOST.lower()]
+    assert red == [8, 9] == [i for i, text in enumerate(ax.texts) if text.get_text() == "lost"]
+
+
+def test_adamw_in_blocks_gives_the_same_bits_for_any_block():
+    whole, _ = lab.adamw_in_blocks(1000, 1000)
+    assert all(torch.equal(lab.adamw_in_blocks(1000, block)[0], whole) for block in (7, 334, 999))
+    before, _ = torch.randn(2, 1000, generator=torch.Generator().manual_seed(0), dtype=torch.float32)
+    assert 3e-3 < (whole - before).abs().max() < 5e-3  # four steps of the learning rate, and some decay
+
+
+def test_bars_and_lines_show_the_numbers_they_are_given():
+    ways = {
+        "one server": {"reduce": 5.0, "update": 4.0, "broadcast": 3.0},
+        "all": {"reduce": 8.0, "update": 4.0},
+    }
+    left, right = plots.phases(ways, {"reduce": 500.0, "rest": 5.0}, ("a", "b")).axes
+    assert [(p.get_x(), p.get_width()) for p in left.patches] == [(0, 5), (5, 4), (9, 3), (0, 8), (8, 4)]
+    assert [text.get_text() for text in right.texts] == ["500"]
+    steps, seen = plots.epochs({"text": 25}, steps_per_epoch, [4, 6, 12, 24, 25]).axes
+    assert list(steps.lines[0].get_ydata()) == [6, 4, 2, 1] and steps.lines[1].get_xdata()[0] == 24
+    assert list(seen.lines[0].get_ydata()) == pytest.approx([24 / 25] * 4)
+    ax = plots.losses({"rank 0": [3.0, 2.0]}, {"mean": [2.5, 2.0]}, [2.5, 2.0]).axes[0]
+    assert [line.get_label() for line in ax.lines] == ["serial", "rank 0", "mean"]
+    assert [list(line.get_ydata()) for line in ax.lines] == [[2.5, 2], [3, 2], [2.5, 2]]

@@ -1,43 +1,131 @@
-"""Two ways in which a rank comes by its rows of the global batch: it reads them, or rank 0 reads all and deals them.
+"""Two ways in which a rank comes by its share of the global batch: it reads it, or rank 0 reads all and deals it out.
 
 llm.c lets each rank read; the BSC port lets one read and scatter, which changes the shape of a share more easily.
-Both give the same bits.
+Both give the same bits, for each of the SHAPES: whole rows, contiguous stretches of tokens, every n-th token.
 """
 
+from collections.abc import Sequence
+
+import numpy as np
 import torch
 
 from ..ranks import comm
 from ..ranks.mesh import Axis
 from .batches import Batch, Batches
 
-
-def share(batches: Batches, axis: Axis, place: int) -> range:
-    """The rows of the rank at `place`: as even as can be, the first ranks hold one more."""
-    rows = torch.arange(batches.rows).tensor_split(axis.size)[place]
-    return range(int(rows[0]), int(rows[-1]) + 1) if len(rows) else range(0)
+SHAPES = ("rows", "contiguous", "interleaved")
 
 
-def each_reads(batches: Batches, step: int, axis: Axis) -> Batch:
-    """Every rank reads its own rows and no others. Bytes between ranks: none."""
-    return batches.at(step, share(batches, axis, axis.rank))
+class InOrder:
+    """Batches in the order of the text, as llm.c walks through it: `rows` windows of `length` tokens lie end to end.
+
+    `steps` are those of an epoch: then the text begins anew, and tokens that fill no batch are left out. Raises
+    ValueError when the text is shorter than one batch and the target of its last token.
+    """
+
+    def __init__(self, source: Sequence[int], rows: int, length: int):
+        self.source, self.rows, self.length = source, rows, length
+        self.steps = steps_per_epoch(len(source), rows * length)
+        if not self.steps:
+            raise ValueError(
+                f"A batch of {rows} rows of {length} tokens needs {rows * length + 1:,} tokens, with the target "
+                f"of the last, but the text has {len(source):,}. "
+                f"Use a longer text, or at most {(len(source) - 1) // length} rows."
+            )
+
+    def at(self, step: int, rows: range | None = None) -> Batch:
+        """The global batch of a step, or only its rows in `rows`; `total` is global either way."""
+        mine = range(self.rows) if rows is None else rows
+        samples = _whole(mine) + step * self.rows
+        windows = np.empty((len(mine), self.length + 1), np.int64)
+        for window, sample in zip(windows, samples.tolist(), strict=True):
+            start = sample % (self.steps * self.rows) * self.length
+            window[:] = self.source[start : start + self.length + 1]
+        block, columns = torch.from_numpy(windows), torch.arange(self.length)
+        return Batch(
+            block[:, :-1].contiguous(), block[:, 1:].contiguous(), columns, samples, self.rows * self.length
+        )
 
 
-def one_reads(batches: Batches, step: int, axis: Axis) -> Batch:
-    """Rank 0 of the axis reads the whole batch and sends everybody else their rows; only rank 0 touches the source.
+def steps_per_epoch(tokens: int, batch: int) -> int:
+    """How many batches of `batch` tokens, each with the target of its last, a text of `tokens` tokens holds."""
+    return max(tokens - 1, 0) // batch
+
+
+def share(batches: Batches | InOrder, axis: Axis, place: int, shape: str = "rows") -> tuple[range, range]:
+    """The rows and columns of the rank at `place`; as even as can be, the first ranks hold one more.
+
+    Raises ValueError for a shape that is not in SHAPES.
+    """
+    rows, columns = range(batches.rows), range(batches.length)
+    if shape == "rows":
+        return _stretch(rows, axis.size, place), columns
+    if shape == "contiguous":
+        return rows, _stretch(columns, axis.size, place)
+    if shape == "interleaved":
+        return rows, columns[place :: axis.size]
+    raise ValueError(f"There is no shape {shape!r} of a share. Use one of: {', '.join(SHAPES)}.")
+
+
+def each_reads(batches: Batches | InOrder, step: int, axis: Axis, shape: str = "rows") -> Batch:
+    """Every rank reads the rows of its share, no others, and keeps its columns. Bytes between ranks: none."""
+    rows, columns = share(batches, axis, axis.rank, shape)
+    return batches.at(step, rows).columns(_whole(columns))
+
+
+def one_reads(batches: Batches | InOrder, step: int, axis: Axis, shape: str = "rows") -> Batch:
+    """Rank 0 of the axis reads the whole batch and sends everybody else their share; only rank 0 touches the source.
 
     Bytes that rank 0 sends: 16 for each token of the others (a token and a target of 8 bytes).
     """
-    length, mine = batches.length, share(batches, axis, axis.rank)
+    rows, columns = share(batches, axis, axis.rank, shape)
     if axis.rank == 0:
         batch = batches.at(step)
         pair = torch.stack([batch.tokens, batch.targets])  # (2, B, T)
         for place in range(1, axis.size):
-            rows = share(batches, axis, place)
-            if rows:
-                comm.send(pair[:, rows.start : rows.stop], axis, place)
-        pair = pair[:, : len(mine)]
+            part = _cut(pair, *share(batches, axis, place, shape))
+            if part.numel():
+                comm.send(part, axis, place)
+        pair = _cut(pair, rows, columns)
     else:
-        pair = torch.empty(2, len(mine), length, dtype=torch.int64)
-        pair = comm.recv(pair, axis, 0) if mine else pair
-    samples = torch.arange(mine.start, mine.stop) + step * batches.rows
-    return Batch(pair[0], pair[1], torch.arange(length), samples, batches.rows * length)
+        pair = torch.empty(2, len(rows), len(columns), dtype=torch.int64)
+        pair = comm.recv(pair, axis, 0) if pair.numel() else pair
+    samples = _whole(rows) + step * batches.rows
+    return Batch(pair[0], pair[1], _whole(columns), samples, batches.rows * batches.length)
+
+
+def joined(parts: Sequence[Batch]) -> tuple[Batch, np.ndarray]:
+    """The global batch (B, T) that the ranks' shares make up, and which of them each token came from (B, T).
+
+    Raises ValueError unless every token is in exactly one share.
+    """
+    samples = torch.cat([part.samples for part in parts]).unique()
+    positions = torch.cat([part.positions for part in parts]).unique()
+    tokens, targets = torch.zeros(2, len(samples), len(positions), dtype=torch.int64)
+    owner, copies = torch.zeros_like(tokens), torch.zeros_like(tokens)
+    for rank, part in enumerate(parts):
+        place = (
+            torch.searchsorted(samples, part.samples)[:, None],
+            torch.searchsorted(positions, part.positions),
+        )
+        tokens[place], targets[place], owner[place] = part.tokens, part.targets, rank
+        copies[place] += 1
+    if not (copies == 1).all():
+        raise ValueError(
+            f"Of {copies.numel()} tokens of the batch, {(copies == 0).sum()} are in no share and "
+            f"{(copies > 1).sum()} in several."
+        )
+    return Batch(tokens, targets, positions, samples, parts[0].total), owner.numpy()
+
+
+def _stretch(places: range, parts: int, part: int) -> range:
+    sizes = comm.split_sizes(len(places), parts)
+    return places[sum(sizes[:part]) : sum(sizes[: part + 1])]
+
+
+def _cut(pair: torch.Tensor, rows: range, columns: range) -> torch.Tensor:
+    return pair[:, rows.start : rows.stop, columns.start : columns.stop : columns.step].contiguous()
+
+
+def _whole(numbers: range) -> torch.Tensor:
+    return torch.tensor(list(numbers), dtype=torch.int64)

@@ -55,11 +55,30 @@ def all_reduce_bytes(elements: int, ranks: int, rank: int, element: int = 4) -> 
     return element * all_reduce_cost(split_sizes(elements, ranks), rank)[0]
 
 
+def messages_sent(model, bucket_bytes: int, ranks: int, rank: int) -> list[int]:
+    """Bytes that a rank sends in each all-reduce of a step, however many micro-batches: 0 is one message a tensor."""
+    parameters = list(model.parameters())
+    groups = into_buckets(parameters, bucket_bytes) if bucket_bytes else [[p] for p in parameters]
+    element = parameters[0].element_size()
+    return [all_reduce_bytes(sum(p.numel() for p in group), ranks, rank, element) for group in groups]
+
+
 def bucket_bytes_sent(model, bucket_bytes: int, ranks: int, rank: int) -> int:
     """Bytes that a rank sends in a step of bucketed data parallelism, however many micro-batches it has."""
-    buckets = into_buckets(list(model.parameters()), bucket_bytes)
-    element = next(model.parameters()).element_size()
-    return sum(all_reduce_bytes(sum(p.numel() for p in b), ranks, rank, element) for b in buckets)
+    return sum(messages_sent(model, bucket_bytes, ranks, rank))
+
+
+def backward_and_sums(buckets: int, backward: float, message: float, overlap: bool = True) -> float:
+    """Seconds until all gradients are summed: each of `buckets` equal buckets takes `message` seconds on the link.
+
+    A bucket leaves when it is full and the link is free. The gradients come evenly during the `backward` seconds;
+    without `overlap` the first bucket leaves after them.
+    """
+    link_free = 0.0
+    for bucket in range(buckets):
+        full = backward * (bucket + 1) / buckets if overlap else backward
+        link_free = max(full, link_free) + message
+    return link_free
 
 
 def gathers(part: str) -> int:

@@ -6,7 +6,16 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
-from .style import SERIAL, THINGS, figure, rank_color
+from .style import COLORS, SERIAL, THINGS, figure, ink, rank_color
+
+LOST = "#D00000"  # what no rank has
+PHASES = {
+    "forward, backward": COLORS["forward"],
+    "reduce": COLORS["comm"],
+    "update": COLORS["update"],
+    "broadcast": THINGS[3],
+    "rest": COLORS["wait"],
+}
 
 
 def checksums(maps: dict[str, list[list[str]]]) -> Figure:
@@ -34,13 +43,43 @@ def checksums(maps: dict[str, list[list[str]]]) -> Figure:
     return fig
 
 
-def distances(runs: dict[str, list[float]], ylabel: str, floor: float = 1e-17) -> Figure:
-    """Lines by step on a log scale; zero is drawn at `floor`."""
+def losses(
+    lines: dict[str, list[float]],
+    marks: dict[str, list[float]],
+    serial: list[float] | None = None,
+    ylabel: str = "loss (nats a token)",
+) -> Figure:
+    """Losses by step: the serial run thick and black, a line for each run or rank, and marks without a line."""
     fig, ax = figure(8, 2.8)
-    for i, (name, values) in enumerate(runs.items()):
-        ax.plot([max(v, floor) for v in values], "o-", ms=3, color=rank_color(i), label=name)
-    ax.set(xlabel="step", ylabel=ylabel, yscale="log", ylim=(floor / 3, None))
-    ax.legend(ncols=2, fontsize=8)
+    if serial:
+        ax.plot(serial, color=SERIAL, lw=6, alpha=0.3, label="serial")
+    for i, (name, values) in enumerate(lines.items()):
+        ax.plot(values, "o-", ms=3, lw=1.2, color=rank_color(i), label=name)
+    for name, values in marks.items():
+        ax.plot(values, "x", ms=8, mew=2, color=COLORS["comm"], label=name)
+    ax.set(xlabel="step", ylabel=ylabel)
+    ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+    ax.legend(loc="center left", bbox_to_anchor=(1, 0.5))
+    return fig
+
+
+def strips(ways: dict[str, list[list[int]]], rows: int) -> Figure:
+    """Which of `rows` rows each rank has, a strip for each way of dealing; rows that nobody has are red.
+
+    `ways[name][rank]` lists rows.
+    """
+    fig, ax = figure(8, 0.7 + 0.45 * len(ways))
+    for y, shares in enumerate(ways.values()):
+        owner = {row: rank for rank, share in enumerate(shares) for row in share}
+        for row in range(rows):
+            color = rank_color(owner[row]) if row in owner else LOST
+            ax.barh(y, 0.94, 0.8, row - 0.47, color=color, hatch="" if row in owner else "//", ec="white")
+            text = f"rank {owner[row]}" if row in owner else "lost"
+            ax.text(row, y, text, ha="center", va="center", fontsize=9, color=ink(color), weight="bold")
+    ax.set(xlabel="row of the batch", xticks=range(rows), yticks=range(len(ways)), xlim=(-0.6, rows - 0.4))
+    ax.set_yticklabels(ways)
+    ax.invert_yaxis()
+    ax.grid(visible=False)
     return fig
 
 
@@ -57,8 +96,13 @@ def sizes(tensors: list[int], buckets: list[int]) -> Figure:
     return fig
 
 
-def u_curve(curves: dict[str, list[tuple[int, float]]]) -> Figure:
-    """Step time, over that of the best size, against bucket size: `curves[name]` lists (bytes, seconds)."""
+def u_curve(
+    curves: dict[str, list[tuple[int, float]]], xlabel: str = "bytes in a bucket", highest: float = 3
+) -> Figure:
+    """Time, over that of the best size, against the size of a piece: `curves[name]` lists (size, seconds).
+
+    What takes more than `highest` times the best lies outside the picture.
+    """
     fig, ax = figure(8, 2.9)
     for i, (name, points) in enumerate(curves.items()):
         x, y = zip(*points, strict=True)
@@ -70,9 +114,9 @@ def u_curve(curves: dict[str, list[tuple[int, float]]]) -> Figure:
     )
     ax.set(
         xscale="log",
-        xlabel="bytes in a bucket",
+        xlabel=xlabel,
         ylabel="time / that of the best",
-        ylim=(0.9, min(3, 1.1 * top)),
+        ylim=(0.9, min(highest, 1.1 * top)),
     )
     ax.legend()
     return fig
@@ -122,4 +166,48 @@ def hidden(optimizers: dict[str, tuple[list[float], list[float]]]) -> Figure:
         ax.legend()
     losses = [loss for right, _ in optimizers.values() for loss in right]
     axes[0].set(ylabel="loss (nats a token)", ylim=(min(losses) - 0.5, max(losses) + 0.5))
+    return fig
+
+
+def phases(
+    ways: dict[str, dict[str, float]], published: dict[str, float], titles: tuple[str, str], unit: str = "ms"
+) -> Figure:
+    """Left what the parts of an update take in each way, stacked; right the same parts as somebody published them.
+
+    `ways[name][part]` and `published[part]` are times in `unit`.
+    """
+    fig, axes = figure(8, 2.6, 1, 2, width_ratios=(3, 2))
+    for ax, bars, title in zip(axes, (ways, {"": published}), titles, strict=True):
+        for y, parts in enumerate(bars.values()):
+            left = 0.0
+            for part, time in parts.items():
+                color = PHASES[part]
+                ax.barh(y, time, 0.6, left, color=color, ec="white")
+                if time > 0.08 * max(sum(b.values()) for b in bars.values()):
+                    ax.text(left + time / 2, y, f"{time:.0f}", ha="center", va="center", color=ink(color))
+                left += time
+        ax.set(title=title, xlabel=unit, yticks=range(len(bars)))
+        ax.set_yticklabels(bars)
+        ax.set_ylim(len(ways) - 0.5 if len(bars) > 1 else 1.5, -0.5 if len(bars) > 1 else -1.5)
+        ax.grid(visible=False, axis="y")
+    handles = [Patch(color=color, label=part) for part, color in PHASES.items()]
+    fig.legend(handles=handles, loc="outside lower center", ncols=len(PHASES), fontsize=9)
+    return fig
+
+
+def epochs(texts: dict[str, int], steps_of, sizes: list[int]) -> Figure:
+    """Steps of an epoch, and the share of the text that they see, against the tokens of a global batch.
+
+    `texts[name]` is a number of tokens; `steps_of(tokens, size)` counts the steps of batches of `size` tokens.
+    """
+    fig, (steps, seen) = figure(8, 2.8, 1, 2)
+    for i, (name, tokens) in enumerate(texts.items()):
+        fits = [(size, n) for size in sizes if (n := steps_of(tokens, size))]
+        x, y = zip(*fits, strict=True)
+        steps.plot(x, y, color=rank_color(i), lw=2, label=name)
+        steps.plot(x[-1], y[-1], "o", color=rank_color(i))
+        seen.plot(x, [size * n / tokens for size, n in fits], color=rank_color(i), lw=1.5)
+    steps.set(xscale="log", yscale="log", ylabel="steps an epoch", xlabel="N B T, tokens of a step")
+    seen.set(xscale="log", ylim=(0, 1.05), ylabel="share of the text seen", xlabel="N B T, tokens of a step")
+    steps.legend()
     return fig

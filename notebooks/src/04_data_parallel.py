@@ -10,20 +10,20 @@
 # with seven rows that do not divide evenly.
 
 # %% tags=["setup"]
-import time
-
 import numpy as np
 import torch
 
-from gpt2lab.corpus import Batches, shakespeare
-from gpt2lab.corpus.loaders import each_reads, one_reads
+from gpt2lab.corpus import Batch, Batches, shakespeare
+from gpt2lab.corpus.loaders import SHAPES, InOrder, each_reads, joined, one_reads, steps_per_epoch
 from gpt2lab.exercises import check
 from gpt2lab.exercises import data as exercises
+from gpt2lab.exercises import data_runs as lab
 from gpt2lab.lessons import explore, show, show_source, table
 from gpt2lab.model import GPT2, GPT2Config
-from gpt2lab.parallel import data, data_costs
+from gpt2lab.parallel import data, data_costs, updates
 from gpt2lab.plan import Plan, build
 from gpt2lab.plots import data as plots
+from gpt2lab.plots.tensor import shards
 from gpt2lab.plots.timeline import timeline
 from gpt2lab.ranks import comm, network, trace
 from gpt2lab.ranks.digest import summ
@@ -42,36 +42,52 @@ print(verify("dp=4", ranks=four))
 # ## By hand
 #
 # A small GPT-2, so that a step takes milliseconds, on Shakespeare folded into 256 tokens. Seven rows a batch. The
-# function below is the whole strategy: lines marked 1 to 3 are all that is parallel about it.
+# function below is the whole strategy: lines marked 1 to 3 are all that is parallel about it. What they call are
+# arguments, so that further down we can get each of them wrong.
 
 # %%
 config = GPT2Config(vocab_size=256, n_positions=32, n_layer=3, n_head=2, n_embd=32)
 batches = Batches(np.asarray(shakespeare()[:100_000]) % 256, rows=7, length=16)
 
 
-def train(rank, world_size, steps=8, optimizer=torch.optim.SGD, lr=0.3, factor=1):
+def train(
+    rank,
+    world_size,
+    steps=8,
+    optimizer=torch.optim.SGD,
+    lr=0.3,
+    source=batches,
+    make=lambda: GPT2(config),
+    rows=Batch.rows,
+    total=lambda batch, mine, n: batch.total,
+    summed=comm.all_reduce,
+    clear=True,
+    updated=lambda model, axis: None,
+):
     torch.set_default_dtype(torch.float64)
-    model, axis = GPT2(config), Mesh(dp=world_size)["dp"]
+    model, axis = make(), Mesh(dp=world_size)["dp"]
     step_with = optimizer(model.parameters(), lr=lr)
     losses, digests = [], []
     for step in range(steps):
-        batch = batches.at(step)
-        mine = batch.rows(rank, world_size)  # 1: other rows on every rank
+        batch = source.at(step)
+        mine = rows(batch, rank, world_size)  # 1: other rows on every rank
+        loss = model.loss(model(mine.tokens), mine.targets)
+        loss = loss / total(batch, mine, world_size)  # 2: over the *global* number of tokens
+        old = [0 if clear or p.grad is None else p.grad for p in model.parameters()]
         step_with.zero_grad()
-        loss = (
-            model.loss(model(mine.tokens), mine.targets) / batch.total
-        )  # 2: over the *global* number of tokens
         loss.backward()
-        for p in model.parameters():
-            p.grad = factor * comm.all_reduce(p.grad, axis)  # 3: sum of the gradients
+        for p, before in zip(model.parameters(), old, strict=True):
+            p.grad = summed(p.grad, axis) + before  # 3: sum of the gradients
         step_with.step()
+        updated(model, axis)
         losses.append(loss.item())
-        digests.append(checksum(model))
-    return losses, digests, {n: p.data for n, p in model.named_parameters()}
+        digests.append(summ(torch.cat([p.data.flatten() for p in model.parameters()])))
+    return losses, digests, {n: p.data for n, p in model.named_parameters()} if rank == 0 else {}
 
 
-def checksum(model):
-    return summ(torch.cat([p.data.flatten() for p in model.parameters()]))
+def over_ranks(runs):
+    """The sum of the ranks' losses at every step."""
+    return [sum(losses) for losses in zip(*(losses for losses, _, _ in runs), strict=True)]
 
 
 serial_losses, _, serial_weights = train(0, 1)
@@ -85,65 +101,36 @@ runs = four.run(train)
 parts = [losses[0] for losses, _, _ in runs]
 print("parts of step 0:", " + ".join(f"{part:.3f}" for part in parts), f"= {sum(parts):.3f}")
 print("serial loss:    ", f"{serial_losses[0]:.3f}")
-summed = [sum(losses[step] for losses, _, _ in runs) for step in range(8)]
-apart = max(abs(a - b) for a, b in zip(summed, serial_losses, strict=True))
-print("largest difference in 8 steps below 1e-12:", apart < 1e-12)
+apart = lambda some, others: max(abs(a - b) for a, b in zip(some, others, strict=True))
+print("largest difference in 8 steps below 1e-12:", apart(over_ranks(runs), serial_losses) < 1e-12)
+own = {f"rank {r}": [7 / n * part for part in runs[r][0]] for r, n in enumerate((2, 2, 2, 1))}
+show(
+    plots.losses(own, {"mean, by rows": over_ranks(runs)}, serial_losses),
+    "computed",
+    "the mean loss of each rank's own rows; their mean, weighted by rows (crosses), lies on the serial line.",
+    "Four thin loss lines that differ at every step, and crosses on the thick serial line between them",
+)
 
 # %% [markdown]
 # Rank 3 has one row where the others have two, so its part is half as large. Nothing has to be weighted, because
 # nobody divided by a *local* count. **Normalise once, sum everywhere**: the rule of this whole package.
 #
 # Since gradients agree, parameters agree. `summ` is a checksum of all bits; equal letters in a column mean equal
-# weights. Beside it a run whose sums were left out, by a copy of `train` that knows five ways to be wrong:
-
-
-# %%
-def train_wrong(rank, world_size, bug, steps=8):
-    torch.set_default_dtype(torch.float64)
-    model, axis = GPT2(config), Mesh(dp=world_size)["dp"]
-    step_with = torch.optim.SGD(model.parameters(), lr=0.3)
-    losses, digests, piled = [], [], {}
-    for step in range(steps):
-        batch = batches.at(step)
-        mine, total = batch.rows(rank, world_size), batch.total
-        if bug == "lost rows":
-            each = len(batch.samples) // world_size
-            mine = batch._pick(torch.arange(rank * each, (rank + 1) * each))
-        if bug == "mean of means":
-            total = mine.targets.numel() * world_size
-        step_with.zero_grad()
-        loss = model.loss(model(mine.tokens), mine.targets) / total
-        loss.backward()
-        for n, p in model.named_parameters():
-            if bug not in ("no sync", "weights averaged"):
-                p.grad = comm.all_reduce(p.grad, axis)
-            if bug == "no zero_grad":  # the sums of all steps so far stay where they are
-                p.grad = piled[n] = p.grad + piled.get(n, 0)
-        step_with.step()
-        for p in model.parameters() if bug == "weights averaged" else []:
-            p.data = comm.all_reduce(p.data, axis) / world_size
-        losses.append(loss.item())
-        digests.append(checksum(model))
-    return losses, digests, {n: p.data for n, p in model.named_parameters()}
-
+# weights. Beside it a run whose sums were left out:
 
 # %%
-silent = four.run(train_wrong, "no sync")
+silent = four.run(train, summed=lab.own)
+maps = {"gradients summed": [d for _, d, _ in runs], "no sum": [d for _, d, _ in silent]}
 show(
-    plots.checksums(
-        {
-            "gradients summed": [digests for _, digests, _ in runs],
-            "no sum": [digests for _, digests, _ in silent],
-        }
-    ),
+    plots.checksums(maps),
     "computed",
     "checksums of all weights by rank and step; with the sum, replicas are the same bits at every step.",
     "Two maps of rank by step: left one letter everywhere, right four different letters in every column",
 )
-
-# %%
-print("same bits on all ranks:  ", all(len({d[step] for _, d, _ in runs}) == 1 for step in range(8)))
-print("without the sum:         ", all(len({d[step] for _, d, _ in silent}) == 1 for step in range(8)))
+for name, digests in maps.items():
+    print(
+        f"{name}: same bits on all ranks: {all(len(set(step)) == 1 for step in zip(*digests, strict=True))}"
+    )
 
 # %% [markdown]
 # A lecture of Stanford's CS336 keeps its gradient sum under `if torch.cuda.is_available()`. On a laptop, then,
@@ -161,39 +148,99 @@ def distance(weights, others):
     return max((weights[n] - others[n]).abs().max().item() for n in weights)
 
 
-bugs = ["", "no sync", "no zero_grad", "mean of means", "weights averaged", "lost rows"]
 rows = []
-for bug in bugs:
-    found = four.run(train_wrong, bug)
-    losses = [sum(losses[step] for losses, _, _ in found) for step in range(8)]
-    replicas = len({digests[-1] for _, digests, _ in found})
+for bug, wrong in lab.BUGS.items():
+    found = four.run(train, **wrong)
+    losses, replicas = over_ranks(found), len({digests[-1] for _, digests, _ in found})
     off = distance(found[0][2], serial_weights)
-    rows.append(
-        (
-            bug or "(none)",
-            f"{losses[0]:.2f} to {losses[-1]:.2f}",
-            "same" if replicas == 1 else f"{replicas} versions",
-            "equal" if off < 1e-12 else f"off by {off:.0e}",
-        )
-    )
+    same, equal = "same" if replicas == 1 else f"{replicas} versions", f"off by {off:.0e}"
+    rows.append((bug, f"{losses[0]:.2f} to {losses[-1]:.2f}", same, "equal" if off < 1e-12 else equal))
 table(rows, ["bug", "sum of losses", "replicas", "weights against serial"])
 
 # %% [markdown]
 # - *no zero_grad*: the gradients of old steps stay and add up. All replicas agree with each other, so comparing
-#   ranks says nothing. Worse, a serial run **with the same bug** equals the parallel one: equality proofs find
-#   parallel bugs, not optimisation bugs.
+#   ranks says nothing.
 # - *mean of means*: each rank divides by its own tokens. With eight rows on four ranks it would be *exactly right*.
 #   Seven rows show it.
 # - *weights averaged*: no gradient is sent, the weights are averaged after each update. For plain gradient descent
 #   this is an average of gradients, so wrong only by a factor. For Adam it is another algorithm.
-# - *lost rows*: `rows // ranks` for everybody. Three of seven rows are never seen.
-#
-# The serial run with the forgotten `zero_grad` against the parallel run with the same:
+# - *lost rows*: `rows // ranks` for everybody. Three of seven rows are never seen; of ten rows, two:
 
 # %%
-_, _, same_bug = train_wrong(0, 1, "no zero_grad")
-found = four.run(train_wrong, "no zero_grad")
-print("parallel with the bug equals serial with the bug:", distance(found[0][2], same_bug) < 1e-12)
+ten = Batches(batches.source, rows=10, length=16).at(0)
+ways = {"rows // ranks": lab.cut_off, "as even as can be": Batch.rows}
+dealt = {}
+for name, way in ways.items():
+    dealt[name] = four.run(lambda rank, n, way=way: way(ten, rank, n).samples.tolist())
+    lost = set(range(10)) - {row for share in dealt[name] for row in share}
+    print(f"{name}: shares of {[len(share) for share in dealt[name]]} rows, lost {sorted(lost)}")
+show(
+    plots.strips(dealt, 10),
+    "counted",
+    "ten rows dealt to four live ranks in both ways.",
+    "Two strips of ten rows in four colours: above, the last two are red and lost; below, all have a rank",
+)
+
+# %% [markdown]
+# The lecture's programs either refuse what does not divide (`int_divide`) or cut off; here shares differ by one row
+# at most, and the global count does the weighting.
+#
+# ### The lecture's forgotten `zero_grad`
+#
+# The lecture trains four layers, x W and gelu, 1024 wide, on 128 rows, with the loss mean(x²) and AdamW. All
+# layers begin alike, because each is drawn from seed 0. It never clears its gradients, so its recorded losses
+# *rise* at the end. Here is its program by our `train`. Its data had no seed (ours have seed 1) and its weights came
+# from a GPU's generator, so the first digits differ from the record.
+
+
+# %%
+toy = {"source": lab.toy_data(), "make": lab.Toy, "optimizer": torch.optim.AdamW, "lr": 1e-3, "steps": 5}
+curves = {}
+for clear, name in ((True, "with zero_grad"), (False, "without")):
+    serial, _, weights = train(0, 1, clear=clear, **toy)
+    found = four.run(train, clear=clear, **toy)
+    means = [[4 * part for part in losses] for losses, _, _ in found]  # of 32 rows, as each rank prints it
+    curves[name] = np.mean(means, axis=0).tolist()
+    print(f"{name + ':':18}", *(f"{loss:.4f}" for loss in curves[name]))
+    equal = apart(curves[name], serial) < 1e-12 and distance(found[0][2], weights) < 1e-9
+    print("  mean of 4 rank losses equals the serial loss, and the weights do:", equal)
+recorded = [0.0130, 0.0032, 0.0021, 0.0023, 0.0024]
+print("from the lecture: ", *(f"{loss:.4f}" for loss in recorded), "(on GPUs)")
+show(
+    plots.losses(curves, {"from the lecture": recorded}, ylabel="loss"),
+    "computed",
+    "the lecture's network on four live ranks; its own record (crosses) follows the run without `zero_grad`.",
+    "Two falling loss curves; from step 2 on one keeps falling, the other rises, and the crosses lie on that one",
+)
+
+# %% [markdown]
+# (In the record, too, the mean of four ranks at the last step is the loss of one: 0.0024128.) The parallel run with
+# the bug equals the serial run **with the same bug**: equality proofs find parallel bugs, not optimisation bugs.
+#
+# ### One seed# ### One seed for each name
+#
+# The lecture's layers are alike because its seed starts anew for each. Drawn from one running stream they would
+# differ, but then a rank that builds a part of the model would have to know what the others draw. The package gives
+# each parameter a seed made of its *name*, draws it whole, and cuts. So whatever the plan, the shards put together
+# are the serial weights, bit for bit:
+
+
+# %%
+fresh = dict(GPT2(config).named_parameters())
+for text in ("dp=4", "dp=4,zero=3", "tp=2", "pp=2", "dp=2,tp=2,zero=3"):
+    ranks = {2: two, 4: four}[Plan.parse(text).world]
+    counts, found = zip(*ranks.run(lab.start, text, config), strict=True)
+    whole = {n: w for weights in found for n, w in weights.items()}
+    same = whole.keys() == fresh.keys() and all(torch.equal(w, fresh[n]) for n, w in whole.items())
+    print(f"{text:17} ranks step {' '.join(f'{c:6,}' for c in counts)} weights; joined, serial bits: {same}")
+strip = lambda weights: torch.cat([(w[:12, :16] / w.std()).detach() for w in weights], 1)
+layers = list(lab.Toy().layers)[:3], [fresh[f"h.{i}.mlp.c_fc.weight"] for i in range(3)]
+show(
+    shards([strip(three) for three in layers], ["the lecture: one seed", "a seed by name"]),
+    "computed",
+    "corners of the weights of three layers side by side, in units of their deviation.",
+    "Two heat maps: the left one repeats the same block three times, the right one does not",
+)
 
 # %% [markdown]
 # ### Adam hides it
@@ -204,12 +251,11 @@ print("parallel with the bug equals serial with the bug:", distance(found[0][2],
 # %%
 pairs = {}
 for name, optimizer, lr in (("SGD", torch.optim.SGD, 0.3), ("AdamW", torch.optim.AdamW, 3e-3)):
-    right, wrong = (train(0, 1, steps=12, optimizer=optimizer, lr=lr, factor=f)[0] for f in (1, 8))
-    pairs[name] = (right, wrong)
-    gap = max(abs(a - b) for a, b in zip(right, wrong, strict=True))
-    print(
-        f"{name:6} losses differ by {'more than 0.1' if gap > 0.1 else 'less than 0.001' if gap < 1e-3 else gap}"
-    )
+    times = lambda factor: {"summed": lambda grad, axis: factor * grad}
+    right, wrong = (train(0, 1, 12, optimizer, lr, **times(factor))[0] for factor in (1, 8))
+    pairs[name], gap = (right, wrong), apart(right, wrong)
+    words = "more than 0.1" if gap > 0.1 else "less than 0.001" if gap < 1e-3 else gap
+    print(f"{name:6} losses differ by {words}")
 show(
     plots.hidden(pairs),
     "computed",
@@ -230,16 +276,20 @@ show(
 # %%
 show_source(data.Naive)
 
+
 # %%
+eight = Batches(batches.source, rows=8, length=16).at(0)
+for form, size in (("naive", 0), ("bucket", 16 << 10)):
+    seen = four.run(lab.sent, f"dp=4,data={form},bucket=16", config, eight)
+    same = [seen[r] == data_costs.messages_sent(GPT2(config), size, 4, r) for r in range(4)]
+    sizes = f"messages of {min(seen[0]):,} to {max(seen[0]):,} bytes"
+    print(f"{form:6} {len(seen[0]):2} {sizes}, as the formula says: {all(same)}")
 with torch.device("meta"):
     gpt2 = GPT2(GPT2Config()).to(torch.float32)
 per_tensor = [4 * p.numel() for p in gpt2.parameters()]
 per_bucket = [sum(4 * p.numel() for p in b) for b in data.into_buckets(list(gpt2.parameters()), 25 << 20)]
-print(
-    f"{len(per_tensor)} tensors from {min(per_tensor):,} to {max(per_tensor):,} bytes;",
-    len(per_bucket),
-    "buckets",
-)
+sizes = f"{len(per_tensor)} tensors from {min(per_tensor):,} to {max(per_tensor):,} bytes"
+print(f"{sizes}; {len(per_bucket)} buckets")
 show(
     plots.sizes(per_tensor, per_bucket),
     "counted",
@@ -291,8 +341,8 @@ started, messages, gradients = four.run(overlapped)[0]
 print(messages, "messages,", started, "of them sent before backward had returned")
 model, batch = GPT2(config), batches.at(0)
 (model.loss(model(batch.tokens), batch.targets) / batch.total).backward()
-worst = max((gradients[n] - p.grad).abs().max().item() for n, p in model.named_parameters())
-print("equal to the serial gradients:", worst < 1e-12)
+right = {n: p.grad for n, p in model.named_parameters()}
+print("equal to the serial gradients:", distance(gradients, right) < 1e-12)
 
 # %% [markdown]
 # `wte` is both embedding and head, and one tensor: autograd adds both gradients before the hook is called, at the
@@ -314,86 +364,41 @@ print(verify("dp=4,bucket=1", ranks=four))
 # Eight layers, 20 ms of backward each; a message costs 20 ms of latency, and 8 ms for each layer's gradients in it.
 
 # %%
-LAYERS, BACKWARD, SIZE = 8, 0.020, 100_000
-LATENCY, BANDWIDTH = 0.020, SIZE / 0.008
-
-
-class SlowLayer(torch.autograd.Function):
-    """A layer whose backward takes a set time."""
-
-    @staticmethod
-    def forward(ctx, x, weight):
-        ctx.weight = weight
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx, grad):
-        with trace.span("B", "backward"):
-            time.sleep(BACKWARD)
-        return grad, torch.ones_like(ctx.weight)
-
-
-def paced(rank, world_size, layers_per_bucket, overlap):
-    axis, model = Mesh(dp=world_size)["dp"], torch.nn.Module()
-    model.weights = torch.nn.ParameterList(torch.zeros(SIZE // 8).double() for _ in range(LAYERS))
-    sync = data.Buckets(model, axis, layers_per_bucket * SIZE) if overlap else data.Naive(model, axis)
-    x = torch.zeros(1, requires_grad=True)
-    comm.barrier(axis)
-    trace.clear()
-    start = time.perf_counter()
-    with network.links(network.Link(LATENCY / 2, BANDWIDTH)):  # two steps of a ring: twice the latency
-        sync.last_micro()
-        for weight in model.weights:
-            x = SlowLayer.apply(x, weight)
-        x.sum().backward()
-        with trace.span("wait", "wait"):
-            sync.finish()
-    return time.perf_counter() - start, trace.spans()
-
-
-def predicted(layers_per_bucket, overlap):
-    """Seconds by the alpha-beta model: a bucket starts when it is full and the link is free."""
-    link_free = 0.0
-    for bucket in range(LAYERS // layers_per_bucket):
-        full = ((bucket + 1) * layers_per_bucket if overlap else LAYERS) * BACKWARD
-        link_free = max(full, link_free) + LATENCY + layers_per_bucket * SIZE / BANDWIDTH
-    return link_free
-
+show_source(data_costs.backward_and_sums)
 
 # %% tags=["measured"]
+captions = {
+    (1, False): "every message waits for backward.",
+    (2, True): "buckets of two layers leave while backward runs.",
+}
 seen = {}
-for layers, overlap in ((1, False), (1, True), (2, True), (4, True), (8, True)):
-    took, spans = zip(*two.run(paced, layers, overlap), strict=True)
-    seen[layers, overlap] = max(took)
-    if (layers, overlap) in ((1, False), (2, True)):
+for how in ((1, False), (1, True), (2, True), (4, True), (8, True)):
+    took, spans = zip(*two.run(lab.backward, *how), strict=True)
+    seen[how] = max(took)
+    if how in captions:
         show(
-            timeline(trace.merge(spans), title="overlapped" if overlap else "naive", clock="paced"),
+            timeline(trace.merge(spans), title="overlapped" if how[1] else "naive", clock="paced"),
             "paced",
-            "buckets of two layers leave while backward runs."
-            if overlap
-            else "every message waits for backward.",
+            captions[how],
             "Timeline of two ranks: backward of eight layers above, messages as a strip below",
         )
+model = {how: lab.predicted(*how) for how in seen}
 table(
     [
-        (layers, "yes" if o else "no", f"{1e3 * predicted(layers, o):.0f} ms", f"{1e3 * t:.0f} ms")
-        for (layers, o), t in seen.items()
+        (n, "yes" if o else "no", f"{1e3 * model[n, o]:.0f} ms", f"{1e3 * t:.0f} ms")
+        for (n, o), t in seen.items()
     ],
     ["layers a bucket", "overlap", "predicted", "seen (paced)"],
 )
-gain = lambda time_of: time_of((1, False)) / time_of((2, True))
+gains = [times[1, False] / times[2, True] for times in (model, seen)]
 print(
-    f"gain of buckets of two layers over the naive form: predicted {gain(lambda how: predicted(*how)):.2f} times,",
-    f"seen {gain(seen.get):.2f} times",
+    "gain of buckets of two layers over the naive form: predicted {:.2f} times, seen {:.2f} times".format(
+        *gains
+    )
 )
-layers_each = (1, 2, 4, 8)
+points = lambda times: [(n * lab.SIZE, times[n, True]) for n in (1, 2, 4, 8)]
 show(
-    plots.u_curve(
-        {
-            "predicted": [(n * SIZE, predicted(n, True)) for n in layers_each],
-            "seen (paced)": [(n * SIZE, seen[n, True]) for n in layers_each],
-        }
-    ),
+    plots.u_curve({"predicted": points(model), "seen (paced)": points(seen)}),
     "paced",
     "backward and sum with buckets of one, two, four and eight layers; a star marks the best.",
     "Two U-shaped lines close together over four bucket sizes, highest at both ends",
@@ -411,26 +416,12 @@ show(
 
 
 # %%
-def step_time(bucket, latency, bandwidth, backward=0.2, model_bytes=500e6, ranks=8):
-    """Backward of a model whose gradients come evenly, in buckets of `bucket` bytes; ring all-reduce on the link."""
-    buckets = max(1, round(model_bytes / bucket))
-    link_free = 0.0
-    for i in range(buckets):
-        full = backward * (i + 1) / buckets
-        each = 2 * (ranks - 1) * latency + 2 * (ranks - 1) / ranks * (model_bytes / buckets) / bandwidth
-        link_free = max(full, link_free) + each
-    return link_free
-
-
 def u_curve(latency_us, gigabytes):
-    bucket_sizes = [2**k for k in range(16, 30)]
-    line = lambda latency, speed: [(b, step_time(b, latency, speed)) for b in bucket_sizes]
-    return plots.u_curve(
-        {
-            f"{latency_us} µs, {gigabytes} GB/s": line(latency_us * 1e-6, gigabytes * 1e9),
-            "20 µs, 25 GB/s": line(20e-6, 25e9),
-        }
-    )
+    curves = {}
+    for latency, speed in ((latency_us, gigabytes), (20, 25)):
+        points = [(2**k, lab.step_time(2**k, latency * 1e-6, speed * 1e9)) for k in range(16, 30)]
+        curves[f"{latency} µs, {speed} GB/s"] = points
+    return plots.u_curve(curves)
 
 
 explore(
@@ -444,25 +435,42 @@ explore(
 )
 
 # %% [markdown]
+# ### The update's block: another U
+#
+# AdamW computes each weight from that weight's gradient and state, and nothing else. So one flat stretch of weights
+# may be updated in blocks of any size, one after another, or a shard on each rank, which is ZeRO (lesson 05). The
+# bits are the same. Of 10,000 weights, 3334 are the shard of one of three ranks:
+
+
+# %%
+whole, _ = lab.adamw_in_blocks(10_000, 10_000)
+for block in (3334, 1000, 64, 7):
+    print(f"blocks of {block:4}: the same bits:", torch.equal(lab.adamw_in_blocks(10_000, block)[0], whole))
+
+# %% tags=["measured"]
+curve = [(2**k, lab.adamw_in_blocks(1 << 21, 2**k)[1]) for k in range(12, 22)]
+show(
+    plots.u_curve({"AdamW": curve}, "weights in a block", highest=10),
+    "measured",
+    "AdamW on two million weights, one core; a star marks the best block.",
+    "A curve that is high for small blocks, lowest in the middle, and higher again for the largest",
+)
+
+# %% [markdown]
+# Small blocks pay the overhead of each call often. AdamW is about ten passes over its numbers: a block that fits into
+# the cache is read from memory once, a huge one in each pass.
+#
 # ## Accumulation sends nothing until the last micro-batch
 #
 # Gradients of several micro-batches add up in `.grad` (lesson 01). Summing over ranks commutes with summing over
 # micro-batches, so one message at the end is enough. Counted on live ranks:
 
-
 # %%
-def traffic(rank, world_size, plan):
-    parallel = build(Plan.parse(plan), config, Mesh(dp=world_size), torch.float64)
-    comm.clear_log()
-    parallel.engine.run(parallel.mine(Batches(np.arange(999) % 256, 8, 16).at(0)), None, parallel.sync)
-    parallel.sync.finish()
-    return sum(e.bytes for e in comm.log), len(comm.log)
-
-
 formula = data_costs.bucket_bytes_sent(GPT2(config), 16 << 10, 4, 0)
 for micro in (1, 2):
-    sent, messages = four.run(traffic, f"dp=4,bucket=16,micro={micro}")[0]
-    print(f"{micro} micro-batches: {sent:,} bytes in {messages} all-reduces; formula {formula:,}")
+    messages = four.run(lab.sent, f"dp=4,bucket=16,micro={micro}", config, eight)[0]
+    total = f"{sum(messages):,} bytes in {len(messages)} all-reduces"
+    print(f"{micro} micro-batches: {total}; formula {formula:,}")
 
 # %% [markdown]
 # **Bug: the hook that misses accumulated micro-batches.** A reducer that sends in the *first* backward and never
@@ -480,7 +488,6 @@ def sends_once(rank, world_size):
     return {n: p.grad for n, p in model.named_parameters()}
 
 
-right = {n: p.grad for n, p in model.named_parameters()}  # the serial gradients from above
 found = two.run(sends_once)
 print("replicas agree:", distance(*found) < 1e-12)
 print("equal to the serial gradients:", [distance(grads, right) < 1e-12 for grads in found])
@@ -509,8 +516,8 @@ print(two.run(too_early)[0])
 # Before all-reduce there were *servers*: ranks push gradients to the server of a weight and pull the new weight
 # back. Synchronous, it computes the same. What differs is who is busy. With P bytes of gradients and n ranks: one
 # server sends (n-1) P (and receives as much, so 2 (n-1) P pass through it), while a ring sends 2 (n-1)/n P
-# everywhere. Below only what is sent counts. With the weights ("keys") shared out over all
-# ranks, the servers reach the ring's bytes: that is already ZeRO's idea.
+# everywhere. Below only what is sent counts. With the weights ("keys") shared out over all ranks, the servers reach
+# the ring's bytes: that is already ZeRO's idea.
 
 # %%
 print(verify("dp=4,data=server", ranks=four))
@@ -518,31 +525,17 @@ print(verify("dp=4,data=servers", ranks=four))
 
 
 # %%
-def sent_in_a_step(rank, world_size, form):
-    parallel = build(Plan.parse(f"dp={world_size},data={form}"), config, Mesh(dp=world_size), torch.float64)
-    comm.clear_log()
-    parallel.engine.run(parallel.mine(batches.at(0)), None, parallel.sync)
-    parallel.sync.finish()
-    parallel.sync.updated()
-    return sum(e.bytes for e in comm.log)
-
-
-whole = 8 * config.parameters
 counted = {}
 names = {"server": "one server", "servers": "keys on all ranks", "bucket": "all-reduce"}
 for form, name in names.items():
-    counted[name] = (4, max(four.run(sent_in_a_step, form)) / whole)
+    most = max(sum(messages) for messages in four.run(lab.sent, f"dp=4,data={form}", config, eight))
+    counted[name] = (4, most / (8 * config.parameters))
     print(f"{name:18} busiest of 4 ranks sends {counted[name][1]:.2f} times the model")
 ns = list(range(2, 17))
+ring = [2 * (n - 1) / n for n in ns]
 show(
     plots.busiest(
-        {
-            "one server": [n - 1 for n in ns],
-            "keys on all ranks": [2 * (n - 1) / n for n in ns],
-            "all-reduce": [2 * (n - 1) / n for n in ns],
-        },
-        ns,
-        counted,
+        {"one server": [n - 1 for n in ns], "keys on all ranks": ring, "all-reduce": ring}, ns, counted
     ),
     "counted",
     "bytes sent by the busiest rank; lines are formulas, rings were counted on four live ranks.",
@@ -552,42 +545,99 @@ show(
 # %% [markdown]
 # (Keys are whole tensors, and the embedding is a large one. So its server has a little more to do than the others.)
 #
+# ### Where the time of an update goes
+#
+# The first design of Barcelona's port was one server: reduce the gradients, update on rank 0, broadcast the weights.
+# The package has it in four ways, for weights that lie in one flat stretch:
+
+# %%
+show_source(updates.one_server, updates.sharded)
+
+
+# %%
+expected = lab.updated_serially(4)
+for way in updates.WAYS:
+    equal = all((weights - expected).abs().max() < 1e-12 for weights, _ in four.run(lab.update, way))
+    print(f"{way:27} all ranks have the serial weights: {equal}")
+
+# %% [markdown]
+# Now paced: the weights take 60 ms on a link, and AdamW on all of them 40 ms. One server pays everything one after the
+# other, while three ranks wait for it. Owners share the update, but their four chains pay the latency four times.
+# Reduce-scatter and all-gather share both. Beside it what the port's wiki publishes for GPT-2 124M with eight workers
+# and a server, about 720 ms a step: the bottleneck is the update, not the model.
+
+# %% tags=["measured"]
+link = network.Link(0.001, 8 * lab.WEIGHTS / 0.060)
+seen = {way: four.run(lab.update, way, link, 0.040)[0][1] for way in updates.WAYS}
+wiki = {"forward, backward": 100, "reduce": 500, "broadcast": 115, "rest": 5}
+show(
+    plots.phases(seen, wiki, ("an update on rank 0", "a step in Barcelona")),
+    "paced",
+    "left, the parts of an update on four live ranks; right, published by the Barcelona port's wiki.",
+    "Stacked bars: reduce-scatter and all-gather take least; in the published step the reduce dwarfs the rest",
+)
+
+# %% [markdown]
 # ## Who reads the text?
 #
 # Either every rank reads its own rows, or rank 0 reads all and deals them out. llm.c does the first; the port made
 # at Barcelona did the second, because a share may then have any shape: rows, stretches of tokens, every n-th token
-# (that is lesson 10's subject).
+# (that is lesson 10's subject). All of them both ways on four live ranks, put together again:
 
 
 # %%
-def load(rank, world_size):
+def same_batch(a, b):
+    return torch.equal(a.tokens, b.tokens) and torch.equal(a.targets, b.targets)
+
+
+def load(rank, world_size, source, step, shape):
     axis = Mesh(dp=world_size)["dp"]
-    own, dealt = each_reads(batches, 0, axis), one_reads(batches, 0, axis)
-    return torch.equal(own.tokens, dealt.tokens) and torch.equal(own.targets, dealt.targets), own.tokens
+    own, dealt = each_reads(source, step, axis, shape), one_reads(source, step, axis, shape)
+    return own, same_batch(own, dealt)
 
 
-same, tokens = zip(*four.run(load), strict=True)
-print("both ways give the same bits:", all(same))
-print("together they are the global batch:", torch.equal(torch.cat(tokens), batches.at(0).tokens))
-
-# %%
-rows, columns = np.indices((4, 12))
+owners, rows = {}, []
+for shape in SHAPES:
+    shares, same = zip(*four.run(load, batches, 0, shape), strict=True)
+    batch, owners[shape] = joined(shares)
+    shifted = torch.equal(batch.targets[:, :-1], batch.tokens[:, 1:])
+    rows.append((shape, all(same), same_batch(batch, batches.at(0)), shifted))
+table(rows, ["shape", "both ways the same bits", "together the global batch", "targets are the next tokens"])
 show(
-    plots.shapes({"rows": rows, "contiguous": columns // 3, "interleaved": columns % 4}),
-    "drawing",
-    "three shapes of a rank's share of a batch of 4 rows and 12 tokens.",
+    plots.shapes(owners),
+    "counted",
+    "who got which token of a batch of 7 rows and 16 tokens, from four live ranks.",
     "Three grids of row by token coloured by rank: by rows, in vertical stretches, and in vertical stripes",
 )
 
 # %% [markdown]
-# Targets are the inputs shifted by one **in the whole sequence**, before anything is dealt. Shift after, and each
-# stretch loses the target of its last token. And a batch larger than the text is refused with both numbers:
+# Targets are the inputs shifted by one **in the whole sequence**, before anything is dealt, so they are right at the
+# edges of a share too. Shift after, and each stretch loses the target of its last token.
+#
+# ### How large may a batch be?
+#
+# llm.c walks through the text in order, N B T tokens a step on N ranks, and begins anew when what is left does not
+# fill a step and the target of its last token. A batch larger than the text is refused. Of its two texts
+# tinyshakespeare has 305,260 tokens to train on, TinyStories 925,653,391:
 
 # %%
-try:
-    Batches(np.arange(1000), rows=8, length=1000)
-except ValueError as error:
-    print(error)
+texts = {"tinyshakespeare": 305_260, "TinyStories": 925_653_391}
+for rows in (298, 299):  # N B, for T = 1024
+    try:
+        steps = InOrder(range(305_260), rows, 1024).steps
+        print(f"{rows} rows of 1024: N B T = {rows * 1024:,} tokens, {steps} step an epoch")
+    except ValueError as error:
+        print(error)
+in_order = InOrder(batches.source, rows=7, length=16)
+first, again = (four.run(load, in_order, step, "rows") for step in (0, in_order.steps))
+same = all(ok and same_batch(a, b) for (a, _), (b, ok) in zip(first, again, strict=True))
+print(f"after {in_order.steps} steps both ways begin anew: {same}")
+show(
+    plots.epochs(texts, steps_per_epoch, [int(2 ** (8 + k / 8)) for k in range(180)]),
+    "computed",
+    "an epoch against the size of a step, from llm.c's 4 rows of 64 tokens on; it ends where no step fits.",
+    "Left, steps an epoch fall to one at the size of the text; right, the share seen falls to a half before",
+)
 
 # %% [markdown]
 # ## Exercises
