@@ -42,6 +42,7 @@ def plans(draw, most: int = 8) -> Plan:
         tp=draw(size),
         micro=draw(st.sampled_from([1, 1, 2, 3, 4])),
         data=other("bucket", *FORMS, "owner", "post"),
+        bucket=other(1024, 0, 1),
         zero=other(0, 1, 2, 3, 4),
         schedule=other("1f1b", *NAMES, "1b1f"),
         chunks=other(2, 1, 3, 4),

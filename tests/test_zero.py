@@ -120,22 +120,11 @@ def test_decay_groups_survive_flattening(pools):
 # ---- bytes held and sent
 
 
-def held_after_backward(trainer, batch):
-    """Right after backward, and with the optimizer state of an update before."""
-    trainer.step(batch)
-    trainer.optimizer.zero_grad()
-    parallel = trainer.parallel
-    parallel.engine.run(parallel.mine(batch), None, parallel.sync)
-    found = memory.held(parallel.model, parallel.sync, trainer.optimizer)
-    parallel.sync.finish()
-    return found
-
-
 @pytest.mark.parametrize("world", [1, 2, 3, 5])
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
 def test_bytes_held_are_the_formula(pools, world, stage):
     sizes = parts(GPT2(TINY))
-    for rank, found in enumerate(run(pools, held_after_backward, f"dp={world},zero={stage}")):
+    for rank, found in enumerate(run(pools, memory.after_backward, f"dp={world},zero={stage}")):
         assert found == bytes_held(sizes, stage, world, rank, 8)
 
 
@@ -143,7 +132,7 @@ def test_bytes_held_are_the_formula(pools, world, stage):
 def test_an_owner_holds_its_parts_and_nobody_else_does(pools, world):
     """A view of length 0 would still keep a whole block's summed gradients on every rank."""
     sizes = parts(GPT2(TINY))
-    found = run(pools, held_after_backward, f"dp={world},zero=3,data=owner")
+    found = run(pools, memory.after_backward, f"dp={world},zero=3,data=owner")
     assert found == [owner_bytes_held(sizes, world, rank, 8) for rank in range(world)]
     assert sum(held["gradients"] for held in found) == 8 * TINY.parameters
 
@@ -236,20 +225,11 @@ def test_parts_are_the_blocks_and_what_lies_outside():
 # ---- memory over a step, by allocation events
 
 
-def record(trainer, batch):
-    trainer.step(batch)
-    trainer.optimizer.zero_grad()  # memory from before the record must not be freed inside
-    before = sum(memory.held(trainer.parallel.model, trainer.parallel.sync, trainer.optimizer).values())
-    with memory.allocations() as events:
-        trainer.step(batch)
-    return [before + e.held for e in events]
-
-
 def test_zero_3_is_a_saw_tooth_below_the_flat_line(pools):
     """Gathered weights come and go, at most two blocks of them at a time; gradients never pile up."""
     block = 8 * parts(GPT2(DEEP))["h.0"]
-    replicas = run(pools, record, "dp=2,recompute=on", DEEP)[0]
-    sharded = run(pools, record, "dp=2,zero=3", DEEP)[0]
+    replicas = run(pools, memory.over_a_step, "dp=2,recompute=on", DEEP)[0]
+    sharded = run(pools, memory.over_a_step, "dp=2,zero=3", DEEP)[0]
     # Replicas hold 8 blocks each of weights, gradients and two moments. Shards hold half of that, beside two blocks of
     # weights, and the gradients of one block as they come, as they are joined, and as they are summed.
     assert max(replicas) > 4 * 8 * block
@@ -322,6 +302,8 @@ def test_bytes_held_with_masters(pools):
         ("dp=2,zero=2,data=owner", "data=owner does not go with zero=2"),
         ("dp=2,zero=1,data=naive", "data=naive does not go with zero=1"),
         ("dp=2,data=owner", "data=owner is no way to sum gradients"),
+        ("dp=2,zero=1,bucket=4", "bucket=4 does not go with zero=1, .* Leave bucket out, or use zero=0"),
+        ("dp=2,zero=3,data=owner,bucket=0", "bucket=0 does not go with zero=3"),
     ],
 )
 def test_what_cannot_be_is_refused(plan, message):

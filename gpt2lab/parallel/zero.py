@@ -254,3 +254,6 @@ def check(config, plan, rows: int, length: int) -> None:
         raise ValueError(
             f"data={plan.data} does not go with zero={plan.zero}. Leave data out, or use data=owner with zero=3."
         )
+    if plan.bucket != type(plan).bucket:
+        together = f"bucket={plan.bucket} does not go with zero={plan.zero}, which sends a block's gradients together."
+        raise ValueError(f"{together} Leave bucket out, or use zero=0.")

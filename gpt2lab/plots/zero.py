@@ -1,25 +1,28 @@
 """Figures of ZeRO: who holds what, memory over a step, which weights are where and when."""
 
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
-from .style import THINGS, figure, rank_color
+from .style import COLORS, THINGS, figure, ink, rank_color
 
 THREE = ("weights", "gradients", "optimizer")
+UNITS = {"kB": 1e3, "MB": 1e6, "GB": 1e9}
 
 
-def bars(stages: dict[str, dict[str, float]], unit: str, measured: dict[str, float] | None = None) -> Figure:
-    """Stacked bars of weights, gradients and optimizer state per rank; circles mark totals that were measured."""
+def bars(stages: dict[str, dict[str, float]], unit: str, live: dict[str, float] | None = None) -> Figure:
+    """Stacked bars of bytes of weights, gradients and optimizer state per rank; circles mark what live ranks hold."""
     fig, ax = figure(8, 0.9 + 0.42 * len(stages))
     names = list(stages)
     left = [0.0] * len(names)
     for kind, color in zip(THREE, (THINGS[4], THINGS[3], THINGS[2]), strict=True):
-        sizes = [stages[n][kind] for n in names]
+        sizes = [stages[n][kind] / UNITS[unit] for n in names]
         ax.barh(names, sizes, left=left, color=color, label=kind, height=0.7)
         left = [a + b for a, b in zip(left, sizes, strict=True)]
     for y, total in enumerate(left):
         ax.text(total, y, f"  {total:,.1f} {unit}", va="center", fontsize=9)
-    if measured:
-        ax.plot([measured[n] for n in names], range(len(names)), "ko", ms=7, mfc="none", label="measured")
+    if live:
+        held = [live[n] / UNITS[unit] for n in names]
+        ax.plot(held, range(len(names)), "ko", ms=7, mfc="none", label="on a live rank")
     ax.set(xlabel=f"{unit} on each rank", xlim=(0, 1.15 * max(left)))
     ax.invert_yaxis()
     ax.legend(loc="lower right")
@@ -40,41 +43,105 @@ def over_a_step(curves: dict[str, list[float]], unit: str = "MB") -> Figure:
     return fig
 
 
-def residency(rows: dict[str, list[tuple[int, int, int]]], marks: dict[str, int]) -> Figure:
-    """Which part's whole weights are present over the events of a step, hatched while they are on their way.
+def residency(columns: dict, replicas: float, unit: str = "MB") -> Figure:
+    """Which part's whole weights are on a rank over the events of a step, and below the bytes of weights it holds.
 
-    `rows[part]` lists (asked for, here, gone).
+    `columns[title]` is a `Residency`; `replicas`: the bytes of all weights, a flat line.
     """
-    fig, ax = figure(8, 0.9 + 0.24 * len(rows))
-    for y, (_, spans) in enumerate(rows.items()):
-        for asked, here, gone in spans:
-            ax.barh(y, here - asked, 0.75, asked, color="white", edgecolor=THINGS[4], hatch="////")
-            ax.barh(y, gone - here, 0.75, here, color=THINGS[4], edgecolor=THINGS[4])
-    for text, x in marks.items():
-        ax.axvline(x, color="black", lw=1, ls="--")
-        ax.text(x, -0.9, text, ha="center", fontsize=9)
-    ax.set(xlabel="gathers and releases, in order", yticks=range(len(rows)))
-    ax.set_yticklabels(list(rows))
-    ax.invert_yaxis()
+    parts = list(next(iter(columns.values())).spans)
+    fig, axes = figure(
+        8, 1.9 + 0.2 * len(parts), 2, len(columns), sharey="row", height_ratios=[len(parts), 6]
+    )
+    for column, (title, seen) in enumerate(columns.items()):
+        chart, curve = axes[:, column]
+        end = len(seen.held) - 1
+        for y, part in enumerate(parts):
+            if part in seen.owned:
+                chart.barh(y, end, 0.75, color=THINGS[2])
+            for asked, here, gone in seen.spans[part]:
+                chart.barh(
+                    y, here - asked, 0.75, asked, color="white", edgecolor=THINGS[4], hatch="/////", lw=0
+                )
+                chart.barh(y, gone - here, 0.75, here, color=THINGS[4])
+        chart.set(title=title, xticklabels=[], xlim=(0, end), yticks=range(len(parts)))
+        chart.set_yticklabels(parts, fontsize=8)
+        curve.axhline(replicas / 1e6, color=THINGS[0], lw=1.5)
+        curve.plot([h / 1e6 for h in seen.held], color=THINGS[4], lw=1.2, drawstyle="steps-post")
+        top = max(range(len(seen.held)), key=seen.held.__getitem__)
+        curve.plot(top, seen.held[top] / 1e6, "v", color=THINGS[4])
+        curve.set(xlabel="event", xlim=(0, end), ylim=(0, 1.25 * replicas / 1e6))
+        for ax in (chart, curve):
+            for x in seen.marks.values():
+                ax.axvline(x, color="black", lw=1, ls="--")
+    axes[0, 0].invert_yaxis()
+    axes[1, 0].set_ylabel(unit)
+    axes[1, 0].text(1, 1.04 * replicas / 1e6, "replicas", fontsize=8)
     return fig
 
 
-def lines(runs: dict[str, list[float]], xlabel: str, ylabel: str, log: bool = False) -> Figure:
-    """Several lines over steps."""
+def lines(
+    runs: dict[str, list[float]], ylabel: str, recorded: dict[str, list[float]] | None = None
+) -> Figure:
+    """Several lines over steps; dots are what somebody else recorded, on a log scale where there are any."""
     fig, ax = figure(8, 2.8)
     for i, (name, values) in enumerate(runs.items()):
-        ax.plot(values, ("o-", "s--", "^:")[i % 3], ms=4, color=rank_color(i), label=name)
-    ax.set(xlabel=xlabel, ylabel=ylabel, yscale="log" if log else "linear")
-    ax.legend()
+        ax.plot(values, ("-", "--", ":")[i % 3], lw=1.8, color=rank_color(i), label=name)
+    for marker, (name, values) in zip("oxs", (recorded or {}).items(), strict=False):
+        ax.plot(values, marker, ms=8, mfc="none", color="black", label=name)
+    ax.set(xlabel="step", ylabel=ylabel, yscale="log" if recorded else "linear")
+    ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+    ax.legend(fontsize=8)
     return fig
 
 
-def moved(layers: dict[str, list[float]]) -> Figure:
-    """How far each layer's weights moved, in two programs side by side."""
+def beside(groups: dict[str, list[float]], xlabel: str, ylabel: str) -> Figure:
+    """Bars of several programs side by side, for every layer or rank: `groups[program][place]`."""
     fig, ax = figure(8, 2.6)
-    width = 0.8 / len(layers)
-    for i, (name, values) in enumerate(layers.items()):
-        ax.bar([x + i * width for x in range(len(values))], values, width, color=rank_color(i), label=name)
-    ax.set(xlabel="layer", ylabel="distance moved", xticks=range(len(values)))
-    ax.legend(loc="upper left", bbox_to_anchor=(0, 1.2), ncols=2)
+    width = 0.8 / len(groups)
+    for i, (name, values) in enumerate(groups.items()):
+        places = [x + (i - (len(groups) - 1) / 2) * width for x in range(len(values))]
+        ax.bar(places, values, width, color=THINGS[4 - i], label=name)
+    ax.set(xlabel=xlabel, ylabel=ylabel, xticks=range(len(values)))
+    ax.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=2)
+    return fig
+
+
+def alive(curves: dict[str, list[int]], replicas: float, unit: str = "layers") -> Figure:
+    """Weights that are alive over the operations of a step, in units of a layer, and those of replicas."""
+    fig, ax = figure(8, 2.6)
+    ax.axhline(replicas, color=THINGS[0], lw=1.5, label="replicas")
+    for i, (name, held) in enumerate(curves.items()):
+        ax.plot(held, ("-", "--")[i % 2], lw=1.6, color=THINGS[4 - i], label=name, drawstyle="steps-post")
+    ax.set(
+        xlabel="operations of a step", ylabel=unit, ylim=(0, 1.35 * max(replicas, *map(max, curves.values())))
+    )
+    ax.legend(loc="upper left", ncols=3)
+    return fig
+
+
+def graphs(titles: dict[str, list], unit: float = 1e3, name: str = "kB") -> Figure:
+    """Small graphs from left to right: `titles[title]` lists rows (op, bytes sent, of state, of the value it makes).
+
+    A box is an operation, an arrow a value with its bytes; dark arrows are values that are whole.
+    """
+    fig, ax = figure(8, 1.5 * len(titles))
+    most = max(len(rows) for rows in titles.values())
+    whole = max(row.made for rows in titles.values() for row in rows)
+    for y, (title, rows) in enumerate(titles.items()):
+        ax.text(0, y - 0.48, title, fontsize=10, weight="bold")
+        values = [(rows[0].op.input, whole), *((row.op.output, row.made) for row in rows)]
+        for x, (value, size) in enumerate(values):
+            look = {"arrowstyle": "->", "color": THINGS[0 if size == whole else 1], "lw": 4 * size / whole}
+            end = x + (0.66 if x < len(rows) else 0.55)
+            ax.annotate("", (end, y), (x - 0.34 * (x > 0), y), arrowprops=look)
+            text = f"{value}\n{size / unit:.1f} {name}".replace("of the ", "of the\n")
+            ax.text(x + 0.16, y + 0.1, text, ha="center", va="top", fontsize=8)
+        for x, row in enumerate(rows, 1):
+            cost = f"sends {row.sent / unit:.1f}" if row.sent else f"moments {row.state / unit:.1f}"
+            color = COLORS["comm" if row.sent else "update"]
+            box = {"boxstyle": "round,pad=0.4", "facecolor": color, "edgecolor": "none"}
+            look = {"ha": "center", "va": "center", "fontsize": 8, "color": ink(color), "bbox": box}
+            ax.text(x - 0.34, y, f"{row.op.kind}\n{cost} {name}", **look)
+    ax.set(xlim=(-0.1, most + 0.7), ylim=(len(titles) - 0.4, -0.65))
+    ax.set_axis_off()
     return fig

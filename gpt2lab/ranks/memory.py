@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler would print a line whenever it starts or stops
 
@@ -73,6 +74,23 @@ def peak(record: list[Allocation]) -> int:
     return max((a.held for a in record), default=0)
 
 
+class Alive:
+    """Memory that is watched without being kept: how much of it is still there, whoever holds it by whatever name."""
+
+    def __init__(self):
+        self._seen = {}  # bytes by storage
+
+    def watch(self, tensor: torch.Tensor) -> None:
+        """Watch the memory behind a tensor from now on."""
+        storage = tensor.untyped_storage()
+        self._seen[StorageWeakRef(storage)] = storage.nbytes()
+
+    def bytes(self) -> int:
+        """Bytes of the watched memory that have not been freed."""
+        self._seen = {ref: size for ref, size in self._seen.items() if not ref.expired()}
+        return sum(self._seen.values())
+
+
 def bytes_of(tensors: Iterable[torch.Tensor]) -> int:
     """Bytes of the memory behind tensors: shared memory counts once, and a view counts all it keeps alive."""
     storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}
@@ -88,3 +106,27 @@ def held(model, sync, optimizer) -> dict[str, int]:
         "gradients": bytes_of(sync.gradient_memory()),
         "optimizer": bytes_of(state),
     }
+
+
+def after_backward(trainer, batch) -> dict[str, int]:
+    """What is `held` at the end of the second step's backward (the first step makes the optimizer's state)."""
+    trainer.step(batch)
+    trainer.optimizer.zero_grad()
+    parallel = trainer.parallel
+    parallel.engine.run(parallel.mine(batch), None, parallel.sync)
+    found = held(parallel.model, parallel.sync, trainer.optimizer)
+    parallel.sync.finish()
+    return found
+
+
+def over_a_step(trainer, batch, least: int = 0) -> list[int]:
+    """Bytes that this rank holds over a step, after each allocation of `least` bytes or more.
+
+    Takes two steps: the first one makes the optimizer's state.
+    """
+    trainer.step(batch)
+    trainer.optimizer.zero_grad()  # memory from before the record must not be freed inside
+    before = sum(held(trainer.parallel.model, trainer.parallel.sync, trainer.optimizer).values())
+    with allocations() as events:
+        trainer.step(batch)
+    return [before + e.held for e in events if abs(e.bytes) >= least]
