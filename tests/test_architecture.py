@@ -21,7 +21,7 @@ LEVELS = [
     {"parallel", "algorithms"},
     {"plan"},
     {"train", "checkpoint"},
-    {"verify", "plots", "exercises"},
+    {"verify", "plots", "exercises", "labs"},
 ]
 LAZY = {("model", "pretrained")}  # GPT2.from_pretrained imports its other half when called
 

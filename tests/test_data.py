@@ -8,7 +8,8 @@ from trained import NOISY, TINY, run
 from gpt2lab.benchmarks import data as benchmark
 from gpt2lab.corpus import Batches
 from gpt2lab.corpus.loaders import SHAPES, InOrder, each_reads, joined, one_reads, steps_per_epoch
-from gpt2lab.exercises import data_runs as lab
+from gpt2lab.labs import data as lab
+from gpt2lab.labs.updates import WAYS
 from gpt2lab.model import GPT2
 from gpt2lab.parallel.data import into_buckets
 from gpt2lab.parallel.data_costs import (
@@ -18,7 +19,6 @@ from gpt2lab.parallel.data_costs import (
     messages_sent,
 )
 from gpt2lab.parallel.pieces import Piece, gradient_norm
-from gpt2lab.parallel.updates import WAYS
 from gpt2lab.plan import Plan, build
 from gpt2lab.plots import data as plots
 from gpt2lab.ranks import comm, trace
@@ -303,8 +303,8 @@ def test_same_weights_as_distributed_data_parallel(pools, world):
 
 
 def test_the_benchmark_times_both_of_a_pair_and_says_where_the_time_goes(pools):
-    for pair in benchmark.PAIRS:
-        for found in pools[2].run(benchmark.measure, "nano", pair, 1, 8, 2, 1024, "gloo"):
+    for pair, loss in zip(benchmark.PAIRS, ("whole", "chunked"), strict=True):
+        for found in pools[2].run(benchmark.measure, "nano", pair, 1, 8, 2, 256, loss, "gloo"):
             assert set(found) == set(pair)
             for name, timed in found.items():
                 kinds = {s.kind for s in timed.spans}

@@ -5,8 +5,9 @@ import torch
 from planting import planted
 from trained import TINY, run
 
+from gpt2lab.labs import residency
 from gpt2lab.model import GPT2
-from gpt2lab.parallel import flat, residency, zero
+from gpt2lab.parallel import flat, zero
 from gpt2lab.parallel.data_costs import owner_of, padded, parts
 from gpt2lab.plots import zero as plots
 from gpt2lab.ranks import memory

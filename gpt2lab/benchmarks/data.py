@@ -59,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
         f"one step of {args.config}, {args.rows} rows of {args.length} tokens a rank, float32, one thread a rank;\n"
         f"{rivals.carriers(args.over)}" + (", our loss in chunks" if args.loss == "chunked" else "")
     )
-    options = args.rows, args.length, args.steps, f"bucket={args.bucket},loss={args.loss}", args.over
+    options = args.rows, args.length, args.steps, args.bucket, args.loss, args.over
     for n in args.ranks:
         for pair in (p for p in PAIRS if p[0] in args.pairs):
             with Ranks(
@@ -94,12 +94,12 @@ class Timed:
     spans: list[trace.Span]
 
 
-def measure(rank, world_size, config, pair, rows, length, steps, options, over) -> dict[str, Timed]:
+def measure(rank, world_size, config, pair, rows, length, steps, bucket, loss, over) -> dict[str, Timed]:
     """The steps of both contestants of a pair in turns, the slowest rank's of every step."""
     config, (ours, theirs) = PRESETS[config], pair
     generator = torch.Generator().manual_seed(rank)
     tokens = torch.randint(config.vocab_size, (rows, length + 1), generator=generator)
-    plan = Plan.parse(f"dp={world_size},{OPTIONS[ours]},{options}")
+    plan = Plan.parse(f"dp={world_size},loss={loss},{OPTIONS[ours].format(bucket)}")
     steppers = {ours: our_step(config, plan, tokens), theirs: THEIRS[theirs](config, over, tokens)}
     axis = Mesh(dp=world_size)["dp"]
     times = {name: [] for name in steppers}
@@ -143,7 +143,7 @@ def seconds(spans: list[trace.Span]) -> dict[str, float]:
     return found
 
 
-OPTIONS = {"bucket": "data=bucket", "zero=3": "zero=3"}
+OPTIONS = {"bucket": "data=bucket,bucket={}", "zero=3": "zero=3"}
 
 
 def our_step(config, plan: Plan, tokens):

@@ -17,10 +17,11 @@ from gpt2lab.corpus import Batch, Batches, shakespeare
 from gpt2lab.corpus.loaders import SHAPES, InOrder, each_reads, joined, one_reads, steps_per_epoch
 from gpt2lab.exercises import check
 from gpt2lab.exercises import data as exercises
-from gpt2lab.exercises import data_runs as lab
+from gpt2lab.labs import data as lab
+from gpt2lab.labs import updates
 from gpt2lab.lessons import explore, show, show_source, table
 from gpt2lab.model import GPT2, GPT2Config
-from gpt2lab.parallel import data, data_costs, updates
+from gpt2lab.parallel import data, data_costs
 from gpt2lab.plan import Plan, build
 from gpt2lab.plots import data as plots
 from gpt2lab.plots.tensor import shards

@@ -14,9 +14,10 @@ import torch
 
 from gpt2lab.exercises import check
 from gpt2lab.exercises import zero as exercises
+from gpt2lab.labs import lecture_zero3, residency, rewrite
 from gpt2lab.lessons import explore, show, show_source, table
 from gpt2lab.model import GPT2, GPT2Config
-from gpt2lab.parallel import data_costs, flat, lecture_zero3, residency, rewrite, zero
+from gpt2lab.parallel import data_costs, flat, zero
 from gpt2lab.plan import Plan, build
 from gpt2lab.plots import zero as plots
 from gpt2lab.ranks import comm, memory

@@ -5,8 +5,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 
+from ..parallel.flat import part_of
 from ..ranks import memory
-from .flat import part_of
 
 
 @dataclass

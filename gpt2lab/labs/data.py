@@ -10,11 +10,12 @@ from types import SimpleNamespace
 import torch
 
 from ..corpus import Batch
-from ..parallel import data, data_costs, updates
+from ..parallel import data, data_costs
 from ..plan import Plan, build
 from ..ranks import comm, network, trace
 from ..ranks.mesh import Mesh
 from ..verify import axes
+from . import updates
 
 # ---- five ways to be wrong, as arguments of the lesson's training loop
 
