@@ -1,4 +1,4 @@
-"""Shared memory as a backend of torch.distributed: exact, for PyTorch's own strategies too, and loud about faults."""
+"""Shared memory as a backend of torch.distributed: exact, and loud about faults."""
 
 import os
 import signal
@@ -180,47 +180,6 @@ def test_a_waiting_rank_sleeps(pool):
         return time.process_time() - before
 
     assert max(pool.run(work)) < 0.3
-
-
-def test_pytorchs_own_strategies_run_over_it(pool):
-    def work(rank, world_size):
-        from torch.distributed.device_mesh import init_device_mesh
-        from torch.distributed.fsdp import fully_shard
-        from torch.distributed.tensor import Shard, distribute_tensor
-        from torch.nn.parallel import DistributedDataParallel
-
-        def trained(wrap):
-            torch.manual_seed(0)
-            model = torch.nn.Sequential(
-                torch.nn.Linear(7, 11), torch.nn.Tanh(), torch.nn.Linear(11, 3)
-            ).double()
-            model = wrap(model)
-            optimizer = torch.optim.SGD(model.parameters(), 0.1)
-            for step in range(3):
-                x = torch.randn(
-                    world_size, 7, generator=torch.Generator().manual_seed(step), dtype=torch.float64
-                )
-                optimizer.zero_grad()
-                mine = x[rank : rank + 1] if wrap is not alone else x
-                model(mine).square().sum(1).mean().backward()
-                optimizer.step()
-            whole = lambda p: p.full_tensor() if hasattr(p, "full_tensor") else p
-            return [whole(p.detach()) for p in model.parameters()]
-
-        alone = lambda model: model
-        mesh = init_device_mesh("cpu", (world_size,))
-        serial = trained(alone)
-        worst = {}
-        for wrap in (DistributedDataParallel, lambda model: fully_shard(model, mesh=mesh)):
-            pairs = zip(trained(wrap), serial, strict=True)
-            worst[str(wrap)[:20]] = max(float((a - b).abs().max()) for a, b in pairs)
-        torch.manual_seed(0)
-        w, x = torch.randn(10, 4, dtype=torch.float64), torch.randn(3, 10, dtype=torch.float64)
-        product = distribute_tensor(x, mesh, [Shard(1)]) @ distribute_tensor(w, mesh, [Shard(0)])
-        worst["DTensor"] = float((product.full_tensor() - x @ w).abs().max())
-        return max(worst.values())
-
-    assert max(pool.run(work)) < 1e-14
 
 
 def test_what_it_cannot_do_it_says(pool):
