@@ -12,7 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from planting import planted
-from transport_cases import SIZES, check
+from transport_cases import COMPLEX, FLOATS, INTEGERS, MOVED, SIZES, check
 
 from gpt2lab import RankFailed, Ranks, kept, transport
 from gpt2lab.ranks import memory
@@ -37,7 +37,7 @@ def group_of(line, backend=None, **options):
     return kept[key]
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.int64, torch.bfloat16, torch.uint8])
+@pytest.mark.parametrize("dtype", FLOATS + INTEGERS + COMPLEX + MOVED, ids=str)
 def test_every_call_is_exact_for_any_size_on_any_ranks(pool, dtype):
     def work(rank, world_size):
         wrong = []
