@@ -170,16 +170,47 @@ def test_threads_of_one_rank_may_call_beside_each_other(pool):
     assert pool.run(work) == [{"a": 5.0, "b": 5.0}] * 5
 
 
-def test_a_waiting_rank_sleeps(pool):
-    def work(rank, world_size):
-        dist.barrier()
-        before = time.process_time()
+@pytest.fixture(scope="module")
+def eight():
+    with Ranks(8, echo=False, timeout=60, backend="shm") as ranks:
+        yield ranks
+
+
+def seconds_of_waiting(rank, world_size, bug=lambda right: right) -> float:
+    """What this rank spends of a processor while all wait a second for rank 0."""
+    dist.barrier()
+    before = time.process_time()
+    with planted(transport.semaphores, "wait", bug):
         if rank == 0:
             time.sleep(1.0)
         dist.barrier()
+    return time.process_time() - before
+
+
+def test_eight_waiting_ranks_leave_the_cores_to_those_who_work(eight):
+    assert sum(eight.run(seconds_of_waiting)) < 0.3
+
+
+def test_mutant_that_spins_while_it_waits_is_noticed(eight):
+    assert sum(eight.run(seconds_of_waiting, lambda right: lambda semaphore, seconds: False)) > 0.3
+
+
+def test_eight_ranks_go_on_together_however_few_cores_there_are(eight):
+    """Each has its turn: sums, messages around the ring and broadcasts from everybody, in which all need all."""
+
+    def work(rank, world_size):
+        right, left, before = (rank + 1) % world_size, (rank - 1) % world_size, time.process_time()
+        for turn in range(25):
+            total, got, told = torch.full((9,), rank + turn), torch.empty(9), torch.full((9,), float(rank))
+            dist.all_reduce(total)
+            sending = dist.isend(torch.full((9,), float(rank)), right)
+            dist.recv(got, left)
+            sending.wait()
+            dist.broadcast(told, turn % world_size)
+            assert total.eq(28 + 8 * turn).all() and got.eq(left).all() and told.eq(turn % world_size).all()
         return time.process_time() - before
 
-    assert max(pool.run(work)) < 0.3
+    assert max(eight.run(work)) < 1.0  # of a processor; nobody spends his turn on looking whether it has come
 
 
 def test_what_it_cannot_do_it_says(pool):
