@@ -41,7 +41,7 @@ def test_each_fault_gets_its_verdict_and_nothing_grows(count, backend, tmp_path,
         found.late,
     )
     assert not found.wrong, "\n".join(found.wrong)
-    assert set(found.kinds) == set(kinds_of(backend)) and set(found.scenes) == set(SCENES)
+    assert set(found.kinds) == set(kinds_of(backend)) and len(found.scenes) >= min(count // 5, len(SCENES))
     early, late = found.early, found.late
     assert (early.descriptors, early.threads) == (late.descriptors, late.threads)
     assert early.children == late.children and early.files == late.files
