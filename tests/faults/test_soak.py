@@ -8,9 +8,9 @@ import pytest
 import random_faults
 from planting import planted
 from processes import needs_backend, promptly
-from random_faults import HANG, HANGS, KINDS, RANKS, SCENES, kinds_of, misbehave, right_verdict, soak
+from random_faults import HANG, HANGS, RANKS, SCENES, kinds_of, misbehave, right_verdict, soak
 
-from gpt2lab import RankFailed, Ranks, launch
+from gpt2lab import RankFailed, Ranks, launch, transport
 from gpt2lab.ranks import circle, watch
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
@@ -69,7 +69,7 @@ def seconds_to_the_verdict(pool, kind: str) -> float:
     return took - (HANG if kind in HANGS else 0)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", kinds_of(transport.default()))
 def test_each_fault_is_told_in_time(kind, pool):
     promptly(lambda: seconds_to_the_verdict(pool, kind), 1.0 if kind in HANGS else 2.0)
 
