@@ -4,6 +4,7 @@ None changes a result beyond float32 rounding; float64 is untouched.
 """
 
 import platform
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -41,31 +42,41 @@ def huge_pages() -> Switch:
     return Switch("huge pages", faults < small // 4, f"64 MB take {faults} page faults, {small} at most")
 
 
-def onednn() -> Switch:
+def onednn(agree: Callable[[bool], bool] = bool) -> Switch:
     """Multiply float32 matrices through oneDNN, if on this processor that is as exact as usual, and faster.
 
     The setting permits bfloat16; processors without bfloat16 units compute in float32 all the same, about twice as
     fast as through MKL on some, slower on others. Accepted when the error against float64 stays within four times
     that of MKL and a matrix product is at least a tenth faster.
+
+    Each rank has a stopwatch of its own, and replicas that multiply in two ways drift apart: `agree`, called once on
+    every rank, turns what this one has found into what holds for all.
     """
+    setting = torch.backends.mkldnn.matmul
+    here, found = _exact_and_faster(setting)
+    on = agree(here)
+    if here != on:
+        found += "; not so on every rank"
+    if on:
+        setting.fp32_precision = "bf16"
+    return Switch("oneDNN matmul", on, found)
+
+
+def _exact_and_faster(setting) -> tuple[bool, str]:
+    """Whether the check is passed here, and what it has found; leaves the setting as torch starts."""
     if not torch.backends.mkldnn.is_available():
-        return Switch("oneDNN matmul", False, "this torch has no oneDNN")
-    setting, on = torch.backends.mkldnn.matmul, False
-    setting.fp32_precision = "none"  # as torch starts, so that a second call finds what the first one found
+        return False, "this torch has no oneDNN"
+    setting.fp32_precision = "none"  # so that a second call finds what the first one found
     usual, rate = _matmul_error(), _matmul_rate()
     try:
         setting.fp32_precision = "bf16"
         error, gain = _matmul_error(), _matmul_rate() / rate
-        on = error <= 4 * usual and gain >= 1.1
     except RuntimeError as refusal:
-        return Switch("oneDNN matmul", False, f"refused: {refusal}")
+        return False, f"refused: {refusal}"
     finally:
-        setting.fp32_precision = "bf16" if on else "none"
-    return Switch(
-        "oneDNN matmul",
-        on,
-        f"error {error:.1e} against float64, usually {usual:.1e}; {gain:.2f} times as fast",
-    )
+        setting.fp32_precision = "none"
+    found = f"error {error:.1e} against float64, usually {usual:.1e}; {gain:.2f} times as fast"
+    return error <= 4 * usual and gain >= 1.1, found
 
 
 def _matmul_error(size: int = 512) -> float:
@@ -81,6 +92,6 @@ def _matmul_rate() -> float:
     return matmul_rate(768, seconds=0.1)
 
 
-def switch_on() -> list[Switch]:
-    """Turn on what can be turned on in a running process; returns all switches as they are now."""
-    return [huge_pages(), onednn()]
+def switch_on(agree: Callable[[bool], bool] = bool) -> list[Switch]:
+    """Turn on what can be turned on in a running process; returns all switches as they are now. `agree`: see onednn."""
+    return [huge_pages(), onednn(agree)]

@@ -150,10 +150,11 @@ def start(
     `folder` None writes nothing. `source` is the checkpoint to go on from (True: the newest in `folder`). `tell(entry)`
     is called on rank 0 after every step. `device` is cpu, or cuda for the GPU that this process has chosen.
     """
-    if options.fast and device == "cpu":
-        fast.switch_on()
     plan, config = options.the_plan(), options.the_config()
-    parallel = build(plan, config, Mesh(**axes(plan)), DTYPES[options.dtype], options.seed, device)
+    mesh = Mesh(**axes(plan))
+    if options.fast and device == "cpu":
+        fast.switch_on(lambda on: bool(comm.all_reduce(torch.tensor(int(on)), mesh.world, "min")))
+    parallel = build(plan, config, mesh, DTYPES[options.dtype], options.seed, device)
     if options.compile:
         for block in parallel.model.h.values():
             block.compile()

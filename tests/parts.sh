@@ -11,10 +11,19 @@ lint() {
 }
 unit() { $bin/pytest tests -m "not live and not mutant and not browser$skip_slow"; }
 live() { $bin/pytest tests -m "live and not mutant and not browser$skip_slow" --durations 12; }
-# The other transport, which carries every run on several machines: all calls, all faults, all pairs of strategies.
+# The other transport, which carries every run on several machines: all calls, all faults, all pairs of strategies, and
+# of each strategy what shows it equal to the serial run or to PyTorch's own. Bytes, memory and times are counted above
+# the transport, so they are the same over both and stay in `live`.
 gloo() {
+  local status=0 equality="equal or same or serial or bit or compose or accumulation or parallelism or fewer or groups"
+  equality+=" or rows or length or uneven or dtensor"
   GPT2LAB_BACKEND=gloo $bin/pytest -m "live and not mutant$skip_slow" \
-    tests/test_comm.py tests/test_algorithms.py tests/test_strided.py tests/faults/test_ranks_fail.py tests/equivalence
+    tests/test_comm.py tests/test_algorithms.py tests/test_strided.py tests/faults/test_ranks_fail.py \
+    tests/equivalence || status=1
+  GPT2LAB_BACKEND=gloo $bin/pytest -m "live and not mutant$skip_slow" -k "$equality" --durations 5 \
+    tests/test_data.py tests/test_zero.py tests/test_tensor.py tests/test_sequence.py tests/test_pipeline.py \
+    tests/test_context.py tests/test_halo.py tests/test_verify.py tests/test_plan_choices.py || status=1
+  return $status
 }
 mutants() { $bin/pytest tests -m "mutant and not browser$skip_slow"; }
 browser() { $bin/pytest tests/browser -rs; }

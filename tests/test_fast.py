@@ -8,8 +8,9 @@ from dataclasses import replace
 
 import pytest
 import torch
+from planting import planted
 
-from gpt2lab import fast
+from gpt2lab import fast, launch
 from gpt2lab.chunked_loss import apply_chunked_loss
 from gpt2lab.fast_start import TUNABLE
 from gpt2lab.model import GPT2, token_loss
@@ -108,6 +109,25 @@ def test_a_second_look_at_onednn_finds_what_the_first_found(monkeypatch):
         assert setting.fp32_precision == "bf16"
     finally:
         setting.fp32_precision = before
+
+
+@pytest.mark.parametrize("gains", [(2.0, 0.5, 2.0), (0.5, 2.0, 2.0), (2.0, 2.0, 2.0)])
+def test_replicas_multiply_in_one_way_whatever_each_ones_stopwatch_says(gains):
+    """What a run does at its start, on ranks of which some find oneDNN faster and some slower."""
+
+    def work(rank, world_size):
+        from gpt2lab.run import Options, start
+
+        setting = fast.torch.backends.mkldnn.matmul  # named so, nothing of it travels by value
+        rate = lambda: gains[rank] if setting.fp32_precision == "bf16" else 1.0
+        with (
+            planted(fast, "_matmul_error", lambda _: lambda: 1e-5),
+            planted(fast, "_matmul_rate", lambda _: rate),
+        ):
+            start(rank, world_size, Options(plan="dp=3", steps=1, batch=3, sequence=16), None, False)
+        return setting.fp32_precision
+
+    assert launch(work, ranks=3, echo=False) == ["bf16" if min(gains) > 1 else "none"] * 3
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

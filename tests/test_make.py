@@ -1,6 +1,7 @@
 """`make` says in one sentence what is missing, and the parts of the test run report and fail as they should."""
 
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -124,3 +125,11 @@ def test_ci_runs_exactly_make_test(checkout):
     stand_in(checkout / "bin" / "make", 'echo "make $@" && pwd && exit 7')
     done = call(checkout, ".ci/run")
     assert done.stdout == f"make test\n{checkout}\n" and done.returncode == 7
+
+
+def test_whatever_shows_a_strategy_equal_to_serial_runs_over_gloo_too():
+    part = (ROOT / "tests/parts.sh").read_text().split("\ngloo() {")[1].split("\n}")[0]
+    shows = re.compile(r"^def test_\w*(?:equal|serial)\w*\(pools\b", re.MULTILINE)
+    files = [path for path in (ROOT / "tests").glob("test_*.py") if shows.search(path.read_text())]
+    assert len(files) > 6
+    assert not [path.name for path in files if f"tests/{path.name}" not in part]

@@ -29,7 +29,7 @@ def bars(stages: dict[str, dict[str, float]], unit: str, live: dict[str, float] 
     return fig
 
 
-def over_a_step(curves: dict[str, list[float]], unit: str = "MB") -> Figure:
+def over_a_step(curves: dict[str, list[float]], unit: str = "MB", legend: str = "lower right") -> Figure:
     """Memory held over one step: `curves[name]` lists bytes in the order of allocation events."""
     fig, ax = figure(8, 3.2)
     for i, (name, held) in enumerate(curves.items()):
@@ -39,7 +39,7 @@ def over_a_step(curves: dict[str, list[float]], unit: str = "MB") -> Figure:
         top = max(range(len(held)), key=held.__getitem__)
         ax.plot(x[top], held[top] / 1e6, "v", color=color)
     ax.set(xlabel="one step, in allocation events", ylabel=unit, ylim=(0, None))
-    ax.legend(loc="lower right")
+    ax.legend(loc=legend)
     return fig
 
 

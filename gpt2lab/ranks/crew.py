@@ -141,11 +141,16 @@ class Crew:
         except (OSError, ValueError, IndexError):
             return 0.0
 
+    def stopped(self, rank: int) -> str:
+        """What to say of a rank that a signal has stopped, wherever it is; nothing of any other."""
+        pid = self.members[rank].process.pid
+        return f"is stopped (SIGSTOP), process {pid}" if _process_state(pid) == "T" else ""
+
     def stack(self, rank: int) -> str:
         """Where a silent rank is now: `stopped (SIGSTOP)` or a line of its Python stack."""
+        if said := self.stopped(rank):
+            return said
         pid = self.members[rank].process.pid
-        if _process_state(pid) == "T":
-            return f"is stopped (SIGSTOP), process {pid}"
         if not hasattr(signal, "SIGUSR1") or rank not in self.up:
             return "is still starting" if rank not in self.up else "is busy"
         path = self.folder / f"stack.{rank}"

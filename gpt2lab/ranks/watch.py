@@ -212,12 +212,13 @@ class Watch:
 
     def _stuck(self, now: float, culprit: int | None = None) -> None:
         lines = [f"The ranks are stuck: nothing moved for {self.timeout:g} s (timeout={self.timeout:g})."]
-        states = self._states(now, self.crew.stack)
+        states = self._states(now, self.crew)
         waiting = [rank for rank, state in states.items() if state.startswith("waits")]
         others = [rank for rank in states if rank not in waiting]
         lines += [f"  rank {rank} {states[rank]}" for rank in (*waiting, *others)]
         if culprit is None:
-            culprit = min(others or waiting)
+            stopped = [rank for rank, state in states.items() if state.startswith("is stopped")]
+            culprit = min(stopped or others or waiting)
         ranks, cores = len(states), os.cpu_count() or 1
         if ranks > cores:
             lines.append(
@@ -226,5 +227,5 @@ class Watch:
         self._drain()
         raise RankFailed("\n".join(lines), culprit, "TimeoutError", states)
 
-    def _states(self, now: float, stack=None) -> dict[int, str]:
-        return describe(self.crew.board, self.sign_of_life, self.results, now, stack)
+    def _states(self, now: float, crew=None) -> dict[int, str]:
+        return describe(self.crew.board, self.sign_of_life, self.results, now, crew)

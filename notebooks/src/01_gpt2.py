@@ -21,6 +21,7 @@ from gpt2lab.model import GPT2, PRESETS, Attention
 from gpt2lab.plots import gpt2 as plots
 from gpt2lab.plots.curves import curves
 from gpt2lab.plots.timeline import timeline
+from gpt2lab.plots.zero import over_a_step
 from gpt2lab.ranks import comm, memory, trace
 from gpt2lab.ranks.digest import summ
 from gpt2lab.ranks.mesh import Mesh
@@ -436,18 +437,35 @@ for name, make in {
 
 # %%
 def one_step(chunked):
-    """The most bytes that forward and backward hold at any time, and all gradients."""
+    """Bytes held after every allocation of a KiB or more in forward and backward, and all gradients."""
     model = GPT2(config)
     if chunked:
         apply_chunked_loss(model, rows=32)
     with memory.allocations() as events:
         (model.loss(model(batch.tokens), batch.targets) / batch.total).backward()
-    return memory.peak(events), torch.cat([p.grad.flatten() for p in model.parameters()])
+    held = [event.held for event in events if abs(event.bytes) >= 1024]
+    return held, torch.cat([p.grad.flatten() for p in model.parameters()])
 
 
-(whole_peak, whole), (chunked_peak, chunked) = one_step(False), one_step(True)
+(whole_held, whole), (chunked_held, chunked) = one_step(False), one_step(True)
 print("gradients agree to float32's rounding:", torch.allclose(whole, chunked, rtol=1e-4, atol=1e-7))
-print("in less than half of the memory:", chunked_peak < whole_peak / 2)
+for name, held in {"whole logits": whole_held, "32 tokens at a time": chunked_held}.items():
+    print(f"{name:20}{max(held) / 1e6:4.0f} MB at the peak")
+print(
+    f"{max(whole_held) / max(chunked_held):.1f} times less; the logits alone are {4 * B * T * V / 1e6:.0f} MB"
+)
+
+# %% tags=["measured"]
+show(
+    over_a_step({"whole logits": whole_held, "32 tokens at a time": chunked_held}, legend="upper center"),
+    "measured",
+    "bytes held above the weights through one forward and backward of nano; triangles mark the peaks.",
+    "Two curves: with whole logits three jumps to a peak at the loss; in chunks one small one, and one at the end",
+)
+
+# %% [markdown]
+# At the loss the whole logits are there three times: themselves, their softmax, their gradient. In chunks the peak
+# comes at the very end, where the embedding's gradient, as large as the head's, is added to it: they share one weight.
 
 # %% [markdown]
 # What does each give here? The rungs of a ladder: every rung keeps the switches of those before it, and runs in a

@@ -4,6 +4,7 @@ import contextlib
 import ctypes
 import os
 import random
+import re
 import signal
 import sys
 import threading
@@ -156,6 +157,25 @@ def test_a_hang_says_who_waits_where_for_whom_and_where_the_laggard_is(how, wher
         assert "`comm.all_reduce(torch.ones(3), axis)`" in line
     (laggard,) = (line for line in text.splitlines() if line.startswith("  rank 1 "))
     assert where in laggard
+
+
+def stopped_while_it_waits(rank, world_size, calls):
+    axis = Mesh(dp=world_size)["dp"]
+    if rank == 1:
+        threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGSTOP)).start()
+    else:
+        time.sleep(0.5)
+    for _ in range(calls):
+        comm.all_reduce(torch.ones(3), axis)
+
+
+@pytest.mark.parametrize("calls", [1, 2])
+def test_a_rank_that_is_stopped_inside_a_call_is_named_whatever_the_others_do(calls):
+    """After one call they may have returned, with what it had sent before; in the second they wait for it."""
+    error = failure(stopped_while_it_waits, calls, ranks=3, timeout=1.5)
+    assert (error.rank, error.ename) == (1, "TimeoutError")
+    said = error.states[1]
+    assert re.match(r"is stopped \(SIGSTOP\), process \d+, in all_reduce #1 on axis 'dp'", said), said
 
 
 def test_ranks_that_all_sleep_time_out_and_steady_ranks_do_not():

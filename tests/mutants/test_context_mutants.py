@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 import context_cases as on_ranks
@@ -31,11 +32,14 @@ FLASH = ("zigzag", "ring", 12, None, None)  # without a tile, torch's own kernel
 MUTANTS = {}
 
 
-def mutant(case, owner, name, sizes=None):
-    """Register a function that makes the wrong version from the right one."""
+def mutant(case, owner, name, sizes=None, raises=None):
+    """Register a function that makes the wrong version from the right one.
+
+    A mutant dies of wrong numbers, or of the error that `raises` describes: nothing else counts as noticed.
+    """
 
     def register(make):
-        MUTANTS[make.__name__.replace("_", " ")] = (case, (owner, name, make), sizes)
+        MUTANTS[make.__name__.replace("_", " ")] = (case, (owner, name, make), sizes, raises)
         return make
 
     return register
@@ -152,7 +156,10 @@ def the_log_sum_exp_of_torchs_kernel_is_lost(right):
     return kernel
 
 
-@mutant(("contiguous", "double-ring", 12, None), Path, "source")
+CIRCLE = r"wait in a circle: .*(\n  rank \d waits .* in (recv|send) #\d+ on axis 'cp' .*){4}"
+
+
+@mutant(("contiguous", "double-ring", 12, None), Path, "source", raises=CIRCLE)
 def blocks_of_a_double_ring_are_taken_for_those_of_a_plain_one(right):
     return lambda self, rank, hops: (rank - hops) % self.ranks
 
@@ -207,8 +214,10 @@ def halo_gradients_are_thrown_away(right):
 
 @mutant(HALO, halo, "loans")
 def the_first_rows_of_a_shard_are_lent_instead_of_the_last(right):
+    """Their borrower takes them for the last."""
+    first = lambda a: Loan(a.source, a.target, 0, a.stop - a.start)
     return lambda table, *widths: tuple(
-        Loan(a.source, a.target, 0, a.stop - a.start) for a in right(table, *widths)
+        first(a) if a.source == dist.get_rank() else a for a in right(table, *widths)
     )
 
 
@@ -234,7 +243,9 @@ def position_embeddings_are_those_of_local_positions(right):
     )
 
 
-@mutant(("contiguous", "triangle", 12, None), Axis, "ranks", {"dp": 2, "cp": 2})
+@mutant(
+    ("contiguous", "triangle", 12, None), Axis, "ranks", {"dp": 2, "cp": 2}, r"rank \d is not part of group"
+)
 def places_in_the_group_are_taken_for_global_ranks(right):
     """As in the first halo code of anemoi: right for the group {0, 1}, wrong for {2, 3}."""
     return property(lambda self: tuple(range(len(self.__dict__["ranks"]))))
@@ -247,22 +258,23 @@ def pool():
 
 
 def differs(pool, case, planted, sizes) -> bool:
-    try:
-        per_rank = pool.run(on_ranks.run_all, [case], sizes, planted)
-    except RankFailed:
-        return True
+    per_rank = pool.run(on_ranks.run_all, [case], sizes, planted)
     return any(not found["error"] < 1e-10 for (found,) in per_rank)
 
 
 def test_without_a_bug_none_of_these_cases_differs(pool):
-    for case, _, sizes in MUTANTS.values():
+    for case, _, sizes, _ in MUTANTS.values():
         assert not differs(pool, case, None, sizes)
 
 
 @pytest.mark.parametrize("name", MUTANTS)
 def test_mutant_is_killed(pool, name):
-    case, planted, sizes = MUTANTS[name]
-    assert differs(pool, case, planted, sizes), f"nothing notices that {name}"
+    case, planted, sizes, raises = MUTANTS[name]
+    if raises is None:
+        assert differs(pool, case, planted, sizes), f"nothing notices that {name}"
+        return
+    with pytest.raises(RankFailed, match=raises):
+        pool.run(on_ranks.run_all, [case], sizes, planted)
 
 
 # Bugs outside of attention, seen by the comparison of whole training steps
