@@ -21,7 +21,7 @@ gloo() {
     tests/test_comm.py tests/test_algorithms.py tests/test_strided.py tests/faults/test_ranks_fail.py \
     tests/equivalence || status=1
   GPT2LAB_BACKEND=gloo $bin/pytest -m "live and not mutant$skip_slow" -k "$equality" --durations 5 \
-    tests/test_data.py tests/test_zero.py tests/test_tensor.py tests/test_sequence.py tests/test_pipeline.py \
+    tests/test_data.py tests/test_zero.py tests/test_lecture_zero3.py tests/test_tensor.py tests/test_sequence.py tests/test_pipeline.py \
     tests/test_context.py tests/test_halo.py tests/test_verify.py tests/test_plan_choices.py || status=1
   return $status
 }
