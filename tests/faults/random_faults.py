@@ -63,6 +63,7 @@ def misbehave(rank, world_size, kind, culprit, before, scene="six numbers"):
             threading.Timer(random.uniform(0.0, 0.02), os.kill, (os.getpid(), INSIDE[kind])).start()
         while True:
             good_calls(axis, torch.ones(LARGE), scene.messages)
+            comm.all_reduce(ONES, whole)  # or the other half would go on for ever
     if rank == culprit and kind in ON_ONE:
         ON_ONE[kind](axis, x)
     elif kind == "circle of messages":
