@@ -166,6 +166,8 @@ class SharedMemoryGroup(dist.ProcessGroup):
         how = opts.reduceOp.op.name
         if how not in kinds.COMBINE:
             raise ValueError(f"backend 'shm' cannot combine by {how}; it knows {', '.join(kinds.COMBINE)}.")
+        if why := kinds.refusal(how, x.dtype):
+            raise ValueError(f"backend 'shm' cannot combine {x.dtype} by {how}: {why}")
 
         def steps():
             flat = _flat(x)

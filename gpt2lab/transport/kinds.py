@@ -28,6 +28,19 @@ def number(move: str, dtype: torch.dtype, combine: str = "", root: int | None = 
     return kind if root is None else kind + COUNT * (root + 1)
 
 
+@cache
+def refusal(combine: str, dtype: torch.dtype) -> str:
+    """Why tensors of a dtype cannot be combined in this way, in torch's words; empty where they can."""
+    try:
+        one = torch.ones(1, dtype=dtype)
+        COMBINE[combine](one, one, out=one)
+        if combine == "AVG":
+            one.div_(1)
+    except RuntimeError as error:  # also NotImplementedError
+        return str(error).splitlines()[0]
+    return ""
+
+
 def describe(kind: int) -> str:
     """The words for a number: `all_reduce SUM float32`, `broadcast float32 of root 2`."""
     root, rest = divmod(kind, COUNT)
