@@ -6,6 +6,7 @@ PORT ?= 8888
 ARGS ?=
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 BIN := .venv/bin
+PARTS := lint unit+mutants live+faults gloo solutions+students browser
 TORCH := $(shell sed -n 's/^torch==//p' requirements.txt)
 
 .DEFAULT_GOAL := help
@@ -21,10 +22,10 @@ lab: .venv/lab.stamp  ## open the lessons in JupyterLab, at 127.0.0.1 only
 	  --LabApp.default_url=/lab/tree/notebooks/00_start_here.ipynb $(LAB_FLAGS) $(ARGS)
 
 test: .venv/test.stamp  ## everything CI checks: lint, unit, live, mutants, notebooks
-	@tests/parts.sh lint unit live gloo mutants nbval browser
+	@tests/parts.sh $(PARTS)
 
 test-all: .venv/test.stamp  ## the same and the slow tests
-	@SLOW=1 tests/parts.sh lint unit live gloo mutants nbval browser
+	@SLOW=1 tests/parts.sh $(PARTS)
 
 mutants: .venv/test.stamp  ## only the tests that plant a bug and demand that it is caught
 	@tests/parts.sh mutants

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Run parts of the test suite (lint unit live gloo mutants nbval browser), say how long each took, fail if one failed.
+# Run parts of the test suite, one after the other; `unit+mutants` runs parts side by side, for half of the time they
+# wait. Say how long each took, fail if one failed.
 cd "$(dirname "$0")/.." || exit 1
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}" MPLBACKEND=agg PYTHONHASHSEED=0
 bin=.venv/bin
@@ -10,7 +11,8 @@ lint() {
   $bin/ruff check . && $bin/ruff format --check . && $bin/python -m gpt2lab.lessons.build --check
 }
 unit() { $bin/pytest tests -m "not live and not mutant and not browser$skip_slow"; }
-live() { $bin/pytest tests -m "live and not mutant and not browser$skip_slow" --durations 12; }
+live() { $bin/pytest tests --ignore tests/faults -m "live and not mutant and not browser$skip_slow" --durations 12; }
+faults() { $bin/pytest tests/faults -m "live and not mutant$skip_slow" --durations 5; }
 # The other transport, which carries every run on several machines: all calls, all faults, all pairs of strategies, and
 # of each strategy what shows it equal to the serial run or to PyTorch's own. Bytes, memory and times are counted above
 # the transport, so they are the same over both and stay in `live`.
@@ -28,31 +30,33 @@ gloo() {
 mutants() { $bin/pytest tests -m "mutant and not browser$skip_slow"; }
 browser() { $bin/pytest tests/browser -rs; }
 
-# Solutions strictly (text must be equal), student versions leniently (Run All reaches the end), side by side.
-nbval() {
-  local log status=0
-  log=$(mktemp)
-  GPT2LAB_STATIC=1 $bin/pytest --nbval-lax notebooks/*.ipynb --nbval-cell-timeout 120 --timeout 600 >"$log" 2>&1 &
-  local students=$!
-  GPT2LAB_STATIC=1 GPT2LAB_STRICT=1 \
-    $bin/pytest --nbval notebooks/solutions/*.ipynb --nbval-cell-timeout 120 --timeout 600 --durations 5 || status=1
-  wait $students || status=1
-  echo "student versions:"
-  cat "$log"
-  rm -f "$log"
-  return $status
+# Solutions strictly: text must be equal. Student versions leniently: Run All reaches the end.
+notebooks() { GPT2LAB_STATIC=1 $bin/pytest "$@" --nbval-cell-timeout 120 --timeout 600; }
+solutions() { GPT2LAB_STRICT=1 notebooks --nbval notebooks/solutions/*.ipynb --durations 5; }
+students() { notebooks --nbval-lax notebooks/*.ipynb; }
+
+# Run a part; its line of the table goes to a file.
+timed() {
+  local start=$SECONDS verdict=ok
+  "$1" || verdict=FAILED
+  printf '  %-9s %5d s  %s\n' "$1" $((SECONDS - start)) $verdict >"$logs/$1.line"
 }
 
-failed=() table=""
 begin=$SECONDS
-for part in "$@"; do
-  echo "== $part"
-  start=$SECONDS
-  if "$part"; then verdict=ok; else verdict=FAILED; failed+=("$part"); fi
-  table+=$(printf '  %-8s %5d s  %s' "$part" $((SECONDS - start)) "$verdict")$'\n'
+logs=$(mktemp -d)
+trap 'rm -rf "$logs"' EXIT
+for word in "$@"; do
+  IFS=+ read -ra parts <<<"$word"
+  for part in "${parts[@]:1}"; do timed "$part" >"$logs/$part" 2>&1 & done
+  echo "== ${parts[0]}"
+  timed "${parts[0]}"
+  wait
+  for part in "${parts[@]:1}"; do printf '== %s\n' "$part" && cat "$logs/$part"; done
+  for part in "${parts[@]}"; do cat "$logs/$part.line" >>"$logs/table"; done
 done
-printf '\n%s  %-8s %5d s\n' "$table" total $((SECONDS - begin))
-if [ ${#failed[@]} -gt 0 ]; then
-  echo "Failed: ${failed[*]}"
+printf '\n%s\n  %-9s %5d s\n' "$(cat "$logs/table")" total $((SECONDS - begin))
+failed=$(awk '$NF == "FAILED" { print $1 }' "$logs/table" | paste -sd ' ')
+if [ -n "$failed" ]; then
+  echo "Failed: $failed"
   exit 1
 fi
