@@ -19,6 +19,7 @@ from ..ranks import comm, memory, trace
 from ..ranks.launch import Ranks
 from ..ranks.mesh import Mesh
 from . import rivals
+from .step import WARM_UP
 
 PAIRS = (("bucket", "DDP"), ("zero=3", "fully_shard"))
 
@@ -103,13 +104,13 @@ def measure(rank, world_size, config, pair, rows, length, steps, bucket, loss, o
     steppers = {ours: our_step(config, plan, tokens), theirs: THEIRS[theirs](config, over, tokens)}
     axis = Mesh(dp=world_size)["dp"]
     times = {name: [] for name in steppers}
-    for turn in range(steps + 1):
+    for turn in range(steps + WARM_UP):
         for name, step in steppers.items():
             comm.barrier(axis)
             start = time.perf_counter()
             step()
             took = torch.tensor(time.perf_counter() - start)
-            if turn:  # the first is for warming up
+            if turn >= WARM_UP:
                 times[name].append(comm.all_reduce(took, axis, "max").item())
     return {name: Timed(statistics.median(times[name]), recorded(steppers[name])) for name in steppers}
 
