@@ -46,10 +46,8 @@ def run(args: argparse.Namespace) -> int:
         print(f"  {way:24}{count / s:9.1f} tokens/s   {seconds['transformers'] / s:6.2f} x transformers")
     texts = list(texts.values())
     print("  all wrote the same text:", all(text == texts[0] for text in texts))
-    per_token, limit = (
-        seconds["ours, with the cache"] / args.tokens,
-        seconds["transformers"] / args.tokens / reading,
-    )
+    per_token = seconds["ours, with the cache"] / args.tokens
+    limit = seconds["transformers"] / args.tokens / reading
     print(
         f"  a token of each text takes ours {1e3 * per_token:.1f} ms; reading the weights once, "
         f"{size / 1e6:.0f} MB at {size / reading / 1e9:.0f} GB/s, takes {1e3 * reading:.1f} ms:\n"

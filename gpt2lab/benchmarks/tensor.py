@@ -75,10 +75,8 @@ def race(
     their_step()
     apart = difference(ours, theirs, config, mesh)
     optimizer = their_optimizer(theirs)
-    (
-        ours.zero_grad(),
-        optimizer.zero_grad(),
-    )  # as after each step: while one runs, the other's memory is needed
+    for contestant in (ours, optimizer):  # as after each step: while one runs, the other's memory is needed
+        contestant.zero_grad()
 
     def their_whole_step():
         their_step()

@@ -20,9 +20,8 @@ class Log:
     losses: list[float] = field(default_factory=list)
     norms: list[float] = field(default_factory=list)
     weights: dict[int, torch.Tensor] = field(default_factory=dict)
-    borrowed: list[int] = field(
-        default_factory=list
-    )  # others' layers in memory, after each broadcast and operation
+    # others' layers in memory, after each broadcast and operation
+    borrowed: list[int] = field(default_factory=list)
 
     def equals(self, other: "Log", tolerance: float = 1e-12) -> bool:
         """Whether losses, norms and the layers that this one has are those of the other."""

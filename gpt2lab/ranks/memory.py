@@ -69,11 +69,6 @@ def _events(tree) -> list[tuple[int, int]]:
     return found
 
 
-def peak(record: list[Allocation]) -> int:
-    """The most bytes held at any time of a record, above what was held when it began."""
-    return max((a.held for a in record), default=0)
-
-
 class Alive:
     """Memory that is watched without being kept: how much of it is still there, whoever holds it by whatever name."""
 
