@@ -4,10 +4,10 @@ from importlib import import_module
 
 # Imported on first use, so that `import gpt2lab` stays quick (torch takes seconds).
 _HOMES = {
-    "launch": "gpt2lab.ranks.launch",
-    "Ranks": "gpt2lab.ranks.launch",
-    "RankFailed": "gpt2lab.ranks.launch",
-    "kept": "gpt2lab.ranks.launch",
+    "launch": "gpt2lab.processes.launch",
+    "Ranks": "gpt2lab.processes.launch",
+    "RankFailed": "gpt2lab.processes.launch",
+    "kept": "gpt2lab.processes.launch",
 }
 __all__ = list(_HOMES)
 

@@ -65,10 +65,10 @@ def told(error: RuntimeError) -> str:
 
 def entry() -> int:
     """What the shell calls: a process that will compute starts again with huge pages, where the system has them."""
-    from . import fast_start
+    from .machine import huge_pages
 
     computes = sys.argv[1:2] and sys.argv[1] in ("train", "generate", "verify", "bench", "info")
-    if computes and fast_start.ask_for_huge_pages():
+    if computes and huge_pages.ask_for_huge_pages():
         os.execv(sys.executable, [sys.executable, "-m", "gpt2lab", *sys.argv[1:]])
     return main()
 

@@ -1,7 +1,10 @@
-"""GPT-2 in pure torch, with the checkpoint's own names. It knows nothing of ranks.
+"""GPT-2 in pure torch, with the checkpoint's own names. It knows nothing of ranks and imports nothing of the package.
 
 B is the batch, T the tokens of a sequence, C the embedding width, H the heads, D = C / H the width of a head,
-V the vocabulary. Parallel strategies replace three slots and no more: `attn.core`, `model.loss`, `block.mlp`.
+V the vocabulary.
+
+Parallel strategies replace these seams and no others: `attn.core`, `block.mlp`, and of the model `embed`,
+`tokens_here`, `run_block`, `head` and `loss`.
 
 Radford et al. 2019, "Language Models are Unsupervised Multitask Learners".
 """
@@ -13,8 +16,6 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 from torch import nn
-
-from .recompute import checkpointed
 
 
 @dataclass(frozen=True)
@@ -127,7 +128,7 @@ class Attention(nn.Module):
         self.window = config.window
         self.c_attn = nn.Linear(config.n_embd, 3 * config.n_embd)
         self.c_proj = nn.Linear(config.n_embd, config.n_embd)
-        self.core = causal_attention  # slot: context splitting replaces it
+        self.core = causal_attention  # seam: context parallelism replaces it
 
     def forward(self, x, positions, cache=None):  # (B, T, C)
         q, k, v = (t.unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for t in self.c_attn(x).chunk(3, -1))
@@ -157,7 +158,7 @@ class Block(nn.Module):
         self.ln_1 = nn.LayerNorm(config.n_embd)
         self.attn = Attention(config)
         self.ln_2 = nn.LayerNorm(config.n_embd)
-        self.mlp = MLP(config)  # slot: dense or mixture of experts
+        self.mlp = MLP(config)  # seam: dense, or a mixture of experts
         self.drop_attn = Dropout(config.dropout, 2 * layer + 1)
         self.drop_mlp = Dropout(config.dropout, 2 * layer + 2)
 
@@ -187,8 +188,7 @@ class GPT2(nn.Module):
         self.drop = Dropout(config.dropout, 0)
         self.h = nn.ModuleDict({str(i): Block(config, i) for i in range(config.n_layer)})
         self.ln_f = nn.LayerNorm(config.n_embd)
-        self.loss = token_loss  # slot: a vocabulary-parallel loss replaces it
-        self.recompute = False  # True: keep only the blocks' inputs, run each block again in backward
+        self.loss = token_loss  # seam: a vocabulary-parallel or chunked loss replaces it
         initialise(self, seed)
 
     def forward(self, tokens, positions=None, noise: Noise | None = None, cache=None, pick=None):
@@ -200,13 +200,16 @@ class GPT2(nn.Module):
             positions = torch.arange(tokens.size(1), device=tokens.device)
         x = self.embed(tokens, positions, noise)
         for block in self.h.values():
-            run = checkpointed(block) if self.recompute else block
-            x = run(x, positions, noise, cache)
+            x = self.run_block(block, x, positions, noise, cache)
         return self.head(x, pick)
 
     def embed(self, tokens, positions, noise: Noise | None = None):
         """Token plus position embeddings (B, T, C)."""
         return self.drop(self.wte(tokens) + self.wpe(positions), positions, noise)
+
+    def run_block(self, block, x, positions, noise: Noise | None = None, cache=None):
+        """A block's output (B, T, C); recomputation replaces this to keep nothing but x for backward."""
+        return block(x, positions, noise, cache)
 
     def tokens_here(self, length: int) -> int:
         """How many of a sequence's tokens lie between two blocks: all; sequence parallelism keeps some."""
@@ -215,19 +218,6 @@ class GPT2(nn.Module):
     def head(self, x, pick=None):
         """Logits (B, T, V) of the last block's output: the head is tied to the token embedding."""
         return F.linear(picked(self.ln_f(x), pick), self.wte.weight)
-
-    @classmethod
-    def from_pretrained(cls, source, dtype: torch.dtype = torch.float32) -> "GPT2":
-        """The model in a folder of the Hugging Face layout, or the published one of a name such as "gpt2"."""
-        from .pretrained import load  # only when called: the model itself needs nothing of the package
-
-        return load(source, dtype)
-
-    def save_pretrained(self, folder) -> None:
-        """Write config.json and model.safetensors of the Hugging Face layout into a folder."""
-        from .pretrained import save
-
-        save(self, folder)
 
 
 def picked(x, pick):

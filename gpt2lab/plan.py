@@ -10,10 +10,11 @@ from dataclasses import dataclass, fields
 
 import torch
 
-from . import spec
-from .chunked_loss import apply_chunked_loss
 from .model import GPT2, GPT2Config
+from .parallel import spec
 from .parallel.accumulate import Accumulate
+from .parallel.chunked_loss import apply_chunked_loss
+from .parallel.recompute import apply_recompute
 from .ranks.mesh import NAMES, Mesh
 from .schedules.registry import find
 
@@ -141,12 +142,12 @@ class Strategy:
         return importlib.import_module(f"gpt2lab.parallel.{self.file}")
 
 
-PIPELINE = Strategy("pipeline", "apply_pipeline", lambda plan: plan.pp > 1)
+PIPELINE = Strategy("pipeline.engine", "apply_pipeline", lambda plan: plan.pp > 1)
 TENSOR = Strategy("tensor", "apply_tensor", lambda plan: plan.tp > 1)
 SEQUENCE = Strategy("sequence", "apply_sequence", lambda plan: plan.sp)
-CONTEXT = Strategy("context", "apply_context", lambda plan: plan.cp > 1)
+CONTEXT = Strategy("context.exchanges", "apply_context", lambda plan: plan.cp > 1)
 DATA = Strategy("data", "apply_data", lambda plan: plan.zero == 0)
-ZERO = Strategy("zero", "apply_zero", lambda plan: plan.zero != 0)
+ZERO = Strategy("zero.stages", "apply_zero", lambda plan: plan.zero != 0)
 STRATEGIES = (PIPELINE, TENSOR, SEQUENCE, CONTEXT, DATA, ZERO)
 
 
@@ -216,7 +217,8 @@ def build(
     columns = CONTEXT(model, mesh, plan) if CONTEXT.wanted(plan) else None
     if plan.loss == "chunked":
         apply_chunked_loss(model)
-    model.recompute = plan.recompute and not PIPELINE.wanted(plan)
+    if plan.recompute and not PIPELINE.wanted(plan):
+        apply_recompute(model)
     specs = {name: spec.of(p) for name, p in model.named_parameters()}
     sync = (ZERO if ZERO.wanted(plan) else DATA)(model, mesh["dp", "cp"], plan)
     return Parallel(plan, mesh, model, engine, sync, specs, columns)

@@ -10,13 +10,14 @@ from pathlib import Path
 
 import torch
 
-from . import checkpoint, fast, speed
 from .corpus.batches import Batches
 from .corpus.shards import Shard, shakespeare
+from .machine import fast, speed
 from .model import PRESETS, GPT2Config
 from .plan import Plan, build
 from .ranks import comm
 from .ranks.mesh import Mesh
+from .storage import checkpoint
 from .train import LLMC, Recipe, Trainer
 from .verify import axes
 

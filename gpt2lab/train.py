@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
-from .parallel import pieces
+from .parallel import finish
 from .plan import Parallel
 from .ranks import comm, trace
 
@@ -66,9 +66,9 @@ class Trainer:
             loss = engine.run(self.parallel.mine(batch), key, sync)
         with trace.span("finish gradients", kind="comm"):
             sync.finish()
-            pieces.sum_partial(sync.pieces, mesh)
+            finish.sum_partial(sync.pieces, mesh)
             engine.tie(sync.pieces, mesh)
-            norm = pieces.gradient_norm(sync.pieces, mesh)
+            norm = finish.gradient_norm(sync.pieces, mesh)
         return self._global_loss(loss), norm
 
     def step(self, batch) -> Result:
@@ -78,7 +78,7 @@ class Trainer:
             raise FloatingPointError(self._culprit(loss))
         rate = self.recipe.rate(self.steps)
         with trace.span("update", kind="update"):
-            pieces.clip(self.parallel.sync.pieces, norm, self.recipe.clip)
+            finish.clip(self.parallel.sync.pieces, norm, self.recipe.clip)
             for group in self.optimizer.param_groups:
                 group["lr"] = rate
             self.optimizer.step()
@@ -113,7 +113,7 @@ class Trainer:
         return f"Step {self.steps}: {where} is not finite. Nothing was updated; try a lower learning rate."
 
 
-def make_optimizer(held: list[pieces.Piece], recipe: Recipe) -> torch.optim.Optimizer:
+def make_optimizer(held: list[finish.Piece], recipe: Recipe) -> torch.optim.Optimizer:
     """The recipe's optimizer over this rank's pieces: weight decay for matrices only, AdamW fused."""
     groups = [
         {"params": [p.tensor for p in held if p.decay], "weight_decay": recipe.weight_decay},

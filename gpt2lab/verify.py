@@ -13,8 +13,8 @@ import torch.nn.functional as F
 from .corpus.batches import IGNORED, Batch
 from .model import GPT2, GPT2Config, Noise
 from .plan import Plan, build
+from .processes.launch import launch
 from .ranks import comm
-from .ranks.launch import launch
 from .ranks.mesh import Mesh
 from .train import Recipe, Trainer
 

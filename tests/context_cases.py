@@ -5,8 +5,8 @@ from contextlib import contextmanager
 import torch
 
 from gpt2lab.model import GPT2, GPT2Config
-from gpt2lab.parallel import blockwise
-from gpt2lab.parallel.context import apply_context
+from gpt2lab.parallel.context import attention
+from gpt2lab.parallel.context.exchanges import apply_context
 from gpt2lab.plan import Plan
 from gpt2lab.ranks import comm
 from gpt2lab.ranks.mesh import Mesh
@@ -76,7 +76,7 @@ def split_run(mesh: Mesh, layout: str, exchange: str, length: int, window, tile=
     object.__setattr__(split.share, "tile", tile)
     tokens, targets = (x[:, mine] for x in data(length))
     comm.clear_log()
-    blockwise.work.clear()
+    attention.work.clear()
     rows = []
     for block in model.h.values():
         block.mlp.register_forward_hook(lambda module, inputs, output: rows.append(output.size(1)))
@@ -84,7 +84,7 @@ def split_run(mesh: Mesh, layout: str, exchange: str, length: int, window, tile=
     forward = sent()
     model.loss(logits, targets).backward()
     backward = tuple(b - a for a, b in zip(forward, sent(), strict=True))
-    work = dict(blockwise.work)
+    work = dict(attention.work)
     whole, expected = serial(length, window)
     grads = comm.all_reduce(torch.cat([p.grad.flatten() for p in model.parameters()]), axis)
     error = (logits.detach() - whole[:, mine]).abs().max().item() if len(mine) else 0.0

@@ -21,7 +21,7 @@ from torch.utils import backend_registration as registration
 
 from gpt2lab.corpus.batches import Batch
 from gpt2lab.model import GPT2Config
-from gpt2lab.parallel.context import Split
+from gpt2lab.parallel.context.exchanges import Split
 from gpt2lab.plan import Plan, build
 from gpt2lab.ranks.mesh import Mesh
 from gpt2lab.train import Trainer

@@ -19,9 +19,10 @@ from machines import BITS_PER_SECOND
 from gpt2lab.model import GPT2Config
 from gpt2lab.plan import Plan, build
 from gpt2lab.planner.links import Link, Links
-from gpt2lab.ranks import comm, environment
-from gpt2lab.ranks.classes import BETWEEN, by_class, price
+from gpt2lab.processes import launchers
+from gpt2lab.ranks import comm
 from gpt2lab.ranks.mesh import Mesh
+from gpt2lab.ranks.node_traffic import BETWEEN, by_class, price
 from gpt2lab.train import Trainer
 from gpt2lab.verify import axes, example_batch
 
@@ -45,10 +46,10 @@ def on_the_wire() -> int:
     return int(Path(f"/sys/class/net/{wire}/statistics/tx_bytes").read_text())
 
 
-def measure(here: environment.Place) -> dict:
+def measure(here: launchers.Place) -> dict:
     """Some steps of the plan on this rank: losses, seconds a step, bytes that crossed as counted and on the wire."""
     machine = int(os.environ["GROUP_RANK"])
-    with environment.joined(here):
+    with launchers.joined(here):
         mesh = Mesh(**axes(Plan.parse(PLAN)))
         one = Trainer(build(Plan.parse(PLAN), CONFIG, mesh, torch.float64))
         losses = [one.step(batch()).loss]  # connections are made
@@ -76,7 +77,7 @@ def measure(here: environment.Place) -> dict:
 
 def main(folder: str) -> None:
     """Both placements, one after the other in the same processes."""
-    here, machine = environment.place(), int(os.environ["GROUP_RANK"])
+    here, machine = launchers.place(), int(os.environ["GROUP_RANK"])
     found = {"inside": measure(here)}
     found["across"] = measure(replace(here, rank=2 * here.local_rank + machine, restarts=1))
     Path(folder, f"rank{here.rank}.json").write_text(json.dumps(found))

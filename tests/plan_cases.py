@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from gpt2lab.model import GPT2Config
-from gpt2lab.parallel.context import ALIASES, EXCHANGES
+from gpt2lab.parallel.context.exchanges import ALIASES, EXCHANGES
+from gpt2lab.parallel.context.layouts import LAYOUTS
 from gpt2lab.parallel.data import FORMS
-from gpt2lab.parallel.layouts import LAYOUTS
 from gpt2lab.plan import Plan
 from gpt2lab.ranks import mesh
 from gpt2lab.schedules.registry import NAMES

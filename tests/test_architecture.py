@@ -15,15 +15,14 @@ README = (ROOT / "README.md").read_text()
 
 # Who stands on whom: a file imports only from its own level or below.
 LEVELS = [
-    {"recompute", "transport", "fast_start"},
-    {"model", "chunked_loss", "corpus", "schedules", "ranks", "planner"},
-    {"pretrained", "generate", "spec", "boxes", "sharded"},
-    {"parallel", "algorithms"},
+    {"transport", "model", "schedules", "machine", "planner"},
+    {"ranks", "processes"},
+    {"corpus", "parallel", "algorithms", "generate"},
     {"plan"},
-    {"train", "checkpoint"},
-    {"verify", "plots", "exercises", "labs"},
+    {"train", "storage"},
+    {"verify", "plots"},
 ]
-LAZY = {("model", "pretrained")}  # GPT2.from_pretrained imports its other half when called
+
 
 VERBS = (
     r"all_\w+|reduce\w*|broadcast\w*|gather\w*|scatter\w*|i?send\w*|i?recv\w*|\w*barrier|batch_isend_irecv"
@@ -77,12 +76,12 @@ def reach(name: str) -> set[str]:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_nothing_imports_upwards(name):
-    upwards = {n for n in inside(name) if level(n) > level(name) and (name, n) not in LAZY}
+    upwards = {n for n in inside(name) if level(n) > level(name)}
     assert not upwards, f"{name} stands below {sorted(upwards)}"
 
 
-def test_the_model_imports_nothing_of_the_package_but_recompute():
-    assert inside("model") - {"pretrained"} == {"recompute"} and inside("recompute") == set()
+def test_the_model_imports_nothing_of_the_package():
+    assert inside("model") == set()
 
 
 @pytest.mark.parametrize("name", [n for n in NAMES if room(n) in ("model", "schedules", "planner", "plots")])
@@ -112,14 +111,16 @@ def test_no_file_reaches_into_the_private_parts_of_another(name):
 def test_the_walls_are_seen():
     """The test's own eyes: comm does reach torch.distributed, train does import plan."""
     assert (
-        "torch/distributed" in reach("spec") and "plan" in inside("train") and level("cli") > level("verify")
+        "torch/distributed" in reach("parallel/spec")
+        and "plan" in inside("train")
+        and level("cli") > level("verify")
     )
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_files_and_functions_stay_short(name):
     lines = (PACKAGE / f"{name}.py").read_text().count("\n")
-    assert lines <= 260, f"{lines} lines are two ideas: make two files"
+    assert lines <= 320, f"{lines} lines are two ideas: make two files"
     for node in ast.walk(tree(name)):
         if isinstance(node, ast.FunctionDef):
             assert node.end_lineno - node.lineno < 60, (

@@ -12,15 +12,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from gpt2lab import checkpoint, model, pretrained, sharded
-from gpt2lab.boxes import boxes, rectangles
+from gpt2lab import model
 from gpt2lab.model import GPT2Config
+from gpt2lab.parallel.spec import Cut, Spec, slice_of
 from gpt2lab.plan import Plan, build
-from gpt2lab.ranks.launch import RankFailed, Ranks
+from gpt2lab.processes.launch import RankFailed, Ranks
 from gpt2lab.ranks.mesh import Axis, Mesh
 from gpt2lab.run import Options
 from gpt2lab.run import start as run_from
-from gpt2lab.spec import Cut, Spec, slice_of
+from gpt2lab.storage import checkpoint, huggingface, sharded
+from gpt2lab.storage.boxes import boxes, rectangles
 from gpt2lab.train import Recipe, Trainer
 from gpt2lab.verify import CONFIG, axes, example_batch
 
@@ -140,8 +141,8 @@ def test_the_exported_model_is_the_same_from_every_plan(saved, tmp_path):
     models = {}
     for plan, (folder, _) in saved.items():
         checkpoint.export(folder, tmp_path / "out")
-        models[plan] = pretrained.load(tmp_path / "out", torch.float64).state_dict()
-        direct = pretrained.load(folder, torch.float64).state_dict()
+        models[plan] = huggingface.load(tmp_path / "out", torch.float64).state_dict()
+        direct = huggingface.load(folder, torch.float64).state_dict()
         assert all(torch.equal(direct[n], t) for n, t in models[plan].items())
     for found in models.values():
         for n, t in models["serial"].items():

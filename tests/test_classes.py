@@ -9,10 +9,10 @@ from gpt2lab.plan import Plan, build
 from gpt2lab.planner.links import Link, Links
 from gpt2lab.plots import mesh as plots
 from gpt2lab.plots.style import png
+from gpt2lab.processes.launch import Ranks
 from gpt2lab.ranks import comm
-from gpt2lab.ranks.classes import BETWEEN, INSIDE, by_class, price, total
-from gpt2lab.ranks.launch import Ranks
 from gpt2lab.ranks.mesh import Mesh
+from gpt2lab.ranks.node_traffic import BETWEEN, INSIDE, by_class, price, total
 from gpt2lab.train import Trainer
 from gpt2lab.verify import CONFIG, axes, example_batch
 

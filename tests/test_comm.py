@@ -8,8 +8,8 @@ from comm_checks import CASES, CHECKS, integers
 from planting import planted
 
 from gpt2lab import RankFailed, Ranks, kept
-from gpt2lab.ranks import collectives, comm, neighbours, network
-from gpt2lab.ranks.gate import finished
+from gpt2lab.ranks import collectives, comm, paced, point_to_point
+from gpt2lab.ranks.call import finished
 from gpt2lab.ranks.mesh import Axis, Mesh
 
 LINES = [(0,), (0, 1), (0, 1, 2), (0, 1, 2, 3), (0, 1, 2, 3, 4), (0, 2, 4), (1, 4)]
@@ -80,7 +80,7 @@ ASYNCHRONOUS = {  # x (3, place + 2), the axis, whether to go on beside it
         [x] * a.size, a, [(3, width) for width in widths(a)], async_op=beside
     ),
     "barrier": lambda x, a, beside: collectives.barrier(a, async_op=beside),
-    "shift": lambda x, a, beside: neighbours.shift(x, a, 1, (3, widths(a)[a.rank - 1]), async_op=beside),
+    "shift": lambda x, a, beside: point_to_point.shift(x, a, 1, (3, widths(a)[a.rank - 1]), async_op=beside),
 }
 
 
@@ -344,11 +344,11 @@ def two_messages(rank, axis, to) -> float:
 
 
 def test_paced_links_hold_messages_back_by_pair():
-    table = network.Links(network.Link(0.08, 1e6), inside=network.Link(0.001, 1e9), node=2)
+    table = paced.Links(paced.Link(0.08, 1e6), inside=paced.Link(0.001, 1e9), node=2)
 
     def work(rank, world_size):
         axis, found = Mesh(dp=world_size)["dp"], {}
-        with network.links(table):
+        with paced.links(table):
             for to in (1, 2):
                 comm.barrier(axis)
                 found[to] = [two_messages(rank, axis, to) for _ in range(5)]
@@ -364,11 +364,11 @@ def test_paced_links_hold_messages_back_by_pair():
 
 
 def test_a_paced_collective_takes_the_rings_time_and_overlaps_with_work():
-    link = network.Link(0.05, 1e9)
+    link = paced.Link(0.05, 1e9)
 
     def work(rank, world_size):
         axis = Mesh(dp=world_size)["dp"]
-        with network.links(link):
+        with paced.links(link):
             comm.clear_log()
             comm.all_reduce(ONES, axis)
             start = time.perf_counter()

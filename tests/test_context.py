@@ -10,10 +10,10 @@ import torch
 
 from gpt2lab import RankFailed, Ranks
 from gpt2lab.model import GPT2, PRESETS, GPT2Config, causal_attention
-from gpt2lab.parallel import blockwise, context_costs, rectangles
-from gpt2lab.parallel import context as strategy
-from gpt2lab.parallel.layouts import LAYOUTS, Layout, contributors, layout, lenders, loans
-from gpt2lab.parallel.paths import reach
+from gpt2lab.parallel.context import attention, costs, tiles
+from gpt2lab.parallel.context import exchanges as strategy
+from gpt2lab.parallel.context.layouts import LAYOUTS, Layout, contributors, layout, lenders, loans
+from gpt2lab.parallel.context.paths import reach
 from gpt2lab.plan import Plan
 from gpt2lab.ranks.mesh import Mesh
 from gpt2lab.verify import compare, verify
@@ -89,14 +89,14 @@ def attention_of_shards(table, q, k, v, grad, window, tile, order=1):
         others = [s for s in lenders(table, window)[r] if s != r][::order]
         for s in [r, *others]:
             keys = list(table.positions[s])
-            state = blockwise.block_forward(
+            state = attention.block_forward(
                 state, q[:, :, mine], k[:, :, keys], v[:, :, keys], mine, keys, window, tile
             )
         out, lse = state
         outputs[0][:, :, mine] = out
         for s in [r, *others]:
             keys = list(table.positions[s])
-            dq, dk, dv = blockwise.block_backward(
+            dq, dk, dv = attention.block_backward(
                 grad[:, :, mine],
                 out,
                 lse,
@@ -142,7 +142,7 @@ def test_gradients_by_hand_pass_gradcheck():
     inputs = [t.requires_grad_() for t in (q, k, v)]
     for window in (None, 2):
         for tile in (2, None):
-            run = lambda *qkv, w=window, t=tile: blockwise.block_attention(*qkv, range(5), range(5), w, t)
+            run = lambda *qkv, w=window, t=tile: attention.block_attention(*qkv, range(5), range(5), w, t)
             assert torch.autograd.gradcheck(run, inputs)
 
 
@@ -151,7 +151,7 @@ def test_torchs_kernel_gets_rectangles_and_triangles_that_cover_the_mask_once(na
     for tokens, ranks in itertools.product((1, 2, 7, 11, 16, 24), (1, 2, 3, 4)):
         table = layout(name, tokens, ranks)
         for mine, keys in itertools.product(table.positions, (*table.positions, tuple(range(tokens)))):
-            found = rectangles.pieces(mine, keys)
+            found = tiles.pieces(mine, keys)
             covered = [
                 (q, k)
                 for rows, columns, triangle in found or ()
@@ -169,27 +169,27 @@ def test_torchs_kernel_is_used_and_equals_the_blocks_by_hand(name, monkeypatch):
     generator, used = torch.Generator().manual_seed(0), []
     q, k, v, grad = torch.randn(4, 2, 3, 24, 4, dtype=torch.float64, generator=generator) * 3
     for kernel in ("FLASH", "FLASH_BACKWARD"):
-        right = getattr(blockwise, kernel)
+        right = getattr(attention, kernel)
         spy = lambda *args, r=right, kernel=kernel: (used.append(kernel), r(*args))[1]
-        monkeypatch.setattr(blockwise, kernel, spy)
+        monkeypatch.setattr(attention, kernel, spy)
     table, counts = layout(name, 24, 3), []
     for tile in (1, None):
         assert not used
-        blockwise.work.clear()
-        counts.append((attention_of_shards(table, q, k, v, grad, None, tile), dict(blockwise.work)))
+        attention.work.clear()
+        counts.append((attention_of_shards(table, q, k, v, grad, None, tile), dict(attention.work)))
     (by_hand, pairs), (by_torch, same_pairs) = counts
     assert set(used) == {"FLASH", "FLASH_BACKWARD"} and pairs == same_pairs
     assert pairs["forward"] == pairs["backward"] == 2 * 3 * 24 * 25 // 2
     for a, b in zip(by_hand, by_torch, strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=1e-10)
     used.clear()
-    monkeypatch.setattr(blockwise, "TILE", 2)
-    blockwise.work.clear()
+    monkeypatch.setattr(attention, "TILE", 2)
+    attention.work.clear()
     attention_of_shards(table, q, k, v, grad, 5, None)
     pairs = sum(
-        rectangles.pairs_computed(mine, keys, 5, 2) for mine in table.positions for keys in table.positions
+        tiles.pairs_computed(mine, keys, 5, 2) for mine in table.positions for keys in table.positions
     )
-    assert not used and blockwise.work["forward"] == 2 * 3 * pairs
+    assert not used and attention.work["forward"] == 2 * 3 * pairs
 
 
 @pytest.mark.parametrize("window", [None, 3])
@@ -198,28 +198,28 @@ def test_summing_by_key_gives_the_same_gradients_for_the_triangle_upside_down(wi
     generator = torch.Generator().manual_seed(0)
     q, k, v, grad = torch.randn(4, 1, 1, 12, 4, dtype=torch.float64, generator=generator)
     everyone = tuple(range(12))
-    out, lse = blockwise.block_forward(None, q, k, v, everyone, everyone, window, 1)
-    _, *expected = blockwise.block_backward(grad, out, lse, q, k, v, everyone, everyone, window, 1)
+    out, lse = attention.block_forward(None, q, k, v, everyone, everyone, window, 1)
+    _, *expected = attention.block_backward(grad, out, lse, q, k, v, everyone, everyone, window, 1)
     for name in LAYOUTS:
         table, found = layout(name, 12, 3), []
         for keys in table.positions:
-            blockwise.work.clear()
+            attention.work.clear()
             own = k[:, :, list(keys)], v[:, :, list(keys)]
-            parts = blockwise.gradients_by_key(grad, out, lse, q, *own, everyone, keys, window, 1)
+            parts = attention.gradients_by_key(grad, out, lse, q, *own, everyone, keys, window, 1)
             for part, whole in zip(parts, expected, strict=True):
                 torch.testing.assert_close(part, whole[:, :, list(keys)], rtol=0, atol=1e-12)
-            found.append(blockwise.work["dK,dV by key"])
+            found.append(attention.work["dK,dV by key"])
         longest = lambda t: 12 - t if window is None else min(12 - t, window + 1)
         assert found == [sum(map(longest, keys)) for keys in table.positions]
-        assert window is not None or found == context_costs.work(table, "dK,dV by key")
+        assert window is not None or found == costs.work(table, "dK,dV by key")
 
 
 def test_with_tiles_of_one_query_exactly_the_needed_pairs_are_computed():
     for name, ranks, window in itertools.product(LAYOUTS, (1, 2, 4), (None, 0, 3)):
         table = layout(name, 13, ranks)
         for r, mine in enumerate(table.positions):
-            computed = sum(rectangles.pairs_computed(mine, keys, window, 1) for keys in table.positions)
-            assert computed == context_costs.pairs(table, r, window)
+            computed = sum(tiles.pairs_computed(mine, keys, window, 1) for keys in table.positions)
+            assert computed == costs.pairs(table, r, window)
 
 
 def test_a_block_without_tiles_computes_what_the_mask_throws_away():
@@ -227,7 +227,7 @@ def test_a_block_without_tiles_computes_what_the_mask_throws_away():
 
     def pairs(name, tile=None):
         table = layout(name, 64, 4)
-        count = lambda mine, keys: rectangles.pairs_computed(mine, keys, None, tile)
+        count = lambda mine, keys: tiles.pairs_computed(mine, keys, None, tile)
         return [sum(count(mine, keys) for keys in table.positions) for mine in table.positions]
 
     assert pairs("interleaved") == [(r + 1) * 16 * 16 + (3 - r) * 16 * 15 for r in range(4)]
@@ -240,60 +240,60 @@ def test_a_block_without_tiles_computes_what_the_mask_throws_away():
 
 
 def test_the_contiguous_imbalance_of_the_source():
-    for n, attention, softmax in ((2, 1.5, 1.75), (4, 1.75, 2.3125), (8, 1.875, 2.640625)):
-        shares = [context_costs.contiguous_share(i, n) for i in range(n)]
+    for n, busiest, softmax in ((2, 1.5, 1.75), (4, 1.75, 2.3125), (8, 1.875, 2.640625)):
+        shares = [costs.contiguous_share(i, n) for i in range(n)]
         assert shares == [Fraction(2 * i + 1, n * n) for i in range(n)] and sum(shares) == 1
-        assert context_costs.imbalance(shares) == Fraction(2 * n - 1, n) == attention
-        quadratic = [context_costs.contiguous_share(i, n, 2) for i in range(n)]
+        assert costs.imbalance(shares) == Fraction(2 * n - 1, n) == busiest
+        quadratic = [costs.contiguous_share(i, n, 2) for i in range(n)]
         assert quadratic == [Fraction(3 * i * i + 3 * i + 1, n**3) for i in range(n)]
-        assert context_costs.imbalance(quadratic) == softmax
-        assert context_costs.idle_in_ring(n) == Fraction(n - 1, 2 * n)
+        assert costs.imbalance(quadratic) == softmax
+        assert costs.idle_in_ring(n) == Fraction(n - 1, 2 * n)
 
 
 def test_work_of_slices_equals_the_closed_forms():
     for n, m in itertools.product((2, 3, 4), (1, 5, 16)):
         table = layout("contiguous", n * m, n)
-        forward = context_costs.work(table, "forward")
+        forward = costs.work(table, "forward")
         assert forward == [(2 * i + 1) * m * m / 2 + m / 2 for i in range(n)]
-        assert context_costs.work(table, "dQ") == context_costs.work(table, "dK,dV by query") == forward
-        assert context_costs.work(table, "dK,dV by key") == forward[::-1]
-        assert context_costs.work(table, "MLP") == [m] * n
+        assert costs.work(table, "dQ") == costs.work(table, "dK,dV by query") == forward
+        assert costs.work(table, "dK,dV by key") == forward[::-1]
+        assert costs.work(table, "MLP") == [m] * n
         assert sum(forward) == n * m * (n * m + 1) // 2
 
 
 def test_unequal_slices_balance_the_forward_and_spoil_the_rest():
     for n, by_key, mlp in ((2, 1.83, 1.41), (4, 3.00, 2.0), (8, 4.66, 2.83)):
         table = layout("unequal", 1024, n)
-        load = lambda kernel, t=table: float(context_costs.imbalance(context_costs.work(t, kernel)))
+        load = lambda kernel, t=table: float(costs.imbalance(costs.work(t, kernel)))
         assert load("forward") < 1.007 and load("dQ") < 1.007
         assert abs(load("dK,dV by key") - by_key) < 0.01 and abs(load("MLP") - mlp) < 0.01
 
 
 def test_interleaved_and_zigzag_balance_every_kernel():
-    for n, kernel in itertools.product((2, 4, 8), context_costs.KERNELS):
-        assert context_costs.imbalance(context_costs.work(layout("interleaved", 1024, n), kernel)) <= 1.025
+    for n, kernel in itertools.product((2, 4, 8), costs.KERNELS):
+        assert costs.imbalance(costs.work(layout("interleaved", 1024, n), kernel)) <= 1.025
     for n in (2, 4, 8):
         table = layout("zigzag", 1024, n)
         for kernel in ("forward", "dQ", "dK,dV by key", "MLP"):
-            assert context_costs.imbalance(context_costs.work(table, kernel)) == 1
+            assert costs.imbalance(costs.work(table, kernel)) == 1
         interleaved = layout("interleaved", 1024, n)
-        assert context_costs.imbalance(context_costs.work(interleaved, "forward")) <= 1.01
+        assert costs.imbalance(costs.work(interleaved, "forward")) <= 1.01
 
 
 def test_activations_of_the_serial_run_are_the_number_llmc_prints():
     """llm.c's README shows num_activations: 73323776 for GPT-2 124M with B=4, T=64."""
-    found = context_costs.activations(PRESETS["gpt2"], 4, layout("contiguous", 64, 1), 0)
+    found = costs.activations(PRESETS["gpt2"], 4, layout("contiguous", 64, 1), 0)
     assert len(found) == 23 and sum(found.values()) == 73323776
 
 
 def test_activations_shrink_with_the_tokens_but_for_gathered_keys():
     config = PRESETS["nano"]
-    whole = context_costs.activations(config, 2, layout("contiguous", 64, 1), 0)
+    whole = costs.activations(config, 2, layout("contiguous", 64, 1), 0)
     for n in (2, 4):
-        part = context_costs.activations(config, 2, layout("contiguous", 64, n), 0)
+        part = costs.activations(config, 2, layout("contiguous", 64, n), 0)
         assert {name for name in whole if part[name] * n != whole[name]} == {"qkv"}
         assert part["qkv"] == whole["qkv"]
-        ring = context_costs.activations(config, 2, layout("contiguous", 64, n), 0, gathered=0)
+        ring = costs.activations(config, 2, layout("contiguous", 64, n), 0, gathered=0)
         assert sum(ring.values()) * n == sum(whole.values())
 
 
@@ -304,16 +304,16 @@ def check_against_formulas(table, case, results):
     _, exchange, length, window = case
     for r, found in enumerate(results):
         assert found["error"] < 1e-12, (case, r, found["error"])
-        predicted = context_costs.sent(exchange, table, r, on_ranks.ROWS * 24, window)
+        predicted = costs.sent(exchange, table, r, on_ranks.ROWS * 24, window)
         assert found["sent"] == predicted, (case, r)
         if exchange == "heads":
-            needed = context_costs.pairs(layout("contiguous", length, 1), 0, window) / table.ranks
+            needed = costs.pairs(layout("contiguous", length, 1), 0, window) / table.ranks
         else:
-            needed = context_costs.pairs(table, r, window)
+            needed = costs.pairs(table, r, window)
         for kernel in ("forward", "backward"):
             assert found["work"].get(kernel, 0) == needed, (case, r, kernel)
         tokens = on_ranks.config().n_layer * table.sizes[r]
-        assert found["mlp rows"] == tokens == context_costs.work(table, "MLP")[r]
+        assert found["mlp rows"] == tokens == costs.work(table, "MLP")[r]
 
 
 @pytest.mark.parametrize("world", WORLDS)
@@ -398,13 +398,13 @@ def test_a_rank_keeps_for_backward_what_the_formula_says(pools):
         for case, *kept in zip(wanted, *pools[world].run(kept_numbers, wanted), strict=True):
             name, exchange, length, window = case
             table, config = layout(name, length, world), on_ranks.config(window)
-            formula = [context_costs.kept(config, on_ranks.ROWS, table, r, exchange) for r in range(world)]
+            formula = [costs.kept(config, on_ranks.ROWS, table, r, exchange) for r in range(world)]
             assert kept == formula, (case, world)
 
 
 def test_memory_of_an_unknown_exchange_is_refused():
     with pytest.raises(ValueError, match="no formula for an exchange called 'rings'"):
-        context_costs.kept(on_ranks.config(), 1, layout("zigzag", 11, 2), 0, "rings")
+        costs.kept(on_ranks.config(), 1, layout("zigzag", 11, 2), 0, "rings")
 
 
 def kept_numbers(rank, world_size, wanted):
@@ -435,7 +435,7 @@ def kept_in_case(mesh, world_size, name, exchange, length, window):
 
 def live_activations(rank, world_size, name):
     """How many numbers of llm.c's activation tensors this rank's split model really makes, as far as it makes them."""
-    from gpt2lab.parallel import gathering
+    from gpt2lab.parallel.context import gather
 
     model, seen = GPT2(on_ranks.config()).double(), {}
     mine = strategy.apply_context(model, Mesh(cp=world_size), Plan(cp=world_size, layout=name))(11)
@@ -464,7 +464,7 @@ def live_activations(rank, world_size, name):
 
         return watched
 
-    with on_ranks.planted((gathering, "block_attention", attend)):
+    with on_ranks.planted((gather, "block_attention", attend)):
         seen["logits"] = model(on_ranks.data(11)[0][:, mine], mine).numel()
     return seen
 
@@ -473,7 +473,7 @@ def live_activations(rank, world_size, name):
 def test_live_tensors_have_the_sizes_of_the_activation_formula(pools, world):
     for name in ("contiguous", "zigzag"):
         for r, found in enumerate(pools[world].run(live_activations, name)):
-            formula = context_costs.activations(
+            formula = costs.activations(
                 on_ranks.config(), on_ranks.ROWS, layout(name, 11, world), r, gathered=2
             )
             assert len(found) == 14 and found == {tensor: formula[tensor] for tensor in found}, (name, r)
@@ -487,7 +487,7 @@ def order_of_a_ring(rank, world_size, bug):
 
     The bug passes a block on only after it was attended to: every number of the forward stays right.
     """
-    from gpt2lab.parallel import ring
+    from gpt2lab.parallel.context import ring
     from gpt2lab.ranks import comm
 
     order = []

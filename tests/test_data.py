@@ -8,22 +8,22 @@ from trained import NOISY, TINY, run
 from gpt2lab.benchmarks import data as benchmark
 from gpt2lab.corpus import Batches
 from gpt2lab.corpus.loaders import SHAPES, InOrder, each_reads, joined, one_reads, steps_per_epoch
-from gpt2lab.labs import data as lab
-from gpt2lab.labs.updates import WAYS
+from gpt2lab.lessons.labs import data as lab
+from gpt2lab.lessons.labs.updates import WAYS
 from gpt2lab.model import GPT2
 from gpt2lab.parallel.data import into_buckets
-from gpt2lab.parallel.data_costs import (
+from gpt2lab.parallel.finish import Piece, gradient_norm
+from gpt2lab.parallel.spec import Spec
+from gpt2lab.parallel.zero.costs import (
     all_reduce_bytes,
     backward_and_sums,
     bucket_bytes_sent,
     messages_sent,
 )
-from gpt2lab.parallel.pieces import Piece, gradient_norm
 from gpt2lab.plan import Plan, build
 from gpt2lab.plots import data as plots
 from gpt2lab.ranks import comm, trace
 from gpt2lab.ranks.mesh import Mesh
-from gpt2lab.spec import Spec
 from gpt2lab.train import Recipe, Trainer
 from gpt2lab.verify import example_batch, verify
 

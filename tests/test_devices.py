@@ -10,7 +10,7 @@ import torch
 
 from gpt2lab import cli
 from gpt2lab.plan import Plan, build
-from gpt2lab.ranks import environment
+from gpt2lab.processes import launchers
 from gpt2lab.ranks.mesh import Mesh
 from gpt2lab.run import Options
 from gpt2lab.train import Recipe, Trainer
@@ -77,7 +77,7 @@ def test_slurm_says_how_many_ranks_share_a_machine(monkeypatch):
     monkeypatch.setenv("SLURM_STEP_TASKS_PER_NODE", "4(x2),3")
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
         monkeypatch.delenv(name, raising=False)
-    assert environment.place().neighbours == 4
+    assert launchers.place().neighbours == 4
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")

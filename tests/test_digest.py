@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from gpt2lab.ranks.digest import summ
+from gpt2lab.machine.checksum import summ
 
 
 def test_shape_first_value_and_checksum_are_shown():

@@ -5,15 +5,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gpt2lab.exercises import STATUS, NotPassed, check, close
 from gpt2lab.lessons.answers import exercises, prove, split
+from gpt2lab.lessons.exercises import STATUS, NotPassed, check, close
 from gpt2lab.lessons.source import read
 
 SOURCES = sorted(Path(__file__).parents[1].joinpath("notebooks", "src").glob("*.py"))
 
 LESSON = '''
 # %% tags=["setup"]
-from gpt2lab.exercises import check, close
+from gpt2lab.lessons.exercises import check, close
 
 def test_half(answer):
     {test}

@@ -4,11 +4,11 @@ import pytest
 import torch
 from transformers import GPT2LMHeadModel
 
-from gpt2lab import checkpoint
 from gpt2lab.cli import main
 from gpt2lab.plan import Plan, build
-from gpt2lab.ranks.launch import Ranks
+from gpt2lab.processes.launch import Ranks
 from gpt2lab.ranks.mesh import Mesh
+from gpt2lab.storage import checkpoint
 from gpt2lab.train import Trainer
 from gpt2lab.verify import CONFIG, axes, example_batch
 

@@ -10,10 +10,11 @@ import pytest
 import torch
 from planting import planted
 
-from gpt2lab import fast, launch
-from gpt2lab.chunked_loss import apply_chunked_loss
-from gpt2lab.fast_start import TUNABLE
+from gpt2lab import launch
+from gpt2lab.machine import fast
+from gpt2lab.machine.huge_pages import TUNABLE
 from gpt2lab.model import GPT2, token_loss
+from gpt2lab.parallel.chunked_loss import apply_chunked_loss
 from gpt2lab.verify import CONFIG, example_batch, verify
 
 
@@ -32,7 +33,7 @@ def test_the_chunked_loss_and_all_gradients_equal_the_whole(rows):
 
 
 def test_a_bug_in_the_chunked_loss_would_be_seen(monkeypatch):
-    monkeypatch.setattr("gpt2lab.chunked_loss.IGNORED", 1)
+    monkeypatch.setattr("gpt2lab.parallel.chunked_loss.IGNORED", 1)
     batch, model = example_batch(CONFIG, 7, 11), GPT2(CONFIG).double()
     whole = token_loss(model(batch.tokens), batch.targets)
     apply_chunked_loss(model, 5)
@@ -93,7 +94,7 @@ def test_huge_pages_are_asked_for_beside_other_tunables_but_not_against_the_user
 @pytest.mark.parametrize("asked", [True, False])
 def test_the_switch_for_huge_pages_sees_what_is_really_on(asked):
     env = {k: v for k, v in os.environ.items() if k != "GLIBC_TUNABLES"}
-    command = [sys.executable, "-c", "from gpt2lab import fast; print(fast.huge_pages().on)"]
+    command = [sys.executable, "-c", "from gpt2lab.machine import fast; print(fast.huge_pages().on)"]
     env |= {"GLIBC_TUNABLES": TUNABLE} if asked else {}
     told = subprocess.run(command, env=env, capture_output=True, text=True, check=True).stdout
     assert told.strip() == str(asked)

@@ -9,9 +9,9 @@ import torch
 
 from gpt2lab import Ranks
 from gpt2lab.model import causal_attention
-from gpt2lab.parallel import context_costs, halo
-from gpt2lab.parallel.gathering import Share
-from gpt2lab.parallel.layouts import Loan, check_hops, hops, layout, loans, widths
+from gpt2lab.parallel.context import costs, halo
+from gpt2lab.parallel.context.gather import Share
+from gpt2lab.parallel.context.layouts import Loan, check_hops, hops, layout, loans, widths
 from gpt2lab.plan import Plan
 from gpt2lab.ranks import comm
 from gpt2lab.ranks.mesh import Mesh
@@ -111,16 +111,16 @@ def test_a_window_as_long_as_the_sequence_is_full_attention():
 
 
 def test_break_even_window():
-    assert context_costs.break_even_window(1024, 4) == 384
-    assert context_costs.break_even_window(1024, 2) == 512
-    assert context_costs.break_even_window(11, 3) == Fraction(44, 9)
+    assert costs.break_even_window(1024, 4) == 384
+    assert costs.break_even_window(1024, 2) == 512
+    assert costs.break_even_window(11, 3) == Fraction(44, 9)
     for tokens, ranks in (
         (64, 2),
         (64, 4),
     ):  # heads and a two-sided halo of the input cost the same at the break-even
-        window = context_costs.break_even_window(tokens, ranks)
+        window = costs.break_even_window(tokens, ranks)
         table = layout("contiguous", tokens, ranks)
-        sent, _ = context_costs.sent("heads", table, 1, 24)["forward"]
+        sent, _ = costs.sent("heads", table, 1, 24)["forward"]
         assert sent == 2 * window * 24
 
 

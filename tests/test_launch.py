@@ -135,7 +135,9 @@ def test_every_rank_has_one_thread_and_a_ready_group(pool):
 
 
 def test_wrong_arguments_are_refused_before_any_process_starts(monkeypatch):
-    monkeypatch.setattr("gpt2lab.ranks.crew.Crew.__init__", lambda *_: pytest.fail("a process was started"))
+    monkeypatch.setattr(
+        "gpt2lab.processes.pool.Pool.__init__", lambda *_: pytest.fail("a process was started")
+    )
     for bad, words in [
         (lambda: launch(total, ranks=0), "ranks=0.*1 or more"),
         (lambda: launch(total, ranks=2.5), "whole number"),
@@ -170,7 +172,7 @@ def test_the_package_imports_quickly_without_torch():
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc keeps memory when told to")
 def test_ranks_start_with_memory_that_is_kept_and_the_caller_s_environment_is_as_before():
     script = (
-        "import os\nfrom gpt2lab import fast, launch\n"
+        "import os\nfrom gpt2lab import launch\nfrom gpt2lab.machine import fast\n"
         "print(launch(lambda rank, world_size: fast.huge_pages().on, ranks=2), 'GLIBC_TUNABLES' in os.environ)"
     )
     env = {name: value for name, value in os.environ.items() if name != "GLIBC_TUNABLES"}

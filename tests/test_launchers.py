@@ -15,9 +15,9 @@ import pytest
 import torch
 from slurm import free_ports, slurm
 
-from gpt2lab import checkpoint, pretrained
-from gpt2lab.ranks import environment
+from gpt2lab.processes import launchers
 from gpt2lab.run import read_log
+from gpt2lab.storage import checkpoint, huggingface
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
 TRAIN = ["--batch", "4", "--sequence", "8", "--dtype", "float64", "--sample", "0", "--evaluate", "1000"]
@@ -35,7 +35,7 @@ def finish(command, env=ENV, timeout=300) -> None:
 
 def weights(out) -> dict[str, torch.Tensor]:
     (run,) = Path(out).glob("*")
-    return pretrained.load(checkpoint.all_in(run)[-1], torch.float64).state_dict()
+    return huggingface.load(checkpoint.all_in(run)[-1], torch.float64).state_dict()
 
 
 def losses(out) -> list[float]:
@@ -51,13 +51,13 @@ def meeting_place() -> dict[str, str]:
 def test_the_environment_says_who_we_are_and_whether_we_were_started_again(monkeypatch):
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
         monkeypatch.delenv(name, raising=False)
-    assert environment.place() is None
+    assert launchers.place() is None
     for name, value in {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1"}.items():
         monkeypatch.setenv(name, value)
-    assert environment.place() == environment.Place("torchrun", 3, 4, 1, 4)
+    assert launchers.place() == launchers.Place("torchrun", 3, 4, 1, 4)
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "a job")
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "2")
-    assert environment.place() == environment.Place("torchrun", 3, 4, 1, 4, "a job", 2)
+    assert launchers.place() == launchers.Place("torchrun", 3, 4, 1, 4, "a job", 2)
 
 
 def test_a_batch_script_of_slurm_is_no_rank_and_a_step_that_srun_starts_is(monkeypatch):
@@ -65,17 +65,18 @@ def test_a_batch_script_of_slurm_is_no_rank_and_a_step_that_srun_starts_is(monke
         monkeypatch.delenv(name, raising=False)
     for name, value in {"SLURM_PROCID": "0", "SLURM_NTASKS": "4", "SLURM_LOCALID": "0"}.items():
         monkeypatch.setenv(name, value)
-    assert environment.place() is None
+    assert launchers.place() is None
     monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "4")
     monkeypatch.setenv("SLURM_STEP_TASKS_PER_NODE", "2(x2)")
-    assert environment.place() == environment.Place("srun", 0, 4, 0, 2)
+    assert launchers.place() == launchers.Place("srun", 0, 4, 0, 2)
 
 
 LOSES_THE_OTHER = """
 import os, sys, time, torch
-from gpt2lab.ranks import comm, environment
+from gpt2lab.processes import launchers
+from gpt2lab.ranks import comm
 from gpt2lab.ranks.mesh import Mesh
-with environment.joined(environment.place(), timeout=2):
+with launchers.joined(launchers.place(), timeout=2):
     axis = Mesh(dp=2)["dp"]
     comm.all_reduce(torch.ones(1), axis)
     if axis.rank == 1:
@@ -113,9 +114,10 @@ def test_a_rank_that_loses_the_others_says_in_which_call_and_whom(how):
 
 MEETS_AND_DIES = """
 import os, torch
-from gpt2lab.ranks import comm, environment
+from gpt2lab.processes import launchers
+from gpt2lab.ranks import comm
 from gpt2lab.ranks.mesh import Mesh
-with environment.joined(environment.place(), timeout=20):
+with launchers.joined(launchers.place(), timeout=20):
     print(comm.all_reduce(torch.ones(1), Mesh(dp=2)["dp"]).item(), flush=True)
     os._exit(1)
 """

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from gpt2lab.labs.lecture_zero3 import first_weight, serial, zero3
+from gpt2lab.lessons.labs.lecture_zero3 import first_weight, serial, zero3
 
 X = torch.randn(12, 5, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
 

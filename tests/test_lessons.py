@@ -15,7 +15,7 @@ SOURCE = '''# %% [markdown]
 # # A small lesson
 
 # %% tags=["setup"]
-from gpt2lab.exercises import check, close
+from gpt2lab.lessons.exercises import check, close
 
 
 def test_one(answer):

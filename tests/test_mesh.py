@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
+from gpt2lab.processes.launch import Ranks
 from gpt2lab.ranks import comm
-from gpt2lab.ranks.launch import Ranks
 from gpt2lab.ranks.mesh import Mesh
 
 

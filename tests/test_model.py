@@ -10,7 +10,8 @@ from transformers import GPT2Config as TheirConfig
 from transformers import GPT2LMHeadModel
 
 from gpt2lab.model import GPT2, PRESETS, GPT2Config, Noise, causal_attention, token_loss
-from gpt2lab.pretrained import TRANSPOSED
+from gpt2lab.parallel.recompute import apply_recompute
+from gpt2lab.storage.huggingface import TRANSPOSED
 
 SMALL = GPT2Config(vocab_size=37, n_positions=16, n_layer=3, n_head=4, n_embd=24)
 SHAPES = [  # vocabulary, positions, layers, heads, width, rows, tokens
@@ -243,7 +244,8 @@ def test_recomputation_gives_bitwise_the_same_gradients(dropout):
     grads = []
     for recompute in (False, True):
         model = random_weights(GPT2(config))
-        model.recompute = recompute
+        if recompute:
+            apply_recompute(model)
         model.loss(model(tokens, noise=noise(range(3))), targets).backward()
         grads.append({n: p.grad for n, p in model.named_parameters()})
     for name in grads[0]:
@@ -274,16 +276,14 @@ def test_recomputation_saves_the_inputs_of_the_blocks_and_nothing_else(dtype):
     x = model.embed(tokens, torch.arange(length)).detach().requires_grad_()
 
     def blocks():
-        from gpt2lab.recompute import checkpointed
-
         y = x
         for block in model.h.values():
-            y = (checkpointed(block) if model.recompute else block)(y, torch.arange(length))
+            y = model.run_block(block, y, torch.arange(length))
         return y
 
     # Each block keeps 16 tensors of (B, T, C): its input, ln_1's output, q k v, attention's output, the sum after
     # attention, ln_2's output, and 4 + 4 around gelu; besides mean and deviation of two norms and the softmax's sums.
     small = rows * length * (4 + SMALL.n_head) * size
     assert saved_bytes(model, blocks)[0] == SMALL.n_layer * (16 * b_t_c + small)
-    model.recompute = True
+    apply_recompute(model)
     assert saved_bytes(model, blocks)[0] == SMALL.n_layer * b_t_c

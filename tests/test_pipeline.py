@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 from gpt2lab.benchmarks.pipeline import REASONS, RIVALS, race
 from gpt2lab.generate import generate
 from gpt2lab.model import GPT2, GPT2Config
-from gpt2lab.parallel import stages
 from gpt2lab.parallel.accumulate import Accumulate, Alone, micro_loss
-from gpt2lab.parallel.pipeline import Pipeline
-from gpt2lab.parallel.pipeline_generate import generate_streams
-from gpt2lab.parallel.split_backward import Work, noting
+from gpt2lab.parallel.pipeline import stages
+from gpt2lab.parallel.pipeline.engine import Pipeline
+from gpt2lab.parallel.pipeline.generate import generate_streams
+from gpt2lab.parallel.pipeline.split_backward import Work, noting
 from gpt2lab.plan import Plan
+from gpt2lab.processes.launch import Ranks
 from gpt2lab.ranks import comm, trace
-from gpt2lab.ranks.launch import Ranks
 from gpt2lab.ranks.mesh import Mesh
 from gpt2lab.schedules import NAMES, Cost, make
 from gpt2lab.schedules.formulas import messages

@@ -10,12 +10,12 @@ import torch
 from torch.autograd.graph import saved_tensors_hooks
 
 from gpt2lab.model import GPT2Config
-from gpt2lab.parallel import pipeline_step
 from gpt2lab.parallel.accumulate import Alone
-from gpt2lab.parallel.pipeline_step import Step
-from gpt2lab.parallel.slices import SliceCache
+from gpt2lab.parallel.pipeline import step
+from gpt2lab.parallel.pipeline.step import Step
+from gpt2lab.parallel.pipeline.token_slices import SliceCache
 from gpt2lab.plan import Plan, build
-from gpt2lab.ranks.launch import Ranks
+from gpt2lab.processes.launch import Ranks
 from gpt2lab.ranks.mesh import Mesh
 from gpt2lab.schedules import NAMES, make
 from gpt2lab.schedules.formulas import kept_for_weights, peak_memory
@@ -73,7 +73,7 @@ def watched(rank, world_size, text):
 
     with pytest.MonkeyPatch.context() as patch, saved_tensors_hooks(pack, lambda box: box.tensor):
         patch.setattr(Step, "run", run)
-        patch.setattr(pipeline_step, "SliceCache", Cache)
+        patch.setattr(step, "SliceCache", Cache)
         built.engine.run(example_batch(SMALL, ROWS, LENGTH).micro(plan.micro), None, Alone())
     return seen, built.engine.parts.layers
 

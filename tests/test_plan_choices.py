@@ -113,7 +113,9 @@ def test_more_ranks_than_there_is_to_share_are_refused(axis):
 @pytest.mark.parametrize("axis", ["pp", "tp", "dp"])
 def test_the_command_line_refuses_them_before_any_process_starts(axis, monkeypatch, tmp_path, capsys):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("gpt2lab.ranks.crew.Crew.__init__", lambda *_: pytest.fail("a process was started"))
+    monkeypatch.setattr(
+        "gpt2lab.processes.pool.Pool.__init__", lambda *_: pytest.fail("a process was started")
+    )
     many = {"pp": "pp=64", "tp": "tp=64", "dp": "dp=64"}[axis]
     for command in (["train", "--steps", "1", "--batch", "2"], ["verify"]):
         assert main([*command, "--plan", many]) == 1

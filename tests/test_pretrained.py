@@ -13,6 +13,7 @@ from gpt2lab.cli import main
 from gpt2lab.commands import generate as command
 from gpt2lab.corpus import downloads
 from gpt2lab.model import GPT2, PRESETS, GPT2Config
+from gpt2lab.storage import huggingface
 
 CONFIG = GPT2Config(vocab_size=37, n_positions=16, n_layer=2, n_head=4, n_embd=24)
 TOKENS = torch.arange(22).reshape(2, 11)
@@ -53,29 +54,29 @@ def without_prefix_and_with_masks(tensors):
 def test_what_transformers_writes_is_read_exactly(folder, change):
     path, theirs = folder
     rewrite(path, change)
-    ours = GPT2.from_pretrained(path)
+    ours = huggingface.load(path)
     assert ours.config == CONFIG
     for name, p in theirs.named_parameters():
         name, expected = as_ours(name, p)
         assert torch.equal(ours.get_parameter(name), expected), name
     torch.testing.assert_close(ours(TOKENS), theirs(TOKENS).logits, rtol=1e-5, atol=1e-5)
-    assert GPT2.from_pretrained(str(path), torch.float64).wte.weight.dtype == torch.float64
+    assert huggingface.load(str(path), torch.float64).wte.weight.dtype == torch.float64
 
 
 def test_what_we_write_is_read_by_transformers_and_by_us(tmp_path):
     ours = random_weights(GPT2(CONFIG))
-    ours.save_pretrained(tmp_path / "new" / "folder")
+    huggingface.save(ours, tmp_path / "new" / "folder")
     theirs = GPT2LMHeadModel.from_pretrained(tmp_path / "new" / "folder").eval()
     torch.testing.assert_close(theirs(TOKENS).logits, ours(TOKENS), rtol=1e-5, atol=1e-5)
-    again = GPT2.from_pretrained(tmp_path / "new" / "folder")
+    again = huggingface.load(tmp_path / "new" / "folder")
     assert again.config == CONFIG
     assert all(torch.equal(a, b) for a, b in zip(again.parameters(), ours.parameters(), strict=True))
 
 
 def test_dropout_and_window_survive_a_round_trip(tmp_path):
     config = GPT2Config(**{**CONFIG.__dict__, "dropout": 0.2, "window": 3})
-    GPT2(config).save_pretrained(tmp_path)
-    assert GPT2.from_pretrained(tmp_path).config == config
+    huggingface.save(GPT2(config), tmp_path)
+    assert huggingface.load(tmp_path).config == config
 
 
 def test_a_missing_or_unknown_tensor_is_named(folder):
@@ -84,7 +85,7 @@ def test_a_missing_or_unknown_tensor_is_named(folder):
         path, lambda t: {n: v for n, v in t.items() if "ln_f" not in n} | {"transformer.extra": torch.ones(1)}
     )
     with pytest.raises(ValueError, match=r"lacks ln_f.bias, ln_f.weight and has the unknown extra"):
-        GPT2.from_pretrained(path)
+        huggingface.load(path)
 
 
 def test_a_wrong_shape_is_named_with_both_shapes(folder):
@@ -93,7 +94,7 @@ def test_a_wrong_shape_is_named_with_both_shapes(folder):
     with pytest.raises(
         ValueError, match=r"wpe.weight is \(8, 24\) in the file, but \(16, 24\) by the config"
     ):
-        GPT2.from_pretrained(path)
+        huggingface.load(path)
 
 
 @pytest.mark.parametrize(
@@ -114,7 +115,7 @@ def test_a_configuration_of_another_function_is_refused(folder, change, message)
     path, _ = folder
     reconfigure(path, **change)
     with pytest.raises(ValueError, match=message):
-        GPT2.from_pretrained(path)
+        huggingface.load(path)
 
 
 def test_missing_and_broken_files_are_named(folder):
@@ -123,34 +124,34 @@ def test_missing_and_broken_files_are_named(folder):
     whole = file.read_bytes()
     file.write_bytes(whole[: len(whole) // 2])
     with pytest.raises(ValueError, match="model.safetensors is cut off or not a safetensors file"):
-        GPT2.from_pretrained(path)
+        huggingface.load(path)
     file.unlink()
     with pytest.raises(FileNotFoundError, match="model.safetensors is missing"):
-        GPT2.from_pretrained(path)
+        huggingface.load(path)
     (path / "config.json").write_text("{}")
     with pytest.raises(ValueError, match="does not say vocab_size"):
-        GPT2.from_pretrained(path)
+        huggingface.load(path)
     (path / "config.json").unlink()
     with pytest.raises(FileNotFoundError, match="no config.json"):
-        GPT2.from_pretrained(path)
+        huggingface.load(path)
 
 
 def test_an_unknown_name_says_what_there_is():
     with pytest.raises(
         ValueError, match="no folder 'gtp2', and the only published model fetched by name is 'gpt2'"
     ):
-        GPT2.from_pretrained("gtp2")
+        huggingface.load("gtp2")
 
 
 def test_a_name_takes_the_published_file(tmp_path, monkeypatch):
     theirs = random_weights(GPT2(CONFIG))
-    theirs.save_pretrained(tmp_path)
+    huggingface.save(theirs, tmp_path)
     monkeypatch.setitem(PRESETS, "gpt2", CONFIG)
     asked = []
     monkeypatch.setattr(
         downloads, "download", lambda name: asked.append(name) or tmp_path / "model.safetensors"
     )
-    assert torch.equal(GPT2.from_pretrained("gpt2").wte.weight, theirs.wte.weight)
+    assert torch.equal(huggingface.load("gpt2").wte.weight, theirs.wte.weight)
     assert asked == ["gpt2"]
 
 
@@ -163,14 +164,14 @@ def test_without_a_network_the_message_says_what_to_do(tmp_path, monkeypatch):
     with pytest.raises(
         OSError, match="no route to host.* call again with a network .* or bring the file to .*gpt2"
     ):
-        GPT2.from_pretrained("gpt2")
+        huggingface.load("gpt2")
 
 
 def test_generate_command_goes_on_from_the_newest_checkpoint_of_a_run(tmp_path, capsys):
     config = GPT2Config(vocab_size=50257, n_positions=32, n_layer=1, n_head=2, n_embd=8)
     for step in (1, 2):
         saved = tmp_path / "run" / f"checkpoint-000000{step}"
-        GPT2(config, seed=step).save_pretrained(saved)
+        huggingface.save(GPT2(config, seed=step), saved)
         (saved / "state.json").write_text("{}")
     given = ["--prompt", "To be", "--prompt", "", "--tokens", "5", "--top-k", "9"]
     run = str(tmp_path / "run")

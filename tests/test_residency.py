@@ -5,12 +5,12 @@ import torch
 from planting import planted
 from trained import TINY, run
 
-from gpt2lab.labs import residency
+from gpt2lab.lessons.labs import residency
+from gpt2lab.machine import memory
 from gpt2lab.model import GPT2
-from gpt2lab.parallel import flat, zero
-from gpt2lab.parallel.data_costs import owner_of, padded, parts
+from gpt2lab.parallel.zero import flat, stages
+from gpt2lab.parallel.zero.costs import owner_of, padded, parts
 from gpt2lab.plots import zero as plots
-from gpt2lab.ranks import memory
 
 SIZES = parts(GPT2(TINY))
 BLOCK = SIZES["h.0"]
@@ -78,9 +78,9 @@ def kept_by_a_name(right):
 
 BUGS = {
     "freed in name only": (flat.Flat, "drop", kept_by_a_name),
-    "forward keeps the weights": (zero.Zero3, "_after_block", lambda right: lambda self, i: None),
+    "forward keeps the weights": (stages.Zero3, "_after_block", lambda right: lambda self, i: None),
     "prefetched though nobody may": (
-        zero.Zero3,
+        stages.Zero3,
         "_prefetch",
         lambda right: (
             lambda self, i: [f.start_gather() for f in ([*self.blocks, self.last][i] if i >= 0 else [])]

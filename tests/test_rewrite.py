@@ -4,8 +4,8 @@ import pytest
 import torch
 from planting import planted
 
-from gpt2lab.labs import rewrite
-from gpt2lab.labs.rewrite import UPDATE, Op, Update, account
+from gpt2lab.lessons.labs import rewrite
+from gpt2lab.lessons.labs.rewrite import UPDATE, Op, Update, account
 from gpt2lab.plots import zero as plots
 from gpt2lab.ranks import comm
 from gpt2lab.ranks.mesh import Mesh

@@ -11,7 +11,7 @@ from gpt2lab.commands import schedule as command
 from gpt2lab.plots import schedule as plots
 from gpt2lab.plots.style import png
 from gpt2lab.schedules import NAMES, Cost, best_slices, draw, make, simulate, summary
-from gpt2lab.schedules.tokens import latency, terapipe
+from gpt2lab.schedules.terapipe import latency, terapipe
 
 
 def test_1f1b_is_drawn_as_text():

@@ -6,10 +6,9 @@ import pytest
 import torch
 from tensor_cases import CONFIG, cut_model, kept_of_a_layer, step_traffic, tokens_and_targets
 
-from gpt2lab import spec
 from gpt2lab.generate import generate
 from gpt2lab.model import GPT2
-from gpt2lab.parallel import tensor, tensor_costs
+from gpt2lab.parallel import spec, tensor, tensor_costs
 from gpt2lab.plan import Plan
 from gpt2lab.ranks import comm
 from gpt2lab.ranks.mesh import Mesh

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from gpt2lab import spec
-from gpt2lab.ranks.launch import Ranks
+from gpt2lab.parallel import spec
+from gpt2lab.processes.launch import Ranks
 from gpt2lab.ranks.mesh import Axis, Mesh
 
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from planting import planted
 
 from gpt2lab import RankFailed, Ranks
-from gpt2lab.ranks import collectives, comm, neighbours
+from gpt2lab.ranks import collectives, comm, point_to_point
 from gpt2lab.ranks.mesh import Mesh
 
 RANKS = 3
@@ -204,7 +204,7 @@ def test_mutant_that_sends_a_strided_message_is_noticed(gloo_pool):
         return collectives._message("send", x.detach(), axis, axis.rank, to, async_op=True)
 
     def work(rank, world_size):
-        with planted(comm, "isend", lambda right: send), planted(neighbours, "isend", lambda right: send):
+        with planted(comm, "isend", lambda right: send), planted(point_to_point, "isend", lambda right: send):
             return compare(rank, world_size, SOME)
 
     try:

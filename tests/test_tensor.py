@@ -1,6 +1,5 @@
 """Tensor parallelism equals the serial run, sends and keeps what its formulas say, and refuses what cannot be cut."""
 
-from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -10,7 +9,7 @@ from tensor_cases import CONFIG, kept_of_a_layer, step_traffic, tokens_and_targe
 
 from gpt2lab.generate import generate
 from gpt2lab.model import GPT2, GPT2Config
-from gpt2lab.parallel import columns, tensor, tensor_costs
+from gpt2lab.parallel import tensor, tensor_costs
 from gpt2lab.plan import Plan
 from gpt2lab.ranks import comm
 from gpt2lab.ranks.mesh import Mesh
@@ -192,28 +191,3 @@ def test_generation_with_the_cache_gives_the_serial_text(pools, how):
     expected = generate(GPT2(CONFIG).double(), prompts, 8, **how)
     for n in (2, 4):
         assert pools[n].run(generated, prompts, how) == [expected] * n
-
-
-def lecture(rank, world_size, x, weights, seed):
-    axis = Mesh(tp=world_size)["tp"]
-    comm.clear_log()
-    loss, grads = columns.column_gradients(x, weights, axis, seed)
-    return loss, grads, Counter({op: size for (op, _), (_, size, _) in comm.traffic().items()})
-
-
-def test_the_lectures_form_needs_a_reduce_scatter_and_a_seed_of_one_nth(pools):
-    generator = torch.Generator().manual_seed(0)
-    draw = lambda *shape: torch.randn(*shape, generator=generator, dtype=torch.float64)
-    x, weights = draw(5, 7), [draw(7, 10), draw(10, 11)]
-    whole = [w.clone().requires_grad_() for w in weights]
-    expected = F.gelu(F.gelu(x @ whole[0]) @ whole[1]).square().sum()
-    expected.backward()
-    for seed, factor in ((None, 1), (1.0, 3)):
-        found = pools[3].run(lecture, x, weights, seed)
-        for layer, w in enumerate(whole):
-            joined = torch.cat([grads[layer] for _, grads, _ in found], 1)
-            torch.testing.assert_close(joined, factor * w.grad, rtol=1e-12, atol=1e-13)
-        assert all(loss.item() == pytest.approx(expected.item(), rel=1e-13) for loss, _, _ in found)
-    gathered = sum(traffic["all_gather"] for _, _, traffic in found)
-    scattered = sum(traffic["reduce_scatter"] for _, _, traffic in found)
-    assert gathered == scattered == 2 * 5 * (10 + 11) * 8  # (n-1) x B x C_out, over both layers

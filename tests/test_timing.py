@@ -2,9 +2,9 @@
 
 import pytest
 
-from gpt2lab import timing
-from gpt2lab.speed import copy_rate
-from gpt2lab.timing import Times, alone, together, trials
+from gpt2lab.machine import timing
+from gpt2lab.machine.speed import copy_rate
+from gpt2lab.machine.timing import Times, alone, together, trials
 
 
 def test_the_clock_runs_from_ready_to_finish(monkeypatch):

@@ -14,14 +14,15 @@ import pytest
 import torch
 from slurm import free_ports
 
-from gpt2lab import checkpoint, run
+from gpt2lab import run
 from gpt2lab.commands.report import short
 from gpt2lab.corpus.batches import Batches
 from gpt2lab.model import GPT2Config
 from gpt2lab.plan import Plan, build
-from gpt2lab.ranks.launch import Ranks
+from gpt2lab.processes.launch import Ranks
 from gpt2lab.ranks.mesh import Mesh
 from gpt2lab.run import Options, read_log, start
+from gpt2lab.storage import checkpoint
 from gpt2lab.train import LLMC, Recipe, Trainer
 from gpt2lab.verify import CONFIG, axes, example_batch
 

@@ -15,7 +15,7 @@ from planting import planted
 from transport_cases import COMPLEX, FLOATS, INTEGERS, MOVED, SIZES, check
 
 from gpt2lab import RankFailed, Ranks, kept, transport
-from gpt2lab.ranks import memory
+from gpt2lab.machine import memory
 
 pytestmark = pytest.mark.skipif(
     not transport.AVAILABLE, reason="this system has no semaphores in shared memory"

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from gpt2lab.cli import main
+from gpt2lab.processes.launch import Ranks
 from gpt2lab.ranks import comm
-from gpt2lab.ranks.launch import Ranks
 from gpt2lab.verify import Claim, Plan, Report, verify
 
 

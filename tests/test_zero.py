@@ -6,8 +6,9 @@ import torch.nn.functional as F
 from trained import NOISY, TINY, in_flight, run
 
 from gpt2lab import RankFailed
+from gpt2lab.machine import memory
 from gpt2lab.model import GPT2, GPT2Config
-from gpt2lab.parallel.data_costs import (
+from gpt2lab.parallel.zero.costs import (
     bytes_held,
     owned_elements,
     owner_bytes_held,
@@ -17,9 +18,9 @@ from gpt2lab.parallel.data_costs import (
     parts,
     zero_bytes_sent,
 )
-from gpt2lab.parallel.flat import into_groups
+from gpt2lab.parallel.zero.flat import into_groups
 from gpt2lab.plan import Plan, build
-from gpt2lab.ranks import comm, memory
+from gpt2lab.ranks import comm
 from gpt2lab.ranks.mesh import Mesh
 from gpt2lab.train import Recipe, Trainer
 from gpt2lab.verify import example_batch, verify

@@ -3,7 +3,7 @@
 import torch
 
 from gpt2lab.model import GPT2Config
-from gpt2lab.parallel.flat import part_of
+from gpt2lab.parallel.zero.flat import part_of
 from gpt2lab.plan import Plan, build
 from gpt2lab.ranks import comm
 from gpt2lab.ranks.mesh import Mesh

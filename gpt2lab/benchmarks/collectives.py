@@ -19,8 +19,8 @@ from tqdm import tqdm
 from ..algorithms import ALL_REDUCE
 from ..planner import links
 from ..planner.fit import fit
+from ..processes.launch import Ranks
 from ..ranks import comm
-from ..ranks.launch import Ranks
 from ..ranks.mesh import Mesh
 
 LIBRARY = {

@@ -14,11 +14,11 @@ from collections.abc import Callable
 import torch
 
 from ..model import GPT2Config, causal_attention
-from ..parallel import blockwise, context
-from ..parallel.context_costs import imbalance
+from ..parallel.context import attention, exchanges
+from ..parallel.context.costs import imbalance
 from ..plan import Plan
+from ..processes.launch import Ranks
 from ..ranks import comm, trace
-from ..ranks.launch import Ranks
 from ..ranks.mesh import Mesh
 from . import rivals
 
@@ -62,7 +62,7 @@ def check(splits, world: int, shape, window: int | None) -> None:
     _, heads, length, width = shape
     config = GPT2Config(n_head=heads, n_embd=heads * width, n_positions=length, window=window)
     for name, exchange in (split if len(split) == 2 else (split[0], "") for split in splits):
-        context.check(config, Plan(cp=world, layout=name, exchange=exchange), 1, length)
+        exchanges.check(config, Plan(cp=world, layout=name, exchange=exchange), 1, length)
         if exchange.startswith("halo-x"):
             raise ValueError(
                 f"{name}:{exchange} exchanges a layer's input, and only attention is timed here. "
@@ -126,7 +126,7 @@ def one_round(attend: Callable, axis) -> tuple[float, float, int]:
     """Seconds of the slowest rank, seconds that this one waited, and the pairs it computed forward."""
     comm.barrier(axis)
     trace.clear()
-    blockwise.work.clear()
+    attention.work.clear()
     start = time.perf_counter()
     attend()
     took = torch.tensor(time.perf_counter() - start)
@@ -134,7 +134,7 @@ def one_round(attend: Callable, axis) -> tuple[float, float, int]:
     inside = lambda e: any(s.start <= e.start <= s.end for s in waits)
     blocking = [e for e in comm.log if e.op == "all_to_all" and not inside(e)]  # those of heads have no span
     waited = sum(w.end - w.start for w in (*waits, *blocking))
-    return comm.all_reduce(took, axis, "max").item(), waited, blockwise.work["forward"]
+    return comm.all_reduce(took, axis, "max").item(), waited, attention.work["forward"]
 
 
 def both_ways(attend: Callable, inputs) -> Callable:
@@ -152,8 +152,8 @@ def both_ways(attend: Callable, inputs) -> Callable:
 
 def our_attention(mesh: Mesh, name: str, exchange: str, inputs, window: int | None) -> Callable:
     """Attention of this rank's tokens under one split; all ranks make it together."""
-    roots = context.root_axes(mesh, name) if exchange == "kv-roots" else ()
-    split = context.Split(mesh["cp"], name, exchange, window, roots)
+    roots = exchanges.root_axes(mesh, name) if exchange == "kv-roots" else ()
+    split = exchanges.Split(mesh["cp"], name, exchange, window, roots)
     mine = split(inputs[0].size(2))
     return both_ways(lambda q, k, v: split.core(q, k, v, mine, window), [t[:, :, mine] for t in inputs])
 
@@ -165,14 +165,14 @@ def their_ring(group, rank: int, world_size: int, inputs) -> Callable:
         from torch.distributed.tensor.experimental._context_parallel import _attention as theirs
 
     def kernel_backward(*, grad_out, query, key, value, out, logsumexp, is_causal):
-        return blockwise.FLASH_BACKWARD(grad_out, query, key, value, out, logsumexp, 0.0, is_causal)
+        return attention.FLASH_BACKWARD(grad_out, query, key, value, out, logsumexp, 0.0, is_causal)
 
     chunks = [t.chunk(2 * world_size, 2) for t in inputs]
     q, k, v, grad = (torch.cat((c[rank], c[-1 - rank]), 2) for c in chunks)
 
     def run():
         y, lse, *_ = theirs._templated_ring_attention(
-            group, 2, blockwise.FLASH, q, k, v, is_causal=True, dropout_p=0.0
+            group, 2, attention.FLASH, q, k, v, is_causal=True, dropout_p=0.0
         )
         back = theirs._templated_ring_attention_backward(
             group, 2, kernel_backward, grad, "grad_out", q, k, v, y, lse, is_causal=True

@@ -13,10 +13,11 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from ..machine import memory
 from ..model import GPT2, PRESETS
 from ..plan import Plan, build
-from ..ranks import comm, memory, trace
-from ..ranks.launch import Ranks
+from ..processes.launch import Ranks
+from ..ranks import comm, trace
 from ..ranks.mesh import Mesh
 from . import rivals
 from .step import WARM_UP

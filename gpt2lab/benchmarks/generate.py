@@ -13,6 +13,7 @@ import torch
 
 from ..generate import generate
 from ..model import GPT2, PRESETS
+from ..storage import huggingface
 from .step import medians
 
 
@@ -75,7 +76,7 @@ def contestants(config: str, rows: int, prompt: int, tokens: int):
     logging.disable_progress_bar()
     ours = GPT2(PRESETS[config])
     with tempfile.TemporaryDirectory() as folder:
-        ours.save_pretrained(folder)
+        huggingface.save(ours, folder)
         theirs = GPT2LMHeadModel.from_pretrained(folder).eval()
     text = torch.randint(ours.config.vocab_size, (rows, prompt), generator=torch.Generator().manual_seed(0))
     greedy = {"temperature": 0.0, "stop": None}

@@ -6,8 +6,8 @@ import time
 
 import torch
 
+from ..processes.launch import Ranks, launch
 from ..ranks import comm
-from ..ranks.launch import Ranks, launch
 from ..ranks.mesh import Axis
 
 

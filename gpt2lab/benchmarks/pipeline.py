@@ -14,9 +14,9 @@ from torch import nn
 from ..corpus.batches import Batch
 from ..model import GPT2, PRESETS, GPT2Config
 from ..parallel.accumulate import Alone
-from ..parallel.pipeline import Pipeline
+from ..parallel.pipeline.engine import Pipeline
+from ..processes.launch import launch
 from ..ranks import comm
-from ..ranks.launch import launch
 from ..ranks.mesh import Mesh
 from ..schedules import Schedule, from_csv, make
 from . import rivals

@@ -17,10 +17,10 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 
-from .. import fast, speed
-from ..chunked_loss import apply_chunked_loss
-from ..fast_start import TUNABLE
+from ..machine import fast, speed
+from ..machine.huge_pages import TUNABLE
 from ..model import GPT2, PRESETS, GPT2Config
+from ..parallel.chunked_loss import apply_chunked_loss
 
 WARM_UP = 3  # turns until two contestants' memory lies where it stays: the first steps take a quarter longer
 RUNGS = ("transformers", "ours, plain", "+ chunked loss", "+ huge pages", "+ oneDNN matmul")

@@ -9,10 +9,10 @@ import argparse
 import torch
 import torch.nn.functional as F
 
-from .. import spec
 from ..model import GPT2, PRESETS, GPT2Config
+from ..parallel import spec
 from ..parallel.tensor import apply_tensor
-from ..ranks.launch import launch
+from ..processes.launch import launch
 from ..ranks.mesh import Mesh
 from . import rivals
 from .step import medians, stepper

@@ -17,8 +17,8 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import AllgatherOptions
 
 from .. import transport
-from ..ranks.launch import Ranks
-from ..speed import copy_rate
+from ..machine.speed import copy_rate
+from ..processes.launch import Ranks
 
 CALLS = ("all_reduce", "reduce_scatter", "all_gather")
 BACKENDS = (transport.NAME, "gloo") if transport.AVAILABLE else ("gloo",)

@@ -9,7 +9,7 @@ Numbers are written as they were trained, without Adam's moments. One process do
 
 from pathlib import Path
 
-from .. import checkpoint
+from ..storage import checkpoint
 from . import folders
 
 

@@ -7,8 +7,8 @@ from dataclasses import asdict
 from itertools import count
 from pathlib import Path
 
-from .. import checkpoint
 from ..run import Options
+from ..storage import checkpoint
 
 
 def newest(out: Path) -> Path:

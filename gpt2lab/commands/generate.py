@@ -9,10 +9,9 @@ import argparse
 import time
 from pathlib import Path
 
-from .. import checkpoint
 from ..corpus.tokenizer import encoding
 from ..generate import END_OF_TEXT, generate
-from ..model import GPT2
+from ..storage import checkpoint, huggingface
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -40,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print each prompt with its continuation, and how fast it came."""
     source = args.model or newest(Path("runs"))
-    model, words = GPT2.from_pretrained(model_folder(source)), encoding()
+    model, words = huggingface.load(model_folder(source)), encoding()
     prompts = [words.encode(text) or [END_OF_TEXT] for text in args.prompt or [""]]
     start = time.perf_counter()
     texts = generate(

@@ -2,7 +2,7 @@
 
 import torch
 
-from .. import fast, speed
+from ..machine import fast, speed
 from ..model import PRESETS
 
 

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from .. import checkpoint
 from ..run import Options, read_log
+from ..storage import checkpoint
 
 
 def short(entry: dict) -> str:
@@ -43,11 +43,11 @@ def finish(options: Options, folder: Path, interrupted) -> None:
 
 def _sample(folder: Path, options: Options) -> str:
     """What the model writes after the first words of a play."""
-    from .. import pretrained
     from ..corpus.tokenizer import encoding
     from ..generate import generate
+    from ..storage import huggingface
 
-    model, text = pretrained.load(folder), encoding()
+    model, text = huggingface.load(folder), encoding()
     prompt = text.encode("ROMEO.")
     new = min(options.sample, model.config.n_positions - len(prompt))
     return text.decode(generate(model, [prompt], new, temperature=0.8, top_k=40, seed=options.seed)[0])

@@ -19,11 +19,12 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from .. import checkpoint
-from ..ranks import comm, environment
-from ..ranks.failure import RankFailed
+from ..processes import launchers
+from ..processes.failure import RankFailed
+from ..ranks import comm
 from ..ranks.mesh import Axis
 from ..run import DTYPES, STOP, Options, start
+from ..storage import checkpoint
 from . import folders
 from .lines import on_machines, plain_command
 from .report import finish, say_sometimes, short
@@ -114,7 +115,7 @@ def run(args) -> int:
             print(f"\n{launcher}:\n{line}")
         return 0
     options.check()
-    here = environment.place()
+    here = launchers.place()
     if here:
         return _as_one_rank(here, options, source, args)
     folder = source.parent if source else folders.new(options, args.out)
@@ -135,7 +136,7 @@ def _as_one_rank(here, options: Options, source: Path | None, args) -> int:
     device = options.the_device(here.neighbours)
     world = Axis("world", tuple(range(here.world_size)), here.rank)
     folder = source.parent if source else None
-    with environment.joined(here, device, options.timeout):
+    with launchers.joined(here, device, options.timeout):
         if here.rank == 0:
             folder = (
                 folder or folders.begun(here, options, args.out) or folders.new(options, args.out, here.job)
@@ -232,7 +233,7 @@ def _train(options: Options, folder: Path | None, source: Path | None) -> None:
     device = options.the_device(world)
     place = str(folder.resolve()) if folder else None
     if world > 1:
-        from ..ranks.launch import launch
+        from ..processes.launch import launch
 
         source = source and source.resolve()
         job = (start, options, place, source, say_sometimes, device)

@@ -1,0 +1,14 @@
+"""One strategy a file, or a folder; each edits a model in place and says what it sends, when, and how many bytes.
+
+plan word       where                                what travels
+pp=4            pipeline/engine.py                   activations and their gradients, from stage to stage
+dp=2            data.py, servers.py                  gradients, summed
+zero=1,2,3      zero/stages.py                       gradients scattered, weights gathered
+tp=2            tensor.py                            activations, summed after every second matrix
+sp=true         sequence.py                          the same sums as scatter and gather
+cp=2            context/exchanges.py                 keys and values, or heads, or halos
+recompute=true  recompute.py                         nothing: blocks run again in backward
+loss=chunked    chunked_loss.py                      nothing: the logits are never held whole
+
+spec says how each parameter was cut; finish is what ends every step: partial sums, tied embedding, norm, clip.
+"""

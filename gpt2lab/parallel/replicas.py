@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import torch
 
-from .. import spec
 from ..ranks.mesh import Axis
-from .pieces import Piece
+from . import spec
+from .finish import Piece
 
 
 class Replicas:

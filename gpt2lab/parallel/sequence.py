@@ -13,9 +13,9 @@ from functools import partial
 import torch
 import torch.nn.functional as F
 
-from .. import spec
 from ..ranks import comm
 from ..ranks.mesh import Axis
+from . import spec
 from .tensor import Edge, vocab_head, weight_gradients
 
 

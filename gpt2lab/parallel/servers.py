@@ -7,7 +7,7 @@ import torch
 
 from ..ranks import comm
 from ..ranks.mesh import Axis
-from .pieces import Piece
+from .finish import Piece
 from .replicas import Replicas, gradient, nothing, owned
 
 

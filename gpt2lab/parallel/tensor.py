@@ -13,10 +13,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from .. import spec
 from ..model import picked, summable
 from ..ranks import comm
 from ..ranks.mesh import Axis
+from . import spec
 
 
 class Edge:

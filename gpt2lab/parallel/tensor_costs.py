@@ -90,11 +90,3 @@ def kept_bytes(shape: Shape, rank: int = 0, sp: bool = False, lean: bool = True)
 
 def _btc(shape: Shape) -> int:
     return shape.rows * shape.length * shape.width
-
-
-def crossover_tokens(width: int) -> int:
-    """Tokens B T at which a two-layer MLP sends as much cut by data as cut by columns and rows: 4 C.
-
-    Data parallel all-reduces 8 C^2 gradients, tensor parallel B T C twice.
-    """
-    return 4 * width

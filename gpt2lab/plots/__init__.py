@@ -1,0 +1,1 @@
+"""One function, one figure, without pyplot: `style` holds colours and sizes, `draw` writes figures/."""

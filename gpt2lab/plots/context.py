@@ -6,8 +6,8 @@ from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from ..parallel import context_costs as costs
-from ..parallel.layouts import LAYOUTS, Layout, hops, layout
+from ..parallel.context import costs
+from ..parallel.context.layouts import LAYOUTS, Layout, hops, layout
 from .style import COLORS, THINGS, figure, rank_color
 
 KERNELS = ("forward", "dQ", "dK,dV by key", "MLP")

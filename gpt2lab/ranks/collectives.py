@@ -10,9 +10,9 @@ from collections.abc import Sequence
 import torch
 import torch.distributed as dist
 
-from . import network, traffic
+from . import paced, traffic
 from .buffers import byte_size, byte_sizes, fresh, no_graph, padded, ranked, unranked
-from .gate import Call, Done, describe, finished, perform
+from .call import Call, Done, describe, finished, perform
 from .mesh import Axis
 from .traffic import split_sizes
 
@@ -256,5 +256,5 @@ def _message(op: str, x: torch.Tensor, axis: Axis, source: int, to: int, async_o
     if op == "recv":
         start = lambda _: dist.irecv(x, ways[0], group=axis.group)
         return perform(Call(op, axis, describe(x), ways=ways), start, x, async_op)
-    start = lambda _: network.send(*ways, size, lambda: dist.isend(x, ways[1], group=axis.group))
+    start = lambda _: paced.send(*ways, size, lambda: dist.isend(x, ways[1], group=axis.group))
     return perform(Call(op, axis, describe(x), size, 1, ways=ways), start, x, async_op)

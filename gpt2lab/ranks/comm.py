@@ -12,12 +12,12 @@ from collections.abc import Sequence
 
 import torch
 
+from ..processes.status_board import Mismatch
 from . import collectives as plain
-from .board import Mismatch
+from .call import Handle
 from .collectives import all_reduce, barrier, gather_flat, gather_objects, irecv, isend, reduce_scatter_flat
-from .gate import Handle
 from .mesh import Axis
-from .neighbours import recv, ring_shift, send
+from .point_to_point import recv, ring_shift, send
 from .traffic import Event, clear_log, log, split_sizes, traffic
 
 __all__ = [

@@ -12,7 +12,7 @@ from datetime import timedelta
 import numpy as np
 import torch.distributed as dist
 
-from . import board
+from ..processes import status_board
 
 NAMES = ("pp", "dp", "cp", "tp")
 
@@ -101,9 +101,9 @@ class Mesh:
             if whole or len(line) == 1:
                 group = None
             else:
-                board.enter("new_group", name, [r for r in line if r != self.rank], 0)
+                status_board.enter("new_group", name, [r for r in line if r != self.rank], 0)
                 group = dist.new_group(line, timeout=_timeout())
-                board.leave()
+                status_board.leave()
             if self.rank in line:
                 mine = Axis(name, line, line.index(self.rank), group)
         return mine

@@ -9,8 +9,8 @@ from .check import ScheduleError, check
 from .registry import NAMES, make
 from .schedule import Op, Schedule
 from .simulate import Cost, Timeline, simulate
+from .terapipe import best_slices
 from .text import draw, from_csv, summary, to_csv
-from .tokens import best_slices
 
 __all__ = [
     "NAMES",

@@ -5,7 +5,7 @@ import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from . import bidirectional, looped, sequential, tokens, zero_bubble
+from . import chimera_dualpipe, gpipe_1f1b, interleaved, terapipe, zero_bubble
 from .schedule import Schedule
 
 
@@ -24,18 +24,18 @@ class Entry:
 
 
 ENTRIES = (
-    Entry("naive", sequential.naive, "no paper: one micro-batch at a time"),
-    Entry("gpipe", sequential.gpipe, "Huang et al. 2019"),
-    Entry("1f1b", sequential.one_forward_one_backward, "Narayanan et al. 2019; Fan et al. 2021"),
-    Entry("interleaved", looped.interleaved, "Narayanan et al. 2021"),
-    Entry("breadth_first", looped.breadth_first, "Lamy-Poirier 2023"),
+    Entry("naive", gpipe_1f1b.naive, "no paper: one micro-batch at a time"),
+    Entry("gpipe", gpipe_1f1b.gpipe, "Huang et al. 2019"),
+    Entry("1f1b", gpipe_1f1b.one_forward_one_backward, "Narayanan et al. 2019; Fan et al. 2021"),
+    Entry("interleaved", interleaved.interleaved, "Narayanan et al. 2021"),
+    Entry("breadth_first", interleaved.breadth_first, "Lamy-Poirier 2023"),
     Entry("zb_h1", zero_bubble.zb_h1, "Qi et al. 2023"),
     Entry("zb_h2", zero_bubble.zb_h2, "Qi et al. 2023"),
     Entry("zb_v", zero_bubble.zb_v, "Qi et al. 2023 and 2024"),
-    Entry("chimera", bidirectional.chimera, "Li & Hoefler 2021"),
-    Entry("dualpipe", bidirectional.dualpipe, "DeepSeek-AI 2024"),
-    Entry("dualpipe_v", bidirectional.dualpipe_v, "Qi et al. 2025"),
-    Entry("terapipe", tokens.terapipe, "Li et al. 2021"),
+    Entry("chimera", chimera_dualpipe.chimera, "Li & Hoefler 2021"),
+    Entry("dualpipe", chimera_dualpipe.dualpipe, "DeepSeek-AI 2024"),
+    Entry("dualpipe_v", chimera_dualpipe.dualpipe_v, "Qi et al. 2025"),
+    Entry("terapipe", terapipe.terapipe, "Li et al. 2021"),
 )
 NAMES = tuple(entry.name for entry in ENTRIES)
 

@@ -11,7 +11,7 @@ looks like), `group` (what torch.distributed sees).
 
 import os
 
-from gpt2lab.transport import semaphores
+from . import semaphores
 
 NAME = "shm"
 __all__ = ["AVAILABLE", "NAME", "default", "register"]
@@ -44,7 +44,7 @@ def register() -> None:
     """Make the backend known to torch.distributed under its name; again is harmless."""
     import torch.distributed as dist
 
-    from gpt2lab.transport.group import create
+    from .group import create
 
     if not hasattr(dist.Backend, NAME.upper()):
         dist.Backend.register_backend(NAME, create, extended_api=True, devices=["cpu"])

@@ -14,9 +14,9 @@ from collections import deque
 
 from torch.futures import Future
 
-from gpt2lab.transport import semaphores
-from gpt2lab.transport.kinds import describe
-from gpt2lab.transport.stream import Misfit, Need
+from . import semaphores
+from .kinds import describe
+from .stream import Misfit, Need
 
 ALERT = 5e-5  # seconds before a driver sleeps, where every rank has a core: falling asleep and waking take as long
 GLANCE = 0.1  # seconds after which a driver looks whether those it waits for still live

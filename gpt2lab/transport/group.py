@@ -9,11 +9,11 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from gpt2lab.transport import kinds, moves
-from gpt2lab.transport.engine import Call, Engine
-from gpt2lab.transport.memory import meet
-from gpt2lab.transport.stream import Ends
-from gpt2lab.transport.work import SharedMemoryWork
+from . import kinds, moves
+from .engine import Call, Engine
+from .memory import meet
+from .stream import Ends
+from .work import SharedMemoryWork
 
 
 def create(opts, _):

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import torch
 
-from gpt2lab.transport import semaphores
+from . import semaphores
 
 SLOT = 1 << 21  # bytes in a slot of the stream from one rank to all others
 MESSAGE_SLOT = 1 << 18  # bytes in a slot of the stream of a pair

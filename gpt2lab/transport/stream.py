@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 import torch
 
-from gpt2lab.transport import semaphores
-from gpt2lab.transport.memory import NOTE, SLOTS, Memory
+from . import semaphores
+from .memory import NOTE, SLOTS, Memory
 
 VIEWS = 256  # of one slot that are kept
 _note = struct.Struct("<QQQ")  # number of the slot, bytes in it, kind of the call

@@ -6,7 +6,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from gpt2lab.transport.engine import Call, Engine
+from .engine import Call, Engine
 
 
 class SharedMemoryWork(dist.Work):

@@ -15,16 +15,16 @@ import torch
 
 from gpt2lab import RankFailed, launch
 from gpt2lab.corpus import Batches, encoding, shakespeare
-from gpt2lab.exercises import check
-from gpt2lab.exercises import start as exercises
 from gpt2lab.lessons import explore, show, show_source, table
+from gpt2lab.lessons.exercises import check
+from gpt2lab.lessons.exercises import start as exercises
+from gpt2lab.machine.checksum import summ
 from gpt2lab.model import GPT2, PRESETS
 from gpt2lab.plots.curves import curves
 from gpt2lab.plots.rooms import rooms
 from gpt2lab.plots.strategies import STRATEGIES, strategies
 from gpt2lab.plots.timeline import timeline
 from gpt2lab.ranks import comm, trace
-from gpt2lab.ranks.digest import summ
 from gpt2lab.ranks.mesh import Mesh
 from gpt2lab.verify import verify
 
@@ -45,7 +45,7 @@ show(
 # %% tags=["measured"]
 import time
 
-from gpt2lab import speed
+from gpt2lab.machine import speed
 
 table([(key, value) for key, value in speed.machine().items()], ["here", "is"])
 starts = []

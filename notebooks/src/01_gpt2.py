@@ -12,18 +12,20 @@ import numpy as np
 import torch
 
 from gpt2lab import launch
-from gpt2lab.chunked_loss import apply_chunked_loss
 from gpt2lab.corpus import Batches, encoding, shakespeare
-from gpt2lab.exercises import check
-from gpt2lab.exercises import gpt2 as exercises
 from gpt2lab.lessons import explore, show, show_source, table
+from gpt2lab.lessons.exercises import check
+from gpt2lab.lessons.exercises import gpt2 as exercises
+from gpt2lab.machine import memory
+from gpt2lab.machine.checksum import summ
 from gpt2lab.model import GPT2, PRESETS, Attention
+from gpt2lab.parallel.chunked_loss import apply_chunked_loss
+from gpt2lab.parallel.recompute import apply_recompute
 from gpt2lab.plots import gpt2 as plots
 from gpt2lab.plots.curves import curves
 from gpt2lab.plots.timeline import timeline
 from gpt2lab.plots.zero import over_a_step
-from gpt2lab.ranks import comm, memory, trace
-from gpt2lab.ranks.digest import summ
+from gpt2lab.ranks import comm, trace
 from gpt2lab.ranks.mesh import Mesh
 
 config = PRESETS["nano"]
@@ -219,7 +221,7 @@ print(f"in gpt2 with T = 1024 it is {100 * share:.0f} %")
 # %% tags=["measured"]
 import time
 
-from gpt2lab import speed
+from gpt2lab.machine import speed
 
 rate = speed.matmul_rate()
 start = time.perf_counter()
@@ -306,7 +308,8 @@ explore(
 grads = {}
 for recompute in (False, True):
     model = GPT2(config)
-    model.recompute = recompute
+    if recompute:
+        apply_recompute(model)
     print(
         f"recompute={recompute}: {saved_bytes(model, batch):,} bytes saved,",
         f"formula {activation_bytes(B, T, recompute):,}",
@@ -598,14 +601,14 @@ show(
 # %% [markdown]
 # ## Files
 #
-# `model.save_pretrained(folder)` writes the Hugging Face layout. llm.c has its own: a header of 256 integers, then 16
+# `huggingface.save(model, folder)` writes the Hugging Face layout. llm.c has its own: a header of 256 integers, then 16
 # tensors in a row, the layers of each kind stacked. Ours can be written and read back bit for bit:
 
 # %%
 import tempfile
 from pathlib import Path
 
-from gpt2lab.checkpoint_llmc import layout, padded, read_weights, write_weights
+from gpt2lab.storage.llmc import layout, padded, read_weights, write_weights
 
 with tempfile.TemporaryDirectory() as folder:
     path = Path(folder, "nano.bin")

@@ -18,17 +18,17 @@ import torch
 
 from gpt2lab import Ranks, launch, transport
 from gpt2lab.corpus import Batches, shakespeare
-from gpt2lab.exercises import check
-from gpt2lab.exercises import hardware as exercises
 from gpt2lab.lessons import explore, show, show_source, table
+from gpt2lab.lessons.exercises import check
+from gpt2lab.lessons.exercises import hardware as exercises
+from gpt2lab.machine.speed import copy_rate, machine
+from gpt2lab.machine.timing import alone, together, trials
 from gpt2lab.model import GPT2, PRESETS
 from gpt2lab.planner import metrics
 from gpt2lab.plots import hardware as plots
 from gpt2lab.plots.timeline import timeline
-from gpt2lab.ranks import comm, network, trace
+from gpt2lab.ranks import comm, paced, trace
 from gpt2lab.ranks.mesh import Mesh
-from gpt2lab.speed import copy_rate, machine
-from gpt2lab.timing import alone, together, trials
 
 torch.set_num_threads(1)  # threads are switched on where they are the subject
 
@@ -215,7 +215,7 @@ print(
 # %%
 def by_hand(rank, world_size, warm, barrier, wait, count=8, late=0.06, link=None):
     axis, x, found = Mesh(dp=world_size)["dp"], torch.ones(1000), []
-    with network.links(link):
+    with paced.links(link):
         for trial in range(-2 if warm else 0, count):
             if rank == 1:
                 time.sleep(late)  # this rank always has something else to finish first
@@ -232,7 +232,7 @@ def by_hand(rank, world_size, warm, barrier, wait, count=8, late=0.06, link=None
     return found
 
 
-slow = network.Link(latency=0.03, bandwidth=1e9)  # an all-reduce over two ranks takes two steps: 60 ms
+slow = paced.Link(latency=0.03, bandwidth=1e9)  # an all-reduce over two ranks takes two steps: 60 ms
 early = two.run(by_hand, warm=True, barrier=False, wait=True)[0]
 right = two.run(by_hand, warm=True, barrier=True, wait=True)[0]
 not_done = two.run(by_hand, warm=True, barrier=True, wait=False, link=slow, late=0)[0]
@@ -545,7 +545,7 @@ def pieces_on_ranks(rank, world_size, asynchronous, pieces=4):
     axis, flying, results = Mesh(dp=world_size)["dp"], [], []
     comm.barrier(axis)
     trace.clear()
-    with network.links(network.Link(latency=0.0075, bandwidth=1e9)):  # two steps of a ring: 15 ms
+    with paced.links(paced.Link(latency=0.0075, bandwidth=1e9)):  # two steps of a ring: 15 ms
         for i in range(pieces):
             with trace.span(f"piece {i}", "backward"):
                 time.sleep(0.020)

@@ -15,13 +15,13 @@ from gpt2lab import RankFailed, Ranks, launch, transport
 from gpt2lab.algorithms import ALL_REDUCE, ring
 from gpt2lab.benchmarks import collectives as bench
 from gpt2lab.benchmarks.transport import measure
-from gpt2lab.exercises import check, predictions
-from gpt2lab.exercises import collectives as exercises
 from gpt2lab.lessons import explore, show, show_source, table
+from gpt2lab.lessons.exercises import check, predictions
+from gpt2lab.lessons.exercises import collectives as exercises
 from gpt2lab.planner import links
 from gpt2lab.planner.links import Link
 from gpt2lab.plots import collectives as plots
-from gpt2lab.ranks import comm, network
+from gpt2lab.ranks import comm, paced
 from gpt2lab.ranks.mesh import Mesh
 
 # %% [markdown]
@@ -529,10 +529,10 @@ def topology(rank, world_size):
     import time
 
     axis, found = Mesh(dp=world_size)["dp"], {}
-    slow, fast = network.Link(0.02, 1e8), network.Link(0.001, 1e9)
+    slow, fast = paced.Link(0.02, 1e8), paced.Link(0.001, 1e9)
     x = torch.ones(1000)
     for name in ("ring", "hierarchical"):
-        with network.links(network.Links(slow, inside=fast, node=2)):
+        with paced.links(paced.Links(slow, inside=fast, node=2)):
             ALL_REDUCE[name].all_reduce(x, axis)
             start = time.perf_counter()
             ALL_REDUCE[name].all_reduce(x, axis)
@@ -540,8 +540,8 @@ def topology(rank, world_size):
     return found
 
 
-paced = launch(topology)
-slowest = {name: max(p[name] for p in paced) for name in paced[0]}
+seconds = launch(topology)
+slowest = {name: max(s[name] for s in seconds) for name in seconds[0]}
 print("Paced: the flat ring crosses slow links in 6 steps, the hierarchy in 2.")
 print("hierarchical is faster:", slowest["hierarchical"] < slowest["ring"])
 

@@ -15,20 +15,21 @@ import torch
 
 from gpt2lab.corpus import Batch, Batches, shakespeare
 from gpt2lab.corpus.loaders import SHAPES, InOrder, each_reads, joined, one_reads, steps_per_epoch
-from gpt2lab.exercises import check
-from gpt2lab.exercises import data as exercises
-from gpt2lab.labs import data as lab
-from gpt2lab.labs import updates
 from gpt2lab.lessons import explore, show, show_source, table
+from gpt2lab.lessons.exercises import check
+from gpt2lab.lessons.exercises import data as exercises
+from gpt2lab.lessons.labs import data as lab
+from gpt2lab.lessons.labs import updates
+from gpt2lab.machine.checksum import summ
 from gpt2lab.model import GPT2, GPT2Config
-from gpt2lab.parallel import data, data_costs
+from gpt2lab.parallel import data
+from gpt2lab.parallel.zero import costs
 from gpt2lab.plan import Plan, build
 from gpt2lab.plots import data as plots
 from gpt2lab.plots.tensor import shards
 from gpt2lab.plots.timeline import timeline
-from gpt2lab.ranks import comm, network, trace
-from gpt2lab.ranks.digest import summ
-from gpt2lab.ranks.launch import Ranks
+from gpt2lab.processes.launch import Ranks
+from gpt2lab.ranks import comm, paced, trace
 from gpt2lab.ranks.mesh import Mesh
 from gpt2lab.verify import verify
 
@@ -282,7 +283,7 @@ show_source(data.Naive)
 eight = Batches(batches.source, rows=8, length=16).at(0)
 for form, size in (("naive", 0), ("bucket", 16 << 10)):
     seen = four.run(lab.sent, f"dp=4,data={form},bucket=16", config, eight)
-    same = [seen[r] == data_costs.messages_sent(GPT2(config), size, 4, r) for r in range(4)]
+    same = [seen[r] == costs.messages_sent(GPT2(config), size, 4, r) for r in range(4)]
     sizes = f"messages of {min(seen[0]):,} to {max(seen[0]):,} bytes"
     print(f"{form:6} {len(seen[0]):2} {sizes}, as the formula says: {all(same)}")
 with torch.device("meta"):
@@ -365,7 +366,7 @@ print(verify("dp=4,bucket=1", ranks=four))
 # Eight layers, 20 ms of backward each; a message costs 20 ms of latency, and 8 ms for each layer's gradients in it.
 
 # %%
-show_source(data_costs.backward_and_sums)
+show_source(costs.backward_and_sums)
 
 # %% tags=["measured"]
 captions = {
@@ -467,7 +468,7 @@ show(
 # micro-batches, so one message at the end is enough. Counted on live ranks:
 
 # %%
-formula = data_costs.bucket_bytes_sent(GPT2(config), 16 << 10, 4, 0)
+formula = costs.bucket_bytes_sent(GPT2(config), 16 << 10, 4, 0)
 for micro in (1, 2):
     messages = four.run(lab.sent, f"dp=4,bucket=16,micro={micro}", config, eight)[0]
     total = f"{sum(messages):,} bytes in {len(messages)} all-reduces"
@@ -568,7 +569,7 @@ for way in updates.WAYS:
 # and a server, about 720 ms a step: the bottleneck is the update, not the model.
 
 # %% tags=["measured"]
-link = network.Link(0.001, 8 * lab.WEIGHTS / 0.060)
+link = paced.Link(0.001, 8 * lab.WEIGHTS / 0.060)
 seen = {way: four.run(lab.update, way, link, 0.040)[0][1] for way in updates.WAYS}
 wiki = {"forward, backward": 100, "reduce": 500, "broadcast": 115, "rest": 5}
 show(

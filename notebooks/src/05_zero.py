@@ -12,16 +12,18 @@
 # %% tags=["setup"]
 import torch
 
-from gpt2lab.exercises import check
-from gpt2lab.exercises import zero as exercises
-from gpt2lab.labs import lecture_zero3, residency, rewrite
 from gpt2lab.lessons import explore, show, show_source, table
+from gpt2lab.lessons.exercises import check
+from gpt2lab.lessons.exercises import zero as exercises
+from gpt2lab.lessons.labs import lecture_zero3, residency, rewrite
+from gpt2lab.machine import memory
 from gpt2lab.model import GPT2, GPT2Config
-from gpt2lab.parallel import data_costs, flat, zero
+from gpt2lab.parallel.recompute import apply_recompute
+from gpt2lab.parallel.zero import costs, flat, stages
 from gpt2lab.plan import Plan, build
 from gpt2lab.plots import zero as plots
-from gpt2lab.ranks import comm, memory
-from gpt2lab.ranks.launch import Ranks
+from gpt2lab.processes.launch import Ranks
+from gpt2lab.ranks import comm
 from gpt2lab.ranks.mesh import Mesh
 from gpt2lab.train import Recipe, Trainer
 from gpt2lab.verify import CONFIG, example_batch, serial_steps, verify
@@ -56,7 +58,7 @@ def figure_1(billions, ranks):
     return plots.bars({names[stage]: held(stage) for stage in names}, "GB")
 
 
-print([f"{data_costs.paper_bytes(7.5e9, 64)[stage] / 1e9:.1f} GB" for stage in range(4)])
+print([f"{costs.paper_bytes(7.5e9, 64)[stage] / 1e9:.1f} GB" for stage in range(4)])
 explore(
     figure_1,
     "computed",
@@ -80,10 +82,10 @@ show_source(flat.Flat.lay_out, flat.Flat.shares)
 
 # %%
 ODD = GPT2Config(vocab_size=37, n_positions=16, n_layer=3, n_head=2, n_embd=8)  # divides by 2, hardly by 3
-sizes = data_costs.parts(GPT2(ODD))
+sizes = costs.parts(GPT2(ODD))
 print("elements of the parts:", sizes)
 for ranks in (2, 3, 5):
-    padding = sum(ranks * data_costs.padded(s, ranks) - s for s in sizes.values())
+    padding = sum(ranks * costs.padded(s, ranks) - s for s in sizes.values())
     print(f"{ranks} ranks: {padding} elements of padding in all")
 print(verify("dp=3,zero=2", ODD, ranks=three))
 
@@ -177,7 +179,7 @@ def by_hand(rank, world_size, stage, steps=5):
     for part in ends + blocks * (stage == 2) if stage >= 2 else []:
         part.when_complete(part.reduce)  # in the middle of backward
     if stage == 3:
-        model.recompute = True  # keep only the blocks' inputs
+        apply_recompute(model)  # keep only the blocks' inputs
         for block, part in zip(model.h.values(), blocks, strict=True):
             on_demand(block, part)
     optimizer = torch.optim.AdamW([part.mine for part in parts], lr=1e-2, eps=1e-6, weight_decay=0)
@@ -223,7 +225,7 @@ table(
 # on.
 
 # %%
-show_source(zero.Zero1, zero.Zero2)
+show_source(stages.Zero1, stages.Zero2)
 
 # %%
 print(verify("dp=3,zero=1", ranks=three), verify("dp=3,zero=2", ranks=three), sep="\n")
@@ -241,7 +243,7 @@ print(verify("dp=3,zero=1", ranks=three), verify("dp=3,zero=2", ranks=three), se
 #   memory.
 
 # %%
-show_source(zero.Zero3)
+show_source(stages.Zero3)
 
 # %% [markdown]
 # Which weights are here, and when, and how many bytes is that? One step of a model of eight blocks: with prefetch,
@@ -279,7 +281,7 @@ show(
     "Four charts of parts against events: blocks appear one by one going down, then coming back up, and the token "
     "embedding stays from the start into backward; below each a saw-tooth curve at two thirds of a flat line",
 )
-block = 8 * data_costs.parts(GPT2(deep))["h.0"]
+block = 8 * costs.parts(GPT2(deep))["h.0"]
 row = lambda name, seen, sent: (
     name,
     seen.blocks[0] / block,
@@ -307,14 +309,14 @@ print("with prefetch the same gradients, bit for bit:", all(map(torch.equal, fla
 
 # %%
 held = lambda rank, world_size, plan: memory.after_backward(*start(plan))
-sizes = data_costs.parts(GPT2(CONFIG))
+sizes = costs.parts(GPT2(CONFIG))
 found = {stage: three.run(held, f"dp=3,zero={stage}") for stage in range(4)}
 for stage, ranks in found.items():
-    exact = [held == data_costs.bytes_held(sizes, stage, 3, rank, 8) for rank, held in enumerate(ranks)]
+    exact = [held == costs.bytes_held(sizes, stage, 3, rank, 8) for rank, held in enumerate(ranks)]
     print(f"{names[stage]}: all three ranks hold what the formula says:", all(exact))
 show(
     plots.bars(
-        {names[stage]: data_costs.bytes_held(sizes, stage, 3, 0, 8) for stage in found},
+        {names[stage]: costs.bytes_held(sizes, stage, 3, 0, 8) for stage in found},
         "kB",
         {names[stage]: sum(ranks[0].values()) for stage, ranks in found.items()},
     ),
@@ -342,9 +344,9 @@ whole = 8 * CONFIG.parameters
 rows = []
 for stage in range(4):
     counts = [two.run(sent, f"dp=2,zero={stage},micro={micro}")[0] for micro in (1, 3)]
-    exact = [data_costs.bucket_bytes_sent(GPT2(CONFIG), 1 << 20, 2, 0)] * 2  # whatever the micro-batches
+    exact = [costs.bucket_bytes_sent(GPT2(CONFIG), 1 << 20, 2, 0)] * 2  # whatever the micro-batches
     if stage:
-        exact = [data_costs.zero_bytes_sent(sizes, stage, 2, micro, 8) for micro in (1, 3)]
+        exact = [costs.zero_bytes_sent(sizes, stage, 2, micro, 8) for micro in (1, 3)]
     rows.append((names[stage], *(f"{c / whole:.2f} S" for c in counts), "yes" if counts == exact else "NO"))
 table(rows, ["2 ranks", "1 micro-batch", "3 micro-batches", "equal to the formula"])
 
@@ -358,8 +360,8 @@ table(rows, ["2 ranks", "1 micro-batch", "3 micro-batches", "equal to the formul
 # %%
 by_rank = {"flat shards": three.run(sent, "dp=3,zero=3")}
 by_rank["whole layers"] = three.run(sent, "dp=3,zero=3,data=owner")
-formulas = [data_costs.zero_bytes_sent(sizes, 3, 3, 1, 8)] * 3
-owners = [data_costs.owner_bytes_sent(sizes, 3, rank, 1, 8) for rank in range(3)]
+formulas = [costs.zero_bytes_sent(sizes, 3, 3, 1, 8)] * 3
+owners = [costs.owner_bytes_sent(sizes, 3, rank, 1, 8) for rank in range(3)]
 print("equal to the formulas:", list(by_rank.values()) == [formulas, owners])
 show(
     plots.beside({name: [b / 1e3 for b in found] for name, found in by_rank.items()}, "rank", "kB sent"),

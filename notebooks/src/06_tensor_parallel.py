@@ -14,9 +14,9 @@ import torch
 import torch.nn.functional as F
 
 from gpt2lab import launch
-from gpt2lab.exercises import check
-from gpt2lab.exercises import tensor as exercises
 from gpt2lab.lessons import explore, show, show_source, table
+from gpt2lab.lessons.exercises import check
+from gpt2lab.lessons.exercises import tensor as exercises
 from gpt2lab.model import GPT2, GPT2Config
 from gpt2lab.parallel import sequence, tensor, tensor_costs
 from gpt2lab.plots import tensor as plots
@@ -449,14 +449,14 @@ lab("tp=2,sp=on", ("norms never summed", sequence, "_partial", lambda axis, *mod
 import time
 
 from gpt2lab.plots.timeline import timeline
-from gpt2lab.ranks import network, trace
+from gpt2lab.ranks import paced, trace
 
 
 def three_layers_backward(rank, world_size, overlap):
     axis, grad = Mesh(tp=world_size)["tp"], torch.ones(64, 1024)
     comm.all_reduce(grad, axis)  # connect, and begin together
     trace.clear()
-    with network.links(network.Link(latency=0.001, bandwidth=30e6)):
+    with paced.links(paced.Link(latency=0.001, bandwidth=30e6)):
         for layer in (2, 1, 0):
             with trace.span(f"dX{layer}", "backward"):
                 time.sleep(0.02)

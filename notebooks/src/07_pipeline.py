@@ -17,16 +17,16 @@ from types import SimpleNamespace
 import torch
 
 from gpt2lab import RankFailed, launch
-from gpt2lab.exercises import STATUS, check
-from gpt2lab.exercises import pipeline as exercises
 from gpt2lab.generate import generate
 from gpt2lab.lessons import explore, show, show_source, table
+from gpt2lab.lessons.exercises import STATUS, check
+from gpt2lab.lessons.exercises import pipeline as exercises
 from gpt2lab.model import GPT2, PRESETS, GPT2Config
 from gpt2lab.parallel.accumulate import Accumulate, Alone
-from gpt2lab.parallel.links import Links
-from gpt2lab.parallel.pipeline import Pipeline
-from gpt2lab.parallel.pipeline_generate import generate_streams
-from gpt2lab.parallel.stages import cut_layers
+from gpt2lab.parallel.pipeline.engine import Pipeline
+from gpt2lab.parallel.pipeline.generate import generate_streams
+from gpt2lab.parallel.pipeline.mailbox import Links
+from gpt2lab.parallel.pipeline.stages import cut_layers
 from gpt2lab.planner.metrics import intersection
 from gpt2lab.plots import schedule as plots
 from gpt2lab.plots.timeline import timeline

@@ -15,12 +15,12 @@
 import torch
 
 from gpt2lab import launch
-from gpt2lab.exercises import check
-from gpt2lab.exercises import pipeline as exercises
 from gpt2lab.lessons import explore, show, show_source, table
+from gpt2lab.lessons.exercises import check
+from gpt2lab.lessons.exercises import pipeline as exercises
 from gpt2lab.model import GPT2, GPT2Config
 from gpt2lab.parallel.accumulate import Accumulate, Alone
-from gpt2lab.parallel.pipeline import Pipeline
+from gpt2lab.parallel.pipeline.engine import Pipeline
 from gpt2lab.plots import schedule as plots
 from gpt2lab.plots.style import COLORS, figure
 from gpt2lab.ranks import comm, trace
@@ -28,7 +28,7 @@ from gpt2lab.ranks.mesh import Mesh
 from gpt2lab.schedules import NAMES, Cost, ScheduleError, best_slices, make, simulate, to_csv
 from gpt2lab.schedules import check as check_schedule
 from gpt2lab.schedules.formulas import kept_for_weights
-from gpt2lab.schedules.tokens import latency
+from gpt2lab.schedules.terapipe import latency
 from gpt2lab.verify import example_batch, verify
 
 config = GPT2Config(vocab_size=64, n_positions=16, n_layer=8, n_head=2, n_embd=32)
@@ -107,7 +107,7 @@ table(rows, ["chunks", "bubble", "rank 0 holds", "messages"])
 # short of the matrices; the second is one product for each of them, by hand:
 
 # %%
-from gpt2lab.parallel.split_backward import Work, noting
+from gpt2lab.parallel.pipeline.split_backward import Work, noting
 
 show_source(noting, Work.input_gradient, Work.weight_gradient)
 
@@ -541,7 +541,7 @@ except AssertionError as reason:
 # differ.
 
 # %%
-from gpt2lab.parallel import pipeline_step
+from gpt2lab.parallel.pipeline import step
 from gpt2lab.verify import CONFIG, Plan, compare
 
 
@@ -550,7 +550,7 @@ def lost_tied_gradient():
 
 
 def wrong_micro_batch():
-    right = pipeline_step.Step._through
+    right = step.Step._through
 
     def through(self, op, x):
         here, self.units = self.units, [self.units[-1], *self.units[:-1]]
@@ -559,17 +559,17 @@ def wrong_micro_batch():
         finally:
             self.units = here
 
-    pipeline_step.Step._through = through
+    step.Step._through = through
 
 
 def weight_gradient_dropped():
-    right = pipeline_step.Step.weight_gradient
+    right = step.Step.weight_gradient
     last = lambda self, op: self.held.pop((op.stage, op.micro)) if op.micro == 3 else right(self, op)
-    pipeline_step.Step.weight_gradient = last
+    step.Step.weight_gradient = last
 
 
 def backward_order():
-    from gpt2lab.parallel.links import Links
+    from gpt2lab.parallel.pipeline.mailbox import Links
 
     right = Links.take
     swap = {2: 3, 3: 2}  # micro-batches of the same size

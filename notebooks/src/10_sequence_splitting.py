@@ -19,15 +19,14 @@ import time
 import torch
 
 from gpt2lab import Ranks
-from gpt2lab.exercises import check
-from gpt2lab.exercises import context as exercises
 from gpt2lab.lessons import explore, show, show_source, table
+from gpt2lab.lessons.exercises import check
+from gpt2lab.lessons.exercises import context as exercises
 from gpt2lab.model import GPT2, PRESETS, GPT2Config, causal_attention
-from gpt2lab.parallel import blockwise, gathering, rectangles
-from gpt2lab.parallel import context_costs as costs
-from gpt2lab.parallel.context import Split, apply_context
-from gpt2lab.parallel.layouts import LAYOUTS, layout
-from gpt2lab.parallel.ring import ring
+from gpt2lab.parallel.context import attention, costs, gather, tiles
+from gpt2lab.parallel.context.exchanges import Split, apply_context
+from gpt2lab.parallel.context.layouts import LAYOUTS, layout
+from gpt2lab.parallel.context.ring import ring
 from gpt2lab.plan import Plan
 from gpt2lab.plots import context as plots
 from gpt2lab.plots.timeline import timeline
@@ -277,13 +276,13 @@ def count(rank, world_size, exchange, name, length):
     mine = apply_context(model, Mesh(cp=world_size), Plan(cp=world_size, layout=name, exchange=exchange))(
         length
     )
-    blockwise.work.clear()
+    attention.work.clear()
     comm.clear_log()
     x = torch.arange(length).expand(2, -1)[:, mine]
     logits = model(x, mine)
     forward = sum(e.bytes for e in comm.log) // 4
     model.loss(logits, x).backward()
-    return forward, sum(e.bytes for e in comm.log) // 4 - forward, dict(blockwise.work)
+    return forward, sum(e.bytes for e in comm.log) // 4 - forward, dict(attention.work)
 
 
 rows = []
@@ -311,7 +310,7 @@ show(
 # `heads` belongs to lesson 11, the rings come below. This is all that `kv`, `kv-roots` and `triangle` are made of:
 
 # %%
-show_source(gathering.gather, gathering.point_to_point, gathering.by_reduce_scatter, gathering.by_roots)
+show_source(gather.gather, gather.point_to_point, gather.by_reduce_scatter, gather.by_roots)
 
 # %% [markdown]
 # ## The load triangle
@@ -336,7 +335,7 @@ print("predicted for slices:", [costs.pairs(layout("contiguous", 32, 4), r) for 
 for tile in (8, 2, 1):
     split = layout("interleaved", 32, 4)
     computed = [
-        sum(rectangles.pairs_computed(mine, keys, None, tile) for keys in split.positions)
+        sum(tiles.pairs_computed(mine, keys, None, tile) for keys in split.positions)
         for mine in split.positions
     ]
     print(f"tile {tile}: computed {sum(computed):4} of {32 * 33 // 2} needed, per rank {computed}")
@@ -453,14 +452,14 @@ show(
 
 # %%
 x, everyone = torch.randn(1, 1, 32, 4), range(32)
-out, lse = blockwise.block_forward(None, x, x, x, everyone, everyone)
+out, lse = attention.block_forward(None, x, x, x, everyone, everyone)
 for name in LAYOUTS:
     loads = []
     for keys in layout(name, 32, 4).positions:
-        blockwise.work.clear()
+        attention.work.clear()
         held = x[:, :, list(keys)]
-        blockwise.gradients_by_key(x, out, lse, x, held, held, everyone, keys, tile=1)
-        loads.append(blockwise.work["dK,dV by key"])
+        attention.gradients_by_key(x, out, lse, x, held, held, everyone, keys, tile=1)
+        loads.append(attention.work["dK,dV by key"])
     same = loads == costs.work(layout(name, 32, 4), "dK,dV by key")
     print(
         f"{name:12} pairs by key {loads}, over the mean {float(costs.imbalance(loads)):.2f}; as predicted: {same}"
@@ -530,7 +529,7 @@ def ring_by_hand(rank, world_size, q, k, v):
             going = comm.isend(held, axis, (rank + 1) % n)
             shape = (*held.shape[:-2], split.sizes[(source - 1) % n], held.size(-1))
             coming = comm.irecv(held.new_empty(shape), axis, (rank - 1) % n)
-        state = blockwise.block_forward(state, q, *held, mine, list(split.positions[source]))
+        state = attention.block_forward(state, q, *held, mine, list(split.positions[source]))
         if step < n - 1:
             going.wait()
             held = coming.wait()
@@ -539,7 +538,7 @@ def ring_by_hand(rank, world_size, q, k, v):
 
 results = pool[3].run(ring_by_hand, q, k, v)
 print("ring by hand differs from serial attention by", largest_error(results, expected[:1]))
-show_source(blockwise.merge, ring)
+show_source(attention.merge, ring)
 
 # %% [markdown]
 # Backward is a second trip: k, v go round again, and each block's dK, dV follow *one step behind*, growing

@@ -21,16 +21,15 @@ import torch
 import torch.distributed as dist
 
 from gpt2lab import RankFailed, Ranks
-from gpt2lab.exercises import check
-from gpt2lab.exercises import context as exercises
 from gpt2lab.lessons import explore, show, show_source, table
+from gpt2lab.lessons.exercises import check
+from gpt2lab.lessons.exercises import context as exercises
 from gpt2lab.model import GPT2, GPT2Config, causal_attention
-from gpt2lab.parallel import context_costs as costs
-from gpt2lab.parallel import halo
-from gpt2lab.parallel.context import apply_context
-from gpt2lab.parallel.gathering import Share
-from gpt2lab.parallel.heads import heads
-from gpt2lab.parallel.layouts import check_hops, layout, loans
+from gpt2lab.parallel.context import costs, halo
+from gpt2lab.parallel.context.exchanges import apply_context
+from gpt2lab.parallel.context.gather import Share
+from gpt2lab.parallel.context.layouts import check_hops, layout, loans
+from gpt2lab.parallel.context.ulysses import heads
 from gpt2lab.plan import Plan
 from gpt2lab.plots import context as plots
 from gpt2lab.ranks import comm

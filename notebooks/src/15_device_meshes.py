@@ -22,18 +22,20 @@ import torch
 import gpt2lab.verify as checks
 from gpt2lab import Ranks, compositions
 from gpt2lab.corpus import Batches, plays
-from gpt2lab.exercises import check
-from gpt2lab.exercises import meshes as exercises
 from gpt2lab.lessons import show, show_source, table
+from gpt2lab.lessons.exercises import check
+from gpt2lab.lessons.exercises import meshes as exercises
 from gpt2lab.model import GPT2, GPT2Config
-from gpt2lab.parallel import accumulate, data, pieces, pipeline, pipeline_step, tensor
+from gpt2lab.parallel import accumulate, data, finish, tensor
+from gpt2lab.parallel.pipeline import engine, step
+from gpt2lab.parallel.spec import full, of
 from gpt2lab.plan import CONTEXT, DATA, PIPELINE, SEQUENCE, TENSOR, Parallel, Plan, build
 from gpt2lab.planner.links import Link, Links
 from gpt2lab.plots import mesh as plots
-from gpt2lab.ranks import comm, environment, network
-from gpt2lab.ranks.classes import by_class, price, total
+from gpt2lab.processes import launchers
+from gpt2lab.ranks import comm, paced
 from gpt2lab.ranks.mesh import Mesh
-from gpt2lab.spec import full, of
+from gpt2lab.ranks.node_traffic import by_class, price, total
 from gpt2lab.train import Recipe, Trainer
 from gpt2lab.verify import CONFIG, axes, example_batch, verify
 
@@ -271,7 +273,7 @@ def timed(rank, world_size, text, links=(None,), threads=1, rows=8):
     trainer.step(batch)  # warm up
     best = dict.fromkeys(range(len(links)), math.inf)
     for place in (*best, *best):
-        with network.links(links[place]):
+        with paced.links(links[place]):
             start = time.perf_counter()
             loss = trainer.step(batch).loss
             best[place] = min(best[place], time.perf_counter() - start)
@@ -463,9 +465,9 @@ for title in ("data before pipeline", "data before tensor"):
 # %%
 FINISH = {
     "replicas": lambda lab: lab.sync.finish(),
-    "partial": lambda lab: pieces.sum_partial(lab.sync.pieces, lab.mesh),
+    "partial": lambda lab: finish.sum_partial(lab.sync.pieces, lab.mesh),
     "tied": lambda lab: lab.engine.tie(lab.sync.pieces, lab.mesh),
-    "norm": lambda lab: pieces.gradient_norm(lab.sync.pieces, lab.mesh),
+    "norm": lambda lab: finish.gradient_norm(lab.sync.pieces, lab.mesh),
 }
 
 
@@ -503,7 +505,7 @@ def everything_counts(right):
 def clip_first(right):
     def finish(self):
         own = sum(p.tensor.grad.pow(2).sum() for p in self.pieces).sqrt().item()
-        pieces.clip(self.pieces, own, 1.0)
+        finish.clip(self.pieces, own, 1.0)
         right(self)
 
     return finish
@@ -518,10 +520,10 @@ def without_context(right):
 
 
 BUGS = {
-    "norm counts replicas twice": ("dp=2,tp=2", pieces, "gradient_norm", everything_counts),
+    "norm counts replicas twice": ("dp=2,tp=2", finish, "gradient_norm", everything_counts),
     "clipped before the sum": ("dp=2,tp=2,data=naive", data.Naive, "finish", clip_first),
-    "tied gradient not summed": ("pp=2,dp=2,micro=2", pipeline.Pipeline, "tie", lambda tie: lambda *_: None),
-    "divided by the stages": ("pp=2,dp=2,micro=2", pipeline_step.Step, "_send_back", halved_at_the_border),
+    "tied gradient not summed": ("pp=2,dp=2,micro=2", engine.Pipeline, "tie", lambda tie: lambda *_: None),
+    "divided by the stages": ("pp=2,dp=2,micro=2", step.Step, "_send_back", halved_at_the_border),
     "summed over dp, not dp+cp": ("dp=2,cp=2", Mesh, "__getitem__", without_context),
 }
 runs, errors = {"serial": serial}, {}
@@ -652,7 +654,7 @@ for name, line in on_machines(Options(plan="dp=2,tp=4")).items():
 # is. Set up and clean up by hand, then, is this:
 
 # %%
-show_source(environment.place, environment.joined, environment._meet)
+show_source(launchers.place, launchers.joined, launchers._meet)
 
 # %% [markdown]
 # NCCL where a rank has a GPU, gloo else; a timeout, because the default is 30 minutes; the group destroyed also when
@@ -669,8 +671,8 @@ found = {name: [] for name in WAYS}
 with Ranks(1) as one, Ranks(2) as two:
     for rows in ROWS:
         losses = []
-        for crew, (name, (text, threads)) in zip((one, two), WAYS.items(), strict=True):
-            times, all_losses = zip(*crew.run(timed, text, [None], threads, rows), strict=True)
+        for pool, (name, (text, threads)) in zip((one, two), WAYS.items(), strict=True):
+            times, all_losses = zip(*pool.run(timed, text, [None], threads, rows), strict=True)
             found[name].append(max(times)[0])
             losses += all_losses
         winner = min(WAYS, key=lambda name: found[name][-1])

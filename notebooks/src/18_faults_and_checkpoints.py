@@ -23,16 +23,17 @@ from pathlib import Path
 
 import torch
 
-from gpt2lab import RankFailed, Ranks, checkpoint, sharded
-from gpt2lab.boxes import rectangles
-from gpt2lab.exercises import check
-from gpt2lab.exercises import faults as exercises
+from gpt2lab import RankFailed, Ranks
 from gpt2lab.lessons import show, show_source, table
+from gpt2lab.lessons.exercises import check
+from gpt2lab.lessons.exercises import faults as exercises
 from gpt2lab.plan import Plan, build
 from gpt2lab.planner.failures import best_interval, life, share_lost
 from gpt2lab.plots import faults as plots
 from gpt2lab.ranks import comm
 from gpt2lab.ranks.mesh import Mesh
+from gpt2lab.storage import checkpoint, sharded
+from gpt2lab.storage.boxes import rectangles
 from gpt2lab.train import Trainer
 from gpt2lab.verify import CONFIG, axes, example_batch
 

@@ -4,7 +4,7 @@ import pytest
 
 from gpt2lab.compositions import ALL, PAIRS, TRIPLES, table
 from gpt2lab.plan import Plan
-from gpt2lab.ranks.launch import Ranks
+from gpt2lab.processes.launch import Ranks
 from gpt2lab.verify import verify
 
 AXES = ("pipeline", "data", "context", "tensor")

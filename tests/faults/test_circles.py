@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from planting import planted
 
 from gpt2lab import RankFailed, launch
-from gpt2lab.ranks import circle, comm, network
-from gpt2lab.ranks.board import Board
+from gpt2lab.processes import deadlock
+from gpt2lab.processes.status_board import Board
+from gpt2lab.ranks import comm, paced
 from gpt2lab.ranks.mesh import Mesh
 
 ONES = torch.ones(4)
@@ -91,7 +92,7 @@ def test_a_circle_is_explained_long_before_the_timeout(fn):
 
 def no_circle(name, to):
     """A mutant: nothing is ever found; what follows must then wait for the timeout."""
-    return planted(circle, name, lambda right: to)
+    return planted(deadlock, name, lambda right: to)
 
 
 def test_mutant_that_finds_no_circle_is_noticed():
@@ -102,7 +103,7 @@ def test_mutant_that_finds_no_circle_is_noticed():
 def slow_messages(rank, world_size):
     """Every message takes far longer than a circle needs to be found; nobody waits in vain."""
     axis = Mesh(dp=world_size)["dp"]
-    with network.links(network.Link(3 * circle.PATIENCE, 1e9)):
+    with paced.links(paced.Link(3 * deadlock.PATIENCE, 1e9)):
         comm.isend(ONES, axis, (rank + 1) % world_size)
         comm.recv(ONES, axis, (rank - 1) % world_size)
         total = comm.all_reduce(ONES, axis, async_op=True)
@@ -116,7 +117,7 @@ def slow_ranks(rank, world_size):
     axis = Mesh(dp=world_size)["dp"]
     for busy in range(world_size):
         if rank == busy:
-            time.sleep(3 * circle.PATIENCE)
+            time.sleep(3 * deadlock.PATIENCE)
         comm.all_reduce(ONES, axis)
         comm.ring_shift(ONES, axis, 1 + busy % 2)
     return True
@@ -203,7 +204,7 @@ def test_whoever_is_said_to_wait_in_a_circle_never_goes_on_and_every_circle_is_f
     scripts, random = program
     played = Played(folder, scripts)
     n, claims = len(scripts), []
-    find = functools.partial(circle.find, played.boards[0], list(range(n)), now=100.0)
+    find = functools.partial(deadlock.find, played.boards[0], list(range(n)), now=100.0)
     for rank in range(n):
         played.show(rank)
     while able := [rank for rank in range(n) if played.ready(rank)]:

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from gpt2lab import checkpoint
 from gpt2lab.cli import main
 from gpt2lab.plan import Plan, build
-from gpt2lab.ranks.launch import Ranks
+from gpt2lab.processes.launch import Ranks
 from gpt2lab.ranks.mesh import Mesh
+from gpt2lab.storage import checkpoint
 from gpt2lab.train import Trainer
 from gpt2lab.verify import CONFIG, axes, example_batch
 

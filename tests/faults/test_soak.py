@@ -11,7 +11,7 @@ from processes import needs_backend, promptly
 from random_faults import HANG, HANGS, RANKS, SCENES, kinds_of, misbehave, right_verdict, soak
 
 from gpt2lab import RankFailed, Ranks, launch, transport
-from gpt2lab.ranks import circle, watch
+from gpt2lab.processes import deadlock, watch
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 
@@ -78,7 +78,7 @@ def test_each_fault_is_told_in_time(kind, pool):
     ("kind", "bug"),
     [
         ("SIGKILL", (watch.Watch, "_blame", lambda right: lambda self: (time.sleep(2), right(self)))),
-        ("circle of messages", (circle, "PATIENCE", lambda right: 2.5)),
+        ("circle of messages", (deadlock, "PATIENCE", lambda right: 2.5)),
     ],
 )
 def test_mutant_that_hesitates_is_noticed(kind, bug, pool):
@@ -96,10 +96,10 @@ def pool_that_keeps(what):
         kept = []
 
         def close(self):
-            if self._crew is not None and what == "descriptor":
+            if self._pool is not None and what == "descriptor":
                 self.kept.append(os.open("/dev/null", os.O_RDONLY))
-            elif self._crew is not None and what == "folder":
-                self.kept.append(self._crew.folder.parent / f"left-{len(self.kept)}")
+            elif self._pool is not None and what == "folder":
+                self.kept.append(self._pool.folder.parent / f"left-{len(self.kept)}")
                 self.kept[-1].touch()
             super().close()
 

@@ -7,8 +7,8 @@ import torch
 from comm_checks import CHECKS
 
 from gpt2lab import RankFailed, Ranks
+from gpt2lab.ranks import call, comm, point_to_point, traffic
 from gpt2lab.ranks import collectives as plain
-from gpt2lab.ranks import comm, gate, neighbours, traffic
 from gpt2lab.ranks.mesh import Mesh
 
 
@@ -54,7 +54,7 @@ def shift_from_the_wrong_neighbour(x, axis, by, shape):
     return right_shift(x, axis, 1, shape) if by == 2 and axis.size > 2 else right_shift(x, axis, by, shape)
 
 
-right_shift, right_cost = neighbours._shift, traffic.all_gather_cost
+right_shift, right_cost = point_to_point._shift, traffic.all_gather_cost
 right_to_all = plain.all_to_all
 
 
@@ -63,7 +63,7 @@ def reversed_parts(parts, axis, shapes=None, async_op=False):
 
 
 def gradient_lost(ctx, grad):
-    return torch.zeros_like(neighbours.irecv(ctx.like, ctx.axis, ctx.to).wait()), None, None
+    return torch.zeros_like(point_to_point.irecv(ctx.like, ctx.axis, ctx.to).wait()), None, None
 
 
 def own_chunk_left_out(chunks, rank):
@@ -127,16 +127,16 @@ MUTANTS = {  # what is planted: (where, name, bug, which check notices it)
         "reduce",
     ),
     "all_to_all: parts in the wrong order": (plain, "all_to_all", reversed_parts, "all_to_all"),
-    "ring_shift: result used before it came": (neighbours, "_shift", shift_without_wait, "ring_shift"),
+    "ring_shift: result used before it came": (point_to_point, "_shift", shift_without_wait, "ring_shift"),
     "ring_shift: from the wrong neighbour": (
-        neighbours,
+        point_to_point,
         "_shift",
         shift_from_the_wrong_neighbour,
         "ring_shift",
     ),
-    "send: gradient lost": (neighbours._Send, "backward", staticmethod(gradient_lost), "send and recv"),
+    "send: gradient lost": (point_to_point._Send, "backward", staticmethod(gradient_lost), "send and recv"),
     "counter: the wrong chunk left out": (traffic, "all_gather_cost", own_chunk_left_out, "all_gather"),
-    "counter: calls are not logged": (gate.Handle, "_end", lambda self, call: None, "reduce_from"),
+    "counter: calls are not logged": (call.Handle, "_end", lambda self, call: None, "reduce_from"),
 }
 
 

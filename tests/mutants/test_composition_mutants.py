@@ -11,11 +11,12 @@ from planting import compare_with_bug, noticed
 
 from gpt2lab import RankFailed, Ranks
 from gpt2lab.corpus.batches import Batch
-from gpt2lab.parallel import accumulate, pieces, pipeline, pipeline_step
+from gpt2lab.parallel import accumulate, finish
+from gpt2lab.parallel.pipeline import engine, step
+from gpt2lab.parallel.spec import Spec
 from gpt2lab.plan import Parallel
 from gpt2lab.ranks import comm
 from gpt2lab.ranks.mesh import Mesh
-from gpt2lab.spec import Spec
 from gpt2lab.train import Trainer
 from gpt2lab.verify import CONFIG
 
@@ -41,7 +42,7 @@ def ranks():
         yield pool
 
 
-@mutant("dp=2,tp=2", pieces, "gradient_norm")
+@mutant("dp=2,tp=2", finish, "gradient_norm")
 def the_norm_counts_tensor_parallel_replicas_twice(right):
     def norm(held, mesh):
         square = sum(p.tensor.grad.double().pow(2).sum() for p in held)
@@ -50,26 +51,26 @@ def the_norm_counts_tensor_parallel_replicas_twice(right):
     return norm
 
 
-@mutant("pp=2,tp=2", pieces, "gradient_norm")
+@mutant("pp=2,tp=2", finish, "gradient_norm")
 def the_tied_copy_counts_in_the_norm(right):
     def norm(held, mesh):
-        forget = [pieces.Piece(p.name, p.tensor, Spec(p.spec.cuts, p.spec.partial), p.decay) for p in held]
+        forget = [finish.Piece(p.name, p.tensor, Spec(p.spec.cuts, p.spec.partial), p.decay) for p in held]
         return right(forget, mesh)
 
     return norm
 
 
-@mutant("pp=2,dp=2", pieces, "gradient_norm")
+@mutant("pp=2,dp=2", finish, "gradient_norm")
 def the_norm_is_the_stage_s_own(right):
     return lambda held, mesh: right([p for p in held if mesh["pp"].rank == 0] or held[:0], mesh)
 
 
-@mutant("pp=2,dp=2", pipeline.Pipeline, "tie")
+@mutant("pp=2,dp=2", engine.Pipeline, "tie")
 def the_tied_gradient_is_not_summed(right):
     return lambda self, held, mesh: None
 
 
-@mutant("pp=2,tp=2", pipeline.Pipeline, "tie", refused="Mismatch")
+@mutant("pp=2,tp=2", engine.Pipeline, "tie", refused="Mismatch")
 def the_tied_gradient_is_summed_over_all_stages_and_tensor_ranks(right):
     def tie(self, held, mesh):
         for p in held:
@@ -80,7 +81,7 @@ def the_tied_gradient_is_summed_over_all_stages_and_tensor_ranks(right):
     return tie
 
 
-@mutant("pp=2,dp=2,micro=2", pipeline_step.Step, "_through")
+@mutant("pp=2,dp=2,micro=2", step.Step, "_through")
 def the_loss_is_divided_by_the_micro_batches_once_more(right):
     def through(self, op, x):
         work = right(self, op, x)
@@ -109,15 +110,15 @@ def gradients_are_summed_over_the_wrong_axis(right):
     return lambda self, names: right(self, "tp" if names == ("dp", "cp") else names)
 
 
-@mutant("tp=2,dp=2,sp=on", pieces, "sum_partial")
+@mutant("tp=2,dp=2,sp=on", finish, "sum_partial")
 def partial_gradients_stay_partial(right):
     return lambda held, mesh: None
 
 
-@mutant("tp=2,dp=2,sp=on,zero=2", pieces, "sum_partial")
+@mutant("tp=2,dp=2,sp=on,zero=2", finish, "sum_partial")
 def partial_gradients_are_summed_over_the_data_axis(right):
     def total(held, mesh):
-        return right([pieces.Piece(p.name, p.tensor, Spec(partial=("dp",) if p.spec.partial else ()), p.decay)
+        return right([finish.Piece(p.name, p.tensor, Spec(partial=("dp",) if p.spec.partial else ()), p.decay)
                       for p in held], mesh)  # fmt: skip
 
     return total
@@ -148,7 +149,7 @@ def the_reported_loss_counts_tensor_parallel_ranks(right):
     return total
 
 
-@mutant("dp=2,zero=1,tp=2", pieces, "clip")
+@mutant("dp=2,zero=1,tp=2", finish, "clip")
 def each_rank_clips_by_its_shard(right):
     def clip(held, norm, limit):
         own = float(np.sqrt(sum(p.tensor.grad.pow(2).sum().item() for p in held)))

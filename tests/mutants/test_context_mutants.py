@@ -14,10 +14,10 @@ import context_cases as on_ranks
 from gpt2lab import RankFailed, Ranks
 from gpt2lab.corpus.batches import Batch
 from gpt2lab.model import GPT2, causal_attention
-from gpt2lab.parallel import blockwise, gathering, halo, heads, ring
-from gpt2lab.parallel.context import Split
-from gpt2lab.parallel.layouts import Layout, Loan
-from gpt2lab.parallel.paths import Path
+from gpt2lab.parallel.context import attention, gather, halo, ring, ulysses
+from gpt2lab.parallel.context.exchanges import Split
+from gpt2lab.parallel.context.layouts import Layout, Loan
+from gpt2lab.parallel.context.paths import Path
 from gpt2lab.ranks import comm
 from gpt2lab.ranks.mesh import Axis
 from gpt2lab.verify import CONFIG, Plan, compare
@@ -45,17 +45,17 @@ def mutant(case, owner, name, sizes=None, raises=None):
     return register
 
 
-@mutant(RING, blockwise, "merge")
+@mutant(RING, attention, "merge")
 def blocks_are_averaged_without_their_weights(right):
     return lambda out, lse, part, part_lse: ((out + part) / 2, right(out, lse, part, part_lse)[1])
 
 
-@mutant(RING, blockwise, "merge")
+@mutant(RING, attention, "merge")
 def the_log_sum_exp_of_the_first_block_is_kept(right):
     return lambda out, lse, part, part_lse: (right(out, lse, part, part_lse)[0], lse)
 
 
-@mutant(RING, blockwise, "merge")
+@mutant(RING, attention, "merge")
 def the_merge_weighs_with_the_wrong_sign(right):
     return lambda out, lse, part, part_lse: (
         out - torch.sigmoid(lse - part_lse) * (out - part),
@@ -63,12 +63,12 @@ def the_merge_weighs_with_the_wrong_sign(right):
     )
 
 
-@mutant(KV, gathering, "block_attention")
+@mutant(KV, gather, "block_attention")
 def the_mask_of_a_contiguous_split_is_used_for_stripes(right):
     return lambda q, k, v, queries, keys, *rest: right(q, k, v, range(len(queries)), keys, *rest)
 
 
-@mutant(KV, gathering, "_sorting")
+@mutant(KV, gather, "_sorting")
 def gathered_keys_stay_in_the_order_of_ranks(right):
     return lambda table, ranks: None
 
@@ -78,28 +78,26 @@ def nobody_sums_the_key_gradients(right):
     return lambda x, axis, dim, sizes: x.split(sizes, dim)[axis.rank]
 
 
-@mutant(("contiguous", "qkv", 12, None), gathering, "by_all_reduce")
+@mutant(("contiguous", "qkv", 12, None), gather, "by_all_reduce")
 def gradients_are_averaged(right):
     return lambda parts, share: right(parts, share) / share.axis.size
 
 
-@mutant(("contiguous", "kv-roots", 12, None), gathering, "borrow")
+@mutant(("contiguous", "kv-roots", 12, None), gather, "borrow")
 def the_root_drops_its_own_part(right):
     """What the source's `id <= i` says: the reduction to rank i runs over the ranks after i only."""
 
     def others_only(parts, share):
         mine = share.axis.rank
-        return gathering.by_roots(
-            [torch.zeros_like(p) if s == mine else p for s, p in enumerate(parts)], share
-        )
+        return gather.by_roots([torch.zeros_like(p) if s == mine else p for s, p in enumerate(parts)], share)
 
     return lambda rows, share, fetch, give_back: right(rows, share, fetch, others_only)
 
 
-@mutant(("contiguous", "triangle", 12, None), gathering, "borrow")
+@mutant(("contiguous", "triangle", 12, None), gather, "borrow")
 def what_borrowers_send_back_is_not_added(right):
     def forgetful(parts, share):
-        gathering.by_point_to_point(parts, share)
+        gather.by_point_to_point(parts, share)
         return parts[share.axis.rank]
 
     return lambda rows, share, fetch, give_back: right(rows, share, fetch, forgetful)
@@ -131,7 +129,7 @@ def gradients_of_borrowed_keys_are_lost(right):
 @mutant(RING, ring, "block_backward")
 def backward_uses_the_log_sum_exp_of_the_block_alone(right):
     def local(grad, out, lse, q, k, v, queries, keys, *rest):
-        _, own = blockwise.block_forward(None, q, k, v, queries, keys, *rest)
+        _, own = attention.block_forward(None, q, k, v, queries, keys, *rest)
         return right(grad, out, own.clamp(min=-1e3), q, k, v, queries, keys, *rest)
 
     return local
@@ -142,12 +140,12 @@ def backward_forgets_the_row_sums(right):
     return lambda grad, out, *rest: right(grad, 0 * out, *rest)
 
 
-@mutant(FLASH, blockwise, "pieces")
+@mutant(FLASH, attention, "pieces")
 def torchs_kernel_computes_triangles_whole(right):
     return lambda queries, keys: [(rows, columns, False) for rows, columns, _ in right(queries, keys)]
 
 
-@mutant(FLASH, blockwise, "FLASH")
+@mutant(FLASH, attention, "FLASH")
 def the_log_sum_exp_of_torchs_kernel_is_lost(right):
     def kernel(*args):
         out, lse = right(*args)
@@ -183,7 +181,7 @@ def heads_come_back_in_the_wrong_order(right):
     return lambda parts, axis, shapes: right(parts, axis, shapes)[::-1]
 
 
-@mutant(("contiguous", "heads", 12, 2), heads, "block_attention")
+@mutant(("contiguous", "heads", 12, 2), ulysses, "block_attention")
 def heads_attend_without_the_window(right):
     return lambda q, k, v, queries, keys, window, tile: right(q, k, v, queries, keys, None, tile)
 

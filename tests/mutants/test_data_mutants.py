@@ -10,9 +10,10 @@ from trained import in_flight, run
 from gpt2lab import RankFailed
 from gpt2lab.corpus.batches import IGNORED, Batch
 from gpt2lab.model import GPT2Config
-from gpt2lab.parallel import data, flat, replicas, servers, zero
+from gpt2lab.parallel import data, replicas, servers
+from gpt2lab.parallel.zero import flat, stages
+from gpt2lab.processes.launch import Ranks
 from gpt2lab.ranks import comm
-from gpt2lab.ranks.launch import Ranks
 
 CONFIG = GPT2Config(vocab_size=37, n_positions=16, n_layer=2, n_head=2, n_embd=8)
 
@@ -180,16 +181,16 @@ BUGS = {
     ),
     "server forgets a worker": (servers.Servers, "finish", deaf_server, "dp=2,data=servers"),
     "workers keep old weights": (servers.Servers, "updated", instead(lambda self: None), "dp=2,data=server"),
-    "stale weights": (zero.Zero1, "updated", instead(lambda self: None), "dp=2,zero=1"),
+    "stale weights": (stages.Zero1, "updated", instead(lambda self: None), "dp=2,zero=1"),
     "wrong owner's shard": (flat.Flat, "__init__", neighbours_shard, "dp=2,zero=1"),
     "no decay after flattening": (flat.Flat, "pieces", no_decay, "dp=2,zero=2"),
     "norm of rank 0's shard": (flat.Flat, "_marked", lambda right: lambda self, p: p.spec, "dp=2,zero=2"),
     "micro-batch overwrites the one before": (flat.Flat, "add", instead(overwritten), "dp=2,micro=2,zero=2"),
     "old weights after the update": (flat.Flat, "drop", never_dropped, "dp=2,zero=3"),
-    "layer 0 never updated": (zero.Zero3, "_send", layer_0_forgotten, "dp=2,zero=3,data=owner"),
-    "old gradient shrinks": (zero.Zero1, "_hand_out", shrinking, "dp=2,zero=3"),
+    "layer 0 never updated": (stages.Zero3, "_send", layer_0_forgotten, "dp=2,zero=3,data=owner"),
+    "old gradient shrinks": (stages.Zero1, "_hand_out", shrinking, "dp=2,zero=3"),
     "weights freed before backward": (
-        zero.Zero3,
+        stages.Zero3,
         "_after_block",
         lambda right: lambda self, i: [f.drop() for f in self.blocks[i]] and None,
         "dp=2,zero=3",
@@ -232,7 +233,7 @@ def test_mutant_that_only_costs_time_is_noticed(ranks, name):
     """The results are the same bits: what is under way inside the blocks tells."""
 
     def planted_in_flight(trainer, batch):
-        with planted(zero.Zero3, "_prefetch", LATE[name]):
+        with planted(stages.Zero3, "_prefetch", LATE[name]):
             return in_flight(trainer, batch)
 
     right, wrong = (run({2: ranks}, how, "dp=2,zero=3") for how in (in_flight, planted_in_flight))

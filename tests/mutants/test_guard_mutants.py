@@ -18,42 +18,42 @@ LOOPBACK = "test_only_loopback_is_listened_on"
 
 GUARDS = {  # what is wrong then: file, what stands there, what is put there, the test that must fail, its words
     "ranks hear Ctrl-C": (
-        "ranks/rank_process.py",
+        "processes/rank_process.py",
         "    signal.signal(signal.SIGINT, signal.SIG_IGN)\n",
         "",
         (FAIL, "ctrl_c_in_a_terminal"),
         "left with exit code 1 before it returned",
     ),
     "a rank listens to the whole network": (  # nothing is taken out here: it is the test's eyes that are tested
-        "ranks/rank_process.py",
+        "processes/rank_process.py",
         "    torch.set_num_threads(1)\n",
         "    torch.set_num_threads(1)\n    globals()['_open'] = socket.create_server(('', 0))\n",
         (GONE, LOOPBACK),
         "'00000000'",
     ),
     "gloo chooses the network": (
-        "ranks/rank_process.py",
+        "processes/rank_process.py",
         'if name in ("lo", "lo0")), "lo")',
         f'if name == "{OUTSIDE}"), "lo")',
         (GONE, LOOPBACK),
         "Extra items in the left set",
     ),
     "others can read the private folder": (
-        "ranks/crew.py",
+        "processes/pool.py",
         "        self.members: list[Member] = []\n        self.jobs",
         "        self.folder.chmod(0o755)\n        self.members = []\n        self.jobs",
         (GONE, LOOPBACK),
         "(16877 & 511) == 448",  # a folder of 0o755, and 0o700
     ),
     "no report before the group is destroyed": (
-        "ranks/rank_process.py",
+        "processes/rank_process.py",
         "        if error is not None:\n",
         "        if False:\n",
         (FAIL, "is_named_with_its_source_line and 1.5"),
         "== (0, 'NotImplementedError')",
     ),
     "a full disk is not explained": (
-        "ranks/crew.py",
+        "processes/pool.py",
         "if error.errno not in FULL:",
         "if True:",
         (HERE, "full_disk"),
@@ -106,7 +106,7 @@ def test_without_the_guard_its_test_fails(guard, tmp_path):
 
 
 LINE = "    torch.set_num_threads(1)\n"
-HARMLESS = "ranks/rank_process.py", LINE, f"{LINE}    board.the_copy_ran = True\n"
+HARMLESS = "processes/rank_process.py", LINE, f"{LINE}    status_board.the_copy_ran = True\n"
 
 
 @pytest.mark.parametrize("test", sorted({test for *_, test, _ in GUARDS.values()}), ids=lambda test: test[1])
@@ -121,8 +121,8 @@ def test_the_copy_is_what_runs_in_the_ranks_too(tmp_path):
     script = copy / "script.py"
     script.write_text(
         "from gpt2lab import launch\n"
-        "from gpt2lab.ranks import board\n"
-        "print(launch(lambda rank, world_size: hasattr(board, 'the_copy_ran'), ranks=1))\n"
+        "from gpt2lab.processes import status_board\n"
+        "print(launch(lambda rank, world_size: hasattr(status_board, 'the_copy_ran'), ranks=1))\n"
     )
     env = os.environ | {"PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1"}
     done = subprocess.run([sys.executable, script], cwd=copy, env=env, capture_output=True, text=True)

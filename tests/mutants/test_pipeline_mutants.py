@@ -7,14 +7,14 @@ import torch
 
 from gpt2lab import verify
 from gpt2lab.model import GPT2Config
-from gpt2lab.parallel import pipeline, pipeline_step, slices, stages
-from gpt2lab.parallel.links import Links
-from gpt2lab.parallel.pipeline import Pipeline
-from gpt2lab.parallel.pipeline_step import Step
-from gpt2lab.parallel.slices import SliceCache
-from gpt2lab.parallel.split_backward import Linear, Work
+from gpt2lab.parallel.pipeline import engine, stages, step, token_slices
+from gpt2lab.parallel.pipeline.engine import Pipeline
+from gpt2lab.parallel.pipeline.mailbox import Links
+from gpt2lab.parallel.pipeline.split_backward import Linear, Work
+from gpt2lab.parallel.pipeline.step import Step
+from gpt2lab.parallel.pipeline.token_slices import SliceCache
+from gpt2lab.processes.launch import Ranks
 from gpt2lab.ranks import comm
-from gpt2lab.ranks.launch import Ranks
 from gpt2lab.verify import Plan
 
 CONFIG = GPT2Config(vocab_size=37, n_positions=16, n_layer=4, n_head=2, n_embd=16)
@@ -129,25 +129,25 @@ def embedding_left_out_of_backward(patch):
 
 
 def last_layer_of_a_stage_skipped(patch):
-    right = pipeline.parts_of
+    right = engine.parts_of
 
     def short(schedule, rank, config):
         parts = right(schedule, rank, config)
         layers = tuple(r[:-1] if i == 0 else r for i, r in enumerate(parts.layers))
         return stages.Parts(layers, parts.mine)
 
-    patch(pipeline, "parts_of", short)
+    patch(engine, "parts_of", short)
 
 
 def a_layer_run_by_both_stages(patch):
-    right = pipeline.parts_of
+    right = engine.parts_of
 
     def long(schedule, rank, config):
         parts = right(schedule, rank, config)
         layers = tuple(range(r.start - 1, r.stop) if i else r for i, r in enumerate(parts.layers))
         return stages.Parts(layers, parts.mine)
 
-    patch(pipeline, "parts_of", long)
+    patch(engine, "parts_of", long)
 
 
 def weight_gradient_dropped(patch):
@@ -244,13 +244,13 @@ def slices_run_again_see_the_later_ones(patch):
 
 
 def every_slice_starts_at_position_zero(patch):
-    right = slices.cut_columns
+    right = token_slices.cut_columns
 
     def restart(micro, count, lengths=None):
         units = right(micro, count, lengths)
         return [replace(u, positions=torch.arange(len(u.positions))) for u in units]
 
-    patch(pipeline_step, "cut_columns", restart)
+    patch(step, "cut_columns", restart)
 
 
 def forward_run_again_with_other_noise(patch):

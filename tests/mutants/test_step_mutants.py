@@ -4,8 +4,8 @@ import importlib
 
 import pytest
 
-from gpt2lab.parallel import accumulate, pieces
-from gpt2lab.ranks.launch import Ranks
+from gpt2lab.parallel import accumulate, finish
+from gpt2lab.processes.launch import Ranks
 from gpt2lab.verify import CONFIG, Plan, compare
 
 
@@ -21,7 +21,7 @@ def mean_of_means(model, micro, key):
 
 
 def norm_with_replicas(held, mesh):
-    return pieces.right(held, mesh) * mesh["dp"].size ** 0.5
+    return finish.right(held, mesh) * mesh["dp"].size ** 0.5
 
 
 def first_rows_for_everyone(self, axis_rank, axis_size):
@@ -31,7 +31,7 @@ def first_rows_for_everyone(self, axis_rank, axis_size):
 def clip_each_by_itself(held, norm, limit):
     for p in held:
         own = p.tensor.grad.norm().item()
-        pieces.right([p], own, limit)
+        finish.right([p], own, limit)
 
 
 def no_clipping(held, norm, limit):
@@ -54,10 +54,10 @@ def decay_everything(held, recipe):
 
 MUTANTS = {
     "mean of the ranks' means": ("parallel.accumulate", "micro_loss", mean_of_means),
-    "replicas counted in the norm": ("parallel.pieces", "gradient_norm", norm_with_replicas),
+    "replicas counted in the norm": ("parallel.finish", "gradient_norm", norm_with_replicas),
     "all ranks read the first rows": ("corpus.batches", "Batch.rows", first_rows_for_everyone),
-    "clipped tensor by tensor": ("parallel.pieces", "clip", clip_each_by_itself),
-    "not clipped": ("parallel.pieces", "clip", no_clipping),
+    "clipped tensor by tensor": ("parallel.finish", "clip", clip_each_by_itself),
+    "not clipped": ("parallel.finish", "clip", no_clipping),
     "one dropout mask for all samples": ("parallel.accumulate", "micro_loss", one_noise_for_all),
     "biases and norms decayed": ("train", "make_optimizer", decay_everything),
 }

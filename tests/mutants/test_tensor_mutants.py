@@ -7,11 +7,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from gpt2lab import spec
 from gpt2lab.model import GPT2Config
-from gpt2lab.parallel import sequence, tensor
+from gpt2lab.parallel import sequence, spec, tensor
+from gpt2lab.processes.launch import Ranks
 from gpt2lab.ranks import comm
-from gpt2lab.ranks.launch import Ranks
 from gpt2lab.verify import Plan, compare
 
 CONFIG = GPT2Config(vocab_size=37, n_positions=16, n_layer=2, n_head=4, n_embd=16)
@@ -127,12 +126,12 @@ MUTANTS = {
     "vocabulary offset off by one": (TENSOR, "first_token", first_token_off_by_one, "tp=2"),
     "foreign tokens not masked": (TENSOR, "VocabEmbedding.forward", rows_of_all_ranks_looked_up, "tp=2"),
     "replicas counted twice in the norm": (
-        "parallel.pieces",
+        "parallel.finish",
         "gradient_norm",
         replicas_counted_twice,
         "tp=2",
     ),
-    "partial sums not completed": ("parallel.pieces", "sum_partial", partial_sums_left_alone, "tp=2,sp=on"),
+    "partial sums not completed": ("parallel.finish", "sum_partial", partial_sums_left_alone, "tp=2,sp=on"),
     "norms not marked partial": (SEQUENCE, "_partial", nothing_marked, "tp=2,sp=on"),
     "row biases not marked partial": (SEQUENCE, "_partial", row_biases_forgotten, "tp=2,sp=on"),
     "gather without the sum in backward": (

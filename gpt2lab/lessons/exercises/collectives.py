@@ -1,0 +1,196 @@
+"""Checkers of lesson 03: algorithms written on messages are run on live ranks, and their messages are played again.
+
+A right sum is not enough: who sent how much to whom, in how many messages and in how many rounds is checked as well.
+"""
+
+from collections import defaultdict, deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from ...ranks.buffers import byte_size
+from . import close
+
+
+class Wire:
+    """What an answer may use: its place, and messages to other places; everything is noted for the checker."""
+
+    def __init__(self, axis):
+        self.axis, self.rank, self.size = axis, axis.rank, axis.size
+        self.noted = []
+
+    def isend(self, x, to: int):
+        """Start sending x to place `to`; wait for the handle before the end."""
+        from ...ranks import comm
+
+        self.noted.append(("send", to % self.size, byte_size(x)))
+        number = sum(kind == "send" for kind, *_ in self.noted) - 1
+        return Going(comm.isend(x, self.axis, to % self.size), lambda: self.noted.append(("wait", number, 0)))
+
+    def send(self, x, to: int) -> None:
+        """Send x to place `to` and wait until it has left."""
+        self.isend(x, to).wait()
+
+    def recv(self, like, source: int):
+        """Wait for a tensor of the shape of `like` from place `source`."""
+        from ...ranks import comm
+
+        self.noted.append(("recv", source % self.size, byte_size(like)))
+        return comm.irecv(like, self.axis, source % self.size).wait()
+
+
+@dataclass
+class Going:
+    """A message on its way; waiting for it is noted."""
+
+    handle: object
+    note: Callable
+
+    def wait(self) -> None:
+        """Return when it has left."""
+        self.note()
+        self.handle.wait()
+
+
+def _on_a_rank(rank, world_size, answer, count):
+    from ...ranks.mesh import Mesh
+
+    wire = Wire(Mesh(dp=world_size)["dp"])
+    x = _input(rank, count)
+    result = answer(x, wire)
+    return result, wire.noted, torch.equal(x, _input(rank, count))
+
+
+def _input(rank: int, count: int):
+    return torch.arange(count, dtype=torch.float64) + 100 * rank
+
+
+def _play(answer, ranks: int, count: int):
+    """Results and noted messages of a live run; a deadlock becomes one sentence."""
+    from ...processes.launch import RankFailed, launch
+
+    try:
+        found = launch(_on_a_rank, answer, count, ranks=ranks, echo=False, timeout=4)
+    except RankFailed as error:
+        if error.ename in ("Deadlock", "TimeoutError"):
+            raise AssertionError(f"on {ranks} ranks yours wait for each other for ever. {error}") from None
+        if error.ename == "Mismatch":
+            raise AssertionError(f"a message of yours does not fit its receiver. {error}") from None
+        if error.ename == "NotImplementedError":
+            raise
+        last = str(error).strip().splitlines()[-1]
+        raise AssertionError(f"with {count} numbers on {ranks} ranks: {last}") from None
+    assert all(same for *_, same in found), "your function changed its input x; work on a copy"
+    return [result for result, *_ in found], [noted for _, noted, _ in found]
+
+
+def _sends(noted):
+    return [(to, size) for kind, to, size in noted if kind == "send"]
+
+
+def rounds(noted: list[list[tuple]]) -> int:
+    """Play messages again: each takes one round, a rank sends one at a time. The rounds until all have arrived.
+
+    A message leaves when it is started, or when the one before it has left; nobody goes on with what has not come.
+    """
+    ranks = range(len(noted))
+    clock, at, ends = [0 for _ in ranks], [0 for _ in ranks], [[0] for _ in ranks]
+    coming = defaultdict(deque)
+    while any(at[r] < len(noted[r]) for r in ranks):
+        before = list(at)
+        for r in ranks:
+            while at[r] < len(noted[r]):
+                kind, peer, _ = noted[r][at[r]]
+                if kind == "recv" and not coming[peer, r]:
+                    break
+                at[r] += 1
+                if kind == "send":
+                    ends[r].append(max(clock[r], ends[r][-1]) + 1)
+                    coming[r, peer].append(ends[r][-1])
+                else:  # of a send that is waited for, `peer` is the number
+                    until = coming[peer, r].popleft() if kind == "recv" else ends[r][1 + peer]
+                    clock[r] = max(clock[r], until)
+        assert at != before, "somebody receives what nobody has sent"
+    assert not any(coming.values()), "a message was sent that nobody received"
+    return max(last for of_one in ends for last in of_one)
+
+
+NUMBER = 8  # bytes of a float64, of which all inputs consist
+
+
+def ring(answer) -> None:
+    """Exercise: a ring all-reduce."""
+    for n, count in ((3, 6), (2, 4), (4, 8), (3, 7)):
+        results, noted = _play(answer, n, count)
+        case = f"{n} ranks, {count} numbers of {NUMBER} bytes"
+        sizes = [NUMBER * part.numel() for part in torch.arange(count).tensor_split(n)]
+        least, most = (2 * (sum(sizes) - edge) for edge in (max(sizes), min(sizes)))
+        for rank, result in enumerate(results):
+            sends = _sends(noted[rank])
+            off = [to for to, _ in sends if to != (rank + 1) % n]
+            assert not off, (
+                f"{case}: on a ring rank {rank} sends to its right neighbour only, not to {off[0]}"
+            )
+            assert len(sends) == 2 * (n - 1), (
+                f"{case}: rank {rank} sent {len(sends)} messages; n-1 steps add up, n-1 hand out: {2 * (n - 1)}"
+            )
+            total = sum(size for _, size in sends)
+            assert least <= total <= most, (
+                f"{case}: rank {rank} sent {total} bytes; chunks of 1/n make it {least} to {most}"
+            )
+            close(result, sum(_input(r, count) for r in range(n)), f"{case}: the sum on rank {rank}")
+        needed, best = rounds(noted), 2 * (n - 1)
+        assert needed <= best, (
+            f"{case}: your messages take {needed} rounds, a ring takes {best}: all ranks send at the same time"
+        )
+
+
+def tree(answer) -> None:
+    """Exercise: a broadcast of rank 0's tensor in about log2 n rounds."""
+    for n in (2, 3, 4, 5):
+        results, noted = _play(answer, n, 3)
+        for rank, result in enumerate(results):
+            close(result, _input(0, 3), f"{n} ranks: what rank {rank} has in the end")
+        total = sum(len(_sends(script)) for script in noted)
+        assert total == n - 1, f"{n} ranks: {total} messages; each of the {n - 1} others needs exactly one"
+        needed, best = rounds(noted), (n - 1).bit_length()
+        assert needed <= best, (
+            f"{n} ranks: {needed} rounds; whoever has the tensor should send in every round, that takes {best}"
+        )
+
+
+def to_all(answer) -> None:
+    """Exercise: all-to-all from messages: chunk p of every rank goes to rank p, straight."""
+    for n in (2, 3, 4):
+        count = 2 * n + 1  # not a multiple: chunks differ in length
+        results, noted = _play(answer, n, count)
+        for rank, result in enumerate(results):
+            want = torch.cat([_input(r, count).tensor_split(n)[rank] for r in range(n)])
+            close(
+                torch.cat(list(result)),
+                want,
+                f"{n} ranks: the chunks on rank {rank}, in order of their senders",
+            )
+            sends = sorted(_sends(noted[rank]))
+            sizes = [NUMBER * part.numel() for part in torch.arange(count).tensor_split(n)]
+            right = [(p, size) for p, size in enumerate(sizes) if p != rank]
+            assert sends == right, (
+                f"{n} ranks: rank {rank} sent {sends} as (to, bytes); one chunk straight to each other is {right}"
+            )
+        rounds(noted)
+
+
+def used_twice(rank, world_size, copy):
+    """The gradient of copy(x) + x: autograd hands one and the same gradient to both branches."""
+    from ...ranks.mesh import Mesh
+
+    x = torch.ones(1, dtype=torch.float64, requires_grad=True)
+    (copy(x, Mesh(tp=world_size)["tp"]) + x).sum().backward()
+    return x.grad.item()
+
+
+def bus(answer) -> None:
+    """Exercise: bus bandwidth of a reduce-scatter from the bytes of its *output* on one rank."""
+    close(answer(4, 100.0, 1.0), 300.0, "n=4, 100 bytes out, 1 s (the whole array is n times the output)")
+    close(answer(2, 8e9, 0.5), 16e9, "n=2, 8e9 bytes out, 0.5 s")

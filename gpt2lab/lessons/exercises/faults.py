@@ -1,0 +1,113 @@
+"""Checkers of lesson 18: who is to blame, stretches as boxes, a folder that is whole or absent, how often to save."""
+
+import contextlib
+import math
+import tempfile
+from pathlib import Path
+
+from ...storage.boxes import rectangles
+from . import close
+
+HANGS = (
+    ("a rank that left", {0: [2], 1: [2], 2: []}, 2),
+    ("a bystander that nobody waits for", {0: [], 1: [2], 2: []}, 2),
+    ("a chain: 0 waits for 1, which waits for 3", {0: [1], 1: [3], 2: [1], 3: []}, 3),
+    ("a ring of three that wait for each other", {0: [1], 1: [2], 2: [0]}, None),
+    ("a deadlock of two beside a bystander", {0: [], 1: [2], 2: [1]}, None),
+)
+
+
+def culprit(answer) -> None:
+    """Exercise: the rank to blame for a hang, from who waits for whom."""
+    for name, waits, want in HANGS:
+        got = answer({rank: list(whom) for rank, whom in waits.items()})
+        assert got is None or not waits[got], (
+            f"{name}, {waits}: rank {got} waits itself, so it is not the cause. Whom does it wait for?"
+        )
+        assert got == want, f"{name}, {waits}: blame {_who(want)}, not {_who(got)}"
+
+
+def _who(rank: int | None) -> str:
+    return "nobody (a deadlock)" if rank is None else f"rank {rank}"
+
+
+def stretch(answer) -> None:
+    """Exercise: the boxes of a matrix that a flat stretch of its elements fills."""
+    for rows, columns, start, stop in (
+        (4, 6, 6, 18),
+        (4, 6, 0, 24),
+        (4, 6, 2, 5),
+        (4, 6, 2, 15),
+        (3, 5, 4, 6),
+    ):
+        got = answer(rows, columns, start, stop)
+        assert got is not None, "your function returned None. Is the return missing?"
+        what = f"elements {start} to {stop} of a {rows} x {columns} matrix"
+        covered = [
+            (row + i) * columns + column + j
+            for (row, column), (height, width) in got
+            for i in range(height)
+            for j in range(width)
+        ]
+        assert covered == list(range(start, stop)), (
+            f"{what}: your boxes hold {covered[:8]}..., in this order; they should hold {start} to {stop - 1}"
+        )
+        fewest = len(rectangles((rows, columns), start, stop))
+        assert len(got) == fewest, f"{what}: {fewest} boxes do, you use {len(got)}. Join whole rows"
+
+
+class _Crash(Exception):
+    """The power fails."""
+
+
+def whole_or_absent(answer) -> None:
+    """Exercise: write a folder of files so that whoever looks at its name sees all of it or nothing."""
+    files = {"a": "alpha", "b": "beta", "c": "gamma"}
+    with tempfile.TemporaryDirectory() as home:
+        _saves(answer, Path(home, "checkpoint"), files, "without any crash")
+    for last in range(len(files)):
+        with tempfile.TemporaryDirectory() as home:
+            target, write = Path(home, "checkpoint"), _Writer(last)
+            with contextlib.suppress(_Crash):
+                answer(target, files, write)
+            assert not target.exists(), (
+                f"a crash in file {last + 1} of {len(files)} left a torn folder under the final name"
+            )
+            _saves(answer, target, files, f"after a crash in file {last + 1}")
+
+
+class _Writer:
+    """Writes files until number `last`, in which the power fails."""
+
+    def __init__(self, last: int):
+        self.last, self.begun = last, 0
+
+    def __call__(self, file: Path, text: str) -> None:
+        self.begun += 1
+        if self.begun > self.last:
+            file.write_text(text[:2])
+            raise _Crash
+        file.write_text(text)
+
+
+def _saves(answer, target: Path, files: dict[str, str], when: str) -> None:
+    """The answer must write the whole folder now."""
+    try:
+        answer(target, files, lambda file, text: file.write_text(text))
+    except FileExistsError as error:
+        raise AssertionError(
+            f"{when}, its leftovers stop the next save. Clear them away first ({error})"
+        ) from None
+    assert target.is_dir(), f"{when} there is no folder of the final name"
+    found = {file.name: file.read_text() for file in target.iterdir()}
+    assert found == files, f"{when} the folder should hold {files}, not {found}"
+
+
+def interval(answer) -> None:
+    """Exercise: the work between two saves that loses least (Young 1974)."""
+    one, four = answer(10.0, 3600.0), answer(40.0, 3600.0)
+    assert one is not None, "your function returned None. Is the return missing?"
+    assert four > one, "a dearer save should be made less often; your interval ignores what a save costs"
+    for save, failures in ((10.0, 3600.0), (60.0, 86400.0)):
+        what = f"a save of {save:g} s, a failure every {failures:g} s (it loses half an interval, on average)"
+        close(answer(save, failures), math.sqrt(2 * save * failures), what, 1e-6)

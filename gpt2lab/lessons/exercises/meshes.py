@@ -1,0 +1,143 @@
+"""Checkers of lesson 15: places on the mesh, groups of an axis, who gets the fast links, the norm from specs."""
+
+import itertools
+import math
+
+import torch
+
+from ...planner.links import Link
+from . import close
+
+MESHES = ({"dp": 2, "tp": 2}, {"pp": 2, "dp": 3, "tp": 2}, {"pp": 2, "cp": 2, "tp": 3})
+
+
+def _place(rank: int, sizes: dict[str, int]) -> dict[str, int]:
+    place = {}
+    for axis, size in reversed(sizes.items()):
+        rank, place[axis] = divmod(rank, size)
+    return {axis: place[axis] for axis in sizes}
+
+
+def coordinates(answer) -> None:
+    """Exercise: a rank's place on every axis; the sizes name the axes from the outermost to the innermost."""
+    for sizes in MESHES:
+        for rank in range(math.prod(sizes.values())):
+            want, got = _place(rank, sizes), answer(rank, dict(sizes))
+            assert got is not None, "your function returned None. Is the return missing?"
+            assert set(got) == set(sizes), f"{sizes}: expected a place on {list(sizes)}, got {got}"
+            for axis, place in got.items():
+                assert 0 <= place < sizes[axis], (
+                    f"{sizes}: rank {rank} cannot stand at {axis}={place}, there are only {sizes[axis]} places"
+                )
+            inner = list(sizes)[-1]
+            assert rank != 1 or got[inner] == 1, (
+                f"{sizes}: rank 1 is rank 0's neighbour along the last axis, {inner}; yours is {got}"
+            )
+            assert got == want, f"{sizes}: rank {rank} stands at {want}, not {got}"
+
+
+def groups(answer) -> None:
+    """Exercise: all groups of one axis, each a tuple of ranks."""
+    for sizes in MESHES:
+        world = math.prod(sizes.values())
+        for axis in sizes:
+            got = answer(axis, dict(sizes))
+            assert got is not None, "your function returned None. Is the return missing?"
+            got = sorted(tuple(sorted(group)) for group in got)
+            for a, b in ((a, b) for group in got for a, b in itertools.pairwise(group)):
+                here, there = _place(a, sizes), _place(b, sizes)
+                differ = [name for name in sizes if here[name] != there[name] and name != axis]
+                assert not differ, (
+                    f"{axis} of {sizes}: ranks {a} and {b} share a group, but they differ in {differ[0]}"
+                )
+            members = sorted(rank for group in got for rank in group)
+            lost = sorted(set(range(world)) - set(members))
+            assert not lost, f"{axis} of {sizes}: rank {lost[0]} is in no group"
+            assert len(members) == world, f"{axis} of {sizes}: some rank is in two groups, {got}"
+            assert all(len(group) == sizes[axis] for group in got), (
+                f"{axis} of {sizes}: groups have {sizes[axis]} ranks, yours are {got}"
+            )
+
+
+CASES = (  # what one rank sends a step: (messages, bytes)
+    ({"dp": (2, 4e6), "tp": (40, 2e6)}, Link(1e-5, 1e9), Link(1e-3, 1e8)),
+    ({"dp": (2, 9e6), "tp": (40, 2e6)}, Link(1e-5, 1e9), Link(1e-4, 1e8)),
+    ({"cp": (8, 3e6), "tp": (20, 1e6)}, Link(1e-5, 1e8), Link(1e-3, 1e8)),
+)
+
+
+def placement(answer) -> None:
+    """Exercise: which axis gets the links inside a node, the other one those between nodes."""
+    for sent, inside, between in CASES:
+        total = {a: _total(sent, a, inside, between) for a in sent}
+        best, got = min(total, key=total.get), answer(dict(sent), inside, between)
+        assert got is not None, "your function returned None. Is the return missing?"
+        assert got in sent, f"expected one of {list(sent)}, got {got!r}"
+        if got == best:
+            continue
+        cost = {a: f"{1e3 * t:.0f} ms with {a} inside" for a, t in total.items()}
+        said = f"{sent}: the links cost {cost[got]}, {cost[best]}"
+        alike = inside.bandwidth == between.bandwidth
+        if alike and between.time(*sent[got][::-1]) > between.time(*sent[best][::-1]):
+            raise AssertionError(f"{said}. Bytes pass equally fast here and there: what an axis gains counts")
+        most = {i: max(sent, key=lambda a: sent[a][i]) for i in (0, 1)}
+        if got == most[1]:
+            raise AssertionError(f"{said}. {got} sends more bytes, but every message pays its latency too")
+        if got == most[0]:
+            raise AssertionError(f"{said}. {got} sends more messages, but bytes take time too")
+        raise AssertionError(said)
+
+
+def _total(sent, inner, inside: Link, between: Link) -> float:
+    """Seconds of all messages with one axis inside."""
+    return sum((inside if a == inner else between).time(size, count) for a, (count, size) in sent.items())
+
+
+def norm(answer) -> None:
+    """Exercise: the norm of the whole gradient from this rank's pieces and their specs."""
+    from ... import Ranks
+    from ...verify import CONFIG, example_batch, example_weights
+
+    given = CONFIG, example_batch(CONFIG, 7, 11), example_weights(CONFIG)
+    plans = ("dp=2,tp=2", "pp=2,tp=2,micro=2")
+    with Ranks(4, echo=False) as ranks:
+        answers = {plan: ranks.run(_norms, answer, plan, *given) for plan in plans}
+    for plan, found in answers.items():
+        values = [value for value, *_ in found]
+        assert None not in values, "your function returned None. Is the return missing?"
+        _, right, everything, tied = found[0]
+        off = lambda other: abs(values[0] - other) < 1e-9 * other  # noqa: B023
+        assert max(values) - min(values) < 1e-9 * right, (
+            f"{plan}: the ranks disagree, {[round(v, 3) for v in values]}: they hold different parts, so sum over them"
+        )
+        assert not off(everything), (
+            f"{plan}: {values[0]:.4f} instead of {right:.4f}. Every replica counted; a replica counts on one rank only"
+        )
+        assert plan.startswith("dp") or not off(tied), (
+            f"{plan}: {values[0]:.4f} instead of {right:.4f}. The embedding lives on the first and on the last stage"
+        )
+        assert not off(right**2), f"{plan}: this is the square of the norm. Is the root missing?"
+        close(values[0], right, f"{plan}: the norm")
+
+
+def _norms(rank, world_size, answer, text, config, batch, start):
+    """(the answer, the right norm, with every replica counted, with the tied copy counted) on one rank."""
+    from ...plan import Plan, build
+    from ...ranks import comm
+    from ...ranks.mesh import Mesh
+    from ...train import Trainer
+    from ...verify import axes
+
+    plan = Plan.parse(text)
+    parallel = build(plan, config, Mesh(**axes(plan)), torch.float64)
+    parallel.load(start)
+    trainer, mesh, held = Trainer(parallel), parallel.mesh, parallel.sync.pieces
+    right = trainer.gradients(batch)[1]
+    squares = lambda chosen: sum(
+        (p.tensor.grad.pow(2).sum() for p in chosen), torch.zeros((), dtype=torch.float64)
+    )
+    place = mesh.coordinates()
+    first = [p for p in held if all(place[a] == 0 or a in p.spec.axes for a in ("dp", "tp"))]
+    both = [comm.all_reduce(squares(chosen), mesh.world).sqrt().item() for chosen in (held, first)]
+    value = answer(held, mesh)
+    return None if value is None else float(value), right, *both

@@ -1,0 +1,159 @@
+"""Checkers of lessons 07 and 08: bubbles, orders, memory and messages of pipelines, and a schedule of one's own."""
+
+from fractions import Fraction
+
+from ...ranks import comm
+from ...schedules import Cost, Op, Schedule, ScheduleError, best_slices, make, simulate
+from ...schedules import check as check_schedule
+from ...schedules.terapipe import latency
+from . import close
+
+SIZES = ((1, 1), (2, 2), (2, 5), (4, 4), (4, 8), (3, 7), (8, 2))  # ranks, micro-batches
+
+
+def bubble(answer) -> None:
+    """Exercise: the idle share of the makespan of GPipe, from ranks and micro-batches."""
+    for p, m in SIZES:
+        close(answer(p, m), float(simulate(make("gpipe", p, m)).bubble), f"{p} ranks, {m} micro-batches")
+
+
+def in_flight(answer) -> None:
+    """Exercise: how many activations a rank of 1F1B holds at its peak."""
+    for p, m in SIZES:
+        for rank in range(p):
+            close(answer(rank, p, m), make("1f1b", p, m).peak(rank), f"rank {rank} of {p}, {m} micro-batches")
+
+
+def order(answer) -> None:
+    """Exercise: the operations of a rank in 1F1B, as pairs such as ("F", 0)."""
+    for p, m in SIZES:
+        orders = []
+        for rank in range(p):
+            got = answer(rank, p, m)
+            assert got is not None, "your function returned None. Is the return missing?"
+            orders.append(tuple(Op(kind, rank, micro) for kind, micro in got))
+        want = make("1f1b", p, m)
+        schedule = Schedule(tuple(orders), want.placement, m)
+        _must_be_right(schedule, f"{p} ranks, {m} micro-batches")
+        for rank in range(p):
+            held, promised = schedule.peak(rank), want.promise[rank]
+            assert held <= promised, (
+                f"{p} ranks, {m} micro-batches: rank {rank} holds {held} activations, 1F1B only {promised}"
+            )
+        close(
+            float(simulate(schedule).makespan),
+            float(simulate(want).makespan),
+            f"makespan of {p} ranks, {m} micro",
+        )
+
+
+def by_hand(run, serial) -> None:
+    """Exercise: F and B of a pipeline. `run(p, m)` gives (loss, gradients, ...) of p live ranks with m micro-
+    batches, `serial(m)` loss and gradients of one process.
+    """
+    for p, m in ((2, 1), (2, 4)):
+        what = f"{p} ranks, {m} micro-batches"
+        loss, want = serial(m)
+        parts, grads, *_ = zip(*run(p, m), strict=True)
+        for rank, found in enumerate(grads):
+            assert found, f"{what}: rank {rank} has no gradient at all after B"
+            for name, grad in found.items():
+                close(grad, want[name], f"{what}: gradient of {name} on rank {rank}")
+        missing = sorted(set(want) - {name for found in grads for name in found})
+        assert not missing, f"{what}: no rank has a gradient of {missing[0]}"
+        close(sum(parts), loss, f"{what}: the loss, on the last rank in s.loss")
+
+
+def run_op(kind: str, i: int, s) -> None:
+    """The answer to `by_hand`: ("F", i) or ("B", i) on one rank, whose state is `s`."""
+    if kind == "F":
+        x = comm.irecv(s.like(i), s.axis, s.rank - 1).wait().requires_grad_() if s.rank > 0 else None
+        y = s.stage(x, i)
+        s.kept[i] = x, y
+        if s.rank < s.last:
+            s.leaving.append(comm.isend(y.detach(), s.axis, s.rank + 1))
+        else:
+            s.loss += y.item()
+    else:
+        x, y = s.kept.pop(i)
+        y.backward(comm.irecv(s.like(i), s.axis, s.rank + 1).wait() if s.rank < s.last else None)
+        if s.rank > 0:
+            s.leaving.append(comm.isend(x.grad, s.axis, s.rank - 1))
+
+
+def one_f_one_b(rank: int, p: int, m: int) -> list[tuple[str, int]]:
+    """The answer to `order`."""
+    return [(op.kind, op.micro) for op in make("1f1b", p, m).orders[rank]]
+
+
+def traffic(answer) -> None:
+    """Exercise: bytes that a pipeline sends in one step, all ranks together, float32."""
+    close(answer(1, 4, 2, 8, 16), 0, "one rank talks to nobody")
+    close(answer(2, 1, 1, 1, 1), 8, "one number forward and one back between two ranks: 4 bytes each")
+    close(
+        answer(4, 8, 2, 16, 64),
+        3 * 2 * 8 * 2 * 16 * 64 * 4,
+        "4 ranks, 8 micro-batches of 2 x 16 tokens, width 64",
+    )
+
+
+def v_rank(answer) -> None:
+    """Exercise: which rank holds a stage where the stages go down the ranks and back up."""
+    for p in (1, 2, 3, 4):
+        for stage, rank in enumerate(make("zb_v", p, 2 * p).placement):
+            close(answer(stage, p), rank, f"stage {stage} of {2 * p} on {p} ranks")
+
+
+def idle(answer) -> None:
+    """Exercise: idle time of a rank in 1F1B and, with split backwards, in ZB-H1."""
+    for p, f, i, w in ((2, 1, 1, 1), (4, 1, 1, 1), (4, 3, 4, 2), (8, 5, 5, 3)):
+        for name in ("1f1b", "zb_h1"):
+            timeline = simulate(make(name, p, 2 * p), Cost(f, i, w))
+            want = max(timeline.span(r) - timeline.busy(r) for r in range(p))
+            close(answer(name, p, f, i, w), float(want), f"{name}, {p} ranks, times {f}, {i}, {w}")
+
+
+def slicing(answer) -> None:
+    """Exercise: forward latency of token slices that take these times, on some ranks."""
+    for slices, ranks in (([4], 1), ([4], 3), ([3, 1], 2), ([2, 2, 2], 4), ([5, 4, 3, 2], 8)):
+        close(answer(slices, ranks), latency(slices, ranks), f"slices of {slices} on {ranks} ranks")
+    best = best_slices(12, lambda n, context: n * (4 + context), 4)
+    times = [n * (4 + sum(best[:k])) for k, n in enumerate(best)]
+    close(answer(times, 4), latency(times, 4), "the best slices of 12 tokens on 4 ranks")
+
+
+RANKS, MICROS, TIME, MEMORY = 3, 6, 20, 3
+"""The targets of the design exercise: three ranks, six micro-batches, at most this long, at most so many held."""
+
+
+def own_schedule(answer) -> Schedule:
+    """The schedule that `answer(rank)` describes, a list of words such as "F0 I0 W0"."""
+    orders = []
+    for rank in range(RANKS):
+        words = answer(rank)
+        assert words is not None, "your function returned None. Is the return missing?"
+        words = words.split() if isinstance(words, str) else list(words)
+        for word in words:
+            assert word[:1] in "FBIW" and word[1:].isdigit(), (
+                f"{word!r} is no operation. Write F0, I0, W0 or B0."
+            )
+        orders.append(tuple(Op(word[0], rank, int(word[1:])) for word in words))
+    return Schedule(tuple(orders), tuple(range(RANKS)), MICROS, name="own")
+
+
+def design(answer) -> None:
+    """Exercise: a schedule of one's own within enforced targets of time and memory (TF = TI = TW = 1)."""
+    schedule = own_schedule(answer)
+    _must_be_right(schedule, f"{RANKS} ranks, {MICROS} micro-batches")
+    for rank in range(RANKS):
+        held = schedule.peak(rank)
+        assert held <= MEMORY, f"rank {rank} holds {held} activations at its peak; the target is {MEMORY}"
+    taken = simulate(schedule, Cost(1, 1, 1)).makespan
+    assert taken <= TIME, f"it takes {Fraction(taken)} units of time; the target is {TIME}"
+
+
+def _must_be_right(schedule: Schedule, what: str) -> None:
+    try:
+        check_schedule(schedule)
+    except ScheduleError as error:
+        raise AssertionError(f"{what}: {error}") from None

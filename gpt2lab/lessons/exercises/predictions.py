@@ -1,0 +1,75 @@
+"""Questions of lesson 03 that take a number: predict first, then look; what counts is the factor between the two."""
+
+import math
+import time
+
+import torch
+
+
+def score(guess: float, found: float) -> float:
+    """1 for the right number, 0 for one that is wrong by a factor of four or more."""
+    return max(0.0, 1 - abs(math.log(guess / found, 4))) if guess > 0 else 0.0
+
+
+def _compare(answer, found: float, unit: str, clock: str, least: float, hint: str) -> None:
+    """Print guess, truth and score; raise AssertionError with the hint when the score is below `least`."""
+    guess = answer()
+    assert guess is not None, "your function returned None. Is the return missing?"
+    points = score(guess, found)
+    print(f"You say {guess:,.4g} {unit}; {clock}: {found:,.4g}. Score {points:.2f} of 1.")
+    way = "small" if guess < found else "large"
+    factor = max(guess / found, found / guess) if guess > 0 else math.inf
+    assert points >= least, f"too {way} by a factor of {factor:.3g}. {hint}"
+
+
+def _all_reduce(rank, world_size, numbers, link=None):
+    """Bytes and messages that this rank sent in a ring all-reduce, and the faster of two, in seconds."""
+    from ...algorithms import ring
+    from ...ranks import comm, paced
+    from ...ranks.mesh import Mesh
+
+    axis, x, seconds = Mesh(dp=world_size)["dp"], torch.ones(numbers), []
+    for _ in range(2):
+        comm.barrier(axis)
+        comm.clear_log()
+        start = time.perf_counter()
+        with paced.links(link):
+            ring.all_reduce(x, axis)
+        seconds.append(time.perf_counter() - start)
+    return sum(e.bytes for e in comm.log), sum(e.messages for e in comm.log), min(seconds)
+
+
+def _live(ranks: int, numbers: int, link=None):
+    from ...processes.launch import launch
+
+    return launch(_all_reduce, numbers, link, ranks=ranks)
+
+
+def sent(answer) -> None:
+    """Bytes that each rank sends in an all-reduce of a million float32 numbers on 4 ranks."""
+    hint = "S = 4,000,000 bytes; each half of the ring sends all chunks but one."
+    _compare(answer, _live(4, 1_000_000)[0][0], "bytes", "counted", 0.999, hint)
+
+
+def messages(answer) -> None:
+    """Messages that each rank sends in a ring all-reduce on 5 ranks."""
+    hint = "One message a step: n - 1 steps add up, and then?"
+    _compare(answer, _live(5, 1000)[0][1], "messages", "counted", 0.999, hint)
+
+
+def seconds(answer) -> None:
+    """Seconds of a ring all-reduce of 100 kB on 4 ranks over links of 50 ms and 1 MB/s."""
+    from ...ranks.paced import Link
+
+    found = max(took for *_, took in _live(4, 25_000, Link(latency=0.05, bandwidth=1e6)))
+    hint = "2 (n - 1) messages pay the latency, 2 (n - 1)/n S bytes the bandwidth; add both."
+    _compare(answer, found, "s", "paced", 0.8, hint)
+
+
+def crossing(answer) -> None:
+    """Bytes from which the ring beats the binomial tree on 64 ranks over links of 5 us and 25 GB/s."""
+    from ...planner import links
+
+    found = links.crossing(64, links.Link(latency=5e-6, bandwidth=25e9))
+    hint = "Set 2 * 63 alpha + 2 * 63/64 S beta equal to 2 * 6 (alpha + S beta) and solve for S."
+    _compare(answer, found, "bytes", "computed", 0.95, hint)

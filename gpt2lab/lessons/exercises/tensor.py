@@ -1,0 +1,99 @@
+"""Checkers of lesson 06: which rows of the fused q, k, v a rank holds, f and g, the vocabulary-parallel loss."""
+
+import torch
+import torch.nn.functional as F
+
+from . import close
+from .collectives import used_twice
+
+
+def qkv(answer) -> None:
+    """Exercise: the rows of c_attn.weight that belong to one rank, by heads."""
+    for width, heads, ranks in ((8, 4, 2), (24, 6, 3), (16, 4, 4)):
+        dealt = [list(answer(rank, ranks, heads, width)) for rank in range(ranks)]
+        every = sorted(row for rows in dealt for row in rows)
+        case = f"{heads} heads of width {width // heads} on {ranks} ranks"
+        assert every == list(range(3 * width)), f"{case}: some rows are on no rank or on two, {dealt}"
+        third = {row // width for row in dealt[0]}
+        assert third == {0, 1, 2}, (
+            f"{case}: rank 0 needs its part of q, of k and of v, not only {sorted(third)}"
+        )
+        head = width // heads
+        for rank, rows in enumerate(dealt):
+            q, k, v = ([row % width for row in rows if row // width == part] for part in range(3))
+            assert q == k == v, f"{case}: rank {rank} has q of rows {q}, but k of {k}"
+            cut = [h for h in range(heads) if 0 < sum(row // head == h for row in q) < head]
+            assert not cut, f"{case}: head {cut[:1]} is cut in two on rank {rank}"
+            first = rank * heads // ranks * head
+            assert rows[0] == first, f"{case}: rank {rank} should begin with row {first}, not {rows[0]}"
+
+
+def edges(f, g) -> None:
+    """Exercise: Megatron's f and g as autograd functions, tried in a two-layer MLP on two ranks."""
+    from ... import launch
+
+    x, up, down = _mlp()
+    whole = [t.clone().requires_grad_() for t in (x, up, down)]
+    (F.gelu(whole[0] @ whole[1]) @ whole[2]).square().sum().backward()
+    found = launch(_mlp_on_a_rank, f, g, x, up, down, ranks=2, echo=False)
+    for rank, (loss, of_x, of_up) in enumerate(found):
+        close(loss, (F.gelu(x @ up) @ down).square().sum(), "the loss: g has to sum in forward")
+        right = whole[1].grad.tensor_split(2, 1)[rank]
+        assert not torch.allclose(of_up, 2 * right), (
+            "the gradient of the weights is n times too large: g sums in backward as well"
+        )
+        close(of_up, right, "the gradient of the first matrix")
+        close(of_x, whole[0].grad, "the gradient of x, for which f has to sum in backward")
+    kept = launch(used_twice, f, ranks=2, echo=False)
+    close(kept[0], 2 + 1, "the gradient of f(x) + x on two ranks: backward must not change what it is given")
+
+
+def _mlp():
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randn(*s, generator=generator, dtype=torch.float64) for s in ((3, 4), (4, 6), (6, 4))]
+
+
+def _mlp_on_a_rank(rank, world_size, f, g, x, up, down):
+    from ...ranks.mesh import Mesh
+
+    axis = Mesh(tp=world_size)["tp"]
+    x = x.clone().requires_grad_()
+    up = up.tensor_split(world_size, 1)[rank].clone().requires_grad_()
+    y = F.gelu(f(x, axis) @ up) @ down.tensor_split(world_size, 0)[rank]
+    loss = g(y, axis).square().sum()
+    loss.backward()
+    return loss.item(), x.grad, up.grad
+
+
+def vocabulary_loss(answer) -> None:
+    """Exercise: the loss of logits that are cut along the vocabulary, 37 tokens on three ranks."""
+    from ... import launch
+
+    generator = torch.Generator().manual_seed(0)
+    targets = torch.randint(37, (6,), generator=generator)
+    for scale, what in ((1.0, "small logits"), (1000.0, "logits up to 3000")):
+        logits = scale * torch.randn(6, 37, generator=generator, dtype=torch.float64)
+        expected = F.cross_entropy(logits, targets, reduction="sum").item()
+        found = launch(_loss_on_a_rank, answer, logits, targets, ranks=3, echo=False)
+        assert all(value == value and abs(value) != float("inf") for value, _ in found), (
+            f"{what}: the exponentials overflow. Subtract the largest logit of *all* ranks first"
+        )
+        local = [v for v, _ in found]
+        assert max(local) - min(local) < 1e-9 * max(1, abs(expected)), (
+            f"{what}: the ranks disagree, {local}: something was not summed over the ranks"
+        )
+        close(local[0], expected, f"{what}: the loss on rank 0")
+        sent = max(size for _, size in found)
+        assert sent < 6 * 37 * 8, (
+            f"the logits themselves travelled: {sent} bytes sent, a few numbers a token suffice"
+        )
+
+
+def _loss_on_a_rank(rank, world_size, answer, logits, targets):
+    from ...ranks import comm
+    from ...ranks.mesh import Mesh
+
+    axis, sizes = Mesh(tp=world_size)["tp"], comm.split_sizes(logits.size(-1), world_size)
+    comm.clear_log()
+    value = answer(logits.split(sizes, -1)[rank], targets, sum(sizes[:rank]), axis)
+    return float(value), sum(size for _, size, _ in comm.traffic().values())

@@ -1,0 +1,88 @@
+"""Which weights are whole on a rank, and when: ZeRO's gathers and releases, written down as they happen."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+
+from ...machine import memory
+from ...parallel.zero.flat import part_of
+
+
+@dataclass
+class Residency:
+    """The comings and goings on one rank: event i (from 1) leaves `held[i]` bytes of weights, shards included.
+
+    `held` counts memory that exists, whoever keeps it, and the room for weights that are on their way.
+    """
+
+    spans: dict[str, list] = field(default_factory=dict)  # of each part: (asked for, here, gone), in events
+    owned: list[str] = field(default_factory=list)  # parts of which this rank's shard is all
+    marks: dict[str, float] = field(default_factory=dict)  # what else happened: between which events
+    held: list[int] = field(default_factory=list)  # bytes, at first before any event
+    blocks: list[int] = field(default_factory=list)  # the same of the blocks alone
+
+    def mark(self, text: str) -> None:
+        """Remember that something begins now."""
+        self.marks[text] = len(self.held) - 0.5
+
+    def under_way(self) -> int:
+        """How often a part was on its way while a block's weights were whole."""
+        every = [(part, span) for part, spans in self.spans.items() for span in spans]
+        whole = [(here, gone) for part, (_, here, gone) in every if part.startswith("h.")]
+        return sum(any(here < asked < gone for here, gone in whole) for _, (asked, _, _) in every)
+
+
+@contextmanager
+def watched(sync) -> Iterator[Residency]:
+    """Write down what the weights of a ZeRO strategy (`sync`) do inside the block."""
+    seen, alive = Residency(), {f: memory.Alive() for f in sync.flats}
+    name = {f: part_of(f.names[0]) for f in sync.flats}
+    seen.owned = [name[f] for f in sync.flats if f.length == sum(f.lengths)]
+    since = {}
+
+    def note():
+        room = {f: sum(f.lengths) * f.shard.element_size() if f.coming else 0 for f in sync.flats}
+        bytes_of = {f: memory.bytes_of([f.shard]) + alive[f].bytes() + room[f] for f in sync.flats}
+        seen.held.append(sum(bytes_of.values()))
+        seen.blocks.append(sum(size for f, size in bytes_of.items() if name[f].startswith("h.")))
+
+    def then(right, f):
+        """Do the right thing; write down what it changed."""
+        asked, whole = f.coming is not None, f.full is not None
+        right()
+        now = len(seen.held)
+        if whole and f.full is None:
+            seen.spans[name[f]].append((*since.pop(f), now))
+        elif f.full is not None and not whole:
+            alive[f].watch(f.full)
+            since[f] = *since[f], now
+        elif f.coming is not None and not asked:
+            seen.spans.setdefault(name[f], [])
+            since[f] = (now,)
+        else:
+            return
+        note()
+
+    note()
+    for f in sync.flats:
+        for call in ("start_gather", "gather", "drop"):
+            setattr(f, call, partial(then, getattr(f, call), f))
+    try:
+        yield seen
+    finally:
+        for f in sync.flats:
+            for call in ("start_gather", "gather", "drop"):
+                delattr(f, call)
+
+
+def of_a_step(trainer, batch) -> Residency:
+    """What happens on this rank in a step of one micro-batch, without its update."""
+    parallel = trainer.parallel
+    [micro] = parallel.mine(batch)
+    with watched(parallel.sync) as seen:
+        loss = parallel.model.loss(parallel.model(micro.tokens), micro.targets) / batch.total
+        seen.mark("backward begins")
+        loss.backward()
+        parallel.sync.finish()
+    return seen

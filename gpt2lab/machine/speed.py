@@ -1,0 +1,81 @@
+"""How fast this machine is, and how much of it a training step uses."""
+
+import os
+import platform
+import statistics
+import time
+
+import torch
+
+from ..model import GPT2Config
+
+
+def matmul_rate(size: int = 1024, seconds: float = 0.3, dtype=torch.float32, device="cpu") -> float:
+    """Measured floating-point operations a second of a square matrix product, with the current threads.
+
+    The fastest trial counts: this is the machine's limit, which others who use its cores only hide.
+    """
+    done = torch.cuda.synchronize if torch.device(device).type == "cuda" else lambda: None
+    a, b = (torch.randn(size, size, dtype=dtype, device=device) for _ in range(2))
+    torch.mm(a, b)
+    done()
+    times, begin = [], time.perf_counter()
+    while time.perf_counter() - begin < seconds:
+        start = time.perf_counter()
+        torch.mm(a, b)
+        done()
+        times.append(time.perf_counter() - start)
+    return 2 * size**3 / min(times)
+
+
+def copy_rate(size: int, seconds: float = 0.1) -> float:
+    """Measured bytes a second of a copy inside memory that touches `size` bytes: half are read, half are written.
+
+    Short copies are repeated until the clock can see them; the median of the trials counts.
+    """
+    source = torch.ones(size // 2, dtype=torch.uint8)
+    target = torch.empty_like(source)
+    target.copy_(source)  # the first touch pays for the pages
+    repeats = max(1, (1 << 20) // size)
+    times, begin = [], time.perf_counter()
+    while not times or time.perf_counter() - begin < seconds:
+        start = time.perf_counter()
+        for _ in range(repeats):
+            target.copy_(source)
+        times.append((time.perf_counter() - start) / repeats)
+    return size / statistics.median(times)
+
+
+def flops_per_token(config: GPT2Config, length: int) -> int:
+    """Operations of forward and backward for one token: 6 N + 12 L C T (PaLM 2022, appendix B).
+
+    N leaves out the position embedding, which is looked up and not multiplied; attention is counted whole, not causal.
+    """
+    weights = config.parameters - config.n_positions * config.n_embd
+    return 6 * weights + 12 * config.n_layer * config.n_embd * length
+
+
+def machine() -> dict[str, str]:
+    """What this machine is: processor, cores, memory, torch, and what torch can use."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30 if hasattr(os, "sysconf") else 0
+    cuda = (
+        f"{torch.cuda.device_count()} x {torch.cuda.get_device_name()}"
+        if torch.cuda.is_available()
+        else "none"
+    )
+    return {
+        "system": f"{platform.system()} {platform.machine()}, Python {platform.python_version()}",
+        "cores": str(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()),
+        "memory": f"{memory:.0f} GiB" if memory else "unknown",
+        "torch": torch.__version__,
+        "bfloat16": "in hardware"
+        if bfloat16_in_hardware()
+        else "emulated: --autocast is slower than float32",
+        "GPUs": cuda,
+    }
+
+
+def bfloat16_in_hardware() -> bool:
+    """Whether this processor multiplies matrices in bfloat16 itself (AMX, AVX512-BF16, Arm's BF16)."""
+    able = torch.cpu.get_capabilities()
+    return any(able.get(name) for name in ("amx_bf16", "amx_tile", "avx512_bf16", "bf16", "sve_bf16"))

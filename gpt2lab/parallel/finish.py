@@ -1,0 +1,73 @@
+"""What the optimizer steps on one rank, and how a step is finished: partial sums, ties, norm, clip, in this order."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+from ..ranks import comm
+from ..ranks.mesh import Mesh
+from .spec import Spec
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A tensor that this rank's optimizer steps: a whole parameter, a slice of one, or a stretch of a flat shard.
+
+    `spec` says how it was cut, data axes included (ZeRO); `decay` whether weight decay applies (matrices only). A flat
+    stretch holds the elements from `start` on of a parameter, or of its slice, of shape `within`.
+    """
+
+    name: str
+    tensor: torch.Tensor
+    spec: Spec
+    decay: bool
+    within: torch.Size | None = None
+    start: int = 0
+
+
+def sum_partial(pieces: list[Piece], mesh: Mesh) -> None:
+    """Complete the gradients that are only partial sums over an axis, as those of norms under sequence parallelism."""
+    for name in sorted({axis for p in pieces for axis in p.spec.partial}):
+        grads = [p.tensor.grad for p in pieces if name in p.spec.partial and p.tensor.numel()]
+        if grads:
+            flat = comm.all_reduce(torch.cat([g.flatten() for g in grads]), mesh[name])
+            for g, total in zip(grads, flat.split([g.numel() for g in grads]), strict=True):
+                g.copy_(total.view_as(g))
+
+
+CHUNK = 4096  # elements: few enough for 32 bits to add up their squares to six digits
+
+
+def gradient_norm(pieces: list[Piece], mesh: Mesh) -> float:
+    """The norm of the whole gradient, as the serial run has it: every element of the model counted exactly once.
+
+    Ranks that hold the same gradient share the counting: each counts a stretch. A tied copy does not count.
+    """
+    square = torch.zeros((), dtype=torch.float64)
+    for p in pieces:
+        if not p.spec.tied_copy:
+            square = square + _square(_counted_here(p, mesh))
+    return math.sqrt(comm.all_reduce(square.cpu(), mesh.world).item())
+
+
+def _square(x: torch.Tensor) -> torch.Tensor:
+    """The sum of squares of x (P,) in 64 bits, without a copy of x: chunk by chunk in x's own precision or 32 bits."""
+    end, wide = len(x) // CHUNK * CHUNK, torch.promote_types(x.dtype, torch.float32)
+    parts = x[:end].view(-1, CHUNK), x[end:].view(1, -1)
+    return sum(torch.linalg.vector_norm(part, dim=1, dtype=wide).double().square().sum() for part in parts)
+
+
+def _counted_here(p: Piece, mesh: Mesh) -> torch.Tensor:
+    """This rank's stretch of a gradient, of which every rank of the axes that do not cut it holds a copy."""
+    place, copies = 0, 1
+    for axis in (mesh[name] for name in ("dp", "cp", "tp") if name not in p.spec.axes):
+        place, copies = place * axis.size + axis.rank, copies * axis.size
+    return p.tensor.grad.flatten().tensor_split(copies)[place]
+
+
+def clip(pieces: list[Piece], norm: float, limit: float | None) -> None:
+    """Scale all gradients so that their global norm is at most `limit`, with torch's own formula."""
+    if limit is not None and norm + 1e-6 > limit:
+        for p in pieces:
+            p.tensor.grad.mul_(limit / (norm + 1e-6))

@@ -1,0 +1,124 @@
+"""Cutting the model into pipeline stages: layers balanced by cost, parts that live elsewhere taken out, ties
+kept.
+"""
+
+from dataclasses import dataclass
+
+from torch import nn
+
+from ...model import GPT2Config
+from .. import spec
+
+
+def costs(config: GPT2Config, length: int) -> tuple[float, float, float]:
+    """Forward operations per token of the embedding, of one block and of the head with its loss.
+
+    Two for every weight that multiplies, 24 C^2 a block, and 4 T C for attention's two products; 2 C V for
+    the head.
+    """
+    c = config.n_embd
+    return 2.0 * c, 24.0 * c * c + 4.0 * length * c, 2.0 * c * config.vocab_size
+
+
+def cut_layers(config: GPT2Config, stages: int, length: int | None = None) -> list[range]:
+    """The blocks of each stage, in order, so that the slowest stage is as fast as can be.
+
+    The embedding counts for the first stage, the head for the last. Among equally fast cuts the evenest is
+    taken (least sum of squares). With more stages than blocks some stages hold none and pass their input on.
+    """
+    embed, block, head = costs(config, length or config.n_positions)
+    layers = config.n_layer
+
+    def cost(stage: int, count: int) -> float:
+        return count * block + embed * (stage == 0) + head * (stage == stages - 1)
+
+    slowest = _best(layers, stages, cost, max)
+    even = _best(layers, stages, cost, lambda a, b: a + b * b if b <= slowest[0] else float("inf"))
+    ranges, first = [], 0
+    for count in even[1]:
+        ranges.append(range(first, first + count))
+        first += count
+    return ranges
+
+
+def _best(layers, stages, cost, join) -> tuple[float, tuple[int, ...]]:
+    """The cut of `layers` blocks into `stages` runs with the least joined cost, by dynamic programming."""
+    best = {0: (0.0, ())}  # blocks used -> (joined cost, how many in each stage)
+    for stage in range(stages):
+        following = {}
+        for used, (value, counts) in best.items():
+            for count in range(layers - used + 1):
+                candidate = (join(value, cost(stage, count)), (*counts, count))
+                at = used + count
+                if at not in following or candidate[0] < following[at][0]:
+                    following[at] = candidate
+        best = following
+    return best[layers]
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Which blocks belong to each position of the pipeline, and which positions one rank holds."""
+
+    layers: tuple[range, ...]
+    mine: tuple[int, ...]
+
+    @property
+    def first(self) -> bool:
+        """Whether this rank holds the embedding."""
+        return 0 in self.mine
+
+    @property
+    def last(self) -> bool:
+        """Whether this rank holds the head."""
+        return len(self.layers) - 1 in self.mine
+
+    @property
+    def blocks(self) -> list[int]:
+        """All blocks on this rank."""
+        return sorted(i for position in set(self.mine) for i in self.layers[position])
+
+
+def parts_of(schedule, rank: int, config: GPT2Config) -> Parts:
+    """The parts that a schedule gives to a rank."""
+    layers = tuple(cut_layers(config, schedule.depth))
+    return Parts(layers, tuple(schedule.position(stage) for stage in schedule.stages_of(rank)))
+
+
+def keep_parts(model, parts: Parts) -> None:
+    """Take everything out of the model that other ranks hold; blocks keep their names."""
+    model.h = nn.ModuleDict({str(i): model.h[str(i)] for i in parts.blocks})
+    if not parts.first:
+        model.wpe = None
+    if not parts.last:
+        model.ln_f = None
+    if not parts.first and not parts.last:
+        model.wte = None
+
+
+def tied_lines(schedule, pipeline: tuple[int, ...]) -> list[tuple[int, ...]]:
+    """Global ranks of one pipeline that hold the same parameters: both copies of a stage, or both ends of the
+    embedding.
+    """
+    ranks = schedule.ranks
+    if schedule.copies == 2:
+        return [(pipeline[r], pipeline[ranks - 1 - r]) for r in range(ranks // 2)]
+    ends = schedule.placement[0], schedule.placement[schedule.depth - 1]
+    return [] if ends[0] == ends[1] else [(pipeline[ends[0]], pipeline[ends[1]])]
+
+
+def mark_ties(model, schedule, place: int) -> set[str]:
+    """Names of the parameters here that another rank holds too; the second holder's are marked as copies."""
+    if schedule.copies == 2:
+        twin = schedule.ranks - 1 - place
+        shared, second = (
+            {name for name, _ in model.named_parameters()} if place != twin else set(),
+            place > twin,
+        )
+    else:
+        ends = schedule.placement[0], schedule.placement[schedule.depth - 1]
+        shared, second = {"wte.weight"} if ends[0] != ends[1] and place in ends else set(), place == ends[1]
+    for name, p in model.named_parameters():
+        if second and name in shared:
+            spec.mark(p, tied_copy=True)
+    return shared

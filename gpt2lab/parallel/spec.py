@@ -1,0 +1,84 @@
+"""How a parameter was cut. Norm, checkpoints, counts and verification all read it, so none of them can disagree."""
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import nn
+
+from ..ranks import comm
+from ..ranks.mesh import Axis, Mesh
+
+
+@dataclass(frozen=True)
+class Cut:
+    """One cut: dimension `dim` of `length` elements over mesh axis `axis`, separately in each of `groups` equal parts.
+
+    GPT-2's fused q, k, v has three groups: each third is cut by heads. Sizes are `tensor_split`'s.
+    """
+
+    axis: str
+    dim: int
+    length: int
+    groups: int = 1
+
+    def sizes(self, parts: int) -> list[int]:
+        """Length of every rank's slice along `dim`."""
+        return [self.groups * s for s in comm.split_sizes(self.length // self.groups, parts)]
+
+
+@dataclass(frozen=True)
+class Spec:
+    """What a parameter is on this mesh: its cuts, the axes over which its gradient is only a partial sum, its ties.
+
+    `tied_copy` marks the second holder of a shared weight (the head's copy of the embedding on the last stage).
+    """
+
+    cuts: tuple[Cut, ...] = ()
+    partial: tuple[str, ...] = ()
+    tied_copy: bool = False
+
+    @property
+    def axes(self) -> set[str]:
+        """Names of the mesh axes over which the parameter is cut."""
+        return {c.axis for c in self.cuts}
+
+
+def of(p: torch.Tensor) -> Spec:
+    """The Spec of a parameter; an uncut, replicated one has an empty Spec."""
+    return getattr(p, "spec", Spec())
+
+
+def mark(p: torch.Tensor, **changes) -> None:
+    """Change fields of a parameter's Spec in place."""
+    p.spec = replace(of(p), **changes)
+
+
+def slice_of(t: torch.Tensor, place: int, parts: int, dim: int, groups: int = 1) -> torch.Tensor:
+    """The slice at `place` of `parts` along `dim`, taken from each of `groups` equal parts and joined."""
+    return torch.cat([g.tensor_split(parts, dim)[place] for g in t.chunk(groups, dim)], dim)
+
+
+def cut(p: nn.Parameter, axis: Axis, dim: int, groups: int = 1) -> nn.Parameter:
+    """This rank's slice of a parameter, as a new parameter that remembers how it was cut."""
+    new = nn.Parameter(slice_of(p.data, axis.rank, axis.size, dim, groups).clone(), p.requires_grad)
+    new.__dict__.update(p.__dict__)
+    mark(new, cuts=(*of(p).cuts, Cut(axis.name, dim, p.size(dim), groups)))
+    return new
+
+
+def local(t: torch.Tensor, spec: Spec, mesh: Mesh) -> torch.Tensor:
+    """This rank's slice of a whole tensor: what `full` undoes."""
+    for c in spec.cuts:
+        t = slice_of(t, mesh[c.axis].rank, mesh[c.axis].size, c.dim, c.groups)
+    return t
+
+
+def full(t: torch.Tensor, spec: Spec, mesh: Mesh) -> torch.Tensor:
+    """The whole tensor of which every rank holds the slice `t`; all ranks of the cut axes call it together."""
+    for c in reversed(spec.cuts):
+        axis = mesh[c.axis]
+        sizes = c.sizes(axis.size)
+        shards = comm.all_gather(t.detach(), axis, c.dim, sizes).split(sizes, c.dim)
+        thirds = [s.chunk(c.groups, c.dim) for s in shards]
+        t = torch.cat([third[g] for g in range(c.groups) for third in thirds], c.dim)
+    return t

@@ -1,0 +1,260 @@
+"""ZeRO: replicas that share out what each of them would otherwise hold n times.
+
+Stage 1 shards the optimizer state, stage 2 the gradients too, stage 3 the weights too. Per rank, with P elements of e
+bytes, n ranks and AdamW (S = P e, each divided by n up to padding):
+
+stage   weights   gradients   optimizer   sent a step
+1       S         S           2 S / n     2 S (n-1)/n
+2       S         S / n       2 S / n     2 S (n-1)/n    (with k micro-batches (k+1) S (n-1)/n)
+3       S / n     S / n       2 S / n     3 S (n-1)/n    (with k micro-batches 3 k S (n-1)/n)
+
+What lies outside the blocks is gathered once, not twice: in stage 3 it sends 2 where the blocks send 3.
+
+Rajbhandari et al. 2020, "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", sections 5 and 7.
+"""
+
+from functools import cached_property
+
+import torch
+
+from ...ranks.mesh import Axis
+from .. import spec
+from ..finish import Piece
+from ..recompute import apply_recompute
+from ..replicas import Replicas, gradient, nothing
+from .flat import Flat, Owned, into_groups, owner_of
+
+
+class Zero1(Replicas):
+    """Every rank keeps all weights and gradients, but steps only its shard of the weights.
+
+    Forward: nothing. Backward: nothing; after it a reduce-scatter gives each rank its shard of the summed gradient.
+    After the update an all-gather brings everybody's new weights.
+    Bytes per rank: (n-1)/n of the gradients' plus (n-1)/n of the weights' (section 7.1: together an all-reduce).
+    """
+
+    def __init__(self, model, axis: Axis, flat=Flat):
+        self.axis = axis
+        groups = into_groups(model)
+        self.flats = [flat(g, axis, owner_of(i, len(groups), axis.size)) for i, g in enumerate(groups)]
+        self.whole = [Piece(n, p, spec.of(p), p.dim() >= 2) for n, p in model.named_parameters()]
+        for f in self.flats:
+            f.lay_out()
+
+    @cached_property
+    def pieces(self) -> list[Piece]:
+        """What this rank's optimizer steps: stretches of its shards."""
+        return [p for f in self.flats for p in f.pieces()] or [nothing(self.whole[0])]
+
+    def finish(self) -> None:
+        """Sum all gradients, part by part from the end; each rank keeps its shards."""
+        for f in reversed(self.flats):
+            whole = f.join([gradient(p) for p in f.parameters])
+            for p in f.parameters:
+                p.grad = None
+            f.add(f.start_reduce(whole).wait())
+        self._hand_out()
+
+    def _hand_out(self) -> None:
+        """Give every piece its part of the shard's gradient, and begin the next step with none."""
+        grads = [f.grad[here] for f in self.flats for _, _, here in f.shares()]
+        for p, grad in zip(self.pieces, grads or [torch.zeros_like(self.pieces[0].tensor)], strict=True):
+            p.tensor.grad = grad
+        for f in self.flats:
+            f.grad = None
+
+    def weight_memory(self) -> list[torch.Tensor]:
+        """The shards, padding included."""
+        return [f.shard for f in self.flats]
+
+    def gradient_memory(self) -> list[torch.Tensor]:
+        """Whole gradients in their parameters, and shards in the pieces."""
+        return [p.tensor.grad for p in (*self.whole, *self.pieces) if p.tensor.grad is not None]
+
+    def updated(self) -> None:
+        """Bring everybody's new shards into the whole weights."""
+        for f in self.flats:
+            f.spread()
+
+    def gather(self, values: list[torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Values that belong to the pieces, whole again, by name."""
+        values, found = list(values), {}
+        for f in self.flats:
+            count = len(f.shares())
+            mine, values = values[:count], values[count:]
+            found.update(zip(f.names, f.assemble(mine), strict=True))
+        return found
+
+    def scatter(self, tensors: dict[str, torch.Tensor]) -> list[torch.Tensor]:
+        """What `gather` undoes: of each tensor the stretch that this rank owns."""
+        mine = [tensors[f.names[i]].flatten()[part] for f in self.flats for i, part, _ in f.shares()]
+        return mine or [self.pieces[0].tensor]
+
+
+class Zero2(Zero1):
+    """As stage 1, but a part's gradients are reduced as soon as backward has produced them, and then freed.
+
+    Forward: nothing. Backward: when all gradients of a block are there, one asynchronous reduce-scatter; only the own
+    shard stays. So gradients are summed in every micro-batch: keeping them whole until the last would give up the gain.
+    Parts leave in the order in which backward completes them, the same on all ranks; where it is not, the call refuses.
+    Bytes per rank: k (n-1)/n of the gradients' with k micro-batches, plus (n-1)/n of the weights' (section 7.2.1).
+    """
+
+    def __init__(self, model, axis: Axis, flat=Flat):
+        super().__init__(model, axis, flat)
+        self.under_way = None  # (part, handle) of a reduce-scatter
+        for f in self.flats:
+            for i, p in enumerate(f.parameters):
+                p.register_post_accumulate_grad_hook(lambda p, f=f, i=i: self._arrived(f, i, p))
+
+    def _arrived(self, f: Flat, i: int, p: torch.Tensor) -> None:
+        """Move a finished gradient into its part's flat one; send that when it is complete."""
+        complete = f.collect(i, p.grad)
+        p.grad = None
+        if complete:
+            self._send(f)
+
+    def _send(self, f: Flat) -> None:
+        self._receive()  # a part under way still holds its whole gradients: one at a time
+        self.under_way = f, f.start_reduce(f.collected())
+
+    def _receive(self) -> None:
+        """Wait for the reduce-scatter under way, and add what it brings to the shard's gradient."""
+        if self.under_way:
+            f, handle = self.under_way
+            f.add(handle.wait())
+            self.under_way = None
+
+    def gradient_memory(self) -> list[torch.Tensor]:
+        """As stage 1, and the parts that are being filled or have been summed; waits for the one under way."""
+        self._receive()
+        sums = [t for f in self.flats for t in (f.grad, f.whole_grad) if t is not None]
+        return super().gradient_memory() + sums
+
+    def finish(self) -> None:
+        """Wait for all sums. A part that got no gradient, or only some, is summed now."""
+        self._receive()
+        for f in reversed(self.flats):
+            if f.whole_grad is not None or f.grad is None:
+                self._send(f)
+        self._receive()
+        self._hand_out()
+
+
+class Zero3(Zero2):
+    """As stage 2, and weights too are sharded: whole only while their block computes.
+
+    Forward: before a block an all-gather of its weights (the next block's is started at once: prefetch); after it they
+    are freed. Only blocks' inputs are kept. Backward: all-gather again, run the block again, then reduce-scatter its
+    gradients and free. The tied embedding stays from its first use until its second, the head's backward, is over.
+    Bytes per rank and micro-batch: 2 (n-1)/n of the blocks' weights, (n-1)/n of the others', and (n-1)/n of the
+    gradients' (section 7.2.2 gathers all of it twice).
+    """
+
+    def __init__(self, model, axis: Axis, flat=Flat, prefetch: bool = True):
+        super().__init__(model, axis, flat)
+        for f in self.flats:
+            f.keep_only_shard()
+        self.prefetch = prefetch
+        self.blocks = []  # the parts of every block, in order
+        self.kept = 0  # how often the tied embedding has been used and waits for the head
+        apply_recompute(model)  # a graph over a block would hold its weights until backward, freed or not
+        for i, block in enumerate(model.h.values()):
+            self.blocks.append(self._parts_of(block))
+            block.register_forward_pre_hook(lambda block, _, i=i: self._before_block(i))
+            block.register_forward_hook(lambda block, _, y, i=i: self._after_block(i))
+        self._wrap_ends(model)
+
+    def _parts_of(self, *modules) -> list[Flat]:
+        inside = {id(p) for m in modules if m is not None for p in m.parameters()}
+        return [f for f in self.flats if id(f.parameters[0]) in inside]
+
+    def _before_block(self, i: int) -> None:
+        for f in self.blocks[i]:
+            f.gather()
+        # With a graph it is backward that runs the block, again and from the last to the first.
+        self._prefetch(i - 1 if torch.is_grad_enabled() else i + 1)
+
+    def _prefetch(self, i: int) -> None:
+        """Start to gather block i, or after the last block the head, while something else computes."""
+        for f in [*self.blocks, self.last][i] if self.prefetch and i >= 0 else []:
+            f.start_gather()
+
+    def _after_block(self, i: int) -> None:
+        if not torch.is_grad_enabled():
+            for f in self.blocks[i]:
+                f.release()
+
+    def _send(self, f: Flat) -> None:
+        super()._send(f)
+        if any(f in parts for parts in self.blocks) and f.users:
+            f.release()
+
+    def _wrap_ends(self, model) -> None:
+        """Gather the weights of embedding and head around their use."""
+        embed, head = model.embed, model.head
+        first = self._parts_of(model.wte, model.wpe) if model.wpe is not None else []
+        self.last = self._parts_of(model.wte, model.ln_f) if model.ln_f is not None else []
+        tied = [f for f in first if f in self.last]
+
+        def gathered_embed(*args):
+            for f in first:
+                f.gather()
+            self._prefetch(0)
+            x = embed(*args)  # its backward needs the tokens, not the weights
+            for f in first:
+                if f not in tied:
+                    f.release()
+            self.kept += 1
+            return x
+
+        def gathered_head(x, *args):
+            for f in self.last:
+                f.gather()
+            if self.kept:  # by the embedding until now; from here on the head holds it
+                self.kept -= 1
+                for f in tied:
+                    f.release()
+            logits = head(x, *args)
+            if logits.requires_grad:
+                x.register_hook(release_head)  # the gradient of x is known when the head's backward is over
+            else:
+                release_head()
+            return logits
+
+        def release_head(_=None):
+            for f in self.last:
+                f.release()
+
+        model.embed, model.head = gathered_embed, gathered_head
+
+    def updated(self) -> None:
+        """Nothing whole outlives an update (a schedule may have kept a block's weights); gather it when needed."""
+        self.kept = 0
+        for f in self.flats:
+            f.forget()
+
+
+STAGES = {1: Zero1, 2: Zero2, 3: Zero3}
+
+
+def apply_zero(model, axis: Axis, plan) -> Zero1:
+    """The ZeRO stage that the plan names, for a model that all other strategies have edited."""
+    if plan.data == "owner":
+        return Zero3(model, axis, flat=Owned, prefetch=False)
+    return STAGES[plan.zero](model, axis)
+
+
+def check(config, plan, rows: int, length: int) -> None:
+    """Any number of ranks can share any number of elements; the stage must exist."""
+    if plan.zero not in STAGES:
+        raise ValueError(
+            f"zero={plan.zero} is no stage of ZeRO. Use zero=1, 2 or 3, or 0 for whole replicas."
+        )
+    if plan.data not in ("bucket", "owner") or (plan.data == "owner" and plan.zero != 3):
+        raise ValueError(
+            f"data={plan.data} does not go with zero={plan.zero}. Leave data out, or use data=owner with zero=3."
+        )
+    if plan.bucket != type(plan).bucket:
+        together = f"bucket={plan.bucket} does not go with zero={plan.zero}, which sends a block's gradients together."
+        raise ValueError(f"{together} Leave bucket out, or use zero=0.")

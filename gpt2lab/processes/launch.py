@@ -1,0 +1,122 @@
+"""Live ranks from a script or a cell: `launch(fn)` calls `fn(rank, world_size)` on four real processes."""
+
+import linecache
+import pickle
+import weakref
+
+from .. import transport
+from .failure import RankFailed
+from .rank_process import kept
+
+__all__ = ["RankFailed", "Ranks", "kept", "launch"]
+BACKENDS = (transport.NAME, "gloo", "nccl")
+
+
+def launch(
+    fn, *args, ranks: int = 4, timeout: float = 30.0, echo="grouped", backend: str | None = None, **kwargs
+) -> list:
+    """Call `fn(rank, world_size, *args, **kwargs)` on new ranks and return the list of their results.
+
+    The ranks share a process group that is ready for use. Functions, lambdas and classes of a notebook cell
+    work: they travel by value. What ranks print comes back rank by rank when they are done
+    (`echo="grouped"`), at once (`echo="live"`) or not at all (`echo=False`). A rank that raises, dies, or
+    shows no sign of life (no line printed, no communication) for `timeout` seconds ends the run with
+    RankFailed, and no process is left behind.
+
+    `backend` is what carries the bytes: "shm" (memory the ranks share, the default where the system has it),
+    "gloo" (sockets, everywhere) or "nccl" (a GPU for each rank; gloo carries what is on the CPU).
+    """
+    __tracebackhide__ = True
+    with Ranks(ranks, timeout=timeout, echo=echo, backend=backend) as pool:
+        return pool.run(fn, *args, **kwargs)
+
+
+class Ranks:
+    """Ranks that stay alive between calls: `with Ranks(4) as ranks: ranks.run(fn)`.
+
+    After a failure the next `run` starts new ranks by itself. The dictionary `kept` of this module lives as
+    long as its rank and carries state from one run to the next.
+    """
+
+    def __init__(self, ranks: int = 4, timeout: float = 30.0, echo="grouped", backend: str | None = None):
+        if not isinstance(ranks, int) or ranks < 1:
+            raise ValueError(f"ranks={ranks!r}: the number of ranks must be a whole number, 1 or more.")
+        if not timeout > 0:
+            raise ValueError(f"timeout={timeout!r}: the seconds without a sign of life must be more than 0.")
+        if echo not in ("grouped", "live", False):
+            raise ValueError(f"echo={echo!r}: choose 'grouped', 'live' or False.")
+        backend = backend or transport.default()
+        if backend not in BACKENDS or (backend == transport.NAME and not transport.AVAILABLE):
+            raise ValueError(
+                f"backend={backend!r}: choose one of {', '.join(BACKENDS)} that this system has."
+            )
+        self.size, self.timeout, self.echo, self.backend = ranks, timeout, echo, backend
+        self._pool = None
+
+    def run(self, fn, *args, **kwargs) -> list:
+        """Call `fn(rank, world_size, *args, **kwargs)` on every rank; returns the results in rank order."""
+        __tracebackhide__ = True
+        from .watch import Watch
+
+        job = _pack(fn, args, kwargs)
+        lines = {rank: [] for rank in range(self.size)}
+
+        def show(rank: int, new: list[str]) -> None:
+            if self.echo == "live":
+                for line in new:
+                    print(f"[rank {rank}] {line}", flush=True)
+            else:
+                lines[rank] += new
+
+        try:
+            pool = self._living_pool()
+            pool.send(job)
+            results = Watch(pool, self.timeout, show).run()
+            pool.finish_job()
+            return results
+        except BaseException:
+            self.close()
+            raise
+        finally:
+            if self.echo == "grouped":
+                for rank in lines:
+                    for line in lines[rank]:
+                        print(f"[rank {rank}] {line}")
+
+    def _living_pool(self):
+        from .pool import Pool
+
+        if self._pool is not None and not self._pool.alive():
+            self.close()
+        if self._pool is None:
+            self._pool = Pool(self.size, self.backend, self.timeout)
+            self._finalizer = weakref.finalize(self, self._pool.kill)
+        return self._pool
+
+    def close(self) -> None:
+        """End the ranks; a later `run` starts new ones."""
+        if self._pool is not None:
+            self._finalizer()
+            self._pool = None
+
+    def __enter__(self) -> "Ranks":
+        return self
+
+    def __exit__(self, *_) -> None:
+        self.close()
+
+
+def _pack(fn, args: tuple, kwargs: dict) -> bytes:
+    """The job as bytes: the function and its arguments by value, and the cells' source for tracebacks."""
+    import cloudpickle
+
+    if not callable(fn):
+        raise TypeError(f"launch needs a function fn(rank, world_size, ...), got a {type(fn).__name__}.")
+    try:
+        payload = cloudpickle.dumps((fn, args, kwargs))
+    except (TypeError, pickle.PicklingError, RuntimeError) as error:
+        raise TypeError(
+            f"{fn!r} cannot be sent to the ranks: {error}. Make such objects inside the function."
+        ) from error
+    cells = {name: entry for name, entry in linecache.cache.items() if len(entry) == 4 and entry[1] is None}
+    return pickle.dumps((cells, payload))

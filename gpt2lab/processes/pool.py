@@ -1,0 +1,218 @@
+"""A pool: the processes of one pool of ranks, with their pipes, private folder and board."""
+
+import contextlib
+import errno
+import multiprocessing
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import threading
+import time
+import types
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+from ..machine.huge_pages import ask_for_huge_pages
+from .failure import own_frame, place
+from .orphans import FOLDER_PREFIX, GUARD
+from .rank_process import HEADER, serve
+from .status_board import Board
+
+_starting = threading.Lock()
+RESERVE = 1 << 16  # bytes that ranks will write into the private folder on their way: store, stacks
+FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+class Member:
+    """One rank as its parent sees it: the process, its message pipe and what it prints."""
+
+    def __init__(self, rank: int, process, pipe: Connection, output: int):
+        self.rank, self.process, self.pipe, self.output = rank, process, pipe, output
+        self.received = bytearray()
+        self.printed = bytearray()
+
+    def messages(self) -> list[bytes] | None:
+        """Read what has arrived, never waiting for the rest of a message; None at the end of the pipe."""
+        try:
+            chunk = os.read(self.pipe.fileno(), 1 << 20)
+        except OSError:
+            return None
+        if not chunk:
+            return None
+        self.received += chunk
+        complete = []
+        while len(self.received) >= HEADER.size:
+            (length,) = HEADER.unpack_from(self.received)
+            if len(self.received) < HEADER.size + length:
+                break
+            complete.append(bytes(self.received[HEADER.size : HEADER.size + length]))
+            del self.received[: HEADER.size + length]
+        return complete
+
+    def lines(self, last: bool = False) -> list[str] | None:
+        """Read printed text and return its complete lines (with `last`, also a line without an end)."""
+        try:
+            chunk = b"" if last else os.read(self.output, 1 << 16)
+        except OSError:
+            chunk = b""
+        self.printed += chunk
+        *whole, rest = self.printed.split(b"\n")
+        self.printed = bytearray() if last else bytearray(rest)
+        if last and rest:
+            whole.append(rest)
+        if not chunk and not whole:
+            return None
+        return [line.decode(errors="replace") for line in whole]
+
+
+class Pool:
+    """Living ranks. `kill` ends them at once and leaves nothing behind."""
+
+    def __init__(self, ranks: int, backend: str, timeout: float):
+        with _starting:
+            context = _context()
+        self.folder = Path(tempfile.mkdtemp(prefix=f"{FOLDER_PREFIX}{os.getpid()}-"))
+        self.members: list[Member] = []
+        self.jobs = 0
+        self.up: set[int] = set()
+        try:
+            with _room(self.folder):
+                (self.folder / "reserve").write_bytes(bytes(RESERVE))
+                self.board = Board(self.folder / "board", ranks, create=True)
+                (self.folder / "reserve").unlink()
+            with _starting, _without_main():
+                for rank in range(ranks):
+                    self.members.append(self._start(context, rank, ranks, backend, timeout))
+        except BaseException:
+            self.kill()
+            raise
+
+    def _start(self, context, rank: int, ranks: int, backend: str, timeout: float) -> Member:
+        ours, theirs = context.Pipe(duplex=True)
+        reading, writing = os.pipe()
+        output = Connection(writing, readable=False)
+        arguments = (rank, ranks, str(self.folder), backend, timeout, theirs, output)
+        process = context.Process(target=serve, args=arguments, name=f"rank {rank}", daemon=True)
+        with theirs, output:
+            process.start()
+        return Member(rank, process, ours, reading)
+
+    def send(self, job: bytes) -> None:
+        """Give every rank the same job; through a file, so that a stopped rank cannot block the parent."""
+        path = self.folder / f"job.{self.jobs}"
+        with _room(self.folder):
+            path.write_bytes(job)
+        for member in self.members:
+            with contextlib.suppress(OSError):  # a dead rank is found by the watch, with its exit code
+                member.pipe.send_bytes(str(self.jobs).encode())
+        self.jobs += 1
+
+    def finish_job(self) -> None:
+        """Delete the job's file once every rank has answered."""
+        (self.folder / f"job.{self.jobs - 1}").unlink(missing_ok=True)
+
+    def alive(self) -> bool:
+        """Whether every rank still lives."""
+        return all(member.process.is_alive() for member in self.members)
+
+    def kill(self) -> None:
+        """End every rank, wait until it is gone, close every descriptor and delete the folder."""
+        for member in self.members:
+            with contextlib.suppress(Exception):
+                member.process.kill()
+        for member in self.members:
+            member.process.join(5)
+            member.pipe.close()
+            os.close(member.output)
+            with contextlib.suppress(ValueError):
+                member.process.close()
+        self.members = []
+        if hasattr(self, "board"):
+            self.board.close()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def held_up(self, rank: int) -> float:
+        """Seconds that a rank was ready to run but had no core: no reason to call it stuck (0.0 if unknown)."""
+        try:
+            fields = Path(f"/proc/{self.members[rank].process.pid}/schedstat").read_text().split()
+            return int(fields[1]) / 1e9
+        except (OSError, ValueError, IndexError):
+            return 0.0
+
+    def stopped(self, rank: int) -> str:
+        """What to say of a rank that a signal has stopped, wherever it is; nothing of any other."""
+        pid = self.members[rank].process.pid
+        return f"is stopped (SIGSTOP), process {pid}" if _process_state(pid) == "T" else ""
+
+    def stack(self, rank: int) -> str:
+        """Where a silent rank is now: `stopped (SIGSTOP)` or a line of its Python stack."""
+        if said := self.stopped(rank):
+            return said
+        pid = self.members[rank].process.pid
+        if not hasattr(signal, "SIGUSR1") or rank not in self.up:
+            return "is still starting" if rank not in self.up else "is busy"
+        path = self.folder / f"stack.{rank}"
+        seen = path.stat().st_size
+        os.kill(pid, signal.SIGUSR1)
+        deadline = time.monotonic() + 0.5
+        while path.stat().st_size == seen and time.monotonic() < deadline:
+            time.sleep(0.01)
+        time.sleep(0.02)
+        with open(path) as file:
+            file.seek(seen)
+            frames = [line.strip() for line in file if line.strip().startswith("File")]
+        return f"is at {place(own_frame(frames))}" if frames else "is busy and shows no Python stack"
+
+
+@contextlib.contextmanager
+def _room(folder: Path):
+    """Say in one line that the disk is full, and what to do."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in FULL:
+            raise
+        raise OSError(
+            f"There is no room in {folder.parent} for what the ranks share. Free some, or set TMPDIR to another folder."
+        ) from None
+
+
+def _process_state(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    except OSError:
+        return ""
+
+
+def _context():
+    """Forkserver with torch preloaded and memory kept in huge pages; spawn where there is no forkserver (Windows)."""
+    if "forkserver" not in multiprocessing.get_all_start_methods():
+        return multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["gpt2lab.processes.preload"])
+    from multiprocessing.forkserver import ensure_running
+
+    main = threading.current_thread() is threading.main_thread()
+    before = dict(os.environ)
+    os.environ[GUARD] = f"{os.getpid()} {'main' if main else 'other'}"
+    ask_for_huge_pages()
+    try:
+        ensure_running()
+    finally:
+        for name in (GUARD, "GLIBC_TUNABLES"):
+            os.environ.pop(name, None)
+            os.environ.update({name: before[name]} if name in before else {})
+    return context
+
+
+@contextlib.contextmanager
+def _without_main():
+    """Hide the caller's script while processes start: ranks get functions by value and never rerun it."""
+    main = sys.modules.get("__main__")
+    sys.modules["__main__"] = types.ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main

@@ -1,0 +1,184 @@
+"""What runs inside one rank's process: join the group, then call one function after the other."""
+
+import contextlib
+import datetime
+import faulthandler
+import io
+import linecache
+import os
+import re
+import select
+import shutil
+import signal
+import socket
+import struct
+import sys
+import threading
+import time
+import traceback
+from multiprocessing import parent_process
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+
+from .. import transport
+from . import status_board
+from .orphans import die_with_parent
+
+HEADER = struct.Struct("<Q")
+LOST_PEER = re.compile(r"gloo/|Connection closed by peer|Connection reset|Broken pipe|PeerLost")
+
+
+class _Kept(dict):
+    """A dictionary that lives as long as its rank; a function of a cell refers to it, never copies it."""
+
+    def __reduce__(self):
+        return "kept"
+
+
+kept = _Kept()
+
+
+def serve(
+    rank: int, world: int, folder: str, backend: str, timeout: float, pipe: Connection, output: Connection
+):
+    """Main function of a rank: set up the process, then answer jobs until the parent hangs up."""
+    _protect(folder, rank, pipe)
+    _redirect(output)
+    try:
+        _join_group(rank, world, folder, backend, timeout)
+    except BaseException as error:
+        _send(pipe, _report(error))
+        return
+    _send(pipe, {"kind": "up"})
+    while True:
+        try:
+            number = int(pipe.recv_bytes())
+        except EOFError:
+            os._exit(0)
+        _send(pipe, _call(Path(folder, f"job.{number}"), rank, world, pipe))
+
+
+def _protect(folder: str, rank: int, pipe: Connection) -> None:
+    """Die with the parent, leave Ctrl-C to it, and show the stack on SIGUSR1 even while the GIL is held."""
+    die_with_parent(signal.SIGKILL)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    threading.Thread(target=_leave_with_parent, args=(folder, pipe), daemon=True).start()
+    if hasattr(faulthandler, "register"):
+        stack = open(Path(folder, f"stack.{rank}"), "w")  # noqa: SIM115 (open as long as the rank lives)
+        faulthandler.register(signal.SIGUSR1, file=stack, all_threads=False)
+
+
+def _leave_with_parent(folder: str, pipe: Connection) -> None:
+    """End this rank when the parent is gone, or has dropped its end of the pipe."""
+    sentinel = parent_process().sentinel
+    if hasattr(select, "poll"):
+        poll = select.poll()
+        poll.register(sentinel, select.POLLIN)
+        poll.register(pipe.fileno(), 0)  # no event asked for: reports only that the other end was closed
+        poll.poll()
+    else:
+        wait([sentinel])
+    if wait([sentinel], 0):
+        shutil.rmtree(folder, ignore_errors=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _redirect(output: Connection) -> None:
+    """Send what this rank prints, also from C++, to the parent, which shows it in the right cell."""
+    os.dup2(output.fileno(), 1)
+    os.dup2(output.fileno(), 2)
+    sys.stdout = io.TextIOWrapper(io.FileIO(1, "w", closefd=False), line_buffering=True, errors="replace")
+    sys.stderr = io.TextIOWrapper(io.FileIO(2, "w", closefd=False), line_buffering=True, errors="replace")
+
+
+def _join_group(rank: int, world: int, folder: str, backend: str, timeout: float) -> None:
+    import torch
+    import torch.distributed as dist
+
+    from .launchers import WITH_GPUS
+
+    torch.set_num_threads(1)
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world))
+    loopback = next((name for _, name in socket.if_nameindex() if name in ("lo", "lo0")), "lo")
+    os.environ.update(GLOO_SOCKET_IFNAME=loopback, NCCL_SOCKET_IFNAME=loopback)
+    status_board.attach(Path(folder, "board"), rank, world)
+    if backend == transport.NAME:
+        transport.register()
+    if backend == "nccl":
+        torch.cuda.set_device(rank % torch.cuda.device_count())
+        backend = WITH_GPUS
+    store = dist.FileStore(str(Path(folder, "store")), world)
+    # The parent notices a hang first and explains it; the group's own timeout is only the last resort.
+    patience = datetime.timedelta(seconds=2 * timeout + 60)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=patience)
+
+
+def _call(job: Path, rank: int, world: int, pipe: Connection) -> dict:
+    """Run one job and describe what came of it; the job's file holds the function by value."""
+    import cloudpickle
+
+    with _early_report(pipe):
+        try:
+            lines, payload = cloudpickle.loads(job.read_bytes())
+            linecache.cache.update(lines)
+            function, args, kwargs = cloudpickle.loads(payload)
+            value = function(rank, world, *args, **kwargs)
+        except BaseException as error:
+            return _report(error, skip=1)
+        finally:
+            _flush()
+    try:
+        return {"kind": "result", "value": cloudpickle.dumps(value)}
+    except Exception as error:
+        what = f"The result of rank {rank} (a {type(value).__name__}) cannot be sent back: {error}."
+        return _report(TypeError(f"{what} Return numbers, strings, tensors, or lists and dicts of them."))
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):
+            stream.flush()
+
+
+@contextlib.contextmanager
+def _early_report(pipe: Connection):
+    """A rank that destroys its group while an exception passes through tells of the exception first.
+
+    Its peers fail the moment the group goes down; without this note they would be blamed for it.
+    """
+    import torch.distributed as dist
+
+    real = dist.destroy_process_group
+
+    def destroy(*args, **kwargs):
+        error = sys.exc_info()[1]
+        if error is not None:
+            _send(pipe, _report(error, skip=1) | {"kind": "suspect"})
+        return real(*args, **kwargs)
+
+    dist.destroy_process_group = destroy
+    try:
+        yield
+    finally:
+        dist.destroy_process_group = real
+
+
+def _report(error: BaseException, skip: int = 0) -> dict:
+    """An exception as plain strings; `skip` leaves out the launcher's own frames."""
+    trace = error.__traceback__
+    for _ in range(skip):
+        trace = trace.tb_next if trace is not None and trace.tb_next is not None else trace
+    text = "".join(traceback.format_exception(type(error), error, trace))
+    lost = getattr(error, "lost_peer", False) or bool(LOST_PEER.search(str(error)))
+    name = type(error).__name__
+    return {"kind": "raised", "ename": name, "text": text, "time": time.monotonic(), "lost_peer": lost}
+
+
+def _send(pipe: Connection, message: dict) -> None:
+    import cloudpickle
+
+    body = cloudpickle.dumps(message)
+    view = memoryview(HEADER.pack(len(body)) + body)
+    while view:
+        view = view[os.write(pipe.fileno(), view) :]

@@ -1,0 +1,217 @@
+"""The board: a small piece of shared memory in which every rank says what it is doing now.
+
+A rank writes a line when it starts a communication call and wipes it when the call is done; the parent
+process reads the lines to explain a hang. The board also keeps the last calls of every rank, so that two ranks
+which make different calls in the same place find out before any data moves. Without a board (a script under
+torchrun, a test without ranks) a rank only remembers its own call, for its last words.
+"""
+
+import contextlib
+import importlib.util
+import mmap
+import os
+import struct
+import sys
+import threading
+import time
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+
+from .failure import place
+
+TEXT = 480
+RECORD = struct.Struct(f"<QdQ{TEXT}s")  # version (odd while being written), start time, calls made, text
+FIELDS = 7
+SLOTS = 64
+NOTE = 400
+SLOT = struct.Struct(f"<Q{NOTE}s")  # key of the call, what was called with what and where
+COUNTS = 256
+TRIES = 16  # places for a channel's count, one behind the other
+COUNT = struct.Struct("<II")  # checksum of a channel's name, calls begun there
+PER_RANK = RECORD.size + SLOTS * SLOT.size + COUNTS * COUNT.size
+_TORCH = importlib.util.find_spec("torch").submodule_search_locations[0]
+_HERE = os.path.dirname(__file__)
+_NOT_THE_CALLER = (_HERE, os.path.join(os.path.dirname(_HERE), "ranks"), _TORCH, contextlib.__file__)
+
+
+class Mismatch(RuntimeError):
+    """Two ranks made different calls in the same place of the same group; both are in the text."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What one rank is doing: `since` is 0.0 while it is in no call; `calls` counts all calls so far.
+
+    `channel` is where its number counts, if it is known that the rank's main thread is blocked until the call is done.
+    """
+
+    rank: int
+    since: float
+    calls: int
+    op: str = ""
+    axis: str = ""
+    peers: tuple[int, ...] = ()
+    number: int = 0
+    detail: str = ""
+    where: str = ""
+    channel: int = 0
+
+
+class Board:
+    """The shared memory itself: one record a rank."""
+
+    def __init__(self, path: Path, world: int, rank: int | None = None, create: bool = False):
+        if create:
+            Path(path).write_bytes(bytes(world * PER_RANK))
+        descriptor = os.open(path, os.O_RDWR)
+        self.memory = mmap.mmap(descriptor, world * PER_RANK)
+        os.close(descriptor)
+        self.world, self.rank = world, rank
+        self.calls = 0
+        self.text = b""
+        self.lock = threading.Lock()
+
+    def say(self, text: bytes) -> None:
+        """Publish that this rank starts a call, described by `text`."""
+        with self.lock:  # a thread in the background calls as well
+            self.text, self.calls = text, self.calls + 1
+            self.write(time.monotonic())
+
+    def write(self, since: float) -> None:
+        """Publish this rank's record; a reader that meets an odd version tries again."""
+        offset = self.rank * PER_RANK
+        version = RECORD.unpack_from(self.memory, offset)[0]
+        struct.pack_into("<Q", self.memory, offset, version + 1)
+        RECORD.pack_into(self.memory, offset, version + 1, since, self.calls, self.text)
+        struct.pack_into("<Q", self.memory, offset, version + 2)
+
+    def read(self, rank: int) -> Entry:
+        """The record of `rank` as it is now."""
+        for _ in range(100):
+            before, since, calls, text = RECORD.unpack_from(self.memory, rank * PER_RANK)
+            after = struct.unpack_from("<Q", self.memory, rank * PER_RANK)[0]
+            if before == after and before % 2 == 0:
+                break
+        parts = text.rstrip(b"\0").decode(errors="replace").split("\x1f")
+        if len(parts) != FIELDS:
+            return Entry(rank, 0.0, calls)
+        op, axis, peers, number, channel, detail, where = parts
+        ranks = tuple(int(peer) for peer in peers.split(",") if peer)
+        return Entry(rank, since, calls, op, axis, ranks, int(number or 0), detail, where, int(channel or 0))
+
+    def note(self, key: int, text: bytes) -> None:
+        """Keep one call in this rank's history, in the place of the one 64 calls before."""
+        offset = self.rank * PER_RANK + RECORD.size + key % SLOTS * SLOT.size
+        struct.pack_into("<Q", self.memory, offset, 0)
+        SLOT.pack_into(self.memory, offset, 0, text)
+        struct.pack_into("<Q", self.memory, offset, key)
+
+    def noted(self, rank: int, key: int) -> str | None:
+        """What `rank` has noted under a key; None when it has not come there yet, or long ago."""
+        offset = rank * PER_RANK + RECORD.size + key % SLOTS * SLOT.size
+        found, text = SLOT.unpack_from(self.memory, offset)
+        if found != key or struct.unpack_from("<Q", self.memory, offset)[0] != key:
+            return None
+        return text.rstrip(b"\0").decode(errors="replace")
+
+    def count(self, channel: int, number: int) -> None:
+        """Say that this rank has begun call `number` on a channel."""
+        for offset, there in self._places(self.rank, channel):
+            if there in (0, channel):
+                COUNT.pack_into(self.memory, offset, channel, number)
+                return
+
+    def begun(self, rank: int, channel: int) -> int | None:
+        """How many calls `rank` has begun on a channel; None where that has found no place."""
+        for offset, there in self._places(rank, channel):
+            if there in (0, channel):
+                return COUNT.unpack_from(self.memory, offset)[1]
+        return None
+
+    def _places(self, rank: int, channel: int):
+        """Where a rank may count a channel, and which channel it counts there (0: none)."""
+        table = rank * PER_RANK + RECORD.size + SLOTS * SLOT.size
+        for number in range(channel, channel + TRIES):
+            offset = table + number % COUNTS * COUNT.size
+            yield offset, COUNT.unpack_from(self.memory, offset)[0]
+
+    def close(self) -> None:
+        """Give the memory back."""
+        self.memory.close()
+
+
+_board: Board | None = None
+_mine: tuple | None = None  # without a board: this rank's call, its axis, peers, number and caller
+
+
+def attach(path: Path, rank: int, world: int) -> None:
+    """Called by the launcher inside a rank: from now on calls are written to the board at `path`."""
+    global _board
+    _board = Board(path, world, rank)
+
+
+def enter(op: str, axis_name: str, peers, call_number: int, detail: str = "", channel: str = "") -> None:
+    """Say that this rank starts call `call_number` of `op` on an axis, and with which global ranks.
+
+    `channel` is given when the rank does nothing else until the call is done.
+    """
+    global _mine
+    if _board is None:
+        _mine = op, axis_name, tuple(peers), call_number, caller()
+        return
+    blocked = channel and threading.current_thread() is threading.main_thread()
+    code = str(zlib.crc32(channel.encode()) if blocked else 0)
+    fields = (op, axis_name, ",".join(map(str, peers)), str(call_number), code, detail, caller())
+    _board.say("\x1f".join(fields).encode()[:TEXT])
+
+
+def post(channel: str, number: int, signature: str, axis_name: str, peers, agree=None) -> None:
+    """Note call `number` of a channel (a group, or a direction of a pair) and compare it with the peers' notes.
+
+    Every rank writes before it reads, so of two that differ at least the later one notices and raises Mismatch.
+    `agree(mine, theirs, peer)` replaces equality for calls whose signatures differ rightly.
+    """
+    if _board is None:
+        return
+    code = zlib.crc32(channel.encode())
+    key = (code << 31) + number
+    what = f"#{number} on axis {axis_name!r}"
+    _board.note(key, "\x1f".join((signature, what, caller())).encode()[:NOTE])
+    _board.count(code, number)
+    for peer in peers:
+        noted = _board.noted(peer, key)
+        if noted is None:
+            continue
+        theirs, *rest = noted.split("\x1f")
+        if not (agree(signature, theirs, peer) if agree else signature == theirs):
+            mine = f"rank {_board.rank} calls {signature} {what}; {place(caller())}"
+            other = f"rank {peer} called {theirs} {'; '.join([rest[0], place(rest[-1])])}"
+            why = "Ranks of one axis must make the same calls in the same order, with shapes that fit."
+            raise Mismatch(f"two ranks do not fit together:\n  {mine}\n  {other}\n{why}")
+
+
+def leave() -> None:
+    """Say that the call is done."""
+    global _mine
+    _mine = None
+    if _board is not None:
+        with _board.lock:
+            _board.write(0.0)
+
+
+def last_words() -> str:
+    """The call that this rank is in, with whom and from where, where there is no board for others to read it."""
+    if _mine is None:
+        return "a call of torch's own"
+    op, axis_name, peers, number, frame = _mine
+    whom = f"rank{'s' * (len(peers) > 1)} {', '.join(map(str, peers))}"
+    return f"{op} #{number} on axis {axis_name!r} with {whom} ({place(frame)})"
+
+
+def caller() -> str:
+    """The file and line that called: outside torch (which runs backward functions), `ranks` and `processes`."""
+    frame = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename.startswith(_NOT_THE_CALLER):
+        frame = frame.f_back
+    return "" if frame is None else f'File "{frame.f_code.co_filename}", line {frame.f_lineno}'

@@ -1,0 +1,159 @@
+"""Checkpoints of a training run: saved on one plan, resumed on any other.
+
+A checkpoint is a folder: config.json, state.json with the step and the digests, and one file a rank with the boxes of
+weights and Adam's moments that it wrote. It is whole or absent. `export` makes the Hugging Face layout of it.
+"""
+
+import json
+import threading
+from pathlib import Path
+
+import torch
+
+from ..ranks import comm
+from ..train import Trainer
+from . import huggingface, sharded
+from .boxes import boxes, whole_shape
+from .sharded import STATE, BadCheckpoint, CannotSave, Entry
+
+__all__ = ["BadCheckpoint", "CannotSave", "Saver", "all_in", "best", "export", "load", "read_state", "save"]
+
+MOMENTS = ("exp_avg", "exp_avg_sq")
+
+
+def name(step: int) -> str:
+    """The folder of a step's checkpoint inside its run."""
+    return f"checkpoint-{step:07d}"
+
+
+def all_in(run: str | Path) -> list[Path]:
+    """The complete checkpoints of a run, oldest first."""
+    found = [p for p in Path(run).glob("checkpoint-*") if p.suffix in ("", ".old") and is_one(p)]
+    return sorted(found, key=lambda p: (p.stem, p.suffix == ""))
+
+
+def is_one(folder: Path) -> bool:
+    """Whether a folder is a complete checkpoint."""
+    return (folder / STATE).exists()
+
+
+def best(run: str | Path) -> Path | None:
+    """The checkpoint of a run with the lowest validation loss; None where none was validated."""
+    losses = {p: json.loads((p / STATE).read_text()).get("val") for p in all_in(run)}
+    validated = [p for p in losses if losses[p] is not None]
+    return min(validated, key=losses.get) if validated else None
+
+
+class Saver:
+    """Writes the checkpoints of one run; every rank makes one and calls it at the same steps.
+
+    The `keep` newest stay, and the best by validation. With `background=True` a save only copies what the rank holds;
+    the files are written while training goes on, and `finish` (or the next save) waits for them.
+    """
+
+    def __init__(self, trainer: Trainer, run: str | Path, keep: int = 2, background: bool = False):
+        self.trainer, self.run, self.keep, self.background = trainer, Path(run), keep, background
+        self.world, self.thread, self.failed = trainer.parallel.mesh.world, None, None
+        self.group = trainer.parallel.mesh.side_group() if background else None
+
+    def save(self, **notes) -> Path:
+        """Save the state after `trainer.steps` steps. `notes` go into state.json (`val`: the validation loss)."""
+        self.finish()
+        trainer, parallel = self.trainer, self.trainer.parallel
+        folder = self.run / name(trainer.steps)
+        state = {"step": trainer.steps, "plan": str(parallel.plan), "optimizer": trainer.recipe.optimizer}
+        held, files = entries(trainer), {"config.json": huggingface.config_text(parallel.model)}
+        if not self.background:
+            self._write(folder, held, files, state | notes)
+            return folder
+        held = {n: e.copy() for n, e in held.items()}
+        self.thread = threading.Thread(
+            target=self._try, args=(folder, held, files, state | notes), daemon=True
+        )
+        self.thread.start()
+        return folder
+
+    def finish(self) -> None:
+        """Wait for the save under way. Raises what stopped it: CannotSave, on every rank, where a disk did."""
+        if self.thread is not None:
+            self.thread.join()
+            self.thread = None
+        if self.failed is not None:
+            failed, self.failed = self.failed, None
+            raise failed
+
+    def _try(self, *args) -> None:
+        try:
+            self._write(*args)
+        except Exception as error:  # nobody sees what a thread raises: finish() does
+            self.failed = error
+
+    def _write(self, folder: Path, held: dict, files: dict, state: dict) -> None:
+        sharded.write(folder, held, files, state, self.world.size, self.group)
+        if self.world.rank == 0:
+            for old in all_in(self.run)[: -self.keep]:
+                if old != best(self.run):
+                    sharded.remove(old)
+
+
+def save(trainer: Trainer, run: str | Path, keep: int = 2, **notes) -> Path:
+    """Save the state after `trainer.steps` steps under the folder `run`; all ranks call it, each writes its part."""
+    return Saver(trainer, run, keep).save(**notes)
+
+
+def entries(trainer: Trainer) -> dict[str, Entry]:
+    """What this rank holds of every tensor of a checkpoint: weights and, once there are any, Adam's moments."""
+    parallel, found = trainer.parallel, {}
+    for piece in parallel.sync.pieces:
+        if not piece.tensor.numel():
+            continue
+        shape, spec = piece.within or piece.tensor.shape, parallel.specs[piece.name]
+        state = trainer.optimizer.state.get(piece.tensor, {})
+        kinds = {"weight": piece.tensor} | {kind: state[kind] for kind in MOMENTS if kind in state}
+        for kind, tensor in kinds.items():
+            held = boxes(tensor, shape, piece.start, spec, parallel.mesh)
+            found[f"{kind}.{piece.name}"] = Entry(whole_shape(shape, spec), held)
+    return found
+
+
+def read_state(folder: str | Path, world=None) -> dict:
+    """The state of a checkpoint whose files equal their digests; ranks of the axis `world` share the checking.
+
+    Raises BadCheckpoint, on every rank, with the way out.
+    """
+    folder = Path(folder)
+    rank, size = (world.rank, world.size) if world else (0, 1)
+    state, wrong = sharded.read_state(folder, rank, size)
+    found = [w for w in (comm.gather_objects(wrong, world) if world else [wrong]) if w]
+    if found:
+        older = [p for p in all_in(folder.parent) if p < folder]
+        raise BadCheckpoint(found[0] + (f" Go on with an older one: --resume {older[-1]}." if older else ""))
+    return state
+
+
+def load(folder: str | Path, trainer: Trainer) -> dict:
+    """Give the trainer, on any plan, the weights, moments and step of a checkpoint; returns its state."""
+    parallel, folder = trainer.parallel, Path(folder)
+    state = read_state(folder, parallel.mesh.world)
+    config = huggingface.read_config(folder)
+    if config != parallel.model.config:
+        raise BadCheckpoint(f"{folder} holds another model: {config}, not {parallel.model.config}.")
+    if state["step"] and state["optimizer"] != trainer.recipe.optimizer:
+        raise BadCheckpoint(
+            f"{folder} was trained with {state['optimizer']}, whose state {trainer.recipe.optimizer} cannot go on "
+            f"from. Resume with {state['optimizer']}, or start from its exported weights."
+        )
+    if state["step"] and trainer.recipe.optimizer == "adamw":
+        for piece in parallel.sync.pieces:
+            moments = {kind: torch.zeros_like(piece.tensor) for kind in MOMENTS}
+            trainer.optimizer.state[piece.tensor] = {"step": torch.tensor(float(state["step"])), **moments}
+    sharded.read(folder, entries(trainer), parallel.mesh.world.size)
+    with torch.no_grad():
+        parallel.sync.updated()
+    trainer.steps = state["step"]
+    return state
+
+
+def export(folder: str | Path, to: str | Path) -> None:
+    """Write a checkpoint's model in the Hugging Face layout, on one process, whatever plan has saved it."""
+    huggingface.save(huggingface.load(folder, dtype=None), to)

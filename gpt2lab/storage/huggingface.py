@@ -1,0 +1,152 @@
+"""GPT-2 in the Hugging Face layout: a folder with config.json and model.safetensors, read and written.
+
+The folder of a run's checkpoint, whose weights lie in one file a rank, is read as well.
+
+The published files differ in three ways from a plain `state_dict`: names may start with `transformer.`, masks
+are stored as if they were weights, and the matrices of a layer are transposed (called Conv1D there).
+"""
+
+import json
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from ..model import GPT2, PRESETS, GPT2Config
+
+TRANSPOSED = ("c_attn.weight", "c_proj.weight", "c_fc.weight")  # stored (in, out); nn.Linear holds (out, in)
+MASKS = (".attn.bias", ".attn.masked_bias")
+SIZES = ("vocab_size", "n_positions", "n_layer", "n_head", "n_embd")
+FIXED = {  # what our model always does; another value would mean another function
+    "model_type": ("gpt2",),
+    "activation_function": ("gelu_new", "gelu_pytorch_tanh"),
+    "layer_norm_epsilon": (1e-5,),
+    "scale_attn_weights": (True,),
+    "scale_attn_by_inverse_layer_idx": (False,),
+    "tie_word_embeddings": (True,),
+    "add_cross_attention": (False,),
+}
+
+
+def load(source: str | Path, dtype: torch.dtype | None = torch.float32) -> GPT2:
+    """The model in a folder, or the published one of a name: "gpt2" (fetched once, 548 MB); `dtype` None: as stored.
+
+    Dropout is what the configuration says for the residual stream; our attention weights have none.
+    Raises ValueError or FileNotFoundError with the names and shapes that do not fit.
+    """
+    if Path(source).is_dir():
+        config, file = read_config(Path(source)), Path(source) / "model.safetensors"
+    else:
+        config, file = PRESETS.get(str(source)), published(str(source))
+    from . import sharded  # only when asked for: torch's checkpoints take a second to import
+
+    model = GPT2(config)
+    if sharded.is_sharded(file.parent):
+        tensors = sharded.whole(file.parent, "weight.")
+    else:
+        tensors = _translated(_read(file), model, file)
+    model.to(dtype or next(iter(tensors.values())).dtype)
+    model.load_state_dict(tensors)
+    return model
+
+
+def save(model: GPT2, folder: str | Path) -> None:
+    """Write config.json and model.safetensors, so that `transformers` and `load` read the same model back."""
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    tensors = {
+        f"transformer.{name}": (t.T if name.endswith(TRANSPOSED) else t).contiguous()
+        for name, t in model.state_dict().items()
+    }
+    partial = folder / "model.safetensors.partial"
+    save_file(tensors, partial, metadata={"format": "pt"})
+    (folder / "config.json").write_text(config_text(model))
+    partial.replace(folder / "model.safetensors")
+
+
+def read_config(folder: Path) -> GPT2Config:
+    """The configuration of a folder; ValueError where the file asks for something our GPT-2 does not do."""
+    file = folder / "config.json"
+    if not file.exists():
+        raise FileNotFoundError(f"{folder} has no config.json, so the sizes of the model are unknown.")
+    entries = json.loads(file.read_text())
+    missing = [name for name in SIZES if name not in entries]
+    if missing:
+        raise ValueError(f"{file} does not say {', '.join(missing)}: it is not the configuration of a GPT-2.")
+    for name, allowed in FIXED.items():
+        if entries.get(name, allowed[0]) not in allowed:
+            raise ValueError(
+                f"{file} asks for {name} = {entries[name]!r}; this GPT-2 knows only {allowed[0]!r}."
+            )
+    if entries.get("n_inner") not in (None, 4 * entries["n_embd"]):
+        raise ValueError(
+            f"{file} asks for an MLP of width {entries['n_inner']}; this GPT-2's is 4 x {entries['n_embd']}."
+        )
+    sizes = {name: entries[name] for name in SIZES}
+    return GPT2Config(**sizes, dropout=entries.get("resid_pdrop", 0.0), window=entries.get("window"))
+
+
+def config_text(model: GPT2) -> str:
+    """The text of config.json for a model, whole or in parts."""
+    return json.dumps(_config_entries(model), indent=2, sort_keys=True) + "\n"
+
+
+def _config_entries(model: GPT2) -> dict:
+    config = model.config
+    entries = {name: allowed[0] for name, allowed in FIXED.items()}
+    entries |= {name: getattr(config, name) for name in SIZES}
+    entries |= {"architectures": ["GPT2LMHeadModel"], "n_inner": None, "attn_pdrop": 0.0}
+    entries |= {"resid_pdrop": config.dropout, "embd_pdrop": config.dropout}
+    entries["dtype"] = str(next(model.parameters()).dtype).removeprefix("torch.")
+    last = config.vocab_size - 1  # <|endoftext|> is GPT-2's last token
+    entries |= {"bos_token_id": last, "eos_token_id": last}
+    return entries | ({} if config.window is None else {"window": config.window})
+
+
+def _read(file: Path) -> dict[str, torch.Tensor]:
+    if not file.exists():
+        raise FileNotFoundError(f"{file} is missing: the folder holds a configuration but no weights.")
+    try:
+        return load_file(file)
+    except SafetensorError as error:
+        raise ValueError(f"{file} is cut off or not a safetensors file ({error}). Fetch it again.") from None
+
+
+def _translated(tensors: dict, model: GPT2, file: Path) -> dict[str, torch.Tensor]:
+    """The tensors under our names, in our layout; ValueError names what is missing, foreign or misshapen."""
+    ours = {}
+    for name, tensor in tensors.items():
+        name = name.removeprefix("transformer.")
+        if not name.endswith(MASKS) and name != "lm_head.weight":  # the head is wte, kept once
+            ours[name] = tensor.T if name.endswith(TRANSPOSED) else tensor
+    wanted = model.state_dict()
+    missing, foreign = sorted(wanted.keys() - ours.keys()), sorted(ours.keys() - wanted.keys())
+    if missing or foreign:
+        parts = [f"lacks {_few(missing)}"] * bool(missing) + [f"has the unknown {_few(foreign)}"] * bool(
+            foreign
+        )
+        raise ValueError(f"{file} {' and '.join(parts)}; is config.json that of another model?")
+    for name, tensor in ours.items():
+        if tensor.shape != wanted[name].shape:
+            raise ValueError(
+                f"{file}: {name} is {tuple(tensor.shape)} in the file, but {tuple(wanted[name].shape)} "
+                f"by the configuration."
+            )
+    return ours
+
+
+def _few(names: list[str]) -> str:
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+
+def published(name: str) -> Path:
+    """The weights file of a published model, fetched at the first call; says what to do without a network."""
+    from ..corpus import downloads  # only when asked for: loading a folder needs no network code
+
+    if name != "gpt2":
+        raise ValueError(
+            f"There is no folder {name!r}, and the only published model fetched by name is 'gpt2'. "
+            f"Give a folder with config.json and model.safetensors."
+        )
+    return downloads.download("gpt2")
