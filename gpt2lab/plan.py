@@ -5,16 +5,21 @@ pp=4,micro=8,schedule=1f1b    four pipeline stages
 """
 
 import difflib
-import importlib
+import math
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 
 import torch
 
 from .model import GPT2, GPT2Config
-from .parallel import spec
+from .parallel import data, sequence, spec, tensor
 from .parallel.accumulate import Accumulate
+from .parallel.base import Engine, GradientSync
 from .parallel.chunked_loss import apply_chunked_loss
+from .parallel.context import exchanges as context
+from .parallel.pipeline import engine as pipeline
 from .parallel.recompute import apply_recompute
+from .parallel.zero import stages as zero
 from .ranks.mesh import NAMES, Mesh
 from .schedules.registry import find
 
@@ -72,9 +77,14 @@ class Plan:
         return ",".join(f"{k}={str(v).lower() if v is True else v}" for k, v in said.items()) or "serial"
 
     @property
+    def axes(self) -> dict[str, int]:
+        """The size of every mesh axis: `Mesh(**plan.axes)`."""
+        return {name: getattr(self, name) for name in NAMES}
+
+    @property
     def world(self) -> int:
         """How many ranks the plan needs."""
-        return self.pp * self.dp * self.cp * self.tp
+        return math.prod(self.axes.values())
 
     def check(self, config: GPT2Config, rows: int, length: int) -> None:
         """Raise ValueError, in the parent and before any process starts, where this plan cannot run this model."""
@@ -96,17 +106,17 @@ class Plan:
             raise ValueError(
                 f"loss=chunked needs the whole vocabulary on a rank, and tp={self.tp} cuts it. Use loss=whole, or tp=1."
             )
-        _check_names(self)
-        for strategy in STRATEGIES:
-            if strategy.wanted(self):
-                strategy.check(config, self, rows, length)
+        find(self.schedule)  # these names must exist, also where their axis has one rank
+        context.exchange(self.exchange)
+        context.layout(self.layout, 1, 1)
+        for strategy in _strategies(self):
+            strategy.check(config, self, rows, length)
 
 
-def _check_names(plan: Plan) -> None:
-    """Raise ValueError for a name that does not exist, also where its axis has one rank and nobody would ask."""
-    find(plan.schedule)
-    CONTEXT.module.exchange(plan.exchange)
-    CONTEXT.module.layout(plan.layout, 1, 1)
+def _strategies(plan: Plan) -> list:
+    """The files of the strategies that a plan uses, in the order of `build`; each has its own `check`."""
+    used = {pipeline: plan.pp > 1, tensor: plan.tp > 1, sequence: plan.sp, context: plan.cp > 1}
+    return [file for file, wanted in used.items() if wanted] + [zero if plan.zero else data]
 
 
 def _value(key: str, text: str, kind):
@@ -121,36 +131,6 @@ def _value(key: str, text: str, kind):
         raise ValueError(f"{key}={text} is not a whole number. Use for example {key}=2.") from None
 
 
-@dataclass(frozen=True)
-class Strategy:
-    """One step of `build`: the file it lives in, its apply function, and when a plan wants it."""
-
-    file: str
-    apply: str
-    wanted: object
-
-    def check(self, config, plan, rows, length):
-        """Let the strategy's own file refuse what it cannot split."""
-        self.module.check(config, plan, rows, length)
-
-    def __call__(self, *args):
-        return getattr(self.module, self.apply)(*args)
-
-    @property
-    def module(self):
-        """The strategy's file, imported when first needed."""
-        return importlib.import_module(f"gpt2lab.parallel.{self.file}")
-
-
-PIPELINE = Strategy("pipeline.engine", "apply_pipeline", lambda plan: plan.pp > 1)
-TENSOR = Strategy("tensor", "apply_tensor", lambda plan: plan.tp > 1)
-SEQUENCE = Strategy("sequence", "apply_sequence", lambda plan: plan.sp)
-CONTEXT = Strategy("context.exchanges", "apply_context", lambda plan: plan.cp > 1)
-DATA = Strategy("data", "apply_data", lambda plan: plan.zero == 0)
-ZERO = Strategy("zero.stages", "apply_zero", lambda plan: plan.zero != 0)
-STRATEGIES = (PIPELINE, TENSOR, SEQUENCE, CONTEXT, DATA, ZERO)
-
-
 @dataclass
 class Parallel:
     """A model spread over the mesh, ready to train: what `build` returns and the trainer drives."""
@@ -158,12 +138,10 @@ class Parallel:
     plan: Plan
     mesh: Mesh
     model: GPT2
-    engine: object  # .run(micros, key, sync) -> loss;  .tie(pieces, mesh)
-    sync: object  # the data-parallel strategy: .pieces, .last_micro(), .finish(), .updated(), .gather(), .scatter()
+    engine: Engine
+    sync: GradientSync
     specs: dict[str, spec.Spec]
-    columns: object = (
-        None  # length -> index of the tokens of a sequence that this rank owns; None: all of them
-    )
+    columns: Callable | None = None  # length -> which of a sequence's tokens this rank owns; None: all
 
     def mine(self, batch):
         """This rank's part of a global batch: its rows, its columns, in micro-batches."""
@@ -178,26 +156,26 @@ class Parallel:
         """Where this rank computes."""
         return next(self.model.parameters()).device
 
-    def gather(self, values: list[torch.Tensor]) -> dict[str, torch.Tensor]:
+    def whole(self, values: list[torch.Tensor]) -> dict[str, torch.Tensor]:
         """Whole tensors by name, of values that belong to the pieces; only the parameters of this stage."""
-        return {n: spec.full(t, self.specs[n], self.mesh) for n, t in self.sync.gather(values).items()}
+        return {n: spec.full(t, self.specs[n], self.mesh) for n, t in self.sync.whole(values).items()}
 
     def weights(self) -> dict[str, torch.Tensor]:
         """The whole weights, by name, as the serial model has them; only those of this stage."""
-        return self.gather([p.tensor.detach() for p in self.sync.pieces])
+        return self.whole([p.tensor.detach() for p in self.sync.pieces])
 
     def gradients(self) -> dict[str, torch.Tensor]:
         """The whole gradients, likewise."""
-        return self.gather([p.tensor.grad for p in self.sync.pieces])
+        return self.whole([p.tensor.grad for p in self.sync.pieces])
 
-    def scatter(self, tensors: dict[str, torch.Tensor]) -> list[torch.Tensor]:
-        """What `gather` undoes: for every piece, this rank's part of the whole tensors."""
-        return self.sync.scatter({n: spec.local(tensors[n], s, self.mesh) for n, s in self.specs.items()})
+    def part(self, tensors: dict[str, torch.Tensor]) -> list[torch.Tensor]:
+        """What `whole` undoes: for every piece, this rank's part of the whole tensors."""
+        return self.sync.part({n: spec.local(tensors[n], s, self.mesh) for n, s in self.specs.items()})
 
     @torch.no_grad()
     def load(self, weights: dict[str, torch.Tensor]) -> None:
         """Take over whole weights by name: each rank keeps its own part."""
-        for piece, value in zip(self.sync.pieces, self.scatter(weights), strict=True):
+        for piece, value in zip(self.sync.pieces, self.part(weights), strict=True):
             piece.tensor.copy_(value)
         self.sync.updated()
 
@@ -210,15 +188,16 @@ def build(
     Order: pipeline, tensor, sequence, context, recompute, data or ZeRO. Each strategy edits the model in place.
     """
     model = GPT2(config, seed).to(device, dtype)
-    engine = PIPELINE(model, mesh, plan) if PIPELINE.wanted(plan) else Accumulate(model)
-    for strategy in (TENSOR, SEQUENCE):
-        if strategy.wanted(plan):
-            strategy(model, mesh, plan)
-    columns = CONTEXT(model, mesh, plan) if CONTEXT.wanted(plan) else None
+    engine = pipeline.apply_pipeline(model, mesh, plan) if plan.pp > 1 else Accumulate(model)
+    if plan.tp > 1:
+        tensor.apply_tensor(model, mesh, plan)
+    if plan.sp:
+        sequence.apply_sequence(model, mesh, plan)
+    columns = context.apply_context(model, mesh, plan) if plan.cp > 1 else None
     if plan.loss == "chunked":
         apply_chunked_loss(model)
-    if plan.recompute and not PIPELINE.wanted(plan):
+    if plan.recompute and plan.pp == 1:
         apply_recompute(model)
     specs = {name: spec.of(p) for name, p in model.named_parameters()}
-    sync = (ZERO if ZERO.wanted(plan) else DATA)(model, mesh["dp", "cp"], plan)
-    return Parallel(plan, mesh, model, engine, sync, specs, columns)
+    apply_sync = zero.apply_zero if plan.zero else data.apply_data
+    return Parallel(plan, mesh, model, engine, apply_sync(model, mesh["dp", "cp"], plan), specs, columns)

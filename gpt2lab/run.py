@@ -19,7 +19,6 @@ from .ranks import comm
 from .ranks.mesh import Mesh
 from .storage import checkpoint
 from .train import LLMC, Recipe, Trainer
-from .verify import axes
 
 STOP = "stop"
 LEAST = dict.fromkeys(("steps", "batch", "sequence", "accumulate", "evaluate", "save", "keep"), 1)
@@ -152,7 +151,7 @@ def start(
     is called on rank 0 after every step. `device` is cpu, or cuda for the GPU that this process has chosen.
     """
     plan, config = options.the_plan(), options.the_config()
-    mesh = Mesh(**axes(plan))
+    mesh = Mesh(**plan.axes)
     if options.fast and device == "cpu":
         fast.switch_on(lambda on: bool(comm.all_reduce(torch.tensor(int(on)), mesh.world, "min")))
     parallel = build(plan, config, mesh, DTYPES[options.dtype], options.seed, device)

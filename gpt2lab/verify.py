@@ -137,7 +137,7 @@ def compare(
     """
     torch.set_default_dtype(torch.float64)
     try:
-        mesh, batch, start = Mesh(**axes(plan)), example_batch(config, rows, length), example_weights(config)
+        mesh, batch, start = Mesh(**plan.axes), example_batch(config, rows, length), example_weights(config)
         parallel = build(plan, config, mesh, torch.float64)
         claims = [_claim("initial weights", parallel.weights(), _serial_start(config), rank)]
         parallel.load(start)
@@ -167,11 +167,6 @@ def compare(
         return claims
     finally:
         torch.set_default_dtype(torch.float32)
-
-
-def axes(plan: Plan) -> dict[str, int]:
-    """The mesh sizes of a plan."""
-    return {"pp": plan.pp, "dp": plan.dp, "cp": plan.cp, "tp": plan.tp}
 
 
 def _claim(name: str, mine: dict, serial: dict, rank: int) -> Claim:

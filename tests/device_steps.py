@@ -25,7 +25,6 @@ from gpt2lab.parallel.context.exchanges import Split
 from gpt2lab.plan import Plan, build
 from gpt2lab.ranks.mesh import Mesh
 from gpt2lab.train import Trainer
-from gpt2lab.verify import axes
 
 CONFIG = GPT2Config(vocab_size=37, n_positions=16, n_layer=4, n_head=2, n_embd=8)
 
@@ -63,7 +62,7 @@ def devices(text: str, rank: int) -> list[str]:
         stack.enter_context(FakeTensorMode())
         tokens, positions, samples = torch.ones(7, 12, dtype=torch.long), torch.arange(12), torch.arange(7)
         batch = Batch(tokens, tokens.clone(), positions, samples, tokens.numel())
-        trainer = Trainer(build(plan, config, Mesh(**axes(plan)), device="gpu"))
+        trainer = Trainer(build(plan, config, Mesh(**plan.axes), device="gpu"))
         trainer.step(batch)
         trainer.evaluate([batch])
         held = [p.tensor for p in trainer.parallel.sync.pieces]

@@ -24,7 +24,7 @@ from gpt2lab.ranks import comm
 from gpt2lab.ranks.mesh import Mesh
 from gpt2lab.ranks.node_traffic import BETWEEN, by_class, price
 from gpt2lab.train import Trainer
-from gpt2lab.verify import axes, example_batch
+from gpt2lab.verify import example_batch
 
 PLAN = "dp=2,tp=2"
 CONFIG = GPT2Config(vocab_size=64, n_positions=64, n_layer=4, n_head=4, n_embd=64)
@@ -50,7 +50,7 @@ def measure(here: launchers.Place) -> dict:
     """Some steps of the plan on this rank: losses, seconds a step, bytes that crossed as counted and on the wire."""
     machine = int(os.environ["GROUP_RANK"])
     with launchers.joined(here):
-        mesh = Mesh(**axes(Plan.parse(PLAN)))
+        mesh = Mesh(**Plan.parse(PLAN).axes)
         one = Trainer(build(Plan.parse(PLAN), CONFIG, mesh, torch.float64))
         losses = [one.step(batch()).loss]  # connections are made
         machines = [

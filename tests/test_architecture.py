@@ -1,11 +1,17 @@
 """The walls between rooms, the size of files and functions, docstrings, and what the README promises."""
 
 import ast
+import inspect
 import re
 from functools import cache
 from pathlib import Path
 
 import pytest
+
+import gpt2lab.plan  # noqa: F401
+from gpt2lab import model as model_module
+from gpt2lab.model import GPT2, GPT2Config
+from gpt2lab.parallel.base import Engine, GradientSync
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "gpt2lab"
@@ -82,6 +88,35 @@ def test_nothing_imports_upwards(name):
 
 def test_the_model_imports_nothing_of_the_package():
     assert inside("model") == set()
+
+
+def replaced_in(name: str) -> set[str]:
+    """What a file of `parallel` replaces of a model, its blocks or their attention, modules and numbers apart."""
+    model = GPT2(GPT2Config(vocab_size=3, n_positions=2, n_layer=1, n_head=1, n_embd=2))
+    parts, found = (model, model.h["0"], model.h["0"].attn), set()
+    for node in ast.walk(tree(name)):
+        for target in node.targets if isinstance(node, ast.Assign) else []:
+            for t in target.elts if isinstance(target, ast.Tuple) else [target]:
+                if isinstance(t, ast.Attribute) and ast.unparse(t.value) in ("model", "block", "block.attn"):
+                    values = [getattr(part, t.attr, None) for part in parts]
+                    found |= {t.attr} if any(inspect.isroutine(v) for v in values) else set()
+    return found
+
+
+def test_the_model_names_the_seams_that_strategies_replace():
+    named = set(re.findall(r"`(?:\w+\.)?(\w+)`", model_module.__doc__.split("Parallel strategies")[1]))
+    assert named - {"mlp"} == set().union(*(replaced_in(n) for n in NAMES if room(n) == "parallel"))
+
+
+@pytest.mark.parametrize("contract", [Engine, GradientSync])
+def test_strategies_fill_their_whole_contract(contract):
+    """A class that misses a method could not even be made."""
+    filled = [c for c in every_subclass(contract) if c.__module__.startswith("gpt2lab")]
+    assert filled and not [c for c in filled if inspect.isabstract(c)]
+
+
+def every_subclass(of):
+    return {c for sub in of.__subclasses__() for c in {sub, *every_subclass(sub)}}
 
 
 @pytest.mark.parametrize("name", [n for n in NAMES if room(n) in ("model", "schedules", "planner", "plots")])

@@ -23,7 +23,7 @@ from gpt2lab.run import start as run_from
 from gpt2lab.storage import checkpoint, huggingface, sharded
 from gpt2lab.storage.boxes import boxes, rectangles
 from gpt2lab.train import Recipe, Trainer
-from gpt2lab.verify import CONFIG, axes, example_batch
+from gpt2lab.verify import CONFIG, example_batch
 
 PLANS = (
     "serial",
@@ -57,7 +57,7 @@ def pools():
 
 def trainer(plan="serial", config=CONFIG, recipe=None) -> Trainer:
     plan = Plan.parse(plan)
-    return Trainer(build(plan, config, Mesh(**axes(plan)), torch.float64), recipe or Recipe())
+    return Trainer(build(plan, config, Mesh(**plan.axes), torch.float64), recipe or Recipe())
 
 
 def steps(one, count) -> list[float]:

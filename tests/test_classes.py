@@ -14,12 +14,12 @@ from gpt2lab.ranks import comm
 from gpt2lab.ranks.mesh import Mesh
 from gpt2lab.ranks.node_traffic import BETWEEN, INSIDE, by_class, price, total
 from gpt2lab.train import Trainer
-from gpt2lab.verify import CONFIG, axes, example_batch
+from gpt2lab.verify import CONFIG, example_batch
 
 
 def sent(rank, world, text, node):
     plan = Plan.parse(text)
-    one = Trainer(build(plan, CONFIG, Mesh(**axes(plan))))
+    one = Trainer(build(plan, CONFIG, Mesh(**plan.axes)))
     comm.clear_log()
     one.step(example_batch(CONFIG, 7, 12))
     found = by_class(comm.log, rank, node)
@@ -44,7 +44,7 @@ def interleaved(rank, world, node, micros=4, rows=8, length=12):
     """Pipeline bytes of eight stages on four ranks, counted: stage s lives on rank s % 4, so 3 sends on to 0."""
     config = replace(CONFIG, n_layer=8)
     plan = Plan.parse(f"pp=4,micro={micros},schedule=interleaved")
-    one = Trainer(build(plan, config, Mesh(**axes(plan))))
+    one = Trainer(build(plan, config, Mesh(**plan.axes)))
     comm.clear_log()
     one.step(example_batch(config, rows, length))
     found = by_class(comm.log, rank, node)
@@ -109,7 +109,7 @@ def dealt(rank, world, text):
     """Bytes of an all-reduce of 8 numbers along each axis by class, and its price, for both ways to deal ranks."""
     import torch
 
-    mesh, found = Mesh(**axes(Plan.parse(text))), []
+    mesh, found = Mesh(**Plan.parse(text).axes), []
     comm.clear_log()
     comm.all_reduce(torch.zeros(8), mesh["tp"])
     for nodes in ((0, 0, 1, 1), ROUND_ROBIN):

@@ -10,7 +10,7 @@ from gpt2lab.processes.launch import Ranks
 from gpt2lab.ranks.mesh import Mesh
 from gpt2lab.storage import checkpoint
 from gpt2lab.train import Trainer
-from gpt2lab.verify import CONFIG, axes, example_batch
+from gpt2lab.verify import CONFIG, example_batch
 
 TOKENS = torch.arange(22).reshape(2, 11) % CONFIG.vocab_size
 
@@ -18,7 +18,7 @@ TOKENS = torch.arange(22).reshape(2, 11) % CONFIG.vocab_size
 def trained(rank, world_size, plan, run):
     """Two steps on a plan, with a checkpoint after each; the first one validates better."""
     plan = Plan.parse(plan)
-    trainer = Trainer(build(plan, CONFIG, Mesh(**axes(plan)), torch.float64))
+    trainer = Trainer(build(plan, CONFIG, Mesh(**plan.axes), torch.float64))
     for val in (1.0, 2.0):
         trainer.step(example_batch(CONFIG, 7, 11))
         checkpoint.save(trainer, run, val=val)

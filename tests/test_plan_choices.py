@@ -16,7 +16,7 @@ from gpt2lab.model import GPT2Config
 from gpt2lab.parallel import tensor
 from gpt2lab.plan import Plan, build
 from gpt2lab.ranks.mesh import Mesh
-from gpt2lab.verify import axes, verify
+from gpt2lab.verify import verify
 
 CONFIG = GPT2Config(vocab_size=37, n_positions=16, n_layer=3, n_head=4, n_embd=24)
 QUICK = settings(max_examples=400, deadline=None, suppress_health_check=list(HealthCheck))
@@ -79,7 +79,7 @@ def test_a_plan_is_refused_with_a_way_out_or_builds_on_every_rank(case, data):
     some = {0, plan.world - 1, data.draw(st.integers(0, plan.world - 1))}
     for rank in sorted(some):
         with pretended(rank, plan.world):
-            parallel = build(plan, config, Mesh(**axes(plan)), torch.float64)
+            parallel = build(plan, config, Mesh(**plan.axes), torch.float64)
             batch = verification.example_batch(config, rows, length)
             assert len(parallel.mine(batch)) == plan.micro
 

@@ -24,7 +24,7 @@ from gpt2lab.ranks.mesh import Mesh
 from gpt2lab.run import Options, read_log, start
 from gpt2lab.storage import checkpoint
 from gpt2lab.train import LLMC, Recipe, Trainer
-from gpt2lab.verify import CONFIG, axes, example_batch
+from gpt2lab.verify import CONFIG, example_batch
 
 TINY = GPT2Config(vocab_size=50257, n_positions=16, n_layer=1, n_head=2, n_embd=8)
 
@@ -38,7 +38,7 @@ def tiny_nano(monkeypatch):
 
 def trainer(plan="serial", recipe=None, dtype=torch.float64, config=CONFIG):
     plan = Plan.parse(plan)
-    return Trainer(build(plan, config, Mesh(**axes(plan)), dtype), recipe or Recipe())
+    return Trainer(build(plan, config, Mesh(**plan.axes), dtype), recipe or Recipe())
 
 
 def test_rate_warms_up_then_follows_a_cosine_to_a_tenth():

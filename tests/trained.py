@@ -8,7 +8,7 @@ from gpt2lab.plan import Plan, build
 from gpt2lab.ranks import comm
 from gpt2lab.ranks.mesh import Mesh
 from gpt2lab.train import Recipe, Trainer
-from gpt2lab.verify import axes, example_batch
+from gpt2lab.verify import example_batch
 
 TINY = GPT2Config(vocab_size=37, n_positions=16, n_layer=3, n_head=2, n_embd=8)
 NOISY = GPT2Config(vocab_size=37, n_positions=16, n_layer=2, n_head=2, n_embd=8, dropout=0.2)
@@ -19,7 +19,7 @@ def run(pools, fn, plan, config=TINY, dtype=torch.float64, **options):
     plan = Plan.parse(plan)
 
     def on_rank(rank, world_size):
-        parallel = build(plan, config, Mesh(**axes(plan)), dtype)
+        parallel = build(plan, config, Mesh(**plan.axes), dtype)
         trainer = Trainer(parallel, Recipe(**options))
         comm.clear_log()
         return fn(trainer, example_batch(config, 7, 11))

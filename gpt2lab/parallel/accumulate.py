@@ -3,6 +3,7 @@
 import torch
 
 from ..model import Noise
+from .base import Engine
 
 
 def micro_loss(model, micro, key) -> torch.Tensor:
@@ -15,13 +16,13 @@ def micro_loss(model, micro, key) -> torch.Tensor:
 
 
 class Alone:
-    """The partner of an engine that has no replicas to share gradients with."""
+    """In place of a GradientSync where an engine runs without replicas."""
 
     def last_micro(self) -> None:
-        """The last backward of the step is next; nobody wants to know."""
+        """No-op: there is nothing to send."""
 
 
-class Accumulate:
+class Accumulate(Engine):
     """Forward and backward of every micro-batch in turn; the engine of every plan without a pipeline.
 
     `sync` is told before the last backward, so that it may start sending gradients while that backward runs.
@@ -31,7 +32,7 @@ class Accumulate:
         self.model = model
 
     def run(self, micros, key, sync) -> torch.Tensor:
-        """Add the gradients of all micro-batches to `.grad`; returns this rank's part of the loss (a scalar)."""
+        """Forward and backward of one micro-batch after the other."""
         total = 0.0
         for i, micro in enumerate(micros):
             if i == len(micros) - 1:

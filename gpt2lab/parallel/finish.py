@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from ..ranks import comm
-from ..ranks.mesh import Mesh
+from ..ranks.mesh import NAMES, Mesh
 from .spec import Spec
 
 
@@ -61,7 +61,7 @@ def _square(x: torch.Tensor) -> torch.Tensor:
 def _counted_here(p: Piece, mesh: Mesh) -> torch.Tensor:
     """This rank's stretch of a gradient, of which every rank of the axes that do not cut it holds a copy."""
     place, copies = 0, 1
-    for axis in (mesh[name] for name in ("dp", "cp", "tp") if name not in p.spec.axes):
+    for axis in (mesh[name] for name in NAMES[1:] if name not in p.spec.axes):
         place, copies = place * axis.size + axis.rank, copies * axis.size
     return p.tensor.grad.flatten().tensor_split(copies)[place]
 

@@ -1,4 +1,4 @@
-"""What every way of summing gradients over the data axis offers to the trainer, and its simplest form."""
+"""Replicated weights, which every way of summing gradients but ZeRO builds on."""
 
 from dataclasses import replace
 
@@ -6,41 +6,36 @@ import torch
 
 from ..ranks.mesh import Axis
 from . import spec
+from .base import GradientSync
 from .finish import Piece
 
 
-class Replicas:
-    """Replicated weights on one rank alone: there is nobody to sum with. The others build on it."""
+class Replicas(GradientSync):
+    """Replicated weights on one rank alone: there is nothing to sum. Other forms build on it."""
 
     def __init__(self, model, axis: Axis):
         self.axis = axis
         self.pieces = [Piece(n, p, spec.of(p), p.dim() >= 2) for n, p in model.named_parameters()]
 
-    def last_micro(self) -> None:
-        """The next backward is the step's last: a strategy that overlaps starts sending in it."""
-
     def finish(self) -> None:
-        """Complete the sum over the axis: after this every piece's `.grad` is the global gradient."""
+        """Every piece gets a gradient, also where no row used it."""
         for p in self.pieces:
             gradient(p.tensor)
 
-    def updated(self) -> None:
-        """Called when the optimizer has stepped the pieces; here they are the model's own parameters."""
-
     def weight_memory(self) -> list[torch.Tensor]:
-        """The tensors that hold what the optimizer steps on this rank (the model's own parameters apart)."""
+        """The model's own parameters."""
         return [p.tensor for p in self.pieces]
 
     def gradient_memory(self) -> list[torch.Tensor]:
-        """The tensors that hold gradients on this rank at this moment, for those who count bytes."""
+        """The gradients that are there."""
         return [p.tensor.grad for p in self.pieces if p.tensor.grad is not None]
 
-    def gather(self, values: list[torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Values that belong to the pieces (weights, gradients, moments), whole over the data axis, by name."""
+    def whole(self, values: list[torch.Tensor]) -> dict[str, torch.Tensor]:
+        """The values themselves, by name."""
         return {p.name: v for p, v in zip(self.pieces, values, strict=True)}
 
-    def scatter(self, tensors: dict[str, torch.Tensor]) -> list[torch.Tensor]:
-        """What `gather` undoes: each piece's own part of the named tensors."""
+    def part(self, tensors: dict[str, torch.Tensor]) -> list[torch.Tensor]:
+        """The named tensors themselves."""
         return [tensors[p.name] for p in self.pieces]
 
 

@@ -60,7 +60,7 @@ class Servers(Replicas):
         """Gradients of all keys until they are pushed, then of those served here."""
         return [key.tensor.grad for key in self.keys if key.tensor.grad is not None]
 
-    def gather(self, values: list[torch.Tensor]) -> dict[str, torch.Tensor]:
+    def whole(self, values: list[torch.Tensor]) -> dict[str, torch.Tensor]:
         """Values of every key, broadcast by its server."""
         mine = {p.name: v for p, v in zip(self.pieces, values, strict=True) if v.numel()}
         empty = lambda key: torch.empty_like(key.tensor, requires_grad=False)
@@ -71,7 +71,7 @@ class Servers(Replicas):
             for key in self.keys
         }
 
-    def scatter(self, tensors: dict[str, torch.Tensor]) -> list[torch.Tensor]:
+    def part(self, tensors: dict[str, torch.Tensor]) -> list[torch.Tensor]:
         """The tensors of the keys served here."""
         return [tensors[p.name] if p.tensor.numel() else p.tensor for p in self.pieces]
 

@@ -37,7 +37,7 @@ from gpt2lab.ranks import comm, paced
 from gpt2lab.ranks.mesh import Mesh
 from gpt2lab.ranks.node_traffic import by_class, price, total
 from gpt2lab.train import Recipe, Trainer
-from gpt2lab.verify import CONFIG, axes, example_batch, verify
+from gpt2lab.verify import CONFIG, example_batch, verify
 
 torch.set_default_dtype(torch.float64)
 pool, eight = Ranks(4), Ranks(8)  # live ranks, started when first used
@@ -225,7 +225,7 @@ LINKS = {name: Links.placed(nodes, inside=FAST, between=SLOW) for name, nodes in
 
 def trainer_of(text, rows=8):
     plan = Plan.parse(text)
-    return Trainer(build(plan, MODEL, Mesh(**axes(plan)), torch.float32)), example_batch(MODEL, rows, 128)
+    return Trainer(build(plan, MODEL, Mesh(**plan.axes), torch.float32)), example_batch(MODEL, rows, 128)
 
 
 def count(rank, world_size, text):
@@ -424,7 +424,7 @@ LETTERS = GPT2Config(vocab_size=128, n_positions=32, n_layer=2, n_head=4, n_embd
 def train(rank, world_size, text, seed=0, steps=15):
     plan = Plan.parse(text)
     letters = np.frombuffer(plays()[:50_000].encode("ascii", "replace"), np.uint8)
-    trainer = Trainer(checks.build(plan, LETTERS, Mesh(**axes(plan)), torch.float64, seed), Recipe(lr=3e-3))
+    trainer = Trainer(checks.build(plan, LETTERS, Mesh(**plan.axes), torch.float64, seed), Recipe(lr=3e-3))
     batches = Batches(letters, rows=8, length=32, seed=seed)
     return [trainer.step(batches.at(step)).loss for step in range(steps)]
 

@@ -35,7 +35,7 @@ from gpt2lab.ranks.mesh import Mesh
 from gpt2lab.storage import checkpoint, sharded
 from gpt2lab.storage.boxes import rectangles
 from gpt2lab.train import Trainer
-from gpt2lab.verify import CONFIG, axes, example_batch
+from gpt2lab.verify import CONFIG, example_batch
 
 pool = {n: Ranks(n, timeout=60, echo=False) for n in (1, 2, 3, 4)}  # live ranks, started when first used
 
@@ -164,7 +164,7 @@ def culprit(waits):
 # %%
 def trainer(plan, config=CONFIG):
     plan = Plan.parse(plan)
-    return Trainer(build(plan, config, Mesh(**axes(plan)), torch.float64))
+    return Trainer(build(plan, config, Mesh(**plan.axes), torch.float64))
 
 
 def steps(one, count):

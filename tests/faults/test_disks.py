@@ -15,7 +15,7 @@ from gpt2lab.processes.launch import Ranks
 from gpt2lab.ranks.mesh import Mesh
 from gpt2lab.storage import checkpoint
 from gpt2lab.train import Trainer
-from gpt2lab.verify import CONFIG, axes, example_batch
+from gpt2lab.verify import CONFIG, example_batch
 
 PLAN = "dp=2,zero=1"
 MIB = 2**20
@@ -58,7 +58,7 @@ def ranks():
 
 def trainer(plan=PLAN) -> Trainer:
     plan = Plan.parse(plan)
-    return Trainer(build(plan, CONFIG, Mesh(**axes(plan)), torch.float64))
+    return Trainer(build(plan, CONFIG, Mesh(**plan.axes), torch.float64))
 
 
 def save_twice(rank, world, run, rooms, background=False):

@@ -126,10 +126,9 @@ def _norms(rank, world_size, answer, text, config, batch, start):
     from ...ranks import comm
     from ...ranks.mesh import Mesh
     from ...train import Trainer
-    from ...verify import axes
 
     plan = Plan.parse(text)
-    parallel = build(plan, config, Mesh(**axes(plan)), torch.float64)
+    parallel = build(plan, config, Mesh(**plan.axes), torch.float64)
     parallel.load(start)
     trainer, mesh, held = Trainer(parallel), parallel.mesh, parallel.sync.pieces
     right = trainer.gradients(batch)[1]

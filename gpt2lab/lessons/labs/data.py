@@ -15,7 +15,6 @@ from ...parallel.zero import costs
 from ...plan import Plan, build
 from ...ranks import comm, paced, trace
 from ...ranks.mesh import Mesh
-from ...verify import axes
 from . import updates
 from .lecture_zero3 import first_weight
 
@@ -83,7 +82,7 @@ def toy_data(rows: int = 128) -> SimpleNamespace:
 def start(rank: int, world_size: int, text: str, config) -> tuple[int, dict[str, torch.Tensor]]:
     """How many weights this rank steps under a plan, and the whole weights of its stage, gathered."""
     plan = Plan.parse(text)
-    parallel = build(plan, config, Mesh(**axes(plan)), torch.float64)
+    parallel = build(plan, config, Mesh(**plan.axes), torch.float64)
     return sum(piece.tensor.numel() for piece in parallel.sync.pieces), parallel.weights()
 
 

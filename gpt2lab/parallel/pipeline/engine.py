@@ -17,12 +17,14 @@ from ...ranks import comm, paced
 from ...ranks.mesh import Mesh
 from ...schedules import Cost, Schedule, make
 from ...schedules import check as check_schedule
+from ...schedules.registry import find
+from ..base import Engine
 from .mailbox import buffers_needed
 from .stages import keep_parts, mark_ties, parts_of, tied_lines
 from .step import Step
 
 
-class Pipeline:
+class Pipeline(Engine):
     """The engine of a rank that holds some stages of the model.
 
     Forward: receive x (b, T, C) from the rank before, run the stage, send its output on. Backward: receive
@@ -106,9 +108,8 @@ class Pipeline:
 
 def schedule_of(plan) -> Schedule:
     """The schedule that a plan names; `chunks` is model chunks a rank, or token slices for terapipe."""
-    name = plan.schedule.lower().replace("-", "_")
-    option = {"interleaved": "chunks", "breadth_first": "chunks", "terapipe": "slices"}.get(name)
-    return make(name, plan.pp, plan.micro, **({option: plan.chunks} if option else {}))
+    options = dict.fromkeys(find(plan.schedule).options, plan.chunks)
+    return make(plan.schedule, plan.pp, plan.micro, **options)
 
 
 def apply_pipeline(model, mesh: Mesh, plan) -> Pipeline:

@@ -37,14 +37,14 @@ class Zero1(Replicas):
         self.axis = axis
         groups = into_groups(model)
         self.flats = [flat(g, axis, owner_of(i, len(groups), axis.size)) for i, g in enumerate(groups)]
-        self.whole = [Piece(n, p, spec.of(p), p.dim() >= 2) for n, p in model.named_parameters()]
+        self.unsharded = [Piece(n, p, spec.of(p), p.dim() >= 2) for n, p in model.named_parameters()]
         for f in self.flats:
             f.lay_out()
 
     @cached_property
     def pieces(self) -> list[Piece]:
         """What this rank's optimizer steps: stretches of its shards."""
-        return [p for f in self.flats for p in f.pieces()] or [nothing(self.whole[0])]
+        return [p for f in self.flats for p in f.pieces()] or [nothing(self.unsharded[0])]
 
     def finish(self) -> None:
         """Sum all gradients, part by part from the end; each rank keeps its shards."""
@@ -69,14 +69,14 @@ class Zero1(Replicas):
 
     def gradient_memory(self) -> list[torch.Tensor]:
         """Whole gradients in their parameters, and shards in the pieces."""
-        return [p.tensor.grad for p in (*self.whole, *self.pieces) if p.tensor.grad is not None]
+        return [p.tensor.grad for p in (*self.unsharded, *self.pieces) if p.tensor.grad is not None]
 
     def updated(self) -> None:
         """Bring everybody's new shards into the whole weights."""
         for f in self.flats:
             f.spread()
 
-    def gather(self, values: list[torch.Tensor]) -> dict[str, torch.Tensor]:
+    def whole(self, values: list[torch.Tensor]) -> dict[str, torch.Tensor]:
         """Values that belong to the pieces, whole again, by name."""
         values, found = list(values), {}
         for f in self.flats:
@@ -85,8 +85,8 @@ class Zero1(Replicas):
             found.update(zip(f.names, f.assemble(mine), strict=True))
         return found
 
-    def scatter(self, tensors: dict[str, torch.Tensor]) -> list[torch.Tensor]:
-        """What `gather` undoes: of each tensor the stretch that this rank owns."""
+    def part(self, tensors: dict[str, torch.Tensor]) -> list[torch.Tensor]:
+        """What `whole` undoes: of each tensor the stretch that this rank owns."""
         mine = [tensors[f.names[i]].flatten()[part] for f in self.flats for i, part, _ in f.shares()]
         return mine or [self.pieces[0].tensor]
 

@@ -1,0 +1,60 @@
+"""The two contracts that a strategy can fill: an Engine runs forward and backward, a GradientSync sums gradients."""
+
+from abc import ABC, abstractmethod
+
+import torch
+
+from ..ranks.mesh import Mesh
+from .finish import Piece
+
+
+class Engine(ABC):
+    """Runs the micro-batches of a step through the part of the model that lies on this rank."""
+
+    @abstractmethod
+    def run(self, micros, key, sync: "GradientSync") -> torch.Tensor:
+        """Add the gradients of all micro-batches to `.grad`; returns this rank's part of the loss (a scalar).
+
+        `key` is (seed, step) for dropout, or None without it. Before the step's last backward it calls
+        `sync.last_micro()`.
+        """
+
+    @abstractmethod
+    def evaluate(self, micros) -> torch.Tensor:
+        """This rank's part of the loss, forward only; call it without gradients."""
+
+    @abstractmethod
+    def tie(self, pieces: list[Piece], mesh: Mesh) -> None:
+        """Sum the gradients of parameters that another stage holds too, such as the tied embedding."""
+
+
+class GradientSync(ABC):
+    """Sums gradients over the data axis. `pieces` are the tensors that the optimizer of this rank steps."""
+
+    pieces: list[Piece]
+
+    def last_micro(self) -> None:  # noqa: B027 - most strategies need not know
+        """The next backward is the step's last: a strategy that overlaps starts sending in it."""
+
+    @abstractmethod
+    def finish(self) -> None:
+        """Complete the sum over the axis: after this every piece's `.grad` is its part of the global gradient."""
+
+    def updated(self) -> None:  # noqa: B027 - where the pieces are the model's own parameters
+        """The optimizer has stepped the pieces: bring the new weights to where the model needs them."""
+
+    @abstractmethod
+    def whole(self, values: list[torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Values that belong to the pieces (weights, gradients, moments), whole over the data axis, by name."""
+
+    @abstractmethod
+    def part(self, tensors: dict[str, torch.Tensor]) -> list[torch.Tensor]:
+        """What `whole` undoes: each piece's own part of the named tensors."""
+
+    @abstractmethod
+    def weight_memory(self) -> list[torch.Tensor]:
+        """The tensors that hold what the optimizer steps on this rank (the model's own parameters apart)."""
+
+    @abstractmethod
+    def gradient_memory(self) -> list[torch.Tensor]:
+        """The tensors that hold gradients on this rank at this moment, for those who count bytes."""
