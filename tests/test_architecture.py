@@ -3,6 +3,7 @@
 import ast
 import inspect
 import re
+from collections import Counter
 from functools import cache
 from pathlib import Path
 
@@ -86,6 +87,12 @@ def test_nothing_imports_upwards(name):
     assert not upwards, f"{name} stands below {sorted(upwards)}"
 
 
+def test_processes_and_ranks_meet_in_one_file():
+    assert not {n for m in NAMES if room(m) == "processes" for n in inside(m) if room(n) == "ranks"}
+    shared = {n for m in NAMES if room(m) == "ranks" for n in inside(m) if room(n) == "processes"}
+    assert shared <= {"processes/__init__", "processes/status_board"}
+
+
 def test_the_model_imports_nothing_of_the_package():
     assert inside("model") == set()
 
@@ -161,6 +168,22 @@ def test_files_and_functions_stay_short(name):
             assert node.end_lineno - node.lineno < 60, (
                 f"{node.name} has {node.end_lineno - node.lineno + 1} lines"
             )
+
+
+CORE = ("the root", "parallel", "schedules", "ranks", "processes", "storage")
+BUDGETS = {"tasks": 1000, "sharding": 1500, "planner": 2000}  # lines; the others share what is left
+
+
+def test_the_package_stays_small():
+    """Lines of every room, printed beside its budget (pytest -s): a reader's core 10,000, the package 25,000."""
+    lines = Counter()
+    for name, path in zip(NAMES, FILES, strict=True):
+        lines[room(name) if "/" in name else "the root"] += path.read_text().count("\n")
+    core = sum(lines[r] for r in CORE)
+    table = [(r, n, BUDGETS.get(r, "")) for r, n in lines.most_common()]
+    table += [("core: " + ", ".join(CORE), core, 10_000), ("the package", sum(lines.values()), 25_000)]
+    print("", *(f"{what:70} {n:6,} {limit:>8}" for what, n, limit in table), sep="\n")
+    assert not [row for row in table if row[2] and row[1] > row[2]]
 
 
 @pytest.mark.parametrize("name", NAMES)

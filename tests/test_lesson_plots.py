@@ -1,12 +1,16 @@
 """The figures of lessons 00 and 01 show the numbers they are given."""
 
+from pathlib import Path
+
 import numpy as np
+import pytest
 from matplotlib.colors import to_hex
 
+import gpt2lab
 from gpt2lab.model import PRESETS
 from gpt2lab.plots import gpt2 as plots
 from gpt2lab.plots.curves import curves
-from gpt2lab.plots.rooms import LEVELS, rooms, uses
+from gpt2lab.plots.rooms import direct, layers, rooms, uses
 from gpt2lab.plots.style import png
 
 
@@ -29,9 +33,30 @@ def test_rooms_are_read_from_the_imports(tmp_path):
     assert len(rooms(tmp_path).axes[0].lines) == 3
 
 
-def test_rooms_show_the_whole_package():
-    names = {text.get_text() for text in rooms().axes[0].texts}
-    assert names == {name for level in LEVELS for name in level}
+def test_a_line_that_repeats_a_longer_way_is_left_out():
+    known = {"a": {"b", "c"}, "b": {"c"}, "c": set(), "d": {"c"}}
+    assert layers(known) == {"a": 2, "b": 1, "c": 0, "d": 1}
+    assert direct(known) == {("a", "b"), ("b", "c"), ("d", "c")}
+    with pytest.raises(ValueError, match="a -> b -> a is a circle of imports"):
+        layers({"a": {"b"}, "b": {"a"}})
+
+
+def test_rooms_show_the_whole_package_and_no_line_crosses_a_box():
+    fig = rooms()
+    ax = fig.axes[0]
+    here = {path.stem for path in Path(gpt2lab.__file__).parent.iterdir() if not path.name.startswith("__")}
+    assert {text.get_text() for text in ax.texts} == here - {"cli"}
+    fig.draw_without_rendering()
+    for text in ax.texts:
+        x0, y0, x1, y1 = text.get_bbox_patch().get_window_extent().extents
+        for line in ax.lines:
+            points = ax.transData.transform(line.get_xydata())
+            if not any(
+                np.allclose(end, ax.transData.transform(text.get_position())) for end in points[[0, -1]]
+            ):
+                along = np.vstack([np.linspace(a, b, 200) for a, b in zip(points, points[1:], strict=False)])
+                inside = (along > (x0, y0)).all(1) & (along < (x1, y1)).all(1)
+                assert not inside.any(), text.get_text()
 
 
 def test_memory_bars_add_up():

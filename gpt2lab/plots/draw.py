@@ -3,10 +3,11 @@
 import sys
 from pathlib import Path
 
+from .rooms import rooms
 from .strategies import strategies
 from .style import save
 
-PICTURES = {"strategies.svg": strategies}
+PICTURES = {"strategies.svg": strategies, "rooms.svg": rooms}
 """File name -> the function that draws it, called without arguments."""
 
 

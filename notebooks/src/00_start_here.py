@@ -321,7 +321,7 @@ show(
     rooms(),
     "drawing",
     "the rooms of the package, drawn from its own imports: each stands on what it imports, nothing looks upwards.",
-    "Boxes in storeys, model, corpus and ranks at the bottom, commands and lessons at the top, joined by lines",
+    "Boxes in layers, model, schedules and transport at the bottom, commands, lessons and benchmarks at the top",
 )
 
 # %% [markdown]
