@@ -18,7 +18,7 @@ from machines import BITS_PER_SECOND
 
 from gpt2lab.model import GPT2Config
 from gpt2lab.plan import Plan, build
-from gpt2lab.planner.links import Link, Links
+from gpt2lab.planner.links import Link, Network
 from gpt2lab.processes import launchers
 from gpt2lab.ranks import comm
 from gpt2lab.ranks.mesh import Mesh
@@ -67,7 +67,7 @@ def measure(here: launchers.Place) -> dict:
         "machines": machines,
         "losses": losses,
         "seconds": seconds / STEPS,
-        "price": price(log, mesh.rank, Links.placed(machines, MEMORY, HALF_A_WIRE)) / STEPS,
+        "price": price(log, mesh.rank, Network.placed(machines, MEMORY, HALF_A_WIRE)) / STEPS,
         "wire": after - before,
         "crossing": {
             a: size for (a, kind), size in by_class(log, mesh.rank, machines).items() if kind == BETWEEN

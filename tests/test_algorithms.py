@@ -192,7 +192,7 @@ def test_bus_bandwidth_by_the_definitions_of_nccl_tests():
 
 
 def test_links_between_pairs():
-    table = links.Links(Link(2.0, 1.0), inside=Link(1.0, 4.0), node=2, pairs={(0, 3): Link(9.0, 1.0)})
+    table = links.Network(Link(2.0, 1.0), inside=Link(1.0, 4.0), node=2, pairs={(0, 3): Link(9.0, 1.0)})
     assert [table.link(0, r).latency for r in (1, 2, 3)] == [1.0, 2.0, 9.0]
     assert table.ring_time((0, 1), 8.0, 1) == 1 + 2
     assert table.ring_time((0, 1, 2, 3), 8.0, 3) == 3 * 2 + 8

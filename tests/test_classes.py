@@ -6,7 +6,7 @@ import pytest
 
 from gpt2lab.compositions import table
 from gpt2lab.plan import Plan, build
-from gpt2lab.planner.links import Link, Links
+from gpt2lab.planner.links import Link, Network
 from gpt2lab.plots import mesh as plots
 from gpt2lab.plots.style import png
 from gpt2lab.processes.launch import Ranks
@@ -86,7 +86,7 @@ def direct(rank, world):
         found[name] = [target for e in comm.log for target in e.targets]
     comm.clear_log()
     comm.ring_shift(torch.zeros(250), axis, 1)
-    return found, price(comm.log, rank, Links(SLOW, FAST, node=2))
+    return found, price(comm.log, rank, Network(SLOW, FAST, node=2))
 
 
 def test_the_log_says_to_whom_each_call_sends_and_a_message_pays_for_its_own_link():
@@ -114,7 +114,7 @@ def dealt(rank, world, text):
     comm.all_reduce(torch.zeros(8), mesh["tp"])
     for nodes in ((0, 0, 1, 1), ROUND_ROBIN):
         found.append(
-            (by_class(comm.log, rank, nodes), price(comm.log, rank, Links.placed(nodes, FAST, SLOW)))
+            (by_class(comm.log, rank, nodes), price(comm.log, rank, Network.placed(nodes, FAST, SLOW)))
         )
     assert by_class(comm.log, rank, 2) == found[0][0]
     return found

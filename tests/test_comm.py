@@ -248,10 +248,10 @@ def test_what_autograd_would_lose_and_what_cannot_be_is_refused(pool):
             (lambda: comm.isend(x, axis, 0), "isend has no backward"),
             (lambda: comm.all_reduce(x.detach(), axis, "mean"), "'mean' is not one of sum, max, min"),
             (lambda: comm.all_gather(x, axis, 0, [4, 4]), "rank . of 5 holds 4"),
-            (lambda: comm.reduce_scatter(x, axis, 0, [1, 1, 1, 1, 1]), "do not cut 4 for 5 ranks"),
+            (lambda: comm.reduce_scatter(x, axis, 0, [1, 1, 1, 1, 1]), "do not cut length 4 into 5 parts"),
             (lambda: comm.all_to_all([x], axis), "1 parts for 5 ranks"),
             (lambda: comm.send(x, axis, rank), "is this rank itself"),
-            (lambda: comm.reduce_scatter_flat(x.detach(), axis), "no flat multiple of 5"),
+            (lambda: comm.reduce_scatter_flat(x.detach(), axis), "a multiple of 5"),
         ]:
             with pytest.raises(ValueError, match=words):
                 bad()
@@ -344,11 +344,11 @@ def two_messages(rank, axis, to) -> float:
 
 
 def test_paced_links_hold_messages_back_by_pair():
-    table = paced.Links(paced.Link(0.08, 1e6), inside=paced.Link(0.001, 1e9), node=2)
+    table = paced.Network(paced.Link(0.08, 1e6), inside=paced.Link(0.001, 1e9), node=2)
 
     def work(rank, world_size):
         axis, found = Mesh(dp=world_size)["dp"], {}
-        with paced.links(table):
+        with paced.use(table):
             for to in (1, 2):
                 comm.barrier(axis)
                 found[to] = [two_messages(rank, axis, to) for _ in range(5)]
@@ -368,7 +368,7 @@ def test_a_paced_collective_takes_the_rings_time_and_overlaps_with_work():
 
     def work(rank, world_size):
         axis = Mesh(dp=world_size)["dp"]
-        with paced.links(link):
+        with paced.use(link):
             comm.clear_log()
             comm.all_reduce(ONES, axis)
             start = time.perf_counter()

@@ -52,12 +52,12 @@ def test_a_group_inherits_the_timeout_of_its_world(ranks):
 
 
 def test_a_mesh_of_the_wrong_size_says_both_numbers():
-    with pytest.raises(ValueError, match="is a mesh of 6 ranks; here are 1"):
+    with pytest.raises(ValueError, match="is a mesh of 6 ranks, but the world has 1"):
         Mesh(dp=3, tp=2)
 
 
 def test_an_unknown_axis_is_named():
-    with pytest.raises(ValueError, match="no axis is called xp. The axes are pp, dp, cp, tp."):
+    with pytest.raises(ValueError, match="No axis is called xp. The axes are pp, dp, cp, tp."):
         Mesh(xp=2)
 
 

@@ -22,7 +22,7 @@ class Link:
 
 
 @dataclass(frozen=True)
-class Links:
+class Network:
     """The links of a machine: `inside` a node of `node` neighbouring ranks, `between` nodes; `pairs` are exceptions."""
 
     between: Link
@@ -31,7 +31,7 @@ class Links:
     pairs: dict[tuple[int, int], Link] = field(default_factory=dict)
 
     @classmethod
-    def placed(cls, nodes: Sequence[int], inside: Link, between: Link) -> "Links":
+    def placed(cls, nodes: Sequence[int], inside: Link, between: Link) -> "Network":
         """The links of ranks that are dealt to nodes in any way: rank r lives in `nodes[r]`."""
         ranks = range(len(nodes))
         return cls(between, pairs={(a, b): inside for a in ranks for b in ranks if nodes[a] == nodes[b]})

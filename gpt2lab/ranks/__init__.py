@@ -7,7 +7,7 @@ point_to_point   messages between two ranks
 call             what happens around every call: checked, announced, timed, counted
 traffic          the log of calls, and what each call costs
 node_traffic     bytes inside a machine and between machines, from the log
-buffers          memory that messages are received into, used again
-paced            messages held back to a slower network's latency and bandwidth
+buffers          tensors in the form that a backend accepts, and their bytes
+paced            messages delayed to a slower network's latency and bandwidth
 trace            spans: what a rank did, and when
 """

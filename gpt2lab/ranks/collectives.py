@@ -1,7 +1,7 @@
-"""The calls themselves, without autograd: the only file that names torch.distributed's collectives.
+"""The calls without autograd: the only file that names torch.distributed's collectives.
 
-All are out of place (`own=True` of a caller that hands over its buffer is the one exception). Places (`root`, `to`,
-`source`) count along the axis. With `async_op=True` a call returns a Handle whose `wait()` gives the result.
+All are out of place (the one exception: `own=True`, for a caller that gives its buffer away). `root`, `to` and `source`
+are positions along the axis. With `async_op=True` a call returns a Handle whose `wait()` gives the result.
 """
 
 import pickle
@@ -23,10 +23,9 @@ REDUCE = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.Reduce
 def all_reduce(x: torch.Tensor, axis: Axis, op: str = "sum", async_op: bool = False, own: bool = False):
     """The sum (max, min) over the axis, on every rank.
 
-    `own` says that x is a contiguous buffer of the caller's, unknown to autograd: then the result replaces it. A NaN
-    on any rank is a NaN on every rank, also in a max or min, which a backend computes so that it may get lost.
-    Bytes per rank: reduce-scatter plus all-gather, 2 (n-1)/n S (Patarasuk & Yuan 2009); a max or min of 16-bit floats
-    travels as 32 bits.
+    With `own` the result replaces x, which must be contiguous. A NaN on any rank gives a NaN on every rank, also in a
+    max or min, where a backend alone could lose it. Bytes per rank: reduce-scatter plus all-gather, 2 (n-1)/n S
+    (Patarasuk & Yuan 2009); a max or min of 16-bit floats is sent as 32 bits.
     """
     no_graph("all_reduce", x)
     if op not in REDUCE:
@@ -40,38 +39,40 @@ def all_reduce(x: torch.Tensor, axis: Axis, op: str = "sum", async_op: bool = Fa
     back = lambda found: x.detach().copy_(unranked(found, x.dtype)) if own else unranked(found, x.dtype)
     chunks = [c * result.element_size() for c in split_sizes(x.numel(), axis.size)]
     cost = traffic.all_reduce_cost(chunks, axis.rank)
-    call = Call("all_reduce", axis, f"{op} {describe(x)}", *cost, cost[0], cost[1])
-    start = lambda beside: dist.all_reduce(result, REDUCE[op], group=axis.group, async_op=beside)
+    call = Call.ring("all_reduce", axis, f"{op} {describe(x)}", cost)
+    start = lambda async_op: dist.all_reduce(result, REDUCE[op], group=axis.group, async_op=async_op)
     return perform(call, start, result, async_op, back if compared else None)
 
 
 def gather_flat(shard: torch.Tensor, axis: Axis, async_op: bool = False, out: torch.Tensor | None = None):
-    """Everybody's shards (s,) of equal length as one (n s,). Bytes per rank: (n-1)/n S."""
+    """All ranks' shards (s,) of equal length as one (n s,). Bytes per rank: (n-1)/n S."""
     if axis.size == 1:
         return finished(shard.detach() if out is None else out.copy_(shard), async_op)
     out = shard.new_empty(axis.size * shard.numel()) if out is None else out
     cost = traffic.all_gather_cost([byte_size(shard)] * axis.size, axis.rank)
-    call = Call("all_gather", axis, f"flat {describe(shard)}", *cost, *cost)
+    call = Call.ring("all_gather", axis, f"flat {describe(shard)}", cost)
     mine = shard.detach().contiguous()
-    start = lambda beside: dist.all_gather_single(out, mine, group=axis.group, async_op=beside)
+    start = lambda async_op: dist.all_gather_single(out, mine, group=axis.group, async_op=async_op)
     return perform(call, start, out, async_op)
 
 
 def reduce_scatter_flat(x: torch.Tensor, axis: Axis, async_op: bool = False, what: str = "flat"):
-    """The sum over the axis of x (n s,), the same `what` everywhere; each rank gets its (s,). Bytes: (n-1)/n S."""
+    """The sum over the axis of x (n s,); each rank gets its (s,). `what` names x in errors. Bytes: (n-1)/n S."""
     if axis.size == 1:
         return finished(x.detach(), async_op)
     if x.dim() != 1 or x.numel() % axis.size:
-        raise ValueError(f"reduce_scatter_flat: {tuple(x.shape)} is no flat multiple of {axis.size} ranks.")
+        raise ValueError(
+            f"reduce_scatter_flat: {tuple(x.shape)} must be (n,) with n a multiple of {axis.size} ranks."
+        )
     out, whole = x.new_empty(x.numel() // axis.size), x.detach().contiguous()
     cost = traffic.reduce_scatter_cost([byte_size(out)] * axis.size, axis.rank)
-    call = Call("reduce_scatter", axis, f"{what} {describe(x)}", *cost, *cost)
-    start = lambda beside: dist.reduce_scatter_single(out, whole, group=axis.group, async_op=beside)
+    call = Call.ring("reduce_scatter", axis, f"{what} {describe(x)}", cost)
+    start = lambda async_op: dist.reduce_scatter_single(out, whole, group=axis.group, async_op=async_op)
     return perform(call, start, out, async_op)
 
 
 def all_gather(x, axis: Axis, dim: int = 0, sizes: Sizes = None, async_op: bool = False):
-    """Everybody's shards joined along dim; `sizes` are their lengths where they differ. Bytes: S - c_(r+1)."""
+    """All ranks' shards joined along dim; `sizes` are their lengths where they differ. Bytes: S - c_(r+1)."""
     if axis.size == 1:
         return finished(x, async_op)
     sizes = list(sizes or [x.size(dim)] * axis.size)
@@ -81,8 +82,8 @@ def all_gather(x, axis: Axis, dim: int = 0, sizes: Sizes = None, async_op: bool 
     mine = padded(x.detach().movedim(dim, 0), max(sizes))
     parts = [torch.empty_like(mine) for _ in sizes]
     cost = traffic.all_gather_cost(byte_sizes(x, sizes, dim), axis.rank)
-    call = Call("all_gather", axis, f"dim {dim} sizes {sizes} of {describe(mine)}", *cost, *cost)
-    start = lambda beside: dist.all_gather(parts, mine, group=axis.group, async_op=beside)
+    call = Call.ring("all_gather", axis, f"dim {dim} sizes {sizes} of {describe(mine)}", cost)
+    start = lambda async_op: dist.all_gather(parts, mine, group=axis.group, async_op=async_op)
     join = lambda parts: torch.cat([p[:s] for p, s in zip(parts, sizes, strict=True)]).movedim(0, dim)
     return perform(call, start, parts, async_op, join)
 
@@ -93,12 +94,14 @@ def reduce_scatter(x, axis: Axis, dim: int = 0, sizes: Sizes = None, async_op: b
         return finished(x, async_op)
     sizes = list(sizes or split_sizes(x.size(dim), axis.size))
     if len(sizes) != axis.size or sum(sizes) != x.size(dim):
-        raise ValueError(f"reduce_scatter: sizes={sizes} do not cut {x.size(dim)} for {axis.size} ranks.")
+        raise ValueError(
+            f"reduce_scatter: sizes={sizes} do not cut length {x.size(dim)} into {axis.size} parts, one per rank."
+        )
     parts = [p.contiguous() for p in x.detach().movedim(dim, 0).split(sizes)]
     result = torch.empty_like(parts[axis.rank])
     cost = traffic.reduce_scatter_cost(byte_sizes(x, sizes, dim), axis.rank)
-    call = Call("reduce_scatter", axis, f"dim {dim} sizes {sizes} of {describe(x)}", *cost, *cost)
-    start = lambda beside: dist.reduce_scatter(result, parts, group=axis.group, async_op=beside)
+    call = Call.ring("reduce_scatter", axis, f"dim {dim} sizes {sizes} of {describe(x)}", cost)
+    start = lambda async_op: dist.reduce_scatter(result, parts, group=axis.group, async_op=async_op)
     return perform(call, start, result, async_op, lambda result: result.movedim(0, dim))
 
 
@@ -110,7 +113,7 @@ def keep_mine(x, axis: Axis, dim: int = 0, sizes: Sizes = None):
 
 
 def broadcast(x: torch.Tensor, axis: Axis, root: int = 0, async_op: bool = False):
-    """Root's tensor on every rank; the others' x says shape and dtype.
+    """The root's tensor on every rank; the other ranks' x gives shape and dtype.
 
     Bytes per rank: S, along a chain that starts at the root; its last rank sends none.
     """
@@ -118,13 +121,13 @@ def broadcast(x: torch.Tensor, axis: Axis, root: int = 0, async_op: bool = False
         return finished(x, async_op)
     result, size = fresh(x), byte_size(x)
     cost = traffic.chain_cost(size, axis.rank == (root - 1) % axis.size)
-    call = Call("broadcast", axis, f"root {root} {describe(x)}", *cost, size, axis.size - 1)
-    start = lambda beside: dist.broadcast(result, axis.ranks[root], group=axis.group, async_op=beside)
+    call = Call.ring("broadcast", axis, f"root {root} {describe(x)}", cost, (size, axis.size - 1))
+    start = lambda async_op: dist.broadcast(result, axis.ranks[root], group=axis.group, async_op=async_op)
     return perform(call, start, result, async_op)
 
 
 def reduce(x: torch.Tensor, axis: Axis, root: int = 0, async_op: bool = False):
-    """The sum over the axis on the rank at place `root`; what the others get back means nothing.
+    """The sum over the axis on the rank at position `root`; the result on the others has no meaning.
 
     Bytes per rank: S, along a chain that ends at the root; the root sends none.
     """
@@ -132,13 +135,13 @@ def reduce(x: torch.Tensor, axis: Axis, root: int = 0, async_op: bool = False):
         return finished(x, async_op)
     result, size = fresh(x), byte_size(x)
     cost = traffic.chain_cost(size, axis.rank == root)
-    call = Call("reduce", axis, f"root {root} {describe(x)}", *cost, size, axis.size - 1)
-    start = lambda beside: dist.reduce(result, axis.ranks[root], group=axis.group, async_op=beside)
+    call = Call.ring("reduce", axis, f"root {root} {describe(x)}", cost, (size, axis.size - 1))
+    start = lambda async_op: dist.reduce(result, axis.ranks[root], group=axis.group, async_op=async_op)
     return perform(call, start, result, async_op)
 
 
 def scatter(x, axis: Axis, dim: int = 0, root: int = 0, sizes: Sizes = None, async_op: bool = False):
-    """Root's tensor cut along dim, one chunk for each; the others' x says shape and dtype. Bytes: root S - c_root."""
+    """The root's tensor cut along dim, a chunk per rank; the others' x gives the shape. Bytes: root S - c_root."""
     if axis.size == 1:
         return finished(x, async_op)
     sizes = list(sizes or split_sizes(x.size(dim), axis.size))
@@ -146,22 +149,16 @@ def scatter(x, axis: Axis, dim: int = 0, root: int = 0, sizes: Sizes = None, asy
     chunk = like.new_empty(max(sizes), *like.shape[1:])
     mine = axis.rank == root
     chunks = byte_sizes(x, sizes, dim)
-    cost = traffic.direct_cost(chunks, root) if mine else (0, 0)
     parts = [padded(p, max(sizes)) for p in like.split(sizes)] if mine else None
-    call = Call(
-        "scatter",
-        axis,
-        f"root {root} dim {dim} sizes {sizes} of {describe(x)}",
-        *cost,
-        *traffic.direct_cost(chunks, root),
-        legs=traffic.direct_legs(chunks, axis) if mine else (),
-    )
-    start = lambda beside: dist.scatter(chunk, parts, axis.ranks[root], group=axis.group, async_op=beside)
+    detail = f"root {root} dim {dim} sizes {sizes} of {describe(x)}"
+    sends = traffic.direct_sends(chunks, axis) if mine else ()
+    call = Call.direct("scatter", axis, detail, sends, traffic.direct_cost(chunks, root))
+    start = lambda async_op: dist.scatter(chunk, parts, axis.ranks[root], group=axis.group, async_op=async_op)
     return perform(call, start, chunk, async_op, lambda chunk: chunk[: sizes[axis.rank]].movedim(0, dim))
 
 
 def gather(x, axis: Axis, dim: int = 0, root: int = 0, sizes: Sizes = None, async_op: bool = False):
-    """Everybody's shards joined along dim on the rank at place `root`; the others get a tensor of length 0 along dim.
+    """All ranks' shards joined along dim on the rank at position `root`; the others get length 0 along dim.
 
     Bytes per rank: its own shard; the root sends none.
     """
@@ -171,16 +168,10 @@ def gather(x, axis: Axis, dim: int = 0, root: int = 0, sizes: Sizes = None, asyn
     mine = padded(x.detach().movedim(dim, 0), max(sizes))
     parts = [torch.empty_like(mine) for _ in sizes] if axis.rank == root else None
     chunks = byte_sizes(x, sizes, dim)
-    cost = (0, 0) if axis.rank == root else traffic.chain_cost(chunks[axis.rank], False)
-    call = Call(
-        "gather",
-        axis,
-        f"root {root} dim {dim} sizes {sizes} of {describe(mine)}",
-        *cost,
-        *traffic.direct_cost(chunks, root),
-        legs=() if axis.rank == root else ((axis.ranks[root], cost[0]),),
-    )
-    start = lambda beside: dist.gather(mine, parts, axis.ranks[root], group=axis.group, async_op=beside)
+    detail = f"root {root} dim {dim} sizes {sizes} of {describe(mine)}"
+    sends = () if axis.rank == root else ((axis.ranks[root], chunks[axis.rank]),)
+    call = Call.direct("gather", axis, detail, sends, traffic.direct_cost(chunks, root))
+    start = lambda async_op: dist.gather(mine, parts, axis.ranks[root], group=axis.group, async_op=async_op)
     join = lambda parts: torch.cat([p[:s] for p, s in zip(parts, sizes, strict=True)]).movedim(0, dim)
     return perform(call, start, parts, async_op, join if parts else lambda _: x.detach().narrow(dim, 0, 0))
 
@@ -188,13 +179,14 @@ def gather(x, axis: Axis, dim: int = 0, root: int = 0, sizes: Sizes = None, asyn
 def all_to_all(
     parts: Sequence[torch.Tensor], axis: Axis, shapes: Sequence | None = None, async_op: bool = False
 ):
-    """Part p goes to the rank at place p; returns what each sent here. `shapes` are the shapes that come (default:
-    those that go). Bytes per rank: what leaves; an empty part is no message.
+    """Part p goes to the rank at position p; returns the parts that arrive, of `shapes` (default: those sent).
+
+    Bytes per rank: the parts that leave it; an empty part is no message.
     """
     if axis.size == 1:
         return finished(list(parts), async_op)
     if len(parts) != axis.size:
-        raise ValueError(f"all_to_all: {len(parts)} parts for {axis.size} ranks; give one to each.")
+        raise ValueError(f"all_to_all: {len(parts)} parts for {axis.size} ranks. Pass one part per rank.")
     shapes = [tuple(s) for s in (shapes or [p.shape for p in parts])]
     going, coming = [p.numel() for p in parts], [torch.Size(s).numel() for s in shapes]
     flat = torch.cat([p.detach().reshape(-1) for p in parts])
@@ -202,15 +194,9 @@ def all_to_all(
     sent = [n * flat.element_size() for n in going]
     counts = [",".join(map(str, numbers)) for numbers in (going, coming)]
     detail = " ".join([str(flat.dtype).removeprefix("torch."), *counts])
-    call = Call(
-        "all_to_all",
-        axis,
-        detail,
-        *traffic.direct_cost(sent, axis.rank),
-        legs=traffic.direct_legs(sent, axis),
-    )
-    start = lambda beside: dist.all_to_all_single(
-        result, flat, coming, going, group=axis.group, async_op=beside
+    call = Call.direct("all_to_all", axis, detail, traffic.direct_sends(sent, axis))
+    start = lambda async_op: dist.all_to_all_single(
+        result, flat, coming, going, group=axis.group, async_op=async_op
     )
     cut = lambda flat: [p.view(s) for p, s in zip(flat.split(coming), shapes, strict=True)]
     return perform(call, start, result, async_op, cut)
@@ -220,29 +206,29 @@ def barrier(axis: Axis, async_op: bool = False):
     """Return when every rank of the axis has arrived."""
     if axis.size == 1:
         return finished(None, async_op)
-    call = Call("barrier", axis, "", hops=axis.size - 1)
-    return perform(call, lambda beside: dist.barrier(group=axis.group, async_op=beside), None, async_op)
+    call = Call.ring("barrier", axis, "", (0, 0), (0, axis.size - 1))
+    return perform(call, lambda async_op: dist.barrier(group=axis.group, async_op=async_op), None, async_op)
 
 
 def gather_objects(value, axis: Axis) -> list:
-    """Any picklable value of every rank, as a list on every rank. For small things: reports, shapes, states."""
+    """Every rank's value (picklable), as a list on every rank. For small things: reports, shapes, states."""
     if axis.size == 1:
         return [value]
     values, others = [None] * axis.size, axis.size - 1
     size = others * len(pickle.dumps(value))
-    call = Call("gather_objects", axis, "", size, others, size, others)
+    call = Call.ring("gather_objects", axis, "", (size, others))
     perform(call, lambda _: Done(dist.all_gather_object(values, value, group=axis.group)), None)
     return values
 
 
 def isend(x: torch.Tensor, axis: Axis, to: int):
-    """Start sending x to the rank at place `to`; a Handle, whose x must stay as it is until waited for. Bytes: S."""
+    """Start sending x to the rank at position `to`; returns a Handle. Do not change x before `wait`. Bytes: S."""
     no_graph("isend", x, "send, whose backward receives the gradient")
     return _message("send", x.detach().contiguous(), axis, axis.rank, to, async_op=True)
 
 
 def irecv(like: torch.Tensor, axis: Axis, source: int):
-    """Start receiving a tensor of the shape and dtype of `like` from the rank at place `source`; a Handle."""
+    """Start receiving a tensor of the shape and dtype of `like` from position `source`; returns a Handle."""
     empty = torch.empty_like(like, memory_format=torch.contiguous_format, requires_grad=False)
     return _message("recv", empty, axis, source, axis.rank, async_op=True)
 
@@ -250,11 +236,11 @@ def irecv(like: torch.Tensor, axis: Axis, source: int):
 def _message(op: str, x: torch.Tensor, axis: Axis, source: int, to: int, async_op: bool):
     if source % axis.size == to % axis.size:
         raise ValueError(
-            f"{op}: place {to} of axis {axis.name!r} is this rank itself; keep the tensor instead."
+            f"{op}: position {to} of axis {axis.name!r} is this rank itself. Keep the tensor instead."
         )
-    ways, size = (axis.ranks[source], axis.ranks[to]), byte_size(x)
+    pair, size = (axis.ranks[source], axis.ranks[to]), byte_size(x)
     if op == "recv":
-        start = lambda _: dist.irecv(x, ways[0], group=axis.group)
-        return perform(Call(op, axis, describe(x), ways=ways), start, x, async_op)
-    start = lambda _: paced.send(*ways, size, lambda: dist.isend(x, ways[1], group=axis.group))
-    return perform(Call(op, axis, describe(x), size, 1, ways=ways), start, x, async_op)
+        start = lambda _: dist.irecv(x, pair[0], group=axis.group)
+        return perform(Call(op, axis, describe(x), pair=pair), start, x, async_op)
+    start = lambda _: paced.deliver(*pair, size, lambda: dist.isend(x, pair[1], group=axis.group))
+    return perform(Call(op, axis, describe(x), size, 1, pair=pair), start, x, async_op)

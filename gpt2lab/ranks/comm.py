@@ -1,8 +1,8 @@
 """Every byte between ranks passes through here: counted, logged, out of place, with both directions written out.
 
-What autograd may pass through comes in adjoint pairs, built below from the plain calls of `collectives.py`. A size-1
-axis is the identity. What carries the bytes (gloo, NCCL, ...) was chosen by name at launch. Calls with a backward
-block; the same without one, in `collectives.py` and `neighbours.py` (`shift`), can run beside other work.
+Differentiable calls come in adjoint pairs, built below from the plain calls of `collectives.py`. On an axis of size 1
+each is the identity. What carries the bytes (shared memory, gloo, NCCL) was chosen by name at launch. Calls with a
+backward block; those without one, in `collectives.py` and `point_to_point.py` (`shift`), can overlap with other work.
 
 S is the number of bytes of the whole tensor, c_r those of rank r's chunk (sizes as `tensor_split` gives them). Each
 call counts what this rank sends in the bandwidth-optimal algorithm (a ring), in exact integers.
@@ -79,7 +79,7 @@ def _gather(x, axis, dim, root, sizes):
 
 
 def _scatter_back(grad, axis, dim, root, sizes):
-    """Adjoint of scatter: the root gathers; what the others gave had no influence."""
+    """Adjoint of scatter: the root gathers; the other ranks' input has no influence, so its gradient is zero."""
     whole = _gather(grad, axis, dim, root, sizes)
     shape = list(grad.shape)
     shape[dim] = sum(sizes)
@@ -87,7 +87,7 @@ def _scatter_back(grad, axis, dim, root, sizes):
 
 
 def _gather_back(grad, axis, dim, root, sizes):
-    """Adjoint of gather: the root scatters its gradient; the others' gradients are of nothing."""
+    """Adjoint of gather: the root scatters its gradient; the other ranks' outputs are empty."""
     shape = list(grad.shape)
     shape[dim] = sum(sizes)
     return _scatter(grad if axis.rank == root else grad.new_empty(shape), axis, dim, root, sizes)
@@ -126,17 +126,17 @@ _gather_scatter = _pair("gather", _gather, _gather_back, "")
 
 
 def all_gather(x, axis: Axis, dim: int = 0, sizes: Sequence[int] | None = None):
-    """Everybody's shards joined along dim (`sizes`: their lengths, where they differ).
+    """All ranks' shards joined along dim (`sizes`: their lengths, where they differ).
 
-    Backward: reduce-scatter, because every rank uses the result in its own way. Bytes: S - c_(r+1).
+    Backward: reduce-scatter, because every rank uses the result differently. Bytes: S - c_(r+1).
     """
     return _all_gather(x, axis, dim, sizes or [x.size(dim)] * axis.size)
 
 
 def gather_replicated(x, axis: Axis, dim: int = 0, sizes: Sequence[int] | None = None):
-    """Everybody's shards joined along dim, for a result that all ranks use identically.
+    """All ranks' shards joined along dim, for a result that all ranks use identically.
 
-    Backward: keep the own slice. Bytes: S - c_(r+1) forward, none backward.
+    Backward: each rank keeps its own slice. Bytes: S - c_(r+1) forward, none backward.
     """
     return _gather_replicated(x, axis, dim, sizes or [x.size(dim)] * axis.size)
 
@@ -147,22 +147,22 @@ def reduce_scatter(x, axis: Axis, dim: int = 0, sizes: Sequence[int] | None = No
 
 
 def scatter_to(x, axis: Axis, dim: int = 0, sizes: Sequence[int] | None = None):
-    """This rank's chunk along dim of a tensor that all ranks hold alike. Backward: all-gather."""
+    """This rank's chunk along dim of a tensor that is equal on all ranks. Backward: all-gather."""
     return _scatter_to(x, axis, dim, sizes or split_sizes(x.size(dim), axis.size))
 
 
 def broadcast(x, axis: Axis, root: int = 0):
-    """Root's tensor on every rank; the others' x says shape and dtype. Backward: reduce to the root. Bytes: S."""
+    """The root's tensor on every rank; the others' x gives shape and dtype. Backward: reduce to the root. Bytes: S."""
     return _broadcast_sum(x, axis, root)
 
 
 def reduce(x, axis: Axis, root: int = 0):
-    """The sum over the axis on the rank at place `root`, zeros elsewhere. Backward: broadcast. Bytes: S."""
+    """The sum over the axis on the rank at position `root`, zeros elsewhere. Backward: broadcast. Bytes: S."""
     return _reduce_copy(x, axis, root)
 
 
 def scatter(x, axis: Axis, dim: int = 0, root: int = 0, sizes: Sequence[int] | None = None):
-    """Root's tensor cut along dim, a chunk each; the others' x says shape and dtype. Backward: gather to the root.
+    """The root's tensor cut along dim, a chunk per rank; the others' x gives shape and dtype. Backward: gather.
 
     Bytes: the root S - c_root, the others none.
     """
@@ -170,7 +170,7 @@ def scatter(x, axis: Axis, dim: int = 0, root: int = 0, sizes: Sequence[int] | N
 
 
 def gather(x, axis: Axis, dim: int = 0, root: int = 0, sizes: Sequence[int] | None = None):
-    """Everybody's shards joined along dim at `root`; the others get length 0 along dim. Backward: scatter.
+    """All ranks' shards joined along dim on the root; the others get length 0 along dim. Backward: scatter.
 
     Bytes: c_r, the root none.
     """
@@ -189,8 +189,8 @@ class _AllToAll(torch.autograd.Function):
 
 
 def all_to_all(parts: Sequence[torch.Tensor], axis: Axis, shapes: Sequence | None = None) -> list:
-    """Part p goes to the rank at place p; returns what each rank sent here, whose `shapes` the caller knows.
+    """Part p goes to the rank at position p; returns the parts that arrive, of `shapes` (default: those sent).
 
-    Backward: the gradients go the way back. Bytes: what leaves, S - c_r; an empty part is no message.
+    Backward: each gradient goes back to the part's rank. Bytes: the parts that leave, S - c_r.
     """
     return list(parts) if axis.size == 1 else list(_AllToAll.apply(axis, shapes, *parts))

@@ -1,7 +1,7 @@
-"""The mesh: which ranks share what. Passed explicitly to whoever needs it; there is no global one.
+"""The mesh: ranks arranged on named axes. It is passed explicitly as an argument; there is no global mesh.
 
-Ranks are laid out as one array of shape (pp, dp, cp, tp): tensor parallel ranks are neighbours (the fastest links),
-pipeline stages lie furthest apart. An axis is one line through that array.
+Ranks are laid out as one array of shape (pp, dp, cp, tp): tensor-parallel ranks are neighbours (the fastest links),
+pipeline stages are furthest apart. An axis is one line through that array.
 """
 
 import math
@@ -21,7 +21,7 @@ NAMES = ("pp", "dp", "cp", "tp")
 class Axis:
     """The ranks along one line of the mesh, as one of them sees it.
 
-    `ranks` are global ranks, `rank` is this rank's place among them, `group` torch's process group (None: the world).
+    `ranks` are global ranks, `rank` is this rank's position among them, `group` torch's process group (None: all).
     """
 
     name: str = ""
@@ -41,11 +41,11 @@ class Axis:
 
 
 class Mesh:
-    """`Mesh(pp=2, tp=2)` inside a rank: its axes by name; `mesh["dp", "cp"]` joins two; `Mesh()` is the serial mesh,
-    and `Mesh(alone=True)` is the serial mesh of one rank among others that does not want to talk to them.
+    """`Mesh(pp=2, tp=2)` inside a rank: `mesh["tp"]` is an axis, `mesh["dp", "cp"]` joins two.
 
-    Every rank of the world must make it, with the same sizes, because groups are created by all ranks together.
-    Raises ValueError when the sizes do not multiply to the number of ranks.
+    `Mesh()` is the serial mesh, `Mesh(alone=True)` the serial mesh of one rank among several. Every rank must make the
+    mesh, with the same sizes, because groups are created by all ranks together. Raises ValueError when the product of
+    the sizes is not the number of ranks.
     """
 
     joined = (("dp", "cp"),)
@@ -54,14 +54,14 @@ class Mesh:
         unknown = set(sizes) - set(NAMES)
         if unknown:
             raise ValueError(
-                f"no axis is called {', '.join(sorted(unknown))}. The axes are {', '.join(NAMES)}."
+                f"No axis is called {', '.join(sorted(unknown))}. The axes are {', '.join(NAMES)}."
             )
         self.sizes = {name: sizes.get(name, 1) for name in NAMES}
         world_size = dist.get_world_size() if dist.is_initialized() and not alone else 1
         if math.prod(self.sizes.values()) != world_size:
             wanted = " x ".join(f"{name}={size}" for name, size in self.sizes.items())
             raise ValueError(
-                f"{wanted} is a mesh of {math.prod(self.sizes.values())} ranks; here are {world_size}."
+                f"{wanted} is a mesh of {math.prod(self.sizes.values())} ranks, but the world has {world_size}."
             )
         self.rank = dist.get_rank() if world_size > 1 else 0
         self.grid = np.arange(world_size).reshape(tuple(self.sizes.values()))  # (pp, dp, cp, tp)
@@ -75,9 +75,9 @@ class Mesh:
         return f"Mesh({', '.join(f'{n}={s}' for n, s in self.sizes.items() if s > 1)})"
 
     def coordinates(self, rank: int | None = None) -> dict[str, int]:
-        """Where a rank (default: this one) stands on each axis."""
-        place = np.argwhere(self.grid == (self.rank if rank is None else rank))[0]
-        return dict(zip(NAMES, map(int, place), strict=True))
+        """The position of a rank (default: this one) on each axis."""
+        position = np.argwhere(self.grid == (self.rank if rank is None else rank))[0]
+        return dict(zip(NAMES, map(int, position), strict=True))
 
     def lines(self, names: Sequence[str]) -> list[tuple[int, ...]]:
         """All lines of the mesh along these axes, each a tuple of global ranks."""
@@ -90,9 +90,9 @@ class Mesh:
         return self.axis("+".join(names), self.lines(names))
 
     def axis(self, name: str, lines: Sequence[Sequence[int]]) -> Axis | None:
-        """The line with this rank in it; all ranks call this together, and groups are made for every line.
+        """The line that contains this rank (None: no line does), after a group was made for every line.
 
-        None where no line holds this rank.
+        All ranks call this together.
         """
         mine = None
         for line in lines:
@@ -109,16 +109,16 @@ class Mesh:
         return mine
 
     def side_group(self):
-        """A second process group of all ranks, for a thread in the background: its messages never mix with training's.
+        """A second process group of all ranks, for a background thread: its messages never mix with those of training.
 
-        All ranks call it together; None on one rank.
+        All ranks call this together; it returns None where there is only one.
         """
         ranks = list(self.world.ranks)
         return dist.new_group(ranks, timeout=_timeout(), backend="gloo") if len(ranks) > 1 else None
 
 
 def _timeout(group=None) -> timedelta:
-    """A group's timeout; without one the world's, which torch's new_group does not inherit by itself."""
+    """The timeout of a group, or of the default group, which torch's new_group does not inherit by itself."""
     group = group or dist.distributed_c10d._get_default_group()
     own = getattr(group, "timeout", None)  # a group written in Python, such as the shared-memory one
     return own or group._get_backend(group._device_types[0]).options._timeout

@@ -1,15 +1,15 @@
-"""Bytes per class of link, inside this rank's node and between nodes, and their price, from the log of calls."""
+"""Bytes inside a node and between nodes, and the time that they take, from the log of calls."""
 
 from collections.abc import Iterable, Sequence
 
-from ..planner.links import Links
+from ..planner.links import Network
 from .traffic import Event
 
 INSIDE, BETWEEN = "inside a node", "between nodes"
 
 
 def by_class(log: Iterable[Event], rank: int, node: int | Sequence[int]) -> dict[tuple[str, str], int]:
-    """{(axis, class): bytes} that this rank sent. `node` neighbouring ranks share a node, or r lives in `node[r]`."""
+    """{(axis, class): bytes} that this rank sent; `node` neighbouring ranks share a node, or rank r is in `node[r]`."""
     home = (lambda r: r // node) if isinstance(node, int) else node.__getitem__
     found: dict[tuple[str, str], int] = {}
     for event in log:
@@ -28,16 +28,16 @@ def total(found: Iterable[dict]) -> dict[tuple[str, str], int]:
     return sums
 
 
-def price(log: Iterable[Event], rank: int, links: Links) -> float:
-    """Seconds that this rank's calls take on these links, one after the other, by the alpha-beta model.
+def price(log: Iterable[Event], rank: int, network: Network) -> float:
+    """Seconds that this rank's calls take on this network, one after the other, by the alpha-beta model.
 
-    A ring goes at the pace of its slowest edge, a direct message at that of its own. What a step takes may be less,
-    where messages overlap with work or each other, and more, where this rank waits for others.
+    A ring is as fast as its slowest edge, a direct message as its own link. A step can take less time, where messages
+    overlap with work or with each other, and more, where this rank waits for others.
     """
-    return sum(_seconds(event, rank, links) for event in log)
+    return sum(_seconds(event, rank, network) for event in log)
 
 
-def _seconds(event: Event, rank: int, links: Links) -> float:
+def _seconds(event: Event, rank: int, network: Network) -> float:
     if event.ring:
-        return links.ring_time(event.ring, event.bytes, event.messages)
-    return sum(links.link(rank, target).time(size) for target, size in event.targets)
+        return network.ring_time(event.ring, event.bytes, event.messages)
+    return sum(network.link(rank, target).time(size) for target, size in event.targets)

@@ -1,8 +1,8 @@
-"""Paced links: real messages between real ranks, each held back to the latency and bandwidth of a slower network.
+"""Paced messages: real messages between real ranks, each delayed to the latency and bandwidth of a slower network.
 
-`with network.links(Links(...)):` on every rank. A message on a link waits until the link is free, then takes
-latency + bytes / bandwidth; the ranks do nothing meanwhile, so overlap and topology show on any laptop. Numbers made
-this way are called "paced" wherever they are shown.
+`with paced.use(Network(...)):` on every rank. A message waits until its link is free, then takes latency + bytes /
+bandwidth; the ranks sleep meanwhile, so that overlap and topology can be seen on any laptop. Numbers made this way are
+called "paced" wherever they are shown.
 """
 
 import queue
@@ -10,54 +10,54 @@ import threading
 import time
 from contextlib import contextmanager
 
-from ..planner.links import Link, Links
+from ..planner.links import Link, Network
 
-__all__ = ["Link", "Links", "delay", "links", "send"]
+__all__ = ["Link", "Network", "delay", "deliver", "use"]
 
-_links: Links | None = None
-_free_at = 0.0  # when this rank's side of the network has finished its last collective
-_lanes: dict[int, "_Lane"] = {}
+_network: Network | None = None
+_free_at = 0.0  # when this rank's last collective ends on the paced network
+_queues: dict[int, "_Queue"] = {}
 
 
 @contextmanager
-def links(table: Links | Link | None):
-    """Hold every message inside the block back to these links; None lets them run free."""
-    global _links
-    before, _links = _links, Links(table) if isinstance(table, Link) else table
+def use(network: Network | Link | None):
+    """Delay every message inside the block as this network would; None: no delay."""
+    global _network
+    before, _network = _network, Network(network) if isinstance(network, Link) else network
     try:
         yield
     finally:
-        _links = before
+        _network = before
 
 
-def delay(ranks, rank: int, done: float, size: int, hops: int, legs=()) -> float:
-    """When a collective that really ended at `done` ends on the paced links.
+def delay(ranks, rank: int, done: float, size: int, messages: int, sends=()) -> float:
+    """When a collective that really ended at `done` ends on the paced network.
 
-    `size` and `hops` are those of a ring over the global `ranks`; where there are no hops, `legs` (target, bytes) are
-    direct messages.
+    It is `messages` steps of a ring over the global `ranks`, in which each rank sends `size` bytes; with no messages,
+    the direct messages `sends` of (target, bytes).
     """
     global _free_at
-    if _links is None:
+    if _network is None:
         return done
-    if legs and not hops:
-        seconds = sum(_links.link(ranks[rank], target).time(part) for target, part in legs)
+    if sends and not messages:
+        seconds = sum(_network.link(ranks[rank], target).time(part) for target, part in sends)
     else:
-        seconds = _links.ring_time(ranks, size, hops)
+        seconds = _network.ring_time(ranks, size, messages)
     _free_at = max(done, _free_at) + seconds
     return _free_at
 
 
-def send(source: int, target: int, size: int, start):
-    """Start a message by `start()`, which returns a Work: now, or when its paced link has carried it over."""
-    if _links is None:
+def deliver(source: int, target: int, size: int, start):
+    """Start a message by `start()`, which returns a Work: now, or when it would have arrived on the paced network."""
+    if _network is None:
         return start()
-    if target not in _lanes:
-        _lanes[target] = _Lane()
-    return _lanes[target].put(_links.link(source, target), size, start)
+    if target not in _queues:
+        _queues[target] = _Queue()
+    return _queues[target].put(_network.link(source, target), size, start)
 
 
-class _Lane:
-    """The link to one peer: a thread that lets one message after the other through."""
+class _Queue:
+    """The messages to one peer, and a thread that starts one after the other when it is due."""
 
     def __init__(self):
         self.free_at = 0.0
@@ -80,7 +80,7 @@ class _Lane:
 
 
 class _Delayed:
-    """A Work that does not exist yet."""
+    """The Work of a message that will be started later."""
 
     def __init__(self, start):
         self.start, self.work, self.error = start, None, None

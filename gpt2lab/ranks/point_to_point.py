@@ -1,7 +1,7 @@
-"""Messages between two ranks that autograd may pass through: send, recv, a shift around the ring.
+"""Differentiable messages between two ranks: send, recv, a shift around the ring.
 
-The gradient takes the way back: what was received is sent, what was sent is received. `shift` is the last one
-without a backward; with `async_op=True` it returns what to `wait()` for.
+The gradient travels in the opposite direction: backward of a send receives, backward of a receive sends. `shift` is
+`ring_shift` without a backward; with `async_op=True` it returns an object to `wait()` for.
 """
 
 import torch
@@ -13,7 +13,7 @@ from .mesh import Axis
 
 
 class Exchange:
-    """Messages under way, some going and some coming; `wait()` returns what `finish` makes of those that came."""
+    """Messages in progress, sent and received; `wait()` returns `finish(*received)`."""
 
     def __init__(self, coming, going, finish):
         self._coming, self._going, self._finish = coming, going, finish
@@ -53,7 +53,7 @@ class _Recv(torch.autograd.Function):
 
 
 def send(x: torch.Tensor, axis: Axis, to: int) -> torch.Tensor:
-    """Send x to the rank at place `to` and wait: two ranks that both send first wait forever. Bytes: S.
+    """Send x to the rank at position `to` and wait: two ranks that both send first wait forever. Bytes: S.
 
     Returns a zero. Backward through that zero (add it to a loss) receives the gradient of x from `to`.
     """
@@ -61,7 +61,7 @@ def send(x: torch.Tensor, axis: Axis, to: int) -> torch.Tensor:
 
 
 def recv(like: torch.Tensor, axis: Axis, source: int) -> torch.Tensor:
-    """Receive a tensor of the shape and dtype of `like` from the rank at place `source`.
+    """Receive a tensor of the shape and dtype of `like` from the rank at position `source`.
 
     Backward, where `like` requires a gradient: sends the gradient to `source`.
     """
@@ -69,7 +69,7 @@ def recv(like: torch.Tensor, axis: Axis, source: int) -> torch.Tensor:
 
 
 def _shift(x, axis, by, shape, async_op=False):
-    """Send x to the rank `by` places on, receive the tensor of `shape` from the rank `by` places back."""
+    """Send x to the rank `by` positions further, receive the tensor of `shape` from the rank `by` positions before."""
     to, source = (axis.rank + by) % axis.size, (axis.rank - by) % axis.size
     if to == axis.rank:
         return finished(x.clone(), async_op)
@@ -79,7 +79,7 @@ def _shift(x, axis, by, shape, async_op=False):
 
 
 def shift(x, axis: Axis, by: int = 1, shape=None, async_op: bool = False):
-    """What `ring_shift` gives, without a backward."""
+    """`ring_shift` without a backward."""
     no_graph("shift", x, "ring_shift")
     return _shift(x, axis, by, tuple(shape or x.shape), async_op)
 
@@ -97,7 +97,7 @@ class _RingShift(torch.autograd.Function):
 
 
 def ring_shift(x, axis: Axis, by: int = 1, shape=None):
-    """x of the rank `by` places back on the ring; `shape`, where it differs. Bytes: S.
+    """The x of the rank `by` positions before this one on the ring, of `shape` if that differs. Bytes: S.
 
     Backward: the shift by -`by`.
     """

@@ -1,4 +1,4 @@
-"""Spans of time that ranks spent on something: recorded on each rank, joined by the parent, shown as a timeline.
+"""Spans of time: recorded on each rank, joined by the parent, shown as a timeline.
 
 `time.perf_counter` is one clock for all processes of a machine, so spans of different ranks can be compared.
 """
@@ -15,7 +15,7 @@ KINDS = ("forward", "backward", "weight", "update", "comm", "wait", "other")
 
 @dataclass(frozen=True)
 class Span:
-    """From `start` to `end` (seconds) `rank` did `name`; `lane` tells apart things done at the same time."""
+    """What `rank` did (`name`) from `start` to `end` (seconds); `lane` separates things done at the same time."""
 
     name: str
     kind: str
@@ -30,9 +30,9 @@ _spans: list[Span] = []
 
 @contextmanager
 def span(name: str, kind: str = "other", lane: str = "work"):
-    """Record what happens inside as one span. Kinds: forward backward weight update comm wait other."""
+    """Record the block as one span. Kinds: forward backward weight update comm wait other."""
     if kind not in KINDS:
-        raise ValueError(f"no kind of span is called {kind!r}. Use one of: {', '.join(KINDS)}.")
+        raise ValueError(f"No kind of span is called {kind!r}. Use one of: {', '.join(KINDS)}.")
     start = time.perf_counter()
     try:
         yield
@@ -45,7 +45,7 @@ def _rank() -> int:
 
 
 def spans(with_comm: bool = True) -> list[Span]:
-    """This rank's spans in order of their start; with every logged communication call in a lane of its own."""
+    """This rank's spans in order of their start; with `with_comm` also every logged call, in the lane "comm"."""
     found = list(_spans)
     if with_comm:
         from . import comm
@@ -55,7 +55,7 @@ def spans(with_comm: bool = True) -> list[Span]:
 
 
 def clear(with_comm: bool = True) -> None:
-    """Forget the spans so far, and the communication log with them."""
+    """Forget the spans so far, and with `with_comm` the communication log."""
     _spans.clear()
     if with_comm:
         from . import comm
@@ -85,8 +85,8 @@ def chrome(every: list[Span]) -> dict:
             events.append(event)
     for s in sorted(every, key=_order):
         times = {"ts": s.start * 1e6, "dur": (s.end - s.start) * 1e6}  # microseconds
-        place = {"pid": s.rank, "tid": lanes[s.lane]}
-        events.append({"ph": "X", "name": s.name, "cat": s.kind, **times, **place})
+        event = {"ph": "X", "name": s.name, "cat": s.kind, "pid": s.rank, "tid": lanes[s.lane]}
+        events.append(event | times)
     return {"traceEvents": events, "displayTimeUnit": "ms"}
 
 

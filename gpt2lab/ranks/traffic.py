@@ -14,8 +14,8 @@ from dataclasses import dataclass
 class Event:
     """One call: what this rank sent (bytes, messages) over which axis, from start to end in seconds.
 
-    `targets` are (global rank, bytes) of what it sent directly, or to its right neighbour on the way around `ring`,
-    the global ranks of a collective (none for direct messages).
+    `targets` are (global rank, bytes) of what it sent. `ring` holds the global ranks of a collective in which every
+    rank sends to its right neighbour; it is empty for direct messages.
     """
 
     op: str
@@ -46,17 +46,17 @@ def traffic() -> dict[tuple[str, str], tuple[int, int, int]]:
 
 
 def split_sizes(total: int, parts: int) -> list[int]:
-    """How `tensor_split` divides: sizes differ by at most one, the larger ones first."""
+    """The lengths that `tensor_split` makes: they differ by at most one, the larger ones first."""
     return [total // parts + (i < total % parts) for i in range(parts)]
 
 
 def all_gather_cost(chunks: Sequence[int], rank: int) -> tuple[int, int]:
-    """(bytes, messages): every chunk passes through this rank except the one its right neighbour began with."""
+    """(bytes, messages): this rank sends every chunk except its right neighbour's own."""
     return sum(chunks) - chunks[(rank + 1) % len(chunks)], len(chunks) - 1
 
 
 def reduce_scatter_cost(chunks: Sequence[int], rank: int) -> tuple[int, int]:
-    """(bytes, messages): partial sums of every chunk leave this rank except of its own."""
+    """(bytes, messages): this rank sends partial sums of every chunk except its own."""
     return sum(chunks) - chunks[rank], len(chunks) - 1
 
 
@@ -67,17 +67,17 @@ def all_reduce_cost(chunks: Sequence[int], rank: int) -> tuple[int, int]:
 
 
 def chain_cost(size: int, is_end: bool) -> tuple[int, int]:
-    """(bytes, messages) of a broadcast or reduce along a chain: S, except the chain's end, which sends none."""
+    """(bytes, messages) of a broadcast or reduce along a chain: S, but none for the rank at the chain's end."""
     return (0, 0) if is_end else (size, 1)
 
 
 def direct_cost(parts: Sequence[int], rank: int) -> tuple[int, int]:
-    """(bytes, messages) when part p goes straight to rank p: what leaves; an empty part is no message."""
+    """(bytes, messages) that `rank` sends when part p goes straight to rank p; an empty part is no message."""
     leaving = [size for peer, size in enumerate(parts) if peer != rank and size]
     return sum(leaving), len(leaving)
 
 
-def direct_legs(parts: Sequence[int], axis) -> tuple[tuple[int, int], ...]:
-    """(global rank, bytes) of the same messages, where the ranks are those of an axis."""
-    places = zip(axis.ranks, parts, strict=True)
-    return tuple((rank, size) for rank, size in places if rank != axis.ranks[axis.rank] and size)
+def direct_sends(parts: Sequence[int], axis) -> tuple[tuple[int, int], ...]:
+    """(global rank, bytes) of the same messages from this rank of an axis."""
+    targets = zip(axis.ranks, parts, strict=True)
+    return tuple((rank, size) for rank, size in targets if rank != axis.ranks[axis.rank] and size)

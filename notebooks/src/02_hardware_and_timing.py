@@ -215,7 +215,7 @@ print(
 # %%
 def by_hand(rank, world_size, warm, barrier, wait, count=8, late=0.06, link=None):
     axis, x, found = Mesh(dp=world_size)["dp"], torch.ones(1000), []
-    with paced.links(link):
+    with paced.use(link):
         for trial in range(-2 if warm else 0, count):
             if rank == 1:
                 time.sleep(late)  # this rank always has something else to finish first
@@ -545,7 +545,7 @@ def pieces_on_ranks(rank, world_size, asynchronous, pieces=4):
     axis, flying, results = Mesh(dp=world_size)["dp"], [], []
     comm.barrier(axis)
     trace.clear()
-    with paced.links(paced.Link(latency=0.0075, bandwidth=1e9)):  # two steps of a ring: 15 ms
+    with paced.use(paced.Link(latency=0.0075, bandwidth=1e9)):  # two steps of a ring: 15 ms
         for i in range(pieces):
             with trace.span(f"piece {i}", "backward"):
                 time.sleep(0.020)

@@ -532,7 +532,7 @@ def topology(rank, world_size):
     slow, fast = paced.Link(0.02, 1e8), paced.Link(0.001, 1e9)
     x = torch.ones(1000)
     for name in ("ring", "hierarchical"):
-        with paced.links(paced.Links(slow, inside=fast, node=2)):
+        with paced.use(paced.Network(slow, inside=fast, node=2)):
             ALL_REDUCE[name].all_reduce(x, axis)
             start = time.perf_counter()
             ALL_REDUCE[name].all_reduce(x, axis)

@@ -456,7 +456,7 @@ def three_layers_backward(rank, world_size, overlap):
     axis, grad = Mesh(tp=world_size)["tp"], torch.ones(64, 1024)
     comm.all_reduce(grad, axis)  # connect, and begin together
     trace.clear()
-    with paced.links(paced.Link(latency=0.001, bandwidth=30e6)):
+    with paced.use(paced.Link(latency=0.001, bandwidth=30e6)):
         for layer in (2, 1, 0):
             with trace.span(f"dX{layer}", "backward"):
                 time.sleep(0.02)

@@ -30,7 +30,7 @@ from gpt2lab.parallel import accumulate, data, finish, tensor
 from gpt2lab.parallel.pipeline import engine, step
 from gpt2lab.parallel.spec import full, of
 from gpt2lab.plan import CONTEXT, DATA, PIPELINE, SEQUENCE, TENSOR, Parallel, Plan, build
-from gpt2lab.planner.links import Link, Links
+from gpt2lab.planner.links import Link, Network
 from gpt2lab.plots import mesh as plots
 from gpt2lab.processes import launchers
 from gpt2lab.ranks import comm, paced
@@ -220,7 +220,7 @@ for text in (*LIVE[1:], "pp=2,dp=2,tp=2,micro=3"):
 MODEL = GPT2Config(vocab_size=512, n_positions=128, n_layer=4, n_head=4, n_embd=64)
 DEALT = {"blocks": (0, 0, 1, 1), "round robin": (0, 1, 0, 1)}  # the node of each rank
 FAST, SLOW = Link(latency=50e-6, bandwidth=400e6), Link(latency=2e-3, bandwidth=20e6)
-LINKS = {name: Links.placed(nodes, inside=FAST, between=SLOW) for name, nodes in DEALT.items()}
+LINKS = {name: Network.placed(nodes, inside=FAST, between=SLOW) for name, nodes in DEALT.items()}
 
 
 def trainer_of(text, rows=8):
@@ -273,7 +273,7 @@ def timed(rank, world_size, text, links=(None,), threads=1, rows=8):
     trainer.step(batch)  # warm up
     best = dict.fromkeys(range(len(links)), math.inf)
     for place in (*best, *best):
-        with paced.links(links[place]):
+        with paced.use(links[place]):
             start = time.perf_counter()
             loss = trainer.step(batch).loss
             best[place] = min(best[place], time.perf_counter() - start)

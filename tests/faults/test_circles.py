@@ -103,7 +103,7 @@ def test_mutant_that_finds_no_circle_is_noticed():
 def slow_messages(rank, world_size):
     """Every message takes far longer than a circle needs to be found; nobody waits in vain."""
     axis = Mesh(dp=world_size)["dp"]
-    with paced.links(paced.Link(3 * deadlock.PATIENCE, 1e9)):
+    with paced.use(paced.Link(3 * deadlock.PATIENCE, 1e9)):
         comm.isend(ONES, axis, (rank + 1) % world_size)
         comm.recv(ONES, axis, (rank - 1) % world_size)
         total = comm.all_reduce(ONES, axis, async_op=True)

@@ -33,7 +33,7 @@ def _all_reduce(rank, world_size, numbers, link=None):
         comm.barrier(axis)
         comm.clear_log()
         start = time.perf_counter()
-        with paced.links(link):
+        with paced.use(link):
             ring.all_reduce(x, axis)
         seconds.append(time.perf_counter() - start)
     return sum(e.bytes for e in comm.log), sum(e.messages for e in comm.log), min(seconds)

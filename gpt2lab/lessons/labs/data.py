@@ -127,7 +127,7 @@ def backward(rank: int, world_size: int, layers_each: int, overlap: bool) -> tup
     comm.barrier(axis)
     trace.clear()
     begin = time.perf_counter()
-    with paced.links(paced.Link(LATENCY / 2, BANDWIDTH)):  # two steps of a ring: twice the latency
+    with paced.use(paced.Link(LATENCY / 2, BANDWIDTH)):  # two steps of a ring: twice the latency
         sync.last_micro()
         for weight in model.weights:
             x = SlowLayer.apply(x, weight)
@@ -175,7 +175,7 @@ def update(rank: int, world_size: int, way: str, link=None, seconds: float = 0.0
     axis = Mesh(dp=world_size)["dp"]
     comm.barrier(axis)
     trace.clear()
-    with paced.links(link):
+    with paced.use(link):
         step = lambda weights, gradient: adamw(weights, gradient, seconds)
         weights = updates.WAYS[way](numbers(1 + rank), numbers(0), axis, step)
     return weights, {s.name: 1e3 * (s.end - s.start) for s in trace.spans(with_comm=False)}

@@ -85,7 +85,7 @@ class Pipeline(Engine):
     def _hops(self):
         """The latency of a paced run's messages, as a context."""
         hop = self.pace.hop if self.pace else 0
-        return paced.links(paced.Link(float(hop), math.inf)) if hop else nullcontext()
+        return paced.use(paced.Link(float(hop), math.inf)) if hop else nullcontext()
 
     @torch.no_grad()
     def evaluate(self, micros) -> torch.Tensor:
