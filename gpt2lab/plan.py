@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields
 import torch
 
 from .model import GPT2, GPT2Config
-from .parallel import data, sequence, spec, tensor
+from .parallel import data, sequence, servers, spec, tensor
 from .parallel.accumulate import Accumulate
 from .parallel.base import Engine, GradientSync
 from .parallel.chunked_loss import apply_chunked_loss
@@ -116,7 +116,12 @@ class Plan:
 def _strategies(plan: Plan) -> list:
     """The files of the strategies that a plan uses, in the order of `build`; each has its own `check`."""
     used = {pipeline: plan.pp > 1, tensor: plan.tp > 1, sequence: plan.sp, context: plan.cp > 1}
-    return [file for file, wanted in used.items() if wanted] + [zero if plan.zero else data]
+    used |= {zero: plan.zero, data: not plan.zero, servers: _served(plan)}
+    return [file for file, wanted in used.items() if wanted]
+
+
+def _served(plan: Plan) -> bool:
+    return not plan.zero and plan.data in ("server", "servers")
 
 
 def _value(key: str, text: str, kind):
@@ -199,5 +204,11 @@ def build(
     if plan.recompute and plan.pp == 1:
         apply_recompute(model)
     specs = {name: spec.of(p) for name, p in model.named_parameters()}
-    apply_sync = zero.apply_zero if plan.zero else data.apply_data
-    return Parallel(plan, mesh, model, engine, apply_sync(model, mesh["dp", "cp"], plan), specs, columns)
+    replicas = mesh["dp", "cp"]
+    if plan.zero:
+        sync = zero.apply_zero(model, replicas, plan)
+    elif _served(plan):
+        sync = servers.apply_servers(model, replicas, plan)
+    else:
+        sync = data.apply_data(model, replicas, plan)
+    return Parallel(plan, mesh, model, engine, sync, specs, columns)

@@ -1,7 +1,6 @@
 """Data parallelism: every rank holds the whole model and some rows of the batch; gradients are summed.
 
-Two ways are here, one blocking message a tensor and buckets sent while backward still runs; parameter servers are a
-third. All equal the serial run, and none divides: the loss was divided by the global number of target tokens.
+Two ways are here, one blocking message a tensor and buckets sent while backward still runs; `servers` has a third. All equal the serial run, and none divides: the loss was divided by the global number of target tokens.
 
 Li et al. 2020, "PyTorch Distributed: Experiences on Accelerating Data Parallel Training".
 """
@@ -10,10 +9,40 @@ import torch
 
 from ..ranks import comm
 from ..ranks.mesh import Axis
-from .replicas import Replicas, gradient
-from .servers import Servers
+from . import spec
+from .base import GradientSync
+from .finish import Piece
 
 BUCKET_BYTES = 1 << 20
+
+
+class Replicas(GradientSync):
+    """Replicated weights on one rank alone: there is nothing to sum. Other forms build on it."""
+
+    def __init__(self, model, axis: Axis):
+        self.axis = axis
+        self.pieces = [Piece(n, p, spec.of(p), p.dim() >= 2) for n, p in model.named_parameters()]
+
+    def finish(self) -> None:
+        """Every piece gets a gradient, also where no row used it."""
+        for p in self.pieces:
+            gradient(p.tensor)
+
+    def weight_memory(self) -> list[torch.Tensor]:
+        """The model's own parameters."""
+        return [p.tensor for p in self.pieces]
+
+    def gradient_memory(self) -> list[torch.Tensor]:
+        """The gradients that are there."""
+        return [p.tensor.grad for p in self.pieces if p.tensor.grad is not None]
+
+    def whole(self, values: list[torch.Tensor]) -> dict[str, torch.Tensor]:
+        """The values themselves, by name."""
+        return {p.name: v for p, v in zip(self.pieces, values, strict=True)}
+
+    def part(self, tensors: dict[str, torch.Tensor]) -> list[torch.Tensor]:
+        """The named tensors themselves."""
+        return [tensors[p.name] for p in self.pieces]
 
 
 class Naive(Replicas):
@@ -105,6 +134,13 @@ class Bucket:
         self.handle = self.flat = None
 
 
+def gradient(p: torch.Tensor) -> torch.Tensor:
+    """The gradient of a parameter; zero, and kept as such, where no row of this rank used it."""
+    if p.grad is None:
+        p.grad = torch.zeros_like(p)
+    return p.grad
+
+
 def into_buckets(parameters: list[torch.Tensor], bucket_bytes: int) -> list[list[torch.Tensor]]:
     """Group parameters in reverse order, the order in which backward finishes them, up to `bucket_bytes` each.
 
@@ -128,24 +164,15 @@ def apply_data(model, axis: Axis, plan) -> Replicas:
     """The data-parallel strategy that the plan names, for a model that all other strategies have edited."""
     if axis.size == 1:
         return Replicas(model, axis)
-    return FORMS[plan.data](model, axis, plan)
+    return Naive(model, axis) if plan.data == "naive" else Buckets(model, axis, 1024 * plan.bucket)
 
 
-FORMS = {
-    "naive": lambda model, axis, plan: Naive(model, axis),
-    "bucket": lambda model, axis, plan: Buckets(model, axis, 1024 * plan.bucket),
-    "server": lambda model, axis, plan: Servers(model, axis, 1),
-    "servers": lambda model, axis, plan: Servers(model, axis, axis.size),
-}
+FORMS = ("naive", "bucket", "server", "servers")
 
 
 def check(config, plan, rows: int, length: int) -> None:
-    """Any number of replicas can share the rows; the form must exist, and servers stand alone."""
+    """Any number of replicas can share the rows; the form must exist."""
     if plan.data not in FORMS:
         raise ValueError(f"data={plan.data} is no way to sum gradients. Use data={', '.join(FORMS)}.")
     if plan.bucket < 1:
         raise ValueError(f"bucket={plan.bucket} KiB holds no gradient. Use bucket=1 or more.")
-    if plan.data.startswith("server") and plan.tp * plan.pp > 1:
-        raise ValueError(
-            f"Parameter servers keep whole tensors, but tp={plan.tp}, pp={plan.pp} cut the model. Use data=bucket."
-        )

@@ -1,7 +1,7 @@
 """What the optimizer steps on one rank, and how a step is finished: partial sums, ties, norm, clip, in this order."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -24,6 +24,11 @@ class Piece:
     decay: bool
     within: torch.Size | None = None
     start: int = 0
+
+
+def empty(like: Piece) -> Piece:
+    """A piece without elements, for a rank that owns none: optimizers want at least one tensor."""
+    return replace(like, tensor=like.tensor.detach().new_empty(0), spec=Spec())
 
 
 def sum_partial(pieces: list[Piece], mesh: Mesh) -> None:

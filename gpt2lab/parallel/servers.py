@@ -3,12 +3,15 @@
 Li et al. 2014, "Scaling Distributed Machine Learning with the Parameter Server", section 4.
 """
 
+from dataclasses import replace
+
 import torch
 
 from ..ranks import comm
 from ..ranks.mesh import Axis
-from .finish import Piece
-from .replicas import Replicas, gradient, nothing, owned
+from . import spec
+from .data import Replicas, gradient
+from .finish import Piece, empty
 
 
 class Servers(Replicas):
@@ -24,7 +27,7 @@ class Servers(Replicas):
         super().__init__(model, axis)
         self.keys, self.server = self.pieces, _share_out(self.pieces, servers)
         mine = [key for key in self.keys if self.server[key.name] == axis.rank]
-        self.pieces = [owned(key, axis) for key in mine] or [nothing(self.keys[0])]
+        self.pieces = [_owned(key, axis) for key in mine] or [empty(self.keys[0])]
 
     def finish(self) -> None:
         """Push every gradient to its server, which adds them up in the order of the ranks."""
@@ -76,6 +79,13 @@ class Servers(Replicas):
         return [tensors[p.name] if p.tensor.numel() else p.tensor for p in self.pieces]
 
 
+def _owned(piece: Piece, axis: Axis) -> Piece:
+    """A piece that exists on one rank of the data axis only, marked so that the norm counts it there."""
+    length = piece.tensor.size(0)
+    cuts = tuple(spec.Cut(name, 0, length) for name in axis.name.split("+"))
+    return replace(piece, spec=replace(piece.spec, cuts=piece.spec.cuts + cuts))
+
+
 def _share_out(keys: list[Piece], servers: int) -> dict[str, int]:
     """Which server keeps which key: the largest first, each to the server with the least so far."""
     load, server = [0] * servers, {}
@@ -83,3 +93,18 @@ def _share_out(keys: list[Piece], servers: int) -> dict[str, int]:
         server[key.name] = load.index(min(load))
         load[server[key.name]] += key.tensor.numel()
     return server
+
+
+def apply_servers(model, axis: Axis, plan) -> Replicas:
+    """One server for all weights, or as many as there are ranks."""
+    if axis.size == 1:
+        return Replicas(model, axis)
+    return Servers(model, axis, 1 if plan.data == "server" else axis.size)
+
+
+def check(config, plan, rows: int, length: int) -> None:
+    """Servers hold whole tensors, so nothing else may cut the model."""
+    if plan.tp * plan.pp > 1:
+        raise ValueError(
+            f"Parameter servers keep whole tensors, but tp={plan.tp}, pp={plan.pp} cut the model. Use data=bucket."
+        )

@@ -10,7 +10,7 @@ from trained import in_flight, run
 from gpt2lab import RankFailed
 from gpt2lab.corpus.batches import IGNORED, Batch
 from gpt2lab.model import GPT2Config
-from gpt2lab.parallel import data, replicas, servers
+from gpt2lab.parallel import data, servers
 from gpt2lab.parallel.zero import flat, stages
 from gpt2lab.processes.launch import Ranks
 from gpt2lab.ranks import comm
@@ -172,11 +172,11 @@ BUGS = {
     "all ranks read share 0": (Batch, "rows", lambda right: lambda self, r, n: right(self, 0, n), "dp=2"),
     "rows lost by integer division": (Batch, "rows", instead(lost_rows), "dp=2"),
     "sum of a discarded copy": (data.Naive, "finish", instead(discarded_copy), "dp=2,data=naive"),
-    "no sum at all": (data.Naive, "finish", instead(replicas.Replicas.finish), "dp=2,data=naive"),
+    "no sum at all": (data.Naive, "finish", instead(data.Replicas.finish), "dp=2,data=naive"),
     "weights averaged, not gradients": (
         data,
         "Naive",
-        lambda right: type("Averaging", (replicas.Replicas,), {"updated": weights_averaged}),
+        lambda right: type("Averaging", (data.Replicas,), {"updated": weights_averaged}),
         "dp=2,data=naive",
     ),
     "server forgets a worker": (servers.Servers, "finish", deaf_server, "dp=2,data=servers"),

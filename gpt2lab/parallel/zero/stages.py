@@ -19,9 +19,9 @@ import torch
 
 from ...ranks.mesh import Axis
 from .. import spec
-from ..finish import Piece
+from ..data import Replicas, gradient
+from ..finish import Piece, empty
 from ..recompute import apply_recompute
-from ..replicas import Replicas, gradient, nothing
 from .flat import Flat, Owned, into_groups, owner_of
 
 
@@ -44,7 +44,7 @@ class Zero1(Replicas):
     @cached_property
     def pieces(self) -> list[Piece]:
         """What this rank's optimizer steps: stretches of its shards."""
-        return [p for f in self.flats for p in f.pieces()] or [nothing(self.unsharded[0])]
+        return [p for f in self.flats for p in f.pieces()] or [empty(self.unsharded[0])]
 
     def finish(self) -> None:
         """Sum all gradients, part by part from the end; each rank keeps its shards."""
