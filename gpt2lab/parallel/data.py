@@ -1,6 +1,7 @@
 """Data parallelism: every rank holds the whole model and some rows of the batch; gradients are summed.
 
-Two ways are here, one blocking message a tensor and buckets sent while backward still runs; `servers` has a third. All equal the serial run, and none divides: the loss was divided by the global number of target tokens.
+Two ways are here, one blocking message a tensor and buckets sent while backward still runs; `servers` has a third.
+All equal the serial run, and none divides: the loss was divided by the global number of target tokens.
 
 Li et al. 2020, "PyTorch Distributed: Experiences on Accelerating Data Parallel Training".
 """
