@@ -30,15 +30,20 @@ def one_forward_one_backward(ranks: int, micros: int) -> Schedule:
     Bubble (p - 1) / (m + p - 1), the same as GPipe's; it saves memory: stage s holds min(m, p - s)
     activations.
     """
+    return alternate(ranks, micros, ranks, "1f1b")
+
+
+def alternate(ranks: int, micros: int, active: int, name: str) -> Schedule:
+    """1F1B's order with at most `active` micro-batches in flight: fewer than p hold less, and wait."""
     require(ranks, micros)
     orders = []
     for s in range(ranks):
-        warm_up = min(micros, ranks - 1 - s)
+        warm_up = min(micros, ranks - 1 - s, active - 1)
         order = [Op("F", s, i) for i in range(warm_up)]
         for i in range(micros - warm_up):
             order += [Op("F", s, warm_up + i), Op("B", s, i)]
         orders.append(order + [Op("B", s, i) for i in range(micros - warm_up, micros)])
-    return _one_stage_each(orders, micros, "1f1b", [min(micros, ranks - s) for s in range(ranks)])
+    return _one_stage_each(orders, micros, name, [min(micros, ranks - s, active) for s in range(ranks)])
 
 
 def _one_stage_each(orders, micros, name, promise) -> Schedule:

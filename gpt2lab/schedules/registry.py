@@ -5,7 +5,7 @@ import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from . import chimera_dualpipe, gpipe_1f1b, interleaved, terapipe, zero_bubble
+from . import asynchronous, chimera_dualpipe, gpipe_1f1b, interleaved, terapipe, zero_bubble
 from .schedule import Schedule
 
 
@@ -38,16 +38,22 @@ ENTRIES = (
     Entry("terapipe", terapipe.terapipe, "Li et al. 2021"),
 )
 NAMES = tuple(entry.name for entry in ENTRIES)
+FREE = (  # without a flush: equal to no serial run, but to an emulator of their staleness
+    Entry("ampnet", asynchronous.free_running, "Gaunt et al. 2017"),
+    Entry("pipedream", asynchronous.free_running, "Narayanan et al. 2019"),
+    Entry("pipedream_vertical", asynchronous.free_running, "Narayanan et al. 2019, vertical sync"),
+    Entry("2bw", asynchronous.free_running, "Narayanan et al. 2021"),
+)
 
 
 def find(name: str) -> Entry:
     """The entry of a name; capitals and hyphens do not matter. ValueError with the nearest name otherwise."""
     wanted = name.lower().replace("-", "_")
-    for entry in ENTRIES:
-        if entry.name == wanted:
-            return entry
-    near = difflib.get_close_matches(wanted, NAMES, 1)
-    hint = f"Did you mean {near[0]}?" if near else f"There are {', '.join(NAMES)}."
+    names = [entry.name for entry in ENTRIES + FREE]
+    if wanted in names:
+        return (ENTRIES + FREE)[names.index(wanted)]
+    near = difflib.get_close_matches(wanted, names, 1)
+    hint = f"Did you mean {near[0]}?" if near else f"There are {', '.join(names)}."
     raise ValueError(f"There is no pipeline schedule {name!r}. {hint}")
 
 

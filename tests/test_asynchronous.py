@@ -1,0 +1,126 @@
+"""Streams without a flush: their orders, their version tables, and the closed forms of the papers."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpt2lab.schedules import Cost, Op, ScheduleError, make, simulate
+from gpt2lab.schedules.asynchronous import (
+    FREE,
+    SCHEMES,
+    check_stream,
+    flushed,
+    free_running,
+    make_stream,
+    versions_held,
+)
+
+SIZES = {"p": st.integers(1, 6), "batches": st.integers(1, 12), "k": st.integers(1, 7)}
+QUICK = settings(max_examples=60, deadline=None)
+
+
+def stream_of(name, p, batches, k, active=None):
+    """A stream; 2BW gets the micro-batches that it needs."""
+    return make_stream(name, p, batches, max(k, p) if name == "2bw" else k, active)
+
+
+@pytest.mark.parametrize("name", SCHEMES)
+@given(**SIZES)
+@QUICK
+def test_every_operation_reads_a_version_that_is_there_and_none_is_kept_too_long(name, p, batches, k):
+    stream = stream_of(name, p, batches, k)
+    for stage, order in enumerate(stream.schedule.orders):
+        made, kept = 0, frozenset({0})
+        for n, op in enumerate(order):
+            assert stream.reads[op] in kept
+            assert stream.reads[op] <= made
+            made = stream.makes(op) or made
+            kept = stream.held(stage)[n]
+            wanted = {stream.reads[later] for later in order[n + 1 :] if stream.reads[later] <= made}
+            assert kept == wanted | {made}
+        assert made == batches
+
+
+@pytest.mark.parametrize("name", SCHEMES)
+@given(p=st.integers(1, 6), k=st.integers(1, 7), active=st.integers(1, 6))
+@QUICK
+def test_versions_held_are_those_of_the_papers(name, p, k, active):
+    active = None if name == "1f1b" else min(active, p)
+    stream = stream_of(name, p, 2 * p + 2, k, active)
+    for stage in range(p):
+        most = max(map(len, stream.held(stage)))
+        assert most == versions_held(name, p, stage, stream.per_update, active)
+        if name == "pipedream" and stream.per_update == 1 and active == p:
+            assert most == p - stage
+
+
+@given(p=st.integers(1, 6), batches=st.integers(1, 15))
+@QUICK
+def test_versions_read_have_their_closed_forms(p, batches):
+    tables = {name: make_stream(name, p, batches).reads for name in FREE if name != "2bw"}
+    for s in range(p):
+        for t in range(batches):
+            f, b = Op("F", s, t), Op("B", s, t)
+            late, latest = max(0, t - (p - 1 - s)), max(0, t - (p - 1))
+            assert (tables["ampnet"][f], tables["ampnet"][b]) == (late, t)
+            assert (tables["pipedream"][f], tables["pipedream"][b]) == (late, late)
+            assert tables["pipedream_vertical"][f] == tables["pipedream_vertical"][b] == latest
+
+
+@given(p=st.integers(1, 6), batches=st.integers(1, 8), extra=st.integers(0, 4))
+@QUICK
+def test_2bw_reads_the_version_before_at_every_stage(p, batches, extra):
+    stream = make_stream("2bw", p, batches, p + extra)
+    assert all(v == max(0, stream.batch(op) - 1) for op, v in stream.reads.items())
+
+
+@given(**SIZES)
+@QUICK
+def test_with_a_flush_or_one_micro_batch_in_flight_nothing_is_stale(p, batches, k):
+    streams = [make_stream("1f1b", p, batches, k)]
+    streams += [make_stream(name, p, batches, k, active=1) for name in FREE if name != "2bw"]
+    for stream in streams:
+        assert all(stream.staleness(op) == 0 for op in stream.reads)
+        assert all(stream.tied[op] == stream.batch(op) for op in stream.tied)
+
+
+@pytest.mark.parametrize("name", [n for n in SCHEMES if n != "2bw"])
+@given(**SIZES)
+@QUICK
+def test_embedding_and_head_read_the_same_version_for_a_micro_batch(name, p, batches, k):
+    stream = make_stream(name, p, batches, k)
+    assert all(v == stream.reads[Op("F", 0, op.micro)] for op, v in stream.tied.items())
+
+
+@given(p=st.integers(1, 6), m=st.integers(1, 40), f=st.integers(1, 4), b=st.integers(1, 4))
+@QUICK
+def test_the_bubble_is_paid_once_and_goes_to_zero(p, m, f, b):
+    timeline = simulate(free_running(p, m), Cost(f, backward=b))
+    assert timeline.makespan == (m + p - 1) * (f + b)
+    assert simulate(flushed(p, 3, m), Cost(f, backward=b)).makespan == 3 * (m + p - 1) * (f + b)
+
+
+def test_a_table_that_looks_into_the_future_is_refused():
+    stream = make_stream("pipedream", 3, 6)
+    op = Op("F", 0, 4)
+    with pytest.raises(ScheduleError, match="0F4 reads version 3 of its stage, and the newest .* is 2"):
+        check_stream(replace(stream, reads={**stream.reads, op: 3}))
+    op = Op("F", 2, 4)
+    with pytest.raises(ScheduleError, match="2F4 reads version 3 of the embedding, and the newest .* is 2"):
+        check_stream(replace(stream, tied={**stream.tied, op: 3}))
+
+
+def test_what_cannot_be_is_refused_in_a_sentence():
+    with pytest.raises(ValueError, match="at least pp=4 micro-batches, and here are 3.*Use micro=4 or more"):
+        make_stream("2bw", 4, 2, 3)
+    with pytest.raises(ValueError, match="active=5 .* pp=4 .* Use active=1 to 4"):
+        make_stream("ampnet", 4, 2, active=5)
+    with pytest.raises(ValueError, match="There is no asynchronous schedule 'gpipe'"):
+        make_stream("gpipe", 4, 2)
+
+
+def test_the_registry_knows_their_order():
+    assert make("PipeDream", 4, 8).orders == make("1f1b", 4, 8).orders
+    assert make("ampnet", 4, 8, active=2).promise == (2, 2, 2, 1)
