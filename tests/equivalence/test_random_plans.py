@@ -90,8 +90,6 @@ def test_a_few_random_plans_are_refused_or_equal(pools):
 @pytest.mark.parametrize("seed", range(1, 5))
 def test_hundreds_of_random_plans_are_refused_or_equal(pools, seed):
     ran = try_plans(pools, seed, count=150)
-    missing = [
-        (name, value) for name, values in CHOICES.items() for value in values if not ran[name, value]
-    ]
+    missing = [(name, value) for name, values in CHOICES.items() for value in values if not ran[name, value]]
     assert not missing, missing
     assert {f.name for f in fields(Plan)} == {*CHOICES, "pp", "dp", "cp", "tp"}

@@ -224,7 +224,9 @@ class Zero3(Zero2):
             return logits
 
         def gathered_loss(x, targets):
-            total = loss(x, targets)  # a chunked loss multiplies by the head's weights, and comes after every head
+            total = loss(
+                x, targets
+            )  # a chunked loss multiplies by the head's weights, and comes after every head
             if not x.requires_grad:
                 release_head()
             return total
