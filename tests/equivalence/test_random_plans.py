@@ -17,8 +17,8 @@ from gpt2lab.verify import RECIPES, Report, compare, worst
 SHAPES = ((1, 2), (1, 3), (2, 2), (4, 1))  # of the ranks: two strategies of several ranks, or one
 CHOICES = {
     "micro": (1, 2, 3, 4),
-    "data": (*["bucket"] * 3, *FORMS, "owner"),
-    "bucket": (1024, 1),
+    "data": (*["bucket"] * 4, *FORMS, "owner"),
+    "bucket": (1024, 1024, 1),
     "zero": (0, 0, 1, 2, 3),
     "schedule": NAMES,
     "chunks": (1, 2, 3),
@@ -29,7 +29,16 @@ CHOICES = {
     "loss": ("whole", "chunked"),
     "recompute": (False, True),
 }
-NEEDS = {"schedule": "pp", "chunks": "pp", "layout": "cp", "exchange": "cp", "hops": "cp", "sp": "tp"}
+NEEDS = {
+    "data": "dp",
+    "bucket": "dp",
+    "schedule": "pp",
+    "chunks": "pp",
+    "layout": "cp",
+    "exchange": "cp",
+    "hops": "cp",
+    "sp": "tp",
+}
 
 
 def drawn(chance: Random):
@@ -87,9 +96,8 @@ def test_a_few_random_plans_are_refused_or_equal(pools):
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("seed", range(1, 5))
-def test_hundreds_of_random_plans_are_refused_or_equal(pools, seed):
-    ran = try_plans(pools, seed, count=150)
+def test_hundreds_of_random_plans_are_refused_or_equal(pools):
+    ran = try_plans(pools, seed=1, count=500)
     missing = [(name, value) for name, values in CHOICES.items() for value in values if not ran[name, value]]
     assert not missing, missing
     assert {f.name for f in fields(Plan)} == {*CHOICES, "pp", "dp", "cp", "tp"}
