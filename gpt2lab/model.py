@@ -172,9 +172,9 @@ def token_loss(logits, targets):
     return F.cross_entropy(summable(logits).flatten(0, 1), targets.flatten(), reduction="sum")
 
 
-def summable(logits):
-    """Logits in which many numbers can be summed: 16-bit ones become float32, others stay as they are."""
-    return logits.float() if logits.element_size() < 4 else logits
+def summable(x):
+    """Numbers of which many can be summed: 16-bit ones become float32, others stay as they are."""
+    return x.float() if x.element_size() < 4 else x
 
 
 class GPT2(nn.Module):

@@ -11,6 +11,7 @@ from dataclasses import dataclass, fields
 
 import torch
 
+from .generate import generate
 from .model import GPT2, GPT2Config
 from .parallel import data, sequence, servers, spec, tensor
 from .parallel.accumulate import Accumulate
@@ -18,6 +19,7 @@ from .parallel.base import Engine, GradientSync
 from .parallel.chunked_loss import apply_chunked_loss
 from .parallel.context import exchanges as context
 from .parallel.pipeline import engine as pipeline
+from .parallel.pipeline.generate import generate_streams
 from .parallel.recompute import apply_recompute
 from .parallel.zero import stages as zero
 from .ranks.mesh import NAMES, Mesh
@@ -160,6 +162,25 @@ class Parallel:
     def device(self) -> torch.device:
         """Where this rank computes."""
         return next(self.model.parameters()).device
+
+    def generate(self, prompts, new: int, streams: int = 1, **how) -> list[list[int]]:
+        """The texts that the serial model writes, on every rank; `how` is what `generate.generate` understands.
+
+        Replicas and context ranks all do the same work; a pipeline passes the rows through in `streams` groups.
+        Raises ValueError for a plan whose head gives no logits, and what a pipeline cannot do.
+        """
+        if self.plan.loss == "chunked":
+            raise ValueError("loss=chunked leaves no logits to choose from. Generate with loss=whole.")
+        if self.plan.pp > 1 and not {"cache", "slide"}.isdisjoint(how):
+            raise ValueError(
+                "a pipeline generates with its cache and within the context. Leave cache and slide out."
+            )
+        axis, words = self.mesh["tp"], self.model.config.vocab_size
+        gather = (lambda logits: tensor.whole_logits(logits, axis, words)) if axis.size > 1 else None
+        with context.whole_sequences(self.model):
+            if self.plan.pp > 1:
+                return generate_streams(self.engine, prompts, new, streams, gather=gather, **how)
+            return generate(self.model, prompts, new, gather=gather, **how)
 
     def whole(self, values: list[torch.Tensor]) -> dict[str, torch.Tensor]:
         """Whole tensors by name, of values that belong to the pieces; only the parameters of this stage."""

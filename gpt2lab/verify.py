@@ -1,4 +1,5 @@
-"""Is the parallel run equal to the serial one? Loss, every gradient, norm, and weights after several steps.
+"""Is the parallel run equal to the serial one? Loss in training and in evaluation, every gradient, norm, and weights
+after several steps.
 
 The reference is plain PyTorch (mean cross-entropy, torch's own clipping and optimizers) and shares no code with the
 trainer, so that a mistake in the trainer shows too. Everything runs in float64 on sizes chosen to be awkward: 7 rows,
@@ -133,7 +134,7 @@ def compare(
 ) -> list[Claim]:
     """What one rank finds when it runs the plan together with the others and the serial model alone.
 
-    Without `recipes` there is no training: only loss, gradients and norm are compared.
+    Without `recipes` there is no training: only losses, gradients and norm are compared.
     """
     torch.set_default_dtype(torch.float64)
     try:
@@ -145,20 +146,24 @@ def compare(
         loss, grads, norm = serial_gradients(model, batch)
         mine = Trainer(parallel)
         my_loss, my_norm = mine.gradients(batch)
+        losses = {
+            "training": (my_loss, loss),
+            "evaluation": (mine.evaluate([batch]), serial_loss(model, batch)),
+        }
         claims += [
-            _claim("loss", {"loss": torch.tensor(my_loss)}, {"loss": loss}, rank),
             _claim("every gradient", parallel.gradients(), grads, rank),
             _claim("gradient norm", {"norm": torch.tensor(my_norm)}, {"norm": norm}, rank),
         ]
         for recipe in recipes:
             parallel.load(start)
-            trainer = Trainer(parallel, recipe)
+            trainer, model = Trainer(parallel, recipe), _serial(config, start)
             for _ in range(STEPS):
                 trainer.step(batch)
-            after = serial_steps(_serial(config, start), batch, recipe)
-            claims.append(
-                _claim(f"weights after {STEPS} {recipe.optimizer} steps", parallel.weights(), after, rank)
-            )
+            name = f"weights after {STEPS} {recipe.optimizer} steps"
+            claims.append(_claim(name, parallel.weights(), serial_steps(model, batch, recipe), rank))
+            evaluated = trainer.evaluate([batch]), serial_loss(model, batch)
+            losses[f"evaluation after {STEPS} {recipe.optimizer} steps"] = evaluated
+        claims.insert(1, _loss_claim(losses, rank))
         names = set().union(*comm.gather_objects(set(parallel.weights()), mesh.world))
         missing = set(start) ^ names
         claims.append(
@@ -174,6 +179,12 @@ def _claim(name: str, mine: dict, serial: dict, rank: int) -> Claim:
     errors = {n: _relative(t, serial[n]) for n, t in mine.items()}
     worst = max(errors, key=lambda n: errors[n] if errors[n] == errors[n] else float("inf"))
     return Claim(name, errors[worst], worst, rank)
+
+
+def _loss_claim(losses: dict, rank: int) -> Claim:
+    """The claim about (ours, serial) losses, of training and of evaluation, each by its name."""
+    mine, serial = ({n: torch.tensor(float(both[i])) for n, both in losses.items()} for i in (0, 1))
+    return _claim("loss", mine, serial, rank)
 
 
 def _relative(a: torch.Tensor, b: torch.Tensor) -> float:
@@ -199,6 +210,13 @@ def serial_gradients(model: GPT2, batch: Batch, step: int = 0):
     loss.backward()
     norm = torch.nn.utils.get_total_norm([p.grad for p in model.parameters()])
     return loss.detach(), {n: p.grad.clone() for n, p in model.named_parameters()}, norm
+
+
+@torch.no_grad()
+def serial_loss(model: GPT2, batch: Batch) -> torch.Tensor:
+    """The mean loss in evaluation, without dropout, in plain PyTorch on the whole batch at once."""
+    logits = model(batch.tokens)
+    return F.cross_entropy(logits.flatten(0, 1), batch.targets.flatten(), ignore_index=IGNORED)
 
 
 def serial_steps(model: GPT2, batch: Batch, recipe: Recipe) -> dict[str, torch.Tensor]:

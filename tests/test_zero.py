@@ -3,11 +3,13 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from planting import noticed, planted
 from trained import NOISY, TINY, in_flight, run
 
 from gpt2lab import RankFailed
 from gpt2lab.machine import memory
 from gpt2lab.model import GPT2, GPT2Config
+from gpt2lab.parallel.chunked_loss import ChunkedLoss
 from gpt2lab.parallel.zero.costs import (
     bytes_held,
     owned_elements,
@@ -23,7 +25,7 @@ from gpt2lab.plan import Plan, build
 from gpt2lab.ranks import comm
 from gpt2lab.ranks.mesh import Mesh
 from gpt2lab.train import Recipe, Trainer
-from gpt2lab.verify import example_batch, verify
+from gpt2lab.verify import CONFIG, compare, example_batch, verify
 
 DEEP = GPT2Config(vocab_size=64, n_positions=32, n_layer=8, n_head=4, n_embd=64)
 
@@ -86,6 +88,37 @@ def test_evaluation_and_training_can_alternate(pools):
         found = run(pools, losses, plan, lr=0.1)[0]
         assert found[0::2] == pytest.approx(found[1::2], rel=1e-12)
         assert found == pytest.approx(run(pools, losses, "dp=1", lr=0.1)[0], rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    "plan", ["dp=3,zero=3,loss=chunked", "dp=2,pp=2,micro=2,zero=3,loss=chunked,recompute=on"]
+)
+def test_a_chunked_loss_finds_the_head_s_weights_in_evaluation(pools, plan):
+    report = verify(plan, ranks=pools[Plan.parse(plan).world])
+    assert report.ok, report
+
+
+def test_mutant_that_frees_the_head_before_a_chunked_loss_is_noticed(pools):
+    def freed(rank, world_size):
+        with planted(ChunkedLoss, "__call__", _without_head):
+            return compare(rank, world_size, Plan.parse("dp=2,zero=3,loss=chunked"), CONFIG, 7, 11, ())
+
+    assert noticed(pools[2].run(freed))
+
+
+def _without_head(right):
+    def call(self, x, targets):
+        if not x.requires_grad:
+            self.model.wte.weight.data = torch.ones(1, dtype=x.dtype).expand(self.model.wte.weight.shape)
+        return right(self, x, targets)
+
+    return call
+
+
+def test_the_first_plan_that_terapipe_and_zero_3_would_spoil_is_refused():
+    with pytest.raises(ValueError, match="zero=3 runs every block a second time.*Use zero=1 or 2"):
+        verify("pp=2,dp=2,micro=2,zero=3,schedule=terapipe")
+    Plan.parse("pp=2,dp=2,micro=2,zero=3,schedule=terapipe,chunks=1").check(CONFIG, 7, 11)
 
 
 def test_layer_0_learns(pools):

@@ -2,6 +2,7 @@
 
 Forward and backward by hand, as every exchange of context splitting needs them. Queries and keys carry their
 true positions, ascending; pairs that nobody attends to are not computed at all, and what is computed is counted.
+Of 16-bit queries and keys the scores, weights and log-sum-exps are float32, as in torch's own kernel.
 Milakov & Gimelshein 2018 (online softmax); Dao et al. 2022, FlashAttention, section 3 and appendix B.
 """
 
@@ -10,6 +11,7 @@ from collections import Counter
 
 import torch
 
+from ...model import summable
 from ...ranks import trace
 from .tiles import pieces, strips, tiles
 
@@ -39,8 +41,8 @@ def _parts(q, queries, keys, window, tile):
 
 
 def _scores(q, k, queries, keys, window, masked):
-    """Scaled scores (B, H, R, S) of one strip, -inf where a query does not see a key."""
-    scores = q @ k.mT * q.size(-1) ** -0.5
+    """Scaled scores (B, H, R, S) of one strip, of 32 bits or more, -inf where a query does not see a key."""
+    scores = summable(q @ k.mT) * q.size(-1) ** -0.5
     if masked:
         queries, keys = (torch.tensor(at).to(scores.device) for at in (queries, keys))
         behind = queries[:, None] - keys
@@ -68,7 +70,7 @@ def block_forward(state, q, k, v, queries, keys, window=None, tile=None):
     `state` is None before the first block, which must show every query at least one key (its own block does). With a
     `tile` everything is done by hand, that many queries at a time; without, torch's kernel does what it can.
     """
-    new = torch.zeros_like(q), q.new_full((*q.shape[:-1], 1), -torch.inf)
+    new = torch.zeros_like(q), summable(q.new_full((*q.shape[:-1], 1), -torch.inf))
     out, lse = (t.clone() for t in state) if state else new
     empty = None if state else 0  # the first row that holds nothing yet; parts come row after row
     parts, flash = _parts(q, queries, keys, window, tile)
@@ -93,8 +95,8 @@ def _by_hand(q, k, v, queries, keys, window, masked):
     scores = _scores(q, k, queries, keys, window, masked)
     lse = scores.logsumexp(-1, keepdim=True)
     # a query that sees none of these keys has -inf; a finite stand-in makes its weights 0 instead of NaN
-    weights = (scores - lse.clamp(min=torch.finfo(q.dtype).min)).exp()
-    return weights @ v, lse
+    weights = (scores - lse.clamp(min=torch.finfo(lse.dtype).min)).exp()
+    return weights.to(v.dtype) @ v, lse
 
 
 @trace.span("dQ, dK, dV", kind="backward")
@@ -123,8 +125,11 @@ def block_backward(grad, out, lse, q, k, v, queries, keys, window=None, tile=Non
 def _score_gradients(grad, out, lse, q, k, v, queries, keys, window, masked):
     """Softmax weights (B, H, R, S) of one strip, and the gradient of its q k' products."""
     weights = (_scores(q, k, queries, keys, window, masked) - lse).exp()
-    delta = (grad * out).sum(-1, keepdim=True)  # (B, H, R, 1): what the other keys add to softmax's backward
-    return weights, weights * (grad @ v.mT - delta) * q.size(-1) ** -0.5
+    delta = summable(grad * out).sum(
+        -1, keepdim=True
+    )  # (B, H, R, 1): what other keys add to softmax's backward
+    dscores = weights * (summable(grad @ v.mT) - delta) * q.size(-1) ** -0.5
+    return weights.to(q.dtype), dscores.to(q.dtype)
 
 
 @trace.span("dK, dV by key", kind="backward")

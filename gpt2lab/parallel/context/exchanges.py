@@ -5,6 +5,8 @@ their true positions, and only the `core` slot of each attention is replaced. We
 the sequence and are summed over the context axis together with data parallelism's.
 """
 
+from contextlib import contextmanager
+
 import torch
 
 from ...model import causal_attention
@@ -75,6 +77,12 @@ class Split:
             inputs[0], self.share, self.window, dim=1, way=self.exchange.removeprefix("halo-x-")
         )
 
+    def install(self, block) -> None:
+        """Let a block attend through the exchange, and widen its input where that is what is exchanged."""
+        block.attn.core = self.core
+        if self._widens:
+            self.hooks.append(block.attn.c_attn.register_forward_pre_hook(self.widen))
+
     def remove_hooks(self) -> None:
         """Stop widening the layers' inputs."""
         while self.hooks:
@@ -117,9 +125,7 @@ def apply_context(model, mesh, plan) -> Split:
     roots = root_axes(mesh, plan.layout) if plan.exchange == "kv-roots" else ()
     split = Split(mesh["cp"], plan.layout, plan.exchange, model.config.window, roots)
     for block in model.h.values():
-        block.attn.core = split.core
-        if split._widens:
-            split.hooks.append(block.attn.c_attn.register_forward_pre_hook(split.widen))
+        split.install(block)
     return split
 
 
@@ -133,6 +139,19 @@ def root_axes(mesh, layout_name: str) -> tuple[Axis | None, ...]:
         mesh.axis("cp", [line[root:] if sliced else line for line in mesh.lines(["cp"])])
         for root in range(mesh["cp"].size)
     )
+
+
+@contextmanager
+def whole_sequences(model):
+    """Inside, every rank attends to whole sequences, as for generation; afterwards the split is there again."""
+    splits = {block: getattr(block.attn.core, "__self__", None) for block in model.h.values()}
+    unsplit(model)
+    try:
+        yield
+    finally:
+        for block, split in splits.items():
+            if split is not None:
+                split.install(block)
 
 
 def unsplit(model) -> None:

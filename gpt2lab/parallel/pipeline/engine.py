@@ -145,6 +145,11 @@ def check(config, plan, rows: int, length: int) -> None:
                 "schedule=terapipe already splits the tokens of a sequence. Leave cp and sp out, or use another "
                 "schedule."
             )
+        if plan.zero == 3:
+            raise ValueError(
+                "zero=3 runs every block a second time in backward, and schedule=terapipe keeps the keys and values of "
+                "the first time. Use zero=1 or 2, or another schedule."
+            )
         if schedule.slices > length:
             raise ValueError(
                 f"sequences of {length} tokens make no {schedule.slices} slices. Use at most chunks={length}."

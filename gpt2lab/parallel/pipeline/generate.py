@@ -5,12 +5,11 @@ With one stream a token passes D stages one after the other and every rank is id
 with N streams under way the idle share of a round of N tokens is (D - 1) / (D - 1 + N), and zero once N >= D.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
 from ...generate import END_OF_TEXT, KVCache, Sampling
-from ...model import picked
 from ...ranks import comm, trace
 
 
@@ -25,6 +24,7 @@ class Stream:
         self.tokens = torch.tensor(padded, device=device)
         self.positions = torch.arange(longest, device=device)
         self.pick = torch.tensor(self.lengths, device=device) - 1
+        self.coming = None  # the chosen tokens, on their way to the first stage
 
     def extend(self, tokens: torch.Tensor) -> None:
         """Go on to the next token (B,) of every row."""
@@ -40,32 +40,35 @@ def generate_streams(
     new: int,
     streams: int,
     stop: int | None = END_OF_TEXT,
+    gather: Callable | None = None,
     **sampling,
 ) -> list[list[int]]:
     """What `generate.generate` gives, by all ranks of a pipeline together, the rows in `streams` groups.
 
-    Raises ValueError for a schedule with several stages a rank, or with more streams than rows. Bytes per
-    rank: B T C numbers for the prompts, then B C a token; the last rank sends the tokens, 8 B bytes, back.
+    Where a rank holds several stages, a token visits it several times; of a bidirectional schedule the first copy
+    of every stage works. `gather` makes logits whole where a rank has only a part of the vocabulary. Raises
+    ValueError for more streams than rows. Bytes per rank: B T C numbers for the prompts and each border to another
+    rank, then B C a token; the last rank sends the tokens, 8 B bytes, back.
     """
-    if len(engine.schedule.placement) != engine.axis.size:
-        raise ValueError(
-            f"generation wants one stage a rank, but {engine.schedule.name} has {len(engine.parts.mine)}. "
-            "Use schedule=1f1b."
-        )
     if not 1 <= streams <= len(prompts):
         raise ValueError(f"{len(prompts)} prompts make no {streams} streams. Use 1 to {len(prompts)}.")
     groups = torch.arange(len(prompts)).tensor_split(streams)
     device = next(engine.model.parameters()).device
     flows = [Stream(rows.tolist(), prompts, new, device) for rows in groups]
-    return _Round(engine, flows, len(prompts), Sampling(**sampling)).run(prompts, new, stop)
+    return _Round(engine, flows, len(prompts), Sampling(**sampling), gather).run(prompts, new, stop)
 
 
 class _Round:
-    """Round after round, every stream passes this rank's stage once and gets one token."""
+    """Round after round, every stream passes all stages once and gets one token.
 
-    def __init__(self, engine, flows, rows, choose):
-        self.model, self.axis, self.parts = engine.model, engine.axis, engine.parts
-        self.flows, self.rows, self.choose, self.leaving = flows, rows, choose, []
+    All ranks go through (round, stream, stage) in one order, and each of these waits for an earlier one only.
+    """
+
+    def __init__(self, engine, flows, rows, choose, gather):
+        self.model, self.axis, self.layers = engine.model, engine.axis, engine.parts.layers
+        self.flows, self.rows, self.choose, self.gather, self.leaving = flows, rows, choose, gather, []
+        self.ranks = engine.schedule.placement[: engine.schedule.depth]  # of each stage, the first copy's
+        self.first, self.last = self.ranks[0], self.ranks[-1]
         self.number = next(self.model.parameters()).detach().new_zeros(())
 
     def run(self, prompts, new, stop):
@@ -73,40 +76,49 @@ class _Round:
         for n in range(new):
             for number, flow in enumerate(self.flows):
                 if n:
-                    flow.extend(self._tokens(flow, drawn[flow.rows, n - 1]))
-                with trace.span(f"F{number}", kind="forward"):
-                    x = self._stage(flow)
-                if self.parts.last:
+                    flow.extend(flow.coming.wait() if flow.coming else drawn[flow.rows, n - 1])
+                x = None
+                for stage in [s for s, rank in enumerate(self.ranks) if rank == self.axis.rank]:
+                    with trace.span(f"F{number}", kind="forward"):
+                        x = self._stage(flow, stage, x)
+                    self._pass_on(x, stage)
+                if self.axis.rank == self.last:
                     drawn[flow.rows, n] = self._draw(x, flow, drawn)
-                    self._send(drawn[flow.rows, n], 0)
-                else:
-                    self._send(x, self.axis.rank + 1)
-        if self.parts.first:
-            for flow in self.flows:
-                self._receive(drawn[flow.rows, 0], self.axis.size - 1)  # the last token of each, for nobody
-        for handle in self.leaving:
+                self._return(flow, drawn[flow.rows, n])
+        for handle in [*self.leaving, *(flow.coming for flow in self.flows if flow.coming)]:
             handle.wait()
-        drawn = comm.broadcast(drawn, self.axis, self.axis.size - 1)
+        drawn = comm.broadcast(drawn, self.axis, self.last)
         return [list(p) + _until(row, stop) for p, row in zip(prompts, drawn.tolist(), strict=True)]
 
-    def _tokens(self, flow, own):
-        """The tokens that the last rank chose; ranks in between need only their number."""
-        return self._receive(own, self.axis.size - 1) if self.parts.first else own
+    def _return(self, flow, tokens):
+        """Send the chosen tokens to the first stage; ranks in between need only their number."""
+        if self.axis.rank == self.last != self.first:
+            self._send(tokens, self.first)
+        elif self.axis.rank == self.first != self.last:
+            flow.coming = comm.irecv(tokens, self.axis, self.last)
 
-    def _stage(self, flow):
-        if self.parts.first:
-            x = self.model.embed(flow.tokens, flow.positions)
-        else:
-            x = self._receive(
-                self.number.expand(*flow.tokens.shape, self.model.config.n_embd), self.axis.rank - 1
-            )
-        for block in self.model.h.values():
-            x = block(x, flow.positions, None, flow.cache)
+    def _stage(self, flow, stage, x):
+        """A stage's output (B, T, C); x is that of this rank's stage before it, if there was one."""
+        model, before = self.model, self.ranks[stage - 1] if stage else None
+        if stage == 0:
+            x = model.embed(flow.tokens, flow.positions)
+        elif before != self.axis.rank:
+            rows, columns = flow.tokens.shape
+            like = self.number.expand(rows, model.tokens_here(columns), model.config.n_embd)
+            x = comm.irecv(like, self.axis, before).wait()
+        for layer in self.layers[stage]:
+            x = model.run_block(model.h[str(layer)], x, flow.positions, None, flow.cache)
         return x
+
+    def _pass_on(self, x, stage):
+        """Send a stage's output to the rank of the next one, where that is another."""
+        if stage + 1 < len(self.ranks) and self.ranks[stage + 1] != self.axis.rank:
+            self._send(x, self.ranks[stage + 1])
 
     def _draw(self, x, flow, drawn):
         """The next token of each row: random numbers go by the row's number in the whole batch."""
-        logits = self.model.head(picked(x, flow.pick))[:, -1]  # (B, V)
+        logits = self.model.head(x, flow.pick)[:, -1]  # (B, V), or a part of the vocabulary
+        logits = logits if self.gather is None else self.gather(logits)
         whole, lengths = logits.new_zeros(self.rows, logits.size(-1)), [0] * self.rows
         whole[flow.rows] = logits
         for row, length in zip(flow.rows, flow.lengths, strict=True):
@@ -115,9 +127,6 @@ class _Round:
 
     def _send(self, x, to):
         self.leaving.append(comm.isend(x, self.axis, to))
-
-    def _receive(self, like, source):
-        return comm.irecv(like, self.axis, source).wait()
 
 
 def _until(row: list[int], stop: int | None) -> list[int]:

@@ -19,6 +19,7 @@ import torch
 
 from ...ranks.mesh import Axis
 from .. import spec
+from ..chunked_loss import ChunkedLoss
 from ..data import Replicas, gradient
 from ..finish import Piece, empty
 from ..recompute import apply_recompute
@@ -192,7 +193,7 @@ class Zero3(Zero2):
 
     def _wrap_ends(self, model) -> None:
         """Gather the weights of embedding and head around their use."""
-        embed, head = model.embed, model.head
+        embed, head, loss, chunked = model.embed, model.head, model.loss, isinstance(model.loss, ChunkedLoss)
         first = self._parts_of(model.wte, model.wpe) if model.wpe is not None else []
         self.last = self._parts_of(model.wte, model.ln_f) if model.ln_f is not None else []
         tied = [f for f in first if f in self.last]
@@ -218,15 +219,25 @@ class Zero3(Zero2):
             logits = head(x, *args)
             if logits.requires_grad:
                 x.register_hook(release_head)  # the gradient of x is known when the head's backward is over
-            else:
+            elif not chunked:
                 release_head()
             return logits
+
+        def gathered_loss(x, targets):
+            total = loss(
+                x, targets
+            )  # a chunked loss multiplies by the head's weights, and comes after every head
+            if not x.requires_grad:
+                release_head()
+            return total
 
         def release_head(_=None):
             for f in self.last:
                 f.release()
 
         model.embed, model.head = gathered_embed, gathered_head
+        if chunked:
+            model.loss = gathered_loss
 
     def updated(self) -> None:
         """Nothing whole outlives an update (a schedule may have kept a block's weights); gather it when needed."""

@@ -1,0 +1,86 @@
+"""Every composition trains under autocast and in bfloat16, as near to the serial run as 8 bits of mantissa allow.
+
+The tolerances are stated for the whole gradient: the norm of the difference over the norm of the serial gradient.
+"""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from planting import planted
+
+from gpt2lab.compositions import ALL, PAIRS, TRIPLES, Composition
+from gpt2lab.parallel.context import attention
+from gpt2lab.parallel.context.exchanges import EXCHANGES
+from gpt2lab.parallel.context.layouts import LAYOUTS
+from gpt2lab.plan import Plan, build
+from gpt2lab.ranks.mesh import Mesh
+from gpt2lab.train import Recipe, Trainer
+from gpt2lab.verify import example_batch, example_weights
+
+LOSS, GRADIENT = 5e-3, 4e-2  # relative; rounding to bfloat16 is 4e-3 for each number
+HOW = {"autocast": torch.float32, "bfloat16": torch.bfloat16}
+
+
+def gradients(rank, world_size, plan, config, how):
+    """Loss and whole gradients, by name, of one step in 16 bits."""
+    plan = Plan.parse(plan)
+    mesh = Mesh(**plan.axes) if plan.world > 1 else Mesh(alone=True)
+    parallel = build(plan, config, mesh, HOW[how])
+    parallel.load({n: t.to(HOW[how]) for n, t in example_weights(config).items()})
+    loss, _ = Trainer(parallel, Recipe(autocast=how == "autocast")).gradients(example_batch(config, 8, 11))
+    return loss, parallel.gradients()
+
+
+def errors(rank, world_size, plan, config, how) -> tuple[float, float]:
+    """How far loss and gradient are from those of the serial run in the same numbers, relatively."""
+    loss, grads = gradients(rank, world_size, plan, config, how)
+    right, serial = gradients(rank, world_size, "serial", config, how)
+    assert all(g.isfinite().all() for g in grads.values())
+    apart = sum((g.double() - serial[n].double()).square().sum() for n, g in grads.items())
+    size = sum(serial[n].double().square().sum() for n in grads)
+    return abs(loss / right - 1), (apart / size).sqrt().item()
+
+
+def check(pools, plan, config):
+    for how in HOW:
+        for found in pools[Plan.parse(plan).world].run(errors, plan, config, how):
+            assert found[0] <= LOSS and found[1] <= GRADIENT, (plan, how, found)
+
+
+@pytest.mark.parametrize("composition", PAIRS, ids=lambda c: c.plan)
+def test_pairs(pools, composition):
+    check(pools, composition.plan, composition.config)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("composition", (*TRIPLES, *ALL), ids=lambda c: c.plan)
+def test_three_and_four_axes(pools, composition):
+    check(pools, composition.plan, composition.config)
+
+
+@pytest.mark.parametrize("exchange", EXCHANGES)
+def test_every_exchange_in_every_layout(pools, exchange):
+    for layout in LAYOUTS:
+        for window in (None, 3):
+            plan = f"cp=2,exchange={exchange},layout={layout}"
+            config = replace(Composition(plan, window).config, n_layer=1)
+            try:
+                Plan.parse(plan).check(config, 8, 11)
+            except ValueError:
+                continue
+            check(pools, plan, config)
+
+
+def test_mutant_that_sums_exponentials_in_16_bits_is_noticed(pools):
+    """A log-sum-exp in the type of the queries: torch's kernel refuses it, or the error is seen."""
+
+    def with_bug(rank, world_size):
+        with planted(attention, "summable", lambda right: lambda x: x):
+            try:
+                return errors(rank, world_size, "cp=2", Composition("").config, "bfloat16")[1]
+            except RuntimeError as error:
+                return str(error)
+
+    assert all("BFloat16" in found for found in pools[2].run(with_bug))

@@ -1,0 +1,109 @@
+"""Every composition writes exactly the serial text, on every rank, however tokens are chosen."""
+
+import pytest
+import torch
+from planting import planted
+
+from gpt2lab.compositions import ALL, PAIRS, TRIPLES, Composition
+from gpt2lab.generate import generate
+from gpt2lab.model import GPT2
+from gpt2lab.parallel import tensor
+from gpt2lab.plan import Plan, build
+from gpt2lab.ranks.mesh import Mesh
+from gpt2lab.verify import example_weights
+
+PROMPTS = [[1, 2, 3], [4], [5, 6, 7, 8, 9], [10, 11], [12, 13, 14]]
+HOW = (
+    {"temperature": 0},
+    {"temperature": 0, "stop": 17},
+    {"seed": 3},
+    {"seed": 4, "top_k": 5},
+    {"seed": 5, "top_p": 0.8, "temperature": 1.5},
+)
+WITHOUT_PIPELINE = ({"seed": 6, "cache": False}, {"seed": 7, "slide": True}, {"seed": 8, "stop": None})
+STREAMS = (1, 2, 5)
+TENSOR = (
+    Composition("tp=2"),
+    Composition("tp=2,sp=on"),
+    Composition("dp=2,zero=3"),
+    Composition("cp=2"),
+    Composition("cp=2,exchange=halo-x", window=2),
+)
+FEWER = tuple(
+    Composition(f"pp=2,micro=2,schedule={name}")
+    for name in ("interleaved", "zb_v", "chimera", "dualpipe_v", "terapipe")
+)
+
+
+def cases(plan: Plan) -> list[tuple[dict, int, int]]:
+    """(how, new tokens, streams) of every text that a plan writes."""
+    if plan.pp > 1:
+        return [(how, 8, STREAMS[i % 3]) for i, how in enumerate(HOW)]
+    return [(how, 20 if "slide" in how else 8, 1) for how in (*HOW, *WITHOUT_PIPELINE)]
+
+
+def texts(rank, world_size, plan, config):
+    """What a rank writes, and whether its model trains on as before afterwards."""
+    plan = Plan.parse(plan)
+    parallel = build(plan, config, Mesh(**plan.axes), torch.float64)
+    parallel.load(example_weights(config))
+    return [parallel.generate(PROMPTS, new, streams, **how) for how, new, streams in cases(plan)]
+
+
+def serial(composition) -> list:
+    model = GPT2(composition.config).double()
+    model.load_state_dict(example_weights(composition.config))
+    return [generate(model, PROMPTS, new, **how) for how, new, _ in cases(Plan.parse(composition.plan))]
+
+
+def check(composition, pools):
+    expected, world = serial(composition), Plan.parse(composition.plan).world
+    for found in pools[world].run(texts, composition.plan, composition.config):
+        for mine, right, case in zip(found, expected, cases(Plan.parse(composition.plan)), strict=True):
+            assert mine == right, case
+
+
+@pytest.mark.parametrize("composition", (*TENSOR, *FEWER, *PAIRS), ids=lambda c: c.plan)
+def test_the_text_is_the_serial_one(composition, pools):
+    check(composition, pools)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("composition", (*TRIPLES, *ALL), ids=lambda c: c.plan)
+def test_the_text_is_the_serial_one_on_three_and_four_axes(composition, pools):
+    check(composition, pools)
+
+
+def test_mutant_that_draws_from_a_slice_of_the_vocabulary_is_noticed(pools):
+    def with_bug(rank, world_size, plan, config):
+        with planted(tensor, "whole_logits", lambda right: lambda logits, axis, size: logits):
+            return texts(rank, world_size, plan, config)
+
+    composition = Composition("pp=2,tp=2,micro=2")
+    found = pools[4].run(with_bug, composition.plan, composition.config)
+    assert serial(composition) not in found
+
+
+def test_what_cannot_write_is_refused_in_a_sentence():
+    chunked = build(Plan.parse("loss=chunked"), Composition("").config, Mesh())
+    with pytest.raises(ValueError, match="loss=chunked leaves no logits.*Generate with loss=whole"):
+        chunked.generate([[1]], 2)
+
+
+def test_training_goes_on_after_a_text(pools):
+    """Context ranks look at whole sequences while they write, and at their own tokens again afterwards."""
+    from gpt2lab.train import Recipe, Trainer
+    from gpt2lab.verify import example_batch
+
+    def losses(rank, world_size, plan, config, write):
+        parallel = build(Plan.parse(plan), config, Mesh(**Plan.parse(plan).axes), torch.float64)
+        trainer, found = Trainer(parallel, Recipe(lr=0.1)), []
+        for _ in range(3):
+            found.append(trainer.step(example_batch(config, 7, 11)).loss)
+            write and parallel.generate(PROMPTS, 3)
+        return found
+
+    for composition in TENSOR:
+        job = losses, composition.plan, composition.config
+        assert pools[2].run(*job, True) == pools[2].run(*job, False), composition.plan
