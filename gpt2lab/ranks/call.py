@@ -78,15 +78,37 @@ class Handle:
     def wait(self):
         """Block until the operation is done; returns what the call would return without async_op."""
         if self._call is not None:
-            call, self._call = self._call, None
-            status_board.enter(call.op, call.axis.name, call.peers, self._number, call.detail, call.channel)
+            self.announce()
+            self.join()
+            self.withdraw()
+        return self._result
+
+    def join(self):
+        """What `wait` does, unannounced: for a thread beside the one that makes the calls."""
+        if self._call is not None:
             for work in self._work:
                 work.wait()
-            self._end(call)
-            status_board.leave()
+            self._end(self._call)
+            self._call = None
             if self._finish is not None:
                 self._result = self._finish(self._result)
         return self._result
+
+    def announce(self, why: str = "") -> None:
+        """Tell the board that this rank does nothing else until the operation is done."""
+        if (call := self._call) is not None:
+            detail = call.detail + why
+            status_board.enter(call.op, call.axis.name, call.peers, self._number, detail, call.channel)
+
+    def withdraw(self) -> None:
+        """Tell the board that this rank goes on."""
+        status_board.leave()
+
+    def waits_for(self) -> str:
+        """The operation and for whom it waits, in words."""
+        if (call := self._call) is None:
+            return "nobody"
+        return f"{call.op} #{self._number} on axis {call.axis.name!r} with rank {', '.join(map(str, call.peers))}"
 
     def _end(self, call: Call) -> None:
         end = self._done or time.perf_counter()

@@ -1,0 +1,141 @@
+"""What the tasks of GPT-2 compute: each operation forward and, written by hand, backward, into given tensors.
+
+Shapes: n tokens (of several sequences, one after the other), C channels, O outputs, r sequences of T tokens, H heads of
+D channels. Results come last in the arguments, constants after them.
+"""
+
+import math
+
+import torch
+
+EPS = 1e-5  # of layer norms
+
+
+def embed(tokens, wte, wpe, x):
+    """x (n, C): token plus position embeddings of whole sequences; wpe (T, C)."""
+    torch.index_select(wte, 0, tokens, out=x)
+    x.view(-1, len(wpe), x.size(1)).add_(wpe)
+
+
+def embed_backward(tokens, dx, dwte, first: int):
+    """Add to dwte, the gradient of the vocabulary from `first` on, the rows of dx (n, C) with such tokens."""
+    rows = ((tokens >= first) & (tokens < first + len(dwte))).nonzero().flatten()
+    dwte.index_add_(0, tokens[rows] - first, dx[rows])
+
+
+def layer_norm(x, weight, bias, y, stats):
+    """y (n, C); stats (n, 2) keeps each row's mean and one over its standard deviation."""
+    out = {"out0": y, "out1": stats[:, :1], "out2": stats[:, 1:]}
+    torch.ops.aten.native_layer_norm.out(x, (x.size(1),), weight, bias, EPS, **out)
+
+
+def layer_norm_backward(dy, x, stats, weight, dx, residual=None):
+    """dx (n, C): the gradient through the norm, plus that of the residual stream beside it, if there is one."""
+    xhat, g = (x - stats[:, :1]).mul_(stats[:, 1:]), dy * weight
+    along = torch.linalg.vecdot(g, xhat).div_(x.size(1)).unsqueeze(1)
+    torch.sub(g, g.mean(1, keepdim=True), out=dx)
+    dx.addcmul_(xhat, along, value=-1).mul_(stats[:, 1:])
+    if residual is not None:
+        dx.add_(residual)
+
+
+def layer_norm_weights(dy, x, stats, dweight, dbias):
+    """Gradients (C,) of weight and bias, summed over all tokens."""
+    xhat = (x - stats[:, :1]).mul_(stats[:, 1:])
+    torch.sum(xhat.mul_(dy), 0, out=dweight)
+    torch.sum(dy, 0, out=dbias)
+
+
+def linear(x, weight, bias, y):
+    """y (n, O) = x W^T + b."""
+    torch.addmm(bias, x, weight.t(), out=y)
+
+
+def linear_residual(x, weight, bias, residual, y):
+    """y (n, O) = residual + x W^T + b."""
+    torch.addmm(bias, x, weight.t(), out=y)
+    y.add_(residual)
+
+
+def linear_gelu(x, weight, bias, before, y):
+    """y (n, O) = gelu(x W^T + b), in the form with tanh; `before` keeps what goes into it."""
+    torch.addmm(bias, x, weight.t(), out=before)
+    torch.ops.aten.gelu.out(before, approximate="tanh", out=y)
+
+
+def linear_backward(dy, weight, dx):
+    """dx (n, C) = dy W."""
+    torch.mm(dy, weight, out=dx)
+
+
+def gelu_backward(dy, weight, before, dbefore):
+    """The gradient (n, O) before the gelu, from that of the linear layer after it."""
+    x = before
+    t = torch.tanh((x + 0.044715 * x**3).mul_(math.sqrt(2 / math.pi)))
+    slope = (3 * 0.044715 * x * x).add_(1).mul_(math.sqrt(2 / math.pi)).mul_(x)
+    slope.mul_(1 - t * t).add_(t).add_(1).mul_(0.5)
+    torch.mm(dy, weight, out=dbefore)
+    dbefore.mul_(slope)
+
+
+def linear_weights(dy, x, dweight, dbias):
+    """Gradients of W (O, C) and b (O,), summed over all tokens."""
+    torch.mm(dy.t(), x, out=dweight)
+    torch.sum(dy, 0, out=dbias)
+
+
+def heads(x, length: int, size: int):
+    """(r, H, T, D) of x (r T, H D), without a copy."""
+    return x.unflatten(1, (-1, size)).unflatten(0, (-1, length)).transpose(1, 2)
+
+
+def attention(q, k, v, shares, y, size: int):
+    """y (r T, H D): causal attention; `shares` (r, H, T, T) keeps the softmax. `size` is D."""
+    length = shares.size(-1)
+    q, k, v = (heads(t, length, size) for t in (q, k, v))
+    ahead = torch.ones(length, length, dtype=torch.bool).triu_(1)
+    scores = (q @ k.transpose(-1, -2)).mul_(1 / math.sqrt(size)).masked_fill_(ahead, -math.inf)
+    torch.softmax(scores, -1, out=shares)
+    heads(y, length, size).copy_(shares @ v)
+
+
+def attention_backward(dy, q, k, v, shares, dq, dk, dv, size: int):
+    """Gradients of q, k and v, each (r T, H D)."""
+    length = shares.size(-1)
+    dy, q, k, v = (heads(t, length, size) for t in (dy, q, k, v))
+    dshares = dy @ v.transpose(-1, -2)
+    dscores = dshares.sub_((dshares * shares).sum(-1, keepdim=True)).mul_(shares).mul_(1 / math.sqrt(size))
+    heads(dv, length, size).copy_(shares.transpose(-1, -2) @ dy)
+    heads(dk, length, size).copy_(dscores.transpose(-1, -2) @ q)
+    heads(dq, length, size).copy_(dscores @ k)
+
+
+def positions_backward(dx, dwpe):
+    """dwpe (T, C): the sum of dx (n, C) over the sequences."""
+    torch.sum(dx.view(-1, *dwpe.shape), 0, out=dwpe)
+
+
+def logits(x, wte, y):
+    """y (n, V) = x wte^T: the head is tied to the token embedding."""
+    torch.mm(x, wte.t(), out=y)
+
+
+def head_backward(dlogits, wte, dx, scale: float):
+    """dx (n, C), from the gradients (n, V) of the sum of the losses, of which `scale` makes the mean."""
+    torch.addmm(dx, dlogits, wte, beta=0, alpha=scale, out=dx)
+
+
+def head_weights(dlogits, x, dwte, scale: float):
+    """The head's part of the gradient of wte (V, C)."""
+    torch.addmm(dwte, dlogits.t(), x, beta=0, alpha=scale, out=dwte)
+
+
+def loss(targets, scores, losses):
+    """Losses (n,) of the tokens; `scores` (n, V) become the gradients of their sum. Targets below 0 do not count."""
+    torch.log_softmax(scores, -1, out=scores)
+    rows, counts = torch.arange(len(targets)), targets >= 0
+    at = targets.clamp(min=0)
+    torch.mul(scores[rows, at], -1.0 * counts, out=losses)
+    scores.exp_()
+    scores[rows, at] -= 1
+    scores[~counts] = 0

@@ -1,0 +1,79 @@
+"""Lesson 13's instruments: virtual cores, and tasks run among poisoned tensors to see what they really touch."""
+
+from collections import defaultdict
+from collections.abc import Callable
+
+import torch
+
+from ...tasks.check import levels, one
+from ...tasks.graph import EXCLUSIVE, Task, TaskGraph
+
+
+def simulate(graph: TaskGraph, workers: int, cost: Callable[[Task], float] = one, overhead: float = 0.0):
+    """When each task would run on `workers` virtual cores, longest remaining chain first: [(worker, start, end)].
+
+    `overhead` is added to every task: what the runtime costs.
+    """
+    longest, waits = levels(graph, cost), [len(found) for found in graph.before]
+    after = defaultdict(list)
+    for u, v in graph.edges():
+        after[u].append(v)
+    ready = [v for v, count in enumerate(waits) if not count]
+    free, running, now, plan = list(range(workers)), [], 0.0, [None] * len(waits)
+    while ready or running:
+        ready.sort(key=lambda v: (longest[v], -v))
+        while ready and free:
+            v, worker = ready.pop(), free.pop(0)
+            end = now + cost(graph.tasks[v]) + overhead
+            plan[v] = (worker, now, end)
+            running.append((end, v, worker))
+        running.sort()
+        now, v, worker = running.pop(0)
+        free = sorted([*free, worker])
+        for w in after[v]:
+            waits[w] -= 1
+            if not waits[w]:
+                ready.append(w)
+    return plan
+
+
+@torch.no_grad()
+def audit(graph: TaskGraph) -> list[str]:
+    """Run the tasks one by one and catch each that touches what it did not declare, in words.
+
+    Before a task everything that it does not read is overwritten with NaN (whole numbers: with 0), so that a number
+    used without being declared makes its results NaN. Afterwards all that it may not write must be untouched.
+    """
+    found = []
+    for task in graph.tasks:
+        before = {name: t.clone() for name, t in graph.tensors.items()}
+        kept = {
+            name: _mask(task, name, t, ("reads", "updates", "reduces", "concurrent"))
+            for name, t in before.items()
+        }
+        for name, t in graph.tensors.items():
+            t[~kept[name]] = float("nan") if t.is_floating_point() else 0
+        poisoned = {name: t.clone() for name, t in graph.tensors.items()}
+        task.body(*task.views)
+        for name, t in graph.tensors.items():
+            mine = _mask(task, name, t, (*EXCLUSIVE, "reduces", "concurrent"))
+            if not torch.equal(
+                t[~mine].nan_to_num(nan=-7.5e30), poisoned[name][~mine].nan_to_num(nan=-7.5e30)
+            ):
+                found.append(f"{task.name!r} changes {name} outside of what it declares to write")
+            if t.is_floating_point() and t[mine].isnan().any():
+                found.append(
+                    f"{task.name!r} uses something that it does not declare to read: {name} becomes NaN"
+                )
+            before[name][mine] = t[mine]
+            t.copy_(before[name])
+    return found
+
+
+def _mask(task: Task, name: str, tensor: torch.Tensor, modes: tuple[str, ...]) -> torch.Tensor:
+    """Which elements of a tensor the task touches in one of these modes."""
+    mask = torch.zeros(tensor.shape, dtype=torch.bool)
+    for access in task.accesses:
+        if access.tensor == name and access.mode in modes:
+            access.part(mask).fill_(True)
+    return mask

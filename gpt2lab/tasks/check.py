@@ -1,0 +1,119 @@
+"""Is a task graph right, is it the least, and how parallel is it?"""
+
+from collections import defaultdict
+from collections.abc import Callable
+from itertools import combinations
+
+from .graph import Task, TaskGraph
+
+
+def races(graph: TaskGraph, before: list | None = None) -> list[tuple[str, str, str]]:
+    """Pairs of tasks with conflicting accesses that no path of edges orders, each with the first such access.
+
+    `before` are other edges to judge than the graph's own. Every pair of accesses to a tensor is looked at, so this
+    knows nothing of how the edges were found.
+    """
+    ancestors = graph.ancestors if before is None else ancestors_of(before)
+    users = defaultdict(list)
+    for task in graph.tasks:
+        for access in task.accesses:
+            users[access.tensor].append((task, access))
+    found = {}
+    for touched in users.values():
+        for (first, a), (then, b) in combinations(touched, 2):
+            if first is not then and b.conflicts(a) and not ancestors[then.number] >> first.number & 1:
+                found.setdefault((first.number, then.number), (first.name, then.name, str(b)))
+    return [found[pair] for pair in sorted(found)]
+
+
+def ancestors_of(before) -> list[int]:
+    """For each task everything that comes before it, as the bits of a number."""
+    ancestors: list[int] = []
+    for found in before:
+        bits = 0
+        for u in found:
+            bits |= ancestors[u] | 1 << u
+        ancestors.append(bits)
+    return ancestors
+
+
+def needless(graph: TaskGraph, before: list | None = None) -> list[tuple[int, int]]:
+    """Edges that could go: without them another path still orders the two tasks, or their accesses do not conflict."""
+    before = graph.before if before is None else before
+    ancestors = ancestors_of(before)
+    found = []
+    for v, firsts in enumerate(before):
+        for u in firsts:
+            implied = any(ancestors[w] >> u & 1 for w in firsts if w != u)
+            if implied or not _conflict(graph.tasks[u], graph.tasks[v]):
+                found.append((u, v))
+    return found
+
+
+def _conflict(first: Task, then: Task) -> bool:
+    return any(b.conflicts(a) for a in first.accesses for b in then.accesses)
+
+
+def independent_loops(graph: TaskGraph) -> list[list[Task]]:
+    """The tasks as parallel loops: neighbours with the same `loop`, in program order.
+
+    Raises ValueError when two tasks of one loop depend on each other, so that it is no parallel loop.
+    """
+    loops: list[list[Task]] = []
+    for task in graph.tasks:
+        if loops and task.loop and loops[-1][-1].loop == task.loop:
+            loops[-1].append(task)
+        else:
+            loops.append([task])
+    for loop in loops:
+        numbers = {task.number for task in loop}
+        for task in loop:
+            if first := numbers.intersection(graph.before[task.number]):
+                other = graph.tasks[min(first)].name
+                text = f"loop {task.loop!r} cannot run in parallel: {task.name!r} needs {other!r} of the same loop."
+                raise ValueError(f"{text} Give them different loops.")
+    return loops
+
+
+def one(task: Task) -> float:
+    """The cost of a task where all cost alike."""
+    return 1.0
+
+
+def work(graph: TaskGraph, cost: Callable[[Task], float] = one) -> float:
+    """T_1: what all tasks cost together, the time of one worker."""
+    return sum(map(cost, graph.tasks))
+
+
+def levels(graph: TaskGraph, cost: Callable[[Task], float] = one) -> list[float]:
+    """For each task the cost of the longest chain that begins with it: the usual priority of a scheduler."""
+    longest = [0.0] * len(graph.tasks)
+    for v in range(len(longest) - 1, -1, -1):
+        longest[v] += cost(graph.tasks[v])
+        for u in graph.before[v]:
+            longest[u] = max(longest[u], longest[v])
+    return longest
+
+
+def span(graph: TaskGraph, cost: Callable[[Task], float] = one) -> float:
+    """T_inf: the cost of the critical path, the time of as many workers as one likes."""
+    return max(levels(graph, cost), default=0.0)
+
+
+def critical_path(graph: TaskGraph, cost: Callable[[Task], float] = one) -> list[Task]:
+    """A most costly chain of tasks, each waiting for the one before."""
+    longest, path = levels(graph, cost), []
+    after = defaultdict(list)
+    for u, v in graph.edges():
+        after[u].append(v)
+    candidates = list(range(len(longest)))
+    while candidates:
+        best = max(candidates, key=lambda v: (longest[v], -v))
+        path.append(graph.tasks[best])
+        candidates = after[best]
+    return path
+
+
+def parallelism(graph: TaskGraph, cost: Callable[[Task], float] = one) -> float:
+    """T_1 / T_inf: how many workers the graph can keep busy on average."""
+    return work(graph, cost) / span(graph, cost)

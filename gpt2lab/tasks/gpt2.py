@@ -1,0 +1,274 @@
+"""One training iteration of GPT-2 as tasks: forward, backward by hand, AdamW, in blocks that you choose.
+
+Every task touches a block of tokens, heads, columns or weights, and names it. The gradient of a weight is summed over
+all tokens inside one task, never by whoever comes first, so the bits are the same however the tasks are run.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from itertools import groupby
+
+import torch
+
+from ..algorithms import kernels
+from ..model import GPT2
+from ..ranks.mesh import Axis
+from . import messages
+from .graph import Access, TaskGraph, reads, updates, writes
+
+ALONE = Axis()
+LINEAR = {"attn.c_attn": 3, "attn.c_proj": 1, "mlp.c_fc": 4, "mlp.c_proj": 1}
+"""The linear layers of a block, and how many times C outputs each has."""
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """How large the pieces of work are, 0 for all in one piece; the defaults give each of two workers a few large ones.
+
+    `tokens` of the flattened batch; `rows` and `heads` in attention; `columns` of a linear layer's output; `weights`:
+    elements of a weight whose gradient one task computes; `updates`: elements that one task of AdamW updates.
+    """
+
+    tokens: int = 128
+    rows: int = 2
+    heads: int = 0
+    columns: int = 0
+    weights: int = 2_400_000
+    updates: int = 2_400_000
+
+
+def cut(length: int, size: int) -> list[tuple[int, int]]:
+    """(start, stop) of the blocks of this size, the last perhaps smaller; size 0 means one block."""
+    size = size or length
+    return [(start, min(length, start + size)) for start in range(0, length, size)]
+
+
+def adamw(tensors: list[torch.Tensor]) -> torch.optim.Optimizer:
+    """The optimizer of llm.c's CPU trainer, with which the published figures were measured."""
+    return torch.optim.AdamW(tensors, lr=1e-4, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0, fused=True)
+
+
+class GPT2Tasks:
+    """The tensors and the `graph` of one iteration on (rows, length) tokens; each run appends its loss to `losses`.
+
+    `weights` and `gradients`, of the last iteration, are kept under the model's names.
+    `batches(iteration)` gives (tokens, targets), both (rows, length), of which `total` targets count on all ranks
+    together. With an `axis` of several ranks each has rows of its own, and tasks sum the gradients over it.
+    """
+
+    def __init__(
+        self,
+        model: GPT2,
+        rows: int,
+        length: int,
+        batches: Callable,
+        blocks: Blocks = Blocks(),
+        *,
+        total: int = 0,
+        optimizer: Callable = adamw,
+        axis: Axis = ALONE,
+    ):
+        self.config, self.rows, self.length, self.blocks = model.config, rows, length, blocks
+        self.batches, self.total, self.optimizer, self.axis = batches, total or rows * length, optimizer, axis
+        self.losses: list[float] = []
+        self.iteration = 0
+        self.weights = {name: w.detach().clone() for name, w in model.named_parameters()}
+        self.gradients = {name: torch.zeros_like(w) for name, w in self.weights.items()}
+        named = {f"d.{name}": gradient for name, gradient in self.gradients.items()}
+        self.graph = TaskGraph(self.weights | named | self._buffers())
+        self._tokens = cut(rows * length, blocks.tokens)
+        self._forward()
+        self._backward()
+        self._finish()
+
+    def _buffers(self) -> dict[str, torch.Tensor]:
+        """Activations and their gradients, each a tensor of its own, so that no task waits for a buffer to be free.
+
+        (tokens, width) each; `shares` are those of attention, (rows, heads, length, length).
+        """
+        c, n, layers = self.config.n_embd, self.rows * self.length, range(self.config.n_layer)
+        widths = {"x": c, "ln_1": c, "qkv": 3 * c, "y": c, "mid": c, "ln_2": c, "fc": 4 * c}
+        sizes = {f"{name}.{i}": width for name, width in widths.items() for i in layers}
+        sizes |= {f"x.{self.config.n_layer}": c, "ln_f": c}
+        sizes |= {f"d.{name}": width for name, width in sizes.items()}
+        sizes |= {f"{norm}.{i}.stats": 2 for norm in ("ln_1", "ln_2") for i in layers}
+        sizes |= {f"gelu.{i}": 4 * c for i in layers} | {"ln_f.stats": 2, "logits": self.config.vocab_size}
+        new = self.weights["wte.weight"].new_zeros
+        made = {name: new(n, width) for name, width in sizes.items()} | {"losses": new(n)}
+        shares = (self.rows, self.config.n_head, self.length, self.length)
+        made |= {f"shares.{i}": new(shares) for i in layers}
+        return made | {name: torch.zeros(n, dtype=torch.int64) for name in ("tokens", "targets")}
+
+    def _add(self, loop: str, body: Callable, *accesses, kind: str, at=()) -> None:
+        where = ", ".join(f"{a}:{b}" for a, b in at)
+        self.graph.add(f"{loop} {where}".strip(), body, *accesses, loop=loop, kind=kind)
+
+    def _over_tokens(self, loop: str, body: Callable, accesses: Callable, kind: str) -> None:
+        """A parallel loop over the blocks of tokens, whose tasks have `accesses(block)`."""
+        for block in self._tokens:
+            self._add(loop, body, *accesses(block), kind=kind, at=[block])
+
+    def _pieces(self, weight: str, elements: int) -> list[tuple[int, int]]:
+        """The rows of a weight in blocks of so many elements."""
+        tensor = self.graph.tensors[weight]
+        return cut(len(tensor), elements and max(1, elements // (tensor.numel() // len(tensor))))
+
+    def _load(self, *parts) -> None:
+        batch = self.batches(self.iteration)
+        self.iteration += 1
+        for part, given in zip(parts, batch, strict=True):
+            part.copy_(given.reshape(-1))
+
+    def _forward(self) -> None:
+        t, last = self.length, self.config.n_layer
+        self._add("load", self._load, writes("tokens"), writes("targets"), kind="other")
+        for a, b in cut(self.rows, self.blocks.rows):
+            block = (a * t, b * t)
+            accesses = (
+                reads("tokens", block),
+                reads("wte.weight"),
+                reads("wpe.weight", (0, t)),
+                writes("x.0", block),
+            )
+            self._add("embed", kernels.embed, *accesses, kind="forward", at=[block])
+        for i in range(last):
+            self._norm(f"h.{i}.ln_1", f"x.{i}", f"ln_1.{i}")
+            self._linear("attn.c_attn", i, kernels.linear, f"ln_1.{i}", (), [f"qkv.{i}"])
+            self._attention(i)
+            self._linear("attn.c_proj", i, kernels.linear_residual, f"y.{i}", [f"x.{i}"], [f"mid.{i}"])
+            self._norm(f"h.{i}.ln_2", f"mid.{i}", f"ln_2.{i}")
+            self._linear("mlp.c_fc", i, kernels.linear_gelu, f"ln_2.{i}", (), [f"fc.{i}", f"gelu.{i}"])
+            self._linear("mlp.c_proj", i, kernels.linear_residual, f"gelu.{i}", [f"mid.{i}"], [f"x.{i + 1}"])
+        self._norm("ln_f", f"x.{last}", "ln_f")
+        head = lambda b: (reads("ln_f", b), reads("wte.weight"), writes("logits", b))
+        self._over_tokens("head", kernels.logits, head, "forward")
+        loss = lambda b: (reads("targets", b), updates("logits", b), writes("losses", b))
+        self._over_tokens("loss", kernels.loss, loss, "forward")
+        self._add("mean loss", self._mean_loss, reads("losses"), kind="other")
+
+    def _mean_loss(self, losses) -> None:
+        self.losses.append(losses.sum().item() / self.total)
+
+    def _norm(self, name: str, x: str, y: str) -> None:
+        norm = reads(f"{name}.weight"), reads(f"{name}.bias")
+        accesses = lambda b: (reads(x, b), *norm, writes(y, b), writes(f"{y}.stats", b))
+        self._over_tokens(y, kernels.layer_norm, accesses, "forward")
+
+    def _linear(self, name: str, i: int, body: Callable, x: str, also, outputs) -> None:
+        """A linear layer, over blocks of tokens and of columns; its tasks read `also` beside x."""
+        for block in self._tokens:
+            for columns in cut(LINEAR[name] * self.config.n_embd, self.blocks.columns):
+                layer = (reads(f"h.{i}.{name}.{part}", columns) for part in ("weight", "bias"))
+                inputs = reads(x, block), *layer
+                beside = (reads(tensor, block, columns) for tensor in also)
+                out = (writes(tensor, block, columns) for tensor in outputs)
+                at = [block, columns] if self.blocks.columns else [block]
+                self._add(f"{name}.{i}", body, *inputs, *beside, *out, kind="forward", at=at)
+
+    def _heads(self):
+        """The tasks of an attention: (rows, heads), their tokens, their columns of q, k and v."""
+        c, t = self.config.n_embd, self.length
+        size = c // self.config.n_head
+        for rows in cut(self.rows, self.blocks.rows):
+            for heads in cut(self.config.n_head, self.blocks.heads):
+                columns = [(j * c + heads[0] * size, j * c + heads[1] * size) for j in range(3)]
+                yield (rows, heads), (rows[0] * t, rows[1] * t), columns
+
+    def _attention(self, i: int) -> None:
+        body = partial(kernels.attention, size=self.config.n_embd // self.config.n_head)
+        for at, tokens, columns in self._heads():
+            inputs = (reads(f"qkv.{i}", tokens, part) for part in columns)
+            outputs = writes(f"shares.{i}", *at), writes(f"y.{i}", tokens, columns[0])
+            self._add(f"attention.{i}", body, *inputs, *outputs, kind="forward", at=at)
+
+    def _backward(self) -> None:
+        last, scale = self.config.n_layer, 1 / self.total
+        head = lambda b: (reads("logits", b), reads("wte.weight"), writes("d.ln_f", b))
+        self._over_tokens("d.head", partial(kernels.head_backward, scale=scale), head, "backward")
+        for rows in self._pieces("wte.weight", self.blocks.weights):
+            accesses = reads("logits", None, rows), reads("ln_f"), writes("d.wte.weight", rows)
+            self._add(
+                "w.head", partial(kernels.head_weights, scale=scale), *accesses, kind="weight", at=[rows]
+            )
+        self._norm_backward("ln_f", f"x.{last}", "ln_f")
+        for i in reversed(range(last)):
+            self._linear_backward("mlp.c_proj", i, f"d.x.{i + 1}", f"gelu.{i}", f"d.fc.{i}", [f"fc.{i}"])
+            self._linear_backward("mlp.c_fc", i, f"d.fc.{i}", f"ln_2.{i}", f"d.ln_2.{i}")
+            self._norm_backward(f"h.{i}.ln_2", f"mid.{i}", f"ln_2.{i}", f"d.x.{i + 1}")
+            self._linear_backward("attn.c_proj", i, f"d.mid.{i}", f"y.{i}", f"d.y.{i}")
+            self._attention_backward(i)
+            self._linear_backward("attn.c_attn", i, f"d.qkv.{i}", f"ln_1.{i}", f"d.ln_1.{i}")
+            self._norm_backward(f"h.{i}.ln_1", f"x.{i}", f"ln_1.{i}", f"d.mid.{i}")
+        for rows in self._pieces("wte.weight", self.blocks.weights):
+            body = partial(kernels.embed_backward, first=rows[0])
+            accesses = reads("tokens"), reads("d.x.0"), updates("d.wte.weight", rows)
+            self._add("w.embed", body, *accesses, kind="weight", at=[rows])
+        accesses = reads("d.x.0"), writes("d.wpe.weight", (0, self.length))
+        self._add("w.positions", kernels.positions_backward, *accesses, kind="weight")
+
+    def _norm_backward(self, name: str, x: str, y: str, residual: str = "") -> None:
+        beside = lambda b: [reads(residual, b)] if residual else []
+        inputs = lambda b: (reads(f"d.{y}", b), reads(x, b), reads(f"{y}.stats", b))
+        accesses = lambda b: (*inputs(b), reads(f"{name}.weight"), writes(f"d.{x}", b), *beside(b))
+        self._over_tokens(f"d.{y}", kernels.layer_norm_backward, accesses, "backward")
+        outputs = writes(f"d.{name}.weight"), writes(f"d.{name}.bias")
+        self._add(f"w.{y}", kernels.layer_norm_weights, *inputs(None), *outputs, kind="weight")
+
+    def _linear_backward(self, name: str, i: int, dy: str, x: str, dx: str, before=()) -> None:
+        """The gradients of a linear layer's input, or of what stands `before` the gelu that made it, and weights."""
+        weight = f"h.{i}.{name}.weight"
+        beside = lambda b: [reads(tensor, b) for tensor in before]
+        accesses = lambda b: (reads(dy, b), reads(weight), *beside(b), writes(dx, b))
+        body = kernels.gelu_backward if before else kernels.linear_backward
+        self._over_tokens(f"d.{name}.{i}", body, accesses, "backward")
+        for rows in self._pieces(weight, self.blocks.weights):
+            outputs = writes(f"d.{weight}", rows), writes(f"d.h.{i}.{name}.bias", rows)
+            body, inputs = kernels.linear_weights, (reads(dy, None, rows), reads(x))
+            self._add(f"w.{name}.{i}", body, *inputs, *outputs, kind="weight", at=[rows])
+
+    def _attention_backward(self, i: int) -> None:
+        body = partial(kernels.attention_backward, size=self.config.n_embd // self.config.n_head)
+        for at, tokens, columns in self._heads():
+            inputs = [reads(f"qkv.{i}", tokens, part) for part in columns]
+            inputs = [reads(f"d.y.{i}", tokens, columns[0]), *inputs, reads(f"shares.{i}", *at)]
+            outputs = (writes(f"d.qkv.{i}", tokens, part) for part in columns)
+            self._add(f"d.attention.{i}", body, *inputs, *outputs, kind="backward", at=at)
+
+    def _finish(self) -> None:
+        """Sum the gradients over the ranks, in the order in which they appear, then update. Vectors go together."""
+        if self.axis.size > 1:
+            for parts in self._parts(self.blocks.weights):
+                accesses = (updates(f"d.{name}", rows) for name, rows in parts)
+                messages.all_reduce(self.graph, f"sum {_name(parts)}", self.axis, *accesses, loop="sum")
+        for parts in self._parts(self.blocks.updates):
+            weights = [self.weights[name][slice(*rows)] for name, rows in parts]
+            for weight, (name, rows) in zip(weights, parts, strict=True):
+                weight.grad = self.gradients[name][slice(*rows)]
+            body = partial(_update, self.optimizer(weights))
+            accesses = [mode(name, rows) for name, rows in parts for mode in (updates, _of_gradient)]
+            self.graph.add(f"update {_name(parts)}", body, *accesses, loop="update", kind="update")
+
+    def _parts(self, elements: int) -> Iterator[list]:
+        """The weights as lists of (name, rows): blocks of a matrix, or all vectors of a layer; the last layer first."""
+        layer = lambda name: int(name.split(".")[1]) if name.startswith("h.") else self.config.n_layer
+        order = sorted(self.weights, key=lambda name: (name.startswith("w"), -layer(name)))
+        for name in order:
+            if self.weights[name].dim() == 2:
+                yield from ([(name, rows)] for rows in self._pieces(name, elements))
+        for _, names in groupby((name for name in order if self.weights[name].dim() == 1), layer):
+            yield [(name, (0, len(self.weights[name]))) for name in names]
+
+
+def _update(optimizer, *_) -> None:
+    optimizer.step()
+
+
+def _of_gradient(name: str, rows) -> Access:
+    return reads(f"d.{name}", rows)
+
+
+def _name(parts) -> str:
+    """A block of a matrix, or the layer whose vectors these are."""
+    name, rows = parts[0]
+    return f"{name} {rows[0]}:{rows[1]}" if len(parts) == 1 else f"vectors of {name.split('.ln')[0]}"

@@ -1,0 +1,120 @@
+"""Run the same tasks in program order or fork-join; `scheduler` runs each as soon as it can. All give the same bits.
+
+torch releases Python's lock inside its operations, so threads do work at the same time; what lies between two
+operations they do one after the other. Each way returns the spans of what ran, one lane for each worker.
+"""
+
+import os
+import threading
+import time
+from collections.abc import Callable
+from contextlib import contextmanager
+
+import torch
+
+from ..ranks.trace import Span
+from . import check
+from .graph import Task, TaskGraph
+from .messages import Pending
+
+
+class TaskFailed(RuntimeError):
+    """A task raised; the text names it, what it touches and its worker."""
+
+
+class Recorder:
+    """Calls tasks and keeps their spans."""
+
+    def __init__(self):
+        self.spans: list[Span] = []
+        self.rank = int(os.environ.get("RANK", 0))
+
+    def note(self, task: Task, start: float, lane: str) -> None:
+        """Keep that a task, or its message, took from `start` until now."""
+        self.spans.append(Span(task.name, task.kind, start, time.perf_counter(), self.rank, lane))
+
+    def call(self, task: Task, worker: int):
+        """What the task's body returns. Raises TaskFailed when it raises."""
+        start = time.perf_counter()
+        try:
+            return task.body(*task.views)
+        except Exception as error:
+            text = f"task {task} on worker {worker} raised {type(error).__name__}: {error}"
+            raise TaskFailed(text) from error
+        finally:
+            self.note(task, start, f"worker {worker}")
+
+    def finish(self, task: Task, worker: int) -> None:
+        """Call a task and, if it starts a message, wait for that too."""
+        result = self.call(task, worker)
+        if isinstance(result, Pending):
+            result.arrived(result.handle.wait())
+
+
+@contextmanager
+def one_thread():
+    """Inside, this thread's torch operations use one thread each and record nothing for autograd."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def together(work: Callable[[int], None], workers: int) -> None:
+    """Run `work(0)` here and the others on threads of their own; return when all are over."""
+    threads = [threading.Thread(target=work, args=(w,), name=f"worker {w}") for w in range(1, workers)]
+    for thread in threads:
+        thread.start()
+    work(0)
+    for thread in threads:
+        thread.join()
+
+
+def run_sequential(graph: TaskGraph, order: list[int] | None = None) -> list[Span]:
+    """One worker, in program order; or in another `order` of the tasks' numbers, which the edges must allow."""
+    recorder, done = Recorder(), 0
+    with one_thread():
+        for number in range(len(graph.tasks)) if order is None else order:
+            if missing := [u for u in graph.before[number] if not done >> u & 1]:
+                name, first = graph.tasks[number].name, graph.tasks[missing[0]].name
+                raise ValueError(f"this order runs {name!r} before {first!r}, which it needs.")
+            recorder.finish(graph.tasks[number], 0)
+            done |= 1 << number
+    return recorder.spans
+
+
+def run_fork_join(
+    graph: TaskGraph, workers: int = 2, parallel: Callable[[str], bool] = lambda loop: True
+) -> list[Span]:
+    """Loop after loop, each shared out in equal runs of iterations and ended by a barrier, as OpenMP does it.
+
+    Loops for which `parallel(name)` is false, and messages, run on worker 0 while the others wait at the barrier.
+    """
+    loops, recorder = check.independent_loops(graph), Recorder()
+    barrier, failures = threading.Barrier(workers), []
+
+    def share(loop: list[Task], worker: int) -> list[Task]:
+        if loop[0].wire or not parallel(loop[0].loop):
+            return loop if worker == 0 else []
+        return loop[len(loop) * worker // workers : len(loop) * (worker + 1) // workers]
+
+    def work(worker: int) -> None:
+        try:
+            with one_thread():
+                for loop in loops:
+                    for task in share(loop, worker):
+                        recorder.finish(task, worker)
+                    barrier.wait()
+        except threading.BrokenBarrierError:
+            pass
+        except BaseException as error:
+            failures.append(error)
+            barrier.abort()
+
+    together(work, workers)
+    if failures:
+        raise failures[0]
+    return recorder.spans

@@ -1,0 +1,134 @@
+"""GPT-2's iteration as tasks: equal to autograd and AdamW, the same bits however it is run."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from gpt2lab.lessons.labs.tasks import audit
+from gpt2lab.model import GPT2, GPT2Config
+from gpt2lab.tasks import check
+from gpt2lab.tasks.gpt2 import Blocks, GPT2Tasks
+from gpt2lab.tasks.runtime import run_fork_join, run_sequential
+from gpt2lab.tasks.scheduler import run_tasks
+from gpt2lab.verify import example_batch, example_weights
+
+CONFIG = GPT2Config(vocab_size=37, n_positions=13, n_layer=2, n_head=3, n_embd=12)
+SMALL = Blocks(tokens=20, rows=2, heads=2, columns=9, weights=60, updates=100)
+LARGE = Blocks(tokens=0, rows=0, weights=0, updates=0)
+BLOCKS = [SMALL, LARGE, Blocks(tokens=11, rows=1, heads=1, columns=0, weights=200, updates=7)]
+ROWS, LENGTH = 7, 11
+
+
+def model():
+    made = GPT2(CONFIG).double()
+    made.load_state_dict(example_weights(CONFIG))
+    return made
+
+
+def batch(iteration=0):
+    found = example_batch(CONFIG, ROWS, LENGTH)
+    return replace(found, tokens=(found.tokens + iteration) % CONFIG.vocab_size)
+
+
+def made(blocks=SMALL, optimizer=None):
+    give = lambda iteration: (batch(iteration).tokens, batch(iteration).targets)
+    options = {"optimizer": optimizer} if optimizer else {}
+    return GPT2Tasks(model(), ROWS, LENGTH, give, blocks, total=batch().total, **options)
+
+
+def worst(found, want):
+    assert found.keys() == want.keys()
+    return max(((found[n] - w).abs().max() / w.abs().max()).item() for n, w in want.items())
+
+
+def same(one, other):
+    pairs = zip((one.weights, one.gradients), (other.weights, other.gradients), strict=True)
+    return one.losses == other.losses and all(torch.equal(a[n], b[n]) for a, b in pairs for n in a)
+
+
+def adamw(tensors):
+    return torch.optim.AdamW(tensors, lr=0.01, weight_decay=0.1, fused=True)
+
+
+def sgd(tensors):
+    return torch.optim.SGD(tensors, lr=0.1)
+
+
+@pytest.mark.parametrize("blocks", BLOCKS, ids=["small", "whole", "one row"])
+def test_gradients_are_those_of_autograd(blocks):
+    tasks, serial = made(blocks), model()
+    run_sequential(tasks.graph)
+    loss = serial.loss(serial(batch().tokens), batch().targets) / batch().total
+    loss.backward()
+    assert abs(tasks.losses[0] - loss.item()) < 1e-12 * loss.item()
+    assert worst(tasks.gradients, {n: p.grad for n, p in serial.named_parameters()}) < 1e-12
+
+
+@pytest.mark.parametrize("optimizer", [sgd, adamw])
+def test_weights_after_five_iterations_are_those_of_torch(optimizer):
+    tasks, serial = made(SMALL, optimizer), model()
+    run_tasks(tasks.graph, 2, 5)
+    theirs, losses = optimizer(list(serial.parameters())), []
+    for step in range(5):
+        theirs.zero_grad()
+        loss = serial.loss(serial(batch(step).tokens), batch(step).targets) / batch().total
+        loss.backward()
+        theirs.step()
+        losses.append(loss.item())
+    assert max(abs(a - b) for a, b in zip(tasks.losses, losses, strict=True)) < 1e-10
+    assert worst(tasks.weights, {n: p.detach() for n, p in serial.named_parameters()}) < 1e-10
+
+
+def test_every_way_of_running_gives_the_same_bits():
+    want = made()
+    run_sequential(want.graph)
+    runs = [lambda g: run_fork_join(g, 2), lambda g: run_fork_join(g, 3, lambda loop: "attn" in loop)]
+    runs += [lambda g, w=workers: run_tasks(g, w) for workers in (1, 2, 4)]
+    for run in runs:
+        tasks = made()
+        run(tasks.graph)
+        assert same(tasks, want)
+
+
+def test_replay_gives_the_bits_of_iterations_one_by_one():
+    want, tasks = made(), made()
+    for _ in range(4):
+        run_sequential(want.graph)
+    run_tasks(tasks.graph, 3, 4)
+    assert same(tasks, want) and len(set(tasks.losses)) == 4
+
+
+def test_the_latest_order_that_the_edges_allow_gives_the_same_bits():
+    """Every task as late as it can be: whatever an edge is missing for has then gone wrong."""
+    want, tasks = made(), made()
+    run_sequential(want.graph)
+    run_sequential(tasks.graph, latest(tasks.graph))
+    assert same(tasks, want)
+
+
+def latest(graph):
+    left = [0] * len(graph.tasks)
+    for u, _ in graph.edges():
+        left[u] += 1
+    order, ends = [], [u for u, n in enumerate(left) if not n]
+    while ends:
+        order.append(ends.pop(ends.index(min(ends))))
+        for u in graph.before[order[-1]]:
+            left[u] -= 1
+            if not left[u]:
+                ends.append(u)
+    return order[::-1]
+
+
+def test_the_graph_is_right_least_and_honest():
+    tasks = made()
+    assert check.races(tasks.graph) == [] and check.needless(tasks.graph) == []
+    tasks = made(replace(SMALL, tokens=40, rows=4, columns=18, weights=300, updates=400))
+    assert audit(tasks.graph) == []
+
+
+def test_smaller_blocks_mean_more_tasks_and_more_parallelism():
+    whole, small = made(LARGE).graph, made(SMALL).graph
+    assert len(whole.tasks) < 120 < len(small.tasks)
+    assert check.parallelism(small) > 1.5 * check.parallelism(whole)

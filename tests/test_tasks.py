@@ -1,0 +1,197 @@
+"""Task graphs: edges exactly where accesses conflict, and every way of running gives the bits of program order."""
+
+import random
+
+import pytest
+import torch
+
+from gpt2lab.lessons.labs.tasks import audit, simulate
+from gpt2lab.tasks import check
+from gpt2lab.tasks.graph import TaskGraph, concurrent, reads, reduces, updates, writes
+from gpt2lab.tasks.runtime import TaskFailed, run_fork_join, run_sequential
+from gpt2lab.tasks.scheduler import Scheduler, run_tasks
+
+MODES = (reads, reads, writes, updates)
+
+
+def tensors():
+    return {name: torch.arange(24.0).view(4, 6) for name in "abc"}
+
+
+def mix(number, modes):
+    """A body whose result depends on the order: what it writes follows from all that it reads and from its number."""
+
+    def body(*views):
+        seen = sum(v.sum() for v, mode in zip(views, modes, strict=True) if mode is not writes)
+        for place, (view, mode) in enumerate(zip(views, modes, strict=True)):
+            if mode is not reads:
+                own = view * 0.5 if mode is updates else torch.zeros(())
+                view.copy_((own + seen * 0.01 + number + place) % 7.3)
+
+    return body
+
+
+def random_graph(seed, tasks=30):
+    draw, graph = random.Random(seed), TaskGraph(tensors())
+    for number in range(tasks):
+        boxes, modes = {}, []
+        for name in draw.sample("abc", draw.randint(1, 3)):
+            ends = [sorted(draw.sample(range(n + 1), 2)) for n in (4, 6)]
+            boxes[name] = [tuple(e) for e in ends[: draw.randint(0, 2)]]
+            modes.append(draw.choice(MODES))
+        accesses = [mode(name, *box) for mode, (name, box) in zip(modes, boxes.items(), strict=True)]
+        graph.add(f"task {number}", mix(number, modes), *accesses)
+    return graph
+
+
+def other_order(graph, seed):
+    """Another order that the edges allow, drawn at random."""
+    draw, waits, order = random.Random(seed), [len(found) for found in graph.before], []
+    after = {u: [v for a, v in graph.edges() if a == u] for u in range(len(waits))}
+    ready = [v for v, n in enumerate(waits) if not n]
+    while ready:
+        order.append(ready.pop(draw.randrange(len(ready))))
+        for v in after[order[-1]]:
+            waits[v] -= 1
+            if not waits[v]:
+                ready.append(v)
+    return order
+
+
+def same(one, other):
+    return all(torch.equal(one.tensors[n], other.tensors[n]) for n in one.tensors)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_every_conflict_is_ordered_and_no_edge_can_go(seed):
+    graph = random_graph(seed)
+    assert check.races(graph) == [] and check.needless(graph) == []
+    for u, v in graph.edges():
+        fewer = [tuple(w for w in found if (w, x) != (u, v)) for x, found in enumerate(graph.before)]
+        assert check.races(graph, fewer), f"without {u} -> {v} there should be a race"
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_any_order_that_the_edges_allow_gives_the_same_bits(seed):
+    want = random_graph(seed)
+    run_sequential(want)
+    for other in range(3):
+        graph = random_graph(seed)
+        run_sequential(graph, other_order(graph, other))
+        assert same(graph, want)
+    for workers in (1, 3):
+        graph = random_graph(seed)
+        spans = run_tasks(graph, workers)
+        assert same(graph, want) and len(spans) == 30
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_replay_is_the_same_as_one_iteration_after_the_other(seed):
+    want, graph = random_graph(seed, 12), random_graph(seed, 12)
+    for _ in range(5):
+        run_sequential(want)
+    scheduler = Scheduler(graph, 3)
+    scheduler.run(2)
+    scheduler.run(3)
+    assert same(graph, want)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_the_edges_to_the_next_iteration_are_those_of_a_program_that_is_twice_as_long(seed):
+    once, twice = random_graph(seed, 12), random_graph(seed, 12)
+    for task in list(twice.tasks):
+        twice.add(task.name, task.body, *task.accesses)
+    both = [
+        (*(u + 12 for u in inside), *before)
+        for inside, before in zip(once.before, once.across(), strict=True)
+    ]
+    assert [set(found) for found in both] == [set(found) for found in twice.before[12:]]
+
+
+def test_what_may_overlap_and_what_may_not():
+    graph = TaskGraph({"x": torch.zeros(8)})
+    graph.add("w", print, writes("x", (0, 4)))
+    graph.add("r1", print, reads("x", (0, 2)))
+    graph.add("r2", print, reads("x", (1, 6)))
+    graph.add("far", print, writes("x", (6, 8)))
+    graph.add("add 1", print, reduces("x", (2, 3)))
+    graph.add("add 2", print, reduces("x", (2, 3)))
+    graph.add("beside", print, concurrent("x", (2, 3)))
+    graph.add("end", print, updates("x"))
+    assert graph.before == [(), (0,), (0,), (), (2,), (2,), (5, 4), (6, 3, 1)]
+    assert check.span(graph) == 5 and check.work(graph) == 8
+
+
+def test_tasks_that_reduce_come_in_any_order_but_one_at_a_time():
+    inside, most, graph = [], [], TaskGraph({"x": torch.zeros(3)})
+
+    def add(x):
+        inside.append(1)
+        most.append(len(inside))
+        torch.randn(200, 200) @ torch.randn(200, 200)
+        x += 1
+        inside.pop()
+
+    for number in range(20):
+        graph.add(f"add {number}", add, reduces("x"))
+    assert not list(graph.edges())
+    run_tasks(graph, 4)
+    assert graph.tensors["x"].tolist() == [20] * 3 and max(most) == 1
+
+
+def chain(name="b", loop=""):
+    graph = TaskGraph(tensors())
+    graph.add("first", lambda a: a.fill_(1), writes("a"), loop=loop)
+    graph.add("then", lambda a, b: b.copy_(a), reads("a"), writes(name), loop=loop)
+    return graph
+
+
+def test_bad_input_is_answered_with_a_sentence():
+    graph = TaskGraph(tensors())
+    with pytest.raises(ValueError, match=r"'t' reads 'z', which is none"):
+        graph.add("t", print, reads("z"))
+    with pytest.raises(ValueError, match=r"'t' reads a\[0:5.*shape \(4, 6\)"):
+        graph.add("t", print, reads("a", (0, 5)))
+    with pytest.raises(ValueError, match="cannot run in parallel: 'then' needs 'first'"):
+        run_fork_join(chain(loop="l"))
+    with pytest.raises(ValueError, match="runs 'then' before 'first'"):
+        run_sequential(chain(), [1, 0])
+
+
+@pytest.mark.parametrize("run", [run_sequential, run_fork_join, run_tasks])
+def test_a_task_that_raises_is_named_with_its_parts_and_its_worker(run):
+    graph = chain()
+    graph.add("bad", lambda b: b.view(5), updates("b", (0, 2)))
+    graph.add("later", lambda b: b.fill_(9), updates("b"))
+    with pytest.raises(TaskFailed, match=r"'bad' \(updates b\[0:2, 0:6\]\) on worker \d raised RuntimeError"):
+        run(graph)
+    assert graph.tensors["b"].eq(1).all()
+
+
+def test_a_graph_whose_edges_form_a_circle_ends_in_words():
+    graph = chain()
+    graph.before[0] = (1,)
+    with pytest.raises(RuntimeError, match="rank 0 has no task to run: 'first' waits for 1 of"):
+        run_tasks(graph)
+
+
+def test_the_audit_sees_what_nobody_declared():
+    assert audit(random_graph(3)) == []
+    graph = chain()
+    graph.add("scribbles", lambda b: b.add_(1), reads("b"))
+    graph.add("peeks", lambda b: b.add_(graph.tensors["c"]), updates("b"))
+    assert audit(graph) == [
+        "'scribbles' changes b outside of what it declares to write",
+        "'peeks' uses something that it does not declare to read: b becomes NaN",
+    ]
+
+
+def test_critical_path_and_virtual_cores():
+    graph = chain()
+    graph.add("beside", lambda c: None, reads("c"))
+    cost = {"first": 3.0, "then": 2.0, "beside": 4.0}
+    of = lambda task: cost[task.name]
+    assert [t.name for t in check.critical_path(graph, of)] == ["first", "then"]
+    assert check.parallelism(graph, of) == 9 / 5
+    assert simulate(graph, 2, of) == [(0, 0.0, 3.0), (0, 3.0, 5.0), (1, 0.0, 4.0)]
+    assert simulate(graph, 1, of, overhead=1)[1] == (0, 9.0, 12.0)
