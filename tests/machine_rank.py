@@ -46,10 +46,10 @@ def on_the_wire() -> int:
     return int(Path(f"/sys/class/net/{wire}/statistics/tx_bytes").read_text())
 
 
-def measure(here: launchers.Place) -> dict:
+def measure(here: launchers.Launched) -> dict:
     """Some steps of the plan on this rank: losses, seconds a step, bytes that crossed as counted and on the wire."""
     machine = int(os.environ["GROUP_RANK"])
-    with launchers.joined(here):
+    with launchers.process_group(here):
         mesh = Mesh(**Plan.parse(PLAN).axes)
         one = Trainer(build(Plan.parse(PLAN), CONFIG, mesh, torch.float64))
         losses = [one.step(batch()).loss]  # connections are made
@@ -77,7 +77,7 @@ def measure(here: launchers.Place) -> dict:
 
 def main(folder: str) -> None:
     """Both placements, one after the other in the same processes."""
-    here, machine = launchers.place(), int(os.environ["GROUP_RANK"])
+    here, machine = launchers.launched(), int(os.environ["GROUP_RANK"])
     found = {"inside": measure(here)}
     found["across"] = measure(replace(here, rank=2 * here.local_rank + machine, restarts=1))
     Path(folder, f"rank{here.rank}.json").write_text(json.dumps(found))

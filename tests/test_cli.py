@@ -53,7 +53,7 @@ FAILURES = {  # what a rank does to the training, and how the command's words be
     ),
     "Mismatch": (
         lambda axis: comm.broadcast(torch.ones(1), axis, axis.rank),
-        "two ranks do not fit together:",
+        "Two ranks made calls that do not match:",
     ),
     "TimeoutError": (
         lambda axis: None if axis.rank else comm.barrier(axis),

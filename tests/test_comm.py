@@ -299,7 +299,7 @@ def test_a_mismatch_is_named_at_once_with_both_sides(what):
         two.run(differently, *MISFITS[what])
     assert time.monotonic() - start < 300  # at once, not after the timeout
     error = str(info.value)
-    assert info.value.ename == "Mismatch" and "two ranks do not fit together" in error
+    assert info.value.ename == "Mismatch" and "Two ranks made calls that do not match" in error
     assert error.count("#") >= 2 and error.count("test_comm.py") >= 2
     assert "  rank 0 call" in error and "  rank 1 call" in error
 

@@ -77,7 +77,7 @@ def test_slurm_says_how_many_ranks_share_a_machine(monkeypatch):
     monkeypatch.setenv("SLURM_STEP_TASKS_PER_NODE", "4(x2),3")
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
         monkeypatch.delenv(name, raising=False)
-    assert launchers.place().neighbours == 4
+    assert launchers.launched().local_size == 4
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")

@@ -51,13 +51,13 @@ def meeting_place() -> dict[str, str]:
 def test_the_environment_says_who_we_are_and_whether_we_were_started_again(monkeypatch):
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
         monkeypatch.delenv(name, raising=False)
-    assert launchers.place() is None
+    assert launchers.launched() is None
     for name, value in {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1"}.items():
         monkeypatch.setenv(name, value)
-    assert launchers.place() == launchers.Place("torchrun", 3, 4, 1, 4)
+    assert launchers.launched() == launchers.Launched("torchrun", 3, 4, 1, 4)
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "a job")
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "2")
-    assert launchers.place() == launchers.Place("torchrun", 3, 4, 1, 4, "a job", 2)
+    assert launchers.launched() == launchers.Launched("torchrun", 3, 4, 1, 4, "a job", 2)
 
 
 def test_a_batch_script_of_slurm_is_no_rank_and_a_step_that_srun_starts_is(monkeypatch):
@@ -65,10 +65,10 @@ def test_a_batch_script_of_slurm_is_no_rank_and_a_step_that_srun_starts_is(monke
         monkeypatch.delenv(name, raising=False)
     for name, value in {"SLURM_PROCID": "0", "SLURM_NTASKS": "4", "SLURM_LOCALID": "0"}.items():
         monkeypatch.setenv(name, value)
-    assert launchers.place() is None
+    assert launchers.launched() is None
     monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "4")
     monkeypatch.setenv("SLURM_STEP_TASKS_PER_NODE", "2(x2)")
-    assert launchers.place() == launchers.Place("srun", 0, 4, 0, 2)
+    assert launchers.launched() == launchers.Launched("srun", 0, 4, 0, 2)
 
 
 LOSES_THE_OTHER = """
@@ -76,7 +76,7 @@ import os, sys, time, torch
 from gpt2lab.processes import launchers
 from gpt2lab.ranks import comm
 from gpt2lab.ranks.mesh import Mesh
-with launchers.joined(launchers.place(), timeout=2):
+with launchers.process_group(launchers.launched(), timeout=2):
     axis = Mesh(dp=2)["dp"]
     comm.all_reduce(torch.ones(1), axis)
     if axis.rank == 1:
@@ -117,7 +117,7 @@ import os, torch
 from gpt2lab.processes import launchers
 from gpt2lab.ranks import comm
 from gpt2lab.ranks.mesh import Mesh
-with launchers.joined(launchers.place(), timeout=20):
+with launchers.process_group(launchers.launched(), timeout=20):
     print(comm.all_reduce(torch.ones(1), Mesh(dp=2)["dp"]).item(), flush=True)
     os._exit(1)
 """

@@ -319,12 +319,10 @@ def test_calls_that_do_not_fit_are_named_with_both_sides(three):
         return text, again
 
     found = three.run(work)
-    both = "rank 0 and rank 1 do not fit together: all_reduce SUM float32 expects 16 bytes, what came is 20 bytes"
+    both = "rank 0 and rank 1 made calls that do not match: all_reduce SUM float32 expects 16 bytes but received 20"
     assert both in found[0][0] and found[0][0] == found[0][1]
-    assert (
-        "broadcast float32 of root 0 expects 16 bytes, what came is 16 bytes of all_reduce SUM float32"
-        in found[2][0]
-    )
+    other = "broadcast float32 of root 0 expects 16 bytes but received 16 bytes of all_reduce SUM float32"
+    assert other in found[2][0]
 
 
 def test_broadcasts_of_different_roots_do_not_fit(three):
@@ -344,13 +342,13 @@ def test_one_fault_ends_all_that_is_under_way(three):
         return text, [caught(handle.wait)[0] for handle in waiting]
 
     found = three.run(work)
-    assert all("do not fit together" in text for text, _ in found)
+    assert all("do not match" in text for text, _ in found)
     assert [others for _, others in found] == [[found[0][0]] * 2, [], [found[2][0]] * 2]
 
 
 def rank_0_of(ranks: int):
     """The memory of a group whose other ranks are played by the test, and the engine of its rank 0."""
-    from gpt2lab.transport.engine import Engine
+    from gpt2lab.transport.engine import ProgressEngine
     from gpt2lab.transport.memory import Memory
 
     descriptor = os.memfd_create("test")
@@ -359,7 +357,7 @@ def rank_0_of(ranks: int):
     memory.prepare(bytes(32))
     for rank in range(ranks):
         memory.sign(rank)
-    engine = Engine(memory, 0, [f"rank {r}" for r in range(ranks)], 60, ranks)
+    engine = ProgressEngine(memory, 0, [f"rank {r}" for r in range(ranks)], 60, ranks)
     engine._thread = threading.current_thread()  # nobody drives beside the test
     return memory, engine
 
@@ -373,7 +371,7 @@ def hears_from(memory, *peers):
 
 
 def test_a_rank_that_is_gone_is_missed_however_often_the_bell_rings():
-    from gpt2lab.transport.engine import Call
+    from gpt2lab.transport.engine import Request
 
     memory, engine = rank_0_of(2)
     memory.leave(1)
@@ -382,66 +380,66 @@ def test_a_rank_that_is_gone_is_missed_however_often_the_bell_rings():
     def ring():
         until = time.monotonic() + 5
         while not done.wait(0.01) and time.monotonic() < until:
-            transport.semaphores.post(memory.bell(0))
+            transport.semaphores.post(memory.wakeup(0))
 
     ringing = threading.Thread(target=ring)
     ringing.start()
-    text, seconds = caught(lambda: engine.run("lane", Call("barrier", hears_from(memory, 1))))
+    text, seconds = caught(lambda: engine.run("lane", Request("barrier", hears_from(memory, 1))))
     done.set()
     ringing.join()
     assert "rank 1 has left the group" in text and seconds < 4
 
 
 def test_who_has_delivered_and_left_is_not_taken_for_who_is_late():
-    from gpt2lab.transport.engine import Call
+    from gpt2lab.transport.engine import Request
 
     memory, engine = rank_0_of(3)
-    call = Call("barrier", hears_from(memory, 1, 2))
+    call = Request("barrier", hears_from(memory, 1, 2))
     engine.begin("lane", call)
     transport.semaphores.post(memory.pair(1, 0, messages=False).full)
     memory.leave(1)
-    engine._look_around()
+    engine._check_peers()
     assert call.error is None and call.need.peer == 2
     memory.leave(2)
-    engine._look_around()
+    engine._check_peers()
     assert str(call.error).startswith("rank 2 has left the group, while rank 0 waited for it in barrier")
 
 
 def test_patience_counts_from_the_last_progress():
-    from gpt2lab.transport.engine import Call
+    from gpt2lab.transport.engine import Request
 
     memory, engine = rank_0_of(3)
-    call = Call("barrier", hears_from(memory, 1, 2))
+    call = Request("barrier", hears_from(memory, 1, 2))
     engine.begin("lane", call)
     call.since -= 59
     transport.semaphores.post(memory.pair(1, 0, messages=False).full)
-    engine._look_around()
+    engine._check_peers()
     call.since -= 59
-    engine._look_around()
+    engine._check_peers()
     assert call.error is None
     call.since -= 2
-    engine._look_around()
+    engine._check_peers()
     assert "rank 2 has not come" in str(call.error)
 
 
 def test_a_fault_that_a_look_around_finds_ends_the_calls_of_other_lanes_too():
-    from gpt2lab.transport.engine import Call
+    from gpt2lab.transport.engine import Request
 
     def fails():
         yield from hears_from(memory, 1)
         raise ValueError("no room")
 
     memory, engine = rank_0_of(3)
-    calls = [Call("recv", fails()), Call("recv", hears_from(memory, 2))]
+    calls = [Request("recv", fails()), Request("recv", hears_from(memory, 2))]
     for lane, call in enumerate(calls):
         engine.begin(lane, call)
     transport.semaphores.post(memory.pair(1, 0, messages=False).full)
-    engine._look_around()
+    engine._check_peers()
     assert [str(call.error) for call in calls] == ["no room"] * 2 and all(call.done for call in calls)
 
 
 def test_after_a_fault_no_other_call_goes_on():
-    from gpt2lab.transport.engine import Call
+    from gpt2lab.transport.engine import Request
     from gpt2lab.transport.stream import Need
 
     memory, engine = rank_0_of(2)
@@ -455,7 +453,7 @@ def test_after_a_fault_no_other_call_goes_on():
         yield Need(pairs[1].full, 1)
         went_on.append(True)
 
-    calls = [Call("first", fails()), Call("second", follows())]
+    calls = [Request("first", fails()), Request("second", follows())]
     for lane, call in enumerate(calls):
         engine.begin(lane, call)
     for pair in pairs:  # both could go on now

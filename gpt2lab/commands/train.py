@@ -115,7 +115,7 @@ def run(args) -> int:
             print(f"\n{launcher}:\n{line}")
         return 0
     options.check()
-    here = launchers.place()
+    here = launchers.launched()
     if here:
         return _as_one_rank(here, options, source, args)
     folder = source.parent if source else folders.new(options, args.out)
@@ -133,10 +133,10 @@ def _as_one_rank(here, options: Options, source: Path | None, args) -> int:
             f"the plan {options.plan} needs {options.the_plan().world} ranks, but {here.launcher} started "
             f"{here.world_size}. Start as many as the plan needs."
         )
-    device = options.the_device(here.neighbours)
+    device = options.the_device(here.local_size)
     world = Axis("world", tuple(range(here.world_size)), here.rank)
     folder = source.parent if source else None
-    with launchers.joined(here, device, options.timeout):
+    with launchers.process_group(here, device, options.timeout):
         if here.rank == 0:
             folder = (
                 folder or folders.begun(here, options, args.out) or folders.new(options, args.out, here.job)

@@ -4,9 +4,9 @@ launch          `launch(f, ranks=4)` and `Ranks`: what a notebook calls
 pool            the processes themselves: started, kept warm, ended
 rank_process    what runs inside a rank
 preload         what the forkserver imports once, so that a rank starts in hundredths of a second
-watch           the parent's eyes: results, output, signs of life; where a dead rank is noticed
-status_board    shared memory in which each rank says what it is doing
-deadlock        ranks that wait for each other in a circle, and what every rank was doing, in words
+watch           the parent's loop: results, output, progress; where a dead rank is noticed
+status_board    shared memory in which each rank publishes its current call
+deadlock        ranks that wait for each other in a circle; the state of every rank in words
 failure         RankFailed: which rank, why, and its traceback
 orphans         no process and no folder is left behind, however the parent dies
 launchers       ranks that torchrun, Slurm or mpirun started

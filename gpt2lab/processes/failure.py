@@ -1,4 +1,4 @@
-"""RankFailed: the one exception that a launch raises, and the words in it."""
+"""RankFailed: the one exception that a launch raises, and its text."""
 
 import linecache
 import re
@@ -13,9 +13,9 @@ PACKAGE_PARENT = Path(__file__).resolve().parents[2]
 class RankFailed(RuntimeError):
     """A rank raised, died or got stuck.
 
-    `rank` is the rank to blame and `ename` the name of the exception type there (`ProcessDied`, `Deadlock` and
+    `rank` is the rank that caused the failure and `ename` the name of its exception type (`ProcessDied`, `Deadlock` or
     `TimeoutError` for ranks that could not raise); the text holds the rank's own traceback with its source.
-    `states` says of every rank what it was doing then: its last call, for how long it waited, and for whom.
+    `states` says what every rank was doing then: its last call, how long it waited, and for which ranks.
     """
 
     def __init__(self, message: str, rank: int | None = None, ename: str = "", states=None):
@@ -33,7 +33,7 @@ def readable(text: str) -> str:
 
 
 def cell_name(filename: str) -> str:
-    """The name that the notebook shows for a cell: `Cell In[3]` where IPython knows it, else `Cell`."""
+    """The name that the notebook shows for a cell: `Cell In[3]` where IPython knows the number, else `Cell`."""
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython else None
     compiler = getattr(shell, "compile", None)
@@ -41,8 +41,8 @@ def cell_name(filename: str) -> str:
     return "Cell" if number is None else f"Cell In[{number}]"
 
 
-def place(frame: str) -> str:
-    """A stack line `File "name", line 3 ...` with the text of that source line behind it."""
+def with_source(frame: str) -> str:
+    """A stack line `File "name", line 3 ...` followed by the text of that source line."""
     found = re.match(r'File "([^"]+)", line (\d+)', frame)
     if found is None:
         return frame
@@ -51,15 +51,15 @@ def place(frame: str) -> str:
 
 
 def own_frame(frames: list[str]) -> str:
-    """The innermost stack line that is not the standard library's or an installed package's."""
+    """The innermost stack line outside the standard library and installed packages."""
     libraries = (sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"), str(PACKAGE_PARENT / "gpt2lab"))
     return next((f for f in frames if not f.removeprefix('File "').startswith(libraries)), frames[0])
 
 
 def how_it_ended(exitcode: int | None) -> str:
-    """Say an exit code in words, signals by their name."""
+    """An exit code in words, a signal by its name."""
     if exitcode is None:
-        return "vanished without an exit code"
+        return "ended without an exit code"
     if exitcode >= 0:
         return f"left with exit code {exitcode} before it returned a result"
     try:

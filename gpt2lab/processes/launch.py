@@ -17,13 +17,12 @@ def launch(
 ) -> list:
     """Call `fn(rank, world_size, *args, **kwargs)` on new ranks and return the list of their results.
 
-    The ranks share a process group that is ready for use. Functions, lambdas and classes of a notebook cell
-    work: they travel by value. What ranks print comes back rank by rank when they are done
-    (`echo="grouped"`), at once (`echo="live"`) or not at all (`echo=False`). A rank that raises, dies, or
-    shows no sign of life (no line printed, no communication) for `timeout` seconds ends the run with
-    RankFailed, and no process is left behind.
+    The ranks share a process group that is ready for use. Functions, lambdas and classes of a notebook cell work: they
+    are sent by value. What ranks print is shown rank by rank at the end (`echo="grouped"`), at once (`echo="live"`) or
+    not at all (`echo=False`). A rank that raises, dies, or makes no progress (no line printed, no communication) for
+    `timeout` seconds ends the run with RankFailed, and no process is left behind.
 
-    `backend` is what carries the bytes: "shm" (memory the ranks share, the default where the system has it),
+    `backend` is what carries the bytes: "shm" (memory that the ranks share, the default where the system has it),
     "gloo" (sockets, everywhere) or "nccl" (a GPU for each rank; gloo carries what is on the CPU).
     """
     __tracebackhide__ = True
@@ -34,22 +33,20 @@ def launch(
 class Ranks:
     """Ranks that stay alive between calls: `with Ranks(4) as ranks: ranks.run(fn)`.
 
-    After a failure the next `run` starts new ranks by itself. The dictionary `kept` of this module lives as
-    long as its rank and carries state from one run to the next.
+    After a failure the next `run` starts new ranks. The dictionary `kept` of this module exists on each rank as long as
+    the rank lives, and carries state from one run to the next.
     """
 
     def __init__(self, ranks: int = 4, timeout: float = 30.0, echo="grouped", backend: str | None = None):
         if not isinstance(ranks, int) or ranks < 1:
             raise ValueError(f"ranks={ranks!r}: the number of ranks must be a whole number, 1 or more.")
         if not timeout > 0:
-            raise ValueError(f"timeout={timeout!r}: the seconds without a sign of life must be more than 0.")
+            raise ValueError(f"timeout={timeout!r}: the seconds without progress must be more than 0.")
         if echo not in ("grouped", "live", False):
-            raise ValueError(f"echo={echo!r}: choose 'grouped', 'live' or False.")
+            raise ValueError(f"echo={echo!r}: use 'grouped', 'live' or False.")
         backend = backend or transport.default()
         if backend not in BACKENDS or (backend == transport.NAME and not transport.AVAILABLE):
-            raise ValueError(
-                f"backend={backend!r}: choose one of {', '.join(BACKENDS)} that this system has."
-            )
+            raise ValueError(f"backend={backend!r}: use one of {', '.join(BACKENDS)} that this system has.")
         self.size, self.timeout, self.echo, self.backend = ranks, timeout, echo, backend
         self._pool = None
 
@@ -107,16 +104,16 @@ class Ranks:
 
 
 def _pack(fn, args: tuple, kwargs: dict) -> bytes:
-    """The job as bytes: the function and its arguments by value, and the cells' source for tracebacks."""
+    """The job as bytes: the function and its arguments by value, and the source of notebook cells for tracebacks."""
     import cloudpickle
 
     if not callable(fn):
-        raise TypeError(f"launch needs a function fn(rank, world_size, ...), got a {type(fn).__name__}.")
+        raise TypeError(f"launch needs a function fn(rank, world_size, ...), but got a {type(fn).__name__}.")
     try:
         payload = cloudpickle.dumps((fn, args, kwargs))
     except (TypeError, pickle.PicklingError, RuntimeError) as error:
         raise TypeError(
-            f"{fn!r} cannot be sent to the ranks: {error}. Make such objects inside the function."
+            f"{fn!r} cannot be sent to the ranks: {error}. Create such objects inside the function."
         ) from error
     cells = {name: entry for name, entry in linecache.cache.items() if len(entry) == 4 and entry[1] is None}
     return pickle.dumps((cells, payload))

@@ -1,7 +1,7 @@
 """No process and no folder outlives the notebook's kernel, however the kernel dies.
 
-Linux sends the forkserver a signal when its parent dies; it removes the private folders and leaves, and its own
-death kills every rank, also one that is stopped or holds the GIL. Elsewhere a thread in each rank does the work.
+Linux sends the forkserver a signal when its parent dies; it then removes the private folders and exits, and its own
+death kills every rank, even one that is stopped or holds the GIL. On other systems a thread in each rank does this.
 """
 
 import contextlib
@@ -15,11 +15,11 @@ from pathlib import Path
 
 PR_SET_PDEATHSIG = 1
 FOLDER_PREFIX = "gpt2lab-"
-GUARD = "GPT2LAB_GUARD_FORKSERVER"
+PARENT = "GPT2LAB_FORKSERVER_PARENT"
 
 
 def die_with_parent(sig: int) -> None:
-    """Ask Linux to send `sig` to this process when its parent dies; elsewhere do nothing."""
+    """Ask Linux to send `sig` to this process when its parent dies; a no-op on other systems."""
     if sys.platform == "linux":
         with contextlib.suppress(OSError, AttributeError):
             ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(sig), 0, 0, 0)
@@ -36,13 +36,13 @@ def _parent_died(parent: int) -> None:
     os._exit(0)
 
 
-def guard_forkserver() -> None:
-    """In the forkserver: leave (and so end every rank) when the process that started it is gone.
+def exit_with_parent() -> None:
+    """In the forkserver: exit (which ends every rank) when the process that started it is gone.
 
-    The launcher leaves its process number in the environment, and whether its main thread starts the forkserver:
-    Linux counts the end of the *thread* that forked as the parent's death, so other threads get no such signal.
+    That process puts its number into the environment, and whether its main thread starts the forkserver: for Linux the
+    parent is the *thread* that forked, so if another thread did, its end must not count as the parent's death.
     """
-    parent, _, thread = os.environ.get(GUARD, "").partition(" ")
+    parent, _, thread = os.environ.get(PARENT, "").partition(" ")
     if not parent:
         return
     if thread == "main":

@@ -1,4 +1,4 @@
-"""A pool: the processes of one pool of ranks, with their pipes, private folder and board."""
+"""A pool of ranks: their processes, pipes, private folder and status board."""
 
 import contextlib
 import errno
@@ -15,18 +15,18 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 from ..machine.huge_pages import ask_for_huge_pages
-from .failure import own_frame, place
-from .orphans import FOLDER_PREFIX, GUARD
+from .failure import own_frame, with_source
+from .orphans import FOLDER_PREFIX, PARENT
 from .rank_process import HEADER, serve
 from .status_board import Board
 
 _starting = threading.Lock()
-RESERVE = 1 << 16  # bytes that ranks will write into the private folder on their way: store, stacks
+RESERVE = 1 << 16  # bytes that ranks will write into the private folder later: store, stacks
 FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class Member:
-    """One rank as its parent sees it: the process, its message pipe and what it prints."""
+    """One rank as its parent sees it: the process, the pipe for messages and the pipe for what it prints."""
 
     def __init__(self, rank: int, process, pipe: Connection, output: int):
         self.rank, self.process, self.pipe, self.output = rank, process, pipe, output
@@ -34,7 +34,7 @@ class Member:
         self.printed = bytearray()
 
     def messages(self) -> list[bytes] | None:
-        """Read what has arrived, never waiting for the rest of a message; None at the end of the pipe."""
+        """Read what has arrived without waiting and return the complete messages; None at the end of the pipe."""
         try:
             chunk = os.read(self.pipe.fileno(), 1 << 20)
         except OSError:
@@ -52,7 +52,7 @@ class Member:
         return complete
 
     def lines(self, last: bool = False) -> list[str] | None:
-        """Read printed text and return its complete lines (with `last`, also a line without an end)."""
+        """Read printed text and return its complete lines (with `last`, also one without a line end)."""
         try:
             chunk = b"" if last else os.read(self.output, 1 << 16)
         except OSError:
@@ -100,12 +100,12 @@ class Pool:
         return Member(rank, process, ours, reading)
 
     def send(self, job: bytes) -> None:
-        """Give every rank the same job; through a file, so that a stopped rank cannot block the parent."""
+        """Give every rank the same job: through a file, so that a stopped rank cannot block the parent."""
         path = self.folder / f"job.{self.jobs}"
         with _room(self.folder):
             path.write_bytes(job)
         for member in self.members:
-            with contextlib.suppress(OSError):  # a dead rank is found by the watch, with its exit code
+            with contextlib.suppress(OSError):  # Watch finds a dead rank and reports its exit code
                 member.pipe.send_bytes(str(self.jobs).encode())
         self.jobs += 1
 
@@ -114,7 +114,7 @@ class Pool:
         (self.folder / f"job.{self.jobs - 1}").unlink(missing_ok=True)
 
     def alive(self) -> bool:
-        """Whether every rank still lives."""
+        """Whether every rank is alive."""
         return all(member.process.is_alive() for member in self.members)
 
     def kill(self) -> None:
@@ -134,7 +134,7 @@ class Pool:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def held_up(self, rank: int) -> float:
-        """Seconds that a rank was ready to run but had no core: no reason to call it stuck (0.0 if unknown)."""
+        """Seconds that a rank was ready to run but had no core, in which it is not stuck (0.0 if unknown)."""
         try:
             fields = Path(f"/proc/{self.members[rank].process.pid}/schedstat").read_text().split()
             return int(fields[1]) / 1e9
@@ -142,14 +142,14 @@ class Pool:
             return 0.0
 
     def stopped(self, rank: int) -> str:
-        """What to say of a rank that a signal has stopped, wherever it is; nothing of any other."""
+        """The state of a rank that a signal has stopped, in words; empty for any other rank."""
         pid = self.members[rank].process.pid
         return f"is stopped (SIGSTOP), process {pid}" if _process_state(pid) == "T" else ""
 
     def stack(self, rank: int) -> str:
-        """Where a silent rank is now: `stopped (SIGSTOP)` or a line of its Python stack."""
-        if said := self.stopped(rank):
-            return said
+        """Where a rank without progress is now: `is stopped (SIGSTOP)` or a line of its Python stack."""
+        if stopped := self.stopped(rank):
+            return stopped
         pid = self.members[rank].process.pid
         if not hasattr(signal, "SIGUSR1") or rank not in self.up:
             return "is still starting" if rank not in self.up else "is busy"
@@ -163,19 +163,19 @@ class Pool:
         with open(path) as file:
             file.seek(seen)
             frames = [line.strip() for line in file if line.strip().startswith("File")]
-        return f"is at {place(own_frame(frames))}" if frames else "is busy and shows no Python stack"
+        return f"is at {with_source(own_frame(frames))}" if frames else "is busy and shows no Python stack"
 
 
 @contextlib.contextmanager
 def _room(folder: Path):
-    """Say in one line that the disk is full, and what to do."""
+    """Turn the error of a full disk into one sentence that says what to do."""
     try:
         yield
     except OSError as error:
         if error.errno not in FULL:
             raise
         raise OSError(
-            f"There is no room in {folder.parent} for what the ranks share. Free some, or set TMPDIR to another folder."
+            f"{folder.parent} is full: the ranks share files there. Free some space, or set TMPDIR to another folder."
         ) from None
 
 
@@ -187,7 +187,7 @@ def _process_state(pid: int) -> str:
 
 
 def _context():
-    """Forkserver with torch preloaded and memory kept in huge pages; spawn where there is no forkserver (Windows)."""
+    """A forkserver with torch preloaded and memory in huge pages; spawn where there is no forkserver (Windows)."""
     if "forkserver" not in multiprocessing.get_all_start_methods():
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
@@ -196,12 +196,12 @@ def _context():
 
     main = threading.current_thread() is threading.main_thread()
     before = dict(os.environ)
-    os.environ[GUARD] = f"{os.getpid()} {'main' if main else 'other'}"
+    os.environ[PARENT] = f"{os.getpid()} {'main' if main else 'other'}"
     ask_for_huge_pages()
     try:
         ensure_running()
     finally:
-        for name in (GUARD, "GLIBC_TUNABLES"):
+        for name in (PARENT, "GLIBC_TUNABLES"):
             os.environ.pop(name, None)
             os.environ.update({name: before[name]} if name in before else {})
     return context
@@ -209,7 +209,7 @@ def _context():
 
 @contextlib.contextmanager
 def _without_main():
-    """Hide the caller's script while processes start: ranks get functions by value and never rerun it."""
+    """Hide the caller's script while processes start: ranks get functions by value and must not run it again."""
     main = sys.modules.get("__main__")
     sys.modules["__main__"] = types.ModuleType("__main__")
     try:

@@ -1,4 +1,4 @@
-"""What runs inside one rank's process: join the group, then call one function after the other."""
+"""The main function of a rank's process: join the group, then call one function after the other."""
 
 import contextlib
 import datetime
@@ -29,7 +29,7 @@ LOST_PEER = re.compile(r"gloo/|Connection closed by peer|Connection reset|Broken
 
 
 class _Kept(dict):
-    """A dictionary that lives as long as its rank; a function of a cell refers to it, never copies it."""
+    """A dictionary that lives as long as its rank; a function sent to the ranks refers to it and never copies it."""
 
     def __reduce__(self):
         return "kept"
@@ -41,7 +41,7 @@ kept = _Kept()
 def serve(
     rank: int, world: int, folder: str, backend: str, timeout: float, pipe: Connection, output: Connection
 ):
-    """Main function of a rank: set up the process, then answer jobs until the parent hangs up."""
+    """The main function of a rank: set up the process, then run jobs until the parent closes the pipe."""
     _protect(folder, rank, pipe)
     _redirect(output)
     try:
@@ -59,7 +59,7 @@ def serve(
 
 
 def _protect(folder: str, rank: int, pipe: Connection) -> None:
-    """Die with the parent, leave Ctrl-C to it, and show the stack on SIGUSR1 even while the GIL is held."""
+    """Die with the parent, ignore Ctrl-C (the parent handles it), write the stack on SIGUSR1 even with the GIL held."""
     die_with_parent(signal.SIGKILL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -70,12 +70,12 @@ def _protect(folder: str, rank: int, pipe: Connection) -> None:
 
 
 def _leave_with_parent(folder: str, pipe: Connection) -> None:
-    """End this rank when the parent is gone, or has dropped its end of the pipe."""
+    """End this rank when the parent is gone or has closed its end of the pipe."""
     sentinel = parent_process().sentinel
     if hasattr(select, "poll"):
         poll = select.poll()
         poll.register(sentinel, select.POLLIN)
-        poll.register(pipe.fileno(), 0)  # no event asked for: reports only that the other end was closed
+        poll.register(pipe.fileno(), 0)  # no events: poll then reports only that the other end was closed
         poll.poll()
     else:
         wait([sentinel])
@@ -85,7 +85,7 @@ def _leave_with_parent(folder: str, pipe: Connection) -> None:
 
 
 def _redirect(output: Connection) -> None:
-    """Send what this rank prints, also from C++, to the parent, which shows it in the right cell."""
+    """Send what this rank prints, also from C++, to the parent, which shows it in the cell that launched it."""
     os.dup2(output.fileno(), 1)
     os.dup2(output.fileno(), 2)
     sys.stdout = io.TextIOWrapper(io.FileIO(1, "w", closefd=False), line_buffering=True, errors="replace")
@@ -109,13 +109,13 @@ def _join_group(rank: int, world: int, folder: str, backend: str, timeout: float
         torch.cuda.set_device(rank % torch.cuda.device_count())
         backend = WITH_GPUS
     store = dist.FileStore(str(Path(folder, "store")), world)
-    # The parent notices a hang first and explains it; the group's own timeout is only the last resort.
-    patience = datetime.timedelta(seconds=2 * timeout + 60)
-    dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=patience)
+    # longer than the parent's timeout, because the parent can explain a hang
+    longest = datetime.timedelta(seconds=2 * timeout + 60)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=longest)
 
 
 def _call(job: Path, rank: int, world: int, pipe: Connection) -> dict:
-    """Run one job and describe what came of it; the job's file holds the function by value."""
+    """Run one job and return its result or its error as a message; the job's file holds the function by value."""
     import cloudpickle
 
     with _early_report(pipe):
@@ -143,9 +143,9 @@ def _flush() -> None:
 
 @contextlib.contextmanager
 def _early_report(pipe: Connection):
-    """A rank that destroys its group while an exception passes through tells of the exception first.
+    """Report an exception before a rank destroys its process group because of it.
 
-    Its peers fail the moment the group goes down; without this note they would be blamed for it.
+    Its peers fail as soon as the group is gone; without this report they would be blamed.
     """
     import torch.distributed as dist
 

@@ -1,9 +1,9 @@
-"""The board: a small piece of shared memory in which every rank says what it is doing now.
+"""The status board: a small piece of shared memory in which every rank publishes its current call.
 
-A rank writes a line when it starts a communication call and wipes it when the call is done; the parent
-process reads the lines to explain a hang. The board also keeps the last calls of every rank, so that two ranks
-which make different calls in the same place find out before any data moves. Without a board (a script under
-torchrun, a test without ranks) a rank only remembers its own call, for its last words.
+A rank writes a record when it starts a communication call and clears it when the call is done; the parent process reads
+the records to explain a hang. The board also keeps the last calls of every rank, so that two ranks that make different
+calls at the same position find out before any data moves. Without a board (a script under torchrun, a test without
+ranks) a rank only remembers its own call, for error messages.
 """
 
 import contextlib
@@ -18,16 +18,17 @@ import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
-from .failure import place
+from ..transport.engine import Mismatch
+from .failure import with_source
 
 TEXT = 480
 RECORD = struct.Struct(f"<QdQ{TEXT}s")  # version (odd while being written), start time, calls made, text
 FIELDS = 7
 SLOTS = 64
 NOTE = 400
-SLOT = struct.Struct(f"<Q{NOTE}s")  # key of the call, what was called with what and where
+SLOT = struct.Struct(f"<Q{NOTE}s")  # key of the call, the call with its arguments and line
 COUNTS = 256
-TRIES = 16  # places for a channel's count, one behind the other
+TRIES = 16  # entries in which a channel's count can be, one after the other
 COUNT = struct.Struct("<II")  # checksum of a channel's name, calls begun there
 PER_RANK = RECORD.size + SLOTS * SLOT.size + COUNTS * COUNT.size
 _TORCH = importlib.util.find_spec("torch").submodule_search_locations[0]
@@ -35,15 +36,11 @@ _HERE = os.path.dirname(__file__)
 _NOT_THE_CALLER = (_HERE, os.path.join(os.path.dirname(_HERE), "ranks"), _TORCH, contextlib.__file__)
 
 
-class Mismatch(RuntimeError):
-    """Two ranks made different calls in the same place of the same group; both are in the text."""
-
-
 @dataclass(frozen=True)
-class Entry:
+class Activity:
     """What one rank is doing: `since` is 0.0 while it is in no call; `calls` counts all calls so far.
 
-    `channel` is where its number counts, if it is known that the rank's main thread is blocked until the call is done.
+    `channel` is set only if the rank's main thread is blocked until the call is done; `number` counts calls on it.
     """
 
     rank: int
@@ -74,20 +71,20 @@ class Board:
 
     def say(self, text: bytes) -> None:
         """Publish that this rank starts a call, described by `text`."""
-        with self.lock:  # a thread in the background calls as well
+        with self.lock:  # a background thread makes calls as well
             self.text, self.calls = text, self.calls + 1
             self.write(time.monotonic())
 
     def write(self, since: float) -> None:
-        """Publish this rank's record; a reader that meets an odd version tries again."""
+        """Publish this rank's record; a reader that sees an odd version tries again."""
         offset = self.rank * PER_RANK
         version = RECORD.unpack_from(self.memory, offset)[0]
         struct.pack_into("<Q", self.memory, offset, version + 1)
         RECORD.pack_into(self.memory, offset, version + 1, since, self.calls, self.text)
         struct.pack_into("<Q", self.memory, offset, version + 2)
 
-    def read(self, rank: int) -> Entry:
-        """The record of `rank` as it is now."""
+    def read(self, rank: int) -> Activity:
+        """The current record of `rank`."""
         for _ in range(100):
             before, since, calls, text = RECORD.unpack_from(self.memory, rank * PER_RANK)
             after = struct.unpack_from("<Q", self.memory, rank * PER_RANK)[0]
@@ -95,20 +92,22 @@ class Board:
                 break
         parts = text.rstrip(b"\0").decode(errors="replace").split("\x1f")
         if len(parts) != FIELDS:
-            return Entry(rank, 0.0, calls)
+            return Activity(rank, 0.0, calls)
         op, axis, peers, number, channel, detail, where = parts
         ranks = tuple(int(peer) for peer in peers.split(",") if peer)
-        return Entry(rank, since, calls, op, axis, ranks, int(number or 0), detail, where, int(channel or 0))
+        return Activity(
+            rank, since, calls, op, axis, ranks, int(number or 0), detail, where, int(channel or 0)
+        )
 
     def note(self, key: int, text: bytes) -> None:
-        """Keep one call in this rank's history, in the place of the one 64 calls before."""
+        """Store one call in this rank's history, over the one 64 calls before."""
         offset = self.rank * PER_RANK + RECORD.size + key % SLOTS * SLOT.size
         struct.pack_into("<Q", self.memory, offset, 0)
         SLOT.pack_into(self.memory, offset, 0, text)
         struct.pack_into("<Q", self.memory, offset, key)
 
     def noted(self, rank: int, key: int) -> str | None:
-        """What `rank` has noted under a key; None when it has not come there yet, or long ago."""
+        """What `rank` has stored under a key; None before that call, and long after it."""
         offset = rank * PER_RANK + RECORD.size + key % SLOTS * SLOT.size
         found, text = SLOT.unpack_from(self.memory, offset)
         if found != key or struct.unpack_from("<Q", self.memory, offset)[0] != key:
@@ -116,45 +115,45 @@ class Board:
         return text.rstrip(b"\0").decode(errors="replace")
 
     def count(self, channel: int, number: int) -> None:
-        """Say that this rank has begun call `number` on a channel."""
-        for offset, there in self._places(self.rank, channel):
+        """Publish that this rank has begun call `number` on a channel."""
+        for offset, there in self._counts(self.rank, channel):
             if there in (0, channel):
                 COUNT.pack_into(self.memory, offset, channel, number)
                 return
 
     def begun(self, rank: int, channel: int) -> int | None:
-        """How many calls `rank` has begun on a channel; None where that has found no place."""
-        for offset, there in self._places(rank, channel):
+        """How many calls `rank` has begun on a channel; None where the table had no free entry for it."""
+        for offset, there in self._counts(rank, channel):
             if there in (0, channel):
                 return COUNT.unpack_from(self.memory, offset)[1]
         return None
 
-    def _places(self, rank: int, channel: int):
-        """Where a rank may count a channel, and which channel it counts there (0: none)."""
+    def _counts(self, rank: int, channel: int):
+        """The entries that may count a channel of a rank: (offset, the channel counted there now or 0)."""
         table = rank * PER_RANK + RECORD.size + SLOTS * SLOT.size
         for number in range(channel, channel + TRIES):
             offset = table + number % COUNTS * COUNT.size
             yield offset, COUNT.unpack_from(self.memory, offset)[0]
 
     def close(self) -> None:
-        """Give the memory back."""
+        """Unmap the memory."""
         self.memory.close()
 
 
 _board: Board | None = None
-_mine: tuple | None = None  # without a board: this rank's call, its axis, peers, number and caller
+_mine: tuple | None = None  # without a board: this rank's call as (op, axis, peers, number, caller)
 
 
 def attach(path: Path, rank: int, world: int) -> None:
-    """Called by the launcher inside a rank: from now on calls are written to the board at `path`."""
+    """Write this rank's calls to the board at `path` from now on."""
     global _board
     _board = Board(path, world, rank)
 
 
 def enter(op: str, axis_name: str, peers, call_number: int, detail: str = "", channel: str = "") -> None:
-    """Say that this rank starts call `call_number` of `op` on an axis, and with which global ranks.
+    """Publish that this rank starts call `call_number` of `op` on an axis, with the global ranks `peers`.
 
-    `channel` is given when the rank does nothing else until the call is done.
+    `channel` is given if the rank is blocked until the call is done.
     """
     global _mine
     if _board is None:
@@ -166,11 +165,11 @@ def enter(op: str, axis_name: str, peers, call_number: int, detail: str = "", ch
     _board.say("\x1f".join(fields).encode()[:TEXT])
 
 
-def post(channel: str, number: int, signature: str, axis_name: str, peers, agree=None) -> None:
-    """Note call `number` of a channel (a group, or a direction of a pair) and compare it with the peers' notes.
+def announce(channel: str, number: int, signature: str, axis_name: str, peers, agree=None) -> None:
+    """Publish call `number` of a channel (a group, or a direction of a pair) and compare it with the peers' calls.
 
     Every rank writes before it reads, so of two that differ at least the later one notices and raises Mismatch.
-    `agree(mine, theirs, peer)` replaces equality for calls whose signatures differ rightly.
+    `agree(mine, theirs, peer)` replaces equality, for calls that match with different signatures.
     """
     if _board is None:
         return
@@ -185,14 +184,14 @@ def post(channel: str, number: int, signature: str, axis_name: str, peers, agree
             continue
         theirs, *rest = noted.split("\x1f")
         if not (agree(signature, theirs, peer) if agree else signature == theirs):
-            mine = f"rank {_board.rank} calls {signature} {what}; {place(caller())}"
-            other = f"rank {peer} called {theirs} {'; '.join([rest[0], place(rest[-1])])}"
+            mine = f"rank {_board.rank} calls {signature} {what}; {with_source(caller())}"
+            other = f"rank {peer} called {theirs} {'; '.join([rest[0], with_source(rest[-1])])}"
             why = "Ranks of one axis must make the same calls in the same order, with shapes that fit."
-            raise Mismatch(f"two ranks do not fit together:\n  {mine}\n  {other}\n{why}")
+            raise Mismatch(f"Two ranks made calls that do not match:\n  {mine}\n  {other}\n{why}")
 
 
 def leave() -> None:
-    """Say that the call is done."""
+    """Publish that the call is done."""
     global _mine
     _mine = None
     if _board is not None:
@@ -200,17 +199,17 @@ def leave() -> None:
             _board.write(0.0)
 
 
-def last_words() -> str:
-    """The call that this rank is in, with whom and from where, where there is no board for others to read it."""
+def current_call() -> str:
+    """The call that this rank is in, with its peers and its source line, for a rank without a board."""
     if _mine is None:
-        return "a call of torch's own"
+        return "a call of torch itself"
     op, axis_name, peers, number, frame = _mine
-    whom = f"rank{'s' * (len(peers) > 1)} {', '.join(map(str, peers))}"
-    return f"{op} #{number} on axis {axis_name!r} with {whom} ({place(frame)})"
+    others = f"rank{'s' * (len(peers) > 1)} {', '.join(map(str, peers))}"
+    return f"{op} #{number} on axis {axis_name!r} with {others} ({with_source(frame)})"
 
 
 def caller() -> str:
-    """The file and line that called: outside torch (which runs backward functions), `ranks` and `processes`."""
+    """The file and line of the innermost frame outside torch (which runs backward), `ranks` and `processes`."""
     frame = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename.startswith(_NOT_THE_CALLER):
         frame = frame.f_back

@@ -1,4 +1,4 @@
-"""The parent's eye on a running job: collects results and printed lines, and decides what went wrong."""
+"""The parent's loop over a running job: collects results and printed lines, and finds out what went wrong."""
 
 import os
 import pickle
@@ -11,9 +11,9 @@ from . import deadlock
 from .failure import RankFailed, how_it_ended
 from .pool import Pool
 
-GRACE = 0.15  # seconds in which the other ranks may still say that it was they who failed
-LONG_GRACE = 1.0  # the same while only ranks have reported that lost a peer, which is never the cause
-STARTUP = 120.0
+GRACE = 0.15  # seconds after a failure in which another rank may still report that it failed first
+LONG_GRACE = 1.0  # the same while all reports so far are of lost peers, which is never the cause
+STARTUP = 120.0  # seconds
 
 
 class Watch:
@@ -32,7 +32,7 @@ class Watch:
         self.calls = dict.fromkeys(self.sign_of_life, 0)
 
     def run(self) -> list:
-        """Wait for all results; raises RankFailed as soon as it is clear which rank is to blame."""
+        """Wait for all results; raises RankFailed as soon as it is known which rank caused a failure."""
         while len(self.results) < len(self.pool.members):
             self._listen()
             if self.trouble is not None and self._clear_enough():
@@ -114,7 +114,7 @@ class Watch:
         return everyone or waited > LONG_GRACE or (waited > GRACE and bool(self._causes()))
 
     def _drain(self) -> None:
-        """Show the lines that are still in the pipes, and the last ones that lack their line end."""
+        """Show the lines that are still in the pipes, also those without a line end."""
         for member in self.pool.members:
             while wait([member.output], 0):
                 lines = member.lines()
@@ -196,7 +196,7 @@ class Watch:
         self.held[rank] = self.pool.held_up(rank)
 
     def _look_for_a_circle(self, now: float) -> None:
-        found = deadlock.find(self.pool.board, sorted(set(self.sign_of_life) - set(self.results)), now)
+        found = deadlock.find_circle(self.pool.board, sorted(set(self.sign_of_life) - set(self.results)), now)
         if not found:
             return
         states = self._states(now)
@@ -221,10 +221,10 @@ class Watch:
         ranks, cores = len(states), os.cpu_count() or 1
         if ranks > cores:
             lines.append(
-                f"  ({ranks} ranks share {cores} cores; if they are only slow, pass a larger timeout=)"
+                f"  ({ranks} ranks share {cores} cores; if they are only slow, use a larger timeout=)"
             )
         self._drain()
         raise RankFailed("\n".join(lines), culprit, "TimeoutError", states)
 
     def _states(self, now: float, pool=None) -> dict[int, str]:
-        return deadlock.describe(self.pool.board, self.sign_of_life, self.results, now, pool)
+        return deadlock.states(self.pool.board, self.sign_of_life, self.results, now, pool)

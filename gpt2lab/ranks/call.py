@@ -147,7 +147,7 @@ def perform(call: Call, start, result, async_op: bool = False, finish=None):
     _numbers[call.channel] += 1
     number = _numbers[call.channel]
     agree = lambda mine, theirs, peer: _fit(mine, theirs, call.axis.rank, call.axis.ranks.index(peer))
-    status_board.post(call.channel, number, f"{call.op} {call.detail}", call.axis.name, call.peers, agree)
+    status_board.announce(call.channel, number, f"{call.op} {call.detail}", call.axis.name, call.peers, agree)
     status_board.enter(
         call.op, call.axis.name, call.peers, number, call.detail, "" if async_op else call.channel
     )

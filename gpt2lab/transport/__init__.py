@@ -4,9 +4,9 @@
     gpt2lab.transport.register()
     dist.init_process_group("shm", ...)        # DDP, FSDP2, DTensor and pipelining run over it unchanged
 
-Read in this order: `semaphores` (who waits for whom), `memory` (what is shared), `stream` (one writer, some readers, a
-few slots), `moves` (every collective in a few lines on streams), `engine` (who carries them out, and what a fault
-looks like), `group` (what torch.distributed sees).
+Read in this order: `semaphores` (how ranks wait), `memory` (what is shared), `stream` (one writer, some readers, a few
+slots), `moves` (every collective in a few lines on streams), `engine` (runs them and reports faults), `kinds` and
+`work` (a call's kind as a number, its handle), `group` (what torch.distributed calls).
 """
 
 import os
@@ -18,7 +18,7 @@ __all__ = ["AVAILABLE", "NAME", "default", "register"]
 
 
 def _memory_can_be_shared() -> bool:
-    """Whether this system makes anonymous memory, and opens it again by its place in /proc."""
+    """Whether this system has anonymous memory files that can be opened again by their path in /proc."""
     try:
         descriptor = os.memfd_create("gpt2lab", os.MFD_CLOEXEC)
     except (AttributeError, OSError):
@@ -36,12 +36,12 @@ AVAILABLE = semaphores.AVAILABLE and _memory_can_be_shared()
 
 
 def default() -> str:
-    """What ranks of one machine talk through: what GPT2LAB_BACKEND names, else "shm" where it works, else "gloo"."""
+    """The backend for ranks of one machine: what GPT2LAB_BACKEND names, else "shm" where it works, else "gloo"."""
     return os.environ.get("GPT2LAB_BACKEND") or (NAME if AVAILABLE else "gloo")
 
 
 def register() -> None:
-    """Make the backend known to torch.distributed under its name; again is harmless."""
+    """Register the backend with torch.distributed; a second call is a no-op."""
     import torch.distributed as dist
 
     from .group import create

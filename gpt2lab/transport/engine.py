@@ -1,9 +1,9 @@
-"""The engine of one group on one rank: carries out what is under way, sleeps while nothing can go on, finds faults.
+"""The progress engine of one group on one rank: runs its requests, sleeps while none can continue, finds faults.
 
-Calls go in lanes: what must keep its order (all collectives of the group; the sends to one rank; the receives from
-one rank) is in one lane, and lanes go on independently, so a receive never stands in the way of a send. Whoever waits
-for a call drives the engine himself, which costs no switch of threads; for calls that nobody waits for yet, a thread
-of the engine's own drives. Nobody spins for long: a driver with nothing to do sleeps on the rank's bell.
+Requests are queued in lanes: those that must keep their order (all collectives of the group; the sends to one rank; the
+receives from one rank) are in one lane, and lanes progress independently, so a receive never blocks a send. A thread
+that waits for a request drives the engine itself, which saves a switch of threads; requests that no thread waits for
+are driven by a thread of the engine. A driver that cannot continue spins for a moment, then sleeps on a semaphore.
 """
 
 import math
@@ -15,70 +15,71 @@ from collections import deque
 from torch.futures import Future
 
 from . import semaphores
-from .kinds import describe
-from .stream import Misfit, Need
+from .kinds import kind_name
+from .stream import Need, UnexpectedDelivery
 
-ALERT = 5e-5  # seconds before a driver sleeps, where every rank has a core: falling asleep and waking take as long
-GLANCE = 0.1  # seconds after which a driver looks whether those it waits for still live
+SPIN = 5e-5  # seconds that a driver spins before it sleeps when ranks <= cores: waking up takes as long
+CHECK_EVERY = 0.1  # seconds between a driver's checks whether the ranks that it waits for are alive
 
 
 class PeerLost(RuntimeError):
-    """A rank that this one waits for is gone, or says nothing for too long."""
+    """A rank that this one waits for is gone, or has not answered for too long."""
 
     lost_peer = True
 
 
 class Mismatch(RuntimeError):
-    """Two ranks made calls that do not belong together; both are in the text."""
+    """Two ranks of a group made different calls at the same position; both are in the text."""
 
 
-class Call:
-    """One call under way: its steps, what it needs before the next, and how it ended.
+class Request:
+    """One call in progress: its steps (a generator), what it needs before the next step, and how it ended.
 
-    Its tensors live in its steps alone, which are gone when they are over. Whoever waited for the call is then the only
-    one to hold them, and memory is free the moment he lets go.
+    Only the steps refer to its tensors, and a finished generator refers to nothing: so the memory is free as soon as
+    the caller drops them.
     """
 
     def __init__(self, name: str, steps):
         self.name, self.steps = name, steps
         self.need: Need | None = None
-        self.since = time.monotonic()  # when it went on for the last time
-        self.ended = False  # nothing is left to do
-        self.done = False  # and nobody but its caller holds anything of it
+        self.since = time.monotonic()  # time of its last progress
+        self.ended = False  # no step is left
+        self.done = False  # ended, and its future is resolved
         self.error: Exception | None = None
-        self.future: tuple[Future, list] | None = None  # who asked for one, with the tensors it is to give
+        self.future: tuple[Future, list] | None = None  # if one was requested, with the tensors of its result
 
 
-class Engine:
-    """Carries out the calls of one group on one rank.
+class ProgressEngine:
+    """Runs the requests of one group on one rank.
 
-    `names[r]` is what messages call rank r of the group, `crowd` is how many ranks this machine has to run.
+    `names[r]` is the name of rank r of the group in messages, `timeout` is in seconds, `local_ranks` is the number of
+    ranks on this machine.
     """
 
-    def __init__(self, memory, rank: int, names: list[str], patience: float, crowd: int):
-        self._memory, self._me, self._names, self._patience = memory, names[rank], names, patience
-        self._bell = memory.bell(rank)
-        self._alert = ALERT if crowd <= len(os.sched_getaffinity(0)) else 0.0
+    def __init__(self, memory, rank: int, names: list[str], timeout: float, local_ranks: int):
+        self._memory, self._me, self._names, self._timeout = memory, names[rank], names, timeout
+        self._wakeup = memory.wakeup(rank)
+        self._spin = SPIN if local_ranks <= len(os.sched_getaffinity(0)) else 0.0
         self._changed = threading.Condition()
-        self._lanes: dict[object, deque[Call]] = {}
+        self._lanes: dict[object, deque[Request]] = {}
         self._driven = self._closed = False
-        self._looked = 0.0
+        self._checked = 0.0
         self._broken: Exception | None = None
         self._thread: threading.Thread | None = None
 
-    def begin(self, lane, call: Call) -> None:
-        """Start a call that nobody is about to wait for: it goes as far as it can, the rest beside."""
+    def begin(self, lane, call: Request) -> None:
+        """Start a request and return: it runs as far as it can now, the rest later."""
         if self._enter(lane, call):
             self._drive(lambda: True)
 
-    def run(self, lane, call: Call) -> None:
-        """Start a call and return when it is over; raises what went wrong in it."""
+    def run(self, lane, call: Request) -> None:
+        """Start a request and return when it is done; raises its error."""
         if self._enter(lane, call):
             self._drive(lambda: call.done)
         self.wait(call)
 
-    def wait(self, call: Call, seconds: float = math.inf) -> None:
-        """Return when a call that was begun is over; raises what went wrong in it, and PeerLost after `seconds`."""
+    def wait(self, call: Request, seconds: float = math.inf) -> None:
+        """Return when a request is done; raises its error, and PeerLost after `seconds`."""
         if call.done and call.error is None:
             return
         end = time.monotonic() + seconds
@@ -94,13 +95,13 @@ class Engine:
         if not call.done:
             peer = self._names[call.need.peer] if call.need else "another call"
             raise PeerLost(
-                f"{self._me} waited for {peer} in {call.name} for {seconds:.1f} s, as long as it was asked to."
+                f"{self._me} waited for {peer} in {call.name} for {seconds:.1f} s, the timeout of this wait."
             )
         if call.error is not None:
             raise call.error
 
-    def future(self, call: Call, result: list) -> Future:
-        """The call's end as a future of its result, which PyTorch's own code waits for."""
+    def future(self, call: Request, result: list) -> Future:
+        """A future of the request's result, for PyTorch's own code."""
         with self._changed:
             if not call.ended:
                 call.future = call.future or (Future(), result)
@@ -115,27 +116,27 @@ class Engine:
             self._closed = True
             self._changed.notify_all()
 
-    def _enter(self, lane, call: Call) -> bool:
-        """Put a call in its lane; whether the caller is the driver from now on."""
+    def _enter(self, lane, call: Request) -> bool:
+        """Put a request into its lane; returns whether the calling thread is the driver from now on."""
         with self._changed:
             if self._broken is not None:
                 raise self._broken
             self._lanes.setdefault(lane, deque()).append(call)
             if self._driven:
-                semaphores.post(self._bell)  # whoever drives looks at the new call
+                semaphores.post(self._wakeup)  # so that the driver looks at the new request
                 return False
             self._driven = True
             return True
 
     def _drive(self, enough) -> None:
-        """Carry out calls until there is `enough`; the caller has made itself the driver."""
+        """Run requests until `enough()`; the calling thread must be the driver."""
         try:
             self._advance()
             while not enough():
-                self._listen()
+                self._sleep()
                 self._advance()
-                if time.monotonic() - self._looked > GLANCE:
-                    self._look_around()
+                if time.monotonic() - self._checked > CHECK_EVERY:
+                    self._check_peers()
         finally:
             with self._changed:
                 self._driven = False
@@ -145,7 +146,7 @@ class Engine:
                 self._changed.notify_all()
 
     def _serve(self) -> None:
-        """The engine's own thread: drives while there are calls and nobody else does."""
+        """The engine's thread: drives while there are requests and no other driver."""
         while not self._closed:
             with self._changed:
                 while (self._driven or not self._lanes) and not self._closed:
@@ -155,25 +156,25 @@ class Engine:
                 self._driven = True
             self._drive(lambda: self._closed or not self._lanes)
 
-    def _listen(self) -> None:
-        """Return when the bell has rung, or after a while without it; a rank with a core of its own dozes off late."""
-        end = time.perf_counter() + self._alert
-        while not semaphores.take(self._bell):
+    def _sleep(self) -> None:
+        """Wait until another thread or rank posts `wakeup`, at most CHECK_EVERY; spin first when ranks <= cores."""
+        end = time.perf_counter() + self._spin
+        while not semaphores.take(self._wakeup):
             if time.perf_counter() >= end:
-                semaphores.wait(self._bell, GLANCE)
+                semaphores.wait(self._wakeup, CHECK_EVERY)
                 break
             os.sched_yield()
-        while semaphores.take(self._bell):  # one look answers all the rings so far
+        while semaphores.take(self._wakeup):  # one look at all lanes answers every post so far
             pass
 
     def _advance(self) -> None:
-        """Let the first call of every lane go on as far as it can, then the next."""
+        """Run the first request of every lane as far as possible, then the next."""
         for lane, calls in list(self._lanes.items()):
             while calls and self._step(calls[0]):
                 self._end(lane, calls)
 
-    def _step(self, call: Call) -> bool:
-        """Go on with a call while its needs are met; whether it is over."""
+    def _step(self, call: Request) -> bool:
+        """Run a request while its needs are met; returns whether it has ended."""
         try:
             while call.need is None or semaphores.take(call.need.semaphore):
                 call.need = next(call.steps)
@@ -181,14 +182,14 @@ class Engine:
             return False
         except StopIteration:
             return True
-        except Misfit as misfit:
-            call.error = Mismatch(self._explain(misfit))
+        except UnexpectedDelivery as delivery:
+            call.error = Mismatch(self._explain(delivery))
         except Exception as error:
             call.error = error
         return True
 
-    def _end(self, lane, calls: deque[Call]) -> None:
-        """Take the first call of a lane out: it is over. After an error the group cannot be used any more."""
+    def _end(self, lane, calls: deque[Request]) -> None:
+        """Remove the first request of a lane, which has ended; after an error the group cannot be used any more."""
         with self._changed:
             call = calls.popleft()
             if not calls:
@@ -211,36 +212,34 @@ class Engine:
                 over.done = True
             self._changed.notify_all()
 
-    def _look_around(self) -> None:
-        """Fail a call that waits for a rank which is gone, or has waited too long."""
-        self._looked = time.monotonic()
+    def _check_peers(self) -> None:
+        """Fail a request that waits for a rank that is gone, or has waited too long."""
+        self._checked = time.monotonic()
         for lane, calls in list(self._lanes.items()):
             call = next(iter(calls), None)
-            if (
-                call is None or call.need is None
-            ):  # another thread is just putting it there, or a fault has ended it
+            if call is None or call.need is None:  # ended by a fault, or just being added by another thread
                 continue
             need, waited = call.need, time.monotonic() - call.since
             why = self._memory.gone(need.peer)
-            if self._step(call):  # its last word may have come just before it went
+            if self._step(call):  # the peer may have delivered just before it left
                 self._end(lane, calls)
-            elif call.need is need and (why or waited > self._patience):
+            elif call.need is need and (why or waited > self._timeout):
                 peer, why = self._names[need.peer], why or "has not come"
                 text = f"{peer} {why}, while {self._me} waited for it in {call.name} for {waited:.1f} s."
                 call.error = PeerLost(text)
                 self._end(lane, calls)
                 return
 
-    def _explain(self, misfit: Misfit) -> str:
-        peer, theirs, bytes_there, mine, bytes_here = misfit.args
+    def _explain(self, delivery: UnexpectedDelivery) -> str:
+        peer, theirs, bytes_there, mine, bytes_here = delivery.args
         return (
-            f"{self._me} and {self._names[peer]} do not fit together: {describe(mine)} expects {bytes_here} bytes, "
-            f"what came is {bytes_there} bytes of {describe(theirs)}. Ranks of a group must make the same calls in "
-            f"the same order."
+            f"{self._me} and {self._names[peer]} made calls that do not match: {kind_name(mine)} expects {bytes_here} "
+            f"bytes but received {bytes_there} bytes of {kind_name(theirs)}. Ranks of a group must make the same calls "
+            f"in the same order."
         )
 
 
-def _resolve(call: Call, future: Future, result: list) -> None:
+def _resolve(call: Request, future: Future, result: list) -> None:
     if call.error is None:
         future.set_result(result)
     else:

@@ -1,7 +1,7 @@
-"""What torch.distributed sees: a process group whose calls become moves for the engine.
+"""The process group that torch.distributed calls: each call becomes a move that the engine runs.
 
-PyTorch's Python calls and its C++ code (DDP, FSDP2, functional collectives of DTensor) both find the methods below by
-their names, which are PyTorch's.
+PyTorch's Python calls and its C++ code (DDP, FSDP2, functional collectives of DTensor) find the methods below by their
+names, which are PyTorch's.
 """
 
 from datetime import timedelta
@@ -10,33 +10,33 @@ import torch
 import torch.distributed as dist
 
 from . import kinds, moves
-from .engine import Call, Engine
-from .memory import meet
-from .stream import Ends
+from .engine import ProgressEngine, Request
+from .memory import connect
+from .stream import StreamEnds
 from .work import SharedMemoryWork
 
 
 def create(opts, _):
-    """Called by torch.distributed on every rank of a new group."""
+    """Make this rank's part of a new group; torch.distributed calls this on every rank."""
     ranks = list(opts.global_ranks_in_group) or list(range(opts.group_size))
     return SharedMemoryGroup(opts.store, opts.group_rank, ranks, opts.timeout.total_seconds())
 
 
 SEVERAL = ("all_gather", "gather", "all_to_all")  # moves into several tensors
-ROOTED = ("broadcast", "reduce", "gather", "scatter")  # their root travels with the call's kind
+ROOTED = ("broadcast", "reduce", "gather", "scatter")  # their root is a part of the call's kind
 
 
 class SharedMemoryGroup(dist.ProcessGroup):
     """Ranks of one machine; every tensor goes through memory that they share."""
 
-    def __init__(self, store, rank: int, global_ranks: list[int], patience: float):
+    def __init__(self, store, rank: int, global_ranks: list[int], timeout: float):
         super().__init__(rank, len(global_ranks))
-        self._memory = memory = meet(store, rank, len(global_ranks))
-        self._ends = Ends(memory, rank)
-        crowd = dist.get_world_size() if dist.is_initialized() else len(global_ranks)
-        self._engine = Engine(memory, rank, [f"rank {r}" for r in global_ranks], patience, crowd)
+        self._memory = memory = connect(store, rank, len(global_ranks))
+        self._ends = StreamEnds(memory, rank)
+        world_size = dist.get_world_size() if dist.is_initialized() else len(global_ranks)
+        self._engine = ProgressEngine(memory, rank, [f"rank {r}" for r in global_ranks], timeout, world_size)
         self._name = self._description = ""
-        self.timeout = timedelta(seconds=patience)
+        self.timeout = timedelta(seconds=timeout)
 
     def allreduce(self, tensors, opts=None):
         """Every tensor becomes the combination over all ranks."""
@@ -71,11 +71,11 @@ class SharedMemoryGroup(dist.ProcessGroup):
         )
 
     def all_gather_single_coalesced(self, outputs, inputs, opts=None):
-        """outputs[i] becomes all ranks' inputs[i], one behind the other."""
+        """outputs[i] becomes all ranks' inputs[i], concatenated."""
         return self.allgather([self._cut(out) for out in outputs], inputs, opts)
 
     def all_gather_single(self, output, x, opts=None):
-        """The output becomes all ranks' x, one behind the other."""
+        """The output becomes all ranks' x, concatenated."""
         return self.all_gather_single_coalesced([output], [x], opts)
 
     def allgather_coalesced(self, outputs, inputs, opts=None):
@@ -112,12 +112,12 @@ class SharedMemoryGroup(dist.ProcessGroup):
         return self.reduce_scatter_single_coalesced([output], [x], opts)
 
     def alltoall(self, outputs, inputs, opts=None):
-        """outputs[r] becomes what rank r has in its inputs for this one."""
+        """outputs[r] becomes rank r's inputs[rank]."""
         steps = self._moved(moves.all_to_all, outputs, [_flat(x) for x in inputs])
         return self._begin("all_to_all", opts, outputs, [steps], inputs)
 
     def all_to_all_single(self, output, x, coming, going, opts=None):
-        """The same for parts one behind the other, cut along dimension 0 at the given lengths, else evenly."""
+        """The same for concatenated parts, cut along dimension 0 into the given lengths, or evenly."""
         outs = output.split(list(coming)) if coming else self._cut(output)
         parts = x.split(list(going)) if going else self._cut(x)
         return self.alltoall(list(outs), list(parts), opts)
@@ -126,7 +126,7 @@ class SharedMemoryGroup(dist.ProcessGroup):
     _allgather_base, _reduce_scatter_base = all_gather_single, reduce_scatter_single
 
     def send(self, tensors, to, tag=0):
-        """Give a tensor to one rank; over when that rank has taken it."""
+        """Send a tensor to one rank; done when that rank has received it."""
         steps = moves.send(self._ends, _message(tensors[0], tag), _flat(tensors[0]), to)
         return self._begin("send", None, tensors, [steps], lane=("send", to))
 
@@ -136,21 +136,21 @@ class SharedMemoryGroup(dist.ProcessGroup):
         return self._begin("recv", None, tensors, [steps], lane=("recv", source))
 
     def recv_anysource(self, tensors, tag=0):
-        """Not offered: a message has a lane from one rank to one other."""
-        raise ValueError("backend 'shm' cannot receive from any rank: name the source (src=...).")
+        """Not supported: each pair of ranks has a stream of its own."""
+        raise ValueError("Backend 'shm' cannot receive from any rank. Name the source (src=...).")
 
     def barrier(self, opts=None):
-        """Over when every rank has come."""
+        """Done when every rank has called it."""
         return self._begin(
             "barrier", opts, [], [moves.barrier(self._ends, kinds.number("barrier", torch.uint8))]
         )
 
     def _begin(self, name, opts, outputs, steps, inputs=(), lane="collective"):
-        """Hand a call to the engine. Who says that he waits at once drives the engine himself."""
-        call = Call(name, _in_turn(steps))
-        alone = opts is None or opts.asyncOp
-        (self._engine.begin if alone else self._engine.run)(lane, call)
-        return SharedMemoryWork(self._engine, call, list(outputs), inputs)
+        """Give a request to the engine, and drive the engine here unless the call is asynchronous."""
+        request = Request(name, _in_turn(steps))
+        asynchronous = opts is None or opts.asyncOp
+        (self._engine.begin if asynchronous else self._engine.run)(lane, request)
+        return SharedMemoryWork(self._engine, request, list(outputs), inputs)
 
     def _moved(self, move, outs, *rest, kind=None):
         """The steps of a move into tensors of any shape and stride."""
@@ -165,9 +165,9 @@ class SharedMemoryGroup(dist.ProcessGroup):
         """The steps of a move that combines, into a tensor of any shape and stride."""
         how = opts.reduceOp.op.name
         if how not in kinds.COMBINE:
-            raise ValueError(f"backend 'shm' cannot combine by {how}; it knows {', '.join(kinds.COMBINE)}.")
+            raise ValueError(f"Backend 'shm' cannot combine by {how}. Use {', '.join(kinds.COMBINE)}.")
         if why := kinds.refusal(how, x.dtype):
-            raise ValueError(f"backend 'shm' cannot combine {x.dtype} by {how}: {why}")
+            raise ValueError(f"Backend 'shm' cannot combine {x.dtype} by {how}: {why}")
 
         def steps():
             flat = _flat(x)
@@ -188,7 +188,7 @@ class SharedMemoryGroup(dist.ProcessGroup):
         return list(x.chunk(self._ends.ranks))
 
     def shutdown(self) -> None:
-        """Leave the group: a rank that still waits for this one hears of it at once."""
+        """Leave the group: a rank that still waits for this one fails within CHECK_EVERY."""
         self._memory.leave(self._ends.rank)
         self._engine.close()
 
@@ -203,11 +203,11 @@ class SharedMemoryGroup(dist.ProcessGroup):
         return self._ends.ranks
 
     def getRank(self) -> int:
-        """This rank's place in the group."""
+        """This rank's position in the group."""
         return self._ends.rank
 
     def setGroupName(self, name: str) -> None:
-        """Take the name torch.distributed gives; functional collectives find the group by it."""
+        """Set the name that torch.distributed gives; functional collectives find the group by it."""
         self._name = name
 
     def getGroupName(self) -> str:
@@ -215,7 +215,7 @@ class SharedMemoryGroup(dist.ProcessGroup):
         return self._name
 
     def setGroupDesc(self, description: str) -> None:
-        """Take the description torch.distributed gives."""
+        """Set the description that torch.distributed gives."""
         self._description = description
 
     def getGroupDesc(self) -> str:
@@ -224,7 +224,7 @@ class SharedMemoryGroup(dist.ProcessGroup):
 
 
 def _flat(x: torch.Tensor) -> torch.Tensor:
-    """One dimension, contiguous: a view where that is possible, a copy else."""
+    """One dimension, contiguous: a view where possible, else a copy."""
     return x if x.dim() == 1 and x.is_contiguous() and not x.requires_grad else x.detach().reshape(-1)
 
 
@@ -242,5 +242,5 @@ def _in_turn(steps):
 
 def _message(x: torch.Tensor, tag: int) -> int:
     if tag:
-        raise ValueError(f"tag={tag}: backend 'shm' keeps the messages of a pair in order and knows no tags.")
+        raise ValueError(f"tag={tag}: backend 'shm' has no tags; the messages of a pair arrive in order.")
     return kinds.number("message", x.dtype)

@@ -1,4 +1,4 @@
-"""The kind of a call as one number, which travels with every delivery: a receiver notices a foreign call at once."""
+"""The kind of a call as one number, sent with every delivery, so that a receiver notices one of a different call."""
 
 from functools import cache
 
@@ -17,20 +17,21 @@ COMBINE = {
     "BOR": torch.bitwise_or,
     "BXOR": torch.bitwise_xor,
 }
-WAYS = ("", *COMBINE)  # "": nothing is combined
-COUNT = len(MOVES) * len(WAYS) * len(DTYPES)  # kinds of calls that have no root
+OPERATIONS = ("", *COMBINE)  # "": nothing is combined
+COUNT = len(MOVES) * len(OPERATIONS) * len(DTYPES)  # kinds of calls that have no root
 
 
 @cache
 def number(move: str, dtype: torch.dtype, combine: str = "", root: int | None = None) -> int:
     """The number of one kind of call."""
-    kind = (MOVES.index(move) * len(WAYS) + WAYS.index(combine)) * len(DTYPES) + DTYPES.index(dtype)
+    kind = MOVES.index(move) * len(OPERATIONS) + OPERATIONS.index(combine)
+    kind = kind * len(DTYPES) + DTYPES.index(dtype)
     return kind if root is None else kind + COUNT * (root + 1)
 
 
 @cache
 def refusal(combine: str, dtype: torch.dtype) -> str:
-    """Why tensors of a dtype cannot be combined in this way, in torch's words; empty where they can."""
+    """Why tensors of a dtype cannot be combined in this way, as torch says it; empty where they can."""
     try:
         one = torch.ones(1, dtype=dtype)
         COMBINE[combine](one, one, out=one)
@@ -41,10 +42,10 @@ def refusal(combine: str, dtype: torch.dtype) -> str:
     return ""
 
 
-def describe(kind: int) -> str:
-    """The words for a number: `all_reduce SUM float32`, `broadcast float32 of root 2`."""
+def kind_name(kind: int) -> str:
+    """A kind in words: `all_reduce SUM float32`, `broadcast float32 of root 2`."""
     root, rest = divmod(kind, COUNT)
     rest, dtype = divmod(rest, len(DTYPES))
-    move, combine = divmod(rest, len(WAYS))
-    words = (MOVES[move], WAYS[combine], str(DTYPES[dtype]).removeprefix("torch."))
+    move, combine = divmod(rest, len(OPERATIONS))
+    words = (MOVES[move], OPERATIONS[combine], str(DTYPES[dtype]).removeprefix("torch."))
     return " ".join(w for w in words if w) + (f" of root {root - 1}" if root else "")

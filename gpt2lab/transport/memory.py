@@ -1,8 +1,8 @@
-"""What the ranks of one group share: an anonymous file in memory that dies with them, and how they find it.
+"""The memory that the ranks of one group share: an anonymous file that disappears with them, and how they open it.
 
-The first rank makes it (memfd_create: no name in any folder, no limit of /dev/shm) and tells the others through the
-store where it can be opened, /proc/<process>/fd/<number>, which the system grants to the same user alone. Pages are
-taken when they are first written, so a group that never sends large tensors stays small.
+The first rank makes it (memfd_create: no name in any folder, no limit of /dev/shm) and publishes in the store where it
+can be opened, /proc/<process>/fd/<number>, which the system allows only to the same user. A page takes memory only once
+it is written, so a group that never sends large tensors stays small.
 """
 
 import ctypes
@@ -19,16 +19,16 @@ from . import semaphores
 SLOT = 1 << 21  # bytes in a slot of the stream from one rank to all others
 MESSAGE_SLOT = 1 << 18  # bytes in a slot of the stream of a pair
 SLOTS = 2  # one is written while the other is read
-NOTE = 24  # bytes that say which slot holds a delivery and what is in it
+NOTE = 24  # bytes of a delivery's header: slot, size, kind
 WORD = 8
 TOKEN = 32
 
 
 class Pair(NamedTuple):
-    """Between one writer and one reader: two semaphores (by address), and two places in the memory.
+    """What one writer and one reader share: the addresses of two semaphores, and two offsets in the memory.
 
-    `full` is posted for a delivery, `free` for a slot given back; `wanted` says that the writer sleeps until then;
-    `notes` say what was delivered.
+    `full` is posted for a delivery, `free` for a slot that was read; `wanted` is 1 while the writer waits for a slot;
+    `notes` are the headers of the deliveries.
     """
 
     full: int
@@ -38,10 +38,10 @@ class Pair(NamedTuple):
 
 
 class Memory:
-    """The shared bytes, with the places of everything in them.
+    """The shared bytes and their layout.
 
-    Each rank has a page (its process, whether it has left, its bell) and a stream to all others; each pair has the
-    semaphores of both and a stream of its own.
+    Each rank has a page (its process, whether it has left, its wakeup semaphore) and a stream to all others; each pair
+    of ranks has the semaphores of both streams between them, and a stream of its own.
     """
 
     def __init__(self, descriptor: int, ranks: int):
@@ -60,9 +60,9 @@ class Memory:
         self.bytes = torch.frombuffer(self.raw, dtype=torch.uint8)
 
     def prepare(self, token: bytes) -> None:
-        """What the first rank does before the others come: the semaphores and the token that names this memory."""
+        """Initialise the semaphores, and write the token that names this memory; only the first rank does this."""
         for rank in range(self.ranks):
-            semaphores.prepare(self.bell(rank))
+            semaphores.prepare(self.wakeup(rank))
         for writer in range(self.ranks):
             for reader in range(self.ranks):
                 for number in range(4):
@@ -75,12 +75,12 @@ class Memory:
     def _page(self, rank: int) -> int:
         return mmap.PAGESIZE * (1 + rank)
 
-    def bell(self, rank: int) -> int:
-        """The semaphore a rank sleeps on: rung for every delivery to it, whatever it is."""
+    def wakeup(self, rank: int) -> int:
+        """The semaphore that a rank sleeps on: posted for every delivery to it."""
         return self.base + self._page(rank) + semaphores.SIZE
 
     def pair(self, writer: int, reader: int, messages: bool) -> Pair:
-        """What a writer and a reader of one of the two streams between them share."""
+        """What a writer and a reader share for its stream to all (or, with `messages`, for the stream of the pair)."""
         at, number = self._pair(writer, reader), 2 * messages
         full = self.base + at + number * semaphores.SIZE
         words = at + 4 * semaphores.SIZE + messages * (SLOTS * NOTE + WORD)
@@ -95,16 +95,16 @@ class Memory:
         return [self.bytes[at + number * size : at + (number + 1) * size] for number in range(SLOTS)]
 
     def sign(self, rank: int) -> None:
-        """Write which process this rank is."""
+        """Write this rank's process number."""
         at = self._page(rank)
         self.raw[at : at + WORD] = os.getpid().to_bytes(WORD, "little")
 
     def leave(self, rank: int) -> None:
-        """Say that this rank has left the group."""
+        """Mark this rank as having left the group."""
         self.raw[self._page(rank) + WORD] = 1
 
     def gone(self, rank: int) -> str:
-        """Why nothing can come from a rank any more; empty while it may."""
+        """Why nothing can come from a rank any more; empty while it can."""
         at = self._page(rank)
         if self.raw[at + WORD]:
             return "has left the group"
@@ -120,7 +120,7 @@ def _lives(process: int) -> bool:
     return state not in "ZX"
 
 
-def meet(store, rank: int, ranks: int) -> Memory:
+def connect(store, rank: int, ranks: int) -> Memory:
     """Make the memory (rank 0) or open it; returns when every rank has it.
 
     Raises RuntimeError when a rank cannot open it: the ranks are on several machines, or belong to several users.
@@ -156,15 +156,15 @@ def _open(path: str, ranks: int, token: bytes) -> tuple[Memory | None, str]:
         return None, error.strerror
     try:
         if not os.readlink(f"/proc/self/fd/{descriptor}").startswith("/memfd:gpt2lab"):
-            return None, "another file is there"
+            return None, "it is another file"
         memory = Memory(descriptor, ranks)
-        return (memory, "") if memory.raw[:TOKEN] == token else (None, "another group's memory is there")
+        return (memory, "") if memory.raw[:TOKEN] == token else (None, "it belongs to another group")
     finally:
         os.close(descriptor)
 
 
 def _why(rank: int, why: str) -> str:
     return (
-        f"Rank {rank} cannot open the memory of rank 0 ({why}): backend 'shm' joins ranks of one machine and one user. "
-        f"Elsewhere take 'gloo' (backend='gloo', or GPT2LAB_BACKEND=gloo for all)."
+        f"Rank {rank} cannot open the memory of rank 0 ({why}): backend 'shm' needs ranks of one machine and one user. "
+        f"Otherwise use 'gloo' (backend='gloo', or GPT2LAB_BACKEND=gloo for all)."
     )

@@ -1,17 +1,17 @@
 """Every collective and message as a generator on streams: what one rank writes, what it reads, in which order.
 
-Tensors are flat and contiguous here. A tensor of any size goes in rounds, one slot a round; two slots a rank let the
-next round be written while the last is read. Rounds are the same on all ranks, so no call can wait for a later one.
+Tensors are flat and contiguous here. A tensor of any size is sent in rounds of one slot; with two slots per rank the
+next round can be written while the last is read. Rounds are the same on all ranks, so no call can wait for a later one.
 
-`ends` are this rank's ends of all streams; `kind` is the number of the call's kind, which travels with every delivery.
+`ends` are this rank's ends of all streams; `kind` is the number of the call's kind, which is sent with every delivery.
 """
 
 SMALL = 1 << 17  # bytes up to which an all-reduce is one exchange
-PIECE = 1 << 18  # bytes of one exchange: they stay in the cache of a core
+CHUNK = 1 << 18  # bytes of one exchange: they fit into the cache of a core
 
 
-def exchange(ends, kind, x):
-    """Deliver x to all; returns everybody's x, in rank order, in their slots. Give them back with `release`."""
+def exchange_slots(ends, kind, x):
+    """Deliver x to all; returns all ranks' x, in rank order, as views of their slots until `release`."""
     size = x.numel() * x.element_size()
     slot = yield from ends.out.claim()
     everyone = [slot.like(x).copy_(x)] * ends.ranks
@@ -23,15 +23,15 @@ def exchange(ends, kind, x):
 
 
 def release(ends) -> None:
-    """Give the slots of an exchange back."""
+    """Free the slots of an exchange."""
     for peer in ends.peers:
         ends.coming[peer].release()
 
 
 def all_reduce(ends, kind, x, combine):
-    """x becomes the combination of everybody's x, the same bits on every rank.
+    """x becomes the combination of all ranks' x, the same bits on every rank.
 
-    Where a tensor is small, or there are two ranks, every rank combines everything: one exchange, not two.
+    A small tensor, or one of two ranks, is combined whole on every rank: one exchange instead of two.
     """
     size = x.numel() * x.element_size()
     if ends.ranks == 1:
@@ -40,8 +40,8 @@ def all_reduce(ends, kind, x, combine):
         for chunk in _chunks(x, ends.out.size):
             yield from _reduce_then_share(ends, kind, chunk, combine)
         return
-    for chunk in _chunks(x, PIECE):
-        everyone = yield from exchange(ends, kind, chunk)
+    for chunk in _chunks(x, CHUNK):
+        everyone = yield from exchange_slots(ends, kind, chunk)
         combine(everyone[0], everyone[1], out=chunk)
         for other in everyone[2:]:
             combine(chunk, other, out=chunk)
@@ -49,7 +49,7 @@ def all_reduce(ends, kind, x, combine):
 
 
 def _reduce_then_share(ends, kind, x, combine):
-    """A reduce-scatter and an all-gather of one slot: rank r combines the r-th part of x for all."""
+    """A reduce-scatter and an all-gather of one slot: rank r combines the r-th part of x for all ranks."""
     size, width = x.numel() * x.element_size(), x.element_size()
     parts = x.tensor_split(ends.ranks)
     starts = [width * (part.storage_offset() - x.storage_offset()) for part in parts]
@@ -66,7 +66,7 @@ def _reduce_then_share(ends, kind, x, combine):
 
 
 def reduce_scatter(ends, kind, out, parts, combine):
-    """out becomes the combination of everybody's parts[rank]; parts may differ in length."""
+    """out becomes the combination of all ranks' parts[rank]; parts may differ in length."""
     width = out.element_size()
     step = ends.out.size // ends.ranks // width
     out.copy_(parts[ends.rank])
@@ -103,7 +103,7 @@ def broadcast(ends, kind, x, root):
 
 
 def reduce(ends, kind, x, root, combine):
-    """On the root, x becomes the combination of everybody's x."""
+    """On the root, x becomes the combination of all ranks' x."""
     if ends.rank != root:
         yield from _give(ends.out, kind, x, (root,))
         return
@@ -135,7 +135,7 @@ def scatter(ends, kind, out, parts, root):
 
 
 def all_to_all(ends, kind, outs, parts):
-    """outs[r] becomes what rank r has for this one: in step s everybody gives to s places on and takes from s back."""
+    """outs[r] becomes rank r's parts[rank]: in step s, rank r sends to rank r + s and receives from rank r - s."""
     outs[ends.rank].copy_(parts[ends.rank])
     for distance in range(1, ends.ranks):
         to, source = (ends.rank + distance) % ends.ranks, (ends.rank - distance) % ends.ranks
@@ -148,19 +148,19 @@ def all_to_all(ends, kind, outs, parts):
 
 
 def send(ends, kind, x, to):
-    """Give x to one rank; over when that rank has taken it, so two that only send wait for each other."""
+    """Send x to one rank; done when that rank has read it, so two ranks that both send first wait forever."""
     stream = ends.send_to[to]
     yield from _give(stream, kind, x, (to,))
     yield from stream.settle()
 
 
 def recv(ends, kind, x, source):
-    """x becomes what one rank sends."""
+    """x becomes the tensor that one rank sends."""
     yield from _take(ends.recv_from[source], kind, x)
 
 
 def _give(stream, kind, x, readers):
-    """Deliver x to the readers, a slot at a time; nothing of an empty tensor."""
+    """Deliver x to the readers, a slot at a time; no-op for an empty tensor."""
     for chunk in _chunks(x, stream.size):
         slot = yield from stream.claim()
         slot.like(chunk).copy_(chunk)
@@ -168,7 +168,7 @@ def _give(stream, kind, x, readers):
 
 
 def _take(stream, kind, x):
-    """x becomes what was given, a slot at a time."""
+    """x becomes what was delivered, a slot at a time."""
     for chunk in _chunks(x, stream.size):
         there = yield from stream.next(chunk.numel() * chunk.element_size(), kind)
         chunk.copy_(there.like(chunk))
@@ -176,14 +176,14 @@ def _take(stream, kind, x):
 
 
 def _chunks(x, size):
-    """x cut into what fits into a slot of `size` bytes; nothing of an empty tensor."""
+    """x cut into chunks of at most `size` bytes; none for an empty tensor."""
     if x.numel() * x.element_size() <= size:
         return (x,) if x.numel() else ()
     return x.split(size // x.element_size())
 
 
 def barrier(ends, kind):
-    """Nothing moves; everybody hears from everybody."""
+    """An empty delivery from every rank to every other."""
     yield from ends.out.claim()
     ends.out.deliver(ends.peers, 0, kind)
     for peer in ends.peers:

@@ -1,15 +1,15 @@
-"""POSIX semaphores that live in shared memory: ranks sleep on them without spinning, and they order memory.
+"""POSIX semaphores in shared memory: ranks sleep on them without spinning, and they order memory accesses.
 
 What one rank wrote before `post` another sees after `take`, on any processor: POSIX (Base Definitions 4.15.2, Memory
-Synchronization) promises that for sem_post, sem_trywait and sem_timedwait, of which sem_clockwait (glibc 2.30) is the
-form that nobody disturbs who sets the clock. A plain flag would do on x86 only.
+Synchronization) promises it for sem_post, sem_trywait and sem_timedwait. sem_clockwait (glibc 2.30) is sem_timedwait on
+a clock that cannot be set. A plain flag would be enough only on x86.
 """
 
 import ctypes
 import sys
 import time
 
-SIZE = 64  # bytes kept for one: sem_t takes 32, and two on one cache line would slow each other down
+SIZE = 64  # bytes for one: sem_t needs 32, but two on one cache line would slow each other down
 
 
 def _library():
@@ -36,7 +36,7 @@ if AVAILABLE:
 
 
 def prepare(address: int) -> None:
-    """Make a semaphore, shared between processes, with nothing to take."""
+    """Initialise a semaphore, shared between processes, with the value 0."""
     _libc.sem_init(address, 1, 0)
 
 
@@ -46,12 +46,12 @@ def post(address: int) -> None:
 
 
 def take(address: int) -> bool:
-    """Take one if there is one; never waits."""
+    """Subtract one if the value is positive, and return whether it was; never waits."""
     return _try(address) == 0
 
 
 def wait(address: int, seconds: float) -> bool:
-    """Sleep until one can be taken, at most `seconds`; False when none came (or a signal did)."""
+    """Sleep until one can be subtracted, at most `seconds`; False after that time, or after a signal."""
     end = time.monotonic() + seconds
     moment = _Moment(int(end), int(end % 1 * 1e9))
     return _timed(address, time.CLOCK_MONOTONIC, ctypes.byref(moment)) == 0

@@ -1,7 +1,7 @@
-"""A stream: one rank writes into slots, the ranks it names read them. All that moves, moves through streams.
+"""A stream: one rank writes into slots, the ranks it names read them. All data moves through streams.
 
-`Outgoing` and `Incoming` are its two ends. What may have to wait is a generator that yields `Need`s; the engine goes
-on with it once the need is met.
+`Outgoing` and `Incoming` are its two ends. A method that may have to wait is a generator that yields `Need`s; the
+engine resumes it once the need is met.
 """
 
 import struct
@@ -13,23 +13,23 @@ import torch
 from . import semaphores
 from .memory import NOTE, SLOTS, Memory
 
-VIEWS = 256  # of one slot that are kept
+VIEWS = 256  # views of one slot that are cached
 _note = struct.Struct("<QQQ")  # number of the slot, bytes in it, kind of the call
 
 
 class Need(NamedTuple):
-    """A semaphore to take before going on, and the rank that will post it."""
+    """A semaphore to take before continuing, and the rank that will post it."""
 
     semaphore: int
     peer: int
 
 
-class Misfit(RuntimeError):
+class UnexpectedDelivery(RuntimeError):
     """What arrives is not what the receiver's call expects."""
 
 
 class Slot:
-    """A piece of shared memory, seen as tensors; the same views come again and again and are kept."""
+    """A part of shared memory, seen as tensors; views are cached because the same ones are used again and again."""
 
     def __init__(self, memory: torch.Tensor):
         self.size = memory.numel()
@@ -49,49 +49,50 @@ class Slot:
 
 
 class Outgoing:
-    """The writer's end. A slot is used again when all who were to read it have."""
+    """The writer's end. A slot is used again when all of its readers have read it."""
 
     def __init__(self, memory: Memory, writer: int, reader: int | None = None):
         messages = reader is not None
         self._slots = [Slot(part) for part in memory.slots(writer, reader)]
         self.size = self._slots[0].size
-        self._memory, self._bell = memory, memory.bell(writer)
+        self._memory, self._wakeup = memory, memory.wakeup(writer)
         readers = [reader] if messages else [r for r in range(memory.ranks) if r != writer]
-        self._ends = {r: (memory.pair(writer, r, messages), memory.bell(r)) for r in readers}
+        self._ends = {r: (memory.pair(writer, r, messages), memory.wakeup(r)) for r in readers}
         self._sent = dict.fromkeys(readers, 0)
         self._in_use: deque[tuple[int, ...]] = deque()
         self._next = 0
 
     def claim(self):
-        """A slot to write into; waits until its former readers are done with it."""
+        """A slot to write into; waits until its last readers have read it."""
         if len(self._in_use) == SLOTS:
             yield from self._reclaim()
         return self._slots[self._next]
 
     def _reclaim(self):
-        """Readers ring the bell for a slot given back only when its writer says that it waits.
+        """Wait for the oldest slot in use. Its readers wake the writer only if `wanted` is set.
 
-        A slot may come back while the writer says so. Therefore it rings its own bell: `post` orders memory, so either
-        the reader sees the word, or the writer, who looks once more before it sleeps, sees the slot.
+        A reader may free the slot while the writer sets `wanted`. Therefore the writer posts its own wakeup as well:
+        `post` orders memory, so either the reader sees `wanted`, or the writer, which looks once more before it sleeps,
+        sees the free slot.
         """
         for reader in self._in_use[0]:
             pair, _ = self._ends[reader]
             if not semaphores.take(pair.free):
                 self._memory.raw[pair.wanted] = 1
-                semaphores.post(self._bell)
+                semaphores.post(self._wakeup)
                 yield Need(pair.free, reader)
                 self._memory.raw[pair.wanted] = 0
         self._in_use.popleft()
 
     def deliver(self, readers, size: int, kind: int) -> None:
-        """Hand the claimed slot, with `size` bytes in it, to the readers."""
+        """Deliver the claimed slot, with `size` bytes in it, to the readers."""
         for reader in readers:
-            pair, bell = self._ends[reader]
-            place = pair.notes + self._sent[reader] % SLOTS * NOTE
-            _note.pack_into(self._memory.raw, place, self._next, size, kind)
+            pair, wakeup = self._ends[reader]
+            offset = pair.notes + self._sent[reader] % SLOTS * NOTE
+            _note.pack_into(self._memory.raw, offset, self._next, size, kind)
             self._sent[reader] += 1
             semaphores.post(pair.full)
-            semaphores.post(bell)
+            semaphores.post(wakeup)
         self._in_use.append(tuple(readers))
         self._next = (self._next + 1) % SLOTS
 
@@ -110,27 +111,27 @@ class Incoming:
         self.writer = writer
         self._memory = memory
         self._pair = memory.pair(writer, reader, messages)
-        self._bell = memory.bell(writer)
+        self._wakeup = memory.wakeup(writer)
         self._read = 0
 
     def next(self, size: int, kind: int):
-        """The slot of the next delivery; waits for it. Raises Misfit when it belongs to another call."""
+        """The slot of the next delivery; waits for it. Raises UnexpectedDelivery when it belongs to another call."""
         yield Need(self._pair.full, self.writer)
-        place = self._pair.notes + self._read % SLOTS * NOTE
-        slot, there, what = _note.unpack_from(self._memory.raw, place)
+        offset = self._pair.notes + self._read % SLOTS * NOTE
+        slot, there, what = _note.unpack_from(self._memory.raw, offset)
         if there != size or what != kind:
-            raise Misfit(self.writer, what, there, kind, size)
+            raise UnexpectedDelivery(self.writer, what, there, kind, size)
         self._read += 1
         return self._slots[slot]
 
     def release(self) -> None:
-        """Give the slot back to the writer."""
+        """Free the slot for the writer."""
         semaphores.post(self._pair.free)
         if self._memory.raw[self._pair.wanted]:
-            semaphores.post(self._bell)
+            semaphores.post(self._wakeup)
 
 
-class Ends:
+class StreamEnds:
     """One rank's ends of all streams of a group: to all others and from each; messages to and from each."""
 
     def __init__(self, memory: Memory, rank: int):

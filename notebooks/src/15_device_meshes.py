@@ -654,7 +654,7 @@ for name, line in on_machines(Options(plan="dp=2,tp=4")).items():
 # is. Set up and clean up by hand, then, is this:
 
 # %%
-show_source(launchers.place, launchers.joined, launchers._meet)
+show_source(launchers.launched, launchers.process_group, launchers._rendezvous)
 
 # %% [markdown]
 # NCCL where a rank has a GPU, gloo else; a timeout, because the default is 30 minutes; the group destroyed also when

@@ -168,7 +168,7 @@ def right_verdict(kind: str, culprit: int, error: RankFailed) -> bool:
         lines = [line for line in text.splitlines() if line.startswith(f"  rank {culprit} call")]
         return error.ename == "Mismatch" and any(MISMATCHES[kind] in line.split(" #")[0] for line in lines)
     if kind in UNSEEN:
-        pair = re.search(r"rank (\d) and rank (\d) do not fit together: (.*)", text)
+        pair = re.search(r"rank (\d) and rank (\d) made calls that do not match: (.*)", text)
         return error.ename == "Mismatch" and str(culprit) in pair.groups()[:2] and UNSEEN[kind] in pair[3]
     if kind == "circle of messages":
         circles = "0 -> 1 -> 2 -> 3 -> 0", "0 -> 1 -> 0", "2 -> 3 -> 2"

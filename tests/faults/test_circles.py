@@ -96,7 +96,7 @@ def no_circle(name, to):
 
 
 def test_mutant_that_finds_no_circle_is_noticed():
-    with no_circle("find", lambda *_: []):
+    with no_circle("find_circle", lambda *_: []):
         assert failure(all_receive, 3, timeout=2).ename == "TimeoutError"
 
 
@@ -204,7 +204,7 @@ def test_whoever_is_said_to_wait_in_a_circle_never_goes_on_and_every_circle_is_f
     scripts, random = program
     played = Played(folder, scripts)
     n, claims = len(scripts), []
-    find = functools.partial(deadlock.find, played.boards[0], list(range(n)), now=100.0)
+    find = functools.partial(deadlock.find_circle, played.boards[0], list(range(n)), now=100.0)
     for rank in range(n):
         played.show(rank)
     while able := [rank for rank in range(n) if played.ready(rank)]:

@@ -124,7 +124,7 @@ def test_a_full_disk_is_one_clear_line(tmp_path):
     folder.mkdir()
     lines = alone(FULL, tmp_path, str(folder))
     works = "[3.0, 3.0, 3.0]"
-    told = f"There is no room in {folder} for what the ranks share"
+    told = f"{folder} is full: the ranks share files there"
     verdicts = [line.split(" ", 1)[1] for line in lines]
     assert len(lines) == 10
     assert all(v == works or (v.startswith(told) and "set TMPDIR" in v) for v in verdicts), lines

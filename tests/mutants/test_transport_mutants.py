@@ -23,11 +23,11 @@ def alike(outs) -> bool:
 
 
 def forget_the_last(right):
-    def exchange(ends, kind, x):
+    def exchange_slots(ends, kind, x):
         everyone = yield from right(ends, kind, x)
         return [*everyone[:-1], torch.zeros_like(x)]
 
-    return exchange
+    return exchange_slots
 
 
 def share_a_neighbours_part(right):
@@ -99,7 +99,7 @@ def send_and_go(right):
 
 
 BUGS = {
-    "the last rank's part is forgotten in a sum": ("moves", "exchange", forget_the_last),
+    "the last rank's part is forgotten in a sum": ("moves", "exchange_slots", forget_the_last),
     "a neighbour's part is shared": ("moves", "all_gather", share_a_neighbours_part),
     "all-to-all puts parts in the wrong places": ("moves", "all_to_all", take_from_the_other_side),
     "broadcast is always from rank 0": ("moves", "broadcast", always_from_rank_0),
@@ -109,7 +109,7 @@ BUGS = {
     "results stay in the flat copy": ("group", "_back", leave_the_copy),
     "a delivery of another call is believed": ("stream.Incoming", "next", believe_any_delivery),
     "MAX is a sum": ("kinds", "COMBINE", sum_instead),
-    "a receive stands in the way of a send": ("engine.Engine", "_enter", one_lane),
+    "a receive stands in the way of a send": ("engine.ProgressEngine", "_enter", one_lane),
     "a send does not wait for its receiver": ("stream.Outgoing", "settle", send_and_go),
 }
 
@@ -200,7 +200,7 @@ def sleepers(rank, world_size, make) -> bool:
     """Rank 1 comes late to a sum; the others sleep, and nothing but the bell may wake them."""
     from gpt2lab.transport import engine, stream
 
-    with planted(engine, "GLANCE", lambda _: 1000.0), planted(stream.Outgoing, "deliver", make):
+    with planted(engine, "CHECK_EVERY", lambda _: 1000.0), planted(stream.Outgoing, "deliver", make):
         time.sleep(0.3 if rank == 1 else 0.0)
         x = torch.ones(3)
         dist.all_reduce(x)
@@ -241,7 +241,7 @@ def full_slots(rank, world_size, owner="", name="", make=None) -> bool:
     from gpt2lab.transport import engine, memory, stream
 
     bug = planted(getattr(stream, owner), name, make) if make else nullcontext()
-    with planted(engine, "GLANCE", lambda _: 1000.0), bug:
+    with planted(engine, "CHECK_EVERY", lambda _: 1000.0), bug:
         x = torch.full((4 * memory.SLOT,), rank, dtype=torch.uint8)
         time.sleep(0.3 if rank == 1 else 0.0)
         dist.broadcast(x, 0)
