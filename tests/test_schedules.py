@@ -191,10 +191,10 @@ def test_1f1b_has_the_same_bubble_as_gpipe_and_less_memory():
 
 def test_blocking_sends_without_buffers_deadlock_in_1f1b_but_not_in_gpipe():
     check(make("gpipe", 4, 8), buffers=0)
-    with pytest.raises(ScheduleError, match=r"deadlock: rank 0 cannot send 0F3 \(no free buffer\)"):
+    with pytest.raises(ScheduleError, match=r"Deadlock: rank 0 cannot send 0F3 \(no free buffer\)"):
         check(make("1f1b", 4, 8), buffers=0)
     check(make("1f1b", 4, 8), buffers=1)
-    with pytest.raises(ScheduleError, match="deadlock"):
+    with pytest.raises(ScheduleError, match="Deadlock"):
         check(make("breadth_first", 4, 8), buffers=1)
 
 
@@ -211,11 +211,11 @@ def swap_first_backward(orders):
 MISTAKES = {
     "an operation is lost": (lambda o: o[1].pop(3), "stage 1 runs micro-batch 0 with F=1 B=0"),
     "an operation runs twice": (lambda o: o[1].append(o[1][0]), "1F0 runs 2 times"),
-    "another rank's stage": (lambda o: o[1].append(o[0].pop()), "0B7 runs on rank 1, but stage 0 lives on"),
+    "another rank's stage": (lambda o: o[1].append(o[0].pop()), "0B7 runs on rank 1, but stage 0 is on"),
     "a stage that is not there": (lambda o: o[1].append(Op("F", 9, 0)), "9F0 names stage 9 of 4"),
     "a micro-batch that is not there": (lambda o: o[1].append(Op("F", 1, 8)), "micro-batch 8 of 8"),
-    "a kind that is not there": (lambda o: o[1].append(Op("X", 1, 0)), "1X0 is of no kind"),
-    "the backward before the forward": (swap_first_backward, "deadlock: .*rank 1 waits at 1B0 for 1F0"),
+    "a kind that is not there": (lambda o: o[1].append(Op("X", 1, 0)), "1X0 has an unknown kind"),
+    "the backward before the forward": (swap_first_backward, "Deadlock: .*rank 1 waits at 1B0 for 1F0"),
     "a forward too early for memory": (lambda o: o[0].insert(4, o[0].pop(5)), "rank 0 holds 5 .* 4 were"),
     "half a backward": (lambda o: o[1].__setitem__(o[1].index(Op("B", 1, 0)), Op("I", 1, 0)), "I=1 W=0"),
 }
@@ -234,7 +234,7 @@ def test_the_checker_finds_a_micro_batch_in_the_wrong_copy_of_the_model():
 
 
 def test_a_schedule_that_holds_more_than_it_promised_is_refused():
-    with pytest.raises(ScheduleError, match="rank 0 holds 8 activations at its peak, 4 were promised"):
+    with pytest.raises(ScheduleError, match="rank 0 holds 8 activations at its peak, but 4 were promised"):
         check(make("gpipe", 4, 8), promise=(4, 3, 2, 1))
 
 
@@ -274,9 +274,9 @@ def test_pytorch_notation_with_idle_slots_and_joint_blocks_is_read():
     text = '0F0,,0F1,(0F2;0B0)OVERLAP_F_B,0B1,0B2\n,1F0,1B0,"1F1",1B1,1F2,1B2\n'
     schedule = check(from_csv(text))
     assert (schedule.ranks, schedule.micros, schedule.copies) == (2, 3, 1)
-    with pytest.raises(ScheduleError, match="'0X0' is no operation"):
+    with pytest.raises(ScheduleError, match="'0X0' is not an operation"):
         from_csv("0X0")
-    with pytest.raises(ScheduleError, match="there is no operation"):
+    with pytest.raises(ScheduleError, match="there is not an operation"):
         from_csv("\n")
 
 
@@ -285,5 +285,5 @@ def test_an_empty_line_is_an_idle_rank_and_slices_are_said_once():
     sliced = make("terapipe", 2, 2, slices=3)
     bare = "\n".join(to_csv(sliced).splitlines()[1:])
     assert from_csv(bare, slices=3) == from_csv(to_csv(sliced), slices=3) == sliced
-    with pytest.raises(ScheduleError, match="says slices=3, and slices=2 was asked for"):
+    with pytest.raises(ScheduleError, match="says slices=3, but slices=2 was asked for"):
         from_csv(to_csv(sliced), slices=2)

@@ -52,7 +52,7 @@ def test_the_command_charges_recomputation(capsys):
 
 
 def test_the_command_refuses_what_cannot_be():
-    with pytest.raises(ValueError, match="deadlock"):
+    with pytest.raises(ValueError, match="Deadlock"):
         run("1f1b --buffers 0")
     with pytest.raises(ValueError, match="Did you mean gpipe"):
         run("gpip")
@@ -113,7 +113,7 @@ def test_the_dynamic_programme_finds_what_brute_force_finds(tokens, ranks, micro
 )
 @settings(max_examples=60, deadline=None)
 def test_the_simulated_forward_takes_the_published_latency(ranks, micros, slices):
-    timeline = simulate(terapipe(ranks, micros, len(slices)), Cost(pieces=slices))
+    timeline = simulate(terapipe(ranks, micros, len(slices)), Cost(factors=slices))
     forward = max(box.end for row in timeline.rows for box in row if box.op.kind == "F")
     assert forward == latency(slices, ranks, micros)
 

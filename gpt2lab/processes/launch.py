@@ -33,8 +33,8 @@ def launch(
 class Ranks:
     """Ranks that stay alive between calls: `with Ranks(4) as ranks: ranks.run(fn)`.
 
-    After a failure the next `run` starts new ranks. The dictionary `kept` of this module exists on each rank as long as
-    the rank lives, and carries state from one run to the next.
+    After a failure the next `run` starts new ranks. The dictionary `kept` of this module exists on each rank as long
+    as the rank lives, and carries state from one run to the next.
     """
 
     def __init__(self, ranks: int = 4, timeout: float = 30.0, echo="grouped", backend: str | None = None):

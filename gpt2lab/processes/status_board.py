@@ -1,9 +1,9 @@
 """The status board: a small piece of shared memory in which every rank publishes its current call.
 
-A rank writes a record when it starts a communication call and clears it when the call is done; the parent process reads
-the records to explain a hang. The board also keeps the last calls of every rank, so that two ranks that make different
-calls at the same position find out before any data moves. Without a board (a script under torchrun, a test without
-ranks) a rank only remembers its own call, for error messages.
+A rank writes a record when it starts a communication call and clears it when the call is done; the parent process
+reads the records to explain a hang. The board also keeps the last calls of every rank, so that two ranks that make
+different calls at the same position find out before any data moves. Without a board (a script under torchrun, a test
+without ranks) a rank only remembers its own call, for error messages.
 """
 
 import contextlib

@@ -1,7 +1,7 @@
 """The calls without autograd: the only file that names torch.distributed's collectives.
 
-All are out of place (the one exception: `own=True`, for a caller that gives its buffer away). `root`, `to` and `source`
-are positions along the axis. With `async_op=True` a call returns a Handle whose `wait()` gives the result.
+All are out of place (the one exception: `own=True`, for a caller that gives its buffer away). `root`, `to` and
+`source` are positions along the axis. With `async_op=True` a call returns a Handle whose `wait()` gives the result.
 """
 
 import pickle

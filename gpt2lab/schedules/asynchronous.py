@@ -1,8 +1,8 @@
 """Asynchronous pipelines: 1F1B's order without a flush, and which version of the weights each operation reads.
 
 A batch is `per_update` micro-batches in a row. When the last backward of batch t has run on a stage, the stage
-updates its own weights and they become version t + 1; nobody waits for the other stages. The schemes run the same
-operations in the same order and differ in the table alone.
+updates its own weights and they become version t + 1; it does not wait for the other stages. The schemes run the same
+operations in the same order and differ only in the table.
 """
 
 from collections.abc import Callable
@@ -60,14 +60,14 @@ class Stream:
 def free_running(ranks: int, micros: int, active: int | None = None) -> Schedule:
     """1F1B's order over a stream of micro-batches: one warm-up at the start, one drain at the end.
 
-    `active` bounds how many micro-batches are between their first forward and their last backward (AMPNet's
-    max_active_keys, PipeDream's NOAM); p when left out. Bubble (p - 1) / (m + p - 1), which goes to zero.
+    `active` (default p) bounds how many micro-batches are between their first forward and their last backward
+    (AMPNet's max_active_keys, PipeDream's NOAM). Bubble (p - 1) / (m + p - 1), which goes to zero.
     """
     require(ranks, micros)
     active = active or ranks
     if not 1 <= active <= ranks:
         raise ValueError(
-            f"active={active} micro-batches in flight: more than pp={ranks} would only queue. Use active=1 to {ranks}."
+            f"active={active} micro-batches in progress: more than pp={ranks} would only wait. Use active=1 to {ranks}."
         )
     return alternate(ranks, micros, active, "free_running")
 
@@ -128,7 +128,7 @@ def make_stream(
 
 
 def _newest(version, op, per_update):
-    """AMPNet (Gaunt et al. 2017): nothing is kept, a backward finds other weights than its forward did."""
+    """AMPNet (Gaunt et al. 2017): no old version is kept, a backward reads newer weights than its forward."""
     return version[op]
 
 

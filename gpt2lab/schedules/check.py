@@ -1,4 +1,4 @@
-"""Is a schedule right? Complete, in an order that can finish, within its buffers and within its memory."""
+"""Whether a schedule is right: complete, free of deadlock, within its buffers and within its memory."""
 
 from collections import Counter
 
@@ -6,31 +6,28 @@ from .schedule import KINDS, Op, Schedule
 
 
 class ScheduleError(ValueError):
-    """A schedule that leaves work out, waits for itself, or holds more than it promised."""
+    """A schedule that leaves work out, deadlocks, or holds more than it promised."""
 
 
 def check(schedule: Schedule, buffers: int | None = None, promise: tuple[int, ...] | None = None) -> Schedule:
     """Return the schedule if it is right, else raise ScheduleError that says what is wrong and where.
 
-    `buffers` bounds how many finished results of one stage may lie unread before the next (None: any number;
-    0: the sender waits until its reader is there, as two blocking sends do). `promise` overrides the
-    schedule's own.
+    `buffers` bounds how many results of one stage may wait until the next stage reads them (None: any number; 0: the
+    sender waits for its reader, as with blocking sends). `promise` overrides the schedule's own.
     """
     _complete(schedule)
     _finishes(schedule, buffers)
     for rank, most in enumerate(schedule.promise if promise is None else promise):
         if schedule.peak(rank) > most:
             raise ScheduleError(
-                f"rank {rank} holds {schedule.peak(rank)} activations at its peak, {most} were promised. "
+                f"rank {rank} holds {schedule.peak(rank)} activations at its peak, but {most} were promised. "
                 "Run a backward (or its weight gradient) earlier, or promise more."
             )
     return schedule
 
 
 def _complete(schedule: Schedule) -> None:
-    """Every piece of work passes every stage of its route once forward and once backward, on the stage's
-    rank.
-    """
+    """Every micro-batch passes each stage of its route once forward and once backward, on the stage's rank."""
     seen = Counter(op for order in schedule.orders for op in order)
     for rank, order in enumerate(schedule.orders):
         for op in order:
@@ -49,9 +46,9 @@ def _complete(schedule: Schedule) -> None:
 
 
 def _belongs(schedule: Schedule, op: Op, rank: int) -> None:
-    """Refuse an operation that no rank, or another rank, should run."""
+    """Raise ScheduleError for an operation that no rank, or another rank, should run."""
     if op.kind not in KINDS:
-        raise ScheduleError(f"{op} is of no kind that exists. Use F, B, I or W.")
+        raise ScheduleError(f"{op} has an unknown kind. Use F, B, I or W.")
     if not 0 <= op.stage < len(schedule.placement) or not 0 <= op.micro < schedule.units:
         raise ScheduleError(
             f"{op} names stage {op.stage} of {len(schedule.placement)} and micro-batch {op.micro} of "
@@ -59,37 +56,35 @@ def _belongs(schedule: Schedule, op: Op, rank: int) -> None:
         )
     if schedule.placement[op.stage] != rank:
         home = schedule.placement[op.stage]
-        raise ScheduleError(f"{op} runs on rank {rank}, but stage {op.stage} lives on rank {home}. Move it.")
+        raise ScheduleError(f"{op} runs on rank {rank}, but stage {op.stage} is on rank {home}. Move it.")
     if op.stage not in schedule.route(op.micro):
         raise ScheduleError(f"{op}: micro-batch {op.micro} does not pass stage {op.stage}. Remove it.")
 
 
 def _finishes(schedule: Schedule, buffers: int | None) -> None:
-    """Let every rank walk along its order as far as it can; whoever is left is in a deadlock."""
-    walk = _Walk(schedule, buffers)
+    """Run every rank as far as possible; ranks that cannot finish are in a deadlock."""
+    run = _Run(schedule, buffers)
     awake = list(range(schedule.ranks))
     while awake:
-        awake += walk.advance(awake.pop())
-    left = any(n < len(order) for n, order in zip(walk.at, schedule.orders, strict=True))
-    if left or any(walk.sending):
-        raise ScheduleError(stuck(schedule, walk.at, walk.done, walk.sending))
+        awake += run.advance(awake.pop())
+    left = any(n < len(order) for n, order in zip(run.at, schedule.orders, strict=True))
+    if left or any(run.sending):
+        raise ScheduleError(stuck(schedule, run.at, run.done, run.sending))
 
 
-class _Walk:
-    """The state of all ranks on their way through a schedule: no clock, only who is where and what lies
-    unread.
-    """
+class _Run:
+    """A run of a schedule without a clock: the next operation of each rank, and the messages not yet read."""
 
     def __init__(self, schedule: Schedule, buffers: int | None):
         self.schedule, self.buffers = schedule, buffers
         self.done: set[Op] = set()
         self.at = [0] * schedule.ranks
-        self.unread: Counter = Counter()  # messages on the way, by (kind, sending stage)
-        self.sending: list[Op | None] = [None] * schedule.ranks  # a result that found no free buffer
-        self.waiting: dict = {}  # what is waited for -> ranks
+        self.unread: Counter = Counter()  # messages not yet read, by (kind, sending stage)
+        self.sending: list[Op | None] = [None] * schedule.ranks  # a result that has no free buffer
+        self.waiting: dict = {}  # what ranks wait for -> those ranks
 
     def advance(self, rank: int) -> list[int]:
-        """Walk one rank as far as it can; returns the ranks that may go on now."""
+        """Run one rank as far as possible; returns the ranks that can continue now."""
         schedule, order, awake = self.schedule, self.schedule.orders[rank], []
         while True:
             op = self.sending[rank]
@@ -123,9 +118,7 @@ class _Walk:
         return self.waiting.pop(_key(op), [])
 
     def _may_send(self, op: Op, rank: int) -> bool:
-        """Whether there is a free buffer; without buffers, whether the reader stands before exactly this
-        message.
-        """
+        """Whether there is a free buffer; without buffers, whether the reader's next operation needs this message."""
         if self.buffers is None or self.unread[_edge(op)] < self.buffers:
             return True
         if self.buffers:
@@ -134,8 +127,8 @@ class _Walk:
         there = self.schedule.message(op)
         reader = self.schedule.placement[there.stage]
         order = self.schedule.orders[reader]
-        stands = self.sending[reader] is None and self.at[reader] < len(order)
-        if stands and _key(order[self.at[reader]]) == there:
+        ready = self.sending[reader] is None and self.at[reader] < len(order)
+        if ready and _key(order[self.at[reader]]) == there:
             return True
         self.waiting.setdefault(("reader", there), []).append(rank)
         return False
@@ -150,7 +143,7 @@ def _key(op: Op) -> Op:
 
 
 def stuck(schedule: Schedule, at: list[int], done: set[Op], stalled: list[Op | None] | None = None) -> str:
-    """One sentence on who waits for what."""
+    """One sentence that says what each rank waits for."""
     lines = []
     for rank, order in enumerate(schedule.orders):
         if stalled and stalled[rank] is not None:
@@ -159,4 +152,4 @@ def stuck(schedule: Schedule, at: list[int], done: set[Op], stalled: list[Op | N
             op = order[at[rank]]
             need = next((need for need in schedule.needs(op) if need not in done), None)
             lines.append(f"rank {rank} waits at {op} for {need}")
-    return "deadlock: " + ", ".join(lines) + ". Run what is waited for earlier, or allow more buffers."
+    return "Deadlock: " + ", ".join(lines) + ". Run what is waited for earlier, or allow more buffers."

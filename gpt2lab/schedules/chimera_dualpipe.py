@@ -1,4 +1,4 @@
-"""Bidirectional schedules: two copies of the model, filled from either end, fill each other's bubbles."""
+"""Bidirectional schedules: two copies of the model, run in opposite directions, fill each other's bubbles."""
 
 from .phases import play, v_placement
 from .schedule import Op, Schedule, require
@@ -7,9 +7,9 @@ from .schedule import Op, Schedule, require
 def chimera(ranks: int, micros: int) -> Schedule:
     """Two 1F1B pipelines in opposite directions, merged slot by slot (Li & Hoefler 2021, "Chimera").
 
-    Even micro-batches travel down the first copy, odd ones up the second, in units of p. Bubble (p - 2) / (2m
-    + p - 2) with equal forwards and backwards; 2 weights, p/2 + 1 to p activations. A number of micro-batches
-    that does not fill its last unit runs without the surplus; an odd p runs p + 1 with an inner rank left out.
+    Even micro-batches run down the first copy, odd ones up the second, in groups of p. Bubble (p - 2) / (2m + p - 2)
+    with equal forwards and backwards; 2 weights, p/2 + 1 to p activations. If m does not fill the last group, the
+    surplus is left out; an odd p uses the schedule for p + 1 without an inner rank.
     """
     require(ranks, micros)
     half = (ranks + 1) // 2
@@ -18,7 +18,7 @@ def chimera(ranks: int, micros: int) -> Schedule:
     orders, promise = [], []
     for r in range(ranks):
         down = r if r < half else unit - ranks + r
-        slots = []  # one direction takes the even slots and the other the odd ones, so that they never meet
+        slots = []  # one direction takes the even slots and the other the odd ones, so that they never collide
         for i in range(work):
             stage, place = (2 * ranks - 1 - r, unit - 1 - down) if i % 2 else (r, down)
             start = 2 * unit * (i // unit) + 2 * (i % unit // 2)
@@ -31,11 +31,11 @@ def chimera(ranks: int, micros: int) -> Schedule:
 
 
 def dualpipe(ranks: int, micros: int) -> Schedule:
-    """Both directions at once, a forward of one always beside a backward of the other (DeepSeek-V3 2024).
+    """Both directions at once, a forward of one overlapped with a backward of the other (DeepSeek-V3 2024).
 
-    Bubble (p/2 - 1)(F&B + B - 3W), B the whole backward; 2 weights, p + 1 activations. Needs m even and at
-    least 2p: fewer or odd numbers run the next good one without the surplus; an odd p runs p + 1 with an
-    inner rank left out.
+    Bubble (p/2 - 1)(F&B + B - 3W), B the whole backward; 2 weights, p + 1 activations. Needs m even and at least 2p:
+    another m uses the schedule for the next such number without the surplus; an odd p uses the one for p + 1 without
+    an inner rank.
     """
     require(ranks, micros)
     half = (ranks + 1) // 2
@@ -56,7 +56,8 @@ def dualpipe(ranks: int, micros: int) -> Schedule:
 def dualpipe_v(ranks: int, micros: int) -> Schedule:
     """DualPipe cut in half and folded to a V: the same order with one copy of the weights (Qi et al. 2025).
 
-    Two half-size stages a rank, 2p + 1 of their activations. Needs m >= 2p; fewer run 2p without the surplus.
+    Two half-size stages per rank, 2p + 1 of their activations. Needs m >= 2p; fewer use the schedule for 2p without
+    the surplus.
     """
     require(ranks, micros)
     work = max(micros, 2 * ranks)
@@ -70,9 +71,7 @@ def dualpipe_v(ranks: int, micros: int) -> Schedule:
 
 
 def _dual_phases(half: int, inner: int, count: int) -> list[tuple[str, int]]:
-    """DualPipe's eight phases on the rank `inner` steps from the end of `half` ranks, `count` micro-batches
-    each way.
-    """
+    """DualPipe's eight phases with `count` micro-batches each way, on the rank `inner` from an end of 2 `half`."""
     outer = half - inner - 1
     last = ["Bb" if i % 2 == 0 else "Ba" for i in range(2 * (inner + 1))]
     last[inner + 1 :] = [word.replace("B", "I") for word in last[inner + 1 :]]  # from here weights may wait

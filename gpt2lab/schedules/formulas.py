@@ -1,15 +1,14 @@
-"""What the papers promise in closed form; the simulator is held to it, exactly.
+"""The papers' closed formulas; tests show that the simulator gives exactly the same numbers.
 
-p ranks, m micro-batches, v chunks a rank; TF, TI, TW are the times of the forward, the input gradient and the
-weight gradient of one rank's whole share of the model, for one micro-batch. All formulas are for latency
-zero.
+p ranks, m micro-batches, v chunks per rank; TF, TI, TW are the times of the forward, the input gradient and the weight
+gradient of one rank's whole share of the model, for one micro-batch. All formulas assume zero latency.
 """
 
 from fractions import Fraction
 
 
 def makespan(name: str, p: int, m: int, forward=1, input_grad=1, weight_grad=1, v: int = 2):
-    """From the first start to the last end, or None where no paper gives it for these sizes."""
+    """The time from the first start to the last end, or None where no paper gives it for these sizes."""
     tf, tb = forward, input_grad + weight_grad
     if name == "naive":
         return m * p * (tf + tb)
@@ -23,13 +22,12 @@ def makespan(name: str, p: int, m: int, forward=1, input_grad=1, weight_grad=1, 
 
 
 def own_idle(name: str, p: int, m: int, forward=1, input_grad=1, weight_grad=1, joint=None):
-    """Idle time inside the busiest span of a rank (for the dual ones: inside the makespan), or None where none
-    is published.
+    """Idle time in a rank's own span, from its first start to its last end; None where none is published.
 
-    Zero Bubble (Qi et al. 2023, Table 2) needs enough micro-batches, p for ZB-H1 and 2p - 1 for ZB-H2, and
-    weight gradients no longer than what they fill. `joint` is DualPipe's time for a forward and a backward
-    that overlap (DeepSeek-V3 2024, Table 2), m even and at least 2p; DualPipeV is one of 2p ranks, folded:
-    times are those of half a rank's share.
+    For DualPipe and DualPipeV it is idle time in the makespan. Zero Bubble (Qi et al. 2023, Table 2) needs enough
+    micro-batches, p for ZB-H1 and 2p - 1 for ZB-H2, and weight gradients no longer than the gaps that they fill.
+    `joint` is DualPipe's time for a forward and a backward that overlap (DeepSeek-V3 2024, Table 2), m even and at
+    least 2p; DualPipeV is DualPipe of 2p ranks, folded: its times are those of half a rank's share.
     """
     tf, ti, tw = forward, input_grad, weight_grad
     if name == "1f1b":
@@ -72,31 +70,31 @@ def peak_activations(name: str, p: int, m: int, rank: int, v: int = 2, slices: i
 
 
 def peak_memory(name: str, p: int, rank: int) -> tuple[int, int] | None:
-    """What a rank of a zero-bubble schedule holds at its peak: (whole activations, micro-batches between I and
-    W), or None where the paper gives none.
+    """The peak of a rank of a zero-bubble schedule: (whole activations, micro-batches between I and W), or None.
 
-    Qi et al. 2023, section 2.3, (p - i + 1) MB + (i - 1) MW and (2p - 2i + 1) MB + (2i - 2) MW with ranks from
+    Qi et al. 2023, section 2.3, (p - i + 1) MB + (i - 1) MW and (2p - 2i + 1) MB + (2i - 2) MW with ranks counted from
     1; for enough micro-batches.
     """
     return {"zb_h1": (p - rank, rank), "zb_h2": (2 * p - 1 - 2 * rank, 2 * rank)}.get(name)
 
 
 def kept_for_weights(tokens: int, width: int, layers: int, vocabulary: int = 0) -> int:
-    """Numbers that a stage keeps of one micro-batch from I to W: x and dy of each matrix, 16 C a token and layer.
+    """Numbers that a stage keeps of one micro-batch from I to W: x and dy of each matrix, 16 C per token and layer.
 
-    Their widths are x: C, C, C, 4C and dy: 3C, C, 4C, C; Qi et al. 2023, Table 1, has 32 s b h bytes for it. To
-    that 13 C a layer, the gradients of biases and norms. The last stage keeps x and dy of the head, which has
-    `vocabulary` outputs, and two vectors of its norm. (The first stage does all in W and keeps its whole graph.)
+    Their widths are x: C, C, C, 4C and dy: 3C, C, 4C, C; Qi et al. 2023, Table 1, has 32 s b h bytes for it. In
+    addition 13 C per layer, the gradients of biases and norms. The last stage keeps x and dy of the head, which
+    has `vocabulary` outputs, and two vectors of its norm. (The first stage computes everything in W and keeps its
+    whole graph.)
     """
     head = tokens * (width + vocabulary) + 2 * width if vocabulary else 0
     return layers * (16 * tokens + 13) * width + head
 
 
 def messages(name: str, p: int, m: int, v: int = 2, slices: int = 2) -> int:
-    """Activations and gradients that cross from rank to rank in one step, over the whole pipeline.
+    """Activations and gradients sent from rank to rank in one step, over the whole pipeline.
 
-    One of each for every micro-batch and every border between stages on different ranks: p - 1 borders, v p -
-    1 with v chunks, 2 (p - 1) along a V, whose tip is inside a rank.
+    One of each for every micro-batch and every border between stages on different ranks: p - 1 borders; v p - 1 with v
+    chunks; 2 (p - 1) along a V, whose middle border is inside a rank.
     """
     if p == 1:
         return 0

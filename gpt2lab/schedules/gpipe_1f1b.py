@@ -16,8 +16,8 @@ def naive(ranks: int, micros: int) -> Schedule:
 def gpipe(ranks: int, micros: int) -> Schedule:
     """All forwards, then all backwards (Huang et al. 2019, "GPipe").
 
-    Bubble (p - 1) / (m + p - 1) of the makespan; every rank holds all m activations. Backwards run first in,
-    first out, so that gradients are added in the same order as in 1F1B.
+    Bubble (p - 1) / (m + p - 1) of the makespan; every rank holds all m activations. Backwards run in the order of the
+    forwards, so that gradients are added in the same order as in 1F1B.
     """
     require(ranks, micros)
     orders = [[Op(kind, s, i) for kind in "FB" for i in range(micros)] for s in range(ranks)]
@@ -27,8 +27,7 @@ def gpipe(ranks: int, micros: int) -> Schedule:
 def one_forward_one_backward(ranks: int, micros: int) -> Schedule:
     """p - 1 - s forwards to warm up, then one forward, one backward (Narayanan et al. 2019; Fan et al. 2021).
 
-    Bubble (p - 1) / (m + p - 1), the same as GPipe's; it saves memory: stage s holds min(m, p - s)
-    activations.
+    Bubble (p - 1) / (m + p - 1), the same as GPipe's; but stage s holds only min(m, p - s) activations.
     """
     return alternate(ranks, micros, ranks, "1f1b")
 

@@ -1,16 +1,13 @@
-"""Schedules with several chunks of the model a rank, dealt out like cards: rank r holds stages r, r + p, r +
-2p ...
-"""
+"""Schedules with several chunks of the model per rank, round robin: rank r holds stages r, r + p, r + 2p, ..."""
 
 from .schedule import Op, Schedule, require
 
 
 def interleaved(ranks: int, micros: int, chunks: int = 2) -> Schedule:
-    """1F1B over v chunks a rank (Narayanan et al. 2021, "Efficient large-scale language model training").
+    """1F1B over v chunks per rank (Narayanan et al. 2021, "Efficient large-scale language model training").
 
-    Bubble (p - 1) / (v m + p - 1) of the makespan, for v times as many messages and more activations in
-    flight. The published rule needs m to be a multiple of p; any other m runs the order of the next multiple
-    without the surplus.
+    Bubble (p - 1) / (v m + p - 1) of the makespan, for v times as many messages and more activations. The published
+    rule needs m to be a multiple of p; any other m uses the order of the next multiple without the surplus.
     """
     require(ranks, micros, chunks=chunks)
     rounded = -(-micros // ranks) * ranks
@@ -32,7 +29,7 @@ def interleaved(ranks: int, micros: int, chunks: int = 2) -> Schedule:
 
 
 def breadth_first(ranks: int, micros: int, chunks: int = 2) -> Schedule:
-    """GPipe over v chunks a rank: all micro-batches through one chunk, then the next (Lamy-Poirier 2023).
+    """GPipe over v chunks per rank: all micro-batches through one chunk, then the next (Lamy-Poirier 2023).
 
     Bubble (p - 1) / (v m + p - 1) of the makespan when m >= p; every rank holds all v m activations.
     """

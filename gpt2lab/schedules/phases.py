@@ -1,8 +1,7 @@
 """A small language for schedules that come in phases: words such as "Fa Bb" repeated so many times.
 
-A word is a kind (F, B, I or W) and one of the rank's two stages, `a` or `b`; every word takes the next micro-
-batch of its kind and stage, and says nothing once there is none left. A bare `W` runs the oldest weight
-gradient that waits.
+A word is a kind (F, B, I or W) and one of the rank's two stages, `a` or `b`. Every word runs the next micro-batch of
+its kind and stage; it is a no-op once there is none left. A bare `W` runs the oldest weight gradient that is pending.
 """
 
 from collections import deque

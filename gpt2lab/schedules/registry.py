@@ -10,8 +10,8 @@ from .schedule import Schedule
 
 
 @dataclass(frozen=True)
-class Entry:
-    """A schedule's name, its generator `make(ranks, micros, **options)` and where it comes from."""
+class Generator:
+    """A schedule's name, the function `make(ranks, micros, **options)` that generates it, and its paper."""
 
     name: str
     make: Callable[..., Schedule]
@@ -19,39 +19,39 @@ class Entry:
 
     @property
     def options(self) -> tuple[str, ...]:
-        """What can be chosen besides ranks and micro-batches."""
+        """The options besides ranks and micro-batches."""
         return tuple(inspect.signature(self.make).parameters)[2:]
 
 
-ENTRIES = (
-    Entry("naive", gpipe_1f1b.naive, "no paper: one micro-batch at a time"),
-    Entry("gpipe", gpipe_1f1b.gpipe, "Huang et al. 2019"),
-    Entry("1f1b", gpipe_1f1b.one_forward_one_backward, "Narayanan et al. 2019; Fan et al. 2021"),
-    Entry("interleaved", interleaved.interleaved, "Narayanan et al. 2021"),
-    Entry("breadth_first", interleaved.breadth_first, "Lamy-Poirier 2023"),
-    Entry("zb_h1", zero_bubble.zb_h1, "Qi et al. 2023"),
-    Entry("zb_h2", zero_bubble.zb_h2, "Qi et al. 2023"),
-    Entry("zb_v", zero_bubble.zb_v, "Qi et al. 2023 and 2024"),
-    Entry("chimera", chimera_dualpipe.chimera, "Li & Hoefler 2021"),
-    Entry("dualpipe", chimera_dualpipe.dualpipe, "DeepSeek-AI 2024"),
-    Entry("dualpipe_v", chimera_dualpipe.dualpipe_v, "Qi et al. 2025"),
-    Entry("terapipe", terapipe.terapipe, "Li et al. 2021"),
+GENERATORS = (
+    Generator("naive", gpipe_1f1b.naive, "no paper: one micro-batch at a time"),
+    Generator("gpipe", gpipe_1f1b.gpipe, "Huang et al. 2019"),
+    Generator("1f1b", gpipe_1f1b.one_forward_one_backward, "Narayanan et al. 2019; Fan et al. 2021"),
+    Generator("interleaved", interleaved.interleaved, "Narayanan et al. 2021"),
+    Generator("breadth_first", interleaved.breadth_first, "Lamy-Poirier 2023"),
+    Generator("zb_h1", zero_bubble.zb_h1, "Qi et al. 2023"),
+    Generator("zb_h2", zero_bubble.zb_h2, "Qi et al. 2023"),
+    Generator("zb_v", zero_bubble.zb_v, "Qi et al. 2023 and 2024"),
+    Generator("chimera", chimera_dualpipe.chimera, "Li & Hoefler 2021"),
+    Generator("dualpipe", chimera_dualpipe.dualpipe, "DeepSeek-AI 2024"),
+    Generator("dualpipe_v", chimera_dualpipe.dualpipe_v, "Qi et al. 2025"),
+    Generator("terapipe", terapipe.terapipe, "Li et al. 2021"),
 )
-NAMES = tuple(entry.name for entry in ENTRIES)
-FREE = (  # without a flush: equal to no serial run, but to an emulator of their staleness
-    Entry("ampnet", asynchronous.free_running, "Gaunt et al. 2017"),
-    Entry("pipedream", asynchronous.free_running, "Narayanan et al. 2019"),
-    Entry("pipedream_vertical", asynchronous.free_running, "Narayanan et al. 2019, vertical sync"),
-    Entry("2bw", asynchronous.free_running, "Narayanan et al. 2021"),
+NAMES = tuple(generator.name for generator in GENERATORS)
+FREE = (  # without a flush: not equal to a serial run, but to an emulator of their staleness
+    Generator("ampnet", asynchronous.free_running, "Gaunt et al. 2017"),
+    Generator("pipedream", asynchronous.free_running, "Narayanan et al. 2019"),
+    Generator("pipedream_vertical", asynchronous.free_running, "Narayanan et al. 2019, vertical sync"),
+    Generator("2bw", asynchronous.free_running, "Narayanan et al. 2021"),
 )
 
 
-def find(name: str) -> Entry:
-    """The entry of a name; capitals and hyphens do not matter. ValueError with the nearest name otherwise."""
+def find(name: str) -> Generator:
+    """The generator of this name (capitals and hyphens do not matter), or ValueError with the nearest name."""
     wanted = name.lower().replace("-", "_")
-    names = [entry.name for entry in ENTRIES + FREE]
+    names = [generator.name for generator in GENERATORS + FREE]
     if wanted in names:
-        return (ENTRIES + FREE)[names.index(wanted)]
+        return (GENERATORS + FREE)[names.index(wanted)]
     near = difflib.get_close_matches(wanted, names, 1)
     hint = f"Did you mean {near[0]}?" if near else f"There are {', '.join(names)}."
     raise ValueError(f"There is no pipeline schedule {name!r}. {hint}")
@@ -60,11 +60,13 @@ def find(name: str) -> Entry:
 def make(name: str, ranks: int, micros: int, **options: int) -> Schedule:
     """The schedule of this name over `ranks` ranks and `micros` micro-batches.
 
-    Options: `chunks` a rank (interleaved, breadth_first), token `slices` (terapipe).
+    Options: `chunks` per rank (interleaved, breadth_first), token `slices` (terapipe).
     """
-    entry = find(name)
+    generator = find(name)
     for option in options:
-        if option not in entry.options:
-            takes = f"It takes {', '.join(entry.options)}." if entry.options else "It takes no options."
-            raise ValueError(f"The schedule {entry.name} has no option {option!r}. {takes}")
-    return entry.make(ranks, micros, **options)
+        if option not in generator.options:
+            takes = (
+                f"It takes {', '.join(generator.options)}." if generator.options else "It takes no options."
+            )
+            raise ValueError(f"The schedule {generator.name} has no option {option!r}. {takes}")
+    return generator.make(ranks, micros, **options)

@@ -1,8 +1,7 @@
 """A pipeline schedule is data: for every rank, the list of operations that it runs, in order.
 
-An operation is written as PyTorch writes it: `2F0` is the forward of micro-batch 0 through stage 2, `2B0` its
-whole backward, `2I0` only the gradient of the stage's input, `2W0` only the gradients of its weights (B = I
-then W).
+An operation is written as PyTorch writes it: `2F0` is the forward of micro-batch 0 through stage 2, `2B0` its whole
+backward, `2I0` only the gradient of the stage's input, `2W0` only the gradients of its weights (B = I then W).
 """
 
 from collections.abc import Iterable
@@ -28,12 +27,12 @@ class Op(NamedTuple):
 
 @dataclass(frozen=True)
 class Schedule:
-    """Who runs what, in which order.
+    """What each rank runs, in which order.
 
-    `placement[stage]` is the rank of a stage. With `copies` = 2 there are two copies of the model: stages
-    0..n-1 are the first, stages n..2n-1 the second, and micro-batch i travels through copy i % 2. With
-    `slices` = K a micro-batch is cut into K token slices, and operation number u means slice u % K of micro-
-    batch u // K. `promise[rank]` is the most stage activations the schedule ever holds on a rank.
+    `placement[stage]` is the rank of a stage. With `copies` = 2 there are two copies of the model: stages 0..n-1 are
+    the first, stages n..2n-1 the second, and micro-batch i uses copy i % 2. With `slices` = K a micro-batch is cut
+    into K token slices, and unit u means slice u % K of micro-batch u // K. `promise[rank]` is the most stage
+    activations that the schedule holds on a rank.
     """
 
     orders: tuple[tuple[Op, ...], ...]
@@ -56,7 +55,7 @@ class Schedule:
 
     @property
     def units(self) -> int:
-        """How many pieces of work pass each stage: micro-batches times token slices."""
+        """How many units of work pass each stage: micro-batches times token slices."""
         return self.micros * self.slices
 
     @cached_property
@@ -69,18 +68,16 @@ class Schedule:
         return stage % self.depth
 
     def stages_of(self, rank: int) -> list[int]:
-        """The stages that live on a rank."""
+        """The stages on a rank."""
         return [stage for stage, where in enumerate(self.placement) if where == rank]
 
     def route(self, micro: int) -> range:
-        """The stages that a piece of work passes, in order."""
+        """The stages that a unit of work passes, in order."""
         start = micro // self.slices % self.copies * self.depth
         return range(start, start + self.depth)
 
     def needs(self, op: Op) -> Iterable[Op]:
-        """The operations that must be done before `op`; a backward is named I here, be it split (I, W) or
-        whole (B).
-        """
+        """The operations that must be done before `op`; a backward is called I here, also if it is whole (B)."""
         kind, stage, micro = op
         if kind == "W":
             yield Op("I", stage, micro)
@@ -88,13 +85,13 @@ class Schedule:
             if stage % self.depth:
                 yield Op("F", stage - 1, micro)
             if micro % self.slices:
-                yield Op("F", stage, micro - 1)  # attention looks back at the earlier slices of the same rows
+                yield Op("F", stage, micro - 1)  # attention reads the earlier slices of the same rows
         else:
             yield Op("F", stage, micro)
             if (stage + 1) % self.depth:
                 yield Op("I", stage + 1, micro)
             if (micro + 1) % self.slices:
-                yield Op("I", stage, micro + 1)  # and so the later slices send gradients back into this one
+                yield Op("I", stage, micro + 1)  # so the later slices give gradients to this one
 
     def message(self, op: Op) -> Op | None:
         """The operation on another rank that waits for the result of `op`, if there is one."""
@@ -109,9 +106,7 @@ class Schedule:
 
     @cached_property
     def incoming(self) -> list[dict[int, list[Op]]]:
-        """For every rank and every rank that sends to it: the operations whose inputs come from there, in the
-        order in which they are sent.
-        """
+        """incoming[rank][sender]: the operations whose inputs come from that sender, in the order of sending."""
         found: list[dict[int, list[Op]]] = [{} for _ in self.orders]
         for sender, order in enumerate(self.orders):
             for there in filter(None, map(self.message, order)):
@@ -125,13 +120,11 @@ class Schedule:
         return replace(self, orders=orders, promise=())
 
     def held(self, rank: int) -> list[int]:
-        """How many stage activations the rank holds after each operation: a forward adds one, B or W frees
-        one.
-        """
+        """How many stage activations the rank holds after each operation: F adds one, B or W frees one."""
         return list(accumulate((op.kind == "F") - (op.kind in "BW") for op in self.orders[rank]))
 
     def waiting(self, rank: int) -> list[int]:
-        """Of those held, how many wait for their weight gradient alone: I adds one, W takes one. They keep less."""
+        """How many of those held need only their weight gradient, and less memory: I adds one, W frees one."""
         return list(accumulate((op.kind == "I") - (op.kind == "W") for op in self.orders[rank]))
 
     def peak(self, rank: int) -> int:
@@ -153,14 +146,14 @@ class Schedule:
     def without(self, keep: int) -> "Schedule":
         """The same schedule with only the first `keep` micro-batches.
 
-        Micro-batches do not wait for each other, so crossing some out can break no order that was right.
+        Micro-batches do not depend on each other, so the order stays right without some of them.
         """
         orders = tuple(tuple(op for op in order if op.micro < keep * self.slices) for order in self.orders)
         return replace(self, orders=orders, micros=keep)
 
 
 def require(ranks: int, micros: int, **others: int) -> None:
-    """Refuse sizes below one: ValueError with the number."""
+    """Raise ValueError for a size below one."""
     for name, value in {"stages": ranks, "micro-batches": micros, **others}.items():
         if value < 1:
             raise ValueError(f"{name} = {value}: a pipeline needs at least 1. Use {name} = 1 or more.")

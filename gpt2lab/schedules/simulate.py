@@ -1,4 +1,4 @@
-"""When does everything happen? An event-driven clock for any schedule; exact with integers and Fractions."""
+"""When each operation of a schedule runs: an event-driven clock, exact with integers and Fractions."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -12,11 +12,11 @@ from .schedule import Op, Schedule
 class Cost:
     """How long operations take: one number for all stages, or one for each position in the model.
 
-    `backward` is the whole backward; None means input_grad + weight_grad. `hop` is the latency between two
-    ranks; with `blocking` the sender waits for it too. `pieces` stretches micro-batch (or slice) i by
-    pieces[i % len]. `joint` is DualPipe's F&B: a forward and the backward of another stage right after it run
-    as one block that starts when both can and ends together; None runs them one after the other. With
-    `recompute` stages keep only their inputs: a backward (B or I) runs the forward again first.
+    `backward` is the whole backward; None means input_grad + weight_grad. `hop` is the latency between two ranks; with
+    `blocking` the sender waits for it too. The times of micro-batch (or slice) i are multiplied by factors[i % len].
+    `joint` is DualPipe's F&B: a forward and the backward of another stage right after it run as one block that starts
+    when both can and ends together; None runs them one after the other. With `recompute` stages keep only their
+    inputs: a backward (B or I) runs the forward again first.
     """
 
     forward: object = 1
@@ -25,7 +25,7 @@ class Cost:
     backward: object = None
     hop: object = 0
     blocking: bool = False
-    pieces: Sequence = (1,)
+    factors: Sequence = (1,)
     joint: object = None
     recompute: bool = False
 
@@ -36,21 +36,21 @@ class Cost:
         number = {"F": self.forward, "B": self.backward, "I": self.input_grad, "W": self.weight_grad}[kind]
         value = number[position] if isinstance(number, Sequence) else number
         again = self.time("F", position, unit) if self.recompute and kind in "BI" else 0
-        return value * self.pieces[unit % len(self.pieces)] + again
+        return value * self.factors[unit % len(self.factors)] + again
 
     def table(self, schedule: Schedule) -> dict:
-        """Times by (kind, stage, unit modulo pieces), looked up once rather than for every operation."""
+        """Times by (kind, stage, unit modulo len(factors)), computed once instead of for every operation."""
         return {
             (kind, stage, unit): self.time(kind, schedule.position(stage), unit)
             for kind in "FBIW"
             for stage in range(len(schedule.placement))
-            for unit in range(len(self.pieces))
+            for unit in range(len(self.factors))
         }
 
 
 @dataclass(frozen=True)
-class Box:
-    """One operation on the clock."""
+class TimedOp:
+    """An operation with its start and end."""
 
     op: Op
     start: object
@@ -59,15 +59,15 @@ class Box:
 
 @dataclass(frozen=True)
 class Timeline:
-    """What every rank did when, and what follows from it."""
+    """When every rank runs its operations, and the numbers that follow from it."""
 
     schedule: Schedule
-    rows: tuple[tuple[Box, ...], ...]
+    rows: tuple[tuple[TimedOp, ...], ...]
     cost: Cost = field(default_factory=Cost)
 
     @property
     def makespan(self):
-        """From the first start to the last end."""
+        """The time from the first start to the last end."""
         return max(row[-1].end for row in self.rows if row)
 
     def busy(self, rank: int):
@@ -75,7 +75,7 @@ class Timeline:
         return sum(box.end - box.start for box in self.rows[rank])
 
     def span(self, rank: int):
-        """From the rank's own first start to its own last end."""
+        """The time from the rank's own first start to its own last end."""
         return self.rows[rank][-1].end - self.rows[rank][0].start
 
     @property
@@ -86,9 +86,7 @@ class Timeline:
 
     @property
     def span_bubble(self):
-        """The worst idle share of a rank's own span: the zero-bubble papers' bubble rate, since steps overlap
-        at the ends.
-        """
+        """The worst idle share of a rank's own span: the zero-bubble papers' bubble rate, as steps can overlap."""
         return max(
             _ratio(self.span(r) - self.busy(r), self.span(r)) for r in range(len(self.rows)) if self.rows[r]
         )
@@ -100,9 +98,7 @@ class Timeline:
         return _ratio(self.makespan - ideal, ideal)
 
     def memory(self, rank: int) -> list[tuple]:
-        """Steps (time, activations held from then on), in units of a rank's share of the model for one micro-
-        batch.
-        """
+        """Pairs (time, activations held from then on), in units of one p-th of the model for one micro-batch."""
         one = Fraction(self.schedule.ranks, self.schedule.depth * self.schedule.slices)
         held, steps = 0, [(0, Fraction(0))]
         for box in self.rows[rank]:
@@ -135,14 +131,14 @@ class _Clock:
 
     def __init__(self, schedule: Schedule, cost: Cost):
         self.schedule, self.cost = schedule, cost
-        self.times, self.pieces = cost.table(schedule), len(cost.pieces)
+        self.times, self.period = cost.table(schedule), len(cost.factors)
         self.done: dict[Op, tuple] = {}  # operation -> (end, rank)
-        self.rows: list[list[Box]] = [[] for _ in schedule.orders]
+        self.rows: list[list[TimedOp]] = [[] for _ in schedule.orders]
         self.free = [0] * schedule.ranks
         self.waiting: dict[Op, list[int]] = {}
 
     def advance(self, rank: int) -> list[int]:
-        """Run one rank until it must wait; returns the ranks that its results may wake."""
+        """Run one rank until it must wait; returns the ranks that may continue with its results."""
         order, row, awake = self.schedule.orders[rank], self.rows[rank], []
         while len(row) < len(order):
             block = self._block(order, len(row))
@@ -172,12 +168,12 @@ class _Clock:
 
     def _place(self, row, block, start):
         """Put a block on the clock and return its end."""
-        times = [self.times[op.kind, op.stage, op.micro % self.pieces] for op in block]
+        times = [self.times[op.kind, op.stage, op.micro % self.period] for op in block]
         total = times[0] if len(block) == 1 else self.cost.joint
         middle = start + (total if len(block) == 1 else _ratio(total * times[0], sum(times)))
-        row.append(Box(block[0], start, middle))
+        row.append(TimedOp(block[0], start, middle))
         if len(block) == 2:
-            row.append(Box(block[1], middle, start + total))
+            row.append(TimedOp(block[1], middle, start + total))
         return start + total
 
 

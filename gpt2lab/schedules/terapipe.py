@@ -1,4 +1,4 @@
-"""TeraPipe: causal attention lets a pipeline work on slices of one sequence's tokens (Li et al. 2021)."""
+"""TeraPipe: a pipeline over slices of one sequence's tokens, which causal attention allows (Li et al. 2021)."""
 
 from collections.abc import Callable
 
@@ -6,12 +6,10 @@ from .schedule import Op, Schedule, require
 
 
 def terapipe(ranks: int, micros: int, slices: int = 2) -> Schedule:
-    """GPipe over token slices: a slice needs the earlier ones' keys and values, its gradient the later ones'
-    (Li et al. 2021).
+    """GPipe over token slices: a slice needs keys and values of earlier slices, its gradient those of later ones.
 
-    Forward latency is sum t_i + (p - 1) max t_i over the slices, m times the sum with m micro-batches. Every
-    rank holds all m K slices until backward, which walks through the slices of a micro-batch from the last to
-    the first.
+    Forward latency is sum t_i + (p - 1) max t_i over the slices, m times the sum with m micro-batches. Every rank
+    holds all m K slices until backward, which runs the slices of a micro-batch from the last to the first.
     """
     require(ranks, micros, slices=slices)
     units = range(micros * slices)
@@ -24,19 +22,16 @@ def terapipe(ranks: int, micros: int, slices: int = 2) -> Schedule:
 
 
 def latency(times: list, ranks: int, micros: int = 1):
-    """Time of the forwards of m micro-batches whose slices take these times on each stage: m sum t + (p - 1)
-    max t.
-    """
+    """Time of m micro-batches' forwards whose slices take these times on each stage: m sum t + (p - 1) max t."""
     return micros * sum(times) + (ranks - 1) * max(times)
 
 
 def best_slices(tokens: int, time: Callable, ranks: int, micros: int = 1, step: int = 1) -> list[int]:
     """The slice lengths with the least latency, by TeraPipe's dynamic programme.
 
-    `time(length, context)` is what a stage needs for `length` tokens that look back at `context` earlier
-    ones; lengths are multiples of `step`, but for the last. For every candidate of the slowest slice, S(i) =
-    min over k of S(i - k) + time(k, i - k) among slices no slower; the answer is the least m S(n) + (p - 1)
-    slowest.
+    `time(length, context)` is the time of a stage for `length` tokens that attend to `context` earlier ones; lengths
+    are multiples of `step`, except the last. For every candidate of the slowest slice, S(i) = min over k of S(i - k) +
+    time(k, i - k) among slices no slower; the answer has the least m S(n) + (p - 1) slowest.
     """
     require(ranks, micros, tokens=tokens, step=step)
     ends = [*range(0, tokens, step), tokens]
@@ -54,9 +49,7 @@ def best_slices(tokens: int, time: Callable, ranks: int, micros: int = 1, step: 
 
 
 def _shortest(ends, table, slowest):
-    """Least sum of slice times with no slice slower than `slowest`, and the lengths; None where there is no
-    way.
-    """
+    """The least sum of slice times with no slice slower than `slowest`, and the lengths; None if impossible."""
     reach = {0: (0, None)}
     for n, b in enumerate(ends[1:], 1):
         options = [(reach[a][0] + table[a, b], a) for a in ends[:n] if a in reach and table[a, b] <= slowest]

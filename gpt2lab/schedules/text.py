@@ -57,7 +57,7 @@ def summary(timeline: Timeline) -> str:
 def to_csv(schedule: Schedule) -> str:
     """A line for every rank, its operations separated by commas: `0F0,0F1,0B0`.
 
-    A comment above them says what cannot be read off the operations: two copies of the model, token slices.
+    A comment above them says what the operations do not show: two copies of the model, token slices.
     """
     where = " ".join(map(str, schedule.placement))
     head = f"# micros={schedule.micros},copies={schedule.copies},slices={schedule.slices},placement={where}\n"
@@ -66,11 +66,11 @@ def to_csv(schedule: Schedule) -> str:
 
 
 def from_csv(text: str, slices: int | None = None, name: str = "") -> Schedule:
-    """Read what `to_csv` or PyTorch's pipelining wrote; empty cells are idle slots, PyTorch's joint blocks
-    are opened, an empty line is an idle rank.
+    """Read what `to_csv` or PyTorch's pipelining wrote.
 
-    Without a comment of `to_csv` above them the placement and the number of micro-batches follow from the
-    operations, and the model has one copy. Raises ScheduleError on anything that is not an operation.
+    Empty cells are idle slots, an empty line is an idle rank, and PyTorch's joint blocks become two operations.
+    Without the comment of `to_csv` the placement and the number of micro-batches follow from the operations, and the
+    model has one copy. Raises ScheduleError for anything that is not an operation.
     """
     lines = text.rstrip().splitlines()
     said = _said(lines.pop(0)) if lines and lines[0].startswith("#") else {}
@@ -84,29 +84,29 @@ def from_csv(text: str, slices: int | None = None, name: str = "") -> Schedule:
 
 
 def _said(line: str) -> dict[str, str]:
-    """The words of the comment that `to_csv` writes; any other comment says nothing."""
+    """The settings in the comment that `to_csv` writes; empty for any other comment."""
     words = dict(word.split("=") for word in line.strip("# ").split(",") if word.count("=") == 1)
     return words if {"micros", "copies", "slices", "placement"} <= set(words) else {}
 
 
 def _agreed(asked: int | None, said: str | None) -> int:
-    """Token slices: as asked for, as the comment says, or 1."""
+    """The number of token slices: the argument, or the comment's, or 1."""
     if asked is not None and said is not None and asked != int(said):
         raise ScheduleError(
-            f"this schedule says slices={said}, and slices={asked} was asked for. Leave it out."
+            f"This schedule says slices={said}, but slices={asked} was asked for. Leave it out."
         )
     return asked or int(said or 1)
 
 
 def _placement(orders) -> tuple[int, ...]:
-    """The rank of every stage, read off the operations."""
+    """The rank of every stage, as the operations show it."""
     where = {op.stage: rank for rank, order in enumerate(orders) for op in order}
     if not where:
-        raise ScheduleError("there is no operation in this text. Write for example 0F0,0B0.")
+        raise ScheduleError("There is no operation in this text. Write for example 0F0,0B0.")
     missing = set(range(max(where) + 1)) - set(where)
     if missing:
         raise ScheduleError(
-            f"stage {min(missing)} of {max(where) + 1} has no operation. Number stages from 0."
+            f"Stage {min(missing)} of {max(where) + 1} has no operation. Number stages from 0."
         )
     return tuple(where[stage] for stage in sorted(where))
 
@@ -120,7 +120,7 @@ def _parse(cell: str) -> list[Op]:
         found = _OP.match(part.strip())
         if not found:
             raise ScheduleError(
-                f"{cell!r} is no operation. Write stage, kind and micro-batch, such as 0F0, 2I1, 2W1."
+                f"{cell!r} is not an operation. Write stage, kind and micro-batch, such as 0F0, 2I1, 2W1."
             )
         ops.append(Op(found[2], int(found[1]), int(found[3])))
     return ops

@@ -1,4 +1,4 @@
-"""Zero-bubble schedules: weight gradients wait for nobody downstream, so they fill the gaps (Qi et al. 2023)."""
+"""Zero-bubble schedules: no other rank needs a weight gradient, so weight gradients fill the gaps (Qi et al. 2023)."""
 
 from .phases import play, v_placement
 from .schedule import Op, Schedule, require
@@ -7,25 +7,22 @@ from .schedule import Op, Schedule, require
 def zb_h1(ranks: int, micros: int) -> Schedule:
     """1F1B whose weight gradients are put off until memory runs out, at 1F1B's peak memory (Qi et al. 2023).
 
-    Bubble (p - 1)(TF + TI - TW) in each rank's own span; every rank holds at most p activations. Of those r on
-    rank r are between I and W, where nothing but the linear layers' x and dy is kept.
+    Bubble (p - 1)(TF + TI - TW) in each rank's own span; every rank holds at most p activations. On rank r, r of them
+    are between I and W, where only x and dy of the linear layers are kept.
     """
     return _handcrafted(ranks, micros, "zb_h1", limit=ranks, lead=1)
 
 
 def zb_h2(ranks: int, micros: int) -> Schedule:
-    """Twice the warm-up of ZB-H1, so that the pipeline's two triangles become one parallelogram (Qi et al.
-    2023).
+    """Twice the warm-up of ZB-H1: the schedule's two triangles become one parallelogram (Qi et al. 2023).
 
-    Bubble (p - 1)(TF + TI - 2 TW) in each rank's own span, zero where all three are equal; at most 2p - 1
-    activations.
+    Bubble (p - 1)(TF + TI - 2 TW) in each rank's own span, zero where TF = TI = TW; at most 2p - 1 activations.
     """
     return _handcrafted(ranks, micros, "zb_h2", limit=2 * ranks - 1, lead=2)
 
 
 def zb_v(ranks: int, micros: int) -> Schedule:
-    """Two chunks a rank along a V, so that the last stage's rank is the first one's (Qi et al. 2024, section
-    6).
+    """Two chunks per rank along a V: the first and the last stage share a rank (Qi et al. 2024, section 6).
 
     No bubble in a rank's own span where TF = TI = TW, at 1F1B's memory: 2p activations of half-size stages.
     """
@@ -36,8 +33,11 @@ def zb_v(ranks: int, micros: int) -> Schedule:
         phases = [
             ("Fa", 2 * (ranks - r) - 1),  # fill the pipeline
             ("Fb Fa", r),
-            ("Fb Ib Wb", ranks - r),  # the way back has arrived
-            ("Fa Ia Wa Fb Ib Wb", work - ranks),  # steady; Fa runs dry first and is then skipped
+            ("Fb Ib Wb", ranks - r),  # the first gradients have arrived
+            (
+                "Fa Ia Wa Fb Ib Wb",
+                work - ranks,
+            ),  # steady; Fa has no micro-batch left first and is then skipped
             ("Ia Ib", r),
             ("Ia Wa", ranks - r),
             ("W", 2 * r),
@@ -49,9 +49,7 @@ def zb_v(ranks: int, micros: int) -> Schedule:
 
 
 def _handcrafted(ranks, micros, name, limit, lead) -> Schedule:
-    """Forwards lead by `lead` a stage; once `limit` activations are held, an input gradient brings a weight
-    gradient.
-    """
+    """Forwards lead by `lead` per stage; from `limit` activations on, a weight gradient follows each input gradient."""
     require(ranks, micros)
     orders = []
     for s in range(ranks):

@@ -1,9 +1,10 @@
 """The progress engine of one group on one rank: runs its requests, sleeps while none can continue, finds faults.
 
-Requests are queued in lanes: those that must keep their order (all collectives of the group; the sends to one rank; the
-receives from one rank) are in one lane, and lanes progress independently, so a receive never blocks a send. A thread
-that waits for a request drives the engine itself, which saves a switch of threads; requests that no thread waits for
-are driven by a thread of the engine. A driver that cannot continue spins for a moment, then sleeps on a semaphore.
+Requests are queued in lanes: those that must keep their order (all collectives of the group; the sends to one
+rank; the receives from one rank) are in one lane, and lanes progress independently, so a receive never blocks a
+send. A thread that waits for a request drives the engine itself, which saves a switch of threads; requests that no
+thread waits for are driven by a thread of the engine. A driver that cannot continue spins for a moment, then
+sleeps on a semaphore.
 """
 
 import math

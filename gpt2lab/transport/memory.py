@@ -1,8 +1,8 @@
 """The memory that the ranks of one group share: an anonymous file that disappears with them, and how they open it.
 
 The first rank makes it (memfd_create: no name in any folder, no limit of /dev/shm) and publishes in the store where it
-can be opened, /proc/<process>/fd/<number>, which the system allows only to the same user. A page takes memory only once
-it is written, so a group that never sends large tensors stays small.
+can be opened, /proc/<process>/fd/<number>, which the system allows only to the same user. A page takes memory only
+once it is written, so a group that never sends large tensors stays small.
 """
 
 import ctypes

@@ -1,7 +1,8 @@
 """Every collective and message as a generator on streams: what one rank writes, what it reads, in which order.
 
-Tensors are flat and contiguous here. A tensor of any size is sent in rounds of one slot; with two slots per rank the
-next round can be written while the last is read. Rounds are the same on all ranks, so no call can wait for a later one.
+Tensors are flat and contiguous here. A tensor of any size is sent in rounds of one slot; with two slots per rank
+the next round can be written while the last is read. Rounds are the same on all ranks, so no call can wait for a
+later one.
 
 `ends` are this rank's ends of all streams; `kind` is the number of the call's kind, which is sent with every delivery.
 """

@@ -1,8 +1,8 @@
 """POSIX semaphores in shared memory: ranks sleep on them without spinning, and they order memory accesses.
 
 What one rank wrote before `post` another sees after `take`, on any processor: POSIX (Base Definitions 4.15.2, Memory
-Synchronization) promises it for sem_post, sem_trywait and sem_timedwait. sem_clockwait (glibc 2.30) is sem_timedwait on
-a clock that cannot be set. A plain flag would be enough only on x86.
+Synchronization) promises it for sem_post, sem_trywait and sem_timedwait. sem_clockwait (glibc 2.30) is sem_timedwait
+on a clock that cannot be set. A plain flag would be enough only on x86.
 """
 
 import ctypes

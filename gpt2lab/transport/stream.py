@@ -72,8 +72,8 @@ class Outgoing:
         """Wait for the oldest slot in use. Its readers wake the writer only if `wanted` is set.
 
         A reader may free the slot while the writer sets `wanted`. Therefore the writer posts its own wakeup as well:
-        `post` orders memory, so either the reader sees `wanted`, or the writer, which looks once more before it sleeps,
-        sees the free slot.
+        `post` orders memory, so either the reader sees `wanted`, or the writer, which looks once more before it
+        sleeps, sees the free slot.
         """
         for reader in self._in_use[0]:
             pair, _ = self._ends[reader]

@@ -358,10 +358,10 @@ long = GPT2Config(vocab_size=64, n_positions=64, n_layer=4, n_head=2, n_embd=32)
 lengths = tuple(best_slices(64, lambda n, context: time_of(n, context, fixed=20), ranks=4, step=4))
 times = [t / 2000 for t in times_of(lengths, fixed=20)]  # seconds
 errors, spans = zip(
-    *launch(sliced, lengths, Cost(1, backward=2, pieces=times), ranks=4, timeout=60), strict=True
+    *launch(sliced, lengths, Cost(1, backward=2, factors=times), ranks=4, timeout=60), strict=True
 )
 print(f"slices of {', '.join(map(str, lengths))} tokens; gradients equal:", max(errors) < 1e-10)
-t = simulate(make("terapipe", 4, 1, slices=len(lengths)), Cost(1000, backward=2000, pieces=times))
+t = simulate(make("terapipe", 4, 1, slices=len(lengths)), Cost(1000, backward=2000, factors=times))
 seen = [(s.rank, 1000 * s.start, 1000 * s.end) for s in trace.merge(spans)]
 show(
     plots.schedule(t, "TeraPipe", memory=False, seen=seen, unit="ms"),
