@@ -19,11 +19,12 @@ from .parallel.base import Engine, GradientSync
 from .parallel.chunked_loss import apply_chunked_loss
 from .parallel.context import exchanges as context
 from .parallel.pipeline import engine as pipeline
+from .parallel.pipeline import versions
 from .parallel.pipeline.generate import generate_streams
 from .parallel.recompute import apply_recompute
 from .parallel.zero import stages as zero
 from .ranks.mesh import NAMES, Mesh
-from .schedules.registry import find
+from .schedules.registry import FREE, find
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,7 @@ class Plan:
     zero: int = 0  # ZeRO stage: what the replicas share out
     schedule: str = "1f1b"  # of the pipeline
     chunks: int = 2  # model chunks a rank, for interleaved schedules
+    active: int = 0  # micro-batches in flight, for schedules without a flush; 0: as many as stages
     layout: str = "contiguous"  # which tokens a context-parallel rank owns
     exchange: str = "kv"  # how context-parallel ranks see each other's keys and values
     hops: int = 0  # how many ranks away a halo may come from; 0: as many as the window needs
@@ -88,6 +90,11 @@ class Plan:
         """How many ranks the plan needs."""
         return math.prod(self.axes.values())
 
+    @property
+    def asynchronous(self) -> bool:
+        """Whether stages update by themselves, without a flush."""
+        return self.pp > 1 and find(self.schedule) in FREE
+
     def check(self, config: GPT2Config, rows: int, length: int) -> None:
         """Raise ValueError, in the parent and before any process starts, where this plan cannot run this model."""
         if length > config.n_positions:
@@ -109,6 +116,11 @@ class Plan:
                 f"loss=chunked needs the whole vocabulary on a rank, and tp={self.tp} cuts it. Use loss=whole, or tp=1."
             )
         find(self.schedule)  # these names must exist, also where their axis has one rank
+        if self.active and not self.asynchronous:
+            raise ValueError(
+                f"active={self.active} is for pipelines without a flush, and this is schedule={self.schedule} over "
+                f"pp={self.pp}. Leave it out, or use schedule=ampnet or pipedream."
+            )
         context.exchange(self.exchange)
         context.layout(self.layout, 1, 1)
         for strategy in _strategies(self):
@@ -117,8 +129,16 @@ class Plan:
 
 def _strategies(plan: Plan) -> list:
     """The files of the strategies that a plan uses, in the order of `build`; each has its own `check`."""
-    used = {pipeline: plan.pp > 1, tensor: plan.tp > 1, sequence: plan.sp, context: plan.cp > 1}
-    used |= {zero: plan.zero, data: not plan.zero, servers: _served(plan)}
+    used = {
+        pipeline: plan.pp > 1,
+        versions: plan.asynchronous,
+        tensor: plan.tp > 1,
+        sequence: plan.sp,
+        context: plan.cp > 1,
+        zero: plan.zero,
+        data: not plan.zero,
+        servers: _served(plan),
+    }
     return [file for file, wanted in used.items() if wanted]
 
 
@@ -214,7 +234,8 @@ def build(
     Order: pipeline, tensor, sequence, context, recompute, data or ZeRO. Each strategy edits the model in place.
     """
     model = GPT2(config, seed).to(device, dtype)
-    engine = pipeline.apply_pipeline(model, mesh, plan) if plan.pp > 1 else Accumulate(model)
+    apply_engine = versions.apply_asynchronous if plan.asynchronous else pipeline.apply_pipeline
+    engine = apply_engine(model, mesh, plan) if plan.pp > 1 else Accumulate(model)
     if plan.tp > 1:
         tensor.apply_tensor(model, mesh, plan)
     if plan.sp:

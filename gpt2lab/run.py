@@ -196,27 +196,43 @@ def _loop(trainer: Trainer, options: Options, folder: Path | None, saver, tell) 
     rate = speed.matmul_rate(device=trainer.parallel.device) if mesh.rank == 0 else math.inf
     limit = rate * mesh.world.size
     while trainer.steps < options.steps and not _stopped(folder, mesh):
-        begin = time.perf_counter()
-        result = trainer.step(train.at(trainer.steps))
-        seconds = time.perf_counter() - begin
-        entry = {"step": trainer.steps, "loss": result.loss, "norm": result.norm, "lr": result.lr}
-        entry |= {"seconds": seconds, "tokens_per_s": tokens / seconds, "mfu": work / seconds / limit}
+        batches = [train.at(trainer.steps + i) for i in range(_together(trainer, options))]
+        first, begin = trainer.steps + 1, time.perf_counter()
+        results = trainer.stream(batches) if len(batches) > 1 else [trainer.step(batches[0])]
+        seconds = (time.perf_counter() - begin) / len(batches)
+        entries = [
+            {"step": first + i, "loss": r.loss, "norm": r.norm, "lr": r.lr} for i, r in enumerate(results)
+        ]
+        for entry in entries:
+            entry |= {"seconds": seconds, "tokens_per_s": tokens / seconds, "mfu": work / seconds / limit}
         if not options.bench and (trainer.steps % options.evaluate == 0 or trainer.steps == options.steps):
-            entry["val"] = trainer.evaluate(val.at(i) for i in range(5))
+            entries[-1]["val"] = trainer.evaluate(val.at(i) for i in range(5))
         # Logged before it is saved: who is killed in between repeats a step, and loses none.
-        log.append(entry)
-        if folder and mesh.rank == 0:
+        log += entries
+        for entry in entries if folder and mesh.rank == 0 else ():
             _append(folder / "log.jsonl", entry)
         if saver and trainer.steps % options.save == 0:
-            saver.save(options=asdict(options), val=entry.get("val"))
+            saver.save(options=asdict(options), val=entries[-1].get("val"))
             saved = trainer.steps
-        if tell:
+        for entry in entries if tell else ():
             tell(entry)
     if saver and saved != trainer.steps:
         saver.save(options=asdict(options), val=log[-1].get("val") if log else None)
     if saver:
         saver.finish()
     return log
+
+
+def _together(trainer: Trainer, options: Options) -> int:
+    """How many steps run in one go: one; without a flush, all until the pipeline must drain.
+
+    An evaluation needs one version of the weights. So does a checkpoint, which then holds no versions in flight, and
+    any plan may go on from it.
+    """
+    if not trainer.parallel.plan.asynchronous:
+        return 1
+    every = [options.save] if options.bench else [options.save, options.evaluate]
+    return min(options.steps - trainer.steps, *(n - trainer.steps % n for n in every))
 
 
 def _append(log: Path, entry: dict) -> None:

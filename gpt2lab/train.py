@@ -55,27 +55,72 @@ class Trainer:
         self.optimizer = make_optimizer(parallel.sync.pieces, recipe)
 
     def gradients(self, batch) -> tuple[float, float]:
-        """Loss and gradient norm of a global batch; afterwards every piece holds its part of the whole gradient.
-
-        Order: sum over data and context ranks, sums that are partial over tensor ranks, tied embedding, norm.
-        """
-        mesh, sync, engine = self.parallel.mesh, self.parallel.sync, self.parallel.engine
+        """Loss and gradient norm of a global batch; afterwards every piece holds its part of the whole gradient."""
         self.optimizer.zero_grad()
-        key = (self.recipe.seed, self.steps) if self.parallel.model.config.dropout else None
         with self._autocast():
-            loss = engine.run(self.parallel.mine(batch), key, sync)
-        with trace.span("finish gradients", kind="comm"):
-            sync.finish()
-            finish.sum_partial(sync.pieces, mesh)
-            engine.tie(sync.pieces, mesh)
-            norm = finish.gradient_norm(sync.pieces, mesh)
+            loss = self.parallel.engine.run(self.parallel.mine(batch), self._key(), self.parallel.sync)
+        norm = self._finish()
         return self._global_loss(loss), norm
 
     def step(self, batch) -> Result:
         """One update on a global batch. Raises FloatingPointError, before any weight changes, on NaN or infinity."""
+        if self.parallel.plan.asynchronous:
+            return self.stream([batch])[0]
         loss, norm = self.gradients(batch)
         if not math.isfinite(norm) or not math.isfinite(loss):
             raise FloatingPointError(self._culprit(loss))
+        return Result(loss, norm, self._update(norm))
+
+    def stream(self, batches) -> list[Result]:
+        """One update on each global batch, by stages of an asynchronous pipeline that do not wait for each other.
+
+        Clipping is by the norm of each stage's own gradient; the norm reported is that of all stages together.
+        Raises FloatingPointError on the stage whose gradient is NaN or infinity; others may have updated by then.
+        """
+        parallel, squares, rates = self.parallel, [], []
+        self.optimizer.zero_grad()
+
+        def update():
+            norm = self._finish()
+            if not math.isfinite(norm):
+                stage = parallel.mesh["pp"].rank
+                raise FloatingPointError(
+                    f"Step {self.steps}: the gradient of stage {stage} is not finite. It was not used, but other "
+                    "stages may have updated; go on from a checkpoint with a lower learning rate."
+                )
+            rates.append(self._update(norm))
+            squares.append(norm * norm)
+            self.optimizer.zero_grad()
+
+        mine = [parallel.mine(batch) for batch in batches]
+        with self._autocast():
+            losses = parallel.engine.stream(mine, self._key(), parallel.sync, update)
+        losses, squares = (
+            self._global_losses(losses),
+            comm.all_reduce(torch.tensor(squares), parallel.mesh["pp"]),
+        )
+        return list(map(Result, losses.tolist(), squares.sqrt().tolist(), rates))
+
+    def _key(self):
+        """What dropout's random numbers hang on, (seed, step), or None where there is no dropout."""
+        return (self.recipe.seed, self.steps) if self.parallel.model.config.dropout else None
+
+    def _finish(self) -> float:
+        """Complete the gradients after the last backward; returns their norm.
+
+        Order: sum over data and context ranks, sums that are partial over tensor ranks, tied embedding, norm.
+        """
+        mesh, sync, engine = self.parallel.mesh, self.parallel.sync, self.parallel.engine
+        with trace.span("finish gradients", kind="comm"):
+            sync.finish()
+            finish.sum_partial(sync.pieces, mesh)
+            engine.tie(sync.pieces, mesh)
+            if engine.norm_axis is not None:
+                return finish.norm_among(sync.pieces, mesh, engine.norm_axis)
+            return finish.gradient_norm(sync.pieces, mesh)
+
+    def _update(self, norm: float) -> float:
+        """Clip and step the optimizer; returns the learning rate."""
         rate = self.recipe.rate(self.steps)
         with trace.span("update", kind="update"):
             finish.clip(self.parallel.sync.pieces, norm, self.recipe.clip)
@@ -84,7 +129,7 @@ class Trainer:
             self.optimizer.step()
             self.parallel.sync.updated()
         self.steps += 1
-        return Result(loss, norm, rate)
+        return rate
 
     @torch.no_grad()
     def evaluate(self, batches) -> float:
@@ -99,10 +144,14 @@ class Trainer:
         return torch.autocast(self.parallel.device.type, torch.bfloat16, enabled=self.recipe.autocast)
 
     def _global_loss(self, loss) -> float:
-        """The sum of all ranks' parts; tensor-parallel ranks hold the same part, which counts once."""
+        """The sum of all ranks' parts."""
+        return self._global_losses(loss).item()
+
+    def _global_losses(self, loss) -> torch.Tensor:
+        """The same for several; tensor-parallel ranks hold the same part, which counts once."""
         mesh = self.parallel.mesh
-        part = torch.as_tensor(float(loss) if mesh["tp"].rank == 0 else 0.0, dtype=torch.float64)
-        return comm.all_reduce(part, mesh.world).item()
+        part = torch.as_tensor(loss).detach().to("cpu", torch.float64)
+        return comm.all_reduce(part if mesh["tp"].rank == 0 else torch.zeros_like(part), mesh.world)
 
     def _culprit(self, loss: float) -> str:
         """Which tensor on which rank is not finite, as one sentence that is the same on every rank."""

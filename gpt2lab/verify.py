@@ -12,15 +12,23 @@ import torch
 import torch.nn.functional as F
 
 from .corpus.batches import IGNORED, Batch
+from .emulate import Emulator
 from .model import GPT2, GPT2Config, Noise
 from .plan import Plan, build
 from .processes.launch import launch
 from .ranks import comm
 from .ranks.mesh import Mesh
+from .schedules.asynchronous import make_stream
+from .schedules.registry import find
 from .train import Recipe, Trainer
 
 TOLERANCE = 1e-10
-EXACT = ("initial weights", "every parameter has an owner")  # no arithmetic in these: not a bit may differ
+VERSIONS = ("versions read", "bytes of versions kept")
+EXACT = (
+    "initial weights",
+    "every parameter has an owner",
+    *VERSIONS,
+)  # no arithmetic in these: not a bit may differ
 CONFIG = GPT2Config(vocab_size=37, n_positions=16, n_layer=5, n_head=4, n_embd=24)
 STEPS = 5
 # The key bias has no gradient in exact arithmetic; with a tiny eps Adam would enlarge its rounding error.
@@ -70,8 +78,9 @@ class Report:
 
         `exact` prints the digits of rounding too, which differ between machines, and the tensor on every line.
         """
+        against = "an emulator of its staleness" if self.plan.asynchronous else "serial GPT-2"
         lines = [
-            f"{self.plan} on {self.plan.world} rank{'s' * (self.plan.world > 1)}, float64, against serial GPT-2"
+            f"{self.plan} on {self.plan.world} rank{'s' * (self.plan.world > 1)}, float64, against {against}"
         ]
         for c in self.claims:
             verdict = "equal" if self._holds(c) else "DIFFERS"
@@ -107,9 +116,9 @@ def worst(found: list[list[Claim]]) -> list[Claim]:
     return [max(claims, key=lambda claim: claim.size) for claims in zip(*found, strict=True)]
 
 
-def example_batch(config: GPT2Config, rows: int, length: int) -> Batch:
+def example_batch(config: GPT2Config, rows: int, length: int, seed: int = 1) -> Batch:
     """A batch of random tokens in which the rows have unequally many targets."""
-    generator = torch.Generator().manual_seed(1)
+    generator = torch.Generator().manual_seed(seed)
     tokens = torch.randint(config.vocab_size, (rows, length + 1), generator=generator)
     targets = tokens[:, 1:].clone()
     for row in range(rows):
@@ -136,6 +145,8 @@ def compare(
 
     Without `recipes` there is no training: only losses, gradients and norm are compared.
     """
+    if plan.asynchronous:
+        return compare_stream(rank, world_size, plan, config, rows, length, recipes)
     torch.set_default_dtype(torch.float64)
     try:
         mesh, batch, start = Mesh(**plan.axes), example_batch(config, rows, length), example_weights(config)
@@ -164,14 +175,61 @@ def compare(
             evaluated = trainer.evaluate([batch]), serial_loss(model, batch)
             losses[f"evaluation after {STEPS} {recipe.optimizer} steps"] = evaluated
         claims.insert(1, _loss_claim(losses, rank))
-        names = set().union(*comm.gather_objects(set(parallel.weights()), mesh.world))
-        missing = set(start) ^ names
-        claims.append(
-            Claim("every parameter has an owner", float(len(missing)), ", ".join(sorted(missing)), rank)
-        )
-        return claims
+        return [*claims, _owners(parallel, start)]
     finally:
         torch.set_default_dtype(torch.float32)
+
+
+def compare_stream(
+    rank: int, world_size: int, plan: Plan, config: GPT2Config, rows: int, length: int, recipes=RECIPES
+) -> list[Claim]:
+    """What `compare` does, for a pipeline without a flush: 3 p updates against a serial emulator of its staleness.
+
+    Besides losses and weights: did each operation read the version that the table says, and were the bytes of all
+    versions kept after it those of the table?
+    """
+    torch.set_default_dtype(torch.float64)
+    try:
+        mesh, start, updates = Mesh(**plan.axes), example_weights(config), 3 * plan.pp
+        batches = [example_batch(config, rows, length, 1 + t) for t in range(updates)]
+        parallel = build(plan, config, mesh, torch.float64)
+        claims = [_claim("initial weights", parallel.weights(), _serial_start(config), rank)]
+        held = comm.gather_objects((mesh["pp"].rank, list(parallel.specs)), mesh.world)
+        homes = {name: stage for stage, names in sorted(held, reverse=True) for name in names}
+        stream = make_stream(find(plan.schedule).name, plan.pp, updates, plan.micro, plan.active or None)
+        for recipe in recipes:
+            parallel.load(start)
+            found = Trainer(parallel, recipe).stream(batches)
+            right = Emulator(config, start, stream, homes, recipe).run(batches, plan.dp)
+            pairs = {"loss": right.losses, "norm": right.norms}
+            mine = {n: torch.tensor([getattr(r, n) for r in found]) for n in pairs}
+            serial = {n: torch.tensor(numbers) for n, numbers in pairs.items()}
+            claims.append(_claim(f"losses and norms, {recipe.optimizer}", mine, serial, rank))
+            name = f"weights after {updates} {recipe.optimizer} updates"
+            claims.append(_claim(name, parallel.weights(), right.weights, rank))
+        return [*claims, *_as_the_table_says(parallel, stream, rank), _owners(parallel, start)]
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def _as_the_table_says(parallel, stream, rank: int) -> list[Claim]:
+    """How many operations of the last stream read another version, or left other bytes of versions, than the table."""
+    stage, record = parallel.mesh["pp"].rank, parallel.engine.record
+    own = [p for p in parallel.sync.pieces if not p.spec.tied_copy]
+    size = sum(p.tensor.numel() * p.tensor.element_size() for p in own)
+    read = sum(r.version != stream.reads[r.op] for r in record)
+    kept = sum(
+        (r.held, r.bytes) != (v, size * len(v)) for r, v in zip(record, stream.held(stage), strict=True)
+    )
+    return [Claim(VERSIONS[0], float(read), rank=rank), Claim(VERSIONS[1], float(kept), rank=rank)]
+
+
+def _owners(parallel, start: dict) -> Claim:
+    """Whether all ranks together hold every parameter."""
+    world = parallel.mesh.world
+    names = set().union(*comm.gather_objects(set(parallel.weights()), world))
+    missing = set(start) ^ names
+    return Claim("every parameter has an owner", float(len(missing)), ", ".join(sorted(missing)), world.rank)
 
 
 def _claim(name: str, mine: dict, serial: dict, rank: int) -> Claim:

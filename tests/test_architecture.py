@@ -24,7 +24,7 @@ README = (ROOT / "README.md").read_text()
 LEVELS = [
     {"transport", "model", "schedules", "machine", "planner"},
     {"ranks", "processes"},
-    {"corpus", "parallel", "algorithms", "generate", "tasks"},
+    {"corpus", "parallel", "algorithms", "generate", "tasks", "emulate"},
     {"plan"},
     {"train", "storage"},
     {"verify", "plots"},

@@ -4,12 +4,14 @@ from abc import ABC, abstractmethod
 
 import torch
 
-from ..ranks.mesh import Mesh
+from ..ranks.mesh import Axis, Mesh
 from .finish import Piece
 
 
 class Engine(ABC):
     """Runs the micro-batches of a step through the part of the model that lies on this rank."""
+
+    norm_axis: Axis | None = None  # the ranks that update together and share a gradient norm; None: all
 
     @abstractmethod
     def run(self, micros, key, sync: "GradientSync") -> torch.Tensor:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from ..ranks import comm
-from ..ranks.mesh import NAMES, Mesh
+from ..ranks.mesh import NAMES, Axis, Mesh
 from .spec import Spec
 
 
@@ -49,11 +49,16 @@ def gradient_norm(pieces: list[Piece], mesh: Mesh) -> float:
 
     Ranks that hold the same gradient share the counting: each counts a stretch. A tied copy does not count.
     """
+    return norm_among(pieces, mesh, mesh.world)
+
+
+def norm_among(pieces: list[Piece], mesh: Mesh, ranks: Axis) -> float:
+    """The norm of the gradient that these ranks hold together, such as those of one pipeline stage."""
     square = torch.zeros((), dtype=torch.float64)
     for p in pieces:
         if not p.spec.tied_copy:
             square = square + _square(_counted_here(p, mesh))
-    return math.sqrt(comm.all_reduce(square.cpu(), mesh.world).item())
+    return math.sqrt(comm.all_reduce(square.cpu(), ranks).item())
 
 
 def _square(x: torch.Tensor) -> torch.Tensor:
@@ -74,5 +79,5 @@ def _counted_here(p: Piece, mesh: Mesh) -> torch.Tensor:
 def clip(pieces: list[Piece], norm: float, limit: float | None) -> None:
     """Scale all gradients so that their global norm is at most `limit`, with torch's own formula."""
     if limit is not None and norm + 1e-6 > limit:
-        for p in pieces:
-            p.tensor.grad.mul_(limit / (norm + 1e-6))
+        for grad in (p.tensor.grad for p in pieces if p.tensor.grad is not None):
+            grad.mul_(limit / (norm + 1e-6))

@@ -89,16 +89,17 @@ class Mesh:
     def _make(self, names: tuple[str, ...]) -> Axis:
         return self.axis("+".join(names), self.lines(names))
 
-    def axis(self, name: str, lines: Sequence[Sequence[int]]) -> Axis | None:
+    def axis(self, name: str, lines: Sequence[Sequence[int]], own: bool = False) -> Axis | None:
         """The line that contains this rank (None: no line does), after a group was made for every line.
 
-        All ranks call this together.
+        All ranks call this together. A line of all ranks shares the world's group, and so its order of messages,
+        unless it shall have its `own`.
         """
         mine = None
         for line in lines:
             line = tuple(line)
             whole = len(line) == self.grid.size
-            if whole or len(line) == 1:
+            if whole and not own or len(line) == 1:
                 group = None
             else:
                 status_board.enter("new_group", name, [r for r in line if r != self.rank], 0)

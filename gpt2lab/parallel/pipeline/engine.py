@@ -39,7 +39,7 @@ class Pipeline(Engine):
         keep_parts(model, self.parts)
         self.shared = mark_ties(model, schedule, self.axis.rank)
         lines = [line for pipeline in mesh.lines(["pp"]) for line in tied_lines(schedule, pipeline)]
-        self.twins = mesh.axis("tie", lines)
+        self.twins = mesh.axis("tie", lines, own=True)
         self.buffers = buffers_needed(schedule)
         self.lengths = None  # of the token slices (TeraPipe), where they are not even
         self._pace = None
@@ -108,7 +108,8 @@ class Pipeline(Engine):
 
 def schedule_of(plan) -> Schedule:
     """The schedule that a plan names; `chunks` is model chunks a rank, or token slices for terapipe."""
-    options = dict.fromkeys(find(plan.schedule).options, plan.chunks)
+    said = {"chunks": plan.chunks, "slices": plan.chunks, "active": plan.active or None}
+    options = {name: said[name] for name in find(plan.schedule).options}
     return make(plan.schedule, plan.pp, plan.micro, **options)
 
 

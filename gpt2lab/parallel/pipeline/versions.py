@@ -1,0 +1,221 @@
+"""Asynchronous pipelines on live ranks: a stage updates by itself, and every operation reads the version of the weights
+that `gpt2lab.schedules.asynchronous` says.
+
+The tied embedding has one sequence of versions. The first stage owns it: the last one sends its gradient there, and
+pulls a version, 2 V C numbers an update in all, when the first micro-batch arrives whose table asks for it.
+
+Gaunt et al. 2017, "AMPNet"; Narayanan et al. 2019, "PipeDream"; Narayanan et al. 2021, "PipeDream-2BW".
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import NamedTuple
+
+import torch
+
+from ...ranks import comm
+from ...ranks.mesh import NAMES, Axis, Mesh
+from ...schedules import Op
+from ...schedules.asynchronous import Stream, free_running, make_stream
+from ...schedules.registry import find
+from .. import spec
+from .engine import Pipeline
+from .mailbox import buffers_needed
+from .step import Step
+
+
+class Stash:
+    """The versions of a stage's weights: one lies in the parameters themselves, the others are kept beside it.
+
+    Autograd refuses to run a backward after its weights were changed in place. Exactly that is wanted here, so values
+    are written behind its back (`Tensor.data`): whatever a graph has saved, it sees the version in use.
+    """
+
+    def __init__(self, parameters: Iterable[torch.Tensor]):
+        self.parameters, self.used, self.kept = list(parameters), 0, {}
+
+    @property
+    def versions(self) -> frozenset[int]:
+        """The versions that are here."""
+        return frozenset({self.used, *self.kept})
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of all versions that are here, counted tensor by tensor."""
+        tensors = [*self.parameters, *(value for values in self.kept.values() for value in values)]
+        return sum(t.numel() * t.element_size() for t in tensors)
+
+    def use(self, version: int) -> None:
+        """Put a version into the parameters, and keep the one that was there in its place."""
+        if version == self.used:
+            return
+        stored = self.kept.pop(version)
+        for p, value in zip(self.parameters, stored, strict=True):
+            here = p.data.clone()
+            p.data.copy_(value)
+            value.copy_(here)
+        self.kept[self.used], self.used = stored, version
+
+    def push(self) -> None:
+        """Keep a copy of the version in use: the optimizer is about to overwrite it."""
+        self.kept[self.used] = [p.data.clone() for p in self.parameters]
+
+    def free(self, wanted: frozenset[int]) -> None:
+        """Forget all versions but these."""
+        if self.used not in wanted:
+            self.use(max(wanted))
+        self.kept = {v: values for v, values in self.kept.items() if v in wanted}
+
+
+class Embedding:
+    """The tied embedding of one stream: owned by the first stage, followed by the last, unknown to all others.
+
+    At most as many messages are under way as the pipeline has stages: a micro-batch that comes back proves that the
+    oldest has been read.
+    """
+
+    def __init__(self, weight: torch.Tensor | None, ends: Axis | None, stages: int):
+        self.weight, self.ends, self.stages = weight, ends, stages
+        self.version, self.leaving = 0, deque()
+
+    def send(self, value: torch.Tensor) -> None:
+        """Send a gradient or a new version to the other end."""
+        if len(self.leaving) == self.stages:
+            self.leaving.popleft().wait()
+        self.leaving.append(comm.isend(value, self.ends, 1 - self.ends.rank))
+
+    def receive(self) -> torch.Tensor:
+        """What the other end sent."""
+        return comm.irecv(self.weight, self.ends, 1 - self.ends.rank).wait()
+
+    def push(self) -> None:
+        """The first stage has made a version: send it."""
+        if self.ends is not None and self.ends.rank == 0:
+            self.send(self.weight.data.clone())
+
+    def pull(self, version: int) -> None:
+        """The last stage is about to read a version: receive up to it."""
+        while self.ends is not None and self.ends.rank == 1 and self.version < version:
+            self.weight.data.copy_(self.receive())
+            self.version += 1
+
+    def finish(self) -> None:
+        """Wait until everything has left."""
+        while self.leaving:
+            self.leaving.popleft().wait()
+
+
+class Read(NamedTuple):
+    """What an operation found and left: the version it read, and versions and bytes in the stash after it."""
+
+    op: Op
+    version: int
+    held: frozenset[int]
+    bytes: int
+
+
+class Asynchronous(Pipeline):
+    """The engine of a rank of a pipeline without a flush: `stream` in place of `run`.
+
+    Bytes per rank: as in any pipeline; besides, the embedding's gradient goes from the last stage to the first, and
+    its new weights come back. `record` has what each operation of the last stream read.
+    """
+
+    def __init__(self, model, mesh: Mesh, plan):
+        super().__init__(model, mesh, free_running(plan.pp, plan.micro, plan.active or None))
+        self.keep_inputs_only = plan.recompute
+        self.table = partial(stream_of, plan)  # of so many batches
+        self.norm_axis = mesh.axis("stage", mesh.lines(NAMES[1:]))  # who updates at the same time
+        self.record: list[Read] = []
+
+    def run(self, micros, key, sync) -> torch.Tensor:
+        """Raises ValueError: some stages update before others have their gradient."""
+        raise ValueError(
+            f"schedule={self.table(1).schedule.name} has no moment at which all stages hold a batch's gradients: each "
+            "updates by itself. Use Trainer.stream, or schedule=1f1b."
+        )
+
+    def stream(self, batches: list[list], key, sync, update: Callable[[], None]) -> torch.Tensor:
+        """Run batches (each a list of micro-batches) through and drain; this rank's part of each one's loss.
+
+        `update` finishes this stage's gradients and steps its optimizer. `key` is (seed, first step) or None. At the
+        end every stage holds its newest version, and no other.
+        """
+        table = self.table(len(batches))
+        self.buffers = buffers_needed(table.schedule)
+        step = Step(self, table.schedule, [m for batch in batches for m in batch], key)
+        stash, losses = Stash(self._own()), step.loss.new_zeros(len(batches))
+        self.embedding = Embedding(self.model.wte and self.model.wte.weight, self.twins, self.axis.size)
+        wanted = table.held(self.axis.rank)
+        self.record.clear()
+        self.held.clear()
+        with self._hops():
+            for n, op in enumerate(table.schedule.orders[self.axis.rank]):
+                stash.use(table.reads[op])
+                self.embedding.pull(table.tied.get(op, 0))
+                step.key = key and (key[0], key[1] + table.batch(op))
+                read, version = stash.used, table.makes(op)
+                if version is not None:
+                    sync.last_micro()
+                step.run(op)
+                losses[table.batch(op)] += step.loss
+                step.loss.zero_()
+                if version is not None:
+                    self._update(stash, version, wanted[n], update)
+                stash.free(wanted[n])
+                self.held.append(len(step.held))
+                self.record.append(Read(op, read, stash.versions, stash.bytes))
+            self.embedding.pull(table.updates)
+            step.links.finish()
+            self.embedding.finish()
+        stash.use(table.updates)
+        return losses
+
+    def _update(self, stash: Stash, version: int, wanted: frozenset[int], update) -> None:
+        """Make a version from the one before it; that one is kept if an operation will still read it."""
+        stash.use(version - 1)
+        if version - 1 in wanted:
+            stash.push()
+        # Graphs of other micro-batches have saved these parameters: autograd must not notice the change.
+        with torch.autograd._unsafe_preserve_version_counter(tuple(self.model.parameters())):
+            update()
+        stash.used = version
+        self.embedding.push()
+
+    def tie(self, pieces, mesh: Mesh) -> None:
+        """The last stage sends its gradient of the tied embedding to the first, which adds it to its own."""
+        for piece in pieces if self.twins is not None else ():
+            if piece.name in self.shared and piece.spec.tied_copy:
+                self.embedding.send(piece.tensor.grad)
+                piece.tensor.grad = None  # so that nothing here updates it
+            elif piece.name in self.shared:
+                piece.tensor.grad += self.embedding.receive()
+
+    def _own(self) -> list[torch.Tensor]:
+        """The parameters that this stage updates: all but the last stage's copy of the embedding."""
+        return [p for p in self.model.parameters() if not spec.of(p).tied_copy]
+
+
+def stream_of(plan, batches: int) -> Stream:
+    """The stream that a plan names; a batch is its `micro` micro-batches, `active` of which may be in flight."""
+    return make_stream(find(plan.schedule).name, plan.pp, batches, plan.micro, plan.active or None)
+
+
+def apply_asynchronous(model, mesh: Mesh, plan) -> Asynchronous:
+    """Keep this rank's stage of the model, in place; returns the engine that streams the plan's batches through."""
+    return Asynchronous(model, mesh, plan)
+
+
+def check(config, plan, rows: int, length: int) -> None:
+    """Raise ValueError, before any process starts, where an asynchronous plan has no meaning."""
+    if plan.zero:
+        raise ValueError(
+            f"schedule={plan.schedule} keeps versions of whole weights on every replica, which zero={plan.zero} shares "
+            "out. Use zero=0, or schedule=1f1b."
+        )
+    if stream_of(plan, 1).schedule.name == "ampnet" and plan.recompute:
+        raise ValueError(
+            "schedule=ampnet with recompute=true would run the forward again with other weights than the first time. "
+            "Use recompute=false, or schedule=pipedream, which keeps the weights."
+        )
