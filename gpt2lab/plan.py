@@ -171,7 +171,11 @@ class Parallel:
     columns: Callable | None = None  # length -> which of a sequence's tokens this rank owns; None: all
 
     def mine(self, batch):
-        """This rank's part of a global batch: its rows, its columns, in micro-batches."""
+        """This rank's part of a global batch: its rows, its columns, in micro-batches.
+
+        Raises ValueError, the same on every rank, where the batch does not fit the model.
+        """
+        batch.check(self.model.config.vocab_size, self.model.config.n_positions)
         dp = self.mesh["dp"]
         batch = batch.rows(dp.rank, dp.size)
         if self.columns:

@@ -114,6 +114,9 @@ class Options:
 
     def check(self) -> None:
         """Raise ValueError, before any process starts, where these options cannot run."""
+        for name, value in asdict(self).items():
+            if isinstance(value, float) and not math.isfinite(value):
+                raise ValueError(f"--{name.replace('_', '-')} {value} is no finite number. Use another.")
         for name, least in LEAST.items():
             if not getattr(self, name) >= least:
                 flag = f"--{name.replace('_', '-')}"
@@ -216,6 +219,7 @@ def _loop(trainer: Trainer, options: Options, folder: Path | None, saver, tell) 
             saved = trainer.steps
         for entry in entries if tell else ():
             tell(entry)
+    trainer.check_finite()
     if saver and saved != trainer.steps:
         saver.save(options=asdict(options), val=log[-1].get("val") if log else None)
     if saver:

@@ -47,6 +47,9 @@ class Result:
     lr: float
 
 
+LOWER = "Try a lower learning rate."
+
+
 class Trainer:
     """Trains a `Parallel` model; every rank makes one and calls `step` with the same global batch."""
 
@@ -133,12 +136,35 @@ class Trainer:
 
     @torch.no_grad()
     def evaluate(self, batches) -> float:
-        """Mean loss over global batches, without dropout and without gradients."""
+        """Mean loss over global batches, without dropout and without gradients.
+
+        Raises FloatingPointError where it is NaN or infinity.
+        """
         with self._autocast():
             losses = [
                 self._global_loss(self.parallel.engine.evaluate(self.parallel.mine(b))) for b in batches
             ]
-        return sum(losses) / len(losses)
+        mean = sum(losses) / len(losses)
+        if not math.isfinite(mean):
+            raise FloatingPointError(f"After step {self.steps} the loss in evaluation is {mean}. {LOWER}")
+        return mean
+
+    def check_finite(self) -> None:
+        """Raise FloatingPointError, the same on every rank, where a weight or a moment is NaN or infinity."""
+        bad = [piece.name for piece in self.parallel.sync.pieces if not self._is_finite(piece)]
+        if where := self._where(bad):
+            raise FloatingPointError(
+                f"After step {self.steps} {where} is not finite. Nothing was saved. {LOWER}"
+            )
+
+    def _is_finite(self, piece) -> bool:
+        moments = self.optimizer.state.get(piece.tensor, {}).values()
+        return all(t.isfinite().all() for t in (piece.tensor, *moments) if torch.is_tensor(t))
+
+    def _where(self, bad: list[str]) -> str:
+        """The first of each rank's bad tensors, in words; empty where no rank has one."""
+        found = comm.gather_objects(bad, self.parallel.mesh.world)
+        return ", ".join(f"{names[0]} on rank {rank}" for rank, names in enumerate(found) if names)
 
     def _autocast(self):
         return torch.autocast(self.parallel.device.type, torch.bfloat16, enabled=self.recipe.autocast)
@@ -156,9 +182,8 @@ class Trainer:
     def _culprit(self, loss: float) -> str:
         """Which tensor on which rank is not finite, as one sentence that is the same on every rank."""
         bad = [p.name for p in self.parallel.sync.pieces if not p.tensor.grad.isfinite().all()]
-        found = comm.gather_objects(bad, self.parallel.mesh.world)
-        ranks = [f"{names[0]} on rank {rank}" for rank, names in enumerate(found) if names]
-        where = f"the gradient of {', '.join(ranks)}" if ranks else f"the loss ({loss})"
+        where = self._where(bad)
+        where = f"the gradient of {where}" if where else f"the loss ({loss})"
         return f"Step {self.steps}: {where} is not finite. Nothing was updated; try a lower learning rate."
 
 

@@ -166,6 +166,16 @@ def test_the_best_by_validation_stays_beside_the_newest(tmp_path):
     assert checkpoint.best(tmp_path / "none") is None
 
 
+@pytest.mark.parametrize("worst", [float("nan"), float("inf")])
+def test_the_best_is_never_one_whose_loss_is_no_number(worst, tmp_path):
+    one = trainer()
+    saver = checkpoint.Saver(one, tmp_path, keep=9)
+    for step, val in enumerate([worst, 2.0, 1.5]):
+        one.steps = step
+        saver.save(val=val)
+    assert checkpoint.best(tmp_path).name.endswith("2")
+
+
 def save_until_killed(rank, world, run, background):
     one = trainer("dp=2,zero=1")
     saver = checkpoint.Saver(one, run, background=background)

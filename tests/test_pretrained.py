@@ -1,6 +1,7 @@
 """The Hugging Face layout, against what transformers itself writes and reads."""
 
 import json
+from dataclasses import replace
 from urllib.error import URLError
 
 import pytest
@@ -73,10 +74,29 @@ def test_what_we_write_is_read_by_transformers_and_by_us(tmp_path):
     assert all(torch.equal(a, b) for a, b in zip(again.parameters(), ours.parameters(), strict=True))
 
 
-def test_dropout_and_window_survive_a_round_trip(tmp_path):
-    config = GPT2Config(**{**CONFIG.__dict__, "dropout": 0.2, "window": 3})
+def test_dropout_survives_a_round_trip(tmp_path):
+    config = replace(CONFIG, dropout=0.2)
     huggingface.save(GPT2(config), tmp_path)
     assert huggingface.load(tmp_path).config == config
+
+
+def test_a_window_is_no_word_of_the_layout_and_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="cannot say window=3, so its readers would attend to all"):
+        huggingface.save(GPT2(replace(CONFIG, window=3)), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    "name, words", [("embd_pdrop", "embd_pdrop = 0.3 and resid_pdrop = 0.2"), ("attn_pdrop", "attn")]
+)
+def test_several_dropouts_are_refused_and_the_published_ones_are_read(name, words, tmp_path):
+    huggingface.save(GPT2(replace(CONFIG, dropout=0.2)), tmp_path)
+    entries = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(entries | {name: 0.3}))
+    with pytest.raises(ValueError, match=words + ".*this GPT-2 has one dropout. Make them equal."):
+        huggingface.load(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(entries | {"attn_pdrop": 0.2}))  # as OpenAI's has it
+    assert huggingface.load(tmp_path).config.dropout == 0.2
 
 
 def test_a_missing_or_unknown_tensor_is_named(folder):

@@ -85,6 +85,126 @@ def test_not_a_number_stops_before_the_update_and_names_step_tensor_and_rank():
         assert torch.equal(t, before[name]) or name == "h.2.mlp.c_fc.bias"
 
 
+@pytest.mark.parametrize(
+    "wrong, words",
+    [
+        ({"tokens": 37}, "The token 37 in row 2, column 3 is outside the vocabulary, 0 to 36"),
+        ({"tokens": -1}, "The token -1 in row 2, column 3 is outside"),
+        ({"targets": 40}, "The target 40 in row 2, column 3 is outside"),
+        ({"targets": -7}, "The target -7 in row 2, column 3 is outside"),
+    ],
+)
+@pytest.mark.parametrize("plan", ["serial", "tp=2"])
+def test_a_token_outside_the_vocabulary_is_refused_on_every_plan(wrong, words, plan, pools):
+    """Ranks with a slice of the vocabulary would look up nothing for it, and train on."""
+    batch = example_batch(CONFIG, 7, 11)
+    for name, value in wrong.items():
+        changed = getattr(batch, name).clone()
+        changed[2, 3] = value
+        batch = replace(batch, **{name: changed})
+
+    def refused(rank, world_size, plan, batch):
+        one = Trainer(build(Plan.parse(plan), CONFIG, Mesh(**Plan.parse(plan).axes), torch.float64))
+        said = []
+        for call in (one.step, lambda batch: one.evaluate([batch])):
+            try:
+                call(batch)
+            except ValueError as error:
+                said.append(str(error))
+        return said
+
+    world = Plan.parse(plan).world
+    found = [refused(0, 1, plan, batch)] if world == 1 else pools[world].run(refused, plan, batch)
+    assert all(len(said) == 2 and all(s.startswith(words) for s in said) for said in found), found
+
+
+@pytest.mark.parametrize(
+    "columns, total, words", [(0, 5, "7 rows of 0 tokens"), (11, 0, "with 0 targets"), (17, 5, "17 tokens")]
+)
+def test_an_empty_or_too_long_batch_is_refused(columns, total, words):
+    batch = replace(
+        example_batch(replace(CONFIG, n_positions=20), 7, 17).columns(torch.arange(columns)), total=total
+    )
+    with pytest.raises(ValueError, match=words):
+        trainer().step(batch)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+@pytest.mark.parametrize("plan", ["serial", "dp=2,zero=3"])
+def test_a_run_that_is_not_finite_is_an_error_and_is_not_saved(value, plan, tmp_path, pools):
+    """The last update may spoil the weights, and no step comes after it to notice."""
+
+    def spoiled(rank, world_size, plan, folder):
+        one = Trainer(build(Plan.parse(plan), CONFIG, Mesh(**Plan.parse(plan).axes), torch.float64))
+        one.step(example_batch(CONFIG, 7, 11))
+        checkpoint.save(one, folder)
+        if rank == world_size - 1:
+            with torch.no_grad():
+                one.parallel.sync.pieces[-1].tensor[0] = value
+        one.steps += 1
+        with pytest.raises(FloatingPointError) as error:
+            checkpoint.save(one, folder)
+        return str(error.value)
+
+    world = Plan.parse(plan).world
+    job = plan, str(tmp_path)
+    found = [spoiled(0, 1, *job)] if world == 1 else pools[world].run(spoiled, *job)
+    words = f"After step 2 ln_f.bias on rank {world - 1} is not finite. Nothing was saved."
+    assert all(said.startswith(words) for said in found), found
+    assert [f.name for f in checkpoint.all_in(tmp_path)] == ["checkpoint-0000001"]
+
+
+def test_moments_that_are_not_finite_are_not_saved_either(tmp_path):
+    one = trainer()
+    one.step(example_batch(CONFIG, 7, 11))
+    one.optimizer.state[one.parallel.sync.pieces[3].tensor]["exp_avg_sq"].fill_(math.inf)
+    with pytest.raises(FloatingPointError, match="After step 1 h.0.ln_1.bias on rank 0 is not finite"):
+        checkpoint.save(one, tmp_path)
+
+
+def test_a_loss_in_evaluation_that_is_not_finite_is_an_error():
+    one = trainer()
+    with torch.no_grad():
+        one.parallel.sync.pieces[0].tensor[0] = math.inf
+    with pytest.raises(FloatingPointError, match="After step 0 the loss in evaluation is nan"):
+        one.evaluate([example_batch(CONFIG, 7, 11)])
+
+
+@pytest.mark.parametrize("name", ["lr", "clip", "weight_decay", "timeout"])
+@pytest.mark.parametrize("value", ["inf", "nan"])
+def test_an_option_that_is_no_finite_number_is_refused(name, value, tmp_path, capsys):
+    from gpt2lab.cli import main
+
+    flag = f"--{name.replace('_', '-')}"
+    assert main(["train", flag, value, "--out", str(tmp_path)]) == 1
+    assert capsys.readouterr().err == f"gpt2lab train: {flag} {value} is no finite number. Use another.\n"
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_wild_learning_rate_fails_and_saves_nothing_that_is_not_finite(tmp_path, capsys):
+    """The update of the only step makes weights of infinity."""
+    from gpt2lab.cli import main
+
+    command = [
+        "train",
+        "--steps",
+        "1",
+        "--batch",
+        "2",
+        "--sequence",
+        "8",
+        "--lr",
+        "1e38",
+        "--warmup",
+        "0",
+        "--clip",
+        "0",
+    ]
+    assert main([*command, "--sample", "0", "--out", str(tmp_path)]) == 1
+    assert "After step 1 the loss in evaluation is nan. Try a lower" in capsys.readouterr().err
+    assert checkpoint.all_in(next(tmp_path.iterdir())) == []
+
+
 def test_an_unknown_optimizer_lists_the_known_ones():
     with pytest.raises(ValueError, match="There is no optimizer 'adan' here. Use adamw or sgd."):
         trainer(recipe=Recipe("adan"))

@@ -46,6 +46,30 @@ class Batch:
         """The rows in `count` micro-batches, as even as can be; `total` is unchanged, so their losses add."""
         return [self.rows(i, count) for i in range(count)]
 
+    def check(self, words: int, positions: int) -> None:
+        """Raise ValueError for a batch that is empty, too long, or has tokens or targets outside the `words`."""
+        rows, columns = self.tokens.shape
+        if not rows or not columns or not self.total:
+            raise ValueError(
+                f"A batch of {rows} rows of {columns} tokens with {self.total} targets has nothing to learn from. Use "
+                "at least 1 of each."
+            )
+        if columns > positions:
+            raise ValueError(
+                f"{columns} tokens a row do not fit into {positions} positions. Use at most {positions}."
+            )
+        self._check_range("token", self.tokens, self.tokens.new_zeros((), dtype=torch.bool), words)
+        self._check_range("target", self.targets, self.targets == IGNORED, words)
+
+    def _check_range(self, kind: str, values: torch.Tensor, allowed: torch.Tensor, words: int) -> None:
+        outside = ((values < 0) | (values >= words)) & ~allowed
+        if outside.any():
+            row, column = outside.nonzero()[0].tolist()
+            raise ValueError(
+                f"The {kind} {values[row, column]} in row {row}, column {column} is outside the vocabulary, 0 to "
+                f"{words - 1}. Make the tokens with this model's tokenizer."
+            )
+
     def _pick(self, rows: torch.Tensor) -> "Batch":
         return replace(self, tokens=self.tokens[rows], targets=self.targets[rows], samples=self.samples[rows])
 

@@ -5,6 +5,7 @@ weights and Adam's moments that it wrote. It is whole or absent. `export` makes 
 """
 
 import json
+import math
 import threading
 from pathlib import Path
 
@@ -40,7 +41,7 @@ def is_one(folder: Path) -> bool:
 def best(run: str | Path) -> Path | None:
     """The checkpoint of a run with the lowest validation loss; None where none was validated."""
     losses = {p: json.loads((p / STATE).read_text()).get("val") for p in all_in(run)}
-    validated = [p for p in losses if losses[p] is not None]
+    validated = [p for p in losses if losses[p] is not None and math.isfinite(losses[p])]
     return min(validated, key=losses.get) if validated else None
 
 
@@ -57,8 +58,12 @@ class Saver:
         self.group = trainer.parallel.mesh.side_group() if background else None
 
     def save(self, **notes) -> Path:
-        """Save the state after `trainer.steps` steps. `notes` go into state.json (`val`: the validation loss)."""
+        """Save the state after `trainer.steps` steps. `notes` go into state.json (`val`: the validation loss).
+
+        Raises FloatingPointError, before anything is written, where a weight is not finite.
+        """
         self.finish()
+        self.trainer.check_finite()
         trainer, parallel = self.trainer, self.trainer.parallel
         folder = self.run / name(trainer.steps)
         state = {"step": trainer.steps, "plan": str(parallel.plan), "optimizer": trainer.recipe.optimizer}

@@ -52,7 +52,15 @@ def load(source: str | Path, dtype: torch.dtype | None = torch.float32) -> GPT2:
 
 
 def save(model: GPT2, folder: str | Path) -> None:
-    """Write config.json and model.safetensors, so that `transformers` and `load` read the same model back."""
+    """Write config.json and model.safetensors, so that `transformers` and `load` read the same model back.
+
+    Raises ValueError for a model with a window, which the layout has no word for.
+    """
+    if model.config.window is not None:
+        raise ValueError(
+            f"The layout of Hugging Face cannot say window={model.config.window}, so its readers would attend to all. "
+            "Generate from the checkpoint's own folder, or export a model without a window."
+        )
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {
@@ -79,12 +87,19 @@ def read_config(folder: Path) -> GPT2Config:
             raise ValueError(
                 f"{file} asks for {name} = {entries[name]!r}; this GPT-2 knows only {allowed[0]!r}."
             )
+    dropout = entries.get("resid_pdrop", 0.0)
+    for name, allowed in (("embd_pdrop", (dropout,)), ("attn_pdrop", (dropout, 0.0))):
+        if entries.get(name, dropout) not in allowed:
+            raise ValueError(
+                f"{file} asks for {name} = {entries[name]} and resid_pdrop = {dropout}; this GPT-2 has one dropout. "
+                f"Make them equal."
+            )
     if entries.get("n_inner") not in (None, 4 * entries["n_embd"]):
         raise ValueError(
             f"{file} asks for an MLP of width {entries['n_inner']}; this GPT-2's is 4 x {entries['n_embd']}."
         )
     sizes = {name: entries[name] for name in SIZES}
-    return GPT2Config(**sizes, dropout=entries.get("resid_pdrop", 0.0), window=entries.get("window"))
+    return GPT2Config(**sizes, dropout=dropout, window=entries.get("window"))
 
 
 def config_text(model: GPT2) -> str:
