@@ -127,35 +127,66 @@ def example_weights(config: GPT2Config) -> dict[str, torch.Tensor]:
     return {n: p.detach() + 0.2 * noise[n] for n, p in model.named_parameters()}
 
 
+@dataclass(frozen=True)
+class Serial:
+    """What the serial model computes: tensors by parameter name; weights after the steps of each recipe."""
+
+    initial: dict[str, torch.Tensor]
+    loss: torch.Tensor
+    gradients: dict[str, torch.Tensor]
+    norm: torch.Tensor
+    after: list[dict[str, torch.Tensor]]
+
+
+@torch.enable_grad()
+def serial_run(config: GPT2Config, rows: int, length: int, recipes=RECIPES) -> Serial:
+    """What `compare` holds a plan against, in plain PyTorch and float64."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        batch, start = example_batch(config, rows, length), example_weights(config)
+        loss, gradients, norm = serial_gradients(_serial(config, start), batch)
+        after = [serial_steps(_serial(config, start), batch, recipe) for recipe in recipes]
+        return Serial(_serial_start(config), loss, gradients, norm, after)
+    finally:
+        torch.set_default_dtype(before)
+
+
 @torch.enable_grad()
 def compare(
-    rank: int, world_size: int, plan: Plan, config: GPT2Config, rows: int, length: int, recipes=RECIPES
+    rank: int,
+    world_size: int,
+    plan: Plan,
+    config: GPT2Config,
+    rows: int,
+    length: int,
+    recipes=RECIPES,
+    serial: Serial | None = None,
 ) -> list[Claim]:
     """What one rank finds when it runs the plan together with the others and the serial model alone.
 
-    Without `recipes` there is no training: only loss, gradients and norm are compared.
+    Without `recipes` there is no training: only loss, gradients and norm are compared. `serial` is what
+    `serial_run` gave before for the same model, batch and recipes.
     """
     torch.set_default_dtype(torch.float64)
     try:
+        serial = serial or serial_run(config, rows, length, recipes)
         mesh, batch, start = Mesh(**plan.axes), example_batch(config, rows, length), example_weights(config)
         parallel = build(plan, config, mesh, torch.float64)
-        claims = [_claim("initial weights", parallel.weights(), _serial_start(config), rank)]
+        claims = [_claim("initial weights", parallel.weights(), serial.initial, rank)]
         parallel.load(start)
-        model = _serial(config, start)
-        loss, grads, norm = serial_gradients(model, batch)
         mine = Trainer(parallel)
         my_loss, my_norm = mine.gradients(batch)
         claims += [
-            _claim("loss", {"loss": torch.tensor(my_loss)}, {"loss": loss}, rank),
-            _claim("every gradient", parallel.gradients(), grads, rank),
-            _claim("gradient norm", {"norm": torch.tensor(my_norm)}, {"norm": norm}, rank),
+            _claim("loss", {"loss": torch.tensor(my_loss)}, {"loss": serial.loss}, rank),
+            _claim("every gradient", parallel.gradients(), serial.gradients, rank),
+            _claim("gradient norm", {"norm": torch.tensor(my_norm)}, {"norm": serial.norm}, rank),
         ]
-        for recipe in recipes:
+        for recipe, after in zip(recipes, serial.after, strict=True):
             parallel.load(start)
             trainer = Trainer(parallel, recipe)
             for _ in range(STEPS):
                 trainer.step(batch)
-            after = serial_steps(_serial(config, start), batch, recipe)
             claims.append(
                 _claim(f"weights after {STEPS} {recipe.optimizer} steps", parallel.weights(), after, rank)
             )
