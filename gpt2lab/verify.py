@@ -137,44 +137,78 @@ def example_weights(config: GPT2Config) -> dict[str, torch.Tensor]:
     return {n: p.detach() + 0.2 * noise[n] for n, p in model.named_parameters()}
 
 
+@dataclass(frozen=True)
+class Serial:
+    """What the serial model computes: tensors by parameter name; weights after the steps of each recipe."""
+
+    initial: dict[str, torch.Tensor]
+    losses: dict[str, torch.Tensor]  # of training, of evaluation, and of evaluation after each recipe
+    gradients: dict[str, torch.Tensor]
+    norm: torch.Tensor
+    after: list[dict[str, torch.Tensor]]
+
+
+@torch.enable_grad()
+def serial_run(config: GPT2Config, rows: int, length: int, recipes=RECIPES) -> Serial:
+    """What `compare` holds a plan against, in plain PyTorch and float64."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        batch, start = example_batch(config, rows, length), example_weights(config)
+        model = _serial(config, start)
+        loss, gradients, norm = serial_gradients(model, batch)
+        losses, after = {"training": loss, "evaluation": serial_loss(model, batch)}, []
+        for recipe in recipes:
+            model = _serial(config, start)
+            after.append(serial_steps(model, batch, recipe))
+            losses[f"evaluation {_after(recipe)}"] = serial_loss(model, batch)
+        return Serial(_serial_start(config), losses, gradients, norm, after)
+    finally:
+        torch.set_default_dtype(before)
+
+
 @torch.enable_grad()
 def compare(
-    rank: int, world_size: int, plan: Plan, config: GPT2Config, rows: int, length: int, recipes=RECIPES
+    rank: int,
+    world_size: int,
+    plan: Plan,
+    config: GPT2Config,
+    rows: int,
+    length: int,
+    recipes=RECIPES,
+    serial: Serial | None = None,
 ) -> list[Claim]:
     """What one rank finds when it runs the plan together with the others and the serial model alone.
 
-    Without `recipes` there is no training: only losses, gradients and norm are compared.
+    Without `recipes` there is no training: only losses, gradients and norm are compared. `serial` is what
+    `serial_run` gave before for the same model, batch and recipes.
     """
     if plan.asynchronous:
         return compare_stream(rank, world_size, plan, config, rows, length, recipes)
     torch.set_default_dtype(torch.float64)
     try:
+        serial = serial or serial_run(config, rows, length, recipes)
         mesh, batch, start = Mesh(**plan.axes), example_batch(config, rows, length), example_weights(config)
         parallel = build(plan, config, mesh, torch.float64)
-        claims = [_claim("initial weights", parallel.weights(), _serial_start(config), rank)]
+        claims = [_claim("initial weights", parallel.weights(), serial.initial, rank)]
         parallel.load(start)
-        model = _serial(config, start)
-        loss, grads, norm = serial_gradients(model, batch)
         mine = Trainer(parallel)
         my_loss, my_norm = mine.gradients(batch)
-        losses = {
-            "training": (my_loss, loss),
-            "evaluation": (mine.evaluate([batch]), serial_loss(model, batch)),
-        }
+        losses = {"training": my_loss, "evaluation": mine.evaluate([batch])}
         claims += [
-            _claim("every gradient", parallel.gradients(), grads, rank),
-            _claim("gradient norm", {"norm": torch.tensor(my_norm)}, {"norm": norm}, rank),
+            _claim("every gradient", parallel.gradients(), serial.gradients, rank),
+            _claim("gradient norm", {"norm": torch.tensor(my_norm)}, {"norm": serial.norm}, rank),
         ]
-        for recipe in recipes:
+        for recipe, after in zip(recipes, serial.after, strict=True):
             parallel.load(start)
-            trainer, model = Trainer(parallel, recipe), _serial(config, start)
+            trainer = Trainer(parallel, recipe)
             for _ in range(STEPS):
                 trainer.step(batch)
-            name = f"weights after {STEPS} {recipe.optimizer} steps"
-            claims.append(_claim(name, parallel.weights(), serial_steps(model, batch, recipe), rank))
-            evaluated = trainer.evaluate([batch]), serial_loss(model, batch)
-            losses[f"evaluation after {STEPS} {recipe.optimizer} steps"] = evaluated
-        claims.insert(1, _loss_claim(losses, rank))
+            name = _after(recipe)
+            claims.append(_claim(f"weights {name}", parallel.weights(), after, rank))
+            losses[f"evaluation {name}"] = trainer.evaluate([batch])
+        numbers = {name: torch.tensor(loss) for name, loss in losses.items()}
+        claims.insert(1, _claim("loss", numbers, serial.losses, rank))
         return [*claims, _owners(parallel, start)]
     finally:
         torch.set_default_dtype(torch.float32)
@@ -239,10 +273,8 @@ def _claim(name: str, mine: dict, serial: dict, rank: int) -> Claim:
     return Claim(name, errors[worst], worst, rank)
 
 
-def _loss_claim(losses: dict, rank: int) -> Claim:
-    """The claim about (ours, serial) losses, of training and of evaluation, each by its name."""
-    mine, serial = ({n: torch.tensor(float(both[i])) for n, both in losses.items()} for i in (0, 1))
-    return _claim("loss", mine, serial, rank)
+def _after(recipe: Recipe) -> str:
+    return f"after {STEPS} {recipe.optimizer} steps"
 
 
 def _relative(a: torch.Tensor, b: torch.Tensor) -> float:

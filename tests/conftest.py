@@ -1,12 +1,19 @@
 """Sort the tests into parts: `live` starts ranks, `mutant` plants a bug and demands that it is caught, `browser`."""
 
+import os
 import re
 import signal
+import sys
 
-import pytest
-import torch
+# Reading notebooks imports this parser of addresses if it can, which compiles its grammar for six seconds of a core.
+sys.modules.setdefault("rfc3987_syntax", None)
+
+import pytest  # noqa: E402
+import torch  # noqa: E402
+from warm import Pools  # noqa: E402
 
 STARTS_RANKS = re.compile(r"\b(?:Ranks|launch|verify)\(|\bpools\b")
+PLANTS = re.compile(r"def test_\w*mutant")
 
 
 def pytest_configure(config):
@@ -20,38 +27,51 @@ def pytest_configure(config):
         config.addinivalue_line("markers", line)
 
 
+def parts_of(path, text: str) -> set[str]:
+    """Which of the marks tests of a file can carry."""
+    kinds = {"browser"} if path.parent.name == "browser" else set()
+    kinds |= {"live"} if STARTS_RANKS.search(text) or "mark.live" in text else set()
+    return kinds | ({"mutant"} if path.parent.name == "mutants" or PLANTS.search(text) else set())
+
+
+def pytest_ignore_collect(collection_path, config):
+    """Do not even import a file of which `-m "live and not mutant"` wants no test."""
+    asked = config.option.markexpr
+    if not asked or " or " in asked or not re.fullmatch(r"test_\w+\.py", collection_path.name):
+        return None
+    kinds = parts_of(collection_path, collection_path.read_text())
+    wanted = {(not no, kind) for no, kind in re.findall(r"\b(not )?(live|mutant|browser)\b", asked)}
+    whole = kinds - {"mutant"} | ({"mutant"} if collection_path.parent.name == "mutants" else set())
+    lacks = any(yes and kind not in kinds for yes, kind in wanted)
+    return lacks or any(not yes and kind in whole for yes, kind in wanted) or None
+
+
 def pytest_collection_modifyitems(items):
-    text = {}
+    kinds = {}
     for item in items:
         if item.path.suffix != ".py":
             continue
-        if item.path not in text:
-            text[item.path] = item.path.read_text()
-        if item.path.parent.name == "browser":
-            item.add_marker("browser")
-        if STARTS_RANKS.search(text[item.path]):
-            item.add_marker("live")
+        if item.path not in kinds:
+            kinds[item.path] = parts_of(item.path, item.path.read_text())
+        for kind in kinds[item.path] - {"mutant"}:
+            item.add_marker(kind)
         if item.path.parent.name == "mutants" or "mutant" in item.originalname:
             item.add_marker("mutant")
 
 
-class Pools(dict):
-    """Live ranks by their number, `pools[3]`, started when first asked for."""
-
-    def __missing__(self, ranks: int):
-        from gpt2lab import Ranks
-
-        self[ranks] = Ranks(ranks, timeout=120, echo=False)
-        return self[ranks]
+def pytest_runtest_logreport(report):
+    """For `tests/parts.sh`, which tells the slowest tests of all parts: how long each took."""
+    if (path := os.environ.get("TEST_SECONDS")) and report.duration > 0.5:
+        with open(path, "a") as file:
+            file.write(f"{report.duration:.1f} {report.when} {report.nodeid}\n")
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def pools():
-    """The pools of one file of tests."""
+    """The pools of a whole run: files that need ranks of their own (other transports, faults) start them."""
     made = Pools()
     yield made
-    for pool in made.values():
-        pool.close()
+    made.close()
 
 
 @pytest.fixture(autouse=True)

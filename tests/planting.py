@@ -1,6 +1,13 @@
 """Plant a bug for the time of a `with` block: the ground of every mutant test."""
 
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+
+from warm import reference, unpacked
+
+from gpt2lab import verify
+from gpt2lab.plan import Plan
+
+SIZES = 7, 11  # rows and tokens of the batch: nothing divides
 
 
 @contextmanager
@@ -18,14 +25,30 @@ def planted(owner, name: str, make):
             setattr(owner, name, own)
 
 
-def compare_with_bug(rank, world_size, bug, plan, config, rows=7, length=11):
-    """What `verify.compare` finds on this rank while a bug (owner, name, make) is planted; None plants nothing."""
-    from gpt2lab.verify import Plan, compare
+@contextmanager
+def all_planted(*bugs):
+    """Several bugs (owner, name, make) at once; one that is None plants nothing."""
+    with ExitStack() as stack:
+        for bug in filter(None, bugs):
+            stack.enter_context(planted(*bug))
+        yield
 
-    if bug is None:
-        return compare(rank, world_size, Plan.parse(plan), config, rows, length)
-    with planted(*bug):
-        return compare(rank, world_size, Plan.parse(plan), config, rows, length)
+
+def compare_with_bug(rank, world_size, serial, bug, plan, config, recipes):
+    """What `verify.compare` finds on this rank while a bug is planted, or a context manager that plants is open."""
+    plant = bug if callable(bug) else lambda: all_planted(bug)
+    plan = Plan.parse(plan) if isinstance(plan, str) else plan
+    with plant():
+        return verify.compare(rank, world_size, plan, config, *SIZES, recipes, unpacked(serial))
+
+
+def is_noticed(ranks, bug, plan, config, limit: float = 1e-6) -> bool:
+    """Whether the comparison with the serial run notices a bug: one step first, and training only if that is equal."""
+    for recipes in ((), verify.RECIPES):
+        serial = reference(config, *SIZES, recipes)
+        if noticed(ranks.run(compare_with_bug, serial, bug, plan, config, recipes), limit):
+            return True
+    return False
 
 
 def noticed(found, limit: float = 1e-6) -> bool:

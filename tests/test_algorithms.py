@@ -6,7 +6,7 @@ import pytest
 import torch
 from comm_checks import integers
 
-from gpt2lab import Ranks, kept
+from gpt2lab import kept
 from gpt2lab.algorithms import ALL_REDUCE, double_tree, hierarchical, tree
 from gpt2lab.planner import links
 from gpt2lab.planner.links import Link
@@ -18,9 +18,8 @@ SHAPES = [(1,), (3,), (4, 6), (101,)]
 
 
 @pytest.fixture(scope="module")
-def pool():
-    with Ranks(6, echo=False, timeout=60) as ranks:
-        yield ranks
+def pool(pools):
+    return pools[6]
 
 
 def axes(rank, world_size):

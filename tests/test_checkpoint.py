@@ -40,21 +40,6 @@ PLANS = (
 )
 
 
-@pytest.fixture(scope="module")
-def pools():
-    """A pool of ranks for every size, started when first asked for."""
-    made = {}
-
-    def pool(world):
-        if world not in made:
-            made[world] = Ranks(world, echo=False, timeout=120)
-        return made[world]
-
-    yield pool
-    for one in made.values():
-        one.close()
-
-
 def trainer(plan="serial", config=CONFIG, recipe=None) -> Trainer:
     plan = Plan.parse(plan)
     return Trainer(build(plan, config, Mesh(**plan.axes), torch.float64), recipe or Recipe())
@@ -82,7 +67,7 @@ def resume(rank, world, plan, folder):
 
 def on(pools, plan, fn, *args):
     world = Plan.parse(plan).world
-    return fn(0, 1, plan, *args) if world == 1 else pools(world).run(fn, plan, *args)[0]
+    return fn(0, 1, plan, *args) if world == 1 else pools[world].run(fn, plan, *args)[0]
 
 
 @pytest.mark.parametrize("shape", [(7,), (5, 3), (3, 4, 2)])
@@ -388,7 +373,7 @@ def test_damage_is_told_on_every_rank(pools, saved, tmp_path):
         except checkpoint.BadCheckpoint as error:
             return str(error)
 
-    for said in pools(3).run(refused, str(folder)):
+    for said in pools[3].run(refused, str(folder)):
         assert "__1_0.distcp is damaged" in said
 
 

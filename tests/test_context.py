@@ -8,7 +8,7 @@ import context_cases as on_ranks
 import pytest
 import torch
 
-from gpt2lab import RankFailed, Ranks
+from gpt2lab import RankFailed
 from gpt2lab.model import GPT2, PRESETS, GPT2Config, causal_attention
 from gpt2lab.parallel.context import attention, costs, tiles
 from gpt2lab.parallel.context import exchanges as strategy
@@ -19,12 +19,6 @@ from gpt2lab.ranks.mesh import Mesh
 from gpt2lab.verify import compare, verify
 
 WORLDS = (2, 3, 4)
-
-
-@pytest.fixture(scope="module")
-def pools():
-    with Ranks(2, echo=False) as two, Ranks(3, echo=False) as three, Ranks(4, echo=False) as four:
-        yield {2: two, 3: three, 4: four}
 
 
 # Layouts

@@ -7,7 +7,6 @@ import context_cases as on_ranks
 import pytest
 import torch
 
-from gpt2lab import Ranks
 from gpt2lab.model import causal_attention
 from gpt2lab.parallel.context import costs, halo
 from gpt2lab.parallel.context.gather import Share
@@ -16,13 +15,6 @@ from gpt2lab.plan import Plan
 from gpt2lab.ranks import comm
 from gpt2lab.ranks.mesh import Mesh
 from gpt2lab.verify import verify
-
-
-@pytest.fixture(scope="module")
-def pools():
-    with Ranks(2, echo=False) as two, Ranks(3, echo=False) as three, Ranks(4, echo=False) as four:
-        yield {2: two, 3: three, 4: four}
-
 
 # Arithmetic of halos, in one process
 

@@ -4,15 +4,13 @@ import numpy as np
 import pytest
 import torch
 
-from gpt2lab.processes.launch import Ranks
 from gpt2lab.ranks import comm
 from gpt2lab.ranks.mesh import Mesh
 
 
 @pytest.fixture(scope="module")
-def ranks():
-    with Ranks(8, echo=False) as pool:
-        yield pool
+def ranks(pools):
+    return pools[8]
 
 
 def look(rank, world_size, sizes):

@@ -19,7 +19,6 @@ from gpt2lab.parallel.pipeline.engine import Pipeline
 from gpt2lab.parallel.pipeline.generate import generate_streams
 from gpt2lab.parallel.pipeline.split_backward import Work, noting
 from gpt2lab.plan import Plan
-from gpt2lab.processes.launch import Ranks
 from gpt2lab.ranks import comm, trace
 from gpt2lab.ranks.mesh import Mesh
 from gpt2lab.schedules import NAMES, Cost, make
@@ -30,31 +29,17 @@ SMALL_FOR_V = GPT2Config(vocab_size=37, n_positions=16, n_layer=8, n_head=2, n_e
 SMALL = GPT2Config(vocab_size=37, n_positions=16, n_layer=3, n_head=2, n_embd=16)
 
 
-@pytest.fixture(scope="module")
-def pools():
-    made = {}
-
-    def pool(size):
-        if size not in made:
-            made[size] = Ranks(size, timeout=120, echo=False).__enter__()
-        return made[size]
-
-    yield pool
-    for ranks in made.values():
-        ranks.__exit__(None, None, None)
-
-
 @pytest.mark.parametrize("pp", [2, 3, 4])
 @pytest.mark.parametrize("name", NAMES)
 def test_every_schedule_equals_the_serial_run(pools, name, pp):
     """5 layers on pp stages, 7 rows in 5 micro-batches: nothing divides."""
-    report = verify(f"pp={pp},micro=5,schedule={name}", ranks=pools(pp))
+    report = verify(f"pp={pp},micro=5,schedule={name}", ranks=pools[pp])
     assert report.ok, report.table()
 
 
 @pytest.mark.parametrize("name", ["1f1b", "zb_v", "chimera", "terapipe"])
 def test_dropout_draws_the_same_masks(pools, name):
-    report = verify(f"pp=2,micro=3,schedule={name}", config=replace(CONFIG, dropout=0.2), ranks=pools(2))
+    report = verify(f"pp=2,micro=3,schedule={name}", config=replace(CONFIG, dropout=0.2), ranks=pools[2])
     assert report.ok, report.table()
 
 
@@ -69,7 +54,7 @@ def test_dropout_draws_the_same_masks(pools, name):
     ],
 )
 def test_options_equal_the_serial_run(pools, plan):
-    report = verify(plan, ranks=pools(2))
+    report = verify(plan, ranks=pools[2])
     assert report.ok, report.table()
 
 
@@ -87,7 +72,7 @@ def test_options_equal_the_serial_run(pools, plan):
     ],
 )
 def test_pipelines_compose_with_the_other_axes(pools, plan):
-    report = verify(plan, ranks=pools(4))
+    report = verify(plan, ranks=pools[4])
     assert report.ok, report.table()
 
 
@@ -129,14 +114,14 @@ def test_gradients_are_bitwise_those_of_accumulation(pools, name):
     """Micro-batches pass every stage in the same order; only the embedding, used at both ends, is added up
     otherwise.
     """
-    for equal, *_ in pools(3).run(parts, name, 5, CONFIG):
+    for equal, *_ in pools[3].run(parts, name, 5, CONFIG):
         assert all(same for n, same in equal.items() if n != "wte.weight"), equal
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_ranks_hold_and_send_exactly_what_the_schedule_says(pools, name):
     schedule = make(name, 4, 8)
-    found = pools(4).run(parts, name, 8, SMALL, rows=9)
+    found = pools[4].run(parts, name, 8, SMALL, rows=9)
     for rank, (_, _, (held, waiting), (_, _, count), _) in enumerate(found):
         assert held == schedule.held(rank) and max(held) == schedule.promise[rank]
         assert waiting == schedule.waiting(rank)
@@ -147,13 +132,13 @@ def test_ranks_hold_and_send_exactly_what_the_schedule_says(pools, name):
 
 
 def test_a_stage_that_keeps_only_its_input_gives_the_same_gradients(pools):
-    for equal, *_ in pools(2).run(parts, "zb_h1", 3, CONFIG, engine_options=[("keep_inputs_only", True)]):
+    for equal, *_ in pools[2].run(parts, "zb_h1", 3, CONFIG, engine_options=[("keep_inputs_only", True)]):
         assert all(same for n, same in equal.items() if n != "wte.weight"), equal
 
 
 def test_a_paced_run_takes_its_set_times_and_hops(pools):
     cost = Cost(0.02, 0.01, 0.03, hop=0.05)
-    found = pools(2).run(parts, "zb_h1", 3, SMALL, engine_options=[("pace", cost)])
+    found = pools[2].run(parts, "zb_h1", 3, SMALL, engine_options=[("pace", cost)])
     spans = [{s.name: s for s in spans} for *_, spans in found]
     for name, span in (item for of_rank in spans for item in of_rank.items()):
         assert span.end - span.start >= {"F": 0.02, "I": 0.01, "W": 0.03}[name[0]]
@@ -165,20 +150,20 @@ def test_a_paced_run_takes_its_set_times_and_hops(pools):
 @pytest.mark.parametrize("cost", [Cost(blocking=True), Cost(joint=3)])
 def test_what_live_ranks_cannot_pace_is_refused(pools, cost):
     with pytest.raises(RuntimeError, match="is only simulated, live ranks cannot pace it"):
-        pools(2).run(parts, "1f1b", 3, SMALL, engine_options=[("pace", cost)])
+        pools[2].run(parts, "1f1b", 3, SMALL, engine_options=[("pace", cost)])
 
 
 @pytest.mark.parametrize("again", [False, True])
 def test_uneven_token_slices_give_the_serial_gradients(pools, again):
     chosen = [("lengths", (6, 3, 2)), ("keep_inputs_only", again)]
-    found = pools(2).run(parts, "terapipe", 2, CONFIG, engine_options=chosen, slices=3)
+    found = pools[2].run(parts, "terapipe", 2, CONFIG, engine_options=chosen, slices=3)
     for rank, (_, error, (held, _), *_) in enumerate(found):
         assert held == make("terapipe", 2, 2, slices=3).held(rank) and error < 1e-12
 
 
 def test_token_slices_that_do_not_add_up_are_refused(pools):
     with pytest.raises(RuntimeError, match="slices of 6, 3 tokens make 9 in 2 slices"):
-        pools(2).run(parts, "terapipe", 2, CONFIG, engine_options=[("lengths", (6, 3))], slices=3)
+        pools[2].run(parts, "terapipe", 2, CONFIG, engine_options=[("lengths", (6, 3))], slices=3)
 
 
 PROMPTS = [[1, 2, 3], [4], [5, 6, 7, 8, 9], [10, 11], [12, 13, 14]]
@@ -197,7 +182,7 @@ def stream(rank, world_size, streams, sampling):
 @pytest.mark.parametrize("sampling", [{"temperature": 0}, {"top_k": 9, "seed": 3}, {"stop": 17}])
 def test_generation_in_streams_gives_the_serial_tokens(pools, streams, sampling):
     expected = generate(GPT2(CONFIG).double(), PROMPTS, 6, **sampling)
-    assert pools(3).run(stream, streams, sampling) == [expected] * 3
+    assert pools[3].run(stream, streams, sampling) == [expected] * 3
 
 
 @given(st.integers(0, 9), st.integers(1, 6), st.integers(1, 60), st.integers(8, 200))
@@ -245,7 +230,7 @@ def test_evaluation_gives_the_serial_loss(pools):
     with torch.no_grad():
         expected = micro_loss(GPT2(CONFIG), batch, None)
     for name in ("1f1b", "zb_v", "dualpipe", "terapipe"):
-        assert sum(pools(2).run(evaluated, name)) == pytest.approx(float(expected), rel=1e-5)
+        assert sum(pools[2].run(evaluated, name)) == pytest.approx(float(expected), rel=1e-5)
 
 
 def evaluated(rank, world_size, name):
@@ -278,7 +263,7 @@ ORDERS = {  # where PyTorch's tables differ from ours, with 8 micro-batches
 @pytest.mark.parametrize("name", RIVALS)
 @pytest.mark.parametrize("pp", [2, 4])
 def test_gradients_and_orders_compare_with_those_of_pytorchs_own_pipelines(pools, pp, name):
-    found = pools(pp).run(race, name, SMALL_FOR_V, 8, 8, 1, "gloo")
+    found = pools[pp].run(race, name, SMALL_FOR_V, 8, 8, 1, "gloo")
     assert max(apart for _, _, apart, _ in found) < 1e-4, found  # float32 on both sides
     assert {orders for *_, orders in found} == {ORDERS.get((pp, name), "the same")}
     assert (pp, name) not in ORDERS or name in REASONS

@@ -15,7 +15,6 @@ from gpt2lab.parallel.pipeline import step
 from gpt2lab.parallel.pipeline.step import Step
 from gpt2lab.parallel.pipeline.token_slices import SliceCache
 from gpt2lab.plan import Plan, build
-from gpt2lab.processes.launch import Ranks
 from gpt2lab.ranks.mesh import Mesh
 from gpt2lab.schedules import NAMES, make
 from gpt2lab.schedules.formulas import kept_for_weights, peak_memory
@@ -26,10 +25,9 @@ ROWS, LENGTH, MICROS = 7, 11, 5
 NUMBER = 4  # bytes of a float32
 
 
-@pytest.fixture(scope="module")
-def three():
-    with Ranks(3, timeout=120, echo=False) as ranks:
-        yield ranks
+@pytest.fixture
+def three(pools):
+    return pools[3]
 
 
 class Seen:

@@ -15,9 +15,8 @@ RANKS = 3
 
 
 @pytest.fixture(scope="module")
-def pool():
-    with Ranks(RANKS, echo=False, timeout=60) as ranks:
-        yield ranks
+def pool(pools):
+    return pools[RANKS]
 
 
 @pytest.fixture(scope="module")

@@ -6,15 +6,13 @@ import pytest
 import torch
 
 from gpt2lab.cli import main
-from gpt2lab.processes.launch import Ranks
 from gpt2lab.ranks import comm
 from gpt2lab.verify import Claim, Plan, Report, verify
 
 
-@pytest.fixture(scope="module")
-def ranks():
-    with Ranks(3, echo=False) as pool:
-        yield pool
+@pytest.fixture
+def ranks(pools):
+    return pools[3]
 
 
 def test_serial_equals_plain_pytorch():

@@ -10,10 +10,9 @@ from gpt2lab.verify import verify
 AXES = ("pipeline", "data", "context", "tensor")
 
 
-@pytest.fixture(scope="module")
-def four():
-    with Ranks(4, echo=False, timeout=60) as ranks:
-        yield ranks
+@pytest.fixture
+def four(pools):
+    return pools[4]
 
 
 @pytest.mark.parametrize("composition", PAIRS, ids=lambda c: c.plan)

@@ -11,7 +11,6 @@ import torch
 
 from gpt2lab.cli import main
 from gpt2lab.plan import Plan, build
-from gpt2lab.processes.launch import Ranks
 from gpt2lab.ranks.mesh import Mesh
 from gpt2lab.storage import checkpoint
 from gpt2lab.train import Trainer
@@ -50,10 +49,9 @@ def leave(disk: Path, room: int) -> None:
         os.posix_fallocate(filler.fileno(), 0, free - room)
 
 
-@pytest.fixture(scope="module")
-def ranks():
-    with Ranks(2, echo=False, timeout=120) as pool:
-        yield pool
+@pytest.fixture
+def ranks(pools):
+    return pools[2]
 
 
 def trainer(plan=PLAN) -> Trainer:

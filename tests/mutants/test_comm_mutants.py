@@ -6,16 +6,15 @@ import pytest
 import torch
 from comm_checks import CHECKS
 
-from gpt2lab import RankFailed, Ranks
+from gpt2lab import RankFailed
 from gpt2lab.ranks import call, comm, point_to_point, traffic
 from gpt2lab.ranks import collectives as plain
 from gpt2lab.ranks.mesh import Mesh
 
 
-@pytest.fixture(scope="module")
-def pool():
-    with Ranks(3, echo=False, timeout=20) as ranks:
-        yield ranks
+@pytest.fixture
+def pool(pools):
+    return pools[3]
 
 
 def pair(forward, backward):

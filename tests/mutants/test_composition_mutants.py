@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from planting import compare_with_bug, noticed
+from planting import is_noticed
 
-from gpt2lab import RankFailed, Ranks
+from gpt2lab import RankFailed
 from gpt2lab.corpus.batches import Batch
 from gpt2lab.parallel import accumulate, finish
 from gpt2lab.parallel.pipeline import engine, step
@@ -36,10 +36,9 @@ def mutant(plan, owner, name, refused=None):
     return register
 
 
-@pytest.fixture(scope="module")
-def ranks():
-    with Ranks(4, echo=False, timeout=60) as pool:
-        yield pool
+@pytest.fixture
+def ranks(pools):
+    return pools[4]
 
 
 @mutant("dp=2,tp=2", finish, "gradient_norm")
@@ -163,12 +162,12 @@ def test_the_bug_is_noticed(ranks, name):
     plan, bug, refused = MUTANTS[name]
     if refused:
         with pytest.raises(RankFailed) as error:
-            ranks.run(compare_with_bug, bug, plan, CONFIG)
+            is_noticed(ranks, bug, plan, CONFIG)
         assert error.value.ename == refused
     else:
-        assert noticed(ranks.run(compare_with_bug, bug, plan, CONFIG)), f"nobody noticed: {name}"
+        assert is_noticed(ranks, bug, plan, CONFIG), f"nobody noticed: {name}"
 
 
 @pytest.mark.parametrize("plan", sorted({plan for plan, *_ in MUTANTS.values()}))
 def test_without_a_bug_nothing_is_noticed(ranks, plan):
-    assert not noticed(ranks.run(compare_with_bug, None, plan, CONFIG), 1e-10)
+    assert not is_noticed(ranks, None, plan, CONFIG, 1e-10)

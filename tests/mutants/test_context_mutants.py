@@ -11,7 +11,7 @@ import torch.distributed as dist
 sys.path.insert(0, str(Path(__file__).parents[1]))
 import context_cases as on_ranks
 
-from gpt2lab import RankFailed, Ranks
+from gpt2lab import RankFailed
 from gpt2lab.corpus.batches import Batch
 from gpt2lab.model import GPT2, causal_attention
 from gpt2lab.parallel.context import attention, gather, halo, ring, ulysses
@@ -249,10 +249,9 @@ def places_in_the_group_are_taken_for_global_ranks(right):
     return property(lambda self: tuple(range(len(self.__dict__["ranks"]))))
 
 
-@pytest.fixture(scope="module")
-def pool():
-    with Ranks(4, echo=False, timeout=20) as ranks:
-        yield ranks
+@pytest.fixture
+def pool(pools):
+    return pools[4]
 
 
 def differs(pool, case, planted, sizes) -> bool:

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from planting import compare_with_bug, noticed, planted
+from planting import is_noticed, planted
 from trained import in_flight, run
 
 from gpt2lab import RankFailed
@@ -12,16 +12,14 @@ from gpt2lab.corpus.batches import IGNORED, Batch
 from gpt2lab.model import GPT2Config
 from gpt2lab.parallel import data, servers
 from gpt2lab.parallel.zero import flat, stages
-from gpt2lab.processes.launch import Ranks
 from gpt2lab.ranks import comm
 
 CONFIG = GPT2Config(vocab_size=37, n_positions=16, n_layer=2, n_head=2, n_embd=8)
 
 
-@pytest.fixture(scope="module")
-def ranks():
-    with Ranks(2, timeout=120, echo=False) as pool:
-        yield pool
+@pytest.fixture
+def ranks(pools):
+    return pools[2]
 
 
 def afterwards(change):
@@ -208,16 +206,14 @@ BUGS = {
 def test_mutant_is_noticed(ranks, name):
     *bug, plan = BUGS[name]
     try:
-        found = ranks.run(compare_with_bug, tuple(bug), plan, CONFIG)
+        assert is_noticed(ranks, tuple(bug), plan, CONFIG), f"{name} goes unnoticed"
     except RankFailed as error:
         assert error.ename != "TimeoutError", error
-        return
-    assert noticed(found), f"{name} goes unnoticed"
 
 
 @pytest.mark.parametrize("plan", sorted({bug[-1] for bug in BUGS.values()}))
 def test_without_a_bug_nothing_is_noticed(ranks, plan):
-    assert not noticed(ranks.run(compare_with_bug, None, plan, CONFIG))
+    assert not is_noticed(ranks, None, plan, CONFIG)
 
 
 LATE = {

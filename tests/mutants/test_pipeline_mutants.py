@@ -1,9 +1,12 @@
 """Bugs in the pipeline engine, planted on live ranks: verification notices each of them."""
 
+from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
+from planting import is_noticed
 
 from gpt2lab import verify
 from gpt2lab.model import GPT2Config
@@ -13,17 +16,14 @@ from gpt2lab.parallel.pipeline.mailbox import Links
 from gpt2lab.parallel.pipeline.split_backward import Linear, Work
 from gpt2lab.parallel.pipeline.step import Step
 from gpt2lab.parallel.pipeline.token_slices import SliceCache
-from gpt2lab.processes.launch import Ranks
 from gpt2lab.ranks import comm
-from gpt2lab.verify import Plan
 
 CONFIG = GPT2Config(vocab_size=37, n_positions=16, n_layer=4, n_head=2, n_embd=16)
 
 
-@pytest.fixture(scope="module")
-def ranks():
-    with Ranks(2, timeout=120, echo=False) as pool:
-        yield pool
+@pytest.fixture
+def ranks(pools):
+    return pools[2]
 
 
 def loss_not_divided(patch):
@@ -314,19 +314,19 @@ MUTANTS = {
 }
 
 
-def run_with_bug(rank, world_size, bug, plan, config):
-    """Plant the bug in this rank for one comparison, of one training step a recipe; then put everything back."""
+@contextmanager
+def in_place(bug):
+    """Plant the bug for the time of a `with` block; None plants nothing."""
     undo = []
 
     def patch(place, name, wrong):
         undo.append((place, name, getattr(place, name)))
         setattr(place, name, wrong)
 
-    patch(verify, "STEPS", 1)
     if bug is not None:
         bug(patch)
     try:
-        return verify.compare(rank, world_size, plan, config, 7, 11)
+        yield
     finally:
         for place, name, right in reversed(undo):
             setattr(place, name, right)
@@ -334,15 +334,13 @@ def run_with_bug(rank, world_size, bug, plan, config):
 
 @pytest.mark.parametrize("bug", MUTANTS, ids=lambda bug: bug.__name__)
 def test_the_mutant_is_noticed(ranks, bug):
-    plan = Plan.parse(f"pp=2,micro=4,schedule={MUTANTS[bug]}")
+    plan = f"pp=2,micro=4,schedule={MUTANTS[bug]}"
     config = replace(CONFIG, dropout=0.2) if "noise" in bug.__name__ else CONFIG
-    found = ranks.run(run_with_bug, bug, plan, config)
-    assert any(claim.error > 1e-9 for claims in found for claim in claims), f"nobody noticed: {bug.__name__}"
+    assert is_noticed(ranks, partial(in_place, bug), plan, config, 1e-9), f"nobody noticed: {bug.__name__}"
 
 
 @pytest.mark.parametrize("name", sorted({*MUTANTS.values()}))
 @pytest.mark.parametrize("dropout", [0.0, 0.2])
 def test_without_a_mutant_the_same_plan_is_equal(ranks, name, dropout):
-    plan = Plan.parse(f"pp=2,micro=4,schedule={name}")
-    found = ranks.run(run_with_bug, None, plan, replace(CONFIG, dropout=dropout))
-    assert all(claim.error <= verify.TOLERANCE for claims in found for claim in claims)
+    plan = f"pp=2,micro=4,schedule={name}"
+    assert not is_noticed(ranks, None, plan, replace(CONFIG, dropout=dropout), verify.TOLERANCE)

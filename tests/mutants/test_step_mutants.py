@@ -1,18 +1,19 @@
 """Bugs in the training step itself, which every plan shares: verification notices each of them."""
 
 import importlib
+from contextlib import contextmanager
+from functools import partial
 
 import pytest
+from planting import is_noticed
 
 from gpt2lab.parallel import accumulate, finish
-from gpt2lab.processes.launch import Ranks
-from gpt2lab.verify import CONFIG, Plan, compare
+from gpt2lab.verify import CONFIG
 
 
-@pytest.fixture(scope="module")
-def ranks():
-    with Ranks(3, echo=False) as pool:
-        yield pool
+@pytest.fixture
+def ranks(pools):
+    return pools[3]
 
 
 def mean_of_means(model, micro, key):
@@ -63,8 +64,9 @@ MUTANTS = {
 }
 
 
-def run_with_bug(rank, world_size, module, path, bug, config):
-    """Put the bug in place of the right function (kept as `right` beside it), in this rank, for this run."""
+@contextmanager
+def in_place(module, path, bug):
+    """Put the bug in place of the right function (kept as `right` beside it) for the time of a `with` block."""
     home = importlib.import_module(f"gpt2lab.{module}")
     *owner, name = path.split(".")
     place = getattr(home, owner[0]) if owner else home
@@ -72,7 +74,7 @@ def run_with_bug(rank, world_size, module, path, bug, config):
     place.right = right
     setattr(place, name, bug)
     try:
-        return compare(rank, world_size, Plan(dp=world_size), config, 7, 11)
+        yield
     finally:
         setattr(place, name, right)
 
@@ -82,5 +84,4 @@ def test_the_bug_is_noticed(ranks, name):
     from dataclasses import replace
 
     config = replace(CONFIG, dropout=0.2) if "dropout" in name else CONFIG
-    found = ranks.run(run_with_bug, *MUTANTS[name], config)
-    assert any(claim.error > 1e-6 for claims in found for claim in claims), f"nobody noticed: {name}"
+    assert is_noticed(ranks, partial(in_place, *MUTANTS[name]), "dp=3", config), f"nobody noticed: {name}"

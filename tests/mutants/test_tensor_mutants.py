@@ -1,26 +1,26 @@
 """Bugs in tensor and sequence parallelism, planted on the ranks: verification notices each of them."""
 
 import importlib
+from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
 import torch.nn.functional as F
+from planting import is_noticed
 
 from gpt2lab.model import GPT2Config
 from gpt2lab.parallel import sequence, spec, tensor
-from gpt2lab.processes.launch import Ranks
 from gpt2lab.ranks import comm
-from gpt2lab.verify import Plan, compare
 
 CONFIG = GPT2Config(vocab_size=37, n_positions=16, n_layer=2, n_head=4, n_embd=16)
 PARTLY_DROPPED = replace(CONFIG, dropout=0.2)
 
 
-@pytest.fixture(scope="module")
-def ranks():
-    with Ranks(2, timeout=120, echo=False) as pool:
-        yield pool
+@pytest.fixture
+def ranks(pools):
+    return pools[2]
 
 
 def without_f(self, x):
@@ -144,8 +144,9 @@ MUTANTS = {
 }
 
 
-def run_with_bug(rank, world_size, module, path, bug, plan, config):
-    """Put the bug in place of the right function (kept as `right` beside it), in this rank, for this run."""
+@contextmanager
+def in_place(module, path, bug):
+    """Put the bug in place of the right function (kept as `right` beside it) for the time of a `with` block."""
     home = importlib.import_module(f"gpt2lab.{module}")
     *owner, name = path.split(".")
     place = getattr(home, owner[0]) if owner else home
@@ -155,15 +156,15 @@ def run_with_bug(rank, world_size, module, path, bug, plan, config):
     if path == "_VocabLoss.apply":
         home.VocabLoss.right = staticmethod(right)
     try:
-        return compare(rank, world_size, Plan.parse(plan), config, 7, 11)
+        yield
     finally:
         setattr(place, name, right) if own else delattr(place, name)
 
 
 @pytest.mark.parametrize("name", MUTANTS)
 def test_the_bug_is_noticed(ranks, name):
-    found = ranks.run(run_with_bug, *MUTANTS[name], CONFIG)
-    assert any(not claim.error <= 1e-6 for claims in found for claim in claims), f"nobody noticed: {name}"
+    *bug, plan = MUTANTS[name]
+    assert is_noticed(ranks, partial(in_place, *bug), plan, CONFIG), f"nobody noticed: {name}"
 
 
 def shifted_masks(edge, place, *modules):
@@ -178,15 +179,13 @@ def shifted_masks(edge, place, *modules):
 
 
 def test_equal_dropout_masks_in_the_cut_region_are_noticed(ranks):
-    bug = (SEQUENCE, "_own_positions", shifted_masks, "tp=2,sp=on")
-    found = ranks.run(run_with_bug, *bug, PARTLY_DROPPED)
-    assert any(not claim.error <= 1e-6 for claims in found for claim in claims)
-    assert all(c.error <= 1e-10 for claims in ranks.run(run_with_bug, *bug, CONFIG) for c in claims)
+    bug = partial(in_place, SEQUENCE, "_own_positions", shifted_masks)
+    assert is_noticed(ranks, bug, "tp=2,sp=on", PARTLY_DROPPED)
+    assert not is_noticed(ranks, bug, "tp=2,sp=on", CONFIG, 1e-10)
 
 
 def test_nothing_is_noticed_without_a_bug(ranks):
     """The bugs are put back, and the plan itself is right: what is noticed above is the bug."""
     for plan in ("tp=2", "tp=2,sp=on"):
-        found = ranks.run(compare, Plan.parse(plan), CONFIG, 7, 11)
-        assert all(claim.error <= 1e-10 for claims in found for claim in claims)
+        assert not is_noticed(ranks, None, plan, CONFIG, 1e-10)
     assert len(MUTANTS) >= 12
