@@ -6,11 +6,11 @@ PORT ?= 8888
 ARGS ?=
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 BIN := .venv/bin
-PARTS := lint unit+mutants live+faults gloo solutions+students browser
+PARTS := lint unit+mutants live+faults gloo+lessons browser
 TORCH := $(shell sed -n 's/^torch==//p' requirements.txt)
 
 .DEFAULT_GOAL := help
-.PHONY: help lab test test-all mutants notebooks figures lint clean
+.PHONY: help lab test test-quick test-all mutants notebooks figures lint clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1|/p' $(MAKEFILE_LIST) | awk -F'|' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -23,6 +23,9 @@ lab: .venv/lab.stamp  ## open the lessons in JupyterLab, at 127.0.0.1 only
 
 test: .venv/test.stamp  ## everything CI checks: lint, unit, live, mutants, notebooks
 	@tests/parts.sh $(PARTS)
+
+test-quick: .venv/test.stamp  ## before each commit: lint, unit, one live test a strategy
+	@tests/parts.sh lint unit+quick
 
 test-all: .venv/test.stamp  ## the same and the slow tests
 	@SLOW=1 tests/parts.sh $(PARTS)

@@ -1,16 +1,12 @@
 """Sort the tests into parts: `live` starts ranks, `mutant` plants a bug and demands that it is caught, `browser`."""
 
-import os
 import re
 import signal
-import sys
 
-# Reading notebooks imports this parser of addresses if it can, which compiles its grammar for six seconds of a core.
-sys.modules.setdefault("rfc3987_syntax", None)
-
-import pytest  # noqa: E402
-import torch  # noqa: E402
-from warm import Pools  # noqa: E402
+import no_address_parser  # noqa: F401
+import pytest
+import torch
+from warm import Pools
 
 STARTS_RANKS = re.compile(r"\b(?:Ranks|launch|verify)\(|\bpools\b")
 PLANTS = re.compile(r"def test_\w*mutant")
@@ -57,13 +53,6 @@ def pytest_collection_modifyitems(items):
             item.add_marker(kind)
         if item.path.parent.name == "mutants" or "mutant" in item.originalname:
             item.add_marker("mutant")
-
-
-def pytest_runtest_logreport(report):
-    """For `tests/parts.sh`, which tells the slowest tests of all parts: how long each took."""
-    if (path := os.environ.get("TEST_SECONDS")) and report.duration > 0.5:
-        with open(path, "a") as file:
-            file.write(f"{report.duration:.1f} {report.when} {report.nodeid}\n")
 
 
 @pytest.fixture(scope="session")

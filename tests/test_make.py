@@ -103,7 +103,7 @@ def test_without_a_display_lab_still_serves(checkout):
 
 def test_help_lists_every_target(checkout):
     lines = call(checkout, "make").stdout
-    for target in ("lab", "test", "test-all", "notebooks", "figures", "mutants", "help"):
+    for target in ("lab", "test", "test-quick", "test-all", "notebooks", "figures", "mutants", "help"):
         assert f"make {target} " in lines
 
 
@@ -140,7 +140,25 @@ def test_ci_runs_exactly_make_test(checkout):
     assert done.stdout == f"make test\n{checkout}\n" and done.returncode == 7
 
 
-def test_whatever_shows_a_strategy_equal_to_serial_runs_over_gloo_too():
+def test_a_part_over_its_budget_says_so_and_the_slowest_tests_are_told(checkout):
+    parts = checkout / "tests/parts.sh"
+    parts.write_text(parts.read_text().replace("[unit]=150", "[unit]=0"))
+    stand_in(
+        checkout / ".venv" / "bin" / "pytest",
+        'sleep 1.2; for i in {1..12}; do echo "$i s  t$i" >>$TEST_SECONDS; done',
+    )
+    said = call(checkout, "tests/parts.sh", "unit", "mutants")
+    lines = said.stdout.splitlines()
+    assert said.returncode == 0
+    assert [line.split()[3:] for line in lines if line.startswith("  unit")] == [
+        ["over", "its", "budget", "of", "0", "s", "ok"]
+    ]
+    assert [line.split()[3:] for line in lines if line.startswith("  mutants")] == [["ok"]]
+    slowest = lines[lines.index("The slowest tests of all:") + 1 :][:10]
+    assert [line.split()[0] for line in slowest] == ["12", "12", "11", "11", "10", "10", "9", "9", "8", "8"]
+
+
+def test_whatever_shows_a_strategy_equal_to_serial_runs_over_gloo_too_in_make_test_all():
     part = (ROOT / "tests/parts.sh").read_text().split("\ngloo() {")[1].split("\n}")[0]
     shows = re.compile(r"^def test_\w*(?:equal|serial)\w*\(pools\b", re.MULTILINE)
     files = [path for path in (ROOT / "tests").glob("test_*.py") if shows.search(path.read_text())]
