@@ -375,7 +375,7 @@ def test_a_batch_with_holes_or_copies_is_not_joined():
     batch = Batches(range(99), 3, 4).at(0)
     first, second = batch.rows(0, 2), batch.rows(1, 2)
     assert torch.equal(joined([second, first])[0].tokens, batch.tokens)
-    with pytest.raises(ValueError, match="12 tokens of the batch, 0 are in no share and 8 in several"):
+    with pytest.raises(ValueError, match="batch's 12 tokens, 0 are in no share and 8 are in more"):
         joined([batch, first])
     with pytest.raises(ValueError, match="4 are in no share"):
         joined([first, second.columns(torch.tensor([], dtype=torch.int64))])

@@ -1,7 +1,7 @@
 """What the tasks of GPT-2 compute: each operation forward and, written by hand, backward, into given tensors.
 
-Shapes: n tokens (of several sequences, one after the other), C channels, O outputs, r sequences of T tokens, H heads of
-D channels. Results come last in the arguments, constants after them.
+Shapes: n tokens (of several sequences, one after the other), C channels, O outputs, r sequences of T tokens, H heads
+of D channels. Results come last in the arguments, constants after them.
 """
 
 import math

@@ -94,7 +94,7 @@ def sweep(ranks: list[int], sizes: list[int], what: list[str], trials: int) -> l
 
 def cost(what: str, n: int, size: float) -> tuple[float, float]:
     """(messages, bytes) that follow one another: by the algorithm's formula; the library counts as a ring."""
-    return links.all_reduce_cost("ring" if what == "all_reduce" else what, n, size)
+    return links.critical_path("ring" if what == "all_reduce" else what, n, size)
 
 
 def model(rows: list[dict], what: str, n: int) -> dict | None:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
 
-from ..planner.failures import Span
+from ..planner.failures import Phase
 from .style import COLORS, THINGS, figure, ink, rank_color
 
 KINDS = {
@@ -16,7 +16,7 @@ KINDS = {
 }
 
 
-def lives(jobs: dict[str, list[Span]], failures: Sequence[float], unit: str = "hours") -> Figure:
+def lives(jobs: dict[str, list[Phase]], failures: Sequence[float], unit: str = "hours") -> Figure:
     """One bar a job: what it does when; the failures, which strike all of them, are dotted lines."""
     fig, ax = figure(8, 0.9 + 0.5 * len(jobs))
     for y, spans in enumerate(jobs.values()):
