@@ -417,7 +417,9 @@ def test_each_row_lost_by_integer_division_is_red():
     batch = Batches(range(99), 10, 4).at(0)
     shares = [lab.cut_off(batch, rank, 4).samples.tolist() for rank in range(4)]
     assert shares == [[0, 1], [2, 3], [4, 5], [6, 7]]
-    ax = plots.strips({"rows // ranks": shares, "even": [[0, 1, 2], [3, 4, 5], [6, 7], [8, 9]]}, 10).axes[0]
+    ax = plots.rows_by_rank(
+        {"rows // ranks": shares, "even": [[0, 1, 2], [3, 4, 5], [6, 7], [8, 9]]}, 10
+    ).axes[0]
     red = [i for i, bar in enumerate(ax.patches) if to_hex(bar.get_facecolor()) == plots.LOST.lower()]
     assert red == [8, 9] == [i for i, text in enumerate(ax.texts) if text.get_text() == "lost"]
 

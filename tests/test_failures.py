@@ -64,7 +64,7 @@ def test_figures_of_faults_show_what_they_are_given():
     assert [t.get_text() for t in ax.get_yticklabels()] == ["often", "rarely"]
     assert len(ax.lines) == 1 and ax.texts[1].get_text().strip() == "4.0"
     boxes = [[((0, 0), (2, 4))], [((2, 0), (1, 4)), ((3, 0), (1, 4))]]
-    held = plots.held({"a plan": ((4, 4), boxes)}).axes[0]
+    held = plots.boxes_held({"a plan": ((4, 4), boxes)}).axes[0]
     assert sum(p.get_width() * p.get_height() for p in held.patches) == 16
     lost = plots.time_lost({"x": ([1, 2], [0.1, 0.2])}, {"x": ([1], [0.3])}, {"x": 1.5}).axes[0]
     assert [list(line.get_ydata()) for line in lost.lines[:2]] == [[10, 20], [30]]

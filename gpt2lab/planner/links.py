@@ -97,7 +97,7 @@ ALL_REDUCE = {
 }
 
 
-def critical_path(algorithm: str, n: int, size: float) -> tuple[int, float]:
+def longest_path(algorithm: str, n: int, size: float) -> tuple[int, float]:
     """(messages, bytes) that follow each other: an all-reduce takes messages x latency + bytes / bandwidth.
 
     They are the longest path through the named algorithm of ALL_REDUCE; messages in parallel to them add no time.
@@ -109,7 +109,7 @@ def critical_path(algorithm: str, n: int, size: float) -> tuple[int, float]:
 
 def all_reduce_time(algorithm: str, n: int, size: float, link: Link) -> float:
     """Seconds that an all-reduce of `size` bytes takes over n ranks by the named algorithm of ALL_REDUCE."""
-    messages, sequential = critical_path(algorithm, n, size)
+    messages, sequential = longest_path(algorithm, n, size)
     return link.time(sequential, messages)
 
 
@@ -121,7 +121,7 @@ def hierarchical_time(n: int, node: int, size: float, inside: Link, between: Lin
 
 def crossing(n: int, link: Link, first: str = "tree", second: str = "ring") -> float:
     """The size in bytes from which `second` is faster than `first` (inf: never), for linear costs."""
-    (few, steep), (many, flat) = (critical_path(name, n, 1.0) for name in (first, second))
+    (few, steep), (many, flat) = (longest_path(name, n, 1.0) for name in (first, second))
     size = (many - few) * link.latency * link.bandwidth
     return max(size / (steep - flat), 0.0) if steep > flat else math.inf
 

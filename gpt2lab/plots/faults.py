@@ -36,7 +36,7 @@ def lives(jobs: dict[str, list[Phase]], failures: Sequence[float], unit: str = "
     return fig
 
 
-def held(layouts: dict[str, tuple[tuple[int, int], list[list[tuple]]]]) -> Figure:
+def boxes_held(layouts: dict[str, tuple[tuple[int, int], list[list[tuple]]]]) -> Figure:
     """Matrices in boxes: `layouts[title]` is a shape and, for every rank, (offsets, sizes) of the boxes it holds."""
     fig, axes = figure(8, 4.0, 1, len(layouts), squeeze=False)
     for ax, (title, (shape, ranks)) in zip(axes[0], layouts.items(), strict=True):
