@@ -67,7 +67,7 @@ def used(plan: Plan) -> list[str]:
     return names + [name for name, there in extra.items() if there]
 
 
-def table() -> dict[tuple[str, str], list[str]]:
+def plans_by_pair() -> dict[tuple[str, str], list[str]]:
     """For each two strategies the tested plans that use both."""
     found: dict[tuple[str, str], list[str]] = {}
     for composition in TESTED:

@@ -136,7 +136,7 @@ def test_alpha_beta_times_follow_the_formulas():
         "rabenseifner": 6 * 10 + 2 * 7 / 8 * 50,
     }
     assert links.all_reduce_time("ring", 1, 100.0, link) == 0.0
-    other = {name: links.all_reduce_cost(name, 6, 100.0) for name in ("recursive doubling", "rabenseifner")}
+    other = {name: links.longest_path(name, 6, 100.0) for name in ("recursive doubling", "rabenseifner")}
     assert other == {"recursive doubling": (4, 400.0), "rabenseifner": (6, 2 * 3 / 4 * 100 + 200)}
     with pytest.raises(ValueError, match="'rign'.*ring"):
         links.all_reduce_time("rign", 2, 1.0, link)

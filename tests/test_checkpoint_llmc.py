@@ -30,8 +30,8 @@ def test_weights_round_trip_and_lie_where_llmc_looks(written):
     assert not floats[37 * 24 : 128 * 24].any()
     first_norms = 128 * 24 + 16 * 24  # ln_1's weights of all layers, stacked
     assert floats[first_norms + 24 : first_norms + 48].tolist() == model.h["1"].ln_1.weight.tolist()
-    assert len(llmc.layout(CONFIG)) == 16
-    assert llmc.padded(50257) == 50304
+    assert len(llmc.file_layout(CONFIG)) == 16
+    assert llmc.padded_vocabulary(50257) == 50304
 
 
 def test_debug_state_round_trips(tmp_path):

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from gpt2lab.compositions import table
+from gpt2lab.compositions import plans_by_pair
 from gpt2lab.plan import Plan, build
 from gpt2lab.planner.links import Link, Network
 from gpt2lab.plots import mesh as plots
@@ -147,7 +147,9 @@ def test_a_cube_joins_the_ranks_of_each_group_and_frames_the_nodes():
 
 
 def test_bytes_by_class_are_stacked_to_their_sum():
-    fig = plots.by_class({"dp=2,tp=2": {("tp", INSIDE): 2e6, ("dp+cp", BETWEEN): 1e6, ("tp", BETWEEN): 4e6}})
+    fig = plots.traffic_by_class(
+        {"dp=2,tp=2": {("tp", INSIDE): 2e6, ("dp+cp", BETWEEN): 1e6, ("tp", BETWEEN): 4e6}}
+    )
     assert [ax.get_title(loc="left") for ax in fig.axes] == [INSIDE, BETWEEN]
     assert [ax.texts[0].get_text().strip() for ax in fig.axes] == ["2.0", "5.0"]
 
@@ -169,10 +171,10 @@ def test_bugs_show_each_curve_and_each_error():
 
 
 def test_the_triangle_of_strategies_counts_tested_plans():
-    fig = plots.together(["data", "tensor"], table())
+    fig = plots.strategy_pairs(["data", "tensor"], plans_by_pair())
     counts = [text.get_text() for text in fig.axes[0].texts]
     assert counts == [
-        str(len(table()[pair])) for pair in (("data",) * 2, ("tensor", "data"), ("tensor",) * 2)
+        str(len(plans_by_pair()[pair])) for pair in (("data",) * 2, ("tensor", "data"), ("tensor",) * 2)
     ]
     assert png(fig)[:4] == b"\x89PNG"
 

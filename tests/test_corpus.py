@@ -20,7 +20,7 @@ from gpt2lab.corpus.storage import packaged, replacing
 
 @pytest.fixture
 def shard(tmp_path):
-    return shards.write(tmp_path / "numbers.bin", [np.arange(1000), np.arange(50000, 50257)])
+    return shards.write_shard(tmp_path / "numbers.bin", [np.arange(1000), np.arange(50000, 50257)])
 
 
 def run_python(code, **environment):
@@ -137,12 +137,12 @@ def spoil(shard, word=None, value=None, cut=0):
     [
         (
             {"word": 0, "value": 20240326},
-            r"numbers\.bin is no token shard: it begins with 20240326 instead of 2024",
+            r"numbers\.bin is not a token shard: it begins with 20240326 instead of 2024",
         ),
         ({"word": 1, "value": 2}, r"numbers\.bin is a shard of version 2, not of version 1"),
-        ({"cut": 2}, r"promises 1257 tokens \(3538 bytes\), the file holds 1256 \(3536 bytes\)"),
-        ({"cut": 1}, r"promises 1257 tokens \(3538 bytes\), the file holds 1256 \(3537 bytes\)"),
-        ({"word": 2, "value": 7}, r"promises 7 tokens \(1038 bytes\), the file holds 1257 \(3538 bytes\)"),
+        ({"cut": 2}, r"says 1257 tokens \(3538 bytes\), but the file holds 1256 \(3536 bytes\)"),
+        ({"cut": 1}, r"says 1257 tokens \(3538 bytes\), but the file holds 1256 \(3537 bytes\)"),
+        ({"word": 2, "value": 7}, r"says 7 tokens \(1038 bytes\), but the file holds 1257 \(3538 bytes\)"),
         ({"cut": 2600}, r"has 938 bytes, a header alone has 1024"),
     ],
 )
@@ -160,14 +160,14 @@ def test_a_failed_write_leaves_the_old_shard(shard):
         raise RuntimeError("disk on fire")
 
     with pytest.raises(RuntimeError, match="fire"):
-        shards.write(shard.path, pieces())
+        shards.write_shard(shard.path, pieces())
     assert shard.path.read_bytes() == before
     assert [p.name for p in shard.path.parent.iterdir()] == ["numbers.bin"]
 
 
 def test_a_token_beyond_16_bits_is_refused(tmp_path):
     with pytest.raises(ValueError, match="Token 65536 does not fit"):
-        shards.write(tmp_path / "x.bin", [np.array([65536])])
+        shards.write_shard(tmp_path / "x.bin", [np.array([65536])])
 
 
 AWKWARD = (
@@ -203,7 +203,7 @@ from gpt2lab.corpus import shards, encoding, plays
 encoding().encode_to_numpy(plays()[:100000])
 def peak(): return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 before = peak()
-shards.write(Path(sys.argv[1] + ".bin"), shards.tokenise(shards.read_text(sys.argv[1], 1 << 16)))
+shards.write_shard(Path(sys.argv[1] + ".bin"), shards.tokenise(shards.read_text(sys.argv[1], 1 << 16)))
 print(peak() - before)
 """
 

@@ -375,7 +375,7 @@ def test_a_batch_with_holes_or_copies_is_not_joined():
     batch = Batches(range(99), 3, 4).at(0)
     first, second = batch.rows(0, 2), batch.rows(1, 2)
     assert torch.equal(joined([second, first])[0].tokens, batch.tokens)
-    with pytest.raises(ValueError, match="12 tokens of the batch, 0 are in no share and 8 in several"):
+    with pytest.raises(ValueError, match="batch's 12 tokens, 0 are in no share and 8 are in more"):
         joined([batch, first])
     with pytest.raises(ValueError, match="4 are in no share"):
         joined([first, second.columns(torch.tensor([], dtype=torch.int64))])
@@ -417,7 +417,9 @@ def test_each_row_lost_by_integer_division_is_red():
     batch = Batches(range(99), 10, 4).at(0)
     shares = [lab.cut_off(batch, rank, 4).samples.tolist() for rank in range(4)]
     assert shares == [[0, 1], [2, 3], [4, 5], [6, 7]]
-    ax = plots.strips({"rows // ranks": shares, "even": [[0, 1, 2], [3, 4, 5], [6, 7], [8, 9]]}, 10).axes[0]
+    ax = plots.rows_by_rank(
+        {"rows // ranks": shares, "even": [[0, 1, 2], [3, 4, 5], [6, 7], [8, 9]]}, 10
+    ).axes[0]
     red = [i for i, bar in enumerate(ax.patches) if to_hex(bar.get_facecolor()) == plots.LOST.lower()]
     assert red == [8, 9] == [i for i, text in enumerate(ax.texts) if text.get_text() == "lost"]
 

@@ -7,7 +7,7 @@ import pytest
 
 from gpt2lab.lessons.answers import exercises, prove, split
 from gpt2lab.lessons.exercises import STATUS, NotPassed, check, close
-from gpt2lab.lessons.source import read
+from gpt2lab.lessons.source import read_lesson
 
 SOURCES = sorted(Path(__file__).parents[1].joinpath("notebooks", "src").glob("*.py"))
 
@@ -40,17 +40,17 @@ TEST = 'close(answer(4), 2, "half of 4")'
 def lesson(tmp_path, solution="x / 2", words="half of 4", test=TEST, edit=lambda text: text):
     path = tmp_path / "07_halves.py"
     path.write_text(edit(LESSON.format(solution=solution, words=words, test=test)))
-    return read(path)
+    return read_lesson(path)
 
 
 @pytest.mark.parametrize("source", SOURCES, ids=lambda path: path.stem)
 def test_solutions_pass_blanks_are_todo_and_wrong_answers_fail(source):
-    assert prove(read(source)) == []
+    assert prove(read_lesson(source)) == []
 
 
 @pytest.mark.parametrize("source", SOURCES, ids=lambda path: path.stem)
 def test_every_lesson_has_exercises_each_with_two_wrong_answers(source):
-    found = exercises(read(source))
+    found = exercises(read_lesson(source))
     assert found
     for exercise in found:
         words = {cell.text.split("\n")[0] for cell in exercise.wrong}

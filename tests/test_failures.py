@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from gpt2lab.planner.failures import Span, best_interval, life, share_lost
+from gpt2lab.planner.failures import Phase, best_interval, life, share_lost
 from gpt2lab.plots import faults as plots
 
 
@@ -59,12 +59,12 @@ def test_young_s_interval_loses_least_and_simulated_lives_agree_while_failures_a
 
 
 def test_figures_of_faults_show_what_they_are_given():
-    fig = plots.lives({"often": life(1, 0.5, 1, [1.2], 3), "rarely": [Span("work", 0, 4)]}, [1.2, 99.0])
+    fig = plots.lives({"often": life(1, 0.5, 1, [1.2], 3), "rarely": [Phase("work", 0, 4)]}, [1.2, 99.0])
     ax = fig.axes[0]
     assert [t.get_text() for t in ax.get_yticklabels()] == ["often", "rarely"]
     assert len(ax.lines) == 1 and ax.texts[1].get_text().strip() == "4.0"
     boxes = [[((0, 0), (2, 4))], [((2, 0), (1, 4)), ((3, 0), (1, 4))]]
-    held = plots.held({"a plan": ((4, 4), boxes)}).axes[0]
+    held = plots.boxes_held({"a plan": ((4, 4), boxes)}).axes[0]
     assert sum(p.get_width() * p.get_height() for p in held.patches) == 16
     lost = plots.time_lost({"x": ([1, 2], [0.1, 0.2])}, {"x": ([1], [0.3])}, {"x": 1.5}).axes[0]
     assert [list(line.get_ydata()) for line in lost.lines[:2]] == [[10, 20], [30]]

@@ -9,7 +9,7 @@ import torch
 from gpt2lab import Ranks
 from gpt2lab.model import GPT2Config
 from gpt2lab.plan import Plan, build
-from gpt2lab.plots.draw import PICTURES, draw
+from gpt2lab.plots.draw import PICTURES, draw_all
 from gpt2lab.plots.strategies import RANKS, STRATEGIES
 from gpt2lab.ranks.mesh import Mesh
 from gpt2lab.verify import example_batch
@@ -26,7 +26,7 @@ CONFIG = GPT2Config(vocab_size=64, n_positions=16, n_layer=8, n_head=4, n_embd=3
 
 
 def test_the_pictures_are_fresh(tmp_path):
-    drawn = {path.name: path.read_bytes() for path in draw(tmp_path)}
+    drawn = {path.name: path.read_bytes() for path in draw_all(tmp_path)}
     committed = {path.name: path.read_bytes() for path in FIGURES.iterdir()}
     assert drawn == committed, "run `make figures`"
 

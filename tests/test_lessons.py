@@ -6,8 +6,8 @@ from pathlib import Path
 import nbformat
 import pytest
 
-from gpt2lab.lessons.build import announce, build, lessons, main, outdated
-from gpt2lab.lessons.source import BLANK, read
+from gpt2lab.lessons.build import build_lesson, lessons, link_in_readme, main, outdated
+from gpt2lab.lessons.source import BLANK, read_lesson
 
 NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
 
@@ -56,7 +56,7 @@ def built(tmp_path_factory):
     source = folder / "src" / "07_small.py"
     source.parent.mkdir()
     source.write_text(SOURCE)
-    build(read(source))
+    build_lesson(read_lesson(source))
     return folder
 
 
@@ -86,7 +86,7 @@ def test_measured_cells_are_ignored_by_nbval_and_prints_are_merged(built):
 def test_a_second_build_gives_the_same_bytes(built):
     paths = sorted(built.rglob("*.ipynb"))
     before = [path.read_bytes() for path in paths]
-    build(read(built / "src" / "07_small.py"))
+    build_lesson(read_lesson(built / "src" / "07_small.py"))
     assert len(paths) == 2 and [path.read_bytes() for path in paths] == before
 
 
@@ -98,10 +98,10 @@ def test_an_edit_moves_no_other_id_and_makes_the_notebooks_outdated(built, tmp_p
         copy = tmp_path / path.relative_to(built)
         copy.parent.mkdir(exist_ok=True)
         copy.write_bytes(path.read_bytes())
-    edited = read(source)
+    edited = read_lesson(source)
     old = [cell.id for cell in notebook(built).cells]
     assert [i for i in (cell.id for cell in edited.notebook(True).cells) if i in old] == old
-    assert len(outdated(edited)) == 2 and outdated(read(built / "src" / "07_small.py")) == []
+    assert len(outdated(edited)) == 2 and outdated(read_lesson(built / "src" / "07_small.py")) == []
     assert main(["--check", "--folder", str(tmp_path)]) == 1 and "make notebooks" in capsys.readouterr().out
 
 
@@ -113,7 +113,7 @@ def test_a_notebook_edited_by_hand_is_outdated(built, tmp_path):
         copy = tmp_path / path.relative_to(built)
         copy.parent.mkdir(exist_ok=True)
         copy.write_text(path.read_text().replace("A small lesson", "A smaller lesson"))
-    assert len(outdated(read(source))) == 2
+    assert len(outdated(read_lesson(source))) == 2
 
 
 def test_a_cell_that_shows_an_address_or_writes_to_stderr_is_refused(tmp_path):
@@ -121,7 +121,7 @@ def test_a_cell_that_shows_an_address_or_writes_to_stderr_is_refused(tmp_path):
         source = tmp_path / "07_small.py"
         source.write_text(f"# %%\n{bad}\n")
         with pytest.raises(RuntimeError, match="differs elsewhere"):
-            build(read(source))
+            build_lesson(read_lesson(source))
 
 
 @pytest.mark.parametrize(
@@ -140,14 +140,14 @@ def test_a_source_with_a_mistake_is_refused(tmp_path, bad, message):
     path = tmp_path / "07_small.py"
     path.write_text(bad)
     with pytest.raises(ValueError, match=message):
-        read(path)
+        read_lesson(path)
 
 
 def test_a_built_lesson_is_linked_in_the_readme(built):
     readme = built.parent / "README.md"
     readme.write_text("| 06 big (planned) | x |\n| 07 small (planned) | y |\n")
     for _ in range(2):
-        announce(read(built / "src" / "07_small.py"))
+        link_in_readme(read_lesson(built / "src" / "07_small.py"))
         assert (
             readme.read_text() == "| 06 big (planned) | x |\n| [07 small](notebooks/07_small.ipynb) | y |\n"
         )

@@ -9,7 +9,7 @@ from gpt2lab.lessons.labs import residency
 from gpt2lab.machine import memory
 from gpt2lab.model import GPT2
 from gpt2lab.parallel.zero import flat, stages
-from gpt2lab.parallel.zero.costs import owner_of, padded, parts
+from gpt2lab.parallel.zero.costs import owner_of, parts, shard_length
 from gpt2lab.plots import zero as plots
 
 SIZES = parts(GPT2(TINY))
@@ -45,9 +45,9 @@ def test_an_owner_holds_its_own_parts_and_one_layer(pools, world):
 @pytest.mark.parametrize(("step", "layers"), [(without_prefetch, 1), (residency.of_a_step, 2)])
 def test_flat_shards_and_one_layer_or_with_prefetch_two(pools, world, step, layers):
     """Padding included; a layer that is on its way has its room already."""
-    shards = sum(padded(size, world) for part, size in SIZES.items() if is_block(part))
+    shards = sum(shard_length(size, world) for part, size in SIZES.items() if is_block(part))
     for seen in run(pools, step, f"dp={world},zero=3"):
-        assert max(seen.blocks) == 8 * (shards + layers * world * padded(BLOCK, world))
+        assert max(seen.blocks) == 8 * (shards + layers * world * shard_length(BLOCK, world))
         assert seen.owned == []
 
 

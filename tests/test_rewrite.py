@@ -5,7 +5,7 @@ import torch
 from planting import planted
 
 from gpt2lab.lessons.labs import rewrite
-from gpt2lab.lessons.labs.rewrite import UPDATE, Op, Update, account
+from gpt2lab.lessons.labs.rewrite import UPDATE, GraphOp, Update, account
 from gpt2lab.plots import zero as plots
 from gpt2lab.ranks import comm
 from gpt2lab.ranks.mesh import Mesh
@@ -50,7 +50,7 @@ def test_the_rewrite():
 
 
 def test_a_sum_that_somebody_else_reads_as_a_whole_stays():
-    graph = (*UPDATE, Op("norm", "sum"))
+    graph = (*UPDATE, GraphOp("norm", "sum"))
     assert rewrite.rewrite(graph) == graph
 
 

@@ -276,7 +276,7 @@ def test_pytorch_notation_with_idle_slots_and_joint_blocks_is_read():
     assert (schedule.ranks, schedule.micros, schedule.copies) == (2, 3, 1)
     with pytest.raises(ScheduleError, match="'0X0' is not an operation"):
         from_csv("0X0")
-    with pytest.raises(ScheduleError, match="there is not an operation"):
+    with pytest.raises(ScheduleError, match="There is no operation"):
         from_csv("\n")
 
 

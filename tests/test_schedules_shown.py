@@ -69,7 +69,7 @@ def test_every_schedule_has_a_figure(name):
 
 
 def test_a_comparison_shows_each_schedule():
-    fig = plots.compare([("gpipe", 0.3, 0.3, 8.0, 1, 96), ("zb_h2", 0.2, 0.0, 7.0, 1, 96)])
+    fig = plots.side_by_side([("gpipe", 0.3, 0.3, 8.0, 1, 96), ("zb_h2", 0.2, 0.0, 7.0, 1, 96)])
     assert [t.get_text() for t in fig.axes[0].get_yticklabels()] == ["gpipe", "zb_h2"]
 
 

@@ -5,7 +5,7 @@ import random
 import pytest
 import torch
 
-from gpt2lab.lessons.labs.tasks import audit, simulate
+from gpt2lab.lessons.labs.tasks import audit, simulate_tasks
 from gpt2lab.tasks import check
 from gpt2lab.tasks.graph import TaskGraph, concurrent, reads, reduces, updates, writes
 from gpt2lab.tasks.runtime import TaskFailed, run_fork_join, run_sequential
@@ -193,5 +193,5 @@ def test_critical_path_and_virtual_cores():
     of = lambda task: cost[task.name]
     assert [t.name for t in check.critical_path(graph, of)] == ["first", "then"]
     assert check.parallelism(graph, of) == 9 / 5
-    assert simulate(graph, 2, of) == [(0, 0.0, 3.0), (0, 3.0, 5.0), (1, 0.0, 4.0)]
-    assert simulate(graph, 1, of, overhead=1)[1] == (0, 9.0, 12.0)
+    assert simulate_tasks(graph, 2, of) == [(0, 0.0, 3.0), (0, 3.0, 5.0), (1, 0.0, 4.0)]
+    assert simulate_tasks(graph, 1, of, overhead=1)[1] == (0, 9.0, 12.0)

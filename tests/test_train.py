@@ -247,7 +247,7 @@ def test_a_damaged_checkpoint_is_refused_by_the_file_s_name(tmp_path):
     with pytest.raises(checkpoint.BadCheckpoint, match="__0_0.distcp is damaged"):
         checkpoint.load(folder, one)
     (folder / "state.json").unlink()
-    with pytest.raises(checkpoint.BadCheckpoint, match="is no checkpoint: it has no state.json"):
+    with pytest.raises(checkpoint.BadCheckpoint, match="is not a checkpoint: it has no state.json"):
         checkpoint.load(folder, one)
     assert checkpoint.all_in(tmp_path) == []
 
@@ -290,7 +290,7 @@ def test_too_much_asked_of_the_text_is_refused_with_both_numbers(tmp_path):
 
     from gpt2lab.corpus import shards
 
-    shards.write(tmp_path / "short.bin", [np.arange(50)])
+    shards.write_shard(tmp_path / "short.bin", [np.arange(50)])
     with pytest.raises(ValueError, match="needs 9 tokens, but the val split here has 5"):
         options(data=str(tmp_path / "short.bin")).check()
 

@@ -231,7 +231,7 @@ def test_what_it_cannot_do_it_says(pool):
         ]
 
     tag, source, how, rows = pool.run(work)[0]
-    assert "tag=3" in tag and "name the source" in source and "PREMUL_SUM" in how and "7 rows" in rows
+    assert "tag=3" in tag and "Name the source" in source and "PREMUL_SUM" in how and "7 rows" in rows
 
 
 def small_group(patience=None):

@@ -15,9 +15,9 @@ from gpt2lab.parallel.zero.costs import (
     owned_elements,
     owner_bytes_held,
     owner_bytes_sent,
-    padded,
     paper_bytes,
     parts,
+    shard_length,
     zero_bytes_sent,
 )
 from gpt2lab.parallel.zero.flat import into_groups
@@ -240,7 +240,7 @@ def test_shards_of_all_ranks_make_up_the_model():
     for elements in (1, 4, 7, 1000):
         for ranks in (1, 2, 3, 5, 8):
             assert sum(owned_elements(elements, ranks, r) for r in range(ranks)) == elements
-            assert padded(elements, ranks) * ranks - elements < ranks
+            assert shard_length(elements, ranks) * ranks - elements < ranks
 
 
 def test_the_papers_figure_1():
@@ -320,7 +320,7 @@ def test_bytes_held_with_masters(pools):
 
     sizes = parts(GPT2(TINY))
     for rank, found in enumerate(run(pools, measure, "dp=2,zero=1", dtype=torch.bfloat16)):
-        shards = sum(padded(s, 2) for s in sizes.values())
+        shards = sum(shard_length(s, 2) for s in sizes.values())
         mine = sum(owned_elements(s, 2, rank) for s in sizes.values())
         assert found["weights"] == 2 * 2 * shards + 4 * shards
         assert found["optimizer"] == 8 * mine

@@ -1,9 +1,9 @@
-"""Double binary tree: two trees, each for half of the tensor; a rank that is a leaf in one works in the other.
+"""Double binary tree: two trees, each for half of the tensor; a leaf of one tree is an inner node of the other.
 
 Sanders, Speck & Traeff 2009, "Two-tree algorithms for full bandwidth broadcast, reduction and scan"; NCCL since 2.4.
-A single tree leaves its leaves' outgoing links idle; here every link carries about S each way.
+In a single tree the leaves' links down are idle; here every link carries about S in each direction.
 Bytes per rank: at most 2 S (half a tensor up each tree, two halves down the one in which it has children).
-Time with k pieces of each half: 2 (log2(n) + k - 1) (alpha + S/k beta), towards 2 S beta for many pieces of a large S.
+Time with k chunks of each half: 2 (log2(n) + k - 1) (alpha + S/k beta), which approaches 2 S beta for a large S.
 """
 
 import torch
@@ -18,7 +18,7 @@ def parents(n: int) -> list[int]:
 
 
 def _parent(label: int, n: int) -> int:
-    """Labels 1..n: the one nearby whose lowest set bit is one place higher; 0 for the root, a power of two."""
+    """Labels 1..n: the next label whose lowest set bit is one position higher; 0 for the root, a power of two."""
     while True:
         bit = label & -label
         if bit > n:
@@ -29,9 +29,9 @@ def _parent(label: int, n: int) -> int:
 
 
 def trees(n: int) -> tuple[list[int], list[int]]:
-    """Both trees as parents: the second mirrors the first (even n) or moves it on by one (odd n).
+    """Both trees as parents: the second is the first mirrored (even n) or shifted by one rank (odd n).
 
-    Thereby no rank has children in both.
+    So no rank has children in both.
     """
     first = parents(n)
     move = (lambda r: n - 1 - r) if n % 2 == 0 else (lambda r: (r + 1) % n)
@@ -41,25 +41,25 @@ def trees(n: int) -> tuple[list[int], list[int]]:
     return first, second
 
 
-def all_reduce(x, axis: Axis, pieces: int = 4):
-    """The sum over the axis on every rank; `pieces` of each half are on their way at the same time."""
+def all_reduce(x, axis: Axis, chunks: int = 4):
+    """The sum over the axis on every rank; each half is sent as `chunks`, several of them at the same time."""
     halves = x.clone().reshape(-1).tensor_split(2)
-    work = list(zip(*(half.tensor_split(pieces) for half in halves), strict=True))
+    work = list(zip(*(half.tensor_split(chunks) for half in halves), strict=True))
     both, going = trees(axis.size), []
     for pair in work:
-        for tree, piece in zip(both, pair, strict=True):
+        for tree, chunk in zip(both, pair, strict=True):
             for child in _children(tree, axis.rank):
-                piece += comm.recv(piece, axis, child)
+                chunk += comm.recv(chunk, axis, child)
             if tree[axis.rank] >= 0:
-                going.append(comm.isend(piece, axis, tree[axis.rank]))
-    for handle in going:  # a piece is overwritten by the sum only after it has left
+                going.append(comm.isend(chunk, axis, tree[axis.rank]))
+    for handle in going:  # a chunk is overwritten by the sum only after it was sent
         handle.wait()
     going = []
     for pair in work:
-        for tree, piece in zip(both, pair, strict=True):
+        for tree, chunk in zip(both, pair, strict=True):
             if tree[axis.rank] >= 0:
-                piece.copy_(comm.recv(piece, axis, tree[axis.rank]))
-            going += [comm.isend(piece, axis, child) for child in _children(tree, axis.rank)]
+                chunk.copy_(comm.recv(chunk, axis, tree[axis.rank]))
+            going += [comm.isend(chunk, axis, child) for child in _children(tree, axis.rank)]
     for handle in going:
         handle.wait()
     return torch.cat(halves).view(x.shape)
@@ -69,10 +69,10 @@ def _children(tree: list[int], rank: int) -> list[int]:
     return [child for child, above in enumerate(tree) if above == rank]
 
 
-def sent(n: int, rank: int, count: int, pieces: int = 4) -> list[int]:
-    """Elements of each message: in each tree its pieces once up (not from the root) and once down to each child."""
+def sent(n: int, rank: int, count: int, chunks: int = 4) -> list[int]:
+    """Elements of each message: in each tree its chunks once up (not from the root) and once down to each child."""
     found = []
     for tree, half in zip(trees(n), comm.split_sizes(count, 2), strict=True):
         times = (tree[rank] >= 0) + len(_children(tree, rank))
-        found += comm.split_sizes(half, pieces) * times
+        found += comm.split_sizes(half, chunks) * times
     return found

@@ -1,8 +1,8 @@
-"""Recursive doubling: in round k partners 2^k apart exchange all they have; after log2 n rounds everybody has the sum.
+"""Recursive doubling: in round k partners 2^k apart exchange their sums; after log2 n rounds every rank has the total.
 
-Thakur, Rabenseifner & Gropp 2005, section 4.5. For small tensors: the fewest rounds. n between powers of two: the
-surplus ranks hand their tensor to a neighbour first and get the sum last.
-Bytes per rank: log2(n) S. Time log2(n) (alpha + S beta), two rounds more between powers of two.
+Thakur, Rabenseifner & Gropp 2005, section 4.5. For small tensors: the fewest rounds. If n is not a power of two, the
+surplus ranks give their tensor to a neighbour first and get the sum last.
+Bytes per rank: log2(n) S. Time log2(n) (alpha + S beta), and two rounds more if n is not a power of two.
 """
 
 from ..ranks import comm
@@ -15,7 +15,7 @@ def power_below(n: int) -> int:
 
 
 def swap(x, axis: Axis, partner: int, like=None):
-    """Send x to the partner and return what it sends here."""
+    """Send x to the partner and return the partner's."""
     going = comm.isend(x, axis, partner)
     coming = comm.irecv(x if like is None else like, axis, partner).wait()
     going.wait()
@@ -23,7 +23,7 @@ def swap(x, axis: Axis, partner: int, like=None):
 
 
 def fold(x, axis: Axis, power: int):
-    """Let each surplus rank add its tensor to its partner below; returns the tensor to go on with."""
+    """Add each surplus rank's tensor to that of its partner below `power`; returns this rank's tensor."""
     if axis.rank >= power:
         comm.send(x, axis, axis.rank - power)
     elif axis.rank + power < axis.size:
@@ -32,7 +32,7 @@ def fold(x, axis: Axis, power: int):
 
 
 def unfold(total, axis: Axis, power: int):
-    """Give the surplus ranks the sum."""
+    """Send the sum to the surplus ranks."""
     if axis.rank >= power:
         return comm.recv(total, axis, axis.rank - power)
     if axis.rank + power < axis.size:

@@ -1,8 +1,8 @@
 """Hierarchical: sum inside each node first, so that only one n-th of the bytes crosses the slow links between nodes.
 
-Ring reduce-scatter inside the node, ring all-reduce of this rank's chunk with its namesakes in the other nodes, ring
-all-gather inside. Goyal et al. 2017, "Accurate, large minibatch SGD", section 4; Horovod's hierarchical all-reduce.
-Bytes per rank, g ranks a node and k nodes: 2 (g-1)/g S inside, 2 (k-1)/k S/g between.
+Ring reduce-scatter inside the node, ring all-reduce of this rank's chunk with the ranks of the same position in other
+nodes, ring all-gather inside. Goyal et al. 2017, "Accurate, large minibatch SGD", section 4; Horovod's hierarchical
+all-reduce. Bytes per rank with g ranks per node and k nodes: 2 (g-1)/g S inside, 2 (k-1)/k S/g between.
 """
 
 from dataclasses import replace
@@ -15,7 +15,7 @@ from . import ring
 
 
 def node_size(n: int, node: int | None = None) -> int:
-    """How many neighbouring ranks make a node: the smallest divisor of n unless given.
+    """How many neighbouring ranks form a node: the smallest divisor of n unless given.
 
     Raises ValueError for a size that does not divide n.
     """
@@ -30,9 +30,9 @@ def node_size(n: int, node: int | None = None) -> int:
     return node
 
 
-def part(axis: Axis, places: range) -> Axis:
-    """Some places of an axis as an axis of its own; messages need no other group."""
-    return replace(axis, ranks=tuple(axis.ranks[p] for p in places), rank=places.index(axis.rank))
+def part(axis: Axis, positions: range) -> Axis:
+    """Some positions of an axis as an axis of its own; messages need no other group."""
+    return replace(axis, ranks=tuple(axis.ranks[p] for p in positions), rank=positions.index(axis.rank))
 
 
 def all_reduce(x, axis: Axis, node: int | None = None):

@@ -1,7 +1,7 @@
 """What the tasks of GPT-2 compute: each operation forward and, written by hand, backward, into given tensors.
 
-Shapes: n tokens (of several sequences, one after the other), C channels, O outputs, r sequences of T tokens, H heads of
-D channels. Results come last in the arguments, constants after them.
+Shapes: n tokens (of several sequences, one after the other), C channels, O outputs, r sequences of T tokens, H heads
+of D channels. Results come last in the arguments, constants after them.
 """
 
 import math
@@ -84,7 +84,7 @@ def linear_weights(dy, x, dweight, dbias):
     torch.sum(dy, 0, out=dbias)
 
 
-def heads(x, length: int, size: int):
+def split_heads(x, length: int, size: int):
     """(r, H, T, D) of x (r T, H D), without a copy."""
     return x.unflatten(1, (-1, size)).unflatten(0, (-1, length)).transpose(1, 2)
 
@@ -92,22 +92,22 @@ def heads(x, length: int, size: int):
 def attention(q, k, v, shares, y, size: int):
     """y (r T, H D): causal attention; `shares` (r, H, T, T) keeps the softmax. `size` is D."""
     length = shares.size(-1)
-    q, k, v = (heads(t, length, size) for t in (q, k, v))
+    q, k, v = (split_heads(t, length, size) for t in (q, k, v))
     ahead = torch.ones(length, length, dtype=torch.bool).triu_(1)
     scores = (q @ k.transpose(-1, -2)).mul_(1 / math.sqrt(size)).masked_fill_(ahead, -math.inf)
     torch.softmax(scores, -1, out=shares)
-    heads(y, length, size).copy_(shares @ v)
+    split_heads(y, length, size).copy_(shares @ v)
 
 
 def attention_backward(dy, q, k, v, shares, dq, dk, dv, size: int):
     """Gradients of q, k and v, each (r T, H D)."""
     length = shares.size(-1)
-    dy, q, k, v = (heads(t, length, size) for t in (dy, q, k, v))
+    dy, q, k, v = (split_heads(t, length, size) for t in (dy, q, k, v))
     dshares = dy @ v.transpose(-1, -2)
     dscores = dshares.sub_((dshares * shares).sum(-1, keepdim=True)).mul_(shares).mul_(1 / math.sqrt(size))
-    heads(dv, length, size).copy_(shares.transpose(-1, -2) @ dy)
-    heads(dk, length, size).copy_(dscores.transpose(-1, -2) @ q)
-    heads(dq, length, size).copy_(dscores @ k)
+    split_heads(dv, length, size).copy_(shares.transpose(-1, -2) @ dy)
+    split_heads(dk, length, size).copy_(dscores.transpose(-1, -2) @ q)
+    split_heads(dq, length, size).copy_(dscores @ k)
 
 
 def positions_backward(dx, dwpe):

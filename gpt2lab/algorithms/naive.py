@@ -1,4 +1,4 @@
-"""Everybody sends to rank 0, which adds up and sends the sum back: simple, and rank 0 is the bottleneck.
+"""All ranks send to rank 0, which adds up and sends the sum back: simple, but rank 0 is the bottleneck.
 
 Bytes per rank: S; rank 0 (n-1) S. Time 2 (n-1)(alpha + S beta).
 """
@@ -21,5 +21,5 @@ def all_reduce(x, axis: Axis):
 
 
 def sent(n: int, rank: int, count: int) -> list[int]:
-    """Elements of each message: the tensor once, or as many times as there are others."""
+    """Elements of each message: the tensor once; rank 0 sends it once to each other rank."""
     return [count] * (1 if rank else n - 1)

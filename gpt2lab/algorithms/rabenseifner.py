@@ -1,7 +1,7 @@
-"""Rabenseifner: recursive halving scatters the sum in log2 n rounds, recursive doubling gathers it in as many.
+"""Rabenseifner: recursive halving scatters the sum in log2 n rounds, recursive doubling gathers it in log2 n more.
 
 Rabenseifner 2004, "Optimization of collective reduction operations"; Thakur et al. 2005, section 4.5.
-As few bytes as the ring and as few rounds as a tree, when n is a power of two; other n fold as in `doubling`.
+As few bytes as the ring and as few rounds as a tree, if n is a power of two; another n as in `doubling`.
 Bytes per rank: 2 (n-1)/n S. Time 2 log2(n) alpha + 2 (n-1)/n S beta.
 """
 
@@ -42,7 +42,7 @@ def all_reduce(x, axis: Axis):
 
 
 def sent(n: int, rank: int, count: int) -> list[int]:
-    """Elements of each message: the given half in each halving round, the kept one on the way back."""
+    """Elements of each message: the half given away in each halving round, the half kept in each doubling round."""
     power = power_below(n)
     if rank >= power:
         return [count]

@@ -1,4 +1,4 @@
-"""Ring: chunks travel around; n-1 steps add them up, n-1 steps hand the sums out. No algorithm sends fewer bytes.
+"""Ring: chunks go around the ring; n-1 steps add them up, n-1 steps share the sums. No algorithm sends fewer bytes.
 
 Patarasuk & Yuan 2009, "Bandwidth optimal all-reduce algorithms for clusters of workstations".
 Bytes per rank: 2 (n-1)/n S. Time 2 (n-1) alpha + 2 (n-1)/n S beta.
@@ -17,7 +17,7 @@ def all_reduce(x, axis: Axis):
 
 
 def step(piece, into, axis: Axis):
-    """Send a piece to the right while one like `into` comes from the left, and return that."""
+    """Send a chunk to the right while one like `into` comes from the left, and return that one."""
     going = comm.isend(piece, axis, (axis.rank + 1) % axis.size)
     coming = comm.irecv(into, axis, (axis.rank - 1) % axis.size).wait()
     going.wait()
@@ -25,18 +25,18 @@ def step(piece, into, axis: Axis):
 
 
 def reduce_scatter(flat, axis: Axis):
-    """The sum of this rank's chunk: in each step a partial sum comes in, the own chunk is added, it goes on."""
+    """The sum of this rank's chunk: in each step, receive a partial sum, add the own chunk, send it on."""
     n, r = axis.size, axis.rank
     chunks = list(flat.tensor_split(n))
     partial = chunks[(r - 1) % n]
     for s in range(n - 1):
-        mine = chunks[(r - 2 - s) % n]  # the chunk whose partial sum comes in now
+        mine = chunks[(r - 2 - s) % n]  # the chunk whose partial sum is received now
         partial = step(partial, mine, axis) + mine
     return partial
 
 
 def all_gather(mine, axis: Axis, sizes):
-    """Everybody's chunks in order: in each step the one that came last goes on."""
+    """All ranks' chunks in order: in each step, send on the chunk that was received last."""
     n, r = axis.size, axis.rank
     chunks = [mine.new_empty(size) for size in sizes]
     chunks[r] = mine
@@ -46,7 +46,7 @@ def all_gather(mine, axis: Axis, sizes):
 
 
 def sent(n: int, rank: int, count: int) -> list[int]:
-    """Elements of each message: every chunk but the own one as partial sum, every chunk but the next as sum."""
+    """Elements of each message: all chunks but the own as partial sums, all but the right neighbour's as sums."""
     sizes = comm.split_sizes(count, n)
     partials = [sizes[(rank - 1 - s) % n] for s in range(n - 1)]
     return partials + [sizes[(rank - s) % n] for s in range(n - 1)]

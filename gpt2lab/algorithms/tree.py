@@ -1,4 +1,4 @@
-"""Binomial tree: in round k ranks 2^k apart meet; sums flow down to rank 0 in log2 n rounds and back in as many.
+"""Binomial tree: in round k ranks 2^k apart communicate; log2 n rounds sum to rank 0, log2 n rounds broadcast.
 
 Thakur, Rabenseifner & Gropp 2005, "Optimization of collective communication operations in MPICH", section 4.
 Bytes per rank: at most S up, and S for each child down. Time 2 ceil(log2 n)(alpha + S beta).
@@ -23,7 +23,7 @@ def children(rank: int, n: int) -> list[int]:
 
 
 def reduce(x, axis: Axis):
-    """The sum over the axis on place 0; elsewhere the sum of the own subtree."""
+    """The sum over the axis on position 0; on other ranks the sum of their own subtree."""
     total = x.clone()
     for child in children(axis.rank, axis.size):
         total += comm.recv(x, axis, child)
@@ -33,7 +33,7 @@ def reduce(x, axis: Axis):
 
 
 def broadcast(x, axis: Axis):
-    """The tensor of place 0 on every rank; the largest subtree is served first."""
+    """The tensor of position 0 on every rank; it is sent to the largest subtree first."""
     if axis.rank:
         x = comm.recv(x, axis, parent(axis.rank))
     for child in reversed(children(axis.rank, axis.size)):

@@ -66,7 +66,7 @@ def measure(rank: int, world_size: int, what: str, size: int) -> tuple[float, fl
     return start, time.perf_counter()
 
 
-def summary(what: str, n: int, size: int, trials: list) -> dict:
+def summary_row(what: str, n: int, size: int, trials: list) -> dict:
     """One row: median seconds, quartiles, bus bandwidth; a trial lists (start, end) of every rank."""
     lasted = [max(end for _, end in trial) - max(start for start, _ in trial) for trial in trials]
     middle = statistics.median(lasted)
@@ -88,13 +88,13 @@ def sweep(ranks: list[int], sizes: list[int], what: list[str], trials: int) -> l
                         bar.set_postfix_str(f"{name}, {n} ranks, {size} bytes")
                         found[size, name].append(pool.run(measure, name, size))
                         bar.update()
-            rows += [summary(name, n, size, found[size, name]) for size, name in cases]
+            rows += [summary_row(name, n, size, found[size, name]) for size, name in cases]
     return rows
 
 
 def cost(what: str, n: int, size: float) -> tuple[float, float]:
     """(messages, bytes) that follow one another: by the algorithm's formula; the library counts as a ring."""
-    return links.all_reduce_cost("ring" if what == "all_reduce" else what, n, size)
+    return links.longest_path("ring" if what == "all_reduce" else what, n, size)
 
 
 def model(rows: list[dict], what: str, n: int) -> dict | None:
@@ -114,7 +114,7 @@ def model(rows: list[dict], what: str, n: int) -> dict | None:
     }
 
 
-def table(rows: list[dict]) -> str:
+def rows_as_text(rows: list[dict]) -> str:
     """All rows as text; the ratio is to the library's all-reduce at the same size (below 1: faster)."""
     base = {(r["ranks"], r["bytes"]): r["seconds"] for r in rows if r["what"] == "all_reduce"}
     lines = [
@@ -155,19 +155,19 @@ def at_scale(link: links.Link, n: int = 1024) -> list[str]:
 def run(args) -> int:
     """Print the table and the fits; save the figure and the JSON file."""
     from ..plots.collectives import sweep_figure
-    from ..plots.style import save
+    from ..plots.style import save_figure
 
     unknown = set(args.ours) - set(ALL_REDUCE)
     if unknown:
         raise ValueError(f"no algorithm is called {', '.join(unknown)}. Choose from {', '.join(ALL_REDUCE)}.")
     rows = sweep(args.ranks, sorted(args.sizes), [*LIBRARY, *args.ours], args.trials)
     models = [m for what in ["all_reduce", *args.ours] for n in args.ranks if (m := model(rows, what, n))]
-    print(table(rows))
+    print(rows_as_text(rows))
     print(report(models))
     folder = Path(args.out)
     folder.mkdir(parents=True, exist_ok=True)
     fits = [m | {"fit": vars(m["fit"]) | {"link": vars(m["fit"].link)}} for m in models]
     (folder / "collectives.json").write_text(json.dumps({"rows": rows, "models": fits}, indent=2))
-    path = save(sweep_figure(rows, models), folder / "collectives.png")
+    path = save_figure(sweep_figure(rows, models), folder / "collectives.png")
     print(f"saved {path} and {folder / 'collectives.json'}")
     return 0

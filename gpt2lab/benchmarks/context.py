@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
         print(f"  {rivals.carriers(args.over)}")
         with Ranks(world, timeout=300, echo=False) as ranks:
             for shape in shapes:
-                show(shape[2], ranks.run(measure, splits, shape, args.window, args.repeat, over))
+                summary_lines(shape[2], ranks.run(measure, splits, shape, args.window, args.repeat, over))
     return 0
 
 
@@ -70,7 +70,7 @@ def check(splits, world: int, shape, window: int | None) -> None:
             )
 
 
-def show(length: int, found: list[dict]) -> None:
+def summary_lines(length: int, found: list[dict]) -> None:
     """The lines of one length, from what every rank found."""
     serial = found[0][SERIAL]["seconds"]
     print(f"  T={length}: serial attention {1e3 * serial:.1f} ms")

@@ -62,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
     folder = Path(args.out)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / f"{args.config}.json").write_text(json.dumps(times, indent=1))
-    style.save(ladder.ladder(middle), folder / f"{args.config}.png")
+    style.save_figure(ladder.ladder(middle), folder / f"{args.config}.png")
     print(f"Saved {folder / args.config}.png and .json")
     return 0
 

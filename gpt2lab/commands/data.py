@@ -37,7 +37,7 @@ def run(args: argparse.Namespace) -> int:
     if out.exists() and out.samefile(text):
         raise ValueError(f"The shard would overwrite its own text {text}. Use --out with another name.")
     start = time.perf_counter()
-    shard = shards.write(out, shards.tokenise(_with_progress(text)))
+    shard = shards.write_shard(out, shards.tokenise(_with_progress(text)))
     size, seconds = text.stat().st_size, time.perf_counter() - start
     border = int(len(shard) * shards.TRAIN_SHARE)
     print(f"{text}: {size:,} bytes became {len(shard):,} tokens in {out} ({seconds:.1f} s)")

@@ -5,7 +5,7 @@ python -m gpt2lab plans --list             the plans themselves
 python -m gpt2lab plans --verify           compare each with the serial run, on up to 8 ranks; --ranks 16 for all
 """
 
-from ..compositions import TESTED, table
+from ..compositions import TESTED, plans_by_pair
 from ..plan import Plan
 
 ORDER = ("pipeline", "data", "context", "tensor", "sequence", "ZeRO-1", "ZeRO-2", "ZeRO-3", "recompute")
@@ -29,7 +29,7 @@ def run(args) -> int:
         for c in TESTED:
             print(c.plan + _extra(c))
         return 0
-    found = table()
+    found = plans_by_pair()
     print("Tested plans that use both (each equals the serial run to 1e-10 in float64):\n")
     print(" " * 11 + "".join(f"{name:>11}" for name in ORDER))
     for a in ORDER:

@@ -26,7 +26,7 @@ def finish(options: Options, folder: Path, interrupted) -> None:
         print(f"Interrupted before the first step: {folder} holds the fresh model.")
         return
     log = read_log(folder)
-    style.save(training.loss_curve(log), folder / "loss.png")
+    style.save_figure(training.loss_curve(log), folder / "loss.png")
     newest = checkpoint.all_in(folder)[-1]
     if interrupted:
         print(

@@ -13,14 +13,14 @@ IGNORED = -100  # a target with this value does not count (the ignore_index of t
 
 @dataclass(frozen=True)
 class Batch:
-    """Some rows and columns of one global batch; b is the rows here, t the columns here.
+    """b rows and t columns of one global batch.
 
-    `total` stays the number of target tokens of the *global* batch: the summed loss is divided by it once.
+    `total` is always the number of target tokens of the *global* batch: the summed loss is divided by it once.
     """
 
     tokens: torch.Tensor  # (b, t) int64
     targets: torch.Tensor  # (b, t) int64: the token after each token; IGNORED ones do not count
-    positions: torch.Tensor  # (t,) int64: where the columns stand in the sequence
+    positions: torch.Tensor  # (t,) int64: the columns' positions in the sequence
     samples: torch.Tensor  # (b,) int64: global sample indices
     total: int
 
@@ -29,7 +29,7 @@ class Batch:
         return self._pick(torch.arange(len(self.samples)).tensor_split(axis_size)[axis_rank])
 
     def columns(self, index: torch.Tensor) -> "Batch":
-        """The columns at `index` (t,), as context splitting deals them; targets were shifted before."""
+        """The columns at `index` (t,), as a context-parallel layout gives them; targets are already shifted."""
         return replace(
             self,
             tokens=self.tokens[:, index],
@@ -38,12 +38,12 @@ class Batch:
         )
 
     def to(self, device) -> "Batch":
-        """The same on another device."""
+        """The same batch on another device."""
         names = ("tokens", "targets", "positions", "samples")
         return replace(self, **{name: getattr(self, name).to(device) for name in names})
 
     def micro(self, count: int) -> list["Batch"]:
-        """The rows in `count` micro-batches, as even as can be; `total` is unchanged, so their losses add."""
+        """The rows as `count` micro-batches, as even as possible; `total` is unchanged, so their losses add."""
         return [self.rows(i, count) for i in range(count)]
 
     def check(self, words: int, positions: int) -> None:
@@ -75,7 +75,7 @@ class Batch:
 
 
 class Batches:
-    """An endless supply of batches of `rows` windows of `length` tokens, drawn at random places of a split.
+    """Batches without end of `rows` windows of `length` tokens, drawn at random positions of a split.
 
     `at(step)` depends on (seed, step, global sample index) alone. `source` is a Shard, an array of tokens, or
     anything of integers with a length and slices. Raises ValueError when the split is shorter than a window.

@@ -1,4 +1,4 @@
-"""Files that a network can bring (none is needed): resumable, checked by size and sha256, atomic."""
+"""Optional downloads: resumable, checked by size and sha256, atomic."""
 
 import fcntl
 import hashlib
@@ -20,7 +20,7 @@ _GPT2 = _HUB + "openai-community/gpt2/resolve/607a30d783dfa663caf39e06633721c8d4
 
 @dataclass(frozen=True)
 class Download:
-    """A published file: where it is, how long it is in bytes, and the sha256 of what is in it."""
+    """A published file: its address, its size in bytes, and its sha256."""
 
     url: str
     size: int
@@ -61,9 +61,9 @@ class NoDownload(OSError):
 
 
 def download(name: str, folder: Path | None = None) -> Path:
-    """The path of a published file, fetched when it is not there; one laid there by hand is checked too.
+    """The path of a published file, downloaded if it is missing; a file put there by hand is checked too.
 
-    Raises ValueError for an unknown name, NoDownload when the server is out of reach or sends something else.
+    Raises ValueError for an unknown name, NoDownload when the server cannot be reached or sends something else.
     """
     if name not in DOWNLOADS:
         raise ValueError(f"There is no download {name!r}. Use one of: {', '.join(DOWNLOADS)}.")
@@ -71,7 +71,7 @@ def download(name: str, folder: Path | None = None) -> Path:
 
 
 def fetch(item: Download, folder: Path) -> Path:
-    """Bring one file into `folder`; half a file is kept beside it and completed by the next call."""
+    """Download one file into `folder`; an incomplete file is kept and completed by the next call."""
     path = folder / item.file
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(path.name + ".part")
@@ -90,7 +90,7 @@ def fetch(item: Download, folder: Path) -> Path:
 
 
 def _receive(item: Download, file, path: Path) -> None:
-    """Append what is missing to the open file; a server that cannot resume makes us begin anew."""
+    """Append what is missing to the open file; start again if the server cannot resume."""
     request = urllib.request.Request(item.url, headers={"Range": f"bytes={file.tell()}-"})
     try:
         with urllib.request.urlopen(request, timeout=30) as reply:
@@ -106,17 +106,16 @@ def _receive(item: Download, file, path: Path) -> None:
     except (OSError, http.client.HTTPException) as error:  # a URLError is an OSError
         reason = getattr(error, "reason", None) or error
         raise NoDownload(
-            f"{item.url} cannot be read: {reason}. No lesson needs it. To use it all the same, call again "
-            f"with a network (it goes on at byte {file.tell()} of {item.size}), or bring the file to "
-            f"{path} yourself."
+            f"{item.url} cannot be read: {reason}. No lesson needs it. To use it, call again with a "
+            f"network (it continues at byte {file.tell()} of {item.size}), or copy the file to {path} yourself."
         ) from None
 
 
 def _check(path: Path, item: Download) -> None:
-    """Compare length and digest with what was published; a whole file with a wrong digest is removed."""
+    """Compare size and sha256 with the published ones; a complete file with another sha256 is removed."""
     size = path.stat().st_size
     if size < item.size and path.suffix == ".part":
-        raise NoDownload(f"{item.url} broke off after {size} of {item.size} bytes. Call again to go on.")
+        raise NoDownload(f"{item.url} broke off after {size} of {item.size} bytes. Call again to continue.")
     with open(path, "rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     if (size, digest) != (item.size, item.sha256):

@@ -1,7 +1,7 @@
-"""Two ways in which a rank comes by its share of the global batch: it reads it, or rank 0 reads all and deals it out.
+"""How a rank gets its share of the global batch: it reads the share itself, or rank 0 reads everything and scatters.
 
-llm.c lets each rank read; the BSC port lets one read and scatter, which changes the shape of a share more easily.
-Both give the same bits, for each of the SHAPES: whole rows, contiguous stretches of tokens, every n-th token.
+In llm.c each rank reads; in the BSC port one rank reads and scatters, which makes other shapes of a share easier. Both
+give the same bits, for each of the SHAPES: whole rows, contiguous tokens, every n-th token.
 """
 
 from collections.abc import Sequence
@@ -17,9 +17,9 @@ SHAPES = ("rows", "contiguous", "interleaved")
 
 
 class InOrder:
-    """Batches in the order of the text, as llm.c walks through it: `rows` windows of `length` tokens lie end to end.
+    """Batches in the order of the text, as in llm.c: `rows` consecutive windows of `length` tokens each.
 
-    `steps` are those of an epoch: then the text begins anew, and tokens that fill no batch are left out. Raises
+    An epoch has `steps` batches; then the text starts again, and tokens that do not fill a batch are left out. Raises
     ValueError when the text is shorter than one batch and the target of its last token.
     """
 
@@ -28,8 +28,8 @@ class InOrder:
         self.steps = steps_per_epoch(len(source), rows * length)
         if not self.steps:
             raise ValueError(
-                f"A batch of {rows} rows of {length} tokens needs {rows * length + 1:,} tokens, with the target "
-                f"of the last, but the text has {len(source):,}. "
+                f"A batch of {rows} rows of {length} tokens needs {rows * length + 1:,} tokens, including the "
+                f"target of the last, but the text has {len(source):,}. "
                 f"Use a longer text, or at most {(len(source) - 1) // length} rows."
             )
 
@@ -52,29 +52,29 @@ def steps_per_epoch(tokens: int, batch: int) -> int:
     return max(tokens - 1, 0) // batch
 
 
-def share(batches: Batches | InOrder, axis: Axis, place: int, shape: str = "rows") -> tuple[range, range]:
-    """The rows and columns of the rank at `place`; as even as can be, the first ranks hold one more.
+def share(batches: Batches | InOrder, axis: Axis, rank: int, shape: str = "rows") -> tuple[range, range]:
+    """The rows and columns of one rank of the axis: as even as possible, the first ranks have one more.
 
     Raises ValueError for a shape that is not in SHAPES.
     """
     rows, columns = range(batches.rows), range(batches.length)
     if shape == "rows":
-        return _stretch(rows, axis.size, place), columns
+        return _part(rows, axis.size, rank), columns
     if shape == "contiguous":
-        return rows, _stretch(columns, axis.size, place)
+        return rows, _part(columns, axis.size, rank)
     if shape == "interleaved":
-        return rows, columns[place :: axis.size]
+        return rows, columns[rank :: axis.size]
     raise ValueError(f"There is no shape {shape!r} of a share. Use one of: {', '.join(SHAPES)}.")
 
 
 def each_reads(batches: Batches | InOrder, step: int, axis: Axis, shape: str = "rows") -> Batch:
-    """Every rank reads the rows of its share, no others, and keeps its columns. Bytes between ranks: none."""
+    """Every rank reads only the rows of its share and keeps its columns. Bytes between ranks: none."""
     rows, columns = share(batches, axis, axis.rank, shape)
     return batches.at(step, rows).columns(_whole(columns))
 
 
 def one_reads(batches: Batches | InOrder, step: int, axis: Axis, shape: str = "rows") -> Batch:
-    """Rank 0 of the axis reads the whole batch and sends everybody else their share; only rank 0 touches the source.
+    """Rank 0 of the axis reads the whole batch and sends every other rank its share; only rank 0 reads the source.
 
     Bytes that rank 0 sends: 16 for each token of the others (a token and a target of 8 bytes).
     """
@@ -95,7 +95,7 @@ def one_reads(batches: Batches | InOrder, step: int, axis: Axis, shape: str = "r
 
 
 def joined(parts: Sequence[Batch]) -> tuple[Batch, np.ndarray]:
-    """The global batch (B, T) that the ranks' shares make up, and which of them each token came from (B, T).
+    """The global batch (B, T) of which these are the ranks' shares, and the rank of each token (B, T).
 
     Raises ValueError unless every token is in exactly one share.
     """
@@ -112,15 +112,15 @@ def joined(parts: Sequence[Batch]) -> tuple[Batch, np.ndarray]:
         copies[place] += 1
     if not (copies == 1).all():
         raise ValueError(
-            f"Of {copies.numel()} tokens of the batch, {(copies == 0).sum()} are in no share and "
-            f"{(copies > 1).sum()} in several."
+            f"Of the batch's {copies.numel()} tokens, {(copies == 0).sum()} are in no share and "
+            f"{(copies > 1).sum()} are in more than one."
         )
     return Batch(tokens, targets, positions, samples, parts[0].total), owner.numpy()
 
 
-def _stretch(places: range, parts: int, part: int) -> range:
-    sizes = comm.split_sizes(len(places), parts)
-    return places[sum(sizes[:part]) : sum(sizes[: part + 1])]
+def _part(whole: range, parts: int, part: int) -> range:
+    sizes = comm.split_sizes(len(whole), parts)
+    return whole[sum(sizes[:part]) : sum(sizes[: part + 1])]
 
 
 def _cut(pair: torch.Tensor, rows: range, columns: range) -> torch.Tensor:

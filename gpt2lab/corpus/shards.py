@@ -12,8 +12,8 @@ from .storage import cache_dir, packaged, replacing
 from .tokenizer import END_OF_TEXT, encoding
 
 MAGIC, VERSION, HEADER_BYTES = 20240520, 1, 1024
-TRAIN_SHARE = 0.9  # of the tokens; the others are for validation
-CHARACTERS = 1 << 20  # of text in memory at a time
+TRAIN_SHARE = 0.9  # share of the tokens for training; the others are for validation
+CHARACTERS = 1 << 20  # characters of text in memory at a time
 LONGEST_WORD = 4 * CHARACTERS
 MOST_TOKENS = 2**31 - 1  # the header counts in int32
 
@@ -47,37 +47,37 @@ def _count(path: Path) -> int:
     size = path.stat().st_size
     if size < HEADER_BYTES:
         raise ValueError(
-            f"{path} is no token shard: it has {size} bytes, a header alone has {HEADER_BYTES}. {_MAKE}"
+            f"{path} is not a token shard: it has {size} bytes, but a header alone has {HEADER_BYTES}. {_MAKE}"
         )
     magic, version, count = (int(word) for word in np.fromfile(path, "<i4", 3))
     if magic != MAGIC:
-        raise ValueError(f"{path} is no token shard: it begins with {magic} instead of {MAGIC}. {_MAKE}")
+        raise ValueError(f"{path} is not a token shard: it begins with {magic} instead of {MAGIC}. {_MAKE}")
     if version != VERSION:
         raise ValueError(f"{path} is a shard of version {version}, not of version {VERSION}. {_MAKE}")
     held, rest = divmod(size - HEADER_BYTES, 2)
     if held != count or rest:
         raise ValueError(
-            f"{path} is damaged: its header promises {count} tokens ({HEADER_BYTES + 2 * count} bytes), "
-            f"the file holds {held} ({size} bytes). {_MAKE}"
+            f"{path} is damaged: its header says {count} tokens ({HEADER_BYTES + 2 * count} bytes), but the "
+            f"file holds {held} ({size} bytes). {_MAKE}"
         )
     return count
 
 
-_MAKE = "Make it anew from its text: python -m gpt2lab data --text FILE."
+_MAKE = "Make it again from its text: python -m gpt2lab data --text FILE."
 
 
-def write(path: str | Path, pieces: Iterable[np.ndarray]) -> Shard:
-    """Write pieces of tokens, one at a time, as a shard; the file appears only when complete."""
+def write_shard(path: str | Path, parts: Iterable[np.ndarray]) -> Shard:
+    """Write parts of a token array, one at a time, as a shard; the file appears only when complete."""
     path, count = Path(path), 0
     with replacing(path) as file:
         file.write(bytes(HEADER_BYTES))
-        for piece in pieces:
-            count += len(piece)
+        for part in parts:
+            count += len(part)
             if count > MOST_TOKENS:
                 raise ValueError(
-                    f"A shard holds at most {MOST_TOKENS} tokens, this text has {count} or more."
+                    f"A shard holds at most {MOST_TOKENS} tokens, but this text has {count} or more."
                 )
-            file.write(_as_uint16(piece))
+            file.write(_as_uint16(part))
         header = np.zeros(HEADER_BYTES // 4, "<i4")
         header[:3] = MAGIC, VERSION, count
         file.seek(0)
@@ -85,22 +85,22 @@ def write(path: str | Path, pieces: Iterable[np.ndarray]) -> Shard:
     return Shard(path)
 
 
-def _as_uint16(piece) -> np.ndarray:
-    piece = np.asarray(piece)
-    if len(piece) and (piece.min() < 0 or piece.max() > 0xFFFF):
-        raise ValueError(f"Token {piece.max()} does not fit into 16 bits (0 to {0xFFFF}).")
-    return piece.astype("<u2")
+def _as_uint16(part) -> np.ndarray:
+    part = np.asarray(part)
+    if len(part) and (part.min() < 0 or part.max() > 0xFFFF):
+        raise ValueError(f"Token {part.max()} does not fit into 16 bits (0 to {0xFFFF}).")
+    return part.astype("<u2")
 
 
 def tokenise(texts: Iterable[str]) -> Iterator[np.ndarray]:
-    """The tokens of a text that arrives in parts of any length, the same as if it were encoded in one go.
+    """The tokens of a text that comes in parts of any length, the same as if it were encoded at once.
 
     `<|endoftext|>` in the text becomes its token. Only one part is in memory at a time.
     """
     encode, rest = encoding().encode_to_numpy, ""
     for text in texts:
         head, rest = _split_before_space(rest + text)
-        if len(rest) > LONGEST_WORD:  # no text: stay within the memory rather than wait for a space
+        if len(rest) > LONGEST_WORD:  # not normal text: use bounded memory instead of waiting for a space
             head, rest = head + rest, ""
         if head:
             yield encode(head, allowed_special={END_OF_TEXT})
@@ -109,10 +109,10 @@ def tokenise(texts: Iterable[str]) -> Iterator[np.ndarray]:
 
 
 def _split_before_space(text: str) -> tuple[str, str]:
-    """Cut at the last place where a space or newline follows something visible.
+    """Cut at the last position where a space or newline follows a visible character.
 
-    No token spans such a place: GPT-2 first splits a text into words that may begin with a space, but not end
-    in one.
+    No token contains such a position: GPT-2 first splits a text into words, which may begin with a space, but not end
+    with one.
     """
     end = len(text)
     while (end := max(text.rfind(" ", 0, end), text.rfind("\n", 0, end))) > 0:
@@ -123,7 +123,7 @@ def _split_before_space(text: str) -> tuple[str, str]:
 
 
 def read_text(path: str | Path, characters: int = CHARACTERS) -> Iterator[str]:
-    """A text file in parts of `characters`, line ends as they are. Raises ValueError when it is not UTF-8."""
+    """A text file in parts of `characters`, with its line ends unchanged. Raises ValueError when it is not UTF-8."""
     with open(path, encoding="utf-8", newline="") as file:
         try:
             while part := file.read(characters):
@@ -146,4 +146,4 @@ def shakespeare() -> Shard:
     try:
         return Shard(path)
     except (OSError, ValueError):
-        return write(path, tokenise([plays()]))
+        return write_shard(path, tokenise([plays()]))

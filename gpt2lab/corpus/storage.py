@@ -1,4 +1,4 @@
-"""Where the package keeps files of its own, and how it writes them: atomically, as several may at once."""
+"""Where the package keeps its own files, and how it writes them: atomically, because several processes may write."""
 
 import contextlib
 import lzma
@@ -10,7 +10,7 @@ from pathlib import Path
 
 
 def cache_dir(name: str) -> Path:
-    """A folder of this user alone, made when missing: ~/.cache/gpt2lab/name, or a private temporary one."""
+    """A private folder of this user, made if missing: ~/.cache/gpt2lab/name, or a temporary one."""
     home = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
     spare = os.path.join(tempfile.gettempdir(), f"gpt2lab-{os.getuid()}")
     for root in (os.path.join(home, "gpt2lab"), spare):
@@ -19,11 +19,11 @@ def cache_dir(name: str) -> Path:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             if _private(Path(root)) and os.access(folder, os.W_OK):
                 return folder
-    raise OSError(f"Neither {home} nor {spare} can be written. Set XDG_CACHE_HOME to a folder of yours.")
+    raise OSError(f"Neither {home} nor {spare} can be written. Set XDG_CACHE_HOME to one of your folders.")
 
 
 def _private(folder: Path) -> bool:
-    """Whether the folder is ours and only we may write there (a stranger could have laid a temporary one)."""
+    """Whether the folder belongs to this user and only this user may write there (another could have made it)."""
     found = folder.lstat()
     ours = stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid()
     return ours and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
@@ -31,7 +31,7 @@ def _private(folder: Path) -> bool:
 
 @contextlib.contextmanager
 def replacing(path: Path):
-    """Open a new file that takes the place of `path` when the block ends well; until then `path` stays."""
+    """Open a new file that replaces `path` when the block ends without an error; until then `path` is unchanged."""
     handle, draft = tempfile.mkstemp(prefix=f".{Path(path).name}.", dir=Path(path).parent)
     try:
         with os.fdopen(handle, "w+b") as file:

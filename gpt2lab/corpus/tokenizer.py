@@ -1,7 +1,7 @@
-"""GPT-2's tokenizer without a network: `tiktoken.get_encoding("gpt2")` finds the two files we put for it.
+"""GPT-2's tokenizer without a network: `tiktoken.get_encoding("gpt2")` finds two files that this module writes.
 
-tiktoken looks in the folder TIKTOKEN_CACHE_DIR for files named after the sha1 of their address, checks
-their sha256 itself, and downloads what is missing. We bring the merges, and rebuild encoder.json from them.
+tiktoken looks in the folder TIKTOKEN_CACHE_DIR for files named after the sha1 of their address, checks their sha256
+itself, and downloads what is missing. The package contains the merges, from which encoder.json is rebuilt.
 """
 
 import hashlib
@@ -32,8 +32,8 @@ def encoding() -> tiktoken.Encoding:
 def install() -> Path:
     """Put tiktoken's two files for "gpt2" into its cache folder and name that folder in TIKTOKEN_CACHE_DIR.
 
-    A folder that the user set is used when it can be written. An *empty* setting would make tiktoken download
-    each time, so our own folder takes its place.
+    A folder that the user set is used if it can be written. An *empty* setting would make tiktoken download each time,
+    so it is replaced by the package's own folder.
     """
     chosen = os.environ.get("TIKTOKEN_CACHE_DIR")
     folder = Path(chosen) if chosen else cache_dir("tiktoken")
@@ -47,7 +47,7 @@ def install() -> Path:
 
 
 def _fill(folder: Path) -> None:
-    """Write the files that are missing or damaged; they appear complete, so others may read meanwhile."""
+    """Write the files that are missing or damaged, atomically, because other processes may read them meanwhile."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, digest in SHA256.items():
         path = folder / hashlib.sha1((ADDRESS + name).encode()).hexdigest()
@@ -59,13 +59,13 @@ def _fill(folder: Path) -> None:
 
 
 def encoder_json(merges: bytes) -> bytes:
-    """GPT-2's encoder.json, byte for byte: the 256 byte symbols, every merge joined, then `<|endoftext|>`."""
+    """GPT-2's encoder.json, byte for byte: the 256 byte symbols, each merge as one symbol, then `<|endoftext|>`."""
     pairs = merges.decode().split("\n")[1:-1]  # the first line is a version, the last is empty
     symbols = [*byte_symbols(), *(pair.replace(" ", "") for pair in pairs), END_OF_TEXT]
     return json.dumps({symbol: token for token, symbol in enumerate(symbols)}).encode()
 
 
 def byte_symbols() -> list[str]:
-    """The printable stand-ins of the 256 bytes in GPT-2's order: printable ones first, others from U+0100."""
+    """Printable symbols for the 256 bytes, in GPT-2's order: printable bytes first, the others from U+0100 on."""
     printable = [chr(byte) for byte in range(256) if chr(byte).isprintable() and chr(byte) != " "]
     return printable + [chr(256 + i) for i in range(256 - len(printable))]

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import nbformat
 
-from .source import Lesson, read
+from .source import Lesson, read_lesson
 
 PRIVATE = re.compile(r"0x[0-9a-f]{6,}|/(?:home|root|tmp|work|Users|usr)/\w+")
 
@@ -46,7 +46,7 @@ def _frozen(notebook) -> tuple:
     return notebook.metadata.get("gpt2lab", {}).get("sha256"), cells
 
 
-def build(lesson: Lesson, fresh: bool = False) -> float:
+def build_lesson(lesson: Lesson, fresh: bool = False) -> float:
     """Execute and write both notebooks of a lesson; returns the seconds it took.
 
     Raises RuntimeError when a cell fails, writes to stderr, or shows an address or a private path.
@@ -134,7 +134,7 @@ def lessons(folder, names=()) -> list[Lesson]:
 
     Raises ValueError when a name fits none.
     """
-    found = [read(path) for path in sorted(Path(folder, "src").glob("[0-9][0-9]_*.py"))]
+    found = [read_lesson(path) for path in sorted(Path(folder, "src").glob("[0-9][0-9]_*.py"))]
     for name in names:
         if not any(lesson.name.startswith(name) for lesson in found):
             raise ValueError(
@@ -143,7 +143,7 @@ def lessons(folder, names=()) -> list[Lesson]:
     return [x for x in found if not names or any(x.name.startswith(name) for name in names)]
 
 
-def announce(lesson: Lesson) -> None:
+def link_in_readme(lesson: Lesson) -> None:
     """Turn the lesson's row of the README from planned into a link."""
     readme = lesson.path.parents[2] / "README.md"
     if readme.exists():
@@ -176,8 +176,8 @@ def main(arguments=None) -> int:
         return int(bool(stale))
     for lesson in chosen:
         if options.names or outdated(lesson):
-            print(f"{lesson.name}: {build(lesson, options.fresh):.1f} s", flush=True)
-            announce(lesson)
+            print(f"{lesson.name}: {build_lesson(lesson, options.fresh):.1f} s", flush=True)
+            link_in_readme(lesson)
     return 0
 
 

@@ -72,7 +72,7 @@ def _tags(cell: Cell) -> list[str]:
     return [*cell.tags, *(["nbval-ignore-output"] if "measured" in cell.tags else [])]
 
 
-def read(path) -> Lesson:
+def read_lesson(path) -> Lesson:
     """Read a lesson from its percent source.
 
     Raises ValueError when a tag is unknown, a marker has no partner, or a solution stands outside an

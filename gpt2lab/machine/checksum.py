@@ -1,4 +1,4 @@
-"""A tensor in one short line that is the same on two ranks exactly when the tensors are."""
+"""A tensor as one short line, equal on two ranks exactly when the tensors are equal."""
 
 import hashlib
 

@@ -1,6 +1,6 @@
-"""Switches that make one process faster on a CPU. Each is off where its check fails, and says what it found.
+"""Switches that make one process faster on a CPU. Each is off where its check fails, and reports what it found.
 
-None changes a result beyond float32 rounding; float64 is untouched.
+No switch changes a result beyond float32 rounding, or any result in float64.
 """
 
 import platform
@@ -25,13 +25,13 @@ class Switch:
 
 
 def huge_pages() -> Switch:
-    """Whether a step's memory is kept for the next one, in huge pages: hundreds of thousands of page faults less.
+    """Whether the memory of a step is kept for the next, in huge pages, which saves many thousand page faults a step.
 
-    glibc reads this when a process starts, so the command line sets it and starts itself again (`fast_start`), and
-    ranks start with it. Seen by writing 64 MB that were used before.
+    glibc reads this setting when a process starts: so the command line sets it and starts itself again (`fast_start`),
+    and ranks start with it. The check counts the page faults of writing 64 MB that were used before.
     """
     if platform.libc_ver()[0] != "glibc":
-        return Switch("huge pages", False, "only glibc can be told to keep memory")
+        return Switch("huge pages", False, "only glibc has a setting to keep memory")
     import resource
 
     for _ in range(2):
@@ -43,14 +43,14 @@ def huge_pages() -> Switch:
 
 
 def onednn(agree: Callable[[bool], bool] = bool) -> Switch:
-    """Multiply float32 matrices through oneDNN, if on this processor that is as exact as usual, and faster.
+    """Multiply float32 matrices with oneDNN, if that is as exact as usual on this processor, and faster.
 
-    The setting permits bfloat16; processors without bfloat16 units compute in float32 all the same, about twice as
-    fast as through MKL on some, slower on others. Accepted when the error against float64 stays within four times
-    that of MKL and a matrix product is at least a tenth faster.
+    The setting permits bfloat16; processors without bfloat16 units still compute in float32, about twice as fast as
+    with MKL on some, slower on others. It is on if the error against float64 is at most four times that of MKL and a
+    matrix product is at least 10 % faster.
 
-    Each rank has a stopwatch of its own, and replicas that multiply in two ways drift apart: `agree`, called once on
-    every rank, turns what this one has found into what holds for all.
+    Ranks measure different times, but replicas that multiply differently would drift apart: `agree`, called once on
+    every rank, turns this rank's finding into one for all ranks.
     """
     setting = torch.backends.mkldnn.matmul
     here, found = _exact_and_faster(setting)
@@ -63,10 +63,10 @@ def onednn(agree: Callable[[bool], bool] = bool) -> Switch:
 
 
 def _exact_and_faster(setting) -> tuple[bool, str]:
-    """Whether the check is passed here, and what it has found; leaves the setting as torch starts."""
+    """Whether the check passes on this rank, and what it found; restores torch's initial setting."""
     if not torch.backends.mkldnn.is_available():
         return False, "this torch has no oneDNN"
-    setting.fp32_precision = "none"  # so that a second call finds what the first one found
+    setting.fp32_precision = "none"  # so that a second call measures the same
     usual, rate = _matmul_error(), _matmul_rate()
     try:
         setting.fp32_precision = "bf16"
@@ -93,5 +93,5 @@ def _matmul_rate() -> float:
 
 
 def switch_on(agree: Callable[[bool], bool] = bool) -> list[Switch]:
-    """Turn on what can be turned on in a running process; returns all switches as they are now. `agree`: see onednn."""
+    """Turn on what can be turned on in a running process; returns the state of all switches. `agree`: see onednn."""
     return [huge_pages(), onednn(agree)]

@@ -1,4 +1,4 @@
-"""Memory of one rank, measured: every allocation as it happens, and the bytes behind tensors."""
+"""Measured memory of one rank: every allocation, and the bytes of tensors' storages."""
 
 import os
 from collections.abc import Iterable
@@ -8,12 +8,14 @@ from dataclasses import dataclass
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler would print a line whenever it starts or stops
+os.environ.setdefault(
+    "KINETO_LOG_LEVEL", "99"
+)  # otherwise the profiler prints a line whenever it starts or stops
 
 
 @dataclass(frozen=True)
 class Allocation:
-    """At `time` (seconds from the first) the allocator gave or, if negative, took back `bytes`; `held` is their sum."""
+    """At `time` (seconds from the first) the allocator gave (if negative: freed) `bytes`; `held` is the sum so far."""
 
     time: float
     bytes: int
@@ -22,9 +24,9 @@ class Allocation:
 
 @contextmanager
 def allocations():
-    """Record what torch's CPU allocator does inside the block, as a list that is complete when the block ends.
+    """Record the allocations of torch's CPU allocator inside the block; the list is complete when the block ends.
 
-    `held` starts at 0: memory from before does not count, unless it is freed inside.
+    `held` starts at 0: memory from before does not count, unless it is freed inside the block.
     """
     found = []
     with profiled(profile_memory=True) as profile:
@@ -37,7 +39,7 @@ def allocations():
 
 @contextmanager
 def profiled(**options):
-    """Torch's profiler on this rank's CPU, without what it says on the console."""
+    """torch's profiler on this rank's CPU, without its output on the console."""
     with (
         _quiet(),
         torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], **options) as profile,
@@ -47,7 +49,7 @@ def profiled(**options):
 
 @contextmanager
 def _quiet():
-    """Keep off the console what the allocator says when memory from before the record is freed inside."""
+    """Suppress the allocator's message when memory from before the record is freed inside."""
     console, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 2)
     try:
@@ -70,7 +72,7 @@ def _events(tree) -> list[tuple[int, int]]:
 
 
 class Alive:
-    """Memory that is watched without being kept: how much of it is still there, whoever holds it by whatever name."""
+    """How much of some memory is still allocated, by weak references: watching does not keep it alive."""
 
     def __init__(self):
         self._seen = {}  # bytes by storage
@@ -87,13 +89,13 @@ class Alive:
 
 
 def bytes_of(tensors: Iterable[torch.Tensor]) -> int:
-    """Bytes of the memory behind tensors: shared memory counts once, and a view counts all it keeps alive."""
+    """Bytes of the storages of tensors: a shared storage counts once, a view counts its whole storage."""
     storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}
     return sum(storages.values())
 
 
 def held(model, sync, optimizer) -> dict[str, int]:
-    """Bytes of weights, gradients and optimizer state that this rank holds right now."""
+    """Bytes of weights, gradients and optimizer state that this rank holds now."""
     weights = [*(p.data for p in model.parameters()), *sync.weight_memory()]
     state = [t for s in optimizer.state.values() for t in s.values() if torch.is_tensor(t) and t.dim()]
     return {
@@ -104,7 +106,7 @@ def held(model, sync, optimizer) -> dict[str, int]:
 
 
 def after_backward(trainer, batch) -> dict[str, int]:
-    """What is `held` at the end of the second step's backward (the first step makes the optimizer's state)."""
+    """`held` at the end of the second step's backward (the first step makes the optimizer's state)."""
     trainer.step(batch)
     trainer.optimizer.zero_grad()
     parallel = trainer.parallel

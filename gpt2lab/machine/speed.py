@@ -11,9 +11,9 @@ from ..model import GPT2Config
 
 
 def matmul_rate(size: int = 1024, seconds: float = 0.3, dtype=torch.float32, device="cpu") -> float:
-    """Measured floating-point operations a second of a square matrix product, with the current threads.
+    """Measured floating-point operations per second of a square matrix product, with the current number of threads.
 
-    The fastest trial counts: this is the machine's limit, which others who use its cores only hide.
+    The fastest trial counts: other processes on the same cores can only make it slower.
     """
     done = torch.cuda.synchronize if torch.device(device).type == "cuda" else lambda: None
     a, b = (torch.randn(size, size, dtype=dtype, device=device) for _ in range(2))
@@ -29,13 +29,13 @@ def matmul_rate(size: int = 1024, seconds: float = 0.3, dtype=torch.float32, dev
 
 
 def copy_rate(size: int, seconds: float = 0.1) -> float:
-    """Measured bytes a second of a copy inside memory that touches `size` bytes: half are read, half are written.
+    """Measured bytes per second of a copy in memory that touches `size` bytes: half are read, half are written.
 
-    Short copies are repeated until the clock can see them; the median of the trials counts.
+    Short copies are repeated until they take long enough to be measured; the median of the trials counts.
     """
     source = torch.ones(size // 2, dtype=torch.uint8)
     target = torch.empty_like(source)
-    target.copy_(source)  # the first touch pays for the pages
+    target.copy_(source)  # the first write also allocates the pages
     repeats = max(1, (1 << 20) // size)
     times, begin = [], time.perf_counter()
     while not times or time.perf_counter() - begin < seconds:
@@ -49,14 +49,15 @@ def copy_rate(size: int, seconds: float = 0.1) -> float:
 def flops_per_token(config: GPT2Config, length: int) -> int:
     """Operations of forward and backward for one token: 6 N + 12 L C T (PaLM 2022, appendix B).
 
-    N leaves out the position embedding, which is looked up and not multiplied; attention is counted whole, not causal.
+    N excludes the position embedding, which is looked up and not multiplied; attention counts as if it were
+    not causal.
     """
     weights = config.parameters - config.n_positions * config.n_embd
     return 6 * weights + 12 * config.n_layer * config.n_embd * length
 
 
 def machine() -> dict[str, str]:
-    """What this machine is: processor, cores, memory, torch, and what torch can use."""
+    """This machine: processor, cores, memory, torch, and the devices and features that torch can use."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30 if hasattr(os, "sysconf") else 0
     cuda = (
         f"{torch.cuda.device_count()} x {torch.cuda.get_device_name()}"
@@ -76,6 +77,6 @@ def machine() -> dict[str, str]:
 
 
 def bfloat16_in_hardware() -> bool:
-    """Whether this processor multiplies matrices in bfloat16 itself (AMX, AVX512-BF16, Arm's BF16)."""
+    """Whether this processor multiplies matrices in bfloat16 in hardware (AMX, AVX512-BF16, Arm's BF16)."""
     able = torch.cpu.get_capabilities()
     return any(able.get(name) for name in ("amx_bf16", "amx_tile", "avx512_bf16", "bf16", "sve_bf16"))

@@ -1,4 +1,4 @@
-"""How to time: warm up, start together, wait until it is done, repeat, and report the middle and the spread."""
+"""Timing: warm up, start together, wait until the work is done, repeat, report the median and the quartiles."""
 
 import statistics
 import time
@@ -10,23 +10,23 @@ import torch
 
 @dataclass(frozen=True)
 class Times:
-    """What trials of one thing took, in seconds; `median` with the quartiles `low` and `high`."""
+    """The seconds of all trials of one thing; `median` with the quartiles `low` and `high`."""
 
     trials: tuple[float, ...]
 
     @property
     def median(self) -> float:
-        """The middle trial: one disturbed trial does not move it."""
+        """The median, which one disturbed trial does not change."""
         return statistics.median(self.trials)
 
     @property
     def low(self) -> float:
-        """A quarter of the trials is faster."""
+        """The lower quartile."""
         return self._quartiles()[0]
 
     @property
     def high(self) -> float:
-        """A quarter of the trials is slower."""
+        """The upper quartile."""
         return self._quartiles()[2]
 
     def _quartiles(self):
@@ -40,7 +40,7 @@ class Times:
 
 
 def finish_devices() -> None:
-    """Wait until every GPU has done what was asked of it; nothing to wait for without one."""
+    """Wait until every GPU has finished its work; a no-op without GPUs."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()
 
@@ -52,10 +52,10 @@ def trials(
     ready: Callable[[], object] = lambda: None,
     finish: Callable[[], object] = finish_devices,
 ) -> list[tuple[float, float]]:
-    """(start, end) of `count` calls after `warmup` that nobody looks at.
+    """(start, end) of `count` calls after `warmup` calls that are not recorded.
 
-    `ready()` runs before each clock starts: among ranks a barrier. `finish()` runs before each clock stops: it waits
-    for work that `call` only started.
+    `ready()` runs before each start is taken: among ranks a barrier. `finish()` runs before each end is taken: it
+    waits for work that `call` only started.
     """
     found = []
     for trial in range(warmup + count):
@@ -75,7 +75,7 @@ def alone(found: Sequence[tuple[float, float]]) -> Times:
 
 
 def together(per_rank: Sequence[Sequence[tuple[float, float]]]) -> Times:
-    """The times of a thing that ranks do together: from the last to arrive until the last to be done.
+    """The times of work that ranks do together: from the last rank's start until the last rank's end.
 
     `time.perf_counter` is one clock for all processes of a machine.
     """

@@ -29,7 +29,7 @@ class Fit:
 
     @property
     def undetermined(self) -> tuple[str, ...]:
-        """Which of latency and bandwidth the samples leave open: its cost may as well be nothing."""
+        """Which of latency and bandwidth the samples do not determine: its cost may be zero."""
         open_ends = {"latency": self.latency[0] <= 0, "bandwidth": math.isinf(self.bandwidth[1])}
         return tuple(name for name, is_open in open_ends.items() if is_open)
 
@@ -46,15 +46,15 @@ class Fit:
 
 
 def fit(samples: Sequence[tuple[float, float, float]]) -> Fit:
-    """Fit (messages, bytes, seconds) samples. Raises ValueError with fewer than three, or with no variety."""
+    """Fit (messages, bytes, seconds) samples. Raises ValueError for fewer than three, or for sizes all equal."""
     table = np.asarray(samples, dtype=float)
     if len(table) < 3:
         raise ValueError(
-            f"a line through {len(table)} points says nothing of its error. Measure three sizes or more."
+            f"A line through {len(table)} points does not show its error. Measure three sizes or more."
         )
-    x = table[:, :2] / table[:, 2:]  # divided by the time: each row then asks for 1
+    x = table[:, :2] / table[:, 2:]  # divided by the time: each row must then give 1
     if np.linalg.matrix_rank(x) < 2:
-        raise ValueError("all samples have the same bytes per message. Measure different sizes.")
+        raise ValueError("All samples have the same bytes per message. Measure different sizes.")
     normal = np.linalg.inv(x.T @ x)
     alpha, beta = normal @ x.T @ np.ones(len(x))
     errors = 1 - x @ (alpha, beta)
@@ -77,7 +77,7 @@ def fit(samples: Sequence[tuple[float, float, float]]) -> Fit:
 
 
 def student(freedom: int) -> float:
-    """The 97.5 % point of Student's t: how much wider an interval gets from few samples (Hill 1970's expansion)."""
+    """The 97.5 % point of Student's t, which widens an interval from few samples (Hill 1970's expansion)."""
     z = 1.959963985
     exact = {1: 12.7062, 2: 4.3027, 3: 3.1824, 4: 2.7764}
     if freedom in exact:

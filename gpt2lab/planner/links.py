@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Link:
-    """A way between two ranks: latency in seconds, bandwidth in bytes per second."""
+    """A connection between two ranks: latency in seconds, bandwidth in bytes per second."""
 
     latency: float
     bandwidth: float
@@ -32,7 +32,7 @@ class Network:
 
     @classmethod
     def placed(cls, nodes: Sequence[int], inside: Link, between: Link) -> "Network":
-        """The links of ranks that are dealt to nodes in any way: rank r lives in `nodes[r]`."""
+        """The network of ranks placed on nodes in any way: rank r is on `nodes[r]`."""
         ranks = range(len(nodes))
         return cls(between, pairs={(a, b): inside for a in ranks for b in ranks if nodes[a] == nodes[b]})
 
@@ -50,7 +50,7 @@ class Network:
 
 
 def rounds(n: int) -> int:
-    """ceil(log2 n), the depth of a binary tree over n ranks."""
+    """The depth of a binary tree over n ranks: ceil(log2 n)."""
     return math.ceil(math.log2(n)) if n > 1 else 0
 
 
@@ -66,15 +66,17 @@ def _tree(n, size):
     return 2 * rounds(n), 2 * rounds(n) * size
 
 
-def _double_tree(n, size, pieces=4):
-    # half of the tensor in `pieces` through each tree of depth log2 n: a step takes a piece from each of two children,
-    # and the last piece starts pieces - 1 steps after the first; then all the way down
-    steps, children = 2 * (n.bit_length() - 1 + pieces - 1), min(2, n - 1)
-    return steps, steps * children * size / (2 * pieces)
+def _double_tree(n, size, chunks=4):
+    # half of the tensor as `chunks` through each tree of depth log2 n: in a step a rank receives a chunk from each of
+    # two children, and the last chunk starts chunks - 1 steps after the first; then the same down
+    steps, children = 2 * (n.bit_length() - 1 + chunks - 1), min(2, n - 1)
+    return steps, steps * children * size / (2 * chunks)
 
 
 def _doubling(n, size):
-    fold = 0 if n & (n - 1) == 0 else 2  # where n is no power of two, surplus ranks are folded in and out
+    fold = (
+        0 if n & (n - 1) == 0 else 2
+    )  # if n is not a power of two, surplus ranks send first and receive last
     steps = n.bit_length() - 1 + fold
     return steps, steps * size
 
@@ -95,20 +97,20 @@ ALL_REDUCE = {
 }
 
 
-def all_reduce_cost(algorithm: str, n: int, size: float) -> tuple[int, float]:
-    """(messages, bytes) that follow one another, so that an all-reduce takes messages x latency + bytes / bandwidth.
+def longest_path(algorithm: str, n: int, size: float) -> tuple[int, float]:
+    """(messages, bytes) that follow each other: an all-reduce takes messages x latency + bytes / bandwidth.
 
-    They lie on the longest way through the named algorithm of ALL_REDUCE; what goes on beside them takes no time.
+    They are the longest path through the named algorithm of ALL_REDUCE; messages in parallel to them add no time.
     """
     if algorithm not in ALL_REDUCE:
-        raise ValueError(f"no algorithm is called {algorithm!r}. Choose one of: {', '.join(ALL_REDUCE)}.")
+        raise ValueError(f"No algorithm is called {algorithm!r}. Use one of: {', '.join(ALL_REDUCE)}.")
     return ALL_REDUCE[algorithm](n, size) if n > 1 else (0, 0.0)
 
 
 def all_reduce_time(algorithm: str, n: int, size: float, link: Link) -> float:
     """Seconds that an all-reduce of `size` bytes takes over n ranks by the named algorithm of ALL_REDUCE."""
-    messages, after_another = all_reduce_cost(algorithm, n, size)
-    return link.time(after_another, messages)
+    messages, sequential = longest_path(algorithm, n, size)
+    return link.time(sequential, messages)
 
 
 def hierarchical_time(n: int, node: int, size: float, inside: Link, between: Link) -> float:
@@ -119,7 +121,7 @@ def hierarchical_time(n: int, node: int, size: float, inside: Link, between: Lin
 
 def crossing(n: int, link: Link, first: str = "tree", second: str = "ring") -> float:
     """The size in bytes from which `second` is faster than `first` (inf: never), for linear costs."""
-    (few, steep), (many, flat) = (all_reduce_cost(name, n, 1.0) for name in (first, second))
+    (few, steep), (many, flat) = (longest_path(name, n, 1.0) for name in (first, second))
     size = (many - few) * link.latency * link.bandwidth
     return max(size / (steep - flat), 0.0) if steep > flat else math.inf
 

@@ -1,4 +1,4 @@
-"""What a parallel run is judged by: speed-up, efficiency, serial fraction, work done at the same time, overlap."""
+"""Metrics of a parallel run: speed-up, efficiency, serial fraction, work done at the same time, overlap."""
 
 from collections import defaultdict
 
@@ -9,12 +9,12 @@ def speedup(serial: float, parallel: float) -> float:
 
 
 def efficiency(speedup: float, workers: int) -> float:
-    """The share of the workers that the speed-up accounts for: S / p; 1 is ideal."""
+    """The speed-up per worker: S / p; 1 is ideal."""
     return speedup / workers
 
 
 def amdahl(serial_fraction: float, workers: float) -> float:
-    """Speed-up of a fixed problem of which a fraction cannot be split (Amdahl 1967); at most 1 / serial_fraction."""
+    """Speed-up of a fixed problem with a fraction that cannot be split (Amdahl 1967); at most 1 / serial_fraction."""
     return 1 / (serial_fraction + (1 - serial_fraction) / workers)
 
 
@@ -24,30 +24,30 @@ def gustafson(serial_fraction: float, workers: float) -> float:
 
 
 def karp_flatt(speedup: float, workers: int) -> float:
-    """The serial fraction that would explain a measured speed-up (Karp & Flatt 1990): Amdahl's law turned round.
+    """The serial fraction that would explain a measured speed-up (Karp & Flatt 1990): the inverse of Amdahl's law.
 
-    Raises ValueError for one worker, whose speed-up says nothing.
+    Raises ValueError for one worker, whose speed-up is always 1.
     """
     if workers < 2:
-        raise ValueError(f"{workers} worker says nothing of the serial fraction. Measure 2 or more.")
+        raise ValueError(f"{workers} worker does not show the serial fraction. Measure 2 or more.")
     return (1 / speedup - 1 / workers) / (1 - 1 / workers)
 
 
-def sequential(pieces: int, compute: float, comm: float) -> float:
-    """Seconds when each of `pieces` is computed, then sent, one thing at a time."""
-    return pieces * (compute + comm)
+def sequential(chunks: int, compute: float, comm: float) -> float:
+    """Seconds when each of `chunks` is computed, then sent, one thing at a time."""
+    return chunks * (compute + comm)
 
 
-def overlapped(pieces: int, compute: float, comm: float) -> float:
-    """Seconds when a piece travels while the next is computed: the slower of the two decides, at both ends one waits.
+def overlapped(chunks: int, compute: float, comm: float) -> float:
+    """Seconds when a chunk is sent while the next is computed: the slower of the two decides, except at both ends.
 
-    One piece gains nothing; many approach max instead of sum.
+    One chunk gains nothing; with many the time per chunk approaches the maximum of the two instead of their sum.
     """
-    return compute + (pieces - 1) * max(compute, comm) + comm
+    return compute + (chunks - 1) * max(compute, comm) + comm
 
 
 def busy(spans) -> dict[int, list[tuple[float, float]]]:
-    """For each rank the stretches in which it works: its spans (.rank, .start, .end) joined where they overlap."""
+    """For each rank the intervals in which it works: its spans (.rank, .start, .end), joined where they overlap."""
     found = defaultdict(list)
     for s in sorted(spans, key=lambda s: (s.rank, s.start)):
         stretches = found[s.rank]
@@ -59,7 +59,7 @@ def busy(spans) -> dict[int, list[tuple[float, float]]]:
 
 
 def profile(spans) -> list[tuple[float, int]]:
-    """(time, ranks that work from then on): the parallelism profile, in order of time."""
+    """The parallelism profile: (time, number of ranks that work from then on), in order of time."""
     changes = defaultdict(int)
     for stretches in busy(spans).values():
         for start, end in stretches:
@@ -79,12 +79,12 @@ def average_parallelism(spans) -> float:
     """
     stretches = [stretch for of_one in busy(spans).values() for stretch in of_one]
     if not stretches:
-        raise ValueError("no spans: nobody worked, so there is no average.")
+        raise ValueError("There are no spans, so there is no average.")
     makespan = max(end for _, end in stretches) - min(start for start, _ in stretches)
     return sum(end - start for start, end in stretches) / makespan
 
 
 def intersection(first, second) -> float:
-    """Seconds in which both something of `first` and something of `second` (spans of one rank) was going on."""
+    """Seconds in which a span of `first` and a span of `second` (both of one rank) overlap."""
     one, other = ([s for of_one in busy(spans).values() for s in of_one] for spans in (first, second))
     return sum(max(0.0, min(a[1], b[1]) - max(a[0], b[0])) for a in one for b in other)

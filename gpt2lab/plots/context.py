@@ -13,7 +13,7 @@ from .style import COLORS, THINGS, figure, rank_color
 KERNELS = ("forward", "dQ", "dK,dV by key", "MLP")
 
 
-def owners(tables: list[Layout]) -> Figure:
+def token_owners(tables: list[Layout]) -> Figure:
     """The token axis of every layout, coloured by owner."""
     fig, ax = figure(8, 0.6 + 0.45 * len(tables))
     for row, table in enumerate(tables):

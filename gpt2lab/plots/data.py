@@ -63,7 +63,7 @@ def losses(
     return fig
 
 
-def strips(ways: dict[str, list[list[int]]], rows: int) -> Figure:
+def rows_by_rank(ways: dict[str, list[list[int]]], rows: int) -> Figure:
     """Which of `rows` rows each rank has, a strip for each way of dealing; rows that nobody has are red.
 
     `ways[name][rank]` lists rows.

@@ -5,17 +5,17 @@ from pathlib import Path
 
 from .rooms import rooms
 from .strategies import strategies
-from .style import save
+from .style import save_figure
 
 PICTURES = {"strategies.svg": strategies, "rooms.svg": rooms}
 """File name -> the function that draws it, called without arguments."""
 
 
-def draw(folder) -> list[Path]:
+def draw_all(folder) -> list[Path]:
     """Draw every picture into a folder and return the paths."""
-    return [save(picture(), Path(folder, name)) for name, picture in PICTURES.items()]
+    return [save_figure(picture(), Path(folder, name)) for name, picture in PICTURES.items()]
 
 
 if __name__ == "__main__":
-    for path in draw(sys.argv[1]):
+    for path in draw_all(sys.argv[1]):
         print(path)

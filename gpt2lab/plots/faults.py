@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
 
-from ..planner.failures import Span
+from ..planner.failures import Phase
 from .style import COLORS, THINGS, figure, ink, rank_color
 
 KINDS = {
@@ -16,7 +16,7 @@ KINDS = {
 }
 
 
-def lives(jobs: dict[str, list[Span]], failures: Sequence[float], unit: str = "hours") -> Figure:
+def lives(jobs: dict[str, list[Phase]], failures: Sequence[float], unit: str = "hours") -> Figure:
     """One bar a job: what it does when; the failures, which strike all of them, are dotted lines."""
     fig, ax = figure(8, 0.9 + 0.5 * len(jobs))
     for y, spans in enumerate(jobs.values()):
@@ -36,7 +36,7 @@ def lives(jobs: dict[str, list[Span]], failures: Sequence[float], unit: str = "h
     return fig
 
 
-def held(layouts: dict[str, tuple[tuple[int, int], list[list[tuple]]]]) -> Figure:
+def boxes_held(layouts: dict[str, tuple[tuple[int, int], list[list[tuple]]]]) -> Figure:
     """Matrices in boxes: `layouts[title]` is a shape and, for every rank, (offsets, sizes) of the boxes it holds."""
     fig, axes = figure(8, 4.0, 1, len(layouts), squeeze=False)
     for ax, (title, (shape, ranks)) in zip(axes[0], layouts.items(), strict=True):

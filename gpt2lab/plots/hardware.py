@@ -124,7 +124,7 @@ def speedups(
     return fig
 
 
-def boxes(runs: dict[str, list[float]], unit: str = "ms") -> Figure:
+def box_plot(runs: dict[str, list[float]], unit: str = "ms") -> Figure:
     """Times of iterations by condition: box between the quartiles, line at the median, every iteration a dot."""
     fig, ax = figure(8, 0.9 + 0.5 * len(runs))
     for row, (_, times) in enumerate(runs.items()):
@@ -153,7 +153,7 @@ def iterations(runs: dict[str, list[float]]) -> Figure:
     return fig
 
 
-def parallelism(spans, unit: float = 1e3) -> Figure:
+def parallelism_profile(spans, unit: float = 1e3) -> Figure:
     """What ranks do over time, above the number of ranks that work at once; the dashed line is the average."""
     fig, (top, low) = figure(8, 3.8, 2, 1, sharex=True, height_ratios=(3, 2))
     zero = min(s.start for s in spans)

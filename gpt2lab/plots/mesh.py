@@ -70,7 +70,7 @@ def _patch(ax, corners: list[tuple[float, float]]) -> None:
     ax.fill(x, y, color=NODE, zorder=1)
 
 
-def by_class(plans: dict[str, dict[tuple[str, str], float]]) -> Figure:
+def traffic_by_class(plans: dict[str, dict[tuple[str, str], float]]) -> Figure:
     """Megabytes sent by all ranks for each plan: a bar inside nodes and one between them, stacked by axis.
 
     An axis with less than a thousandth of the bytes is left out.
@@ -154,7 +154,7 @@ def bugs(runs: dict[str, list[float]], errors: dict[str, dict[str, float]]) -> F
     return fig
 
 
-def together(names: Sequence[str], tested: dict[tuple[str, str], list[str]]) -> Figure:
+def strategy_pairs(names: Sequence[str], tested: dict[tuple[str, str], list[str]]) -> Figure:
     """Which strategies go together: the number of tested plans that use both, darker for more.
 
     `tested` is `compositions.table()`.

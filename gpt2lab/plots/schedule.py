@@ -127,7 +127,7 @@ def micro_batches(speed: dict[int, float], ranks: int) -> Figure:
     return fig
 
 
-def compare(rows: list[tuple], title: str = "") -> Figure:
+def side_by_side(rows: list[tuple], title: str = "") -> Figure:
     """Schedules side by side, a row each: (name, bubble as a share of the makespan and of the worst own span,
     peak activations, copies of the weights, KiB sent).
     """

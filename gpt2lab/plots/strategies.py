@@ -11,7 +11,7 @@ RANKS = 4
 
 
 @dataclass(frozen=True)
-class Cut:
+class Sharing:
     """What a strategy shares out: along which edge of the cube, and which share of each thing a rank then holds.
 
     `edge` is "data" (front to back), "width" (left to right), "layers" (bottom to top) or "experts" (the upper half
@@ -27,12 +27,12 @@ class Cut:
 
 
 STRATEGIES = (
-    Cut("data parallel", "data", "batch", data=1 / RANKS),
-    Cut("ZeRO", "data", "batch", data=1 / RANKS, weights=1 / RANKS, state=1 / RANKS),
-    Cut("context parallel", "data", "sequence", data=1 / RANKS),
-    Cut("tensor parallel", "width", "batch", weights=1 / RANKS, state=1 / RANKS),
-    Cut("pipeline parallel", "layers", "batch", weights=1 / RANKS, state=1 / RANKS),
-    Cut("expert parallel", "experts", "batch", data=1 / RANKS, weights=1 / 3, state=1 / 3),
+    Sharing("data parallel", "data", "batch", data=1 / RANKS),
+    Sharing("ZeRO", "data", "batch", data=1 / RANKS, weights=1 / RANKS, state=1 / RANKS),
+    Sharing("context parallel", "data", "sequence", data=1 / RANKS),
+    Sharing("tensor parallel", "width", "batch", weights=1 / RANKS, state=1 / RANKS),
+    Sharing("pipeline parallel", "layers", "batch", weights=1 / RANKS, state=1 / RANKS),
+    Sharing("expert parallel", "experts", "batch", data=1 / RANKS, weights=1 / 3, state=1 / 3),
 )
 """How each strategy cuts training among four ranks. ZeRO stands for its third stage; with four experts, 8 C^2 each,
 and attention's 4 C^2 on every rank, a rank holds 12 of the 36 C^2 weights of a layer."""
@@ -90,7 +90,7 @@ def _edge_names(ax, label: str) -> None:
     ax.text(1.25, 0.10, label, ha="center", va="top", rotation=34, rotation_mode="anchor", fontsize=8)
 
 
-def bars(ax, cut: Cut) -> None:
+def bars(ax, cut: Sharing) -> None:
     """Below a cube: the share of data, weights and optimizer state that each rank holds."""
     for row, (name, share) in enumerate((("data", cut.data), ("weights", cut.weights), ("state", cut.state))):
         y = -0.42 - 0.22 * row

@@ -99,7 +99,7 @@ def svg(fig: Figure) -> str:
     return "\n".join(line.rstrip() for line in buffer.getvalue().splitlines()) + "\n"
 
 
-def save(fig: Figure, path) -> Path:
+def save_figure(fig: Figure, path) -> Path:
     """Write the figure to a .svg or .png file, the folder made if need be, and return the path."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)

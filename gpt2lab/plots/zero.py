@@ -29,7 +29,9 @@ def bars(stages: dict[str, dict[str, float]], unit: str, live: dict[str, float] 
     return fig
 
 
-def over_a_step(curves: dict[str, list[float]], unit: str = "MB", legend: str = "lower right") -> Figure:
+def memory_over_a_step(
+    curves: dict[str, list[float]], unit: str = "MB", legend: str = "lower right"
+) -> Figure:
     """Memory held over one step: `curves[name]` lists bytes in the order of allocation events."""
     fig, ax = figure(8, 3.2)
     for i, (name, held) in enumerate(curves.items()):

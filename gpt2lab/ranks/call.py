@@ -176,6 +176,6 @@ def _fit(mine: str, theirs: str, rank: int, peer: int) -> bool:
     return False
 
 
-def describe(x: torch.Tensor) -> str:
+def shape_and_dtype(x: torch.Tensor) -> str:
     """Shape and dtype, as shown in messages: `(3, 4) float64`."""
     return f"{tuple(x.shape)} {str(x.dtype).removeprefix('torch.')}"

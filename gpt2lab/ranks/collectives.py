@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from . import paced, traffic
 from .buffers import byte_size, byte_sizes, fresh, no_graph, padded, ranked, unranked
-from .call import Call, Done, describe, finished, perform
+from .call import Call, Done, finished, perform, shape_and_dtype
 from .mesh import Axis
 from .traffic import split_sizes
 
@@ -39,7 +39,7 @@ def all_reduce(x: torch.Tensor, axis: Axis, op: str = "sum", async_op: bool = Fa
     back = lambda found: x.detach().copy_(unranked(found, x.dtype)) if own else unranked(found, x.dtype)
     chunks = [c * result.element_size() for c in split_sizes(x.numel(), axis.size)]
     cost = traffic.all_reduce_cost(chunks, axis.rank)
-    call = Call.ring("all_reduce", axis, f"{op} {describe(x)}", cost)
+    call = Call.ring("all_reduce", axis, f"{op} {shape_and_dtype(x)}", cost)
     start = lambda async_op: dist.all_reduce(result, REDUCE[op], group=axis.group, async_op=async_op)
     return perform(call, start, result, async_op, back if compared else None)
 
@@ -50,7 +50,7 @@ def gather_flat(shard: torch.Tensor, axis: Axis, async_op: bool = False, out: to
         return finished(shard.detach() if out is None else out.copy_(shard), async_op)
     out = shard.new_empty(axis.size * shard.numel()) if out is None else out
     cost = traffic.all_gather_cost([byte_size(shard)] * axis.size, axis.rank)
-    call = Call.ring("all_gather", axis, f"flat {describe(shard)}", cost)
+    call = Call.ring("all_gather", axis, f"flat {shape_and_dtype(shard)}", cost)
     mine = shard.detach().contiguous()
     start = lambda async_op: dist.all_gather_single(out, mine, group=axis.group, async_op=async_op)
     return perform(call, start, out, async_op)
@@ -66,7 +66,7 @@ def reduce_scatter_flat(x: torch.Tensor, axis: Axis, async_op: bool = False, wha
         )
     out, whole = x.new_empty(x.numel() // axis.size), x.detach().contiguous()
     cost = traffic.reduce_scatter_cost([byte_size(out)] * axis.size, axis.rank)
-    call = Call.ring("reduce_scatter", axis, f"{what} {describe(x)}", cost)
+    call = Call.ring("reduce_scatter", axis, f"{what} {shape_and_dtype(x)}", cost)
     start = lambda async_op: dist.reduce_scatter_single(out, whole, group=axis.group, async_op=async_op)
     return perform(call, start, out, async_op)
 
@@ -82,7 +82,7 @@ def all_gather(x, axis: Axis, dim: int = 0, sizes: Sizes = None, async_op: bool 
     mine = padded(x.detach().movedim(dim, 0), max(sizes))
     parts = [torch.empty_like(mine) for _ in sizes]
     cost = traffic.all_gather_cost(byte_sizes(x, sizes, dim), axis.rank)
-    call = Call.ring("all_gather", axis, f"dim {dim} sizes {sizes} of {describe(mine)}", cost)
+    call = Call.ring("all_gather", axis, f"dim {dim} sizes {sizes} of {shape_and_dtype(mine)}", cost)
     start = lambda async_op: dist.all_gather(parts, mine, group=axis.group, async_op=async_op)
     join = lambda parts: torch.cat([p[:s] for p, s in zip(parts, sizes, strict=True)]).movedim(0, dim)
     return perform(call, start, parts, async_op, join)
@@ -100,7 +100,7 @@ def reduce_scatter(x, axis: Axis, dim: int = 0, sizes: Sizes = None, async_op: b
     parts = [p.contiguous() for p in x.detach().movedim(dim, 0).split(sizes)]
     result = torch.empty_like(parts[axis.rank])
     cost = traffic.reduce_scatter_cost(byte_sizes(x, sizes, dim), axis.rank)
-    call = Call.ring("reduce_scatter", axis, f"dim {dim} sizes {sizes} of {describe(x)}", cost)
+    call = Call.ring("reduce_scatter", axis, f"dim {dim} sizes {sizes} of {shape_and_dtype(x)}", cost)
     start = lambda async_op: dist.reduce_scatter(result, parts, group=axis.group, async_op=async_op)
     return perform(call, start, result, async_op, lambda result: result.movedim(0, dim))
 
@@ -121,7 +121,7 @@ def broadcast(x: torch.Tensor, axis: Axis, root: int = 0, async_op: bool = False
         return finished(x, async_op)
     result, size = fresh(x), byte_size(x)
     cost = traffic.chain_cost(size, axis.rank == (root - 1) % axis.size)
-    call = Call.ring("broadcast", axis, f"root {root} {describe(x)}", cost, (size, axis.size - 1))
+    call = Call.ring("broadcast", axis, f"root {root} {shape_and_dtype(x)}", cost, (size, axis.size - 1))
     start = lambda async_op: dist.broadcast(result, axis.ranks[root], group=axis.group, async_op=async_op)
     return perform(call, start, result, async_op)
 
@@ -135,7 +135,7 @@ def reduce(x: torch.Tensor, axis: Axis, root: int = 0, async_op: bool = False):
         return finished(x, async_op)
     result, size = fresh(x), byte_size(x)
     cost = traffic.chain_cost(size, axis.rank == root)
-    call = Call.ring("reduce", axis, f"root {root} {describe(x)}", cost, (size, axis.size - 1))
+    call = Call.ring("reduce", axis, f"root {root} {shape_and_dtype(x)}", cost, (size, axis.size - 1))
     start = lambda async_op: dist.reduce(result, axis.ranks[root], group=axis.group, async_op=async_op)
     return perform(call, start, result, async_op)
 
@@ -150,7 +150,7 @@ def scatter(x, axis: Axis, dim: int = 0, root: int = 0, sizes: Sizes = None, asy
     mine = axis.rank == root
     chunks = byte_sizes(x, sizes, dim)
     parts = [padded(p, max(sizes)) for p in like.split(sizes)] if mine else None
-    detail = f"root {root} dim {dim} sizes {sizes} of {describe(x)}"
+    detail = f"root {root} dim {dim} sizes {sizes} of {shape_and_dtype(x)}"
     sends = traffic.direct_sends(chunks, axis) if mine else ()
     call = Call.direct("scatter", axis, detail, sends, traffic.direct_cost(chunks, root))
     start = lambda async_op: dist.scatter(chunk, parts, axis.ranks[root], group=axis.group, async_op=async_op)
@@ -168,7 +168,7 @@ def gather(x, axis: Axis, dim: int = 0, root: int = 0, sizes: Sizes = None, asyn
     mine = padded(x.detach().movedim(dim, 0), max(sizes))
     parts = [torch.empty_like(mine) for _ in sizes] if axis.rank == root else None
     chunks = byte_sizes(x, sizes, dim)
-    detail = f"root {root} dim {dim} sizes {sizes} of {describe(mine)}"
+    detail = f"root {root} dim {dim} sizes {sizes} of {shape_and_dtype(mine)}"
     sends = () if axis.rank == root else ((axis.ranks[root], chunks[axis.rank]),)
     call = Call.direct("gather", axis, detail, sends, traffic.direct_cost(chunks, root))
     start = lambda async_op: dist.gather(mine, parts, axis.ranks[root], group=axis.group, async_op=async_op)
@@ -241,6 +241,6 @@ def _message(op: str, x: torch.Tensor, axis: Axis, source: int, to: int, async_o
     pair, size = (axis.ranks[source], axis.ranks[to]), byte_size(x)
     if op == "recv":
         start = lambda _: dist.irecv(x, pair[0], group=axis.group)
-        return perform(Call(op, axis, describe(x), pair=pair), start, x, async_op)
+        return perform(Call(op, axis, shape_and_dtype(x), pair=pair), start, x, async_op)
     start = lambda _: paced.deliver(*pair, size, lambda: dist.isend(x, pair[1], group=axis.group))
-    return perform(Call(op, axis, describe(x), size, 1, pair=pair), start, x, async_op)
+    return perform(Call(op, axis, shape_and_dtype(x), size, 1, pair=pair), start, x, async_op)

@@ -1,8 +1,8 @@
-"""What is written to disk and read back: on any mesh, whole or not at all.
+"""Checkpoints and published weights: written and read on any mesh, complete or not at all.
 
-checkpoint    a run's folder of checkpoints: written, found again, resumed on another mesh
+checkpoint    a run's folder of checkpoints: written, found, resumed on another mesh
 sharded       each rank writes its own boxes of every tensor
-boxes         where a rank's piece lies in the whole tensor
+boxes         where a rank's part of a parameter is in the whole tensor
 huggingface   the published weights, in and out, as `transformers` reads them
 llmc          the same model as llm.c reads it
 """

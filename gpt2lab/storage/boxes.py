@@ -1,7 +1,7 @@
-"""Where a rank's piece of a parameter lies in the whole tensor: as boxes, which any other layout can read from.
+"""Where a rank's part of a parameter is in the whole tensor: as boxes, which any other layout can read.
 
-A tensor-parallel slice of the fused q, k, v is three boxes; a flat stretch of a ZeRO shard is a partial row, whole
-rows, and a partial row. Boxes say nothing about ranks, so what one plan has written any other plan finds.
+A tensor-parallel slice of the fused q, k, v is three boxes; a parameter's part of a flat ZeRO shard is a partial row,
+whole rows, and a partial row. Boxes say nothing about ranks, so any plan can read what another plan has written.
 """
 
 import math
@@ -16,14 +16,14 @@ from ..ranks.mesh import Axis, Mesh
 
 @dataclass(frozen=True)
 class Box:
-    """A view of this rank's memory and the place of its first element in the whole tensor."""
+    """A view of this rank's memory and the position of its first element in the whole tensor."""
 
     offsets: tuple[int, ...]
     tensor: torch.Tensor
 
 
 def rectangles(shape: Sequence[int], start: int, stop: int) -> list[tuple[tuple, tuple]]:
-    """(offsets, sizes) of the boxes that elements `start` to `stop` of a row-major tensor fill, in their order."""
+    """(offsets, sizes) of the boxes that elements `start` to `stop` of a row-major tensor fill, in order."""
     if len(shape) == 1:
         return [((start,), (stop - start,))] if start < stop else []
     found, width = [], math.prod(shape[1:])
@@ -41,7 +41,7 @@ def rectangles(shape: Sequence[int], start: int, stop: int) -> list[tuple[tuple,
 
 
 def boxes(tensor: torch.Tensor, shape: Sequence[int], start: int, spec: Spec, mesh: Mesh) -> list[Box]:
-    """Where a tensor lies that holds the elements from `start` on of this rank's slice, of `shape`, of a parameter."""
+    """The boxes of `tensor`: the elements from `start` on of this rank's slice, of `shape`, of a parameter."""
     found, flat, done = [], tensor.detach().view(-1), 0
     for offsets, sizes in rectangles(shape, start, start + tensor.numel()):
         count = math.prod(sizes)
@@ -67,7 +67,7 @@ def _uncut(box: Box, cut: Cut, axis: Axis) -> list[Box]:
 
 
 def whole_shape(shape: Sequence[int], spec: Spec) -> tuple[int, ...]:
-    """The shape of the parameter of which a slice has `shape`."""
+    """The shape of the whole parameter, given that of a slice."""
     whole = list(shape)
     for cut in spec.cuts:
         whole[cut.dim] = cut.length

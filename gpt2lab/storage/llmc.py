@@ -21,7 +21,7 @@ LAYER_TENSORS = [
 ]
 
 
-def layout(config: GPT2Config) -> list[tuple[str, list[str]]]:
+def file_layout(config: GPT2Config) -> list[tuple[str, list[str]]]:
     """The 16 tensors of the file, in order: llm.c's line for each, and our parameters that are stacked in it."""
     layers = range(config.n_layer)
     inner = [(f"h.*.{name}", [f"h.{i}.{name}" for i in layers]) for name in LAYER_TENSORS]
@@ -29,7 +29,7 @@ def layout(config: GPT2Config) -> list[tuple[str, list[str]]]:
     return [(n, [n]) for n in ("wte.weight", "wpe.weight")] + inner + [(n, [n]) for n in ends]
 
 
-def padded(vocab_size: int) -> int:
+def padded_vocabulary(vocab_size: int) -> int:
     """The vocabulary as llm.c stores it: a multiple of 128."""
     return -(-vocab_size // 128) * 128
 
@@ -37,14 +37,16 @@ def padded(vocab_size: int) -> int:
 def write_weights(model: GPT2, path: Path) -> None:
     """Write a model as llm.c's `gpt2_124M.bin`; the padding rows of the embedding are zero."""
     c = model.config
-    sizes = (c.n_positions, c.vocab_size, c.n_layer, c.n_head, c.n_embd, padded(c.vocab_size))
+    sizes = (c.n_positions, c.vocab_size, c.n_layer, c.n_head, c.n_embd, padded_vocabulary(c.vocab_size))
     with open(path, "wb") as file:
         _header(*WEIGHTS, *sizes).tofile(file)
-        for name, ours in layout(c):
+        for name, ours in file_layout(c):
             for p in ours:
                 _floats(model.get_parameter(p)).tofile(file)
             if name == "wte.weight":
-                np.zeros(((padded(c.vocab_size) - c.vocab_size), c.n_embd), np.float32).tofile(file)
+                np.zeros(((padded_vocabulary(c.vocab_size) - c.vocab_size), c.n_embd), np.float32).tofile(
+                    file
+                )
 
 
 def read_weights(path: Path) -> GPT2:
@@ -56,7 +58,7 @@ def read_weights(path: Path) -> GPT2:
     wanted = config.parameters + (stored - vocab) * width
     data = _read_floats(path, 4 * HEADER, wanted)
     with torch.no_grad():
-        for name, ours in layout(config):
+        for name, ours in file_layout(config):
             for p in ours:
                 values, data = np.split(data, [model.get_parameter(p).numel()])
                 model.get_parameter(p).copy_(torch.from_numpy(values).view_as(model.get_parameter(p)))
@@ -73,7 +75,7 @@ def write_debug(path: Path, config: GPT2Config, tokens, targets, logits, loss: f
             ints.numpy().astype(np.int32).tofile(file)
         _floats(logits).tofile(file)
         np.float32(loss).tofile(file)
-        for _, ours in layout(config):
+        for _, ours in file_layout(config):
             for p in ours:
                 _floats(grads[p]).tofile(file)
 
@@ -86,7 +88,7 @@ def read_debug(path: Path, config: GPT2Config) -> tuple:
     data = _read_floats(path, 4 * (HEADER + 2 * count), count * config.vocab_size + 1 + config.parameters)
     logits, loss, data = np.split(data, [count * config.vocab_size, count * config.vocab_size + 1])
     grads = {}
-    for _, ours in layout(config):
+    for _, ours in file_layout(config):
         for p in ours:
             values, data = np.split(data, [shapes[p].numel()])
             grads[p] = torch.from_numpy(values).view(shapes[p])

@@ -1,8 +1,8 @@
 """Sharded folders: every rank writes the boxes it holds, any rank of any other layout reads the boxes it needs.
 
-torch.distributed.checkpoint does the work: it agrees on who writes which box (replicas share that out), checks that
-the boxes make up each tensor, and on reading finds what overlaps. What it does not promise is added here: a folder is
-written beside its place and renamed when complete, and a digest of every file is compared before anything is read.
+torch.distributed.checkpoint does the work: it decides which rank writes which box (replicas share the work), checks
+that the boxes make up each tensor, and on reading finds the boxes that overlap. Added here: a folder is written under
+another name and renamed when complete, and a digest of every file is compared before anything is read.
 """
 
 import hashlib
@@ -53,11 +53,11 @@ class Entry:
         return [_chunk(box) for box in self.boxes]
 
     def box(self, index: meta.MetadataIndex) -> torch.Tensor:
-        """The memory of the box at the index's place."""
+        """The memory of the box at the index's offset."""
         return next(b.tensor for b in self.boxes if torch.Size(b.offsets) == index.offset)
 
     def copy(self) -> "Entry":
-        """The same with memory of its own, which training no longer changes."""
+        """A copy with its own memory, which training does not change."""
         return Entry(self.shape, [Box(b.offsets, b.tensor.clone()) for b in self.boxes])
 
 
@@ -79,14 +79,14 @@ class _LoadPlanner(dcp.DefaultLoadPlanner):
 
 
 class _Writer(dcp.FileSystemWriter):
-    """torch's writer, into a folder `.partial`; the coordinator seals and renames it when every rank has written."""
+    """torch's writer, into a folder `.partial`; the coordinator renames it when every rank has written."""
 
     def __init__(self, folder: Path, files: dict[str, str], state: dict):
         super().__init__(folder.with_suffix(".partial"), sync_files=True)
         self.folder, self.files, self.state = folder, files, state
 
     def prepare_local_plan(self, plan):
-        return plan  # not yet: the coordinator makes the folder, once, when it has everybody's plan
+        return plan  # the coordinator makes the folder later, once, when it has the plans of all ranks
 
     def prepare_global_plan(self, plans):
         shutil.rmtree(self.path, ignore_errors=True)
@@ -135,16 +135,18 @@ def write(folder: Path, entries: dict[str, Entry], files: dict[str, str], state:
             process_group=group,
             no_dist=world == 1,
         )
-    except dcp.api.CheckpointException as error:  # a lost peer is none: the launcher names it
+    except (
+        dcp.api.CheckpointException
+    ) as error:  # a lost peer raises another error, which the launcher explains
         rank, cause = _first(error)
-        shutil.rmtree(writer.path, ignore_errors=True)  # give a full disk its room back
+        shutil.rmtree(writer.path, ignore_errors=True)  # frees the space on a full disk
         raise CannotSave(
             f"The checkpoint {folder} could not be written: {cause} (rank {rank}). Older ones are as they were."
         ) from None
 
 
 def _refusal(error: BaseException) -> BaseException:
-    """What the system refused, where torch's own complaint about it (a position in an archive) hides that."""
+    """The operating system's error, where torch's own message (a position in an archive) hides it."""
     inner = error
     while inner is not None and not isinstance(inner, OSError):
         inner = inner.__context__
@@ -152,7 +154,7 @@ def _refusal(error: BaseException) -> BaseException:
 
 
 def _first(error: dcp.api.CheckpointException) -> tuple[int, str]:
-    """The rank that failed first, and why, of what torch raised."""
+    """The rank that failed first, and why, from torch's exception."""
     rank = min(error.failures)
     cause = error.failures[rank][0]
     return rank, getattr(cause, "strerror", None) or f"{type(cause).__name__}: {cause}"
@@ -190,9 +192,9 @@ def whole(folder: Path, prefix: str) -> dict[str, torch.Tensor]:
 
 
 def read_state(folder: Path, rank: int = 0, world: int = 1) -> tuple[dict, str]:
-    """The state of a folder, and what is wrong with the files that fall to this rank to check ("": nothing)."""
+    """The state of a folder, and what is wrong with the files that this rank checks ("": nothing)."""
     if not (folder / STATE).exists():
-        return {}, f"{folder} is no checkpoint: it has no {STATE}."
+        return {}, f"{folder} is not a checkpoint: it has no {STATE}."
     try:
         state = json.loads((folder / STATE).read_text())
         sealed = sorted(state["sha256"].items())
@@ -213,7 +215,7 @@ def digest(file: Path) -> str:
 
 
 def remove(folder: Path) -> None:
-    """Delete a folder so that nobody takes the rest of it for a checkpoint should this be interrupted.
+    """Delete a folder so that its rest does not look like a checkpoint if this is interrupted.
 
     Raises CannotSave.
     """
@@ -238,7 +240,7 @@ def _replace(partial: Path, folder: Path) -> None:
 
 
 def _flush(path: Path) -> None:
-    """Make sure that the disk has it before a rename says so."""
+    """Write a file to the disk itself, which must come before the rename of its folder."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -247,7 +249,7 @@ def _flush(path: Path) -> None:
 
 
 def _quietly(call, *args, **kwargs):
-    """Call torch without its warnings about itself."""
+    """Call torch without its own deprecation and environment warnings."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)
         warnings.filterwarnings("ignore", "torch.distributed is (disabled|unavailable)")

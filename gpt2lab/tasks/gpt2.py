@@ -38,7 +38,7 @@ class Blocks:
     updates: int = 2_400_000
 
 
-def cut(length: int, size: int) -> list[tuple[int, int]]:
+def ranges(length: int, size: int) -> list[tuple[int, int]]:
     """(start, stop) of the blocks of this size, the last perhaps smaller; size 0 means one block."""
     size = size or length
     return [(start, min(length, start + size)) for start in range(0, length, size)]
@@ -77,7 +77,7 @@ class GPT2Tasks:
         self.gradients = {name: torch.zeros_like(w) for name, w in self.weights.items()}
         named = {f"d.{name}": gradient for name, gradient in self.gradients.items()}
         self.graph = TaskGraph(self.weights | named | self._buffers())
-        self._tokens = cut(rows * length, blocks.tokens)
+        self._tokens = ranges(rows * length, blocks.tokens)
         self._forward()
         self._backward()
         self._finish()
@@ -112,7 +112,7 @@ class GPT2Tasks:
     def _pieces(self, weight: str, elements: int) -> list[tuple[int, int]]:
         """The rows of a weight in blocks of so many elements."""
         tensor = self.graph.tensors[weight]
-        return cut(len(tensor), elements and max(1, elements // (tensor.numel() // len(tensor))))
+        return ranges(len(tensor), elements and max(1, elements // (tensor.numel() // len(tensor))))
 
     def _load(self, *parts) -> None:
         batch = self.batches(self.iteration)
@@ -123,7 +123,7 @@ class GPT2Tasks:
     def _forward(self) -> None:
         t, last = self.length, self.config.n_layer
         self._add("load", self._load, writes("tokens"), writes("targets"), kind="other")
-        for a, b in cut(self.rows, self.blocks.rows):
+        for a, b in ranges(self.rows, self.blocks.rows):
             block = (a * t, b * t)
             accesses = (
                 reads("tokens", block),
@@ -158,7 +158,7 @@ class GPT2Tasks:
     def _linear(self, name: str, i: int, body: Callable, x: str, also, outputs) -> None:
         """A linear layer, over blocks of tokens and of columns; its tasks read `also` beside x."""
         for block in self._tokens:
-            for columns in cut(LINEAR[name] * self.config.n_embd, self.blocks.columns):
+            for columns in ranges(LINEAR[name] * self.config.n_embd, self.blocks.columns):
                 layer = (reads(f"h.{i}.{name}.{part}", columns) for part in ("weight", "bias"))
                 inputs = reads(x, block), *layer
                 beside = (reads(tensor, block, columns) for tensor in also)
@@ -170,8 +170,8 @@ class GPT2Tasks:
         """The tasks of an attention: (rows, heads), their tokens, their columns of q, k and v."""
         c, t = self.config.n_embd, self.length
         size = c // self.config.n_head
-        for rows in cut(self.rows, self.blocks.rows):
-            for heads in cut(self.config.n_head, self.blocks.heads):
+        for rows in ranges(self.rows, self.blocks.rows):
+            for heads in ranges(self.config.n_head, self.blocks.heads):
                 columns = [(j * c + heads[0] * size, j * c + heads[1] * size) for j in range(3)]
                 yield (rows, heads), (rows[0] * t, rows[1] * t), columns
 

@@ -63,7 +63,7 @@ def one_thread():
         torch.set_num_threads(threads)
 
 
-def together(work: Callable[[int], None], workers: int) -> None:
+def in_threads(work: Callable[[int], None], workers: int) -> None:
     """Run `work(0)` here and the others on threads of their own; return when all are over."""
     threads = [threading.Thread(target=work, args=(w,), name=f"worker {w}") for w in range(1, workers)]
     for thread in threads:
@@ -114,7 +114,7 @@ def run_fork_join(
             failures.append(error)
             barrier.abort()
 
-    together(work, workers)
+    in_threads(work, workers)
     if failures:
         raise failures[0]
     return recorder.spans

@@ -10,7 +10,7 @@ from . import check
 from .cores import Cores, Holder
 from .graph import Task, TaskGraph
 from .messages import Pending
-from .runtime import Recorder, TaskFailed, one_thread, together
+from .runtime import Recorder, TaskFailed, in_threads, one_thread
 
 
 def run_tasks(graph: TaskGraph, workers: int = 2, iterations: int = 1, **options) -> list[Span]:
@@ -56,7 +56,7 @@ class Scheduler:
         self._recorder = Recorder()
         with self._lock:
             self._push(number for number, count in enumerate(self._waits) if not count and iterations)
-        together(self._work, self.workers)
+        in_threads(self._work, self.workers)
         if self._failure is not None:
             raise self._failure
         return self._recorder.spans

@@ -24,7 +24,7 @@ from gpt2lab.parallel.recompute import apply_recompute
 from gpt2lab.plots import gpt2 as plots
 from gpt2lab.plots.curves import curves
 from gpt2lab.plots.timeline import timeline
-from gpt2lab.plots.zero import over_a_step
+from gpt2lab.plots.zero import memory_over_a_step
 from gpt2lab.ranks import comm, trace
 from gpt2lab.ranks.mesh import Mesh
 
@@ -460,7 +460,9 @@ print(
 
 # %% tags=["measured"]
 show(
-    over_a_step({"whole logits": whole_held, "32 tokens at a time": chunked_held}, legend="upper center"),
+    memory_over_a_step(
+        {"whole logits": whole_held, "32 tokens at a time": chunked_held}, legend="upper center"
+    ),
     "measured",
     "bytes held above the weights through one forward and backward of nano; triangles mark the peaks.",
     "Two curves: with whole logits three jumps to a peak at the loss; in chunks one small one, and one at the end",

@@ -405,7 +405,7 @@ ours = {
     for threads in (1, 2)
 }
 show(
-    plots.boxes({f"{threads} thread{'s'[: threads > 1]}": times for threads, times in ours.items()}),
+    plots.box_plot({f"{threads} thread{'s'[: threads > 1]}": times for threads, times in ours.items()}),
     "measured",
     "training steps of GPT-2 nano, two runs of five steps each.",
     "Two box plots of step times in milliseconds, one thread and two threads, with all steps as dots",
@@ -499,7 +499,7 @@ print(
 
 # %% tags=["measured"]
 show(
-    plots.parallelism(spans),
+    plots.parallelism_profile(spans),
     "paced",
     "who works (above) and how many at once (below): rank 3 has four times the work of rank 0.",
     "Bars of four ranks in three rounds above a step curve that falls from four to one in every round",

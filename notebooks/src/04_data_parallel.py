@@ -177,7 +177,7 @@ for name, way in ways.items():
     lost = set(range(10)) - {row for share in dealt[name] for row in share}
     print(f"{name}: shares of {[len(share) for share in dealt[name]]} rows, lost {sorted(lost)}")
 show(
-    plots.strips(dealt, 10),
+    plots.rows_by_rank(dealt, 10),
     "counted",
     "ten rows dealt to four live ranks in both ways.",
     "Two strips of ten rows in four colours: above, the last two are red and lost; below, all have a rank",
@@ -231,7 +231,7 @@ show(
 fresh = dict(GPT2(config).named_parameters())
 for text in ("dp=4", "dp=4,zero=3", "tp=2", "pp=2", "dp=2,tp=2,zero=3"):
     ranks = {2: two, 4: four}[Plan.parse(text).world]
-    counts, found = zip(*ranks.run(lab.start, text, config), strict=True)
+    counts, found = zip(*ranks.run(lab.first_weights, text, config), strict=True)
     whole = {n: w for weights in found for n, w in weights.items()}
     same = whole.keys() == fresh.keys() and all(torch.equal(w, fresh[n]) for n, w in whole.items())
     print(f"{text:17} ranks step {' '.join(f'{c:6,}' for c in counts)} weights; joined, serial bits: {same}")
@@ -282,7 +282,7 @@ show_source(data.Naive)
 # %%
 eight = Batches(batches.source, rows=8, length=16).at(0)
 for form, size in (("naive", 0), ("bucket", 16 << 10)):
-    seen = four.run(lab.sent, f"dp=4,data={form},bucket=16", config, eight)
+    seen = four.run(lab.message_sizes, f"dp=4,data={form},bucket=16", config, eight)
     same = [seen[r] == costs.messages_sent(GPT2(config), size, 4, r) for r in range(4)]
     sizes = f"messages of {min(seen[0]):,} to {max(seen[0]):,} bytes"
     print(f"{form:6} {len(seen[0]):2} {sizes}, as the formula says: {all(same)}")
@@ -470,7 +470,7 @@ show(
 # %%
 formula = costs.bucket_bytes_sent(GPT2(config), 16 << 10, 4, 0)
 for micro in (1, 2):
-    messages = four.run(lab.sent, f"dp=4,bucket=16,micro={micro}", config, eight)[0]
+    messages = four.run(lab.message_sizes, f"dp=4,bucket=16,micro={micro}", config, eight)[0]
     total = f"{sum(messages):,} bytes in {len(messages)} all-reduces"
     print(f"{micro} micro-batches: {total}; formula {formula:,}")
 
@@ -530,7 +530,7 @@ print(verify("dp=4,data=servers", ranks=four))
 counted = {}
 names = {"server": "one server", "servers": "keys on all ranks", "bucket": "all-reduce"}
 for form, name in names.items():
-    most = max(sum(messages) for messages in four.run(lab.sent, f"dp=4,data={form}", config, eight))
+    most = max(sum(messages) for messages in four.run(lab.message_sizes, f"dp=4,data={form}", config, eight))
     counted[name] = (4, most / (8 * config.parameters))
     print(f"{name:18} busiest of 4 ranks sends {counted[name][1]:.2f} times the model")
 ns = list(range(2, 17))

@@ -85,7 +85,7 @@ ODD = GPT2Config(vocab_size=37, n_positions=16, n_layer=3, n_head=2, n_embd=8)  
 sizes = costs.parts(GPT2(ODD))
 print("elements of the parts:", sizes)
 for ranks in (2, 3, 5):
-    padding = sum(ranks * costs.padded(s, ranks) - s for s in sizes.values())
+    padding = sum(ranks * costs.shard_length(s, ranks) - s for s in sizes.values())
     print(f"{ranks} ranks: {padding} elements of padding in all")
 print(verify("dp=3,zero=2", ODD, ranks=three))
 
@@ -387,7 +387,7 @@ print("teeth of the saw, at least two a block:", drops >= 16)
 
 # %% tags=["measured"]
 show(
-    plots.over_a_step(curves),
+    plots.memory_over_a_step(curves),
     "measured",
     "bytes held on rank 0 over one step of eight blocks on two ranks; triangles mark the peaks.",
     "Three curves over a step: replicas on top with a ramp in backward, stage 3 lowest with many small teeth",

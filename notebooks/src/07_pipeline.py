@@ -25,7 +25,7 @@ from gpt2lab.model import GPT2, PRESETS, GPT2Config
 from gpt2lab.parallel.accumulate import Accumulate, Alone
 from gpt2lab.parallel.pipeline.engine import Pipeline
 from gpt2lab.parallel.pipeline.generate import generate_streams
-from gpt2lab.parallel.pipeline.mailbox import Links
+from gpt2lab.parallel.pipeline.mailbox import Mailbox
 from gpt2lab.parallel.pipeline.stages import cut_layers
 from gpt2lab.planner.metrics import intersection
 from gpt2lab.plots import schedule as plots
@@ -428,7 +428,7 @@ tiny = GPT2Config(vocab_size=64, n_positions=8, n_layer=8, n_head=2, n_embd=16)
 
 def paced(rank, world_size, name, micros, cost, patient=False):
     if patient:
-        Links.give = give_and_wait
+        Mailbox.give = give_and_wait
     mesh = Mesh(pp=world_size)
     engine = Pipeline(GPT2(tiny), mesh, make(name, world_size, micros))
     batch = example_batch(tiny, rows=micros, length=8).micro(micros)
@@ -477,7 +477,7 @@ show(
 
 
 # %% tags=["measured"]
-give = Links.give
+give = Mailbox.give
 
 
 def give_and_wait(self, op, value):

@@ -464,7 +464,7 @@ table(rows, heads)
 
 # %%
 show(
-    plots.compare(points, "4 ranks, 8 micro-batches"),
+    plots.side_by_side(points, "4 ranks, 8 micro-batches"),
     "simulated",
     "bubbles simulated for equal times; activations (in shares of one rank and micro-batch) and KiB counted live.",
     "Four columns of bars for twelve schedules: bubble, peak activations, weights, KiB sent",
@@ -569,11 +569,11 @@ def weight_gradient_dropped():
 
 
 def backward_order():
-    from gpt2lab.parallel.pipeline.mailbox import Links
+    from gpt2lab.parallel.pipeline.mailbox import Mailbox
 
-    right = Links.take
+    right = Mailbox.take
     swap = {2: 3, 3: 2}  # micro-batches of the same size
-    Links.take = lambda self, op: right(
+    Mailbox.take = lambda self, op: right(
         self, op._replace(micro=swap.get(op.micro, op.micro)) if op.kind == "I" and op in self.source else op
     )
 

@@ -46,7 +46,7 @@ pool = {n: Ranks(n) for n in (2, 3, 4)}  # live ranks, started when first used
 
 # %%
 show(
-    plots.owners([layout(name, 24, 3) for name in LAYOUTS]),
+    plots.token_owners([layout(name, 24, 3) for name in LAYOUTS]),
     "drawing",
     "24 tokens on three ranks, in the four layouts of this lesson.",
     "Four strips of 24 cells coloured by owner: slices, unequal slices, stripes, and mirrored chunks",
@@ -538,7 +538,7 @@ def ring_by_hand(rank, world_size, q, k, v):
 
 results = pool[3].run(ring_by_hand, q, k, v)
 print("ring by hand differs from serial attention by", largest_error(results, expected[:1]))
-show_source(attention.merge, ring)
+show_source(attention.merge_blocks, ring)
 
 # %% [markdown]
 # Backward is a second trip: k, v go round again, and each block's dK, dV follow *one step behind*, growing

@@ -239,7 +239,7 @@ def count(rank, world_size, text):
 counted = {text: pool.run(count, text) for text in LIVE}
 sent = {f"{t}, {n}": total(mine[n] for mine, _ in found) for t, found in counted.items() for n in DEALT}
 show(
-    plots.by_class(sent),
+    plots.traffic_by_class(sent),
     "counted",
     "bytes of one training step by class of link; dealing round robin turns inside and between around. dp+cp is the "
     "sum of gradients over replicas and parts of a sequence together, tie that of the two copies of the embedding.",
@@ -619,7 +619,7 @@ def gradient_norm(held, mesh):
 from gpt2lab.commands.plans import ORDER
 
 show(
-    plots.together(ORDER, compositions.table()),
+    plots.strategy_pairs(ORDER, compositions.plans_by_pair()),
     "counted",
     "tested plans that use both strategies; on the diagonal, all plans that use it. A dash: not tested together.",
     "A triangle of counts: every two of the four axes appear together in at least four plans",

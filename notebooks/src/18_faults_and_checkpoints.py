@@ -220,7 +220,7 @@ for plan, name, shape in (
 
 # %%
 show(
-    plots.held(layouts),
+    plots.boxes_held(layouts),
     "computed",
     "colours and numbers are ranks: each one's boxes, which together are the matrix. Cuts may go through a row.",
     "Three matrices: six slices of two ranks; two stretches that meet inside a row; four such stretches of four ranks",

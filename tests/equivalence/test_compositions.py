@@ -2,7 +2,7 @@
 
 import pytest
 
-from gpt2lab.compositions import ALL, PAIRS, TRIPLES, table
+from gpt2lab.compositions import ALL, PAIRS, TRIPLES, plans_by_pair
 from gpt2lab.plan import Plan
 from gpt2lab.processes.launch import Ranks
 from gpt2lab.verify import verify
@@ -31,7 +31,7 @@ def test_three_and_four_axes(composition):
 
 
 def test_the_table_has_every_pair_of_axes_and_every_zero_stage_with_tensor_and_pipeline():
-    found = table()
+    found = plans_by_pair()
     for a in AXES:
         for b in AXES:
             assert found.get((a, b)), f"no tested plan uses {a} and {b} together"

@@ -45,17 +45,17 @@ def mutant(case, owner, name, sizes=None, raises=None):
     return register
 
 
-@mutant(RING, attention, "merge")
+@mutant(RING, attention, "merge_blocks")
 def blocks_are_averaged_without_their_weights(right):
     return lambda out, lse, part, part_lse: ((out + part) / 2, right(out, lse, part, part_lse)[1])
 
 
-@mutant(RING, attention, "merge")
+@mutant(RING, attention, "merge_blocks")
 def the_log_sum_exp_of_the_first_block_is_kept(right):
     return lambda out, lse, part, part_lse: (right(out, lse, part, part_lse)[0], lse)
 
 
-@mutant(RING, attention, "merge")
+@mutant(RING, attention, "merge_blocks")
 def the_merge_weighs_with_the_wrong_sign(right):
     return lambda out, lse, part, part_lse: (
         out - torch.sigmoid(lse - part_lse) * (out - part),

@@ -12,7 +12,7 @@ from gpt2lab import verify
 from gpt2lab.model import GPT2Config
 from gpt2lab.parallel.pipeline import engine, stages, step, token_slices
 from gpt2lab.parallel.pipeline.engine import Pipeline
-from gpt2lab.parallel.pipeline.mailbox import Links
+from gpt2lab.parallel.pipeline.mailbox import Mailbox
 from gpt2lab.parallel.pipeline.split_backward import Linear, Work
 from gpt2lab.parallel.pipeline.step import Step
 from gpt2lab.parallel.pipeline.token_slices import SliceCache
@@ -93,7 +93,7 @@ def tied_copy_counted_in_the_norm(patch):
 
 
 def receive_buffer_reused(patch):
-    right = Links.take
+    right = Mailbox.take
 
     def into_one_buffer(self, op):
         value = right(self, op)
@@ -104,18 +104,18 @@ def receive_buffer_reused(patch):
         self.buffer.data.copy_(value)  # as the network does, unseen by autograd
         return self.buffer
 
-    patch(Links, "take", into_one_buffer)
+    patch(Mailbox, "take", into_one_buffer)
 
 
 def gradients_taken_last_in_first_out(patch):
-    right = Links.take
+    right = Mailbox.take
 
     def swapped(self, op):
         twin = op._replace(micro=op.micro ^ 1)
         both = op.kind == "I" and twin in self.source and self.like(op).shape == self.like(twin).shape
         return right(self, twin if both else op)
 
-    patch(Links, "take", swapped)
+    patch(Mailbox, "take", swapped)
 
 
 def input_gradient_not_sent(patch):
@@ -278,8 +278,8 @@ def only_the_last_micro_batch_in_the_loss(patch):
 
 
 def activations_sent_in_single_precision(patch):
-    right = Links.give
-    patch(Links, "give", lambda self, op, value: right(self, op, value.float().to(value.dtype)))
+    right = Mailbox.give
+    patch(Mailbox, "give", lambda self, op, value: right(self, op, value.float().to(value.dtype)))
 
 
 MUTANTS = {

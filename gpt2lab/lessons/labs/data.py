@@ -79,14 +79,14 @@ def toy_data(rows: int = 128) -> SimpleNamespace:
 # ---- what ranks hold and send
 
 
-def start(rank: int, world_size: int, text: str, config) -> tuple[int, dict[str, torch.Tensor]]:
+def first_weights(rank: int, world_size: int, text: str, config) -> tuple[int, dict[str, torch.Tensor]]:
     """How many weights this rank steps under a plan, and the whole weights of its stage, gathered."""
     plan = Plan.parse(text)
     parallel = build(plan, config, Mesh(**plan.axes), torch.float64)
     return sum(piece.tensor.numel() for piece in parallel.sync.pieces), parallel.weights()
 
 
-def sent(rank: int, world_size: int, text: str, config, batch: Batch) -> list[int]:
+def message_sizes(rank: int, world_size: int, text: str, config, batch: Batch) -> list[int]:
     """Bytes of each message that this rank sends in one step."""
     parallel = build(Plan.parse(text), config, Mesh(dp=world_size), torch.float64)
     comm.clear_log()

@@ -16,7 +16,7 @@ from ...ranks.mesh import Axis
 
 
 @dataclass(frozen=True)
-class Op:
+class GraphOp:
     """One operation of a graph: a collective, or the optimizer's `update`; values are names."""
 
     kind: str  # all-reduce, reduce-scatter, all-gather, update; anything else only reads
@@ -25,22 +25,25 @@ class Op:
 
 
 UPDATE = (
-    Op("all-reduce", "gradient", "sum"),
-    Op("update", "sum", "new weights"),
+    GraphOp("all-reduce", "gradient", "sum"),
+    GraphOp("update", "sum", "new weights"),
 )
 """Data parallelism: sum everything, update everything, on every rank."""
 
 
-def rewrite(graph: tuple[Op, ...]) -> tuple[Op, ...]:
+def rewrite(graph: tuple[GraphOp, ...]) -> tuple[GraphOp, ...]:
     """Where the update alone reads a sum, each rank sums and updates its shard, and the new shards are joined."""
     new = []
     for op in graph:
         readers = [other.kind for other in graph if other.input == op.output]
         if op.kind == "all-reduce" and readers == ["update"]:
-            new.append(Op("reduce-scatter", op.input, f"shard of the {op.output}"))
+            new.append(GraphOp("reduce-scatter", op.input, f"shard of the {op.output}"))
         elif op.kind == "update" and any(f"shard of the {op.input}" == before.output for before in new):
             shard = f"shard of the {op.output}"
-            new += [Op("update", f"shard of the {op.input}", shard), Op("all-gather", shard, op.output)]
+            new += [
+                GraphOp("update", f"shard of the {op.input}", shard),
+                GraphOp("all-gather", shard, op.output),
+            ]
         else:
             new.append(op)
     return tuple(new)
@@ -57,7 +60,7 @@ def adamw(w, g, m, v, t: int, lr: float, decay: float, betas=(0.9, 0.999), eps: 
 class Update:
     """A graph at work on one rank: whole flat weights (P,), and moments as long as what this rank updates."""
 
-    def __init__(self, graph: tuple[Op, ...], weights: torch.Tensor, axis: Axis):
+    def __init__(self, graph: tuple[GraphOp, ...], weights: torch.Tensor, axis: Axis):
         self.graph, self.weights, self.axis, self.t = graph, weights, axis, 0
         self.sizes = traffic.split_sizes(len(weights), axis.size)
         whole = any(op.kind == "update" and not op.input.startswith("shard") for op in graph)
@@ -96,13 +99,13 @@ class Update:
 class Row:
     """What an operation costs one rank: bytes sent, of optimizer state that it keeps, and of the value it makes."""
 
-    op: Op
+    op: GraphOp
     sent: int
     state: int
     made: int
 
 
-def account(graph: tuple[Op, ...], elements: int, ranks: int, rank: int, element: int = 4) -> list[Row]:
+def account(graph: tuple[GraphOp, ...], elements: int, ranks: int, rank: int, element: int = 4) -> list[Row]:
     """Every operation's cost on a rank, for P = `elements` of `element` bytes, uneven shards included."""
     sizes = [element * size for size in traffic.split_sizes(elements, ranks)]
     bytes_of = lambda value: sizes[rank] if value.startswith("shard") else sum(sizes)

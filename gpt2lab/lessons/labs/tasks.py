@@ -9,7 +9,9 @@ from ...tasks.check import levels, one
 from ...tasks.graph import EXCLUSIVE, Task, TaskGraph
 
 
-def simulate(graph: TaskGraph, workers: int, cost: Callable[[Task], float] = one, overhead: float = 0.0):
+def simulate_tasks(
+    graph: TaskGraph, workers: int, cost: Callable[[Task], float] = one, overhead: float = 0.0
+):
     """When each task would run on `workers` virtual cores, longest remaining chain first: [(worker, start, end)].
 
     `overhead` is added to every task: what the runtime costs.

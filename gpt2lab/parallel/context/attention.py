@@ -24,7 +24,7 @@ TILE = 128  # queries at a time where torch's kernel cannot help: more are fewer
 work = Counter()  # (query, key) pairs computed by this process, times batch and heads, per kernel
 
 
-def merge(out, lse, part, part_lse):
+def merge_blocks(out, lse, part, part_lse):
     """Join two blocks of keys: outputs (B, H, R, D) and log-sum-exps (B, H, R, 1) over disjoint keys, out of place.
 
     With a = sigmoid(part_lse - lse), out becomes (1 - a) out + a part and lse becomes log(exp lse + exp part_lse).
@@ -84,7 +84,7 @@ def block_forward(state, q, k, v, queries, keys, window=None, tile=None):
         if rows.start == empty:
             empty = rows.stop
         else:
-            part, part_lse = merge(out[:, :, rows], lse[:, :, rows], part, part_lse)
+            part, part_lse = merge_blocks(out[:, :, rows], lse[:, :, rows], part, part_lse)
         out[:, :, rows], lse[:, :, rows] = part, part_lse
         _count("forward", *here[:2], flash and masked)
     return out, lse

@@ -13,7 +13,7 @@ from ...generate import END_OF_TEXT, KVCache, Sampling
 from ...ranks import comm, trace
 
 
-class Stream:
+class RowGroup:
     """Some rows of the batch on their way: their prompts, and the keys and values that this rank has seen."""
 
     def __init__(self, rows: Sequence[int], prompts: Sequence[Sequence[int]], new: int, device: torch.device):
@@ -54,7 +54,7 @@ def generate_streams(
         raise ValueError(f"{len(prompts)} prompts make no {streams} streams. Use 1 to {len(prompts)}.")
     groups = torch.arange(len(prompts)).tensor_split(streams)
     device = next(engine.model.parameters()).device
-    flows = [Stream(rows.tolist(), prompts, new, device) for rows in groups]
+    flows = [RowGroup(rows.tolist(), prompts, new, device) for rows in groups]
     return _Round(engine, flows, len(prompts), Sampling(**sampling), gather).run(prompts, new, stop)
 
 

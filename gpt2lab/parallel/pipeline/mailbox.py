@@ -31,7 +31,7 @@ def buffers_needed(schedule: Schedule) -> int:
     return count
 
 
-class Links:
+class Mailbox:
     """What one rank sends and receives in one step of a schedule.
 
     `like(op)` makes an empty tensor of the shape that a forward takes or a backward gets. A result is named

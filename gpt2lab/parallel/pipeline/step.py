@@ -8,7 +8,7 @@ import torch
 from ...model import Noise
 from ...ranks import trace
 from ...schedules import Op, Schedule
-from .mailbox import Links
+from .mailbox import Mailbox
 from .split_backward import Work, noting
 from .token_slices import SliceCache, cut_columns
 
@@ -33,7 +33,7 @@ class Step:
         if schedule.slices > 1:
             self.units = [u for m in micros for u in cut_columns(m, schedule.slices, engine.lengths)]
         self.number = next(self.model.parameters()).detach().new_zeros(())
-        self.links = Links(schedule, engine.axis, self._shaped, engine.buffers)
+        self.links = Mailbox(schedule, engine.axis, self._shaped, engine.buffers)
         # by (stage, unit), until its backward: the graph, or the stage's input alone
         self.held: dict[tuple[int, int], Work | torch.Tensor | None] = {}
         self.waiting = 0  # of those held, how many are between the halves of their backward

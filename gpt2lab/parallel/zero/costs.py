@@ -13,14 +13,14 @@ def parts(model) -> dict[str, int]:
     return {part_of(group[0][0]): sum(p.numel() for _, p in group) for group in into_groups(model)}
 
 
-def padded(elements: int, ranks: int) -> int:
+def shard_length(elements: int, ranks: int) -> int:
     """Elements of a shard: an equal share, rounded up."""
     return -(-elements // ranks)
 
 
 def owned_elements(elements: int, ranks: int, rank: int) -> int:
     """Real elements, without padding, in a rank's shard."""
-    share = padded(elements, ranks)
+    share = shard_length(elements, ranks)
     return max(0, min(elements - rank * share, share))
 
 
@@ -30,7 +30,7 @@ def bytes_held(sizes: dict[str, int], stage: int, ranks: int, rank: int, element
     In stage 3 one element per part stands in for the freed weights. Optimizer state has no padding.
     """
     whole = sum(sizes.values())
-    shards = sum(padded(s, ranks) for s in sizes.values())
+    shards = sum(shard_length(s, ranks) for s in sizes.values())
     mine = sum(owned_elements(s, ranks, rank) for s in sizes.values())
     return _in_bytes(
         element,
@@ -88,7 +88,7 @@ def gathers(part: str) -> int:
 
 def zero_bytes_sent(sizes: dict[str, int], stage: int, ranks: int, micro: int = 1, element: int = 4) -> int:
     """Bytes that each rank sends in a step of ZeRO, for the `parts` of a model."""
-    moved = {part: (ranks - 1) * padded(s, ranks) * element for part, s in sizes.items()}
+    moved = {part: (ranks - 1) * shard_length(s, ranks) * element for part, s in sizes.items()}
     if stage == 1:
         return 2 * sum(moved.values())
     if stage == 2:
