@@ -1,9 +1,12 @@
 """Files that others have made: none of them runs code, and no damage of a checkpoint goes unnoticed."""
 
 import json
+import os
 import pickle
 import random
 import shutil
+import subprocess
+import sys
 import zipfile
 from contextlib import suppress
 from pathlib import Path
@@ -279,3 +282,33 @@ def test_a_damaged_older_state_does_not_stop_a_save(copy):
     checkpoint.save(one, copy.parent, keep=1)
     assert checkpoint.best(copy.parent) == copy
     assert sharded.is_sharded(copy)
+
+
+@pytest.mark.parametrize("started", ["module", "command"])
+def test_the_command_imports_nothing_from_the_current_folder(started, tmp_path):
+    """A student's torch.py, or a file that somebody has left there."""
+    for name in ("torch", "json", "tqdm", "numpy", "reprlib", "argparse"):
+        (tmp_path / f"{name}.py").write_text(
+            f"open('effect-of-{name}', 'w')\nraise SystemExit('ran {name}')\n"
+        )
+    module = [sys.executable, "-m", "gpt2lab"]
+    command = module if started == "module" else [str(Path(sys.executable).with_name("gpt2lab"))]
+    run = [*command, "train", "--dry-run", "--plan", "dp=2"]
+    env = {name: value for name, value in os.environ.items() if name != "GLIBC_TUNABLES"}
+    found = subprocess.run(run, cwd=tmp_path, capture_output=True, text=True, timeout=100, env=env)
+    assert found.returncode == 0 and "torchrun" in found.stdout, found.stderr
+    assert not list(tmp_path.glob("effect*"))
+
+
+def test_a_device_is_not_replaced_by_a_file(tmp_path, capsys):
+    """As root, `--out /dev/full` would have become a regular file."""
+    pipe, text = tmp_path / "pipe", tmp_path / "text.txt"
+    os.mkfifo(pipe)
+    text.write_text("To be, or not to be " * 9)
+    assert main(["data", "--text", str(text), "--out", str(pipe)]) == 1
+    assert f"{pipe} is no regular file, so nothing was written" in capsys.readouterr().err
+    assert pipe.is_fifo()
+    pipe.unlink()
+    pipe.symlink_to(text)
+    assert main(["data", "--text", str(text), "--out", str(tmp_path)]) == 1
+    assert tmp_path.is_dir()

@@ -31,7 +31,12 @@ def _private(folder: Path) -> bool:
 
 @contextlib.contextmanager
 def replacing(path: Path):
-    """Open a new file that takes the place of `path` when the block ends well; until then `path` stays."""
+    """Open a new file that takes the place of `path` when the block ends well; until then `path` stays.
+
+    Raises ValueError where `path` is a device, a pipe or a folder.
+    """
+    if Path(path).exists() and not Path(path).is_file():
+        raise ValueError(f"{path} is no regular file, so nothing was written. Use another name.")
     handle, draft = tempfile.mkstemp(prefix=f".{Path(path).name}.", dir=Path(path).parent)
     try:
         with os.fdopen(handle, "w+b") as file:
