@@ -1,6 +1,12 @@
 """`python -m gpt2lab`: the command line."""
 
+import os
 import sys
+
+if not sys.flags.safe_path:  # Python looks for modules in the current folder first, where anything may lie
+    here = sys.path.pop(0)
+    if here == os.path.dirname(os.path.dirname(__file__)):
+        sys.path.append(here)  # the package itself lies here: last is early enough
 
 from .cli import entry
 

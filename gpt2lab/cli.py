@@ -69,7 +69,11 @@ def entry() -> int:
 
     computes = sys.argv[1:2] and sys.argv[1] in ("train", "generate", "verify", "bench", "info")
     if computes and huge_pages.ask_for_huge_pages():
-        os.execv(sys.executable, [sys.executable, "-m", "gpt2lab", *sys.argv[1:]])
+        home = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+        safe = (
+            [] if os.path.samefile(home, os.curdir) else ["-P"]
+        )  # what lies in the current folder is no module
+        os.execv(sys.executable, [sys.executable, *safe, "-m", "gpt2lab", *sys.argv[1:]])
     return main()
 
 

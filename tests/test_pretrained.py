@@ -14,7 +14,10 @@ from gpt2lab.cli import main
 from gpt2lab.commands import generate as command
 from gpt2lab.corpus import downloads
 from gpt2lab.model import GPT2, PRESETS, GPT2Config
-from gpt2lab.storage import huggingface
+from gpt2lab.plan import Plan, build
+from gpt2lab.ranks.mesh import Mesh
+from gpt2lab.storage import checkpoint, huggingface
+from gpt2lab.train import Trainer
 
 CONFIG = GPT2Config(vocab_size=37, n_positions=16, n_layer=2, n_head=4, n_embd=24)
 TOKENS = torch.arange(22).reshape(2, 11)
@@ -190,15 +193,15 @@ def test_without_a_network_the_message_says_what_to_do(tmp_path, monkeypatch):
 def test_generate_command_goes_on_from_the_newest_checkpoint_of_a_run(tmp_path, capsys):
     config = GPT2Config(vocab_size=50257, n_positions=32, n_layer=1, n_head=2, n_embd=8)
     for step in (1, 2):
-        saved = tmp_path / "run" / f"checkpoint-000000{step}"
-        huggingface.save(GPT2(config, seed=step), saved)
-        (saved / "state.json").write_text("{}")
+        one = Trainer(build(Plan(), config, Mesh(), seed=step))
+        one.steps = step
+        checkpoint.save(one, tmp_path / "run")
     given = ["--prompt", "To be", "--prompt", "", "--tokens", "5", "--top-k", "9"]
     run = str(tmp_path / "run")
     assert main(["generate", "--model", run, *given]) == 0
     out = capsys.readouterr().out
     assert out.startswith("To be") and "10 tokens in" in out and run in out
-    assert command.model_folder(run) == str(saved)
+    assert command.model_folder(run) == str(tmp_path / "run" / "checkpoint-0000002")
     assert command.newest(tmp_path) == run and command.newest(tmp_path / "empty") == "gpt2"
     assert main(["generate", "--model", run, *given, "--tokens", "99"]) == 1
     assert "the model's context is 32" in capsys.readouterr().err

@@ -31,7 +31,12 @@ def _private(folder: Path) -> bool:
 
 @contextlib.contextmanager
 def replacing(path: Path):
-    """Open a new file that replaces `path` when the block ends without an error; until then `path` is unchanged."""
+    """Open a new file that replaces `path` when the block ends without an error; until then it is unchanged.
+
+    Raises ValueError where `path` is a device, a pipe or a folder.
+    """
+    if Path(path).exists() and not Path(path).is_file():
+        raise ValueError(f"{path} is no regular file, so nothing was written. Use another name.")
     handle, draft = tempfile.mkstemp(prefix=f".{Path(path).name}.", dir=Path(path).parent)
     try:
         with os.fdopen(handle, "w+b") as file:

@@ -4,7 +4,6 @@ A checkpoint is a folder: config.json, state.json with the step and the digests,
 weights and Adam's moments that it wrote. It is whole or absent. `export` makes the Hugging Face layout of it.
 """
 
-import json
 import math
 import threading
 from pathlib import Path
@@ -40,8 +39,8 @@ def is_one(folder: Path) -> bool:
 
 def best(run: str | Path) -> Path | None:
     """The checkpoint of a run with the lowest validation loss; None where none was validated."""
-    losses = {p: json.loads((p / STATE).read_text()).get("val") for p in all_in(run)}
-    validated = [p for p in losses if losses[p] is not None and math.isfinite(losses[p])]
+    losses = {p: sharded.read_state(p, check_files=False)[0].get("val") for p in all_in(run)}
+    validated = [p for p in losses if isinstance(losses[p], float) and math.isfinite(losses[p])]
     return min(validated, key=losses.get) if validated else None
 
 
@@ -131,8 +130,8 @@ def read_state(folder: str | Path, world=None) -> dict:
     state, wrong = sharded.read_state(folder, rank, size)
     found = [w for w in (comm.gather_objects(wrong, world) if world else [wrong]) if w]
     if found:
-        older = [p for p in all_in(folder.parent) if p < folder]
-        raise BadCheckpoint(found[0] + (f" Go on with an older one: --resume {older[-1]}." if older else ""))
+        older = [p for p in reversed(all_in(folder.parent)) if p < folder and not sharded.read_state(p)[1]]
+        raise BadCheckpoint(found[0] + (f" Go on with an older one: --resume {older[0]}." if older else ""))
     return state
 
 

@@ -35,12 +35,14 @@ def load(source: str | Path, dtype: torch.dtype | None = torch.float32) -> GPT2:
     Dropout is what the configuration says for the residual stream; our attention weights have none.
     Raises ValueError or FileNotFoundError with the names and shapes that do not fit.
     """
+    from . import checkpoint, sharded  # only when asked for: torch's checkpoints take a second to import
+
+    if sharded.is_sharded(Path(source)):
+        checkpoint.read_state(source)  # before anything of it is read
     if Path(source).is_dir():
         config, file = read_config(Path(source)), Path(source) / "model.safetensors"
     else:
         config, file = PRESETS.get(str(source)), published(str(source))
-    from . import sharded  # only when asked for: torch's checkpoints take a second to import
-
     model = GPT2(config)
     if sharded.is_sharded(file.parent):
         tensors = sharded.whole(file.parent, "weight.")

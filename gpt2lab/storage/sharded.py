@@ -5,7 +5,6 @@ that the boxes make up each tensor, and on reading finds the boxes that overlap.
 another name and renamed when complete, and a digest of every file is compared before anything is read.
 """
 
-import hashlib
 import json
 import os
 import shutil
@@ -18,9 +17,10 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint import metadata as meta
 from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
 
+from . import index
 from .boxes import Box
+from .state import STATE, digest, parse, text, wrong_file
 
-STATE = "state.json"
 INDEX = ".metadata"  # torch's own list of tensors and boxes
 
 
@@ -110,14 +110,27 @@ class _Writer(dcp.FileSystemWriter):
         for file in self.path.glob("*.sha256"):
             sealed |= json.loads(file.read_text())
             file.unlink()
-        for name, text in self.files.items():
-            (self.path / name).write_text(text)
+        for name, words in self.files.items():
+            (self.path / name).write_text(words)
         sealed |= {name: digest(self.path / name) for name in (INDEX, *self.files)}
         state = self.state | {"sha256": dict(sorted(sealed.items()))}
-        (self.path / STATE).write_text(json.dumps(state, indent=2) + "\n")
+        (self.path / STATE).write_text(text(state))
         for file in [*self.path.iterdir(), self.path]:
             _flush(file)
         _replace(self.path, self.folder)
+
+
+class _Reader(dcp.FileSystemReader):
+    """torch's reader, with the list of tensors read by `index`, which runs nothing."""
+
+    def read_metadata(self, *_, **__):
+        """The list of tensors. Raises BadCheckpoint."""
+        try:
+            found = index.read(Path(self.path) / INDEX, {file.name for file in Path(self.path).iterdir()})
+        except ValueError as error:
+            raise BadCheckpoint(str(error)) from None
+        found.storage_meta = meta.StorageMeta(load_id=self.load_id)
+        return found
 
 
 def write(folder: Path, entries: dict[str, Entry], files: dict[str, str], state: dict, world, group) -> None:
@@ -162,7 +175,7 @@ def _first(error: dcp.api.CheckpointException) -> tuple[int, str]:
 
 def read(folder: Path, entries: dict[str, Entry], world: int = 1) -> None:
     """Fill the boxes of the entries from a folder; with `world` > 1 all ranks call it together."""
-    reader, planner = dcp.FileSystemReader(folder), _LoadPlanner()
+    reader, planner = _Reader(folder), _LoadPlanner()
     try:
         _quietly(dcp.load, entries, storage_reader=reader, planner=planner, no_dist=world == 1)
     except dcp.api.CheckpointException as error:
@@ -171,17 +184,15 @@ def read(folder: Path, entries: dict[str, Entry], world: int = 1) -> None:
 
 def is_sharded(folder: Path) -> bool:
     """Whether a folder was written by `write`."""
-    return (folder / INDEX).exists()
+    return (folder / INDEX).exists() or (folder / STATE).exists()
 
 
 def whole(folder: Path, prefix: str) -> dict[str, torch.Tensor]:
     """The whole tensors of a folder whose names start with `prefix`, without it; read by this process alone.
 
-    Raises BadCheckpoint.
+    Whether the folder is whole says `read_state`. Raises BadCheckpoint.
     """
-    if wrong := read_state(folder)[1]:
-        raise BadCheckpoint(wrong)
-    shapes = dcp.FileSystemReader(folder).read_metadata().state_dict_metadata
+    shapes = _Reader(folder).read_metadata().state_dict_metadata
     tensors = {
         name: torch.empty(m.size, dtype=m.properties.dtype)
         for name, m in shapes.items()
@@ -191,27 +202,16 @@ def whole(folder: Path, prefix: str) -> dict[str, torch.Tensor]:
     return {name.removeprefix(prefix): t for name, t in tensors.items()}
 
 
-def read_state(folder: Path, rank: int = 0, world: int = 1) -> tuple[dict, str]:
+def read_state(folder: Path, rank: int = 0, world: int = 1, check_files: bool = True) -> tuple[dict, str]:
     """The state of a folder, and what is wrong with the files that this rank checks ("": nothing)."""
     if not (folder / STATE).exists():
         return {}, f"{folder} is not a checkpoint: it has no {STATE}."
     try:
-        state = json.loads((folder / STATE).read_text())
-        sealed = sorted(state["sha256"].items())
-    except (ValueError, KeyError, TypeError):
-        return {}, f"{folder / STATE} is damaged: it is not the JSON text that was written."
-    for name, right in sealed[rank::world]:
-        if not (folder / name).exists():
-            return state, f"{folder / name} is missing."
-        if digest(folder / name) != right:
-            return state, f"{folder / name} is damaged: its sha256 is not the one in {STATE}."
-    return state, ""
-
-
-def digest(file: Path) -> str:
-    """The sha256 of a file."""
-    with open(file, "rb") as opened:
-        return hashlib.file_digest(opened, "sha256").hexdigest()
+        state = parse((folder / STATE).read_bytes())
+    except ValueError as error:
+        return {}, f"{folder / STATE} is damaged: {error}."
+    sealed = sorted(state["sha256"].items())[rank::world] if check_files else []
+    return state, wrong_file(folder, sealed)
 
 
 def remove(folder: Path) -> None:

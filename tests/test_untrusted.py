@@ -1,0 +1,314 @@
+"""Files that others have made: none of them runs code, and no damage of a checkpoint goes unnoticed."""
+
+import json
+import os
+import pickle
+import random
+import shutil
+import subprocess
+import sys
+import zipfile
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+import torch
+
+from gpt2lab.cli import main
+from gpt2lab.model import GPT2Config
+from gpt2lab.plan import Plan, build
+from gpt2lab.ranks.mesh import Mesh
+from gpt2lab.storage import checkpoint, huggingface, index, sharded, state
+from gpt2lab.train import Trainer
+from gpt2lab.verify import example_batch
+
+CONFIG = GPT2Config(vocab_size=37, n_positions=16, n_layer=1, n_head=2, n_embd=8)
+FILES = ("state.json", ".metadata", "config.json", "__0_0.distcp")
+
+
+def trainer() -> Trainer:
+    return Trainer(build(Plan(), CONFIG, Mesh(), torch.float64))
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory) -> Path:
+    """A run with two checkpoints, of steps 1 and 2."""
+    folder, one = tmp_path_factory.mktemp("run"), trainer()
+    for _ in range(2):
+        one.step(example_batch(CONFIG, 7, 11))
+        checkpoint.save(one, folder, val=1.5)
+    return folder
+
+
+@pytest.fixture
+def copy(run, tmp_path) -> Path:
+    """The newer checkpoint, in a run of its own beside the older one."""
+    shutil.copytree(run, tmp_path / "run")
+    return tmp_path / "run" / "checkpoint-0000002"
+
+
+class Touches:
+    """A pickle of this makes a file when it is read."""
+
+    def __init__(self, file: Path):
+        self.file = file
+
+    def __reduce__(self):
+        return Path.touch, (self.file,)
+
+
+def seal_again(folder: Path) -> None:
+    """What a forger does: new digests for changed files."""
+    said = json.loads((folder / "state.json").read_text())
+    said.pop("seal", None)
+    said["sha256"] = {name: state.digest(folder / name) for name in said["sha256"]}
+    (folder / "state.json").write_text(state.text(said))
+
+
+def forged(folder: Path, name: str, side_effect: Path) -> None:
+    """Plant a pickle with a side effect in a file of a checkpoint, in the form in which it would be read."""
+    file = folder / name
+    if name.endswith(".distcp"):  # the archives of torch.save, one after the other
+        with zipfile.ZipFile(file, "w") as archive:
+            archive.writestr("archive/data.pkl", pickle.dumps(Touches(side_effect)))
+            archive.writestr("archive/version", "3")
+    else:
+        file.write_bytes(pickle.dumps(Touches(side_effect)))
+
+
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("sealed", [True, False])
+def test_no_file_of_a_checkpoint_runs_code(name, sealed, copy, tmp_path, capsys):
+    effect = tmp_path / "effect"
+    forged(copy, name, effect)
+    if sealed and name != "state.json":
+        seal_again(copy)
+    (copy.parent / "options.json").write_text("{}")
+    for command in (
+        ["generate", "--model", str(copy), "--prompt", "a"],
+        ["export", "--run", str(copy), "--out", str(tmp_path / "out")],
+        ["train", "--resume", str(copy), "--out", str(tmp_path)],
+    ):
+        try:
+            main(command)
+        except Exception as error:  # words are another test's business, and a bare error has run nothing
+            assert "Touches" not in str(error)
+        assert not effect.exists(), command
+    with pytest.raises(Exception):  # noqa: B017
+        checkpoint.load(copy, trainer())
+    assert not effect.exists()
+
+
+def test_the_forged_list_of_tensors_would_run_where_a_plain_unpickler_reads_it(copy, tmp_path):
+    """The test above can fail."""
+    forged(copy, ".metadata", tmp_path / "effect")
+    pickle.loads((copy / ".metadata").read_bytes())
+    assert (tmp_path / "effect").exists()
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json"])
+def test_no_file_of_an_export_runs_code(name, copy, tmp_path, capsys):
+    checkpoint.export(copy, tmp_path / "model")
+    (tmp_path / "model" / name).write_bytes(pickle.dumps(Touches(tmp_path / "effect")))
+    with pytest.raises(ValueError):
+        huggingface.load(tmp_path / "model")
+    assert not (tmp_path / "effect").exists()
+
+
+def test_no_shard_of_tokens_runs_code(tmp_path):
+    from gpt2lab.corpus.shards import Shard
+
+    (tmp_path / "tokens.bin").write_bytes(pickle.dumps(Touches(tmp_path / "effect")) * 99)
+    with suppress(ValueError):
+        Shard(tmp_path / "tokens.bin")[:5]
+    assert not (tmp_path / "effect").exists()
+
+
+def test_the_refusal_names_what_the_forged_list_wanted(copy, tmp_path):
+    forged(copy, ".metadata", tmp_path / "effect")
+    with pytest.raises(
+        ValueError, match=r"\.metadata is no list of tensors .*: it names pathlib.Path.touch|getattr"
+    ):
+        index.read(copy / ".metadata", set())
+
+
+@pytest.mark.parametrize("name", ["../../secret", "/etc/passwd", "other.distcp"])
+def test_a_list_that_looks_for_tensors_elsewhere_is_refused(name, copy):
+    found = index.read(copy / ".metadata", {"__0_0.distcp"})
+    for place in found.storage_data.values():
+        place.relative_path = name
+    (copy / ".metadata").write_bytes(pickle.dumps(found))
+    seal_again(copy)
+    with pytest.raises(checkpoint.BadCheckpoint, match="which is no file of this checkpoint"):
+        checkpoint.load(copy, trainer())
+
+
+def test_every_admitted_name_only_holds_values():
+    """torch's own list is read, and nothing else of its modules is reachable."""
+    assert not any(
+        index.ADMITTED.get(module) for module in ("builtins", "os", "posix", "subprocess", "torch.hub")
+    )
+    assert {name for name in index.ADMITTED["torch"] if name != "Size"} == {
+        str(dtype).removeprefix("torch.")
+        for dtype in (torch.bfloat16, torch.float16, torch.float32, torch.float64)
+    }
+
+
+def refused(folder: Path, file: str) -> None:
+    """Reading the checkpoint is refused with the file's name and the older checkpoint."""
+    with pytest.raises(checkpoint.BadCheckpoint) as error:
+        checkpoint.read_state(folder)
+    said = str(error.value)
+    assert said.startswith(str(folder / file)) and "damaged" in said, said
+    assert said.endswith(f"Go on with an older one: --resume {folder.parent / 'checkpoint-0000001'}."), said
+
+
+def flip(file: Path, data: bytes, at: int, bit: int) -> None:
+    file.write_bytes(data[:at] + bytes([data[at] ^ 1 << bit]) + data[at + 1 :])
+
+
+def test_any_flip_and_cut_of_the_state_is_noticed(copy):
+    """Every byte; of each byte one bit, another one every time."""
+    data = (copy / "state.json").read_bytes()
+    for at in range(len(data)):
+        flip(copy / "state.json", data, at, at % 8)
+        refused(copy, "state.json")
+        (copy / "state.json").write_bytes(data[:at])
+        refused(copy, "state.json")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_every_bit_of_the_small_files_and_many_of_the_large_are_noticed(copy):
+    chance = random.Random(5)
+    for name in FILES:
+        data = (copy / name).read_bytes()
+        places = [(at, bit) for at in range(len(data)) for bit in range(8)]
+        if name in (".metadata", "__0_0.distcp"):
+            places = chance.sample(places, 5000)
+        for at, bit in places:
+            flip(copy / name, data, at, bit)
+            refused(copy, name)
+        (copy / name).write_bytes(data)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_flip_cut_or_swap_of_each_file_is_noticed(name, copy, run):
+    data, chance = (copy / name).read_bytes(), random.Random(1)
+    for _ in range(40):
+        flip(copy / name, data, chance.randrange(len(data)), chance.randrange(8))
+        refused(copy, name)
+        (copy / name).write_bytes(data[: chance.randrange(len(data))])
+        refused(copy, name)
+    (copy / name).write_bytes(data + b"\0")
+    refused(copy, name)
+    other = (run / "checkpoint-0000001" / name).read_bytes()
+    (copy / name).write_bytes(other)
+    if other != data and name != "state.json":  # that of another step names files that differ
+        refused(copy, name)
+    elif other != data:
+        with pytest.raises(checkpoint.BadCheckpoint, match="damaged"):
+            checkpoint.read_state(copy)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_missing_file_is_named(name, copy):
+    (copy / name).unlink()
+    with pytest.raises(checkpoint.BadCheckpoint, match=f"no {name}|{name} is missing"):
+        checkpoint.load(copy, trainer())
+    with pytest.raises(checkpoint.BadCheckpoint):
+        huggingface.load(copy)
+
+
+CHANGES = {
+    "another step": {"step": 7},
+    "no digests": {"sha256": {}},
+    "a step that is no number": {"step": "2"},
+    "a step below zero": {"step": -1},
+    "no optimizer": {"optimizer": None},
+    "digests that are a list": {"sha256": []},
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("sealed", [True, False])
+def test_a_changed_state_is_refused(change, sealed, copy):
+    said = json.loads((copy / "state.json").read_text())
+    old = said.pop("seal")
+    text = state.text(said | CHANGES[change])
+    if not sealed:  # the old seal on a new text
+        text = json.dumps(said | CHANGES[change] | {"seal": old}, indent=2) + "\n"
+    (copy / "state.json").write_text(text)
+    if sealed and change == "another step":  # who forges the seal too is not kept out by a digest
+        assert checkpoint.read_state(copy)["step"] == 7
+    else:
+        refused(copy, "state.json")
+
+
+def test_every_file_of_tensors_needs_its_digest(copy):
+    said = json.loads((copy / "state.json").read_text())
+    said.pop("seal")
+    for name in said["sha256"]:
+        rest = {other: right for other, right in said["sha256"].items() if other != name}
+        (copy / "state.json").write_text(state.text(said | {"sha256": rest}))
+        refused(copy, "state.json")
+
+
+def test_what_the_version_before_has_saved_still_loads(copy):
+    """It had no seal; its other digests are compared as ever."""
+    said = json.loads((copy / "state.json").read_text())
+    said.pop("seal")
+    (copy / "state.json").write_text(json.dumps(said, indent=2) + "\n")
+    one = trainer()
+    assert checkpoint.load(copy, one)["step"] == one.steps == 2
+    (copy / "config.json").write_text("{}")
+    refused(copy, "config.json")
+
+
+def test_the_older_one_that_is_named_is_whole(copy, tmp_path):
+    one = trainer()
+    one.steps = 3
+    third = checkpoint.save(one, copy.parent, keep=9)
+    (copy / "config.json").write_text("{}")
+    (third / ".metadata").write_bytes(b"")
+    with pytest.raises(checkpoint.BadCheckpoint, match="--resume .*checkpoint-0000001.$"):
+        checkpoint.read_state(third)
+
+
+def test_a_damaged_older_state_does_not_stop_a_save(copy):
+    (copy.parent / "checkpoint-0000001" / "state.json").write_text("{")
+    one = trainer()
+    one.steps = 3
+    checkpoint.save(one, copy.parent, keep=1)
+    assert checkpoint.best(copy.parent) == copy
+    assert sharded.is_sharded(copy)
+
+
+@pytest.mark.parametrize("started", ["module", "command"])
+def test_the_command_imports_nothing_from_the_current_folder(started, tmp_path):
+    """A student's torch.py, or a file that somebody has left there."""
+    for name in ("torch", "json", "tqdm", "numpy", "reprlib", "argparse"):
+        (tmp_path / f"{name}.py").write_text(
+            f"open('effect-of-{name}', 'w')\nraise SystemExit('ran {name}')\n"
+        )
+    module = [sys.executable, "-m", "gpt2lab"]
+    command = module if started == "module" else [str(Path(sys.executable).with_name("gpt2lab"))]
+    run = [*command, "train", "--dry-run", "--plan", "dp=2"]
+    env = {name: value for name, value in os.environ.items() if name != "GLIBC_TUNABLES"}
+    found = subprocess.run(run, cwd=tmp_path, capture_output=True, text=True, timeout=100, env=env)
+    assert found.returncode == 0 and "torchrun" in found.stdout, found.stderr
+    assert not list(tmp_path.glob("effect*"))
+
+
+def test_a_device_is_not_replaced_by_a_file(tmp_path, capsys):
+    """As root, `--out /dev/full` would have become a regular file."""
+    pipe, text = tmp_path / "pipe", tmp_path / "text.txt"
+    os.mkfifo(pipe)
+    text.write_text("To be, or not to be " * 9)
+    assert main(["data", "--text", str(text), "--out", str(pipe)]) == 1
+    assert f"{pipe} is no regular file, so nothing was written" in capsys.readouterr().err
+    assert pipe.is_fifo()
+    pipe.unlink()
+    pipe.symlink_to(text)
+    assert main(["data", "--text", str(text), "--out", str(tmp_path)]) == 1
+    assert tmp_path.is_dir()
