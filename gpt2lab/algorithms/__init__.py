@@ -1,7 +1,9 @@
 """Collectives written by hand on nothing but messages between two ranks, as libraries build them.
 
 Each module is one algorithm: `all_reduce(x, axis)` gives the sum on every rank, out of place, for any number of ranks;
-`sent(n, rank, count)` says how many elements that rank sends in each of its messages, by formula. Beside them `kernels`: the operations of GPT-2 by hand, forward and backward.
+`sent(n, rank, count)` says how many elements that rank sends in each of its messages, by formula.
+
+`kernels`, beside them, are the operations of GPT-2 by hand, forward and backward.
 """
 
 from . import double_tree, doubling, hierarchical, naive, rabenseifner, ring, tree

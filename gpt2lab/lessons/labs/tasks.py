@@ -5,11 +5,11 @@ from collections.abc import Callable
 
 import torch
 
-from ...tasks.check import levels, one
+from ...tasks.check import ONE, levels
 from ...tasks.graph import EXCLUSIVE, Task, TaskGraph
 
 
-def simulate(graph: TaskGraph, workers: int, cost: Callable[[Task], float] = one, overhead: float = 0.0):
+def simulate(graph: TaskGraph, workers: int, cost: Callable[[Task], float] = ONE, overhead: float = 0.0):
     """When each task would run on `workers` virtual cores, longest remaining chain first: [(worker, start, end)].
 
     `overhead` is added to every task: what the runtime costs.
