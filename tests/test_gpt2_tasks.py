@@ -3,56 +3,15 @@
 from dataclasses import replace
 
 import pytest
-import torch
+from task_cases import SMALL, WHOLE, adamw, batch, made, model, same, sgd, worst
 
 from gpt2lab.lessons.labs.tasks import audit
-from gpt2lab.model import GPT2, GPT2Config
 from gpt2lab.tasks import check
-from gpt2lab.tasks.gpt2 import Blocks, GPT2Tasks
+from gpt2lab.tasks.gpt2 import Blocks
 from gpt2lab.tasks.runtime import run_fork_join, run_sequential
 from gpt2lab.tasks.scheduler import run_tasks
-from gpt2lab.verify import example_batch, example_weights
 
-CONFIG = GPT2Config(vocab_size=37, n_positions=13, n_layer=2, n_head=3, n_embd=12)
-SMALL = Blocks(tokens=20, rows=2, heads=2, columns=9, weights=60, updates=100)
-LARGE = Blocks(tokens=0, rows=0, weights=0, updates=0)
-BLOCKS = [SMALL, LARGE, Blocks(tokens=11, rows=1, heads=1, columns=0, weights=200, updates=7)]
-ROWS, LENGTH = 7, 11
-
-
-def model():
-    made = GPT2(CONFIG).double()
-    made.load_state_dict(example_weights(CONFIG))
-    return made
-
-
-def batch(iteration=0):
-    found = example_batch(CONFIG, ROWS, LENGTH)
-    return replace(found, tokens=(found.tokens + iteration) % CONFIG.vocab_size)
-
-
-def made(blocks=SMALL, optimizer=None):
-    give = lambda iteration: (batch(iteration).tokens, batch(iteration).targets)
-    options = {"optimizer": optimizer} if optimizer else {}
-    return GPT2Tasks(model(), ROWS, LENGTH, give, blocks, total=batch().total, **options)
-
-
-def worst(found, want):
-    assert found.keys() == want.keys()
-    return max(((found[n] - w).abs().max() / w.abs().max()).item() for n, w in want.items())
-
-
-def same(one, other):
-    pairs = zip((one.weights, one.gradients), (other.weights, other.gradients), strict=True)
-    return one.losses == other.losses and all(torch.equal(a[n], b[n]) for a, b in pairs for n in a)
-
-
-def adamw(tensors):
-    return torch.optim.AdamW(tensors, lr=0.01, weight_decay=0.1, fused=True)
-
-
-def sgd(tensors):
-    return torch.optim.SGD(tensors, lr=0.1)
+BLOCKS = [SMALL, WHOLE, Blocks(tokens=11, rows=1, heads=1, columns=0, weights=200, updates=7)]
 
 
 @pytest.mark.parametrize("blocks", BLOCKS, ids=["small", "whole", "one row"])
@@ -129,6 +88,6 @@ def test_the_graph_is_right_least_and_honest():
 
 
 def test_smaller_blocks_mean_more_tasks_and_more_parallelism():
-    whole, small = made(LARGE).graph, made(SMALL).graph
+    whole, small = made(WHOLE).graph, made(SMALL).graph
     assert len(whole.tasks) < 120 < len(small.tasks)
     assert check.parallelism(small) > 1.5 * check.parallelism(whole)

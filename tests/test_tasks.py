@@ -171,7 +171,7 @@ def test_a_task_that_raises_is_named_with_its_parts_and_its_worker(run):
 def test_a_graph_whose_edges_form_a_circle_ends_in_words():
     graph = chain()
     graph.before[0] = (1,)
-    with pytest.raises(RuntimeError, match="rank 0 has no task to run: 'first' waits for 1 of"):
+    with pytest.raises(RuntimeError, match="rank 0 has no task to run: 'first' waits for 1 more"):
         run_tasks(graph)
 
 

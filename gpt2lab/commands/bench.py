@@ -9,6 +9,7 @@
     python -m gpt2lab bench tensor        tensor parallel against DTensor
     python -m gpt2lab bench pipeline      our engine against torch.distributed.pipelining
     python -m gpt2lab bench context       sequence splitting against serial attention and PyTorch's ring
+    python -m gpt2lab bench tasks         an iteration in six ways: threads, fork-join, tasks, ranks
 
 On a machine with fewer cores than ranks a stopwatch also measures the scheduler: read the ratios.
 """

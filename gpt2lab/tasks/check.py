@@ -13,7 +13,7 @@ def races(graph: TaskGraph, before: list | None = None) -> list[tuple[str, str, 
     `before` are other edges to judge than the graph's own. Every pair of accesses to a tensor is looked at, so this
     knows nothing of how the edges were found.
     """
-    ancestors = graph.ancestors if before is None else ancestors_of(before)
+    ancestors = ancestors_of(graph.before if before is None else before)
     users = defaultdict(list)
     for task in graph.tasks:
         for access in task.accesses:
@@ -45,13 +45,11 @@ def needless(graph: TaskGraph, before: list | None = None) -> list[tuple[int, in
     for v, firsts in enumerate(before):
         for u in firsts:
             implied = any(ancestors[w] >> u & 1 for w in firsts if w != u)
-            if implied or not _conflict(graph.tasks[u], graph.tasks[v]):
+            if implied or not any(
+                b.conflicts(a) for a in graph.tasks[u].accesses for b in graph.tasks[v].accesses
+            ):
                 found.append((u, v))
     return found
-
-
-def _conflict(first: Task, then: Task) -> bool:
-    return any(b.conflicts(a) for a in first.accesses for b in then.accesses)
 
 
 def independent_loops(graph: TaskGraph) -> list[list[Task]]:
@@ -75,17 +73,15 @@ def independent_loops(graph: TaskGraph) -> list[list[Task]]:
     return loops
 
 
-def one(task: Task) -> float:
-    """The cost of a task where all cost alike."""
-    return 1.0
+ONE = lambda task: 1.0  # the cost of a task where all cost alike
 
 
-def work(graph: TaskGraph, cost: Callable[[Task], float] = one) -> float:
+def work(graph: TaskGraph, cost: Callable[[Task], float] = ONE) -> float:
     """T_1: what all tasks cost together, the time of one worker."""
     return sum(map(cost, graph.tasks))
 
 
-def levels(graph: TaskGraph, cost: Callable[[Task], float] = one) -> list[float]:
+def levels(graph: TaskGraph, cost: Callable[[Task], float] = ONE) -> list[float]:
     """For each task the cost of the longest chain that begins with it: the usual priority of a scheduler."""
     longest = [0.0] * len(graph.tasks)
     for v in range(len(longest) - 1, -1, -1):
@@ -95,12 +91,12 @@ def levels(graph: TaskGraph, cost: Callable[[Task], float] = one) -> list[float]
     return longest
 
 
-def span(graph: TaskGraph, cost: Callable[[Task], float] = one) -> float:
+def span(graph: TaskGraph, cost: Callable[[Task], float] = ONE) -> float:
     """T_inf: the cost of the critical path, the time of as many workers as one likes."""
     return max(levels(graph, cost), default=0.0)
 
 
-def critical_path(graph: TaskGraph, cost: Callable[[Task], float] = one) -> list[Task]:
+def critical_path(graph: TaskGraph, cost: Callable[[Task], float] = ONE) -> list[Task]:
     """A most costly chain of tasks, each waiting for the one before."""
     longest, path = levels(graph, cost), []
     after = defaultdict(list)
@@ -114,6 +110,6 @@ def critical_path(graph: TaskGraph, cost: Callable[[Task], float] = one) -> list
     return path
 
 
-def parallelism(graph: TaskGraph, cost: Callable[[Task], float] = one) -> float:
+def parallelism(graph: TaskGraph, cost: Callable[[Task], float] = ONE) -> float:
     """T_1 / T_inf: how many workers the graph can keep busy on average."""
     return work(graph, cost) / span(graph, cost)

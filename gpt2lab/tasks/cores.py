@@ -12,18 +12,16 @@ QUANTUM = 0.02  # seconds after which a worker offers its core to the others, be
 
 
 class Cores:
-    """The shared cores. One process makes them and keeps them open, `Cores(path, 2)`; the others open `Cores(path)`."""
+    """The shared cores: one process makes them and keeps them open, `Cores(path, 2)`; the others open `Cores(path)`."""
 
     def __init__(self, path, count: int = 0):
         """Open the pipe at `path`; with a `count` make it first, with so many cores in it."""
+        if not 0 <= count < 256:
+            raise ValueError(f"{count} cores: share between 1 and 255.")
         if count:
             os.mkfifo(path, 0o600)
         self._pipe = os.open(path, os.O_RDWR)
         os.write(self._pipe, bytes(range(count)))
-
-    def close(self) -> None:
-        """Let go of the pipe; the cores in it are gone with the last process that has it open."""
-        os.close(self._pipe)
 
     def take(self) -> int:
         """Sleep until a core is free and take it; returns its number."""

@@ -15,7 +15,7 @@ from ..algorithms import kernels
 from ..model import GPT2
 from ..ranks.mesh import Axis
 from . import messages
-from .graph import Access, TaskGraph, reads, updates, writes
+from .graph import TaskGraph, reads, updates, writes
 
 ALONE = Axis()
 LINEAR = {"attn.c_attn": 3, "attn.c_proj": 1, "mlp.c_fc": 4, "mlp.c_proj": 1}
@@ -246,7 +246,7 @@ class GPT2Tasks:
             for weight, (name, rows) in zip(weights, parts, strict=True):
                 weight.grad = self.gradients[name][slice(*rows)]
             body = partial(_update, self.optimizer(weights))
-            accesses = [mode(name, rows) for name, rows in parts for mode in (updates, _of_gradient)]
+            accesses = [updates(*part) for part in parts] + [reads(f"d.{name}", rows) for name, rows in parts]
             self.graph.add(f"update {_name(parts)}", body, *accesses, loop="update", kind="update")
 
     def _parts(self, elements: int) -> Iterator[list]:
@@ -262,10 +262,6 @@ class GPT2Tasks:
 
 def _update(optimizer, *_) -> None:
     optimizer.step()
-
-
-def _of_gradient(name: str, rows) -> Access:
-    return reads(f"d.{name}", rows)
 
 
 def _name(parts) -> str:

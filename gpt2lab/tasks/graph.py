@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 
@@ -83,7 +83,7 @@ class Task:
     kind: str = "other"
     priority: int = 0
     wire: str = ""
-    locks: tuple[str, ...] = field(default=())
+    locks: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         return f"{self.name!r} ({', '.join(map(str, self.accesses))})"

@@ -4,6 +4,7 @@ import heapq
 import threading
 import time
 from collections import defaultdict
+from collections.abc import Callable
 
 from ..ranks.trace import Span
 from . import check
@@ -85,18 +86,19 @@ class Scheduler:
             with self._lock:
                 self._busy -= 1
                 self._under_way[task.number] = result
-            threading.Thread(target=self._arrive, args=(task, result, "messages"), daemon=True).start()
+            args = (task, result, result.handle.join, "messages")
+            threading.Thread(target=self._arrive, args=args, daemon=True).start()
         elif isinstance(result, Pending):
-            self._arrive(task, result, f"worker {worker}")
+            self._arrive(task, result, result.handle.wait, f"worker {worker}")
         else:
             with self._lock:
                 self._finish(task)
 
-    def _arrive(self, task: Task, pending: Pending, lane: str) -> None:
+    def _arrive(self, task: Task, pending: Pending, wait: Callable, lane: str) -> None:
         """Sleep until the message is done; then the task is over. Runs on a thread of its own, or blocks a worker."""
         start = time.perf_counter()
         try:
-            pending.arrived(pending.handle.join())
+            pending.arrived(wait())
         except BaseException as error:
             failed = TaskFailed(f"the message of task {task} failed: {type(error).__name__}: {error}")
             failed.__cause__ = error
@@ -144,12 +146,8 @@ class Scheduler:
             words.append(f"task {self.graph.tasks[number]} waits for {pending.handle.waits_for()}")
         for number, count in enumerate(self._waits):
             if count and self._turns[number] and number not in self._under_way and len(words) < 8:
-                words.append(f"{self.graph.tasks[number].name!r} waits for {count} of {self._names(number)}")
-        rank = self._recorder.rank
-        return f"rank {rank} has no task to run: {'; '.join(words)}."
-
-    def _names(self, number: int) -> list[str]:
-        return [self.graph.tasks[u].name for u in self.graph.before[number]]
+                words.append(f"{self.graph.tasks[number].name!r} waits for {count} more")
+        return f"rank {self._recorder.rank} has no task to run: {'; '.join(words)}."
 
     def _pop(self) -> Task | None:
         """The most urgent ready task whose tensors nobody else reduces into just now."""

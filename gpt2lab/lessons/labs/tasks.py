@@ -1,17 +1,21 @@
-"""Lesson 13's instruments: virtual cores, and tasks run among poisoned tensors to see what they really touch."""
+"""Lesson 13's instruments: virtual cores, tasks run among poisoned tensors to see what they touch, and contests."""
 
+import time
 from collections import defaultdict
 from collections.abc import Callable
 
 import torch
 
-from ...tasks.check import levels, one
-from ...tasks.graph import EXCLUSIVE, Task, TaskGraph
+from ...ranks import comm
+from ...ranks.mesh import Mesh
+from ...tasks import messages
+from ...tasks.check import ONE, levels
+from ...tasks.cores import Cores
+from ...tasks.graph import EXCLUSIVE, Task, TaskGraph, updates, writes
+from ...tasks.scheduler import Scheduler
 
 
-def simulate_tasks(
-    graph: TaskGraph, workers: int, cost: Callable[[Task], float] = one, overhead: float = 0.0
-):
+def simulate_tasks(graph: TaskGraph, workers: int, cost: Callable[[Task], float] = ONE, overhead: float = 0.0):
     """When each task would run on `workers` virtual cores, longest remaining chain first: [(worker, start, end)].
 
     `overhead` is added to every task: what the runtime costs.
@@ -79,3 +83,50 @@ def _mask(task: Task, name: str, tensor: torch.Tensor, modes: tuple[str, ...]) -
         if access.tensor == name and access.mode in modes:
             access.part(mask).fill_(True)
     return mask
+
+
+def turns(contestants: dict[str, Callable], repeat: int = 5) -> dict[str, list[float]]:
+    """Milliseconds of each contestant; they take turns, after one that does not count."""
+    found = {name: [] for name in contestants}
+    for turn in range(repeat + 1):
+        for name, run in contestants.items():
+            start = time.perf_counter()
+            run()
+            if turn:
+                found[name].append(1e3 * (time.perf_counter() - start))
+    return found
+
+
+def torch_threads(step: Callable, threads: int) -> Callable:
+    """The same step with this many threads inside every operation of torch."""
+
+    def run():
+        before = torch.get_num_threads()
+        torch.set_num_threads(threads)
+        step()
+        torch.set_num_threads(before)
+
+    return run
+
+
+def uneven(
+    rank: int, world_size: int, workers: int, path=None, loads=(48, 8), rounds: int = 3
+) -> list[float]:
+    """Milliseconds of each round in which rank 0 has more tasks than rank 1, and both then sum their results.
+
+    With a `path` the workers of all ranks share the cores of that pipe.
+    """
+    axis, a = Mesh(dp=world_size)["dp"], torch.randn(320, 320)
+    graph = TaskGraph({"x": torch.zeros(max(loads), 320, 320), "sum": torch.zeros(4)})
+    for number in range(loads[rank]):
+        work = lambda x: torch.mm(a, a, out=x[0])
+        graph.add(f"work {number}", work, writes("x", (number, number + 1)), kind="forward")
+    messages.all_reduce(graph, "sum", axis, updates("sum"))
+    scheduler, found = Scheduler(graph, workers, cores=Cores(path) if path else None), []
+    for _ in range(rounds + 1):
+        comm.barrier(axis)
+        start = time.perf_counter()
+        scheduler.run()
+        comm.barrier(axis)
+        found.append(1e3 * (time.perf_counter() - start))
+    return found[1:]

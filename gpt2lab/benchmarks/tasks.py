@@ -1,0 +1,216 @@
+"""One iteration of GPT-2 run in six ways: program order, torch's own threads, fork-join, tasks, replayed tasks, ranks.
+
+The protocol is that of the port of llm.c at the Barcelona Supercomputing Center: so many runs of so many iterations,
+without validation or generation, the first iteration apart. Versions take turns. Written: a JSON file, and a dashboard
+with the published figures (112 CPUs) beside. With --all the costs of a task and of building a graph are measured too.
+"""
+
+import argparse
+import json
+import statistics
+import time
+from collections import defaultdict
+from pathlib import Path
+
+import torch
+
+from ..model import GPT2, PRESETS
+from ..planner import metrics
+from ..processes.launch import Ranks, kept
+from ..ranks import comm
+from ..ranks.mesh import Mesh
+from ..tasks.gpt2 import Blocks, GPT2Tasks, adamw
+from ..tasks.graph import TaskGraph, updates
+from ..tasks.runtime import run_fork_join, run_sequential
+from ..tasks.scheduler import Scheduler, run_tasks
+
+VERSIONS = ("sequential", "torch threads", "fork-join", "tasks", "taskiter", "ranks x tasks")
+PUBLISHED = {"sequential": 35.0, "fork-join": 1.430, "fork-join over nOS-V": 1.616}
+"""Seconds of an iteration on 112 CPUs (from the wiki of the port): OpenMP, and the same over nOS-V."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options; the defaults are llm.c's batch and the smallest published model."""
+    parser.add_argument("--config", choices=list(PRESETS), default="gpt2")
+    parser.add_argument("--rows", type=int, default=4, metavar="B", help="sequences in a step (default 4)")
+    parser.add_argument("--length", type=int, default=64, metavar="T", help="tokens of each (default 64)")
+    parser.add_argument("--runs", type=int, default=3, metavar="k", help="runs of every version (default 3)")
+    parser.add_argument(
+        "--iterations", type=int, default=5, help="iterations a run, the first apart (default 5)"
+    )
+    parser.add_argument("--workers", type=int, default=2, help="worker threads, or ranks (default 2)")
+    parser.add_argument("--versions", nargs="+", choices=VERSIONS, default=VERSIONS[:5], help="which to run")
+    parser.add_argument("--all", action="store_true", help="every version, and what a task and a graph cost")
+    parser.add_argument("--out", default="runs/tasks", help="folder for the figure and the JSON file")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the protocol, print the table, write JSON and dashboard."""
+    from ..plots import style
+    from ..plots import tasks as plots
+
+    if args.rows < args.workers or args.iterations < 2 or args.runs < 1:
+        raise ValueError(
+            f"{args.rows} rows, {args.workers} workers, {args.iterations} iterations, {args.runs} runs: "
+            "take at least a row a worker, 2 iterations and 1 run."
+        )
+    versions = VERSIONS if args.all else tuple(args.versions)
+    found = protocol(versions, args)
+    report = {"options": vars(args), "versions": summary(found, args.workers), "published": PUBLISHED}
+    print(f"GPT-2 {args.config}, B={args.rows}, T={args.length}, {args.workers} workers, float32 (measured)")
+    for name, row in report["versions"].items():
+        print(f"  {name:15}" + "  ".join(f"{key} {value:.3f}" for key, value in row.items()))
+    if args.all:
+        report["overhead"] = overhead(args.workers)
+        for what, microseconds in report["overhead"].items():
+            print(f"  {what:44}{microseconds:10.1f}")
+    folder = Path(args.out)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"{args.config}.json").write_text(json.dumps(report | {"seconds": found}, indent=1))
+    style.save(plots.dashboard(found, args.workers, PUBLISHED), folder / f"{args.config}.png")
+    print(f"Saved {folder / args.config}.png and .json")
+    return 0
+
+
+def protocol(versions, args) -> dict[str, list[list[float]]]:
+    """{version: seconds of every iteration, for every run}; versions take turns."""
+    found = {name: [] for name in versions}
+    with Ranks(args.workers, echo=False, timeout=600) as ranks:
+        steps = {name: version(name, args) for name in versions if name != VERSIONS[5]}
+        for _ in range(args.runs):
+            for name in versions:
+                if name == VERSIONS[5]:
+                    found[name].append(ranks.run(on_rank, args)[0])
+                else:
+                    found[name].append(steps[name](args.iterations))
+    return found
+
+
+def summary(found: dict, workers: int) -> dict[str, dict[str, float]]:
+    """Mean seconds without first iterations, spread over the runs, the first alone; speed-up and what follows."""
+    rows, serial = {}, None
+    for name, runs in found.items():
+        means = [statistics.mean(run[1:]) for run in runs]
+        row = {"mean": statistics.mean(means), "spread": max(means) - min(means)}
+        row["first"] = statistics.mean(run[0] for run in runs)
+        serial = row["mean"] if name == VERSIONS[0] else serial
+        if serial and name != VERSIONS[0]:
+            row["speedup"] = metrics.speedup(serial, row["mean"])
+            row["efficiency"] = metrics.efficiency(row["speedup"], workers)
+            row["karp_flatt"] = metrics.karp_flatt(row["speedup"], workers) if workers > 1 else 1.0
+        rows[name] = row
+    return rows
+
+
+def batches(args):
+    """A function that gives the same random batch in every iteration."""
+    generator = torch.Generator().manual_seed(0)
+    tokens = torch.randint(PRESETS[args.config].vocab_size, (args.rows, args.length + 1), generator=generator)
+    return lambda iteration: (tokens[:, :-1], tokens[:, 1:])
+
+
+def version(name: str, args):
+    """A function that runs so many iterations of a version and returns the seconds of each."""
+    if name == "torch threads":
+        return torch_threads(args)
+    half = Blocks(tokens=-(-args.rows // args.workers) * args.length, rows=-(-args.rows // args.workers))
+    graph = GPT2Tasks(GPT2(PRESETS[args.config]), args.rows, args.length, batches(args), half).graph
+    if name == "taskiter":
+        scheduler = Scheduler(graph, args.workers)
+        return lambda n: [timed(scheduler.run, 1), *[timed(scheduler.run, n - 1) / (n - 1)] * (n - 1)]
+    once = {
+        "sequential": lambda: run_sequential(graph),
+        "fork-join": lambda: run_fork_join(graph, args.workers),
+        "tasks": lambda: run_tasks(rebuilt(graph), args.workers),
+    }[name]
+    return lambda n: [timed(once) for _ in range(n)]
+
+
+def torch_threads(args):
+    """The rival: GPT-2 as it is, with autograd and fused AdamW, and threads inside every operation of torch."""
+    model, (tokens, targets) = GPT2(PRESETS[args.config]), batches(args)(0)
+    optimizer = adamw(list(model.parameters()))
+
+    def step():
+        (model.loss(model(tokens), targets) / targets.numel()).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    def several(n):
+        before = torch.get_num_threads()
+        torch.set_num_threads(args.workers)
+        seconds = [timed(step) for _ in range(n)]
+        torch.set_num_threads(before)
+        return seconds
+
+    return several
+
+
+def on_rank(rank: int, world_size: int, args) -> list[float]:
+    """Seconds of every iteration on ranks of one worker each, that share the rows and sum gradients by tasks."""
+    axis = Mesh(dp=world_size)["dp"]
+    if "tasks" not in kept:
+        mine = torch.arange(args.rows).tensor_split(world_size)[rank]
+        give = lambda iteration: [part[mine] for part in batches(args)(iteration)]
+        options = {"total": args.rows * args.length, "axis": axis}
+        model = GPT2(PRESETS[args.config])
+        kept["tasks"] = GPT2Tasks(model, len(mine), args.length, give, Blocks(tokens=0, rows=0), **options)
+    scheduler, seconds = Scheduler(kept["tasks"].graph, 1), []
+    for _ in range(args.iterations):
+        comm.barrier(axis)
+        seconds.append(timed(scheduler.run, 1))
+    return seconds
+
+
+def timed(function, *args) -> float:
+    """Seconds of one call."""
+    start = time.perf_counter()
+    function(*args)
+    return time.perf_counter() - start
+
+
+def rebuilt(graph: TaskGraph) -> TaskGraph:
+    """The same tasks in a new graph, as a program has it that declares them anew in every iteration."""
+    new = TaskGraph(graph.tensors)
+    for t in graph.tasks:
+        new.add(t.name, t.body, *t.accesses, loop=t.loop, kind=t.kind, priority=t.priority, wire=t.wire)
+    return new
+
+
+def overhead(workers: int, tasks: int = 1000) -> dict[str, float]:
+    """Microseconds a task costs besides its work: chains of empty tasks; and the share lost with tasks of 1 ms."""
+    graph = TaskGraph({"x": torch.zeros(workers)})
+    fill = lambda: [add_links(graph, workers, lambda x: None) for _ in range(tasks // workers)]
+    found = {"to build, microseconds a task": timed(fill)}
+    found["in program order"] = timed(run_sequential, graph)
+    found["in fork-join, a barrier for each " + str(workers)] = timed(run_fork_join, graph, workers)
+    scheduler = Scheduler(graph, workers)
+    found["replayed by workers"] = timed(scheduler.run, 5) / 5
+    found = {what: 1e6 * seconds / tasks for what, seconds in found.items()}
+    a = torch.randn(384, 384)
+    size = 1e-3 / min(timed(lambda: a @ a) for _ in range(20))
+    work = TaskGraph({"x": torch.zeros(workers)})
+    for _ in range(100):
+        add_links(work, workers, lambda x: [a @ a for _ in range(max(1, round(size)))])
+    scheduler = Scheduler(work, workers)
+    seconds = timed(scheduler.run, 5)
+    busy = sum(s.end - s.start for s in scheduler.run(5))
+    found["percent of the workers' time lost, tasks of 1 ms"] = 100 * max(0.0, 1 - busy / seconds / workers)
+    return found
+
+
+def add_links(graph: TaskGraph, workers: int, body) -> None:
+    """One more link to a chain of tasks for each worker."""
+    loop = f"link {len(graph.tasks)}"
+    for worker in range(workers):
+        graph.add(loop, body, updates("x", (worker, worker + 1)), loop=loop)
+
+
+def shares(spans, workers: int) -> dict[str, float]:
+    """Of all the time that the workers had the share of each kind of work, and what was left between tasks."""
+    spent = defaultdict(float)
+    for s in spans:
+        spent[s.kind] += s.end - s.start
+    whole = workers * (max(s.end for s in spans) - min(s.start for s in spans))
+    found = {kind: seconds / whole for kind, seconds in sorted(spent.items())}
+    return found | {"between tasks": 1 - sum(found.values())}

@@ -1,0 +1,195 @@
+"""Checkers of lesson 13: declared accesses, edges that could go, the ready rule, a receive that gives its core back."""
+
+import random
+
+import torch
+
+from ...processes.launch import Ranks
+from ...ranks import comm
+from ...ranks.mesh import Mesh
+from ...tasks import check, messages
+from ...tasks.graph import Access, TaskGraph, reads, reduces, updates, writes
+from ...tasks.scheduler import run_tasks
+from ..labs.tasks import audit
+
+BODIES = {
+    "up": lambda x, w, h: h.copy_(x @ w),
+    "gelu": lambda h: h.mul_(torch.sigmoid(1.702 * h)),
+    "down": lambda x, h, w, y: y.copy_(x + h @ w),
+    "grad": lambda h, y, d: d.add_(h.t() @ y),
+}
+
+
+def mlp(declare) -> TaskGraph:
+    """The tasks of an MLP over three blocks of two tokens, with the accesses that `declare(task, a, b)` gives."""
+    draw = lambda *shape: torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape)))
+    tensors = {"x": draw(6, 3), "w1": draw(3, 4), "w2": draw(4, 3), "h": draw(6, 4), "y": draw(6, 3)}
+    graph = TaskGraph(tensors | {"d": torch.zeros(4, 3)})
+    for task, body in BODIES.items():
+        for a in (0, 2, 4):
+            accesses = declare(task, a, a + 2)
+            assert accesses is not None, f"{task}: your function returned None. Is the return missing?"
+            assert all(isinstance(access, Access) for access in accesses), (
+                f"{task}: give a tuple of accesses such as reads('x', (a, b)), not {accesses!r}"
+            )
+            graph.add(f"{task} {a}:{a + 2}", body, *accesses)
+    return graph
+
+
+def declared(task: str, a: int, b: int) -> tuple[Access, ...]:
+    """The answer to `declare`."""
+    block = (a, b)
+    return {
+        "up": (reads("x", block), reads("w1"), writes("h", block)),
+        "gelu": (updates("h", block),),
+        "down": (reads("x", block), reads("h", block), reads("w2"), writes("y", block)),
+        "grad": (reads("h", block), reads("y", block), reduces("d")),
+    }[task]
+
+
+def declare(answer) -> None:
+    """Exercise: what the tasks of an MLP touch, no less and no more."""
+    graph, want = mlp(answer), mlp(declared)
+    try:
+        found = audit(graph)
+    except (RuntimeError, TypeError) as error:
+        raise AssertionError(f"a task cannot compute with the parts that it declares: {error}") from None
+    assert not found, f"{found[0]}"
+    for task, right in zip(graph.tasks, want.tasks, strict=True):
+        if more := sorted(set(graph.before[task.number]) - set(want.before[right.number])):
+            first = graph.tasks[more[0]].name
+            raise AssertionError(
+                f"{task.name!r} has to wait for {first!r}, and need not: something is too large"
+            )
+    missing = [v for v in range(len(want.tasks)) if set(want.before[v]) - set(graph.before[v])]
+    assert not missing, f"nothing orders {graph.tasks[missing[0]].name!r} after what it needs"
+
+
+def random_edges(seed: int, tasks: int = 12, most: int = 4) -> list[tuple[int, ...]]:
+    """Edges to each task from some tasks before it, many of them implied by others."""
+    draw = random.Random(seed)
+    return [tuple(sorted(draw.sample(range(v), min(v, draw.randint(0, most))))) for v in range(tasks)]
+
+
+def reduced(before: list[tuple[int, ...]]) -> list[tuple[int, ...]]:
+    """The answer to `fewest`."""
+    ancestors = check.ancestors_of(before)
+    implied = lambda u, firsts: any(ancestors[w] >> u & 1 for w in firsts if w != u)
+    return [tuple(u for u in firsts if not implied(u, firsts)) for firsts in before]
+
+
+def fewest(answer) -> None:
+    """Exercise: the fewest edges that order the same tasks."""
+    chain = [(), (0,), (1,), (2, 0)]
+    for before in ([(), (0,), (0, 1)], chain, *(random_edges(seed) for seed in range(8))):
+        got = answer([tuple(firsts) for firsts in before])
+        assert got is not None, "your function returned None. Is the return missing?"
+        got = [tuple(sorted(firsts)) for firsts in got]
+        assert len(got) == len(before), f"{len(before)} tasks go in, {len(got)} come out"
+        new = [(u, v) for v, firsts in enumerate(got) for u in firsts if u not in before[v]]
+        assert not new, f"{new[0]} was no edge before: only leave some out"
+        lost = [
+            v for v, (a, b) in enumerate(zip(*map(check.ancestors_of, (got, before)), strict=True)) if a != b
+        ]
+        assert not lost, f"of {before} nothing orders task {lost[0]} any more as it was: you keep {got}"
+        more = [(u, v) for v, firsts in enumerate(got) for u in firsts if u not in reduced(before)[v]]
+        assert not more, f"of {before} the edge {more[0]} can still go: a longer way leads there"
+
+
+class Counted(list):
+    """A list that counts how many of its entries are looked at."""
+
+    looked = 0
+
+    def __getitem__(self, place):
+        self.looked += 1
+        return super().__getitem__(place)
+
+    def __iter__(self):
+        self.looked += len(self)
+        return super().__iter__()
+
+
+def release(v: int, waits: list[int], after: list[list[int]]) -> list[int]:
+    """The answer to `ready`."""
+    found = []
+    for w in after[v]:
+        waits[w] -= 1
+        if waits[w] == 0:
+            found.append(w)
+    return found
+
+
+def ready(answer) -> None:
+    """Exercise: the tasks that may run because one is over."""
+    for seed in range(6):
+        before = random_edges(seed, 40)
+        after = [[w for w, firsts in enumerate(before) if v in firsts] for v in range(40)]
+        waits = Counted(len(firsts) for firsts in before)
+        queue, over = [v for v, firsts in enumerate(before) if not firsts], []
+        while queue:
+            v = queue.pop(seed % 2 - 1)
+            early = [u for u in before[v] if u not in over]
+            assert not early, f"task {v} was let go while task {early[0]}, which it needs, was not over"
+            assert v not in over, f"task {v} was let go twice"
+            over.append(v)
+            waits.looked = 0
+            got = answer(v, waits, after)
+            assert got is not None, "your function returned None. Is the return missing?"
+            assert waits.looked <= 4 * len(after[v]), (
+                f"you looked at {waits.looked} counters for a task that {len(after[v])} wait for; with a million tasks "
+                "that is the whole time. Look at after[v] alone"
+            )
+            queue += got
+        left = sorted(set(range(40)) - set(over))
+        assert not left, f"task {left[0]} never runs, though all that it waits for is over"
+
+
+def received(axis, source: int):
+    """The answer to `gives_back`."""
+
+    def body(x):
+        handle = comm.irecv(x, axis, source)
+        return messages.Pending(handle, x.copy_)
+
+    return body
+
+
+def question_and_answer(rank: int, world_size: int, make) -> list[float]:
+    """Rank 0 with one worker waits for an answer to a question that it still has to ask."""
+    axis = Mesh(dp=2)["dp"]
+    graph = TaskGraph({"x": torch.zeros(2), "q": torch.full((2,), 20.0)})
+    if rank == 0:
+        graph.add("receive", make(axis, 1), writes("x"), wire="from 1", priority=1)
+        messages.send(graph, "ask", axis, 1, "q")
+        graph.add("use", lambda x: x.add_(1), updates("x"))
+    else:
+        messages.receive(graph, "question", axis, 0, "q")
+        graph.add("think", lambda q: q.mul_(2), updates("q"))
+        messages.send(graph, "answer", axis, 0, "q")
+    run_tasks(graph, 1, patience=3)
+    return graph.tensors["x"].tolist()
+
+
+def gives_back(answer) -> None:
+    """Exercise: the body of a task that receives, and gives its core back while the message is under way."""
+    with Ranks(2, echo=False, timeout=10) as ranks:
+        try:
+            got, _ = ranks.run(question_and_answer, answer)
+        except RuntimeError as error:
+            text = str(error)
+            if "NotImplementedError" in text:
+                raise NotImplementedError from None
+            circle = "0 -> 1 -> 0" in text or "stuck" in text or "Nothing has moved" in text
+            assert not circle, (
+                "the worker of rank 0 sleeps in your task, so nobody asks the question that the answer is for: "
+                "start the message and return a Pending"
+            )
+            assert "returned nothing callable" not in text and "not callable" not in text, (
+                "`received(axis, source)` must return the body, a function of the view x"
+            )
+            raise AssertionError(text.strip().splitlines()[-1]) from None
+    assert got != [1.0, 1.0], (
+        "the task is over, but what came is not in x: let Pending put it there on arrival"
+    )
+    assert got == [41.0, 41.0], f"rank 0 should end with 41 (twice 20, and one), not {got}"

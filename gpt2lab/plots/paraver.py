@@ -1,0 +1,100 @@
+"""Traces for Paraver, the viewer of the Barcelona Supercomputing Center: a .prv file of records, .pcf of names, .row.
+
+The format is public (https://tools.bsc.es/paraver, "trace generation"). A rank is a Paraver task with a thread for each
+lane; times are nanoseconds on the one clock of all ranks. A record is a line of whole numbers:
+`1:cpu:appl:task:thread:begin:end:state`, `2:cpu:appl:task:thread:time:type:value`, and `3:`, for a message, with cpu,
+appl, task, thread, logical and physical time of its sending and again of its receipt, then size and tag.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+STATES = ("Idle", "forward", "backward", "weight", "update", "comm", "wait", "other")
+"""The states of a thread: their numbers are their places."""
+
+COLORS = (
+    "255,255,255",
+    "86,180,233",
+    "0,158,115",
+    "240,228,66",
+    "204,121,167",
+    "213,94,0",
+    "221,221,221",
+    "85,85,85",
+)
+TASK = 6_000_000
+"""The type of the events that say which task begins (its value) or ends (0)."""
+
+
+@dataclass(frozen=True)
+class Message:
+    """`size` bytes that `source` began to send at `sent` and `target` had at `received` (seconds)."""
+
+    source: int
+    target: int
+    sent: float
+    received: float
+    size: int
+    tag: int = 0
+
+
+def records(spans, messages=()) -> tuple[list[str], dict[tuple[int, str], int], list[str]]:
+    """(lines of the .prv file, number of the cpu of each (rank, lane), names of tasks by the events' values)."""
+    spans = list(spans)
+    lanes = sorted({(s.rank, s.lane) for s in spans})
+    cpu = {lane: number for number, lane in enumerate(lanes, 1)}
+    ranks = sorted({rank for rank, _ in lanes})
+    thread = {lane: 1 + sum(other[0] == lane[0] for other in lanes[: cpu[lane] - 1]) for lane in lanes}
+    zero = min((s.start for s in spans), default=0.0)
+    ns = lambda time: max(0, round((time - zero) * 1e9))
+    place = lambda lane: f"{cpu[lane]}:1:{ranks.index(lane[0]) + 1}:{thread[lane]}"
+    names = sorted({s.name for s in spans})
+    value = {name: number for number, name in enumerate(names, 1)}
+    found = []
+    for s in spans:
+        at, start, end = place((s.rank, s.lane)), ns(s.start), ns(s.end)
+        found.append((start, 1, f"1:{at}:{start}:{end}:{STATES.index(s.kind)}"))
+        found.append((start, 2, f"2:{at}:{start}:{TASK}:{value[s.name]}"))
+        found.append((end, 0, f"2:{at}:{end}:{TASK}:0"))
+    first = {rank: next(lane for lane in lanes if lane[0] == rank) for rank in ranks}
+    for m in messages:
+        sent, received = ns(m.sent), ns(m.received)
+        ends = f"{place(first[m.source])}:{sent}:{sent}:{place(first[m.target])}:{received}:{received}"
+        found.append((sent, 3, f"3:{ends}:{m.size}:{m.tag}"))
+    last = max((ns(s.end) for s in spans), default=0)
+    threads = ",".join(f"{sum(lane[0] == rank for lane in lanes)}:1" for rank in ranks)
+    header = f"#Paraver (01/01/00 at 00:00):{last}_ns:1({len(lanes)}):1:{len(ranks)}({threads})"
+    return [header, *(line for *_, line in sorted(found))], cpu, names
+
+
+def pcf(names: list[str]) -> str:
+    """What the numbers of states and events mean, and their colours."""
+    lines = ["DEFAULT_OPTIONS", "", "LEVEL               THREAD", "UNITS               NANOSEC", ""]
+    lines += ["STATES", *(f"{number}    {state}" for number, state in enumerate(STATES)), ""]
+    colors = (f"{number}    {{{color}}}" for number, color in enumerate(COLORS))
+    lines += ["STATES_COLOR", *colors, "", "EVENT_TYPE", f"0    {TASK}    task", "VALUES", "0    end"]
+    return "\n".join([*lines, *(f"{number}    {name}" for number, name in enumerate(names, 1)), ""])
+
+
+def row(lanes) -> str:
+    """The names of cpus, node and threads."""
+    threads = [f"rank {rank}, {lane}" for rank, lane in lanes]
+    cpus = [f"{number}.node" for number in range(1, len(threads) + 1)]
+    levels = {"CPU": cpus, "NODE": ["node"], "THREAD": threads}
+    return (
+        "\n\n".join(
+            f"LEVEL {level} SIZE {len(names)}\n" + "\n".join(names) for level, names in levels.items()
+        )
+        + "\n"
+    )
+
+
+def save_paraver(spans, path, messages=()) -> Path:
+    """Write the .prv file `path` and, beside it, .pcf and .row; returns the path."""
+    path = Path(path).with_suffix(".prv")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lines, cpu, names = records(spans, messages)
+    path.write_text("\n".join(lines) + "\n")
+    path.with_suffix(".pcf").write_text(pcf(names))
+    path.with_suffix(".row").write_text(row(cpu))
+    return path

@@ -1,0 +1,136 @@
+"""Pictures of tasks: who ran what and when, how many work at once, the graph, the benchmark's dashboard."""
+
+import statistics
+from dataclasses import replace
+
+from matplotlib.figure import Figure
+
+from ..planner.metrics import average_parallelism, profile
+from .style import COLORS, SERIAL, THINGS, figure, legend, rank_color
+
+
+def workers(spans, title: str = "", path=(), clock: str = "measured") -> Figure:
+    """One row a worker of each rank, a bar a task; below, how many work at once. `path`: names of a critical path."""
+    spans, path = list(spans), set(path)
+    lanes = sorted({(s.rank, s.lane) for s in spans})
+    zero, end = min(s.start for s in spans), max(s.end for s in spans)
+    fig, (ax, below) = figure(
+        8, 1.9 + 0.42 * len(lanes), 2, sharex=True, height_ratios=[0.5 + len(lanes), 1.6]
+    )
+    for s in spans:
+        place = lanes.index((s.rank, s.lane))
+        edge = {"edgecolor": "black", "linewidth": 1.2} if s.name in path else {"linewidth": 0}
+        ax.barh(place, 1e3 * (s.end - s.start), 0.7, 1e3 * (s.start - zero), color=COLORS[s.kind], **edge)
+    several = len({rank for rank, _ in lanes}) > 1
+    ax.set_yticks(range(len(lanes)), [f"rank {r}, {lane}" if several else lane for r, lane in lanes])
+    ax.invert_yaxis()
+    ax.grid(axis="y", visible=False)
+    ax.set_title(title, pad=22)
+    kinds = [kind for kind in COLORS if kind in {s.kind for s in spans}]
+    legend(ax, kinds, loc="lower left", bbox_to_anchor=(0, 1), ncols=len(kinds), fontsize=8)
+    working = at_work(spans)
+    times, counts = zip(*profile(working), strict=True)
+    below.step([1e3 * (t - zero) for t in times], counts, where="post", color=SERIAL, linewidth=0.8)
+    below.axhline(average_parallelism(working), color=THINGS[3], linestyle="--")
+    below.set_ylim(0, max(counts) + 0.6)
+    below.set_xlim(0, 1e3 * (end - zero))
+    below.set_ylabel("at work")
+    below.set_xlabel(f"time in ms ({clock}); dashed: {average_parallelism(working):.2f} at work on average")
+    return fig
+
+
+def at_work(spans) -> list:
+    """The spans of workers, each worker numbered as if it were a rank, for `planner.metrics`."""
+    busy = [s for s in spans if s.lane != "messages"]
+    lanes = sorted({(s.rank, s.lane) for s in busy})
+    return [replace(s, rank=lanes.index((s.rank, s.lane))) for s in busy]
+
+
+def graph(task_graph, levels, path=(), title: str = "") -> Figure:
+    """Tasks as dots, each right of all that it waits for; edges as lines, those of a critical path thick."""
+    deepest = max(levels)
+    column = [round(deepest - level) for level in levels]
+    rows, place = {}, {}
+    for task in task_graph.tasks:
+        x = column[task.number]
+        place[task.number] = (x, rows.setdefault(x, 0))
+        rows[x] += 1
+    height = max(rows.values())
+    fig, ax = figure(8, 1.2 + 0.4 * height)
+    centered = {n: (x, y - (rows[x] - 1) / 2) for n, (x, y) in place.items()}
+    numbers = [task.number for task in path]
+    thick = set(zip(numbers, numbers[1:], strict=False))
+    for u, v in task_graph.edges():
+        (x0, y0), (x1, y1) = centered[u], centered[v]
+        style = (
+            {"color": "black", "linewidth": 2} if (u, v) in thick else {"color": "#AAAAAA", "linewidth": 0.8}
+        )
+        ax.plot([x0, x1], [y0, y1], zorder=1, **style)
+    for task in task_graph.tasks:
+        x, y = centered[task.number]
+        edge = "black" if task.number in numbers else "white"
+        ax.scatter(x, y, s=110, color=COLORS[task.kind], edgecolor=edge, zorder=2)
+        ax.annotate(task.name, (x, y), (0, 8), textcoords="offset points", ha="center", fontsize=6.5)
+    ax.set_axis_off()
+    ax.margins(0.06, 0.12)
+    ax.set_title(title)
+    return fig
+
+
+def grain(rows, title: str = "", chosen: int | None = None) -> Figure:
+    """Block size against parallelism, overhead and time; rows are (block, parallelism, share lost, time in ms)."""
+    fig, axes = figure(8, 2.8, 1, 3)
+    sizes = [row[0] for row in rows]
+    for ax, column, label in zip(
+        axes, (1, 2, 3), ("work / critical path", "overhead / work", "time, ms"), strict=True
+    ):
+        ax.plot(sizes, [row[column] for row in rows], "o-", color=THINGS[4])
+        ax.set_xscale("log", base=2)
+        ax.set_ylim(0)
+        ax.set_title(label)
+        if chosen is not None:
+            ax.axvline(chosen, color=THINGS[3], linestyle="--")
+    axes[1].set_xlabel("tokens in a block" + (f"; {title}" if title else ""))
+    return fig
+
+
+def times(rows: dict[str, list[float]], title: str = "", unit: str = "ms") -> Figure:
+    """One row a version: its times as dots, the median as a bar."""
+    fig, ax = figure(8, 0.9 + 0.38 * len(rows))
+    for place, (_, values) in enumerate(rows.items()):
+        ax.barh(place, statistics.median(values), 0.6, color=rank_color(place), alpha=0.5)
+        ax.plot(values, [place] * len(values), "|", color="black", markersize=9)
+    ax.set_yticks(range(len(rows)), list(rows))
+    ax.invert_yaxis()
+    ax.grid(axis="y", visible=False)
+    ax.set_xlabel(f"{unit} (bar: median)")
+    ax.set_title(title)
+    return fig
+
+
+def dashboard(found: dict[str, list[list[float]]], count: int, published: dict[str, float]) -> Figure:
+    """Every iteration of every version, the first apart; speed-ups with the published ones beside."""
+    fig, (left, right) = figure(9, 3.4, 1, 2, width_ratios=[1.6, 1])
+    for place, (name, runs) in enumerate(found.items()):
+        for run in runs:
+            left.plot(range(1, len(run)), [1e3 * s for s in run[1:]], "-", color=rank_color(place), alpha=0.6)
+            left.plot(0, 1e3 * run[0], "x", color=rank_color(place))
+        left.plot([], [], color=rank_color(place), label=name)
+    left.set_ylim(0)
+    left.set_xlabel("iteration (x: the first)")
+    left.set_title("ms an iteration (measured)")
+    left.legend(fontsize=8, loc="lower right")
+    means = {name: statistics.mean(s for run in runs for s in run[1:]) for name, runs in found.items()}
+    first = next(iter(means))
+    for place, mean in enumerate(means.values()):
+        right.barh(place, means[first] / mean / count, 0.6, color=rank_color(place))
+    names = [name for name in published if name != "sequential"]
+    for place, name in enumerate(names, len(means)):
+        right.barh(place, published["sequential"] / published[name] / 112, 0.6, color=THINGS[2])
+    right.set_yticks(
+        range(len(means) + len(names)), [*means, *(f"{n} (112, from a paper)" for n in names)], fontsize=8
+    )
+    right.invert_yaxis()
+    right.axvline(1, color="black", linewidth=0.8)
+    right.set_title(f"efficiency against {first}, {count} workers")
+    return fig
