@@ -1,0 +1,143 @@
+"""Parameter servers that apply a gradient when it arrives, in an order that a seed decides and a log remembers.
+
+Workers are at most `bound` clocks apart (stale synchronous parallel): 0 is bulk synchronous, None without a bound. The
+weights are cut into equal stretches over the servers, which all see the same order.
+
+Ho et al. 2013, "More Effective Distributed ML via a Stale Synchronous Parallel Parameter Server"; Li et al. 2014.
+"""
+
+import random
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+
+from ...corpus.batches import IGNORED, Batch
+from ...model import GPT2, GPT2Config
+from ...ranks import comm
+from ...ranks.mesh import Mesh
+
+
+class Event(NamedTuple):
+    """A worker pulls weights or pushes its gradient; `clock` counts its own steps, `time` is when it happens."""
+
+    time: float
+    kind: str
+    worker: int
+    clock: int
+
+
+class Applied(NamedTuple):
+    """An entry of the servers' log: whose gradient, of which clock, read at which version, applied as which update."""
+
+    worker: int
+    clock: int
+    read: int
+    update: int
+
+    @property
+    def staleness(self) -> int:
+        """Updates by others between the pull and the push."""
+        return self.update - self.read
+
+
+def may_start(clock: int, slowest: int, bound: int | None) -> bool:
+    """Whether a worker that has finished `clock` steps may pull: it is at most `bound` steps ahead of the slowest."""
+    return bound is None or clock - slowest <= bound
+
+
+def arrivals(seconds: list[float], steps: int, bound: int | None, seed: int = 0) -> list[Event]:
+    """The order of all pulls and pushes: worker k needs about `seconds[k]` a step, give or take a tenth by the seed."""
+    dice, clocks = random.Random(seed), [0] * len(seconds)
+    waiting, under_way, events, now = set(range(len(seconds))), {}, [], 0.0
+    while waiting or under_way:
+        for worker in sorted(waiting):
+            if may_start(clocks[worker], min(clocks), bound):
+                waiting.remove(worker)
+                events.append(Event(now, "pull", worker, clocks[worker]))
+                under_way[worker] = now + seconds[worker] * dice.uniform(0.9, 1.1)
+        worker = min(under_way, key=under_way.get)
+        now = under_way.pop(worker)
+        events.append(Event(now, "push", worker, clocks[worker]))
+        clocks[worker] += 1
+        if clocks[worker] < steps:
+            waiting.add(worker)
+    return events
+
+
+def log_of(events: list[Event]) -> list[Applied]:
+    """What the servers will write into their log."""
+    read, log = {}, []
+    for event in events:
+        if event.kind == "pull":
+            read[event.worker] = len(log)
+        else:
+            log.append(Applied(event.worker, event.clock, read[event.worker], len(log)))
+    return log
+
+
+def gradient(model: GPT2, weights: torch.Tensor, batch: Batch) -> torch.Tensor:
+    """The gradient (P,) of the summed loss of some rows over the global number of target tokens, at flat weights."""
+    torch.nn.utils.vector_to_parameters(weights.clone(), model.parameters())
+    logits = model(batch.tokens).flatten(0, 1)
+    loss = (
+        F.cross_entropy(logits, batch.targets.flatten(), ignore_index=IGNORED, reduction="sum") / batch.total
+    )
+    return torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(model.parameters()))])
+
+
+def serve(
+    rank: int, world_size: int, servers: int, config: GPT2Config, batches: list[Batch], events, lr: float
+):
+    """One rank: a server (the first ones), which returns its stretch of the weights and its log, or a worker.
+
+    Worker k computes its rows of batches[clock]. Bytes: S pushed and S pulled for every step of a worker.
+    """
+    torch.set_default_dtype(torch.float64)
+    try:
+        world, model = Mesh(dp=world_size)["dp"], GPT2(config).double()
+        comm.clear_log()
+        weights = torch.nn.utils.parameters_to_vector(model.parameters()).detach()
+        if rank < servers:
+            mine = weights.tensor_split(servers)[rank].clone()
+            return (*_serve(mine, world, servers, events, lr), dict(comm.traffic()))
+        _work(rank - servers, world, servers, model, weights, batches, events)
+        return None, [], dict(comm.traffic())
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def _serve(mine, world, servers, events, lr):
+    read, log, leaving = {}, [], []
+    for _, kind, worker, clock in events:
+        if kind == "pull":
+            read[worker] = len(log)
+            leaving.append(comm.isend(mine.clone(), world, servers + worker))
+        else:
+            mine -= lr * comm.irecv(mine, world, servers + worker).wait()
+            log.append(Applied(worker, clock, read[worker], len(log)))
+    for handle in leaving:
+        handle.wait()
+    return mine, log
+
+
+def _work(worker, world, servers, model, weights, batches, events):
+    workers = world.size - servers
+    for event in events:
+        if (event.kind, event.worker) == ("pull", worker):
+            parts = weights.tensor_split(servers)
+            pulled = torch.cat([comm.irecv(p, world, s).wait() for s, p in enumerate(parts)])
+            found = gradient(model, pulled, batches[event.clock].rows(worker, workers))
+            pushed = [comm.isend(p, world, s) for s, p in enumerate(found.tensor_split(servers))]
+            for handle in pushed:
+                handle.wait()
+
+
+def replay(config: GPT2Config, batches: list[Batch], log: list[Applied], workers: int, lr: float):
+    """All versions of the flat weights, from the log alone, in one process; the last is what the servers hold."""
+    model = GPT2(config).double()
+    versions = [torch.nn.utils.parameters_to_vector(model.parameters()).detach()]
+    for worker, clock, read, _ in log:
+        rows = batches[clock].rows(worker, workers)
+        versions.append(versions[-1] - lr * gradient(model, versions[read], rows))
+    return versions

@@ -1,0 +1,106 @@
+"""Servers that apply gradients on arrival, and replicas that meet every H steps: equal to their serial emulators."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from planting import planted
+
+from gpt2lab.lessons.labs import local_sgd
+from gpt2lab.lessons.labs import servers_on_arrival as servers
+from gpt2lab.model import GPT2, GPT2Config
+from gpt2lab.verify import example_batch, serial_gradients
+
+CONFIG = GPT2Config(vocab_size=37, n_positions=16, n_layer=2, n_head=2, n_embd=16)
+BATCHES = [example_batch(CONFIG, 7, 11, t) for t in range(6)]
+
+
+def pulls_ahead(events):
+    """The most clocks by which a worker that pulls is ahead of the slowest."""
+    clocks, most = dict.fromkeys((e.worker for e in events), 0), 0
+    for event in events:
+        if event.kind == "pull":
+            most = max(most, event.clock - min(clocks.values()))
+        else:
+            clocks[event.worker] += 1
+    return most
+
+
+@given(slow=st.integers(1, 6), bound=st.integers(0, 4), seed=st.integers(0, 50), workers=st.integers(1, 4))
+@settings(max_examples=60, deadline=None)
+def test_no_worker_is_further_ahead_than_the_bound(slow, bound, seed, workers):
+    events = servers.arrivals([1.0] * (workers - 1) + [float(slow)], 8, bound, seed)
+    log = servers.log_of(events)
+    assert pulls_ahead(events) <= bound
+    assert sorted((e.worker, e.clock) for e in log) == [(w, c) for w in range(workers) for c in range(8)]
+    if bound == 0:
+        assert all(entry.read == entry.clock * workers for entry in log)
+
+
+def test_mutant_a_bound_off_by_one_is_seen_in_the_log():
+    loose = lambda right: lambda clock, slowest, bound: right(clock, slowest, bound + 1)
+    with planted(servers, "may_start", loose):
+        assert pulls_ahead(servers.arrivals([1.0, 5.0], 8, 2)) == 3
+
+
+def test_the_slow_worker_makes_the_others_stale_and_the_bound_limits_it():
+    most = {}
+    for bound in (0, 1, 3, None):
+        log = servers.log_of(servers.arrivals([1.0, 1.0, 4.0], 12, bound))
+        most[bound] = max(entry.staleness for entry in log)
+    assert most[0] == 2 and most[0] < most[1] < most[3] <= most[None]
+
+
+@pytest.mark.parametrize("count, bound", [(1, 0), (1, 2), (1, None), (2, 1)])
+def test_the_log_replays_to_the_same_bits(pools, count, bound):
+    workers = 3 if count == 1 else 2
+    events = servers.arrivals([1.0] * (workers - 1) + [3.0], len(BATCHES), bound, seed=3)
+    found = pools[4].run(servers.serve, count, CONFIG, BATCHES, events, 0.1)
+    logs = [log for part, log, _ in found if part is not None]
+    assert logs == [servers.log_of(events)] * count
+    mine = torch.cat([part for part, *_ in found[:count]])
+    assert torch.equal(mine, servers.replay(CONFIG, BATCHES, logs[0], workers, 0.1)[-1])
+    _, size, messages = found[-1][2]["send", "dp"]
+    assert (size, messages) == (8 * CONFIG.parameters * len(BATCHES), count * len(BATCHES))
+
+
+def test_bulk_synchronous_is_serial_training():
+    log = servers.log_of(servers.arrivals([1.0, 2.0, 1.5], len(BATCHES), 0))
+    found = servers.replay(CONFIG, BATCHES, log, 3, 0.1)[-1]
+    model = GPT2(CONFIG).double()
+    for batch in BATCHES:
+        _, grads, _ = serial_gradients(model, batch)
+        with torch.no_grad():
+            for name, p in model.named_parameters():
+                p -= 0.1 * grads[name]
+    assert torch.allclose(found, local_sgd.flat(model), rtol=0, atol=1e-13)
+
+
+@pytest.mark.parametrize("ranks, every", [(2, 3), (4, 2), (2, 1)])
+def test_local_sgd_equals_its_emulator_and_sends_every_h_steps(pools, ranks, every):
+    found = pools[ranks].run(local_sgd.train, CONFIG, BATCHES, every)
+    want, losses = local_sgd.emulate(CONFIG, BATCHES, ranks, every)
+    for rank, (weights, mine, traffic) in enumerate(found):
+        assert torch.allclose(weights, want, rtol=0, atol=1e-12) and mine == pytest.approx(
+            losses[rank], 1e-12
+        )
+        calls, size, _ = traffic["all_reduce", "dp"]
+        assert calls == len(BATCHES) // every
+        assert abs(size - calls * 2 * (ranks - 1) * 8 * CONFIG.parameters // ranks) < 8 * ranks * calls
+
+
+@pytest.mark.parametrize(
+    "name, make",
+    [
+        ("step", lambda right: lambda self, difference: right(self, -difference)),
+        ("step", lambda right: lambda self, difference: right(self, difference / 2)),
+    ],
+    ids=["outer gradient with the wrong sign", "mean taken twice"],
+)
+def test_mutants_of_the_outer_step_are_noticed(pools, name, make):
+    def buggy(rank, world_size):
+        with planted(local_sgd.Outer, name, make):
+            return local_sgd.train(rank, world_size, CONFIG, BATCHES[:4], 2)
+
+    (weights, *_), _ = pools[2].run(buggy)
+    assert not torch.allclose(weights, local_sgd.emulate(CONFIG, BATCHES[:4], 2, 2)[0], rtol=0, atol=1e-6)

@@ -1,0 +1,34 @@
+"""The figures of lesson 09 are drawn from data alone."""
+
+from gpt2lab.lessons.labs.servers_on_arrival import arrivals, log_of
+from gpt2lab.lessons.labs.staleness import LETTERS, homes_of, losses
+from gpt2lab.model import GPT2
+from gpt2lab.parallel.pipeline.versions import Read
+from gpt2lab.plots import asynchronous as plots
+from gpt2lab.plots.style import png
+from gpt2lab.schedules.asynchronous import FREE, make_stream
+
+
+def test_each_figure_is_drawn():
+    for name in FREE:
+        assert png(plots.version_map(make_stream(name, 3, 6, 3 if name == "2bw" else 1), 6, name))
+    stream = make_stream("pipedream", 2, 4)
+    record = [
+        [Read(op, 0, held, 0) for op, held in zip(stream.schedule.orders[s], stream.held(s), strict=True)]
+        for s in range(2)
+    ]
+    assert png(plots.kept({"pipedream": record}))
+    logs = {name: log_of(arrivals([1.0, 3.0], 4, bound)) for name, bound in (("BSP", 0), ("ASP", None))}
+    assert png(plots.staleness(logs))
+    assert png(
+        plots.curves({("1f1b", 0.1): [3.0, 2.0], ("ampnet", 0.1): [3.0, 2.5]}, {"1f1b": 1.75, "ampnet": 1})
+    )
+
+
+def test_letters_are_learnt_with_every_parameter_at_home():
+    homes = homes_of(LETTERS, 4)
+    assert set(homes) == {n for n, _ in GPT2(LETTERS).named_parameters()} and set(homes.values()) == set(
+        range(4)
+    )
+    found = losses("1f1b", 0.2, 12, stages=2)
+    assert found[-1] < found[0] - 0.5
