@@ -49,9 +49,12 @@ def copy_rate(size: int, seconds: float = 0.1) -> float:
 def flops_per_token(config: GPT2Config, length: int) -> int:
     """Operations of forward and backward for one token: 6 N + 12 L C T (PaLM 2022, appendix B).
 
-    N leaves out the position embedding, which is looked up and not multiplied; attention is counted whole, not causal.
+    N leaves out the position embedding, which is looked up and not multiplied, and the experts that a token does not
+    meet; attention is counted whole, not causal.
     """
     weights = config.parameters - config.n_positions * config.n_embd
+    if config.experts:
+        weights += config.experts.added(config, active=True) - config.experts.added(config)
     return 6 * weights + 12 * config.n_layer * config.n_embd * length
 
 

@@ -14,7 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from .model import MLP, GPT2Config, summable
+from ..model import MLP, GPT2Config, summable
+from .rows import Attach, Combine, Dispatch, Expert, by_expert
 
 ROUTERS = ("switch", "gshard", "mixtral", "deepseek", "expert_choice")
 GROUPS = ("row", "batch", "rank")
@@ -103,21 +104,6 @@ class Experts:
         return min(tokens, math.ceil(self.top_k * tokens / self.experts * factor))
 
 
-class Expert(nn.Module):
-    """One MLP among many: GPT-2's with gelu, or a gated one without biases."""
-
-    def __init__(self, config: GPT2Config, hidden: int, gated: bool):
-        super().__init__()
-        self.c_gate = nn.Linear(config.n_embd, hidden, bias=False) if gated else None
-        self.c_fc = nn.Linear(config.n_embd, hidden, bias=not gated)
-        self.c_proj = nn.Linear(hidden, config.n_embd, bias=not gated)
-
-    def forward(self, x):  # (m, C)
-        if self.c_gate is None:
-            return self.c_proj(F.gelu(self.c_fc(x), approximate="tanh"))
-        return self.c_proj(F.silu(self.c_gate(x)) * self.c_fc(x))
-
-
 class Here:
     """All experts and all tokens of a group are here. Expert parallelism puts `Spread` in its place."""
 
@@ -164,7 +150,9 @@ class Mixture(nn.Module):
         self.shared = Expert(config, self.config.shared * hidden, gated) if self.config.shared else None
         self.ranks = Here()  # seam: expert, tensor and context parallelism replace it
         self.total: int | None = None  # None: the tokens of the call
-        self.chosen = self.kept = None  # (E,) of the last call on this rank: tokens that asked for and got an expert
+        self.chosen = self.kept = (
+            None  # (E,) of the last call on this rank: tokens that asked for and got an expert
+        )
 
     def forward(self, x, positions=None, noise=None):  # (B, T, C)
         logits, scores, choice, weights = self.route(x, positions, noise)
@@ -194,7 +182,9 @@ class Mixture(nn.Module):
             weights = weights / weights.sum(-1, keepdim=True)
         if config.random_second and noise is not None:
             never = 1 - 2 * weights[..., 1:].detach()  # the second is asked with probability 2 g_2
-            asked = noise.keep(never, -1 - self.layer, positions, torch.zeros(1, dtype=torch.long).to(x.device))
+            asked = noise.keep(
+                never, -1 - self.layer, positions, torch.zeros(1, dtype=torch.long).to(x.device)
+            )
             experts = torch.cat([experts[..., :1], experts[..., 1:].where(asked, UNUSED)], -1)
         return logits, scores, experts, weights.to(x.dtype)
 
@@ -225,13 +215,17 @@ class Mixture(nn.Module):
         if not limited and not (config.balance and torch.is_grad_enabled()):
             return made, None
         one = self._grouped(experts)[..., None] == torch.arange(config.experts, device=experts.device)
-        everywhere, place = self.ranks.loads(one.sum(1), config)  # (R, G, k, E) of the ranks that share groups
+        everywhere, place = self.ranks.loads(
+            one.sum(1), config
+        )  # (R, G, k, E) of the ranks that share groups
         total = everywhere.sum(0)
         tokens = int(total[0].sum() if config.router == "expert_choice" else total[0, 0].sum())
         share = total.sum(1, keepdim=True) / total.sum((1, 2), keepdim=True)
         if not limited:
             return made, share
-        before = total.cumsum(1) - total + everywhere[:place].sum(0)  # earlier choices, then earlier ranks' tokens
+        before = (
+            total.cumsum(1) - total + everywhere[:place].sum(0)
+        )  # earlier choices, then earlier ranks' tokens
         queue = one.cumsum(1) - one.long() + before[:, None]  # (G, S, k, E)
         return (one & (queue < config.room(tokens))).any(-1).view_as(made), share
 
@@ -257,64 +251,13 @@ class Mixture(nn.Module):
         return loss
 
 
-def by_expert(experts, count: int):
-    """Choices (B, T, k), numbered 0 to B T k - 1, sorted by expert, in token order, and how many each expert has."""
-    flat = experts.flatten()
-    unused, *counts = torch.bincount(flat + 1, minlength=count + 1).split([1, count])
-    return flat.argsort(stable=True)[int(unused) :], counts[0]
-
-
-class Dispatch(torch.autograd.Function):
-    """Rows x[token] (M, C) of x (N, C), each token as often as it has experts. Backward: a token's gradients add up."""
-
-    @staticmethod
-    def forward(ctx, x, token):
-        ctx.save_for_backward(token)
-        ctx.length = len(x)
-        return x.index_select(0, token)
-
-    @staticmethod
-    def backward(ctx, grad):
-        (token,) = ctx.saved_tensors
-        return grad.new_zeros(ctx.length, grad.size(1)).index_add_(0, token, grad), None
-
-
-class Combine(torch.autograd.Function):
-    """Sums (N, C) of each token's rows (M, C), times their weights (M,): the adjoint of `Dispatch`, weighted.
-
-    Backward: each row gets its token's gradient times its weight, each weight the product of row and gradient.
-    """
-
-    @staticmethod
-    def forward(ctx, rows, weights, token, length):
-        ctx.save_for_backward(rows, weights, token)
-        weighted = (rows * weights[:, None]).to(weights.dtype)
-        return weighted.new_zeros(length, rows.size(1)).index_add_(0, token, weighted)
-
-    @staticmethod
-    def backward(ctx, grad):
-        rows, weights, token = ctx.saved_tensors
-        grad = grad.index_select(0, token)
-        return grad * weights[:, None], (grad * rows).sum(-1), None, None
-
-
-class Attach(torch.autograd.Function):
-    """y, unchanged; in backward the loss gets the gradient 1, wherever in the model y is."""
-
-    @staticmethod
-    def forward(ctx, y, loss):
-        ctx.like = loss
-        return y.view_as(y)
-
-    @staticmethod
-    def backward(ctx, grad):
-        return grad, None if ctx.like is None else torch.ones_like(ctx.like)
-
-
 def looped(mixture: Mixture, x):
     """The mixture's output by a plain loop: every expert computes every token, and the weight is mostly zero."""
     _, _, experts, weights = mixture.route(x)
-    kept, y = mixture.room(experts)[0], mixture.shared(x) if mixture.shared is not None else torch.zeros_like(x)
+    kept, y = (
+        mixture.room(experts)[0],
+        mixture.shared(x) if mixture.shared is not None else torch.zeros_like(x),
+    )
     for e, expert in mixture.experts.items():
         y = y + (weights * (kept & (experts == int(e)))).sum(-1, keepdim=True) * expert(x)
     return y
