@@ -5,23 +5,26 @@ from dataclasses import dataclass, replace
 from .model import GPT2Config
 from .plan import Plan
 from .ranks.mesh import NAMES
-from .verify import CONFIG
+from .verify import CONFIG, EXPERTS
 
-MEANING = {"pp": "pipeline", "dp": "data", "cp": "context", "tp": "tensor"}
+MEANING = {"pp": "pipeline", "dp": "data", "cp": "context", "tp": "tensor", "ep": "expert"}
 
 
 @dataclass(frozen=True)
 class Composition:
-    """A plan that is tested, with the window or dropout of the model it is tested on."""
+    """A plan that is tested, with the window or dropout of the model it is tested on, and the router of its experts."""
 
     plan: str
     window: int | None = None
     dropout: float = 0.0
+    router: str = ""
 
     @property
     def config(self) -> GPT2Config:
         """The model: verification's odd sizes."""
-        return replace(CONFIG, window=self.window, dropout=self.dropout)
+        more = {} if self.router in ("", "expert_choice") else MORE[self.router]
+        experts = replace(EXPERTS.experts, router=self.router, **more) if self.router else None
+        return replace(CONFIG, window=self.window, dropout=self.dropout, experts=experts)
 
 
 PAIRS = (  # on 4 ranks
@@ -48,21 +51,43 @@ PAIRS = (  # on 4 ranks
     Composition("cp=2,tp=2,sp=on,exchange=heads"),
 )
 
+MORE = {  # what each router is tested with
+    "switch": {"top_k": 1, "capacity": 1.0, "group": "batch"},
+    "gshard": {"random_second": True},
+    "mixtral": {"gated": True},
+    "deepseek": {"speed": 0.05},
+}
+WITH_EXPERTS = (  # on 4 ranks
+    Composition("dp=4,ep=4", router="mixtral"),
+    Composition("dp=4,ep=2", router="deepseek"),
+    Composition("dp=4,ep=2,data=naive", router="switch"),
+    Composition("dp=4,ep=4", router="expert_choice"),
+    Composition("dp=4,ep=2,zero=1", router="gshard"),
+    Composition("dp=4,ep=2,zero=3", router="deepseek"),
+    Composition("dp=2,ep=2,tp=2", router="mixtral"),
+    Composition("dp=2,ep=2,tp=2,sp=on,zero=2,recompute=on", router="deepseek", dropout=0.1),
+    Composition("dp=2,ep=2,cp=2", router="gshard", dropout=0.1),
+    Composition("pp=2,dp=2,ep=2,micro=3,schedule=zb_h1,zero=2", router="deepseek"),
+    Composition("pp=2,dp=2,ep=2,micro=2,schedule=interleaved,recompute=on", router="mixtral"),
+    Composition("tp=4,sp=on", router="deepseek"),
+)
+
 TRIPLES = (  # on 8 ranks
     Composition("pp=2,dp=2,tp=2,micro=3,zero=1"),
     Composition("pp=2,dp=2,tp=2,micro=2,schedule=zb_h1,zero=3,sp=on"),
     Composition("pp=2,dp=2,cp=2,micro=3,layout=zigzag,exchange=ring"),
     Composition("pp=2,cp=2,tp=2,micro=2,schedule=interleaved,sp=on"),
     Composition("dp=2,cp=2,tp=2,zero=3,sp=on,layout=interleaved"),
+    Composition("pp=2,dp=2,ep=2,tp=2,micro=2,sp=on,zero=2", router="deepseek"),
 )
 
 ALL = (Composition("pp=2,dp=2,cp=2,tp=2,micro=2,zero=2,sp=on,layout=zigzag,exchange=ring"),)  # on 16 ranks
-TESTED = (*PAIRS, *TRIPLES, *ALL)
+TESTED = (*PAIRS, *WITH_EXPERTS, *TRIPLES, *ALL)
 
 
 def used(plan: Plan) -> list[str]:
     """The strategies that a plan uses, by name."""
-    names = [MEANING[axis] for axis in NAMES if getattr(plan, axis) > 1]
+    names = [MEANING[axis] for axis in (*NAMES, "ep") if getattr(plan, axis) > 1]
     extra = {"sequence": plan.sp, f"ZeRO-{plan.zero}": plan.zero > 0, "recompute": plan.recompute}
     return names + [name for name, there in extra.items() if there]
 

@@ -5,6 +5,7 @@ Without the cache every new token costs a forward pass over the whole text so fa
 
 import hashlib
 from collections.abc import Callable, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -132,7 +133,8 @@ def generate(
     for _ in range(new):
         if max(map(len, rows)) > context:
             kept = None  # every position has moved, so old keys are of no use
-        logits = next_logits(model, rows, kept)
+        with generating(model):
+            logits = next_logits(model, rows, kept)
         logits = logits if gather is None else gather(logits)
         for b, token in enumerate(choose.draw(logits, list(map(len, rows)))):
             ended[b] = ended[b] or token == stop
@@ -141,6 +143,17 @@ def generate(
         if all(ended):
             break
     return rows
+
+
+@contextmanager
+def generating(model):
+    """The model as it generates: experts take every token that asks for them, as they cannot see who else will."""
+    was = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(was)
 
 
 @torch.no_grad()

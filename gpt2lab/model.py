@@ -32,6 +32,7 @@ class GPT2Config:
     n_embd: int = 768
     dropout: float = 0.0
     window: int | None = None  # a token attends to itself and this many before it; None: to all before it
+    experts: object = None  # an `experts.Experts`, which makes the mixtures in place of MLPs; None: dense
 
     def __post_init__(self):
         if self.n_embd % self.n_head:
@@ -45,8 +46,13 @@ class GPT2Config:
     @property
     def parameters(self) -> int:
         """How many parameters, the tied head counted once: V C + n_positions C + L (12 C^2 + 13 C) + 2 C."""
-        c = self.n_embd
-        return (self.vocab_size + self.n_positions) * c + self.n_layer * (12 * c * c + 13 * c) + 2 * c
+        c, more = self.n_embd, self.experts.added(self) if self.experts else 0
+        return (self.vocab_size + self.n_positions) * c + self.n_layer * (12 * c * c + 13 * c) + 2 * c + more
+
+    @property
+    def draws(self) -> bool:
+        """Whether training draws random numbers, for dropout or for a second expert."""
+        return bool(self.dropout or (self.experts and self.experts.random_second))
 
 
 PRESETS = {
@@ -146,7 +152,7 @@ class MLP(nn.Module):
         self.c_fc = nn.Linear(config.n_embd, 4 * config.n_embd)
         self.c_proj = nn.Linear(4 * config.n_embd, config.n_embd)
 
-    def forward(self, x):  # (B, T, C)
+    def forward(self, x, positions=None, noise=None):  # (B, T, C); a mixture of experts may draw by position
         return self.c_proj(F.gelu(self.c_fc(x), approximate="tanh"))
 
 
@@ -158,13 +164,13 @@ class Block(nn.Module):
         self.ln_1 = nn.LayerNorm(config.n_embd)
         self.attn = Attention(config)
         self.ln_2 = nn.LayerNorm(config.n_embd)
-        self.mlp = MLP(config)  # seam: dense, or a mixture of experts
+        self.mlp = config.experts.mixture(config, layer) if config.experts else MLP(config)  # seam
         self.drop_attn = Dropout(config.dropout, 2 * layer + 1)
         self.drop_mlp = Dropout(config.dropout, 2 * layer + 2)
 
     def forward(self, x, positions, noise: Noise | None = None, cache=None):  # (B, T, C)
         x = x + self.drop_attn(self.attn(self.ln_1(x), positions, cache), positions, noise)
-        return x + self.drop_mlp(self.mlp(self.ln_2(x)), positions, noise)
+        return x + self.drop_mlp(self.mlp(self.ln_2(x), positions, noise), positions, noise)
 
 
 def token_loss(logits, targets):

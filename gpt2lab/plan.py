@@ -11,9 +11,10 @@ from dataclasses import dataclass, fields
 
 import torch
 
+from .experts.mixture import set_total
 from .generate import generate
 from .model import GPT2, GPT2Config
-from .parallel import data, sequence, servers, spec, tensor
+from .parallel import data, expert, sequence, servers, spec, tensor
 from .parallel.accumulate import Accumulate
 from .parallel.base import Engine, GradientSync
 from .parallel.chunked_loss import apply_chunked_loss
@@ -33,6 +34,7 @@ class Plan:
 
     pp: int = 1  # pipeline stages
     dp: int = 1  # data-parallel replicas
+    ep: int = 1  # how many neighbours of them share out the experts
     cp: int = 1  # parts of the sequence
     tp: int = 1  # tensor-parallel parts
     micro: int = 1  # micro-batches of a step: accumulated, or sent through the pipeline
@@ -72,7 +74,7 @@ class Plan:
         return values
 
     def __post_init__(self):
-        for name in (*NAMES, "micro", "chunks"):
+        for name in (*NAMES, "ep", "micro", "chunks"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)} is no number of parts. Use {name}=1 or more.")
 
@@ -83,12 +85,12 @@ class Plan:
     @property
     def axes(self) -> dict[str, int]:
         """The size of every mesh axis: `Mesh(**plan.axes)`."""
-        return {name: getattr(self, name) for name in NAMES}
+        return {name: getattr(self, name) for name in NAMES} | ({"ep": self.ep} if self.ep > 1 else {})
 
     @property
     def world(self) -> int:
         """How many ranks the plan needs."""
-        return math.prod(self.axes.values())
+        return math.prod(getattr(self, name) for name in NAMES)
 
     @property
     def asynchronous(self) -> bool:
@@ -138,6 +140,7 @@ def _strategies(plan: Plan) -> list:
         zero: plan.zero,
         data: not plan.zero,
         servers: _served(plan),
+        expert: True,
     }
     return [file for file, wanted in used.items() if wanted]
 
@@ -177,6 +180,7 @@ class Parallel:
         """
         batch.check(self.model.config.vocab_size, self.model.config.n_positions)
         dp = self.mesh["dp"]
+        set_total(self.model, batch.total)
         batch = batch.rows(dp.rank, dp.size)
         if self.columns:
             batch = batch.columns(self.columns(batch.tokens.size(1)))
@@ -235,7 +239,7 @@ def build(
 ) -> Parallel:
     """The model of `seed`, spread over the mesh as the plan says; each rank's part on its `device`.
 
-    Order: pipeline, tensor, sequence, context, recompute, data or ZeRO. Each strategy edits the model in place.
+    Order: pipeline, tensor, sequence, context, expert, recompute, data or ZeRO. Each strategy edits the model in place.
     """
     model = GPT2(config, seed).to(device, dtype)
     apply_engine = versions.apply_asynchronous if plan.asynchronous else pipeline.apply_pipeline
@@ -245,16 +249,18 @@ def build(
     if plan.sp:
         sequence.apply_sequence(model, mesh, plan)
     columns = context.apply_context(model, mesh, plan) if plan.cp > 1 else None
+    if config.experts:
+        expert.apply_expert(model, mesh)
     if plan.loss == "chunked":
         apply_chunked_loss(model)
     if plan.recompute and plan.pp == 1:
         apply_recompute(model)
     specs = {name: spec.of(p) for name, p in model.named_parameters()}
-    replicas = mesh["dp", "cp"]
+    replicas, of_experts = mesh["dp", "cp"], mesh["edp", "cp"]
     if plan.zero:
-        sync = zero.apply_zero(model, replicas, plan)
+        sync = zero.apply_zero(model, replicas, plan, of_experts)
     elif _served(plan):
         sync = servers.apply_servers(model, replicas, plan)
     else:
-        sync = data.apply_data(model, replicas, plan)
+        sync = data.apply_data(model, replicas, plan, of_experts)
     return Parallel(plan, mesh, model, engine, sync, specs, columns)

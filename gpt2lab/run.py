@@ -12,6 +12,7 @@ import torch
 
 from .corpus.batches import Batches
 from .corpus.shards import Shard, shakespeare
+from .experts.mixture import Experts
 from .machine import fast, speed
 from .model import PRESETS, GPT2Config
 from .plan import Plan, build
@@ -22,7 +23,7 @@ from .train import LLMC, Recipe, Trainer
 
 STOP = "stop"
 LEAST = dict.fromkeys(("steps", "batch", "sequence", "accumulate", "evaluate", "save", "keep"), 1)
-LEAST |= dict.fromkeys(("lr", "warmup", "clip", "weight_decay", "sample"), 0)  # the smallest that makes sense
+LEAST |= dict.fromkeys(("lr", "warmup", "clip", "weight_decay", "sample", "experts", "capacity"), 0)  # the smallest that makes sense
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
 
 
@@ -31,6 +32,10 @@ class Options:
     """Everything that decides a run; with the same options it gives the same losses. One field, one flag."""
 
     config: str = "nano"
+    experts: int = 0
+    top_k: int = 2
+    router: str = "mixtral"
+    capacity: float = 0.0
     plan: str = "serial"
     steps: int = 200
     batch: int = 8
@@ -91,7 +96,11 @@ class Options:
 
     def the_config(self) -> GPT2Config:
         """The sizes of the model."""
-        return PRESETS[self.config]
+        experts = None
+        if self.experts:
+            k = {"switch": 1, "gshard": 2}.get(self.router, self.top_k)
+            experts = Experts(self.experts, k, self.router, self.capacity or None)
+        return replace(PRESETS[self.config], experts=experts)
 
     def the_device(self, ranks: int) -> str:
         """What `ranks` ranks of one machine compute on: GPUs where each can have its own, unless the CPU is asked for.

@@ -59,7 +59,8 @@ class Trainer:
 
     def gradients(self, batch) -> tuple[float, float]:
         """Loss and gradient norm of a global batch; afterwards every piece holds its part of the whole gradient."""
-        self.optimizer.zero_grad()
+        for piece in self.parallel.sync.pieces:  # all of them: a load bias is no business of the optimizer
+            piece.tensor.grad = None
         with self._autocast():
             loss = self.parallel.engine.run(self.parallel.mine(batch), self._key(), self.parallel.sync)
         norm = self._finish()
@@ -106,7 +107,7 @@ class Trainer:
 
     def _key(self):
         """What dropout's random numbers hang on, (seed, step), or None where there is no dropout."""
-        return (self.recipe.seed, self.steps) if self.parallel.model.config.dropout else None
+        return (self.recipe.seed, self.steps) if self.parallel.model.config.draws else None
 
     def _finish(self) -> float:
         """Complete the gradients after the last backward; returns their norm.
@@ -130,6 +131,7 @@ class Trainer:
             for group in self.optimizer.param_groups:
                 group["lr"] = rate
             self.optimizer.step()
+            finish.balance(self.parallel.sync.pieces, self.parallel.model.config)
             self.parallel.sync.updated()
         self.steps += 1
         return rate
@@ -191,7 +193,7 @@ def make_optimizer(held: list[finish.Piece], recipe: Recipe) -> torch.optim.Opti
     """The recipe's optimizer over this rank's pieces: weight decay for matrices only, AdamW fused."""
     groups = [
         {"params": [p.tensor for p in held if p.decay], "weight_decay": recipe.weight_decay},
-        {"params": [p.tensor for p in held if not p.decay], "weight_decay": 0.0},
+        {"params": [p.tensor for p in held if not p.decay and not p.spec.load], "weight_decay": 0.0},
     ]
     groups = [g for g in groups if g["params"]]
     if recipe.optimizer == "sgd":

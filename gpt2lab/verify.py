@@ -6,13 +6,15 @@ trainer, so that a mistake in the trainer shows too. Everything runs in float64 
 37 tokens, sequences of 11, layers that do not divide by stages, targets missing unevenly.
 """
 
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
 
 from .corpus.batches import IGNORED, Batch
 from .emulate import Emulator
+from .experts.mixture import Experts, set_total
 from .model import GPT2, GPT2Config, Noise
 from .plan import Plan, build
 from .processes.launch import launch
@@ -30,6 +32,8 @@ EXACT = (
     *VERSIONS,
 )  # no arithmetic in these: not a bit may differ
 CONFIG = GPT2Config(vocab_size=37, n_positions=16, n_layer=5, n_head=4, n_embd=24)
+EXPERTS = replace(CONFIG, experts=Experts(8, every=2, capacity=1.5, z=1e-3, shared=1))  # where a plan says ep
+LOAD = re.compile(r"router\.bias$").search  # the names of what balances experts and is no weight
 STEPS = 5
 # The key bias has no gradient in exact arithmetic; with a tiny eps Adam would enlarge its rounding error.
 RECIPES = (Recipe("sgd", lr=0.1, clip=0.5), Recipe("adamw", lr=1e-2, eps=1e-6, clip=0.5))
@@ -94,13 +98,16 @@ class Report:
 
 
 def verify(
-    plan: Plan | str, config: GPT2Config = CONFIG, rows: int = 7, length: int = 11, ranks=None
+    plan: Plan | str, config: GPT2Config | None = None, rows: int = 7, length: int = 11, ranks=None
 ) -> Report:
     """Compare a plan with the serial run on live ranks (`ranks`: a running pool to use).
+
+    Without a `config` the model is CONFIG, or EXPERTS for a plan with ep.
 
     Raises ValueError, before any process starts, when the plan cannot run this model.
     """
     plan = Plan.parse(plan) if isinstance(plan, str) else plan
+    config = config or (EXPERTS if plan.ep > 1 else CONFIG)
     plan.check(config, rows, length)
     if ranks is not None:
         found = ranks.run(compare, plan, config, rows, length)
@@ -294,11 +301,12 @@ def _serial(config: GPT2Config, weights: dict) -> GPT2:
 def serial_gradients(model: GPT2, batch: Batch, step: int = 0):
     """Loss, gradients by name and their norm, in plain PyTorch on the whole batch at once."""
     model.zero_grad()
-    noise = Noise(0, step, batch.samples) if model.config.dropout else None
+    noise = Noise(0, step, batch.samples) if model.config.draws else None
+    set_total(model, batch.total)
     logits = model(batch.tokens, noise=noise)
     loss = F.cross_entropy(logits.flatten(0, 1), batch.targets.flatten(), ignore_index=IGNORED)
     loss.backward()
-    norm = torch.nn.utils.get_total_norm([p.grad for p in model.parameters()])
+    norm = torch.nn.utils.get_total_norm([p.grad for n, p in model.named_parameters() if not LOAD(n)])
     return loss.detach(), {n: p.grad.clone() for n, p in model.named_parameters()}, norm
 
 
@@ -311,8 +319,10 @@ def serial_loss(model: GPT2, batch: Batch) -> torch.Tensor:
 
 def serial_steps(model: GPT2, batch: Batch, recipe: Recipe) -> dict[str, torch.Tensor]:
     """The weights after STEPS updates, in plain PyTorch: clip_grad_norm_, then torch's SGD or AdamW."""
-    decayed = [p for p in model.parameters() if p.dim() >= 2]
-    others = [p for p in model.parameters() if p.dim() < 2]
+    loads = [p for n, p in model.named_parameters() if LOAD(n)]
+    weights = [p for n, p in model.named_parameters() if not LOAD(n)]
+    decayed = [p for p in weights if p.dim() >= 2]
+    others = [p for p in weights if p.dim() < 2]
     groups = [
         {"params": decayed, "weight_decay": recipe.weight_decay},
         {"params": others, "weight_decay": 0.0},
@@ -323,6 +333,8 @@ def serial_steps(model: GPT2, batch: Batch, recipe: Recipe) -> dict[str, torch.T
         optimizer = torch.optim.AdamW(groups, lr=recipe.lr, betas=recipe.betas, eps=recipe.eps)
     for step in range(STEPS):
         serial_gradients(model, batch, step)
-        torch.nn.utils.clip_grad_norm_(model.parameters(), recipe.clip)
+        torch.nn.utils.clip_grad_norm_(weights, recipe.clip)
         optimizer.step()
+        for p in loads:
+            p.data -= model.config.experts.speed * p.grad.sign()
     return {n: p.detach() for n, p in model.named_parameters()}

@@ -22,7 +22,7 @@ README = (ROOT / "README.md").read_text()
 
 # Who stands on whom: a file imports only from its own level or below.
 LEVELS = [
-    {"transport", "model", "schedules", "machine", "planner"},
+    {"transport", "model", "experts", "schedules", "machine", "planner"},
     {"ranks", "processes"},
     {"corpus", "parallel", "algorithms", "generate", "tasks", "emulate"},
     {"plan"},

@@ -8,7 +8,18 @@ python -m gpt2lab plans --verify           compare each with the serial run, on 
 from ..compositions import TESTED, plans_by_pair
 from ..plan import Plan
 
-ORDER = ("pipeline", "data", "context", "tensor", "sequence", "ZeRO-1", "ZeRO-2", "ZeRO-3", "recompute")
+ORDER = (
+    "pipeline",
+    "data",
+    "context",
+    "tensor",
+    "expert",
+    "sequence",
+    "ZeRO-1",
+    "ZeRO-2",
+    "ZeRO-3",
+    "recompute",
+)
 
 
 def add_arguments(parser) -> None:
@@ -55,4 +66,6 @@ def _world(composition) -> int:
 
 
 def _extra(c) -> str:
-    return f"  (window {c.window})" if c.window else f"  (dropout {c.dropout})" if c.dropout else ""
+    said = {"window": c.window, "dropout": c.dropout, "router": c.router}
+    words = ", ".join(f"{name} {value}" for name, value in said.items() if value)
+    return f"  ({words})" if words else ""

@@ -32,6 +32,10 @@ from .report import finish, say_sometimes, short
 FAILED = "failed"  # in a run's folder: why it cannot go on, also when its launcher starts it again
 HELP = {
     "config": "which model: {presets}",
+    "experts": "experts in every layer in place of its MLP; 0: none",
+    "top_k": "experts that a token asks for (switch: 1, gshard: 2)",
+    "router": "who chooses: {routers}",
+    "capacity": "room of an expert, in even shares of a row's tokens; 0: no token is dropped",
     "plan": "how training is split over ranks, such as dp=2 or pp=2,tp=2",
     "steps": "how many updates",
     "batch": "rows of the global batch",
@@ -71,10 +75,11 @@ def add_arguments(parser) -> None:
     """One flag for every field of Options, and what to do with them."""
     import argparse
 
+    from ..experts.mixture import ROUTERS
     from ..model import PRESETS
 
     for f in fields(Options):
-        flag, text = f"--{f.name.replace('_', '-')}", HELP[f.name].format(presets=", ".join(PRESETS))
+        flag, text = f"--{f.name.replace('_', '-')}", HELP[f.name].format(presets=", ".join(PRESETS), routers=", ".join(ROUTERS))
         if f.type is bool:
             parser.add_argument(
                 flag,

@@ -6,11 +6,13 @@ The exit status is 1 when anything differs.
 
     python -m gpt2lab verify --plan dp=2
     python -m gpt2lab verify --plan pp=2,tp=2,micro=3 --layers 6
+    python -m gpt2lab verify --plan dp=4,ep=4                    with experts, spread over the replicas
 """
 
 from dataclasses import replace
 
-from ..verify import CONFIG, verify
+from ..plan import Plan
+from ..verify import CONFIG, EXPERTS, verify
 
 
 def add_arguments(parser) -> None:
@@ -23,12 +25,22 @@ def add_arguments(parser) -> None:
     )
     parser.add_argument("--heads", type=int, default=CONFIG.n_head, help=f"heads (default {CONFIG.n_head})")
     parser.add_argument("--dropout", type=float, default=0.0, help="dropout probability (default 0)")
+    parser.add_argument(
+        "--experts",
+        type=int,
+        help="experts of every second layer (default: dense, or 8 where the plan says ep)",
+    )
     parser.add_argument("--window", type=int, help="sliding window of the attention (default: none)")
 
 
 def run(args) -> int:
     """Print one table a plan."""
-    config = replace(CONFIG, n_layer=args.layers, n_head=args.heads, dropout=args.dropout, window=args.window)
-    reports = [verify(plan, config, args.rows, args.length) for plan in args.plan or ["serial"]]
+    sizes = {"n_layer": args.layers, "n_head": args.heads, "dropout": args.dropout, "window": args.window}
+    given = args.experts and replace(EXPERTS.experts, experts=args.experts)
+    reports = []
+    for plan in args.plan or ["serial"]:
+        experts = given or (EXPERTS.experts if Plan.parse(plan).ep > 1 else None)
+        config = replace(CONFIG, **sizes, experts=experts)
+        reports.append(verify(plan, config, args.rows, args.length))
     print("\n\n".join(report.table(exact=True) for report in reports))
     return 0 if all(r.ok for r in reports) else 1

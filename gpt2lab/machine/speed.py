@@ -49,10 +49,12 @@ def copy_rate(size: int, seconds: float = 0.1) -> float:
 def flops_per_token(config: GPT2Config, length: int) -> int:
     """Operations of forward and backward for one token: 6 N + 12 L C T (PaLM 2022, appendix B).
 
-    N excludes the position embedding, which is looked up and not multiplied; attention counts as if it were
-    not causal.
+    N excludes the position embedding, which is looked up and not multiplied, and the experts that a token is not sent
+    to; attention counts as if it were not causal.
     """
     weights = config.parameters - config.n_positions * config.n_embd
+    if config.experts:
+        weights += config.experts.added(config, active=True) - config.experts.added(config)
     return 6 * weights + 12 * config.n_layer * config.n_embd * length
 
 

@@ -7,6 +7,7 @@ zero=1,2,3      zero/stages.py                       gradients scattered, weight
 tp=2            tensor.py                            activations, summed after every second matrix
 sp=true         sequence.py                          the same sums as scatter and gather
 cp=2            context/exchanges.py                 keys and values, or heads, or halos
+ep=2            expert.py                            tokens to the ranks of their experts, and back
 recompute=true  recompute.py                         nothing: blocks run again in backward
 loss=chunked    chunked_loss.py                      nothing: the logits are never held whole
 

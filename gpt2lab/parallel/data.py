@@ -20,9 +20,13 @@ BUCKET_BYTES = 1 << 20
 class Replicas(GradientSync):
     """Replicated weights on one rank alone: there is nothing to sum. Other forms build on it."""
 
-    def __init__(self, model, axis: Axis):
-        self.axis = axis
+    def __init__(self, model, axis: Axis, experts: Axis | None = None):
+        self.axis, self.experts = axis, experts or axis
         self.pieces = [Piece(n, p, spec.of(p), p.dim() >= 2) for n, p in model.named_parameters()]
+
+    def axis_of(self, p: torch.Tensor) -> Axis:
+        """The axis along which the gradient of a parameter is summed."""
+        return self.experts if spec.of(p).expert else self.axis
 
     def finish(self) -> None:
         """Every piece gets a gradient, also where no row used it."""
@@ -56,7 +60,7 @@ class Naive(Replicas):
     def finish(self) -> None:
         """Sum every gradient, one after the other."""
         for p in self.pieces:
-            p.tensor.grad = comm.all_reduce(gradient(p.tensor).contiguous(), self.axis, own=True)
+            p.tensor.grad = comm.all_reduce(gradient(p.tensor).contiguous(), self.axis_of(p.tensor), own=True)
 
 
 class Buckets(Replicas):
@@ -67,9 +71,14 @@ class Buckets(Replicas):
     Bytes per rank: 2 (n-1)/n of the gradients' bytes a step, however many micro-batches (Li et al. 2020, section 3.2).
     """
 
-    def __init__(self, model, axis: Axis, bucket_bytes: int = BUCKET_BYTES):
-        super().__init__(model, axis)
-        self.buckets = [Bucket(group) for group in into_buckets(list(model.parameters()), bucket_bytes)]
+    def __init__(self, model, axis: Axis, bucket_bytes: int = BUCKET_BYTES, experts: Axis | None = None):
+        super().__init__(model, axis, experts)
+        kinds = [[p for p in model.parameters() if spec.of(p).expert is kind] for kind in (False, True)]
+        groups = [group for parameters in kinds for group in into_buckets(parameters, bucket_bytes)]
+        if kinds[1]:  # in the order in which backward completes them
+            order = {p: i for i, p in enumerate(model.parameters())}
+            groups.sort(key=lambda group: -min(order[p] for p in group))
+        self.buckets = [Bucket(group) for group in groups]
         self.sending = False
         for bucket in self.buckets:
             for p in bucket.parameters:
@@ -95,7 +104,8 @@ class Buckets(Replicas):
             self._send()
 
     def _send(self) -> None:
-        self.buckets[self.sent].send(self.axis)
+        bucket = self.buckets[self.sent]
+        bucket.send(self.axis_of(bucket.parameters[0]))
         self.sent += 1
 
     def finish(self) -> None:
@@ -161,11 +171,16 @@ def into_buckets(parameters: list[torch.Tensor], bucket_bytes: int) -> list[list
     return full + [filling] * bool(filling)
 
 
-def apply_data(model, axis: Axis, plan) -> Replicas:
-    """The data-parallel strategy that the plan names, for a model that all other strategies have edited."""
+def apply_data(model, axis: Axis, plan, experts: Axis | None = None) -> Replicas:
+    """The data-parallel strategy that the plan names, for a model that all other strategies have edited.
+
+    Gradients of what is spread over the expert axis are summed along `experts`, over its own replicas alone.
+    """
     if axis.size == 1:
         return Replicas(model, axis)
-    return Naive(model, axis) if plan.data == "naive" else Buckets(model, axis, 1024 * plan.bucket)
+    if plan.data == "naive":
+        return Naive(model, axis, experts)
+    return Buckets(model, axis, 1024 * plan.bucket, experts)
 
 
 FORMS = ("naive", "bucket", "server", "servers")

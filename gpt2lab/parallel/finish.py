@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from ..ranks import comm
-from ..ranks.mesh import NAMES, Axis, Mesh
+from ..ranks.mesh import Axis, Mesh
 from .spec import Spec
 
 
@@ -47,7 +47,8 @@ CHUNK = 4096  # elements: few enough for 32 bits to add up their squares to six 
 def gradient_norm(pieces: list[Piece], mesh: Mesh) -> float:
     """The norm of the whole gradient, as the serial run has it: every element of the model counted exactly once.
 
-    Ranks that hold the same gradient share the counting: each counts a stretch. A tied copy does not count.
+    Ranks that hold the same gradient share the counting: each counts a stretch. A tied copy does not count, nor does
+    an excess load.
     """
     return norm_among(pieces, mesh, mesh.world)
 
@@ -56,7 +57,7 @@ def norm_among(pieces: list[Piece], mesh: Mesh, ranks: Axis) -> float:
     """The norm of the gradient that these ranks hold together, such as those of one pipeline stage."""
     square = torch.zeros((), dtype=torch.float64)
     for p in pieces:
-        if not p.spec.tied_copy:
+        if not p.spec.tied_copy and not p.spec.load:
             square = square + _square(_counted_here(p, mesh))
     return math.sqrt(comm.all_reduce(square.cpu(), ranks).item())
 
@@ -71,7 +72,7 @@ def _square(x: torch.Tensor) -> torch.Tensor:
 def _counted_here(p: Piece, mesh: Mesh) -> torch.Tensor:
     """This rank's stretch of a gradient, of which every rank of the axes that do not cut it holds a copy."""
     place, copies = 0, 1
-    for axis in (mesh[name] for name in NAMES[1:] if name not in p.spec.axes):
+    for axis in (mesh[name] for name in (*p.spec.replicas, "tp") if name not in p.spec.axes):
         place, copies = place * axis.size + axis.rank, copies * axis.size
     return p.tensor.grad.flatten().tensor_split(copies)[place]
 
@@ -81,3 +82,11 @@ def clip(pieces: list[Piece], norm: float, limit: float | None) -> None:
     if limit is not None and norm + 1e-6 > limit:
         for grad in (p.tensor.grad for p in pieces if p.tensor.grad is not None):
             grad.mul_(limit / (norm + 1e-6))
+
+
+@torch.no_grad()
+def balance(pieces: list[Piece], config) -> None:
+    """Move each expert's load bias by `config.experts.speed`: down where it had more than an even share, else up."""
+    for p in pieces:
+        if p.spec.load:
+            p.tensor.sub_(p.tensor.grad.sign(), alpha=config.experts.speed)

@@ -88,8 +88,10 @@ def apply_sequence(model, mesh, plan=None, lean: bool = True) -> None:
             module.edge = edge
     for block in model.h.values():
         block.register_forward_pre_hook(partial(_note_length, edge))
-        _partial(edge.axis, block.ln_1, block.ln_2, biases=[block.attn.c_proj, block.mlp.c_proj])
-        _own_positions(edge, 1, block.drop_attn, block.drop_mlp)
+        rows = [part.c_proj for part in (block.attn, block.mlp) if hasattr(part, "c_proj")]
+        routers = [block.mlp.router] if hasattr(block.mlp, "router") else []
+        _partial(edge.axis, block.ln_1, block.ln_2, *routers, biases=rows)
+        _own_positions(edge, 1, block.drop_attn, block.drop_mlp, block.mlp)
     if model.wpe is not None:
         _partial(edge.axis, model.wpe)
         _own_positions(edge, 0, model.wpe)

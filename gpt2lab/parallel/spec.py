@@ -30,17 +30,26 @@ class Cut:
 class Spec:
     """What a parameter is on this mesh: its cuts, the axes over which its gradient is only a partial sum, its ties.
 
-    `tied_copy` marks the second holder of a shared weight (the head's copy of the embedding on the last stage).
+    `tied_copy` marks the second holder of a shared weight (the head's copy of the embedding on the last stage),
+    `expert` what lives on one rank of the expert axis, and `load` the bias that balances experts, which is no weight:
+    its gradient is an excess load, and has no part in the norm.
     """
 
     cuts: tuple[Cut, ...] = ()
     partial: tuple[str, ...] = ()
     tied_copy: bool = False
+    expert: bool = False
+    load: bool = False
 
     @property
     def axes(self) -> set[str]:
-        """Names of the mesh axes over which the parameter is cut."""
-        return {c.axis for c in self.cuts}
+        """Names of the mesh axes over which the parameter is cut, or on one rank of which it lives."""
+        return {c.axis for c in self.cuts} | ({"ep"} if self.expert else set())
+
+    @property
+    def replicas(self) -> tuple[str, ...]:
+        """Names of the axes whose ranks hold copies for other tokens: over them its gradient is summed."""
+        return ("edp", "cp") if self.expert else ("dp", "cp")
 
 
 def of(p: torch.Tensor) -> Spec:

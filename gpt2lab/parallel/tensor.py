@@ -137,7 +137,8 @@ def apply_tensor(model, mesh, plan=None, overlap: bool = False) -> None:
         for name, kind in SWAPS.items():
             parent, child = name.split(".")
             part = getattr(block, parent)
-            setattr(part, child, kind(getattr(part, child), edge))
+            if hasattr(part, child):  # a mixture's experts are cut by `apply_expert`
+                setattr(part, child, kind(getattr(part, child), edge))
     if model.wte is not None:
         model.wte = VocabEmbedding(model.wte, edge)
     if model.ln_f is not None:

@@ -7,12 +7,14 @@ are stored as if they were weights, and the matrices of a layer are transposed (
 """
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
+from ..experts.mixture import Experts
 from ..model import GPT2, PRESETS, GPT2Config
 
 TRANSPOSED = ("c_attn.weight", "c_proj.weight", "c_fc.weight")  # stored (in, out); nn.Linear holds (out, in)
@@ -56,12 +58,17 @@ def load(source: str | Path, dtype: torch.dtype | None = torch.float32) -> GPT2:
 def save(model: GPT2, folder: str | Path) -> None:
     """Write config.json and model.safetensors, so that `transformers` and `load` read the same model back.
 
-    Raises ValueError for a model with a window, which the layout has no word for.
+    Raises ValueError for a model with a window or with experts, which the layout has no word for.
     """
     if model.config.window is not None:
         raise ValueError(
             f"The layout of Hugging Face cannot say window={model.config.window}, so its readers would attend to all. "
             "Generate from the checkpoint's own folder, or export a model without a window."
+        )
+    if model.config.experts:
+        raise ValueError(
+            f"The layout of Hugging Face's GPT-2 has one MLP a layer, no {model.config.experts.experts} experts. "
+            "Generate from the checkpoint's own folder, or export a dense model."
         )
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -101,7 +108,8 @@ def read_config(folder: Path) -> GPT2Config:
             f"{file} asks for an MLP of width {entries['n_inner']}; this GPT-2's is 4 x {entries['n_embd']}."
         )
     sizes = {name: entries[name] for name in SIZES}
-    return GPT2Config(**sizes, dropout=dropout, window=entries.get("window"))
+    experts = Experts(**entries["experts"]) if "experts" in entries else None
+    return GPT2Config(**sizes, dropout=dropout, window=entries.get("window"), experts=experts)
 
 
 def config_text(model: GPT2) -> str:
@@ -118,7 +126,8 @@ def _config_entries(model: GPT2) -> dict:
     entries["dtype"] = str(next(model.parameters()).dtype).removeprefix("torch.")
     last = config.vocab_size - 1  # <|endoftext|> is GPT-2's last token
     entries |= {"bos_token_id": last, "eos_token_id": last}
-    return entries | ({} if config.window is None else {"window": config.window})
+    entries |= {} if config.window is None else {"window": config.window}
+    return entries | ({"experts": asdict(config.experts)} if config.experts else {})
 
 
 def _read(file: Path) -> dict[str, torch.Tensor]:

@@ -35,8 +35,13 @@ def padded_vocabulary(vocab_size: int) -> int:
 
 
 def write_weights(model: GPT2, path: Path) -> None:
-    """Write a model as llm.c's `gpt2_124M.bin`; the padding rows of the embedding are zero."""
+    """Write a model as llm.c's `gpt2_124M.bin`; the padding rows of the embedding are zero.
+
+    Raises ValueError for a model with experts.
+    """
     c = model.config
+    if c.experts:
+        raise ValueError(f"llm.c's file has one MLP a layer, no {c.experts.experts} experts. Write a dense model.")
     sizes = (c.n_positions, c.vocab_size, c.n_layer, c.n_head, c.n_embd, padded_vocabulary(c.vocab_size))
     with open(path, "wb") as file:
         _header(*WEIGHTS, *sizes).tofile(file)

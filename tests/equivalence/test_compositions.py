@@ -2,12 +2,12 @@
 
 import pytest
 
-from gpt2lab.compositions import ALL, PAIRS, TRIPLES, plans_by_pair
+from gpt2lab.compositions import ALL, PAIRS, TRIPLES, WITH_EXPERTS, plans_by_pair
 from gpt2lab.plan import Plan
 from gpt2lab.processes.launch import Ranks
 from gpt2lab.verify import verify
 
-AXES = ("pipeline", "data", "context", "tensor")
+AXES = ("pipeline", "data", "context", "tensor", "expert")
 
 
 @pytest.fixture
@@ -15,7 +15,9 @@ def four(pools):
     return pools[4]
 
 
-@pytest.mark.parametrize("composition", PAIRS, ids=lambda c: c.plan)
+@pytest.mark.parametrize(
+    "composition", (*PAIRS, *WITH_EXPERTS), ids=lambda c: f"{c.plan}{c.router and ' '}{c.router}"
+)
 def test_pairs_on_four_ranks(four, composition):
     report = verify(composition.plan, composition.config, ranks=four)
     assert report.ok, report

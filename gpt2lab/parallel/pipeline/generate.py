@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from ...generate import END_OF_TEXT, KVCache, Sampling
+from ...generate import END_OF_TEXT, KVCache, Sampling, generating
 from ...ranks import comm, trace
 
 
@@ -55,7 +55,8 @@ def generate_streams(
     groups = torch.arange(len(prompts)).tensor_split(streams)
     device = next(engine.model.parameters()).device
     flows = [RowGroup(rows.tolist(), prompts, new, device) for rows in groups]
-    return _Round(engine, flows, len(prompts), Sampling(**sampling), gather).run(prompts, new, stop)
+    with generating(engine.model):
+        return _Round(engine, flows, len(prompts), Sampling(**sampling), gather).run(prompts, new, stop)
 
 
 class _Round:

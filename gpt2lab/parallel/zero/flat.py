@@ -19,11 +19,11 @@ def into_groups(model) -> list[list[tuple[str, torch.nn.Parameter]]]:
     """The parts of a model: one per block, one per module outside the blocks, in the order of use.
 
     Parameters that other axes cut lie apart from those that they replicate: so replicas have equal shards, and
-    sums over those axes add like to like.
+    sums over those axes add like to like. Experts, which have fewer replicas, lie apart too.
     """
     groups = {}
     for name, p in model.named_parameters():
-        groups.setdefault((part_of(name), bool(spec.of(p).axes)), []).append((name, p))
+        groups.setdefault((part_of(name), frozenset(spec.of(p).axes)), []).append((name, p))
     return list(groups.values())
 
 

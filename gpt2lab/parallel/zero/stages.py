@@ -34,10 +34,10 @@ class Zero1(Replicas):
     Bytes per rank: (n-1)/n of the gradients' plus (n-1)/n of the weights' (section 7.1: together an all-reduce).
     """
 
-    def __init__(self, model, axis: Axis, flat=Flat):
-        self.axis = axis
-        groups = into_groups(model)
-        self.flats = [flat(g, axis, owner_of(i, len(groups), axis.size)) for i, g in enumerate(groups)]
+    def __init__(self, model, axis: Axis, flat=Flat, experts: Axis | None = None):
+        self.axis, self.experts = axis, experts or axis
+        groups = [(g, self.axis_of(g[0][1])) for g in into_groups(model)]
+        self.flats = [flat(g, a, owner_of(i, len(groups), a.size)) for i, (g, a) in enumerate(groups)]
         self.unsharded = [Piece(n, p, spec.of(p), p.dim() >= 2) for n, p in model.named_parameters()]
         for f in self.flats:
             f.lay_out()
@@ -101,8 +101,8 @@ class Zero2(Zero1):
     Bytes per rank: k (n-1)/n of the gradients' with k micro-batches, plus (n-1)/n of the weights' (section 7.2.1).
     """
 
-    def __init__(self, model, axis: Axis, flat=Flat):
-        super().__init__(model, axis, flat)
+    def __init__(self, model, axis: Axis, flat=Flat, experts: Axis | None = None):
+        super().__init__(model, axis, flat, experts)
         self.under_way = None  # (part, handle) of a reduce-scatter
         for f in self.flats:
             for i, p in enumerate(f.parameters):
@@ -152,8 +152,8 @@ class Zero3(Zero2):
     gradients' (section 7.2.2 gathers all of it twice).
     """
 
-    def __init__(self, model, axis: Axis, flat=Flat, prefetch: bool = True):
-        super().__init__(model, axis, flat)
+    def __init__(self, model, axis: Axis, flat=Flat, prefetch: bool = True, experts: Axis | None = None):
+        super().__init__(model, axis, flat, experts)
         for f in self.flats:
             f.keep_only_shard()
         self.prefetch = prefetch
@@ -249,11 +249,14 @@ class Zero3(Zero2):
 STAGES = {1: Zero1, 2: Zero2, 3: Zero3}
 
 
-def apply_zero(model, axis: Axis, plan) -> Zero1:
-    """The ZeRO stage that the plan names, for a model that all other strategies have edited."""
+def apply_zero(model, axis: Axis, plan, experts: Axis | None = None) -> Zero1:
+    """The ZeRO stage that the plan names, for a model that all other strategies have edited.
+
+    What is spread over the expert axis is shared out among its own replicas, along `experts`.
+    """
     if plan.data == "owner":
         return Zero3(model, axis, flat=Owned, prefetch=False)
-    return STAGES[plan.zero](model, axis)
+    return STAGES[plan.zero](model, axis, experts=experts)
 
 
 def check(config, plan, rows: int, length: int) -> None:

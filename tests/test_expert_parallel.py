@@ -1,0 +1,169 @@
+"""Experts on other ranks: what travels, that nothing is lost, which groups give the serial result, what is refused."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from gpt2lab.experts.mixture import Experts, Mixture, mixtures
+from gpt2lab.parallel import expert
+from gpt2lab.plan import Plan, build
+from gpt2lab.processes.launch import Ranks
+from gpt2lab.ranks import comm
+from gpt2lab.ranks.mesh import Mesh
+from gpt2lab.train import Trainer
+from gpt2lab.verify import CONFIG, EXPERTS, example_batch, example_weights, verify
+
+FREE = replace(EXPERTS.experts, capacity=None)
+
+
+@pytest.fixture(scope="module")
+def four():
+    with Ranks(4, echo=False, timeout=120) as ranks:
+        yield ranks
+
+
+def mesh_axes(rank, world_size):
+    mesh = Mesh(dp=4, ep=2)
+    return mesh["ep"].ranks, mesh["edp"].ranks, mesh["edp", "cp"].ranks, mesh["dp"].ranks
+
+
+def test_neighbours_of_the_data_axis_share_the_experts(four):
+    assert four.run(mesh_axes) == [
+        ((0, 1), (0, 2), (0, 2), (0, 1, 2, 3)),
+        ((0, 1), (1, 3), (1, 3), (0, 1, 2, 3)),
+        ((2, 3), (0, 2), (0, 2), (0, 1, 2, 3)),
+        ((2, 3), (1, 3), (1, 3), (0, 1, 2, 3)),
+    ]
+
+
+def a_step(rank, world_size, plan, config):
+    """What one step sends over the expert axis, and for each mixture (E,) rows sent from here and computed here."""
+    torch.set_default_dtype(torch.float64)
+    plan, seen = Plan.parse(plan), []
+    parallel = build(plan, config, Mesh(**plan.axes), torch.float64)
+    parallel.load(example_weights(config))
+    grouped = Mixture.grouped
+
+    def noted(self, rows, counts):
+        assert sum(counts) == len(rows)
+        seen.append((self.kept.tolist(), counts.tolist()))
+        return grouped(self, rows, counts)
+
+    Mixture.grouped = noted
+    try:
+        comm.clear_log()
+        Trainer(parallel).gradients(example_batch(config, 7, 11))
+    finally:
+        Mixture.grouped = grouped
+        torch.set_default_dtype(torch.float32)
+    calls = [e for e in comm.log if e.axis == "ep"]
+    names = sorted(parallel.specs)
+    return sum(e.bytes for e in calls), sum(e.messages for e in calls), seen, names
+
+
+@pytest.mark.parametrize("plan, passes", [("dp=4,ep=4", 1), ("dp=4,ep=4,recompute=on", 2)])
+def test_bytes_and_messages_are_those_of_the_formula_and_no_row_is_lost(four, plan, passes):
+    config = replace(CONFIG, experts=FREE)
+    found = four.run(a_step, plan, config)
+    sizes, messages = [0] * 4, [0] * 4
+    for m in range(2):  # two mixtures
+        sent = [seen[m][0] for _, _, seen, _ in found]  # rank, expert
+        computed = [n for _, _, seen, _ in found for n in seen[m][1]]
+        assert [sum(column) for column in zip(*sent, strict=True)] == computed
+        assert sum(computed) == 7 * 11 * 2
+        rows = [[sum(s[2 * j : 2 * j + 2]) for j in range(4)] for s in sent]
+        for i, (size, count) in enumerate(expert.bytes_sent(rows, 24, 8, 8, passes)):
+            sizes[i], messages[i] = sizes[i] + size, messages[i] + count
+    assert sizes == [size for size, *_ in found] and messages == [count for _, count, *_ in found]
+
+
+def test_a_rank_holds_its_experts_alone_under_their_own_names(four):
+    found = four.run(a_step, "dp=4,ep=2", EXPERTS)
+    for rank, (_, _, _, names) in enumerate(found):
+        here = sorted({int(n.split(".")[4]) for n in names if ".experts." in n})
+        assert here == [[0, 1, 2, 3], [4, 5, 6, 7]][rank % 2]
+
+
+def test_groups_decide_whether_a_plan_with_drops_equals_the_serial_run(four):
+    for group, same in (("row", True), ("batch", True), ("rank", False)):
+        config = replace(EXPERTS, experts=replace(FREE, group=group, capacity=1.0))
+        report = verify("dp=4,ep=2", config, ranks=four)
+        assert report.ok is same, report
+
+
+def gradients(rank, world_size, plan, config, order=None):
+    torch.set_default_dtype(torch.float64)
+    plan = Plan.parse(plan)
+    parallel = build(plan, config, Mesh(**plan.axes, alone=plan.world == 1), torch.float64)
+    parallel.load(example_weights(config))
+    batch = example_batch(config, 7, 11)
+    if order is not None:
+        batch = replace(batch, **{n: getattr(batch, n)[order] for n in ("tokens", "targets", "samples")})
+    loss, norm = Trainer(parallel).gradients(batch)
+    torch.set_default_dtype(torch.float32)
+    return loss, norm, parallel.gradients()
+
+
+def test_groups_by_rank_equal_a_serial_model_with_the_same_groups(four):
+    """Four micro-batches on one rank are the same groups as the rows of four ranks."""
+    config = replace(EXPERTS, experts=replace(FREE, group="rank", capacity=1.0))
+    spread, serial = four.run(gradients, "dp=4,ep=2", config), gradients(0, 1, "micro=4", config)
+    for loss, norm, grads in spread:
+        assert abs(loss - serial[0]) < 1e-12 and abs(norm - serial[1]) < 1e-12 * norm
+        assert all(
+            (g - serial[2][n]).abs().max() <= 1e-12 * serial[2][n].abs().max() for n, g in grads.items()
+        )
+
+
+def test_whichever_rank_holds_a_row_the_result_is_the_same(four):
+    order = torch.randperm(7, generator=torch.Generator().manual_seed(0))
+    straight, mixed = (
+        four.run(gradients, "dp=4,ep=4", EXPERTS),
+        four.run(gradients, "dp=4,ep=4", EXPERTS, order),
+    )
+    for (loss, norm, grads), (other, same, others) in zip(straight, mixed, strict=True):
+        assert abs(loss - other) < 1e-12 and abs(norm - same) < 1e-12 * norm
+        assert all((g - others[n]).abs().max() <= 1e-12 * g.abs().max() for n, g in grads.items())
+
+
+def texts(rank, world_size, plan, config):
+    plan = Plan.parse(plan)
+    parallel = build(plan, config, Mesh(**plan.axes, alone=plan.world == 1), torch.float64)
+    return parallel.generate([[1, 2, 3], [4, 5]], 6, temperature=0, stop=None)
+
+
+@pytest.mark.parametrize("plan", ["dp=4,ep=4", "dp=2,ep=2,tp=2", "pp=2,dp=2,ep=2"])
+def test_every_plan_writes_the_serial_text(four, plan):
+    serial = texts(0, 1, "serial", EXPERTS)
+    assert four.run(texts, plan, EXPERTS) == [serial] * 4
+
+
+@pytest.mark.parametrize(
+    "plan, experts, words",
+    [
+        ("dp=2,ep=2", None, "ep=2 has no experts to share out: this model is dense. Use ep=1"),
+        ("dp=3,ep=2", FREE, "ep=2 does not divide the replicas dp=3 (3 % 2 = 1). Use ep=1, 3."),
+        (
+            "dp=3,ep=3",
+            FREE,
+            "8 experts cannot be shared out over ep=3 ranks (8 % 3 = 2). Use ep=1, or 9 experts.",
+        ),
+        ("dp=2,ep=2,data=server", FREE, "data=server keeps every tensor on all replicas, but ep=2 does not"),
+        ("dp=2,ep=2,zero=3,data=owner", FREE, "data=owner keeps every tensor"),
+        ("dp=2,micro=2", replace(FREE, group="batch"), "needs the whole batch at once, but micro=2 cuts it"),
+        ("cp=2", replace(FREE, router="expert_choice"), "Expert choice compares all tokens of a group"),
+        ("cp=2,layout=zigzag", EXPERTS.experts, "which layout=zigzag, cp=2 does not keep"),
+        ("dp=2,ep=0", FREE, "ep=0 is no number of parts"),
+    ],
+)
+def test_what_cannot_be_spread_is_refused_before_any_process_starts(plan, experts, words):
+    with pytest.raises(ValueError) as error:
+        Plan.parse(plan).check(replace(CONFIG, experts=experts), 7, 11)
+    assert words in str(error.value)
+
+
+def test_the_mixtures_of_a_model_are_every_other_layer():
+    from gpt2lab.model import GPT2
+
+    assert [m.layer for m in mixtures(GPT2(EXPERTS))] == [1, 3] and Experts(every=3).at(2)
