@@ -152,7 +152,14 @@ class _Reader:
         inputs = [self._name(n) for n in _nodes(node.args)]
         order = iter(range(len(inputs)))
         args = torch.fx.map_arg(node.args, lambda n: Value(next(order)))
-        self._add(node, node.name, op, inputs, self._how(op, node), Call(node.target.__name__, args, dict(node.kwargs)))
+        self._add(
+            node,
+            node.name,
+            op,
+            inputs,
+            self._how(op, node),
+            Call(node.target.__name__, args, dict(node.kwargs)),
+        )
 
     def _how(self, op, node):
         value, args = node.meta["val"], node.args
@@ -172,7 +179,15 @@ class _Reader:
             dims = tuple(d % value.dim() for d in args[1])
         elif op in ("gather", "scatter"):
             dims = (args[1],)
-        if op in ("expand", "clamp", "_to_copy", "gelu", "gelu_backward", "embedding", "embedding_dense_backward"):
+        if op in (
+            "expand",
+            "clamp",
+            "_to_copy",
+            "gelu",
+            "gelu_backward",
+            "embedding",
+            "embedding_dense_backward",
+        ):
             shapes = tuple(s for s in shapes if s is not None)
         return rule(op, shapes, tuple(value.shape), dims, keep)
 
@@ -186,7 +201,26 @@ class _Reader:
         self._add(node, node.name, "piece", [self._name(x)], ("piece", dim % rank), call)
 
 
-def captured_gpt2(config: GPT2Config, rows: int, length: int, update: str | None = None, dtype=torch.float64) -> Graph:
+def captured_module(module: torch.nn.Module, x: torch.Tensor, names: dict, others=tuple) -> Graph:
+    """A module's forward and backward as a graph: `y` and, for x and each parameter, `grad NAME`, from `grad y`.
+
+    `names` are those of the dimensions of x and of the parameters; `others()` makes further arguments, which are constants.
+    """
+    params = {n: p.detach().clone().requires_grad_() for n, p in module.named_parameters()}
+    given = {"x": x.detach().clone().requires_grad_(), **params}
+
+    def step(*values):
+        own = dict(zip(params, values[1:-1], strict=True))
+        y = torch.func.functional_call(module, own, (values[0], *others()))
+        return y, *torch.autograd.grad(y, values[:-1], values[-1])
+
+    inputs = given | {"grad y": torch.zeros_like(x)}
+    return capture(step, inputs, ["y", *(f"grad {n}" for n in given)], names | {"grad y": names["x"]})
+
+
+def captured_gpt2(
+    config: GPT2Config, rows: int, length: int, update: str | None = None, dtype=torch.float64
+) -> Graph:
     """One step of GPT-2 on (rows, length) tokens as a graph: `loss` and, for each parameter, `grad NAME`.
 
     With `update="sgd"` or "adamw" the graph also takes `lr` and the moments `m NAME`, `v NAME` (adamw, first step),

@@ -15,110 +15,9 @@ import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from .expression import Expr, Index, Tensor, Window, children, degree, lift, tensors, text
+
 Placement = int | str | None  # of one tensor on one axis: the dimension that is cut, "sum", "max", or whole
-
-
-@dataclass(frozen=True)
-class Index:
-    """One index variable; `i + a` slides a window over a dimension."""
-
-    name: str
-
-    def __add__(self, other: "Index") -> "Window":
-        return Window(self, other)
-
-
-@dataclass(frozen=True)
-class Window:
-    """`at + inner`: the dimension is read around `at`, as far as `inner` reaches."""
-
-    at: Index
-    inner: Index
-
-
-@dataclass(frozen=True, eq=False)
-class Expr:
-    """A node of the expression: `kind` and its arguments."""
-
-    kind: str
-    args: tuple
-
-    def __add__(self, other):
-        return Expr("add", (self, lift(other)))
-
-    def __radd__(self, other):
-        return lift(other) + self
-
-    def __neg__(self):
-        return Expr("scale", (self,))
-
-    def __sub__(self, other):
-        return self + -lift(other)
-
-    def __rsub__(self, other):
-        return lift(other) + -self
-
-    def __mul__(self, other):
-        return Expr("mul", (self, lift(other)))
-
-    def __rmul__(self, other):
-        return lift(other) * self
-
-    def __truediv__(self, other):
-        return Expr("div", (self, lift(other)))
-
-
-def lift(value) -> Expr:
-    """A number or an index as an expression; expressions stay."""
-    if isinstance(value, Expr):
-        return value
-    return Expr("index", (value,)) if isinstance(value, Index) else Expr("constant", (value,))
-
-
-@dataclass(frozen=True)
-class Tensor:
-    """A symbol for an input; `T[i, k]` reads an element. An index that is itself read from a tensor is a look-up."""
-
-    number: int
-
-    def __getitem__(self, at) -> Expr:
-        at = list(at) if isinstance(at, tuple) else [at]
-        for place, one in enumerate(at):
-            if isinstance(one, Expr):  # a sum over all rows, of which one counts
-                row = Index(f"row{self.number}")
-                read = self[(*at[:place], row, *at[place + 1 :])]
-                return Expr("reduce", ("sum", (row,), read * same(one, row)))
-        return Expr("access", (self.number, tuple(at)))
-
-
-def apply(*values) -> Expr:
-    """Some function, element by element, of which nothing is known."""
-    return Expr("apply", tuple(map(lift, values)))
-
-
-def same(value: Expr, index: Index) -> Expr:
-    """One where the value is the index, zero elsewhere."""
-    return apply(value, index)
-
-
-def where(condition, yes, no) -> Expr:
-    """`yes` where the condition holds, `no` elsewhere."""
-    return Expr("where", (lift(condition), lift(yes), lift(no)))
-
-
-def Sum(body: Callable) -> Expr:  # noqa: N802
-    """The sum over the indices that the lambda takes."""
-    return _reduce("sum", body)
-
-
-def Max(body: Callable) -> Expr:  # noqa: N802
-    """The maximum over the indices that the lambda takes."""
-    return _reduce("max", body)
-
-
-def _reduce(op: str, body: Callable) -> Expr:
-    indices = tuple(Index(name) for name in inspect.signature(body).parameters)
-    return Expr("reduce", (op, indices, lift(body(*indices))))
 
 
 @dataclass(frozen=True)
@@ -143,7 +42,7 @@ class Option:
 
 @dataclass(frozen=True)
 class Rule:
-    """What an expression says: the index of each dimension of inputs and result (None: has to be whole), and options."""
+    """What an expression says: the index of each dimension (None: has to be whole), and the options."""
 
     inputs: tuple[tuple[str | None, ...], ...]
     output: tuple[str | None, ...]
@@ -242,7 +141,7 @@ class _Analysis:
         inner = [e for e in self.reduces if self._over(e, label) and not (root and self._outer(e))]
         if label not in output and not root and not inner:
             return None
-        inner = {_text(e, {}): e for e in inner}.values()
+        inner = {text(e, {}): e for e in inner}.values()
         messages = tuple((e.args[0], tuple(sorted(self._free(e)))) for e in inner)
         for number in needed or ():
             places[number] = "sum"
@@ -278,7 +177,11 @@ class _Analysis:
         return free - ({self.name(i.name) for i in e.args[1]} if e.kind == "reduce" else set())
 
     def _mentions(self, e: Expr, label: str) -> bool:
-        return label in self._free(e) or any(self._mentions(c, label) for c in children(e)) or self._over(e, label)
+        return (
+            label in self._free(e)
+            or any(self._mentions(c, label) for c in children(e))
+            or self._over(e, label)
+        )
 
     def _partial(self, e: Expr, label: str) -> frozenset[int] | None:
         """Which tensors must be partial sums so that cutting `label` makes e a partial sum; None where it does not."""
@@ -308,62 +211,19 @@ class _Analysis:
         """As `_partial`, for one term of a sum: without the label it must count on one rank only."""
         if self._mentions(e, label):
             return self._partial(e, label)
-        numbers = frozenset(_tensors(e))
-        return numbers if numbers and _degree(e, numbers) == 1 else None
+        numbers = frozenset(tensors(e))
+        return numbers if numbers and degree(e, numbers) == 1 else None
 
     def _partials(self) -> list[Option]:
         """The sets of inputs in which the result is linear: where these are partial, so is the result."""
         found = []
         for size in range(1, self.count + 1):
             for numbers in itertools.combinations(range(self.count), size):
-                if _degree(self.root, frozenset(numbers)) == 1:
+                if degree(self.root, frozenset(numbers)) == 1:
                     places = tuple("sum" if n in numbers else None for n in range(self.count))
                     found.append(Option("partial", places, "sum"))
         return found
 
 
-def children(e: Expr) -> list[Expr]:
-    """The expressions right below one."""
-    return [arg for arg in e.args if isinstance(arg, Expr)]
-
-
 def _place(labels, label) -> int | None:
     return labels.index(label) if label in labels else None
-
-
-def _text(e, bound: dict[str, str]) -> str:
-    """An expression as text in which the reduced indices have no names of their own: equal for equal values."""
-    if isinstance(e, Index):
-        return bound.get(e.name, e.name)
-    if isinstance(e, tuple):
-        return f"({','.join(_text(one, bound) for one in e)})"
-    if not isinstance(e, Expr):
-        return repr(e)
-    if e.kind == "reduce":
-        op, indices, body = e.args
-        return f"{op}({_text(body, bound | {i.name: f'#{len(bound)}{n}' for n, i in enumerate(indices)})})"
-    return f"{e.kind}{_text(e.args, bound)}"
-
-
-def _tensors(e: Expr) -> set[int]:
-    return {e.args[0]} if e.kind == "access" else set().union(*map(_tensors, children(e)))
-
-
-def _degree(e: Expr, numbers: frozenset[int]) -> int | None:
-    """1 where e is linear in these tensors together, 0 where it does not read them, else None."""
-    if e.kind == "access":
-        return int(e.args[0] in numbers)
-    below = [_degree(child, numbers) for child in children(e)]
-    if not any(d != 0 for d in below):
-        return 0
-    if None in below:
-        return None
-    linear = {
-        "add": below == [1, 1],
-        "scale": True,
-        "mul": sum(below) == 1,
-        "div": below == [1, 0],
-        "where": below == [0, 1, 1],
-        "reduce": e.kind == "reduce" and e.args[0] == "sum",
-    }
-    return 1 if linear.get(e.kind) else None

@@ -91,7 +91,9 @@ def unify(a: Sequence[_Factor], b: Sequence[_Factor]) -> None:
         if x.size > y.size:
             x, y, a, b = y, x, b, a
         if y.size % x.size:
-            raise ValueError(f"a reshape from {text[0]} to {text[1]} mixes dimensions, so none of them can be cut.")
+            raise ValueError(
+                f"a reshape from {text[0]} to {text[1]} mixes dimensions, so none of them can be cut."
+            )
         rest = y.size // x.size
         y.parts = [x] if rest == 1 else [x, _Factor(rest)]
         b[:0] = y.parts[1:]

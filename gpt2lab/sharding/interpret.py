@@ -33,7 +33,9 @@ class Interpreter:
     def __post_init__(self):
         self.mesh, self.at = sizes(self.axes), place(self.axes)
         if self.mesh != self.program.mesh:
-            raise ValueError(f"the program is for the mesh {self.program.mesh}, but the ranks form {self.mesh}.")
+            raise ValueError(
+                f"the program is for the mesh {self.program.mesh}, but the ranks form {self.mesh}."
+            )
         self.last = _last_use(self.program)
 
     def part(self, name: str, whole: torch.Tensor) -> torch.Tensor:

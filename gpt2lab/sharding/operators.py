@@ -6,13 +6,14 @@ name in ATen, from the shapes of its operands.
 
 from functools import lru_cache
 
-from .describe import Expr, Index, Max, Rule, Sum, analyse, apply, same, where
+from .describe import Rule, analyse
+from .expression import Expr, Index, Max, Sum, apply, same, where
 
 
 def softmax(x):
     """y[i, j] = exp(x[i, j] - max) / sum of exp."""
-    return lambda i, j: apply(x[i, j], Max(lambda k: x[i, k])) / Sum(
-        lambda m: apply(x[i, m], Max(lambda n: x[i, n]))
+    return lambda i, j: (
+        apply(x[i, j], Max(lambda k: x[i, k])) / Sum(lambda m: apply(x[i, m], Max(lambda n: x[i, n])))
     )
 
 
@@ -62,7 +63,7 @@ LINEAR = {
     "gelu_backward": lambda grad, x: grad * apply(x),
     **dict.fromkeys(("clone", "alias", "_to_copy", "expand", "detach"), lambda a: a),
 }
-"""Element by element, and linear in something; every other name in POINTWISE is a function of which nothing is known."""
+"""Element by element, and linear in something; of the other names in POINTWISE nothing is known."""
 
 POINTWISE = {
     *LINEAR,
@@ -84,7 +85,12 @@ def pointwise(name: str, shapes: tuple, out: tuple[int, ...]) -> Rule:
         def element(*i):
             symbols, values = iter(tensors), []
             for shape in shapes:
-                at = zip(i[len(out) - len(shape or ()) :], shape or (), out[len(out) - len(shape or ()) :], strict=True)
+                at = zip(
+                    i[len(out) - len(shape or ()) :],
+                    shape or (),
+                    out[len(out) - len(shape or ()) :],
+                    strict=True,
+                )
                 read = lambda at: next(symbols)[tuple(0 if n == 1 != m else k for k, n, m in at)]
                 values.append(1 if shape is None else read(at))
             return LINEAR[name](*values) if name in LINEAR else apply(*values)
@@ -99,8 +105,8 @@ def reduction(op: str, rank: int, dims: tuple[int, ...], keep: bool) -> Rule:
 
     def describe(x):
         def element(*i):
-            rest = iter(i)
-            kept = {d: k for d, k in enumerate(i)} if keep else {d: next(rest) for d in range(rank) if d not in dims}
+            left = range(rank) if keep else [d for d in range(rank) if d not in dims]
+            kept = dict(zip(left, i, strict=True))
             over = {d: Index(f"r{d}") for d in dims}
             at = tuple((kept | over)[d] for d in range(rank))
             return Expr("reduce", (op, tuple(over.values()), x[at]))
@@ -147,7 +153,9 @@ def constant(rank: int) -> Rule:
 
 
 @lru_cache(maxsize=10_000)
-def rule(name: str, shapes: tuple, out: tuple[int, ...], dims: tuple[int, ...] = (), keep: bool = False) -> Rule:
+def rule(
+    name: str, shapes: tuple, out: tuple[int, ...], dims: tuple[int, ...] = (), keep: bool = False
+) -> Rule:
     """The rule of ATen's operator `name` on operands of these shapes (None: a number) with a result of shape `out`.
 
     Raises ValueError for an operator that nobody has described.

@@ -4,8 +4,8 @@ An operator is cut along an index along which propagation has cut one of its ope
 are possible, the one with the fewest bytes wins: those that bring the operands there, and those that bring the result
 where it should lie. A change that was made once is kept for later readers.
 
-A partial sum is completed at once, except where its one reader is linear in it and makes nothing larger of it: there
-the sum may be made later, of both terms together.
+A partial sum is completed at once, except where its one reader is linear in it and completing that one's result costs
+no more: there the sum is made later, of several terms together.
 """
 
 import itertools
@@ -70,12 +70,9 @@ class Program:
         return sum(c[0] for c in costs), sum(c[1] for c in costs)
 
 
-def partition(graph: Graph, spread: Spread, mesh: Mesh, results: dict[str, Layout] | None = None) -> Program:
-    """The program for layouts that `propagate` found.
-
-    A result lies as `results` says, or else as the input that it belongs to: `grad W` and `new W` as W; or whole.
-    """
-    return _Partitioner(graph, spread.layouts, dict(mesh)).program(results or {})
+def partition(graph: Graph, spread: Spread, mesh: Mesh) -> Program:
+    """The program for the layouts that `propagate` found."""
+    return _Partitioner(graph, spread.layouts, dict(mesh)).program(spread.results)
 
 
 class _Partitioner:
@@ -84,6 +81,7 @@ class _Partitioner:
         self.readers = graph.readers()
         self.have: dict[str, list[Layout]] = {}
         self.steps: list[Change | Run] = []
+        self.terms = {axis: self._find_terms(axis) for axis in mesh}
 
     def program(self, results: dict[str, Layout]) -> Program:
         for node in self.graph.nodes.values():
@@ -91,13 +89,10 @@ class _Partitioner:
                 self.have[node.name] = [self.wishes[node.name]]
             else:
                 self._run(node)
-        ends = {}
         for result, value in self.graph.outputs.items():
-            owner = result.partition(" ")[2]
-            ends[result] = results.get(result) or self.wishes.get(owner) or Layout.whole(len(self.graph.nodes[value].shape))
-            self._bring(value, ends[result])
+            self._bring(value, results[result])
         layouts = {name: self.wishes[name] for name in self.graph.inputs}
-        return Program(self.graph, self.mesh, tuple(self.steps), layouts, ends)
+        return Program(self.graph, self.mesh, tuple(self.steps), layouts, results)
 
     def _way(self, value: str, target: Layout) -> Path:
         """The cheapest change from a layout in which the value is there."""
@@ -116,9 +111,11 @@ class _Partitioner:
         for number, options in enumerate(itertools.product(*choices)):
             needs, natural = self._layouts(node, options)
             shapes = [self.graph.nodes[i].shape for i in node.inputs]
-            if all(fits(n, s, self.mesh) for n, s in zip((*needs, natural), (*shapes, node.shape), strict=True)):
+            if all(
+                fits(n, s, self.mesh) for n, s in zip((*needs, natural), (*shapes, node.shape), strict=True)
+            ):
                 target = self._target(node, natural)
-                plans.append((self._bytes(node, needs, natural, target), number, needs, natural, target))
+                plans.append((self._bytes(node, needs, natural), number, needs, natural, target))
         _, _, needs, natural, target = min(plans, key=lambda plan: plan[:2])
         for value, need in zip(node.inputs, needs, strict=True):
             self._bring(value, need)
@@ -128,9 +125,11 @@ class _Partitioner:
             self._bring(node.name, target)
             self.have[node.name] = [target]
 
-    def _bytes(self, node, needs, natural, target) -> int:
-        ways = [self._way(v, n).total(self.mesh, self.graph.nodes[v].element) for v, n in zip(node.inputs, needs, strict=True)]
-        return sum(w[0] for w in ways) + path(natural, target, node.shape, self.mesh).total(self.mesh, node.element)[0]
+    def _bytes(self, node: Node, needs, natural: Layout) -> int:
+        """What all ranks send if inputs are brought there, and the result where it was wished, without waiting."""
+        ways = [(self._way(v, need), self.graph.nodes[v]) for v, need in zip(node.inputs, needs, strict=True)]
+        ways.append((path(natural, self.wishes[node.name], node.shape, self.mesh), node))
+        return sum(way.total(self.mesh, of.element)[0] for way, of in ways)
 
     def _candidates(self, node: Node, axis: str) -> list[Option]:
         """Cuts along which an operand or the result is cut already; partial sums as they come; or nothing."""
@@ -146,7 +145,7 @@ class _Partitioner:
                     partial.append(option)
             elif agrees(option.output, wish) or any(map(agrees, option.inputs, now)):
                 cuts.append(option)
-        return [*cuts, *partial] if cuts else [*partial, *whole]
+        return [*partial, *(cuts or whole)]
 
     def _layouts(self, node: Node, options) -> tuple[tuple[Layout, ...], Layout]:
         """The layouts of inputs and result under one option for each axis."""
@@ -168,16 +167,42 @@ class _Partitioner:
         if len(readers) != 1 or readers[0] == "output":
             return False
         reader = self.graph.nodes[readers[0]]
-        others = lambda option: [
-            self.wishes[value].on(axis)
-            for value, at in zip(reader.inputs, option.inputs, strict=True)
-            if at == "sum" and value != node.name
-        ]
         mine = reader.inputs.index(node.name)
-        return reader.size <= node.size and any(
-            option.index == "partial" and option.inputs[mine] == "sum" and not any(isinstance(o, int) for o in others(option))
+        return self._price(reader, axis) <= self._price(node, axis) and any(
+            option.index == "partial" and option.inputs[mine] == "sum" and self._can_sum(reader, option, axis)
             for option in reader.options
         )
+
+    def _price(self, node: Node, axis: str) -> int:
+        """Bytes to complete a sum over one axis and leave the result as it was wished."""
+        whole, wish = Layout.whole(len(node.shape)), self.wishes[node.name].on(axis)
+        done = whole if wish is None else whole.cut(wish, (axis,))
+        mesh = {axis: self.mesh[axis]}
+        return path(whole.summed(axis, "sum"), done, node.shape, mesh).total(mesh, node.element)[0]
+
+    def _can_sum(self, node: Node, option: Option, axis: str) -> bool:
+        """Whether all inputs that the option wants as terms of a sum are terms already, or whole."""
+        return all(
+            at != "sum" or value in self.terms[axis] or self.wishes[value].on(axis) is None
+            for value, at in zip(node.inputs, option.inputs, strict=True)
+        )
+
+    def _find_terms(self, axis: str) -> set[str]:
+        """The values that come into being as terms of a sum over an axis."""
+        self.terms = {axis: (found := set())}
+        for node in self.graph.nodes.values():
+            cut = lambda o, node=node: any(
+                isinstance(at, int) and at == self.wishes[v].on(axis) and v not in found
+                for v, at in zip(node.inputs, o.inputs, strict=True)
+            )
+            joins = lambda o, node=node: (
+                self._can_sum(node, o, axis)
+                and any(at == "sum" and v in found for v, at in zip(node.inputs, o.inputs, strict=True))
+            )
+            options = [o for o in node.options if (joins(o) if o.index == "partial" else cut(o))]
+            if options and all(o.output == "sum" for o in options):
+                found.add(node.name)
+        return found
 
 
 def _joined(rank: int, mesh: Mesh, placements) -> Layout:

@@ -4,8 +4,9 @@ Each mesh axis spreads by itself. In a round every operator looks at its inputs 
 along an index, it proposes to cut the others, as yet unmarked, along the same index. All proposals of a round are made
 from the same state and taken together, so the order in which operators are visited cannot matter.
 
-Priorities, in this order: marks of a lower number first, to the end; then operators element by element, then reshapes
-and transpositions, then all others; then what an operator's earlier operands say. A mark is never changed.
+Priorities, in this order: marks of a lower number first, to the end; from operands to a result before the other way;
+operators element by element, then reshapes and transpositions, then all others; what earlier operands say. A mark is
+never changed.
 
 Xu et al. 2021, "GSPMD: General and Scalable Parallelization for ML Computation Graphs", section 3.5.
 """
@@ -38,15 +39,17 @@ class Mark:
 
 @dataclass(frozen=True)
 class Spread:
-    """The layout of every value, and what each round decided: {name: layout in names of axes}."""
+    """The layout of every value and of every result, and what each round decided."""
 
     layouts: dict[str, Layout]
+    results: dict[str, Layout]
     rounds: list[dict[str, Layout]]
 
 
 def propagate(graph: Graph, marks: Mapping[str, str | Mark], mesh: Mesh) -> Spread:
     """Spread marks, by names of values in which * stands for anything, to a fixed point.
 
+    A result lies as its mark says, or as the input that it belongs to: `grad W` and `new W` as W.
     Raises ValueError for a mark that fits no value, or no layout of its value.
     """
     marks = {name: m if isinstance(m, Mark) else Mark(m) for name, m in marks.items()}
@@ -58,7 +61,18 @@ def propagate(graph: Graph, marks: Mapping[str, str | Mark], mesh: Mesh) -> Spre
         rounds.append({name: _layout(graph.nodes[name], state[name], mesh) for name in fresh})
         while fresh := _round(graph, mesh, state):
             rounds.append({name: _layout(graph.nodes[name], state[name], mesh) for name in fresh})
-    return Spread({name: _layout(node, state[name], mesh) for name, node in graph.nodes.items()}, rounds)
+    layouts = {name: _layout(node, state[name], mesh) for name, node in graph.nodes.items()}
+    marked = {result for result in graph.outputs for pattern in marks if fnmatch.fnmatch(result, pattern)}
+    results = {
+        result: layouts[value] if result in marked else layouts.get(owner(result), layouts[value])
+        for result, value in graph.outputs.items()
+    }
+    return Spread(layouts, results, rounds)
+
+
+def owner(result: str) -> str:
+    """The input that a result belongs to, by its name: `grad W` and `new W` to W."""
+    return result.partition(" ")[2]
 
 
 def _layout(node: Node, state: dict, mesh: Mesh) -> Layout:
@@ -110,9 +124,13 @@ def _round(graph: Graph, mesh: Mesh, state) -> list[str]:
             if not any(state[name].get(axis, WHOLE) != WHOLE for name in names):
                 continue
             for rank, target, dim in _proposals(node, names, axis, state):
-                entry = (level(node), rank, number, dim)
+                entry = (target != node.name, level(node)), rank, number, dim
                 if _room(graph.nodes[target], axis, dim, mesh, state[target]):
                     proposals[target, axis] = min(entry, proposals.get((target, axis), entry))
+    for result, value in graph.outputs.items():
+        for axis, dim in state.get(owner(result), {}).items():
+            if dim != WHOLE and axis not in state[value]:
+                proposals[value, axis] = (False, 0), -1, -1, dim
     if not proposals:
         return []
     first = min(entry[0] for entry in proposals.values())
