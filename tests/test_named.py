@@ -39,7 +39,7 @@ def run_all(rank, world_size, programs, given, want):
     return [run_program(rank, world_size, one, given, want)[:2] for one in programs]
 
 
-@pytest.mark.parametrize("kind, count", [("mlp", 21), ("block", 57)])
+@pytest.mark.parametrize("kind, count", [("mlp", 21), ("block", 63)])
 def test_every_legal_layout_equals_the_serial_run(pools, kind, count):
     table, graph, given, want = prepared(kind)
     layouts = named.legal_layouts(table, MESH)
