@@ -24,7 +24,7 @@ README = (ROOT / "README.md").read_text()
 LEVELS = [
     {"transport", "model", "experts", "schedules", "machine", "planner"},
     {"ranks", "processes"},
-    {"corpus", "parallel", "algorithms", "generate", "tasks", "emulate"},
+    {"corpus", "parallel", "algorithms", "generate", "tasks", "emulate", "sharding"},
     {"plan"},
     {"train", "storage"},
     {"verify", "plots"},
@@ -132,8 +132,13 @@ def test_model_schedules_planner_and_plots_know_no_ranks(name):
     assert not [m for m in own if m.startswith("torch/distributed")]
 
 
-@pytest.mark.parametrize("name", [n for n in NAMES if room(n) == "schedules"])
-def test_schedules_are_plain_python(name):
+PLAIN = ("layout", "cost", "expression", "describe", "operators", "graph", "propagate", "marks", "partition", "named", "tofu")
+
+
+@pytest.mark.parametrize(
+    "name", [n for n in NAMES if room(n) == "schedules" or n in {f"sharding/{part}" for part in PLAIN}]
+)
+def test_schedules_and_the_plain_half_of_sharding_are_plain_python(name):
     assert not [m for m in reach(name) if m.split("/")[0] == "torch"]
 
 

@@ -1,0 +1,111 @@
+"""Checkers of lesson 14: costs, the rule of einsum, marks that give Megatron, a cheaper path on live ranks."""
+
+from . import close
+
+
+def costs(answer) -> None:
+    """Exercise: bytes a rank sends for three changes of layout, of M bytes on n ranks."""
+    for n, size in ((4, 960), (2, 48), (3, 90)):
+        case = f"n = {n}, M = {size}"
+        found = answer(n, size)
+        assert isinstance(found, dict), f"{case}: return a dict with 'S0 -> R', 'S0 -> S1' and 'P -> S0'"
+        missing = {"S0 -> R", "S0 -> S1", "P -> S0"} - set(found)
+        assert not missing, f"{case}: {sorted(missing)[0]} is missing"
+        part = size / n
+        assert abs(found["S0 -> R"] - size) > 1e-9, (
+            f"{case}: a rank need not send to itself what it has (S0 -> R)"
+        )
+        close(
+            found["S0 -> R"], (n - 1) * part, f"{case}, S0 -> R: n - 1 parts of M / n pass through each rank"
+        )
+        assert n == 2 or abs(found["S0 -> S1"] - (n - 1) * part) > 1e-9, (
+            f"{case}: S0 -> S1 is no all-gather. Of its M / n a rank sends an n-th to each of the others"
+        )
+        close(found["S0 -> S1"], (n - 1) * part / n, f"{case}, S0 -> S1: n - 1 messages of M / n^2")
+        assert abs(found["P -> S0"] - 2 * (n - 1) * part) > 1e-9, (
+            f"{case}: P -> S0 is half an all-reduce, because the sum is not needed everywhere"
+        )
+        close(found["P -> S0"], (n - 1) * part, f"{case}, P -> S0: terms of n - 1 parts of M / n")
+
+
+EINSUMS = ("ik,kj->ij", "bik,bkj->bij", "ij,ij->ij", "ij->j", "bthd,bshd->bhts", "i,i->")
+
+
+def einsum_rule(answer) -> None:
+    """Exercise: what the result is when an index of an einsum is cut."""
+    for text in EINSUMS:
+        inputs, output = text.split("->")
+        labels = sorted(set(inputs) - {","})
+        found = answer(text)
+        assert isinstance(found, dict), f"{text}: return a dict from each index to what the result is"
+        missing = [one for one in labels if one not in found]
+        assert not missing, f"{text}: index {missing[0]} can be cut too"
+        extra = sorted(set(found) - set(labels))
+        assert not extra, f"{text}: {extra[0]!r} is no index"
+        for one in labels:
+            want = f"S{output.index(one)}" if one in output else "P"
+            assert found[one] != "R", f"{text}: cut along {one} the ranks hold different things, so not R"
+            why = "it is summed over" if want == "P" else f"it is dimension {output.index(one)} of the result"
+            assert found[one] == want, (
+                f"{text}: cut along {one} the result is {want}, because {why}; not {found[one]}"
+            )
+
+
+def megatron(answer) -> None:
+    """Exercise: the fewest marks that make GPT-2 Megatron's, judged by what the partitioned program sends."""
+    from ...model import GPT2Config
+    from ...sharding.capture import captured_gpt2
+    from ...sharding.partition import partition
+    from ...sharding.propagate import propagate
+
+    graph = captured_gpt2(GPT2Config(vocab_size=37, n_positions=8, n_layer=2, n_head=4, n_embd=8), 3, 5)
+    marks = dict(answer())
+    assert len(marks) <= 3, f"{len(marks)} marks: three are enough, the rest follows"
+    mesh = {"x": 2}
+    program = partition(graph, propagate(graph, marks, mesh), mesh)
+    for name, what in (
+        ("wte.weight", "vocabulary"),
+        ("h.1.attn.c_attn.weight", "heads"),
+        ("h.1.mlp.c_fc.weight", "ff"),
+    ):
+        assert program.layouts[name].axes, f"nothing cuts {name} (its {what}) in every layer"
+    kinds = {kind for kind, _, _ in program.changes()}
+    assert kinds == {"all-reduce"}, (
+        f"the program also sends {', '.join(sorted(kinds - {'all-reduce'}))}: not Megatron"
+    )
+    wide = [value for _, _, value in program.changes() if graph.nodes[value].size == 3 * 5 * 8]
+    assert len(wide) == 10, (
+        f"{len(wide)} all-reduces of (B, T, C) instead of 2 x 2 a layer, embedding and head: 10"
+    )
+
+
+def cheaper_path(answer) -> None:
+    """Exercise: a sum over both axes of 2 x 2 live ranks, with three quarters of the bytes of two all-reduces."""
+    from ... import launch
+
+    found = launch(_sum_on_a_rank, answer, ranks=4, echo=False)
+    assert all(found), "your function returned None. Is the return missing?"
+    for rank, (total, shape, sent, calls) in enumerate(found):
+        assert shape == (6, 4), f"rank {rank} returns shape {shape} instead of the whole (6, 4)"
+        want = sum((r + 1) * 24 * 11.5 for r in range(4))
+        assert abs(total - want) < 1e-6, (
+            f"rank {rank}: the elements add up to {total:g} instead of {want:g}. Every rank's term counts once"
+        )
+        assert sent or calls, "nothing was sent"
+    sent = sum(size for _, _, size, _ in found)
+    size = 6 * 4 * 8
+    assert sent != 8 * size, "right, but these are two all-reduces, 2 M a rank. Scatter over x first"
+    assert sent <= 6 * size, f"right, but the ranks sent {sent / size / 4:g} M each; 1.5 M are enough"
+
+
+def _sum_on_a_rank(rank, world_size, answer):
+    import torch
+
+    from ...ranks import comm
+    from ...sharding.reshard import live_axes
+
+    axes = live_axes({"x": 2, "y": 2})
+    x = (rank + 1) * torch.arange(24, dtype=torch.float64).view(6, 4)
+    comm.clear_log()
+    y = answer(x, axes["x"], axes["y"])
+    return y is not None and (y.sum().item(), tuple(y.shape), sum(e.bytes for e in comm.log), len(comm.log))

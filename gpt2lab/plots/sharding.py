@@ -1,0 +1,129 @@
+"""Figures of the sharding algebra: cut products, the cost matrix, marks spreading over a graph, what programs send."""
+
+from matplotlib.patches import Patch, Rectangle
+
+from .style import COLORS, figure, ink, rank_color
+
+WHOLE = "#DDDDDD"
+KINDS = {
+    "all-reduce": COLORS["comm"],
+    "all-gather": "#0072B2",
+    "reduce-scatter": "#E69F00",
+    "all-to-all": "#117733",
+}
+
+
+def product(options, names=("A", "B", "C"), ranks: int = 2):
+    """C = A B under each option of its description: who holds what, and what must be sent to have C whole."""
+    cuts = [option for option in options if option.index not in ("", "partial")]
+    fig, axes = figure(9, 2.5, 1, len(cuts))
+    for ax, option in zip(axes, cuts, strict=True):
+        ax.set(xlim=(-0.3, 8.5), ylim=(-1.7, 3.3), aspect="equal")
+        ax.set_axis_off()
+        ax.text(4, 2.9, f"cut along {option.index}", ha="center", weight="bold")
+        for left, place, name in zip((0, 3, 6), (*option.inputs, option.output), names, strict=True):
+            _matrix(ax, left, place, ranks)
+            ax.text(left + 1, -0.4, name, ha="center", va="center")
+        ax.text(2.5, 1.2, "x", ha="center", va="center")
+        ax.text(5.5, 1.2, "=", ha="center", va="center")
+        sent = "a sum: all-reduce of C" if option.output == "sum" else "nothing: C stays cut"
+        ax.text(
+            4,
+            -1.2,
+            sent,
+            ha="center",
+            va="center",
+            color=COLORS["comm"] if option.output == "sum" else "black",
+        )
+    return fig
+
+
+def _matrix(ax, left, place, ranks) -> None:
+    if place is None:
+        ax.add_patch(Rectangle((left, 0), 2, 2.4, fc=WHOLE, ec="white"))
+    for r in range(ranks if place is not None else 0):
+        if place == 0:
+            box = (left, 2.4 * (ranks - 1 - r) / ranks), 2, 2.4 / ranks
+        elif place == 1:
+            box = (left + 2 * r / ranks, 0), 2 / ranks, 2.4
+        else:
+            shift = 0.22 * (ranks - 1 - r)
+            box = (left + shift, shift), 1.9, 2.2
+        ax.add_patch(Rectangle(*box, fc=rank_color(r), ec="white", hatch="//" if place == "sum" else None))
+
+
+def costs(names: list[str], table: list[list], unit: str = "bytes a rank"):
+    """The cost matrix of all changes of layout: from the row's to the column's."""
+    fig, ax = figure(0.75 * len(names) + 2.2, 0.55 * len(names) + 1.4)
+    most = max(max(row) for row in table) or 1
+    image = ax.imshow(table, cmap="viridis", vmin=0, vmax=most)
+    ax.grid(False)
+    ax.set_xticks(range(len(names)), names)
+    ax.set_yticks(range(len(names)), names)
+    ax.xaxis.tick_top()
+    ax.xaxis.set_label_position("top")
+    ax.set(xlabel="to", ylabel="from")
+    for i, row in enumerate(table):
+        for j, value in enumerate(row):
+            color = ink(image.cmap(value / most))
+            ax.text(j, i, f"{value:,}", ha="center", va="center", color=color, fontsize=8)
+    fig.colorbar(image, ax=ax, label=unit, shrink=0.8)
+    return fig
+
+
+def spreading(graph, rounds, axes, step: int, columns: int = 8):
+    """A graph of few nodes after `step` rounds of propagation: marks spread from box to box."""
+    known, fresh = {}, set()
+    for number, decided in enumerate(rounds[:step]):
+        known |= decided
+        fresh = set(decided) if number == step - 1 else fresh
+    nodes = list(graph.nodes.values())
+    rows = -(-len(nodes) // columns)
+    fig, ax = figure(9.4, 0.62 * rows + 0.6)
+    ax.set(xlim=(0, columns), ylim=(-rows - 0.45, 0.05))
+    ax.set_axis_off()
+    for i, node in enumerate(nodes):
+        x, y = i % columns, -(i // columns) - 1
+        color = COLORS["comm"] if node.name in fresh else rank_color(2) if node.name in known else WHOLE
+        ax.add_patch(Rectangle((x + 0.03, y + 0.06), 0.94, 0.86, fc=color, ec="white"))
+        title = node.name if node.op == "input" else node.op
+        text = known[node.name].text(axes) if node.name in known else "?"
+        ax.text(x + 0.5, y + 0.64, title, ha="center", va="center", fontsize=7.5, color=ink(color))
+        ax.text(x + 0.5, y + 0.3, text, ha="center", va="center", fontsize=9, weight="bold", color=ink(color))
+    keys = [(COLORS["comm"], "decided in this round"), (rank_color(2), "decided before"), (WHOLE, "not yet")]
+    handles = [Patch(color=c, label=label) for c, label in keys]
+    ax.legend(handles=handles, ncols=3, loc="lower center", fontsize=8, bbox_to_anchor=(0.5, -0.02))
+    return fig
+
+
+def messages(programs: dict, border: int):
+    """What partitioned programs send, from the first operator to the last; `border` is where backward begins."""
+    fig, axes = figure(9, 0.75 * len(programs) + 0.9, len(programs), 1, sharex=True)
+    for ax, (name, sent) in zip(axes, programs.items(), strict=True):
+        for at, kind, size in sent:
+            ax.vlines(at, 0, size, color=KINDS[kind], lw=2)
+        top = max((size for _, _, size in sent), default=1)
+        ax.set(ylim=(0, 1.15 * top), yticks=[])
+        ax.set_ylabel(name, rotation=0, ha="right", va="center", fontsize=9)
+        ax.axvline(border, color=COLORS["other"], ls="--", lw=1)
+        ax.grid(False)
+    axes[-1].set_xlabel("operator of the program: forward, then (dashed line) backward; height: elements")
+    used = [k for k in KINDS if any(kind == k for sent in programs.values() for _, kind, _ in sent)]
+    handles = [Patch(color=KINDS[k], label=k) for k in used]
+    fig.legend(handles=handles, ncols=len(used), loc="outside upper center", fontsize=8)
+    return fig
+
+
+def intra_inter(bytes_sent: dict[str, float], idle: dict[str, float]):
+    """Two products on two ranks: bytes sent and share of the time without work, for each way."""
+    fig, (left, right) = figure(8, 2.0, 1, 2)
+    for ax, values, title in (
+        (left, bytes_sent, "bytes sent by both ranks"),
+        (right, idle, "idle, % of the time"),
+    ):
+        ax.barh(list(values), list(values.values()), color=[COLORS["comm"], COLORS["wait"]][ax is right])
+        for i, value in enumerate(values.values()):
+            ax.text(value, i, f" {value:,.0f}", va="center", fontsize=9)
+        ax.set(title=title, xlim=(0, 1.25 * max(*values.values(), 1)))
+    right.set_yticks([])
+    return fig

@@ -1,0 +1,162 @@
+"""What a change of layout costs: its steps, the bytes and messages of each rank, and the cheapest path.
+
+A step is one collective over one mesh axis, or nothing but a slice. n ranks on the axis, M bytes of the tensor held
+by the axis' ranks together (I26 of Zheng et al. 2022, "Alpa", table 2): all-gather (n-1)/n M; all-to-all (n-1)/n^2 M;
+reduce-scatter (n-1)/n M; all-reduce 2 (n-1)/n M; slice and to-partial nothing. Here in exact integers for each rank,
+uneven parts included.
+"""
+
+import heapq
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+from ..ranks import traffic
+from ..ranks.traffic import split_sizes
+from .layout import Layout, Mesh, Place, check, fits, local_shape, places, span
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step over one axis: `kind` names the collective; `dim` is the dimension that it cuts or joins.
+
+    An all-to-all joins `dim` and cuts `to`. A reduction has `op`, "sum" or "max".
+    """
+
+    kind: str
+    axis: str
+    dim: int | None = None
+    to: int | None = None
+    op: str | None = None
+
+    def __str__(self) -> str:
+        where = "" if self.dim is None else f" {self.dim}" + ("" if self.to is None else f" to {self.to}")
+        return f"{self.kind}{where} over {self.axis}"
+
+
+def steps(layout: Layout, mesh: Mesh) -> Iterator[tuple[Step, Layout]]:
+    """Every step that can be taken from a layout, and the layout after it."""
+    for axis in mesh:
+        state = layout.on(axis)
+        if state is None:
+            for dim, cut in enumerate(layout.cuts):
+                yield Step("slice", axis, dim), layout.cut(dim, (*cut, axis))
+            yield Step("to-partial", axis, op="sum"), layout.summed(axis, "sum")
+        elif isinstance(state, str):
+            done = layout.summed(axis)
+            yield Step("all-reduce", axis, op=state), done
+            for dim, cut in enumerate(layout.cuts if state == "sum" else ()):
+                yield Step("reduce-scatter", axis, dim, op=state), done.cut(dim, (*cut, axis))
+        elif layout.cuts[state][-1] == axis:
+            joined = layout.cut(state, layout.cuts[state][:-1])
+            yield Step("all-gather", axis, state), joined
+            for dim, cut in enumerate(joined.cuts):
+                if dim != state:
+                    yield Step("all-to-all", axis, state, dim), joined.cut(dim, (*cut, axis))
+
+
+def step_cost(step: Step, shape: Sequence[int], layout: Layout, mesh: Mesh, place: Place, element: int):
+    """(bytes, messages) that the rank at `place` sends when the step is taken from `layout`."""
+    n, rank, local = mesh[step.axis], place[step.axis], local_shape(shape, layout, mesh, place)
+    if n == 1 or step.kind in ("slice", "to-partial"):
+        return 0, 0
+    size = element * math.prod(local)
+    if step.kind == "all-reduce":
+        return traffic.all_reduce_cost([element * c for c in split_sizes(math.prod(local), n)], rank)
+    if step.kind == "all-gather":
+        before = span(shape[step.dim], layout.cuts[step.dim][:-1], mesh, place)[1]
+        row = size // local[step.dim] if local[step.dim] else 0
+        return traffic.all_gather_cost([row * c for c in split_sizes(before, n)], rank)
+    dim = step.dim if step.kind == "reduce-scatter" else step.to
+    row = size // local[dim] if local[dim] else 0
+    chunks = [row * c for c in split_sizes(local[dim], n)]
+    return (traffic.reduce_scatter_cost if step.kind == "reduce-scatter" else traffic.direct_cost)(
+        chunks, rank
+    )
+
+
+@dataclass(frozen=True)
+class Path:
+    """Steps from one layout to another; `layouts` are those before each step and the last one after it."""
+
+    steps: tuple[Step, ...]
+    layouts: tuple[Layout, ...]
+    shape: tuple[int, ...]
+
+    def cost(self, mesh: Mesh, place: Place, element: int = 1) -> tuple[int, int]:
+        """(bytes, messages) that the rank at `place` sends."""
+        costs = [
+            step_cost(step, self.shape, layout, mesh, place, element)
+            for step, layout in zip(self.steps, self.layouts, strict=False)
+        ]
+        return sum(c[0] for c in costs), sum(c[1] for c in costs)
+
+    def total(self, mesh: Mesh, element: int = 1) -> tuple[int, int]:
+        """(bytes, messages) that all ranks send together."""
+        costs = [self.cost(mesh, place, element) for place in places(mesh)]
+        return sum(c[0] for c in costs), sum(c[1] for c in costs)
+
+
+def path(src: Layout, dst: Layout, shape: Sequence[int], mesh: Mesh) -> Path:
+    """The cheapest way from one layout to another: fewest bytes of all ranks, then messages, then steps.
+
+    Raises ValueError where a layout does not fit the shape or the mesh, or where no way leads there: a maximum cannot
+    be made partial again.
+    """
+    check(src, shape, mesh)
+    check(dst, shape, mesh)
+    return _path(src, dst, tuple(shape), tuple(mesh.items()))
+
+
+@lru_cache(maxsize=100_000)
+def _path(src, dst, shape, mesh_items) -> Path:
+    """Dijkstra's shortest path over layouts; the text of the steps decides between equals."""
+    mesh = dict(mesh_items)
+    queue, seen = [((0, 0, 0), "", src, (), (src,))], set()
+    while queue:
+        cost, text, at, taken, passed = heapq.heappop(queue)
+        if at == dst:
+            return Path(taken, passed, shape)
+        if at in seen:
+            continue
+        seen.add(at)
+        for step, after in steps(at, mesh):
+            if after not in seen and fits(after, shape, mesh) and _useful(step, dst):
+                size, messages = _total(step, shape, at, mesh_items)
+                further = (cost[0] + size, cost[1] + messages, cost[2] + 1)
+                entry = (further, f"{text} {step};", after, (*taken, step), (*passed, after))
+                heapq.heappush(queue, entry)
+    axes = tuple(mesh)
+    raise ValueError(f"no steps lead from {src.text(axes)} to {dst.text(axes)}: a maximum is final.")
+
+
+def _useful(step: Step, dst: Layout) -> bool:
+    """A tensor is made partial only where it has to be partial in the end."""
+    return step.kind != "to-partial" or dst.on(step.axis) == "sum"
+
+
+@lru_cache(maxsize=100_000)
+def _total(step, shape, layout, mesh_items) -> tuple[int, int]:
+    mesh = dict(mesh_items)
+    costs = [step_cost(step, shape, layout, mesh, place, 1) for place in places(mesh)]
+    return sum(c[0] for c in costs), sum(c[1] for c in costs)
+
+
+def adjoint(src: Layout, dst: Layout) -> tuple[Layout, Layout]:
+    """From where to where the gradient goes when the tensor goes from `src` to `dst`.
+
+    The gradient of a replicated tensor is replicated too, that of a partial sum is whole on each rank.
+    """
+    return dst.dual, src.dual
+
+
+def table(layouts: Sequence[Layout], shape: Sequence[int], mesh: Mesh, element: int = 8) -> list[list]:
+    """The cost matrix: the most bytes that a rank sends, from each layout (row) to each (column)."""
+    return [
+        [
+            max(path(a, b, shape, mesh).cost(mesh, place, element)[0] for place in places(mesh))
+            for b in layouts
+        ]
+        for a in layouts
+    ]

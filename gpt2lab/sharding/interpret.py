@@ -1,0 +1,155 @@
+"""A rank runs its part of a partitioned program: ATen's operators on parts, changes of layout in between.
+
+Most operators run on parts as they are. Shapes among the arguments become those of the part; look-ups in a cut table
+give zero for what lies elsewhere; numbers made from their place are made for this rank's place.
+"""
+
+import math
+from dataclasses import dataclass
+from itertools import accumulate
+
+import torch
+
+from .graph import Node
+from .layout import Layout, box, local_shape, span
+from .partition import Change, Program, Run
+from .reshard import Axes, follow, place, shard, sizes
+
+
+def real_shape(node: Node, layout: Layout, mesh, at) -> tuple[int, ...]:
+    """The shape of a rank's part as a tensor: the factors of each dimension multiplied."""
+    local = local_shape(node.shape, layout, mesh, at)
+    ends = list(accumulate(node.groups, initial=0))
+    return tuple(math.prod(local[a:b]) for a, b in zip(ends, ends[1:], strict=False))
+
+
+@dataclass
+class Interpreter:
+    """One rank of a program. `run(inputs)` takes whole tensors, or this rank's parts with `parts=True`."""
+
+    program: Program
+    axes: Axes
+
+    def __post_init__(self):
+        self.mesh, self.at = sizes(self.axes), place(self.axes)
+        if self.mesh != self.program.mesh:
+            raise ValueError(
+                f"the program is for the mesh {self.program.mesh}, but the ranks form {self.mesh}."
+            )
+        self.last = _last_use(self.program)
+
+    def part(self, name: str, whole: torch.Tensor) -> torch.Tensor:
+        """This rank's part of a whole input."""
+        node = self.program.graph.nodes[name]
+        return self._real(node, shard(whole.reshape(node.shape), self.program.layouts[name], self.axes), name)
+
+    def _real(self, node, part, name):
+        return part.reshape(real_shape(node, self.program.layouts[name], self.mesh, self.at))
+
+    @torch.no_grad()
+    def run(self, inputs: dict[str, torch.Tensor], parts: bool = False) -> dict[str, torch.Tensor]:
+        """This rank's parts of the results, in the layouts `program.results`.
+
+        Raises ValueError for an input that is missing.
+        """
+        if missing := set(self.program.graph.inputs) - set(inputs):
+            raise ValueError(f"the program also needs {', '.join(sorted(missing))}.")
+        values = {}
+        for name in self.program.graph.inputs:
+            part = inputs[name] if parts else self.part(name, inputs[name])
+            values[name] = {self.program.layouts[name]: part}
+        for number, step in enumerate(self.program.steps):
+            if isinstance(step, Change):
+                self._change(step, values)
+            else:
+                given = [values[v][layout] for v, layout in zip(step.node.inputs, step.inputs, strict=True)]
+                values[step.node.name] = {step.output: self.call(step, given)}
+            for name in self.last.get(number, ()):
+                del values[name]
+        outputs = self.program.graph.outputs
+        return {result: values[outputs[result]][at] for result, at in self.program.results.items()}
+
+    def _change(self, change: Change, values) -> None:
+        node, (src, dst) = self.program.graph.nodes[change.value], change.ends
+        x = values[change.value][src].reshape(local_shape(node.shape, src, self.mesh, self.at))
+        moved = follow(x, change.way, self.axes)
+        values[change.value][dst] = moved.reshape(real_shape(node, dst, self.mesh, self.at))
+
+    def call(self, run: Run, given: list[torch.Tensor]) -> torch.Tensor:
+        """One operator on this rank's parts."""
+        node = run.node
+        shape = real_shape(node, run.output, self.mesh, self.at)
+        if node.op in ("view", "_unsafe_view", "reshape", "unsqueeze", "squeeze"):
+            return given[0].reshape(shape)
+        if node.op == "expand":
+            return given[0].expand(shape)
+        if node.op == "full":
+            return node.call([], list(shape))
+        if node.op == "arange":
+            return node.call([])[box(node.shape, run.output, self.mesh, self.at)]
+        if node.op == "piece":
+            x, count, dim, number = node.call.arguments(given)
+            return x.chunk(count, dim)[number]
+        if node.op in LOOK_UPS:
+            return LOOK_UPS[node.op](node.call.arguments(given), *self._rows(run))
+        return node.call(given)
+
+    def _rows(self, run: Run) -> tuple[int, int]:
+        """Which rows of the table of a look-up are here: the first, and how many."""
+        node, layout, shape, dim = run.node, run.output, run.node.shape, 0
+        if node.op in ("embedding", "gather"):
+            table = self.program.graph.nodes[node.inputs[0]]
+            layout, shape = run.inputs[0], table.shape
+            dim = 0 if node.op == "embedding" else sum(table.groups[: node.call.args[1]])
+        elif node.op == "scatter":
+            dim = sum(node.groups[: node.call.args[1]])
+        return span(shape[dim], layout.cuts[dim], self.mesh, self.at)
+
+
+def _here(index, first: int, length: int):
+    """Which of the indices lie in these rows, and their place in them (0 for the others)."""
+    here = (index >= first) & (index < first + length)
+    return here, (index - first).where(here, 0)
+
+
+def _embedding(args, first, length):
+    here, row = _here(args[1], first, length)
+    return torch.embedding(args[0], row) * here[..., None]
+
+
+def _embedding_backward(args, first, length):
+    here, row = _here(args[1], first, length)
+    return torch.ops.aten.embedding_dense_backward(args[0] * here[..., None], row, length, -1, False)
+
+
+def _gather(args, first, length):
+    here, row = _here(args[2], first, length)
+    return args[0].gather(args[1], row).where(here, 0)
+
+
+def _scatter(args, first, length):
+    x, dim, index, value = args
+    rows = torch.arange(first, first + length).view([-1 if d == dim % x.dim() else 1 for d in range(x.dim())])
+    return x.masked_fill(index == rows, value)
+
+
+LOOK_UPS = {
+    "embedding": _embedding,
+    "embedding_dense_backward": _embedding_backward,
+    "gather": _gather,
+    "scatter": _scatter,
+}
+
+
+def _last_use(program: Program) -> dict[int, list[str]]:
+    """Which values are read for the last time by which step."""
+    last = {}
+    for number, step in enumerate(program.steps):
+        for name in (step.value,) if isinstance(step, Change) else (*step.node.inputs, step.node.name):
+            last[name] = number
+    kept = set(program.graph.outputs.values())
+    found: dict[int, list[str]] = {}
+    for name, number in last.items():
+        if name not in kept:
+            found.setdefault(number, []).append(name)
+    return found

@@ -1,0 +1,86 @@
+"""Mesh-TensorFlow: dimensions have names, and a layout says for some names over which mesh axis they are cut.
+
+Every tensor with such a dimension is cut there, and an einsum over it ends in an all-reduce. A layout is legal where
+no tensor has two dimensions on one axis. `batch:x` is data parallelism, `heads:y, ff:y, vocab:y` Megatron.
+
+Shazeer et al. 2018, "Mesh-TensorFlow: Deep Learning for Supercomputers", section 3, arXiv:1811.02084.
+"""
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+
+from .graph import Graph
+from .layout import Mesh
+from .propagate import Mark
+
+Tensors = Mapping[str, Sequence[str]]  # of each tensor, the names of its dimensions
+
+MLP = {
+    "x": ("batch", "seq", "embd"),
+    "grad y": ("batch", "seq", "embd"),
+    "c_fc.weight": ("ff", "embd"),
+    "c_fc.bias": ("ff",),
+    "c_proj.weight": ("embd", "ff"),
+    "c_proj.bias": ("embd",),
+    "hidden": ("batch", "seq", "ff"),
+}
+
+BLOCK = {
+    **{name: MLP[name] for name in ("x", "grad y", "hidden")},
+    **{f"mlp.{name}": dims for name, dims in MLP.items() if name.startswith("c_")},
+    **{f"{norm}.{kind}": ("embd",) for norm in ("ln_1", "ln_2") for kind in ("weight", "bias")},
+    "attn.c_attn.weight": ("qkv", "heads", "width", "embd"),
+    "attn.c_attn.bias": ("qkv", "heads", "width"),
+    "attn.c_proj.weight": ("embd", "heads", "width"),
+    "attn.c_proj.bias": ("embd",),
+    "queries": ("batch", "heads", "seq", "width"),
+    "scores": ("batch", "heads", "seq", "keys"),
+}
+
+
+def complaint(tensors: Tensors, layout: Mapping[str, str]) -> str:
+    """Why a layout (name of a dimension: mesh axis) is illegal; empty where it is legal."""
+    for tensor, dims in tensors.items():
+        for axis in sorted(set(layout.values())):
+            found = [d for d in dims if layout.get(d) == axis]
+            if len(found) > 1:
+                return (
+                    f"{tensor} has the dimensions {' and '.join(found)}, and both are on mesh axis {axis!r}. "
+                    f"Put one of them on another axis."
+                )
+    return ""
+
+
+def legal_layouts(
+    tensors: Tensors, mesh: Mesh, fixed: Sequence[str] = ("qkv", "keys")
+) -> list[dict[str, str]]:
+    """Every legal layout: each name on one axis or on none, except the `fixed` ones, which stay whole."""
+    names = list(dict.fromkeys(d for dims in tensors.values() for d in dims if d not in fixed))
+    choices = itertools.product((None, *mesh), repeat=len(names))
+    layouts = [{n: a for n, a in zip(names, choice, strict=True) if a} for choice in choices]
+    return [layout for layout in layouts if not complaint(tensors, layout)]
+
+
+def marks(graph: Graph, layout: Mapping[str, str], tensors: Tensors | None = None) -> dict[str, Mark]:
+    """The marks of all inputs of a graph under a layout by names.
+
+    Raises ValueError for a layout that is illegal, or that names a dimension which nothing has.
+    """
+    tensors = tensors or graph.names
+    if why := complaint(tensors, layout):
+        raise ValueError(why)
+    known = sorted({d for dims in tensors.values() for d in dims})
+    if unknown := sorted(set(layout) - set(known)):
+        raise ValueError(f"no tensor has a dimension {unknown[0]!r}. There are {', '.join(known)}.")
+    found = {}
+    for name, dims in graph.names.items():
+        text = ", ".join(f"{d}:{layout[d]}" for d in dims if d in layout)
+        if text:
+            found[name] = Mark(text)
+    return found
+
+
+def tiles(dims: Sequence[str], layout: Mapping[str, str], mesh: Mesh) -> int:
+    """Into how many parts a tensor with these dimensions is cut."""
+    return math.prod(mesh[layout[d]] for d in dims if d in layout)

@@ -1,0 +1,662 @@
+# %% [markdown]
+# # 14 Sharding algebra
+#
+# **The one-minute version.** Data parallelism, ZeRO, Megatron and sequence splitting look like four programs.
+# They are one program, GPT-2, in which different tensors are cut. A *layout* says for each tensor who holds
+# what. Each operator says which layouts fit together without a message, and for the others there is a table of
+# prices. So write the model once, mark three tensors, and let a program work out the rest: which other tensors
+# are cut, and where which collective is sent. It finds Megatron's all-reduces by itself.
+#
+# The claim, on two live ranks: three marks, and the sums that lesson 06 placed by hand.
+
+# %% tags=["setup"]
+from collections import Counter
+
+import torch
+import torch.nn.functional as F
+
+from gpt2lab import launch
+from gpt2lab.lessons import explore, show, show_source, table
+from gpt2lab.lessons.exercises import check
+from gpt2lab.lessons.exercises import sharding as exercises
+from gpt2lab.model import GPT2, MLP, GPT2Config
+from gpt2lab.plots import sharding as plots
+from gpt2lab.ranks import comm
+from gpt2lab.ranks.mesh import Mesh
+from gpt2lab.sharding import cost, named, reshard
+from gpt2lab.sharding.capture import captured_gpt2, captured_module
+from gpt2lab.sharding.describe import analyse
+from gpt2lab.sharding.expression import Sum
+from gpt2lab.sharding.interpret import Interpreter
+from gpt2lab.sharding.layout import Layout, box, places
+from gpt2lab.sharding.marks import batch, megatron, sequence, zero
+from gpt2lab.sharding.operators import LIBRARY
+from gpt2lab.sharding.partition import partition
+from gpt2lab.sharding.propagate import propagate
+from gpt2lab.verify import example_batch, example_weights
+
+torch.set_default_dtype(torch.float64)
+
+# %%
+config = GPT2Config(vocab_size=37, n_positions=16, n_layer=2, n_head=4, n_embd=24)
+graph = captured_gpt2(config, rows=7, length=11)
+
+marks = {"wte.weight": "vocab:x", "h.*.attn.c_attn.weight": "heads:x", "h.*.mlp.c_fc.weight": "ff:x"}
+program = partition(graph, propagate(graph, marks, {"x": 2}), {"x": 2})
+sizes = Counter((kind, graph.nodes[value].size) for kind, _, value in program.changes())
+for (kind, size), count in sizes.items():
+    print(f"{count:2} x {kind} of {size:5,} numbers")
+
+# %% [markdown]
+# 10 sums of 7 x 11 x 24 numbers, (B, T, C): two forward and two backward for each of two layers, one for the
+# embedding, one for the head. Now the run, beside serial PyTorch.
+
+# %%
+tokens = example_batch(config, 7, 11)
+inputs = {**example_weights(config), "tokens": tokens.tokens, "targets": tokens.targets}
+model = GPT2(config).double()
+model.load_state_dict(example_weights(config))
+serial_loss = model.loss(model(tokens.tokens), tokens.targets)
+serial_loss.backward()
+serial = {"loss": serial_loss.detach()} | {f"grad {n}": p.grad for n, p in model.named_parameters()}
+
+
+def run(rank, world_size, program):
+    axes = reshard.live_axes(program.mesh)
+    interpreter = Interpreter(program, axes)
+    comm.clear_log()
+    found = interpreter.run(inputs)
+    sent, worst = sum(e.bytes for e in comm.log), 0.0
+    for result, part in found.items():
+        node = program.graph.nodes[program.graph.outputs[result]]
+        right = reshard.shard(serial[result].reshape(node.shape), program.results[result], axes)
+        worst = max(worst, ((part - right.reshape(part.shape)).abs().max() / right.abs().max()).item())
+    return worst, sent
+
+
+for rank, (worst, sent) in enumerate(launch(run, program, ranks=2)):
+    promised = program.cost({"x": rank})[0]
+    print(
+        f"rank {rank}: loss and gradients equal {worst < 1e-12}; {sent:,} bytes sent, {promised:,} promised"
+    )
+
+# %% [markdown]
+# ## Layouts
+#
+# A mesh has named axes. On each axis a tensor is cut along one dimension (S), or whole (R), or *partial* (P):
+# every rank holds a term, and only the sum of the terms is the tensor. `S0R` is Alpa's notation: dimension 0
+# is cut over axis 0, dimension 1 whole. `RS01`: dimension 1 is cut over both axes.
+
+# %%
+mesh = {"x": 2, "y": 2}
+for text in ("S0R", "S0S1", "RS01", "RRP0"):
+    layout = Layout.parse(text, list(mesh))
+    parts = [" ".join(f"{s.start}:{s.stop}" for s in box((7, 5), layout, mesh, p)) for p in places(mesh)]
+    print(f"{text:5}", "   ".join(parts))
+for wrong in ("S0S0", "S0RP0"):
+    try:
+        Layout.parse(wrong, list(mesh))
+    except ValueError as error:
+        print(f"{wrong:5} {error}")
+
+# %% [markdown]
+# ## What a change costs
+#
+# n ranks, M bytes of the whole tensor. A *slice* is free. Everything else is a collective of lesson 03.
+
+# %%
+line = {"x": 4}
+texts = ["RR", "S0R", "RS0", "RRP0"]
+layouts = [Layout.parse(t, ["x"]) for t in texts]
+show(
+    plots.costs(texts, cost.table(layouts, (8, 16), line)),
+    "computed",
+    "bytes that a rank sends to change the layout of 8 x 16 numbers (1,024 bytes) on four ranks.",
+    "A table of four layouts against four: zero on the diagonal and from RR, most from a partial sum to RR",
+)
+
+# %% [markdown]
+# **Predict** three entries before you read them off: n - 1 parts pass through each rank of a ring.
+
+
+# %% tags=["exercise"]
+def costs(n, M):
+    """Bytes a rank sends on n ranks for M bytes: {"S0 -> R": ..., "S0 -> S1": ..., "P -> S0": ...}."""
+    ### BEGIN SOLUTION
+    return {"S0 -> R": (n - 1) / n * M, "S0 -> S1": (n - 1) / n**2 * M, "P -> S0": (n - 1) / n * M}
+    ### END SOLUTION
+
+
+check("costs", exercises.costs, costs)
+
+
+# %% tags=["wrong"]
+# FAIL: need not send to itself
+def costs(n, M):
+    return {"S0 -> R": M, "S0 -> S1": (n - 1) / n**2 * M, "P -> S0": (n - 1) / n * M}
+
+
+# %% tags=["wrong"]
+# FAIL: is no all-gather
+def costs(n, M):
+    return {"S0 -> R": (n - 1) / n * M, "S0 -> S1": (n - 1) / n * M, "P -> S0": (n - 1) / n * M}
+
+
+# %% tags=["wrong"]
+# FAIL: is half an all-reduce
+def costs(n, M):
+    return {"S0 -> R": (n - 1) / n * M, "S0 -> S1": (n - 1) / n**2 * M, "P -> S0": 2 * (n - 1) / n * M}
+
+
+# %% tags=["wrong"]
+# FAIL: is missing
+def costs(n, M):
+    return {"S0 -> R": (n - 1) / n * M, "P -> S0": (n - 1) / n * M}
+
+
+# %% tags=["wrong"]
+# FAIL: n - 1 messages of M / n^2
+def costs(n, M):
+    return {"S0 -> R": (n - 1) / n * M, "S0 -> S1": M / n**2, "P -> S0": (n - 1) / n * M}
+
+
+# %% [markdown]
+# `reshard` makes the change on live ranks. 7 rows on 4 ranks are 2, 2, 2, 1: all 16 pairs, exactly, and the
+# counted bytes are the table's.
+
+# %%
+whole = torch.arange(35.0).view(7, 5)
+
+
+def all_pairs(rank, world_size):
+    axes, right = reshard.live_axes(line), []
+    for src in layouts:
+        for dst in layouts:
+            x = reshard.shard(whole, src, axes)
+            comm.clear_log()
+            y = reshard.reshard(x, src, dst, whole.shape, axes)
+            sent = sum(e.bytes for e in comm.log)
+            if dst.partial:
+                y = comm.all_reduce(y, axes["x"])
+            exact = torch.equal(y, reshard.shard(whole, dst.dual, axes))
+            right.append(
+                exact and sent == cost.path(src, dst, whole.shape, line).cost(line, {"x": rank}, 8)[0]
+            )
+    return sum(right)
+
+
+print("right in value and bytes, of 16:", launch(all_pairs, ranks=4))
+
+# %% [markdown]
+# ### Backward is the table transposed
+#
+# The gradient of a cut tensor is cut alike. The gradient of a partial sum is *whole* on each rank (every term
+# counts fully), and that of a replicated one replicated. So the way back from S0 to RR is a slice, and the way
+# back from RRP0 to S0R (a reduce-scatter) an all-gather. `reshard` is differentiable in just this way.
+#
+# ## The cheapest path
+#
+# On 2 x 2 ranks, a tensor is partial over both axes and is wanted whole. Two all-reduces, one over each axis,
+# send 2 M a rank. The table of steps is a graph of layouts; its shortest path is cheaper:
+
+# %%
+src, dst = Layout.parse("RRP01", ["x", "y"]), Layout.parse("RR", ["x", "y"])
+way = cost.path(src, dst, (8, 16), mesh)
+for step, layout in zip(way.steps, way.layouts[1:], strict=True):
+    print(f"{step!s:24} then {layout.text(['x', 'y'])}")
+print("bytes a rank:", way.cost(mesh, {"x": 0, "y": 0}, 8)[0], "of a tensor of", 8 * 16 * 8)
+
+# %% [markdown]
+# Do it by hand. x is this rank's term, of the same shape everywhere. Use `comm.reduce_scatter(x, axis, 0)`,
+# `comm.all_reduce(x, axis)` and `comm.all_gather(x, axis, 0)`.
+
+
+# %% tags=["exercise"]
+def sum_over_both(x, x_axis, y_axis):
+    """The sum over all ranks of a 2 x 2 mesh, whole on each, with 1.5 M bytes a rank."""
+    ### BEGIN SOLUTION
+    half = comm.reduce_scatter(x, x_axis, 0)
+    return comm.all_gather(comm.all_reduce(half, y_axis), x_axis, 0)
+    ### END SOLUTION
+
+
+check("cheaper path", exercises.cheaper_path, sum_over_both)
+
+
+# %% tags=["wrong"]
+# FAIL: these are two all-reduces
+def sum_over_both(x, x_axis, y_axis):
+    return comm.all_reduce(comm.all_reduce(x, x_axis), y_axis)
+
+
+# %% tags=["wrong"]
+# FAIL: instead of the whole (6, 4)
+def sum_over_both(x, x_axis, y_axis):
+    return comm.all_reduce(comm.reduce_scatter(x, x_axis, 0), y_axis)
+
+
+# %% tags=["wrong"]
+# FAIL: Every rank's term counts once
+def sum_over_both(x, x_axis, y_axis):
+    return comm.all_reduce(x, x_axis)
+
+
+# %% tags=["wrong"]
+# FAIL: 1.5 M are enough
+def sum_over_both(x, x_axis, y_axis):
+    pairs = comm.all_gather(x[None].contiguous(), x_axis, 0).sum(0)
+    return comm.all_gather(comm.all_reduce(pairs, y_axis)[None] / 2, x_axis, 0).sum(0)
+
+
+# %% tags=["wrong"]
+# FAIL: Is the return missing
+def sum_over_both(x, x_axis, y_axis):
+    half = comm.reduce_scatter(x, x_axis, 0)
+    comm.all_gather(comm.all_reduce(half, y_axis), x_axis, 0)
+
+
+# %% [markdown]
+# ## Operators say how they can be cut
+#
+# Nobody lists this by hand. An operator is a lambda over indices (Tofu's idea), and the options follow from
+# looking at the expression: an index of the result cuts the result, an index of a sum leaves a partial sum.
+
+# %%
+rule = analyse(lambda A, B: lambda i, j: Sum(lambda k: A[i, k] * B[k, j]))
+show(
+    plots.product(rule.options),
+    "drawing",
+    "the options of C[i, j] = sum over k of A[i, k] B[k, j] on two ranks; grey is whole, hatched a partial sum.",
+    "Three tilings of a matrix product, found from its index expression: rows, columns, and the inner index",
+)
+
+
+# %% [markdown]
+# Write the rule for any einsum: which result does a cut along each index leave? `S0`, `S1`, ... or `P`.
+
+
+# %% tags=["exercise"]
+def einsum_rule(text):
+    """{index: "S0", "S1", ... or "P"} for an einsum such as "ik,kj->ij"."""
+    ### BEGIN SOLUTION
+    inputs, output = text.split("->")
+    return {one: f"S{output.index(one)}" if one in output else "P" for one in set(inputs) - {","}}
+    ### END SOLUTION
+
+
+check("einsum", exercises.einsum_rule, einsum_rule)
+
+
+# %% tags=["wrong"]
+# FAIL: can be cut too
+def einsum_rule(text):
+    output = text.split("->")[1]
+    return {one: f"S{place}" for place, one in enumerate(output)}
+
+
+# %% tags=["wrong"]
+# FAIL: so not R
+def einsum_rule(text):
+    inputs, output = text.split("->")
+    return {one: f"S{output.index(one)}" if one in output else "R" for one in set(inputs) - {","}}
+
+
+# %% tags=["wrong"]
+# FAIL: because it is dimension
+def einsum_rule(text):
+    inputs, output = text.split("->")
+    first = inputs.split(",")[0]
+    return {one: f"S{max(first.find(one), 0)}" if one in output else "P" for one in set(inputs) - {","}}
+
+
+# %% tags=["wrong"]
+# FAIL: because it is summed over
+def einsum_rule(text):
+    inputs, output = text.split("->")
+    return {one: f"S{output.index(one)}" if one in output else "S0" for one in set(inputs) - {","}}
+
+
+# %% tags=["wrong"]
+# FAIL: is no index
+def einsum_rule(text):
+    inputs, output = text.split("->")
+    return {one: f"S{output.index(one)}" if one in output else "P" for one in set(inputs)}
+
+
+# %% [markdown]
+# The same analysis of other operators. Where something that is not linear follows a sum inside, the sum must
+# be completed first: softmax along a cut axis sends a maximum and a sum for each row, and no more.
+
+# %%
+rows = []
+for name, description in LIBRARY.items():
+    options = analyse(description).options
+    cuts = [o for o in options if o.index not in ("", "partial")]
+    free = " ".join(f"{o.index}{'*' if o.output == 'sum' else ''}" for o in cuts if o.free)
+    inner = [
+        f"{o.index}: " + ", ".join(f"{op}[{' '.join(i)}]" for op, i in o.messages) for o in cuts if o.messages
+    ]
+    halos = [f"{o.index}: halo" for o in cuts if o.halos]
+    rows.append((name, free, "; ".join(inner + halos)))
+table(rows, ["operator", "free cuts (* leaves a partial sum)", "cuts with messages inside"])
+
+# %% [markdown]
+# Attention cut along its keys s is what long-context decoding does: two sums and a maximum for each query.
+#
+# ### Bug lab: two ways to forget a message
+#
+# gelu of a partial sum; and softmax of the columns that happen to be here.
+
+# %%
+torch.manual_seed(0)
+X, W = torch.randn(6, 8), torch.randn(8, 4)
+
+
+def forgotten(rank, world_size):
+    axis = Mesh(tp=world_size)["tp"]
+    partial = X.tensor_split(2, 1)[rank] @ W.tensor_split(2, 0)[rank]
+    bug = comm.all_reduce(F.gelu(partial), axis)
+    right = F.gelu(comm.all_reduce(partial, axis))
+    columns = (X @ W).tensor_split(2, 1)[rank]
+    e = (columns - comm.all_reduce(columns.amax(1), axis, "max")[:, None]).exp()
+    return bug, right, columns.softmax(1), e / comm.all_reduce(e.sum(1), axis)[:, None]
+
+
+(bug, right, local0, soft0), (_, _, local1, soft1) = launch(forgotten, ranks=2)
+equal = lambda a, b: torch.allclose(a, b)
+print("gelu of a partial sum:", equal(bug, F.gelu(X @ W)), "  after the sum:", equal(right, F.gelu(X @ W)))
+softmax = (X @ W).softmax(1)
+print("softmax of a shard:   ", equal(torch.cat([local0, local1], 1), softmax), end="   ")
+print("with max and sum:", equal(torch.cat([soft0, soft1], 1), softmax))
+print("rows of the shards' softmax add up to", round(torch.cat([local0, local1], 1).sum(1).mean().item(), 6))
+
+# %% [markdown]
+# ## Names: Mesh-TensorFlow
+#
+# Give dimensions names, and say which name is cut over which mesh axis. A layout is illegal where a tensor
+# would be cut twice over one axis.
+
+# %%
+print("legal layouts of the MLP on 2 x 2:  ", len(named.legal_layouts(named.MLP, mesh)))
+print("legal layouts of a block on 2 x 2: ", len(named.legal_layouts(named.BLOCK, mesh)))
+print(named.complaint(named.MLP, {"batch": "x", "ff": "x"}))
+
+# %% [markdown]
+# All of them run on 2 x 2 ranks, forward and backward, equal to serial (the package's tests do it). Here are
+# the MLP's:
+
+# %%
+x = torch.randn(3, 5, 24, requires_grad=True)
+mlp = MLP(config).double()
+mlp_graph = captured_module(mlp, x, {n: named.MLP[n] for n in ("x", *dict(mlp.named_parameters()))})
+given = {"x": x.detach(), "grad y": torch.ones(3, 5, 24)} | {n: p.detach() for n, p in mlp.named_parameters()}
+y = mlp(x)
+y.backward(given["grad y"])
+serial |= {"y": y.detach(), "grad x": x.grad} | {f"grad {n}": p.grad for n, p in mlp.named_parameters()}
+programs = []
+for layout in named.legal_layouts(named.MLP, mesh):
+    spread = propagate(mlp_graph, named.marks(mlp_graph, layout, named.MLP), mesh)
+    programs.append((layout, partition(mlp_graph, spread, mesh)))
+
+
+def run_each(rank, world_size):
+    inputs.update(given)
+    return [run(rank, world_size, one) for _, one in programs]
+
+
+found = launch(run_each, ranks=4)
+print(
+    "equal to serial:",
+    sum(all(worst < 1e-12 for worst, _ in many) for many in zip(*found, strict=True)),
+    "of",
+    len(programs),
+)
+sent = sorted((sum(f[i][1] for f in found), str(layout)) for i, (layout, _) in enumerate(programs))
+for size, layout in [*sent[:3], *sent[-2:]]:
+    print(f"{size:8,} bytes  {layout}")
+
+# %% [markdown]
+# ## Marks spread: GSPMD
+#
+# Nobody wants to name every tensor. GSPMD lets you mark a few. In rounds, each operator looks at its operands
+# and its result: where one of them is cut along an index, the others are cut along it too, until nothing
+# changes. First from operands to results, then also backwards. Move the slider; only `c_fc.weight` is marked.
+
+# %%
+one_mark = propagate(mlp_graph, {"c_fc.weight": "ff:x"}, {"x": 2})
+
+
+def spreading(step):
+    return plots.spreading(mlp_graph, one_mark.rounds, ["x"], step)
+
+
+explore(
+    spreading,
+    "computed",
+    "the MLP's graph, forward and backward, after {step} rounds.",
+    "Boxes for the operators of an MLP, of which those that are decided after {step} rounds show their layout",
+    posters=[{"step": 1}, {"step": 4}, {"step": len(one_mark.rounds)}],
+    step=(1, len(one_mark.rounds), 4),
+)
+
+# %% [markdown]
+# The mark reached the hidden values, `c_fc.bias`, `c_proj.weight` (cut along its inputs, as Megatron does it)
+# and their gradients. Boxes that stay undecided are whole, or partial sums that must be completed.
+#
+# Three marks were enough for GPT-2. Find them again, by yourself: at most three, with * for "any layer".
+
+# %%
+for name in (
+    "wte.weight",
+    "h.0.attn.c_attn.weight",
+    "h.0.attn.c_proj.weight",
+    "h.0.mlp.c_fc.weight",
+    "tokens",
+):
+    print(f"{name:24}", " ".join(graph.names[name]))
+
+
+# %% tags=["exercise"]
+def my_marks():
+    """Marks, {name: "dimension:x"}, that make GPT-2 Megatron's on the axis x."""
+    ### BEGIN SOLUTION
+    return {"wte.weight": "vocab:x", "h.*.attn.c_proj.weight": "heads:x", "h.*.mlp.c_fc.weight": "ff:x"}
+    ### END SOLUTION
+
+
+check("Megatron's marks", exercises.megatron, my_marks)
+
+
+# %% tags=["wrong"]
+# FAIL: three are enough
+def my_marks():
+    both = {f"h.{i}.mlp.{w}.weight": "ff:x" for i in range(2) for w in ("c_fc", "c_proj")}
+    return both | {"wte.weight": "vocab:x", "h.*.attn.c_attn.weight": "heads:x"}
+
+
+# %% tags=["wrong"]
+# FAIL: nothing cuts wte.weight
+def my_marks():
+    return {"h.*.attn.c_attn.weight": "heads:x", "h.*.mlp.c_fc.weight": "ff:x"}
+
+
+# %% tags=["wrong"]
+# FAIL: nothing cuts h.1.attn.c_attn.weight
+def my_marks():
+    return {"wte.weight": "vocab:x", "h.0.attn.c_attn.weight": "heads:x", "h.*.mlp.c_fc.weight": "ff:x"}
+
+
+# %% tags=["wrong"]
+# FAIL: not Megatron
+def my_marks():
+    return {"wte.weight": "vocab:x", "h.*.attn.c_attn.weight": "width:x", "h.*.mlp.c_proj.weight": "embd:x"}
+
+
+# %% tags=["wrong"]
+# FAIL: nothing cuts h.1.mlp.c_fc.weight
+def my_marks():
+    return {"wte.weight": "vocab:x", "h.*.attn.c_attn.weight": "heads:x"}
+
+
+# %% [markdown]
+# ## The partitioner
+#
+# Propagation says how values *should* lie. For each operator the partitioner picks one of its options, among
+# those along which something is cut already, with the fewest bytes; and inserts changes of layout. A partial
+# sum is completed at once, unless its one reader is linear and completing later costs no more (so the two
+# gradients of the tied embedding become one message). Every rank then runs the *same* list of steps.
+#
+# The same graph under four kinds of marks, and two at once on 2 x 2:
+
+# %%
+step_graph = captured_gpt2(config, 7, 11, update="adamw")
+cases = {
+    "batch": (graph, batch("x"), {"x": 2}),
+    "Megatron": (graph, megatron("x"), {"x": 2}),
+    "sequence": (graph, sequence("x"), {"x": 2}),
+    "ZeRO-3": (graph, batch("x") | zero(graph, "x", 2, weights=True), {"x": 2}),
+    "ZeRO-1": (step_graph, batch("x") | zero(step_graph, "x", 2), {"x": 2}),
+    "both": (graph, batch("x") | megatron("y"), {"x": 2, "y": 2}),
+}
+made = {name: partition(g, propagate(g, m, axes), axes) for name, (g, m, axes) in cases.items()}
+rows = []
+for name, one in made.items():
+    calls = Counter(kind for kind, _, _ in one.changes())
+    rows.append(
+        (name, *(calls[k] for k in plots.KINDS if k != "all-to-all"), f"{one.cost(places(one.mesh)[0])[0]:,}")
+    )
+table(rows, ["marks", "all-reduce", "all-gather", "reduce-scatter", "bytes, rank 0"])
+
+# %%
+where = {name: [] for name in ("batch", "Megatron", "sequence", "ZeRO-3")}
+order = {name: i for i, name in enumerate(graph.nodes)}
+for name, sent in where.items():
+    for kind, _, value in made[name].changes():
+        sent.append((order[value], kind, graph.nodes[value].size))
+first_backward = order[graph.outputs["loss"]]
+show(
+    plots.messages(where, first_backward),
+    "computed",
+    "what four programs send, made from one graph; heights are elements of the whole tensor.",
+    "Four strips: batch sends only in backward, Megatron evenly, sequence splitting per layer, ZeRO-3 everywhere",
+)
+
+# %% [markdown]
+# - **batch**: one all-reduce for each gradient, and the loss. Data parallelism.
+# - **sequence**: keys and values are gathered, forward and again backward; their gradients reduce-scattered.
+#   That is lesson 10's `kv`.
+# - **ZeRO-3**: each weight is gathered twice, each gradient reduce-scattered.
+# - **ZeRO-1**: only AdamW's moments are marked. Then the gradient is wanted cut, the all-reduce becomes a
+#   reduce-scatter, and the new weights are gathered: the rewrite of lesson 05, found by the algebra.
+#
+# All run, and are equal to serial:
+
+# %%
+for name in ("batch", "sequence", "ZeRO-3", "both"):
+    one = made[name]
+    worst = max(error for error, _ in launch(run, one, ranks=len(places(one.mesh))))
+    print(f"{name:9} on {len(places(one.mesh))} ranks equals serial: {worst < 1e-12}")
+
+# %% [markdown]
+# One more: what if the width of the residual stream is cut? Nobody does it, and the program shows why.
+
+# %%
+odd = partition(graph, propagate(graph, {"wte.weight": "embd:x"}, {"x": 2}), {"x": 2})
+print(dict(Counter(kind for kind, _, _ in odd.changes())))
+print(f"{odd.cost({'x': 0})[0]:,} bytes, against Megatron's {made['Megatron'].cost({'x': 0})[0]:,}")
+
+# %% [markdown]
+# How the graph is captured: `make_fx` runs loss and `autograd.grad` once on tensors without numbers and writes
+# down every operator. `torch.export` would stop at the loss. Backward is then ordinary operators, so Megatron's
+# f, which exists only in backward, needs no rule of its own. Layer norm and softmax are split into their sums.
+
+# %%
+show_source(Interpreter._change, Interpreter.run)
+
+# %% [markdown]
+# ## Cut operators, or place them?
+#
+# Everything above is *intra*-operator: each operator is cut. *Inter*-operator parallelism gives whole operators
+# to ranks. Take Y = X W1, Z = Y W2. Cut: columns, then rows, and an all-reduce of Z. Placed: W1 on rank 0, W2
+# on rank 1, and Y is sent once; but each rank waits while the other works.
+
+# %% tags=["measured"]
+import time
+
+W1, W2 = torch.randn(8, 32), torch.randn(32, 8)
+SECONDS = 0.04  # a product's pretended time on one rank
+
+
+def intra(rank, world_size):
+    axis = Mesh(tp=world_size)["tp"]
+    part = X @ W1.tensor_split(2, 1)[rank]
+    time.sleep(SECONDS)  # two halves of a product
+    z = comm.all_reduce(part @ W2.tensor_split(2, 0)[rank], axis)
+    return z, SECONDS
+
+
+def inter(rank, world_size):
+    axis = Mesh(pp=world_size)["pp"]
+    time.sleep(SECONDS if rank == 0 else 0)
+    y = X @ W1 if rank == 0 else torch.empty(6, 32, dtype=X.dtype)
+    if rank == 0:
+        comm.send(y, axis, 1)
+        return None, SECONDS
+    y = comm.recv(y, axis, 0)
+    time.sleep(SECONDS)
+    return y @ W2, SECONDS
+
+
+def timed(rank, world_size, way):
+    comm.barrier(Mesh(dp=world_size)["dp"])
+    comm.clear_log()
+    start = time.perf_counter()
+    z, busy = way(rank, world_size)
+    sent = sum(e.bytes for e in comm.log)
+    comm.barrier(Mesh(dp=world_size)["dp"])
+    return z, sent, 1 - busy / (time.perf_counter() - start)
+
+
+bytes_sent, idle = {}, {}
+for name, way in (("cut (intra)", intra), ("placed (inter)", inter)):
+    found = launch(timed, way, ranks=2)
+    assert torch.allclose(found[1][0], X @ W1 @ W2)
+    bytes_sent[name] = sum(f[1] for f in found)
+    idle[name] = 100 * sum(f[2] for f in found) / 2
+show(
+    plots.intra_inter(bytes_sent, idle),
+    "paced",
+    "the same two products on two ranks; bytes are counted, work is slept.",
+    "Two pairs of bars: cutting sends some bytes and idles little, placing idles half of the time",
+)
+
+# %% [markdown]
+# With narrow middles (a pipeline's border) placing sends little; micro-batches fill its idle time (lesson 07).
+# Cutting keeps everybody busy and sends more often: inside a machine. Lesson 17 lets a search choose.
+#
+# ## Questions
+#
+# 1. Why is RR to RRP0 free, and what do the ranks hold afterwards?
+# 2. A tensor lies S0 over x, and is wanted S1 over x. Compare all-to-all with all-gather and slice.
+# 3. Which options does `C[i] = max over k of A[i, k]` have? May the partial result wait for a later sum?
+# 4. Layer norm's weight is whole and its input is cut along the width. What is sent?
+# 5. Why does ZeRO-3 by marks need a *priority*: batch first, weights later?
+# 6. Which mark makes the partitioner gather keys and values?
+#
+# <details><summary>Answers</summary>
+#
+# 1. One rank keeps the tensor, the others hold zeros; the sum is right, and nothing travels.
+# 2. All-to-all sends (n-1)/n² M a rank, all-gather (n-1)/n M: n times as much, and needs the whole in memory.
+# 3. i: cut result. k: partial *maximum*. It is not linear, so it is completed before anything is added.
+# 4. Two sums a row, of x and of the squared distance from the mean: 2 B T numbers, forward.
+# 5. On one axis an operator can be cut along one index. If weights spread first, activations would be cut along
+#    features, and that is tensor parallelism.
+# 6. `tokens` cut along `seq`: queries stay cut, and keys have the same axis, so they have to be whole.
+#
+# </details>
+#
+# ## Read on
+#
+# - Shazeer et al. 2018, *Mesh-TensorFlow*, arXiv:1811.02084 · Xu et al. 2021, *GSPMD*, arXiv:2105.04663
+# - Wang, Huang & Li 2019, *Tofu*, arXiv:1807.08887 · Zheng et al. 2022, *Alpa*, arXiv:2201.12023, section 4
+# - Jia, Zaharia & Aiken 2019, *Beyond Data and Model Parallelism*, arXiv:1807.05358

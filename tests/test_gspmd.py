@@ -1,0 +1,236 @@
+"""GPT-2 partitioned from marks equals the serial run, and sends what the handwritten strategies send."""
+
+import pytest
+import torch
+from sharding_cases import CONFIG, LENGTH, ROWS, graph, handwritten, inputs, run_program, serial
+
+from gpt2lab.model import GPT2Config
+from gpt2lab.sharding import layout
+from gpt2lab.sharding.capture import BETAS, EPS, RATE, capture
+from gpt2lab.sharding.marks import batch, megatron, sequence, zero
+from gpt2lab.sharding.partition import partition
+from gpt2lab.sharding.propagate import Mark, propagate
+
+WIDE = CONFIG.n_embd
+PARAMETERS = CONFIG.parameters
+TOKENS = ROWS * LENGTH
+UNUSED = (CONFIG.n_positions - LENGTH) * WIDE  # gradients of positions that no token has
+
+
+def program(marks, mesh, of=None):
+    of = of or graph()
+    return partition(of, propagate(of, marks, mesh), mesh)
+
+
+def check(pools, one, given=None, want=None):
+    """Run it; every rank is equal to the serial run, and sends what the program says. Returns what each sent."""
+    found = pools[layout.ranks(one.mesh)].run(run_program, one, given or inputs(), want or serial())
+    for place, (error, size, messages, _) in zip(layout.places(one.mesh), found, strict=True):
+        assert error <= 1e-10
+        assert (size, messages) == one.cost(place)
+    return found
+
+
+CASES = {
+    "nothing": ({}, {"x": 2}),
+    "batch": (batch("x"), {"x": 2}),
+    "batch over 3": (batch("x"), {"x": 3}),
+    "Megatron": (megatron("x"), {"x": 2}),
+    "Megatron over 4": (megatron("x"), {"x": 4}),
+    "heads unevenly": (megatron("x"), {"x": 3}),
+    "sequence": (sequence("x"), {"x": 2}),
+    "sequence over 3": (sequence("x"), {"x": 3}),
+    "ZeRO-3": (batch("x") | zero(graph(), "x", 2, weights=True), {"x": 2}),
+    "batch and Megatron": (batch("x") | megatron("y"), {"x": 2, "y": 2}),
+    "sequence and Megatron": (sequence("x") | megatron("y"), {"x": 2, "y": 2}),
+    "batch and sequence": ({"tokens": Mark("batch:x, seq:y")}, {"x": 2, "y": 2}),
+    "width of the residual": ({"wte.weight": Mark("embd:x")}, {"x": 2}),
+    "one bias": ({"h.0.mlp.c_fc.bias": Mark("ff:x")}, {"x": 2}),
+    "ZeRO-3 and Megatron": (batch("x") | megatron("y") | {"wpe.weight": Mark("S0R", 1)}, {"x": 2, "y": 2}),
+    "batch over both": ({"tokens": Mark("batch:x, batch:y")}, {"x": 2, "y": 2}),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_marks_of_every_kind_equal_the_serial_run(pools, name):
+    check(pools, program(*CASES[name]))
+
+
+def all_reduces(one, axis):
+    """The sizes of the all-reduces over an axis, in elements of the part that is summed."""
+    return [
+        one.graph.nodes[value].size for kind, a, value in one.changes() if (kind, a) == ("all-reduce", axis)
+    ]
+
+
+def test_megatron_s_marks_give_megatron_s_collectives(pools):
+    one = program(megatron("x"), {"x": 2})
+    assert {kind for kind, _, _ in one.changes()} == {"all-reduce"}
+    sums = all_reduces(one, "x")
+    wide = TOKENS * WIDE
+    assert (
+        sums.count(wide) == 4 * CONFIG.n_layer + 2
+    )  # two forward and two backward a layer, embedding and head
+    assert sorted(n for n in sums if n != wide) == [1, TOKENS, TOKENS, TOKENS]  # the loss
+    forward = [value for _, _, value in one.changes()[: sums.index(TOKENS)]]
+    assert len(forward) == 2 * CONFIG.n_layer + 1
+    found = check(pools, one)
+    ours = pools[2].run(handwritten, "tp=2")
+    for (_, size, _, calls), own in zip(found, ours, strict=True):
+        own_size = sum(size for (_, axis), (_, size) in own.items() if axis == "tp")
+        assert size == own_size + 8  # three numbers a token in both, and here the loss itself, once
+        assert list(calls) == ["all_reduce"]
+
+
+def test_batch_marks_are_data_parallelism(pools):
+    one = program(batch("x"), {"x": 2})
+    sizes = [graph().nodes[n].size for n in graph().inputs[:-2] if n != "wpe.weight"]
+    assert sorted(all_reduces(one, "x")) == sorted(
+        [1, LENGTH * WIDE, *sizes]
+    )  # positions in use, before they are put
+    found = check(pools, one)
+    ours = pools[2].run(handwritten, "dp=2")
+    own = sum(size for calls in ours for (_, axis), (_, size) in calls.items() if "dp" in axis)
+    assert own == 2 * 8 * PARAMETERS
+    assert sum(size for _, size, _, _ in found) == own + 2 * 8 * (1 - UNUSED)
+
+
+def test_two_marks_on_a_square_are_both(pools):
+    one = program(batch("x") | megatron("y"), {"x": 2, "y": 2})
+    alone = program(megatron("x"), {"x": 2})
+    assert sorted(all_reduces(one, "y")) == sorted(all_reduces(alone, "x"))
+    assert len(all_reduces(one, "x")) == len(graph().inputs) - 2 + 1
+    found = check(pools, one)
+    ours = pools[4].run(handwritten, "dp=2,tp=2")
+    own = sum(
+        size for calls in ours for (_, axis), (_, size) in calls.items() if "dp" in axis or axis == "tp"
+    )
+    losses = 2 * 2 * 8 + 2 * 2 * 8  # one number over y, then over x, in two pairs each
+    assert sum(size for _, size, _, _ in found) == own + losses - 2 * 2 * 8 * UNUSED
+
+
+def test_sequence_marks_gather_keys_and_values_and_scatter_their_gradients():
+    one = program(sequence("x"), {"x": 2})
+    kinds = [kind for kind, _, value in one.changes() if one.graph.nodes[value].size == TOKENS * WIDE]
+    assert (
+        kinds.count("all-gather") == 4 * CONFIG.n_layer
+        and kinds.count("reduce-scatter") == 2 * CONFIG.n_layer
+    )
+    assert len(kinds) == 6 * CONFIG.n_layer
+
+
+def adamw_step():
+    """A serial step of PyTorch's AdamW from moments that are not zero: weights and both moments."""
+    values, grads = inputs(), serial()
+    weights = {n: v.clone().requires_grad_() for n, v in values.items() if v.is_floating_point()}
+    optimizer = torch.optim.AdamW(weights.values(), lr=RATE, betas=BETAS, eps=EPS, weight_decay=0.0)
+    state = {}
+    for n, w in weights.items():
+        w.grad = grads[f"grad {n}"]
+        state |= {f"m {n}": w.detach() / 7, f"v {n}": w.detach() ** 2 + 0.1}
+        moments = {"exp_avg": state[f"m {n}"].clone(), "exp_avg_sq": state[f"v {n}"].clone()}
+        optimizer.state[w] = {"step": torch.tensor(0.0), **moments}
+    optimizer.step()
+    want = {f"new {n}": w.detach() for n, w in weights.items()}
+    for kind, moment in (("m", "exp_avg"), ("v", "exp_avg_sq")):
+        want |= {f"new {kind} {n}": optimizer.state[w][moment] for n, w in weights.items()}
+    return values | state, want | {"loss": grads["loss"]}
+
+
+def test_zero_s_marks_turn_the_all_reduces_into_reduce_scatters_and_all_gathers(pools):
+    whole = graph("adamw")
+    given, want = adamw_step()
+    plain = program(batch("x"), {"x": 2}, whole)
+    assert {kind for kind, _, _ in plain.changes()} == {"all-reduce"}
+    one = program(batch("x") | zero(whole, "x", 2), {"x": 2}, whole)
+    count = len(graph().inputs) - 2
+    kinds = [kind for kind, _, _ in one.changes()]
+    assert (kinds.count("reduce-scatter"), kinds.count("all-gather"), kinds.count("all-reduce")) == (
+        count,
+        count,
+        1,
+    )
+    sent, before = check(pools, one, given, want), check(pools, plain, given, want)
+    extra = 2 * 8 * UNUSED  # of positions the moments need all gradients, also those that are zero
+    assert sum(s[1] for s in sent) == sum(s[1] for s in before) + extra  # and half the moments
+    kept = sum(one.graph.nodes[n].size for n in one.graph.inputs if n[:2] in ("m ", "v "))
+    for place in layout.places(one.mesh):
+        mine = [n for n in one.graph.inputs if n[:2] in ("m ", "v ")]
+        held = [layout.local_shape(one.graph.nodes[n].shape, one.layouts[n], one.mesh, place) for n in mine]
+        assert sum(torch.Size(s).numel() for s in held) <= 0.6 * kept
+
+
+def test_zero_3_gathers_each_weight_forward_and_backward():
+    one = program(batch("x") | zero(graph(), "x", 2, weights=True), {"x": 2})
+    matrices = sorted(n for n in graph().inputs if n.endswith("mlp.c_fc.weight"))
+    gathered = [value for kind, _, value in one.changes() if kind == "all-gather"]
+    size = graph().nodes[matrices[0]].size
+    assert sum(graph().nodes[value].size == size for value in gathered) == 2 * 2 * len(
+        matrices
+    )  # c_fc and c_proj
+    assert "reduce-scatter" in {kind for kind, _, _ in one.changes()}
+
+
+def shuffled(of, seed):
+    """The same graph with its nodes in another order, operands still first."""
+    generator = torch.Generator().manual_seed(seed)
+    order = torch.rand(len(of.nodes), generator=generator).tolist()
+    rank = dict(zip(of.nodes, order, strict=True))
+    nodes, todo = {}, dict(of.nodes)
+    while todo:
+        ready = [n for n, node in todo.items() if all(i in nodes for i in node.inputs)]
+        name = min(ready, key=rank.get)
+        nodes[name] = todo.pop(name)
+    return type(of)(nodes, of.outputs, of.names)
+
+
+@pytest.mark.parametrize("name", ["Megatron", "sequence", "batch and Megatron"])
+def test_propagation_is_idempotent_and_the_order_of_visits_does_not_matter(name):
+    marks, mesh = CASES[name]
+    once = propagate(graph(), marks, mesh)
+    cut = {n: one for n, one in once.layouts.items() if one.axes}
+    again = propagate(graph(), {n: Mark(one.text(list(mesh))) for n, one in cut.items()}, mesh)
+    assert again.layouts == once.layouts
+    for seed in range(3):
+        assert propagate(shuffled(graph(), seed), marks, mesh).layouts == once.layouts
+
+
+@pytest.mark.parametrize(
+    "marks, words",
+    [
+        ({"h.0.mlp.fc.weight": Mark("ff:x")}, "no such value. Did you mean 'h.0.mlp.c_fc.weight'"),
+        ({"wte.weight": Mark("width:x")}, "does not fit a tensor with dimensions vocab, embd"),
+        ({"wte.weight": Mark("S0S0")}, "mesh axis 'x' is used 2 times"),
+        ({"wte.weight": Mark("S3R")}, "names axis 3, but the mesh has 1"),
+        ({"h.0.attn.c_attn.weight": Mark("qkv:x")}, "a dimension of 3 cannot be cut into 4 parts over x"),
+        ({"addmm": Mark("batch:x")}, "the dimensions of 'addmm' have no names"),
+    ],
+)
+def test_a_mark_that_does_not_fit_gets_a_sentence(marks, words):
+    with pytest.raises(ValueError, match=words):
+        propagate(graph(), marks, {"x": 4})
+
+
+def test_what_cannot_be_captured_is_named():
+    x = torch.zeros(4, 6)
+    with pytest.raises(ValueError, match="operator 'cumsum' has no description"):
+        capture(lambda x: (x.cumsum(0),), {"x": x}, ["y"])
+    with pytest.raises(ValueError, match="a reshape from 4 x 6 to 3 x 8 mixes dimensions"):
+        capture(lambda x: (x.reshape(3, 8),), {"x": x}, ["y"])
+    with pytest.raises(ValueError, match="attention with a window is not captured"):
+        graph(None, GPT2Config(vocab_size=37, n_positions=16, n_layer=1, n_head=4, n_embd=24, window=3))
+
+
+def softmax_of_rows(x):
+    return (x.softmax(-1),)
+
+
+def test_softmax_along_a_cut_axis_sends_a_maximum_and_a_sum_a_row(pools):
+    x = torch.randn(5, 7, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    whole = capture(softmax_of_rows, {"x": x}, ["y"], {"x": ("row", "column")})
+    one = program({"x": Mark("column:x")}, {"x": 3}, whole)
+    assert [(kind, whole.nodes[value].shape) for kind, _, value in one.changes()] == [
+        ("all-reduce", (5,))
+    ] * 2
+    assert one.results["y"] == one.layouts["x"]
+    check(pools, one, {"x": x}, {"y": x.softmax(-1)})
