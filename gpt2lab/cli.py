@@ -29,11 +29,11 @@ TOLD = (
     "Deadlock",
     "Mismatch",
 )
-"""How a rank may fail so that its own words explain it, and no traceback is shown."""
+"""Failures of a rank whose message is enough: no traceback is shown."""
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse that answers a typo with the name that was probably meant."""
+    """argparse that suggests the nearest name for a misspelled one."""
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, allow_abbrev=False, **kwargs)
@@ -58,13 +58,13 @@ def overview() -> str:
 
 
 def told(error: RuntimeError) -> str:
-    """What a failed rank said, without the traceback before it, and the notes about the way out."""
+    """A failed rank's message without its traceback, and the notes that say how to continue."""
     said = re.split(rf"^(?:\w+\.)*{error.ename}: ", str(error), maxsplit=1, flags=re.MULTILINE)[-1]
     return "\n".join([said, *getattr(error, "__notes__", [])])
 
 
 def entry() -> int:
-    """What the shell calls: a process that will compute starts again with huge pages, where the system has them."""
+    """The shell's entry point: a process that will compute restarts itself with huge pages, if there are any."""
     from .machine import huge_pages
 
     computes = sys.argv[1:2] and sys.argv[1] in ("train", "generate", "verify", "bench", "info")
@@ -78,7 +78,7 @@ def entry() -> int:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run one command; returns its exit status. Errors that a user can mend are one sentence, without a traceback."""
+    """Run one command; returns its exit status. An error that the user can fix is one sentence, without a traceback."""
     arguments = sys.argv[1:] if arguments is None else arguments
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         print(overview())

@@ -15,11 +15,11 @@ END_OF_TEXT = 50256  # <|endoftext|>, the last token of GPT-2's vocabulary
 
 @dataclass(frozen=True)
 class Sampling:
-    """How the next token is chosen: temperature 0 takes the likeliest; `top_k` and `top_p` cut off the tail.
+    """How the next token is chosen: temperature 0 takes the most likely; `top_k` and `top_p` exclude unlikely ones.
 
-    `top_p` keeps the smallest set of tokens that together have at least this probability (Holtzman et al.
-    2020, "The Curious Case of Neural Text Degeneration"). Random numbers depend on (seed, row, position) alone.
-    Raises ValueError for values that leave nothing to choose from.
+    `top_p` keeps the smallest set of tokens that together have at least this probability (Holtzman et al. 2020, "The
+    Curious Case of Neural Text Degeneration"). Random numbers depend only on (seed, row, position). Raises ValueError
+    for values that leave no token to choose from.
     """
 
     temperature: float = 1.0
@@ -62,16 +62,16 @@ class Sampling:
 
 
 def _uniform(*key: int) -> float:
-    """A number in [0, 1) that depends on the key alone."""
+    """A number in [0, 1) that depends only on the key."""
     digest = hashlib.blake2b(repr(key).encode(), digest_size=8).digest()
     return (int.from_bytes(digest, "big") >> 11) * 2.0**-53
 
 
 class KVCache:
-    """Keys and values (B, H, slots, D) of every attention layer; each lives in the slot of its position.
+    """Keys and values (B, H, slots, D) of every attention layer, each in the slot of its position.
 
-    So rows of different length need no padding on the left: a row's unused slots lie after its last position,
-    where causal attention does not look, and fill as the row grows.
+    So rows of different length need no padding on the left: a row's unused slots are after its last position, where
+    causal attention does not look, and are filled as the row grows.
     Bytes held: 2 L B slots C times the bytes of a number.
     """
 
@@ -82,7 +82,7 @@ class KVCache:
 
     def extend(self, attn, k, v, positions):
         """Store k and v (B, H, T, D) at positions (T,) or (B, T); return all up to the last of them."""
-        if positions is not self._positions:  # the first layer looks where they lie, the others remember
+        if positions is not self._positions:  # the first layer computes the slots, the others use them again
             self._positions, self._end = positions, int(positions.max()) + 1
             self._where = _slots(positions, k.size(0))
         end = self._end
@@ -97,12 +97,12 @@ class KVCache:
         return kept[0, :, :end].transpose(1, 2), kept[1, :, :end].transpose(1, 2)
 
     def bytes(self) -> int:
-        """How many bytes the cache holds."""
+        """Bytes that the cache holds."""
         return sum(kept.numel() * kept.element_size() for kept in self.layers.values())
 
 
 def _slots(positions, rows: int):
-    """Where in (B, slots) the keys at positions (T,) or (B, T) lie; a slice, which is quick, where all lie in one."""
+    """The slots, in (B, slots), of keys at positions (T,) or (B, T); where possible as a slice, which is faster."""
     if positions.numel() == 1:
         return slice(None), slice(int(positions), int(positions) + 1)
     return torch.arange(rows, device=positions.device)[:, None], positions
@@ -122,9 +122,9 @@ def generate(
 ) -> list[list[int]]:
     """Prompts of any lengths, each with up to `new` tokens after it; a row ends before the token `stop`.
 
-    `sampling` is temperature, top_k, top_p and seed of `Sampling`. A text longer than the context is refused;
-    with `slide` its oldest tokens are forgotten instead. `gather` makes logits whole where a rank has only a
-    part of the vocabulary. Raises ValueError for that, an empty prompt, and a token outside the vocabulary.
+    `sampling` is temperature, top_k, top_p and seed of `Sampling`. With `slide` the oldest tokens of a text longer
+    than the context are dropped. `gather` makes logits whole where a rank has only a part of the vocabulary. Raises
+    ValueError for a text longer than the context without `slide`, an empty prompt, or a token outside the vocabulary.
     """
     choose, rows, ended = Sampling(**sampling), [list(p) for p in prompts], [False] * len(prompts)
     _check(model.config, rows, new, slide)
@@ -132,7 +132,7 @@ def generate(
     kept = KVCache(min(max(map(len, rows)) + new, context)) if cache else None
     for _ in range(new):
         if max(map(len, rows)) > context:
-            kept = None  # every position has moved, so old keys are of no use
+            kept = None  # every position has changed, so old keys cannot be used
         with generating(model):
             logits = next_logits(model, rows, kept)
         logits = logits if gather is None else gather(logits)
@@ -158,12 +158,12 @@ def generating(model):
 
 @torch.no_grad()
 def next_logits(model, rows: list[list[int]], cache: KVCache | None = None) -> torch.Tensor:
-    """Logits (B, V) of the token after each row; a cache in use has seen all but the last."""
+    """Logits (B, V) of the token after each row; a cache that is not empty holds all tokens but the last."""
     device = model.wte.weight.device
     if cache is not None and cache.layers:
         tokens = torch.tensor([[row[-1]] for row in rows], device=device)
         last = [len(row) - 1 for row in rows]
-        same = min(last) == max(last)  # then one position is for all
+        same = min(last) == max(last)  # then one position serves all rows
         positions = torch.tensor(last[:1] if same else [[n] for n in last], device=device)  # (1,) or (B, 1)
         return model(tokens, positions, cache=cache)[:, 0]
     rows = [row[-model.config.n_positions :] for row in rows]

@@ -67,9 +67,9 @@ PRESETS = {
 
 @dataclass(frozen=True)
 class Noise:
-    """Which random numbers dropout draws: a pure function of seed, step, sample, site, position and channel.
+    """The random numbers of dropout: a pure function of seed, step, sample, site, position and channel.
 
-    No rank appears here, so every way of splitting the work draws the same mask for the same element.
+    They do not depend on a rank, so every way of splitting the work draws the same mask for the same element.
     """
 
     seed: int
@@ -85,7 +85,7 @@ class Noise:
 
 
 def _mix(h: torch.Tensor) -> torch.Tensor:
-    """Scramble int64 values so that neighbours become unrelated (MurmurHash3's finaliser, on 31 bits)."""
+    """A hash of int64 values, so that neighbours become unrelated (MurmurHash3's finaliser, on 31 bits)."""
     for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35)):
         h = ((h ^ (h >> shift)) * factor) & 0x7FFFFFFF
     return h ^ (h >> 16)
@@ -96,7 +96,7 @@ def _mix_int(*numbers: int) -> int:
 
 
 class Dropout(nn.Module):
-    """Dropout on (B, T, C) whose mask depends on `Noise` alone; without noise, or at p = 0, the identity."""
+    """Dropout on (B, T, C) whose mask depends only on `Noise`; without noise, or at p = 0, the identity."""
 
     def __init__(self, p: float, site: int):
         super().__init__()
@@ -118,9 +118,9 @@ def causal_attention(q, k, v, positions, window: int | None = None):
     if k.size(-2) == q.size(-2) and window is None:
         return F.scaled_dot_product_attention(q, k, v, is_causal=True)
     if positions.numel() == 1 and window is None and int(positions) >= k.size(-2) - 1:
-        return F.scaled_dot_product_attention(q, k, v)  # a single query after all keys sees them all
+        return F.scaled_dot_product_attention(q, k, v)  # a single query after all keys attends to all of them
     keys = torch.arange(k.size(-2), device=q.device)
-    behind = positions[..., :, None] - keys  # (..., T, S): how many tokens the key lies before the query
+    behind = positions[..., :, None] - keys  # (..., T, S): how many tokens before the query the key is
     seen = behind >= 0 if window is None else (behind >= 0) & (behind <= window)
     return F.scaled_dot_product_attention(q, k, v, attn_mask=seen if seen.dim() == 2 else seen[:, None])
 
@@ -179,12 +179,12 @@ def token_loss(logits, targets):
 
 
 def summable(x):
-    """Numbers of which many can be summed: 16-bit ones become float32, others stay as they are."""
+    """x in a dtype in which many numbers can be summed: 16-bit floats become float32, others do not change."""
     return x.float() if x.element_size() < 4 else x
 
 
 class GPT2(nn.Module):
-    """The whole model; on a pipeline stage the parts of others are None, and blocks keep their names."""
+    """The whole model; on a pipeline stage the parts of other stages are None, and blocks keep their names."""
 
     def __init__(self, config: GPT2Config, seed: int = 0):
         super().__init__()
@@ -214,11 +214,11 @@ class GPT2(nn.Module):
         return self.drop(self.wte(tokens) + self.wpe(positions), positions, noise)
 
     def run_block(self, block, x, positions, noise: Noise | None = None, cache=None):
-        """A block's output (B, T, C); recomputation replaces this to keep nothing but x for backward."""
+        """A block's output (B, T, C); recomputation replaces this to keep only x for backward."""
         return block(x, positions, noise, cache)
 
     def tokens_here(self, length: int) -> int:
-        """How many of a sequence's tokens lie between two blocks: all; sequence parallelism keeps some."""
+        """How many of a sequence's tokens are between two blocks: all; with sequence parallelism, some."""
         return length
 
     def head(self, x, pick=None):
@@ -233,10 +233,9 @@ def picked(x, pick):
 
 @torch.no_grad()
 def initialise(model: nn.Module, seed: int) -> None:
-    """GPT-2's initialisation, drawn by each parameter's *name*, so that any way of cutting finds the same.
+    """GPT-2's initialisation, drawn by each parameter's *name*, so that every way of cutting gives the same weights.
 
-    N(0, 0.02) for matrices, divided by sqrt(2 L) where they write to the residual stream; norms one, biases
-    zero.
+    N(0, 0.02) for matrices, divided by sqrt(2 L) where they write to the residual stream; norms 1, biases 0.
     """
     for name, p in model.named_parameters():
         if p.dim() == 1:

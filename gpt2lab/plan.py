@@ -43,7 +43,7 @@ class Plan:
     zero: int = 0  # ZeRO stage: what the replicas share out
     schedule: str = "1f1b"  # of the pipeline
     chunks: int = 2  # model chunks a rank, for interleaved schedules
-    active: int = 0  # micro-batches in flight, for schedules without a flush; 0: as many as stages
+    active: int = 0  # micro-batches in progress, for schedules without a flush; 0: as many as stages
     layout: str = "contiguous"  # which tokens a context-parallel rank owns
     exchange: str = "kv"  # how context-parallel ranks see each other's keys and values
     hops: int = 0  # how many ranks away a halo may come from; 0: as many as the window needs
@@ -110,9 +110,7 @@ class Plan:
                 f"({self.dp} x {self.micro} = {self.dp * self.micro}). Use at least {self.dp * self.micro} rows."
             )
         if self.loss not in ("whole", "chunked"):
-            raise ValueError(
-                f"loss={self.loss} is no way to compute the loss. Use loss=whole or loss=chunked."
-            )
+            raise ValueError(f"loss={self.loss} is unknown. Use loss=whole or loss=chunked.")
         if self.loss == "chunked" and self.tp > 1:
             raise ValueError(
                 f"loss=chunked needs the whole vocabulary on a rank, and tp={self.tp} cuts it. Use loss=whole, or tp=1."

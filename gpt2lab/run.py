@@ -159,8 +159,9 @@ def start(
 ) -> list[dict]:
     """Train on this rank until the last step, or until the file `stop` appears; returns the log's entries.
 
-    `folder` None writes nothing. `source` is the checkpoint to go on from (True: the newest in `folder`). `tell(entry)`
-    is called on rank 0 after every step. `device` is cpu, or cuda for the GPU that this process has chosen.
+    `folder` None writes nothing. `source` is the checkpoint to go on from (True: the newest in `folder`).
+    `tell(entry)` is called on rank 0 after every step. `device` is cpu, or cuda for the GPU that this process
+    has chosen.
     """
     plan, config = options.the_plan(), options.the_config()
     mesh = Mesh(**plan.axes)
@@ -239,8 +240,7 @@ def _loop(trainer: Trainer, options: Options, folder: Path | None, saver, tell) 
 def _together(trainer: Trainer, options: Options) -> int:
     """How many steps run in one go: one; without a flush, all until the pipeline must drain.
 
-    An evaluation needs one version of the weights. So does a checkpoint, which then holds no versions in flight, and
-    any plan may go on from it.
+    An evaluation needs one version of the weights. So does a checkpoint: then any plan can resume it.
     """
     if not trainer.parallel.plan.asynchronous:
         return 1
@@ -258,12 +258,12 @@ def _append(log: Path, entry: dict) -> None:
         if log.exists():
             os.truncate(log, size)
         raise checkpoint.CannotSave(
-            f"The log {log} could not be written: {error.strerror}. Checkpoints are as they were; go on with --resume."
+            f"The log {log} could not be written: {error.strerror}. Checkpoints are unchanged; continue with --resume."
         ) from None
 
 
 def _stopped(folder: Path | None, mesh: Mesh) -> bool:
-    """Whether somebody asked the run to end; all ranks agree, so that all end after the same step."""
+    """Whether the run was asked to end; all ranks agree, so that all end after the same step."""
     asked = folder is not None and mesh.rank == 0 and (folder / STOP).exists()
     return bool(comm.all_reduce(torch.tensor(float(asked)), mesh.world, "max").item())
 

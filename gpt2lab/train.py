@@ -90,7 +90,7 @@ class Trainer:
                 stage = parallel.mesh["pp"].rank
                 raise FloatingPointError(
                     f"Step {self.steps}: the gradient of stage {stage} is not finite. It was not used, but other "
-                    "stages may have updated; go on from a checkpoint with a lower learning rate."
+                    "stages may have updated; resume a checkpoint with a lower learning rate."
                 )
             rates.append(self._update(norm))
             squares.append(norm * norm)

@@ -1,9 +1,8 @@
-"""Is the parallel run equal to the serial one? Loss in training and in evaluation, every gradient, norm, and weights
-after several steps.
+"""Whether a parallel run equals the serial one: losses, every gradient, its norm, and weights after several steps.
 
 The reference is plain PyTorch (mean cross-entropy, torch's own clipping and optimizers) and shares no code with the
-trainer, so that a mistake in the trainer shows too. Everything runs in float64 on sizes chosen to be awkward: 7 rows,
-37 tokens, sequences of 11, layers that do not divide by stages, targets missing unevenly.
+trainer, so that a mistake in the trainer is found too. Everything runs in float64 on awkward sizes: 7 rows, 37 tokens,
+sequences of 11, layers that do not divide by stages, targets missing unevenly.
 """
 
 import re

@@ -56,8 +56,8 @@ def test_all_reduce_equals_the_librarys_and_sends_what_the_formula_says(pool, na
     pool.run(work)
 
 
-@pytest.mark.parametrize("options", [{"pieces": 1}, {"pieces": 7}], ids=str)
-def test_the_double_tree_works_with_any_number_of_pieces(pool, options):
+@pytest.mark.parametrize("options", [{"chunks": 1}, {"chunks": 7}], ids=str)
+def test_the_double_tree_works_with_any_number_of_chunks(pool, options):
     def work(rank, world_size):
         for axis in axes(rank, world_size):
             algorithm = lambda x, a: double_tree.all_reduce(x, a, **options)
@@ -131,7 +131,7 @@ def test_alpha_beta_times_follow_the_formulas():
         "naive": 2 * 7 * (10 + 50),
         "ring": 14 * 10 + 2 * 7 / 8 * 50,
         "tree": 6 * (10 + 50),
-        "double tree": 2 * (3 + 3) * (10 + 100 / 4 / 2),  # four pieces behind each other in a tree of depth 3
+        "double tree": 2 * (3 + 3) * (10 + 100 / 4 / 2),  # four chunks behind each other in a tree of depth 3
         "recursive doubling": 3 * (10 + 50),
         "rabenseifner": 6 * 10 + 2 * 7 / 8 * 50,
     }
@@ -143,21 +143,21 @@ def test_alpha_beta_times_follow_the_formulas():
 
 
 @pytest.mark.parametrize("n", [2, 3, 4, 5, 8, 13, 64])
-@pytest.mark.parametrize("pieces", [1, 4, 9])
-def test_the_double_trees_steps_are_those_of_a_played_schedule(n, pieces):
+@pytest.mark.parametrize("chunks", [1, 4, 9])
+def test_the_double_trees_steps_are_those_of_a_played_schedule(n, chunks):
     """Up the trees: a piece goes on when both children's have come; a rank takes one piece from each child a step."""
     last = 0
     for parents in double_tree.trees(n):
         leaves_first = sorted(range(n), key=lambda rank: -_depth(parents, rank))
-        gone = {rank: [0] * pieces for rank in range(n)}
+        gone = {rank: [0] * chunks for rank in range(n)}
         for rank in leaves_first:
             children = [c for c in range(n) if parents[c] == rank]
-            for piece in range(pieces):
+            for piece in range(chunks):
                 here = max((gone[c][piece] for c in children), default=0)
                 gone[rank][piece] = max(here, gone[rank][piece - 1] if piece else 0) + 1
         root = parents.index(-1)
         last = max(last, *(gone[c][-1] for c in range(n) if parents[c] == root))
-    assert 2 * last == links._double_tree(n, 1.0, pieces)[0]
+    assert 2 * last == links._double_tree(n, 1.0, chunks)[0]
 
 
 def _depth(parents, rank):

@@ -77,7 +77,7 @@ def test_a_rank_that_fails_is_told_without_a_traceback_and_with_the_way_back(
     assert cli.main(["train", "--plan", "dp=2", "--out", str(tmp_path)]) == 1
     told, (run,) = capsys.readouterr().err, tmp_path.glob("*")
     assert told.startswith(f"gpt2lab train: {words}") and "Traceback" not in told
-    assert told.endswith(f"Go on from the newest checkpoint: python -m gpt2lab train --resume {run}\n")
+    assert told.endswith(f"Resume the newest checkpoint: python -m gpt2lab train --resume {run}\n")
 
 
 def test_a_bug_keeps_its_traceback(monkeypatch):

@@ -143,7 +143,7 @@ def spoil(shard, word=None, value=None, cut=0):
         ({"cut": 2}, r"says 1257 tokens \(3538 bytes\), but the file holds 1256 \(3536 bytes\)"),
         ({"cut": 1}, r"says 1257 tokens \(3538 bytes\), but the file holds 1256 \(3537 bytes\)"),
         ({"word": 2, "value": 7}, r"says 7 tokens \(1038 bytes\), but the file holds 1257 \(3538 bytes\)"),
-        ({"cut": 2600}, r"has 938 bytes, a header alone has 1024"),
+        ({"cut": 2600}, r"has 938 bytes, but a header alone has 1024"),
     ],
 )
 def test_a_spoilt_shard_is_refused_by_name(shard, damage, message):
@@ -371,7 +371,7 @@ def test_a_file_laid_there_by_hand_is_checked(server, tmp_path):
 
 def test_without_a_network_the_way_out_is_named(tmp_path):
     nowhere = Download("http://127.0.0.1:9/file", 10, "0" * 64, "file.txt")
-    with pytest.raises(NoDownload, match=r"No lesson needs it\. .* bring the file to .*file\.txt yourself"):
+    with pytest.raises(NoDownload, match=r"No lesson needs it\. .* copy the file to .*file\.txt yourself"):
         fetch(nowhere, tmp_path)
 
 

@@ -256,7 +256,7 @@ def test_a_rank_alone_sends_nothing(pools):
 @pytest.mark.parametrize(
     ("plan", "message"),
     [
-        ("dp=2,data=ring", "data=ring is no way .* Use data=naive, bucket, server, servers"),
+        ("dp=2,data=ring", "data=ring is unknown. Use data=naive, bucket, server, servers"),
         ("dp=2,bucket=0", "bucket=0 KiB"),
         ("dp=2,tp=2,data=server", "tp=2, pp=1 cut the model. Use data=bucket"),
         ("dp=8", r"7 rows cannot be dealt to dp=8"),

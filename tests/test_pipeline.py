@@ -149,7 +149,7 @@ def test_a_paced_run_takes_its_set_times_and_hops(pools):
 
 @pytest.mark.parametrize("cost", [Cost(blocking=True), Cost(joint=3)])
 def test_what_live_ranks_cannot_pace_is_refused(pools, cost):
-    with pytest.raises(RuntimeError, match="is only simulated, live ranks cannot pace it"):
+    with pytest.raises(RuntimeError, match="is only simulated: live ranks cannot pace it"):
         pools[2].run(parts, "1f1b", 3, SMALL, engine_options=[("pace", cost)])
 
 
@@ -162,7 +162,7 @@ def test_uneven_token_slices_give_the_serial_gradients(pools, again):
 
 
 def test_token_slices_that_do_not_add_up_are_refused(pools):
-    with pytest.raises(RuntimeError, match="slices of 6, 3 tokens make 9 in 2 slices"):
+    with pytest.raises(RuntimeError, match="Slices of 6, 3 tokens make 9 in 2 slices"):
         pools[2].run(parts, "terapipe", 2, CONFIG, engine_options=[("lengths", (6, 3))], slices=3)
 
 
@@ -243,7 +243,7 @@ def evaluated(rank, world_size, name):
     [
         ("pp=2,schedule=zerobubble", "no pipeline schedule 'zerobubble'"),
         ("pp=8", "5 layers, the embedding and the head leave nothing for rank"),
-        ("pp=2,micro=3,schedule=terapipe,chunks=12", "sequences of 11 tokens make no 12 slices"),
+        ("pp=2,micro=3,schedule=terapipe,chunks=12", "Sequences of 11 tokens make no 12 slices"),
         ("pp=2,micro=3,schedule=terapipe,cp=2", "terapipe already splits the tokens"),
         ("pp=4,tp=2,sp=true,micro=3,schedule=zb_v", "sp=true needs a layer on every stage"),
     ],

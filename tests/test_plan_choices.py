@@ -97,7 +97,7 @@ AXES = {  # more ranks than there is of what they share: the plan, and the sente
         "cp=8,exchange=heads",
         "4 attention heads a rank cannot be exchanged for tokens over cp=8",
     ),
-    "slices": ("pp=2,schedule=terapipe,chunks=12", "sequences of 11 tokens make no 12 slices"),
+    "slices": ("pp=2,schedule=terapipe,chunks=12", "Sequences of 11 tokens make no 12 slices"),
 }
 
 

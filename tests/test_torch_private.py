@@ -29,16 +29,15 @@ def private(name: str) -> bool:
 
 
 def methods(text: str) -> set[str]:
-    """The names of methods and attributes that a file defines."""
-    tree = ast.parse(text)
-    classes = [n for n in ast.walk(tree) if isinstance(n, ast.ClassDef)]
-    stored = {n.attr for n in ast.walk(tree) if isinstance(n, ast.Attribute) and isinstance(n.ctx, ast.Store)}
-    return stored | {m.name for c in classes for m in c.body if isinstance(m, ast.FunctionDef)}
+    """The names of the methods that a file defines."""
+    classes = [n for n in ast.walk(ast.parse(text)) if isinstance(n, ast.ClassDef)]
+    return {m.name for c in classes for m in c.body if isinstance(m, ast.FunctionDef)}
 
 
 def used(text: str, own: set[str] = frozenset()) -> set[str]:
     """Private names that a file imports from torch, or takes from an object whose class the package did not write."""
     tree, found, own = ast.parse(text), set(), own | methods(text)
+    own |= {n.attr for n in ast.walk(tree) if isinstance(n, ast.Attribute) and isinstance(n.ctx, ast.Store)}
     for n in ast.walk(tree):
         if isinstance(n, ast.Import):
             found |= {p for a in n.names if a.name.startswith("torch") for p in a.name.split(".")}

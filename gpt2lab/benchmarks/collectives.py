@@ -1,9 +1,9 @@
 """The library's collectives and our algorithms over a sweep of sizes, with the alpha-beta model fitted to them.
 
 Every figure is the median of several trials; a trial lasts from the last rank's arrival to the last rank's end. Trials
-go round: each of all calls and sizes once, then all of them again, so that a machine that is busy for a moment does not
-bend the curve in one place. The model is fitted to every other size and tested on those it has not seen. Bus bandwidth
-is nccl-tests' definition. With more ranks than cores the times contain the machine's scheduler.
+go round: each of all calls and sizes once, then all of them again, so that a machine that is busy for a moment does
+not bend the curve in one place. The model is fitted to every other size and tested on those it has not seen. Bus
+bandwidth is nccl-tests' definition. With more ranks than cores the times contain the machine's scheduler.
 """
 
 import contextlib
@@ -44,7 +44,7 @@ def add_arguments(parser) -> None:
 
 
 def keep_pages() -> None:
-    """Let results lie in memory that this process has had before, where the C library can be told so (glibc).
+    """Let results use memory that this process has had before, where the C library has a setting for it (glibc).
 
     It gives larger blocks back to the system at once, from a size that changes while a program runs; every result is a
     new tensor, so the first touch of its pages would be timed as well, for some sizes and not for others.
@@ -77,7 +77,7 @@ def summary_row(what: str, n: int, size: int, trials: list) -> dict:
 
 
 def sweep(ranks: list[int], sizes: list[int], what: list[str], trials: int) -> list[dict]:
-    """All rows, with a progress bar where somebody looks."""
+    """All rows, with a progress bar in a terminal."""
     rows, cases = [], [(size, name) for size in sizes for name in what]
     with tqdm(total=len(ranks) * len(cases) * trials, desc="collectives", leave=False, disable=None) as bar:
         for n in ranks:
@@ -159,7 +159,7 @@ def run(args) -> int:
 
     unknown = set(args.ours) - set(ALL_REDUCE)
     if unknown:
-        raise ValueError(f"no algorithm is called {', '.join(unknown)}. Choose from {', '.join(ALL_REDUCE)}.")
+        raise ValueError(f"No algorithm is called {', '.join(unknown)}. Choose from {', '.join(ALL_REDUCE)}.")
     rows = sweep(args.ranks, sorted(args.sizes), [*LIBRARY, *args.ours], args.trials)
     models = [m for what in ["all_reduce", *args.ours] for n in args.ranks if (m := model(rows, what, n))]
     print(rows_as_text(rows))

@@ -1,7 +1,7 @@
-"""`python -m gpt2lab bench data`: our data parallelism beside DistributedDataParallel, our ZeRO-3 beside fully_shard.
+"""`python -m gpt2lab bench data`: our data parallelism against DistributedDataParallel, our ZeRO-3 against fully_shard.
 
 Each pair runs on the same ranks and takes turns, one thread a rank, so that a busy moment of the machine hits both;
-medians count. A step is forward, backward, the sum of gradients and fused AdamW; nobody clips.
+medians count. A step is forward, backward, the sum of gradients and fused AdamW, without clipping.
 """
 
 import argparse
@@ -134,7 +134,7 @@ def recorded(step) -> list[trace.Span]:
 
 
 def seconds(spans: list[trace.Span]) -> dict[str, float]:
-    """Seconds by kind; messages that are under way at the same time count once."""
+    """Seconds by kind; messages in progress at the same time count once."""
     found, until = dict.fromkeys(("forward", "backward", "wait", "update", "comm"), 0.0), 0.0
     for s in sorted(spans, key=lambda s: s.start):
         if s.kind == "comm":

@@ -1,9 +1,7 @@
-"""`python -m gpt2lab bench pipeline`: our engine beside torch.distributed.pipelining, on the same stages of
-GPT-2.
+"""`python -m gpt2lab bench pipeline`: our engine compared with torch.distributed.pipelining, on the same stages.
 
-Both hold the same layers on the same ranks, run the same micro-batches in turns inside the same processes,
-and sum the tied embedding over its two ends. Then the order tables are compared, where the schedules have the
-same definition.
+Both hold the same layers on the same ranks, run the same micro-batches in turns inside the same processes, and sum the
+tied embedding over its two ends. Then the order tables are compared, where the schedules have the same definition.
 """
 
 import argparse
@@ -32,7 +30,7 @@ RIVALS = {  # our name: PyTorch's class
 
 REASONS = {  # why the orders differ where they do
     "1f1b": "PyTorch's table counts the last rank's forwards from 1; its own run does not follow it",
-    "zb_v": "weight gradients left at the end, for which nobody waits: ours run oldest first",
+    "zb_v": "weight gradients left at the end, which no rank waits for: ours run oldest first",
 }
 
 

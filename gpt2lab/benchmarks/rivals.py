@@ -1,4 +1,4 @@
-"""What PyTorch's own strategies talk through in a benchmark: gloo, as they are shipped, or the same as ours."""
+"""The backend of PyTorch's own strategies in a benchmark: gloo, as they are shipped, or the same as ours."""
 
 import argparse
 
@@ -19,7 +19,7 @@ def add_argument(parser: argparse.ArgumentParser) -> None:
 
 
 def carriers(over: str) -> str:
-    """A line that says what carries whose bytes."""
+    """A line that says which backend carries our bytes and PyTorch's."""
     return f"ours over {transport.default()}, PyTorch's own over {over} (measured)"
 
 

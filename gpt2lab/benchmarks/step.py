@@ -1,7 +1,7 @@
-"""One training step beside transformers' GPT2LMHeadModel, and what each switch for speed gives, rung by rung.
+"""One training step compared with transformers' GPT2LMHeadModel, and what each switch for speed gives, rung by rung.
 
-Every rung runs in a process of its own, because huge pages are decided when a process starts; rungs take turns, so that
-a busy moment of the machine hits all, and medians count. All use fused AdamW and the same batch.
+Every rung runs in a process of its own, because huge pages are decided when a process starts; rungs take turns, so
+that other load on the machine affects all of them, and medians count. All use fused AdamW and the same batch.
 """
 
 import argparse
@@ -22,7 +22,7 @@ from ..machine.huge_pages import TUNABLE
 from ..model import GPT2, PRESETS, GPT2Config
 from ..parallel.chunked_loss import apply_chunked_loss
 
-WARM_UP = 3  # turns until two contestants' memory lies where it stays: the first steps take a quarter longer
+WARM_UP = 3  # turns until both contestants' memory has settled: the first steps take 25 % longer
 RUNGS = ("transformers", "ours, plain", "+ chunked loss", "+ huge pages", "+ oneDNN matmul")
 
 

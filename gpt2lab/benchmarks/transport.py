@@ -1,7 +1,7 @@
-"""Shared memory beside gloo on the same ranks: all-reduce, reduce-scatter and all-gather from 1 KB to 64 MB.
+"""Shared memory compared with gloo on the same ranks: all-reduce, reduce-scatter, all-gather from 1 KB to 64 MB.
 
-Both take turns, so that a busy moment of the machine hits both. A time is that of one call out of a row of calls, as
-in a training step; medians count. The last lines say what bounds the largest: how many bytes its copies and sums read
+Both take turns, so that other load on the machine affects both. A time is that of one call in a row of calls, as in a
+training step; medians count. The last lines say what limits the largest size: how many bytes its copies and sums read
 and write, and how fast a plain copy does that.
 """
 

@@ -1,4 +1,4 @@
-"""Let a model go on from a prompt.
+"""Let a model continue a prompt.
 
 python -m gpt2lab generate --prompt "ROMEO."                    the newest run in runs/ writes
 python -m gpt2lab generate --model my-gpt2 --temperature 0      another model, always its likeliest token
@@ -22,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a run's folder, any folder with config.json and model.safetensors, or 'gpt2': the published 124M "
         "model, 548 MB fetched once (default: the newest run in runs/, gpt2 where there is none)",
     )
-    parser.add_argument("--prompt", action="append", help="text to go on from; may be given several times")
+    parser.add_argument("--prompt", action="append", help="text to continue; may be given several times")
     parser.add_argument(
         "--tokens", type=int, default=64, metavar="N", help="new tokens, at most (default 64)"
     )

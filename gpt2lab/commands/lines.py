@@ -1,16 +1,16 @@
-"""The plain command lines that do what `gpt2lab train` does: on one machine, and on several under other launchers."""
+"""The command lines equivalent to `gpt2lab train`: on one machine, and on several under other launchers."""
 
 import shlex
 
 from ..run import Options
 
-MEETING = "MASTER_ADDR=HOST0 MASTER_PORT=29500"  # where ranks find each other when the launcher does not say
+MEETING = "MASTER_ADDR=HOST0 MASTER_PORT=29500"  # the store's address where the launcher does not set it
 
 
 def plain_command(options: Options, *more: str) -> str:
     """The command that does the same with every option spelled out; through torchrun where there are several ranks.
 
-    `more` are arguments that are no options of the run: where it is written, what it goes on with.
+    `more` are arguments that are not options of the run: where it is written, which checkpoint it resumes.
     """
     world, module = options.the_plan().world, _module(options, more)
     return f"python {module}" if world == 1 else f"torchrun --standalone --nproc-per-node {world} {module}"

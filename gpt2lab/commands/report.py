@@ -1,4 +1,4 @@
-"""What `gpt2lab train` tells of a run: a line now and then, at the end its curve and a text by the trained model."""
+"""What `gpt2lab train` prints about a run: a line for some steps, at the end its curve and a text by the model."""
 
 from pathlib import Path
 
@@ -7,7 +7,7 @@ from ..storage import checkpoint
 
 
 def short(entry: dict) -> str:
-    """A step in a few words."""
+    """A step as one short line."""
     text = f"loss {entry['loss']:.3f}, {entry['tokens_per_s']:,.0f} tokens/s, MFU {entry['mfu']:.0%}"
     return text + (f", val {entry['val']:.3f}" if "val" in entry else "")
 
@@ -19,7 +19,7 @@ def say_sometimes(entry: dict) -> None:
 
 
 def finish(options: Options, folder: Path, interrupted) -> None:
-    """The loss curve, a last word, and a text by the trained model."""
+    """The loss curve, the final lines, and a text by the trained model."""
     from ..plots import style, training
 
     if not (folder / "log.jsonl").exists():
@@ -30,7 +30,7 @@ def finish(options: Options, folder: Path, interrupted) -> None:
     newest = checkpoint.all_in(folder)[-1]
     if interrupted:
         print(
-            f"Interrupted after step {log[-1]['step']}. Go on with: python -m gpt2lab train --resume {folder}"
+            f"Interrupted after step {log[-1]['step']}. Continue with: python -m gpt2lab train --resume {folder}"
         )
     vals = [e["val"] for e in log if "val" in e]
     if vals:

@@ -3,11 +3,11 @@
     python -m gpt2lab train
     python -m gpt2lab train --steps 500 --plan dp=2
     python -m gpt2lab train --data my.bin --config mini      (my.bin from: python -m gpt2lab data --text my.txt)
-    python -m gpt2lab train --resume                         go on with the newest run
+    python -m gpt2lab train --resume                         continue the newest run
     python -m gpt2lab train --resume runs/<time>/checkpoint-0000100        or with one checkpoint
 
 A run writes its log, loss curve and checkpoints under runs/<time>/. Ctrl-C ends it cleanly, with a checkpoint.
-Under torchrun --max-restarts 3 it goes on from its newest checkpoint by itself when a rank has died.
+Under torchrun --max-restarts 3 it continues from its newest checkpoint by itself when a rank has died.
 """
 
 import json
@@ -29,7 +29,7 @@ from . import folders
 from .lines import on_machines, plain_command
 from .report import finish, say_sometimes, short
 
-FAILED = "failed"  # in a run's folder: why it cannot go on, also when its launcher starts it again
+FAILED = "failed"  # file in a run's folder that says why it cannot continue, read when a launcher restarts it
 HELP = {
     "config": "which model: {presets}",
     "experts": "experts in every layer in place of its MLP; 0: none",
@@ -54,7 +54,7 @@ HELP = {
     "evaluate": "validate every so many steps",
     "save": "write a checkpoint every so many steps",
     "keep": "how many checkpoints stay, besides the best by validation",
-    "background": "write checkpoints while training goes on",
+    "background": "write checkpoints while training continues",
     "sample": "tokens to write at the end",
     "chunked": "compute the loss in chunks, so that the whole logits are never held",
     "autocast": "matrix products in bfloat16 (faster where the processor has it; see info)",
@@ -102,7 +102,7 @@ def add_arguments(parser) -> None:
         nargs="?",
         const="newest",
         metavar="RUN",
-        help="go on with a run (default: newest), or with one of its checkpoints",
+        help="continue a run (default: the newest), or from one of its checkpoints",
     )
     parser.add_argument(
         "--dry-run", action="store_true", help="print the plain command that does the same, and stop"
@@ -132,7 +132,7 @@ def run(args) -> int:
 
 
 def _as_one_rank(here, options: Options, source: Path | None, args) -> int:
-    """Take part in a job that torchrun, srun or mpirun started; rank 0 speaks for all."""
+    """Take part in a job that torchrun, srun or mpirun started; rank 0 prints for all."""
     if here.world_size != options.the_plan().world:
         raise ValueError(
             f"the plan {options.plan} needs {options.the_plan().world} ranks, but {here.launcher} started "
@@ -149,7 +149,7 @@ def _as_one_rank(here, options: Options, source: Path | None, args) -> int:
             source = _again(here, folder) or source
         folder, source = comm.gather_objects((folder, source), world)[0]
         if here.restarts and folder and (folder / FAILED).exists():
-            return 1  # it has said why
+            return 1  # the file says why, and it was printed
         place = str(folder.resolve()) if folder else None
         try:
             with _stop_on_interrupt(folder) as interrupted:
@@ -165,7 +165,7 @@ def _as_one_rank(here, options: Options, source: Path | None, args) -> int:
 
 
 def _again(here, folder: Path | None) -> Path | None:
-    """The checkpoint from which a job goes on that its launcher has started again; None at its first start."""
+    """The checkpoint to resume if the launcher has restarted the job; None at its first start."""
     if here.restarts:
         return checkpoint.all_in(folder)[-1] if folder and checkpoint.all_in(folder) else None
     if folder:
@@ -173,7 +173,7 @@ def _again(here, folder: Path | None) -> Path | None:
 
 
 def _give_up(folder: Path | None, why: str) -> None:
-    """Say why the run cannot go on, and leave word of it: a launcher that starts it again would only see it again."""
+    """Print why the run cannot continue, and write it to a file: a restart by the launcher would fail again."""
     print(f"gpt2lab train: {why}", file=sys.stderr, flush=True)
     if folder:
         (folder / FAILED).write_text(why + "\n")
@@ -186,7 +186,7 @@ def _source(args) -> Path | None:
     place = Path(args.resume) if args.resume != "newest" else folders.newest(Path(args.out))
     found = [place] if checkpoint.is_one(place) else checkpoint.all_in(place)
     if not found:
-        raise ValueError(f"{place} has no checkpoint to go on from. Start anew: python -m gpt2lab train.")
+        raise ValueError(f"{place} has no checkpoint to resume. Start again: python -m gpt2lab train.")
     return found[-1]
 
 
@@ -201,9 +201,9 @@ def _options(args, source: Path | None) -> Options:
 
 @contextmanager
 def _stop_on_interrupt(folder: Path | None):
-    """Let Ctrl-C ask for an orderly end after the step under way; a second Ctrl-C ends at once."""
+    """Make Ctrl-C end the run after the current step; a second Ctrl-C ends it at once."""
     interrupted = []
-    if folder:  # who was killed while ending left the request behind
+    if folder:  # a run that was killed while ending left its stop file
         (folder / STOP).unlink(missing_ok=True)
 
     def ask(*_):
@@ -223,12 +223,12 @@ def _stop_on_interrupt(folder: Path | None):
 
 @contextmanager
 def _way_back(folder: Path | None):
-    """Add to what a failed rank says how to go on from the newest checkpoint, where there is one."""
+    """Add to a failed rank's message how to resume the newest checkpoint, if there is one."""
     try:
         yield
     except RankFailed as error:
         if folder and checkpoint.all_in(folder):
-            error.add_note(f"Go on from the newest checkpoint: python -m gpt2lab train --resume {folder}")
+            error.add_note(f"Resume the newest checkpoint: python -m gpt2lab train --resume {folder}")
         raise
 
 

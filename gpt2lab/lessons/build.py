@@ -122,7 +122,7 @@ def _tidy(cell, notebook: str) -> None:
 
 
 def _keep_measured(old, new) -> None:
-    """Carry over the outputs of `measured` cells whose text is the same."""
+    """Keep the outputs of `measured` cells whose text is the same."""
     outputs = {c.id: c.outputs for c in old.cells if c.cell_type == "code" and c.get("execution_count")}
     for cell in new.cells:
         if "measured" in cell.metadata.get("tags", ()) and cell.id in outputs:

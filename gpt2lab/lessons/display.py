@@ -1,4 +1,4 @@
-"""Figures with captions, live sliders that degrade to pictures, tables, and source code, shown in a cell."""
+"""Figures with captions, live sliders (in static pages: pictures), tables, and source code, shown in a cell."""
 
 import base64
 import inspect
@@ -12,7 +12,7 @@ CLOCKS = ("measured", "counted", "computed", "paced", "simulated", "from a paper
 
 
 def static() -> bool:
-    """Whether pictures stand still (GPT2LAB_STATIC=1: built notebooks, CI) instead of carrying sliders."""
+    """Whether pictures are static (GPT2LAB_STATIC=1: built notebooks, CI) instead of having sliders."""
     return os.environ.get("GPT2LAB_STATIC") == "1"
 
 
@@ -83,7 +83,7 @@ def _widget(ipywidgets, name: str, control):
 
 
 def show_source(*objects) -> None:
-    """Show the source of package functions or classes, each under the file that it lives in."""
+    """Show the source of package functions or classes, each under the name of its file."""
     from IPython.display import Markdown, display
 
     for thing in objects:

@@ -1,4 +1,4 @@
-"""A lesson's source, `notebooks/src/NN_name.py`, and the two notebooks that it stands for.
+"""A lesson's source, `notebooks/src/NN_name.py`, and the two notebooks that are built from it.
 
 Markers: `### BEGIN SOLUTION` and `### END SOLUTION` inside a cell enclose what students write (nbgrader's
 markers). Tags of a cell: `setup` (imports and helpers that exercises need), `exercise`, `wrong` (a wrong
@@ -75,8 +75,7 @@ def _tags(cell: Cell) -> list[str]:
 def read_lesson(path) -> Lesson:
     """Read a lesson from its percent source.
 
-    Raises ValueError when a tag is unknown, a marker has no partner, or a solution stands outside an
-    exercise.
+    Raises ValueError when a tag is unknown, a marker has no partner, or a solution is outside an exercise.
     """
     path = Path(path)
     cells, seen = [], {}

@@ -1,6 +1,6 @@
 """One strategy a file, or a folder; each edits a model in place and says what it sends, when, and how many bytes.
 
-plan word       where                                what travels
+plan word       where                                what is sent
 pp=4            pipeline/engine.py                   activations and their gradients, from stage to stage
 dp=2            data.py, servers.py                  gradients, summed
 zero=1,2,3      zero/stages.py                       gradients scattered, weights gathered

@@ -25,7 +25,7 @@ class Alone:
 class Accumulate(Engine):
     """Forward and backward of every micro-batch in turn; the engine of every plan without a pipeline.
 
-    `sync` is told before the last backward, so that it may start sending gradients while that backward runs.
+    `sync.last_micro()` comes before the last backward, so that gradients can be sent while that backward runs.
     """
 
     def __init__(self, model):

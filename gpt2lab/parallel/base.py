@@ -9,7 +9,7 @@ from .finish import Piece
 
 
 class Engine(ABC):
-    """Runs the micro-batches of a step through the part of the model that lies on this rank."""
+    """Runs the micro-batches of a step through this rank's part of the model."""
 
     norm_axis: Axis | None = None  # the ranks that update together and share a gradient norm; None: all
 
@@ -17,8 +17,7 @@ class Engine(ABC):
     def run(self, micros, key, sync: "GradientSync") -> torch.Tensor:
         """Add the gradients of all micro-batches to `.grad`; returns this rank's part of the loss (a scalar).
 
-        `key` is (seed, step) for dropout, or None without it. Before the step's last backward it calls
-        `sync.last_micro()`.
+        `key` is (seed, step) for dropout, or None without it. Calls `sync.last_micro()` before the last backward.
         """
 
     @abstractmethod

@@ -1,7 +1,7 @@
 """A loss that never holds the whole logits: the head and the cross-entropy in chunks of tokens, gradient by hand.
 
 The logits (B, T, V) of GPT-2 are the largest tensor of a small step, with V = 50257 far larger than anything else.
-Here each chunk's logits live in one buffer that the next chunk overwrites. Forward already computes the gradients
+Here each chunk's logits use one buffer that the next chunk overwrites. Forward already computes the gradients
 (softmax minus one-hot, times the weight and times x), so no product is done twice; backward only scales them.
 """
 
@@ -39,7 +39,7 @@ class _ChunkedLoss(torch.autograd.Function):
 
 
 class ChunkedLoss:
-    """Takes the place of `model.loss`; `apply_chunked_loss` lets the head hand it x instead of logits."""
+    """Replaces `model.loss`; `apply_chunked_loss` makes the head give it x instead of logits."""
 
     def __init__(self, model, rows: int = 128):
         self.model, self.rows, self.buffer = model, rows, None
@@ -50,7 +50,7 @@ class ChunkedLoss:
         rows = max(1, min(self.rows, targets.numel()))
         if self.buffer is None or self.buffer.dtype != x.dtype or len(self.buffer) != rows:
             self.buffer = x.new_empty(rows, len(weight))
-        wanted = torch.is_grad_enabled()  # autograd asks for gradients of a function even where nobody will
+        wanted = torch.is_grad_enabled()  # autograd needs it even if no gradient is used
         return _ChunkedLoss.apply(x.flatten(0, 1), weight, targets.flatten(), self.buffer, wanted)
 
 

@@ -1,6 +1,6 @@
 """Data parallelism: every rank holds the whole model and some rows of the batch; gradients are summed.
 
-Two ways are here, one blocking message a tensor and buckets sent while backward still runs; `servers` has a third.
+There are two forms here, one blocking message per tensor, and buckets sent while backward runs; `servers` has a third.
 All equal the serial run, and none divides: the loss was divided by the global number of target tokens.
 
 Li et al. 2020, "PyTorch Distributed: Experiences on Accelerating Data Parallel Training".
@@ -64,7 +64,7 @@ class Naive(Replicas):
 
 
 class Buckets(Replicas):
-    """Gradients travel in buckets while backward computes the next ones.
+    """Gradients are sent in buckets while backward computes the next ones.
 
     Forward: nothing. Backward: a hook notes each finished gradient; when all of a bucket are there, it leaves as one
     asynchronous all-reduce. Micro-batches before the last send nothing: their gradients just add up in `.grad`.
@@ -119,12 +119,12 @@ class Buckets(Replicas):
         self.sending = False
 
     def gradient_memory(self) -> list[torch.Tensor]:
-        """Gradients in their parameters, and those in buckets on their way."""
+        """Gradients in their parameters, and those in buckets that are being sent."""
         return super().gradient_memory() + [b.flat for b in self.buckets if b.flat is not None]
 
 
 class Bucket:
-    """Gradients that travel together as one flat message; a large one travels alone, without a copy."""
+    """Gradients that are sent together as one flat message; a large one is sent alone, without a copy."""
 
     def __init__(self, parameters: list[torch.Tensor]):
         self.parameters, self.missing, self.handle, self.flat = parameters, set(), None, None
@@ -189,6 +189,6 @@ FORMS = ("naive", "bucket", "server", "servers")
 def check(config, plan, rows: int, length: int) -> None:
     """Any number of replicas can share the rows; the form must exist."""
     if plan.data not in FORMS:
-        raise ValueError(f"data={plan.data} is no way to sum gradients. Use data={', '.join(FORMS)}.")
+        raise ValueError(f"data={plan.data} is unknown. Use data={', '.join(FORMS)}.")
     if plan.bucket < 1:
         raise ValueError(f"bucket={plan.bucket} KiB holds no gradient. Use bucket=1 or more.")

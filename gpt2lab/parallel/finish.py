@@ -12,10 +12,10 @@ from .spec import Spec
 
 @dataclass(frozen=True)
 class Piece:
-    """A tensor that this rank's optimizer steps: a whole parameter, a slice of one, or a stretch of a flat shard.
+    """A tensor that this rank's optimizer steps: a whole parameter, a slice of one, or a part of a flat shard.
 
     `spec` says how it was cut, data axes included (ZeRO); `decay` whether weight decay applies (matrices only). A flat
-    stretch holds the elements from `start` on of a parameter, or of its slice, of shape `within`.
+    part of a shard holds the elements from `start` on of a parameter, or of its slice, of shape `within`.
     """
 
     name: str
@@ -47,8 +47,8 @@ CHUNK = 4096  # elements: few enough for 32 bits to add up their squares to six 
 def gradient_norm(pieces: list[Piece], mesh: Mesh) -> float:
     """The norm of the whole gradient, as the serial run has it: every element of the model counted exactly once.
 
-    Ranks that hold the same gradient share the counting: each counts a stretch. A tied copy does not count, nor does
-    an excess load.
+    Ranks that hold the same gradient share the sum: each adds a part of it. A tied copy does not count, nor does an
+    excess load.
     """
     return norm_among(pieces, mesh, mesh.world)
 
@@ -70,7 +70,7 @@ def _square(x: torch.Tensor) -> torch.Tensor:
 
 
 def _counted_here(p: Piece, mesh: Mesh) -> torch.Tensor:
-    """This rank's stretch of a gradient, of which every rank of the axes that do not cut it holds a copy."""
+    """This rank's part of a gradient, of which every rank of the axes that do not cut it holds a copy."""
     place, copies = 0, 1
     for axis in (mesh[name] for name in (*p.spec.replicas, "tp") if name not in p.spec.axes):
         place, copies = place * axis.size + axis.rank, copies * axis.size

@@ -4,7 +4,7 @@ import torch
 
 
 class _Recomputed(torch.autograd.Function):
-    """Forward without a graph; backward rebuilds the graph of this one block and walks through it."""
+    """Forward without a graph; backward builds the graph of this one block again and runs it."""
 
     @staticmethod
     def forward(ctx, block, x, others, *parameters):

@@ -4,8 +4,8 @@ Norms, dropout and residual sums work token by token, so their (B, T, C) can be 
 reduce-scatter and an all-gather: the first now ends a row-parallel layer, the second begins a column-parallel one.
 The bytes are the same, the memory between the layers is 1/n.
 
-Korthikanti et al. 2022, "Reducing Activation Recomputation in Large Transformer Models", section 4.2.2,
-arXiv:2205.05198.
+Korthikanti et al. 2022, "Reducing Activation Recomputation in Large Transformer Models", section
+4.2.2, arXiv:2205.05198.
 """
 
 from functools import partial
@@ -22,7 +22,7 @@ from .tensor import Edge, vocab_head, weight_gradients
 class SequenceEdge(Edge):
     """The pair g-bar and g of the paper, along T: activations outside are (B, T_r, C), any T, uneven shards.
 
-    Forward: `enter` gathers the tokens, `leave` sums and keeps the own ones. Backward: the other way round.
+    Forward: `enter` gathers the tokens, `leave` sums and keeps the own ones. Backward: the reverse.
     Bytes per rank: (n-1)/n B T C numbers in each of the four. `lean` keeps only the own tokens for backward and
     gathers them once more there: (n-1)/n B T C numbers more a column-parallel layer, B T C (1 - 1/n) less memory.
     """
@@ -37,7 +37,7 @@ class SequenceEdge(Edge):
         return comm.split_sizes(self.length, self.axis.size)
 
     def enter(self, x):  # (B, T_r, C) -> (B, T, C)
-        """All tokens, to be used in each rank's own way."""
+        """All tokens, which each rank uses differently."""
         return comm.all_gather(x, self.axis, 1, self.sizes)
 
     def leave(self, x):  # (B, T, C) -> (B, T_r, C)
@@ -117,7 +117,7 @@ def _own_positions(edge, place: int, *modules) -> None:
 
 
 def _partial(axis: Axis, *modules, biases=()) -> None:
-    """Mark parameters whose gradients see only the own tokens."""
+    """Mark parameters whose gradients are sums over this rank's tokens only."""
     for p in [p for m in modules for p in m.parameters()] + [m.bias for m in biases]:
         spec.mark(p, partial=(*spec.of(p).partial, axis.name))
 

@@ -24,14 +24,14 @@ class Edge:
 
     Forward: `enter` sends nothing, `leave` sums over the ranks. Backward: `enter` sums, `leave` sends nothing.
     Bytes per rank: one all-reduce of (B, T, C) in each of them, 2 (n-1)/n B T C numbers.
-    With `overlap` the sum of `enter` travels while the weight's gradient is computed.
+    With `overlap` the all-reduce of `enter` runs while the weight's gradient is computed.
     """
 
     def __init__(self, axis: Axis, overlap: bool = False):
         self.axis, self.overlap = axis, overlap
 
     def enter(self, x):
-        """f: each rank uses x in its own way, so the gradient is the sum of all ranks'."""
+        """f: each rank uses x differently, so the gradient is the sum of all ranks'."""
         return comm.copy_to(x, self.axis)
 
     def leave(self, x):
@@ -46,7 +46,7 @@ class Edge:
 
 
 class _OverlappedLinear(torch.autograd.Function):
-    """`F.linear(copy_to(x), weight, bias)` whose backward all-reduce runs beside the weight-gradient product."""
+    """`F.linear(copy_to(x), weight, bias)` whose backward all-reduce overlaps the weight-gradient product."""
 
     @staticmethod
     def forward(ctx, x, weight, bias, axis):
@@ -112,7 +112,7 @@ class VocabEmbedding(nn.Module):
 
 
 def first_token(vocab_size: int, axis: Axis) -> int:
-    """The first token whose embedding this rank holds."""
+    """The first token of the vocabulary on this rank."""
     return sum(comm.split_sizes(vocab_size, axis.size)[: axis.rank])
 
 
@@ -155,7 +155,7 @@ def vocab_head(model, edge: Edge, x, pick=None):
 
 
 class VocabLoss:
-    """Sum of the token losses of logits that are cut along the vocabulary; the logits never travel.
+    """Sum of the token losses of logits that are cut along the vocabulary; the logits are never sent.
 
     Forward: the largest logit of each token (B T numbers), then the sums of exponentials and the target's logit
     (2 B T). Backward: nothing, softmax minus one-hot needs only what this rank has.

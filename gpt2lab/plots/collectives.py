@@ -10,10 +10,11 @@ MARKS = "osv^DPX*"
 
 
 def sweep_figure(rows, models=(), clock: str = "measured") -> Figure:
-    """Time and bus bandwidth against size, one colour an operation, one mark a number of ranks; dashed lines are fits.
+    """Time and bus bandwidth over size: a colour per operation, a mark per number of ranks; dashed lines are fits.
 
-    Full marks were fitted, hollow ones were not; right, how well those are predicted. rows: dicts of what, ranks,
-    bytes, seconds, bus. models: dicts of what, ranks, predicted (seconds by bytes), predicted over measured.
+    Full marks were fitted, hollow ones were not; the right panel shows how well those are predicted. rows: dicts
+    of what, ranks, bytes, seconds, bus. models: dicts of what, ranks, predicted (seconds by bytes), predicted
+    over measured.
     """
     fig, (left, middle, right) = figure(12.5, 4, cols=3)
     names = list(dict.fromkeys(row["what"] for row in rows))
@@ -79,10 +80,10 @@ def transports_figure(rows) -> Figure:
 
 
 def blocks(before, after, title: str = "", owners=None) -> Figure:
-    """What each rank holds, before and after: one row a rank, one block a number, coloured by whose it was.
+    """What each rank holds, before and after: a row per rank, a block per number, in the colour of its first owner.
 
-    before, after: a list of sequences, one a rank. owners: the same shape as after, the rank each block came from,
-    or None where it is a sum of several.
+    before, after: a list of sequences, one per rank. owners: the same shape as after, the rank that each block came
+    from, or None where it is a sum of several.
     """
     fig, axes = figure(9, 0.7 + 0.45 * len(before), cols=2)
     first = [[rank] * len(row) for rank, row in enumerate(before)]
@@ -100,10 +101,10 @@ def blocks(before, after, title: str = "", owners=None) -> Figure:
 
 
 def shares(before, after, going, title: str = "") -> Figure:
-    """One step of a ring: whose numbers every chunk of every rank contains, before and after, and what goes where.
+    """One step of a ring: which ranks' numbers each chunk contains, before and after, and what is sent where.
 
-    before, after: [rank][chunk] -> the ranks that are in it, a strip in the colour of each. going: the chunk that each
-    rank sends to the next one, framed and with an arrow.
+    before, after: [rank][chunk] -> the ranks whose numbers are in it, a strip in the colour of each. going: the chunk
+    that each rank sends to the next one, with a frame and an arrow.
     """
     n = len(before)
     fig, axes = figure(9, 0.7 + 0.45 * n, cols=2)
@@ -127,7 +128,7 @@ def shares(before, after, going, title: str = "") -> Figure:
             Rectangle((place + 0.06, rank + 0.12), 0.88, 0.76, fill=False, edgecolor="black", lw=2)
         )
         ends = [(rank + 0.75, rank + 1.4)]
-        if rank == n - 1:  # the last rank's way leads round to the first
+        if rank == n - 1:  # the last rank sends to the first
             ends.append((-0.45, 0.3))
         for start, end in ends:
             arrow = {"arrowstyle": "-|>", "lw": 1.5, "color": "black", "shrinkA": 0, "shrinkB": 0}

@@ -1,4 +1,4 @@
-"""Figures of sequence splitting: who owns which token, who works how much, what travels, what lies in a halo."""
+"""Figures of sequence splitting: the owner of each token, each rank's work, what is sent, what is in a halo."""
 
 import numpy as np
 from matplotlib import colormaps
@@ -81,7 +81,7 @@ def _stacked(ax, forward, backward) -> None:
 
 
 def balance(tokens: int, ranks: int) -> Figure:
-    """The busiest rank over the mean, for every kernel and layout: the price of a layout at a glance."""
+    """The busiest rank over the mean, for every kernel and layout."""
     kernels = [k for k in costs.KERNELS if k != "dK,dV by query"]
     tables = [layout(name, tokens, ranks) for name in LAYOUTS]
     values = np.array([[float(costs.imbalance(costs.work(t, k))) for k in kernels] for t in tables])

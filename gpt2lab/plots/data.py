@@ -8,7 +8,7 @@ from matplotlib.ticker import MaxNLocator
 
 from .style import COLORS, SERIAL, THINGS, figure, ink, rank_color
 
-LOST = "#D00000"  # what no rank has
+LOST = "#D00000"  # rows that no rank has
 PHASES = {
     "forward, backward": COLORS["forward"],
     "reduce": COLORS["comm"],
@@ -64,7 +64,7 @@ def losses(
 
 
 def rows_by_rank(ways: dict[str, list[list[int]]], rows: int) -> Figure:
-    """Which of `rows` rows each rank has, a strip for each way of dealing; rows that nobody has are red.
+    """Which of `rows` rows each rank has, a strip for each way of splitting; rows that no rank has are red.
 
     `ways[name][rank]` lists rows.
     """
@@ -101,7 +101,7 @@ def u_curve(
 ) -> Figure:
     """Time, over that of the best size, against the size of a piece: `curves[name]` lists (size, seconds).
 
-    What takes more than `highest` times the best lies outside the picture.
+    Sizes that take more than `highest` times the best are outside the picture.
     """
     fig, ax = figure(8, 2.9)
     for i, (name, points) in enumerate(curves.items()):
@@ -139,7 +139,7 @@ def busiest(
 
 
 def shapes(owners: dict[str, np.ndarray]) -> Figure:
-    """Who holds which token of the batch: grids (rows, tokens) of ranks, one a way of sharing."""
+    """Which rank holds which token of the batch: a grid (rows, tokens) of ranks for each way of sharing."""
     fig, axes = figure(8, 1.9, 1, len(owners))
     for ax, (title, grid) in zip(axes, owners.items(), strict=True):
         for row in range(grid.shape[0]):
@@ -172,7 +172,7 @@ def hidden(optimizers: dict[str, tuple[list[float], list[float]]]) -> Figure:
 def phases(
     ways: dict[str, dict[str, float]], published: dict[str, float], titles: tuple[str, str], unit: str = "ms"
 ) -> Figure:
-    """Left what the parts of an update take in each way, stacked; right the same parts as somebody published them.
+    """Left the times of an update's parts for each way, stacked; right the published times of the same parts.
 
     `ways[name][part]` and `published[part]` are times in `unit`.
     """

@@ -1,4 +1,4 @@
-"""Figures of faults: the life of a job, which rank holds which boxes, what each time between saves costs."""
+"""Figures of faults: the phases of a job, which rank holds which boxes, the cost of each time between saves."""
 
 from collections.abc import Sequence
 
@@ -17,7 +17,7 @@ KINDS = {
 
 
 def lives(jobs: dict[str, list[Phase]], failures: Sequence[float], unit: str = "hours") -> Figure:
-    """One bar a job: what it does when; the failures, which strike all of them, are dotted lines."""
+    """A bar for each job: what it does when; the failures, which are the same for all jobs, are dotted lines."""
     fig, ax = figure(8, 0.9 + 0.5 * len(jobs))
     for y, spans in enumerate(jobs.values()):
         for kind, look in KINDS.items():

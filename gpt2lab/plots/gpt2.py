@@ -22,7 +22,7 @@ PARTS = (
 
 
 def anatomy(layers: int) -> Figure:
-    """GPT-2 from bottom to top: each part with the shape of its output, and the residual stream beside them."""
+    """GPT-2 from bottom to top: each part with the shape of its output, and the residual stream next to them."""
     fig, ax = figure(8, 5.2)
     ax.set_axis_off()
     ax.set(xlim=(-0.6, 10), ylim=(-0.7, len(PARTS) - 0.3))

@@ -42,7 +42,7 @@ def memory(rates: dict[int, float], published: dict[str, float], call: float) ->
 
 
 def ladder(here: dict[str, float], published: dict[str, float]) -> Figure:
-    """Bytes a second of every way that data takes, fastest first: measured here, and published."""
+    """Bytes per second of every path of data, fastest first: measured here, and published."""
     bars = [(rate, name, 0) for name, rate in here.items()] + [
         (rate, name, 1) for name, rate in published.items()
     ]
@@ -100,7 +100,7 @@ def mistakes(panels: dict[str, dict[str, list[float]]]) -> Figure:
 def speedups(
     points: dict[str, tuple[int, float]], fractions, serial: dict[int, float] | None = None, most: int = 1024
 ) -> Figure:
-    """Amdahl's curves for serial fractions, with points (workers, speed-up); beside them Karp-Flatt of the points."""
+    """Amdahl's curves for serial fractions, with points (workers, speed-up); on the right Karp-Flatt of the points."""
     fig, (left, right) = figure(9, 3.6, 1, 2, width_ratios=(2, 1))
     workers = np.geomspace(1, most, 100)
     left.plot(workers, workers, "--", color=THINGS[1], label="ideal")

@@ -26,7 +26,7 @@ def cube(lines: dict[str, list[tuple[int, ...]]], nodes: Sequence[int]) -> Figur
     """The mesh as a cube, once for every axis: ranks of one group share a colour and a bar, a node is a grey patch.
 
     `lines[axis]` are the groups of an axis, as `Mesh.lines` gives them, for two or three axes, outermost first;
-    `nodes[r]` is the node that rank r lives in.
+    `nodes[r]` is the node of rank r.
     """
     sizes = [len(groups[0]) for groups in lines.values()]
     place = {r: _corner(r, sizes) for r in range(math.prod(sizes))}
@@ -50,7 +50,7 @@ def cube(lines: dict[str, list[tuple[int, ...]]], nodes: Sequence[int]) -> Figur
 
 
 def _corner(rank: int, sizes: list[int]) -> tuple[float, float]:
-    """Where a rank stands on paper; the innermost axis runs to the right."""
+    """The position of a rank in the drawing; the innermost axis goes to the right."""
     x = y = 0.0
     # with two axes the outer one runs down, as rows of a table do
     steps = STEPS if len(sizes) > 2 else (STEPS[0], STEPS[2])
@@ -178,7 +178,7 @@ def strategy_pairs(names: Sequence[str], tested: dict[tuple[str, str], list[str]
 
 
 def threads_or_ranks(rows: Sequence[int], seconds: dict[str, list[float]]) -> Figure:
-    """Milliseconds a step by rows of the batch, a line for each way to use the same cores."""
+    """Milliseconds per step over rows of the batch, a line for each plan on the same cores."""
     fig, ax = figure(6.4, 2.8)
     for color, (name, times) in zip(THINGS[3:], seconds.items(), strict=False):
         ax.plot(rows, [1e3 * s for s in times], "o-", color=color, lw=2, label=name)

@@ -128,8 +128,10 @@ def micro_batches(speed: dict[int, float], ranks: int) -> Figure:
 
 
 def side_by_side(rows: list[tuple], title: str = "") -> Figure:
-    """Schedules side by side, a row each: (name, bubble as a share of the makespan and of the worst own span,
-    peak activations, copies of the weights, KiB sent).
+    """Schedules side by side, a row each.
+
+    rows: (name, bubble as a share of the makespan and of the worst own span, peak activations, copies of the weights,
+    KiB sent).
     """
     fig, axes = figure(8, 1.0 + 0.3 * len(rows), cols=4, sharey=True, width_ratios=[2, 1.4, 0.9, 1.2])
     names, bubbles, spans, held, weights, sent = zip(*rows, strict=True)

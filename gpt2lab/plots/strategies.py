@@ -12,7 +12,7 @@ RANKS = 4
 
 @dataclass(frozen=True)
 class Sharing:
-    """What a strategy shares out: along which edge of the cube, and which share of each thing a rank then holds.
+    """What a strategy splits: along which edge of the cube, and which share of each thing a rank then holds.
 
     `edge` is "data" (front to back), "width" (left to right), "layers" (bottom to top) or "experts" (the upper half
     left to right, the lower half front to back). Shares are of a batch's tokens, the weights, the optimizer's state.

@@ -1,7 +1,7 @@
-"""The one look of all figures: what each colour means, a new figure in that look, and its bytes.
+"""The style of all figures: what each colour means, a new figure in that style, and its bytes.
 
-Plots take data and return a `Figure`; nothing here talks to pyplot, so no figure is ever shown twice or left
-open. Both palettes stay apart under the common kinds of colour blindness (Okabe & Ito 2008; Tol 2021).
+Plots take data and return a `Figure`; nothing here uses pyplot, so no figure is shown twice or left open. The colours
+of both palettes can be told apart with the common kinds of colour blindness (Okabe & Ito 2008; Tol 2021).
 """
 
 import io
@@ -53,7 +53,7 @@ RC = {
 
 
 def style() -> None:
-    """Make the house look matplotlib's default from here on."""
+    """Make this style matplotlib's default from now on."""
     matplotlib.rcParams.update(RC)
 
 
@@ -69,7 +69,7 @@ def ink(color: str) -> str:
 
 
 def figure(width: float = 8, height: float = 3.2, rows: int = 1, cols: int = 1, **subplots):
-    """A new figure in the house look: (Figure, axes). Sizes in inches; 8 wide fits a notebook cell.
+    """A new figure in this style: (Figure, axes). Sizes in inches; a width of 8 fits a notebook cell.
 
     `subplots` goes to `Figure.subplots` (sharex, width_ratios, squeeze ...).
     """
@@ -100,7 +100,7 @@ def svg(fig: Figure) -> str:
 
 
 def save_figure(fig: Figure, path) -> Path:
-    """Write the figure to a .svg or .png file, the folder made if need be, and return the path."""
+    """Write the figure to a .svg or .png file, make its folder if necessary, and return the path."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(svg(fig).encode() if path.suffix == ".svg" else png(fig))

@@ -13,7 +13,7 @@ THREE_WAYS = (
 
 
 def tilings(ranks: int = 2):
-    """Y = X W cut in three ways: which rank holds what of X, W and Y, and what has to be sent."""
+    """Y = X W cut in three ways: which rank holds which part of X, W and Y, and what is sent."""
     fig, axes = figure(9, 2.6, 1, 3)
     for ax, (title, x, w, y, sent) in zip(axes, THREE_WAYS, strict=True):
         ax.set(xlim=(-0.2, 8.2), ylim=(-2.3, 3.6), aspect="equal")
@@ -177,7 +177,7 @@ ALEXNET = (  # layer, weights, activations of one image (Krizhevsky et al. 2012,
 
 
 def alexnet(batch: int = 128):
-    """Weights and activations of AlexNet layer by layer: convolutions want the batch cut, dense layers the matrix."""
+    """Weights and activations of AlexNet by layer: for convolutions cut the batch, for dense layers the matrix."""
     fig, ax = figure(8, 2.7)
     names = [name for name, _, _ in ALEXNET]
     at = range(len(names))

@@ -11,7 +11,7 @@ MAIN, STRIP = 0.56, 0.2  # heights of the work bar and of the communication stri
 def timeline(spans, title: str = "", unit: str = "ms", names: bool = True, clock: str = "") -> Figure:
     """Draw spans (objects with name, kind, start, end, rank, lane) of any number of ranks.
 
-    `clock` says where the numbers come from (measured, paced, simulated) and stands on the time axis.
+    `clock` says where the numbers come from (measured, paced, simulated); it is shown on the time axis.
     """
     spans = list(spans)
     scale = UNITS[unit]

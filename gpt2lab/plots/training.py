@@ -1,4 +1,4 @@
-"""How a training run went."""
+"""The loss curve of a training run."""
 
 from matplotlib.figure import Figure
 

@@ -84,7 +84,7 @@ def residency(columns: dict, replicas: float, unit: str = "MB") -> Figure:
 def lines(
     runs: dict[str, list[float]], ylabel: str, recorded: dict[str, list[float]] | None = None
 ) -> Figure:
-    """Several lines over steps; dots are what somebody else recorded, on a log scale where there are any."""
+    """Several lines over steps; dots are published numbers, on a log scale if there are any."""
     fig, ax = figure(8, 2.8)
     for i, (name, values) in enumerate(runs.items()):
         ax.plot(values, ("-", "--", ":")[i % 3], lw=1.8, color=rank_color(i), label=name)

@@ -1,8 +1,8 @@
 """Cores that several processes share: whoever works holds one, whoever waits gives it to the others.
 
-The cores are bytes in a named pipe, as in the jobserver of GNU make: reading one takes a core, and sleeps in the kernel
-while there is none; writing it gives the core back. nOS-V (Barcelona Supercomputing Center, 2021) does the same with
-one scheduler in shared memory. A process that dies keeps what it held, but then its run is over anyway.
+The cores are bytes in a named pipe, as in the jobserver of GNU make: reading one takes a core, and sleeps in the
+kernel while there is none; writing it gives the core back. nOS-V (Barcelona Supercomputing Center, 2021) does the same
+with one scheduler in shared memory. A process that dies keeps what it held, but then its run is over anyway.
 """
 
 import os

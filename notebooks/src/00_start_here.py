@@ -479,7 +479,7 @@ check("bytes of an all-reduce", exercises.traffic, bytes_sent)
 
 
 # %% tags=["wrong"]
-# FAIL: one rank talks to nobody
+# FAIL: one rank sends nothing
 def bytes_sent(parameters, bytes_each, ranks):
     return parameters * bytes_each
 

@@ -641,7 +641,7 @@ def bytes_sent(p, m, b, T, C):
 
 
 # %% tags=["wrong"]
-# FAIL: one rank talks to nobody
+# FAIL: one rank sends nothing
 def bytes_sent(p, m, b, T, C):
     return p * 2 * m * b * T * C * 4
 

@@ -1,6 +1,6 @@
 """Checkers of lesson 03: algorithms written on messages are run on live ranks, and their messages are played again.
 
-A right sum is not enough: who sent how much to whom, in how many messages and in how many rounds is checked as well.
+A right sum is not enough: the bytes, messages and rounds between each two ranks are checked as well.
 """
 
 from collections import defaultdict, deque
@@ -42,7 +42,7 @@ class Wire:
 
 @dataclass
 class Going:
-    """A message on its way; waiting for it is noted."""
+    """A message in transit; waiting for it is recorded."""
 
     handle: object
     note: Callable
@@ -92,7 +92,7 @@ def _sends(noted):
 def rounds(noted: list[list[tuple]]) -> int:
     """Play messages again: each takes one round, a rank sends one at a time. The rounds until all have arrived.
 
-    A message leaves when it is started, or when the one before it has left; nobody goes on with what has not come.
+    A message is sent when it is started, or when the one before it was sent; a rank waits for what it receives.
     """
     ranks = range(len(noted))
     clock, at, ends = [0 for _ in ranks], [0 for _ in ranks], [[0] for _ in ranks]
@@ -111,8 +111,8 @@ def rounds(noted: list[list[tuple]]) -> int:
                 else:  # of a send that is waited for, `peer` is the number
                     until = coming[peer, r].popleft() if kind == "recv" else ends[r][1 + peer]
                     clock[r] = max(clock[r], until)
-        assert at != before, "somebody receives what nobody has sent"
-    assert not any(coming.values()), "a message was sent that nobody received"
+        assert at != before, "a rank receives a message that no rank has sent"
+    assert not any(coming.values()), "a message was sent that no rank received"
     return max(last for of_one in ends for last in of_one)
 
 
@@ -182,7 +182,7 @@ def to_all(answer) -> None:
 
 
 def used_twice(rank, world_size, copy):
-    """The gradient of copy(x) + x: autograd hands one and the same gradient to both branches."""
+    """The gradient of copy(x) + x: autograd passes the same gradient to both branches."""
     from ...ranks.mesh import Mesh
 
     x = torch.ones(1, dtype=torch.float64, requires_grad=True)

@@ -1,4 +1,4 @@
-"""Checkers of lesson 18: who is to blame, stretches as boxes, a folder that is whole or absent, how often to save."""
+"""Checkers of lesson 18: ranks to blame, flat ranges as boxes, atomic folders, how often to save."""
 
 import contextlib
 import math
@@ -18,7 +18,7 @@ HANGS = (
 
 
 def culprit(answer) -> None:
-    """Exercise: the rank to blame for a hang, from who waits for whom."""
+    """Exercise: the rank to blame for a hang, given which ranks each rank waits for."""
     for name, waits, want in HANGS:
         got = answer({rank: list(whom) for rank, whom in waits.items()})
         assert got is None or not waits[got], (

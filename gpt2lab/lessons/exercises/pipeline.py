@@ -48,8 +48,10 @@ def order(answer) -> None:
 
 
 def by_hand(run, serial) -> None:
-    """Exercise: F and B of a pipeline. `run(p, m)` gives (loss, gradients, ...) of p live ranks with m micro-
-    batches, `serial(m)` loss and gradients of one process.
+    """Exercise: F and B of a pipeline.
+
+    `run(p, m)` gives (loss, gradients, ...) of p live ranks with m micro-batches, `serial(m)` loss and gradients of
+    one process.
     """
     for p, m in ((2, 1), (2, 4)):
         what = f"{p} ranks, {m} micro-batches"
@@ -88,7 +90,7 @@ def one_f_one_b(rank: int, p: int, m: int) -> list[tuple[str, int]]:
 
 def traffic(answer) -> None:
     """Exercise: bytes that a pipeline sends in one step, all ranks together, float32."""
-    close(answer(1, 4, 2, 8, 16), 0, "one rank talks to nobody")
+    close(answer(1, 4, 2, 8, 16), 0, "one rank sends nothing")
     close(answer(2, 1, 1, 1, 1), 8, "one number forward and one back between two ranks: 4 bytes each")
     close(
         answer(4, 8, 2, 16, 64),

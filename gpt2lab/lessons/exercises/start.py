@@ -49,7 +49,7 @@ def everywhere(answer) -> None:
 
 def traffic(answer) -> None:
     """Exercise: how many bytes a rank sends in one all-reduce of the gradients."""
-    close(answer(1_000_000, 4, 1), 0, "one rank talks to nobody")
+    close(answer(1_000_000, 4, 1), 0, "one rank sends nothing")
     close(answer(1_000_000, 4, 2), 4_000_000, "a million float32 on 2 ranks: half out, half back")
     close(answer(1_000_000, 4, 4), 6_000_000, "a million float32 on 4 ranks: 2 (n - 1) / n of all bytes")
     close(answer(1_000_000, 8, 4), 12_000_000, "a million float64 on 4 ranks: mind the bytes of a number")

@@ -1,4 +1,4 @@
-"""Checkers of lesson 05: shards of a flat stretch, ZeRO-2's step, and bytes held."""
+"""Checkers of lesson 05: shards of a flat buffer, ZeRO-2's step, and bytes held."""
 
 import torch
 
@@ -7,7 +7,7 @@ from . import close
 
 
 def shard(answer) -> None:
-    """Exercise: the part of a flat stretch that a rank owns, padded to equal length."""
+    """Exercise: the part of a flat buffer that a rank owns, padded to equal length."""
     for elements, ranks in ((6, 3), (7, 3), (10, 4)):
         flat = torch.arange(1.0, elements + 1, dtype=torch.float64)
         parts = [answer(flat.clone(), rank, ranks) for rank in range(ranks)]

@@ -1,1 +1,1 @@
-"""What lessons run on live ranks beside their own code: wrong programs, a lecture's, paced steps, instruments."""
+"""Programs that lessons run on live ranks besides their own code: wrong ones, a lecture's, paced steps, instruments."""

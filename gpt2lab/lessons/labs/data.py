@@ -1,4 +1,4 @@
-"""What lesson 04 runs on live ranks beside its own code: wrong programs, the lecture's network, and paced steps.
+"""Programs that lesson 04 runs on live ranks besides its own code: wrong ones, the lecture's network, paced steps.
 
 A paced step is real processes, strategies and messages, while computing sleeps and links have a set speed.
 """
@@ -22,12 +22,12 @@ from .lecture_zero3 import first_weight
 
 
 def own(gradient, axis):
-    """The rank's gradient as it is: nobody sums."""
+    """The rank's own gradient, without a sum."""
     return gradient
 
 
 def cut_off(batch: Batch, rank: int, n: int) -> Batch:
-    """`rows // n` rows for everybody: what does not divide is nobody's."""
+    """`rows // n` rows for every rank: the rest of the rows is lost."""
     each = len(batch.samples) // n
     mine = slice(rank * each, (rank + 1) * each)
     return replace(batch, tokens=batch.tokens[mine], targets=batch.targets[mine], samples=batch.samples[mine])
@@ -182,14 +182,14 @@ def update(rank: int, world_size: int, way: str, link=None, seconds: float = 0.0
 
 
 def updated_serially(ranks: int) -> torch.Tensor:
-    """The weights that every way must arrive at: one step along the sum of all ranks' gradients."""
+    """The weights that every way must give: one step along the sum of all ranks' gradients."""
     weights = numbers(0)
     adamw(weights, sum(numbers(1 + rank) for rank in range(ranks)))
     return weights
 
 
 def adamw_in_blocks(elements: int, block: int, steps: int = 4) -> tuple[torch.Tensor, float]:
-    """AdamW on one flat stretch, block after block: the new weights, and seconds of its fastest step but the first."""
+    """AdamW on a flat buffer, block after block: the new weights, and seconds of the fastest step but the first."""
     draw = torch.Generator().manual_seed(0)
     weights, gradient = torch.randn(2, elements, generator=draw, dtype=torch.float32)
     blocks, took = list(weights.split(block)), []

@@ -1,7 +1,7 @@
 """A lecture's ZeRO-3 with its three bugs as switches, and the serial program that it ought to equal.
 
-Stanford's CS336 (spring 2024), lecture 8, in our words: whole layers belong to ranks, and the model is a toy, layers of
-gelu(x @ w) for x (B, D) with the loss mean(x^2), trained by AdamW. No plan uses it: `data=owner` is the right one.
+Stanford's CS336 (spring 2024), lecture 8, in our words: whole layers belong to ranks, and the model is a toy, layers
+of gelu(x @ w) for x (B, D) with the loss mean(x^2), trained by AdamW. No plan uses it: `data=owner` is the right one.
 """
 
 from dataclasses import dataclass, field
@@ -41,7 +41,7 @@ def first_weight(x: torch.Tensor) -> torch.Tensor:
 def zero3(rank, world_size, x, stop=-1, graph=False, clear=True, replicas=False, steps=5, layers=4) -> Log:
     """Train on this rank's rows of x. The bugs: `stop=0`, `graph=True`, `clear=False`.
 
-    `replicas` makes data parallelism of it: everybody has all layers, and gradients are averaged by an all-reduce.
+    `replicas` turns it into data parallelism: every rank has all layers, and gradients are averaged by an all-reduce.
     """
     axis, alive, log = Mesh(dp=world_size)["dp"], memory.Alive(), Log()
     owner = [i * world_size // layers for i in range(layers)]

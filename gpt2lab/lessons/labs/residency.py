@@ -13,7 +13,7 @@ from ...parallel.zero.flat import part_of
 class Residency:
     """The comings and goings on one rank: event i (from 1) leaves `held[i]` bytes of weights, shards included.
 
-    `held` counts memory that exists, whoever keeps it, and the room for weights that are on their way.
+    `held` counts memory that is allocated, and the buffers of weights that are being gathered.
     """
 
     spans: dict[str, list] = field(default_factory=dict)  # of each part: (asked for, here, gone), in events
@@ -27,7 +27,7 @@ class Residency:
         self.marks[text] = len(self.held) - 0.5
 
     def under_way(self) -> int:
-        """How often a part was on its way while a block's weights were whole."""
+        """How often a part was being gathered while a block's weights were whole."""
         every = [(part, span) for part, spans in self.spans.items() for span in spans]
         whole = [(here, gone) for part, (_, here, gone) in every if part.startswith("h.")]
         return sum(any(here < asked < gone for here, gone in whole) for _, (asked, _, _) in every)

@@ -1,7 +1,7 @@
-"""One update of replicated flat weights from gradients that lie on all ranks, in four ways that differ in who is busy.
+"""One update of replicated flat weights from gradients on all ranks, in four ways that use different ranks.
 
 Each takes this rank's `gradient` (P,), the `weights` (P,) that all ranks hold alike, the axis, and `step(weights,
-gradient)`, which updates a stretch of weights in place by its summed gradient; each returns the new weights (P,),
+gradient)`, which updates a part of the weights in place by its summed gradient; each returns the new weights (P,),
 equal on all ranks. Its parts are traced as spans called reduce, update and broadcast.
 """
 

@@ -1,7 +1,7 @@
 """Attention in blocks: each block gives an output and a log-sum-exp, and blocks merge without a second look.
 
-Forward and backward by hand, as every exchange of context splitting needs them. Queries and keys carry their
-true positions, ascending; pairs that nobody attends to are not computed at all, and what is computed is counted.
+Forward and backward by hand, as every exchange of context splitting needs them. Queries and keys come with their true
+positions, ascending; masked pairs are skipped where possible, and the pairs that are computed are counted.
 Of 16-bit queries and keys the scores, weights and log-sum-exps are float32, as in torch's own kernel.
 Milakov & Gimelshein 2018 (online softmax); Dao et al. 2022, FlashAttention, section 3 and appendix B.
 """
@@ -152,7 +152,7 @@ def gradients_by_key(grad, out, lse, q, k, v, queries, keys, window=None, tile=N
 
 
 class _BlockAttention(torch.autograd.Function):
-    """One block, its gradient by hand; keeps q, k, v, the output and one number per row, never the weights."""
+    """One block with its gradient by hand; keeps q, k, v, the output and one number per row, never the weights."""
 
     @staticmethod
     def forward(ctx, q, k, v, queries, keys, window, tile):

@@ -105,7 +105,7 @@ def _unknown(exchange: str) -> ValueError:
 
 
 def _sent_halo(exchange, table, rank, numbers, window):
-    """Loans out of this rank forward, loans into it backward; the gathering way sends everybody's on as well."""
+    """Loans from this rank forward, loans to it backward; the all-gather also passes on those of other ranks."""
     n, deals = table.ranks, loans(table, window)
     out, into = (
         [a.stop - a.start for a in deals if getattr(a, side) == rank] for side in ("source", "target")
@@ -135,7 +135,7 @@ def activations(config, rows: int, table: Layout, rank: int, gathered: int = 3) 
     """llm.c's 23 activation tensors, in numbers, on one rank: a factor T becomes the rank's own tokens.
 
     Except: of q, k, v the `gathered` ones (3 in the source, 2 for k and v alone, 0 in a ring) stay as long as the
-    sequence, and the rows of preatt and att are the rank's own while their columns are everybody's.
+    sequence, and the rows of preatt and att are the rank's own while their columns are those of all ranks.
     """
     layers, c, heads, v = config.n_layer, config.n_embd, config.n_head, config.vocab_size
     own, total = rows * len(table.positions[rank]), table.tokens
@@ -154,9 +154,9 @@ def activations(config, rows: int, table: Layout, rank: int, gathered: int = 3) 
 def kept(config, rows: int, table: Layout, rank: int, exchange: str) -> int:
     """How many numbers one block of *our* model keeps on a rank between forward and backward.
 
-    For each own token 12 C + 4 outside of attention, C for its output and H for its log-sum-exps; then q, k, v: the own
-    ones, and a copy of all keys and values (gathered), of those that are needed (triangle, halo), or none (ring). With
-    halo-x the layer's input and q, k, v are longer by the halo. Raises ValueError for an unknown exchange.
+    For each own token 12 C + 4 outside of attention, C for its output and H for its log-sum-exps; then q, k, v: the
+    own ones, and a copy of all keys and values (gathered), of those that are needed (triangle, halo), or none (ring).
+    With halo-x the layer's input and q, k, v are longer by the halo. Raises ValueError for an unknown exchange.
     """
     c, heads, n = config.n_embd, config.n_head, table.ranks
     own, every = rows * len(table.positions[rank]), rows * table.tokens

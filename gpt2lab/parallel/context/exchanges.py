@@ -94,9 +94,7 @@ class Split:
 
     def _check(self, positions, queries: int, keys: int):
         if self.share is None:
-            raise ValueError(
-                "nobody has said yet how long the sequence is. Call the split with its length first."
-            )
+            raise ValueError("The length of the sequence is not known yet. Call the split with it first.")
         if keys != queries:
             raise ValueError(
                 f"generation is not split over context ranks: {queries} new tokens cannot look back at a cache of "
@@ -118,7 +116,7 @@ def _few(numbers) -> str:
 
 
 def apply_context(model, mesh, plan) -> Split:
-    """Replace the attention core of every block; returns the Split that deals the tokens.
+    """Replace the attention core of every block; returns the Split that distributes the tokens.
 
     Forward and backward: what the exchange says, once a layer. Nothing else of the model communicates.
     """
@@ -130,7 +128,7 @@ def apply_context(model, mesh, plan) -> Split:
 
 
 def root_axes(mesh, layout_name: str) -> tuple[Axis | None, ...]:
-    """For each root the axis of the ranks that may contribute to it: those after it in slices, else everyone.
+    """For each root the axis of the ranks that may contribute to it: those after it in slices, else all ranks.
 
     All ranks of the mesh call it together.
     """

@@ -1,4 +1,4 @@
-"""Attention over borrowed keys and values: gathered, or sent to those who need them; their gradients go home again.
+"""Attention over borrowed keys and values: gathered, or sent to ranks that need them; their gradients are sent back.
 
 A rank owns some tokens of a sequence, and its queries need keys that others own. S is the bytes of all keys and
 values of the sequence together, c_r those of rank r's tokens. The all-gather is that of BSC's port of llm.c to many
@@ -36,12 +36,12 @@ class Share:
 
 
 def gather(rows, share: Share) -> list:
-    """Everybody's rows (..., T, D) by rank, from an all-gather. Bytes per rank: S - c_(r+1)."""
+    """All ranks' rows (..., T, D) by rank, from an all-gather. Bytes per rank: S - c_(r+1)."""
     return list(comm.all_gather(rows, share.axis, -2, share.table.sizes).split(share.table.sizes, -2))
 
 
 def point_to_point(rows, share: Share) -> list:
-    """The rows of the ranks whose keys this rank sees, None for the others: each rank sends to those who need it.
+    """The rows of the ranks whose keys this rank sees, None for the others: each rank sends to those that need it.
 
     Bytes per rank: c_r for every other rank that attends to a token of r: N-1-r of them in a contiguous layout.
     """
@@ -62,13 +62,13 @@ def point_to_point(rows, share: Share) -> list:
 
 
 def by_all_reduce(parts: list, share: Share):
-    """Sum the gradients of everybody's rows everywhere, keep the own slice. Bytes per rank: 2 (N-1)/N S."""
+    """Sum the gradients of all rows on every rank, keep the own slice. Bytes per rank: 2 (N-1)/N S."""
     whole = comm.all_reduce(torch.cat(parts, -2), share.axis)
     return whole.split(share.table.sizes, -2)[share.axis.rank]
 
 
 def by_reduce_scatter(parts: list, share: Share):
-    """Sum the gradients of everybody's rows where they belong. Bytes per rank: S - c_r."""
+    """Sum the gradients of all rows, each on the rank that owns it. Bytes per rank: S - c_r."""
     return comm.reduce_scatter(torch.cat(parts, -2), share.axis, -2, share.table.sizes)
 
 
@@ -151,7 +151,7 @@ def borrowing(fetch, give_back):
 
 
 def gather_qkv(q, k, v, share: Share):
-    """The source's own way: all-gather q, k and v, though nobody else reads q; all-reduce all three gradients.
+    """As in the BSC port: all-gather q, k and v, though no other rank reads q; all-reduce all three gradients.
 
     Forward: all-gather, 3/2 (S - c_(r+1)) bytes per rank. Backward: all-reduce, 3/2 times 2 (N-1)/N S.
     """

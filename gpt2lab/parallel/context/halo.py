@@ -1,8 +1,8 @@
 """Halos: with windowed attention a rank needs only the few tokens next to its own slice, not the whole sequence.
 
-`halo_exchange` makes room with `add_halos` and fills it from the neighbours; `remove_halos` cuts it off again. How much
-room says `layouts.widths`: none in front of the first slice. Backward adds the gradients of lent rows to their owner's.
-After the sequence sharding proposed for anemoi (anemoi-core, pull request 67).
+`halo_exchange` makes room with `add_halos` and fills it from the neighbours; `remove_halos` cuts it off again. How
+much room says `layouts.widths`: none in front of the first slice. Backward adds the gradients of lent rows to their
+owner's. After the sequence sharding proposed for anemoi (anemoi-core, pull request 67).
 """
 
 import torch
@@ -46,7 +46,7 @@ def isend_irecv(loans, rows: dict, empty, axis) -> dict:
 
 
 def all_gather(loans, rows: dict, empty, axis) -> dict:
-    """Everybody's lent rows to everybody, then pick: N-1 times as many bytes, but a single call."""
+    """All ranks' lent rows to all ranks, then pick: N-1 times as many bytes, but a single call."""
     by_source = sorted(loans, key=lambda a: (a.source, a.target))
     sizes = [sum(a.stop - a.start for a in loans if a.source == r) for r in range(axis.size)]
     mine = torch.cat([empty(0)] + [rows[a] for a in by_source if a.source == axis.rank])
@@ -68,7 +68,7 @@ WAYS = {"sendrecv": send_recv, "isend": isend_irecv, "allgather": all_gather, "a
 
 
 def _place(a: Loan, table: Layout, ahead: int) -> slice:
-    """Where the rows of a loan lie on the borrower, whose own rows begin after a halo of `ahead`."""
+    """The rows of a loan on the borrower, whose own rows begin after a halo of `ahead`."""
     start = ahead + table.positions[a.source][a.start] - table.positions[a.target][0]
     return slice(start, start + a.stop - a.start)
 
@@ -108,11 +108,11 @@ def halo_exchange(x, share: Share, before: int, after: int = 0, dim: int = -2, w
     """This rank's rows of x along dim with its halos around them; at the ends of the sequence the halos are shorter.
 
     Forward: each rank sends its last `before` rows to the next rank (and its first `after` to the one before).
-    Backward: the halos' gradients travel back and are added. Bytes per rank: before + after rows each way, whatever N
+    Backward: the halos' gradients are sent back and added. Bytes per rank: before + after rows each way, whatever N
     and T are; `allgather` sends those of all ranks but one. Raises ValueError, with the ways, for an unknown way.
     """
     if way not in WAYS:
-        raise ValueError(f"there is no way of exchanging halos called {way!r}. Use one of {', '.join(WAYS)}.")
+        raise ValueError(f"There is no exchange of halos called {way!r}. Use one of {', '.join(WAYS)}.")
     return _Halo.apply(x.movedim(dim, 0), share, before, after, way).movedim(0, dim)
 
 

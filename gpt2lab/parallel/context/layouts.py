@@ -144,7 +144,7 @@ def contributors(table: Layout, root: int, window: int | None = None) -> tuple[i
 
 @dataclass(frozen=True)
 class Loan:
-    """Rank `target` borrows rows start..stop-1 of rank `source`'s shard, to lie as a halo around its own slice."""
+    """Rank `target` borrows rows start..stop-1 of rank `source`'s shard, as a halo around its own slice."""
 
     source: int
     target: int

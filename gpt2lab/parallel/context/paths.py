@@ -1,4 +1,4 @@
-"""The way of a block of keys round the ranks: a ring, or a ring of rings. Plain Python: no torch, no ranks."""
+"""The path of a block of keys around the ranks: a ring, or a ring of rings. Plain Python: no torch, no ranks."""
 
 import math
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from .layouts import Layout, contributors
 
 @dataclass(frozen=True)
 class Path:
-    """The way that every block takes round N ranks: `inner - 1` hops inside a machine of `inner` ranks, then one out.
+    """The path of every block around N ranks: `inner - 1` hops inside a machine of `inner` ranks, then one out of it.
 
     One machine of N is the plain ring; with more it is a double ring (Gu et al. 2024, LoongTrain).
     """
@@ -38,9 +38,9 @@ def path(exchange: str, ranks: int) -> Path:
 
 @lru_cache(maxsize=256)
 def reach(table: Layout, window: int | None = None, way: Path | None = None) -> tuple[int, ...]:
-    """How many hops each rank's keys travel in a ring: as far as somebody on the way needs them, no further.
+    """How many hops each rank's keys are sent in a ring: only as far as a rank needs them.
 
-    N-1 for everyone in an interleaved or zigzag layout; N-1-r in a contiguous one on the plain ring, as only later
+    N-1 for every rank in an interleaved or zigzag layout; N-1-r in a contiguous one on the plain ring, as only later
     ranks need rank r.
     """
     n, way = table.ranks, way or path("ring", table.ranks)

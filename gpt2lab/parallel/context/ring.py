@@ -1,4 +1,4 @@
-"""Ring attention: keys and values travel round the ring while each rank attends to the block it holds.
+"""Ring attention: keys and values are sent around the ring while each rank attends to the block that it holds.
 
 No rank ever holds more than two blocks. Liu, Zaharia & Abbeel 2023, "Ring Attention with Blockwise
 Transformers", section 3; causal skipping after Li et al. 2023 (LightSeq) and Brandon et al. 2023 (Striped
@@ -35,11 +35,11 @@ class _Trip:
 
     @property
     def options(self) -> tuple:
-        """Where the queries and the keys at hand stand, the window and the tile."""
+        """The positions of the queries and of the current keys, the window and the tile."""
         return self.share.mine, self.share.table.positions[self.source], self.share.window, self.share.tile
 
     def start_next(self) -> None:
-        """Pass the held block on, and start receiving the next one; both go on while this rank computes."""
+        """Start sending the current block and receiving the next one; both continue while this rank computes."""
         following = self.path.source(self.axis.rank, self.step + 1)
         to, origin = self.path.at(self.source, self.step + 1), self.path.at(following, self.step)
         goes = self.reach[self.source] > self.step
@@ -97,7 +97,7 @@ class _RingAttention(torch.autograd.Function):
                 to = source if trip.reach[source] == step else way.at(source, step + 1)
                 sending.append(comm.isend(part, axis, to))
             trip.finish_step()
-            if 0 < step == trip.reach[axis.rank]:  # the own block's gradient sets out for home
+            if 0 < step == trip.reach[axis.rank]:  # the own block's gradient is sent back
                 returning = comm.irecv(home, axis, way.at(axis.rank, step))
         with trace.span("wait", kind="wait"):
             if trip.reach[axis.rank]:
@@ -119,7 +119,7 @@ def ring(q, k, v, share: Share):
 def double_ring(q, k, v, share: Share):
     """The ring in which all ranks of a machine send to the next machine at once, after a round among themselves.
 
-    As many bytes as the ring where everybody needs everything. Of the hops, N (N/n - 1) leave a machine of n ranks,
+    As many bytes as the ring where every rank needs every block. Of the hops, N (N/n - 1) leave a machine of n ranks,
     spread over all its ranks, instead of N/n (N - 1) that all leave from one of them.
     """
     return _RingAttention.apply(q, k, v, share, path("double-ring", share.axis.size))

@@ -52,7 +52,7 @@ def pairs_computed(queries, keys, window: int | None = None, tile: int | None = 
 def pieces(queries: tuple[int, ...], keys: tuple[int, ...]):
     """Causal attention as whole rectangles and triangles from the corner: a list of (rows, columns, triangle).
 
-    Within a run, query i stands at q + d i and key j at k + d j; so query i sees the keys j <= i + s, where s is
+    Within a run, query i has position q + d i and key j has k + d j; so query i sees the keys j <= i + s, where s is
     (q - k) // d. Keys that stand closer than queries are taken as several such progressions. None where neither fits.
     """
     d, e = (_step(positions) for positions in (queries, keys))

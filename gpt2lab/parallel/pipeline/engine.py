@@ -1,8 +1,6 @@
-"""Pipeline parallelism: the layers are cut into stages on several ranks; micro-batches follow each other
-through them.
+"""Pipeline parallelism: the layers are cut into stages on several ranks, through which micro-batches pass.
 
-One engine runs any schedule of `gpt2lab.schedules`: the schedule says what a rank does next, the engine does
-it.
+One engine runs any schedule of `gpt2lab.schedules`: the schedule says what a rank does next, the engine does it.
 
 Huang et al. 2019, "GPipe"; Narayanan et al. 2019, "PipeDream".
 """
@@ -49,19 +47,19 @@ class Pipeline(Engine):
 
     @property
     def pace(self) -> Cost | None:
-        """In seconds: operations are stretched to these times by sleeping, and messages take the hop's latency.
+        """Times in seconds: operations sleep until their time is over, and messages take the hop's latency.
 
-        Setting blocking sends or joint blocks, which live ranks do not imitate, raises ValueError.
+        Raises ValueError for blocking sends or joint blocks, which live ranks cannot pace.
         """
         return self._pace
 
     @pace.setter
     def pace(self, cost: Cost | None) -> None:
-        """Refuse what live ranks do not imitate."""
+        """Raise ValueError for settings that live ranks cannot pace."""
         for name in ("blocking", "joint"):
             if cost is not None and getattr(cost, name) not in (None, False):
                 raise ValueError(
-                    f"{name}={getattr(cost, name)} is only simulated, live ranks cannot pace it. Leave it out."
+                    f"{name}={getattr(cost, name)} is only simulated: live ranks cannot pace it. Leave it out."
                 )
         self._pace = cost
 
@@ -79,7 +77,7 @@ class Pipeline(Engine):
                 step.run(op)
                 self.held.append(len(step.held))
                 self.waiting.append(step.waiting)
-            step.links.finish()
+            step.mailbox.finish()
         return step.loss
 
     def _hops(self):
@@ -93,7 +91,7 @@ class Pipeline(Engine):
         step = Step(self, self.schedule.forward_only, micros, None)
         for op in step.schedule.orders[self.axis.rank]:
             step.run(op)
-        step.links.finish()
+        step.mailbox.finish()
         return step.loss
 
     def tie(self, pieces, mesh: Mesh) -> None:
@@ -114,9 +112,7 @@ def schedule_of(plan) -> Schedule:
 
 
 def apply_pipeline(model, mesh: Mesh, plan) -> Pipeline:
-    """Keep this rank's stages of the model, in place; returns the engine that runs the plan's schedule over
-    them.
-    """
+    """Keep this rank's stages of the model, in place; returns the engine that runs the plan's schedule."""
     engine = Pipeline(model, mesh, schedule_of(plan))
     engine.keep_inputs_only = plan.recompute
     return engine
@@ -153,7 +149,7 @@ def check(config, plan, rows: int, length: int) -> None:
             )
         if schedule.slices > length:
             raise ValueError(
-                f"sequences of {length} tokens make no {schedule.slices} slices. Use at most chunks={length}."
+                f"Sequences of {length} tokens make no {schedule.slices} slices. Use at most chunks={length}."
             )
 
 

@@ -1,8 +1,7 @@
-"""Generation through a pipeline: several streams of rows follow each other, so that no rank waits for one
-stream's token.
+"""Generation through a pipeline with several streams of rows, so that no rank waits for the token of a single one.
 
-With one stream a token passes D stages one after the other and every rank is idle (D - 1) / D of the time;
-with N streams under way the idle share of a round of N tokens is (D - 1) / (D - 1 + N), and zero once N >= D.
+With one stream a token passes D stages one after the other and every rank is idle (D - 1) / D of the time; with N
+streams at once the idle share of a round of N tokens is (D - 1) / (D - 1 + N), and zero once N >= D.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,7 +13,7 @@ from ...ranks import comm, trace
 
 
 class RowGroup:
-    """Some rows of the batch on their way: their prompts, and the keys and values that this rank has seen."""
+    """A stream: some rows of the batch, their prompts, and the keys and values that this rank has seen."""
 
     def __init__(self, rows: Sequence[int], prompts: Sequence[Sequence[int]], new: int, device: torch.device):
         self.rows, self.lengths, self.device = list(rows), [len(prompts[r]) for r in rows], device
@@ -24,10 +23,10 @@ class RowGroup:
         self.tokens = torch.tensor(padded, device=device)
         self.positions = torch.arange(longest, device=device)
         self.pick = torch.tensor(self.lengths, device=device) - 1
-        self.coming = None  # the chosen tokens, on their way to the first stage
+        self.coming = None  # the message with the chosen tokens to the first stage
 
     def extend(self, tokens: torch.Tensor) -> None:
-        """Go on to the next token (B,) of every row."""
+        """Append the next token (B,) of every row."""
         self.tokens, self.pick = tokens[:, None], None
         self.positions = torch.tensor(self.lengths, device=self.device)[:, None]
         self.lengths = [n + 1 for n in self.lengths]
@@ -43,15 +42,17 @@ def generate_streams(
     gather: Callable | None = None,
     **sampling,
 ) -> list[list[int]]:
-    """What `generate.generate` gives, by all ranks of a pipeline together, the rows in `streams` groups.
+    """The texts of `generate.generate`, from all ranks of a pipeline together, the rows in `streams` groups.
 
-    Where a rank holds several stages, a token visits it several times; of a bidirectional schedule the first copy
-    of every stage works. `gather` makes logits whole where a rank has only a part of the vocabulary. Raises
+    Where a rank holds several stages, a token comes to it several times; of a bidirectional schedule only the first
+    copy of every stage is used. `gather` makes logits whole where a rank has only a part of the vocabulary. Raises
     ValueError for more streams than rows. Bytes per rank: B T C numbers for the prompts and each border to another
     rank, then B C a token; the last rank sends the tokens, 8 B bytes, back.
     """
     if not 1 <= streams <= len(prompts):
-        raise ValueError(f"{len(prompts)} prompts make no {streams} streams. Use 1 to {len(prompts)}.")
+        raise ValueError(
+            f"{len(prompts)} prompts cannot be split into {streams} streams. Use 1 to {len(prompts)}."
+        )
     groups = torch.arange(len(prompts)).tensor_split(streams)
     device = next(engine.model.parameters()).device
     flows = [RowGroup(rows.tolist(), prompts, new, device) for rows in groups]

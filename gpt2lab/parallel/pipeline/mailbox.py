@@ -1,10 +1,9 @@
-"""Messages between pipeline ranks during one step: started early, matched in the order in which they are
-sent.
+"""Messages between pipeline ranks during one step: posted early, matched in the order of sending.
 
-Two ranks that both send first and receive later wait for each other forever. Here every receive is posted
-before it is needed, two for each neighbour (double buffering), in exactly the order in which the neighbour's
-schedule sends; so no message needs a label. A send is started and left alone; only when `buffers` of its kind
-are still unread does the sender wait for the oldest, whose reader is known to come.
+Two ranks that both send first and receive later wait for each other forever. Here every receive is posted before it is
+needed, two for each neighbour (double buffering), in exactly the order in which the neighbour's schedule sends; so no
+message needs a label. A sender does not wait, except when `buffers` messages of its kind are unread: then it waits for
+the oldest, which will be read because the schedule was checked.
 """
 
 from collections import defaultdict, deque
@@ -18,9 +17,7 @@ from ...schedules import Op, Schedule, ScheduleError, check
 
 
 def buffers_needed(schedule: Schedule) -> int:
-    """How many unread messages a link must hold so that the schedule cannot deadlock; at least two, to
-    overlap.
-    """
+    """How many unread messages a link must hold so that the schedule cannot deadlock; at least 2, for overlap."""
     count = 2
     while count < schedule.units:
         try:
@@ -32,10 +29,10 @@ def buffers_needed(schedule: Schedule) -> int:
 
 
 class Mailbox:
-    """What one rank sends and receives in one step of a schedule.
+    """The messages of one rank in one step of a schedule.
 
-    `like(op)` makes an empty tensor of the shape that a forward takes or a backward gets. A result is named
-    by the operation that waits for it: Op("F", 2, 0) is the input of stage 2's forward, Op("I", 2, 0) the
+    `like(op)` makes an empty tensor of the shape that a forward takes or a backward gets. A result is named by the
+    operation that waits for it: Op("F", 2, 0) is the input of stage 2's forward, Op("I", 2, 0) the
     gradient of its output, both for micro-batch 0.
     """
 
@@ -44,7 +41,7 @@ class Mailbox:
         self.coming = {r: deque(ops) for r, ops in schedule.incoming[axis.rank].items()}
         self.source = {op: r for r, ops in self.coming.items() for op in ops}
         self.posted: dict[Op, comm.Handle] = {}
-        self.here: dict[Op, torch.Tensor] = {}  # handed from stage to stage inside this rank
+        self.here: dict[Op, torch.Tensor] = {}  # results between stages of this rank
         self.leaving: dict[tuple, deque[comm.Handle]] = defaultdict(deque)
         for rank in self.coming:
             for _ in range(2):
@@ -56,7 +53,7 @@ class Mailbox:
             self.posted[op] = comm.irecv(self.like(op), self.axis, rank)
 
     def take(self, op: Op) -> torch.Tensor:
-        """What `op` waits for; the next receive from the same neighbour is posted in its place."""
+        """The input of `op`, after it has arrived; then the next receive from the same neighbour is posted."""
         if op in self.here:
             return self.here.pop(op)
         rank = self.source[op]
@@ -68,7 +65,7 @@ class Mailbox:
         return value
 
     def give(self, op: Op, value: torch.Tensor) -> None:
-        """Hand the result of `op` to whoever waits for it: a stage of this rank, or another rank."""
+        """Give the result of `op` to the operation that waits for it, on this rank or on another."""
         step = 1 if op.kind == "F" else -1
         there = Op("F" if op.kind == "F" else "I", op.stage + step, op.micro)
         rank = self.schedule.placement[there.stage]
@@ -78,11 +75,11 @@ class Mailbox:
         line = self.leaving[there.kind, there.stage]
         if len(line) == self.buffers:
             with trace.span(f"full {there}", kind="wait"):
-                line.popleft().wait()  # its reader gets there: the schedule was checked with these buffers
+                line.popleft().wait()  # it will be read: the schedule was checked with these buffers
         line.append(comm.isend(value, self.axis, rank))
 
     def finish(self) -> None:
-        """Wait until everything has left."""
+        """Wait until every message was sent."""
         for line in self.leaving.values():
             for handle in line:
                 handle.wait()

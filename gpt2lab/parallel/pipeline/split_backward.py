@@ -1,10 +1,10 @@
 """The backward of one micro-batch through one stage, whole or in two halves.
 
-The input gradient is what the stage before waits for; nobody waits for the weight gradients, so zero-bubble
-schedules run them later (Qi et al. 2023). Of y = x W^T the first half takes dy and W, the second x and dy. So
-the first half is autograd's, which stops short of the matrices, and the second is one product for each of
-them, by hand; in between nothing is kept but x and dy of every linear layer. On the first stage nobody waits
-for the input gradient either: there the whole backward runs as the second half.
+The stage before waits for the input gradient; no rank waits for the weight gradients, so zero-bubble schedules run
+them later (Qi et al. 2023). For y = x W^T the first half needs dy and W, the second x and dy. So autograd runs the
+first half, without the weights, and the second half is one product for each weight matrix, by hand; between the halves
+only x and dy of every linear layer are kept. On the first stage no rank waits for the input gradient either: there the
+whole backward runs as the second half.
 """
 
 from contextlib import contextmanager
@@ -32,9 +32,7 @@ class Work:
         self.kept: dict[torch.Tensor, torch.Tensor] = {}
 
     def backward(self, grad: torch.Tensor | None) -> torch.Tensor:
-        """The whole backward: adds to the `.grad` of weights; returns the gradient of x. A loss takes no
-        `grad`.
-        """
+        """The whole backward: adds to the `.grad` of weights; returns the gradient of x. `grad` is None for a loss."""
         sides = [(t, leaf.grad) for t, leaf in self.sides if leaf.grad is not None]
         torch.autograd.backward([self.output, *(t for t, _ in sides)], [grad, *(g for _, g in sides)])
         if self.before is not None:
@@ -42,9 +40,7 @@ class Work:
         return self.x.grad
 
     def input_gradient(self, grad: torch.Tensor | None) -> torch.Tensor:
-        """The first half: the gradient of x. It touches no weight: gradients of biases and norms, which cost next
-        to nothing, are kept.
-        """
+        """The first half: the gradient of x. Gradients of biases and norms, which cost little, are kept for later."""
         later = {id(linear.weight) for linear in self.linears}
         now = [p for p in self.parameters if p.requires_grad and id(p) not in later]
         of_x, *grads = torch.autograd.grad(self.output, [self.x, *now], grad, allow_unused=True)
@@ -75,8 +71,8 @@ class Linear:
 def noting():
     """A list of all linear layers that run inside, each as a `Linear`.
 
-    It replaces `F.linear`, which everybody calls. PyTorch's own way, a TorchFunctionMode, sees every call of any
-    function, which costs more than splitting the backward gains on a small model.
+    It replaces `F.linear`. PyTorch's own tool, a TorchFunctionMode, intercepts every call of any function, which costs
+    more than splitting the backward gains on a small model.
     """
     linear, ran = F.linear, []
 

@@ -1,6 +1,4 @@
-"""Cutting the model into pipeline stages: layers balanced by cost, parts that live elsewhere taken out, ties
-kept.
-"""
+"""Cutting the model into pipeline stages: layers balanced by cost, other ranks' parts removed, shared weights tied."""
 
 from dataclasses import dataclass
 
@@ -13,8 +11,7 @@ from .. import spec
 def costs(config: GPT2Config, length: int) -> tuple[float, float, float]:
     """Forward operations per token of the embedding, of one block and of the head with its loss.
 
-    Two for every weight that multiplies, 24 C^2 a block, and 4 T C for attention's two products; 2 C V for
-    the head.
+    Two for every weight of a matrix, 24 C^2 per block, and 4 T C for attention's two products; 2 C V for the head.
     """
     c = config.n_embd
     return 2.0 * c, 24.0 * c * c + 4.0 * length * c, 2.0 * c * config.vocab_size
@@ -86,7 +83,7 @@ def parts_of(schedule, rank: int, config: GPT2Config) -> Parts:
 
 
 def keep_parts(model, parts: Parts) -> None:
-    """Take everything out of the model that other ranks hold; blocks keep their names."""
+    """Remove from the model what other ranks hold; blocks keep their names."""
     model.h = nn.ModuleDict({str(i): model.h[str(i)] for i in parts.blocks})
     if not parts.first:
         model.wpe = None
@@ -97,9 +94,7 @@ def keep_parts(model, parts: Parts) -> None:
 
 
 def tied_lines(schedule, pipeline: tuple[int, ...]) -> list[tuple[int, ...]]:
-    """Global ranks of one pipeline that hold the same parameters: both copies of a stage, or both ends of the
-    embedding.
-    """
+    """Global ranks of one pipeline that hold the same parameters: copies of a stage, or both ends of the embedding."""
     ranks = schedule.ranks
     if schedule.copies == 2:
         return [(pipeline[r], pipeline[ranks - 1 - r]) for r in range(ranks // 2)]

@@ -1,4 +1,4 @@
-"""One step of a pipeline on one rank: what is held between the forward and the backward of every micro-batch."""
+"""One step of a pipeline on one rank: its operations, and what it holds between a forward and its backward."""
 
 import time
 from contextlib import contextmanager, nullcontext
@@ -16,8 +16,7 @@ SPANS = {"F": "forward", "B": "backward", "I": "backward", "W": "weight"}
 
 
 class Step:
-    """A step under way. `engine` is the rank's Pipeline; `key` is (seed, step) for dropout, or None without
-    it.
+    """A step in progress. `engine` is the rank's Pipeline; `key` is (seed, step) for dropout, or None.
 
     Raises ValueError where the schedule is for another number of micro-batches.
     """
@@ -25,15 +24,15 @@ class Step:
     def __init__(self, engine, schedule: Schedule, micros, key):
         if len(micros) != schedule.micros:
             raise ValueError(
-                f"this step has {len(micros)} micro-batches, but its schedule is for {schedule.micros}. "
-                f"Say micro={len(micros)} in the plan."
+                f"This step has {len(micros)} micro-batches, but its schedule is for {schedule.micros}. "
+                f"Use micro={len(micros)} in the plan."
             )
         self.engine, self.schedule, self.model, self.key = engine, schedule, engine.model, key
         self.units = list(micros)
         if schedule.slices > 1:
             self.units = [u for m in micros for u in cut_columns(m, schedule.slices, engine.lengths)]
         self.number = next(self.model.parameters()).detach().new_zeros(())
-        self.links = Mailbox(schedule, engine.axis, self._shaped, engine.buffers)
+        self.mailbox = Mailbox(schedule, engine.axis, self._shaped, engine.buffers)
         # by (stage, unit), until its backward: the graph, or the stage's input alone
         self.held: dict[tuple[int, int], Work | torch.Tensor | None] = {}
         self.waiting = 0  # of those held, how many are between the halves of their backward
@@ -44,14 +43,14 @@ class Step:
         self.loss = self.number.clone()
 
     def run(self, op: Op) -> None:
-        """Do one operation of the schedule."""
+        """Run one operation of the schedule."""
         {"F": self.forward, "B": self.backward, "I": self.input_gradient, "W": self.weight_gradient}[op.kind](
             op
         )
 
     def forward(self, op: Op) -> None:
         """Run a micro-batch through a stage, keep what its backward will need, and send the output on."""
-        x = self.links.take(op) if self.schedule.position(op.stage) else None
+        x = self.mailbox.take(op) if self.schedule.position(op.stage) else None
         with self._timed(op):
             if self.engine.keep_inputs_only:
                 with torch.no_grad():
@@ -66,11 +65,11 @@ class Step:
         if self._last(op):
             self.loss += output.detach()
         else:
-            self.links.give(op, output.detach())
+            self.mailbox.give(op, output.detach())
 
     def backward(self, op: Op) -> None:
         """Run the whole backward of a micro-batch through a stage and send the gradient of its input back."""
-        grad = None if self._last(op) else self.links.take(op._replace(kind="I"))
+        grad = None if self._last(op) else self.mailbox.take(op._replace(kind="I"))
         with self._timed(op):
             grad = self._recall(op).backward(grad)
         del self.held[op.stage, op.micro]
@@ -78,8 +77,8 @@ class Step:
         self._send_back(op, grad)
 
     def input_gradient(self, op: Op) -> None:
-        """Run the half of the backward that the stage before waits for. Before the first stage nobody waits."""
-        grad, unit = None if self._last(op) else self.links.take(op), (op.stage, op.micro)
+        """Run the half of the backward that the stage before waits for; on the first stage a no-op."""
+        grad, unit = None if self._last(op) else self.mailbox.take(op), (op.stage, op.micro)
         with self._timed(op):
             if self.schedule.position(op.stage):
                 self.held[unit] = self._recall(op)
@@ -90,7 +89,7 @@ class Step:
         self._send_back(op, grad)
 
     def weight_gradient(self, op: Op) -> None:
-        """Run the other half, for which nobody waits; on the first stage the whole."""
+        """Run the other half, which no rank waits for; on the first stage the whole backward."""
         unit = op.stage, op.micro
         with self._timed(op):
             if unit in self.late:
@@ -101,9 +100,7 @@ class Step:
         self.waiting -= 1
 
     def _through(self, op: Op, x: torch.Tensor | None) -> Work:
-        """The stage's forward on x (b, t, C), or on the tokens; its output is (b, t, C), or the part of the
-        loss.
-        """
+        """The stage's forward on x (b, t, C), or on the tokens; returns (b, t, C), or a part of the loss."""
         unit, model, position = self.units[op.micro], self.model, self.schedule.position(op.stage)
         noise = None if self.key is None else Noise(*self.key, unit.samples)
         before = model.embed(unit.tokens, unit.positions, noise) if position == 0 else None
@@ -118,13 +115,13 @@ class Step:
         return Work(x, y, before, cache.take_made() if cache else (), linears, self.parameters)
 
     def _recall(self, op: Op) -> Work:
-        """What forward kept; if that was only the input, the forward is run again."""
+        """The graph of the forward; if only the input was kept, the forward runs again."""
         kept = self.held[op.stage, op.micro]
         return kept if isinstance(kept, Work) else self._through(op, kept)
 
     def _send_back(self, op: Op, grad: torch.Tensor) -> None:
         if self.schedule.position(op.stage):
-            self.links.give(op, grad)
+            self.mailbox.give(op, grad)
 
     def _last(self, op: Op) -> bool:
         return self.schedule.position(op.stage) == self.schedule.depth - 1

@@ -1,18 +1,14 @@
-"""Token slices of one micro-batch, worked on one after the other: TeraPipe's way into attention (Li et al.
-2021).
-"""
+"""Token slices of one micro-batch, one after the other: the keys and values that TeraPipe needs (Li et al. 2021)."""
 
 import torch
 
 
 class SliceCache:
-    """The keys and values of a micro-batch's earlier slices, on one stage; `attn` calls it as it would a KV
-    cache.
+    """The keys and values of a micro-batch's earlier slices, on one stage; attention uses it like a KV cache.
 
-    Forward: a slice attends to copies of the earlier slices' keys and values that are cut off from their
-    graphs. Backward: the later slices have left the gradients in those copies by the time the earlier slice
-    runs, which passes them on into its own graph. `at` is the slice that runs now; one that runs again, to be
-    recomputed, finds its own copies there.
+    Forward: a slice attends to detached copies of the earlier slices' keys and values. Backward: later slices run
+    first and leave gradients in those copies, which the earlier slice then passes into its own graph. `at` is the
+    slice that runs now; when a slice is recomputed, its own copies are already there.
     """
 
     def __init__(self):
@@ -42,7 +38,7 @@ def cut_columns(micro, slices: int, lengths: tuple[int, ...] | None = None) -> l
         return [micro.columns(index) for index in torch.arange(total).tensor_split(slices)]
     if sum(lengths) != total or len(lengths) != slices:
         raise ValueError(
-            f"slices of {', '.join(map(str, lengths))} tokens make {sum(lengths)} in {len(lengths)} slices; the "
+            f"Slices of {', '.join(map(str, lengths))} tokens make {sum(lengths)} in {len(lengths)} slices; the "
             f"sequence has {total} tokens and the schedule {slices} slices. Give {slices} lengths that add up."
         )
     return [micro.columns(index) for index in torch.arange(total).split(list(lengths))]

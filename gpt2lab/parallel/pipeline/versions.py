@@ -1,5 +1,6 @@
-"""Asynchronous pipelines on live ranks: a stage updates by itself, and every operation reads the version of the weights
-that `gpt2lab.schedules.asynchronous` says.
+"""Asynchronous pipelines on live ranks: each stage updates by itself and keeps the versions that will be read.
+
+Every operation reads the version of the weights that `gpt2lab.schedules.asynchronous` says.
 
 The tied embedding has one sequence of versions. The first stage owns it: the last one sends its gradient there, and
 pulls a version, 2 V C numbers an update in all, when the first micro-batch arrives whose table asks for it.
@@ -26,10 +27,10 @@ from .step import Step
 
 
 class Stash:
-    """The versions of a stage's weights: one lies in the parameters themselves, the others are kept beside it.
+    """The versions of a stage's weights: one is in the parameters themselves, the others are kept as copies.
 
-    Autograd refuses to run a backward after its weights were changed in place. Exactly that is wanted here, so values
-    are written behind its back (`Tensor.data`): whatever a graph has saved, it sees the version in use.
+    Autograd raises an error in a backward whose weights were changed in place. Here that is intended, so values are
+    written without its notice (`Tensor.data`): a saved graph sees the version in use.
     """
 
     def __init__(self, parameters: Iterable[torch.Tensor]):
@@ -47,7 +48,7 @@ class Stash:
         return sum(t.numel() * t.element_size() for t in tensors)
 
     def use(self, version: int) -> None:
-        """Put a version into the parameters, and keep the one that was there in its place."""
+        """Put a version into the parameters, and keep a copy of the one that was there."""
         if version == self.used:
             return
         stored = self.kept.pop(version)
@@ -71,7 +72,7 @@ class Stash:
 class Embedding:
     """The tied embedding of one stream: owned by the first stage, followed by the last, unknown to all others.
 
-    At most as many messages are under way as the pipeline has stages: a micro-batch that comes back proves that the
+    At most as many messages are unread as the pipeline has stages: a micro-batch that comes back proves that the
     oldest has been read.
     """
 
@@ -86,7 +87,7 @@ class Embedding:
         self.leaving.append(comm.isend(value, self.ends, 1 - self.ends.rank))
 
     def receive(self) -> torch.Tensor:
-        """What the other end sent."""
+        """The tensor that the other end sent."""
         return comm.irecv(self.weight, self.ends, 1 - self.ends.rank).wait()
 
     def push(self) -> None:
@@ -101,13 +102,13 @@ class Embedding:
             self.version += 1
 
     def finish(self) -> None:
-        """Wait until everything has left."""
+        """Wait until every message was sent."""
         while self.leaving:
             self.leaving.popleft().wait()
 
 
 class Read(NamedTuple):
-    """What an operation found and left: the version it read, and versions and bytes in the stash after it."""
+    """The version that an operation read, and the versions and bytes in the stash after it."""
 
     op: Op
     version: int
@@ -167,7 +168,7 @@ class Asynchronous(Pipeline):
                 self.held.append(len(step.held))
                 self.record.append(Read(op, read, stash.versions, stash.bytes))
             self.embedding.pull(table.updates)
-            step.links.finish()
+            step.mailbox.finish()
             self.embedding.finish()
         stash.use(table.updates)
         return losses
@@ -198,7 +199,7 @@ class Asynchronous(Pipeline):
 
 
 def stream_of(plan, batches: int) -> Stream:
-    """The stream that a plan names; a batch is its `micro` micro-batches, `active` of which may be in flight."""
+    """The stream that a plan names; a batch is its `micro` micro-batches, of which `active` may be in progress."""
     return make_stream(find(plan.schedule).name, plan.pp, batches, plan.micro, plan.active or None)
 
 

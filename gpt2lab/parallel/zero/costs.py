@@ -27,7 +27,7 @@ def owned_elements(elements: int, ranks: int, rank: int) -> int:
 def bytes_held(sizes: dict[str, int], stage: int, ranks: int, rank: int, element: int = 4) -> dict[str, int]:
     """Bytes at the end of backward, for the `parts` of a model, `element` bytes each, and AdamW's two moments.
 
-    In stage 3 one element per part stands in for the freed weights. Optimizer state has no padding.
+    In stage 3 one element per part replaces the freed weights. Optimizer state has no padding.
     """
     whole = sum(sizes.values())
     shards = sum(shard_length(s, ranks) for s in sizes.values())

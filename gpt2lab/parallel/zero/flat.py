@@ -1,4 +1,4 @@
-"""Flat shards: the parameters of one part of the model in one stretch of memory, cut evenly over the ranks of an axis.
+"""Flat shards: the parameters of one part of the model in one flat buffer, cut evenly over the ranks of an axis.
 
 With n ranks, P elements are padded to n s, s = ceil(P / n); rank r owns elements r s to (r+1) s, wherever the borders
 of parameters lie.
@@ -18,8 +18,8 @@ from ..finish import Piece
 def into_groups(model) -> list[list[tuple[str, torch.nn.Parameter]]]:
     """The parts of a model: one per block, one per module outside the blocks, in the order of use.
 
-    Parameters that other axes cut lie apart from those that they replicate: so replicas have equal shards, and
-    sums over those axes add like to like. Experts, which have fewer replicas, lie apart too.
+    Parameters that other axes cut are separate from those that they replicate: so replicas have equal shards, and sums
+    over those axes add like to like. Experts, which have fewer replicas, are separate too.
     """
     groups = {}
     for name, p in model.named_parameters():
@@ -38,7 +38,7 @@ def owner_of(part: int, parts: int, ranks: int) -> int:
 
 
 class Flat:
-    """One part of the model as a flat, padded stretch of memory of which this rank owns a shard.
+    """One part of the model as a flat, padded buffer of which this rank owns a shard.
 
     `shard` is what the optimizer steps: float32 where the weights are narrower ("master weights").
     """
@@ -52,9 +52,9 @@ class Flat:
         self.lengths = self.shard_lengths(sum(self.sizes), place)
         self.first = sum(self.lengths[: axis.rank])
         self.length = self.lengths[axis.rank]
-        self.full = None  # the whole stretch (sum of lengths,), while this rank has it
+        self.full = None  # the whole buffer (sum of lengths,), while this rank has it
         self.users = 0
-        self.coming = None  # a gather under way
+        self.coming = None  # an all-gather in progress
         self.grad = None  # of the shard
         self.whole_grad, self.missing = None, set()  # gradients that are collected, and which have not come
 
@@ -63,7 +63,7 @@ class Flat:
         return [-(-elements // self.axis.size)] * self.axis.size
 
     def lay_out(self) -> None:
-        """Move the parameters into one stretch; from now on they are views of it."""
+        """Move the parameters into one flat buffer; from now on they are views of it."""
         self.full = self.join([p.detach() for p in self.parameters])
         self._show()
         own = self.full[self.first : self.first + self.length]
@@ -71,14 +71,14 @@ class Flat:
         self.shard = own if wide == self.dtype else own.to(wide)
 
     def join(self, tensors: list[torch.Tensor]) -> torch.Tensor:
-        """Tensors of the parameters' shapes as one flat stretch, padding zero; a lone one that fits is not copied."""
+        """Tensors of the parameters' shapes as one flat buffer, padding zero; a single one that fits is not copied."""
         padding = sum(self.lengths) - sum(self.sizes)
         if len(tensors) == 1 and not padding:
             return tensors[0].flatten()
         return torch.cat([*(t.flatten() for t in tensors), tensors[0].new_zeros(padding)])
 
     def split(self, flat: torch.Tensor) -> list[torch.Tensor]:
-        """The parts of a flat stretch that belong to the parameters, as views in their shapes."""
+        """The parts of a flat buffer that belong to the parameters, as views in their shapes."""
         parts = zip(self.starts, self.sizes, self.shapes, strict=True)
         return [flat[start : start + size].view(shape) for start, size, shape in parts]
 
@@ -87,7 +87,7 @@ class Flat:
             p.data = view
 
     def shares(self) -> list[tuple[int, slice, slice]]:
-        """(parameter, its elements, where they lie in the shard) for each parameter of which this rank owns some."""
+        """(parameter, its elements, their range in the shard) for each parameter of which this rank owns some."""
         found = []
         for i, (start, size) in enumerate(zip(self.starts, self.sizes, strict=True)):
             first, last = max(start, self.first), min(start + size, self.first + self.length)
@@ -118,7 +118,7 @@ class Flat:
     # whole weights: there, and gone again
 
     def start_gather(self) -> None:
-        """Ask for the whole stretch in the background, unless it is here or on its way."""
+        """Start gathering the whole buffer, unless it is here or being gathered."""
         if self.full is None and self.coming is None:
             self.coming = comm.gather_flat(self.shard.to(self.dtype), self.axis, async_op=True)
 
@@ -131,20 +131,20 @@ class Flat:
             self._show()
 
     def release(self) -> None:
-        """Let the whole weights go when nobody uses them any more; only the shard stays."""
+        """Free the whole weights when they are no longer used; only the shard stays."""
         self.users -= 1
         if self.users == 0:
             self.drop()
 
     def drop(self) -> None:
-        """Free the whole stretch. The parameters keep their shapes over a single element."""
+        """Free the whole buffer. The parameters keep their shapes over a single element."""
         self.full = None
         stand_in = self.shard.new_zeros(1, dtype=self.dtype)
         for p, shape in zip(self.parameters, self.shapes, strict=True):
             p.data = stand_in.expand(shape)
 
     def forget(self) -> None:
-        """Free the whole stretch whoever uses it, and what is on its way: its weights are old now."""
+        """Free the whole buffer even if it is used or being gathered: its weights are old now."""
         if self.coming is not None:
             self.coming.wait()
         self.users, self.coming = 0, None
@@ -156,7 +156,7 @@ class Flat:
         self.drop()
 
     def spread(self) -> None:
-        """After an update: everybody's new shards, in the whole stretch that stays."""
+        """After an update: gather all ranks' new shards into the whole buffer."""
         own = self.shard.to(self.dtype)
         comm.gather_flat(own.clone() if own is self.shard else own, self.axis, out=self.full)
 
@@ -187,7 +187,7 @@ class Flat:
     def start_reduce(self, flat: torch.Tensor):
         """Begin the sum over the axis of whole flat gradients; the Handle gives this rank's shard of it.
 
-        The part's name travels along: where ranks differ in what they sum, the call is refused.
+        The part's name is sent as well: if ranks sum different parts, the call raises an error.
         """
         return comm.reduce_scatter_flat(flat, self.axis, async_op=True, what=self.names[0])
 
@@ -204,7 +204,7 @@ class Flat:
         return self.split(self.join_shards(shard))
 
     def join_shards(self, shard: torch.Tensor) -> torch.Tensor:
-        """Everybody's shards as one stretch."""
+        """All ranks' shards as one flat buffer."""
         return comm.gather_flat(shard, self.axis)
 
 
@@ -231,6 +231,6 @@ class Owned(Flat):
         return finished(mine, async_op=True)
 
     def join_shards(self, shard: torch.Tensor) -> torch.Tensor:
-        """The owner's stretch on every rank."""
+        """The owner's buffer on every rank."""
         mine = shard if self.length else shard.new_empty(sum(self.lengths))
         return comm.broadcast(mine, self.axis, self.owner)

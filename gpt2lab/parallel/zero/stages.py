@@ -8,7 +8,7 @@ stage   weights   gradients   optimizer   sent a step
 2       S         S / n       2 S / n     2 S (n-1)/n    (with k micro-batches (k+1) S (n-1)/n)
 3       S / n     S / n       2 S / n     3 S (n-1)/n    (with k micro-batches 3 k S (n-1)/n)
 
-What lies outside the blocks is gathered once, not twice: in stage 3 it sends 2 where the blocks send 3.
+Parameters outside the blocks are gathered once, not twice: in stage 3 they send 2 where the blocks send 3.
 
 Rajbhandari et al. 2020, "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", sections 5 and 7.
 """
@@ -30,7 +30,7 @@ class Zero1(Replicas):
     """Every rank keeps all weights and gradients, but steps only its shard of the weights.
 
     Forward: nothing. Backward: nothing; after it a reduce-scatter gives each rank its shard of the summed gradient.
-    After the update an all-gather brings everybody's new weights.
+    After the update an all-gather brings all ranks' new weights.
     Bytes per rank: (n-1)/n of the gradients' plus (n-1)/n of the weights' (section 7.1: together an all-reduce).
     """
 
@@ -44,7 +44,7 @@ class Zero1(Replicas):
 
     @cached_property
     def pieces(self) -> list[Piece]:
-        """What this rank's optimizer steps: stretches of its shards."""
+        """What this rank's optimizer steps: parts of its shards."""
         return [p for f in self.flats for p in f.pieces()] or [empty(self.unsharded[0])]
 
     def finish(self) -> None:
@@ -73,7 +73,7 @@ class Zero1(Replicas):
         return [p.tensor.grad for p in (*self.unsharded, *self.pieces) if p.tensor.grad is not None]
 
     def updated(self) -> None:
-        """Bring everybody's new shards into the whole weights."""
+        """Gather all ranks' new shards into the whole weights."""
         for f in self.flats:
             f.spread()
 
@@ -87,7 +87,7 @@ class Zero1(Replicas):
         return found
 
     def part(self, tensors: dict[str, torch.Tensor]) -> list[torch.Tensor]:
-        """What `whole` undoes: of each tensor the stretch that this rank owns."""
+        """The inverse of `whole`: of each tensor the part that this rank owns."""
         mine = [tensors[f.names[i]].flatten()[part] for f in self.flats for i, part, _ in f.shares()]
         return mine or [self.pieces[0].tensor]
 
@@ -95,10 +95,11 @@ class Zero1(Replicas):
 class Zero2(Zero1):
     """As stage 1, but a part's gradients are reduced as soon as backward has produced them, and then freed.
 
-    Forward: nothing. Backward: when all gradients of a block are there, one asynchronous reduce-scatter; only the own
-    shard stays. So gradients are summed in every micro-batch: keeping them whole until the last would give up the gain.
-    Parts leave in the order in which backward completes them, the same on all ranks; where it is not, the call refuses.
-    Bytes per rank: k (n-1)/n of the gradients' with k micro-batches, plus (n-1)/n of the weights' (section 7.2.1).
+    Forward: nothing. Backward: when all gradients of a block are there, one asynchronous reduce-scatter; only the
+    own shard stays. So gradients are summed in every micro-batch: keeping them whole until the last would give up
+    the gain. Parts leave in the order in which backward completes them, the same on all ranks; where it is not, the
+    call refuses. Bytes per rank: k (n-1)/n of the gradients' with k micro-batches, plus (n-1)/n of the weights'
+    (section 7.2.1).
     """
 
     def __init__(self, model, axis: Axis, flat=Flat, experts: Axis | None = None):
@@ -116,18 +117,18 @@ class Zero2(Zero1):
             self._send(f)
 
     def _send(self, f: Flat) -> None:
-        self._receive()  # a part under way still holds its whole gradients: one at a time
+        self._receive()  # a part being summed still holds its whole gradients: one at a time
         self.under_way = f, f.start_reduce(f.collected())
 
     def _receive(self) -> None:
-        """Wait for the reduce-scatter under way, and add what it brings to the shard's gradient."""
+        """Wait for the current reduce-scatter, and add its result to the shard's gradient."""
         if self.under_way:
             f, handle = self.under_way
             f.add(handle.wait())
             self.under_way = None
 
     def gradient_memory(self) -> list[torch.Tensor]:
-        """As stage 1, and the parts that are being filled or have been summed; waits for the one under way."""
+        """As stage 1, and the parts that are being filled or have been summed; waits for the current one."""
         self._receive()
         sums = [t for f in self.flats for t in (f.grad, f.whole_grad) if t is not None]
         return super().gradient_memory() + sums
