@@ -2,11 +2,10 @@
 # # 00 Start here
 #
 # **The one-minute version.** Training GPT-2 is one loop: predict the next token, measure how wrong that was, and
-# change
-# every weight a little. One processor does it slowly, and a large model does not even fit into one. So the work is
-# shared among *ranks*: processes that each do a part and send each other what the others need. Every way of sharing
-# cuts a different edge of the same block of work. Whatever is cut, the result has to stay what one processor would
-# have computed.
+# change every weight a little. One processor does it slowly, and a large model does not even fit into one. So the
+# work is shared among *ranks*: processes that each do a part and send each other what the others need. Every way of
+# sharing cuts a different edge of the same block of work. Whatever is cut, the result has to stay what one processor
+# would have computed.
 #
 # Below, you run that claim: the same GPT-2, trained by one process and by two, ends up with the same numbers.
 
@@ -159,8 +158,7 @@ print("both ranks hold the same weights, bit for bit:", digests[0] == digests[1]
 
 # %% [markdown]
 # The loss is a **sum** over tokens, divided **once** by the number of tokens in the *global* batch (`batch.total`).
-# So
-# the ranks' losses and gradients simply add up. No mean is ever taken of means. Gradients are summed by 52
+# So the ranks' losses and gradients simply add up. No mean is ever taken of means. Gradients are summed by 52
 # all-reduces; after that each rank makes the same update, and replicas stay replicas.
 
 # %%
@@ -198,9 +196,8 @@ show(
 
 # %% [markdown]
 # A falling loss proves nothing. That is the reason for the one rule of this series: **nothing is called parallel
-# until
-# it has been shown equal to the serial run**: the loss, every gradient, the gradient's norm, and the weights after
-# several steps, in float64, on sizes that do not divide evenly. One call does all of it:
+# until it has been shown equal to the serial run**: the loss, every gradient, the gradient's norm, and the weights
+# after several steps, in float64, on sizes that do not divide evenly. One call does all of it:
 
 # %%
 print(verify("dp=2"))
@@ -249,9 +246,9 @@ table(
 # Experts of 8 C² weights each (C is the model's width) and attention's 4 C² on every rank leave a rank with 12 of a
 # layer's 36 C²: a third.
 #
-# How much does one rank hold? Take GPT-2 with N parameters in float32: 4 bytes each for weight and gradient, 8 for
-# AdamW's two moments. **Predict** first: which strategy makes a 1.5-billion-parameter model fit into 8 GiB on four
-# ranks?
+# How much does one rank hold? Take GPT-2 with N parameters in float32: 4 bytes each for weight and gradient, 8
+# for AdamW's two moments. **Predict** first: which strategy makes a 1.5-billion-parameter model fit into 8 GiB
+# on four ranks?
 
 
 # %%
@@ -303,8 +300,7 @@ except RankFailed as error:
 # %% [markdown]
 # The full message also shows the line of your cell. The other three were waiting for rank 2 inside their all-reduce;
 # they were stopped. A rank that *hangs* is named as well, after `timeout=` seconds without a sign of life.
-# Interrupting
-# the kernel (the square button) ends the ranks too.
+# Interrupting the kernel (the square button) ends the ranks too.
 #
 # ## How the package is built
 #
@@ -326,8 +322,7 @@ show(
 
 # %% [markdown]
 # The command line does what lessons do: `gpt2lab train --plan dp=2`, `gpt2lab verify --plan dp=2`. With `--dry-run`
-# it
-# prints the plain command that does the same, with every default written out, so that you can by-pass it.
+# it prints the plain command that does the same, with every default written out, so that you can by-pass it.
 
 # %%
 import contextlib
@@ -345,9 +340,8 @@ print(printed.getvalue().split(" --batch")[0], "...")
 # - Each begins with a one-minute version and ends with questions. Run the cells in order (Shift+Enter).
 # - Under each figure stands where its numbers come from. **Measured**: a stopwatch, on this machine. **Counted** or
 #   **computed**: exact. **Paced**: real processes and messages, while computing is replaced by sleeping for a set
-#   time,
-#   because with more ranks than cores a stopwatch measures the scheduler. **Simulated**: no process at all. **From a
-#   paper**: somebody else's.
+#   time, because with more ranks than cores a stopwatch measures the scheduler. **Simulated**: no process at all.
+#   **From a paper**: somebody else's.
 # - Exercises say `TODO` until you write them, then `PASS`, or `FAIL` with a hint. Delete the line with
 #   `NotImplementedError` and write. Solutions are in `notebooks/solutions/`.
 # - To try something wild is safe: the next `launch` starts fresh ranks.
@@ -355,8 +349,7 @@ print(printed.getvalue().split(" --batch")[0], "...")
 # ## Exercises
 #
 # **1.** Deal `count` rows to `world_size` ranks: neighbours stay together, sizes differ by at most one, the first
-# ranks
-# hold more. Return the rows of `rank`.
+# ranks hold more. Return the rows of `rank`.
 
 
 # %% tags=["exercise"]
@@ -399,8 +392,8 @@ def my_rows(rank, world_size, count):
 
 
 # %% [markdown]
-# **2.** Each rank knows the sum of its token losses and how many tokens those were. Give the mean over the whole
-# batch.
+# **2.** Each rank knows the sum of its token losses and how many tokens those were. Give the mean over the
+# whole batch.
 
 
 # %% tags=["exercise"]
@@ -427,9 +420,8 @@ def global_mean(sums, counts):
 
 
 # %% [markdown]
-# **3.** On live ranks: rank r holds 10 (r + 1) tokens. Return on *every* rank how many there are in all. (Use
-# `Mesh` and
-# `comm.all_reduce` as above.)
+# **3.** On live ranks: rank r holds 10 (r + 1) tokens. Return on *every* rank how many there are in all. (Use `Mesh`
+# and `comm.all_reduce` as above.)
 
 
 # %% tags=["exercise"]

@@ -1,11 +1,11 @@
 # %% [markdown]
 # # 01 GPT-2
 #
-# **The one-minute version.** GPT-2 turns tokens into vectors, lets each token look at those before it (attention) and
-# think on its own (MLP), layer after layer, and ends with a score for every token that might come next. Training is
-# three phases: forward, backward, update. Everything that later lessons cut is counted here first, exactly:
-# parameters,
-# flops, bytes. If you know those three numbers of every part, you can predict what each parallel strategy will cost.
+# **The one-minute version.** GPT-2 turns tokens into vectors, lets each token look at those before it (attention)
+# and think on its own (MLP), layer after layer, and ends with a score for every token that might come next. Training
+# is three phases: forward, backward, update. Everything that later lessons cut is counted here first, exactly:
+# parameters, flops, bytes. If you know those three numbers of every part, you can predict what each parallel
+# strategy will cost.
 
 # %% tags=["setup"]
 import numpy as np
@@ -33,9 +33,8 @@ B, T = 4, 64
 C, L, H, V = config.n_embd, config.n_layer, config.n_head, config.vocab_size
 
 # %% [markdown]
-# B is the batch, T the tokens of a sequence, C the width, L the layers, H the heads, D = C / H the width of a head,
-# V the
-# vocabulary. These letters stay the same in all lessons.
+# B is the batch, T the tokens of a sequence, C the width, L the layers, H the heads, D = C / H the width of a head, V
+# the vocabulary. These letters stay the same in all lessons.
 #
 # ## Tokens
 #
@@ -50,9 +49,8 @@ print("and back:", words.decode(ids))
 
 # %% [markdown]
 # A corpus is tokenised once into a *shard*: a header of 256 numbers, then two bytes a token, mapped into memory
-# instead
-# of read. The tokeniser writes as a stream. A list of Python integers would need some 36 bytes a token, which may
-# well be how a port of llm.c ran out of memory while tokenising a large text.
+# instead of read. The tokeniser writes as a stream. A list of Python integers would need some 36 bytes a token, which
+# may well be how a port of llm.c ran out of memory while tokenising a large text.
 
 # %%
 shard = shakespeare()
@@ -76,9 +74,8 @@ show(
 )
 
 # %% [markdown]
-# A block adds to the *residual stream*, it does not replace it: `x + attn(ln_1(x))`, then `x + mlp(ln_2(x))`. The
-# sum is
-# taken from the stream before the norm. Attention is the only place where tokens meet. By hand it is five lines:
+# A block adds to the *residual stream*, it does not replace it: `x + attn(ln_1(x))`, then `x + mlp(ln_2(x))`. The sum
+# is taken from the stream before the norm. Attention is the only place where tokens meet. By hand it is five lines:
 
 
 # %%
@@ -100,9 +97,8 @@ print(
 show_source(Attention)
 
 # %% [markdown]
-# `self.core` is a *slot*. Context parallelism will replace it, tensor parallelism will cut `c_attn` and `c_proj`,
-# and this
-# file will not know.
+# `self.core` is a *slot*. Context parallelism will replace it, tensor parallelism will cut `c_attn` and `c_proj`, and
+# this file will not know.
 #
 # ## Every parameter counted
 
@@ -120,8 +116,7 @@ print(len(kinds), "kinds of tensors,", f"{sum(total for _, total, _ in kinds.val
 
 # %% [markdown]
 # A block has 12 C² parameters in its four matrices and 13 C in biases and norms. The head has none: it is *tied* to
-# the
-# token embedding, the same matrix at both ends. (That will matter when the ends live on different ranks.)
+# the token embedding, the same matrix at both ends. (That will matter when the ends live on different ranks.)
 
 # %%
 rows = []
@@ -186,8 +181,7 @@ print(f"fresh loss {loss.item():.2f}, ln {V} = {np.log(V):.4f}")
 # ## Flops
 #
 # A matrix of N weights costs 2N operations a token forward (multiply, add) and 4N backward (one product for the
-# input's
-# gradient, one for the weight's). Attention adds 4TC a layer forward, which no parameter shows.
+# input's gradient, one for the weight's). Attention adds 4TC a layer forward, which no parameter shows.
 
 # %%
 from torch.utils.flop_counter import FlopCounterMode
@@ -370,10 +364,9 @@ show(
 #
 # ## AdamW
 #
-# The optimizer keeps two running means for each weight, of the gradient and of its square, and divides one by the
-# root
-# of the other. So nearly all weights move by the learning rate, however small their gradient: here, in the first
-# step.
+# The optimizer keeps two running means for each weight, of the gradient and of its square, and divides one by
+# the root of the other. So nearly all weights move by the learning rate, however small their gradient: here, in
+# the first step.
 
 # %%
 short = Batches(shard, rows=4, length=16)
@@ -469,8 +462,9 @@ show(
 )
 
 # %% [markdown]
-# At the loss the whole logits are there three times: themselves, their softmax, their gradient. In chunks the peak
-# comes at the very end, where the embedding's gradient, as large as the head's, is added to it: they share one weight.
+# At the loss the whole logits are there three times: themselves, their softmax, their gradient. In chunks the
+# peak comes at the very end, where the embedding's gradient, as large as the head's, is added to it: they
+# share one weight.
 
 # %% [markdown]
 # What does each give here? The rungs of a ladder: every rung keeps the switches of those before it, and runs in a
@@ -492,8 +486,8 @@ show(
 )
 
 # %% [markdown]
-# `python -m gpt2lab bench step` climbs the same ladder for GPT-2 itself, beside `transformers` in the same run, in two
-# minutes, and says how near its last rung comes to the machine's own rate of matrix products. A switch that gives
+# `python -m gpt2lab bench step` climbs the same ladder for GPT-2 itself, beside `transformers` in the same run, in
+# two minutes, and says how near its last rung comes to the machine's own rate of matrix products. A switch that gives
 # little here may give much there, and the other way round.
 #
 # What is left to gain then are fewer bits. In *bfloat16* a product has 8 significant bits
@@ -603,26 +597,26 @@ show(
 # %% [markdown]
 # ## Files
 #
-# `huggingface.save(model, folder)` writes the Hugging Face layout. llm.c has its own: a header of 256 integers, then 16
-# tensors in a row, the layers of each kind stacked. Ours can be written and read back bit for bit:
+# `huggingface.save(model, folder)` writes the Hugging Face layout. llm.c has its own: a header of 256 integers, then
+# 16 tensors in a row, the layers of each kind stacked. Ours can be written and read back bit for bit:
 
 # %%
 import tempfile
 from pathlib import Path
 
-from gpt2lab.storage.llmc import layout, padded, read_weights, write_weights
+from gpt2lab.storage.llmc import file_layout, padded_vocabulary, read_weights, write_weights
 
 with tempfile.TemporaryDirectory() as folder:
     path = Path(folder, "nano.bin")
     write_weights(model, path)
     again, size = read_weights(path), path.stat().st_size
     magic, version = np.fromfile(path, np.int32, 2)
-print(f"magic {magic}, version {version}, {len(layout(config))} tensors, {size:,} bytes")
+print(f"magic {magic}, version {version}, {len(file_layout(config))} tensors, {size:,} bytes")
 print(
     "formula:",
-    f"{1024 + 4 * (config.parameters + (padded(V) - V) * C):,}",
+    f"{1024 + 4 * (config.parameters + (padded_vocabulary(V) - V) * C):,}",
     "(the vocabulary is padded to",
-    f"{padded(V)})",
+    f"{padded_vocabulary(V)})",
 )
 print(
     "read back bit for bit:",
@@ -660,8 +654,8 @@ def parameters(vocab, positions, layers, width):
 
 # %% [markdown]
 # **2.** One step of AdamW: w -= lr (decay w + m̂ / (√v̂ + eps)), where m and v are running means of the gradient
-# and of its
-# square, and the hats divide by 1 - betaᵗ, because both start at zero. `t` counts from 1. Return the new (w, m, v).
+# and of its square, and the hats divide by 1 - betaᵗ, because both start at zero. `t` counts from 1. Return the
+# new (w, m, v).
 
 
 # %% tags=["exercise"]
@@ -696,11 +690,9 @@ def adamw(w, grad, m, v, t, lr, betas, eps, decay):
 
 
 # %% [markdown]
-# **3.** Backward by hand. A layer norm computes n = (x - mean) / std over the last dim and returns n · weight +
-# bias, with
-# std = √(var + eps). Given the gradient of its output, return the gradient of x. (Let g = grad · weight; take off
-# what
-# moves the mean, and what moves the standard deviation.)
+# **3.** Backward by hand. A layer norm computes n = (x - mean) / std over the last dim and returns n · weight + bias,
+# with std = √(var + eps). Given the gradient of its output, return the gradient of x. (Let g = grad · weight; take
+# off what moves the mean, and what moves the standard deviation.)
 
 
 # %% tags=["exercise"]
@@ -731,9 +723,8 @@ def norm_backward(grad, x, weight, eps):
 
 
 # %% [markdown]
-# **4.** Accumulate: for each micro-batch (x, y) of a linear model with squared error, call backward so that
-# `w.grad` ends as
-# the gradient of the *mean* over all `rows` rows.
+# **4.** Accumulate: for each micro-batch (x, y) of a linear model with squared error, call backward so that `w.grad`
+# ends as the gradient of the *mean* over all `rows` rows.
 
 
 # %% tags=["exercise"]
@@ -808,5 +799,4 @@ def cache_bytes(layers, width, batch, tokens, each):
 #    <details><summary>answer</summary>Comparing gradients (or their norm), and a few steps with SGD.</details>
 #
 # **Next**: 02 hardware and timing. Read also: Radford et al. 2019 (GPT-2); Chen et al. 2016 (recomputation);
-# Loshchilov
-# and Hutter 2019 (AdamW); Chowdhery et al. 2022, appendix B (flops); Karpathy's nanoGPT and llm.c.
+# Loshchilov and Hutter 2019 (AdamW); Chowdhery et al. 2022, appendix B (flops); Karpathy's nanoGPT and llm.c.

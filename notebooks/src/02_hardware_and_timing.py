@@ -189,11 +189,11 @@ print(
 )
 
 # %% [markdown]
-# What is shared depends on what a "core" is. Real cores have their arithmetic and first caches to themselves, and share
-# the way to memory: there products multiply, and copies through memory do not. One core alone may not fill that way
-# either; then copies multiply too, until enough cores do. The two cores of a small virtual machine are often two
-# *threads* of one core: they share its arithmetic and its caches, and multiply only where one alone would wait, as for
-# memory. So look at your three lines: which of them falls short of the ideal says what your cores share. (One
+# What is shared depends on what a "core" is. Real cores have their arithmetic and first caches to themselves, and
+# share the way to memory: there products multiply, and copies through memory do not. One core alone may not fill that
+# way either; then copies multiply too, until enough cores do. The two cores of a small virtual machine are often two
+# *threads* of one core: they share its arithmetic and its caches, and multiply only where one alone would wait, as
+# for memory. So look at your three lines: which of them falls short of the ideal says what your cores share. (One
 # that rises above it was divided by a bad moment of the single rank: so large is the error of all of them.)
 #
 # The last ratio printed is the *machine balance*. A product of n x n matrices does n/2 operations for each number it
@@ -207,9 +207,9 @@ print(
 # that it is missing on a laptop, and calls `torch.cuda.synchronize()` always, which crashes there.
 #
 # **1. No warm-up.** The first call opens connections, fills caches, allocates. **2. No barrier.** A rank that comes
-# early measures its wait. **3. Not done.** An asynchronous call returns at once; the clock stops before the work does.
-# On a GPU *every* call is asynchronous, hence `synchronize`. **4. Mean.** One hiccup moves it. **5. The wrong end**:
-# one rank's clock instead of all ranks'.
+# early measures its wait. **3. Not done.** An asynchronous call returns at once; the clock stops before the work
+# does. On a GPU *every* call is asynchronous, hence `synchronize`. **4. Mean.** One hiccup moves it. **5. The wrong
+# end**: one rank's clock instead of all ranks'.
 
 
 # %%
@@ -341,10 +341,10 @@ table(rows, ["version", "minutes", "speed-up", "efficiency", "Karp-Flatt"])
 # the digits until the end. The finding stands: 3 % that does not split costs 78 % of the node, and no number of cores
 # would get beyond 1 / 0.032 = 31.
 #
-# Amdahl keeps the *problem* fixed. **Gustafson** (1988) lets it grow with the workers, as we do when more ranks mean a
-# larger batch: S = g + (1 - g) p. Mind the clock: Amdahl's f is a share of the *serial* time, Gustafson's g a share of
-# the *parallel* time. The same run has both. Of the 35 s of a serial iteration 3.2 % do not split; on 112 cores these
-# are most of what is left:
+# Amdahl keeps the *problem* fixed. **Gustafson** (1988) lets it grow with the workers, as we do when more ranks mean
+# a larger batch: S = g + (1 - g) p. Mind the clock: Amdahl's f is a share of the *serial* time, Gustafson's g a share
+# of the *parallel* time. The same run has both. Of the 35 s of a serial iteration 3.2 % do not split; on 112 cores
+# these are most of what is left:
 
 # %%
 f, p = 0.032, 112
@@ -365,8 +365,8 @@ table(
 # %% [markdown]
 # ### The same protocol here
 #
-# GPT-2 nano on one and two threads: several runs of several iterations, the first of each left out, everything that is
-# not the step switched off.
+# GPT-2 nano on one and two threads: several runs of several iterations, the first of each left out, everything that
+# is not the step switched off.
 
 
 # %%
@@ -426,10 +426,10 @@ show(
 # ## The first iteration
 #
 # The same page leaves a question open: the first iteration was *faster* than the rest in the sequential version, and
-# *slower* in the threaded ones. Two suspects: gradients and moments are allocated inside iteration 1 (each new page of
-# memory is a visit to the operating system), and a pool of threads has to start. Each is taken away in turn. The last
-# condition is a control: a whole step of another model comes first, so that all that happens once has happened. Three
-# runs of each, every one in a process of its own:
+# *slower* in the threaded ones. Two suspects: gradients and moments are allocated inside iteration 1 (each new page
+# of memory is a visit to the operating system), and a pool of threads has to start. Each is taken away in turn. The
+# last condition is a control: a whole step of another model comes first, so that all that happens once has happened.
+# Three runs of each, every one in a process of its own:
 
 # %% tags=["measured"]
 conditions = {
@@ -455,11 +455,11 @@ table(
 )
 
 # %% [markdown]
-# Now judge. A suspect is guilty if the excess goes away with it, by more than three runs of one condition differ among
-# themselves. If it stays with either and goes only with the control, then a first iteration pays for something that
-# neither names: autograd starts a thread of its own, kernels choose their code, activations get their memory. And if
-# even the control does not take it away, this experiment cannot tell; that is an answer too. (A *ratio* of first to
-# others would mislead here: preparing can make the others faster, and the ratio rises.)
+# Now judge. A suspect is guilty if the excess goes away with it, by more than three runs of one condition differ
+# among themselves. If it stays with either and goes only with the control, then a first iteration pays for something
+# that neither names: autograd starts a thread of its own, kernels choose their code, activations get their memory.
+# And if even the control does not take it away, this experiment cannot tell; that is an answer too. (A *ratio* of
+# first to others would mislead here: preparing can make the others faster, and the ratio rises.)
 #
 # Preparing must not change what is computed:
 
@@ -469,8 +469,8 @@ print("equal losses in all four conditions:", all(run == losses[0] for run in lo
 
 # %% [markdown]
 # A first iteration that is *faster* than the rest needs another suspect: caches and memory bandwidth that are still
-# free, a processor that has not heated up, or something the first iteration leaves out. A hypothesis is worth what its
-# experiment is worth: change one thing, and look whether the effect goes away.
+# free, a processor that has not heated up, or something the first iteration leaves out. A hypothesis is worth what
+# its experiment is worth: change one thing, and look whether the effect goes away.
 #
 # ## Reading a trace
 #
@@ -506,13 +506,13 @@ show(
 )
 
 # %% [markdown]
-# `trace.save_chrome(spans, "trace.json")` writes the same for https://ui.perfetto.dev. More workers than work that can
-# be done at once lower the efficiency, not the time.
+# `trace.save_chrome(spans, "trace.json")` writes the same for https://ui.perfetto.dev. More workers than work that
+# can be done at once lower the efficiency, not the time.
 #
 # ## Overlap
 #
-# Sending costs nothing if something useful happens meanwhile. One piece: T = a + b. Cut in two independent lanes: never
-# less than **max(a, b)**. With k pieces, each sent while the next is computed:
+# Sending costs nothing if something useful happens meanwhile. One piece: T = a + b. Cut in two independent lanes:
+# never less than **max(a, b)**. With k pieces, each sent while the next is computed:
 #
 # $$ T = c + (k - 1)\,\max(c, s) + s $$
 
@@ -594,9 +594,9 @@ print(
 )
 
 # %% [markdown]
-# The program as published is not safe. A side stream does not wait for what the main stream still has to write; a copy
-# from ordinary memory is not asynchronous; and memory made on one stream and used on another may be handed out again
-# too early. Three repairs, marked below. The cell runs where there is a GPU:
+# The program as published is not safe. A side stream does not wait for what the main stream still has to write; a
+# copy from ordinary memory is not asynchronous; and memory made on one stream and used on another may be handed out
+# again too early. Three repairs, marked below. The cell runs where there is a GPU:
 
 
 # %% tags=["measured"]
@@ -863,12 +863,13 @@ def average_parallelism(spans):
 #    imbalance, shared memory bandwidth.</details>
 # 5. Computing takes 30 ms, sending 10. Your overlapped program takes 28. What do you check first?
 #    <details><summary>answer</summary>The measurement: nothing gets below max(a, b) = 30.</details>
-# 6. On some machine two ranks copy large blocks hardly faster than one, small blocks twice as fast. Would a third core
-#    help with the large ones? On another it is the other way round. What are its two "cores"?
+# 6. On some machine two ranks copy large blocks hardly faster than one, small blocks twice as fast. Would a third
+#    core help with the large ones? On another it is the other way round. What are its two "cores"?
 #    <details><summary>answer</summary>No: one core fills the path to memory there. Two threads of one core: they share
 #    its cache, and take turns in waiting for memory.</details>
 # 7. Why does NCCL over a switch that adds (SHARP) win at most a factor of two for large messages?
 #    <details><summary>answer</summary>A ring sends 2 (n - 1) / n S a rank, the switch needs S.</details>
 #
-# **Next**: 03 collectives. Read also: Amdahl 1967; Gustafson 1988; Karp and Flatt 1990; Hoefler and Belli 2015
-# (scientific benchmarking of parallel systems); the CUDA programming guide on streams; Stanford CS336 2024, lecture 8.
+# **Next**: 03 collectives. Read also: Amdahl 1967; Gustafson 1988; Karp and Flatt 1990; Hoefler and Belli
+# 2015 (scientific benchmarking of parallel systems); the CUDA programming guide on streams; Stanford CS336
+# 2024, lecture 8.

@@ -234,8 +234,8 @@ for exponent in (2, 3):
     print(f"1024**{exponent} float32: {out / 2**20:,.0f} MiB, {rates}")
 
 # %% [markdown]
-# So the record was made with 1024³ numbers, 4 GiB, and the program was changed afterwards; a file of results should say
-# with which program and sizes it was made.
+# So the record was made with 1024³ numbers, 4 GiB, and the program was changed afterwards; a file of results should
+# say with which program and sizes it was made.
 #
 # ## A ring by hand
 #
@@ -308,7 +308,8 @@ def messages_sent():
 
 
 # %% [markdown]
-# The ring step by step: whose numbers are in each chunk so far, and which chunk goes on? This plays the schedule above.
+# The ring step by step: whose numbers are in each chunk so far, and which chunk goes on? This plays the
+# schedule above.
 
 
 # %%
@@ -449,10 +450,10 @@ table([(n, round(links.crossing(n, link) / 1e3)) for n in (4, 16, 64, 1024)], ["
 # %% [markdown]
 # In this picture the ring is nowhere the fastest: recursive doubling wins left, Rabenseifner right, with the ring's
 # bytes in 2 log₂ n rounds. Why then do libraries use rings for large tensors? The formulas leave things out. A ring
-# takes any n, where the other two fold the surplus ranks in and out. A rank of a ring talks to two neighbours only, so
-# the ring can be laid along the fast wires, and each wire carries one stream; partners 2, 4, 8 ... apart meet on the
-# same wires and share them. And at a gigabyte, where bytes decide, the two lie together in the picture too. (The double
-# tree has four pieces here, whatever the size; with more of them its right end sinks towards 2 S β.)
+# takes any n, where the other two fold the surplus ranks in and out. A rank of a ring talks to two neighbours only,
+# so the ring can be laid along the fast wires, and each wire carries one stream; partners 2, 4, 8 ... apart meet on
+# the same wires and share them. And at a gigabyte, where bytes decide, the two lie together in the picture too. (The
+# double tree has four pieces here, whatever the size; with more of them its right end sinks towards 2 S β.)
 #
 # ### Fitted on this machine
 #
@@ -477,15 +478,16 @@ for m in models:
 # %% [markdown]
 # Read it with care. The interval says how well the *samples* fix a number, if the model is right. Where the ratios to
 # the right leave 1 all on one side, the model is not right: a cache ends, the library changes its algorithm with the
-# size, or the machine did something else. And α is not that of a wire: most of it is Python, the copies and wake-ups of
-# a message, and on more ranks than cores the wait for a turn. So it differs from algorithm to algorithm, and it does
-# not travel. On 1024 ranks with just this link, by formula:
+# size, or the machine did something else. And α is not that of a wire: most of it is Python, the copies and wake-ups
+# of a message, and on more ranks than cores the wait for a turn. So it differs from algorithm to algorithm, and it
+# does not travel. On 1024 ranks with just this link, by formula:
 
 # %% tags=["measured"]
 print(*bench.at_scale(models[2]["fit"].link), sep="\n")
 
 # %% [markdown]
-# On a cluster, measure there: `python -m gpt2lab bench collectives` sweeps all calls, prints this and saves the figure.
+# On a cluster, measure there: `python -m gpt2lab bench collectives` sweeps all calls, prints this and
+# saves the figure.
 #
 # ## Topology: paced links
 #
@@ -554,9 +556,10 @@ print("hierarchical is faster:", slowest["hierarchical"] < slowest["ring"])
 # lets them share a piece of memory: the sender copies a tensor in, the receivers read it there. No rank spins while
 # it waits: it sleeps on a *semaphore*, which also promises that whoever is woken sees what was written before.
 #
-# Neither knows what a strategy is, and no strategy knows which of the two it runs on: the same numbers come out. The
-# counter cannot tell either. It counts where a call is made, the bytes of a ring, whatever the backend does below;
-# that a real wire carries what was counted is the business of a test, which reads the network interface's own counter.
+# Neither knows what a strategy is, and no strategy knows which of the two it runs on: the same numbers come out.
+# The counter cannot tell either. It counts where a call is made, the bytes of a ring, whatever the backend does
+# below; that a real wire carries what was counted is the business of a test, which reads the network interface's
+# own counter.
 
 
 # %%
@@ -599,8 +602,7 @@ show(
 #
 # Ranks of one axis must make the same calls, in the same order, with shapes that fit. Here are four ways to get it
 # wrong. In plain PyTorch they end in wrong numbers, an abort without a traceback, or 30 minutes of silence. Every
-# rank of ours writes what it does on a *board* in shared memory, and reads its peers' entries before any data
-# moves.
+# rank of ours writes what it does on a *board* in shared memory, and reads its peers' entries before any data moves.
 
 
 # %%
@@ -669,8 +671,8 @@ for fn, ranks, timeout in ((both_send_first, 2, 60), (three_receive_first, 3, 60
                 print("  ", line.strip())
 
 # %% [markdown]
-# The cure for the first: start the send (`isend`), receive, then wait for the send. That is what `step` in the
-# ring does.
+# The cure for the first: start the send (`isend`), receive, then wait for the send. That is what `step` in
+# the ring does.
 #
 # ### Trouble before the first call
 #
@@ -693,8 +695,8 @@ print("by name:    ", launch(settings, ranks=1, steps=10, rows=64)[0])
 
 # %% [markdown]
 # And its ranks meet at a fixed TCP port, 15623. A second job on the same machine fails there, or worse, joins the
-# first: in one trial with a shared port two ranks of different jobs added 10 and 200. Here ranks meet in a private
-# folder:
+# first: in one trial with a shared port two ranks of different jobs added 10 and 200. Here ranks meet in a
+# private folder:
 
 
 # %%
@@ -924,12 +926,11 @@ def bus_bandwidth(n, out, t):
 # chunk was used on one rank only.</details>
 #
 # <details><summary>A ring all-reduce of 1 GB on 1,000 ranks: how many bytes does each rank send, compared with 4
-# ranks?</summary>
-# 1.998 GB against 1.5 GB. Bytes hardly grow; the latency, 2 (n−1) α, does.</details>
+# ranks?</summary> 1.998 GB against 1.5 GB. Bytes hardly grow; the latency, 2 (n−1) α, does.</details>
 #
 # <details><summary>Why is recursive doubling never used for large gradients?</summary>
-# It sends the whole tensor log₂ n times. Rabenseifner's halving and doubling takes twice as many rounds, 2 log₂ n, but
-# sends only the ring's bytes.</details>
+# It sends the whole tensor log₂ n times. Rabenseifner's halving and doubling takes twice as many rounds, 2 log₂ n,
+# but sends only the ring's bytes.</details>
 #
 # <details><summary>Two ranks call `send` first, and it works with small tensors on your cluster. Is it right?</summary>
 # No. It works only as long as some buffer takes the message; here it hangs even with four bytes.</details>

@@ -3,8 +3,8 @@
 #
 # **The one-minute version.** Copy the model to every rank, give each rank other rows of the batch, and *sum* the
 # gradients before the update. Then all replicas make the same step and stay the same. The art is in the sum: it
-# moves as many bytes as the model has, at every step, so it should travel in large pieces, and while backward still
-# computes.
+# moves as many bytes as the model has, at every step, so it should travel in large pieces, and while backward
+# still computes.
 #
 # Here is the claim of this lesson: the same loss, gradients, norm and weights as the serial run, on four live ranks
 # with seven rows that do not divide evenly.
@@ -412,9 +412,8 @@ show(
 #
 # ### The bucket size: a U
 #
-# Small buckets pay the latency often. One huge bucket starts when backward is over: no overlap at all. The best
-# size lies between, and depends on the link. Move the sliders: what does a slow link want? What does a long
-# latency?
+# Small buckets pay the latency often. One huge bucket starts when backward is over: no overlap at all. The best size
+# lies between, and depends on the link. Move the sliders: what does a slow link want? What does a long latency?
 
 
 # %%
@@ -563,8 +562,8 @@ for way in updates.WAYS:
     print(f"{way:27} all ranks have the serial weights: {equal}")
 
 # %% [markdown]
-# Now paced: the weights take 60 ms on a link, and AdamW on all of them 40 ms. One server pays everything one after the
-# other, while three ranks wait for it. Owners share the update, but their four chains pay the latency four times.
+# Now paced: the weights take 60 ms on a link, and AdamW on all of them 40 ms. One server pays everything one after
+# the other, while three ranks wait for it. Owners share the update, but their four chains pay the latency four times.
 # Reduce-scatter and all-gather share both. Beside it what the port's wiki publishes for GPT-2 124M with eight workers
 # and a server, about 720 ms a step: the bottleneck is the update, not the model.
 
@@ -797,7 +796,7 @@ def global_gradient(gradients, counts):
 #
 # - Li et al. 2020, "PyTorch Distributed: Experiences on Accelerating Data Parallel Training" (buckets, overlap).
 # - Li et al. 2014, "Scaling Distributed Machine Learning with the Parameter Server".
-# - Goyal et al. 2017, "Accurate, Large Minibatch SGD" (what a large batch does to training; section 3 on
-#   normalising).
+# - Goyal et al. 2017, "Accurate, Large Minibatch SGD" (what a large batch does to training; section 3
+#   on normalising).
 # - Patarasuk and Yuan 2009, "Bandwidth optimal all-reduce algorithms".
 # - Next: lesson 05 shares out what every replica holds in full.

@@ -39,9 +39,9 @@ print(verify("dp=3,zero=3", ranks=three))
 # ## What is held n times
 #
 # Mixed-precision training with Adam holds 16 bytes for each parameter: 2 for the weight and 2 for the gradient
-# (16-bit floats), and K = 12 for the optimizer: a 32-bit master copy of the weight and two 32-bit moments. Figure 1
-# of the paper, drawn from the formulas. **Predict** first: 7.5 billion parameters on 64 ranks, how many GB in each
-# stage?
+# (16-bit floats), and K = 12 for the optimizer: a 32-bit master copy of the weight and two 32-bit moments.
+# Figure 1 of the paper, drawn from the formulas. **Predict** first: 7.5 billion parameters on 64 ranks, how many
+# GB in each stage?
 
 # %%
 names = {0: "replicas", 1: "stage 1", 2: "stage 2", 3: "stage 3"}
@@ -217,12 +217,12 @@ table(
 
 # %% [markdown]
 # Stage 2 changes *when* the reduce-scatter happens: for each part as soon as backward has finished it, after which
-# only the own shard of its gradient stays. The price shows with accumulation: gradients must then be summed in
-# every micro-batch, or kept whole. Stage 3 leaves nothing whole in the blocks; embeddings and the last norm stay whole
+# only the own shard of its gradient stays. The price shows with accumulation: gradients must then be summed in every
+# micro-batch, or kept whole. Stage 3 leaves nothing whole in the blocks; embeddings and the last norm stay whole
 # here, to keep it short.
 #
-# Stages 1 and 2 of the package, each in one class. Besides, they overlap: the reduce-scatter runs while backward goes
-# on.
+# Stages 1 and 2 of the package, each in one class. Besides, they overlap: the reduce-scatter runs while
+# backward goes on.
 
 # %%
 show_source(stages.Zero1, stages.Zero2)
@@ -233,14 +233,14 @@ print(verify("dp=3,zero=1", ranks=three), verify("dp=3,zero=2", ranks=three), se
 # %% [markdown]
 # ## Stage 3: weights on demand
 #
-# Before a block runs, its weights are gathered; after it they are freed. Backward needs them again. Three things make
-# this work:
+# Before a block runs, its weights are gathered; after it they are freed. Backward needs them again. Three things
+# make this work:
 #
 # - **Recomputation.** A graph over a block would hold its weights until backward, whatever we free. So forward keeps
 #   only the block's input, and backward runs the block again (lesson 01).
 # - **Prefetch.** While a block computes, the next block's all-gather is under way: i+1 in forward, i-1 in backward.
-# - **A stand-in.** Autograd wants to know each parameter's shape. A single element, expanded, has the shape and no
-#   memory.
+# - **A stand-in.** Autograd wants to know each parameter's shape. A single element, expanded, has the shape
+#   and no memory.
 
 # %%
 show_source(stages.Zero3)
@@ -411,8 +411,9 @@ print(verify("dp=3,zero=3,data=owner", ranks=three))
 show_source(flat.Owned)
 
 # %% [markdown]
-# And here is the lecture's program, in our words, on its toy: layers `gelu(x @ w)`, loss mean(x²). Backward goes layer
-# by layer, each from its stored input. Its three bugs are switches, all off at first; `serial` is what it ought to be.
+# And here is the lecture's program, in our words, on its toy: layers `gelu(x @ w)`, loss mean(x²). Backward goes
+# layer by layer, each from its stored input. Its three bugs are switches, all off at first; `serial` is what it
+# ought to be.
 
 # %%
 show_source(lecture_zero3.zero3, lecture_zero3.serial)
@@ -521,8 +522,9 @@ show(
 )
 
 # %% [markdown]
-# Digits differ by up to 0.0003, but over thirty seeds the first loss varies from 0.0120 to 0.0130: the bugs explain
-# what the lecture recorded. Its ZeRO-3 and its data parallelism are two different optimisations, and neither is right.
+# Digits differ by up to 0.0003, but over thirty seeds the first loss varies from 0.0120 to 0.0130: the bugs
+# explain what the lecture recorded. Its ZeRO-3 and its data parallelism are two different optimisations, and
+# neither is right.
 #
 # ## Which stage?
 #
@@ -599,8 +601,7 @@ def shard(whole, rank, ranks):
 
 # %% [markdown]
 # **2.** Write a step of ZeRO-2 with plain gradient descent. `weights` and `gradient` are whole and flat, and divide
-# evenly. `reduce_scatter(x)` gives this rank's shard of the sum over ranks; `all_gather(x)` joins everybody's
-# shards.
+# evenly. `reduce_scatter(x)` gives this rank's shard of the sum over ranks; `all_gather(x)` joins everybody's shards.
 
 
 # %% tags=["exercise"]
@@ -682,9 +683,9 @@ def bytes_held(parameters, ranks, stage):
 #
 # ## Further reading
 #
-# - Rajbhandari et al. 2020, "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models" (sections 5 and
-#   7).
+# - Rajbhandari et al. 2020, "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models"
+#   (sections 5 and 7).
 # - Zhao et al. 2023, "PyTorch FSDP: Experiences on Scaling Fully Sharded Data Parallel".
-# - Xu et al. 2020, "Automatic Cross-Replica Sharding of Weight Update in Data-Parallel Training" (the compiler's
-#   view).
+# - Xu et al. 2020, "Automatic Cross-Replica Sharding of Weight Update in Data-Parallel Training" (the
+#   compiler's view).
 # - Next: lesson 06 cuts the matrices themselves.

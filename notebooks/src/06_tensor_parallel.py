@@ -32,8 +32,7 @@ print(verify("tp=2"))
 # %% [markdown]
 # ## A product cut three ways
 #
-# Y = X W, where X holds one row for each token. There are three dims to cut, and each asks for another
-# message.
+# Y = X W, where X holds one row for each token. There are three dims to cut, and each asks for another message.
 
 # %%
 show(
@@ -230,9 +229,8 @@ show(
 #
 # ## A layer of GPT-2
 #
-# Attention needs no idea beyond this. Heads do not look at each other, so cut q, k, v by heads (columns) and
-# the output projection by rows. GPT-2 stores q, k, v in *one* matrix [Q | K | V]; each third has to be cut by
-# itself.
+# Attention needs no idea beyond this. Heads do not look at each other, so cut q, k, v by heads (columns) and the
+# output projection by rows. GPT-2 stores q, k, v in *one* matrix [Q | K | V]; each third has to be cut by itself.
 
 # %%
 show(
@@ -275,10 +273,9 @@ show_source(tensor.Edge, tensor.RowLinear)
 # %% [markdown]
 # ## The vocabulary
 #
-# The embedding is the largest matrix of all, and the head is the same matrix. Cut it by *tokens of the
-# vocabulary*. An embedding then looks up what it has, puts zero for the rest, and sums (g). The head is
-# column parallel (f), so every rank has the logits of its tokens: (B, T, V/n). Gathering them would be
-# absurd:
+# The embedding is the largest matrix of all, and the head is the same matrix. Cut it by *tokens of the vocabulary*.
+# An embedding then looks up what it has, puts zero for the rest, and sums (g). The head is column parallel (f), so
+# every rank has the logits of its tokens: (B, T, V/n). Gathering them would be absurd:
 
 # %%
 B, T, V = 8, 1024, 50257
@@ -384,9 +381,8 @@ lab(
 # "f is missing" leaves the loss untouched at the first step. Only gradients tell. (The bias shows nowhere at
 # the start of a training, when all biases are zero; `verify` starts from random ones.)
 #
-# Why is a gradient norm a check of its own? Norms and row biases are *replicated*. Their gradient is the same
-# on every rank, and must count once; slices count on every rank. Get this wrong, and only clipping goes
-# astray.
+# Why is a gradient norm a check of its own? Norms and row biases are *replicated*. Their gradient is the same on
+# every rank, and must count once; slices count on every rank. Get this wrong, and only clipping goes astray.
 #
 # ## Sequence parallel: the same bytes, less memory
 #
@@ -432,8 +428,7 @@ show(
 
 # %% [markdown]
 # One thing is new. Each rank's norms now see only their own tokens, so the gradients of norms, row biases and
-# positions are **partial sums**. The parameter's `Spec` says so, and the trainer sums them once a step.
-# Forget it:
+# positions are **partial sums**. The parameter's `Spec` says so, and the trainer sums them once a step. Forget it:
 
 # %%
 print(verify("tp=2,sp=on", config))
@@ -721,8 +716,8 @@ def my_loss(logits, targets, first, axis):
 #
 # 1. Why must the bias of a row-parallel layer be added after the sum, but that of a column-parallel layer
 #    before gelu?
-# 2. Which parameters are replicated under tensor parallelism, and how does their gradient become the same on
-#    all ranks?
+# 2. Which parameters are replicated under tensor parallelism, and how does their gradient become the same
+#    on all ranks?
 # 3. tp=8 and 12 heads: what happens, and what would you choose?
 # 4. Sequence parallelism sends the same bytes as tensor parallelism. Where does it send more messages, and
 #    when would that hurt?

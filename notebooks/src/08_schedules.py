@@ -103,8 +103,8 @@ table(rows, ["chunks", "bubble", "rank 0 holds", "messages"])
 #
 # So write I and W as two operations, send dx early, and do W when there is nothing else to do (Qi et al. 2023). Both
 # are one matrix product, so TF, TI and TW are about equal. How do we split the backward of a whole GPT-2 stage? Every
-# linear layer notes its x in forward and its dy when the first half passes. The first half is autograd's, but it stops
-# short of the matrices; the second is one product for each of them, by hand:
+# linear layer notes its x in forward and its dy when the first half passes. The first half is autograd's, but it
+# stops short of the matrices; the second is one product for each of them, by hand:
 
 # %%
 from gpt2lab.parallel.pipeline.split_backward import Work, noting
@@ -141,10 +141,10 @@ print("and the input's gradient:", torch.equal(dx, x.grad))
 
 # %% [markdown]
 # **ZB-H1** keeps 1F1B's peak of activations: weight gradients are put off only until p of them are held. **ZB-H2**
-# spends twice the memory on a longer warm-up; the two idle triangles slide into each other. Putting W off is not free:
-# the rest of the graph goes with I, but x and dy of every matrix stay, 16 C numbers a token and layer. At its peak rank
-# r of ZB-H1 holds p - r whole activations and r that wait for W; in ZB-H2 it is 2p - 1 - 2r and 2r (Qi et al. 2023,
-# section 2.3). On the first stage nobody waits for dx: our engine does nothing there in I, and all in W.
+# spends twice the memory on a longer warm-up; the two idle triangles slide into each other. Putting W off is not
+# free: the rest of the graph goes with I, but x and dy of every matrix stay, 16 C numbers a token and layer. At its
+# peak rank r of ZB-H1 holds p - r whole activations and r that wait for W; in ZB-H2 it is 2p - 1 - 2r and 2r (Qi et
+# al. 2023, section 2.3). On the first stage nobody waits for dx: our engine does nothing there in I, and all in W.
 
 # %%
 three = {name: simulate(make(name, 4, 8)) for name in ("1f1b", "zb_h1", "zb_h2")}
@@ -163,9 +163,9 @@ for name, t in three.items():
 
 # %% [markdown]
 # Mind the definition. In ZB-H2 ranks start late and end late: over the *makespan* there is idle time, inside each
-# rank's **own span** there is none. The paper counts the span, because the next step may begin where a rank stops.
-# Derive: in 1F1B a rank idles for p - 1 forwards and whole backwards. In ZB-H1, p - 1 weight gradients fill part of
-# it.
+# rank's **own span** there is none. The paper counts the span, because the next step may begin where a rank
+# stops. Derive: in 1F1B a rank idles for p - 1 forwards and whole backwards. In ZB-H1, p - 1 weight gradients
+# fill part of it.
 
 
 # %% tags=["exercise"]
@@ -537,8 +537,7 @@ except AssertionError as reason:
 # %% [markdown]
 # ## Bug lab
 #
-# Four bugs of real pipelines, planted in live ranks. Each trains happily. Predict, for each one, which claims
-# differ.
+# Four bugs of real pipelines, planted in live ranks. Each trains happily. Predict, for each one, which claims differ.
 
 # %%
 from gpt2lab.parallel.pipeline import step

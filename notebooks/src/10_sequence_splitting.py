@@ -1,14 +1,10 @@
 # %% [markdown]
 # # 10 Splitting the sequence
 #
-# **The one-minute version.** A long sequence needs much memory for activations. So let N ranks share the
-# *tokens* of
-# every sequence. Layer norm, MLP and loss work token by token and do not notice. Attention does: token t
-# looks at all
-# tokens before it, and most of them live elsewhere. The ranks must exchange keys and values forward, and
-# send their
-# gradients home backward. And because later tokens look at more keys, it matters *which* tokens a rank
-# gets.
+# **The one-minute version.** A long sequence needs much memory for activations. So let N ranks share the *tokens* of
+# every sequence. Layer norm, MLP and loss work token by token and do not notice. Attention does: token t looks at all
+# tokens before it, and most of them live elsewhere. The ranks must exchange keys and values forward, and send their
+# gradients home backward. And because later tokens look at more keys, it matters *which* tokens a rank gets.
 #
 # You will write the exchange by hand, measure the load triangle, and meet four layouts and eight exchanges,
 # all equal to serial GPT-2.
@@ -41,8 +37,7 @@ pool = {n: Ranks(n) for n in (2, 3, 4)}  # live ranks, started when first used
 # %% [markdown]
 # ## Who owns which token
 #
-# A *layout* is a table of positions, nothing more. T tokens, N ranks; in the figure the number is the
-# owner.
+# A *layout* is a table of positions, nothing more. T tokens, N ranks; in the figure the number is the owner.
 
 # %%
 show(
@@ -99,8 +94,7 @@ def owner(t, tokens, ranks, name):
 # %% [markdown]
 # ## What breaks first
 #
-# Before any exchange, three token-by-token things go wrong at slice edges. Bug lab: a small GPT-2, rank 1
-# of two.
+# Before any exchange, three token-by-token things go wrong at slice edges. Bug lab: a small GPT-2, rank 1 of two.
 
 # %%
 config = GPT2Config(vocab_size=50, n_positions=64, n_layer=2, n_head=4, n_embd=32)
@@ -135,8 +129,7 @@ for words, sizes in (("its own targets", (3 * len(first), 3 * len(mine))), ("all
     )
 
 # %% [markdown]
-# So: every rank passes the **true positions** of its tokens; targets are shifted **before** the split; and
-# the summed
+# So: every rank passes the **true positions** of its tokens; targets are shifted **before** the split; and the summed
 # loss is divided **once**, by all target tokens of the whole batch. The package refuses local positions:
 
 
@@ -155,11 +148,9 @@ print(pool[2].run(local_positions)[1])
 # %% [markdown]
 # ## Attention by hand
 #
-# Rank r holds the rows of q, k, v of its own tokens. **Forward**: gather k and v; compute the own rows of
-# attention.
-# **Backward**: the own queries give dQ for own rows, complete; but they give dK and dV for *everybody's*
-# keys, as partial
-# sums. Add these over ranks and keep the own slice: a reduce-scatter, the adjoint of the gather.
+# Rank r holds the rows of q, k, v of its own tokens. **Forward**: gather k and v; compute the own rows of attention.
+# **Backward**: the own queries give dQ for own rows, complete; but they give dK and dV for *everybody's* keys, as
+# partial sums. Add these over ranks and keep the own slice: a reduce-scatter, the adjoint of the gather.
 
 
 # %%
@@ -203,8 +194,7 @@ for name in LAYOUTS:
     print(f"{name:12} y, dQ, dK, dV differ from serial attention by", largest_error(results, expected))
 
 # %% [markdown]
-# The gathered rows arrive rank after rank; `inverse` is the *indirection table* that puts them in order.
-# In a striped
+# The gathered rows arrive rank after rank; `inverse` is the *indirection table* that puts them in order. In a striped
 # layout forgetting it mixes up the tokens.
 #
 # ## Who contributes to whose gradient
@@ -224,11 +214,10 @@ show(
 )
 
 # %% [markdown]
-# So one all-reduce of everything wastes half: reduce each slice to its owner, its *root*, over the ranks
-# that contribute.
-# The notes say: "if the root rank is i, you can remove the ranks with id <= i from the reduction". One
-# rank too many! The root's own
-# queries see its own keys. It may stay out of the *communication*, but it must add its own part:
+# So one all-reduce of everything wastes half: reduce each slice to its owner, its *root*, over the ranks that
+# contribute. The notes say: "if the root rank is i, you can remove the ranks with id <= i from the reduction". One
+# rank too many! The root's own queries see its own keys. It may stay out of the *communication*, but it must add
+# its own part:
 
 # %%
 for root in range(3):
@@ -264,9 +253,8 @@ def contributors(root, ranks):
 # %% [markdown]
 # ## Eight ways, counted
 #
-# The source gathers q, k *and* v and all-reduces all three gradients. But nobody else reads q, and dQ is
-# complete at home.
-# **Predict**: how much less does `kv` send than `qkv`? And `triangle`, where each rank sends only to those
+# The source gathers q, k *and* v and all-reduces all three gradients. But nobody else reads q, and dQ is complete
+# at home. **Predict**: how much less does `kv` send than `qkv`? And `triangle`, where each rank sends only to those
 # who need it?
 
 
@@ -305,8 +293,7 @@ show(
 )
 
 # %% [markdown]
-# With S the size of all keys and values: all-reduce 2(N-1)S, reduce-scatter (N-1)S, triangle (N-1)S/2 over
-# all ranks.
+# With S the size of all keys and values: all-reduce 2(N-1)S, reduce-scatter (N-1)S, triangle (N-1)S/2 over all ranks.
 # `heads` belongs to lesson 11, the rings come below. This is all that `kv`, `kv-roots` and `triangle` are made of:
 
 # %%
@@ -315,10 +302,9 @@ show_source(gather.gather, gather.point_to_point, gather.by_reduce_scatter, gath
 # %% [markdown]
 # ## The load triangle
 #
-# Row t of causal attention costs t + 1 pairs. In contiguous slices rank i has a share of (2i+1)/N², and
-# the last one
-# (2N-1)/N times the mean. Is that real work or only a mask? The package hands torch's kernel whole rectangles
-# and triangles of the mask, never a pair that nobody attends to, and *counts* the pairs it hands over.
+# Row t of causal attention costs t + 1 pairs. In contiguous slices rank i has a share of (2i+1)/N², and the last one
+# (2N-1)/N times the mean. Is that real work or only a mask? The package hands torch's kernel whole rectangles and
+# triangles of the mask, never a pair that nobody attends to, and *counts* the pairs it hands over.
 
 # %%
 for name in ("contiguous", "interleaved"):
@@ -341,10 +327,9 @@ for tile in (8, 2, 1):
     print(f"tile {tile}: computed {sum(computed):4} of {32 * 33 // 2} needed, per rank {computed}")
 
 # %% [markdown]
-# Waiting time shows the triangle without any formula. Below, computing is replaced by sleeping in
-# proportion to the pairs (*paced*),
-# so that four ranks show their true picture on two cores. Each layer ends with a gather, where the fast ones
-# wait.
+# Waiting time shows the triangle without any formula. Below, computing is replaced by sleeping in proportion to the
+# pairs (*paced*), so that four ranks show their true picture on two cores. Each layer ends with a gather, where the
+# fast ones wait.
 
 
 # %% tags=["measured"]
@@ -434,9 +419,8 @@ def imbalance(tokens, ranks):
 # %% [markdown]
 # ## Unequal slices, and why they were rejected
 #
-# Slices that end at T sqrt(i/N) hold equal *areas* of the triangle. But a rank does more than the forward
-# triangle: the
-# MLP costs a fixed amount a token, and a kernel that sums dK, dV *by key* costs T - t.
+# Slices that end at T sqrt(i/N) hold equal *areas* of the triangle. But a rank does more than the forward triangle:
+# the MLP costs a fixed amount a token, and a kernel that sums dK, dV *by key* costs T - t.
 
 # %%
 show(
@@ -447,8 +431,8 @@ show(
 )
 
 # %% [markdown]
-# Who sums dK, dV is a choice: our kernel does it with the queries, in the same pass as dQ. llm.c's does it by key, and
-# then the owner of a key has one pair for each later query. The package has that loop as well, to count it:
+# Who sums dK, dV is a choice: our kernel does it with the queries, in the same pass as dQ. llm.c's does it by key,
+# and then the owner of a key has one pair for each later query. The package has that loop as well, to count it:
 
 # %%
 x, everyone = torch.randn(1, 1, 32, 4), range(32)
@@ -467,23 +451,17 @@ for name in LAYOUTS:
 
 # %% [markdown]
 # Unequal slices move the problem: 3.00 for dK, dV by key and 2.00 for the MLP. **Interleaving** balances every
-# kernel. **Zigzag** pairs
-# a short chunk with the long one that makes up for it: exactly balanced wherever cost is linear in t,
-# though not for
-# the quadratic softmax. Its chunks are solid, so big tiles waste little. Price of both: everybody needs
-# everybody's keys, so the triangle's
-# savings are gone. After interleaving, the notes report that all kernels took the same time, but that dK,
-# dV became slow, "probably computing
-# unnecessary tokens": a loop over all t with a mask does T²/N where the needed pairs are half of that, as
-# you counted.
+# kernel. **Zigzag** pairs a short chunk with the long one that makes up for it: exactly balanced wherever cost is
+# linear in t, though not for the quadratic softmax. Its chunks are solid, so big tiles waste little. Price of both:
+# everybody needs everybody's keys, so the triangle's savings are gone. After interleaving, the notes report that all
+# kernels took the same time, but that dK, dV became slow, "probably computing unnecessary tokens": a loop over all t
+# with a mask does T²/N where the needed pairs are half of that, as you counted.
 #
 # ## Ring attention: two blocks become one
 #
-# Gathering needs all keys in memory at once. A *ring* passes blocks of keys along, and each rank attends
-# to the one it holds. But
-# softmax needs the sum over **all** keys. Let block b give its output o_b and L_b, the log of its sum of
-# exp(scores).
-# Then softmax over both blocks is a weighted mean, weights exp(L_b):
+# Gathering needs all keys in memory at once. A *ring* passes blocks of keys along, and each rank attends to the one
+# it holds. But softmax needs the sum over **all** keys. Let block b give its output o_b and L_b, the log of its sum
+# of exp(scores). Then softmax over both blocks is a weighted mean, weights exp(L_b):
 #
 # - a = exp(L_2) / (exp(L_1) + exp(L_2)) = sigmoid(L_2 - L_1)
 # - o = (1 - a) o_1 + a o_2
@@ -541,23 +519,20 @@ print("ring by hand differs from serial attention by", largest_error(results, ex
 show_source(attention.merge_blocks, ring)
 
 # %% [markdown]
-# Backward is a second trip: k, v go round again, and each block's dK, dV follow *one step behind*, growing
-# on the way, to arrive
-# at the owner at the end. In a contiguous ring, blocks that nobody further on needs are not sent at all;
-# blocks that a rank
-# does not need are passed on but not computed. Where ranks sit in several machines, `double-ring` sends a block round
-# one machine first and then to the next one, from all ranks at once (Gu et al. 2024, LoongTrain).
+# Backward is a second trip: k, v go round again, and each block's dK, dV follow *one step behind*, growing on the
+# way, to arrive at the owner at the end. In a contiguous ring, blocks that nobody further on needs are not sent at
+# all; blocks that a rank does not need are passed on but not computed. Where ranks sit in several machines,
+# `double-ring` sends a block round one machine first and then to the next one, from all ranks at once (Gu et al.
+# 2024, LoongTrain).
 #
-# When does the ring hide its messages? A block of c tokens a rank costs about 4c²C operations and brings
-# 2cC numbers:
-# communication is hidden when c exceeds roughly flops per second over bytes per second (Liu et al. 2023;
+# When does the ring hide its messages? A block of c tokens a rank costs about 4c²C operations and brings 2cC
+# numbers: communication is hidden when c exceeds roughly flops per second over bytes per second (Liu et al. 2023;
 # *from the paper*).
 #
 # ## Memory
 #
-# llm.c keeps 23 activation tensors, each with a factor T. Split, T becomes T/N, but for gathered k, v (all
-# of T) and the
-# attention matrix (T/N rows of T).
+# llm.c keeps 23 activation tensors, each with a factor T. Split, T becomes T/N, but for gathered k, v (all of T) and
+# the attention matrix (T/N rows of T).
 
 # %%
 show(
@@ -600,9 +575,8 @@ for plan in ("cp=3,exchange=kv,layout=interleaved", "cp=3,exchange=ring,layout=z
     print(f"{plan}: {len(report.claims)} claims, all equal: {report.ok}")
 
 # %% [markdown]
-# Generation is **not** split: new tokens come one at a time, there is nothing to share out. Every rank
-# holds all weights, so
-# `unsplit(model)` and generate.
+# Generation is **not** split: new tokens come one at a time, there is nothing to share out. Every rank holds all
+# weights, so `unsplit(model)` and generate.
 #
 # ## Drill
 #
@@ -624,8 +598,6 @@ for plan in ("cp=3,exchange=kv,layout=interleaved", "cp=3,exchange=ring,layout=z
 #
 # ## Sources
 #
-# BSC, wiki of llm.c-gpt2, "Various informations" (token splitting) · Liu, Zaharia & Abbeel 2023, Ring
-# Attention · Brandon et al. 2023,
-# Striped Attention · Li et al. 2023, LightSeq (causal balance) · Milakov & Gimelshein 2018, online softmax
-# ·
-# Dao et al. 2022, FlashAttention. Next: **11 Heads and halos**.
+# BSC, wiki of llm.c-gpt2, "Various informations" (token splitting) · Liu, Zaharia & Abbeel 2023, Ring Attention ·
+# Brandon et al. 2023, Striped Attention · Li et al. 2023, LightSeq (causal balance) · Milakov & Gimelshein 2018,
+# online softmax · Dao et al. 2022, FlashAttention. Next: **11 Heads and halos**.

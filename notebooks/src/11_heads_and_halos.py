@@ -1,14 +1,11 @@
 # %% [markdown]
 # # 11 Heads and halos
 #
-# **The one-minute version.** Two ways around the exchange of all keys. (1) Attention heads do not look at
-# each other: an
-# *all-to-all* turns "my tokens, all heads" into "all tokens, my heads", and back after attention. (2) If a
-# token may look only a
-# *window* of w tokens back, a rank needs just the w tokens in front of its slice: its **halo**, from its
-# neighbour. Heads send
-# less as ranks grow but their number is limited; halos send the same few rows for any length and any
-# number of ranks.
+# **The one-minute version.** Two ways around the exchange of all keys. (1) Attention heads do not look at each other:
+# an *all-to-all* turns "my tokens, all heads" into "all tokens, my heads", and back after attention. (2) If a token
+# may look only a *window* of w tokens back, a rank needs just the w tokens in front of its slice: its **halo**, from
+# its neighbour. Heads send less as ranks grow but their number is limited; halos send the same few rows for any
+# length and any number of ranks.
 #
 # Both were built for the weather model anemoi, where halos won. You will build both, predict what they
 # send, and count.
@@ -43,12 +40,10 @@ pool = {n: Ranks(n) for n in (2, 3, 4, 6)}  # live ranks, started when first use
 # %% [markdown]
 # ## Heads for tokens
 #
-# A rank holds q, k, v of its t tokens and all H heads. It cuts its heads into N parts and sends part p to
-# rank p. What arrives, laid
-# end to end, is *all* tokens of H/N heads. Attention runs as if serial. A second all-to-all takes the
-# output back. Backward
-# of an all-to-all is the all-to-all the other way round: it only moves numbers, so its adjoint is its
-# inverse.
+# A rank holds q, k, v of its t tokens and all H heads. It cuts its heads into N parts and sends part p to rank p.
+# What arrives, laid end to end, is *all* tokens of H/N heads. Attention runs as if serial. A second all-to-all takes
+# the output back. Backward of an all-to-all is the all-to-all the other way round: it only moves numbers, so its
+# adjoint is its inverse.
 
 
 # %%
@@ -84,9 +79,9 @@ for n in (2, 3):
     )
 
 # %% [markdown]
-# anemoi's text says "2 all-to-all per layer"; its code does four (q, k, v, output) in two *phases*.
-# Stacking q, k, v, as above, makes it two calls. The
-# volume is the same: 4 (N-1)/N² T C numbers a rank. Tokens may be uneven, heads may not:
+# anemoi's text says "2 all-to-all per layer"; its code does four (q, k, v, output) in two *phases*. Stacking q, k,
+# v, as above, makes it two calls. The volume is the same: 4 (N-1)/N² T C numbers a rank. Tokens may be uneven,
+# heads may not:
 
 # %%
 try:
@@ -139,9 +134,9 @@ def joined(arrived):
 # %% [markdown]
 # ## A window, and its halo
 #
-# In windowed attention a token sees itself and the w tokens before it. GPT-2 becomes a sliding-window
-# model by `GPT2Config(window=w)`; with
-# w >= T - 1 it is plain GPT-2. Information still travels far: w tokens a layer, so L layers see w L back.
+# In windowed attention a token sees itself and the w tokens before it. GPT-2 becomes a sliding-window model by
+# `GPT2Config(window=w)`; with w >= T - 1 it is plain GPT-2. Information still travels far: w tokens a layer, so L
+# layers see w L back.
 
 # %%
 show(
@@ -163,9 +158,9 @@ for depth, block in enumerate(model.h.values(), 1):
 # %% [markdown]
 # ## Halo by hand, there and back
 #
-# Forward, each rank sends its last w rows to the next rank. Backward, the borrower returns the gradients
-# of the borrowed rows, and the owner **adds** them: a lent
-# row was used twice, so it has two gradients. Rows below are labelled with their positions.
+# Forward, each rank sends its last w rows to the next rank. Backward, the borrower returns the gradients of the
+# borrowed rows, and the owner **adds** them: a lent row was used twice, so it has two gradients. Rows below are
+# labelled with their positions.
 
 
 # %%
@@ -198,10 +193,9 @@ for rank, (rows, grads, _) in enumerate(pool[3].run(halo_by_hand, 9, 2)):
 # %% [markdown]
 # ### The adjoint test, and a bug lab
 #
-# If H makes wide rows from own rows, its backward must be the transpose H': **<Hx, y> = <x, H'y>** for all
-# x and y. One line,
-# and it needs no model. anemoi's first version *received into* the gradient instead of adding ("not sure
-# if this works yet", says its commit):
+# If H makes wide rows from own rows, its backward must be the transpose H': **<Hx, y> = <x, H'y>** for all x and y.
+# One line, and it needs no model. anemoi's first version *received into* the gradient instead of adding ("not sure if
+# this works yet", says its commit):
 
 # %%
 for add in (True, False):
@@ -315,10 +309,9 @@ for way in halo.WAYS:
 # %% [markdown]
 # ## How wide may the window be?
 #
-# A halo from the direct neighbour must fit into the neighbour's shard. anemoi first demanded w <= half of
-# the *last* shard. That is enough, but too strict: the
-# exact rule looks at the shards that lend. Or take several hops, as the package does unless
-# its plan says `hops=1`:
+# A halo from the direct neighbour must fit into the neighbour's shard. anemoi first demanded w <= half of the *last*
+# shard. That is enough, but too strict: the exact rule looks at the shards that lend. Or take several hops, as the
+# package does unless its plan says `hops=1`:
 
 # %%
 try:
@@ -359,10 +352,9 @@ def one_hop(sizes, window):
 # %% [markdown]
 # ## Exchange x, or exchange k and v?
 #
-# anemoi exchanges the layer's *input* x: one row a token, once forward, once backward. Then q, k, v of the
-# halo are computed twice, w N / T
-# more, and the borrower's share of c_attn's gradient belongs to the sum over ranks. Exchanging k and v
-# costs two rows a token and computes nothing twice. **Predict** both:
+# anemoi exchanges the layer's *input* x: one row a token, once forward, once backward. Then q, k, v of the halo are
+# computed twice, w N / T more, and the borrower's share of c_attn's gradient belongs to the sum over ranks.
+# Exchanging k and v costs two rows a token and computes nothing twice. **Predict** both:
 
 
 # %%

@@ -448,8 +448,8 @@ for title in ("data before pipeline", "data before tensor"):
 #
 # ## The order of finishing a step
 #
-# After the last backward a rank holds pieces of gradients, each only partly summed. `Trainer` finishes them in
-# this order:
+# After the last backward a rank holds pieces of gradients, each only partly summed. `Trainer` finishes them
+# in this order:
 #
 # | | what | over which ranks | why here |
 # |--:|---|---|---|
@@ -695,8 +695,8 @@ show(
 # different tokens, and no shape would object.</details>
 #
 # <details><summary>3. Which gradients are summed over dp <i>and</i> cp in one call, and why may they be?</summary>
-# All. Rows and tokens are both parts of one sum of token losses, divided once by the global number of
-# targets.</details>
+# All. Rows and tokens are both parts of one sum of token losses, divided once by the global number
+# of targets.</details>
 #
 # <details><summary>4. Why does only the norm see a replica that counts twice?</summary>
 # The gradients themselves are right on every rank. The norm is the only number that adds over ranks what some

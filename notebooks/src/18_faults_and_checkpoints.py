@@ -43,8 +43,8 @@ pool = {n: Ranks(n, timeout=60, echo=False) for n in (1, 2, 3, 4)}  # live ranks
 # ## How often does it break?
 #
 # Training Llama 3 405B on 16,384 GPUs was interrupted unexpectedly 419 times in 54 days (Grattafiori et al. 2024,
-# section 3.3.4), by GPUs and by the hosts, cables and programs around them. Ranks fail independently, so n of them fail
-# n times as often:
+# section 3.3.4), by GPUs and by the hosts, cables and programs around them. Ranks fail independently, so n of them
+# fail n times as often:
 
 # %%
 each = 54 * 24 / 419 * 16384  # hours that one GPU with its share of the rest lasts, on average
@@ -156,9 +156,9 @@ def culprit(waits):
 # %% [markdown]
 # ### NaN: worse than a crash
 #
-# A NaN stops nobody. It spreads with the next all-reduce, and soon every weight of every rank is NaN, also in the next
-# checkpoint. So a step looks at the loss and the gradient's norm *before* it updates anything, which costs nothing,
-# as both are known on every rank anyway. Only when they are not finite does it search for the culprit:
+# A NaN stops nobody. It spreads with the next all-reduce, and soon every weight of every rank is NaN, also in the
+# next checkpoint. So a step looks at the loss and the gradient's norm *before* it updates anything, which costs
+# nothing, as both are known on every rank anyway. Only when they are not finite does it search for the culprit:
 
 
 # %%
@@ -391,9 +391,9 @@ for found in sorted(Path(disk.name, "b").iterdir()):
 # %% [markdown]
 # ## What disks do
 #
-# A rename protects against a death, not against the disk. So `state.json`, written last, holds a digest of every file,
-# and nothing is read before it is compared. Six accidents, and the one sentence each that a user should get. (A quota
-# on the size of a file stands for the full disk, a file in the way for a folder that may not be written.)
+# A rename protects against a death, not against the disk. So `state.json`, written last, holds a digest of every
+# file, and nothing is read before it is compared. Six accidents, and the one sentence each that a user should get. (A
+# quota on the size of a file stands for the full disk, a file in the way for a folder that may not be written.)
 
 
 # %%
@@ -626,5 +626,5 @@ disk.cleanup()
 #
 # **Further**: Young 1974, "A first order approximation to the optimum checkpoint interval"; Mohan et al. 2021,
 # "CheckFreq"; Grattafiori et al. 2024, "The Llama 3 herd of models", section 3.3.4; the manual of
-# `torch.distributed.checkpoint`. **Next**: 19 Beyond one machine. The plans between which these checkpoints travel are
-# those of [15 device meshes](15_device_meshes.ipynb).
+# `torch.distributed.checkpoint`. **Next**: 19 Beyond one machine. The plans between which these checkpoints travel
+# are those of [15 device meshes](15_device_meshes.ipynb).
