@@ -3,6 +3,7 @@
 from contextlib import contextmanager
 
 import torch
+from pairs import all_pairs
 
 from gpt2lab.model import GPT2, GPT2Config
 from gpt2lab.parallel.context import attention
@@ -29,6 +30,12 @@ def config(window=None, dropout=0.0):
 def legal(layout: str, exchange: str, window) -> bool:
     """Halos need a window and whole slices; everything else goes with everything."""
     return not exchange.startswith("halo") or (window is not None and layout in ("contiguous", "unequal"))
+
+
+def paired(exchanges, lengths, windows, layouts=LAYOUTS):
+    """Legal (layout, exchange, length, window) in which every two values meet that meet in any."""
+    found = all_pairs(exchanges, layouts, lengths, windows, legal=lambda ex, lay, t, w: legal(lay, ex, w))
+    return [(lay, ex, t, w) for ex, lay, t, w in found]
 
 
 def cases(exchanges, lengths, windows, layouts=LAYOUTS):

@@ -3,6 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from pairs import all_pairs
 from planting import noticed, planted
 from trained import NOISY, TINY, in_flight, run
 
@@ -40,9 +41,16 @@ def test_equal_to_serial(pools, world, how):
     assert report.ok, report
 
 
-@pytest.mark.parametrize("how", ["zero=1", "zero=2", "zero=3", "zero=3,data=owner"])
-@pytest.mark.parametrize("config", [TINY, NOISY], ids=["plain", "dropout"])
-@pytest.mark.parametrize("options", ["dp=2,micro=3", "dp=3,micro=2,recompute=on", "dp=2,cp=2"])
+WITH = all_pairs(
+    ["dp=2,micro=3", "dp=3,micro=2,recompute=on", "dp=2,cp=2"],
+    [TINY, NOISY],
+    ["zero=1", "zero=2", "zero=3", "zero=3,data=owner"],
+)
+
+
+@pytest.mark.parametrize(
+    "options, config, how", WITH, ids=lambda v: v if isinstance(v, str) else f"{v.dropout}"
+)
 def test_accumulation_recomputation_dropout_and_context(pools, how, config, options):
     plan = f"{options},{how}"
     report = verify(plan, config, ranks=pools[Plan.parse(plan).world])
