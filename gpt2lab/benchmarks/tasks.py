@@ -76,7 +76,8 @@ def protocol(versions, args) -> dict[str, list[list[float]]]:
     """{version: seconds of every iteration, for every run}; versions take turns."""
     found = {name: [] for name in versions}
     with Ranks(args.workers, echo=False, timeout=600) as ranks:
-        steps = {name: version(name, args) for name in versions if name != VERSIONS[5]}
+        graph = one_process(args).graph
+        steps = {name: version(name, graph, args) for name in versions if name != VERSIONS[5]}
         for _ in range(args.runs):
             for name in versions:
                 if name == VERSIONS[5]:
@@ -109,12 +110,17 @@ def batches(args):
     return lambda iteration: (tokens[:, :-1], tokens[:, 1:])
 
 
-def version(name: str, args):
+def one_process(args) -> GPT2Tasks:
+    """The tasks of one process, with a block of tokens for each worker."""
+    rows = -(-args.rows // args.workers)
+    blocks = Blocks(tokens=rows * args.length, rows=rows)
+    return GPT2Tasks(GPT2(PRESETS[args.config]), args.rows, args.length, batches(args), blocks)
+
+
+def version(name: str, graph: TaskGraph, args):
     """A function that runs so many iterations of a version and returns the seconds of each."""
     if name == "torch threads":
         return torch_threads(args)
-    half = Blocks(tokens=-(-args.rows // args.workers) * args.length, rows=-(-args.rows // args.workers))
-    graph = GPT2Tasks(GPT2(PRESETS[args.config]), args.rows, args.length, batches(args), half).graph
     if name == "taskiter":
         scheduler = Scheduler(graph, args.workers)
         return lambda n: [timed(scheduler.run, 1), *[timed(scheduler.run, n - 1) / (n - 1)] * (n - 1)]

@@ -40,8 +40,8 @@ def workers(spans, title: str = "", path=(), clock: str = "measured") -> Figure:
 
 
 def at_work(spans) -> list:
-    """The spans of workers, each worker numbered as if it were a rank, for `planner.metrics`."""
-    busy = [s for s in spans if s.lane != "messages"]
+    """The spans in which workers compute, each worker numbered as if it were a rank, for `planner.metrics`."""
+    busy = [s for s in spans if s.kind != "comm"]
     lanes = sorted({(s.rank, s.lane) for s in busy})
     return [replace(s, rank=lanes.index((s.rank, s.lane))) for s in busy]
 
@@ -56,7 +56,7 @@ def graph(task_graph, levels, path=(), title: str = "") -> Figure:
         place[task.number] = (x, rows.setdefault(x, 0))
         rows[x] += 1
     height = max(rows.values())
-    fig, ax = figure(8, 1.2 + 0.4 * height)
+    fig, ax = figure(8, 1.6 + 0.4 * height)
     centered = {n: (x, y - (rows[x] - 1) / 2) for n, (x, y) in place.items()}
     numbers = [task.number for task in path]
     thick = set(zip(numbers, numbers[1:], strict=False))
@@ -70,9 +70,10 @@ def graph(task_graph, levels, path=(), title: str = "") -> Figure:
         x, y = centered[task.number]
         edge = "black" if task.number in numbers else "white"
         ax.scatter(x, y, s=110, color=COLORS[task.kind], edgecolor=edge, zorder=2)
-        ax.annotate(task.name, (x, y), (0, 8), textcoords="offset points", ha="center", fontsize=6.5)
+        turned = {"rotation": 28, "ha": "left", "va": "bottom", "fontsize": 6.5}
+        ax.annotate(task.name, (x, y), (0, 6), textcoords="offset points", **turned)
     ax.set_axis_off()
-    ax.margins(0.06, 0.12)
+    ax.margins(0.06, 0.3)
     ax.set_title(title)
     return fig
 

@@ -80,14 +80,21 @@ def as_in_llmc(loop):
     return any(word in loop for word in ("attn.c_", "mlp.c_", "head")) or loop.startswith("attention")
 
 
+# %%
+def fastest(run, tries=6):
+    """The spans of the fastest of some runs: the one that other programs disturbed least."""
+    length = lambda spans: max(s.end for s in spans) - min(s.start for s in spans)
+    return min((run() for _ in range(tries)), key=length)
+
+
 # %% tags=["measured"]
 tasks = gpt2_tasks()
-for _ in range(2):  # the first iteration warms up
-    forked = run_fork_join(tasks.graph, 2, as_in_llmc)
 show(
-    plots.workers(forked, "Fork-join, parallel where llm.c is"),
+    plots.workers(
+        fastest(lambda: run_fork_join(tasks.graph, 2, as_in_llmc)), "Fork-join, parallel where llm.c is"
+    ),
     "measured",
-    "one iteration on two workers; each column of bars is a loop, and worker 1 waits at every border.",
+    "one iteration on two workers, the fastest of six; a column of bars is a loop, and worker 1 waits at its end.",
     "Two rows of coloured bars with many gaps in the second; below, a line that jumps between 1 and 2 at work",
 )
 
@@ -179,7 +186,7 @@ def declare(task, a, b):
 # %% tags=["wrong"]
 # FAIL: cannot compute with the parts
 def declare(task, a, b):
-    up = (reads("x", (a, b - 1)), reads("w1"), writes("h", (a, b)))
+    up = (reads("w1"), reads("x", (a, b)), writes("h", (a, b)))
     return up if task == "up" else exercises.declared(task, a, b)
 
 
@@ -481,8 +488,7 @@ for workers in (1, 2, 4):
 
 # %% tags=["measured"]
 scheduler = Scheduler(tasks.graph, 2)
-scheduler.run(2)
-spans = scheduler.run()
+spans = fastest(scheduler.run)
 path = [t.name for t in judge.critical_path(tasks.graph, touched)]
 show(
     plots.workers(spans, "The same tasks, each as soon as it can; outlined: the critical path", path),
@@ -569,9 +575,10 @@ wrong = gpt2_tasks()
 wrong.graph.__class__ = Forgets
 try:
     run_tasks(wrong.graph, 2, iterations=3)
-    print("weights equal:", all(torch.equal(w, one_by_one.weights[n]) for n, w in wrong.weights.items()))
-except Exception as error:
-    print(type(error).__name__)
+    right = all(torch.equal(w, one_by_one.weights[n]) for n, w in wrong.weights.items())
+except RuntimeError:
+    right = False  # a task was counted ready twice, and another one never
+print("right without the edges between iterations:", right)
 
 # %% [markdown]
 # How many tasks and edges, and what do they cost? For blocks of b tokens out of B T, a layer has 13 B T / b tasks over
