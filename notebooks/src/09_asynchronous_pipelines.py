@@ -74,7 +74,7 @@ show(
 
 # %% [markdown]
 # With m micro-batches in all, the pipeline is busy m / (m + p - 1) of the time: it goes to 1 as data grows. Here it is
-# from the clock of the simulator, and *paced*: two live ranks whose operations are stretched to 4 and 8 ms.
+# from the clock of the simulator, and *paced*: two live ranks whose operations are stretched to 30 and 60 ms.
 
 
 # %% tags=["setup"]
@@ -97,17 +97,17 @@ def stream_of_batches(rank, world_size, text, count, pace=None):
 
 # %%
 rows = [
-    (m, f"{m / (m + 3):.1%}", f"{1 - simulate(free_running(4, m), times).bubble:.1%}")
+    (m, f"{m / (m + 3):.1%}", f"{float(1 - simulate(free_running(4, m), times).bubble):.1%}")
     for m in (4, 16, 64, 256)
 ]
 table(rows, ["micro-batches", "m / (m + 3)", "simulated, p = 4"])
 
 # %% tags=["measured"]
-pace = Cost(0.004, backward=0.008)
+pace = Cost(0.03, backward=0.06)
 with Ranks(2) as two:
-    for count in (2, 8, 32):
+    for count in (2, 6, 18):
         found = two.run(stream_of_batches, "pp=2,schedule=pipedream", count, pace)
-        busy = count * 0.012 / max(seconds for *_, seconds in found)
+        busy = count * 0.09 / max(seconds for *_, seconds in found)
         print(f"{count:3} batches, paced on 2 ranks: busy {busy:.0%}, formula {count / (count + 1):.0%}")
 
 # %% [markdown]
@@ -364,11 +364,11 @@ show_source(Asynchronous._update)
 # %%
 found = {}
 for scheme, micro in (("ampnet", 1), ("pipedream", 1), ("pipedream_vertical", 1), ("2bw", 4)):
-    found[scheme] = pool.run(stream_of_batches, f"pp=4,micro={micro},schedule={scheme}", 6)
+    found[scheme] = pool.run(stream_of_batches, f"pp=4,micro={micro},schedule={scheme}", 8)
 show(
     plots.kept({scheme: [record for _, record, *_ in ranks] for scheme, ranks in found.items()}),
     "counted",
-    "versions that four live stages hold after each of their operations, six batches (lines are shifted a little).",
+    "versions that four live stages hold after each of their operations, eight batches (lines are shifted a little).",
     "Four panels of step lines: always 1; 4, 3, 2, 1 by stage; 4 for all; 2 for all",
 )
 
@@ -461,14 +461,14 @@ def update(old, new, gradient, lr):
 # %% [markdown]
 # ## What it costs in learning
 #
-# A small GPT-2 learns Shakespeare's letters, four stages, the same 48 batches in every run, at three learning rates.
+# A small GPT-2 learns Shakespeare's letters, four stages, the same 40 batches in every run, at three learning rates.
 # Above: loss by data. Below: by time, where a batch with a flush (m = 4) takes 1 + 3/4 of a batch without.
 
 # %%
 time_of = {"1f1b": 1.75, "2bw": 1.0, "pipedream": 1.0, "ampnet": 1.0}
 runs = [(scheme, rate) for scheme in time_of for rate in (0.1, 0.4, 1.0)]
 losses = {}
-for part in pool.run(several, runs, 48):
+for part in pool.run(several, runs, 40):
     losses |= part
 show(
     plots.curves(losses, time_of),
