@@ -4,6 +4,7 @@ from collections import Counter
 
 from matplotlib.figure import Figure
 
+from ..schedules import Op
 from .style import COLORS, THINGS, figure, rank_color
 
 
@@ -13,8 +14,6 @@ def version_map(stream, count: int = 10, title: str = "") -> Figure:
     """
     stages = stream.schedule.ranks
     fig, ax = figure(8, 0.9 + 0.32 * stages)
-    from ..schedules import Op
-
     for stage in range(stages):
         for micro in range(count):
             for half, kind in enumerate("FB"):
@@ -94,6 +93,7 @@ def curves(
                     color=colors[name],
                     label=name,
                     linewidth=1.3,
+                    linestyle="--" if name == "ampnet" else "-",
                 )
         axes[0, column].set(title=f"learning rate {rate:g}", xlabel="batches")
         axes[1, column].set(xlabel="simulated time")

@@ -1,0 +1,713 @@
+# %% [markdown]
+# # 09 Asynchronous pipelines
+#
+# **The one-minute version.** A pipeline with a flush waits at the end of every batch until the last gradient is there,
+# updates, and fills up again. Leave the wait out and there is no bubble. But now a stage updates while other
+# micro-batches are under way, and the forward and the backward of one micro-batch can meet *different weights*. Which
+# ones is no accident: it follows from the order of operations and can be written in a table. *AMPNet* takes whatever
+# weights are there. *PipeDream* keeps copies, so that a backward finds what its forward saw. *PipeDream-2BW* makes do
+# with two copies. All three run here on live ranks, and each is **equal to a serial program that reads the table**.
+#
+# Then the same question without a pipeline: servers that do not wait for slow workers, and replicas that meet only
+# every H steps, the one place where staleness is in wide use today.
+
+# %% tags=["setup"]
+from time import perf_counter
+
+import torch
+
+from gpt2lab import Ranks
+from gpt2lab.emulate import HEAD, TwoEnds, mixed_gradient
+from gpt2lab.lessons import show, show_source, table
+from gpt2lab.lessons.exercises import asynchronous as exercises
+from gpt2lab.lessons.exercises import check
+from gpt2lab.lessons.labs import local_sgd
+from gpt2lab.lessons.labs import servers_on_arrival as servers
+from gpt2lab.lessons.labs.staleness import several
+from gpt2lab.model import GPT2Config
+from gpt2lab.parallel.pipeline import versions
+from gpt2lab.parallel.pipeline.versions import Asynchronous, Stash
+from gpt2lab.plan import Plan, build
+from gpt2lab.plots import asynchronous as plots
+from gpt2lab.plots.schedule import schedule as draw_schedule
+from gpt2lab.ranks.mesh import Mesh
+from gpt2lab.schedules import Cost, make, simulate
+from gpt2lab.schedules.asynchronous import flushed, free_running, make_stream
+from gpt2lab.train import Recipe, Trainer
+from gpt2lab.verify import compare, example_batch, example_weights, verify, worst
+
+small = GPT2Config(vocab_size=37, n_positions=16, n_layer=4, n_head=2, n_embd=16)
+pool = Ranks(4)  # live ranks, started when first used
+
+
+def changed(rank, world_size, owner, name, own, text):
+    """What the comparison with the emulator finds while `owner.name` is `own(right)`."""
+    right = getattr(owner, name)
+    setattr(owner, name, own(right))
+    try:
+        return compare(rank, world_size, Plan.parse(text), small, 7, 11)
+    finally:
+        setattr(owner, name, right)
+
+
+# %% [markdown]
+# ## With a flush, and without
+#
+# Four stages, three batches of four micro-batches. Above, lesson 07's 1F1B: each batch fills and drains the pipeline.
+# Below, the same operations in the same order on each stage, with nothing between the batches.
+
+# %%
+times = Cost(1, backward=2)
+with_flush, without = simulate(flushed(4, 3, 4), times), simulate(free_running(4, 12), times)
+show(
+    draw_schedule(with_flush, "1F1B, a flush after every batch", end=with_flush.makespan),
+    "simulated",
+    "three times white at both ends: the bubble is paid for every batch.",
+    "Boxes of four ranks in three groups with idle time between the groups",
+)
+show(
+    draw_schedule(without, "the same operations without a flush", end=with_flush.makespan),
+    "simulated",
+    "the bubble is paid once. (The same time axis as above.)",
+    "Boxes of four ranks in one group, without idle time after the start",
+)
+
+# %% [markdown]
+# With m micro-batches in all, the pipeline is busy m / (m + p - 1) of the time: it goes to 1 as data grows. Here it is
+# from the clock of the simulator, and *paced*: two live ranks whose operations are stretched to 30 and 60 ms.
+
+
+# %% tags=["setup"]
+def stream_of_batches(rank, world_size, text, count, pace=None):
+    """Train on `count` batches; losses, what each operation read, the most that was held, and the seconds."""
+    torch.set_default_dtype(torch.float64)
+    plan = Plan.parse(text)
+    batches = [example_batch(small, 8, 11, t) for t in range(count)]
+    parallel = build(plan, small, Mesh(**plan.axes), torch.float64)
+    parallel.load(example_weights(small))
+    trainer = Trainer(parallel, Recipe("sgd", lr=0.05))
+    trainer.stream(batches[:1])
+    parallel.engine.pace = pace
+    start = perf_counter()
+    losses = [result.loss for result in trainer.stream(batches)]
+    seconds = perf_counter() - start
+    torch.set_default_dtype(torch.float32)
+    return losses, list(parallel.engine.record), max(parallel.engine.held), seconds
+
+
+# %%
+rows = [
+    (m, f"{m / (m + 3):.1%}", f"{float(1 - simulate(free_running(4, m), times).bubble):.1%}")
+    for m in (4, 16, 64, 256)
+]
+table(rows, ["micro-batches", "m / (m + 3)", "simulated, p = 4"])
+
+# %% tags=["measured"]
+pace = Cost(0.03, backward=0.06)
+with Ranks(2) as two:
+    for count in (2, 6, 18):
+        found = two.run(stream_of_batches, "pp=2,schedule=pipedream", count, pace)
+        busy = count * 0.09 / max(seconds for *_, seconds in found)
+        print(f"{count:3} batches, paced on 2 ranks: busy {busy:.0%}, formula {count / (count + 1):.0%}")
+
+# %% [markdown]
+# ## Which weights?
+#
+# A batch is here one micro-batch, and a stage updates right after its backward: version t + 1 contains batches 0 to t.
+# Stage s of n runs n - 1 - s forwards ahead of its backwards. So the forward of batch t finds version
+# max(0, t - (n - 1 - s)): the last stage is always up to date, the first lags n - 1 behind. The backward comes later
+# and finds version t.
+
+# %%
+ampnet = make_stream("ampnet", 4, 12)
+show(
+    plots.version_map(ampnet, title="AMPNet: the weights that happen to be there"),
+    "computed",
+    "left halves: the version that the forward reads; right: the backward. Darker: more updates are missing.",
+    "A grid of stages and micro-batches; in the upper rows forward and backward read different versions",
+)
+
+# %% [markdown]
+# Three answers to the two numbers in a cell:
+#
+# | scheme | forward reads | backward reads | versions kept on stage s |
+# |:--|:--|:--|--:|
+# | AMPNet (Gaunt et al. 2017) | what is there | what is there | 1 |
+# | PipeDream, weight stashing (Narayanan et al. 2019) | what is there | what its forward read | n - s |
+# | PipeDream, vertical sync | what stage 0 read | the same | n |
+# | PipeDream-2BW (Narayanan et al. 2021) | W(t-1) | W(t-1) | 2 |
+
+# %%
+show(
+    plots.version_map(make_stream("pipedream", 4, 12), title="PipeDream: both halves agree, stages do not"),
+    "computed",
+    "within a cell the two numbers are equal; down a column they differ.",
+    "A grid of stages and micro-batches whose cells hold the same number twice",
+)
+show(
+    plots.version_map(make_stream("pipedream_vertical", 4, 12), title="vertical sync: a column agrees too"),
+    "computed",
+    "one version for all stages, at the price of the greatest lag everywhere.",
+    "A grid whose columns hold one number each",
+)
+
+# %% [markdown]
+# Say it as a function. Walk along a stage's own order, as the simulator drew it, and count its backwards.
+
+
+# %% tags=["exercise"]
+def version(scheme, p, s, t, kind):
+    """The version that micro-batch t's "F" or "B" reads on stage s of p, with an update after every backward; scheme is
+    "ampnet", "pipedream" or "pipedream_vertical".
+    """
+    ### BEGIN SOLUTION
+    if scheme == "ampnet" and kind == "B":
+        return t
+    lag = p - 1 if scheme == "pipedream_vertical" else p - 1 - s
+    return max(0, t - lag)
+    ### END SOLUTION
+
+
+check("the version that is read", exercises.version, version)
+
+
+# %% tags=["wrong"]
+# FAIL: the first version is 0
+def version(scheme, p, s, t, kind):
+    return t if (scheme, kind) == ("ampnet", "B") else t - (p - 1 - s)
+
+
+# %% tags=["wrong"]
+# FAIL: nothing is stashed, so 0B1 finds version 1
+def version(scheme, p, s, t, kind):
+    return max(0, t - (p - 1 if scheme == "pipedream_vertical" else p - 1 - s))
+
+
+# %% tags=["wrong"]
+# FAIL: must read version 0, which its forward read
+def version(scheme, p, s, t, kind):
+    return t if kind == "B" else max(0, t - (p - 1 - s))
+
+
+# %% tags=["wrong"]
+# FAIL: all stages read what stage 0 reads
+def version(scheme, p, s, t, kind):
+    return t if (scheme, kind) == ("ampnet", "B") else max(0, t - (p - 1 - s))
+
+
+# %% tags=["wrong"]
+# FAIL: you say 0. Walk along its order
+def version(scheme, p, s, t, kind):
+    return t if (scheme, kind) == ("ampnet", "B") else max(0, t - (p - s))
+
+
+# %% [markdown]
+# ## What a gradient without a stash is a gradient of
+#
+# A backward multiplies the incoming gradient by the weights. If the forward used others, the result is no derivative of
+# anything. Train four versions, then mix: forward at version 0, backward at version 3. How far is the result from the
+# true gradient at each version? And with one version in both?
+
+
+# %%
+def gradient_at(forward, backward, batch):
+    """Gradients by name, where forward and backward read these weights (both ends of the embedding in one sum)."""
+    ends = [{**weights, HEAD: weights["wte.weight"]} for weights in (forward, backward)]
+    model = TwoEnds(small).double()
+    _, found = mixed_gradient(model, *ends, batch.tokens, batch.targets, batch.total)
+    return found | {"wte.weight": found["wte.weight"] + found.pop(HEAD)}
+
+
+def apart(a, b):
+    """The distance of two gradients, relative to the second."""
+    norm = lambda grads: torch.stack([g.norm() for g in grads.values()]).norm().item()
+    return norm({name: a[name] - b[name] for name in b}) / norm(b)
+
+
+batch, path = example_batch(small, 7, 11), [example_weights(small)]
+for _ in range(3):
+    grads = gradient_at(path[-1], path[-1], batch)
+    path.append({name: w - 0.1 * grads[name] for name, w in path[-1].items()})
+mixed, stashed = gradient_at(path[0], path[3], batch), gradient_at(path[0], path[0], batch)
+rows = []
+for v, weights in enumerate(path):
+    true = gradient_at(weights, weights, batch)
+    rows.append((v, f"{apart(mixed, true):.1%}", f"{apart(stashed, true):.1%}"))
+table(
+    rows, ["true gradient at version", "forward 0, backward 3: apart by", "forward 0, backward 0: apart by"]
+)
+
+# %% [markdown]
+# Without a stash the gradient belongs to *no* version. With a stash it is exactly the gradient at version 0; in the
+# pipeline, at the mixture of versions that the stages read: f(w₁⁽ᵗ⁻ⁿ⁺¹⁾, ..., wₙ⁽ᵗ⁾).
+#
+# PyTorch knows this danger. It counts changes of every tensor, and refuses:
+
+# %%
+w, x = torch.nn.Parameter(torch.eye(3)), torch.ones(2, 3, requires_grad=True)
+loss = torch.nn.functional.linear(x, w).sum()
+with torch.no_grad():
+    w.mul_(2)  # another micro-batch has updated
+try:
+    loss.backward()
+except RuntimeError as error:
+    print(str(error).split(":")[0])
+
+# %% [markdown]
+# So an engine must say what it means. Ours writes values behind autograd's back, through `Tensor.data`; whatever a
+# graph has saved then sees the version *in use*. One version lies in the parameters, the others are kept beside it.
+# Three operations do it all: **push** keeps a copy of the version in use, before the optimizer overwrites it; **use**
+# exchanges it with a kept one; **free** forgets. Write them; three live stages train with your stash and are compared
+# with the emulator: weights, versions read, bytes kept after every operation.
+
+
+# %% tags=["exercise"]
+class MyStash(Stash):
+    """`parameters`: a list; `used`: the version in them; `kept`: version -> list of tensors, the others."""
+
+    def push(self):
+        """Keep a copy of the version in use."""
+        ### BEGIN SOLUTION
+        self.kept[self.used] = [p.data.clone() for p in self.parameters]
+        ### END SOLUTION
+
+    def use(self, version):
+        """Write a kept version into the parameters (p.data.copy_), and keep what was there in its place."""
+        ### BEGIN SOLUTION
+        if version != self.used:
+            values = self.kept.pop(version)
+            self.push()
+            for p, value in zip(self.parameters, values, strict=True):
+                p.data.copy_(value)
+            self.used = version
+        ### END SOLUTION
+
+    def free(self, wanted):
+        """Forget all versions that are not in the set `wanted`; if the one in use is not, use the newest wanted."""
+        ### BEGIN SOLUTION
+        if self.used not in wanted:
+            self.use(max(wanted))
+        self.kept = {v: values for v, values in self.kept.items() if v in wanted}
+        ### END SOLUTION
+
+
+def on_live_ranks(stash):
+    """The claims of three stages of PipeDream that use this stash."""
+    with Ranks(3) as three:
+        return worst(three.run(changed, versions, "Stash", lambda right: stash, "pp=3,schedule=pipedream"))
+
+
+check("a stash", exercises.stash, MyStash, on_live_ranks)
+
+
+# %% tags=["wrong"]
+# FAIL: a copy?
+class MyStash(Stash):
+    def push(self):
+        self.kept[self.used] = [p.data for p in self.parameters]
+
+
+# %% tags=["wrong"]
+# FAIL: version 2 is lost
+class MyStash(Stash):
+    def use(self, version):
+        if version != self.used:
+            for p, value in zip(self.parameters, self.kept.pop(version), strict=True):
+                p.data.copy_(value)
+            lost = [torch.zeros_like(p.data) for p in self.parameters]
+            self.kept[self.used], self.used = lost, version
+
+
+# %% tags=["wrong"]
+# FAIL: one is there twice
+class MyStash(Stash):
+    def use(self, version):
+        if version != self.used:
+            self.push()
+            for p, value in zip(self.parameters, self.kept[version], strict=True):
+                p.data.copy_(value)
+            self.used = version
+
+
+# %% tags=["wrong"]
+# FAIL: free({1, 2}) keeps versions 1 and 2, yours has [0, 1, 2]
+class MyStash(Stash):
+    def free(self, wanted):
+        pass
+
+
+# %% tags=["wrong"]
+# FAIL: free({1, 2}) keeps versions 1 and 2, yours has [0, 1, 2]
+class MyStash(Stash):
+    def free(self, wanted):
+        self.kept = {v: values for v, values in self.kept.items() if v in wanted}
+
+
+# %% tags=["wrong"]
+# FAIL: here are [2.0, 2.0]: a copy?
+class MyStash(Stash):
+    def use(self, version):
+        if version != self.used:
+            self.kept[self.used] = self.kept.pop(version)
+            self.used = version
+
+
+# %% [markdown]
+# ## On live ranks
+#
+# The engine follows the table: before each operation it *uses* the version that the table says, after the last
+# backward of a batch the stage finishes its gradient, clips it, and updates.
+
+# %%
+show_source(Asynchronous._update)
+
+# %%
+found = {}
+for scheme, micro in (("ampnet", 1), ("pipedream", 1), ("pipedream_vertical", 1), ("2bw", 4)):
+    found[scheme] = pool.run(stream_of_batches, f"pp=4,micro={micro},schedule={scheme}", 8)
+show(
+    plots.kept({scheme: [record for _, record, *_ in ranks] for scheme, ranks in found.items()}),
+    "counted",
+    "versions that four live stages hold after each of their operations, eight batches (lines are shifted a little).",
+    "Four panels of step lines: always 1; 4, 3, 2, 1 by stage; 4 for all; 2 for all",
+)
+
+# %% [markdown]
+# Two questions that every stage must answer alone:
+#
+# - **The tied embedding.** The first stage owns it. The last one sends its gradient there, and before it runs a
+#   micro-batch it pulls the version that this micro-batch met on the first stage. So embedding and head agree, and
+#   when the pipeline has drained both ends hold the same bits.
+# - **Clipping.** The norm of the whole gradient is known to nobody in time. Each stage clips by its own.
+#
+# A plan in which the question has no answer is refused:
+
+# %%
+for text in (
+    "pp=2,dp=2,schedule=pipedream,zero=3",
+    "pp=4,micro=2,schedule=2bw",
+    "pp=2,schedule=ampnet,recompute=true",
+):
+    try:
+        Plan.parse(text).check(small, 7, 11)
+    except ValueError as error:
+        print(error)
+
+# %% [markdown]
+# The proof: twelve updates on seven rows (which do not divide), against one process that keeps every version of every
+# stage and does what the table says, in plain PyTorch.
+
+# %%
+print(verify("pp=4,schedule=pipedream", small, ranks=pool))
+print(verify("pp=4,schedule=ampnet", small, ranks=pool))
+print(verify("pp=2,dp=2,micro=2,schedule=2bw", small, ranks=pool))
+
+# %% [markdown]
+# And with only one micro-batch in flight (`active=1`) nothing is stale: the same engine is then serial training.
+
+# %%
+stream = make_stream("ampnet", 4, 8, active=1)
+print("most updates missed:", max(stream.staleness(op) for op in stream.reads))
+print(verify("pp=4,schedule=ampnet,active=1", small, ranks=pool).ok)
+
+# %% [markdown]
+# ## Two buffers are enough
+#
+# 2BW collects the gradients of m >= p micro-batches for one update, so versions are born rarely. The whole batch t uses
+# version t - 1: by then it is on every stage. W(t+1) = W(t) - lr · ∇f(W(t-1)): a delay of one, the same everywhere.
+
+
+# %% tags=["exercise"]
+def update(old, new, gradient, lr):
+    """One update of 2BW: from the versions (old, new) to the next two. `gradient(w)` is the batch's gradient at w."""
+    ### BEGIN SOLUTION
+    return new, new - lr * gradient(old)
+    ### END SOLUTION
+
+
+check("the update of 2BW", exercises.double_buffered, update)
+
+
+# %% tags=["wrong"]
+# FAIL: that is a pipeline with a flush
+def update(old, new, gradient, lr):
+    return new, new - lr * gradient(new)
+
+
+# %% tags=["wrong"]
+# FAIL: added to the newest weights
+def update(old, new, gradient, lr):
+    return new, old - lr * gradient(old)
+
+
+# %% tags=["wrong"]
+# FAIL: the version before it becomes the old one
+def update(old, new, gradient, lr):
+    return old, new - lr * gradient(old)
+
+
+# %% tags=["wrong"]
+# FAIL: an update needs one gradient, yours computed 2
+def update(old, new, gradient, lr):
+    return new, new - lr * (gradient(old) + gradient(old)) / 2
+
+
+# %% tags=["wrong"]
+# FAIL: return two versions
+def update(old, new, gradient, lr):
+    return old, new, new - lr * gradient(old)
+
+
+# %% [markdown]
+# ## What it costs in learning
+#
+# A small GPT-2 learns Shakespeare's letters, four stages, the same 40 batches in every run, at three learning rates.
+# Above: loss by data. Below: by time, where a batch with a flush (m = 4) takes 1 + 3/4 of a batch without.
+
+# %%
+time_of = {"1f1b": 1.75, "2bw": 1.0, "pipedream": 1.0, "ampnet": 1.0}
+runs = [(scheme, rate) for scheme in time_of for rate in (0.1, 0.4, 1.0)]
+losses = {}
+for part in pool.run(several, runs, 40):
+    losses |= part
+show(
+    plots.curves(losses, time_of),
+    "computed",
+    "by the emulators that live ranks equal; loss averaged over nine batches; time simulated, without messages.",
+    "Loss curves of four schemes: alike at the small learning rate; at the large one the stale ones are worse",
+)
+
+# %%
+tail = lambda values: sum(values[-8:]) / 8
+rows = [(scheme, *(round(tail(losses[scheme, rate]), 2) for rate in (0.1, 0.4, 1.0))) for scheme in time_of]
+table(rows, ["loss of the last 8 batches", "rate 0.1", "rate 0.4", "rate 1.0"])
+
+# %% [markdown]
+# Staleness costs little while steps are small, and much once they are not: the learning rate at which training breaks
+# falls as the delay grows. That is why 2BW warms up: its first batches are the steepest.
+#
+# ## Bug lab: no stash, and a curve that looks fine
+#
+# Someone "simplifies" PipeDream: no stash. That is AMPNet, and at the smallest rate its curve lies on PipeDream's:
+
+# %%
+gap = max(abs(a - b) for a, b in zip(losses["ampnet", 0.1], losses["pipedream", 0.1], strict=True))
+print(f"largest gap between the two loss curves: {gap:.3f} of {losses['ampnet', 0.1][0]:.2f}")
+
+# %% [markdown]
+# Only a comparison of *gradients* or *versions* tells. Predict what each of these bugs makes differ:
+
+
+# %%
+def newest_always(right):
+    return lambda self, version: right(self, max(self.versions))
+
+
+def stashed_too_late(right):
+    def late(self, stash, version, wanted, update):
+        right(self, stash, version, frozenset(), update)
+        if version - 1 in wanted:
+            stash.kept[version - 1] = [p.data.clone() for p in stash.parameters]
+
+    return late
+
+
+def never_freed(right):
+    return lambda self, wanted: None
+
+
+def head_silent(right):
+    def tie(self, pieces, mesh):
+        for piece in pieces:
+            if piece.spec.tied_copy:
+                piece.tensor.grad.zero_()
+        right(self, pieces, mesh)
+
+    return tie
+
+
+bugs = {
+    newest_always: (Stash, "use"),
+    stashed_too_late: (Asynchronous, "_update"),
+    never_freed: (Stash, "free"),
+    head_silent: (Asynchronous, "tie"),
+}
+for bug, where in bugs.items():
+    claims = worst(pool.run(changed, *where, bug, "pp=4,schedule=pipedream"))
+    print(f"{bug.__name__:17}", "; ".join(c.name for c in claims if c.error > 1e-10))
+
+# %% [markdown]
+# ## The table, by counters
+#
+# Four stages. Versions and activations are the most that live ranks held; utilisation is simulated for 12 micro-batches
+# (backward twice a forward).
+
+
+# %% tags=["setup"]
+def with_flush_held(rank, world_size, text):
+    """The most activations that a synchronous pipeline holds on this rank."""
+    plan = Plan.parse(text)
+    parallel = build(plan, small, Mesh(**plan.axes))
+    Trainer(parallel).step(example_batch(small, 8, 11))
+    return max(parallel.engine.held)
+
+
+# %%
+semantics = {
+    "gpipe": "serial",
+    "1f1b": "serial",
+    "ampnet": "of no single weights",
+    "pipedream": "f(w1(t-3), ..., w4(t))",
+    "pipedream_vertical": "f(W(t-3))",
+    "2bw": "f(W(t-1))",
+}
+rows = []
+for name, meaning in semantics.items():
+    if name in found:
+        activations = [held for *_, held, _ in found[name]]
+        kept = [max(len(read.held) for read in record) for _, record, *_ in found[name]]
+        busy = 1 - simulate(free_running(4, 12), times).bubble
+    else:
+        activations, kept = pool.run(with_flush_held, f"pp=4,micro=4,schedule={name}"), [1] * 4
+        busy = 1 - simulate(make(name, 4, 4), times).bubble
+    words = (" ".join(map(str, numbers)) for numbers in (kept, activations))
+    rows.append((name, f"{float(busy):.0%}", *words, meaning))
+table(rows, ["schedule", "busy", "versions, stages 0-3", "activations", "the gradient is that of"])
+
+# %% [markdown]
+# (GPipe and 1F1B: batches of four micro-batches, a flush after each.)
+#
+# ## Servers that do not wait
+#
+# The same question in data parallelism. Lesson 04's parameter server waited for all workers: *bulk synchronous*, BSP.
+# If it applies each gradient on arrival, nobody waits for the slow one: *asynchronous*, ASP; the gradient may be old by
+# as many updates as others made meanwhile. *Stale synchronous*, SSP (Ho et al. 2013), lies between: a worker may start
+# its next step only while it is at most s steps ahead of the slowest. Write the rule.
+
+
+# %% tags=["exercise"]
+def may_start(clock, slowest, bound):
+    """Whether a worker that has done `clock` steps may start the next, when the slowest has done `slowest`; `bound`
+    None: no bound.
+    """
+    ### BEGIN SOLUTION
+    return bound is None or clock - slowest <= bound
+    ### END SOLUTION
+
+
+check("stale synchronous", exercises.bounded, may_start)
+
+
+# %% tags=["wrong"]
+# FAIL: nobody would ever start
+def may_start(clock, slowest, bound):
+    return bound is None or clock - slowest < bound
+
+
+# %% tags=["wrong"]
+# FAIL: that is one too many
+def may_start(clock, slowest, bound):
+    return bound is None or clock - slowest <= bound + 1
+
+
+# %% tags=["wrong"]
+# FAIL: without a bound nobody waits
+def may_start(clock, slowest, bound):
+    return clock - slowest <= (bound or 0)
+
+
+# %% tags=["wrong"]
+# FAIL: must not start
+def may_start(clock, slowest, bound):
+    return True
+
+
+# %% tags=["wrong"]
+# FAIL: it is 1 ahead and must start
+def may_start(clock, slowest, bound):
+    return bound is None or clock <= bound or clock == slowest
+
+
+# %% [markdown]
+# Three workers, one of them four times slower, one server; who arrives when follows from a seed. Live ranks pull,
+# compute GPT-2's gradient and push. The server writes a log: whose gradient, read at which version, applied as which
+# update.
+
+# %%
+batches = [example_batch(small, 7, 11, t) for t in range(8)]
+logs, rows = {}, []
+for name, bound in (("BSP", 0), ("SSP, s = 2", 2), ("ASP", None)):
+    events = servers.arrivals([1.0, 1.0, 4.0], len(batches), bound, seed=1)
+    (weights, log, _), *_ = pool.run(servers.serve, 1, small, batches, events, 0.05)
+    same = torch.equal(weights, servers.replay(small, batches, log, 3, 0.05)[-1])
+    ahead = max(e.clock - min(sum(a.worker == w for a in log[: e.read]) for w in range(3)) for e in log)
+    fast = max(e.time for e in events if e.worker == 0)
+    rows.append(
+        (name, round(fast, 1), max(e.staleness for e in log), ahead, "the same bits" if same else "DIFFERS")
+    )
+    logs[name] = log
+table(
+    rows, ["rule", "a fast worker is done at", "most updates missed", "most steps ahead", "replay of the log"]
+)
+
+# %%
+show(
+    plots.staleness(logs),
+    "counted",
+    "how many updates each gradient had missed when it was applied, from the logs of live servers.",
+    "Three bar charts: 0 to 2 for BSP, wider for SSP, widest for ASP",
+)
+
+# %% [markdown]
+# BSP applies the three gradients of a clock one after another, all read at the same version: that is the serial step.
+#
+# ## The modern cousin: meet every H steps
+#
+# DiLoCo (Douillard et al. 2023) trains replicas that do not talk at all for H steps of AdamW. Then they average how far
+# they went and take one step of Nesterov along it. H times fewer bytes; here H = 4, on two and four live ranks, equal
+# to a loop over replicas in one process.
+
+# %%
+batches = [example_batch(small, 8, 11, t) for t in range(8)]
+rows = []
+for ranks in (2, 4):
+    with Ranks(ranks) as replicas:
+        for every in (1, 4):
+            (weights, _, traffic), *_ = replicas.run(local_sgd.train, small, batches, every)
+            want, _ = local_sgd.emulate(small, batches, ranks, every)
+            calls, size, _ = traffic["all_reduce", "dp"]
+            equal = "equal" if (weights - want).abs().max() < 1e-12 else "DIFFERS"
+            rows.append((ranks, every, calls, size // 1024, equal))
+table(rows, ["replicas", "H", "all-reduces", "KiB sent by a rank", "weights against the emulator"])
+
+# %% [markdown]
+# ## What is used today
+#
+# The flush won. Interleaving and zero bubble (lesson 08) took most of the bubble away without touching the mathematics;
+# versions cost memory that large models do not have; and a run that cannot be reproduced serially is hard to debug.
+# Staleness lives on where waiting is really expensive: between data centres (local SGD, DiLoCo), and in reinforcement
+# learning, where samplers use weights that are a few versions old.
+#
+# ## Faults and checkpoints
+#
+# A checkpoint could hold all versions in flight. Ours *drains* the pipeline first, as an evaluation must anyway: at
+# most p - 1 micro-batches of idle time, and the checkpoint is an ordinary one that any plan can resume.
+
+# %%
+pool.close()
+
+# %% [markdown]
+# ## Drill
+#
+# 1. *PipeDream, 8 stages: how many versions does stage 2 keep, and how many with four micro-batches an update?*
+#    8 - 2 = 6; 1 + ⌈5 / 4⌉ = 3.
+# 2. *Which stage's gradient is never stale in PipeDream?* The last one's own weights are up to date; but its input was
+#    computed with old weights.
+# 3. *Why does 2BW need m >= p?* Otherwise version t - 1 is not on every stage when batch t enters.
+# 4. *Why is ZeRO-3 refused with stashing?* It keeps no whole weights; a stash keeps several.
+# 5. *SSP with s = 0?* Bulk synchronous: nobody starts before all are done.
+# 6. *AMPNet with `active=1`?* Serial training, one stage at work at a time.
+#
+# **Sources:** Gaunt et al. 2017, "AMPNet"; Narayanan et al. 2019, "PipeDream"; Narayanan et al. 2021, "Memory-Efficient
+# Pipeline-Parallel DNN Training" (2BW, Flush); Ho et al. 2013 (SSP); Li et al. 2014; Douillard et al. 2023, "DiLoCo".
+# Next: lesson 10, which splits the sequence.
