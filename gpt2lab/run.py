@@ -23,7 +23,9 @@ from .train import LLMC, Recipe, Trainer
 
 STOP = "stop"
 LEAST = dict.fromkeys(("steps", "batch", "sequence", "accumulate", "evaluate", "save", "keep"), 1)
-LEAST |= dict.fromkeys(("lr", "warmup", "clip", "weight_decay", "sample", "experts", "capacity"), 0)  # the smallest that makes sense
+LEAST |= dict.fromkeys(
+    ("lr", "warmup", "clip", "weight_decay", "sample", "experts", "capacity"), 0
+)  # the smallest that makes sense
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
 
 

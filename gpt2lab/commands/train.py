@@ -79,7 +79,10 @@ def add_arguments(parser) -> None:
     from ..model import PRESETS
 
     for f in fields(Options):
-        flag, text = f"--{f.name.replace('_', '-')}", HELP[f.name].format(presets=", ".join(PRESETS), routers=", ".join(ROUTERS))
+        flag, text = (
+            f"--{f.name.replace('_', '-')}",
+            HELP[f.name].format(presets=", ".join(PRESETS), routers=", ".join(ROUTERS)),
+        )
         if f.type is bool:
             parser.add_argument(
                 flag,

@@ -1,0 +1,152 @@
+"""Checkers of lesson 12: top-2 gating with room, rows to their experts and back, combine's backward, bytes."""
+
+import torch
+
+from . import close
+
+
+def gating(answer) -> None:
+    """Exercise: experts, weights and who finds room, of scores (N, E)."""
+    generator = torch.Generator().manual_seed(0)
+    for tokens, experts, room in ((6, 4, 6), (9, 3, 4), (16, 4, 5)):
+        p = torch.randn(tokens, experts, generator=generator, dtype=torch.float64).mul(2).softmax(-1)
+        chosen, weights, kept = answer(p, room)
+        case = f"{tokens} tokens, {experts} experts with room for {room}"
+        best = p.topk(2, -1)
+        assert chosen.shape == (tokens, 2) and torch.equal(chosen, best.indices), (
+            f"{case}: token 0 should ask for experts {best.indices[0].tolist()}, not {chosen[:1].flatten().tolist()}"
+        )
+        sums = weights.sum(-1)
+        assert torch.allclose(sums, torch.ones_like(sums)), (
+            f"{case}: the two weights of a token add up to {sums.min():.3f}, not to 1; dropping must not change them"
+        )
+        close(weights, best.values / best.values.sum(-1, keepdim=True), f"{case}: the weights")
+        taken = torch.bincount(chosen[kept], minlength=experts)
+        assert taken.max() <= room, (
+            f"{case}: an expert got {int(taken.max())} tokens, but has room for {room}"
+        )
+        right = _served(best.indices, experts, room)
+        assert kept.sum() == right.sum(), (
+            f"{case}: {int(right.sum())} choices fit, yours keeps {int(kept.sum())}"
+        )
+        assert torch.equal(kept[:, 0], right[:, 0]), (
+            f"{case}: first choices go first, in the order of the tokens"
+        )
+        assert torch.equal(kept, right), (
+            f"{case}: second choices wait behind *all* first ones, in token order"
+        )
+
+
+def _served(chosen, experts, room):
+    queue, kept = [0] * experts, torch.zeros_like(chosen, dtype=torch.bool)
+    for choice in range(chosen.size(1)):
+        for token, e in enumerate(chosen[:, choice].tolist()):
+            kept[token, choice] = queue[e] < room
+            queue[e] += 1
+    return kept
+
+
+COUNTS = ((3, 0, 2, 1), (1, 4, 0, 2))  # rows of each of two ranks for four experts
+
+
+def exchange(there, back) -> None:
+    """Exercise: rows to the ranks of their experts and back, with uneven counts, on two live ranks."""
+    from ... import launch
+
+    found = launch(_travel, there, back, ranks=2, echo=False)
+    for rank, (_, said, _, _) in enumerate(found):
+        assert said == _table(rank), (
+            f"rank {rank}: your table of counts is {said}, but {_table(rank)} rows come"
+        )
+    for rank, (got, _, home, sent) in enumerate(found):
+        mine = range(2 * rank, 2 * rank + 2)
+        rows = [
+            100 * source + 10 * e + i for source in range(2) for e in mine for i in range(COUNTS[source][e])
+        ]
+        assert got[:, 0].tolist() == rows, (
+            f"rank {rank}: rows {rows} should arrive, got {got[:, 0].long().tolist()}"
+        )
+        away = [100 * rank + 10 * e + i for e in range(4) for i in range(COUNTS[rank][e])]
+        assert home[:, 0].tolist() == [-row for row in away], (
+            f"rank {rank}: its own rows should come home, in their order; got {home[:, 0].long().tolist()}"
+        )
+        other = 1 - rank
+        out = sum(COUNTS[rank][2 * other : 2 * other + 2]) + sum(COUNTS[other][2 * rank : 2 * rank + 2])
+        assert sent <= out * 3 * 8 + 2 * 2 * 8, (
+            f"rank {rank} sent {sent} bytes; the rows that have to travel are {out * 3 * 8} bytes, and counts 16"
+        )
+
+
+def _table(rank):
+    return [list(counts[2 * rank : 2 * rank + 2]) for counts in COUNTS]
+
+
+def _travel(rank, world_size, there, back):
+    from ...ranks import comm
+    from ...ranks.mesh import Mesh
+
+    axis, counts = Mesh(dp=world_size, ep=world_size)["ep"], torch.tensor(COUNTS[rank])
+    names = [100.0 * rank + 10 * e + i for e in range(4) for i in range(COUNTS[rank][e])]
+    rows = torch.tensor(names, dtype=torch.float64)[:, None].expand(-1, 3).contiguous()
+    comm.clear_log()
+    got, table = there(rows, counts, axis)
+    said = torch.as_tensor(table).tolist()
+    right = comm.gather_objects(said == _table(rank), axis)
+    home = back(-got, table, counts, axis) if all(right) else got
+    moved = [size for (op, _), (_, size, _) in comm.traffic().items() if op != "gather_objects"]
+    return got, said, home, sum(moved)
+
+
+def combine_backward(answer) -> None:
+    """Exercise: gradients of rows and weights, given that of y[token] += weight * row."""
+    generator = torch.Generator().manual_seed(1)
+    token = torch.tensor([2, 0, 3, 0, 2, 2])
+    rows, weights, grad = (
+        torch.randn(*s, generator=generator, dtype=torch.float64) for s in ((6, 3), (6,), (4, 3))
+    )
+    leaves = rows.requires_grad_(), weights.requires_grad_()
+    y = torch.zeros(4, 3, dtype=torch.float64).index_add(0, token, leaves[0] * leaves[1][:, None])
+    right = torch.autograd.grad(y, leaves, grad)
+    of_rows, of_weights = answer(grad, rows.detach(), weights.detach(), token)
+    assert of_rows.shape == (6, 3), f"the gradient of rows has shape {tuple(of_rows.shape)}, rows have (6, 3)"
+    assert not torch.allclose(of_rows, grad[token]), (
+        "the gradient of a row is too large: what was its weight?"
+    )
+    close(of_rows, right[0], "the gradient of the rows")
+    assert of_weights.shape == (6,), (
+        f"a weight is one number: its gradient has shape {tuple(of_weights.shape)}"
+    )
+    close(of_weights, right[1], "the gradient of the weights (a row times its token's gradient)")
+
+
+def traffic(answer) -> None:
+    """Exercise: bytes that each rank sends in a forward and a backward of one mixture, counted on two live ranks."""
+    from ... import launch
+
+    found = launch(_counted, ranks=2, echo=False)
+    rows = [row for row, _ in found]
+    for rank, (_, sent) in enumerate(found):
+        got = answer(rows, rank, 24, 8, 8)
+        assert got != sent - 8 * 4, f"rank {rank}: {got} leaves out the counts, which travel first: 4 numbers"
+        close(
+            got, sent, f"rank {rank} with rows {rows}, width 24, 8 experts, 8 bytes a number: counted bytes"
+        )
+
+
+def _counted(rank, world_size):
+    from dataclasses import replace
+
+    from ...experts.mixture import mixtures
+    from ...plan import Plan, build
+    from ...ranks import comm
+    from ...ranks.mesh import Mesh
+    from ...train import Trainer
+    from ...verify import EXPERTS, example_batch
+
+    config = replace(EXPERTS, n_layer=2)
+    plan = Plan.parse("dp=2,ep=2")
+    parallel = build(plan, config, Mesh(**plan.axes), torch.float64)
+    comm.clear_log()
+    Trainer(parallel).gradients(example_batch(config, 7, 11))
+    sent = sum(event.bytes for event in comm.log if event.axis == "ep")
+    return mixtures(parallel.model)[0].kept.view(2, 4).sum(1).tolist(), sent

@@ -1,0 +1,84 @@
+"""Figures of mixtures of experts: how tokens travel, who chose whom, load over time, what a choice of width costs."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from matplotlib.patches import FancyArrowPatch, Rectangle
+
+from .style import COLORS, THINGS, figure, ink, rank_color
+
+
+def flow(choices: Sequence[Sequence[int]] = ((0, 2, 3, 0), (2, 1, 0, 2)), experts: int = 4):
+    """Tokens of two ranks on their way to experts of two ranks; what crosses the middle is what travels."""
+    fig, ax = figure(9, 3.4)
+    ax.set(xlim=(-0.4, 10.6), ylim=(-0.5, 4.5))
+    ax.set_axis_off()
+    tokens = [(rank, e) for rank, row in enumerate(choices) for e in row]
+    heights = np.linspace(4, 0, len(tokens))
+    rooms = np.linspace(3.6, 0.4, experts)
+    for x, title in ((0.3, "tokens"), (2.6, "router"), (5.1, "expert"), (7.6, "weighted"), (9.9, "tokens")):
+        ax.text(x, 4.45, title, ha="center", weight="bold")
+    for (rank, e), y in zip(tokens, heights, strict=True):
+        for x in (0, 9.6):
+            ax.add_patch(Rectangle((x, y - 0.17), 0.6, 0.34, fc=rank_color(rank), ec="white"))
+        away = rank != e * 2 // experts
+        style = {"color": COLORS["comm"] if away else COLORS["other"], "lw": 1.6 if away else 0.8}
+        for begin, end in (((0.65, y), (4.6, rooms[e])), ((5.6, rooms[e]), (9.55, y))):
+            ax.add_patch(FancyArrowPatch(begin, end, arrowstyle="-|>", mutation_scale=8, **style))
+    for e, y in enumerate(rooms):
+        rank = e * 2 // experts
+        color = rank_color(rank)
+        ax.add_patch(Rectangle((4.65, y - 0.3), 0.9, 0.6, fc=color, ec="white"))
+        ax.text(5.1, y, f"E{e}", ha="center", va="center", color=ink(color))
+    return fig
+
+
+def written(text: str, before: Sequence[int], after: Sequence[int]):
+    """A line of text twice, each letter on the colour of the expert that it asks for first."""
+    fig, axes = figure(9, 1.9, 2, 1)
+    for ax, experts, title in zip(axes, (before, after), ("before training", "after"), strict=True):
+        ax.set(xlim=(0, len(text)), ylim=(0, 1))
+        ax.set_axis_off()
+        ax.set_title(title)
+        for i, (letter, e) in enumerate(zip(text, experts, strict=True)):
+            ax.add_patch(Rectangle((i, 0), 1, 1, fc=rank_color(e), ec="white", lw=0.4))
+            ax.text(
+                i + 0.5, 0.5, letter, ha="center", va="center", color=ink(rank_color(e)), family="monospace"
+            )
+    return fig
+
+
+def loads(histories: Mapping[str, np.ndarray]):
+    """Each expert's share of the choices over the steps, one panel a way to balance; the even share is dashed."""
+    fig, axes = figure(9, 2.8, 1, len(histories), sharey=True, squeeze=False)
+    for ax, (name, shares) in zip(axes[0], histories.items(), strict=True):
+        for e, line in enumerate(shares.T):
+            ax.plot(np.arange(1, len(line) + 1), line, color=rank_color(e), lw=1.2)
+        ax.axhline(1 / shares.shape[1], color=THINGS[1], ls="--", lw=1)
+        ax.set(title=name, xlabel="step", ylim=(0, None))
+    axes[0][0].set_ylabel("share of all choices")
+    return fig
+
+
+def losses(curves: Mapping[str, Sequence[float]], tokens: int, window: int = 10):
+    """Training loss against tokens seen, each a running mean over `window` steps."""
+    fig, ax = figure(8, 3)
+    for i, (name, curve) in enumerate(curves.items()):
+        mean = np.convolve(curve, np.ones(window) / window, "valid")
+        ax.plot(tokens * (np.arange(len(mean)) + window), mean, label=name, color=THINGS[(0, 3, 4)[i % 3]])
+    ax.set(xlabel="tokens seen", ylabel="loss (nats a letter)")
+    ax.legend()
+    return fig
+
+
+def pays(machines: Mapping[str, tuple[float, float, int, int]], widths=(256, 65536)):
+    """Seconds on the wire per second of products against the hidden width, for (flop/s, bytes/s, ranks, bytes)."""
+    fig, ax = figure(8, 3.2)
+    width = np.geomspace(*widths, 50)
+    for i, (name, (flops, wire, ranks, element)) in enumerate(machines.items()):
+        share = 4 * element * (ranks - 1) / ranks / wire * flops / (12 * width)
+        ax.loglog(width, share, label=name, color=THINGS[(3, 4, 0)[i % 3]])
+    ax.axhline(1, color=THINGS[1], ls="--", lw=1)
+    ax.set(xlabel="hidden width H of an expert", ylabel="wire time / compute time")
+    ax.legend()
+    return fig

@@ -1,0 +1,530 @@
+# %% [markdown]
+# # 12 Mixture of experts
+#
+# **The one-minute version.** Replace the MLP of a layer by E of them, the *experts*, and let a small *router* send
+# each token to k. The model has E times the weights, but a token costs only k MLPs. Three things follow. Somebody
+# must see to it that the experts share the work (*balance*). An expert with too much work may refuse some
+# (*capacity*, *drops*). And the experts need not live on one rank: give each rank some, and send the tokens to
+# them by **all-to-all**, there and back. That is expert parallelism, the word `ep` of a plan; it divides `dp`.
+#
+# Here is the claim of this lesson, on two live ranks with four of eight experts each:
+
+# %% tags=["setup"]
+from dataclasses import replace
+
+import torch
+
+from gpt2lab.experts.mixture import Experts, Mixture, looped
+from gpt2lab.experts.rows import Combine, Dispatch
+from gpt2lab.lessons import show, show_source, table
+from gpt2lab.lessons.exercises import check
+from gpt2lab.lessons.exercises import experts as exercises
+from gpt2lab.lessons.labs import experts as lab
+from gpt2lab.plots import experts as plots
+from gpt2lab.ranks import comm
+from gpt2lab.verify import CONFIG, EXPERTS, verify
+
+torch.set_num_threads(1)
+
+# %%
+print(verify("dp=2,ep=2"))
+
+# %%
+show(
+    plots.flow(),
+    "drawing",
+    "tokens of two ranks (colours) and four experts, two a rank; orange crosses from one rank to the other.",
+    "Tokens at the left, experts in the middle, tokens at the right; arrows show each token's way there and back",
+)
+
+# %% [markdown]
+# ## One rank: a loop, then rows
+#
+# Of x (N, C), N tokens, the router makes a score for every expert: softmax(x W). *Mixtral*'s rule: the k largest
+# count, divided by their sum. The plainest program lets every expert compute every token and multiplies most
+# results by zero.
+
+
+# %%
+def plain(x, router, experts, k):
+    p = (x @ router.T).softmax(-1)  # (N, E)
+    best = p.topk(k, -1)
+    weights = torch.zeros_like(p).scatter(-1, best.indices, best.values / best.values.sum(-1, keepdim=True))
+    return sum(weights[:, e, None] * expert(x) for e, expert in enumerate(experts))
+
+
+torch.manual_seed(0)
+torch.set_default_dtype(torch.float64)
+config = replace(CONFIG, experts=Experts(8, 2, balance=0.0))
+moe, x = Mixture(config, 0), torch.randn(3, 11, 24)
+by_hand = plain(x.flatten(0, 1), moe.router.weight, moe.experts.values(), 2).view_as(x)
+print("plain loop equals the package:", torch.allclose(by_hand, moe(x), atol=1e-12))
+print("and the package's own loop:   ", torch.allclose(looped(moe, x), moe(x), atol=1e-12))
+
+# %% [markdown]
+# That does E / k times the work that is needed. So take from each expert only its tokens: write down all pairs
+# (token, expert), *sort* them by expert, and do one product an expert on consecutive rows. This is the *grouped*
+# form, on GPUs a *grouped GEMM*. Two adjoint functions surround it: **dispatch** copies each token to its rows, so
+# in backward a token's gradients add up; **combine** adds up rows times weights.
+
+
+# %%
+def grouped(x, router, experts, k):
+    p = (x @ router.T).softmax(-1)
+    best = p.topk(k, -1)
+    weights = (best.values / best.values.sum(-1, keepdim=True)).flatten()
+    order = best.indices.flatten().argsort(stable=True)  # pairs, sorted by expert
+    token, counts = order // k, torch.bincount(best.indices.flatten(), minlength=len(experts))
+    rows = Dispatch.apply(x, token)
+    parts = zip(experts, rows.split(counts.tolist()), strict=True)
+    rows = torch.cat([expert(part) for expert, part in parts])
+    return Combine.apply(rows, weights[order], token, len(x)), counts
+
+
+y, counts = grouped(x.flatten(0, 1), moe.router.weight, moe.experts.values(), 2)
+print("grouped equals the loop:", torch.allclose(y.view_as(x), by_hand, atol=1e-12))
+print("rows of each expert:", counts.tolist(), "sum", int(counts.sum()), "= 33 tokens x 2")
+
+# %% [markdown]
+# ### Exercise: the backward of combine
+#
+# y[token] += weight * row, for every row. Given the gradient of y (N, C), what are those of rows (M, C) and of
+# weights (M,)? The second is how the router learns, and the one most often forgotten.
+
+
+# %% tags=["exercise"]
+def combine_backward(grad, rows, weights, token):
+    """(gradient of rows, gradient of weights)."""
+    ### BEGIN SOLUTION
+    grad = grad[token]
+    return grad * weights[:, None], (grad * rows).sum(-1)
+    ### END SOLUTION
+
+
+check("combine_backward", exercises.combine_backward, combine_backward)
+
+
+# %% tags=["wrong"]
+# FAIL: what was its weight?
+def combine_backward(grad, rows, weights, token):
+    return grad[token], (grad[token] * rows).sum(-1)
+
+
+# %% tags=["wrong"]
+# FAIL: a weight is one number
+def combine_backward(grad, rows, weights, token):
+    return grad[token] * weights[:, None], grad[token] * rows
+
+
+# %% tags=["wrong"]
+# FAIL: a row times its token's gradient
+def combine_backward(grad, rows, weights, token):
+    return grad[token] * weights[:, None], grad[token].sum(-1)
+
+
+# %% tags=["wrong"]
+# FAIL: the gradient of rows has shape
+def combine_backward(grad, rows, weights, token):
+    return grad, (grad[token] * rows).sum(-1)
+
+
+# %% tags=["wrong"]
+# FAIL: the gradient of the rows
+def combine_backward(grad, rows, weights, token):
+    return grad[token] * weights.softmax(0)[:, None], (grad[token] * rows).sum(-1)
+
+
+# %% [markdown]
+# ## Who chooses, and who gets room
+#
+# | router | a token's experts | weight |
+# |---|---|---|
+# | Switch (2021) | the best one | its probability |
+# | GShard (2020) | the best two; the second may be asked by chance only | divided by their sum |
+# | Mixtral (2024) | the best k | divided by their sum |
+# | expert choice (2022) | every *expert* takes its best tokens | the probability |
+# | DeepSeek-V3 (2024) | the best k of score + bias | scores divided by their sum, without bias |
+#
+# A buffer of fixed size wants a **capacity**: an expert takes ceil(k S / E * factor) of a group of S tokens. First
+# choices come first, then second ones, each in the order of the tokens. What finds no room is *dropped*: the block
+# passes on its residual alone. *Dropless* programs (MegaBlocks, and ours without `capacity`) work with uneven
+# counts instead.
+#
+# Expert choice is balanced by construction, but looks at later tokens: a model trained so cannot generate, and ours
+# refuses to.
+#
+# ### Exercise: top-2 with room
+
+
+# %% tags=["exercise"]
+def gate(p, room):
+    """Of scores p (N, E): experts (N, 2), weights (N, 2) and which choices find room, kept (N, 2)."""
+    ### BEGIN SOLUTION
+    best = p.topk(2, -1)
+    weights = best.values / best.values.sum(-1, keepdim=True)
+    one = torch.nn.functional.one_hot(best.indices, p.size(1))  # (N, 2, E)
+    before = torch.stack([torch.zeros(p.size(1), dtype=torch.long), one[:, 0].sum(0)])
+    place = ((one.cumsum(0) - one + before) * one).sum(-1)
+    return best.indices, weights, place < room
+    ### END SOLUTION
+
+
+check("gate", exercises.gating, gate)
+
+
+# %% tags=["wrong"]
+# FAIL: has room for
+def gate(p, room):
+    best = p.topk(2, -1)
+    one = torch.nn.functional.one_hot(best.indices, p.size(1))
+    before = torch.stack([torch.zeros(p.size(1), dtype=torch.long), one[:, 0].sum(0)])
+    place = ((one.cumsum(0) - one + before) * one).sum(-1)
+    return best.indices, best.values / best.values.sum(-1, keepdim=True), place <= room
+
+
+# %% tags=["wrong"]
+# FAIL: dropping must not change them
+def gate(p, room):
+    best = p.topk(2, -1)
+    return best.indices, best.values, torch.ones_like(best.indices, dtype=torch.bool)
+
+
+# %% tags=["wrong"]
+# FAIL: first choices go first
+def gate(p, room):
+    best = p.topk(2, -1)
+    flat = torch.nn.functional.one_hot(best.indices.flatten(), p.size(1))
+    place = ((flat.cumsum(0) - flat) * flat).sum(-1).view_as(best.indices)
+    return best.indices, best.values / best.values.sum(-1, keepdim=True), place < room
+
+
+# %% tags=["wrong"]
+# FAIL: choices fit
+def gate(p, room):
+    best = p.topk(2, -1)
+    one = torch.nn.functional.one_hot(best.indices, p.size(1))
+    before = torch.stack([torch.zeros(p.size(1), dtype=torch.long), one[:, 0].sum(0)])
+    place = ((one.cumsum(0) - one + before) * one).sum(-1)
+    return best.indices, best.values / best.values.sum(-1, keepdim=True), place < room - 1
+
+
+# %% tags=["wrong"]
+# FAIL: should ask for experts
+def gate(p, room):
+    worst = p.topk(2, -1, largest=False)
+    weights = worst.values / worst.values.sum(-1, keepdim=True)
+    return worst.indices, weights, torch.ones_like(worst.indices, dtype=torch.bool)
+
+
+# %% [markdown]
+# ## Balance
+#
+# A router that learns only from the loss sends more to the experts that are already good. Two remedies.
+#
+# - A **load loss**, E sum_e f_e p_e: f_e is expert e's share of the choices (a count, no gradient), p_e its mean
+#   probability. It is 1 when all are even.
+# - A **bias** of each expert, added to its score for choosing only. After each step it moves by a fixed speed, down
+#   where the expert had too much. No loss, no gradient of the router.
+#
+# Both are sums over tokens, and fit our rule: sum everywhere, divide once. The bias rides along as a parameter
+# whose *gradient* is the excess load, so buckets, ZeRO and checkpoints carry it as any other.
+#
+# Three runs of 200 steps on letters of Shakespeare, eight experts, k = 2:
+
+# %%
+torch.set_default_dtype(torch.float32)
+ways = {
+    "nothing": Experts(8, 2, balance=0.0, hidden=64),
+    "load loss": Experts(8, 2, balance=0.02, hidden=64),
+    "bias": Experts(8, 2, "deepseek", balance=0.0, speed=0.01, hidden=64),
+}
+runs = {name: lab.train(experts) for name, experts in ways.items()}
+for name, run in runs.items():
+    busiest, laziest = run.shares[-20:].mean(0).max() * 8, run.shares[-20:].mean(0).min() * 8
+    print(
+        f"{name:10} busiest expert more than 1.5 even shares: {busiest > 1.5}, laziest below 0.5: {laziest < 0.5}"
+    )
+
+# %%
+show(
+    plots.loads({name: run.shares for name, run in runs.items()}),
+    "measured",
+    "each expert's share of the choices in the last layer; the dashed line is an even share.",
+    "Three panels of eight curves: without balance they spread apart, with a load loss or a bias they come together",
+)
+
+# %% [markdown]
+# What did they divide among them? Each letter on the colour of the expert that it asks for first. At the start the
+# colours are chance; afterwards the experts have taken kinds of letters, not subjects.
+
+# %%
+line = "ROMEO. But, soft! what light through yonder window breaks?"
+fresh = lab.train(ways["load loss"], steps=0).model
+show(
+    plots.written(line, lab.first_experts(fresh, line), lab.first_experts(runs["load loss"].model, line)),
+    "measured",
+    "which expert each letter asks for first, before and after 200 steps with the load loss.",
+    "The same line of Shakespeare twice, its letters on the colours of eight experts",
+)
+
+# %% [markdown]
+# ### Dense or mixture, for equal flops
+#
+# The mixture above has k = 2 experts of width 64 a token: as many products as one dense MLP of width 128, which is
+# what GPT-2's rule 4 C gives here. It holds four times the MLP weights.
+
+# %%
+dense = lab.train(None)
+more = replace(lab.LETTERS, experts=ways["load loss"]).parameters
+print(f"parameters: dense {lab.LETTERS.parameters:,}, mixture {more:,}")
+show(
+    plots.losses({"dense": dense.losses, "mixture, load loss": runs["load loss"].losses}, 8 * 64),
+    "measured",
+    "loss against data, dense and mixture with the same products a token. So small a run decides little: look at "
+    "the papers' curves for the size of the gain.",
+    "Two falling curves of the loss",
+)
+
+# %% [markdown]
+# ## Experts on other ranks
+#
+# With n ranks on the axis `ep`, rank r holds experts r E/n to (r+1) E/n of every mixture. The ranks are neighbours
+# of the data axis, so each has its own rows of the batch. All else is data-parallel as before; only the experts'
+# gradients are summed over fewer replicas, dp / ep of them (axis `edp`).
+#
+# The rows, sorted by expert, are sorted by rank too. So: tell every rank how many rows will come (uneven counts
+# travel first), send the rows, compute, send the results back. In backward the same two exchanges run the other
+# way round. All-to-all is its own adjoint: what rank i sent to j, j sends the gradient of to i.
+#
+# ### Exercise: there and back on live ranks
+#
+# `comm.all_to_all(parts, axis, shapes)` sends part p to rank p; `shapes` are the shapes that come. The test counts
+# your bytes: rows that stay must not travel, and none twice.
+
+
+# %% tags=["exercise"]
+def there(rows, counts, axis):
+    """Rows (M, C) sorted by expert, counts (E,): (the rows that come, table (n, E/n) of how many from each rank)."""
+    ### BEGIN SOLUTION
+    by_rank = counts.view(axis.size, -1)
+    table = torch.stack(comm.all_to_all(list(by_rank), axis))
+    shapes = [(int(n), rows.size(1)) for n in table.sum(1)]
+    return torch.cat(comm.all_to_all(rows.split(by_rank.sum(1).tolist()), axis, shapes)), table
+    ### END SOLUTION
+
+
+def back(rows, table, counts, axis):
+    """What the experts made of the rows that came, to the ranks that sent them, in their order."""
+    ### BEGIN SOLUTION
+    shapes = [(int(n), rows.size(1)) for n in counts.view(axis.size, -1).sum(1)]
+    return torch.cat(comm.all_to_all(rows.split(table.sum(1).tolist()), axis, shapes))
+    ### END SOLUTION
+
+
+check("there and back", exercises.exchange, there, back)
+
+
+# %% tags=["wrong"]
+# FAIL: the rows that have to travel are
+def there(rows, counts, axis):
+    table = comm.all_gather(counts[None], axis)
+    sizes = table.sum(1).tolist()
+    everybody = comm.all_gather(rows, axis, 0, sizes).split(sizes)
+    mine = slice(axis.rank * 2, axis.rank * 2 + 2)
+    picked = [r.split(t.tolist())[e] for r, t in zip(everybody, table, strict=True) for e in range(4)[mine]]
+    return torch.cat(picked), table[:, mine]
+
+
+# %% tags=["wrong"]
+# FAIL: your table of counts is
+def there(rows, counts, axis):
+    by_rank = counts.view(axis.size, -1)
+    coming = torch.stack(comm.all_to_all(list(by_rank), axis))
+    shapes = [(int(n), rows.size(1)) for n in coming.sum(1)]
+    return torch.cat(comm.all_to_all(rows.split(by_rank.sum(1).tolist()), axis, shapes)), by_rank
+
+
+# %% tags=["wrong"]
+# FAIL: should arrive, got
+def there(rows, counts, axis):
+    by_rank = counts.view(axis.size, -1)
+    table = torch.stack(comm.all_to_all(list(by_rank), axis))
+    shapes = [(int(n), rows.size(1)) for n in table.sum(1)]
+    return torch.cat(comm.all_to_all(rows.flip(0).split(by_rank.sum(1).tolist()), axis, shapes)), table
+
+
+# %% tags=["wrong"]
+# FAIL: should come home
+def back(rows, table, counts, axis):
+    shapes = [(int(n), rows.size(1)) for n in counts.view(axis.size, -1).sum(1)]
+    return torch.cat(comm.all_to_all(rows.split(table.sum(1).tolist()), axis, shapes)[::-1])
+
+
+# %% tags=["wrong"]
+# FAIL: Mismatch
+def there(rows, counts, axis):
+    by_rank = counts.view(axis.size, -1)
+    table = torch.stack(comm.all_to_all(list(by_rank), axis))
+    shapes = [(int(n), rows.size(1)) for n in by_rank.sum(1)]
+    return torch.cat(comm.all_to_all(rows.split(by_rank.sum(1).tolist()), axis, shapes)), table
+
+
+# %% [markdown]
+# The package's version starts the exchange, lets the *shared* expert (which every token passes) compute meanwhile,
+# and then waits. The two halves are an adjoint pair of their own: in backward `_Wait` starts, the shared expert's
+# backward runs, `_Start` waits. (On GPUs DeepEP does this with its own kernels.)
+
+# %%
+from gpt2lab.parallel import expert
+
+show_source(expert._Start)
+show_source(expert._Wait)
+
+# %% [markdown]
+# ### Exercise: predict the bytes
+#
+# `rows[i][j]` rows of rank i have their expert on rank j. How many bytes does rank i send in one forward and
+# backward of a mixture, with width C, E experts, `element` bytes a number and 8 bytes a count? The answer is
+# compared with what two live ranks sent.
+
+
+# %% tags=["exercise"]
+def sent(rows, i, width, experts, element):
+    """Bytes that rank i sends, forward and backward."""
+    ### BEGIN SOLUTION
+    n = len(rows)
+    away = sum(rows[i][j] + rows[j][i] for j in range(n) if j != i)
+    return 2 * away * width * element + 8 * (experts - experts // n)
+    ### END SOLUTION
+
+
+check("sent", exercises.traffic, sent)
+
+
+# %% tags=["wrong"]
+# FAIL: leaves out the counts
+def sent(rows, i, width, experts, element):
+    return 2 * sum(rows[i][j] + rows[j][i] for j in range(len(rows)) if j != i) * width * element
+
+
+# %% tags=["wrong"]
+# FAIL: counted bytes
+def sent(rows, i, width, experts, element):
+    away = sum(rows[i][j] + rows[j][i] for j in range(len(rows)) if j != i)
+    return away * width * element + 8 * (experts - experts // len(rows))
+
+
+# %% tags=["wrong"]
+# FAIL: counted bytes
+def sent(rows, i, width, experts, element):
+    away = sum(rows[i][j] + rows[j][i] for j in range(len(rows)))
+    return 2 * away * width * element + 8 * (experts - experts // len(rows))
+
+
+# %% tags=["wrong"]
+# FAIL: counted bytes
+def sent(rows, i, width, experts, element):
+    away = sum(2 * rows[i][j] for j in range(len(rows)) if j != i)
+    return 2 * away * width * element + 8 * experts
+
+
+# %% tags=["wrong"]
+# FAIL: counted bytes
+def sent(rows, i, width, experts, element):
+    away = sum(rows[i][j] + rows[j][i] for j in range(len(rows)) if j != i)
+    return 2 * away * width * element + 4 * (experts - experts // len(rows))
+
+
+# %% [markdown]
+# ## Drops depend on the group
+#
+# Which tokens compete for an expert's room? If it is what one *rank* holds of a micro-batch, every plan is another
+# model. If it is one *row*, or the whole *batch* (whose counts are then gathered, 8 k E bytes a rank), the plan
+# does not matter.
+
+# %%
+for group in ("row", "batch", "rank"):
+    tight = replace(EXPERTS, n_layer=2, experts=replace(EXPERTS.experts, capacity=1.0, group=group))
+    same = [verify(plan, tight).ok for plan in ("dp=2,ep=2", "dp=2")]
+    print(f"group={group:6} dp=2,ep=2 equals the serial run: {same[0]}, dp=2: {same[1]}")
+
+# %% [markdown]
+# By rank is what most programs do. The serial model with *the same groups* exists: two micro-batches. It is equal
+# again, which the tests check. The load loss has the same choice: its f_e may count a row, the batch or the rank.
+#
+# `ep` composes with the other words; here with tensor parallelism, which cuts each expert's hidden features.
+
+# %%
+print(verify("dp=2,ep=2,tp=2"))
+
+# %% [markdown]
+# ## When does it pay?
+#
+# For one row, forward and backward, an expert of hidden width H does 12 C H flops. Its row travels four times, C
+# numbers of e bytes, (n-1)/n of which leave the rank. The width C cancels: only H counts.
+#
+# wire time / compute time = 4 e (n-1)/n / (wire bytes/s) * (flop/s) / (12 H)
+#
+# | machine | flop/s a rank | bytes/s a rank | source |
+# |---|---|---|---|
+# | this laptop, 2 ranks | 5e10 | 2e9 | lesson 02's order of magnitude |
+# | 8 H100 in one box | 989e12 (BF16, dense) | 450e9 each way | NVIDIA's H100 datasheet |
+# | 64 H100, 8 a box | 989e12 | 50e9 (400 Gbit/s a GPU) | NVIDIA's ConnectX-7 datasheet |
+
+# %%
+machines = {
+    "this laptop, 2 ranks": (5e10, 2e9, 2, 4),
+    "8 GPUs, NVLink": (989e12, 450e9, 8, 2),
+    "64 GPUs, network": (989e12, 50e9, 64, 2),
+}
+for name, (flops, wire, n, element) in machines.items():
+    print(f"{name:22} wire time = compute time at H = {4 * element * (n - 1) / n / wire * flops / 12:8,.0f}")
+show(
+    plots.pays(machines),
+    "computed",
+    "wire time per compute time of an expert, from the formula above; above the dashed line the wire decides.",
+    "Three falling lines against the hidden width: a laptop lowest, 8 GPUs, 64 GPUs over a network highest",
+)
+
+# %% [markdown]
+# On the network even wide experts wait, at full flop rate. So a token is sent at most to few machines
+# (DeepSeek-V3: four), first within the machine and then between (a *hierarchical* all-to-all), and computing runs
+# beside it.
+#
+# What would you do without `ep`? Every rank holds all experts and sums their gradients: 2 (n-1)/n * E * 2 C H numbers
+# a step, whatever the tokens. With `ep` = n it is 4 k C numbers a token. They are equal at **E H / k tokens a rank**:
+
+# %%
+table(
+    [(e, h, k, e * h // k) for e, h, k in ((8, 512, 2), (8, 14336, 2), (64, 1408, 6), (256, 2048, 8))],
+    ["experts", "hidden width", "k", "tokens a rank below which ep sends less"],
+)
+
+# %% [markdown]
+# And memory decides before bytes do: 256 experts do not fit on one GPU.
+#
+# ## Questions
+#
+# 1. Why does the combine's weight, and not the choice, give the router its gradient?
+# 2. With top_k = 1 and weights divided by their sum, the router learns nothing. Why?
+# 3. The load loss is computed on each rank and averaged over ranks. What is different from the loss over the batch?
+# 4. dp=8, ep=4: how many ranks hold expert 0, over how many ranks is its gradient summed, and that of the router?
+# 5. Why must counts travel before rows, and when could that be left out?
+# 6. One expert gets all tokens of all ranks. Who waits, and for whom?
+#
+# <details><summary>Answers</summary>
+#
+# 1. The choice is a comparison: it is constant nearly everywhere. The weight is smooth in the scores.
+# 2. The only weight is p / p = 1, whose gradient is zero.
+# 3. A mean of products is not the product of means: each rank is asked to be even by itself, which is stricter.
+# 4. Two; over those two; the router is held by all and summed over all eight.
+# 5. The receiver needs to know how much memory and which rank's rows. With a fixed capacity and padding, nothing
+#    needs to be said, and zeros travel.
+# 6. All wait for its rank: an exchange ends when the last one arrives. Balance is about time, not only quality.
+#
+# </details>
+#
+# **Read on.** Lepikhin et al. 2020, GShard (arXiv:2006.16668), algorithm 1 · Fedus et al. 2021, Switch
+# (arXiv:2101.03961), section 2 · Zhou et al. 2022, expert choice (arXiv:2202.09368) · Gale et al. 2022, MegaBlocks
+# (arXiv:2211.15841) · Rajbhandari et al. 2022, DeepSpeed-MoE (arXiv:2201.05596), section 5 · DeepSeek-AI 2024,
+# DeepSeek-V3 (arXiv:2412.19437), sections 2.1.2 and 3.2 · DeepEP's source.
