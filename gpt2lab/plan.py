@@ -39,6 +39,7 @@ class Plan:
     data: str = "bucket"  # how gradients are summed: bucket, naive, server, servers; owner with zero=3
     bucket: int = 1024  # KiB of gradients in one message
     zero: int = 0  # ZeRO stage: what the replicas share out
+    shard: int = 0  # how many neighbours share it out (HSDP), as replicas of other groups; 0: all replicas
     schedule: str = "1f1b"  # of the pipeline
     chunks: int = 2  # model chunks a rank, for interleaved schedules
     active: int = 0  # micro-batches in flight, for schedules without a flush; 0: as many as stages
@@ -123,6 +124,10 @@ class Plan:
             )
         context.exchange(self.exchange)
         context.layout(self.layout, 1, 1)
+        if self.shard and not self.zero:
+            raise ValueError(
+                f"shard={self.shard} says who shares out what ZeRO shards. Use zero=1, 2 or 3 with it."
+            )
         for strategy in _strategies(self):
             strategy.check(config, self, rows, length)
 
@@ -252,7 +257,7 @@ def build(
     specs = {name: spec.of(p) for name, p in model.named_parameters()}
     replicas = mesh["dp", "cp"]
     if plan.zero:
-        sync = zero.apply_zero(model, replicas, plan)
+        sync = zero.apply_zero(model, mesh, plan)
     elif _served(plan):
         sync = servers.apply_servers(model, replicas, plan)
     else:
