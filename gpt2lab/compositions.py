@@ -92,10 +92,10 @@ def used(plan: Plan) -> list[str]:
     return names + [name for name, there in extra.items() if there]
 
 
-def plans_by_pair() -> dict[tuple[str, str], list[str]]:
+def plans_by_pair(tested=TESTED) -> dict[tuple[str, str], list[str]]:
     """For each two strategies the tested plans that use both."""
     found: dict[tuple[str, str], list[str]] = {}
-    for composition in TESTED:
+    for composition in tested:
         names = used(Plan.parse(composition.plan))
         for a in names:
             for b in names:

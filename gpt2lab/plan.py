@@ -41,6 +41,7 @@ class Plan:
     data: str = "bucket"  # how gradients are summed: bucket, naive, server, servers; owner with zero=3
     bucket: int = 1024  # KiB of gradients in one message
     zero: int = 0  # ZeRO stage: what the replicas share out
+    shard: int = 0  # how many neighbours share it out (HSDP), as replicas of other groups; 0: all replicas
     schedule: str = "1f1b"  # of the pipeline
     chunks: int = 2  # model chunks a rank, for interleaved schedules
     active: int = 0  # micro-batches in progress, for schedules without a flush; 0: as many as stages
@@ -123,6 +124,10 @@ class Plan:
             )
         context.exchange(self.exchange)
         context.layout(self.layout, 1, 1)
+        if self.shard and not self.zero:
+            raise ValueError(
+                f"shard={self.shard} says who shares out what ZeRO shards. Use zero=1, 2 or 3 with it."
+            )
         for strategy in _strategies(self):
             strategy.check(config, self, rows, length)
 
@@ -254,11 +259,11 @@ def build(
     if plan.recompute and plan.pp == 1:
         apply_recompute(model)
     specs = {name: spec.of(p) for name, p in model.named_parameters()}
-    replicas, of_experts = mesh["dp", "cp"], mesh["edp", "cp"]
+    replicas = mesh["dp", "cp"]
     if plan.zero:
-        sync = zero.apply_zero(model, replicas, plan, of_experts)
+        sync = zero.apply_zero(model, mesh, plan)
     elif _served(plan):
         sync = servers.apply_servers(model, replicas, plan)
     else:
-        sync = data.apply_data(model, replicas, plan, of_experts)
+        sync = data.apply_data(model, replicas, plan, mesh["edp", "cp"])
     return Parallel(plan, mesh, model, engine, sync, specs, columns)

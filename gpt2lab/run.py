@@ -139,10 +139,26 @@ class Options:
         for split in ("train", "val"):
             Batches(self.shard(), self.batch, self.sequence, self.seed, split)
 
+    def without_effect(self) -> dict[str, str]:
+        """The options that change nothing beside the others, by name, each with the reason."""
+        found = {}
+        if self.recipe == "llmc":
+            of_recipe = ("lr", "warmup", "cosine", "clip", "weight_decay")
+            found |= dict.fromkeys(of_recipe, "--recipe llmc brings its own")
+        if self.bench:
+            found |= dict.fromkeys(
+                ("evaluate", "save", "keep", "background", "sample"), "--bench only measures"
+            )
+        if self.chunked and self.the_plan().loss == "whole":
+            found["chunked"] = "cut vocabularies, --autocast and loss=whole need the whole logits"
+        return found
+
     def arguments(self) -> list[str]:
-        """The options as command-line arguments, every one of them spelled out."""
+        """The options as command-line arguments, every one that has an effect spelled out."""
         said = []
         for key, value in asdict(self).items():
+            if key in self.without_effect():
+                continue
             if isinstance(value, bool):
                 said += [f"--{key.replace('_', '-')}"] if value else [f"--no-{key.replace('_', '-')}"]
             else:

@@ -132,7 +132,19 @@ def test_model_schedules_planner_and_plots_know_no_ranks(name):
     assert not [m for m in own if m.startswith("torch/distributed")]
 
 
-PLAIN = ("layout", "cost", "expression", "describe", "operators", "graph", "propagate", "marks", "partition", "named", "tofu")
+PLAIN = (
+    "layout",
+    "cost",
+    "expression",
+    "describe",
+    "operators",
+    "graph",
+    "propagate",
+    "marks",
+    "partition",
+    "named",
+    "tofu",
+)
 
 
 @pytest.mark.parametrize(

@@ -111,6 +111,52 @@ def test_a_number_that_is_too_small_is_refused_before_anything_is_written(name, 
     assert not list(tmp_path.iterdir())
 
 
+WITHOUT_EFFECT = [
+    *(["train", "--recipe", "llmc", f"--{name}", "1"] for name in ("lr", "warmup", "clip", "weight-decay")),
+    ["train", "--recipe", "llmc", "--cosine"],
+    *(["train", "--bench", f"--{name}", "1"] for name in ("evaluate", "save", "keep", "sample")),
+    ["train", "--bench", "--background"],
+    ["train", "--plan", "tp=2", "--chunked"],
+    ["train", "--autocast", "--chunked"],
+    ["train", "--plan", "loss=whole", "--chunked"],
+    ["schedule", "1f1b", "--csv", "--hop", "2"],
+    ["schedule", "1f1b", "--csv", "--width", "99"],
+    ["schedule", "1f1b", "--csv", "--blocking"],
+    ["schedule", "some.csv", "--stages", "2"],
+    ["schedule", "some.csv", "--micro", "2"],
+    ["schedule", "some.csv", "--chunks", "2"],
+]
+
+
+@pytest.mark.parametrize("typed", WITHOUT_EFFECT, ids=" ".join)
+def test_an_option_that_would_change_nothing_is_refused(typed, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(typed) == 1
+    said = capsys.readouterr().err
+    flag = [word for word in typed if word.startswith("--")][-1]
+    assert said.startswith(f"gpt2lab {typed[0]}: {flag} would change nothing: ") and said.count("\n") == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_plain_command_of_a_recipe_says_nothing_that_is_refused(capsys):
+    assert cli.main(["train", "--recipe", "llmc", "--bench", "--plan", "tp=2", "--dry-run"]) == 0
+    plain = capsys.readouterr().out.splitlines()[0].partition("gpt2lab train ")[2].split()
+    assert "--lr" not in plain and "--recipe" in plain
+    assert cli.main(["train", *plain, "--dry-run"]) == 0
+
+
+def test_plans_lists_those_of_so_many_ranks(capsys):
+    assert cli.main(["plans", "--list", "--ranks", "4"]) == 0
+    four = capsys.readouterr().out
+    assert cli.main(["plans", "--list"]) == 0
+    assert len(four.splitlines()) < len(capsys.readouterr().out.splitlines())
+    assert cli.main(["plans", "--ranks", "4"]) == 0
+    table = capsys.readouterr().out
+    assert cli.main(["plans"]) == 0 and capsys.readouterr().out != table
+    with pytest.raises(SystemExit):
+        cli.main(["plans", "--list", "--verify"])
+
+
 def test_runs_that_begin_in_the_same_second_get_folders_of_their_own(tmp_path):
     made = [folders._made(tmp_path / "runs", "20260101-000000").name for _ in range(3)]
     assert made == ["20260101-000000", "20260101-000000-1", "20260101-000000-2"] == sorted(made)

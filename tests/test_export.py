@@ -67,6 +67,7 @@ def test_what_cannot_be_exported_is_one_sentence(runs, tmp_path, capsys, monkeyp
     folder = checkpoint.all_in(runs / "0-serial")[-1]
     for arguments, words in (
         (["--out", "x"], "There is no run with a checkpoint in runs/. Say where one is"),
+        (["--out", "x", "--run", str(folder), "--best"], "is one checkpoint, of which none is best. Leave"),
         (["--out", "x", "--run", "nowhere"], "nowhere is not a checkpoint: it has no state.json."),
         (["--out", str(folder), "--run", str(runs / "0-serial")], "an export would damage. Use another"),
     ):

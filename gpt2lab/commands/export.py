@@ -37,6 +37,10 @@ def run(args) -> int:
 def chosen(run: Path, best: bool) -> Path:
     """The newest or the best checkpoint of a run; a checkpoint's own folder as it is."""
     found = checkpoint.all_in(run)
+    if best and checkpoint.is_one(run):
+        raise ValueError(
+            f"{run} is one checkpoint, of which none is best. Leave --best out, or name its run."
+        )
     if not found:
         return run  # a checkpoint, or nothing: reading it will say which
     if best and checkpoint.best(run) is None:

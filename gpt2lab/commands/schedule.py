@@ -7,6 +7,9 @@ from ..schedules import registry, text
 from ..schedules.check import check
 from ..schedules.simulate import Cost, simulate
 
+DEFAULTS = {"stages": 4, "micro": 8, "width": 160, "blocking": False, "recompute": False}
+DEFAULTS |= dict.fromkeys(("forward", "input_grad", "weight_grad"), Fraction(1)) | {"hop": Fraction(0)}
+
 
 def add_arguments(parser) -> None:
     """Add what the schedule command understands to an argparse parser."""
@@ -32,6 +35,7 @@ def add_arguments(parser) -> None:
 
 def run(args) -> int:
     """Print the schedule that the arguments describe; 0 when it is right."""
+    _refuse_without_effect(args)
     schedule = check(_load(args), args.buffers)
     if args.csv:
         print(text.to_csv(schedule), end="")
@@ -49,6 +53,20 @@ def run(args) -> int:
     print(text.draw(timeline, args.width))
     print(text.summary(timeline))
     return 0
+
+
+def _refuse_without_effect(args) -> None:
+    """Raise ValueError for options that would change nothing beside the others."""
+    why = {}
+    if args.csv:
+        shown = ("forward", "input_grad", "weight_grad", "hop", "blocking", "recompute", "width")
+        why |= dict.fromkeys(shown, "--csv prints the order alone")
+    if args.name.endswith(".csv"):
+        why |= dict.fromkeys(("stages", "micro", "chunks"), "the file says it")
+    given = [name for name in why if getattr(args, name) != DEFAULTS.get(name)]
+    if given:
+        flag = f"--{given[0].replace('_', '-')}"
+        raise ValueError(f"{flag} would change nothing: {why[given[0]]}. Leave it out.")
 
 
 def _load(args):

@@ -199,7 +199,12 @@ def _options(args, source: Path | None) -> Options:
     given = {f.name: getattr(args, f.name) for f in fields(Options) if getattr(args, f.name) is not None}
     if given.get("recipe") == "llmc":
         given = {"batch": 4, "sequence": 64} | given
-    return Options(**asdict(base) | given)
+    options = Options(**asdict(base) | given)
+    for name, why in options.without_effect().items():
+        if given.get(name):
+            flag = f"--{name.replace('_', '-')}"
+            raise ValueError(f"{flag} would change nothing: {why}. Leave one of them out.")
+    return options
 
 
 @contextmanager

@@ -24,6 +24,7 @@ class Piece:
     decay: bool
     within: torch.Size | None = None
     start: int = 0
+    copies: Axis | None = None  # ranks that hold the same stretch, where the data axes cut it in groups
 
 
 def empty(like: Piece) -> Piece:
@@ -72,7 +73,8 @@ def _square(x: torch.Tensor) -> torch.Tensor:
 def _counted_here(p: Piece, mesh: Mesh) -> torch.Tensor:
     """This rank's part of a gradient, of which every rank of the axes that do not cut it holds a copy."""
     place, copies = 0, 1
-    for axis in (mesh[name] for name in (*p.spec.replicas, "tp") if name not in p.spec.axes):
+    axes = [mesh[name] for name in (*p.spec.replicas, "tp") if name not in p.spec.axes]
+    for axis in axes + [p.copies] * bool(p.copies):
         place, copies = place * axis.size + axis.rank, copies * axis.size
     return p.tensor.grad.flatten().tensor_split(copies)[place]
 

@@ -41,7 +41,9 @@ def write_weights(model: GPT2, path: Path) -> None:
     """
     c = model.config
     if c.experts:
-        raise ValueError(f"llm.c's file has one MLP a layer, no {c.experts.experts} experts. Write a dense model.")
+        raise ValueError(
+            f"llm.c's file has one MLP a layer, no {c.experts.experts} experts. Write a dense model."
+        )
     sizes = (c.n_positions, c.vocab_size, c.n_layer, c.n_head, c.n_embd, padded_vocabulary(c.vocab_size))
     with open(path, "wb") as file:
         _header(*WEIGHTS, *sizes).tofile(file)

@@ -20,6 +20,7 @@ CHOICES = {
     "data": (*["bucket"] * 4, *FORMS, "owner"),
     "bucket": (1024, 1024, 1),
     "zero": (0, 0, 1, 2, 3),
+    "shard": (0, 0, 0, 2),
     "schedule": NAMES,
     "chunks": (1, 2, 3),
     "layout": tuple(LAYOUTS),

@@ -10,14 +10,21 @@ stage   weights   gradients   optimizer   sent a step
 
 Parameters outside the blocks are gathered once, not twice: in stage 3 they send 2 where the blocks send 3.
 
+With `shard` = n the ranks share in groups of n neighbours and the r groups are replicas of each other: "hybrid
+sharding", HSDP. Then everything above stays inside a group, on its fast links, and each rank sends 2 (r-1)/r of its
+shard's gradient, S / n bytes, to the ranks of the same place in other groups, once a step.
+
+Zhao et al. 2023, "PyTorch FSDP: Experiences on Scaling Fully Sharded Data Parallel", section 3.2.2;
 Rajbhandari et al. 2020, "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", sections 5 and 7.
 """
 
+from dataclasses import replace
 from functools import cached_property
 
 import torch
 
-from ...ranks.mesh import Axis
+from ...ranks import comm
+from ...ranks.mesh import Axis, Mesh
 from .. import spec
 from ..chunked_loss import ChunkedLoss
 from ..data import Replicas, gradient
@@ -34,6 +41,8 @@ class Zero1(Replicas):
     Bytes per rank: (n-1)/n of the gradients' plus (n-1)/n of the weights' (section 7.1: together an all-reduce).
     """
 
+    across: Axis | None = None  # the ranks of the same place in other groups, where only a group shares
+
     def __init__(self, model, axis: Axis, flat=Flat, experts: Axis | None = None):
         self.axis, self.experts = axis, experts or axis
         groups = [(g, self.axis_of(g[0][1])) for g in into_groups(model)]
@@ -45,7 +54,8 @@ class Zero1(Replicas):
     @cached_property
     def pieces(self) -> list[Piece]:
         """What this rank's optimizer steps: parts of its shards."""
-        return [p for f in self.flats for p in f.pieces()] or [empty(self.unsharded[0])]
+        found = [p for f in self.flats for p in f.pieces()] or [empty(self.unsharded[0])]
+        return [replace(p, copies=self.across) for p in found]
 
     def finish(self) -> None:
         """Sum all gradients, part by part from the end; each rank keeps its shards."""
@@ -58,6 +68,9 @@ class Zero1(Replicas):
 
     def _hand_out(self) -> None:
         """Give every piece its part of the shard's gradient, and begin the next step with none."""
+        if self.across is not None:
+            for f in self.flats:
+                f.grad = comm.all_reduce(f.grad, self.across, own=True)
         grads = [f.grad[here] for f in self.flats for _, _, here in f.shares()]
         for p, grad in zip(self.pieces, grads or [torch.zeros_like(self.pieces[0].tensor)], strict=True):
             p.tensor.grad = grad
@@ -250,14 +263,32 @@ class Zero3(Zero2):
 STAGES = {1: Zero1, 2: Zero2, 3: Zero3}
 
 
-def apply_zero(model, axis: Axis, plan, experts: Axis | None = None) -> Zero1:
+def apply_zero(model, mesh: Mesh, plan) -> Zero1:
     """The ZeRO stage that the plan names, for a model that all other strategies have edited.
 
-    What is spread over the expert axis is shared out among its own replicas, along `experts`.
+    What is spread over the expert axis is shared out among its own replicas.
     """
+    inside, across = sharding_groups(mesh, plan.shard)
     if plan.data == "owner":
-        return Zero3(model, axis, flat=Owned, prefetch=False)
-    return STAGES[plan.zero](model, axis, experts=experts)
+        sync = Zero3(model, inside, flat=Owned, prefetch=False)
+    else:
+        sync = STAGES[plan.zero](model, inside, experts=mesh["edp", "cp"] if plan.ep > 1 else None)
+    sync.across = across
+    return sync
+
+
+def sharding_groups(mesh: Mesh, shard: int) -> tuple[Axis, Axis | None]:
+    """The axis of the `shard` neighbours that share, and that of the same place in other groups; 0: all share.
+
+    All ranks call it together.
+    """
+    whole = mesh["dp", "cp"]
+    if shard in (0, whole.size):
+        return whole, None
+    lines = mesh.lines(["dp", "cp"])
+    inside = [line[first : first + shard] for line in lines for first in range(0, whole.size, shard)]
+    across = [line[place::shard] for line in lines for place in range(shard)]
+    return mesh.axis(whole.name, inside), mesh.axis("replica", across)
 
 
 def check(config, plan, rows: int, length: int) -> None:
@@ -269,6 +300,18 @@ def check(config, plan, rows: int, length: int) -> None:
     if plan.data not in ("bucket", "owner") or (plan.data == "owner" and plan.zero != 3):
         raise ValueError(
             f"data={plan.data} does not go with zero={plan.zero}. Leave data out, or use data=owner with zero=3."
+        )
+    replicas = plan.dp * plan.cp
+    if plan.shard and (plan.shard < 2 or replicas % plan.shard):
+        fits = [str(n) for n in range(2, replicas + 1) if replicas % n == 0]
+        use = f"Use shard={', '.join(fits)}" if fits else "Leave shard out"
+        raise ValueError(
+            f"dp={plan.dp} x cp={plan.cp} = {replicas} ranks make no groups of shard={plan.shard} that share. {use}."
+        )
+    if plan.shard and plan.ep > 1:
+        raise ValueError(
+            f"shard={plan.shard} groups replicas of the whole model, and ep={plan.ep} spreads the experts over them. "
+            "Leave one of them out."
         )
     if plan.bucket != type(plan).bucket:
         together = f"bucket={plan.bucket} does not go with zero={plan.zero}, which sends a block's gradients together."
