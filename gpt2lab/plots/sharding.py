@@ -18,7 +18,7 @@ def product(options, names=("A", "B", "C"), ranks: int = 2):
     cuts = [option for option in options if option.index not in ("", "partial")]
     fig, axes = figure(9, 2.5, 1, len(cuts))
     for ax, option in zip(axes, cuts, strict=True):
-        ax.set(xlim=(-0.3, 8.5), ylim=(-1.7, 3.3), aspect="equal")
+        ax.set(xlim=(-0.3, 8.9), ylim=(-1.7, 3.3), aspect="equal")
         ax.set_axis_off()
         ax.text(4, 2.9, f"cut along {option.index}", ha="center", weight="bold")
         for left, place, name in zip((0, 3, 6), (*option.inputs, option.output), names, strict=True):

@@ -204,7 +204,7 @@ class _Reader:
 def captured_module(module: torch.nn.Module, x: torch.Tensor, names: dict, others=tuple) -> Graph:
     """A module's forward and backward as a graph: `y` and, for x and each parameter, `grad NAME`, from `grad y`.
 
-    `names` are those of the dimensions of x and of the parameters; `others()` makes further arguments, which are constants.
+    `names` are those of the dimensions of x and of the parameters; `others()` makes further, constant arguments.
     """
     params = {n: p.detach().clone().requires_grad_() for n, p in module.named_parameters()}
     given = {"x": x.detach().clone().requires_grad_(), **params}
