@@ -391,6 +391,19 @@ def my_rows(rank, world_size, count):
     return range(rank * size, count if rank == world_size - 1 else (rank + 1) * size)
 
 
+# %% tags=["wrong"]
+# FAIL: some rows are on two ranks
+def my_rows(rank, world_size, count):
+    return range(rank * count // world_size, -(-(rank + 1) * count // world_size))
+
+
+# %% tags=["wrong"]
+# FAIL: there is no row
+def my_rows(rank, world_size, count):
+    size = -(-count // world_size)
+    return range(rank * size, (rank + 1) * size)
+
+
 # %% [markdown]
 # **2.** Each rank knows the sum of its token losses and how many tokens those were. Give the mean over the
 # whole batch.
@@ -419,15 +432,38 @@ def global_mean(sums, counts):
     return sum(s / c for s, c in zip(sums, counts, strict=True))
 
 
+# %% tags=["wrong"]
+# FAIL: three ranks
+def global_mean(sums, counts):
+    return (sums[0] + sums[1]) / (counts[0] + counts[1])
+
+
+# %% tags=["wrong"]
+# FAIL: expected 1.8, got 1.125
+def global_mean(sums, counts):
+    return sum(sums) / (len(sums) * counts[0])
+
+
+# %% tags=["wrong"]
+# FAIL: expected 2, got 4
+def global_mean(sums, counts):
+    return sum(sums) / len(sums)
+
+
+# %% tags=["wrong"]
+# FAIL: function returned None
+def global_mean(sums, counts):
+    sum(sums) / sum(counts)
+
+
 # %% [markdown]
 # **3.** On live ranks: rank r holds 10 (r + 1) tokens. Return on *every* rank how many there are in all. (Use `Mesh`
 # and `comm.all_reduce` as above.)
 
 
 # %% tags=["exercise"]
-def tokens_everywhere(rank, world_size):
-    """The number of tokens on all ranks together."""
-    mine = torch.tensor(10 * (rank + 1))
+def tokens_everywhere(rank, world_size, mine):
+    """The number of tokens on all ranks together; this one has `mine`, a tensor of one number."""
     ### BEGIN SOLUTION
     return comm.all_reduce(mine, Mesh(dp=world_size)["dp"]).item()
     ### END SOLUTION
@@ -438,20 +474,51 @@ check("known everywhere", exercises.everywhere, tokens_everywhere)
 
 # %% tags=["wrong"]
 # FAIL: nothing was sent
-def tokens_everywhere(rank, world_size):
-    return 10 * (rank + 1)
+def tokens_everywhere(rank, world_size, mine):
+    return mine.item()
 
 
 # %% tags=["wrong"]
 # FAIL: a rank cannot know what the others hold
-def tokens_everywhere(rank, world_size):
+def tokens_everywhere(rank, world_size, mine):
     return sum(10 * (r + 1) for r in range(world_size))
 
 
 # %% tags=["wrong"]
-# FAIL: expected 60 at (0,), got 30
-def tokens_everywhere(rank, world_size):
-    return comm.all_reduce(torch.tensor(10 * (rank + 1)), Mesh(dp=world_size)["dp"], op="max").item()
+# FAIL: 60 again, as for 10, 20 and 30
+def tokens_everywhere(rank, world_size, mine):
+    comm.barrier(Mesh(dp=world_size)["dp"])
+    return 60
+
+
+# %% tags=["wrong"]
+# FAIL: expected 40, got 100
+def tokens_everywhere(rank, world_size, mine):
+    comm.all_reduce(mine, Mesh(dp=world_size)["dp"])
+    return sum(10 * (r + 1) for r in range(world_size))
+
+
+# %% tags=["wrong"]
+# FAIL: expected 60, got 30
+def tokens_everywhere(rank, world_size, mine):
+    return comm.all_reduce(mine, Mesh(dp=world_size)["dp"], op="max").item()
+
+
+# %% tags=["wrong"]
+# FAIL: all of them should know the sum
+def tokens_everywhere(rank, world_size, mine):
+    total = comm.all_reduce(mine, Mesh(dp=world_size)["dp"])
+    return total.item() if rank == 0 else 0
+
+
+# %% tags=["wrong"]
+# FAIL: the ranks wait for each other for ever
+def tokens_everywhere(rank, world_size, mine):
+    axis, total = Mesh(dp=world_size)["dp"], mine
+    for step in range(1, world_size):
+        total = total + comm.irecv(mine, axis, (rank - step) % world_size).wait()
+        comm.isend(mine, axis, (rank + step) % world_size).wait()
+    return total.item()
 
 
 # %% [markdown]
@@ -486,6 +553,18 @@ def bytes_sent(parameters, bytes_each, ranks):
 # FAIL: mind the bytes of a number
 def bytes_sent(parameters, bytes_each, ranks):
     return 2 * (ranks - 1) / ranks * parameters * 4
+
+
+# %% tags=["wrong"]
+# FAIL: 4 ranks: 2 (n - 1) / n of all bytes
+def bytes_sent(parameters, bytes_each, ranks):
+    return (ranks - 1) * parameters * bytes_each
+
+
+# %% tags=["wrong"]
+# FAIL: one rank talks to nobody: expected 0, got 8e+06
+def bytes_sent(parameters, bytes_each, ranks):
+    return 2 * parameters * bytes_each
 
 
 # %% [markdown]

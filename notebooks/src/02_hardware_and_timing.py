@@ -731,6 +731,34 @@ def benchmark(call, count, barrier, synchronise, clock):
     return times
 
 
+# %% tags=["wrong"]
+# FAIL: keep their order
+def benchmark(call, count, barrier, synchronise, clock):
+    call()
+    synchronise()
+    times = []
+    for _ in range(count):
+        barrier()
+        start = clock()
+        call()
+        synchronise()
+        times.append(clock() - start)
+    return sorted(times)
+
+
+# %% tags=["wrong"]
+# FAIL: return the list of all durations
+def benchmark(call, count, barrier, synchronise, clock):
+    call()
+    synchronise()
+    barrier()
+    start = clock()
+    for _ in range(count):
+        call()
+    synchronise()
+    return (clock() - start) / count
+
+
 # %% [markdown]
 # **2.** Every rank reports (start, end) of the same collective, on one clock. How long did it take?
 
@@ -758,6 +786,24 @@ def lasted(per_rank):
     return min(end - start for start, end in per_rank)
 
 
+# %% tags=["wrong"]
+# FAIL: expected 1.5, got 6.5
+def lasted(per_rank):
+    return max(end for _, end in per_rank) - min(start for start, _ in per_rank)
+
+
+# %% tags=["wrong"]
+# FAIL: expected 3, got 6
+def lasted(per_rank):
+    return sum(end - start for start, end in per_rank)
+
+
+# %% tags=["wrong"]
+# FAIL: expected 1.5, got 1
+def lasted(per_rank):
+    return min(end for _, end in per_rank) - max(start for start, _ in per_rank)
+
+
 # %% [markdown]
 # **3.** Which serial fraction explains a speed-up S on p workers?
 
@@ -783,6 +829,24 @@ def serial_fraction(S, p):
 # FAIL: a speed-up of 4 on 4 workers has no serial part
 def serial_fraction(S, p):
     return 1 / S
+
+
+# %% tags=["wrong"]
+# FAIL: 24.7 on 112
+def serial_fraction(S, p):
+    return (p - S) / (p - 1)
+
+
+# %% tags=["wrong"]
+# FAIL: expected 1, got 0.75
+def serial_fraction(S, p):
+    return 1 / S - 1 / p
+
+
+# %% tags=["wrong"]
+# FAIL: expected 0, got 1
+def serial_fraction(S, p):
+    return (1 - 1 / S) / (1 - 1 / p)
 
 
 # %% [markdown]
@@ -818,6 +882,18 @@ def overlapped_time(k, c, s):
     return k * c + s
 
 
+# %% tags=["wrong"]
+# FAIL: expected 95, got 80
+def overlapped_time(k, c, s):
+    return c + k * s
+
+
+# %% tags=["wrong"]
+# FAIL: one piece: nothing to overlap with: expected 35, got 40
+def overlapped_time(k, c, s):
+    return (k + 1) * max(c, s)
+
+
 # %% [markdown]
 # **5.** Average parallelism of a trace: spans with `.rank`, `.start`, `.end`; no rank does two things at once.
 
@@ -846,6 +922,24 @@ def average_parallelism(spans):
     busy = sum(s.end - s.start for s in spans)
     makespan = max(s.end for s in spans) - min(s.start for s in spans)
     return 2 * busy / makespan / len({s.rank for s in spans})
+
+
+# %% tags=["wrong"]
+# FAIL: expected 1, got 2
+def average_parallelism(spans):
+    return len({s.rank for s in spans})
+
+
+# %% tags=["wrong"]
+# FAIL: expected 1, got 2.66667
+def average_parallelism(spans):
+    return sum(s.end - s.start for s in spans) / len(spans)
+
+
+# %% tags=["wrong"]
+# FAIL: expected 2, got 1
+def average_parallelism(spans):
+    return sum(s.end - s.start for s in spans[:3]) / (max(s.end for s in spans) - min(s.start for s in spans))
 
 
 # %% [markdown]

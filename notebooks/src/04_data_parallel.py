@@ -643,10 +643,105 @@ show(
 # %% [markdown]
 # ## Exercises
 #
-# **1.** Write two methods of the bucketed reducer. `ready(name, grad)` is called for each gradient when it is
+# **1.** The strategy itself. `mine` holds this rank's rows, `total` is the number of tokens of *all* ranks. Write what
+# stands between the loss and the optimizer's step. The checker runs it on three live ranks with seven rows, for two
+# steps, compares every gradient with one process, and counts the bytes.
+
+
+# %% tags=["exercise"]
+def parallel_step(model, optimizer, mine, total, axis):
+    """One step of this rank; afterwards all ranks hold the same gradients and weights."""
+    optimizer.zero_grad()
+    loss = model.loss(model(mine.tokens), mine.targets)  # the sum over this rank's tokens
+    ### BEGIN SOLUTION
+    (loss / total).backward()
+    for p in model.parameters():
+        p.grad = comm.all_reduce(p.grad, axis)
+    ### END SOLUTION
+    optimizer.step()
+
+
+check("a step of data parallelism", exercises.three_lines, parallel_step)
+
+
+# %% tags=["wrong"]
+# FAIL: nothing was sent
+def parallel_step(model, optimizer, mine, total, axis):
+    optimizer.zero_grad()
+    loss = model.loss(model(mine.tokens), mine.targets)
+    (loss / total).backward()
+    optimizer.step()
+
+
+# %% tags=["wrong"]
+# FAIL: keep its result
+def parallel_step(model, optimizer, mine, total, axis):
+    optimizer.zero_grad()
+    loss = model.loss(model(mine.tokens), mine.targets)
+    (loss / total).backward()
+    for p in model.parameters():
+        comm.all_reduce(p.grad, axis)
+    optimizer.step()
+
+
+# %% tags=["wrong"]
+# FAIL: a third of the right gradient
+def parallel_step(model, optimizer, mine, total, axis):
+    optimizer.zero_grad()
+    loss = model.loss(model(mine.tokens), mine.targets)
+    (loss / total).backward()
+    for p in model.parameters():
+        p.grad = comm.all_reduce(p.grad, axis) / axis.size
+    optimizer.step()
+
+
+# %% tags=["wrong"]
+# FAIL: divide each rank's sum of losses by the tokens of *all* ranks
+def parallel_step(model, optimizer, mine, total, axis):
+    optimizer.zero_grad()
+    loss = model.loss(model(mine.tokens), mine.targets)
+    (loss / (mine.targets >= 0).sum() / axis.size).backward()
+    for p in model.parameters():
+        p.grad = comm.all_reduce(p.grad, axis)
+    optimizer.step()
+
+
+# %% tags=["wrong"]
+# FAIL: An all-reduce of each gradient takes
+def parallel_step(model, optimizer, mine, total, axis):
+    optimizer.zero_grad()
+    loss = model.loss(model(mine.tokens), mine.targets)
+    (loss / total).backward()
+    for p in model.parameters():
+        p.grad = comm.all_gather(p.grad[None], axis).sum(0)
+    optimizer.step()
+
+
+# %% tags=["wrong"]
+# FAIL: a gradient is None
+def parallel_step(model, optimizer, mine, total, axis):
+    optimizer.zero_grad()
+    loss = model.loss(model(mine.tokens), mine.targets)
+    loss = comm.all_reduce(loss.detach() / total, axis)
+    optimizer.step()
+
+
+# %% tags=["wrong"]
+# FAIL: step 2, the gradient of
+def parallel_step(model, optimizer, mine, total, axis):
+    loss = model.loss(model(mine.tokens), mine.targets)
+    (loss / total).backward()
+    for p in model.parameters():
+        p.grad = comm.all_reduce(p.grad, axis)
+    optimizer.step()
+
+
+# %% [markdown]
+# **2.** Write two methods of the bucketed reducer. `ready(name, grad)` is called for each gradient when it is
 # final: collect it, and send the bucket as soon as it holds `full` elements or more. `send` starts
 # `all_reduce(flat)`, which returns at once; `.wait()` on what it returns gives the summed tensor. `finish()` sends
-# the rest and returns the sums.
+# the rest, returns the sums by name, each in its shape, and is ready for the next step. The checker looks at each
+# message, then lets autograd's hooks on two live ranks call yours.
 
 
 # %% tags=["exercise"]
@@ -679,6 +774,7 @@ class Reducer:
         for bucket, handle in self.flying:
             parts = handle.wait().split([g.numel() for _, g in bucket])
             sums.update({n: part.view_as(g) for (n, g), part in zip(bucket, parts, strict=True)})
+        self.flying = []
         return sums
         ### END SOLUTION
 
@@ -695,7 +791,7 @@ class Reducer(Reducer):
 
 
 # %% tags=["wrong"]
-# FAIL: nothing was sent while backward ran
+# FAIL: was sent while backward ran
 class Reducer(Reducer):
     def ready(self, name, grad):
         self.bucket.append((name, grad))
@@ -719,8 +815,50 @@ class Reducer(Reducer):
         self.send()
 
 
+# %% tags=["wrong"]
+# FAIL: give each its shape again
+class Reducer(Reducer):
+    def finish(self):
+        return {name: total.flatten() for name, total in super().finish().items()}
+
+
+# %% tags=["wrong"]
+# FAIL: each bucket leaves one gradient late
+class Reducer(Reducer):
+    def ready(self, name, grad):
+        if sum(g.numel() for _, g in self.bucket) >= self.full:
+            self.send()
+        self.bucket.append((name, grad))
+
+
+# %% tags=["wrong"]
+# FAIL: after 2 gradients of [6, 2] elements messages of [] have left
+class Reducer(Reducer):
+    def ready(self, name, grad):
+        self.bucket.append((name, grad))
+        if sum(g.numel() for _, g in self.bucket) > self.full:
+            self.send()
+
+
+# %% tags=["wrong"]
+# FAIL: after 3 gradients of [6, 2, 9] elements messages of [8] have left
+class Reducer(Reducer):
+    def ready(self, name, grad):
+        self.bucket.append((name, grad))
+        if len(self.bucket) == 2:
+            self.send()
+
+
+# %% tags=["wrong"]
+# FAIL: two live ranks, step 2
+class Reducer(Reducer):
+    def finish(self):
+        self.sums = getattr(self, "sums", None) or super().finish()  # made once, then used again
+        return self.sums
+
+
 # %% [markdown]
-# **2.** How many bytes does one rank send in a step of data parallelism? (`elements` divides evenly.)
+# **3.** How many bytes does one rank send in a step of data parallelism? (`elements` divides evenly.)
 
 
 # %% tags=["exercise"]
@@ -746,8 +884,26 @@ def step_bytes(elements, ranks, micro, each):
     return (ranks - 1) / ranks * elements * each
 
 
+# %% tags=["wrong"]
+# FAIL: expected 6000, got 8000
+def step_bytes(elements, ranks, micro, each):
+    return 2 * elements * each if ranks > 1 else 0
+
+
+# %% tags=["wrong"]
+# FAIL: expected 6000, got 12000
+def step_bytes(elements, ranks, micro, each):
+    return (ranks - 1) * elements * each
+
+
+# %% tags=["wrong"]
+# FAIL: 16-bit gradients
+def step_bytes(elements, ranks, micro, each):
+    return 2 * (ranks - 1) / ranks * elements * 4
+
+
 # %% [markdown]
-# **3.** A library hands you, for each rank, the gradient of its *mean* loss, and how many tokens it had. Give the
+# **4.** A library hands you, for each rank, the gradient of its *mean* loss, and how many tokens it had. Give the
 # gradient of the mean over all tokens.
 
 
@@ -772,6 +928,24 @@ def global_gradient(gradients, counts):
 # FAIL: sum of means
 def global_gradient(gradients, counts):
     return sum(gradients)
+
+
+# %% tags=["wrong"]
+# FAIL: got -0.178519
+def global_gradient(gradients, counts):
+    return sum(g / c for g, c in zip(gradients, counts, strict=True))
+
+
+# %% tags=["wrong"]
+# FAIL: shares of 30, 20 and 20 tokens
+def global_gradient(gradients, counts):
+    return sum(g * c for g, c in zip(gradients, counts, strict=True))
+
+
+# %% tags=["wrong"]
+# FAIL: function returned None
+def global_gradient(gradients, counts):
+    sum(g * c for g, c in zip(gradients, counts, strict=True)) / sum(counts)
 
 
 # %% [markdown]
