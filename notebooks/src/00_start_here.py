@@ -244,7 +244,9 @@ table(
 # %% [markdown]
 # The table and the drawing take four ranks, ZeRO in its third stage, and one expert a rank in place of the MLP.
 # Experts of 8 C² weights each (C is the model's width) and attention's 4 C² on every rank leave a rank with 12 of a
-# layer's 36 C²: a third.
+# layer's 36 C²: a third. The 1/4 of a pipeline holds for equal blocks only. Its first and last stage hold the
+# embedding too, which in a small model is most of the weights: on `pp=4` the first stage of `mini` has 85 % of them.
+# So read its bar below as the blocks' share.
 #
 # How much does one rank hold? Take GPT-2 with N parameters in float32: 4 bytes each for weight and gradient, 8
 # for AdamW's two moments. **Predict** first: which strategy makes a 1.5-billion-parameter model fit into 8 GiB
@@ -338,10 +340,10 @@ print(printed.getvalue().split(" --batch")[0], "...")
 # ## How to read the lessons
 #
 # - Each begins with a one-minute version and ends with questions. Run the cells in order (Shift+Enter).
-# - Under each figure stands where its numbers come from. **Measured**: a stopwatch, on this machine. **Counted** or
-#   **computed**: exact. **Paced**: real processes and messages, while computing is replaced by sleeping for a set
-#   time, because with more ranks than cores a stopwatch measures the scheduler. **Simulated**: no process at all.
-#   **From a paper**: somebody else's.
+# - Under each figure stands where its numbers come from. **Measured**: a stopwatch, on this machine. **Counted**:
+#   what live ranks did was counted. **Computed**: what a formula gives, exactly. **Paced**: real processes and
+#   messages, while computing is replaced by sleeping for a set time, because with more ranks than cores a
+#   stopwatch measures the scheduler. **Simulated**: no process at all. **From a paper**: somebody else's.
 # - Exercises say `TODO` until you write them, then `PASS`, or `FAIL` with a hint. Delete the line with
 #   `NotImplementedError` and write. Solutions are in `notebooks/solutions/`.
 # - To try something wild is safe: the next `launch` starts fresh ranks.

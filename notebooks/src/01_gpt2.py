@@ -295,6 +295,8 @@ explore(
 # %% [markdown]
 # ### Recomputation
 #
+# (The bars above count the logits once. While the loss is computed they exist three times; see the chunked loss below.)
+#
 # Save only each block's input and run the block a second time during backward: L tensors instead of 16 L, for about a
 # third more work. The gradients must be the same *bits*, since the same operations run on the same numbers.
 

@@ -59,10 +59,14 @@ show(
 )
 
 # %% [markdown]
-# On the far left the curve *rises*: starting a copy costs about a microsecond, whatever its size, and that is what is
-# measured there (dotted line). Every link behaves so: a latency, then a rate. Lesson 03 turns this into a model.
+# On the far left the curve *rises*: starting a copy costs about a microsecond, whatever its size, and that is most of
+# what is measured there. (The dotted line is the time of an empty call alone; a copy of a few bytes takes longer.)
+# Every link behaves so: a latency, then a rate. Lesson 03 turns this into a model.
 #
-# The GPU numbers are those of a lecture (Stanford CS336, 2024). Sources err: its "DRAM of an H100 NVL, 7.8 TB/s"
+# The GPU numbers are those of a lecture (Stanford CS336, 2024). Not all compare: NVLink's rate counts both ways, the
+# others one; PCIe 7.0 is younger than the H100 beside it, which has PCIe 5; and the lecture's 200 GB/s for InfiniBand,
+# further down, is derived, NVLink / 4.5 (one NDR port carries 50 GB/s each way). Sources err: its "DRAM of an H100
+# NVL, 7.8 TB/s"
 # belongs to the *pair* of boards that is sold under that name; one board has 3.9. NVLink's 900 GB/s count both
 # directions, and are said to be 4.5 times InfiniBand. So ask of every rate: of what, one way or both, measured or
 # printed on the box?
@@ -196,8 +200,9 @@ print(
 # for memory. So look at your three lines: which of them falls short of the ideal says what your cores share. (One
 # that rises above it was divided by a bad moment of the single rank: so large is the error of all of them.)
 #
-# The last ratio printed is the *machine balance*. A product of n x n matrices does n/2 operations for each number it
-# touches and can keep the core busy; adding two vectors does a third of one and cannot. With more ranks than cores
+# The last ratio printed is the *machine balance*. A product of n x n matrices does 2n/3 operations for each number it
+# touches (2n³ for three matrices of n²) and can keep the core busy; adding two vectors does a third of one and
+# cannot. With more ranks than cores
 # nothing grows any more, and a stopwatch measures how the operating system deals out turns. That is why later lessons
 # count bytes, pace, or simulate.
 #

@@ -98,7 +98,8 @@ for rank, (summed, mine, gathered) in enumerate(launch(lecture)):
 # **all-reduce = reduce-scatter + all-gather.**
 #
 # (The lecture's comment that one may replace "all-reduce, reduce-scatter" by "broadcast, reduce" should name
-# all-gather and reduce-scatter.) The identity also costs the same, byte for byte:
+# all-gather and reduce-scatter.) The identity also costs the same. (Each call
+# notes what a ring sends for it, so these bytes are computed; further down a ring's messages are counted.)
 
 
 # %%
@@ -122,7 +123,10 @@ table(
 # ## Forward and backward
 #
 # Autograd has to send gradients back the way that the numbers came. Each call is a linear map A, its backward is
-# the transpose: ⟨A x, y⟩ = ⟨x, Aᵀ y⟩. So the collectives pair up:
+# the transpose: ⟨A x, y⟩ = ⟨x, Aᵀ y⟩. One convention belongs to it: what is *equal on all ranks by design* is one
+# value and counts once in a product, not n times, and its gradient is the whole one on each rank. (`copy_to` takes
+# such a value, `reduce_from` gives one. Summed over ranks like the others, these two rows would be wrong by n.) So the
+# collectives pair up:
 #
 # | forward | backward | because |
 # |---|---|---|
@@ -133,7 +137,7 @@ table(
 # | all-reduce (`reduce_from`) | identity | each addend moves the sum alike |
 # | all-to-all | all-to-all | the way back |
 #
-# The test of the table, on live ranks, with integers so that equality is exact:
+# A test of one row of the table, on live ranks, with integers so that equality is exact:
 
 
 # %%
@@ -513,7 +517,9 @@ table([(n, round(links.crossing(n, link) / 1e3)) for n in (4, 16, 64, 1024)], ["
 #
 # α and β above were invented. Which are yours? `bench.sweep` times calls from 4 KB to 16 MB, in turns; the model is
 # fitted to every other size, and has to predict the sizes between them. Each algorithm is fitted with its own numbers
-# of messages and bytes; PyTorch's all-reduce as if it were a ring.
+# of messages and bytes. What carries all of them is the package's own transport through shared memory. Its `all_reduce`
+# is modelled as if it were a ring, but on two ranks, or up to 128 KiB, it is a single exchange in which every rank adds
+# up everything: expect a poor fit there.
 
 # %% tags=["measured"]
 swept = bench.sweep([2, 4], bench.SIZES, ["all_reduce", "ring", "tree"], trials=3)

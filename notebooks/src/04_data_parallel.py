@@ -2,9 +2,9 @@
 # # 04 Data parallel
 #
 # **The one-minute version.** Copy the model to every rank, give each rank other rows of the batch, and *sum* the
-# gradients before the update. Then all replicas make the same step and stay the same. The art is in the sum: it
-# moves as many bytes as the model has, at every step, so it should travel in large pieces, and while backward
-# still computes.
+# gradients before the update. Then all replicas make the same step and stay the same. The art is in the sum: every
+# rank sends 2(n - 1)/n times the bytes of the model, at every step, so it should travel in large pieces, and while
+# backward still computes.
 #
 # Here is the claim of this lesson: the same loss, gradients, norm and weights as the serial run, on four live ranks
 # with seven rows that do not divide evenly.
@@ -219,7 +219,7 @@ show(
 # (In the record, too, the mean of four ranks at the last step is the loss of one: 0.0024128.) The parallel run with
 # the bug equals the serial run **with the same bug**: equality proofs find parallel bugs, not optimisation bugs.
 #
-# ### One seed# ### One seed for each name
+# ### One seed for each name
 #
 # The lecture's layers are alike because its seed starts anew for each. Drawn from one running stream they would
 # differ, but then a rank that builds a part of the model would have to know what the others draw. The package gives
@@ -464,7 +464,8 @@ show(
 # ## Accumulation sends nothing until the last micro-batch
 #
 # Gradients of several micro-batches add up in `.grad` (lesson 01). Summing over ranks commutes with summing over
-# micro-batches, so one message at the end is enough. Counted on live ranks:
+# micro-batches, so one message at the end is enough. The calls are counted on live ranks; the bytes of a call are
+# those of a ring:
 
 # %%
 formula = costs.bucket_bytes_sent(GPT2(config), 16 << 10, 4, 0)
@@ -539,7 +540,7 @@ show(
         {"one server": [n - 1 for n in ns], "keys on all ranks": ring, "all-reduce": ring}, ns, counted
     ),
     "counted",
-    "bytes sent by the busiest rank; lines are formulas, rings were counted on four live ranks.",
+    "bytes sent by the busiest rank; lines are formulas, marks what the calls of four live ranks account for.",
     "A rising line for one server, two flat coinciding ones below 2 for shared keys and all-reduce",
 )
 
