@@ -15,7 +15,9 @@ from ...tasks.graph import EXCLUSIVE, Task, TaskGraph, updates, writes
 from ...tasks.scheduler import Scheduler
 
 
-def simulate_tasks(graph: TaskGraph, workers: int, cost: Callable[[Task], float] = ONE, overhead: float = 0.0):
+def simulate_tasks(
+    graph: TaskGraph, workers: int, cost: Callable[[Task], float] = ONE, overhead: float = 0.0
+):
     """When each task would run on `workers` virtual cores, longest remaining chain first: [(worker, start, end)].
 
     `overhead` is added to every task: what the runtime costs.
