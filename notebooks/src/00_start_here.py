@@ -244,7 +244,9 @@ table(
 # %% [markdown]
 # The table and the drawing take four ranks, ZeRO in its third stage, and one expert a rank in place of the MLP.
 # Experts of 8 C² weights each (C is the model's width) and attention's 4 C² on every rank leave a rank with 12 of a
-# layer's 36 C²: a third.
+# layer's 36 C²: a third. The 1/4 of a pipeline holds for equal blocks only. Its first and last stage hold the
+# embedding too, which in a small model is most of the weights: on `pp=4` the first stage of `mini` has 85 % of them.
+# So read its bar below as the blocks' share.
 #
 # How much does one rank hold? Take GPT-2 with N parameters in float32: 4 bytes each for weight and gradient, 8
 # for AdamW's two moments. **Predict** first: which strategy makes a 1.5-billion-parameter model fit into 8 GiB
@@ -338,10 +340,10 @@ print(printed.getvalue().split(" --batch")[0], "...")
 # ## How to read the lessons
 #
 # - Each begins with a one-minute version and ends with questions. Run the cells in order (Shift+Enter).
-# - Under each figure stands where its numbers come from. **Measured**: a stopwatch, on this machine. **Counted** or
-#   **computed**: exact. **Paced**: real processes and messages, while computing is replaced by sleeping for a set
-#   time, because with more ranks than cores a stopwatch measures the scheduler. **Simulated**: no process at all.
-#   **From a paper**: somebody else's.
+# - Under each figure stands where its numbers come from. **Measured**: a stopwatch, on this machine. **Counted**:
+#   what live ranks did was counted. **Computed**: what a formula gives, exactly. **Paced**: real processes and
+#   messages, while computing is replaced by sleeping for a set time, because with more ranks than cores a
+#   stopwatch measures the scheduler. **Simulated**: no process at all. **From a paper**: somebody else's.
 # - Exercises say `TODO` until you write them, then `PASS`, or `FAIL` with a hint. Delete the line with
 #   `NotImplementedError` and write. Solutions are in `notebooks/solutions/`.
 # - To try something wild is safe: the next `launch` starts fresh ranks.
@@ -391,6 +393,19 @@ def my_rows(rank, world_size, count):
     return range(rank * size, count if rank == world_size - 1 else (rank + 1) * size)
 
 
+# %% tags=["wrong"]
+# FAIL: some rows are on two ranks
+def my_rows(rank, world_size, count):
+    return range(rank * count // world_size, -(-(rank + 1) * count // world_size))
+
+
+# %% tags=["wrong"]
+# FAIL: there is no row
+def my_rows(rank, world_size, count):
+    size = -(-count // world_size)
+    return range(rank * size, (rank + 1) * size)
+
+
 # %% [markdown]
 # **2.** Each rank knows the sum of its token losses and how many tokens those were. Give the mean over the
 # whole batch.
@@ -419,15 +434,38 @@ def global_mean(sums, counts):
     return sum(s / c for s, c in zip(sums, counts, strict=True))
 
 
+# %% tags=["wrong"]
+# FAIL: three ranks
+def global_mean(sums, counts):
+    return (sums[0] + sums[1]) / (counts[0] + counts[1])
+
+
+# %% tags=["wrong"]
+# FAIL: expected 1.8, got 1.125
+def global_mean(sums, counts):
+    return sum(sums) / (len(sums) * counts[0])
+
+
+# %% tags=["wrong"]
+# FAIL: expected 2, got 4
+def global_mean(sums, counts):
+    return sum(sums) / len(sums)
+
+
+# %% tags=["wrong"]
+# FAIL: function returned None
+def global_mean(sums, counts):
+    sum(sums) / sum(counts)
+
+
 # %% [markdown]
 # **3.** On live ranks: rank r holds 10 (r + 1) tokens. Return on *every* rank how many there are in all. (Use `Mesh`
 # and `comm.all_reduce` as above.)
 
 
 # %% tags=["exercise"]
-def tokens_everywhere(rank, world_size):
-    """The number of tokens on all ranks together."""
-    mine = torch.tensor(10 * (rank + 1))
+def tokens_everywhere(rank, world_size, mine):
+    """The number of tokens on all ranks together; this one has `mine`, a tensor of one number."""
     ### BEGIN SOLUTION
     return comm.all_reduce(mine, Mesh(dp=world_size)["dp"]).item()
     ### END SOLUTION
@@ -438,20 +476,51 @@ check("known everywhere", exercises.everywhere, tokens_everywhere)
 
 # %% tags=["wrong"]
 # FAIL: nothing was sent
-def tokens_everywhere(rank, world_size):
-    return 10 * (rank + 1)
+def tokens_everywhere(rank, world_size, mine):
+    return mine.item()
 
 
 # %% tags=["wrong"]
 # FAIL: a rank cannot know what the others hold
-def tokens_everywhere(rank, world_size):
+def tokens_everywhere(rank, world_size, mine):
     return sum(10 * (r + 1) for r in range(world_size))
 
 
 # %% tags=["wrong"]
-# FAIL: expected 60 at (0,), got 30
-def tokens_everywhere(rank, world_size):
-    return comm.all_reduce(torch.tensor(10 * (rank + 1)), Mesh(dp=world_size)["dp"], op="max").item()
+# FAIL: 60 again, as for 10, 20 and 30
+def tokens_everywhere(rank, world_size, mine):
+    comm.barrier(Mesh(dp=world_size)["dp"])
+    return 60
+
+
+# %% tags=["wrong"]
+# FAIL: expected 40, got 100
+def tokens_everywhere(rank, world_size, mine):
+    comm.all_reduce(mine, Mesh(dp=world_size)["dp"])
+    return sum(10 * (r + 1) for r in range(world_size))
+
+
+# %% tags=["wrong"]
+# FAIL: expected 60, got 30
+def tokens_everywhere(rank, world_size, mine):
+    return comm.all_reduce(mine, Mesh(dp=world_size)["dp"], op="max").item()
+
+
+# %% tags=["wrong"]
+# FAIL: all of them should know the sum
+def tokens_everywhere(rank, world_size, mine):
+    total = comm.all_reduce(mine, Mesh(dp=world_size)["dp"])
+    return total.item() if rank == 0 else 0
+
+
+# %% tags=["wrong"]
+# FAIL: the ranks wait for each other for ever
+def tokens_everywhere(rank, world_size, mine):
+    axis, total = Mesh(dp=world_size)["dp"], mine
+    for step in range(1, world_size):
+        total = total + comm.irecv(mine, axis, (rank - step) % world_size).wait()
+        comm.isend(mine, axis, (rank + step) % world_size).wait()
+    return total.item()
 
 
 # %% [markdown]
@@ -486,6 +555,18 @@ def bytes_sent(parameters, bytes_each, ranks):
 # FAIL: mind the bytes of a number
 def bytes_sent(parameters, bytes_each, ranks):
     return 2 * (ranks - 1) / ranks * parameters * 4
+
+
+# %% tags=["wrong"]
+# FAIL: 4 ranks: 2 (n - 1) / n of all bytes
+def bytes_sent(parameters, bytes_each, ranks):
+    return (ranks - 1) * parameters * bytes_each
+
+
+# %% tags=["wrong"]
+# FAIL: one rank talks to nobody: expected 0, got 8e+06
+def bytes_sent(parameters, bytes_each, ranks):
+    return 2 * parameters * bytes_each
 
 
 # %% [markdown]

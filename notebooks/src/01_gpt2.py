@@ -295,6 +295,8 @@ explore(
 # %% [markdown]
 # ### Recomputation
 #
+# (The bars above count the logits once. While the loss is computed they exist three times; see the chunked loss below.)
+#
 # Save only each block's input and run the block a second time during backward: L tensors instead of 16 L, for about a
 # third more work. The gradients must be the same *bits*, since the same operations run on the same numbers.
 
@@ -652,6 +654,24 @@ def parameters(vocab, positions, layers, width):
     return (vocab + positions) * width + layers * 12 * width**2 + 2 * width
 
 
+# %% tags=["wrong"]
+# FAIL: expected 32, got 24
+def parameters(vocab, positions, layers, width):
+    return vocab * width + layers * (12 * width**2 + 13 * width) + 2 * width
+
+
+# %% tags=["wrong"]
+# FAIL: expected 32, got 28
+def parameters(vocab, positions, layers, width):
+    return (vocab + positions) * width + layers * (12 * width**2 + 13 * width)
+
+
+# %% tags=["wrong"]
+# FAIL: expected 74, got 58
+def parameters(vocab, positions, layers, width):
+    return (vocab + positions) * width + layers * (8 * width**2 + 13 * width) + 2 * width
+
+
 # %% [markdown]
 # **2.** One step of AdamW: w -= lr (decay w + m̂ / (√v̂ + eps)), where m and v are running means of the gradient
 # and of its square, and the hats divide by 1 - betaᵗ, because both start at zero. `t` counts from 1. Return the
@@ -689,6 +709,33 @@ def adamw(w, grad, m, v, t, lr, betas, eps, decay):
     return w - lr * m / (1 - betas[0] ** t) / ((v / (1 - betas[1] ** t)).sqrt() + eps), m, v
 
 
+# %% tags=["wrong"]
+# FAIL: 20 steps without decay, at the end
+def adamw(w, grad, m, v, t, lr, betas, eps, decay):
+    m = betas[0] * m + (1 - betas[0]) * grad
+    v = betas[1] * v + (1 - betas[1]) * grad**2
+    m, v = m / (1 - betas[0] ** t), v / (1 - betas[1] ** t)
+    return w - lr * (decay * w + m / (v.sqrt() + eps)), m, v
+
+
+# %% tags=["wrong"]
+# FAIL: eps outside the root)
+def adamw(w, grad, m, v, t, lr, betas, eps, decay):
+    m = betas[0] * m + (1 - betas[0]) * grad
+    v = betas[1] * v + (1 - betas[1]) * grad**2
+    m_hat, v_hat = m / (1 - betas[0] ** t), v / (1 - betas[1] ** t)
+    return w - lr * (decay * w + m_hat / (v_hat + eps).sqrt()), m, v
+
+
+# %% tags=["wrong"]
+# FAIL: 20 steps with decay 0.1
+def adamw(w, grad, m, v, t, lr, betas, eps, decay):
+    m = betas[0] * m + (1 - betas[0]) * grad
+    v = betas[1] * v + (1 - betas[1]) * grad**2
+    step = m / (1 - betas[0] ** t) / ((v / (1 - betas[1] ** t)).sqrt() + eps)
+    return w - decay * w - lr * step, m, v
+
+
 # %% [markdown]
 # **3.** Backward by hand. A layer norm computes n = (x - mean) / std over the last dim and returns n · weight + bias,
 # with std = √(var + eps). Given the gradient of its output, return the gradient of x. (Let g = grad · weight; take
@@ -722,6 +769,33 @@ def norm_backward(grad, x, weight, eps):
     return (g - g.mean(-1, keepdim=True)) / (x.var(-1, keepdim=True, unbiased=False) + eps).sqrt()
 
 
+# %% tags=["wrong"]
+# FAIL: passes through `weight` first
+def norm_backward(grad, x, weight, eps):
+    std = (x.var(-1, keepdim=True, unbiased=False) + eps).sqrt()
+    n = (x - x.mean(-1, keepdim=True)) / std
+    g = grad
+    return (g - g.mean(-1, keepdim=True) - n * (g * n).mean(-1, keepdim=True)) / std
+
+
+# %% tags=["wrong"]
+# FAIL: two terms are taken off
+def norm_backward(grad, x, weight, eps):
+    std = (x.var(-1, keepdim=True, unbiased=True) + eps).sqrt()
+    n = (x - x.mean(-1, keepdim=True)) / std
+    g = grad * weight
+    return (g - g.mean(-1, keepdim=True) - n * (g * n).mean(-1, keepdim=True)) / std
+
+
+# %% tags=["wrong"]
+# FAIL: so gradients sum to zero: expected
+def norm_backward(grad, x, weight, eps):
+    std = (x.var(-1, keepdim=True, unbiased=False) + eps).sqrt()
+    n = (x - x.mean(-1, keepdim=True)) / std
+    g = grad * weight
+    return (g - n * (g * n).mean(-1, keepdim=True)) / std
+
+
 # %% [markdown]
 # **4.** Accumulate: for each micro-batch (x, y) of a linear model with squared error, call backward so that `w.grad`
 # ends as the gradient of the *mean* over all `rows` rows.
@@ -753,6 +827,35 @@ def accumulate(w, micros, rows):
     sum(((x @ w - y) ** 2).sum() for x, y in micros) / rows
 
 
+# %% tags=["wrong"]
+# FAIL: call backward() before the next micro-batch begins
+def accumulate(w, micros, rows):
+    (sum(((x @ w - y) ** 2).sum() for x, y in micros) / rows).backward()
+
+
+# %% tags=["wrong"]
+# FAIL: add, do not clear
+def accumulate(w, micros, rows):
+    w.grad = None
+    for x, y in micros:
+        (((x @ w - y) ** 2).sum() / rows).backward()
+
+
+# %% tags=["wrong"]
+# FAIL: micro-batches of [7] rows
+def accumulate(w, micros, rows):
+    for x, y in micros:
+        ((x @ w - y) ** 2).sum().backward()
+
+
+# %% tags=["wrong"]
+# FAIL: 2 micro-batches keep 4 tensors
+def accumulate(w, micros, rows):
+    losses = [((x @ w - y) ** 2).sum() / rows for x, y in micros]
+    for loss in losses:
+        loss.backward()
+
+
 # %% [markdown]
 # **5.** How many bytes does a KV cache hold?
 
@@ -778,6 +881,24 @@ def cache_bytes(layers, width, batch, tokens, each):
 # FAIL: mind batch and bytes of a number
 def cache_bytes(layers, width, batch, tokens, each):
     return 2 * layers * width * tokens * each
+
+
+# %% tags=["wrong"]
+# FAIL: GPT-2 small, one text
+def cache_bytes(layers, width, batch, tokens, each):
+    return 2 * width * batch * tokens * each
+
+
+# %% tags=["wrong"]
+# FAIL: eight texts in 16 bit: mind batch and bytes of a number: expected 3.0199e+08, got 6.0398e+08
+def cache_bytes(layers, width, batch, tokens, each):
+    return 2 * layers * width * batch * tokens * (4 if tokens > 1 else 1)
+
+
+# %% tags=["wrong"]
+# FAIL: expected 2, got 3
+def cache_bytes(layers, width, batch, tokens, each):
+    return 3 * layers * width * batch * tokens * each
 
 
 # %% [markdown]

@@ -59,10 +59,14 @@ show(
 )
 
 # %% [markdown]
-# On the far left the curve *rises*: starting a copy costs about a microsecond, whatever its size, and that is what is
-# measured there (dotted line). Every link behaves so: a latency, then a rate. Lesson 03 turns this into a model.
+# On the far left the curve *rises*: starting a copy costs about a microsecond, whatever its size, and that is most of
+# what is measured there. (The dotted line is the time of an empty call alone; a copy of a few bytes takes longer.)
+# Every link behaves so: a latency, then a rate. Lesson 03 turns this into a model.
 #
-# The GPU numbers are those of a lecture (Stanford CS336, 2024). Sources err: its "DRAM of an H100 NVL, 7.8 TB/s"
+# The GPU numbers are those of a lecture (Stanford CS336, 2024). Not all compare: NVLink's rate counts both ways, the
+# others one; PCIe 7.0 is younger than the H100 beside it, which has PCIe 5; and the lecture's 200 GB/s for InfiniBand,
+# further down, is derived, NVLink / 4.5 (one NDR port carries 50 GB/s each way). Sources err: its "DRAM of an H100
+# NVL, 7.8 TB/s"
 # belongs to the *pair* of boards that is sold under that name; one board has 3.9. NVLink's 900 GB/s count both
 # directions, and are said to be 4.5 times InfiniBand. So ask of every rate: of what, one way or both, measured or
 # printed on the box?
@@ -196,8 +200,9 @@ print(
 # for memory. So look at your three lines: which of them falls short of the ideal says what your cores share. (One
 # that rises above it was divided by a bad moment of the single rank: so large is the error of all of them.)
 #
-# The last ratio printed is the *machine balance*. A product of n x n matrices does n/2 operations for each number it
-# touches and can keep the core busy; adding two vectors does a third of one and cannot. With more ranks than cores
+# The last ratio printed is the *machine balance*. A product of n x n matrices does 2n/3 operations for each number it
+# touches (2n³ for three matrices of n²) and can keep the core busy; adding two vectors does a third of one and
+# cannot. With more ranks than cores
 # nothing grows any more, and a stopwatch measures how the operating system deals out turns. That is why later lessons
 # count bytes, pace, or simulate.
 #
@@ -731,6 +736,34 @@ def benchmark(call, count, barrier, synchronise, clock):
     return times
 
 
+# %% tags=["wrong"]
+# FAIL: keep their order
+def benchmark(call, count, barrier, synchronise, clock):
+    call()
+    synchronise()
+    times = []
+    for _ in range(count):
+        barrier()
+        start = clock()
+        call()
+        synchronise()
+        times.append(clock() - start)
+    return sorted(times)
+
+
+# %% tags=["wrong"]
+# FAIL: return the list of all durations
+def benchmark(call, count, barrier, synchronise, clock):
+    call()
+    synchronise()
+    barrier()
+    start = clock()
+    for _ in range(count):
+        call()
+    synchronise()
+    return (clock() - start) / count
+
+
 # %% [markdown]
 # **2.** Every rank reports (start, end) of the same collective, on one clock. How long did it take?
 
@@ -758,6 +791,24 @@ def lasted(per_rank):
     return min(end - start for start, end in per_rank)
 
 
+# %% tags=["wrong"]
+# FAIL: expected 1.5, got 6.5
+def lasted(per_rank):
+    return max(end for _, end in per_rank) - min(start for start, _ in per_rank)
+
+
+# %% tags=["wrong"]
+# FAIL: expected 3, got 6
+def lasted(per_rank):
+    return sum(end - start for start, end in per_rank)
+
+
+# %% tags=["wrong"]
+# FAIL: expected 1.5, got 1
+def lasted(per_rank):
+    return min(end for _, end in per_rank) - max(start for start, _ in per_rank)
+
+
 # %% [markdown]
 # **3.** Which serial fraction explains a speed-up S on p workers?
 
@@ -783,6 +834,24 @@ def serial_fraction(S, p):
 # FAIL: a speed-up of 4 on 4 workers has no serial part
 def serial_fraction(S, p):
     return 1 / S
+
+
+# %% tags=["wrong"]
+# FAIL: 24.7 on 112
+def serial_fraction(S, p):
+    return (p - S) / (p - 1)
+
+
+# %% tags=["wrong"]
+# FAIL: expected 1, got 0.75
+def serial_fraction(S, p):
+    return 1 / S - 1 / p
+
+
+# %% tags=["wrong"]
+# FAIL: expected 0, got 1
+def serial_fraction(S, p):
+    return (1 - 1 / S) / (1 - 1 / p)
 
 
 # %% [markdown]
@@ -818,6 +887,18 @@ def overlapped_time(k, c, s):
     return k * c + s
 
 
+# %% tags=["wrong"]
+# FAIL: expected 95, got 80
+def overlapped_time(k, c, s):
+    return c + k * s
+
+
+# %% tags=["wrong"]
+# FAIL: one piece: nothing to overlap with: expected 35, got 40
+def overlapped_time(k, c, s):
+    return (k + 1) * max(c, s)
+
+
 # %% [markdown]
 # **5.** Average parallelism of a trace: spans with `.rank`, `.start`, `.end`; no rank does two things at once.
 
@@ -846,6 +927,24 @@ def average_parallelism(spans):
     busy = sum(s.end - s.start for s in spans)
     makespan = max(s.end for s in spans) - min(s.start for s in spans)
     return 2 * busy / makespan / len({s.rank for s in spans})
+
+
+# %% tags=["wrong"]
+# FAIL: expected 1, got 2
+def average_parallelism(spans):
+    return len({s.rank for s in spans})
+
+
+# %% tags=["wrong"]
+# FAIL: expected 1, got 2.66667
+def average_parallelism(spans):
+    return sum(s.end - s.start for s in spans) / len(spans)
+
+
+# %% tags=["wrong"]
+# FAIL: expected 2, got 1
+def average_parallelism(spans):
+    return sum(s.end - s.start for s in spans[:3]) / (max(s.end for s in spans) - min(s.start for s in spans))
 
 
 # %% [markdown]

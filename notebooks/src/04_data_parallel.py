@@ -2,9 +2,9 @@
 # # 04 Data parallel
 #
 # **The one-minute version.** Copy the model to every rank, give each rank other rows of the batch, and *sum* the
-# gradients before the update. Then all replicas make the same step and stay the same. The art is in the sum: it
-# moves as many bytes as the model has, at every step, so it should travel in large pieces, and while backward
-# still computes.
+# gradients before the update. Then all replicas make the same step and stay the same. The art is in the sum: every
+# rank sends 2(n - 1)/n times the bytes of the model, at every step, so it should travel in large pieces, and while
+# backward still computes.
 #
 # Here is the claim of this lesson: the same loss, gradients, norm and weights as the serial run, on four live ranks
 # with seven rows that do not divide evenly.
@@ -219,7 +219,7 @@ show(
 # (In the record, too, the mean of four ranks at the last step is the loss of one: 0.0024128.) The parallel run with
 # the bug equals the serial run **with the same bug**: equality proofs find parallel bugs, not optimisation bugs.
 #
-# ### One seed# ### One seed for each name
+# ### One seed for each name
 #
 # The lecture's layers are alike because its seed starts anew for each. Drawn from one running stream they would
 # differ, but then a rank that builds a part of the model would have to know what the others draw. The package gives
@@ -464,7 +464,8 @@ show(
 # ## Accumulation sends nothing until the last micro-batch
 #
 # Gradients of several micro-batches add up in `.grad` (lesson 01). Summing over ranks commutes with summing over
-# micro-batches, so one message at the end is enough. Counted on live ranks:
+# micro-batches, so one message at the end is enough. The calls are counted on live ranks; the bytes of a call are
+# those of a ring:
 
 # %%
 formula = costs.bucket_bytes_sent(GPT2(config), 16 << 10, 4, 0)
@@ -539,7 +540,7 @@ show(
         {"one server": [n - 1 for n in ns], "keys on all ranks": ring, "all-reduce": ring}, ns, counted
     ),
     "counted",
-    "bytes sent by the busiest rank; lines are formulas, rings were counted on four live ranks.",
+    "bytes sent by the busiest rank; lines are formulas, marks what the calls of four live ranks account for.",
     "A rising line for one server, two flat coinciding ones below 2 for shared keys and all-reduce",
 )
 
@@ -643,10 +644,105 @@ show(
 # %% [markdown]
 # ## Exercises
 #
-# **1.** Write two methods of the bucketed reducer. `ready(name, grad)` is called for each gradient when it is
+# **1.** The strategy itself. `mine` holds this rank's rows, `total` is the number of tokens of *all* ranks. Write what
+# stands between the loss and the optimizer's step. The checker runs it on three live ranks with seven rows, for two
+# steps, compares every gradient with one process, and counts the bytes.
+
+
+# %% tags=["exercise"]
+def parallel_step(model, optimizer, mine, total, axis):
+    """One step of this rank; afterwards all ranks hold the same gradients and weights."""
+    optimizer.zero_grad()
+    loss = model.loss(model(mine.tokens), mine.targets)  # the sum over this rank's tokens
+    ### BEGIN SOLUTION
+    (loss / total).backward()
+    for p in model.parameters():
+        p.grad = comm.all_reduce(p.grad, axis)
+    ### END SOLUTION
+    optimizer.step()
+
+
+check("a step of data parallelism", exercises.three_lines, parallel_step)
+
+
+# %% tags=["wrong"]
+# FAIL: nothing was sent
+def parallel_step(model, optimizer, mine, total, axis):
+    optimizer.zero_grad()
+    loss = model.loss(model(mine.tokens), mine.targets)
+    (loss / total).backward()
+    optimizer.step()
+
+
+# %% tags=["wrong"]
+# FAIL: keep its result
+def parallel_step(model, optimizer, mine, total, axis):
+    optimizer.zero_grad()
+    loss = model.loss(model(mine.tokens), mine.targets)
+    (loss / total).backward()
+    for p in model.parameters():
+        comm.all_reduce(p.grad, axis)
+    optimizer.step()
+
+
+# %% tags=["wrong"]
+# FAIL: a third of the right gradient
+def parallel_step(model, optimizer, mine, total, axis):
+    optimizer.zero_grad()
+    loss = model.loss(model(mine.tokens), mine.targets)
+    (loss / total).backward()
+    for p in model.parameters():
+        p.grad = comm.all_reduce(p.grad, axis) / axis.size
+    optimizer.step()
+
+
+# %% tags=["wrong"]
+# FAIL: divide each rank's sum of losses by the tokens of *all* ranks
+def parallel_step(model, optimizer, mine, total, axis):
+    optimizer.zero_grad()
+    loss = model.loss(model(mine.tokens), mine.targets)
+    (loss / (mine.targets >= 0).sum() / axis.size).backward()
+    for p in model.parameters():
+        p.grad = comm.all_reduce(p.grad, axis)
+    optimizer.step()
+
+
+# %% tags=["wrong"]
+# FAIL: An all-reduce of each gradient takes
+def parallel_step(model, optimizer, mine, total, axis):
+    optimizer.zero_grad()
+    loss = model.loss(model(mine.tokens), mine.targets)
+    (loss / total).backward()
+    for p in model.parameters():
+        p.grad = comm.all_gather(p.grad[None], axis).sum(0)
+    optimizer.step()
+
+
+# %% tags=["wrong"]
+# FAIL: a gradient is None
+def parallel_step(model, optimizer, mine, total, axis):
+    optimizer.zero_grad()
+    loss = model.loss(model(mine.tokens), mine.targets)
+    loss = comm.all_reduce(loss.detach() / total, axis)
+    optimizer.step()
+
+
+# %% tags=["wrong"]
+# FAIL: step 2, the gradient of
+def parallel_step(model, optimizer, mine, total, axis):
+    loss = model.loss(model(mine.tokens), mine.targets)
+    (loss / total).backward()
+    for p in model.parameters():
+        p.grad = comm.all_reduce(p.grad, axis)
+    optimizer.step()
+
+
+# %% [markdown]
+# **2.** Write two methods of the bucketed reducer. `ready(name, grad)` is called for each gradient when it is
 # final: collect it, and send the bucket as soon as it holds `full` elements or more. `send` starts
 # `all_reduce(flat)`, which returns at once; `.wait()` on what it returns gives the summed tensor. `finish()` sends
-# the rest and returns the sums.
+# the rest, returns the sums by name, each in its shape, and is ready for the next step. The checker looks at each
+# message, then lets autograd's hooks on two live ranks call yours.
 
 
 # %% tags=["exercise"]
@@ -679,6 +775,7 @@ class Reducer:
         for bucket, handle in self.flying:
             parts = handle.wait().split([g.numel() for _, g in bucket])
             sums.update({n: part.view_as(g) for (n, g), part in zip(bucket, parts, strict=True)})
+        self.flying = []
         return sums
         ### END SOLUTION
 
@@ -695,7 +792,7 @@ class Reducer(Reducer):
 
 
 # %% tags=["wrong"]
-# FAIL: nothing was sent while backward ran
+# FAIL: was sent while backward ran
 class Reducer(Reducer):
     def ready(self, name, grad):
         self.bucket.append((name, grad))
@@ -719,8 +816,50 @@ class Reducer(Reducer):
         self.send()
 
 
+# %% tags=["wrong"]
+# FAIL: give each its shape again
+class Reducer(Reducer):
+    def finish(self):
+        return {name: total.flatten() for name, total in super().finish().items()}
+
+
+# %% tags=["wrong"]
+# FAIL: each bucket leaves one gradient late
+class Reducer(Reducer):
+    def ready(self, name, grad):
+        if sum(g.numel() for _, g in self.bucket) >= self.full:
+            self.send()
+        self.bucket.append((name, grad))
+
+
+# %% tags=["wrong"]
+# FAIL: after 2 gradients of [6, 2] elements messages of [] have left
+class Reducer(Reducer):
+    def ready(self, name, grad):
+        self.bucket.append((name, grad))
+        if sum(g.numel() for _, g in self.bucket) > self.full:
+            self.send()
+
+
+# %% tags=["wrong"]
+# FAIL: after 3 gradients of [6, 2, 9] elements messages of [8] have left
+class Reducer(Reducer):
+    def ready(self, name, grad):
+        self.bucket.append((name, grad))
+        if len(self.bucket) == 2:
+            self.send()
+
+
+# %% tags=["wrong"]
+# FAIL: two live ranks, step 2
+class Reducer(Reducer):
+    def finish(self):
+        self.sums = getattr(self, "sums", None) or super().finish()  # made once, then used again
+        return self.sums
+
+
 # %% [markdown]
-# **2.** How many bytes does one rank send in a step of data parallelism? (`elements` divides evenly.)
+# **3.** How many bytes does one rank send in a step of data parallelism? (`elements` divides evenly.)
 
 
 # %% tags=["exercise"]
@@ -746,8 +885,26 @@ def step_bytes(elements, ranks, micro, each):
     return (ranks - 1) / ranks * elements * each
 
 
+# %% tags=["wrong"]
+# FAIL: expected 6000, got 8000
+def step_bytes(elements, ranks, micro, each):
+    return 2 * elements * each if ranks > 1 else 0
+
+
+# %% tags=["wrong"]
+# FAIL: expected 6000, got 12000
+def step_bytes(elements, ranks, micro, each):
+    return (ranks - 1) * elements * each
+
+
+# %% tags=["wrong"]
+# FAIL: 16-bit gradients
+def step_bytes(elements, ranks, micro, each):
+    return 2 * (ranks - 1) / ranks * elements * 4
+
+
 # %% [markdown]
-# **3.** A library hands you, for each rank, the gradient of its *mean* loss, and how many tokens it had. Give the
+# **4.** A library hands you, for each rank, the gradient of its *mean* loss, and how many tokens it had. Give the
 # gradient of the mean over all tokens.
 
 
@@ -772,6 +929,24 @@ def global_gradient(gradients, counts):
 # FAIL: sum of means
 def global_gradient(gradients, counts):
     return sum(gradients)
+
+
+# %% tags=["wrong"]
+# FAIL: got -0.178519
+def global_gradient(gradients, counts):
+    return sum(g / c for g, c in zip(gradients, counts, strict=True))
+
+
+# %% tags=["wrong"]
+# FAIL: shares of 30, 20 and 20 tokens
+def global_gradient(gradients, counts):
+    return sum(g * c for g, c in zip(gradients, counts, strict=True))
+
+
+# %% tags=["wrong"]
+# FAIL: function returned None
+def global_gradient(gradients, counts):
+    sum(g * c for g, c in zip(gradients, counts, strict=True)) / sum(counts)
 
 
 # %% [markdown]

@@ -4,8 +4,8 @@
 # **The one-minute version.** In data parallelism every rank holds the same weights, gradients and optimizer state:
 # n copies of one thing. ZeRO keeps the *work* of data parallelism and shares out what is *held*. Stage 1: each rank
 # keeps the optimizer state of one n-th of the weights. Stage 2: of the gradients too. Stage 3: of the weights too,
-# which are gathered block by block when they are needed. The trick costs nothing until stage 3, because an
-# all-reduce always was a reduce-scatter followed by an all-gather: ZeRO puts the update *between* the two.
+# which are gathered block by block when they are needed. The trick costs nothing until stage 3, because a
+# ring's all-reduce is a reduce-scatter followed by an all-gather: ZeRO puts the update *between* the two.
 #
 # The claim of this lesson, on three live ranks and seven rows that do not divide evenly:
 
@@ -236,8 +236,10 @@ print(verify("dp=3,zero=1", ranks=three), verify("dp=3,zero=2", ranks=three), se
 # Before a block runs, its weights are gathered; after it they are freed. Backward needs them again. Three things
 # make this work:
 #
-# - **Recomputation.** A graph over a block would hold its weights until backward, whatever we free. So forward keeps
-#   only the block's input, and backward runs the block again (lesson 01).
+# - **Nothing else may hold them.** A graph over a block saves its weights for backward, so that setting `.data` to
+#   something else frees nothing. This package keeps only the block's input, and backward runs the block again
+#   (lesson 01). That is our choice, not the stage's: FSDP resizes the *storage* of the gathered weights to 0 under the
+#   saved views and fills it again before backward, and so needs no second forward. Exercise 3 is a third way.
 # - **Prefetch.** While a block computes, the next block's all-gather is under way: i+1 in forward, i-1 in backward.
 # - **A stand-in.** Autograd wants to know each parameter's shape. A single element, expanded, has the shape
 #   and no memory.
@@ -394,7 +396,7 @@ show(
 )
 
 # %% [markdown]
-# All three recompute, as stage 3 must, so that only what is shared out differs. Replicas pile up gradients during
+# All three recompute, as our stage 3 does, so that only what is shared out differs. Replicas pile up gradients during
 # backward. In stage 2 a block's gradients are whole for a moment, while they are joined and summed: spikes on a line
 # that rises by half a block each time. In stage 3 each block's weights come and go as well: a saw-tooth.
 #
@@ -470,7 +472,8 @@ show(
 
 # %% [markdown]
 # With the graph all L - L/n borrowed layers pile up: this ZeRO-3 ends up with more than replicas hold. That is why
-# stage 3 needs recomputation, and why our tests ask for the *storage* and not for the name.
+# stage 3 has to recompute or to empty the storage that the graph has saved, and why our tests ask for the *storage*
+# and not for the name.
 #
 # **Bug 3: the decaying gradient.** The lecture never calls `zero_grad`, and reduces with an *average* into the
 # owner's `.grad`. So the owner's old gradient is averaged as well, with nothing from the others: g(t) = g(t-1) / n +
@@ -529,8 +532,9 @@ show(
 # ## Which stage?
 #
 # Stages 1 and 2 cost no traffic, so there is little reason against them, except that stage 2 and accumulation do
-# not go well together. Stage 3 sends half as much again, and waits for weights in the forward pass, where nothing
-# can be hidden unless a block's computing takes longer than its gather: large batches, fast links. What none of
+# not go well together. Stage 3 sends half as much again, and waits for weights in the forward pass, where
+# prefetching hides the smaller one of a block's computing and the next block's gather: all of the gather only with
+# large batches or fast links. What none of
 # them touches are **activations**: they depend on the rows of a rank (recomputation, tensor and context parallelism
 # do touch them).
 #
@@ -599,9 +603,42 @@ def shard(whole, rank, ranks):
     return whole[rank * length : (rank + 1) * length]
 
 
+# %% tags=["wrong"]
+# FAIL: but 2 are enough
+def shard(whole, rank, ranks):
+    length = len(whole) // ranks + 1
+    padded = torch.cat([whole, whole.new_zeros(length * ranks - len(whole))])
+    return padded[rank * length : (rank + 1) * length]
+
+
+# %% tags=["wrong"]
+# FAIL: shards of 3, but 2 are enough; padding costs
+def shard(whole, rank, ranks):
+    length = 3
+    padded = torch.cat([whole, whole.new_zeros(length * ranks)])
+    return padded[rank * length : (rank + 1) * length]
+
+
+# %% tags=["wrong"]
+# FAIL: shards joined in the order of ranks
+def shard(whole, rank, ranks):
+    length = -(-len(whole) // ranks)
+    padded = torch.cat([whole, whole.new_zeros(length * ranks - len(whole))])
+    return padded[rank::ranks]
+
+
+# %% tags=["wrong"]
+# FAIL: padding must be zero
+def shard(whole, rank, ranks):
+    length = -(-len(whole) // ranks)
+    padded = torch.cat([whole, whole[-1:].expand(length * ranks - len(whole))])
+    return padded[rank * length : (rank + 1) * length]
+
+
 # %% [markdown]
-# **2.** Write a step of ZeRO-2 with plain gradient descent. `weights` and `gradient` are whole and flat, and divide
-# evenly. `reduce_scatter(x)` gives this rank's shard of the sum over ranks; `all_gather(x)` joins everybody's shards.
+# **2.** Write a step of ZeRO-1 with plain gradient descent. `weights` and `gradient` are whole and flat, and divide
+# evenly. `reduce_scatter(x)` gives this rank's shard of the sum over ranks; `all_gather(x)` joins everybody's
+# shards.
 
 
 # %% tags=["exercise"]
@@ -614,7 +651,7 @@ def zero_step(weights, gradient, rank, ranks, rate, reduce_scatter, all_gather):
     ### END SOLUTION
 
 
-check("a step of ZeRO-2", exercises.step, zero_step)
+check("a step of ZeRO-1", exercises.step, zero_step)
 
 
 # %% tags=["wrong"]
@@ -633,8 +670,172 @@ def zero_step(weights, gradient, rank, ranks, rate, reduce_scatter, all_gather):
     return all_gather(weights[rank * length : (rank + 1) * length])
 
 
+# %% tags=["wrong"]
+# FAIL: ZeRO reduce-scatters the gradient, steps its shard
+def zero_step(weights, gradient, rank, ranks, rate, reduce_scatter, all_gather):
+    return all_gather(
+        (weights - rate * ranks * gradient)[rank * len(weights) // ranks :][: len(weights) // ranks]
+    )
+
+
+# %% tags=["wrong"]
+# FAIL: all_gather wants your shard
+def zero_step(weights, gradient, rank, ranks, rate, reduce_scatter, all_gather):
+    length = len(weights) // ranks
+    mine = weights[rank * length : (rank + 1) * length] - rate * reduce_scatter(gradient)
+    whole = weights.clone()
+    whole[rank * length : (rank + 1) * length] = mine
+    return all_gather(whole)
+
+
+# %% tags=["wrong"]
+# FAIL: reduce_scatter wants the whole gradient
+def zero_step(weights, gradient, rank, ranks, rate, reduce_scatter, all_gather):
+    length = len(weights) // ranks
+    own = slice(rank * length, (rank + 1) * length)
+    return all_gather(weights[own] - rate * reduce_scatter(gradient[own]))
+
+
+# %% tags=["wrong"]
+# FAIL: weights after the step, on rank 0
+def zero_step(weights, gradient, rank, ranks, rate, reduce_scatter, all_gather):
+    length = len(weights) // ranks
+    mine = weights[rank * length : (rank + 1) * length]
+    return all_gather(mine + rate * reduce_scatter(gradient))
+
+
 # %% [markdown]
-# **3.** How many bytes does a rank hold in the stages 0 to 3, with 2-byte weights and gradients and 12 bytes of
+# **3.** Stage 3 without recomputation. `y = x Wᵀ` is the layer, and each rank holds a `shard` of the flat, padded W of
+# `shape` (out, in). Gather W for forward, let go of it, and gather it *again* for backward; what saves W for backward
+# has gained nothing. Return the gradients of x and of the shard, that of W summed over the ranks. Useful:
+# `comm.gather_flat(shard, axis)`, `comm.reduce_scatter_flat(whole, axis)`. Three live ranks run three such layers with
+# seven rows; the checker compares gradients, counts bytes, and looks for whole weights in memory.
+
+
+# %% tags=["exercise"]
+class Gathered(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, shard, shape, axis):
+        ### BEGIN SOLUTION
+        ctx.save_for_backward(x, shard)
+        ctx.shape, ctx.axis = shape, axis
+        return x @ comm.gather_flat(shard, axis)[: shape[0] * shape[1]].view(shape).T
+        ### END SOLUTION
+
+    @staticmethod
+    def backward(ctx, grad):
+        ### BEGIN SOLUTION
+        x, shard = ctx.saved_tensors
+        flat = comm.gather_flat(shard, ctx.axis)
+        of_w = torch.zeros_like(flat)
+        of_w[: ctx.shape[0] * ctx.shape[1]] = (grad.T @ x).flatten()
+        of_x = grad @ flat[: ctx.shape[0] * ctx.shape[1]].view(ctx.shape)
+        return of_x, comm.reduce_scatter_flat(of_w, ctx.axis), None, None
+        ### END SOLUTION
+
+
+check("gathered twice", exercises.linear, lambda *given: Gathered.apply(*given))
+
+
+# %% tags=["wrong"]
+# FAIL: save the shard, and gather once more
+class Gathered(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, shard, shape, axis):
+        w = comm.gather_flat(shard, axis)[: shape[0] * shape[1]].view(shape)
+        ctx.save_for_backward(x, w)
+        ctx.shape, ctx.axis = shape, axis
+        return x @ w.T
+
+    @staticmethod
+    def backward(ctx, grad):
+        x, w = ctx.saved_tensors
+        flat = (grad.T @ x).flatten()
+        flat = torch.cat([flat, flat.new_zeros(-len(flat) % ctx.axis.size)])
+        return grad @ w, comm.reduce_scatter_flat(flat, ctx.axis), None, None
+
+
+# %% tags=["wrong"]
+# FAIL: still holds 3 whole weights
+class Gathered(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, shard, shape, axis):
+        w = comm.gather_flat(shard, axis)[: shape[0] * shape[1]].view(shape)
+        ctx.save_for_backward(x, shard)
+        ctx.w, ctx.shape, ctx.axis = w, shape, axis
+        return x @ w.T
+
+    @staticmethod
+    def backward(ctx, grad):
+        x, shard = ctx.saved_tensors
+        flat = (grad.T @ x).flatten()
+        flat = torch.cat([flat, flat.new_zeros(-len(flat) % ctx.axis.size)])
+        return grad @ ctx.w, comm.reduce_scatter_flat(flat, ctx.axis), None, None
+
+
+# %% tags=["wrong"]
+# FAIL: Two all-gathers and one reduce-scatter
+class Gathered(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, shard, shape, axis):
+        w = comm.gather_flat(shard, axis)[: shape[0] * shape[1]].view(shape)
+        ctx.save_for_backward(x, shard)
+        ctx.shape, ctx.axis = shape, axis
+        return x @ w.T
+
+    @staticmethod
+    def backward(ctx, grad):
+        x, shard = ctx.saved_tensors
+        w = comm.gather_flat(shard, ctx.axis)[: ctx.shape[0] * ctx.shape[1]].view(ctx.shape)
+        flat = (grad.T @ x).flatten()
+        flat = torch.cat([flat, flat.new_zeros(-len(flat) % ctx.axis.size)])
+        total, n = comm.all_reduce(flat, ctx.axis), len(shard)
+        return grad @ w, total[ctx.axis.rank * n :][:n].clone(), None, None
+
+
+# %% tags=["wrong"]
+# FAIL: the gradient of rank 0's shard
+class Gathered(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, shard, shape, axis):
+        w = comm.gather_flat(shard, axis)[: shape[0] * shape[1]].view(shape)
+        ctx.save_for_backward(x, shard)
+        ctx.shape, ctx.axis = shape, axis
+        return x @ w.T
+
+    @staticmethod
+    def backward(ctx, grad):
+        x, shard = ctx.saved_tensors
+        w = comm.gather_flat(shard, ctx.axis)[: ctx.shape[0] * ctx.shape[1]].view(ctx.shape)
+        flat = (grad.T @ x).flatten()
+        flat = torch.cat([flat, flat.new_zeros(-len(flat) % ctx.axis.size)])
+        n = len(shard)  # of the own rows only
+        comm.reduce_scatter_flat(flat, ctx.axis)
+        return grad @ w, flat[ctx.axis.rank * n :][:n].clone(), None, None
+
+
+# %% tags=["wrong"]
+# FAIL: the gradient of rank 1's shard
+class Gathered(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, shard, shape, axis):
+        w = comm.gather_flat(shard, axis)[: shape[0] * shape[1]].view(shape)
+        ctx.save_for_backward(x, shard)
+        ctx.shape, ctx.axis = shape, axis
+        return x @ w.T
+
+    @staticmethod
+    def backward(ctx, grad):
+        x, shard = ctx.saved_tensors
+        w = comm.gather_flat(shard, ctx.axis)[: ctx.shape[0] * ctx.shape[1]].view(ctx.shape)
+        flat = (grad.T @ x).flatten()
+        flat = torch.cat([flat, flat.new_zeros(-len(flat) % ctx.axis.size)])
+        sums = comm.reduce_scatter_flat(flat, ctx.axis)
+        return grad @ w, sums / (1 + ctx.axis.rank), None, None
+
+
+# %% [markdown]
+# **4.** How many bytes does a rank hold in the stages 0 to 3, with 2-byte weights and gradients and 12 bytes of
 # optimizer state for each parameter?
 
 
@@ -660,6 +861,24 @@ def bytes_held(parameters, ranks, stage):
 # FAIL: nothing is shared
 def bytes_held(parameters, ranks, stage):
     return parameters * 16 / ranks
+
+
+# %% tags=["wrong"]
+# FAIL: weights too
+def bytes_held(parameters, ranks, stage):
+    return parameters * (12 / (ranks if stage else 1) + 2 / (ranks if stage > 1 else 1) + 2)
+
+
+# %% tags=["wrong"]
+# FAIL: optimizer state are shared
+def bytes_held(parameters, ranks, stage):
+    return parameters * (4 + 12 / ranks**stage) if stage != 1 else parameters * 16
+
+
+# %% tags=["wrong"]
+# FAIL: nothing is shared: expected 120, got 30
+def bytes_held(parameters, ranks, stage):
+    return 4 * parameters / (ranks if stage else 1)
 
 
 # %% [markdown]

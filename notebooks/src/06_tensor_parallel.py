@@ -502,7 +502,8 @@ print(
 # %% [markdown]
 # ## How far does it go?
 #
-# A layer computes 72 B T C² flops in its matrices and sends 8 (n-1)/n B T C numbers. Both grow with B T. Only
+# A layer computes 72 B T C² flops in its matrices (and 12 B T² C in attention, masked pairs counted too; the figure
+# includes them) and sends 8 (n-1)/n B T C numbers, here of 16 bits. Both grow with B T. Only
 # a wider model or a faster link helps. So tensor parallel stays inside one machine.
 
 
@@ -585,6 +586,20 @@ def qkv_rows(rank, ranks, heads, width):
     return [part * width + (ranks - 1 - rank) * size + i for part in range(3) for i in range(size)]
 
 
+# %% tags=["wrong"]
+# FAIL: should hold its q, then its k, then its v
+def qkv_rows(rank, ranks, heads, width):
+    size, head = width // ranks, width // heads
+    mine = range(rank * size // head, (rank + 1) * size // head)
+    return [part * width + h * head + i for h in mine for part in range(3) for i in range(head)]
+
+
+# %% tags=["wrong"]
+# FAIL: some rows are on no rank or on two
+def qkv_rows(rank, ranks, heads, width):
+    return [part * width + rank * heads + i for part in range(3) for i in range(heads)]
+
+
 # %% [markdown]
 # **2.** Write f and g. `comm.all_reduce(x, axis)` sums and changes nothing in place. (`x.view_as(x)` returns
 # x as a new tensor, which autograd wants.)
@@ -660,8 +675,130 @@ class MyG(torch.autograd.Function):
         return grad, None
 
 
+# %% tags=["wrong"]
+# FAIL: one all-reduce forward (g) and one backward (f)
+class MyG(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, axis):
+        ctx.axis = axis
+        return comm.all_reduce(x, axis)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return comm.all_reduce(grad, ctx.axis) / ctx.axis.size, None
+
+
+# %% tags=["wrong"]
+# FAIL: backward must not change what it is given
+class MyF(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, axis):
+        ctx.axis = axis
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad.copy_(comm.all_reduce(grad, ctx.axis)), None
+
+
 # %% [markdown]
-# **3.** The loss over a cut vocabulary, forward. Rank r has `logits` (N, V_r), for the tokens from `first`
+# **3.** A GPT-2 block's attention, on three live ranks with six heads. Every rank holds the whole `attn` here (take
+# your rows of `attn.c_attn`, a linear layer 3 C x C, and your columns of `attn.c_proj`), and computes its own heads.
+# `comm.copy_to` and `comm.reduce_from` are f and g. The checker compares output and gradients, and counts bytes and
+# floating-point operations.
+
+
+# %% tags=["exercise"]
+def my_attention(x, attn, axis):
+    """The output (B, T, C) of the whole attention, the same on every rank, from x (B, T, C)."""
+    n, r, D = axis.size, axis.rank, attn.head_dim
+    ### BEGIN SOLUTION
+    x = comm.copy_to(x, axis)
+    weight = attn.c_attn.weight.unflatten(0, (3, n, -1))[:, r].flatten(0, 1)  # (3 C / n, C)
+    bias = attn.c_attn.bias.unflatten(0, (3, n, -1))[:, r].flatten()
+    qkv = x @ weight.T + bias
+    q, k, v = (t.unflatten(-1, (-1, D)).transpose(1, 2) for t in qkv.chunk(3, -1))
+    y = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+    part = y.transpose(1, 2).flatten(2) @ attn.c_proj.weight.unflatten(1, (n, -1))[:, r].T
+    return comm.reduce_from(part, axis) + attn.c_proj.bias
+    ### END SOLUTION
+
+
+check("attention by heads", exercises.attention, my_attention)
+
+
+# %% tags=["wrong"]
+# FAIL: every rank's heads read x
+def my_attention(x, attn, axis):
+    n, r, D = axis.size, axis.rank, attn.head_dim
+    weight = attn.c_attn.weight.unflatten(0, (3, n, -1))[:, r].flatten(0, 1)
+    bias = attn.c_attn.bias.unflatten(0, (3, n, -1))[:, r].flatten()
+    q, k, v = (t.unflatten(-1, (-1, D)).transpose(1, 2) for t in (x @ weight.T + bias).chunk(3, -1))
+    y = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+    part = y.transpose(1, 2).flatten(2) @ attn.c_proj.weight.unflatten(1, (n, -1))[:, r].T
+    return comm.reduce_from(part, axis) + attn.c_proj.bias
+
+
+# %% tags=["wrong"]
+# FAIL: the output on rank 0
+def my_attention(x, attn, axis):
+    n, r, D = axis.size, axis.rank, attn.head_dim
+    x = comm.copy_to(x, axis)
+    weight = attn.c_attn.weight.unflatten(0, (3, n, -1))[:, r].flatten(0, 1)
+    bias = attn.c_attn.bias.unflatten(0, (3, n, -1))[:, r].flatten()
+    q, k, v = (t.unflatten(-1, (-1, D)).transpose(1, 2) for t in (x @ weight.T + bias).chunk(3, -1))
+    y = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+    part = y.transpose(1, 2).flatten(2) @ attn.c_proj.weight.unflatten(1, (n, -1))[:, r].T
+    return comm.reduce_from(part + attn.c_proj.bias, axis)
+
+
+# %% tags=["wrong"]
+# FAIL: not a third: only its own heads
+def my_attention(x, attn, axis):
+    y = attn(comm.copy_to(x, axis), None)  # all heads on every rank, and a sum that is divided again
+    return comm.reduce_from(y, axis) / axis.size
+
+
+# %% tags=["wrong"]
+# FAIL: every rank's heads read x: expected 10.6432 at (1, 0, 21), got 31.9
+def my_attention(x, attn, axis):
+    n, r, D = axis.size, axis.rank, attn.head_dim
+    x = comm.copy_to(x, axis)
+    weight = attn.c_attn.weight.unflatten(0, (3, n, -1))[:, r].flatten(0, 1)
+    bias = attn.c_attn.bias.unflatten(0, (3, n, -1))[:, r].flatten()
+    q, k, v = (t.unflatten(-1, (-1, D)).transpose(1, 2) for t in (x @ weight.T + bias).chunk(3, -1))
+    y = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+    part = y.transpose(1, 2).flatten(2) @ attn.c_proj.weight.unflatten(1, (n, -1))[:, r].T
+    return comm.copy_to(comm.reduce_from(part, axis), axis) + attn.c_proj.bias
+
+
+# %% tags=["wrong"]
+# FAIL: three live ranks:
+def my_attention(x, attn, axis):
+    n, r, D = axis.size, axis.rank, attn.head_dim
+    x = comm.copy_to(x, axis)
+    weight = attn.c_attn.weight.chunk(n)[r].flatten(1).T
+    bias = attn.c_attn.bias.unflatten(0, (3, n, -1))[:, r].flatten()
+    q, k, v = (t.unflatten(-1, (-1, D)).transpose(1, 2) for t in (x @ weight.T + bias).chunk(3, -1))
+    y = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+    part = y.transpose(1, 2).flatten(2) @ attn.c_proj.weight.unflatten(1, (n, -1))[:, r].T
+    return comm.reduce_from(part, axis) + attn.c_proj.bias
+
+
+# %% tags=["wrong"]
+# FAIL: expected shape
+def my_attention(x, attn, axis):
+    n, r, D = axis.size, axis.rank, attn.head_dim
+    x = comm.copy_to(x, axis)
+    weight = attn.c_attn.weight.unflatten(0, (3, n, -1))[:, r].flatten(0, 1)
+    bias = attn.c_attn.bias.unflatten(0, (3, n, -1))[:, r].flatten()
+    q, k, v = (t.unflatten(-1, (-1, D)).transpose(1, 2) for t in (x @ weight.T + bias).chunk(3, -1))
+    y = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+    return comm.all_gather(y, axis, 1).transpose(1, 2)
+
+
+# %% [markdown]
+# **4.** The loss over a cut vocabulary, forward. Rank r has `logits` (N, V_r), for the tokens from `first`
 # on; `targets` (N,) are token numbers. Return the sum of the losses, the same on every rank.
 
 
@@ -709,6 +846,36 @@ def my_loss(logits, targets, first, axis):
     here = (place >= 0) & (place < logits.size(-1))
     target = logits.gather(-1, place.where(here, 0)[:, None])[:, 0].where(here, 0)
     return (sums.log() + top - target).sum()
+
+
+# %% tags=["wrong"]
+# FAIL: small logits: the loss on rank 0: expected
+def my_loss(logits, targets, first, axis):
+    top = comm.all_reduce(logits.amax(-1), axis, "max")
+    sums = comm.all_reduce((logits - top[:, None]).exp().sum(-1), axis)
+    place = targets - first
+    here = (place > 0) & (place < logits.size(-1))
+    target = logits.gather(-1, place.where(here, 0)[:, None])[:, 0].where(here, 0)
+    return (sums.log() + top - comm.all_reduce(target, axis)).sum()
+
+
+# %% tags=["wrong"]
+# FAIL: out of bounds
+def my_loss(logits, targets, first, axis):
+    top = comm.all_reduce(logits.amax(-1), axis, "max")
+    sums = comm.all_reduce((logits - top[:, None]).exp().sum(-1), axis)
+    place = targets - first
+    here = (place >= 0) & (place <= logits.size(-1))
+    target = logits.gather(-1, place.where(here, 0)[:, None])[:, 0].where(here, 0)
+    return (sums.log() + top - comm.all_reduce(target, axis)).sum()
+
+
+# %% tags=["wrong"]
+# FAIL: the logits themselves travelled
+def my_loss(logits, targets, first, axis):
+    sizes = [13, 12, 12]
+    whole = comm.all_gather(logits, axis, 1, sizes)
+    return torch.nn.functional.cross_entropy(whole, targets, reduction="sum")
 
 
 # %% [markdown]

@@ -156,6 +156,24 @@ def bubble(p, m):
     (p - 1) / (m + p - 1)
 
 
+# %% tags=["wrong"]
+# FAIL: 2 ranks, 2 micro-batches: expected 0.333333, got 0.25
+def bubble(p, m):
+    return (p - 1) / (m + p)
+
+
+# %% tags=["wrong"]
+# FAIL: expected 0, got 1
+def bubble(p, m):
+    return p / (m + p - 1)
+
+
+# %% tags=["wrong"]
+# FAIL: expected 0.333333, got 0.666667
+def bubble(p, m):
+    return 2 * (p - 1) / (m + p - 1)
+
+
 # %% [markdown]
 # **Predict** before you look: with 8 ranks, how many micro-batches keep the bubble under 10 %?
 
@@ -189,7 +207,7 @@ def pipeline(rank, world_size, run, orders, micros, tie=True):
         most = max(most, len(s.kept))
     for handle in s.leaving:
         handle.wait()
-    sent = comm.traffic().get(("send", "pp"), (0, 0, 0))
+    sent = *comm.traffic().get(("send", "pp"), (0, 0, 0)), len(s.leaving)
     wte = model.wte.weight  # it embeds and makes logits: its gradient is the sum of both ends
     if ends is not None and tie and wte.grad is not None:
         wte.grad = comm.all_reduce(wte.grad, ends)
@@ -207,10 +225,10 @@ def serial_gradients(micros):
     return loss.item(), {n: p.grad for n, p in model.named_parameters()}
 
 
-def with_gpipe(run):
-    """What `run` gives on p live ranks with m micro-batches."""
-    return lambda p, m: launch(
-        pipeline, run, [gpipe_order(r, p, m) for r in range(p)], m, ranks=p, timeout=20
+def on_ranks(run):
+    """What `run` gives on p live ranks with m micro-batches, in the order of GPipe or another."""
+    return lambda p, m, order=gpipe_order: launch(
+        pipeline, run, [order(r, p, m) for r in range(p)], m, ranks=p, timeout=20
     )
 
 
@@ -240,7 +258,7 @@ def run_op(kind, i, s):
     ### END SOLUTION
 
 
-check("F and B by hand", exercises.by_hand, with_gpipe(run_op), serial_gradients)
+check("F and B by hand", exercises.by_hand, on_ranks(run_op), serial_gradients)
 
 
 # %% tags=["wrong"]
@@ -270,6 +288,78 @@ def run_op(kind, i, s):
         y.backward(comm.irecv(s.like(i), s.axis, s.rank + 1).wait() if s.rank < s.last else None)
         if s.rank > 0:
             s.leaving.append(comm.isend(x.grad / len(s.batch), s.axis, s.rank - 1))
+
+
+# %% tags=["wrong"]
+# FAIL: B takes its pair out
+def run_op(kind, i, s):
+    if kind == "F":
+        x = comm.irecv(s.like(i), s.axis, s.rank - 1).wait().requires_grad_() if s.rank > 0 else None
+        y = s.stage(x, i)
+        s.kept[i] = x, y
+        if s.rank < s.last:
+            s.leaving.append(comm.isend(y.detach(), s.axis, s.rank + 1))
+        else:
+            s.loss += y.item()
+    else:
+        x, y = s.kept[i]
+        y.backward(comm.irecv(s.like(i), s.axis, s.rank + 1).wait() if s.rank < s.last else None)
+        if s.rank > 0:
+            s.leaving.append(comm.isend(x.grad, s.axis, s.rank - 1))
+
+
+# %% tags=["wrong"]
+# FAIL: two neighbours that both send
+def run_op(kind, i, s):
+    if kind == "F":
+        x = comm.irecv(s.like(i), s.axis, s.rank - 1).wait().requires_grad_() if s.rank > 0 else None
+        y = s.stage(x, i)
+        s.kept[i] = x, y
+        if s.rank < s.last:
+            comm.send(y.detach(), s.axis, s.rank + 1)
+        else:
+            s.loss += y.item()
+    else:
+        x, y = s.kept.pop(i)
+        y.backward(comm.irecv(s.like(i), s.axis, s.rank + 1).wait() if s.rank < s.last else None)
+        if s.rank > 0:
+            comm.send(x.grad, s.axis, s.rank - 1)
+
+
+# %% tags=["wrong"]
+# FAIL: a handle that is not in s.leaving is never waited for
+def run_op(kind, i, s):
+    if kind == "F":
+        x = comm.irecv(s.like(i), s.axis, s.rank - 1).wait().requires_grad_() if s.rank > 0 else None
+        y = s.stage(x, i)
+        s.kept[i] = x, y
+        if s.rank < s.last:
+            comm.isend(y.detach(), s.axis, s.rank + 1)
+        else:
+            s.loss += y.item()
+    else:
+        x, y = s.kept.pop(i)
+        y.backward(comm.irecv(s.like(i), s.axis, s.rank + 1).wait() if s.rank < s.last else None)
+        if s.rank > 0:
+            comm.isend(x.grad, s.axis, s.rank - 1)
+
+
+# %% tags=["wrong"]
+# FAIL: the loss, on the last rank in s.loss
+def run_op(kind, i, s):
+    if kind == "F":
+        x = comm.irecv(s.like(i), s.axis, s.rank - 1).wait().requires_grad_() if s.rank > 0 else None
+        y = s.stage(x, i)
+        s.kept[i] = x, y
+        if s.rank < s.last:
+            s.leaving.append(comm.isend(y.detach(), s.axis, s.rank + 1))
+        else:
+            s.loss = y.item()
+    else:
+        x, y = s.kept.pop(i)
+        y.backward(comm.irecv(s.like(i), s.axis, s.rank + 1).wait() if s.rank < s.last else None)
+        if s.rank > 0:
+            s.leaving.append(comm.isend(x.grad, s.axis, s.rank - 1))
 
 
 # %% tags=["setup"]
@@ -303,7 +393,7 @@ def compare(found, micros):
 run = mine("F and B by hand", run_op, exercises.run_op)
 for p in (2, 4):
     print(f"GPipe on {p} ranks")
-    compare(with_gpipe(run)(p, 4), 4)
+    compare(on_ranks(run)(p, 4), 4)
 
 # %% [markdown]
 # The gradients that are equal only to rounding are those of the embedding: its two halves meet after all
@@ -353,6 +443,36 @@ def one_f_one_b(rank, p, m):
     return [("F", i) for i in range(m)] + [("B", i) for i in range(m)]
 
 
+# %% tags=["wrong"]
+# FAIL: 2 ranks, 2 micro-batches: rank 1 holds 2
+def one_f_one_b(rank, p, m):
+    warm_up = min(m, p - rank)
+    order = [("F", i) for i in range(warm_up)]
+    for i in range(m - warm_up):
+        order += [("F", warm_up + i), ("B", i)]
+    return order + [("B", i) for i in range(m - warm_up, m)]
+
+
+# %% tags=["wrong"]
+# FAIL: makespan of
+def one_f_one_b(rank, p, m):
+    warm_up = max(0, min(m, p - 2 - rank))
+    order = [("F", i) for i in range(warm_up)]
+    for i in range(m - warm_up):
+        order += [("F", warm_up + i), ("B", i)]
+    return order + [("B", i) for i in range(m - warm_up, m)]
+
+
+# %% tags=["wrong"]
+# FAIL: stage 0 runs micro-batch 1 with F=1 B=0
+def one_f_one_b(rank, p, m):
+    warm_up = min(m, p - 1 - rank)
+    order = [("F", i) for i in range(warm_up)]
+    for i in range(m - warm_up):
+        order += [("F", warm_up + i), ("B", i)]
+    return order
+
+
 # %% tags=["exercise"]
 def in_flight(rank, p, m):
     """The most activations that this rank holds in 1F1B."""
@@ -374,6 +494,24 @@ def in_flight(rank, p, m):
 # FAIL: rank 0 of 8, 2 micro-batches
 def in_flight(rank, p, m):
     return p - rank
+
+
+# %% tags=["wrong"]
+# FAIL: expected 1, got 0
+def in_flight(rank, p, m):
+    return min(m, p - 1 - rank)
+
+
+# %% tags=["wrong"]
+# FAIL: rank 1 of 2, 2 micro-batches: expected 1, got 2
+def in_flight(rank, p, m):
+    return m
+
+
+# %% tags=["wrong"]
+# FAIL: rank 1 of 2, 5 micro-batches: expected 1, got 2
+def in_flight(rank, p, m):
+    return min(m, p) if m > 2 else min(m, p - rank)
 
 
 # %% [markdown]
@@ -470,7 +608,8 @@ show(
 # %% [markdown]
 # ## Overlap: let messages travel while you work
 #
-# So far a message cost nothing. Give the link a latency of 20 ms, as long as a forward and a backward, and run GPipe
+# So far a message cost nothing. Give the link a latency of 20 ms, as long as a forward takes, and a backward too,
+# and run GPipe
 # on two ranks twice: once waiting for each message to arrive before going on (*blocking*), once as above, where a
 # send is only started and receives are posted ahead, two for each neighbour (*double buffering*). **Predict** both
 # makespans first: what does each of the six sends cost rank 0?
@@ -646,6 +785,24 @@ def bytes_sent(p, m, b, T, C):
     return p * 2 * m * b * T * C * 4
 
 
+# %% tags=["wrong"]
+# FAIL: expected 8, got 2
+def bytes_sent(p, m, b, T, C):
+    return (p - 1) * 2 * m * b * T * C
+
+
+# %% tags=["wrong"]
+# FAIL: 4 ranks, 8 micro-batches
+def bytes_sent(p, m, b, T, C):
+    return (p - 1) * 2 * b * T * C * 4
+
+
+# %% tags=["wrong"]
+# FAIL: expected 8, got 16
+def bytes_sent(p, m, b, T, C):
+    return (p - 1) * 2 * m * b * T * C * 8
+
+
 # %% [markdown]
 # The live ranks above counted too (float64, so twice the bytes):
 
@@ -731,8 +888,8 @@ print(draw(simulate(make("1f1b", 3, 4))))
 # 3. *Why does rank 0 hold the most in 1F1B?* Its backward of micro-batch 0 comes last, p - 1 hops away and back.
 # 4. *Twice the micro-batches at the same batch size: what happens to the bytes?* Nothing; only to the messages.
 # 5. *Which gradient needs a message of its own after the last backward?* That of the tied embedding.
-# 6. *Which is larger at the border, weights or activations?* b T C against 12 C^2 a layer: the pipeline sends least
-#    of all strategies when C is large.
+# 6. *Which is larger, the activations at a border or the weights of a layer?* b T C against 12 C^2: the weights, as
+#    long as a micro-batch has fewer than 12 C tokens. So the pipeline sends least of all strategies when C is large.
 #
 # **Sources:** Huang et al. 2019 (GPipe); Narayanan et al. 2019 (PipeDream), 2021 (Megatron-LM); Fan et al. 2021
 # (DAPPLE). Next: lesson 08, where the bubble itself is attacked.

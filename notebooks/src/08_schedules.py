@@ -66,7 +66,8 @@ except ScheduleError as error:
 #
 # The bubble is the time in which the pipeline fills and drains, p - 1 stages long. Give every rank v thin *chunks*
 # instead of one thick stage (rank r holds stages r, r + p, ...), and filling takes thin steps: the bubble shrinks to
-# (p - 1) / (v m + p - 1). The price: every micro-batch passes every rank v times, so v p - 1 borders instead of
+# (p - 1) / (v m + p - 1), if p divides m; for any other m the last round is not full. The price: every micro-batch
+# passes every rank v times, so v p - 1 borders instead of
 # p - 1, each with its messages, and more micro-batches are under way (Narayanan et al. 2021).
 
 # %%
@@ -163,9 +164,11 @@ for name, t in three.items():
 
 # %% [markdown]
 # Mind the definition. In ZB-H2 ranks start late and end late: over the *makespan* there is idle time, inside each
-# rank's **own span** there is none. The paper counts the span, because the next step may begin where a rank
-# stops. Derive: in 1F1B a rank idles for p - 1 forwards and whole backwards. In ZB-H1, p - 1 weight gradients
-# fill part of it.
+# rank's **own span** there is none. The paper counts the span: the next step may begin where a rank stops, *if*
+# nothing needs all ranks in between. A global norm or a check for NaN does (this trainer has both), so the paper
+# updates at once and checks afterwards, undoing the update where it must. Derive: in 1F1B a rank idles for p - 1
+# forwards and whole backwards. In ZB-H1 it does p - 1 weight gradients in that time, and the backward that it waits
+# for is only I.
 
 
 # %% tags=["exercise"]
@@ -189,6 +192,24 @@ def idle(name, p, f, i, w):
 # FAIL: 1f1b, 2 ranks
 def idle(name, p, f, i, w):
     return (p - 1) * (f + i) if name == "1f1b" else (p - 1) * (f + i - w)
+
+
+# %% tags=["wrong"]
+# FAIL: expected 1, got 2
+def idle(name, p, f, i, w):
+    return (p - 1) * (f + i + w) if name == "1f1b" else (p - 1) * (f + i - w) + w
+
+
+# %% tags=["wrong"]
+# FAIL: zb_h1, 2 ranks, times 1, 1, 1: expected 1, got 0
+def idle(name, p, f, i, w):
+    return (p - 1) * (f + i + w) if name == "1f1b" else (p - 1) * (f + i - 2 * w)
+
+
+# %% tags=["wrong"]
+# FAIL: zb_h1, 4 ranks, times 3, 4, 2
+def idle(name, p, f, i, w):
+    return (p - 1) * (f + i + w) if name == "1f1b" else (p - 1) * f
 
 
 # %% [markdown]
@@ -229,6 +250,24 @@ def v_rank(stage, p):
     return stage if stage < p else 2 * p - stage
 
 
+# %% tags=["wrong"]
+# FAIL: stage 1 of 2 on 1 ranks: expected 0, got -1
+def v_rank(stage, p):
+    return stage if stage < p else p - 1 - stage
+
+
+# %% tags=["wrong"]
+# FAIL: stage 0 of 4
+def v_rank(stage, p):
+    return abs(p - 1 - stage) if stage < p else stage - p
+
+
+# %% tags=["wrong"]
+# FAIL: stage 1 of 4
+def v_rank(stage, p):
+    return stage // 2
+
+
 # %%
 t = simulate(make("zb_v", 4, 8), Cost(0.5, 0.5, 0.5))
 show(
@@ -245,7 +284,8 @@ show(
 # works. Rank r holds stage r of one and stage p - 1 - r of the other. After the step both copies' gradients are
 # summed. Chimera (Li & Hoefler 2021) lays two 1F1B pipelines over each other: give one the even slots of time on each
 # rank and the other the odd ones, and they never meet (then let every box move forward as far as it can). Its bubble
-# is (p - 2) / (2m + p - 2) where forward and backward take equally long.
+# is (p - 2) / (2m + p - 2) where forward and backward take equally long: 11 % of p = 4, m = 8. With a backward of two
+# forwards, as in the table at the end, it is larger.
 
 # %%
 t = simulate(make("chimera", 4, 4), Cost(backward=1))
@@ -259,14 +299,16 @@ show(
 # %% [markdown]
 # DualPipe (DeepSeek-V3 2024) combines two directions with split backwards, and always pairs a forward of one
 # direction with a backward of the other, so that one computes while the other communicates. A bubble remains of
-# (p/2 - 1)(F&B + B - 3W). Cutting it in half and folding it to a V (Qi et al. 2025) saves the second copy.
+# (p/2 - 1)(F&B + B - 3W), where F&B is the time of such a pair. Cutting it in half and folding it to a V (Qi et al.
+# 2025) saves the second copy.
 
 # %%
 t = simulate(make("dualpipe", 4, 8), Cost(1, 1, 1, joint=3))
 show(
     plots.schedule(t, "DualPipe"),
     "simulated",
-    f"blue and green run in pairs; {max(t.makespan - t.busy(r) for r in range(4))} = (4/2 - 1)(3 + 2 - 3) idle.",
+    "a blue box and the green one beside it are a pair, timed as one; "
+    f"{max(t.makespan - t.busy(r) for r in range(4))} = (4/2 - 1)(3 + 2 - 3) idle.",
     "Four rows, symmetric top to bottom, nearly without white",
 )
 
@@ -275,8 +317,8 @@ show(
 #
 # With a single long sequence there are no micro-batches. But attention is causal: tokens 0..k need nothing of the
 # later ones. So *slices of tokens* can follow each other (Li et al. 2021). A slice attends to the earlier slices'
-# keys and values; in backward, it leaves gradients in them, and slices go from last to first. With slice times t the
-# forward takes sum(t) + (p - 1) max(t).
+# keys and values; in backward, it leaves gradients in them, and slices go from last to first. **Your turn**: slices
+# take the times t, the same on each of p ranks, and a rank begins a slice when it has come. When is the last one done?
 
 
 # %% tags=["exercise"]
@@ -300,6 +342,24 @@ def slices_latency(times, p):
 # FAIL: slices of [4] on 3 ranks: expected 12
 def slices_latency(times, p):
     return sum(times)
+
+
+# %% tags=["wrong"]
+# FAIL: slices of [3, 1] on 2 ranks: expected 7, got 5
+def slices_latency(times, p):
+    return sum(times) + (p - 1) * min(times)
+
+
+# %% tags=["wrong"]
+# FAIL: slices of [4] on 1 ranks
+def slices_latency(times, p):
+    return sum(times) + p * max(times)
+
+
+# %% tags=["wrong"]
+# FAIL: expected 7, got 6
+def slices_latency(times, p):
+    return sum(times) + (p - 1) * sum(times) / len(times)
 
 
 # %% [markdown]
@@ -478,7 +538,7 @@ show(
 #
 # Three ranks, six micro-batches, TF = TI = TW = 1. 1F1B takes 24 units of time. Find a schedule that takes **at most
 # 20** and holds **at most 3** activations on any rank. Write the words of each rank; the checker enforces both
-# targets. (Hint: which operations may wait?)
+# targets. (Hint: which operations may wait?) ZB-H1 meets them; yours must be another.
 
 
 # %% tags=["exercise"]
@@ -488,7 +548,7 @@ def my_schedule(rank):
     return [
         "F0 F1 F2 I0 W0 F3 I1 W1 F4 I2 W2 F5 I3 W3 I4 W4 I5 W5",
         "F0 F1 I0 F2 I1 W0 F3 I2 W1 F4 I3 W2 F5 I4 W3 I5 W4 W5",
-        "F0 I0 F1 I1 F2 I2 W0 F3 I3 W1 F4 I4 W2 F5 I5 W3 W4 W5",
+        "F0 I0 F1 I1 W0 F2 I2 F3 I3 W1 F4 I4 W2 F5 I5 W3 W4 W5",
     ][rank]
     ### END SOLUTION
 
@@ -512,6 +572,18 @@ def my_schedule(rank):
 # FAIL: It needs one F
 def my_schedule(rank):
     return "F0 B0 F1 B1"
+
+
+# %% tags=["wrong"]
+# FAIL: this is ZB-H1, word for word
+def my_schedule(rank):
+    return [f"{op.kind}{op.micro}" for op in make("zb_h1", 3, 6).orders[rank]]
+
+
+# %% tags=["wrong"]
+# FAIL: is no operation
+def my_schedule(rank):
+    return ["F0", "stop"]
 
 
 # %% [markdown]

@@ -93,42 +93,73 @@ except ValueError as error:
 show_source(heads)
 
 
+# %% [markdown]
+# **Your turn**, on live ranks. `sizes` are the tokens of each rank. `comm.all_to_all(parts, axis, shapes)` sends part p
+# to rank p and gives the list of what arrives, of these shapes. The way back is also the backward.
+
+
 # %% tags=["exercise"]
-def outgoing(shard, ranks):
-    """What a rank sends: a list of one tensor for each peer, from its shard (t, H, D)."""
+def to_heads(shard, axis, sizes):
+    """(T, H/N, D), all tokens of this rank's heads, from its shard (t, H, D)."""
     ### BEGIN SOLUTION
-    return list(shard.split(shard.size(1) // ranks, 1))
+    parts = [part.contiguous() for part in shard.split(shard.size(1) // axis.size, 1)]
+    shapes = [(n, *parts[0].shape[1:]) for n in sizes]
+    return torch.cat(comm.all_to_all(parts, axis, shapes))
     ### END SOLUTION
 
 
-def joined(arrived):
-    """The tensor (T, H/N, D) made from what arrived, in the order of ranks."""
+def to_tokens(y, axis, sizes):
+    """(t, H, D), this rank's tokens of all heads, from y (T, H/N, D)."""
     ### BEGIN SOLUTION
-    return torch.cat(arrived, 0)
+    mine = (sizes[axis.rank], *y.shape[1:])
+    return torch.cat(comm.all_to_all(list(y.split(sizes)), axis, [mine] * axis.size), 1)
     ### END SOLUTION
 
 
-check("heads for tokens", exercises.to_heads, (outgoing, joined))
+check("heads for tokens, and back", exercises.to_heads, to_heads, to_tokens)
 
 
 # %% tags=["wrong"]
 # FAIL: all tokens of its heads
-def outgoing(shard, ranks):
-    return list(shard.split(shard.size(0) // ranks, 0))
+def to_heads(shard, axis, sizes):
+    return comm.all_gather(shard, axis, 0, sizes)
 
 
-def joined(arrived):
-    return torch.cat(arrived, 0)
+# %% tags=["wrong"]
+# FAIL: Pass one part per rank
+def to_heads(shard, axis, sizes):
+    parts = [part.contiguous() for part in shard.split(axis.size, 1)]
+    shapes = [(n, *parts[0].shape[1:]) for n in sizes]
+    return torch.cat(comm.all_to_all(parts, axis, shapes))
 
 
 # %% tags=["wrong"]
 # FAIL: rank 0's heads
-def outgoing(shard, ranks):
-    return list(shard.split(shard.size(1) // ranks, 1))
+def to_heads(shard, axis, sizes):
+    parts = [part.contiguous() for part in shard.split(shard.size(1) // axis.size, 1)]
+    shapes = [(n, *parts[0].shape[1:]) for n in sizes]
+    return torch.cat(comm.all_to_all(parts, axis, shapes)[::-1])
 
 
-def joined(arrived):
-    return torch.cat(arrived[::-1], 0)
+# %% tags=["wrong"]
+# FAIL: there and back again
+def to_tokens(y, axis, sizes):
+    mine = (sizes[axis.rank], *y.shape[1:])
+    return torch.cat(comm.all_to_all(list(y.split(sizes)), axis, [mine] * axis.size)[::-1], 1)
+
+
+# %% tags=["wrong"]
+# FAIL: what has to leave it there and back is
+def to_heads(shard, axis, sizes):
+    each = shard.size(1) // axis.size
+    return comm.all_gather(shard, axis, 0, sizes)[:, axis.rank * each : (axis.rank + 1) * each]
+
+
+# %% tags=["wrong"]
+# FAIL: expected shape
+def to_tokens(y, axis, sizes):
+    mine = (sizes[axis.rank], *y.shape[1:])
+    return torch.cat(comm.all_to_all(list(y.split(sizes)), axis, [mine] * axis.size))
 
 
 # %% [markdown]
@@ -204,12 +235,16 @@ for add in (True, False):
 
 
 # %% tags=["exercise"]
-def give_back(grads, window):
-    """Gradients of all ranks' own rows, from those of their wide rows: `window` halo rows first, none on rank 0."""
+def give_back(grad, window, axis):
+    """The gradient of this rank's own rows from that of its wide rows: `window` halo rows first, none on rank 0."""
     ### BEGIN SOLUTION
-    own = [grads[0], *(g[window:] for g in grads[1:])]
-    for rank in range(len(grads) - 1):
-        own[rank][-window:] += grads[rank + 1][:window]
+    first, last = axis.rank == 0, axis.rank == axis.size - 1
+    going = None if first else comm.isend(grad[:window].clone(), axis, axis.rank - 1)
+    own = grad.clone() if first else grad[window:].clone()
+    if not last:
+        own[-window:] += comm.irecv(grad[:window].clone(), axis, axis.rank + 1).wait()
+    if going:
+        going.wait()
     return own
     ### END SOLUTION
 
@@ -219,17 +254,66 @@ check("give back", exercises.give_back, give_back)
 
 # %% tags=["wrong"]
 # FAIL: lent rows have two gradients
-def give_back(grads, window):
-    own = [grads[0], *(g[window:] for g in grads[1:])]
-    for rank in range(len(grads) - 1):
-        own[rank][-window:] = grads[rank + 1][:window]
+def give_back(grad, window, axis):
+    first, last = axis.rank == 0, axis.rank == axis.size - 1
+    going = None if first else comm.isend(grad[:window].clone(), axis, axis.rank - 1)
+    own = grad.clone() if first else grad[window:].clone()
+    if not last:
+        own[-window:] = comm.irecv(grad[:window].clone(), axis, axis.rank + 1).wait()
+    if going:
+        going.wait()
     return own
 
 
 # %% tags=["wrong"]
 # FAIL: own rows only
-def give_back(grads, window):
-    return grads
+def give_back(grad, window, axis):
+    first, last = axis.rank == 0, axis.rank == axis.size - 1
+    going = None if first else comm.isend(grad[:window].clone(), axis, axis.rank - 1)
+    own = grad.clone()
+    if not last:
+        own[-window:] += comm.irecv(grad[:window].clone(), axis, axis.rank + 1).wait()
+    if going:
+        going.wait()
+    return own
+
+
+# %% tags=["wrong"]
+# FAIL: goes to its owner and no further
+def give_back(grad, window, axis):
+    own = grad.clone() if axis.rank == 0 else grad[window:].clone()
+    halos = comm.all_gather(grad[:window].clone(), axis, 0)
+    if axis.rank < axis.size - 1:
+        own[-window:] += halos.split(window)[axis.rank + 1]
+    return own
+
+
+# %% tags=["wrong"]
+# FAIL: the ranks wait for each other for ever
+def give_back(grad, window, axis):
+    first, last = axis.rank == 0, axis.rank == axis.size - 1
+    if first:
+        comm.irecv(grad[:window].clone(), axis, axis.size - 1).wait()
+    going = None if first else comm.isend(grad[:window].clone(), axis, axis.rank - 1)
+    own = grad.clone() if first else grad[window:].clone()
+    if not last:
+        own[-window:] += comm.irecv(grad[:window].clone(), axis, axis.rank + 1).wait()
+    if going:
+        going.wait()
+    return own
+
+
+# %% tags=["wrong"]
+# FAIL: expected
+def give_back(grad, window, axis):
+    first, last = axis.rank == 0, axis.rank == axis.size - 1
+    going = None if first else comm.isend(grad[:window].clone(), axis, axis.rank - 1)
+    own = grad.clone() if first else grad[window:].clone()
+    if not last:
+        own[:window] += comm.irecv(grad[:window].clone(), axis, axis.rank + 1).wait()
+    if going:
+        going.wait()
+    return own
 
 
 # %% [markdown]
@@ -347,6 +431,24 @@ def one_hop(sizes, window):
 # FAIL: allowed, though it needs a second hop
 def one_hop(sizes, window):
     return len(sizes) > 1
+
+
+# %% tags=["wrong"]
+# FAIL: unequal shards (6, 2, 4, 1)
+def one_hop(sizes, window):
+    return sizes[-2] >= min(window, sum(sizes[:-1]))
+
+
+# %% tags=["wrong"]
+# FAIL: window 5 on shards (4, 3)
+def one_hop(sizes, window):
+    return min(sizes[:-1]) >= window
+
+
+# %% tags=["wrong"]
+# FAIL: forbidden, though one hop is enough
+def one_hop(sizes, window):
+    return min(sizes) > window
 
 
 # %% [markdown]

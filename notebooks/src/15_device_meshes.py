@@ -115,6 +115,29 @@ def coordinates(rank, sizes):
     return place
 
 
+# %% tags=["wrong"]
+# FAIL: stands at
+def coordinates(rank, sizes):
+    place = {}
+    for axis in reversed(sizes):
+        place[axis] = rank % sizes[axis]
+        rank = rank // 2
+    return place
+
+
+# %% tags=["wrong"]
+# FAIL: function returned None
+def coordinates(rank, sizes):
+    {axis: rank % n for axis, n in sizes.items()}
+
+
+# %% tags=["wrong"]
+# FAIL: expected a place on
+def coordinates(rank, sizes):
+    axis = list(sizes)[-1]
+    return {axis: rank % sizes[axis]}
+
+
 # %% tags=["exercise"]
 def groups(axis, sizes):
     """All groups of one axis, each a tuple of ranks that differ on this axis only."""
@@ -149,6 +172,21 @@ def groups(axis, sizes):
     names = list(sizes)
     stride = int(np.prod([sizes[name] for name in names[names.index(axis) + 1 :]]))
     return [tuple(stride * i for i in range(sizes[axis]))]
+
+
+# %% tags=["wrong"]
+# FAIL: some rank is in two groups
+def groups(axis, sizes):
+    names, grid = list(sizes), np.arange(np.prod(list(sizes.values()))).reshape(tuple(sizes.values()))
+    lines = np.moveaxis(grid, names.index(axis), -1).reshape(-1, sizes[axis])
+    return [tuple(map(int, line)) for line in lines for _ in line]
+
+
+# %% tags=["wrong"]
+# FAIL: groups have
+def groups(axis, sizes):
+    world = int(np.prod(list(sizes.values())))
+    return [(rank,) for rank in range(world)]
 
 
 # %% [markdown]
@@ -332,6 +370,19 @@ def inner_axis(sent, inside, between):
 # FAIL: what an axis gains counts
 def inner_axis(sent, inside, between):
     return max(sent, key=lambda axis: between.time(sent[axis][1], sent[axis][0]))
+
+
+# %% tags=["wrong"]
+# FAIL: seconds saved, not how many times faster
+def inner_axis(sent, inside, between):
+    gain = {axis: between.time(size, n) / inside.time(size, n) for axis, (n, size) in sent.items()}
+    return max(gain, key=gain.get)
+
+
+# %% tags=["wrong"]
+# FAIL: expected one of
+def inner_axis(sent, inside, between):
+    return "the one that sends more"
 
 
 # %% [markdown]
@@ -609,6 +660,17 @@ def gradient_norm(held, mesh):
     return comm.all_reduce(square, mesh.world).sqrt().item()
 
 
+# %% tags=["wrong"]
+# FAIL: this is the square of the norm
+def gradient_norm(held, mesh):
+    place, square = mesh.coordinates(), torch.zeros((), dtype=torch.float64)
+    for p in held:
+        first = all(place[axis] == 0 or axis in p.spec.axes for axis in ("dp", "tp"))
+        if first and not p.spec.tied_copy:
+            square = square + p.tensor.grad.pow(2).sum()
+    return comm.all_reduce(square, mesh.world).item()
+
+
 # %% [markdown]
 # ## What goes together
 #
@@ -657,7 +719,8 @@ for name, line in on_machines(Options(plan="dp=2,tp=4")).items():
 show_source(launchers.launched, launchers.process_group, launchers._rendezvous)
 
 # %% [markdown]
-# NCCL where a rank has a GPU, gloo else; a timeout, because the default is 30 minutes; the group destroyed also when
+# NCCL where a rank has a GPU, gloo else; a timeout, because the default is 30 minutes (10 with NCCL); the group
+# destroyed also when
 # the block fails; and a rank that loses the others says in which call.
 #
 # One decision comes before any mesh: how many ranks for the cores you have? The BSC team found that 4 ranks

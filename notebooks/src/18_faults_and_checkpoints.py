@@ -153,6 +153,32 @@ def culprit(waits):
     return max(sorted(set(awaited)), key=awaited.count)
 
 
+# %% tags=["wrong"]
+# FAIL: a rank that waits for two
+def culprit(waits):
+    for rank in waits:
+        seen = []
+        while waits[rank] and rank not in seen:
+            seen.append(rank)
+            rank = waits[rank][0]
+        if seen:
+            return None if rank in seen else rank
+
+
+# %% tags=["wrong"]
+# FAIL: a rank that left
+def culprit(waits):
+    return None
+
+
+# %% tags=["wrong"]
+# FAIL: a bystander that nobody waits for, {0: [], 1: [2], 2: []}: blame rank 2, not nobody
+def culprit(waits):
+    awaited = {whom for others in waits.values() for whom in others}
+    left = [rank for rank in awaited if not waits[rank]]
+    return left[0] if len(left) == len([rank for rank in waits if not waits[rank]]) else None
+
+
 # %% [markdown]
 # ### NaN: worse than a crash
 #
@@ -260,6 +286,34 @@ def stretch(rows, columns, start, stop):
     return [(divmod(i, columns), (1, 1)) for i in range(start, stop)]
 
 
+# %% tags=["wrong"]
+# FAIL: elements 2 to 5 of a 4 x 6 matrix: your boxes hold
+def stretch(rows, columns, start, stop):
+    return (
+        [((row, 0), (1, columns)) for row in range(start // columns, -(-stop // columns))]
+        if start % columns
+        else [((start // columns, 0), ((stop - start) // columns, columns))]
+    )
+
+
+# %% tags=["wrong"]
+# FAIL: elements 6 to 18 of a 4 x 6 matrix: 1 boxes do
+def stretch(rows, columns, start, stop):
+    found = []
+    while start < stop:
+        row, column = divmod(start, columns)
+        width = min(stop - start, columns - column)
+        found.append(((row, column), (1, width)))
+        start += width
+    return found
+
+
+# %% tags=["wrong"]
+# FAIL: function returned None
+def stretch(rows, columns, start, stop):
+    [((start // columns, 0), ((stop - start) // columns, columns))]
+
+
 # %% [markdown]
 # ## Save on one plan, resume on another
 #
@@ -325,7 +379,8 @@ for i, (a, b) in enumerate(zip(pool[1].run(forgetful, folder)[0], losses, strict
 # Saving over the old folder is the classic trap: a rank dies in between, and the folder holds a *mix of steps*, which
 # loads without complaint. The cure is old: write beside it, then rename. A rename happens or does not.
 #
-# **Your turn.**
+# **Your turn.** The checker runs yours in a process of its own, again and again, and ends it with SIGKILL before its
+# first operation on files, before its second, and so on: no `except` and no `finally` runs then.
 
 
 # %% tags=["exercise"]
@@ -362,6 +417,60 @@ def save_folder(target, files, write):
     for name, text in files.items():
         write(partial / name, text)
     partial.rename(target)
+
+
+# %% tags=["wrong"]
+# FAIL: No `except` runs then
+def save_folder(target, files, write):
+    import shutil
+
+    try:
+        target.mkdir()
+        for name, text in files.items():
+            write(target / name, text)
+    except BaseException:
+        shutil.rmtree(target)
+        raise
+
+
+# %% tags=["wrong"]
+# FAIL: a SIGKILL before `open` leaves []
+def save_folder(target, files, write):
+    import shutil
+
+    partial = target.with_suffix(".partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir()
+    for name, text in files.items():
+        write(partial / name, text)
+    shutil.copytree(partial, target)
+
+
+# %% tags=["wrong"]
+# FAIL: leaves []
+def save_folder(target, files, write):
+    import shutil
+
+    partial = target.with_suffix(".partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir()
+    for name, text in files.items():
+        write(partial / name, text)
+    target.mkdir()
+    for name in files:
+        (partial / name).rename(target / name)
+
+
+# %% tags=["wrong"]
+# FAIL: there is no folder of the final name
+def save_folder(target, files, write):
+    import shutil
+
+    partial = target.with_suffix(".partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir()
+    for name, text in files.items():
+        write(partial / name, text)
 
 
 # %% [markdown]
@@ -523,7 +632,8 @@ print(
 # ## How often should you save?
 #
 # A save costs `s` seconds, a failure comes every `F` seconds. With T seconds of work between saves, a failure loses
-# half an interval on average, so the share of time lost is s/T + T/(2F). **Your turn**: the T that loses least.
+# half an interval on average, so what is lost, for each second of work, is s/T + T/(2F). **Your turn**: the T that
+# loses least.
 
 
 # %% tags=["exercise"]
@@ -547,6 +657,24 @@ def interval(save, failures):
 # FAIL: ignores what a save costs
 def interval(save, failures):
     return failures / 2
+
+
+# %% tags=["wrong"]
+# FAIL: got 134.164
+def interval(save, failures):
+    return math.sqrt(save * failures / 2)
+
+
+# %% tags=["wrong"]
+# FAIL: got 379.473
+def interval(save, failures):
+    return 2 * math.sqrt(save * failures)
+
+
+# %% tags=["wrong"]
+# FAIL: expected 268.328, got 20
+def interval(save, failures):
+    return 2 * save
 
 
 # %% [markdown]

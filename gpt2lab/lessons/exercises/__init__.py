@@ -6,6 +6,12 @@ the end.
 """
 
 import os
+import signal
+import threading
+from contextlib import contextmanager
+
+LIMIT = 100.0
+"""Seconds after which an answer is stopped, so that one that never ends does not stop Run All."""
 
 STATUS: dict[str, str] = {}
 """The last verdict of every exercise checked in this process: PASS, TODO or FAIL."""
@@ -21,9 +27,10 @@ def check(name: str, test, *args, **kwargs) -> None:
     With GPT2LAB_STRICT=1 in the environment, as when solutions are built, anything but PASS raises NotPassed.
     """
     try:
-        test(*args, **kwargs)
+        with _limited():
+            test(*args, **kwargs)
         status, why = "PASS", ""
-    except Exception as error:
+    except (Exception, SystemExit, _Endless) as error:
         status, why = _verdict(error)
     STATUS[name] = status
     print(f"{status}  {name}" + (f": {why}" if why else ""))
@@ -31,9 +38,34 @@ def check(name: str, test, *args, **kwargs) -> None:
         raise NotPassed(f"{name}: {status} {why}")
 
 
-def _verdict(error: Exception) -> tuple[str, str]:
+class _Endless(BaseException):
+    """The answer took longer than LIMIT. Not an Exception: an answer's own `except` must not stop it."""
+
+
+@contextmanager
+def _limited():
+    """Raise _Endless in the block after LIMIT seconds; only a main thread can be stopped in this way."""
+    if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "setitimer"):
+        yield
+        return
+
+    def stop(*_):
+        raise _Endless
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, LIMIT)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def _verdict(error: BaseException) -> tuple[str, str]:
     """TODO or FAIL and a sentence, also for what a rank raised (`ename` is the type's name over there)."""
     kind = getattr(error, "ename", "") or type(error).__name__
+    if isinstance(error, _Endless):
+        return "FAIL", f"no end after {LIMIT:g} s. Does a loop of yours never stop?"
     if kind == "NotImplementedError":
         return "TODO", "write it, then run this cell again"
     if isinstance(error, AssertionError):
@@ -41,6 +73,37 @@ def _verdict(error: Exception) -> tuple[str, str]:
             error
         ) or "an assertion without words; run the checker's lines by hand to see which"
     return "FAIL", f"{kind}: {error}"
+
+
+def live(fn, *args, ranks: int, what: str = ""):
+    """Results of `fn(rank, world_size, *args)` on live ranks, silently.
+
+    Raises AssertionError with one sentence when they wait for each other, when a message does not fit, or when
+    a rank raises; what is not written yet stays NotImplementedError.
+    """
+    from ...processes.launch import launch
+
+    with sentences(what):
+        return launch(fn, *args, ranks=ranks, echo=False, timeout=6)
+
+
+@contextmanager
+def sentences(what: str = ""):
+    """What ranks raise in the block becomes one AssertionError with a sentence; NotImplementedError passes through."""
+    from ...processes.launch import RankFailed
+
+    begin = f"{what}: " if what else ""
+    try:
+        yield
+    except RankFailed as error:
+        if error.ename == "NotImplementedError":
+            raise
+        if error.ename in ("Deadlock", "TimeoutError"):
+            raise AssertionError(f"{begin}the ranks wait for each other for ever. {error}") from None
+        if error.ename == "Mismatch":
+            raise AssertionError(f"{begin}a message does not fit its receiver. {error}") from None
+        last = str(error).strip().splitlines()[-1]
+        raise AssertionError(f"{begin}{last}") from None
 
 
 def close(got, want, what: str, tolerance: float = 1e-10) -> None:

@@ -4,7 +4,7 @@ import itertools
 
 import torch
 
-from . import close
+from . import close, live
 
 
 def owner(answer) -> None:
@@ -42,6 +42,71 @@ def merge(answer) -> None:
         words = "merged output" + (" of huge scores (does exp overflow?)" if scale > 1 else "")
         close(out, scores.softmax(-1) @ values, words)
         close(lse, scores.logsumexp(-1, keepdim=True), "merged log-sum-exp")
+    _merge_rows(answer)
+
+
+def _merge_rows(answer) -> None:
+    """Rows whose scores differ much in size, and rows of which one block is hidden altogether."""
+    generator = torch.Generator().manual_seed(1)
+    scores = torch.randn(4, 7, dtype=torch.float64, generator=generator)
+    values = torch.randn(7, 2, dtype=torch.float64, generator=generator)
+    scores += torch.tensor([0.0, 2000.0, -2000.0, 0.0])[:, None]
+    for hidden, words in (
+        (None, "rows of scores near 0, 2000 and -2000: each row needs a maximum of its own"),
+        (2, ""),
+    ):
+        seen = scores.clone()
+        if hidden:
+            seen[0, :hidden] = seen[3, hidden:] = -torch.inf
+            words = "a row of which one block sees no key (L = -inf, o = 0) is the other block's"
+        blocks = []
+        for s, v in zip(seen.split((2, 5), -1), values.split((2, 5)), strict=True):
+            blocks += [s.softmax(-1).nan_to_num(0.0) @ v, s.logsumexp(-1, keepdim=True)]
+        out, lse = answer(*blocks)
+        close(out, seen.softmax(-1) @ values, words)
+        close(lse, seen.logsumexp(-1, keepdim=True), f"log-sum-exp, {words}")
+
+
+def ring_backward(answer) -> None:
+    """Exercise: the backward of ring attention on three live ranks; k, v and their gradients go round."""
+    q, k, v, grad = (x.requires_grad_() for x in _sequence())
+    _attend(q, k, v)[0].backward(grad.detach())
+    found = live(_backward_on_a_rank, answer, ranks=3, what="three live ranks")
+    best = 3 * 4 * 4 * 5 * 8  # three shifts of k, v, dk, dv (4, 5)
+    for rank, (given, sent) in enumerate(found):
+        assert given is not None, "your function returned None. Is the return missing?"
+        for name, got, want in zip(("dq", "dk", "dv"), given, (q.grad, k.grad, v.grad), strict=True):
+            close(got, want[4 * rank :][:4], f"{name} on rank {rank}", 1e-9)
+        assert set(sent) <= {"send", "recv"}, (
+            f"rank {rank} called {sorted(sent)}: on a ring only neighbours talk"
+        )
+        assert sum(sent.values()) <= best, (
+            f"rank {rank} sent {sum(sent.values())} bytes; k, v and two gradients once round are {best}"
+        )
+
+
+def _sequence():
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randn(12, 5, dtype=torch.float64, generator=generator) for _ in range(4)]
+
+
+def _attend(q, k, v):
+    scores = (q @ k.T / 5**0.5).masked_fill(torch.ones(12, 12).triu(1) > 0, -torch.inf)
+    return scores.softmax(-1) @ v, scores.logsumexp(-1, keepdim=True)
+
+
+def _backward_on_a_rank(rank, world_size, answer):
+    from ...ranks import comm
+    from ...ranks.mesh import Mesh
+
+    axis, (q, k, v, grad), sent = Mesh(cp=world_size)["cp"], _sequence(), {}
+    out, lse = _attend(q, k, v)
+    mine = [x[4 * rank :][:4].clone() for x in (q, k, v, out, lse, grad)]
+    comm.clear_log()
+    given = answer(*mine, axis)
+    for (op, _), (_, size, _) in comm.traffic().items():
+        sent[op] = size
+    return given, sent
 
 
 def contributors(answer) -> None:
@@ -62,38 +127,83 @@ def imbalance(answer) -> None:
     close(answer(16, 4), (13 + 14 + 15 + 16) / 34, "16 tokens on 4 ranks")
 
 
-def to_heads(answer) -> None:
-    """Exercise: which part of a rank's (T/N, H, D) tensor goes to which peer, and how arrivals are joined."""
-    tokens, heads, ranks = 8, 4, 2
-    whole = torch.arange(tokens * heads, dtype=torch.float64).reshape(tokens, heads, 1)
-    sent = [answer[0](shard, ranks) for shard in whole.split(tokens // ranks)]
-    assert None not in sent, "your function returned None. Is the return missing?"
-    for rank in range(ranks):
-        got = answer[1]([parts[rank] for parts in sent])
-        want = whole[:, rank * heads // ranks : (rank + 1) * heads // ranks]
-        assert tuple(got.shape) == tuple(want.shape), (
-            f"rank {rank} should hold {tuple(want.shape)}, all tokens of its heads, not {tuple(got.shape)}"
-        )
-        close(got, want, f"rank {rank}'s heads")
+def to_heads(there, back) -> None:
+    """Exercise: tokens for heads and back again, by all-to-all on live ranks, uneven tokens included."""
+    for ranks, sizes in ((2, (4, 3)), (3, (3, 2, 2))):
+        heads, what = 6, f"6 heads, {sizes} tokens on {ranks} ranks"
+        whole = torch.arange(7 * heads * 5, dtype=torch.float64).reshape(7, heads, 5)
+        found = live(_there_and_back, there, back, whole, sizes, ranks=ranks, what=what)
+        for rank, (got, again, sent) in enumerate(found):
+            want = whole[:, rank * heads // ranks : (rank + 1) * heads // ranks]
+            assert got is not None and again is not None, (
+                "your function returned None. Is the return missing?"
+            )
+            assert tuple(got.shape) == tuple(want.shape), (
+                f"{what}: rank {rank} should hold {tuple(want.shape)}, all tokens of its heads, not {tuple(got.shape)}"
+            )
+            close(got, want, f"{what}: rank {rank}'s heads")
+            first = sum(sizes[:rank])
+            close(again, whole[first : first + sizes[rank]], f"{what}: there and back again, on rank {rank}")
+            leave = (
+                sizes[rank] * heads * 5 * 8 * (ranks - 1) // ranks
+                + (7 - sizes[rank]) * heads // ranks * 5 * 8
+            )
+            assert sent == leave, (
+                f"{what}: rank {rank} sent {sent} bytes; what has to leave it there and back is {leave}"
+            )
+
+
+def _there_and_back(rank, world_size, there, back, whole, sizes):
+    from ...ranks import comm
+    from ...ranks.mesh import Mesh
+
+    axis = Mesh(cp=world_size)["cp"]
+    first = sum(sizes[:rank])
+    comm.clear_log()
+    got = there(whole[first : first + sizes[rank]].clone(), axis, sizes)
+    right = whole[:, rank * whole.size(1) // world_size :][:, : whole.size(1) // world_size].clone()
+    again = back(right, axis, sizes)
+    return got, again, sum(size for _, size, _ in comm.traffic().values())
 
 
 def give_back(answer) -> None:
-    """Exercise: the adjoint of a causal halo of `window` rows, all ranks' shards at once in a list."""
+    """Exercise: the adjoint of a causal halo of `window` rows on three live ranks."""
     generator = torch.Generator().manual_seed(0)
     for sizes, window in (((4, 4, 4), 2), ((5, 3, 2), 3)):
         shards = [torch.randn(n, 2, dtype=torch.float64, generator=generator) for n in sizes]
         wide = [torch.cat([a[len(a) - window :], b]) for a, b in itertools.pairwise(shards)]
         wide = [shards[0], *wide]
         grads = [torch.randn(w.shape, dtype=torch.float64, generator=generator) for w in wide]
-        got = answer([g.clone() for g in grads], window)
-        assert got is not None, "your function returned None. Is the return missing?"
+        what = f"shards of {sizes}, window {window}"
+        found = live(_given_back, answer, grads, window, ranks=3, what=what)
+        got, sent = zip(*found, strict=True)
+        assert all(g is not None for g in got), "your function returned None. Is the return missing?"
         shapes = [tuple(g.shape) for g in got]
         assert shapes == [tuple(s.shape) for s in shards], (
-            f"own rows only: shapes should be {[tuple(s.shape) for s in shards]}, not {shapes}"
+            f"{what}, own rows only: shapes should be {[tuple(s.shape) for s in shards]}, not {shapes}"
         )
         there = sum((w * g).sum() for w, g in zip(wide, grads, strict=True))
         back = sum((s * g).sum() for s, g in zip(shards, got, strict=True))
-        close(back, there, "<x, H'y> against <Hx, y>: lent rows have two gradients, add them")
+        close(back, there, f"{what}: <x, H'y> against <Hx, y>: lent rows have two gradients, add them")
+        for rank in range(3):
+            want = grads[rank][window if rank else 0 :].clone()
+            if rank < 2:
+                want[-window:] += grads[rank + 1][:window]
+            close(got[rank], want, f"{what}: the gradient of rank {rank}'s own rows")
+        right = [window * 2 * 8 * (rank > 0) for rank in range(3)]
+        assert list(sent) == right, (
+            f"{what}: ranks sent {list(sent)} bytes; the halo's gradient goes to its owner and no further: {right}"
+        )
+
+
+def _given_back(rank, world_size, answer, grads, window):
+    from ...ranks import comm
+    from ...ranks.mesh import Mesh
+
+    axis = Mesh(cp=world_size)["cp"]
+    comm.clear_log()
+    got = answer(grads[rank].clone(), window, axis)
+    return got, sum(size for _, size, _ in comm.traffic().values())
 
 
 def smallest_shard(answer) -> None:
@@ -107,3 +217,9 @@ def smallest_shard(answer) -> None:
         sizes = layout("contiguous", tokens, ranks).sizes
         wrongly = "forbidden, though one hop is enough" if want else "allowed, though it needs a second hop"
         assert bool(got) == want, f"window {window} on shards {sizes} is {wrongly}"
+    for sizes in ((6, 2, 4, 1), (1, 5, 5), (5, 1, 1, 6)):
+        for window in range(1, 7):
+            want = all(n >= min(window, sum(sizes[: r + 1])) for r, n in enumerate(sizes[:-1]))
+            assert bool(answer(sizes, window)) == want, (
+                f"unequal shards {sizes}, window {window}: one hop is {'' if want else 'not '}enough. Look at each"
+            )

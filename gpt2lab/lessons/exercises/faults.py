@@ -2,7 +2,11 @@
 
 import contextlib
 import math
+import os
+import signal
+import sys
 import tempfile
+import warnings
 from pathlib import Path
 
 from ...storage.boxes import rectangles
@@ -12,6 +16,7 @@ HANGS = (
     ("a rank that left", {0: [2], 1: [2], 2: []}, 2),
     ("a bystander that nobody waits for", {0: [], 1: [2], 2: []}, 2),
     ("a chain: 0 waits for 1, which waits for 3", {0: [1], 1: [3], 2: [1], 3: []}, 3),
+    ("a rank that waits for two", {0: [1, 2], 1: [0], 2: []}, 2),
     ("a ring of three that wait for each other", {0: [1], 1: [2], 2: [0]}, None),
     ("a deadlock of two beside a bystander", {0: [], 1: [2], 2: [1]}, None),
 )
@@ -74,6 +79,82 @@ def whole_or_absent(answer) -> None:
                 f"a crash in file {last + 1} of {len(files)} left a torn folder under the final name"
             )
             _saves(answer, target, files, f"after a crash in file {last + 1}")
+    _kill_everywhere(answer, files)
+
+
+def _kill_everywhere(answer, files: dict[str, str]) -> None:
+    """Let a child process save, once for each of its operations on files, and end it there with SIGKILL."""
+    from . import live
+
+    with tempfile.TemporaryDirectory() as home:
+        (found,) = live(_killed_saves, answer, files, home, ranks=1)
+    for operation, left, mended in found:
+        assert left is None or left == files, (
+            f"a SIGKILL before `{operation}` leaves {sorted(left)} of {sorted(files)} under the final name, "
+            "some perhaps half written. No `except` runs then; only a rename of the finished folder is safe"
+        )
+        assert mended == files, (
+            f"after a SIGKILL before `{operation}` the next save does not get through: {mended}"
+        )
+    assert len(found) > len(files), "your function writes no files"
+
+
+def _killed_saves(rank, world_size, answer, files, home):
+    """(operation, files under the final name or None, the same after one more save) of each kill, on a rank."""
+    found = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Python warns of a fork beside threads; the child only touches files
+        for number in range(1, 100):
+            target, (reading, writing) = Path(home, str(number), "checkpoint"), os.pipe()
+            target.parent.mkdir()
+            child = os.fork()
+            if not child:
+                _save_until(number, answer, files, target, writing)
+            os.close(writing)
+            _, status = os.waitpid(child, 0)
+            operation = os.read(reading, 1000).decode()
+            os.close(reading)
+            if not os.WIFSIGNALED(status):
+                return found
+            left = _read(target) if target.exists() else None
+            found.append((operation, left, left or _mended(answer, files, target)))
+    return found
+
+
+def _save_until(number: int, answer, files, target: Path, pipe: int) -> None:
+    """In a child: save, and die before operation `number`; never returns."""
+    count = 0
+
+    def before(event, given):
+        nonlocal count
+        if not any(str(target.parent) in str(x) for x in given):
+            return
+        count += 1
+        if count == number:
+            os.write(pipe, event.encode())
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def write(file, text):
+        for part in (text[:2], text):  # half, then all of it
+            Path(file).write_text(part)
+
+    try:
+        sys.addaudithook(before)
+        answer(target, dict(files), write)
+    finally:
+        os._exit(0)
+
+
+def _mended(answer, files, target: Path):
+    try:
+        answer(target, dict(files), lambda file, text: Path(file).write_text(text))
+    except OSError as error:
+        return str(error)
+    return _read(target) if target.exists() else None
+
+
+def _read(target: Path) -> dict[str, str]:
+    return {file.name: file.read_text() for file in target.iterdir()} if target.is_dir() else {}
 
 
 class _Writer:

@@ -1,5 +1,9 @@
 """Checkers of lesson 01: parameters, AdamW, a layer norm's backward, accumulation, the size of a KV cache."""
 
+import weakref
+from contextlib import contextmanager
+from types import SimpleNamespace
+
 import torch
 import torch.nn.functional as F
 
@@ -55,6 +59,8 @@ def norm_backward(answer) -> None:
         "a constant added to x changes nothing, so gradients sum to zero",
         1e-9 * 1e300,
     )
+    forgotten = torch.autograd.grad(F.layer_norm(x, (8,), None, eps=1e-5), x, grad)[0]
+    assert not torch.allclose(got, forgotten), "the gradient passes through `weight` first: g = grad * weight"
     hint = "x also moves the mean and the standard deviation, so two terms are taken off g = grad * weight"
     close(got, x.grad, hint)
 
@@ -65,17 +71,49 @@ def accumulation(answer) -> None:
     x, y = torch.randn(7, 3, dtype=torch.float64), torch.randn(7, dtype=torch.float64)
     w = torch.randn(3, dtype=torch.float64, requires_grad=True)
     (whole,) = torch.autograd.grad(((x @ w - y) ** 2).mean(), w)
-    for sizes in ([7], [4, 3], [1, 2, 4]):
-        w.grad = None
+    most = None
+    for sizes, before in (([7], 0), ([4, 3], 0), ([1, 2, 4], 3)):
+        w.grad = before * torch.ones(3, dtype=torch.float64) if before else None
         micros = list(zip(x.split(sizes), y.split(sizes), strict=True))
-        answer(w, micros, 7)
+        with _saved() as held:
+            answer(w, micros, 7)
         assert w.grad is not None, "w.grad is None: call backward() on each micro-batch's loss"
+        most = most or held.most
+        assert held.most <= most, (
+            f"{len(sizes)} micro-batches keep {held.most} tensors for backward at once, one keeps {most}: "
+            "call backward() before the next micro-batch begins, or accumulation saves no memory"
+        )
+        assert not before or not torch.allclose(w.grad, whole), (
+            "w.grad held a gradient before the first micro-batch, which yours lost: add, do not clear"
+        )
         close(
-            w.grad,
+            w.grad - before,
             whole,
             f"micro-batches of {sizes} rows: divide each sum by the rows of the whole batch",
             1e-12,
         )
+
+
+class _Held:
+    """A tensor that autograd keeps for backward."""
+
+    def __init__(self, tensor):
+        self.tensor = tensor
+
+
+@contextmanager
+def _saved():
+    """Counts what autograd keeps for backward inside the block: `.most` is the most tensors at any time."""
+    held, found = weakref.WeakSet(), SimpleNamespace(most=0)
+
+    def pack(tensor):
+        box = _Held(tensor)
+        held.add(box)
+        found.most = max(found.most, len(held))
+        return box
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda box: box.tensor):
+        yield found
 
 
 def cache_bytes(answer) -> None:

@@ -8,11 +8,13 @@ from . import close
 
 def benchmark(answer) -> None:
     """Exercise: time a call with warm-up, barrier and synchronise. A pretended clock sees who calls what when."""
-    said, now, pending = [], [0.0], [0.0]
+    said, now, pending, true = [], [0.0], [0.0], []
 
     def call():
         said.append("call")
-        now[0] += 9.0 if said.count("call") == 1 else 1.0
+        seconds = 20.0 if not true else (1.0, 3.0, 2.0)[said.count("call") % 3 - 2]
+        true.append(seconds + 2.0)
+        now[0] += seconds
         pending[0] += 2.0  # is computed by somebody else, and goes on after the call has returned
 
     def barrier():
@@ -25,18 +27,23 @@ def benchmark(answer) -> None:
     clock = lambda: said.append("clock") or now[0]
     got = answer(call, 3, barrier, synchronise, clock)
     assert got is not None, "your function returned None. Is the return missing?"
+    assert hasattr(got, "__len__"), f"return the list of all durations, not only {got}"
     assert len(got) == 3, f"three trials were asked for, you returned {len(got)} times"
-    assert 11.0 not in got and 9.0 not in got, "the first call takes 9 s: warm up, and leave that call out"
+    assert 22.0 not in got and 20.0 not in got, "the first call takes 20 s: warm up, and leave that call out"
     assert said.count("call") > 3, "the first of your calls is not one to count: call once more, as warm-up"
     assert not any(t >= 6 for t in got), "the 5 s of waiting in the barrier are among your times"
     assert "barrier" in said, "without a barrier a trial contains the wait for ranks that come late"
-    assert min(got) > 1.5, (
-        "the clock stopped before the work was done: synchronise first (1 s to call, 2 s to finish)"
+    want = true[-3:]
+    assert sorted(got) != sorted(want) or list(got) == want, (
+        f"trials lasted {want}, you return {list(got)}: keep their order, it shows what warms up and what drifts"
     )
-    assert got[0] < 4, (
+    assert all(g > w - 1 for g, w in zip(got, want, strict=True)), (
+        "the clock stopped before the work was done: synchronise first (2 s after each call)"
+    )
+    assert got[0] < want[0] + 1.5, (
         "the work of the warm-up is still going on in the first trial: synchronise after it too"
     )
-    close(got, [3.0] * 3, "1 s to call and 2 s until it is done, three times")
+    close(got, want, "the time of each call and 2 s until its work is done")
     first = said.index("clock")
     assert "barrier" in said[:first], "the barrier belongs before the clock starts"
     assert said.count("barrier") >= 3, "ranks drift apart again: a barrier before *every* trial"

@@ -6,7 +6,7 @@ from ...ranks import comm
 from ...schedules import Cost, Op, Schedule, ScheduleError, best_slices, make, simulate
 from ...schedules import check as check_schedule
 from ...schedules.terapipe import latency
-from . import close
+from . import close, sentences
 
 SIZES = ((1, 1), (2, 2), (2, 5), (4, 4), (4, 8), (3, 7), (8, 2))  # ranks, micro-batches
 
@@ -48,15 +48,17 @@ def order(answer) -> None:
 
 
 def by_hand(run, serial) -> None:
-    """Exercise: F and B of a pipeline.
+    """Exercise: F and B of a pipeline, in the order of GPipe and of 1F1B.
 
-    `run(p, m)` gives (loss, gradients, ...) of p live ranks with m micro-batches, `serial(m)` loss and gradients of
-    one process.
+    `run(p, m, order)` gives (loss, gradients, most held, traffic) of p live ranks with m micro-batches, `serial(m)`
+    loss and gradients of one process.
     """
-    for p, m in ((2, 1), (2, 4)):
-        what = f"{p} ranks, {m} micro-batches"
+    for p, m, order in ((2, 4, None), (4, 8, one_f_one_b)):
+        what = f"{p} ranks, {m} micro-batches" + (", in the order of 1F1B" if order else "")
         loss, want = serial(m)
-        parts, grads, *_ = zip(*run(p, m), strict=True)
+        with sentences(what):
+            found = run(p, m, order) if order else run(p, m)
+        parts, grads, most, sent = zip(*found, strict=True)
         for rank, found in enumerate(grads):
             assert found, f"{what}: rank {rank} has no gradient at all after B"
             for name, grad in found.items():
@@ -64,6 +66,21 @@ def by_hand(run, serial) -> None:
         missing = sorted(set(want) - {name for found in grads for name in found})
         assert not missing, f"{what}: no rank has a gradient of {missing[0]}"
         close(sum(parts), loss, f"{what}: the loss, on the last rank in s.loss")
+        for rank, held in enumerate(most):
+            limit = min(m, p - rank) if order else m
+            assert 0 < held <= limit, (
+                f"{what}: s.kept of rank {rank} holds up to {held} pairs, {limit} are needed: B takes its pair out"
+            )
+        for rank, (calls, _, _, handles) in enumerate(sent):
+            assert calls <= handles, (
+                f"{what}: rank {rank} sent {calls} messages and put {handles} handles into s.leaving. comm.send waits: "
+                "in 1F1B two neighbours that both send would wait for each other for ever"
+            )
+            right = m * ((rank > 0) + (rank < p - 1))
+            assert calls == right, (
+                f"{what}: rank {rank} sent {calls} messages, {right} are needed. Keep every handle: "
+                "a handle that is not in s.leaving is never waited for"
+            )
 
 
 def run_op(kind: str, i: int, s) -> None:
@@ -146,10 +163,14 @@ def own_schedule(answer) -> Schedule:
 def design(answer) -> None:
     """Exercise: a schedule of one's own within enforced targets of time and memory (TF = TI = TW = 1)."""
     schedule = own_schedule(answer)
+    assert all(schedule.orders), "a rank has no operations"
     _must_be_right(schedule, f"{RANKS} ranks, {MICROS} micro-batches")
     for rank in range(RANKS):
         held = schedule.peak(rank)
         assert held <= MEMORY, f"rank {rank} holds {held} activations at its peak; the target is {MEMORY}"
+    assert schedule.orders != make("zb_h1", RANKS, MICROS).orders, (
+        "this is ZB-H1, word for word. It meets both targets; find another one that does: which W may move?"
+    )
     taken = simulate(schedule, Cost(1, 1, 1)).makespan
     assert taken <= TIME, f"it takes {Fraction(taken)} units of time; the target is {TIME}"
 

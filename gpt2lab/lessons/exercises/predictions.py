@@ -58,12 +58,19 @@ def messages(answer) -> None:
 
 
 def seconds(answer) -> None:
-    """Seconds of a ring all-reduce of 100 kB on 4 ranks over links of 50 ms and 1 MB/s."""
+    """Seconds of a ring all-reduce of 100 kB on 4 ranks over links of 50 ms and 1 MB/s.
+
+    The verdict compares with the link's time for what was counted; the run on paced links is printed beside it.
+    """
     from ...ranks.paced import Link
 
-    found = max(took for *_, took in _live(4, 25_000, Link(latency=0.05, bandwidth=1e6)))
+    link = Link(latency=0.05, bandwidth=1e6)
+    found = _live(4, 25_000, link)
+    size, count, _ = found[0]
     hint = "2 (n - 1) messages pay the latency, 2 (n - 1)/n S bytes the bandwidth; add both."
-    _compare(answer, found, "s", "paced", 0.8, hint)
+    print(f"The paced run took {max(took for *_, took in found):.2f} s.")
+    computed = count * link.latency + size / link.bandwidth
+    _compare(answer, computed, "s", "computed from what was counted", 0.99, hint)
 
 
 def crossing(answer) -> None:

@@ -1,6 +1,6 @@
 """Checkers of lesson 00: rows of a rank, the global mean, a sum over ranks, the bytes of an all-reduce."""
 
-from . import close
+from . import close, live
 
 
 def rows(answer) -> None:
@@ -10,6 +10,8 @@ def rows(answer) -> None:
         every = [row for rows in dealt for row in rows]
         lost = sorted(set(range(count)) - set(every))
         assert not lost, f"{count} rows on {world} ranks: rows {lost} are on no rank"
+        beyond = sorted(set(every) - set(range(count)))
+        assert not beyond, f"{count} rows on {world} ranks: there is no row {beyond[0]}"
         assert len(every) == count, f"{count} rows on {world} ranks: some rows are on two ranks, {dealt}"
         sizes = [len(rows) for rows in dealt]
         assert max(sizes) - min(sizes) <= 1, (
@@ -32,19 +34,31 @@ def global_mean(answer) -> None:
         1.8,
         "sums 8 and 1 of four tokens and one: tokens count equally, not ranks",
     )
+    close(answer([6.0, 1.0, 2.0], [3, 1, 4]), 9 / 8, "three ranks, sums 6, 1 and 2 of 3, 1 and 4 tokens")
 
 
 def everywhere(answer) -> None:
-    """Exercise: the number of tokens on all ranks, known to every rank. Starts three ranks."""
-    from ... import launch
+    """Exercise: the number of tokens on all ranks, known to every rank. Starts live ranks."""
+    for held in ((10, 20, 30), (7, 2, 26, 5)):
+        case = f"{', '.join(map(str, held))} tokens on {len(held)} ranks"
+        got, talked = zip(*live(_asked, answer, held, ranks=len(held), what=case), strict=True)
+        assert got[0] is not None, "rank 0 returned None. Is the return missing?"
+        assert got != held, "every rank returned its own number: nothing was sent"
+        assert all(talked), "a rank cannot know what the others hold: ask them, with comm.all_reduce"
+        assert len(set(got)) == 1, f"{case}: the ranks say {list(got)}; all of them should know the sum"
+        assert got[0] != 60 or sum(held) == 60, (
+            f"{case}: 60 again, as for 10, 20 and 30. Sum what arrives as `mine`, not what a formula says"
+        )
+        close(float(got[0]), sum(held), case)
+
+
+def _asked(rank, world_size, answer, held):
+    import torch
+
     from ...ranks import comm
 
-    asked = launch(lambda *rank: (answer(*rank), bool(comm.traffic())), ranks=3, echo=False)
-    got, talked = zip(*asked, strict=True)
-    assert got[0] is not None, "rank 0 returned None. Is the return missing?"
-    assert got != (10, 20, 30), "every rank returned its own number: nothing was sent"
-    assert all(talked), "a rank cannot know what the others hold: ask them, with comm.all_reduce"
-    close(got, [60, 60, 60], "10, 20 and 30 tokens on three ranks")
+    got = answer(rank, world_size, torch.tensor(held[rank]))
+    return None if got is None else float(got), bool(comm.traffic())
 
 
 def traffic(answer) -> None:

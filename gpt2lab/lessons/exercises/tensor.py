@@ -3,7 +3,8 @@
 import torch
 import torch.nn.functional as F
 
-from . import close
+from ...model import GPT2, GPT2Config
+from . import close, live
 from .collectives import used_twice
 
 
@@ -20,6 +21,11 @@ def qkv(answer) -> None:
         )
         head = width // heads
         for rank, rows in enumerate(dealt):
+            parts = [row // width for row in rows]
+            assert parts == sorted(parts), (
+                f"{case}: rank {rank} should hold its q, then its k, then its v, because chunk(3) cuts them apart; "
+                f"yours are {rows}"
+            )
             q, k, v = ([row % width for row in rows if row // width == part] for part in range(3))
             assert q == k == v, f"{case}: rank {rank} has q of rows {q}, but k of {k}"
             cut = [h for h in range(heads) if 0 < sum(row // head == h for row in q) < head]
@@ -36,7 +42,8 @@ def edges(f, g) -> None:
     whole = [t.clone().requires_grad_() for t in (x, up, down)]
     (F.gelu(whole[0] @ whole[1]) @ whole[2]).square().sum().backward()
     found = launch(_mlp_on_a_rank, f, g, x, up, down, ranks=2, echo=False)
-    for rank, (loss, of_x, of_up) in enumerate(found):
+    once = 3 * 4 * 8  # y (3, 4) in float64; an all-reduce on two ranks sends it once
+    for rank, (loss, of_x, of_up, sent) in enumerate(found):
         close(loss, (F.gelu(x @ up) @ down).square().sum(), "the loss: g has to sum in forward")
         right = whole[1].grad.tensor_split(2, 1)[rank]
         assert not torch.allclose(of_up, 2 * right), (
@@ -44,6 +51,9 @@ def edges(f, g) -> None:
         )
         close(of_up, right, "the gradient of the first matrix")
         close(of_x, whole[0].grad, "the gradient of x, for which f has to sum in backward")
+        assert sent == 2 * once, (
+            f"rank {rank} sent {sent} bytes; one all-reduce forward (g) and one backward (f) are {2 * once}"
+        )
     kept = launch(used_twice, f, ranks=2, echo=False)
     close(kept[0], 2 + 1, "the gradient of f(x) + x on two ranks: backward must not change what it is given")
 
@@ -54,27 +64,83 @@ def _mlp():
 
 
 def _mlp_on_a_rank(rank, world_size, f, g, x, up, down):
+    from ...ranks import comm
     from ...ranks.mesh import Mesh
 
     axis = Mesh(tp=world_size)["tp"]
+    comm.clear_log()
     x = x.clone().requires_grad_()
     up = up.tensor_split(world_size, 1)[rank].clone().requires_grad_()
     y = F.gelu(f(x, axis) @ up) @ down.tensor_split(world_size, 0)[rank]
     loss = g(y, axis).square().sum()
     loss.backward()
-    return loss.item(), x.grad, up.grad
+    return loss.item(), x.grad, up.grad, sum(size for _, size, _ in comm.traffic().values())
+
+
+def attention(answer) -> None:
+    """Exercise: the attention of a GPT-2 block by heads on three live ranks, forward and backward."""
+    attn, x = _attention()
+    x.requires_grad_()
+    y = attn(x, None)
+    y.square().sum().backward()
+    found = live(_attention_on_a_rank, answer, ranks=3, what="three live ranks")
+    for rank, (out, *_) in enumerate(found):
+        close(out, y, f"the output on rank {rank}", 1e-9)
+    serial = _flops(lambda: _attention()[0](x.detach(), None))
+    for rank, (_, of_x, grads, flops, sent) in enumerate(found):
+        close(of_x, x.grad, f"the gradient of x on rank {rank}: every rank's heads read x", 1e-9)
+        assert flops <= serial * 0.34, (
+            f"rank {rank} computes {flops / serial:.0%} of what one process does, not a third: only its own heads"
+        )
+        once = 2 * 2 * x.numel() * 8 * 2 // 3  # an all-reduce of x forward and one backward
+        assert sent == once, f"rank {rank} sent {sent} bytes; g forward and f backward are {once}"
+        close(
+            grads["c_proj.bias"], attn.c_proj.bias.grad, f"the gradient of c_proj.bias on rank {rank}", 1e-9
+        )
+    for name in ("c_attn.weight", "c_attn.bias", "c_proj.weight"):
+        total = sum(grads[name] for _, _, grads, *_ in found)
+        close(total, attn.get_parameter(name).grad, f"the ranks' parts of the gradient of {name}", 1e-9)
+
+
+def _attention():
+    """A GPT-2 attention with six heads of width 4, and an input (2, 5, 24)."""
+    config = GPT2Config(vocab_size=8, n_positions=8, n_layer=1, n_head=6, n_embd=24)
+    attn = GPT2(config).double().h["0"].attn
+    generator = torch.Generator().manual_seed(1)
+    for p in attn.parameters():
+        p.data = torch.randn(p.shape, generator=generator, dtype=torch.float64) / 5
+    return attn, torch.randn(2, 5, 24, generator=generator, dtype=torch.float64)
+
+
+def _flops(run) -> int:
+    from torch.utils.flop_counter import FlopCounterMode
+
+    with FlopCounterMode(display=False) as counter:
+        run()
+    return counter.get_total_flops()
+
+
+def _attention_on_a_rank(rank, world_size, answer):
+    from ...ranks import comm
+    from ...ranks.mesh import Mesh
+
+    axis, (attn, x), kept = Mesh(tp=world_size)["tp"], _attention(), []
+    x.requires_grad_()
+    comm.clear_log()
+    flops = _flops(lambda: kept.append(answer(x, attn, axis)))
+    kept[0].square().sum().backward()
+    grads = {n: torch.zeros_like(p) if p.grad is None else p.grad for n, p in attn.named_parameters()}
+    return kept[0].detach(), x.grad, grads, flops, sum(size for _, size, _ in comm.traffic().values())
 
 
 def vocabulary_loss(answer) -> None:
     """Exercise: the loss of logits that are cut along the vocabulary, 37 tokens on three ranks."""
-    from ... import launch
-
     generator = torch.Generator().manual_seed(0)
-    targets = torch.randint(37, (6,), generator=generator)
+    targets = torch.tensor([0, 12, 13, 24, 25, 36])  # the first and the last token of each rank
     for scale, what in ((1.0, "small logits"), (1000.0, "logits up to 3000")):
         logits = scale * torch.randn(6, 37, generator=generator, dtype=torch.float64)
         expected = F.cross_entropy(logits, targets, reduction="sum").item()
-        found = launch(_loss_on_a_rank, answer, logits, targets, ranks=3, echo=False)
+        found = live(_loss_on_a_rank, answer, logits, targets, ranks=3, what=what)
         assert all(value == value and abs(value) != float("inf") for value, _ in found), (
             f"{what}: the exponentials overflow. Subtract the largest logit of *all* ranks first"
         )
@@ -84,7 +150,7 @@ def vocabulary_loss(answer) -> None:
         )
         close(local[0], expected, f"{what}: the loss on rank 0")
         sent = max(size for _, size in found)
-        assert sent < 6 * 37 * 8, (
+        assert sent < 6 * 37 * 8 // 2, (
             f"the logits themselves travelled: {sent} bytes sent, a few numbers a token suffice"
         )
 

@@ -1,4 +1,4 @@
-"""Checkers of lesson 05: shards of a flat buffer, ZeRO-2's step, and bytes held."""
+"""Checkers of lesson 05: shards of a flat buffer, a step of ZeRO, and bytes held."""
 
 import torch
 
@@ -20,6 +20,10 @@ def shard(answer) -> None:
         assert len(whole) >= elements, (
             f"{elements} elements, {ranks} ranks: only {len(whole)} are in a shard; round up"
         )
+        least = -(-elements // ranks)
+        assert lengths[0] == least, (
+            f"{elements} elements, {ranks} ranks: shards of {lengths[0]}, but {least} are enough; padding costs memory"
+        )
         close(
             whole[:elements], flat, f"{elements} elements, {ranks} ranks: shards joined in the order of ranks"
         )
@@ -27,8 +31,13 @@ def shard(answer) -> None:
 
 
 def step(answer) -> None:
-    """Exercise: one step of ZeRO-2 with plain gradient descent, on pretended ranks."""
-    ranks, elements, rate = 3, 9, 0.5
+    """Exercise: one step of ZeRO-1 with plain gradient descent, on pretended ranks."""
+    for ranks, each in ((3, 3), (2, 4)):
+        _one_step(answer, ranks, each)
+
+
+def _one_step(answer, ranks: int, each: int) -> None:
+    elements, rate = ranks * each, 0.5
     torch.manual_seed(1)
     start = torch.randn(elements, dtype=torch.float64)
     grads = [torch.randn(elements, dtype=torch.float64) for _ in range(ranks)]
@@ -40,31 +49,120 @@ def step(answer) -> None:
         assert len(whole) == elements, (
             f"reduce_scatter wants the whole gradient ({elements}), got {len(whole)}"
         )
-        return sum(grads)[rank * 3 : rank * 3 + 3].clone()
+        return sum(grads)[rank * each :][:each].clone()
 
     for rank in range(ranks):
-        updated = [want[r * 3 : r * 3 + 3] for r in range(ranks)]
+        updated = [want[r * each :][:each] for r in range(ranks)]
 
         def all_gather(mine, rank=rank, updated=updated):
             used.append("all_gather")
-            assert len(mine) == 3, f"all_gather wants your shard (3 weights), got {len(mine)}"
+            assert len(mine) == each, f"all_gather wants your shard ({each} weights), got {len(mine)}"
             return torch.cat([*updated[:rank], mine, *updated[rank + 1 :]])
 
         scatter = lambda whole, rank=rank: reduce_scatter(whole, rank)
         got = answer(start.clone(), grads[rank].clone(), rank, ranks, rate, scatter, all_gather)
         assert got is not None, "your function returned None. Is the return missing?"
         assert used[-2:] == ["reduce_scatter", "all_gather"], (
-            f"you called {used}; ZeRO-2 reduce-scatters the gradient, steps its shard, and all-gathers the weights"
+            f"you called {used}; ZeRO reduce-scatters the gradient, steps its shard, and all-gathers the weights"
         )
-        mine = got[rank * 3 : rank * 3 + 3]
-        assert not torch.allclose(mine, start[rank * 3 : rank * 3 + 3]), (
-            f"rank {rank}'s own shard did not move"
-        )
+        own = slice(rank * each, (rank + 1) * each)
+        mine = got[own]
+        assert not torch.allclose(mine, start[own]), f"rank {rank}'s own shard did not move"
         averaged = start - rate * sum(grads) / ranks
-        assert not torch.allclose(mine, averaged[rank * 3 : rank * 3 + 3]), (
-            "gradients are summed here, not averaged"
-        )
+        assert not torch.allclose(mine, averaged[own]), "gradients are summed here, not averaged"
         close(got, want, f"weights after the step, on rank {rank}")
+
+
+SHAPES = ((8, 6), (9, 8), (7, 9))
+"""Weights (out, in) of the stack in which `linear` is tried; none of them divides evenly by three ranks' shards."""
+
+
+def linear(answer) -> None:
+    """Exercise: a linear layer whose weight is gathered for forward and again for backward, on three live ranks."""
+    from . import live
+
+    x, weights = _stack()
+    weights = [w.requires_grad_() for w in weights]
+    (_through(x, weights, lambda h, w: h @ w.T)).backward()
+    found = live(_on_shards, answer, ranks=3, what="three live ranks")
+    sizes = [-(-w.numel() // 3) * 3 * 8 for w in weights]
+    for rank, (grads, calls, saved, alive) in enumerate(found):
+        assert not saved, (
+            f"rank {rank} saves {saved} whole weights for backward: save the shard, and gather once more in backward"
+        )
+        assert not alive, (
+            f"rank {rank} still holds {alive} whole weights between forward and backward: free them"
+        )
+        for number, (w, got) in enumerate(zip(weights, grads, strict=True)):
+            length = -(-w.numel() // 3)
+            padded = torch.cat([w.grad.flatten(), w.grad.new_zeros(3 * length - w.numel())])
+            assert got is not None, f"the shard of layer {number} has no gradient"
+            close(
+                got,
+                padded[rank * length :][:length],
+                f"layer {number}: the gradient of rank {rank}'s shard",
+                1e-9,
+            )
+        sent = sum(size for _, size, _ in calls.values())
+        best = (
+            3 * sum(sizes) * 2 // 3
+        )  # gathered twice and reduce-scattered once, (n - 1)/n of all bytes each
+        assert sent == best, (
+            f"rank {rank} sent {sent} bytes. Two all-gathers and one reduce-scatter a layer make {best}"
+        )
+
+
+def _stack():
+    generator = torch.Generator().manual_seed(0)
+    draw = lambda *shape: torch.randn(*shape, dtype=torch.float64, generator=generator)
+    return draw(7, SHAPES[0][1]), [draw(*shape) for shape in SHAPES]
+
+
+def _through(x, weights, layer):
+    for w in weights:
+        x = layer(x, w).tanh()
+    return x.square().sum()
+
+
+def _on_shards(rank, world_size, answer):
+    """(gradients of this rank's shards, calls, whole weights saved by autograd, whole weights alive)."""
+    from ...ranks import comm
+    from ...ranks.mesh import Mesh
+
+    axis, (x, weights), shards = Mesh(dp=world_size)["dp"], _stack(), []
+    for w in weights:
+        length = -(-w.numel() // world_size)
+        padded = torch.cat([w.flatten(), w.new_zeros(length * world_size - w.numel())])
+        shards.append(padded[rank * length :][:length].clone().requires_grad_())
+    del w, padded, weights
+    pairs, saved = list(zip(shards, SHAPES, strict=True)), []
+    pack = lambda t: saved.append(_is_large(t)) or t
+    comm.clear_log()
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+        loss = _through(
+            x.tensor_split(world_size)[rank].clone(), pairs, lambda h, pair: answer(h, *pair, axis)
+        )
+    alive = _kept(loss.grad_fn)
+    loss.backward()
+    return [s.grad for s in shards], comm.traffic(), sum(saved), alive
+
+
+def _is_large(t) -> bool:
+    """Whether a tensor's memory could be a whole weight: 48 numbers; shards and activations have fewer than 40."""
+    return t.untyped_storage().nbytes() >= 40 * 8
+
+
+def _kept(node) -> int:
+    """How many nodes of the graph behind `node` keep a whole weight as an attribute, such as `ctx.w`."""
+    seen, found = {node}, 0
+    waiting = [node]
+    for here in waiting:
+        values = getattr(here, "__dict__", {}).values()
+        found += any(isinstance(value, torch.Tensor) and _is_large(value) for value in values)
+        new = [n for n, _ in here.next_functions if n is not None and n not in seen]
+        seen.update(new)
+        waiting += new
+    return found
 
 
 def bytes_held(answer) -> None:
