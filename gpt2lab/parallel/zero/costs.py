@@ -103,7 +103,9 @@ def hsdp_bytes_sent(
 
     `rank` is the group's number. Across groups travels the shard's gradient alone, once, however many micro-batches.
     """
-    across = sum(all_reduce_bytes(shard_length(size, shard), groups, rank, element) for size in sizes.values())
+    across = sum(
+        all_reduce_bytes(shard_length(size, shard), groups, rank, element) for size in sizes.values()
+    )
     return zero_bytes_sent(sizes, stage, shard, micro, element), across
 
 
