@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from .model import GPT2Config
 from .plan import Plan
 from .ranks.mesh import NAMES
-from .verify import CONFIG, EXPERTS
+from .reference import CONFIG, EXPERTS
 
 MEANING = {"pp": "pipeline", "dp": "data", "cp": "context", "tp": "tensor", "ep": "expert"}
 

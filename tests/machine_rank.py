@@ -23,8 +23,8 @@ from gpt2lab.processes import launchers
 from gpt2lab.ranks import comm
 from gpt2lab.ranks.mesh import Mesh
 from gpt2lab.ranks.node_traffic import BETWEEN, by_class, price
+from gpt2lab.reference import example_batch
 from gpt2lab.train import Trainer
-from gpt2lab.verify import example_batch
 
 PLAN = "dp=2,tp=2"
 CONFIG = GPT2Config(vocab_size=64, n_positions=64, n_layer=4, n_head=4, n_embd=64)

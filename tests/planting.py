@@ -6,6 +6,7 @@ from warm import reference, unpacked
 
 from gpt2lab import verify
 from gpt2lab.plan import Plan
+from gpt2lab.reference import RECIPES
 
 SIZES = 7, 11  # rows and tokens of the batch: nothing divides
 
@@ -44,7 +45,7 @@ def compare_with_bug(rank, world_size, serial, bug, plan, config, recipes):
 
 def is_noticed(ranks, bug, plan, config, limit: float = 1e-6) -> bool:
     """Whether the comparison with the serial run notices a bug: one step first, and training only if that is equal."""
-    for recipes in ((), verify.RECIPES):
+    for recipes in ((), RECIPES):
         serial = reference(config, *SIZES, recipes)
         if noticed(ranks.run(compare_with_bug, serial, bug, plan, config, recipes), limit):
             return True

@@ -6,10 +6,10 @@ import torch
 
 from gpt2lab.model import GPT2, GPT2Config
 from gpt2lab.ranks import comm
+from gpt2lab.reference import example_batch, example_weights
 from gpt2lab.sharding import reshard
 from gpt2lab.sharding.capture import captured_gpt2
 from gpt2lab.sharding.interpret import Interpreter
-from gpt2lab.verify import example_batch, example_weights
 
 CONFIG = GPT2Config(vocab_size=37, n_positions=16, n_layer=2, n_head=4, n_embd=24)
 ROWS, LENGTH = 7, 11

@@ -5,8 +5,8 @@ from dataclasses import replace
 import torch
 
 from gpt2lab.model import GPT2, GPT2Config
+from gpt2lab.reference import example_batch, example_weights
 from gpt2lab.tasks.gpt2 import Blocks, GPT2Tasks
-from gpt2lab.verify import example_batch, example_weights
 
 CONFIG = GPT2Config(vocab_size=37, n_positions=13, n_layer=2, n_head=3, n_embd=12)
 SMALL = Blocks(tokens=20, rows=2, heads=2, columns=9, weights=60, updates=100)

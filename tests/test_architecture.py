@@ -27,6 +27,7 @@ LEVELS = [
     {"corpus", "parallel", "algorithms", "generate", "tasks", "emulate", "sharding"},
     {"plan"},
     {"train", "storage"},
+    {"reference"},
     {"verify", "plots"},
 ]
 

@@ -9,7 +9,7 @@ from planting import planted
 from gpt2lab.lessons.labs import local_sgd
 from gpt2lab.lessons.labs import servers_on_arrival as servers
 from gpt2lab.model import GPT2, GPT2Config
-from gpt2lab.verify import example_batch, serial_gradients
+from gpt2lab.reference import example_batch, serial_gradients
 
 CONFIG = GPT2Config(vocab_size=37, n_positions=16, n_layer=2, n_head=2, n_embd=16)
 BATCHES = [example_batch(CONFIG, 7, 11, t) for t in range(6)]

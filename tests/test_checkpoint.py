@@ -18,12 +18,12 @@ from gpt2lab.parallel.spec import Cut, Spec, slice_of
 from gpt2lab.plan import Plan, build
 from gpt2lab.processes.launch import RankFailed, Ranks
 from gpt2lab.ranks.mesh import Axis, Mesh
+from gpt2lab.reference import CONFIG, example_batch
 from gpt2lab.run import Options
 from gpt2lab.run import start as run_from
 from gpt2lab.storage import checkpoint, huggingface, sharded
 from gpt2lab.storage.boxes import boxes, rectangles
 from gpt2lab.train import Recipe, Trainer
-from gpt2lab.verify import CONFIG, example_batch
 
 PLANS = (
     "serial",

@@ -13,8 +13,8 @@ from gpt2lab.processes.launch import Ranks
 from gpt2lab.ranks import comm
 from gpt2lab.ranks.mesh import Mesh
 from gpt2lab.ranks.node_traffic import BETWEEN, INSIDE, by_class, price, total
+from gpt2lab.reference import CONFIG, example_batch
 from gpt2lab.train import Trainer
-from gpt2lab.verify import CONFIG, example_batch
 
 
 def sent(rank, world, text, node):

@@ -24,8 +24,9 @@ from gpt2lab.plan import Plan, build
 from gpt2lab.plots import data as plots
 from gpt2lab.ranks import comm, trace
 from gpt2lab.ranks.mesh import Mesh
+from gpt2lab.reference import example_batch
 from gpt2lab.train import Recipe, Trainer
-from gpt2lab.verify import example_batch, verify
+from gpt2lab.verify import verify
 
 # ---- equal to serial
 

@@ -12,9 +12,9 @@ from gpt2lab import cli
 from gpt2lab.plan import Plan, build
 from gpt2lab.processes import launchers
 from gpt2lab.ranks.mesh import Mesh
+from gpt2lab.reference import CONFIG, example_batch
 from gpt2lab.run import Options
 from gpt2lab.train import Recipe, Trainer
-from gpt2lab.verify import CONFIG, example_batch
 
 pytestmark = pytest.mark.timeout(400)
 HERE = Path(__file__).parent

@@ -11,8 +11,9 @@ from gpt2lab.plan import Plan, build
 from gpt2lab.processes.launch import Ranks
 from gpt2lab.ranks import comm
 from gpt2lab.ranks.mesh import Mesh
+from gpt2lab.reference import CONFIG, EXPERTS, example_batch, example_weights
 from gpt2lab.train import Trainer
-from gpt2lab.verify import CONFIG, EXPERTS, example_batch, example_weights, verify
+from gpt2lab.verify import verify
 
 FREE = replace(EXPERTS.experts, capacity=None)
 

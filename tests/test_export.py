@@ -8,9 +8,9 @@ from gpt2lab.cli import main
 from gpt2lab.plan import Plan, build
 from gpt2lab.processes.launch import Ranks
 from gpt2lab.ranks.mesh import Mesh
+from gpt2lab.reference import CONFIG, example_batch
 from gpt2lab.storage import checkpoint
 from gpt2lab.train import Trainer
-from gpt2lab.verify import CONFIG, example_batch
 
 TOKENS = torch.arange(22).reshape(2, 11) % CONFIG.vocab_size
 

@@ -15,7 +15,8 @@ from gpt2lab.machine import fast
 from gpt2lab.machine.huge_pages import TUNABLE
 from gpt2lab.model import GPT2, token_loss
 from gpt2lab.parallel.chunked_loss import apply_chunked_loss
-from gpt2lab.verify import CONFIG, example_batch, verify
+from gpt2lab.reference import CONFIG, example_batch
+from gpt2lab.verify import verify
 
 
 @pytest.mark.parametrize("rows", [1, 5, 77, 1000])

@@ -12,7 +12,7 @@ from gpt2lab.plan import Plan, build
 from gpt2lab.plots.draw import PICTURES, draw_all
 from gpt2lab.plots.strategies import RANKS, STRATEGIES
 from gpt2lab.ranks.mesh import Mesh
-from gpt2lab.verify import example_batch
+from gpt2lab.reference import example_batch
 
 FIGURES = Path(__file__).parents[1] / "figures"
 PLANS = {

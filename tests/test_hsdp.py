@@ -12,8 +12,9 @@ from gpt2lab.parallel.zero.costs import hsdp_bytes_sent, parts
 from gpt2lab.plan import Plan
 from gpt2lab.ranks import comm
 from gpt2lab.ranks.node_traffic import BETWEEN, INSIDE, by_class
+from gpt2lab.reference import CONFIG, example_batch
 from gpt2lab.storage import checkpoint
-from gpt2lab.verify import CONFIG, compare, example_batch, verify
+from gpt2lab.verify import compare, verify
 
 PLANS = (
     *(f"dp=4,zero={stage},shard=2" for stage in (1, 2, 3)),

@@ -21,9 +21,10 @@ from gpt2lab.parallel.pipeline.split_backward import Work, noting
 from gpt2lab.plan import Plan
 from gpt2lab.ranks import comm, trace
 from gpt2lab.ranks.mesh import Mesh
+from gpt2lab.reference import CONFIG, example_batch
 from gpt2lab.schedules import NAMES, Cost, make
 from gpt2lab.schedules.formulas import messages
-from gpt2lab.verify import CONFIG, example_batch, verify
+from gpt2lab.verify import verify
 
 SMALL_FOR_V = GPT2Config(vocab_size=37, n_positions=16, n_layer=8, n_head=2, n_embd=16)
 SMALL = GPT2Config(vocab_size=37, n_positions=16, n_layer=3, n_head=2, n_embd=16)

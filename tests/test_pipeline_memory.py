@@ -16,9 +16,9 @@ from gpt2lab.parallel.pipeline.step import Step
 from gpt2lab.parallel.pipeline.token_slices import SliceCache
 from gpt2lab.plan import Plan, build
 from gpt2lab.ranks.mesh import Mesh
+from gpt2lab.reference import example_batch
 from gpt2lab.schedules import NAMES, make
 from gpt2lab.schedules.formulas import kept_for_weights, peak_memory
-from gpt2lab.verify import example_batch
 
 SMALL = GPT2Config(vocab_size=37, n_positions=16, n_layer=5, n_head=2, n_embd=16)
 ROWS, LENGTH, MICROS = 7, 11, 5

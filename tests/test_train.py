@@ -21,10 +21,10 @@ from gpt2lab.model import GPT2Config
 from gpt2lab.plan import Plan, build
 from gpt2lab.processes.launch import Ranks
 from gpt2lab.ranks.mesh import Mesh
+from gpt2lab.reference import CONFIG, example_batch
 from gpt2lab.run import Options, read_log, start
 from gpt2lab.storage import checkpoint
 from gpt2lab.train import LLMC, Recipe, Trainer
-from gpt2lab.verify import CONFIG, example_batch
 
 TINY = GPT2Config(vocab_size=50257, n_positions=16, n_layer=1, n_head=2, n_embd=8)
 

@@ -18,9 +18,9 @@ from gpt2lab.cli import main
 from gpt2lab.model import GPT2Config
 from gpt2lab.plan import Plan, build
 from gpt2lab.ranks.mesh import Mesh
+from gpt2lab.reference import example_batch
 from gpt2lab.storage import checkpoint, huggingface, index, sharded, state
 from gpt2lab.train import Trainer
-from gpt2lab.verify import example_batch
 
 CONFIG = GPT2Config(vocab_size=37, n_positions=16, n_layer=1, n_head=2, n_embd=8)
 FILES = ("state.json", ".metadata", "config.json", "__0_0.distcp")

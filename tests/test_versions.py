@@ -11,10 +11,11 @@ from gpt2lab.parallel.pipeline.versions import Stash, stream_of
 from gpt2lab.plan import Plan, build
 from gpt2lab.ranks import comm
 from gpt2lab.ranks.mesh import Mesh
+from gpt2lab.reference import example_batch, example_weights
 from gpt2lab.schedules import Op
 from gpt2lab.storage import checkpoint
 from gpt2lab.train import Recipe, Trainer
-from gpt2lab.verify import example_batch, example_weights, verify
+from gpt2lab.verify import verify
 
 CONFIG = GPT2Config(vocab_size=37, n_positions=16, n_layer=4, n_head=2, n_embd=16)
 EQUAL = (

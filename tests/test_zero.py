@@ -25,8 +25,9 @@ from gpt2lab.parallel.zero.flat import into_groups
 from gpt2lab.plan import Plan, build
 from gpt2lab.ranks import comm
 from gpt2lab.ranks.mesh import Mesh
+from gpt2lab.reference import CONFIG, example_batch
 from gpt2lab.train import Recipe, Trainer
-from gpt2lab.verify import CONFIG, compare, example_batch, verify
+from gpt2lab.verify import compare, verify
 
 DEEP = GPT2Config(vocab_size=64, n_positions=32, n_layer=8, n_head=4, n_embd=64)
 

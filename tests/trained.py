@@ -7,8 +7,8 @@ from gpt2lab.parallel.zero.flat import part_of
 from gpt2lab.plan import Plan, build
 from gpt2lab.ranks import comm
 from gpt2lab.ranks.mesh import Mesh
+from gpt2lab.reference import example_batch
 from gpt2lab.train import Recipe, Trainer
-from gpt2lab.verify import example_batch
 
 TINY = GPT2Config(vocab_size=37, n_positions=16, n_layer=3, n_head=2, n_embd=8)
 NOISY = GPT2Config(vocab_size=37, n_positions=16, n_layer=2, n_head=2, n_embd=8, dropout=0.2)

@@ -4,6 +4,7 @@ import functools
 import pickle
 
 from gpt2lab import Ranks, kept, verify
+from gpt2lab.reference import RECIPES, serial_run
 
 RUNS = (
     40  # then a pool starts anew: each mesh of a run leaves process groups behind, and with them open files
@@ -44,9 +45,9 @@ class Pools(dict):
 
 
 @functools.lru_cache(maxsize=64)
-def reference(config, rows: int, length: int, recipes=verify.RECIPES) -> bytes:
+def reference(config, rows: int, length: int, recipes=RECIPES) -> bytes:
     """The serial run of this process, in which no bug is ever planted, ready to be sent."""
-    return pickle.dumps(verify.serial_run(config, rows, length, recipes))
+    return pickle.dumps(serial_run(config, rows, length, recipes))
 
 
 def compare(rank, world_size, serial: bytes, *args, **kwargs):

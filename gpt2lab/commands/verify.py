@@ -12,7 +12,8 @@ The exit status is 1 when anything differs.
 from dataclasses import replace
 
 from ..plan import Plan
-from ..verify import CONFIG, EXPERTS, verify
+from ..reference import CONFIG, EXPERTS
+from ..verify import verify
 
 
 def add_arguments(parser) -> None:

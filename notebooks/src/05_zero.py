@@ -25,8 +25,9 @@ from gpt2lab.plots import zero as plots
 from gpt2lab.processes.launch import Ranks
 from gpt2lab.ranks import comm
 from gpt2lab.ranks.mesh import Mesh
+from gpt2lab.reference import CONFIG, example_batch, serial_steps
 from gpt2lab.train import Recipe, Trainer
-from gpt2lab.verify import CONFIG, example_batch, serial_steps, verify
+from gpt2lab.verify import verify
 
 torch.set_default_dtype(torch.float64)
 torch.set_num_threads(1)  # these models are too small to share

@@ -32,8 +32,9 @@ from gpt2lab.plots import schedule as plots
 from gpt2lab.plots.timeline import timeline
 from gpt2lab.ranks import comm, trace
 from gpt2lab.ranks.mesh import Mesh
+from gpt2lab.reference import example_batch
 from gpt2lab.schedules import Cost, draw, make, simulate
-from gpt2lab.verify import example_batch, verify
+from gpt2lab.verify import verify
 
 config = GPT2Config(vocab_size=512, n_positions=16, n_layer=4, n_head=4, n_embd=64)
 torch.set_num_threads(1)  # as on the ranks, so that sums are added in the same order

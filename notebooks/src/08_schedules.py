@@ -25,11 +25,12 @@ from gpt2lab.plots import schedule as plots
 from gpt2lab.plots.style import COLORS, figure
 from gpt2lab.ranks import comm, trace
 from gpt2lab.ranks.mesh import Mesh
+from gpt2lab.reference import example_batch
 from gpt2lab.schedules import NAMES, Cost, ScheduleError, best_slices, make, simulate, to_csv
 from gpt2lab.schedules import check as check_schedule
 from gpt2lab.schedules.formulas import kept_for_weights
 from gpt2lab.schedules.terapipe import latency
-from gpt2lab.verify import example_batch, verify
+from gpt2lab.verify import verify
 
 config = GPT2Config(vocab_size=64, n_positions=16, n_layer=8, n_head=2, n_embd=32)
 
@@ -613,7 +614,8 @@ except AssertionError as reason:
 
 # %%
 from gpt2lab.parallel.pipeline import step
-from gpt2lab.verify import CONFIG, Plan, compare
+from gpt2lab.reference import CONFIG
+from gpt2lab.verify import Plan, compare
 
 
 def lost_tied_gradient():

@@ -31,10 +31,11 @@ from gpt2lab.plan import Plan, build
 from gpt2lab.plots import asynchronous as plots
 from gpt2lab.plots.schedule import schedule as draw_schedule
 from gpt2lab.ranks.mesh import Mesh
+from gpt2lab.reference import example_batch, example_weights
 from gpt2lab.schedules import Cost, make, simulate
 from gpt2lab.schedules.asynchronous import flushed, free_running, make_stream
 from gpt2lab.train import Recipe, Trainer
-from gpt2lab.verify import compare, example_batch, example_weights, verify, worst
+from gpt2lab.verify import compare, verify, worst
 
 small = GPT2Config(vocab_size=37, n_positions=16, n_layer=4, n_head=2, n_embd=16)
 pool = Ranks(4)  # live ranks, started when first used

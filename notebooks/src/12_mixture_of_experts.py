@@ -22,7 +22,8 @@ from gpt2lab.lessons.exercises import experts as exercises
 from gpt2lab.lessons.labs import experts as lab
 from gpt2lab.plots import experts as plots
 from gpt2lab.ranks import comm
-from gpt2lab.verify import CONFIG, EXPERTS, verify
+from gpt2lab.reference import CONFIG, EXPERTS
+from gpt2lab.verify import verify
 
 torch.set_num_threads(1)
 

@@ -33,6 +33,7 @@ from gpt2lab.plots import tasks as plots
 from gpt2lab.plots.paraver import save_paraver
 from gpt2lab.ranks import comm, paced, trace
 from gpt2lab.ranks.mesh import Mesh
+from gpt2lab.reference import example_batch
 from gpt2lab.tasks import check as judge
 from gpt2lab.tasks import messages
 from gpt2lab.tasks.cores import Cores
@@ -40,7 +41,6 @@ from gpt2lab.tasks.gpt2 import Blocks, GPT2Tasks
 from gpt2lab.tasks.graph import TaskGraph, reads, reduces, updates, writes
 from gpt2lab.tasks.runtime import run_fork_join, run_sequential
 from gpt2lab.tasks.scheduler import Scheduler, run_tasks
-from gpt2lab.verify import example_batch
 
 config = GPT2Config(vocab_size=512, n_positions=32, n_layer=2, n_head=4, n_embd=96)
 batch = example_batch(config, rows=4, length=32)

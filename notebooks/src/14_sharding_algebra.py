@@ -23,6 +23,7 @@ from gpt2lab.model import GPT2, MLP, GPT2Config
 from gpt2lab.plots import sharding as plots
 from gpt2lab.ranks import comm
 from gpt2lab.ranks.mesh import Mesh
+from gpt2lab.reference import example_batch, example_weights
 from gpt2lab.sharding import cost, named, reshard
 from gpt2lab.sharding.capture import captured_gpt2, captured_module
 from gpt2lab.sharding.describe import analyse
@@ -33,7 +34,6 @@ from gpt2lab.sharding.marks import batch, megatron, sequence, zero
 from gpt2lab.sharding.operators import LIBRARY
 from gpt2lab.sharding.partition import partition
 from gpt2lab.sharding.propagate import propagate
-from gpt2lab.verify import example_batch, example_weights
 
 torch.set_default_dtype(torch.float64)
 

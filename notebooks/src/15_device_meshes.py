@@ -36,8 +36,9 @@ from gpt2lab.processes import launchers
 from gpt2lab.ranks import comm, paced
 from gpt2lab.ranks.mesh import Mesh
 from gpt2lab.ranks.node_traffic import by_class, price, total
+from gpt2lab.reference import CONFIG, example_batch, serial_gradients
 from gpt2lab.train import Recipe, Trainer
-from gpt2lab.verify import CONFIG, example_batch, verify
+from gpt2lab.verify import verify
 
 torch.set_default_dtype(torch.float64)
 pool, eight = Ranks(4), Ranks(8)  # live ranks, started when first used
@@ -209,7 +210,7 @@ def dp_times_tp(rank, world_size):
     return comm.all_reduce(loss.detach(), mesh["dp"]), whole
 
 
-loss, grads, _ = checks.serial_gradients(GPT2(CONFIG).double(), example_batch(CONFIG, 7, 11))
+loss, grads, _ = serial_gradients(GPT2(CONFIG).double(), example_batch(CONFIG, 7, 11))
 for rank, (mine, whole) in enumerate(pool.run(dp_times_tp)):
     worst = max((whole[n] - grads[n]).abs().max().item() for n in grads)
     same = abs(mine - loss).item() < 1e-12 and worst < 1e-12

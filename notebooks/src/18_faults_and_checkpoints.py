@@ -32,10 +32,10 @@ from gpt2lab.planner.failures import best_interval, life, share_lost
 from gpt2lab.plots import faults as plots
 from gpt2lab.ranks import comm
 from gpt2lab.ranks.mesh import Mesh
+from gpt2lab.reference import CONFIG, example_batch
 from gpt2lab.storage import checkpoint, sharded
 from gpt2lab.storage.boxes import rectangles
 from gpt2lab.train import Trainer
-from gpt2lab.verify import CONFIG, example_batch
 
 pool = {n: Ranks(n, timeout=60, echo=False) for n in (1, 2, 3, 4)}  # live ranks, started when first used
 

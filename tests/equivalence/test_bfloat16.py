@@ -15,8 +15,8 @@ from gpt2lab.parallel.context.exchanges import EXCHANGES
 from gpt2lab.parallel.context.layouts import LAYOUTS
 from gpt2lab.plan import Plan, build
 from gpt2lab.ranks.mesh import Mesh
+from gpt2lab.reference import example_batch, example_weights
 from gpt2lab.train import Recipe, Trainer
-from gpt2lab.verify import example_batch, example_weights
 
 LOSS, GRADIENT = 5e-3, 4e-2  # relative; rounding to bfloat16 is 4e-3 for each number
 HOW = {"autocast": torch.float32, "bfloat16": torch.bfloat16}

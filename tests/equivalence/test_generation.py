@@ -10,7 +10,7 @@ from gpt2lab.model import GPT2
 from gpt2lab.parallel import tensor
 from gpt2lab.plan import Plan, build
 from gpt2lab.ranks.mesh import Mesh
-from gpt2lab.verify import example_weights
+from gpt2lab.reference import example_weights
 
 PROMPTS = [[1, 2, 3], [4], [5, 6, 7, 8, 9], [10, 11], [12, 13, 14]]
 HOW = (
@@ -93,8 +93,8 @@ def test_what_cannot_write_is_refused_in_a_sentence():
 
 def test_training_goes_on_after_a_text(pools):
     """Context ranks look at whole sequences while they write, and at their own tokens again afterwards."""
+    from gpt2lab.reference import example_batch
     from gpt2lab.train import Recipe, Trainer
-    from gpt2lab.verify import example_batch
 
     def losses(rank, world_size, plan, config, write):
         parallel = build(Plan.parse(plan), config, Mesh(**Plan.parse(plan).axes), torch.float64)

@@ -11,8 +11,9 @@ from gpt2lab.parallel.context.exchanges import EXCHANGES
 from gpt2lab.parallel.context.layouts import LAYOUTS
 from gpt2lab.parallel.data import FORMS
 from gpt2lab.plan import Plan
+from gpt2lab.reference import RECIPES
 from gpt2lab.schedules.registry import NAMES
-from gpt2lab.verify import RECIPES, Report, compare, worst
+from gpt2lab.verify import Report, compare, worst
 
 SHAPES = ((1, 2), (1, 3), (2, 2), (4, 1))  # of the ranks: two strategies of several ranks, or one
 CHOICES = {

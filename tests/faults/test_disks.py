@@ -12,9 +12,9 @@ import torch
 from gpt2lab.cli import main
 from gpt2lab.plan import Plan, build
 from gpt2lab.ranks.mesh import Mesh
+from gpt2lab.reference import CONFIG, example_batch
 from gpt2lab.storage import checkpoint
 from gpt2lab.train import Trainer
-from gpt2lab.verify import CONFIG, example_batch
 
 PLAN = "dp=2,zero=1"
 MIB = 2**20

@@ -17,8 +17,8 @@ from gpt2lab.parallel.spec import Spec
 from gpt2lab.plan import Parallel
 from gpt2lab.ranks import comm
 from gpt2lab.ranks.mesh import Mesh
+from gpt2lab.reference import CONFIG
 from gpt2lab.train import Trainer
-from gpt2lab.verify import CONFIG
 
 MUTANTS = {}
 

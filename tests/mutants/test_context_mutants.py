@@ -20,7 +20,8 @@ from gpt2lab.parallel.context.layouts import Layout, Loan
 from gpt2lab.parallel.context.paths import Path
 from gpt2lab.ranks import comm
 from gpt2lab.ranks.mesh import Axis
-from gpt2lab.verify import CONFIG, Plan, compare
+from gpt2lab.reference import CONFIG
+from gpt2lab.verify import Plan, compare
 
 RING, KV, HALO, HEADS = (
     ("zigzag", "ring", 12, None),

@@ -11,7 +11,7 @@ from gpt2lab.experts import mixture, rows
 from gpt2lab.parallel import data, expert, finish, sequence, spec
 from gpt2lab.processes.launch import Ranks
 from gpt2lab.ranks.mesh import Axis
-from gpt2lab.verify import EXPERTS
+from gpt2lab.reference import EXPERTS
 
 SMALL = replace(EXPERTS, n_layer=2, experts=replace(EXPERTS.experts, balance=0.1, capacity=1.0))
 BIASED = replace(SMALL, experts=replace(SMALL.experts, router="deepseek", speed=0.05))

@@ -8,7 +8,7 @@ import pytest
 from planting import is_noticed
 
 from gpt2lab.parallel import accumulate, finish
-from gpt2lab.verify import CONFIG
+from gpt2lab.reference import CONFIG
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from ...model import GPT2
 from ...parallel.zero.costs import all_reduce_bytes
 from ...ranks import comm
 from ...ranks.mesh import Mesh
-from ...verify import CONFIG, example_batch
+from ...reference import CONFIG, example_batch
 from . import close, live
 
 

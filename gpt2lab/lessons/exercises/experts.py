@@ -140,8 +140,8 @@ def _counted(rank, world_size):
     from ...plan import Plan, build
     from ...ranks import comm
     from ...ranks.mesh import Mesh
+    from ...reference import EXPERTS, example_batch
     from ...train import Trainer
-    from ...verify import EXPERTS, example_batch
 
     config = replace(EXPERTS, n_layer=2)
     plan = Plan.parse("dp=2,ep=2")

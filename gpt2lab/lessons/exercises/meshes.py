@@ -99,7 +99,7 @@ def _total(sent, inner, inside: Link, between: Link) -> float:
 def norm(answer) -> None:
     """Exercise: the norm of the whole gradient from this rank's pieces and their specs."""
     from ... import Ranks
-    from ...verify import CONFIG, example_batch, example_weights
+    from ...reference import CONFIG, example_batch, example_weights
 
     given = CONFIG, example_batch(CONFIG, 7, 11), example_weights(CONFIG)
     plans = ("dp=2,tp=2", "pp=2,tp=2,micro=2")
