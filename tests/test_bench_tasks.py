@@ -9,7 +9,7 @@ import torch
 
 from gpt2lab.benchmarks import tasks as bench
 from gpt2lab.cli import main
-from gpt2lab.lessons.labs.tasks import simulate
+from gpt2lab.lessons.labs.tasks import simulate_tasks
 from gpt2lab.model import PRESETS, GPT2Config
 from gpt2lab.plots import tasks as plots
 from gpt2lab.ranks.trace import Span
@@ -88,4 +88,4 @@ def test_pictures_show_every_bar_every_edge_and_the_average():
     graph.add("u", print, updates("x", (2, 4)))
     assert len(plots.graph(graph, check.levels(graph), check.critical_path(graph)).axes[0].lines) == 2
     assert [line.get_ydata()[0] for ax in plots.grain([(4, 2, 3, 5)]).axes for line in ax.lines] == [2, 3, 5]
-    assert simulate(graph, 1) == [(0, 0.0, 1.0), (0, 1.0, 2.0), (0, 2.0, 3.0)]
+    assert simulate_tasks(graph, 1) == [(0, 0.0, 1.0), (0, 1.0, 2.0), (0, 2.0, 3.0)]
