@@ -33,7 +33,7 @@ class ChainOperator:
         places = lambda o: zip(self.shapes, (*o.inputs, o.output), strict=True)
         return [o for o in cuts if all(not isinstance(at, int) or shape[at] >= 2 for shape, at in places(o))]
 
-    def half(self, option: Option) -> "Link":
+    def half(self, option: Option) -> "ChainOperator":
         """What one half of the ranks is left with: the larger parts."""
         shorter = lambda shape, at: tuple(-(-n // 2) if d == at else n for d, n in enumerate(shape))
         places = (*option.inputs, option.output)
