@@ -13,7 +13,7 @@ from gpt2lab import RankFailed
 from gpt2lab.model import GPT2, PRESETS, GPT2Config, causal_attention
 from gpt2lab.parallel.context import attention, costs, tiles
 from gpt2lab.parallel.context import exchanges as strategy
-from gpt2lab.parallel.context.layouts import LAYOUTS, Layout, contributors, layout, lenders, loans
+from gpt2lab.parallel.context.layouts import LAYOUTS, TokenLayout, contributors, layout, lenders, loans
 from gpt2lab.parallel.context.paths import reach
 from gpt2lab.plan import Plan
 from gpt2lab.ranks.mesh import Mesh
@@ -49,7 +49,7 @@ def test_names_and_tables_that_cannot_be():
     with pytest.raises(ValueError, match="'rings'. Use one of qkv, kv-allreduce, kv, .*ring, heads, halo-kv"):
         strategy.exchange("rings")
     with pytest.raises(ValueError, match="every token 0..3 exactly once"):
-        Layout("mine", ((0, 1), (1, 2)))
+        TokenLayout("mine", ((0, 1), (1, 2)))
 
 
 @pytest.mark.parametrize("window", [None, 0, 2, 40])
@@ -399,13 +399,13 @@ def test_a_rank_keeps_for_backward_what_the_formula_says(pools):
         for case, *kept in zip(wanted, *pools[world].run(kept_numbers, wanted), strict=True):
             name, exchange, length, window = case
             table, config = layout(name, length, world), on_ranks.config(window)
-            formula = [costs.kept(config, on_ranks.ROWS, table, r, exchange) for r in range(world)]
+            formula = [costs.kept_numbers(config, on_ranks.ROWS, table, r, exchange) for r in range(world)]
             assert kept == formula, (case, world)
 
 
 def test_memory_of_an_unknown_exchange_is_refused():
     with pytest.raises(ValueError, match="no formula for an exchange called 'rings'"):
-        costs.kept(on_ranks.config(), 1, layout("zigzag", 11, 2), 0, "rings")
+        costs.kept_numbers(on_ranks.config(), 1, layout("zigzag", 11, 2), 0, "rings")
 
 
 def kept_numbers(rank, world_size, wanted):

@@ -71,4 +71,4 @@ def test_how_many_there_are():
     assert len(named.legal_layouts(named.MLP, {"x": 2})) == 5
     assert {"heads": "y", "ff": "y", "batch": "x"} in named.legal_layouts(named.BLOCK, MESH)
     assert {"heads": "y", "width": "y"} not in named.legal_layouts(named.BLOCK, MESH)
-    assert named.tiles(("batch", "seq", "ff"), {"batch": "x", "ff": "y"}, MESH) == 4
+    assert named.tile_count(("batch", "seq", "ff"), {"batch": "x", "ff": "y"}, MESH) == 4

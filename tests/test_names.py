@@ -9,12 +9,17 @@ COLLECTIVES = "a collective or message of this name: called, carried out, built 
 SHARED = {  # name: what all of that name have in common
     "adamw": "AdamW, in the form that its room needs",
     "add_arguments": "protocol of commands and benchmarks: the options on the command line",
+    "attention": "an operation of GPT-2: by hand, or as an expression",
     "check": "protocol: raise where an input is not valid",
+    "children": "of a node in a tree",
     "interleaved": "the published name of a layout and of a schedule",
+    "layer_norm": "an operation of GPT-2: by hand, as an expression, or captured",
     "main": "protocol: the command line of a module",
     "run": "protocol of commands and benchmarks: do it",
     "sent": "what a rank sends, by formula",
     "span": "of time in a trace; in work and span of a task graph",
+    "summary": "the numbers below a table or a drawing",
+    "torch_threads": "a step with threads inside torch's operations, to compare with tasks",
     "work": "the term of work and span; counted in tokens or in seconds",
 } | dict.fromkeys(
     [

@@ -12,7 +12,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from gpt2lab.model import GPT2Config
 from gpt2lab.parallel.accumulate import Alone
 from gpt2lab.parallel.pipeline import step
-from gpt2lab.parallel.pipeline.step import Step
+from gpt2lab.parallel.pipeline.step import PipelineStep
 from gpt2lab.parallel.pipeline.token_slices import SliceCache
 from gpt2lab.plan import Plan, build
 from gpt2lab.ranks.mesh import Mesh
@@ -44,7 +44,7 @@ def watched(rank, world_size, text):
     plan = Plan.parse(text)
     built = build(plan, SMALL, Mesh(pp=world_size))
     weights = {p.data_ptr() for p in built.model.parameters()}
-    graph, caches, seen, run_one = weakref.WeakSet(), weakref.WeakSet(), Seen(), Step.run
+    graph, caches, seen, run_one = weakref.WeakSet(), weakref.WeakSet(), Seen(), PipelineStep.run
 
     class Box:
         def __init__(self, tensor):
@@ -70,7 +70,7 @@ def watched(rank, world_size, text):
         seen.caches.append(len(caches))
 
     with pytest.MonkeyPatch.context() as patch, saved_tensors_hooks(pack, lambda box: box.tensor):
-        patch.setattr(Step, "run", run)
+        patch.setattr(PipelineStep, "run", run)
         patch.setattr(step, "SliceCache", Cache)
         built.engine.run(example_batch(SMALL, ROWS, LENGTH).micro(plan.micro), None, Alone())
     return seen, built.engine.parts.layers

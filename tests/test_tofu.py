@@ -5,7 +5,7 @@ import itertools
 import pytest
 
 from gpt2lab.sharding import tofu
-from gpt2lab.sharding.tofu import Link
+from gpt2lab.sharding.tofu import ChainOperator
 
 
 def names(options):
@@ -17,15 +17,15 @@ def names(options):
 )
 def test_the_dynamic_program_equals_brute_force(tokens, width, layers):
     chain = tofu.mlp_chain(tokens, width, layers)
-    assert tofu.total(chain, tofu.halve(chain)) == tofu.brute_force(chain)
+    assert tofu.chain_elements(chain, tofu.halve(chain)) == tofu.brute_force(chain)
 
 
 @pytest.mark.parametrize("sizes", [(3, 8, 2, 9), (16, 4, 4, 16, 5), (2, 2, 2, 2, 2, 2), (50, 3, 40, 3, 40)])
 def test_also_on_chains_of_uneven_products(sizes):
     rows, *widths = sizes
     pairs = itertools.pairwise(widths)
-    chain = [Link(str(i), ((rows, a), (a, b), (rows, b))) for i, (a, b) in enumerate(pairs)]
-    assert tofu.total(chain, tofu.halve(chain)) == tofu.brute_force(chain)
+    chain = [ChainOperator(str(i), ((rows, a), (a, b), (rows, b))) for i, (a, b) in enumerate(pairs)]
+    assert tofu.chain_elements(chain, tofu.halve(chain)) == tofu.brute_force(chain)
 
 
 def test_many_tokens_cut_the_batch_few_cut_the_weights():

@@ -29,7 +29,7 @@ def apply_expert(model, mesh: Mesh) -> None:
     for block in model.h.values():
         if block.mlp in mixtures(model):
             edge = getattr(block.attn.c_proj, "edge", None)
-            block.mlp.ranks = Spread(mesh, edge, block.mlp.config)
+            block.mlp.ranks = SpreadExperts(mesh, edge, block.mlp.config)
             _keep_experts(block.mlp, mesh["ep"])
             if edge is not None:
                 for part in [*block.mlp.experts.values(), *([block.mlp.shared] if block.mlp.shared else [])]:
@@ -69,7 +69,7 @@ class PartialLinear(nn.Module):
         return F.linear(x, self.weight, None if self.bias is None else self.bias * self.first)
 
 
-class Spread(Here):
+class SpreadExperts(Here):
     """Tokens of a group on several ranks, experts on several ranks: how each gets to the other."""
 
     def __init__(self, mesh: Mesh, edge, config):
@@ -94,7 +94,9 @@ class Spread(Here):
         if self.axis.size == 1:
             return super().send(rows, counts)
         table = torch.stack(comm.all_to_all(counts.view(self.axis.size, -1).unbind(), self.axis))
-        exchange = Exchange(self.axis, counts.view(self.axis.size, -1).sum(1).tolist(), table.sum(1).tolist())
+        exchange = RowExchange(
+            self.axis, counts.view(self.axis.size, -1).sum(1).tolist(), table.sum(1).tolist()
+        )
         return _Start.apply(rows, exchange), table, exchange
 
     def arrive(self, sent):
@@ -111,11 +113,11 @@ class Spread(Here):
         if self.axis.size == 1:
             return rows
         order, exchange = way
-        sent = Exchange(self.axis, exchange.coming, exchange.going)
+        sent = RowExchange(self.axis, exchange.coming, exchange.going)
         return _Wait.apply(_Start.apply(Dispatch.apply(rows, order), sent), sent)
 
 
-class Exchange:
+class RowExchange:
     """An all-to-all of rows: how many go to each rank of the axis and come from it; under way in one direction."""
 
     def __init__(self, axis: Axis, going: list[int], coming: list[int]):

@@ -100,7 +100,7 @@ def blocks(before, after, title: str = "", owners=None) -> Figure:
     return fig
 
 
-def shares(before, after, going, title: str = "") -> Figure:
+def ring_shares(before, after, going, title: str = "") -> Figure:
     """One step of a ring: which ranks' numbers each chunk contains, before and after, and what is sent where.
 
     before, after: [rank][chunk] -> the ranks whose numbers are in it, a strip in the colour of each. going: the chunk

@@ -7,13 +7,13 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from ..parallel.context import costs
-from ..parallel.context.layouts import LAYOUTS, Layout, hops, layout
+from ..parallel.context.layouts import LAYOUTS, TokenLayout, hops, layout
 from .style import COLORS, THINGS, figure, rank_color
 
 KERNELS = ("forward", "dQ", "dK,dV by key", "MLP")
 
 
-def token_owners(tables: list[Layout]) -> Figure:
+def token_owners(tables: list[TokenLayout]) -> Figure:
     """The token axis of every layout, coloured by owner."""
     fig, ax = figure(8, 0.6 + 0.45 * len(tables))
     for row, table in enumerate(tables):
@@ -27,7 +27,7 @@ def token_owners(tables: list[Layout]) -> Figure:
     return fig
 
 
-def mask(ax, table: Layout, window: int | None = None, by_rank: bool = True) -> None:
+def mask(ax, table: TokenLayout, window: int | None = None, by_rank: bool = True) -> None:
     """The causal mask, each query's row in its owner's colour; rows rank after rank, columns by position."""
     rows = table.order if by_rank else range(table.tokens)
     picture = np.ones((table.tokens, table.tokens, 3))
@@ -55,7 +55,7 @@ def picker(name: str, exchange: str, ranks: int, tokens: int, width: int = 64) -
     return fig
 
 
-def work_bars(ax, table: Layout, by_heads: bool = False) -> None:
+def work_bars(ax, table: TokenLayout, by_heads: bool = False) -> None:
     """Work of every rank in four kernels, over the mean: bars at 1 are balanced, as attention `by_heads` always is."""
     width = 0.8 / table.ranks
     for place, kernel in enumerate(KERNELS):
@@ -80,7 +80,7 @@ def _stacked(ax, forward, backward) -> None:
     ax.legend(fontsize=8, ncols=2, loc="upper left")
 
 
-def balance(tokens: int, ranks: int) -> Figure:
+def busiest_over_mean(tokens: int, ranks: int) -> Figure:
     """The busiest rank over the mean, for every kernel and layout."""
     kernels = [k for k in costs.KERNELS if k != "dK,dV by query"]
     tables = [layout(name, tokens, ranks) for name in LAYOUTS]

@@ -43,7 +43,7 @@ def checksums(maps: dict[str, list[list[str]]]) -> Figure:
     return fig
 
 
-def losses(
+def loss_lines(
     lines: dict[str, list[float]],
     marks: dict[str, list[float]],
     serial: list[float] | None = None,
@@ -83,7 +83,7 @@ def rows_by_rank(ways: dict[str, list[list[int]]], rows: int) -> Figure:
     return fig
 
 
-def sizes(tensors: list[int], buckets: list[int]) -> Figure:
+def bucket_sizes(tensors: list[int], buckets: list[int]) -> Figure:
     """Sizes in bytes of the messages, one a tensor and one a bucket, the largest first."""
     fig, axes = figure(8, 2.6, 1, 2, sharey=True)
     for ax, values, title in zip(

@@ -60,7 +60,7 @@ def loads(histories: Mapping[str, np.ndarray]):
     return fig
 
 
-def losses(curves: Mapping[str, Sequence[float]], tokens: int, window: int = 10):
+def running_losses(curves: Mapping[str, Sequence[float]], tokens: int, window: int = 10):
     """Training loss against tokens seen, each a running mean over `window` steps."""
     fig, ax = figure(8, 3)
     for i, (name, curve) in enumerate(curves.items()):

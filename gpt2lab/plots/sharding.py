@@ -52,7 +52,7 @@ def _matrix(ax, left, place, ranks) -> None:
         ax.add_patch(Rectangle(*box, fc=rank_color(r), ec="white", hatch="//" if place == "sum" else None))
 
 
-def costs(names: list[str], table: list[list], unit: str = "bytes a rank"):
+def cost_matrix(names: list[str], table: list[list], unit: str = "bytes a rank"):
     """The cost matrix of all changes of layout: from the row's to the column's."""
     fig, ax = figure(0.75 * len(names) + 2.2, 0.55 * len(names) + 1.4)
     most = max(max(row) for row in table) or 1
@@ -96,7 +96,7 @@ def spreading(graph, rounds, axes, step: int, columns: int = 8):
     return fig
 
 
-def messages(programs: dict, border: int):
+def program_messages(programs: dict, border: int):
     """What partitioned programs send, from the first operator to the last; `border` is where backward begins."""
     fig, axes = figure(9, 0.75 * len(programs) + 0.9, len(programs), 1, sharex=True)
     for ax, (name, sent) in zip(axes, programs.items(), strict=True):

@@ -17,7 +17,7 @@ from pathlib import Path
 from ..machine.huge_pages import ask_for_huge_pages
 from .failure import own_frame, with_source
 from .orphans import FOLDER_PREFIX, PARENT
-from .rank_process import HEADER, serve
+from .rank_process import HEADER, rank_main
 from .status_board import Board
 
 _starting = threading.Lock()
@@ -94,7 +94,7 @@ class Pool:
         reading, writing = os.pipe()
         output = Connection(writing, readable=False)
         arguments = (rank, ranks, str(self.folder), backend, timeout, theirs, output)
-        process = context.Process(target=serve, args=arguments, name=f"rank {rank}", daemon=True)
+        process = context.Process(target=rank_main, args=arguments, name=f"rank {rank}", daemon=True)
         with theirs, output:
             process.start()
         return Member(rank, process, ours, reading)

@@ -38,7 +38,7 @@ class _Kept(dict):
 kept = _Kept()
 
 
-def serve(
+def rank_main(
     rank: int, world: int, folder: str, backend: str, timeout: float, pipe: Connection, output: Connection
 ):
     """The main function of a rank: set up the process, then run jobs until the parent closes the pipe."""

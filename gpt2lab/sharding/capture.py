@@ -62,7 +62,7 @@ def decompositions() -> dict:
 
 
 @dataclass(frozen=True)
-class Call:
+class AtenCall:
     """What a rank runs for a node: ATen's operator by name and its arguments; `Value` stands where an input goes."""
 
     target: str
@@ -132,9 +132,9 @@ class _Reader:
         value, op = node.meta["val"], node.target.__name__.split(".")[0]
         name = f"{node.name}.{self.copies}"
         op = "full" if op == "full_like" else op
-        call = Call(node.target.__name__, node.args, {"dtype": value.dtype})
+        call = AtenCall(node.target.__name__, node.args, {"dtype": value.dtype})
         if op == "full":
-            call = Call("full.default", (list(value.shape), node.args[1]), {"dtype": value.dtype})
+            call = AtenCall("full.default", (list(value.shape), node.args[1]), {"dtype": value.dtype})
         self._add(node, name, op, (), rule(op, (), tuple(value.shape)), call)
         return name
 
@@ -158,7 +158,7 @@ class _Reader:
             op,
             inputs,
             self._how(op, node),
-            Call(node.target.__name__, args, dict(node.kwargs)),
+            AtenCall(node.target.__name__, args, dict(node.kwargs)),
         )
 
     def _how(self, op, node):
@@ -197,7 +197,7 @@ class _Reader:
         if len(set(sizes)) > 1:
             raise ValueError(f"pieces of {sizes} are not equal, so a partitioned program cannot make them.")
         rank = x.meta["val"].dim()
-        call = Call("piece", (Value(0), len(sizes), dim % rank, number), {})
+        call = AtenCall("piece", (Value(0), len(sizes), dim % rank, number), {})
         self._add(node, node.name, "piece", [self._name(x)], ("piece", dim % rank), call)
 
 

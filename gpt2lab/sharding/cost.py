@@ -151,7 +151,7 @@ def adjoint(src: Layout, dst: Layout) -> tuple[Layout, Layout]:
     return dst.dual, src.dual
 
 
-def table(layouts: Sequence[Layout], shape: Sequence[int], mesh: Mesh, element: int = 8) -> list[list]:
+def cost_table(layouts: Sequence[Layout], shape: Sequence[int], mesh: Mesh, element: int = 8) -> list[list]:
     """The cost matrix: the most bytes that a rank sends, from each layout (row) to each (column)."""
     return [
         [

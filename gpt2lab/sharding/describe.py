@@ -15,7 +15,7 @@ import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from .expression import Expr, Index, Tensor, Window, children, degree, lift, tensors, text
+from .expression import Expr, Index, Tensor, Window, children, degree, expression_text, lift, tensors
 
 Placement = int | str | None  # of one tensor on one axis: the dimension that is cut, "sum", "max", or whole
 
@@ -141,7 +141,7 @@ class _Analysis:
         inner = [e for e in self.reduces if self._over(e, label) and not (root and self._outer(e))]
         if label not in output and not root and not inner:
             return None
-        inner = {text(e, {}): e for e in inner}.values()
+        inner = {expression_text(e, {}): e for e in inner}.values()
         messages = tuple((e.args[0], tuple(sorted(self._free(e)))) for e in inner)
         for number in needed or ():
             places[number] = "sum"

@@ -113,18 +113,18 @@ def children(e: Expr) -> list[Expr]:
     return [arg for arg in e.args if isinstance(arg, Expr)]
 
 
-def text(e, bound: dict[str, str]) -> str:
+def expression_text(e, bound: dict[str, str]) -> str:
     """An expression as text in which the reduced indices have no names of their own: equal for equal values."""
     if isinstance(e, Index):
         return bound.get(e.name, e.name)
     if isinstance(e, tuple):
-        return f"({','.join(text(one, bound) for one in e)})"
+        return f"({','.join(expression_text(one, bound) for one in e)})"
     if not isinstance(e, Expr):
         return repr(e)
     if e.kind == "reduce":
         op, indices, body = e.args
-        return f"{op}({text(body, bound | {i.name: f'#{len(bound)}{n}' for n, i in enumerate(indices)})})"
-    return f"{e.kind}{text(e.args, bound)}"
+        return f"{op}({expression_text(body, bound | {i.name: f'#{len(bound)}{n}' for n, i in enumerate(indices)})})"
+    return f"{e.kind}{expression_text(e.args, bound)}"
 
 
 def tensors(e: Expr) -> set[int]:

@@ -81,6 +81,6 @@ def marks(graph: Graph, layout: Mapping[str, str], tensors: Tensors | None = Non
     return found
 
 
-def tiles(dims: Sequence[str], layout: Mapping[str, str], mesh: Mesh) -> int:
+def tile_count(dims: Sequence[str], layout: Mapping[str, str], mesh: Mesh) -> int:
     """Into how many parts a tensor with these dimensions is cut."""
     return math.prod(mesh[layout[d]] for d in dims if d in layout)

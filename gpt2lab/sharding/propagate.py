@@ -79,7 +79,7 @@ def _layout(node: Node, state: dict, mesh: Mesh) -> Layout:
     return Layout(tuple(tuple(a for a in mesh if state.get(a) == d) for d in range(len(node.shape))))
 
 
-def read(graph: Graph, name: str, text: str, mesh: Mesh) -> Layout:
+def read_layout(graph: Graph, name: str, text: str, mesh: Mesh) -> Layout:
     """The layout that a mark's text means for a value, checked against its shape."""
     node = graph.nodes[name]
     if ":" in text or not text:
@@ -106,7 +106,7 @@ def _place_marks(graph: Graph, marks: dict[str, Mark], mesh: Mesh, state) -> lis
             hint = f"Did you mean {near[0]!r}?" if near else f"Inputs are {', '.join(graph.inputs[:4])} ..."
             raise ValueError(f"a mark names {pattern!r}, but the program has no such value. {hint}")
         for name in found:
-            layout = read(graph, known[name], mark.layout, mesh)
+            layout = read_layout(graph, known[name], mark.layout, mesh)
             for axis in mesh:
                 if layout.on(axis) is not None or mark.closed:
                     dim = layout.on(axis)

@@ -82,11 +82,11 @@ class _Reshard(torch.autograd.Function):
 def follow(x: torch.Tensor, way: Path, axes: Axes) -> torch.Tensor:
     """Take the steps of a path, one after the other."""
     for step, layout in zip(way.steps, way.layouts, strict=False):
-        x = take(x, step, layout, way.shape, axes)
+        x = take_step(x, step, layout, way.shape, axes)
     return x
 
 
-def take(x: torch.Tensor, step: Step, layout: Layout, shape, axes: Axes) -> torch.Tensor:
+def take_step(x: torch.Tensor, step: Step, layout: Layout, shape, axes: Axes) -> torch.Tensor:
     """One step from `layout`, on this rank's part x of a tensor of `shape`."""
     axis, dim = axes[step.axis], step.dim
     if step.kind == "all-reduce":

@@ -20,7 +20,7 @@ MATMUL = analyse(lambda x, w: lambda n, o: Sum(lambda k: x[n, k] * w[k, o]))
 
 
 @dataclass(frozen=True)
-class Link:
+class ChainOperator:
     """An operator on an activation and a weight of these shapes, with a result of the third."""
 
     name: str
@@ -33,11 +33,11 @@ class Link:
         places = lambda o: zip(self.shapes, (*o.inputs, o.output), strict=True)
         return [o for o in cuts if all(not isinstance(at, int) or shape[at] >= 2 for shape, at in places(o))]
 
-    def half(self, option: Option) -> "Link":
+    def half(self, option: Option) -> "ChainOperator":
         """What one half of the ranks is left with: the larger parts."""
         shorter = lambda shape, at: tuple(-(-n // 2) if d == at else n for d, n in enumerate(shape))
         places = (*option.inputs, option.output)
-        return Link(self.name, tuple(map(shorter, self.shapes, places)), self.rule)
+        return ChainOperator(self.name, tuple(map(shorter, self.shapes, places)), self.rule)
 
 
 def change(shape: Sequence[int], src: Placement, dst: Placement) -> int:
@@ -50,7 +50,7 @@ def change(shape: Sequence[int], src: Placement, dst: Placement) -> int:
     return size if dst is None else size // 2
 
 
-def inside(link: Link, option: Option) -> int:
+def inside(link: ChainOperator, option: Option) -> int:
     """Elements for the gradients of one link: of its weight, and of its input where that is whole."""
     incoming, weight, _ = option.inputs[0], option.inputs[1], option.output
     return 2 * math.prod(link.shapes[1]) * (weight is None) + 2 * math.prod(link.shapes[0]) * (
@@ -64,7 +64,7 @@ def between(shape: Sequence[int], src: Placement, dst: Placement) -> int:
     return change(shape, src, dst) + change(shape, dst, back)
 
 
-def total(chain: Sequence[Link], options: Sequence[Option]) -> int:
+def chain_elements(chain: Sequence[ChainOperator], options: Sequence[Option]) -> int:
     """Elements that two halves send for a chain under these options."""
     edges = zip(chain, options, options[1:], strict=False)
     moved = sum(between(link.shapes[2], a.output, b.inputs[0]) for link, a, b in edges)
@@ -72,7 +72,7 @@ def total(chain: Sequence[Link], options: Sequence[Option]) -> int:
     return moved + last + sum(map(inside, chain, options))
 
 
-def halve(chain: Sequence[Link]) -> list[Option]:
+def halve(chain: Sequence[ChainOperator]) -> list[Option]:
     """The options of all links with the fewest elements, by dynamic programming along the chain."""
     best = {o: (inside(chain[0], o), (o,)) for o in chain[0].options()}
     for before, link in itertools.pairwise(chain):
@@ -86,26 +86,26 @@ def halve(chain: Sequence[Link]) -> list[Option]:
             )
             for o in link.options()
         }
-    return list(min((way for _, way in best.values()), key=lambda way: total(chain, way)))
+    return list(min((way for _, way in best.values()), key=lambda way: chain_elements(chain, way)))
 
 
-def brute_force(chain: Sequence[Link]) -> int:
+def brute_force(chain: Sequence[ChainOperator]) -> int:
     """The fewest elements over all choices, for short chains."""
-    return min(total(chain, way) for way in itertools.product(*(link.options() for link in chain)))
+    return min(chain_elements(chain, way) for way in itertools.product(*(link.options() for link in chain)))
 
 
-def recursive(chain: Sequence[Link], times: int) -> list[tuple[list[Option], int]]:
+def recursive(chain: Sequence[ChainOperator], times: int) -> list[tuple[list[Option], int]]:
     """The options at each halving of 2^times ranks, and the elements that all ranks then send at it."""
     found = []
     for level in range(times):
         options = halve(chain)
-        found.append((options, 2**level * total(chain, options)))
+        found.append((options, 2**level * chain_elements(chain, options)))
         chain = [link.half(o) for link, o in zip(chain, options, strict=True)]
     return found
 
 
-def mlp_chain(tokens: int, width: int, layers: int = 1) -> list[Link]:
+def mlp_chain(tokens: int, width: int, layers: int = 1) -> list[ChainOperator]:
     """The products of `layers` MLPs: (tokens, C) times (C, 4 C), then times (4 C, C)."""
-    up = Link("up", ((tokens, width), (width, 4 * width), (tokens, 4 * width)))
-    down = Link("down", ((tokens, 4 * width), (4 * width, width), (tokens, width)))
+    up = ChainOperator("up", ((tokens, width), (width, 4 * width), (tokens, 4 * width)))
+    down = ChainOperator("down", ((tokens, 4 * width), (4 * width, width), (tokens, width)))
     return [up, down] * layers

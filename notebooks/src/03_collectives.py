@@ -371,7 +371,7 @@ def ring_state(steps, n=4):
 
 
 def ring_picture(step=3):
-    return plots.shares(ring_state(step - 1), ring_state(step), going(step - 1), f"step {step} of 6")
+    return plots.ring_shares(ring_state(step - 1), ring_state(step), going(step - 1), f"step {step} of 6")
 
 
 explore(

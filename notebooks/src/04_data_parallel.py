@@ -107,7 +107,7 @@ apart = lambda some, others: max(abs(a - b) for a, b in zip(some, others, strict
 print("largest difference in 8 steps below 1e-12:", apart(over_ranks(runs), serial_losses) < 1e-12)
 own = {f"rank {r}": [7 / n * part for part in runs[r][0]] for r, n in enumerate((2, 2, 2, 1))}
 show(
-    plots.losses(own, {"mean, by rows": over_ranks(runs)}, serial_losses),
+    plots.loss_lines(own, {"mean, by rows": over_ranks(runs)}, serial_losses),
     "computed",
     "the mean loss of each rank's own rows; their mean, weighted by rows (crosses), lies on the serial line.",
     "Four thin loss lines that differ at every step, and crosses on the thick serial line between them",
@@ -209,7 +209,7 @@ for clear, name in ((True, "with zero_grad"), (False, "without")):
 recorded = [0.0130, 0.0032, 0.0021, 0.0023, 0.0024]
 print("from the lecture: ", *(f"{loss:.4f}" for loss in recorded), "(on GPUs)")
 show(
-    plots.losses(curves, {"from the lecture": recorded}, ylabel="loss"),
+    plots.loss_lines(curves, {"from the lecture": recorded}, ylabel="loss"),
     "computed",
     "the lecture's network on four live ranks; its own record (crosses) follows the run without `zero_grad`.",
     "Two falling loss curves; from step 2 on one keeps falling, the other rises, and the crosses lie on that one",
@@ -293,7 +293,7 @@ per_bucket = [sum(4 * p.numel() for p in b) for b in data.into_buckets(list(gpt2
 sizes = f"{len(per_tensor)} tensors from {min(per_tensor):,} to {max(per_tensor):,} bytes"
 print(f"{sizes}; {len(per_bucket)} buckets")
 show(
-    plots.sizes(per_tensor, per_bucket),
+    plots.bucket_sizes(per_tensor, per_bucket),
     "counted",
     "gradient messages of GPT-2 124M: one a tensor, and gathered in buckets of 25 MB.",
     "Bars of message sizes on a log scale: 148 of very different size on the left, 17 of similar size on the right",

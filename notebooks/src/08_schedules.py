@@ -623,7 +623,7 @@ def lost_tied_gradient():
 
 
 def wrong_micro_batch():
-    right = step.Step._through
+    right = step.PipelineStep._through
 
     def through(self, op, x):
         here, self.units = self.units, [self.units[-1], *self.units[:-1]]
@@ -632,13 +632,13 @@ def wrong_micro_batch():
         finally:
             self.units = here
 
-    step.Step._through = through
+    step.PipelineStep._through = through
 
 
 def weight_gradient_dropped():
-    right = step.Step.weight_gradient
+    right = step.PipelineStep.weight_gradient
     last = lambda self, op: self.held.pop((op.stage, op.micro)) if op.micro == 3 else right(self, op)
-    step.Step.weight_gradient = last
+    step.PipelineStep.weight_gradient = last
 
 
 def backward_order():

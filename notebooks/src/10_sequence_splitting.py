@@ -492,7 +492,7 @@ def imbalance(tokens, ranks):
 
 # %%
 show(
-    plots.balance(1024, 4),
+    plots.busiest_over_mean(1024, 4),
     "computed",
     "busiest rank over the mean, 1024 tokens on four ranks; the softmax backward is llm.c's, quadratic in a row.",
     "A table of layouts by kernels: unequal slices are best in two columns and worst in two others",

@@ -279,7 +279,7 @@ dense = lab.train(None)
 more = replace(lab.LETTERS, experts=ways["load loss"]).parameters
 print(f"parameters: dense {lab.LETTERS.parameters:,}, mixture {more:,}")
 show(
-    plots.losses({"dense": dense.losses, "mixture, load loss": runs["load loss"].losses}, 8 * 64),
+    plots.running_losses({"dense": dense.losses, "mixture, load loss": runs["load loss"].losses}, 8 * 64),
     "measured",
     "loss against data, dense and mixture with the same products a token. So small a run decides little: look at "
     "the papers' curves for the size of the gain.",

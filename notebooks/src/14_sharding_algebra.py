@@ -109,7 +109,7 @@ line = {"x": 4}
 texts = ["RR", "S0R", "RS0", "RRP0"]
 layouts = [Layout.parse(t, ["x"]) for t in texts]
 show(
-    plots.costs(texts, cost.table(layouts, (8, 16), line)),
+    plots.cost_matrix(texts, cost.cost_table(layouts, (8, 16), line)),
     "computed",
     "bytes that a rank sends to change the layout of 8 x 16 numbers (1,024 bytes) on four ranks.",
     "A table of four layouts against four: zero on the diagonal and from RR, most from a partial sum to RR",
@@ -535,7 +535,7 @@ for name, sent in where.items():
         sent.append((order[value], kind, graph.nodes[value].size))
 first_backward = order[graph.outputs["loss"]]
 show(
-    plots.messages(where, first_backward),
+    plots.program_messages(where, first_backward),
     "computed",
     "what four programs send, made from one graph; heights are elements of the whole tensor.",
     "Four strips: batch sends only in backward, Megatron evenly, sequence splitting per layer, ZeRO-3 everywhere",

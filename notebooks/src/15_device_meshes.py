@@ -575,7 +575,7 @@ BUGS = {
     "norm counts replicas twice": ("dp=2,tp=2", finish, "gradient_norm", everything_counts),
     "clipped before the sum": ("dp=2,tp=2,data=naive", data.Naive, "finish", clip_first),
     "tied gradient not summed": ("pp=2,dp=2,micro=2", engine.Pipeline, "tie", lambda tie: lambda *_: None),
-    "divided by the stages": ("pp=2,dp=2,micro=2", step.Step, "_send_back", halved_at_the_border),
+    "divided by the stages": ("pp=2,dp=2,micro=2", step.PipelineStep, "_send_back", halved_at_the_border),
     "summed over dp, not dp+cp": ("dp=2,cp=2", Mesh, "__getitem__", without_context),
 }
 runs, errors = {"serial": serial}, {}

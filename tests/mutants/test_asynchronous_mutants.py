@@ -9,7 +9,7 @@ from gpt2lab.model import GPT2Config
 from gpt2lab.parallel import finish
 from gpt2lab.parallel.data import Naive, Replicas
 from gpt2lab.parallel.pipeline import versions
-from gpt2lab.parallel.pipeline.step import Step
+from gpt2lab.parallel.pipeline.step import PipelineStep
 from gpt2lab.parallel.pipeline.versions import Asynchronous, Embedding, Stash
 from gpt2lab.plan import Plan
 from gpt2lab.processes.launch import RankFailed
@@ -169,7 +169,7 @@ MUTANTS = {
     freed_one_operation_early: (Stash, "free", STASHED),
     never_freed: (Stash, "free", STASHED),
     first_parameter_not_exchanged: (Stash, "use", DOUBLE),
-    divided_twice: (Step, "_through", DOUBLE),
+    divided_twice: (PipelineStep, "_through", DOUBLE),
     one_version_older_on_later_stages: (versions, "stream_of", VERTICAL),
     backward_reads_what_forward_read: (versions, "stream_of", MIXED),
     newest_in_2bw: (versions, "stream_of", DOUBLE),
@@ -181,7 +181,7 @@ MUTANTS = {
     replicas_update_apart: (Naive, "finish", "pp=2,dp=2,data=naive,schedule=pipedream"),
     updated_one_batch_late: (Trainer, "_update", STASHED),
     clipped_by_the_matrices_alone: (finish, "norm_among", STASHED),
-    dropout_of_the_first_batch: (Step, "_through", MIXED),
+    dropout_of_the_first_batch: (PipelineStep, "_through", MIXED),
 }
 
 

@@ -80,7 +80,7 @@ def the_tied_gradient_is_summed_over_all_stages_and_tensor_ranks(right):
     return tie
 
 
-@mutant("pp=2,dp=2,micro=2", step.Step, "_through")
+@mutant("pp=2,dp=2,micro=2", step.PipelineStep, "_through")
 def the_loss_is_divided_by_the_micro_batches_once_more(right):
     def through(self, op, x):
         work = right(self, op, x)

@@ -16,8 +16,8 @@ from gpt2lab.corpus.batches import Batch
 from gpt2lab.model import GPT2, causal_attention
 from gpt2lab.parallel.context import attention, gather, halo, ring, ulysses
 from gpt2lab.parallel.context.exchanges import Split
-from gpt2lab.parallel.context.layouts import Layout, Loan
-from gpt2lab.parallel.context.paths import Path
+from gpt2lab.parallel.context.layouts import Loan, TokenLayout
+from gpt2lab.parallel.context.paths import RingPath
 from gpt2lab.ranks import comm
 from gpt2lab.ranks.mesh import Axis
 from gpt2lab.reference import CONFIG
@@ -158,7 +158,7 @@ def the_log_sum_exp_of_torchs_kernel_is_lost(right):
 CIRCLE = r"wait in a circle: .*(\n  rank \d waits .* in (recv|send) #\d+ on axis 'cp' .*){4}"
 
 
-@mutant(("contiguous", "double-ring", 12, None), Path, "source", raises=CIRCLE)
+@mutant(("contiguous", "double-ring", 12, None), RingPath, "source", raises=CIRCLE)
 def blocks_of_a_double_ring_are_taken_for_those_of_a_plain_one(right):
     return lambda self, rank, hops: (rank - hops) % self.ranks
 
@@ -172,7 +172,7 @@ def keys_in_a_double_ring_get_the_positions_of_the_plain_ring(right):
     return property(options)
 
 
-@mutant(HEADS, Layout, "inverse")
+@mutant(HEADS, TokenLayout, "inverse")
 def heads_see_tokens_in_the_order_of_ranks(right):
     return property(lambda self: tuple(range(self.tokens)))
 

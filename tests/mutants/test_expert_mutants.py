@@ -175,12 +175,12 @@ def weights_not_entered(right):
 EP, TP, SP = "dp=2,ep=2", "tp=2", "tp=2,sp=on"
 MUTANTS = {
     "losses averaged on each rank": (mixture.Mixture, "losses", loss_of_the_rank_averaged, EP, SMALL),
-    "room counted on this rank alone": (expert.Spread, "loads", queue_of_this_rank, "dp=2", BY_BATCH),
-    "later ranks' tokens first": (expert.Spread, "loads", last_first, "dp=2", BY_BATCH),
-    "counts swapped": (expert.Spread, "send", counts_swapped, EP, SMALL),
-    "rows not sorted by expert": (expert.Spread, "arrive", not_sorted_again, EP, SMALL),
-    "rows sent back in another order": (expert.Spread, "back", sent_back_unsorted, EP, SMALL),
-    "gradients do not travel": (expert.Exchange, "start", gradients_stay, EP, SMALL),
+    "room counted on this rank alone": (expert.SpreadExperts, "loads", queue_of_this_rank, "dp=2", BY_BATCH),
+    "later ranks' tokens first": (expert.SpreadExperts, "loads", last_first, "dp=2", BY_BATCH),
+    "counts swapped": (expert.SpreadExperts, "send", counts_swapped, EP, SMALL),
+    "rows not sorted by expert": (expert.SpreadExperts, "arrive", not_sorted_again, EP, SMALL),
+    "rows sent back in another order": (expert.SpreadExperts, "back", sent_back_unsorted, EP, SMALL),
+    "gradients do not travel": (expert.RowExchange, "start", gradients_stay, EP, SMALL),
     "expert gradients summed over all of dp": (data.Replicas, "axis_of", summed_over_all, EP, SMALL),
     "experts taken for replicas": (spec, "mark", experts_not_marked, EP, SMALL),
     "load bias taken for a weight": (spec, "mark", load_not_marked, EP, BIASED),
@@ -193,7 +193,7 @@ MUTANTS = {
         SMALL,
     ),
     "router not marked partial": (sequence, "_partial", router_not_partial, SP, SMALL),
-    "weights' gradient of one tensor rank": (expert.Spread, "enter", weights_not_entered, TP, SMALL),
+    "weights' gradient of one tensor rank": (expert.SpreadExperts, "enter", weights_not_entered, TP, SMALL),
 }
 
 

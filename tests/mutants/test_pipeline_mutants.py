@@ -14,7 +14,7 @@ from gpt2lab.parallel.pipeline import engine, stages, step, token_slices
 from gpt2lab.parallel.pipeline.engine import Pipeline
 from gpt2lab.parallel.pipeline.mailbox import Mailbox
 from gpt2lab.parallel.pipeline.split_backward import Linear, Work
-from gpt2lab.parallel.pipeline.step import Step
+from gpt2lab.parallel.pipeline.step import PipelineStep
 from gpt2lab.parallel.pipeline.token_slices import SliceCache
 from gpt2lab.ranks import comm
 
@@ -27,9 +27,9 @@ def ranks(pools):
 
 
 def loss_not_divided(patch):
-    right = Step._through
+    right = PipelineStep._through
     undivided = lambda self, op, x: _with_units(self, op, x, right, total=1)
-    patch(Step, "_through", undivided)
+    patch(PipelineStep, "_through", undivided)
 
 
 def _with_units(step, op, x, right, **changes):
@@ -43,33 +43,33 @@ def _with_units(step, op, x, right, **changes):
 
 
 def loss_divided_by_its_own_tokens(patch):
-    right = Step._through
+    right = PipelineStep._through
 
     def mean_of_means(self, op, x):
         own = int((self.units[op.micro].targets != -100).sum()) * self.schedule.micros
         return _with_units(self, op, x, right, total=own)
 
-    patch(Step, "_through", mean_of_means)
+    patch(PipelineStep, "_through", mean_of_means)
 
 
 def targets_of_another_micro_batch(patch):
-    right = Step._through
+    right = PipelineStep._through
 
     def shifted(self, op, x):
         targets = self.units[op.micro].targets
         return _with_units(self, op, x, right, targets=targets.roll(1, 0))
 
-    patch(Step, "_through", shifted)
+    patch(PipelineStep, "_through", shifted)
 
 
 def noise_by_the_place_in_the_micro_batch(patch):
-    right = Step._through
+    right = PipelineStep._through
 
     def local(self, op, x):
         samples = self.units[op.micro].samples
         return _with_units(self, op, x, right, samples=torch.arange(len(samples)))
 
-    patch(Step, "_through", local)
+    patch(PipelineStep, "_through", local)
 
 
 def embedding_not_tied(patch):
@@ -119,8 +119,8 @@ def gradients_taken_last_in_first_out(patch):
 
 
 def input_gradient_not_sent(patch):
-    right = Step._send_back
-    patch(Step, "_send_back", lambda self, op, grad: right(self, op, torch.zeros_like(grad)))
+    right = PipelineStep._send_back
+    patch(PipelineStep, "_send_back", lambda self, op, grad: right(self, op, torch.zeros_like(grad)))
 
 
 def embedding_left_out_of_backward(patch):
@@ -151,12 +151,12 @@ def a_layer_run_by_both_stages(patch):
 
 
 def weight_gradient_dropped(patch):
-    right = Step.weight_gradient
+    right = PipelineStep.weight_gradient
 
     def forgetful(self, op):
         right(self, op) if op.micro else self.held.pop((op.stage, op.micro))
 
-    patch(Step, "weight_gradient", forgetful)
+    patch(PipelineStep, "weight_gradient", forgetful)
 
 
 def weight_gradient_of_one_layer_dropped(patch):
@@ -254,7 +254,7 @@ def every_slice_starts_at_position_zero(patch):
 
 
 def forward_run_again_with_other_noise(patch):
-    right = Step._recall
+    right = PipelineStep._recall
 
     def fresh(self, op):
         key, self.key = self.key, (self.key[0], self.key[1] + 1)
@@ -263,18 +263,18 @@ def forward_run_again_with_other_noise(patch):
         finally:
             self.key = key
 
-    patch(Step, "_recall", fresh)
+    patch(PipelineStep, "_recall", fresh)
 
 
 def only_the_last_micro_batch_in_the_loss(patch):
-    right = Step.forward
+    right = PipelineStep.forward
 
     def overwrite(self, op):
         if self._last(op):
             self.loss.zero_()
         right(self, op)
 
-    patch(Step, "forward", overwrite)
+    patch(PipelineStep, "forward", overwrite)
 
 
 def activations_sent_in_single_precision(patch):

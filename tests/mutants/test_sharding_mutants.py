@@ -62,17 +62,23 @@ ON_RANKS = {
         SEQUENCE,
         (interpret, "box", lambda right: lambda *a: tuple(slice(0, s.stop - s.start) for s in right(*a))),
     ),
-    "an all-reduce forgotten": (MEGATRON, (reshard, "take", instead("all-reduce", lambda right, x, *_: x))),
-    "a sum forgotten in a reduce-scatter": (SEQUENCE, (reshard, "take", instead("reduce-scatter", own_part))),
+    "an all-reduce forgotten": (
+        MEGATRON,
+        (reshard, "take_step", instead("all-reduce", lambda right, x, *_: x)),
+    ),
+    "a sum forgotten in a reduce-scatter": (
+        SEQUENCE,
+        (reshard, "take_step", instead("reduce-scatter", own_part)),
+    ),
     "a whole value counts on every rank as a term": (
         MEGATRON,
-        (reshard, "take", instead("to-partial", lambda right, x, *_: x)),
+        (reshard, "take_step", instead("to-partial", lambda right, x, *_: x)),
     ),
     "gathered in the wrong order": (
         SEQUENCE,
         (
             reshard,
-            "take",
+            "take_step",
             instead("all-gather", lambda right, x, step, *r: right(x, step, *r).flip(step.dim)),
         ),
     ),
@@ -152,12 +158,12 @@ OF_CHANGES = {
     "a gradient stays partial": (reshard, "adjoint", lambda right: lambda src, dst: (dst, src)),
     "the neighbour's slice": (
         reshard,
-        "take",
+        "take_step",
         instead("slice", lambda right, x, step, *r: right(x.flip(step.dim), step, *r)),
     ),
     "an all-to-all joined in the wrong order": (
         reshard,
-        "take",
+        "take_step",
         instead("all-to-all", lambda right, x, step, *r: right(x, step, *r).roll(1, step.dim)),
     ),
 }

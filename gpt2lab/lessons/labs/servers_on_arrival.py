@@ -18,7 +18,7 @@ from ...ranks import comm
 from ...ranks.mesh import Mesh
 
 
-class Event(NamedTuple):
+class WorkerEvent(NamedTuple):
     """A worker pulls weights or pushes its gradient; `clock` counts its own steps, `time` is when it happens."""
 
     time: float
@@ -46,7 +46,7 @@ def may_start(clock: int, slowest: int, bound: int | None) -> bool:
     return bound is None or clock - slowest <= bound
 
 
-def arrivals(seconds: list[float], steps: int, bound: int | None, seed: int = 0) -> list[Event]:
+def arrivals(seconds: list[float], steps: int, bound: int | None, seed: int = 0) -> list[WorkerEvent]:
     """The order of all pulls and pushes: worker k needs about `seconds[k]` a step, give or take a tenth by the seed."""
     dice, clocks = random.Random(seed), [0] * len(seconds)
     waiting, under_way, events, now = set(range(len(seconds))), {}, [], 0.0
@@ -54,18 +54,18 @@ def arrivals(seconds: list[float], steps: int, bound: int | None, seed: int = 0)
         for worker in sorted(waiting):
             if may_start(clocks[worker], min(clocks), bound):
                 waiting.remove(worker)
-                events.append(Event(now, "pull", worker, clocks[worker]))
+                events.append(WorkerEvent(now, "pull", worker, clocks[worker]))
                 under_way[worker] = now + seconds[worker] * dice.uniform(0.9, 1.1)
         worker = min(under_way, key=under_way.get)
         now = under_way.pop(worker)
-        events.append(Event(now, "push", worker, clocks[worker]))
+        events.append(WorkerEvent(now, "push", worker, clocks[worker]))
         clocks[worker] += 1
         if clocks[worker] < steps:
             waiting.add(worker)
     return events
 
 
-def log_of(events: list[Event]) -> list[Applied]:
+def log_of(events: list[WorkerEvent]) -> list[Applied]:
     """What the servers will write into their log."""
     read, log = {}, []
     for event in events:
@@ -76,7 +76,7 @@ def log_of(events: list[Event]) -> list[Applied]:
     return log
 
 
-def gradient(model: GPT2, weights: torch.Tensor, batch: Batch) -> torch.Tensor:
+def rows_gradient(model: GPT2, weights: torch.Tensor, batch: Batch) -> torch.Tensor:
     """The gradient (P,) of the summed loss of some rows over the global number of target tokens, at flat weights."""
     torch.nn.utils.vector_to_parameters(weights.clone(), model.parameters())
     logits = model(batch.tokens).flatten(0, 1)
@@ -127,7 +127,7 @@ def _work(worker, world, servers, model, weights, batches, events):
         if (event.kind, event.worker) == ("pull", worker):
             parts = weights.tensor_split(servers)
             pulled = torch.cat([comm.irecv(p, world, s).wait() for s, p in enumerate(parts)])
-            found = gradient(model, pulled, batches[event.clock].rows(worker, workers))
+            found = rows_gradient(model, pulled, batches[event.clock].rows(worker, workers))
             pushed = [comm.isend(p, world, s) for s, p in enumerate(found.tensor_split(servers))]
             for handle in pushed:
                 handle.wait()
@@ -139,5 +139,5 @@ def replay(config: GPT2Config, batches: list[Batch], log: list[Applied], workers
     versions = [torch.nn.utils.parameters_to_vector(model.parameters()).detach()]
     for worker, clock, read, _ in log:
         rows = batches[clock].rows(worker, workers)
-        versions.append(versions[-1] - lr * gradient(model, versions[read], rows))
+        versions.append(versions[-1] - lr * rows_gradient(model, versions[read], rows))
     return versions

@@ -6,8 +6,8 @@ Plain Python. Pairs are (query, key) pairs for one head and one row of the batch
 
 from fractions import Fraction
 
-from .layouts import Layout, bounds, contributors, lenders, loans, widths
-from .paths import path, reach
+from .layouts import TokenLayout, bounds, contributors, lenders, loans, widths
+from .paths import reach, ring_path
 
 KERNELS = {
     "forward": lambda t, total: t + 1,
@@ -21,7 +21,7 @@ KERNELS = {
 can be summed up by the owner of the query or by that of the key; llm.c's softmax backward is quadratic in a row."""
 
 
-def work(table: Layout, kernel: str) -> list[int]:
+def work(table: TokenLayout, kernel: str) -> list[int]:
     """The work of every rank in one kernel, counted token by token."""
     cost = KERNELS[kernel]
     return [sum(cost(t, table.tokens) for t in mine) for mine in table.positions]
@@ -40,7 +40,7 @@ def contiguous_share(rank: int, ranks: int, power: int = 1) -> Fraction:
     return Fraction((rank + 1) ** (power + 1) - rank ** (power + 1), ranks ** (power + 1))
 
 
-def pairs(table: Layout, rank: int, window: int | None = None) -> int:
+def pairs(table: TokenLayout, rank: int, window: int | None = None) -> int:
     """How many (query, key) pairs attention really needs on a rank: row t has t + 1 of them, or window + 1 at most."""
     longest = table.tokens if window is None else window + 1
     return sum(min(t + 1, longest) for t in table.positions[rank])
@@ -57,7 +57,7 @@ def _even(total: int, parts: int) -> list[int]:
 
 
 def sent(
-    exchange: str, table: Layout, rank: int, numbers: int, window: int | None = None
+    exchange: str, table: TokenLayout, rank: int, numbers: int, window: int | None = None
 ) -> dict[str, tuple]:
     """What a rank sends in one layer: {"forward": (numbers, messages), "backward": (numbers, messages)}.
 
@@ -86,7 +86,7 @@ def sent(
         lent = rows * numbers * c[rank] * len(borrowers), len(borrowers)
         return {"forward": lent, "backward": back}
     if exchange in ("ring", "double-ring"):
-        way = path(exchange, n)
+        way = ring_path(exchange, n)
         hops, held = reach(table, window, way), [way.source(rank, h) for h in range(n)]
         passed = [c[s] for h, s in enumerate(held) if hops[s] > h]
         returned = [c[s] for h, s in enumerate(held) if hops[s] >= h > 0]
@@ -131,7 +131,7 @@ def break_even_window(tokens: int, ranks: int) -> Fraction:
     return Fraction(2 * (ranks - 1) * tokens, ranks * ranks)
 
 
-def activations(config, rows: int, table: Layout, rank: int, gathered: int = 3) -> dict[str, int]:
+def activations(config, rows: int, table: TokenLayout, rank: int, gathered: int = 3) -> dict[str, int]:
     """llm.c's 23 activation tensors, in numbers, on one rank: a factor T becomes the rank's own tokens.
 
     Except: of q, k, v the `gathered` ones (3 in the source, 2 for k and v alone, 0 in a ring) stay as long as the
@@ -151,7 +151,7 @@ def activations(config, rows: int, table: Layout, rank: int, gathered: int = 3) 
     return found
 
 
-def kept(config, rows: int, table: Layout, rank: int, exchange: str) -> int:
+def kept_numbers(config, rows: int, table: TokenLayout, rank: int, exchange: str) -> int:
     """How many numbers one block of *our* model keeps on a rank between forward and backward.
 
     For each own token 12 C + 4 outside of attention, C for its output and H for its log-sum-exps; then q, k, v: the

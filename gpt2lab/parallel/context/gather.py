@@ -13,7 +13,7 @@ import torch
 from ...ranks import comm, trace
 from ...ranks.mesh import Axis
 from .attention import block_attention
-from .layouts import Layout, contributors, lenders
+from .layouts import TokenLayout, contributors, lenders
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Share:
     `roots[i]` is the axis of the ranks that contribute to rank i's gradients; None on a rank that does not.
     """
 
-    table: Layout
+    table: TokenLayout
     axis: Axis
     window: int | None = None
     tile: int | None = None  # queries attended to at a time, by hand; None: torch's kernel where it can
@@ -123,7 +123,7 @@ class _Borrow(torch.autograd.Function):
 
 
 @lru_cache(maxsize=256)
-def _sorting(table: Layout, ranks: tuple[int, ...]) -> list[int] | None:
+def _sorting(table: TokenLayout, ranks: tuple[int, ...]) -> list[int] | None:
     """The indirection table: which borrowed row holds the first position, the second, ...; None: they are sorted."""
     positions = [t for s in ranks for t in table.positions[s]]
     order = sorted(range(len(positions)), key=positions.__getitem__)

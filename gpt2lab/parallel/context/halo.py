@@ -10,7 +10,7 @@ import torch
 from ...ranks import comm, trace
 from .attention import block_attention
 from .gather import Share
-from .layouts import Layout, Loan, loans, widths
+from .layouts import Loan, TokenLayout, loans, widths
 
 
 def add_halos(x, before: int, after: int, dim: int = -2):
@@ -67,7 +67,7 @@ def all_to_all(loans, rows: dict, empty, axis) -> dict:
 WAYS = {"sendrecv": send_recv, "isend": isend_irecv, "allgather": all_gather, "alltoall": all_to_all}
 
 
-def _place(a: Loan, table: Layout, ahead: int) -> slice:
+def _place(a: Loan, table: TokenLayout, ahead: int) -> slice:
     """The rows of a loan on the borrower, whose own rows begin after a halo of `ahead`."""
     start = ahead + table.positions[a.source][a.start] - table.positions[a.target][0]
     return slice(start, start + a.stop - a.start)

@@ -10,7 +10,7 @@ from functools import cached_property, lru_cache
 
 
 @dataclass(frozen=True)
-class Layout:
+class TokenLayout:
     """The tokens of every rank: `positions[r]` lists what rank r owns, in ascending order.
 
     Raises ValueError unless every token 0..T-1 is owned exactly once.
@@ -74,16 +74,16 @@ def bounds(tokens: int, parts: int) -> list[int]:
     return [i * base + min(i, extra) for i in range(parts + 1)]
 
 
-def _slices(name: str, ends: list[int]) -> Layout:
-    return Layout(name, tuple(tuple(range(a, b)) for a, b in zip(ends, ends[1:], strict=False)))
+def _slices(name: str, ends: list[int]) -> TokenLayout:
+    return TokenLayout(name, tuple(tuple(range(a, b)) for a, b in zip(ends, ends[1:], strict=False)))
 
 
-def contiguous(tokens: int, ranks: int) -> Layout:
+def contiguous(tokens: int, ranks: int) -> TokenLayout:
     """Rank i owns the slice from i T / N to (i + 1) T / N; early ranks have the short rows of the causal triangle."""
     return _slices("contiguous", bounds(tokens, ranks))
 
 
-def unequal(tokens: int, ranks: int) -> Layout:
+def unequal(tokens: int, ranks: int) -> TokenLayout:
     """Slices that end at T sqrt(i / N), so that each holds the same area of the causal triangle."""
     ends = [0]
     for i in range(1, ranks + 1):
@@ -92,32 +92,32 @@ def unequal(tokens: int, ranks: int) -> Layout:
     return _slices("unequal", [min(end, tokens) for end in ends[:-1]] + [tokens])
 
 
-def interleaved(tokens: int, ranks: int) -> Layout:
+def interleaved(tokens: int, ranks: int) -> TokenLayout:
     """Token t belongs to rank t mod N (striped attention, Brandon et al. 2023): every rank sees every length of row."""
-    return Layout("interleaved", tuple(tuple(range(r, tokens, ranks)) for r in range(ranks)))
+    return TokenLayout("interleaved", tuple(tuple(range(r, tokens, ranks)) for r in range(ranks)))
 
 
-def zigzag(tokens: int, ranks: int) -> Layout:
+def zigzag(tokens: int, ranks: int) -> TokenLayout:
     """2N chunks, rank r owns chunks r and 2N-1-r: a short one and the long one that makes up for it."""
     ends = bounds(tokens, 2 * ranks)
     mine = lambda c: tuple(range(ends[c], ends[c + 1]))
-    return Layout("zigzag", tuple(mine(r) + mine(2 * ranks - 1 - r) for r in range(ranks)))
+    return TokenLayout("zigzag", tuple(mine(r) + mine(2 * ranks - 1 - r) for r in range(ranks)))
 
 
-LAYOUTS: dict[str, Callable[[int, int], Layout]] = {
+LAYOUTS: dict[str, Callable[[int, int], TokenLayout]] = {
     f.__name__: f for f in (contiguous, unequal, interleaved, zigzag)
 }
 
 
 @lru_cache(maxsize=256)
-def layout(name: str, tokens: int, ranks: int) -> Layout:
+def layout(name: str, tokens: int, ranks: int) -> TokenLayout:
     """The layout called `name` for T tokens over N ranks. Raises ValueError that lists the names if there is none."""
     if name not in LAYOUTS:
         raise ValueError(f"there is no layout called {name!r}. Use one of {', '.join(LAYOUTS)}.")
     return LAYOUTS[name](tokens, ranks)
 
 
-def keys_seen(table: Layout, rank: int, window: int | None = None) -> set[int]:
+def keys_seen(table: TokenLayout, rank: int, window: int | None = None) -> set[int]:
     """Every position that the queries of `rank` attend to: all earlier ones, or the `window` before each and itself."""
     mine = table.positions[rank]
     if window is None:
@@ -126,7 +126,7 @@ def keys_seen(table: Layout, rank: int, window: int | None = None) -> set[int]:
 
 
 @lru_cache(maxsize=256)
-def lenders(table: Layout, window: int | None = None) -> tuple[tuple[int, ...], ...]:
+def lenders(table: TokenLayout, window: int | None = None) -> tuple[tuple[int, ...], ...]:
     """For each rank, the ranks (itself included) that own a key it attends to, ascending."""
     return tuple(
         tuple(sorted({table.owners[t] for t in keys_seen(table, r, window)})) for r in range(table.ranks)
@@ -134,7 +134,7 @@ def lenders(table: Layout, window: int | None = None) -> tuple[tuple[int, ...], 
 
 
 @lru_cache(maxsize=256)
-def contributors(table: Layout, root: int, window: int | None = None) -> tuple[int, ...]:
+def contributors(table: TokenLayout, root: int, window: int | None = None) -> tuple[int, ...]:
     """The ranks whose dK, dV of root's tokens are not zero. In a contiguous layout these are the ranks >= root.
 
     The BSC page says that ranks <= root can be left out of the reduction; the root's own part is not zero.
@@ -153,7 +153,7 @@ class Loan:
 
 
 @lru_cache(maxsize=256)
-def loans(table: Layout, before: int, after: int = 0) -> tuple[Loan, ...]:
+def loans(table: TokenLayout, before: int, after: int = 0) -> tuple[Loan, ...]:
     """All loans for halos of `before` tokens in front of each slice and `after` behind it (causal attention: none).
 
     Neighbours first, then those two hops away where a halo is wider than a shard. All ranks share this order, so
@@ -177,12 +177,12 @@ def loans(table: Layout, before: int, after: int = 0) -> tuple[Loan, ...]:
     return tuple(sorted(found, key=lambda a: (abs(a.target - a.source), a.source % 2, a.source, a.target)))
 
 
-def hops(table: Layout, before: int, after: int = 0) -> int:
+def hops(table: TokenLayout, before: int, after: int = 0) -> int:
     """How far the farthest lender is: 1 when every halo comes from a direct neighbour."""
     return max((abs(a.target - a.source) for a in loans(table, before, after)), default=0)
 
 
-def check_hops(table: Layout, window: int, allowed: int = 1) -> None:
+def check_hops(table: TokenLayout, window: int, allowed: int = 1) -> None:
     """Raise ValueError where a window of tokens needs halos from farther away than `allowed` ranks.
 
     Exact: each shard that lends must hold the window, or all tokens so far. (anemoi's first rule, window <= half of
@@ -198,7 +198,7 @@ def check_hops(table: Layout, window: int, allowed: int = 1) -> None:
         )
 
 
-def widths(table: Layout, rank: int, before: int, after: int = 0) -> tuple[int, int]:
+def widths(table: TokenLayout, rank: int, before: int, after: int = 0) -> tuple[int, int]:
     """How many rows a rank really borrows on each side: fewer at the ends of the sequence."""
     mine = table.positions[rank]
     if not mine:

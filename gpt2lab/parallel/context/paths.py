@@ -4,11 +4,11 @@ import math
 from dataclasses import dataclass
 from functools import lru_cache
 
-from .layouts import Layout, contributors
+from .layouts import TokenLayout, contributors
 
 
 @dataclass(frozen=True)
-class Path:
+class RingPath:
     """The path of every block around N ranks: `inner - 1` hops inside a machine of `inner` ranks, then one out of it.
 
     One machine of N is the plain ring; with more it is a double ring (Gu et al. 2024, LoongTrain).
@@ -30,19 +30,19 @@ class Path:
         return (machine + machines) * self.inner % self.ranks + (place + places) % self.inner
 
 
-def path(exchange: str, ranks: int) -> Path:
+def ring_path(exchange: str, ranks: int) -> RingPath:
     """The path of exchange `ring` or `double-ring`, whose machines hold the largest divisor of N that is <= sqrt(N)."""
     inner = max(n for n in range(1, math.isqrt(ranks) + 1) if ranks % n == 0)
-    return Path(ranks, inner if exchange == "double-ring" else ranks)
+    return RingPath(ranks, inner if exchange == "double-ring" else ranks)
 
 
 @lru_cache(maxsize=256)
-def reach(table: Layout, window: int | None = None, way: Path | None = None) -> tuple[int, ...]:
+def reach(table: TokenLayout, window: int | None = None, way: RingPath | None = None) -> tuple[int, ...]:
     """How many hops each rank's keys are sent in a ring: only as far as a rank needs them.
 
     N-1 for every rank in an interleaved or zigzag layout; N-1-r in a contiguous one on the plain ring, as only later
     ranks need rank r.
     """
-    n, way = table.ranks, way or path("ring", table.ranks)
+    n, way = table.ranks, way or ring_path("ring", table.ranks)
     needed = lambda s, hops: way.at(s, hops) in contributors(table, s, window)
     return tuple(max((h for h in range(n) if needed(s, h)), default=0) for s in range(n))

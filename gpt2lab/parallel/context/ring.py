@@ -11,13 +11,13 @@ from ...ranks import comm, trace
 from .attention import block_backward, block_forward
 from .gather import Share
 from .layouts import lenders
-from .paths import Path, path, reach
+from .paths import RingPath, reach, ring_path
 
 
 class _Trip:
     """One trip of all blocks along a path, step by step; `held` is the block (2, B, H, S, D) here now, or None."""
 
-    def __init__(self, block, share: Share, way: Path):
+    def __init__(self, block, share: Share, way: RingPath):
         self.share, self.axis, self.sizes, self.path = share, share.axis, share.table.sizes, way
         self.reach = reach(share.table, share.window, way)
         self.lenders = lenders(share.table, share.window)[share.axis.rank]
@@ -113,7 +113,7 @@ def ring(q, k, v, share: Share):
     Forward: each block makes `reach` hops, N-1 at most, sent while the block before is computed: c_s bytes a hop.
     Backward: the same hops again for k, v, and as many for their gradients, the last one straight to the owner.
     """
-    return _RingAttention.apply(q, k, v, share, path("ring", share.axis.size))
+    return _RingAttention.apply(q, k, v, share, ring_path("ring", share.axis.size))
 
 
 def double_ring(q, k, v, share: Share):
@@ -122,4 +122,4 @@ def double_ring(q, k, v, share: Share):
     As many bytes as the ring where every rank needs every block. Of the hops, N (N/n - 1) leave a machine of n ranks,
     spread over all its ranks, instead of N/n (N - 1) that all leave from one of them.
     """
-    return _RingAttention.apply(q, k, v, share, path("double-ring", share.axis.size))
+    return _RingAttention.apply(q, k, v, share, ring_path("double-ring", share.axis.size))

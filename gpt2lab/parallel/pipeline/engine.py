@@ -19,7 +19,7 @@ from ...schedules.registry import find
 from ..base import Engine
 from .mailbox import buffers_needed
 from .stages import keep_parts, mark_ties, parts_of, tied_lines
-from .step import Step
+from .step import PipelineStep
 
 
 class Pipeline(Engine):
@@ -65,7 +65,7 @@ class Pipeline(Engine):
 
     def run(self, micros, key, sync) -> torch.Tensor:
         """Forward and backward of all micro-batches, in the schedule's order; this rank's part of the loss."""
-        step = Step(self, self.schedule, micros, key)
+        step = PipelineStep(self, self.schedule, micros, key)
         order = self.schedule.orders[self.axis.rank]
         last = max((n for n, op in enumerate(order) if op.kind in "BW"), default=-1)
         self.held.clear()
@@ -88,7 +88,7 @@ class Pipeline(Engine):
     @torch.no_grad()
     def evaluate(self, micros) -> torch.Tensor:
         """This rank's part of the loss, forward only."""
-        step = Step(self, self.schedule.forward_only, micros, None)
+        step = PipelineStep(self, self.schedule.forward_only, micros, None)
         for op in step.schedule.orders[self.axis.rank]:
             step.run(op)
         step.mailbox.finish()

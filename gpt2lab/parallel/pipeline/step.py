@@ -15,7 +15,7 @@ from .token_slices import SliceCache, cut_columns
 SPANS = {"F": "forward", "B": "backward", "I": "backward", "W": "weight"}
 
 
-class Step:
+class PipelineStep:
     """A step in progress. `engine` is the rank's Pipeline; `key` is (seed, step) for dropout, or None.
 
     Raises ValueError where the schedule is for another number of micro-batches.

@@ -23,7 +23,7 @@ from ...schedules.registry import find
 from .. import spec
 from .engine import Pipeline
 from .mailbox import buffers_needed
-from .step import Step
+from .step import PipelineStep
 
 
 class Stash:
@@ -145,7 +145,7 @@ class Asynchronous(Pipeline):
         """
         table = self.table(len(batches))
         self.buffers = buffers_needed(table.schedule)
-        step = Step(self, table.schedule, [m for batch in batches for m in batch], key)
+        step = PipelineStep(self, table.schedule, [m for batch in batches for m in batch], key)
         stash, losses = Stash(self._own()), step.loss.new_zeros(len(batches))
         self.embedding = Embedding(self.model.wte and self.model.wte.weight, self.twins, self.axis.size)
         wanted = table.held(self.axis.rank)
