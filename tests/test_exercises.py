@@ -9,6 +9,7 @@ from gpt2lab.lessons.answers import exercises, prove, split
 from gpt2lab.lessons.exercises import STATUS, NotPassed, check, close
 from gpt2lab.lessons.source import read_lesson
 
+pytestmark = pytest.mark.live  # most exercises run on ranks
 SOURCES = sorted(Path(__file__).parents[1].joinpath("notebooks", "src").glob("*.py"))
 
 LESSON = '''

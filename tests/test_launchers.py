@@ -19,6 +19,7 @@ from gpt2lab.processes import launchers
 from gpt2lab.run import read_log
 from gpt2lab.storage import checkpoint, huggingface
 
+pytestmark = pytest.mark.live
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
 TRAIN = ["--batch", "4", "--sequence", "8", "--dtype", "float64", "--sample", "0", "--evaluate", "1000"]
 ENV = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
