@@ -67,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
     folder = Path(args.out)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / f"{args.config}.json").write_text(json.dumps(report | {"seconds": found}, indent=1))
-    style.save(plots.dashboard(found, args.workers, PUBLISHED), folder / f"{args.config}.png")
+    style.save_figure(plots.dashboard(found, args.workers, PUBLISHED), folder / f"{args.config}.png")
     print(f"Saved {folder / args.config}.png and .json")
     return 0
 
