@@ -77,7 +77,7 @@ def curves(
     `time_of` says how long a scheme takes for a batch.
     """
     rates = sorted({rate for _, rate in losses})
-    fig, axes = figure(8, 4.2, 2, len(rates), sharey=True)
+    fig, axes = figure(8, 4.2, 2, len(rates), sharey=True, squeeze=False)
     colors = dict(zip(time_of, ("#000000", *THINGS[3:], COLORS["backward"], COLORS["update"]), strict=False))
     for column, rate in enumerate(rates):
         for name, seconds in time_of.items():
