@@ -48,12 +48,16 @@ def written(text: str, before: Sequence[int], after: Sequence[int]):
     return fig
 
 
-def loads(histories: Mapping[str, np.ndarray]):
-    """Each expert's share of the choices over the steps, one panel a way to balance; the even share is dashed."""
+def loads(histories: Mapping[str, np.ndarray], window: int = 10):
+    """Each expert's share of the choices, a running mean over `window` steps, one panel a way to balance.
+
+    The even share is dashed.
+    """
     fig, axes = figure(9, 2.8, 1, len(histories), sharey=True, squeeze=False)
     for ax, (name, shares) in zip(axes[0], histories.items(), strict=True):
         for e, line in enumerate(shares.T):
-            ax.plot(np.arange(1, len(line) + 1), line, color=rank_color(e), lw=1.2)
+            mean = np.convolve(line, np.ones(window) / window, "valid")
+            ax.plot(np.arange(len(mean)) + window, mean, color=rank_color(e), lw=1.2)
         ax.axhline(1 / shares.shape[1], color=THINGS[1], ls="--", lw=1)
         ax.set(title=name, xlabel="step", ylim=(0, None))
     axes[0][0].set_ylabel("share of all choices")

@@ -30,7 +30,7 @@ def letters(count: int = 200_000) -> np.ndarray:
     return np.frombuffer(plays()[:count].encode("ascii", "replace"), np.uint8)
 
 
-def train(experts: Experts | None, steps: int = 200, lr: float = 1e-2, rows: int = 8, **sizes) -> History:
+def train(experts: Experts | None, steps: int = 200, lr: float = 3e-3, rows: int = 8, **sizes) -> History:
     """Train a model with these experts (None: dense MLPs) and watch the last layer's load."""
     config = replace(LETTERS, experts=experts, **sizes)
     parallel = build(Plan(), config, Mesh(alone=True))
