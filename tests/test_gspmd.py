@@ -217,6 +217,8 @@ def test_what_cannot_be_captured_is_named():
         capture(lambda x: (x.cumsum(0),), {"x": x}, ["y"])
     with pytest.raises(ValueError, match="a reshape from 4 x 6 to 3 x 8 mixes dimensions"):
         capture(lambda x: (x.reshape(3, 8),), {"x": x}, ["y"])
+    with pytest.raises(ValueError, match="update 'lion' cannot be captured"):
+        graph("lion")
     with pytest.raises(ValueError, match="attention with a window is not captured"):
         graph(None, GPT2Config(vocab_size=37, n_positions=16, n_layer=1, n_head=4, n_embd=24, window=3))
 

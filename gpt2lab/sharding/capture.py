@@ -223,9 +223,11 @@ def captured_gpt2(
 ) -> Graph:
     """One step of GPT-2 on (rows, length) tokens as a graph: `loss` and, for each parameter, `grad NAME`.
 
-    With `update="sgd"` or "adamw" the graph also takes `lr` and the moments `m NAME`, `v NAME` (adamw, first step),
-    and gives `new NAME` instead of the gradients.
+    With `update="adamw"`, the first step of AdamW, the graph also takes the moments `m NAME` and `v NAME`, and gives
+    `new NAME`, `new m NAME` and `new v NAME` instead of the gradients. Raises ValueError for another update.
     """
+    if update not in (None, "adamw"):
+        raise ValueError(f"update {update!r} cannot be captured. Use None for the gradients, or 'adamw'.")
     model = GPT2(config).to(dtype)
     for block in model.h.values():
         block.attn.core = plain_attention
@@ -244,12 +246,11 @@ def captured_gpt2(
         if update is None:
             return loss, *grads
         state = iter(values[len(names) + 2 :])
-        return loss, *UPDATES[update](list(given.values()), grads, list(state))
+        return loss, *_adamw(list(given.values()), grads, list(state))
 
-    results = {None: [f"grad {n}" for n in names], "sgd": [f"new {n}" for n in names]}
-    results["adamw"] = results["sgd"] + [f"new {m}" for m in moments]
+    results = [f"new {n}" for n in (*names, *moments)] if update else [f"grad {n}" for n in names]
     dims = {name: dimensions(name) for name in (*inputs, *moments)}
-    return capture(step, inputs | moments, ["loss", *results[update]], dims)
+    return capture(step, inputs | moments, ["loss", *results], dims)
 
 
 DIMENSIONS = {
@@ -274,10 +275,6 @@ def dimensions(name: str) -> tuple[str, ...]:
 RATE, BETAS, EPS = 1e-2, (0.9, 0.95), 1e-8
 
 
-def _sgd(weights, grads, _):
-    return [w.detach() - RATE * g for w, g in zip(weights, grads, strict=True)]
-
-
 def _adamw(weights, grads, moments):
     """The first step of AdamW without decay; new weights, then both moments."""
     half = len(weights)
@@ -288,9 +285,6 @@ def _adamw(weights, grads, moments):
         for w, a, b in zip(weights, m, v, strict=True)
     ]
     return [*new, *m, *v]
-
-
-UPDATES = {"sgd": _sgd, "adamw": _adamw}
 
 
 def _nodes(args) -> list:

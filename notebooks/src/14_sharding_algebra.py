@@ -24,7 +24,7 @@ from gpt2lab.plots import sharding as plots
 from gpt2lab.ranks import comm
 from gpt2lab.ranks.mesh import Mesh
 from gpt2lab.reference import example_batch, example_weights
-from gpt2lab.sharding import cost, named, reshard
+from gpt2lab.sharding import cost, named, reshard, tofu
 from gpt2lab.sharding.capture import captured_gpt2, captured_module
 from gpt2lab.sharding.describe import analyse
 from gpt2lab.sharding.expression import Sum
@@ -574,6 +574,22 @@ print(f"{odd.cost({'x': 0})[0]:,} bytes, against Megatron's {made['Megatron'].co
 show_source(Interpreter._change, Interpreter.run)
 
 # %% [markdown]
+# ## Who places the marks? Tofu
+#
+# Tofu lets a program choose. It halves the ranks again and again; at each halving a dynamic program cuts every
+# operator of a chain once, so that forward and backward send least. For an MLP of width C = 16:
+
+# %%
+for tokens in (40, 100, 400):
+    for level, (options, sent) in enumerate(tofu.recursive(tofu.mlp_chain(tokens, 16), 2)):
+        cut = " ".join(f"{link}:{o.index}" for link, o in zip(("up", "down"), options, strict=True))
+        print(f"{tokens:3} tokens, halving {level + 1}: {cut:12} {sent:6,} numbers")
+
+# %% [markdown]
+# n are the tokens, o the outputs, k the summed inputs. `n n` is data parallelism, `o k` Megatron's columns and
+# rows. Lesson 06 found the border at B T = 4 C = 64 tokens by hand. With 100 tokens the batch is cut first, and
+# then, 50 tokens being left to each half, the weights: the two marks called *both* above, which ran on 4 ranks.
+#
 # ## Cut operators, or place them?
 #
 # Everything above is *intra*-operator: each operator is cut. *Inter*-operator parallelism gives whole operators
@@ -626,7 +642,7 @@ for name, way in (("cut (intra)", intra), ("placed (inter)", inter)):
 show(
     plots.intra_inter(bytes_sent, idle),
     "paced",
-    "the same two products on two ranks; bytes are counted, work is slept.",
+    "the same two products on two ranks; bytes are counted, work is slept. Idle is what remains of the time.",
     "Two pairs of bars: cutting sends some bytes and idles little, placing idles half of the time",
 )
 
