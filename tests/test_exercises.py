@@ -1,7 +1,6 @@
 """Solutions pass, blanks are to do, wrong answers fail with their own words; and the proof itself can fail."""
 
 import contextlib
-import contextlib
 import sys
 import time
 from pathlib import Path
