@@ -1,5 +1,8 @@
 """Solutions pass, blanks are to do, wrong answers fail with their own words; and the proof itself can fail."""
 
+import contextlib
+import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -125,6 +128,26 @@ def test_check_prints_one_line_and_raises_in_strict_mode_only(error, line, capsy
     monkeypatch.setenv("GPT2LAB_STRICT", "1")
     with pytest.raises(NotPassed, match="x: "):
         check("x", raises, error)
+
+
+def endless():
+    while True:
+        with contextlib.suppress(Exception):
+            time.sleep(0.01)
+
+
+def test_an_answer_that_never_ends_fails_with_a_sentence(capsys, monkeypatch):
+    monkeypatch.delenv("GPT2LAB_STRICT", raising=False)
+    monkeypatch.setattr("gpt2lab.lessons.exercises.LIMIT", 0.1)
+    check("x", endless)
+    assert capsys.readouterr().out == "FAIL  x: no end after 0.1 s. Does a loop of yours never stop?\n"
+    time.sleep(0.15)  # no alarm is left
+
+
+def test_an_answer_that_leaves_python_does_not_end_run_all(capsys, monkeypatch):
+    monkeypatch.delenv("GPT2LAB_STRICT", raising=False)
+    check("x", sys.exit, 3)
+    assert capsys.readouterr().out == "FAIL  x: SystemExit: 3\n"
 
 
 def test_check_passes_arguments_on(capsys):
