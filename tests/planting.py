@@ -38,14 +38,14 @@ def all_planted(*bugs):
 def compare_with_bug(rank, world_size, serial, bug, plan, config, recipes):
     """What `verify.compare` finds on this rank while a bug is planted, or a context manager that plants is open."""
     plant = bug if callable(bug) else lambda: all_planted(bug)
-    plan = Plan.parse(plan) if isinstance(plan, str) else plan
     with plant():
         return verify.compare(rank, world_size, plan, config, *SIZES, recipes, unpacked(serial))
 
 
 def is_noticed(ranks, bug, plan, config, limit: float = 1e-6) -> bool:
     """Whether the comparison with the serial run notices a bug: one step first, and training only if that is equal."""
-    for recipes in ((), RECIPES):
+    plan = Plan.parse(plan) if isinstance(plan, str) else plan
+    for recipes in (RECIPES,) if plan.asynchronous else ((), RECIPES):
         serial = reference(config, *SIZES, recipes)
         if noticed(ranks.run(compare_with_bug, serial, bug, plan, config, recipes), limit):
             return True

@@ -6,9 +6,7 @@ import pickle
 from gpt2lab import Ranks, kept, verify
 from gpt2lab.reference import RECIPES, serial_run
 
-RUNS = (
-    40  # then a pool starts anew: each mesh of a run leaves process groups behind, and with them open files
-)
+RUNS = 40  # then a pool starts anew: a run leaves process groups and their open files behind
 
 
 class WarmRanks(Ranks):

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import test_experts as serial
 import torch
-from planting import compare_with_bug, noticed
+from planting import is_noticed
 
 from gpt2lab.experts import mixture, rows
 from gpt2lab.parallel import data, expert, finish, sequence, spec
@@ -228,13 +228,13 @@ def test_a_bug_of_the_serial_mixture_is_noticed(name, monkeypatch):
 def test_the_bug_is_noticed(ranks, name):
     owner, attribute, make, plan, config = MUTANTS[name]
     try:
-        found = ranks.run(compare_with_bug, (owner, attribute, make), plan, config)
+        found = is_noticed(ranks, (owner, attribute, make), plan, config)
     except (RuntimeError, AssertionError):
         return  # the ranks refused to go on: noticed
-    assert noticed(found), f"nobody noticed: {name}"
+    assert found, f"nobody noticed: {name}"
 
 
 def test_nothing_is_noticed_without_a_bug(ranks):
     for plan, config in ((EP, SMALL), (EP, BIASED), ("dp=2", BY_BATCH), (TP, SMALL), (SP, SMALL)):
-        assert not noticed(ranks.run(compare_with_bug, None, plan, config), 1e-10)
+        assert not is_noticed(ranks, None, plan, config, 1e-10)
     assert len(MUTANTS) >= 12
