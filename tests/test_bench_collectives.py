@@ -47,7 +47,7 @@ def test_students_t_equals_scipys(freedom):
 
 
 def test_too_few_or_too_similar_samples_are_refused():
-    with pytest.raises(ValueError, match="a line through 2 points"):
+    with pytest.raises(ValueError, match="A line through 2 points"):
         fit([(1, 2, 3), (1, 3, 4)])
     with pytest.raises(ValueError, match="same bytes per message"):
         fit([(2, 10, 1), (2, 10, 2), (4, 20, 3)])
