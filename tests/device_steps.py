@@ -54,6 +54,7 @@ def devices(text: str, rank: int) -> list[str]:
         (torch.Tensor, "__float__", lambda _: 1.0),
         (torch.Tensor, "__bool__", lambda _: True),
         (Split, "_check", lambda *_: None),
+        (Batch, "check", lambda *_: None),
     )
     with ExitStack() as stack:
         stack.enter_context(pretended(rank, plan.world))

@@ -185,7 +185,7 @@ def test_without_a_network_the_message_says_what_to_do(tmp_path, monkeypatch):
     monkeypatch.setattr(downloads.urllib.request, "urlopen", unreachable)
     monkeypatch.setattr(downloads, "cache_dir", lambda name: tmp_path)
     with pytest.raises(
-        OSError, match="no route to host.* call again with a network .* or bring the file to .*gpt2"
+        OSError, match="no route to host.* call again with a network .* or copy the file to .*gpt2"
     ):
         huggingface.load("gpt2")
 

@@ -26,10 +26,11 @@ from gpt2lab.lessons import show, show_source, table
 from gpt2lab.lessons.exercises import check
 from gpt2lab.lessons.exercises import meshes as exercises
 from gpt2lab.model import GPT2, GPT2Config
-from gpt2lab.parallel import accumulate, data, finish, tensor
+from gpt2lab.parallel import accumulate, data, finish, sequence, tensor
+from gpt2lab.parallel.context import exchanges
 from gpt2lab.parallel.pipeline import engine, step
 from gpt2lab.parallel.spec import full, of
-from gpt2lab.plan import CONTEXT, DATA, PIPELINE, SEQUENCE, TENSOR, Parallel, Plan, build
+from gpt2lab.plan import Parallel, Plan, build
 from gpt2lab.planner.links import Link, Network
 from gpt2lab.plots import mesh as plots
 from gpt2lab.processes import launchers
@@ -425,20 +426,25 @@ for trick in (False, True):
 
 
 # %%
+P, T, S, C = engine.apply_pipeline, tensor.apply_tensor, sequence.apply_sequence, exchanges.apply_context
+
+
+def D(model, mesh, plan):
+    return data.apply_data(model, mesh["dp", "cp"], plan)
+
+
 def build_in(order):
     def build(plan, config, mesh, dtype, seed=0):
         model = GPT2(config, seed).to(dtype)
-        made = {"pipeline": accumulate.Accumulate(model), "context": None}
-        for strategy in order:
-            if strategy.wanted(plan):
-                made[strategy.file] = strategy(model, mesh["dp", "cp"] if strategy is D else mesh, plan)
+        wanted = {P: plan.pp > 1, T: plan.tp > 1, S: plan.sp, C: plan.cp > 1, D: True}
+        made = {apply: apply(model, mesh, plan) for apply in order if wanted[apply]}
         specs = {name: of(p) for name, p in model.named_parameters()}
-        return Parallel(plan, mesh, model, made["pipeline"], made["data"], specs, made["context"])
+        runs = made.get(P) or accumulate.Accumulate(model)
+        return Parallel(plan, mesh, model, runs, made[D], specs, made.get(C))
 
     return build
 
 
-P, T, S, C, D = PIPELINE, TENSOR, SEQUENCE, CONTEXT, DATA
 SWAPPED = {
     "tensor before pipeline": ("pp=2,tp=2,micro=2", (T, P, S, C, D)),
     "context before tensor": ("cp=2,tp=2", (P, C, T, S, D)),
