@@ -59,7 +59,9 @@ def test_the_log_replays_to_the_same_bits(pools, count, bound):
     logs = [log for part, log, _ in found if part is not None]
     assert logs == [servers.log_of(events)] * count
     mine = torch.cat([part for part, *_ in found[:count]])
-    assert torch.equal(mine, servers.replay(CONFIG, BATCHES, logs[0], workers, 0.1)[-1])
+    # on a rank, where matrix products take the same path as those that are replayed
+    replayed = pools[4].run(lambda *_: servers.replay(CONFIG, BATCHES, logs[0], workers, 0.1)[-1])
+    assert torch.equal(mine, replayed[0])
     _, size, messages = found[-1][2]["send", "dp"]
     assert (size, messages) == (8 * CONFIG.parameters * len(BATCHES), count * len(BATCHES))
 

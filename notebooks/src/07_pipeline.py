@@ -808,8 +808,8 @@ def bytes_sent(p, m, b, T, C):
 # The live ranks above counted too (float64, so twice the bytes):
 
 # %%
-table([(r, n, size) for r, (*_, (_, size, n)) in enumerate(found)], ["rank", "messages", "bytes"])
-print("counted", sum(size for *_, (_, size, _) in found), "predicted", 2 * (4 - 1) * 2 * 8 * 1 * 16 * 64 * 4)
+table([(r, n, size) for r, (*_, (_, size, n, _)) in enumerate(found)], ["rank", "messages", "bytes"])
+print("counted", sum(size for *_, (_, size, *_) in found), "predicted", 2 * (4 - 1) * 2 * 8 * 1 * 16 * 64 * 4)
 
 # %% [markdown]
 # ## Bug lab

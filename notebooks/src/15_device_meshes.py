@@ -561,12 +561,12 @@ def everything_counts(right):
 
 
 def clip_first(right):
-    def finish(self):
+    def clipped(self):
         own = sum(p.tensor.grad.pow(2).sum() for p in self.pieces).sqrt().item()
         finish.clip(self.pieces, own, 1.0)
         right(self)
 
-    return finish
+    return clipped
 
 
 def halved_at_the_border(right):
