@@ -197,7 +197,9 @@ def test_a_mark_that_is_overwritten_is_noticed(pools):
     right = propagate.propagate(graph(), marks, LINE)
     assert right.layouts["wpe.weight"].text(["x"]) == "RS0"
     with planted(
-        propagate, "read", lambda right: lambda graph, name, *r: Layout.whole(len(graph.nodes[name].shape))
+        propagate,
+        "read_layout",
+        lambda right: lambda graph, name, *r: Layout.whole(len(graph.nodes[name].shape)),
     ):
         wrong = propagate.propagate(graph(), marks, LINE)
     assert wrong.layouts != right.layouts

@@ -41,9 +41,10 @@ def least_urgent(right):
     return pop
 
 
-def is_wrong(bug, sees):
+def is_wrong(bug, sees, tries=12):
+    """Whether a check sees the bug. Workers race, so a missing edge does harm in three tries of four, not in each."""
     with planted(*bug):
-        return bool(sees())
+        return any(sees() for _ in range(tries))
 
 
 def changed(of, mode):
