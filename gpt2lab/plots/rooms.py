@@ -116,7 +116,7 @@ def rooms(package=None) -> Figure:
     for chain in chains:
         x, y = zip(*(spot[node] for node in chain), strict=True)
         ax.plot(x, y, color=rank_color(heights[chain[0]]), lw=1.1, alpha=0.75, zorder=1)
-    for room, y in heights.items():
+    for room, y in sorted(heights.items()):
         box = {"boxstyle": "round,pad=0.35", "fc": "white", "ec": rank_color(y), "lw": 1.8}
         ax.text(*spot[room], room, ha="center", va="center", size=8.5, bbox=box, zorder=2)
     ax.set(xlim=(0, 10), ylim=(-0.4, len(rows) - 0.6))

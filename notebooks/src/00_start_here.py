@@ -564,7 +564,7 @@ def bytes_sent(parameters, bytes_each, ranks):
 
 
 # %% tags=["wrong"]
-# FAIL: one rank talks to nobody: expected 0, got 8e+06
+# FAIL: one rank sends nothing: expected 0, got 8e+06
 def bytes_sent(parameters, bytes_each, ranks):
     return 2 * parameters * bytes_each
 

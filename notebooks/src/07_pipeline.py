@@ -433,7 +433,7 @@ check("1F1B", exercises.order, one_f_one_b)
 
 
 # %% tags=["wrong"]
-# FAIL: deadlock
+# FAIL: Deadlock: rank 0 waits at 0B0 for 0F0
 def one_f_one_b(rank, p, m):
     return [op for i in range(m) for op in (("B", i), ("F", i))]
 

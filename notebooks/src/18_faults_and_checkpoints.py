@@ -434,7 +434,7 @@ def save_folder(target, files, write):
 
 
 # %% tags=["wrong"]
-# FAIL: a SIGKILL before `open` leaves []
+# FAIL: only a rename of the finished folder is safe
 def save_folder(target, files, write):
     import shutil
 
