@@ -37,9 +37,9 @@ class Pools(dict):
         return self[ranks]
 
     def close(self) -> None:
-        """End all of them."""
-        for pool in self.values():
-            pool.close()
+        """End all of them; who asks again gets new ones."""
+        while self:
+            self.popitem()[1].close()
 
 
 @functools.lru_cache(maxsize=64)
