@@ -7,6 +7,8 @@ import os
 import re
 import sys
 
+from . import lacking
+
 COMMANDS = {
     "train": ("gpt2lab.commands.train", "train GPT-2, on Shakespeare unless told otherwise"),
     "generate": ("gpt2lab.commands.generate", "let a trained model write"),
@@ -28,6 +30,7 @@ TOLD = (
     "TimeoutError",
     "Deadlock",
     "Mismatch",
+    "OSError",
 )
 """Failures of a rank whose message is enough: no traceback is shown."""
 
@@ -45,16 +48,23 @@ class Parser(argparse.ArgumentParser):
             flag = unknown[0].partition("=")[0]
             known = [o for o in self._option_string_actions if o.startswith("--")]
             near = difflib.get_close_matches(flag, known, 1)
-            hint = f"Did you mean {near[0]}?" if near else f"See {self.prog} --help."
-            self.error(f"there is no {flag} here. {hint}")
+            self.error(f"there is no {flag} here" + (f". Did you mean {near[0]}?" if near else ""))
         return found
+
+    def error(self, message: str):
+        """One sentence and where the options are explained, in place of argparse's list of all options."""
+        self.exit(2, f"{self.prog}: {message.rstrip('.')}. See {self.prog} --help.\n")
 
 
 def overview() -> str:
     """The help of the command line as a whole."""
     lines = ["usage: python -m gpt2lab COMMAND [options]", "", "GPT-2 in parallel: run it and check it.", ""]
     lines += [f"  {name:10}{about}" for name, (_, about) in COMMANDS.items()]
-    return "\n".join([*lines, "", "python -m gpt2lab COMMAND --help explains a command."])
+    lines += [
+        "",
+        "python -m gpt2lab COMMAND --help explains a command; --debug shows where an error came from.",
+    ]
+    return "\n".join(lines)
 
 
 def told(error: RuntimeError) -> str:
@@ -63,8 +73,28 @@ def told(error: RuntimeError) -> str:
     return "\n".join([said, *getattr(error, "__notes__", [])])
 
 
+def in_words(error: Exception) -> str | None:
+    """The sentence that a user gets for an error, without a traceback; None for an error that is ours."""
+    if (
+        "not enough memory" in str(error)
+        or "can't allocate memory" in str(error)
+        or isinstance(error, MemoryError)
+    ):
+        return "there is not enough memory. Use a smaller --config, or fewer rows or tokens."
+    if isinstance(error, OSError):
+        return f"{error.filename}: {error.strerror}." if error.filename else str(error)
+    if isinstance(error, ValueError | FloatingPointError):
+        return str(error)
+    return told(error) if getattr(error, "ename", "") in TOLD else None
+
+
 def entry() -> int:
     """The shell's entry point: a process that will compute restarts itself with huge pages, if there are any."""
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        print("gpt2lab: the current folder has been deleted. Change to another one.", file=sys.stderr)
+        return 1
     from .machine import huge_pages
 
     computes = sys.argv[1:2] and sys.argv[1] in ("train", "generate", "verify", "bench", "info")
@@ -89,27 +119,25 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"gpt2lab: there is no command {name!r}. ", end="", file=sys.stderr)
         print(f"Did you mean {near[0]}?" if near else f"Choose from {', '.join(COMMANDS)}.", file=sys.stderr)
         return 2
-    command = importlib.import_module(COMMANDS[name][0])
+    try:
+        command = importlib.import_module(COMMANDS[name][0])
+    except ModuleNotFoundError as error:
+        print(f"gpt2lab {name}: {lacking(error)}", file=sys.stderr)
+        return 1
     parser = Parser(
         prog=f"gpt2lab {name}",
         description=command.__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     command.add_arguments(parser)
-    args = parser.parse_args(rest)
+    debug = "--debug" in rest
+    args = parser.parse_args([word for word in rest if word != "--debug"])
     try:
         return command.run(args) or 0
-    except OSError as error:
-        words = f"{error.filename}: {error.strerror}." if error.filename else error
-        print(f"gpt2lab {name}: {words}", file=sys.stderr)
-        return 1
-    except (ValueError, FloatingPointError) as error:
-        print(f"gpt2lab {name}: {error}", file=sys.stderr)
-        return 1
-    except RuntimeError as error:
-        if getattr(error, "ename", "") not in TOLD:
+    except Exception as error:
+        if debug or (said := in_words(error)) is None:
             raise
-        print(f"gpt2lab {name}: {told(error)}", file=sys.stderr)
+        print(f"gpt2lab {name}: {said}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print(f"\ngpt2lab {name}: interrupted.", file=sys.stderr)

@@ -4,9 +4,11 @@ Without the cache every new token costs a forward pass over the whole text so fa
 """
 
 import hashlib
+import math
 from collections.abc import Callable, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from numbers import Integral
 
 import torch
 
@@ -28,10 +30,12 @@ class Sampling:
     seed: int = 0
 
     def __post_init__(self):
-        if self.temperature < 0:
-            raise ValueError(f"A temperature of {self.temperature} is below 0. Use 0 for the likeliest.")
-        if self.top_k is not None and self.top_k < 1:
-            raise ValueError(f"top_k = {self.top_k} leaves no token to choose from. Use at least 1.")
+        if not 0 <= self.temperature < math.inf:
+            raise ValueError(
+                f"A temperature of {self.temperature} is not 0 or more. Use 0 for the likeliest token."
+            )
+        if self.top_k is not None and not (isinstance(self.top_k, Integral) and self.top_k >= 1):
+            raise ValueError(f"top_k = {self.top_k} is no number of tokens to choose from. Use 1 or more.")
         if self.top_p is not None and not 0 < self.top_p <= 1:
             raise ValueError(f"top_p = {self.top_p} is not a share of the probability. Use 0 < top_p <= 1.")
 
@@ -52,7 +56,14 @@ class Sampling:
         return p / p.sum(-1, keepdim=True)
 
     def draw(self, logits: torch.Tensor, lengths: Sequence[int]) -> list[int]:
-        """One token for each row of logits (B, V); lengths[b] is the position that row b fills."""
+        """One token for each row of logits (B, V); lengths[b] is the position that row b fills.
+
+        Raises FloatingPointError where a row has a NaN or only infinities.
+        """
+        if not logits.amax(-1).isfinite().all():
+            raise FloatingPointError(
+                "The logits are not finite: the model's weights are damaged or diverged."
+            )
         if self.temperature == 0:
             return logits.argmax(-1).tolist()
         sums = self.probabilities(logits).cumsum(-1)  # (B, V)
@@ -127,7 +138,7 @@ def generate(
     ValueError for a text longer than the context without `slide`, an empty prompt, or a token outside the vocabulary.
     """
     choose, rows, ended = Sampling(**sampling), [list(p) for p in prompts], [False] * len(prompts)
-    _check(model.config, rows, new, slide)
+    check_prompts(model.config, rows, new, slide)
     context = model.config.n_positions
     kept = KVCache(min(max(map(len, rows)) + new, context)) if cache else None
     for _ in range(new):
@@ -173,13 +184,16 @@ def next_logits(model, rows: list[list[int]], cache: KVCache | None = None) -> t
     return model(tokens, cache=cache, pick=last)[:, 0]
 
 
-def _check(config, rows, new, slide):
+def check_prompts(config, rows: Sequence[Sequence[int]], new: int, slide: bool = False) -> None:
+    """Raise ValueError where prompts are empty, have foreign tokens or leave no room for `new` tokens."""
     for i, row in enumerate(rows):
         if not row:
             raise ValueError(f"Prompt {i} is empty. Begin with at least one token, such as {END_OF_TEXT}.")
         if not 0 <= min(row) <= max(row) < config.vocab_size:
             raise ValueError(f"Prompt {i} has a token outside 0 to {config.vocab_size - 1}, the vocabulary.")
-    longest = max(map(len, rows), default=0)
+    if not rows or new < 0:
+        raise ValueError(f"{len(rows)} prompts and {new} new tokens. Give at least 1 prompt and 0 tokens.")
+    longest = max(map(len, rows))
     if longest + new > config.n_positions and not slide:
         raise ValueError(
             f"{longest} tokens and {new} new ones make {longest + new}, but the model's context is "

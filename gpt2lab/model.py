@@ -12,6 +12,7 @@ Radford et al. 2019, "Language Models are Unsupervised Multitask Learners".
 import hashlib
 import math
 from dataclasses import dataclass
+from numbers import Integral
 
 import torch
 import torch.nn.functional as F
@@ -22,7 +23,7 @@ from torch import nn
 class GPT2Config:
     """Sizes of a GPT-2; the names are those of the published config.json.
 
-    Raises ValueError when the width does not divide by the heads.
+    Raises ValueError for sizes that no model has, and when the width does not divide by the heads.
     """
 
     vocab_size: int = 50257
@@ -35,8 +36,20 @@ class GPT2Config:
     experts: object = None  # an `experts.Experts`, which makes the mixtures in place of MLPs; None: dense
 
     def __post_init__(self):
+        least = {"vocab_size": 2, "n_positions": 1, "n_layer": 1, "n_head": 1, "n_embd": 1, "window": 0}
+        for name, fewest in least.items():
+            value = getattr(self, name)
+            if not (isinstance(value, Integral) and value >= fewest or name == "window" and value is None):
+                raise ValueError(
+                    f"{name} = {value!r} makes no GPT-2. Use a whole number of {fewest} or more."
+                )
+        if not 0 <= self.dropout < 1:
+            raise ValueError(
+                f"dropout = {self.dropout} is no share that can be dropped. Use 0 <= dropout < 1."
+            )
         if self.n_embd % self.n_head:
-            rest, fits = self.n_embd % self.n_head, [h for h in range(1, self.n_embd) if self.n_embd % h == 0]
+            rest, low = self.n_embd % self.n_head, range(1, math.isqrt(self.n_embd) + 1)
+            fits = {h for d in low if self.n_embd % d == 0 for h in (d, self.n_embd // d)}
             near = sorted(sorted(fits, key=lambda h: abs(h - self.n_head))[:3])
             raise ValueError(
                 f"width {self.n_embd} cannot be split over {self.n_head} heads "

@@ -8,6 +8,7 @@ import difflib
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields
+from numbers import Integral
 
 import torch
 
@@ -76,8 +77,9 @@ class Plan:
 
     def __post_init__(self):
         for name in (*NAMES, "ep", "micro", "chunks"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)} is no number of parts. Use {name}=1 or more.")
+            value = getattr(self, name)
+            if not isinstance(value, Integral) or value < 1:
+                raise ValueError(f"{name}={value!r} is no number of parts. Use {name}=1 or more.")
 
     def __str__(self) -> str:
         said = {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) != f.default}
@@ -100,10 +102,10 @@ class Plan:
 
     def check(self, config: GPT2Config, rows: int, length: int) -> None:
         """Raise ValueError, in the parent and before any process starts, where this plan cannot run this model."""
-        if length > config.n_positions:
+        if not 1 <= length <= config.n_positions:
             raise ValueError(
                 f"Sequences of {length} tokens do not fit into {config.n_positions} positions. "
-                f"Use at most {config.n_positions}."
+                f"Use 1 to {config.n_positions}."
             )
         if rows < self.dp * self.micro:
             raise ValueError(

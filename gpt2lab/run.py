@@ -24,7 +24,7 @@ from .train import LLMC, Recipe, Trainer
 STOP = "stop"
 LEAST = dict.fromkeys(("steps", "batch", "sequence", "accumulate", "evaluate", "save", "keep"), 1)
 LEAST |= dict.fromkeys(
-    ("lr", "warmup", "clip", "weight_decay", "sample", "experts", "capacity"), 0
+    ("lr", "warmup", "clip", "weight_decay", "sample", "experts", "capacity", "seed"), 0
 )  # the smallest that makes sense
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
 
@@ -89,7 +89,7 @@ class Options:
         return Recipe(
             lr=self.lr,
             warmup=self.warmup,
-            decay_steps=self.steps if self.cosine else None,
+            decay_steps=max(self.steps, self.warmup) if self.cosine else None,
             clip=self.clip or None,
             weight_decay=self.weight_decay,
             seed=self.seed,
@@ -270,8 +270,10 @@ def _append(log: Path, entry: dict) -> None:
     """Add an entry to the log, whole or not at all. Raises CannotSave, as on a full disk."""
     size = log.stat().st_size if log.exists() else 0
     try:
-        with open(log, "a") as file:
-            file.write(json.dumps(entry) + "\n")
+        with open(log, "ab+") as file:
+            file.seek(max(size - 1, 0))
+            torn = file.read() not in (b"", b"\n")  # its last line was cut off when an earlier run was killed
+            file.write(b"\n" * torn + json.dumps(entry).encode() + b"\n")
     except OSError as error:
         if log.exists():
             os.truncate(log, size)
@@ -290,6 +292,7 @@ def read_log(folder: str | Path) -> list[dict]:
     """The entries of a run's log, one a step; after a resume the later entry of a step counts."""
     entries = {}
     for line in (Path(folder) / "log.jsonl").read_text().splitlines():
-        entry = json.loads(line)
-        entries[entry["step"]] = entry
+        if line.endswith("}"):  # not cut off when its run was killed
+            entry = json.loads(line)
+            entries[entry["step"]] = entry
     return [entries[step] for step in sorted(entries)]

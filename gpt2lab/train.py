@@ -12,7 +12,10 @@ from .ranks import comm, trace
 
 @dataclass(frozen=True)
 class Recipe:
-    """The optimizer's settings. Defaults suit small runs; `llmc` is the recipe of llm.c's CPU trainer."""
+    """The optimizer's settings. Defaults suit small runs; `LLMC` is the recipe of llm.c's CPU trainer.
+
+    Raises ValueError for settings that no run can have.
+    """
 
     optimizer: str = "adamw"  # or "sgd"
     lr: float = 1e-3
@@ -24,6 +27,21 @@ class Recipe:
     decay_steps: int | None = None  # steps after which the cosine has reached lr / 10; None: constant rate
     seed: int = 0
     autocast: bool = False  # matrix products in bfloat16; weights, sums and updates stay as they are
+
+    def __post_init__(self):
+        for name in ("lr", "eps", "weight_decay", "warmup"):
+            value = getattr(self, name)
+            if not (value >= 0 and math.isfinite(value)):
+                raise ValueError(f"{name} = {value} is no setting of an optimizer. Use 0 or more.")
+        if self.clip is not None and not self.clip > 0:
+            raise ValueError(
+                f"clip = {self.clip} leaves no gradient. Use more than 0, or None to clip nothing."
+            )
+        if self.decay_steps is not None and self.warmup > self.decay_steps:
+            raise ValueError(
+                f"The rate cannot rise for warmup = {self.warmup} steps and have fallen after decay_steps = "
+                f"{self.decay_steps}. Use a warmup of at most {self.decay_steps}."
+            )
 
     def rate(self, step: int) -> float:
         """The learning rate of a step (from 0): linear warm-up, then a cosine down to a tenth."""
@@ -140,12 +158,14 @@ class Trainer:
     def evaluate(self, batches) -> float:
         """Mean loss over global batches, without dropout and without gradients.
 
-        Raises FloatingPointError where it is NaN or infinity.
+        Raises FloatingPointError where it is NaN or infinity, ValueError where there is no batch.
         """
         with self._autocast():
             losses = [
                 self._global_loss(self.parallel.engine.evaluate(self.parallel.mine(b))) for b in batches
             ]
+        if not losses:
+            raise ValueError("There is no batch to evaluate. Give at least 1.")
         mean = sum(losses) / len(losses)
         if not math.isfinite(mean):
             raise FloatingPointError(f"After step {self.steps} the loss in evaluation is {mean}. {LOWER}")

@@ -22,6 +22,12 @@ def pool():
         yield ranks
 
 
+@pytest.fixture(scope="module")
+def loud():
+    with Ranks(2, timeout=30) as ranks:
+        yield ranks
+
+
 def total(rank, world_size, *args, factor=1):
     x = torch.tensor([float(rank + 1)], dtype=torch.float64)
     dist.all_reduce(x)
@@ -100,6 +106,77 @@ def test_much_output_does_not_block_a_rank(capsys):
     assert [len(line) for line in capsys.readouterr().out.splitlines()] == [500_009] * 2
 
 
+@pytest.mark.parametrize("text", ["x" * 30_000_000, "line\n" * 6_000_000], ids=["one line", "many lines"])
+def test_endless_output_is_cut_with_a_notice(text, loud, capsys):
+    assert loud.run(lambda rank, _, text: rank or print(text), text) == [None, 1]
+    shown = capsys.readouterr().out
+    assert "[rank 0] ... this rank printed more than 10,000,000 bytes; the rest is not shown" in shown
+    assert len(shown) < 40_000_000
+    loud.run(lambda rank, _: print("again"))
+    assert capsys.readouterr().out == "[rank 0] again\n[rank 1] again\n"
+
+
+def test_a_line_of_megabytes_is_cut(loud, capsys):
+    loud.run(lambda rank, _: rank or print("x" * 2_000_000))
+    assert capsys.readouterr().out.endswith("xx ... and 1,000,000 bytes more\n")
+
+
+def test_tensors_of_every_kind_come_back_as_they_were(pool):
+    big = 700_000
+    sent = {
+        "bfloat16": torch.randn(big).bfloat16(),
+        "transposed": torch.randn(900, 800).T,
+        "complex": torch.randn(big, dtype=torch.complex64).conj(),
+        "parameter": torch.nn.Parameter(torch.randn(big)),
+        "bool": torch.ones(2 * big, dtype=torch.bool),
+        "empty": torch.zeros(0, 5),
+    }
+    back = pool.run(lambda rank, _, sent: sent, sent)[1]
+    for name, tensor in sent.items():
+        found = back[name]
+        assert type(found) is type(tensor) and found.dtype == tensor.dtype and found.equal(tensor), name
+    back["bfloat16"].add_(1)  # its memory is its own
+
+
+class Awkward:
+    def __init__(self, call, *args):
+        self.call, self.args = call, args
+
+    def __reduce__(self):
+        return self.call, self.args
+
+
+class Silent(Exception):
+    def __str__(self):
+        raise ValueError("no words")
+
+
+def raises(error):
+    raise error
+
+
+def start_a_process(rank, world_size):
+    import multiprocessing
+
+    multiprocessing.Process(target=print).start()
+
+
+@pytest.mark.parametrize(
+    ("fn", "words"),
+    [
+        (lambda rank, _: Awkward(divmod, 1, 0), "result of rank 0 cannot be read here: ZeroDivisionError"),
+        (lambda rank, _: Awkward(exit, 3), "result of rank 0 cannot be read here: SystemExit: 3"),
+        (lambda rank, _: rank or raises(Silent()), r"rank 0 raised Silent\n.*exception str\(\) failed"),
+        (lambda rank, _: rank or raises(ValueError("y" * 10**7)), "characters left out"),
+        (start_a_process, "A rank cannot start processes of its own: use threads"),
+    ],
+)
+def test_an_awkward_result_or_error_is_told_with_its_rank(fn, words, pool):
+    with pytest.raises(RankFailed, match=f"(?s){words}") as failed:
+        pool.run(fn)
+    assert failed.value.rank == 0 and len(str(failed.value)) < 30_000
+
+
 def test_a_pool_keeps_its_processes_and_their_state(pool):
     def remember(rank, world_size, value=None):
         if value is not None:
@@ -141,6 +218,9 @@ def test_wrong_arguments_are_refused_before_any_process_starts(monkeypatch):
     for bad, words in [
         (lambda: launch(total, ranks=0), "ranks=0.*1 or more"),
         (lambda: launch(total, ranks=2.5), "whole number"),
+        (lambda: launch(total, timeout="3"), "timeout='3'.*more than 0"),
+        (lambda: launch(total, timeout=float("inf")), "at most 1,000,000"),
+        (lambda: launch(lambda: 1), r"Ranks call <lambda>\(rank, world_size, ...\)"),
         (lambda: launch(total, timeout=0), "more than 0"),
         (lambda: launch(total, echo="loud"), "'grouped', 'live' or False"),
         (lambda: launch("total"), "needs a function"),

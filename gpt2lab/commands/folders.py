@@ -3,10 +3,11 @@
 import json
 import time
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from itertools import count
 from pathlib import Path
 
+from ..model import PRESETS
 from ..run import Options
 from ..storage import checkpoint
 
@@ -39,10 +40,30 @@ def new(options: Options, out: str, job: str = "") -> Path | None:
     return folder
 
 
+def options_of(folder: Path) -> Options:
+    """The options that a run was started with. Raises ValueError, with the file's name, where they cannot be read."""
+    file, known = folder / "options.json", {f.name: f.type for f in fields(Options)}
+    try:
+        said = json.loads(file.read_text())
+        if not isinstance(said, dict):
+            raise ValueError(f"it holds a {type(said).__name__} in place of options")
+        for name, value in said.items():
+            if name not in known:
+                raise ValueError(f"there is no option {name!r}")
+            if type(value) is not known[name] and not (known[name] is float and type(value) is int):
+                raise ValueError(f"{name} is {value!r}, not {known[name].__name__}")
+            if name == "config" and value not in PRESETS:
+                raise ValueError(f"there is no model {value!r}")
+    except ValueError as error:
+        raise ValueError(f"{file} is damaged: {error}. Start a new run, or mend the file by hand.") from None
+    return Options(**said)
+
+
 def _made(out: Path, name: str) -> Path:
     """A new folder of this name, or name-1, name-2 ... where another run has begun in the same second."""
+    out.mkdir(parents=True, exist_ok=True)  # fails, with its name, where it is a file or a link to nothing
     for number in count():
         folder = out / (f"{name}-{number}" if number else name)
         with suppress(FileExistsError):
-            folder.mkdir(parents=True)
+            folder.mkdir()
             return folder

@@ -1,5 +1,6 @@
 """`python -m gpt2lab schedule 1f1b --stages 4 --micro 8`: draw a schedule in the terminal."""
 
+import argparse
 from fractions import Fraction
 from pathlib import Path
 
@@ -7,6 +8,7 @@ from ..schedules import registry, text
 from ..schedules.check import check
 from ..schedules.simulate import Cost, simulate
 
+MOST = 30_000  # operations that are laid out, checked and simulated: some seconds
 DEFAULTS = {"stages": 4, "micro": 8, "width": 160, "blocking": False, "recompute": False}
 DEFAULTS |= dict.fromkeys(("forward", "input_grad", "weight_grad"), Fraction(1)) | {"hop": Fraction(0)}
 
@@ -25,7 +27,7 @@ def add_arguments(parser) -> None:
         ("hop", "latency between two ranks"),
     ):
         default = Fraction(option != "hop")
-        parser.add_argument(f"--{option}", type=Fraction, default=default, help=f"{meaning} ({default})")
+        parser.add_argument(f"--{option}", type=_time, default=default, help=f"{meaning} ({default})")
     parser.add_argument("--blocking", action="store_true", help="senders wait for the hop too")
     parser.add_argument("--recompute", action="store_true", help="a backward runs the forward again first")
     parser.add_argument("--buffers", type=int, help="check for deadlock with so many unread messages a link")
@@ -33,9 +35,32 @@ def add_arguments(parser) -> None:
     parser.add_argument("--csv", action="store_true", help="print it in PyTorch's notation instead")
 
 
+def _time(text: str) -> Fraction:
+    """A time that can be drawn: 0 to 1000, such as 2, 0.5 or 1/3."""
+    try:
+        time = Fraction(text)
+    except (ValueError, ZeroDivisionError):
+        time = None
+    if time is None or not 0 <= time <= 1000 or time.denominator > 1000:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no time to draw. Use 0 to 1000, at most in thousandths, such as 2, 0.5 or 1/3"
+        )
+    return time
+
+
 def run(args) -> int:
     """Print the schedule that the arguments describe; 0 when it is right."""
     _refuse_without_effect(args)
+    if not args.forward + args.input_grad + args.weight_grad:
+        raise ValueError(
+            "All operations take no time, so there is nothing to draw. Give one of them more than 0."
+        )
+    operations = 2 * args.stages * args.micro * (args.chunks or 1) * (args.slices or 1)
+    if operations > MOST and not args.name.endswith(".csv"):
+        raise ValueError(
+            f"{args.stages} stages and {args.micro} micro-batches make {operations:,} operations; this command lays "
+            f"out at most {MOST:,}. Use fewer of them."
+        )
     schedule = check(_load(args), args.buffers)
     if args.csv:
         print(text.to_csv(schedule), end="")

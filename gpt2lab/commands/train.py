@@ -10,7 +10,6 @@ A run writes its log, loss curve and checkpoints under runs/<time>/. Ctrl-C ends
 Under torchrun --max-restarts 3 it continues from its newest checkpoint by itself when a rank has died.
 """
 
-import json
 import signal
 import sys
 from contextlib import contextmanager
@@ -184,8 +183,12 @@ def _give_up(folder: Path | None, why: str) -> None:
 
 def _source(args) -> Path | None:
     """The checkpoint that --resume means: its own folder, or the newest of a run; None without --resume."""
-    if not args.resume:
+    if args.resume is None:
         return None
+    if not args.resume:
+        raise ValueError(
+            "--resume was given an empty name (an unset variable?). Name a run, or give --resume alone for the newest."
+        )
     place = Path(args.resume) if args.resume != "newest" else folders.newest(Path(args.out))
     found = [place] if checkpoint.is_one(place) else checkpoint.all_in(place)
     if not found:
@@ -195,7 +198,7 @@ def _source(args) -> Path | None:
 
 def _options(args, source: Path | None) -> Options:
     """The options of this call, on top of those of the run that it resumes."""
-    base = Options(**json.loads((source.parent / "options.json").read_text())) if source else Options()
+    base = folders.options_of(source.parent) if source else Options()
     given = {f.name: getattr(args, f.name) for f in fields(Options) if getattr(args, f.name) is not None}
     if given.get("recipe") == "llmc":
         given = {"batch": 4, "sequence": 64} | given

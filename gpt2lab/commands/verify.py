@@ -29,7 +29,7 @@ def add_arguments(parser) -> None:
     parser.add_argument(
         "--experts",
         type=int,
-        help="experts of every second layer (default: dense, or 8 where the plan says ep)",
+        help="experts of every second layer; 0: dense (default: 8 where the plan says ep, else 0)",
     )
     parser.add_argument("--window", type=int, help="sliding window of the attention (default: none)")
 
@@ -37,10 +37,11 @@ def add_arguments(parser) -> None:
 def run(args) -> int:
     """Print one table a plan."""
     sizes = {"n_layer": args.layers, "n_head": args.heads, "dropout": args.dropout, "window": args.window}
-    given = args.experts and replace(EXPERTS.experts, experts=args.experts)
+    given = replace(EXPERTS.experts, experts=args.experts) if args.experts else None
     reports = []
     for plan in args.plan or ["serial"]:
-        experts = given or (EXPERTS.experts if Plan.parse(plan).ep > 1 else None)
+        dense = args.experts == 0 or Plan.parse(plan).ep == 1
+        experts = given or (None if dense else EXPERTS.experts)
         config = replace(CONFIG, **sizes, experts=experts)
         reports.append(verify(plan, config, args.rows, args.length))
     print("\n\n".join(report.table(exact=True) for report in reports))

@@ -37,6 +37,10 @@ def replacing(path: Path):
     """
     if Path(path).exists() and not Path(path).is_file():
         raise ValueError(f"{path} is no regular file, so nothing was written. Use another name.")
+    if not Path(path).parent.is_dir():
+        raise ValueError(
+            f"There is no folder {Path(path).parent} to write {Path(path).name} into. Make it first."
+        )
     handle, draft = tempfile.mkstemp(prefix=f".{Path(path).name}.", dir=Path(path).parent)
     try:
         with os.fdopen(handle, "w+b") as file:

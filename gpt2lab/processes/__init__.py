@@ -3,6 +3,7 @@
 launch          `launch(f, ranks=4)` and `Ranks`: what a notebook calls
 pool            the processes themselves: started, kept warm, ended
 rank_process    what runs inside a rank
+results         how a rank's result comes back; a large one through shared memory
 preload         what the forkserver imports once, so that a rank starts in hundredths of a second
 watch           the parent's loop: results, output, progress; where a dead rank is noticed
 status_board    shared memory in which each rank publishes its current call

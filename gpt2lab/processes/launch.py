@@ -1,8 +1,11 @@
 """Live ranks from a script or a cell: `launch(fn)` calls `fn(rank, world_size)` on four real processes."""
 
+import contextlib
+import inspect
 import linecache
 import pickle
 import weakref
+from numbers import Integral, Real
 
 from .. import transport
 from .failure import RankFailed
@@ -10,6 +13,7 @@ from .rank_process import kept
 
 __all__ = ["RankFailed", "Ranks", "kept", "launch"]
 BACKENDS = (transport.NAME, "gloo", "nccl")
+LONGEST = 1_000_000  # seconds: more than eleven days
 
 
 def launch(
@@ -38,16 +42,20 @@ class Ranks:
     """
 
     def __init__(self, ranks: int = 4, timeout: float = 30.0, echo="grouped", backend: str | None = None):
-        if not isinstance(ranks, int) or ranks < 1:
+        if not isinstance(ranks, Integral) or ranks < 1:
             raise ValueError(f"ranks={ranks!r}: the number of ranks must be a whole number, 1 or more.")
-        if not timeout > 0:
-            raise ValueError(f"timeout={timeout!r}: the seconds without progress must be more than 0.")
+        if not isinstance(timeout, Real) or not 0 < timeout <= LONGEST:
+            raise ValueError(
+                f"timeout={timeout!r}: the seconds without progress must be more than 0 and at most {LONGEST:,}."
+            )
         if echo not in ("grouped", "live", False):
             raise ValueError(f"echo={echo!r}: use 'grouped', 'live' or False.")
         backend = backend or transport.default()
         if backend not in BACKENDS or (backend == transport.NAME and not transport.AVAILABLE):
             raise ValueError(f"backend={backend!r}: use one of {', '.join(BACKENDS)} that this system has.")
-        self.size, self.timeout, self.echo, self.backend = ranks, timeout, echo, backend
+        if backend == "nccl" and not has_gpu():
+            raise ValueError("backend='nccl' needs a GPU, and PyTorch sees none here. Use 'shm' or 'gloo'.")
+        self.size, self.timeout, self.echo, self.backend = int(ranks), float(timeout), echo, backend
         self._pool = None
 
     def run(self, fn, *args, **kwargs) -> list:
@@ -103,12 +111,29 @@ class Ranks:
         self.close()
 
 
+def has_gpu() -> bool:
+    """Whether PyTorch can use a GPU of this machine."""
+    import torch
+
+    return torch.cuda.is_available()
+
+
 def _pack(fn, args: tuple, kwargs: dict) -> bytes:
     """The job as bytes: the function and its arguments by value, and the source of notebook cells for tracebacks."""
     import cloudpickle
 
     if not callable(fn):
         raise TypeError(f"launch needs a function fn(rank, world_size, ...), but got a {type(fn).__name__}.")
+    with contextlib.suppress(ValueError):  # some callables have no signature
+        signature = inspect.signature(fn)
+        try:
+            signature.bind(0, 1, *args, **kwargs)
+        except TypeError as error:
+            name = getattr(fn, "__name__", "the function")
+            raise TypeError(
+                f"Ranks call {name}(rank, world_size, ...) with what follows it in launch, and {name}{signature} "
+                f"cannot be called so: {error}."
+            ) from None
     try:
         payload = cloudpickle.dumps((fn, args, kwargs))
     except (TypeError, pickle.PicklingError, RuntimeError) as error:

@@ -1,6 +1,7 @@
 """Ranks started by torchrun, Slurm's srun or Open MPI's mpirun, which describe each rank in environment variables."""
 
 import os
+import socket
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -47,14 +48,23 @@ def launched() -> Launched | None:
     """This process as a rank of a launcher's job; None when no launcher started it."""
     for launcher, names in LAUNCHERS.items():
         if all(n in os.environ for n in names):
-            rank, world_size, local_rank = (int(os.environ[n]) for n in names)
+            rank, world_size, local_rank = (_number(n) for n in names)
             if world_size > 1:
                 job, restarts = RESTARTS.get(launcher, ("", ""))
-                again = int(os.environ.get(restarts, "0"))
+                again = _number(restarts, 0)
                 sizes = os.environ.get(LOCAL_SIZES[launcher], str(world_size))
                 most = max(int(size.split("(")[0]) for size in sizes.split(","))
                 return Launched(launcher, rank, world_size, local_rank, most, os.environ.get(job, ""), again)
     return None
+
+
+def _number(name: str, default: int | None = None) -> int:
+    """A whole number from the environment. Raises ValueError, with the variable's name, for anything else."""
+    said = os.environ.get(name, default)
+    try:
+        return int(said)
+    except ValueError:
+        raise ValueError(f"{name}={said} is no whole number. Set it to one, or unset it.") from None
 
 
 @contextmanager
@@ -76,11 +86,22 @@ def process_group(here: Launched, device: str = "cpu", timeout: float = 300.0):
     if device == "cuda":
         torch.cuda.set_device(here.local_rank)
         backend = WITH_GPUS
-    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+    torch.set_num_threads(_number("OMP_NUM_THREADS", 1))
+    address = f"{os.environ['MASTER_ADDR']}:{_number('MASTER_PORT')}"
+    try:
+        socket.getaddrinfo(os.environ["MASTER_ADDR"], None)
+    except OSError as error:
+        raise ValueError(
+            f"There is no machine MASTER_ADDR={os.environ['MASTER_ADDR']} that this one can find ({error.strerror}). "
+            "Use a name that every machine knows, or an address in numbers."
+        ) from None
     try:
         _rendezvous(here, backend, timedelta(seconds=timeout))
     except dist.DistError as error:
-        address = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+        if "address already in use" in str(error).lower():
+            raise ValueError(
+                f"The port MASTER_PORT={os.environ['MASTER_PORT']} is taken by another program. Use another one."
+            ) from None
         raise TimeoutError(
             f"rank {here.rank} waited {timeout:g} s at {address}, and not all {here.world_size} ranks came. "
             f"Look for one that could not start, or allow more time with --timeout."

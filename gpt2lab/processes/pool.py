@@ -21,6 +21,8 @@ from .rank_process import HEADER, rank_main
 from .status_board import Board
 
 _starting = threading.Lock()
+LONGEST_LINE = 1_000_000  # bytes of a printed line that are shown
+MOST_PRINTED = 10_000_000  # bytes that a rank may print in one job; more would take minutes to show
 RESERVE = 1 << 16  # bytes that ranks will write into the private folder later: store, stacks
 FULL = (errno.ENOSPC, errno.EDQUOT)
 
@@ -31,7 +33,7 @@ class Member:
     def __init__(self, rank: int, process, pipe: Connection, output: int):
         self.rank, self.process, self.pipe, self.output = rank, process, pipe, output
         self.received = bytearray()
-        self.printed = bytearray()
+        self.printed, self.cut, self.shown = bytearray(), 0, 0
 
     def messages(self) -> list[bytes] | None:
         """Read what has arrived without waiting and return the complete messages; None at the end of the pipe."""
@@ -57,14 +59,32 @@ class Member:
             chunk = b"" if last else os.read(self.output, 1 << 16)
         except OSError:
             chunk = b""
-        self.printed += chunk
-        *whole, rest = self.printed.split(b"\n")
-        self.printed = bytearray() if last else bytearray(rest)
-        if last and rest:
-            whole.append(rest)
-        if not chunk and not whole:
-            return None
-        return [line.decode(errors="replace") for line in whole]
+        if self.shown > MOST_PRINTED:
+            return [] if chunk else None
+        found, parts = [], chunk.split(b"\n")
+        for part in parts[:-1]:
+            self._print(part)
+            found.append(self._line())
+        self._print(parts[-1])
+        if last and self.printed:
+            found.append(self._line())
+        self.shown += len(chunk)
+        if self.shown > MOST_PRINTED:
+            self.printed, self.cut = bytearray(), 0
+            found.append(f"... this rank printed more than {MOST_PRINTED:,} bytes; the rest is not shown")
+        return found if chunk or found else None
+
+    def _print(self, part: bytes) -> None:
+        """Add to the line that is not complete yet; of what is too long only the length is kept."""
+        fits = part[: LONGEST_LINE - len(self.printed)]
+        self.printed += fits
+        self.cut += len(part) - len(fits)
+
+    def _line(self) -> str:
+        """The line, now complete."""
+        text = self.printed.decode(errors="replace") + f" ... and {self.cut:,} bytes more" * bool(self.cut)
+        self.printed, self.cut = bytearray(), 0
+        return text
 
 
 class Pool:
@@ -105,6 +125,7 @@ class Pool:
         with _room(self.folder):
             path.write_bytes(job)
         for member in self.members:
+            member.shown = 0
             with contextlib.suppress(OSError):  # Watch finds a dead rank and reports its exit code
                 member.pipe.send_bytes(str(self.jobs).encode())
         self.jobs += 1
@@ -200,6 +221,13 @@ def _context():
     ask_for_huge_pages()
     try:
         ensure_running()
+    except OSError as error:
+        if "AF_UNIX" not in str(error):
+            raise
+        raise OSError(
+            f"The name of the folder TMPDIR={tempfile.gettempdir()} is too long for a socket in it. Set TMPDIR to a "
+            "shorter one, such as /tmp."
+        ) from None
     finally:
         for name in (PARENT, "GLIBC_TUNABLES"):
             os.environ.pop(name, None)

@@ -23,8 +23,10 @@ from pathlib import Path
 from .. import transport
 from . import status_board
 from .orphans import die_with_parent
+from .results import pack
 
 HEADER = struct.Struct("<Q")
+LONGEST_REPORT = 20_000  # characters of a traceback
 LOST_PEER = re.compile(r"gloo/|Connection closed by peer|Connection reset|Broken pipe|PeerLost")
 
 
@@ -129,7 +131,7 @@ def _call(job: Path, rank: int, world: int, pipe: Connection) -> dict:
         finally:
             _flush()
     try:
-        return {"kind": "result", "value": cloudpickle.dumps(value)}
+        return pack(value, job.with_name(f"result.{rank}"))
     except Exception as error:
         what = f"The result of rank {rank} (a {type(value).__name__}) cannot be sent back: {error}."
         return _report(TypeError(f"{what} Return numbers, strings, tensors, or lists and dicts of them."))
@@ -170,8 +172,14 @@ def _report(error: BaseException, skip: int = 0) -> dict:
     for _ in range(skip):
         trace = trace.tb_next if trace is not None and trace.tb_next is not None else trace
     text = "".join(traceback.format_exception(type(error), error, trace))
-    lost = getattr(error, "lost_peer", False) or bool(LOST_PEER.search(str(error)))
+    last = "".join(traceback.format_exception_only(error))
+    lost = getattr(error, "lost_peer", False) or bool(LOST_PEER.search(last))
     name = type(error).__name__
+    if len(text) > LONGEST_REPORT:
+        half = LONGEST_REPORT // 2
+        text = f"{text[:half]}\n... {len(text) - 2 * half:,} characters left out ...\n{text[-half:]}"
+    if "daemonic processes are not allowed" in text:
+        text += "A rank cannot start processes of its own: use threads (or num_workers=0), or launch more ranks.\n"
     return {"kind": "raised", "ename": name, "text": text, "time": time.monotonic(), "lost_peer": lost}
 
 

@@ -5,11 +5,10 @@ import pickle
 import time
 from multiprocessing.connection import wait
 
-import cloudpickle
-
 from . import deadlock
 from .failure import RankFailed, how_it_ended
 from .pool import Pool
+from .results import unpack
 
 GRACE = 0.15  # seconds after a failure in which another rank may still report that it failed first
 LONG_GRACE = 1.0  # the same while all reports so far are of lost peers, which is never the cause
@@ -21,7 +20,7 @@ class Watch:
 
     def __init__(self, pool: Pool, timeout: float, show):
         self.pool, self.timeout, self.show = pool, timeout, show
-        self.results: dict[int, bytes] = {}
+        self.results: dict[int, dict] = {}
         self.raised: dict[int, dict] = {}
         self.suspects: dict[int, dict] = {}
         self.dead: dict[int, float] = {}
@@ -44,10 +43,12 @@ class Watch:
 
     def _unpack(self, rank: int):
         try:
-            return cloudpickle.loads(self.results[rank])
-        except (pickle.UnpicklingError, AttributeError, ImportError, TypeError, RuntimeError) as error:
+            return unpack(self.results[rank])
+        except (Exception, SystemExit) as error:
             raise RankFailed(
-                f"The result of rank {rank} cannot be read here: {error}", rank, "TypeError"
+                f"The result of rank {rank} cannot be read here: {type(error).__name__}: {error}",
+                rank,
+                "TypeError",
             ) from error
 
     def _answered(self, rank: int) -> bool:
@@ -89,7 +90,7 @@ class Watch:
         if message["kind"] == "up":
             self.pool.up.add(rank)
         elif message["kind"] == "result":
-            self.results[rank] = message["value"]
+            self.results[rank] = message
         elif message["kind"] == "suspect":
             self.suspects[rank] = message
             self._troubled()

@@ -103,11 +103,9 @@ def _placement(orders) -> tuple[int, ...]:
     where = {op.stage: rank for rank, order in enumerate(orders) for op in order}
     if not where:
         raise ScheduleError("There is no operation in this text. Write for example 0F0,0B0.")
-    missing = set(range(max(where) + 1)) - set(where)
-    if missing:
-        raise ScheduleError(
-            f"Stage {min(missing)} of {max(where) + 1} has no operation. Number stages from 0."
-        )
+    missing = next((stage for stage in range(len(where)) if stage not in where), None)
+    if missing is not None:
+        raise ScheduleError(f"Stage {missing} of {max(where) + 1} has no operation. Number stages from 0.")
     return tuple(where[stage] for stage in sorted(where))
 
 

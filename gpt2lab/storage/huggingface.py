@@ -87,8 +87,11 @@ def read_config(folder: Path) -> GPT2Config:
     file = folder / "config.json"
     if not file.exists():
         raise FileNotFoundError(f"{folder} has no config.json, so the sizes of the model are unknown.")
-    entries = json.loads(file.read_text())
-    missing = [name for name in SIZES if name not in entries]
+    try:
+        entries = json.loads(file.read_text())
+    except ValueError as error:
+        raise ValueError(f"{file} is damaged: {error}. Fetch or export the model again.") from None
+    missing = [name for name in SIZES if not isinstance(entries, dict) or name not in entries]
     if missing:
         raise ValueError(f"{file} does not say {', '.join(missing)}: it is not the configuration of a GPT-2.")
     for name, allowed in FIXED.items():
@@ -108,8 +111,11 @@ def read_config(folder: Path) -> GPT2Config:
             f"{file} asks for an MLP of width {entries['n_inner']}; this GPT-2's is 4 x {entries['n_embd']}."
         )
     sizes = {name: entries[name] for name in SIZES}
-    experts = Experts(**entries["experts"]) if "experts" in entries else None
-    return GPT2Config(**sizes, dropout=dropout, window=entries.get("window"), experts=experts)
+    try:
+        experts = Experts(**entries["experts"]) if "experts" in entries else None
+        return GPT2Config(**sizes, dropout=dropout, window=entries.get("window"), experts=experts)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{file}: {error}") from None
 
 
 def config_text(model: GPT2) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from ...generate import END_OF_TEXT, KVCache, Sampling, generating
+from ...generate import END_OF_TEXT, KVCache, Sampling, check_prompts, generating
 from ...ranks import comm, trace
 
 
@@ -53,6 +53,7 @@ def generate_streams(
         raise ValueError(
             f"{len(prompts)} prompts cannot be split into {streams} streams. Use 1 to {len(prompts)}."
         )
+    check_prompts(engine.model.config, prompts, new)
     groups = torch.arange(len(prompts)).tensor_split(streams)
     device = next(engine.model.parameters()).device
     flows = [RowGroup(rows.tolist(), prompts, new, device) for rows in groups]

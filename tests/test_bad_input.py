@@ -1,0 +1,235 @@
+"""Bad input gets one sentence with the way out, whatever its type or size: at the command line and in the package."""
+
+import json
+import math
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+import torch
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from gpt2lab import cli
+from gpt2lab.commands import folders
+from gpt2lab.experts.mixture import Experts
+from gpt2lab.generate import Sampling, generate
+from gpt2lab.model import GPT2, GPT2Config
+from gpt2lab.parallel.accumulate import Accumulate
+from gpt2lab.plan import Plan
+from gpt2lab.processes import launchers
+from gpt2lab.processes.launch import Ranks
+from gpt2lab.reference import CONFIG
+from gpt2lab.run import Options, _append, read_log
+from gpt2lab.storage import huggingface
+from gpt2lab.train import Recipe
+
+TYPED = {
+    "schedule gpipe --hop 1/0": "'1/0' is no time to draw",
+    "schedule gpipe --hop nan": "'nan' is no time to draw",
+    "schedule gpipe --forward -1": "Use 0 to 1000",
+    "schedule gpipe --forward 1e-300": "at most in thousandths",
+    "schedule gpipe --forward 1/99999999999": "at most in thousandths",
+    "schedule gpipe --forward 0 --input-grad 0 --weight-grad 0": "All operations take no time",
+    "schedule gpipe --stages 3000 --micro 3000": "make 18,000,000 operations",
+    "schedule gpipe --stages 0": "Use stages = 1 or more",
+    "schedule huge.csv": "Stage 1 of 100000000 has no operation",
+    "verify --length 0": "Sequences of 0 tokens do not fit into 16 positions. Use 1 to 16.",
+    "verify --heads 0": "n_head = 0 makes no GPT-2. Use a whole number of 1 or more.",
+    "verify --heads -2": "n_head = -2 makes no GPT-2",
+    "verify --layers -1": "n_layer = -1 makes no GPT-2",
+    "verify --dropout 2": "Use 0 <= dropout < 1.",
+    "verify --dropout nan": "Use 0 <= dropout < 1.",
+    "verify --window -1": "window = -1 makes no GPT-2. Use a whole number of 0 or more.",
+    "verify --rows 0": "Use at least 1 rows.",
+    "data --text empty.txt": "'empty.txt' is no file with text in it",
+    "data --text missing.txt": "'missing.txt' is no file with text in it",
+    "data --text some.txt --out nowhere/x.bin": "There is no folder nowhere to write x.bin into",
+    "train --seed -1": "--seed -1 is too small. Use 0 or more.",
+    "train --resume= --steps 1": "Name a run, or give --resume alone for the newest.",
+    "train --lr nan": "--lr nan is no finite number",
+    "train --out link --steps 1": "link: File exists",
+    "generate --model model --temperature nan": "A temperature of nan is not 0 or more",
+    "generate --model damaged": "damaged/config.json is damaged",
+}
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A folder with what the command lines above name."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty.txt").touch()
+    (tmp_path / "some.txt").write_text("some text " * 50)
+    (tmp_path / "huge.csv").write_text("0F0,99999999F0\n")
+    (tmp_path / "link").symlink_to(tmp_path / "nothing")
+    (tmp_path / "damaged").mkdir()
+    (tmp_path / "damaged" / "config.json").write_text('{"n_embd": ')
+    huggingface.save(GPT2(GPT2Config(50257, 16, 1, 1, 2)), tmp_path / "model")
+    return tmp_path
+
+
+@pytest.mark.parametrize("line", TYPED)
+def test_what_is_typed_wrongly_is_answered_in_one_sentence(line, folder, capsys):
+    try:
+        status = cli.main(line.split())
+    except SystemExit as stop:
+        status = stop.code
+    said = [text for text in capsys.readouterr().err.splitlines() if text]
+    assert status in (1, 2) and TYPED[line] in said[-1] and len(said) == 1
+
+
+def test_debug_shows_where_an_error_came_from(folder):
+    with pytest.raises(ValueError, match="n_head = 0"):
+        cli.main(["verify", "--heads", "0", "--debug"])
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "Expecting value"),
+        ("{", "Expecting property name"),
+        ("[1]", "it holds a list in place of options"),
+        ('{"stpes": 3}', "there is no option 'stpes'"),
+        ('{"steps": "many"}', "steps is 'many', not int"),
+        ('{"fast": 1}', "fast is 1, not bool"),
+        ('{"config": "gpt9"}', "there is no model 'gpt9'"),
+    ],
+)
+def test_a_damaged_options_file_is_named_with_what_is_wrong(tmp_path, text, words):
+    file = tmp_path / "options.json"
+    file.write_text(text)
+    with pytest.raises(ValueError, match=f"^{re.escape(f'{file} is damaged: {words}')}"):
+        folders.options_of(tmp_path)
+    file.write_text(json.dumps({"steps": 3, "lr": 1}))
+    assert folders.options_of(tmp_path) == Options(steps=3, lr=1)
+
+
+def test_a_log_whose_last_line_was_cut_off_is_read_and_continued(tmp_path):
+    log = tmp_path / "log.jsonl"
+    _append(log, {"step": 1, "loss": 3.0})
+    log.write_text(log.read_text() + '{"step": 2, "lo')
+    assert [e["step"] for e in read_log(tmp_path)] == [1]
+    _append(log, {"step": 2, "loss": 2.0})
+    assert read_log(tmp_path) == [{"step": 1, "loss": 3.0}, {"step": 2, "loss": 2.0}]
+
+
+def test_memory_that_is_not_there_is_told_in_one_sentence():
+    torchs = RuntimeError(
+        "[enforce fail at alloc_cpu.cpp:116] . DefaultCPUAllocator: can't allocate memory: ..."
+    )
+    for error in (torchs, MemoryError()):
+        assert cli.in_words(error).startswith("there is not enough memory. Use a smaller")
+    assert cli.in_words(RuntimeError("a bug of ours")) is None
+
+
+@pytest.mark.parametrize("name", ["RANK", "WORLD_SIZE", "LOCAL_RANK", "TORCHELASTIC_RESTART_COUNT"])
+def test_a_variable_of_a_launcher_that_is_no_number_is_named(name, monkeypatch):
+    right = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0"}
+    for key, value in (right | {name: "x"}).items():
+        monkeypatch.setenv(key, value)
+    with pytest.raises(ValueError, match=f"^{name}=x is no whole number"):
+        launchers.launched()
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("MASTER_PORT", "abc", "MASTER_PORT=abc is no whole number"),
+        ("OMP_NUM_THREADS", "many", "OMP_NUM_THREADS=many is no whole number"),
+        ("MASTER_ADDR", "nowhere.invalid", "There is no machine MASTER_ADDR=nowhere.invalid"),
+    ],
+)
+def test_a_wrong_address_is_told_before_the_ranks_meet(name, value, words, monkeypatch):
+    for key, given_ in {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29511", name: value}.items():
+        monkeypatch.setenv(key, given_)
+    here = launchers.Launched("torchrun", 0, 2, 0, 2)
+    with pytest.raises(ValueError, match=words), launchers.process_group(here, timeout=1):
+        pass
+
+
+def test_a_deleted_folder_and_a_python_without_torch_are_told(tmp_path):
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    line = f"{sys.executable} -c 'import sys; from gpt2lab.cli import entry; sys.exit(entry())' info"
+    home = os.path.dirname(os.path.dirname(cli.__file__))
+    shell = ["bash", "-c", f"cd {gone} && rmdir {gone} && PYTHONPATH={home} {line}"]
+    found = subprocess.run(shell, capture_output=True, text=True)
+    assert found.returncode == 1 and found.stderr == (
+        "gpt2lab: the current folder has been deleted. Change to another one.\n"
+    )
+    bare = [sys.executable, "-S", "-P", "-c", "import gpt2lab; gpt2lab.launch"]  # -S: no installed packages
+    found = subprocess.run(bare, capture_output=True, text=True, cwd=tmp_path, env={"PYTHONPATH": home})
+    assert (
+        "which " in found.stderr
+        and "Use the Python of the environment that `make lab` builds" in found.stderr
+    )
+
+
+ODD = st.one_of(
+    st.integers(-3, 3),
+    st.sampled_from(
+        [10**9, -(10**9), 2.5, -0.5, 0.0, math.nan, math.inf, -math.inf, "", "3", None, (), True]
+    ),
+)
+OURS = re.compile(r"([Uu]se |Give |Leave |Did you mean |It may say |Make |must be )")
+
+
+def in_our_words(call) -> None:
+    """Run it: what it refuses must be refused by us, in a sentence with the way out."""
+    try:
+        call()
+    except (ValueError, TypeError) as error:
+        assert OURS.search(str(error)), f"{type(error).__name__}: {error}"
+
+
+@settings(
+    max_examples=150,
+    deadline=None,
+    derandomize=True,
+    phases=[Phase.generate],
+    suppress_health_check=list(HealthCheck),
+)
+@given(ODD, st.data())
+def test_odd_values_are_taken_or_refused_in_our_words(value, data):
+    name = lambda names: data.draw(st.sampled_from(names))
+    number = isinstance(value, int | float)
+    sizes = ("vocab_size", "n_positions", "n_layer", "n_head", "n_embd", "window")
+    in_our_words(lambda: GPT2Config(**{name(sizes): value}))
+    in_our_words(lambda: Plan(**{name(("pp", "dp", "cp", "tp", "ep", "micro", "chunks")): value}))
+    in_our_words(lambda: Ranks(**{name(("ranks", "timeout", "echo", "backend")): value}))
+    if number:
+        in_our_words(lambda: GPT2Config(dropout=value))
+        in_our_words(lambda: Recipe(**{name(("lr", "eps", "weight_decay", "warmup", "clip")): value}))
+        in_our_words(lambda: Sampling(**{name(("temperature", "top_k", "top_p")): value}))
+        in_our_words(lambda: Experts(**{name(("experts", "top_k", "every", "capacity")): value}))
+        in_our_words(
+            lambda: Plan.parse(f"{name(('dp', 'zero', 'bucket', 'shard', 'active', 'hops'))}={value}")
+        )
+
+
+def test_generation_refuses_what_it_cannot_continue():
+    model = GPT2(CONFIG)
+    for prompts, new in (([], 2), ([[1]], -2), ([[]], 2), ([[99]], 2)):
+        with pytest.raises(ValueError, match="Give at least|Begin with|outside 0 to 36"):
+            generate(model, prompts, new)
+    torch.nn.init.constant_(model.wte.weight, math.nan)
+    with pytest.raises(FloatingPointError, match="The logits are not finite"):
+        generate(model, [[1]], 2)
+
+
+def test_an_evaluation_of_nothing_and_a_rate_that_cannot_be_are_refused():
+    from types import SimpleNamespace
+
+    from gpt2lab.train import Trainer
+
+    trainer = Trainer.__new__(Trainer)
+    trainer.parallel = SimpleNamespace(engine=Accumulate(None), device=torch.device("cpu"))
+    trainer.recipe = Recipe()
+    with pytest.raises(ValueError, match="There is no batch to evaluate. Give at least 1."):
+        trainer.evaluate([])
+    with pytest.raises(ValueError, match="Use a warmup of at most 5."):
+        Recipe(warmup=6, decay_steps=5)
+    with pytest.raises(ValueError, match="clip = -1"):
+        Recipe(clip=-1)
