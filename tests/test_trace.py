@@ -2,6 +2,7 @@
 
 import json
 import time
+from collections import deque
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ import torch
 from gpt2lab import launch
 from gpt2lab.plots.style import COLORS, png
 from gpt2lab.plots.timeline import text_timeline, timeline
-from gpt2lab.ranks import comm, trace
+from gpt2lab.ranks import comm, trace, traffic
 from gpt2lab.ranks.mesh import Mesh
 from gpt2lab.ranks.trace import Span
 
@@ -35,6 +36,23 @@ def test_a_span_is_recorded_with_its_rank_even_when_its_body_raises(monkeypatch)
     (found,) = trace.spans()
     assert (found.name, found.kind, found.rank, found.lane) == ("forward 1", "forward", 3, "work")
     assert found.end >= found.start
+
+
+def test_the_latest_calls_and_spans_are_kept_and_a_full_log_is_not_counted(monkeypatch):
+    few = [deque(maxlen=3) for _ in range(2)]
+    monkeypatch.setattr(trace, "_spans", few[0])
+    for step in range(5):
+        with trace.span(f"step {step}"):
+            pass
+    assert [s.name for s in trace.spans(with_comm=False)] == ["step 2", "step 3", "step 4"]
+    monkeypatch.setattr(traffic, "log", few[1])
+    monkeypatch.setattr(traffic, "LATEST", 3)
+    for size in range(2):
+        few[1].append(traffic.Event("send", "dp", size, 1, 0.0, 1.0))
+    assert traffic.traffic() == {("send", "dp"): (2, 1, 2)}
+    few[1].append(few[1][0])
+    with pytest.raises(RuntimeError, match="keeps the latest 3 calls and is full. Use clear_log"):
+        traffic.traffic()
 
 
 def test_an_unknown_kind_is_refused_with_the_list():

@@ -13,6 +13,7 @@ from .results import unpack
 GRACE = 0.15  # seconds after a failure in which another rank may still report that it failed first
 LONG_GRACE = 1.0  # the same while all reports so far are of lost peers, which is never the cause
 STARTUP = 120.0  # seconds
+AWAY = 2.0  # seconds between two looks at the ranks, after which they get their whole time again
 
 
 class Watch:
@@ -29,6 +30,7 @@ class Watch:
         self.sign_of_life = {member.rank: self.start for member in pool.members}
         self.held = {member.rank: pool.held_up(member.rank) for member in pool.members}
         self.calls = dict.fromkeys(self.sign_of_life, 0)
+        self.looked = self.back = self.start
 
     def run(self) -> list:
         """Wait for all results; raises RankFailed as soon as it is known which rank caused a failure."""
@@ -163,6 +165,11 @@ class Watch:
 
     def _check_progress(self) -> None:
         now = time.monotonic()
+        if now - self.looked > AWAY:  # this process was stopped (Ctrl-Z): most likely its ranks were, too
+            self.back = now
+            for rank in self.sign_of_life:
+                self._alive(rank)
+        self.looked = now
         if len(self.pool.up) < len(self.pool.members):
             if now - self.start > max(STARTUP, self.timeout):
                 missing = sorted({member.rank for member in self.pool.members} - self.pool.up)
@@ -181,7 +188,7 @@ class Watch:
                 self.calls[rank] = entry.calls
                 self._alive(rank)
             if entry.since:
-                waiting.append(now - entry.since)
+                waiting.append(now - max(entry.since, self.back))
             else:
                 held = self.pool.held_up(rank) - self.held[rank]
                 idle[rank] = now - self.sign_of_life[rank] - held

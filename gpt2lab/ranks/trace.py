@@ -6,9 +6,12 @@
 import json
 import os
 import time
+from collections import deque
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+
+from .traffic import LATEST
 
 KINDS = ("forward", "backward", "weight", "update", "comm", "wait", "other")
 
@@ -25,7 +28,7 @@ class Span:
     lane: str = "work"
 
 
-_spans: list[Span] = []
+_spans: deque[Span] = deque(maxlen=LATEST)
 
 
 @contextmanager

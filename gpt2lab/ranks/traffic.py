@@ -5,7 +5,7 @@ S bytes of the whole tensor, c_r bytes of rank r's chunk (sizes as `tensor_split
 the call, whatever algorithm the backend uses underneath.
 """
 
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -28,7 +28,8 @@ class Event:
     ring: tuple[int, ...] = ()
 
 
-log: list[Event] = []
+LATEST = 50_000  # calls, or spans, that a rank keeps: some 20 MB, however long it runs
+log: deque[Event] = deque(maxlen=LATEST)
 
 
 def clear_log() -> None:
@@ -37,7 +38,14 @@ def clear_log() -> None:
 
 
 def traffic() -> dict[tuple[str, str], tuple[int, int, int]]:
-    """(calls, bytes, messages) sent by this rank, by (operation, axis)."""
+    """(calls, bytes, messages) sent by this rank, by (operation, axis).
+
+    Raises RuntimeError where the log is full, because it has forgotten older calls.
+    """
+    if len(log) == LATEST:
+        raise RuntimeError(
+            f"The log keeps the latest {LATEST:,} calls and is full. Use clear_log() just before what you count."
+        )
     table = defaultdict(lambda: (0, 0, 0))
     for e in log:
         calls, size, messages = table[e.op, e.axis]

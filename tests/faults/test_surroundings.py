@@ -1,8 +1,11 @@
 """Many launches at once, hardly any shared memory, a full disk: it works, or one clear line says why not."""
 
+import os
 import shutil
+import signal
 import subprocess
 import sys
+import time
 
 import pytest
 from processes import PATIENCE, Marked, needs_backend
@@ -40,6 +43,35 @@ def test_twice_twenty_launches_at_once_each_get_their_own_sum(tmp_path):
     finally:
         for parent in parents:
             parent.close()
+
+
+SUSPENDED = """
+import time
+from gpt2lab import launch
+
+def work(rank, world_size):
+    print("ready", flush=True)
+    for _ in range(8):
+        time.sleep(0.1)
+    return rank
+
+print("found", launch(work, ranks=2, timeout=1.5, echo="live"))
+"""
+
+
+def test_ranks_that_were_suspended_with_their_parent_are_not_stuck(tmp_path):
+    """Ctrl-Z and `fg`: twice the timeout passes, in which nothing could move."""
+    script = Marked(SUSPENDED, tmp_path)
+    try:
+        script.wait_for_line("ready")
+        everyone = [script.process.pid, *script.others()]
+        for signal_, pause in ((signal.SIGSTOP, 3.0), (signal.SIGCONT, 0.0)):
+            for pid in everyone if pause else reversed(everyone):
+                os.kill(pid, signal_)
+            time.sleep(pause)
+        script.wait_for_line("found [0, 1]")
+    finally:
+        script.close()
 
 
 def private_mounts() -> list[str]:
