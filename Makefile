@@ -6,7 +6,7 @@ PORT ?= 8888
 ARGS ?=
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 BIN := .venv/bin
-PARTS := lint unit+mutants live+faults gloo+lessons browser
+PARTS := lint unit,mutants,live+faults,gloo,lessons browser
 TORCH := $(shell sed -n 's/^torch==//p' requirements.txt)
 
 .DEFAULT_GOAL := help

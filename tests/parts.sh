@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Run parts of the test suite, one after the other; `unit+mutants` runs parts side by side, for half of the time they
-# wait. Say how long each took and which tests took longest; fail if one failed.
+# Run parts of the test suite, one after the other. `unit,live+faults,gloo` runs two lanes side by side, because parts
+# wait half of the time: unit and then live in one, faults and then gloo in the other.
+# Say how long each took and which tests took longest; fail if one failed.
 cd "$(dirname "$0")/.." || exit 1
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}" MPLBACKEND=agg PYTHONHASHSEED=0
 export PYTHONPATH="${PYTHONPATH:+$PYTHONPATH:}$PWD/tests"
@@ -65,14 +66,23 @@ logs=$(mktemp -d)
 export TEST_SECONDS="$logs/seconds"
 touch "$TEST_SECONDS"
 trap 'rm -rf "$logs"' EXIT
+# One part after the other.
+lane() {
+  for part in ${1//,/ }; do
+    echo "== $part"
+    timed "$part" 2>&1
+  done
+}
+
 for word in "$@"; do
-  IFS=+ read -ra parts <<<"$word"
-  for part in "${parts[@]:1}"; do timed "$part" >"$logs/$part" 2>&1 & done
-  echo "== ${parts[0]}"
-  timed "${parts[0]}"
+  IFS=+ read -ra lanes <<<"$word"
+  for number in "${!lanes[@]}"; do
+    [ "$number" -eq 0 ] || lane "${lanes[number]}" >"$logs/$number" &
+  done
+  lane "${lanes[0]}"
   wait
-  for part in "${parts[@]:1}"; do printf '== %s\n' "$part" && cat "$logs/$part"; done
-  for part in "${parts[@]}"; do cat "$logs/$part.line" >>"$logs/table"; done
+  for number in "${!lanes[@]}"; do [ "$number" -eq 0 ] || cat "$logs/$number"; done
+  for part in ${word//[+,]/ }; do cat "$logs/$part.line" >>"$logs/table"; done
 done
 [ -s "$TEST_SECONDS" ] && printf '\nThe slowest tests of all:\n' && sort -rn "$TEST_SECONDS" | head -10
 printf '\n%s\n  %-9s %5d s\n' "$(cat "$logs/table")" total $((SECONDS - begin))

@@ -127,10 +127,10 @@ def test_parts_side_by_side_are_all_told_and_one_that_fails_fails_all(checkout):
         'case "$*" in *"-m mutant"*) touch second; exit 1;; esac\n'
         "for i in {1..100}; do [ -e second ] && break; sleep 0.1; done; [ -e second ] && echo together",
     )
-    done = call(checkout, "tests/parts.sh", "unit+mutants", "browser")
+    done = call(checkout, "tests/parts.sh", "unit,live+mutants", "browser")
     assert done.returncode == 1 and "Failed: mutants" in done.stdout and "together" in done.stdout
     report = [line.split() for line in done.stdout.splitlines() if " s " in line]
-    told = [("unit", "ok"), ("mutants", "FAILED"), ("browser", "ok")]
+    told = [("unit", "ok"), ("live", "ok"), ("mutants", "FAILED"), ("browser", "ok")]
     assert [(words[0], words[-1]) for words in report] == told
 
 
