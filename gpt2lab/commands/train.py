@@ -154,7 +154,9 @@ def _as_one_rank(here, options: Options, source: Path | None, args) -> int:
             return 1  # the file says why, and it was printed
         place = str(folder.resolve()) if folder else None
         try:
-            with _stop_on_interrupt(folder) as interrupted:
+            with _stop_on_interrupt(
+                folder, ("SIGINT",)
+            ) as interrupted:  # a launcher's SIGTERM ends a rank at once
                 start(here.rank, here.world_size, options, place, source, say_sometimes, device)
         except (FloatingPointError, checkpoint.BadCheckpoint) as error:
             if here.rank == 0:  # the sentence is the same on every rank
@@ -211,8 +213,11 @@ def _options(args, source: Path | None) -> Options:
 
 
 @contextmanager
-def _stop_on_interrupt(folder: Path | None):
-    """Make Ctrl-C end the run after the current step; a second Ctrl-C ends it at once."""
+def _stop_on_interrupt(folder: Path | None, names=("SIGINT", "SIGTERM", "SIGHUP")):
+    """Make Ctrl-C end the run after the current step; a second Ctrl-C ends it at once.
+
+    SIGTERM and a closed terminal do the same; under nohup, where SIGHUP is ignored, the run goes on.
+    """
     interrupted = []
     if folder:  # a run that was killed while ending left its stop file
         (folder / STOP).unlink(missing_ok=True)
@@ -223,11 +228,14 @@ def _stop_on_interrupt(folder: Path | None):
         interrupted.append(True)
         (folder / STOP).touch()
 
-    before = signal.signal(signal.SIGINT, ask)
+    known = [getattr(signal, name) for name in names if hasattr(signal, name)]
+    ended_by = [s for s in known if signal.getsignal(s) is not signal.SIG_IGN]
+    before = {s: signal.signal(s, ask) for s in ended_by}
     try:
         yield interrupted
     finally:
-        signal.signal(signal.SIGINT, before)
+        for s, handler in before.items():
+            signal.signal(s, handler)
         if folder:
             (folder / STOP).unlink(missing_ok=True)
 

@@ -31,22 +31,29 @@ def remove_folders(parent: int) -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _parent_died(parent: int) -> None:
+def _parent_died(parent: int, sockets: str) -> None:
     remove_folders(parent)
+    if sockets:
+        shutil.rmtree(sockets, ignore_errors=True)
     os._exit(0)
 
 
 def exit_with_parent() -> None:
     """In the forkserver: exit (which ends every rank) when the process that started it is gone.
 
-    That process puts its number into the environment, and whether its main thread starts the forkserver: for Linux the
-    parent is the *thread* that forked, so if another thread did, its end must not count as the parent's death.
+    That process puts into the environment its number, whether its main thread starts the forkserver, and the folder of
+    multiprocessing's sockets. For Linux the parent is the *thread* that forked, so if another thread did, its end must
+    not count as the parent's death. Ctrl-C and a closed terminal are the parent's business, also while torch is
+    imported here.
     """
-    parent, _, thread = os.environ.get(PARENT, "").partition(" ")
+    for name in ("SIGINT", "SIGHUP"):
+        if hasattr(signal, name):
+            signal.signal(getattr(signal, name), signal.SIG_IGN)
+    parent, thread, sockets = (os.environ.get(PARENT, "") + "  ").split(" ", 2)
     if not parent:
         return
     if thread == "main":
-        signal.signal(signal.SIGTERM, lambda *_: _parent_died(int(parent)))
+        signal.signal(signal.SIGTERM, lambda *_: _parent_died(int(parent), sockets.strip()))
         die_with_parent(signal.SIGTERM)
     if os.getppid() != int(parent):
-        _parent_died(int(parent))
+        _parent_died(int(parent), sockets.strip())

@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import multiprocessing
+import multiprocessing.util
 import os
 import shutil
 import signal
@@ -139,7 +140,14 @@ class Pool:
         return all(member.process.is_alive() for member in self.members)
 
     def kill(self) -> None:
-        """End every rank, wait until it is gone, close every descriptor and delete the folder."""
+        """End every rank, wait until it is gone, close every descriptor and delete the folder.
+
+        An interrupt meanwhile is raised afterwards.
+        """
+        with _interrupts_later():
+            self._kill()
+
+    def _kill(self) -> None:
         for member in self.members:
             with contextlib.suppress(Exception):
                 member.process.kill()
@@ -174,17 +182,40 @@ class Pool:
         pid = self.members[rank].process.pid
         if not hasattr(signal, "SIGUSR1") or rank not in self.up:
             return "is still starting" if rank not in self.up else "is busy"
-        path = self.folder / f"stack.{rank}"
-        seen = path.stat().st_size
-        os.kill(pid, signal.SIGUSR1)
-        deadline = time.monotonic() + 0.5
-        while path.stat().st_size == seen and time.monotonic() < deadline:
-            time.sleep(0.01)
-        time.sleep(0.02)
-        with open(path) as file:
-            file.seek(seen)
-            frames = [line.strip() for line in file if line.strip().startswith("File")]
+        try:
+            frames = _frames(self.folder / f"stack.{rank}", pid)
+        except OSError:  # the rank has ended, or its folder was deleted
+            frames = []
         return f"is at {with_source(own_frame(frames))}" if frames else "is busy and shows no Python stack"
+
+
+def _frames(path: Path, pid: int) -> list[str]:
+    """The lines of the Python stack that a process writes to a file when it is asked to."""
+    seen = path.stat().st_size
+    os.kill(pid, signal.SIGUSR1)
+    deadline = time.monotonic() + 0.5
+    while path.stat().st_size == seen and time.monotonic() < deadline:
+        time.sleep(0.01)
+    time.sleep(0.02)
+    with open(path) as file:
+        file.seek(seen)
+        return [line.strip() for line in file if line.strip().startswith("File")]
+
+
+@contextlib.contextmanager
+def _interrupts_later():
+    """Raise KeyboardInterrupt at the end of the block if there was one inside."""
+    came = []
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, lambda *_: came.append(True))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before if before is not None else signal.SIG_DFL)
+    if came:
+        raise KeyboardInterrupt
 
 
 @contextlib.contextmanager
@@ -217,7 +248,7 @@ def _context():
 
     main = threading.current_thread() is threading.main_thread()
     before = dict(os.environ)
-    os.environ[PARENT] = f"{os.getpid()} {'main' if main else 'other'}"
+    os.environ[PARENT] = f"{os.getpid()} {'main' if main else 'other'} {multiprocessing.util.get_temp_dir()}"
     ask_for_huge_pages()
     try:
         ensure_running()

@@ -63,7 +63,9 @@ def rank_main(
 def _protect(folder: str, rank: int, pipe: Connection) -> None:
     """Die with the parent, ignore Ctrl-C (the parent handles it), write the stack on SIGUSR1 even with the GIL held."""
     die_with_parent(signal.SIGKILL)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for name in ("SIGINT", "SIGHUP"):  # Ctrl-C and a closed terminal: the parent decides
+        if hasattr(signal, name):
+            signal.signal(getattr(signal, name), signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     threading.Thread(target=_leave_with_parent, args=(folder, pipe), daemon=True).start()
     if hasattr(faulthandler, "register"):

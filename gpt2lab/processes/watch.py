@@ -13,6 +13,7 @@ from .results import unpack
 GRACE = 0.15  # seconds after a failure in which another rank may still report that it failed first
 LONG_GRACE = 1.0  # the same while all reports so far are of lost peers, which is never the cause
 STARTUP = 120.0  # seconds
+LOST = 255  # the exit code of a rank whose forkserver, which knew it, is gone
 AWAY = 2.0  # seconds between two looks at the ranks, after which they get their whole time again
 
 
@@ -151,6 +152,15 @@ class Watch:
     def _blame_dead(self, rank: int) -> None:
         process, states = self.pool.members[rank].process, self._states(time.monotonic())
         process.join(0.5)
+        codes = {member.process.exitcode for member in self.pool.members if member.rank in self.dead}
+        if codes == {LOST} and len(self.dead) == len(self.pool.members):
+            raise RankFailed(
+                "The process that all ranks were started from is gone, and the ranks with it: it was killed, often by "
+                "the system, out of memory. The next launch starts a new one.",
+                None,
+                "ProcessDied",
+                states,
+            )
         entry = self.pool.board.read(rank)
         doing = (
             f"in {entry.op} #{entry.number} on axis {entry.axis!r}"

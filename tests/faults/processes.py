@@ -42,8 +42,8 @@ class Marked:
         return [pid for pid in marked(self.mark) if pid != self.process.pid]
 
     def folders(self) -> list[Path]:
-        """Private folders of ranks that are still there."""
-        return list(self.temp.glob("gpt2lab-*"))
+        """Private folders of ranks, and of their sockets, that are still there."""
+        return [*self.temp.glob("gpt2lab-*"), *self.temp.glob("pymp-*")]
 
     def close(self) -> None:
         """End the script and whatever it left."""

@@ -1,13 +1,17 @@
 """The notebook's kernel, or a script, is killed or interrupted: nothing of ours is left, and nothing is reachable."""
 
+import contextlib
 import os
 import signal
 import sys
+import threading
 import time
 from pathlib import Path
 
 import pytest
 from processes import MARK, PATIENCE, Marked, marked, needs_backend, promptly, until
+
+from gpt2lab import RankFailed, Ranks
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 
@@ -103,6 +107,71 @@ def test_ctrl_c_ends_a_script_and_its_ranks(script, state):
     assert "KeyboardInterrupt" in text and "resource_tracker" not in text
 
 
+def test_two_interrupts_close_together_leave_nothing(script):
+    for gap in (0.002, 0.01, 0.03):
+        running = script(STATES["blocked in a collective"])
+        running.wait_for_line("up")
+        running.process.send_signal(signal.SIGINT)
+        time.sleep(gap)
+        running.process.send_signal(signal.SIGINT)
+        running.process.wait(PATIENCE)
+        until(lambda running=running: nothing_left(running))
+
+
+def test_an_interrupt_of_the_first_launch_is_only_a_keyboard_interrupt(script):
+    """Ctrl-C reaches every process of a terminal, also those that are being started."""
+    for early in (0.0, 0.3, 1.0):
+        running = script(how=LIVE)
+        until(lambda running=running: running.folders())
+        time.sleep(early)
+        for pid in (*running.others(), running.process.pid):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGINT)
+        running.process.wait(PATIENCE)
+        until(lambda running=running: nothing_left(running))
+        text = running.process.stdout.read()
+        assert text.count("Traceback") <= 1 and text.count("KeyboardInterrupt") == 1, text
+
+
+TRAINING = """
+import sys
+from gpt2lab.cli import main
+
+sys.exit(main("train --plan dp=2 --steps 100000 --batch 2 --sequence 8 --no-fast --out out".split()))
+"""
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP"])
+def test_a_training_run_that_is_asked_to_end_saves_a_checkpoint(name, script, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    running = Marked(TRAINING, tmp_path)
+    try:
+        running.wait_for_line("step 10:")
+        for pid in (
+            running.others() if name == "SIGHUP" else []
+        ):  # a terminal tells every process that it closes
+            os.kill(pid, signal.SIGHUP)
+        running.process.send_signal(getattr(signal, name))
+        running.wait_for_line("Interrupted after step")
+        assert running.process.wait(PATIENCE) == 0
+        assert list((tmp_path / "out").glob("*/checkpoint-*/state.json"))
+        until(lambda: nothing_left(running))
+    finally:
+        running.close()
+
+
+def test_the_end_of_the_process_server_is_told_as_such():
+    import multiprocessing
+
+    with Ranks(2, echo=False, timeout=60) as pool:
+        server = pool.run(lambda rank, world_size: os.getppid())[0]
+        threading.Timer(0.3, os.kill, (server, signal.SIGKILL)).start()
+        with pytest.raises(RankFailed, match="The process that all ranks were started from is gone") as told:
+            pool.run(lambda rank, world_size: time.sleep(1000))
+        assert told.value.rank is None and multiprocessing.active_children() == []
+        assert pool.run(lambda rank, world_size: rank) == [0, 1]
+
+
 def sockets(pids) -> set[str]:
     """Inodes of all sockets that the processes hold."""
     links = (f"/proc/{pid}/fd/{name}" for pid in pids for name in os.listdir(f"/proc/{pid}/fd"))
@@ -130,7 +199,7 @@ def test_only_loopback_is_listened_on_and_what_is_private_is_private(script, bac
     monkeypatch.setenv("GPT2LAB_BACKEND", backend)
     running = script("time.sleep(1000)")
     running.wait_for_line("up")
-    (folder,) = running.folders()
+    (folder,) = (f for f in running.folders() if f.name.startswith("gpt2lab-"))
     assert folder.stat().st_mode & 0o777 == 0o700
     inodes = sockets(running.others())
     assert set(network("tcp", inodes)) == addresses  # 127.0.0.1, little-endian
