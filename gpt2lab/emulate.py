@@ -33,18 +33,19 @@ class TwoEnds(GPT2):
 class Emulator:
     """A stream of batches, one micro-batch after the other; `homes` says which stage owns which parameter.
 
-    After `run`, `losses` and `norms` have a number for each batch, and `weights` is what all updates have made.
+    After `run`, `losses` have a number for each batch, `norms` one for each update of all stages, and `weights` is what
+    all updates have made.
     """
 
     def __init__(self, config: GPT2Config, start: dict, stream: Stream, homes: dict[str, int], recipe):
         self.model, self.stream, self.recipe = TwoEnds(config).double(), stream, recipe
         self.stages = [
             {n: start[n].clone().requires_grad_() for n, home in homes.items() if home == s}
-            for s in range(stream.schedule.ranks)
+            for s in range(stream.schedule.depth)
         ]
         self.optimizers = [self._optimizer(weights) for weights in self.stages]
         self.history = [[_copy(weights)] for weights in self.stages]  # by stage and version
-        self.losses, self.norms = [], []
+        self.losses, self._norms = [], [[] for _ in self.stages]
 
     def run(self, batches: Sequence[Batch], replicas: int = 1) -> "Emulator":
         """All batches, each cut into rows of replicas and then micro-batches; returns itself."""
@@ -55,8 +56,17 @@ class Emulator:
                 for replica in rows:
                     loss += self._micro_batch(batch, replica[j], t, t * self.stream.per_update + j)
             self.losses.append(loss)
-            self._update()
+            for stage in range(len(self.stages)):
+                if (t + 1) % len(
+                    self.stream.schedule.ranks_of(stage)
+                ) == 0:  # the end of a round of its replicas
+                    self._update(stage)
         return self
+
+    @property
+    def norms(self) -> list[float]:
+        """The norm of the gradient of every update, all stages together."""
+        return [torch.stack(stages).norm().item() for stages in zip(*self._norms, strict=True)]
 
     @property
     def weights(self) -> dict[str, torch.Tensor]:
@@ -84,16 +94,14 @@ class Emulator:
                 w.grad = found[name] if w.grad is None else w.grad + found[name]
         return loss
 
-    def _update(self) -> None:
-        """Clip by each stage's own norm, update, and remember the new version."""
-        norms = []
-        for weights, optimizer, versions in zip(self.stages, self.optimizers, self.history, strict=True):
-            limit = self.recipe.clip or float("inf")
-            norms.append(torch.nn.utils.clip_grad_norm_(weights.values(), limit))
-            optimizer.step()
-            optimizer.zero_grad()
-            versions.append(_copy(weights))
-        self.norms.append(torch.stack(norms).norm().item())
+    def _update(self, stage: int) -> None:
+        """Clip by the stage's own norm, update, and remember the new version."""
+        weights, optimizer = self.stages[stage], self.optimizers[stage]
+        limit = self.recipe.clip or float("inf")
+        self._norms[stage].append(torch.nn.utils.clip_grad_norm_(weights.values(), limit))
+        optimizer.step()
+        optimizer.zero_grad()
+        self.history[stage].append(_copy(weights))
 
     def _optimizer(self, weights: dict[str, torch.Tensor]):
         decayed = [w for w in weights.values() if w.dim() > 1]

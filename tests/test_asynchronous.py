@@ -1,12 +1,13 @@
 """Streams without a flush: their orders, their version tables, and the closed forms of the papers."""
 
 from dataclasses import replace
+from itertools import product
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpt2lab.schedules import Cost, Op, ScheduleError, make, simulate
+from gpt2lab.schedules import Cost, Op, ScheduleError, asynchronous, make, simulate
 from gpt2lab.schedules.asynchronous import (
     FREE,
     SCHEMES,
@@ -51,7 +52,9 @@ def test_versions_held_are_those_of_the_papers(name, p, k, active):
     stream = stream_of(name, p, 2 * p + 2, k, active)
     for stage in range(p):
         most = max(map(len, stream.held(stage)))
-        assert most == versions_held(name, p, stage, stream.per_update, active)
+        assert most == versions_held(stream, stage)
+        if name in ("1f1b", "ampnet", "2bw"):
+            assert most == 1 + (name == "2bw")
         if name == "pipedream" and stream.per_update == 1 and active == p:
             assert most == p - stage
 
@@ -112,7 +115,53 @@ def test_a_table_that_looks_into_the_future_is_refused():
         check_stream(replace(stream, tied={**stream.tied, op: 3}))
 
 
+REPLICAS = [stages for p in (1, 2, 3) for stages in product((1, 2, 3), repeat=p)]
+
+
+@pytest.mark.parametrize("name", ["pipedream", "ampnet"])
+def test_replicas_take_turns_and_update_together(name):
+    for stages in REPLICAS:
+        stream, ranks = make_stream(name, stages, 36), sum(stages)
+        assert stream.schedule.promise[0] == -(-ranks // stages[0])  # NOAM
+        for s, count in enumerate(stages):
+            for rank in stream.schedule.ranks_of(s):
+                place = rank - stream.schedule.placement[s]
+                assert [op.micro for op in stream.schedule.orders[rank] if op.kind == "F"] == list(
+                    range(place, 36, count)
+                )
+                made = [v for op in stream.schedule.orders[rank] if (v := stream.makes(op))]
+                assert made == list(range(1, 36 // count + 1))
+                assert max(map(len, stream.held(rank))) == versions_held(stream, rank)
+
+
+def test_a_round_that_can_never_end_is_found():
+    stream = make_stream("pipedream", (2, 1), 4)
+    schedule = stream.schedule
+    first = tuple(Op(kind, 0, micro) for kind, micro in (("F", 0), ("B", 0), ("F", 2), ("B", 2)))
+    last = tuple(Op(kind, 1, micro) for micro in (0, 2, 1, 3) for kind in "FB")
+    orders = (first, schedule.orders[1], last)
+    with pytest.raises(ScheduleError, match="Deadlock: .* wait in a circle"):
+        check_stream(replace(stream, schedule=replace(schedule, orders=orders)))
+
+
+def test_a_table_that_is_not_that_of_its_paper_is_refused():
+    stream = make_stream("pipedream", 3, 6)
+    op = Op("F", 0, 4)
+    with pytest.raises(ScheduleError, match="0F4 reads version 1, and pipedream means 2"):
+        check_stream(replace(stream, reads={**stream.reads, op: 1}))
+
+
+def test_one_version_too_many_is_refused(monkeypatch):
+    monkeypatch.setattr(asynchronous, "versions_held", lambda stream, rank: 2 - rank)
+    with pytest.raises(ScheduleError, match="rank 0 holds 3 versions, and pipedream needs 2"):
+        make_stream("pipedream", 3, 9)
+
+
 def test_what_cannot_be_is_refused_in_a_sentence():
+    with pytest.raises(ValueError, match="7 batches make no whole rounds over 2 .* Use a multiple of 2"):
+        make_stream("pipedream", (2, 1), 7)
+    with pytest.raises(ValueError, match="schedule=2bw with micro=3 cannot have replicas"):
+        make_stream("2bw", (2, 1), 4, 3)
     with pytest.raises(ValueError, match="at least pp=4 micro-batches, and here are 3.*Use micro=4 or more"):
         make_stream("2bw", 4, 2, 3)
     with pytest.raises(ValueError, match="active=5 .* pp=4 .* Use active=1 to 4"):

@@ -1,5 +1,7 @@
 """Servers that apply gradients on arrival, and replicas that meet every H steps: equal to their serial emulators."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -7,12 +9,75 @@ from hypothesis import strategies as st
 from planting import planted
 
 from gpt2lab.lessons.labs import local_sgd
+from gpt2lab.lessons.labs import replicated_stages as replicated
 from gpt2lab.lessons.labs import servers_on_arrival as servers
 from gpt2lab.model import GPT2, GPT2Config
+from gpt2lab.parallel.data import Naive, Replicas
+from gpt2lab.parallel.pipeline.versions import Embedding
 from gpt2lab.reference import example_batch, serial_gradients
+from gpt2lab.train import Recipe
 
 CONFIG = GPT2Config(vocab_size=37, n_positions=16, n_layer=2, n_head=2, n_embd=16)
+DEEP = replace(CONFIG, n_layer=4)
 BATCHES = [example_batch(CONFIG, 7, 11, t) for t in range(6)]
+
+
+@pytest.mark.parametrize("stages", [(2, 1), (1, 2), (2, 2), (1, 2, 1), (1, 1, 2)])
+@pytest.mark.parametrize("scheme", ["pipedream", "ampnet"])
+@pytest.mark.parametrize("recipe", [Recipe("sgd", lr=0.1, clip=0.5), Recipe(lr=1e-2)], ids=["sgd", "adamw"])
+def test_replicated_stages_equal_their_emulator(pools, stages, scheme, recipe):
+    found = pools[sum(stages)].run(replicated.train, scheme, stages, DEEP, BATCHES, recipe)
+    emulator = replicated.emulate(scheme, stages, DEEP, BATCHES, recipe)
+    assert replicated.largest_error(found, emulator) < 1e-10
+    stream = emulator.stream
+    for rank, (_, weights, record, traffic) in enumerate(found):
+        assert [r.held for r in record] == stream.held(rank)
+        (stage,) = stream.schedule.stages_of(rank)
+        replicas, own = stages[stage], [n for n, w in weights.items() if n != "wte.weight" or stage == 0]
+        size = sum(weights[n].numel() * 8 for n in own)
+        calls, sent, _ = traffic.get(("all_reduce", "replicas"), (0, 0, 0))
+        assert calls == (replicas > 1) * len(own) * len(BATCHES) // replicas
+        assert abs(sent - 2 * (replicas - 1) * size // replicas * (len(BATCHES) // replicas)) <= 8 * calls
+    for stage in range(len(stages)):
+        same = [found[rank][1] for rank in stream.schedule.ranks_of(stage)]
+        assert all(torch.equal(w, other[n]) for other in same for n, w in same[0].items())
+
+
+def followed_by_the_first_alone(right):
+    def deaf(self, version):
+        before = self.weight is not None and self.weight.data.clone()
+        right(self, version)
+        if self.ends.rank > self.last[0]:
+            self.weight.data.copy_(before)
+
+    return deaf
+
+
+def head_of_one_replica_alone(right):
+    return lambda self, micro: right(self, micro) * (self.ends.rank == 0)
+
+
+@pytest.mark.parametrize(
+    "stages, owner, name, make",
+    [
+        ((2, 1), Naive, "finish", lambda right: Replicas.finish),
+        ((1, 2), Naive, "finish", lambda right: Replicas.finish),
+        ((1, 2), Embedding, "pull", followed_by_the_first_alone),
+        ((2, 1), Embedding, "take", head_of_one_replica_alone),
+    ],
+    ids=["first updating apart", "last updating apart", "new embedding for one", "head's gradient from one"],
+)
+def test_mutants_of_replicated_stages_are_noticed(pools, stages, owner, name, make):
+    recipe = Recipe("sgd", lr=0.1, clip=None)
+
+    def buggy(rank, world_size):
+        with planted(owner, name, make):
+            return replicated.train(rank, world_size, "pipedream", stages, DEEP, BATCHES, recipe)
+
+    found = pools[sum(stages)].run(buggy)
+    assert (
+        replicated.largest_error(found, replicated.emulate("pipedream", stages, DEEP, BATCHES, recipe)) > 1e-6
+    )
 
 
 def pulls_ahead(events):

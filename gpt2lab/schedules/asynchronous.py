@@ -3,10 +3,14 @@
 A batch is `per_update` micro-batches in a row. When the last backward of batch t has run on a stage, the stage
 updates its own weights and they become version t + 1; it does not wait for the other stages. The schemes run the same
 operations in the same order and differ only in the table.
+
+A stage on several ranks deals the batches to them in turn; when each of its replicas has run one, they add up their
+gradients and make the same update: a version for each round.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from graphlib import CycleError, TopologicalSorter
 
 from .check import ScheduleError, check
 from .gpipe_1f1b import alternate, one_forward_one_backward
@@ -27,27 +31,30 @@ class Stream:
     reads: dict[Op, int]
     tied: dict[Op, int]
 
-    @property
-    def updates(self) -> int:
-        """How many batches run through, and so how often each stage updates."""
-        return self.schedule.micros // self.per_update
-
     def batch(self, op: Op) -> int:
         """The batch that an operation works for."""
         return op.micro // self.per_update
 
+    def update(self, op: Op) -> int:
+        """The update of its stage, from 0, to which an operation contributes."""
+        return self.batch(op) // len(self.schedule.ranks_of(op.stage))
+
     def makes(self, op: Op) -> int | None:
-        """The version that the stage makes right after `op`; None where it does not update."""
-        last = op.kind == "B" and (op.micro + 1) % self.per_update == 0
-        return self.batch(op) + 1 if last else None
+        """The version that the rank makes right after `op`; None where it does not update."""
+        turn = op.micro // len(self.schedule.ranks_of(op.stage)) + 1  # of this rank's micro-batches
+        return self.update(op) + 1 if op.kind == "B" and turn % self.per_update == 0 else None
+
+    def newest(self, stage: int) -> int:
+        """The version that all updates of a stage together make."""
+        return self.update(Op("B", stage, self.schedule.micros - 1)) + 1
 
     def staleness(self, op: Op) -> int:
         """How many updates the weights read lack: zero where they contain all batches before the operation's own."""
-        return self.batch(op) - self.reads[op]
+        return self.update(op) - self.reads[op]
 
-    def held(self, stage: int) -> list[frozenset[int]]:
-        """The versions that a stage must have after each operation: its newest, and those still to be read."""
-        order = self.schedule.orders[stage]
+    def held(self, rank: int) -> list[frozenset[int]]:
+        """The versions that a rank must have after each operation: its newest, and those still to be read."""
+        order = self.schedule.orders[rank]
         last = {self.reads[op]: n for n, op in enumerate(order)}
         alive, sets = {0}, []
         for n, op in enumerate(order):
@@ -57,19 +64,23 @@ class Stream:
         return sets
 
 
-def free_running(ranks: int, micros: int, active: int | None = None) -> Schedule:
+def free_running(stages: int | tuple[int, ...], micros: int, active: int | None = None) -> Schedule:
     """1F1B's order over a stream of micro-batches: one warm-up at the start, one drain at the end.
 
-    `active` (default p) bounds how many micro-batches are between their first forward and their last backward
-    (AMPNet's max_active_keys, PipeDream's NOAM). Bubble (p - 1) / (m + p - 1), which goes to zero.
+    `stages` says how many there are, or how many ranks each has. `active` (default p) bounds how many micro-batches of
+    a rank are between their first forward and their last backward (AMPNet's max_active_keys). A rank of the first
+    stage has ceil(ranks / ranks of the first stage) of them, PipeDream's NOAM. Bubble of p stages on p ranks
+    (p - 1) / (m + p - 1), which goes to zero.
     """
-    require(ranks, micros)
+    replicas = stages if isinstance(stages, tuple) else (1,) * stages
+    ranks = sum(replicas)
+    require(ranks, micros, ranks_of_a_stage=min(replicas, default=1))
     active = active or ranks
     if not 1 <= active <= ranks:
         raise ValueError(
             f"active={active} micro-batches in progress: more than pp={ranks} would only wait. Use active=1 to {ranks}."
         )
-    return alternate(ranks, micros, active, "free_running")
+    return alternate(replicas, micros, active, "free_running")
 
 
 def flushed(ranks: int, batches: int, per_update: int) -> Schedule:
@@ -82,27 +93,14 @@ def flushed(ranks: int, batches: int, per_update: int) -> Schedule:
     return replace(one, orders=orders, micros=batches * per_update, name="flushed")
 
 
-def versions_held(name: str, p: int, stage: int, per_update: int = 1, active: int | None = None) -> int:
-    """The most versions of its weights that a stage of p holds at a time, in a stream long enough.
-
-    PipeDream: p - s with one micro-batch an update, its published number; with k of them 1 + ceil((p - 1 - s) / k).
-    """
-    ahead = min(p, active or p) - 1  # forwards that the first stage is ahead of its backwards
-    if name == "2bw":
-        return 2
-    if name in ("pipedream", "pipedream_vertical"):
-        lag = ahead if name == "pipedream_vertical" else min(ahead, p - 1 - stage)
-        return 1 + -(-lag // per_update)
-    return 1
-
-
 def make_stream(
-    name: str, ranks: int, batches: int, per_update: int = 1, active: int | None = None
+    name: str, stages: int | tuple[int, ...], batches: int, per_update: int = 1, active: int | None = None
 ) -> Stream:
-    """The stream of a scheme of `SCHEMES` over `batches` batches, checked.
+    """The stream of a scheme of `SCHEMES` over `batches` batches, checked; `stages` as in `free_running`.
 
     Raises ValueError where the scheme cannot run so, as 2BW with fewer micro-batches in a batch than stages.
     """
+    ranks = sum(stages) if isinstance(stages, tuple) else stages
     require(ranks, batches, per_update=per_update)
     if name not in SCHEMES:
         raise ValueError(f"There is no asynchronous schedule {name!r}. There are {', '.join(SCHEMES)}.")
@@ -111,20 +109,36 @@ def make_stream(
             f"schedule=2bw makes an update of at least pp={ranks} micro-batches, and here are {per_update}: a batch "
             f"would need weights that are not there yet. Use micro={ranks} or more."
         )
+    if isinstance(stages, tuple):
+        _check_rounds(name, stages, batches, per_update)
     if name == "1f1b":
         schedule = flushed(ranks, batches, per_update)
     else:
-        schedule = free_running(ranks, batches * per_update, active)
-    schedule = replace(schedule, name=name)
-    version, newest = {}, [0] * ranks  # the newest version of its stage when each operation starts
-    for stage, order in enumerate(schedule.orders):
+        schedule = free_running(stages, batches * per_update, active)
+    stream = Stream(replace(schedule, name=name), per_update, {}, {})
+    version = {}  # the newest of its rank when each operation starts
+    for order in schedule.orders:
+        newest = 0
         for op in order:
-            version[op] = newest[stage]
-            newest[stage] += op.kind == "B" and (op.micro + 1) % per_update == 0
-    reads = {op: SCHEMES[name](version, op, per_update) for op in version}
-    at_entry = lambda op: reads[op] if name == "2bw" else version[Op("F", 0, op.micro)]
-    tied = {op: at_entry(op) for op in schedule.orders[-1]}
-    return check_stream(Stream(schedule, per_update, reads, tied))
+            version[op] = newest
+            newest = stream.makes(op) or newest
+    stream.reads.update({op: SCHEMES[name](version, op, per_update) for op in version})
+    for op in (op for op in version if op.stage == schedule.depth - 1):
+        stream.tied[op] = stream.reads[op] if name == "2bw" else version[Op("F", 0, op.micro)]
+    return check_stream(stream)
+
+
+def _check_rounds(name: str, replicas: tuple[int, ...], batches: int, per_update: int) -> None:
+    if per_update > 1 or name not in ("pipedream", "ampnet"):
+        raise ValueError(
+            f"A stage of schedule={name} with micro={per_update} cannot have replicas that take batches in turn. "
+            "Use schedule=pipedream or ampnet with micro=1."
+        )
+    if uneven := [r for r in replicas if batches % r]:
+        raise ValueError(
+            f"{batches} batches make no whole rounds over {uneven[0]} replicas of a stage ({batches} % {uneven[0]} = "
+            f"{batches % uneven[0]}). Use a multiple of {uneven[0]}."
+        )
 
 
 def _newest(version, op, per_update):
@@ -157,20 +171,78 @@ SCHEMES: dict[str, Callable] = {
 FREE = tuple(name for name in SCHEMES if name != "1f1b")  # those without a flush
 
 
+def closed_form(stream: Stream, op: Op) -> int:
+    """The version that an operation reads, as the papers have it, from numbers alone.
+
+    A forward on a rank that runs `ahead` forwards ahead of its backwards, of its i-th micro-batch, meets
+    max(0, i - ahead) // per_update updates; with n stages `ahead` is n - 1 - s on stage s.
+    """
+    schedule, scheme = stream.schedule, stream.schedule.name
+    if scheme == "2bw" or scheme == "1f1b":
+        return max(0, stream.batch(op) - (scheme == "2bw"))
+    home = op._replace(stage=0) if scheme == "pipedream_vertical" else op
+    ahead = 0 if (scheme, op.kind) == ("ampnet", "B") else schedule.promise[schedule.rank_of(home)] - 1
+    return max(0, op.micro // len(schedule.ranks_of(op.stage)) - ahead) // stream.per_update
+
+
+def versions_held(stream: Stream, rank: int) -> int:
+    """The most versions of its weights that a rank holds at a time, in a stream long enough.
+
+    PipeDream: as many as forwards are under way, p - s on stage s, with one micro-batch an update; with k of them
+    1 + ceil((p - 1 - s) / k). With vertical sync stage 0's number everywhere.
+    """
+    scheme = stream.schedule.name
+    if scheme in ("pipedream", "pipedream_vertical"):
+        ahead = stream.schedule.promise[0 if scheme == "pipedream_vertical" else rank] - 1
+        return 1 + -(-ahead // stream.per_update)
+    return 2 if scheme == "2bw" else 1
+
+
 def check_stream(stream: Stream) -> Stream:
-    """Return the stream if it is right: dependencies, no deadlock, and no operation reads a version not yet made."""
+    """Return the stream if it is right, else raise ScheduleError.
+
+    Right is: dependencies; no deadlock, also where replicas wait for each other to update; no operation reads a version
+    that is not there; every version read, and how many a rank holds, are those of the closed forms.
+    """
     schedule = check(stream.schedule)
-    newest = [0] * schedule.ranks
+    _check_rounds_end(stream)
     at_entry = {}  # the newest embedding when each micro-batch entered
-    for stage, order in enumerate(schedule.orders):
+    for rank, order in enumerate(schedule.orders):
+        newest = 0
         for op in order:
-            _exists(op, stream.reads[op], newest[stage], "of its stage")
-            if op.kind == "F" and stage == 0:
-                at_entry[op.micro] = newest[0]
-            newest[stage] = stream.makes(op) or newest[stage]
-    for op in schedule.orders[-1]:
-        _exists(op, stream.tied[op], at_entry[op.micro], "of the embedding")
+            _exists(op, stream.reads[op], newest, "of its stage")
+            if op.kind == "F" and op.stage == 0:
+                at_entry[op.micro] = newest
+            if stream.reads[op] != closed_form(stream, op):
+                raise ScheduleError(
+                    f"{op} reads version {stream.reads[op]}, and {schedule.name} means {closed_form(stream, op)}."
+                )
+            newest = stream.makes(op) or newest
+        most = max(map(len, stream.held(rank)), default=1)
+        if most > versions_held(stream, rank):
+            raise ScheduleError(
+                f"rank {rank} holds {most} versions, and {schedule.name} needs {versions_held(stream, rank)}."
+            )
+    for op, version in stream.tied.items():
+        _exists(op, version, at_entry[op.micro], "of the embedding")
     return stream
+
+
+def _check_rounds_end(stream: Stream) -> None:
+    """Replicas that add up their gradients go on together: no operation may wait for itself."""
+    schedule, before = stream.schedule, {}
+    for order in schedule.orders if schedule.replicas else ():
+        meeting = []
+        for op in order:
+            needs = (n._replace(kind="B") if n.kind == "I" else n for n in schedule.needs(op))
+            before[op] = [*meeting, *needs]
+            r = len(schedule.ranks_of(op.stage))
+            round_of = range(op.micro // r * r, (op.micro // r + 1) * r)
+            meeting = [Op("B", op.stage, m) for m in round_of] if stream.makes(op) else [op]
+    try:
+        TopologicalSorter(before).prepare()
+    except CycleError as error:
+        raise ScheduleError(f"Deadlock: {', '.join(map(str, error.args[1]))} wait in a circle.") from None
 
 
 def _exists(op: Op, version: int, newest: int, whose: str) -> None:

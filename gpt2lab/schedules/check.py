@@ -54,8 +54,7 @@ def _belongs(schedule: Schedule, op: Op, rank: int) -> None:
             f"{op} names stage {op.stage} of {len(schedule.placement)} and micro-batch {op.micro} of "
             f"{schedule.units}; both count from 0."
         )
-    if schedule.placement[op.stage] != rank:
-        home = schedule.placement[op.stage]
+    if (home := schedule.rank_of(op)) != rank:
         raise ScheduleError(f"{op} runs on rank {rank}, but stage {op.stage} is on rank {home}. Move it.")
     if op.stage not in schedule.route(op.micro):
         raise ScheduleError(f"{op}: micro-batch {op.micro} does not pass stage {op.stage}. Remove it.")
@@ -105,7 +104,7 @@ class _Run:
                 return awake
             self.at[rank] += 1
             for need in schedule.needs(op):
-                if schedule.placement[need.stage] != rank:
+                if schedule.rank_of(need) != rank:
                     self.unread[_edge(need)] -= 1
                     awake += self.waiting.pop(_edge(need), [])
             if schedule.message(op) is None:
@@ -125,7 +124,7 @@ class _Run:
             self.waiting.setdefault(_edge(op), []).append(rank)
             return False
         there = self.schedule.message(op)
-        reader = self.schedule.placement[there.stage]
+        reader = self.schedule.rank_of(there)
         order = self.schedule.orders[reader]
         ready = self.sending[reader] is None and self.at[reader] < len(order)
         if ready and _key(order[self.at[reader]]) == there:

@@ -1,5 +1,7 @@
 """Schedules with one stage a rank and whole backwards: naive, GPipe, 1F1B."""
 
+from itertools import accumulate
+
 from .schedule import Op, Schedule, require
 
 
@@ -29,22 +31,32 @@ def one_forward_one_backward(ranks: int, micros: int) -> Schedule:
 
     Bubble (p - 1) / (m + p - 1), the same as GPipe's; but stage s holds only min(m, p - s) activations.
     """
-    return alternate(ranks, micros, ranks, "1f1b")
-
-
-def alternate(ranks: int, micros: int, active: int, name: str) -> Schedule:
-    """1F1B's order with at most `active` micro-batches in flight: fewer than p hold less, and wait."""
     require(ranks, micros)
-    orders = []
-    for s in range(ranks):
-        warm_up = min(micros, ranks - 1 - s, active - 1)
-        order = [Op("F", s, i) for i in range(warm_up)]
-        for i in range(micros - warm_up):
-            order += [Op("F", s, warm_up + i), Op("B", s, i)]
-        orders.append(order + [Op("B", s, i) for i in range(micros - warm_up, micros)])
-    return _one_stage_each(orders, micros, name, [min(micros, ranks - s, active) for s in range(ranks)])
+    return alternate((1,) * ranks, micros, ranks, "1f1b")
 
 
-def _one_stage_each(orders, micros, name, promise) -> Schedule:
-    ranks = tuple(range(len(orders)))
-    return Schedule(tuple(map(tuple, orders)), ranks, micros, name=name, promise=tuple(promise))
+def alternate(replicas: tuple[int, ...], micros: int, active: int, name: str) -> Schedule:
+    """1F1B's order; `replicas[s]` ranks share stage s and take the micro-batches in turn.
+
+    A rank has as many micro-batches in flight as there are ranks from its stage on for each replica of the stage,
+    rounded up, and at most `active`: fewer hold less, and wait.
+    """
+    orders, promise = [], []
+    for s, count in enumerate(replicas):
+        most = min(active, -(-sum(replicas[s:]) // count))
+        for replica in range(count):
+            mine = range(replica, micros, count)
+            order = [Op("F", s, i) for i in mine[: most - 1]]
+            for forward, backward in zip(mine[most - 1 :], mine, strict=False):
+                order += [Op("F", s, forward), Op("B", s, backward)]
+            orders.append(order + [Op("B", s, i) for i in mine[max(0, len(mine) - most + 1) :]])
+            promise.append(min(len(mine), most))
+    return _one_stage_each(orders, micros, name, promise, replicas)
+
+
+def _one_stage_each(orders, micros, name, promise, replicas=()) -> Schedule:
+    replicas = () if len(replicas) == len(orders) else replicas
+    placement = tuple(accumulate((0, *replicas[:-1]))) if replicas else tuple(range(len(orders)))
+    return Schedule(
+        tuple(map(tuple, orders)), placement, micros, name=name, promise=tuple(promise), replicas=replicas
+    )

@@ -32,7 +32,8 @@ class Schedule:
     `placement[stage]` is the rank of a stage. With `copies` = 2 there are two copies of the model: stages 0..n-1 are
     the first, stages n..2n-1 the second, and micro-batch i uses copy i % 2. With `slices` = K a micro-batch is cut
     into K token slices, and unit u means slice u % K of micro-batch u // K. `promise[rank]` is the most stage
-    activations that the schedule holds on a rank.
+    activations that the schedule holds on a rank. With `replicas` a stage is on that many ranks, its placement and the
+    following ones, which take the micro-batches in turn.
     """
 
     orders: tuple[tuple[Op, ...], ...]
@@ -42,6 +43,7 @@ class Schedule:
     slices: int = 1
     name: str = field(default="", compare=False)
     promise: tuple[int, ...] = field(default=(), compare=False)
+    replicas: tuple[int, ...] = ()
 
     @property
     def ranks(self) -> int:
@@ -69,7 +71,17 @@ class Schedule:
 
     def stages_of(self, rank: int) -> list[int]:
         """The stages on a rank."""
-        return [stage for stage, where in enumerate(self.placement) if where == rank]
+        return [stage for stage in range(len(self.placement)) if rank in self.ranks_of(stage)]
+
+    def ranks_of(self, stage: int) -> range:
+        """The ranks that hold a stage: one, or its replicas."""
+        first = self.placement[stage]
+        return range(first, first + (self.replicas[stage] if self.replicas else 1))
+
+    def rank_of(self, op: Op) -> int:
+        """The rank that runs an operation."""
+        first = self.placement[op.stage]
+        return first + op.micro % self.replicas[op.stage] if self.replicas else first
 
     def route(self, micro: int) -> range:
         """The stages that a unit of work passes, in order."""
@@ -102,7 +114,7 @@ class Schedule:
             there = Op("I", stage - 1, micro)
         else:
             return None
-        return None if self.placement[there.stage] == self.placement[stage] else there
+        return None if self.rank_of(there) == self.rank_of(op) else there
 
     @cached_property
     def incoming(self) -> list[dict[int, list[Op]]]:
@@ -110,7 +122,7 @@ class Schedule:
         found: list[dict[int, list[Op]]] = [{} for _ in self.orders]
         for sender, order in enumerate(self.orders):
             for there in filter(None, map(self.message, order)):
-                found[self.placement[there.stage]].setdefault(sender, []).append(there)
+                found[self.rank_of(there)].setdefault(sender, []).append(there)
         return found
 
     @cached_property

@@ -124,10 +124,10 @@ def head_stays_as_it_was(right):
 
 def head_reads_one_version_late(right):
     def late(self, version):
-        while self.ends.rank and self.version < version:
+        while self.ends.rank in self.last and self.version < version:
             if self.version:
                 self.weight.data.copy_(self.before)
-            self.before, self.version = self.receive(), self.version + 1
+            self.before, self.version = self.receive(0), self.version + 1
 
     return late
 

@@ -18,7 +18,7 @@ from ...schedules import Op, Schedule, ScheduleError, check
 
 def buffers_needed(schedule: Schedule) -> int:
     """How many unread messages a link must hold so that the schedule cannot deadlock; at least 2, for overlap."""
-    count = 2
+    count = schedule.units if schedule.replicas else 2  # replicas also wait for each other
     while count < schedule.units:
         try:
             check(schedule, buffers=count)
@@ -68,7 +68,7 @@ class Mailbox:
         """Give the result of `op` to the operation that waits for it, on this rank or on another."""
         step = 1 if op.kind == "F" else -1
         there = Op("F" if op.kind == "F" else "I", op.stage + step, op.micro)
-        rank = self.schedule.placement[there.stage]
+        rank = self.schedule.rank_of(there)
         if rank == self.axis.rank:
             self.here[there] = value
             return

@@ -98,8 +98,8 @@ def tied_lines(schedule, pipeline: tuple[int, ...]) -> list[tuple[int, ...]]:
     ranks = schedule.ranks
     if schedule.copies == 2:
         return [(pipeline[r], pipeline[ranks - 1 - r]) for r in range(ranks // 2)]
-    ends = schedule.placement[0], schedule.placement[schedule.depth - 1]
-    return [] if ends[0] == ends[1] else [(pipeline[ends[0]], pipeline[ends[1]])]
+    first, last = schedule.ranks_of(0), schedule.ranks_of(schedule.depth - 1)
+    return [] if first == last else [tuple(pipeline[r] for r in (*first, *last))]
 
 
 def mark_ties(model, schedule, place: int) -> set[str]:
@@ -111,8 +111,9 @@ def mark_ties(model, schedule, place: int) -> set[str]:
             place > twin,
         )
     else:
-        ends = schedule.placement[0], schedule.placement[schedule.depth - 1]
-        shared, second = {"wte.weight"} if ends[0] != ends[1] and place in ends else set(), place == ends[1]
+        first, last = schedule.ranks_of(0), schedule.ranks_of(schedule.depth - 1)
+        shared = {"wte.weight"} if first != last and place in (*first, *last) else set()
+        second = place in last
     for name, p in model.named_parameters():
         if second and name in shared:
             spec.mark(p, tied_copy=True)

@@ -3,7 +3,8 @@
 Every operation reads the version of the weights that `gpt2lab.schedules.asynchronous` says.
 
 The tied embedding has one sequence of versions. The first stage owns it: the last one sends its gradient there, and
-pulls a version, 2 V C numbers an update in all, when the first micro-batch arrives whose table asks for it.
+pulls a version, 2 V C numbers an update in all, when the first micro-batch arrives whose table asks for it. Where these
+stages have replicas, a gradient goes to the one that had the micro-batch, and the first one's versions to all.
 
 Gaunt et al. 2017, "AMPNet"; Narayanan et al. 2019, "PipeDream"; Narayanan et al. 2021, "PipeDream-2BW".
 """
@@ -17,7 +18,7 @@ import torch
 
 from ...ranks import comm
 from ...ranks.mesh import NAMES, Axis, Mesh
-from ...schedules import Op
+from ...schedules import Op, Schedule
 from ...schedules.asynchronous import Stream, free_running, make_stream
 from ...schedules.registry import find
 from .. import spec
@@ -72,34 +73,45 @@ class Stash:
 class Embedding:
     """The tied embedding of one stream: owned by the first stage, followed by the last, unknown to all others.
 
-    At most as many messages are unread as the pipeline has stages: a micro-batch that comes back proves that the
-    oldest has been read.
+    `ends` are the ranks of the first stage, then those of the last. At most twice as many messages to a rank are unread
+    as the pipeline has ranks: a micro-batch that comes back proves that the oldest has been read.
     """
 
-    def __init__(self, weight: torch.Tensor | None, ends: Axis | None, stages: int):
-        self.weight, self.ends, self.stages = weight, ends, stages
-        self.version, self.leaving = 0, deque()
+    def __init__(self, weight: torch.Tensor | None, ends: Axis | None, schedule: Schedule):
+        self.weight, self.ends, self.version, self.leaving = weight, ends, 0, deque()
+        self.first = range(len(schedule.ranks_of(0)))
+        self.last = range(len(self.first), ends.size if ends is not None else 0)
+        self.most = 2 * schedule.ranks * max(1, len(self.last))
 
-    def send(self, value: torch.Tensor) -> None:
-        """Send a gradient or a new version to the other end."""
-        if len(self.leaving) == self.stages:
+    def send(self, value: torch.Tensor, end: int) -> None:
+        """Send a gradient or a new version to another end."""
+        if len(self.leaving) == self.most:
             self.leaving.popleft().wait()
-        self.leaving.append(comm.isend(value, self.ends, 1 - self.ends.rank))
+        self.leaving.append(comm.isend(value, self.ends, end))
 
-    def receive(self) -> torch.Tensor:
-        """The tensor that the other end sent."""
-        return comm.irecv(self.weight, self.ends, 1 - self.ends.rank).wait()
+    def receive(self, end: int) -> torch.Tensor:
+        """The tensor that another end sent."""
+        return comm.irecv(self.weight, self.ends, end).wait()
 
     def push(self) -> None:
         """The first stage has made a version: send it."""
         if self.ends is not None and self.ends.rank == 0:
-            self.send(self.weight.data.clone())
+            for end in self.last:
+                self.send(self.weight.data.clone(), end)
 
     def pull(self, version: int) -> None:
         """The last stage is about to read a version: receive up to it."""
-        while self.ends is not None and self.ends.rank == 1 and self.version < version:
-            self.weight.data.copy_(self.receive())
+        while self.ends is not None and self.ends.rank in self.last and self.version < version:
+            self.weight.data.copy_(self.receive(0))
             self.version += 1
+
+    def give(self, grad: torch.Tensor, micro: int) -> None:
+        """The last stage sends the gradient of a micro-batch to the rank where it entered."""
+        self.send(grad, self.first[micro % len(self.first)])
+
+    def take(self, micro: int) -> torch.Tensor:
+        """The gradient of a micro-batch, from the rank where it left."""
+        return self.receive(self.last[micro % len(self.last)])
 
     def finish(self) -> None:
         """Wait until every message was sent."""
@@ -123,10 +135,9 @@ class Asynchronous(Pipeline):
     its new weights come back. `record` has what each operation of the last stream read.
     """
 
-    def __init__(self, model, mesh: Mesh, plan):
-        super().__init__(model, mesh, free_running(plan.pp, plan.micro, plan.active or None))
-        self.keep_inputs_only = plan.recompute
-        self.table = partial(stream_of, plan)  # of so many batches
+    def __init__(self, model, mesh: Mesh, schedule: Schedule, table: Callable[[int], Stream]):
+        super().__init__(model, mesh, schedule)
+        self.table = table  # of so many batches
         self.norm_axis = mesh.axis("stage", mesh.lines(NAMES[1:]))  # who updates at the same time
         self.record: list[Read] = []
 
@@ -147,7 +158,8 @@ class Asynchronous(Pipeline):
         self.buffers = buffers_needed(table.schedule)
         step = PipelineStep(self, table.schedule, [m for batch in batches for m in batch], key)
         stash, losses = Stash(self._own()), step.loss.new_zeros(len(batches))
-        self.embedding = Embedding(self.model.wte and self.model.wte.weight, self.twins, self.axis.size)
+        self.embedding = Embedding(self.model.wte and self.model.wte.weight, self.twins, table.schedule)
+        newest = [table.newest(stage) for stage in range(table.schedule.depth)]
         wanted = table.held(self.axis.rank)
         self.record.clear()
         self.held.clear()
@@ -156,7 +168,7 @@ class Asynchronous(Pipeline):
                 stash.use(table.reads[op])
                 self.embedding.pull(table.tied.get(op, 0))
                 step.key = key and (key[0], key[1] + table.batch(op))
-                read, version = stash.used, table.makes(op)
+                read, version, self.micro = stash.used, table.makes(op), op.micro
                 if version is not None:
                     sync.last_micro()
                 step.run(op)
@@ -167,10 +179,10 @@ class Asynchronous(Pipeline):
                 stash.free(wanted[n])
                 self.held.append(len(step.held))
                 self.record.append(Read(op, read, stash.versions, stash.bytes))
-            self.embedding.pull(table.updates)
+            self.embedding.pull(newest[0])
             step.mailbox.finish()
             self.embedding.finish()
-        stash.use(table.updates)
+        stash.use(newest[op.stage])
         return losses
 
     def _update(self, stash: Stash, version: int, wanted: frozenset[int], update) -> None:
@@ -188,10 +200,10 @@ class Asynchronous(Pipeline):
         """The last stage sends its gradient of the tied embedding to the first, which adds it to its own."""
         for piece in pieces if self.twins is not None else ():
             if piece.name in self.shared and piece.spec.tied_copy:
-                self.embedding.send(piece.tensor.grad)
+                self.embedding.give(piece.tensor.grad, self.micro)
                 piece.tensor.grad = None  # so that nothing here updates it
             elif piece.name in self.shared:
-                piece.tensor.grad += self.embedding.receive()
+                piece.tensor.grad += self.embedding.take(self.micro)
 
     def _own(self) -> list[torch.Tensor]:
         """The parameters that this stage updates: all but the last stage's copy of the embedding."""
@@ -205,7 +217,10 @@ def stream_of(plan, batches: int) -> Stream:
 
 def apply_asynchronous(model, mesh: Mesh, plan) -> Asynchronous:
     """Keep this rank's stage of the model, in place; returns the engine that streams the plan's batches through."""
-    return Asynchronous(model, mesh, plan)
+    order = free_running(plan.pp, plan.micro, plan.active or None)
+    engine = Asynchronous(model, mesh, order, partial(stream_of, plan))
+    engine.keep_inputs_only = plan.recompute
+    return engine
 
 
 def check(config, plan, rows: int, length: int) -> None:
