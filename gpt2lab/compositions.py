@@ -82,6 +82,19 @@ TRIPLES = (  # on 8 ranks
 )
 
 ALL = (Composition("pp=2,dp=2,cp=2,tp=2,micro=2,zero=2,sp=on,layout=zigzag,exchange=ring"),)  # on 16 ranks
+WITHOUT_FLUSH = (  # equal not to the serial run, but to an emulator of their staleness
+    Composition("pp=4,schedule=pipedream"),
+    Composition("pp=4,schedule=ampnet"),
+    Composition("pp=4,micro=4,schedule=2bw"),
+    Composition("pp=3,micro=2,schedule=pipedream_vertical"),
+    Composition("pp=2,dp=2,micro=2,schedule=pipedream", dropout=0.1),
+    Composition("pp=2,dp=2,micro=2,schedule=2bw", dropout=0.1),
+    Composition("pp=2,dp=2,schedule=ampnet,data=naive"),
+    Composition("pp=2,tp=2,schedule=pipedream", dropout=0.1),
+    Composition("pp=2,tp=2,micro=3,schedule=2bw,sp=on", dropout=0.1),
+    Composition("pp=2,tp=2,schedule=ampnet"),
+    Composition("pp=2,cp=2,schedule=pipedream,exchange=ring"),
+)
 TESTED = (*PAIRS, *WITH_EXPERTS, *TRIPLES, *ALL)
 
 

@@ -99,6 +99,8 @@ class Emulator:
         weights, optimizer = self.stages[stage], self.optimizers[stage]
         limit = self.recipe.clip or float("inf")
         self._norms[stage].append(torch.nn.utils.clip_grad_norm_(weights.values(), limit))
+        for group in optimizer.param_groups:
+            group["lr"] = self.recipe.rate(len(self._norms[stage]) - 1)
         optimizer.step()
         optimizer.zero_grad()
         self.history[stage].append(_copy(weights))

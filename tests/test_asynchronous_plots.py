@@ -30,5 +30,5 @@ def test_letters_are_learnt_with_every_parameter_at_home():
     assert set(homes) == {n for n, _ in GPT2(LETTERS).named_parameters()} and set(homes.values()) == set(
         range(4)
     )
-    found = losses("1f1b", 0.2, 12, stages=2)
+    found = losses("1f1b", 0.2, 0, 12, stages=2)
     assert found[-1] < found[0] - 0.5

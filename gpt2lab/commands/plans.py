@@ -1,11 +1,13 @@
 """Which strategies go together: for each two of them, how many plans the tests compare with the serial run.
 
+Plans without a flush are listed and verified too; they are equal to a serial emulator of their staleness.
+
 python -m gpt2lab plans                    the table
 python -m gpt2lab plans --list             the plans themselves
 python -m gpt2lab plans --verify           compare each with the serial run, on up to 8 ranks; --ranks 16 for all
 """
 
-from ..compositions import TESTED, plans_by_pair
+from ..compositions import TESTED, WITHOUT_FLUSH, plans_by_pair
 from ..plan import Plan
 
 ORDER = (
@@ -35,11 +37,11 @@ def add_arguments(parser) -> None:
 def run(args) -> int:
     """Print the table, the plans, or what comparing them with the serial run finds; 1 where one differs."""
     most = args.ranks or (8 if args.verify else 16)
-    tested = [c for c in TESTED if _world(c) <= most]
+    tested, free = ([c for c in plans if _world(c) <= most] for plans in (TESTED, WITHOUT_FLUSH))
     if args.verify:
-        return 1 if [c for c in tested if not _verified(c)] else 0
+        return 1 if [c for c in (*tested, *free) if not _verified(c)] else 0
     if args.list:
-        for c in tested:
+        for c in (*tested, *free):
             print(c.plan + _extra(c))
         return 0
     found = plans_by_pair(tested)
@@ -47,7 +49,10 @@ def run(args) -> int:
     print(" " * 11 + "".join(f"{name:>11}" for name in ORDER))
     for a in ORDER:
         print(f"{a:11}" + "".join(f"{len(found.get((a, b), [])) or '-':>11}" for b in ORDER))
-    print("\nMesh order, outermost first: pp, dp, cp, tp. Neighbouring ranks are tensor-parallel ranks.")
+    print(
+        f"\nBesides, {len(free)} plans without a flush equal an emulator of their staleness (--list names them)."
+    )
+    print("Mesh order, outermost first: pp, dp, cp, tp. Neighbouring ranks are tensor-parallel ranks.")
     return 0
 
 

@@ -1,4 +1,10 @@
-"""Small GPT-2s trained on Shakespeare's letters with the staleness of each asynchronous scheme, by the emulator."""
+"""Small GPT-2s trained on Shakespeare's letters with the staleness of each asynchronous scheme, by the emulator.
+
+python -m gpt2lab.lessons.labs.staleness    writes staleness.json, which lesson 09 draws (about two minutes)
+"""
+
+import json
+from pathlib import Path
 
 import torch
 
@@ -7,9 +13,15 @@ from ...corpus.shards import plays
 from ...emulate import Emulator
 from ...model import GPT2, GPT2Config
 from ...parallel.pipeline.stages import cut_layers
+from ...schedules import Cost, simulate
 from ...schedules.asynchronous import make_stream
 from ...train import Recipe
 
+SCHEMES = "1f1b", "2bw", "pipedream", "ampnet"
+RATES = 0.1, 0.4, 1.0
+RUNS = [(scheme, rate, 0) for scheme in SCHEMES for rate in RATES] + [("2bw", RATES[-1], 100)]
+PARTS = {"1f1b": 4, "2bw": 4}  # micro-batches of an update; the others make one of each
+RECORD = Path(__file__).with_suffix(".json")
 LETTERS = GPT2Config(vocab_size=128, n_positions=32, n_layer=4, n_head=2, n_embd=32)
 
 
@@ -35,16 +47,48 @@ def homes_of(config: GPT2Config, stages: int) -> dict[str, int]:
     return {n: (stage_of | last).get(".".join(n.split(".")[: 1 + n.startswith("h.")]), 0) for n in names}
 
 
-def losses(scheme: str, rate: float, updates: int, stages: int = 4, warmup: int = 0) -> list[float]:
-    """The loss of every batch of a run of the scheme, with plain SGD; 2BW makes each update from `stages` parts."""
-    recipe = Recipe("sgd", lr=rate, clip=1.0, weight_decay=0.0)
-    parts = stages if scheme in ("2bw", "1f1b") else 1
-    stream = make_stream(scheme, stages, updates, parts)
+def losses(scheme: str, rate: float, warmup: int, updates: int, stages: int = 4) -> list[float]:
+    """The loss of every batch of a run with plain SGD; 2BW and 1F1B make each update from `stages` micro-batches.
+
+    In the first `warmup` updates the learning rate rises from zero.
+    """
+    recipe = Recipe("sgd", lr=rate, clip=1.0, weight_decay=0.0, warmup=warmup)
+    stream = make_stream(scheme, stages, updates, PARTS.get(scheme, 1))
     start = {n: p.detach().double() for n, p in GPT2(LETTERS).named_parameters()}
     emulator = Emulator(LETTERS, start, stream, homes_of(LETTERS, stages), recipe)
     return emulator.run(letter_batches(updates)).losses
 
 
 def several(rank: int, world_size: int, runs: list[tuple], updates: int) -> dict[tuple, list[float]]:
-    """The runs (scheme, rate) that fall to this rank."""
+    """The runs (scheme, rate, warm-up) that fall to this rank."""
     return {run: losses(*run, updates) for run in runs[rank::world_size]}
+
+
+def batch_times(updates: int, stages: int = 4) -> dict[str, float]:
+    """The simulated time of a batch, in batches of a pipeline without a bubble; a backward is twice a forward."""
+    found = {}
+    for scheme in SCHEMES:
+        stream = make_stream(scheme, stages, updates, PARTS.get(scheme, 1))
+        cost = Cost(1 / stream.per_update, backward=2 / stream.per_update)
+        found[scheme] = float(simulate(stream.schedule, cost).makespan) / 3 / updates
+    return found
+
+
+def record(updates: int = 300, every: int = 10) -> dict:
+    """A long run of every scheme at every rate: losses averaged over `every` batches."""
+    found = {"batches": updates, "every": every, "times": batch_times(updates), "losses": []}
+    for run in RUNS:
+        values = losses(*run, updates)
+        means = [sum(values[i : i + every]) / every for i in range(0, updates, every)]
+        found["losses"].append([*run, [round(mean, 4) for mean in means]])
+    return found
+
+
+def recorded() -> dict:
+    """What `python -m gpt2lab.lessons.labs.staleness` has written, losses by (scheme, rate, warm-up)."""
+    found = json.loads(RECORD.read_text())
+    return found | {"losses": {tuple(run): values for *run, values in found["losses"]}}
+
+
+if __name__ == "__main__":
+    RECORD.write_text(json.dumps(record()).replace("]], [", "]],\n[") + "\n")
