@@ -80,23 +80,12 @@ def test_mutants_of_replicated_stages_are_noticed(pools, stages, owner, name, ma
     )
 
 
-def pulls_ahead(events):
-    """The most clocks by which a worker that pulls is ahead of the slowest."""
-    clocks, most = dict.fromkeys((e.worker for e in events), 0), 0
-    for event in events:
-        if event.kind == "pull":
-            most = max(most, event.clock - min(clocks.values()))
-        else:
-            clocks[event.worker] += 1
-    return most
-
-
 @given(slow=st.integers(1, 6), bound=st.integers(0, 4), seed=st.integers(0, 50), workers=st.integers(1, 4))
 @settings(max_examples=60, deadline=None)
 def test_no_worker_is_further_ahead_than_the_bound(slow, bound, seed, workers):
     events = servers.arrivals([1.0] * (workers - 1) + [float(slow)], 8, bound, seed)
     log = servers.log_of(events)
-    assert pulls_ahead(events) <= bound
+    assert servers.most_ahead(log) <= bound
     assert sorted((e.worker, e.clock) for e in log) == [(w, c) for w in range(workers) for c in range(8)]
     if bound == 0:
         assert all(entry.read == entry.clock * workers for entry in log)
@@ -105,7 +94,7 @@ def test_no_worker_is_further_ahead_than_the_bound(slow, bound, seed, workers):
 def test_mutant_a_bound_off_by_one_is_seen_in_the_log():
     loose = lambda right: lambda clock, slowest, bound: right(clock, slowest, bound + 1)
     with planted(servers, "may_start", loose):
-        assert pulls_ahead(servers.arrivals([1.0, 5.0], 8, 2)) == 3
+        assert servers.most_ahead(servers.log_of(servers.arrivals([1.0, 5.0], 8, 2))) == 3
 
 
 def test_the_slow_worker_makes_the_others_stale_and_the_bound_limits_it():
@@ -116,13 +105,22 @@ def test_the_slow_worker_makes_the_others_stale_and_the_bound_limits_it():
     assert most[0] == 2 and most[0] < most[1] < most[3] <= most[None]
 
 
+def test_a_paced_run_is_as_slow_as_its_order_says_and_gives_the_same_bits(pools):
+    events = servers.arrivals([1.0, 1.0, 4.0], 2, None, seed=3)
+    plain, paced = (pools[4].run(servers.serve, 1, CONFIG, BATCHES, events, 0.1, unit) for unit in (0, 0.02))
+    assert torch.equal(plain[0][0], paced[0][0]) and plain[0][1] == paced[0][1]
+    for worker, (seconds, *_) in enumerate(paced[1:]):
+        assert seconds >= 0.02 * max(e.time for e in events if e.worker == worker)
+
+
 @pytest.mark.parametrize("count, bound", [(1, 0), (1, 2), (1, None), (2, 1)])
 def test_the_log_replays_to_the_same_bits(pools, count, bound):
     workers = 3 if count == 1 else 2
     events = servers.arrivals([1.0] * (workers - 1) + [3.0], len(BATCHES), bound, seed=3)
     found = pools[4].run(servers.serve, count, CONFIG, BATCHES, events, 0.1)
-    logs = [log for part, log, _ in found if part is not None]
+    logs = [log for _, log, _ in found[:count]]
     assert logs == [servers.log_of(events)] * count
+    assert bound is None or servers.most_ahead(logs[0]) <= bound
     mine = torch.cat([part for part, *_ in found[:count]])
     # on a rank, where matrix products take the same path as those that are replayed
     replayed = pools[4].run(lambda *_: servers.replay(CONFIG, BATCHES, logs[0], workers, 0.1)[-1])

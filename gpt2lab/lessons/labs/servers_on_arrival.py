@@ -1,12 +1,14 @@
 """Parameter servers that apply a gradient when it arrives, in an order that a seed decides and a log remembers.
 
 Workers are at most `bound` clocks apart (stale synchronous parallel): 0 is bulk synchronous, None without a bound. The
-weights are cut into equal stretches over the servers, which all see the same order.
+weights are cut into equal stretches over the servers, which all see the same order. A run may be paced: then workers
+are as slow as the order says, and the order is the one in which gradients really arrive.
 
 Ho et al. 2013, "More Effective Distributed ML via a Stale Synchronous Parallel Parameter Server"; Li et al. 2014.
 """
 
 import random
+import time
 from typing import NamedTuple
 
 import torch
@@ -76,6 +78,15 @@ def log_of(events: list[WorkerEvent]) -> list[Applied]:
     return log
 
 
+def most_ahead(log: list[Applied]) -> int:
+    """The most steps by which a worker was ahead of the slowest when it pulled, from the log alone."""
+    workers, most = {entry.worker for entry in log}, 0
+    for entry in log:
+        done = [sum(other.worker == w for other in log[: entry.read]) for w in workers]
+        most = max(most, entry.clock - min(done))
+    return most
+
+
 def rows_gradient(model: GPT2, weights: torch.Tensor, batch: Batch) -> torch.Tensor:
     """The gradient (P,) of the summed loss of some rows over the global number of target tokens, at flat weights."""
     torch.nn.utils.vector_to_parameters(weights.clone(), model.parameters())
@@ -87,11 +98,19 @@ def rows_gradient(model: GPT2, weights: torch.Tensor, batch: Batch) -> torch.Ten
 
 
 def serve(
-    rank: int, world_size: int, servers: int, config: GPT2Config, batches: list[Batch], events, lr: float
+    rank: int,
+    world_size: int,
+    servers: int,
+    config: GPT2Config,
+    batches: list[Batch],
+    events,
+    lr: float,
+    unit=0.0,
 ):
     """One rank: a server (the first ones), which returns its stretch of the weights and its log, or a worker.
 
-    Worker k computes its rows of batches[clock]. Bytes: S pushed and S pulled for every step of a worker.
+    Worker k computes its rows of batches[clock], and sleeps until the time of its push, `unit` seconds for a unit of
+    the order's times; it returns the seconds it took, and no log. Bytes: S pushed and S pulled for every step.
     """
     torch.set_default_dtype(torch.float64)
     try:
@@ -100,9 +119,20 @@ def serve(
         weights = torch.nn.utils.parameters_to_vector(model.parameters()).detach()
         if rank < servers:
             mine = weights.tensor_split(servers)[rank].clone()
+            comm.barrier(world)
             return (*_serve(mine, world, servers, events, lr), dict(comm.traffic()))
-        _work(rank - servers, world, servers, model, weights, batches, events)
-        return None, [], dict(comm.traffic())
+        comm.barrier(world)
+        start = time.perf_counter()
+        _work(
+            rank - servers,
+            world,
+            servers,
+            model,
+            weights,
+            batches,
+            [e._replace(time=start + unit * e.time) for e in events],
+        )
+        return time.perf_counter() - start, [], dict(comm.traffic())
     finally:
         torch.set_default_dtype(torch.float32)
 
@@ -123,11 +153,13 @@ def _serve(mine, world, servers, events, lr):
 
 def _work(worker, world, servers, model, weights, batches, events):
     workers = world.size - servers
-    for event in events:
-        if (event.kind, event.worker) == ("pull", worker):
+    for event in (event for event in events if event.worker == worker):
+        if event.kind == "pull":
             parts = weights.tensor_split(servers)
             pulled = torch.cat([comm.irecv(p, world, s).wait() for s, p in enumerate(parts)])
             found = rows_gradient(model, pulled, batches[event.clock].rows(worker, workers))
+        else:
+            time.sleep(max(0.0, event.time - time.perf_counter()))
             pushed = [comm.isend(p, world, s) for s, p in enumerate(found.tensor_split(servers))]
             for handle in pushed:
                 handle.wait()

@@ -1,6 +1,6 @@
 """Small GPT-2s trained on Shakespeare's letters with the staleness of each asynchronous scheme, by the emulator.
 
-python -m gpt2lab.lessons.labs.staleness    writes staleness.json, which lesson 09 draws (about two minutes)
+python -m gpt2lab.lessons.labs.staleness    writes staleness.json, which lesson 09 draws (about a minute)
 """
 
 import json
@@ -74,7 +74,7 @@ def batch_times(updates: int, stages: int = 4) -> dict[str, float]:
     return found
 
 
-def record(updates: int = 300, every: int = 10) -> dict:
+def record(updates: int = 200, every: int = 10) -> dict:
     """A long run of every scheme at every rate: losses averaged over `every` batches."""
     found = {"batches": updates, "every": every, "times": batch_times(updates), "losses": []}
     for run in RUNS:
