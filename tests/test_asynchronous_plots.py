@@ -20,8 +20,9 @@ def test_each_figure_is_drawn():
     assert png(plots.kept({"pipedream": record}))
     logs = {name: log_of(arrivals([1.0, 3.0], 4, bound)) for name, bound in (("BSP", 0), ("ASP", None))}
     assert png(plots.staleness(logs))
-    assert png(
-        plots.curves({("1f1b", 0.1): [3.0, 2.0], ("ampnet", 0.1): [3.0, 2.5]}, {"1f1b": 1.75, "ampnet": 1})
+    losses = {("1f1b", 0.1, 0): [3.0, 2.0], ("2bw", 0.1, 0): [3.0, 2.5], ("2bw", 0.1, 9): [3.0, 2.4]}
+    assert png(plots.curves(losses, {"1f1b": 1.75, "2bw": 1})) and png(
+        plots.tradeoff(losses, {"1f1b": 1.75, "2bw": 1})
     )
 
 

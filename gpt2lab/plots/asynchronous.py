@@ -5,7 +5,7 @@ from collections import Counter
 from matplotlib.figure import Figure
 
 from ..schedules import Op
-from .style import COLORS, THINGS, figure, rank_color
+from .style import COLORS, SERIAL, THINGS, figure, rank_color
 
 
 def version_map(stream, count: int = 10, title: str = "") -> Figure:
@@ -69,35 +69,47 @@ def staleness(logs: dict[str, list], title: str = "") -> Figure:
     return fig
 
 
-def curves(
-    losses: dict[tuple[str, float], list[float]], time_of: dict[str, float], smooth: int = 8
-) -> Figure:
+def curves(losses: dict[tuple, list[float]], times: dict[str, float], every: int = 1) -> Figure:
     """Loss by batches (top) and by simulated time (bottom), a column for each learning rate, a line for each scheme.
 
-    `time_of` says how long a scheme takes for a batch.
+    `losses[scheme, rate, warm-up]` are means over `every` batches; `times` is what a scheme takes for a batch.
     """
-    rates = sorted({rate for _, rate in losses})
-    fig, axes = figure(8, 4.2, 2, len(rates), sharey=True, squeeze=False)
-    colors = dict(zip(time_of, ("#000000", *THINGS[3:], COLORS["backward"], COLORS["update"]), strict=False))
+    rates = sorted({rate for _, rate, _ in losses})
+    fig, axes = figure(8, 4.4, 2, len(rates), sharey=True, squeeze=False)
+    for (scheme, rate, warmup), values in losses.items():
+        for ax, unit in zip(axes[:, rates.index(rate)], (1, times[scheme]), strict=True):
+            ax.plot(
+                [unit * every * (i + 1) for i in range(len(values))],
+                values,
+                color=_scheme_color(scheme, times),
+                label=scheme + f", warm-up {warmup}" * bool(warmup),
+                linewidth=1.4,
+                linestyle=":" if warmup else "--" if scheme == "ampnet" else "-",
+            )
     for column, rate in enumerate(rates):
-        for name, seconds in time_of.items():
-            values = losses[name, rate]
-            mean = [
-                sum(values[max(0, i - smooth) : i + 1]) / len(values[max(0, i - smooth) : i + 1])
-                for i in range(len(values))
-            ]
-            for ax, scale in zip(axes[:, column], (1, seconds), strict=True):
-                ax.plot(
-                    [scale * (i + 1) for i in range(len(mean))],
-                    mean,
-                    color=colors[name],
-                    label=name,
-                    linewidth=1.3,
-                    linestyle="--" if name == "ampnet" else "-",
-                )
         axes[0, column].set(title=f"learning rate {rate:g}", xlabel="batches")
         axes[1, column].set(xlabel="simulated time")
     for ax in axes[:, 0]:
         ax.set_ylabel("loss")
-    axes[0, -1].legend(fontsize=8)
+    axes[1, -1].legend(fontsize=8)
     return fig
+
+
+def tradeoff(losses: dict[tuple, list[float]], times: dict[str, float]) -> Figure:
+    """The loss at the end by the share of time that ranks work: a panel for each learning rate, a dot for each run."""
+    rates = sorted({rate for _, rate, _ in losses})
+    fig, axes = figure(8, 2.6, 1, len(rates), sharex=True, sharey=True, squeeze=False)
+    for (scheme, rate, warmup), values in losses.items():
+        label = scheme + f", warm-up {warmup}" * bool(warmup)
+        color, mark = _scheme_color(scheme, times), "v" if warmup else "o"
+        ax = axes[0, rates.index(rate)]
+        ax.plot(1 / times[scheme], sum(values[-3:]) / 3, mark, color=color, label=label, alpha=0.8)
+        ax.set(title=f"learning rate {rate:g}", xlabel="busy", xlim=(0.5, 1.05))
+    axes[0, 0].set_ylabel("loss at the end")
+    axes[0, -1].legend(fontsize=8, loc="center")
+    return fig
+
+
+def _scheme_color(scheme: str, schemes) -> str:
+    colors = (SERIAL, *THINGS[3:], COLORS["backward"], COLORS["update"])
+    return colors[list(schemes).index(scheme)]

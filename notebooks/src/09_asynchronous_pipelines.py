@@ -12,8 +12,6 @@
 # every H steps, the one place where staleness is in wide use today.
 
 # %% tags=["setup"]
-from time import perf_counter
-
 import torch
 
 from gpt2lab import Ranks
@@ -21,35 +19,22 @@ from gpt2lab.emulate import HEAD, TwoEnds, mixed_gradient
 from gpt2lab.lessons import show, show_source, table
 from gpt2lab.lessons.exercises import asynchronous as exercises
 from gpt2lab.lessons.exercises import check
-from gpt2lab.lessons.labs import local_sgd
+from gpt2lab.lessons.labs import local_sgd, staleness
+from gpt2lab.lessons.labs import replicated_stages as replicated
 from gpt2lab.lessons.labs import servers_on_arrival as servers
-from gpt2lab.lessons.labs.staleness import several
-from gpt2lab.model import GPT2Config
+from gpt2lab.lessons.labs.streams import SMALL, compared_with_bug, trained
 from gpt2lab.parallel.pipeline import versions
 from gpt2lab.parallel.pipeline.versions import Asynchronous, Stash
-from gpt2lab.plan import Plan, build
+from gpt2lab.plan import Plan
 from gpt2lab.plots import asynchronous as plots
 from gpt2lab.plots.schedule import schedule as draw_schedule
-from gpt2lab.ranks.mesh import Mesh
 from gpt2lab.reference import example_batch, example_weights
 from gpt2lab.schedules import Cost, make, simulate
 from gpt2lab.schedules.asynchronous import flushed, free_running, make_stream
-from gpt2lab.train import Recipe, Trainer
-from gpt2lab.verify import compare, verify, worst
+from gpt2lab.train import Recipe
+from gpt2lab.verify import verify, worst
 
-small = GPT2Config(vocab_size=37, n_positions=16, n_layer=4, n_head=2, n_embd=16)
 pool = Ranks(4)  # live ranks, started when first used
-
-
-def changed(rank, world_size, owner, name, own, text):
-    """What the comparison with the emulator finds while `owner.name` is `own(right)`."""
-    right = getattr(owner, name)
-    setattr(owner, name, own(right))
-    try:
-        return compare(rank, world_size, Plan.parse(text), small, 7, 11)
-    finally:
-        setattr(owner, name, right)
-
 
 # %% [markdown]
 # ## With a flush, and without
@@ -58,8 +43,8 @@ def changed(rank, world_size, owner, name, own, text):
 # Below, the same operations in the same order on each stage, with nothing between the batches.
 
 # %%
-times = Cost(1, backward=2)
-with_flush, without = simulate(flushed(4, 3, 4), times), simulate(free_running(4, 12), times)
+times_of_ops = Cost(1, backward=2)
+with_flush, without = simulate(flushed(4, 3, 4), times_of_ops), simulate(free_running(4, 12), times_of_ops)
 show(
     draw_schedule(with_flush, "1F1B, a flush after every batch", end=with_flush.makespan),
     "simulated",
@@ -77,28 +62,9 @@ show(
 # With m micro-batches in all, the pipeline is busy m / (m + p - 1) of the time: it goes to 1 as data grows. Here it is
 # from the clock of the simulator, and *paced*: two live ranks whose operations are stretched to 30 and 60 ms.
 
-
-# %% tags=["setup"]
-def stream_of_batches(rank, world_size, text, count, pace=None):
-    """Train on `count` batches; losses, what each operation read, the most that was held, and the seconds."""
-    torch.set_default_dtype(torch.float64)
-    plan = Plan.parse(text)
-    batches = [example_batch(small, 8, 11, t) for t in range(count)]
-    parallel = build(plan, small, Mesh(**plan.axes), torch.float64)
-    parallel.load(example_weights(small))
-    trainer = Trainer(parallel, Recipe("sgd", lr=0.05))
-    trainer.stream(batches[:1])
-    parallel.engine.pace = pace
-    start = perf_counter()
-    losses = [result.loss for result in trainer.stream(batches)]
-    seconds = perf_counter() - start
-    torch.set_default_dtype(torch.float32)
-    return losses, list(parallel.engine.record), max(parallel.engine.held), seconds
-
-
 # %%
 rows = [
-    (m, f"{m / (m + 3):.1%}", f"{float(1 - simulate(free_running(4, m), times).bubble):.1%}")
+    (m, f"{m / (m + 3):.1%}", f"{float(1 - simulate(free_running(4, m), times_of_ops).bubble):.1%}")
     for m in (4, 16, 64, 256)
 ]
 table(rows, ["micro-batches", "m / (m + 3)", "simulated, p = 4"])
@@ -107,7 +73,7 @@ table(rows, ["micro-batches", "m / (m + 3)", "simulated, p = 4"])
 pace = Cost(0.03, backward=0.06)
 with Ranks(2) as two:
     for count in (2, 6, 18):
-        found = two.run(stream_of_batches, "pp=2,schedule=pipedream", count, pace)
+        found = two.run(trained, "pp=2,schedule=pipedream", count, pace)
         busy = count * 0.09 / max(seconds for *_, seconds in found)
         print(f"{count:3} batches, paced on 2 ranks: busy {busy:.0%}, formula {count / (count + 1):.0%}")
 
@@ -214,7 +180,7 @@ def version(scheme, p, s, t, kind):
 def gradient_at(forward, backward, batch):
     """Gradients by name, where forward and backward read these weights (both ends of the embedding in one sum)."""
     ends = [{**weights, HEAD: weights["wte.weight"]} for weights in (forward, backward)]
-    model = TwoEnds(small).double()
+    model = TwoEnds(SMALL).double()
     _, found = mixed_gradient(model, *ends, batch.tokens, batch.targets, batch.total)
     return found | {"wte.weight": found["wte.weight"] + found.pop(HEAD)}
 
@@ -225,7 +191,7 @@ def apart(a, b):
     return norm({name: a[name] - b[name] for name in b}) / norm(b)
 
 
-batch, path = example_batch(small, 7, 11), [example_weights(small)]
+batch, path = example_batch(SMALL, 7, 11), [example_weights(SMALL)]
 for _ in range(3):
     grads = gradient_at(path[-1], path[-1], batch)
     path.append({name: w - 0.1 * grads[name] for name, w in path[-1].items()})
@@ -295,7 +261,9 @@ class MyStash(Stash):
 def on_live_ranks(stash):
     """The claims of three stages of PipeDream that use this stash."""
     with Ranks(3) as three:
-        return worst(three.run(changed, versions, "Stash", lambda right: stash, "pp=3,schedule=pipedream"))
+        return worst(
+            three.run(compared_with_bug, versions, "Stash", lambda right: stash, "pp=3,schedule=pipedream")
+        )
 
 
 check("a stash", exercises.stash, MyStash, on_live_ranks)
@@ -365,9 +333,9 @@ show_source(Asynchronous._update)
 # %%
 found = {}
 for scheme, micro in (("ampnet", 1), ("pipedream", 1), ("pipedream_vertical", 1), ("2bw", 4)):
-    found[scheme] = pool.run(stream_of_batches, f"pp=4,micro={micro},schedule={scheme}", 8)
+    found[scheme] = pool.run(trained, f"pp=4,micro={micro},schedule={scheme}", 8)
 show(
-    plots.kept({scheme: [record for _, record, *_ in ranks] for scheme, ranks in found.items()}),
+    plots.kept({scheme: [record for record, *_ in ranks] for scheme, ranks in found.items()}),
     "counted",
     "versions that four live stages hold after each of their operations, eight batches (lines are shifted a little).",
     "Four panels of step lines: always 1; 4, 3, 2, 1 by stage; 4 for all; 2 for all",
@@ -390,7 +358,7 @@ for text in (
     "pp=2,schedule=ampnet,recompute=true",
 ):
     try:
-        Plan.parse(text).check(small, 7, 11)
+        Plan.parse(text).check(SMALL, 7, 11)
     except ValueError as error:
         print(error)
 
@@ -399,9 +367,9 @@ for text in (
 # stage and does what the table says, in plain PyTorch.
 
 # %%
-print(verify("pp=4,schedule=pipedream", small, ranks=pool))
-print(verify("pp=4,schedule=ampnet", small, ranks=pool))
-print(verify("pp=2,dp=2,micro=2,schedule=2bw", small, ranks=pool))
+print(verify("pp=4,schedule=pipedream", SMALL, ranks=pool))
+print(verify("pp=4,schedule=ampnet", SMALL, ranks=pool))
+print(verify("pp=2,dp=2,micro=2,schedule=2bw", SMALL, ranks=pool))
 
 # %% [markdown]
 # And with only one micro-batch in flight (`active=1`) nothing is stale: the same engine is then serial training.
@@ -409,7 +377,28 @@ print(verify("pp=2,dp=2,micro=2,schedule=2bw", small, ranks=pool))
 # %%
 stream = make_stream("ampnet", 4, 8, active=1)
 print("most updates missed:", max(stream.staleness(op) for op in stream.reads))
-print(verify("pp=4,schedule=ampnet,active=1", small, ranks=pool).ok)
+print(verify("pp=4,schedule=ampnet,active=1", SMALL, ranks=pool).ok)
+
+# %% [markdown]
+# ## A slow stage on two ranks
+#
+# PipeDream may give a slow stage several ranks. They take the micro-batches *in turn*, add up their gradients when each
+# has one, and make the same update: a version for each round. A rank of the first stage starts NOAM = ⌈ranks / ranks of
+# the first stage⌉ micro-batches before its first backward, which is also how many versions it keeps.
+
+# %%
+recipe, stream_batches = Recipe("sgd", lr=0.05), [example_batch(SMALL, 7, 11, t) for t in range(12)]
+rows = []
+for stages in ((1, 1, 1, 1), (2, 1, 1), (1, 2, 1), (1, 3), (2, 2)):
+    live = pool.run(replicated.train, "pipedream", stages, SMALL, stream_batches, recipe)
+    error = replicated.largest_error(
+        live, replicated.emulate("pipedream", stages, SMALL, stream_batches, recipe)
+    )
+    kept = [max(len(read.held) for read in record) for *_, record, _ in live]
+    rows.append(
+        (str(stages), -(-4 // stages[0]), " ".join(map(str, kept)), "equal" if error < 1e-10 else "DIFFERS")
+    )
+table(rows, ["ranks of each stage", "NOAM", "versions kept, rank by rank", "live against the emulator"])
 
 # %% [markdown]
 # ## Two buffers are enough
@@ -462,38 +451,54 @@ def update(old, new, gradient, lr):
 # %% [markdown]
 # ## What it costs in learning
 #
-# A small GPT-2 learns Shakespeare's letters, four stages, the same 40 batches in every run, at three learning rates.
-# Above: loss by data. Below: by time, where a batch with a flush (m = 4) takes 1 + 3/4 of a batch without.
+# A small GPT-2 learns Shakespeare's letters, four stages, the same 200 batches in every run, at three learning rates.
+# Above: loss by data. Below: by time, where a batch with a flush (m = 4) takes 1 + 3/4 of a batch without. The curves
+# were recorded by `python -m gpt2lab.lessons.labs.staleness`; the first 20 batches run again here.
 
 # %%
-time_of = {"1f1b": 1.75, "2bw": 1.0, "pipedream": 1.0, "ampnet": 1.0}
-runs = [(scheme, rate) for scheme in time_of for rate in (0.1, 0.4, 1.0)]
-losses = {}
-for part in pool.run(several, runs, 40):
-    losses |= part
+recorded = staleness.recorded()
+losses, times = recorded["losses"], recorded["times"]
 show(
-    plots.curves(losses, time_of),
+    plots.curves(losses, times, recorded["every"]),
     "computed",
-    "by the emulators that live ranks equal; loss averaged over nine batches; time simulated, without messages.",
-    "Loss curves of four schemes: alike at the small learning rate; at the large one the stale ones are worse",
+    "by the emulators that live ranks equal; each point the mean of ten batches; time simulated, without messages.",
+    "Loss curves of four schemes at three rates: by data 1F1B is lowest; by time the curves are close together",
+)
+short, again = [(scheme, 0.4, 0) for scheme in times], {}
+for part in pool.run(staleness.several, short, 20):
+    again |= part
+same = all(abs(sum(again[run][:10]) / 10 - losses[run][0]) < 1e-3 for run in short)
+print("the recorded curves begin as the runs of this minute do:", same)
+
+# %%
+show(
+    plots.tradeoff(losses, times),
+    "computed",
+    "right is busier, low has learnt more: no scheme is in the lower right corner.",
+    "Three panels of dots: 1F1B busy 57 % with the least loss, the others busy 99 % with more",
 )
 
 # %%
-tail = lambda values: sum(values[-8:]) / 8
-rows = [(scheme, *(round(tail(losses[scheme, rate]), 2) for rate in (0.1, 0.4, 1.0))) for scheme in time_of]
-table(rows, ["loss of the last 8 batches", "rate 0.1", "rate 0.4", "rate 1.0"])
+rows = []
+for scheme, time in times.items():
+    end = int(200 / time) // recorded["every"]
+    last = [losses[scheme, rate, 0][end - 3 : end] for rate in staleness.RATES]
+    rows.append((scheme, *(f"{sum(values) / 3:.2f}" for values in last)))
+table(rows, ["loss after 200 units of time", *(f"rate {rate}" for rate in staleness.RATES)])
 
 # %% [markdown]
-# Staleness costs little while steps are small, and much once they are not: the learning rate at which training breaks
-# falls as the delay grows. That is why 2BW warms up: its first batches are the steepest.
+# At equal *data* the flush learns most, at every rate: staleness costs. At equal *time* the race is close: 2BW is ahead
+# at two of the three rates, PipeDream and AMPNet at none. A warm-up (triangle: the rate rises over 100 batches) does not
+# help 2BW at the largest rate.
 #
 # ## Bug lab: no stash, and a curve that looks fine
 #
 # Someone "simplifies" PipeDream: no stash. That is AMPNet, and at the smallest rate its curve lies on PipeDream's:
 
 # %%
-gap = max(abs(a - b) for a, b in zip(losses["ampnet", 0.1], losses["pipedream", 0.1], strict=True))
-print(f"largest gap between the two loss curves: {gap:.3f} of {losses['ampnet', 0.1][0]:.2f}")
+mixed, right = losses["ampnet", 0.1, 0], losses["pipedream", 0.1, 0]
+gap = max(abs(a - b) for a, b in zip(mixed, right, strict=True))
+print(f"largest gap between the two loss curves: {gap:.3f} of {right[0]:.2f}")
 
 # %% [markdown]
 # Only a comparison of *gradients* or *versions* tells. Predict what each of these bugs makes differ:
@@ -534,7 +539,7 @@ bugs = {
     head_silent: (Asynchronous, "tie"),
 }
 for bug, where in bugs.items():
-    claims = worst(pool.run(changed, *where, bug, "pp=4,schedule=pipedream"))
+    claims = worst(pool.run(compared_with_bug, *where, bug, "pp=4,schedule=pipedream"))
     print(f"{bug.__name__:17}", "; ".join(c.name for c in claims if c.error > 1e-10))
 
 # %% [markdown]
@@ -542,15 +547,6 @@ for bug, where in bugs.items():
 #
 # Four stages. Versions and activations are the most that live ranks held; utilisation is simulated for 12 micro-batches
 # (backward twice a forward).
-
-
-# %% tags=["setup"]
-def with_flush_held(rank, world_size, text):
-    """The most activations that a synchronous pipeline holds on this rank."""
-    plan = Plan.parse(text)
-    parallel = build(plan, small, Mesh(**plan.axes))
-    Trainer(parallel).step(example_batch(small, 8, 11))
-    return max(parallel.engine.held)
 
 
 # %%
@@ -564,15 +560,11 @@ semantics = {
 }
 rows = []
 for name, meaning in semantics.items():
-    if name in found:
-        activations = [held for *_, held, _ in found[name]]
-        kept = [max(len(read.held) for read in record) for _, record, *_ in found[name]]
-        busy = 1 - simulate(free_running(4, 12), times).bubble
-    else:
-        activations, kept = pool.run(with_flush_held, f"pp=4,micro=4,schedule={name}"), [1] * 4
-        busy = 1 - simulate(make(name, 4, 4), times).bubble
-    words = (" ".join(map(str, numbers)) for numbers in (kept, activations))
-    rows.append((name, f"{float(busy):.0%}", *words, meaning))
+    ranks = found.get(name) or pool.run(trained, f"pp=4,micro=4,schedule={name}", 1)
+    kept = [max((len(read.held) for read in record), default=1) for record, *_ in ranks]
+    order = free_running(4, 12) if name in found else make(name, 4, 4)
+    numbers = (" ".join(map(str, n)) for n in (kept, [held for _, held, _ in ranks]))
+    rows.append((name, f"{float(1 - simulate(order, times_of_ops).bubble):.0%}", *numbers, meaning))
 table(rows, ["schedule", "busy", "versions, stages 0-3", "activations", "the gradient is that of"])
 
 # %% [markdown]
@@ -635,17 +627,15 @@ def may_start(clock, slowest, bound):
 # update.
 
 # %%
-batches = [example_batch(small, 7, 11, t) for t in range(8)]
+batches = [example_batch(SMALL, 7, 11, t) for t in range(8)]
 logs, rows = {}, []
 for name, bound in (("BSP", 0), ("SSP, s = 2", 2), ("ASP", None)):
     events = servers.arrivals([1.0, 1.0, 4.0], len(batches), bound, seed=1)
-    (weights, log, _), *_ = pool.run(servers.serve, 1, small, batches, events, 0.05)
-    same = torch.equal(weights, servers.replay(small, batches, log, 3, 0.05)[-1])
-    ahead = max(e.clock - min(sum(a.worker == w for a in log[: e.read]) for w in range(3)) for e in log)
+    (weights, log, _), *_ = pool.run(servers.serve, 1, SMALL, batches, events, 0.05)
+    again = pool.run(lambda *_, log=log: servers.replay(SMALL, batches, log, 3, 0.05)[-1])
     fast = max(e.time for e in events if e.worker == 0)
-    rows.append(
-        (name, round(fast, 1), max(e.staleness for e in log), ahead, "the same bits" if same else "DIFFERS")
-    )
+    same = "the same bits" if torch.equal(weights, again[0]) else "DIFFERS"
+    rows.append((name, round(fast, 1), max(e.staleness for e in log), servers.most_ahead(log), same))
     logs[name] = log
 table(
     rows, ["rule", "a fast worker is done at", "most updates missed", "most steps ahead", "replay of the log"]
@@ -660,7 +650,26 @@ show(
 )
 
 # %% [markdown]
-# BSP applies the three gradients of a clock one after another, all read at the same version: that is the serial step.
+# The order above came from a seed, so that this page always says the same. Paced, it is the real one: the workers
+# sleep, the slow one four times as long, and a server on *two* ranks holds half of the weights on each.
+
+# %% tags=["measured"]
+for name, bound in (("BSP", 0), ("SSP, s = 2", 2), ("ASP", None)):
+    events = servers.arrivals([1.0, 4.0], 5, bound, seed=1)
+    halves = pool.run(servers.serve, 2, SMALL, batches, events, 0.05, 0.05)
+    fast, slow = (seconds for seconds, *_ in halves[2:])
+    print(f"{name:11} fast worker done after {fast:.2f} s, slow one after {slow:.2f} s")
+
+# %%
+weights, log = torch.cat([part for part, *_ in halves[:2]]), halves[0][1]
+print("both servers saw one order:", log == halves[1][1])
+print(
+    "replayed to the same bits:",
+    torch.equal(weights, pool.run(lambda *_: servers.replay(SMALL, batches, log, 2, 0.05)[-1])[0]),
+)
+
+# %% [markdown]
+# BSP applies the gradients of a clock one after another, all read at the same version: that is the serial step.
 #
 # ## The modern cousin: meet every H steps
 #
@@ -669,13 +678,13 @@ show(
 # to a loop over replicas in one process.
 
 # %%
-batches = [example_batch(small, 8, 11, t) for t in range(8)]
+batches = [example_batch(SMALL, 8, 11, t) for t in range(8)]
 rows = []
 for ranks in (2, 4):
     with Ranks(ranks) as replicas:
         for every in (1, 4):
-            (weights, _, traffic), *_ = replicas.run(local_sgd.train, small, batches, every)
-            want, _ = local_sgd.emulate(small, batches, ranks, every)
+            (weights, _, traffic), *_ = replicas.run(local_sgd.train, SMALL, batches, every)
+            want, _ = local_sgd.emulate(SMALL, batches, ranks, every)
             calls, size, _ = traffic["all_reduce", "dp"]
             equal = "equal" if (weights - want).abs().max() < 1e-12 else "DIFFERS"
             rows.append((ranks, every, calls, size // 1024, equal))
