@@ -8,7 +8,6 @@ A stage on several ranks deals the batches to them in turn; when each of its rep
 gradients and make the same update: a version for each round.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from graphlib import CycleError, TopologicalSorter
 
@@ -116,15 +115,10 @@ def make_stream(
     else:
         schedule = free_running(stages, batches * per_update, active)
     stream = Stream(replace(schedule, name=name), per_update, {}, {})
-    version = {}  # the newest of its rank when each operation starts
-    for order in schedule.orders:
-        newest = 0
-        for op in order:
-            version[op] = newest
-            newest = stream.makes(op) or newest
-    stream.reads.update({op: SCHEMES[name](version, op, per_update) for op in version})
-    for op in (op for op in version if op.stage == schedule.depth - 1):
-        stream.tied[op] = stream.reads[op] if name == "2bw" else version[Op("F", 0, op.micro)]
+    for op in (op for order in schedule.orders for op in order):
+        stream.reads[op] = closed_form(stream, op)
+    for op in (op for op in stream.reads if op.stage == schedule.depth - 1):
+        stream.tied[op] = stream.reads[Op("F", 0, op.micro)]
     return check_stream(stream)
 
 
@@ -141,34 +135,13 @@ def _check_rounds(name: str, replicas: tuple[int, ...], batches: int, per_update
         )
 
 
-def _newest(version, op, per_update):
-    """AMPNet (Gaunt et al. 2017): no old version is kept, a backward reads newer weights than its forward."""
-    return version[op]
-
-
-def _stashed(version, op, per_update):
-    """PipeDream (Narayanan et al. 2019): a backward reads what its forward read on the same stage."""
-    return version[op._replace(kind="F")]
-
-
-def _vertical(version, op, per_update):
-    """PipeDream with vertical sync: all stages read the version that the first one read."""
-    return version[Op("F", 0, op.micro)]
-
-
-def _double_buffered(version, op, per_update):
-    """PipeDream-2BW (Narayanan et al. 2021): the whole batch t reads version t - 1."""
-    return max(0, op.micro // per_update - 1)
-
-
-SCHEMES: dict[str, Callable] = {
-    "1f1b": _stashed,
-    "ampnet": _newest,
-    "pipedream": _stashed,
-    "pipedream_vertical": _vertical,
-    "2bw": _double_buffered,
-}
-FREE = tuple(name for name in SCHEMES if name != "1f1b")  # those without a flush
+FREE = (  # without a flush
+    "ampnet",  # Gaunt et al. 2017: every operation reads the newest version, a backward a newer one than its forward
+    "pipedream",  # Narayanan et al. 2019, weight stashing: a backward reads what its forward read on the same stage
+    "pipedream_vertical",  # the same with vertical sync: all stages read the version that the first one read
+    "2bw",  # Narayanan et al. 2021, double-buffered weights: the whole batch t reads version t - 1
+)
+SCHEMES = ("1f1b", *FREE)
 
 
 def closed_form(stream: Stream, op: Op) -> int:
@@ -201,8 +174,8 @@ def versions_held(stream: Stream, rank: int) -> int:
 def check_stream(stream: Stream) -> Stream:
     """Return the stream if it is right, else raise ScheduleError.
 
-    Right is: dependencies; no deadlock, also where replicas wait for each other to update; no operation reads a version
-    that is not there; every version read, and how many a rank holds, are those of the closed forms.
+    Right is: dependencies; no deadlock, also where replicas wait for each other to update; every operation reads the
+    version that its scheme means, which is there; and no rank holds more versions than its paper says.
     """
     schedule = check(stream.schedule)
     _check_rounds_end(stream)
@@ -213,9 +186,9 @@ def check_stream(stream: Stream) -> Stream:
             _exists(op, stream.reads[op], newest, "of its stage")
             if op.kind == "F" and op.stage == 0:
                 at_entry[op.micro] = newest
-            if stream.reads[op] != closed_form(stream, op):
+            if stream.reads[op] != (means := _means(stream, op, newest, at_entry)):
                 raise ScheduleError(
-                    f"{op} reads version {stream.reads[op]}, and {schedule.name} means {closed_form(stream, op)}."
+                    f"{op} reads version {stream.reads[op]}, and {schedule.name} means {means}."
                 )
             newest = stream.makes(op) or newest
         most = max(map(len, stream.held(rank)), default=1)
@@ -226,6 +199,16 @@ def check_stream(stream: Stream) -> Stream:
     for op, version in stream.tied.items():
         _exists(op, version, at_entry[op.micro], "of the embedding")
     return stream
+
+
+def _means(stream: Stream, op: Op, newest: int, at_entry: dict[int, int]) -> int:
+    """The version that an operation shall read, where the newest of its rank is `newest`."""
+    scheme = stream.schedule.name
+    if scheme == "2bw":
+        return max(0, stream.batch(op) - 1)
+    if scheme == "pipedream_vertical":
+        return at_entry[op.micro]
+    return newest if scheme == "ampnet" or op.kind == "F" else stream.reads[op._replace(kind="F")]
 
 
 def _check_rounds_end(stream: Stream) -> None:

@@ -456,7 +456,7 @@ def update(old, new, gradient, lr):
 # were recorded by `python -m gpt2lab.lessons.labs.staleness`; the first 20 batches run again here.
 
 # %%
-recorded = staleness.recorded()
+recorded = staleness.read_record()
 losses, times = recorded["losses"], recorded["times"]
 show(
     plots.curves(losses, times, recorded["every"]),
@@ -488,8 +488,8 @@ table(rows, ["loss after 200 units of time", *(f"rate {rate}" for rate in stalen
 
 # %% [markdown]
 # At equal *data* the flush learns most, at every rate: staleness costs. At equal *time* the race is close: 2BW is ahead
-# at two of the three rates, PipeDream and AMPNet at none. A warm-up (triangle: the rate rises over 100 batches) does not
-# help 2BW at the largest rate.
+# at two of the three rates, PipeDream and AMPNet at none. A warm-up (triangle: the rate rises over 100 batches) does
+# not help 2BW at the largest rate.
 #
 # ## Bug lab: no stash, and a curve that looks fine
 #

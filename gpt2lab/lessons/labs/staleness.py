@@ -84,7 +84,7 @@ def record(updates: int = 200, every: int = 10) -> dict:
     return found
 
 
-def recorded() -> dict:
+def read_record() -> dict:
     """What `python -m gpt2lab.lessons.labs.staleness` has written, losses by (scheme, rate, warm-up)."""
     found = json.loads(RECORD.read_text())
     return found | {"losses": {tuple(run): values for *run, values in found["losses"]}}
