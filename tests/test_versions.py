@@ -11,6 +11,7 @@ from gpt2lab.plan import Plan, build
 from gpt2lab.ranks import comm
 from gpt2lab.ranks.mesh import Mesh
 from gpt2lab.reference import example_batch, example_weights
+from gpt2lab.run import Options, start
 from gpt2lab.schedules import Op
 from gpt2lab.storage import checkpoint
 from gpt2lab.train import Recipe, Trainer
@@ -170,6 +171,27 @@ def train_and_resume(rank, world_size, folder, plan, cut):
 def test_a_drained_run_resumes_with_the_same_losses(pools, tmp_path, plan):
     for losses, again in pools[2].run(train_and_resume, str(tmp_path), plan, 3):
         assert losses == again
+
+
+def a_run(rank, world_size, steps, folder, resume):
+    how = {
+        "steps": steps,
+        "batch": 2,
+        "sequence": 8,
+        "evaluate": 3,
+        "save": 2,
+        "dtype": "float64",
+        "cosine": False,
+    }
+    options = Options(plan="pp=2,schedule=pipedream", **how)
+    return [entry["loss"] for entry in start(rank, world_size, options, folder, resume)]
+
+
+@pytest.mark.slow
+def test_a_whole_run_drains_for_its_checkpoints_and_goes_on_bitwise(pools, tmp_path):
+    straight = pools[2].run(a_run, 6, None, False)[0]
+    first = pools[2].run(a_run, 4, str(tmp_path), False)[0]
+    assert first + pools[2].run(a_run, 6, str(tmp_path), True)[0] == straight
 
 
 def test_the_emulator_reads_what_the_table_says():

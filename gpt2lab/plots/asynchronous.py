@@ -66,6 +66,7 @@ def staleness(logs: dict[str, list], title: str = "") -> Figure:
         mean = sum(entry.staleness for entry in log) / len(log)
         ax.set(title=f"{name}: mean {mean:.1f}", xlabel="updates missed")
     axes[0].set_ylabel("gradients")
+    axes[0].yaxis.get_major_locator().set_params(integer=True)
     return fig
 
 
