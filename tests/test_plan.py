@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from gpt2lab import verify
 from gpt2lab.cli import main
-from gpt2lab.compositions import PAIRS, WITH_EXPERTS
+from gpt2lab.compositions import PAIRS, WITH_EXPERTS, WITHOUT_FLUSH
 from gpt2lab.model import GPT2Config
 from gpt2lab.plan import Plan, build
 from gpt2lab.ranks.mesh import Mesh
@@ -92,6 +92,6 @@ def test_plans_verify_prints_each_plan_with_its_largest_error_and_fails_when_one
     monkeypatch.setattr(verify, "verify", lambda plan, config: verify.Report(Plan.parse(plan), claims))
     assert main(["plans", "--verify", "--ranks", "4"]) == (0 if error < 1e-10 else 1)
     lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == len(PAIRS) + len(WITH_EXPERTS)
+    assert len(lines) == len(PAIRS) + len(WITH_EXPERTS) + len(WITHOUT_FLUSH)
     assert all("every gradient, wpe.weight on rank 3" in line for line in lines)
     assert all(line.startswith("equal" if error < 1e-10 else "DIFFERS") for line in lines)
