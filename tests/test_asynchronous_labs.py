@@ -129,16 +129,31 @@ def test_the_log_replays_to_the_same_bits(pools, count, bound):
     assert (size, messages) == (8 * CONFIG.parameters * len(BATCHES), count * len(BATCHES))
 
 
-def test_bulk_synchronous_is_serial_training():
-    log = servers.log_of(servers.arrivals([1.0, 2.0, 1.5], len(BATCHES), 0))
-    found = servers.replay(CONFIG, BATCHES, log, 3, 0.1)[-1]
-    model = GPT2(CONFIG).double()
+def test_with_a_flush_the_same_engine_is_serial_training(pools):
+    recipe = Recipe("sgd", lr=0.1, clip=None, weight_decay=0.0)
+    found = pools[3].run(replicated.train, "1f1b", (1, 1, 1), DEEP, BATCHES, recipe)
+    assert all(len(read.held) == 1 for *_, record, _ in found for read in record)
+    serial = trained_serially(DEEP)
+    for _, weights, *_ in found:
+        assert all(torch.allclose(w, serial[n], rtol=0, atol=1e-13) for n, w in weights.items())
+
+
+def trained_serially(config):
+    """The serial weights after one step of SGD on each batch, by name."""
+    model = GPT2(config).double()
     for batch in BATCHES:
         _, grads, _ = serial_gradients(model, batch)
         with torch.no_grad():
             for name, p in model.named_parameters():
                 p -= 0.1 * grads[name]
-    assert torch.allclose(found, local_sgd.flat(model), rtol=0, atol=1e-13)
+    return {name: p.detach() for name, p in model.named_parameters()}
+
+
+def test_bulk_synchronous_is_serial_training():
+    log = servers.log_of(servers.arrivals([1.0, 2.0, 1.5], len(BATCHES), 0))
+    found = servers.replay(CONFIG, BATCHES, log, 3, 0.1)[-1]
+    serial = torch.cat([w.flatten() for w in trained_serially(CONFIG).values()])
+    assert torch.allclose(found, serial, rtol=0, atol=1e-13)
 
 
 @pytest.mark.parametrize("ranks, every", [(2, 3), (4, 2), (2, 1)])

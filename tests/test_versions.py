@@ -33,8 +33,11 @@ def test_equal_to_the_emulator_of_its_staleness(pools, case):
     assert [c.error for c in report.claims if c.name in ("versions read", "bytes of versions kept")] == [0, 0]
 
 
-@pytest.mark.parametrize("plan", ["pp=2,schedule=pipedream,active=1", "pp=3,schedule=ampnet,active=1"])
-def test_with_one_batch_in_flight_the_emulator_is_serial_training(plan):
+@pytest.mark.parametrize(
+    "plan",
+    ["pp=2,schedule=pipedream,active=1", "pp=3,schedule=ampnet,active=1", "pp=3,micro=2,schedule=1f1b"],
+)
+def test_with_one_batch_in_flight_or_a_flush_the_emulator_is_serial_training(plan):
     plan, recipe = Plan.parse(plan), Recipe("sgd", lr=0.1, clip=None, weight_decay=0.0)
     batches, start = [example_batch(CONFIG, 7, 11, t) for t in range(4)], example_weights(CONFIG)
     homes = {name: i % plan.pp for i, name in enumerate(start)} | {"wte.weight": 0}

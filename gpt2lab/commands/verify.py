@@ -7,6 +7,7 @@ The exit status is 1 when anything differs.
     python -m gpt2lab verify --plan dp=2
     python -m gpt2lab verify --plan pp=2,tp=2,micro=3 --layers 6
     python -m gpt2lab verify --plan dp=4,ep=4                    with experts, spread over the replicas
+    python -m gpt2lab verify --plan pp=4,schedule=pipedream      without a flush: against an emulator of its staleness
 """
 
 from dataclasses import replace

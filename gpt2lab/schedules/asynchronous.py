@@ -123,7 +123,7 @@ def make_stream(
 
 
 def _check_rounds(name: str, replicas: tuple[int, ...], batches: int, per_update: int) -> None:
-    if per_update > 1 or name not in ("pipedream", "ampnet"):
+    if max(replicas) > 1 and (per_update > 1 or name not in ("pipedream", "ampnet")):
         raise ValueError(
             f"A stage of schedule={name} with micro={per_update} cannot have replicas that take batches in turn. "
             "Use schedule=pipedream or ampnet with micro=1."
