@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from task_cases import made, same
 
 from gpt2lab.benchmarks import tasks as bench
 from gpt2lab.cli import main
@@ -15,6 +16,7 @@ from gpt2lab.plots import tasks as plots
 from gpt2lab.ranks.trace import Span
 from gpt2lab.tasks import check
 from gpt2lab.tasks.graph import TaskGraph, reads, updates, writes
+from gpt2lab.tasks.runtime import run_sequential
 
 TINY = GPT2Config(vocab_size=32, n_positions=8, n_layer=1, n_head=2, n_embd=8)
 
@@ -31,7 +33,9 @@ def test_one_command_runs_every_version_and_writes_json_and_dashboard(tmp_path, 
     assert all(len(runs) == 2 and len(runs[0]) == 3 for runs in report["seconds"].values())
     assert {"mean", "spread", "first"} == set(report["versions"]["sequential"])
     assert {"speedup", "efficiency", "karp_flatt"} < set(report["versions"]["taskiter"])
-    assert report["published"]["fork-join"] == 1.43 and len(report["overhead"]) == 5
+    assert report["published"]["fork-join"] == 1.43 and len(report["overhead"]) == 7
+    assert len(report["queues"]) == 2 and len(report["building"]) == 8
+    assert all(sum(row.values()) == pytest.approx(1) for row in report["profile"].values())
     assert (tmp_path / "nano.png").stat().st_size > 10_000
     assert all(name in said for name in bench.VERSIONS)
 
@@ -70,9 +74,18 @@ SPANS = [
 
 def test_work_is_counted_without_messages():
     assert [(s.name, s.rank) for s in plots.at_work(SPANS)] == [("a", 0), ("b", 1)]
-    assert bench.shares(SPANS[:2], 2) == pytest.approx(
-        {"backward": 0.375, "forward": 0.25, "between tasks": 0.375}
+    slept = [*SPANS, Span("nothing is ready", "wait", 1.2, 1.3, 0, "worker 0")]
+    assert bench.shares(slept, 2) == pytest.approx(
+        {"backward": 0.375, "forward": 0.25, "wait": 0.125, "between tasks": 0.25}
     )
+    assert plots.at_work(slept) == plots.at_work(SPANS)
+
+
+def test_a_queue_for_each_worker_gives_the_same_bits():
+    want, tasks = made(), made()
+    run_sequential(want.graph)
+    bench.OwnQueues(tasks.graph, 3).run()
+    assert same(tasks, want)
 
 
 def test_pictures_show_every_bar_every_edge_and_the_average():

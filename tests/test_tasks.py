@@ -81,7 +81,7 @@ def test_any_order_that_the_edges_allow_gives_the_same_bits(seed):
         assert same(graph, want)
     for workers in (1, 3):
         graph = random_graph(seed)
-        spans = run_tasks(graph, workers)
+        spans = [s for s in run_tasks(graph, workers) if s.kind != "wait"]
         assert same(graph, want) and len(spans) == 30
 
 

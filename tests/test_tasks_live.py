@@ -29,7 +29,7 @@ def pool():
 
 
 def train(rank, world_size, way, sliced=False, steps=2):
-    """Losses and weights of this rank after some iterations of GPT-2, and its traffic.
+    """Losses and weights of this rank after some iterations of GPT-2, its traffic and spans.
 
     The ranks share the rows of the batch or, `sliced`, the tokens of each row.
     """
@@ -45,11 +45,10 @@ def train(rank, world_size, way, sliced=False, steps=2):
         assert check.races(tasks.graph) == [] and check.needless(tasks.graph) == []
     comm.clear_log()
     if way in (run_sequential, run_fork_join):
-        for _ in range(steps):
-            way(tasks.graph)
+        spans = [s for _ in range(steps) for s in way(tasks.graph)]
     else:
-        run_tasks(tasks.graph, 2, steps, blocking=way == "blocking")
-    return tasks.losses, tasks.weights, comm.traffic()
+        spans = run_tasks(tasks.graph, 2, steps, blocking=way == "blocking")
+    return tasks.losses, tasks.weights, comm.traffic(), spans
 
 
 def serial(steps=2):
@@ -65,7 +64,7 @@ def test_ranks_of_tasks_equal_one_process_and_send_the_same_bytes_in_every_way(p
     blocking = () if sliced else ("blocking",)  # every worker would wait for gradients that come last
     for way in (run_sequential, run_fork_join, *blocking, "tasks"):
         found[str(way)] = ranks = pool.run(train, way, sliced)
-        for _, weights, traffic in ranks:
+        for _, weights, traffic, _ in ranks:
             assert worst(weights, want.weights) < 1e-10
             assert traffic["all_reduce", "dp"] == ranks[0][2]["all_reduce", "dp"]
         for losses in zip(want.losses, *(r[0] for r in ranks), strict=True):
@@ -83,11 +82,11 @@ def test_ranks_of_tasks_equal_one_process_and_send_the_same_bytes_in_every_way(p
 
 
 def test_four_ranks_with_uneven_rows_or_uneven_slices():
+    want = serial().weights
     with Ranks(4, echo=False) as ranks:
         for sliced in (False, True):
             found = ranks.run(train, "tasks", sliced)
-            for _, weights, _ in found:
-                assert worst(weights, serial().weights) < 1e-10
+            assert all(worst(weights, want) < 1e-10 for _, weights, *_ in found)
     token = 2 * CONFIG.n_layer * ROWS * 2 * CONFIG.n_embd * 8  # slices of 3, 3, 3, 2 tokens
     sent = [size // token for size in (r[2]["send", "dp"][1] for r in found)]
     assert sent == [3 * 3, 2 * 3 + 3, 3 + 6, 9]  # keys to all later ranks, gradients to all earlier ones

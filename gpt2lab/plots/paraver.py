@@ -6,6 +6,7 @@ lane; times are nanoseconds on the one clock of all ranks. A record is a line of
 appl, task, thread, logical and physical time of its sending and again of its receipt, then size and tag.
 """
 
+from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,6 +39,24 @@ class Message:
     tag: int = 0
 
 
+def messages(logs) -> list[Message]:
+    """The messages between ranks, from the log of calls (`comm.log`) of each; a collective is one to each target.
+
+    The k-th call of a kind on one rank belongs to the k-th on the other: that is the order in which they begin.
+    """
+    calls = [defaultdict(list) for _ in logs]
+    for of_rank, log in zip(calls, logs, strict=True):
+        for call in sorted(log, key=lambda call: call.start):
+            of_rank[call.pair or (call.op, call.axis)].append(call)
+    return [
+        Message(rank, target, call.start, calls[target][kind][number].end, size, number)
+        for rank, of_rank in enumerate(calls)
+        for kind, in_order in of_rank.items()
+        for number, call in enumerate(in_order)
+        for target, size in call.targets
+    ]
+
+
 def records(spans, messages=()) -> tuple[list[str], dict[tuple[int, str], int], list[str]]:
     """(lines of the .prv file, number of the cpu of each (rank, lane), names of tasks by the events' values)."""
     spans = list(spans)
@@ -48,14 +67,15 @@ def records(spans, messages=()) -> tuple[list[str], dict[tuple[int, str], int], 
     zero = min((s.start for s in spans), default=0.0)
     ns = lambda time: max(0, round((time - zero) * 1e9))
     place = lambda lane: f"{cpu[lane]}:1:{ranks.index(lane[0]) + 1}:{thread[lane]}"
-    names = sorted({s.name for s in spans})
+    names = sorted({s.name for s in spans if s.kind != "wait"})
     value = {name: number for number, name in enumerate(names, 1)}
     found = []
     for s in spans:
         at, start, end = place((s.rank, s.lane)), ns(s.start), ns(s.end)
         found.append((start, 1, f"1:{at}:{start}:{end}:{STATES.index(s.kind)}"))
-        found.append((start, 2, f"2:{at}:{start}:{TASK}:{value[s.name]}"))
-        found.append((end, 0, f"2:{at}:{end}:{TASK}:0"))
+        if s.kind != "wait":
+            found.append((start, 2, f"2:{at}:{start}:{TASK}:{value[s.name]}"))
+            found.append((end, 0, f"2:{at}:{end}:{TASK}:0"))
     first = {rank: next(lane for lane in lanes if lane[0] == rank) for rank in ranks}
     for m in messages:
         sent, received = ns(m.sent), ns(m.received)

@@ -41,7 +41,7 @@ def workers(spans, title: str = "", path=(), clock: str = "measured") -> Figure:
 
 def at_work(spans) -> list:
     """The spans in which workers compute, each worker numbered as if it were a rank, for `planner.metrics`."""
-    busy = [s for s in spans if s.kind != "comm"]
+    busy = [s for s in spans if s.kind not in ("comm", "wait")]
     lanes = sorted({(s.rank, s.lane) for s in busy})
     return [replace(s, rank=lanes.index((s.rank, s.lane))) for s in busy]
 

@@ -103,7 +103,7 @@ class Scheduler:
             failed = TaskFailed(f"the message of task {task} failed: {type(error).__name__}: {error}")
             failed.__cause__ = error
             return self._fail(failed)
-        self._recorder.note(task, start, lane)
+        self._recorder.note(task.name, task.kind, start, lane)
         with self._lock:
             if self._announced is not None:
                 self._announced.withdraw()
@@ -124,7 +124,10 @@ class Scheduler:
                 core.give()
                 if not self._busy:
                     self._idle(worker)
-                if not self._lock.wait(self.patience) and not self._busy and not self._ready:
+                start = time.perf_counter()
+                moved = self._lock.wait(self.patience)
+                self._recorder.note("nothing is ready", "wait", start, f"worker {worker}")
+                if not moved and not self._busy and not self._ready:
                     raise TimeoutError(f"{self._stuck()} Nothing has moved for {self.patience:g} s.")
         return None
 
