@@ -10,7 +10,6 @@ from task_cases import made, same
 
 from gpt2lab.benchmarks import tasks as bench
 from gpt2lab.cli import main
-from gpt2lab.lessons.labs.tasks import simulate_tasks
 from gpt2lab.model import PRESETS, GPT2Config
 from gpt2lab.plots import tasks as plots
 from gpt2lab.ranks.trace import Span
@@ -92,7 +91,8 @@ def test_pictures_show_every_bar_every_edge_and_the_average():
     fig = plots.workers(SPANS, path=["b"])
     above, below = fig.axes
     assert [label.get_text() for label in above.get_yticklabels()] == ["messages", "worker 0", "worker 1"]
-    assert len(above.patches) == 3 and "1.25 at work" in below.get_xlabel()
+    assert len(above.patches) == 3 and above.lines[0].get_xydata().round().tolist() == [[100, 2], [400, 2]]
+    assert "1.25 at work" in below.get_xlabel()
     several = plots.workers([*SPANS, replace(SPANS[0], rank=1)])
     assert several.axes[0].get_yticklabels()[0].get_text() == "rank 0, messages"
     graph = TaskGraph({"x": torch.zeros(4)})
@@ -100,5 +100,5 @@ def test_pictures_show_every_bar_every_edge_and_the_average():
     graph.add("r", print, reads("x", (0, 2)))
     graph.add("u", print, updates("x", (2, 4)))
     assert len(plots.graph(graph, check.levels(graph), check.critical_path(graph)).axes[0].lines) == 2
-    assert [line.get_ydata()[0] for ax in plots.grain([(4, 2, 3, 5)]).axes for line in ax.lines] == [2, 3, 5]
-    assert simulate_tasks(graph, 1) == [(0, 0.0, 1.0), (0, 1.0, 2.0), (0, 2.0, 3.0)]
+    drawn = plots.grain({"one": [(4, 2, 3, 5)], "other": [(4, 6, 7, 8)]})
+    assert [line.get_ydata()[0] for ax in drawn.axes for line in ax.lines] == [2, 6, 3, 7, 5, 8]

@@ -1,7 +1,7 @@
 """One training iteration of GPT-2 as tasks: forward, backward by hand, AdamW, in blocks that you choose.
 
-Every task touches a block of tokens, heads, columns or weights, and names it. The gradient of a weight is summed over
-all tokens inside one task, never by whoever comes first, so the bits are the same however the tasks are run.
+Every task declares the block of tokens, heads, columns or weights that it touches. The gradient of a weight is summed
+over all tokens inside one task, so the order of a sum, and with it the bits, do not depend on how the tasks are run.
 """
 
 from collections.abc import Callable, Iterator
@@ -101,7 +101,8 @@ class GPT2Tasks:
     def _buffers(self) -> dict[str, torch.Tensor]:
         """Activations and their gradients, each a tensor of its own, so that no task waits for a buffer to be free.
 
-        (tokens, width) each; `shares` are those of attention, (rows, heads, length, length).
+        (tokens, width) each; `shares` are those of attention, (rows, heads, length, keys seen). Of a sliced sequence:
+        `kv` are keys and values of an earlier slice, `part` is what a later one adds to the gradients of the own ones.
         """
         c, n, layers = self.config.n_embd, self.rows * self.length, range(self.config.n_layer)
         widths = {"x": c, "ln_1": c, "qkv": 3 * c, "y": c, "mid": c, "ln_2": c, "fc": 4 * c}
@@ -114,12 +115,12 @@ class GPT2Tasks:
         made = {name: new(n, width) for name, width in sizes.items()} | {"losses": new(n)}
         shares = (self.rows, self.config.n_head, self.length, self.first + self.length)
         made |= {f"shares.{i}": new(shares) for i in layers}
-        for s, length in enumerate(
-            self.slices
-        ):  # keys and values of earlier slices, gradients from later ones
-            names = ("kv", "d.kv") if s < self.place else ("part",) if s > self.place else ()
-            of_whom = self.rows * (length if s < self.place else self.length)
-            made |= {f"{name}.{i}.{s}": new(of_whom, 2 * c) for name in names for i in layers}
+        for s, length in enumerate(self.slices[: self.place]):
+            made |= {
+                f"{name}.{i}.{s}": new(self.rows * length, 2 * c) for name in ("kv", "d.kv") for i in layers
+            }
+        for s in range(self.place + 1, len(self.slices)):
+            made |= {f"part.{i}.{s}": new(n, 2 * c) for i in layers}
         return made | {name: torch.zeros(n, dtype=torch.int64) for name in ("tokens", "targets")}
 
     def _add(self, loop: str, body: Callable, *accesses, kind: str, at=()) -> None:
@@ -143,17 +144,12 @@ class GPT2Tasks:
             part.copy_(given.reshape(-1))
 
     def _forward(self) -> None:
-        t, last = self.length, self.config.n_layer
+        last, positions = self.config.n_layer, (self.first, self.first + self.length)
         self._add("load", self._load, writes("tokens"), writes("targets"), kind="other")
-        for a, b in ranges(self.rows, self.blocks.rows):
-            block = (a * t, b * t)
-            accesses = (
-                reads("tokens", block),
-                reads("wte.weight"),
-                reads("wpe.weight", (self.first, self.first + t)),
-                writes("x.0", block),
-            )
-            self._add("embed", kernels.embed, *accesses, kind="forward", at=[block])
+        for rows in ranges(self.rows, self.blocks.rows):
+            block = tokens_of(rows, self.length)
+            inputs = reads("tokens", block), reads("wte.weight"), reads("wpe.weight", positions)
+            self._add("embed", kernels.embed, *inputs, writes("x.0", block), kind="forward", at=[block])
         for i in range(last):
             self._norm(f"h.{i}.ln_1", f"x.{i}", f"ln_1.{i}")
             self._linear("attn.c_attn", i, kernels.linear, f"ln_1.{i}", (), [f"qkv.{i}"])

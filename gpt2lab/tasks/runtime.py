@@ -1,7 +1,7 @@
 """Run the same tasks in program order or fork-join; `scheduler` runs each as soon as it can. All give the same bits.
 
-torch releases Python's lock inside its operations, so threads do work at the same time; what lies between two
-operations they do one after the other. Each way returns the spans of what ran, one lane for each worker; a span of the
+torch releases Python's lock inside its operations, so threads do work at the same time; the Python between two
+operations runs in one thread at a time. Each way returns the spans of what ran, one lane for each worker; a span of the
 kind "wait" is a worker that sleeps.
 """
 
