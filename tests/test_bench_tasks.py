@@ -77,6 +77,7 @@ def test_work_is_counted_without_messages():
     assert bench.shares(slept, 2) == pytest.approx(
         {"backward": 0.375, "forward": 0.25, "wait": 0.125, "between tasks": 0.25}
     )
+    assert bench.shares(SPANS, 2)["wait"] == 0
     assert plots.at_work(slept) == plots.at_work(SPANS)
 
 

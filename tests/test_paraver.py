@@ -7,7 +7,7 @@ import pytest
 from task_cases import made
 from test_tasks_live import train
 
-from gpt2lab.plots.paraver import STATES, TASK, Message, messages, save_paraver
+from gpt2lab.plots.paraver import STATES, TASK, Message, messages_between, save_paraver
 from gpt2lab.processes.launch import Ranks
 from gpt2lab.ranks import comm
 from gpt2lab.ranks.trace import Span, aligned
@@ -79,7 +79,7 @@ def traced(rank, world_size):
 def test_messages_of_a_run_on_ranks_are_those_that_were_counted(tmp_path):
     with Ranks(3, echo=False) as ranks:
         spans, logs, traffic = zip(*ranks.run(traced), strict=True)
-    sent = messages(logs)
+    sent = messages_between(logs)
     path = save_paraver([s for of_rank in spans for s in of_rank], tmp_path / "ranks", sent)
     _, states, events, found = parsed(path)
     assert len(states) == sum(map(len, spans)) and len(events) % 2 == 0

@@ -66,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
         report["overhead"] = overhead(args.workers) | dispatch(args)
         report["building"] = building(args)
         report["queues"] = queues(args)
-        report["profile"] = profile(args)
+        report["profile"] = where_time_goes(args)
         for what, figure in (report["overhead"] | report["building"] | report["queues"]).items():
             print(f"  {what:58}{figure:10.2f}")
         print("  where the workers' time goes, percent")
@@ -282,7 +282,7 @@ def building(args) -> dict[str, float]:
     return found
 
 
-def profile(args) -> dict[str, dict[str, float]]:
+def where_time_goes(args) -> dict[str, dict[str, float]]:
     """For each way of running tasks, where the time of its workers goes in one iteration."""
     graph, workers = one_process(args).graph, args.workers
     scheduler = Scheduler(graph, workers)
@@ -297,7 +297,7 @@ def shares(spans, workers: int) -> dict[str, float]:
 
     What is left is the runtime's own: Python that takes the next task and counts who may run.
     """
-    spent, spans = defaultdict(float), [s for s in spans if s.lane != "messages"]
+    spent, spans = defaultdict(float, wait=0.0), [s for s in spans if s.lane != "messages"]
     for s in spans:
         spent[s.kind] += s.end - s.start
     whole = workers * (max(s.end for s in spans) - min(s.start for s in spans))

@@ -39,7 +39,7 @@ class Message:
     tag: int = 0
 
 
-def messages(logs) -> list[Message]:
+def messages_between(logs) -> list[Message]:
     """The messages between ranks, from the log of calls (`comm.log`) of each; a collective is one to each target.
 
     The k-th call of a kind on one rank belongs to the k-th on the other: that is the order in which they begin.

@@ -23,12 +23,12 @@ from gpt2lab.lessons import explore, show, show_source, table
 from gpt2lab.lessons.exercises import check
 from gpt2lab.lessons.exercises import tasks as exercises
 from gpt2lab.lessons.labs import tasks as labs
-from gpt2lab.lessons.labs.tasks import CONFIG, SMALL, as_in_llmc, fastest, gpt2_tasks, touched
+from gpt2lab.lessons.labs.tasks import CONFIG, SMALL, as_in_llmc, elements_of, fastest, gpt2_tasks
 from gpt2lab.model import GPT2
 from gpt2lab.planner import metrics
 from gpt2lab.planner.links import Link
 from gpt2lab.plots import tasks as plots
-from gpt2lab.ranks import comm, paced, trace
+from gpt2lab.ranks import comm, paced
 from gpt2lab.ranks.mesh import Mesh
 from gpt2lab.reference import example_batch
 from gpt2lab.tasks import check as judge
@@ -278,8 +278,7 @@ show_source(GPT2Tasks._linear_backward)
 tasks, model = gpt2_tasks(), GPT2(CONFIG).double()
 run_sequential(tasks.graph)
 (model.loss(model(batch.tokens), batch.targets) / batch.total).backward()
-error = lambda p, mine: ((mine - p.grad).abs().max() / p.grad.abs().max()).item()
-worst = max(error(p, tasks.gradients[n]) for n, p in model.named_parameters())
+worst = labs.apart(tasks.gradients, {name: p.grad for name, p in model.named_parameters()})
 print(len(tasks.graph.tasks), "tasks; gradients equal to autograd's:", worst < 1e-12)
 print("races:", len(judge.races(tasks.graph)), " needless edges:", len(judge.needless(tasks.graph)))
 
@@ -291,7 +290,7 @@ print("races:", len(judge.races(tasks.graph)), " needless edges:", len(judge.nee
 
 # %%
 drawn = labs.forward_only()
-path = judge.critical_path(drawn, touched)
+path = judge.critical_path(drawn, elements_of)
 show(
     plots.graph(drawn, judge.levels(drawn), path, "Forward, two blocks of tokens"),
     "computed",
@@ -415,8 +414,7 @@ rule = labs.mine("the ready rule", release, exercises.release)
 for workers in (1, 2, 4):
     again = gpt2_tasks()
     my_scheduler(again.graph, workers, rule)
-    same = all(torch.equal(again.weights[n], w) for n, w in tasks.weights.items())
-    print(f"{workers} workers: the bits of program order after the update: {same}")
+    print(f"{workers} workers: the bits of program order:", labs.apart(again.weights, tasks.weights) == 0)
 
 # %% [markdown]
 # The package's `Scheduler` adds what follows below: priorities (what begins the longest chain first), iterations,
@@ -439,19 +437,19 @@ show(
 # (`gpt2lab bench tasks --all` measures it), little for tasks of milliseconds, much in this small model.
 
 # %% tags=["measured"]
-kinds = ("forward", "backward", "weight", "update", "wait", "between tasks")
-found = {"fork-join as in llm.c": shares(joined, 2), "tasks": shares(spans, 2)}
-rows = [(name, *(f"{100 * row.get(kind, 0):.0f} %" for kind in kinds)) for name, row in found.items()]
-table(rows, ["share of two workers' time (measured)", *kinds])
+time_of = {"fork-join as in llm.c": shares(joined, 2), "tasks": shares(spans, 2)}
+rows = [(name, *(f"{share:.1%}" for share in kinds.values())) for name, kinds in time_of.items()]
+table(rows, ["share of two workers' time (measured)", *time_of["tasks"]])
 
 # %% [markdown]
-# The honest rival is torch itself: its operations cut their own loops with OpenMP, fork-join inside.
+# The honest rival is torch itself: its operations cut their own loops with OpenMP, fork-join inside. `gpt2lab bench
+# tasks --all` compares all of them with GPT-2 124M.
 
 # %% tags=["measured"]
 show(
     plots.times(labs.turns(labs.contest()), "An iteration of a small GPT-2, float32"),
     "measured",
-    "this model is so small that a task takes tens of microseconds; `gpt2lab bench tasks` does GPT-2 itself.",
+    "small tasks of a small model. Torch's threads spin at a barrier: costly when other programs want the cores.",
     "Five horizontal bars of times",
 )
 
@@ -489,10 +487,7 @@ for _ in range(3):
     run_sequential(one_by_one.graph)
 run_tasks(replayed.graph, 2, iterations=3)
 print("losses", [f"{x:.6f}" for x in replayed.losses], "equal:", replayed.losses == one_by_one.losses)
-print(
-    "weights equal bit for bit:",
-    all(torch.equal(w, one_by_one.weights[n]) for n, w in replayed.weights.items()),
-)
+print("weights equal bit for bit:", labs.apart(replayed.weights, one_by_one.weights) == 0)
 
 # %% [markdown]
 # The losses show it: the second iteration began only where its weights were ready. **Without** those edges the next
@@ -502,16 +497,18 @@ print(
 for edges, name in ((across, "with"), ([()] * len(across), "without")):
     found = labs.replay_races(tasks.graph, edges)
     print(f"{name} the edges between iterations: {len(found)} races")
-print("such as {1!r}, which {2}, beside {0!r} of the iteration before".format(*found[0]))
+first, then, access = next(race for race in found if race[2].startswith("reads wte"))
+print(f"such as {then!r}, which {access}, beside {first!r} of the iteration before")
 
 # %% [markdown]
-# What does building cost? For each block of tokens (here a row) a layer has 14 tasks, and all else 6: the graph grows
-# with B T, and the search for its edges faster, because each task is compared with all that touch the same tensor.
+# What does building cost? For each block of tokens (here a row) a layer has 14 tasks, and all else 6: tasks and edges
+# grow with B T, and the search for edges with its square, because each access is compared with all that touch the same
+# tensor. Replay knows the edges.
 
 # %% tags=["measured"]
-counted = ["tasks (counted)", "conflicts (counted)", "edges (counted)"]
-rows = [labs.cost_of_building(tokens) for tokens in (64, 32, 16, 8)]
-table(rows, ["blocks of tokens", *counted, "build once, ms (measured)", "replay, ms (measured)"])
+counted = ["tasks (counted)", "edges (counted)", "comparisons (counted)"]
+rows = [labs.cost_of_building(rows) for rows in (4, 8, 16, 32)]
+table(rows, ["rows", *counted, "build once, ms (measured)", "replay, ms (measured)"])
 
 # %% [markdown]
 # ## Messages are tasks
@@ -554,11 +551,12 @@ counted = sum(call.bytes for call in runs["as tasks"][0][3])
 print("bytes a rank, counted:", counted, " computed, 2 (n-1)/n S:", elements * 8)
 
 # %% tags=["measured"]
-for name, ranks in runs.items():
+for name, options in ways.items():
+    spans = labs.fastest_on_ranks(pool, train, **options)
     show(
-        plots.workers(trace.merge(r[2] for r in ranks), f"Messages {name}", clock="paced"),
+        plots.workers(spans, f"Messages {name}", clock="paced"),
         "paced",
-        f"two ranks of two workers on a link of 100 MB/s; messages {name}.",
+        f"two ranks of two workers on a link of 100 MB/s, the fastest of four runs; messages {name}.",
         f"Rows of bars for the workers of two ranks and their messages, {name}",
     )
 
@@ -698,8 +696,7 @@ show(
 # %%
 written = labs.write_traces([r[2] for r in ranks], [r[3] for r in ranks])
 print(*written, sep=", ")
-lines = [line.split(":") for line in written["tasks.prv"].splitlines()[1:]]
-records = [line for line in lines if line[0] == "3"]
+records = [line.split(":") for line in written["tasks.prv"].splitlines() if line.startswith("3:")]
 print(
     "messages counted, and in the trace:", sum(call.bytes > 0 for r in ranks for call in r[3]), len(records)
 )

@@ -12,10 +12,8 @@ from types import SimpleNamespace
 
 import torch
 
-from ...benchmarks.tasks import shares
 from ...model import GPT2, GPT2Config
-from ...plots.paraver import messages as sent
-from ...plots.paraver import save_paraver
+from ...plots.paraver import messages_between, save_paraver
 from ...ranks import comm, trace
 from ...ranks.mesh import Axis, Mesh
 from ...reference import example_batch
@@ -38,7 +36,7 @@ def gpt2_tasks(blocks: Blocks = SMALL, rows: int = 4, dtype=torch.float64, **opt
     return GPT2Tasks(GPT2(CONFIG).to(dtype), rows, 32, give, blocks, total=batch.total, **options)
 
 
-def touched(task: Task) -> int:
+def elements_of(task: Task) -> int:
     """Elements that a task touches."""
     return sum(view.numel() for view in task.views)
 
@@ -82,37 +80,47 @@ def by_block(
 ) -> list[tuple[int, float, float, float]]:
     """(tokens in a block, T1 / Tinf, runtime / work, ms) of an iteration, which really runs on this many workers.
 
+    The runtime is what a worker does between its first and its last task when it neither runs a task nor waits.
     With `seconds` the tasks sleep instead of computing, so long in all, each in proportion to what it touches.
     """
     rows = []
     for tokens in sizes:
         blocks = Blocks(tokens=tokens, rows=max(1, tokens // 32), weights=20_000, updates=20_000)
         graph = gpt2_tasks(blocks).graph
-        parallel, whole = check.parallelism(graph, touched), check.work(graph, touched)
+        parallel, whole = check.parallelism(graph, elements_of), check.work(graph, elements_of)
         graph = (
-            sleeping(graph, lambda task, whole=whole: seconds * touched(task) / whole) if seconds else graph
+            sleeping(graph, lambda task, whole=whole: seconds * elements_of(task) / whole)
+            if seconds
+            else graph
         )
-        spans = fastest(Scheduler(graph, workers).run, 2)
-        time_of = {"wait": 0.0} | shares(spans, workers)
-        lost = time_of["between tasks"]
+        spans = fastest(Scheduler(graph, workers).run, 3)
+        lanes = [[s for s in spans if s.lane == f"worker {w}"] for w in range(workers)]
+        spent = [max(s.end for s in lane) - min(s.start for s in lane) for lane in lanes if lane]
+        lost = sum(spent) - sum(s.end - s.start for s in spans)
+        busy = sum(s.end - s.start for s in spans if s.kind != "wait")
         took = max(s.end for s in spans) - min(s.start for s in spans)
-        rows.append((tokens, parallel, lost / (1 - lost - time_of["wait"]), 1e3 * took))
+        rows.append((tokens, parallel, lost / busy, 1e3 * took))
     return rows
 
 
-def cost_of_building(tokens: int) -> tuple:
-    """Of an iteration in blocks of so many tokens: blocks, tasks, conflicts, edges, ms to build, ms to replay."""
+def fastest_on_ranks(pool, train: Callable, tries: int = 4, **options) -> list:
+    """The spans of all ranks, merged, of the fastest of some runs of `train`, which returns them in third place."""
+    return fastest(lambda: trace.merge(result[2] for result in pool.run(train, **options)), tries)
+
+
+def cost_of_building(rows: int) -> tuple:
+    """Of an iteration with a block for each row: rows, tasks, edges, accesses compared, ms to build, ms to replay."""
     start = time.perf_counter()
-    graph = gpt2_tasks(Blocks(tokens=tokens, rows=1, weights=20_000, updates=40_000)).graph
+    graph = gpt2_tasks(Blocks(tokens=32, rows=1, weights=20_000, updates=40_000), rows).graph
     build = 1e3 * (time.perf_counter() - start)
     replay = min(turns({"": Scheduler(graph, 2).run}, 3)[""])
     edges = len(list(graph.edges()))
-    return 128 // tokens, len(graph.tasks), graph.conflicts, edges, f"{build:.0f}", f"{replay:.0f}"
+    return rows, len(graph.tasks), edges, graph.compared, f"{build:.0f}", f"{replay:.0f}"
 
 
-def apart(weights: dict, want: dict) -> float:
-    """The largest difference of two sets of weights, relative to the largest element of each."""
-    return max(((weights[n] - w).abs().max() / w.abs().max()).item() for n, w in want.items())
+def apart(tensors: dict, want: dict) -> float:
+    """The largest difference of two sets of named tensors, relative to the largest element of each tensor."""
+    return max(((tensors[n] - w).abs().max() / w.abs().max()).item() for n, w in want.items())
 
 
 def mine(name: str, answer: Callable, instead: Callable) -> Callable:
@@ -127,7 +135,9 @@ def write_traces(spans: list, logs: list) -> dict[str, str]:
     """The text of every file that Perfetto and Paraver read, by name, from the spans and logged calls of each rank."""
     with TemporaryDirectory() as folder:
         trace.save_chrome(trace.merge(spans), Path(folder, "tasks.json"))
-        save_paraver([s for of_rank in spans for s in of_rank], Path(folder, "tasks.prv"), sent(logs))
+        save_paraver(
+            [s for of_rank in spans for s in of_rank], Path(folder, "tasks.prv"), messages_between(logs)
+        )
         return {path.name: path.read_text() for path in sorted(Path(folder).iterdir())}
 
 
