@@ -42,13 +42,15 @@ def test_weights_after_five_iterations_are_those_of_torch(optimizer):
 
 def test_every_way_of_running_gives_the_same_bits():
     want = made()
-    run_sequential(want.graph)
+    names = sorted(s.name for s in run_sequential(want.graph))
+    assert names == sorted(task.name for task in want.graph.tasks)
     runs = [lambda g: run_fork_join(g, 2), lambda g: run_fork_join(g, 3, lambda loop: "attn" in loop)]
     runs += [lambda g, w=workers: run_tasks(g, w) for workers in (1, 2, 4)]
     for run in runs:
         tasks = made()
-        run(tasks.graph)
+        spans = run(tasks.graph)
         assert same(tasks, want)
+        assert sorted(s.name for s in spans if s.kind != "wait") == names, "every way writes the same spans"
 
 
 def test_replay_gives_the_bits_of_iterations_one_by_one():

@@ -83,6 +83,7 @@ def test_messages_of_a_run_on_ranks_are_those_that_were_counted(tmp_path):
     path = save_paraver([s for of_rank in spans for s in of_rank], tmp_path / "ranks", sent)
     _, states, events, found = parsed(path)
     assert len(states) == sum(map(len, spans)) and len(events) % 2 == 0
+    assert_no_overlap(states)
     assert len(found) == sum(calls for table in traffic for calls, size, _ in table.values() if size)
     for rank, table in enumerate(traffic):
         assert sum(r[-2] for r in found if r[2] == rank + 1) == sum(size for _, size, _ in table.values())
@@ -118,7 +119,11 @@ def test_a_run_is_written_whole(tmp_path, workers):
     _, states, events, _ = parsed(save_paraver(spans, tmp_path / "gpt2.prv"))
     waits = sum(s.kind == "wait" for s in spans)
     assert len(states) - waits == len(tasks.graph.tasks) and len(events) == 2 * (len(states) - waits)
-    lanes = {}
-    for _, _, _, thread, start, end, _ in states:
-        assert start >= lanes.get(thread, 0), "states of one thread do not overlap"
-        lanes[thread] = end
+    assert_no_overlap(states)
+
+
+def assert_no_overlap(states):
+    ends = {}
+    for cpu, *_, start, end, _ in states:
+        assert start >= ends.get(cpu, 0), "states of one thread do not overlap"
+        ends[cpu] = end

@@ -1,13 +1,13 @@
 """Traces for Paraver, the viewer of the Barcelona Supercomputing Center: a .prv file of records, .pcf of names, .row.
 
 The format is public (https://tools.bsc.es/paraver, "trace generation"). A rank is a Paraver task with a thread for each
-lane; times are nanoseconds on the one clock of all ranks. A record is a line of whole numbers:
-`1:cpu:appl:task:thread:begin:end:state`, `2:cpu:appl:task:thread:time:type:value`, and `3:`, for a message, with cpu,
+lane, or several where its spans overlap; times are nanoseconds on the one clock of all ranks. A record is a line of
+whole numbers: `1:cpu:appl:task:thread:begin:end:state`, `2:cpu:appl:task:thread:time:type:value`, and `3:`, for a message, with cpu,
 appl, task, thread, logical and physical time of its sending and again of its receipt, then size and tag.
 """
 
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 STATES = ("Idle", "forward", "backward", "weight", "update", "comm", "wait", "other")
@@ -57,9 +57,20 @@ def messages_between(logs) -> list[Message]:
     ]
 
 
+def side_by_side(spans) -> list:
+    """The spans by their start; those that overlap another one of their lane move to "lane 2", "lane 3", ..."""
+    ends, placed = defaultdict(list), []
+    for s in sorted(spans, key=lambda s: (s.start, s.end)):
+        of_lane = ends[s.rank, s.lane]
+        number = next((n for n, end in enumerate(of_lane) if end <= s.start), len(of_lane))
+        of_lane[number : number + 1] = [s.end]
+        placed.append(replace(s, lane=f"{s.lane} {number + 1}") if number else s)
+    return placed
+
+
 def records(spans, messages=()) -> tuple[list[str], dict[tuple[int, str], int], list[str]]:
     """(lines of the .prv file, number of the cpu of each (rank, lane), names of tasks by the events' values)."""
-    spans = list(spans)
+    spans = side_by_side(spans)
     lanes = sorted({(s.rank, s.lane) for s in spans})
     cpu = {lane: number for number, lane in enumerate(lanes, 1)}
     ranks = sorted({rank for rank, _ in lanes})

@@ -8,8 +8,8 @@
 # runs as soon as what it needs is there. The same graph runs again in every
 # iteration, holds messages between ranks as tasks like any other, and lets a rank that waits lend its cores.
 #
-# You will declare what tasks touch, find needless edges, write the rule by which a scheduler lets tasks go, train
-# GPT-2 with it **equal to autograd**, and turn a receive into a task that gives its core back.
+# You will declare what tasks touch, find needless edges, write a scheduler's rule, train GPT-2 with it **equal to
+# autograd**, and turn a receive into a task that gives its core back.
 
 # %% tags=["setup"]
 import threading
@@ -56,10 +56,9 @@ for name, seconds in {"sequential": 35.0, "OpenMP": 1.430, "OpenMP over nOS-V": 
 table(rows, ["an iteration (from a paper)", "time", "speed-up", "efficiency", "serial share (Karp-Flatt)"])
 
 # %% [markdown]
-# (*nOS-V* is a threading library through which processes share one scheduler.) The authors' trace showed "nearly half
-# of the threads working". Here is the same on two workers, with GPT-2: parallel are only the loops that llm.c makes so,
-# matrix products and attention's forward. torch releases Python's lock inside its operations, so threads of one Python
-# process do compute at the same time.
+# (*nOS-V*: a library through which processes share one scheduler.) The authors' trace showed "nearly half of the
+# threads working". Here is the same on two workers: parallel are only the loops that llm.c makes so. torch releases
+# Python's lock inside its operations, so threads of one Python process do compute at the same time.
 
 # %% tags=["measured"]
 tasks = gpt2_tasks()  # blocks of 64 tokens, two of each loop; float64
@@ -73,7 +72,7 @@ show(
 
 # %% [markdown]
 # **Three reasons to be idle:** loops that nobody cut (Amdahl), loops whose pieces are unequal, and a *barrier* at the
-# end of each. The first is mended by writing more pragmas. The others belong to fork-join.
+# end of each. The last two belong to fork-join.
 #
 # ## Say what you touch
 #
@@ -172,7 +171,7 @@ def declare(task, a, b):
 # %% [markdown]
 # Two checks stood behind that verdict. The *race finder* looks at every pair of accesses that conflict and asks
 # whether a path of edges orders the two tasks. It believes the declarations. The *audit* does not: it runs each task
-# with NaN in everything that the task does not declare, and sees what comes out.
+# with NaN in everything that the task does not declare.
 
 # %%
 graph = exercises.mlp(exercises.declared)
@@ -203,8 +202,7 @@ print(sum(map(len, every)), "conflicting pairs; the package keeps", len(list(gra
 
 
 # %% [markdown]
-# Which edges can go? Those whose two tasks a longer way still orders. What is left is the *transitive reduction*:
-# every edge of it is needed.
+# An edge can go when a longer way still orders its two tasks. What is left is the *transitive reduction*.
 
 
 # %% tags=["exercise"]
@@ -417,8 +415,8 @@ for workers in (1, 2, 4):
     print(f"{workers} workers: the bits of program order:", labs.apart(again.weights, tasks.weights) == 0)
 
 # %% [markdown]
-# The package's `Scheduler` adds what follows below: priorities (what begins the longest chain first), iterations,
-# messages, shared cores. Its trace, on the same two workers as before:
+# The package's `Scheduler` adds priorities (what begins the longest chain first), iterations, messages and shared
+# cores. Its trace:
 
 # %% tags=["measured"]
 spans = fastest(Scheduler(tasks.graph, 2).run)
@@ -619,7 +617,7 @@ def received(axis, source):
 
 
 # %% [markdown]
-# When tasks wait for each other in a circle nothing can ever run; and that is found, with the names of the tasks:
+# Tasks that wait for each other in a circle are found and named:
 
 
 # %%
@@ -672,8 +670,8 @@ for r in (1, 2, 4, 8, 16):
 table(rows, ["ranks x CPUs (computed)", "step", "sum of gradients", "together"])
 
 # %% [markdown]
-# More ranks divide the serial share; rows limit them (B = 4 feeds four), and the sum costs the same for any batch. On
-# your machine, 1 x 2 against 2 x 1:
+# More ranks divide the serial share; rows limit them (B = 4 feeds four), and the sum costs the same for any batch.
+# Here, 1 x 2 against 2 x 1:
 
 # %% tags=["measured"]
 times = {}
@@ -690,8 +688,8 @@ show(
 # %% [markdown]
 # ## Traces for others
 #
-# Every way of running returns the same spans, one lane a worker. They open in https://ui.perfetto.dev and in Paraver,
-# the viewer that the authors use: `.prv` holds states (1), events (2) and messages (3). Of the last run:
+# The spans of every way of running open in https://ui.perfetto.dev and in Paraver, the viewer that the authors use:
+# `.prv` holds states (1), events (2) and messages (3). Of the last run:
 
 # %%
 written = labs.write_traces([r[2] for r in ranks], [r[3] for r in ranks])
@@ -714,15 +712,13 @@ print("bytes:", sum(call.bytes for r in ranks for call in r[3]), sum(int(line[-2
 #
 # <details><summary>1. A task reads rows 0:4, a later one writes 3:6, a third reads 4:6. Which edges?</summary>
 # First to second, second to third; the third shares nothing with the first.</details>
-# <details><summary>2. T1 = 100 ms, Tinf = 20 ms. The best time on 4 cores, and on 16?</summary>
-# At least 25 ms; at least 20 ms.</details>
-# <details><summary>3. Three tasks <code>reduce</code> into one tensor. May the bits differ from run to run?</summary>
+# <details><summary>2. Three tasks <code>reduce</code> into one tensor. May the bits differ from run to run?</summary>
 # Yes: the order is free, and addition of floats is not associative. GPT-2's gradients here never use it.</details>
-# <details><summary>4. A receive blocks a worker, with one worker a rank. When is that a deadlock?</summary>
+# <details><summary>3. A receive blocks a worker, with one worker a rank. When is that a deadlock?</summary>
 # When what it waits for depends on a task of the same rank that has not run.</details>
-# <details><summary>5. A task costs 20 us of overhead. How long must tasks be to lose less than 5 %?</summary>
+# <details><summary>4. A task costs 20 us of overhead. How long must tasks be to lose less than 5 %?</summary>
 # 0.4 ms.</details>
 #
-# **Sources:** the wiki of the port of llm.c (fork join model, task based model, runtime and performances); Alvarez et
-# al. 2022 (taskiter); Sala et al. 2019 (task-aware MPI); Alvarez et al. 2024 (nOS-V); Blumofe & Leiserson 1999 (work
-# and span); Karp & Flatt 1990. Next: lesson 14, where the layouts themselves are data.
+# **Sources:** the wiki of the port of llm.c; Alvarez et al. 2022 (taskiter); Sala et al. 2019 (task-aware MPI); Alvarez
+# et al. 2024 (nOS-V); Blumofe & Leiserson 1999 (work and span); Karp & Flatt 1990. Next: lesson 14, where the layouts
+# themselves are data.
