@@ -32,7 +32,7 @@ def test_one_command_runs_every_version_and_writes_json_and_dashboard(tmp_path, 
     assert all(len(runs) == 2 and len(runs[0]) == 3 for runs in report["seconds"].values())
     assert {"mean", "spread", "first"} == set(report["versions"]["sequential"])
     assert {"speedup", "efficiency", "karp_flatt"} < set(report["versions"]["taskiter"])
-    assert report["published"]["fork-join"] == 1.43 and len(report["overhead"]) == 7
+    assert report["published"]["fork-join"] == 1.43 and len(report["overhead"]) == 8
     assert len(report["queues"]) == 2 and len(report["building"]) == 8
     assert all(sum(row.values()) == pytest.approx(1) for row in report["profile"].values())
     assert (tmp_path / "nano.png").stat().st_size > 10_000

@@ -63,10 +63,11 @@ def run(args: argparse.Namespace) -> int:
     for name, row in report["versions"].items():
         print(f"  {name:15}" + "  ".join(f"{key} {value:.3f}" for key, value in row.items()))
     if args.all:
-        report["overhead"] = overhead(args.workers) | dispatch(args)
+        graph = one_process(args).graph
+        report["overhead"] = overhead(args.workers) | dispatch(graph, args)
         report["building"] = building(args)
-        report["queues"] = queues(args)
-        report["profile"] = where_time_goes(args)
+        report["queues"] = queues(graph, args)
+        report["profile"] = where_time_goes(graph, args.workers)
         for what, figure in (report["overhead"] | report["building"] | report["queues"]).items():
             print(f"  {what:58}{figure:10.2f}")
         print("  where the workers' time goes, percent")
@@ -241,9 +242,9 @@ class OwnQueues(Scheduler):
         return None
 
 
-def queues(args) -> dict[str, float]:
+def queues(graph: TaskGraph, args) -> dict[str, float]:
     """Seconds of a replay with one queue for all workers, and with a queue for each; they take turns."""
-    graph, found = one_process(args).graph, defaultdict(list)
+    found = defaultdict(list)
     ways = {"one queue": Scheduler(graph, args.workers), "own queues": OwnQueues(graph, args.workers)}
     for turn in range(args.runs * args.iterations):
         for name, scheduler in list(ways.items())[:: 1 - 2 * (turn % 2)]:
@@ -251,20 +252,26 @@ def queues(args) -> dict[str, float]:
     return {name: statistics.median(seconds) for name, seconds in found.items()}
 
 
-def dispatch(args) -> dict[str, float]:
-    """What Python and torch's calls cost inside the tasks of GPT-2: microseconds a task of a twin that is so narrow
-    that it has nothing to compute (a channel for each head, a token in each row)."""
+def dispatch(graph: TaskGraph, args) -> dict[str, float]:
+    """What Python and torch's calls cost, inside the tasks of GPT-2 and between them, in microseconds a task.
+
+    Measured with a twin so small that it has nothing to compute: a channel for each head, a token in each row.
+    """
     config = PRESETS[args.config]
     narrow = replace(config, n_embd=config.n_head, vocab_size=64)
     give = lambda iteration: (torch.zeros(args.rows, 1, dtype=torch.int64),) * 2
     rows = -(-args.rows // args.workers)
-    graph = GPT2Tasks(GPT2(narrow), args.rows, 1, give, Blocks(tokens=rows, rows=rows)).graph
+    twin = GPT2Tasks(GPT2(narrow), args.rows, 1, give, Blocks(tokens=rows, rows=rows)).graph
     found = {}
     for workers in sorted({1, args.workers}):
-        scheduler = Scheduler(graph, workers)
-        seconds = statistics.median(timed(scheduler.run) for _ in range(9))
-        what = f"replayed by {workers}, nothing to compute, microseconds a task"
-        found[what] = 1e6 * seconds / len(graph.tasks)
+        scheduler = Scheduler(twin, workers)
+        seconds = statistics.median(timed(scheduler.run) for _ in range(9)) / len(twin.tasks)
+        found[f"replayed by {workers}, GPT-2 with nothing to compute"] = 1e6 * seconds
+    scheduler = Scheduler(graph, args.workers)
+    iteration = min(timed(scheduler.run) for _ in range(args.runs))
+    found[f"the same, percent of an iteration of {args.config}"] = (
+        100 * seconds * len(graph.tasks) / iteration
+    )
     return found
 
 
@@ -282,9 +289,8 @@ def building(args) -> dict[str, float]:
     return found
 
 
-def where_time_goes(args) -> dict[str, dict[str, float]]:
-    """For each way of running tasks, where the time of its workers goes in one iteration."""
-    graph, workers = one_process(args).graph, args.workers
+def where_time_goes(graph: TaskGraph, workers: int) -> dict[str, dict[str, float]]:
+    """For each way of running tasks the shares of its workers' time in an iteration."""
     scheduler = Scheduler(graph, workers)
     spans = {"fork-join": run_fork_join(graph, workers), "taskiter": scheduler.run() and scheduler.run(3)}
     return {"sequential": shares(run_sequential(graph), 1)} | {

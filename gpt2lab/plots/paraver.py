@@ -2,8 +2,8 @@
 
 The format is public (https://tools.bsc.es/paraver, "trace generation"). A rank is a Paraver task with a thread for each
 lane, or several where its spans overlap; times are nanoseconds on the one clock of all ranks. A record is a line of
-whole numbers: `1:cpu:appl:task:thread:begin:end:state`, `2:cpu:appl:task:thread:time:type:value`, and `3:`, for a message, with cpu,
-appl, task, thread, logical and physical time of its sending and again of its receipt, then size and tag.
+whole numbers: `1:cpu:appl:task:thread:begin:end:state`, `2:cpu:appl:task:thread:time:type:value`, and for a message
+`3:` with cpu, appl, task, thread, logical and physical time of its sending and again of its receipt, size and tag.
 """
 
 from collections import defaultdict
