@@ -7,10 +7,10 @@ import pytest
 from task_cases import made
 from test_tasks_live import train
 
-from gpt2lab.plots.paraver import STATES, TASK, Message, messages_between, save_paraver
+from gpt2lab.plots.paraver import STATES, TASK, Message, aligned, messages_between, save_paraver
 from gpt2lab.processes.launch import Ranks
 from gpt2lab.ranks import comm
-from gpt2lab.ranks.trace import Span, aligned
+from gpt2lab.ranks.trace import Span
 from gpt2lab.tasks.scheduler import run_tasks
 
 SPANS = [

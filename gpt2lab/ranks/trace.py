@@ -66,15 +66,6 @@ def clear(with_comm: bool = True) -> None:
         comm.clear_log()
 
 
-def aligned(per_rank, moments) -> list[list]:
-    """Each rank's spans, or logged calls, in seconds after its own time of a moment common to all (a barrier's end).
-
-    Only ranks of several machines need this: each machine has a clock of its own.
-    """
-    shift = lambda s, zero: replace(s, start=s.start - zero, end=s.end - zero)
-    return [[shift(s, zero) for s in of_one] for of_one, zero in zip(per_rank, moments, strict=True)]
-
-
 def merge(per_rank) -> list[Span]:
     """The spans of all ranks as one list, with time 0 at the earliest start: `merge(launch(fn))`."""
     every = [s for spans_of_one in per_rank for s in spans_of_one]

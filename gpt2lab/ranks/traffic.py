@@ -15,8 +15,7 @@ class Event:
     """One call: what this rank sent (bytes, messages) over which axis, from start to end in seconds.
 
     `targets` are (global rank, bytes) of what it sent. `ring` holds the global ranks of a collective in which every
-    rank sends to its right neighbour; it is empty for direct messages. A message from one rank to another has `pair` =
-    (source, target).
+    rank sends to its right neighbour; it is empty for direct messages. `pair` is (source, target) of a message.
     """
 
     op: str
