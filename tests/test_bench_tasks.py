@@ -11,6 +11,7 @@ from task_cases import made, same
 from gpt2lab.benchmarks import tasks as bench
 from gpt2lab.cli import main
 from gpt2lab.model import PRESETS, GPT2Config
+from gpt2lab.planner import metrics
 from gpt2lab.plots import tasks as plots
 from gpt2lab.ranks.trace import Span
 from gpt2lab.tasks import check
@@ -74,10 +75,10 @@ SPANS = [
 def test_work_is_counted_without_messages():
     assert [(s.name, s.rank) for s in plots.at_work(SPANS)] == [("a", 0), ("b", 1)]
     slept = [*SPANS, Span("nothing is ready", "wait", 1.2, 1.3, 0, "worker 0")]
-    assert bench.shares(slept, 2) == pytest.approx(
+    assert metrics.shares(slept, 2) == pytest.approx(
         {"backward": 0.375, "forward": 0.25, "wait": 0.125, "between tasks": 0.25}
     )
-    assert bench.shares(SPANS, 2)["wait"] == 0
+    assert metrics.shares(SPANS, 2)["wait"] == 0
     assert plots.at_work(slept) == plots.at_work(SPANS)
 
 

@@ -292,20 +292,9 @@ def building(args) -> dict[str, float]:
 def where_time_goes(graph: TaskGraph, workers: int) -> dict[str, dict[str, float]]:
     """For each way of running tasks the shares of its workers' time in an iteration."""
     scheduler = Scheduler(graph, workers)
-    spans = {"fork-join": run_fork_join(graph, workers), "taskiter": scheduler.run() and scheduler.run(3)}
-    return {"sequential": shares(run_sequential(graph), 1)} | {
-        n: shares(s, workers) for n, s in spans.items()
+    scheduler.run()
+    return {
+        "sequential": metrics.shares(run_sequential(graph), 1),
+        "fork-join": metrics.shares(run_fork_join(graph, workers), workers),
+        "taskiter": metrics.shares(scheduler.run(3), workers),
     }
-
-
-def shares(spans, workers: int) -> dict[str, float]:
-    """Of all the time that the workers had the share of each kind of work, of waiting, and what was left between tasks.
-
-    What is left is the runtime's own: Python that takes the next task and counts who may run.
-    """
-    spent, spans = defaultdict(float, wait=0.0), [s for s in spans if s.lane != "messages"]
-    for s in spans:
-        spent[s.kind] += s.end - s.start
-    whole = workers * (max(s.end for s in spans) - min(s.start for s in spans))
-    found = {kind: seconds / whole for kind, seconds in sorted(spent.items())}
-    return found | {"between tasks": 1 - sum(found.values())}

@@ -18,7 +18,6 @@ from dataclasses import replace
 import torch
 
 from gpt2lab import Ranks
-from gpt2lab.benchmarks.tasks import shares
 from gpt2lab.lessons import explore, show, show_source, table
 from gpt2lab.lessons.exercises import check
 from gpt2lab.lessons.exercises import tasks as exercises
@@ -435,7 +434,7 @@ show(
 # (`gpt2lab bench tasks --all` measures it), little for tasks of milliseconds, much in this small model.
 
 # %% tags=["measured"]
-time_of = {"fork-join as in llm.c": shares(joined, 2), "tasks": shares(spans, 2)}
+time_of = {"fork-join as in llm.c": metrics.shares(joined, 2), "tasks": metrics.shares(spans, 2)}
 rows = [(name, *(f"{share:.1%}" for share in kinds.values())) for name, kinds in time_of.items()]
 table(rows, ["share of two workers' time (measured)", *time_of["tasks"]])
 
@@ -527,7 +526,7 @@ def train(rank, world_size, blocking=False, sliced=False):
     scheduler = Scheduler(tasks.graph, 2, blocking=blocking)
     comm.barrier(axis)
     comm.clear_log()
-    with paced.use(Link(latency=0.0005, bandwidth=1e8)):
+    with paced.use(Link(latency=0.0001, bandwidth=2e8)):
         spans = scheduler.run()
     return tasks.losses, tasks.weights, spans, list(comm.log)
 
@@ -554,7 +553,7 @@ for name, options in ways.items():
     show(
         plots.workers(spans, f"Messages {name}", clock="paced"),
         "paced",
-        f"two ranks of two workers on a link of 100 MB/s, the fastest of four runs; messages {name}.",
+        f"two ranks of two workers on a link of 200 MB/s, the fastest of four runs; messages {name}.",
         f"Rows of bars for the workers of two ranks and their messages, {name}",
     )
 
