@@ -6,15 +6,17 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from task_cases import made, same
 
 from gpt2lab.benchmarks import tasks as bench
 from gpt2lab.cli import main
-from gpt2lab.lessons.labs.tasks import simulate_tasks
 from gpt2lab.model import PRESETS, GPT2Config
+from gpt2lab.planner import metrics
 from gpt2lab.plots import tasks as plots
 from gpt2lab.ranks.trace import Span
 from gpt2lab.tasks import check
 from gpt2lab.tasks.graph import TaskGraph, reads, updates, writes
+from gpt2lab.tasks.runtime import run_sequential
 
 TINY = GPT2Config(vocab_size=32, n_positions=8, n_layer=1, n_head=2, n_embd=8)
 
@@ -31,7 +33,9 @@ def test_one_command_runs_every_version_and_writes_json_and_dashboard(tmp_path, 
     assert all(len(runs) == 2 and len(runs[0]) == 3 for runs in report["seconds"].values())
     assert {"mean", "spread", "first"} == set(report["versions"]["sequential"])
     assert {"speedup", "efficiency", "karp_flatt"} < set(report["versions"]["taskiter"])
-    assert report["published"]["fork-join"] == 1.43 and len(report["overhead"]) == 5
+    assert report["published"]["fork-join"] == 1.43 and len(report["overhead"]) == 8
+    assert len(report["queues"]) == 2 and len(report["building"]) == 8
+    assert all(sum(row.values()) == pytest.approx(1) for row in report["profile"].values())
     assert (tmp_path / "nano.png").stat().st_size > 10_000
     assert all(name in said for name in bench.VERSIONS)
 
@@ -70,16 +74,27 @@ SPANS = [
 
 def test_work_is_counted_without_messages():
     assert [(s.name, s.rank) for s in plots.at_work(SPANS)] == [("a", 0), ("b", 1)]
-    assert bench.shares(SPANS[:2], 2) == pytest.approx(
-        {"backward": 0.375, "forward": 0.25, "between tasks": 0.375}
+    slept = [*SPANS, Span("nothing is ready", "wait", 1.2, 1.3, 0, "worker 0")]
+    assert metrics.shares(slept, 2) == pytest.approx(
+        {"backward": 0.375, "forward": 0.25, "wait": 0.125, "between tasks": 0.25}
     )
+    assert metrics.shares(SPANS, 2)["wait"] == 0
+    assert plots.at_work(slept) == plots.at_work(SPANS)
+
+
+def test_a_queue_for_each_worker_gives_the_same_bits():
+    want, tasks = made(), made()
+    run_sequential(want.graph)
+    bench.OwnQueues(tasks.graph, 3).run()
+    assert same(tasks, want)
 
 
 def test_pictures_show_every_bar_every_edge_and_the_average():
     fig = plots.workers(SPANS, path=["b"])
     above, below = fig.axes
     assert [label.get_text() for label in above.get_yticklabels()] == ["messages", "worker 0", "worker 1"]
-    assert len(above.patches) == 3 and "1.25 at work" in below.get_xlabel()
+    assert len(above.patches) == 3 and above.lines[0].get_xydata().round().tolist() == [[100, 2], [400, 2]]
+    assert "1.25 at work" in below.get_xlabel()
     several = plots.workers([*SPANS, replace(SPANS[0], rank=1)])
     assert several.axes[0].get_yticklabels()[0].get_text() == "rank 0, messages"
     graph = TaskGraph({"x": torch.zeros(4)})
@@ -87,5 +102,5 @@ def test_pictures_show_every_bar_every_edge_and_the_average():
     graph.add("r", print, reads("x", (0, 2)))
     graph.add("u", print, updates("x", (2, 4)))
     assert len(plots.graph(graph, check.levels(graph), check.critical_path(graph)).axes[0].lines) == 2
-    assert [line.get_ydata()[0] for ax in plots.grain([(4, 2, 3, 5)]).axes for line in ax.lines] == [2, 3, 5]
-    assert simulate_tasks(graph, 1) == [(0, 0.0, 1.0), (0, 1.0, 2.0), (0, 2.0, 3.0)]
+    drawn = plots.grain({"one": [(4, 2, 3, 5)], "other": [(4, 6, 7, 8)]})
+    assert [line.get_ydata()[0] for ax in drawn.axes for line in ax.lines] == [2, 6, 3, 7, 5, 8]

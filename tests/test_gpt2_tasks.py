@@ -3,11 +3,12 @@
 from dataclasses import replace
 
 import pytest
-from task_cases import SMALL, WHOLE, adamw, batch, made, model, same, sgd, worst
+from task_cases import CONFIG, SMALL, WHOLE, adamw, batch, made, model, same, sgd, worst
 
 from gpt2lab.lessons.labs.tasks import audit
+from gpt2lab.model import GPT2
 from gpt2lab.tasks import check
-from gpt2lab.tasks.gpt2 import Blocks
+from gpt2lab.tasks.gpt2 import Blocks, GPT2Tasks
 from gpt2lab.tasks.runtime import run_fork_join, run_sequential
 from gpt2lab.tasks.scheduler import run_tasks
 
@@ -41,13 +42,15 @@ def test_weights_after_five_iterations_are_those_of_torch(optimizer):
 
 def test_every_way_of_running_gives_the_same_bits():
     want = made()
-    run_sequential(want.graph)
+    names = sorted(s.name for s in run_sequential(want.graph))
+    assert names == sorted(task.name for task in want.graph.tasks)
     runs = [lambda g: run_fork_join(g, 2), lambda g: run_fork_join(g, 3, lambda loop: "attn" in loop)]
     runs += [lambda g, w=workers: run_tasks(g, w) for workers in (1, 2, 4)]
     for run in runs:
         tasks = made()
-        run(tasks.graph)
+        spans = run(tasks.graph)
         assert same(tasks, want)
+        assert sorted(s.name for s in spans if s.kind != "wait") == names, "every way writes the same spans"
 
 
 def test_replay_gives_the_bits_of_iterations_one_by_one():
@@ -85,6 +88,29 @@ def test_the_graph_is_right_least_and_honest():
     assert check.races(tasks.graph) == [] and check.needless(tasks.graph) == []
     tasks = made(replace(SMALL, tokens=40, rows=4, columns=18, weights=300, updates=400))
     assert audit(tasks.graph) == []
+
+
+@pytest.mark.parametrize("layers", [1, 2, 3])
+def test_tasks_and_edges_grow_with_the_blocks_of_tokens(layers):
+    """A task and what orders it for every block of tokens, in every layer; what is summed over tokens is there once."""
+    config = replace(CONFIG, n_layer=layers)
+    for blocks in (2, 3, 8):
+        graph = GPT2Tasks(GPT2(config), blocks, 4, None, Blocks(tokens=4, rows=1)).graph
+        weights = (
+            layers * (4 + 2) + 4
+        )  # gradients: linear layers and norms of a layer; head, last norm, embeddings
+        updated = layers * (4 + 1) + 3  # matrices and vectors of a layer; embeddings, last norm
+        assert len(graph.tasks) == layers * 14 * blocks + 6 * blocks + 2 + weights + updated
+        assert len(list(graph.edges())) == (25 * layers + 12) * blocks + 10 * layers + 4
+
+
+@pytest.mark.parametrize("elements", [0, 7, 100, 1000])
+def test_blocks_of_the_update_change_no_bit(elements):
+    want, tasks = made(), made(replace(SMALL, updates=elements))
+    for _ in range(2):
+        run_sequential(want.graph)
+        run_tasks(tasks.graph, 2)
+    assert same(tasks, want)
 
 
 def test_smaller_blocks_mean_more_tasks_and_more_parallelism():

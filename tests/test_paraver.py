@@ -1,9 +1,17 @@
 """What is written for Paraver, read back by a parser that knows the format and none of our code."""
 
-import pytest
+from collections import Counter
+from dataclasses import replace
 
-from gpt2lab.plots.paraver import STATES, TASK, Message, save_paraver
+import pytest
+from task_cases import made
+from test_tasks_live import train
+
+from gpt2lab.plots.paraver import STATES, TASK, Message, aligned, messages_between, save_paraver
+from gpt2lab.processes.launch import Ranks
+from gpt2lab.ranks import comm
 from gpt2lab.ranks.trace import Span
+from gpt2lab.tasks.scheduler import run_tasks
 
 SPANS = [
     Span("h.0 0:4", "forward", 10.0, 10.5, 0, "worker 0"),
@@ -61,6 +69,41 @@ def test_states_events_and_messages_come_back(tmp_path):
     assert messages == [[1, 1, 1, 1, 500_000_000, 500_000_000, 3, 1, 2, 1, 900_000_000, 900_000_000, 4096, 7]]
 
 
+def traced(rank, world_size):
+    """Spans, logged calls and counted traffic of this rank, which trains GPT-2 on a slice of every sequence."""
+    _, _, traffic, spans = train(rank, world_size, "tasks", sliced=True)
+    return spans, list(comm.log), traffic
+
+
+@pytest.mark.live
+def test_messages_of_a_run_on_ranks_are_those_that_were_counted(tmp_path):
+    with Ranks(3, echo=False) as ranks:
+        spans, logs, traffic = zip(*ranks.run(traced), strict=True)
+    sent = messages_between(logs)
+    path = save_paraver([s for of_rank in spans for s in of_rank], tmp_path / "ranks", sent)
+    _, states, events, found = parsed(path)
+    assert len(states) == sum(map(len, spans)) and len(events) % 2 == 0
+    assert_no_overlap(states)
+    assert len(found) == sum(calls for table in traffic for calls, size, _ in table.values() if size)
+    for rank, table in enumerate(traffic):
+        assert sum(r[-2] for r in found if r[2] == rank + 1) == sum(size for _, size, _ in table.values())
+    for record in found:
+        source, target, begun, received = record[2], record[8], record[4], record[10]
+        assert source != target and begun <= received, "no message comes before it was sent"
+    messages_of = Counter((r[2], r[8]) for r in found)
+    blocks = 4 * 2 * 2  # of rows, in layers, in steps; the ranks' ring adds sums of gradients
+    assert messages_of[1, 3] == messages_of[2, 1] == messages_of[3, 2] == blocks
+    assert messages_of[1, 2] == messages_of[2, 3] == messages_of[3, 1] > blocks
+
+
+def test_clocks_of_several_machines_are_aligned_by_a_common_moment():
+    other = [replace(s, start=s.start + 1e3, end=s.end + 1e3) for s in SPANS]
+    one, two = aligned([SPANS, other], [10.0, 1010.0])
+    assert [s.name for s in one] == [s.name for s in two] == [s.name for s in SPANS]
+    times = [[t for s in spans for t in (s.start, s.end)] for spans in (one, two)]
+    assert times[0] == pytest.approx(times[1], abs=1e-9) and times[0][:2] == [0.0, 0.5]
+
+
 def test_rows_are_named(tmp_path):
     levels = save_paraver(SPANS, tmp_path / "run").with_suffix(".row").read_text().strip().split("\n\n")
     for level in levels:
@@ -71,15 +114,16 @@ def test_rows_are_named(tmp_path):
 
 @pytest.mark.parametrize("workers", [1, 3])
 def test_a_run_is_written_whole(tmp_path, workers):
-    from task_cases import made
-
-    from gpt2lab.tasks.scheduler import run_tasks
-
     tasks = made()
     spans = run_tasks(tasks.graph, workers)
     _, states, events, _ = parsed(save_paraver(spans, tmp_path / "gpt2.prv"))
-    assert len(states) == len(tasks.graph.tasks) and len(events) == 2 * len(states)
-    lanes = {}
-    for _, _, _, thread, start, end, _ in states:
-        assert start >= lanes.get(thread, 0), "states of one thread do not overlap"
-        lanes[thread] = end
+    waits = sum(s.kind == "wait" for s in spans)
+    assert len(states) - waits == len(tasks.graph.tasks) and len(events) == 2 * (len(states) - waits)
+    assert_no_overlap(states)
+
+
+def assert_no_overlap(states):
+    ends = {}
+    for cpu, *_, start, end, _ in states:
+        assert start >= ends.get(cpu, 0), "states of one thread do not overlap"
+        ends[cpu] = end

@@ -5,14 +5,14 @@ import time
 
 import pytest
 import torch
-from task_cases import LENGTH, ROWS, SMALL, adamw, batch, model, worst
+from task_cases import CONFIG, LENGTH, ROWS, SMALL, adamw, batch, model, worst
 
 from gpt2lab import RankFailed
 from gpt2lab.planner.links import Link
 from gpt2lab.processes.launch import Ranks
 from gpt2lab.ranks import comm, paced
-from gpt2lab.ranks.mesh import Mesh
-from gpt2lab.tasks import messages
+from gpt2lab.ranks.mesh import Axis, Mesh
+from gpt2lab.tasks import check, messages
 from gpt2lab.tasks.cores import Cores
 from gpt2lab.tasks.gpt2 import GPT2Tasks
 from gpt2lab.tasks.graph import TaskGraph, reads, updates, writes
@@ -28,19 +28,27 @@ def pool():
         yield ranks
 
 
-def train(rank, world_size, way, steps=2):
-    """Losses and weights of this rank after some iterations of GPT-2, whose rows the ranks share, and its traffic."""
-    axis, own = Mesh(dp=world_size)["dp"], lambda i: batch(i).rows(rank, world_size)
-    give = lambda iteration: (own(iteration).tokens, own(iteration).targets)
-    options = {"total": batch().total, "optimizer": adamw, "axis": axis}
-    tasks = GPT2Tasks(model(), len(own(0).tokens), LENGTH, give, SMALL, **options)
+def train(rank, world_size, way, sliced=False, steps=2):
+    """Losses and weights of this rank after some iterations of GPT-2, its traffic and spans.
+
+    The ranks share the rows of the batch or, `sliced`, the tokens of each row.
+    """
+    axis = Mesh(dp=world_size)["dp"]
+
+    def give(iteration):
+        both = batch(iteration).tokens, batch(iteration).targets
+        return [x.tensor_split(world_size, int(sliced))[rank] for x in both]
+
+    options = {"total": batch().total, "optimizer": adamw, "axis": axis, "sliced": sliced}
+    tasks = GPT2Tasks(model(), len(give(0)[0]), LENGTH, give, SMALL, **options)
+    if way is run_sequential:
+        assert check.races(tasks.graph) == [] and check.needless(tasks.graph) == []
     comm.clear_log()
     if way in (run_sequential, run_fork_join):
-        for _ in range(steps):
-            way(tasks.graph)
+        spans = [s for _ in range(steps) for s in way(tasks.graph)]
     else:
-        run_tasks(tasks.graph, 2, steps, blocking=way == "blocking")
-    return tasks.losses, tasks.weights, comm.traffic()
+        spans = run_tasks(tasks.graph, 2, steps, blocking=way == "blocking")
+    return tasks.losses, tasks.weights, comm.traffic(), spans
 
 
 def serial(steps=2):
@@ -50,13 +58,15 @@ def serial(steps=2):
     return tasks
 
 
-def test_ranks_of_tasks_equal_one_process_and_send_the_same_bytes_in_every_way(pool):
+@pytest.mark.parametrize("sliced", [False, True], ids=["rows", "tokens"])
+def test_ranks_of_tasks_equal_one_process_and_send_the_same_bytes_in_every_way(pool, sliced):
     want, found = serial(), {}
-    for way in (run_sequential, run_fork_join, "blocking", "tasks"):
-        found[str(way)] = ranks = pool.run(train, way)
-        for _, weights, traffic in ranks:
+    blocking = () if sliced else ("blocking",)  # every worker would wait for gradients that come last
+    for way in (run_sequential, run_fork_join, *blocking, "tasks"):
+        found[str(way)] = ranks = pool.run(train, way, sliced)
+        for _, weights, traffic, _ in ranks:
             assert worst(weights, want.weights) < 1e-10
-            assert traffic == ranks[0][2]
+            assert traffic["all_reduce", "dp"] == ranks[0][2]["all_reduce", "dp"]
         for losses in zip(want.losses, *(r[0] for r in ranks), strict=True):
             assert abs(losses[0] - sum(losses[1:])) < 1e-10
     one, *others = found.values()
@@ -64,12 +74,28 @@ def test_ranks_of_tasks_equal_one_process_and_send_the_same_bytes_in_every_way(p
     elements = sum(w.numel() for w in want.weights.values())
     _, size, _ = one[0][2]["all_reduce", "dp"]
     assert size == 2 * elements * 8  # two steps; each rank of two sends half, twice, 8 bytes an element
+    keys = (
+        2 * CONFIG.n_layer * ROWS * 6 * 2 * CONFIG.n_embd * 8
+    )  # of the 6 tokens of rank 0: k and v, in two steps
+    sent = [r[2].get(("send", "dp")) for r in one]
+    assert sent == ([(16, keys, 16)] * 2 if sliced else [None] * 2)  # there, and the gradients back
 
 
-def test_four_ranks_with_uneven_rows():
+def test_four_ranks_with_uneven_rows_or_uneven_slices():
+    want = serial().weights
     with Ranks(4, echo=False) as ranks:
-        for _, weights, _ in ranks.run(train, "tasks"):
-            assert worst(weights, serial().weights) < 1e-10
+        for sliced in (False, True):
+            found = ranks.run(train, "tasks", sliced)
+            assert all(worst(weights, want) < 1e-10 for _, weights, *_ in found)
+    token = 2 * CONFIG.n_layer * ROWS * 2 * CONFIG.n_embd * 8  # slices of 3, 3, 3, 2 tokens
+    sent = [size // token for size in (r[2]["send", "dp"][1] for r in found)]
+    assert sent == [3 * 3, 2 * 3 + 3, 3 + 6, 9]  # keys to all later ranks, gradients to all earlier ones
+
+
+def test_more_ranks_than_tokens_are_refused():
+    axis = Axis("dp", tuple(range(4)), 0)
+    with pytest.raises(ValueError, match="3 tokens cannot be spread over 4 ranks. Use at most 3."):
+        GPT2Tasks(model(), 2, 3, None, axis=axis, sliced=True)
 
 
 def ping_pong(rank, world_size, turns):

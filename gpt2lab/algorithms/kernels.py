@@ -84,35 +84,57 @@ def linear_weights(dy, x, dweight, dbias):
     torch.sum(dy, 0, out=dbias)
 
 
-def split_heads(x, length: int, size: int):
+def split_heads(x, rows: int, size: int):
     """(r, H, T, D) of x (r T, H D), without a copy."""
-    return x.unflatten(1, (-1, size)).unflatten(0, (-1, length)).transpose(1, 2)
+    return x.unflatten(1, (-1, size)).unflatten(0, (rows, -1)).transpose(1, 2)
 
 
-def attention(q, k, v, shares, y, size: int):
-    """y (r T, H D): causal attention; `shares` (r, H, T, T) keeps the softmax. `size` is D."""
-    length = shares.size(-1)
-    q, k, v = (split_heads(t, length, size) for t in (q, k, v))
-    ahead = torch.ones(length, length, dtype=torch.bool).triu_(1)
+def attention(q, *others, size: int):
+    """Causal attention of T tokens that end a sequence of U; `size` is D.
+
+    `others`: k and v, each (r t, H D), of every slice of the sequence, the own one last; `shares` (r, H, T, U), which
+    keeps the softmax; y (r T, H D), the result.
+    """
+    *keys, shares, y = others
+    q, k, v = _whole(q, keys, len(shares), size)
+    ahead = torch.ones(shares.shape[-2:], dtype=torch.bool).triu_(1 + k.size(2) - q.size(2))
     scores = (q @ k.transpose(-1, -2)).mul_(1 / math.sqrt(size)).masked_fill_(ahead, -math.inf)
     torch.softmax(scores, -1, out=shares)
-    split_heads(y, length, size).copy_(shares @ v)
+    split_heads(y, len(shares), size).copy_(shares @ v)
 
 
-def attention_backward(dy, q, k, v, shares, dq, dk, dv, size: int):
-    """Gradients of q, k and v, each (r T, H D)."""
-    length = shares.size(-1)
-    dy, q, k, v = (split_heads(t, length, size) for t in (dy, q, k, v))
+def attention_backward(dy, q, *others, size: int):
+    """The gradient of q, then those of k and v of every slice; `others`: k and v as above, shares, the gradients."""
+    n = len(others) // 2 - 1
+    keys, shares, dq, gradients = others[:n], others[n], others[n + 1], others[n + 2 :]
+    q, k, v = _whole(q, keys, len(shares), size)
+    dy = split_heads(dy, len(shares), size)
     dshares = dy @ v.transpose(-1, -2)
     dscores = dshares.sub_((dshares * shares).sum(-1, keepdim=True)).mul_(shares).mul_(1 / math.sqrt(size))
-    split_heads(dv, length, size).copy_(shares.transpose(-1, -2) @ dy)
-    split_heads(dk, length, size).copy_(dscores.transpose(-1, -2) @ q)
-    split_heads(dq, length, size).copy_(dscores @ k)
+    split_heads(dq, len(shares), size).copy_(dscores @ k)
+    for x, y, outputs in ((dscores, q, gradients[::2]), (shares, dy, gradients[1::2])):
+        outputs = [split_heads(out, len(shares), size) for out in outputs]
+        parts = (x.transpose(-1, -2) @ y).split([out.size(2) for out in outputs], 2)
+        for out, part in zip(outputs, parts, strict=True):
+            out.copy_(part)
 
 
-def positions_backward(dx, dwpe):
-    """dwpe (T, C): the sum of dx (n, C) over the sequences."""
-    torch.sum(dx.view(-1, *dwpe.shape), 0, out=dwpe)
+def _whole(q, keys, rows: int, size: int):
+    """q, k and v (r, H, T or U, D), with all slices joined."""
+    parts = [split_heads(t, rows, size) for t in keys]
+    k, v = (parts[j] if len(parts) == 2 else torch.cat(parts[j::2], 2) for j in (0, 1))
+    return split_heads(q, rows, size), k, v
+
+
+def add(total, part):
+    """Add `part` to `total`."""
+    total.add_(part)
+
+
+def positions_backward(dx, dwpe, rows: int, first: int):
+    """dwpe: the sum of dx (r T, C) over the r sequences, at T positions from `first` on."""
+    part = dx.unflatten(0, (rows, -1)).sum(0)
+    dwpe.zero_()[first : first + len(part)] = part
 
 
 def logits(x, wte, y):

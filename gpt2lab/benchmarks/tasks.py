@@ -8,13 +8,15 @@ with the published figures (112 CPUs) beside. With --all the costs of a task and
 import argparse
 import json
 import statistics
+import threading
 import time
 from collections import defaultdict
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
-from ..model import GPT2, PRESETS
+from ..model import GPT2, PRESETS, GPT2Config
 from ..planner import metrics
 from ..processes.launch import Ranks, kept
 from ..ranks import comm
@@ -61,9 +63,16 @@ def run(args: argparse.Namespace) -> int:
     for name, row in report["versions"].items():
         print(f"  {name:15}" + "  ".join(f"{key} {value:.3f}" for key, value in row.items()))
     if args.all:
-        report["overhead"] = overhead(args.workers)
-        for what, microseconds in report["overhead"].items():
-            print(f"  {what:44}{microseconds:10.1f}")
+        graph = one_process(args).graph
+        report["overhead"] = overhead(args.workers) | dispatch(graph, args)
+        report["building"] = building(args)
+        report["queues"] = queues(graph, args)
+        report["profile"] = where_time_goes(graph, args.workers)
+        for what, figure in (report["overhead"] | report["building"] | report["queues"]).items():
+            print(f"  {what:58}{figure:10.2f}")
+        print("  where the workers' time goes, percent")
+        for name, row in report["profile"].items():
+            print(f"    {name:13}" + "  ".join(f"{kind} {100 * share:.1f}" for kind, share in row.items()))
     folder = Path(args.out)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / f"{args.config}.json").write_text(json.dumps(report | {"seconds": found}, indent=1))
@@ -200,7 +209,7 @@ def overhead(workers: int, tasks: int = 1000) -> dict[str, float]:
         add_links(work, workers, lambda x: [a @ a for _ in range(max(1, round(size)))])
     scheduler = Scheduler(work, workers)
     seconds = timed(scheduler.run, 5)
-    busy = sum(s.end - s.start for s in scheduler.run(5))
+    busy = sum(s.end - s.start for s in scheduler.run(5) if s.kind != "wait")
     found["percent of the workers' time lost, tasks of 1 ms"] = 100 * max(0.0, 1 - busy / seconds / workers)
     return found
 
@@ -212,11 +221,80 @@ def add_links(graph: TaskGraph, workers: int, body) -> None:
         graph.add(loop, body, updates("x", (worker, worker + 1)), loop=loop)
 
 
-def shares(spans, workers: int) -> dict[str, float]:
-    """Of all the time that the workers had the share of each kind of work, and what was left between tasks."""
-    spent = defaultdict(float)
-    for s in spans:
-        spent[s.kind] += s.end - s.start
-    whole = workers * (max(s.end for s in spans) - min(s.start for s in spans))
-    found = {kind: seconds / whole for kind, seconds in sorted(spent.items())}
-    return found | {"between tasks": 1 - sum(found.values())}
+class OwnQueues(Scheduler):
+    """A queue for each worker: the tasks that it let go, whose data it has just used; without one it steals."""
+
+    def run(self, iterations: int = 1) -> list:
+        """Run all tasks so many times; returns the spans."""
+        self._queues = defaultdict(list)
+        return super().run(iterations)
+
+    def _push(self, numbers) -> None:
+        self._ready = self._queues[threading.get_ident()]
+        super()._push(numbers)
+
+    def _pop(self):
+        mine = threading.get_ident()
+        for queue in [self._queues[mine], *(q for thread, q in self._queues.items() if thread != mine)]:
+            self._ready = queue
+            if (task := super()._pop()) is not None:
+                return task
+        return None
+
+
+def queues(graph: TaskGraph, args) -> dict[str, float]:
+    """Seconds of a replay with one queue for all workers, and with a queue for each; they take turns."""
+    found = defaultdict(list)
+    ways = {"one queue": Scheduler(graph, args.workers), "own queues": OwnQueues(graph, args.workers)}
+    for turn in range(args.runs * args.iterations):
+        for name, scheduler in list(ways.items())[:: 1 - 2 * (turn % 2)]:
+            found[f"taskiter with {name}, median of seconds"].append(timed(scheduler.run))
+    return {name: statistics.median(seconds) for name, seconds in found.items()}
+
+
+def dispatch(graph: TaskGraph, args) -> dict[str, float]:
+    """What Python and torch's calls cost, inside the tasks of GPT-2 and between them, in microseconds a task.
+
+    Measured with a twin so small that it has nothing to compute: a channel for each head, a token in each row.
+    """
+    config = PRESETS[args.config]
+    narrow = replace(config, n_embd=config.n_head, vocab_size=64)
+    give = lambda iteration: (torch.zeros(args.rows, 1, dtype=torch.int64),) * 2
+    rows = -(-args.rows // args.workers)
+    twin = GPT2Tasks(GPT2(narrow), args.rows, 1, give, Blocks(tokens=rows, rows=rows)).graph
+    found = {}
+    for workers in sorted({1, args.workers}):
+        scheduler = Scheduler(twin, workers)
+        seconds = statistics.median(timed(scheduler.run) for _ in range(9)) / len(twin.tasks)
+        found[f"replayed by {workers}, GPT-2 with nothing to compute"] = 1e6 * seconds
+    scheduler = Scheduler(graph, args.workers)
+    iteration = min(timed(scheduler.run) for _ in range(args.runs))
+    found[f"the same, percent of an iteration of {args.config}"] = (
+        100 * seconds * len(graph.tasks) / iteration
+    )
+    return found
+
+
+def building(args) -> dict[str, float]:
+    """Tasks, edges (counted) and milliseconds to build and to replay one layer, as the tokens grow by blocks of 16."""
+    found, config = {}, GPT2Config(vocab_size=64, n_positions=16, n_layer=1, n_head=4, n_embd=32)
+    for rows in (4, 8, 16, 32):
+        give = lambda iteration, rows=rows: (torch.zeros(rows, 16, dtype=torch.int64),) * 2
+        make = lambda rows=rows, give=give: GPT2Tasks(GPT2(config), rows, 16, give, Blocks(tokens=16, rows=1))
+        build, graph = min(timed(make) for _ in range(3)), make().graph
+        scheduler = Scheduler(graph, args.workers)
+        size = f"{rows} blocks, {len(graph.tasks)} tasks, {len(list(graph.edges()))} edges"
+        found[f"{size}: to build, ms"] = 1e3 * build
+        found[f"{size}: to replay, ms"] = 1e3 * min(timed(scheduler.run) for _ in range(3))
+    return found
+
+
+def where_time_goes(graph: TaskGraph, workers: int) -> dict[str, dict[str, float]]:
+    """For each way of running tasks the shares of its workers' time in an iteration."""
+    scheduler = Scheduler(graph, workers)
+    scheduler.run()
+    return {
+        "sequential": metrics.shares(run_sequential(graph), 1),
+        "fork-join": metrics.shares(run_fork_join(graph, workers), workers),
+        "taskiter": metrics.shares(scheduler.run(3), workers),
+    }

@@ -88,3 +88,16 @@ def intersection(first, second) -> float:
     """Seconds in which a span of `first` and a span of `second` (both of one rank) overlap."""
     one, other = ([s for of_one in busy(spans).values() for s in of_one] for spans in (first, second))
     return sum(max(0.0, min(a[1], b[1]) - max(a[0], b[0])) for a in one for b in other)
+
+
+def shares(spans, workers: int) -> dict[str, float]:
+    """Of all the time that the workers had the share of each kind of work, of waiting, and what was left between tasks.
+
+    What is left is the runtime's own: Python that takes the next task and counts who may run.
+    """
+    spent, spans = defaultdict(float, wait=0.0), [s for s in spans if s.lane != "messages"]
+    for s in spans:
+        spent[s.kind] += s.end - s.start
+    whole = workers * (max(s.end for s in spans) - min(s.start for s in spans))
+    found = {kind: seconds / whole for kind, seconds in sorted(spent.items())}
+    return found | {"between tasks": 1 - sum(found.values())}

@@ -1,12 +1,13 @@
 """Traces for Paraver, the viewer of the Barcelona Supercomputing Center: a .prv file of records, .pcf of names, .row.
 
 The format is public (https://tools.bsc.es/paraver, "trace generation"). A rank is a Paraver task with a thread for each
-lane; times are nanoseconds on the one clock of all ranks. A record is a line of whole numbers:
-`1:cpu:appl:task:thread:begin:end:state`, `2:cpu:appl:task:thread:time:type:value`, and `3:`, for a message, with cpu,
-appl, task, thread, logical and physical time of its sending and again of its receipt, then size and tag.
+lane, or several where its spans overlap; times are nanoseconds on the one clock of all ranks. A record is a line of
+whole numbers: `1:cpu:appl:task:thread:begin:end:state`, `2:cpu:appl:task:thread:time:type:value`, and for a message
+`3:` with cpu, appl, task, thread, logical and physical time of its sending and again of its receipt, size and tag.
 """
 
-from dataclasses import dataclass
+from collections import defaultdict
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 STATES = ("Idle", "forward", "backward", "weight", "update", "comm", "wait", "other")
@@ -38,9 +39,47 @@ class Message:
     tag: int = 0
 
 
+def aligned(per_rank, moments) -> list[list]:
+    """Each rank's spans, or logged calls, in seconds after its own time of a moment common to all (a barrier's end).
+
+    Only ranks of several machines need this: each machine has a clock of its own.
+    """
+    shift = lambda s, zero: replace(s, start=s.start - zero, end=s.end - zero)
+    return [[shift(s, zero) for s in of_one] for of_one, zero in zip(per_rank, moments, strict=True)]
+
+
+def messages_between(logs) -> list[Message]:
+    """The messages between ranks, from the log of calls (`comm.log`) of each; a collective is one to each target.
+
+    The k-th call of a kind on one rank belongs to the k-th on the other: that is the order in which they begin.
+    """
+    calls = [defaultdict(list) for _ in logs]
+    for of_rank, log in zip(calls, logs, strict=True):
+        for call in sorted(log, key=lambda call: call.start):
+            of_rank[call.pair or (call.op, call.axis)].append(call)
+    return [
+        Message(rank, target, call.start, calls[target][kind][number].end, size, number)
+        for rank, of_rank in enumerate(calls)
+        for kind, in_order in of_rank.items()
+        for number, call in enumerate(in_order)
+        for target, size in call.targets
+    ]
+
+
+def side_by_side(spans) -> list:
+    """The spans by their start; those that overlap another one of their lane move to "lane 2", "lane 3", ..."""
+    ends, placed = defaultdict(list), []
+    for s in sorted(spans, key=lambda s: (s.start, s.end)):
+        of_lane = ends[s.rank, s.lane]
+        number = next((n for n, end in enumerate(of_lane) if end <= s.start), len(of_lane))
+        of_lane[number : number + 1] = [s.end]
+        placed.append(replace(s, lane=f"{s.lane} {number + 1}") if number else s)
+    return placed
+
+
 def records(spans, messages=()) -> tuple[list[str], dict[tuple[int, str], int], list[str]]:
     """(lines of the .prv file, number of the cpu of each (rank, lane), names of tasks by the events' values)."""
-    spans = list(spans)
+    spans = side_by_side(spans)
     lanes = sorted({(s.rank, s.lane) for s in spans})
     cpu = {lane: number for number, lane in enumerate(lanes, 1)}
     ranks = sorted({rank for rank, _ in lanes})
@@ -48,14 +87,15 @@ def records(spans, messages=()) -> tuple[list[str], dict[tuple[int, str], int], 
     zero = min((s.start for s in spans), default=0.0)
     ns = lambda time: max(0, round((time - zero) * 1e9))
     place = lambda lane: f"{cpu[lane]}:1:{ranks.index(lane[0]) + 1}:{thread[lane]}"
-    names = sorted({s.name for s in spans})
+    names = sorted({s.name for s in spans if s.kind != "wait"})
     value = {name: number for number, name in enumerate(names, 1)}
     found = []
     for s in spans:
         at, start, end = place((s.rank, s.lane)), ns(s.start), ns(s.end)
         found.append((start, 1, f"1:{at}:{start}:{end}:{STATES.index(s.kind)}"))
-        found.append((start, 2, f"2:{at}:{start}:{TASK}:{value[s.name]}"))
-        found.append((end, 0, f"2:{at}:{end}:{TASK}:0"))
+        if s.kind != "wait":
+            found.append((start, 2, f"2:{at}:{start}:{TASK}:{value[s.name]}"))
+            found.append((end, 0, f"2:{at}:{end}:{TASK}:0"))
     first = {rank: next(lane for lane in lanes if lane[0] == rank) for rank in ranks}
     for m in messages:
         sent, received = ns(m.sent), ns(m.received)

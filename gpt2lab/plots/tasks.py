@@ -10,8 +10,11 @@ from .style import COLORS, SERIAL, THINGS, figure, legend, rank_color
 
 
 def workers(spans, title: str = "", path=(), clock: str = "measured") -> Figure:
-    """One row a worker of each rank, a bar a task; below, how many work at once. `path`: names of a critical path."""
-    spans, path = list(spans), set(path)
+    """One row a worker of each rank, a bar a task; below, how many work at once.
+
+    `path`: names of the tasks of a critical path, which are outlined and joined by a line.
+    """
+    spans = list(spans)
     lanes = sorted({(s.rank, s.lane) for s in spans})
     zero, end = min(s.start for s in spans), max(s.end for s in spans)
     fig, (ax, below) = figure(
@@ -21,6 +24,10 @@ def workers(spans, title: str = "", path=(), clock: str = "measured") -> Figure:
         place = lanes.index((s.rank, s.lane))
         edge = {"edgecolor": "black", "linewidth": 1.2} if s.name in path else {"linewidth": 0}
         ax.barh(place, 1e3 * (s.end - s.start), 0.7, 1e3 * (s.start - zero), color=COLORS[s.kind], **edge)
+    on_path = sorted((s for s in spans if s.name in path), key=lambda s: s.start)
+    corners = [(1e3 * (t - zero), lanes.index((s.rank, s.lane))) for s in on_path for t in (s.start, s.end)]
+    if corners:
+        ax.plot(*zip(*corners, strict=True), color="black", linewidth=0.8)
     several = len({rank for rank, _ in lanes}) > 1
     ax.set_yticks(range(len(lanes)), [f"rank {r}, {lane}" if several else lane for r, lane in lanes])
     ax.invert_yaxis()
@@ -41,7 +48,7 @@ def workers(spans, title: str = "", path=(), clock: str = "measured") -> Figure:
 
 def at_work(spans) -> list:
     """The spans in which workers compute, each worker numbered as if it were a rank, for `planner.metrics`."""
-    busy = [s for s in spans if s.kind != "comm"]
+    busy = [s for s in spans if s.kind not in ("comm", "wait")]
     lanes = sorted({(s.rank, s.lane) for s in busy})
     return [replace(s, rank=lanes.index((s.rank, s.lane))) for s in busy]
 
@@ -78,20 +85,24 @@ def graph(task_graph, levels, path=(), title: str = "") -> Figure:
     return fig
 
 
-def grain(rows, title: str = "", chosen: int | None = None) -> Figure:
-    """Block size against parallelism, overhead and time; rows are (block, parallelism, share lost, time in ms)."""
+def grain(series: dict[str, list], title: str = "") -> Figure:
+    """Block size against parallelism, overhead and time; rows are (block, parallelism, runtime / work, time in ms)."""
     fig, axes = figure(8, 2.8, 1, 3)
-    sizes = [row[0] for row in rows]
-    for ax, column, label in zip(
-        axes, (1, 2, 3), ("work / critical path", "overhead / work", "time, ms"), strict=True
-    ):
-        ax.plot(sizes, [row[column] for row in rows], "o-", color=THINGS[4])
+    labels = ("work / critical path", "runtime / work", "time, ms")
+    for column, (ax, label) in enumerate(zip(axes, labels, strict=True), 1):
+        for number, (name, rows) in enumerate(series.items()):
+            ax.plot(
+                [row[0] for row in rows],
+                [row[column] for row in rows],
+                "o-",
+                color=THINGS[4 - number],
+                label=name,
+            )
         ax.set_xscale("log", base=2)
         ax.set_ylim(0)
         ax.set_title(label)
-        if chosen is not None:
-            ax.axvline(chosen, color=THINGS[3], linestyle="--")
     axes[1].set_xlabel("tokens in a block" + (f"; {title}" if title else ""))
+    axes[2].legend(fontsize=8)
     return fig
 
 

@@ -58,7 +58,7 @@ class Call:
         direct = self.sends if self.pair is None else ((self.pair[1], self.bytes),)
         targets = (direct or ((right, self.bytes),)) if self.bytes else ()
         sent = {"op": self.op, "axis": self.axis.name, "bytes": self.bytes, "messages": self.messages}
-        return sent | {"targets": targets, "ring": () if direct else self.axis.ranks}
+        return sent | {"targets": targets, "ring": () if direct else self.axis.ranks, "pair": self.pair}
 
     @property
     def channel(self) -> str:

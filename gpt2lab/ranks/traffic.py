@@ -15,7 +15,7 @@ class Event:
     """One call: what this rank sent (bytes, messages) over which axis, from start to end in seconds.
 
     `targets` are (global rank, bytes) of what it sent. `ring` holds the global ranks of a collective in which every
-    rank sends to its right neighbour; it is empty for direct messages.
+    rank sends to its right neighbour; it is empty for direct messages. `pair` is (source, target) of a message.
     """
 
     op: str
@@ -26,6 +26,7 @@ class Event:
     end: float
     targets: tuple[tuple[int, int], ...] = ()
     ring: tuple[int, ...] = ()
+    pair: tuple[int, int] | None = None
 
 
 LATEST = 50_000  # calls, or spans, that a rank keeps: some 20 MB, however long it runs

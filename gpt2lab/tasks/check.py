@@ -10,46 +10,43 @@ from .graph import Task, TaskGraph
 def races(graph: TaskGraph, before: list | None = None) -> list[tuple[str, str, str]]:
     """Pairs of tasks with conflicting accesses that no path of edges orders, each with the first such access.
 
-    `before` are other edges to judge than the graph's own. Every pair of accesses to a tensor is looked at, so this
-    knows nothing of how the edges were found.
+    `before`: edges to judge in place of the graph's own. All pairs of accesses to a tensor are compared, so this
+    does not depend on how the graph finds its edges.
     """
     ancestors = ancestors_of(graph.before if before is None else before)
     users = defaultdict(list)
     for task in graph.tasks:
         for access in task.accesses:
             users[access.tensor].append((task, access))
-    found = {}
-    for touched in users.values():
-        for (first, a), (then, b) in combinations(touched, 2):
+    unordered = {}
+    for accesses in users.values():
+        for (first, a), (then, b) in combinations(accesses, 2):
             if first is not then and b.conflicts(a) and not ancestors[then.number] >> first.number & 1:
-                found.setdefault((first.number, then.number), (first.name, then.name, str(b)))
-    return [found[pair] for pair in sorted(found)]
+                unordered.setdefault((first.number, then.number), (first.name, then.name, str(b)))
+    return [unordered[pair] for pair in sorted(unordered)]
 
 
 def ancestors_of(before) -> list[int]:
-    """For each task everything that comes before it, as the bits of a number."""
+    """For each task all tasks that some path of edges puts before it, as the bits of a number."""
     ancestors: list[int] = []
-    for found in before:
+    for predecessors in before:
         bits = 0
-        for u in found:
+        for u in predecessors:
             bits |= ancestors[u] | 1 << u
         ancestors.append(bits)
     return ancestors
 
 
 def needless(graph: TaskGraph, before: list | None = None) -> list[tuple[int, int]]:
-    """Edges that could go: without them another path still orders the two tasks, or their accesses do not conflict."""
-    before = graph.before if before is None else before
+    """Edges that can be left out: another path orders the two tasks too, or their accesses do not conflict."""
+    before, tasks = graph.before if before is None else before, graph.tasks
     ancestors = ancestors_of(before)
-    found = []
-    for v, firsts in enumerate(before):
-        for u in firsts:
-            implied = any(ancestors[w] >> u & 1 for w in firsts if w != u)
-            if implied or not any(
-                b.conflicts(a) for a in graph.tasks[u].accesses for b in graph.tasks[v].accesses
-            ):
-                found.append((u, v))
-    return found
+
+    def is_needed(u: int, v: int) -> bool:
+        implied = any(ancestors[w] >> u & 1 for w in before[v] if w != u)
+        return not implied and any(b.conflicts(a) for a in tasks[u].accesses for b in tasks[v].accesses)
+
+    return [(u, v) for v, predecessors in enumerate(before) for u in predecessors if not is_needed(u, v)]
 
 
 def independent_loops(graph: TaskGraph) -> list[list[Task]]:
@@ -73,7 +70,7 @@ def independent_loops(graph: TaskGraph) -> list[list[Task]]:
     return loops
 
 
-ONE = lambda task: 1.0  # the cost of a task where all cost alike
+ONE = lambda task: 1.0  # the cost of a task where all cost the same
 
 
 def work(graph: TaskGraph, cost: Callable[[Task], float] = ONE) -> float:
@@ -82,7 +79,7 @@ def work(graph: TaskGraph, cost: Callable[[Task], float] = ONE) -> float:
 
 
 def levels(graph: TaskGraph, cost: Callable[[Task], float] = ONE) -> list[float]:
-    """For each task the cost of the longest chain that begins with it: the usual priority of a scheduler."""
+    """For each task the cost of the most costly chain that begins with it: the usual priority of a scheduler."""
     longest = [0.0] * len(graph.tasks)
     for v in range(len(longest) - 1, -1, -1):
         longest[v] += cost(graph.tasks[v])
@@ -92,7 +89,7 @@ def levels(graph: TaskGraph, cost: Callable[[Task], float] = ONE) -> list[float]
 
 
 def span(graph: TaskGraph, cost: Callable[[Task], float] = ONE) -> float:
-    """T_inf: the cost of the critical path, the time of as many workers as one likes."""
+    """T_inf: the cost of the critical path, the time with as many workers as there are tasks."""
     return max(levels(graph, cost), default=0.0)
 
 

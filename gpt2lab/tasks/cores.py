@@ -1,8 +1,8 @@
-"""Cores that several processes share: whoever works holds one, whoever waits gives it to the others.
+"""Cores that several processes share: a worker that runs a task holds one, a worker that waits gives it back.
 
 The cores are bytes in a named pipe, as in the jobserver of GNU make: reading one takes a core, and sleeps in the
 kernel while there is none; writing it gives the core back. nOS-V (Barcelona Supercomputing Center, 2021) does the same
-with one scheduler in shared memory. A process that dies keeps what it held, but then its run is over anyway.
+with one scheduler in shared memory. The core of a process that dies is lost, but then the run has failed anyway.
 """
 
 import os
@@ -39,7 +39,7 @@ class Holder:
         self._cores, self._core, self._since = cores, None, 0.0
 
     def hold(self) -> None:
-        """Have a core from here on; after a quantum the others come first."""
+        """Take a core if this worker has none; after a quantum it first offers its core to the others."""
         if self._cores is None:
             return
         if self._core is not None and time.perf_counter() - self._since > QUANTUM:

@@ -1,7 +1,7 @@
 """One training iteration of GPT-2 as tasks: forward, backward by hand, AdamW, in blocks that you choose.
 
-Every task touches a block of tokens, heads, columns or weights, and names it. The gradient of a weight is summed over
-all tokens inside one task, never by whoever comes first, so the bits are the same however the tasks are run.
+Every task declares the block of tokens, heads, columns or weights that it touches. The gradient of a weight is summed
+over all tokens inside one task, so the order of a sum, and with it the bits, do not depend on how the tasks are run.
 """
 
 from collections.abc import Callable, Iterator
@@ -13,6 +13,7 @@ import torch
 
 from ..algorithms import kernels
 from ..model import GPT2
+from ..ranks import comm
 from ..ranks.mesh import Axis
 from . import messages
 from .graph import TaskGraph, reads, updates, writes
@@ -44,6 +45,11 @@ def ranges(length: int, size: int) -> list[tuple[int, int]]:
     return [(start, min(length, start + size)) for start in range(0, length, size)]
 
 
+def tokens_of(rows: tuple[int, int], length: int) -> tuple[int, int]:
+    """(start, stop) of the tokens of some rows, of which each has `length`."""
+    return rows[0] * length, rows[1] * length
+
+
 def adamw(tensors: list[torch.Tensor]) -> torch.optim.Optimizer:
     """The optimizer of llm.c's CPU trainer, with which the published figures were measured."""
     return torch.optim.AdamW(tensors, lr=1e-4, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0, fused=True)
@@ -54,7 +60,8 @@ class GPT2Tasks:
 
     `weights` and `gradients`, of the last iteration, are kept under the model's names.
     `batches(iteration)` gives (tokens, targets), both (rows, length), of which `total` targets count on all ranks
-    together. With an `axis` of several ranks each has rows of its own, and tasks sum the gradients over it.
+    together. With an `axis` of several ranks each has rows of its own, or, `sliced`, its part of every sequence: then
+    `batches` gives those tokens. Tasks sum the gradients over the axis.
     """
 
     def __init__(
@@ -68,16 +75,25 @@ class GPT2Tasks:
         total: int = 0,
         optimizer: Callable = adamw,
         axis: Axis = ALONE,
+        sliced: bool = False,
     ):
-        self.config, self.rows, self.length, self.blocks = model.config, rows, length, blocks
+        if sliced and length < axis.size:
+            raise ValueError(
+                f"{length} tokens cannot be spread over {axis.size} ranks. Use at most {length}."
+            )
+        self.config, self.rows, self.blocks = model.config, rows, blocks
+        self.slices = comm.split_sizes(length, axis.size) if sliced else [length]
+        self.place = axis.rank if sliced else 0
+        self.length, self.first = self.slices[self.place], sum(self.slices[: self.place])
         self.batches, self.total, self.optimizer, self.axis = batches, total or rows * length, optimizer, axis
+        self._size = self.config.n_embd // self.config.n_head
         self.losses: list[float] = []
         self.iteration = 0
         self.weights = {name: w.detach().clone() for name, w in model.named_parameters()}
         self.gradients = {name: torch.zeros_like(w) for name, w in self.weights.items()}
         named = {f"d.{name}": gradient for name, gradient in self.gradients.items()}
         self.graph = TaskGraph(self.weights | named | self._buffers())
-        self._tokens = ranges(rows * length, blocks.tokens)
+        self._tokens = ranges(rows * self.length, blocks.tokens)
         self._forward()
         self._backward()
         self._finish()
@@ -85,7 +101,8 @@ class GPT2Tasks:
     def _buffers(self) -> dict[str, torch.Tensor]:
         """Activations and their gradients, each a tensor of its own, so that no task waits for a buffer to be free.
 
-        (tokens, width) each; `shares` are those of attention, (rows, heads, length, length).
+        (tokens, width) each; `shares` are those of attention, (rows, heads, length, keys seen). Of a sliced sequence:
+        `kv` are keys and values of an earlier slice, `part` is what a later one adds to the gradients of the own ones.
         """
         c, n, layers = self.config.n_embd, self.rows * self.length, range(self.config.n_layer)
         widths = {"x": c, "ln_1": c, "qkv": 3 * c, "y": c, "mid": c, "ln_2": c, "fc": 4 * c}
@@ -96,8 +113,14 @@ class GPT2Tasks:
         sizes |= {f"gelu.{i}": 4 * c for i in layers} | {"ln_f.stats": 2, "logits": self.config.vocab_size}
         new = self.weights["wte.weight"].new_zeros
         made = {name: new(n, width) for name, width in sizes.items()} | {"losses": new(n)}
-        shares = (self.rows, self.config.n_head, self.length, self.length)
+        shares = (self.rows, self.config.n_head, self.length, self.first + self.length)
         made |= {f"shares.{i}": new(shares) for i in layers}
+        for s, length in enumerate(self.slices[: self.place]):
+            made |= {
+                f"{name}.{i}.{s}": new(self.rows * length, 2 * c) for name in ("kv", "d.kv") for i in layers
+            }
+        for s in range(self.place + 1, len(self.slices)):
+            made |= {f"part.{i}.{s}": new(n, 2 * c) for i in layers}
         return made | {name: torch.zeros(n, dtype=torch.int64) for name in ("tokens", "targets")}
 
     def _add(self, loop: str, body: Callable, *accesses, kind: str, at=()) -> None:
@@ -121,17 +144,12 @@ class GPT2Tasks:
             part.copy_(given.reshape(-1))
 
     def _forward(self) -> None:
-        t, last = self.length, self.config.n_layer
+        last, positions = self.config.n_layer, (self.first, self.first + self.length)
         self._add("load", self._load, writes("tokens"), writes("targets"), kind="other")
-        for a, b in ranges(self.rows, self.blocks.rows):
-            block = (a * t, b * t)
-            accesses = (
-                reads("tokens", block),
-                reads("wte.weight"),
-                reads("wpe.weight", (0, t)),
-                writes("x.0", block),
-            )
-            self._add("embed", kernels.embed, *accesses, kind="forward", at=[block])
+        for rows in ranges(self.rows, self.blocks.rows):
+            block = tokens_of(rows, self.length)
+            inputs = reads("tokens", block), reads("wte.weight"), reads("wpe.weight", positions)
+            self._add("embed", kernels.embed, *inputs, writes("x.0", block), kind="forward", at=[block])
         for i in range(last):
             self._norm(f"h.{i}.ln_1", f"x.{i}", f"ln_1.{i}")
             self._linear("attn.c_attn", i, kernels.linear, f"ln_1.{i}", (), [f"qkv.{i}"])
@@ -166,21 +184,33 @@ class GPT2Tasks:
                 at = [block, columns] if self.blocks.columns else [block]
                 self._add(f"{name}.{i}", body, *inputs, *beside, *out, kind="forward", at=at)
 
-    def _heads(self):
-        """The tasks of an attention: (rows, heads), their tokens, their columns of q, k and v."""
-        c, t = self.config.n_embd, self.length
-        size = c // self.config.n_head
-        for rows in ranges(self.rows, self.blocks.rows):
-            for heads in ranges(self.config.n_head, self.blocks.heads):
-                columns = [(j * c + heads[0] * size, j * c + heads[1] * size) for j in range(3)]
-                yield (rows, heads), (rows[0] * t, rows[1] * t), columns
+    def _heads(self, rows) -> Iterator[tuple]:
+        """The blocks of heads of some rows: (rows, heads), their tokens, their columns of q."""
+        for heads in ranges(self.config.n_head, self.blocks.heads):
+            yield (rows, heads), tokens_of(rows, self.length), (heads[0] * self._size, heads[1] * self._size)
+
+    def _keys(self, i: int, rows, columns, d: str = "") -> Iterator[tuple]:
+        """Where k and v lie, or their gradients (d="d."), slice by slice, the own one last."""
+        for s, length in enumerate(self.slices[: self.place + 1]):
+            name, first = (f"qkv.{i}", 1) if s == self.place else (f"kv.{i}.{s}", 0)
+            for start in (first * self.config.n_embd, (first + 1) * self.config.n_embd):
+                yield d + name, tokens_of(rows, length), (start + columns[0], start + columns[1])
 
     def _attention(self, i: int) -> None:
-        body = partial(kernels.attention, size=self.config.n_embd // self.config.n_head)
-        for at, tokens, columns in self._heads():
-            inputs = (reads(f"qkv.{i}", tokens, part) for part in columns)
-            outputs = writes(f"shares.{i}", *at), writes(f"y.{i}", tokens, columns[0])
-            self._add(f"attention.{i}", body, *inputs, *outputs, kind="forward", at=at)
+        """Each block of rows begins with messages: own keys and values to later slices, those of earlier ones here."""
+        c, body = self.config.n_embd, partial(kernels.attention, size=self._size)
+        for rows in ranges(self.rows, self.blocks.rows):
+            for s in range(self.place + 1, len(self.slices)):
+                own = tokens_of(rows, self.length), (c, 3 * c)
+                messages.send(self.graph, f"send keys.{i} to {s}", self.axis, s, f"qkv.{i}", *own)
+            for s, length in enumerate(self.slices[: self.place]):
+                part = f"kv.{i}.{s}", tokens_of(rows, length)
+                messages.receive(self.graph, f"receive keys.{i} from {s}", self.axis, s, *part)
+            for at, tokens, columns in self._heads(rows):
+                inputs = [(f"qkv.{i}", tokens, columns), *self._keys(i, rows, columns)]
+                outputs = writes(f"shares.{i}", *at), writes(f"y.{i}", tokens, columns)
+                accesses = *(reads(*part) for part in inputs), *outputs
+                self._add(f"attention.{i}", body, *accesses, kind="forward", at=at)
 
     def _backward(self) -> None:
         last, scale = self.config.n_layer, 1 / self.total
@@ -204,8 +234,8 @@ class GPT2Tasks:
             body = partial(kernels.embed_backward, first=rows[0])
             accesses = reads("tokens"), reads("d.x.0"), updates("d.wte.weight", rows)
             self._add("w.embed", body, *accesses, kind="weight", at=[rows])
-        accesses = reads("d.x.0"), writes("d.wpe.weight", (0, self.length))
-        self._add("w.positions", kernels.positions_backward, *accesses, kind="weight")
+        body = partial(kernels.positions_backward, rows=self.rows, first=self.first)
+        self._add("w.positions", body, reads("d.x.0"), writes("d.wpe.weight"), kind="weight")
 
     def _norm_backward(self, name: str, x: str, y: str, residual: str = "") -> None:
         beside = lambda b: [reads(residual, b)] if residual else []
@@ -228,12 +258,28 @@ class GPT2Tasks:
             self._add(f"w.{name}.{i}", body, *inputs, *outputs, kind="weight", at=[rows])
 
     def _attention_backward(self, i: int) -> None:
-        body = partial(kernels.attention_backward, size=self.config.n_embd // self.config.n_head)
-        for at, tokens, columns in self._heads():
-            inputs = [reads(f"qkv.{i}", tokens, part) for part in columns]
-            inputs = [reads(f"d.y.{i}", tokens, columns[0]), *inputs, reads(f"shares.{i}", *at)]
-            outputs = (writes(f"d.qkv.{i}", tokens, part) for part in columns)
-            self._add(f"d.attention.{i}", body, *inputs, *outputs, kind="backward", at=at)
+        """Each block of rows ends with messages: gradients of keys and values go where these came from."""
+        c, body = self.config.n_embd, partial(kernels.attention_backward, size=self._size)
+        for rows in ranges(self.rows, self.blocks.rows):
+            for at, tokens, columns in self._heads(rows):
+                inputs = [
+                    (f"d.y.{i}", tokens, columns),
+                    (f"qkv.{i}", tokens, columns),
+                    *self._keys(i, rows, columns),
+                ]
+                outputs = [(f"d.qkv.{i}", tokens, columns), *self._keys(i, rows, columns, "d.")]
+                accesses = [reads(*part) for part in [*inputs, (f"shares.{i}", *at)]]
+                accesses += [writes(*part) for part in outputs]
+                self._add(f"d.attention.{i}", body, *accesses, kind="backward", at=at)
+            for s, length in enumerate(self.slices[: self.place]):
+                part = f"d.kv.{i}.{s}", tokens_of(rows, length)
+                messages.send(self.graph, f"send d.keys.{i} to {s}", self.axis, s, *part)
+            for s in range(self.place + 1, len(self.slices)):
+                own = tokens_of(rows, self.length)
+                name = f"receive d.keys.{i} from {s}"
+                messages.receive(self.graph, name, self.axis, s, f"part.{i}.{s}", own)
+                accesses = updates(f"d.qkv.{i}", own, (c, 3 * c)), reads(f"part.{i}.{s}", own)
+                self._add(f"add d.keys.{i} from {s}", kernels.add, *accesses, kind="backward", at=[rows])
 
     def _finish(self) -> None:
         """Sum the gradients over the ranks, in the order in which they appear, then update. Vectors go together."""

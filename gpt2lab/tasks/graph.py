@@ -70,8 +70,8 @@ def concurrent(tensor: str, *box) -> Access:
 class Task:
     """A piece of work: `body` is called with one view for each access, in the order of the accesses.
 
-    `loop` names the parallel loop that it is an iteration of; `wire` is set for communication and names what fixes the
-    order of starting (see `messages`). `locks` are tensors that it reduces into.
+    `loop` names the parallel loop that it is an iteration of. `wire` is set for communication: tasks of one wire start
+    in program order (see `messages`). `locks` are the tensors that it reduces into.
     """
 
     number: int
@@ -92,15 +92,15 @@ class Task:
 class TaskGraph:
     """Tasks in program order, and between them the fewest edges that order every two conflicting accesses.
 
-    `before[v]` are the tasks of which v has an edge, `ancestors[v]` all that must be over before v, as the bits of one
-    whole number. `conflicts` counts the edges found before those that others imply were left out.
+    `before[v]` are the tasks with an edge to v, `ancestors[v]` all that must be over before v, as the bits of one whole
+    number. `compared` counts the pairs of accesses that were compared to find the edges.
     """
 
     def __init__(self, tensors: dict[str, torch.Tensor]):
         self.tensors, self.tasks = tensors, []
         self.before: list[tuple[int, ...]] = []
         self.ancestors: list[int] = []
-        self.conflicts = 0
+        self.compared = 0
         self._touched: dict[str, list[tuple[Access, int]]] = defaultdict(list)
 
     def add(self, name: str, body: Callable, *accesses: Access, **options) -> Task:
@@ -114,12 +114,12 @@ class TaskGraph:
 
     def edges(self) -> Iterator[tuple[int, int]]:
         """Every edge (first, then)."""
-        return ((u, v) for v, found in enumerate(self.before) for u in found)
+        return ((u, v) for v, predecessors in enumerate(self.before) for u in predecessors)
 
     def across(self) -> list[tuple[int, ...]]:
         """For each task the tasks of the iteration before that it must wait for, when all are run again and again.
 
-        Found by appending every task once more to a copy: what the second copy needs of the first.
+        Computed from a program that is twice as long: the edges of its second half to its first.
         """
         n, twice = len(self.tasks), TaskGraph(self.tensors)
         for task in self.tasks + self.tasks:
@@ -127,39 +127,34 @@ class TaskGraph:
         return [tuple(u for u in twice.before[n + v] if u < n) for v in range(n)]
 
     def _append(self, task: Task) -> None:
-        number, found = len(self.tasks), set()
+        number, conflicting = len(self.tasks), set()
         for access in task.accesses:
-            found |= {other for old, other in self._touched[access.tensor] if access.conflicts(old)}
+            conflicting |= {other for old, other in self._touched[access.tensor] if access.conflicts(old)}
+            self.compared += len(self._touched[access.tensor])
         self.tasks.append(task)
-        for access in task.accesses:  # what a later writer covers, it also orders
+        for access in task.accesses:  # later tasks need an edge only to the last writer of a part
             touched = self._touched[access.tensor]
             if access.mode in EXCLUSIVE:
                 touched[:] = [(old, other) for old, other in touched if not access.covers(old)]
             touched.append((access, number))
         kept, reached = [], 0
-        for other in sorted(found, reverse=True):
+        for other in sorted(conflicting, reverse=True):
             if not reached >> other & 1:
                 kept.append(other)
             reached |= self.ancestors[other] | 1 << other
         self.before.append(tuple(kept))
         self.ancestors.append(reached)
-        self.conflicts += len(found)
 
     def _whole(self, name: str, access: Access) -> Access:
-        """The access with all dims of its tensor, slices as (start, stop)."""
+        """The access with all dims of its tensor; None stands for a whole dim."""
         if access.tensor not in self.tensors:
-            raise ValueError(
-                f"task {name!r} {access.mode} {access.tensor!r}, which is none of the tensors here."
-            )
+            text = f"task {name!r} {access.mode} {access.tensor!r}, which is none of the tensors here."
+            raise ValueError(text)
         shape = tuple(self.tensors[access.tensor].shape)
-        box = [(part.start, part.stop) if isinstance(part, slice | range) else part for part in access.box]
-        box = [
-            whole if part is None else part for part, whole in zip(box, ((0, n) for n in shape), strict=False)
-        ]
-        box = (*box, *((0, n) for n in shape[len(box) :]))
-        inside = all(0 <= start < stop <= n for (start, stop), n in zip(box, shape, strict=False))
-        if len(access.box) > len(shape) or not inside:
-            raise ValueError(
-                f"task {name!r} {access}: {access.tensor} has the shape {shape}. Stay inside it."
-            )
+        parts = [*access.box, *[None] * (len(shape) - len(access.box))]
+        box = tuple((0, n) if part is None else part for part, n in zip(parts, shape, strict=False))
+        inside = all(0 <= start < stop <= n for (start, stop), n in zip(box, shape, strict=True))
+        if len(parts) > len(shape) or not inside:
+            text = f"task {name!r} {access}: {access.tensor} has the shape {shape}. Stay inside it."
+            raise ValueError(text)
         return Access(access.mode, access.tensor, box)

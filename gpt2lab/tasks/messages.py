@@ -1,8 +1,8 @@
 """Communication as tasks: a task starts a message, gives its core back, and is over when the message is.
 
-The idea of Task-Aware MPI (Sala et al. 2019). Nobody places a wait: whoever reads what a message brings has an edge
-from the task that receives it. Calls of one axis must begin in the same order on all its ranks, while they end in any
-order: tasks on one *wire* start in program order, each as soon as the one before has started.
+The idea of Task-Aware MPI (Sala et al. 2019). No program waits for a message: a task that reads what it brings has an
+edge from the task that receives it. Calls of one axis must begin in the same order on all its ranks, but may end in any
+order: tasks of one *wire* start in program order, each as soon as the one before has started.
 """
 
 from collections.abc import Callable
@@ -17,7 +17,7 @@ from .graph import Access, Task, TaskGraph, reads, writes
 
 @dataclass(frozen=True)
 class Pending:
-    """What the body of a task returns that is not over yet: a handle of `comm`, and what to do when it is done."""
+    """What a body returns whose task is not over yet: a handle of `comm`, and what to do with its result."""
 
     handle: comm.Handle
     arrived: Callable[[object], object] = lambda result: None

@@ -1,7 +1,8 @@
 """Run the same tasks in program order or fork-join; `scheduler` runs each as soon as it can. All give the same bits.
 
-torch releases Python's lock inside its operations, so threads do work at the same time; what lies between two
-operations they do one after the other. Each way returns the spans of what ran, one lane for each worker.
+torch releases Python's lock inside its operations, so threads do work at the same time; the Python between two
+operations runs in one thread at a time. Each way returns the spans of what ran, one lane for each worker; a span of the
+kind "wait" is a worker that sleeps.
 """
 
 import os
@@ -29,9 +30,9 @@ class Recorder:
         self.spans: list[Span] = []
         self.rank = int(os.environ.get("RANK", 0))
 
-    def note(self, task: Task, start: float, lane: str) -> None:
-        """Keep that a task, or its message, took from `start` until now."""
-        self.spans.append(Span(task.name, task.kind, start, time.perf_counter(), self.rank, lane))
+    def note(self, name: str, kind: str, start: float, lane: str) -> None:
+        """Keep that something took from `start` until now."""
+        self.spans.append(Span(name, kind, start, time.perf_counter(), self.rank, lane))
 
     def call(self, task: Task, worker: int):
         """What the task's body returns. Raises TaskFailed when it raises."""
@@ -42,7 +43,7 @@ class Recorder:
             text = f"task {task} on worker {worker} raised {type(error).__name__}: {error}"
             raise TaskFailed(text) from error
         finally:
-            self.note(task, start, f"worker {worker}")
+            self.note(task.name, task.kind, start, f"worker {worker}")
 
     def finish(self, task: Task, worker: int) -> None:
         """Call a task and, if it starts a message, wait for that too."""
@@ -107,7 +108,9 @@ def run_fork_join(
                 for loop in loops:
                     for task in share(loop, worker):
                         recorder.finish(task, worker)
+                    start = time.perf_counter()
                     barrier.wait()
+                    recorder.note("barrier", "wait", start, f"worker {worker}")
         except threading.BrokenBarrierError:
             pass
         except BaseException as error:

@@ -5,53 +5,40 @@
 # them are idle most of the time. The usual way, *fork-join*, cuts every loop among the threads and lets all of them
 # meet at its end, thousands of times in a step. The other way is to let each piece of work, a **task**, say which
 # part of which tensor it reads and writes. From that the order follows by itself, with no edge too many, and a task
-# runs as soon as what it needs is there, whether a layer is "over" or not. The same graph runs again in every
+# runs as soon as what it needs is there. The same graph runs again in every
 # iteration, holds messages between ranks as tasks like any other, and lets a rank that waits lend its cores.
 #
-# You will declare what tasks touch, find the edges that are needless, write the rule by which a scheduler lets tasks
-# go, train GPT-2 with it, forward and backward, **equal to autograd**, and turn a receive into a task that gives its
-# core back.
+# You will declare what tasks touch, find needless edges, write a scheduler's rule, train GPT-2 with it **equal to
+# autograd**, and turn a receive into a task that gives its core back.
 
 # %% tags=["setup"]
-import statistics
-import tempfile
 import threading
-import time
-from pathlib import Path
+from dataclasses import replace
 
 import torch
 
 from gpt2lab import Ranks
 from gpt2lab.lessons import explore, show, show_source, table
-from gpt2lab.lessons.exercises import STATUS, check
+from gpt2lab.lessons.exercises import check
 from gpt2lab.lessons.exercises import tasks as exercises
-from gpt2lab.lessons.labs.tasks import audit, simulate_tasks, torch_threads, turns, uneven
-from gpt2lab.model import GPT2, GPT2Config
+from gpt2lab.lessons.labs import tasks as labs
+from gpt2lab.lessons.labs.tasks import CONFIG, SMALL, as_in_llmc, elements_of, fastest, gpt2_tasks
+from gpt2lab.model import GPT2
 from gpt2lab.planner import metrics
 from gpt2lab.planner.links import Link
 from gpt2lab.plots import tasks as plots
-from gpt2lab.plots.paraver import save_paraver
-from gpt2lab.ranks import comm, paced, trace
+from gpt2lab.ranks import comm, paced
 from gpt2lab.ranks.mesh import Mesh
 from gpt2lab.reference import example_batch
 from gpt2lab.tasks import check as judge
 from gpt2lab.tasks import messages
 from gpt2lab.tasks.cores import Cores
-from gpt2lab.tasks.gpt2 import Blocks, GPT2Tasks
+from gpt2lab.tasks.gpt2 import GPT2Tasks
 from gpt2lab.tasks.graph import TaskGraph, reads, reduces, updates, writes
 from gpt2lab.tasks.runtime import run_fork_join, run_sequential
 from gpt2lab.tasks.scheduler import Scheduler, run_tasks
 
-config = GPT2Config(vocab_size=512, n_positions=32, n_layer=2, n_head=4, n_embd=96)
-batch = example_batch(config, rows=4, length=32)
-small = Blocks(tokens=64, rows=2, weights=20_000, updates=40_000)
-
-
-def gpt2_tasks(blocks=small, **options):
-    """One iteration of GPT-2 in float64 as tasks, always the same weights and batch."""
-    give = lambda iteration: (batch.tokens, batch.targets)
-    return GPT2Tasks(GPT2(config).double(), 4, 32, give, blocks, total=batch.total, **options)
-
+batch = example_batch(CONFIG, rows=4, length=32)
 
 # %% [markdown]
 # ## Fork-join, and who is idle
@@ -68,39 +55,23 @@ for name, seconds in {"sequential": 35.0, "OpenMP": 1.430, "OpenMP over nOS-V": 
 table(rows, ["an iteration (from a paper)", "time", "speed-up", "efficiency", "serial share (Karp-Flatt)"])
 
 # %% [markdown]
-# The authors' trace showed "nearly half of the threads working". (*nOS-V* is a threading library through which
-# processes share one scheduler; more of that at the end.) Here is the same on two workers: real threads, GPT-2, and
-# only the loops that llm.c makes parallel. torch releases Python's lock inside its operations, so threads of one
-# Python process do compute at the same time.
-
-
-# %%
-def as_in_llmc(loop):
-    """Whether llm.c runs this loop in parallel: matrix products, and attention's forward."""
-    return any(word in loop for word in ("attn.c_", "mlp.c_", "head")) or loop.startswith("attention")
-
-
-# %%
-def fastest(run, tries=6):
-    """The spans of the fastest of some runs: the one that other programs disturbed least."""
-    length = lambda spans: max(s.end for s in spans) - min(s.start for s in spans)
-    return min((run() for _ in range(tries)), key=length)
-
+# (*nOS-V*: a library through which processes share one scheduler.) The authors' trace showed "nearly half of the
+# threads working". Here is the same on two workers: parallel are only the loops that llm.c makes so. torch releases
+# Python's lock inside its operations, so threads of one Python process do compute at the same time.
 
 # %% tags=["measured"]
-tasks = gpt2_tasks()
+tasks = gpt2_tasks()  # blocks of 64 tokens, two of each loop; float64
+joined = fastest(lambda: run_fork_join(tasks.graph, 2, as_in_llmc))
 show(
-    plots.workers(
-        fastest(lambda: run_fork_join(tasks.graph, 2, as_in_llmc)), "Fork-join, parallel where llm.c is"
-    ),
+    plots.workers(joined, "Fork-join, parallel where llm.c is"),
     "measured",
-    "one iteration on two workers, the fastest of six; a column of bars is a loop, and worker 1 waits at its end.",
-    "Two rows of coloured bars with many gaps in the second; below, a line that jumps between 1 and 2 at work",
+    "one iteration on two workers, the fastest of six; pale grey: a worker sleeps at the end of a loop.",
+    "Two rows of coloured bars, the second mostly grey; below, a line that jumps between 1 and 2 at work",
 )
 
 # %% [markdown]
 # **Three reasons to be idle:** loops that nobody cut (Amdahl), loops whose pieces are unequal, and a *barrier* at the
-# end of each. The first is mended by writing more pragmas. The others belong to fork-join.
+# end of each. The last two belong to fork-join.
 #
 # ## Say what you touch
 #
@@ -199,20 +170,20 @@ def declare(task, a, b):
 # %% [markdown]
 # Two checks stood behind that verdict. The *race finder* looks at every pair of accesses that conflict and asks
 # whether a path of edges orders the two tasks. It believes the declarations. The *audit* does not: it runs each task
-# among tensors filled with NaN wherever nothing was declared, and sees what comes out.
+# with NaN in everything that the task does not declare.
 
 # %%
 graph = exercises.mlp(exercises.declared)
-print("races:", judge.races(graph), " audit:", audit(graph))
+print("races:", judge.races(graph), " audit:", labs.audit(graph))
 graph.add("peek", lambda y: y.add_(graph.tensors["x"]), updates("y"))
 graph.add("scribble", lambda x: x.mul_(2), reads("x"))
-print(*audit(graph), sep="\n")
+print(*labs.audit(graph), sep="\n")
 
 # %% [markdown]
 # ## As relaxed as possible
 #
 # The rule, written out: an edge from u to a later v where accesses overlap, unless both only read (or both reduce, or
-# both are concurrent). Of all these edges many are implied by others.
+# both are concurrent). Many of these are implied by others.
 
 
 # %%
@@ -230,8 +201,7 @@ print(sum(map(len, every)), "conflicting pairs; the package keeps", len(list(gra
 
 
 # %% [markdown]
-# Which edges can go? Those whose two tasks a longer way still orders. What is left is the *transitive reduction*:
-# every edge of it is needed.
+# An edge can go when a longer way still orders its two tasks. What is left is the *transitive reduction*.
 
 
 # %% tags=["exercise"]
@@ -302,75 +272,46 @@ for u, v in list(graph.edges())[:3]:
 show_source(GPT2Tasks._linear_backward)
 
 # %%
-tasks = gpt2_tasks()
+tasks, model = gpt2_tasks(), GPT2(CONFIG).double()
 run_sequential(tasks.graph)
-model = GPT2(config).double()
 (model.loss(model(batch.tokens), batch.targets) / batch.total).backward()
-worst = max(
-    ((tasks.gradients[n] - p.grad).abs().max() / p.grad.abs().max()).item()
-    for n, p in model.named_parameters()
-)
+worst = labs.apart(tasks.gradients, {name: p.grad for name, p in model.named_parameters()})
 print(len(tasks.graph.tasks), "tasks; gradients equal to autograd's:", worst < 1e-12)
 print("races:", len(judge.races(tasks.graph)), " needless edges:", len(judge.needless(tasks.graph)))
 
 
 # %% [markdown]
-# How parallel is that? All work over the longest chain: T1 / Tinf, with cores without number. The cost of a task is
-# here the number of elements that it touches.
+# How parallel is that? All work over the longest chain, T1 / Tinf: how many workers the graph could keep busy. The cost
+# of a task is here the number of elements that it touches.
 
 
 # %%
-def touched(task):
-    """Elements that a task touches."""
-    return sum(view.numel() for view in task.views)
-
-
-def forward_only(block):
-    """The forward of a one-layer GPT-2 on blocks of tokens, small enough to draw."""
-    whole = GPT2Tasks(
-        GPT2(GPT2Config(vocab_size=64, n_positions=8, n_layer=1, n_head=2, n_embd=16)), 2, 8, None, block
-    )
-    few = TaskGraph(whole.graph.tensors)
-    for t in whole.graph.tasks:
-        if t.kind in ("forward", "other"):
-            few.add(t.name, t.body, *t.accesses, kind=t.kind)
-    return few
-
-
-drawn = forward_only(Blocks(tokens=8, rows=1))
+drawn = labs.forward_only()
+path = judge.critical_path(drawn, elements_of)
 show(
-    plots.graph(
-        drawn, judge.levels(drawn), judge.critical_path(drawn, touched), "Forward, two blocks of tokens"
-    ),
+    plots.graph(drawn, judge.levels(drawn), path, "Forward, two blocks of tokens"),
     "computed",
     "each task stands right of what it needs; the two blocks never meet before the loss. Thick: the critical path.",
     "Dots in two rows joined by lines from left to right, that meet at the last dot",
 )
 
-# %%
-cost = lambda task: touched(task) / 2e6  # ms: two elements a nanosecond
+# %% [markdown]
+# Smaller blocks keep more workers busy, and every task has its price in the runtime. *Paced*, tasks sleep for a time in
+# proportion to what they touch: two cores are as many virtual ones as you like, and the scheduler is real. *Measured*,
+# they compute on two workers.
 
-
-def by_block(tokens, cores=8, overhead=0.02):
-    """(tokens, T1 / Tinf, overhead / work, simulated ms) of an iteration on virtual cores."""
-    made = gpt2_tasks(
-        Blocks(tokens=tokens, rows=max(1, tokens // 32), columns=0, weights=20_000, updates=20_000)
-    )
-    plan = simulate_tasks(made.graph, cores, cost, overhead)
-    loss = overhead * len(plan) / judge.work(made.graph, cost)
-    return tokens, judge.parallelism(made.graph, cost), loss, max(end for *_, end in plan)
-
-
+# %% tags=["measured"]
+sizes = (4, 8, 16, 32, 64, 128)
+measured = {"2 cores, measured": labs.by_block(sizes, 2)}
 explore(
-    lambda overhead, cores: plots.grain(
-        [by_block(n, cores, overhead / 1000) for n in (4, 8, 16, 32, 64, 128)],
-        f"{cores} cores, {overhead} us a task",
+    lambda cores, ms: plots.grain(
+        {f"{cores} cores, paced": labs.by_block(sizes, cores, ms / 1000)} | measured
     ),
-    "simulated",
-    "smaller blocks keep more cores busy and cost more overhead; here {cores} virtual cores, {overhead} us a task.",
-    "Three curves over the block size: parallelism falls, overhead falls, time has a minimum",
-    overhead=(0, 100, 20),
-    cores=(1, 32, 8),
+    "paced",
+    "block size against parallelism, overhead, time: {cores} virtual cores, {ms} ms of work; and 2 cores, measured.",
+    "Three panels over the block size: parallelism and overhead fall, time has a minimum",
+    cores=(2, 16, 8),
+    ms=(100, 400, 200),
 )
 
 # %% [markdown]
@@ -432,15 +373,6 @@ def release(v, waits, after):
         waits[w] -= 1
 
 
-# %% tags=["setup"]
-def mine(name, answer, instead):
-    """Your answer to an exercise once it passes; until then the package's."""
-    if STATUS.get(name) == "PASS":
-        return answer
-    print(f"(until {name!r} passes, this runs the package's)")
-    return instead
-
-
 # %%
 def my_scheduler(graph, workers, release):
     """Run all tasks on worker threads, each as soon as it can."""
@@ -475,68 +407,68 @@ def my_scheduler(graph, workers, release):
         thread.join()
 
 
-rule = mine("the ready rule", release, exercises.release)
+rule = labs.mine("the ready rule", release, exercises.release)
 for workers in (1, 2, 4):
     again = gpt2_tasks()
     my_scheduler(again.graph, workers, rule)
-    same = all(torch.equal(again.weights[n], w) for n, w in tasks.weights.items())
-    print(f"{workers} workers: the bits of program order after the update: {same}")
+    print(f"{workers} workers: the bits of program order:", labs.apart(again.weights, tasks.weights) == 0)
 
 # %% [markdown]
-# The package's `Scheduler` adds what follows below: priorities (what begins the longest chain first), iterations,
-# messages, shared cores. Its trace, on the same two workers as before:
+# The package's `Scheduler` adds priorities (what begins the longest chain first), iterations, messages and shared
+# cores. Its trace:
 
 # %% tags=["measured"]
-scheduler = Scheduler(tasks.graph, 2)
-spans = fastest(scheduler.run)
-path = [t.name for t in judge.critical_path(tasks.graph, touched)]
+spans = fastest(Scheduler(tasks.graph, 2).run)
+took = {s.name: s.end - s.start for s in spans}
+path = [t.name for t in judge.critical_path(tasks.graph, lambda task: took[task.name])]
 show(
     plots.workers(spans, "The same tasks, each as soon as it can; outlined: the critical path", path),
     "measured",
     "no barrier: gradients of weights (yellow) and updates fill what the chain of the backward leaves free.",
-    "Two rows of coloured bars almost without gaps; below, a line that stays near 2 at work",
+    "Two rows of coloured bars with few gaps; a line joins the outlined bars of the critical path",
 )
 
 # %% [markdown]
-# And in time. The honest rival is torch itself: its operations cut their own loops with OpenMP, fork-join inside.
+# Where did the workers' time go? *Wait*: nothing was ready, or a barrier. *Between tasks*: the runtime's own Python.
+# The Python inside tasks, between two operations of torch, is in the other columns: tens of microseconds a task
+# (`gpt2lab bench tasks --all` measures it), little for tasks of milliseconds, much in this small model.
 
 # %% tags=["measured"]
-small_model = GPT2(config)
+time_of = {"fork-join as in llm.c": metrics.shares(joined, 2), "tasks": metrics.shares(spans, 2)}
+rows = [(name, *(f"{share:.1%}" for share in kinds.values())) for name, kinds in time_of.items()]
+table(rows, ["share of two workers' time (measured)", *time_of["tasks"]])
 
+# %% [markdown]
+# The honest rival is torch itself: its operations cut their own loops with OpenMP, fork-join inside. `gpt2lab bench
+# tasks --all` compares all of them with GPT-2 124M.
 
-def autograd_step():
-    """Forward, backward and AdamW of torch."""
-    (small_model.loss(small_model(batch.tokens), batch.targets) / batch.total).backward()
-    optimizer.step()
-    optimizer.zero_grad()
-
-
-optimizer = torch.optim.AdamW(small_model.parameters(), fused=True)
-give = lambda iteration: (batch.tokens, batch.targets)
-graph = GPT2Tasks(small_model, 4, 32, give, small).graph
-replay = Scheduler(graph, 2)
-times = turns(
-    {
-        "tasks, one worker": lambda: run_sequential(graph),
-        "fork-join as in llm.c": lambda: run_fork_join(graph, 2, as_in_llmc),
-        "fork-join, every loop": lambda: run_fork_join(graph, 2),
-        "tasks, two workers": lambda: replay.run(),
-        "torch, 1 thread": torch_threads(autograd_step, 1),
-        "torch, 2 threads": torch_threads(autograd_step, 2),
-    }
-)
+# %% tags=["measured"]
 show(
-    plots.times(times, "An iteration of a small GPT-2, float32"),
+    plots.times(labs.turns(labs.contest()), "An iteration of a small GPT-2, float32"),
     "measured",
-    "this model is so small that a task takes tens of microseconds; `gpt2lab bench tasks` does GPT-2 itself.",
-    "Six horizontal bars of times",
+    "small tasks of a small model. Torch's threads spin at a barrier: costly when other programs want the cores.",
+    "Five horizontal bars of times",
+)
+
+# %% [markdown]
+# **The update in blocks.** AdamW works on each element alone, so its blocks can have any size, and no bit changes.
+# Small ones cost overhead; large ones leave the other worker waiting.
+
+# %% tags=["measured"]
+update = lambda n: Scheduler(gpt2_tasks(replace(SMALL, updates=n)).graph, 2).run
+times = labs.turns({f"{n:,}": update(n) for n in (500, 5_000, 50_000, 500_000)})
+show(
+    plots.times(times, "Elements that one task of AdamW updates"),
+    "measured",
+    "an iteration with blocks of the update of four sizes.",
+    "Four horizontal bars of times",
 )
 
 # %% [markdown]
 # ## Build once, replay: taskiter
 #
-# Building the graph costs time for every task, in every iteration; with many blocks the authors saw *minutes*. But the
-# graph is the same each time. So build it once, and add the edges from the end of an iteration to the beginning of the
+# Building the graph costs time for every task, in every iteration; where B T is large the authors saw *minutes*. But
+# it is the same each time. So build it once, and add the edges from the end of an iteration to the beginning of the
 # next: what the second copy of a program twice as long needs of the first.
 
 # %%
@@ -545,7 +477,6 @@ crossing = [(u, v) for v, firsts in enumerate(across) for u in firsts]
 names = [task.name for task in tasks.graph.tasks]
 print(len(list(tasks.graph.edges())), "edges inside an iteration,", len(crossing), "to the next, such as")
 print(*(f"  {names[u]}  ->  {names[v]}" for u, v in crossing[:3]), sep="\n")
-print("any of them a barrier:", any(len(firsts) == len(names) for firsts in across))
 
 # %%
 one_by_one, replayed = gpt2_tasks(), gpt2_tasks()
@@ -553,100 +484,86 @@ for _ in range(3):
     run_sequential(one_by_one.graph)
 run_tasks(replayed.graph, 2, iterations=3)
 print("losses", [f"{x:.6f}" for x in replayed.losses], "equal:", replayed.losses == one_by_one.losses)
-print(
-    "weights equal bit for bit:",
-    all(torch.equal(w, one_by_one.weights[n]) for n, w in replayed.weights.items()),
-)
+print("weights equal bit for bit:", labs.apart(replayed.weights, one_by_one.weights) == 0)
 
 # %% [markdown]
 # The losses show it: the second iteration began only where its weights were ready. **Without** those edges the next
-# forward reads weights that are one update too old, here and there:
-
+# forward may read weights that are one update too old. The race finder, over two iterations in a row:
 
 # %%
-class Forgets(TaskGraph):
-    """A graph that knows of no iteration but this one."""
-
-    def across(self):
-        return [()] * len(self.tasks)
-
-
-wrong = gpt2_tasks()
-wrong.graph.__class__ = Forgets
-try:
-    run_tasks(wrong.graph, 2, iterations=3)
-    right = all(torch.equal(w, one_by_one.weights[n]) for n, w in wrong.weights.items())
-except RuntimeError:
-    right = False  # a task was counted ready twice, and another one never
-print("right without the edges between iterations:", right)
+for edges, name in ((across, "with"), ([()] * len(across), "without")):
+    found = labs.replay_races(tasks.graph, edges)
+    print(f"{name} the edges between iterations: {len(found)} races")
+first, then, access = next(race for race in found if race[2].startswith("reads wte"))
+print(f"such as {then!r}, which {access}, beside {first!r} of the iteration before")
 
 # %% [markdown]
-# How many tasks and edges, and what do they cost? For blocks of b tokens out of B T, a layer has 13 B T / b tasks over
-# tokens besides attention, weights and updates, so tasks grow with B T, and building with them:
+# What does building cost? For each block of tokens (here a row) a layer has 14 tasks, and all else 6: tasks and edges
+# grow with B T, and the search for edges with its square, because each access is compared with all that touch the same
+# tensor. Replay knows the edges.
 
 # %% tags=["measured"]
-rows = []
-for tokens in (64, 32, 16, 8):
-    blocks = Blocks(tokens=tokens, rows=1, weights=20_000, updates=40_000)
-    start = time.perf_counter()
-    made = gpt2_tasks(blocks)
-    build = 1e3 * (time.perf_counter() - start)
-    scheduler = Scheduler(made.graph, 2)
-    step = statistics.median(turns({"": scheduler.run}, 3)[""])
-    edges = len(list(made.graph.edges()))
-    rows.append((128 // tokens, len(made.graph.tasks), made.graph.conflicts, edges, build, step))
-table(rows, ["blocks of tokens", "tasks", "conflicts", "edges", "build once, ms", "replay, ms"])
+counted = ["tasks (counted)", "edges (counted)", "comparisons (counted)"]
+rows = [labs.cost_of_building(rows) for rows in (4, 8, 16, 32)]
+table(rows, ["rows", *counted, "build once, ms (measured)", "replay, ms (measured)"])
 
 # %% [markdown]
 # ## Messages are tasks
 #
 # Two ranks share the rows of the batch, two workers each. Gradients must be summed. A blocking call would hold its
 # worker until the message has come. Here a task *starts* the message, gives its core back, and is over when the
-# message is; nobody places a wait, because whoever reads the sum has an edge from it. (Task-aware MPI does this for
-# OmpSs-2.) The one rule: calls of one axis *start* in the same order on all ranks. They end as they like.
+# message is; nobody places a wait, because whoever reads the sum has an edge from it (the idea of Task-Aware MPI). One
+# rule: calls of one axis *start* in the same order on all ranks. They end as they like.
 
 
 # %%
-def train(rank, world_size, blocking, iterations=1):
-    """Loss, weights, spans and traffic of this rank; every message is delayed as on a slow network."""
-    axis, rows = Mesh(dp=world_size)["dp"], batch.rows(rank, world_size)
-    give = lambda iteration: (rows.tokens, rows.targets)
-    model, n = GPT2(config).double(), len(rows.tokens)
-    tasks = GPT2Tasks(model, n, 32, give, small, total=batch.total, axis=axis)
+def train(rank, world_size, blocking=False, sliced=False):
+    """Loss, weights, spans and log of this rank, of whose batch all have a part; messages are slow, as on a network."""
+    axis = Mesh(dp=world_size)["dp"]
+    mine = [x.tensor_split(world_size, int(sliced))[rank] for x in (batch.tokens, batch.targets)]
+    options = {"total": batch.total, "axis": axis, "sliced": sliced}
+    tasks = GPT2Tasks(GPT2(CONFIG).double(), len(mine[0]), 32, lambda iteration: mine, SMALL, **options)
     scheduler = Scheduler(tasks.graph, 2, blocking=blocking)
     comm.barrier(axis)
     comm.clear_log()
-    with paced.use(Link(latency=0.0005, bandwidth=1e8)):
-        spans = scheduler.run(iterations)
-    return tasks.losses, tasks.weights, spans, comm.traffic()["all_reduce", "dp"]
+    with paced.use(Link(latency=0.0001, bandwidth=2e8)):
+        spans = scheduler.run()
+    return tasks.losses, tasks.weights, spans, list(comm.log)
 
 
-pool = Ranks(2, echo=False)
-runs = {blocking: pool.run(train, blocking) for blocking in (True, False)}
-serial = gpt2_tasks()
+pool, serial = Ranks(2, echo=False), gpt2_tasks()
 run_sequential(serial.graph)
-for blocking, ranks in runs.items():
-    worst = max(
-        ((r[1][n] - w).abs().max() / w.abs().max()).item() for r in ranks for n, w in serial.weights.items()
-    )
+ways = {
+    "blocking": {"blocking": True},
+    "as tasks": {},
+    "as tasks, each rank half of every row": {"sliced": True},
+}
+runs = {name: pool.run(train, **options) for name, options in ways.items()}
+for name, ranks in runs.items():
+    worst = max(labs.apart(r[1], serial.weights) for r in ranks)
     loss = abs(sum(r[0][0] for r in ranks) - serial.losses[0])
-    print("blocking:" if blocking else "as tasks:", "equal to one process:", worst < 1e-10 and loss < 1e-10)
+    print(f"{name}: equal to one process: {worst < 1e-10 and loss < 1e-10}")
 elements = sum(w.numel() for w in serial.weights.values())
-print("bytes a rank, counted:", runs[False][0][3][1], " computed, 2 (n-1)/n S:", elements * 8)
+counted = sum(call.bytes for call in runs["as tasks"][0][3])
+print("bytes a rank, counted:", counted, " computed, 2 (n-1)/n S:", elements * 8)
 
 # %% tags=["measured"]
-for blocking, ranks in runs.items():
-    how = "blocking" if blocking else "as tasks"
+for name, options in ways.items():
+    spans = labs.fastest_on_ranks(pool, train, **options)
     show(
-        plots.workers(trace.merge(r[2] for r in ranks), f"Sums of gradients, {how}", clock="paced"),
+        plots.workers(spans, f"Messages {name}", clock="paced"),
         "paced",
-        f"two ranks of two workers on a link of 100 MB/s; messages {how}.",
-        f"Rows of bars for the workers of two ranks and their messages, {how}",
+        f"two ranks of two workers on a link of 200 MB/s, the fastest of four runs; messages {name}.",
+        f"Rows of bars for the workers of two ranks and their messages, {name}",
     )
 
 # %% [markdown]
 # Blocking, a worker's row is orange for as long as its message travels. As tasks, messages lie in a row of their own
 # and the workers compute beside them.
+#
+# In the third run each rank has half of every *sequence*. Queries see what is before them, so rank 0 sends its keys and
+# values to rank 1, a message for each layer and block of rows; backward, their gradients return and are added.
+# Blocking, this would hang: receives of gradients, ready from the start, would hold all workers of rank 0.
 #
 # Now write one. The body of a task that receives: `comm.irecv(x, axis, source)` starts a message of the shape of x
 # and gives a handle; `messages.Pending(handle, arrived)` is what a body returns that is not over yet, and
@@ -699,7 +616,7 @@ def received(axis, source):
 
 
 # %% [markdown]
-# When tasks wait for each other in a circle nothing can ever run; and that is found, with the names of the tasks:
+# Tasks that wait for each other in a circle are found and named:
 
 
 # %%
@@ -720,36 +637,27 @@ except RuntimeError as error:
 # %% [markdown]
 # ## Ranks that lend each other cores
 #
-# Two ranks on two cores. Rank 0 has 48 tasks, rank 1 has 8, then both wait for a sum: uneven, as ranks are. *Pinned*,
-# one worker each, rank 1's core idles. *Oversubscribed*, two workers each, four threads fight for two cores as the
-# operating system likes. *Lent*: two workers each, but a worker runs only while it holds one of two cores, and
-# whoever has no task gives its core back. The cores are two bytes in a pipe, as in the jobserver of `make`: reading
-# one takes a core or sleeps.
+# Two ranks on two cores. Rank 0 has 48 tasks, rank 1 has 8, then both wait for a sum. *Pinned*, one worker each, rank
+# 1's core idles. *Oversubscribed*, four threads share two cores as the operating system likes. *Lent*: two workers
+# each, but a worker runs only while it holds one of two cores, and whoever has no task gives its core back. The cores
+# are two bytes in a pipe, as in the jobserver of `make`: reading one takes a core or sleeps.
 
 # %%
 show_source(Cores)
 
 # %% tags=["measured"]
-with tempfile.TemporaryDirectory() as folder:
-    path = Path(folder, "cores")
-    keep = Cores(path, 2)
-    ways = {"pinned, 1 worker each": (1,), "oversubscribed, 2 each": (2,), "lent, 2 each": (2, path)}
-    times = {name: [] for name in ways}
-    for _ in range(2):
-        for name, arguments in ways.items():
-            times[name] += pool.run(uneven, *arguments)[0]
 show(
-    plots.times(times, "48 tasks on rank 0, 8 on rank 1"),
+    plots.times(labs.lend(pool), "48 tasks on rank 0, 8 on rank 1"),
     "measured",
-    "lending does what oversubscription does on two cores, without four threads fighting over their caches.",
-    "Three horizontal bars of times; pinned is the longest",
+    "pinned, rank 1's core cannot help; in the other two ways both cores work for rank 0 in the end.",
+    "Three horizontal bars of times",
 )
 
 # %% [markdown]
 # **4 x 28 or 1 x 112?** The authors found four ranks of 28 CPUs faster than one of 112, where the batch is large
-# enough. A model: a share s of a step is not parallel inside a process (3.2 %, from the table above), but with r
-# ranks each has 1/r of the rows: T = W/r (s + (1 - s) r / 112), plus the sum of the gradients, 2 (r-1)/r of 498 MB
-# at, say, 10 GB/s.
+# enough. A model: W = 35 s of work, of which a share s is not parallel inside a process (3.2 %, from the table above);
+# with r ranks each has 1/r of the rows: T = W/r (s + (1 - s) r / 112), plus the sum of the gradients, 2 (r-1)/r of
+# 498 MB at, say, 10 GB/s.
 
 # %%
 s = metrics.karp_flatt(35.0 / 1.430, 112)
@@ -761,44 +669,55 @@ for r in (1, 2, 4, 8, 16):
 table(rows, ["ranks x CPUs (computed)", "step", "sum of gradients", "together"])
 
 # %% [markdown]
-# More ranks divide the serial share; rows limit them (B = 4 feeds four). With 2 cores here, one process of two workers
-# and two ranks of one worker are nearly the same thing, as `gpt2lab bench tasks --all` shows.
-#
+# More ranks divide the serial share; rows limit them (B = 4 feeds four), and the sum costs the same for any batch.
+# Here, 1 x 2 against 2 x 1:
+
+# %% tags=["measured"]
+times = {}
+for rows in (2, 8, 32):
+    times[f"{rows} rows, 1 rank x 2 workers"] = labs.step_ms(0, 1, rows, 2)
+    times[f"{rows} rows, 2 ranks x 1 worker"] = pool.run(labs.step_ms, rows, 1)[0]
+show(
+    plots.times(times, "An iteration of a small GPT-2, float32"),
+    "measured",
+    "two cores as two workers of one rank, and as two ranks, for batches of three sizes.",
+    "Six horizontal bars of times, two for each batch",
+)
+
+# %% [markdown]
 # ## Traces for others
 #
-# Every way of running returns the same spans, one lane a worker. They open in https://ui.perfetto.dev, and in Paraver,
-# the viewer that the authors use: `.prv` holds states (1), events (2) and messages (3), times in nanoseconds.
+# The spans of every way of running open in https://ui.perfetto.dev and in Paraver, the viewer that the authors use:
+# `.prv` holds states (1), events (2) and messages (3). Of the last run:
 
 # %%
-with tempfile.TemporaryDirectory() as folder:
-    trace.save_chrome(spans, Path(folder, "tasks.json"))
-    path = save_paraver(spans, Path(folder, "tasks.prv"))
-    print(sorted(p.name for p in Path(folder).iterdir()))
-    kinds = [line[0] for line in path.read_text().splitlines()[1:]]
-    print({kind: kinds.count(kind) for kind in sorted(set(kinds))})
-    print(path.with_suffix(".pcf").read_text().split("\n\n")[2])
+written = labs.write_traces([r[2] for r in ranks], [r[3] for r in ranks])
+print(*written, sep=", ")
+records = [line.split(":") for line in written["tasks.prv"].splitlines() if line.startswith("3:")]
+print(
+    "messages counted, and in the trace:", sum(call.bytes > 0 for r in ranks for call in r[3]), len(records)
+)
+print("bytes:", sum(call.bytes for r in ranks for call in r[3]), sum(int(line[-2]) for line in records))
 
 # %% [markdown]
 # ## Where this lives today
 #
 # A **CUDA graph** is taskiter for one GPU: captured once, replayed without the CPU. **Streams and events** are edges
-# placed by hand. PyTorch's **autograd engine** is a task graph with a ready queue and one worker thread a device.
-# **XLA** orders a whole step ahead of time, messages included. **StarPU**, **PaRSEC** and **OmpSs-2** find edges from
-# declared data, as here. DDP's overlap of sums and backward (lesson 04) is the special case that was wired by hand.
+# placed by hand. PyTorch's **autograd engine** is a task graph with a ready queue and a thread for each device. **XLA**
+# orders a whole step ahead of time, messages included. **StarPU**, **PaRSEC** and **OmpSs-2** find edges from declared
+# data, as here.
 #
 # ## Drill
 #
-# 1. *A task reads rows 0:4, a later one writes 3:6, a third reads 4:6. Which edges?* First to second, second to third;
-#    the third shares nothing with the first.
-# 2. *Why does a barrier cost more with more threads?* All wait for the slowest, and the expected slowest grows.
-# 3. *T1 = 100 ms, Tinf = 20 ms. The best time on 4 cores, and on 16?* At least 25 ms; at least 20 ms.
-# 4. *Three tasks `reduce` into one tensor. May the bits differ from run to run?* Yes: the order is free, and floating
-#    point addition is not associative. GPT-2's gradients here therefore never use it.
-# 5. *Which edge keeps the next iteration from reading stale weights?* From each update to the first readers.
-# 6. *A receive blocks a worker, with one worker a rank. When is that a deadlock?* When what it waits for depends on a
-#    task of the same rank that has not run.
-# 7. *Each task costs 20 us of overhead. How long must tasks be to lose less than 5 %?* 0.4 ms.
+# <details><summary>1. A task reads rows 0:4, a later one writes 3:6, a third reads 4:6. Which edges?</summary>
+# First to second, second to third; the third shares nothing with the first.</details>
+# <details><summary>2. Three tasks <code>reduce</code> into one tensor. May the bits differ from run to run?</summary>
+# Yes: the order is free, and addition of floats is not associative. GPT-2's gradients here never use it.</details>
+# <details><summary>3. A receive blocks a worker, with one worker a rank. When is that a deadlock?</summary>
+# When what it waits for depends on a task of the same rank that has not run.</details>
+# <details><summary>4. A task costs 20 us of overhead. How long must tasks be to lose less than 5 %?</summary>
+# 0.4 ms.</details>
 #
-# **Sources:** the wiki of the port of llm.c (fork join model, task based model, runtime and performances); Alvarez et
-# al. 2022 (taskiter); Sala et al. 2019 (task-aware MPI); Alvarez et al. 2024 (nOS-V); Blumofe & Leiserson 1999 (work
-# and span); Karp & Flatt 1990. Next: lesson 14, where the layouts themselves are data.
+# **Sources:** the wiki of the port of llm.c; Alvarez et al. 2022 (taskiter); Sala et al. 2019 (task-aware MPI); Alvarez
+# et al. 2024 (nOS-V); Blumofe & Leiserson 1999 (work and span); Karp & Flatt 1990. Next: lesson 14, where the layouts
+# themselves are data.

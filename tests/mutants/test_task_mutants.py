@@ -5,12 +5,13 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from planting import planted
-from task_cases import WHOLE, made, same
+from planting import all_planted, planted
+from task_cases import WHOLE, made, same, worst
+from test_tasks_live import serial, train
 
 from gpt2lab.algorithms import kernels
 from gpt2lab.lessons.labs.tasks import audit
-from gpt2lab.tasks import check, graph, scheduler
+from gpt2lab.tasks import check, graph, messages, scheduler
 from gpt2lab.tasks.gpt2 import GPT2Tasks
 from gpt2lab.tasks.graph import Access, TaskGraph, reads
 from gpt2lab.tasks.messages import Pending
@@ -241,6 +242,42 @@ def test_a_wrong_runtime_is_noticed(name):
     bug, sees = RUNTIMES[name]
     assert not sees(), "the right program must pass"
     assert is_wrong(bug, sees, tries=12), f"nobody noticed: {name}"
+
+
+def keys_of_queries(right):
+    """A slice sends its queries and keys instead of its keys and values."""
+
+    def send(graph, name, axis, to, tensor, *box, **options):
+        if len(box) == 2:
+            columns = box[1][1] - box[1][0]
+            box = box[0], (0, columns)
+        return right(graph, name, axis, to, tensor, *box, **options)
+
+    return send
+
+
+SLICES = {
+    "gradients of lent keys are not added": (kernels, "add", lambda right: lambda total, part: None),
+    "queries and keys are sent": (messages, "send", keys_of_queries),
+    "every slice begins at position 0": (
+        kernels,
+        "positions_backward",
+        lambda right: lambda dx, dwpe, rows, first: right(dx, dwpe, rows, 0),
+    ),
+}
+
+
+def sliced_with(rank, world_size, bug):
+    """Weights after an iteration on a slice of every sequence, with a bug or without."""
+    with all_planted(bug):
+        return train(rank, world_size, "tasks", sliced=True, steps=1)[1]
+
+
+@pytest.mark.parametrize("name", [None, *SLICES])
+def test_a_wrong_slice_is_noticed(name, pools):
+    found = pools[2].run(sliced_with, SLICES.get(name))
+    error = max(worst(weights, serial(1).weights) for weights in found)
+    assert error < 1e-10 if name is None else error > 1e-3, f"{name}: {error}"
 
 
 def without(word):

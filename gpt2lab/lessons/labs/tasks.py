@@ -1,48 +1,168 @@
-"""Lesson 13's instruments: virtual cores, tasks run among poisoned tensors to see what they touch, and contests."""
+"""Lesson 13's instruments: tasks that sleep, tasks among NaN to see what they touch, contests of ranks and workers."""
 
+import os
 import time
-from collections import defaultdict
 from collections.abc import Callable
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import SimpleNamespace
 
 import torch
 
-from ...ranks import comm
-from ...ranks.mesh import Mesh
-from ...tasks import messages
-from ...tasks.check import ONE, levels
+from ...model import GPT2, GPT2Config
+from ...plots.paraver import messages_between, save_paraver
+from ...ranks import comm, trace
+from ...ranks.mesh import Axis, Mesh
+from ...reference import example_batch
+from ...tasks import check, messages
 from ...tasks.cores import Cores
+from ...tasks.gpt2 import Blocks, GPT2Tasks
 from ...tasks.graph import EXCLUSIVE, Task, TaskGraph, updates, writes
+from ...tasks.runtime import run_fork_join
 from ...tasks.scheduler import Scheduler
+from ..exercises import STATUS
+
+CONFIG = GPT2Config(vocab_size=512, n_positions=32, n_layer=2, n_head=4, n_embd=96)
+SMALL = Blocks(tokens=64, rows=2, weights=20_000, updates=40_000)
 
 
-def simulate_tasks(
-    graph: TaskGraph, workers: int, cost: Callable[[Task], float] = ONE, overhead: float = 0.0
-):
-    """When each task would run on `workers` virtual cores, longest remaining chain first: [(worker, start, end)].
+def gpt2_tasks(blocks: Blocks = SMALL, rows: int = 4, dtype=torch.float64, **options) -> GPT2Tasks:
+    """One iteration of the lesson's GPT-2 as tasks, always the same weights and batch."""
+    batch = example_batch(CONFIG, rows, 32)
+    give = lambda iteration: (batch.tokens, batch.targets)
+    return GPT2Tasks(GPT2(CONFIG).to(dtype), rows, 32, give, blocks, total=batch.total, **options)
 
-    `overhead` is added to every task: what the runtime costs.
+
+def elements_of(task: Task) -> int:
+    """Elements that a task touches."""
+    return sum(view.numel() for view in task.views)
+
+
+def fastest(run: Callable, tries: int = 6) -> list:
+    """The spans of the fastest of some runs: the one that other programs disturbed least."""
+    length = lambda spans: max(s.end for s in spans) - min(s.start for s in spans)
+    return min((run() for _ in range(tries)), key=length)
+
+
+def forward_only() -> TaskGraph:
+    """The forward of a one-layer GPT-2 on two blocks of tokens, small enough to draw."""
+    config = GPT2Config(vocab_size=64, n_positions=8, n_layer=1, n_head=2, n_embd=16)
+    whole = GPT2Tasks(GPT2(config), 2, 8, None, Blocks(tokens=8, rows=1)).graph
+    few = TaskGraph(whole.tensors)
+    for t in whole.tasks:
+        if t.kind in ("forward", "other"):
+            few.add(t.name, t.body, *t.accesses, kind=t.kind)
+    return few
+
+
+def replay_races(graph: TaskGraph, across: list) -> list[tuple[str, str, str]]:
+    """Races of two iterations in a row, of which the second waits for the tasks `across` of the first."""
+    n = len(graph.tasks)
+    tasks = [replace(task, number=turn * n + task.number) for turn in (0, 1) for task in graph.tasks]
+    later = [[n + u for u in graph.before[v]] + list(across[v]) for v in range(n)]
+    return check.races(SimpleNamespace(tasks=tasks), [*graph.before, *later])
+
+
+def sleeping(graph: TaskGraph, cost: Callable[[Task], float]) -> TaskGraph:
+    """The same tasks, which sleep for their `cost` in seconds: with many workers as many virtual cores."""
+    made = TaskGraph(graph.tensors)
+    for t in graph.tasks:
+        made.add(t.name, lambda *_, t=t: time.sleep(cost(t)), *t.accesses, kind=t.kind)
+    return made
+
+
+@cache
+def by_block(
+    sizes: tuple[int, ...], workers: int, seconds: float = 0.0
+) -> list[tuple[int, float, float, float]]:
+    """(tokens in a block, T1 / Tinf, runtime / work, ms) of an iteration, which really runs on this many workers.
+
+    The runtime is what a worker does between its first and its last task when it neither runs a task nor waits.
+    With `seconds` the tasks sleep instead of computing, so long in all, each in proportion to what it touches.
     """
-    longest, waits = levels(graph, cost), [len(found) for found in graph.before]
-    after = defaultdict(list)
-    for u, v in graph.edges():
-        after[u].append(v)
-    ready = [v for v, count in enumerate(waits) if not count]
-    free, running, now, plan = list(range(workers)), [], 0.0, [None] * len(waits)
-    while ready or running:
-        ready.sort(key=lambda v: (longest[v], -v))
-        while ready and free:
-            v, worker = ready.pop(), free.pop(0)
-            end = now + cost(graph.tasks[v]) + overhead
-            plan[v] = (worker, now, end)
-            running.append((end, v, worker))
-        running.sort()
-        now, v, worker = running.pop(0)
-        free = sorted([*free, worker])
-        for w in after[v]:
-            waits[w] -= 1
-            if not waits[w]:
-                ready.append(w)
-    return plan
+    rows = []
+    for tokens in sizes:
+        blocks = Blocks(tokens=tokens, rows=max(1, tokens // 32), weights=20_000, updates=20_000)
+        graph = gpt2_tasks(blocks).graph
+        parallel, whole = check.parallelism(graph, elements_of), check.work(graph, elements_of)
+        graph = (
+            sleeping(graph, lambda task, whole=whole: seconds * elements_of(task) / whole)
+            if seconds
+            else graph
+        )
+        spans = fastest(Scheduler(graph, workers).run, 3)
+        lanes = [[s for s in spans if s.lane == f"worker {w}"] for w in range(workers)]
+        spent = [max(s.end for s in lane) - min(s.start for s in lane) for lane in lanes if lane]
+        lost = sum(spent) - sum(s.end - s.start for s in spans)
+        busy = sum(s.end - s.start for s in spans if s.kind != "wait")
+        took = max(s.end for s in spans) - min(s.start for s in spans)
+        rows.append((tokens, parallel, lost / busy, 1e3 * took))
+    return rows
+
+
+def fastest_on_ranks(pool, train: Callable, tries: int = 4, **options) -> list:
+    """The spans of all ranks, merged, of the fastest of some runs of `train`, which returns them in third place."""
+    return fastest(lambda: trace.merge(result[2] for result in pool.run(train, **options)), tries)
+
+
+def cost_of_building(rows: int) -> tuple:
+    """Of an iteration with a block for each row: rows, tasks, edges, accesses compared, ms to build, ms to replay."""
+    start = time.perf_counter()
+    graph = gpt2_tasks(Blocks(tokens=32, rows=1, weights=20_000, updates=40_000), rows).graph
+    build = 1e3 * (time.perf_counter() - start)
+    replay = min(turns({"": Scheduler(graph, 2).run}, 3)[""])
+    edges = len(list(graph.edges()))
+    return rows, len(graph.tasks), edges, graph.compared, f"{build:.0f}", f"{replay:.0f}"
+
+
+def apart(tensors: dict, want: dict) -> float:
+    """The largest difference of two sets of named tensors, relative to the largest element of each tensor."""
+    return max(((tensors[n] - w).abs().max() / w.abs().max()).item() for n, w in want.items())
+
+
+def mine(name: str, answer: Callable, instead: Callable) -> Callable:
+    """A student's answer to an exercise once it passes; until then the package's."""
+    if STATUS.get(name) == "PASS":
+        return answer
+    print(f"(until {name!r} passes, this runs the package's)")
+    return instead
+
+
+def write_traces(spans: list, logs: list) -> dict[str, str]:
+    """The text of every file that Perfetto and Paraver read, by name, from the spans and logged calls of each rank."""
+    with TemporaryDirectory() as folder:
+        trace.save_chrome(trace.merge(spans), Path(folder, "tasks.json"))
+        save_paraver(
+            [s for of_rank in spans for s in of_rank], Path(folder, "tasks.prv"), messages_between(logs)
+        )
+        return {path.name: path.read_text() for path in sorted(Path(folder).iterdir())}
+
+
+def as_in_llmc(loop: str) -> bool:
+    """Whether llm.c runs this loop in parallel: matrix products, and attention's forward."""
+    return any(word in loop for word in ("attn.c_", "mlp.c_", "head")) or loop.startswith("attention")
+
+
+def contest(workers: int = 2) -> dict[str, Callable]:
+    """One iteration of the lesson's GPT-2 in float32, run by tasks and by torch's own threads."""
+    graph, model = gpt2_tasks(dtype=torch.float32).graph, GPT2(CONFIG)
+    batch, optimizer = example_batch(CONFIG, 4, 32), torch.optim.AdamW(model.parameters(), fused=True)
+
+    def step() -> None:
+        (model.loss(model(batch.tokens), batch.targets) / batch.total).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return {
+        "tasks, one worker": Scheduler(graph, 1).run,
+        f"fork-join, {workers} workers": lambda: run_fork_join(graph, workers),
+        f"tasks, {workers} workers": Scheduler(graph, workers).run,
+        "torch, 1 thread": torch_threads(step, 1),
+        f"torch, {workers} threads": torch_threads(step, workers),
+    }
 
 
 @torch.no_grad()
@@ -111,12 +231,26 @@ def torch_threads(step: Callable, threads: int) -> Callable:
     return run
 
 
+@contextmanager
+def one_core(number: int):
+    """Inside, this process stays on one of the machine's cores, where the system can do that."""
+    if not hasattr(os, "sched_setaffinity"):
+        yield
+        return
+    allowed = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {sorted(allowed)[number % len(allowed)]})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, allowed)
+
+
 def uneven(
     rank: int, world_size: int, workers: int, path=None, loads=(48, 8), rounds: int = 3
 ) -> list[float]:
     """Milliseconds of each round in which rank 0 has more tasks than rank 1, and both then sum their results.
 
-    With a `path` the workers of all ranks share the cores of that pipe.
+    One worker: pinned to a core of its own. With a `path` the workers of all ranks share the cores of that pipe.
     """
     axis, a = Mesh(dp=world_size)["dp"], torch.randn(320, 320)
     graph = TaskGraph({"x": torch.zeros(max(loads), 320, 320), "sum": torch.zeros(4)})
@@ -125,10 +259,36 @@ def uneven(
         graph.add(f"work {number}", work, writes("x", (number, number + 1)), kind="forward")
     messages.all_reduce(graph, "sum", axis, updates("sum"))
     scheduler, found = Scheduler(graph, workers, cores=Cores(path) if path else None), []
-    for _ in range(rounds + 1):
+    with one_core(rank) if workers == 1 else nullcontext():
+        for _ in range(rounds + 1):
+            comm.barrier(axis)
+            start = time.perf_counter()
+            scheduler.run()
+            comm.barrier(axis)
+            found.append(1e3 * (time.perf_counter() - start))
+    return found[1:]
+
+
+def lend(pool, cores: int = 2) -> dict[str, list[float]]:
+    """Milliseconds of each round of `uneven` on two ranks that are pinned, oversubscribed, or lend each other cores."""
+    with TemporaryDirectory() as folder:
+        path = Path(folder, "cores")
+        kept = Cores(path, cores)
+        ways = {"pinned, 1 worker each": (1,), "oversubscribed, 2 each": (2,), "lent, 2 each": (2, path)}
+        times = {name: pool.run(uneven, *arguments)[0] for name, arguments in ways.items()}
+        for _ in range(cores):
+            kept.take()
+    return times
+
+
+def step_ms(rank: int, world_size: int, rows: int, workers: int) -> list[float]:
+    """Milliseconds of each iteration on `rows` rows that the ranks share, each with so many workers."""
+    axis = Mesh(dp=world_size)["dp"] if world_size > 1 else Axis()
+    tasks = gpt2_tasks(rows=rows // world_size, dtype=torch.float32, axis=axis)
+    scheduler, found = Scheduler(tasks.graph, workers), []
+    for _ in range(6):
         comm.barrier(axis)
         start = time.perf_counter()
         scheduler.run()
-        comm.barrier(axis)
         found.append(1e3 * (time.perf_counter() - start))
     return found[1:]
