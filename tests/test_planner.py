@@ -124,6 +124,7 @@ def test_devices_of_a_node_share_its_cores():
     jobs = [Job(str(i), i, 3) for i in range(4)]
     assert simulate_jobs(jobs, Cluster(4, Device(1))).makespan == 3
     assert simulate_jobs(jobs, Cluster(4, Device(1), Network(Link(0, 1), node=4), cores=2)).makespan == 6
+    assert simulate_jobs(jobs, find_cluster("laptop")).makespan == 6, "four ranks on two cores"
 
 
 def test_a_circle_of_orders_is_told():
@@ -141,7 +142,9 @@ def test_the_layers_of_gpt2_have_its_parameters_and_operations():
     block = gpt2_block(config, 2, 128)
     matrices = [op for op in block.operators if op.weights > 4 * 2 * config.n_embd]
     assert sum(op.weights for op in block.operators) == graph.operators[1].weights
-    products = sum(op.flops for op in matrices) + block.operators[4].flops
+    products = sum(op.flops for op in matrices) + next(
+        op.flops for op in block.operators if op.name == "core"
+    )
     assert products == graph.operators[1].flops
 
 
@@ -218,15 +221,14 @@ def test_what_cannot_be_placed_says_how_much_is_short():
 
 def test_learning_reaches_greedy_and_never_beats_the_optimum():
     config = GPT2Config(n_positions=128, n_layer=4, n_head=8, n_embd=256)
-    graph = gpt2_block(config, 8, 128, groups=1)
-    graph = OperatorGraph((*graph.operators, Operator("next", 1e6, 4)), (*graph.edges, (10, 11)))
-    cluster = Cluster(3, Device(50e9, launch=20e-6), Network(Link(50e-6, 2e9)))
+    graph = gpt2_block(config, 8, 128)
+    cluster = Cluster(3, Device(50e9, launch=20e-6), Network(Link(50e-6, 8e8)))
     problem = Placing(graph, cluster)
-    best, learned = branch_and_bound(problem), reinforce(problem, seed=1)
+    best, learned = branch_and_bound(problem), reinforce(problem, seed=1, rounds=60)
     assert len(graph) == 12 and min(learned.bests) == learned.best.seconds
     assert best.seconds * (1 - 1e-12) <= learned.best.seconds <= list_schedule(problem).seconds * (1 + 1e-12)
     assert learned.means[-1] < learned.means[0]
-    assert learned == reinforce(problem, seed=1), "the seed decides everything"
+    assert learned == reinforce(problem, seed=1, rounds=60), "the seed decides everything"
 
 
 # --- balance

@@ -139,7 +139,7 @@ CLUSTERS = {
     "laptop": Cluster(
         4,
         Device(60e9, 4 * 2**30, 20e-6),
-        Network(Link(50e-6, 4e9)),
+        Network(Link(50e-6, 4e9), node=64),
         cores=2,
         source="two cores that share memory; round numbers of the order that lessons 02 and 03 measure",
     ),
@@ -173,10 +173,10 @@ def gpt2_layers(config, rows: int, length: int, itemsize: int = 4) -> OperatorGr
 
 
 def gpt2_block(config, rows: int, length: int, groups: int = 1, parallel: bool = False, itemsize: int = 4):
-    """One block of GPT-2 as operators; attention's heads in `groups`, each with its own q, k, v and core.
+    """One block of GPT-2 as 12 operators, of which x is its input; heads in `groups`, each with its q, k, v and core.
 
-    With `parallel` the MLP reads the block's input as attention does, beside it and not after it: the block of GPT-J
-    (Wang & Komatsuzaki 2021). Raises ValueError for heads that do not split into the groups.
+    With `parallel` the MLP reads what attention reads, beside it and not after it: the block of GPT-J (Wang &
+    Komatsuzaki 2021), 10 operators. Raises ValueError for heads that do not split into the groups.
     """
     if config.n_head % groups:
         fits = [g for g in range(1, config.n_head + 1) if config.n_head % g == 0]
@@ -195,7 +195,8 @@ def gpt2_block(config, rows: int, length: int, groups: int = 1, parallel: bool =
     def matrix(name, inputs, rows_in, width) -> int:
         return add(name, inputs, width, 2 * rows_in * width, rows_in * width + width)
 
-    ln_1, cores = add("ln_1", [], c, 8 * c, 2 * c), []
+    x = add("x", [], c, 0)
+    ln_1, cores = add("ln_1", [x], c, 8 * c, 2 * c), []
     for g in range(groups):
         mark = f".{g}" if groups > 1 else ""
         qkv = [matrix(name + mark, [ln_1], c, part) for name in "qkv"]
@@ -204,8 +205,8 @@ def gpt2_block(config, rows: int, length: int, groups: int = 1, parallel: bool =
     if parallel:
         start = ln_1
     else:
-        middle = add("add", [proj], c, c)
+        middle = add("add", [x, proj], c, c)
         start = add("ln_2", [middle], c, 8 * c, 2 * c)
     down = matrix("mlp.c_proj", [matrix("mlp.c_fc", [start], c, 4 * c)], 4 * c, c)
-    add("out", [proj if parallel else middle, down], c, c)
+    add("out", [x, proj, down] if parallel else [middle, down], c, c)
     return OperatorGraph(tuple(nodes), tuple(edges))
