@@ -7,6 +7,7 @@ from itertools import pairwise, product
 import pytest
 
 from gpt2lab.model import PRESETS, GPT2Config
+from gpt2lab.parallel.tensor_costs import Shape, kept_bytes
 from gpt2lab.planner import balance, graph_stages
 from gpt2lab.planner.balance import Chain, best_cut, every_cut, every_replicated, slowest
 from gpt2lab.planner.events import Job, pipeline_jobs, ring_all_reduce, simulate_jobs
@@ -146,6 +147,7 @@ def test_the_layers_of_gpt2_have_its_parameters_and_operations():
         op.flops for op in block.operators if op.name == "core"
     )
     assert products == graph.operators[1].flops
+    assert graph.operators[1].kept == kept_bytes(Shape(2, 128, config.n_embd, config.n_head, 1))
 
 
 @pytest.mark.parametrize("groups", [1, 2, 4])
