@@ -128,18 +128,13 @@ def two_bars(rows: dict[str, tuple[float, float]], labels: tuple[str, str], unit
 def three_steps(times: Sequence[float], bounds: Sequence[int], where: Sequence[int], simulated) -> Figure:
     """Partition, place, schedule: the layers in stages, the stages on devices of two nodes, and what runs when."""
     fig, (one, two, three) = figure(10, 2.9, 1, 3, width_ratios=[1, 0.9, 1.7])
-    left = 0.0
     for stage, (a, b) in enumerate(pairwise(bounds)):
-        for n in range(a, b):
-            shade = THINGS[stage % 3]
-            one.bar(n, 1e3 * times[n], 0.85, color=shade)
-        one.text(
-            (a + b - 1) / 2, -0.06 * 1e3 * max(times), f"stage {stage}", ha="center", va="top", fontsize=7
-        )
-        left = b - 0.5
+        one.bar(range(a, b), [1e3 * t for t in times[a:b]], 0.85, color=THINGS[stage % 3])
+        one.text((a + b - 1) / 2, -0.05e3 * max(times), stage, ha="center", va="center", fontsize=9)
         if b < len(times):
-            one.axvline(left, color=SERIAL, linewidth=1)
+            one.axvline(b - 0.5, color=SERIAL, linewidth=1)
     one.set_xticks([])
+    one.set_xlabel("layers of each stage", labelpad=12)
     one.set(title="1. partition", ylabel="ms a layer")
     for stage, device in enumerate(where):
         x, y = device // 2, 1 - device % 2
