@@ -1,7 +1,13 @@
-"""What a plan costs, predicted in plain Python: no torch.distributed.
+"""What a plan costs, predicted, and which plan is best, in plain Python: no torch.distributed.
 
-links      alpha-beta links and the time of collectives on them
-fit        alpha and beta from measured times, with their uncertainty
-metrics    speed-up, efficiency, Amdahl, Karp-Flatt
-failures   expected time lost to failures, and how often to save
+links         alpha-beta links and the time of collectives on them
+fit           alpha and beta from measured times, with their uncertainty
+metrics       speed-up, efficiency, Amdahl, Karp-Flatt
+failures      expected time lost to failures, and how often to save
+problem       GPT-2 as a graph of operators, and clusters of devices
+events        a clock for jobs on devices and messages on links that they share
+placement     which device runs which operator: bounds, list scheduling, branch and bound
+reinforce     the same, learned
+balance       chains cut into stages: dynamic programs, PipeDream's and DAPPLE's planners
+graph_stages  graphs cut into stages: an integer program, and Piper's two levels
 """

@@ -27,7 +27,7 @@ def uses(package: Path) -> dict[str, set[str]]:
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.ImportFrom):
                 found[room] |= {ROOM_OF.get(name, name) for name in _rooms(node, parts)} - {room}
-    return found
+    return {room: used & found.keys() for room, used in found.items()}
 
 
 def _rooms(node: ast.ImportFrom, parts: tuple[str, ...]) -> set[str]:

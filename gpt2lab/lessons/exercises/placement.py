@@ -1,0 +1,126 @@
+"""Checkers of lesson 16: the critical path, the best cut of a chain, a cut that beats equal counts on live ranks."""
+
+import random
+from itertools import pairwise
+
+from ...planner.balance import best_cut, equal_count, slowest
+
+GRAPHS = (  # (times, edges): the longest path is neither the one of most operators nor the greedy one
+    ([2, 9, 1, 1, 1, 3], [(0, 1), (0, 2), (2, 3), (3, 4), (1, 5), (4, 5)]),
+    ([1, 5, 4, 1, 9], [(0, 1), (0, 2), (1, 3), (2, 4)]),
+    ([7, 1, 1, 2], [(1, 2), (2, 3)]),
+    ([3, 2, 2, 6, 1], [(0, 2), (1, 2), (2, 3), (2, 4)]),
+)
+
+
+def critical_path(answer) -> None:
+    """Exercise: the longest path of a graph, in seconds and as a list of operators."""
+    for times, edges in GRAPHS:
+        case = f"times {times}, edges {edges}"
+        found = answer(list(times), list(edges))
+        assert isinstance(found, tuple) and len(found) == 2, (
+            f"{case}: return two things, (seconds, [operators]); got {found!r}"
+        )
+        seconds, path = found
+        want, best = _longest(times, edges)
+        assert path and all(isinstance(n, int) and 0 <= n < len(times) for n in path), (
+            f"{case}: the path is a list of numbers of operators, got {path!r}"
+        )
+        broken = [(u, v) for u, v in pairwise(path) if (u, v) not in edges]
+        assert not broken, f"{case}: your path goes from {broken[0][0]} to {broken[0][1]}, but no edge does"
+        length = sum(times[n] for n in path)
+        assert seconds != sum(times) or want == sum(times), (
+            f"{case}: {seconds} is all work. Operators that do not wait for each other can run at the same time"
+        )
+        assert seconds == length, f"{case}: your path {path} takes {length}, and you say {seconds}"
+        most = max(_paths(times, edges), key=len)
+        assert length == want or len(path) < len(most) or length != sum(times[n] for n in most), (
+            f"{case}: {path} has the most operators, but {best} takes longer: {want} against {length}"
+        )
+        assert length == want, f"{case}: {path} takes {length}, but {best} takes {want}. Look at all paths"
+
+
+def _paths(times, edges):
+    def on(n):
+        after = [v for u, v in edges if u == n]
+        return [[n, *rest] for v in after for rest in on(v)] or [[n]]
+
+    return [path for n in range(len(times)) for path in on(n)]
+
+
+def _longest(times, edges):
+    best = max(_paths(times, edges), key=lambda path: sum(times[n] for n in path))
+    return sum(times[n] for n in best), best
+
+
+CHAINS = (([1, 1, 1, 1, 4], 2), ([5, 1, 1, 1, 1, 1], 3), ([2, 3, 4, 5, 6, 7], 3), ([1, 9, 1, 1, 1, 9, 1], 4))
+
+
+def cut(answer) -> None:
+    """Exercise: the bounds of the stages of a chain whose slowest is fastest."""
+    draw = random.Random(5)
+    cases = [*CHAINS, *(([draw.randint(1, 9) for _ in range(9)], 4) for _ in range(4))]
+    for times, stages in cases:
+        case, best = f"{times} in {stages} stages", slowest(times, best_cut(times, stages))
+        bounds = _checked(answer(list(times), stages), len(times), stages, case)
+        found = slowest(times, bounds)
+        sums = [sum(times[a:b]) for a, b in pairwise(bounds)]
+        assert found == best or list(bounds) != list(equal_count(len(times), stages)), (
+            f"{case}: {sums} are equal numbers of layers, not equal times. Instead of {found}, {best} is possible"
+        )
+        assert found == best, (
+            f"{case}: your stages take {sums}, the slowest {found}, but {best} is possible. What is best for the "
+            "first layers depends on where the cut after them is: try all of them"
+        )
+
+
+def _checked(bounds, layers, stages, case):
+    assert bounds is not None, "your function returned None. Is the return missing?"
+    assert not isinstance(bounds, int | float), (
+        f"{case}: {bounds} is a time. Return the bounds, (0, ..., {layers})"
+    )
+    bounds = tuple(bounds)
+    assert bounds and bounds[0] == 0 and bounds[-1] == layers, (
+        f"{case}: the bounds run from 0 to {layers}, so that no layer is lost; yours are {bounds}"
+    )
+    assert len(bounds) == stages + 1, f"{case}: {stages} stages have {stages + 1} bounds, yours are {bounds}"
+    assert all(a < b for a, b in pairwise(bounds)), f"{case}: a stage of {bounds} has no layer"
+    return bounds
+
+
+TIMES = [(1.0, 0.0), *[(1.0, 2.0)] * 5, (4.0, 2.0)]  # the embedding, five blocks, the head
+
+
+def split(answer) -> None:
+    """Exercise: the blocks of two stages from (forward, backward) times, tried on live ranks."""
+    from ... import Ranks
+    from ...model import GPT2Config
+    from ..labs.placement import blocks_of, steps_with_cuts
+
+    total = [f + b for f, b in TIMES]
+    best = slowest(total, best_cut(total, 2))
+    config = GPT2Config(vocab_size=37, n_positions=8, n_layer=5, n_head=2, n_embd=8)
+    ranges = answer(list(TIMES), 2)
+    assert ranges is not None, "your function returned None. Is the return missing?"
+    assert len(ranges) == 2 and all(isinstance(r, range) for r in ranges), (
+        f"return a range of blocks for each of 2 stages, as [range(0, 2), range(2, 5)]; got {ranges!r}"
+    )
+    blocks = [n for r in ranges for n in r]
+    assert blocks == list(range(5)), (
+        f"the stages hold the blocks {blocks}, and the model has the blocks 0 to 4 in this order. The embedding and "
+        "the head are no blocks: they are the first and the last of the times"
+    )
+    border = ranges[0].stop + 1
+    found, naive = slowest(total, (0, border, 7)), slowest(total, equal_count(7, 2))
+    forward = [f for f, _ in TIMES]
+    assert found == best or border != best_cut(forward, 2)[1], (
+        f"your slowest stage takes {found:g}, {best:g} is possible: backward takes time too, not always twice forward"
+    )
+    assert found != naive, (
+        f"your slowest stage takes {found:g}, as with equal counts; {best:g} is possible. The head is not like a block"
+    )
+    assert found == best, f"your slowest stage takes {found:g}, but {best:g} is possible"
+    with Ranks(2, echo=False) as ranks:
+        results = ranks.run(steps_with_cuts, [ranges, blocks_of((0, 3, 7))], config, 4, 8, 2)
+    (mine, other), *_ = [losses for _, losses in results]
+    assert abs(mine - other) < 1e-5, f"live, your stages have the loss {mine:.4f} and others {other:.4f}"

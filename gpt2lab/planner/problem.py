@@ -1,0 +1,212 @@
+"""One problem for every planner: the operators of GPT-2 as a graph, and the devices that they may run on.
+
+Every number is of one batch (or micro-batch): operations, bytes of results, weights and kept activations.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import pairwise
+
+from .links import Link, Network
+
+STATE = 4
+"""Weights, gradients and AdamW's two moments: bytes held for each byte of weights."""
+
+
+@dataclass(frozen=True)
+class Operator:
+    """A node of the graph: floating-point operations forward (backward: twice as many), and bytes."""
+
+    name: str
+    flops: float
+    output: int  # bytes of its result: what an edge to another device carries
+    weights: int = 0  # bytes of its parameters
+    kept: int = 0  # bytes that it keeps from forward to backward
+
+
+@dataclass(frozen=True)
+class OperatorGraph:
+    """Operators in an order in which they can run, and edges (from, to) between their numbers.
+
+    Raises ValueError for an edge that does not lead forward.
+    """
+
+    operators: tuple[Operator, ...]
+    edges: tuple[tuple[int, int], ...]
+
+    def __post_init__(self):
+        for u, v in self.edges:
+            if not 0 <= u < v < len(self.operators):
+                raise ValueError(
+                    f"An edge leads from operator {u} to {v} of {len(self.operators)}. "
+                    "List operators in an order in which they can run: edges go from lower to higher numbers."
+                )
+
+    def __len__(self) -> int:
+        return len(self.operators)
+
+    @cached_property
+    def before(self) -> list[list[int]]:
+        """For each operator those whose results it reads."""
+        return [[u for u, v in self.edges if v == n] for n in range(len(self))]
+
+    @cached_property
+    def after(self) -> list[list[int]]:
+        """For each operator those that read its result."""
+        return [[v for u, v in self.edges if u == n] for n in range(len(self))]
+
+    @classmethod
+    def chain(cls, operators: Sequence[Operator]) -> "OperatorGraph":
+        """The graph in which each operator reads the one before it."""
+        return cls(tuple(operators), tuple(pairwise(range(len(operators)))))
+
+
+@dataclass(frozen=True)
+class Device:
+    """A processor: an operator takes `launch` + flops / rate seconds, so small products run below the full rate.
+
+    The share of `rate` that a product of f operations reaches is f / (f + launch x rate). `fit.fit` finds both numbers
+    from measured times, as it finds a link's.
+    """
+
+    rate: float  # floating-point operations per second
+    memory: float = float("inf")  # bytes
+    launch: float = 0.0  # seconds
+
+    def time(self, flops: float) -> float:
+        """Seconds of an operator of so many operations."""
+        return self.launch + flops / self.rate
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Equal devices on a network; messages between nodes share `uplinks` links, devices of a node share its `cores`.
+
+    0 means enough for all: then each device has its own.
+    """
+
+    devices: int
+    device: Device
+    network: Network = field(default_factory=lambda: Network(Link(0, float("inf"))))
+    uplinks: int = 0
+    cores: int = 0
+    source: str = "made up"
+
+    def node(self, device: int) -> int:
+        """The node of a device."""
+        return device // self.network.node
+
+    def with_devices(self, devices: int) -> "Cluster":
+        """The same kind of cluster with another number of devices."""
+        return replace(self, devices=devices)
+
+
+def _gpus(count: int, peak: float, memory: float, inside: float, between: float, source: str) -> Cluster:
+    # half of the peak is what large GPT models reach: 44 to 52 % in Narayanan et al. 2021, table 1
+    network = Network(Link(10e-6, between), Link(5e-6, inside), 8)
+    return Cluster(count, Device(peak / 2, memory, 5e-6), network, source=source)
+
+
+CLUSTERS = {
+    "h100x64": _gpus(
+        64,
+        989e12,
+        80e9,
+        450e9,
+        50e9,
+        "NVIDIA H100 and DGX H100 data sheets: 989 TFLOP/s dense bfloat16, 80 GB, NVLink 450 GB/s and InfiniBand "
+        "50 GB/s each way; latencies assumed",
+    ),
+    "a100x64": _gpus(
+        64,
+        312e12,
+        80e9,
+        300e9,
+        25e9,
+        "NVIDIA A100 and DGX A100 data sheets: 312 TFLOP/s bfloat16, 80 GB, NVLink 300 GB/s and InfiniBand 25 GB/s "
+        "each way; latencies assumed",
+    ),
+    "v100x64": _gpus(
+        64,
+        125e12,
+        16e9,
+        150e9,
+        25e9 / 8 / 8,
+        "AWS p3.16xlarge, Alpa's machines (Zheng et al. 2022, section 8): 125 TFLOP/s float16, 16 GB, NVLink 150 GB/s "
+        "each way, 25 Gbit/s Ethernet for 8 GPUs; latencies assumed",
+    ),
+    "laptop": Cluster(
+        4,
+        Device(60e9, 4 * 2**30, 20e-6),
+        Network(Link(50e-6, 4e9), node=64),
+        cores=2,
+        source="two cores that share memory; round numbers of the order that lessons 02 and 03 measure",
+    ),
+}
+"""Clusters by name, with the source of their numbers."""
+
+
+def find_cluster(name: str) -> Cluster:
+    """The cluster of this name, or ValueError with the names that there are."""
+    if name not in CLUSTERS:
+        raise ValueError(f"No cluster is called {name!r}. There are {', '.join(CLUSTERS)}.")
+    return CLUSTERS[name]
+
+
+def gpt2_layers(config, rows: int, length: int, itemsize: int = 4) -> OperatorGraph:
+    """GPT-2 as a chain of layers: the embedding, the blocks, the head with its loss.
+
+    2 operations for every weight of a matrix and token, 4 T C for attention's two products. Kept: the embedding keeps
+    nothing, a block 16 C + 4 + H numbers a token (`parallel.tensor_costs.kept_bytes`), the head C + 2 and its logits.
+    """
+    c, v, tokens = config.n_embd, config.vocab_size, rows * length
+    stream = itemsize * tokens * c
+    kept = itemsize * tokens * (16 * c + 4 + config.n_head)
+    embed = Operator("embed", 2 * c * tokens, stream, itemsize * (v + config.n_positions) * c)
+    block = Operator(
+        "", tokens * (24 * c * c + 4 * length * c), stream, itemsize * (12 * c * c + 13 * c), kept
+    )
+    blocks = [replace(block, name=f"h.{i}") for i in range(config.n_layer)]
+    head = Operator("head", 2 * c * v * tokens, itemsize, itemsize * 2 * c, itemsize * tokens * (c + 2 + v))
+    return OperatorGraph.chain([embed, *blocks, head])
+
+
+def gpt2_block(config, rows: int, length: int, groups: int = 1, parallel: bool = False, itemsize: int = 4):
+    """One block of GPT-2 as 12 operators, of which x is its input; heads in `groups`, each with its q, k, v and core.
+
+    With `parallel` the MLP reads what attention reads, beside it and not after it: the block of GPT-J (Wang &
+    Komatsuzaki 2021), 10 operators. Raises ValueError for heads that do not split into the groups.
+    """
+    if config.n_head % groups:
+        fits = [g for g in range(1, config.n_head + 1) if config.n_head % g == 0]
+        raise ValueError(f"{config.n_head} heads cannot form {groups} groups. Use groups = {fits}.")
+    c, tokens = config.n_embd, rows * length
+    part = c // groups
+    nodes: list[Operator] = []
+    edges: list[tuple[int, int]] = []
+
+    def add(name, inputs, width, flops, weights=0) -> int:
+        edges.extend((u, len(nodes)) for u in inputs)
+        size = itemsize * tokens * width
+        nodes.append(Operator(name, tokens * flops, size, itemsize * weights, size))
+        return len(nodes) - 1
+
+    def matrix(name, inputs, rows_in, width) -> int:
+        return add(name, inputs, width, 2 * rows_in * width, rows_in * width + width)
+
+    x = add("x", [], c, 0)
+    ln_1, cores = add("ln_1", [x], c, 8 * c, 2 * c), []
+    for g in range(groups):
+        mark = f".{g}" if groups > 1 else ""
+        qkv = [matrix(name + mark, [ln_1], c, part) for name in "qkv"]
+        cores.append(add(f"core{mark}", qkv, part, 4 * length * part))
+    proj = matrix("attn.c_proj", cores, c, c)
+    if parallel:
+        start = ln_1
+    else:
+        middle = add("add", [x, proj], c, c)
+        start = add("ln_2", [middle], c, 8 * c, 2 * c)
+    down = matrix("mlp.c_proj", [matrix("mlp.c_fc", [start], c, 4 * c)], 4 * c, c)
+    add("out", [x, proj, down] if parallel else [middle, down], c, c)
+    return OperatorGraph(tuple(nodes), tuple(edges))

@@ -1,0 +1,155 @@
+"""Pictures of placements and cuts: a graph coloured by device, what ran when, learning, layers and their stages."""
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+from matplotlib.figure import Figure
+
+from .style import COLORS, SERIAL, THINGS, figure, ink, rank_color
+
+
+def placed(graph, where: Sequence[int], simulated, path: Sequence[int] = (), title: str = "") -> Figure:
+    """The graph coloured by device, its critical `path` thick, above the time that every operator and message takes."""
+    fig, (ax, below) = figure(9, 4.6, 2, height_ratios=[1.5, 1])
+    _graph(ax, graph, where, path)
+    ax.set_title(title)
+    _gantt(below, simulated)
+    return fig
+
+
+def _columns(graph) -> list[int]:
+    """For each operator how many are before it on the longest way there."""
+    found: list[int] = []
+    for n in range(len(graph)):
+        found.append(1 + max((found[u] for u in graph.before[n]), default=-1))
+    return found
+
+
+def _graph(ax, graph, where, path=(), labels: bool = True) -> None:
+    columns, place = _columns(graph), {}
+    for column in range(max(columns) + 1):
+        members = [n for n, c in enumerate(columns) if c == column]
+        for i, n in enumerate(members):
+            place[n] = column, (len(members) - 1) / 2 - i
+    thick = set(pairwise(path))
+    for u, v in graph.edges:
+        (x0, y0), (x1, y1) = place[u], place[v]
+        bend = f"arc3,rad={0.25 if abs(x1 - x0) > 1 and y0 == y1 else 0}"
+        color, width = ("black", 2.2) if (u, v) in thick else ("#999999", 1)
+        arrow = {"arrowstyle": "-", "connectionstyle": bend, "color": color, "linewidth": width}
+        ax.annotate("", (x1, y1), (x0, y0), arrowprops=arrow, zorder=1)
+    for n, (x, y) in place.items():
+        color = rank_color(where[n])
+        ax.scatter(x, y, s=420 if labels else 90, color=color, zorder=2, edgecolor="white")
+        if labels:
+            ax.text(x, y, where[n], ha="center", va="center", color=ink(color), fontsize=9, zorder=3)
+            name = graph.operators[n].name
+            ax.annotate(name, (x, y), (0, 13), textcoords="offset points", ha="center", fontsize=8)
+    ax.set_axis_off()
+    ax.margins(0.04, 0.3)
+
+
+def _gantt(ax, simulated, names: bool = True, devices: int | None = None) -> None:
+    """A row a device, its jobs in its colour; messages as thin lines below their sender."""
+    devices = devices or 1 + max(job.device for job in simulated.jobs)
+    end = simulated.makespan
+    for job, (start, stop) in zip(simulated.jobs, simulated.spans, strict=True):
+        color = rank_color(job.device)
+        ax.barh(
+            job.device, 1e3 * (stop - start), 0.55, 1e3 * start, color=color, edgecolor="white", linewidth=0.4
+        )
+        if names and stop - start > 0.006 * len(job.name) * end:
+            middle = 1e3 * (start + stop) / 2
+            ax.text(middle, job.device, job.name, ha="center", va="center", color=ink(color), fontsize=7)
+    for m in simulated.messages:
+        row = m.source + 0.38
+        ax.plot([1e3 * m.start, 1e3 * m.end], [row, row], color=COLORS["comm"], linewidth=2.5)
+    ax.set_yticks(range(devices), [f"device {d}" for d in range(devices)])
+    ax.set_ylim(devices - 0.4, -0.5)
+    ax.set_xlim(0, 1e3 * end)
+    ax.grid(axis="y", visible=False)
+    ax.set_xlabel(f"time in ms (simulated); {1e3 * end:.3g} ms in all; thin: messages")
+
+
+def learning(learned, optimum: float, greedy: float) -> Figure:
+    """The mean and the best time of every round, with the optimum and the greedy placement as lines; in ms."""
+    fig, ax = figure(8, 3)
+    rounds = range(1, len(learned.means) + 1)
+    ax.plot(rounds, [1e3 * t for t in learned.means], color=THINGS[4], label="mean of the round's draws")
+    ax.plot(rounds, [1e3 * t for t in learned.bests], color=THINGS[3], label="best so far")
+    ax.axhline(1e3 * greedy, color=THINGS[1], linestyle=":", label="list scheduling")
+    ax.axhline(1e3 * optimum, color=SERIAL, linestyle="--", label="optimum (branch and bound)")
+    ax.set(xlabel="round of 16 placements", ylabel="ms (simulated)")
+    ax.legend(fontsize=8)
+    return fig
+
+
+def layers(
+    times: Sequence[float], cuts: dict[str, Sequence[int]], names: Sequence[str], clock: str
+) -> Figure:
+    """A row a cut: the layers one after the other, as long as they take, in the colour of their stage."""
+    fig, ax = figure(9, 1.2 + 0.55 * len(cuts))
+    for row, bounds in enumerate(cuts.values()):
+        slow = max(sum(times[a:b]) for a, b in pairwise(bounds))
+        for stage, (a, b) in enumerate(pairwise(bounds)):
+            left = 0.0
+            for n in range(a, b):
+                y = row + (stage - (len(bounds) - 2) / 2) * 0.8 / (len(bounds) - 1)
+                height, color = 0.75 / (len(bounds) - 1), rank_color(stage)
+                ax.barh(y, 1e3 * times[n], height, 1e3 * left, color=color, edgecolor="white", linewidth=0.8)
+                if times[n] > 0.04 * slow and len(bounds) < 5:
+                    middle = 1e3 * (left + times[n] / 2)
+                    ax.text(middle, y, names[n], ha="center", va="center", color=ink(color), fontsize=7)
+                left += times[n]
+        ax.plot([1e3 * slow] * 2, [row - 0.42, row + 0.42], color=SERIAL, linewidth=2)
+    ax.set_yticks(range(len(cuts)), list(cuts))
+    ax.invert_yaxis()
+    ax.grid(axis="y", visible=False)
+    ax.set_xlabel(f"ms of a stage, forward and backward ({clock}); black: the slowest stage")
+    return fig
+
+
+def two_bars(rows: dict[str, tuple[float, float]], labels: tuple[str, str], unit: str) -> Figure:
+    """A row a thing, two bars each."""
+    fig, ax = figure(8, 1.1 + 0.6 * len(rows))
+    for i, label in enumerate(labels):
+        places = [row + 0.19 * (2 * i - 1) for row in range(len(rows))]
+        bars = ax.barh(places, [pair[i] for pair in rows.values()], 0.36, color=THINGS[3 + i], label=label)
+        ax.bar_label(bars, fmt=" %.3g", fontsize=8)
+    ax.set_yticks(range(len(rows)), list(rows))
+    ax.invert_yaxis()
+    ax.grid(axis="y", visible=False)
+    ax.margins(x=0.1)
+    ax.set_xlabel(unit)
+    ax.legend(fontsize=8, loc="lower left", bbox_to_anchor=(0, 1), ncols=2)
+    return fig
+
+
+def three_steps(times: Sequence[float], bounds: Sequence[int], where: Sequence[int], simulated) -> Figure:
+    """Partition, place, schedule: the layers in stages, the stages on devices of two nodes, and what runs when."""
+    fig, (one, two, three) = figure(10, 2.9, 1, 3, width_ratios=[1, 0.9, 1.7])
+    for stage, (a, b) in enumerate(pairwise(bounds)):
+        one.bar(range(a, b), [1e3 * t for t in times[a:b]], 0.85, color=THINGS[stage % 3])
+        one.text((a + b - 1) / 2, -0.05e3 * max(times), stage, ha="center", va="center", fontsize=9)
+        if b < len(times):
+            one.axvline(b - 0.5, color=SERIAL, linewidth=1)
+    one.set_xticks([])
+    one.set_xlabel("layers of each stage", labelpad=12)
+    one.set(title="1. partition", ylabel="ms a layer")
+    for stage, device in enumerate(where):
+        x, y = device // 2, 1 - device % 2
+        color = rank_color(device)
+        two.scatter(x, y, s=900, color=color, marker="s", zorder=2)
+        two.text(x, y, f"stage {stage}", ha="center", va="center", color=ink(color), fontsize=7, zorder=3)
+    for a, b in pairwise(where):
+        ends = [(d // 2, 1 - d % 2) for d in (a, b)]
+        slow = a // 2 != b // 2
+        style = {"color": COLORS["comm"], "linewidth": 3} if slow else {"color": "#999999", "linewidth": 1.5}
+        two.plot(*zip(*ends, strict=True), zorder=1, **style)
+    two.set(title="2. place (orange: slow link)", xlim=(-0.6, 1.6), ylim=(-0.6, 1.6))
+    two.set_xticks([0, 1], ["node 0", "node 1"])
+    two.set_yticks([])
+    two.grid(False)
+    _gantt(three, simulated, names=False)
+    three.set_title("3. schedule")
+    return fig

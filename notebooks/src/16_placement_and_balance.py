@@ -1,0 +1,619 @@
+# %% [markdown]
+# # 16 Placement and balance
+#
+# **The one-minute version.** So far you chose who computes what. Now a program shall choose. A model is a graph of
+# operators, a machine is a set of devices with links, and a *placement* colours the graph: one colour, one
+# device. How fast a placement is, a simulator says; which one is best, is an NP-hard question. Two bounds tell how
+# much can still be gained: the *critical path*, which no number of devices shortens, and the *load*, shared out evenly.
+# GPT-2's graph is nearly a chain, so placing its operators gains little, and what matters instead is *balance*:
+# cutting the chain into stages of equal time. For that a few lines of dynamic programming find the optimum.
+#
+# You will find a critical path, write that program, watch a policy learn placements, and beat the obvious cut of GPT-2
+# on live ranks, with layer times that you measured.
+
+# %% tags=["setup"]
+from itertools import permutations
+
+import torch
+
+from gpt2lab import Ranks
+from gpt2lab.lessons import explore, show, show_source, table
+from gpt2lab.lessons.exercises import check
+from gpt2lab.lessons.exercises import placement as exercises
+from gpt2lab.lessons.labs import placement as lab
+from gpt2lab.model import PRESETS, GPT2Config
+from gpt2lab.planner import balance
+from gpt2lab.planner.balance import ChainStage, best_cut, equal_count, every_cut, every_replicated, slowest
+from gpt2lab.planner.events import pipeline_jobs, simulate_jobs
+from gpt2lab.planner.graph_stages import piper, stage_options, stages_by_ilp
+from gpt2lab.planner.links import Link, Network
+from gpt2lab.planner.placement import Placing, branch_and_bound, exhaustive_placement, list_schedule
+from gpt2lab.planner.problem import Cluster, Device, gpt2_block, gpt2_layers
+from gpt2lab.planner.reinforce import reinforce
+from gpt2lab.plots import placement as plots
+from gpt2lab.schedules import make
+
+torch.set_num_threads(1)
+two, three = Ranks(2), Ranks(3)  # live ranks, started when first used
+
+# %% [markdown]
+# ## A graph, and devices
+#
+# One block of GPT-2, as the graph that a placer sees: 12 operators; an edge carries a result of (B, T, C), the MLP's
+# inner one of (B, T, 4 C). An operator of f operations takes launch + f / rate seconds, because small products run
+# below the full rate (lesson 02), and a message α + S β (lesson 03). Both are lines, so the same fit finds them. Here
+# is the processor that built this page, from square matrix products:
+
+# %% tags=["measured"]
+fitted, products = lab.measured_device()
+print(f"launch {1e6 * fitted.launch:.1f} us, rate {fitted.rate / 1e9:.0f} GFLOP/s")
+table(
+    [
+        (n, 1e6 * t, 1e6 * fitted.time(2 * n**3), 100 * 2 * n**3 / t / fitted.rate)
+        for n, t in products.items()
+    ],
+    ["size", "measured, us", "fitted, us", "% of the fitted rate"],
+)
+
+# %% [markdown]
+# From here on the numbers are round ones of a laptop, so that everybody sees the same.
+
+# %%
+config = PRESETS["mini"]
+device = Device(rate=50e9, launch=20e-6)
+laptop = Cluster(3, device, Network(Link(50e-6, 800e6)))
+block = Placing(gpt2_block(config, rows=8, length=128), laptop)
+names = [op.name for op in block.graph.operators]
+table(
+    [(op.name, op.flops / 1e6, op.output / 2**20, op.weights / 2**20) for op in block.graph.operators],
+    ["operator", "million operations", "MiB of its result", "MiB of weights"],
+)
+
+# %%
+seconds, path = block.critical_path()
+alone = [0] * len(block.graph)
+show(
+    plots.placed(block.graph, alone, block.simulate(alone), path, "one device; thick: the critical path"),
+    "simulated",
+    "one block of GPT-2 forward, all of it on device 0.",
+    "A graph of 12 operators that is a chain except for q, k and v; below, one row of bars without gaps",
+)
+print("critical path:", " ".join(names[n] for n in path))
+
+# %% [markdown]
+# No placement is faster than this path, and none faster than all work shared out evenly over the devices:
+
+# %%
+work, load = sum(block.times), block.load()
+print(
+    f"all work {1e3 * work:.1f} ms, critical path {1e3 * seconds:.1f} ms, a third of the work {1e3 * load:.1f} ms"
+)
+
+# %% [markdown]
+# Fifteen percent. That is *all* that any number of devices could gain here: only q, k and v are branches, everything
+# else waits for what is before it. The critical path is the first thing to compute of any graph; now compute it.
+
+
+# %% tags=["exercise"]
+def critical_path(times, edges):
+    """(seconds, [operators]) of the longest path; edges (u, v) with u < v, times[n] of operator n."""
+    ### BEGIN SOLUTION
+    best = {}
+    for n in reversed(range(len(times))):
+        after = [best[v] for u, v in edges if u == n]
+        length, path = max(after, default=(0, []))
+        best[n] = (length + times[n], [n, *path])
+    return max(best.values())
+    ### END SOLUTION
+
+
+check("critical path", exercises.critical_path, critical_path)
+
+
+# %% tags=["wrong"]
+# FAIL: is all work
+def critical_path(times, edges):
+    return sum(times), [0]
+
+
+# %% tags=["wrong"]
+# FAIL: has the most operators
+def critical_path(times, edges):
+    best = {}
+    for n in reversed(range(len(times))):
+        after = [best[v] for u, v in edges if u == n]
+        best[n] = [n, *max(after, key=len, default=[])]
+    path = max(best.values(), key=len)
+    return sum(times[n] for n in path), path
+
+
+# %% tags=["wrong"]
+# FAIL: Look at all paths
+def critical_path(times, edges):
+    n = max(range(len(times)), key=lambda n: times[n])
+    path = [n]
+    while after := [v for u, v in edges if u == path[-1]]:
+        path.append(max(after, key=lambda v: times[v]))
+    return sum(times[n] for n in path), path
+
+
+# %% tags=["wrong"]
+# FAIL: return two things
+def critical_path(times, edges):
+    best = {}
+    for n in reversed(range(len(times))):
+        best[n] = times[n] + max((best[v] for u, v in edges if u == n), default=0)
+    return max(best.values())
+
+
+# %% tags=["wrong"]
+# FAIL: but no edge does
+def critical_path(times, edges):
+    path = [0, len(times) - 1]
+    return sum(times[n] for n in path), path
+
+
+# %% [markdown]
+# ## Colour it
+#
+# Three ways to colour. **Brute force** times all $D^n$ placements. **List scheduling** is greedy: operators in the
+# order of their longest remaining path, each to the device where it can start first (HEFT, Topcuoglu et al. 2002).
+# **Branch and bound** walks through the placements operator by operator, and gives a part up wherever a lower bound
+# says that it cannot beat the best placement so far: when the part ends, plus the longest way from there.
+#
+# Brute force takes 59,049 simulations for ten operators on three devices; on two devices it is 1,024. The *parallel
+# block* of GPT-J has ten: its MLP reads what attention reads, so both can run at the same time.
+
+# %%
+pair = Cluster(2, device, laptop.network)
+beside = Placing(gpt2_block(config, 8, 128, parallel=True), pair)
+found = {
+    "brute force": exhaustive_placement(beside),
+    "branch and bound": branch_and_bound(beside),
+    "list scheduling": list_schedule(beside),
+}
+rows = [(name, 1e3 * p.seconds, p.timed, " ".join(map(str, p.where))) for name, p in found.items()]
+table(rows, ["parallel block, 2 devices", "ms", "simulated", "device of each operator"])
+print(
+    "equal to brute force:", abs(found["branch and bound"].seconds / found["brute force"].seconds - 1) < 1e-9
+)
+
+# %%
+best = found["branch and bound"].where
+show(
+    plots.placed(beside.graph, best, beside.simulate(best), beside.critical_path()[1], "the parallel block"),
+    "simulated",
+    "attention and MLP beside each other: the critical path is reached, and device 1 waits for a third of the time.",
+    "A graph with two branches in two colours, and two rows of bars with gaps in the second",
+)
+run = beside.simulate(best)
+used = sum(run.busy(d) for d in range(2)) / (2 * run.makespan)
+print(
+    f"{sum(beside.times) / run.makespan:.2f} times as fast as one device, {100 * used:.0f} % of both devices used"
+)
+
+# %% [markdown]
+# And GPT-2's own block, on three devices?
+
+# %%
+optimum, greedy = branch_and_bound(block), list_schedule(block)
+run = block.simulate(optimum.where)
+show(
+    plots.placed(block.graph, optimum.where, run, path, "GPT-2's block, placed best"),
+    "simulated",
+    "the best of 531,441 placements of a block on three devices: q, k or v elsewhere is all that pays.",
+    "The same graph with few operators in a second and third colour; their rows are nearly empty",
+)
+used = sum(run.busy(d) for d in range(3)) / (3 * run.makespan)
+print(f"{work / run.makespan:.2f} times as fast as one device, {100 * used:.0f} % of three devices used")
+
+# %% [markdown]
+# That is the tutorial's verdict on placing branches: it works for nets that have branches, and even then the devices
+# are poorly used. And it is real: below every operator runs on the rank where it was placed, forward and backward, and
+# a result is sent once to each rank that reads it. The lines that matter:
+
+# %%
+show_source(lab.PlacedBlock.forward)
+
+# %%
+X = torch.randn(3, 7, config.n_embd, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+cases = {"q, k, v on ranks 0, 1, 2": ((0, 0, 0, 1, 2, *[0] * 7), 1, False)}
+cases["attention 0, MLP 1"] = ((0, 0, 0, 0, 0, 0, 0, 1, 1, 2), 1, True)
+cases["heads in two groups"] = ((0, 0, *[1] * 4, *[2] * 4, *[0] * 4, 2, 0)[:16], 2, False)
+for name, (where, groups, parallel) in cases.items():
+    answers = three.run(lab.run_placed, where, config, X, groups, parallel)
+    error = lab.furthest(answers, lab.run_serially(config, X, parallel))
+    graph = gpt2_block(config, 3, 7, groups, parallel, itemsize=8)
+    sent = [a[3] for a in answers]
+    same = sent == lab.bytes_of_placement(graph, where)
+    print(f"{name}: equal to the serial block: {error < 1e-10}; bytes {sent}, as predicted: {same}")
+
+# %% [markdown]
+# ## Learn it
+#
+# What if the search does not know a bound, only how long a placement took? Mirhoseini et al. (2017) let a policy
+# draw placements and reward the fast ones. Here the policy is a table, a row of chances for each of 12 operators on 3
+# devices, and *REINFORCE with a baseline* updates it: a draw better than the recent average becomes likelier.
+# **Predict:** will it find the optimum of 531,441 placements in 1,600 draws? Will it beat the greedy one?
+
+# %%
+learned = reinforce(block, seed=0)
+show(
+    plots.learning(learned, optimum.seconds, greedy.seconds),
+    "simulated",
+    "a policy learns to place GPT-2's block on three devices; branch and bound needs only "
+    f"{optimum.timed} simulations for the dashed line.",
+    "Two falling curves that come down to the dashed line of the optimum",
+)
+
+# %%
+print(f"optimum {1e3 * optimum.seconds:.2f} ms, list scheduling {1e3 * greedy.seconds:.2f} ms")
+for seed in range(4):
+    print(f"REINFORCE, seed {seed}: {1e3 * reinforce(block, seed=seed).best.seconds:.2f} ms")
+
+# %% [markdown]
+# A seed decides what it finds, and it never knows how good that is. Compare the two curves as well: with seed 0 the
+# *policy* settles where list scheduling is, and the optimum was one lucky draw that it did not learn from. Its strength
+# lies elsewhere: it needs no model of the machine, a stopwatch is enough.
+#
+# A device's **memory** is limited. A placement that exceeds it is no placement; searches cut it off, and the
+# learner pays a penalty that grows with the excess.
+
+# %%
+need = sum(block.memory)
+for share in (1.1, 0.5, 0.36, 0.2):
+    small = Placing(block.graph, Cluster(3, Device(50e9, share * need, 20e-6), laptop.network))
+    try:
+        fits = branch_and_bound(small)
+        held = ", ".join(f"{h / 2**20:.0f}" for h in small.held(fits.where))
+        print(f"{share * need / 2**20:.0f} MiB a device: {1e3 * fits.seconds:.2f} ms, holding {held} MiB")
+    except ValueError as error:
+        print(error)
+
+# %% [markdown]
+# ## Balance a chain
+#
+# Seen from further away GPT-2 *is* a chain: the embedding, the blocks, the head. A pipeline of it (lesson 07) is as
+# fast as its slowest stage, once for every micro-batch. Are layers equal, then? Look.
+
+# %% tags=["measured"]
+small = GPT2Config(vocab_size=6000, n_positions=64, n_layer=6, n_head=4, n_embd=96)
+measured = lab.layer_times(small, rows=4, length=64)
+layers = ["embed", *(f"h.{i}" for i in range(small.n_layer)), "head"]
+both = [f + b for f, b in measured]
+cuts = {"equal counts": equal_count(len(both), 2), "best": best_cut(both, 2)}
+show(
+    plots.layers(both, cuts, layers, "measured"),
+    "measured",
+    "two stages of a small GPT-2 with 6,000 words: the head with its loss costs as much as several blocks, the "
+    "embedding nearly nothing.",
+    "Two rows with two stages each; the black line of the slowest stage is further left in the second row",
+)
+
+# %% [markdown]
+# There are $\binom{L-1}{S-1}$ ways to cut L layers into S stages: seven here, but 1.4 million for 50 layers in 6. Yet
+# the best cut of the first j layers into s stages needs to know only the best cuts into s - 1:
+# slowest(j, s) = min over i of max(slowest(i, s - 1), times i..j).
+
+
+# %% tags=["exercise"]
+def cut(times, stages):
+    """The bounds (0, ..., len(times)) of non-empty stages whose slowest is as fast as can be."""
+    ### BEGIN SOLUTION
+    best = {(j, 1): (sum(times[:j]), (0, j)) for j in range(1, len(times) + 1)}
+    for s in range(2, stages + 1):
+        for j in range(s, len(times) + 1):
+            options = [
+                (max(best[i, s - 1][0], sum(times[i:j])), (*best[i, s - 1][1], j)) for i in range(s - 1, j)
+            ]
+            best[j, s] = min(options)
+    return best[len(times), stages][1]
+    ### END SOLUTION
+
+
+check("the best cut", exercises.cut, cut)
+
+
+# %% tags=["wrong"]
+# FAIL: equal numbers of layers
+def cut(times, stages):
+    return tuple(len(times) * s // stages for s in range(stages + 1))
+
+
+# %% tags=["wrong"]
+# FAIL: try all of them
+def cut(times, stages):
+    bounds, share = [0], sum(times) / stages
+    for s in range(1, stages):
+        j = bounds[-1] + 1
+        while sum(times[:j]) < s * share and j < len(times) - (stages - s):
+            j += 1
+        bounds.append(j)
+    return (*bounds, len(times))
+
+
+# %% tags=["wrong"]
+# FAIL: is a time
+def cut(times, stages):
+    return max(sum(times) / stages, max(times))
+
+
+# %% tags=["wrong"]
+# FAIL: so that no layer is lost
+def cut(times, stages):
+    return tuple((len(times) - 1) * s // stages for s in range(stages + 1))
+
+
+# %% tags=["wrong"]
+# FAIL: bounds, yours are
+def cut(times, stages):
+    return 0, len(times)
+
+
+# %% [markdown]
+# The simulator agrees that the slowest stage decides, and with it the DP's cut beats all others:
+
+# %%
+graph = gpt2_layers(small, rows=4, length=64)
+computed = [device.time(3 * op.flops) for op in graph.operators]
+order = make("1f1b", 3, 8)
+
+
+def step_of(bounds):
+    """Seconds of eight micro-batches through three stages, forward a third and backward two thirds of the time."""
+    stages = [sum(computed[a:b]) for a, b in zip(bounds, bounds[1:], strict=False)]
+    jobs = pipeline_jobs(order, [t / 3 for t in stages], [2 * t / 3 for t in stages])
+    return simulate_jobs(jobs, Cluster(3, device)).makespan
+
+
+every = sorted(every_cut(len(computed), 3), key=step_of)
+found = best_cut(computed, 3)
+print(f"{len(every)} cuts; slowest stage of the DP's cut is the smallest of all:", end=" ")
+print(slowest(computed, found) == min(slowest(computed, c) for c in every))
+
+# %%
+cases = {"DP": found, "equal counts": equal_count(8, 3), "fastest step": every[0], "slowest step": every[-1]}
+table(
+    [(name, str(c), 1e3 * slowest(computed, c), 1e3 * step_of(c)) for name, c in cases.items()],
+    ["cut", "bounds", "slowest stage, ms", "step of 8 micro-batches, ms"],
+)
+
+# %% [markdown]
+# How much there is to gain depends on the model: the larger the blocks and the more of them, the less the head weighs.
+
+
+# %%
+def cut_of(stages, model):
+    """The layers of a GPT-2 preset, computed for the made-up device, cut by count and by time."""
+    graph = gpt2_layers(PRESETS[model], 1, 128)
+    times = [device.time(3 * op.flops) for op in graph.operators]
+    cuts = {"equal counts": equal_count(len(times), stages), "best": best_cut(times, stages)}
+    return plots.layers(times, cuts, [op.name for op in graph.operators], "computed")
+
+
+explore(
+    cut_of,
+    "computed",
+    "{model} in {stages} stages, by count and by time.",
+    "Two rows of stages of {model}; the slowest of the second row is shorter",
+    stages=(2, 8, 4),
+    model=["gpt2", "gpt2-medium", "gpt2-xl"],
+)
+
+# %% [markdown]
+# **Now beat equal counts on live ranks.** You get the (forward, backward) times of every layer, the embedding first
+# and the head last, and say which *blocks* each stage holds; the embedding always lives on the first stage, the head on
+# the last. The checker trains your stages live and compares the loss.
+
+
+# %% tags=["exercise"]
+def split(times, stages):
+    """[range of blocks] for each stage, from (forward, backward) seconds of embed, h.0, h.1, ..., head."""
+    ### BEGIN SOLUTION
+    bounds = best_cut([f + b for f, b in times], stages)
+    last = len(times) - 2
+    return [range(max(a - 1, 0), min(b - 1, last)) for a, b in zip(bounds, bounds[1:], strict=False)]
+    ### END SOLUTION
+
+
+check("beat equal counts, live", exercises.split, split)
+
+
+# %% tags=["wrong"]
+# FAIL: as with equal counts
+def split(times, stages):
+    return [range(0, 2), range(2, 5)]
+
+
+# %% tags=["wrong"]
+# FAIL: backward takes time too
+def split(times, stages):
+    bounds = best_cut([f for f, _ in times], stages)
+    return [range(0, bounds[1] - 1), range(bounds[1] - 1, len(times) - 2)]
+
+
+# %% tags=["wrong"]
+# FAIL: are no blocks
+def split(times, stages):
+    bounds = best_cut([f + b for f, b in times], stages)
+    return [range(a, b) for a, b in zip(bounds, bounds[1:], strict=False)]
+
+
+# %% tags=["wrong"]
+# FAIL: return a range of blocks
+def split(times, stages):
+    return best_cut([f + b for f, b in times], stages)
+
+
+# %% tags=["wrong"]
+# FAIL: but 12 is possible
+def split(times, stages):
+    return [range(0, 5), range(5, 5)]
+
+
+# %% [markdown]
+# And with the times that you measured above, on two live ranks: first on free links, then paced to 1 ms and 200 MB/s.
+
+# %% tags=["measured"]
+blocks = [lab.blocks_of(bounds) for bounds in cuts.values()]
+seconds = {}
+for name, links in {"free links": None, "paced links": Link(1e-3, 200e6)}.items():
+    answers = two.run(lab.steps_with_cuts, blocks, small, 16, 64, 4, links)
+    seconds[name] = tuple(1e3 * max(times[i] for times, _ in answers) for i in range(2))
+    losses = {f"{loss:.4f}" for _, found in answers for loss in found}
+    print(f"{name}: the loss is the same for both cuts: {len(losses) == 1}")
+show(
+    plots.two_bars(seconds, tuple(cuts), "ms a step"),
+    "paced",
+    "a step of four micro-batches on two live ranks; the upper pair is measured on free links, the lower one "
+    "paced; the fastest of six turns each.",
+    "Two pairs of bars, each with equal counts above and the best cut below",
+)
+
+# %% [markdown]
+# ## Replicas, pivots, integer programs
+#
+# A stage may also have *several* devices. Four planners decide how many, each by its own idea of what a plan costs:
+#
+# | planner | minimises | by |
+# |---|---|---|
+# | PipeDream 2019 | the slowest stage, computing or summing gradients, or border | DP over (layers, devices) |
+# | DAPPLE 2021 | warm-up + steady phase + ending around the *pivot* stage | DP that keeps what no other beats |
+# | Tarnawski 2020 | slowest stage of any *graph* | integer program |
+# | Piper 2021 | slowest stage, each with its (dp, tp, recompute), under a memory limit | DP over down-sets |
+#
+# PipeDream's stage on m devices takes max(time, 2 (m - 1) weights / bandwidth) / m: replicas take turns with the
+# micro-batches, and sum their gradients meanwhile. All are tried here on one chain, the eight layers of above with
+# links of 50 MB/s, and held to exhaustive search.
+
+# %%
+forward, backward = [t / 3 for t in computed], [2 * t / 3 for t in computed]
+chain = balance.Chain(
+    tuple(forward),
+    tuple(backward),
+    tuple(op.weights for op in graph.operators),
+    tuple(op.output for op in graph.operators[:-1]),
+    bandwidth=50e6,
+)
+plans = list(every_replicated(len(chain), 4))
+
+
+def words(stages):
+    return ", ".join(
+        f"{s.first}-{s.last - 1}" + (f" x{s.replicas}" if s.replicas > 1 else "") for s in stages
+    )
+
+
+value, stages = balance.pipedream(chain, 4)
+least = min(balance.pipedream_cost(chain, plan) for plan in plans)
+rows = [("PipeDream", words(stages), 1e3 * value, 1e3 * least)]
+value, stages = balance.dapple(chain, 4, micros=8)
+least = min(balance.dapple_latency(chain, plan, 8) for plan in plans)
+rows.append(("DAPPLE (8 micro-batches)", words(stages), 1e3 * value, 1e3 * least))
+value, members = stages_by_ilp(graph, computed, 4)
+least = min(slowest(computed, bounds) for s in range(1, 5) for bounds in every_cut(8, s))
+rows.append(
+    ("integer program", words(ChainStage(m[0], m[-1] + 1) for m in members if m), 1e3 * value, 1e3 * least)
+)
+print(f"{len(plans)} plans of stages with replicas on at most four devices")
+table(rows, ["planner", "layers of each stage", "cost in ms", "exhaustive search"])
+
+# %% [markdown]
+# Piper also looks at memory. The less a device has, the more it must cut, or compute twice:
+
+# %%
+for memory in (40e6, 12e6, 9e6):
+    options = stage_options(graph, Cluster(4, Device(50e9, memory, 20e-6), laptop.network), rows=4)
+    try:
+        value, plan = piper(graph, 4, options)
+    except ValueError as error:
+        print(f"{memory / 1e6:.0f} MB: {error}")
+        continue
+    said = [
+        f"{s.operators[0]}-{s.operators[-1]}: dp={s.dp} tp={s.tp}{' recompute' if s.recompute else ''}"
+        for s in plan
+    ]
+    print(f"Piper, {memory / 1e6:.0f} MB a device: {1e3 * value:.2f} ms a micro-batch;", "; ".join(said))
+
+# %% [markdown]
+# As memory gets tight, Piper gives up as little speed as it can. The tests compare every planner with exhaustive
+# search on chains of one to ten layers, and the integer program and the down-sets on random graphs as well.
+#
+# ## Partition, place, schedule
+#
+# Three steps lead from a graph to a running plan. Until now the stages' devices did not matter, because all links were
+# alike. Give the cluster two nodes with a slow link between, and they do.
+
+# %%
+nodes = Cluster(4, device, Network(between=Link(1e-3, 50e6), inside=Link(50e-6, 2e9), node=2))
+size = graph.operators[1].output
+
+
+def partition(times, stages):
+    return best_cut(times, stages)
+
+
+def place(bounds):
+    return min(permutations(range(4)), key=lambda where: schedule(bounds, where).makespan)
+
+
+def schedule(bounds, where):
+    stages = [sum(computed[a:b]) for a, b in zip(bounds, bounds[1:], strict=False)]
+    jobs = pipeline_jobs(make("1f1b", 4, 6), [t / 3 for t in stages], [2 * t / 3 for t in stages], size)
+    moved = [type(job)(job.name, where[job.device], job.seconds, job.needs) for job in jobs]
+    return simulate_jobs(moved, nodes)
+
+
+bounds = partition(computed, 4)
+where = place(bounds)
+show(
+    plots.three_steps(computed, bounds, where, schedule(bounds, where)),
+    "simulated",
+    "the layers in four stages, the stages on two nodes, and six micro-batches through them.",
+    "Three panels: bars of layers in four groups, four squares joined in a row, and a Gantt chart",
+)
+
+# %%
+print(f"three steps {1e3 * schedule(bounds, where).makespan:.1f} ms")
+print(
+    f"the same stages dealt round robin to the nodes {1e3 * schedule(bounds, (0, 2, 1, 3)).makespan:.1f} ms"
+)
+places = [where for where in permutations(range(4)) if where[0] == 0]  # the nodes are alike
+at_once = min(
+    ((schedule(c, w).makespan, c) for c in every_cut(8, 4) for w in places), key=lambda found: found[0]
+)
+print(f"all cuts and places at once {1e3 * at_once[0]:.1f} ms, with the cut {at_once[1]}")
+
+# %% [markdown]
+# Three steps need not reach what one search over everything reaches, and never beat it. Lesson 17 searches all at once,
+# and cuts *inside* operators too, which no placement can do.
+#
+# ## Drill
+#
+# <details><summary>1. Eight devices, a critical path of 9 ms, 16 ms of work. Which bound holds?</summary>
+# The load is 2 ms, the path 9 ms: no placement is faster than 9 ms. Two devices may already be enough.</details>
+#
+# <details><summary>2. Why does placing operators gain so little for GPT-2?</summary>
+# Its graph is almost a chain: only q, k, v (or groups of heads) can run at the same time. Pipelining gains because it
+# puts *several* micro-batches into the graph.</details>
+#
+# <details><summary>3. Why may branch and bound ignore that messages share links?</summary>
+# A bound must never be too large. Sharing only makes messages later, so the time without it is a lower bound.</details>
+#
+# <details><summary>4. The learner's mean is still above the optimum, its best is on it. Is it done?</summary>
+# Nobody can say without a bound: the best draw was luck as much as learning. That is the weakness of a search
+# without a bound.</details>
+#
+# <details><summary>5. Embedding 0, twelve blocks 1 each, head 4: cut for four stages?</summary>
+# 16 / 4 = 4: four blocks each for the first three stages, the head alone on the last.</details>
+#
+# <details><summary>6. Why does PipeDream's T(i, j, m) hold a maximum, where DAPPLE adds?</summary>
+# Without a flush the sum of gradients overlaps with computing, so the longer one decides. With a flush (DAPPLE) it
+# comes at the end, behind the last backward.</details>
+#
+# ## Sources
+#
+# Mirhoseini et al. 2017, *Device placement optimization with reinforcement learning* · Topcuoglu et al. 2002 (HEFT) ·
+# Narayanan et al. 2019, *PipeDream*, section 3.1 · Fan et al. 2021, *DAPPLE*, section 4 · Tarnawski et al. 2020,
+# *Efficient algorithms for device placement of DNN graph operators* · Tarnawski et al. 2021, *Piper* · Zhang, Zheng,
+# Li & Stoica, ICML 2022 tutorial *Big Model*, parts 2.1 and 2.4. Next: **17 Automatic parallelism**.
