@@ -58,9 +58,17 @@ def a_step(rank, world_size, plan, config):
     finally:
         Mixture.grouped = grouped
         torch.set_default_dtype(torch.float32)
-    calls = [e for e in comm.log if e.axis == "ep"]
+    calls = [e for e in comm.log if e.axis.startswith("ep")]
     names = sorted(parallel.specs)
     return sum(e.bytes for e in calls), sum(e.messages for e in calls), seen, names
+
+
+def leaving_the_machine(rank, world_size, plan, config):
+    """What `a_step` finds, and (bytes, messages) of the exchanges that went to another machine of two ranks."""
+    found = a_step(rank, world_size, plan, config)
+    calls = [e for e in comm.log if e.axis.startswith("ep")]
+    away = [size for e in calls for target, size in e.targets if target // 2 != rank // 2]
+    return found[2], sum(away), len(away)
 
 
 @pytest.mark.parametrize("plan, passes", [("dp=4,ep=4", 1), ("dp=4,ep=4,recompute=on", 2)])
@@ -77,6 +85,74 @@ def test_bytes_and_messages_are_those_of_the_formula_and_no_row_is_lost(four, pl
         for i, (size, count) in enumerate(expert.bytes_sent(rows, 24, 8, 8, passes)):
             sizes[i], messages[i] = sizes[i] + size, messages[i] + count
     assert sizes == [size for size, *_ in found] and messages == [count for _, count, *_ in found]
+
+
+def test_a_hierarchical_exchange_sends_the_same_bytes_in_half_of_the_messages_between_machines(four):
+    """Counts, rows, results and two of gradients: from each rank to both of the other machine, or to one alone."""
+    config = replace(
+        CONFIG, experts=replace(FREE, router="expert_choice")
+    )  # every expert gets some of every row
+    straight, placed = (
+        four.run(leaving_the_machine, plan, config) for plan in ("dp=4,ep=4", "dp=4,ep=4,node=2")
+    )
+    assert [seen for seen, *_ in straight] == [seen for seen, *_ in placed]  # kept here, computed here
+    width, element, mixtures_here = 24, 8, 2
+    rows = [[[sum(s[m][0][2 * j : 2 * j + 2]) for j in range(4)] for s, *_ in straight] for m in range(2)]
+    assert min(n for m in rows for i in m for n in i) > 0  # so no message is left out as empty
+    assert [count for *_, count in straight] == [mixtures_here * 2 * 5] * 4
+    assert [count for *_, count in placed] == [mixtures_here * 5] * 4
+    there = sum(rows[m][i][j] for m in range(2) for i in range(4) for j in range(4) if i // 2 != j // 2)
+    counts = mixtures_here * 4 * 4 * 8  # each rank tells the other machine of its four experts
+    for found in (straight, placed):
+        assert sum(size for _, size, _ in found) == 4 * there * width * element + counts
+
+
+def test_a_hierarchical_exchange_gives_the_same_numbers_to_the_last_bit(four):
+    for config in (EXPERTS, replace(EXPERTS, experts=replace(FREE, router="deepseek"))):
+        straight, placed = (four.run(gradients, plan, config) for plan in ("dp=4,ep=4", "dp=4,ep=4,node=2"))
+        for (loss, norm, grads), (other, same, others) in zip(straight, placed, strict=True):
+            assert (loss, norm) == (other, same)
+            assert all(torch.equal(g, others[n]) for n, g in grads.items())
+
+
+def in_order(rank, world_size, plan):
+    """What one step does, in order, with the only mixture of a model: exchanges of rows, and the shared expert."""
+    seen, patched = [], []
+
+    def noted(owner, name, word):
+        right = getattr(owner, name)
+
+        def call(*given):
+            result = right(*given)
+            seen.append(word)
+            return result
+
+        patched.append((owner, name, vars(owner)[name]))
+        setattr(owner, name, staticmethod(call) if isinstance(vars(owner)[name], staticmethod) else call)
+
+    config = replace(CONFIG, n_layer=1, experts=replace(FREE, every=1, shared=1))
+    plan = Plan.parse(plan)
+    parallel = build(plan, config, Mesh(**plan.axes))
+    shared = mixtures(parallel.model)[0].shared
+    shared.register_forward_hook(lambda *_: seen.append("shared"))
+    shared.register_full_backward_hook(lambda *_: seen.append("shared"))
+    noted(expert.RowExchange, "start", "begin")
+    noted(expert.RowExchange, "wait", "end")
+    noted(Mixture, "grouped", "experts")
+    try:
+        Trainer(parallel).gradients(example_batch(config, 7, 11))
+    finally:
+        for owner, name, right in patched:
+            setattr(owner, name, right)
+    return seen
+
+
+def test_the_shared_expert_computes_while_rows_travel_there_and_their_gradients_back(four):
+    forward = ["begin", "shared", "end", "experts", "begin", "end"]
+    assert four.run(in_order, "dp=4,ep=4") == [forward + ["begin", "end", "begin", "shared", "end"]] * 4
+    hop = ["begin", "end"]  # within the machine; the slow hop, between machines, is the one that overlaps
+    placed = [*hop, *forward, *hop, *hop, "begin", "end", "begin", "shared", "end", *hop]
+    assert four.run(in_order, "dp=4,ep=4,node=2") == [placed] * 4
 
 
 def test_a_rank_holds_its_experts_alone_under_their_own_names(four):
@@ -149,6 +225,22 @@ def test_every_plan_writes_the_serial_text(four, plan):
             "dp=3,ep=3",
             FREE,
             "8 experts cannot be shared out over ep=3 ranks (8 % 3 = 2). Use ep=1, or 9 experts.",
+        ),
+        (
+            "dp=4,ep=4,node=3",
+            FREE,
+            "node=3 does not divide the ranks ep=4 among machines (4 % 3 = 1). Use node=1, 2, 4.",
+        ),
+        (
+            "dp=4,node=2",
+            FREE,
+            "node=2 does not divide the ranks ep=1 among machines (1 % 2 = 1). Use node=1.",
+        ),
+        ("dp=4,ep=4,node=0", FREE, "node=0 is no number of parts"),
+        (
+            "dp=4,ep=2,zero=1,shard=2",
+            FREE,
+            "shard=2 groups replicas of the whole model, and ep=2 spreads the experts",
         ),
         ("dp=2,ep=2,data=server", FREE, "data=server keeps every tensor on all replicas, but ep=2 does not"),
         ("dp=2,ep=2,zero=3,data=owner", FREE, "data=owner keeps every tensor"),
