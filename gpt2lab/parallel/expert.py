@@ -132,7 +132,7 @@ class SpreadExperts(Here):
 
 
 def regrouped(counts):
-    """Rows lie in blocks of `counts` (a, b, ...): the order that puts blocks (b, a, ...) in sequence; None: as it is."""
+    """The order that puts rows, in blocks of sizes `counts` (a, b, ...), into blocks (b, a, ...); None: no change."""
     if 1 in counts.shape[:2]:
         return None
     places = (
