@@ -12,7 +12,8 @@ from gpt2lab.processes.launch import Ranks
 from gpt2lab.ranks import comm
 from gpt2lab.ranks.mesh import Mesh
 from gpt2lab.reference import CONFIG, EXPERTS, example_batch, example_weights
-from gpt2lab.train import Trainer
+from gpt2lab.storage import checkpoint
+from gpt2lab.train import Recipe, Trainer
 from gpt2lab.verify import verify
 
 FREE = replace(EXPERTS.experts, capacity=None)
@@ -44,19 +45,25 @@ def a_step(rank, world_size, plan, config):
     plan, seen = Plan.parse(plan), []
     parallel = build(plan, config, Mesh(**plan.axes), torch.float64)
     parallel.load(example_weights(config))
-    grouped = Mixture.grouped
+    grouped, back = Mixture.grouped, expert.SpreadExperts.back
 
     def noted(self, rows, counts):
         assert sum(counts) == len(rows)
         seen.append((self.kept.tolist(), counts.tolist()))
         return grouped(self, rows, counts)
 
-    Mixture.grouped = noted
+    def combined(self, rows, way):
+        """As many rows come home as were sent."""
+        came = back(self, rows, way)
+        assert len(came) == sum(seen[-1][0]) and len(rows) == sum(seen[-1][1])
+        return came
+
+    Mixture.grouped, expert.SpreadExperts.back = noted, combined
     try:
         comm.clear_log()
         Trainer(parallel).gradients(example_batch(config, 7, 11))
     finally:
-        Mixture.grouped = grouped
+        Mixture.grouped, expert.SpreadExperts.back = grouped, back
         torch.set_default_dtype(torch.float32)
     calls = [e for e in comm.log if e.axis.startswith("ep")]
     names = sorted(parallel.specs)
@@ -169,11 +176,12 @@ def test_groups_decide_whether_a_plan_with_drops_equals_the_serial_run(four):
         assert report.ok is same, report
 
 
-def gradients(rank, world_size, plan, config, order=None):
+def gradients(rank, world_size, plan, config, order=None, numbers=None):
+    """Loss, norm and gradients of a step; `order` deals the rows to other ranks, `numbers` the experts."""
     torch.set_default_dtype(torch.float64)
     plan = Plan.parse(plan)
     parallel = build(plan, config, Mesh(**plan.axes, alone=plan.world == 1), torch.float64)
-    parallel.load(example_weights(config))
+    parallel.load(renumbered(example_weights(config), numbers or range(8)))
     batch = example_batch(config, 7, 11)
     if order is not None:
         batch = replace(batch, **{n: getattr(batch, n)[order] for n in ("tokens", "targets", "samples")})
@@ -204,13 +212,59 @@ def test_whichever_rank_holds_a_row_the_result_is_the_same(four):
         assert all((g - others[n]).abs().max() <= 1e-12 * g.abs().max() for n, g in grads.items())
 
 
+def renumbered(weights, numbers):
+    """The same model with expert e under the number numbers[e]."""
+    found = {}
+    for name, value in weights.items():
+        head, is_expert, tail = name.partition(".experts.")
+        if is_expert:
+            number, _, rest = tail.partition(".")
+            name = f"{head}.experts.{numbers[int(number)]}.{rest}"
+        if ".router." in name:
+            value = value[torch.tensor([list(numbers).index(e) for e in range(8)])]
+        found[name] = value
+    return found
+
+
+def test_whichever_rank_holds_an_expert_the_result_is_the_same(four):
+    numbers = torch.randperm(8, generator=torch.Generator().manual_seed(0)).tolist()
+    straight, mixed = (four.run(gradients, "dp=4,ep=4", EXPERTS, None, n) for n in (None, numbers))
+    whole, others = ({n: g for *_, grads in found for n, g in grads.items()} for found in (straight, mixed))
+    assert abs(straight[0][0] - mixed[0][0]) < 1e-12 and abs(straight[0][1] - mixed[0][1]) < 1e-12
+    whole = renumbered(whole, numbers)
+    assert whole.keys() == others.keys() and len([n for n in whole if ".experts." in n]) == 2 * 8 * 4
+    assert all((g - others[n]).abs().max() <= 1e-12 * g.abs().max() for n, g in whole.items())
+
+
+def trained(rank, world_size, plan, steps, source=None, to=None):
+    """The losses of some steps, with the moments of AdamW, from a checkpoint or anew; saved afterwards."""
+    plan = Plan.parse(plan)
+    parallel = build(plan, EXPERTS, Mesh(**plan.axes, alone=plan.world == 1), torch.float64)
+    trainer = Trainer(parallel, Recipe(lr=1e-2, clip=0.1))
+    if source:
+        checkpoint.load(source, trainer)
+    losses = [trainer.step(example_batch(EXPERTS, 7, 11, seed)).loss for seed in range(steps)]
+    return losses, str(checkpoint.save(trainer, to)) if to else None
+
+
+def test_a_checkpoint_goes_on_with_the_experts_on_other_ranks(four, tmp_path):
+    _, folder = four.run(trained, "dp=4,ep=4,zero=1", 2, None, str(tmp_path))[0]
+    serial = trained(0, 1, "serial", 2, folder)[0]
+    for plan in ("dp=2,ep=2,tp=2", "dp=4,ep=2,zero=3", "pp=2,dp=2,ep=2"):
+        losses = four.run(trained, plan, 2, folder)[0][0]
+        assert all(abs(a - b) < 1e-12 for a, b in zip(losses, serial, strict=True)), plan
+
+
 def texts(rank, world_size, plan, config):
     plan = Plan.parse(plan)
     parallel = build(plan, config, Mesh(**plan.axes, alone=plan.world == 1), torch.float64)
     return parallel.generate([[1, 2, 3], [4, 5]], 6, temperature=0, stop=None)
 
 
-@pytest.mark.parametrize("plan", ["dp=4,ep=4", "dp=2,ep=2,tp=2", "pp=2,dp=2,ep=2"])
+@pytest.mark.parametrize(
+    "plan",
+    ["dp=4,ep=4", "dp=4,ep=4,node=2,zero=3", "dp=2,ep=2,cp=2", "dp=2,ep=2,tp=2,sp=on", "pp=2,dp=2,ep=2"],
+)
 def test_every_plan_writes_the_serial_text(four, plan):
     serial = texts(0, 1, "serial", EXPERTS)
     assert four.run(texts, plan, EXPERTS) == [serial] * 4
