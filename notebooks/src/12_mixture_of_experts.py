@@ -413,7 +413,7 @@ show_source(expert._Wait)
 # On live ranks, with a slow link and computing that sleeps. A rank's thin strip shows its messages: counts, rows
 # there, rows back; in backward gradients there and back.
 
-# %%
+# %% tags=["measured"]
 spans = trace.merge(launch(lab.beside_shared, ranks=2, echo=False))
 for rank in range(2):
     mine = [s for s in spans if s.rank == rank]
