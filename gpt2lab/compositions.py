@@ -64,6 +64,7 @@ WITH_EXPERTS = (  # on 4 ranks
     Composition("dp=4,ep=4", router="expert_choice"),
     Composition("dp=4,ep=2,zero=1", router="gshard"),
     Composition("dp=4,ep=2,zero=3", router="deepseek"),
+    Composition("dp=4,ep=4,node=2,zero=3", router="gshard"),
     Composition("dp=2,ep=2,tp=2", router="mixtral"),
     Composition("dp=2,ep=2,tp=2,sp=on,zero=2,recompute=on", router="deepseek", dropout=0.1),
     Composition("dp=2,ep=2,cp=2", router="gshard", dropout=0.1),

@@ -36,6 +36,7 @@ class Plan:
     pp: int = 1  # pipeline stages
     dp: int = 1  # data-parallel replicas
     ep: int = 1  # how many neighbours of them share out the experts
+    node: int = 1  # how many neighbours of those share a machine: rows travel within it first, then between
     cp: int = 1  # parts of the sequence
     tp: int = 1  # tensor-parallel parts
     micro: int = 1  # micro-batches of a step: accumulated, or sent through the pipeline
@@ -76,7 +77,7 @@ class Plan:
         return values
 
     def __post_init__(self):
-        for name in (*NAMES, "ep", "micro", "chunks"):
+        for name in (*NAMES, "ep", "node", "micro", "chunks"):
             value = getattr(self, name)
             if not isinstance(value, Integral) or value < 1:
                 raise ValueError(f"{name}={value!r} is no number of parts. Use {name}=1 or more.")
@@ -88,7 +89,8 @@ class Plan:
     @property
     def axes(self) -> dict[str, int]:
         """The size of every mesh axis: `Mesh(**plan.axes)`."""
-        return {name: getattr(self, name) for name in NAMES} | ({"ep": self.ep} if self.ep > 1 else {})
+        experts = {"ep": self.ep, "node": self.node} if self.ep > 1 else {}
+        return {name: getattr(self, name) for name in NAMES} | experts
 
     @property
     def world(self) -> int:

@@ -12,7 +12,8 @@ from gpt2lab.processes.launch import Ranks
 from gpt2lab.ranks import comm
 from gpt2lab.ranks.mesh import Mesh
 from gpt2lab.reference import CONFIG, EXPERTS, example_batch, example_weights
-from gpt2lab.train import Trainer
+from gpt2lab.storage import checkpoint
+from gpt2lab.train import Recipe, Trainer
 from gpt2lab.verify import verify
 
 FREE = replace(EXPERTS.experts, capacity=None)
@@ -44,23 +45,37 @@ def a_step(rank, world_size, plan, config):
     plan, seen = Plan.parse(plan), []
     parallel = build(plan, config, Mesh(**plan.axes), torch.float64)
     parallel.load(example_weights(config))
-    grouped = Mixture.grouped
+    grouped, back = Mixture.grouped, expert.SpreadExperts.back
 
     def noted(self, rows, counts):
         assert sum(counts) == len(rows)
         seen.append((self.kept.tolist(), counts.tolist()))
         return grouped(self, rows, counts)
 
-    Mixture.grouped = noted
+    def combined(self, rows, way):
+        """As many rows come home as were sent."""
+        came = back(self, rows, way)
+        assert len(came) == sum(seen[-1][0]) and len(rows) == sum(seen[-1][1])
+        return came
+
+    Mixture.grouped, expert.SpreadExperts.back = noted, combined
     try:
         comm.clear_log()
         Trainer(parallel).gradients(example_batch(config, 7, 11))
     finally:
-        Mixture.grouped = grouped
+        Mixture.grouped, expert.SpreadExperts.back = grouped, back
         torch.set_default_dtype(torch.float32)
-    calls = [e for e in comm.log if e.axis == "ep"]
+    calls = [e for e in comm.log if e.axis.startswith("ep")]
     names = sorted(parallel.specs)
     return sum(e.bytes for e in calls), sum(e.messages for e in calls), seen, names
+
+
+def leaving_the_machine(rank, world_size, plan, config):
+    """What `a_step` finds, and (bytes, messages) of the exchanges that went to another machine of two ranks."""
+    found = a_step(rank, world_size, plan, config)
+    calls = [e for e in comm.log if e.axis.startswith("ep")]
+    away = [size for e in calls for target, size in e.targets if target // 2 != rank // 2]
+    return found[2], sum(away), len(away)
 
 
 @pytest.mark.parametrize("plan, passes", [("dp=4,ep=4", 1), ("dp=4,ep=4,recompute=on", 2)])
@@ -79,6 +94,74 @@ def test_bytes_and_messages_are_those_of_the_formula_and_no_row_is_lost(four, pl
     assert sizes == [size for size, *_ in found] and messages == [count for _, count, *_ in found]
 
 
+def test_a_hierarchical_exchange_sends_the_same_bytes_in_half_of_the_messages_between_machines(four):
+    """Counts, rows, results and two of gradients: from each rank to both of the other machine, or to one alone."""
+    config = replace(
+        CONFIG, experts=replace(FREE, router="expert_choice")
+    )  # every expert gets some of every row
+    straight, placed = (
+        four.run(leaving_the_machine, plan, config) for plan in ("dp=4,ep=4", "dp=4,ep=4,node=2")
+    )
+    assert [seen for seen, *_ in straight] == [seen for seen, *_ in placed]  # kept here, computed here
+    width, element, mixtures_here = 24, 8, 2
+    rows = [[[sum(s[m][0][2 * j : 2 * j + 2]) for j in range(4)] for s, *_ in straight] for m in range(2)]
+    assert min(n for m in rows for i in m for n in i) > 0  # so no message is left out as empty
+    assert [count for *_, count in straight] == [mixtures_here * 2 * 5] * 4
+    assert [count for *_, count in placed] == [mixtures_here * 5] * 4
+    there = sum(rows[m][i][j] for m in range(2) for i in range(4) for j in range(4) if i // 2 != j // 2)
+    counts = mixtures_here * 4 * 4 * 8  # each rank tells the other machine of its four experts
+    for found in (straight, placed):
+        assert sum(size for _, size, _ in found) == 4 * there * width * element + counts
+
+
+def test_a_hierarchical_exchange_gives_the_same_numbers_to_the_last_bit(four):
+    for config in (EXPERTS, replace(EXPERTS, experts=replace(FREE, router="deepseek"))):
+        straight, placed = (four.run(gradients, plan, config) for plan in ("dp=4,ep=4", "dp=4,ep=4,node=2"))
+        for (loss, norm, grads), (other, same, others) in zip(straight, placed, strict=True):
+            assert (loss, norm) == (other, same)
+            assert all(torch.equal(g, others[n]) for n, g in grads.items())
+
+
+def in_order(rank, world_size, plan):
+    """What one step does, in order, with the only mixture of a model: exchanges of rows, and the shared expert."""
+    seen, patched = [], []
+
+    def noted(owner, name, word):
+        right = getattr(owner, name)
+
+        def call(*given):
+            result = right(*given)
+            seen.append(word)
+            return result
+
+        patched.append((owner, name, vars(owner)[name]))
+        setattr(owner, name, staticmethod(call) if isinstance(vars(owner)[name], staticmethod) else call)
+
+    config = replace(CONFIG, n_layer=1, experts=replace(FREE, every=1, shared=1))
+    plan = Plan.parse(plan)
+    parallel = build(plan, config, Mesh(**plan.axes))
+    shared = mixtures(parallel.model)[0].shared
+    shared.register_forward_hook(lambda *_: seen.append("shared"))
+    shared.register_full_backward_hook(lambda *_: seen.append("shared"))
+    noted(expert.RowExchange, "start", "begin")
+    noted(expert.RowExchange, "wait", "end")
+    noted(Mixture, "grouped", "experts")
+    try:
+        Trainer(parallel).gradients(example_batch(config, 7, 11))
+    finally:
+        for owner, name, right in patched:
+            setattr(owner, name, right)
+    return seen
+
+
+def test_the_shared_expert_computes_while_rows_travel_there_and_their_gradients_back(four):
+    forward = ["begin", "shared", "end", "experts", "begin", "end"]
+    assert four.run(in_order, "dp=4,ep=4") == [forward + ["begin", "end", "begin", "shared", "end"]] * 4
+    hop = ["begin", "end"]  # within the machine; the slow hop, between machines, is the one that overlaps
+    placed = [*hop, *forward, *hop, *hop, "begin", "end", "begin", "shared", "end", *hop]
+    assert four.run(in_order, "dp=4,ep=4,node=2") == [placed] * 4
+
+
 def test_a_rank_holds_its_experts_alone_under_their_own_names(four):
     found = four.run(a_step, "dp=4,ep=2", EXPERTS)
     for rank, (_, _, _, names) in enumerate(found):
@@ -93,11 +176,12 @@ def test_groups_decide_whether_a_plan_with_drops_equals_the_serial_run(four):
         assert report.ok is same, report
 
 
-def gradients(rank, world_size, plan, config, order=None):
+def gradients(rank, world_size, plan, config, order=None, numbers=None):
+    """Loss, norm and gradients of a step; `order` deals the rows to other ranks, `numbers` the experts."""
     torch.set_default_dtype(torch.float64)
     plan = Plan.parse(plan)
     parallel = build(plan, config, Mesh(**plan.axes, alone=plan.world == 1), torch.float64)
-    parallel.load(example_weights(config))
+    parallel.load(renumbered(example_weights(config), numbers or range(8)))
     batch = example_batch(config, 7, 11)
     if order is not None:
         batch = replace(batch, **{n: getattr(batch, n)[order] for n in ("tokens", "targets", "samples")})
@@ -128,13 +212,59 @@ def test_whichever_rank_holds_a_row_the_result_is_the_same(four):
         assert all((g - others[n]).abs().max() <= 1e-12 * g.abs().max() for n, g in grads.items())
 
 
+def renumbered(weights, numbers):
+    """The same model with expert e under the number numbers[e]."""
+    found = {}
+    for name, value in weights.items():
+        head, is_expert, tail = name.partition(".experts.")
+        if is_expert:
+            number, _, rest = tail.partition(".")
+            name = f"{head}.experts.{numbers[int(number)]}.{rest}"
+        if ".router." in name:
+            value = value[torch.tensor([list(numbers).index(e) for e in range(8)])]
+        found[name] = value
+    return found
+
+
+def test_whichever_rank_holds_an_expert_the_result_is_the_same(four):
+    numbers = torch.randperm(8, generator=torch.Generator().manual_seed(0)).tolist()
+    straight, mixed = (four.run(gradients, "dp=4,ep=4", EXPERTS, None, n) for n in (None, numbers))
+    whole, others = ({n: g for *_, grads in found for n, g in grads.items()} for found in (straight, mixed))
+    assert abs(straight[0][0] - mixed[0][0]) < 1e-12 and abs(straight[0][1] - mixed[0][1]) < 1e-12
+    whole = renumbered(whole, numbers)
+    assert whole.keys() == others.keys() and len([n for n in whole if ".experts." in n]) == 2 * 8 * 4
+    assert all((g - others[n]).abs().max() <= 1e-12 * g.abs().max() for n, g in whole.items())
+
+
+def trained(rank, world_size, plan, steps, source=None, to=None):
+    """The losses of some steps, with the moments of AdamW, from a checkpoint or anew; saved afterwards."""
+    plan = Plan.parse(plan)
+    parallel = build(plan, EXPERTS, Mesh(**plan.axes, alone=plan.world == 1), torch.float64)
+    trainer = Trainer(parallel, Recipe(lr=1e-2, clip=0.1))
+    if source:
+        checkpoint.load(source, trainer)
+    losses = [trainer.step(example_batch(EXPERTS, 7, 11, seed)).loss for seed in range(steps)]
+    return losses, str(checkpoint.save(trainer, to)) if to else None
+
+
+def test_a_checkpoint_goes_on_with_the_experts_on_other_ranks(four, tmp_path):
+    _, folder = four.run(trained, "dp=4,ep=4,zero=1", 2, None, str(tmp_path))[0]
+    serial = trained(0, 1, "serial", 2, folder)[0]
+    for plan in ("dp=2,ep=2,tp=2", "dp=4,ep=2,zero=3", "pp=2,dp=2,ep=2"):
+        losses = four.run(trained, plan, 2, folder)[0][0]
+        assert all(abs(a - b) < 1e-12 for a, b in zip(losses, serial, strict=True)), plan
+
+
 def texts(rank, world_size, plan, config):
     plan = Plan.parse(plan)
     parallel = build(plan, config, Mesh(**plan.axes, alone=plan.world == 1), torch.float64)
     return parallel.generate([[1, 2, 3], [4, 5]], 6, temperature=0, stop=None)
 
 
-@pytest.mark.parametrize("plan", ["dp=4,ep=4", "dp=2,ep=2,tp=2", "pp=2,dp=2,ep=2"])
+@pytest.mark.parametrize(
+    "plan",
+    ["dp=4,ep=4", "dp=4,ep=4,node=2,zero=3", "dp=2,ep=2,cp=2", "dp=2,ep=2,tp=2,sp=on", "pp=2,dp=2,ep=2"],
+)
 def test_every_plan_writes_the_serial_text(four, plan):
     serial = texts(0, 1, "serial", EXPERTS)
     assert four.run(texts, plan, EXPERTS) == [serial] * 4
@@ -149,6 +279,22 @@ def test_every_plan_writes_the_serial_text(four, plan):
             "dp=3,ep=3",
             FREE,
             "8 experts cannot be shared out over ep=3 ranks (8 % 3 = 2). Use ep=1, or 9 experts.",
+        ),
+        (
+            "dp=4,ep=4,node=3",
+            FREE,
+            "node=3 does not divide the ranks ep=4 among machines (4 % 3 = 1). Use node=1, 2, 4.",
+        ),
+        (
+            "dp=4,node=2",
+            FREE,
+            "node=2 does not divide the ranks ep=1 among machines (1 % 2 = 1). Use node=1.",
+        ),
+        ("dp=4,ep=4,node=0", FREE, "node=0 is no number of parts"),
+        (
+            "dp=4,ep=2,zero=1,shard=2",
+            FREE,
+            "shard=2 groups replicas of the whole model, and ep=2 spreads the experts",
         ),
         ("dp=2,ep=2,data=server", FREE, "data=server keeps every tensor on all replicas, but ep=2 does not"),
         ("dp=2,ep=2,zero=3,data=owner", FREE, "data=owner keeps every tensor"),

@@ -1,11 +1,13 @@
 """A mixture of experts on one rank: routers, room, losses, and equality with plain loops and with transformers."""
 
 import math
+import re
 from dataclasses import replace
 
 import pytest
 import torch
 
+from gpt2lab.cli import main
 from gpt2lab.experts.mixture import ROUTERS, Experts, Mixture, looped, mixtures, set_total
 from gpt2lab.model import GPT2, GPT2Config, Noise
 
@@ -152,6 +154,16 @@ def test_it_equals_the_mixtral_block_of_transformers():
     mine = torch.autograd.grad(y, [x, ours.router.weight], seed)
     right = torch.autograd.grad(z, [x, theirs.gate.weight], seed)
     assert max(error(a, b) for a, b in zip(mine, right, strict=True)) < 2e-5
+
+
+def test_the_benchmark_compares_with_both_of_their_ways_and_with_the_products_alone(capsys):
+    torch.set_default_dtype(torch.float32)
+    threads, sizes = torch.get_num_threads(), ["--tokens", "9", "--width", "16", "--steps", "1"]
+    assert main(["bench", "experts", "--threads", str(threads), *sizes]) == 0
+    said = capsys.readouterr().out
+    assert "transformers, grouped_mm" in said and "the products alone" in said
+    assert float(re.search(r"apart by (\S+)", said)[1]) < 1e-5
+    assert torch.backends.mkldnn.matmul.fp32_precision == "none"
 
 
 @pytest.mark.parametrize("kind", ROUTERS)

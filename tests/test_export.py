@@ -2,14 +2,14 @@
 
 import pytest
 import torch
-from transformers import GPT2LMHeadModel
+from transformers import AutoModelForCausalLM, GPT2LMHeadModel
 
 from gpt2lab.cli import main
 from gpt2lab.plan import Plan, build
 from gpt2lab.processes.launch import Ranks
 from gpt2lab.ranks.mesh import Mesh
 from gpt2lab.reference import CONFIG, example_batch
-from gpt2lab.storage import checkpoint
+from gpt2lab.storage import checkpoint, huggingface
 from gpt2lab.train import Trainer
 
 TOKENS = torch.arange(22).reshape(2, 11) % CONFIG.vocab_size
@@ -75,3 +75,29 @@ def test_what_cannot_be_exported_is_one_sentence(runs, tmp_path, capsys, monkeyp
         said = capsys.readouterr().err
         assert words in said and said.count("\n") == 1
     checkpoint.read_state(folder)
+
+
+def test_a_run_with_experts_on_two_ranks_goes_on_alone_writes_and_is_exported(tmp_path, capsys, monkeypatch):
+    """As a user would: train on dp=2,ep=2, resume on one rank, generate, export, read the export."""
+    monkeypatch.chdir(tmp_path)
+    small = ["--experts", "4", "--batch", "4", "--sequence", "16", "--evaluate", "100", "--sample", "0"]
+    assert main(["train", "--plan", "dp=2,ep=2", "--steps", "2", "--save", "2", *small]) == 0
+    assert main(["train", "--resume", "--plan", "dp=1", "--steps", "3", "--save", "3"]) == 0
+    steps = [
+        checkpoint.read_state(folder) for folder in checkpoint.all_in(next((tmp_path / "runs").iterdir()))
+    ]
+    plans = [(state["step"], state["plan"].removesuffix(",loss=chunked")) for state in steps]
+    assert plans == [(2, "dp=2,ep=2"), (3, "loss=chunked")]
+    assert main(["export", "--out", "moe"]) == 0
+    texts = []
+    for place in ([], ["--model", "moe"]):
+        capsys.readouterr()
+        assert main(["generate", "--prompt", "ROMEO.", "--temperature", "0", "--tokens", "5", *place]) == 0
+        texts.append(capsys.readouterr().out.splitlines()[0])
+    assert texts[0] == texts[1] and texts[0].startswith("ROMEO.")
+    source = huggingface.load(checkpoint.all_in(next((tmp_path / "runs").iterdir()))[-1])
+    exported = huggingface.load("moe")
+    assert exported.config == source.config and exported.config.experts.experts == 4
+    assert all(torch.equal(t, exported.state_dict()[n]) for n, t in source.state_dict().items())
+    with pytest.raises(ValueError, match="gpt2_experts"):  # transformers must not read it as a dense model
+        AutoModelForCausalLM.from_pretrained("moe")

@@ -5,6 +5,7 @@
     python -m gpt2lab generate --model my-gpt2          so does transformers' GPT2LMHeadModel.from_pretrained
 
 Numbers are written as they were trained, without Adam's moments. One process does it, whatever plan has saved.
+A model with experts gets the same files under a `model_type` of its own, which only gpt2lab reads.
 """
 
 from pathlib import Path

@@ -9,6 +9,7 @@ tp=2            tensor.py                            activations, summed after e
 sp=true         sequence.py                          the same sums as scatter and gather
 cp=2            context/exchanges.py                 keys and values, or heads, or halos
 ep=2            expert.py                            tokens to the ranks of their experts, and back
+ep=4,node=2     expert.py                            the same within a machine, then between machines
 recompute=true  recompute.py                         nothing: blocks run again in backward
 loss=chunked    chunked_loss.py                      nothing: the logits are never held whole
 

@@ -23,6 +23,8 @@ def apply_expert(model, mesh: Mesh) -> None:
     Forward: how many rows go to each expert (E - E/n numbers), the rows by an all-to-all with uneven parts, and the
     experts' output back by another. Backward: both again, the other way round. A shared expert computes while the
     first of them travels, in backward too. Where a group's tokens lie on several ranks, their counts are gathered.
+    With `node` ranks a machine each exchange is two, within the machine and then between machines (Rajbhandari et al.
+    2022, section 5.3): every row travels twice at most, and of n-1 messages only n/node - 1 leave the machine.
     With tensor parallelism the experts' hidden features are cut: one sum of (B, T, C), as in a dense layer.
     Bytes per rank and mixture: 2 C numbers a row that leaves and 2 C a row that comes, of 8 bytes E - E/n for counts.
     """
@@ -74,6 +76,7 @@ class SpreadExperts(Here):
 
     def __init__(self, mesh: Mesh, edge, config):
         self.edge, self.axis, self.config = edge, mesh["ep"], config
+        self.inside, self.between = mesh["ep_inside"], mesh["ep_between"]
         self.group = {"row": mesh["cp"], "batch": mesh["dp", "cp"], "rank": Axis()}[config.group]
 
     def enter(self, x):
@@ -90,31 +93,56 @@ class SpreadExperts(Here):
         return found.view(self.group.size, *counts.shape), self.group.rank
 
     def send(self, rows, counts):
-        """Ask how many rows will come, and begin the exchange."""
+        """Ask how many rows will come, and begin the exchange; of a hierarchical one, the last hop."""
         if self.axis.size == 1:
             return super().send(rows, counts)
-        table = torch.stack(comm.all_to_all(counts.view(self.axis.size, -1).unbind(), self.axis))
-        exchange = RowExchange(
-            self.axis, counts.view(self.axis.size, -1).sum(1).tolist(), table.sum(1).tolist()
-        )
-        return _Start.apply(rows, exchange), table, exchange
+        hops, counts = [], counts.view(self.between.size, self.inside.size, -1)
+        for axis in (
+            self.inside,
+            self.between,
+        ):  # (n/m, m, E/n) and (m, n/m, E/n): blocks of rows before each
+            order, counts = regrouped(counts), counts.transpose(0, 1)
+            if axis.size > 1:
+                rows = _Wait.apply(rows, hops[-1][1]) if hops else rows
+                table = torch.stack(comm.all_to_all(counts.unbind(), axis))
+                exchange = RowExchange(axis, counts.sum((1, 2)).tolist(), table.sum((1, 2)).tolist())
+                rows = _Start.apply(_ordered(rows, order), exchange)
+                hops.append((order, exchange))
+                counts = table
+        return rows, counts.flatten(0, 1), hops
 
     def arrive(self, sent):
         """The rows of all ranks, sorted by expert."""
         if self.axis.size == 1:
             return super().arrive(sent)
-        coming, table, exchange = sent  # table (n, E/n): rows from each rank for each expert here
-        rows, places = _Wait.apply(coming, exchange), torch.arange(table.size(1), device=table.device)
-        order = places.repeat(len(table)).repeat_interleave(table.flatten()).argsort(stable=True)
-        return Dispatch.apply(rows, order), table.sum(0), (order.argsort(), exchange)
+        coming, table, hops = sent  # table (n, E/n): rows from each rank for each expert here
+        order = regrouped(table)
+        return _ordered(_Wait.apply(coming, hops[-1][1]), order), table.sum(0), (order, hops)
 
     def back(self, rows, way):
-        """The output of every row to the rank that sent it."""
+        """The output of every row to the rank that sent it, by the same hops."""
         if self.axis.size == 1:
             return rows
-        order, exchange = way
-        sent = RowExchange(self.axis, exchange.coming, exchange.going)
-        return _Wait.apply(_Start.apply(Dispatch.apply(rows, order), sent), sent)
+        order, hops = way
+        rows = _ordered(rows, order, back=True)
+        for order, there in reversed(hops):
+            sent = RowExchange(there.axis, there.coming, there.going)
+            rows = _ordered(_Wait.apply(_Start.apply(rows, sent), sent), order, back=True)
+        return rows
+
+
+def regrouped(counts):
+    """The order that puts rows, in blocks of sizes `counts` (a, b, ...), into blocks (b, a, ...); None: no change."""
+    if 1 in counts.shape[:2]:
+        return None
+    places = (
+        torch.arange(counts.numel(), device=counts.device).view_as(counts.transpose(0, 1)).transpose(0, 1)
+    )
+    return places.flatten().repeat_interleave(counts.flatten()).argsort(stable=True)
+
+
+def _ordered(rows, order, back: bool = False):
+    return rows if order is None else Dispatch.apply(rows, order.argsort() if back else order)
 
 
 class RowExchange:
@@ -195,6 +223,12 @@ def check(config, plan, rows: int, length: int) -> None:
         raise ValueError(
             f"{experts.experts} experts cannot be shared out over ep={n} ranks ({experts.experts} % {n} = "
             f"{experts.experts % n}). Use ep={fits}, or {n * -(-experts.experts // n)} experts."
+        )
+    if n % plan.node:
+        fits = ", ".join(str(d) for d in range(1, n + 1) if n % d == 0)
+        raise ValueError(
+            f"node={plan.node} does not divide the ranks ep={n} among machines ({n} % {plan.node} = "
+            f"{n % plan.node}). Use node={fits}."
         )
     if n > 1 and (plan.data.startswith("server") or plan.data == "owner"):
         raise ValueError(

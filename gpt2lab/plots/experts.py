@@ -33,10 +33,10 @@ def flow(choices: Sequence[Sequence[int]] = ((0, 2, 3, 0), (2, 1, 0, 2)), expert
     return fig
 
 
-def written(text: str, before: Sequence[int], after: Sequence[int]):
-    """A line of text twice, each letter on the colour of the expert that it asks for first."""
-    fig, axes = figure(9, 1.9, 2, 1)
-    for ax, experts, title in zip(axes, (before, after), ("before training", "after"), strict=True):
+def written(text: str, routings: Mapping[str, Sequence[int]]):
+    """A line of text once a routing, each letter on the colour of the expert that it asks for first."""
+    fig, axes = figure(9, 0.95 * len(routings), len(routings), 1)
+    for ax, (title, experts) in zip(axes, routings.items(), strict=True):
         ax.set(xlim=(0, len(text)), ylim=(0, 1))
         ax.set_axis_off()
         ax.set_title(title)
@@ -64,12 +64,14 @@ def loads(histories: Mapping[str, np.ndarray], window: int = 10):
     return fig
 
 
-def running_losses(curves: Mapping[str, Sequence[float]], tokens: int, window: int = 10):
-    """Training loss against tokens seen, each a running mean over `window` steps."""
+def running_losses(curves: Mapping[str, Sequence[Sequence[float]]], tokens: int, window: int = 10):
+    """Training losses of several runs a name against tokens seen, each a running mean over `window` steps."""
     fig, ax = figure(8, 3)
-    for i, (name, curve) in enumerate(curves.items()):
-        mean = np.convolve(curve, np.ones(window) / window, "valid")
-        ax.plot(tokens * (np.arange(len(mean)) + window), mean, label=name, color=THINGS[(0, 3, 4)[i % 3]])
+    for i, (name, runs) in enumerate(curves.items()):
+        for j, curve in enumerate(runs):
+            mean = np.convolve(curve, np.ones(window) / window, "valid")
+            seen, label = tokens * (np.arange(len(mean)) + window), name if j == 0 else None
+            ax.plot(seen, mean, label=label, color=THINGS[(0, 3, 4)[i % 3]], lw=1)
     ax.set(xlabel="tokens seen", ylabel="loss (nats a letter)")
     ax.legend()
     return fig

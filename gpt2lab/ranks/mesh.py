@@ -44,6 +44,7 @@ class Mesh:
     """`Mesh(pp=2, tp=2)` inside a rank: `mesh["tp"]` is an axis, `mesh["dp", "cp"]` joins two.
 
     `ep` neighbours of the data axis share out the experts (axis "ep"); the dp/ep ranks with the same ones are "edp".
+    Where every `node` of them share a machine, "ep_inside" are those of one, "ep_between" one of each machine.
 
     `Mesh()` is the serial mesh, `Mesh(alone=True)` the serial mesh of one rank among several. Every rank must make the
     mesh, with the same sizes, because groups are created by all ranks together. Raises ValueError when the product of
@@ -52,7 +53,7 @@ class Mesh:
 
     joined = (("dp", "cp"),)
 
-    def __init__(self, *, alone: bool = False, ep: int = 1, **sizes: int):
+    def __init__(self, *, alone: bool = False, ep: int = 1, node: int = 1, **sizes: int):
         unknown = set(sizes) - set(NAMES)
         if unknown:
             raise ValueError(
@@ -69,7 +70,7 @@ class Mesh:
         self.grid = np.arange(world_size).reshape(tuple(self.sizes.values()))  # (pp, dp, cp, tp)
         self.world = Axis("world", tuple(range(world_size)), self.rank)
         self._axes = {names: self._make(names) for names in [*((n,) for n in NAMES), *self.joined]}
-        self._axes |= self._expert_axes(ep)
+        self._axes |= self._expert_axes(ep, node)
 
     def __getitem__(self, names: str | Sequence[str]) -> Axis:
         return self._axes[(names,) if isinstance(names, str) else tuple(names)]
@@ -92,19 +93,25 @@ class Mesh:
     def _make(self, names: tuple[str, ...]) -> Axis:
         return self.axis("+".join(names), self.lines(names))
 
-    def _expert_axes(self, ep: int) -> dict[tuple[str, ...], Axis]:
+    def _expert_axes(self, ep: int, node: int) -> dict[tuple[str, ...], Axis]:
         """Each data axis as rows of `ep` neighbours: along a row are all experts, along a column copies of some."""
         if ep == 1:
-            alone = Axis("ep", (self.rank,))
-            return {("ep",): alone, ("edp",): self["dp"], ("edp", "cp"): self["dp", "cp"]}
+            alone = {("ep",): Axis("ep", (self.rank,)), ("ep_inside",): Axis(), ("ep_between",): Axis()}
+            return alone | {("edp",): self["dp"], ("edp", "cp"): self["dp", "cp"]}
         shape = (-1, self.sizes["dp"] // ep, ep, self.sizes["cp"])
         tables = np.array(self.lines(["dp", "cp"])).reshape(shape)
+        rows = tables.transpose(0, 1, 3, 2).reshape(-1, ep)
         lines = {
-            "ep": tables.transpose(0, 1, 3, 2).reshape(-1, ep),
+            "ep": rows,
             "edp": tables.transpose(0, 2, 3, 1).reshape(-1, shape[1]),
             "edp+cp": tables.transpose(0, 2, 1, 3).reshape(-1, shape[1] * shape[3]),
         }
-        return {tuple(n.split("+")): self.axis(n, found.tolist()) for n, found in lines.items()}
+        if node > 1:
+            machines = rows.reshape(len(rows), ep // node, node)
+            lines["ep_inside"] = machines.reshape(-1, node)
+            lines["ep_between"] = machines.transpose(0, 2, 1).reshape(-1, ep // node)
+        axes = {tuple(n.split("+")): self.axis(n, found.tolist()) for n, found in lines.items()}
+        return {("ep_inside",): Axis(), ("ep_between",): axes[("ep",)]} | axes
 
     def axis(self, name: str, lines: Sequence[Sequence[int]], own: bool = False) -> Axis | None:
         """The line that contains this rank (None: no line does), after a group was made for every line.

@@ -21,7 +21,7 @@ TRANSPOSED = ("c_attn.weight", "c_proj.weight", "c_fc.weight")  # stored (in, ou
 MASKS = (".attn.bias", ".attn.masked_bias")
 SIZES = ("vocab_size", "n_positions", "n_layer", "n_head", "n_embd")
 FIXED = {  # what our model always does; another value would mean another function
-    "model_type": ("gpt2",),
+    "model_type": ("gpt2", "gpt2_experts"),
     "activation_function": ("gelu_new", "gelu_pytorch_tanh"),
     "layer_norm_epsilon": (1e-5,),
     "scale_attn_weights": (True,),
@@ -58,17 +58,13 @@ def load(source: str | Path, dtype: torch.dtype | None = torch.float32) -> GPT2:
 def save(model: GPT2, folder: str | Path) -> None:
     """Write config.json and model.safetensors, so that `transformers` and `load` read the same model back.
 
-    Raises ValueError for a model with a window or with experts, which the layout has no word for.
+    A model with experts has a `model_type` of its own: `load` reads it, transformers refuses it. Raises ValueError for
+    a model with a window, which the layout has no word for.
     """
     if model.config.window is not None:
         raise ValueError(
             f"The layout of Hugging Face cannot say window={model.config.window}, so its readers would attend to all. "
             "Generate from the checkpoint's own folder, or export a model without a window."
-        )
-    if model.config.experts:
-        raise ValueError(
-            f"The layout of Hugging Face's GPT-2 has one MLP a layer, no {model.config.experts.experts} experts. "
-            "Generate from the checkpoint's own folder, or export a dense model."
         )
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -133,7 +129,10 @@ def _config_entries(model: GPT2) -> dict:
     last = config.vocab_size - 1  # <|endoftext|> is GPT-2's last token
     entries |= {"bos_token_id": last, "eos_token_id": last}
     entries |= {} if config.window is None else {"window": config.window}
-    return entries | ({"experts": asdict(config.experts)} if config.experts else {})
+    if config.experts:  # no reader may take it for a GPT-2 whose experts are surplus tensors
+        entries |= {"model_type": "gpt2_experts", "architectures": ["GPT2ExpertsLMHeadModel"]}
+        entries |= {"experts": asdict(config.experts)}
+    return entries
 
 
 def _read(file: Path) -> dict[str, torch.Tensor]:

@@ -14,6 +14,7 @@ from dataclasses import replace
 
 import torch
 
+from gpt2lab import launch
 from gpt2lab.experts.mixture import Experts, Mixture, looped
 from gpt2lab.experts.rows import Combine, Dispatch
 from gpt2lab.lessons import show, show_source, table
@@ -21,7 +22,8 @@ from gpt2lab.lessons.exercises import check
 from gpt2lab.lessons.exercises import experts as exercises
 from gpt2lab.lessons.labs import experts as lab
 from gpt2lab.plots import experts as plots
-from gpt2lab.ranks import comm
+from gpt2lab.plots.timeline import timeline
+from gpt2lab.ranks import comm, trace
 from gpt2lab.reference import CONFIG, EXPERTS
 from gpt2lab.verify import verify
 
@@ -85,6 +87,17 @@ def grouped(x, router, experts, k):
 y, counts = grouped(x.flatten(0, 1), moe.router.weight, moe.experts.values(), 2)
 print("grouped equals the loop:", torch.allclose(y.view_as(x), by_hand, atol=1e-12))
 print("rows of each expert:", counts.tolist(), "sum", int(counts.sum()), "= 33 tokens x 2")
+
+# %% [markdown]
+# PyTorch has these products as one call, as MegaBlocks had before. It takes all experts' weights as one tensor, and
+# where each expert's rows end:
+
+# %%
+many, rows = torch.randn(8, 24, 96).float(), torch.randn(66, 24).float()  # (E, C, H), (M, C)
+ends = counts.cumsum(0).to(torch.int32)
+together = torch.nn.functional.grouped_mm(rows, many, offs=ends)
+apart = torch.cat([part @ many[e] for e, part in enumerate(rows.split(counts.tolist()))])
+print("grouped_mm equals one product an expert:", torch.allclose(together, apart))
 
 # %% [markdown]
 # ### Exercise: the backward of combine
@@ -227,10 +240,11 @@ def gate(p, room):
 # - A **bias** of each expert, added to its score for choosing only. After each step it moves by a fixed speed, down
 #   where the expert had too much. No loss, no gradient of the router.
 #
-# Both are sums over tokens, and fit our rule: sum everywhere, divide once. The bias rides along as a parameter
-# whose *gradient* is the excess load, so buckets, ZeRO and checkpoints carry it as any other.
+# Both are sums over tokens: sum everywhere, divide once. The bias is a parameter whose *gradient* is the excess
+# load, so buckets, ZeRO and checkpoints carry it.
 #
-# Three runs of 200 steps on letters of Shakespeare, eight experts, k = 2:
+# Runs of 200 steps on letters of Shakespeare, eight experts, k = 2. Seed 0 three ways; two more seeds for later.
+# Each run is serial; two ranks share them out.
 
 # %%
 torch.set_default_dtype(torch.float32)
@@ -239,51 +253,65 @@ ways = {
     "load loss": Experts(8, 2, balance=0.02, hidden=64),
     "bias": Experts(8, 2, "deepseek", balance=0.0, speed=0.01, hidden=64),
 }
-runs = {name: lab.train(experts) for name, experts in ways.items()}
+seeds = (0, 1, 2)
+jobs = [*((way, 0) for way in ways.values()), *((ways["load loss"], seed) for seed in seeds[1:])]
+histories = lab.train_all(jobs)
+runs = dict(zip(ways, histories, strict=False))
 for name, run in runs.items():
-    busiest, laziest = run.shares[-20:].mean(0).max() * 8, run.shares[-20:].mean(0).min() * 8
-    print(
-        f"{name:10} busiest expert more than 2 even shares: {busiest > 2}, laziest below 0.5: {laziest < 0.5}"
-    )
+    last = run.shares[-20:].mean(0) * 8  # 1: an even share
+    print(f"{name:10} busiest above 2 even shares: {last.max() > 2}, laziest below 0.5: {last.min() < 0.5}")
 
 # %%
 show(
     plots.loads({name: run.shares for name, run in runs.items()}),
     "measured",
-    "each expert's share of the choices in the last layer, a running mean over 10 steps; dashed: an even share.",
-    "Three panels of eight curves: without balance they spread apart, with a load loss or a bias they come together",
+    "each expert's share of the choices in the last layer, a running mean over 10 steps; dashed: an even share. "
+    "Without balance the router collapses onto two experts.",
+    "Three panels of eight curves: without balance two rise and six fall to nothing, else they stay together",
 )
 
 # %% [markdown]
-# What did they divide among them? Each letter on the colour of the expert that it asks for first. At the start the
-# colours are chance; afterwards the experts have taken kinds of letters, not subjects.
+# Each letter on the colour of the expert that it asks for first. Before training it is chance; with balance the
+# experts have taken kinds of letters, not subjects; without, two have taken nearly all.
 
 # %%
 line = "ROMEO. But, soft! what light through yonder window breaks?"
-fresh = lab.train(ways["load loss"], steps=0).model
+models = {
+    "before training": lab.train(ways["load loss"], steps=0).model,
+    "after, with the load loss": runs["load loss"].model,
+    "after, with nothing": runs["nothing"].model,
+}
 show(
-    plots.written(line, lab.first_experts(fresh, line), lab.first_experts(runs["load loss"].model, line)),
+    plots.written(line, {title: lab.first_experts(model, line) for title, model in models.items()}),
     "measured",
-    "which expert each letter asks for first, before and after 200 steps with the load loss.",
-    "The same line of Shakespeare twice, its letters on the colours of eight experts",
+    "which expert each letter asks for first in the last layer.",
+    "The same line of Shakespeare three times, its letters on the colours of eight experts",
 )
 
 # %% [markdown]
 # ### Dense or mixture, for equal flops
 #
-# The mixture above has k = 2 experts of width 64 a token: as many products as one dense MLP of width 128, which is
-# what GPT-2's rule 4 C gives here. It holds four times the MLP weights.
+# The mixture has k = 2 experts of width 64 a token: as many products as one dense MLP of width 128, GPT-2's 4 C
+# here. It holds four times the MLP weights. One seed proves nothing, so three of each:
 
 # %%
-dense = lab.train(None)
+dense = lab.train_all([(None, seed) for seed in seeds])
+mixed = [histories[1], *histories[3:]]
 more = replace(lab.LETTERS, experts=ways["load loss"]).parameters
 print(f"parameters: dense {lab.LETTERS.parameters:,}, mixture {more:,}")
+
+# %% tags=["measured"]
+for name, three in (("dense", dense), ("mixture", mixed)):
+    ends = [sum(run.losses[-20:]) / 20 for run in three]
+    print(f"{name:8} loss of the last 20 steps, by seed: " + ", ".join(f"{end:.3f}" for end in ends))
+
+# %%
 show(
-    plots.running_losses({"dense": dense.losses, "mixture, load loss": runs["load loss"].losses}, 8 * 64),
+    plots.running_losses({"dense": [r.losses for r in dense], "mixture": [r.losses for r in mixed]}, 8 * 64),
     "measured",
-    "loss against data, dense and mixture with the same products a token. So small a run decides little: look at "
-    "the papers' curves for the size of the gain.",
-    "Two falling curves of the loss",
+    "loss against data, three seeds each, the same products a token. Compare the distance between the colours with "
+    "that between seeds. At this size the gain is small; Switch (figure 4) shows it at scale.",
+    "Three falling curves of each colour, close together",
 )
 
 # %% [markdown]
@@ -382,6 +410,45 @@ show_source(expert._Start)
 show_source(expert._Wait)
 
 # %% [markdown]
+# On live ranks, with a slow link and computing that sleeps. A rank's thin strip shows its messages: counts, rows
+# there, rows back; in backward gradients there and back.
+
+# %% tags=["measured"]
+spans = trace.merge(launch(lab.beside_shared, ranks=2, echo=False))
+for rank in range(2):
+    mine = [s for s in spans if s.rank == rank]
+    shared = [s for s in mine if s.name == "shared"]
+    under_way = [any(m.start < s.start < m.end for m in mine if m.lane == "comm") for s in shared]
+    print(
+        f"rank {rank}: a message is under way when the shared expert starts, forward and backward: {under_way}"
+    )
+show(
+    timeline(spans, clock="paced"),
+    "paced",
+    "a mixture with a shared expert on two ranks, forward and backward: rows travel while the shared expert computes.",
+    "Two rows of blocks, shared, experts, experts, shared; over the shared ones lies a message",
+)
+
+# %% [markdown]
+# ### Two hops
+#
+# Among machines of m ranks each, n - 1 messages a rank are many small ones. **Hierarchical**: give the rows for
+# position p of *any* machine to position p of your own, then send each machine's together. Every row crosses the
+# network once, as before, in n/m - 1 messages. The word is `node=m`.
+
+# %%
+for plan in ("dp=4,ep=4", "dp=4,ep=4,node=2"):
+    found = launch(lab.leaving, plan, 2, ranks=4, echo=False)
+    messages, size = (sum(numbers) for numbers in zip(*found, strict=True))
+    print(f"{plan:17} between two machines of 2 ranks: {messages} messages, {size:,} bytes")
+
+# %% [markdown]
+# Both are equal to the last bit, since the rows arrive in the same order.
+
+# %%
+print(verify("dp=4,ep=4,node=2"))
+
+# %% [markdown]
 # ### Exercise: predict the bytes
 #
 # `rows[i][j]` rows of rank i have their expert on rank j. How many bytes does rank i send in one forward and
@@ -451,7 +518,7 @@ for group in ("row", "batch", "rank"):
 
 # %% [markdown]
 # By rank is what most programs do. The serial model with *the same groups* exists: two micro-batches. It is equal
-# again, which the tests check. The load loss has the same choice: its f_e may count a row, the batch or the rank.
+# again. The load loss has the same choice: its f_e may count a row, the batch or the rank.
 #
 # `ep` composes with the other words; here with tensor parallelism, which cuts each expert's hidden features.
 
@@ -459,6 +526,25 @@ for group in ("row", "batch", "rank"):
 print(verify("dp=2,ep=2,tp=2"))
 
 # %% [markdown]
+# ## Four habits that go wrong
+#
+# An expert's gradient is already a sum over the tokens of *all* ranks: they came to it. All else has seen only
+# its own rank's tokens. Programs that treat both alike go wrong:
+
+# %%
+for habit, kinds in launch(lab.habits, ranks=2, echo=False)[0].items():
+    found = (f"{kind} {along:.2f} of serial, off by {off:.0%}" for kind, (along, off) in kinds.items())
+    print(f"{habit:13}" + "; ".join(found))
+
+# %% [markdown]
+# - *averaged*: each rank's mean loss, and gradients averaged over `dp`, which the experts' are not: they are ep times
+#   too large (pytorch#160285).
+# - *divided*: the experts' gradients divided by ep, where nothing was averaged (megablocks#86).
+# - *detached*: the load loss is logged, but has no graph: the router gets no gradient of it (NeMo-Automodel#1412).
+# - *of each rank*: every rank balances its own tokens: another rule for each plan.
+#
+# No loss curve shows the first two: Adam divides a gradient by its own size.
+#
 # ## When does it pay?
 #
 # For one row, forward and backward, an expert of hidden width H does 12 C H flops. Its row travels four times, C
@@ -469,8 +555,11 @@ print(verify("dp=2,ep=2,tp=2"))
 # | machine | flop/s a rank | bytes/s a rank | source |
 # |---|---|---|---|
 # | this laptop, 2 ranks | 5e10 | 2e9 | lesson 02's order of magnitude |
-# | 8 H100 in one box | 989e12 (BF16, dense) | 450e9 each way | NVIDIA's H100 datasheet |
-# | 64 H100, 8 a box | 989e12 | 50e9 (400 Gbit/s a GPU) | NVIDIA's ConnectX-7 datasheet |
+# | 8 H100 in one box | 989e12 | 450e9 | NVIDIA's data sheet, see below |
+# | 64 H100, 8 a box | 989e12 | 50e9 | DeepEP's README: ConnectX-7, 400 Gbit/s a GPU |
+#
+# NVIDIA's data sheet of the H100 SXM: BF16 1,979 TFLOP/s with sparsity, half of it without; NVLink 900 GB/s, both
+# ways together.
 
 # %%
 machines = {
@@ -488,9 +577,8 @@ show(
 )
 
 # %% [markdown]
-# On the network even wide experts wait, at full flop rate. So a token is sent at most to few machines
-# (DeepSeek-V3: four), first within the machine and then between (a *hierarchical* all-to-all), and computing runs
-# beside it.
+# On the network even wide experts wait. So a token is sent to few machines (DeepSeek-V3: four), in two hops, and
+# computing runs beside it.
 #
 # What would you do without `ep`? Every rank holds all experts and sums their gradients: 2 (n-1)/n * E * 2 C H numbers
 # a step, whatever the tokens. With `ep` = n it is 4 k C numbers a token. They are equal at **E H / k tokens a rank**:

@@ -102,5 +102,9 @@ def test_hundreds_of_random_plans_are_refused_or_equal(pools):
     ran = try_plans(pools, seed=1, count=500)
     missing = [(name, value) for name, values in CHOICES.items() for value in values if not ran[name, value]]
     assert not missing, missing
-    others = {"active", "ep"}  # of schedules without a flush and of experts, which have tests of their own
+    others = {
+        "active",
+        "ep",
+        "node",
+    }  # of schedules without a flush and of experts, which have tests of their own
     assert {f.name for f in fields(Plan)} == {*CHOICES, *others, "pp", "dp", "cp", "tp"}

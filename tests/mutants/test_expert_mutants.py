@@ -1,5 +1,6 @@
 """Bugs in mixtures of experts, planted on the ranks: verification notices each of them."""
 
+import contextlib
 from dataclasses import replace
 
 import pytest
@@ -101,16 +102,25 @@ def counts_swapped(right):
 
 
 def not_sorted_again(right):
-    def arrive(self, sent):
-        given, table, exchange = sent
-        got = expert._Wait.apply(given, exchange)
-        return got, table.sum(0), (torch.arange(len(got)), exchange)
+    return lambda counts: right(counts) if counts.dim() > 2 else None
 
-    return arrive
+
+def not_sorted_by_rank(right):
+    return lambda counts: right(counts) if counts.dim() == 2 else None
 
 
 def sent_back_unsorted(right):
-    return lambda self, given, way: right(self, given, (torch.arange(len(given)), way[1]))
+    return lambda self, rows, way: right(self, rows, (None, way[1]))
+
+
+def sent_back_by_the_first_order(right):
+    """Between machines the order of the way there is applied once more, not undone."""
+
+    def back(self, rows, way):
+        *hops, (order, there) = way[1]
+        return right(self, rows, (way[0], [*hops, (order.argsort(), there)]))
+
+    return back
 
 
 def gradients_stay(right):
@@ -178,7 +188,7 @@ MUTANTS = {
     "room counted on this rank alone": (expert.SpreadExperts, "loads", queue_of_this_rank, "dp=2", BY_BATCH),
     "later ranks' tokens first": (expert.SpreadExperts, "loads", last_first, "dp=2", BY_BATCH),
     "counts swapped": (expert.SpreadExperts, "send", counts_swapped, EP, SMALL),
-    "rows not sorted by expert": (expert.SpreadExperts, "arrive", not_sorted_again, EP, SMALL),
+    "rows not sorted by expert": (expert, "regrouped", not_sorted_again, EP, SMALL),
     "rows sent back in another order": (expert.SpreadExperts, "back", sent_back_unsorted, EP, SMALL),
     "gradients do not travel": (expert.RowExchange, "start", gradients_stay, EP, SMALL),
     "expert gradients summed over all of dp": (data.Replicas, "axis_of", summed_over_all, EP, SMALL),
@@ -232,6 +242,21 @@ def test_the_bug_is_noticed(ranks, name):
     except (RuntimeError, AssertionError):
         return  # the ranks refused to go on: noticed
     assert found, f"nobody noticed: {name}"
+
+
+HIERARCHICAL = {
+    "rows not sorted by machine and rank": (expert, "regrouped", not_sorted_by_rank),
+    "the order between machines not undone": (expert.SpreadExperts, "back", sent_back_by_the_first_order),
+    "rows not sorted by expert": (expert, "regrouped", not_sorted_again),
+}
+
+
+def test_a_bug_of_the_hierarchical_exchange_is_noticed(pools):
+    plan = "dp=4,ep=4,node=2"
+    assert not is_noticed(pools[4], None, plan, SMALL, 1e-10)
+    for name, bug in HIERARCHICAL.items():
+        with contextlib.suppress(RuntimeError):  # the ranks refused to go on: noticed
+            assert is_noticed(pools[4], bug, plan, SMALL), f"nobody noticed: {name}"
 
 
 def test_nothing_is_noticed_without_a_bug(ranks):

@@ -1,5 +1,6 @@
-"""Small mixtures trained on letters of Shakespeare: how the load of the experts moves, and what a mixture buys."""
+"""Small mixtures trained on letters, and steps on live ranks: wrong habits, messages between machines, a paced step."""
 
+import time
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -9,8 +10,12 @@ from ...corpus.batches import Batches
 from ...corpus.shards import plays
 from ...experts.mixture import Experts, mixtures
 from ...model import GPT2, GPT2Config
+from ...parallel import spec
 from ...plan import Plan, build
+from ...processes.launch import launch
+from ...ranks import comm, paced, trace
 from ...ranks.mesh import Mesh
+from ...reference import EXPERTS, example_batch, example_weights
 from ...train import Recipe, Trainer
 
 LETTERS = GPT2Config(vocab_size=128, n_positions=64, n_layer=2, n_head=2, n_embd=32)
@@ -30,20 +35,29 @@ def letters(count: int = 200_000) -> np.ndarray:
     return np.frombuffer(plays()[:count].encode("ascii", "replace"), np.uint8)
 
 
-def train(experts: Experts | None, steps: int = 200, lr: float = 3e-3, rows: int = 8, **sizes) -> History:
+def train(experts: Experts | None, seed: int = 0, steps: int = 200, rows: int = 8) -> History:
     """Train a model with these experts (None: dense MLPs) and watch the last layer's load."""
-    config = replace(LETTERS, experts=experts, **sizes)
-    parallel = build(Plan(), config, Mesh(alone=True))
-    trainer, batches = (
-        Trainer(parallel, Recipe(lr=lr, warmup=5)),
-        Batches(letters(), rows, config.n_positions),
-    )
+    config = replace(LETTERS, experts=experts)
+    parallel = build(Plan(), config, Mesh(alone=True), seed=seed)
+    trainer = Trainer(parallel, Recipe(lr=3e-3, warmup=5))
+    batches = Batches(letters(), rows, config.n_positions, seed=seed)
     losses, shares = [], []
     for step in range(steps):
         losses.append(trainer.step(batches.at(step)).loss)
         for mixture in mixtures(parallel.model)[-1:]:
             shares.append((mixture.chosen / mixture.chosen.sum()).tolist())
     return History(losses, np.array(shares), parallel.model)
+
+
+def train_all(jobs: list[tuple[Experts | None, int]]) -> list[History]:
+    """Several runs (experts, seed), shared out between two ranks: each run is serial."""
+    parts = launch(_every_second, jobs, ranks=2, echo=False, timeout=120)
+    return [parts[i % 2][i // 2] for i in range(len(jobs))]
+
+
+def _every_second(rank: int, world_size: int, jobs) -> list[History]:
+    torch.set_num_threads(1)
+    return [train(*job) for job in jobs[rank::world_size]]
 
 
 @torch.no_grad()
@@ -55,3 +69,95 @@ def first_experts(model: GPT2, text: str) -> list[int]:
     model(torch.tensor([list(text.encode("ascii"))]))
     hook.remove()
     return seen[0].tolist()
+
+
+# ---- wrong habits
+
+
+def habits(rank: int, world_size: int) -> dict[str, dict]:
+    """Of each way to treat gradients and load losses on two ranks, how far the gradients are from the serial ones."""
+    batch, own = example_batch(SMALL, 8, 11), replace(SMALL.experts, group="rank")
+    return {
+        "right": _apart(SMALL, batch),
+        "averaged": _apart(SMALL, replace(batch, total=batch.total // world_size), dense=1 / world_size),
+        "divided": _apart(SMALL, batch, experts=1 / world_size),
+        "detached": _apart(replace(SMALL, experts=replace(SMALL.experts, balance=0.0)), batch),
+        "of each rank": _apart(replace(SMALL, experts=own), batch),
+    }
+
+
+SMALL = replace(EXPERTS, n_layer=2, experts=Experts(8, 2, balance=0.1))
+
+
+def _apart(config: GPT2Config, batch, dense: float = 1.0, experts: float = 1.0) -> dict[str, tuple]:
+    """By kind of weight: gradients of a step along the serial ones, 1 where they agree, and how far they are off.
+
+    Gradients of the experts, and of all else (`dense`), are multiplied by a factor after the step's sums.
+    """
+    plan = Plan.parse("dp=2,ep=2")
+    spread, alone = (
+        build(plan, config, Mesh(**plan.axes), torch.float64),
+        build(Plan(), SMALL, Mesh(alone=True), torch.float64),
+    )
+    for parallel, rows in ((spread, batch), (alone, example_batch(SMALL, 8, 11))):
+        parallel.load(example_weights(SMALL))
+        Trainer(parallel).gradients(rows)
+    for piece in spread.sync.pieces:
+        piece.tensor.grad *= experts if spec.of(piece.tensor).expert else dense
+    serial, found = alone.gradients(), {}
+    for kind in ("experts", "router", "others"):
+        pairs = [(g, serial[n]) for n, g in spread.gradients().items() if kind == _kind(n)]
+        a, b = (torch.cat([t.flatten() for t in side]) for side in zip(*pairs, strict=True))
+        found[kind] = ((a @ b) / (b @ b)).item(), ((a - b).norm() / b.norm()).item()
+    return found
+
+
+def _kind(name: str) -> str:
+    return "experts" if ".experts." in name else "router" if ".router." in name else "others"
+
+
+# ---- messages and time
+
+
+def leaving(rank: int, world_size: int, plan: str, machine: int) -> tuple[int, int]:
+    """(messages, bytes) of one step's exchanges that leave this rank's machine of so many ranks."""
+    plan, config = Plan.parse(plan), replace(SMALL, experts=replace(SMALL.experts, router="expert_choice"))
+    parallel = build(plan, config, Mesh(**plan.axes), torch.float64)
+    comm.clear_log()
+    Trainer(parallel).gradients(example_batch(config, 8, 11))
+    calls = [event for event in comm.log if event.axis.startswith("ep")]
+    sizes = [n for e in calls for target, n in e.targets if target // machine != rank // machine]
+    return len(sizes), sum(sizes)
+
+
+class Slow(torch.autograd.Function):
+    """x, unchanged, after a set time; its backward takes as long."""
+
+    @staticmethod
+    def forward(ctx, x, name, seconds):
+        ctx.name, ctx.seconds = name, seconds
+        with trace.span(name, "forward"):
+            time.sleep(seconds)
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, grad):
+        with trace.span(ctx.name, "backward"):
+            time.sleep(ctx.seconds)
+        return grad, None, None
+
+
+def beside_shared(rank: int, world_size: int) -> list:
+    """Spans of a paced mixture with a shared expert, forward and backward: messages are real, computing sleeps."""
+    config = replace(SMALL, n_layer=1, experts=replace(SMALL.experts, shared=1))
+    plan = Plan.parse(f"dp={world_size},ep={world_size}")
+    parallel = build(plan, config, Mesh(**plan.axes), torch.float64)
+    mixture, x = mixtures(parallel.model)[0], torch.randn(4, 16, config.n_embd).double().requires_grad_()
+    mixture.shared.register_forward_hook(lambda _, given, y: Slow.apply(y, "shared", 0.03))
+    grouped = mixture.grouped
+    mixture.grouped = lambda *given: Slow.apply(grouped(*given), "experts", 0.02)
+    comm.barrier(parallel.mesh.world)
+    trace.clear()
+    with paced.use(paced.Link(0.005, 1e6)):  # 64 rows of 24 numbers to the other rank: about 17 ms
+        mixture(x).sum().backward()
+    return trace.spans()
