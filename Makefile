@@ -10,7 +10,7 @@ PARTS := lint unit,mutants,live+faults,gloo,lessons browser
 TORCH := $(shell sed -n 's/^torch==//p' requirements.txt)
 
 .DEFAULT_GOAL := help
-.PHONY: help lab test test-quick test-all mutants notebooks figures site wheel lint clean
+.PHONY: help lab test test-quick test-all mutants notebooks figures site slides wheel lint clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1|/p' $(MAKEFILE_LIST) | awk -F'|' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -48,6 +48,9 @@ site: .venv/lab.stamp .venv-site/stamp  ## the lessons as pages, in site/; ARGS=
 	.venv-site/bin/sphinx-build -q -j 2 -d build/doctrees build/site build/html
 	@rm -rf site && mv build/html site
 	@echo "Open site/index.html, or serve the folder: python3 -m http.server --directory site"
+
+slides:  ## a lesson for the projector, from site/: make slides ARGS=07
+	@$(PYTHON) -m webbrowser "file://$$(ls $(CURDIR)/site/$(ARGS)_*.html | head -1)?slides"
 
 wheel: .venv/lab.stamp  ## gpt2lab to install elsewhere, in dist/
 	$(BIN)/pip wheel --quiet --no-deps -w dist .

@@ -1,9 +1,17 @@
-"""A made-up lesson of two exercises, and what students might hand in for it: `make(folder)` writes all of them."""
+"""A made-up lesson of two exercises, and what students might hand in for it: `make(folder)` writes all of them.
+
+`python tests/submissions.py 07 FOLDER` writes thirty notebooks of a real lesson: right, wrong and unfinished answers.
+"""
 
 import copy
 import json
 import os
+import random
+import sys
+from pathlib import Path
 
+from gpt2lab.classroom import NOTEBOOKS, lessons_named
+from gpt2lab.lessons.answers import exercises
 from gpt2lab.lessons.source import read_lesson
 
 SOURCE = '''# %% [markdown]
@@ -169,3 +177,20 @@ def make(of, folder):
     (folder / "link.ipynb").symlink_to(folder / "good.ipynb")
     (folder / "nowhere.ipynb").symlink_to(folder / "not there")
     os.truncate(os.open(folder / "huge.ipynb", os.O_CREAT | os.O_WRONLY), 5 * 2**30)
+
+
+def a_class(of, folder, count=30):
+    """Notebooks of students of whom each solves, fails or leaves out each exercise, by a fixed seed."""
+    folder.mkdir(parents=True)
+    chance = random.Random(7)
+    for number in range(count):
+        notebook = of.notebook(student=True)
+        cells = {cell.id: cell for cell in notebook.cells}
+        for e in exercises(of):
+            texts = [e.cell.solved()] * 6 + [e.cell.blank()] + [w.text for w in e.wrong]
+            cells[e.cell.id].source = chance.choice(texts)
+        (folder / f"student{number:02d}.ipynb").write_text(json.dumps(notebook))
+
+
+if __name__ == "__main__":
+    a_class(lessons_named(NOTEBOOKS, [sys.argv[1]])[0], Path(sys.argv[2]))

@@ -3,7 +3,7 @@
 Markers: `### BEGIN SOLUTION` and `### END SOLUTION` inside a cell enclose what students write (nbgrader's
 markers). Tags of a cell: `setup` (imports and helpers that exercises need), `exercise`, `wrong` (a wrong
 answer: never part of a notebook, used by CI), `measured` (outputs differ from run to run), `hint` (text after an
-exercise, folded, for students only).
+exercise, folded, for students only), `slide` (its code is shown on the projector).
 """
 
 import hashlib
@@ -94,7 +94,7 @@ def read_lesson(path) -> Lesson:
 
 
 def _validate(path: Path, cell: Cell) -> None:
-    known = {"setup", "exercise", "wrong", "measured", "hint"}
+    known = {"setup", "exercise", "wrong", "measured", "hint", "slide"}
     first = cell.text.strip().split("\n")[0]
     if unknown := set(cell.tags) - known:
         raise ValueError(

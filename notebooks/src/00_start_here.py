@@ -95,7 +95,7 @@ print("here:        ", counter)
 # kind of message. The most useful one is **all-reduce**: everybody gives a tensor, everybody gets the sum.
 
 
-# %%
+# %% tags=["slide"]
 def add_up(rank, world_size):
     axis = Mesh(dp=world_size)["dp"]
     mine = torch.full((1000,), float(rank + 1))
@@ -128,7 +128,7 @@ print(
 print(repr(encoding().decode(batches.at(0).tokens[0].tolist())))
 
 
-# %%
+# %% tags=["slide"]
 def train(rank, world_size, steps=8, talk=True):
     model = GPT2(config).double()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -77,7 +77,7 @@ def stage(model, rank, world_size, x, micro):
     return x
 
 
-# %%
+# %% tags=["slide"]
 def forward_only(rank, world_size):
     model, axis = gpt2(), Mesh(pp=world_size)["pp"]
     batch = example_batch(config, rows=8, length=16)
@@ -693,7 +693,7 @@ except ScheduleError as error:
     print(error)
 
 
-# %%
+# %% tags=["slide"]
 def both_send_first(rank, world_size, safe):
     axis, other = Mesh(pp=world_size)["pp"], 1 - rank
     x = torch.full((4,), float(rank))

@@ -15,6 +15,7 @@ html_theme_options = {
     "use_download_button": False,
     "home_page_in_toc": False,
     "show_toc_level": 2,
+    "navbar_persistent": [],
 }
 nb_execution_mode = "off"
 nb_render_markdown_format = "gfm"

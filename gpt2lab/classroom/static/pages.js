@@ -66,3 +66,59 @@ document.addEventListener("DOMContentLoaded", () => {
     explorer(box);
   });
 });
+
+// The projector: `?slides` at the end of the address shows a lesson section by section. Code stands there only where a
+// cell has the tag `slide`; outputs always do, exercises and imports never. Arrow keys turn, Escape leaves.
+const SILENT = ".tag_setup, .tag_exercise, .tag_hide-input, .tag_hint, .explorer, .admonition, script";
+
+function slides(article) {
+  const deck = [];
+  for (const section of article.querySelectorAll("section")) {
+    const heading = section.querySelector(":scope > h1, :scope > h2, :scope > h3");
+    let size = Infinity;
+    for (const part of section.children) {
+      if (!heading || part === heading || part.tagName === "SECTION" || part.matches(SILENT)) continue;
+      if (part.matches(".cell") && !part.matches(".tag_slide") && !part.querySelector(".cell_output")) continue;
+      const copy = part.cloneNode(true);
+      if (!part.matches(".tag_slide")) copy.querySelectorAll(".cell_input").forEach((input) => input.remove());
+      const weight = part.matches(".cell") ? 500 : part.textContent.length;
+      if (size + weight > 900) {
+        deck.push(document.createElement("div"));
+        deck.at(-1).append(heading.cloneNode(true));
+        size = 0;
+      }
+      deck.at(-1).append(copy);
+      size += weight;
+    }
+  }
+  return deck;
+}
+
+function project() {
+  const deck = slides(document.querySelector("article"));
+  const screen = document.createElement("div");
+  screen.className = "projector";
+  screen.tabIndex = 0;
+  document.body.append(screen);
+  let at = 0;
+  function turn(to) {
+    at = Math.min(Math.max(to, 0), deck.length - 1);
+    screen.replaceChildren(deck[at]);
+    screen.dataset.place = `${at + 1} / ${deck.length}`;
+    screen.scrollTop = 0;
+  }
+  document.addEventListener("keydown", (event) => {
+    if (event.key === "Escape") location.search = "";
+    const step = { ArrowRight: 1, PageDown: 1, " ": 1, ArrowLeft: -1, PageUp: -1 }[event.key];
+    if (!step) return;
+    event.preventDefault();
+    turn(at + step);
+  });
+  screen.onclick = () => turn(at + 1);
+  turn(0);
+  screen.focus();
+}
+
+document.addEventListener("DOMContentLoaded", () => {
+  if (new URLSearchParams(location.search).has("slides")) project();
+});
