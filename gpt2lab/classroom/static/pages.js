@@ -41,7 +41,7 @@ function explorer(box) {
     }
     play.onclick = () => {
       if (timer) return stop();
-      play.textContent = "⏸";
+      play.textContent = "■";
       let at = Number(input.value) === frames.length - 1 ? 0 : Number(input.value);
       show(key, at);
       timer = setInterval(() => (at < frames.length - 1 ? show(key, ++at) : stop()), 900);
