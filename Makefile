@@ -10,7 +10,7 @@ PARTS := lint unit,mutants,live+faults,gloo,lessons browser
 TORCH := $(shell sed -n 's/^torch==//p' requirements.txt)
 
 .DEFAULT_GOAL := help
-.PHONY: help lab test test-quick test-all mutants notebooks figures lint clean
+.PHONY: help lab test test-quick test-all mutants notebooks figures site slides wheel lint clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1|/p' $(MAKEFILE_LIST) | awk -F'|' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -19,7 +19,8 @@ help:  ## list the targets
 lab: .venv/lab.stamp  ## open the lessons in JupyterLab, at 127.0.0.1 only
 	$(BIN)/jupyter lab --ip=127.0.0.1 --port=$(PORT) --ServerApp.root_dir="$(CURDIR)" \
 	  --LabApp.news_url=None --LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate \
-	  --LabApp.default_url=/lab/tree/notebooks/00_start_here.ipynb $(LAB_FLAGS) $(ARGS)
+	  --LabApp.default_url=/lab/tree/notebooks/00_start_here.ipynb --KernelManager.transport=ipc \
+	  $(LAB_FLAGS) $(ARGS)
 
 test: .venv/test.stamp  ## everything CI checks: lint, unit, live, mutants, notebooks
 	@tests/parts.sh $(PARTS)
@@ -27,7 +28,7 @@ test: .venv/test.stamp  ## everything CI checks: lint, unit, live, mutants, note
 test-quick: .venv/test.stamp  ## before each commit: lint, unit, one live test a strategy
 	@tests/parts.sh lint unit+quick
 
-test-all: .venv/test.stamp  ## the same and the slow tests
+test-all: .venv/test.stamp .venv-site/stamp  ## the same and the slow tests
 	@SLOW=1 tests/parts.sh $(PARTS)
 
 mutants: .venv/test.stamp  ## only the tests that plant a bug and demand that it is caught
@@ -42,8 +43,20 @@ notebooks: .venv/test.stamp  ## rebuild outdated lessons; ARGS=03 rebuilds lesso
 figures: .venv/lab.stamp  ## draw the pictures of the README and the lessons again
 	$(BIN)/python -m gpt2lab.plots.draw figures
 
+site: .venv/lab.stamp .venv-site/stamp  ## the lessons as pages, in site/; ARGS=--teachers adds the guide
+	$(BIN)/python -m gpt2lab.classroom.site build/site $(ARGS)
+	.venv-site/bin/sphinx-build -q -j 2 -d build/doctrees build/site build/html
+	@rm -rf site && mv build/html site
+	@echo "Open site/index.html, or serve the folder: python3 -m http.server --directory site"
+
+slides:  ## a lesson for the projector, from site/: make slides ARGS=07
+	@$(PYTHON) -m webbrowser "file://$$(ls $(CURDIR)/site/$(ARGS)_*.html | head -1)?slides"
+
+wheel: .venv/lab.stamp  ## gpt2lab to install elsewhere, in dist/
+	$(BIN)/pip wheel --quiet --no-deps -w dist .
+
 clean:  ## remove the virtual environment and caches
-	rm -rf .venv .pytest_cache .ruff_cache .hypothesis build *.egg-info
+	rm -rf .venv .venv-site site dist .pytest_cache .ruff_cache .hypothesis build *.egg-info
 
 # Without a display there is no browser to open, and root must say that it means it.
 LAB_FLAGS := $(if $(DISPLAY)$(WAYLAND_DISPLAY)$(filter Darwin,$(shell uname -s)),,--no-browser) \
@@ -71,6 +84,11 @@ LAB_FLAGS := $(if $(DISPLAY)$(WAYLAND_DISPLAY)$(filter Darwin,$(shell uname -s))
 	@echo "Installing the requirements (a few minutes the first time) ..."
 	@$(BIN)/pip install --quiet -r requirements.txt -e .
 	@$(BIN)/python -c 'import matplotlib.font_manager'
+	@touch $@
+
+.venv-site/stamp: requirements-site.txt | .venv/bin/python
+	@echo "Installing what builds the pages (a minute the first time) ..."
+	@$(PYTHON) -m venv .venv-site && .venv-site/bin/pip install --quiet -r requirements-site.txt
 	@touch $@
 
 .venv/test.stamp: requirements-dev.txt .venv/lab.stamp

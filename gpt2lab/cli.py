@@ -18,6 +18,9 @@ COMMANDS = {
     "schedule": ("gpt2lab.commands.schedule", "draw, check and simulate a pipeline schedule"),
     "data": ("gpt2lab.commands.data", "turn your own text into tokens to train on"),
     "info": ("gpt2lab.commands.info", "what this machine is and how fast it multiplies"),
+    "handout": ("gpt2lab.commands.handout", "notebooks for students, exercises blank"),
+    "grade": ("gpt2lab.commands.grade", "run what students handed in, and write their results"),
+    "progress": ("gpt2lab.commands.progress", "which exercises pass here"),
     "bench": ("gpt2lab.commands.bench", "time our strategies against PyTorch's own"),
 }
 

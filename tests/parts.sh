@@ -10,7 +10,7 @@ skip_slow=" and not slow"
 [ -n "$SLOW" ] && skip_slow=""
 
 # Seconds that a part may take on two quiet cores, beside its neighbour in `make test`. Raise one only with a reason.
-declare -A budget=([lint]=20 [unit]=150 [mutants]=180 [live]=300 [faults]=240 [gloo]=150 [lessons]=270 [browser]=60
+declare -A budget=([lint]=20 [unit]=150 [mutants]=180 [live]=300 [faults]=240 [gloo]=150 [lessons]=270 [browser]=150
   [quick]=40)
 
 tests() { $bin/pytest -p slowest "$@"; }

@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gpt2lab.lessons.answers import exercises, prove, split
+from gpt2lab.lessons.answers import exercises, prove
+from gpt2lab.lessons.desk import split
 from gpt2lab.lessons.exercises import STATUS, NotPassed, check, close
 from gpt2lab.lessons.source import read_lesson
 

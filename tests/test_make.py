@@ -103,7 +103,18 @@ def test_without_a_display_lab_still_serves(checkout):
 
 def test_help_lists_every_target(checkout):
     lines = call(checkout, "make").stdout
-    for target in ("lab", "test", "test-quick", "test-all", "notebooks", "figures", "mutants", "help"):
+    for target in (
+        "lab",
+        "test",
+        "test-quick",
+        "test-all",
+        "notebooks",
+        "figures",
+        "mutants",
+        "site",
+        "wheel",
+        "help",
+    ):
         assert f"make {target} " in lines
 
 

@@ -2,7 +2,8 @@
 
 Markers: `### BEGIN SOLUTION` and `### END SOLUTION` inside a cell enclose what students write (nbgrader's
 markers). Tags of a cell: `setup` (imports and helpers that exercises need), `exercise`, `wrong` (a wrong
-answer: never part of a notebook, used by CI), `measured` (outputs differ from run to run).
+answer: never part of a notebook, used by CI), `measured` (outputs differ from run to run), `hint` (text after an
+exercise, folded, for students only), `slide` (its code is shown on the projector).
 """
 
 import hashlib
@@ -38,7 +39,8 @@ class Cell:
 
     def blank(self) -> str:
         """The text that students see: a line that raises NotImplementedError in place of each solution."""
-        return SOLUTION.sub(lambda match: match[1] + BLANK, self.text)
+        text = SOLUTION.sub(lambda match: match[1] + BLANK, self.text)
+        return f"<details><summary>Hint</summary>\n\n{text}\n\n</details>" if "hint" in self.tags else text
 
 
 @dataclass(frozen=True)
@@ -58,7 +60,7 @@ class Lesson:
         """The notebook without outputs; `student` leaves the exercises blank."""
         cells = []
         for cell in self.cells:
-            if "wrong" in cell.tags:
+            if "wrong" in cell.tags or ("hint" in cell.tags and not student):
                 continue
             make = nbformat.v4.new_code_cell if cell.kind == "code" else nbformat.v4.new_markdown_cell
             text = cell.blank() if student else cell.solved()
@@ -92,7 +94,7 @@ def read_lesson(path) -> Lesson:
 
 
 def _validate(path: Path, cell: Cell) -> None:
-    known = {"setup", "exercise", "wrong", "measured"}
+    known = {"setup", "exercise", "wrong", "measured", "hint", "slide"}
     first = cell.text.strip().split("\n")[0]
     if unknown := set(cell.tags) - known:
         raise ValueError(
@@ -102,5 +104,7 @@ def _validate(path: Path, cell: Cell) -> None:
         raise ValueError(f"{path.name}: a solution marker without its partner at {first!r}.")
     if SOLUTION.search(cell.text) and "exercise" not in cell.tags:
         raise ValueError(f'{path.name}: a solution outside a cell tagged "exercise" at {first!r}.')
+    if "hint" in cell.tags and cell.kind != "markdown":
+        raise ValueError(f"{path.name}: the hint at {first!r} must be text: # %% [markdown].")
     if "exercise" in cell.tags and not (SOLUTION.search(cell.text) and "check(" in cell.text):
         raise ValueError(f"{path.name}: the exercise at {first!r} needs solution markers and a check(...).")

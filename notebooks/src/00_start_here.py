@@ -13,6 +13,7 @@
 import torch
 
 from gpt2lab import RankFailed, launch
+from gpt2lab.classroom.progress import show_progress
 from gpt2lab.corpus import Batches, encoding, shakespeare
 from gpt2lab.lessons import explore, show, show_source, table
 from gpt2lab.lessons.exercises import check
@@ -26,6 +27,9 @@ from gpt2lab.plots.timeline import timeline
 from gpt2lab.ranks import comm, trace
 from gpt2lab.ranks.mesh import Mesh
 from gpt2lab.verify import verify
+
+# %%
+show_progress()
 
 # %%
 show(
@@ -91,7 +95,7 @@ print("here:        ", counter)
 # kind of message. The most useful one is **all-reduce**: everybody gives a tensor, everybody gets the sum.
 
 
-# %%
+# %% tags=["slide"]
 def add_up(rank, world_size):
     axis = Mesh(dp=world_size)["dp"]
     mine = torch.full((1000,), float(rank + 1))
@@ -124,7 +128,7 @@ print(
 print(repr(encoding().decode(batches.at(0).tokens[0].tolist())))
 
 
-# %%
+# %% tags=["slide"]
 def train(rank, world_size, steps=8, talk=True):
     model = GPT2(config).double()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -366,6 +370,12 @@ def my_rows(rank, world_size, count):
 
 check("rows of a rank", exercises.rows, my_rows)
 
+# %% [markdown] tags=["hint"]
+# `divmod(10, 4)` is `(2, 2)`: two rows each, and two ranks hold one more. Where does rank 3 begin?
+
+# %% [markdown] tags=["hint"]
+# Before `rank` lie `rank` full shares, and one more row for each of the first ranks that hold more: `min(rank, more)`.
+
 
 # %% tags=["wrong"]
 # FAIL: are on no rank
@@ -421,6 +431,9 @@ def global_mean(sums, counts):
 
 check("the global mean", exercises.global_mean, global_mean)
 
+# %% [markdown] tags=["hint"]
+# Four tokens with loss 2 and one with loss 1: five tokens, and 9 in all. Which two sums do you divide?
+
 
 # %% tags=["wrong"]
 # FAIL: tokens count equally, not ranks
@@ -472,6 +485,9 @@ def tokens_everywhere(rank, world_size, mine):
 
 
 check("known everywhere", exercises.everywhere, tokens_everywhere)
+
+# %% [markdown] tags=["hint"]
+# `add_up`, near the top of this lesson, does nearly that. Which axis, and what does it give to `all_reduce`?
 
 
 # %% tags=["wrong"]
@@ -537,6 +553,9 @@ def bytes_sent(parameters, bytes_each, ranks):
 
 
 check("bytes of an all-reduce", exercises.traffic, bytes_sent)
+
+# %% [markdown] tags=["hint"]
+# One rank alone sends nothing. What share of the tensor is the other ranks' business, and how often is it sent?
 
 
 # %% tags=["wrong"]

@@ -77,7 +77,7 @@ def stage(model, rank, world_size, x, micro):
     return x
 
 
-# %%
+# %% tags=["slide"]
 def forward_only(rank, world_size):
     model, axis = gpt2(), Mesh(pp=world_size)["pp"]
     batch = example_batch(config, rows=8, length=16)
@@ -693,7 +693,7 @@ except ScheduleError as error:
     print(error)
 
 
-# %%
+# %% tags=["slide"]
 def both_send_first(rank, world_size, safe):
     axis, other = Mesh(pp=world_size)["pp"], 1 - rank
     x = torch.full((4,), float(rank))
@@ -884,13 +884,19 @@ print(draw(simulate(make("1f1b", 3, 4))))
 # %% [markdown]
 # ## Drill
 #
-# 1. *Eight ranks, bubble at most 20 %: how many micro-batches?* (p - 1)/(m + p - 1) <= 1/5 gives m >= 28.
-# 2. *Does the bubble depend on tb / tf?* No: both ends are idle for (p - 1)(tf + tb), all in all.
-# 3. *Why does rank 0 hold the most in 1F1B?* Its backward of micro-batch 0 comes last, p - 1 hops away and back.
-# 4. *Twice the micro-batches at the same batch size: what happens to the bytes?* Nothing; only to the messages.
-# 5. *Which gradient needs a message of its own after the last backward?* That of the tied embedding.
-# 6. *Which is larger, the activations at a border or the weights of a layer?* b T C against 12 C^2: the weights, as
-#    long as a micro-batch has fewer than 12 C tokens. So the pipeline sends least of all strategies when C is large.
+# 1. Eight ranks, bubble at most 20 %: how many micro-batches?
+#    <details><summary>answer</summary>(p - 1)/(m + p - 1) <= 1/5 gives m >= 28.</details>
+# 2. Does the bubble depend on tb / tf?
+#    <details><summary>answer</summary>No: both ends are idle for (p - 1)(tf + tb), all in all.</details>
+# 3. Why does rank 0 hold the most in 1F1B?
+#    <details><summary>answer</summary>Its backward of micro-batch 0 comes last, p - 1 hops away and back.</details>
+# 4. Twice the micro-batches at the same batch size: what happens to the bytes?
+#    <details><summary>answer</summary>Nothing; only to the messages.</details>
+# 5. Which gradient needs a message of its own after the last backward?
+#    <details><summary>answer</summary>That of the tied embedding.</details>
+# 6. Which is larger, the activations at a border or the weights of a layer?
+#    <details><summary>answer</summary>b T C against 12 C^2: the weights, as long as a micro-batch has fewer than 12 C
+#    tokens. So the pipeline sends least of all strategies when C is large.</details>
 #
 # **Sources:** Huang et al. 2019 (GPipe); Narayanan et al. 2019 (PipeDream), 2021 (Megatron-LM); Fan et al. 2021
 # (DAPPLE). Next: lesson 08, where the bubble itself is attacked.

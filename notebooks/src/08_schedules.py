@@ -677,13 +677,20 @@ print(verify("pp=4,micro=5,schedule=chimera"))
 # %% [markdown]
 # ## Drill
 #
-# 1. *Interleaving with v = 4 on p = 4 ranks: what happens to bubble and messages?* The bubble's time is a quarter;
-#    there are (v p - 1) / (p - 1) = 15 / 3 = five times as many messages, as in the table above.
-# 2. *Why does ZB-H1 not need more memory than 1F1B?* It frees an activation, by its W, whenever p are held.
-# 3. *When does ZB-V have a bubble?* When TF, TI and TW differ, or hops cost time.
-# 4. *What does Chimera pay?* A second copy of the weights, and a sum of gradients between the copies.
-# 5. *Why do later slices of TeraPipe have fewer tokens?* They look back further, so each token takes longer.
-# 6. *Why can surplus micro-batches be crossed out of any schedule?* Micro-batches never wait for each other.
+# 1. Interleaving with v = 4 on p = 4 ranks: what happens to bubble and messages?
+#    <details><summary>answer</summary>The bubble's time is a quarter; there are (v p - 1) / (p - 1) = 15 / 3 = five
+#    times as many messages, as in the table above.</details>
+# 2. Why does ZB-H1 not need more memory than 1F1B?
+#    <details><summary>answer</summary>It frees an activation, by its W, whenever p are held.</details>
+# 3. When does ZB-V have a bubble?
+#    <details><summary>answer</summary>When TF, TI and TW differ, or hops cost time.</details>
+# 4. What does Chimera pay?
+#    <details><summary>answer</summary>A second copy of the weights, and a sum of gradients between the
+#    copies.</details>
+# 5. Why do later slices of TeraPipe have fewer tokens?
+#    <details><summary>answer</summary>They look back further, so each token takes longer.</details>
+# 6. Why can surplus micro-batches be crossed out of any schedule?
+#    <details><summary>answer</summary>Micro-batches never wait for each other.</details>
 #
 # **Sources:** Narayanan et al. 2021; Lamy-Poirier 2023; Qi et al. 2023, 2024, 2025; Li & Hoefler 2021; DeepSeek-AI
 # 2024; Li et al. 2021. Next: lesson 09, where the pipeline never drains and the gradients become stale.

@@ -5,16 +5,23 @@ it knows nothing of notebooks. `check` runs one and prints PASS, TODO or FAIL, s
 the end.
 """
 
+import json
 import os
 import signal
+import sys
 import threading
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 
 LIMIT = 100.0
 """Seconds after which an answer is stopped, so that one that never ends does not stop Run All."""
 
 STATUS: dict[str, str] = {}
 """The last verdict of every exercise checked in this process: PASS, TODO or FAIL."""
+
+
+KEPT = ".gpt2lab-progress.json"
+"""The file in a notebook's folder that keeps the last verdicts, for `gpt2lab progress`."""
 
 
 class NotPassed(AssertionError):
@@ -26,16 +33,33 @@ def check(name: str, test, *args, **kwargs) -> None:
 
     With GPT2LAB_STRICT=1 in the environment, as when solutions are built, anything but PASS raises NotPassed.
     """
-    try:
-        with _limited():
-            test(*args, **kwargs)
-        status, why = "PASS", ""
-    except (Exception, SystemExit, _Endless) as error:
-        status, why = _verdict(error)
+    status, why = verdict(test, *args, **kwargs)
     STATUS[name] = status
+    _keep(name, status)
     print(f"{status}  {name}" + (f": {why}" if why else ""))
     if status != "PASS" and os.environ.get("GPT2LAB_STRICT") == "1":
         raise NotPassed(f"{name}: {status} {why}")
+
+
+def _keep(name: str, status: str) -> None:
+    """Note a verdict beside the notebook, but not where notebooks are built or tested."""
+    if "ipykernel" not in sys.modules or os.environ.get("GPT2LAB_STATIC") == "1":
+        return
+    with suppress(OSError, ValueError):
+        kept = json.loads(Path(KEPT).read_text()) if Path(KEPT).exists() else {}
+        partial = Path(f"{KEPT}.{os.getpid()}")
+        partial.write_text(json.dumps(kept | {name: status}, indent=1))
+        os.replace(partial, KEPT)
+
+
+def verdict(test, *args, **kwargs) -> tuple[str, str]:
+    """What `test(*args, **kwargs)` says of an answer: PASS, TODO or FAIL, and the reason."""
+    try:
+        with _limited():
+            test(*args, **kwargs)
+        return "PASS", ""
+    except (Exception, SystemExit, _Endless) as error:
+        return _verdict(error)
 
 
 class _Endless(BaseException):

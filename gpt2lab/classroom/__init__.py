@@ -1,0 +1,23 @@
+"""What a class needs around the lessons: notebooks handed out, graded, explained to teachers, and published.
+
+In the order of reading: `handout` (a folder for students), `submission` (what a student's notebook defines), `judge`
+(the process in which this is tried), `sandbox` (what that process may do), `grade` (a folder of submissions) with
+`report` (its results as files), `progress` (what passes here), `guide` (pages for teachers), `site` (pages to read
+anywhere).
+"""
+
+from pathlib import Path
+
+NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
+"""The lessons of the checkout that this package is run from."""
+
+
+def lessons_named(notebooks, names) -> list:
+    """The lessons under a folder, all or those whose names start with one of `names`; ValueError for a wrong name."""
+    from ..lessons.build import lessons
+
+    if not Path(notebooks, "src").is_dir():
+        raise ValueError(
+            f"There are no lessons in {notebooks}: they are in a checkout of gpt2lab. Say where with --notebooks."
+        )
+    return lessons(notebooks, names)

@@ -1,0 +1,94 @@
+"""Pictures for the sliders of a page: every explorer of a lesson, one control varied at a time, drawn in advance.
+
+Of a lesson run only the cells that an explorer needs. Where one of them measures, or fails, the page keeps its posters.
+"""
+
+import ast
+import contextlib
+import io
+from pathlib import Path
+
+from ..lessons.desk import Desk
+from ..lessons.source import Lesson
+from ..plots.style import png
+from .submission import outside_names, set_names
+
+POSITIONS = 5
+"""Values of a slider that are drawn, at most."""
+
+
+def draw_explorers(lesson: Lesson, folder: Path) -> dict[str, list[dict]]:
+    """Draw into a folder; returns for each cell (by id) its explorers: caption, alt and frames by control."""
+    found: dict[str, list[dict]] = {}
+    code = [c for c in lesson.cells if c.kind == "code" and "wrong" not in c.tags]
+    for cell in (c for c in code if "explore(" in c.text and "setup" not in c.tags):
+        explorers: list[dict] = []
+
+        def explore(draw, clock, caption, alt, posters=None, *, at=explorers, of=cell, **controls):
+            at.append(
+                _drawn(draw, f"{clock.capitalize()}: {caption}", alt, controls, folder, f"{of.id}-{len(at)}")
+            )
+
+        with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(Exception):
+            desk = Desk(lesson.name, [c.solved() for c in code if "setup" in c.tags])
+            silent = dict.fromkeys(("show", "table", "show_source", "check"), lambda *_, **__: None)
+            for needed in _needed(cell, code):
+                desk.names |= silent | {"explore": explore}
+                desk.run(needed.solved(), desk.names)
+            found[cell.id] = explorers
+    return found
+
+
+def _needed(last, code) -> list:
+    """The cells before `last` that set what it reads, and so on, and `last` itself, in order."""
+    chosen, wanted = [last], outside_names(last.solved())
+    for cell in reversed(code[: code.index(last)]):
+        if "setup" not in cell.tags and set_names(ast.parse(cell.solved())) & wanted:
+            if "measured" in cell.tags:
+                raise ValueError("what a stopwatch says is not drawn again")
+            chosen.insert(0, cell)
+            wanted |= outside_names(cell.solved())
+    return chosen
+
+
+def _drawn(draw, caption: str, alt: str, controls: dict, folder: Path, name: str) -> dict:
+    """One explorer: frames of each control, the others at their start."""
+    values = {key: _values(control) for key, control in controls.items()}
+    start = {
+        key: control[2] if isinstance(control, tuple) else control[0] for key, control in controls.items()
+    }
+    frames = {}
+    for key, choices in values.items():
+        frames[key] = []
+        for i, value in enumerate(choices):
+            arguments = start | {key: value}
+            file = f"{name}-{key}-{i}.png"
+            _small(png(draw(**arguments)), folder / file)
+            said = {"caption": caption.format(**arguments), "alt": alt.format(**arguments)}
+            frames[key].append({"value": _text(value), "file": file, **said})
+    begin = {key: values[key].index(start[key]) for key in values}
+    return {"frames": frames, "start": begin}
+
+
+def _values(control) -> list:
+    """All choices of a control, or so many values from its first to its last, the start among them."""
+    if not isinstance(control, tuple):
+        return list(control)
+    low, high, start = control
+    if all(isinstance(x, int) for x in control):
+        step = -(-(high - low + 1) // POSITIONS)
+        return sorted({*range(low, high + 1, step), high, start})
+    return sorted({*(round(low + (high - low) * i / (POSITIONS - 1), 3) for i in range(POSITIONS)), start})
+
+
+def _text(value) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _small(picture: bytes, file: Path) -> None:
+    """Save a picture with 96 colours, a fifth of its bytes: flat colours, such as those of ranks, stay as they are."""
+    from PIL import Image
+
+    Image.open(io.BytesIO(picture)).convert("RGB").quantize(96, dither=Image.Dither.NONE).save(
+        file, optimize=True
+    )

@@ -1,0 +1,66 @@
+"""A folder for students: the notebooks of some lessons with blank exercises, and a page that says what to do."""
+
+import shutil
+from pathlib import Path
+
+from ..lessons.answers import exercises
+from ..lessons.build import outdated
+from ..lessons.desk import split, titles
+from ..lessons.source import Lesson
+
+PAGE = """# Exercises
+
+| lesson | exercises | handed out | due |
+|---|---|---|---|
+{rows}
+
+## Start
+
+```
+python3 -m venv .venv
+.venv/bin/pip install gpt2lab-*.whl
+.venv/bin/jupyter lab
+```
+
+Python 3.11 or newer. On Linux, `pip install --extra-index-url https://download.pytorch.org/whl/cpu ...` fetches the
+smaller torch, for the CPU. The wheel comes with this folder, or `make wheel` in a checkout of gpt2lab makes it.
+
+## Work
+
+- Open a notebook and run its cells in order (Shift+Enter). Nothing is fetched from the network.
+- In an exercise, delete the line with `NotImplementedError` and write. Keep the names of the functions.
+- The cell says PASS, TODO, or FAIL with a hint. You may try as often as you like.
+- Your functions may use functions that you define in other cells of the notebook.
+
+## Hand in
+
+The notebook, under its own name. What it shows does not count: your functions are run again, with the checks of this
+page's lessons, for at most {seconds:g} seconds an exercise and without a network.
+
+Exercises: {titles}.
+"""
+
+
+def titles_of(lesson: Lesson) -> list[str]:
+    """The names of a lesson's exercises, as `check` prints them."""
+    return [title for e in exercises(lesson) for title in titles(split(e.cell.solved())[1])]
+
+
+def handout(lessons: list[Lesson], folder: Path, seconds: float = 30) -> list[Path]:
+    """Write the students' notebooks of these lessons and README.md into a folder; returns the files.
+
+    Raises ValueError where a file of that name is there already, or a notebook is not what its source says.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    for lesson in lessons:
+        if stale := outdated(lesson):
+            raise ValueError(f"{stale[0]}. Run `make notebooks` first.")
+    files = [folder / "README.md", *(folder / f"{lesson.name}.ipynb" for lesson in lessons)]
+    if there := [file for file in files if file.exists()]:
+        raise ValueError(f"{there[0]} is there already. Take a new folder, so that no work is lost.")
+    for lesson, file in zip(lessons, files[1:], strict=True):
+        shutil.copyfile(lesson.path.parents[1] / file.name, file)
+    rows = [f"| [{x.name}]({x.name}.ipynb) | {len(titles_of(x))} | | |" for x in lessons]
+    named = "; ".join(f"{x.name[:2]}: {', '.join(titles_of(x))}" for x in lessons)
+    files[0].write_text(PAGE.format(rows="\n".join(rows), seconds=seconds, titles=named))
+    return files

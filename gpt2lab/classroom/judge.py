@@ -1,0 +1,54 @@
+"""The process in which the answers of one student are tried: `python -m gpt2lab.classroom.judge FD SECONDS GIB`.
+
+It reads a job in JSON from its standard input and writes one line of JSON for each step into a pipe that only it knows:
+{"begin": i} before an answer is tried, {"end": i, "verdicts": [[name, status, words], ...], "seconds": s} after it,
+{"done": true} after the last.
+Nothing that answers print is kept.
+"""
+
+import json
+import os
+import resource
+import sys
+import time
+
+WORDS = 600
+"""Characters of a verdict's words that are kept."""
+
+
+def limit(gib: float) -> None:
+    """Refuse this process and all that it starts more memory, files over 1 GiB, and core files."""
+    for what, most in (("DATA", int(gib * 2**30)), ("FSIZE", 2**30), ("CORE", 0)):
+        resource.setrlimit(getattr(resource, f"RLIMIT_{what}"), (most, most))
+
+
+def main(pipe: int, seconds: float, gib: float) -> None:
+    """Try every answer of the job."""
+    os.set_inheritable(pipe, False)
+    job = json.load(sys.stdin)
+    limit(gib)
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for fd in (0, 1, 2):
+        os.dup2(nowhere, fd)
+    from ..lessons import exercises
+    from ..lessons.desk import Desk
+
+    exercises.LIMIT = seconds
+    desk = Desk(job["lesson"], job["setup"])
+    for i, (before, answer, checks) in job["answers"]:
+        _tell(pipe, begin=i)
+        start = time.perf_counter()
+        verdicts = [
+            (name, status, why[:WORDS]) for name, status, why in desk.verdicts(before, answer, checks)
+        ]
+        _tell(pipe, end=i, verdicts=verdicts, seconds=round(time.perf_counter() - start, 2))
+    _tell(pipe, done=True)
+
+
+def _tell(pipe: int, **step) -> None:
+    os.write(pipe, json.dumps(step).encode() + b"\n")
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), float(sys.argv[2]), float(sys.argv[3]))
+    os._exit(0)  # whatever threads an answer has left behind

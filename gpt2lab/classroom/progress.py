@@ -1,0 +1,51 @@
+"""Which exercises pass here: what `check` has said, kept in a file beside the notebooks."""
+
+import json
+from pathlib import Path
+
+from ..lessons.desk import titles
+from ..lessons.exercises import KEPT
+
+
+def progress(folder: Path) -> dict[str, dict[str, str]]:
+    """Lesson -> exercise -> the last verdict in this folder's notebooks, or "" where it has not been tried."""
+    kept = json.loads((folder / KEPT).read_text()) if (folder / KEPT).exists() else {}
+    found = {}
+    for path in sorted(folder.glob("[0-9][0-9]_*.ipynb")):
+        cells = json.loads(path.read_text())["cells"]
+        texts = ["".join(c["source"]) for c in cells if "exercise" in c["metadata"].get("tags", ())]
+        found[path.stem] = {title: kept.get(title, "") for text in texts for title in _titles(text)}
+    return found
+
+
+def _titles(text: str) -> list[str]:
+    try:
+        return titles(text)
+    except SyntaxError:
+        return []  # a cell that a student is in the middle of
+
+
+def rows(folder: Path) -> list[tuple[str, str, str]]:
+    """(lesson, how many exercises pass, what is left) for a table."""
+    return [
+        (
+            lesson.replace("_", " "),
+            f"{sum(v == 'PASS' for v in of.values())} of {len(of)}",
+            ", ".join(f"{name} ({v})" if v == "FAIL" else name for name, v in of.items() if v != "PASS")
+            or "-",
+        )
+        for lesson, of in progress(folder).items()
+    ]
+
+
+def show_progress() -> None:
+    """The table at the top of lesson 00, of the notebooks in the current folder."""
+    from ..lessons import static, table
+
+    here = Path()
+    if static() or not (here / KEPT).exists():
+        print(
+            "No exercise has been checked here yet. Run this cell again later: it shows which of them pass."
+        )
+    else:
+        table(rows(here), ["lesson", "exercises that pass", "left"])

@@ -1,0 +1,179 @@
+"""The lessons as pages: `python -m gpt2lab.classroom.site FOLDER [--teachers]` writes what Sphinx builds them from.
+
+Pages are made from the built notebooks, which are not run again: the student's text, each exercise with its solution
+folded beneath it. Only the pictures of sliders are drawn (`frames`), and kept for the next time.
+"""
+
+import argparse
+import hashlib
+import json
+import re
+import shutil
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+
+import nbformat
+
+from ..lessons.source import Lesson
+from . import NOTEBOOKS, guide, lessons_named
+from .frames import draw_explorers
+
+STATIC = Path(__file__).with_name("static")
+PAGES = ("glossary", "symptoms")
+RUN = """:::{{admonition}} Run this lesson
+:class: tip
+```bash
+make lab
+.venv/bin/jupyter lab notebooks/{name}.ipynb
+```
+:::"""
+INDEX = """# gpt2lab
+
+Training GPT-2 in parallel, to understand it: lessons in which real processes run, shown equal to the serial run.
+Pages show what the notebooks printed when they were built; to run them, see [lesson 00](00_start_here.ipynb).
+
+```{{toctree}}
+:caption: Lessons
+:maxdepth: 1
+{lessons}
+```
+```{{toctree}}
+:caption: To look up
+:maxdepth: 1
+{pages}
+```
+"""
+
+
+def slug(term: str) -> str:
+    """The anchor of a heading, as MyST makes it."""
+    return re.sub(r"[^\w\- ]", "", term.lower()).replace(" ", "-")
+
+
+def terms(glossary: str) -> dict[str, str]:
+    """Term in lower case -> its anchor, of the headings of the glossary and of the other names under them."""
+    found = {}
+    for part in re.split(r"^### ", glossary, flags=re.M)[1:]:
+        name, _, text = part.partition("\n")
+        also = re.search(r"^\*Also:\* (.+)$", text, re.M)
+        for one in [name, *(also[1].split(", ") if also else [])]:
+            found[one.strip().lower()] = slug(name.strip())
+    return found
+
+
+def bold(text: str) -> list[str]:
+    """What a text sets in bold."""
+    return [re.sub(r"\s+", " ", m) for m in re.findall(r"\*\*([^*]{2,60}?)\*\*", text)]
+
+
+def page(lesson: Lesson, anchors: dict[str, str], explorers: dict[str, list[dict]]) -> nbformat.NotebookNode:
+    """The page of a lesson, from its two built notebooks."""
+    there = lesson.path.parents[1]
+    student = nbformat.read(there / f"{lesson.name}.ipynb", 4)
+    solved = {c.id: c.source for c in nbformat.read(there / "solutions" / f"{lesson.name}.ipynb", 4).cells}
+    cells, linked = [], set()
+    for i, cell in enumerate(student.cells):
+        if cell.cell_type == "markdown":
+            cell.source = _linked(cell.source, anchors, linked)
+        else:
+            _describe(cell)
+        cells.append(cell)
+        if i == 0:
+            cells.append(nbformat.v4.new_markdown_cell(RUN.format(name=lesson.name)))
+        if "exercise" in cell.metadata.get("tags", ()):
+            fold = {"tags": ["hide-input"], "mystnb": {"code_prompt_show": "Show a solution"}}
+            cells.append(nbformat.v4.new_code_cell(solved[cell.id], metadata=fold))
+        for explorer in explorers.get(cell.id, ()):
+            cells.append(nbformat.v4.new_markdown_cell(_player(explorer, lesson.name)))
+    student.cells = cells
+    return student
+
+
+def _linked(text: str, anchors: dict[str, str], linked: set[str]) -> str:
+    """Link each term of the glossary where the lesson first sets it in bold."""
+
+    def link(found):
+        anchor = anchors.get(re.sub(r"\s+", " ", found[1]).lower())
+        if not anchor or anchor in linked:
+            return found[0]
+        linked.add(anchor)
+        return f"[**{found[1]}**](glossary.md#{anchor})"
+
+    return re.sub(r"\*\*([^*]{2,60}?)\*\*", link, text)
+
+
+def _describe(cell) -> None:
+    """Alt texts of a cell's pictures, where MyST looks for them; lines that only speak of the lab go."""
+    alts = [
+        o.metadata["image/png"]["alt"]
+        for o in cell.outputs
+        if "alt" in o.get("metadata", {}).get("image/png", {})
+    ]
+    if alts:
+        cell.metadata["mystnb"] = {"image": {"alt": alts[0]}}
+    cell.outputs = [o for o in cell.outputs if not str(o.get("text", "")).startswith("Open this lesson with")]
+
+
+def _player(explorer: dict, name: str) -> str:
+    """A box that the script of the page fills with sliders; without a script the poster above it remains."""
+    data = (
+        json.dumps(explorer | {"folder": f"_static/frames/{name}/"})
+        .replace("<", "\\u003c")
+        .replace("'", "&#39;")
+    )
+    return f"<div class=\"explorer\" data-explorer='{data}'></div>"
+
+
+def _frames(name: str, notebooks: Path, kept: Path) -> dict[str, list[dict]]:
+    """The explorers of a lesson: drawn, or those of the last time when nothing has changed since."""
+    (lesson,) = lessons_named(notebooks, [name])
+    package = b"".join(file.read_bytes() for file in sorted(STATIC.parents[1].rglob("*.py")))
+    made = hashlib.sha256(package + lesson.digest.encode()).hexdigest()
+    folder = kept / lesson.name
+    known = json.loads((folder / "frames.json").read_text()) if (folder / "frames.json").exists() else {}
+    if known.get("made") != made:
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        known = {"made": made, "explorers": draw_explorers(lesson, folder)}
+        (folder / "frames.json").write_text(json.dumps(known))
+    return known["explorers"]
+
+
+def write_pages(folder: Path, lessons: list[Lesson], teachers: bool = False, frames: bool = True) -> None:
+    """Write all that Sphinx reads."""
+    notebooks = lessons[0].path.parents[1]
+    kept = folder / "_static" / "frames"
+    kept.mkdir(parents=True, exist_ok=True)
+    for file in [*folder.glob("*.ipynb"), *folder.glob("*.md")]:
+        file.unlink()
+    for file in STATIC.glob("*.*"):
+        shutil.copy(file, folder if file.suffix == ".py" else folder / "_static")
+    anchors = terms((notebooks / "glossary.md").read_text())
+    with ProcessPoolExecutor(2) as pool:
+        drawn = [pool.submit(_frames, x.name, notebooks, kept) for x in lessons] if frames else []
+        explorers = [d.result() for d in drawn] or [{}] * len(lessons)
+    for lesson, found in zip(lessons, explorers, strict=True):
+        nbformat.write(page(lesson, anchors, found), folder / f"{lesson.name}.ipynb")
+    for name in PAGES:
+        shutil.copy(notebooks / f"{name}.md", folder)
+    (folder / "reading.md").write_text(guide.reading(lessons))
+    pages = [*PAGES, "reading"]
+    if teachers:
+        (folder / "teachers.md").write_text(guide.guide(lessons))
+        pages.append("teachers")
+    names = "\n".join(lesson.name for lesson in lessons)
+    (folder / "index.md").write_text(INDEX.format(lessons=names, pages="\n".join(pages)))
+
+
+def main(arguments=None) -> None:
+    """The command line of the Makefile."""
+    parser = argparse.ArgumentParser(prog="python -m gpt2lab.classroom.site", description=__doc__)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--teachers", action="store_true", help="also the teacher's guide")
+    parser.add_argument("--notebooks", type=Path, default=NOTEBOOKS)
+    options = parser.parse_args(arguments)
+    write_pages(options.folder, lessons_named(options.notebooks, []), options.teachers)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,30 @@
+"""What Sphinx is told about the pages of the lessons."""
+
+project = "gpt2lab"
+extensions = ["myst_nb"]
+html_theme = "sphinx_book_theme"
+html_title = "gpt2lab"
+html_favicon = "_static/icon.svg"
+html_context = {"default_mode": "auto"}
+html_static_path = ["_static"]
+html_css_files = ["pages.css"]
+html_js_files = ["pages.js"]
+html_copy_source = False
+html_show_copyright = html_show_sphinx = False
+html_theme_options = {
+    "use_download_button": False,
+    "home_page_in_toc": False,
+    "show_toc_level": 2,
+    "navbar_persistent": [],
+}
+nb_execution_mode = "off"
+nb_render_markdown_format = "gfm"
+nb_merge_streams = True
+myst_enable_extensions = ["colon_fence", "html_image"]
+myst_heading_anchors = 4
+suppress_warnings = [
+    "myst.header",
+    "myst.xref_missing",
+    "mystnb.unknown_mime_type",
+    "misc.highlighting_failure",
+]

@@ -1,0 +1,55 @@
+"""Run what students handed in, and write their results: grades.csv, grades.json, and a page of text for each student.
+
+gpt2lab grade 07 submissions/ --out grades.csv
+
+FOLDER holds a notebook for each student, ann.ipynb or ann/07_pipeline.ipynb. Only the functions that students wrote
+are run, with the lesson's own checks; what their notebooks show does not count. A second call goes on where the first
+one ended and grades only what is new.
+"""
+
+from pathlib import Path
+
+from ..classroom import NOTEBOOKS, lessons_named, report, sandbox
+from ..classroom.grade import grade, submissions
+
+
+def add_arguments(parser) -> None:
+    """The options of the command."""
+    limits = sandbox.Limits()
+    parser.add_argument("lesson", help="how its name begins, such as 07")
+    parser.add_argument("folder", type=Path, help="where the notebooks are")
+    parser.add_argument("--out", type=Path, default=Path("grades.csv"), help="the table (default grades.csv)")
+    parser.add_argument("--jobs", type=int, default=2, help="students at a time (default 2)")
+    parser.add_argument("--seconds", type=float, default=limits.seconds, help="for one exercise (default 30)")
+    parser.add_argument("--memory", type=float, default=limits.gib, help="GiB for one student (default 4)")
+    parser.add_argument("--again", action="store_true", help="grade also what has been graded")
+    parser.add_argument("--notebooks", type=Path, default=NOTEBOOKS, help="where the lessons are")
+
+
+def run(args) -> None:
+    """Grade, and write after each student."""
+    from tqdm import tqdm
+
+    if args.jobs < 1 or args.seconds <= 0 or args.memory <= 0:
+        raise ValueError("--jobs, --seconds and --memory must be more than 0.")
+    (lesson, *more) = lessons_named(args.notebooks, [args.lesson])
+    if more:
+        raise ValueError(f"{args.lesson!r} fits {lesson.name} and {more[0].name}. Name one lesson.")
+    files = submissions(args.folder, lesson)
+    if not files:
+        raise ValueError(f"There are no notebooks (*.ipynb) in {args.folder}.")
+    limits, remark = sandbox.Limits(args.seconds, args.memory), sandbox.sentence()
+    print(remark)
+    known = [] if args.again else report.known_results(args.out, lesson.name)
+    done, hide = {}, [args.folder, args.notebooks, args.out.resolve().parent]
+    students = grade(files, lesson, limits, args.jobs, known, hide)
+    for result in tqdm(students, total=len(files), unit="student"):
+        done[result["student"]] = result
+        report.save_results(
+            [*done.values(), *(r for r in known if r["student"] not in done)], lesson.name, args.out
+        )
+    results = [done[student] for student in files]
+    report.write_results(results, lesson.name, args.out, remark)
+    everything = sum(report.passed(r) == len(r["exercises"]) for r in results)
+    looks = sum(bool(r["notes"] or r["error"]) for r in results)
+    print(f"{len(results)} students, {everything} with every exercise passed, {looks} to look at: {args.out}")

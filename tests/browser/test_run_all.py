@@ -1,0 +1,80 @@
+"""Run All of every lesson in a real JupyterLab: no error, nothing on stderr, no control that breaks at either end.
+
+`make test` takes one lesson, another each day; `make test-all` takes all.
+"""
+
+import datetime
+import re
+
+import psutil
+import pytest
+from test_lab import ALL_RAN, shot, wait_until_ready
+
+from gpt2lab.classroom import NOTEBOOKS
+
+LESSONS = sorted(path.stem for path in NOTEBOOKS.glob("*.ipynb"))
+TODAY = LESSONS[datetime.date.today().toordinal() % len(LESSONS)]
+pytestmark = pytest.mark.timeout(900)
+
+TROUBLE = """() => [...document.querySelectorAll(
+    ".jp-OutputArea-output[data-mime-type='application/vnd.jupyter.error'], " +
+    ".jp-OutputArea-output[data-mime-type='application/vnd.jupyter.stderr']")].map(e => e.innerText)"""
+IDLE = """async () => {
+    const kernel = window.jupyterapp.shell.currentWidget.sessionContext.session.kernel;
+    await kernel.requestKernelInfo();
+    return kernel.status;
+}"""
+
+
+def opened(chromium, lab, name):
+    """A lesson in the lab, its kernel ready and its outputs cleared."""
+    page = chromium.new_page(viewport={"width": 1280, "height": 1000})
+    page.goto(re.sub(r"/lab[^?]*", f"/lab/tree/notebooks/{name}.ipynb", lab))
+    wait_until_ready(page)
+    page.evaluate("() => window.jupyterapp.commands.execute('notebook:clear-all-cell-outputs')")
+    return page
+
+
+def to_both_ends(page):
+    """Move every control to its last and first value and wait for the pictures."""
+    for slider in page.locator(".widget-slider .noUi-handle").all():
+        for key in ("End", "Home"):
+            slider.focus()
+            page.keyboard.press(key)
+            page.evaluate(IDLE)
+    for menu in page.locator(".widget-dropdown select").all():
+        for choice in (menu.locator("option").count() - 1, 0):
+            menu.select_option(index=choice)
+            page.evaluate(IDLE)
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(x, marks=[] if x == TODAY else pytest.mark.slow) for x in LESSONS]
+)
+def test_run_all_of_a_lesson_and_its_controls(chromium, lab, name):
+    page = opened(chromium, lab, name)
+    page.evaluate("() => { window.jupyterapp.commands.execute('notebook:run-all-cells'); }")
+    page.wait_for_function(ALL_RAN, timeout=400_000)
+    assert page.evaluate(TROUBLE) == []
+    to_both_ends(page)
+    assert page.evaluate(TROUBLE) == []
+    shot(page, f"lesson_{name[:2]}")
+    page.evaluate("() => window.jupyterapp.shell.currentWidget.sessionContext.shutdown()")
+    page.close()
+
+
+def test_kernels_talk_through_unix_sockets(chromium, lab):
+    """What ipykernel still opens is one port, on which children of a kernel may print if they know its key."""
+    page = opened(chromium, lab, LESSONS[0])
+    (port,) = re.findall(r"127\.0\.0\.1:(\d+)", lab)
+    tree = psutil.Process().children(recursive=True)
+    kernels = [p for p in tree if "ipykernel_launcher" in p.cmdline()]
+    servers = [p for p in tree if p not in kernels and re.search("jupyter.lab", " ".join(p.cmdline()))]
+    assert kernels and ports(servers) == [int(port)]
+    assert len(ports(kernels)) <= len(kernels)
+    page.close()
+
+
+def ports(processes):
+    """The TCP ports on which processes listen."""
+    return [c.laddr.port for p in processes for c in p.net_connections("tcp") if c.status == "LISTEN"]

@@ -1,0 +1,192 @@
+"""The pages of `make site` in a real browser: nothing breaks, nothing is fetched from elsewhere, sliders move.
+
+Two lessons are built here; `make test-all` builds all of them.
+"""
+
+import os
+import subprocess
+import threading
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from gpt2lab.classroom import NOTEBOOKS, lessons_named
+from gpt2lab.classroom.site import write_pages
+
+ROOT = Path(__file__).parents[2]
+SPHINX = ROOT / ".venv-site" / "bin" / "sphinx-build"
+pytestmark = pytest.mark.timeout(600)
+
+CONTRAST = """(selector) => {
+    const light = c => { const [r, g, b] = c.match(/[\\d.]+/g).map(Number).map(v => v / 255)
+        .map(v => v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4);
+        return 0.2126 * r + 0.7152 * g + 0.0722 * b; };
+    const element = document.querySelector(selector);
+    let back = element;
+    while (back && /rgba\\(0, 0, 0, 0\\)|transparent/.test(getComputedStyle(back).backgroundColor))
+        back = back.parentElement;
+    const paper = getComputedStyle(back || document.body).backgroundColor;
+    const [a, b] = [getComputedStyle(element).color, paper].map(light);
+    return (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
+}"""
+
+
+class Quiet(SimpleHTTPRequestHandler):
+    def log_message(self, *_):
+        pass
+
+
+def build(folder, names):
+    """Pages of some lessons, built as `make site` does."""
+    if not SPHINX.exists():
+        pytest.skip("what builds the pages is not installed here: make .venv-site/stamp")
+    write_pages(folder / "source", lessons_named(NOTEBOOKS, names), teachers=True)
+    words = [SPHINX, "-q", "-b", "html", "-d", folder / "trees", folder / "source", folder / "pages"]
+    done = subprocess.run(words, capture_output=True, text=True)
+    assert done.returncode == 0 and "ERROR" not in done.stderr, done.stderr
+    return folder / "pages"
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory, request):
+    """The address of two built lessons, and the folder with their pages."""
+    names = getattr(request, "param", ["07", "10"])
+    pages = build(tmp_path_factory.mktemp("site"), names)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(pages)))
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}/", pages
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.fixture
+def page(chromium, site):
+    """A page that notes what breaks and what it asks of other hosts."""
+    page = chromium.new_page(viewport={"width": 1280, "height": 1000})
+    page.broken, page.foreign = [], set()
+    page.on("console", lambda message: message.type == "error" and page.broken.append(message.text))
+    page.on("pageerror", lambda error: page.broken.append(str(error)))
+    page.on("request", lambda r: r.url.startswith((site[0], "data:", "blob:")) or page.foreign.add(r.url))
+    yield page
+    page.close()
+
+
+def shot(page, name):
+    """Keep a screenshot where GPT2LAB_SHOTS says."""
+    if folder := os.environ.get("GPT2LAB_SHOTS"):
+        page.screenshot(path=str(Path(folder, f"site_{name}.png")))
+
+
+def walk(page, site):
+    """Open every page; nothing may break, come from elsewhere, lack a description or be wider than a phone."""
+    address, pages = site
+    page.set_viewport_size({"width": 390, "height": 844})
+    for file in sorted(pages.glob("*.html")):
+        page.goto(address + file.name)
+        page.wait_for_load_state("networkidle")
+        undescribed = page.evaluate(
+            "() => [...document.querySelectorAll('article img')].filter(i => i.alt.length < 10).map(i => i.src)"
+        )
+        assert not undescribed, (file.name, undescribed)
+        wide = page.evaluate("() => document.documentElement.scrollWidth - window.innerWidth")
+        assert wide <= 0, f"{file.name} is {wide} pixels too wide for a phone"
+        assert not page.broken and not page.foreign, (file.name, page.broken, page.foreign)
+
+
+def test_every_page_opens_whole_on_a_phone_and_asks_nobody_else(page, site):
+    walk(page, site)
+    page.goto(site[0] + "07_pipeline.html")
+    shot(page, "phone")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("site", [[]], indirect=True, ids=["all"])
+def test_every_page_of_all_lessons_opens(page, site):
+    walk(page, site)
+
+
+def test_a_slider_moves_the_picture_by_keyboard_and_says_where_it_is(page, site):
+    page.goto(site[0] + "07_pipeline.html")
+    box = page.locator(".explorer").first
+    slider, picture = box.get_by_label("ranks", exact=True), box.locator("img")
+    before, said = picture.get_attribute("src"), box.locator("figcaption").inner_text()
+    slider.focus()
+    page.keyboard.press("ArrowRight")
+    assert picture.get_attribute("src") != before and box.locator("figcaption").inner_text() != said
+    assert slider.get_attribute("aria-valuetext") == box.locator("output").nth(1).inner_text()
+    page.wait_for_function("() => document.querySelector('.explorer img').naturalWidth > 100")
+    box.get_by_role("button", name="play micros").click()  # the player goes through all steps by itself
+    last = box.get_by_label("micros", exact=True)
+    page.wait_for_function("s => s.value === s.max", arg=last.element_handle(), timeout=20_000)
+    shot(page, "slider")
+    assert not page.broken
+
+
+def test_solutions_are_folded_and_open(page, site):
+    page.goto(site[0] + "07_pipeline.html")
+    fold = page.locator("details.hide").first
+    code = fold.locator("pre")
+    assert "Show a solution" in fold.locator("summary").inner_text() and not code.is_visible()
+    fold.locator("summary").click()
+    assert code.is_visible() and "NotImplementedError" not in code.inner_text()
+
+
+def test_search_finds_zigzag(page, site):
+    page.goto(site[0] + "search.html?q=zigzag")
+    page.wait_for_selector("ul.search li a")
+    assert page.locator("ul.search li a[href^='10_sequence_splitting']").count() > 0
+
+
+@pytest.mark.parametrize("mode", ["light", "dark"])
+def test_text_code_and_links_are_readable(page, site, mode):
+    page.add_init_script(f"localStorage.setItem('mode', '{mode}'); localStorage.setItem('theme', '{mode}');")
+    page.goto(site[0] + "07_pipeline.html")
+    assert page.evaluate("() => document.documentElement.dataset.theme") == mode
+    for selector in (
+        "article p",
+        "article pre",
+        "article h2",
+        "article p a",
+        ".explorer label",
+        ".explorer figcaption",
+    ):
+        assert page.evaluate(CONTRAST, selector) >= 4.5, selector
+    assert (
+        page.evaluate("() => getComputedStyle(document.querySelector('.cell_output img')).filter") == "none"
+    )
+    shot(page, mode)
+
+
+def test_pages_follow_each_other_and_terms_lead_to_the_glossary(page, site):
+    page.goto(site[0] + "07_pipeline.html")
+    page.locator("article a[href='glossary.html#bubble']").first.click()
+    page.wait_for_url("**/glossary.html#bubble")
+    assert page.locator("#bubble").is_visible()
+    page.goto(site[0] + "07_pipeline.html")
+    page.locator("a.right-next").click()
+    page.wait_for_url("**/10_sequence_splitting.html")
+    page.goto(site[0] + "teachers.html")
+    assert "Expected misconceptions" in page.locator("article").inner_text()
+
+
+def test_the_projector_shows_text_and_figures_and_only_tagged_code(page, site):
+    page.goto(site[0] + "07_pipeline.html?slides")
+    deck = page.locator(".projector")
+    count = int(deck.get_attribute("data-place").split("/")[1])
+    assert count >= 12 and "The one-minute version" in deck.inner_text()
+    seen, pictures, code = "", 0, ""
+    for number in range(1, count + 1):
+        assert deck.get_attribute("data-place") == f"{number} / {count}"
+        seen += deck.inner_text()
+        pictures += deck.locator("img").count()
+        code += "".join(deck.locator(".cell_input").all_inner_texts())
+        if number == 4:
+            shot(page, "slide")
+        page.keyboard.press("ArrowRight")
+    assert pictures >= 8 and "def both_send_first" in code
+    assert "NotImplementedError" not in seen and "import" not in code.replace("\n    import", "")
+    page.keyboard.press("Escape")
+    page.wait_for_url(lambda url: "slides" not in url)
+    assert page.locator("article h1").is_visible() and not page.broken

@@ -1,0 +1,196 @@
+"""A made-up lesson of two exercises, and what students might hand in for it: `make(folder)` writes all of them.
+
+`python tests/submissions.py 07 FOLDER` writes thirty notebooks of a real lesson: right, wrong and unfinished answers.
+"""
+
+import copy
+import json
+import os
+import random
+import sys
+from pathlib import Path
+
+from gpt2lab.classroom import NOTEBOOKS, lessons_named
+from gpt2lab.lessons.answers import exercises
+from gpt2lab.lessons.source import read_lesson
+
+SOURCE = '''# %% [markdown]
+# # 07 Halves
+
+# %% tags=["setup"]
+from gpt2lab.lessons.exercises import check, close
+
+
+def test_half(answer):
+    close(answer(4), 2, "half of 4")
+
+
+def test_third(answer):
+    close(answer(9), 3, "a third of 9")
+
+# %% tags=["exercise"]
+def half(x):
+    """Half of x."""
+    ### BEGIN SOLUTION
+    return x / 2
+    ### END SOLUTION
+
+
+check("half", test_half, half)
+
+# %% tags=["wrong"]
+# FAIL: half of 4: expected 2, got 4
+def half(x):
+    return x
+
+# %% tags=["exercise"]
+def third(x):
+    """A third of x."""
+    ### BEGIN SOLUTION
+    return x / 3
+    ### END SOLUTION
+
+
+check("third", test_third, third)
+
+# %% tags=["wrong"]
+# FAIL: a third of 9: expected 3, got 9
+def third(x):
+    return x
+'''
+
+SLEEPER = "86413"
+HALVES = {  # student -> what is written in place of `return x / 2`, or the whole cell
+    "good": "    return x / 2",
+    "blank": '    raise NotImplementedError("your turn")',
+    "wrong": "    return x",
+    "forgotten": "    x / 2",
+    "raises": "    return x / 0",
+    "loops": "    while True:\n        pass",
+    "sleeps deaf": "    import signal, time\n    signal.signal(signal.SIGALRM, signal.SIG_IGN)\n    time.sleep(1000)",
+    "hog": "    return len(bytearray(6 * 2**30)) and x / 2",
+    "exits": "    import os\n    os._exit(0)",
+    "kills": "    import os, signal\n    os.kill(os.getpid(), signal.SIGKILL)",
+    "leaves": "    raise SystemExit(0)",
+    "says pass": '    print("PASS  half")\n    return x',
+    "gigabyte": "    import os\n    for _ in range(1024):\n        os.write(1, bytes(2**20))\n    return x / 2",
+    "long words": '    raise ValueError("x" * 10**8)',
+    "bomb": "    import os\n    while True:\n        os.fork()",
+    "detached": "    import subprocess\n"
+    f'    subprocess.Popen(["sleep", "{SLEEPER}"], start_new_session=True)\n    return x / 2',
+    "writes": "    import pathlib\n    pathlib.Path('{folder}/good.ipynb').write_text('')\n    return x / 2",
+    "spies": "    import pathlib\n    return 2 if list(pathlib.Path('{folder}').iterdir()) else 0",
+    "helper inside": "    return ratio(x, 2)\n\n\ndef ratio(a, b):\n    return a / b",
+    "constant": "    return x / TWO\n\n\nTWO = 2",
+    "own check": '    return x\n\n\ndef check(*_):\n    print("PASS  half")\n\n\ntest_half = close = check',
+    "magic": "    return x / 2\n\n\n%time half(3)\n!ls",
+    "syntax": "    return x /",
+    "stops the cell": '    return x / 2\n\n\nraise KeyError("stop")',
+    "bad decorator": "    return x / 2\n\n\n@unknown\ndef more():\n    pass",
+    "patches": "    import gpt2lab.lessons.desk as desk\n    desk.verdict = lambda *_: ('PASS', '')\n    return x",
+}
+
+
+def lesson(folder, source=SOURCE):
+    """The lesson, from a source under a folder."""
+    path = folder / "notebooks" / "src" / "07_halves.py"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(source)
+    return read_lesson(path)
+
+
+def make(of, folder):
+    """Write the class's notebooks into a folder."""
+    folder.mkdir()
+    plain = json.loads(json.dumps(of.notebook(student=False)))
+    half, third = (
+        i for i, cell in enumerate(plain["cells"]) if "exercise" in cell["metadata"].get("tags", ())
+    )
+
+    def hand_in(name, edit, where=None):
+        notebook = copy.deepcopy(plain)
+        edit(notebook)
+        path = folder / (where or f"{name}.ipynb")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(notebook))
+
+    def write(words):
+        return lambda n: n["cells"][half].update(
+            source=plain["cells"][half]["source"].replace(
+                "    return x / 2", words.replace("{folder}", str(folder))
+            )
+        )
+
+    for name, words in HALVES.items():
+        hand_in(name, write(words))
+
+    def new(text, **more):
+        cell = {"cell_type": "code", "metadata": {}, "outputs": [], "execution_count": None, "source": text}
+        return cell | more
+
+    def stripped(n):
+        n["cells"] = [new(c["source"].splitlines(True)) for c in n["cells"] if c["cell_type"] == "code"]
+
+    def duplicated(n):
+        n["cells"].insert(half + 1, new(plain["cells"][half]["source"], id="copy"))
+        write(HALVES["blank"])(n)
+
+    def helped(n):
+        write("    return ratio(x)")(n)
+        n["cells"].append(
+            new("import operator\n\nprint(1 / 0)\n\n\ndef ratio(a):\n    return operator.truediv(a, b)")
+        )
+        n["cells"].append(new("b = 2"))
+
+    def old_outputs(n):
+        write("    return x")(n)
+        n["cells"][half]["outputs"] = [{"output_type": "stream", "name": "stdout", "text": "PASS  half\n"}]
+
+    def deleted(n):
+        del n["cells"][half]
+
+    def another(n):
+        n["metadata"]["gpt2lab"]["source"] = "src/04_data_parallel.py"
+
+    def older(n):
+        n["metadata"]["gpt2lab"]["sha256"] = "0" * 64
+        for cell in n["cells"]:
+            cell["id"] = "old" + cell["id"]
+
+    hand_in("stripped", stripped)
+    hand_in("duplicated", duplicated)
+    hand_in("helper elsewhere", helped)
+    hand_in("old outputs", old_outputs)
+    hand_in("deleted", deleted)
+    hand_in("another lesson", another)
+    hand_in("older", older)
+    hand_in("", write(HALVES["good"]), "Ann.ipynb")
+    hand_in("", write(HALVES["wrong"]), "Ann/07_halves.ipynb")
+    hand_in("", write(HALVES["good"]), "group 2/Bob/07_halves (1).ipynb")
+    hand_in("", write(HALVES["wrong"]), ".ipynb_checkpoints/good-checkpoint.ipynb")
+    (folder / "broken.ipynb").write_text('{"cells": [')
+    (folder / "list.ipynb").write_text("[1, 2]")
+    (folder / "deep.ipynb").write_text("[" * 100_000)
+    (folder / "latin.ipynb").write_bytes(
+        json.dumps(plain, ensure_ascii=False).replace("Half", "Hälfte").encode("latin-1")
+    )
+    (folder / "link.ipynb").symlink_to(folder / "good.ipynb")
+    (folder / "nowhere.ipynb").symlink_to(folder / "not there")
+    os.truncate(os.open(folder / "huge.ipynb", os.O_CREAT | os.O_WRONLY), 5 * 2**30)
+
+
+def a_class(of, folder, count=30):
+    """Notebooks of students of whom each solves, fails or leaves out each exercise, by a fixed seed."""
+    folder.mkdir(parents=True)
+    chance = random.Random(7)
+    for number in range(count):
+        notebook = of.notebook(student=True)
+        cells = {cell.id: cell for cell in notebook.cells}
+        for e in exercises(of):
+            texts = [e.cell.solved()] * 6 + [e.cell.blank()] + [w.text for w in e.wrong]
+            cells[e.cell.id].source = chance.choice(texts)
+        (folder / f"student{number:02d}.ipynb").write_text(json.dumps(notebook))
+
+
+if __name__ == "__main__":
+    a_class(lessons_named(NOTEBOOKS, [sys.argv[1]])[0], Path(sys.argv[2]))

@@ -1,0 +1,257 @@
+"""The grader on everything that a class may hand in: each student gets the verdict that is due, whatever others do."""
+
+import csv
+import json
+
+import psutil
+import pytest
+import submissions
+
+from gpt2lab import cli
+from gpt2lab.classroom import NOTEBOOKS, lessons_named, report, sandbox
+from gpt2lab.classroom import grade as grading
+from gpt2lab.classroom.submission import answers, touches
+from gpt2lab.lessons.answers import as_expected, exercises, words_of
+
+pytestmark = pytest.mark.live
+LIMITS = sandbox.Limits(seconds=3.0, gib=1.0)
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    """A folder with the made-up lesson, and the class's notebooks in `class`."""
+    folder = tmp_path_factory.mktemp("graded")
+    submissions.make(submissions.lesson(folder), folder / "class")
+    return folder
+
+
+def call(folder, where="class", *more):
+    """`gpt2lab grade` as a teacher would call it."""
+    words = [
+        "07",
+        str(folder / where),
+        "--out",
+        str(folder / "grades.csv"),
+        "--notebooks",
+        str(folder / "notebooks"),
+    ]
+    limits = ["--seconds", f"{LIMITS.seconds}", "--memory", f"{LIMITS.gib}"]
+    return cli.main(["grade", *words, *limits, *more])
+
+
+@pytest.fixture(scope="module")
+def results(home):
+    """The class's results by student, from one call."""
+    assert call(home, "class", "--jobs", "4") == 0
+    return {r["student"]: r for r in report.known_results(home / "grades.csv", "07_halves")}
+
+
+LATE, GONE = "no end after 3 s", "the process that ran your code ended in the middle of it"
+DUE = {  # student -> verdict on `half`, and the words that it has
+    "good": ("PASS", ""),
+    "blank": ("TODO", "write it"),
+    "wrong": ("FAIL", "half of 4: expected 2, got 4"),
+    "forgotten": ("FAIL", "Is the return missing?"),
+    "raises": ("FAIL", "ZeroDivisionError"),
+    "loops": ("FAIL", LATE),
+    "sleeps deaf": ("FAIL", LATE),
+    "hog": ("FAIL", "MemoryError"),
+    "exits": ("FAIL", f"{GONE} (exit status 0)"),
+    "kills": ("FAIL", f"{GONE} (killed by SIGKILL)"),
+    "leaves": ("FAIL", "SystemExit: 0"),
+    "says pass": ("FAIL", "half of 4: expected 2, got 4"),
+    "gigabyte": ("PASS", ""),
+    "long words": ("FAIL", "ValueError: xxx"),
+    "bomb": ("FAIL", "more than "),
+    "detached": ("PASS", ""),
+    "helper inside": ("PASS", ""),
+    "constant": ("PASS", ""),
+    "own check": ("FAIL", "half of 4: expected 2, got 4"),
+    "magic": ("PASS", ""),
+    "syntax": ("FAIL", "your cell is not Python: invalid syntax"),
+    "stops the cell": ("PASS", ""),
+    "bad decorator": ("FAIL", "your cell does not run: NameError"),
+    "stripped": ("PASS", ""),
+    "duplicated": ("PASS", ""),
+    "helper elsewhere": ("PASS", ""),
+    "old outputs": ("FAIL", "half of 4: expected 2, got 4"),
+    "deleted": ("TODO", "no cell defines half"),
+    "older": ("PASS", ""),
+    "Ann.ipynb": ("PASS", ""),
+    "Ann/07_halves.ipynb": ("FAIL", "half of 4"),
+    "group 2/Bob": ("PASS", ""),
+}
+UNREAD = {
+    "another lesson": "This is a notebook of lesson 04_data_parallel, not of 07_halves.",
+    "broken": "The file is not a notebook",
+    "list": "The file is not a notebook",
+    "deep": "The file is not a notebook",
+    "latin": "The file is not UTF-8 text",
+    "link": "This is a link",
+    "nowhere": "This is a link",
+    "huge": "The file has 5120 MiB, the limit is 32",
+}
+
+
+@pytest.mark.parametrize("student", DUE)
+def test_every_student_gets_the_verdict_that_is_due_and_the_other_exercise_is_graded_too(results, student):
+    half, third = results[student]["exercises"]
+    status, words = DUE[student]
+    assert half["status"] == status and words in half["words"], half
+    assert (half["words"] == "") == (status == "PASS") and len(half["words"]) <= 600
+    assert third["status"] == "PASS" and not results[student]["error"], third
+
+
+@pytest.mark.parametrize("student", UNREAD)
+def test_what_is_no_notebook_of_the_lesson_is_told_in_a_sentence(results, student):
+    assert UNREAD[student] in results[student]["error"]
+    assert {e["status"] for e in results[student]["exercises"]} == {"NONE"}
+
+
+def test_nobody_is_forgotten_and_nobody_added(results):
+    where_it_matters = {"patches", "writes", "spies"}
+    assert set(results) == set(DUE) | set(UNREAD) | where_it_matters
+
+
+def test_an_answer_that_names_its_judge_is_shown_to_the_teacher(results):
+    assert results["patches"]["notes"] == ["half: look at this answer, it names gpt2lab.lessons.desk"]
+    noted = {student for student, r in results.items() if any("look at" in note for note in r["notes"])}
+    assert noted == {"patches", "own check"}
+    assert results["older"]["notes"] == ["made from another version of the lesson"]
+
+
+def test_what_an_answer_starts_does_not_outlive_it(results):
+    assert results["detached"] and not sleepers()
+
+
+def sleepers():
+    return [
+        p.pid for p in psutil.process_iter(["cmdline"]) if submissions.SLEEPER in (p.info["cmdline"] or ())
+    ]
+
+
+@pytest.mark.skipif(not sandbox.isolated(), reason="this system has no namespaces for users")
+def test_an_answer_sees_and_changes_no_other(results, home):
+    assert results["writes"]["exercises"][0]["status"] == "FAIL"
+    assert results["spies"]["exercises"][0]["status"] == "FAIL"  # with what it looks for it would pass
+    assert (home / "class" / "good.ipynb").stat().st_size > 1000
+
+
+@pytest.mark.parametrize("student", ["good", "exits", "bomb", "detached", "hog"])
+def test_without_namespaces_the_limits_hold_and_a_sentence_says_what_does_not(home, student, monkeypatch):
+    monkeypatch.setattr(sandbox, "isolated", lambda: False)
+    assert "could use the network" in sandbox.sentence()
+    of = submissions.lesson(home)
+    half, third = grading.graded(home / "class" / f"{student}.ipynb", of, LIMITS)["exercises"]
+    status, words = DUE[student]
+    assert half["status"] == status and words in half["words"] and third["status"] == "PASS"
+    assert not sleepers()
+
+
+def test_the_table_the_pages_and_the_json_say_the_same(results, home):
+    with (home / "grades.csv").open() as file:
+        rows = {row["student"]: row for row in csv.DictReader(file)}
+    assert list(rows) == sorted(rows, key=lambda s: list(results).index(s)) and set(rows) == set(results)
+    assert rows["wrong"]["half"] == "FAIL" and rows["wrong"]["passed"] == "1" and rows["wrong"]["of"] == "2"
+    page = (home / "grades" / "wrong.txt").read_text()
+    assert "1 of 2 exercises pass." in page and "FAIL  half" in page and "expected 2, got 4" in page
+    assert "PASS  third" in page and sandbox.sentence() in page
+    assert len(list((home / "grades").iterdir())) == len(results)
+    assert "look at" not in (home / "grades" / "patches.txt").read_text()  # that is for the teacher
+
+
+def test_a_second_call_goes_on_where_the_first_ended(results, home, monkeypatch, tmp_path):
+    of, tried = submissions.lesson(home), []
+
+    def spy(path, *_):
+        tried.append(path.name)
+        return results["good"]
+
+    monkeypatch.setattr(grading, "graded", spy)
+    files = grading.submissions(home / "class", of)
+    known = list(results.values())
+    assert len(list(grading.grade(files, of, LIMITS, 2, known))) == len(files) and tried == []
+    changed = tmp_path / "wrong.ipynb"
+    changed.write_text((home / "class" / "good.ipynb").read_text())
+    done = list(grading.grade(files | {"wrong": changed}, of, LIMITS, 2, known[1:]))
+    assert sorted(tried) == sorted([files[known[0]["student"]].name, "wrong.ipynb"]) and len(done) == len(
+        files
+    )
+    tried.clear()
+    list(grading.grade(files, of, sandbox.Limits(seconds=9, gib=1), 2, known))
+    assert len(tried) == len(files)  # with another limit the verdict may be another
+
+
+def test_what_is_ready_is_kept_when_the_grader_is_stopped(home, monkeypatch, tmp_path):
+    def stopped(path, *_):
+        if path.stem == "wrong":
+            raise KeyboardInterrupt
+        return {"notes": [], "error": "", "exercises": []}
+
+    monkeypatch.setattr("gpt2lab.classroom.grade.graded", stopped)
+    (tmp_path / "class").mkdir()
+    for name in ("good", "wrong"):
+        (tmp_path / "class" / f"{name}.ipynb").write_bytes((home / "class" / f"{name}.ipynb").read_bytes())
+    submissions.lesson(tmp_path)
+    assert call(tmp_path, "class", "--jobs", "1") == 130
+    kept = json.loads((tmp_path / "grades.json").read_text())["results"]
+    assert [r["student"] for r in kept] == ["good"]
+
+
+@pytest.mark.parametrize(
+    "more, words",
+    [
+        (["--jobs", "0"], "must be more than 0"),
+        (["--memory", "0.01"], "cannot be set up within 0.01 GiB"),
+    ],
+)
+def test_a_call_that_cannot_be_is_told_in_a_sentence(home, more, words, capsys, tmp_path):
+    (tmp_path / "class").mkdir()
+    (tmp_path / "class" / "good.ipynb").write_bytes((home / "class" / "good.ipynb").read_bytes())
+    submissions.lesson(tmp_path)
+    assert call(tmp_path, "class", *more) == 1
+    assert words in capsys.readouterr().err
+    assert call(tmp_path, "empty") == 1 and "no notebooks (*.ipynb)" in capsys.readouterr().err
+
+
+def through_the_grader(lesson, text_of, tmp_path):
+    """Verdicts on every exercise when the cell of each has the text that `text_of(exercise)` gives."""
+    notebook = lesson.notebook(student=True)
+    cells = {cell.id: cell for cell in notebook.cells}
+    for exercise in exercises(lesson):
+        cells[exercise.cell.id].source = text_of(exercise)
+    path = tmp_path / f"{lesson.name}.ipynb"
+    path.write_text(json.dumps(notebook))
+    parts = answers([dict(c, id=c["id"]) for c in notebook.cells if c.cell_type == "code"], lesson)
+    told = iter(grading.graded(path, lesson, sandbox.Limits())["exercises"])
+    for exercise, part in zip(exercises(lesson), parts, strict=True):
+        own = [next(told) for _ in part.titles]
+        yield exercise, [(e["name"], e["status"], e["words"]) for e in own]
+
+
+def test_live_ranks_of_an_answer_that_wait_for_each_other_are_named(tmp_path):
+    (lesson,) = lessons_named(NOTEBOOKS, ["00"])
+    locked = lambda e: next(
+        (w.text for w in e.wrong if "wait for each other" in words_of(w)), e.cell.solved()
+    )
+    found = [verdict for _, verdicts in through_the_grader(lesson, locked, tmp_path) for verdict in verdicts]
+    assert [status for _, status, _ in found] == ["PASS", "PASS", "FAIL", "PASS"]
+    assert "The ranks wait in a circle: 0 -> " in found[2][2]
+
+
+@pytest.mark.parametrize(
+    "name, rounds",
+    [("08", 1), *(pytest.param(x.name[:2], 9, marks=pytest.mark.slow) for x in lessons_named(NOTEBOOKS, []))],
+)
+@pytest.mark.timeout(1200)
+def test_solutions_pass_blanks_are_todo_and_wrong_answers_fail_through_the_grader_too(name, rounds, tmp_path):
+    (lesson,) = lessons_named(NOTEBOOKS, [name])
+    for exercise, found in through_the_grader(lesson, lambda e: e.cell.solved(), tmp_path):
+        assert as_expected(found, "PASS"), (exercise.cell.text[:60], found)
+        assert touches(exercise.cell.solved().split("\ncheck(")[0]) == []
+    for _, found in through_the_grader(lesson, lambda e: e.cell.blank(), tmp_path):
+        assert {status for _, status, _ in found} == {"TODO"}
+    for i in range(min(rounds, max(len(e.wrong) for e in exercises(lesson)))):
+        pick = lambda e, i=i: e.wrong[i % len(e.wrong)]
+        for exercise, found in through_the_grader(lesson, lambda e: pick(e).text, tmp_path):  # noqa: B023
+            assert as_expected(found, words_of(pick(exercise))), (pick(exercise).text, found)

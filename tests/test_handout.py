@@ -1,0 +1,109 @@
+"""The folder for students, and the wheel with which it runs where there is no checkout."""
+
+import json
+import os
+import shutil
+import site
+import subprocess
+import sys
+from pathlib import Path
+
+import nbformat
+import pytest
+
+from gpt2lab import cli
+from gpt2lab.classroom import NOTEBOOKS, lessons_named
+from gpt2lab.lessons.source import BLANK
+
+ROOT = Path(__file__).parents[1]
+
+
+def test_a_handout_holds_the_students_notebooks_and_a_page_with_blank_dates(tmp_path, capsys):
+    folder = tmp_path / "week 3"
+    assert cli.main(["handout", "04", "07", "--to", str(folder)]) == 0
+    files = ["04_data_parallel.ipynb", "07_pipeline.ipynb", "README.md"]
+    assert sorted(path.name for path in folder.iterdir()) == files
+    assert [Path(line).name for line in capsys.readouterr().out.splitlines()] == [files[2], *files[:2]]
+    page = (folder / "README.md").read_text()
+    assert "| [07_pipeline](07_pipeline.ipynb) | 5 | | |" in page and "gpt2lab-*.whl" in page
+    for lesson in lessons_named(NOTEBOOKS, ["04", "07"]):
+        cells = {cell.id: cell for cell in nbformat.read(folder / f"{lesson.name}.ipynb", 4).cells}
+        tasks = [cell for cell in lesson.cells if "exercise" in cell.tags]
+        assert tasks and all(BLANK in cells[cell.id].source for cell in tasks)
+        assert not any(cell.solved() in cells[cell.id].source for cell in tasks)
+
+
+@pytest.mark.parametrize(
+    "arguments, words",
+    [
+        (["99", "--to", "{tmp}/new"], "no lesson starts with '99'"),
+        (["04", "--to", "{tmp}"], "is there already. Take a new folder"),
+        (["04", "--to", "{tmp}/new", "--notebooks", "{tmp}"], "There are no lessons in"),
+    ],
+)
+def test_a_handout_that_cannot_be_is_refused_and_nothing_is_written(arguments, words, tmp_path, capsys):
+    (tmp_path / "04_data_parallel.ipynb").write_text("hours of work")
+    assert cli.main(["handout", *(a.format(tmp=tmp_path) for a in arguments)]) == 1
+    assert words in capsys.readouterr().err
+    assert (tmp_path / "04_data_parallel.ipynb").read_text() == "hours of work"
+    assert not list(tmp_path.rglob("README.md"))
+
+
+@pytest.fixture(scope="module")
+def fresh(tmp_path_factory):
+    """A new environment with gpt2lab from a wheel; torch and the other requirements are those of this one."""
+    home = tmp_path_factory.mktemp("fresh")
+    shutil.copytree(ROOT / "gpt2lab", home / "tree" / "gpt2lab", ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "requirements.txt", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, home / "tree")
+    pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
+    env = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    call = lambda *words: subprocess.run(words, check=True, cwd=home, env=env)
+    call(*pip, "wheel", "--no-deps", "--no-build-isolation", "-w", home, home / "tree")
+    call(sys.executable, "-m", "venv", "--without-pip", home / "env")
+    python = home / "env" / "bin" / "python"
+    (wheel,) = home.glob("gpt2lab-*.whl")
+    call(*pip, "--python", python, "install", "--no-deps", "--no-index", wheel)
+    (packages,) = (home / "env").glob("lib/python*/site-packages")
+    (packages / "shared.pth").write_text("\n".join(site.getsitepackages()))
+    shutil.rmtree(home / "tree")
+    return python
+
+
+def said(python, folder, *words):
+    """What a command of the fresh environment prints, outside of any checkout."""
+    env = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    done = subprocess.run([python, *words], cwd=folder, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_the_wheel_brings_the_texts_and_the_command(fresh, tmp_path):
+    text = "import gpt2lab.corpus as c; print(c.shakespeare()[:4], c.encoding().encode('ROMEO'), c.__file__)"
+    found = said(fresh, tmp_path, "-c", text)
+    assert str(fresh.parent.parent) in found and "[33676, 4720]" in found
+    assert "handout" in said(fresh, tmp_path, fresh.parent / "gpt2lab", "--help")
+
+
+def test_every_file_of_the_package_that_is_no_program_is_in_the_wheel(fresh):
+    (there,) = fresh.parents[1].glob("lib/python*/site-packages/gpt2lab")
+    files = [path.relative_to(ROOT / "gpt2lab") for path in ROOT.glob("gpt2lab/**/*") if path.is_file()]
+    assert not [file for file in files if file.suffix != ".pyc" and not (there / file).exists()]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lesson", ["00", "04", "07"])
+def test_a_handout_runs_from_its_folder_with_the_wheel(fresh, lesson, tmp_path):
+    cli.main(["handout", lesson, "--to", str(tmp_path / "class")])
+    (file,) = (tmp_path / "class").glob("*.ipynb")
+    program = f"""
+import nbformat, nbclient
+notebook = nbformat.read({str(file)!r}, 4)
+nbclient.NotebookClient(notebook, timeout=120).execute(cwd={str(file.parent)!r})
+nbformat.write(notebook, "ran.ipynb")
+"""
+    said(fresh, tmp_path, "-c", program)
+    cells = json.loads((tmp_path / "ran.ipynb").read_text())["cells"]
+    outputs = [output for cell in cells for output in cell.get("outputs", [])]
+    assert not [o for o in outputs if o["output_type"] == "error" or o.get("name") == "stderr"]
+    assert sum("TODO" in "".join(o.get("text", "")) for o in outputs) >= 4

@@ -1,0 +1,171 @@
+"""What is made from the lessons for readers and teachers: glossary, index by symptom, guide, and the pages' sources."""
+
+import json
+import re
+from pathlib import Path
+
+import nbformat
+import pytest
+import submissions
+
+from gpt2lab.classroom import NOTEBOOKS, lessons_named
+from gpt2lab.classroom.frames import draw_explorers
+from gpt2lab.classroom.guide import guide, minutes, reading
+from gpt2lab.classroom.site import bold, page, terms
+from gpt2lab.lessons.answers import exercises, words_of
+
+LESSONS = lessons_named(NOTEBOOKS, [])
+GLOSSARY = (NOTEBOOKS / "glossary.md").read_text()
+SYMPTOMS = (NOTEBOOKS / "symptoms.md").read_text()
+
+EMPHASIS = """stands at the end (sum forward, nothing backward) and|<Hx, y> = <x, H'y>|All at once|Backward|Forward
+Further|E H / k tokens a rank|Gradients|Interleaving|Next|Normalise once, sum everywhere|Predict|Without|Your turn|adds
+all|along T|and play your messages again|at most 20|at most 3|batch|before|bit for bit|by name|checked|data or ZeRO last
+equal to a serial program that reads the table|equal to autograd|free|in the whole sequence|last start to the last end
+loss|loss curves|max(a, b)|maximum|no memory|not|once|order|pipeline first|same|sequence|sequence after tensor|sum
+pipeline, tensor, sequence, context, data or ZeRO|sum of exponentials|sum over ranks|target's logit|two copies|unequal
+use|w = 2 (N-1) T / N²|whole|with the same bug"""
+"""What lessons set in bold because it matters there, and not as a term."""
+
+
+def texts(lesson):
+    return "\n\n".join(cell.text for cell in lesson.cells if cell.kind == "markdown")
+
+
+def unknown(text, glossary=GLOSSARY):
+    """Terms that a text sets in bold and a glossary lacks; sentences and numbers are no terms."""
+    plain = set(EMPHASIS.replace("\n", "|").split("|"))
+    short = [b.strip() for b in bold(text) if not b.strip().endswith((".", ":", "?")) and not b[0].isdigit()]
+    return [b for b in short if b.lower() not in terms(glossary) and b not in plain]
+
+
+@pytest.mark.parametrize("lesson", LESSONS, ids=lambda x: x.name)
+def test_every_term_that_a_lesson_sets_in_bold_is_in_the_glossary(lesson):
+    assert unknown(texts(lesson)) == [], (
+        "explain it in notebooks/glossary.md; a word that is no term: EMPHASIS here"
+    )
+
+
+def test_a_term_that_the_glossary_lacks_is_found():
+    assert unknown("a **new word** and a **bubble**") == ["new word"]
+    assert unknown("a **bubble**", GLOSSARY.replace("### bubble", "### froth")) == ["bubble"]
+
+
+@pytest.mark.parametrize("name", ["FSDP", "HSDP", "AFAB", "ZB1P", "VPP", "CP", "EP", "TP-SP"])
+def test_other_peoples_names_lead_to_ours(name):
+    assert name.lower() in terms(GLOSSARY)
+
+
+def shown_in(entry):
+    """(lesson, heading) of the cells that an entry names."""
+    return re.findall(r'\[(\d\d), "([^"]+)"\]\((\d\d_\w+)\.ipynb\)', entry)
+
+
+def entries():
+    return re.split(r"^### ", SYMPTOMS, flags=re.M)[1:]
+
+
+@pytest.mark.parametrize("entry", entries(), ids=lambda entry: entry.split("\n")[0])
+def test_every_symptom_has_its_words_cause_mend_and_a_cell_that_is_there(entry):
+    parts = re.findall(r"^- \*\*(.+?):\*\* \S", entry, re.M)
+    assert parts == ["PyTorch", "Here", "Cause", "Mend", "Shown in"]
+    found = shown_in(entry)
+    assert found or "no lesson yet" in entry
+    for number, heading, name in found:
+        (lesson,) = [x for x in LESSONS if x.name == name]
+        assert name.startswith(number)
+        assert heading in re.findall(r"^#+ (.+)$", texts(lesson), re.M), f"{name} has no heading {heading!r}"
+
+
+def test_all_known_confusions_are_indexed():
+    assert len(entries()) >= 24 + 6
+
+
+def test_the_guide_has_all_that_the_lessons_say():
+    whole = guide(LESSONS)
+    for lesson in LESSONS:
+        part = whole.split(f"\n## {lesson.name.replace('_', ' ')}\n")[1].split("\n## ")[0]
+        assert f"**Minutes:** {minutes(lesson)}," in part and 30 <= minutes(lesson) <= 120
+        for exercise in exercises(lesson):
+            assert all(f"FAIL: {words_of(wrong)}" in part for wrong in exercise.wrong)
+        assert part.split("### Exam questions")[1].count("*Answer:*") >= 2
+        assert "**In 45 minutes, skip:**" in part and "**Depends on the machine:**" in part
+
+
+def test_exam_questions_stand_in_no_notebook():
+    questions = re.findall(r"^\d\. (.+)$", (NOTEBOOKS / "exam.md").read_text(), re.M)
+    assert len(questions) >= 2 * len(LESSONS)
+    said = "\n".join(path.read_text() for path in NOTEBOOKS.rglob("*.ipynb"))
+    assert not [q for q in questions if json.dumps(q)[1:-1] in said]
+
+
+def test_every_lesson_says_what_to_read():
+    parts = re.split(r"^## ", reading(LESSONS), flags=re.M)[1:]
+    assert len(parts) >= len(LESSONS) - 2 and all(len(part.split()) > 5 for part in parts)
+
+
+def test_a_page_shows_blank_exercises_with_solutions_folded_and_describes_every_figure():
+    (lesson,) = lessons_named(NOTEBOOKS, ["00"])
+    anchors = terms(GLOSSARY)
+    made = page(lesson, anchors, {})
+    code = [cell for cell in made.cells if cell.cell_type == "code"]
+    folded = [cell for cell in code if "hide-input" in cell.metadata.get("tags", ())]
+    assert len(folded) == len(exercises(lesson))
+    assert [cell.source for cell in folded] == [e.cell.solved() for e in exercises(lesson)]
+    for i, cell in enumerate(made.cells):
+        if cell in folded:
+            assert "NotImplementedError" in made.cells[i - 1].source
+        if any("image/png" in o.get("data", {}) for o in cell.get("outputs", ())):
+            assert len(cell.metadata.mystnb.image.alt) > 10
+    linked = re.findall(r"\(glossary\.md#([\w-]+)\)", "\n".join(cell.source for cell in made.cells))
+    assert "all-reduce" in linked and len(linked) == len(set(linked)) and set(linked) <= set(anchors.values())
+    assert f"notebooks/{lesson.name}.ipynb" in made.cells[1].source
+    nbformat.validate(made)
+
+
+EXPLORER = """
+# %%
+from gpt2lab.lessons import explore
+from gpt2lab.plots.style import figure
+
+low = 1
+
+def draw(n, way):
+    fig, ax = figure(2, 1)
+    ax.plot([low, n])
+    return fig
+
+# %%
+explore(draw, "computed", "{n} by {way}.", "A line to {n}", n=(1, 9, 4), way=["up", "down"])
+"""
+
+
+def test_frames_vary_one_control_at_a_time(tmp_path):
+    lesson = submissions.lesson(tmp_path, submissions.SOURCE + EXPLORER)
+    ((explorer,),) = draw_explorers(lesson, tmp_path).values()
+    assert [f["value"] for f in explorer["frames"]["n"]] == ["1", "3", "4", "5", "7", "9"]
+    assert [f["value"] for f in explorer["frames"]["way"]] == ["up", "down"]
+    assert explorer["start"] == {"n": 2, "way": 0}
+    assert explorer["frames"]["n"][0]["caption"] == "Computed: 1 by up."
+    assert explorer["frames"]["way"][1]["alt"] == "A line to 4"
+    files = [f["file"] for frames in explorer["frames"].values() for f in frames]
+    assert len(files) == 8 and all(Path(tmp_path, file).stat().st_size > 100 for file in files)
+
+
+def test_an_explorer_that_needs_a_stopwatch_or_fails_keeps_its_posters(tmp_path):
+    for edit in (
+        lambda text: text.replace("# %%\nfrom", '# %% tags=["measured"]\nfrom'),
+        lambda text: text.replace("ax.plot", "ax.plott"),
+    ):
+        lesson = submissions.lesson(tmp_path, submissions.SOURCE + edit(EXPLORER))
+        assert draw_explorers(lesson, tmp_path) == {}
+
+
+OPEN = {"09", "13"}
+"""Lessons whose drill still shows its answers: this set may only shrink."""
+
+
+@pytest.mark.parametrize("lesson", LESSONS, ids=lambda x: x.name)
+def test_drill_answers_are_folded(lesson):
+    drill = re.split(r"^## (?:Drill|Questions)\s*$", texts(lesson), flags=re.M)[1]
+    assert "<details>" in drill or lesson.name[:2] in OPEN
