@@ -18,6 +18,8 @@ SWEEPS = 12
 def uses(package: Path) -> dict[str, set[str]]:
     """Room -> the rooms that its files import, also inside functions."""
     found: dict[str, set[str]] = {}
+    init = package / "__init__.py"
+    own = {getattr(node, "name", "") for node in ast.parse(init.read_text()).body} if init.exists() else ()
     for path in sorted(package.rglob("*.py")):
         parts = path.relative_to(package).with_suffix("").parts
         if parts[0].startswith("__"):
@@ -26,8 +28,8 @@ def uses(package: Path) -> dict[str, set[str]]:
         found.setdefault(room, set())
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.ImportFrom):
-                found[room] |= {ROOM_OF.get(name, name) for name in _rooms(node, parts)} - {room}
-    return {room: used & found.keys() for room, used in found.items()}
+                found[room] |= {ROOM_OF.get(name, name) for name in _rooms(node, parts)} - {room, *own}
+    return found
 
 
 def _rooms(node: ast.ImportFrom, parts: tuple[str, ...]) -> set[str]:
