@@ -9,6 +9,7 @@ import argparse
 import random
 from collections import Counter
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
@@ -125,7 +126,10 @@ def dtensor_results(rank: int, world_size: int, chosen: list[Case]) -> list[tupl
     return found
 
 
-def count_kinds(chosen: list[Case], launch=launch) -> Counter:
+QUIETLY = partial(launch, echo=False)
+
+
+def count_kinds(chosen: list[Case], launch=QUIETLY) -> Counter:
     """How many of the cases are of each kind."""
     found = launch(dtensor_results, chosen, ranks=4)
     return Counter(
