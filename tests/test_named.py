@@ -4,9 +4,11 @@ import pytest
 import torch
 from sharding_cases import CONFIG, run_program
 
+from gpt2lab.lessons.labs.sharding import BLOCK as BLOCK_NAMES
+from gpt2lab.lessons.labs.sharding import MLP as MLP_NAMES
 from gpt2lab.model import MLP, Block
 from gpt2lab.sharding import named
-from gpt2lab.sharding.capture import captured_module, plain_attention
+from gpt2lab.sharding.gpt2 import captured_module, plain_attention
 from gpt2lab.sharding.partition import partition
 from gpt2lab.sharding.propagate import propagate
 
@@ -25,7 +27,7 @@ def prepared(kind):
         for p in module.parameters():
             p.copy_(draw(*p.shape) / 4)
     x, of_y = draw(3, 5, CONFIG.n_embd).requires_grad_(), draw(3, 5, CONFIG.n_embd)
-    table = named.MLP if kind == "mlp" else named.BLOCK
+    table = MLP_NAMES if kind == "mlp" else BLOCK_NAMES
     params = dict(module.named_parameters())
     graph = captured_module(module, x, {n: table[n] for n in ("x", *params)}, others)
     y = module(x, *others())
@@ -61,14 +63,13 @@ def test_an_illegal_layout_is_refused():
     with pytest.raises(
         ValueError, match="hidden has the dimensions batch and ff, and both are on mesh axis 'x'"
     ):
-        named.marks(graph, {"batch": "x", "ff": "x"}, named.MLP)
+        named.marks(graph, {"batch": "x", "ff": "x"}, MLP_NAMES)
     with pytest.raises(ValueError, match="no tensor has a dimension 'colour'. There are batch, embd"):
-        named.marks(graph, {"colour": "x"}, named.MLP)
+        named.marks(graph, {"colour": "x"}, MLP_NAMES)
 
 
 def test_how_many_there_are():
     """All pairs of the MLP's four dimensions meet in a tensor: each axis takes another one, or none: 5 x 5 - 4."""
-    assert len(named.legal_layouts(named.MLP, {"x": 2})) == 5
-    assert {"heads": "y", "ff": "y", "batch": "x"} in named.legal_layouts(named.BLOCK, MESH)
-    assert {"heads": "y", "width": "y"} not in named.legal_layouts(named.BLOCK, MESH)
-    assert named.tile_count(("batch", "seq", "ff"), {"batch": "x", "ff": "y"}, MESH) == 4
+    assert len(named.legal_layouts(MLP_NAMES, {"x": 2})) == 5
+    assert {"heads": "y", "ff": "y", "batch": "x"} in named.legal_layouts(BLOCK_NAMES, MESH)
+    assert {"heads": "y", "width": "y"} not in named.legal_layouts(BLOCK_NAMES, MESH)

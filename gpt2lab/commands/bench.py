@@ -10,6 +10,7 @@
     python -m gpt2lab bench pipeline      our engine against torch.distributed.pipelining
     python -m gpt2lab bench context       sequence splitting against serial attention and PyTorch's ring
     python -m gpt2lab bench tasks         an iteration in six ways: threads, fork-join, tasks, ranks
+    python -m gpt2lab bench sharding      the sharding algebra against DTensor: layouts, bytes, a block's seconds
     python -m gpt2lab bench experts       a mixture of experts against transformers' Mixtral block
 
 On a machine with fewer cores than ranks a stopwatch also measures the scheduler: read the ratios.

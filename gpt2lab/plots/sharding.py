@@ -90,10 +90,33 @@ def spreading(graph, rounds, axes, step: int, columns: int = 8):
         text = known[node.name].text(axes) if node.name in known else "?"
         ax.text(x + 0.5, y + 0.64, title, ha="center", va="center", fontsize=7.5, color=ink(color))
         ax.text(x + 0.5, y + 0.3, text, ha="center", va="center", fontsize=9, weight="bold", color=ink(color))
+    _key(ax)
+    return fig
+
+
+def spreading_model(rows: dict[str, list[str]], rounds, step: int, columns: int = 48):
+    """Parts of a model as rows of squares, one for each value, after `step` rounds of propagation."""
+    fresh, before = set(rounds[step - 1]), set().union(*rounds[: step - 1])
+    lines = {part: -(-len(values) // columns) for part, values in rows.items()}
+    fig, ax = figure(9.4, 0.19 * sum(lines.values()) + 0.12 * len(rows) + 0.5)
+    ax.set(xlim=(-6, columns), ylim=(-sum(lines.values()) - 0.6 * len(rows) - 2.2, 0.5))
+    ax.set_axis_off()
+    top = 0.0
+    for part, values in rows.items():
+        ax.text(-0.5, top - lines[part] / 2, part, ha="right", va="center", fontsize=8)
+        for i, name in enumerate(values):
+            color = COLORS["comm"] if name in fresh else rank_color(2) if name in before else WHOLE
+            corner = i % columns + 0.06, top - i // columns - 0.94
+            ax.add_patch(Rectangle(corner, 0.88, 0.88, fc=color, ec="none"))
+        top -= lines[part] + 0.6
+    _key(ax)
+    return fig
+
+
+def _key(ax) -> None:
     keys = [(COLORS["comm"], "decided in this round"), (rank_color(2), "decided before"), (WHOLE, "not yet")]
     handles = [Patch(color=c, label=label) for c, label in keys]
     ax.legend(handles=handles, ncols=3, loc="lower center", fontsize=8, bbox_to_anchor=(0.5, -0.02))
-    return fig
 
 
 def program_messages(programs: dict, border: int):

@@ -8,16 +8,18 @@ expression   the language in which operators are described
 describe     an operator as a lambda over indices, from which follows how it can be cut (Tofu)
 operators    the descriptions of GPT-2's operators, softmax, attention, cross entropy, convolution
 graph        a program: named values, each made by a described operator
+halo         the rows that windows over a cut dimension need from neighbours
 propagate    a few marked layouts spread over the graph to a fixed point (GSPMD)
 marks        the marks that make Megatron, data parallelism, ZeRO and sequence splitting
 partition    one option for each operator, and the changes of layout between them: the program of every rank
 named        dimensions by name, a mesh axis for some of them (Mesh-TensorFlow)
-tofu         cuts of a chain of operators by recursive halving and dynamic programming
+tofu         GPT-2's graph as a chain, cut by recursive halving and dynamic programming
 
 On live ranks, over ranks/comm:
 
 reshard      a change of layout, forward and backward
-capture      GPT-2's forward, loss, backward and update as a graph
+capture      a function of tensors, backward included, as a graph
+gpt2         GPT-2's forward, loss, backward, clipping and update
 interpret    a rank runs its part of a partitioned program
 products     matrix products on grids of ranks: 1-D, SUMMA, 2.5-D
 """

@@ -15,7 +15,6 @@ import torch
 from torch._decomp import core_aten_decompositions
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from ..model import GPT2, GPT2Config
 from .graph import Builder, Graph
 from .operators import rule
 
@@ -44,20 +43,42 @@ def log_softmax(x, dim, half_to_float=False):
     return shifted - shifted.exp().sum([dim], keepdim=True).log()
 
 
-def plain_attention(q, k, v, positions, window=None):
-    """Causal attention (B, H, T, D) as two products and a softmax, so that heads, queries and keys can be cut."""
-    if window is not None:
-        raise ValueError("attention with a window is not captured. Use a GPT2Config with window=None.")
-    scores = q @ k.transpose(-2, -1) / q.size(-1) ** 0.5
-    return scores.masked_fill(positions[:, None] < positions, float("-inf")).softmax(-1) @ v
+def convolution(x, w, bias, stride, padding, dilation, transposed, output_padding, groups):
+    """`convolution` of images (N, C, H, W) with w (O, C, a, b) as a product of windows."""
+    if transposed or (set(stride) | set(dilation) | {groups}, set(padding)) != ({1}, {0}):
+        raise ValueError(
+            f"a convolution with stride {stride}, padding {padding}, dilation {dilation} and {groups} groups is not "
+            "captured. Use stride 1, dilation 1 and one group, and pad the image before."
+        )
+    (n, _, h, v), (o, _, a, b) = x.shape, w.shape
+    y = _windows(x, a, b) @ w.reshape(o, -1).T
+    y = y.reshape(n, h - a + 1, v - b + 1, o).permute(0, 3, 1, 2)
+    return y if bias is None else y + bias[:, None, None]
+
+
+def _windows(x, a, b):
+    """The windows of images as rows: (N H' W', C a b)."""
+    rows = x.unfold(2, a, 1).unfold(3, b, 1).permute(0, 2, 3, 1, 4, 5)
+    return rows.reshape(-1, x.size(1) * a * b)
+
+
+def convolution_backward(grad, x, w, *options):
+    """The gradients of image, filters and bias."""
+    (n, c, h, v), (o, _, a, b) = x.shape, w.shape
+    rows = grad.permute(0, 2, 3, 1).reshape(-1, o)
+    told = (rows @ w.reshape(o, -1)).reshape(n, h - a + 1, v - b + 1, c, a, b).permute(0, 3, 1, 2, 4, 5)
+    told = aten.unfold_backward(told, [n, c, h - a + 1, v, a], 3, b, 1)
+    of_x = aten.unfold_backward(told, list(x.shape), 2, a, 1)
+    return of_x, (rows.T @ _windows(x, a, b)).reshape(w.shape), grad.sum((0, 2, 3))
 
 
 def decompositions() -> dict:
     """How operators fall into simpler ones: ATen's core set, and what has sums inside by its sums."""
     table = dict(core_aten_decompositions())
-    for kept in (aten.embedding_dense_backward.default, aten.gelu_backward.default):
-        table.pop(kept, None)
+    for kept in (aten.embedding_dense_backward, aten.gelu_backward, aten.unfold_backward, aten.unfold):
+        table.pop(kept.default, None)
     own = {aten.native_layer_norm: layer_norm, aten._softmax: softmax, aten._log_softmax: log_softmax}
+    own |= {aten.convolution: convolution, aten.convolution_backward: convolution_backward}
     return table | {op.default: function for op, function in own.items()}
 
 
@@ -177,14 +198,16 @@ class _Reader:
             keep = len(args) > 2 and args[2]
         elif op == "permute":
             dims = tuple(d % value.dim() for d in args[1])
-        elif op in ("gather", "scatter"):
-            dims = (args[1],)
+        elif op in ("gather", "scatter", "unfold", "unfold_backward"):
+            dims = (args[2 if op == "unfold_backward" else 1],)
         if op in (
             "expand",
             "clamp",
             "_to_copy",
             "gelu",
             "gelu_backward",
+            "unfold",
+            "unfold_backward",
             "embedding",
             "embedding_dense_backward",
         ):
@@ -199,92 +222,6 @@ class _Reader:
         rank = x.meta["val"].dim()
         call = AtenCall("piece", (Value(0), len(sizes), dim % rank, number), {})
         self._add(node, node.name, "piece", [self._name(x)], ("piece", dim % rank), call)
-
-
-def captured_module(module: torch.nn.Module, x: torch.Tensor, names: dict, others=tuple) -> Graph:
-    """A module's forward and backward as a graph: `y` and, for x and each parameter, `grad NAME`, from `grad y`.
-
-    `names` are those of the dimensions of x and of the parameters; `others()` makes further, constant arguments.
-    """
-    params = {n: p.detach().clone().requires_grad_() for n, p in module.named_parameters()}
-    given = {"x": x.detach().clone().requires_grad_(), **params}
-
-    def step(*values):
-        own = dict(zip(params, values[1:-1], strict=True))
-        y = torch.func.functional_call(module, own, (values[0], *others()))
-        return y, *torch.autograd.grad(y, values[:-1], values[-1])
-
-    inputs = given | {"grad y": torch.zeros_like(x)}
-    return capture(step, inputs, ["y", *(f"grad {n}" for n in given)], names | {"grad y": names["x"]})
-
-
-def captured_gpt2(
-    config: GPT2Config, rows: int, length: int, update: str | None = None, dtype=torch.float64
-) -> Graph:
-    """One step of GPT-2 on (rows, length) tokens as a graph: `loss` and, for each parameter, `grad NAME`.
-
-    With `update="adamw"`, the first step of AdamW, the graph also takes the moments `m NAME` and `v NAME`, and gives
-    `new NAME`, `new m NAME` and `new v NAME` instead of the gradients. Raises ValueError for another update.
-    """
-    if update not in (None, "adamw"):
-        raise ValueError(f"update {update!r} cannot be captured. Use None for the gradients, or 'adamw'.")
-    model = GPT2(config).to(dtype)
-    for block in model.h.values():
-        block.attn.core = plain_attention
-    params = {n: p.detach().clone().requires_grad_() for n, p in model.named_parameters()}
-    tokens = torch.zeros(rows, length, dtype=torch.long)
-    inputs = {**params, "tokens": tokens, "targets": tokens.clone()}
-    names, moments = list(params), {}
-    if update == "adamw":
-        moments = {f"{kind} {n}": torch.zeros_like(p) for kind in "mv" for n, p in params.items()}
-
-    def step(*values):
-        given = dict(zip(names, values, strict=False))
-        tokens, targets = values[len(names) : len(names) + 2]
-        loss = model.loss(torch.func.functional_call(model, given, (tokens,)), targets)
-        grads = torch.autograd.grad(loss, list(given.values()))
-        if update is None:
-            return loss, *grads
-        state = iter(values[len(names) + 2 :])
-        return loss, *_adamw(list(given.values()), grads, list(state))
-
-    results = [f"new {n}" for n in (*names, *moments)] if update else [f"grad {n}" for n in names]
-    dims = {name: dimensions(name) for name in (*inputs, *moments)}
-    return capture(step, inputs | moments, ["loss", *results], dims)
-
-
-DIMENSIONS = {
-    "tokens": "batch seq",
-    "targets": "batch seq",
-    "wte.weight": "vocab embd",
-    "wpe.weight": "positions embd",
-    "c_attn.weight": "qkv heads width embd",
-    "c_attn.bias": "qkv heads width",
-    "attn.c_proj.weight": "embd heads width",
-    "c_fc.weight": "ff embd",
-    "c_fc.bias": "ff",
-    "mlp.c_proj.weight": "embd ff",
-}
-
-
-def dimensions(name: str) -> tuple[str, ...]:
-    """The names of the dimensions of GPT-2's inputs; q, k, v and the heads, fused in the weight, are apart."""
-    return next((tuple(d.split()) for end, d in DIMENSIONS.items() if name.endswith(end)), ("embd",))
-
-
-RATE, BETAS, EPS = 1e-2, (0.9, 0.95), 1e-8
-
-
-def _adamw(weights, grads, moments):
-    """The first step of AdamW without decay; new weights, then both moments."""
-    half = len(weights)
-    m = [BETAS[0] * m + (1 - BETAS[0]) * g for m, g in zip(moments[:half], grads, strict=True)]
-    v = [BETAS[1] * v + (1 - BETAS[1]) * (g * g) for v, g in zip(moments[half:], grads, strict=True)]
-    new = [
-        w.detach() - RATE * (a / (1 - BETAS[0])) / ((b / (1 - BETAS[1])).sqrt() + EPS)
-        for w, a, b in zip(weights, m, v, strict=True)
-    ]
-    return [*new, *m, *v]
 
 
 def _nodes(args) -> list:

@@ -106,34 +106,38 @@ def path(src: Layout, dst: Layout, shape: Sequence[int], mesh: Mesh) -> Path:
     """
     check(src, shape, mesh)
     check(dst, shape, mesh)
-    return _path(src, dst, tuple(shape), tuple(mesh.items()))
+    ends = tuple(axis for axis in mesh if dst.on(axis) == "sum")  # partial only where it is so in the end
+    found, search = _search(src, ends, tuple(shape), tuple(mesh.items()))
+    while dst not in found:
+        if next(search, None) is None:
+            axes = tuple(mesh)
+            raise ValueError(f"no steps lead from {src.text(axes)} to {dst.text(axes)}: a maximum is final.")
+    return found[dst]
 
 
 @lru_cache(maxsize=100_000)
-def _path(src, dst, shape, mesh_items) -> Path:
-    """Dijkstra's shortest path over layouts; the text of the steps decides between equals."""
-    mesh = dict(mesh_items)
-    queue, seen = [((0, 0, 0), "", src, (), (src,))], set()
+def _search(src, ends, shape, mesh_items) -> tuple[dict[Layout, Path], Iterator]:
+    """The paths that are known from a layout, and a search that finds one more each time it is asked."""
+    found: dict[Layout, Path] = {}
+    return found, _find(found, src, ends, shape, mesh_items)
+
+
+def _find(found, src, ends, shape, mesh_items) -> Iterator[Layout]:
+    """Dijkstra's shortest paths over layouts; the text of the steps decides between equals."""
+    mesh, queue = dict(mesh_items), [((0, 0, 0), "", src, (), (src,))]
     while queue:
         cost, text, at, taken, passed = heapq.heappop(queue)
-        if at == dst:
-            return Path(taken, passed, shape)
-        if at in seen:
+        if at in found:
             continue
-        seen.add(at)
+        found[at] = Path(taken, passed, shape)
         for step, after in steps(at, mesh):
-            if after not in seen and fits(after, shape, mesh) and _useful(step, dst):
+            useful = step.kind != "to-partial" or step.axis in ends
+            if useful and after not in found and fits(after, shape, mesh):
                 size, messages = _total(step, shape, at, mesh_items)
                 further = (cost[0] + size, cost[1] + messages, cost[2] + 1)
                 entry = (further, f"{text} {step};", after, (*taken, step), (*passed, after))
                 heapq.heappush(queue, entry)
-    axes = tuple(mesh)
-    raise ValueError(f"no steps lead from {src.text(axes)} to {dst.text(axes)}: a maximum is final.")
-
-
-def _useful(step: Step, dst: Layout) -> bool:
-    """A tensor is made partial only where it has to be partial in the end."""
-    return step.kind != "to-partial" or dst.on(step.axis) == "sum"
+        yield at
 
 
 @lru_cache(maxsize=100_000)

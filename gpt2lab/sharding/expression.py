@@ -7,12 +7,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Index:
-    """One index variable; `i + a` slides a window over a dimension."""
+    """One index variable; `i + a` and `i - a` slide a window over a dimension."""
 
     name: str
 
     def __add__(self, other: "Index") -> "Window":
         return Window(self, other)
+
+    __sub__ = __add__
 
 
 @dataclass(frozen=True)

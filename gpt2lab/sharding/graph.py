@@ -39,12 +39,14 @@ class Node:
 class Graph:
     """Nodes by name, each after those that it reads; `outputs` pairs a result's name with the value.
 
-    `names` are the names of the dimensions of some inputs, for marks such as `heads:y`.
+    `names` are the names of the dimensions of some inputs, for marks such as `heads:y`; `aliases` are further names
+    of values, also for marks.
     """
 
     nodes: dict[str, Node]
     outputs: dict[str, str]
     names: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    aliases: dict[str, str] = field(default_factory=dict)
 
     @property
     def inputs(self) -> list[str]:
@@ -119,11 +121,11 @@ class Builder:
         self.made.append((name, op, tuple(inputs), how, element, call))
 
     def _index(self, rule: Rule, inputs, fresh) -> None:
-        known = {}
+        known, windows = {}, {at for option in rule.options for at in option.halos}
         tensors = [*zip(rule.inputs, [self.dims[i] for i in inputs], strict=True), (rule.output, fresh)]
-        for labels, dims in tensors:
-            for label, factors in zip(labels, dims, strict=True):
-                if label is not None and factors:
+        for n, (labels, dims) in enumerate(tensors):
+            for d, (label, factors) in enumerate(zip(labels, dims, strict=True)):
+                if label is not None and factors and (n, d) not in windows:
                     unify(known.setdefault(label, factors), factors)
 
     def _divide(self, how, inputs, fresh) -> _Factor:
@@ -139,10 +141,15 @@ class Builder:
         return count
 
     def finish(self, outputs: dict[str, str], names: dict | None = None) -> Graph:
-        """The graph, with every operator's options on the factors."""
+        """The graph of what the outputs need, with every operator's options on the factors."""
         dims = {name: [flatten(d) for d in of] for name, of in self.dims.items()}
-        nodes = {}
+        nodes, needed = {}, set(outputs.values())
+        for name, op, inputs, *_ in reversed(self.made):
+            if name in needed or op == "input":
+                needed |= {name, *inputs}
         for name, op, inputs, how, element, call in self.made:
+            if name not in needed:
+                continue
             groups = tuple(map(len, dims[name]))
             shape = tuple(f.size for d in dims[name] for f in d)
             options = _options(how, [dims[i] for i in inputs], dims[name])
@@ -154,7 +161,8 @@ def _options(how, inputs: list, out: list) -> tuple[Option, ...]:
     if how is None:
         return ()
     if isinstance(how, Rule):
-        return tuple(each for option in how.free for each in _by_factor(option, how, inputs, out))
+        outside = [option for option in how.options if not option.messages]
+        return tuple(each for option in outside for each in _by_factor(option, how, inputs, out))
     count, rank = len(inputs), sum(map(len, out))
     skipped = range(0)
     if how != "view":
@@ -179,11 +187,15 @@ def _by_factor(option: Option, rule: Rule, inputs: list, out: list) -> list[Opti
         return [option]
     position = lambda dims, at, n: at if not isinstance(at, int) else sum(map(len, dims[:at])) + n
     count = counts.get(option.index, 0)
+    if option.halos and {len(inputs[n][d]) for n, d in option.halos} | {count} != {1}:
+        return []  # windows slide over a whole dimension
+    halos = tuple((n, position(inputs[n], d, 0)) for n, d in option.halos)
     return [
         Option(
             option.index if count == 1 else f"{option.index}.{n}",
             tuple(position(dims, at, n) for dims, at in zip(inputs, option.inputs, strict=True)),
             position(out, option.output, n),
+            halos=halos,
         )
         for n in range(count)
     ]

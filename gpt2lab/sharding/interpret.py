@@ -13,7 +13,7 @@ import torch
 from .graph import Node
 from .layout import Layout, box, local_shape, span
 from .partition import Change, Program, Run
-from .reshard import Axes, follow, place, shard, sizes
+from .reshard import Axes, exchange_rows, follow, place, shard, sizes
 
 
 def real_shape(node: Node, layout: Layout, mesh, at) -> tuple[int, ...]:
@@ -79,6 +79,8 @@ class Interpreter:
         """One operator on this rank's parts."""
         node = run.node
         shape = real_shape(node, run.output, self.mesh, self.at)
+        if node.op in ("unfold", "unfold_backward"):
+            return self._windows(run, given[0], list(shape))
         if node.op in ("view", "_unsafe_view", "reshape", "unsqueeze", "squeeze"):
             return given[0].reshape(shape)
         if node.op == "expand":
@@ -93,6 +95,17 @@ class Interpreter:
         if node.op in LOOK_UPS:
             return LOOK_UPS[node.op](node.call.arguments(given), *self._rows(run))
         return node.call(given)
+
+    def _windows(self, run: Run, x: torch.Tensor, shape: list[int]) -> torch.Tensor:
+        """Windows over a dimension, or their sum; rows of the halo come before, and go back after."""
+        back, halo = run.node.op == "unfold_backward", run.halo
+        dim = run.node.call.args[2 if back else 1]
+        if back:
+            shape[dim] = x.size(dim) + x.size(-1) - 1
+            x = run.node.call([x], x, shape)
+        if halo:
+            x = exchange_rows(x, dim, halo.spans(self.mesh), self.axes[halo.axis])
+        return x if back else run.node.call([x])
 
     def _rows(self, run: Run) -> tuple[int, int]:
         """Which rows of the table of a look-up are here: the first, and how many."""

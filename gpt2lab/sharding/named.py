@@ -7,7 +7,6 @@ Shazeer et al. 2018, "Mesh-TensorFlow: Deep Learning for Supercomputers", sectio
 """
 
 import itertools
-import math
 from collections.abc import Mapping, Sequence
 
 from .graph import Graph
@@ -15,28 +14,6 @@ from .layout import Mesh
 from .propagate import Mark
 
 Tensors = Mapping[str, Sequence[str]]  # of each tensor, the names of its dimensions
-
-MLP = {
-    "x": ("batch", "seq", "embd"),
-    "grad y": ("batch", "seq", "embd"),
-    "c_fc.weight": ("ff", "embd"),
-    "c_fc.bias": ("ff",),
-    "c_proj.weight": ("embd", "ff"),
-    "c_proj.bias": ("embd",),
-    "hidden": ("batch", "seq", "ff"),
-}
-
-BLOCK = {
-    **{name: MLP[name] for name in ("x", "grad y", "hidden")},
-    **{f"mlp.{name}": dims for name, dims in MLP.items() if name.startswith("c_")},
-    **{f"{norm}.{kind}": ("embd",) for norm in ("ln_1", "ln_2") for kind in ("weight", "bias")},
-    "attn.c_attn.weight": ("qkv", "heads", "width", "embd"),
-    "attn.c_attn.bias": ("qkv", "heads", "width"),
-    "attn.c_proj.weight": ("embd", "heads", "width"),
-    "attn.c_proj.bias": ("embd",),
-    "queries": ("batch", "heads", "seq", "width"),
-    "scores": ("batch", "heads", "seq", "keys"),
-}
 
 
 def complaint(tensors: Tensors, layout: Mapping[str, str]) -> str:
@@ -79,8 +56,3 @@ def marks(graph: Graph, layout: Mapping[str, str], tensors: Tensors | None = Non
         if text:
             found[name] = Mark(text)
     return found
-
-
-def tile_count(dims: Sequence[str], layout: Mapping[str, str], mesh: Mesh) -> int:
-    """Into how many parts a tensor with these dimensions is cut."""
-    return math.prod(mesh[layout[d]] for d in dims if d in layout)

@@ -4,6 +4,7 @@
 name in ATen, from the shapes of its operands.
 """
 
+import functools
 from functools import lru_cache
 
 from .describe import Rule, analyse
@@ -53,6 +54,26 @@ LIBRARY = {
     "convolution": lambda x, w: lambda n, o, h, v: Sum(lambda c, a, b: x[n, c, h + a, v + b] * w[o, c, a, b]),
 }
 
+
+def einsum(text: str) -> Rule:
+    """The rule of an einsum of any number of tensors, such as "ik,kj->ij"."""
+    inputs, output = text.split("->")
+    terms, summed = inputs.split(","), sorted(set(inputs) - set(output) - {","})
+
+    def describe(*tensors):
+        def element(*i):
+            index = dict(zip(output, i, strict=True)) | {name: Index(name) for name in summed}
+            first, *others = (
+                t[tuple(index[l] for l in term)] for t, term in zip(tensors, terms, strict=True)
+            )
+            body = functools.reduce(lambda a, b: a * b, others, first)
+            return Expr("reduce", ("sum", tuple(index[name] for name in summed), body)) if summed else body
+
+        return element
+
+    return analyse(describe, len(terms), len(output))
+
+
 LINEAR = {
     "add": lambda a, b: a + b,
     "sub": lambda a, b: a - b,
@@ -67,7 +88,22 @@ LINEAR = {
 
 POINTWISE = {
     *LINEAR,
-    *("gelu", "tanh", "exp", "log", "rsqrt", "sqrt", "pow", "ge", "lt", "ne", "eq", "clamp"),
+    *(
+        "gelu",
+        "tanh",
+        "exp",
+        "log",
+        "rsqrt",
+        "sqrt",
+        "pow",
+        "reciprocal",
+        "rsub",
+        "ge",
+        "lt",
+        "ne",
+        "eq",
+        "clamp",
+    ),
     *("bitwise_and", "bitwise_not", "logical_not", "maximum", "minimum"),
 }
 
@@ -147,6 +183,18 @@ def put(rank: int, dim: int) -> Rule:
     return analyse(lambda x, t: lambda *i: apply(named(t, i), x[i]), 2, rank)
 
 
+def windows(rank: int, dim: int) -> Rule:
+    """The rule of `unfold`: for each place along `dim` a window of x, as a further dimension at the end."""
+    return analyse(lambda x: lambda *i: x[(*i[:dim], i[dim] + i[-1], *i[dim + 1 : -1])], 1, rank)
+
+
+def windows_backward(rank: int, dim: int) -> Rule:
+    """The rule of the backward of `unfold`: the sum of what all windows say about a place."""
+    a = Index("a")
+    told = lambda grad, i: grad[(*i[:dim], i[dim] - a, *i[dim + 1 :], a)]
+    return analyse(lambda grad: lambda *i: Expr("reduce", ("sum", (a,), told(grad, i))), 1, rank)
+
+
 def constant(rank: int) -> Rule:
     """The rule of numbers that are known from their place: they can be made in any cut."""
     return analyse(lambda: lambda *i: apply(*i), 0, rank)
@@ -173,6 +221,8 @@ def rule(
         "embedding_dense_backward": lambda: look_up_backward(first - 1),
         "gather": lambda: pick(rank, *dims),
         "scatter": lambda: put(rank, *dims),
+        "unfold": lambda: windows(rank, *dims),
+        "unfold_backward": lambda: windows_backward(rank, *dims),
         **dict.fromkeys(("full", "arange", "scalar_tensor"), lambda: constant(rank)),
     }
     if name not in made:

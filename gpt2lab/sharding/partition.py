@@ -9,35 +9,76 @@ no more: there the sum is made later, of several terms together.
 """
 
 import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from .cost import Path, path
-from .describe import Option
+from .describe import Option, Rule
 from .graph import Graph, Node
+from .halo import Halo
 from .layout import Layout, Mesh, Place, fits
 from .propagate import Spread
 
 
+def results(
+    rule: Rule, given: Sequence[Layout], shapes, out: Sequence[int], mesh: Mesh
+) -> dict[Layout, list[Path]]:
+    """Every layout in which an operator's result can lie, and the cheapest changes of its inputs for that.
+
+    `given` and `shapes` are the layouts and shapes of its inputs, `out` the shape of the result.
+    """
+    found: dict[Layout, list[Path]] = {}
+    cost = lambda ways: sum(way.total(mesh)[0] for way in ways)
+    for options in itertools.product(rule.free, repeat=len(mesh)):
+        needs = [_joined(len(s), mesh, [o.inputs[n] for o in options]) for n, s in enumerate(shapes)]
+        made = _joined(len(out), mesh, [o.output for o in options])
+        if all(fits(one, s, mesh) for one, s in zip((*needs, made), (*shapes, out), strict=True)):
+            ways = [path(a, b, s, mesh) for a, b, s in zip(given, needs, shapes, strict=True)]
+            found[made] = min(ways, found.get(made, ways), key=cost)
+    return found
+
+
 @dataclass(frozen=True)
 class Change:
-    """A value goes from one layout to another."""
+    """A value, of `element` bytes an element, goes from one layout to another."""
 
     value: str
     way: Path
+    element: int
 
     @property
     def ends(self) -> tuple[Layout, Layout]:
         """The layout before and the layout after."""
         return self.way.layouts[0], self.way.layouts[-1]
 
+    def calls(self) -> list[tuple[str, str, str]]:
+        """(collective, axis, value) of each step."""
+        return [(step.kind, step.axis, self.value) for step in self.way.steps]
+
+    def cost(self, mesh: Mesh, place: Place) -> tuple[int, int]:
+        """(bytes, messages) that the rank at `place` sends."""
+        return self.way.cost(mesh, place, self.element)
+
 
 @dataclass(frozen=True)
 class Run:
-    """A node runs on parts of its inputs in these layouts, and its result lies in `output`."""
+    """A node runs on parts of its inputs in these layouts, and its result lies in `output`.
+
+    With a `halo`, rows of its input (forward) or of its result (backward) go between neighbours.
+    """
 
     node: Node
     inputs: tuple[Layout, ...]
     output: Layout
+    halo: Halo | None = None
+
+    def calls(self) -> list[tuple[str, str, str]]:
+        """The halo, if there is one, as a collective."""
+        return [("halo", self.halo.axis, self.node.name)] if self.halo else []
+
+    def cost(self, mesh: Mesh, place: Place) -> tuple[int, int]:
+        """(bytes, messages) that the rank at `place` sends for the halo."""
+        return self.halo.cost(mesh, place) if self.halo else (0, 0)
 
 
 @dataclass(frozen=True)
@@ -53,20 +94,12 @@ class Program:
     def changes(self) -> list[tuple[str, str, str]]:
         """(collective, axis, value) of everything that is sent, in order."""
         return [
-            (step.kind, step.axis, change.value)
-            for change in self.steps
-            if isinstance(change, Change)
-            for step in change.way.steps
-            if step.kind not in ("slice", "to-partial")
+            sent for step in self.steps for sent in step.calls() if sent[0] not in ("slice", "to-partial")
         ]
 
     def cost(self, place: Place) -> tuple[int, int]:
         """(bytes, messages) that the rank at `place` sends."""
-        costs = [
-            step.way.cost(self.mesh, place, self.graph.nodes[step.value].element)
-            for step in self.steps
-            if isinstance(step, Change)
-        ]
+        costs = [step.cost(self.mesh, place) for step in self.steps]
         return sum(c[0] for c in costs), sum(c[1] for c in costs)
 
 
@@ -101,7 +134,7 @@ class _Partitioner:
 
     def _bring(self, value: str, target: Layout) -> None:
         if target not in self.have[value]:
-            self.steps.append(Change(value, self._way(value, target)))
+            self.steps.append(Change(value, self._way(value, target), self.graph.nodes[value].element))
             self.have[value].append(target)
 
     def _run(self, node: Node) -> None:
@@ -111,15 +144,18 @@ class _Partitioner:
         for number, options in enumerate(itertools.product(*choices)):
             needs, natural = self._layouts(node, options)
             shapes = [self.graph.nodes[i].shape for i in node.inputs]
-            if all(
+            halos = [(axis, o) for axis, o in zip(self.mesh, options, strict=True) if o.halos]
+            if len(halos) <= 1 and all(
                 fits(n, s, self.mesh) for n, s in zip((*needs, natural), (*shapes, node.shape), strict=True)
             ):
-                target = self._target(node, natural)
-                plans.append((self._bytes(node, needs, natural), number, needs, natural, target))
-        _, _, needs, natural, target = min(plans, key=lambda plan: plan[:2])
-        for value, need in zip(node.inputs, needs, strict=True):
+                read = self.graph.nodes[node.inputs[0]] if halos else None
+                halo = Halo.of(*halos[0], node, read, needs[0], natural) if halos else None
+                plans.append((self._bytes(node, needs, natural), number, Run(node, needs, natural, halo)))
+        _, _, run = min(plans, key=lambda plan: plan[:2])
+        natural, target = run.output, self._target(node, run.output)
+        for value, need in zip(node.inputs, run.inputs, strict=True):
             self._bring(value, need)
-        self.steps.append(Run(node, needs, natural))
+        self.steps.append(run)
         self.have[node.name] = [natural]
         if target != natural:
             self._bring(node.name, target)

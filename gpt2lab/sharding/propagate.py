@@ -97,7 +97,7 @@ def read_layout(graph: Graph, name: str, text: str, mesh: Mesh) -> Layout:
 
 
 def _place_marks(graph: Graph, marks: dict[str, Mark], mesh: Mesh, state) -> list[str]:
-    known = {**{name: name for name in graph.nodes}, **graph.outputs}
+    known = {**{name: name for name in graph.nodes}, **graph.outputs, **graph.aliases}
     placed = []
     for pattern, mark in marks.items():
         found = fnmatch.filter(known, pattern)

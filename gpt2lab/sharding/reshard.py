@@ -13,6 +13,7 @@ from ..ranks import comm
 from ..ranks.mesh import Axis
 from ..ranks.mesh import Mesh as World
 from .cost import Path, Step, adjoint, path
+from .halo import Span, overlap
 from .layout import Layout, box, local_shape, span
 
 Axes = Mapping[str, Axis]
@@ -105,3 +106,20 @@ def take_step(x: torch.Tensor, step: Step, layout: Layout, shape, axes: Axes) ->
     mine = list(parts[axis.rank].shape)
     shapes = [(*mine[:dim], length, *mine[dim + 1 :]) for length in lengths]
     return torch.cat(comm.all_to_all([p.contiguous() for p in parts], axis, shapes), dim)
+
+
+def exchange_rows(
+    x: torch.Tensor, dim: int, spans: tuple[list[Span], list[Span]], axis: Axis
+) -> torch.Tensor:
+    """From the rows of `dim` that each rank has to those that it wants; what arrives for the same row is added."""
+    have, want = spans
+    mine, wanted = have[axis.rank], want[axis.rank]
+    leaving = [overlap(mine, one) for one in want]
+    parts = [x.narrow(dim, first - mine[0] if rows else 0, rows).contiguous() for first, rows in leaving]
+    arriving = [overlap(one, wanted) for one in have]
+    rest = lambda rows: (*x.shape[:dim], rows, *x.shape[dim + 1 :])
+    made = x.new_zeros(rest(wanted[1]))
+    found = comm.all_to_all(parts, axis, [rest(rows) for _, rows in arriving])
+    for (first, rows), part in zip(arriving, found, strict=True):
+        made.narrow(dim, first - wanted[0] if rows else 0, rows).add_(part)
+    return made

@@ -1,111 +1,194 @@
-"""Tofu: ranks are halved again and again, and each time a dynamic program cuts every operator of a chain once.
+"""Tofu: ranks are halved again and again, and each time a dynamic program cuts every link of a chain once.
 
-A link of the chain is an operator of two inputs, the activation that comes in and a weight, by its description. In
-training each option costs what its activations and their gradients send to get from one link to the next, the sum of
-a partial result or gradient, and the sum of a weight's gradient where the weight is whole but the work was cut. One
-half may be halved again: the parts are then the shapes.
+GPT-2's graph becomes a chain at its borders, the values through which everything passes from the tokens to the loss.
+Between two of them lies a *link*, forward and backward: the embedding, an attention, an MLP, the head with its loss. A
+link is cut along one dimension, given by its name: so are all its inputs that have it, and the borders if they have
+it. What that sends inside is counted in the partitioned link; at a border the activation and its gradient change their
+layouts; the tied embedding does so between first and last link. A halving is one more mesh axis of two ranks.
 
 Wang, Huang & Li 2019, "Supporting Very Large Models using Automatic Dataflow Graph Partitioning", section 5.
 """
 
 import itertools
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 
-from .describe import Option, Placement, Rule, analyse
-from .expression import Sum
+from .cost import path
+from .describe import Option
+from .graph import Graph, Node
+from .layout import Layout, Mesh, fits, places
+from .partition import Program, partition
+from .propagate import Mark, propagate
 
-MATMUL = analyse(lambda x, w: lambda n, o: Sum(lambda k: x[n, k] * w[k, o]))
-
-
-@dataclass(frozen=True)
-class ChainOperator:
-    """An operator on an activation and a weight of these shapes, with a result of the third."""
-
-    name: str
-    shapes: tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
-    rule: Rule = MATMUL
-
-    def options(self) -> list[Option]:
-        """All cuts without messages inside: Tofu leaves no operator whole."""
-        cuts = [o for o in self.rule.free if o.index not in ("", "partial")]
-        places = lambda o: zip(self.shapes, (*o.inputs, o.output), strict=True)
-        return [o for o in cuts if all(not isinstance(at, int) or shape[at] >= 2 for shape, at in places(o))]
-
-    def half(self, option: Option) -> "ChainOperator":
-        """What one half of the ranks is left with: the larger parts."""
-        shorter = lambda shape, at: tuple(-(-n // 2) if d == at else n for d, n in enumerate(shape))
-        places = (*option.inputs, option.output)
-        return ChainOperator(self.name, tuple(map(shorter, self.shapes, places)), self.rule)
+STREAM = ("batch", "seq", "embd")
+"""The dimensions of what goes from link to link."""
+WHOLE = ("qkv", "positions")
+"""Dimensions that are not cut: of three, and of which most is not used."""
+Choice = tuple[str, ...]
+"""Of one link: the dimension that each mesh axis cuts."""
 
 
-def change(shape: Sequence[int], src: Placement, dst: Placement) -> int:
-    """Elements that two halves send to each other to get from one placement to another, together."""
-    size = math.prod(shape)
-    if src == "sum":
-        return 2 * size if dst is None else size
-    if src == dst or src is None:
-        return 0
-    return size if dst is None else size // 2
+class LinkChain:
+    """GPT-2's gradients as a chain of links, and what cutting them costs."""
 
-
-def inside(link: ChainOperator, option: Option) -> int:
-    """Elements for the gradients of one link: of its weight, and of its input where that is whole."""
-    incoming, weight, _ = option.inputs[0], option.inputs[1], option.output
-    return 2 * math.prod(link.shapes[1]) * (weight is None) + 2 * math.prod(link.shapes[0]) * (
-        incoming is None
-    )
-
-
-def between(shape: Sequence[int], src: Placement, dst: Placement) -> int:
-    """Elements for an activation from one link to the next, and for its gradient back."""
-    back = None if src == "sum" else src
-    return change(shape, src, dst) + change(shape, dst, back)
-
-
-def chain_elements(chain: Sequence[ChainOperator], options: Sequence[Option]) -> int:
-    """Elements that two halves send for a chain under these options."""
-    edges = zip(chain, options, options[1:], strict=False)
-    moved = sum(between(link.shapes[2], a.output, b.inputs[0]) for link, a, b in edges)
-    last = change(chain[-1].shapes[2], options[-1].output, None) if options[-1].output == "sum" else 0
-    return moved + last + sum(map(inside, chain, options))
-
-
-def halve(chain: Sequence[ChainOperator]) -> list[Option]:
-    """The options of all links with the fewest elements, by dynamic programming along the chain."""
-    best = {o: (inside(chain[0], o), (o,)) for o in chain[0].options()}
-    for before, link in itertools.pairwise(chain):
-        best = {
-            o: min(
-                (
-                    (cost + between(before.shapes[2], p.output, o.inputs[0]) + inside(link, o), (*way, o))
-                    for p, (cost, way) in best.items()
-                ),
-                key=lambda entry: entry[0],
+    def __init__(self, graph: Graph):
+        if not graph.aliases or "norm" in graph.outputs:
+            raise ValueError(
+                f"a graph with {len(graph.aliases)} borders and the results {', '.join(list(graph.outputs)[:3])} ... "
+                "is no chain of links. Use captured_gpt2(config, rows, length) without a recipe."
             )
-            for o in link.options()
-        }
-    return list(min((way for _, way in best.values()), key=lambda way: chain_elements(chain, way)))
+        self.graph, number = _with_crossings(graph)
+        self.count = 1 + max(number.values())
+        self.links = [_link(self.graph, number, n) for n in range(self.count)]
+        self.known = {}
+
+    def choices(self, link: int, before: Choice, mesh: Mesh) -> list[Choice]:
+        """What one link can be cut along by the last axis of the mesh, when earlier axes cut it as `before`."""
+        of_inputs = self.links[link].names.values()
+        dims = sorted({d for dims in of_inputs for d in dims} - set(WHOLE))
+        return [c for d in dims if math.isfinite(self.inside(link, c := (*before, d), mesh))]
+
+    def inside(self, link: int, choice: Choice, mesh: Mesh) -> float:
+        """Bytes that all ranks send in one link, forward and backward; infinite where a tensor is too short."""
+        graph = self.links[link]
+        key = tuple((n.op, n.shape) for n in graph.nodes.values()), choice, tuple(mesh.items())
+        if key not in self.known:
+            marks = _marks(graph, choice, mesh)
+            program = marks and partition(graph, propagate(graph, marks, mesh), mesh)
+            self.known[key] = bytes_of_all(program) if marks else math.inf
+        return self.known[key]
+
+    def between(self, a: Choice, b: Choice, mesh: Mesh) -> int:
+        """Bytes for the activation from a link to the next one, and for its gradient back."""
+        border = self.graph.nodes[self.graph.aliases["border 0"]]
+        return _there_and_back(border, STREAM, a, b, mesh)
+
+    def tied(self, first: Choice, last: Choice, mesh: Mesh) -> int:
+        """The same for weights that first and last link read. Where both are cut alike, their gradients' partial
+        sums are added before they travel, once instead of twice."""
+        cost = 0
+        for name in set(self.links[0].names) & set(self.links[-1].names):
+            node, dims = self.graph.nodes[name], self.graph.names[name]
+            cost += _there_and_back(node, dims, first, last, mesh)
+            if first == last:
+                lies = terms = _layout(dims, first, mesh)
+                for axis in set(mesh) - set(lies.axes):
+                    terms = terms.summed(axis, "sum")
+                cost -= path(terms, lies, node.shape, mesh).total(mesh, node.element)[0]
+        return cost
+
+    def cost(self, choices: list[Choice], mesh: Mesh) -> float:
+        """Bytes that all ranks send for the whole chain."""
+        inside = sum(self.inside(n, choice, mesh) for n, choice in enumerate(choices))
+        pairs = itertools.pairwise(choices)
+        return (
+            inside
+            + sum(self.between(a, b, mesh) for a, b in pairs)
+            + self.tied(choices[0], choices[-1], mesh)
+        )
+
+    def halve(self, before: list[Choice], mesh: Mesh) -> list[Choice]:
+        """The cheapest choices for one more axis, by dynamic programming along the chain from each first choice."""
+        ways = []
+        for first in self.choices(0, before[0], mesh):
+            best = {first: (0.0, [first])}
+            for n in range(1, self.count):
+                best = {
+                    c: min(
+                        (cost + self.between(a, c, mesh) + self.inside(n, c, mesh), [*way, c])
+                        for a, (cost, way) in best.items()
+                    )
+                    for c in self.choices(n, before[n], mesh)
+                }
+            ways += [way for _, way in best.values()]
+        return min(ways, key=lambda way: (self.cost(way, mesh), way))
+
+    def recursive(self, axes: str) -> list[list[Choice]]:
+        """The choices after each halving, one for each letter: an axis of two ranks."""
+        found = [[()] * self.count]
+        for n in range(len(axes)):
+            found.append(self.halve(found[-1], dict.fromkeys(axes[: n + 1], 2)))
+        return found[1:]
+
+    def program(self, choices: list[Choice], mesh: Mesh) -> Program:
+        """The whole graph, cut as chosen. A weight that two links read lies as the first wants it."""
+        marks = {}
+        for link, choice in reversed(list(zip(self.links, choices, strict=True))):
+            marks |= _marks(link, choice, mesh)
+        return partition(self.graph, propagate(self.graph, marks, mesh), mesh)
 
 
-def brute_force(chain: Sequence[ChainOperator]) -> int:
-    """The fewest elements over all choices, for short chains."""
-    return min(chain_elements(chain, way) for way in itertools.product(*(link.options() for link in chain)))
+def bytes_of_all(program: Program) -> int:
+    """Bytes that all ranks send."""
+    return sum(program.cost(place)[0] for place in places(program.mesh))
 
 
-def recursive(chain: Sequence[ChainOperator], times: int) -> list[tuple[list[Option], int]]:
-    """The options at each halving of 2^times ranks, and the elements that all ranks then send at it."""
-    found = []
-    for level in range(times):
-        options = halve(chain)
-        found.append((options, 2**level * chain_elements(chain, options)))
-        chain = [link.half(o) for link, o in zip(chain, options, strict=True)]
-    return found
+def _with_crossings(graph: Graph) -> tuple[Graph, dict[str, int]]:
+    """The graph in which each border has two values, one on either side; and the link of each operator.
+
+    An operator that reads only inputs belongs to whoever reads it.
+    """
+    made = {value: int(name.split()[-1]) for name, value in graph.aliases.items()}
+    back = {value for name, value in graph.aliases.items() if name.startswith("grad")}
+    nodes, number = {}, {}
+    for node in graph.nodes.values():
+        inputs = tuple(beyond(v) if v in made else v for v in node.inputs)
+        nodes[node.name] = replace(node, inputs=inputs)
+        if found := [number[v] for v in inputs if v in number]:
+            number[node.name] = min(found)
+        if node.name in made:
+            n = made[node.name]
+            number[node.name] = n + (node.name in back)
+            number[beyond(node.name)] = n + (node.name not in back)
+            cuts = [Option(f"i{d}", (d,), d) for d in range(len(node.shape))]
+            options = (*cuts, Option("partial", ("sum",), "sum"), Option("", (None,), None))
+            nodes[beyond(node.name)] = Node(
+                beyond(node.name), "view", (node.name,), node.shape, node.groups, options, node.element
+            )
+    stream = {side: STREAM for value in made for side in (value, beyond(value))}
+    return replace(graph, nodes=nodes, names=graph.names | stream), number
 
 
-def mlp_chain(tokens: int, width: int, layers: int = 1) -> list[ChainOperator]:
-    """The products of `layers` MLPs: (tokens, C) times (C, 4 C), then times (4 C, C)."""
-    up = ChainOperator("up", ((tokens, width), (width, 4 * width), (tokens, 4 * width)))
-    down = ChainOperator("down", ((tokens, 4 * width), (4 * width, width), (tokens, width)))
-    return [up, down] * layers
+def beyond(value: str) -> str:
+    """The name of a border's value on the other side."""
+    return f"{value} beyond"
+
+
+def _link(graph: Graph, number: dict[str, int], n: int) -> Graph:
+    """The operators of one link as a graph of its own."""
+    own = [name for name, of in number.items() if of == n and name not in set(map(beyond, number))]
+    todo, members = own[:], set(own)
+    while todo:
+        for value in graph.nodes[todo.pop()].inputs:
+            if value not in number and graph.nodes[value].op != "input" and value not in members:
+                members.add(value)
+                todo.append(value)
+    read = {v for name in members for v in graph.nodes[name].inputs} - members
+    as_input = lambda node: replace(node, op="input", inputs=(), options=(), call=None)
+    nodes = {
+        name: as_input(node) if name in read else node
+        for name, node in graph.nodes.items()
+        if name in members | read
+    }
+    outside = {v for name, node in graph.nodes.items() if name not in members for v in node.inputs}
+    outputs = {f"out {name}": name for name in members & outside if name in number}
+    outputs |= {result: value for result, value in graph.outputs.items() if value in members}
+    return Graph(nodes, outputs, {name: dims for name, dims in graph.names.items() if name in nodes})
+
+
+def _layout(dims: tuple[str, ...], choice: Choice, mesh: Mesh) -> Layout:
+    return Layout(tuple(tuple(a for a, d in zip(mesh, choice, strict=True) if d == dim) for dim in dims))
+
+
+def _marks(graph: Graph, choice: Choice, mesh: Mesh) -> dict[str, Mark] | None:
+    """The marks of a link's inputs and borders; None where a tensor is too short for them."""
+    layouts = {name: _layout(dims, choice, mesh) for name, dims in graph.names.items()}
+    if not all(fits(layout, graph.nodes[name].shape, mesh) for name, layout in layouts.items()):
+        return None
+    return {name: Mark(layout.text(list(mesh)), closed=True) for name, layout in layouts.items()}
+
+
+def _there_and_back(node: Node, dims, a: Choice, b: Choice, mesh: Mesh) -> int:
+    there, back = (_layout(dims, c, mesh) for c in (a, b))
+    ways = path(there, back, node.shape, mesh), path(back, there, node.shape, mesh)
+    return sum(way.total(mesh, node.element)[0] for way in ways)

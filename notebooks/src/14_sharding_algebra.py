@@ -7,7 +7,7 @@
 # prices. So write the model once, mark three tensors, and let a program work out the rest: which other tensors
 # are cut, and where which collective is sent. It finds Megatron's all-reduces by itself.
 #
-# The claim, on two live ranks: three marks, and the sums that lesson 06 placed by hand.
+# On two live ranks: three marks, and the sums that lesson 06 placed by hand.
 
 # %% tags=["setup"]
 from collections import Counter
@@ -19,21 +19,23 @@ from gpt2lab import launch
 from gpt2lab.lessons import explore, show, show_source, table
 from gpt2lab.lessons.exercises import check
 from gpt2lab.lessons.exercises import sharding as exercises
+from gpt2lab.lessons.labs import sharding as labs
 from gpt2lab.model import GPT2, MLP, GPT2Config
 from gpt2lab.plots import sharding as plots
 from gpt2lab.ranks import comm
 from gpt2lab.ranks.mesh import Mesh
 from gpt2lab.reference import example_batch, example_weights
-from gpt2lab.sharding import cost, named, reshard, tofu
-from gpt2lab.sharding.capture import captured_gpt2, captured_module
+from gpt2lab.sharding import cost, named, products, reshard, tofu
 from gpt2lab.sharding.describe import analyse
 from gpt2lab.sharding.expression import Sum
+from gpt2lab.sharding.gpt2 import captured_gpt2, captured_module
 from gpt2lab.sharding.interpret import Interpreter
 from gpt2lab.sharding.layout import Layout, box, places
 from gpt2lab.sharding.marks import batch, megatron, sequence, zero
 from gpt2lab.sharding.operators import LIBRARY
 from gpt2lab.sharding.partition import partition
 from gpt2lab.sharding.propagate import propagate
+from gpt2lab.train import Recipe
 
 torch.set_default_dtype(torch.float64)
 
@@ -61,15 +63,15 @@ serial_loss.backward()
 serial = {"loss": serial_loss.detach()} | {f"grad {n}": p.grad for n, p in model.named_parameters()}
 
 
-def run(rank, world_size, program):
+def run(rank, world_size, program, given=inputs, want=serial):
     axes = reshard.live_axes(program.mesh)
     interpreter = Interpreter(program, axes)
     comm.clear_log()
-    found = interpreter.run(inputs)
+    found = interpreter.run(given)
     sent, worst = sum(e.bytes for e in comm.log), 0.0
     for result, part in found.items():
         node = program.graph.nodes[program.graph.outputs[result]]
-        right = reshard.shard(serial[result].reshape(node.shape), program.results[result], axes)
+        right = reshard.shard(want[result].reshape(node.shape), program.results[result], axes)
         worst = max(worst, ((part - right.reshape(part.shape)).abs().max() / right.abs().max()).item())
     return worst, sent
 
@@ -341,8 +343,17 @@ for name, description in LIBRARY.items():
 table(rows, ["operator", "free cuts (* leaves a partial sum)", "cuts with messages inside"])
 
 # %% [markdown]
-# Attention cut along its keys s is what long-context decoding does: two sums and a maximum for each query.
-#
+# Attention cut along its keys s is what long-context decoding does: a maximum and two sums for each query. A
+# convolution cut along the height of its image needs rows of its neighbours, a halo (lesson 11). Both, live:
+
+# %%
+for name, (of, cuts, given, want) in labs.operators().items():
+    one = partition(of, propagate(of, cuts, {"x": 2}), {"x": 2})
+    worst = max(error for error, _ in launch(run, one, given, want, ranks=2))
+    kinds = Counter(kind for kind, _, _ in one.changes())
+    print(f"{name:24} equal {worst < 1e-12};", *(f"{kind} x {n}" for kind, n in kinds.items()))
+
+# %% [markdown]
 # ### Bug lab: two ways to forget a message
 #
 # gelu of a partial sum; and softmax of the columns that happen to be here.
@@ -377,31 +388,29 @@ print("rows of the shards' softmax add up to", round(torch.cat([local0, local1],
 # would be cut twice over one axis.
 
 # %%
-print("legal layouts of the MLP on 2 x 2:  ", len(named.legal_layouts(named.MLP, mesh)))
-print("legal layouts of a block on 2 x 2: ", len(named.legal_layouts(named.BLOCK, mesh)))
-print(named.complaint(named.MLP, {"batch": "x", "ff": "x"}))
+print("legal layouts of the MLP on 2 x 2:  ", len(named.legal_layouts(labs.MLP, mesh)))
+print("legal layouts of a block on 2 x 2: ", len(named.legal_layouts(labs.BLOCK, mesh)))
+print(named.complaint(labs.MLP, {"batch": "x", "ff": "x"}))
 
 # %% [markdown]
-# All of them run on 2 x 2 ranks, forward and backward, equal to serial (the package's tests do it). Here are
-# the MLP's:
+# All of them run on 2 x 2 ranks, forward and backward, equal to serial. Here are the MLP's:
 
 # %%
 x = torch.randn(3, 5, 24, requires_grad=True)
 mlp = MLP(config).double()
-mlp_graph = captured_module(mlp, x, {n: named.MLP[n] for n in ("x", *dict(mlp.named_parameters()))})
+mlp_graph = captured_module(mlp, x, {n: labs.MLP[n] for n in ("x", *dict(mlp.named_parameters()))})
 given = {"x": x.detach(), "grad y": torch.ones(3, 5, 24)} | {n: p.detach() for n, p in mlp.named_parameters()}
 y = mlp(x)
 y.backward(given["grad y"])
-serial |= {"y": y.detach(), "grad x": x.grad} | {f"grad {n}": p.grad for n, p in mlp.named_parameters()}
+want = {"y": y.detach(), "grad x": x.grad} | {f"grad {n}": p.grad for n, p in mlp.named_parameters()}
 programs = []
-for layout in named.legal_layouts(named.MLP, mesh):
-    spread = propagate(mlp_graph, named.marks(mlp_graph, layout, named.MLP), mesh)
+for layout in named.legal_layouts(labs.MLP, mesh):
+    spread = propagate(mlp_graph, named.marks(mlp_graph, layout, labs.MLP), mesh)
     programs.append((layout, partition(mlp_graph, spread, mesh)))
 
 
 def run_each(rank, world_size):
-    inputs.update(given)
-    return [run(rank, world_size, one) for _, one in programs]
+    return [run(rank, world_size, one, given, want) for _, one in programs]
 
 
 found = launch(run_each, ranks=4)
@@ -418,7 +427,7 @@ for size, layout in [*sent[:3], *sent[-2:]]:
 # %% [markdown]
 # ## Marks spread: GSPMD
 #
-# Nobody wants to name every tensor. GSPMD lets you mark a few. In rounds, each operator looks at its operands
+# GSPMD lets you mark a few tensors. In rounds, each operator looks at its operands
 # and its result: where one of them is cut along an index, the others are cut along it too, until nothing
 # changes. First from operands to results, then also backwards. Move the slider; only `c_fc.weight` is marked.
 
@@ -443,6 +452,121 @@ explore(
 # The mark reached the hidden values, `c_fc.bias`, `c_proj.weight` (cut along its inputs, as Megatron does it)
 # and their gradients. Boxes that stay undecided are whole, or partial sums that must be completed.
 #
+# Now all of GPT-2, from the three marks above. Each square is one operator of forward or backward.
+
+# %%
+recorded = propagate(graph, marks, {"x": 2}).rounds
+chain = tofu.LinkChain(graph)
+parts = ["embedding", "attention 0", "MLP 0", "attention 1", "MLP 1", "head"]
+rows = {part: list(link.nodes) for part, link in zip(parts, chain.links, strict=True)}
+
+
+def over_gpt2(step):
+    return plots.spreading_model(rows, recorded, step)
+
+
+explore(
+    over_gpt2,
+    "computed",
+    "GPT-2's operators, forward then backward, after {step} rounds from three marks.",
+    "Six rows of squares, one for each part of GPT-2; marks reach more and more of them, both in forward and backward",
+    posters=[{"step": 1}, {"step": 6}, {"step": len(recorded)}],
+    step=(1, len(recorded), 6),
+)
+
+# %% [markdown]
+# **Propagate one step by hand.** Operators are einsums: `"h": ("bi,fi->bf", ("x", "W1"))` makes h from x and W1.
+# `cut` says along which dimension a value is cut. Where an operand or the result is cut along an index, propose
+# to cut there every other of its values that has the index and is not in `cut`. All proposals of a round are made
+# from the same state. Return only the new cuts. Two proposals for one value never differ here.
+
+
+# %% tags=["exercise"]
+def next_round(operators, cut):
+    """{value: dimension} of what one round of propagation decides."""
+    ### BEGIN SOLUTION
+    found = {}
+    for result, (text, inputs) in operators.items():
+        labels = text.replace("->", ",").split(",")
+        values = dict(zip((*inputs, result), labels, strict=True))
+        for value, own in values.items():
+            for other, theirs in values.items() if value in cut else ():
+                index = own[cut[value]]
+                if other not in cut and index in theirs:
+                    found[other] = theirs.index(index)
+    return found
+    ### END SOLUTION
+
+
+check("one round", exercises.next_round, next_round)
+
+
+# %% tags=["wrong"]
+# FAIL: from the result to the operands
+def next_round(operators, cut):
+    found = {}
+    for result, (text, inputs) in operators.items():
+        labels = text.replace("->", ",").split(",")
+        for value, own in zip(inputs, labels, strict=False):
+            if value in cut and own[cut[value]] in labels[-1] and result not in cut:
+                found[result] = labels[-1].index(own[cut[value]])
+    return found
+
+
+# %% tags=["wrong"]
+# FAIL: is two rounds away
+def next_round(operators, cut):
+    found, known = {}, dict(cut)
+    for result, (text, inputs) in operators.items():
+        values = dict(zip((*inputs, result), text.replace("->", ",").split(","), strict=True))
+        for value, own in values.items():
+            for other, theirs in values.items():
+                if value in known and other not in known and own[known[value]] in theirs:
+                    found[other] = known[other] = theirs.index(own[known[value]])
+    return found
+
+
+# %% tags=["wrong"]
+# FAIL: was in cut already
+def next_round(operators, cut):
+    found = {}
+    for result, (text, inputs) in operators.items():
+        values = dict(zip((*inputs, result), text.replace("->", ",").split(","), strict=True))
+        for value, own in values.items():
+            for other, theirs in values.items():
+                if value in cut and own[cut[value]] in theirs:
+                    found[other] = theirs.index(own[cut[value]])
+    return found
+
+
+# %% tags=["wrong"]
+# FAIL: by its letter
+def next_round(operators, cut):
+    found = {}
+    for result, (text, inputs) in operators.items():
+        values = dict(zip((*inputs, result), text.replace("->", ",").split(","), strict=True))
+        for value in values:
+            for other, theirs in values.items():
+                if value in cut and other not in cut and cut[value] < len(theirs):
+                    found[other] = cut[value]
+    return found
+
+
+# %% tags=["wrong"]
+# FAIL: also from one operand to another
+def next_round(operators, cut):
+    found = {}
+    for result, (text, inputs) in operators.items():
+        *terms, output = text.replace("->", ",").split(",")
+        for value, own in zip(inputs, terms, strict=True):
+            if value in cut and result not in cut and own[cut[value]] in output:
+                found[result] = output.index(own[cut[value]])
+            if result in cut and value not in cut and output[cut[result]] in own:
+                found[value] = own.index(output[cut[result]])
+    return found
+
+
+# %% [markdown]
 # Three marks were enough for GPT-2. Find them again, by yourself: at most three, with * for "any layer".
 
 # %%
@@ -509,7 +633,7 @@ def my_marks():
 # The same graph under four kinds of marks, and two at once on 2 x 2:
 
 # %%
-step_graph = captured_gpt2(config, 7, 11, update="adamw")
+step_graph = captured_gpt2(config, 7, 11, Recipe())
 cases = {
     "batch": (graph, batch("x"), {"x": 2}),
     "Megatron": (graph, megatron("x"), {"x": 2}),
@@ -558,14 +682,6 @@ for name in ("batch", "sequence", "ZeRO-3", "both"):
     print(f"{name:9} on {len(places(one.mesh))} ranks equals serial: {worst < 1e-12}")
 
 # %% [markdown]
-# One more: what if the width of the residual stream is cut? Nobody does it, and the program shows why.
-
-# %%
-odd = partition(graph, propagate(graph, {"wte.weight": "embd:x"}, {"x": 2}), {"x": 2})
-print(dict(Counter(kind for kind, _, _ in odd.changes())))
-print(f"{odd.cost({'x': 0})[0]:,} bytes, against Megatron's {made['Megatron'].cost({'x': 0})[0]:,}")
-
-# %% [markdown]
 # How the graph is captured: `make_fx` runs loss and `autograd.grad` once on tensors without numbers and writes
 # down every operator. `torch.export` would stop at the loss. Backward is then ordinary operators, so Megatron's
 # f, which exists only in backward, needs no rule of its own. Layer norm and softmax are split into their sums.
@@ -576,19 +692,59 @@ show_source(Interpreter._change, Interpreter.run)
 # %% [markdown]
 # ## Who places the marks? Tofu
 #
-# Tofu lets a program choose. It halves the ranks again and again; at each halving a dynamic program cuts every
-# operator of a chain once, so that forward and backward send least. For an MLP of width C = 16:
+# Tofu lets a program choose. GPT-2's graph becomes a chain: embedding, attention, MLP, ..., head, each with its
+# backward. Ranks are halved again and again; at each halving a dynamic program cuts every link along one dimension,
+# so that the links, and the changes of layout between them, send the fewest bytes. C is 24:
 
 # %%
-for tokens in (40, 100, 400):
-    for level, (options, sent) in enumerate(tofu.recursive(tofu.mlp_chain(tokens, 16), 2)):
-        cut = " ".join(f"{link}:{o.index}" for link, o in zip(("up", "down"), options, strict=True))
-        print(f"{tokens:3} tokens, halving {level + 1}: {cut:12} {sent:6,} numbers")
+for rows_of_batch in (2, 7, 12):
+    this = tofu.LinkChain(captured_gpt2(config, rows_of_batch, 11))
+    for level, choices in enumerate(this.recursive("xy")):
+        cut = " ".join(
+            f"{part.split()[0]}:{c[-1]}" for part, c in zip(parts, choices, strict=True) if "1" not in part
+        )
+        sent = this.cost(choices, dict.fromkeys("xy"[: level + 1], 2))
+        print(f"{rows_of_batch * 11:3} tokens, halving {level + 1}: {cut:48} {sent:9,} bytes in all")
 
 # %% [markdown]
-# n are the tokens, o the outputs, k the summed inputs. `n n` is data parallelism, `o k` Megatron's columns and
-# rows. Lesson 06 found the border at B T = 4 C = 64 tokens by hand. With 100 tokens the batch is cut first, and
-# then, 50 tokens being left to each half, the weights: the two marks called *both* above, which ran on 4 ranks.
+# Few tokens: Megatron. Many: the batch. Lesson 06 found the border of an MLP at B T = 4 C = 96 tokens by hand. With
+# 77 tokens in between, the batch is cut first and then, fewer being left to each half, the weights: the two marks
+# called *both* above. That program, on four ranks:
+
+# %%
+found_cut = chain.program(chain.recursive("xy")[-1], {"x": 2, "y": 2})
+all_batch = partition(graph, propagate(graph, {"tokens": "batch:x, batch:y"}, mesh), mesh)
+worst = max(error for error, _ in launch(run, found_cut, ranks=4))
+print(
+    f"the cut that was found equals serial: {worst < 1e-12}; it sends {tofu.bytes_of_all(found_cut):,} bytes,"
+)
+print(f"batch over both axes {tofu.bytes_of_all(all_batch):,}")
+
+# %% [markdown]
+# ## One product on a grid of ranks
+#
+# A mesh x, y, z for C = A B: x cuts the rows of C, y its columns, z the inner index. One axis alone is 1-D. x and y
+# are SUMMA, which broadcasts panels of A and B; with z it is 2.5-D, which pays for C to save on A and B. No
+# algorithm can send less than the bound of Ballard and others, whatever its memory.
+
+# %%
+n, lines = 24, []
+A, B = torch.randn(n, n), torch.randn(n, n)
+for ranks, grids in products.GRIDS.items():
+    found = zip(*launch(labs.on_grids, list(grids.values()), A, B, ranks=ranks), strict=True)
+    least = products.least(n, n, n, ranks) / n**2
+    for (name, grid), each in zip(grids.items(), found, strict=True):
+        sent = sum(elements for _, elements in each) / 2 / ranks / n**2
+        equal = all(one for one, _ in each)
+        lines.append((ranks, name, " x ".join(map(str, grid)), equal, f"{sent:.3f}", f"{least:.3f}"))
+table(
+    lines, ["ranks", "algorithm", "x y z", "equal", "sent a rank, of n² (counted)", "lower bound (computed)"]
+)
+
+# %% [markdown]
+# On eight ranks 2 x 2 x 2 reaches the bound. Backward sends the same again. `gpt2lab bench sharding` puts hundreds of
+# random einsums and layouts beside PyTorch's DTensor: DTensor's result layout is always among ours, for as many
+# bytes, or for more where it gathers all to keep a part, or goes axis by axis instead of the shortest path.
 #
 # ## Cut operators, or place them?
 #
@@ -597,45 +753,10 @@ for tokens in (40, 100, 400):
 # on rank 1, and Y is sent once; but each rank waits while the other works.
 
 # %% tags=["measured"]
-import time
-
 W1, W2 = torch.randn(8, 32), torch.randn(32, 8)
-SECONDS = 0.04  # a product's pretended time on one rank
-
-
-def intra(rank, world_size):
-    axis = Mesh(tp=world_size)["tp"]
-    part = X @ W1.tensor_split(2, 1)[rank]
-    time.sleep(SECONDS)  # two halves of a product
-    z = comm.all_reduce(part @ W2.tensor_split(2, 0)[rank], axis)
-    return z, SECONDS
-
-
-def inter(rank, world_size):
-    axis = Mesh(pp=world_size)["pp"]
-    time.sleep(SECONDS if rank == 0 else 0)
-    y = X @ W1 if rank == 0 else torch.empty(6, 32, dtype=X.dtype)
-    if rank == 0:
-        comm.send(y, axis, 1)
-        return None, SECONDS
-    y = comm.recv(y, axis, 0)
-    time.sleep(SECONDS)
-    return y @ W2, SECONDS
-
-
-def timed(rank, world_size, way):
-    comm.barrier(Mesh(dp=world_size)["dp"])
-    comm.clear_log()
-    start = time.perf_counter()
-    z, busy = way(rank, world_size)
-    sent = sum(e.bytes for e in comm.log)
-    comm.barrier(Mesh(dp=world_size)["dp"])
-    return z, sent, 1 - busy / (time.perf_counter() - start)
-
-
 bytes_sent, idle = {}, {}
-for name, way in (("cut (intra)", intra), ("placed (inter)", inter)):
-    found = launch(timed, way, ranks=2)
+for name, way in (("cut (intra)", labs.both_cut), ("placed (inter)", labs.one_each)):
+    found = launch(labs.timed_products, way, X, W1, W2, ranks=2)
     assert torch.allclose(found[1][0], X @ W1 @ W2)
     bytes_sent[name] = sum(f[1] for f in found)
     idle[name] = 100 * sum(f[2] for f in found) / 2

@@ -1,15 +1,30 @@
 """Bugs planted in the sharding algebra: each must show in a value, or in bytes that are not those promised."""
 
+import contextlib
 import itertools
+from dataclasses import replace
 
 import pytest
 import torch
 from planting import planted
-from sharding_cases import CONFIG, graph, inputs, run_program, serial
+from sharding_cases import CONFIG, graph, image, inputs, matrices, one_product, run_program, serial
 
+from gpt2lab.processes.failure import RankFailed
 from gpt2lab.ranks import comm
-from gpt2lab.sharding import cost, describe, interpret, layout, operators, partition, propagate, reshard
-from gpt2lab.sharding.capture import captured_gpt2
+from gpt2lab.sharding import (
+    cost,
+    describe,
+    halo,
+    interpret,
+    layout,
+    operators,
+    partition,
+    products,
+    propagate,
+    reshard,
+    tofu,
+)
+from gpt2lab.sharding.gpt2 import captured_gpt2
 from gpt2lab.sharding.layout import Layout
 from gpt2lab.sharding.marks import batch, megatron, sequence
 
@@ -177,10 +192,10 @@ def test_the_bug_of_a_change_is_noticed(pools, name):
 def test_a_path_that_counts_no_bytes_is_noticed():
     src, dst, mesh = Layout(((), ()), (("x", "sum"), ("y", "sum"))), Layout.whole(2), {"x": 2, "y": 2}
     right = cost.path(src, dst, (8, 8), mesh).total(mesh)
-    cost._path.cache_clear()
+    cost._search.cache_clear()
     with planted(cost, "_total", lambda right: lambda *a: (0, right(*a)[1])):
         wrong = cost.path(src, dst, (8, 8), mesh).total(mesh)
-    cost._path.cache_clear()
+    cost._search.cache_clear()
     assert wrong[0] > right[0]
 
 
@@ -205,7 +220,97 @@ def test_a_mark_that_is_overwritten_is_noticed(pools):
     assert wrong.layouts != right.layouts
 
 
+def half_of_the_halo(right):
+    def spans(self, mesh):
+        have, want = right(self, mesh)
+        return have, [
+            (first, rows - 1) if r + 1 < len(want) else (first, rows) for r, (first, rows) in enumerate(want)
+        ]
+
+    return spans
+
+
+def keeps_its_own(right):
+    """Rows that go back to a neighbour are lost."""
+
+    def spans(self, mesh):
+        have, want = right(self, mesh)
+        return ([halo.overlap(a, b) for a, b in zip(have, want, strict=True)] if self.back else have), want
+
+    return spans
+
+
+OF_WINDOWS = {
+    "a row of the halo is missing": (halo.Halo, "spans", half_of_the_halo),
+    "a halo's gradient does not go back": (halo.Halo, "spans", keeps_its_own),
+    "windows of the whole image": (
+        interpret.Interpreter,
+        "_windows",
+        lambda right: lambda self, run, x, shape: right(self, replace(run, halo=None), x, shape),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OF_WINDOWS)
+def test_the_bug_in_a_halo_is_noticed(pools, name):
+    whole, given, want = image(11, (3, 3))
+    program = made({"x": "h:x"}, whole)
+    assert not noticed(pools[2].run(run_with_bug, None, program, given, want))
+    with contextlib.suppress(RankFailed):  # shapes that do not fit are noticed too
+        assert noticed(pools[2].run(run_with_bug, OF_WINDOWS[name], program, given, want))
+
+
+def multiplied(rank, world_size, bug, mesh, given):
+    with planted(*bug) if bug else contextlib.nullcontext():
+        return one_product(rank, world_size, mesh, given)
+
+
+OF_PRODUCTS = {
+    "panels of the wrong owner": (
+        products,
+        "panels",
+        lambda right: lambda *a: [((c, left), (0, right_)) for (c, left), (_, right_) in right(*a)],
+    ),
+    "a layer's term counts as the product": (
+        comm,
+        "reduce_scatter",
+        lambda right: lambda x, axis, dim: x.tensor_split(axis.size, dim)[axis.rank],
+    ),
+    "a gradient is not summed over the row": (comm, "reduce", lambda right: lambda x, axis, root: x),
+}
+
+
+@pytest.mark.parametrize("name", OF_PRODUCTS)
+def test_the_bug_in_a_product_is_noticed(pools, name):
+    mesh, given = {"x": 2, "y": 2, "z": 2}, matrices(8, 8, 8)
+    assert max(error for error, _, _ in pools[8].run(multiplied, None, mesh, given)) < 1e-12
+    assert max(error for error, _, _ in pools[8].run(multiplied, OF_PRODUCTS[name], mesh, given)) > 1e-6
+
+
+BATCH, MIXED = [("batch",)] * 6, [("batch",), ("heads",), ("ff",), ("heads",), ("ff",), ("batch",)]
+OF_CHAINS = {
+    "a border costs nothing": (MIXED, (tofu.LinkChain, "between", lambda right: lambda *a: 0)),
+    "the tied weight is summed twice": (BATCH, (tofu.LinkChain, "tied", lambda right: lambda *a: 0)),
+    "half of a link is left out": (
+        BATCH,
+        (tofu, "bytes_of_all", lambda right: lambda program: right(program) // 2),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OF_CHAINS)
+def test_a_chain_that_miscounts_is_noticed(name):
+    """Where all links are cut alike its cost is what the whole program sends; else a border may be cheaper."""
+    choices, bug = OF_CHAINS[name]
+    right = tofu.LinkChain(graph())
+    sent = tofu.bytes_of_all(right.program(choices, LINE))
+    miscounts = lambda cost: cost < sent or (choices is BATCH and cost != sent)
+    assert not miscounts(right.cost(choices, LINE))
+    with planted(*bug):
+        assert miscounts(tofu.LinkChain(graph()).cost(choices, LINE))
+
+
 def test_nothing_is_noticed_without_a_bug(pools):
     for marks in (MEGATRON, SEQUENCE, batch("x")):
         assert not noticed(pools[2].run(run_with_bug, None, made(marks), inputs(), serial()))
-    assert len(ON_RANKS) + len(WHEN_CAPTURED) + len(OF_CHANGES) + 2 >= 12
+    assert sum(map(len, (ON_RANKS, WHEN_CAPTURED, OF_CHANGES, OF_WINDOWS, OF_PRODUCTS, OF_CHAINS))) + 3 >= 12

@@ -51,10 +51,59 @@ def einsum_rule(answer) -> None:
             )
 
 
+MLP = {"h": ("bi,fi->bf", ("x", "W1")), "y": ("bf,of->bo", ("h", "W2")), "grad W2": ("bo,bf->of", ("g", "h"))}
+LONG = MLP | {"grad h": ("bo,of->bf", ("g", "W2")), "grad W1": ("bf,bi->fi", ("grad h", "x"))}
+ROUNDS = (
+    ({"y": MLP["y"]}, {"h": 0}, "from an operand to the result"),
+    ({"h": MLP["h"]}, {"h": 1}, "from the result to the operands"),
+    ({"c": ("ij,jk->ik", ("a", "b"))}, {"a": 1}, "also from one operand to another"),
+    (MLP, {"W1": 0}, "on to the next operator in the next round"),
+    (LONG, {"W1": 0, "h": 1}, "to every reader of a value"),
+    (LONG, {"grad W1": 0}, "to operands, in backward too"),
+    (LONG, {"W2": 0, "x": 0}, "to every operand that has the index"),
+)
+
+
+def next_round(answer) -> None:
+    """Exercise: what one round of propagation decides, on the einsums of an MLP, forward and backward."""
+    for operators, cut, way in ROUNDS:
+        want, found, text = _decided(operators, cut), answer(dict(operators), dict(cut)), f"with {cut} cut"
+        assert isinstance(found, dict), f"{text}: return a dict from values to dimensions"
+        if again := sorted(set(found) & set(cut)):
+            raise AssertionError(f"{text}: {again[0]} was in cut already, and a mark is never changed")
+        further = _decided(operators, cut | want)
+        for value in sorted(set(found) - set(want)):
+            why = (
+                "is two rounds away: use the state before the round"
+                if value in further
+                else "has no such index"
+            )
+            raise AssertionError(f"{text}: {value} is decided, but {why}. Find the index by its letter")
+        missing = sorted(set(want) - set(found))
+        assert not missing, f"{text}: {missing[0]} is missing. Cuts go {way}"
+        wrong = [v for v in want if found[v] != want[v]]
+        assert not wrong, (
+            f"{text}: {wrong[0]} is cut along dimension {found[wrong[0]]} instead of {want[wrong[0]]}. "
+            "Find the index by its letter, not by its place in the other value"
+        )
+
+
+def _decided(operators, cut) -> dict:
+    found = {}
+    for result, (text, inputs) in operators.items():
+        values = dict(zip((*inputs, result), text.replace("->", ",").split(","), strict=True))
+        letters = {own[cut[value]] for value, own in values.items() if value in cut}
+        for value, own in values.items():
+            for letter in letters if value not in cut else ():
+                if letter in own:
+                    found[value] = own.index(letter)
+    return found
+
+
 def megatron(answer) -> None:
     """Exercise: the fewest marks that make GPT-2 Megatron's, judged by what the partitioned program sends."""
     from ...model import GPT2Config
-    from ...sharding.capture import captured_gpt2
+    from ...sharding.gpt2 import captured_gpt2
     from ...sharding.partition import partition
     from ...sharding.propagate import propagate
 

@@ -1,0 +1,114 @@
+"""What lesson 14 runs beside its own code: operators with messages inside, products on grids, cut against placed."""
+
+import time
+
+import torch
+import torch.nn.functional as F
+
+from ...ranks import comm
+from ...ranks.mesh import Mesh
+from ...sharding import products, reshard
+from ...sharding.capture import capture
+from ...sharding.gpt2 import plain_attention
+
+MLP = {
+    "x": ("batch", "seq", "embd"),
+    "grad y": ("batch", "seq", "embd"),
+    "c_fc.weight": ("ff", "embd"),
+    "c_fc.bias": ("ff",),
+    "c_proj.weight": ("embd", "ff"),
+    "c_proj.bias": ("embd",),
+    "hidden": ("batch", "seq", "ff"),
+}
+
+BLOCK = {
+    **{name: MLP[name] for name in ("x", "grad y", "hidden")},
+    **{f"mlp.{name}": dims for name, dims in MLP.items() if name.startswith("c_")},
+    **{f"{norm}.{kind}": ("embd",) for norm in ("ln_1", "ln_2") for kind in ("weight", "bias")},
+    "attn.c_attn.weight": ("qkv", "heads", "width", "embd"),
+    "attn.c_attn.bias": ("qkv", "heads", "width"),
+    "attn.c_proj.weight": ("embd", "heads", "width"),
+    "attn.c_proj.bias": ("embd",),
+    "queries": ("batch", "heads", "seq", "width"),
+    "scores": ("batch", "heads", "seq", "keys"),
+}
+
+
+SECONDS = 0.04
+"""A product's pretended time on one rank."""
+
+
+def operators() -> dict[str, tuple]:
+    """{name: (graph, marks, inputs, results)} of a convolution cut along its height, and attention cut along its keys.
+
+    Both forward and backward.
+    """
+    generator = torch.Generator().manual_seed(0)
+    draw = lambda *shape: torch.randn(*shape, generator=generator, dtype=torch.float64)
+    step = lambda y, x: (y, *torch.autograd.grad(y.square().sum(), x))
+    image = {"x": draw(2, 3, 9, 9).requires_grad_(), "filters": draw(4, 3, 3, 3)}
+    qkv = {name: draw(2, 2, 8, 4).requires_grad_() for name in "qkv"}
+    attend = lambda q, k, v: step(plain_attention(q, k, v, torch.arange(8)), k)
+    cases = {
+        "convolution, height cut": (lambda x, w: step(F.conv2d(x, w), x), image, {"x": "RRS0R"}, "grad x"),
+        "attention, keys cut": (attend, qkv, {"k": "RRS0R", "v": "RRS0R"}, "grad k"),
+    }
+    found = {}
+    for name, (function, given, marks, gradient) in cases.items():
+        graph = capture(function, given, ["y", gradient])
+        right = zip(("y", gradient), function(*given.values()), strict=True)
+        found[name] = (
+            graph,
+            marks,
+            {n: v.detach() for n, v in given.items()},
+            {n: v.detach() for n, v in right},
+        )
+    return found
+
+
+def on_grids(rank, world_size, grids, a, b):
+    """For each grid: is C = A B equal to serial, and the gradient of A; and elements sent, forward and backward."""
+    return [_on_grid(dict(zip("xyz", grid, strict=True)), a, b) for grid in grids]
+
+
+def _on_grid(mesh, a, b):
+    axes = reshard.live_axes(mesh)
+    part = lambda name, whole: reshard.shard(whole, products.LAYOUTS[name], axes)
+    mine, other = part("A", a).requires_grad_(), part("B", b).requires_grad_()
+    comm.clear_log()
+    c = products.multiply(mine, other, a.size(1), axes)
+    c.backward(torch.ones_like(c))
+    of_a = part("A", b.sum(1).expand(a.shape))
+    equal = torch.allclose(c, part("C", a @ b)) and torch.allclose(mine.grad, of_a)
+    return equal, sum(e.bytes for e in comm.log) // a.element_size()
+
+
+def both_cut(rank, world_size, x, w1, w2):
+    """Z = X W1 W2 with both products cut: columns, then rows, and an all-reduce."""
+    axis = Mesh(tp=world_size)["tp"]
+    part = x @ w1.tensor_split(2, 1)[rank]
+    time.sleep(SECONDS)  # two halves of a product
+    return comm.all_reduce(part @ w2.tensor_split(2, 0)[rank], axis)
+
+
+def one_each(rank, world_size, x, w1, w2):
+    """The same with one product on each rank: Y = X W1 is sent."""
+    axis = Mesh(pp=world_size)["pp"]
+    if rank == 0:
+        time.sleep(SECONDS)
+        comm.send(x @ w1, axis, 1)
+        return None
+    y = comm.recv(x.new_empty(len(x), w1.size(1)), axis, 0)
+    time.sleep(SECONDS)
+    return y @ w2
+
+
+def timed_products(rank, world_size, way, *matrices):
+    """(result, bytes sent, share of the time without work) of one rank."""
+    comm.barrier(Mesh(dp=world_size)["dp"])
+    comm.clear_log()
+    start = time.perf_counter()
+    z = way(rank, world_size, *matrices)
+    sent = sum(e.bytes for e in comm.log)
+    comm.barrier(Mesh(dp=world_size)["dp"])
+    return z, sent, 1 - SECONDS / (time.perf_counter() - start)
