@@ -24,7 +24,7 @@ all|along T|and play your messages again|at most 20|at most 3|batch|before|bit f
 equal to a serial program that reads the table|equal to autograd|free|in the whole sequence|last start to the last end
 loss|loss curves|max(a, b)|maximum|no memory|not|once|order|pipeline first|same|sequence|sequence after tensor|sum
 pipeline, tensor, sequence, context, data or ZeRO|sum of exponentials|sum over ranks|target's logit|two copies|unequal
-use|w = 2 (N-1) T / N²|whole|with the same bug"""
+memory|use|w = 2 (N-1) T / N²|whole|with the same bug"""
 """What lessons set in bold because it matters there, and not as a term."""
 
 
