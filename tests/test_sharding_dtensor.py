@@ -12,8 +12,8 @@ PAIRS = 300
 def test_dtensor_never_sends_less_and_each_difference_has_a_reason(pools):
     """DTensor's result layout is always one of ours, for as many bytes or more."""
     found = bench.count_kinds(bench.cases(PAIRS), lambda fn, *args, ranks: pools[ranks].run(fn, *args))
-    assert found.total() == PAIRS and set(found) == set(bench.KINDS)
-    assert found[bench.EQUAL] > PAIRS / 2
+    assert found.total() == PAIRS and set(bench.KINDS) - set(found) <= {bench.REFUSED}
+    assert found[bench.EQUAL] > PAIRS / 2 and found[bench.REFUSED] < PAIRS / 20
 
 
 def test_a_result_that_the_algebra_does_not_know_is_refused():

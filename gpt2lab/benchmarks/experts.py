@@ -49,10 +49,14 @@ def run(args: argparse.Namespace) -> int:
         f"{args.experts} experts, top {args.top_k}, {args.tokens} tokens, C={args.width}, H={hidden}, float32, "
         f"{args.threads} threads (measured); ours and transformers' apart by {apart:.0e}"
     )
-    _table("as torch comes", medians(args.steps, *contestants.values()), contestants)
+    plain = medians(args.steps, *contestants.values())
+    _table("as torch comes", plain, contestants)
     switch = fast.onednn()
     if switch.on:
-        _table("with oneDNN's products", medians(args.steps, *contestants.values()), contestants)
+        quick = medians(args.steps, *contestants.values())
+        _table("with oneDNN's products", quick, contestants)
+        ratios = ", ".join(f"{quick[0] / other:.2f}" for other in plain[1:3])
+        print(f"ours as `gpt2lab train` runs it, to transformers' two as they come: {ratios}")
         torch.backends.mkldnn.matmul.fp32_precision = "none"
     else:
         print(f"{switch.name} stays off: {switch.found}")

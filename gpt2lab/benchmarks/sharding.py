@@ -68,14 +68,18 @@ EQUAL = "the same layout, the same bytes"
 OTHER = "the same bytes for DTensor's layout; another layout would cost less"
 DIRECT = "fewer: an all-to-all, where DTensor on CPUs gathers all and keeps a part"
 SHORTER = "fewer: the shortest path over both axes, where DTensor goes axis by axis"
-KINDS = (EQUAL, OTHER, DIRECT, SHORTER)
+REFUSED = "DTensor refuses the pair, depending on how Python hashes in this process; ours runs"
+KINDS = (EQUAL, OTHER, DIRECT, SHORTER, REFUSED)
 
 
-def kind(case: Case, lies: Layout, elements: int) -> str:
+def kind(case: Case, lies: Layout | None, elements: int) -> str:
     """How DTensor's result (its layout, and the elements that all ranks sent) compares with what the algebra says.
 
+    `lies` is None where DTensor refused.
     Raises ValueError where DTensor sent less, or where the algebra does not know the layout.
     """
+    if lies is None:
+        return REFUSED
     *shapes, out = ((SIZE,) * len(term) for term in case.terms)
     known = results(einsum(case.text), case.layouts, shapes, out, MESH)
     cost = {layout: sum(way.total(MESH)[0] for way in ways) for layout, ways in known.items()}
@@ -104,8 +108,11 @@ def layout_of(placed, dims: int) -> Layout:
     return found
 
 
-def dtensor_results(rank: int, world_size: int, chosen: list[Case]) -> list[tuple[Layout, int, int]]:
-    """(layout of the result, elements that this rank sent, collectives) of each case, by DTensor on live ranks."""
+def dtensor_results(rank: int, world_size: int, chosen: list[Case]) -> list[tuple[Layout | None, int, int]]:
+    """(layout of the result, elements that this rank sent, collectives) of each case, by DTensor on live ranks.
+
+    Where DTensor refuses, which it does before it sends the case's last message, the layout is None.
+    """
     mesh = DeviceMesh("cpu", torch.arange(world_size).view(*MESH.values()))
     found = []
     for case in chosen:
@@ -120,7 +127,11 @@ def dtensor_results(rank: int, world_size: int, chosen: list[Case]) -> list[tupl
             for term, one in zip(terms, case.layouts, strict=True)
         ]
         with CommDebugMode() as counted, Sent() as sent:
-            y = torch.einsum(case.text, *parts)
+            try:
+                y = torch.einsum(case.text, *parts)
+            except RuntimeError:
+                found.append((None, 0, 0))
+                continue
         found.append((layout_of(y.placements, len(out)), sent.elements, counted.get_total_counts()))
         assert counted.get_total_counts() == sum(sent.calls.values())
     return found
