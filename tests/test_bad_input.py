@@ -45,7 +45,7 @@ TYPED = {
     "verify --window -1": "window = -1 makes no GPT-2. Use a whole number of 0 or more.",
     "verify --rows 0": "Use at least 1 rows.",
     "data --text empty.txt": "'empty.txt' is no file with text in it",
-    "data --text missing.txt": "'missing.txt' is no file with text in it",
+    "data --text missing.txt": "missing.txt: No such file or directory.",
     "data --text some.txt --out nowhere/x.bin": "There is no folder nowhere to write x.bin into",
     "train --seed -1": "--seed -1 is too small. Use 0 or more.",
     "train --resume= --steps 1": "Name a run, or give --resume alone for the newest.",

@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Tokenise the text into a shard, say what is in it and how to train on it."""
     text = downloads.download(args.download) if args.download else args.text
-    if not text.is_file() or not text.stat().st_size:
+    if text.is_dir() or (text.exists() and not text.stat().st_size):
         raise ValueError(f"{str(text)!r} is no file with text in it. Name one after --text.")
     out = args.out or text.with_suffix(".bin")
     if out.exists() and out.samefile(text):
