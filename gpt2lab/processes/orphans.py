@@ -49,6 +49,8 @@ def exit_with_parent() -> None:
     for name in ("SIGINT", "SIGHUP"):
         if hasattr(signal, name):
             signal.signal(getattr(signal, name), signal.SIG_IGN)
+    if hasattr(signal, "pthread_sigmask"):
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     parent, thread, sockets = (os.environ.get(PARENT, "") + "  ").split(" ", 2)
     if not parent:
         return

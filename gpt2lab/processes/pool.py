@@ -251,7 +251,8 @@ def _context():
     os.environ[PARENT] = f"{os.getpid()} {'main' if main else 'other'} {multiprocessing.util.get_temp_dir()}"
     ask_for_huge_pages()
     try:
-        ensure_running()
+        with _without_interrupts():
+            ensure_running()
     except OSError as error:
         if "AF_UNIX" not in str(error):
             raise
@@ -264,6 +265,19 @@ def _context():
             os.environ.pop(name, None)
             os.environ.update({name: before[name]} if name in before else {})
     return context
+
+
+@contextlib.contextmanager
+def _without_interrupts():
+    """Hold Ctrl-C back, also in processes that start meanwhile, until they ignore it (`orphans.exit_with_parent`)."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 @contextlib.contextmanager

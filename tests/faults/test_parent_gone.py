@@ -134,9 +134,10 @@ def test_an_interrupt_of_the_first_launch_is_only_a_keyboard_interrupt(script):
 
 
 TRAINING = """
-import sys
+import signal, sys
 from gpt2lab.cli import main
 
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests may run under nohup
 sys.exit(main("train --plan dp=2 --steps 100000 --batch 2 --sequence 8 --no-fast --out out".split()))
 """
 
