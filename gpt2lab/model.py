@@ -36,7 +36,7 @@ class GPT2Config:
     experts: object = None  # an `experts.Experts`, which makes the mixtures in place of MLPs; None: dense
 
     def __post_init__(self):
-        least = {"vocab_size": 2, "n_positions": 1, "n_layer": 1, "n_head": 1, "n_embd": 1, "window": 0}
+        least = {"vocab_size": 2, "n_positions": 1, "n_layer": 0, "n_head": 1, "n_embd": 1, "window": 0}
         for name, fewest in least.items():
             value = getattr(self, name)
             if not (isinstance(value, Integral) and value >= fewest or name == "window" and value is None):

@@ -55,6 +55,13 @@ def pytest_collection_modifyitems(items):
             item.add_marker("mutant")
 
 
+@pytest.fixture(autouse=True)
+def products_as_torch_comes():
+    """A test that trains in this process may have turned oneDNN's products on: not for the next one."""
+    yield
+    torch.backends.mkldnn.matmul.fp32_precision = "none"
+
+
 @pytest.fixture(scope="session")
 def pools():
     """The pools of a whole run: files that need ranks of their own (other transports, faults) start them."""

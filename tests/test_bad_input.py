@@ -39,7 +39,7 @@ TYPED = {
     "verify --length 0": "Sequences of 0 tokens do not fit into 16 positions. Use 1 to 16.",
     "verify --heads 0": "n_head = 0 makes no GPT-2. Use a whole number of 1 or more.",
     "verify --heads -2": "n_head = -2 makes no GPT-2",
-    "verify --layers -1": "n_layer = -1 makes no GPT-2",
+    "verify --layers -1": "n_layer = -1 makes no GPT-2. Use a whole number of 0 or more.",
     "verify --dropout 2": "Use 0 <= dropout < 1.",
     "verify --dropout nan": "Use 0 <= dropout < 1.",
     "verify --window -1": "window = -1 makes no GPT-2. Use a whole number of 0 or more.",
