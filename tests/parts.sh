@@ -37,7 +37,7 @@ gloo() {
   GPT2LAB_BACKEND=gloo tests "${files[@]}" -m "live and not mutant$skip_slow"
 }
 mutants() { tests tests -m "mutant and not browser$skip_slow"; }
-browser() { tests tests/browser -rs; }
+browser() { tests tests/browser -m "browser$skip_slow" -rs; }
 
 notebooks() {
   GPT2LAB_STATIC=1 tests -p no_address_parser -p nbval "$@" --nbval-cell-timeout 120 --timeout 600
