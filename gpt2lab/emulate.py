@@ -57,9 +57,8 @@ class Emulator:
                     loss += self._micro_batch(batch, replica[j], t, t * self.stream.per_update + j)
             self.losses.append(loss)
             for stage in range(len(self.stages)):
-                if (t + 1) % len(
-                    self.stream.schedule.ranks_of(stage)
-                ) == 0:  # the end of a round of its replicas
+                replicas_of_stage = len(self.stream.schedule.ranks_of(stage))
+                if (t + 1) % replicas_of_stage == 0:  # the end of their round
                     self._update(stage)
         return self
 

@@ -155,7 +155,7 @@ def raises(error):
     raise error
 
 
-def start_a_process(rank, world_size):
+def start_a_process():
     import multiprocessing
 
     multiprocessing.Process(target=print).start()
@@ -164,11 +164,14 @@ def start_a_process(rank, world_size):
 @pytest.mark.parametrize(
     ("fn", "words"),
     [
-        (lambda rank, _: Awkward(divmod, 1, 0), "result of rank 0 cannot be read here: ZeroDivisionError"),
-        (lambda rank, _: Awkward(exit, 3), "result of rank 0 cannot be read here: SystemExit: 3"),
+        (
+            lambda rank, _: rank or Awkward(divmod, 1, 0),
+            "result of rank 0 cannot be read here: ZeroDivisionError",
+        ),
+        (lambda rank, _: rank or Awkward(exit, 3), "result of rank 0 cannot be read here: SystemExit: 3"),
         (lambda rank, _: rank or raises(Silent()), r"rank 0 raised Silent\n.*exception str\(\) failed"),
         (lambda rank, _: rank or raises(ValueError("y" * 10**7)), "characters left out"),
-        (start_a_process, "A rank cannot start processes of its own: use threads"),
+        (lambda rank, _: rank or start_a_process(), "A rank cannot start processes of its own: use threads"),
     ],
 )
 def test_an_awkward_result_or_error_is_told_with_its_rank(fn, words, pool):

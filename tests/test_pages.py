@@ -29,7 +29,7 @@ memory|use|w = 2 (N-1) T / N²|whole|with the same bug"""
 
 
 def texts(lesson):
-    return "\n\n".join(cell.text for cell in lesson.cells if cell.kind == "markdown")
+    return lesson.prose
 
 
 def unknown(text, glossary=GLOSSARY):

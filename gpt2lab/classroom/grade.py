@@ -13,8 +13,8 @@ from pathlib import Path
 
 from ..lessons.answers import setup
 from ..lessons.source import Lesson
-from . import submission
-from .sandbox import HOME, Limits, run_judge
+from . import package_source, submission
+from .sandbox import Limits, run_judge
 
 
 def submissions(folder: Path, lesson: Lesson) -> dict[str, Path]:
@@ -128,8 +128,7 @@ def grade(
 
 def _digest(lesson: Lesson, limits: Limits) -> bytes:
     """All that a verdict follows from besides the notebook: the lesson, the package and the limits."""
-    package = b"".join(path.read_bytes() for path in sorted((HOME / "gpt2lab").rglob("*.py")))
-    return hashlib.sha256(package + json.dumps([lesson.digest, vars(limits)]).encode()).digest()
+    return hashlib.sha256(package_source() + json.dumps([lesson.digest, vars(limits)]).encode()).digest()
 
 
 def _bytes(file: Path) -> bytes:

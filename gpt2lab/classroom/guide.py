@@ -3,8 +3,7 @@
 import re
 
 from ..lessons.answers import exercises, words_of
-from ..lessons.desk import split, titles
-from ..lessons.source import Lesson
+from ..lessons.source import Lesson, prose
 
 WORDS_A_MINUTE, CELL, EXERCISE = 120, 0.5, 6
 """What a lesson takes: words read in a foreign language, minutes for a code cell and for an exercise."""
@@ -17,33 +16,31 @@ READ_ON = re.compile(
 
 def minutes(lesson: Lesson) -> int:
     """Minutes that a lesson takes, to the next five: computed from its words, cells and exercises."""
-    words = sum(len(c.text.split()) for c in lesson.cells if c.kind == "markdown")
+    words = len(lesson.prose.split())
     code = sum(c.kind == "code" and not {"wrong", "setup"} & set(c.tags) for c in lesson.cells)
     return 5 * round((words / WORDS_A_MINUTE + code * CELL + len(exercises(lesson)) * EXERCISE) / 5)
 
 
 def before(lesson: Lesson) -> list[str]:
     """The numbers of earlier lessons that a lesson builds on: those that its text names."""
-    text = " ".join(c.text for c in lesson.cells if c.kind == "markdown")
-    named = re.findall(r"[Ll]essons? (\d\d)", text)
+    named = re.findall(r"[Ll]essons? (\d\d)", lesson.prose)
     return sorted({"00", *named} & {f"{i:02d}" for i in range(int(lesson.name[:2]))})
 
 
 def heading(lesson: Lesson, cell) -> str:
     """The heading under which a cell stands."""
     above = lesson.cells[: lesson.cells.index(cell) + 1]
-    found = re.findall(r"^#+ (.+)$", "\n".join(c.text for c in above if c.kind == "markdown"), re.M)
+    found = re.findall(r"^#+ (.+)$", prose(above), re.M)
     return found[-1] if found else lesson.name
 
 
 def to_skip(lesson: Lesson) -> list[str]:
     """What to leave out in 45 minutes: subsections, what a stopwatch measures, and exercises after the second."""
-    text = "\n".join(c.text for c in lesson.cells if c.kind == "markdown")
-    inner = [f'"{h}"' for h in re.findall(r"^### (.+)$", text, re.M)]
+    inner = [f'"{h}"' for h in re.findall(r"^### (.+)$", lesson.prose, re.M)]
     clocks = dict.fromkeys(
         f'the stopwatch in "{heading(lesson, c)}"' for c in lesson.cells if "measured" in c.tags
     )
-    later = [t for e in exercises(lesson)[2:] for t in titles(split(e.cell.solved())[1])]
+    later = [t for e in exercises(lesson)[2:] for t in e.titles]
     return [*inner, *clocks, *(f"exercise {t!r}" for t in later)]
 
 
@@ -58,8 +55,7 @@ def guide(lessons: list[Lesson]) -> str:
     )
     known, parts = set(), ["# For teachers", "Made from the lessons. Minutes are computed, not measured.", ""]
     for lesson in lessons:
-        text = "\n".join(c.text for c in lesson.cells if c.kind == "markdown")
-        new = dict.fromkeys(anchors[b.lower()] for b in bold(text) if b.lower() in anchors)
+        new = dict.fromkeys(anchors[b.lower()] for b in bold(lesson.prose) if b.lower() in anchors)
         new, known = [term for term in new if term not in known], known | set(new)
         where = dict.fromkeys(heading(lesson, c) for c in lesson.cells if "measured" in c.tags)
         parts += [
@@ -85,7 +81,7 @@ def _misconceptions(lesson: Lesson) -> list[str]:
     """Each planted wrong answer with the words that it gets."""
     lines = []
     for exercise in exercises(lesson):
-        lines += [f"**{', '.join(titles(split(exercise.cell.solved())[1]))}**", ""]
+        lines += [f"**{', '.join(exercise.titles)}**", ""]
         for wrong in exercise.wrong:
             code = wrong.text.partition("\n")[2].strip()
             lines += [f"FAIL: {words_of(wrong)}", "", f"```python\n{code}\n```", ""]
@@ -96,8 +92,7 @@ def reading(lessons: list[Lesson]) -> str:
     """What every lesson's end says to read."""
     parts = ["# What to read", ""]
     for lesson in lessons:
-        text = "\n\n".join(c.text for c in lesson.cells if c.kind == "markdown")
-        found = READ_ON.search(text)
+        found = READ_ON.search(lesson.prose)
         if found:
             parts += [f"## {lesson.name.replace('_', ' ')}", "", found[1].strip(), ""]
     return "\n".join(parts) + "\n"

@@ -5,7 +5,6 @@ from pathlib import Path
 
 from ..lessons.answers import exercises
 from ..lessons.build import outdated
-from ..lessons.desk import split, titles
 from ..lessons.source import Lesson
 
 PAGE = """# Exercises
@@ -43,7 +42,7 @@ Exercises: {titles}.
 
 def titles_of(lesson: Lesson) -> list[str]:
     """The names of a lesson's exercises, as `check` prints them."""
-    return [title for e in exercises(lesson) for title in titles(split(e.cell.solved())[1])]
+    return [title for e in exercises(lesson) for title in e.titles]
 
 
 def handout(lessons: list[Lesson], folder: Path, seconds: float = 30) -> list[Path]:

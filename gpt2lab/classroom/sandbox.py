@@ -108,13 +108,14 @@ def _environment(home: str, mark: str) -> dict[str, str]:
 
 def _watched(process, pipe: int, limits: Limits) -> Iterator[dict]:
     """Steps from the pipe, until it closes or a limit is passed."""
-    text, deadline, look = b"", time.monotonic() + SETUP, 0.0
-    while not (broke := _beyond(process, limits) if time.monotonic() > look else ""):
-        if time.monotonic() > deadline:
+    text, broke, deadline, look = b"", "", time.monotonic() + SETUP, 0.0
+    while not broke:
+        now = time.monotonic()
+        if now > look:
+            broke, look = _beyond(process, limits), now + 0.1
+        if not broke and now > deadline:
             broke = f"no end after {limits.seconds:g} s. Does a loop of yours never stop?"
-            break
-        look = max(look, time.monotonic() + 0.1) if time.monotonic() > look else look
-        if not select.select([pipe], [], [], 0.1)[0]:
+        if broke or not select.select([pipe], [], [], 0.1)[0]:
             continue
         if not (some := os.read(pipe, 1 << 16)):
             break

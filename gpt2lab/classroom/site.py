@@ -15,7 +15,7 @@ from pathlib import Path
 import nbformat
 
 from ..lessons.source import Lesson
-from . import NOTEBOOKS, guide, lessons_named
+from . import NOTEBOOKS, guide, lessons_named, package_source
 from .frames import draw_explorers
 
 STATIC = Path(__file__).with_name("static")
@@ -127,8 +127,7 @@ def _player(explorer: dict, name: str) -> str:
 def _frames(name: str, notebooks: Path, kept: Path) -> dict[str, list[dict]]:
     """The explorers of a lesson: drawn, or those of the last time when nothing has changed since."""
     (lesson,) = lessons_named(notebooks, [name])
-    package = b"".join(file.read_bytes() for file in sorted(STATIC.parents[1].rglob("*.py")))
-    made = hashlib.sha256(package + lesson.digest.encode()).hexdigest()
+    made = hashlib.sha256(package_source() + lesson.digest.encode()).hexdigest()
     folder = kept / lesson.name
     known = json.loads((folder / "frames.json").read_text()) if (folder / "frames.json").exists() else {}
     if known.get("made") != made:

@@ -154,9 +154,8 @@ def _as_one_rank(here, options: Options, source: Path | None, args) -> int:
             return 1  # the file says why, and it was printed
         place = str(folder.resolve()) if folder else None
         try:
-            with _stop_on_interrupt(
-                folder, ("SIGINT",)
-            ) as interrupted:  # a launcher's SIGTERM ends a rank at once
+            # A launcher's SIGTERM ends a rank at once.
+            with _stop_on_interrupt(folder, ("SIGINT",)) as interrupted:
                 start(here.rank, here.world_size, options, place, source, say_sometimes, device)
         except (FloatingPointError, checkpoint.BadCheckpoint) as error:
             if here.rank == 0:  # the sentence is the same on every rank

@@ -8,7 +8,7 @@ import contextlib
 import io
 from dataclasses import dataclass, replace
 
-from .desk import Desk, split
+from .desk import Desk, split, titles
 from .source import Cell, Lesson
 
 
@@ -19,6 +19,11 @@ class Exercise:
     cell: Cell
     wrong: tuple[Cell, ...] = ()
     hints: tuple[Cell, ...] = ()
+
+    @property
+    def titles(self) -> list[str]:
+        """The names under which its cell is checked."""
+        return titles(split(self.cell.solved())[1])
 
 
 def exercises(lesson: Lesson) -> list[Exercise]:

@@ -43,6 +43,11 @@ class Cell:
         return f"<details><summary>Hint</summary>\n\n{text}\n\n</details>" if "hint" in self.tags else text
 
 
+def prose(cells) -> str:
+    """The text of the markdown cells among these."""
+    return "\n\n".join(cell.text for cell in cells if cell.kind == "markdown")
+
+
 @dataclass(frozen=True)
 class Lesson:
     """A lesson read from its percent source."""
@@ -55,6 +60,11 @@ class Lesson:
     def name(self) -> str:
         """The stem, such as 00_start_here."""
         return self.path.stem
+
+    @property
+    def prose(self) -> str:
+        """The text of all markdown cells."""
+        return prose(self.cells)
 
     def notebook(self, student: bool):
         """The notebook without outputs; `student` leaves the exercises blank."""

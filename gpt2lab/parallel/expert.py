@@ -97,10 +97,8 @@ class SpreadExperts(Here):
         if self.axis.size == 1:
             return super().send(rows, counts)
         hops, counts = [], counts.view(self.between.size, self.inside.size, -1)
-        for axis in (
-            self.inside,
-            self.between,
-        ):  # (n/m, m, E/n) and (m, n/m, E/n): blocks of rows before each
+        # Blocks of rows before each hop: (n/m, m, E/n), then (m, n/m, E/n).
+        for axis in (self.inside, self.between):
             order, counts = regrouped(counts), counts.transpose(0, 1)
             if axis.size > 1:
                 rows = _Wait.apply(rows, hops[-1][1]) if hops else rows
