@@ -16,9 +16,9 @@ from pathlib import Path
 import torch
 from machines import BITS_PER_SECOND
 
+from gpt2lab.machine.links import Link, Network
 from gpt2lab.model import GPT2Config
 from gpt2lab.plan import Plan, build
-from gpt2lab.planner.links import Link, Network
 from gpt2lab.processes import launchers
 from gpt2lab.ranks import comm
 from gpt2lab.ranks.mesh import Mesh

@@ -8,8 +8,8 @@ from comm_checks import integers
 
 from gpt2lab import kept
 from gpt2lab.algorithms import ALL_REDUCE, double_tree, hierarchical, tree
-from gpt2lab.planner import links
-from gpt2lab.planner.links import Link
+from gpt2lab.machine import links
+from gpt2lab.machine.links import Link
 from gpt2lab.ranks import comm
 from gpt2lab.ranks.mesh import Mesh
 

@@ -8,9 +8,9 @@ from scipy.stats import t as students_t
 
 from gpt2lab import cli
 from gpt2lab.benchmarks import collectives
-from gpt2lab.planner import links
+from gpt2lab.machine import links
+from gpt2lab.machine.links import ALL_REDUCE, Link, bandwidths
 from gpt2lab.planner.fit import fit, student
-from gpt2lab.planner.links import ALL_REDUCE, Link, bandwidths
 from gpt2lab.plots.collectives import blocks, sweep_figure
 
 TRUE = Link(latency=40e-6, bandwidth=2e9)

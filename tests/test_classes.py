@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from gpt2lab.compositions import plans_by_pair
+from gpt2lab.machine.links import Link, Network
 from gpt2lab.plan import Plan, build
-from gpt2lab.planner.links import Link, Network
 from gpt2lab.plots import mesh as plots
 from gpt2lab.plots.style import png
 from gpt2lab.processes.launch import Ranks

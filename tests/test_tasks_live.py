@@ -8,7 +8,7 @@ import torch
 from task_cases import CONFIG, LENGTH, ROWS, SMALL, adamw, batch, model, worst
 
 from gpt2lab import RankFailed
-from gpt2lab.planner.links import Link
+from gpt2lab.machine.links import Link
 from gpt2lab.processes.launch import Ranks
 from gpt2lab.ranks import comm, paced
 from gpt2lab.ranks.mesh import Axis, Mesh

@@ -17,7 +17,7 @@ import torch
 from tqdm import tqdm
 
 from ..algorithms import ALL_REDUCE
-from ..planner import links
+from ..machine import links
 from ..planner.fit import fit
 from ..processes.launch import Ranks
 from ..ranks import comm

@@ -1,7 +1,8 @@
-"""Measuring one machine: times, speed and memory; and switches that make a step faster.
+"""Machines: how fast they compute and send, what a process holds, and switches that make a step faster.
 
 timing        a stopwatch that warms up, waits and repeats
 speed         flop/s and bytes/s of this machine
+links         alpha-beta links and the time of collectives on them
 memory        bytes that a process holds, by tensor storage
 checksum      a tensor in one short line
 fast          oneDNN for matrix products, if a check shows that its results are exact

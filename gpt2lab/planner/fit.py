@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .links import Link
+from ..machine.links import Link
 
 
 @dataclass(frozen=True)

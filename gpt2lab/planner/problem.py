@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
 
-from .links import Link, Network
+from ..machine.links import Link, Network
 
 STATE = 4
 """Weights, gradients and AdamW's two moments: bytes held for each byte of weights."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 
-from ..planner.links import Network
+from ..machine.links import Network
 from .traffic import Event
 
 INSIDE, BETWEEN = "inside a node", "between nodes"

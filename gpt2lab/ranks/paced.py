@@ -10,7 +10,7 @@ import threading
 import time
 from contextlib import contextmanager
 
-from ..planner.links import Link, Network
+from ..machine.links import Link, Network
 
 __all__ = ["Link", "Network", "delay", "deliver", "use"]
 

@@ -18,8 +18,8 @@ from gpt2lab.benchmarks.transport import measure
 from gpt2lab.lessons import explore, show, show_source, table
 from gpt2lab.lessons.exercises import check, predictions
 from gpt2lab.lessons.exercises import collectives as exercises
-from gpt2lab.planner import links
-from gpt2lab.planner.links import Link
+from gpt2lab.machine import links
+from gpt2lab.machine.links import Link
 from gpt2lab.plots import collectives as plots
 from gpt2lab.ranks import comm, paced
 from gpt2lab.ranks.mesh import Mesh

@@ -23,9 +23,9 @@ from gpt2lab.lessons.exercises import check
 from gpt2lab.lessons.exercises import tasks as exercises
 from gpt2lab.lessons.labs import tasks as labs
 from gpt2lab.lessons.labs.tasks import CONFIG, SMALL, as_in_llmc, elements_of, fastest, gpt2_tasks
+from gpt2lab.machine.links import Link
 from gpt2lab.model import GPT2
 from gpt2lab.planner import metrics
-from gpt2lab.planner.links import Link
 from gpt2lab.plots import tasks as plots
 from gpt2lab.ranks import comm, paced
 from gpt2lab.ranks.mesh import Mesh

@@ -25,13 +25,13 @@ from gpt2lab.corpus import Batches, plays
 from gpt2lab.lessons import show, show_source, table
 from gpt2lab.lessons.exercises import check
 from gpt2lab.lessons.exercises import meshes as exercises
+from gpt2lab.machine.links import Link, Network
 from gpt2lab.model import GPT2, GPT2Config
 from gpt2lab.parallel import accumulate, data, finish, sequence, tensor
 from gpt2lab.parallel.context import exchanges
 from gpt2lab.parallel.pipeline import engine, step
 from gpt2lab.parallel.spec import full, of
 from gpt2lab.plan import Parallel, Plan, build
-from gpt2lab.planner.links import Link, Network
 from gpt2lab.plots import mesh as plots
 from gpt2lab.processes import launchers
 from gpt2lab.ranks import comm, paced

@@ -21,12 +21,12 @@ from gpt2lab.lessons import explore, show, show_source, table
 from gpt2lab.lessons.exercises import check
 from gpt2lab.lessons.exercises import placement as exercises
 from gpt2lab.lessons.labs import placement as lab
+from gpt2lab.machine.links import Link, Network
 from gpt2lab.model import PRESETS, GPT2Config
 from gpt2lab.planner import balance
 from gpt2lab.planner.balance import ChainStage, best_cut, equal_count, every_cut, every_replicated, slowest
 from gpt2lab.planner.events import pipeline_jobs, simulate_jobs
 from gpt2lab.planner.graph_stages import piper, stage_options, stages_by_ilp
-from gpt2lab.planner.links import Link, Network
 from gpt2lab.planner.placement import Placing, branch_and_bound, exhaustive_placement, list_schedule
 from gpt2lab.planner.problem import Cluster, Device, gpt2_block, gpt2_layers
 from gpt2lab.planner.reinforce import reinforce

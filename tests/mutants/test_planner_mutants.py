@@ -13,8 +13,8 @@ from test_planner import (
     random_graph,
 )
 
+from gpt2lab.machine.links import Link, Network
 from gpt2lab.planner import balance, events, graph_stages, placement, problem, reinforce
-from gpt2lab.planner.links import Link, Network
 from gpt2lab.planner.placement import Placing
 from gpt2lab.planner.problem import Cluster, Device, Operator, OperatorGraph
 

@@ -5,7 +5,7 @@ import math
 
 import torch
 
-from ...planner.links import Link
+from ...machine.links import Link
 from . import close
 
 MESHES = ({"dp": 2, "tp": 2}, {"pp": 2, "dp": 3, "tp": 2}, {"pp": 2, "cp": 2, "tp": 3})

@@ -75,7 +75,7 @@ def seconds(answer) -> None:
 
 def crossing(answer) -> None:
     """Bytes from which the ring beats the binomial tree on 64 ranks over links of 5 us and 25 GB/s."""
-    from ...planner import links
+    from ...machine import links
 
     found = links.crossing(64, links.Link(latency=5e-6, bandwidth=25e9))
     hint = "Set 2 * 63 alpha + 2 * 63/64 S beta equal to 2 * 6 (alpha + S beta) and solve for S."
