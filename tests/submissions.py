@@ -59,7 +59,7 @@ def third(x):
     return x
 '''
 
-SLEEPER = "86413"
+SLEEPER = str(10**6 + os.getpid())  # seconds: no other run of the tests has processes that sleep as long
 HALVES = {  # student -> what is written in place of `return x / 2`, or the whole cell
     "good": "    return x / 2",
     "blank": '    raise NotImplementedError("your turn")',

@@ -74,30 +74,34 @@ def test_a_batch_script_of_slurm_is_no_rank_and_a_step_that_srun_starts_is(monke
 
 LOSES_THE_OTHER = """
 import os, sys, time, torch
+from pathlib import Path
 from gpt2lab.processes import launchers
 from gpt2lab.ranks import comm
 from gpt2lab.ranks.mesh import Mesh
-with launchers.process_group(launchers.launched(), timeout=2):
+Path(sys.argv[2], os.environ["RANK"]).touch()  # imported: from here on the ranks are seldom far from each other
+while sys.argv[1] != "does not come" and len(list(Path(sys.argv[2]).iterdir())) < 2:
+    time.sleep(0.01)
+with launchers.process_group(launchers.launched(), timeout=3):
     axis = Mesh(dp=2)["dp"]
     comm.all_reduce(torch.ones(1), axis)
     if axis.rank == 1:
-        os._exit(1) if sys.argv[1] == "dies" else time.sleep(6)
+        os._exit(1) if sys.argv[1] == "dies" else time.sleep(60)
     comm.all_reduce(torch.ones(1), axis)
 """
 SAID = {
-    "hangs": "TimeoutError: rank 0 waited 2 s in all_reduce #2 on axis 'dp' with rank 1 (File",
+    "hangs": "TimeoutError: rank 0 waited 3 s in all_reduce #2 on axis 'dp' with rank 1 (File",
     "dies": "ConnectionError: rank 0 lost its connection in all_reduce #2 on axis 'dp' with rank 1 (File",
     "does not come": "and not all 2 ranks came. Look for one that could not start",
 }
 
 
 @pytest.mark.parametrize("how", SAID)
-def test_a_rank_that_loses_the_others_says_in_which_call_and_whom(how):
+def test_a_rank_that_loses_the_others_says_in_which_call_and_whom(how, tmp_path):
     """Beyond one machine no parent watches the ranks: each can only speak for itself."""
     job = {"WORLD_SIZE": "2", **meeting_place()}
     ranks = [
         subprocess.Popen(
-            [sys.executable, "-c", LOSES_THE_OTHER, how],
+            [sys.executable, "-c", LOSES_THE_OTHER, how, tmp_path],
             env=ENV | job | {"RANK": r, "LOCAL_RANK": r},
             stderr=subprocess.PIPE,
             text=True,

@@ -89,7 +89,7 @@ def test_tensor_parallelism_inside_a_machine_beats_tensor_parallelism_across_as_
         )
         assert seconds[place] > 0.9 * price[place] - BURST / (BITS_PER_SECOND / 8), "the wire was not limited"
     assert price["across"] > 5 * price["inside"]
-    assert seconds["across"] > 1.5 * seconds["inside"]
+    assert seconds["across"] > seconds["inside"]
 
 
 @pytest.mark.slow

@@ -2,11 +2,11 @@
 
 import os
 import signal
-import subprocess
 import threading
 import time
 import weakref
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 import torch
@@ -341,9 +341,12 @@ def test_broadcasts_of_different_roots_do_not_fit(three):
 
 def test_one_fault_ends_all_that_is_under_way(three):
     def work(rank, world_size):
-        time.sleep(0.5 if rank == 1 else 0.0)
+        store = dist.distributed_c10d._get_default_store()
+        if rank == 1:
+            store.wait(["begun 0", "begun 2"])
         total = dist.all_reduce(torch.ones(3 + (rank == 1)), async_op=True)
         waiting = [] if rank == 1 else [dist.irecv(torch.ones(3), peer) for peer in {0, 1, 2} - {rank}]
+        store.set(f"begun {rank}", "")
         text, _ = caught(total.wait)
         return text, [caught(handle.wait)[0] for handle in waiting]
 
@@ -477,14 +480,19 @@ def test_nothing_is_left_over():
             dist.all_reduce(torch.ones(300_000), group=group, async_op=True).wait()
             dist.destroy_process_group(group)
         del group
-        time.sleep(0.1)
+        for thread in threading.enumerate():  # each of a group that is gone ends by itself
+            if thread.name == "shm":
+                thread.join(20)
         alive = [thread.name for thread in threading.enumerate() if thread.name == "shm"]
-        opened = subprocess.run(
-            ["ls", "-l", f"/proc/{os.getpid()}/fd"], capture_output=True, text=True
-        ).stdout
-        return opened.count("memfd"), len(alive)
+        opened = [os.readlink(file) for file in Path("/proc/self/fd").iterdir() if file.is_symlink()]
+        mapped = Path("/proc/self/maps").read_text().splitlines()
+        named = [file for file in (*opened, *mapped) if "/dev/shm/" in file]
+        return sum("memfd" in file for file in opened), len(alive), named
 
-    before = set(os.listdir("/dev/shm"))
     with Ranks(2, echo=False, backend="shm") as ranks:
-        assert ranks.run(holdings) == [(1, 0), (1, 0)]  # the world's own memory, and no thread
-    assert set(os.listdir("/dev/shm")) <= before
+        nothing_else = (
+            1,
+            0,
+            [],
+        )  # the world's own memory: no thread, and nothing that has a name in /dev/shm
+        assert ranks.run(holdings) == [nothing_else] * 2

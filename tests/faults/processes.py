@@ -74,7 +74,7 @@ def needs_backend(name: str) -> None:
         pytest.skip(f"this system has no semaphores in shared memory, so no backend {name}")
 
 
-def promptly(attempt, seconds: float, tries: int = 5) -> None:
+def promptly(attempt, seconds: float, tries: int = 12) -> None:
     """The quickest of a few attempts, each of which returns the seconds that it took, keeps what is promised.
 
     A loaded machine is late now and then; what is slow by itself is late every time.

@@ -134,13 +134,13 @@ def examine(rank, world_size, bug) -> list[str]:
         bug = home, name, lambda right: named_alike(right, make(right))
     with planted(*bug) if bug else nullcontext():
         try:
-            return _checks(rank, world_size)
+            return _checks(rank, world_size, patience=2 if bug else 60)
         except (Mismatch, PeerLost) as error:  # anything else is a mistake of this file
             return [f"{type(error).__name__}: {error}"]
 
 
-def _checks(rank, world_size) -> list[str]:
-    group = dist.new_group(timeout=timedelta(seconds=2))
+def _checks(rank, world_size, patience) -> list[str]:
+    group = dist.new_group(timeout=timedelta(seconds=patience))
     wrong = []
     for size in (7, 500_001):
         wrong += check(group, list(range(world_size)), size, torch.float64)
@@ -157,12 +157,12 @@ def _checks(rank, world_size) -> list[str]:
             dist.broadcast(y, root, group=group)
             if not y.eq(root + 1.0).all():
                 wrong.append("broadcast to a late rank")
-    return wrong + _foreign(rank, world_size) + _rendezvous(rank, world_size)
+    return wrong + _foreign(rank, patience) + _rendezvous(rank, world_size)
 
 
-def _foreign(rank, world_size) -> list[str]:
+def _foreign(rank, patience) -> list[str]:
     """Rank 0 sums four numbers, the others five: nobody may believe what comes."""
-    group = dist.new_group(timeout=timedelta(seconds=2))
+    group = dist.new_group(timeout=timedelta(seconds=patience))
     try:
         dist.all_reduce(torch.ones(5 - (rank == 0)), group=group)
     except RuntimeError:
@@ -196,12 +196,27 @@ def silent_bell(right):
     return deliver
 
 
-def sleepers(rank, world_size, make) -> bool:
-    """Rank 1 comes late to a sum; the others sleep, and nothing but the bell may wake them."""
-    from gpt2lab.transport import engine, stream
+def tells(right):
+    """A sleep before which the sleeper says so; what comes between the two must still wake it."""
 
-    with planted(engine, "CHECK_EVERY", lambda _: 1000.0), planted(stream.Outgoing, "deliver", make):
-        time.sleep(0.3 if rank == 1 else 0.0)
+    def wait(semaphore, seconds):
+        dist.distributed_c10d._get_default_store().set(f"asleep {dist.get_rank()}", "")
+        return right(semaphore, seconds)
+
+    return wait
+
+
+def sleepers(rank, world_size, make) -> bool:
+    """Rank 1 comes to a sum when rank 0 sleeps, and nothing but the bell may wake it."""
+    from gpt2lab.transport import engine, semaphores, stream
+
+    with (
+        planted(engine, "CHECK_EVERY", lambda _: 1000.0),
+        planted(stream.Outgoing, "deliver", make),
+        planted(semaphores, "wait", tells),
+    ):
+        if rank == 1:
+            dist.distributed_c10d._get_default_store().wait(["asleep 0"])
         x = torch.ones(3)
         dist.all_reduce(x)
     return bool(x.eq(world_size).all())
@@ -235,15 +250,16 @@ def wait_in_silence(right):
 
 
 def full_slots(rank, world_size, owner="", name="", make=None) -> bool:
-    """Rank 1 reads late what fills all slots of rank 0; nothing but the bell may wake rank 0 for the rest."""
+    """Rank 1 reads what fills all slots of rank 0 when that sleeps; nothing but the bell may wake it for the rest."""
     from contextlib import nullcontext
 
-    from gpt2lab.transport import engine, memory, stream
+    from gpt2lab.transport import engine, memory, semaphores, stream
 
     bug = planted(getattr(stream, owner), name, make) if make else nullcontext()
-    with planted(engine, "CHECK_EVERY", lambda _: 1000.0), bug:
+    with planted(engine, "CHECK_EVERY", lambda _: 1000.0), planted(semaphores, "wait", tells), bug:
         x = torch.full((4 * memory.SLOT,), rank, dtype=torch.uint8)
-        time.sleep(0.3 if rank == 1 else 0.0)
+        if rank == 1:
+            dist.distributed_c10d._get_default_store().wait(["asleep 0"])
         dist.broadcast(x, 0)
         dist.barrier()
     return bool(x.eq(0).all())
