@@ -11,6 +11,7 @@ from . import lacking
 
 COMMANDS = {
     "train": ("gpt2lab.commands.train", "train GPT-2, on Shakespeare unless told otherwise"),
+    "cluster": ("gpt2lab.commands.cluster", "train on several machines that are namespaces of this one"),
     "generate": ("gpt2lab.commands.generate", "let a trained model write"),
     "export": ("gpt2lab.commands.export", "a trained model in the Hugging Face layout"),
     "verify": ("gpt2lab.commands.verify", "compare a plan with the serial run: loss, gradients, weights"),

@@ -14,8 +14,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-from machines import BITS_PER_SECOND
 
+from gpt2lab.machine import namespaces
 from gpt2lab.machine.links import Link, Network
 from gpt2lab.model import GPT2Config
 from gpt2lab.plan import Plan, build
@@ -27,23 +27,18 @@ from gpt2lab.reference import example_batch
 from gpt2lab.train import Trainer
 
 PLAN = "dp=2,tp=2"
+WIRE = namespaces.Wire.parse("100mbit,0.1ms")
 CONFIG = GPT2Config(vocab_size=64, n_positions=64, n_layer=4, n_head=4, n_embd=64)
 ROWS, LENGTH, STEPS = 32, 64, 2
 MEMORY, HALF_A_WIRE = (
     Link(0.0, 1e12),
-    Link(0.0, BITS_PER_SECOND / 8 / 2),
+    Link(0.0, WIRE.rate / 8 / 2),
 )  # two ranks share the way out of a machine
 
 
 def batch():
     """The global batch of every step."""
     return example_batch(CONFIG, ROWS, LENGTH)
-
-
-def on_the_wire() -> int:
-    """Bytes that have left this machine so far."""
-    wire = os.environ["GLOO_SOCKET_IFNAME"]
-    return int(Path(f"/sys/class/net/{wire}/statistics/tx_bytes").read_text())
 
 
 def measure(here: launchers.Launched) -> dict:
@@ -58,11 +53,11 @@ def measure(here: launchers.Launched) -> dict:
         ]
         comm.barrier(mesh.world)
         comm.clear_log()
-        before, begin = on_the_wire(), time.perf_counter()
+        before, begin = namespaces.sent(), time.perf_counter()
         losses += [one.step(batch()).loss for _ in range(STEPS)]
         log = list(comm.log)
         comm.barrier(mesh.world)
-        seconds, after = time.perf_counter() - begin, on_the_wire()
+        seconds, after = time.perf_counter() - begin, namespaces.sent()
     return {
         "machines": machines,
         "losses": losses,

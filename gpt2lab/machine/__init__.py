@@ -6,5 +6,7 @@ links         alpha-beta links and the time of collectives on them
 memory        bytes that a process holds, by tensor storage
 checksum      a tensor in one short line
 fast          oneDNN for matrix products, if a check shows that its results are exact
+namespaces    several machines on one: namespaces of the kernel, with wires between them
+switch        carries their frames, at a rate and with a delay
 huge_pages    glibc settings that must be made before a process starts
 """
