@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gpt2lab.lessons.answers import exercises, prove
+from gpt2lab.lessons.answers import exercises, prove, words_of
 from gpt2lab.lessons.desk import split
 from gpt2lab.lessons.exercises import STATUS, NotPassed, check, close
 from gpt2lab.lessons.source import read_lesson
@@ -54,12 +54,13 @@ def test_solutions_pass_blanks_are_todo_and_wrong_answers_fail(source):
 
 
 @pytest.mark.parametrize("source", SOURCES, ids=lambda path: path.stem)
-def test_every_lesson_has_exercises_each_with_two_wrong_answers(source):
+def test_every_lesson_has_exercises_each_with_five_wrong_answers_in_words_of_their_own(source):
     found = exercises(read_lesson(source))
     assert found
     for exercise in found:
-        words = {cell.text.split("\n")[0] for cell in exercise.wrong}
-        assert len(words) >= 2, f"{exercise.cell.text.splitlines()[0]}: {sorted(words)}"
+        words = [words_of(cell) for cell in exercise.wrong]
+        assert len(words) >= 5, f"{exercise.cell.text.splitlines()[0]}: {sorted(words)}"
+        assert len(set(words)) == len(words), f"{exercise.cell.text.splitlines()[0]} says twice: {sorted(words)}"
 
 
 def test_a_good_lesson_is_proved(tmp_path):

@@ -476,28 +476,28 @@ def sent(rows, i, width, experts, element):
 
 
 # %% tags=["wrong"]
-# FAIL: counted bytes
+# FAIL: is the forward alone
 def sent(rows, i, width, experts, element):
     away = sum(rows[i][j] + rows[j][i] for j in range(len(rows)) if j != i)
     return away * width * element + 8 * (experts - experts // len(rows))
 
 
 # %% tags=["wrong"]
-# FAIL: counted bytes
+# FAIL: also counts rows whose expert is at home
 def sent(rows, i, width, experts, element):
     away = sum(rows[i][j] + rows[j][i] for j in range(len(rows)))
     return 2 * away * width * element + 8 * (experts - experts // len(rows))
 
 
 # %% tags=["wrong"]
-# FAIL: counted bytes
+# FAIL: 8 bytes a number: counted bytes
 def sent(rows, i, width, experts, element):
     away = sum(2 * rows[i][j] for j in range(len(rows)) if j != i)
     return 2 * away * width * element + 8 * experts
 
 
 # %% tags=["wrong"]
-# FAIL: counted bytes
+# FAIL: takes 4 bytes for a count
 def sent(rows, i, width, experts, element):
     away = sum(rows[i][j] + rows[j][i] for j in range(len(rows)) if j != i)
     return 2 * away * width * element + 4 * (experts - experts // len(rows))

@@ -70,9 +70,11 @@ def stash(answer: type, run) -> None:
         f"three versions are {3 * size} bytes, yours are {mine.bytes}: one is there twice"
     )
     mine.use(0)
-    mine.free(frozenset({1, 2}))
-    assert mine.versions == {1, 2}, (
-        f"free({{1, 2}}) keeps versions 1 and 2, yours has {sorted(mine.versions)}"
+    mine.free(frozenset({0, 2}))
+    assert 1 not in mine.versions, f"free() forgets nothing: {{0, 2}} leaves {sorted(mine.versions)}"
+    mine.free(frozenset({2}))
+    assert mine.versions == {2}, (
+        f"version 0 is freed while it is in use: {{2}} leaves {sorted(mine.versions)}; the newest must take its place"
     )
     assert p.tolist() == [2, 2], "version 0 was in use when it was freed: the newest must take its place"
     for claim in run(answer):

@@ -216,6 +216,8 @@ def smallest_shard(answer) -> None:
         assert got is not None, "your function returned None. Is the return missing?"
         sizes = layout("contiguous", tokens, ranks).sizes
         wrongly = "forbidden, though one hop is enough" if want else "allowed, though it needs a second hop"
+        if want and sizes[-1] < window <= min(sizes[:-1]):
+            wrongly += ": the last shard lends nothing"
         assert bool(got) == want, f"window {window} on shards {sizes} is {wrongly}"
     for sizes in ((6, 2, 4, 1), (1, 5, 5), (5, 1, 1, 6)):
         for window in range(1, 7):

@@ -127,7 +127,16 @@ def traffic(answer) -> None:
     rows = [row for row, _ in found]
     for rank, (_, sent) in enumerate(found):
         got = answer(rows, rank, 24, 8, 8)
-        assert got != sent - 8 * 4, f"rank {rank}: {got} leaves out the counts, which travel first: 4 numbers"
+        n = 24 * 8  # bytes of a row
+        stay, travel = rows[rank][rank], rows[rank][1 - rank] + rows[1 - rank][rank]
+        for wrong, why in (
+            (sent - 8 * 4, "leaves out the counts, which travel first: 4 numbers"),
+            (sent - travel * n, "is the forward alone: gradients travel the same ways back"),
+            (sent + 4 * stay * n, "also counts rows whose expert is at home"),
+            (sent - 4 * 4, "takes 4 bytes for a count, and each has 8"),
+            (sent + 8 * 4, "also counts the counts of the rank's own experts, which stay"),
+        ):
+            assert got != wrong, f"rank {rank}: {got} {why}"
         close(
             got, sent, f"rank {rank} with rows {rows}, width 24, 8 experts, 8 bytes a number: counted bytes"
         )
