@@ -2,6 +2,7 @@
 
 import math
 import time
+from functools import cache
 
 import torch
 
@@ -11,10 +12,10 @@ def score(guess: float, found: float) -> float:
     return max(0.0, 1 - abs(math.log(guess / found, 4))) if guess > 0 else 0.0
 
 
-def _compare(answer, found: float, unit: str, clock: str, least: float, hint: str) -> None:
-    """Print guess, truth and score; raise AssertionError with the hint when the score is below `least`."""
-    guess = answer()
+def _compare(guess: float | None, found, unit: str, clock: str, least: float, hint: str) -> None:
+    """Print guess, truth `found()` and score; raise AssertionError with the hint when the score is below `least`."""
     assert guess is not None, "your function returned None. Is the return missing?"
+    found = found()
     points = score(guess, found)
     print(f"You say {guess:,.4g} {unit}; {clock}: {found:,.4g}. Score {points:.2f} of 1.")
     way = "small" if guess < found else "large"
@@ -39,7 +40,9 @@ def _all_reduce(rank, world_size, numbers, link=None):
     return sum(e.bytes for e in comm.log), sum(e.messages for e in comm.log), min(seconds)
 
 
-def _live(ranks: int, numbers: int, link=None):
+@cache
+def _live(ranks: int, numbers: int, link=None) -> list:
+    """What every rank counted: one run is enough, because another would count the same."""
     from ...processes.launch import launch
 
     return launch(_all_reduce, numbers, link, ranks=ranks)
@@ -48,13 +51,13 @@ def _live(ranks: int, numbers: int, link=None):
 def sent(answer) -> None:
     """Bytes that each rank sends in an all-reduce of a million float32 numbers on 4 ranks."""
     hint = "S = 4,000,000 bytes; each half of the ring sends all chunks but one."
-    _compare(answer, _live(4, 1_000_000)[0][0], "bytes", "counted", 0.999, hint)
+    _compare(answer(), lambda: _live(4, 1_000_000)[0][0], "bytes", "counted", 0.999, hint)
 
 
 def messages(answer) -> None:
     """Messages that each rank sends in a ring all-reduce on 5 ranks."""
     hint = "One message a step: n - 1 steps add up, and then?"
-    _compare(answer, _live(5, 1000)[0][1], "messages", "counted", 0.999, hint)
+    _compare(answer(), lambda: _live(5, 1000)[0][1], "messages", "counted", 0.999, hint)
 
 
 def seconds(answer) -> None:
@@ -64,19 +67,19 @@ def seconds(answer) -> None:
     """
     from ...ranks.paced import Link
 
-    link = Link(latency=0.05, bandwidth=1e6)
+    guess, link = answer(), Link(latency=0.05, bandwidth=1e6)
     found = _live(4, 25_000, link)
     size, count, _ = found[0]
     hint = "2 (n - 1) messages pay the latency, 2 (n - 1)/n S bytes the bandwidth; add both."
     print(f"The paced run took {max(took for *_, took in found):.2f} s.")
     computed = count * link.latency + size / link.bandwidth
-    _compare(answer, computed, "s", "computed from what was counted", 0.99, hint)
+    _compare(guess, lambda: computed, "s", "computed from what was counted", 0.99, hint)
 
 
 def crossing(answer) -> None:
     """Bytes from which the ring beats the binomial tree on 64 ranks over links of 5 us and 25 GB/s."""
     from ...machine import links
 
-    found = links.crossing(64, links.Link(latency=5e-6, bandwidth=25e9))
+    link = links.Link(latency=5e-6, bandwidth=25e9)
     hint = "Set 2 * 63 alpha + 2 * 63/64 S beta equal to 2 * 6 (alpha + S beta) and solve for S."
-    _compare(answer, found, "bytes", "computed", 0.95, hint)
+    _compare(answer(), lambda: links.crossing(64, link), "bytes", "computed", 0.95, hint)
