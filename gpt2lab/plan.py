@@ -43,6 +43,7 @@ class Plan:
     data: str = "bucket"  # how gradients are summed: bucket, naive, server, servers; owner with zero=3
     bucket: int = 1024  # KiB of gradients in one message
     zero: int = 0  # ZeRO stage: what the replicas share out
+    refill: bool = False  # zero=3 without a second forward: fill again what the graph saved of the weights
     shard: int = 0  # how many neighbours share it out (HSDP), as replicas of other groups; 0: all replicas
     schedule: str = "1f1b"  # of the pipeline
     chunks: int = 2  # model chunks a rank, for interleaved schedules
@@ -128,9 +129,10 @@ class Plan:
             )
         context.exchange(self.exchange)
         context.layout(self.layout, 1, 1)
-        if self.shard and not self.zero:
+        if (self.shard or self.refill) and not self.zero:
+            said = f"shard={self.shard}" if self.shard else "refill=on"
             raise ValueError(
-                f"shard={self.shard} says who shares out what ZeRO shards. Use zero=1, 2 or 3 with it."
+                f"{said} says how ZeRO shards. Use {'zero=1, 2 or 3' if self.shard else 'zero=3'} with it."
             )
         for strategy in _strategies(self):
             strategy.check(config, self, rows, length)

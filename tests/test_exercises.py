@@ -60,7 +60,9 @@ def test_every_lesson_has_exercises_each_with_five_wrong_answers_in_words_of_the
     for exercise in found:
         words = [words_of(cell) for cell in exercise.wrong]
         assert len(words) >= 5, f"{exercise.cell.text.splitlines()[0]}: {sorted(words)}"
-        assert len(set(words)) == len(words), f"{exercise.cell.text.splitlines()[0]} says twice: {sorted(words)}"
+        assert len(set(words)) == len(words), (
+            f"{exercise.cell.text.splitlines()[0]} says twice: {sorted(words)}"
+        )
 
 
 def test_a_good_lesson_is_proved(tmp_path):

@@ -11,6 +11,7 @@ from gpt2lab import RankFailed
 from gpt2lab.machine import memory
 from gpt2lab.model import GPT2, GPT2Config
 from gpt2lab.parallel.chunked_loss import ChunkedLoss
+from gpt2lab.parallel.zero import stages
 from gpt2lab.parallel.zero.costs import (
     bytes_held,
     owned_elements,
@@ -36,7 +37,7 @@ DEEP = GPT2Config(vocab_size=64, n_positions=32, n_layer=8, n_head=4, n_embd=64)
 
 
 @pytest.mark.parametrize("world", [1, 2, 3, 4, 5])
-@pytest.mark.parametrize("how", ["zero=1", "zero=2", "zero=3", "zero=3,data=owner"])
+@pytest.mark.parametrize("how", ["zero=1", "zero=2", "zero=3", "zero=3,data=owner", "zero=3,refill=on"])
 def test_equal_to_serial(pools, world, how):
     report = verify(f"dp={world},{how}", TINY, ranks=pools[world])
     assert report.ok, report
@@ -294,6 +295,76 @@ def test_freed_weights_are_really_gone(pools):
     assert run(pools, inside, "dp=2,zero=3") == [[False, True, True, True, True, False]] * 2
 
 
+# ---- without a second forward: emptied weights are filled again for backward
+
+REFILLED = ["dp=3,micro=2", "dp=2,cp=2,exchange=ring", "dp=2,tp=2,sp=on", "dp=2,loss=chunked", "dp=4,shard=2"]
+
+
+@pytest.mark.parametrize("options", REFILLED)
+def test_refilled_weights_are_equal_to_serial(pools, options):
+    plan = f"{options},zero=3,refill=on"
+    report = verify(plan, NOISY, ranks=pools[Plan.parse(plan).world])
+    assert report.ok, report
+
+
+def blocks_run(trainer, batch):
+    """How often blocks run forward in a step, bytes sent, and the gradients."""
+    calls = []
+    for block in trainer.parallel.model.h.values():
+        block.register_forward_hook(lambda *_: calls.append(1))
+    comm.clear_log()
+    trainer.gradients(batch)
+    sent = sum(size for (_, axis), (_, size, _) in comm.traffic().items() if axis == "dp+cp")
+    return len(calls), sent, [p.tensor.grad for p in trainer.parallel.sync.pieces]
+
+
+def test_refilled_weights_cost_no_second_forward_and_no_byte(pools):
+    """The same gathers and sums, half as many forwards, and the same bits."""
+    again, refilled = (run(pools, blocks_run, f"dp=2,zero=3{more}") for more in ("", ",refill=on"))
+    for (forwards, sent, grads), (once, same, equal) in zip(again, refilled, strict=True):
+        assert (forwards, once, sent) == (2 * TINY.n_layer, TINY.n_layer, same)
+        assert all(map(torch.equal, grads, equal))
+
+
+def inside_blocks(trainer, batch):
+    """Bytes behind the blocks' weights after forward, while a graph has saved them, and after backward."""
+    parallel = trainer.parallel
+    micro, blocks = parallel.mine(batch)[0], [p for b in parallel.model.h.values() for p in b.parameters()]
+    loss = parallel.model.loss(parallel.model(micro.tokens), micro.targets) / batch.total
+    after_forward = memory.bytes_of([p.data for p in blocks])
+    loss.backward()
+    parallel.sync.finish()
+    return after_forward, memory.bytes_of([p.data for p in blocks])
+
+
+def test_emptied_weights_are_really_gone(pools):
+    assert run(pools, inside_blocks, "dp=2,zero=3,refill=on") == [(0, 0)] * 2
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_bytes_held_with_emptied_weights(pools, world):
+    """As in stage 3, without the element that stands in for each part."""
+    found = run(pools, memory.after_backward, f"dp={world},zero=3,refill=on")
+    sizes = parts(GPT2(TINY))
+    for rank, held in enumerate(found):
+        want = bytes_held(sizes, 3, world, rank, 8)
+        assert held == want | {"weights": want["weights"] - 8 * len(sizes)}
+
+
+def test_the_next_block_is_under_way_while_a_block_is_filled(pools):
+    forward = [("h.0", ["h.1"]), ("h.1", ["h.2"]), ("h.2", ["ln_f"])]
+    assert run(pools, in_flight, "dp=2,zero=3,refill=on") == [forward] * 2
+
+
+def test_mutant_that_never_empties_is_noticed(pools):
+    def found(rank, world_size):
+        with planted(stages.Zero3, "_after_block", lambda right: lambda self, i, y: None):
+            parallel = build(Plan.parse("dp=2,zero=3,refill=on"), TINY, Mesh(dp=2), torch.float64)
+            return inside_blocks(Trainer(parallel), example_batch(TINY, 7, 11))
+
+    assert all(after_forward > 0 for after_forward, _ in pools[2].run(found))
+
+
 # ---- half-precision weights
 
 
@@ -347,6 +418,11 @@ def test_bytes_held_with_masters(pools):
         ("dp=2,data=owner", "data=owner is unknown"),
         ("dp=2,zero=1,bucket=4", "bucket=4 does not go with zero=1, .* Leave bucket out, or use zero=0"),
         ("dp=2,zero=3,data=owner,bucket=0", "bucket=0 does not go with zero=3"),
+        ("dp=2,refill=on", "refill=on says how ZeRO shards. Use zero=3 with it."),
+        ("dp=2,zero=2,refill=on", "refill=on does not go with zero=2, which gathers no weights"),
+        ("dp=2,zero=3,data=owner,refill=on", "does not go with data=owner"),
+        ("dp=2,zero=3,recompute=on,refill=on", "does not go with recompute=on"),
+        ("pp=2,dp=2,zero=3,micro=2,refill=on", "does not go with pp=2"),
     ],
 )
 def test_what_cannot_be_is_refused(plan, message):

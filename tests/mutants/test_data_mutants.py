@@ -126,6 +126,12 @@ def never_dropped(right):
     return drop
 
 
+def filled_with_nothing(self, i):
+    for f in self.blocks[i]:
+        f.gather()
+        f.full.zero_()
+
+
 def layer_0_forgotten(right):
     """The lecture's loop runs from the last layer to layer 1."""
 
@@ -185,6 +191,12 @@ BUGS = {
     "norm of rank 0's shard": (flat.Flat, "_marked", lambda right: lambda self, p: p.spec, "dp=2,zero=2"),
     "micro-batch overwrites the one before": (flat.Flat, "add", instead(overwritten), "dp=2,micro=2,zero=2"),
     "old weights after the update": (flat.Flat, "drop", never_dropped, "dp=2,zero=3"),
+    "filled with nothing": (
+        stages.Zero3,
+        "_before_backward",
+        instead(filled_with_nothing),
+        "dp=2,zero=3,refill=on",
+    ),
     "layer 0 never updated": (stages.Zero3, "_send", layer_0_forgotten, "dp=2,zero=3,data=owner"),
     "old gradient shrinks": (stages.Zero1, "_hand_out", shrinking, "dp=2,zero=3"),
     "weights freed before backward": (

@@ -208,6 +208,30 @@ class Flat:
         return comm.gather_flat(shard, self.axis)
 
 
+class Refilled(Flat):
+    """One part whose whole buffer is only emptied: what a graph saved of it is there again when it is gathered.
+
+    So backward needs no second forward (Zhao et al. 2023, section 4). Parameters are set by `.data`, of which autograd
+    keeps no count of changes.
+    """
+
+    def keep_only_shard(self) -> None:
+        """Keep the buffer as an object, without memory."""
+        self.room = self.full
+        super().keep_only_shard()
+
+    def start_gather(self) -> None:
+        """Give the buffer its memory back, and gather into it."""
+        if self.full is None and self.coming is None:
+            self.room.untyped_storage().resize_(self.room.nbytes)
+            self.coming = comm.gather_flat(self.shard.to(self.dtype), self.axis, async_op=True, out=self.room)
+
+    def drop(self) -> None:
+        """Free the memory behind the parameters and behind all that a graph saved of them."""
+        self.full = None
+        self.room.untyped_storage().resize_(0)
+
+
 class Owned(Flat):
     """One part of the model that belongs to one rank as a whole: broadcast before use, gradients reduced to it.
 

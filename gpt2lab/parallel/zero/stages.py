@@ -30,7 +30,7 @@ from ..chunked_loss import ChunkedLoss
 from ..data import Replicas, gradient
 from ..finish import Piece, empty
 from ..recompute import apply_recompute
-from .flat import Flat, Owned, into_groups, owner_of
+from .flat import Flat, Owned, Refilled, into_groups, owner_of
 
 
 class Zero1(Replicas):
@@ -161,7 +161,8 @@ class Zero3(Zero2):
 
     Forward: before a block an all-gather of its weights (the next block's is started at once: prefetch); after it they
     are freed. Only blocks' inputs are kept. Backward: all-gather again, run the block again, then reduce-scatter its
-    gradients and free. The tied embedding stays from its first use until its second, the head's backward, is over.
+    gradients and free. (`Refilled` parts keep all activations, and no block runs twice.) The tied embedding stays from
+    its first use until its second, the head's backward, is over.
     Bytes per rank and micro-batch: 2 (n-1)/n of the blocks' weights, (n-1)/n of the others', and (n-1)/n of the
     gradients' (section 7.2.2 gathers all of it twice).
     """
@@ -173,11 +174,13 @@ class Zero3(Zero2):
         self.prefetch = prefetch
         self.blocks = []  # the parts of every block, in order
         self.kept = 0  # how often the tied embedding has been used and waits for the head
-        apply_recompute(model)  # a graph over a block would hold its weights until backward, freed or not
+        self.refill = flat is Refilled
+        if not self.refill:  # a graph over a block would hold its weights until backward, freed or not
+            apply_recompute(model)
         for i, block in enumerate(model.h.values()):
             self.blocks.append(self._parts_of(block))
             block.register_forward_pre_hook(lambda block, _, i=i: self._before_block(i))
-            block.register_forward_hook(lambda block, _, y, i=i: self._after_block(i))
+            block.register_forward_hook(lambda block, _, y, i=i: self._after_block(i, y))
         self._wrap_ends(model)
 
     def _parts_of(self, *modules) -> list[Flat]:
@@ -187,18 +190,26 @@ class Zero3(Zero2):
     def _before_block(self, i: int) -> None:
         for f in self.blocks[i]:
             f.gather()
-        # With a graph it is backward that runs the block, again and from the last to the first.
-        self._prefetch(i - 1 if torch.is_grad_enabled() else i + 1)
+        # With a graph it is backward that runs the block, again and from the last to the first, or fills it again.
+        self._prefetch(i - 1 if torch.is_grad_enabled() and not self.refill else i + 1)
 
     def _prefetch(self, i: int) -> None:
         """Start to gather block i, or after the last block the head, while something else computes."""
         for f in [*self.blocks, self.last][i] if self.prefetch and i >= 0 else []:
             f.start_gather()
 
-    def _after_block(self, i: int) -> None:
-        if not torch.is_grad_enabled():
+    def _after_block(self, i: int, y: torch.Tensor) -> None:
+        if self.refill or not torch.is_grad_enabled():
             for f in self.blocks[i]:
                 f.release()
+        if self.refill and y.requires_grad:
+            y.register_hook(lambda _: self._before_backward(i))
+
+    def _before_backward(self, i: int) -> None:
+        """Fill again what the graph over block i has saved."""
+        for f in self.blocks[i]:
+            f.gather()
+        self._prefetch(i - 1)
 
     def _send(self, f: Flat) -> None:
         super()._send(f)
@@ -271,6 +282,8 @@ def apply_zero(model, mesh: Mesh, plan) -> Zero1:
     inside, across = sharding_groups(mesh, plan.shard)
     if plan.data == "owner":
         sync = Zero3(model, inside, flat=Owned, prefetch=False)
+    elif plan.refill:
+        sync = Zero3(model, inside, flat=Refilled)
     else:
         sync = STAGES[plan.zero](model, inside, experts=mesh["edp", "cp"] if plan.ep > 1 else None)
     sync.across = across
@@ -301,6 +314,8 @@ def check(config, plan, rows: int, length: int) -> None:
         raise ValueError(
             f"data={plan.data} does not go with zero={plan.zero}. Leave data out, or use data=owner with zero=3."
         )
+    if plan.refill:
+        _check_refill(config, plan)
     replicas = plan.dp * plan.cp
     if plan.shard and (plan.shard < 2 or replicas % plan.shard):
         fits = [str(n) for n in range(2, replicas + 1) if replicas % n == 0]
@@ -316,3 +331,16 @@ def check(config, plan, rows: int, length: int) -> None:
     if plan.bucket != type(plan).bucket:
         together = f"bucket={plan.bucket} does not go with zero={plan.zero}, which sends a block's gradients together."
         raise ValueError(f"{together} Leave bucket out, or use zero=0.")
+
+
+def _check_refill(config, plan) -> None:
+    """What is filled again just before a block's backward needs one backward a block, which begins at its output."""
+    for other, why in (
+        (f"zero={plan.zero}" * (plan.zero != 3), "gathers no weights for backward"),
+        (f"data={plan.data}" * (plan.data == "owner"), "broadcasts whole layers"),
+        ("recompute=on" * plan.recompute, "runs each block twice, which refill=on avoids"),
+        (f"pp={plan.pp}" * (plan.pp > 1), "has an order of backwards of its own"),
+        ("a mixture of experts" * bool(config.experts), "has a loss inside the blocks"),
+    ):
+        if other:
+            raise ValueError(f"refill=on does not go with {other}, which {why}. Leave one of them out.")
