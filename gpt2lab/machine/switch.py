@@ -39,7 +39,7 @@ def own_network() -> None:
         raise OSError(ctypes.get_errno(), "no network of its own")
 
 
-class Switch:
+class EthernetSwitch:
     """Learns which machine has which address, and delivers frames at `rate` bits a second after `delay` seconds.
 
     A frame takes its turn on the sender's wire and on the receiver's. With `let_through`, only TCP packets from or to
@@ -90,7 +90,7 @@ class Switch:
         return not ports & self.let_through
 
 
-def start(number: int, command: list[str], env: dict, out: str | None) -> subprocess.Popen:
+def boot(number: int, command: list[str], env: dict, out: str | None) -> subprocess.Popen:
     """A machine: a process in a network of its own that becomes `command` once its cards are there."""
     script = ["sh", "-c", READY.format(number + 1), "sh", *command]
     to = open(out, "w") if out else None  # noqa: SIM115
@@ -100,7 +100,7 @@ def start(number: int, command: list[str], env: dict, out: str | None) -> subpro
     )
 
 
-def connect(number: int, pid: int) -> socket.socket:
+def plug_in(number: int, pid: int) -> socket.socket:
     """Machine `number`'s wires to the switch and to nowhere: eth0 and eth1; returns the switch's end of eth0."""
     for card in ("eth0", "eth1"):
         name = f"m{number}{card}"
@@ -118,9 +118,9 @@ def connect(number: int, pid: int) -> socket.socket:
 
 def main(said: dict) -> int:
     """Run every machine's command to its end; returns the first status that is not 0."""
-    machines = [start(i, m["command"], m["env"], m["out"]) for i, m in enumerate(said["machines"])]
-    wires = [connect(i, m.pid) for i, m in enumerate(machines)]
-    switch = Switch(wires, said["rate"], said["delay"], said["let_through"])
+    machines = [boot(i, m["command"], m["env"], m["out"]) for i, m in enumerate(said["machines"])]
+    wires = [plug_in(i, m.pid) for i, m in enumerate(machines)]
+    switch = EthernetSwitch(wires, said["rate"], said["delay"], said["let_through"])
     for machine in machines:
         machine.stdin.write(b"go\n")
         machine.stdin.close()
