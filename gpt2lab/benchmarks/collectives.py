@@ -32,6 +32,9 @@ LIBRARY = {
 SIZES = [1 << bits for bits in range(12, 25)]  # 4 KB to 16 MB
 
 
+QUICK = "--ranks 2 --sizes 4096 16384 65536 262144 1048576 --trials 3 --ours ring"  # with --all --quick
+
+
 def add_arguments(parser) -> None:
     """The options of the benchmark."""
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4], help="numbers of ranks (default 2 4)")
@@ -152,7 +155,7 @@ def at_scale(link: links.Link, n: int = 1024) -> list[str]:
     return lines
 
 
-def run(args) -> int:
+def run(args) -> dict[str, float]:
     """Print the table and the fits; save the figure and the JSON file."""
     from ..plots.collectives import sweep_figure
     from ..plots.style import save_figure
@@ -170,4 +173,4 @@ def run(args) -> int:
     (folder / "collectives.json").write_text(json.dumps({"rows": rows, "models": fits}, indent=2))
     path = save_figure(sweep_figure(rows, models), folder / "collectives.png")
     print(f"saved {path} and {folder / 'collectives.json'}")
-    return 0
+    return {f"{r['what']}, {r['ranks']} ranks, {r['bytes'] >> 10} KiB": r["seconds"] for r in rows}

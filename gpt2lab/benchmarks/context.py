@@ -26,6 +26,9 @@ DEFAULT = "contiguous:kv,contiguous:ring,interleaved:ring,zigzag:ring,zigzag:kv,
 SERIAL, RIVAL = "serial", "PyTorch's ring"
 
 
+QUICK = "--worlds 2 --lengths 512 --splits zigzag:ring,contiguous:kv,contiguous:heads"  # with --all --quick
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Sizes; the defaults take about two minutes on two cores."""
     parser.add_argument("--worlds", default="2,4", help="numbers of ranks (default 2,4)")
@@ -39,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     rivals.add_argument(parser)
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> dict[str, float]:
     """Print milliseconds, ratios over serial attention, waiting, and the balance of counted work."""
     worlds, lengths = ([int(x) for x in text.split(",")] for text in (args.worlds, args.lengths))
     splits = [tuple(split.split(":")) for split in args.splits.split(",")]
@@ -48,13 +51,17 @@ def run(args: argparse.Namespace) -> int:
         for shape in shapes:
             check(splits, world, shape, args.window)
     over = None if args.no_rival or args.window is not None else args.over
+    seconds = {}
     for world in worlds:
         print(f"{world} ranks, one thread each, {args.heads} heads of {args.width}, forward and backward;")
         print(f"  {rivals.carriers(args.over)}")
         with Ranks(world, timeout=300, echo=False) as ranks:
             for shape in shapes:
-                summary_lines(shape[2], ranks.run(measure, splits, shape, args.window, args.repeat, over))
-    return 0
+                found = ranks.run(measure, splits, shape, args.window, args.repeat, over)
+                summary_lines(shape[2], found)
+                timed = {name: one["seconds"] for name, one in found[0].items() if "seconds" in one}
+                seconds |= {f"{name}, {world} ranks, T={shape[2]}": s for name, s in timed.items()}
+    return seconds
 
 
 def check(splits, world: int, shape, window: int | None) -> None:

@@ -25,6 +25,9 @@ from .step import WARM_UP
 PAIRS = (("bucket", "DDP"), ("zero=3", "fully_shard"))
 
 
+QUICK = "--config nano --rows 2 --steps 3 --ranks 2"  # with --all --quick
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of the benchmark."""
     parser.add_argument("--config", choices=list(PRESETS), default="mini")
@@ -55,13 +58,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     rivals.add_argument(parser)
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> dict[str, float]:
     """Print median step times and their ratios, and where a step's time goes."""
     print(
         f"one step of {args.config}, {args.rows} rows of {args.length} tokens a rank, float32, one thread a rank;\n"
         f"{rivals.carriers(args.over)}" + (", our loss in chunks" if args.loss == "chunked" else "")
     )
     options = args.rows, args.length, args.steps, args.bucket, args.loss, args.over
+    seconds = {}
     for n in args.ranks:
         for pair in (p for p in PAIRS if p[0] in args.pairs):
             with Ranks(
@@ -69,10 +73,11 @@ def run(args: argparse.Namespace) -> int:
             ) as pool:  # a pair's memory is given back before the next begins
                 per_rank = pool.run(measure, args.config, pair, *options)
             report(n, pair, per_rank[0])
+            seconds |= {f"{name}, {n} ranks": per_rank[0][name].median for name in pair}
             for name in pair if args.trace else ():
                 spans = trace.merge([found[name].spans for found in per_rank])
                 print("   ", trace.save_chrome(spans, Path(args.trace) / f"{args.config}-{n}-{name}.json"))
-    return 0
+    return seconds
 
 
 def report(ranks: int, pair: tuple[str, str], found: dict[str, "Timed"]) -> None:

@@ -16,6 +16,8 @@ from ..machine import fast
 from ..model import PRESETS
 from .step import medians
 
+QUICK = "--tokens 256 --width 64 --steps 5"  # with --all --quick
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of the benchmark."""
@@ -28,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--steps", type=int, default=20, help="timed turns of each (default 20)")
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> dict[str, float]:
     """Print medians and ratios, and how far outputs and gradients are apart."""
     hidden = args.hidden or 4 * args.width
     torch.set_num_threads(args.threads)
@@ -60,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
         torch.backends.mkldnn.matmul.fp32_precision = "none"
     else:
         print(f"{switch.name} stays off: {switch.found}")
-    return 0
+    return dict(zip(contestants, plain, strict=True))
 
 
 def _table(title: str, seconds: tuple[float, ...], contestants: dict) -> None:

@@ -16,6 +16,8 @@ from ..model import GPT2, PRESETS
 from ..storage import huggingface
 from .step import medians
 
+QUICK = "--config mini --prompt 16 --tokens 16"  # with --all --quick
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of the benchmark."""
@@ -27,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--threads", type=int, default=2, help="threads of torch (default 2)")
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> dict[str, float]:
     """Print tokens a second of each, ratios to transformers, and how long reading the weights takes."""
     torch.set_num_threads(args.threads)
     model, ways = contestants(args.config, args.rows, args.prompt, args.tokens)
@@ -54,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
         f"{size / 1e6:.0f} MB at {size / reading / 1e9:.0f} GB/s, takes {1e3 * reading:.1f} ms:\n"
         f"  whoever reads them once a token in float32 reaches {limit:.2f} x transformers at most"
     )
-    return 0
+    return seconds
 
 
 def reading_time(model, trials: int = 20) -> float:

@@ -34,6 +34,9 @@ REASONS = {  # why the orders differ where they do
 }
 
 
+QUICK = "--config nano --vocab 256 --micro 4 --steps 3 --ranks 2 --schedules 1f1b interleaved"
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of the benchmark."""
     parser.add_argument("--config", choices=list(PRESETS), default="mini")
@@ -46,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     rivals.add_argument(parser)
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> dict[str, float]:
     """Print medians and ratios for each number of ranks and schedule, gradients' distance, and orders."""
     from dataclasses import replace
 
@@ -56,11 +59,13 @@ def run(args: argparse.Namespace) -> int:
         f"one forward and backward of {args.config} with {layers} layers, {args.micro} micro-batches of 1 x "
         f"{args.length}, float32, one thread a rank;\n{rivals.carriers(args.over)}"
     )
+    seconds = {}
     for ranks in args.ranks:
         for name in args.schedules:
             job = (race, name, config, args.micro, args.length, args.steps, args.over)
             found = launch(*job, ranks=ranks, timeout=300)
             ours, theirs, apart = (max(values) for values in list(zip(*found, strict=True))[:3])
+            seconds |= {f"ours, {name}, {ranks} ranks": ours, f"torch's, {name}, {ranks} ranks": theirs}
             orders = found[0][3]
             reason = "" if orders == "the same" else f" ({REASONS.get(name, 'unexplained')})"
             print(
@@ -68,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
                 f"ratio {ours / theirs:.3f}; gradients differ by {apart:.0e}; orders: {orders}{reason}",
                 flush=True,
             )
-    return 0
+    return seconds
 
 
 class Stage(nn.Module):

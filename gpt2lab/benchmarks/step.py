@@ -26,6 +26,9 @@ WARM_UP = 3  # turns until both contestants' memory has settled: the first steps
 RUNGS = ("transformers", "ours, plain", "+ chunked loss", "+ huge pages", "+ oneDNN matmul")
 
 
+QUICK = "--config nano --rows 2 --length 64 --steps 5 --turns 1"  # with --all --quick
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of the benchmark; the defaults are llm.c's batch and the smallest published model."""
     parser.add_argument("--config", choices=list(PRESETS), default="gpt2")
@@ -37,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", default="runs/step", help="folder for the figure and the JSON file")
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> dict[str, float]:
     """Print the median step of every rung, its ratio to transformers', and how near the machine's limit the last is."""
     from ..plots import ladder, style
 
@@ -64,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
     (folder / f"{args.config}.json").write_text(json.dumps(times, indent=1))
     style.save_figure(ladder.ladder(middle), folder / f"{args.config}.png")
     print(f"Saved {folder / args.config}.png and .json")
-    return 0
+    return middle
 
 
 def measured_elsewhere(rung: str, args) -> list[float]:

@@ -31,6 +31,9 @@ PUBLISHED = {"sequential": 35.0, "fork-join": 1.430, "fork-join over nOS-V": 1.6
 """Seconds of an iteration on 112 CPUs (from the wiki of the port): OpenMP, and the same over nOS-V."""
 
 
+QUICK = "--config nano --rows 2 --length 64 --runs 1 --iterations 6"  # with --all --quick
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options; the defaults are llm.c's batch and the smallest published model."""
     parser.add_argument("--config", choices=list(PRESETS), default="gpt2")
@@ -46,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", default="runs/tasks", help="folder for the figure and the JSON file")
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> dict[str, float]:
     """Run the protocol, print the table, write JSON and dashboard."""
     from ..plots import style
     from ..plots import tasks as plots
@@ -78,7 +81,7 @@ def run(args: argparse.Namespace) -> int:
     (folder / f"{args.config}.json").write_text(json.dumps(report | {"seconds": found}, indent=1))
     style.save_figure(plots.dashboard(found, args.workers, PUBLISHED), folder / f"{args.config}.png")
     print(f"Saved {folder / args.config}.png and .json")
-    return 0
+    return {name: row["mean"] for name, row in report["versions"].items()}
 
 
 def protocol(versions, args) -> dict[str, list[list[float]]]:

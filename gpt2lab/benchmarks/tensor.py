@@ -17,6 +17,8 @@ from ..ranks.mesh import Mesh
 from . import rivals
 from .step import medians, stepper
 
+QUICK = "--config nano --rows 2 --steps 3 --ranks 2"  # with --all --quick
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of the benchmark."""
@@ -30,10 +32,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     rivals.add_argument(parser)
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> dict[str, float]:
     """Print medians and ratios for each number of ranks, and how far the gradients are apart."""
     print(f"one step of {args.config}, B={args.rows}, T={args.length}, float32, one thread a rank")
     print(rivals.carriers(args.over))
+    seconds = {}
     for ranks in args.ranks:
         found = launch(
             race,
@@ -46,12 +49,13 @@ def run(args: argparse.Namespace) -> int:
             timeout=300,
         )
         ours, theirs, apart = (max(values) for values in zip(*found, strict=True))
+        seconds |= {f"ours, {ranks} ranks": ours, f"DTensor, {ranks} ranks": theirs}
         print(
             f"  {ranks} ranks: ours {1e3 * ours:6.0f} ms, DTensor {1e3 * theirs:6.0f} ms, "
             f"ratio {ours / theirs:.3f}; gradients differ by {apart:.0e}",
             flush=True,
         )
-    return 0
+    return seconds
 
 
 def race(

@@ -25,6 +25,9 @@ BACKENDS = (transport.NAME, "gloo") if transport.AVAILABLE else ("gloo",)
 SIZES = [1 << bits for bits in (10, 14, 17, 20, 23, 26)]  # 1 KB to 64 MB
 
 
+QUICK = "--ranks 2 --sizes 1024 131072 1048576 --trials 3"  # with --all --quick
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of the benchmark."""
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4], help="numbers of ranks (default 2 4)")
@@ -33,13 +36,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", default="runs/transport", help="folder for the figure and the JSON file")
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> dict[str, float]:
     """Print times and how many times faster shared memory is; save the figure and the numbers."""
     from ..plots.collectives import transports_figure
 
     if not transport.AVAILABLE:
         print("This system has no semaphores in shared memory: its ranks talk through gloo.")
-        return 1
+        return {}
     rows = []
     print("one call, both backends on the same ranks in turns, float32 (measured); times in ms")
     print(f"{'ranks':>5} {'bytes':>9}  call              shm     gloo   shm is faster by")
@@ -69,7 +72,11 @@ def run(args: argparse.Namespace) -> int:
     (folder / "transport.json").write_text(json.dumps(rows, indent=1))
     transports_figure(rows).savefig(folder / "transport.png", dpi=120)
     print(f"Saved {folder / 'transport.png'} and {folder / 'transport.json'}")
-    return 0
+    return {
+        f"{row['call']}, {row['ranks']} ranks, {row['bytes'] >> 10} KiB, {name}": seconds
+        for row in rows
+        for name, seconds in row["seconds"].items()
+    }
 
 
 def touched(call: str, ranks: int) -> float:

@@ -13,36 +13,51 @@
     python -m gpt2lab bench sharding      the sharding algebra against DTensor: layouts, bytes, a block's seconds
     python -m gpt2lab bench experts       a mixture of experts against transformers' Mixtral block
 
+    python -m gpt2lab bench --all --quick             all of them, small, in rounds: one JSON and one figure
+    python -m gpt2lab bench --compare a.json b.json   which numbers changed by more than their spread
+
 On a machine with fewer cores than ranks a stopwatch also measures the scheduler: read the ratios.
 """
 
 import argparse
 import difflib
 import importlib
+import json
 from pathlib import Path
 
-from .. import benchmarks
-
-
-def names() -> list[str]:
-    """The benchmarks there are: the files of gpt2lab/benchmarks that can be run."""
-    files = Path(benchmarks.__file__).parent.glob("[a-z]*.py")
-    return sorted(f.stem for f in files if "\ndef run(" in f.read_text())
+from ..benchmarks import everything
 
 
 def add_arguments(parser) -> None:
-    """The name; what follows it belongs to the benchmark."""
-    parser.add_argument("name", help=", ".join(names()))
+    """Options for all benchmarks together; or a name, and what follows it belongs to the benchmark."""
+    parser.add_argument("--all", action="store_true", help="every benchmark, in rounds")
+    parser.add_argument("--quick", action="store_true", help="with --all: small sizes, under ten minutes")
+    parser.add_argument("--rounds", type=int, default=5, help="with --all (default 5; verdicts need 4)")
+    parser.add_argument(
+        "--minutes", type=float, help="with --all: begin no round that may end later (--quick: 9)"
+    )
+    parser.add_argument("--out", default="runs/bench", help="with --all: folder for JSON, figure and texts")
+    parser.add_argument("--compare", nargs=2, metavar="FILE", help="two JSON files, the older one first")
+    parser.add_argument("--every", action="store_true", help="with --compare: also what has not changed")
+    parser.add_argument("name", nargs="?", help=", ".join(everything.names()))
     parser.add_argument("options", nargs=argparse.REMAINDER, help="of the benchmark; --help explains them")
 
 
 def run(args) -> int:
-    """Hand over to the benchmark."""
+    """Compare two files, run all, or hand over to the benchmark."""
+    if args.compare:
+        print(everything.comparison(*map(everything.read_report, args.compare), every=args.every))
+        return 0
+    if args.all:
+        return run_all(args)
     from ..cli import Parser
 
-    if args.name not in names():
-        near = difflib.get_close_matches(args.name, names(), 1)
-        hint = f"Did you mean {near[0]}?" if near else f"Choose from {', '.join(names())}."
+    names = everything.names()
+    if args.name is None:
+        raise ValueError(f"which benchmark? Choose from {', '.join(names)}, or use --all.")
+    if args.name not in names:
+        near = difflib.get_close_matches(args.name, names, 1)
+        hint = f"Did you mean {near[0]}?" if near else f"Choose from {', '.join(names)}."
         raise ValueError(f"there is no benchmark {args.name!r}. {hint}")
     benchmark = importlib.import_module(f"gpt2lab.benchmarks.{args.name}")
     parser = Parser(
@@ -51,4 +66,25 @@ def run(args) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     benchmark.add_arguments(parser)
-    return benchmark.run(parser.parse_args(args.options))
+    benchmark.run(parser.parse_args(args.options))
+    return 0
+
+
+def run_all(args) -> int:
+    """Run every benchmark; save numbers, texts and the dashboard. 1 where one of them failed."""
+    from ..plots.benchmarks import dashboard
+    from ..plots.style import save_figure
+
+    folder = Path(args.out)
+    minutes = args.minutes or (9.0 if args.quick else float("inf"))
+    report = everything.collect(folder, args.quick, args.rounds, minutes)
+    (folder / "all.json").write_text(json.dumps(report, indent=1))
+    save_figure(dashboard(report), folder / "all.png")
+    count = sum(map(len, report["seconds"].values()))
+    print(
+        f"{count} numbers, {report['rounds']} rounds, {report['minutes']} minutes (measured); "
+        f"saved {folder / 'all.json'}, {folder / 'all.png'} and each benchmark's own text"
+    )
+    for name, why in report["failed"].items():
+        print(f"  {name} failed: {why}")
+    return 1 if report["failed"] else 0

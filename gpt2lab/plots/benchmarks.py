@@ -1,0 +1,62 @@
+"""All benchmarks on one page."""
+
+import math
+import statistics
+
+from matplotlib.figure import Figure
+
+from .style import THINGS, figure
+
+SHOWN = 8
+"""At most so many points a panel; the rest is in the JSON file."""
+
+
+def dashboard(report: dict) -> Figure:
+    """A panel a benchmark: median milliseconds (points, log scale) and the range of the rounds (pale lines).
+
+    `report` is what `everything.collect` returns. Rivals are grey, ours blue.
+    """
+    found = {name: whats for name, whats in report["seconds"].items() if whats}
+    rows = math.ceil(len(found) / 3)
+    fig, panels = figure(13, 0.6 + 1.9 * rows, rows, 3, squeeze=False)
+    for ax in panels.flat[len(found) :]:
+        ax.set_axis_off()
+    for ax, (name, whats) in zip(panels.flat, found.items(), strict=False):
+        some = {what: [1e3 * s for s in samples] for what, samples in list(whats.items())[:SHOWN]}
+        for row, (what, samples) in enumerate(some.items()):
+            color = THINGS[1] if is_rival(what) else THINGS[4]
+            ax.hlines(row, min(samples), max(samples), color=color, lw=4, alpha=0.4)
+            ax.plot(statistics.median(samples), row, "o", color=color)
+        texts = [f"{what}  {milliseconds(statistics.median(s))}" for what, s in some.items()]
+        ax.set_yticks(range(len(some)), texts, fontsize=8)
+        low, high = min(map(min, some.values())), max(map(max, some.values()))
+        ax.set(title=name, xscale="log", ylim=(len(some) - 0.5, -0.5), xlim=(low / 1.5, high * 1.5))
+        ax.set_xticks(ticks := round_ticks(low / 1.5, high * 1.5), [f"{t:g}" for t in ticks])
+        ax.minorticks_off()
+    machine = report["machine"]
+    fig.supxlabel(
+        f"ms (measured, median and range of {report['rounds']} rounds; grey: rivals) on {machine['system']}, "
+        f"{machine['cores']} cores, {machine['memory']}, torch {machine['torch']}, {machine['commit']}",
+        fontsize=9,
+    )
+    return fig
+
+
+def milliseconds(ms: float) -> str:
+    """A time with about three digits."""
+    return f"{ms:.0f}" if ms >= 100 else f"{ms:.3g}"
+
+
+def round_ticks(low: float, high: float) -> list[float]:
+    """Round numbers 1, 2, 5, 10 ... between two limits; only powers of ten where these are many."""
+    every = [step * 10.0**e for e in range(-4, 6) for step in (1, 2, 5)]
+    inside = [t for t in every if low <= t <= high]
+    return inside if len(inside) < 6 else [t for t in inside if t in every[::3]]
+
+
+RIVALS = ("transformers", "ddp", "fully_shard", "dtensor", "torch", "pytorch", "gloo", "serial", "sequential")
+
+
+def is_rival(what: str) -> bool:
+    """Whether a name is that of something we compare with."""
+    return any(word in what.lower().replace(",", " ").replace("'", " ").split() for word in RIVALS)
