@@ -104,6 +104,26 @@ def test_every_lesson_says_what_to_read():
     assert len(parts) >= len(LESSONS) - 2 and all(len(part.split()) > 5 for part in parts)
 
 
+WITHOUT_REASONS = {"01", "02", "03", "04", "05", "06", "07", "08", "10", "11"}
+"""Lessons whose list says what to read and not yet why: this set may only shrink."""
+
+
+def reading_list(lesson):
+    """The entries of the list in a lesson's last cell: (what, why)."""
+    last = lesson.cells[-1].text.partition("## Read on\n")[2].split("\n\n**Next")[0]
+    entries = [" ".join(entry.split()) for entry in re.split(r"^- ", last, flags=re.M)[1:]]
+    return [tuple(re.split(r": ", entry, maxsplit=1)) for entry in entries]
+
+
+@pytest.mark.parametrize("lesson", LESSONS, ids=lambda x: x.name)
+def test_the_last_cell_of_every_lesson_says_what_to_read_and_why(lesson):
+    found = reading_list(lesson)
+    assert len(found) >= 3 or lesson.name[:2] in WITHOUT_REASONS
+    for entry in found:
+        assert len(entry) == 2 and len(entry[1].split()) >= 3, f"say in a few words why: {entry[0]}"
+        assert re.search(r"\b(19|20)\d\d\b|BSC", entry[0]), f"author and year: {entry[0]}"
+
+
 def test_a_page_shows_blank_exercises_with_solutions_folded_and_describes_every_figure():
     (lesson,) = lessons_named(NOTEBOOKS, ["00"])
     anchors = terms(GLOSSARY)

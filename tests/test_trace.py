@@ -2,17 +2,21 @@
 
 import json
 import time
-from collections import deque
+from collections import Counter, deque
 
 import pytest
 import torch
 
 from gpt2lab import launch
+from gpt2lab.machine import memory
+from gpt2lab.plan import Plan, build
 from gpt2lab.plots.style import COLORS, png
 from gpt2lab.plots.timeline import text_timeline, timeline
 from gpt2lab.ranks import comm, trace, traffic
 from gpt2lab.ranks.mesh import Mesh
 from gpt2lab.ranks.trace import Span
+from gpt2lab.reference import CONFIG, example_batch
+from gpt2lab.train import Trainer
 
 SPANS = [
     Span("forward 0", "forward", 0.0, 2.0, 0),
@@ -115,3 +119,31 @@ def test_text_timeline_shows_idle_time():
 
 def test_no_spans_is_an_empty_picture_not_an_error():
     assert timeline([]).axes and text_timeline([]) == "" and trace.chrome([])["traceEvents"] == []
+
+
+def profiled_step(rank, world_size):
+    """The names of our spans in a step, what PyTorch's profiler has under these names, and its parents of matmuls."""
+    plan = Plan.parse("pp=2,micro=3")
+    trainer = Trainer(build(plan, CONFIG, Mesh(**plan.axes)))
+    batch = example_batch(CONFIG, 7, 11)
+    trace.clear()
+    with memory.profiled() as profile:
+        trainer.step(batch)
+    own = Counter(s.name for s in trace.spans(with_comm=False))
+    events = list(profile.events())
+    inside = {e.cpu_parent.name for e in events if e.name == "aten::linear" and e.cpu_parent}
+    return own, Counter(e.name for e in events if e.name in own), inside
+
+
+def test_pytorchs_profiler_sees_our_spans_with_its_operations_inside(pools):
+    for stage, (own, theirs, inside) in enumerate(pools[2].run(profiled_step)):
+        assert own == theirs and {"F0", "B2", "update"} <= set(own), stage
+        assert {"F0", "F1", "F2"} <= inside
+
+
+def test_without_a_profiler_a_span_asks_for_nothing_of_it(monkeypatch):
+    monkeypatch.setattr(trace, "record_function", None)
+    with trace.span("alone"):
+        pass
+    with memory.profiled(), pytest.raises(TypeError), trace.span("seen"):
+        pass

@@ -7,9 +7,12 @@ import json
 import os
 import time
 from collections import deque
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
+
+from torch.autograd import _profiler_enabled as profiled
+from torch.profiler import record_function
 
 from .traffic import LATEST
 
@@ -33,12 +36,16 @@ _spans: deque[Span] = deque(maxlen=LATEST)
 
 @contextmanager
 def span(name: str, kind: str = "other", lane: str = "work"):
-    """Record the block as one span. Kinds: forward backward weight update comm wait other."""
+    """Record the block as one span. Kinds: forward backward weight update comm wait other.
+
+    PyTorch's profiler sees it under its name, and so does Nsight inside of `torch.autograd.profiler.emit_nvtx()`.
+    """
     if kind not in KINDS:
         raise ValueError(f"No kind of span is called {kind!r}. Use one of: {', '.join(KINDS)}.")
     start = time.perf_counter()
     try:
-        yield
+        with record_function(name) if profiled() else nullcontext():
+            yield
     finally:
         _spans.append(Span(name, kind, start, time.perf_counter(), _rank(), lane))
 

@@ -615,5 +615,11 @@ print(f"formula: {8 * (2 * (2 - 1) / 2 * config.parameters * 8 + 8):,.0f} bytes"
 # 6. Rank 2 raised, but ranks 0, 1 and 3 ended too. Why is that right?
 #    <details><summary>answer</summary>They wait for rank 2 in a collective that can never complete.</details>
 #
-# **Next**: [01 GPT-2](01_gpt2.ipynb), the model that all others cut. Background: Stanford CS336, lecture 8 (2024);
-# the ICML 2022 tutorial on big models (Zhang, Zheng, Li, Stoica); Li et al. 2020 on data parallel in PyTorch.
+# ## Read on
+#
+# - Stanford CS336 2024, lecture 8: the same subjects as one program that you step through; it has errors that you will
+#   find in lessons 04 to 07.
+# - Zhang, Zheng, Li & Stoica, ICML 2022 tutorial *Big Model*: the map of strategies that this series follows.
+# - Li et al. 2020, *PyTorch Distributed*: what `DistributedDataParallel` does with the sum that you wrote here.
+#
+# **Next**: [01 GPT-2](01_gpt2.ipynb), the model that all others cut.

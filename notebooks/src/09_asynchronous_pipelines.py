@@ -718,6 +718,14 @@ pool.close()
 # 5. *SSP with s = 0?* Bulk synchronous: nobody starts before all are done.
 # 6. *AMPNet with `active=1`?* Serial training, one stage at work at a time.
 #
-# **Sources:** Gaunt et al. 2017, "AMPNet"; Narayanan et al. 2019, "PipeDream"; Narayanan et al. 2021, "Memory-Efficient
-# Pipeline-Parallel DNN Training" (2BW, Flush); Ho et al. 2013 (SSP); Li et al. 2014; Douillard et al. 2023, "DiLoCo".
-# Next: lesson 10, which splits the sequence.
+# ## Read on
+#
+# - Gaunt et al. 2017, *AMPNet*: the freest pipeline, made for models that differ from sample to sample.
+# - Narayanan et al. 2019, *PipeDream*: where stashing comes from, with the figure of versions.
+# - Narayanan et al. 2021, *Memory-Efficient Pipeline-Parallel DNN Training*: why two versions are enough.
+# - Ho et al. 2013, *More Effective Distributed ML via a Stale Synchronous Parallel Parameter Server*: why a bound on
+#   staleness is enough to converge.
+# - Li et al. 2014, *Scaling Distributed Machine Learning with the Parameter Server*: consistency as a choice.
+# - Douillard et al. 2023, *DiLoCo*: local steps between rare sums, the same idea over slow wires.
+#
+# **Next**: lesson 10, which splits the sequence.

@@ -613,7 +613,12 @@ table(
 #
 # </details>
 #
-# **Read on.** Lepikhin et al. 2020, GShard (arXiv:2006.16668), algorithm 1 · Fedus et al. 2021, Switch
-# (arXiv:2101.03961), section 2 · Zhou et al. 2022, expert choice (arXiv:2202.09368) · Gale et al. 2022, MegaBlocks
-# (arXiv:2211.15841) · Rajbhandari et al. 2022, DeepSpeed-MoE (arXiv:2201.05596), section 5 · DeepSeek-AI 2024,
-# DeepSeek-V3 (arXiv:2412.19437), sections 2.1.2 and 3.2 · DeepEP's source.
+# ## Read on
+#
+# - Lepikhin et al. 2020, *GShard* (arXiv:2006.16668), algorithm 1: the two-choice router with capacity, as code.
+# - Fedus et al. 2021, *Switch* (arXiv:2101.03961), section 2: why one expert a token is enough.
+# - Zhou et al. 2022, expert choice (arXiv:2202.09368): balance without a loss, and what it costs a causal model.
+# - Gale et al. 2022, *MegaBlocks* (arXiv:2211.15841): no drops, by products of uneven blocks.
+# - Rajbhandari et al. 2022, *DeepSpeed-MoE* (arXiv:2201.05596), section 5: the hierarchical exchange.
+# - DeepSeek-AI 2024, *DeepSeek-V3* (arXiv:2412.19437), sections 2.1.2 and 3.2: balance by a bias, and 64 ranks of
+#   experts in production; its library DeepEP is the exchange as code.

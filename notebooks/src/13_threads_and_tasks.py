@@ -718,6 +718,13 @@ print("bytes:", sum(call.bytes for r in ranks for call in r[3]), sum(int(line[-2
 # <details><summary>4. A task costs 20 us of overhead. How long must tasks be to lose less than 5 %?</summary>
 # 0.4 ms.</details>
 #
-# **Sources:** the wiki of the port of llm.c; Alvarez et al. 2022 (taskiter); Sala et al. 2019 (task-aware MPI); Alvarez
-# et al. 2024 (nOS-V); Blumofe & Leiserson 1999 (work and span); Karp & Flatt 1990. Next: lesson 14, where the layouts
-# themselves are data.
+# ## Read on
+#
+# - BSC, wiki of llm.c-gpt2, *Task Based Model*: the port that this lesson retells, with its traces.
+# - Alvarez et al. 2022 (taskiter): how a graph that repeats is built once.
+# - Sala et al. 2019 (task-aware MPI): messages that suspend a task instead of a thread.
+# - Alvarez et al. 2024 (nOS-V): processes that lend each other cores.
+# - Blumofe & Leiserson 1999, on work stealing: where work, span and their bounds come from.
+# - Karp & Flatt 1990: one number that tells overhead from serial work.
+#
+# **Next**: lesson 14, where the layouts themselves are data.

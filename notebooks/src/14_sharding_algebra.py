@@ -794,6 +794,8 @@ show(
 #
 # ## Read on
 #
-# - Shazeer et al. 2018, *Mesh-TensorFlow*, arXiv:1811.02084 · Xu et al. 2021, *GSPMD*, arXiv:2105.04663
-# - Wang, Huang & Li 2019, *Tofu*, arXiv:1807.08887 · Zheng et al. 2022, *Alpa*, arXiv:2201.12023, section 4
-# - Jia, Zaharia & Aiken 2019, *Beyond Data and Model Parallelism*, arXiv:1807.05358
+# - Shazeer et al. 2018, *Mesh-TensorFlow*, arXiv:1811.02084: named dimensions, the shortest way to say a layout.
+# - Xu et al. 2021, *GSPMD*, arXiv:2105.04663: propagation and partitioner as they run in XLA.
+# - Wang, Huang & Li 2019, *Tofu*, arXiv:1807.08887: operators described so that a program finds their cuts.
+# - Zheng et al. 2022, *Alpa*, arXiv:2201.12023, section 4: the same choices as an integer program.
+# - Jia, Zaharia & Aiken 2019, *Beyond Data and Model Parallelism*, arXiv:1807.05358: cuts and places in one search.

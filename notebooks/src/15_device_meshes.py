@@ -776,9 +776,12 @@ show(
 # 4: it divides the heads, and two such groups fill a machine. 8 does not divide the heads, 6 leaves two GPUs
 # over, 12 crosses machines.</details>
 #
-# ## Sources
+# ## Read on
 #
-# Narayanan et al. 2021, *Efficient large-scale language model training on GPU clusters using Megatron-LM*
-# (arXiv:2104.04473), sections 3 and 4.1 · Zhang, Zheng, Li & Stoica, ICML 2022 tutorial *Big Model* · Alpa,
-# Zheng et al. 2022 (arXiv:2201.12023): stages on sub-meshes · BSC, wiki of llm.c-gpt2 (4 x 28 against 1 x
-# 112). Next: **16 Placement and balance**.
+# - Narayanan et al. 2021, *Efficient large-scale language model training on GPU clusters using Megatron-LM*
+#   (arXiv:2104.04473), sections 3 and 4.1: how to choose the sizes of three axes, with measurements.
+# - Zhang, Zheng, Li & Stoica, ICML 2022 tutorial *Big Model*: cuts inside and between operators, drawn on meshes.
+# - Zheng et al. 2022, *Alpa* (arXiv:2201.12023), section 5: stages on meshes of different shapes.
+# - BSC, wiki of llm.c-gpt2: 4 ranks of 28 cores against 112 threads, measured.
+#
+# **Next**: **16 Placement and balance**.

@@ -611,9 +611,14 @@ print(f"all cuts and places at once {1e3 * at_once[0]:.1f} ms, with the cut {at_
 # Without a flush the sum of gradients overlaps with computing, so the longer one decides. With a flush (DAPPLE) it
 # comes at the end, behind the last backward.</details>
 #
-# ## Sources
+# ## Read on
 #
-# Mirhoseini et al. 2017, *Device placement optimization with reinforcement learning* · Topcuoglu et al. 2002 (HEFT) ·
-# Narayanan et al. 2019, *PipeDream*, section 3.1 · Fan et al. 2021, *DAPPLE*, section 4 · Tarnawski et al. 2020,
-# *Efficient algorithms for device placement of DNN graph operators* · Tarnawski et al. 2021, *Piper* · Zhang, Zheng,
-# Li & Stoica, ICML 2022 tutorial *Big Model*, parts 2.1 and 2.4. Next: **17 Automatic parallelism**.
+# - Mirhoseini et al. 2017, *Device placement optimization with reinforcement learning*: the policy that you watched.
+# - Topcuoglu et al. 2002 (HEFT): the list scheduler that is hard to beat.
+# - Narayanan et al. 2019, *PipeDream*, section 3.1: stages and replicas by dynamic programming.
+# - Fan et al. 2021, *DAPPLE*, section 4: the same with a flush, where the first batches count.
+# - Tarnawski et al. 2020, *Efficient algorithms for device placement of DNN graph operators*: graphs, not chains.
+# - Tarnawski et al. 2021, *Piper*: memory, recomputing and replicas decided together.
+# - Zhang, Zheng, Li & Stoica, ICML 2022 tutorial *Big Model*, parts 2.1 and 2.4: both questions on slides.
+#
+# **Next**: **17 Automatic parallelism**.

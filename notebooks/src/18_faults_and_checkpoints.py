@@ -752,7 +752,12 @@ disk.cleanup()
 #    <details><summary>answer</summary>Not by this alone: it may have waited for a disk, a lock, or a slow batch. Its
 #    stack says where it was.</details>
 #
-# **Further**: Young 1974, "A first order approximation to the optimum checkpoint interval"; Mohan et al. 2021,
-# "CheckFreq"; Grattafiori et al. 2024, "The Llama 3 herd of models", section 3.3.4; the manual of
-# `torch.distributed.checkpoint`. **Next**: 19 Beyond one machine. The plans between which these checkpoints travel
-# are those of [15 device meshes](15_device_meshes.ipynb).
+# ## Read on
+#
+# - Young 1974, *A first order approximation to the optimum checkpoint interval*: the square root, in two pages.
+# - Mohan et al. 2021, *CheckFreq*: saving in the background, and how often.
+# - Grattafiori et al. 2024, *The Llama 3 herd of models*, section 3.3.4: 466 interruptions in 54 days, by cause.
+# - PyTorch, manual of `torch.distributed.checkpoint` (2025): the same boxes and plans in a library.
+#
+# **Next**: 19 Beyond one machine. The plans between which these checkpoints travel are those of
+# [15 device meshes](15_device_meshes.ipynb).
