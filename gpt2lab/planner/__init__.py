@@ -9,4 +9,7 @@ placement     which device runs which operator: bounds, list scheduling, branch 
 reinforce     the same, learned
 balance       chains cut into stages: dynamic programs, PipeDream's and DAPPLE's planners
 graph_stages  graphs cut into stages: an integer program, and Piper's two levels
+cuts          one problem for all searches: operators on blocks of devices and cut there, and the clock of a plan
+search        a planner is a space, a pruning, a search and an evaluation: exhaustive, FlexFlow's, learned, and others
+alpa          operators clustered, cuts by an integer program, stages on submeshes by a dynamic program
 """
