@@ -24,7 +24,7 @@ from .parallel.pipeline import engine as pipeline
 from .parallel.pipeline import versions
 from .parallel.pipeline.generate import generate_streams
 from .parallel.recompute import apply_recompute
-from .parallel.zero import stages as zero
+from .parallel.zero import choice as zero
 from .ranks.mesh import NAMES, Mesh
 from .schedules.registry import FREE, find
 

@@ -7,7 +7,7 @@ from trained import NOISY, TINY, run
 
 from gpt2lab.model import GPT2
 from gpt2lab.parallel import finish
-from gpt2lab.parallel.zero import stages
+from gpt2lab.parallel.zero import choice, stages
 from gpt2lab.parallel.zero.costs import hsdp_bytes_sent, parts
 from gpt2lab.plan import Plan
 from gpt2lab.ranks import comm
@@ -104,7 +104,7 @@ def test_saved_in_groups_resumed_on_any_plan(pools, tmp_path):
         ("dp=4,zero=3,shard=1", "make no groups of shard=1 that share. Use shard=2, 4."),
         ("dp=4,zero=3,shard=-2", "make no groups of shard=-2"),
         ("tp=2,zero=3,shard=2", "dp=1 x cp=1 = 1 ranks make no groups.* Leave shard out."),
-        ("dp=4,shard=2", "shard=2 says who shares out what ZeRO shards. Use zero=1, 2 or 3 with it."),
+        ("dp=4,shard=2", "shard=2 says how ZeRO shards. Use zero=1, 2 or 3 with it."),
     ],
 )
 def test_groups_that_cannot_be_are_refused(plan, words):
@@ -147,7 +147,7 @@ def averaged(right):
 MUTANTS = {
     "groups do not sum": (stages.Zero1, "_hand_out", not_summed_across),
     "copies counted in the norm": (finish, "_counted_here", copies_counted),
-    "summed with the own group again": (stages, "sharding_groups", groups_of_neighbours_twice),
+    "summed with the own group again": (choice, "sharding_groups", groups_of_neighbours_twice),
     "averaged over groups": (stages.Zero1, "_hand_out", averaged),
 }
 

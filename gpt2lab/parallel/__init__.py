@@ -4,7 +4,7 @@ plan word       where                                what is sent
 pp=4            pipeline/engine.py                   activations and their gradients, from stage to stage
 dp=2            data.py, servers.py                  gradients, summed
 zero=1,2,3      zero/stages.py                       gradients scattered, weights gathered
-zero=3,shard=2  zero/stages.py                       the same in groups; across them the shard's gradient
+zero=3,shard=2  zero/choice.py                       the same in groups; across them the shard's gradient
 tp=2            tensor.py                            activations, summed after every second matrix
 sp=true         sequence.py                          the same sums as scatter and gather
 cp=2            context/exchanges.py                 keys and values, or heads, or halos
