@@ -15,7 +15,8 @@ import pytest
 import torch
 from slurm import free_ports, slurm
 
-from gpt2lab.processes import launchers
+from gpt2lab.machine import checksum
+from gpt2lab.processes import launchers, meeting
 from gpt2lab.run import read_log
 from gpt2lab.storage import checkpoint, huggingface
 
@@ -75,7 +76,8 @@ def test_a_batch_script_of_slurm_is_no_rank_and_a_step_that_srun_starts_is(monke
 LOSES_THE_OTHER = """
 import os, sys, time, torch
 from pathlib import Path
-from gpt2lab.processes import launchers
+from gpt2lab.machine import checksum
+from gpt2lab.processes import launchers, meeting
 from gpt2lab.ranks import comm
 from gpt2lab.ranks.mesh import Mesh
 Path(sys.argv[2], os.environ["RANK"]).touch()  # imported: from here on the ranks are seldom far from each other
@@ -91,7 +93,7 @@ with launchers.process_group(launchers.launched(), timeout=3):
 SAID = {
     "hangs": "TimeoutError: rank 0 waited 3 s in all_reduce #2 on axis 'dp' with rank 1 (File",
     "dies": "ConnectionError: rank 0 lost its connection in all_reduce #2 on axis 'dp' with rank 1 (File",
-    "does not come": "and not all 2 ranks came. Look for one that could not start",
+    "does not come": "TimeoutError: rank 1 of 2 did not come within 3 s. Look there for a program",
 }
 
 
@@ -117,9 +119,39 @@ def test_a_rank_that_loses_the_others_says_in_which_call_and_whom(how, tmp_path)
     assert SAID[how] in last
 
 
+@pytest.mark.parametrize(
+    ("ranks", "words"), [([3], "rank 3"), ([1, 2], "ranks 1 to 2"), ([0, 4, 5, 6, 9], "ranks 0, 4 to 6, 9")]
+)
+def test_missing_ranks_are_named_in_few_words(ranks, words):
+    assert meeting.ranks_in_words(ranks) == words
+
+
+def test_the_card_is_the_one_that_leads_to_the_first_machine_unless_another_is_named(monkeypatch):
+    if sys.platform != "linux":
+        pytest.skip("other systems have other names for cards")
+    monkeypatch.delenv(meeting.CARD, raising=False)
+    assert meeting.own_address("127.0.0.1") == "127.0.0.1" and os.environ[meeting.CARD] == "lo"
+    monkeypatch.setenv(meeting.CARD, "ib0")
+    with pytest.raises(
+        ValueError, match=r"has no network card ib0 with an address. It has .*lo \(127.0.0.1\)"
+    ):
+        meeting.own_address("127.0.0.1")
+
+
+def test_what_all_machines_must_share_sees_a_changed_file(tmp_path, monkeypatch):
+    seen = []
+    for text in ("x = 1\n", "x = 2\n"):
+        (tmp_path / "machine").mkdir(exist_ok=True)
+        (tmp_path / "model.py").write_text(text)
+        monkeypatch.setattr(checksum, "__file__", str(tmp_path / "machine" / "checksum.py"))
+        seen.append(meeting.versions())
+    assert seen[0] != seen[1] and set(seen[0]) == {"Python", "torch", "gpt2lab's files"}
+
+
 MEETS_AND_DIES = """
 import os, torch
-from gpt2lab.processes import launchers
+from gpt2lab.machine import checksum
+from gpt2lab.processes import launchers, meeting
 from gpt2lab.ranks import comm
 from gpt2lab.ranks.mesh import Mesh
 with launchers.process_group(launchers.launched(), timeout=20):

@@ -1,6 +1,5 @@
 """Two machines with a slow wire between them, for real: where tensor parallelism is placed decides what crosses."""
 
-import json
 import os
 import signal
 import subprocess
@@ -9,9 +8,10 @@ import time
 from pathlib import Path
 
 import pytest
-from machine_rank import CONFIG, LENGTH, ROWS, STEPS, WIRE, batch
 
 from gpt2lab import cli
+from gpt2lab.lessons.labs import cluster as lab
+from gpt2lab.lessons.labs.cluster import CONFIG, LENGTH, ROWS, STEPS, batch
 from gpt2lab.machine import namespaces
 from gpt2lab.machine.namespaces import Machine, Wire, running
 from gpt2lab.parallel import tensor_costs
@@ -21,12 +21,11 @@ from gpt2lab.run import read_log
 from gpt2lab.train import Trainer
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(300)]
-RANK = Path(__file__).with_name("machine_rank.py")
 TRAIN = "--batch 4 --sequence 8 --dtype float64 --sample 0 --steps 3 --evaluate 1000 --save 1000"
 AT_ONCE = Wire()
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def permitted():
     """Skip where no networks can be made."""
     try:
@@ -48,12 +47,9 @@ def finish(machines, wire=AT_ONCE, timeout=250, **more) -> str:
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory):
+def found():
     """What four ranks saw in both placements."""
-    folder = tmp_path_factory.mktemp("machines")
-    finish(namespaces.torchrun(2, 2, [RANK, folder]), WIRE, out=folder / "said")
-    ranks = [json.loads(file.read_text()) for file in sorted(folder.glob("rank*.json"))]
-    return {place: [rank[place] for rank in ranks] for place in ("inside", "across")}
+    return lab.placements()
 
 
 def shard_bytes() -> int:
@@ -112,6 +108,17 @@ def test_tensor_parallelism_inside_a_machine_beats_tensor_parallelism_across_as_
         assert seconds[place] > 0.9 * price[place] - 0.01, "the wire was not limited"
     assert price["across"] > 5 * price["inside"]
     assert seconds["across"] > seconds["inside"]
+
+
+def test_the_record_of_both_placements_has_the_same_losses_and_counts_as_a_live_run(found):
+    for place, ranks in lab.recorded("placements").items():
+        for mine, live in zip(ranks, found[place], strict=True):
+            assert mine["crossing"] == live["crossing"] and mine["machines"] == live["machines"]
+            assert mine["losses"] == pytest.approx(live["losses"], rel=1e-10)
+
+
+def test_every_mistake_of_the_table_is_made_and_seen_as_the_table_says():
+    assert lab.mistakes() == lab.recorded("mistakes")
 
 
 @pytest.mark.slow

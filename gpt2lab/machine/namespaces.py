@@ -127,26 +127,18 @@ def torchrun(count: int, ranks: int, arguments: Sequence, env=None, port: int = 
     return found
 
 
-def by_hand(count: int, ranks: int, arguments: Sequence, port: int = PORT) -> list[list[Machine]]:
-    """For every rank, by machine, what torchrun would start: `python ARGUMENTS` with a rank's variables."""
-    world = {"WORLD_SIZE": str(count * ranks), "LOCAL_WORLD_SIZE": str(ranks), "MASTER_ADDR": MEETING}
-    world |= {"MASTER_PORT": str(port)} | card("eth0")
-    return [
-        [
-            Machine(
-                [sys.executable, *map(str, arguments)],
-                world | {"RANK": str(number * ranks + i), "LOCAL_RANK": str(i), "GROUP_RANK": str(number)},
-            )
-            for i in range(ranks)
-        ]
-        for number in range(count)
-    ]
+def by_hand(count: int, arguments: Sequence, port: int = PORT) -> list[Machine]:
+    """`count` machines with one rank each, `python ARGUMENTS`, with the variables that torchrun would set."""
+    world = {"WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": "1", "LOCAL_RANK": "0"} | card("eth0")
+    world |= {"MASTER_ADDR": MEETING, "MASTER_PORT": str(port)}
+    command = [sys.executable, *map(str, arguments)]
+    return [Machine(command, world | {"RANK": str(number)}) for number in range(count)]
 
 
 def card(name: str) -> dict[str, str]:
-    """The variables that tell gloo and NCCL which network card to use, one thread a rank."""
-    threads = os.environ.get("OMP_NUM_THREADS", "1")
-    return {"GLOO_SOCKET_IFNAME": name, "NCCL_SOCKET_IFNAME": name, "OMP_NUM_THREADS": threads}
+    """The variables that tell gloo and NCCL which network card to use; one thread a rank, no warnings of names."""
+    quiet = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"), "TORCH_CPP_LOG_LEVEL": "ERROR"}
+    return quiet | {"GLOO_SOCKET_IFNAME": name, "NCCL_SOCKET_IFNAME": name}
 
 
 def sent(name: str = "eth0") -> int:

@@ -19,7 +19,7 @@ import time
 from contextlib import suppress
 from itertools import count
 
-CLONE_NEWNET = 0x40000000
+CLONE_NEWNET, CLONE_NEWUTS = 0x40000000, 0x04000000
 SOL_PACKET, PACKET_VNET_HDR, PACKET_IGNORE_OUTGOING = 263, 15, 23
 HEADER = (
     10  # bytes of the kernel's note before each frame, which says what is left to be done for its checksum
@@ -33,10 +33,11 @@ exec "$@"
 """
 
 
-def own_network() -> None:
-    """Give this process a network of its own, with nothing in it."""
-    if ctypes.CDLL(None, use_errno=True).unshare(CLONE_NEWNET):
+def separate(number: int) -> None:
+    """Give this process a network of its own, with nothing in it, and a name."""
+    if ctypes.CDLL(None, use_errno=True).unshare(CLONE_NEWNET | CLONE_NEWUTS):
         raise OSError(ctypes.get_errno(), "no network of its own")
+    socket.sethostname(f"machine{number}")
 
 
 class EthernetSwitch:
@@ -96,7 +97,7 @@ def boot(number: int, command: list[str], env: dict, out: str | None) -> subproc
     to = open(out, "w") if out else None  # noqa: SIM115
     both = {"stdout": to, "stderr": to}
     return subprocess.Popen(
-        script, stdin=subprocess.PIPE, env=os.environ | env, preexec_fn=own_network, **both
+        script, stdin=subprocess.PIPE, env=os.environ | env, preexec_fn=lambda: separate(number), **both
     )
 
 

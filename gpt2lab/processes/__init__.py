@@ -11,4 +11,5 @@ deadlock        ranks that wait for each other in a circle; the state of every r
 failure         RankFailed: which rank, why, and its traceback
 orphans         no process and no folder is left behind, however the parent dies
 launchers       ranks that torchrun, Slurm or mpirun started
+meeting         before their first call: who came, alike, and reached by the others
 """

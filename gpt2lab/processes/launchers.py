@@ -9,7 +9,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from . import status_board
+from . import meeting, status_board
 
 LAUNCHERS = {  # name: the variables for the global rank, the number of ranks, the rank on this machine
     "torchrun": ("RANK", "WORLD_SIZE", "LOCAL_RANK"),
@@ -73,8 +73,9 @@ def process_group(here: Launched, device: str = "cpu", timeout: float = 300.0):
 
     gloo carries CPU tensors; with device cuda, NCCL carries the tensors of the GPUs, one for each rank.
 
-    Raises ValueError where the launcher did not set the store's address (MASTER_ADDR, MASTER_PORT), TimeoutError where
-    other ranks do not come or keep this one waiting for `timeout` seconds, and ConnectionError where one has gone.
+    Raises ValueError where the launcher did not set the store's address (MASTER_ADDR, MASTER_PORT) or machines have
+    different versions, TimeoutError where other ranks do not come or keep this one waiting for `timeout` seconds, and
+    ConnectionError where one cannot be reached or has gone.
     """
     missing = [n for n in ("MASTER_ADDR", "MASTER_PORT") if n not in os.environ]
     if missing:
@@ -87,41 +88,34 @@ def process_group(here: Launched, device: str = "cpu", timeout: float = 300.0):
         torch.cuda.set_device(here.local_rank)
         backend = WITH_GPUS
     torch.set_num_threads(_number("OMP_NUM_THREADS", 1))
-    address = f"{os.environ['MASTER_ADDR']}:{_number('MASTER_PORT')}"
+    address = os.environ["MASTER_ADDR"], _number("MASTER_PORT")
     try:
-        socket.getaddrinfo(os.environ["MASTER_ADDR"], None)
+        socket.getaddrinfo(address[0], None)
     except OSError as error:
         raise ValueError(
-            f"There is no machine MASTER_ADDR={os.environ['MASTER_ADDR']} that this one can find ({error.strerror}). "
+            f"There is no machine MASTER_ADDR={address[0]} that this one can find ({error.strerror}). "
             "Use a name that every machine knows, or an address in numbers."
         ) from None
     try:
-        _rendezvous(here, backend, timedelta(seconds=timeout))
+        store = meeting.open_store(here, *address, timeout)
     except dist.DistError as error:
-        if "address already in use" in str(error).lower():
-            raise ValueError(
-                f"The port MASTER_PORT={os.environ['MASTER_PORT']} is taken by another program. Use another one."
-            ) from None
-        raise TimeoutError(
-            f"rank {here.rank} waited {timeout:g} s at {address}, and not all {here.world_size} ranks came. "
-            f"Look for one that could not start, or allow more time with --timeout."
-        ) from error
+        if "address already in use" not in str(error).lower():
+            raise
+        raise ValueError(
+            f"The port MASTER_PORT={address[1]} is taken by another program. Use another one."
+        ) from None
+    meeting.meet(store, here, address[0], timeout)
+    try:
+        sizes = {"rank": here.rank, "world_size": here.world_size, "timeout": timedelta(seconds=timeout)}
+        dist.init_process_group(backend, store=store, **sizes)
+    except RuntimeError as error:
+        raise ConnectionError(f"rank {here.rank} found all others, but no way to them: {error}") from error
     try:
         yield here
     except RuntimeError as error:
         raise _explained(error, here.rank, timeout) from error
     finally:
         dist.destroy_process_group()
-
-
-def _rendezvous(here: Launched, backend: str, timeout: timedelta) -> None:
-    """Find the other ranks and form the process group of all.
-
-    torchrun keeps its store, with the addresses of dead ranks, through a restart: so each start has its own prefix.
-    """
-    store = next(dist.rendezvous("env://", here.rank, here.world_size, timeout=timeout))[0]
-    store = dist.PrefixStore(f"start {here.restarts}", store)
-    dist.init_process_group(backend, store=store, rank=here.rank, world_size=here.world_size, timeout=timeout)
 
 
 def _explained(error: RuntimeError, rank: int, timeout: float) -> Exception:

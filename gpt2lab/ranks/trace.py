@@ -1,9 +1,11 @@
 """Spans of time: recorded on each rank, joined by the parent, shown as a timeline.
 
-`time.perf_counter` is one clock for all processes of a machine, so spans of different ranks can be compared.
+`time.perf_counter` is one clock for all processes of a machine, so spans of different ranks can be compared. Another
+machine's clock starts elsewhere: there, `spans(later=clock_behind(axis)[0])`.
 """
 
 import json
+import math
 import os
 import time
 from collections import deque
@@ -54,14 +56,34 @@ def _rank() -> int:
     return int(os.environ.get("RANK", 0))
 
 
-def spans(with_comm: bool = True) -> list[Span]:
-    """This rank's spans in order of their start; with `with_comm` also every logged call, in the lane "comm"."""
+def spans(with_comm: bool = True, later: float = 0.0) -> list[Span]:
+    """This rank's spans in order of their start, all times `later` by so many seconds.
+
+    With `with_comm` also every logged call, in the lane "comm".
+    """
     found = list(_spans)
     if with_comm:
         from . import comm
 
         found += [Span(f"{e.op} {e.axis}", "comm", e.start, e.end, _rank(), "comm") for e in comm.log]
+    found = [replace(s, start=s.start + later, end=s.end + later) for s in found]
     return sorted(found, key=lambda s: (s.start, s.end))
+
+
+def clock_behind(axis, rounds: int = 5) -> tuple[float, float]:
+    """Seconds by which this rank's clock is behind that of the axis's first rank, and how far off that may be.
+
+    In each round the first rank reads its clock after all have met, and so between two readings of every other rank.
+    """
+    from . import comm
+
+    low, high = -math.inf, math.inf
+    for _ in range(rounds):
+        before = time.perf_counter()
+        comm.barrier(axis)
+        first = comm.gather_objects(time.perf_counter(), axis)[0]
+        low, high = max(low, first - time.perf_counter()), min(high, first - before)
+    return (low + high) / 2, (high - low) / 2
 
 
 def clear(with_comm: bool = True) -> None:
