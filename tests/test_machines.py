@@ -11,7 +11,7 @@ import pytest
 
 from gpt2lab import cli
 from gpt2lab.lessons.labs import cluster as lab
-from gpt2lab.lessons.labs.cluster import CONFIG, LENGTH, ROWS, STEPS, batch
+from gpt2lab.lessons.labs.cluster import CONFIG, LENGTH, ROWS, STEPS, the_batch
 from gpt2lab.machine import namespaces
 from gpt2lab.machine.namespaces import Machine, Wire, running
 from gpt2lab.parallel import tensor_costs
@@ -49,7 +49,7 @@ def finish(machines, wire=AT_ONCE, timeout=250, **more) -> str:
 @pytest.fixture(scope="module")
 def found():
     """What four ranks saw in both placements."""
-    return lab.placements()
+    return lab.two_placements()
 
 
 def shard_bytes() -> int:
@@ -69,7 +69,7 @@ def test_two_machines_train_as_one_process_does(found):
     from torch import float64
 
     alone = Trainer(build(Plan(), CONFIG, Mesh(), float64))
-    serial = [alone.step(batch()).loss for _ in range(1 + STEPS)]
+    serial = [alone.step(the_batch()).loss for _ in range(1 + STEPS)]
     for ranks in found.values():
         for rank in ranks:
             assert rank["losses"] == pytest.approx(serial, rel=1e-10)
@@ -111,14 +111,14 @@ def test_tensor_parallelism_inside_a_machine_beats_tensor_parallelism_across_as_
 
 
 def test_the_record_of_both_placements_has_the_same_losses_and_counts_as_a_live_run(found):
-    for place, ranks in lab.recorded("placements").items():
+    for place, ranks in lab.record("placements").items():
         for mine, live in zip(ranks, found[place], strict=True):
             assert mine["crossing"] == live["crossing"] and mine["machines"] == live["machines"]
             assert mine["losses"] == pytest.approx(live["losses"], rel=1e-10)
 
 
 def test_every_mistake_of_the_table_is_made_and_seen_as_the_table_says():
-    assert lab.mistakes() == lab.recorded("mistakes")
+    assert lab.all_mistakes() == lab.record("mistakes")
 
 
 @pytest.mark.slow

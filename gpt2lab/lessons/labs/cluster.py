@@ -41,12 +41,12 @@ def permitted() -> bool:
     return len(namespaces.refused()) < len(namespaces.WAYS)
 
 
-def recorded(what: str):
-    """What `placements` or `mistakes` gave when the record was written."""
+def record(what: str):
+    """What `two_placements` or `all_mistakes` gave when the record was written."""
     return json.loads(RECORD.read_text())[what]
 
 
-def on_machines(machines, wire: str, seconds: float = 250.0, **options) -> None:
+def until_the_end(machines, wire: str, seconds: float = 250.0, **options) -> None:
     """Run them to their end. Raises RuntimeError, with what they wrote, where one fails."""
     with tempfile.TemporaryDirectory() as folder:
         files = [Path(folder, str(i)) for i in range(len(machines))]
@@ -57,36 +57,36 @@ def on_machines(machines, wire: str, seconds: float = 250.0, **options) -> None:
             raise RuntimeError("\n".join(file.read_text()[-2000:] for file in files))
 
 
-def read(folder) -> list:
+def said_by_rank(folder) -> list:
     """What the ranks wrote, by rank."""
     return [json.loads(file.read_text()) for file in sorted(Path(folder).glob("rank*.json"))]
 
 
-def placements() -> dict[str, list[dict]]:
+def two_placements() -> dict[str, list[dict]]:
     """What four ranks on two machines see of some steps, with tensor parallelism inside a machine and across."""
     with tempfile.TemporaryDirectory() as folder:
-        on_machines(namespaces.torchrun(2, 2, ["-m", PROGRAM, "places", folder]), WIRE)
-        return {place: [rank[place] for rank in read(folder)] for place in ("inside", "across")}
+        until_the_end(namespaces.torchrun(2, 2, ["-m", PROGRAM, "places", folder]), WIRE)
+        return {place: [rank[place] for rank in said_by_rank(folder)] for place in ("inside", "across")}
 
 
-def batch():
+def the_batch():
     """The global batch of every step."""
     return example_batch(CONFIG, ROWS, LENGTH)
 
 
-def measure(here: launchers.Launched) -> dict:
+def measured_steps(here: launchers.Launched) -> dict:
     """Some steps of the plan on this rank: losses, seconds a step, bytes that crossed as counted and on the wire."""
     machine, rate = int(os.environ["GROUP_RANK"]), Wire.parse(WIRE).rate
     memory, half_a_wire = Link(0.0, 1e12), Link(0.0, rate / 8 / 2)  # two ranks share the way out
     with launchers.process_group(here):
         mesh = Mesh(**Plan.parse(PLAN).axes)
         one = Trainer(build(Plan.parse(PLAN), CONFIG, mesh, torch.float64))
-        losses = [one.step(batch()).loss]  # connections are made
+        losses = [one.step(the_batch()).loss]  # connections are made
         machines = comm.gather_objects(machine, mesh.world)
         comm.barrier(mesh.world)
         comm.clear_log()
         before, begin = namespaces.sent(), time.perf_counter()
-        losses += [one.step(batch()).loss for _ in range(STEPS)]
+        losses += [one.step(the_batch()).loss for _ in range(STEPS)]
         log = list(comm.log)
         comm.barrier(mesh.world)
         seconds, after = time.perf_counter() - begin, namespaces.sent()
@@ -108,7 +108,7 @@ def _places(here: launchers.Launched) -> dict:
     so tensor parallelism stays inside; with the ranks dealt out in turn, it goes across. All else is the same.
     """
     across = replace(here, rank=2 * here.local_rank + int(os.environ["GROUP_RANK"]), restarts=1)
-    return {"inside": measure(here), "across": measure(across)}
+    return {"inside": measured_steps(here), "across": measured_steps(across)}
 
 
 @dataclass(frozen=True)
@@ -169,14 +169,14 @@ WALL = Mistake("a firewall that eats packets", 1, lambda: _set(), "only the stor
                "open all ports between the machines of a job")  # fmt: skip
 
 
-def mistakes() -> list[list[str]]:
+def all_mistakes() -> list[list[str]]:
     """Every mistake committed on two machines: [what was done, what each rank saw, what it is, what to do]."""
     rows = []
     for made, options in ((MISTAKES, {}), ((WALL,), {"let_through": [namespaces.PORT]})):
         with tempfile.TemporaryDirectory() as folder:
             which = "errs" if made is MISTAKES else "walled"
-            on_machines(namespaces.by_hand(2, ["-m", PROGRAM, which, folder]), WIRE, **options)
-            said = read(folder)
+            until_the_end(namespaces.by_hand(2, ["-m", PROGRAM, which, folder]), WIRE, **options)
+            said = said_by_rank(folder)
         rows += [[m.name, _seen([s[m.name] for s in said]), m.what, m.mend] for m in made]
     return rows
 
@@ -233,7 +233,9 @@ def main(arguments: Sequence[str]) -> None:
         here = launchers.launched()
         Path(folder, f"rank{here.rank}.json").write_text(json.dumps(JOBS[job](here)))
     else:
-        RECORD.write_text(json.dumps({"placements": placements(), "mistakes": mistakes()}, indent=1) + "\n")
+        RECORD.write_text(
+            json.dumps({"placements": two_placements(), "mistakes": all_mistakes()}, indent=1) + "\n"
+        )
 
 
 if __name__ == "__main__":
