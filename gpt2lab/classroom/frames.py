@@ -14,14 +14,14 @@ from ..plots.style import png
 from .submission import outside_names, set_names
 
 POSITIONS = 5
-"""Values of a slider that are drawn, at most."""
+"""Values of a slider that are drawn, about; of one called `step`, all."""
 
 
 def draw_explorers(lesson: Lesson, folder: Path) -> dict[str, list[dict]]:
     """Draw into a folder; returns for each cell (by id) its explorers: caption, alt and frames by control."""
     found: dict[str, list[dict]] = {}
     code = [c for c in lesson.cells if c.kind == "code" and "wrong" not in c.tags]
-    for cell in (c for c in code if "explore(" in c.text and "setup" not in c.tags):
+    for cell in (c for c in code if "explore(" in c.text and not {"setup", "measured"} & set(c.tags)):
         explorers: list[dict] = []
 
         def explore(draw, clock, caption, alt, posters=None, *, at=explorers, of=cell, **controls):
@@ -53,30 +53,31 @@ def _needed(last, code) -> list:
 
 def _drawn(draw, caption: str, alt: str, controls: dict, folder: Path, name: str) -> dict:
     """One explorer: frames of each control, the others at their start."""
-    values = {key: _values(control) for key, control in controls.items()}
+    values = {key: _values(control, key == "step") for key, control in controls.items()}
     start = {
         key: control[2] if isinstance(control, tuple) else control[0] for key, control in controls.items()
     }
-    frames = {}
+    frames, files = {}, {}
     for key, choices in values.items():
         frames[key] = []
-        for i, value in enumerate(choices):
+        for value in choices:
             arguments = start | {key: value}
-            file = f"{name}-{key}-{i}.png"
-            _small(png(draw(**arguments)), folder / file)
+            if (what := str(arguments)) not in files:
+                files[what] = f"{name}-{len(files)}.png"
+                _small(png(draw(**arguments)), folder / files[what])
             said = {"caption": caption.format(**arguments), "alt": alt.format(**arguments)}
-            frames[key].append({"value": _text(value), "file": file, **said})
+            frames[key].append({"value": _text(value), "file": files[what], **said})
     begin = {key: values[key].index(start[key]) for key in values}
     return {"frames": frames, "start": begin}
 
 
-def _values(control) -> list:
-    """All choices of a control, or so many values from its first to its last, the start among them."""
+def _values(control, every: bool) -> list:
+    """All choices of a control, or so many values from its first to its last, the start among them; each step."""
     if not isinstance(control, tuple):
         return list(control)
     low, high, start = control
     if all(isinstance(x, int) for x in control):
-        step = -(-(high - low + 1) // POSITIONS)
+        step = 1 if every else -(-(high - low + 1) // POSITIONS)
         return sorted({*range(low, high + 1, step), high, start})
     return sorted({*(round(low + (high - low) * i / (POSITIONS - 1), 3) for i in range(POSITIONS)), start})
 

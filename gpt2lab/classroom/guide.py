@@ -21,10 +21,15 @@ def minutes(lesson: Lesson) -> int:
     return 5 * round((words / WORDS_A_MINUTE + code * CELL + len(exercises(lesson)) * EXERCISE) / 5)
 
 
+def title(lesson: Lesson) -> str:
+    """The lesson's own title, such as 01 GPT-2."""
+    return heading(lesson, lesson.cells[0])
+
+
 def before(lesson: Lesson) -> list[str]:
-    """The numbers of earlier lessons that a lesson builds on: those that its text names."""
-    named = re.findall(r"[Ll]essons? (\d\d)", lesson.prose)
-    return sorted({"00", *named} & {f"{i:02d}" for i in range(int(lesson.name[:2]))})
+    """The numbers of earlier lessons that a lesson builds on: 00 to 03, and those that its text names."""
+    named = re.findall(r"\b[Ll]essons? (\d\d)", lesson.prose)
+    return sorted({"00", "01", "02", "03", *named} & {f"{i:02d}" for i in range(int(lesson.name[:2]))})
 
 
 def heading(lesson: Lesson, cell) -> str:
@@ -55,15 +60,16 @@ def guide(lessons: list[Lesson]) -> str:
     )
     known, parts = set(), ["# For teachers", "Made from the lessons. Minutes are computed, not measured.", ""]
     for lesson in lessons:
-        new = dict.fromkeys(anchors[b.lower()] for b in bold(lesson.prose) if b.lower() in anchors)
-        new, known = [term for term in new if term not in known], known | set(new)
-        where = dict.fromkeys(heading(lesson, c) for c in lesson.cells if "measured" in c.tags)
+        new = {anchors[b.lower()]: b for b in bold(lesson.prose)[::-1] if b.lower() in anchors}
+        told = [f"[{b}](glossary.md#{term})" for term, b in reversed(new.items()) if term not in known]
+        known |= set(new)
+        where = dict.fromkeys(f'"{heading(lesson, c)}"' for c in lesson.cells if "measured" in c.tags)
         parts += [
-            f"## {lesson.name.replace('_', ' ')}",
+            f"## {title(lesson)}",
             f"- **Minutes:** {minutes(lesson)}, with {len(exercises(lesson))} exercises.",
             f"- **Before it:** {', '.join(before(lesson)) or 'nothing'}.",
-            f"- **Terms that it introduces:** {', '.join(f'[{t}](glossary.md#{t})' for t in new) or 'none'}.",
-            f"- **Depends on the machine:** {', '.join(where) or 'nothing'}.",
+            f"- **Terms that it introduces:** {', '.join(told) or 'none'}.",
+            f"- **Depends on the machine:** {'; '.join(where) or 'nothing'}.",
             f"- **In 45 minutes, skip:** {'; '.join(to_skip(lesson)) or 'nothing'}.",
             "",
             "### Expected misconceptions",
@@ -94,5 +100,5 @@ def reading(lessons: list[Lesson]) -> str:
     for lesson in lessons:
         found = READ_ON.search(lesson.prose)
         if found:
-            parts += [f"## {lesson.name.replace('_', ' ')}", "", found[1].strip(), ""]
+            parts += [f"## {title(lesson)}", "", found[1].strip(), ""]
     return "\n".join(parts) + "\n"

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import nbformat
 
+from ..lessons.desk import defined
 from ..lessons.source import Lesson
 from . import NOTEBOOKS, guide, lessons_named, package_source
 from .frames import draw_explorers
@@ -27,22 +28,6 @@ make lab
 .venv/bin/jupyter lab notebooks/{name}.ipynb
 ```
 :::"""
-INDEX = """# gpt2lab
-
-Training GPT-2 in parallel, to understand it: lessons in which real processes run, shown equal to the serial run.
-Pages show what the notebooks printed when they were built; to run them, see [lesson 00](00_start_here.ipynb).
-
-```{{toctree}}
-:caption: Lessons
-:maxdepth: 1
-{lessons}
-```
-```{{toctree}}
-:caption: To look up
-:maxdepth: 1
-{pages}
-```
-"""
 
 
 def slug(term: str) -> str:
@@ -73,18 +58,18 @@ def page(lesson: Lesson, anchors: dict[str, str], explorers: dict[str, list[dict
     solved = {c.id: c.source for c in nbformat.read(there / "solutions" / f"{lesson.name}.ipynb", 4).cells}
     cells, linked = [], set()
     for i, cell in enumerate(student.cells):
+        drawn = explorers.get(cell.id, ())
         if cell.cell_type == "markdown":
             cell.source = _linked(cell.source, anchors, linked)
+            cells.append(cell)
         else:
-            _describe(cell)
-        cells.append(cell)
+            cells += _described(cell, len(drawn))
         if i == 0:
             cells.append(nbformat.v4.new_markdown_cell(RUN.format(name=lesson.name)))
         if "exercise" in cell.metadata.get("tags", ()):
             fold = {"tags": ["hide-input"], "mystnb": {"code_prompt_show": "Show a solution"}}
             cells.append(nbformat.v4.new_code_cell(solved[cell.id], metadata=fold))
-        for explorer in explorers.get(cell.id, ()):
-            cells.append(nbformat.v4.new_markdown_cell(_player(explorer, lesson.name)))
+        cells += [nbformat.v4.new_markdown_cell(_player(explorer, lesson.name)) for explorer in drawn]
     student.cells = cells
     return student
 
@@ -102,16 +87,34 @@ def _linked(text: str, anchors: dict[str, str], linked: set[str]) -> str:
     return re.sub(r"\*\*([^*]{2,60}?)\*\*", link, text)
 
 
-def _describe(cell) -> None:
-    """Alt texts of a cell's pictures, where MyST looks for them; lines that only speak of the lab go."""
-    alts = [
-        o.metadata["image/png"]["alt"]
-        for o in cell.outputs
-        if "alt" in o.get("metadata", {}).get("image/png", {})
-    ]
-    if alts:
-        cell.metadata["mystnb"] = {"image": {"alt": alts[0]}}
-    cell.outputs = [o for o in cell.outputs if not str(o.get("text", "")).startswith("Open this lesson with")]
+def _described(cell, drawn: int) -> list:
+    """The cell, and one without code for each further figure, because MyST knows one alt text a cell.
+
+    Imports are folded; posters that explorers show as well are marked; lines that only speak of the lab go.
+    """
+    parts = [[]]
+    for output in cell.outputs:
+        if str(output.get("text", "")).startswith("Open this lesson with"):
+            continue
+        if _alt(output) and any(map(_alt, parts[-1])):
+            parts.append([])
+        parts[-1].append(output)
+    cells = [cell, *(nbformat.v4.new_code_cell(metadata={"tags": ["remove-input"]}) for _ in parts[1:])]
+    for one, outputs in zip(cells, parts, strict=True):
+        alt, one.outputs = next(filter(None, map(_alt, outputs)), ""), outputs
+        one.metadata["mystnb"] = {"image": {"alt": alt}} if alt else {}
+    tags = cell.metadata.setdefault("tags", [])
+    if "setup" in tags and not defined(cell.source):
+        tags.append("hide-input")
+        cell.metadata["mystnb"]["code_prompt_show"] = "Show the imports"
+    if _alt(cell.outputs[0] if cell.outputs else {}) and len(parts) == drawn:
+        for one in cells:
+            one.metadata["tags"].append("poster")
+    return cells
+
+
+def _alt(output) -> str:
+    return output.get("metadata", {}).get("image/png", {}).get("alt", "")
 
 
 def _player(explorer: dict, name: str) -> str:
@@ -146,7 +149,9 @@ def write_pages(folder: Path, lessons: list[Lesson], teachers: bool = False, fra
     for file in [*folder.glob("*.ipynb"), *folder.glob("*.md")]:
         file.unlink()
     for file in STATIC.glob("*.*"):
-        shutil.copy(file, folder if file.suffix == ".py" else folder / "_static")
+        shutil.copy(file, folder / "_static" if file.suffix in (".css", ".js", ".svg") else folder)
+    for file in (notebooks.parent / "figures").glob("*.svg"):
+        shutil.copy(file, folder / "_static")
     anchors = terms((notebooks / "glossary.md").read_text())
     with ProcessPoolExecutor(2) as pool:
         drawn = [pool.submit(_frames, x.name, notebooks, kept) for x in lessons] if frames else []
@@ -160,8 +165,13 @@ def write_pages(folder: Path, lessons: list[Lesson], teachers: bool = False, fra
     if teachers:
         (folder / "teachers.md").write_text(guide.guide(lessons))
         pages.append("teachers")
-    names = "\n".join(lesson.name for lesson in lessons)
-    (folder / "index.md").write_text(INDEX.format(lessons=names, pages="\n".join(pages)))
+    goals = dict(
+        re.findall(r"^\| \[(\d\d) [^|]*\| ([^|]*) \|", (notebooks.parent / "README.md").read_text(), re.M)
+    )
+    rows = [f"| [{guide.title(x)}]({x.name}.ipynb) | {goals.get(x.name[:2], '')} |" for x in lessons]
+    index, names = (folder / "index.md").read_text(), [x.name for x in lessons]
+    parts = {"rows": rows, "lessons": names, "pages": pages}
+    (folder / "index.md").write_text(index.format(**{key: "\n".join(part) for key, part in parts.items()}))
 
 
 def main(arguments=None) -> None:

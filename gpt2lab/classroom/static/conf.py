@@ -16,6 +16,7 @@ html_theme_options = {
     "home_page_in_toc": False,
     "show_toc_level": 2,
     "navbar_persistent": [],
+    "footer_content_items": [],
 }
 nb_execution_mode = "off"
 nb_render_markdown_format = "gfm"

@@ -60,13 +60,6 @@ function explorer(box) {
   show(first, data.start[first]);
 }
 
-document.addEventListener("DOMContentLoaded", () => {
-  document.querySelectorAll(".explorer").forEach((box, i) => {
-    box.id = "explorer-" + i;
-    explorer(box);
-  });
-});
-
 // The projector: `?slides` at the end of the address shows a lesson section by section. Code stands there only where a
 // cell has the tag `slide`; outputs always do, exercises and imports never. Arrow keys turn, Escape leaves.
 const SILENT = ".tag_setup, .tag_exercise, .tag_hide-input, .tag_hint, .explorer, .admonition, script";
@@ -82,7 +75,7 @@ function slides(article) {
       const copy = part.cloneNode(true);
       if (!part.matches(".tag_slide")) copy.querySelectorAll(".cell_input").forEach((input) => input.remove());
       const weight = part.matches(".cell") ? 500 : part.textContent.length;
-      if (size + weight > 900) {
+      if (size + weight > 1000) {
         deck.push(document.createElement("div"));
         deck.at(-1).append(heading.cloneNode(true));
         size = 0;
@@ -120,5 +113,10 @@ function project() {
 }
 
 document.addEventListener("DOMContentLoaded", () => {
-  if (new URLSearchParams(location.search).has("slides")) project();
+  if (new URLSearchParams(location.search).has("slides")) return project();
+  document.querySelectorAll(".explorer").forEach((box, i) => {
+    box.id = "explorer-" + i;
+    explorer(box);
+  });
+  document.documentElement.classList.add("moving"); // a poster that its explorer also shows is hidden
 });
