@@ -14,6 +14,12 @@ from gpt2lab.classroom.submission import answers, touches
 from gpt2lab.lessons.answers import as_expected, exercises, words_of
 
 pytestmark = pytest.mark.live
+SLOW = [
+    pytest.param(x.name[:2], marks=pytest.mark.slow)
+    for x in lessons_named(NOTEBOOKS, [])
+    if x.name[:2] != "08"
+]
+LESSONS = ["08", *SLOW]
 LIMITS = sandbox.Limits(seconds=3.0, gib=1.0)
 
 
@@ -214,18 +220,22 @@ def test_a_call_that_cannot_be_is_told_in_a_sentence(home, more, words, capsys, 
     assert call(tmp_path, "empty") == 1 and "no notebooks (*.ipynb)" in capsys.readouterr().err
 
 
-def through_the_grader(lesson, text_of, tmp_path):
-    """Verdicts on every exercise when the cell of each has the text that `text_of(exercise)` gives."""
+def cells_of(lesson, text_of):
+    """The notebook of a student in which the cell of each exercise has the text that `text_of(exercise)` gives."""
     notebook = lesson.notebook(student=True)
     cells = {cell.id: cell for cell in notebook.cells}
     for exercise in exercises(lesson):
         cells[exercise.cell.id].source = text_of(exercise)
+    return notebook
+
+
+def through_the_grader(lesson, text_of, tmp_path):
+    """Verdicts on every exercise of such a notebook."""
     path = tmp_path / f"{lesson.name}.ipynb"
-    path.write_text(json.dumps(notebook))
-    parts = answers([dict(c, id=c["id"]) for c in notebook.cells if c.cell_type == "code"], lesson)
+    path.write_text(json.dumps(cells_of(lesson, text_of)))
     told = iter(grading.graded(path, lesson, sandbox.Limits())["exercises"])
-    for exercise, part in zip(exercises(lesson), parts, strict=True):
-        own = [next(told) for _ in part.titles]
+    for exercise in exercises(lesson):
+        own = [next(told) for _ in exercise.titles]
         yield exercise, [(e["name"], e["status"], e["words"]) for e in own]
 
 
@@ -239,19 +249,29 @@ def test_live_ranks_of_an_answer_that_wait_for_each_other_are_named(tmp_path):
     assert "The ranks wait in a circle: 0 -> " in found[2][2]
 
 
-@pytest.mark.parametrize(
-    "name, rounds",
-    [("08", 1), *(pytest.param(x.name[:2], 9, marks=pytest.mark.slow) for x in lessons_named(NOTEBOOKS, []))],
-)
+@pytest.mark.parametrize("name", LESSONS)
 @pytest.mark.timeout(1200)
-def test_solutions_pass_blanks_are_todo_and_wrong_answers_fail_through_the_grader_too(name, rounds, tmp_path):
+def test_solutions_pass_and_blanks_are_todo_through_the_grader_too(name, tmp_path):
     (lesson,) = lessons_named(NOTEBOOKS, [name])
     for exercise, found in through_the_grader(lesson, lambda e: e.cell.solved(), tmp_path):
         assert as_expected(found, "PASS"), (exercise.cell.text[:60], found)
         assert touches(exercise.cell.solved().split("\ncheck(")[0]) == []
     for _, found in through_the_grader(lesson, lambda e: e.cell.blank(), tmp_path):
         assert {status for _, status, _ in found} == {"TODO"}
-    for i in range(min(rounds, max(len(e.wrong) for e in exercises(lesson)))):
-        pick = lambda e, i=i: e.wrong[i % len(e.wrong)]
-        for exercise, found in through_the_grader(lesson, lambda e: pick(e).text, tmp_path):  # noqa: B023
-            assert as_expected(found, words_of(pick(exercise))), (pick(exercise).text, found)
+
+
+@pytest.mark.parametrize("name", LESSONS)
+@pytest.mark.timeout(1200)
+def test_wrong_answers_fail_with_their_words_through_the_grader_too(name):
+    """As if each were of another student, but in one process, which starts only once."""
+    (lesson,) = lessons_named(NOTEBOOKS, [name])
+    wrong, parts = [w for e in exercises(lesson) for w in e.wrong], {}
+    for at, exercise in enumerate(exercises(lesson)):
+        for one in exercise.wrong:
+            cells = cells_of(lesson, lambda e: one.text if e == exercise else e.cell.blank()).cells  # noqa: B023
+            parts[len(parts)] = answers([c for c in cells if c.cell_type == "code"], lesson)[at]
+    found = grading._tried(parts, lesson, sandbox.Limits(), ())
+    missed = [
+        (one.text, found[i]) for i, one in enumerate(wrong) if not as_expected(found[i][0], words_of(one))
+    ]
+    assert wrong and not missed
