@@ -52,25 +52,25 @@ def bold(text: str) -> list[str]:
 
 
 def page(lesson: Lesson, anchors: dict[str, str], explorers: dict[str, list[dict]]) -> nbformat.NotebookNode:
-    """The page of a lesson, from its two built notebooks."""
-    there = lesson.path.parents[1]
-    student = nbformat.read(there / f"{lesson.name}.ipynb", 4)
-    solved = {c.id: c.source for c in nbformat.read(there / "solutions" / f"{lesson.name}.ipynb", 4).cells}
-    cells, linked = [], set()
+    """The page of a lesson, from its notebook for students; solutions are folded beneath the last hint."""
+    student = nbformat.read(lesson.path.parents[1] / f"{lesson.name}.ipynb", 4)
+    solved = {cell.id: cell.solved() for cell in lesson.cells}
+    cells, linked, solution = [], set(), []
+    new = nbformat.v4.new_markdown_cell
     for i, cell in enumerate(student.cells):
-        drawn = explorers.get(cell.id, ())
-        if cell.cell_type == "markdown":
-            cell.source = _linked(cell.source, anchors, linked)
-            cells.append(cell)
-        else:
-            cells += _described(cell, len(drawn))
-        if i == 0:
-            cells.append(nbformat.v4.new_markdown_cell(RUN.format(name=lesson.name)))
-        if "exercise" in cell.metadata.get("tags", ()):
+        tags, drawn = cell.metadata.get("tags", ()), explorers.get(cell.id, ())
+        if "hint" not in tags:
+            cells, solution = cells + solution, []
+        if "exercise" in tags:
             fold = {"tags": ["hide-input"], "mystnb": {"code_prompt_show": "Show a solution"}}
-            cells.append(nbformat.v4.new_code_cell(solved[cell.id], metadata=fold))
-        cells += [nbformat.v4.new_markdown_cell(_player(explorer, lesson.name)) for explorer in drawn]
-    student.cells = cells
+            solution = [nbformat.v4.new_code_cell(solved[cell.id], metadata=fold)]
+        if cell.cell_type == "code":
+            cells += _described(cell, len(drawn))
+        else:
+            cells.append(new(_linked(cell.source, anchors, linked)))
+        cells += [new(RUN.format(name=lesson.name))] if i == 0 else []
+        cells += [new(_player(explorer, lesson.name)) for explorer in drawn]
+    student.cells = cells + solution
     return student
 
 
