@@ -15,6 +15,7 @@ SHARED = {  # name: what all of that name have in common
     "interleaved": "the published name of a layout and of a schedule",
     "layer_norm": "an operation of GPT-2: by hand, as an expression, or captured",
     "main": "protocol: the command line of a module",
+    "memory": "bytes that a rank holds: computed, or drawn over time",
     "run": "protocol of commands and benchmarks: do it",
     "sent": "what a rank sends, by formula",
     "span": "of time in a trace; in work and span of a task graph",

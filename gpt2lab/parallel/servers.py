@@ -25,7 +25,10 @@ class Servers(Replicas):
 
     def __init__(self, model, axis: Axis, servers: int):
         super().__init__(model, axis)
-        self.keys, self.server = self.pieces, _share_out(self.pieces, servers)
+        self.keys, self.server = (
+            self.pieces,
+            share_out({p.name: p.tensor.numel() for p in self.pieces}, servers),
+        )
         mine = [key for key in self.keys if self.server[key.name] == axis.rank]
         self.pieces = [_owned(key, axis) for key in mine] or [empty(self.keys[0])]
 
@@ -86,12 +89,12 @@ def _owned(piece: Piece, axis: Axis) -> Piece:
     return replace(piece, spec=replace(piece.spec, cuts=piece.spec.cuts + cuts))
 
 
-def _share_out(keys: list[Piece], servers: int) -> dict[str, int]:
+def share_out(sizes: dict[str, int], servers: int) -> dict[str, int]:
     """Which server keeps which key: the largest first, each to the server with the least so far."""
     load, server = [0] * servers, {}
-    for key in sorted(keys, key=lambda k: -k.tensor.numel()):
-        server[key.name] = load.index(min(load))
-        load[server[key.name]] += key.tensor.numel()
+    for key in sorted(sizes, key=lambda k: -sizes[k]):
+        server[key] = load.index(min(load))
+        load[server[key]] += sizes[key]
     return server
 
 

@@ -34,32 +34,48 @@ class Shape:
         return [self.itemsize * c for c in split_sizes(numbers, self.ranks)]
 
 
+def enter_cost(shape: Shape, rank: int = 0, sp: bool = False, lean: bool = True) -> tuple[list, list]:
+    """What a column-parallel layer sends, forward and backward: lists of (operation, bytes, messages)."""
+    if not sp:
+        return [], [("all_reduce", *all_reduce_cost(shape.chunks(_btc(shape)), rank))]
+    gather = ("all_gather", *all_gather_cost(shape.tokens(), rank))
+    return [gather], [("reduce_scatter", *reduce_scatter_cost(shape.tokens(), rank))] + [gather] * lean
+
+
+def leave_cost(shape: Shape, rank: int = 0, sp: bool = False) -> tuple[list, list]:
+    """What a row-parallel layer, or the embedding, sends, likewise."""
+    if not sp:
+        return [("all_reduce", *all_reduce_cost(shape.chunks(_btc(shape)), rank))], []
+    back = [("all_gather", *all_gather_cost(shape.tokens(), rank))]
+    return [("reduce_scatter", *reduce_scatter_cost(shape.tokens(), rank))], back
+
+
+def loss_cost(shape: Shape, rank: int = 0) -> list:
+    """What the loss sends forward: the largest logit of each token, then two sums; backward it sends nothing."""
+    chunks = (shape.chunks(k * shape.rows * shape.length) for k in (1, 2))
+    return [("all_reduce", *all_reduce_cost(each, rank)) for each in chunks]
+
+
 def layer_bytes(shape: Shape, rank: int = 0, sp: bool = False, lean: bool = True) -> Counter:
     """Bytes that a rank sends for one layer and step (forward and backward), by operation.
 
     Tensor parallel: 4 all-reduces of (B, T, C). Sequence parallel: 4 all-gathers and 4 reduce-scatters, which is
     the same when T divides evenly; `lean`, two all-gathers more.
     """
-    if not sp:
-        return Counter(all_reduce=4 * all_reduce_cost(shape.chunks(_btc(shape)), rank)[0])
-    gathers = 6 if lean else 4
-    return Counter(
-        all_gather=gathers * all_gather_cost(shape.tokens(), rank)[0],
-        reduce_scatter=4 * reduce_scatter_cost(shape.tokens(), rank)[0],
-    )
+    return _bytes(2 * [*enter_cost(shape, rank, sp, lean), *leave_cost(shape, rank, sp)])
 
 
 def ends_bytes(shape: Shape, rank: int = 0, sp: bool = False, lean: bool = True) -> Counter:
     """Bytes that a rank sends once a step for embedding, head and loss, by operation."""
-    loss = sum(all_reduce_cost(shape.chunks(k * shape.rows * shape.length), rank)[0] for k in (1, 2))
-    if not sp:
-        return Counter(all_reduce=loss + 2 * all_reduce_cost(shape.chunks(_btc(shape)), rank)[0])
-    gathers = 3 if lean else 2
-    return Counter(
-        all_reduce=loss,
-        all_gather=gathers * all_gather_cost(shape.tokens(), rank)[0],
-        reduce_scatter=2 * reduce_scatter_cost(shape.tokens(), rank)[0],
-    )
+    head = enter_cost(shape, rank, sp, lean)
+    return _bytes([*leave_cost(shape, rank, sp), *head, loss_cost(shape, rank)])
+
+
+def _bytes(lists: list[list]) -> Counter:
+    total = Counter()
+    for op, size, _ in (call for calls in lists for call in calls):
+        total[op] += size
+    return total
 
 
 def step_bytes(shape: Shape, layers: int, rank: int = 0, sp: bool = False, lean: bool = True) -> Counter:

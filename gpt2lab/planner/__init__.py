@@ -1,5 +1,10 @@
 """What a plan costs, predicted, and which plan is best, in plain Python: no torch.distributed.
 
+cost          seconds, bytes and memory of a whole plan on a cluster
+memory        what each rank holds at its fullest moment; kept: from forward to backward
+sends         what each rank sends, axis by axis; gathers: how often ZeRO gathers and sums
+share         what a plan gives one rank
+seconds       how long a rank works on a stage; pipelines: how long their schedule takes
 fit           alpha and beta from measured times, with their uncertainty
 metrics       speed-up, efficiency, Amdahl, Karp-Flatt
 failures      expected time lost to failures, and how often to save

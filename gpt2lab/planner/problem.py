@@ -73,6 +73,8 @@ class Device:
     rate: float  # floating-point operations per second
     memory: float = float("inf")  # bytes
     launch: float = 0.0  # seconds
+    copy: float = float("inf")  # bytes per second that work element by element reads and writes
+    peak: float = 0.0  # floating-point operations per second of the data sheet; 0: `rate`
 
     def time(self, flops: float) -> float:
         """Seconds of an operator of so many operations."""
@@ -102,10 +104,12 @@ class Cluster:
         return replace(self, devices=devices)
 
 
-def _gpus(count: int, peak: float, memory: float, inside: float, between: float, source: str) -> Cluster:
+def _gpus(
+    count: int, peak: float, memory: float, copy: float, inside: float, between: float, source: str
+) -> Cluster:
     # half of the peak is what large GPT models reach: 44 to 52 % in Narayanan et al. 2021, table 1
     network = Network(Link(10e-6, between), Link(5e-6, inside), 8)
-    return Cluster(count, Device(peak / 2, memory, 5e-6), network, source=source)
+    return Cluster(count, Device(peak / 2, memory, 5e-6, copy, peak), network, source=source)
 
 
 CLUSTERS = {
@@ -113,32 +117,35 @@ CLUSTERS = {
         64,
         989e12,
         80e9,
+        3.35e12,
         450e9,
         50e9,
-        "NVIDIA H100 and DGX H100 data sheets: 989 TFLOP/s dense bfloat16, 80 GB, NVLink 450 GB/s and InfiniBand "
-        "50 GB/s each way; latencies assumed",
+        "NVIDIA H100 and DGX H100 data sheets: 989 TFLOP/s dense bfloat16, 80 GB at 3.35 TB/s, NVLink 450 GB/s and "
+        "InfiniBand 50 GB/s each way; latencies assumed",
     ),
     "a100x64": _gpus(
         64,
         312e12,
         80e9,
+        2.04e12,
         300e9,
         25e9,
-        "NVIDIA A100 and DGX A100 data sheets: 312 TFLOP/s bfloat16, 80 GB, NVLink 300 GB/s and InfiniBand 25 GB/s "
-        "each way; latencies assumed",
+        "NVIDIA A100 and DGX A100 data sheets: 312 TFLOP/s bfloat16, 80 GB at 2.04 TB/s, NVLink 300 GB/s and "
+        "InfiniBand 25 GB/s each way; latencies assumed",
     ),
     "v100x64": _gpus(
         64,
         125e12,
         16e9,
+        0.9e12,
         150e9,
         25e9 / 8 / 8,
-        "AWS p3.16xlarge, Alpa's machines (Zheng et al. 2022, section 8): 125 TFLOP/s float16, 16 GB, NVLink 150 GB/s "
-        "each way, 25 Gbit/s Ethernet for 8 GPUs; latencies assumed",
+        "AWS p3.16xlarge, Alpa's machines (Zheng et al. 2022, section 8): 125 TFLOP/s float16, 16 GB at 0.9 TB/s, "
+        "NVLink 150 GB/s each way, 25 Gbit/s Ethernet for 8 GPUs; latencies assumed",
     ),
     "laptop": Cluster(
         4,
-        Device(60e9, 4 * 2**30, 20e-6),
+        Device(60e9, 4 * 2**30, 20e-6, 8e9),
         Network(Link(50e-6, 4e9), node=64),
         cores=2,
         source="two cores that share memory; round numbers of the order that lessons 02 and 03 measure",

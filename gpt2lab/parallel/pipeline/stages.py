@@ -1,6 +1,7 @@
 """Cutting the model into pipeline stages: layers balanced by cost, other ranks' parts removed, shared weights tied."""
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 from torch import nn
 
@@ -17,7 +18,8 @@ def costs(config: GPT2Config, length: int) -> tuple[float, float, float]:
     return 2.0 * c, 24.0 * c * c + 4.0 * length * c, 2.0 * c * config.vocab_size
 
 
-def cut_layers(config: GPT2Config, stages: int, length: int | None = None) -> list[range]:
+@lru_cache(maxsize=1024)
+def cut_layers(config: GPT2Config, stages: int, length: int | None = None) -> tuple[range, ...]:
     """The blocks of each stage, in order, so that the slowest stage is as fast as can be.
 
     The embedding counts for the first stage, the head for the last. Among equally fast cuts the evenest is
@@ -29,22 +31,27 @@ def cut_layers(config: GPT2Config, stages: int, length: int | None = None) -> li
     def cost(stage: int, count: int) -> float:
         return count * block + embed * (stage == 0) + head * (stage == stages - 1)
 
-    slowest = _best(layers, stages, cost, max)
-    even = _best(layers, stages, cost, lambda a, b: a + b * b if b <= slowest[0] else float("inf"))
+    slowest = _best(layers, stages, cost, max, cost(0, -(-layers // stages)) + head)[0]
+    even = _best(layers, stages, cost, lambda a, b: a + b * b, slowest)
     ranges, first = [], 0
     for count in even[1]:
         ranges.append(range(first, first + count))
         first += count
-    return ranges
+    return tuple(ranges)
 
 
-def _best(layers, stages, cost, join) -> tuple[float, tuple[int, ...]]:
-    """The cut of `layers` blocks into `stages` runs with the least joined cost, by dynamic programming."""
+def _best(layers, stages, cost, join, most) -> tuple[float, tuple[int, ...]]:
+    """The cut of `layers` blocks into `stages` runs of cost `most` or less with the least joined cost.
+
+    By dynamic programming.
+    """
     best = {0: (0.0, ())}  # blocks used -> (joined cost, how many in each stage)
     for stage in range(stages):
         following = {}
         for used, (value, counts) in best.items():
             for count in range(layers - used + 1):
+                if cost(stage, count) > most:
+                    break
                 candidate = (join(value, cost(stage, count)), (*counts, count))
                 at = used + count
                 if at not in following or candidate[0] < following[at][0]:
@@ -78,8 +85,10 @@ class Parts:
 
 def parts_of(schedule, rank: int, config: GPT2Config) -> Parts:
     """The parts that a schedule gives to a rank."""
-    layers = tuple(cut_layers(config, schedule.depth))
-    return Parts(layers, tuple(schedule.position(stage) for stage in schedule.stages_of(rank)))
+    return Parts(
+        cut_layers(config, schedule.depth),
+        tuple(schedule.position(stage) for stage in schedule.stages_of(rank)),
+    )
 
 
 def keep_parts(model, parts: Parts) -> None:

@@ -1,0 +1,218 @@
+"""What a whole plan costs: seconds of a step, part by part, bytes sent, memory. Arithmetic, for any number of ranks.
+
+Seconds = operations / rate + bytes moved / bandwidth + a launch for each operator; messages by the alpha-beta model on
+the link that the mesh gives to their axis; a pipeline by its schedule on a clock. Ranks that do the same are looked at
+once. Where a machine has fewer cores than ranks, its ranks share them.
+
+Narayanan et al. 2021, "Efficient Large-Scale Language Model Training", section 3; bytes as in `sends`, memory as in
+`memory`.
+"""
+
+from collections import Counter
+from dataclasses import dataclass, field, replace
+
+from ..machine.speed import flops_per_token
+from ..parallel.zero.costs import backward_and_sums
+from .memory import Held, fullest
+from .pipelines import pipeline_seconds
+from .problem import Cluster
+from .seconds import Machine, stage_times
+from .sends import by_axis, finish_sends, gradient_sends, sends, stage_ways
+from .share import RankShare, check, frame
+
+UPDATE = 9  # times that AdamW and the norm read or write a weight's bytes
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What a step of a plan costs. `parts` are the seconds of the slowest rank, and add up to `seconds`.
+
+    `sent` is bytes a step by axis, of the rank that sends most; `classes` by link class. `held` has the fullest
+    rank of each class of stages. `flops` is the model's operations in a step, recomputation not counted.
+    """
+
+    seconds: float
+    parts: dict[str, float]
+    held: tuple[Held, ...]
+    sent: dict[str, int]
+    classes: dict[str, int]
+    flops: float
+    mfu: float
+    hfu: float = field(default=0.0)
+
+    @property
+    def memory(self) -> int:
+        """Bytes of the fullest rank."""
+        return max(held.total for held in self.held)
+
+
+def predict(plan, config, rows: int, length: int, cluster: Cluster, itemsize: int = 4) -> Prediction:
+    """What a step of the plan costs on the cluster.
+
+    Raises ValueError where the plan cannot run the model, or needs more devices than the cluster has.
+    """
+    check(plan, config, rows, length)
+    if plan.world > cluster.devices:
+        raise ValueError(
+            f"{plan} needs {plan.world} devices and the cluster has {cluster.devices}. Use a smaller plan or more "
+            "devices."
+        )
+    shares = classes(RankShare(plan, config, rows, length, itemsize))
+    machines = [Machine(cluster, share) for share in shares]
+    parts, seconds = _step(machines)
+    flops = flops_per_token(config, length) * rows * length
+    most = max(
+        (by_axis(sends(share)) for share in shares), key=lambda found: sum(b for b, _ in found.values())
+    )
+    sent = {axis: size for axis, (size, _) in most.items()}
+    by_class = Counter()
+    for axis, size in sent.items():
+        by_class["between nodes" if machines[0].crosses(axis) else "inside a node"] += size
+    peak = cluster.device.peak or cluster.device.rate
+    used = flops / (seconds * plan.world * peak)
+    return Prediction(
+        seconds,
+        parts,
+        fullest(shares),
+        sent,
+        dict(by_class),
+        flops,
+        used,
+        used * hardware_share(plan, config, length),
+    )
+
+
+def hardware_share(plan, config, length: int) -> float:
+    """Operations with recomputation over those without: 4 / 3 of the blocks where each runs again."""
+    blocks = config.n_layer * (24 * config.n_embd**2 + 4 * length * config.n_embd)
+    head = 2 * config.n_embd * config.vocab_size
+    again = RankShare(plan, config, 1, length).again
+    return 1 + (again[0] * blocks + again[1] * head) / (3 * (blocks + head))
+
+
+def classes(share: RankShare) -> list[RankShare]:
+    """A rank of each class of stages that differ in their layers; of equal stages the first and the last."""
+    found: dict[tuple, list[RankShare]] = {}
+    for stage in range(share.plan.pp):
+        one = replace(share, pp=stage)
+        found.setdefault(_kind(one), []).append(one)
+    return [
+        s for group in found.values() for s in ({group[0].pp: group[0]} | {group[-1].pp: group[-1]}).values()
+    ]
+
+
+def _step(machines: list[Machine]) -> tuple[dict[str, float], float]:
+    """Seconds of a step: by part, on the rank that decides, and in all."""
+    ends = {m.share.pp: _end(m) for m in machines}
+    slowest = max(machines, key=lambda m: sum(ends[m.share.pp].values()))
+    work = {m.share.pp: _work(m) for m in machines}
+    share = slowest.share
+    if share.plan.pp == 1:
+        parts = work[share.pp]
+    else:
+        busy = max(machines, key=lambda m: sum(work[m.share.pp].values()))
+        parts = work[busy.share.pp]
+        whole = _pipeline(machines)
+        cores = busy.cluster.cores
+        if (
+            cores
+        ):  # simulated as if each rank had a core; no schedule is faster than all work on the cores there are
+            parts = Counter({name: seconds / busy.crowd for name, seconds in parts.items()})
+            whole = max(
+                whole / busy.crowd, _all_work(machines, work) / busy.crowd / min(cores, share.plan.world)
+            )
+        parts = parts + Counter(bubble=max(0.0, whole - sum(parts.values())))
+    parts = parts + ends[share.pp]
+    return dict(parts), sum(parts.values())
+
+
+def _all_work(machines: list[Machine], work: dict[int, Counter]) -> float:
+    """Seconds of all ranks' work together; stages of a class are alike."""
+    plan = machines[0].share.plan
+    kinds: dict[tuple, float] = {}
+    for m in machines:
+        kinds[_kind(m.share)] = sum(work[m.share.pp].values())
+    total = sum(kinds[_kind(replace(machines[0].share, pp=stage))] for stage in range(plan.pp))
+    return total * plan.dp * plan.cp * plan.tp
+
+
+def _kind(share: RankShare) -> tuple:
+    return tuple((len(share.parts.layers[p]), p == 0, p == share.depth - 1) for p in share.parts.mine)
+
+
+def _work(machine: Machine) -> Counter:
+    """Seconds of a rank in all forwards and backwards of a step, by part."""
+    share, total = machine.share, Counter()
+    for stage in share.stages:
+        for (rows, tokens), count in share.units(stage).items():
+            for found in stage_times(machine, stage, rows, tokens).values():
+                total += Counter({name: count * seconds for name, seconds in found.items()})
+    return total
+
+
+def _pipeline(machines: list[Machine]) -> float:
+    """Seconds from the first forward to the last backward of a pipeline."""
+    machine = machines[0]
+    share, by_kind = machine.share, {_kind(m.share): m for m in machines}
+    schedule, forward, first, second = frame(share.plan), {}, {}, {}
+    for stage in range(schedule.depth):
+        rank = schedule.placement[stage]
+        m = by_kind[_kind(replace(share, pp=rank))]
+        like = next(s for s, p in m.share.stages.items() if _same(m.share, p, schedule.position(stage)))
+        rows, tokens = max(m.share.units(like))
+        times = {way: sum(found.values()) for way, found in stage_times(m, like, rows, tokens).items()}
+        weights = stage_times(m, like, rows, tokens)["backward"]["compute"] / 2
+        forward[stage] = times["forward"]
+        first[stage], second[stage] = times["again"] + times["backward"] - weights, weights
+    any_stage = next(iter(share.stages))
+    passed = stage_ways(share, any_stage, *max(share.units(any_stage))).all
+    hop = max(
+        (machine.link("pp").time(s.bytes) * machine.crowd for s in passed if s.axis == "pp"), default=0.0
+    )
+    order = range(schedule.depth)
+    return pipeline_seconds(
+        share.plan,
+        tuple(forward[s] for s in order),
+        tuple(first[s] for s in order),
+        tuple(second[s] for s in order),
+        hop,
+        tuple(
+            rows * t / max(share.micro_rows) / max(share.slices)
+            for rows in share.micro_rows
+            for t in share.slices
+        ),
+    )
+
+
+def _same(share: RankShare, position: int, wanted: int) -> bool:
+    """Whether two positions have equally many layers and the same ends."""
+    kind = lambda p: (len(share.parts.layers[p]), p == 0, p == share.depth - 1)
+    return kind(position) == kind(wanted)
+
+
+def _end(machine: Machine) -> Counter:
+    """Seconds after the last backward: what is left of the gradients' sums, the norm, the update, the new weights."""
+    share, plan = machine.share, machine.share.plan
+    total = Counter()
+    gradients = gradient_sends(share)
+    for axis, seconds in machine.travel(gradients).items():
+        total[axis] += _exposed(machine, seconds, sum(s.calls for s in gradients)) if seconds else 0.0
+    total += machine.travel(finish_sends(share))
+    weights = sum(p.elements for p in share.parameters)
+    mine = weights / share.sharing[0] if plan.zero else weights
+    total["update"] = machine.work(0, UPDATE * share.master * mine, len(share.parameters))
+    return total
+
+
+def _exposed(machine: Machine, seconds: float, messages: int) -> float:
+    """Seconds of the gradients' sums that no backward hides: overlap needs something that works beside the ranks."""
+    plan = machine.share.plan
+    if not machine.overlaps or plan.data != "bucket" or plan.zero == 1:
+        return seconds
+    backward = sum(
+        sum(stage_times(machine, stage, *unit)["backward"].values())
+        for stage in machine.share.stages
+        for unit in [max(machine.share.units(stage))]
+    )
+    hidden = backward * (plan.micro if plan.zero > 1 else 1)
+    return backward_and_sums(messages, hidden, seconds / messages) - hidden

@@ -1,0 +1,61 @@
+"""Bytes that one rank keeps of a unit of work from its forward to its backward: a block's, a stage's."""
+
+from collections import Counter
+from functools import lru_cache
+
+from ..parallel import tensor_costs
+from ..parallel.context import costs as context
+from ..parallel.context.exchanges import ALIASES
+from ..ranks.traffic import split_sizes
+from .share import RankShare
+
+
+def inputs_only(share: RankShare) -> bool:
+    """Whether a block keeps its input alone and runs again in backward."""
+    return share.plan.zero == 3 or share.plan.recompute and share.plan.pp == 1
+
+
+def stream_bytes(share: RankShare, rows: int, tokens: int) -> int:
+    """Bytes of (B, T, C) between two blocks; with sequence parallelism of this rank's tokens alone."""
+    own = split_sizes(tokens, share.plan.tp)[share.tp] if share.plan.sp else tokens
+    return share.itemsize * rows * own * share.config.n_embd
+
+
+def logits_bytes(share: RankShare, rows: int, tokens: int) -> int:
+    """Bytes of the logits of a unit, of which a rank has its part of the vocabulary; in chunks they are never whole."""
+    if share.plan.loss == "chunked":
+        return 0
+    words = split_sizes(share.config.vocab_size, share.plan.tp)[share.tp]
+    return max(4, share.itemsize) * rows * tokens * words
+
+
+def kept_by_stage(share: RankShare, position: int, rows: int, tokens: int) -> Counter:
+    """Bytes that a stage keeps of one unit from forward to backward."""
+    stream, layers = stream_bytes(share, rows, tokens), len(share.parts.layers[position])
+    block = stream if inputs_only(share) else kept_by_block(share, rows, tokens)
+    found = Counter(activations=layers * block)
+    if position == share.depth - 1:
+        c = share.config.n_embd
+        found["activations"] += 2 * stream + 2 * stream // c
+        if share.plan.loss == "chunked":
+            found["gradients"] = share.itemsize * share.config.vocab_size * c
+            found["activations"] += stream
+        found["logits"] = logits_bytes(share, rows, tokens)
+    return found
+
+
+@lru_cache(maxsize=4096)
+def kept_by_block(share: RankShare, rows: int, tokens: int) -> int:
+    """Bytes that one block keeps, by the formulas of tensor, sequence and context parallelism."""
+    plan, config, e = share.plan, share.config, share.itemsize
+    if plan.cp == 1:
+        return tensor_costs.kept_bytes(share.shape(rows, tokens), share.tp, plan.sp)
+    name = ALIASES.get(plan.exchange, plan.exchange)
+    whole = context.kept_numbers(config, rows, share.table, share.cp, name)
+    if plan.tp == 1:
+        return e * whole
+    # outside attention as tensor parallelism keeps it; attention's own is cut by heads
+    outside = rows * tokens * (12 * config.n_embd + 4)
+    inside = (whole - outside) // plan.tp
+    plain = rows * tokens * (4 * config.n_embd // plan.tp + config.n_head // plan.tp)
+    return tensor_costs.kept_bytes(share.shape(rows, tokens), share.tp, plan.sp) + e * (inside - plain)

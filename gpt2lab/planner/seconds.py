@@ -1,0 +1,138 @@
+"""How long a rank of a plan works and sends: one stage, one unit of work, on the devices and links of a cluster."""
+
+from collections import Counter
+from dataclasses import dataclass
+from functools import lru_cache
+
+from ..machine.links import Link, all_reduce_time
+from ..parallel.context.costs import pairs
+from .problem import Cluster
+from .sends import AxisTraffic, stage_ways
+from .share import RankShare
+
+OPERATORS = 12  # of a block's forward, each a launch; twice as many in backward
+
+
+@dataclass(frozen=True, eq=False)
+class Machine:
+    """A cluster as the ranks of one plan see it: their mesh laid out on it, tensor ranks nearest to each other."""
+
+    cluster: Cluster
+    share: RankShare
+
+    @property
+    def crowd(self) -> float:
+        """How many ranks share a core."""
+        here = min(self.share.plan.world, max(self.cluster.network.node, 1))
+        return max(1.0, here / self.cluster.cores) if self.cluster.cores else 1.0
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether messages travel beside work: devices with cores of their own, not ranks that share the machine's."""
+        return not self.cluster.cores
+
+    def ring(self, axis: str) -> tuple[int, int]:
+        """(ranks, distance of neighbours) of an axis of the mesh."""
+        plan = self.share.plan
+        shard = plan.shard or plan.dp * plan.cp
+        return {
+            "tp": (plan.tp, 1),
+            "cp": (plan.cp, plan.tp),
+            "dp+cp": (shard, plan.tp),
+            "replica": (plan.dp * plan.cp // shard, plan.tp * shard),
+            "pp": (plan.pp, plan.tp * plan.cp * plan.dp),
+            "tie": (2, plan.tp * plan.cp * plan.dp * (plan.pp - 1)),
+            "world": (plan.world, 1),
+        }[axis]
+
+    def crosses(self, axis: str) -> bool:
+        """Whether an edge of the axis leads out of a node."""
+        (ranks, distance), node = self.ring(axis), self.cluster.network.node
+        return node > 1 and ((ranks - 1) * distance + distance > node or node % max(distance, 1) != 0)
+
+    def link(self, axis: str) -> Link:
+        """The slowest link along an axis; what leaves a node shares its uplinks with the node's other rings."""
+        network, (ranks, distance) = self.cluster.network, self.ring(axis)
+        if network.node == 1 or self.crosses(axis):
+            inside = max(1, min(ranks, network.node // max(distance, 1)))
+            rings = min(network.node, self.share.plan.world) / inside
+            shared = max(1.0, rings / self.cluster.uplinks) if self.cluster.uplinks else 1.0
+            return Link(network.between.latency, network.between.bandwidth / shared)
+        return network.inside or network.between
+
+    def travel(self, sent: list[AxisTraffic] | tuple[AxisTraffic, ...]) -> Counter:
+        """Seconds by axis of messages one after the other; a small sum takes the tree that has fewer of them."""
+        found = Counter()
+        for s in sent:
+            link = self.link(s.axis)
+            seconds = link.time(s.bytes, s.messages)
+            if s.op == "all_reduce" and s.messages:
+                ranks = self.ring(s.axis)[0]
+                whole = s.bytes / s.calls * ranks / (2 * (ranks - 1))
+                seconds = min(seconds, s.calls * all_reduce_time("recursive doubling", ranks, whole, link))
+            found[s.axis] += self.crowd * seconds
+        return found
+
+    def work(self, flops: float, moved: float, operators: float) -> float:
+        """Seconds of operators with so many operations and so many bytes read and written element by element."""
+        device = self.cluster.device
+        return self.crowd * (flops / device.rate + moved / device.copy + operators * device.launch)
+
+
+@lru_cache(maxsize=256)
+def stage_times(machine: Machine, stage: int, rows: int, tokens: int) -> dict[str, Counter]:
+    """Seconds of one unit through a stage: {"forward", "again", "backward"}, each by part."""
+    share, position = machine.share, machine.share.stages[stage]
+    layers, last = len(share.parts.layers[position]), position == share.depth - 1
+    block = machine.work(*_block(share, rows, tokens))
+    ends = [_embedding(share, rows, tokens)] * (position == 0) + [_head(share, rows, tokens)] * last
+    forward = layers * block + sum(machine.work(*one[0]) for one in ends)
+    backward = 2 * layers * block + sum(machine.work(*one[1]) for one in ends)
+    again = share.again[0] * layers * block + share.again[1] * sum(machine.work(*one[0]) for one in ends)
+    ways = stage_ways(share, stage, rows, tokens)
+    inside = lambda sent: machine.travel([s for s in sent if s.axis != "pp"])
+    return {
+        "forward": Counter(compute=forward) + inside(ways.forward),
+        "again": Counter(recompute=again) + inside(ways.again),
+        "backward": Counter(compute=backward) + inside(ways.backward),
+    }
+
+
+def _block(share: RankShare, rows: int, tokens: int) -> tuple[float, float, int]:
+    """(operations, bytes, operators) of a block's forward: four products, attention's two, and what is in between."""
+    config, plan, n = share.config, share.plan, rows * tokens
+    c = config.n_embd
+    seen = pairs_seen(share, tokens) * rows
+    flops = (24 * c * c * n + 4 * c * seen) / plan.tp
+    moved = share.itemsize * n * c * (12 / (plan.tp if plan.sp else 1) + 22 / plan.tp)
+    return flops, moved, OPERATORS
+
+
+def pairs_seen(share: RankShare, tokens: int) -> float:
+    """(query, key) pairs of a row's attention: those of the rank with most of them."""
+    window, length = share.config.window, share.length
+    if share.table is not None and share.plan.exchange != "heads":
+        return max(_pairs(share.table, rank, window) for rank in range(share.plan.cp))
+    longest = length if window is None else min(length, window + 1)
+    whole = longest * (longest + 1) / 2 + (length - longest) * longest
+    return whole * tokens / length
+
+
+@lru_cache(maxsize=4096)
+def _pairs(table, rank, window):
+    return pairs(table, rank, window)
+
+
+def _embedding(share: RankShare, rows: int, tokens: int) -> tuple[tuple, tuple]:
+    """The embedding's forward and backward; backward writes a gradient for the whole vocabulary."""
+    c, e, n = share.config.n_embd, share.itemsize, rows * tokens
+    table = share.config.vocab_size * c / share.plan.tp
+    return (0, 4 * e * n * c, 3), (0, e * (4 * n * c + 4 * table), 3)
+
+
+def _head(share: RankShare, rows: int, tokens: int) -> tuple[tuple, tuple]:
+    """The head with its loss, forward and backward."""
+    c, e, n = share.config.n_embd, max(4, share.itemsize), rows * tokens
+    words = share.config.vocab_size / share.plan.tp
+    flops = 2 * c * words * n
+    return (flops, 4 * e * n * words, 6), (2 * flops, e * (5 * n * words + 2 * words * c), 6)

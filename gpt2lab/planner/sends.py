@@ -1,0 +1,241 @@
+"""What a rank sends in a step, axis by axis, in exact bytes and messages: the strategies' formulas, added up.
+
+Nothing here is measured: the tests compare every sum with the log of live ranks.
+"""
+
+from collections import defaultdict
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+from ..parallel import tensor_costs
+from ..parallel.context import costs as context
+from ..parallel.context.exchanges import ALIASES
+from ..parallel.data import into_buckets
+from ..parallel.servers import share_out
+from ..parallel.zero import costs as zero
+from ..parallel.zero.flat import owner_of
+from ..ranks.traffic import all_gather_cost, all_reduce_cost, chain_cost, split_sizes
+from .gathers import gather_counts, reduce_counts
+from .share import RankShare, frame
+
+
+@dataclass(frozen=True)
+class AxisTraffic:
+    """`calls` alike, which together send `bytes` in `messages` one after the other, along an axis of the mesh."""
+
+    axis: str
+    op: str
+    bytes: int
+    messages: int
+    calls: int = 1
+
+    def times(self, count: int) -> "AxisTraffic":
+        """So many of them."""
+        return replace(
+            self, bytes=self.bytes * count, messages=self.messages * count, calls=self.calls * count
+        )
+
+
+@dataclass(frozen=True)
+class Ways:
+    """What a stage sends for one unit of work: in its forward, when the forward runs again, and in its backward."""
+
+    forward: tuple[AxisTraffic, ...] = ()
+    again: tuple[AxisTraffic, ...] = ()
+    backward: tuple[AxisTraffic, ...] = ()
+
+    @property
+    def all(self) -> tuple[AxisTraffic, ...]:
+        """All of it."""
+        return self.forward + self.again + self.backward
+
+
+@lru_cache(maxsize=65536)
+def ring_cost(elements: int, ranks: int, rank: int, element: int) -> tuple[int, int]:
+    """(bytes, messages) of an all-reduce."""
+    return all_reduce_cost([element * c for c in split_sizes(elements, ranks)], rank)
+
+
+def all_reduce(axis: str, elements: int, ranks: int, rank: int, element: int) -> list[AxisTraffic]:
+    """An all-reduce of so many elements; a single rank sends nothing."""
+    return [AxisTraffic(axis, "all_reduce", *ring_cost(elements, ranks, rank, element))] if ranks > 1 else []
+
+
+def stage_ways(share: RankShare, stage: int, rows: int, tokens: int) -> Ways:
+    """What the rank sends for `rows` sequences of `tokens` (its own) through a stage, to the other axes and stages."""
+    position, plan = share.stages[stage], share.plan
+    layers, shape = len(share.parts.layers[position]), share.shape(rows, tokens)
+    blocks, ends = ([], []), ([], [])
+    if plan.tp > 1:
+        enter = tensor_costs.enter_cost(shape, share.tp, plan.sp)
+        leave = tensor_costs.leave_cost(shape, share.tp, plan.sp)
+        for way in (0, 1):
+            blocks[way].extend(2 * layers * _calls("tp", enter[way] + leave[way]))
+            ends[way].extend(_calls("tp", leave[way]) * (position == 0))
+            ends[way].extend(_calls("tp", enter[way]) * (position == share.depth - 1))
+        if position == share.depth - 1:
+            ends[0].extend(
+                _calls(
+                    "tp", tensor_costs.loss_cost(replace(shape, itemsize=max(4, share.itemsize)), share.tp)
+                )
+            )
+    for way, found in enumerate(_attention(share, rows)):
+        blocks[way].extend([found.times(layers)] if layers else [])
+    again = blocks[0] * share.again[0] + ends[0] * share.again[1]
+    there, back = _to_stages(share, stage, rows, tokens)
+    return Ways(tuple(blocks[0] + ends[0] + there), tuple(again), tuple(blocks[1] + ends[1] + back))
+
+
+def _calls(axis: str, calls: list) -> list[AxisTraffic]:
+    return [AxisTraffic(axis, *call) for call in calls]
+
+
+def _attention(share: RankShare, rows: int):
+    """What one block's exchange of keys and values sends, forward and backward."""
+    plan, config = share.plan, share.config
+    if plan.cp == 1:
+        return
+    name = ALIASES.get(plan.exchange, plan.exchange)
+    numbers = rows * config.n_embd // (1 if name.startswith("halo-x") else plan.tp)
+    found = _exchange(name, share.table, share.cp, numbers, config.window)
+    for way in ("forward", "backward"):
+        size, messages = found[way]
+        yield AxisTraffic("cp", name, size * share.itemsize, messages)
+
+
+@lru_cache(maxsize=4096)
+def _exchange(name, table, rank, numbers, window):
+    return context.sent(name, table, rank, numbers, window)
+
+
+def _to_stages(
+    share: RankShare, stage: int, rows: int, tokens: int
+) -> tuple[list[AxisTraffic], list[AxisTraffic]]:
+    """The stage's output to the next one, its input's gradient to the one before, where those are on another rank."""
+    if share.plan.pp == 1:
+        return [], []
+    schedule, position = frame(share.plan), share.stages[stage]
+    own = split_sizes(tokens, share.plan.tp)[share.tp] if share.plan.sp else tokens
+    message = AxisTraffic("pp", "isend", rows * own * share.config.n_embd * share.itemsize, 1)
+    other = lambda neighbour: schedule.placement[neighbour] != schedule.placement[stage]
+    there = position < schedule.depth - 1 and other(stage + 1)
+    back = position > 0 and other(stage - 1)
+    return [message] * there, [message] * back
+
+
+def gradient_sends(share: RankShare) -> list[AxisTraffic]:
+    """What summing gradients over replicas sends in a step, and what brings new weights back to them."""
+    plan, (ranks, place) = share.plan, share.sharing
+    if plan.dp * plan.cp == 1:
+        return []
+    if plan.zero:
+        return _zero(share, ranks, place)
+    if plan.data in ("server", "servers"):
+        return _served(share, ranks, place)
+    sizes = [p.elements for p in share.parameters]
+    if plan.data == "bucket":
+        weights = [_Weight(p.elements, share.itemsize) for p in share.parameters]
+        sizes = [sum(w.elements for w in group) for group in into_buckets(weights, 1024 * plan.bucket)]
+    return [s for n in sizes for s in all_reduce("dp+cp", n, ranks, place, share.itemsize)]
+
+
+@dataclass(frozen=True, eq=False)
+class _Weight:
+    """What forming buckets asks of a parameter."""
+
+    elements: int
+    itemsize: int
+
+    def numel(self) -> int:
+        return self.elements
+
+    def element_size(self) -> int:
+        return self.itemsize
+
+
+def _zero(share: RankShare, ranks: int, place: int) -> list[AxisTraffic]:
+    plan, found, gathered, reduced = share.plan, [], gather_counts(share), reduce_counts(share)
+    for number, (key, size) in enumerate(share.sizes.items()):
+        if plan.data == "owner":
+            owner, whole = owner_of(number, len(share.sizes), ranks), size * share.itemsize
+            gather = chain_cost(whole, place == (owner - 1) % ranks)
+            reduce = chain_cost(whole, place == owner)
+        else:
+            shard = zero.shard_length(size, ranks)
+            gather = reduce = all_gather_cost([shard * share.itemsize] * ranks, place)
+            across = plan.dp * plan.cp // ranks
+            found += all_reduce("replica", shard, across, share.place // ranks, share.master)
+        found += [AxisTraffic("dp+cp", "all_gather", *gather).times(gathered[key])]
+        found += [AxisTraffic("dp+cp", "reduce_scatter", *reduce).times(reduced[key])]
+    return found
+
+
+def _served(share: RankShare, ranks: int, place: int) -> list[AxisTraffic]:
+    """Every gradient to its server, every new weight from it."""
+    sizes = {p.name: p.elements for p in share.parameters}
+    found = []
+    for name, server in share_out(sizes, 1 if share.plan.data == "server" else ranks).items():
+        count = ranks - 1 if server == place else 1
+        found.append(AxisTraffic("dp+cp", "isend", count * sizes[name] * share.itemsize, count))
+    return found
+
+
+def finish_sends(share: RankShare) -> list[AxisTraffic]:
+    """What ends a step: partial sums over tensor ranks, what two stages hold both, the norm, the loss."""
+    plan, world = share.plan, share.plan.world
+    partial = owned(share, lambda p: p.partial)
+    found = all_reduce("tp", partial, plan.tp, share.tp, share.master) if partial else []
+    twin, elements = tied(share)
+    if elements:
+        found += all_reduce("tie", elements, 2, int(share.pp > twin), share.master)
+    return found + 2 * all_reduce("world", 1, world, share.number, 8)
+
+
+def tied(share: RankShare) -> tuple[int, int]:
+    """The stage that holds some parameters too, and their elements: the embedding's other end, or the other copy."""
+    if share.plan.pp == 1:
+        return 0, 0
+    schedule = frame(share.plan)
+    if schedule.copies == 2:
+        twin, wanted = schedule.ranks - 1 - share.pp, lambda p: True
+    else:
+        ends = schedule.placement[0], schedule.placement[-1]
+        twin, wanted = ends[share.pp == ends[0]], lambda p: p.name == "wte.weight"
+        if share.pp not in ends:
+            return twin, 0
+    return twin, 0 if twin == share.pp else owned(share, wanted)
+
+
+def owned(share: RankShare, wanted) -> int:
+    """Elements of the parameters that are `wanted`, or of the parts of them that this rank's optimizer steps."""
+    if not share.plan.zero:
+        return sum(p.elements for p in share.parameters if wanted(p))
+    (ranks, place), total = share.sharing, 0
+    for number, (key, group) in enumerate(share.groups.items()):
+        size, start = zero.shard_length(share.sizes[key], ranks), 0
+        low, high = place * size, (place + 1) * size
+        if share.plan.data == "owner":
+            low, high = (
+                (0, share.sizes[key]) if owner_of(number, len(share.groups), ranks) == place else (0, 0)
+            )
+        for p in group:
+            total += max(0, min(start + p.elements, high) - max(start, low)) * bool(wanted(p))
+            start += p.elements
+    return total
+
+
+def sends(share: RankShare) -> list[AxisTraffic]:
+    """All that the rank sends in a step."""
+    found = gradient_sends(share) + finish_sends(share)
+    for stage in share.stages:
+        for (rows, tokens), count in share.units(stage).items():
+            found += [s.times(count) for s in stage_ways(share, stage, rows, tokens).all]
+    return found
+
+
+def by_axis(found: list[AxisTraffic]) -> dict[str, tuple[int, int]]:
+    """(bytes, messages) by axis."""
+    total = defaultdict(lambda: (0, 0))
+    for s in found:
+        total[s.axis] = total[s.axis][0] + s.bytes, total[s.axis][1] + s.messages
+    return {axis: sums for axis, sums in total.items() if any(sums)}

@@ -1,0 +1,199 @@
+"""What a plan gives one rank of a dense GPT-2: its layers, parameters, rows and tokens. Plain Python, no process."""
+
+from collections import Counter
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+
+from ..model import GPT2Config
+from ..parallel.context.layouts import TokenLayout, layout
+from ..parallel.pipeline.engine import schedule_of
+from ..parallel.pipeline.stages import Parts, parts_of
+from ..parallel.tensor_costs import Shape
+from ..parallel.zero.flat import part_of
+from ..plan import Plan
+from ..ranks.traffic import split_sizes
+from ..schedules import Schedule
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A parameter as one rank has it: elements, whether tensor parallelism cuts it, or sums its gradient at the end."""
+
+    name: str
+    elements: int
+    cut: bool = False
+    partial: bool = False
+
+
+@lru_cache(maxsize=4096)
+def frame(plan: Plan) -> Schedule:
+    """The plan's schedule for a single micro-batch: which rank holds which stage does not depend on their number."""
+    return schedule_of(Plan(pp=plan.pp, schedule=plan.schedule, chunks=plan.chunks))
+
+
+def check(plan: Plan, config: GPT2Config, rows: int, length: int) -> None:
+    """`Plan.check`, quickly: where rows suffice, two micro-batches are refused for the same reasons as thousands."""
+    if rows >= plan.dp * plan.micro:
+        plan = replace(plan, micro=min(plan.micro, 2))
+    plan.check(config, rows, length)
+
+
+def rank_parts(plan: Plan, config: GPT2Config, rank: int) -> Parts:
+    """The layers of each position of the plan's pipeline, and the positions of one rank of it."""
+    if plan.pp == 1:
+        return Parts((range(config.n_layer),), (0,))
+    return parts_of(frame(plan), rank, config)
+
+
+@dataclass(frozen=True)
+class RankShare:
+    """The part of one rank, at (pp, dp, cp, tp) of the mesh, in a step of `rows` sequences of `length` tokens.
+
+    Raises ValueError for a model with experts, where the data decides how much travels, and for a plan without a flush.
+    """
+
+    plan: Plan
+    config: GPT2Config
+    rows: int
+    length: int
+    itemsize: int = 4
+    pp: int = 0
+    dp: int = 0
+    cp: int = 0
+    tp: int = 0
+
+    def __post_init__(self):
+        if self.config.experts:
+            raise ValueError(
+                "What a mixture of experts sends and holds depends on its router's choices. Ask about a dense model."
+            )
+        if self.plan.asynchronous:
+            raise ValueError(
+                f"schedule={self.plan.schedule} has no step that all stages make together, so no step's cost. "
+                "Use a schedule with a flush, such as 1f1b."
+            )
+
+    @property
+    def place(self) -> int:
+        """Position on the joined axis of data and context, which shares gradients."""
+        return self.dp * self.plan.cp + self.cp
+
+    @property
+    def number(self) -> int:
+        """The global rank."""
+        plan = self.plan
+        return ((self.pp * plan.dp + self.dp) * plan.cp + self.cp) * plan.tp + self.tp
+
+    @property
+    def master(self) -> int:
+        """Bytes of what the optimizer of ZeRO steps: 4 or more, whatever the weights have."""
+        return max(4, self.itemsize) if self.plan.zero else self.itemsize
+
+    @cached_property
+    def parts(self) -> Parts:
+        """Layers by position, and this rank's positions."""
+        return rank_parts(self.plan, self.config, self.pp)
+
+    @property
+    def depth(self) -> int:
+        """Positions of the pipeline."""
+        return len(self.parts.layers)
+
+    @cached_property
+    def table(self) -> TokenLayout | None:
+        """Which token is on which context rank."""
+        plan = self.plan
+        return layout(plan.layout, self.length, plan.cp) if plan.cp > 1 else None
+
+    @property
+    def tokens(self) -> int:
+        """How many tokens of a sequence this rank computes, before tensor and sequence parallelism."""
+        return self.table.sizes[self.cp] if self.table else self.length
+
+    @cached_property
+    def micro_rows(self) -> list[int]:
+        """Rows of each micro-batch."""
+        mine = split_sizes(self.rows, self.plan.dp)[self.dp]
+        return split_sizes(mine, self.plan.micro)
+
+    @cached_property
+    def slices(self) -> list[int]:
+        """Tokens of each slice of a sequence: TeraPipe cuts it."""
+        return split_sizes(self.tokens, frame(self.plan).slices) if self.plan.pp > 1 else [self.tokens]
+
+    def micros(self, stage: int) -> list[int]:
+        """Rows of the micro-batches that pass a stage: with two copies of the model every other one."""
+        if self.plan.pp == 1:
+            return self.micro_rows
+        schedule = frame(self.plan)
+        return self.micro_rows[stage // schedule.depth :: schedule.copies]
+
+    @cached_property
+    def stages(self) -> dict[int, int]:
+        """The stages of this rank and their positions."""
+        if self.plan.pp == 1:
+            return {0: 0}
+        return {stage: frame(self.plan).position(stage) for stage in frame(self.plan).stages_of(self.pp)}
+
+    def units(self, stage: int) -> Counter:
+        """How many units of (rows, tokens) pass a stage in a step."""
+        return Counter((rows, tokens) for rows in self.micros(stage) for tokens in self.slices)
+
+    def shape(self, rows: int, tokens: int) -> Shape:
+        """The sizes of one unit as tensor parallelism sees them."""
+        return Shape(rows, tokens, self.config.n_embd, self.config.n_head, self.plan.tp, self.itemsize)
+
+    @cached_property
+    def again(self) -> tuple[int, int]:
+        """How often a forward runs again before its backward: that of blocks, that of embedding and head."""
+        stages = self.plan.pp > 1 and self.plan.recompute
+        blocks = self.plan.recompute or self.plan.zero == 3
+        return (stages + (self.plan.zero == 3), int(stages)) if self.plan.pp > 1 else (int(blocks), 0)
+
+    @cached_property
+    def parameters(self) -> list[Parameter]:
+        """All parameters here, in the model's order."""
+        config, c, sp = self.config, self.config.n_embd, self.plan.sp
+        words = split_sizes(config.vocab_size, self.plan.tp)[self.tp]
+        found = []
+        if self.parts.first or self.parts.last:
+            found.append(Parameter("wte.weight", words * c, self.plan.tp > 1))
+        if self.parts.first:
+            found.append(Parameter("wpe.weight", config.n_positions * c, partial=sp))
+        for layer in self.parts.blocks:
+            found += [Parameter(f"h.{layer}.{name}", *rest) for name, *rest in self._block]
+        if self.parts.last:
+            found += [Parameter(f"ln_f.{name}", c, partial=sp) for name in ("weight", "bias")]
+        return found
+
+    @cached_property
+    def _block(self) -> list[tuple]:
+        """(name, elements, cut, partial) of the parameters of one block."""
+        c, n, sp = self.config.n_embd, self.plan.tp, self.plan.sp
+        own, hidden, cut = c // n, split_sizes(4 * c, n)[self.tp], n > 1
+        norm = lambda name: [(f"{name}.weight", c, False, sp), (f"{name}.bias", c, False, sp)]
+        column = lambda name, width: [(f"{name}.weight", width * c, cut), (f"{name}.bias", width, cut)]
+        row = lambda name, width: [(f"{name}.weight", width * c, cut), (f"{name}.bias", c, False, sp)]
+        attention = column("attn.c_attn", 3 * own) + row("attn.c_proj", own)
+        return (
+            norm("ln_1") + attention + norm("ln_2") + column("mlp.c_fc", hidden) + row("mlp.c_proj", hidden)
+        )
+
+    @cached_property
+    def groups(self) -> dict[tuple[str, bool], list[Parameter]]:
+        """The parts that ZeRO shards, as `zero.flat.into_groups` forms them: (part, cut by tensor parallelism)."""
+        found: dict[tuple[str, bool], list[Parameter]] = {}
+        for p in self.parameters:
+            found.setdefault((part_of(p.name), p.cut), []).append(p)
+        return found
+
+    @cached_property
+    def sizes(self) -> dict[tuple[str, bool], int]:
+        """Elements of each of these parts."""
+        return {key: sum(p.elements for p in group) for key, group in self.groups.items()}
+
+    @property
+    def sharing(self) -> tuple[int, int]:
+        """How many ranks share out what ZeRO shards, and this rank's place among them."""
+        ranks = self.plan.shard or self.plan.dp * self.plan.cp
+        return ranks, self.place % ranks
