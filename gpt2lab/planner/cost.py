@@ -16,7 +16,7 @@ from ..parallel.zero.costs import backward_and_sums
 from .memory import Held, fullest
 from .pipelines import pipeline_seconds
 from .problem import Cluster
-from .seconds import Machine, stage_times
+from .seconds import RankOnCluster, stage_times
 from .sends import by_axis, finish_sends, gradient_sends, sends, stage_ways
 from .share import RankShare, check, frame
 
@@ -58,7 +58,7 @@ def predict(plan, config, rows: int, length: int, cluster: Cluster, itemsize: in
             "devices."
         )
     shares = classes(RankShare(plan, config, rows, length, itemsize))
-    machines = [Machine(cluster, share) for share in shares]
+    machines = [RankOnCluster(cluster, share) for share in shares]
     parts, seconds = _step(machines)
     flops = flops_per_token(config, length) * rows * length
     most = max(
@@ -101,7 +101,7 @@ def classes(share: RankShare) -> list[RankShare]:
     ]
 
 
-def _step(machines: list[Machine]) -> tuple[dict[str, float], float]:
+def _step(machines: list[RankOnCluster]) -> tuple[dict[str, float], float]:
     """Seconds of a step: by part, on the rank that decides, and in all."""
     ends = {m.share.pp: _end(m) for m in machines}
     slowest = max(machines, key=lambda m: sum(ends[m.share.pp].values()))
@@ -126,7 +126,7 @@ def _step(machines: list[Machine]) -> tuple[dict[str, float], float]:
     return dict(parts), sum(parts.values())
 
 
-def _all_work(machines: list[Machine], work: dict[int, Counter]) -> float:
+def _all_work(machines: list[RankOnCluster], work: dict[int, Counter]) -> float:
     """Seconds of all ranks' work together; stages of a class are alike."""
     plan = machines[0].share.plan
     kinds: dict[tuple, float] = {}
@@ -140,7 +140,7 @@ def _kind(share: RankShare) -> tuple:
     return tuple((len(share.parts.layers[p]), p == 0, p == share.depth - 1) for p in share.parts.mine)
 
 
-def _work(machine: Machine) -> Counter:
+def _work(machine: RankOnCluster) -> Counter:
     """Seconds of a rank in all forwards and backwards of a step, by part."""
     share, total = machine.share, Counter()
     for stage in share.stages:
@@ -150,7 +150,7 @@ def _work(machine: Machine) -> Counter:
     return total
 
 
-def _pipeline(machines: list[Machine]) -> float:
+def _pipeline(machines: list[RankOnCluster]) -> float:
     """Seconds from the first forward to the last backward of a pipeline."""
     machine = machines[0]
     share, by_kind = machine.share, {_kind(m.share): m for m in machines}
@@ -190,7 +190,7 @@ def _same(share: RankShare, position: int, wanted: int) -> bool:
     return kind(position) == kind(wanted)
 
 
-def _end(machine: Machine) -> Counter:
+def _end(machine: RankOnCluster) -> Counter:
     """Seconds after the last backward: what is left of the gradients' sums, the norm, the update, the new weights."""
     share, plan = machine.share, machine.share.plan
     total = Counter()
@@ -204,7 +204,7 @@ def _end(machine: Machine) -> Counter:
     return total
 
 
-def _exposed(machine: Machine, seconds: float, messages: int) -> float:
+def _exposed(machine: RankOnCluster, seconds: float, messages: int) -> float:
     """Seconds of the gradients' sums that no backward hides: overlap needs something that works beside the ranks."""
     plan = machine.share.plan
     if not machine.overlaps or plan.data != "bucket" or plan.zero == 1:

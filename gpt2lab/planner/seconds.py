@@ -14,7 +14,7 @@ OPERATORS = 12  # of a block's forward, each a launch; twice as many in backward
 
 
 @dataclass(frozen=True, eq=False)
-class Machine:
+class RankOnCluster:
     """A cluster as the ranks of one plan see it: their mesh laid out on it, tensor ranks nearest to each other."""
 
     cluster: Cluster
@@ -80,7 +80,7 @@ class Machine:
 
 
 @lru_cache(maxsize=256)
-def stage_times(machine: Machine, stage: int, rows: int, tokens: int) -> dict[str, Counter]:
+def stage_times(machine: RankOnCluster, stage: int, rows: int, tokens: int) -> dict[str, Counter]:
     """Seconds of one unit through a stage: {"forward", "again", "backward"}, each by part."""
     share, position = machine.share, machine.share.stages[stage]
     layers, last = len(share.parts.layers[position]), position == share.depth - 1
