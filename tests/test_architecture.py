@@ -147,6 +147,8 @@ PLAIN = (
     "partition",
     "named",
     "tofu",
+    "crossing",
+    "staged",
 )
 
 

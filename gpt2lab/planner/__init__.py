@@ -17,4 +17,5 @@ graph_stages  graphs cut into stages: an integer program, and Piper's two levels
 cuts          one problem for all searches: operators on blocks of devices and cut there, and the clock of a plan
 search        a planner is a space, a pruning, a search and an evaluation: exhaustive, FlexFlow's, learned, and others
 alpa          operators clustered, cuts by an integer program, stages on submeshes by a dynamic program
+execute       how a plan that was found runs
 """

@@ -14,6 +14,8 @@ marks        the marks that make Megatron, data parallelism, ZeRO and sequence s
 partition    one option for each operator, and the changes of layout between them: the program of every rank
 named        dimensions by name, a mesh axis for some of them (Mesh-TensorFlow)
 tofu         GPT-2's graph as a chain, cut by recursive halving and dynamic programming
+crossing     from one group of ranks to another: only the boxes that overlap
+staged       GPT-2 as pipeline stages, each cut in its own way on a mesh of its own
 
 On live ranks, over ranks/comm:
 
@@ -21,5 +23,6 @@ reshard      a change of layout, forward and backward
 capture      a function of tensors, backward included, as a graph
 gpt2         GPT-2's forward, loss, backward, clipping and update
 interpret    a rank runs its part of a partitioned program
+run_staged   a rank runs its stage
 products     matrix products on grids of ranks: 1-D, SUMMA, 2.5-D
 """

@@ -5,6 +5,7 @@ give zero for what lies elsewhere; numbers made from their place are made for th
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -52,13 +53,32 @@ class Interpreter:
 
         Raises ValueError for an input that is missing.
         """
-        if missing := set(self.program.graph.inputs) - set(inputs):
+        given = (
+            inputs
+            if parts
+            else {n: self.part(n, inputs[n]) for n in self.program.graph.inputs if n in inputs}
+        )
+        values = self.begin(given)
+        self.advance(values)
+        return self.results(values)
+
+    def begin(self, parts: dict[str, torch.Tensor], late: Sequence[str] = ()) -> dict:
+        """All values before the first step; inputs called `late` come afterwards, by `put`."""
+        if missing := set(self.program.graph.inputs) - set(parts) - set(late):
             raise ValueError(f"the program also needs {', '.join(sorted(missing))}.")
-        values = {}
+        values: dict = {}
         for name in self.program.graph.inputs:
-            part = inputs[name] if parts else self.part(name, inputs[name])
-            values[name] = {self.program.layouts[name]: part}
-        for number, step in enumerate(self.program.steps):
+            if name not in late:
+                self.put(values, name, parts[name])
+        return values
+
+    def put(self, values: dict, name: str, part: torch.Tensor) -> None:
+        """Set this rank's part of an input."""
+        values[name] = {self.program.layouts[name]: part}
+
+    def advance(self, values: dict, first: int = 0, last: int | None = None) -> None:
+        """Take the steps first .. last - 1."""
+        for number, step in list(enumerate(self.program.steps))[first:last]:
             if isinstance(step, Change):
                 self._change(step, values)
             else:
@@ -66,6 +86,9 @@ class Interpreter:
                 values[step.node.name] = {step.output: self.call(step, given)}
             for name in self.last.get(number, ()):
                 del values[name]
+
+    def results(self, values: dict) -> dict[str, torch.Tensor]:
+        """This rank's parts of the results."""
         outputs = self.program.graph.outputs
         return {result: values[outputs[result]][at] for result, at in self.program.results.items()}
 

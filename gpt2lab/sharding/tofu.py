@@ -37,10 +37,27 @@ class LinkChain:
                 f"a graph with {len(graph.aliases)} borders and the results {', '.join(list(graph.outputs)[:3])} ... "
                 "is no chain of links. Use captured_gpt2(config, rows, length) without a recipe."
             )
-        self.graph, number = _with_crossings(graph)
-        self.count = 1 + max(number.values())
-        self.links = [_link(self.graph, number, n) for n in range(self.count)]
+        self.graph, self.number = _with_crossings(graph)
+        self.count = 1 + max(self.number.values())
+        self.links = [self.between_links(n, n + 1) for n in range(self.count)]
         self.known = {}
+
+    def between_links(self, first: int, last: int) -> Graph:
+        """The operators of the links first .. last - 1 as a graph of its own."""
+        return _links(self.graph, self.number, range(first, last))
+
+    def marks(self, link: int, choice: Choice, mesh: Mesh) -> dict[str, Mark]:
+        """The marks of a link's inputs and borders.
+
+        Raises ValueError where a tensor is too short for them.
+        """
+        marks = _marks(self.links[link], choice, mesh)
+        if marks is None:
+            raise ValueError(
+                f"link {link} cannot be cut along {' and '.join(filter(None, choice))} on {dict(mesh)}: a tensor is "
+                "too short. Use fewer ranks for it, or cut it along another dimension."
+            )
+        return marks
 
     def choices(self, link: int, before: Choice, mesh: Mesh) -> list[Choice]:
         """What one link can be cut along by the last axis of the mesh, when earlier axes cut it as `before`."""
@@ -154,9 +171,9 @@ def beyond(value: str) -> str:
     return f"{value} beyond"
 
 
-def _link(graph: Graph, number: dict[str, int], n: int) -> Graph:
-    """The operators of one link as a graph of its own."""
-    own = [name for name, of in number.items() if of == n and name not in set(map(beyond, number))]
+def _links(graph: Graph, number: dict[str, int], links: range) -> Graph:
+    came = {beyond(value) for value, of in number.items() if of not in links}
+    own = [name for name, of in number.items() if of in links and name not in came]
     todo, members = own[:], set(own)
     while todo:
         for value in graph.nodes[todo.pop()].inputs:

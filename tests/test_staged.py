@@ -1,0 +1,243 @@
+"""Stages on meshes of unlike shape, cut in unlike ways, on live ranks: equal to serial, bytes as predicted."""
+
+import random
+from functools import cache
+
+import pytest
+import torch
+
+from gpt2lab.machine.links import Link, Network
+from gpt2lab.model import GPT2, GPT2Config
+from gpt2lab.planner.alpa import clustered, scattered
+from gpt2lab.planner.cuts import Assignment, ChainProblem, gpt2_cuts
+from gpt2lab.planner.execute import stages_of, uniform
+from gpt2lab.planner.problem import Cluster, Device
+from gpt2lab.planner.search import PLANNERS
+from gpt2lab.ranks import comm
+from gpt2lab.reference import example_batch, example_weights
+from gpt2lab.sharding.crossing import Crossing, Side
+from gpt2lab.sharding.gpt2 import captured_gpt2
+from gpt2lab.sharding.layout import layouts
+from gpt2lab.sharding.reshard import shard
+from gpt2lab.sharding.run_staged import StageRunner
+from gpt2lab.sharding.staged import CutStage, Staged
+from gpt2lab.sharding.tofu import LinkChain
+
+CONFIG = GPT2Config(vocab_size=37, n_positions=16, n_layer=2, n_head=4, n_embd=24)
+ROWS, LENGTH = 7, 11
+
+
+@cache
+def chain():
+    return LinkChain(captured_gpt2(CONFIG, ROWS, LENGTH))
+
+
+@cache
+def batches(micros):
+    whole = example_batch(CONFIG, ROWS * micros, LENGTH)
+    pairs = zip(whole.tokens.split(ROWS), whole.targets.split(ROWS), strict=True)
+    return [{"tokens": t, "targets": g} for t, g in pairs]
+
+
+@cache
+def serial(micros):
+    """The summed loss and every gradient of plain PyTorch."""
+    model = GPT2(CONFIG).double()
+    model.load_state_dict(example_weights(CONFIG))
+    loss = sum(model.loss(model(b["tokens"]), b["targets"]) for b in batches(micros))
+    loss.backward()
+    return {"loss": loss.detach()} | {f"grad {n}": p.grad for n, p in model.named_parameters()}
+
+
+def run_stages(rank, world_size, staged, weights, given, want):
+    """(largest relative error, names of results, bytes sent, messages sent) of one rank."""
+    runner = StageRunner(staged)
+    comm.clear_log()
+    found = runner.step(weights, given)
+    sent = sum(e.bytes for e in comm.log), sum(e.messages for e in comm.log)
+    worst, program = 0.0, runner.program
+    for result, part in found.items():
+        node = program.graph.nodes[program.graph.outputs[result]]
+        right = shard(want[result].reshape(node.shape), program.results[result], runner.axes)
+        error = ((part - right.reshape(part.shape)).abs().max() / want[result].abs().max()).item()
+        worst = error if not error <= worst else worst
+    return worst, set(found), *sent
+
+
+def check_staged(pools, staged, micros):
+    ranks = sum(len(stage.ranks) for stage in staged.stages)
+    found = pools[ranks].run(run_stages, staged, example_weights(CONFIG), batches(micros), serial(micros))
+    for rank, (error, _, size, messages) in enumerate(found):
+        assert error <= 1e-10
+        assert (size, messages) == staged.cost(rank, micros)
+    assert set.union(*(names for _, names, _, _ in found)) == set(serial(micros))
+    return found
+
+
+LINE, SQUARE = {"y": 2}, {"x": 2, "y": 2}
+CASES = {
+    "two stages on two ranks": [
+        CutStage(0, ((),) * 3, (0,), {}),
+        CutStage(3, ((),) * 3, (1,), {}),
+    ],
+    "one rank, then two that cut differently": [
+        CutStage(0, ((),) * 2, (2,), {}),
+        CutStage(2, (("batch",), ("seq",), ("ff",), ("vocab",)), (0, 1), LINE),
+    ],
+    "two ranks, two ranks, other cuts": [
+        CutStage(0, (("vocab",), ("seq",), ("ff",)), (0, 1), LINE),
+        CutStage(3, (("batch",), ("ff",), ("batch",)), (2, 3), LINE),
+    ],
+    "three ranks, then one": [
+        CutStage(0, (("batch",), ("seq",), ("batch",), ("",), ("ff",)), (0, 1, 2), {"x": 3}),
+        CutStage(5, ((),), (3,), {}),
+    ],
+    "one stage on a square": [
+        CutStage(
+            0,
+            (
+                ("batch", "vocab"),
+                ("batch", "heads"),
+                ("ff", "ff"),
+                ("seq", "batch"),
+                ("", "ff"),
+                ("seq", "vocab"),
+            ),
+            (0, 1, 2, 3),
+            SQUARE,
+        ),
+    ],
+    "one, two and one": [
+        CutStage(0, ((),), (3,), {}),
+        CutStage(1, (("heads",), ("ff",), ("heads",), ("seq",)), (0, 2), LINE),
+        CutStage(5, ((),), (1,), {}),
+    ],
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_stages_of_any_shape_equal_the_serial_run_and_send_what_is_predicted(pools, name):
+    check_staged(pools, Staged(chain(), CASES[name]), 1 if "square" in name else 3)
+
+
+def problem(memory=float("inf"), layers=6) -> ChainProblem:
+    """The same model on two nodes of two devices with a slow link between, in double precision."""
+    cluster = Cluster(4, Device(1e8, memory, 1e-6), Network(Link(1e-5, 2e6), Link(1e-6, 1e9), 2))
+    operators = clustered(gpt2_cuts(CONFIG, ROWS, LENGTH, 8), layers)
+    cuts = "sample", "attribute"
+    return ChainProblem(operators, cluster, ROWS, LENGTH, CONFIG.n_embd, micros=3, itemsize=8, cuts=cuts)
+
+
+@pytest.mark.parametrize("memory, sizes", [(9e5, [2, 2]), (5e5, [1, 1, 2])])
+def test_the_plan_that_alpa_finds_runs(pools, memory, sizes):
+    """The slow link makes two stages, cut along unlike dimensions; little memory makes stages of unlike shape."""
+    given = problem(memory, layers=4)
+    plan = PLANNERS["Alpa"].plan(given).plan
+    stages = stages_of(given, plan)
+    assert [len(stage.ranks) for stage in stages] == sizes and uniform(given, plan) is None
+    check_staged(pools, Staged(chain(), stages), given.micros)
+
+
+def test_a_plan_by_hand_becomes_stages():
+    given = problem()
+    plan = [Assignment(0, 1)] * 2 + [Assignment(1, 1)] + [Assignment(2, 2, ("whole", "attribute"))] * 3
+    found = stages_of(given, tuple(plan))
+    assert [(s.first, s.ranks, s.mesh) for s in found] == [
+        (0, (0,), {}),
+        (2, (1,), {}),
+        (3, (2, 3), {"y": 2}),
+    ]
+    assert found[2].choices == (("seq",),) * 3
+    names = stages_of(given, (Assignment(0, 4, ("sample", "parameter")),) * 6)[0].choices
+    assert names == tuple(("batch", name) for name in ("vocab", "heads", "ff", "heads", "ff", "vocab"))
+
+
+UNIFORM = {
+    "dp=2,tp=2": Assignment(0, 4, ("sample", "parameter")),
+    "dp=4": Assignment(0, 4, ("sample", "sample")),
+    "cp=2,tp=2": Assignment(0, 4, ("attribute", "parameter")),
+    "serial": Assignment(0, 1),
+}
+
+
+@pytest.mark.parametrize("text", UNIFORM)
+def test_a_uniform_plan_is_told_as_text(text):
+    given = problem()
+    assert uniform(given, (UNIFORM[text],) * 6) == text
+    assert uniform(given, (*(UNIFORM[text],) * 5, Assignment(0, 4, ("whole", "sample")))) is None
+    halves = [Assignment(2 * (n > 2), 2, ("whole", "parameter")) for n in range(6)]
+    assert uniform(given, tuple(halves)) == "pp=2,tp=2,micro=3"
+
+
+def test_every_place_receives_each_box_once_and_only_boxes_that_overlap_are_sent():
+    draw, shape = random.Random(2), (5, 7)
+    every = layouts(2, "xy", ())
+    for _ in range(60):
+        sides = [Side(ranks, SQUARE, draw.choice(every)) for ranks in (range(4), range(4, 8))]
+        crossing = Crossing(shape, 8, *sides, scatter=draw.random() < 0.5)
+        wants = crossing.arrival.boxes(shape)
+        came = {rank: torch.zeros(shape, dtype=torch.long) for rank in wants}
+        for source, to, piece in crossing.pieces():
+            where = tuple(slice(*one) for one in piece)
+            came[to][where] += 1
+            has = sides[0].boxes(shape)[source]
+            assert all(a >= c and b <= d for (a, b), (c, d) in zip(piece, has, strict=True))
+        for rank, box in wants.items():
+            where = tuple(slice(*one) for one in box)
+            assert came[rank][where].eq(1).all() and came[rank].sum() == came[rank][where].numel()
+
+
+def test_scattering_sends_each_number_once_over_the_border():
+    whole, cut = layouts(2, "y", ())[:2]
+    sides = Side((0, 1), LINE, cut), Side((2, 3), LINE, whole)
+    border = lambda crossing: [crossing.cost(rank)[0] for rank in range(2)]
+    once, twice = (Crossing((6, 4), 8, *sides, scatter) for scatter in (True, False))
+    assert sum(border(once)) == 6 * 4 * 8 and sum(border(twice)) == 2 * 6 * 4 * 8
+    assert [once.cost(rank) for rank in (2, 3)] == [(6 * 4 * 8 // 2, 1)] * 2
+    assert [twice.cost(rank) for rank in (2, 3)] == [(0, 0)] * 2
+
+
+def test_without_scattering_the_run_is_the_same_and_its_border_dearer(pools):
+    stages = [
+        CutStage(0, (("vocab",), ("seq",), ("ff",)), (0, 1), LINE),
+        CutStage(3, (("heads",), ("ff",), ("vocab",)), (2, 3), LINE),
+    ]
+    once, twice = (Staged(chain(), stages, scatter) for scatter in (True, False))
+    check_staged(pools, twice, 2)
+    forward = lambda staged: sum(
+        p.crossing.cost(r)[0] for p in staged.passed if p.kind == "F" for r in (0, 1)
+    )
+    assert 2 * forward(once) == forward(twice)
+
+
+BAD = {
+    "link 1, but link 0 comes next": [CutStage(1, ((),) * 5, (0,), {})],
+    "the chain has 6 links. Add a stage": [CutStage(0, ((),) * 5, (0,), {})],
+    "has 1 ranks, but its mesh .* has 2": [CutStage(0, (("batch",),) * 6, (0,), LINE)],
+    "Rank 0 belongs to two stages": [CutStage(0, ((),) * 3, (0,), {}), CutStage(3, ((),) * 3, (0,), {})],
+    "link 1 cannot be cut along heads": [
+        CutStage(0, (("",), ("heads",), *((("",),) * 4)), tuple(range(5)), {"y": 5})
+    ],
+}
+
+
+@pytest.mark.parametrize("says", BAD)
+def test_stages_that_cannot_be_get_a_sentence(says):
+    with pytest.raises(ValueError, match=says):
+        Staged(chain(), BAD[says])
+
+
+def test_sums_of_gradients_become_scatters_and_gathers_of_the_same_bytes(pools):
+    """Alpa's rewrite on data parallelism: every gradient ends cut, the reduce-scatters run, gathers follow."""
+    staged = Staged(chain(), [CutStage(0, (("batch",),) * 6, (0, 1), LINE)])
+    program, gathers = scattered(staged.programs[0])
+    kinds = {kind for kind, _, value in program.changes() if value in map(program.graph.outputs.get, gathers)}
+    summed = {f"grad {n}" for n in example_weights(CONFIG)} - {
+        "grad wpe.weight"
+    }  # it is padded after its sum
+    assert set(gathers) == summed and kinds == {"reduce-scatter"}
+    gathered = sum(way.total(LINE, 8)[0] for way in gathers.values())
+    total = lambda program: sum(program.cost({"y": n})[0] for n in range(2))
+    assert total(program) + gathered == total(staged.programs[0])
+    staged.programs[0] = program
+    check_staged(pools, staged, 1)
