@@ -1,10 +1,19 @@
 """How often to save: lives of jobs add up, Young's interval is best, the figures show what they are given."""
 
+import math
 import random
 
 import pytest
 
-from gpt2lab.planner.failures import Phase, best_interval, life, share_lost
+from gpt2lab.planner.failures import (
+    Job,
+    Phase,
+    best_interval,
+    daly_interval,
+    goodput,
+    life,
+    share_lost,
+)
 from gpt2lab.plots import faults as plots
 
 
@@ -69,3 +78,59 @@ def test_figures_of_faults_show_what_they_are_given():
     lost = plots.time_lost({"x": ([1, 2], [0.1, 0.2])}, {"x": ([1], [0.3])}, {"x": 1.5}).axes[0]
     assert [list(line.get_ydata()) for line in lost.lines[:2]] == [[10, 20], [30]]
     assert list(lost.lines[2].get_xdata()) == [1.5, 1.5]
+
+
+CALM = Job(1000, 1e9, 24.0, 0.01, 0.1, 1.0)
+LLAMA = Job(2048, 54 * 24 / 419 * 2048, 12.0, 1 / 60, 0.25, best_interval(1 / 60, 54 * 24 / 419))
+
+
+def test_without_failures_only_saves_are_lost():
+    for policy in ("wait", "hot spare", "elastic"):
+        assert goodput(CALM, policy, 1010.0) == pytest.approx(1 / 1.01, rel=1e-3)
+
+
+def test_with_a_spare_at_once_goodput_is_the_expected_one():
+    """3.1 hours between failures, as on 16,384 GPUs; Daly 2006, equation 13, without failures in a restart."""
+    m, t = LLAMA.failures, LLAMA.interval
+    said = t / ((m + LLAMA.restart) * (math.exp((t + LLAMA.save) / m) - 1))
+    seen = [goodput(LLAMA, "hot spare", 2000.0, spares=1000, seed=s) for s in range(8)]
+    assert sum(seen) / 8 == pytest.approx(said, abs=0.005) and 0.8 < said < 0.9
+    assert said == pytest.approx(1 / (1 + share_lost(t, LLAMA.save, m, LLAMA.restart)), abs=0.02)
+
+
+def test_waiting_for_repairs_loses_most_and_few_spares_are_enough():
+    found = {
+        name: goodput(LLAMA, policy, 5000.0, spares)
+        for name, policy, spares in (
+            ("wait", "wait", 0),
+            ("one", "hot spare", 1),
+            ("ten", "hot spare", 10),
+            ("many", "hot spare", 100),
+            ("elastic", "elastic", 0),
+        )
+    }
+    assert found["wait"] < found["one"] < found["ten"] <= found["many"] + 0.005
+    assert found["wait"] == pytest.approx(3.09 / (3.09 + 12.25) * 0.86, rel=0.1)
+    assert found["wait"] < found["elastic"] < found["many"]
+
+
+def test_an_elastic_job_of_two_works_at_half_speed_while_one_is_away():
+    two = Job(2, 200.0, 50.0, 1e-9, 0.0, 0.01)
+    assert goodput(two, "elastic", 200_000.0) == pytest.approx(200 / 250, abs=0.02)
+
+
+def test_dalys_interval_is_youngs_where_failures_are_rare_and_shorter_by_a_save_at_least_where_not():
+    assert daly_interval(1, 1e8) == pytest.approx(best_interval(1, 1e8), rel=1e-3)
+    assert daly_interval(10, 3) == 3
+    lost = lambda t: (
+        3.0 * math.exp(0.1 / 3) * (math.exp((t + 0.5) / 3) - 1) / t
+    )  # Daly 2006, equation 20, M = 3
+    found = daly_interval(0.5, 3.0)
+    assert lost(found) < lost(best_interval(0.5, 3.0)) and lost(found) < 1.001 * min(
+        lost(0.01 * i) for i in range(1, 900)
+    )
+
+
+def test_a_policy_that_is_not_there_is_refused():
+    with pytest.raises(ValueError, match="No policy is called 'hope'. Use one of: wait, hot spare, elastic"):
+        goodput(CALM, "hope", 1.0)

@@ -9,6 +9,7 @@ fit           alpha and beta from measured times, with their uncertainty
 metrics       speed-up, efficiency, Amdahl, Karp-Flatt
 failures      expected time lost to failures, and how often to save
 problem       GPT-2 as a graph of operators, and clusters of devices
+scale         collectives on thousands of ranks: machines, rails, a spine
 events        a clock for jobs on devices and messages on links that they share
 placement     which device runs which operator: bounds, list scheduling, branch and bound
 reinforce     the same, learned

@@ -1,9 +1,12 @@
-"""How often to save: the time that saves, failures and repeated work cost a long job, in any one unit of time.
+"""How often to save, and what to do without a machine: what failures cost a long job, in any one unit of time.
 
-Young 1974, "A first order approximation to the optimum checkpoint interval".
+Young 1974, "A first order approximation to the optimum checkpoint interval"; Daly 2006, "A higher order estimate of
+the optimum checkpoint interval for restart dumps".
 """
 
+import heapq
 import math
+import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -25,6 +28,12 @@ class Phase:
 def best_interval(save: float, failures: float) -> float:
     """The time between two saves that loses least, if a save takes `save` and a failure comes every `failures`."""
     return math.sqrt(2 * save * failures)
+
+
+def daly_interval(save: float, failures: float) -> float:
+    """The same to higher order, for failures that are not rare; no longer than the time between two failures."""
+    x = save / (2 * failures)
+    return failures if x >= 1 else math.sqrt(2 * save * failures) * (1 + math.sqrt(x) / 3 + x / 9) - save
 
 
 def share_lost(interval: float, save: float, failures: float, restart: float = 0.0) -> float:
@@ -53,3 +62,58 @@ def life(interval: float, save: float, restart: float, failures: Sequence[float]
         spans += [Phase("work", now, worked), Phase("save", worked, saved)]
         now, done = saved, done + step
     return [s for s in spans if s.length]
+
+
+POLICIES = "wait", "hot spare", "elastic"
+
+
+@dataclass(frozen=True)
+class Job:
+    """`machines` that each fail once in `each` on average and come back after `repair`; what saves and starts take."""
+
+    machines: int
+    each: float
+    repair: float
+    save: float
+    restart: float
+    interval: float
+
+    @property
+    def failures(self) -> float:
+        """The time between two failures of any of them."""
+        return self.each / self.machines
+
+
+def goodput(job: Job, policy: str, length: float, spares: int = 0, seed: int = 0) -> float:
+    """Work that is kept in a simulated time, over what all machines do in it without saves and failures.
+
+    "wait" stands still until the broken machine is back; "hot spare" puts in one of `spares`, and waits where none is
+    left; "elastic" goes on with the machines that are left, and takes one in again when it is back. Nothing fails while
+    all start.
+    """
+    if policy not in POLICIES:
+        raise ValueError(f"No policy is called {policy!r}. Use one of: {', '.join(POLICIES)}.")
+    dice, now, kept, broken = random.Random(seed), 0.0, 0.0, []  # when each broken machine will be back
+    spares = spares if policy == "hot spare" else 0
+    while now < length:
+        while broken and broken[0] <= now:
+            heapq.heappop(broken)
+        up = job.machines - max(0, len(broken) - spares)
+        if up < job.machines and (policy != "elastic" or not up):
+            now = broken[0] + job.restart
+            continue
+        back = broken[0] if broken and policy == "elastic" else math.inf
+        hit = now + dice.expovariate(up / job.each)
+        end = min(hit, length, back)
+        kept += up / job.machines * _kept(job, end - now, end == hit)
+        now = end + job.restart * (end == back or end == hit and policy != "wait")
+        if end == hit:
+            heapq.heappush(broken, hit + job.repair)
+    return kept / length
+
+
+def _kept(job: Job, time: float, lost: bool) -> float:
+    """The work that is kept of a stretch of time: up to its last save, or all of it where it ends with one."""
+    whole = math.floor(time / (job.interval + job.save))
+    rest = time - whole * (job.interval + job.save)
+    return whole * job.interval + (0.0 if lost else max(0.0, min(rest, job.interval) - job.save * (rest > 0)))
