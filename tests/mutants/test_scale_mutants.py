@@ -1,4 +1,4 @@
-"""Bugs in what is simulated at scale: each is noticed by a closed form, by live ranks' counts, or by the exact clock."""
+"""Bugs in what is simulated at scale: noticed by a closed form, by live ranks' counts, or by the exact clock."""
 
 import math
 
