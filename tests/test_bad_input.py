@@ -21,6 +21,8 @@ from gpt2lab.parallel.accumulate import Accumulate
 from gpt2lab.plan import Plan
 from gpt2lab.processes import launchers
 from gpt2lab.processes.launch import Ranks
+from gpt2lab.ranks import comm
+from gpt2lab.ranks.mesh import Axis
 from gpt2lab.reference import CONFIG
 from gpt2lab.run import Options, _append, read_log
 from gpt2lab.storage import huggingface
@@ -233,3 +235,72 @@ def test_an_evaluation_of_nothing_and_a_rate_that_cannot_be_are_refused():
         Recipe(warmup=6, decay_steps=5)
     with pytest.raises(ValueError, match="clip = -1"):
         Recipe(clip=-1)
+
+
+PAIR, X = Axis("dp", (0, 1), 0), torch.ones(4)
+CALLS = {
+    "root=9 is no position on axis 'dp'. Use 0 to 1.": [
+        lambda: comm.broadcast(X, PAIR, 9),
+        lambda: comm.reduce(X, PAIR, root=9),
+        lambda: comm.scatter(X, PAIR, 0, 9),
+        lambda: comm.gather(X, PAIR, root=9),
+    ],
+    "root='a' is no position": [lambda: comm.broadcast(X, PAIR, "a")],
+    "to=9 is no position": [lambda: comm.isend(X, PAIR, 9), lambda: comm.send(X, PAIR, 9)],
+    "to=None is no position": [lambda: comm.isend(X, PAIR, None)],
+    "source=-3 is no position": [lambda: comm.irecv(X, PAIR, -3), lambda: comm.recv(X, PAIR, -3)],
+    "is a float, not a tensor. Use torch.tensor": [
+        lambda: comm.all_reduce(3.0, PAIR),
+        lambda: comm.all_gather(3.0, PAIR),
+        lambda: comm.gather_replicated(3.0, PAIR),
+        lambda: comm.reduce_scatter(3.0, PAIR),
+        lambda: comm.scatter_to(3.0, PAIR),
+        lambda: comm.gather_flat(3.0, PAIR),
+        lambda: comm.reduce_scatter_flat(3.0, PAIR),
+        lambda: comm.copy_to(3.0, PAIR),
+        lambda: comm.reduce_from(3.0, PAIR),
+        lambda: comm.ring_shift(3.0, PAIR),
+        lambda: comm.send(3.0, PAIR, 1),
+        lambda: comm.recv(3.0, PAIR, 1),
+    ],
+    "its parts are no tensors. Use 2": [lambda: comm.all_to_all([1.0, 2.0], PAIR)],
+    "parts are of torch.float32 and torch.float64": [lambda: comm.all_to_all([X, X.double()], PAIR)],
+    "Pass one part per rank": [
+        lambda: comm.all_to_all([X], PAIR),
+        lambda: comm.all_to_all([X, X], PAIR, [(4,)]),
+    ],
+    "is a str, not an axis. Use one of a mesh": [
+        lambda: comm.all_reduce(X, "dp"),
+        lambda: comm.barrier("dp"),
+        lambda: comm.all_to_all([X, X], "dp"),
+    ],
+    "dim=4 is no dimension of a tensor of shape (4,). Use 0 to 0.": [
+        lambda: comm.all_gather(X, PAIR, 4),
+        lambda: comm.reduce_scatter(X, PAIR, 4),
+        lambda: comm.scatter_to(X, PAIR, dim=4),
+    ],
+    "shape (). Use x.view(1).": [lambda: comm.all_gather(torch.tensor(1.0), PAIR)],
+    "do not cut length 4 into 2 parts": [
+        lambda: comm.scatter(X, PAIR, sizes=[1, 1]),
+        lambda: comm.scatter_to(X, PAIR, 0, [1, 1]),
+        lambda: comm.reduce_scatter(X, PAIR, 0, [4]),
+    ],
+    "do not fit length 4 on 2 ranks. Use one length": [
+        lambda: comm.reduce_scatter(X, PAIR, 0, [5, -1]),
+    ],
+    "rank 0 of 2 holds 4 along dim 0, but sizes=[4]": [
+        lambda: comm.gather(X, PAIR, sizes=[4]),
+        lambda: comm.all_gather(X, PAIR, sizes=[4]),
+    ],
+    "to=0.5 is no position": [lambda: comm.ring_shift(X, PAIR, 0.5)],
+    "Send numbers, strings, tensors": [lambda: comm.gather_objects(lambda: 1, PAIR)],
+}
+
+
+@pytest.mark.parametrize("words", CALLS)
+def test_a_call_between_ranks_says_what_was_wrong_with_its_arguments(words):
+    for call in CALLS[words]:
+        with pytest.raises(ValueError, match=re.escape(words)):
+            call()
+    with pytest.raises(TypeError, match="missing 1 required positional argument: 'axis'"):
+        comm.all_reduce(X)

@@ -65,25 +65,27 @@ def states(board: Board, ranks, returned, now: float, pool=None) -> dict[int, st
     """What each rank is doing, in words: its call, how long it has waited, and for which ranks.
 
     `returned` are the ranks that have returned already. With a `pool`, the text also says at which line a rank outside
-    any call is, and whether a rank inside a call is stopped by a signal.
+    any call is, and whether a rank inside a call is stopped by a signal or does something else than wait.
     """
     entries = {rank: board.read(rank) for rank in ranks}
-    absent = {  # read before any stack is requested: the signal that requests it may interrupt a sleep
+    absent = {
         rank: [str(p) for p in entry.peers if p != rank and not _has_come(board, entries[p], entry)]
         for rank, entry in entries.items()
     }
-    return {r: _state(e, absent[r], r in returned, now, pool) for r, e in entries.items()}
+    # Both before a rank outside all calls is asked for its stack: that signal may end a sleep, and much may follow.
+    inside = {r: pool.inside(r) for r, e in entries.items() if pool and e.since and r not in returned}
+    return {r: _state(e, absent[r], inside.get(r), r in returned, now, pool) for r, e in entries.items()}
 
 
-def _state(entry: Activity, absent: list[str], returned: bool, now: float, pool) -> str:
+def _state(entry: Activity, absent: list[str], inside: str | None, returned: bool, now: float, pool) -> str:
     call = f"{entry.op} #{entry.number} on axis {entry.axis!r}"
     if returned:
         return "has returned from the function already"
     if entry.since:
         ranks = f" for rank{'s' if len(absent) > 1 else ''} {', '.join(absent)}" if absent else ""
         call = f"{call} {entry.detail}".rstrip()
-        if pool and (stopped := pool.stopped(entry.rank)):
-            return f"{stopped}, in {call}; {with_source(entry.where)}"
+        if inside:
+            return f"{inside}, in {call}; {with_source(entry.where)}"
         return f"waits {now - entry.since:.1f} s in {call}{ranks}; {with_source(entry.where)}"
     where = f": it {pool.stack(entry.rank)}" if pool else ""
     return f"is in no communication call{f' (last {call})' if entry.op else ''}{where}"

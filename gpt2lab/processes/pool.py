@@ -5,6 +5,7 @@ import errno
 import multiprocessing
 import multiprocessing.util
 import os
+import re
 import shutil
 import signal
 import sys
@@ -25,6 +26,9 @@ _starting = threading.Lock()
 LONGEST_LINE = 1_000_000  # bytes of a printed line that are shown
 MOST_PRINTED = 10_000_000  # bytes that a rank may print in one job; more would take minutes to show
 RESERVE = 1 << 16  # bytes that ranks will write into the private folder later: store, stacks
+WAITS = re.compile(  # where the innermost line of a rank is that waits in a call
+    r"(transport/\w+|ranks/(call|paced|collectives)|threading|torch/distributed/\w+)\.py"
+)
 FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -136,8 +140,8 @@ class Pool:
         (self.folder / f"job.{self.jobs - 1}").unlink(missing_ok=True)
 
     def alive(self) -> bool:
-        """Whether every rank is alive."""
-        return all(member.process.is_alive() for member in self.members)
+        """Whether every rank is alive, and the folder that they share is there."""
+        return self.folder.exists() and all(member.process.is_alive() for member in self.members)
 
     def kill(self) -> None:
         """End every rank, wait until it is gone, close every descriptor and delete the folder.
@@ -179,27 +183,36 @@ class Pool:
         """Where a rank without progress is now: `is stopped (SIGSTOP)` or a line of its Python stack."""
         if stopped := self.stopped(rank):
             return stopped
-        pid = self.members[rank].process.pid
-        if not hasattr(signal, "SIGUSR1") or rank not in self.up:
-            return "is still starting" if rank not in self.up else "is busy"
-        try:
-            frames = _frames(self.folder / f"stack.{rank}", pid)
-        except OSError:  # the rank has ended, or its folder was deleted
-            frames = []
+        if rank not in self.up:
+            return "is still starting"
+        frames = self._frames(rank)
         return f"is at {with_source(own_frame(frames))}" if frames else "is busy and shows no Python stack"
 
+    def inside(self, rank: int) -> str:
+        """What a rank in a call does there, as `is stopped (SIGSTOP)`; empty where it only waits."""
+        if stopped := self.stopped(rank):
+            return stopped
+        frames = self._frames(rank)
+        return f"hangs at {with_source(own_frame(frames))}" if frames and not WAITS.search(frames[0]) else ""
 
-def _frames(path: Path, pid: int) -> list[str]:
-    """The lines of the Python stack that a process writes to a file when it is asked to."""
-    seen = path.stat().st_size
-    os.kill(pid, signal.SIGUSR1)
-    deadline = time.monotonic() + 0.5
-    while path.stat().st_size == seen and time.monotonic() < deadline:
-        time.sleep(0.01)
-    time.sleep(0.02)
-    with open(path) as file:
-        file.seek(seen)
-        return [line.strip() for line in file if line.strip().startswith("File")]
+    def _frames(self, rank: int) -> list[str]:
+        """The lines of the Python stack that a rank writes to a file when it is asked to, the innermost first."""
+        path = self.folder / f"stack.{rank}"
+        try:
+            seen = path.stat().st_size
+            os.kill(self.members[rank].process.pid, signal.SIGUSR1)
+            deadline = time.monotonic() + 0.5
+            while path.stat().st_size == seen and time.monotonic() < deadline:
+                time.sleep(0.01)
+            time.sleep(0.02)
+            with open(path) as file:
+                file.seek(seen)
+                return [line.strip() for line in file if line.strip().startswith("File")]
+        except (
+            OSError,
+            AttributeError,
+        ):  # the rank has ended, its folder was deleted, or there is no such signal
+            return []
 
 
 @contextlib.contextmanager

@@ -236,6 +236,11 @@ class Watch:
         if culprit is None:
             stopped = [rank for rank, state in states.items() if state.startswith("is stopped")]
             culprit = min(stopped or others or waiting)
+        if not self.pool.folder.exists():
+            lines.append(
+                f"  (Their private folder {self.pool.folder}, in which they meet, has been deleted.)"
+            )
+            culprit = culprit if waiting else None
         ranks, cores = len(states), os.cpu_count() or 1
         if ranks > cores:
             lines.append(

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 from . import paced, traffic
+from .arguments import explained
 from .buffers import byte_size, byte_sizes, fresh, no_graph, padded, ranked, unranked
 from .call import Call, Done, finished, perform, shape_and_dtype
 from .mesh import Axis
@@ -20,6 +21,7 @@ Sizes = Sequence[int] | None
 REDUCE = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
 
 
+@explained
 def all_reduce(x: torch.Tensor, axis: Axis, op: str = "sum", async_op: bool = False, own: bool = False):
     """The sum (max, min) over the axis, on every rank.
 
@@ -44,6 +46,7 @@ def all_reduce(x: torch.Tensor, axis: Axis, op: str = "sum", async_op: bool = Fa
     return perform(call, start, result, async_op, back if compared else None)
 
 
+@explained
 def gather_flat(shard: torch.Tensor, axis: Axis, async_op: bool = False, out: torch.Tensor | None = None):
     """All ranks' shards (s,) of equal length as one (n s,). Bytes per rank: (n-1)/n S."""
     if axis.size == 1:
@@ -56,6 +59,7 @@ def gather_flat(shard: torch.Tensor, axis: Axis, async_op: bool = False, out: to
     return perform(call, start, out, async_op)
 
 
+@explained
 def reduce_scatter_flat(x: torch.Tensor, axis: Axis, async_op: bool = False, what: str = "flat"):
     """The sum over the axis of x (n s,); each rank gets its (s,). `what` names x in errors. Bytes: (n-1)/n S."""
     if axis.size == 1:
@@ -75,10 +79,7 @@ def all_gather(x, axis: Axis, dim: int = 0, sizes: Sizes = None, async_op: bool 
     """All ranks' shards joined along dim; `sizes` are their lengths where they differ. Bytes: S - c_(r+1)."""
     if axis.size == 1:
         return finished(x, async_op)
-    sizes = list(sizes or [x.size(dim)] * axis.size)
-    if len(sizes) != axis.size or sizes[axis.rank] != x.size(dim):
-        here = f"rank {axis.rank} of {axis.size} holds {x.size(dim)}"
-        raise ValueError(f"all_gather: {here} along dim {dim}, but sizes={sizes}.")
+    sizes = _shards("all_gather", x, axis, dim, sizes)
     mine = padded(x.detach().movedim(dim, 0), max(sizes))
     parts = [torch.empty_like(mine) for _ in sizes]
     cost = traffic.all_gather_cost(byte_sizes(x, sizes, dim), axis.rank)
@@ -92,11 +93,7 @@ def reduce_scatter(x, axis: Axis, dim: int = 0, sizes: Sizes = None, async_op: b
     """The sum over the axis, of which each rank keeps its chunk along dim. Bytes per rank: S - c_r."""
     if axis.size == 1:
         return finished(x, async_op)
-    sizes = list(sizes or split_sizes(x.size(dim), axis.size))
-    if len(sizes) != axis.size or sum(sizes) != x.size(dim):
-        raise ValueError(
-            f"reduce_scatter: sizes={sizes} do not cut length {x.size(dim)} into {axis.size} parts, one per rank."
-        )
+    sizes = _chunks("reduce_scatter", x, axis, dim, sizes)
     parts = [p.contiguous() for p in x.detach().movedim(dim, 0).split(sizes)]
     result = torch.empty_like(parts[axis.rank])
     cost = traffic.reduce_scatter_cost(byte_sizes(x, sizes, dim), axis.rank)
@@ -109,7 +106,25 @@ def keep_mine(x, axis: Axis, dim: int = 0, sizes: Sizes = None):
     """This rank's chunk of a tensor that every rank has. No bytes."""
     if axis.size == 1:
         return x
-    return x.split(list(sizes or split_sizes(x.size(dim), axis.size)), dim)[axis.rank].contiguous()
+    return x.split(_chunks("scatter_to", x, axis, dim, sizes), dim)[axis.rank].contiguous()
+
+
+def _shards(op: str, x, axis: Axis, dim: int, sizes: Sizes) -> list[int]:
+    """The lengths of the ranks' shards along dim; ValueError if they are not one per rank, of which x has mine."""
+    sizes = list(sizes or [x.size(dim)] * axis.size)
+    if len(sizes) != axis.size or sizes[axis.rank] != x.size(dim):
+        here = f"rank {axis.rank} of {axis.size} holds {x.size(dim)}"
+        raise ValueError(f"{op}: {here} along dim {dim}, but sizes={sizes}.")
+    return sizes
+
+
+def _chunks(op: str, x, axis: Axis, dim: int, sizes: Sizes) -> list[int]:
+    """The lengths of the ranks' chunks of x along dim; ValueError if they do not fill it."""
+    sizes = list(sizes or split_sizes(x.size(dim), axis.size))
+    if len(sizes) != axis.size or sum(sizes) != x.size(dim):
+        parts = f"{axis.size} parts, one per rank"
+        raise ValueError(f"{op}: sizes={sizes} do not cut length {x.size(dim)} into {parts}.")
+    return sizes
 
 
 def broadcast(x: torch.Tensor, axis: Axis, root: int = 0, async_op: bool = False):
@@ -144,7 +159,7 @@ def scatter(x, axis: Axis, dim: int = 0, root: int = 0, sizes: Sizes = None, asy
     """The root's tensor cut along dim, a chunk per rank; the others' x gives the shape. Bytes: root S - c_root."""
     if axis.size == 1:
         return finished(x, async_op)
-    sizes = list(sizes or split_sizes(x.size(dim), axis.size))
+    sizes = _chunks("scatter", x, axis, dim, sizes)
     like = x.detach().movedim(dim, 0)
     chunk = like.new_empty(max(sizes), *like.shape[1:])
     mine = axis.rank == root
@@ -164,7 +179,7 @@ def gather(x, axis: Axis, dim: int = 0, root: int = 0, sizes: Sizes = None, asyn
     """
     if axis.size == 1:
         return finished(x, async_op)
-    sizes = list(sizes or [x.size(dim)] * axis.size)
+    sizes = _shards("gather", x, axis, dim, sizes)
     mine = padded(x.detach().movedim(dim, 0), max(sizes))
     parts = [torch.empty_like(mine) for _ in sizes] if axis.rank == root else None
     chunks = byte_sizes(x, sizes, dim)
@@ -185,9 +200,13 @@ def all_to_all(
     """
     if axis.size == 1:
         return finished(list(parts), async_op)
-    if len(parts) != axis.size:
-        raise ValueError(f"all_to_all: {len(parts)} parts for {axis.size} ranks. Pass one part per rank.")
     shapes = [tuple(s) for s in (shapes or [p.shape for p in parts])]
+    if not len(parts) == len(shapes) == axis.size:
+        raise ValueError(f"all_to_all: {len(parts)} parts for {axis.size} ranks. Pass one part per rank.")
+    if len(types := {str(p.dtype) for p in parts}) > 1:
+        raise ValueError(
+            f"all_to_all: the parts are of {' and '.join(sorted(types))}. Pass parts of one type."
+        )
     going, coming = [p.numel() for p in parts], [torch.Size(s).numel() for s in shapes]
     flat = torch.cat([p.detach().reshape(-1) for p in parts])
     result = flat.new_empty(sum(coming))
@@ -202,6 +221,7 @@ def all_to_all(
     return perform(call, start, result, async_op, cut)
 
 
+@explained
 def barrier(axis: Axis, async_op: bool = False):
     """Return when every rank of the axis has arrived."""
     if axis.size == 1:
@@ -210,6 +230,7 @@ def barrier(axis: Axis, async_op: bool = False):
     return perform(call, lambda async_op: dist.barrier(group=axis.group, async_op=async_op), None, async_op)
 
 
+@explained
 def gather_objects(value, axis: Axis) -> list:
     """Every rank's value (picklable), as a list on every rank. For small things: reports, shapes, states."""
     if axis.size == 1:
@@ -221,12 +242,14 @@ def gather_objects(value, axis: Axis) -> list:
     return values
 
 
+@explained
 def isend(x: torch.Tensor, axis: Axis, to: int):
     """Start sending x to the rank at position `to`; returns a Handle. Do not change x before `wait`. Bytes: S."""
     no_graph("isend", x, "send, whose backward receives the gradient")
     return _message("send", x.detach().contiguous(), axis, axis.rank, to, async_op=True)
 
 
+@explained
 def irecv(like: torch.Tensor, axis: Axis, source: int):
     """Start receiving a tensor of the shape and dtype of `like` from position `source`; returns a Handle."""
     empty = torch.empty_like(like, memory_format=torch.contiguous_format, requires_grad=False)

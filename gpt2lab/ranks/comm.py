@@ -14,6 +14,7 @@ import torch
 
 from ..processes.status_board import Mismatch
 from . import collectives as plain
+from .arguments import explained
 from .call import Handle
 from .collectives import all_reduce, barrier, gather_flat, gather_objects, irecv, isend, reduce_scatter_flat
 from .mesh import Axis
@@ -110,7 +111,7 @@ def _pair(name, forward, backward, doc):
         return x if axis.size == 1 else Pair.apply(x, axis, *options)
 
     call.__name__, call.__doc__ = name, doc
-    return call
+    return explained(call)
 
 
 copy_to = _pair("copy_to", _identity, _sum, "Forward: identity. Backward: all-reduce (Megatron's f).")
@@ -125,6 +126,7 @@ _scatter_gather = _pair("scatter", _scatter, _scatter_back, "")
 _gather_scatter = _pair("gather", _gather, _gather_back, "")
 
 
+@explained
 def all_gather(x, axis: Axis, dim: int = 0, sizes: Sequence[int] | None = None):
     """All ranks' shards joined along dim (`sizes`: their lengths, where they differ).
 
@@ -133,6 +135,7 @@ def all_gather(x, axis: Axis, dim: int = 0, sizes: Sequence[int] | None = None):
     return _all_gather(x, axis, dim, sizes or [x.size(dim)] * axis.size)
 
 
+@explained
 def gather_replicated(x, axis: Axis, dim: int = 0, sizes: Sequence[int] | None = None):
     """All ranks' shards joined along dim, for a result that all ranks use identically.
 
@@ -141,26 +144,31 @@ def gather_replicated(x, axis: Axis, dim: int = 0, sizes: Sequence[int] | None =
     return _gather_replicated(x, axis, dim, sizes or [x.size(dim)] * axis.size)
 
 
+@explained
 def reduce_scatter(x, axis: Axis, dim: int = 0, sizes: Sequence[int] | None = None):
     """The sum over the axis, of which each rank keeps its chunk along dim. Backward: all-gather. Bytes: S - c_r."""
     return _reduce_scatter(x, axis, dim, sizes or split_sizes(x.size(dim), axis.size))
 
 
+@explained
 def scatter_to(x, axis: Axis, dim: int = 0, sizes: Sequence[int] | None = None):
     """This rank's chunk along dim of a tensor that is equal on all ranks. Backward: all-gather."""
     return _scatter_to(x, axis, dim, sizes or split_sizes(x.size(dim), axis.size))
 
 
+@explained
 def broadcast(x, axis: Axis, root: int = 0):
     """The root's tensor on every rank; the others' x gives shape and dtype. Backward: reduce to the root. Bytes: S."""
     return _broadcast_sum(x, axis, root)
 
 
+@explained
 def reduce(x, axis: Axis, root: int = 0):
     """The sum over the axis on the rank at position `root`, zeros elsewhere. Backward: broadcast. Bytes: S."""
     return _reduce_copy(x, axis, root)
 
 
+@explained
 def scatter(x, axis: Axis, dim: int = 0, root: int = 0, sizes: Sequence[int] | None = None):
     """The root's tensor cut along dim, a chunk per rank; the others' x gives shape and dtype. Backward: gather.
 
@@ -169,6 +177,7 @@ def scatter(x, axis: Axis, dim: int = 0, root: int = 0, sizes: Sequence[int] | N
     return _scatter_gather(x, axis, dim, root, sizes or split_sizes(x.size(dim), axis.size))
 
 
+@explained
 def gather(x, axis: Axis, dim: int = 0, root: int = 0, sizes: Sequence[int] | None = None):
     """All ranks' shards joined along dim on the root; the others get length 0 along dim. Backward: scatter.
 
@@ -188,6 +197,7 @@ class _AllToAll(torch.autograd.Function):
         return None, None, *plain.all_to_all(grads, ctx.axis, ctx.shapes)
 
 
+@explained
 def all_to_all(parts: Sequence[torch.Tensor], axis: Axis, shapes: Sequence | None = None) -> list:
     """Part p goes to the rank at position p; returns the parts that arrive, of `shapes` (default: those sent).
 

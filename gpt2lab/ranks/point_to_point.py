@@ -6,6 +6,7 @@ The gradient travels in the opposite direction: backward of a send receives, bac
 
 import torch
 
+from .arguments import explained
 from .buffers import no_graph
 from .call import finished
 from .collectives import irecv, isend
@@ -52,6 +53,7 @@ class _Recv(torch.autograd.Function):
         return torch.zeros_like(grad), None, None
 
 
+@explained
 def send(x: torch.Tensor, axis: Axis, to: int) -> torch.Tensor:
     """Send x to the rank at position `to` and wait: two ranks that both send first wait forever. Bytes: S.
 
@@ -60,6 +62,7 @@ def send(x: torch.Tensor, axis: Axis, to: int) -> torch.Tensor:
     return _Send.apply(x, axis, to)
 
 
+@explained
 def recv(like: torch.Tensor, axis: Axis, source: int) -> torch.Tensor:
     """Receive a tensor of the shape and dtype of `like` from the rank at position `source`.
 
@@ -78,6 +81,7 @@ def _shift(x, axis, by, shape, async_op=False):
     return exchange if async_op else exchange.wait()
 
 
+@explained
 def shift(x, axis: Axis, by: int = 1, shape=None, async_op: bool = False):
     """`ring_shift` without a backward."""
     no_graph("shift", x, "ring_shift")
@@ -96,6 +100,7 @@ class _RingShift(torch.autograd.Function):
         return _shift(grad, axis, -by, shape), None, None, None
 
 
+@explained
 def ring_shift(x, axis: Axis, by: int = 1, shape=None):
     """The x of the rank `by` positions before this one on the ring, of `shape` if that differs. Bytes: S.
 

@@ -5,6 +5,7 @@ import ctypes
 import os
 import random
 import re
+import shutil
 import signal
 import sys
 import threading
@@ -14,9 +15,9 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from processes import PATIENCE, promptly, until
+from processes import PATIENCE, needs_backend, promptly, until
 
-from gpt2lab import RankFailed, Ranks, launch
+from gpt2lab import RankFailed, Ranks, launch, transport
 from gpt2lab.processes import status_board
 from gpt2lab.ranks import comm
 from gpt2lab.ranks.mesh import Mesh
@@ -186,6 +187,45 @@ def test_a_rank_that_is_stopped_inside_a_call_is_named_whatever_the_others_do(ca
     assert (error.rank, error.ename) == (1, "TimeoutError")
     said = error.states[1]
     assert re.match(r"is stopped \(SIGSTOP\), process \d+, in all_reduce #2 on axis 'dp'", said), said
+
+
+def hangs_inside(rank, world_size, backend):
+    def all_reduce(*_, **__):
+        time.sleep(1000)  # the culprit
+
+    if rank == 2:  # its call has begun on the board, and no byte has left
+        (transport.moves if backend == "shm" else dist).all_reduce = all_reduce
+    comm.all_reduce(torch.ones(3), Mesh(dp=world_size)["dp"])
+
+
+@pytest.mark.parametrize("backend", ["shm", "gloo"])
+def test_a_rank_that_hangs_inside_a_call_is_named_and_not_those_that_wait_there(backend):
+    needs_backend(backend)
+    error = failure(hangs_inside, backend, ranks=3, timeout=1.5, backend=backend)
+    assert (error.rank, error.ename) == (2, "TimeoutError")
+    assert re.match(r"hangs at .*# the culprit`, in all_reduce #1 on axis 'dp'", error.states[2])
+    assert all(error.states[rank].startswith("waits") for rank in (0, 1))
+
+
+def deletes_the_folder(rank, world_size, folder, again):
+    comm.barrier(Mesh(dp=world_size)["dp"])
+    if rank == 1:
+        shutil.rmtree(next(folder.glob("gpt2lab-*")))
+    comm.barrier(Mesh(dp=world_size)["dp"])
+    return again and dist.new_group([0, 1])
+
+
+def test_a_rank_that_deletes_the_private_folder_is_survived_or_told(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    with Ranks(2, timeout=1.5, echo=False) as pool:
+        assert pool.run(deletes_the_folder, tmp_path, False) == [False] * 2
+        assert pool.run(hang_free) == [2.0] * 2  # on new ranks
+        with pytest.raises(
+            RankFailed, match="Their private folder .*, in which they meet, has been del"
+        ) as told:
+            pool.run(deletes_the_folder, tmp_path, True)
+        assert (told.value.rank, told.value.ename) == (None, "TimeoutError")
+        assert pool.run(hang_free) == [2.0] * 2
 
 
 def test_ranks_that_all_sleep_time_out_and_steady_ranks_do_not():
