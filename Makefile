@@ -10,7 +10,7 @@ PARTS := lint unit,mutants,live+faults,gloo,lessons browser
 TORCH := $(shell sed -n 's/^torch==//p' requirements.txt)
 
 .DEFAULT_GOAL := help
-.PHONY: help lab test test-quick test-all mutants notebooks figures site slides wheel lint clean
+.PHONY: help lab test test-quick test-all test-gpu mutants notebooks figures site slides wheel lint clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1|/p' $(MAKEFILE_LIST) | awk -F'|' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -30,6 +30,10 @@ test-quick: .venv/test.stamp  ## before each commit: lint, unit, one live test a
 
 test-all: .venv/test.stamp .venv-site/stamp  ## the same and the slow tests
 	@SLOW=1 tests/parts.sh $(PARTS)
+
+test-gpu: .venv/test.stamp  ## what needs GPUs: training on them, and NCCL between them
+	@if $(BIN)/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; then tests/parts.sh gpu; \
+	else echo "There is no GPU here that PyTorch can use, so nothing was run."; fi
 
 mutants: .venv/test.stamp  ## only the tests that plant a bug and demand that it is caught
 	@tests/parts.sh mutants

@@ -13,7 +13,7 @@ import torch
 from .corpus.batches import Batches
 from .corpus.shards import Shard, shakespeare
 from .experts.mixture import Experts
-from .machine import fast, speed
+from .machine import fast, speed, timing
 from .model import PRESETS, GPT2Config
 from .plan import Plan, build
 from .ranks import comm
@@ -230,6 +230,7 @@ def _loop(trainer: Trainer, options: Options, folder: Path | None, saver, tell) 
         batches = [train.at(trainer.steps + i) for i in range(_together(trainer, options))]
         first, begin = trainer.steps + 1, time.perf_counter()
         results = trainer.stream(batches) if len(batches) > 1 else [trainer.step(batches[0])]
+        timing.finish_devices()
         seconds = (time.perf_counter() - begin) / len(batches)
         entries = [
             {"step": first + i, "loss": r.loss, "norm": r.norm, "lr": r.lr} for i, r in enumerate(results)

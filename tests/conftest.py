@@ -24,6 +24,7 @@ def pytest_configure(config):
         "live: starts ranks (every test of a file that does)",
         "mutant: plants a bug and demands that it is caught (in tests/mutants, or mutant in its name)",
         "browser: drives a real browser",
+        "gpu: needs a GPU; run by make test-gpu",
     ):
         config.addinivalue_line("markers", line)
 

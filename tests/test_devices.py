@@ -11,6 +11,7 @@ import torch
 from gpt2lab import cli
 from gpt2lab.plan import Plan, build
 from gpt2lab.processes import launchers
+from gpt2lab.processes.launch import Ranks, launch
 from gpt2lab.ranks.mesh import Mesh
 from gpt2lab.reference import CONFIG, example_batch
 from gpt2lab.run import Options
@@ -80,6 +81,7 @@ def test_slurm_says_how_many_ranks_share_a_machine(monkeypatch):
     assert launchers.launched().local_size == 4
 
 
+@pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")
 @pytest.mark.parametrize("plan", ["serial", "recompute=on", "loss=chunked"])
 def test_a_gpu_trains_as_the_cpu_does(plan):
@@ -89,3 +91,30 @@ def test_a_gpu_trains_as_the_cpu_does(plan):
         trainer = Trainer(parallel, Recipe(lr=1e-3))
         losses[device] = [trainer.step(example_batch(CONFIG, 7, 12)).loss for _ in range(5)]
     assert losses["cuda"] == pytest.approx(losses["cpu"], rel=1e-10)
+
+
+def on_a_gpu(rank, world_size, plan):
+    parallel = build(Plan.parse(plan), CONFIG, Mesh(**Plan.parse(plan).axes), torch.float64, device="cuda")
+    trainer = Trainer(parallel, Recipe(lr=1e-3))
+    return [trainer.step(example_batch(CONFIG, 7, 12)).loss for _ in range(5)]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("plan", [plan for plan in PLANS if Plan.parse(plan).world > 1])
+def test_gpus_train_over_nccl_as_one_processor_does(plan):
+    world = Plan.parse(plan).world
+    if torch.cuda.device_count() < world:
+        pytest.skip(f"this plan needs {world} GPUs")
+    serial = Trainer(build(Plan(), CONFIG, Mesh(), torch.float64), Recipe(lr=1e-3))
+    right = [serial.step(example_batch(CONFIG, 7, 12)).loss for _ in range(5)]
+    for found in launch(on_a_gpu, plan, ranks=world, backend="nccl", echo=False, timeout=120):
+        assert found == pytest.approx(right, rel=1e-10)
+
+
+def test_more_ranks_than_gpus_are_refused_in_one_sentence(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    with pytest.raises(
+        ValueError, match="needs a GPU for each of 3 ranks, and PyTorch sees 2 here. Use 'shm'"
+    ):
+        Ranks(3, backend="nccl")

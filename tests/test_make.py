@@ -108,6 +108,7 @@ def test_help_lists_every_target(checkout):
         "test",
         "test-quick",
         "test-all",
+        "test-gpu",
         "notebooks",
         "figures",
         "mutants",

@@ -53,8 +53,9 @@ class Ranks:
         backend = backend or transport.default()
         if backend not in BACKENDS or (backend == transport.NAME and not transport.AVAILABLE):
             raise ValueError(f"backend={backend!r}: use one of {', '.join(BACKENDS)} that this system has.")
-        if backend == "nccl" and not has_gpu():
-            raise ValueError("backend='nccl' needs a GPU, and PyTorch sees none here. Use 'shm' or 'gloo'.")
+        if backend == "nccl" and gpus() < ranks:
+            seen = f"needs a GPU for each of {ranks} ranks, and PyTorch sees {gpus() or 'none'} here"
+            raise ValueError(f"backend='nccl' {seen}. Use 'shm' or 'gloo'.")
         self.size, self.timeout, self.echo, self.backend = int(ranks), float(timeout), echo, backend
         self._pool = None
 
@@ -111,11 +112,11 @@ class Ranks:
         self.close()
 
 
-def has_gpu() -> bool:
-    """Whether PyTorch can use a GPU of this machine."""
+def gpus() -> int:
+    """How many GPUs of this machine PyTorch can use."""
     import torch
 
-    return torch.cuda.is_available()
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0
 
 
 def _pack(fn, args: tuple, kwargs: dict) -> bytes:

@@ -261,9 +261,9 @@ def _message(op: str, x: torch.Tensor, axis: Axis, source: int, to: int, async_o
         raise ValueError(
             f"{op}: position {to} of axis {axis.name!r} is this rank itself. Keep the tensor instead."
         )
-    pair, size = (axis.ranks[source], axis.ranks[to]), byte_size(x)
+    pair, size, way = (axis.ranks[source], axis.ranks[to]), byte_size(x), axis.way(source, to)
     if op == "recv":
-        start = lambda _: dist.irecv(x, pair[0], group=axis.group)
+        start = lambda _: dist.irecv(x, pair[0], group=way)
         return perform(Call(op, axis, shape_and_dtype(x), pair=pair), start, x, async_op)
-    start = lambda _: paced.deliver(*pair, size, lambda: dist.isend(x, pair[1], group=axis.group))
+    start = lambda _: paced.deliver(*pair, size, lambda: dist.isend(x, pair[1], group=way))
     return perform(Call(op, axis, shape_and_dtype(x), size, 1, pair=pair), start, x, async_op)

@@ -22,12 +22,15 @@ class Axis:
     """The ranks along one line of the mesh, as one of them sees it.
 
     `ranks` are global ranks, `rank` is this rank's position among them, `group` torch's process group (None: all).
+    `up` and `down` carry messages to a later and to an earlier position, where one group could not carry both.
     """
 
     name: str = ""
     ranks: tuple[int, ...] = (0,)
     rank: int = 0
     group: object = field(default=None, repr=False, compare=False)
+    up: object = field(default=None, repr=False, compare=False)
+    down: object = field(default=None, repr=False, compare=False)
 
     @property
     def size(self) -> int:
@@ -38,6 +41,10 @@ class Axis:
     def peers(self) -> tuple[int, ...]:
         """The global ranks of the others."""
         return tuple(r for r in self.ranks if r != self.ranks[self.rank])
+
+    def way(self, source: int, to: int):
+        """The group of a message from one position to another."""
+        return (self.up if source < to else self.down) or self.group
 
 
 class Mesh:
@@ -119,19 +126,24 @@ class Mesh:
         All ranks call this together. A line of all ranks shares the world's group, and so its order of messages,
         unless it shall have its `own`.
         """
-        mine = None
-        for line in lines:
-            line = tuple(line)
-            whole = len(line) == self.grid.size
-            if whole and not own or len(line) == 1:
-                group = None
-            else:
-                status_board.enter("new_group", name, [r for r in line if r != self.rank], 0)
-                group = dist.new_group(line, timeout=_timeout())
-                status_board.leave()
+        mine, apart = None, one_queue_a_pair()
+        for line in map(tuple, lines):
+            shared = len(line) == self.grid.size and not own or len(line) == 1
+            group = None if shared else self._group(name, line)
+            ways = [self._group(name, line) for _ in "ud"] if apart and len(line) > 1 else ()
             if self.rank in line:
-                mine = Axis(name, line, line.index(self.rank), group)
+                mine = Axis(name, line, line.index(self.rank), group, *ways)
+        if mine and mine.up:
+            from .point_to_point import meet
+
+            meet(mine)
         return mine
+
+    def _group(self, name: str, line: tuple[int, ...]):
+        status_board.enter("new_group", name, [r for r in line if r != self.rank], 0)
+        group = dist.new_group(line, timeout=_timeout())
+        status_board.leave()
+        return group
 
     def side_group(self):
         """A second process group of all ranks, for a background thread: its messages never mix with those of training.
@@ -140,6 +152,14 @@ class Mesh:
         """
         ranks = list(self.world.ranks)
         return dist.new_group(ranks, timeout=_timeout(), backend="gloo") if len(ranks) > 1 else None
+
+
+def one_queue_a_pair() -> bool:
+    """Whether all messages of a pair of ranks, in both directions, pass one after the other as posted, as with NCCL.
+
+    Two ranks that both receive before they send would wait forever: so each direction gets a group of its own.
+    """
+    return dist.is_initialized() and "nccl" in dist.distributed_c10d.get_backend_config()
 
 
 def _timeout(group=None) -> timedelta:

@@ -4,6 +4,8 @@ The gradient travels in the opposite direction: backward of a send receives, bac
 `ring_shift` without a backward; with `async_op=True` it returns an object to `wait()` for.
 """
 
+from itertools import permutations
+
 import torch
 
 from .arguments import explained
@@ -107,3 +109,16 @@ def ring_shift(x, axis: Axis, by: int = 1, shape=None):
     Backward: the shift by -`by`.
     """
     return x if axis.size == 1 else _RingShift.apply(x, axis, by, tuple(shape or x.shape))
+
+
+def meet(axis: Axis) -> None:
+    """Open the connection of every pair, both ways, in the same order on all ranks.
+
+    NCCL opens one at its first message and blocks until both ranks do: in another order they could wait in a circle.
+    """
+    nothing = torch.zeros(1, device="cuda" if torch.cuda.is_available() else "cpu")
+    for source, to in sorted(permutations(range(axis.size), 2), key=lambda pair: (min(pair), max(pair))):
+        if axis.rank == source:
+            isend(nothing, axis, to).wait()
+        elif axis.rank == to:
+            irecv(nothing, axis, source).wait()

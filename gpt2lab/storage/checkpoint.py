@@ -150,7 +150,8 @@ def load(folder: str | Path, trainer: Trainer) -> dict:
     if state["step"] and trainer.recipe.optimizer == "adamw":
         for piece in parallel.sync.pieces:
             moments = {kind: torch.zeros_like(piece.tensor) for kind in MOMENTS}
-            trainer.optimizer.state[piece.tensor] = {"step": torch.tensor(float(state["step"])), **moments}
+            count = torch.tensor(float(state["step"]), device=piece.tensor.device)
+            trainer.optimizer.state[piece.tensor] = {"step": count, **moments}
     sharded.read(folder, entries(trainer), parallel.mesh.world.size)
     with torch.no_grad():
         parallel.sync.updated()
