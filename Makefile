@@ -54,7 +54,9 @@ site: .venv/lab.stamp .venv-site/stamp  ## the lessons as pages, in site/; ARGS=
 	@echo "Open site/index.html, or serve the folder: python3 -m http.server --directory site"
 
 slides:  ## a lesson for the projector, from site/: make slides ARGS=07
-	@$(PYTHON) -m webbrowser "file://$$(ls $(CURDIR)/site/$(ARGS)_*.html | head -1)?slides"
+	@page=$$(ls $(CURDIR)/site/$(ARGS)*_*.html 2>/dev/null | head -1); \
+	  [ -n "$$page" ] || { echo "There is no page of lesson $(ARGS) in site/: run make site first."; exit 1; }; \
+	  echo "file://$$page?slides"; $(PYTHON) -m webbrowser "file://$$page?slides" >/dev/null
 
 wheel: .venv/lab.stamp  ## gpt2lab to install elsewhere, in dist/
 	$(BIN)/pip wheel --quiet --no-deps -w dist .
