@@ -139,6 +139,10 @@ def culprit(waits):
 
 check("who is to blame", exercises.culprit, culprit)
 
+# %% [markdown] tags=["hint"]
+# Only a rank for which somebody waits can be to blame, and one that itself waits is innocent. Look at *all* ranks in
+# each list, and at ranks that are in no list.
+
 
 # %% tags=["wrong"]
 # FAIL: a bystander that nobody waits for
@@ -216,6 +220,66 @@ show_source(Trainer.step)
 # Here one gradient was poisoned, and it is named. Had it been a *weight* of the last stage, its NaN would have run
 # backward through all stages, and every rank would be named with its first tensor: then look at the last stage first.
 #
+# ### Four mistakes with PyTorch's own tools
+#
+# At work you will meet `DistributedDataParallel` (DDP), which sends gradients from hooks, bucket by bucket, and its
+# sampler. Four common mistakes with them, on two live ranks. Predict: which of them gives a message?
+
+
+# %%
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DistributedSampler
+
+
+class TwoHeads(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.one, self.two = torch.nn.Linear(4, 1), torch.nn.Linear(4, 1)
+
+    def forward(self, x, both=True):
+        return self.one(x).sum() + (self.two(x).sum() if both else 0)
+
+
+def four_mistakes(rank, world_size):
+    sent, ddp, x = [], DistributedDataParallel(TwoHeads()), torch.ones(2, 4)
+    ddp.register_comm_hook(None, lambda _, bucket: sent.append(rank) or allreduce_hook(None, bucket))
+    with ddp.no_sync():
+        ddp(x).backward()
+    found = {"buckets sent, no_sync around forward and backward": len(sent)}
+    loss = ddp(x)
+    with ddp.no_sync():
+        loss.backward()
+    found["buckets sent, no_sync around backward only"] = len(sent)
+
+    ddp(x, both=False).backward()  # this loss does not need the second head
+    try:
+        ddp(x)
+    except RuntimeError as error:
+        found["the step after a loss without the second head"] = str(error).partition(" This error")[0]
+
+    sampler = DistributedSampler(range(8), world_size, rank)
+    found["rows of epochs 0 and 1, without set_epoch"] = list(sampler), list(sampler)
+    sampler.set_epoch(1)
+    found["rows of epoch 1, after set_epoch(1)"] = list(sampler)
+
+    sgd = torch.optim.SGD(ddp.parameters(), 1.0)
+    schedule = torch.optim.lr_scheduler.LambdaLR(sgd, lambda step: 1 - step / 100)
+    for _ in range(25 * world_size):  # 25 steps, each counted by every rank, as some wrappers do
+        sgd.step()
+        schedule.step()
+    found["rate after 25 of 100 steps, which should be 0.75"] = schedule.get_last_lr()[0]
+    return found
+
+
+for name, value in pool[2].run(four_mistakes)[0].items():
+    print(f"{name}: {value}")
+
+# %% [markdown]
+# One of four, and one step late. DDP decides in *forward* whether backward will send, so the second `no_sync` saved
+# nothing. The sampler dealt the same order again, and the rate fell twice as fast: two curves that look a little
+# different, and no word. Here a batch and a rate are functions of the step alone (lesson 04): nothing to forget.
+#
 # ## A checkpoint that knows no ranks
 #
 # What does a rank hold of one matrix? With tensor parallelism a slice; of the fused q, k, v three slices. With ZeRO a
@@ -272,6 +336,13 @@ def stretch(rows, columns, start, stop):
 
 
 check("stretch", exercises.stretch, stretch)
+
+# %% [markdown] tags=["hint"]
+# A stretch has at most three boxes: the end of a row, whole rows, the start of a row.
+
+# %% [markdown] tags=["hint"]
+# `divmod(start, columns)` says where the next box begins. Whole rows can be taken only from column 0; else take what
+# is left of the row, or of the stretch.
 
 
 # %% tags=["wrong"]
@@ -399,6 +470,10 @@ def save_folder(target, files, write):
 
 
 check("whole or absent", exercises.whole_or_absent, save_folder)
+
+# %% [markdown] tags=["hint"]
+# Which operation on files either happens or does not? Do everything else before it, where nobody looks. And what may
+# an earlier call have left there, when it was killed?
 
 
 # %% tags=["wrong"]
