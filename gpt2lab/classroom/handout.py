@@ -7,37 +7,7 @@ from ..lessons.answers import exercises
 from ..lessons.build import outdated
 from ..lessons.source import Lesson
 
-PAGE = """# Exercises
-
-| lesson | exercises | handed out | due |
-|---|---|---|---|
-{rows}
-
-## Start
-
-```
-python3 -m venv .venv
-.venv/bin/pip install gpt2lab-*.whl
-.venv/bin/jupyter lab
-```
-
-Python 3.11 or newer. On Linux, `pip install --extra-index-url https://download.pytorch.org/whl/cpu ...` fetches the
-smaller torch, for the CPU. The wheel comes with this folder, or `make wheel` in a checkout of gpt2lab makes it.
-
-## Work
-
-- Open a notebook and run its cells in order (Shift+Enter). Nothing is fetched from the network.
-- In an exercise, delete the line with `NotImplementedError` and write. Keep the names of the functions.
-- The cell says PASS, TODO, or FAIL with a hint. You may try as often as you like.
-- Your functions may use functions that you define in other cells of the notebook.
-
-## Hand in
-
-The notebook, under its own name. What it shows does not count: your functions are run again, with the checks of this
-page's lessons, for at most {seconds:g} seconds an exercise and without a network.
-
-Exercises: {titles}.
-"""
+PAGE = Path(__file__).with_name("static") / "handout.md"
 
 
 def titles_of(lesson: Lesson) -> list[str]:
@@ -61,5 +31,5 @@ def handout(lessons: list[Lesson], folder: Path, seconds: float = 30) -> list[Pa
         shutil.copyfile(lesson.path.parents[1] / file.name, file)
     rows = [f"| [{x.name}]({x.name}.ipynb) | {len(titles_of(x))} | | |" for x in lessons]
     named = "; ".join(f"{x.name[:2]}: {', '.join(titles_of(x))}" for x in lessons)
-    files[0].write_text(PAGE.format(rows="\n".join(rows), seconds=seconds, titles=named))
+    files[0].write_text(PAGE.read_text().format(rows="\n".join(rows), seconds=seconds, titles=named))
     return files

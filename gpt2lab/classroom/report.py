@@ -1,6 +1,7 @@
 """Results of a class as files: a table (CSV), everything (JSON), and a page of text for each student."""
 
 import csv
+import io
 import json
 import os
 import re
@@ -29,29 +30,26 @@ def student_page(result: dict, lesson: str, remark: str) -> str:
 
 def write_results(results: list[dict], lesson: str, out: Path, remark: str) -> None:
     """Write `out` (CSV), the same in JSON beside it, and a folder of that name with a page for each student."""
-    save_results(results, lesson, out)
-    names = [e["name"] for e in results[0]["exercises"]] if results else []
-    partial = out.with_name(out.name + ".partial")
-    with partial.open("w", newline="") as file:
-        table = csv.writer(file)
-        table.writerow(["student", "passed", "of", *names, "error", "notes", "file"])
-        for r in results:
-            status = [e["status"] for e in r["exercises"]]
-            table.writerow(
-                [r["student"], passed(r), len(status), *status, r["error"], "; ".join(r["notes"]), r["file"]]
-            )
-    os.replace(partial, out)
-    pages = out.with_suffix("")
-    pages.mkdir(exist_ok=True)
+    text = io.StringIO(newline="")
+    table = csv.writer(text)
+    names = [e["name"] for e in results[0]["exercises"]]
+    table.writerow(["student", "passed", "of", *names, "error", "notes", "file"])
     for r in results:
-        (pages / f"{_slug(r['student'])}.txt").write_text(student_page(r, lesson, remark))
+        status = [e["status"] for e in r["exercises"]]
+        more = r["error"], "; ".join(r["notes"]), r["file"]
+        table.writerow([r["student"], passed(r), len(status), *status, *more])
+    _replace(out, text.getvalue())
+    _replace(out.with_suffix(".json"), json.dumps({"lesson": lesson, "results": results}, indent=1))
+    out.with_suffix("").mkdir(exist_ok=True)
+    for r in results:
+        (out.with_suffix("") / f"{_slug(r['student'])}.txt").write_text(student_page(r, lesson, remark))
 
 
-def save_results(results: list[dict], lesson: str, out: Path) -> None:
-    """Write the JSON beside `out`, so that it is complete or as before."""
-    partial = out.with_name(out.name + ".partial")
-    partial.write_text(json.dumps({"lesson": lesson, "results": results}, indent=1))
-    os.replace(partial, out.with_suffix(".json"))
+def _replace(file: Path, text: str) -> None:
+    """Write a file that is complete or as before."""
+    partial = file.with_name(file.name + ".partial")
+    partial.write_text(text, newline="")
+    os.replace(partial, file)
 
 
 def known_results(out: Path, lesson: str) -> list[dict]:

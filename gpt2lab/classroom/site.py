@@ -148,10 +148,9 @@ def write_pages(folder: Path, lessons: list[Lesson], teachers: bool = False, fra
     kept.mkdir(parents=True, exist_ok=True)
     for file in [*folder.glob("*.ipynb"), *folder.glob("*.md")]:
         file.unlink()
-    for file in STATIC.glob("*.*"):
+    for file in [*STATIC.iterdir(), *(notebooks.parent / "figures").glob("*.svg")]:
         shutil.copy(file, folder / "_static" if file.suffix in (".css", ".js", ".svg") else folder)
-    for file in (notebooks.parent / "figures").glob("*.svg"):
-        shutil.copy(file, folder / "_static")
+    (folder / "handout.md").unlink()
     anchors = terms((notebooks / "glossary.md").read_text())
     with ProcessPoolExecutor(2) as pool:
         drawn = [pool.submit(_frames, x.name, notebooks, kept) for x in lessons] if frames else []

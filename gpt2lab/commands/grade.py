@@ -45,9 +45,8 @@ def run(args) -> None:
     students = grade(files, lesson, limits, args.jobs, known, hide)
     for result in tqdm(students, total=len(files), unit="student"):
         done[result["student"]] = result
-        report.save_results(
-            [*done.values(), *(r for r in known if r["student"] not in done)], lesson.name, args.out
-        )
+        left = [r for r in known if r["student"] not in done]
+        report.write_results([*done.values(), *left], lesson.name, args.out, remark)
     results = [done[student] for student in files]
     report.write_results(results, lesson.name, args.out, remark)
     everything = sum(report.passed(r) == len(r["exercises"]) for r in results)
