@@ -17,14 +17,14 @@ def random_problem(seed: int, operators: int = 3, devices: int = 4, memory: floa
     size = lambda top: 8 * draw.randint(1, top)
     chain = [
         CutOperator(
-            f"o{n}", size(400), size(40), size(60), size(30), (size(40),) * draw.randint(0, 2), (size(40),), 4
+            f"o{n}", size(400), size(5), size(400), size(30), (size(80),) * draw.randint(1, 2), (size(40),), 4
         )
         for n in range(operators)
     ]
-    slow, fast = Link(draw.choice([0, 5]), draw.choice([2, 20, 200])), Link(1, 200)
+    slow, fast = Link(draw.choice([0, 5]), draw.choice([1, 2, 20])), Link(1, draw.choice([20, 200]))
     cluster = Cluster(devices, Device(1, memory, 1), Network(slow, fast, 2))
     cuts = cuts or draw.sample(["whole", "sample", "attribute", "parameter"], 2)
-    return ChainProblem(tuple(chain), cluster, 4, 6, 8, draw.randint(1, 4), 8, tuple(cuts))
+    return ChainProblem(tuple(chain), cluster, 4, 6, 8, draw.randint(2, 6), 8, tuple(cuts))
 
 
 @cache

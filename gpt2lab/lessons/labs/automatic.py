@@ -1,0 +1,131 @@
+"""Lesson 17's problem, its five plans, what binds a plan, and plans timed on live ranks over a paced network."""
+
+import math
+import time
+from dataclasses import replace
+
+from ...machine.links import Link, Network
+from ...model import GPT2, GPT2Config
+from ...planner.alpa import clustered
+from ...planner.cuts import Assignment, ChainPlan, ChainProblem, gpt2_cuts
+from ...planner.execute import stages_of
+from ...planner.problem import Cluster, Device
+from ...planner.search import PLANNERS
+from ...ranks import comm, paced
+from ...reference import example_batch, example_weights
+from ...sharding.gpt2 import captured_gpt2
+from ...sharding.run_staged import StageRunner
+from ...sharding.staged import Staged
+from ...sharding.tofu import LinkChain
+
+MODEL = GPT2Config(vocab_size=1000, n_positions=64, n_layer=4, n_head=4, n_embd=256)
+"""The model of the searches: four clusters of about equal work."""
+LIVE = GPT2Config(vocab_size=40, n_positions=16, n_layer=2, n_head=4, n_embd=32)
+"""The model of the live runs."""
+WORDS = {"whole": "-", "sample": "S", "attribute": "A", "parameter": "P"}
+
+
+def problem(slow: float = 50e6, devices: int = 4, memory: float = math.inf, rows: int = 4, micros: int = 8, **more):
+    """`MODEL` (or `config`) in `layers` clusters on two nodes, whose devices share links of 2 GB/s."""
+    config, length = more.pop("config", MODEL), more.pop("length", 32)
+    operators = clustered(gpt2_cuts(config, rows, length), more.pop("layers", 4))
+    network = Network(Link(100e-6, slow), Link(20e-6, 2e9), max(devices // 2, 1))
+    cuts = more.pop("cuts", ("sample", "attribute", "parameter"))
+    device = Device(20e9, memory, 20e-6)
+    return ChainProblem(
+        operators, Cluster(devices, device, network), rows, length, config.n_embd, micros, cuts=cuts
+    )
+
+
+def words(plan: ChainPlan) -> str:
+    """A plan in short: the cut of every operator (S rows, A tokens, P weights; - none), a bar between stages."""
+    said = []
+    for n, at in enumerate(plan):
+        if n and plan[n - 1].devices != at.devices:
+            said.append("|")
+        said.append("".join(WORDS[cut] for cut in at.cut))
+    return " ".join(said)
+
+
+def kind(plan: ChainPlan) -> str:
+    """Which family a plan belongs to."""
+    if len({at.first for at in plan}) > 1:
+        return "stages" if all(at.count == 1 for at in plan) else "stages, cut inside"
+    return "cut over all devices"
+
+
+def binding(given: ChainProblem, plan: ChainPlan) -> dict[str, float]:
+    """How many percent of the step are won if one thing is twice as good; memory: if there is enough of it."""
+    cluster, now = given.cluster, given.evaluate(plan)
+    network, device = cluster.network, cluster.device
+    twice = lambda link: Link(link.latency / 2, 2 * link.bandwidth)
+    better = {
+        "compute": replace(cluster, device=replace(device, rate=2 * device.rate)),
+        "slow link": replace(cluster, network=replace(network, between=twice(network.between))),
+        "fast links": replace(cluster, network=replace(network, inside=twice(network.inside))),
+    }
+    found = {what: replace(given, cluster=other).evaluate(plan) for what, other in better.items()}
+    free = replace(given, cluster=replace(cluster, device=replace(device, memory=math.inf)))
+    found["memory"] = PLANNERS["Alpa"].plan(free).seconds if device.memory < math.inf else now
+    return {what: 100 * (1 - seconds / now) for what, seconds in found.items()}
+
+
+LIVE_NETWORK = Network(Link(2e-3, 2e6), Link(200e-6, 100e6), 2)
+
+
+def live_problem(micros: int = 4) -> ChainProblem:
+    """`LIVE` in six operators on two nodes of two ranks; numbers of 8 bytes."""
+    cluster = Cluster(4, Device(1e9, launch=2e-3), LIVE_NETWORK)
+    return ChainProblem(gpt2_cuts(LIVE, 4, 16, 8), cluster, 4, 16, LIVE.n_embd, micros, 8)
+
+
+def five_plans(given: ChainProblem) -> dict[str, ChainPlan]:
+    """Plans for four devices among which to guess the best one."""
+    n, half = len(given), len(given) // 2
+    alike = lambda x, y: (Assignment(0, 4, (x, y)),) * n
+    pair = lambda first, cut: (Assignment(first, 2, ("whole", cut)),)
+    return {
+        "data parallel": alike("sample", "sample"),
+        "tensor parallel": alike("parameter", "parameter"),
+        "data between, tensor inside": alike("sample", "parameter"),
+        "two stages, data inside": pair(0, "sample") * half + pair(2, "sample") * (n - half),
+        "two stages, tensor inside": pair(0, "parameter") * half + pair(2, "parameter") * (n - half),
+    }
+
+
+def chain(given: ChainProblem) -> LinkChain:
+    """The captured graph that the live plans cut."""
+    return LinkChain(captured_gpt2(LIVE, given.rows, given.length))
+
+
+def staged_plans(links: LinkChain, given: ChainProblem, plans: dict[str, ChainPlan]) -> dict[str, Staged]:
+    """The programs of all plans."""
+    return {name: Staged(links, stages_of(given, plan)) for name, plan in plans.items()}
+
+
+def run_plans(rank: int, world_size: int, plans: dict[str, Staged], rows: int, length: int, micros: int, turns=2):
+    """For each plan (seconds of the fastest of some steps over the paced network, loss, bytes sent, as predicted)."""
+    batch = example_batch(LIVE, rows * micros, length)
+    pairs = zip(batch.tokens.split(rows), batch.targets.split(rows), strict=True)
+    batches = [{"tokens": tokens, "targets": targets} for tokens, targets in pairs]
+    weights, found = example_weights(LIVE), {}
+    for name, staged in plans.items():
+        runner, best = StageRunner(staged), math.inf
+        for _ in range(turns):
+            comm.clear_log()
+            comm.barrier(runner.world)
+            begin = time.perf_counter()
+            with paced.use(LIVE_NETWORK):
+                results = runner.step(weights, batches)
+            best = min(best, time.perf_counter() - begin)
+            sent = sum(event.bytes for event in comm.log if event.op != "barrier")
+        loss = results["loss"].item() if "loss" in results else None
+        found[name] = best, loss, sent, sent == staged.cost(rank, micros)[0]
+    return found
+
+
+def serial_loss(rows: int, length: int, micros: int) -> float:
+    """The same loss, summed over all targets, of the plain model."""
+    model, batch = GPT2(LIVE).double(), example_batch(LIVE, rows * micros, length)
+    model.load_state_dict(example_weights(LIVE))
+    return model.loss(model(batch.tokens), batch.targets).item()
