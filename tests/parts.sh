@@ -37,7 +37,7 @@ gloo() {
   GPT2LAB_BACKEND=gloo tests "${files[@]}" -m "live and not mutant$skip_slow"
 }
 mutants() { tests tests -m "mutant and not browser$skip_slow"; }
-gpu() { tests tests/test_devices.py -m gpu -rs; }
+gpu() { tests tests/test_devices.py tests/test_gpu.py -m gpu -rs; }
 browser() { tests tests/browser -m "browser$skip_slow" -rs; }
 
 notebooks() {

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from gpt2lab import cli
+from gpt2lab.lessons.labs.gpu_paths import HOWS, PATHS
 from gpt2lab.plan import Plan, build
 from gpt2lab.processes import launchers
 from gpt2lab.processes.launch import Ranks, launch
@@ -118,3 +119,13 @@ def test_more_ranks_than_gpus_are_refused_in_one_sentence(monkeypatch):
         ValueError, match="needs a GPU for each of 3 ranks, and PyTorch sees 2 here. Use 'shm'"
     ):
         Ranks(3, backend="nccl")
+
+
+def test_every_path_of_a_machine_with_gpus_names_a_test_that_is_there():
+    """The table of lesson 19; what only a GPU can show carries the mark that `make test-gpu` runs."""
+    for path in PATHS:
+        file, name = path.test.split("::")
+        before, _, body = (HERE / file).read_text().partition(f"def {name}(")
+        assert body, path
+        marked = "mark.gpu" in before.split("\n\n\n")[-1] or file == "test_gpu.py"
+        assert (path.how == HOWS[-1]) == marked and path.how in HOWS, path

@@ -6,7 +6,7 @@ import random
 import pytest
 
 from gpt2lab.planner.failures import (
-    Job,
+    LongJob,
     Phase,
     best_interval,
     daly_interval,
@@ -80,8 +80,8 @@ def test_figures_of_faults_show_what_they_are_given():
     assert list(lost.lines[2].get_xdata()) == [1.5, 1.5]
 
 
-CALM = Job(1000, 1e9, 24.0, 0.01, 0.1, 1.0)
-LLAMA = Job(2048, 54 * 24 / 419 * 2048, 12.0, 1 / 60, 0.25, best_interval(1 / 60, 54 * 24 / 419))
+CALM = LongJob(1000, 1e9, 24.0, 0.01, 0.1, 1.0)
+LLAMA = LongJob(2048, 54 * 24 / 419 * 2048, 12.0, 1 / 60, 0.25, best_interval(1 / 60, 54 * 24 / 419))
 
 
 def test_without_failures_only_saves_are_lost():
@@ -115,7 +115,7 @@ def test_waiting_for_repairs_loses_most_and_few_spares_are_enough():
 
 
 def test_an_elastic_job_of_two_works_at_half_speed_while_one_is_away():
-    two = Job(2, 200.0, 50.0, 1e-9, 0.0, 0.01)
+    two = LongJob(2, 200.0, 50.0, 1e-9, 0.0, 0.01)
     assert goodput(two, "elastic", 200_000.0) == pytest.approx(200 / 250, abs=0.02)
 
 

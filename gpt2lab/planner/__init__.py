@@ -1,6 +1,7 @@
 """What a plan costs, predicted, and which plan is best, in plain Python: no torch.distributed.
 
 cost          seconds, bytes and memory of a whole plan on a cluster
+published     steps that others have published, beside what we predict of them
 memory        what each rank holds at its fullest moment; kept: from forward to backward
 sends         what each rank sends, axis by axis; gathers: how often ZeRO gathers and sums
 share         what a plan gives one rank

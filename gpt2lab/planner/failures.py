@@ -68,7 +68,7 @@ POLICIES = "wait", "hot spare", "elastic"
 
 
 @dataclass(frozen=True)
-class Job:
+class LongJob:
     """`machines` that each fail once in `each` on average and come back after `repair`; what saves and starts take."""
 
     machines: int
@@ -84,7 +84,7 @@ class Job:
         return self.each / self.machines
 
 
-def goodput(job: Job, policy: str, length: float, spares: int = 0, seed: int = 0) -> float:
+def goodput(job: LongJob, policy: str, length: float, spares: int = 0, seed: int = 0) -> float:
     """Work that is kept in a simulated time, over what all machines do in it without saves and failures.
 
     "wait" stands still until the broken machine is back; "hot spare" puts in one of `spares`, and waits where none is
@@ -112,7 +112,7 @@ def goodput(job: Job, policy: str, length: float, spares: int = 0, seed: int = 0
     return kept / length
 
 
-def _kept(job: Job, time: float, lost: bool) -> float:
+def _kept(job: LongJob, time: float, lost: bool) -> float:
     """The work that is kept of a stretch of time: up to its last save, or all of it where it ends with one."""
     whole = math.floor(time / (job.interval + job.save))
     rest = time - whole * (job.interval + job.save)

@@ -10,7 +10,7 @@ from gpt2lab.algorithms import ALL_REDUCE as LIVE
 from gpt2lab.machine.links import Link, Network, all_reduce_time
 from gpt2lab.planner import failures, scale
 from gpt2lab.planner.events import ring_all_reduce
-from gpt2lab.planner.failures import Job, goodput
+from gpt2lab.planner.failures import LongJob, goodput
 from gpt2lab.planner.problem import Cluster, Device
 from gpt2lab.planner.scale import Fabric, collective
 
@@ -48,10 +48,10 @@ def contention_is_wrong():
 
 
 def goodput_is_wrong():
-    job = Job(100, 300.0, 12.0, 0.05, 0.25, 0.5)  # a failure every 3 hours
+    job = LongJob(100, 300.0, 12.0, 0.05, 0.25, 0.5)  # a failure every 3 hours
     expected = 0.5 / ((3.0 + 0.25) * (math.exp(0.55 / 3.0) - 1))
     seen = [goodput(job, "hot spare", 3000.0, spares=1000, seed=s) for s in range(4)]
-    half = goodput(Job(2, 200.0, 50.0, 1e-9, 0.0, 0.01), "elastic", 100_000.0)
+    half = goodput(LongJob(2, 200.0, 50.0, 1e-9, 0.0, 0.01), "elastic", 100_000.0)
     return abs(sum(seen) / 4 - expected) > 0.005 or abs(half - 0.8) > 0.03
 
 

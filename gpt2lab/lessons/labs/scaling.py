@@ -1,0 +1,83 @@
+"""How far each family of plans carries a model: predicted steps from 8 to 4,096 GPUs.
+
+A mixture of experts is a dense model in which each of `ep` neighbours holds one expert a layer and each token asks for
+one (Fedus et al. 2021): the same work and the same gradients a rank, and four all-to-alls a layer, evenly routed.
+"""
+
+from dataclasses import replace
+
+from ...model import GPT2Config
+from ...plan import Plan
+from ...planner.cost import Prediction, predict
+from ...planner.problem import CLUSTERS, Cluster
+from ...planner.published import EFFICIENCY
+from ...planner.scale import Fabric, collective
+
+WORLDS = (8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
+LENGTH = 2048
+MODELS = {
+    "GPT-2 XL": GPT2Config(50257, LENGTH, 48, 25, 1600),
+    "7.5B": GPT2Config(51200, LENGTH, 36, 32, 4096),
+    "175B": GPT2Config(51200, LENGTH, 96, 96, 12288),
+}
+FAMILIES = {
+    "dp": lambda n, rows: f"dp={n},{_one_row(rows, n)}",
+    "ZeRO-1": lambda n, rows: f"dp={n},zero=1,{_one_row(rows, n)}",
+    "ZeRO-3": lambda n, rows: f"dp={n},zero=3,{_one_row(rows, n)}",
+    "tp x dp": lambda n, rows: f"tp=8,sp=on,dp={n // 8},zero=1,{_one_row(rows, n // 8)}",
+    "tp x pp x dp": lambda n, rows: f"tp=8,pp=8,sp=on,dp={n // 64},zero=1,{_one_row(rows, n // 64)}",
+    "cp x dp": lambda n, rows: (
+        f"cp=8,exchange=ring,layout=zigzag,dp={n // 8},zero=1,{_one_row(rows, n // 8)}"
+    ),
+}
+"""Names and the plan for n GPUs and so many rows."""
+
+
+def _one_row(rows: int, replicas: int) -> str:
+    """Micro-batches of one sequence, of which only what a block reads is kept."""
+    return f"recompute=on,micro={max(1, rows // max(1, replicas))}"
+
+
+def gpus(name: str = "a100x64") -> Cluster:
+    """4,096 of a kind of GPU, with the efficiency that all published rows are predicted with."""
+    found = CLUSTERS[name].with_devices(max(WORLDS))
+    return replace(found, device=replace(found.device, rate=EFFICIENCY * found.device.peak))
+
+
+def family(name: str, model: str, rows, worlds=WORLDS) -> dict[int, Prediction | str]:
+    """For each number of GPUs the prediction for `rows(n)` sequences, or in words why there is none."""
+    found = {}
+    for n in worlds:
+        try:
+            text = FAMILIES[name](n, rows(n))
+            if "dp=0" in text:
+                raise ValueError(f"{name} needs more than {n} GPUs")
+            plan = Plan.parse(text)
+            found[n] = predict(plan, MODELS[model], rows(n), LENGTH, gpus(), 2)
+        except ValueError as error:
+            found[n] = str(error)
+    return found
+
+
+def fabric(name: str = "a100x64") -> Fabric:
+    """The network of these GPUs with rails and a spine."""
+    network = CLUSTERS[name].network
+    return Fabric(network.node, 32 * network.node, network.inside, network.between, network.between)
+
+
+def routed(ep: int, model: str, rows, worlds=WORLDS) -> dict[int, float | str]:
+    """Seconds of a step of the model with `ep` experts in each layer, its data-parallel step and the all-to-alls."""
+    dense, found = family("ZeRO-1", model, rows, worlds), {}
+    for n, step in dense.items():
+        if isinstance(step, str) or n < ep:
+            found[n] = step if isinstance(step, str) else f"{ep} experts need {ep} GPUs"
+            continue
+        config, tokens = MODELS[model], -(-rows(n) // n) * LENGTH
+        exchange = collective("all to all", ep, 2 * tokens * config.n_embd, fabric(), itemsize=2)
+        found[n] = step.seconds + 4 * config.n_layer * exchange.seconds
+    return found
+
+
+def fits_memory(found: Prediction | str) -> bool:
+    """Whether a plan runs, and within the memory of a GPU."""
+    return not isinstance(found, str) and found.memory <= gpus().device.memory
