@@ -134,9 +134,9 @@ class Mesh:
             if self.rank in line:
                 mine = Axis(name, line, line.index(self.rank), group, *ways)
         if mine and mine.up:
-            from .point_to_point import meet
+            from .point_to_point import open_pairs
 
-            meet(mine)
+            open_pairs(mine)
         return mine
 
     def _group(self, name: str, line: tuple[int, ...]):

@@ -111,7 +111,7 @@ def ring_shift(x, axis: Axis, by: int = 1, shape=None):
     return x if axis.size == 1 else _RingShift.apply(x, axis, by, tuple(shape or x.shape))
 
 
-def meet(axis: Axis) -> None:
+def open_pairs(axis: Axis) -> None:
     """Open the connection of every pair, both ways, in the same order on all ranks.
 
     NCCL opens one at its first message and blocks until both ranks do: in another order they could wait in a circle.
