@@ -149,6 +149,8 @@ class Options:
             found |= dict.fromkeys(
                 ("evaluate", "save", "keep", "background", "sample"), "--bench only measures"
             )
+        if not self.experts:
+            found |= dict.fromkeys(("top_k", "router", "capacity"), "without --experts there are none")
         if self.chunked and self.the_plan().loss == "whole":
             found["chunked"] = "cut vocabularies, --autocast and loss=whole need the whole logits"
         return found

@@ -17,7 +17,7 @@ from gpt2lab.run import Options
     ("typed", "hint"),
     [
         (["trian"], "there is no command 'trian'. Did you mean train?"),
-        (["xyz"], "there is no command 'xyz'. Choose from train, generate,"),
+        (["xyz"], "there is no command 'xyz'. Choose from train,"),
         (["verify", "--pln", "dp=2"], "there is no --pln here. Did you mean --plan?"),
         (["train", "--xyz=3"], "there is no --xyz here. See gpt2lab train --help."),
         (["train", "--config", "gpt3"], "invalid choice: 'gpt3' (choose from "),

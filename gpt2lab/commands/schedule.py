@@ -82,7 +82,7 @@ def run(args) -> int:
 
 def _refuse_without_effect(args) -> None:
     """Raise ValueError for options that would change nothing beside the others."""
-    why = {}
+    why = {} if args.hop else {"blocking": "without --hop no message takes time"}
     if args.csv:
         shown = ("forward", "input_grad", "weight_grad", "hop", "blocking", "recompute", "width")
         why |= dict.fromkeys(shown, "--csv prints the order alone")

@@ -98,7 +98,7 @@ def add_arguments(parser) -> None:
                 metavar=f.name.upper(),
                 help=f"{text} (default {f.default})",
             )
-    parser.add_argument("--out", default="runs", help="where runs are written (default runs)")
+    parser.add_argument("--out", help="where runs are written (default runs)")
     parser.add_argument(
         "--resume",
         nargs="?",
@@ -116,7 +116,8 @@ def run(args) -> int:
     source = _source(args)
     options = _options(args, source)
     if args.dry_run:
-        more = ["--out", args.out, *(["--resume", args.resume] if args.resume else [])]
+        named = args.resume not in (None, "newest")
+        more = [*([] if named else ["--out", args.out]), *(["--resume", args.resume] if args.resume else [])]
         print(plain_command(options, *more))
         for launcher, line in on_machines(options, *more).items():
             print(f"\n{launcher}:\n{line}")
@@ -184,6 +185,9 @@ def _give_up(folder: Path | None, why: str) -> None:
 
 def _source(args) -> Path | None:
     """The checkpoint that --resume means: its own folder, or the newest of a run; None without --resume."""
+    if args.out and args.resume not in (None, "", "newest"):
+        raise ValueError("--out would change nothing: --resume names the run. Leave one of them out.")
+    args.out = args.out or "runs"
     if args.resume is None:
         return None
     if not args.resume:
