@@ -1,0 +1,79 @@
+"""What a long `train` holds, sampled: memory, descriptors, threads, files. `python tests/soak_train.py MINUTES RANKS`.
+
+Prints a line now and then, and at the end the growth from a fifth of the time on; 1 where it is more than allowed.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import psutil
+
+SAMPLES = 100
+ALLOWED = {"parent MB": 16, "rank MB": 16, "descriptors": 0, "threads": 0, "shm": 0, "temporary": 0}
+ALLOWED |= {"log bytes a step": 0.05}  # relative: a line a step, and numbers of a similar length
+TRAIN = "--batch 2 --sequence 8 --evaluate 50 --save 200 --keep 2 --sample 0 --no-fast --steps 1000000000"
+
+
+def sample(parent: psutil.Process, folder: Path) -> dict[str, float]:
+    """What the command and its ranks hold now."""
+    everyone = [parent, *parent.children(recursive=True)]
+    held = [p.memory_info().rss / 1e6 for p in everyone]
+    log = next(folder.glob("runs/*/log.jsonl"))
+    steps = log.read_bytes().count(b"\n")
+    return {
+        "parent MB": held[0],
+        "rank MB": max(held[1:]),
+        "descriptors": sum(p.num_fds() for p in everyone),
+        "threads": sum(p.num_threads() for p in everyone),
+        "shm": len(os.listdir("/dev/shm")),
+        "temporary": sum(1 for _ in (folder / "tmp").rglob("*")),
+        "log bytes a step": log.stat().st_size / max(steps, 1),
+        "steps": steps,
+    }
+
+
+def growth(found: list[dict[str, float]]) -> dict[str, float]:
+    """From the second fifth to the last of the samples, in means: one sample may fall into a save."""
+    fifth = max(len(found) // 5, 1)
+    mean = lambda part, name: sum(s[name] for s in part) / len(part)
+    early, late = found[fifth : 2 * fifth], found[-fifth:]
+    grown = {name: mean(late, name) - mean(early, name) for name in ALLOWED}
+    return grown | {"log bytes a step": grown["log bytes a step"] / mean(early, "log bytes a step")}
+
+
+def main(minutes: float, ranks: int) -> int:
+    """Train so long, sample, and say what grew."""
+    with tempfile.TemporaryDirectory() as name:
+        folder, found = Path(name), []
+        (folder / "tmp").mkdir()
+        command = [sys.executable, "-m", "gpt2lab", "train", "--plan", f"dp={ranks}", *TRAIN.split()]
+        env = os.environ | {"TMPDIR": str(folder / "tmp")}
+        process = subprocess.Popen(
+            command, cwd=folder, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+        parent, start = psutil.Process(process.pid), time.monotonic()
+        try:
+            while process.poll() is None and not list(folder.glob("runs/*/log.jsonl")):
+                time.sleep(0.2)
+            while process.poll() is None and time.monotonic() - start < 60 * minutes:
+                found.append(sample(parent, folder))
+                if len(found) % 10 == 1:
+                    print({name: round(value, 1) for name, value in found[-1].items()}, flush=True)
+                time.sleep(60 * minutes / SAMPLES)
+        finally:
+            process.send_signal(signal.SIGINT)
+            status = process.wait(120)
+        left = [path.name for path in (folder / "tmp").iterdir()]
+    grown = growth(found)
+    print(f"{found[-1]['steps']} steps on {ranks} ranks; growth:", {n: round(v, 2) for n, v in grown.items()})
+    print("left in the temporary folder:", left, "- exit status", status)
+    return int(status != 0 or bool(left) or any(grown[name] > most for name, most in ALLOWED.items()))
+
+
+if __name__ == "__main__":
+    sys.exit(main(float(sys.argv[1]), int(sys.argv[2])))
