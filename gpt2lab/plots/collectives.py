@@ -4,6 +4,7 @@ from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
+from ..machine import links
 from .style import figure, rank_color
 
 MARKS = "osv^DPX*"
@@ -47,6 +48,20 @@ def sweep_figure(rows, models=(), clock: str = "measured") -> Figure:
     for ax in (left, middle, right):
         ax.set(xscale="log", xlabel="bytes")
     left.legend(fontsize=6, ncols=2)
+    return fig
+
+
+def race(ranks: int = 64, latency_us: float = 5, gigabytes_per_s: float = 25) -> Figure:
+    """Alpha-beta times of all-reduces over size; dotted is where the ring overtakes the tree."""
+    link = links.Link(latency_us * 1e-6, gigabytes_per_s * 1e9)
+    fig, ax = figure(8, 3.4)
+    sizes = [2.0**k for k in range(10, 31)]
+    for i, name in enumerate(links.ALL_REDUCE):
+        times = [links.all_reduce_time(name, ranks, s, link) * 1e3 for s in sizes]
+        ax.plot(sizes, times, "--" if name == "double tree" else "-", label=name, color=rank_color(i))
+    ax.axvline(links.crossing(ranks, link), color="black", ls=":", lw=1)
+    ax.set(xscale="log", yscale="log", xlabel="bytes", ylabel="ms", title=f"all-reduce on {ranks} ranks")
+    ax.legend(fontsize=8, ncols=2)
     return fig
 
 

@@ -77,11 +77,11 @@ def _step(ax, i, name, sp, ranks):
         words = {
             ("f", False): "-\nsum",
             ("g", False): "sum\n-",
-            ("f", True): "gather\nscatter",
-            ("g", True): "scatter\ngather",
+            ("f", True): "all-gather\nreduce-\nscatter",
+            ("g", True): "reduce-\nscatter\nall-gather",
         }
         ax.add_patch(Rectangle((i + 0.35, 0), 0.3, 1, fc=COLORS["comm"], ec="white"))
-        ax.text(i + 0.5, -0.08, words[name, sp], ha="center", va="top", fontsize=8)
+        ax.text(i + 0.5, -0.06, words[name, sp], ha="center", va="top", fontsize=7)
         ax.text(i + 0.5, 1.1, name, ha="center", fontsize=9, style="italic")
         return
     if name in CUT:  # along features or heads: side by side

@@ -6,6 +6,9 @@ from matplotlib.ticker import MaxNLocator
 from .style import COLORS, THINGS, figure, ink, rank_color
 
 THREE = ("weights", "gradients", "optimizer")
+STAGES = {0: "replicas", 1: "stage 1", 2: "stage 2", 3: "stage 3"}
+FIRST = {"weights": (2, 3), "gradients": (2, 2), "optimizer": (12, 1)}
+"""Bytes a parameter with 16-bit weights and Adam, and the first stage that shares them out."""
 UNITS = {"kB": 1e3, "MB": 1e6, "GB": 1e9}
 
 
@@ -27,6 +30,13 @@ def bars(stages: dict[str, dict[str, float]], unit: str, live: dict[str, float] 
     ax.invert_yaxis()
     ax.legend(loc="lower right")
     return fig
+
+
+def figure_1(billions: float, ranks: int) -> Figure:
+    """Figure 1 of the paper: bytes a rank holds in each stage (Rajbhandari et al. 2020)."""
+    size = lambda stage, b, first: b * 1e9 * billions / (ranks if stage >= first else 1)
+    held = lambda stage: {kind: size(stage, *how) for kind, how in FIRST.items()}
+    return bars({name: held(stage) for stage, name in STAGES.items()}, "GB")
 
 
 def memory_over_a_step(

@@ -2,11 +2,16 @@
 
 from fractions import Fraction
 
+from ...model import GPT2, GPT2Config
+from ...parallel.accumulate import Accumulate, Alone
+from ...parallel.pipeline.engine import Pipeline
 from ...ranks import comm
+from ...ranks.mesh import Mesh
+from ...reference import example_batch
 from ...schedules import Cost, Op, Schedule, ScheduleError, best_slices, make, simulate
 from ...schedules import check as check_schedule
 from ...schedules.terapipe import latency
-from . import close, sentences
+from . import close, live, sentences
 
 SIZES = ((1, 1), (2, 2), (2, 5), (4, 4), (4, 8), (3, 7), (8, 2))  # ranks, micro-batches
 
@@ -161,7 +166,7 @@ def own_schedule(answer) -> Schedule:
 
 
 def design(answer) -> None:
-    """Exercise: a schedule of one's own within enforced targets of time and memory (TF = TI = TW = 1)."""
+    """Exercise: a schedule of one's own within enforced targets of time and memory (TF = TI = TW = 1), run live."""
     schedule = own_schedule(answer)
     assert all(schedule.orders), "a rank has no operations"
     _must_be_right(schedule, f"{RANKS} ranks, {MICROS} micro-batches")
@@ -173,6 +178,25 @@ def design(answer) -> None:
     )
     taken = simulate(schedule, Cost(1, 1, 1)).makespan
     assert taken <= TIME, f"it takes {Fraction(taken)} units of time; the target is {TIME}"
+    for rank, (error, held) in enumerate(live(_trained, schedule, ranks=RANKS, what="your schedule, live")):
+        assert error < 1e-10, f"on live ranks a gradient of rank {rank} is off by {error:.1e}"
+        assert held <= MEMORY, f"live rank {rank} held {held} activations; the target is {MEMORY}"
+
+
+def _trained(rank: int, world_size: int, schedule: Schedule) -> tuple[float, int]:
+    """The largest relative error of a gradient of this rank against serial accumulation, and the most it held."""
+    config = GPT2Config(vocab_size=37, n_positions=8, n_layer=3, n_head=2, n_embd=8)
+    mesh, batch = Mesh(pp=world_size), example_batch(config, MICROS, 8).micro(MICROS)
+    model, whole = GPT2(config).double(), GPT2(config).double()
+    engine = Pipeline(model, mesh, schedule)
+    engine.run(batch, None, Alone())
+    Accumulate(whole).run(batch, None, Alone())
+    serial = {name: p.grad for name, p in whole.named_parameters()}
+    for name, p in model.named_parameters():
+        if name in engine.shared:
+            p.grad = comm.all_reduce(p.grad, engine.twins)
+    error = lambda got, want: ((got - want).abs().max() / want.abs().max()).item()
+    return max(error(p.grad, serial[n]) for n, p in model.named_parameters()), float(max(engine.held))
 
 
 def _must_be_right(schedule: Schedule, what: str) -> None:

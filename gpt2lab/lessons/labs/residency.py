@@ -5,8 +5,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 
+import torch
+
 from ...machine import memory
 from ...parallel.zero.flat import part_of
+from ...plan import Plan, build
+from ...ranks import comm
+from ...ranks.mesh import Mesh
+from ...reference import example_batch
+from ...train import Trainer
 
 
 @dataclass
@@ -86,3 +93,44 @@ def of_a_step(trainer, batch) -> Residency:
         loss.backward()
         parallel.sync.finish()
     return seen
+
+
+def start(text: str, config) -> tuple[Trainer, object]:
+    """On a rank: a trainer for the plan in float64, and a batch of 7 rows; bytes sent are counted from here on."""
+    plan = Plan.parse(text)
+    trainer = Trainer(build(plan, config, Mesh(dp=plan.dp), torch.float64))
+    comm.clear_log()
+    return trainer, example_batch(config, 7, 11)
+
+
+def _sent() -> int:
+    return sum(size for (_, axis), (_, size, _) in comm.traffic().items() if axis == "dp+cp")
+
+
+def sent(rank: int, world_size: int, text: str, config) -> int:
+    """Bytes that this rank sends in a step."""
+    trainer, batch = start(text, config)
+    trainer.step(batch)
+    return _sent()
+
+
+def watch(rank: int, world_size: int, text: str, config, prefetch: bool = True):
+    """What happens in a step, the bytes sent, and this rank's gradients."""
+    trainer, batch = start(text, config)
+    trainer.parallel.sync.prefetch &= prefetch
+    seen = of_a_step(trainer, batch)
+    return seen, _sent(), [p.tensor.grad for p in trainer.parallel.sync.pieces]
+
+
+def both_ways(rank: int, world_size: int, text: str, config):
+    """Of a step: forwards of blocks, bytes sent, bytes behind the blocks' weights after forward, and gradients."""
+    trainer, batch = start(text, config)
+    parallel, runs = trainer.parallel, []
+    [micro], blocks = parallel.mine(batch), parallel.model.h.values()
+    for block in blocks:
+        block.register_forward_hook(lambda *_: runs.append(1))
+    loss = parallel.model.loss(parallel.model(micro.tokens), micro.targets) / batch.total
+    held = memory.bytes_of([p.data for block in blocks for p in block.parameters()])
+    loss.backward()
+    parallel.sync.finish()
+    return len(runs), _sent(), held, [p.tensor.grad for p in parallel.sync.pieces]
