@@ -61,21 +61,18 @@ show(
 # %% [markdown]
 # On the far left the curve *rises*: starting a copy costs about a microsecond, whatever its size, and that is most of
 # what is measured there. (The dotted line is the time of an empty call alone; a copy of a few bytes takes longer.)
-# Every link behaves so: a latency, then a rate. Lesson 03 turns this into a model.
+# Every link behaves so: a latency, then a rate.
 #
-# The GPU numbers are those of a lecture (Stanford CS336, 2024). Not all compare: NVLink's rate counts both ways, the
-# others one; PCIe 7.0 is younger than the H100 beside it, which has PCIe 5; and the lecture's 200 GB/s for InfiniBand,
-# further down, is derived, NVLink / 4.5 (one NDR port carries 50 GB/s each way). Sources err: its "DRAM of an H100
-# NVL, 7.8 TB/s"
-# belongs to the *pair* of boards that is sold under that name; one board has 3.9. NVLink's 900 GB/s count both
-# directions, and are said to be 4.5 times InfiniBand. So ask of every rate: of what, one way or both, measured or
-# printed on the box?
+# The GPU numbers are those of a lecture (Stanford CS336, 2024). Not all compare. NVLink's 900 GB/s count both ways, the
+# other rates one. PCIe 7.0 is younger than the H100 beside it, which has PCIe 5. The 200 GB/s for InfiniBand, further
+# down, are NVLink / 4.5 (one NDR port carries 50 GB/s each way). And 7.8 TB/s belong to the *pair* of boards that is
+# sold as H100 NVL; one board has 3.9. So ask of every rate: of what, one way or both, measured or printed on the box?
 #
 # ### From process to process
 #
 # Two ranks play ping-pong, half of a round trip is one way. Once their messages pass through sockets of the loopback
-# device (the backend *gloo*), as they would between machines, only that no wire follows. Once they lie in memory that
-# both processes share (our backend *shm*, where the system allows it; lesson 03 opens it).
+# device (the backend *gloo*), once they lie in memory that both processes share (our backend *shm*; lesson 03 opens
+# it).
 
 # %%
 two, four = Ranks(2), Ranks(4)
@@ -193,16 +190,13 @@ print(
 )
 
 # %% [markdown]
-# What is shared depends on what a "core" is. Real cores have their arithmetic and first caches to themselves, and
-# share the way to memory: there products multiply, and copies through memory do not. One core alone may not fill that
-# way either; then copies multiply too, until enough cores do. The two cores of a small virtual machine are often two
-# *threads* of one core: they share its arithmetic and its caches, and multiply only where one alone would wait, as
-# for memory. So look at your three lines: which of them falls short of the ideal says what your cores share. (One
-# that rises above it was divided by a bad moment of the single rank: so large is the error of all of them.)
+# What is shared depends on what a "core" is. Real cores have arithmetic and first caches of their own and share the way
+# to memory: products multiply, copies only until that way is full. The two cores of a small virtual machine are often
+# two *threads* of one core: they share its arithmetic and its caches, and multiply only where one alone would wait, as
+# for memory. So which of your three lines falls short of the ideal says what your cores share.
 #
 # The last ratio printed is the *machine balance*. A product of n x n matrices does 2n/3 operations for each number it
-# touches (2n³ for three matrices of n²) and can keep the core busy; adding two vectors does a third of one and
-# cannot. With more ranks than cores
+# touches and can keep the core busy; adding two vectors does a third of one and cannot. With more ranks than cores
 # nothing grows any more, and a stopwatch measures how the operating system deals out turns. That is why later lessons
 # count bytes, pace, or simulate.
 #
@@ -327,7 +321,7 @@ for n, ranks in ((2, two), (4, four)):
 # $$ f = \frac{1/S - 1/p}{1 - 1/p} $$
 #
 # A group at the Barcelona Supercomputing Center ran GPT-2 124M (llm.c) on a node of 112 cores: 40 iterations, the
-# mean of several runs. Let us check their page.
+# mean of several runs.
 
 # %%
 minutes = {"sequential": 24.1, "OpenMP": 58 / 60, "OpenMP over nOS-V": 66 / 60}
@@ -342,12 +336,11 @@ for name, t in minutes.items():
 table(rows, ["version", "minutes", "speed-up", "efficiency", "Karp-Flatt"])
 
 # %% [markdown]
-# The page says 24.7 and 21.8: other roundings of the same runs (24.1 / 0.98 would be 24.6, 24.1 / 1.10 is 21.9). Keep
-# the digits until the end. The finding stands: 3 % that does not split costs 78 % of the node, and no number of cores
-# would get beyond 1 / 0.032 = 31.
+# The page says 24.7 and 21.8: other roundings of the same runs. The finding stands: 3 % that does not split costs
+# 78 % of the node, and no number of cores would get beyond 1 / 0.032 = 31.
 #
 # Amdahl keeps the *problem* fixed. **Gustafson** (1988) lets it grow with the workers, as we do when more ranks mean
-# a larger batch: S = g + (1 - g) p. Mind the clock: Amdahl's f is a share of the *serial* time, Gustafson's g a share
+# a larger batch: S = g + (1 - g) p. Amdahl's f is a share of the *serial* time, Gustafson's g a share
 # of the *parallel* time. The same run has both. Of the 35 s of a serial iteration 3.2 % do not split; on 112 cores
 # these are most of what is left:
 
@@ -364,8 +357,7 @@ table(
 )
 
 # %% [markdown]
-# From 112 workers on the two part: a fixed problem has hardly anything left to gain, a larger one has, if its serial
-# part does not grow with it.
+# From 112 workers on the two part: a fixed problem has hardly anything left to gain, a larger one has.
 
 # %% [markdown]
 # ### The same protocol here
@@ -431,10 +423,9 @@ show(
 # ## The first iteration
 #
 # The same page leaves a question open: the first iteration was *faster* than the rest in the sequential version, and
-# *slower* in the threaded ones. Two suspects: gradients and moments are allocated inside iteration 1 (each new page
-# of memory is a visit to the operating system), and a pool of threads has to start. Each is taken away in turn. The
-# last condition is a control: a whole step of another model comes first, so that all that happens once has happened.
-# Three runs of each, every one in a process of its own:
+# *slower* in the threaded ones. Two suspects: gradients and moments are allocated inside iteration 1, and a pool of
+# threads has to start. Each is taken away in turn. The last condition is a control: a whole step of another model
+# comes first, so that all that happens once has happened. Three runs of each, every one in a process of its own:
 
 # %% tags=["measured"]
 conditions = {
@@ -460,11 +451,10 @@ table(
 )
 
 # %% [markdown]
-# Now judge. A suspect is guilty if the excess goes away with it, by more than three runs of one condition differ
-# among themselves. If it stays with either and goes only with the control, then a first iteration pays for something
-# that neither names: autograd starts a thread of its own, kernels choose their code, activations get their memory.
-# And if even the control does not take it away, this experiment cannot tell; that is an answer too. (A *ratio* of
-# first to others would mislead here: preparing can make the others faster, and the ratio rises.)
+# Now judge. A suspect is guilty if the excess goes away with it, by more than three runs of one condition differ among
+# themselves. If it goes only with the control, a first iteration pays for something that neither names: autograd starts
+# a thread of its own, kernels choose their code, activations get their memory. If even the control does not take it
+# away, this experiment cannot tell.
 #
 # Preparing must not change what is computed:
 
@@ -474,14 +464,13 @@ print("equal losses in all four conditions:", all(run == losses[0] for run in lo
 
 # %% [markdown]
 # A first iteration that is *faster* than the rest needs another suspect: caches and memory bandwidth that are still
-# free, a processor that has not heated up, or something the first iteration leaves out. A hypothesis is worth what
-# its experiment is worth: change one thing, and look whether the effect goes away.
+# free, a processor that has not heated up, or something the first iteration leaves out.
 #
 # ## Reading a trace
 #
 # A time says how long. A trace says who worked when. Each rank notes *spans* (name, kind, start, end); their sum over
-# the makespan is the **average parallelism**. Of one such trace the Barcelona page says that "nearly half of the
-# threads" work at the same time. Four ranks, paced, with uneven work and a barrier after each of three rounds:
+# the makespan is the **average parallelism**. Four ranks, paced, with uneven work and a barrier after each of three
+# rounds:
 
 
 # %%
@@ -599,8 +588,8 @@ print(
 )
 
 # %% [markdown]
-# The program as published is not safe. A side stream does not wait for what the main stream still has to write; a
-# copy from ordinary memory is not asynchronous; and memory made on one stream and used on another may be handed out
+# The program as published is not safe: a side stream does not wait for what the main stream still has to write, a
+# copy from ordinary memory is not asynchronous, and memory of one stream that is used on another may be handed out
 # again too early. Three repairs, marked below. The cell runs where there is a GPU:
 
 
@@ -962,12 +951,6 @@ def average_parallelism(spans):
 #    imbalance, shared memory bandwidth.</details>
 # 5. Computing takes 30 ms, sending 10. Your overlapped program takes 28. What do you check first?
 #    <details><summary>answer</summary>The measurement: nothing gets below max(a, b) = 30.</details>
-# 6. On some machine two ranks copy large blocks hardly faster than one, small blocks twice as fast. Would a third
-#    core help with the large ones? On another it is the other way round. What are its two "cores"?
-#    <details><summary>answer</summary>No: one core fills the path to memory there. Two threads of one core: they share
-#    its cache, and take turns in waiting for memory.</details>
-# 7. Why does NCCL over a switch that adds (SHARP) win at most a factor of two for large messages?
-#    <details><summary>answer</summary>A ring sends 2 (n - 1) / n S a rank, the switch needs S.</details>
 #
 # **Next**: 03 collectives. Read also: Amdahl 1967; Gustafson 1988; Karp and Flatt 1990; Hoefler and Belli
 # 2015 (scientific benchmarking of parallel systems); the CUDA programming guide on streams; Stanford CS336
