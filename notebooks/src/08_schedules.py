@@ -182,6 +182,10 @@ def idle(name, p, f, i, w):
 
 check("idle time", exercises.idle, idle)
 
+# %% [markdown] tags=["hint"]
+# Mark, in the figure of ZB-H1, what the first rank does between its last forward of the warm-up and its first I. It
+# waits as long as in 1F1B less what it has filled in, and what it waits for has become shorter.
+
 
 # %% tags=["wrong"]
 # FAIL: zb_h1
@@ -331,6 +335,10 @@ def slices_latency(times, p):
 
 
 check("latency of slices", exercises.slicing, slices_latency)
+
+# %% [markdown] tags=["hint"]
+# Draw two ranks and slices of 1, 3 and 2. By how much are the slices after the longest one late on the second rank,
+# and on a third?
 
 
 # %% tags=["wrong"]
@@ -555,6 +563,14 @@ def my_schedule(rank):
 
 
 check("your schedule", exercises.design, my_schedule)
+
+# %% [markdown] tags=["hint"]
+# Other ranks wait for F and I only. Whenever one of these can run, run it; put a W where a rank would stand still,
+# but before the memory is full.
+
+# %% [markdown] tags=["hint"]
+# Start from ZB-H1, written out by `make("zb_h1", 3, 6)`, and move one W of the last rank to a later gap: what holds
+# its activation then?
 
 
 # %% tags=["wrong"]

@@ -137,6 +137,10 @@ def version(scheme, p, s, t, kind):
 
 check("the version that is read", exercises.version, version)
 
+# %% [markdown] tags=["hint"]
+# How many backwards has stage s done when the forward of micro-batch t begins? In the warm-up it has done none. Then
+# ask which version the backward uses: the newest, or that of its own forward.
+
 
 # %% tags=["wrong"]
 # FAIL: the first version is 0
@@ -267,6 +271,13 @@ def on_live_ranks(stash):
 
 
 check("a stash", exercises.stash, MyStash, on_live_ranks)
+
+# %% [markdown] tags=["hint"]
+# A tensor that is kept must be a copy: `p.data` itself changes with the next update. And no version may be lost in an
+# exchange: what was in use has to be kept before it is overwritten.
+
+# %% [markdown] tags=["hint"]
+# `push` and `use` are enough to write `free`: first make sure that what is in use is wanted, then drop the rest.
 
 
 # %% tags=["wrong"]

@@ -117,6 +117,10 @@ def combine_backward(grad, rows, weights, token):
 
 check("combine_backward", exercises.combine_backward, combine_backward)
 
+# %% [markdown] tags=["hint"]
+# Each row has met one token: fetch that token's gradient for it first. Then it is the backward of a product of a
+# number with a vector.
+
 
 # %% tags=["wrong"]
 # FAIL: what was its weight?
@@ -184,6 +188,14 @@ def gate(p, room):
 
 
 check("gate", exercises.gating, gate)
+
+# %% [markdown] tags=["hint"]
+# A choice finds room if fewer than `room` earlier choices went to the same expert. All first choices are earlier than
+# all second ones.
+
+# %% [markdown] tags=["hint"]
+# With one row of zeros and a single 1 for each choice, `cumsum` over the tokens counts the earlier ones. Subtract the
+# choice itself, and add all first choices to the second ones.
 
 
 # %% tags=["wrong"]
@@ -351,6 +363,10 @@ def back(rows, table, counts, axis):
 
 
 check("there and back", exercises.exchange, there, back)
+
+# %% [markdown] tags=["hint"]
+# The counts are one number an expert; `view(axis.size, -1)` makes one row a rank of them, and an all-to-all of these
+# rows is the table. Which of its sums say how many rows come, and which how many leave?
 
 
 # %% tags=["wrong"]

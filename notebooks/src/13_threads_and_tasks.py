@@ -128,6 +128,10 @@ def declare(task, a, b):
 
 check("what the tasks touch", exercises.declare, declare)
 
+# %% [markdown] tags=["hint"]
+# Which of the four tasks only look at a tensor, which overwrite it, which change it in place, and which add into one
+# that the others add into too? `reduces` is for the last kind. Weights have no block.
+
 
 # %% tags=["wrong"]
 # FAIL: 'gelu 0:2' has to wait for 'up 2:4'
@@ -218,6 +222,10 @@ def fewest(before):
 
 
 check("edges that can go", exercises.fewest, fewest)
+
+# %% [markdown] tags=["hint"]
+# An edge u to v can go when u comes before another task that has an edge to v. So for each task keep the set of all
+# that come before it, near or far.
 
 
 # %% tags=["wrong"]
@@ -580,6 +588,10 @@ def received(axis, source):
 
 
 check("a receive that gives its core back", exercises.gives_back, received)
+
+# %% [markdown] tags=["hint"]
+# The body may start the message, but not wait for it. What it returns says what to wait for and what to do then, and
+# `x` must hold the message afterwards.
 
 
 # %% tags=["wrong"]

@@ -109,6 +109,10 @@ def critical_path(times, edges):
 
 check("critical path", exercises.critical_path, critical_path)
 
+# %% [markdown] tags=["hint"]
+# Go through the operators from the last to the first: the longest path that begins at n is its own time and the
+# longest of those that begin at an operator after it.
+
 
 # %% tags=["wrong"]
 # FAIL: is all work
@@ -312,6 +316,10 @@ def cut(times, stages):
 
 
 check("the best cut", exercises.cut, cut)
+
+# %% [markdown] tags=["hint"]
+# Keep, for every pair (j, s), the slowest stage of the best cut of the first j layers into s stages, and its bounds.
+# One stage is easy; s stages follow from s - 1.
 
 
 # %% tags=["wrong"]
