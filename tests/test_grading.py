@@ -12,6 +12,7 @@ from gpt2lab.classroom import NOTEBOOKS, lessons_named, report, sandbox
 from gpt2lab.classroom import grade as grading
 from gpt2lab.classroom.submission import answers, touches
 from gpt2lab.lessons.answers import as_expected, exercises, words_of
+from gpt2lab.lessons.desk import split
 
 pytestmark = pytest.mark.live
 SLOW = [
@@ -263,12 +264,16 @@ def test_solutions_pass_and_blanks_are_todo_through_the_grader_too(name, tmp_pat
 @pytest.mark.parametrize("name", LESSONS)
 @pytest.mark.timeout(1200)
 def test_wrong_answers_fail_with_their_words_through_the_grader_too(name):
-    """As if each were of another student, but in one process, which starts only once."""
+    """As if each were of another student, but in one process, which starts only once.
+
+    Before a wrong answer stands the solution, because some define only one of the functions of an exercise.
+    """
     (lesson,) = lessons_named(NOTEBOOKS, [name])
     wrong, parts = [w for e in exercises(lesson) for w in e.wrong], {}
     for at, exercise in enumerate(exercises(lesson)):
         for one in exercise.wrong:
-            cells = cells_of(lesson, lambda e: one.text if e == exercise else e.cell.blank()).cells  # noqa: B023
+            text = f"{split(exercise.cell.solved())[0]}\n\n{one.text}"
+            cells = cells_of(lesson, lambda e: text if e == exercise else e.cell.blank()).cells  # noqa: B023
             parts[len(parts)] = answers([c for c in cells if c.cell_type == "code"], lesson)[at]
     found = grading._tried(parts, lesson, sandbox.Limits(), ())
     missed = [
