@@ -21,7 +21,8 @@ LARGEST = 32 * 2**20
 """Bytes of a notebook that is still read."""
 
 DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Import, ast.ImportFrom)
-TOUCHY = set("sys.modules gc ctypes inspect __globals__ __closure__ _getframe exercises check".split())
+MODULES = {"sys.modules", "gc", "ctypes", "inspect", "exercises"}
+TOUCHY = MODULES | {"__globals__", "__closure__", "_getframe", "check"}
 """Names that an answer has no need of, and that could reach its own judge."""
 
 
