@@ -70,7 +70,7 @@ COMPUTED = [
     (("10", 1), lambda: " : ".join(map(str, loads("contiguous")))),
     (("13", 1), lambda: f"= {max(120 / 3, 30):g} ms"),
     (("16", 1), lambda: f"= {(100 - 30) / 4 + 30} ms"),
-    (("16", 2), lambda: "= {0} ms; {1} ms".format(*cuts())),
+    (("16", 2), lambda: "= {} ms; {} ms".format(*cuts())),
     (("18", 1), lambda: f"{best_interval(1, 200):g} minutes"),
 ]
 

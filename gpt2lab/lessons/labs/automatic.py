@@ -25,7 +25,9 @@ LIVE = GPT2Config(vocab_size=40, n_positions=16, n_layer=2, n_head=4, n_embd=32)
 WORDS = {"whole": "-", "sample": "S", "attribute": "A", "parameter": "P"}
 
 
-def problem(slow: float = 50e6, devices: int = 4, memory: float = math.inf, rows: int = 4, micros: int = 8, **more):
+def problem(
+    slow: float = 50e6, devices: int = 4, memory: float = math.inf, rows: int = 4, micros: int = 8, **more
+):
     """`MODEL` (or `config`) in `layers` clusters on two nodes, whose devices share links of 2 GB/s."""
     config, length = more.pop("config", MODEL), more.pop("length", 32)
     operators = clustered(gpt2_cuts(config, rows, length), more.pop("layers", 4))
@@ -103,7 +105,9 @@ def staged_plans(links: LinkChain, given: ChainProblem, plans: dict[str, ChainPl
     return {name: Staged(links, stages_of(given, plan)) for name, plan in plans.items()}
 
 
-def run_plans(rank: int, world_size: int, plans: dict[str, Staged], rows: int, length: int, micros: int, turns=2):
+def run_plans(
+    rank: int, world_size: int, plans: dict[str, Staged], rows: int, length: int, micros: int, turns=2
+):
     """For each plan (seconds of the fastest of some steps over the paced network, loss, bytes sent, as predicted)."""
     batch = example_batch(LIVE, rows * micros, length)
     pairs = zip(batch.tokens.split(rows), batch.targets.split(rows), strict=True)
