@@ -16,6 +16,9 @@ COMMANDS = {
     "export": ("gpt2lab.commands.export", "a trained model in the Hugging Face layout"),
     "verify": ("gpt2lab.commands.verify", "compare a plan with the serial run: loss, gradients, weights"),
     "plans": ("gpt2lab.commands.plans", "which strategies go together, from what the tests run"),
+    "plan": ("gpt2lab.commands.plan", "choose a plan for a model, a machine and a goal"),
+    "memory": ("gpt2lab.commands.memory", "what each rank of a plan holds, and for what"),
+    "calibrate": ("gpt2lab.commands.calibrate", "measure this machine, for predictions of plans"),
     "schedule": ("gpt2lab.commands.schedule", "draw, check and simulate a pipeline schedule"),
     "data": ("gpt2lab.commands.data", "turn your own text into tokens to train on"),
     "info": ("gpt2lab.commands.info", "what this machine is and how fast it multiplies"),
@@ -101,7 +104,7 @@ def entry() -> int:
         return 1
     from .machine import huge_pages
 
-    computes = sys.argv[1:2] and sys.argv[1] in ("train", "generate", "verify", "bench", "info")
+    computes = sys.argv[1:2] and sys.argv[1] in ("train", "generate", "verify", "bench", "info", "calibrate")
     if computes and huge_pages.ask_for_huge_pages():
         home = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
         safe = (

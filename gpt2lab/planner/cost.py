@@ -46,12 +46,15 @@ class Prediction:
         return max(held.total for held in self.held)
 
 
-def predict(plan, config, rows: int, length: int, cluster: Cluster, itemsize: int = 4) -> Prediction:
-    """What a step of the plan costs on the cluster.
+def predict(
+    plan, config, rows: int, length: int, cluster: Cluster, itemsize: int = 4, checked: bool = False
+) -> Prediction:
+    """What a step of the plan costs on the cluster; `checked`: the plan is known to run the model.
 
     Raises ValueError where the plan cannot run the model, or needs more devices than the cluster has.
     """
-    check(plan, config, rows, length)
+    if not checked:
+        check(plan, config, rows, length)
     if plan.world > cluster.devices:
         raise ValueError(
             f"{plan} needs {plan.world} devices and the cluster has {cluster.devices}. Use a smaller plan or more "
@@ -113,15 +116,12 @@ def _step(machines: list[RankOnCluster]) -> tuple[dict[str, float], float]:
         busy = max(machines, key=lambda m: sum(work[m.share.pp].values()))
         parts = work[busy.share.pp]
         whole = _pipeline(machines)
-        cores = busy.cluster.cores
-        if (
-            cores
-        ):  # simulated as if each rank had a core; no schedule is faster than all work on the cores there are
+        shared = 0.0
+        if cores := busy.cluster.cores:  # timed as if each rank had a core, but all work has to find one
             parts = Counter({name: seconds / busy.crowd for name, seconds in parts.items()})
-            whole = max(
-                whole / busy.crowd, _all_work(machines, work) / busy.crowd / min(cores, share.plan.world)
-            )
-        parts = parts + Counter(bubble=max(0.0, whole - sum(parts.values())))
+            whole /= busy.crowd
+            shared = max(0.0, _all_work(machines, work) / busy.crowd / min(cores, share.plan.world) - whole)
+        parts = parts + Counter(bubble=max(0.0, whole - sum(parts.values())), cores=shared)
     parts = parts + ends[share.pp]
     return dict(parts), sum(parts.values())
 

@@ -70,9 +70,12 @@ def fullest(shares: list[RankShare], optimizer: str = "adamw") -> tuple[Held, ..
 
 
 def _beside(share: RankShare) -> list[RankShare]:
-    """The context rank with the most tokens, and the last one, which borrows most."""
-    sizes = share.table.sizes if share.table else [0]
-    return [replace(share, cp=place) for place in sorted({sizes.index(max(sizes)), len(sizes) - 1})]
+    """The context rank with the most tokens, and where ranks borrow unequally the last one, which borrows most."""
+    sizes, name = share.table.sizes if share.table else [0], share.plan.exchange
+    unequal = len(sizes) - 1 if name == "triangle" or name.startswith("halo") else 0
+    return (
+        [replace(share, cp=place) for place in {sizes.index(max(sizes)), unequal}] if share.table else [share]
+    )
 
 
 def of_rank(share: RankShare, optimizer: str = "adamw") -> Held:
@@ -104,15 +107,15 @@ class _Walk:
 
     def __init__(self, share: RankShare, moments: int):
         self.share, self.plan, self.e = share, share.plan, share.itemsize
-        self.sizes, self.whole = share.sizes, sum(share.sizes.values())
+        self.sizes = share.sizes
         self.wte = sum(n for (part, _), n in share.sizes.items() if part == "wte")
         self.arrived, self.under_way = (
             set(),
             0,
         )  # positions whose gradients are there; bytes that are being summed
-        self.fullest: Counter = Counter()
-        mine = owned(share, lambda p: True)
-        self.now = Counter(weights=self._weights(), optimizer=moments * share.master * mine)
+        self.fullest, self.most = Counter(), -1
+        state = moments * share.master * owned(share, lambda p: True)
+        self.now = Counter(weights=self._weights(), optimizer=state)
         self.kept: dict[tuple[int, int], Counter] = {}
         chunks = self.plan.loss == "chunked" and share.parts.last
         self.now["buffers"] = (
@@ -121,15 +124,15 @@ class _Walk:
 
     def note(self, **more: int) -> None:
         """What is held now, and this besides, is held at the same moment."""
-        moment = self.now + Counter(more)
-        if moment.total() > self.fullest.total():
-            self.fullest = moment
+        total = sum(self.now.values()) + sum(more.values())
+        if total > self.most:
+            self.most, self.fullest = total, self.now + Counter(more)
 
     def _weights(self) -> int:
         """Bytes of weights between two steps, and of the shards that the optimizer steps."""
         share, (ranks, _) = self.share, self.share.sharing
         if not self.plan.zero:
-            return self.e * self.whole
+            return self.e * sum(self.sizes.values())
         if self.plan.data == "owner":
             return share.master * owned(share, lambda p: True)
         shards = sum(zero.shard_length(n, ranks) for n in self.sizes.values())
@@ -147,12 +150,11 @@ class _Walk:
     def forward(self, op: Op) -> None:
         """Run a stage forward and keep what its backward needs."""
         position, rows, tokens = self.unit(op)
-        inputs_only = self.plan.pp > 1 and self.plan.recompute
         kept, last = kept_by_stage(self.share, position, rows, tokens), position == self.share.depth - 1
         logits = logits_bytes(self.share, rows, tokens) if last else 0
         weights = self._gathered(position)
         self.note(weights=weights, activations=kept["activations"], logits=2 * logits)
-        if inputs_only:
+        if self.plan.pp > 1 and self.plan.recompute:
             kept = Counter(activations=stream_bytes(self.share, rows, tokens) if position else 0)
         self.kept[op.stage, op.micro] = kept
         self.now += kept
@@ -161,7 +163,7 @@ class _Walk:
         """Run a stage backward, or the half of it that an operation is: loss, head, blocks from the last, embedding."""
         position, rows, tokens = self.unit(op)
         if op.kind == "W" and position:  # the products whose operands the first half left
-            block = self.e * self._block(self.share.parts.blocks[0]) if self.plan.zero > 1 else 0
+            block = max(map(self._block, self.share.parts.blocks), default=0) * self.e * (self.plan.zero > 1)
             self.note(buffers=max(2 * block, self._largest(position)))
             self.now -= self.kept.pop((op.stage, op.micro))
             if self.plan.zero == 3:  # from the first half to the second the blocks' weights stay

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 from ..machine.links import Link, all_reduce_time
 from ..parallel.context.costs import pairs
@@ -20,7 +20,7 @@ class RankOnCluster:
     cluster: Cluster
     share: RankShare
 
-    @property
+    @cached_property
     def crowd(self) -> float:
         """How many ranks share a core."""
         here = min(self.share.plan.world, max(self.cluster.network.node, 1))
@@ -50,8 +50,18 @@ class RankOnCluster:
         (ranks, distance), node = self.ring(axis), self.cluster.network.node
         return node > 1 and ((ranks - 1) * distance + distance > node or node % max(distance, 1) != 0)
 
+    @cached_property
+    def links(self) -> dict[str, Link]:
+        """The link of every axis that was asked for."""
+        return {}
+
     def link(self, axis: str) -> Link:
         """The slowest link along an axis; what leaves a node shares its uplinks with the node's other rings."""
+        if axis not in self.links:
+            self.links[axis] = self._slowest(axis)
+        return self.links[axis]
+
+    def _slowest(self, axis: str) -> Link:
         network, (ranks, distance) = self.cluster.network, self.ring(axis)
         if network.node == 1 or self.crosses(axis):
             inside = max(1, min(ranks, network.node // max(distance, 1)))

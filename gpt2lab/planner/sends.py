@@ -123,6 +123,7 @@ def _to_stages(
     return [message] * there, [message] * back
 
 
+@lru_cache(maxsize=256)
 def gradient_sends(share: RankShare) -> list[AxisTraffic]:
     """What summing gradients over replicas sends in a step, and what brings new weights back to them."""
     plan, (ranks, place) = share.plan, share.sharing
@@ -226,7 +227,7 @@ def owned(share: RankShare, wanted) -> int:
 
 def sends(share: RankShare) -> list[AxisTraffic]:
     """All that the rank sends in a step."""
-    found = gradient_sends(share) + finish_sends(share)
+    found = [*gradient_sends(share), *finish_sends(share)]
     for stage in share.stages:
         for (rows, tokens), count in share.units(stage).items():
             found += [s.times(count) for s in stage_ways(share, stage, rows, tokens).all]

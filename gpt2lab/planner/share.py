@@ -151,41 +151,20 @@ class RankShare:
         return (stages + (self.plan.zero == 3), int(stages)) if self.plan.pp > 1 else (int(blocks), 0)
 
     @cached_property
-    def parameters(self) -> list[Parameter]:
-        """All parameters here, in the model's order."""
-        config, c, sp = self.config, self.config.n_embd, self.plan.sp
-        words = split_sizes(config.vocab_size, self.plan.tp)[self.tp]
-        found = []
-        if self.parts.first or self.parts.last:
-            found.append(Parameter("wte.weight", words * c, self.plan.tp > 1))
-        if self.parts.first:
-            found.append(Parameter("wpe.weight", config.n_positions * c, partial=sp))
-        for layer in self.parts.blocks:
-            found += [Parameter(f"h.{layer}.{name}", *rest) for name, *rest in self._block]
-        if self.parts.last:
-            found += [Parameter(f"ln_f.{name}", c, partial=sp) for name in ("weight", "bias")]
-        return found
-
-    @cached_property
-    def _block(self) -> list[tuple]:
-        """(name, elements, cut, partial) of the parameters of one block."""
-        c, n, sp = self.config.n_embd, self.plan.tp, self.plan.sp
-        own, hidden, cut = c // n, split_sizes(4 * c, n)[self.tp], n > 1
-        norm = lambda name: [(f"{name}.weight", c, False, sp), (f"{name}.bias", c, False, sp)]
-        column = lambda name, width: [(f"{name}.weight", width * c, cut), (f"{name}.bias", width, cut)]
-        row = lambda name, width: [(f"{name}.weight", width * c, cut), (f"{name}.bias", c, False, sp)]
-        attention = column("attn.c_attn", 3 * own) + row("attn.c_proj", own)
-        return (
-            norm("ln_1") + attention + norm("ln_2") + column("mlp.c_fc", hidden) + row("mlp.c_proj", hidden)
+    def groups(self) -> dict[tuple[str, bool], tuple[Parameter, ...]]:
+        """The parts that ZeRO shards, as `zero.flat.into_groups` forms them: (part, cut by tensor parallelism)."""
+        here = self.parts
+        return _groups(
+            self.config, here.first, here.last, tuple(here.blocks), self.plan.tp, self.tp, self.plan.sp
         )
 
     @cached_property
-    def groups(self) -> dict[tuple[str, bool], list[Parameter]]:
-        """The parts that ZeRO shards, as `zero.flat.into_groups` forms them: (part, cut by tensor parallelism)."""
-        found: dict[tuple[str, bool], list[Parameter]] = {}
-        for p in self.parameters:
-            found.setdefault((part_of(p.name), p.cut), []).append(p)
-        return found
+    def parameters(self) -> tuple[Parameter, ...]:
+        """All parameters here, in the model's order."""
+        here = self.parts
+        return _parameters(
+            self.config, here.first, here.last, tuple(here.blocks), self.plan.tp, self.tp, self.plan.sp
+        )
 
     @cached_property
     def sizes(self) -> dict[tuple[str, bool], int]:
@@ -197,3 +176,30 @@ class RankShare:
         """How many ranks share out what ZeRO shards, and this rank's place among them."""
         ranks = self.plan.shard or self.plan.dp * self.plan.cp
         return ranks, self.place % ranks
+
+
+@lru_cache(maxsize=1024)
+def _parameters(
+    config, first: bool, last: bool, blocks: tuple, n: int, rank: int, sp: bool
+) -> tuple[Parameter, ...]:
+    """The parameters of some blocks and ends, of which this is rank `rank` of n tensor-parallel ones."""
+    c, hidden = config.n_embd, split_sizes(4 * config.n_embd, n)[rank]
+    own, cut = c // n, n > 1
+    norm = lambda name: [(f"{name}.weight", c, False, sp), (f"{name}.bias", c, False, sp)]
+    column = lambda name, width: [(f"{name}.weight", width * c, cut), (f"{name}.bias", width, cut)]
+    row = lambda name, width: [(f"{name}.weight", width * c, cut), (f"{name}.bias", c, False, sp)]
+    attention = column("attn.c_attn", 3 * own) + row("attn.c_proj", own)
+    block = norm("ln_1") + attention + norm("ln_2") + column("mlp.c_fc", hidden) + row("mlp.c_proj", hidden)
+    found = [Parameter("wte.weight", split_sizes(config.vocab_size, n)[rank] * c, cut)] * (first or last)
+    found += [Parameter("wpe.weight", config.n_positions * c, partial=sp)] * first
+    found += [Parameter(f"h.{layer}.{name}", *rest) for layer in blocks for name, *rest in block]
+    return tuple(found + [Parameter(*one) for one in norm("ln_f") * last])
+
+
+@lru_cache(maxsize=1024)
+def _groups(*what) -> dict[tuple[str, bool], tuple[Parameter, ...]]:
+    found: dict[tuple[str, bool], tuple[Parameter, ...]] = {}
+    for p in _parameters(*what):
+        key = part_of(p.name), p.cut
+        found[key] = *found.get(key, ()), p
+    return found

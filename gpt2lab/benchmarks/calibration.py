@@ -1,0 +1,137 @@
+"""How fast this machine computes and sends, fitted to whole steps of small models and to sums between live ranks.
+
+Operations and bytes per second of a rank and the launch of an operator are those with which the planner's own formulas
+come nearest to the measured steps. All cores work while a step is timed, as they do in a parallel run.
+"""
+
+import hashlib
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from ..corpus.storage import cache_dir
+from ..machine.links import Link, Network
+from ..machine.speed import machine
+from ..model import PRESETS
+from ..plan import Plan
+from ..planner.cost import predict
+from ..planner.fit import fit
+from ..planner.problem import Cluster, Device, find_cluster
+
+STEPS = [  # (plan, configuration, rows, length): from work of many small operators to work of few large ones
+    ("serial", "nano", 1, 16),
+    ("serial", "nano", 2, 64),
+    ("micro=4", "nano", 4, 64),
+    ("serial", "mini", 1, 32),
+    ("serial", "mini", 2, 128),
+    ("recompute=on", "mini", 4, 64),
+    ("loss=chunked", "mini", 4, 128),
+    ("micro=4", "mini", 4, 32),
+]
+SIZES = 1 << 10, 1 << 14, 1 << 18, 1 << 22  # numbers of a sum between ranks
+NARROW = 4_000  # words of the models that are timed: blocks weigh as much as the head
+
+
+def calibration_file() -> Path:
+    """Where the measurement of this machine is kept: its name is the fingerprint of the machine."""
+    said = json.dumps({k: v for k, v in machine().items() if k != "GPUs"}, sort_keys=True)
+    return cache_dir("calibration") / f"{hashlib.sha256(said.encode()).hexdigest()[:16]}.json"
+
+
+def here() -> Cluster:
+    """This machine as it was measured; where it was not, the round numbers of `CLUSTERS["laptop"]`."""
+    laptop = find_cluster("laptop")
+    if not calibration_file().exists():
+        return laptop
+    found = json.loads(calibration_file().read_text())
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / laptop.devices
+    device = Device(found["rate"], memory, found["launch"], found["copy"])
+    link = Link(found["latency"], found["bandwidth"])
+    return Cluster(
+        laptop.devices, device, Network(link, node=64), cores=found["cores"], source="measured here"
+    )
+
+
+def measured() -> dict:
+    """The numbers of this machine, from live ranks, one for each core."""
+    from tqdm import tqdm
+
+    from ..processes.launch import Ranks
+
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    ranks = max(2, min(cores, 4))
+    steps = []
+    with Ranks(ranks, echo=False, timeout=120) as pool:
+        for plan, name, rows, length in tqdm(STEPS, desc="steps", leave=False):
+            seconds = max(pool.run(step_seconds, plan, name, rows, length))
+            steps.append({"plan": plan, "config": name, "rows": rows, "length": length, "seconds": seconds})
+        sums = [
+            (2 * (ranks - 1), size, max(pool.run(sum_seconds, size)))
+            for size in tqdm(SIZES, desc="sums", leave=False)
+        ]
+    crowd = max(1.0, ranks / cores)
+    rate, copy, launch = fitted(steps)
+    link = fit([(m * crowd, crowd * 2 * (ranks - 1) / ranks * 4 * size, s) for m, size, s in sums]).link
+    found = {"cores": cores, "rate": rate, "copy": copy, "launch": launch}
+    for step in steps:
+        step["fitted"] = float(features(step) @ (1 / rate, 1 / copy, launch))
+    return found | {"latency": link.latency, "bandwidth": link.bandwidth, "steps": steps}
+
+
+def features(step: dict) -> np.ndarray:
+    """(operations, bytes moved, operators) of a step, by the planner's own formulas: one device that takes 1 s each."""
+    config = replace(PRESETS[step["config"]], vocab_size=NARROW)
+    none = float("inf")
+    units = Device(1.0, copy=none), Device(none, copy=1.0), Device(none, launch=1.0)
+    ask = lambda unit: (
+        predict(Plan.parse(step["plan"]), config, step["rows"], step["length"], Cluster(1, unit)).seconds
+    )
+    return np.array([ask(unit) for unit in units])
+
+
+def fitted(steps: list[dict]) -> tuple[float, float, float]:
+    """(operations a second, bytes a second, seconds an operator) with the least relative errors, none negative."""
+    table = np.array([features(step) / step["seconds"] for step in steps])
+    scale = table.max(0)
+    kept = list(range(3))
+    while True:
+        solved = np.linalg.lstsq(table[:, kept] / scale[kept], np.ones(len(table)), rcond=None)[0]
+        if (solved > 0).all():
+            break
+        kept.pop(int(solved.argmin()))
+    costs = np.full(3, 1e-15)
+    costs[kept] = solved / scale[kept]
+    return 1 / costs[0], 1 / costs[1], float(costs[2])
+
+
+def step_seconds(rank: int, world: int, plan: str, name: str, rows: int, length: int) -> float:
+    """The median of some steps of a model that every rank trains for itself, all at the same time."""
+    from ..machine import timing
+    from ..plan import build
+    from ..ranks import comm
+    from ..ranks.mesh import Mesh
+    from ..reference import example_batch
+    from ..train import Trainer
+
+    config = replace(PRESETS[name], vocab_size=NARROW)
+    everyone = Mesh(dp=world).world
+    trainer = Trainer(build(Plan.parse(plan), config, Mesh(alone=True)))
+    batch = example_batch(config, rows, length)
+    found = timing.trials(lambda: trainer.step(batch), 5, 2, ready=lambda: comm.barrier(everyone))
+    return timing.alone(found).median
+
+
+def sum_seconds(rank: int, world: int, numbers: int) -> float:
+    """The median of sums of so many numbers over all ranks."""
+    import torch
+
+    from ..machine import timing
+    from ..ranks import comm
+    from ..ranks.mesh import Mesh
+
+    everyone, x = Mesh(dp=world)["dp"], torch.ones(numbers)
+    found = timing.trials(lambda: comm.all_reduce(x, everyone), 9, 3, ready=lambda: comm.barrier(everyone))
+    return timing.alone(found).median

@@ -1,0 +1,146 @@
+"""Every plan of 1, 2 and 4 ranks that a small model allows: predicted seconds and bytes of a step beside measured.
+
+    python -m gpt2lab calibrate --again && python -m gpt2lab bench plans      about five minutes on two quiet cores
+
+Plans take turns only once, so let nothing else run. The table is written as JSON for lesson 17 to draw.
+"""
+
+import argparse
+import gc
+import json
+import statistics
+import time
+from pathlib import Path
+
+import numpy as np
+from tqdm import tqdm
+
+from ..machine import memory as counted
+from ..model import PRESETS
+from ..plan import Plan, build
+from ..planner.choose import candidates
+from ..planner.cost import predict
+from ..processes.launch import Ranks
+from ..ranks import comm
+from ..ranks.mesh import Mesh
+from ..reference import example_batch
+from ..train import Trainer
+from .calibration import here
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of the benchmark."""
+    parser.add_argument("--config", choices=list(PRESETS), default="mini")
+    parser.add_argument("--rows", type=int, default=4, help="sequences of a step (default 4)")
+    parser.add_argument("--length", type=int, default=64, help="tokens of each (default 64)")
+    parser.add_argument("--plans", type=int, default=110, help="how many plans, evenly chosen (default 110)")
+    parser.add_argument("--steps", type=int, default=3, help="timed steps of each (default 3)")
+    parser.add_argument("--out", default="runs/plans", help="folder for the figure and the JSON file")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measure, print how well the predictions hold, and write the table."""
+    from ..plots import style
+    from ..plots.planner import predicted_and_measured
+
+    rows = compared(args)
+    found = agreement(rows)
+    for what, number in found.items():
+        print(f"{what}: {number}")
+    folder = Path(args.out)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "plans.json").write_text(json.dumps({"rows": rows, "agreement": found}, indent=1) + "\n")
+    style.save_figure(predicted_and_measured(rows), folder / "plans.png")
+    print(f"Saved {folder / 'plans.json'} and .png")
+    return 0
+
+
+def some_plans(config, cluster, rows: int, length: int, count: int) -> list[Plan]:
+    """About `count` plans of 1, 2 and 4 ranks, evenly out of all candidates, grouped by ranks."""
+    every = [p for p in candidates(config, cluster, rows, length) if p.world in (1, 2, 4)]
+    return (
+        [every[i * len(every) // count] for i in range(min(count, len(every)))]
+        if count < len(every)
+        else every
+    )
+
+
+def compared(args: argparse.Namespace) -> list[dict]:
+    """A row for each plan: its text and ranks, seconds and bytes predicted and measured."""
+    config, cluster = PRESETS[args.config], here().with_devices(4)
+    plans, rows = some_plans(config, cluster, args.rows, args.length, args.plans), []
+    bar = tqdm(total=len(plans), desc="plans")
+    for world in (1, 2, 4):
+        with Ranks(world, echo=False, timeout=300) if world > 1 else _Alone() as ranks:
+            for plan in [p for p in plans if p.world == world]:
+                said = predict(plan, config, args.rows, args.length, cluster)
+                found = ranks.run(step_of, str(plan), config, args.rows, args.length, args.steps)
+                seconds, size = (max(values) for values in zip(*found, strict=True))
+                row = {
+                    "plan": str(plan),
+                    "ranks": world,
+                    "predicted_seconds": said.seconds,
+                    "measured_seconds": seconds,
+                }
+                rows.append(row | {"predicted_bytes": said.memory, "measured_bytes": size})
+                bar.update()
+    bar.close()
+    return rows
+
+
+class _Alone:
+    """A pool of one: this process."""
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        return None
+
+    def run(self, function, *arguments) -> list:
+        return [function(0, 1, *arguments)]
+
+
+def step_of(
+    rank: int, world: int, text: str, config, rows: int, length: int, steps: int
+) -> tuple[float, int]:
+    """(median seconds, most bytes held) of a step of a plan on this rank."""
+    plan = Plan.parse(text)
+    mesh = Mesh(**plan.axes)
+    trainer, batch, times = Trainer(build(plan, config, mesh)), example_batch(config, rows, length), []
+    for step in range(steps + 1):
+        comm.barrier(mesh.world)
+        start = time.perf_counter()
+        trainer.step(batch)
+        comm.barrier(mesh.world)
+        if step:
+            times.append(time.perf_counter() - start)
+    if hasattr(trainer.parallel.model.loss, "buffer"):
+        trainer.parallel.model.loss.buffer = None  # made anew, so that it is counted
+    most = max(counted.over_a_step(trainer, batch))
+    trainer = None
+    gc.collect()
+    return statistics.median(times), most
+
+
+def measure(plan: Plan, config, rows: int, length: int, steps: int = 3) -> tuple[float, int]:
+    """(seconds, bytes) of a step of one plan here, of the slowest and the fullest rank."""
+    with Ranks(plan.world, echo=False, timeout=300) if plan.world > 1 else _Alone() as ranks:
+        found = ranks.run(step_of, str(plan), config, rows, length, steps)
+    return max(s for s, _ in found), max(b for _, b in found)
+
+
+def agreement(rows: list[dict]) -> dict[str, float]:
+    """Rank correlation of the times (Spearman), median errors, and what the chosen plan loses to the best measured."""
+    predicted, measured = (
+        np.array([row[f"{kind}_seconds"] for row in rows]) for kind in ("predicted", "measured")
+    )
+    sizes = np.array([row["predicted_bytes"] / row["measured_bytes"] - 1 for row in rows])
+    order = [np.argsort(np.argsort(times)) for times in (predicted, measured)]
+    return {
+        "plans": len(rows),
+        "rank correlation": round(float(np.corrcoef(*order)[0, 1]), 3),
+        "median error of the time": round(float(np.median(np.abs(predicted / measured - 1))), 3),
+        "largest error of the memory": round(float(np.abs(sizes).max()), 3),
+        "chosen over best measured": round(float(measured[predicted.argmin()] / measured.min()), 3),
+    }

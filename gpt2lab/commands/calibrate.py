@@ -1,0 +1,37 @@
+"""Measure this machine, so that plans can be predicted for it: under a minute; the result is kept for this machine.
+
+    python -m gpt2lab calibrate            measured once, then read from the cache
+    python -m gpt2lab calibrate --again    measured anew, after a change of the machine or of torch
+
+All cores work while it measures, as they do in a parallel run. What is fitted: operations and bytes per second of a
+rank and the launch of an operator, from whole steps of small models; latency and bandwidth between ranks, from sums.
+"""
+
+import json
+
+from ..benchmarks.calibration import calibration_file, measured
+
+
+def add_arguments(parser) -> None:
+    """The options of the command."""
+    parser.add_argument("--again", action="store_true", help="measure even if this machine is known")
+
+
+def run(args) -> int:
+    """Measure, keep, and print what was found."""
+    if args.again or not calibration_file().exists():
+        calibration_file().write_text(json.dumps(measured(), indent=1))
+    found = json.loads(calibration_file().read_text())
+    print(f"a rank: {found['rate'] / 1e9:.1f} GFLOP/s, {found['copy'] / 1e9:.1f} GB/s, ", end="")
+    print(f"{1e6 * found['launch']:.0f} us an operator (fitted to {len(found['steps'])} steps, measured)")
+    print(
+        f"between ranks: {1e6 * found['latency']:.0f} us, {found['bandwidth'] / 1e9:.2f} GB/s (fitted, measured)"
+    )
+    for step in found["steps"]:
+        times = (
+            f"{kind} {1e3 * step[name]:8.1f} ms"
+            for kind, name in (("measured", "seconds"), ("fitted", "fitted"))
+        )
+        print(f"  {step['plan']:14}{step['config']:5}", *times)
+    print(f"kept in {calibration_file()}")
+    return 0

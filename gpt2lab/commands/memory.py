@@ -1,0 +1,38 @@
+"""What each rank of a plan holds at its fullest moment, and what it is for.
+
+    python -m gpt2lab memory --plan dp=8,zero=3 --config gpt2-xl --batch 8
+    python -m gpt2lab memory --plan dp=4,zero=1 --plan dp=4,zero=3 --config mini --length 32
+
+ZeRO-3 can need more than ZeRO-1: it holds the tied embedding and two blocks whole beside their gradients under way,
+which on few ranks, for a small model, is more than the shards save. The bytes are computed; 1 MiB is 2**20 bytes.
+"""
+
+from ..model import PRESETS
+from ..plan import Plan
+from ..planner.memory import MOMENTS, memory
+from .plan import add_model
+
+
+def add_arguments(parser) -> None:
+    """The options of the command."""
+    parser.add_argument("--plan", action="append", help="such as dp=2,zero=3; may be given several times")
+    parser.add_argument("--optimizer", choices=list(MOMENTS), default="adamw", help="default adamw")
+    add_model(parser)
+
+
+def run(args) -> int:
+    """Print one table a plan: a line for each stage of its pipeline."""
+    config = PRESETS[args.config]
+    for text in args.plan or ["serial"]:
+        plan = Plan.parse(text)
+        held = memory(
+            plan, config, args.rows, args.length or config.n_positions, args.itemsize, args.optimizer
+        )
+        print(
+            f"{plan} on {plan.world} rank{'s' * (plan.world > 1)}, {args.config}, {args.rows} rows, MiB (computed)"
+        )
+        print("  stage" + "".join(f"{name:>13}" for name in held[0].parts) + f"{'together':>13}")
+        for one in held:
+            sizes = [*one.parts.values(), one.total]
+            print(f"  {one.stage:5}" + "".join(f"{size / 2**20:13,.1f}" for size in sizes))
+    return 0

@@ -1,0 +1,135 @@
+"""Which plan to train with: all that fit are predicted, and the best one is named, with its reasons.
+
+    python -m gpt2lab plan --config gpt2-xl --ranks 8 --memory 4GiB
+    python -m gpt2lab plan --config gpt2-xl --cluster h100x64 --rows 512 --explain
+    python -m gpt2lab plan --config mini --ranks 4 --run          train a few steps with it here
+
+Times are predictions: of this machine after `gpt2lab calibrate`, else of a cluster by its data sheets.
+"""
+
+import argparse
+import json
+import re
+from dataclasses import asdict
+from pathlib import Path
+
+from ..model import PRESETS
+from ..planner.choose import LEAST, PRUNED, Goal, in_bytes, in_seconds, parallelize
+from ..planner.problem import CLUSTERS, find_cluster
+
+UNITS = {
+    "": 1,
+    "B": 1,
+    **{f"{p}{i}B": (1024 if i else 1000) ** (n + 1) for n, p in enumerate("KMGT") for i in ("", "i")},
+}
+
+
+def size_in_bytes(text: str) -> float:
+    """The bytes of a size such as 4GiB, 800MB or 1.5 GiB."""
+    found = re.fullmatch(r"\s*([\d.]+(?:e\d+)?)\s*([KMGT]?i?B?)\s*", text, re.IGNORECASE)
+    units = {unit.lower(): factor for unit, factor in UNITS.items()}
+    try:
+        return float(found[1]) * units[found[2].lower()]
+    except (TypeError, KeyError, ValueError):
+        raise argparse.ArgumentTypeError(f"{text!r} is no size. Use for example 4GiB or 800MB") from None
+
+
+def add_model(parser) -> None:
+    """The options that say what is trained."""
+    parser.add_argument("--config", choices=list(PRESETS), default="gpt2", help="the model (default gpt2)")
+    parser.add_argument("--rows", "--batch", type=int, default=8, help="sequences of a step (default 8)")
+    parser.add_argument("--length", type=int, help="tokens of a sequence (default: the model's positions)")
+    parser.add_argument(
+        "--itemsize", type=int, choices=(2, 4, 8), default=4, help="bytes of a number (default 4)"
+    )
+
+
+def add_arguments(parser) -> None:
+    """The options of the command."""
+    add_model(parser)
+    parser.add_argument("--ranks", type=int, help="most ranks (default: 4 here, else the cluster's devices)")
+    parser.add_argument("--cluster", default="here", help=f"here (default), {', '.join(CLUSTERS)}")
+    parser.add_argument("--memory", type=size_in_bytes, help="bytes that a rank may hold, such as 4GiB")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="longest time of a step")
+    parser.add_argument("--least", choices=LEAST, default="time", help="what shall be least (default time)")
+    parser.add_argument("--explain", action="store_true", help="what was left out, and why")
+    parser.add_argument("--json", action="store_true", help="print the answer as JSON")
+    parser.add_argument("--figure", help="write the plans' time and memory as a picture to this file")
+    parser.add_argument("--run", action="store_true", help="train three steps with it here, and compare")
+
+
+def run(args) -> int:
+    """Print the plan, its reasons, and the plans that none beats in both time and memory."""
+    from ..benchmarks.calibration import here
+
+    cluster = here() if args.cluster == "here" else find_cluster(args.cluster)
+    if args.ranks is not None and args.ranks < 1:
+        raise ValueError(f"{args.ranks} ranks run nothing. Use --ranks 1 or more.")
+    cluster = cluster.with_devices(args.ranks or cluster.devices)
+    config = PRESETS[args.config]
+    goal = Goal(
+        args.rows, args.length or config.n_positions, args.least, args.memory, args.seconds, args.itemsize
+    )
+    choice = parallelize(config, cluster, goal)
+    if args.figure:
+        from ..plots import style
+        from ..plots.planner import front_figure
+
+        style.save_figure(front_figure(choice), Path(args.figure))
+    if args.json:
+        print(json.dumps(as_json(choice), indent=1))
+    else:
+        print(answer(choice, args, cluster))
+    return _trained_here(choice, config, goal) if args.run else 0
+
+
+def answer(choice, args, cluster) -> str:
+    """The plan, why, and the front as a table."""
+    p = choice.prediction
+    lines = [f"{choice.plan}   ({args.config}, {args.rows} rows, {choice.tried} plans predicted)"]
+    lines += [f"  {reason};" for reason in choice.reasons[:-1]] + [
+        f"  {reason}." for reason in choice.reasons[-1:]
+    ]
+    lines += ["", "plans that none beats in both time and memory (predicted):"]
+    lines += [
+        f"  {in_seconds(f.prediction.seconds):>8}  {in_bytes(f.prediction.memory):>10}  {f.plan}"
+        for f in choice.front
+    ]
+    if args.explain:
+        lines += ["", "seconds of a step, by part:"]
+        lines += [f"  {in_seconds(seconds):>8}  {name}" for name, seconds in p.parts.items() if seconds]
+        lines += ["bytes sent a step by the busiest rank:"]
+        lines += [f"  {in_bytes(size):>10}  along {axis}" for axis, size in p.sent.items()]
+        lines += ["not chosen:"]
+        lines += [
+            f"  {count:6,}  {why}: {PRUNED[why]}" if why in PRUNED else f"  {count:6,}  {why}"
+            for why, count in choice.rejected.items()
+        ]
+        lines += [f"cluster: {cluster.source}"]
+    return "\n".join(lines)
+
+
+def as_json(choice) -> dict:
+    """The answer as numbers and texts."""
+    one = lambda plan, p: {
+        "plan": str(plan),
+        "ranks": plan.world,
+        "seconds": p.seconds,
+        "memory": p.memory,
+        "mfu": p.mfu,
+    }
+    p = choice.prediction
+    best = one(choice.plan, p) | {"parts": p.parts, "sent": p.sent, "held": [asdict(held) for held in p.held]}
+    front = [one(f.plan, f.prediction) for f in choice.front]
+    return {"best": best, "reasons": choice.reasons, "front": front, "rejected": choice.rejected}
+
+
+def _trained_here(choice, config, goal: Goal) -> int:
+    """Three steps of the plan on live ranks: seconds and bytes beside the prediction."""
+    from ..benchmarks.plans import measure
+
+    seconds, most = measure(choice.plan, config, goal.rows, goal.length)
+    p = choice.prediction
+    print(f"\nhere (measured): {in_seconds(seconds)} a step, predicted {in_seconds(p.seconds)};")
+    print(f"fullest rank {in_bytes(most)}, predicted {in_bytes(p.memory)}")
+    return 0

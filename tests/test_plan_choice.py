@@ -1,0 +1,187 @@
+"""The plan that is chosen is the best of all that can run; what cannot be met is said with what is short."""
+
+import itertools
+import json
+import math
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+
+from gpt2lab import cli
+from gpt2lab.commands.plan import size_in_bytes
+from gpt2lab.machine.links import Link, Network
+from gpt2lab.model import GPT2Config
+from gpt2lab.plan import Plan
+from gpt2lab.planner import choose
+from gpt2lab.planner.choose import Goal, candidates, factors, parallelize, pareto
+from gpt2lab.planner.cost import predict
+from gpt2lab.planner.problem import CLUSTERS, Cluster, Device
+from gpt2lab.plots.planner import front_figure, predicted_and_measured
+
+CONFIG = GPT2Config(vocab_size=300, n_positions=32, n_layer=4, n_head=4, n_embd=32)
+FOUR = Cluster(4, Device(1e9, 1e9, 2e-6, 1e9), Network(Link(1e-5, 1e8), Link(2e-6, 1e9), 2))
+GOAL = Goal(8, 32)
+
+
+@pytest.fixture(scope="module")
+def everything():
+    """Every plan of a grammar of ours, by brute force, that runs on up to four devices, predicted."""
+    found = {}
+    for pp, dp, cp, tp in itertools.product(range(1, 5), repeat=4):
+        if pp * dp * cp * tp > 4:
+            continue
+        words = itertools.product(
+            (1, 2, 8), range(4 if dp * cp > 1 else 1), (False, True), ("whole", "chunked"), (False, True)
+        )
+        for micro, zero, sp, loss, recompute in words:
+            for schedule in ("1f1b", "gpipe", "zb_h1") if pp > 1 else ("1f1b",):
+                plan = Plan(
+                    pp, dp, cp=cp, tp=tp, micro=micro, zero=zero, sp=sp, loss=loss, recompute=recompute
+                )
+                plan = replace(plan, schedule=schedule)
+                try:
+                    plan.check(CONFIG, 8, 32)
+                except ValueError:
+                    continue
+                found[plan] = predict(plan, CONFIG, 8, 32, FOUR, checked=True)
+    return found
+
+
+def test_a_world_is_written_as_every_product():
+    for n in (1, 4, 6, 12):
+        brute = [f for f in itertools.product(range(1, n + 1), repeat=4) if math.prod(f) == n]
+        assert sorted(factors(n)) == sorted(brute)
+
+
+@pytest.mark.parametrize("least", choose.LEAST)
+def test_brute_force_finds_nothing_better(everything, least):
+    goal = replace(GOAL, least=least, memory=400_000)
+    best = parallelize(CONFIG, FOUR, goal)
+    fits = {plan: p for plan, p in everything.items() if p.memory <= 400_000}
+    key = {"time": lambda f: f[1].seconds, "memory": lambda f: f[1].memory, "devices": lambda f: f[0].world}[
+        least
+    ]
+    brute = min(map(key, fits.items()))
+    assert best.prediction.memory <= 400_000
+    assert key((best.plan, best.prediction)) <= brute * (1 + 1e-9)
+
+
+def test_what_no_plan_fits_into_is_said_with_what_is_short_and_brute_force_agrees(everything):
+    need = min(p.memory for p in everything.values())
+    with pytest.raises(
+        ValueError, match=r"No plan of up to 4 ranks fits into .* needs .* more\. Use more memory"
+    ):
+        parallelize(CONFIG, FOUR, replace(GOAL, memory=0.9 * need))
+    found = parallelize(CONFIG, FOUR, replace(GOAL, memory=need, least="memory"))
+    assert found.prediction.memory <= need
+
+
+def test_what_no_plan_is_fast_enough_for_is_said_too(everything):
+    fastest = min(p.seconds for p in everything.values() if p.memory <= 1e9)
+    with pytest.raises(
+        ValueError, match=r"No plan .* takes .* or less: the fastest, .* Use more or faster devices"
+    ):
+        parallelize(CONFIG, FOUR, replace(GOAL, seconds=0.5 * fastest))
+    assert parallelize(CONFIG, FOUR, replace(GOAL, seconds=1.01 * fastest, least="devices"))
+
+
+def test_none_of_the_front_is_beaten_and_every_plan_is_beaten_or_in_it(everything):
+    every = [choose.PricedPlan(plan, p) for plan, p in everything.items()]
+    front = pareto(every)
+    beats = lambda a, b: a.seconds <= b.seconds and a.memory <= b.memory
+    for one in every:
+        assert any(beats(f.prediction, one.prediction) for f in front)
+    for a, b in itertools.permutations(front, 2):
+        assert not beats(a.prediction, b.prediction)
+
+
+def test_every_candidate_runs_and_every_one_left_out_has_a_reason():
+    rejected = Counter()
+    for plan in candidates(CONFIG, FOUR, 8, 32, rejected):
+        plan.check(CONFIG, 8, 32)
+    assert set(rejected) <= set(choose.PRUNED) and all(rejected.values())
+    many = replace(FOUR, devices=16)
+    assert set(parallelize(CONFIG, many, Goal(32, 32)).rejected) <= {*choose.PRUNED, "needs more memory"}
+
+
+def test_a_slow_link_moves_the_cut_from_inside_operators_to_between_them():
+    """On a fast link every device works on each operator; on a slow one they take layers, or rows."""
+    goal = Goal(1, 32, itemsize=4)  # one row: no replicas, no micro-batches
+    on = lambda bandwidth: (
+        parallelize(CONFIG, Cluster(2, Device(1e9), Network(Link(0, bandwidth))), goal).plan
+    )
+    assert on(1e12).tp * on(1e12).cp > 1 and on(1e3) == Plan(
+        loss=on(1e3).loss, micro=1, recompute=on(1e3).recompute
+    )
+
+
+@pytest.mark.parametrize(
+    ("make", "sentence"),
+    [
+        (
+            lambda: Goal(8, 32, least="money"),
+            "A goal cannot be the least 'money'. Use time, memory, devices.",
+        ),
+        (lambda: Goal(0, 32), "rows = 0 is no goal. Use more than 0."),
+        (lambda: Goal(8, 32, memory=-1), "memory = -1 bytes hold nothing. Use more than 0."),
+        (
+            lambda: parallelize(CONFIG, FOUR, Goal(8, 99)),
+            "No plan of up to 4 ranks can run 8 rows of 99 tokens",
+        ),
+    ],
+)
+def test_goals_that_make_no_sense_are_refused(make, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        make()
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("4GiB", 4 * 2**30), ("800MB", 8e8), ("1.5 gib", 1.5 * 2**30), ("7", 7)]
+)
+def test_sizes_are_read(text, size):
+    assert size_in_bytes(text) == size
+
+
+def test_the_command_answers_in_a_table_in_json_and_as_a_picture(capsys, tmp_path):
+    ask = ["plan", "--config", "nano", "--cluster", "laptop", "--ranks", "2", "--length", "32", "--rows", "2"]
+    assert cli.main([*ask, "--explain", "--figure", str(tmp_path / "front.png")]) == 0
+    told = capsys.readouterr().out
+    assert "plans that none beats in both time and memory (predicted)" in told and "not chosen:" in told
+    assert (tmp_path / "front.png").stat().st_size > 5_000
+    assert cli.main([*ask, "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert (
+        told.startswith(answer["best"]["plan"])
+        and answer["front"][0]["seconds"] <= answer["front"][-1]["seconds"]
+    )
+    assert cli.main([*ask, "--memory", "1MiB"]) == 1
+    assert "the smallest, " in capsys.readouterr().err
+
+
+def test_the_memory_command_has_a_line_for_every_stage(capsys):
+    assert cli.main(["memory", "--plan", "pp=2,micro=2", "--plan", "dp=2,zero=3", "--config", "nano"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == [
+        "pp=2,micro=2",
+        "stage",
+        "0",
+        "1",
+        "dp=2,zero=3",
+        "stage",
+        "0",
+    ]
+
+
+def test_pictures_show_every_plan():
+    choice = parallelize(CONFIG, FOUR, GOAL)
+    assert len(front_figure(choice).axes[0].texts) == len(choice.front)
+    row = {"plan": "dp=2", "ranks": 2, "predicted_seconds": 1.0, "measured_seconds": 1.1}
+    rows = [row | {"predicted_bytes": 2e6, "measured_bytes": 2.1e6}] * 2
+    assert len(predicted_and_measured(rows).axes) == 2
+
+
+def test_64_devices_are_planned_for():
+    config = GPT2Config(n_layer=4, n_head=8, n_embd=1024)
+    found = parallelize(config, CLUSTERS["h100x64"], Goal(64, 1024, itemsize=2))
+    assert found.plan.world <= 64 and found.prediction.memory <= 80e9 and found.reasons
