@@ -104,7 +104,7 @@ def process_group(here: Launched, device: str = "cpu", timeout: float = 300.0):
         raise ValueError(
             f"The port MASTER_PORT={address[1]} is taken by another program. Use another one."
         ) from None
-    meeting.meet(store, here, address[0], timeout)
+    meeting.meet_all(store, here, address[0], timeout)
     try:
         sizes = {"rank": here.rank, "world_size": here.world_size, "timeout": timedelta(seconds=timeout)}
         dist.init_process_group(backend, store=store, **sizes)

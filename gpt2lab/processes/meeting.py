@@ -56,7 +56,7 @@ def _knock(address: str, port: int, timeout: float) -> str:
     return why
 
 
-def meet(store: dist.Store, here, address: str, timeout: float) -> None:
+def meet_all(store: dist.Store, here, address: str, timeout: float) -> None:
     """Wait until all ranks are here, alike, and able to reach their next one; every rank raises the same error.
 
     Raises TimeoutError with the ranks that did not come, ValueError where versions differ or a network card is not

@@ -38,7 +38,7 @@ def _one_row(rows: int, replicas: int) -> str:
     return f"recompute=on,micro={max(1, rows // max(1, replicas))}"
 
 
-def gpus(name: str = "a100x64") -> Cluster:
+def a100s(name: str = "a100x64") -> Cluster:
     """4,096 of a kind of GPU, with the efficiency that all published rows are predicted with."""
     found = CLUSTERS[name].with_devices(max(WORLDS))
     return replace(found, device=replace(found.device, rate=EFFICIENCY * found.device.peak))
@@ -53,7 +53,7 @@ def family(name: str, model: str, rows, worlds=WORLDS) -> dict[int, Prediction |
             if "dp=0" in text:
                 raise ValueError(f"{name} needs more than {n} GPUs")
             plan = Plan.parse(text)
-            found[n] = predict(plan, MODELS[model], rows(n), LENGTH, gpus(), 2)
+            found[n] = predict(plan, MODELS[model], rows(n), LENGTH, a100s(), 2)
         except ValueError as error:
             found[n] = str(error)
     return found
@@ -80,4 +80,4 @@ def routed(ep: int, model: str, rows, worlds=WORLDS) -> dict[int, float | str]:
 
 def fits_memory(found: Prediction | str) -> bool:
     """Whether a plan runs, and within the memory of a GPU."""
-    return not isinstance(found, str) and found.memory <= gpus().device.memory
+    return not isinstance(found, str) and found.memory <= a100s().device.memory

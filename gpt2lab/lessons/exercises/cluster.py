@@ -1,0 +1,86 @@
+"""Checkers of lesson 19: what crosses between machines, an all-reduce of two levels, how much work is kept."""
+
+import math
+
+import torch
+
+from . import close
+
+LAYOUTS = (
+    ({"pp": 2, "dp": 2, "tp": 2}, 4),
+    ({"pp": 2, "dp": 2, "tp": 4}, 8),
+    ({"dp": 4, "cp": 2, "tp": 2}, 8),
+    ({"dp": 2, "tp": 16}, 8),
+    ({"dp": 8, "tp": 1}, 8),
+    ({"pp": 4, "dp": 2, "tp": 1}, 1),
+)
+
+
+def crosses(answer) -> None:
+    """Exercise: the axes of a mesh along which messages leave a machine."""
+    for sizes, machine in LAYOUTS:
+        got, want, stride = answer(dict(sizes), machine), set(), math.prod(sizes.values())
+        assert got is not None, "your function returned None. Is the return missing?"
+        for name, size in sizes.items():
+            stride //= size
+            if size > 1 and stride * size > machine:
+                want.add(name)
+        what = f"{sizes}, machines of {machine}"
+        alone = sorted(name for name in got if sizes.get(name) == 1)
+        assert not alone, f"{what}: {alone[0]} has one rank, which sends nothing to itself"
+        missing, extra = sorted(want - set(got)), sorted(set(got) - want)
+        assert not missing, f"{what}: messages of {missing[0]} leave a machine, and yours says that they stay"
+        assert not extra, (
+            f"{what}: all ranks of a {', '.join(extra)} group share a machine, and yours says that some do not"
+        )
+
+
+def two_levels(answer) -> None:
+    """Exercise: an all-reduce over machines, judged on four live ranks by its sum and by the bytes that cross."""
+    from . import live
+
+    for found in live(_two_levels, answer, ranks=4):
+        assert found is not None, "your function returned None. Is the return missing?"
+        right, shape, crossed, least, same, calls = found
+        assert shape, "the result has another shape than x"
+        assert right, "the result is not the sum over all four ranks"
+        assert same, "your function changed x. Return a new tensor"
+        assert crossed <= least, (
+            f"the sum is right, but a rank sends {crossed} bytes in {calls} to the other machine; {least} are enough. "
+            "What is smaller after a reduce-scatter?"
+        )
+
+
+def _two_levels(rank, world_size, answer):
+    from ...ranks import comm
+    from ...ranks.mesh import Mesh
+    from ...ranks.node_traffic import BETWEEN, by_class
+
+    mesh = Mesh(dp=2, tp=2)
+    x = torch.arange(12.0, dtype=torch.float64).reshape(6, 2) * (rank + 1)
+    before = x.clone()
+    comm.clear_log()
+    got = answer(x, mesh["tp"], mesh["dp"])
+    if got is None:
+        return None
+    out = {e.op for e in comm.log if any(kind == BETWEEN for _, kind in by_class([e], rank, 2))}
+    crossed = sum(size for (_, kind), size in by_class(comm.log, rank, 2).items() if kind == BETWEEN)
+    shape = tuple(got.shape) == (6, 2)
+    right = shape and bool(torch.equal(got, before / (rank + 1) * 10))
+    return right, shape, crossed, 6 * 8, bool(torch.equal(x, before)), ", ".join(sorted(out))
+
+
+def kept(answer) -> None:
+    """Exercise: the share of work that is kept at the best interval, to first order."""
+    one = answer(1000, 5000.0, 0.02, 0.1)
+    assert one is not None, "your function returned None. Is the return missing?"
+    assert one <= 1, (
+        f"a share of work is at most 1, not {one:.3g}. Did you add what is lost, instead of dividing?"
+    )
+    assert answer(4000, 5000.0, 0.02, 0.1) < one, "four times as many machines fail four times as often"
+    assert answer(1000, 5000.0, 0.02, 1.0) < one, "a longer restart loses more"
+    for n, each, save, restart in ((1000, 5000.0, 0.02, 0.1), (2048, 6300.0, 1 / 60, 0.25)):
+        failures = each / n
+        lost = math.sqrt(2 * save / failures) + restart / failures
+        what = f"{n} machines, each fails every {each:g} h, saves of {save:.3g} h, restarts of {restart:g} h"
+        close(answer(n, each, save, restart), 1 / (1 + lost), what, 1e-6)

@@ -1,0 +1,610 @@
+# %% [markdown]
+# # 19 Beyond one machine
+#
+# **The one-minute version.** No strategy of this course knows how many machines there are: a launcher starts the
+# ranks, and they find each other through an address. What changes is the *wire*: between machines it is ten to a
+# hundred times slower than inside one. So the same plan may be fast or slow, depending on which axis of the mesh
+# crosses it. What also changes is how things go wrong: ranks that never meet, and machines that fail every few hours
+# because there are thousands of them.
+#
+# You will train on two machines that are namespaces of this one, make every mistake of a first day on a cluster, send
+# collectives over 4,096 simulated GPUs, predict steps that others have published, and choose what to do when a machine
+# is gone.
+
+# %% tags=["setup"]
+import math
+import time
+
+import numpy as np
+import torch
+
+from gpt2lab import Ranks
+from gpt2lab.lessons import explore, show, show_source, table
+from gpt2lab.lessons.exercises import check
+from gpt2lab.lessons.exercises import cluster as exercises
+from gpt2lab.lessons.labs import cluster as lab
+from gpt2lab.lessons.labs import scaling
+from gpt2lab.lessons.labs.gpu_paths import PATHS
+from gpt2lab.plan import Plan, build
+from gpt2lab.planner import failures, published, scale
+from gpt2lab.plots import scale as plots
+from gpt2lab.ranks import comm, trace
+from gpt2lab.ranks.mesh import Mesh
+from gpt2lab.train import Trainer
+
+pool = Ranks(4, timeout=60, echo=False)
+
+# %% [markdown]
+# ## Two machines on one
+#
+# Linux can give a process a network of its own: a *namespace*. Two of them, joined by a wire with a rate and a delay,
+# are two machines to every program in them. One command does it, in a terminal:
+#
+# `gpt2lab cluster --machines 2x2 --wire 100mbit,1ms -- train --plan dp=2,tp=2 --steps 20`
+#
+# It needs root or user namespaces, and says so where neither is there. Each machine runs torchrun. The cell below
+# does the same with a small model in two **placements**: ranks numbered machine by machine, so that tensor parallelism
+# stays inside a machine, and dealt out in turn, so that it goes across. *Where this machine does not permit it, the
+# cell shows the record of such a run; counts and losses are the same, and a test compares the two.*
+
+# %%
+found = lab.two_placements() if lab.permitted() else lab.record("placements")
+for place, ranks in found.items():
+    print(f"tensor parallelism {place}: rank r is on machine", ranks[0]["machines"])
+
+# %% tags=["measured"]
+print("run live just now" if lab.permitted() else "from the record: no networks can be made here")
+for place, ranks in found.items():
+    print(f"{place:7} {max(r['seconds'] for r in ranks):.2f} s a step")
+
+# %% [markdown]
+# Both train exactly as one process does. **Predict**: how many times more bytes leave a machine when tensor
+# parallelism crosses?
+
+# %%
+alone = Trainer(build(Plan(), lab.CONFIG, Mesh(), torch.float64))
+serial = [alone.step(lab.the_batch()).loss for _ in range(1 + lab.STEPS)]
+for place, ranks in found.items():
+    off = max(abs(a / b - 1) for r in ranks for a, b in zip(r["losses"], serial, strict=True))
+    print(f"{place:7} losses equal the serial ones:", off < 1e-10)
+
+# %%
+by_axis = {
+    f"tp {place}": {
+        axis: sum(r["crossing"].get(axis, 0) for r in ranks[:2]) / lab.STEPS for axis in ("dp+cp", "tp")
+    }
+    for place, ranks in found.items()
+}
+show(
+    plots.crossed(by_axis),
+    "counted",
+    "bytes that two ranks send out of their machine in a step. Gradients cross once, activations in every layer.",
+    "Two bars: under two megabytes of gradients with tensor parallelism inside, about nineteen of activations across",
+)
+inside, across = (sum(found[p][0]["crossing"].values()) for p in ("inside", "across"))
+print(f"{across / inside:.1f} times the bytes")
+
+# %% [markdown]
+# The kernel's own counter of the network card agrees to within a tenth (frames and acknowledgements come on top).
+#
+# **Your turn.** A mesh numbers its ranks with the last axis innermost. Machines take neighbouring ranks. Along which
+# axes do messages leave a machine?
+
+
+# %% tags=["exercise"]
+def crosses(sizes, machine):
+    """The axes, of sizes such as {"pp": 2, "dp": 2, "tp": 2}, whose groups do not fit into a machine of so many."""
+    ### BEGIN SOLUTION
+    found, stride = set(), math.prod(sizes.values())
+    for name, size in sizes.items():
+        if size > 1 and stride > machine:
+            found.add(name)
+        stride //= size
+    return found
+    ### END SOLUTION
+
+
+check("what crosses", exercises.crosses, crosses)
+
+# %% [markdown] tags=["hint"]
+# From the first rank of a group to the last it is (size - 1) strides, and a stride is the product of the sizes further
+# inside. When do a whole group and all that is inside it fit into one machine?
+
+
+# %% tags=["wrong"]
+# FAIL: all ranks of a dp group share a machine
+def crosses(sizes, machine):
+    return set(list(sizes)[:-1])
+
+
+# %% tags=["wrong"]
+# FAIL: machines of 4: messages of pp leave a machine
+def crosses(sizes, machine):
+    return {name for name, size in sizes.items() if size > machine}
+
+
+# %% tags=["wrong"]
+# FAIL: messages of dp leave a machine
+def crosses(sizes, machine):
+    found, stride = set(), math.prod(sizes.values())
+    for name, size in sizes.items():
+        stride //= size
+        if size > 1 and stride >= machine:
+            found.add(name)
+    return found
+
+
+# %% tags=["wrong"]
+# FAIL: messages of tp leave a machine
+def crosses(sizes, machine):
+    return set(list(sizes)[:1]) if math.prod(sizes.values()) > machine else set()
+
+
+# %% tags=["wrong"]
+# FAIL: all ranks of a dp, tp group share a machine
+def crosses(sizes, machine):
+    return {name for name, size in sizes.items() if size > 1 and math.prod(sizes.values()) > machine}
+
+
+# %% [markdown]
+# When an axis must cross, let less of it cross. **Your turn**: an all-reduce over both axes in which each rank sends
+# only its share of the bytes to the other machine. Four live ranks, `inside` = 0 1 and 2 3; every byte is counted.
+
+
+# %% tags=["exercise"]
+def two_levels(x, inside, across):
+    """The sum of x over all ranks; x has two rows or more for each rank of `inside`. Use comm's collectives."""
+    ### BEGIN SOLUTION
+    mine = comm.reduce_scatter(x, inside)
+    return comm.all_gather(comm.all_reduce(mine, across), inside)
+    ### END SOLUTION
+
+
+check("two levels", exercises.two_levels, two_levels)
+
+# %% [markdown] tags=["hint"]
+# `comm.reduce_scatter(x, axis)` leaves each rank one part of the sum. Which sum is still missing, and how large is it?
+
+
+# %% tags=["wrong"]
+# FAIL: not the sum over all four ranks
+def two_levels(x, inside, across):
+    return comm.all_gather(comm.reduce_scatter(x, inside), inside)
+
+
+# %% tags=["wrong"]
+# FAIL: in all_reduce to the other machine
+def two_levels(x, inside, across):
+    return comm.all_reduce(comm.all_reduce(x, inside), across)
+
+
+# %% tags=["wrong"]
+# FAIL: the result has another shape
+def two_levels(x, inside, across):
+    return comm.all_reduce(comm.reduce_scatter(x, inside), across)
+
+
+# %% tags=["wrong"]
+# FAIL: in all_gather, reduce_scatter to the other machine
+def two_levels(x, inside, across):
+    mine = comm.reduce_scatter(x, across)
+    return comm.all_gather(comm.all_reduce(mine, inside), across)
+
+
+# %% tags=["wrong"]
+# FAIL: in all_gather to the other machine
+def two_levels(x, inside, across):
+    both = comm.all_gather(comm.all_reduce(x, inside), across)
+    return both[: len(x)] + both[len(x) :]
+
+
+# %% tags=["wrong"]
+# FAIL: your function changed x
+def two_levels(x, inside, across):
+    mine = comm.reduce_scatter(x, inside)
+    x.copy_(comm.all_gather(comm.all_reduce(mine, across), inside))
+    return x.clone()
+
+
+# %% [markdown]
+# ## The first day on a cluster
+#
+# The training command runs unchanged under torchrun, Slurm and Open MPI (tests run all three and compare losses with
+# ranks of our own). `--dry-run` prints their lines:
+
+# %%
+from gpt2lab.cli import main
+
+main(["train", "--plan", "dp=2,tp=2", "--steps", "20", "--dry-run"])
+# %% [markdown]
+# What to set, and who needs it:
+#
+# | what | where | why |
+# |:--|:--|:--|
+# | `MASTER_ADDR`, `MASTER_PORT` | the first machine, a free port | ranks meet in a *store* there |
+# | `GLOO_SOCKET_IFNAME`, `NCCL_SOCKET_IFNAME` | the card that leads to the others | unset, we take the one towards the store |
+# | `--out` | a folder that all machines see | rank 0 names the run; every rank writes its checkpoint |
+# | open ports | all, between machines of a job | each pair of ranks has a connection on any free port |
+# | `OMP_NUM_THREADS`, affinities | 1; cores near the rank's GPU and card | otherwise ranks fight for cores |
+#
+# And what goes wrong. PyTorch alone waits (30 minutes by default) and then names a socket. Here all ranks first
+# *meet*: rank 0 sees who has come and whether all have the same versions, and each rank knocks at its neighbour's
+# door. A test makes each of these mistakes on two live namespaces and compares with this table:
+
+# %%
+table(lab.record("mistakes"), ["what was done", "what you see", "what it is", "what to do"])
+
+# %% [markdown]
+# Clocks deserve a second look: each machine's clock starts when it boots, so spans of two machines do not line up. If
+# all ranks meet, then the first reads its clock, then all continue, the reading lies *between* two readings of every
+# other rank. Five rounds narrow it down, and the method knows its own error:
+
+# %%
+show_source(trace.clock_behind)
+
+
+# %%
+def two_clocks(rank, world_size):
+    real = time.perf_counter
+    if rank > 1:  # the second machine booted 1000 seconds later
+        time.perf_counter = lambda: real() - 1000
+    try:
+        return trace.clock_behind(Mesh(dp=world_size)["dp"])
+    finally:
+        time.perf_counter = real
+
+
+for rank, (behind, within) in enumerate(pool.run(two_clocks)):
+    print(
+        f"rank {rank}: behind by {abs(round(behind)):4} s, the truth is within the stated error:",
+        abs(behind - 1000 * (rank > 1)) <= within,
+    )
+
+# %% [markdown]
+# ## 4,096 ranks, simulated
+#
+# Large clusters have three levels: inside a machine (NVLink), a **rail** (GPUs with the same place in the machines of
+# a **pod** share a switch), and a **spine** that joins everything else. A message takes latency + bytes / bandwidth;
+# what leaves or enters a rank at the same time shares its card, and what leaves a pod shares its uplinks. With numpy
+# that is a few lines for all ranks at once. Here by hand, on equal links:
+
+
+# %%
+def ring_clock(n, size, latency, bandwidth):
+    """Seconds of a ring all-reduce: every rank sends when it has received what it sends."""
+    clock = np.zeros(n)
+    for _ in range(2 * (n - 1)):
+        sent = clock + size / n / bandwidth
+        clock = np.maximum(sent, np.roll(sent + latency, 1))
+    return clock.max()
+
+
+link = scale.Link(10e-6, 25e9)
+flat = scale.Fabric(1, 1 << 20, link, link, link)
+ours, package = ring_clock(64, 2**26, 10e-6, 25e9), scale.collective("ring", 64, 2**26, flat).seconds
+formula = 2 * 63 * 10e-6 + 2 * 63 / 64 * 2**26 / 25e9
+print(f"by hand {1e3 * ours:.3f} ms, the package {1e3 * package:.3f} ms, the formula {1e3 * formula:.3f} ms")
+
+# %% [markdown]
+# Can it be trusted? Its *messages* are compared with those of live ranks, up to 16 in the tests; here are four, in two
+# machines of two. Its *times* agree with closed forms on equal links, and with an exact event clock on unequal ones.
+
+
+# %%
+def sent_live(rank, world_size):
+    from gpt2lab.algorithms import hierarchical
+
+    axis = Mesh(dp=world_size)["dp"]
+    comm.clear_log()
+    hierarchical.all_reduce(torch.ones(1001, dtype=torch.float64), axis, node=2)
+    sends = [e for e in comm.log if e.op == "send"]
+    return len(sends), sum(e.bytes for e in sends)
+
+
+simulated = scale.collective("hierarchical", 4, 8 * 1001, scale.Fabric(machine=2), itemsize=8)
+live = pool.run(sent_live)
+rows = zip(
+    range(4), *zip(*live, strict=True), simulated.messages.tolist(), simulated.bytes.tolist(), strict=True
+)
+table(rows, ["rank", "messages, live", "bytes, live", "messages, simulated", "bytes, simulated"])
+print("equal:", live == list(zip(simulated.messages.tolist(), simulated.bytes.tolist(), strict=True)))
+
+# %% [markdown]
+# Which all-reduce for a gigabyte of gradients, and which for a kilobyte? **Predict** before you look: does a ring over
+# 4,096 ranks or a tree win for small tensors?
+
+# %%
+WORLDS = (8, 32, 128, 512, 2048, 4096)
+
+
+def all_reduces(megabytes=1024.0, pods_taper=1, worlds=WORLDS):
+    """Milliseconds of every algorithm against the number of GPUs."""
+    fabric, size = scale.Fabric(taper=float(pods_taper)), int(megabytes * 2**20) // 4 * 4
+    seconds = {
+        name: [scale.collective(name, n, size, fabric).seconds for n in worlds]
+        for name in ("ring", "tree", "double tree", "hierarchical")
+    }
+    seconds["in the switches"] = [scale.in_network(n, size, fabric)[0] for n in worlds]
+    return plots.all_reduces(worlds, seconds, f"{megabytes:g} MB on every GPU")
+
+
+# %%
+explore(
+    all_reduces,
+    "simulated",
+    "an all-reduce of {megabytes:g} MB; machines of 8, NVLink 450 GB/s, cards 50 GB/s, 3 to 10 us assumed.",
+    "Lines of five algorithms against 8 to 4096 GPUs, both axes logarithmic",
+    posters=[{"megabytes": 1024.0}, {"megabytes": 0.004}],
+    megabytes=[1024.0, 1.0, 0.004],
+    pods_taper=[1, 4],
+)
+
+# %% [markdown]
+# Large tensors: the hierarchy wins, because only an eighth of the bytes uses each card; switches that add (SHARP)
+# halve even that. Small tensors: latencies decide, and a ring has 2 x 4,095 of them. Libraries therefore choose by
+# size.
+
+# %% tags=["measured"]
+begin = time.perf_counter()
+scale.collective("ring", 4096, 2**30, scale.Fabric())
+print(f"33 million messages of a ring over 4,096 ranks, simulated in {time.perf_counter() - begin:.1f} s")
+
+# %% [markdown]
+# ## How far does each plan carry?
+#
+# Now whole training steps, by the cost model that lesson 17 searches with: operations, memory traffic, messages on
+# their axis's slowest link, a schedule on a clock. **Strong scaling**: the same 4,096 sequences of 2,048 tokens on
+# more and more A100s. A hollow mark does not fit into 80 GB.
+
+
+# %%
+def curves(model, names, rows, value):
+    """For each family of plans {GPUs: (value, whether it fits)}."""
+    found = {name: scaling.family(name, model, rows) for name in names}
+    return {
+        name: {n: (value(n, p), scaling.fits_memory(p)) for n, p in curve.items() if not isinstance(p, str)}
+        for name, curve in found.items()
+    }
+
+
+seconds = lambda n, step: step.seconds
+strong = curves("GPT-2 XL", ("dp", "ZeRO-1", "ZeRO-3", "cp x dp"), lambda n: 4096, seconds)
+strong |= {
+    f"{ep} experts, ep": {
+        n: (s, True)
+        for n, s in scaling.routed(ep, "GPT-2 XL", lambda n: 4096).items()
+        if not isinstance(s, str)
+    }
+    for ep in (8, 64)
+}
+show(
+    plots.scaling(
+        strong, "seconds a step", "GPT-2 XL, 4,096 sequences", lambda n: 8 * strong["dp"][8][0] / n
+    ),
+    "computed",
+    "data parallelism scales until each GPU has few sequences; then the gradients' all-reduce is all that is left.",
+    "Falling lines that leave the ideal one between 128 and 1024 GPUs",
+)
+
+# %%
+large = curves("175B", ("ZeRO-3", "tp x dp", "tp x pp x dp", "cp x dp"), lambda n: 4096, seconds)
+show(
+    plots.scaling(large, "seconds a step", "175B, 4,096 sequences", lambda n: 8 * large["tp x dp"][8][0] / n),
+    "computed",
+    "only plans that cut the model three ways both fit and scale. ZeRO-3 gathers all weights for every micro-batch.",
+    "Hollow marks for data and tensor parallelism; filled ones for tensor, pipeline and data parallelism together",
+)
+
+# %% [markdown]
+# **Weak scaling**: every GPU brings two sequences of its own. What falls now is only what grows with the number of
+# ranks.
+
+# %%
+mfu = lambda n, step: 100 * step.mfu
+weak = curves("7.5B", ("dp", "ZeRO-1", "ZeRO-3", "tp x dp", "tp x pp x dp"), lambda n: 2 * n, mfu)
+show(
+    plots.scaling(weak, "% of the GPUs' peak", "7.5B, two sequences a GPU"),
+    "computed",
+    "weak scaling is almost flat; strong scaling above is not. Ask which one a paper shows.",
+    "Almost level lines between five and fifty percent",
+)
+
+# %% [markdown]
+# ## Beside what others measured
+#
+# A model is worth what it predicts. Below are steps that papers have published, beside ours. One number is chosen for
+# all: a very large matrix product reaches 2/3 of the data sheet's rate. Launches, element-wise work, bubbles and
+# messages follow from the plan. No row has a constant of its own.
+
+# %%
+rows = [(r.name, r.source, r.measured, r.predicted().seconds) for r in published.ROWS]
+show(
+    plots.beside_published(rows),
+    "from a paper",
+    "bars: our prediction above (right) or below (left) the published seconds; the band is 20 %.",
+    "Horizontal bars, most of them within twenty percent of zero; one of Llama 3 at plus forty",
+)
+
+# %%
+table(
+    [
+        (
+            r.name,
+            r.devices,
+            r.plan,
+            f"{r.measured:.2f} s",
+            f"{r.predicted().seconds:.2f} s",
+            f"{r.predicted().seconds / r.measured - 1:+.0%}",
+            f"{r.predicted().memory / 1e9:.0f} GB",
+            f"{r.predicted().flops / 1e15:,.0f}",
+            r.source,
+        )
+        for r in published.ROWS
+    ],
+    [
+        "run",
+        "GPUs",
+        "plan",
+        "published",
+        "predicted",
+        "error",
+        "memory, predicted",
+        "1e15 operations",
+        "source",
+    ],
+)
+errors = sorted(abs(ours / said - 1) for _, _, said, ours in rows)
+print(f"median error {errors[len(errors) // 2]:.0%} of {len(rows)} rows, largest {errors[-1]:.0%}")
+
+# %% [markdown]
+# Where is it wrong, and why? Small models come out too fast: their many small operators are slower than one
+# efficiency says. Llama 3 on 16,384 GPUs comes out too slow: with 16 micro-batches, plain 1F1B would idle for half of
+# the step; they interleave, and do not print how often. (The measured Zero Bubble row is in
+# [lesson 08](08_schedules.ipynb).)
+#
+# ## Somebody is always broken
+#
+# Llama 3's 16,384 GPUs met 419 unexpected interruptions in 54 days: one every 3.1 hours (lesson 18). With saves at
+# Young's interval, each costs half an interval and a restart. **Your turn**: what share of the work is kept?
+
+
+# %% tags=["exercise"]
+def kept(machines, each, save, restart):
+    """The share of work kept at Young's interval, if each machine fails once in `each` hours: 1 / (1 + lost)."""
+    ### BEGIN SOLUTION
+    failures = each / machines
+    interval = math.sqrt(2 * save * failures)
+    return 1 / (1 + save / interval + (interval / 2 + restart) / failures)
+    ### END SOLUTION
+
+
+check("work that is kept", exercises.kept, kept)
+
+# %% [markdown] tags=["hint"]
+# Lost for each hour of work: saves, save / interval, and at every failure half an interval and a restart. How often
+# does *any* of the machines fail?
+
+
+# %% tags=["wrong"]
+# FAIL: a longer restart loses more
+def kept(machines, each, save, restart):
+    return 1 / (1 + math.sqrt(2 * save * machines / each))
+
+
+# %% tags=["wrong"]
+# FAIL: four times as many machines fail four times as often
+def kept(machines, each, save, restart):
+    return 1 / (1 + math.sqrt(2 * save / each) + restart / each)
+
+
+# %% tags=["wrong"]
+# FAIL: a share of work is at most 1
+def kept(machines, each, save, restart):
+    failures = each / machines
+    return 1 + math.sqrt(2 * save / failures) + restart / failures
+
+
+# %% tags=["wrong"]
+# FAIL: got 0.890557
+def kept(machines, each, save, restart):
+    failures = each / machines
+    return 1 - math.sqrt(2 * save / failures) - restart / failures
+
+
+# %% tags=["wrong"]
+# FAIL: got 0.923152
+def kept(machines, each, save, restart):
+    failures = each / machines
+    return 1 / (1 + math.sqrt(save / failures) + restart / failures)
+
+
+# %% [markdown]
+# That assumes a replacement at once. A broken machine is away for hours. *Wait* for it? Keep **hot spares**? Or be
+# *elastic* and go on with fewer, as [lesson 18](18_faults_and_checkpoints.ipynb) did live? Simulated lives of 2,048
+# machines, of which one breaks every 3.1 hours and is away for 12:
+
+# %%
+between = 54 * 24 / 419
+save, restart = 1 / 60, 0.25  # hours; assumed
+job = failures.LongJob(2048, between * 2048, 12.0, save, restart, failures.best_interval(save, between))
+SPARES = (0, 1, 2, 4, 6, 8, 12, 16)
+with_spares = {"hot spares": [failures.goodput(job, "hot spare", 3000.0, n) for n in SPARES]}
+without = {p: failures.goodput(job, p, 3000.0) for p in ("elastic", "wait")}
+show(
+    plots.goodputs(SPARES, with_spares, without),
+    "simulated",
+    "3,000 hours; a save takes a minute, a restart a quarter of an hour. A dozen spares of 2,048 machines are enough.",
+    "A rising curve that levels off near eight spares; the elastic level just below it, waiting far below",
+)
+print(
+    f"kept with spares {with_spares['hot spares'][-1]:.0%}, elastic {without['elastic']:.0%}, waiting {without['wait']:.0%}"
+)
+print(
+    f"save every {60 * job.interval:.0f} min (Young) or {60 * failures.daly_interval(save, between):.0f} min (Daly)"
+)
+
+# %% [markdown]
+# Llama 3's team reports more than 90 % of effective time: restarts must have been shorter than our assumed quarter of
+# an hour. Elastic restarts twice for each failure, once to leave and once to return.
+#
+# ### Stragglers: the slowest of n
+#
+# A synchronous step ends when the *last* rank is ready. If each rank's time varies by only a few percent, the slowest
+# of thousands is late in every step:
+
+# %%
+NUMBERS = (1, 8, 64, 512, 4096, 16384)
+late = {f"each varies by {s:.0%}": [scale.slowest_of(n, 1.0, s) for n in NUMBERS] for s in (0.01, 0.03, 0.1)}
+show(
+    plots.slowest(NUMBERS, late),
+    "computed",
+    "the expected time of the slowest of n ranks whose times are normal, above the mean.",
+    "Three slowly rising curves; at 16384 ranks about four standard deviations",
+)
+
+# %% [markdown]
+# ## With GPUs
+#
+# The same functions; NCCL carries what lies on GPUs, one rank a GPU. Kernels are *started*, not waited for, so a
+# stopwatch must synchronise first; messages run on *streams* of their own, beside the work. `--autocast` and
+# `--compile` pay off, and **HSDP** (`zero=3,shard=8`) shards inside machines and keeps replicas across. No GPU has run
+# this course yet: here is every path that would differ, and what has walked it. `make test-gpu` walks the real ones
+# where there is a GPU.
+
+# %%
+table([(p.what, p.how, f"`{p.test}`") for p in PATHS], ["path", "seen on", "test"])
+
+# %%
+pool.close()
+
+# %% [markdown]
+# ## Questions
+#
+# 1. dp=4, tp=8 on four machines of 8 GPUs. What crosses, how often in a step?
+#    <details><summary>answer</summary>Only gradients, once: each tensor group fills a machine.</details>
+# 2. A ring over 512 machines of 8, ranks numbered machine by machine: how many of its 4,096 edges leave a machine?
+#    <details><summary>answer</summary>512: one out of each machine. The ring is as slow as they are.</details>
+# 3. Switches that add halve the bytes of a card. Why not the latencies of a ring?
+#    <details><summary>answer</summary>They do better: up and down a tree of switches is a handful of latencies
+#    instead of 2(n - 1).</details>
+# 4. Rank 0 says that rank 5 did not come. What do you look at first?
+#    <details><summary>answer</summary>Rank 5's own output: it may have failed before it could meet. Then whether it
+#    was given the same MASTER_ADDR.</details>
+# 5. Twice the machines: what happens to the best interval and to the work that is kept?
+#    <details><summary>answer</summary>The interval shrinks by the square root of 2; what saves and repetition lose
+#    grows by it, and what restarts lose doubles.</details>
+# 6. A paper shows perfect scaling to 1,024 GPUs. What do you ask?
+#    <details><summary>answer</summary>Weak or strong? And at which share of the peak: perfect scaling from a slow
+#    start is easy.</details>
+#
+# ## Read on
+#
+# - Narayanan et al. 2021, *Efficient large-scale language model training on GPU clusters*: the table predicted above.
+# - Korthikanti et al. 2022, *Reducing activation recomputation*: seconds with and without a second forward.
+# - Grattafiori et al. 2024, *The Llama 3 herd of models*, section 3.3: network, plans, faults of 16,384 GPUs.
+# - Wang et al. 2023, *Rail-only*: why most GPUs of a cluster need not talk to each other.
+# - Graham et al. 2016, *Scalable hierarchical aggregation protocol*: sums in switches.
+# - Daly 2006, *A higher order estimate of the optimum checkpoint interval*: Young's interval where failures are frequent.
+# - NVIDIA, *NCCL user guide* (2025), environment variables: which card, which algorithm.
+#
+# **Next**: 20 The trade-off map.
