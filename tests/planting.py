@@ -1,5 +1,8 @@
 """Plant a bug for the time of a `with` block: the ground of every mutant test."""
 
+import ast
+import inspect
+import textwrap
 from contextlib import ExitStack, contextmanager
 
 from warm import reference, unpacked
@@ -33,6 +36,24 @@ def all_planted(*bugs):
         for bug in filter(None, bugs):
             stack.enter_context(planted(*bug))
         yield
+
+
+@contextmanager
+def rewritten(function, right: str, wrong: str):
+    """Run other text in place of a function's: all who have the function run it."""
+    function = inspect.unwrap(function.fget if isinstance(function, property) else function)
+    text = textwrap.dedent(inspect.getsource(function))
+    assert text.count(right) == 1, f"{function.__qualname__} has changed: {right!r} is not there once"
+    tree = ast.parse(text.replace(right, wrong))
+    tree.body[0].decorator_list = []
+    names = {}
+    exec(compile(tree, function.__code__.co_filename, "exec"), function.__globals__, names)
+    before = function.__code__
+    function.__code__ = names[function.__name__].__code__
+    try:
+        yield
+    finally:
+        function.__code__ = before
 
 
 def compare_with_bug(rank, world_size, serial, bug, plan, config, recipes):

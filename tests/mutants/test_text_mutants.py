@@ -1,10 +1,7 @@
 """Small bugs: one text of a function is replaced by another in this process, and a test that is named must fail."""
 
-import ast
 import inspect
 import json
-import textwrap
-from contextlib import contextmanager
 
 import pytest
 import test_bad_input
@@ -15,6 +12,7 @@ import test_generate
 import test_metrics
 import test_timing
 import test_verify
+from planting import rewritten
 
 from gpt2lab import verify
 from gpt2lab.corpus.batches import Batch, Batches
@@ -25,24 +23,6 @@ from gpt2lab.planner import failures, metrics
 from gpt2lab.storage import state
 
 pytestmark = pytest.mark.mutant
-
-
-@contextmanager
-def rewritten(function, right: str, wrong: str):
-    """Run other text in place of a function's: all who have the function run it."""
-    function = inspect.unwrap(function.fget if isinstance(function, property) else function)
-    text = textwrap.dedent(inspect.getsource(function))
-    assert text.count(right) == 1, f"{function.__qualname__} has changed: {right!r} is not there once"
-    tree = ast.parse(text.replace(right, wrong))
-    tree.body[0].decorator_list = []
-    names = {}
-    exec(compile(tree, function.__code__.co_filename, "exec"), function.__globals__, names)
-    before = function.__code__
-    function.__code__ = names[function.__name__].__code__
-    try:
-        yield
-    finally:
-        function.__code__ = before
 
 
 MODEL = lambda: inspect.unwrap(test_generate.model)()  # what the fixture makes
