@@ -68,7 +68,7 @@ def main(minutes: float, ranks: int) -> int:
         finally:
             process.send_signal(signal.SIGINT)
             status = process.wait(120)
-        left = [path.name for path in (folder / "tmp").iterdir()]
+        left = [f.name for kind in ("gpt2lab-*", "pymp-*") for f in (folder / "tmp").glob(kind)]
     grown = growth(found)
     print(f"{found[-1]['steps']} steps on {ranks} ranks; growth:", {n: round(v, 2) for n, v in grown.items()})
     print("left in the temporary folder:", left, "- exit status", status)

@@ -93,7 +93,7 @@ COMMANDS = {
         [
             (grade, "lessons_named", [SimpleNamespace(name="07")]), (grade, "submissions", {"ann": Path("ann.ipynb")}),
             (grade, "grade", [RESULT]), (grade.report, "known_results", [RESULT]),
-            (grade.report, "save_results", None), (grade.report, "write_results", None),
+            (grade.report, "write_results", None),
         ],
         {
             "lesson": "08", "folder": "other", "--out": "b.csv", "--jobs": "3", "--seconds": "5", "--memory": "5",
