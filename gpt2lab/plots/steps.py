@@ -91,9 +91,14 @@ def strip(run, count: int = 4, every: list[Moment] | None = None) -> Figure:
     fig, axes = figure(8, 1.25 * count, rows=count, squeeze=False)
     for ax, moment in zip(axes[:, 0], chosen, strict=True):
         _draw(ax, moment)
-        ax.set(xlim=(-0.05, n), ylim=(-0.6, 1.35), title=f"after {moment.time * 1e3:.0f} ms")
+        ax.set(xlim=(-0.05, n), ylim=(-0.6, 1.35), title=_title(moment))
         ax.axis("off")
     return fig
+
+
+def _title(moment: Moment) -> str:
+    said = ", ".join(sorted({what for _, _, what in moment.sends})[:3])
+    return f"after {moment.time * 1e3:.0f} ms" + (f", arrows: {said}" if said else "")
 
 
 def _draw(ax, moment: Moment) -> None:
@@ -109,9 +114,6 @@ def _draw(ax, moment: Moment) -> None:
         bend = f"arc3,rad={(-0.35 if target > source else 0.35) / abs(target - source) ** 0.6:.3f}"
         look = {"arrowstyle": "-|>", "mutation_scale": 9, "color": COLORS["comm"], "connectionstyle": bend}
         ax.add_patch(FancyArrowPatch(*ends, clip_on=False, **look))
-    if moment.sends:
-        said = sorted({what for _, _, what in moment.sends})
-        ax.text(len(moment.work) - 0.15, 1.15, "arrows: " + ", ".join(said[:3]), ha="right", fontsize=8)
 
 
 def _lines(names) -> str:

@@ -11,22 +11,23 @@
 
 # %% tags=["setup"]
 import torch
+import torch.nn.functional as F
 
 from gpt2lab.lessons import explore, show, show_source, table
 from gpt2lab.lessons.exercises import check
 from gpt2lab.lessons.exercises import zero as exercises
-from gpt2lab.lessons.labs import lecture_zero3, residency, rewrite
+from gpt2lab.lessons.labs import lecture_zero3, recorded, residency, rewrite, updates
+from gpt2lab.lessons.player import play
 from gpt2lab.machine import memory
 from gpt2lab.model import GPT2, GPT2Config
 from gpt2lab.parallel.recompute import apply_recompute
 from gpt2lab.parallel.zero import costs, flat, stages
-from gpt2lab.plan import Plan, build
 from gpt2lab.plots import zero as plots
 from gpt2lab.processes.launch import Ranks
 from gpt2lab.ranks import comm
 from gpt2lab.ranks.mesh import Mesh
 from gpt2lab.reference import CONFIG, example_batch, serial_steps
-from gpt2lab.train import Recipe, Trainer
+from gpt2lab.train import Recipe
 from gpt2lab.verify import verify
 
 torch.set_default_dtype(torch.float64)
@@ -34,6 +35,7 @@ torch.set_num_threads(1)  # these models are too small to share
 
 # %%
 two, three, four = Ranks(2), Ranks(3), Ranks(4)
+deep = GPT2Config(vocab_size=64, n_positions=32, n_layer=8, n_head=4, n_embd=64)
 print(verify("dp=3,zero=3", ranks=three))
 
 # %% [markdown]
@@ -45,23 +47,10 @@ print(verify("dp=3,zero=3", ranks=three))
 # GB in each stage?
 
 # %%
-names = {0: "replicas", 1: "stage 1", 2: "stage 2", 3: "stage 3"}
-
-
-def figure_1(billions, ranks):
-    kinds = {
-        "weights": (2, 3),
-        "gradients": (2, 2),
-        "optimizer": (12, 1),
-    }  # bytes; the first stage that shards it
-    size = lambda stage, b, first: b * 1e9 * billions / (ranks if stage >= first else 1)
-    held = lambda stage: {kind: size(stage, *how) for kind, how in kinds.items()}
-    return plots.bars({names[stage]: held(stage) for stage in names}, "GB")
-
-
+names = plots.STAGES
 print([f"{costs.paper_bytes(7.5e9, 64)[stage] / 1e9:.1f} GB" for stage in range(4)])
 explore(
-    figure_1,
+    plots.figure_1,
     "computed",
     "bytes a rank holds for {billions} billion parameters on {ranks} ranks (the formulas of the paper's Figure 1).",
     "Four stacked bars for {billions} billion parameters and {ranks} ranks, shrinking from replicas to stage 3",
@@ -74,12 +63,12 @@ explore(
 # ## A flat stretch, cut evenly
 #
 # Sharding tensor by tensor would be a mess of uneven pieces. So each part of the model (a block, an embedding) is
-# laid out *flat*: all its parameters one after the other in one stretch, padded to a multiple of n. Rank r owns the
-# r-th n-th, wherever the borders of parameters fall. After one copy, when the model is laid out, the parameters are
-# views of the stretch: it is gathered, updated and sent as it lies there.
+# laid out *flat*: its parameters one after the other, padded to a multiple of n. Rank r owns the r-th n-th, wherever
+# borders of parameters fall. The parameters are views of this stretch, which is gathered, updated and sent as it
+# lies.
 
 # %%
-show_source(flat.Flat.lay_out, flat.Flat.shares)
+show_source(flat.Flat.lay_out)
 
 # %%
 ODD = GPT2Config(vocab_size=37, n_positions=16, n_layer=3, n_head=2, n_embd=8)  # divides by 2, hardly by 3
@@ -91,25 +80,13 @@ for ranks in (2, 3, 5):
 print(verify("dp=3,zero=2", ODD, ranks=three))
 
 # %% [markdown]
-# The optimizer does not see one flat stretch, though: weight decay is for matrices only, and a flat stretch is no
-# matrix. So a rank's shard is handed to AdamW as *pieces*, each knowing which parameter it is a part of.
+# Weight decay is for matrices only, and a flat stretch is no matrix: so a shard is handed to AdamW as *pieces*, each
+# knowing which parameter it is a part of.
 #
 # May an optimizer be cut at all? AdamW may: what it does to a weight depends on that weight's gradients alone. So
 # shard by shard it must give the same *bits*:
-
-
 # %%
-def twenty_steps(shards, decay, dtype=torch.float64, fused=False):
-    first, *gradients = torch.randn(21, 1003, generator=torch.Generator().manual_seed(0)).to(dtype)
-    weights = [part.clone() for part in first.tensor_split(shards)]
-    adam = torch.optim.AdamW(weights, lr=1e-2, weight_decay=decay, fused=fused)
-    for gradient in gradients:
-        for w, g in zip(weights, gradient.tensor_split(shards), strict=True):
-            w.grad = g
-        adam.step()
-    return torch.cat(weights)
-
-
+twenty_steps = updates.twenty_steps  # of AdamW on 1003 weights, cut into so many shards
 for decay in (0.0, 0.01):
     same = [torch.equal(twenty_steps(n, decay), twenty_steps(1, decay)) for n in (2, 3, 5)]
     print(f"20 steps, decay {decay}: shards of 2, 3, 5 ranks are the whole, bit for bit:", *same)
@@ -117,14 +94,14 @@ float32 = [twenty_steps(n, 0.01, torch.float32, fused=True) for n in (1, 5)]
 print("float32, fused: equal to 1e-6:", torch.allclose(*float32, rtol=0, atol=1e-6))
 
 # %% [markdown]
-# The last line claims less. The *fused* AdamW (lesson 01), which the package uses, computes the last elements of a
-# stretch, too few for a vector register, by other instructions: their last bit may differ.
+# The last line claims less: the *fused* AdamW computes the last elements of a stretch by other instructions, and
+# their last bit may differ.
 #
 # ## The three stages by hand
 #
-# Here are all three, on parts of a model: its blocks, and the modules outside them. A part knows four things: how to
-# gather its weights, to free them, to sum its gradients, and to notice that they are complete. Compare with lesson
-# 04: the all-reduce has come apart, and the update stands between the halves.
+# Here are all three, on parts of a model: its blocks, and the modules outside them. A part can gather its weights,
+# free them, sum its gradients, and notice that they are complete. The all-reduce of lesson 04 has come apart, and the
+# update stands between the halves.
 
 
 # %%
@@ -220,13 +197,9 @@ table(
 # Stage 2 changes *when* the reduce-scatter happens: for each part as soon as backward has finished it, after which
 # only the own shard of its gradient stays. The price shows with accumulation: gradients must then be summed in every
 # micro-batch, or kept whole. Stage 3 leaves nothing whole in the blocks; embeddings and the last norm stay whole
-# here, to keep it short.
+# here.
 #
-# Stages 1 and 2 of the package, each in one class. Besides, they overlap: the reduce-scatter runs while
-# backward goes on.
-
-# %%
-show_source(stages.Zero1, stages.Zero2)
+# The package's `stages.Zero1` and `Zero2` do the same, and overlap: the reduce-scatter runs while backward goes on.
 
 # %%
 print(verify("dp=3,zero=1", ranks=three), verify("dp=3,zero=2", ranks=three), sep="\n")
@@ -237,43 +210,64 @@ print(verify("dp=3,zero=1", ranks=three), verify("dp=3,zero=2", ranks=three), se
 # Before a block runs, its weights are gathered; after it they are freed. Backward needs them again. Three things
 # make this work:
 #
-# - **Nothing else may hold them.** A graph over a block saves its weights for backward, so that setting `.data` to
-#   something else frees nothing. This package keeps only the block's input, and backward runs the block again
-#   (lesson 01). That is our choice, not the stage's: FSDP resizes the *storage* of the gathered weights to 0 under the
-#   saved views and fills it again before backward, and so needs no second forward. Exercise 3 is a third way.
+# - **Nothing else may hold them.** A graph over a block saves its weights for backward, so setting `.data` to something
+#   else frees nothing. One way out is to keep only the block's input and run the block again (lesson 01). The other
+#   needs no second forward: the *storage* of the gathered weights is resized to 0 under the views that the graph has
+#   saved, and filled again before backward. FSDP does this, and here the plan `zero=3,refill=on`.
 # - **Prefetch.** While a block computes, the next block's all-gather is under way: i+1 in forward, i-1 in backward.
 # - **A stand-in.** Autograd wants to know each parameter's shape. A single element, expanded, has the shape
 #   and no memory.
 
 # %%
-show_source(stages.Zero3)
+show_source(stages.Zero3._before_block, stages.Zero3._after_block, stages.Zero3._before_backward)
 
 # %% [markdown]
-# Which weights are here, and when, and how many bytes is that? One step of a model of eight blocks: with prefetch,
-# without, and where every *layer* belongs to one rank as a whole, which broadcasts it (see the bug lab). **Predict**:
-# how many does a rank hold at most, if it owns four?
+# Both ways on live ranks: how often do blocks run in a step, what is sent, and what lies behind the blocks' weights
+# between forward and backward? By formula both send 3 S (n-1)/n for the blocks; without the second forward a step
+# costs 6 instead of 8 operations a weight and token.
 
 # %%
-deep = GPT2Config(vocab_size=64, n_positions=32, n_layer=8, n_head=4, n_embd=64)
+print(verify("dp=3,zero=3,refill=on", ranks=three))
+again, refilled = (two.run(residency.both_ways, f"dp=2,zero=3{more}", deep)[0] for more in ("", ",refill=on"))
+table(
+    [("block runs again", *again[:3]), ("storage refilled", *refilled[:3])],
+    ["stage 3", "forwards of 8 blocks", "bytes sent", "bytes behind the blocks' weights"],
+)
+print("the same gradients, bit for bit:", all(map(torch.equal, again[3], refilled[3])))
+
+# %% [markdown]
+# PyTorch's own is `fully_shard`, and these are the lines to write at work. It averages over ranks, where this
+# package sums, hence the factor:
 
 
-def start(plan, config=CONFIG):
-    """On a rank: a trainer for the plan, and a batch of 7 rows; bytes sent are counted from here on."""
-    plan = Plan.parse(plan)
-    trainer = Trainer(build(plan, config, Mesh(dp=plan.dp), torch.float64))
-    comm.clear_log()
-    return trainer, example_batch(config, 7, 11)
+# %%
+def fully_sharded(rank, world_size):
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    model, mesh = GPT2(CONFIG).double(), init_device_mesh("cpu", (world_size,))
+    for block in model.h.values():
+        fully_shard(block, mesh=mesh)  # gathered before use, emptied after it, filled again for backward
+    fully_shard(model, mesh=mesh)
+    trainer, batch = residency.start(f"dp={world_size},zero=3,refill=on", CONFIG)
+    mine = batch.rows(rank, world_size)
+    loss = F.cross_entropy(model(mine.tokens).flatten(0, 1), mine.targets.flatten(), reduction="sum")
+    (world_size * loss / batch.total).backward()
+    trainer.gradients(batch)
+    ours = trainer.parallel.gradients()
+    return max((ours[n] - p.grad.full_tensor()).abs().max().item() for n, p in model.named_parameters())
 
 
-def watch(rank, world_size, plan, prefetch=True):
-    trainer, batch = start(plan, deep)
-    trainer.parallel.sync.prefetch &= prefetch
-    seen = residency.of_a_step(trainer, batch)
-    return seen, sum(e.bytes for e in comm.log), [p.tensor.grad for p in trainer.parallel.sync.pieces]
+print("fully_shard has the same gradients, to 1e-12:", max(three.run(fully_sharded)) < 1e-12)
 
+# %% [markdown]
+# Which weights are here, and when? One step of a model of eight blocks: with prefetch, without, and where every
+# *layer* belongs to one rank, which broadcasts it. **Predict**: how many does a rank hold at most, if it owns four?
 
-flat_on, flat_off = two.run(watch, "dp=2,zero=3"), two.run(watch, "dp=2,zero=3", False)
-layers = two.run(watch, "dp=2,zero=3,data=owner")
+# %%
+watch = residency.watch
+flat_on, flat_off = two.run(watch, "dp=2,zero=3", deep), two.run(watch, "dp=2,zero=3", deep, False)
+layers = two.run(watch, "dp=2,zero=3,data=owner", deep)
 runs = {"flat, prefetch": flat_on[0], "flat, no prefetch": flat_off[0]}
 runs |= {f"layers, rank {rank}": layers[rank] for rank in range(2)}
 show(
@@ -304,14 +298,27 @@ print("with prefetch the same gradients, bit for bit:", all(map(torch.equal, fla
 # Its own and one: each block comes twice, and goes before the next one comes. Prefetch buys time with room for one
 # more. The tied embedding stays until its second use, as the head, is over.
 #
+# The same as a recording: four blocks, two ranks, each message paced to 15 ms and each block to 30 ms. Play it, or step
+# with the arrow keys. What does a rank hold while `F1` runs, and what is on its way?
+
+# %% tags=["measured"]
+play(
+    two.run(recorded.zero3),
+    "paced",
+    "a step of ZeRO-3 on two live ranks: blocks (blue forward, green the second run and backward), messages (arrows), "
+    "and under each rank the blocks whose weights are whole.",
+    "Two ranks in a row of boxes with arrows between them, and the whole blocks that each holds",
+)
+
+# %% [markdown]
 # ## Bytes held: formula and live ranks
 #
-# Each rank adds up the memory behind its tensors at the end of backward: weights, gradients, and Adam's two moments.
-# All are float64 here, 8 bytes each, without master copies: so the optimizer weighs 2 parts of 4, not 12 of 16 as
-# above. **Predict**: which stages hold fewer weights?
+# Each rank adds up the memory behind its tensors at the end of backward: weights, gradients, and Adam's two moments,
+# all float64 and without master copies: the optimizer weighs 2 parts of 4, not 12 of 16. **Predict**: which stages
+# hold fewer weights?
 
 # %%
-held = lambda rank, world_size, plan: memory.after_backward(*start(plan))
+held = lambda rank, world_size, plan: memory.after_backward(*residency.start(plan, CONFIG))
 sizes = costs.parts(GPT2(CONFIG))
 found = {stage: three.run(held, f"dp=3,zero={stage}") for stage in range(4)}
 for stage, ranks in found.items():
@@ -333,20 +340,12 @@ show(
 #
 # With S bytes of weights, n ranks and k micro-batches: replicas 2 S (n-1)/n; stage 1 the same; stage 2 the same for
 # one micro-batch, (k+1) S (n-1)/n in general; stage 3 sends up to 3 k S (n-1)/n: two gathers and a reduce-scatter.
-# (The paper drops the factor (n-1)/n and says 2 S, 2 S, 3 S.) Counted:
-
-
+# Counted:
 # %%
-def sent(rank, world_size, plan):
-    trainer, batch = start(plan)
-    trainer.step(batch)
-    return sum(size for (_, axis), (_, size, _) in comm.traffic().items() if axis == "dp+cp")
-
-
 whole = 8 * CONFIG.parameters
 rows = []
 for stage in range(4):
-    counts = [two.run(sent, f"dp=2,zero={stage},micro={micro}")[0] for micro in (1, 3)]
+    counts = [two.run(residency.sent, f"dp=2,zero={stage},micro={micro}", CONFIG)[0] for micro in (1, 3)]
     exact = [costs.bucket_bytes_sent(GPT2(CONFIG), 1 << 20, 2, 0)] * 2  # whatever the micro-batches
     if stage:
         exact = [costs.zero_bytes_sent(sizes, stage, 2, micro, 8) for micro in (1, 3)]
@@ -355,14 +354,14 @@ table(rows, ["2 ranks", "1 micro-batch", "3 micro-batches", "equal to the formul
 
 # %% [markdown]
 # On two ranks (n-1)/n is one half, so replicas send 1 S. Stage 3 stays a little below 1.5 S a micro-batch: what lies
-# outside the blocks is gathered once only. The tied embedding, which both ends use, simply stays in between.
+# outside the blocks is gathered once only.
 #
 # Whole layers send as much in sum, but not each rank. (A broadcast goes along a chain, whose last rank sends nothing;
 # a sum likewise, to its owner.) On three ranks:
 
 # %%
-by_rank = {"flat shards": three.run(sent, "dp=3,zero=3")}
-by_rank["whole layers"] = three.run(sent, "dp=3,zero=3,data=owner")
+by_rank = {"flat shards": three.run(residency.sent, "dp=3,zero=3", CONFIG)}
+by_rank["whole layers"] = three.run(residency.sent, "dp=3,zero=3,data=owner", CONFIG)
 formulas = [costs.zero_bytes_sent(sizes, 3, 3, 1, 8)] * 3
 owners = [costs.owner_bytes_sent(sizes, 3, rank, 1, 8) for rank in range(3)]
 print("equal to the formulas:", list(by_rank.values()) == [formulas, owners])
@@ -376,50 +375,44 @@ show(
 # %% [markdown]
 # ## Memory over a step, event by event
 #
-# What is held at rest is one thing; the peak is another. The profiler reports every allocation; we keep those of a
-# KiB or more. The model of eight blocks again:
+# The profiler reports every allocation of a KiB or more, in the model of eight blocks:
 
 # %%
-record = lambda rank, world_size, plan: memory.over_a_step(*start(plan, deep), least=1024)
+record = lambda rank, world_size, plan: memory.over_a_step(*residency.start(plan, deep), least=1024)
 plans = {"replicas": "dp=2,recompute=on", "stage 2": "dp=2,zero=2,recompute=on", "stage 3": "dp=2,zero=3"}
+plans["stage 3, refilled"] = "dp=2,zero=3,refill=on"
 curves = {name: two.run(record, plan)[0] for name, plan in plans.items()}
 peaks = {name: max(curve) for name, curve in curves.items()}
 drops = sum(a - b >= block / 2 for a, b in zip(curves["stage 3"], curves["stage 3"][1:], strict=False))
 print("the peak falls from stage to stage:", peaks["replicas"] > peaks["stage 2"] > peaks["stage 3"])
 print("teeth of the saw, at least two a block:", drops >= 16)
+print("without a second forward the peak is higher:", peaks["stage 3, refilled"] > peaks["stage 3"])
 
 # %% tags=["measured"]
 show(
     plots.memory_over_a_step(curves),
     "measured",
     "bytes held on rank 0 over one step of eight blocks on two ranks; triangles mark the peaks.",
-    "Three curves over a step: replicas on top with a ramp in backward, stage 3 lowest with many small teeth",
+    "Four curves over a step: replicas on top with a ramp in backward, stage 3 lowest with many small teeth",
 )
 
 # %% [markdown]
-# All three recompute, as our stage 3 does, so that only what is shared out differs. Replicas pile up gradients during
-# backward. In stage 2 a block's gradients are whole for a moment, while they are joined and summed: spikes on a line
-# that rises by half a block each time. In stage 3 each block's weights come and go as well: a saw-tooth.
+# All but the last recompute, so that only what is shared out differs. Replicas pile up gradients during backward. In
+# stage 2 a block's gradients are whole for a moment, while they are joined and summed: spikes. In stage 3 each block's
+# weights come and go as well: a saw-tooth. Refilled, it rises in forward by the activations that are kept.
 #
 # ## Bug lab: three bugs of a lecture
 #
 # Stanford's CS336 (spring 2024) taught ZeRO-3 with a short program in which whole *layers* belong to ranks: the owner
-# broadcasts a layer's weights before use, and gradients are reduced to the owner. (Its comments call the broadcast an
-# all-reduce. It stands for an all-gather: with owners, *all-gather, reduce-scatter* become *broadcast, reduce*.) It
-# is simple, and balances badly: one root sends while the others wait, and the number of ranks must divide the layers.
-# Our corrected version is a plan of its own:
+# broadcasts a layer's weights before use, and gradients are reduced to the owner. It is simple, and balances badly:
+# one root sends while the others wait. Our corrected version is a plan of its own:
 
 # %%
 print(verify("dp=3,zero=3,data=owner", ranks=three))
-show_source(flat.Owned)
 
 # %% [markdown]
-# And here is the lecture's program, in our words, on its toy: layers `gelu(x @ w)`, loss mean(x²). Backward goes
-# layer by layer, each from its stored input. Its three bugs are switches, all off at first; `serial` is what it
-# ought to be.
-
-# %%
-show_source(lecture_zero3.zero3, lecture_zero3.serial)
+# Here is the lecture's program on its toy: layers `gelu(x @ w)`, loss mean(x²). Its three
+# bugs are switches, all off at first; `serial_toy` is what it ought to be.
 
 # %%
 lecture, serial_toy = lecture_zero3.zero3, lecture_zero3.serial
@@ -452,9 +445,9 @@ show(
 )
 
 # %% [markdown]
-# **Bug 2: memory "freed" that the graph still holds.** The lecture set `params[i] = None` after use. But the graph
-# that `x @ w` leaves behind holds `w` for backward, so the memory stays. Eight layers on two ranks; count the
-# *memory* of borrowed ones that is alive after each broadcast. **Predict** both numbers.
+# **Bug 2: memory "freed" that the graph still holds.** The lecture set `params[i] = None` after use. But the graph of
+# `x @ w` holds `w` for backward, so the memory stays. Eight layers on two ranks; count the borrowed ones that are
+# alive after each broadcast. **Predict** both numbers.
 
 # %%
 alive = {}
@@ -501,65 +494,39 @@ show(
 )
 
 # %% [markdown]
-# **All at once**, at the lecture's size: batch 128, width 1024, four ranks, float32, no `zero_grad`, no layer 0. The
-# lecture's data had no seed, so its digits cannot be met exactly; ours has seed 1.
+# **All at once**, at the lecture's size: batch 128, width 1024, four ranks, float32, no `zero_grad`, no layer 0.
 
 # %%
-x = torch.randn(128, 1024, generator=torch.Generator().manual_seed(1), dtype=torch.float32)
-losses = {
-    "ZeRO-3 with all its bugs": four.run(lecture, x, stop=0, graph=True, clear=False)[0].losses,
-    "serial, layer 0 frozen, g / 4": serial_toy(x, 1 / 4, frozen=[0]).losses,
-    "replicas without zero_grad": serial_toy(x, 1.0).losses,
-    "right": serial_toy(x).losses,
-}
-recorded = {
-    "ZeRO-3, the lecture's output": [0.0130, 0.0044, 0.0025, 0.0018, 0.0014],
-    "replicas, the lecture's output": [0.0130, 0.0032, 0.0021, 0.0023, 0.0024],
-}
-for name, series in (losses | recorded).items():
+losses, printed = lecture_zero3.all_at_once(four)
+for name, series in (losses | printed).items():
     print(f"{name:31}", *(f"{loss:.4f}" for loss in series))
 show(
-    plots.lines(losses, "loss", recorded),
+    plots.lines(losses, "loss", printed),
     "computed",
     "losses of the lecture's two programs, here and from the lecture's recorded output, and of a right one.",
     "Falling lines in three groups: ZeRO-3 falls more slowly at first, replicas turn up again, the right one is lowest",
 )
 
 # %% [markdown]
-# Digits differ by up to 0.0003, but over thirty seeds the first loss varies from 0.0120 to 0.0130: the bugs
-# explain what the lecture recorded. Its ZeRO-3 and its data parallelism are two different optimisations, and
+# Digits differ by up to 0.0003 (the lecture's data had no seed), but over thirty seeds the first loss varies from
+# 0.0120 to 0.0130: the bugs explain what the lecture recorded. Its two programs are two different optimisations, and
 # neither is right.
 #
 # ## Which stage?
 #
-# Stages 1 and 2 cost no traffic, so there is little reason against them, except that stage 2 and accumulation do
-# not go well together. Stage 3 sends half as much again, and waits for weights in the forward pass, where
-# prefetching hides the smaller one of a block's computing and the next block's gather: all of the gather only with
-# large batches or fast links. What none of
-# them touches are **activations**: they depend on the rows of a rank (recomputation, tensor and context parallelism
-# do touch them).
+# Stages 1 and 2 cost no traffic; only stage 2 and accumulation do not go well together. Stage 3 sends half as much
+# again, and prefetching hides the smaller one of a block's computing and the next block's gather. None of them
+# touches **activations**, which depend on a rank's rows; recomputation, tensor and context parallelism do.
 #
 # Seen from compilers, ZeRO is a rewrite of one small graph, the update: where a sum is read by the update alone,
 # *all-reduce, update everything* becomes *reduce-scatter, update a shard, all-gather*. Same bytes, one n-th of the
-# state. (Alpa, section 4.2, does it after its planning.)
+# state.
 
 # %%
-show_source(rewrite.rewrite)
-
-
-# %%
-def twenty_updates(rank, world_size, graph, decay):
-    update = rewrite.Update(graph, torch.linspace(-1, 1, 1003), Mesh(dp=world_size)["dp"])
-    for gradient in torch.randn(20, 1003, generator=torch.Generator().manual_seed(rank)):
-        comm.clear_log()
-        update.step(gradient, 1e-2, decay)
-    return update.weights, sum(e.bytes for e in comm.log), sum(m.nbytes for m in update.moments)
-
-
 before, after = rewrite.UPDATE, rewrite.rewrite(rewrite.UPDATE)
 costs = {"before": rewrite.account(before, 1003, 2, 0), "after": rewrite.account(after, 1003, 2, 0)}
 for decay in (0.0, 0.01):
-    one, other = (two.run(twenty_updates, graph, decay)[0] for graph in (before, after))
+    one, other = (two.run(rewrite.twenty_updates, graph, decay)[0] for graph in (before, after))
     print(f"the same bits after 20 steps, decay {decay}:", torch.equal(one[0], other[0]))
 for name, (_, *counted) in (("before", one), ("after", other)):
     exact = counted == [sum(row.sent for row in costs[name]), sum(row.state for row in costs[name])]
@@ -709,8 +676,8 @@ def zero_step(weights, gradient, rank, ranks, rate, reduce_scatter, all_gather):
 # **3.** Stage 3 without recomputation. `y = x Wᵀ` is the layer, and each rank holds a `shard` of the flat, padded W of
 # `shape` (out, in). Gather W for forward, let go of it, and gather it *again* for backward; what saves W for backward
 # has gained nothing. Return the gradients of x and of the shard, that of W summed over the ranks. Useful:
-# `comm.gather_flat(shard, axis)`, `comm.reduce_scatter_flat(whole, axis)`. Three live ranks run three such layers with
-# seven rows; the checker compares gradients, counts bytes, and looks for whole weights in memory.
+# `comm.gather_flat(shard, axis)`, `comm.reduce_scatter_flat(whole, axis)`. Three live ranks run three such layers; the
+# checker compares gradients, counts bytes, and looks for whole weights in memory.
 
 
 # %% tags=["exercise"]
@@ -888,16 +855,13 @@ def bytes_held(parameters, ranks, stage):
 # 1. GPT-2 XL (1.56 billion) in mixed precision on 4 ranks: which stage is the first to fit into 12 GB, activations
 # apart?
 # 2. Why does stage 1 send no more than data parallelism?
-# 3. Stage 3 without recomputation: what goes wrong with memory?
-# 4. Two ranks own shards of the same norm weight. May both count it in the gradient norm?
-# 5. Why is the last rank's shard the one with padding, and does it matter for AdamW?
+# 3. Stage 3 without recomputation: what must happen to the memory of a gathered weight, and when?
 #
 # <details><summary>Answers</summary>
 #
 # 1. Replicas 24.9 GB, stage 1 10.9 GB: stage 1 (K = 12 is what weighs). 2. An all-reduce already consists of the
-# two halves between which the update moved. 3. The graph of each block holds its gathered weights until backward.
-# 4. Yes, each its own elements: every element is on exactly one rank. 5. Shards are dealt in order, so what is
-# missing is missing at the end; padding has zero gradient and is no part of any piece, so nothing happens to it.
+# two halves between which the update moved. 3. The graph holds the weight, so its storage is emptied after forward and
+# filled by a second gather before the block's backward.
 #
 # </details>
 #
