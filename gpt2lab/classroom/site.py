@@ -162,7 +162,10 @@ def write_pages(folder: Path, lessons: list[Lesson], teachers: bool = False, fra
     (folder / "reading.md").write_text(guide.reading(lessons))
     pages = [*PAGES, "reading"]
     if teachers:
-        (folder / "teachers.md").write_text(guide.guide(lessons))
+        intro, *parts = re.split(r"^## ", guide.guide(lessons), flags=re.M)
+        for lesson, part in zip(lessons, parts, strict=True):
+            (folder / f"teach_{lesson.name}.md").write_text("# " + part.replace("\n### ", "\n## "))
+        (folder / "teachers.md").write_text(f"{intro}\n```{{toctree}}\n:glob:\n:maxdepth: 1\nteach_*\n```\n")
         pages.append("teachers")
     goals = dict(
         re.findall(r"^\| \[(\d\d) [^|]*\| ([^|]*) \|", (notebooks.parent / "README.md").read_text(), re.M)

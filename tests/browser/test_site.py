@@ -168,6 +168,8 @@ def test_pages_follow_each_other_and_terms_lead_to_the_glossary(page, site):
     page.locator("a.right-next").click()
     page.wait_for_url("**/10_sequence_splitting.html")
     page.goto(site[0] + "teachers.html")
+    page.locator("article a[href='teach_07_pipeline.html']").click()
+    page.wait_for_url("**/teach_07_pipeline.html")
     assert "Expected misconceptions" in page.locator("article").inner_text()
 
 
