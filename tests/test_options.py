@@ -4,6 +4,7 @@ import ast
 import contextlib
 import importlib
 import inspect
+import json
 import pkgutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,21 +13,26 @@ import pytest
 
 from gpt2lab import benchmarks, cli
 from gpt2lab.commands import (
+    calibrate,
     data,
     export,
     folders,
     generate,
     grade,
     handout,
+    plan,
     plans,
     progress,
     train,
     verify,
 )
+from gpt2lab.plots import style
 from gpt2lab.storage import checkpoint
 
 RESULT = {"student": "ann", "exercises": [], "notes": [], "error": ""}
 MODEL = SimpleNamespace(ok=True, table=lambda **_: "")
+SPEEDS = dict.fromkeys(("rate", "copy", "launch", "latency", "bandwidth"), 1.0) | {"steps": []}
+KNOWN = SimpleNamespace(exists=lambda: True, write_text=len, read_text=lambda: json.dumps(SPEEDS))
 # of each command: how it is called, what stands in for the work and what that returns, and another value of each option
 COMMANDS = {
     "train": (
@@ -66,6 +72,28 @@ COMMANDS = {
             "--plan": "dp=2", "--rows": "3", "--length": "5", "--layers": "1", "--heads": "1", "--dropout": "0.5",
             "--experts": "3", "--window": "2",
         },
+    ),
+    "plan": (
+        ["--config", "nano", "--cluster", "laptop", "--ranks", "2", "--rows", "8"],
+        [(plan, "_trained_here", 0), (style, "save_figure", None)],
+        {
+            "--config": "mini", "--rows": "4", "--length": "16", "--itemsize": "8", "--ranks": "1",
+            "--cluster": "v100x64", "--memory": "1KiB", "--seconds": "1e-9", "--least": "memory", "--explain": None,
+            "--json": None, "--figure": "a.png", "--run": None,
+        },
+    ),
+    "memory": (
+        ["--config", "nano"],
+        [],
+        {
+            "--plan": "dp=2", "--optimizer": "sgd", "--config": "mini", "--rows": "4", "--length": "16",
+            "--itemsize": "8",
+        },
+    ),
+    "calibrate": (
+        [],
+        [(calibrate, "measured", SPEEDS), (calibrate, "calibration_file", KNOWN)],
+        {"--again": None},
     ),
     "plans": (["--ranks", "4"], [(plans, "_verified", True)], {"--list": None, "--verify": None, "--ranks": "2"}),
     "schedule": (
