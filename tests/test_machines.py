@@ -14,8 +14,8 @@ from gpt2lab.lessons.labs import cluster as lab
 from gpt2lab.lessons.labs.cluster import CONFIG, LENGTH, ROWS, STEPS, the_batch
 from gpt2lab.machine import namespaces
 from gpt2lab.machine.namespaces import Machine, Wire, running
-from gpt2lab.parallel import tensor_costs
 from gpt2lab.plan import Plan, build
+from gpt2lab.planner import tensor_costs
 from gpt2lab.ranks.mesh import Mesh
 from gpt2lab.run import read_log
 from gpt2lab.train import Trainer

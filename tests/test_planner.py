@@ -8,7 +8,6 @@ import pytest
 
 from gpt2lab.machine.links import Link, Network, all_reduce_time
 from gpt2lab.model import PRESETS, GPT2Config
-from gpt2lab.parallel.tensor_costs import Shape, kept_bytes
 from gpt2lab.planner import balance, graph_stages
 from gpt2lab.planner.balance import Chain, best_cut, every_cut, every_replicated, slowest
 from gpt2lab.planner.events import Job, pipeline_jobs, ring_all_reduce, simulate_jobs
@@ -25,6 +24,7 @@ from gpt2lab.planner.problem import (
     gpt2_layers,
 )
 from gpt2lab.planner.reinforce import reinforce
+from gpt2lab.planner.tensor_costs import Shape, kept_bytes
 from gpt2lab.schedules import formulas, registry
 from gpt2lab.schedules.simulate import Cost, simulate
 

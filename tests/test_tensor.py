@@ -9,8 +9,9 @@ from tensor_cases import CONFIG, kept_of_a_layer, step_traffic, tokens_and_targe
 
 from gpt2lab.generate import generate
 from gpt2lab.model import GPT2, GPT2Config
-from gpt2lab.parallel import tensor, tensor_costs
+from gpt2lab.parallel import tensor
 from gpt2lab.plan import Plan
+from gpt2lab.planner import tensor_costs
 from gpt2lab.ranks import comm
 from gpt2lab.ranks.mesh import Mesh
 from gpt2lab.verify import verify

@@ -4,7 +4,7 @@ cost          seconds, bytes and memory of a whole plan on a cluster
 published     steps that others have published, beside what we predict of them
 memory        what each rank holds at its fullest moment; kept: from forward to backward
 sends         what each rank sends, axis by axis; gathers: how often ZeRO gathers and sums
-share         what a plan gives one rank
+share         what a plan gives one rank; tensor_costs: what tensor and sequence parallelism send and keep
 seconds       how long a rank works on a stage; pipelines: how long their schedule takes
 fit           alpha and beta from measured times, with their uncertainty
 metrics       speed-up, efficiency, Amdahl, Karp-Flatt

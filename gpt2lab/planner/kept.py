@@ -3,10 +3,10 @@
 from collections import Counter
 from functools import lru_cache
 
-from ..parallel import tensor_costs
 from ..parallel.context import costs as context
 from ..parallel.context.exchanges import ALIASES
 from ..ranks.traffic import split_sizes
+from . import tensor_costs
 from .share import RankShare
 
 

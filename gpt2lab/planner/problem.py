@@ -165,7 +165,7 @@ def gpt2_layers(config, rows: int, length: int, itemsize: int = 4) -> OperatorGr
     """GPT-2 as a chain of layers: the embedding, the blocks, the head with its loss.
 
     2 operations for every weight of a matrix and token, 4 T C for attention's two products. Kept: the embedding keeps
-    nothing, a block 16 C + 4 + H numbers a token (`parallel.tensor_costs.kept_bytes`), the head C + 2 and its logits.
+    nothing, a block 16 C + 4 + H numbers a token (`tensor_costs.kept_bytes`), the head C + 2 and its logits.
     """
     c, v, tokens = config.n_embd, config.vocab_size, rows * length
     stream = itemsize * tokens * c

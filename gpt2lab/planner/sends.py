@@ -7,7 +7,6 @@ from collections import defaultdict
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from ..parallel import tensor_costs
 from ..parallel.context import costs as context
 from ..parallel.context.exchanges import ALIASES
 from ..parallel.data import into_buckets
@@ -15,6 +14,7 @@ from ..parallel.servers import share_out
 from ..parallel.zero import costs as zero
 from ..parallel.zero.flat import owner_of
 from ..ranks.traffic import all_gather_cost, all_reduce_cost, chain_cost, split_sizes
+from . import tensor_costs
 from .gathers import gather_counts, reduce_counts
 from .share import RankShare, frame
 

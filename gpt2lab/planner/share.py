@@ -8,11 +8,11 @@ from ..model import GPT2Config
 from ..parallel.context.layouts import TokenLayout, layout
 from ..parallel.pipeline.engine import schedule_of
 from ..parallel.pipeline.stages import Parts, parts_of
-from ..parallel.tensor_costs import Shape
 from ..parallel.zero.flat import part_of
 from ..plan import Plan
 from ..ranks.traffic import split_sizes
 from ..schedules import Schedule
+from .tensor_costs import Shape
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,8 @@ from gpt2lab.lessons import explore, show, show_source, table
 from gpt2lab.lessons.exercises import check
 from gpt2lab.lessons.exercises import tensor as exercises
 from gpt2lab.model import GPT2, GPT2Config
-from gpt2lab.parallel import sequence, tensor, tensor_costs
+from gpt2lab.parallel import sequence, tensor
+from gpt2lab.planner import tensor_costs
 from gpt2lab.plots import tensor as plots
 from gpt2lab.ranks import comm
 from gpt2lab.ranks.mesh import Mesh
