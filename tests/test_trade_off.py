@@ -1,9 +1,16 @@
 """The trade-off map: what is computed for a strategy is what live ranks counted; the decision path; the capstone."""
 
+from itertools import product
+
 import pytest
 
+from gpt2lab.lessons.exercises import trade_off as exercises
+from gpt2lab.lessons.labs import decisions
 from gpt2lab.lessons.labs import trade_off as lab
 from gpt2lab.model import GPT2Config
+from gpt2lab.plan import Plan
+from gpt2lab.planner.problem import find_cluster
+from gpt2lab.plots.trade_off import envelopes, trade_off_map
 
 SMALL = GPT2Config(vocab_size=37, n_positions=16, n_layer=4, n_head=4, n_embd=16)
 
@@ -16,3 +23,71 @@ def test_what_is_computed_is_what_live_ranks_counted(pools, ranks):
         assert (point.sent, point.messages) == (computed.sent, computed.messages), strategy
         assert point.flops == pytest.approx(computed.flops, rel=1e-12), strategy
         assert point.held == pytest.approx(computed.held, rel=0.25), strategy
+
+
+def test_a_strategy_on_one_rank_is_the_serial_run():
+    alone = lab.compute("data", 1, SMALL, 8, 16)
+    assert (alone.sent, alone.messages, alone.flops) == (0, 0, 1.0)
+    counted = lab.count_step(0, 1, Plan(), SMALL, 8, 16)
+    assert counted.held == pytest.approx(alone.held, rel=0.1) and counted.sent == 0
+    # forward and backward of all matrices: 6 operations a weight and token (attention's kernel apart)
+    matrices = 12 * SMALL.n_layer * SMALL.n_embd**2 + SMALL.vocab_size * SMALL.n_embd
+    assert counted.flops == 6 * matrices * 8 * 16
+
+
+@pytest.mark.parametrize("name", exercises.CAPSTONE)
+def test_the_decision_path_ends_near_the_best_of_many_plans(name):
+    case = exercises.CAPSTONE[name]
+    found, passed = decisions.decide(case)
+    assert case.fits(found) and passed[-1] == decisions.envelope(case, found.tp, found.pp)
+    n, best = case.cluster.devices, float("inf")
+    for tp, pp in product((1, 2, 4, 8), (1, 2)):
+        for micro, zero in product({1, 4 * pp}, (0, 2)):
+            plan = Plan(pp=pp, tp=tp, dp=max(1, n // (tp * pp)), micro=micro, zero=zero, sp=tp > 1)
+            if plan.world <= n and case.fits(plan):
+                best = min(best, exercises.seconds(case, plan))
+    assert exercises.bar(case) <= 1.05 * best
+
+
+def test_the_envelope_has_the_formulas_of_the_lesson():
+    case = decisions.Case(
+        GPT2Config(n_positions=2048, n_layer=32, n_head=32, n_embd=4096), find_cluster("h100x64"), 64, 2048
+    )
+    device, network = case.cluster.device, case.cluster.network
+    wide = decisions.envelope(case, 8, 1)
+    assert wide.tensor == pytest.approx(8 * 7 * 2 * device.rate / (72 * 4096 * network.inside.bandwidth))
+    assert wide.bubble == 0 and not wide.local and wide.dp == 8
+    piped = decisions.envelope(case, 1, 8)
+    assert (
+        piped.local and piped.bubble == 7 / 8 and piped.tensor == 0
+    )  # eight rows a replica: eight micro-batches
+    flat = decisions.envelope(case, 1, 1)
+    hidden = 2 * device.rate / (2 * network.between.bandwidth)  # tokens that backward needs to hide the sums
+    assert flat.sums == pytest.approx(2 / 3 * hidden / 2048)
+    assert flat.exposed == pytest.approx(flat.sums - 2 / 3) and piped.exposed == piped.sums
+    assert [one.total for one in decisions.shapes(case)] == sorted(
+        one.total for one in decisions.shapes(case)
+    )
+
+
+def test_nothing_fits_is_said_with_no_plan():
+    tiny = find_cluster("v100x64").with_devices(2)
+    case = decisions.Case(GPT2Config(n_positions=2048, n_layer=96, n_head=96, n_embd=12288), tiny, 2, 2048)
+    assert decisions.decide(case)[0] is None and not case.fits(Plan.parse("dp=2"))
+
+
+def test_a_plan_is_scaled_down_with_its_strategies():
+    small = exercises.scaled(Plan.parse("pp=8,dp=8,tp=8,micro=32,zero=2,sp=on"))
+    assert str(small) == "pp=2,dp=2,tp=2,micro=3,zero=2,sp=true"
+    assert str(exercises.scaled(Plan.parse("dp=8,micro=16"))) == "dp=2,micro=3"
+
+
+def test_the_map_shows_every_strategy_and_what_is_done_twice():
+    lines = {s: [(n, lab.compute(s, n, SMALL, 8, 16)) for n in (2, 4)] for s in lab.STRATEGIES}
+    fig = trade_off_map(lines, lab.compute("data", 1, SMALL, 8, 16), mark=4)
+    left, right = fig.axes
+    assert left.get_xlabel().startswith("MB") and len(left.collections) == 2 * len(lines)
+    assert sum("operations" in t.get_text() for t in right.texts) == 2  # recompute, ZeRO-3
+    shapes = decisions.shapes(exercises.CAPSTONE["one H100 machine"])
+    bold = [t.get_weight() for t in envelopes(shapes, (shapes[0].tp, shapes[0].pp)).axes[0].get_yticklabels()]
+    assert bold == ["bold"] + ["normal"] * (len(shapes) - 1)

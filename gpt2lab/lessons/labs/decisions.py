@@ -41,10 +41,14 @@ class Envelope:
     local: bool
 
     @property
+    def exposed(self) -> float:
+        """What backward, two thirds of the computing, does not hide of the sums; behind a pipeline all of them."""
+        return self.sums if self.pp > 1 else max(0.0, self.sums - 2 / 3)
+
+    @property
     def total(self) -> float:
-        """All of it. Without a pipeline, two thirds of the computing, the backward, can hide the sum of gradients."""
-        exposed = self.sums if self.pp > 1 else max(0.0, self.sums - 2 / 3)
-        return exposed + self.tensor + self.bubble + self.launches
+        """All of it."""
+        return self.exposed + self.tensor + self.bubble + self.launches
 
     def micro(self, rows: int) -> int:
         """Micro-batches: four times as many as stages, if there are rows enough."""

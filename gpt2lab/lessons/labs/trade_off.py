@@ -10,7 +10,7 @@ from ...model import GPT2Config
 from ...plan import Plan, build
 from ...planner.memory import memory as held
 from ...planner.sends import sends
-from ...planner.share import Share
+from ...planner.share import RankShare
 from ...ranks import comm
 from ...ranks.mesh import Mesh
 from ...reference import example_batch
@@ -98,7 +98,7 @@ def count(strategies, ranks: int, config: GPT2Config, rows: int, length: int, po
 def compute(strategy: str, ranks: int, config: GPT2Config, rows: int, length: int) -> Point:
     """The same by formula, for any number of ranks."""
     plan = plan_of(strategy, ranks) if ranks > 1 else Plan()
-    shares = [Share(plan, config, rows, length, **place) for place in places(plan)]
+    shares = [RankShare(plan, config, rows, length, **place) for place in places(plan)]
     sent, messages = (
         max(sum(getattr(s, what) for s in sends(one)) for one in shares) for what in ("bytes", "messages")
     )
@@ -119,4 +119,4 @@ def places(plan: Plan) -> list[dict[str, int]]:
 def operations(plan: Plan, config: GPT2Config, length: int) -> float:
     """Operations of matrix products over those of the serial run: blocks that run again add a third of theirs."""
     blocks, head = 12 * config.n_layer * config.n_embd, config.vocab_size  # times C, a token
-    return 1 + Share(plan, config, plan.dp * plan.micro, length).again[0] * blocks / (3 * (blocks + head))
+    return 1 + RankShare(plan, config, plan.dp * plan.micro, length).again[0] * blocks / (3 * (blocks + head))

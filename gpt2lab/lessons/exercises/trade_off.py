@@ -1,0 +1,130 @@
+"""Checkers of lesson 20: what no strategy beats, tokens that hide a sum of gradients, and a planner of one's own."""
+
+from dataclasses import replace
+
+from ...model import GPT2Config
+from ...plan import Plan
+from ...planner.cost import predict
+from ...planner.memory import memory
+from ...planner.problem import find_cluster
+from ...verify import verify
+from ..labs.decisions import Case, decide
+from . import close
+
+POINTS = (  # {strategy: (bytes held, bytes sent)}
+    {"data": (100, 10), "ZeRO-1": (60, 10), "ZeRO-3": (20, 15), "tensor": (40, 60), "pipeline": (50, 1)},
+    {"a": (5, 5), "b": (5, 5), "c": (6, 5), "d": (5, 6)},
+    {"alone": (9, 9)},
+    {"a": (1, 9), "b": (2, 8), "c": (3, 7), "d": (2, 9)},
+)
+
+
+def unbeaten(answer) -> None:
+    """Exercise: the strategies that no other beats in both numbers."""
+    for points in POINTS:
+        found = answer(dict(points))
+        assert isinstance(found, list | set | tuple) and set(found) <= set(points), (
+            f"{points}: return names of strategies, got {found!r}"
+        )
+        least = {min(points, key=lambda name, i=i: points[name][i]) for i in (0, 1)}
+        for name, (held, sent) in points.items():
+            better = [n for n, (h, s) in points.items() if h <= held and s <= sent and (h, s) != (held, sent)]
+            twins = [n for n, p in points.items() if p == (held, sent) and n != name]
+            assert name in found or better or not twins, (
+                f"{points}: {name} is as good as {twins[0]} in both. Equal points do not beat each other"
+            )
+            assert name in found or better or name not in least, (
+                f"{points}: {name} has least of one thing, so nothing beats it, and you leave it out"
+            )
+            assert name in found or better, (
+                f"{points}: nothing is better than {name} in both, and you leave it out"
+            )
+            assert name not in found or not better, (
+                f"{points}: {better[0] if better else ''} is at least as good as {name} in both and better in one"
+            )
+
+
+def tokens(answer) -> None:
+    """Exercise: tokens a device must have so that backward hides the sum of gradients."""
+    for rate, bandwidth, itemsize in ((50e9, 1e9, 4), (495e12, 50e9, 2), (62.5e12, 3.125e9 / 8, 2)):
+        want = itemsize * rate / (2 * bandwidth)
+        found = answer(rate, bandwidth, itemsize)
+        case = f"rate {rate:.3g}, bandwidth {bandwidth:.3g}, {itemsize} bytes"
+        if isinstance(found, int | float) and found > 0:
+            wrong = {
+                2
+                / 3: "the forward is over before there is a gradient: only the backward, 4 P a token, can hide it",
+                1 / 2: "a ring sends every gradient twice: once to sum it, once to share the sum",
+                1 / itemsize: "bandwidth is in bytes a second, so count bytes, not numbers",
+                2.0: "backward is two products for each of forward's: 4 P operations a token",
+            }
+            for factor, why in wrong.items():
+                assert abs(found / want / factor - 1) > 1e-6, f"{case}: {why}"
+        close(found, want, case, 1e-6)
+
+
+SLACK = 1.15
+CAPSTONE = {
+    "two V100 machines": Case(
+        GPT2Config(n_positions=2048, n_layer=24, n_head=16, n_embd=2048),
+        find_cluster("v100x64").with_devices(16),
+        64,
+        1024,
+    ),
+    "one H100 machine": Case(GPT2Config(), find_cluster("h100x64").with_devices(8), 256, 1024),
+    "two A100 machines, few rows": Case(
+        GPT2Config(n_positions=2048, n_layer=32, n_head=32, n_embd=4096),
+        find_cluster("a100x64").with_devices(16),
+        16,
+        2048,
+    ),
+}
+"""The cases of the capstone: models, clusters and batches of 16-bit numbers."""
+
+
+def seconds(case: Case, plan: Plan) -> float:
+    """Predicted seconds of a step."""
+    return predict(plan, case.config, case.rows, case.length, case.cluster, case.itemsize).seconds
+
+
+def bar(case: Case) -> float:
+    """Predicted seconds of the plan to beat."""
+    return seconds(case, decide(case)[0])
+
+
+def capstone(answer, ranks=None) -> None:
+    """Exercise: a plan for each case, within memory and near the bar; then run small, on live ranks."""
+    for name, case in CAPSTONE.items():
+        text = answer(case)
+        assert isinstance(text, str | Plan), f"{name}: return a plan, got {text!r}"
+        try:
+            plan = Plan.parse(text) if isinstance(text, str) else text
+            plan.check(case.config, case.rows, case.length)
+        except ValueError as error:
+            raise AssertionError(f"{name}: {error}") from None
+        assert not plan.asynchronous, (
+            f"{name}: {plan} trains something else: without a flush gradients are stale. Use a schedule with one"
+        )
+        assert plan.world <= case.cluster.devices, (
+            f"{name}: {plan} needs {plan.world} devices, and there are {case.cluster.devices}"
+        )
+        held = max(one.total for one in memory(plan, case.config, case.rows, case.length, case.itemsize))
+        limit = case.cluster.device.memory
+        assert held <= limit, f"{name}: {plan} holds {held / 1e9:.1f} GB on a device of {limit / 1e9:.0f} GB"
+        mine, best = seconds(case, plan), bar(case)
+        idle = f". It leaves {case.cluster.devices - plan.world} devices idle" * (
+            plan.world < case.cluster.devices
+        )
+        assert mine <= SLACK * best, (
+            f"{name}: {plan} takes {mine / best:.1f} times as long as the plan to beat (predicted){idle}"
+        )
+        small = scaled(plan)
+        report = verify(small, ranks=ranks if ranks and small.world == 4 else None)
+        assert report.ok, f"{name}: scaled down to {small}, it differs from the serial run"
+
+
+def scaled(plan: Plan) -> Plan:
+    """The same strategies on at most two ranks an axis, so that live ranks can run them."""
+    small = {axis: min(2, getattr(plan, axis)) for axis in ("pp", "dp", "cp", "tp")}
+    micro = min(plan.micro, 7 // small["dp"])
+    return replace(plan, **small, micro=micro if small["pp"] == 1 else max(2, min(3, micro)), shard=0)

@@ -1,0 +1,73 @@
+"""The trade-off map: bytes held against bytes sent, messages, and operations done twice, for every strategy."""
+
+from matplotlib.figure import Figure
+
+from .style import SERIAL, THINGS, figure, rank_color
+
+MARKS = "os^vDP"
+
+
+def trade_off_map(lines: dict[str, list[tuple[int, object]]], serial, counted=(), mark: int = 0) -> Figure:
+    """Left a line for each strategy over growing numbers of ranks, the last one largest; right messages and repeats.
+
+    `lines[strategy]` are (ranks, point) with `held`, `sent`, `messages`, `flops`; `serial` is the point of one rank;
+    numbers of ranks in `counted` are full, the others are hollow; those of `mark` ranks get a ring.
+    """
+    fig, (ax, right) = figure(11.5, 4.6, 1, 2, width_ratios=(3, 2))
+    unit, name = (1e9, "GB") if serial.held > 1e9 else (1e6, "MB")
+    ax.axhline(serial.held / unit, color=SERIAL, lw=1, ls="--")
+    ax.text(
+        0.01,
+        serial.held / unit,
+        "one rank alone",
+        va="bottom",
+        fontsize=8,
+        transform=ax.get_yaxis_transform(),
+    )
+    for i, line in enumerate(lines.values()):
+        color, x = rank_color(i), [p.sent / unit for _, p in line]
+        y = [p.held / unit for _, p in line]
+        ax.plot(x, y, color=color, lw=1, alpha=0.7)
+        for (ranks, _), a, b in zip(line, x, y, strict=True):
+            face = color if ranks in counted or not counted else "white"
+            size = 30 + 70 * (ranks == mark)
+            ax.scatter(a, b, s=size, marker=MARKS[i % 6], color=face, edgecolors=color, zorder=3)
+        ranks, last = next(((n, p) for n, p in line if n == mark), line[-1])
+        twice = f"   +{100 * (last.flops - 1):.0f} % operations" if last.flops > 1.001 else ""
+        right.barh(i, last.messages, color=color)
+        right.text(last.messages, i, f" {last.messages:,}{twice}", va="center", fontsize=8)
+    ax.set(
+        xscale="log", yscale="log", xlabel=f"{name} sent by a rank in a step", ylabel=f"{name} held by a rank"
+    )
+    right.set_yticks(range(len(lines)), lines, fontsize=9)
+    right.set(xscale="log", xlabel=f"messages of a rank in a step, {ranks} ranks")
+    right.set_xlim(1, max(p.messages for line in lines.values() for _, p in line) * 40)
+    right.invert_yaxis()
+    right.grid(visible=False, axis="y")
+    return fig
+
+
+def envelopes(shapes, chosen) -> Figure:
+    """Bars of what each shape of the mesh costs besides computing, stacked by kind; the chosen one is in bold."""
+    fig, ax = figure(9, 0.8 + 0.34 * len(shapes))
+    kinds = {
+        "gradients not hidden": THINGS[4],
+        "tensor sums": THINGS[3],
+        "bubble": THINGS[2],
+        "launches": THINGS[0],
+    }
+    for row, shape in enumerate(shapes):
+        left, parts = 0.0, (shape.exposed, shape.tensor, shape.bubble, shape.launches)
+        for (kind, color), part in zip(kinds.items(), parts, strict=True):
+            ax.barh(row, 100 * part, 0.7, left, color=color, label=kind if row == 0 else None)
+            left += 100 * part
+        ax.text(left, row, f" {left:.0f} %", va="center", fontsize=9)
+    ax.set_yticks(range(len(shapes)), [f"pp={s.pp}, dp={s.dp}, tp={s.tp}" for s in shapes])
+    for label, shape in zip(ax.get_yticklabels(), shapes, strict=True):
+        label.set_weight("bold" if (shape.tp, shape.pp) == chosen else "normal")
+    ax.set(xlabel="percent of the computing time")
+    ax.invert_yaxis()
+    ax.margins(x=0.12)
+    ax.grid(visible=False, axis="y")
+    fig.legend(loc="outside right center", fontsize=9)
+    return fig
