@@ -1,0 +1,520 @@
+# %% [markdown]
+# # 20 The trade-off map
+#
+# **The one-minute version.** Every strategy of this series buys memory with messages, or time with memory. So each is
+# a point: bytes that a rank *holds*, bytes that it *sends* in a step, how many messages these are, and which operations
+# are done twice. Two points are counted on live ranks, the others computed by formulas that give the same numbers
+# to the byte. From the map follows a way to decide: can backward hide the sum of the gradients? If not, what is
+# cheaper, a bubble or sums inside every layer? And what buys the memory that is still missing?
+#
+# You will draw the map, find what no strategy beats, derive the one number that decides most, walk to a plan, and in
+# the end write a planner that keeps up with a program that tries thousands of plans.
+
+# %% tags=["setup"]
+from itertools import product
+
+import torch
+
+from gpt2lab import Ranks
+from gpt2lab.lessons import explore, show, show_source, table
+from gpt2lab.lessons.exercises import check
+from gpt2lab.lessons.exercises import trade_off as exercises
+from gpt2lab.lessons.labs import decisions, systems
+from gpt2lab.lessons.labs import trade_off as lab
+from gpt2lab.lessons.labs.decisions import Case, decide
+from gpt2lab.machine import memory as allocator
+from gpt2lab.model import PRESETS, GPT2Config
+from gpt2lab.plan import Plan, build
+from gpt2lab.planner.cost import predict
+from gpt2lab.planner.memory import memory
+from gpt2lab.planner.problem import find_cluster
+from gpt2lab.plots.systems import systems_table
+from gpt2lab.plots.timeline import timeline
+from gpt2lab.plots.trade_off import envelopes, trade_off_map
+from gpt2lab.ranks import trace
+from gpt2lab.ranks.mesh import Mesh
+from gpt2lab.reference import example_batch
+from gpt2lab.train import Trainer
+
+torch.set_num_threads(1)
+two, eight = Ranks(2), Ranks(8)  # live ranks, started when first used
+
+# %% [markdown]
+# ## Count it
+#
+# Twelve strategies, each with the same model and the same batch. On every rank we count a step: what the allocator
+# gave (the most at any moment), what the log of messages says, and the operations of all matrix products, with the
+# formula that PyTorch has for each.
+
+# %%
+SMALL, ROWS, TOKENS = GPT2Config(vocab_size=256, n_positions=32, n_layer=8, n_head=8, n_embd=64), 16, 32
+table(
+    [(name, text.format(n=8, m=16)) for name, text in lab.STRATEGIES.items()], ["strategy", "plan on 8 ranks"]
+)
+
+# %%
+show_source(lab.count_step)
+
+# %%
+counted = {2: lab.count(lab.STRATEGIES, 2, SMALL, ROWS, TOKENS, two)}
+counted[8] = lab.count(lab.STRATEGIES, 8, SMALL, ROWS, TOKENS, eight)
+serial = lab.count_step(0, 1, Plan(), SMALL, ROWS, TOKENS)
+for name, point in counted[8].items():
+    print(
+        f"{name:18} sends {point.sent:9,} bytes in {point.messages:3} messages, operations x {point.flops:.2f}"
+    )
+
+# %% [markdown]
+# Look at the messages before the bytes. ZeRO-1 sends *exactly* what data parallelism sends, and yet holds less: the
+# sum of gradients is a reduce-scatter and an all-gather in both cases, and ZeRO puts the update between them.
+# A pipeline sends a tenth of what the others send. Only two strategies do operations twice: recomputing, and ZeRO-3,
+# whose blocks run again because their weights are gone.
+#
+# ## Compute it
+#
+# Every strategy of this series came with a formula for its bytes. Added up, they need no ranks at all. First, do they
+# give what was counted?
+
+# %%
+computed = {n: {name: lab.compute(name, n, SMALL, ROWS, TOKENS) for name in lab.STRATEGIES} for n in counted}
+for n, points in counted.items():
+    same = [(p.sent, p.messages) == (computed[n][s].sent, computed[n][s].messages) for s, p in points.items()]
+    apart = max(abs(computed[n][s].held / p.held - 1) for s, p in points.items())
+    print(
+        f"{n} ranks: bytes and messages equal in {sum(same)} of {len(same)}; bytes held within 25 %:",
+        apart < 0.25,
+    )
+
+# %% [markdown]
+# Bytes on the wire are equal to the byte; memory is not, because at its peak there are also temporary results that no
+# formula has. Now the same formulas for a model of 13 billion parameters, on 2 to 64 ranks.
+
+
+# %%
+def draw(ranks=64, rows=128, width=4096):
+    config = GPT2Config(n_positions=1024, n_layer=64, n_head=64, n_embd=64 * (width // 64))
+    numbers = [n for n in (2, 4, 8, 16, 32, 64) if n <= ranks]
+    lines = {s: [(n, lab.compute(s, n, config, rows, 1024)) for n in numbers] for s in lab.STRATEGIES}
+    return trade_off_map(lines, lab.compute("data", 1, config, rows, 1024), mark=numbers[-1])
+
+
+show(
+    draw(),
+    "computed",
+    "a line for each strategy from 2 ranks to 64 (large mark): bytes held over bytes sent; right, messages and "
+    "operations done twice, in the same colours. 128 rows of 1,024 tokens, 64 layers, width 4,096, float32.",
+    "Pipelines far left, data and ZeRO in the middle with ZeRO-3 lowest, tensor and context parallelism on the right",
+)
+
+# %% [markdown]
+# **Predict** before you move anything: which lines go right when the batch grows, and which stand still?
+
+# %%
+explore(
+    draw,
+    "computed",
+    "{ranks} ranks, {rows} rows of 1,024 tokens, width {width}.",
+    "The trade-off map for {ranks} ranks, {rows} rows and width {width}",
+    posters=[{"rows": 512}, {"width": 1024}],
+    ranks=(4, 64, 64),
+    rows=(128, 512, 128),
+    width=(1024, 8192, 4096),
+)
+
+# %% [markdown]
+# Gradients do not grow with the batch, activations do: data, ZeRO stand still, tensor, context and pipeline go right.
+# With the width it is the other way round: weights grow with its square, activations with itself.
+#
+# ## What would you trade?
+#
+# Nobody should use a strategy that holds more *and* sends more than another one. What is left is the *Pareto front*.
+
+
+# %% tags=["exercise"]
+def unbeaten(points):
+    """Names of the strategies that none beats; points[name] is (bytes held, bytes sent).
+
+    One beats another if it is at least as good in both and better in one.
+    """
+    ### BEGIN SOLUTION
+    beats = lambda a, b: a[0] <= b[0] and a[1] <= b[1] and a != b
+    return [name for name, p in points.items() if not any(beats(q, p) for q in points.values())]
+    ### END SOLUTION
+
+
+check("unbeaten", exercises.unbeaten, unbeaten)
+
+
+# %% tags=["wrong"]
+# FAIL: has least of one thing, so nothing beats it
+def unbeaten(points):
+    return [min(points, key=lambda name: sum(points[name]))]
+
+
+# %% tags=["wrong"]
+# FAIL: at least as good as
+def unbeaten(points):
+    beats = lambda a, b: a[0] < b[0] and a[1] < b[1]
+    return [name for name, p in points.items() if not any(beats(q, p) for q in points.values())]
+
+
+# %% tags=["wrong"]
+# FAIL: Equal points do not beat each other
+def unbeaten(points):
+    beats = lambda a, b: a[0] <= b[0] and a[1] <= b[1]
+    return [n for n, p in points.items() if not any(beats(q, p) for m, q in points.items() if m != n)]
+
+
+# %% tags=["wrong"]
+# FAIL: nothing is better than b in both
+def unbeaten(points):
+    least = [min(p[i] for p in points.values()) for i in (0, 1)]
+    best = [min((p for p in points.values() if p[i] == least[i]), key=sum) for i in (0, 1)]
+    return [name for name, p in points.items() if p in best]
+
+
+# %% tags=["wrong"]
+# FAIL: return names of strategies
+def unbeaten(points):
+    beats = lambda a, b: a[0] <= b[0] and a[1] <= b[1] and a != b
+    return [p for p in points.values() if not any(beats(q, p) for q in points.values())]
+
+
+# %%
+for n, points in computed.items():
+    front = {s: (p.held, p.sent) for s, p in points.items()}
+    better = lambda a, b: a[0] <= b[0] and a[1] <= b[1] and a != b
+    kept = [s for s, p in front.items() if not any(better(q, p) for q in front.values())]
+    print(f"{n} ranks, the small model: {', '.join(kept)}")
+
+# %% [markdown]
+# Tensor parallelism is never on this front, and still every large model uses it. So two numbers are not enough:
+# *when* bytes travel counts (can anything hide them?), and over *which wire*. Time decides.
+#
+# ## The number that decides most
+#
+# Data parallelism sums P gradients with a ring: 2 P numbers a rank, however large the batch. Backward computes 4 P
+# operations for each token. So whether backward hides the sum depends on the tokens of a device alone, not on the
+# model. How many must it have?
+
+
+# %% tags=["exercise"]
+def tokens_to_hide(rate, bandwidth, itemsize):
+    """Tokens a device needs so that backward takes as long as the ring's sum of all gradients, many ranks.
+
+    `rate` in operations a second, `bandwidth` in bytes a second, `itemsize` bytes a number.
+    """
+    ### BEGIN SOLUTION
+    return (2 * itemsize / bandwidth) / (4 / rate)
+    ### END SOLUTION
+
+
+check("tokens to hide", exercises.tokens, tokens_to_hide)
+
+
+# %% tags=["wrong"]
+# FAIL: the forward is over before there is a gradient
+def tokens_to_hide(rate, bandwidth, itemsize):
+    return (2 * itemsize / bandwidth) / (6 / rate)
+
+
+# %% tags=["wrong"]
+# FAIL: a ring sends every gradient twice
+def tokens_to_hide(rate, bandwidth, itemsize):
+    return (itemsize / bandwidth) / (4 / rate)
+
+
+# %% tags=["wrong"]
+# FAIL: count bytes, not numbers
+def tokens_to_hide(rate, bandwidth, itemsize):
+    return (2 / bandwidth) / (4 / rate)
+
+
+# %% tags=["wrong"]
+# FAIL: backward is two products for each of forward's
+def tokens_to_hide(rate, bandwidth, itemsize):
+    return (2 * itemsize / bandwidth) / (2 / rate)
+
+
+# %% tags=["wrong"]
+# FAIL: expected 100, got 0.01
+def tokens_to_hide(rate, bandwidth, itemsize):
+    return (4 / rate) / (2 * itemsize / bandwidth)
+
+
+# %%
+rows = []
+for name in ("h100x64", "a100x64", "v100x64"):
+    device, network = find_cluster(name).device, find_cluster(name).network
+    links = {"inside": network.inside.bandwidth, "between": network.between.bandwidth}
+    rows.append((name, *(round(2 * device.rate / (2 * wire)) for wire in links.values())))
+table(rows, ["cluster", "tokens a device, inside a machine", "tokens a device, between machines"])
+
+# %% [markdown]
+# (Computed, 16-bit gradients, rates as `planner/problem.py` states them.) On machines with slow wires no batch is large
+# enough, so gradients must not cross them: put a *pipeline* between machines and replicas inside. That is the whole
+# secret of many published plans.
+#
+# ## The decision path
+#
+# Four costs, each against the computing time, on the back of an envelope:
+#
+# 1. *Gradients*: not hidden by backward, on the slowest wire between replicas.
+# 2. *Tensor parallelism*: 8 (t - 1) / t numbers a token and channel in each layer; nothing hides them. The wider the
+#    model, the less they matter: a share of 8 (t - 1) e F / (72 C W), e bytes a number, F operations, W bytes a second.
+# 3. *Bubble*: (p - 1) / m.
+# 4. *Launches*: small micro-batches leave a device waiting for its own program.
+#
+# First the cheapest shape; then memory for it, in the order of its price: ZeRO's shards (no byte more), smaller
+# micro-batches (launches), computing twice (a third). Where nothing helps, the next shape.
+
+# %%
+show_source(decisions.ladder, decisions.decide)
+
+# %%
+SEVEN = GPT2Config(n_positions=2048, n_layer=32, n_head=32, n_embd=4096)
+case = Case(SEVEN, find_cluster("h100x64"), rows=32, length=2048)
+plan, passed = decide(case)
+show(
+    envelopes(decisions.shapes(case)[:8], (plan.tp, plan.pp)),
+    "computed",
+    f"7 billion parameters on 64 H100, 32 rows of 2,048 tokens: the eight cheapest shapes; the path ends at {plan}.",
+    "Stacked bars for eight shapes; those with much tensor parallelism have small bubbles and large tensor sums",
+)
+
+# %% [markdown]
+# Is a path that fits on an envelope any good? Compare with the best of a few hundred plans by prediction, over models,
+# clusters and batches.
+
+
+# %%
+def best_of_many(case):
+    """The fastest plan that fits, by prediction, of all sizes of three axes and three ways to save memory."""
+    n, best = case.cluster.devices, (float("inf"), None)
+    for tp, pp in product((1, 2, 4, 8), (1, 2, 4, 8)):
+        dp = n // (tp * pp)
+        for micro, zero, again in product({1, 4 * pp, 16 * pp}, (0, 2), (False, True)):
+            plan = Plan(pp=pp, dp=dp, tp=tp, micro=micro, zero=zero * (dp > 1), sp=tp > 1, recompute=again)
+            if case.fits(plan):
+                best = min(best, (exercises.seconds(case, plan), str(plan)))
+    return best
+
+
+cases = {
+    f"{name}, {rows} rows": Case(PRESETS[name], find_cluster(cluster), rows, 1024)
+    for name, cluster, rows in (
+        ("gpt2", "h100x64", 1024), ("gpt2", "v100x64", 64), ("gpt2-xl", "h100x64", 64), ("gpt2-xl", "v100x64", 64),
+        ("gpt2-large", "a100x64", 256), ("gpt2-medium", "v100x64", 256),
+    )
+}  # fmt: skip
+ratios = []
+for name, one in cases.items():
+    seconds, best = best_of_many(one)
+    mine = decide(one)[0]
+    ratios.append(exercises.seconds(one, mine) / seconds)
+    print(f"{name:22} path {str(mine):28} best {best:28} ratio {ratios[-1]:.2f}")
+print(f"within 25 %: {sum(r <= 1.25 for r in ratios)} of {len(ratios)}")
+
+# %% [markdown]
+# Where the path loses, it is because four costs are all that it knows. A *ratio* below 1 would say that the path found
+# a plan that the search did not try.
+#
+# ## Who did it first
+#
+# The systems of this series, by the models that they are best for, and the techniques that they use. A blue mark is a
+# plan of this package that a test compares with serial; a grey one a place in a paper, named in
+# `lessons/labs/systems.toml`.
+
+# %%
+data = systems.registry()
+show(
+    systems_table(systems.systems(), data["techniques"], data["models"]),
+    "from a paper",
+    "techniques over systems; grey: said in the system's paper; blue: tested here.",
+    "A table of dots: 13 techniques, 29 systems in five groups by kind of model, and this package in each group",
+)
+
+# %% [markdown]
+# ## Look inside: three traces of one step
+#
+# Numbers that you cannot explain need a trace. Ours records spans, rank by rank, on one clock. Each span is also a
+# range in PyTorch's profiler, so operations show up *inside* it.
+
+
+# %%
+def profiled(rank, world_size):
+    plan = Plan.parse("pp=2,micro=3")
+    trainer = Trainer(build(plan, SMALL, Mesh(**plan.axes)))
+    batch = example_batch(SMALL, 6, TOKENS)
+    trace.clear()
+    with allocator.profiled() as profile:
+        trainer.step(batch)
+    spans = trace.spans()
+    own = {s.name for s in spans if s.lane == "work"}
+    inside = {e.cpu_parent.name for e in profile.events() if e.name == "aten::linear" and e.cpu_parent}
+    return spans, sorted(own), sorted(own & {e.name for e in profile.events()}), sorted(inside & own)
+
+
+found = two.run(profiled)
+for rank, (_, own, theirs, inside) in enumerate(found):
+    print(
+        f"rank {rank}: {len(own)} kinds of span, {len(theirs)} seen by the profiler; products inside", *inside
+    )
+
+# %% tags=["measured"]
+show(
+    timeline(trace.merge(spans for spans, *_ in found)),
+    "measured",
+    "our spans of one step of pp=2, three micro-batches, under PyTorch's profiler (which slows it).",
+    "Two rows of bars for each of two ranks: forwards, backwards, waiting and messages",
+)
+
+# %% [markdown]
+# - *Our trace*: `trace.save_chrome(trace.merge(...), "step.json")`, opened in ui.perfetto.dev, has spans and messages
+#   of all ranks.
+# - *PyTorch's profiler*: `export_chrome_trace` makes a file for Perfetto too, with every operation below our spans.
+# - *Nsight Systems*: run the step inside of `torch.autograd.profiler.emit_nvtx()` under `nsys profile -t cuda,nvtx`,
+#   and our spans are NVTX ranges above the GPU's kernels.
+#
+# ## Time everything again
+#
+# `gpt2lab bench --all --quick` runs every benchmark of the package in rounds, in under ten minutes: one JSON with the
+# machine's fingerprint, one figure. After a change run it again, and let `gpt2lab bench --compare before.json
+# after.json` say what really changed: a number counts only if *all* its new samples lie on one side of *all* the old.
+
+# %%
+from gpt2lab.benchmarks import everything
+
+before = [1.00, 1.04, 1.02, 1.01, 1.03]
+for after in ([0.90, 0.93, 0.91, 0.92, 0.90], [0.90, 0.93, 1.01, 0.92, 0.90], [1.05, 1.06, 1.05, 1.07, 1.05]):
+    print(after, everything.verdict(before, after))
+print(
+    f"by chance alone: {everything.chance(5, 5):.4f} of all numbers; with three rounds {everything.chance(3, 3):.1f}"
+)
+
+# %% [markdown]
+# The second one is faster on average, and nobody can say whether it is faster.
+#
+# ## Where the sources are
+#
+# The wiki of BSC's port, which began this series, page by page:
+#
+# | page of the wiki | lesson |
+# |:--|:--|
+# | Distributed Model | 04 data parallel, 10 sequence splitting |
+# | Fork Join Model | 13 threads and tasks |
+# | Task Based Model | 13 threads and tasks |
+# | Runtime and performances | 02 hardware and timing, 13 threads and tasks |
+# | Metrics | 02 hardware and timing |
+# | GPT2 Parallelization and porting | 01 GPT-2, 02 hardware and timing, 20 the trade-off map |
+# | Various informations | 10 sequence splitting, 04 data parallel |
+#
+# ## Capstone: a planner of your own
+#
+# Three jobs: a model, a cluster, a batch. For each return a plan that fits into its devices and takes at most 15 %
+# longer (by prediction) than the plan to beat. Then your plan runs, scaled down, on live ranks, and must equal serial
+# GPT-2. `memory(...)` gives what ranks hold, `predict(...)` the seconds; what to try is yours.
+
+# %% tags=["setup"]
+for name, job in exercises.CAPSTONE.items():
+    print(
+        f"{name}: {job.config.parameters / 1e9:.1f} billion parameters, {job.cluster.devices} devices of ",
+        end="",
+    )
+    print(f"{job.cluster.device.memory / 1e9:.0f} GB, {job.rows} rows of {job.length} tokens")
+
+
+# %% tags=["exercise"]
+def plan_for(case):
+    """A plan, or its text; case.config, .cluster, .rows, .length, .itemsize; case.fits(plan) says whether it fits."""
+    ### BEGIN SOLUTION
+    n, found = case.cluster.devices, []
+    for tp, pp in product((1, 2, 4, 8), (1, 2)):
+        for micro, zero in product({1, 4 * pp}, (0, 2)):
+            plan = Plan(pp=pp, tp=tp, dp=max(1, n // (tp * pp)), micro=micro, zero=zero, sp=tp > 1)
+            if plan.world <= n and case.fits(plan):
+                cost = predict(plan, case.config, case.rows, case.length, case.cluster, case.itemsize)
+                found.append((cost.seconds, str(plan)))
+    return min(found)[1]
+    ### END SOLUTION
+
+
+check("a planner", exercises.capstone, plan_for)
+
+
+# %% tags=["wrong"]
+# FAIL: GB on a device of 16 GB
+def plan_for(case):
+    return f"dp={case.cluster.devices}"
+
+
+# %% tags=["wrong"]
+# FAIL: takes 1.3 times as long as the plan to beat
+def plan_for(case):
+    return f"dp={case.cluster.devices // 8},tp=8,sp=on"
+
+
+# %% tags=["wrong"]
+# FAIL: attention heads cannot be split over tp=3
+def plan_for(case):
+    return f"dp={case.cluster.devices // 3},tp=3"
+
+
+# %% tags=["wrong"]
+# FAIL: without a flush gradients are stale
+def plan_for(case):
+    return f"dp={case.cluster.devices // 2},pp=2,micro=4,schedule=2bw"
+
+
+# %% tags=["wrong"]
+# FAIL: needs 16 devices, and there are 8
+def plan_for(case):
+    return "pp=2,dp=8,micro=8,zero=2"  # right for the first job, and written down instead of found
+
+
+# %% tags=["wrong"]
+# FAIL: It leaves 8 devices idle
+def plan_for(case):
+    return "pp=2,dp=4,micro=16,zero=2"
+
+
+# %% tags=["wrong"]
+# FAIL: return a plan, got
+def plan_for(case):
+    return memory(Plan(), case.config, case.rows, case.length)
+
+
+# %%
+two.close(), eight.close()
+
+# %% [markdown]
+# ## Drill
+#
+# 1. ZeRO-1 and data parallelism send the same bytes. Why is data parallelism ever used?
+#    <details><summary>answer</summary>Only where memory is no question and simplicity counts: the state is replicated
+#    for nothing. ZeRO-1 also needs two calls a part instead of one.</details>
+# 2. You double the batch. Which strategies send more?
+#    <details><summary>answer</summary>Those that send activations: tensor, sequence, context, pipeline, experts. Data
+#    parallelism and ZeRO send weights and gradients.</details>
+# 3. Why does the number of tokens that hides the gradients not depend on the model?
+#    <details><summary>answer</summary>Bytes and operations both grow with P, so P cancels.</details>
+# 4. A pipeline sends least. Why not use 64 stages?
+#    <details><summary>answer</summary>The bubble (p - 1) / m needs hundreds of micro-batches, launches grow with them,
+#    and there may not be so many layers.</details>
+# 5. Where does tensor parallelism go, where the pipeline, where the replicas?
+#    <details><summary>answer</summary>Tensor parallelism on the fastest links, since nothing hides it; the pipeline
+#    over the slowest; replicas where the wire and the tokens of a device allow it.</details>
+# 6. After a change a benchmark's median is 8 % lower, and one of five samples is as before. What do you report?
+#    <details><summary>answer</summary>Nothing yet: within the spread. Run more rounds on a quieter machine.</details>
+#
+# ## Read on
+#
+# - Zhang, Zheng, Li & Stoica, ICML 2022 tutorial *Big Model*: the table of systems that this lesson rebuilds.
+# - Narayanan et al. 2021, *Efficient large-scale language model training on GPU clusters*, section 3: the same envelope
+#   for three axes, with measurements.
+# - Zhao et al. 2023, *PyTorch FSDP*: what sharding costs when it is done well.
+# - Biderman et al. 2022, *GPT-NeoX-20B*: choices of a real run, with reasons.
+# - Austin et al. 2025, *How to scale your model*: thresholds as in this lesson, for TPUs.
+# - NVIDIA 2025, *NCCL user guide*: what a collective really does on your wires.
+#
+# **Next**: your own model.
