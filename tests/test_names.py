@@ -16,6 +16,7 @@ SHARED = {  # name: what all of that name have in common
     "layer_norm": "an operation of GPT-2: by hand, as an expression, or captured",
     "main": "protocol: the command line of a module",
     "memory": "bytes that a rank holds: computed, or drawn over time",
+    "play": "go through a schedule, or a recorded run, step by step",
     "run": "protocol of commands and benchmarks: do it",
     "sent": "what a rank sends, by formula",
     "span": "of time in a trace; in work and span of a task graph",

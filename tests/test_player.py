@@ -61,7 +61,7 @@ def test_the_script_can_be_parsed(tmp_path):
 
 
 def test_what_the_script_draws():
-    data = json.loads(json.dumps(player.recorded(a_run())))
+    data = json.loads(json.dumps(player.drawing_of(a_run())))
     assert data["end"] == 4000 and len(data["ranks"]) == 2 and data["sent"] == [[0, 1000, 2000]]
     assert [m["sends"] for m in data["moments"]] == [[], [[0, 1, "8 B"]], []]
 
@@ -75,7 +75,7 @@ def in_order(run, rank):
 
 
 def test_a_recorded_ring_hands_every_chunk_to_everybody(pools):
-    run = pools[3].run(recorded.ring)
+    run = pools[3].run(recorded.ring_steps)
     assert [len([e for e in log if e.targets]) for _, log in run] == [4, 4, 4]
     for spans, _ in run:
         assert {s.name for s in spans[-3:]} == {"0: 012", "1: 012", "2: 012"}  # what is held at the end
@@ -104,7 +104,7 @@ def test_recorded_ring_attention_meets_every_block_twice(pools):
 
 
 def test_recorded_heads_and_buckets(pools):
-    for spans, log in pools[3].run(recorded.heads):
+    for spans, log in pools[3].run(recorded.heads_steps):
         assert [e.op for e in log] == ["all_to_all"] * 4
         assert sum(s.name == "12 tokens, 1 head" for s in spans) == 2
     for overlap, messages in ((True, 4), (False, 8)):

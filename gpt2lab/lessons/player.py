@@ -25,7 +25,7 @@ def play(run, clock: str, caption: str, alt: str, count: int = 3) -> None:
 
 def html(run, alt: str) -> str:
     """The player of a run as HTML that needs nothing else."""
-    data = json.dumps(recorded(run), separators=(",", ":")).replace("<", "\\u003c")
+    data = json.dumps(drawing_of(run), separators=(",", ":")).replace("<", "\\u003c")
     name = f"run-{hashlib.sha256(data.encode()).hexdigest()[:8]}"
     script = files(__package__).joinpath("player.js").read_text().replace("NAME", name).replace("DATA", data)
     label = alt.replace("&", "&amp;").replace('"', "&quot;").replace("<", "&lt;")
@@ -34,7 +34,7 @@ def html(run, alt: str) -> str:
     )
 
 
-def recorded(run) -> dict:
+def drawing_of(run) -> dict:
     """What the script draws: times in milliseconds, colours, and the moments."""
     zero, end = steps.extent(run)
     ms = lambda t: round(1e3 * (t - zero), 1)

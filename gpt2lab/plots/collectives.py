@@ -51,7 +51,7 @@ def sweep_figure(rows, models=(), clock: str = "measured") -> Figure:
     return fig
 
 
-def race(ranks: int = 64, latency_us: float = 5, gigabytes_per_s: float = 25) -> Figure:
+def compared_by_formula(ranks: int = 64, latency_us: float = 5, gigabytes_per_s: float = 25) -> Figure:
     """Alpha-beta times of all-reduces over size; dotted is where the ring overtakes the tree."""
     link = links.Link(latency_us * 1e-6, gigabytes_per_s * 1e9)
     fig, ax = figure(8, 3.4)

@@ -228,7 +228,9 @@ show_source(stages.Zero3._before_block, stages.Zero3._after_block, stages.Zero3.
 
 # %%
 print(verify("dp=3,zero=3,refill=on", ranks=three))
-again, refilled = (two.run(residency.both_ways, f"dp=2,zero=3{more}", deep)[0] for more in ("", ",refill=on"))
+again, refilled = (
+    two.run(residency.weights_behind, f"dp=2,zero=3{more}", deep)[0] for more in ("", ",refill=on")
+)
 table(
     [("block runs again", *again[:3]), ("storage refilled", *refilled[:3])],
     ["stage 3", "forwards of 8 blocks", "bytes sent", "bytes behind the blocks' weights"],
@@ -249,7 +251,7 @@ def fully_sharded(rank, world_size):
     for block in model.h.values():
         fully_shard(block, mesh=mesh)  # gathered before use, emptied after it, filled again for backward
     fully_shard(model, mesh=mesh)
-    trainer, batch = residency.start(f"dp={world_size},zero=3,refill=on", CONFIG)
+    trainer, batch = residency.trainer_of(f"dp={world_size},zero=3,refill=on", CONFIG)
     mine = batch.rows(rank, world_size)
     loss = F.cross_entropy(model(mine.tokens).flatten(0, 1), mine.targets.flatten(), reduction="sum")
     (world_size * loss / batch.total).backward()
@@ -318,7 +320,7 @@ play(
 # hold fewer weights?
 
 # %%
-held = lambda rank, world_size, plan: memory.after_backward(*residency.start(plan, CONFIG))
+held = lambda rank, world_size, plan: memory.after_backward(*residency.trainer_of(plan, CONFIG))
 sizes = costs.parts(GPT2(CONFIG))
 found = {stage: three.run(held, f"dp=3,zero={stage}") for stage in range(4)}
 for stage, ranks in found.items():
@@ -378,7 +380,7 @@ show(
 # The profiler reports every allocation of a KiB or more, in the model of eight blocks:
 
 # %%
-record = lambda rank, world_size, plan: memory.over_a_step(*residency.start(plan, deep), least=1024)
+record = lambda rank, world_size, plan: memory.over_a_step(*residency.trainer_of(plan, deep), least=1024)
 plans = {"replicas": "dp=2,recompute=on", "stage 2": "dp=2,zero=2,recompute=on", "stage 3": "dp=2,zero=3"}
 plans["stage 3, refilled"] = "dp=2,zero=3,refill=on"
 curves = {name: two.run(record, plan)[0] for name, plan in plans.items()}

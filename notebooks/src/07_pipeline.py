@@ -11,7 +11,6 @@
 # gradients equal to the serial ones **bit for bit**.
 
 # %% tags=["setup"]
-from dataclasses import replace
 from types import SimpleNamespace
 
 import torch
@@ -21,6 +20,9 @@ from gpt2lab.generate import generate
 from gpt2lab.lessons import explore, show, show_source, table
 from gpt2lab.lessons.exercises import STATUS, check
 from gpt2lab.lessons.exercises import pipeline as exercises
+from gpt2lab.lessons.labs import pipeline as lab
+from gpt2lab.lessons.labs import recorded
+from gpt2lab.lessons.player import play
 from gpt2lab.model import GPT2, PRESETS, GPT2Config
 from gpt2lab.parallel.accumulate import Accumulate, Alone
 from gpt2lab.parallel.pipeline.engine import Pipeline
@@ -562,25 +564,10 @@ explore(
 
 
 # %%
-tiny = GPT2Config(vocab_size=64, n_positions=8, n_layer=8, n_head=2, n_embd=16)
-
-
 def paced(rank, world_size, name, micros, cost, patient=False):
     if patient:
         Mailbox.give = give_and_wait
-    mesh = Mesh(pp=world_size)
-    engine = Pipeline(GPT2(tiny), mesh, make(name, world_size, micros))
-    batch = example_batch(tiny, rows=micros, length=8).micro(micros)
-    engine.run(
-        batch, None, Alone()
-    )  # the first messages make connections, the first backward loads libraries
-    comm.barrier(mesh.world)
-    trace.clear()
-    engine.pace = cost
-    engine.run(batch, None, Alone())
-    on_the_way = lambda s: replace(s, end=s.start + cost.hop)  # a message takes the hop, whoever waits for it
-    sends = [on_the_way(s) for s in trace.spans() if s.name == "send pp"]
-    return [s for s in trace.spans() if s.kind in ("forward", "backward")] + sends
+    return recorded.pipeline_spans(rank, world_size, name, micros, cost)
 
 
 # %% tags=["measured"]
@@ -605,6 +592,20 @@ show(
     "colours are the prediction, the dark boxes under them what four live processes did.",
     "Predicted boxes of 1F1B on four ranks, and under each the box of the live run at nearly the same time",
 )
+
+# %% [markdown]
+# Step through both schedules as three live ranks ran them: play them, or use the arrow keys. Under each rank stand the
+# micro-batches whose activations it holds. In which step does rank 0 of GPipe hold more than 1F1B ever does?
+
+# %% tags=["measured"]
+for name, words in (("gpipe", "GPipe, all forwards first"), ("1f1b", "1F1B")):
+    run_of = launch(recorded.pipeline, name, 5, Cost(0.03, backward=0.03), ranks=3, timeout=60)
+    play(
+        run_of,
+        "paced",
+        f"{words}: five micro-batches on three live ranks.",
+        f"Three ranks as boxes running {words}",
+    )
 
 # %% [markdown]
 # ## Overlap: let messages travel while you work
@@ -657,18 +658,7 @@ for way, spans in traced.items():
 # efficiencies has a peak. Below, one block's forward is *measured* on this machine for each size; 32 rows, 4 ranks.
 
 # %% tags=["measured"]
-import time
-
-block = GPT2(GPT2Config(vocab_size=8, n_positions=16, n_layer=1, n_head=4, n_embd=128)).float().h["0"]
-speed = {}
-with torch.no_grad():
-    for m in (1, 2, 4, 8, 16, 32):
-        x, best = torch.randn(32 // m, 16, 128, dtype=torch.float32), float("inf")
-        for _ in range(15):
-            begin = time.perf_counter()
-            block(x, torch.arange(16))
-            best = min(best, time.perf_counter() - begin)
-        speed[m] = 32 / m / best  # rows a second
+speed = lab.rows_a_second()
 show(
     plots.micro_batches(speed, ranks=4),
     "measured",
@@ -726,22 +716,9 @@ except RankFailed as error:
 
 
 # %%
-def bytes_kept():
-    """What autograd keeps of one micro-batch on stage 1 of 4, weights left out; and the bytes of its input."""
-    kept, x = {}, torch.ones(2, 16, config.n_embd, dtype=torch.float64, requires_grad=True)
-    weights = {p.data_ptr() for p in model.parameters()}
-
-    def note(t):
-        if t.data_ptr() not in weights:
-            kept[t.data_ptr()] = t.nbytes
-        return t
-
-    with torch.autograd.graph.saved_tensors_hooks(note, lambda t: t):
-        stage(model, 1, 4, x, example_batch(config, rows=2, length=16))
-    return sum(kept.values()), x.nbytes
-
-
-whole, one = bytes_kept()
+x = torch.ones(2, 16, config.n_embd, dtype=torch.float64, requires_grad=True)
+whole = lab.bytes_kept(model, lambda: stage(model, 1, 4, x, example_batch(config, rows=2, length=16)))
+one = x.nbytes
 rows = [
     (name, held, f"{held * whole / 1024:.0f} KiB", f"{(held * one + whole) / 1024:.0f} KiB")
     for name, held in (("GPipe", 8), ("1F1B, rank 0", 4))
@@ -855,6 +832,31 @@ for plan in ("pp=2,micro=3,schedule=gpipe", "pp=4,micro=5,schedule=1f1b"):
 
 # %% [markdown]
 # Five layers on four stages, seven rows in five micro-batches: nothing divides, and everything is equal.
+#
+# PyTorch's own is `torch.distributed.pipelining`: a module for each stage, a schedule by name, `step`. Here it runs
+# our stages and finds our gradients. Only the tied embedding is yours to sum.
+
+
+# %%
+def pytorchs_own(rank, world_size, micros):
+    from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+
+    whole, batch = gpt2(), example_batch(config, rows=8, length=16)
+    mine = recorded.StageOf(whole, rank, world_size)
+    split = PipelineStage(mine, rank, world_size, torch.device("cpu"))
+    loss = lambda logits, target: whole.loss(logits, target) / batch.total
+    schedule = Schedule1F1B(split, micros, loss_fn=loss, scale_grads=False)
+    last = {"target": batch.targets} if rank == world_size - 1 else {}
+    schedule.step(*([batch.tokens] if rank == 0 else []), **last)
+    return {n: p.grad for n, p in whole.named_parameters() if p.grad is not None and n != "wte.weight"}
+
+
+_, want = serial_gradients(4)
+for rank, grads in enumerate(launch(pytorchs_own, 4, ranks=2)):
+    worst = max(((g - want[n]).abs().max() / want[n].abs().max()).item() for n, g in grads.items())
+    print(f"rank {rank}: {len(grads)} gradients of Schedule1F1B equal to 1e-12: {worst < 1e-12}")
+
+# %% [markdown]
 #
 # Generation passes the stages too. One stream of rows keeps one of D ranks busy. Of a round in which N streams
 # follow each other (D - 1) / (D - 1 + N) is idle, and where rounds run into each other nothing is once N >= D. Each

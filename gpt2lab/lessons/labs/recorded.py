@@ -72,7 +72,7 @@ def _working(name: str, kind: str, seconds: float = WORK):
         time.sleep(seconds)
 
 
-def ring(rank: int, world_size: int):
+def ring_steps(rank: int, world_size: int):
     """A ring all-reduce of one chunk a rank. `2: 013` is chunk 2, the sum of the numbers of ranks 0, 1 and 3."""
     axis, n = Mesh(dp=world_size)["dp"], world_size
     shelf, chunks = _begin(axis), list(torch.eye(n)[rank].repeat(n, 1))
@@ -220,7 +220,7 @@ def ring_attention(rank: int, world_size: int):
     return [s for s in spans if s.lane == "holds" or " x " in s.name], log
 
 
-def heads(rank: int, world_size: int):
+def heads_steps(rank: int, world_size: int):
     """Heads for tokens and back, around attention, forward and backward."""
     share = Share(layout("contiguous", 4 * world_size, world_size), Mesh(cp=world_size)["cp"])
     q, k, v = (x.requires_grad_() for x in torch.randn(3, 1, world_size, 4, 4))

@@ -95,7 +95,7 @@ def of_a_step(trainer, batch) -> Residency:
     return seen
 
 
-def start(text: str, config) -> tuple[Trainer, object]:
+def trainer_of(text: str, config) -> tuple[Trainer, object]:
     """On a rank: a trainer for the plan in float64, and a batch of 7 rows; bytes sent are counted from here on."""
     plan = Plan.parse(text)
     trainer = Trainer(build(plan, config, Mesh(dp=plan.dp), torch.float64))
@@ -109,22 +109,22 @@ def _sent() -> int:
 
 def sent(rank: int, world_size: int, text: str, config) -> int:
     """Bytes that this rank sends in a step."""
-    trainer, batch = start(text, config)
+    trainer, batch = trainer_of(text, config)
     trainer.step(batch)
     return _sent()
 
 
 def watch(rank: int, world_size: int, text: str, config, prefetch: bool = True):
     """What happens in a step, the bytes sent, and this rank's gradients."""
-    trainer, batch = start(text, config)
+    trainer, batch = trainer_of(text, config)
     trainer.parallel.sync.prefetch &= prefetch
     seen = of_a_step(trainer, batch)
     return seen, _sent(), [p.tensor.grad for p in trainer.parallel.sync.pieces]
 
 
-def both_ways(rank: int, world_size: int, text: str, config):
+def weights_behind(rank: int, world_size: int, text: str, config):
     """Of a step: forwards of blocks, bytes sent, bytes behind the blocks' weights after forward, and gradients."""
-    trainer, batch = start(text, config)
+    trainer, batch = trainer_of(text, config)
     parallel, runs = trainer.parallel, []
     [micro], blocks = parallel.mine(batch), parallel.model.h.values()
     for block in blocks:
