@@ -99,7 +99,10 @@ def _described(cell, drawn: int) -> list:
         if _alt(output) and any(map(_alt, parts[-1])):
             parts.append([])
         parts[-1].append(output)
-    cells = [cell, *(nbformat.v4.new_code_cell(metadata={"tags": ["remove-input"]}) for _ in parts[1:])]
+    cells = [
+        cell,
+        *(nbformat.v4.new_code_cell(cell.source, metadata={"tags": ["remove-input"]}) for _ in parts[1:]),
+    ]
     for one, outputs in zip(cells, parts, strict=True):
         alt, one.outputs = next(filter(None, map(_alt, outputs)), ""), outputs
         one.metadata["mystnb"] = {"image": {"alt": alt}} if alt else {}

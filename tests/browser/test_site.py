@@ -10,6 +10,7 @@ from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+import nbformat
 import pytest
 
 from gpt2lab.classroom import NOTEBOOKS, lessons_named
@@ -105,6 +106,17 @@ def test_every_page_opens_whole_on_a_phone_and_asks_nobody_else(page, site):
 @pytest.mark.parametrize("site", [[]], indirect=True, ids=["all"])
 def test_every_page_of_all_lessons_opens(page, site):
     walk(page, site)
+
+
+def test_every_figure_of_a_notebook_is_on_its_page(page, site):
+    for lesson in lessons_named(NOTEBOOKS, ["07", "10"]):
+        notebook = nbformat.read(NOTEBOOKS / f"{lesson.name}.ipynb", 4)
+        outputs = [o for cell in notebook.cells for o in cell.get("outputs", ())]
+        alts = [o.metadata["image/png"]["alt"] for o in outputs if "image/png" in o.get("data", {})]
+        page.goto(f"{site[0]}{lesson.name}.html")
+        assert (
+            page.evaluate("() => [...document.querySelectorAll('.cell_output img')].map(i => i.alt)") == alts
+        )
 
 
 def test_a_slider_moves_the_picture_by_keyboard_and_says_where_it_is(page, site):
