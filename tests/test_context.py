@@ -496,10 +496,10 @@ def order_of_a_ring(rank, world_size, bug):
     model = GPT2(on_ranks.config()).double()
     plan = Plan(cp=world_size, layout="zigzag", exchange="ring")
     mine = strategy.apply_context(model, Mesh(cp=world_size), plan)(12)
-    start, finish = ring._Trip.start_next, ring._Trip.finish_step
+    start, finish = ring.Trip.start_next, ring.Trip.finish_step
     if bug:
-        ring._Trip.start_next = lambda trip: None
-        ring._Trip.finish_step = lambda trip: (start(trip), finish(trip))
+        ring.Trip.start_next = lambda trip: None
+        ring.Trip.finish_step = lambda trip: (start(trip), finish(trip))
     tokens, targets = (x[:, mine] for x in on_ranks.data(12))
     with contextlib.ExitStack() as planted:
         for owner, name, word in (
@@ -510,7 +510,7 @@ def order_of_a_ring(rank, world_size, bug):
         ):
             planted.enter_context(on_ranks.planted((owner, name, note(word))))
         loss = model.loss(model(tokens, mine), targets)
-        ring._Trip.start_next, ring._Trip.finish_step = start, finish
+        ring.Trip.start_next, ring.Trip.finish_step = start, finish
         forward = order.copy()
         order.clear()
         loss.backward()

@@ -109,7 +109,7 @@ def a_needed_block_is_skipped(right):
     return lambda table, window: tuple(needs[1:] for needs in right(table, window))
 
 
-@mutant(RING, ring._Trip, "options")
+@mutant(RING, ring.Trip, "options")
 def keys_in_the_ring_get_their_neighbours_positions(right):
     def options(self):
         mine, _, *rest = right.__get__(self)
@@ -163,7 +163,7 @@ def blocks_of_a_double_ring_are_taken_for_those_of_a_plain_one(right):
     return lambda self, rank, hops: (rank - hops) % self.ranks
 
 
-@mutant(("zigzag", "double-ring", 12, None), ring._Trip, "options")
+@mutant(("zigzag", "double-ring", 12, None), ring.Trip, "options")
 def keys_in_a_double_ring_get_the_positions_of_the_plain_ring(right):
     def options(self):
         mine, _, *rest = right.__get__(self)

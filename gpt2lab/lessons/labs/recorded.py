@@ -190,7 +190,7 @@ def ring_attention(rank: int, world_size: int):
     share = Share(layout("interleaved", 2 * world_size, world_size), Mesh(cp=world_size)["cp"])
     q, k, v = (x.requires_grad_() for x in torch.randn(3, 1, 2, 2, 4))
     ring_module.ring(q, k, v, share).sum().backward()  # connections and libraries
-    shelf, trip = _begin(share.axis), ring_module._Trip
+    shelf, trip = _begin(share.axis), ring_module.Trip
 
     def noted(self, right=trip.finish_step):
         leaving = self.source

@@ -14,7 +14,7 @@ from .layouts import lenders
 from .paths import RingPath, reach, ring_path
 
 
-class _Trip:
+class Trip:
     """One trip of all blocks along a path, step by step; `held` is the block (2, B, H, S, D) here now, or None."""
 
     def __init__(self, block, share: Share, way: RingPath):
@@ -62,7 +62,7 @@ class _RingAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, q, k, v, share, way):
-        trip, state = _Trip(torch.stack((k, v)), share, way), None
+        trip, state = Trip(torch.stack((k, v)), share, way), None
         for _ in range(share.axis.size):
             trip.start_next()
             if trip.needed:
@@ -76,7 +76,7 @@ class _RingAttention(torch.autograd.Function):
     def backward(ctx, grad):
         q, k, v, out, lse = ctx.saved_tensors
         axis, way, kv = ctx.share.axis, ctx.path, torch.stack((k, v))
-        trip, sending = _Trip(kv, ctx.share, way), []
+        trip, sending = Trip(kv, ctx.share, way), []
         dq, home = torch.zeros_like(q), torch.zeros_like(kv)
         for step in range(axis.size):
             # a block's gradient starts at the first rank that borrows it and follows the block, one step behind
