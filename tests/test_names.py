@@ -30,7 +30,10 @@ SHARED = {  # name: what all of that name have in common
     ],
     COLLECTIVES,
 )
-OWN_NAMES = "lessons/exercises"  # a checker has the name of its exercise
+OWN_NAMES = (
+    "lessons/exercises/",
+    "lessons/labs/",
+)  # a checker is named as its exercise, what a lab runs as in its lesson
 
 
 def owners(package: Path) -> dict[str, set[str]]:
