@@ -33,7 +33,7 @@ from gpt2lab.parallel.pipeline import engine, step
 from gpt2lab.parallel.spec import full, of
 from gpt2lab.plan import Parallel, Plan, build
 from gpt2lab.plots import mesh as plots
-from gpt2lab.processes import launchers
+from gpt2lab.processes import launchers, meeting
 from gpt2lab.ranks import comm, paced
 from gpt2lab.ranks.mesh import Mesh
 from gpt2lab.ranks.node_traffic import by_class, price, total
@@ -95,6 +95,9 @@ def coordinates(rank, sizes):
 
 
 check("coordinates", exercises.coordinates, coordinates)
+
+# %% [markdown] tags=["hint"]
+# The last axis of `sizes` is the innermost: its place is a remainder. What number is left for the other axes?
 
 
 # %% tags=["wrong"]
@@ -301,6 +304,19 @@ for text, cost in predicted.items():
     print(f"{text:18}", ", ".join(f"{name} {1e3 * s:4.0f} ms" for name, s in cost.items()))
 
 # %% [markdown]
+# **HSDP**, hybrid sharding, cuts ZeRO-3 at the same border: the ranks of a node share the weights out and gather them
+# there; nodes hold copies, between which only sums of gradients travel.
+
+# %%
+for text in ("dp=4", "dp=4,zero=3", "dp=4,zero=3,shard=2"):
+    sums = total(mine["blocks"] for mine, _ in pool.run(count, text))
+    wires = {
+        wire: sum(b for (_, w), b in sums.items() if w == wire) for wire in ("inside a node", "between nodes")
+    }
+    print(f"{text:20}", ", ".join(f"{b:10,} bytes {wire}" for wire, b in wires.items()))
+print(verify("dp=4,zero=3,shard=2", ranks=pool))
+
+# %% [markdown]
 # And now real steps on real ranks, whose messages are held back to these links. What the links add is the
 # paced step minus the same step on free links.
 
@@ -354,6 +370,10 @@ def inner_axis(sent, inside, between):
 
 
 check("which axis gets the fast links", exercises.placement, inner_axis)
+
+# %% [markdown] tags=["hint"]
+# One of the two has to go between. What does each axis lose by that, in seconds? Not how many times slower it
+# becomes.
 
 
 # %% tags=["wrong"]
@@ -633,6 +653,14 @@ def gradient_norm(held, mesh):
 
 check("the gradient's norm", exercises.norm, gradient_norm)
 
+# %% [markdown] tags=["hint"]
+# Squares of different pieces may be added over all ranks. What several ranks hold alike must be counted by one of
+# them: by which, and how does this rank know that from `place` and `p.spec.axes`?
+
+# %% [markdown] tags=["hint"]
+# A piece that is not cut along an axis is the same on every place of it: let place 0 count. One all-reduce, of the
+# squares, before the root.
+
 
 # %% tags=["wrong"]
 # FAIL: they hold different parts, so sum over them
@@ -720,15 +748,15 @@ for name, line in on_machines(Options(plan="dp=2,tp=4")).items():
 # %% [markdown]
 # torchrun gives each machine a block of ranks. With srun and mpirun the lines say it: `--distribution=block`,
 # `--map-by slot`. Each launcher starts the *same* script on every rank, and tells it by environment variables who it
-# is. Set up and clean up by hand, then, is this:
+# is. Before the process group there is only a store, where ranks meet:
 
 # %%
-show_source(launchers.launched, launchers.process_group, launchers._rendezvous)
+show_source(launchers.launched, meeting.meet)
 
 # %% [markdown]
-# NCCL where a rank has a GPU, gloo else; a timeout, because the default is 30 minutes (10 with NCCL); the group
-# destroyed also when
-# the block fails; and a rank that loses the others says in which call.
+# Then `launchers.process_group` joins them: NCCL where a rank has a GPU, gloo else; a timeout, because the default is
+# 30 minutes (10 with NCCL); the group destroyed also when the block fails; and a rank that loses the others says in
+# which call.
 #
 # One decision comes before any mesh: how many ranks for the cores you have? The BSC team found that 4 ranks
 # of 28 cores beat one process with 112 threads, if only the batch is large enough to give each rank work.
