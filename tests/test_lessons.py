@@ -172,3 +172,34 @@ def test_committed_notebooks_hold_no_errors_and_no_machine_paths():
         for cell in json.loads(path.read_text())["cells"]:
             for output in cell.get("outputs", []):
                 assert output["output_type"] != "error" and output.get("name") != "stderr", path.name
+
+
+# ---- how long a lesson may be
+
+LIMITS = {"words": 1_800, "code": 250, "shown": 40}
+LONGER = {}  # lessons that are longer today, by what: these numbers may only shrink
+
+
+def lengths(lesson) -> dict[str, int]:
+    """Words of a lesson's text, lines of its code without exercises, and lines of package source that it shows."""
+    told = [c.text for c in lesson.cells if c.kind == "markdown" and "hint" not in c.tags]
+    code = [c.text for c in lesson.cells if c.kind == "code" and not {"exercise", "wrong"} & set(c.tags)]
+    notebook = nbformat.read(NOTEBOOKS / f"{lesson.name}.ipynb", 4)
+    shown = [
+        output.data["text/markdown"]
+        for cell in notebook.cells
+        for output in cell.get("outputs", ())
+        if "```python" in output.get("data", {}).get("text/markdown", "")
+    ]
+    return {
+        "words": sum(any(letter.isalnum() for letter in word) for text in told for word in text.split()),
+        "code": sum(bool(line.strip()) for text in code for line in text.splitlines()),
+        "shown": sum(text.split("```python\n")[1].count("\n") for text in shown),
+    }
+
+
+@pytest.mark.parametrize("lesson", lessons(NOTEBOOKS), ids=lambda lesson: lesson.name)
+def test_a_lesson_is_no_longer_than_it_may_be(lesson):
+    found, allowed = lengths(lesson), LIMITS | LONGER.get(lesson.name[:2], {})
+    assert {what: n for what, n in found.items() if n > allowed[what]} == {}
+    assert found["words"] >= 900

@@ -90,7 +90,7 @@ def test_a_recorded_step_of_zero_3_holds_blocks_only_while_they_run(pools):
 
 def test_a_recorded_pipeline_holds_what_its_schedule_promises(pools):
     for name, most in (("gpipe", 3), ("1f1b", 2)):
-        run = pools[2].run(recorded.pipeline, name, 3, Cost(0.01, backward=0.01))
+        run = pools[2].run(recorded.pipeline_steps, name, 3, Cost(0.01, backward=0.01))
         held = [s for s in run[0][0] if s.lane == "holds"]
         assert max(sum(s.start <= other.start < s.end for s in held) for other in held) == most
         assert in_order(run, 1)[:2] == (["F0", "F1"] if name == "gpipe" else ["F0", "B0"])

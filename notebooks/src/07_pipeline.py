@@ -599,7 +599,7 @@ show(
 
 # %% tags=["measured"]
 for name, words in (("gpipe", "GPipe, all forwards first"), ("1f1b", "1F1B")):
-    run_of = launch(recorded.pipeline, name, 5, Cost(0.03, backward=0.03), ranks=3, timeout=60)
+    run_of = launch(recorded.pipeline_steps, name, 5, Cost(0.03, backward=0.03), ranks=3, timeout=60)
     play(
         run_of,
         "paced",

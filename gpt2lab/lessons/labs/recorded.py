@@ -162,12 +162,12 @@ class StageOf(torch.nn.Module):
 
 def pipeline_spans(rank: int, world_size: int, name: str, micros: int, cost: Cost) -> list:
     """The same run as spans alone: work, and each message for the time of its hop."""
-    spans, log = pipeline(rank, world_size, name, micros, cost)
+    spans, log = pipeline_steps(rank, world_size, name, micros, cost)
     sends = [trace.Span("send pp", "comm", e.start, e.start + float(cost.hop), rank, "comm") for e in log]
     return [s for s in spans if s.lane == "work"] + sends
 
 
-def pipeline(rank: int, world_size: int, name: str, micros: int, cost: Cost):
+def pipeline_steps(rank: int, world_size: int, name: str, micros: int, cost: Cost):
     """A step of a pipeline; a rank holds the activations of a micro-batch from its forward to its backward's end."""
     mesh = Mesh(pp=world_size)
     engine = Pipeline(GPT2(replace(TINY, n_layer=8)), mesh, make(name, world_size, micros))
