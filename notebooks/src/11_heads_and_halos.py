@@ -11,8 +11,6 @@
 # send, and count.
 
 # %% tags=["setup"]
-import statistics
-import time
 
 import torch
 import torch.distributed as dist
@@ -21,12 +19,14 @@ from gpt2lab import RankFailed, Ranks
 from gpt2lab.lessons import explore, show, show_source, table
 from gpt2lab.lessons.exercises import check
 from gpt2lab.lessons.exercises import context as exercises
+from gpt2lab.lessons.labs import context as lab
+from gpt2lab.lessons.labs import recorded
+from gpt2lab.lessons.player import play
 from gpt2lab.model import GPT2, GPT2Config, causal_attention
 from gpt2lab.parallel.context import costs, halo
 from gpt2lab.parallel.context.exchanges import apply_context
 from gpt2lab.parallel.context.gather import Share
 from gpt2lab.parallel.context.layouts import check_hops, layout, loans
-from gpt2lab.parallel.context.ulysses import heads
 from gpt2lab.plan import Plan
 from gpt2lab.plots import context as plots
 from gpt2lab.ranks import comm
@@ -90,8 +90,20 @@ try:
     )
 except ValueError as error:
     print(error)
-show_source(heads)
 
+
+# %% [markdown]
+# As three live ranks ran it, each message *paced* to 30 ms, forward and backward. Play it, or step with the arrow
+# keys: what does a rank hold before, during and after attention?
+
+# %% tags=["measured"]
+play(
+    pool[3].run(recorded.heads_steps),
+    "paced",
+    "twelve tokens, three heads, three live ranks: an all-to-all before attention and one after it, and the same two "
+    "in backward.",
+    "Three ranks as boxes with arrows from each to each, and below what each holds",
+)
 
 # %% [markdown]
 # **Your turn**, on live ranks. `sizes` are the tokens of each rank. `comm.all_to_all(parts, axis, shapes)` sends part p
@@ -373,21 +385,9 @@ table(rows, ["way", "rows sent by ranks 0 to 3", "messages", "as predicted", "ra
 
 
 # %% tags=["measured"]
-def time_way(rank, world_size, way, width=512, window=64, turns=30):
-    axis = Mesh(cp=world_size)["cp"]
-    share = Share(layout("contiguous", 128 * world_size, world_size), axis, window)
-    x, took = torch.zeros(128, width), []
-    for _ in range(turns):
-        comm.barrier(axis)
-        start = time.perf_counter()
-        halo.halo_exchange(x, share, window, dim=0, way=way)
-        took.append(time.perf_counter() - start)
-    return statistics.median(took)
-
-
 for way in halo.WAYS:
     print(
-        f"{way:10} 64 rows of 512 numbers, two ranks: {1e3 * max(pool[2].run(time_way, way)):.2f} ms (measured)"
+        f"{way:10} 64 rows of 512 numbers, two ranks: {1e3 * max(pool[2].run(lab.time_way, way)):.2f} ms (measured)"
     )
 
 # %% [markdown]
@@ -608,24 +608,9 @@ for sizes in ({"dp": 2, "cp": 2}, {"cp": 2, "tp": 2}):
 
 
 # %%
-def train_with_bug(rank, world_size, bug):
-    axis = Mesh(cp=world_size)["cp"]
-    serial, model = (GPT2(GPT2Config(37, 16, 1, 3, 12, window=4)).double() for _ in range(2))
-    tokens, targets = torch.arange(12).reshape(1, 12) % 7, torch.arange(1, 13).reshape(1, 12) % 5
-    (serial.loss(serial(tokens), targets) / 12).backward()
-    split = apply_context(
-        model, Mesh(cp=world_size), Plan(cp=world_size, layout="unequal", exchange="halo-kv")
-    )
-    mine = split(12)
-    logits = model(tokens[:, mine], torch.arange(len(mine)) if bug == "local positions" else mine)
-    (model.loss(logits, targets[:, mine]) / (len(mine) if bug == "wrong normaliser" else 12)).backward()
-    found = comm.all_reduce(model.wte.weight.grad, axis)
-    return ((found - serial.wte.weight.grad).norm() / serial.wte.weight.grad.norm()).item()
-
-
 for bug in ("no bug", "wrong normaliser", "local positions"):
     try:
-        error = pool[2].run(train_with_bug, bug)[0]
+        error = pool[2].run(lab.train_with_bug, bug)[0]
         print(f"{bug}: wte's gradient is off by", "less than 1e-12" if error < 1e-12 else f"{error:.0%}")
     except RankFailed as failure:
         print(f"{bug}: refused with a {failure.ename}")
