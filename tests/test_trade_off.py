@@ -50,7 +50,7 @@ def test_the_decision_path_ends_near_the_best_of_many_plans(name):
 
 
 def test_the_envelope_has_the_formulas_of_the_lesson():
-    case = decisions.Case(
+    case = decisions.Workload(
         GPT2Config(n_positions=2048, n_layer=32, n_head=32, n_embd=4096), find_cluster("h100x64"), 64, 2048
     )
     device, network = case.cluster.device, case.cluster.network
@@ -65,14 +65,16 @@ def test_the_envelope_has_the_formulas_of_the_lesson():
     hidden = 2 * device.rate / (2 * network.between.bandwidth)  # tokens that backward needs to hide the sums
     assert flat.sums == pytest.approx(2 / 3 * hidden / 2048)
     assert flat.exposed == pytest.approx(flat.sums - 2 / 3) and piped.exposed == piped.sums
-    assert [one.total for one in decisions.shapes(case)] == sorted(
-        one.total for one in decisions.shapes(case)
+    assert [one.total for one in decisions.mesh_shapes(case)] == sorted(
+        one.total for one in decisions.mesh_shapes(case)
     )
 
 
 def test_nothing_fits_is_said_with_no_plan():
     tiny = find_cluster("v100x64").with_devices(2)
-    case = decisions.Case(GPT2Config(n_positions=2048, n_layer=96, n_head=96, n_embd=12288), tiny, 2, 2048)
+    case = decisions.Workload(
+        GPT2Config(n_positions=2048, n_layer=96, n_head=96, n_embd=12288), tiny, 2, 2048
+    )
     assert decisions.decide(case)[0] is None and not case.fits(Plan.parse("dp=2"))
 
 
@@ -88,6 +90,6 @@ def test_the_map_shows_every_strategy_and_what_is_done_twice():
     left, right = fig.axes
     assert left.get_xlabel().startswith("MB") and len(left.collections) == 2 * len(lines)
     assert sum("operations" in t.get_text() for t in right.texts) == 2  # recompute, ZeRO-3
-    shapes = decisions.shapes(exercises.CAPSTONE["one H100 machine"])
+    shapes = decisions.mesh_shapes(exercises.CAPSTONE["one H100 machine"])
     bold = [t.get_weight() for t in envelopes(shapes, (shapes[0].tp, shapes[0].pp)).axes[0].get_yticklabels()]
     assert bold == ["bold"] + ["normal"] * (len(shapes) - 1)

@@ -8,7 +8,7 @@ from ...planner.cost import predict
 from ...planner.memory import memory
 from ...planner.problem import find_cluster
 from ...verify import verify
-from ..labs.decisions import Case, decide
+from ..labs.decisions import Workload, decide
 from . import close
 
 POINTS = (  # {strategy: (bytes held, bytes sent)}
@@ -65,14 +65,14 @@ def tokens(answer) -> None:
 
 SLACK = 1.15
 CAPSTONE = {
-    "two V100 machines": Case(
+    "two V100 machines": Workload(
         GPT2Config(n_positions=2048, n_layer=24, n_head=16, n_embd=2048),
         find_cluster("v100x64").with_devices(16),
         64,
         1024,
     ),
-    "one H100 machine": Case(GPT2Config(), find_cluster("h100x64").with_devices(8), 256, 1024),
-    "two A100 machines, few rows": Case(
+    "one H100 machine": Workload(GPT2Config(), find_cluster("h100x64").with_devices(8), 256, 1024),
+    "two A100 machines, few rows": Workload(
         GPT2Config(n_positions=2048, n_layer=32, n_head=32, n_embd=4096),
         find_cluster("a100x64").with_devices(16),
         16,
@@ -82,12 +82,12 @@ CAPSTONE = {
 """The cases of the capstone: models, clusters and batches of 16-bit numbers."""
 
 
-def seconds(case: Case, plan: Plan) -> float:
+def seconds(case: Workload, plan: Plan) -> float:
     """Predicted seconds of a step."""
     return predict(plan, case.config, case.rows, case.length, case.cluster, case.itemsize).seconds
 
 
-def bar(case: Case) -> float:
+def bar(case: Workload) -> float:
     """Predicted seconds of the plan to beat."""
     return seconds(case, decide(case)[0])
 

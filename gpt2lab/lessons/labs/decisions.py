@@ -9,7 +9,7 @@ from ...planner.problem import Cluster
 
 
 @dataclass(frozen=True)
-class Case:
+class Workload:
     """A model, a cluster and a batch of `rows` sequences of `length` tokens; numbers of `itemsize` bytes."""
 
     config: GPT2Config
@@ -55,7 +55,7 @@ class Envelope:
         return min(rows // self.dp, 4 * self.pp) if self.pp > 1 else 1
 
 
-def envelope(case: Case, tp: int, pp: int) -> Envelope:
+def envelope(case: Workload, tp: int, pp: int) -> Envelope:
     """Four costs of a shape, each a short formula, against 6 P operations for each token.
 
     Gradients: 2 P / (tp pp) numbers on the slowest link between replicas. Tensor parallelism: 8 (t - 1) / t numbers a
@@ -80,7 +80,7 @@ def envelope(case: Case, tp: int, pp: int) -> Envelope:
     )
 
 
-def shapes(case: Case) -> list[Envelope]:
+def mesh_shapes(case: Workload) -> list[Envelope]:
     """Every shape with rows and heads enough, the cheapest first."""
     devices, node, config = case.cluster.devices, case.cluster.network.node, case.config
     found = [
@@ -95,7 +95,7 @@ def shapes(case: Case) -> list[Envelope]:
     return sorted(found, key=lambda one: (one.total, one.tp, one.pp))
 
 
-def ladder(case: Case, shape: Envelope):
+def memory_ladder(case: Workload, shape: Envelope):
     """Plans of one shape, in the order in which memory should be bought.
 
     Shards of the state cost no bytes more (ZeRO-2, where gradients travel once or on fast links, else ZeRO-1); smaller
@@ -118,11 +118,11 @@ def ladder(case: Case, shape: Envelope):
             )
 
 
-def decide(case: Case) -> tuple[Plan | None, list[Envelope]]:
+def decide(case: Workload) -> tuple[Plan | None, list[Envelope]]:
     """The plan of the cheapest shape that can be made to fit, and the shapes on the way to it; None where none fits."""
     passed = []
-    for shape in shapes(case):
+    for shape in mesh_shapes(case):
         passed.append(shape)
-        if plan := next(filter(case.fits, ladder(case, shape)), None):
+        if plan := next(filter(case.fits, memory_ladder(case, shape)), None):
             return plan, passed
     return None, passed

@@ -98,7 +98,7 @@ def count(strategies, ranks: int, config: GPT2Config, rows: int, length: int, po
 def compute(strategy: str, ranks: int, config: GPT2Config, rows: int, length: int) -> Point:
     """The same by formula, for any number of ranks."""
     plan = plan_of(strategy, ranks) if ranks > 1 else Plan()
-    shares = [RankShare(plan, config, rows, length, **place) for place in places(plan)]
+    shares = [RankShare(plan, config, rows, length, **place) for place in busiest_places(plan)]
     sent, messages = (
         max(sum(getattr(s, what) for s in sends(one)) for one in shares) for what in ("bytes", "messages")
     )
@@ -110,7 +110,7 @@ def compute(strategy: str, ranks: int, config: GPT2Config, rows: int, length: in
     )
 
 
-def places(plan: Plan) -> list[dict[str, int]]:
+def busiest_places(plan: Plan) -> list[dict[str, int]]:
     """The ranks among which the one that sends most is: the first, the second and the last of the plan's only axis."""
     (axis,) = [name for name in ("pp", "dp", "cp", "tp") if getattr(plan, name) > 1] or ["dp"]
     return [{axis: i} for i in sorted({0, min(1, plan.world - 1), plan.world - 1})]
