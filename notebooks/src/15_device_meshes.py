@@ -751,7 +751,7 @@ for name, line in on_machines(Options(plan="dp=2,tp=4")).items():
 # is. Before the process group there is only a store, where ranks meet:
 
 # %%
-show_source(launchers.launched, meeting.meet)
+show_source(launchers.launched, meeting.meet_all)
 
 # %% [markdown]
 # Then `launchers.process_group` joins them: NCCL where a rank has a GPU, gloo else; a timeout, because the default is
