@@ -29,6 +29,12 @@ def logits_bytes(share: RankShare, rows: int, tokens: int) -> int:
     return max(4, share.itemsize) * rows * tokens * words
 
 
+def largest_matrix(share: RankShare, position: int) -> int:
+    """Bytes of the largest matrix of a block, whose gradient is there before it is added to others."""
+    c, layers = share.config.n_embd, share.parts.layers[position]
+    return share.itemsize * c * split_sizes(4 * c, share.plan.tp)[share.tp] * bool(layers)
+
+
 def kept_by_stage(share: RankShare, position: int, rows: int, tokens: int) -> Counter:
     """Bytes that a stage keeps of one unit from forward to backward."""
     stream, layers = stream_bytes(share, rows, tokens), len(share.parts.layers[position])

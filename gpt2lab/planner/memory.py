@@ -13,10 +13,9 @@ from functools import lru_cache
 
 from ..parallel.pipeline.engine import schedule_of
 from ..parallel.zero import costs as zero
-from ..ranks.traffic import split_sizes
 from ..schedules import Op
 from ..schedules.formulas import kept_for_weights
-from .kept import inputs_only, kept_by_block, kept_by_stage, logits_bytes, stream_bytes
+from .kept import inputs_only, kept_by_block, kept_by_stage, largest_matrix, logits_bytes, stream_bytes
 from .sends import owned, tied
 from .share import RankShare, check
 
@@ -164,7 +163,7 @@ class _Walk:
         position, rows, tokens = self.unit(op)
         if op.kind == "W" and position:  # the products whose operands the first half left
             block = max(map(self._block, self.share.parts.blocks), default=0) * self.e * (self.plan.zero > 1)
-            self.note(buffers=max(2 * block, self._largest(position)))
+            self.note(buffers=max(2 * block, largest_matrix(self.share, position)))
             self.now -= self.kept.pop((op.stage, op.micro))
             if self.plan.zero == 3:  # from the first half to the second the blocks' weights stay
                 self.now["weights"] = self._weights()
@@ -208,7 +207,7 @@ class _Walk:
         if not layers:
             return self.note(gradients=head)
         block = self.e * self._block(layers[0])
-        inside = self._transient(rows, tokens, 0 if half else self._largest(position))
+        inside = self._transient(rows, tokens, 0 if half else largest_matrix(self.share, position))
         again = kept_by_block(self.share, rows, tokens) if inputs_only(self.share) else 0
         whole = (
             block if zero_stage > 1 else 0
@@ -234,8 +233,13 @@ class _Walk:
             self.arrived.add(position)
         if position == 0:
             # the sum of both uses is a gradient that is held already, or one that joins those before it
+            shard = sum(
+                zero.shard_length(n, self.share.sharing[0])
+                for (part, _), n in self.sizes.items()
+                if part == "wte"
+            )
             whole = both + (not new or plan.zero > 1)
-            self.note(gradients=wte * (whole + (plan.zero > 1 and both)) if plan.zero < 2 else wte * whole)
+            self.note(gradients=wte * whole + (plan.zero > 1 and not new) * self.share.master * shard)
 
     def finish(self) -> None:
         """The sums that end a step: over replicas, over what two stages hold both."""
@@ -284,11 +288,6 @@ class _Walk:
     def _block(self, layer: int) -> int:
         """Elements of a block here."""
         return sum(n for (part, _), n in self.sizes.items() if part == f"h.{layer}")
-
-    def _largest(self, position: int) -> int:
-        """Bytes of the largest matrix of a block, whose gradient is there before it is added to others."""
-        c, layers = self.share.config.n_embd, self.share.parts.layers[position]
-        return self.e * c * split_sizes(4 * c, self.plan.tp)[self.share.tp] * bool(layers)
 
     def _between(self, position: int, rows: int, tokens: int) -> int:
         """What waits for the weight gradients of a unit: operands of the stage's products, cut like the matrices."""
