@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 
 from gpt2lab import cli
+from gpt2lab.benchmarks import calibration, plans
 from gpt2lab.commands.plan import size_in_bytes
 from gpt2lab.machine.links import Link, Network
 from gpt2lab.model import GPT2Config
@@ -185,3 +186,31 @@ def test_64_devices_are_planned_for():
     config = GPT2Config(n_layer=4, n_head=8, n_embd=1024)
     found = parallelize(config, CLUSTERS["h100x64"], Goal(64, 1024, itemsize=2))
     assert found.plan.world <= 64 and found.prediction.memory <= 80e9 and found.reasons
+
+
+def test_calibration_finds_the_machine_that_made_the_times():
+    device = Device(2e10, copy=3e9, launch=4e-5)
+    steps = [dict(zip(("plan", "config", "rows", "length"), step, strict=True)) for step in calibration.STEPS]
+    for step in steps:
+        step["seconds"] = float(
+            calibration.features(step) @ (1 / device.rate, 1 / device.copy, device.launch)
+        )
+    assert calibration.fitted(steps) == pytest.approx((device.rate, device.copy, device.launch), rel=1e-6)
+
+
+def test_the_benchmark_says_how_well_predictions_hold():
+    rows = [
+        {
+            "ranks": 1,
+            "predicted_seconds": t,
+            "measured_seconds": 1.1 * t,
+            "predicted_bytes": 1e6,
+            "measured_bytes": 1e6,
+        }
+        for t in (1.0, 3.0, 2.0)
+    ]
+    found = plans.agreement(rows)
+    assert (found["rank correlation"], found["plans"], found["chosen over best measured"]) == (1.0, 3, 1.0)
+    assert found["median error of the time"] == pytest.approx(0.091, abs=1e-3)
+    several = plans.some_plans(CONFIG, FOUR, 8, 32, 110)
+    assert len(several) == len(set(several)) == 110 and {p.world for p in several} == {1, 2, 4}

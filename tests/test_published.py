@@ -1,98 +1,91 @@
-"""Published steps and ours: sources' own numbers come out of their formulas, and no row has a constant of its own."""
-
-import statistics
+"""Published formulas against the tables of their papers, and against what this package counts."""
 
 import pytest
 
-from gpt2lab.lessons.labs import scaling
-from gpt2lab.machine.speed import flops_per_token
+from gpt2lab.model import PRESETS
 from gpt2lab.planner import published
-from gpt2lab.planner.published import KORTHIKANTI, MEGATRON, ROWS
-
-QUICK = [row for row in ROWS if "interleaved" not in row.plan]
+from gpt2lab.planner.tensor_costs import Shape, kept_bytes
 
 
-def row(name):
-    return next(r for r in ROWS if r.name == name)
+@pytest.mark.parametrize(
+    ("layers", "width", "batch", "gpus", "teraflops", "days"),
+    [(96, 12288, 1536, 1024, 140, 34), (128, 25600, 3072, 3072, 163, 84)],
+)
+def test_training_days_of_narayanan_2021(layers, width, batch, gpus, teraflops, days):
+    """Section 5.1: GPT-3 on 300 billion tokens takes 34 days, a trillion parameters on 450 billion tokens 84."""
+    tokens = 300e9 if layers == 96 else 450e9
+    flops = published.step_flops(batch, 2048, layers, width, 51200) * tokens / (batch * 2048)
+    assert flops / (gpus * teraflops * 1e12) / 86400 == pytest.approx(days, rel=0.04)
 
 
-def test_table_1_of_narayanan_has_its_number_of_gpus_and_its_aggregate_petaflops():
-    """The last column of the table: operations of all GPUs together."""
-    printed = (4.4, 8.8, 18.2, 34.6, 70.8, 143.8, 227.1, 297.4, 410.2, 502.0)
-    devices = (32, 64, 128, 256, 512, 1024, 1536, 1920, 2520, 3072)
-    rows = [r for r in ROWS if r.source == MEGATRON]
-    assert tuple(r.devices for r in rows) == devices
-    for r, whole in zip(rows, printed, strict=True):
-        assert r.devices * r.teraflops / 1000 == pytest.approx(whole, rel=0.012)
+def test_recomputation_adds_a_third_of_the_layers():
+    full, none = (published.step_flops(1, 2048, 96, 12288, 0, r) for r in (True, False))
+    assert full / none == pytest.approx(4 / 3)
 
 
-def test_models_have_the_size_they_are_named_after():
-    sizes = {
-        "GPT 1.7B": 1.7e9,
-        "GPT 146B": 145.6e9,
-        "GPT 1T": 1008e9,
-        "BLOOM 176B": 176.2e9,
-        "Llama 3 405B": 405e9,
-    }
-    for name, size in sizes.items():
-        layers, width, _, words = row(name).model
-        assert 12 * layers * width**2 + words * width == pytest.approx(size, rel=0.04)
+@pytest.mark.parametrize(
+    ("options", "share"),
+    [
+        ({}, 34 + 80),
+        ({"tensor": 8}, 10 + 24 / 8 + 80 / 8),
+        ({"tensor": 8, "sequence": True}, 34 / 8 + 80 / 8),
+        ({"tensor": 8, "recompute": "selective"}, 10 + 24 / 8),
+        ({"tensor": 8, "sequence": True, "recompute": "selective"}, 34 / 8),
+        ({"recompute": "full"}, 2),
+    ],
+)
+def test_korthikanti_table_2_for_gpt3(options, share):
+    found = published.activation_bytes(2048, 1, 12288, 96, **options)
+    assert found == pytest.approx(2048 * 12288 * share)
 
 
-def test_korthikantis_mfu_follows_from_its_seconds():
-    """The table prints 51.4 % and 56.3 % of the model's own operations, attention not halved."""
-    for name, mfu in (("175B, sp", 0.514), ("1T, sp", 0.563)):
-        r = row(name)
-        layers, width, _, words = r.model
-        flops = (
-            72
-            * r.rows
-            * r.length
-            * layers
-            * width**2
-            * (1 + r.length / 6 / width + words / 12 / layers / width)
-        )
-        assert flops / (r.seconds * r.devices * 312e12) == pytest.approx(mfu, abs=0.002)
-        assert flops == pytest.approx(flops_per_token(r.config, r.length) * r.rows * r.length, rel=0.03)
+def test_the_matrices_of_attention_weigh_64_for_530_billion():
+    found = published.activation_bytes(2048, 1, 20480, 128) / (2048 * 20480)
+    assert found == pytest.approx(34 + 64)
 
 
-def test_half_of_the_quick_rows_are_within_a_tenth_and_all_but_the_known_ones_within_a_quarter():
-    """Llama's rows run on more stages than their source tells: V of its interleaving."""
-    errors = {r.name: r.predicted().seconds / r.measured - 1 for r in QUICK}
-    assert statistics.median(map(abs, errors.values())) < 0.1
-    assert all(abs(e) < 0.25 for name, e in errors.items() if name != "Llama 3 405B, 16k"), errors
-    assert 0.25 < errors["Llama 3 405B, 16k"] < 0.55
+def test_our_layer_keeps_what_the_paper_says_without_its_dropout_masks():
+    """32 bytes in 16 bit beside the paper's 34: no dropout masks (two of one byte)."""
+    shape = Shape(1, 1024, 768, 12, 1, 2)
+    paper = published.activation_bytes(1024, 1, 768, 12, recompute="selective")
+    assert paper / (1024 * 768) == 34
+    assert kept_bytes(shape) / (1024 * 768) == pytest.approx(32, rel=0.01)
 
 
-def test_the_efficiency_is_one_number_and_it_moves_every_row():
-    for r in QUICK:
-        assert r.predicted(0.35).seconds > 1.3 * r.predicted().seconds
-    found = [published.cluster(r, 0.7).device for r in ROWS]
-    assert all(device.rate == pytest.approx(0.7 * device.peak) for device in found)
+@pytest.mark.parametrize(("total", "largest", "gigabytes"), [(2783e6, 65e6, 46.91), (60.5e6, 16.4e6, 1.08)])
+def test_what_deepspeed_prints_for_t0_3b_and_t5_small_in_stage_3_on_one_gpu(total, largest, gigabytes):
+    assert published.estimated_memory(total, largest, 3, 1) / 2**30 == pytest.approx(gigabytes, rel=0.005)
 
 
-def test_saving_the_second_forward_pays_in_print_and_in_prediction():
-    slow, fast = (row(name) for name in ("1T, all again", "1T, sp"))
-    assert slow.source == fast.source == KORTHIKANTI
-    assert slow.measured / fast.measured == pytest.approx(
-        slow.predicted().seconds / fast.predicted().seconds, rel=0.05
-    )
+def test_deepspeed_shares_four_fifths_of_stage_2():
+    one, many = (published.estimated_memory(1e9, 1e8, 2, n) for n in (1, 64))
+    assert (one, many) == (20e9, 4e9 + 16e9 / 64)
 
 
-def test_strong_scaling_ends_where_rows_end_and_data_parallelism_where_gradients_take_over():
-    found = scaling.family("dp", "GPT-2 XL", lambda n: 512, (64, 512, 1024))
-    assert "512 rows cannot be dealt to dp=1024" in found[1024]
-    assert found[512].seconds > found[64].seconds / 4  # eight times the GPUs
-    assert scaling.fits_memory(found[64]) and not scaling.fits_memory(
-        scaling.family("dp", "175B", lambda n: 64, (64,))[64]
-    )
-    assert (
-        "tp x pp x dp needs more than 8 GPUs" in scaling.family("tp x pp x dp", "175B", lambda n: 64, (8,))[8]
-    )
+@pytest.mark.parametrize(("flops", "bandwidth", "thousands"), [(312e12, 300e9, 1.0), (312e12, 12.5e9, 24.96)])
+def test_least_block_of_ring_attention(flops, bandwidth, thousands):
+    """Table 2: A100 with NVLink 1.0, with InfiniBand 24.5 printed, where the formula gives 24.96."""
+    assert published.least_block(flops, bandwidth) / 1e3 == pytest.approx(thousands, rel=0.05)
 
 
-def test_experts_cost_their_all_to_alls():
-    rows = lambda n: 1024
-    dense = scaling.family("ZeRO-1", "GPT-2 XL", rows, (64,))[64].seconds
-    inside, across = (scaling.routed(ep, "GPT-2 XL", rows, (32, 64)) for ep in (8, 64))
-    assert dense < inside[64] < across[64] and across[32] == "64 experts need 64 GPUs"
+def test_llmc_pads_its_vocabulary():
+    assert published.padded(PRESETS["gpt2"].vocab_size) == 50304 and published.padded(128) == 128
+
+
+def test_utilisation_of_palm_540b():
+    """PaLM, appendix B: 238.3 thousand tokens a second on 6144 TPU v4 are 45.7 %, with attention 46.2 %."""
+    attention = 12 * 118 * 48 * 256 * 2048
+    assert published.utilisation(540e9, 238.3e3, 6144, 275e12) == pytest.approx(0.457, rel=0.003)
+    assert published.utilisation(540e9, 238.3e3, 6144, 275e12, attention) == pytest.approx(0.462, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("ask", "sentence"),
+    [
+        (lambda: published.activation_bytes(1, 1, 1, 1, recompute="some"), "Use none, selective or full."),
+        (lambda: published.estimated_memory(1, 1, 1, 1), "DeepSpeed estimates stages 2 and 3, not 1"),
+    ],
+)
+def test_what_no_table_has_is_refused(ask, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        ask()

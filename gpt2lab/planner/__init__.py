@@ -7,6 +7,7 @@ sends         what each rank sends, axis by axis; gathers: how often ZeRO gather
 share         what a plan gives one rank; tensor_costs: what tensor and sequence parallelism send and keep
 seconds       how long a rank works on a stage; pipelines: how long their schedule takes
 fit           alpha and beta from measured times, with their uncertainty
+published     formulas of papers and other programs, for their tables
 metrics       speed-up, efficiency, Amdahl, Karp-Flatt
 failures      expected time lost to failures, and how often to save
 problem       GPT-2 as a graph of operators, and clusters of devices
