@@ -107,7 +107,7 @@ def test_no_search_beats_the_exhaustive_one_and_alpa_reaches_it(seed):
     among_all = Planner(soap, only(submesh), exhaustive()).plan(problem).seconds
     assert PLANNERS["every pipeline"].plan(problem).seconds == pipelines(seed) >= among_all * (1 - 1e-9)
     assert PLANNERS["Alpa"].plan(problem).seconds == pytest.approx(pipelines(seed), rel=1e-9)
-    found = alpa.pipeline(problem, space)
+    found = alpa.fastest_pipeline(problem, space)
     assert found.seconds == pytest.approx(problem.evaluate(found.plan), rel=1e-9)
     for name in ("MCMC (FlexFlow)", "learned placement", "Tofu"):
         pruned = Planner(soap, only(submesh), PLANNERS[name].search)
@@ -150,9 +150,9 @@ def test_a_strategy_that_cannot_be_is_not_chosen():
 
 def test_early_pruning_tries_fewer_and_loses_nothing():
     problem = random_problem(2, 4)
-    found = alpa.pipeline(problem, only(submesh)(problem, soap(problem)))
+    found = alpa.fastest_pipeline(problem, only(submesh)(problem, soap(problem)))
     assert found.tried < found.priced and found.seconds == pytest.approx(pipelines(2, 4), rel=1e-9)
-    coarse = alpa.pipeline(problem, only(submesh)(problem, soap(problem)), gap=50)
+    coarse = alpa.fastest_pipeline(problem, only(submesh)(problem, soap(problem)), gap=50)
     assert coarse.tried <= found.tried
     assert found.seconds <= coarse.seconds <= found.seconds + problem.micros * 50
 

@@ -165,7 +165,7 @@ class Stages:
         return seconds, tuple(row[i] for row, i in zip(options, chosen, strict=False))
 
 
-def pipeline(problem: ChainProblem, space, gap: float = 0.0) -> PipelineFound:
+def fastest_pipeline(problem: ChainProblem, space, gap: float = 0.0) -> PipelineFound:
     """The fastest pipeline on submeshes that fill the cluster in order: min sum t_i + (B - 1) max t_j.
 
     For each possible t_max, from small to large, F(s, k, d) = min over the next stage of its seconds, at most t_max,

@@ -112,6 +112,7 @@ class ChainProblem:
     micros: int = 4
     itemsize: int = 4
     cuts: tuple[str, ...] = CUTS
+    shared: int = 0  # how many micro-batches share one sum of gradients; 0: all
 
     def __post_init__(self):
         for name in ("work", "change", "job", "held"):  # searches ask for the same again and again
@@ -158,7 +159,7 @@ class ChainProblem:
         seconds += sum(self._sum(size, own, data, mesh) for size in op.summed)
         rest = axes["sample"] + own
         seconds += sum(self._sum(size, axes["attribute"], rest, mesh, half=True) for size in op.gathered)
-        return seconds + self._sum(op.weights, data, own, mesh) / self.micros
+        return seconds + self._sum(op.weights, data, own, mesh) / (self.shared or self.micros)
 
     def _sum(self, size, over, cut, mesh, half=False) -> float:
         """Seconds to sum a tensor over axes (`half`: only to gather it), when other axes cut it."""

@@ -1,6 +1,7 @@
 """Lesson 17's problem, its five plans, what binds a plan, and plans timed on live ranks over a paced network."""
 
 import math
+import random
 import time
 from dataclasses import replace
 
@@ -10,7 +11,7 @@ from ...planner.alpa import clustered
 from ...planner.cuts import Assignment, ChainPlan, ChainProblem, gpt2_cuts
 from ...planner.execute import stages_of
 from ...planner.problem import Cluster, Device
-from ...planner.search import PLANNERS
+from ...planner.search import PLANNERS, soap
 from ...ranks import comm, paced
 from ...reference import example_batch, example_weights
 from ...sharding.gpt2 import captured_gpt2
@@ -49,7 +50,7 @@ def words(plan: ChainPlan) -> str:
     return " ".join(said)
 
 
-def kind(plan: ChainPlan) -> str:
+def plan_family(plan: ChainPlan) -> str:
     """Which family a plan belongs to."""
     if len({at.first for at in plan}) > 1:
         return "stages" if all(at.count == 1 for at in plan) else "stages, cut inside"
@@ -68,17 +69,19 @@ def binding(given: ChainProblem, plan: ChainPlan) -> dict[str, float]:
     }
     found = {what: replace(given, cluster=other).evaluate(plan) for what, other in better.items()}
     free = replace(given, cluster=replace(cluster, device=replace(device, memory=math.inf)))
-    found["memory"] = PLANNERS["Alpa"].plan(free).seconds if device.memory < math.inf else now
+    found["memory"] = PLANNERS["every pipeline"].plan(free).seconds if device.memory < math.inf else now
     return {what: 100 * (1 - seconds / now) for what, seconds in found.items()}
 
 
-LIVE_NETWORK = Network(Link(2e-3, 2e6), Link(200e-6, 100e6), 2)
+LIVE_NETWORK = Network(Link(100e-6, 2e6), Link(50e-6, 40e6), 2)
 
 
-def live_problem(micros: int = 4) -> ChainProblem:
-    """`LIVE` in six operators on two nodes of two ranks; numbers of 8 bytes."""
+def live_problem(micros: int = 2) -> ChainProblem:
+    """`LIVE` in six operators on two nodes of two ranks; numbers of 8 bytes, gradients summed at each micro-batch."""
     cluster = Cluster(4, Device(1e9, launch=2e-3), LIVE_NETWORK)
-    return ChainProblem(gpt2_cuts(LIVE, 4, 16, 8), cluster, 4, 16, LIVE.n_embd, micros, 8)
+    return ChainProblem(
+        gpt2_cuts(LIVE, 4, 16, 8), cluster, 4, 16, LIVE.n_embd, micros, 8, ("sample", "parameter"), 1
+    )
 
 
 def five_plans(given: ChainProblem) -> dict[str, ChainPlan]:
@@ -93,6 +96,18 @@ def five_plans(given: ChainProblem) -> dict[str, ChainPlan]:
         "two stages, data inside": pair(0, "sample") * half + pair(2, "sample") * (n - half),
         "two stages, tensor inside": pair(0, "parameter") * half + pair(2, "parameter") * (n - half),
     }
+
+
+def more_plans(given: ChainProblem, count: int, seed: int = 1) -> dict[str, ChainPlan]:
+    """Alpa's plan, and some drawn from all that go over all devices or through two stages of two."""
+    draw, rows = random.Random(seed), soap(given)
+    found = {"Alpa": PLANNERS["Alpa"].plan(given).plan}
+    for n in range(count):
+        half = draw.choice([0, 0, 2, 3, 4])
+        blocks = [(0, 4)] * len(rows) if not half else [(0, 2)] * half + [(2, 2)] * (len(rows) - half)
+        pick = [[a for a in row if (a.first, a.count) == b] for row, b in zip(rows, blocks, strict=True)]
+        found[f"drawn {n + 1}"] = tuple(map(draw.choice, pick))
+    return found
 
 
 def chain(given: ChainProblem) -> LinkChain:
@@ -128,7 +143,7 @@ def run_plans(
     return found
 
 
-def serial_loss(rows: int, length: int, micros: int) -> float:
+def summed_loss(rows: int, length: int, micros: int) -> float:
     """The same loss, summed over all targets, of the plain model."""
     model, batch = GPT2(LIVE).double(), example_batch(LIVE, rows * micros, length)
     model.load_state_dict(example_weights(LIVE))

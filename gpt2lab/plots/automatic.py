@@ -1,0 +1,178 @@
+"""Pictures of searches for plans: how many there are, who finds what, plans as grids with their clocks."""
+
+from collections.abc import Sequence
+
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+
+from ..planner.cuts import ChainPlan, ChainProblem, Clock
+from .style import COLORS, RANKS, SERIAL, THINGS, figure, ink, rank_color
+
+CUT_COLORS = {"whole": "#DDDDDD", "sample": "#56B4E9", "attribute": "#F0E442", "parameter": "#CC79A7"}
+CUT_WORDS = {
+    "whole": "whole",
+    "sample": "sample (rows)",
+    "attribute": "attribute (tokens)",
+    "parameter": "parameter",
+}
+
+
+def how_many(operators: Sequence[int], counts: dict[str, Sequence[int]]) -> Figure:
+    """Numbers of plans over numbers of operators; the axis counts powers of ten, so numbers may have any size."""
+    fig, ax = figure(8, 3)
+    for color, (name, row) in zip(RANKS, counts.items(), strict=False):
+        powers = [len(str(n)) - 1 + float(f"0.{str(n)[:3]}") for n in row]
+        ax.plot(operators, powers, marker="o", markersize=3, color=color, label=name)
+    ax.axhline(80, color=SERIAL, linestyle=":", linewidth=1)
+    ax.text(operators[0], 82, "atoms of the visible universe", fontsize=8)
+    ax.set(xlabel="operators", ylabel="plans: powers of ten (counted)")
+    ax.legend(fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))
+    return fig
+
+
+def searches(found: dict, best: float) -> Figure:
+    """The best plan so far over evaluations, and where each search ended, as a multiple of the optimum."""
+    fig, ax = figure(8, 3.4)
+    for color, (name, one) in zip((*THINGS[:1], *RANKS), found.items(), strict=False):
+        count = [n for n, _ in one.trace] + [one.evaluations]
+        value = [seconds / best for _, seconds in one.trace]
+        ax.step(count, [*value, value[-1]], where="post", color=color, label=name)
+        ax.scatter(count[-1], value[-1], s=30, color=color, zorder=3)
+    ax.axhline(1, color=SERIAL, linestyle="--", linewidth=1)
+    ax.set(xscale="log", xlabel="evaluations (counted)", ylabel="best so far / optimum")
+    ax.legend(fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))
+    return fig
+
+
+def plan_and_clock(problem: ChainProblem, plan: ChainPlan, title: str = "") -> Figure:
+    """Left the plan: operators across, devices down, colours for cuts; right when the devices work."""
+    fig, (left, right) = figure(9.5, 1.2 + 0.45 * problem.cluster.devices, 1, 2, width_ratios=[1, 1.5])
+    _grid(left, problem, plan)
+    _clock(right, problem, plan)
+    left.set_title(title or "operators (across) on devices (down)")
+    return fig
+
+
+def _grid(ax, problem, plan) -> None:
+    for n, at in enumerate(plan):
+        shape = list(problem.mesh(at.first, at.count).values())
+        kinds = [kind for kind, size in zip(at.cut, shape, strict=True) if size > 1] or ["whole"]
+        for device in at.devices:
+            for half, kind in enumerate(kinds):
+                width = 0.92 / len(kinds)
+                ax.barh(device, width, 0.92, n - 0.46 + half * width, color=CUT_COLORS[kind])
+                ax.text(
+                    n - 0.46 + (half + 0.5) * width,
+                    device,
+                    _letter(kind),
+                    ha="center",
+                    va="center",
+                    fontsize=7,
+                )
+    node = problem.cluster.network.node
+    for d in range(node, problem.cluster.devices, node):
+        ax.axhline(d - 0.5, color=COLORS["comm"], linewidth=2)
+    ax.set_xticks(range(len(plan)), [op.name.replace("..", "\n- ") for op in problem.operators], fontsize=6)
+    ax.set_yticks(range(problem.cluster.devices))
+    ax.set_ylim(problem.cluster.devices - 0.4, -0.6)
+    ax.grid(False)
+
+
+def _letter(kind: str) -> str:
+    return "-" if kind == "whole" else kind[0].upper()
+
+
+def _clock(ax, problem, plan) -> None:
+    clock, count = Clock(problem, plan), len(plan)
+    for number, end in enumerate(clock.ends):
+        n, micro = number % count, number // count
+        for device in plan[n].devices:
+            color = rank_color(micro % len(RANKS))
+            long = clock.jobs[n]
+            ax.barh(
+                device, 1e3 * long, 0.8, 1e3 * (end - long), color=color, edgecolor="white", linewidth=0.3
+            )
+            if long > 0.05 * clock.seconds:
+                middle = 1e3 * (end - long / 2)
+                ax.text(middle, device, micro, ha="center", va="center", color=ink(color), fontsize=7)
+    ax.set_yticks(range(problem.cluster.devices))
+    ax.set_ylim(problem.cluster.devices - 0.4, -0.6)
+    ax.grid(axis="y", visible=False)
+    ax.set_xlabel(f"ms (simulated), {1e3 * clock.seconds:.3g} in all; a colour is a micro-batch")
+
+
+def feasible(
+    memories: Sequence[float], links: Sequence[float], found: dict, chosen: tuple[int, int], title: str = ""
+) -> Figure:
+    """Which family of plans is best at each memory (down) and slow link (across); white where nothing fits."""
+    fig, ax = figure(8, 2.6)
+    families = {
+        "cut over all devices": RANKS[1],
+        "stages, cut inside": RANKS[2],
+        "stages": RANKS[3],
+        "": "white",
+    }
+    for (i, j), (family, milliseconds) in found.items():
+        ax.barh(i, 0.96, 0.92, j - 0.48, color=families[family], edgecolor="#999999", linewidth=0.5)
+        ax.text(j, i, f"{milliseconds:.0f}" if family else "none", ha="center", va="center", fontsize=8)
+    ax.barh(chosen[0], 0.96, 0.92, chosen[1] - 0.48, color="none", edgecolor=SERIAL, linewidth=2)
+    patches = [
+        Patch(facecolor=color, edgecolor="#999999", label=family or "nothing fits")
+        for family, color in families.items()
+    ]
+    ax.set_yticks(range(len(memories)), [f"{m / 1e6:.0f}" for m in memories])
+    ax.set_xticks(range(len(links)), [f"{b / 1e6:g}" for b in links])
+    ax.set_title(title, fontsize=9)
+    ax.set(xlabel="slow link, MB/s", ylabel="MB a device", ylim=(len(memories) - 0.5, -0.5))
+    ax.grid(False)
+    ax.legend(handles=patches, fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))
+    return fig
+
+
+def by_bandwidth(links: Sequence[float], seconds: dict[str, Sequence[float]], best: Sequence[str]) -> Figure:
+    """Seconds of each family's best plan over the slow link's bandwidth; dots where a family is the best one."""
+    fig, ax = figure(8, 3)
+    for color, (name, row) in zip(RANKS[1:], seconds.items(), strict=False):
+        ax.plot([b / 1e6 for b in links], [1e3 * t for t in row], color=color, label=name)
+        dots = [(b / 1e6, 1e3 * t) for b, t, winner in zip(links, row, best, strict=True) if winner == name]
+        ax.scatter(*zip(*dots, strict=True), s=28, color=color) if dots else None
+    ax.set(xscale="log", xlabel="bandwidth between nodes, MB/s", ylabel="ms a step (simulated)")
+    ax.legend(fontsize=8)
+    return fig
+
+
+def predicted_measured(pairs: dict[str, tuple[float, float]], names: Sequence[str]) -> Figure:
+    """Seconds of each plan predicted (across) and on live ranks (up); those of `names` are labelled."""
+    fig, ax = figure(8, 3.6)
+    for n, (name, (predicted, seen)) in enumerate(sorted(pairs.items(), key=lambda one: one[1])):
+        shown, spot = name in names, (1e3 * predicted, 1e3 * seen)
+        ax.scatter(*spot, s=40 if shown else 18, color=RANKS[0] if shown else THINGS[1])
+        if shown:
+            side = (8, -3, "left") if n % 2 else (-8, -3, "right")
+            ax.annotate(name, spot, side[:2], textcoords="offset points", fontsize=8, ha=side[2])
+    values = [1e3 * t for pair in pairs.values() for t in pair]
+    ends = [0.6 * min(values), 1.6 * max(values)]
+    ax.plot(ends, ends, color=SERIAL, linewidth=1, linestyle="--")
+    ax.set(xlabel="ms predicted", ylabel="ms on live ranks (paced)", xscale="log", yscale="log")
+    ax.margins(x=0.3)
+    return fig
+
+
+def three_panels(problem: ChainProblem, operators: Sequence, plan: ChainPlan) -> Figure:
+    """Partition, place, schedule: operators of each cluster, its devices with their cuts, and the clock."""
+    fig, (one, two, three) = figure(10.5, 3, 1, 3, width_ratios=[1, 0.9, 1.5])
+    left = 0
+    for n, op in enumerate(problem.operators):
+        stage = sum(plan[i].devices != plan[i - 1].devices for i in range(1, n + 1))
+        for _ in range(op.links):
+            one.bar(left, operators[left].flops / 1e6, 0.85, color=THINGS[stage % 3])
+            left += 1
+        if left < len(operators):
+            one.axvline(left - 0.5, color=SERIAL, linewidth=0.8, linestyle=":")
+    one.set_xticks(range(len(operators)), [op.name for op in operators], rotation=90, fontsize=6)
+    one.set(title="1. partition", ylabel="million operations")
+    _grid(two, problem, plan)
+    two.set_title("2. place, and cut")
+    _clock(three, problem, plan)
+    three.set_title("3. schedule")
+    return fig
