@@ -71,6 +71,7 @@ COMPUTED = [
     (("13", 1), lambda: f"= {max(120 / 3, 30):g} ms"),
     (("16", 1), lambda: f"= {(100 - 30) / 4 + 30} ms"),
     (("16", 2), lambda: "= {} ms; {} ms".format(*cuts())),
+    (("17", 1), lambda: f"= {sum([3, 4]) + (5 - 1) * balance.slowest([3, 4], (0, 1, 2))} ms"),
     (("18", 1), lambda: f"{best_interval(1, 200):g} minutes"),
 ]
 
