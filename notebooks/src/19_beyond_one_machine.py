@@ -222,7 +222,7 @@ main(["train", "--plan", "dp=2,tp=2", "--steps", "20", "--dry-run"])
 # | what | where | why |
 # |:--|:--|:--|
 # | `MASTER_ADDR`, `MASTER_PORT` | the first machine, a free port | ranks meet in a *store* there |
-# | `GLOO_SOCKET_IFNAME`, `NCCL_SOCKET_IFNAME` | the card that leads to the others | unset, we take the one towards the store |
+# | `GLOO_SOCKET_IFNAME`, `NCCL_SOCKET_IFNAME` | the card to the others | unset: the one towards the store |
 # | `--out` | a folder that all machines see | rank 0 names the run; every rank writes its checkpoint |
 # | open ports | all, between machines of a job | each pair of ranks has a connection on any free port |
 # | `OMP_NUM_THREADS`, affinities | 1; cores near the rank's GPU and card | otherwise ranks fight for cores |
@@ -537,7 +537,8 @@ show(
     "A rising curve that levels off near eight spares; the elastic level just below it, waiting far below",
 )
 print(
-    f"kept with spares {with_spares['hot spares'][-1]:.0%}, elastic {without['elastic']:.0%}, waiting {without['wait']:.0%}"
+    f"kept with spares {with_spares['hot spares'][-1]:.0%}, elastic {without['elastic']:.0%}, "
+    f"waiting {without['wait']:.0%}"
 )
 print(
     f"save every {60 * job.interval:.0f} min (Young) or {60 * failures.daly_interval(save, between):.0f} min (Daly)"
@@ -604,7 +605,7 @@ pool.close()
 # - Grattafiori et al. 2024, *The Llama 3 herd of models*, section 3.3: network, plans, faults of 16,384 GPUs.
 # - Wang et al. 2023, *Rail-only*: why most GPUs of a cluster need not talk to each other.
 # - Graham et al. 2016, *Scalable hierarchical aggregation protocol*: sums in switches.
-# - Daly 2006, *A higher order estimate of the optimum checkpoint interval*: Young's interval where failures are frequent.
+# - Daly 2006, *A higher order estimate of the optimum checkpoint interval*: Young's, where failures are frequent.
 # - NVIDIA, *NCCL user guide* (2025), environment variables: which card, which algorithm.
 #
 # **Next**: 20 The trade-off map.
