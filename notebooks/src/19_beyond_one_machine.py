@@ -314,12 +314,12 @@ print("equal:", live == list(zip(simulated.messages.tolist(), simulated.bytes.to
 # 4,096 ranks or a tree win for small tensors?
 
 # %%
-WORLDS = (8, 32, 128, 512, 2048, 4096)
+WORLDS = (8, 64, 512, 4096)
 
 
-def all_reduces(megabytes=1024.0, pods_taper=1, worlds=WORLDS):
-    """Milliseconds of every algorithm against the number of GPUs."""
-    fabric, size = scale.Fabric(taper=float(pods_taper)), int(megabytes * 2**20) // 4 * 4
+def all_reduces(megabytes=1024.0, taper=1, worlds=WORLDS):
+    """Milliseconds of every algorithm against the number of GPUs; a pod's uplinks carry 1 / taper."""
+    fabric, size = scale.Fabric(taper=float(taper)), int(megabytes * 2**20) // 4 * 4
     seconds = {
         name: [scale.collective(name, n, size, fabric).seconds for n in worlds]
         for name in ("ring", "tree", "double tree", "hierarchical")
@@ -336,7 +336,7 @@ explore(
     "Lines of five algorithms against 8 to 4096 GPUs, both axes logarithmic",
     posters=[{"megabytes": 1024.0}, {"megabytes": 0.004}],
     megabytes=[1024.0, 1.0, 0.004],
-    pods_taper=[1, 4],
+    taper=[1, 4],
 )
 
 # %% [markdown]
@@ -360,19 +360,20 @@ print(f"33 million messages of a ring over 4,096 ranks, simulated in {time.perf_
 # %%
 def curves(model, names, rows, value):
     """For each family of plans {GPUs: (value, whether it fits)}."""
-    found = {name: scaling.family(name, model, rows) for name in names}
+    found = {name: scaling.family(name, model, rows, GPUS) for name in names}
     return {
         name: {n: (value(n, p), scaling.fits_memory(p)) for n, p in curve.items() if not isinstance(p, str)}
         for name, curve in found.items()
     }
 
 
+GPUS = (8, 16, 64, 256, 1024, 4096)
 seconds = lambda n, step: step.seconds
 strong = curves("GPT-2 XL", ("dp", "ZeRO-1", "ZeRO-3", "cp x dp"), lambda n: 4096, seconds)
 strong |= {
     f"{ep} experts, ep": {
         n: (s, True)
-        for n, s in scaling.routed(ep, "GPT-2 XL", lambda n: 4096).items()
+        for n, s in scaling.routed(ep, "GPT-2 XL", lambda n: 4096, GPUS).items()
         if not isinstance(s, str)
     }
     for ep in (8, 64)
@@ -382,7 +383,7 @@ show(
         strong, "seconds a step", "GPT-2 XL, 4,096 sequences", lambda n: 8 * strong["dp"][8][0] / n
     ),
     "computed",
-    "data parallelism scales until each GPU has few sequences; then the gradients' all-reduce is all that is left.",
+    "data parallelism scales until each GPU has few sequences; then its gradients are all that is left.",
     "Falling lines that leave the ideal one between 128 and 1024 GPUs",
 )
 
@@ -397,7 +398,7 @@ show(
 
 # %% [markdown]
 # **Weak scaling**: every GPU brings two sequences of its own. What falls now is only what grows with the number of
-# ranks.
+# ranks. Ask which of the two a paper shows.
 
 # %%
 mfu = lambda n, step: 100 * step.mfu
@@ -405,8 +406,8 @@ weak = curves("7.5B", ("dp", "ZeRO-1", "ZeRO-3", "tp x dp", "tp x pp x dp"), lam
 show(
     plots.scaling(weak, "% of the GPUs' peak", "7.5B, two sequences a GPU"),
     "computed",
-    "weak scaling is almost flat; strong scaling above is not. Ask which one a paper shows.",
-    "Almost level lines between five and fifty percent",
+    "cut matrices and layers stay level. The rings of data parallelism grow with every rank: 2(n - 1) latencies a bucket.",
+    "Level lines of tensor and pipeline parallelism near 26 percent; data parallelism falls from 46 to 8 percent",
 )
 
 # %% [markdown]
@@ -569,11 +570,10 @@ show(
 # The same functions; NCCL carries what lies on GPUs, one rank a GPU. Kernels are *started*, not waited for, so a
 # stopwatch must synchronise first; messages run on *streams* of their own, beside the work. `--autocast` and
 # `--compile` pay off, and **HSDP** (`zero=3,shard=8`) shards inside machines and keeps replicas across. No GPU has run
-# this course yet: here is every path that would differ, and what has walked it. `make test-gpu` walks the real ones
-# where there is a GPU.
+# this course yet: here is every path that differs, and its test. Those that wait for a GPU run with `make test-gpu`.
 
 # %%
-table([(p.what, p.how, f"`{p.test}`") for p in PATHS], ["path", "seen on", "test"])
+table([(p.what, p.how, f"`{p.test}`") for p in PATHS], ["path", "how it is tested", "test"])
 
 # %%
 pool.close()

@@ -1,9 +1,9 @@
-"""Every path that a machine with GPUs takes and a laptop does not, and the test that walks it."""
+"""Every path that a machine with GPUs takes and a laptop does not, and its test."""
 
 from dataclasses import dataclass
 
-HOWS = ("a device without numbers", "a pretended number of GPUs", "a real GPU")
-"""Tensors that have a device and no numbers; a patched count of GPUs; a GPU, where there is one (`make test-gpu`)."""
+HOWS = ("a device without numbers", "a pretended number of GPUs", "waits for a GPU")
+"""Tensors that have a device and no numbers; a patched count of GPUs; skipped where there is no GPU."""
 FAKE, COUNTED, REAL = HOWS
 
 
