@@ -406,7 +406,7 @@ weak = curves("7.5B", ("dp", "ZeRO-1", "ZeRO-3", "tp x dp", "tp x pp x dp"), lam
 show(
     plots.scaling(weak, "% of the GPUs' peak", "7.5B, two sequences a GPU"),
     "computed",
-    "cut matrices and layers stay level. The rings of data parallelism grow with every rank: 2(n - 1) latencies a bucket.",
+    "cut matrices and layers stay level; data parallel rings grow: 2(n - 1) latencies for every bucket.",
     "Level lines of tensor and pipeline parallelism near 26 percent; data parallelism falls from 46 to 8 percent",
 )
 
