@@ -103,7 +103,7 @@ def goodputs(
     return fig
 
 
-def slowest(numbers: Sequence[int], late: Mapping[str, Sequence[float]]) -> Figure:
+def stragglers(numbers: Sequence[int], late: Mapping[str, Sequence[float]]) -> Figure:
     """How much later the slowest of n ranks comes, in percent of the mean."""
     fig, ax = figure(8, 2.6)
     for color, (name, values) in zip(RANKS, late.items(), strict=False):

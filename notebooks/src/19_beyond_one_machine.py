@@ -558,7 +558,7 @@ print(
 NUMBERS = (1, 8, 64, 512, 4096, 16384)
 late = {f"each varies by {s:.0%}": [scale.slowest_of(n, 1.0, s) for n in NUMBERS] for s in (0.01, 0.03, 0.1)}
 show(
-    plots.slowest(NUMBERS, late),
+    plots.stragglers(NUMBERS, late),
     "computed",
     "the expected time of the slowest of n ranks whose times are normal, above the mean.",
     "Three slowly rising curves; at 16384 ranks about four standard deviations",
