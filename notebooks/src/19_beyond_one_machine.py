@@ -608,4 +608,4 @@ pool.close()
 # - Daly 2006, *A higher order estimate of the optimum checkpoint interval*: Young's, where failures are frequent.
 # - NVIDIA, *NCCL user guide* (2025), environment variables: which card, which algorithm.
 #
-# **Next**: 20 The trade-off map.
+# **Next**: [20 The trade-off map](20_trade_off_map.ipynb).
