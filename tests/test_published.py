@@ -69,7 +69,7 @@ def test_least_block_of_ring_attention(flops, bandwidth, thousands):
 
 
 def test_llmc_pads_its_vocabulary():
-    assert published.padded(PRESETS["gpt2"].vocab_size) == 50304 and published.padded(128) == 128
+    assert published.rounded_up(PRESETS["gpt2"].vocab_size) == 50304 and published.rounded_up(128) == 128
 
 
 def test_utilisation_of_palm_540b():

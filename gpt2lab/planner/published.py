@@ -61,7 +61,7 @@ def least_block(flops: float, bandwidth: float) -> float:
     return flops / bandwidth
 
 
-def padded(vocabulary: int, multiple: int = 128) -> int:
+def rounded_up(vocabulary: int, multiple: int = 128) -> int:
     """The vocabulary rounded up, as llm.c lays out its logits: 50257 becomes 50304."""
     return -(-vocabulary // multiple) * multiple
 

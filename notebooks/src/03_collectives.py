@@ -18,6 +18,8 @@ from gpt2lab.benchmarks.transport import measure
 from gpt2lab.lessons import explore, show, show_source, table
 from gpt2lab.lessons.exercises import check, predictions
 from gpt2lab.lessons.exercises import collectives as exercises
+from gpt2lab.lessons.labs import recorded
+from gpt2lab.lessons.player import play
 from gpt2lab.machine import links
 from gpt2lab.machine.links import Link
 from gpt2lab.plots import collectives as plots
@@ -97,9 +99,8 @@ for rank, (summed, mine, gathered) in enumerate(launch(lecture)):
 #
 # **all-reduce = reduce-scatter + all-gather.**
 #
-# (The lecture's comment that one may replace "all-reduce, reduce-scatter" by "broadcast, reduce" should name
-# all-gather and reduce-scatter.) The identity also costs the same. (Each call
-# notes what a ring sends for it, so these bytes are computed; further down a ring's messages are counted.)
+# The identity also costs the same. (Each call notes what a ring sends for it, so these bytes are computed; further
+# down a ring's messages are counted.)
 
 
 # %%
@@ -122,11 +123,10 @@ table(
 # %% [markdown]
 # ## Forward and backward
 #
-# Autograd has to send gradients back the way that the numbers came. Each call is a linear map A, its backward is
-# the transpose: ⟨A x, y⟩ = ⟨x, Aᵀ y⟩. One convention belongs to it: what is *equal on all ranks by design* is one
-# value and counts once in a product, not n times, and its gradient is the whole one on each rank. (`copy_to` takes
-# such a value, `reduce_from` gives one. Summed over ranks like the others, these two rows would be wrong by n.) So the
-# collectives pair up:
+# Autograd sends gradients back the way that the numbers came: each call is a linear map A, its backward is the
+# transpose, ⟨A x, y⟩ = ⟨x, Aᵀ y⟩. One convention belongs to it: what is *equal on all ranks by design* is one value,
+# counts once, and its gradient is the whole one on each rank. (Summed over ranks like the others, `copy_to` and
+# `reduce_from` would be wrong by n.) So the collectives pair up:
 #
 # | forward | backward | because |
 # |---|---|---|
@@ -179,9 +179,8 @@ for name, copy in {"right": comm.copy_to, "in place": CopyToInPlace.apply}.items
 #
 # ## Every byte, before it is sent
 #
-# With a ring, each rank sends S − S/n bytes for a reduce-scatter and as many for an all-gather, so 2 (n−1)/n S
-# for an all-reduce (Patarasuk & Yuan 2009). The factor 2 is these two halves. (The lecture explains it by "send
-# and receive", which is not it: a broadcast is sent and received too.)
+# With a ring, each rank sends S − S/n bytes for a reduce-scatter and as many for an all-gather, so 2 (n−1)/n S for an
+# all-reduce (Patarasuk & Yuan 2009). The factor 2 is these two halves, not "send and receive", as the lecture says.
 #
 # **Predict first.** An all-reduce of 1,000,000 float32 numbers on 4 ranks: how many bytes does each rank send? Write
 # a number, then run: live ranks count it. (A factor of four away scores 0.)
@@ -235,29 +234,27 @@ def bytes_sent():
 # S. That is n times too small, and its number is too small by exactly n:
 
 # %%
-recorded = [(2, 15e-3, 132), (4, 36e-3, 83)]
+lecture_times = [(2, 15e-3, 132), (4, 36e-3, 83)]
 table(
-    [(n, f"{t * 1e3:.0f}", printed, printed * n, {2: 320, 4: 335}[n]) for n, t, printed in recorded],
+    [(n, f"{t * 1e3:.0f}", printed, printed * n, {2: 320, 4: 335}[n]) for n, t, printed in lecture_times],
     ["GPUs", "ms", "reduce-scatter as printed, GiB/s", "times n", "its own all-reduce, GiB/s"],
 )
 
 # %% [markdown]
 # *From the lecture's record:* after the correction four GPUs reach as much with reduce-scatter as with all-reduce, as
-# they should: bus bandwidth is about the wires. On two, 264 stands against 320; one run each and times rounded to
-# a millisecond cannot say why.
+# they should: bus bandwidth is about the wires.
 #
-# How large were the tensors? The program in the source says 1024² numbers. The record lets us check: time and printed
-# rate must give back the bytes.
+# How large were the tensors? The program in the source says 1024² numbers. Time and printed rate must give back the
+# bytes.
 
 # %%
 for exponent in (2, 3):
     out = 4 * 1024**exponent  # bytes of the output, which the lecture takes for S
-    rates = ", ".join(f"{out * (n - 1) / n / t / 2**30:.2f} GiB/s on {n} GPUs" for n, t, _ in recorded)
+    rates = ", ".join(f"{out * (n - 1) / n / t / 2**30:.2f} GiB/s on {n} GPUs" for n, t, _ in lecture_times)
     print(f"1024**{exponent} float32: {out / 2**20:,.0f} MiB, {rates}")
 
 # %% [markdown]
-# So the record was made with 1024³ numbers, 4 GiB, and the program was changed afterwards; a file of results should
-# say with which program and sizes it was made.
+# So the record was made with 1024³ numbers, 4 GiB, and the program was changed afterwards.
 #
 # ## A ring by hand
 #
@@ -348,40 +345,17 @@ def messages_sent():
 
 
 # %% [markdown]
-# The ring step by step: whose numbers are in each chunk so far, and which chunk goes on? This plays the
-# schedule above.
+# The ring step by step, as four live ranks ran it, each message *paced* to 30 ms. Under a rank stand its chunks:
+# `2: 013` is chunk 2, so far the sum of the numbers of ranks 0, 1 and 3. Play it, or step with the arrow keys: in
+# which step is the first chunk complete, and on which rank?
 
-
-# %%
-def going(step, n=4):
-    """The chunk that each rank sends to its right neighbour in a step, counted from 0."""
-    return [(r - step) % n if step < n - 1 else (r - step + n) % n for r in range(n)]
-
-
-def ring_state(steps, n=4):
-    """For every rank, for every chunk, the ranks whose numbers it contains after so many steps."""
-    state = [[{r}] * n for r in range(n)]
-    for step in range(steps):
-        new = [row[:] for row in state]
-        for r, chunk in enumerate(going(step, n)):
-            right, came = (r + 1) % n, state[r][chunk]
-            new[right][chunk] = came | state[right][chunk] if step < n - 1 else came
-        state = new
-    return state
-
-
-def ring_picture(step=3):
-    return plots.ring_shares(ring_state(step - 1), ring_state(step), going(step - 1), f"step {step} of 6")
-
-
-explore(
-    ring_picture,
-    "simulated",
-    "ring all-reduce on four ranks, step {step} of 6: strips say whose numbers a chunk contains, frames and arrows "
-    "which chunk each rank sends to the next. Three steps add up, three hand out.",
-    "Two grids of chunks with coloured strips, before and after step {step} of a ring all-reduce, and four arrows",
-    posters=[{"step": 1}, {"step": 3}, {"step": 6}],
-    step=(1, 6, 3),
+# %% tags=["measured"]
+play(
+    launch(recorded.ring_steps),
+    "paced",
+    "ring all-reduce on four live ranks: arrows are messages, below each rank its four chunks and whose numbers are in "
+    "them. Three steps add up, three hand out.",
+    "Four ranks as boxes, an arrow from each to the next, and under each its four chunks",
 )
 
 # %% [markdown]
@@ -418,9 +392,8 @@ table(
 )
 
 # %% [markdown]
-# The double tree's sixteen messages are small: it sends each half of the tensor in four *pieces*, so that a piece
-# climbs while the next one is still being added below. How many is a knob: more pieces cost latency and fill the
-# links. The shortest of all is recursive doubling:
+# The double tree's sixteen messages are small: it sends each half of the tensor in four *pieces*, so that one climbs
+# while the next one is being added below. The shortest of all is recursive doubling:
 
 # %%
 show_source(ALL_REDUCE["recursive doubling"].all_reduce)
@@ -475,24 +448,8 @@ def ring_wins_from():
 
 
 # %%
-from gpt2lab.plots.style import figure, rank_color
-
-
-def race(ranks=64, latency_us=5, gigabytes_per_s=25):
-    link = Link(latency_us * 1e-6, gigabytes_per_s * 1e9)
-    fig, ax = figure(8, 3.4)
-    sizes = [2.0**k for k in range(10, 31)]
-    for i, name in enumerate(links.ALL_REDUCE):
-        times = [links.all_reduce_time(name, ranks, s, link) * 1e3 for s in sizes]
-        ax.plot(sizes, times, "--" if name == "double tree" else "-", label=name, color=rank_color(i))
-    ax.axvline(links.crossing(ranks, link), color="black", ls=":", lw=1)
-    ax.set(xscale="log", yscale="log", xlabel="bytes", ylabel="ms", title=f"all-reduce on {ranks} ranks")
-    ax.legend(fontsize=8, ncols=2)
-    return fig
-
-
 explore(
-    race,
+    plots.compared_by_formula,
     "computed",
     "alpha-beta times of six algorithms on {ranks} ranks; dotted: where the ring overtakes the tree.",
     "Six lines of time over size on {ranks} ranks, latency-bound left, bandwidth-bound right",
@@ -508,18 +465,15 @@ table([(n, round(links.crossing(n, link) / 1e3)) for n in (4, 16, 64, 1024)], ["
 # %% [markdown]
 # In this picture the ring is nowhere the fastest: recursive doubling wins left, Rabenseifner right, with the ring's
 # bytes in 2 log₂ n rounds. Why then do libraries use rings for large tensors? The formulas leave things out. A ring
-# takes any n, where the other two fold the surplus ranks in and out. A rank of a ring talks to two neighbours only,
-# so the ring can be laid along the fast wires, and each wire carries one stream; partners 2, 4, 8 ... apart meet on
-# the same wires and share them. And at a gigabyte, where bytes decide, the two lie together in the picture too. (The
-# double tree has four pieces here, whatever the size; with more of them its right end sinks towards 2 S β.)
+# takes any n. Its ranks talk to two neighbours only, so it can be laid along the fast wires, and each wire carries
+# one stream; partners 2, 4, 8 ... apart share wires.
 #
 # ### Fitted on this machine
 #
 # α and β above were invented. Which are yours? `bench.sweep` times calls from 4 KB to 16 MB, in turns; the model is
-# fitted to every other size, and has to predict the sizes between them. Each algorithm is fitted with its own numbers
-# of messages and bytes. What carries all of them is the package's own transport through shared memory. Its `all_reduce`
-# is modelled as if it were a ring, but on two ranks, or up to 128 KiB, it is a single exchange in which every rank adds
-# up everything: expect a poor fit there.
+# fitted to every other size, and has to predict the rest. All go through the package's own transport in shared
+# memory. Its `all_reduce` is no ring on two ranks or up to 128 KiB, but one exchange in which every rank adds up
+# everything: expect a poor fit there.
 
 # %% tags=["measured"]
 swept = bench.sweep([2, 4], bench.SIZES, ["all_reduce", "ring", "tree"], trials=3)
@@ -536,11 +490,10 @@ for m in models:
     print(f"{m['what']}, {m['ranks']} ranks: {m['fit']}; unseen sizes within a factor {off:.2f}")
 
 # %% [markdown]
-# Read it with care. The interval says how well the *samples* fix a number, if the model is right. Where the ratios to
-# the right leave 1 all on one side, the model is not right: a cache ends, the library changes its algorithm with the
-# size, or the machine did something else. And α is not that of a wire: most of it is Python, the copies and wake-ups
-# of a message, and on more ranks than cores the wait for a turn. So it differs from algorithm to algorithm, and it
-# does not travel. On 1024 ranks with just this link, by formula:
+# Read it with care. Where the ratios to the right leave 1 all on one side, the model is wrong: a cache ends, or the
+# library changes its algorithm with the size. And α is not that of a wire: most of it is Python, copies and wake-ups,
+# and on more ranks than cores the wait for a turn. So it does not travel. On 1024 ranks with just this link, by
+# formula:
 
 # %% tags=["measured"]
 print(*bench.at_scale(models[2]["fit"].link), sep="\n")
@@ -551,9 +504,9 @@ print(*bench.at_scale(models[2]["fit"].link), sep="\n")
 #
 # ## Topology: paced links
 #
-# Inside a node links are fast, between nodes slow. Here two "nodes" of two ranks each are *paced*: real messages,
-# held back to 1 ms and 20 ms of latency. The hierarchical algorithm crosses the slow links less often than a flat
-# ring, in which every one of the six steps waits for a slow edge.
+# Inside a node links are fast, between nodes slow. Here two "nodes" of two ranks each are *paced*: 1 ms inside, 20 ms
+# between. The hierarchical algorithm crosses the slow links less often than a flat ring, whose six steps all wait for
+# a slow edge.
 #
 # **Predict:** how long does a *flat* ring all-reduce of 100 kB take on 4 ranks, when every link has 50 ms of latency
 # and carries 1 MB/s?
@@ -628,16 +581,13 @@ print("hierarchical is faster:", slowest["hierarchical"] < slowest["ring"])
 # %% [markdown]
 # ## What carries the bytes: transports
 #
-# So far we counted. What a byte *costs* depends on what carries it, and `torch.distributed` lets you choose that by
-# name, when the group is made. **gloo** opens a socket between every two ranks: a message goes through the kernel,
-# twice, and wakes a thread on the other side. Ranks on one machine can do better. The backend **shm** of this package
-# lets them share a piece of memory: the sender copies a tensor in, the receivers read it there. No rank spins while
-# it waits: it sleeps on a *semaphore*, which also promises that whoever is woken sees what was written before.
+# So far we counted. What a byte *costs* depends on what carries it. With **gloo** a message goes through the kernel
+# and a socket, and wakes a thread on the other side. The backend **shm** of this package lets ranks of one machine
+# share memory: the sender copies a tensor in, the receivers read it there. No rank spins while it waits: it sleeps on
+# a *semaphore*, which also promises that whoever is woken sees what was written before.
 #
-# Neither knows what a strategy is, and no strategy knows which of the two it runs on: the same numbers come out.
-# The counter cannot tell either. It counts where a call is made, the bytes of a ring, whatever the backend does
-# below; that a real wire carries what was counted is the business of a test, which reads the network interface's
-# own counter.
+# No strategy knows on which of the two it runs: the same numbers come out, and the same bytes are counted, those of a
+# ring.
 
 
 # %%
@@ -668,12 +618,10 @@ show(
 
 # %% [markdown]
 # The left ends are latency, the right ends bandwidth: for small tensors shared memory saves system calls and threads,
-# for large ones it saves copies. With four ranks on two cores gloo's small calls are slower still: every message
-# needs a turn of the scheduler for its threads too. That is why the lessons of this series run as fast as they do,
-# and why a cluster wants NCCL on NVLink rather than sockets. `python -m gpt2lab bench transport` measures yours.
+# for large ones copies. That is why these lessons run as fast as they do, and why a cluster wants NCCL on NVLink
+# rather than sockets. `python -m gpt2lab bench transport` measures yours.
 #
-# Why not *always* share memory? Because it ends at the edge of the machine. And gloo, MPI, NCCL solve what this one
-# leaves out: networks, GPUs, tags, any sender.
+# But shared memory ends at the edge of the machine; gloo, MPI and NCCL go beyond.
 
 # %% [markdown]
 # ## The deadlock lab
@@ -710,10 +658,9 @@ autopsy(order_differs)
 
 
 # %% [markdown]
-# Both were found at once. A wait in a circle cannot be seen in a single pair of calls. But the board shows who is
-# blocked, in which call, and who has not made its side of that call; where this goes round in a circle nobody will
-# ever go on, and the launcher says so long before the timeout. A rank that never comes ends with the timeout,
-# which is short, and with the same report:
+# Both were found at once. A wait in a circle shows in no single pair of calls, but the board knows who is blocked,
+# and by whom; where this goes round, the launcher says so long before the timeout. A rank that never comes ends with
+# the timeout, which is short:
 
 
 # %%
@@ -754,8 +701,8 @@ for fn, ranks, timeout in ((both_send_first, 2, 60), (three_receive_first, 3, 60
 #
 # ### Trouble before the first call
 #
-# Two more slips from the lecture's set-up. Its `spawn` hands keyword arguments on by *position*, so that a call which
-# names them in another order runs with the wrong ones, and says nothing:
+# Two more slips from the lecture's set-up. Its `spawn` hands keyword arguments on by *position*: a call that names
+# them in another order runs with the wrong ones, and says nothing:
 
 
 # %%
@@ -772,9 +719,8 @@ print("by name:    ", launch(settings, ranks=1, steps=10, rows=64)[0])
 
 
 # %% [markdown]
-# And its ranks meet at a fixed TCP port, 15623. A second job on the same machine fails there, or worse, joins the
-# first: in one trial with a shared port two ranks of different jobs added 10 and 200. Here ranks meet in a
-# private folder:
+# And its ranks meet at a fixed TCP port: a second job on the same machine fails there, or joins the first (in one
+# trial two ranks of different jobs added 10 and 200). Here ranks meet in a private folder:
 
 
 # %%
@@ -1157,10 +1103,6 @@ def bus_bandwidth(n, out, t):
 #
 # <details><summary>A ring all-reduce of 1 GB on 1,000 ranks: how many bytes does each rank send, compared with 4
 # ranks?</summary> 1.998 GB against 1.5 GB. Bytes hardly grow; the latency, 2 (n−1) α, does.</details>
-#
-# <details><summary>Why is recursive doubling never used for large gradients?</summary>
-# It sends the whole tensor log₂ n times. Rabenseifner's halving and doubling takes twice as many rounds, 2 log₂ n,
-# but sends only the ring's bytes.</details>
 #
 # <details><summary>Two ranks call `send` first, and it works with small tensors on your cluster. Is it right?</summary>
 # No. It works only as long as some buffer takes the message; here it hangs even with four bytes.</details>

@@ -19,7 +19,8 @@ from gpt2lab.lessons import explore, show, show_source, table
 from gpt2lab.lessons.exercises import check
 from gpt2lab.lessons.exercises import data as exercises
 from gpt2lab.lessons.labs import data as lab
-from gpt2lab.lessons.labs import updates
+from gpt2lab.lessons.labs import recorded, updates
+from gpt2lab.lessons.player import play
 from gpt2lab.machine.checksum import summ
 from gpt2lab.model import GPT2, GPT2Config
 from gpt2lab.parallel import data
@@ -206,10 +207,10 @@ for clear, name in ((True, "with zero_grad"), (False, "without")):
     print(f"{name + ':':18}", *(f"{loss:.4f}" for loss in curves[name]))
     equal = apart(curves[name], serial) < 1e-12 and distance(found[0][2], weights) < 1e-9
     print("  mean of 4 rank losses equals the serial loss, and the weights do:", equal)
-recorded = [0.0130, 0.0032, 0.0021, 0.0023, 0.0024]
-print("from the lecture: ", *(f"{loss:.4f}" for loss in recorded), "(on GPUs)")
+printed = [0.0130, 0.0032, 0.0021, 0.0023, 0.0024]
+print("from the lecture: ", *(f"{loss:.4f}" for loss in printed), "(on GPUs)")
 show(
-    plots.loss_lines(curves, {"from the lecture": recorded}, ylabel="loss"),
+    plots.loss_lines(curves, {"from the lecture": printed}, ylabel="loss"),
     "computed",
     "the lecture's network on four live ranks; its own record (crosses) follows the run without `zero_grad`.",
     "Two falling loss curves; from step 2 on one keeps falling, the other rises, and the crosses lie on that one",
@@ -274,10 +275,6 @@ show(
 # One blocking all-reduce for each tensor, after backward. GPT-2's tensors differ wildly in size: biases of a few
 # kilobytes, an embedding of 154 MB. Each message pays the latency. Beside it what buckets of 25 MB make of them, the
 # default of PyTorch's DDP for models of this size; ours is 1 MiB, for the small models of these lessons.
-
-# %%
-show_source(data.Naive)
-
 
 # %%
 eight = Batches(batches.source, rows=8, length=16).at(0)
@@ -352,7 +349,7 @@ print("equal to the serial gradients:", distance(gradients, right) < 1e-12)
 # ranks, parameters without gradient, and micro-batches.
 
 # %%
-show_source(data.Buckets)
+show_source(data.Buckets._arrived)
 
 # %%
 print(verify("dp=2,data=naive", ranks=two))
@@ -404,6 +401,19 @@ show(
     "paced",
     "backward and sum with buckets of one, two, four and eight layers; a star marks the best.",
     "Two U-shaped lines close together over four bucket sizes, highest at both ends",
+)
+
+# %% [markdown]
+# The run with buckets of two layers, step by step. A rank holds its own gradient `g7`, then the sum `s7`. Play it,
+# or step with the arrow keys: from which step on does the link never rest?
+
+# %% tags=["measured"]
+play(
+    two.run(recorded.buckets, 2, True),
+    "paced",
+    "backward of eight layers on two live ranks (green), all-reduces under way (arrows), and what each rank holds: `g` "
+    "a gradient of its own, `s` a sum.",
+    "Two ranks as boxes with arrows between them while both run backward",
 )
 
 # %% [markdown]
@@ -495,7 +505,28 @@ print("replicas agree:", distance(*found) < 1e-12)
 print("equal to the serial gradients:", [distance(grads, right) < 1e-12 for grads in found])
 
 # %% [markdown]
-# The package refuses to begin with:
+# PyTorch's own is `DistributedDataParallel`: buckets, hooks and overlap as above, and `no_sync` for all
+# micro-batches but the last. It averages over ranks where this package sums, hence the factor:
+
+
+# %%
+def pytorchs_own(rank, world_size):
+    from torch.nn.parallel import DistributedDataParallel
+
+    torch.set_default_dtype(torch.float64)
+    model, batch = DistributedDataParallel(GPT2(config), bucket_cap_mb=0.01), batches.at(0)
+    first, last = batch.rows(rank, world_size).micro(2)
+    loss = lambda micro: world_size * model.module.loss(model(micro.tokens), micro.targets) / batch.total
+    with model.no_sync():  # gradients add up, nothing is sent
+        loss(first).backward()
+    loss(last).backward()
+    return {n: p.grad for n, p in model.module.named_parameters()}
+
+
+print("DDP has the serial gradients:", [distance(grads, right) < 1e-12 for grads in two.run(pytorchs_own)])
+
+# %% [markdown]
+# Our package, said too early that the last micro-batch begins, refuses:
 
 
 # %%
@@ -553,7 +584,7 @@ show(
 # The package has it in four ways, for weights that lie in one flat stretch:
 
 # %%
-show_source(updates.one_server, updates.sharded)
+show_source(updates.sharded)
 
 
 # %%
