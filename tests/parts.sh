@@ -33,7 +33,7 @@ gloo() {
     tests/test_sequence.py tests/test_pipeline.py tests/test_context.py tests/test_halo.py tests/test_verify.py
     tests/test_plan_choices.py tests/test_gspmd.py tests/test_hsdp.py tests/test_named.py tests/test_versions.py
     tests/test_asynchronous_labs.py tests/test_stale_gradients.py tests/test_placement_lab.py
-    tests/test_operators_live.py tests/test_products.py tests/test_tofu.py tests/test_staged.py)
+    tests/test_operators_live.py tests/test_products.py tests/test_tofu.py tests/test_staged.py tests/test_automatic_lab.py)
   GPT2LAB_BACKEND=gloo tests "${files[@]}" -m "live and not mutant$skip_slow"
 }
 mutants() { tests tests -m "mutant and not browser$skip_slow"; }
