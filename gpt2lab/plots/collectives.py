@@ -115,42 +115,6 @@ def blocks(before, after, title: str = "", owners=None) -> Figure:
     return fig
 
 
-def ring_shares(before, after, going, title: str = "") -> Figure:
-    """One step of a ring: which ranks' numbers each chunk contains, before and after, and what is sent where.
-
-    before, after: [rank][chunk] -> the ranks whose numbers are in it, a strip in the colour of each. going: the chunk
-    that each rank sends to the next one, with a frame and an arrow.
-    """
-    n = len(before)
-    fig, axes = figure(9, 0.7 + 0.45 * n, cols=2)
-    for ax, rows, name in ((axes[0], before, "before"), (axes[1], after, "after")):
-        for rank, row in enumerate(rows):
-            for place, inside in enumerate(row):
-                for owner in sorted(inside):
-                    strip = (place + 0.06 + 0.88 * owner / n, rank + 0.12)
-                    ax.add_patch(Rectangle(strip, 0.88 / n, 0.76, facecolor=rank_color(owner)))
-                ax.add_patch(
-                    Rectangle(
-                        (place + 0.06, rank + 0.12), 0.88, 0.76, fill=False, edgecolor="#8A8A8A", lw=0.6
-                    )
-                )
-        ax.set(xlim=(0, n), ylim=(n + 0.5, -0.5), title=f"{title}: {name}" if title else name)
-        ax.set_yticks([r + 0.5 for r in range(n)], [f"rank {r}" for r in range(n)])
-        ax.set_xticks([p + 0.5 for p in range(n)], [f"chunk {p}" for p in range(n)])
-        ax.grid(visible=False)
-    for rank, place in enumerate(going):
-        axes[0].add_patch(
-            Rectangle((place + 0.06, rank + 0.12), 0.88, 0.76, fill=False, edgecolor="black", lw=2)
-        )
-        ends = [(rank + 0.75, rank + 1.4)]
-        if rank == n - 1:  # the last rank sends to the first
-            ends.append((-0.45, 0.3))
-        for start, end in ends:
-            arrow = {"arrowstyle": "-|>", "lw": 1.5, "color": "black", "shrinkA": 0, "shrinkB": 0}
-            axes[0].annotate("", (place + 0.5, end), (place + 0.5, start), arrowprops=arrow)
-    return fig
-
-
 def _block(ax, x: int, y: int, text: str, owner: int | None) -> None:
     color = "#DDDDDD" if owner is None else rank_color(owner)
     ax.add_patch(Rectangle((x + 0.04, y + 0.08), 0.92, 0.84, facecolor=color, edgecolor="white"))
