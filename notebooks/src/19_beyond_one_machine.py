@@ -287,7 +287,8 @@ print(f"by hand {1e3 * ours:.3f} ms, the package {1e3 * package:.3f} ms, the for
 
 # %% [markdown]
 # Can it be trusted? Its *messages* are compared with those of live ranks, up to 16 in the tests; here are four, in two
-# machines of two. Its *times* agree with closed forms on equal links, and with an exact event clock on unequal ones.
+# machines of two. Its *times* agree with closed forms on equal links, and on unequal ones with an exact event clock, as
+# long as no rank has two messages under way.
 
 
 # %%
