@@ -1,7 +1,6 @@
 """What a plan costs, predicted, and which plan is best, in plain Python: no torch.distributed.
 
 cost          seconds, bytes and memory of a whole plan on a cluster
-published     steps that others have published, beside what we predict of them
 memory        what each rank holds at its fullest moment; kept: from forward to backward
 sends         what each rank sends, axis by axis; gathers: how often ZeRO gathers and sums
 share         what a plan gives one rank; tensor_costs: what tensor and sequence parallelism send and keep
@@ -9,6 +8,7 @@ seconds       how long a rank works on a stage; pipelines: how long their schedu
 fit           alpha and beta from measured times, with their uncertainty
 published     formulas of papers and other programs, for their tables
 metrics       speed-up, efficiency, Amdahl, Karp-Flatt
+published_steps  steps that others have published, beside what we predict of them
 failures      expected time lost to failures, and how often to save
 problem       GPT-2 as a graph of operators, and clusters of devices
 scale         collectives on thousands of ranks: machines, rails, a spine

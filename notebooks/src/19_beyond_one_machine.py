@@ -26,7 +26,8 @@ from gpt2lab.lessons.labs import cluster as lab
 from gpt2lab.lessons.labs import scaling
 from gpt2lab.lessons.labs.gpu_paths import PATHS
 from gpt2lab.plan import Plan, build
-from gpt2lab.planner import failures, published, scale
+from gpt2lab.planner import failures, scale
+from gpt2lab.planner import published_steps as published
 from gpt2lab.plots import scale as plots
 from gpt2lab.ranks import comm, trace
 from gpt2lab.ranks.mesh import Mesh

@@ -10,7 +10,7 @@ from ...model import GPT2Config
 from ...plan import Plan
 from ...planner.cost import Prediction, predict
 from ...planner.problem import CLUSTERS, Cluster
-from ...planner.published import EFFICIENCY
+from ...planner.published_steps import EFFICIENCY
 from ...planner.scale import Fabric, collective
 
 WORLDS = (8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
