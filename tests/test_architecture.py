@@ -204,7 +204,7 @@ BUDGETS = {
 OVER = {
     "tasks": 1_050,
     "sharding": 3_120,
-    "planner": 4_380,
+    "planner": 4_500,
     "classroom": 1_150,
     "core": 12_260,
     "the package": 40_040,
