@@ -21,7 +21,7 @@ from gpt2lab.lessons.exercises import check
 from gpt2lab.lessons.exercises import trade_off as exercises
 from gpt2lab.lessons.labs import decisions, systems
 from gpt2lab.lessons.labs import trade_off as lab
-from gpt2lab.lessons.labs.decisions import Case, decide
+from gpt2lab.lessons.labs.decisions import Workload, decide
 from gpt2lab.machine import memory as allocator
 from gpt2lab.model import PRESETS, GPT2Config
 from gpt2lab.plan import Plan, build
@@ -47,7 +47,7 @@ two, eight = Ranks(2), Ranks(8)  # live ranks, started when first used
 # formula that PyTorch has for each.
 
 # %%
-SMALL, ROWS, TOKENS = GPT2Config(vocab_size=256, n_positions=32, n_layer=8, n_head=8, n_embd=64), 16, 32
+SMALL, ROWS, TOKENS = GPT2Config(vocab_size=256, n_positions=16, n_layer=8, n_head=8, n_embd=32), 16, 16
 table(
     [(name, text.format(n=8, m=16)) for name, text in lab.STRATEGIES.items()], ["strategy", "plan on 8 ranks"]
 )
@@ -57,18 +57,25 @@ show_source(lab.count_step)
 
 # %%
 counted = {2: lab.count(lab.STRATEGIES, 2, SMALL, ROWS, TOKENS, two)}
-counted[8] = lab.count(lab.STRATEGIES, 8, SMALL, ROWS, TOKENS, eight)
-serial = lab.count_step(0, 1, Plan(), SMALL, ROWS, TOKENS)
-for name, point in counted[8].items():
+for name, point in counted[2].items():
     print(
         f"{name:18} sends {point.sent:9,} bytes in {point.messages:3} messages, operations x {point.flops:.2f}"
     )
 
 # %% [markdown]
+# And four of them on eight ranks:
+
+# %%
+FOUR = ("data", "ZeRO-3", "tensor", "pipeline, 1F1B")
+counted[8] = lab.count(FOUR, 8, SMALL, ROWS, TOKENS, eight)
+for name, point in counted[8].items():
+    print(f"{name:18} sends {point.sent:9,} bytes in {point.messages:3} messages")
+
+# %% [markdown]
 # Look at the messages before the bytes. ZeRO-1 sends *exactly* what data parallelism sends, and yet holds less: the
 # sum of gradients is a reduce-scatter and an all-gather in both cases, and ZeRO puts the update between them.
-# A pipeline sends a tenth of what the others send. Only two strategies do operations twice: recomputing, and ZeRO-3,
-# whose blocks run again because their weights are gone.
+# A pipeline sends least by far. Only two strategies do operations twice: recomputing, and ZeRO-3, whose blocks run
+# again because their weights are gone.
 #
 # ## Compute it
 #
@@ -269,21 +276,21 @@ table(rows, ["cluster", "tokens a device, inside a machine", "tokens a device, b
 # micro-batches (launches), computing twice (a third). Where nothing helps, the next shape.
 
 # %%
-show_source(decisions.ladder, decisions.decide)
+show_source(decisions.memory_ladder, decisions.decide)
 
 # %%
 SEVEN = GPT2Config(n_positions=2048, n_layer=32, n_head=32, n_embd=4096)
-case = Case(SEVEN, find_cluster("h100x64"), rows=32, length=2048)
+case = Workload(SEVEN, find_cluster("h100x64"), rows=32, length=2048)
 plan, passed = decide(case)
 show(
-    envelopes(decisions.shapes(case)[:8], (plan.tp, plan.pp)),
+    envelopes(decisions.mesh_shapes(case)[:8], (plan.tp, plan.pp)),
     "computed",
     f"7 billion parameters on 64 H100, 32 rows of 2,048 tokens: the eight cheapest shapes; the path ends at {plan}.",
     "Stacked bars for eight shapes; those with much tensor parallelism have small bubbles and large tensor sums",
 )
 
 # %% [markdown]
-# Is a path that fits on an envelope any good? Compare with the best of a few hundred plans by prediction, over models,
+# Is a path that fits on an envelope any good? Compare with the best of many plans by prediction, over models,
 # clusters and batches.
 
 
@@ -291,9 +298,9 @@ show(
 def best_of_many(case):
     """The fastest plan that fits, by prediction, of all sizes of three axes and three ways to save memory."""
     n, best = case.cluster.devices, (float("inf"), None)
-    for tp, pp in product((1, 2, 4, 8), (1, 2, 4, 8)):
+    for tp, pp in product((1, 2, 4), (1, 2, 8)):
         dp = n // (tp * pp)
-        for micro, zero, again in product({1, 4 * pp, 16 * pp}, (0, 2), (False, True)):
+        for micro, zero, again in product({1, 4 * pp}, (0, 2), (False, True)):
             plan = Plan(pp=pp, dp=dp, tp=tp, micro=micro, zero=zero * (dp > 1), sp=tp > 1, recompute=again)
             if case.fits(plan):
                 best = min(best, (exercises.seconds(case, plan), str(plan)))
@@ -301,7 +308,7 @@ def best_of_many(case):
 
 
 cases = {
-    f"{name}, {rows} rows": Case(PRESETS[name], find_cluster(cluster), rows, 1024)
+    f"{name}, {rows} rows": Workload(PRESETS[name], find_cluster(cluster), rows, 1024)
     for name, cluster, rows in (
         ("gpt2", "h100x64", 1024), ("gpt2", "v100x64", 64), ("gpt2-xl", "h100x64", 64), ("gpt2-xl", "v100x64", 64),
         ("gpt2-large", "a100x64", 256), ("gpt2-medium", "v100x64", 256),
@@ -331,7 +338,7 @@ show(
     systems_table(systems.systems(), data["techniques"], data["models"]),
     "from a paper",
     "techniques over systems; grey: said in the system's paper; blue: tested here.",
-    "A table of dots: 13 techniques, 29 systems in five groups by kind of model, and this package in each group",
+    "A table of dots: 13 techniques, systems in five groups by kind of model, and this package in each group",
 )
 
 # %% [markdown]
