@@ -276,7 +276,7 @@ table(rows, ["cluster", "tokens a device, inside a machine", "tokens a device, b
 # micro-batches (launches), computing twice (a third). Where nothing helps, the next shape.
 
 # %%
-show_source(decisions.memory_ladder, decisions.decide)
+show_source(decisions.memory_ladder)
 
 # %%
 SEVEN = GPT2Config(n_positions=2048, n_layer=32, n_head=32, n_embd=4096)
@@ -300,7 +300,8 @@ def best_of_many(case):
     n, best = case.cluster.devices, (float("inf"), None)
     for tp, pp in product((1, 2, 4), (1, 2, 8)):
         dp = n // (tp * pp)
-        for micro, zero, again in product({1, 4 * pp}, (0, 2), (False, True)):
+        most = max(1, case.rows // dp)
+        for micro, zero, again in product({1, most, min(most, 4 * pp)}, (0, 2), (False, True)):
             plan = Plan(pp=pp, dp=dp, tp=tp, micro=micro, zero=zero * (dp > 1), sp=tp > 1, recompute=again)
             if case.fits(plan):
                 best = min(best, (exercises.seconds(case, plan), str(plan)))
@@ -308,7 +309,7 @@ def best_of_many(case):
 
 
 cases = {
-    f"{name}, {rows} rows": Workload(PRESETS[name], find_cluster(cluster), rows, 1024)
+    f"{name} {cluster} {rows}": Workload(PRESETS[name], find_cluster(cluster), rows, 1024)
     for name, cluster, rows in (
         ("gpt2", "h100x64", 1024), ("gpt2", "v100x64", 64), ("gpt2-xl", "h100x64", 64), ("gpt2-xl", "v100x64", 64),
         ("gpt2-large", "a100x64", 256), ("gpt2-medium", "v100x64", 256),
@@ -319,7 +320,7 @@ for name, one in cases.items():
     seconds, best = best_of_many(one)
     mine = decide(one)[0]
     ratios.append(exercises.seconds(one, mine) / seconds)
-    print(f"{name:22} path {str(mine):28} best {best:28} ratio {ratios[-1]:.2f}")
+    print(f"{name:24} path {str(mine):28} best {best:28} ratio {ratios[-1]:.2f}")
 print(f"within 25 %: {sum(r <= 1.25 for r in ratios)} of {len(ratios)}")
 
 # %% [markdown]
