@@ -7,7 +7,6 @@ from pathlib import Path
 PACKAGE = Path(__file__).parents[1] / "gpt2lab"
 COLLECTIVES = "a collective or message of this name: called, carried out, built by hand, or written as a task"
 SHARED = {  # name: what all of that name have in common
-    "adamw": "AdamW, in the form that its room needs",
     "add_arguments": "protocol of commands and benchmarks: the options on the command line",
     "attention": "an operation of GPT-2: by hand, or as an expression",
     "check": "protocol: raise where an input is not valid",
@@ -21,7 +20,6 @@ SHARED = {  # name: what all of that name have in common
     "sent": "what a rank sends, by formula",
     "span": "of time in a trace; in work and span of a task graph",
     "summary": "the numbers below a table or a drawing",
-    "torch_threads": "a step with threads inside torch's operations, to compare with tasks",
     "work": "the term of work and span; counted in tokens or in seconds",
 } | dict.fromkeys(
     [
