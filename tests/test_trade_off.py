@@ -9,6 +9,7 @@ from gpt2lab.lessons.labs import decisions
 from gpt2lab.lessons.labs import trade_off as lab
 from gpt2lab.model import GPT2Config
 from gpt2lab.plan import Plan
+from gpt2lab.planner.choose import Goal, parallelize
 from gpt2lab.planner.problem import find_cluster
 from gpt2lab.plots.trade_off import envelopes, trade_off_map
 
@@ -47,6 +48,14 @@ def test_the_decision_path_ends_near_the_best_of_many_plans(name):
             if plan.world <= n and case.fits(plan):
                 best = min(best, exercises.seconds(case, plan))
     assert exercises.bar(case) <= 1.05 * best
+
+
+@pytest.mark.parametrize("name", ["two V100 machines", "two A100 machines, few rows"])
+def test_the_decision_path_keeps_up_with_the_planner(name):
+    case = exercises.CAPSTONE[name]
+    goal = Goal(case.rows, case.length, itemsize=case.itemsize)
+    best = parallelize(case.config, case.cluster, goal).prediction.seconds
+    assert best <= exercises.bar(case) <= exercises.SLACK * best
 
 
 def test_the_envelope_has_the_formulas_of_the_lesson():
