@@ -416,8 +416,8 @@ show(
 # ## Beside what others measured
 #
 # A model is worth what it predicts. Below are steps that papers have published, beside ours. One number is chosen for
-# all: a very large matrix product reaches 2/3 of the data sheet's rate. Launches, element-wise work, bubbles and
-# messages follow from the plan. No row has a constant of its own.
+# all, and it is chosen to fit these rows: a very large matrix product reaches 2/3 of the data sheet's rate. Launches,
+# element-wise work, bubbles and messages follow from the plan. No row has a constant of its own.
 
 # %%
 rows = [(r.name, r.source, r.measured, r.predicted().seconds) for r in published.ROWS]
