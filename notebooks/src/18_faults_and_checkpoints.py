@@ -597,7 +597,7 @@ def one_sentence(rank, world_size, action, plan, place, layers=CONFIG.n_layer):
 
 
 def try_it(action, plan, place, *more):
-    """What every rank says, without the folder of this session."""
+    """What every rank says, without the folder that each run has anew."""
     (words,) = set(pool[2].run(one_sentence, action, plan, str(place), *more))
     return words.replace(f"{Path(disk.name)}/", "")
 
