@@ -78,7 +78,7 @@ def kept_by_a_name(right):
 
 BUGS = {
     "freed in name only": (flat.Flat, "drop", kept_by_a_name),
-    "forward keeps the weights": (stages.Zero3, "_after_block", lambda right: lambda self, i: None),
+    "forward keeps the weights": (stages.Zero3, "_after_block", lambda right: lambda self, i, y: None),
     "prefetched though nobody may": (
         stages.Zero3,
         "_prefetch",

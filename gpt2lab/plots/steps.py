@@ -111,7 +111,10 @@ def _draw(ax, moment: Moment) -> None:
     for source, target, _ in moment.sends:
         side = 0.12 if target > source else -0.12
         ends = (source + 0.45 + side, 0.52), (target + 0.45 - side, 0.52)
-        bend = f"arc3,rad={(-0.35 if target > source else 0.35) / abs(target - source) ** 0.6:.3f}"
+        height = (
+            0.35 * min(1, len(moment.work) / 4) / abs(target - source) ** 0.6
+        )  # few ranks stand far apart
+        bend = f"arc3,rad={-height if target > source else height:.3f}"
         look = {"arrowstyle": "-|>", "mutation_scale": 9, "color": COLORS["comm"], "connectionstyle": bend}
         ax.add_patch(FancyArrowPatch(*ends, clip_on=False, **look))
 

@@ -59,8 +59,8 @@ def _wrong_cut(x, axis: Axis, dim, sizes) -> str:
     if not _index(dim, x.dim()):
         least = f"Use 0 to {x.dim() - 1}" if x.dim() else "Use x.view(1)"
         return f"dim={dim!r} is no dimension of a tensor of shape {tuple(x.shape)}. {least}."
-    if sizes is None:
-        return ""
+    if sizes is None or all(isinstance(n, Integral) and n >= 0 for n in sizes):
+        return ""  # the call itself has compared them with the tensor
     return (
         f"sizes={list(sizes)} do not fit length {x.size(dim)} on {axis.size} ranks. Use one length per rank."
     )
