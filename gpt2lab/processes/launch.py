@@ -95,7 +95,13 @@ class Ranks:
         if self._pool is not None and not self._pool.alive():
             self.close()
         if self._pool is None:
-            self._pool = Pool(self.size, self.backend, self.timeout)
+            try:
+                self._pool = Pool(self.size, self.backend, self.timeout)
+            except (
+                ConnectionRefusedError
+            ):  # the process server was killed a moment ago and still counts as alive
+                time.sleep(1.0)
+                self._pool = Pool(self.size, self.backend, self.timeout)
             self._finalizer = weakref.finalize(self, self._pool.kill)
         return self._pool
 

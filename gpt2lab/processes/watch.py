@@ -152,8 +152,9 @@ class Watch:
     def _blame_dead(self, rank: int) -> None:
         process, states = self.pool.members[rank].process, self._states(time.monotonic())
         process.join(0.5)
-        codes = {member.process.exitcode for member in self.pool.members if member.rank in self.dead}
-        if codes == {LOST} and len(self.dead) == len(self.pool.members):
+        everyone = [member.process for member in self.pool.members]  # also those that had answered
+        ended = wait([p.sentinel for p in everyone], 0)  # with their server gone, all at once
+        if len(ended) == len(everyone) and {p.exitcode for p in everyone} == {LOST}:
             raise RankFailed(
                 "The process that all ranks were started from is gone, and the ranks with it: it was killed, often by "
                 "the system, out of memory. The next launch starts a new one.",
