@@ -4,6 +4,7 @@ import contextlib
 import inspect
 import linecache
 import pickle
+import time
 import weakref
 from numbers import Integral, Real
 
