@@ -257,14 +257,17 @@ def _context():
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["gpt2lab.processes.preload"])
+    from multiprocessing import resource_tracker
     from multiprocessing.forkserver import ensure_running
 
     main = threading.current_thread() is threading.main_thread()
     before = dict(os.environ)
-    os.environ[PARENT] = f"{os.getpid()} {'main' if main else 'other'} {multiprocessing.util.get_temp_dir()}"
-    ask_for_huge_pages()
+    resource_tracker.ensure_running()  # it lets interrupts through again, so it has to start before they are held back
     try:
-        with _without_interrupts():
+        with _without_interrupts():  # one in between would leave the folder of sockets behind
+            folder = multiprocessing.util.get_temp_dir()
+            os.environ[PARENT] = f"{os.getpid()} {'main' if main else 'other'} {folder}"
+            ask_for_huge_pages()
             ensure_running()
     except OSError as error:
         if "AF_UNIX" not in str(error):
