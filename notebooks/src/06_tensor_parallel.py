@@ -120,10 +120,9 @@ for seed in (1 / 2, 1.0):
 # %% [markdown]
 # ### Bug lab: all shards alike
 #
-# The lecture draws each rank's shard with the same seed, and scales it by its own width. Every rank then
-# holds the *same* numbers, and so does every layer, because the seed starts anew for each. It trains, but
-# another network: in the lecture's own record the output is 2.7169 where the same net, cut by layers, gives
-# 0.0829. Cut the serial weight instead.
+# The lecture draws each rank's shard with the same seed, and scales it by its own width. Every rank then holds the
+# *same* numbers. It trains, but another network: in the lecture's own record the output is 2.7169 where the same net,
+# cut by layers, gives 0.0829. Cut the serial weight instead.
 
 # %%
 dim, n = 32, 4
@@ -336,6 +335,32 @@ print(found, "formula:", formula["all_reduce"], found["all_reduce"][1] == formul
 # %% [markdown]
 # 16 calls = 4 x 3 layers, one for the embedding, one for the head, two for the loss.
 #
+# PyTorch's own names the two cuts and finds f and g by itself. (In attention its cut of `c_attn` would mix q, k
+# and v: reorder the rows first, as in exercise 1.)
+
+
+# %%
+def pytorchs_own(rank, world_size):
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    serial, mlp = (GPT2(config).double().h["0"].mlp for _ in range(2))
+    mesh = init_device_mesh("cpu", (world_size,))
+    parallelize_module(mlp, mesh, {"c_fc": ColwiseParallel(), "c_proj": RowwiseParallel()})
+    x, same = (torch.ones(2, 5, 24, dtype=torch.float64).cumsum(1).requires_grad_() for _ in range(2))
+    y, want = mlp(x), serial(same)
+    y.square().sum().backward()
+    want.square().sum().backward()
+    pairs = [(y, want), (x.grad, same.grad)]
+    pairs += [
+        (p.grad.full_tensor(), dict(serial.named_parameters())[n].grad) for n, p in mlp.named_parameters()
+    ]
+    return all(torch.allclose(a, b, rtol=1e-10, atol=1e-12) for a, b in pairs)
+
+
+print("parallelize_module: output and all gradients equal serial:", launch(pytorchs_own, ranks=2))
+
+# %% [markdown]
 # ### Bug lab: three ways to be wrong
 #
 # We plant each on the ranks and ask which checks of `verify` notice.
@@ -530,10 +555,9 @@ explore(
 # %% [markdown]
 # ## The first of its kind
 #
-# AlexNet was cut over two graphics cards in 2012, because it did not fit into one. "One weird trick"
-# (Krizhevsky 2014) is the insight behind its later form: *each layer has its own best cut*. Convolutions have
-# few weights and large activations: cut the batch. Dense layers have most of the weights and small
-# activations: cut the matrices.
+# AlexNet was cut over two graphics cards in 2012, because it did not fit into one. The insight behind its later form
+# ("One weird trick", Krizhevsky 2014): *each layer has its own best cut*. Convolutions have few weights and large
+# activations: cut the batch. Dense layers are the other way round: cut the matrices.
 
 # %%
 weights_of = {name: w for name, w, _ in plots.ALEXNET}
@@ -547,7 +571,7 @@ show(
 )
 
 # %% [markdown]
-# That is the rule 8 C² against 2 B T C again, taken layer by layer. (Lesson 17 lets a program find the cuts.)
+# That is the rule 8 C² against 2 B T C again, taken layer by layer.
 #
 # ## Exercises
 #
@@ -886,10 +910,9 @@ def my_loss(logits, targets, first, axis):
 #    before gelu?
 # 2. Which parameters are replicated under tensor parallelism, and how does their gradient become the same
 #    on all ranks?
-# 3. tp=8 and 12 heads: what happens, and what would you choose?
-# 4. Sequence parallelism sends the same bytes as tensor parallelism. Where does it send more messages, and
+# 3. Sequence parallelism sends the same bytes as tensor parallelism. Where does it send more messages, and
 #    when would that hurt?
-# 5. Why does dropout after g need the same mask on all ranks in tensor parallelism, and different ones in
+# 4. Why does dropout after g need the same mask on all ranks in tensor parallelism, and different ones in
 #    sequence parallelism?
 #
 # <details><summary>Answers</summary>
@@ -897,11 +920,9 @@ def my_loss(logits, targets, first, axis):
 # 1. A row-parallel layer's partial results are summed: a bias inside would count n times. A column-parallel
 #    layer owns complete features, and gelu needs the bias inside.
 # 2. Norms, row biases, positions. Their outputs meet f on the way, and f's backward sums the ranks' parts.
-# 3. 12 heads do not divide by 8: refused. 1, 2, 3, 4, 6 or 12 ranks would do.
-# 4. Two calls for each all-reduce, each with its latency: it hurts for short sequences and slow links.
-# 5. Replicated activations must stay equal, or the replicas drift apart. Cut activations are different
-#    tokens, and equal masks would repeat the same pattern n times. Keying the mask by sample, position and
-#    channel gives both.
+# 3. Two calls for each all-reduce, each with its latency: it hurts for short sequences and slow links.
+# 4. Replicated activations must stay equal, or the replicas drift apart. Cut activations are different
+#    tokens, and equal masks would repeat the same pattern n times.
 #
 # </details>
 #
