@@ -18,11 +18,13 @@ from gpt2lab import Ranks
 from gpt2lab.lessons import explore, show, show_source, table
 from gpt2lab.lessons.exercises import check
 from gpt2lab.lessons.exercises import context as exercises
+from gpt2lab.lessons.labs import context as lab
+from gpt2lab.lessons.labs import recorded
+from gpt2lab.lessons.player import play
 from gpt2lab.model import GPT2, PRESETS, GPT2Config, causal_attention
 from gpt2lab.parallel.context import attention, costs, gather, tiles
-from gpt2lab.parallel.context.exchanges import Split, apply_context
+from gpt2lab.parallel.context.exchanges import apply_context
 from gpt2lab.parallel.context.layouts import LAYOUTS, layout
-from gpt2lab.parallel.context.ring import ring
 from gpt2lab.plan import Plan
 from gpt2lab.plots import context as plots
 from gpt2lab.plots.timeline import timeline
@@ -405,22 +407,8 @@ for name in ("contiguous", "interleaved", "zigzag"):
 
 
 # %% tags=["measured"]
-def timed_layers(rank, world_size, name, layers=2):
-    axis, length = Mesh(cp=world_size)["cp"], 2048
-    split = Split(axis, name, "kv", None)
-    mine = split(length)
-    q, k, v, grad = torch.randn(4, 1, 8, len(mine), 32)
-    for turn in range(layers + 1):
-        if turn == 1:  # the first was for warming up
-            comm.barrier(axis)
-            trace.clear()
-        leaves = [x.requires_grad_() for x in (q, k, v)]
-        split.core(*leaves, mine, None).backward(grad)
-    return trace.spans(with_comm=False)
-
-
 for name in ("contiguous", "interleaved", "zigzag"):
-    spans = trace.merge(pool[2].run(timed_layers, name))
+    spans = trace.merge(pool[2].run(lab.timed_layers, name))
     show(
         timeline(spans, name, names=False, clock="measured"),
         "measured",
@@ -764,7 +752,7 @@ def ring_by_hand(rank, world_size, q, k, v):
 
 results = pool[3].run(ring_by_hand, q, k, v)
 print("ring by hand differs from serial attention by", largest_error(results, expected[:1]))
-show_source(attention.merge_blocks, ring)
+show_source(attention.merge_blocks)
 
 # %% [markdown]
 # Backward is a second trip: k, v go round again, and each block's dK, dV follow *one step behind*, growing on the
@@ -773,6 +761,19 @@ show_source(attention.merge_blocks, ring)
 # `double-ring` sends a block round one machine first and then to the next one, from all ranks at once (Gu et al.
 # 2024, LoongTrain).
 #
+# Both trips as three live ranks made them (*paced*: 30 ms a message, 60 ms a block). Play it, or step with the
+# arrow keys: where is `kv0` at each step, and which messages of the second trip are gradients?
+
+# %% tags=["measured"]
+play(
+    pool[3].run(recorded.ring_attention),
+    "paced",
+    "ring attention on three live ranks, forward (blue) and backward (green): each rank's queries meet one block of "
+    "keys and values at a time.",
+    "Three ranks as boxes, arrows around the ring, and under each the block of keys and values it holds",
+)
+
+# %% [markdown]
 # When does the ring hide its messages? A block of c tokens a rank costs about 4c²C operations and brings 2cC
 # numbers: communication is hidden when c exceeds roughly flops per second over bytes per second (Liu et al. 2023;
 # *from the paper*), for numbers of 16 bits, two bytes each.
