@@ -5,6 +5,7 @@ import inspect
 import textwrap
 from contextlib import ExitStack, contextmanager
 
+import pytest
 from warm import reference, unpacked
 
 from gpt2lab import verify
@@ -76,3 +77,19 @@ def is_noticed(ranks, bug, plan, config, limit: float = 1e-6) -> bool:
 def noticed(found, limit: float = 1e-6) -> bool:
     """Whether some rank saw an error far above rounding (or not a number)."""
     return any(not claim.error <= limit for claims in found for claim in claims)
+
+
+def passes(check) -> bool:
+    """Whether a test passes; a refusal that comes too late or too early is a failure as well."""
+    try:
+        check()
+    except (Exception, pytest.fail.Exception):
+        return False
+    return True
+
+
+def is_killed(bug, check) -> bool:
+    """Whether a test that passes without a bug, given as the arguments of `rewritten`, fails with it."""
+    check()
+    with rewritten(*bug):
+        return not passes(check)

@@ -1,6 +1,7 @@
 """Lessons are built reproducibly from their sources, and refused when they would leak."""
 
 import json
+import re
 from pathlib import Path
 
 import nbformat
@@ -172,6 +173,41 @@ def test_committed_notebooks_hold_no_errors_and_no_machine_paths():
         for cell in json.loads(path.read_text())["cells"]:
             for output in cell.get("outputs", []):
                 assert output["output_type"] != "error" and output.get("name") != "stderr", path.name
+
+
+# ---- numbers in the text
+
+MARKED = re.compile(r"(\d[\d,]*(?:\.\d+)?)[^\d<]*<!--above-->")
+
+
+def strangers(cells) -> list[str]:
+    """Numbers that the text marks as found above and that the nearest outputs above it do not hold."""
+    missing, above = [], set()
+    for cell in cells:
+        if cell.cell_type == "code" and cell.outputs:
+            said = " ".join(
+                output.get("text", "") + "".join(map(str, (output.get("data") or {}).values()))
+                for output in cell.outputs
+                if "image/png" not in (output.get("data") or {})
+            )
+            above = set(re.findall(r"\d+(?:\.\d+)?", said.replace(",", "")))
+        elif cell.cell_type == "markdown":
+            assert cell.source.count("<!--above-->") == len(MARKED.findall(cell.source)), cell.source
+            missing += [n for n in MARKED.findall(cell.source) if n.replace(",", "") not in above]
+    return missing
+
+
+@pytest.mark.parametrize("lesson", lessons(NOTEBOOKS), ids=lambda lesson: lesson.name)
+def test_numbers_in_the_text_are_those_printed_above(lesson):
+    assert strangers(nbformat.read(NOTEBOOKS / "solutions" / f"{lesson.name}.ipynb", 4).cells) == []
+
+
+def test_a_number_that_is_not_printed_above_is_found():
+    code = nbformat.v4.new_code_cell(
+        outputs=[nbformat.v4.new_output("stream", text="idle 43 %, 1,024 bytes")]
+    )
+    text = "It waits 43 %<!--above--> of the time, sends 1024 bytes<!--above-->, then 1.5 MB<!--above-->."
+    assert strangers([code, nbformat.v4.new_markdown_cell(text)]) == ["1.5"]
 
 
 # ---- how long a lesson may be

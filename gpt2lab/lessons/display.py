@@ -69,7 +69,8 @@ def _live(picture, controls) -> None:
 
     widgets = {name: _widget(ipywidgets, name, control) for name, control in controls.items()}
     output = ipywidgets.interactive_output(picture, widgets)
-    display(ipywidgets.VBox([*widgets.values(), output]))
+    beside = ipywidgets.Layout(flex_flow="row wrap", align_items="center")  # a narrow window puts them below
+    display(ipywidgets.Box([output, ipywidgets.VBox(list(widgets.values()))], layout=beside))
 
 
 def _widget(ipywidgets, name: str, control):

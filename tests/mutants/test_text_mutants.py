@@ -12,7 +12,7 @@ import test_generate
 import test_metrics
 import test_timing
 import test_verify
-from planting import rewritten
+from planting import is_killed
 
 from gpt2lab import verify
 from gpt2lab.corpus.batches import Batch, Batches
@@ -301,18 +301,7 @@ def rates():
     assert links.bandwidths("all_to_all", 4, 8e6, 2.0) == (4e6, 3e6)
 
 
-def passes(check) -> bool:
-    """Whether a test passes; a refusal that comes too late or too early is a failure as well."""
-    try:
-        check()
-    except (Exception, pytest.fail.Exception):
-        return False
-    return True
-
-
 @pytest.mark.parametrize("name", MUTANTS)
 def test_mutant_is_killed(name):
     *bug, check = MUTANTS[name]
-    check()
-    with rewritten(*bug):
-        assert not passes(check), f"nobody noticed: {name}"
+    assert is_killed(bug, check), f"nobody noticed: {name}"

@@ -31,6 +31,7 @@ class NotPassed(AssertionError):
 def check(name: str, test, *args, **kwargs) -> None:
     """Run `test(*args, **kwargs)` and print one line: PASS, TODO (not written yet) or FAIL with the reason.
 
+    What the test returns, such as a score (see `scored`), stands behind PASS.
     With GPT2LAB_STRICT=1 in the environment, as when solutions are built, anything but PASS raises NotPassed.
     """
     status, why = verdict(test, *args, **kwargs)
@@ -53,11 +54,10 @@ def _keep(name: str, status: str) -> None:
 
 
 def verdict(test, *args, **kwargs) -> tuple[str, str]:
-    """What `test(*args, **kwargs)` says of an answer: PASS, TODO or FAIL, and the reason."""
+    """What `test(*args, **kwargs)` says of an answer: PASS, TODO or FAIL, and the reason or the score."""
     try:
         with _limited():
-            test(*args, **kwargs)
-        return "PASS", ""
+            return "PASS", test(*args, **kwargs) or ""
     except (Exception, SystemExit, _Endless) as error:
         return _verdict(error)
 
@@ -128,6 +128,17 @@ def sentences(what: str = ""):
             raise AssertionError(f"{begin}a message does not fit its receiver. {error}") from None
         last = str(error).strip().splitlines()[-1]
         raise AssertionError(f"{begin}{last}") from None
+
+
+def scored(found: float, unit: str, *, bar: float, best: float) -> str:
+    """Words about the score of a puzzle, less is better: `bar` is what passes, `best` the least that is known.
+
+    Raises AssertionError with all three numbers when `found` is above the bar.
+    """
+    assert found <= bar, f"{found:g} {unit}; at most {bar:g} pass, and the best known answer has {best:g}."
+    if found < best:
+        return f"{found:g} {unit}, better than the best known answer ({best:g})!"
+    return f"{found:g} {unit} (bar {bar:g}, best known {best:g})"
 
 
 def close(got, want, what: str, tolerance: float = 1e-10) -> None:
