@@ -1,5 +1,7 @@
 """Data parallelism equals the serial run in all its forms, sends what the formulas say, and overlaps."""
 
+import gc
+
 import pytest
 import torch
 from matplotlib.colors import to_hex
@@ -269,6 +271,28 @@ def test_what_cannot_be_is_refused(plan, message):
 
 
 # ---- PyTorch's own as a second oracle
+
+
+def parameters_left(rank, world, plan):
+    """How many parameters outlive the trainer of a plan."""
+
+    def alive():
+        gc.collect()
+        return sum(isinstance(thing, torch.nn.Parameter) for thing in gc.get_objects())
+
+    before = alive()
+    mesh = Mesh(**Plan.parse(plan).axes)
+    trainer = Trainer(build(Plan.parse(plan), TINY, mesh))
+    trainer.step(example_batch(TINY, 7, 8))
+    trainer = None
+    return alive() - before
+
+
+@pytest.mark.parametrize(
+    "plan", ["dp=2,data=naive", "dp=2", "dp=2,zero=1", "dp=2,zero=2", "dp=2,zero=3", "dp=2,zero=3,refill=on"]
+)
+def test_a_trainer_that_is_let_go_leaves_nothing_behind(pools, plan):
+    assert pools[2].run(parameters_left, plan) == [0, 0]
 
 
 @pytest.mark.parametrize("world", [2, 3, 4])

@@ -1,5 +1,6 @@
 """The two contracts that a strategy can fill: an Engine runs forward and backward, a GradientSync sums gradients."""
 
+import weakref
 from abc import ABC, abstractmethod
 
 import torch
@@ -59,3 +60,13 @@ class GradientSync(ABC):
     @abstractmethod
     def gradient_memory(self) -> list[torch.Tensor]:
         """The tensors that hold gradients on this rank at this moment, for those who count bytes."""
+
+
+def on_gradient(p: torch.Tensor, method, *args) -> None:
+    """Call the bound `method(*args, p)` whenever backward has completed the gradient of a parameter.
+
+    The tensor does not keep the method's object alive: Python's garbage collector cannot see what a tensor's hook
+    holds, so an object that holds the tensor in turn would never be freed.
+    """
+    method = weakref.WeakMethod(method)
+    p.register_post_accumulate_grad_hook(lambda p: method()(*args, p))

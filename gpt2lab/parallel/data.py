@@ -11,7 +11,7 @@ import torch
 from ..ranks import comm
 from ..ranks.mesh import Axis
 from . import spec
-from .base import GradientSync
+from .base import GradientSync, on_gradient
 from .finish import Piece
 
 BUCKET_BYTES = 1 << 20
@@ -80,9 +80,9 @@ class Buckets(Replicas):
             groups.sort(key=lambda group: -min(order[p] for p in group))
         self.buckets = [Bucket(group) for group in groups]
         self.sending = False
-        for bucket in self.buckets:
+        for number, bucket in enumerate(self.buckets):
             for p in bucket.parameters:
-                p.register_post_accumulate_grad_hook(lambda p, bucket=bucket: self._arrived(bucket, p))
+                on_gradient(p, self._arrived, number)
 
     def last_micro(self) -> None:
         """From now on gradients are final when they arrive, so full buckets may leave."""
@@ -90,9 +90,10 @@ class Buckets(Replicas):
         for bucket in self.buckets:
             bucket.missing = set(bucket.parameters)
 
-    def _arrived(self, bucket: "Bucket", p: torch.Tensor) -> None:
+    def _arrived(self, number: int, p: torch.Tensor) -> None:
         if not self.sending:
             return
+        bucket = self.buckets[number]
         if p not in bucket.missing:
             raise RuntimeError(
                 f"A gradient of shape {tuple(p.shape)} changed after its bucket was full. "

@@ -163,7 +163,7 @@ BUGS = {
     "accumulated gradients missed": (
         data.Buckets,
         "_arrived",
-        lambda right: lambda self, b, p: right(self, b, p) if self.sending else setattr(p, "grad", None),
+        lambda right: lambda self, i, p: right(self, i, p) if self.sending else setattr(p, "grad", None),
         "dp=2,micro=2,bucket=1",
     ),
     "sent before the last micro-batch": (

@@ -26,6 +26,7 @@ import torch
 from ...ranks import comm
 from ...ranks.mesh import Axis
 from .. import spec
+from ..base import on_gradient
 from ..chunked_loss import ChunkedLoss
 from ..data import Replicas, gradient
 from ..finish import Piece, empty
@@ -118,12 +119,13 @@ class Zero2(Zero1):
     def __init__(self, model, axis: Axis, flat=Flat, experts: Axis | None = None):
         super().__init__(model, axis, flat, experts)
         self.under_way = None  # (part, handle) of a reduce-scatter
-        for f in self.flats:
+        for part, f in enumerate(self.flats):
             for i, p in enumerate(f.parameters):
-                p.register_post_accumulate_grad_hook(lambda p, f=f, i=i: self._arrived(f, i, p))
+                on_gradient(p, self._arrived, part, i)
 
-    def _arrived(self, f: Flat, i: int, p: torch.Tensor) -> None:
+    def _arrived(self, part: int, i: int, p: torch.Tensor) -> None:
         """Move a finished gradient into its part's flat one; send that when it is complete."""
+        f = self.flats[part]
         complete = f.collect(i, p.grad)
         p.grad = None
         if complete:
