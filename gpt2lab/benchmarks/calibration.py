@@ -41,18 +41,27 @@ def calibration_file() -> Path:
     return cache_dir("calibration") / f"{hashlib.sha256(said.encode()).hexdigest()[:16]}.json"
 
 
-def here() -> Cluster:
-    """This machine as it was measured; where it was not, the round numbers of `CLUSTERS["laptop"]`."""
+def known() -> dict:
+    """The numbers of this machine as it was measured; where it was not, the round ones of `CLUSTERS["laptop"]`."""
+    if calibration_file().exists():
+        return json.loads(calibration_file().read_text())
     laptop = find_cluster("laptop")
-    if not calibration_file().exists():
-        return laptop
-    found = json.loads(calibration_file().read_text())
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / laptop.devices
+    device, link = laptop.device, laptop.network.between
+    found = {"cores": laptop.cores, "rate": device.rate, "copy": device.copy, "launch": device.launch}
+    return found | {"latency": link.latency, "bandwidth": link.bandwidth}
+
+
+def here() -> Cluster:
+    """This machine, as four devices that share its cores and its memory."""
+    return cluster_of(known(), os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 4)
+
+
+def cluster_of(found: dict, memory: float = float("inf")) -> Cluster:
+    """The machine with these numbers of `measured`, as four devices that share its cores."""
     device = Device(found["rate"], memory, found["launch"], found["copy"])
-    link = Link(found["latency"], found["bandwidth"])
-    return Cluster(
-        laptop.devices, device, Network(link, node=64), cores=found["cores"], source="measured here"
-    )
+    network = Network(Link(found["latency"], found["bandwidth"]), node=64)
+    source = "measured here" if "steps" in found else find_cluster("laptop").source
+    return Cluster(4, device, network, cores=found["cores"], source=source)
 
 
 def measured() -> dict:

@@ -2,13 +2,13 @@
 
     python -m gpt2lab calibrate --again && python -m gpt2lab bench plans      about five minutes on two quiet cores
 
-Plans take turns only once, so let nothing else run. The table is written as JSON for lesson 17 to draw.
+Plans take turns only once, so let nothing else run. Every plan has processes of its own, so that none finds memory that
+another one left. What is measured is written as JSON, which lesson 17 draws; predictions are made when it is read.
 """
 
 import argparse
 import gc
 import json
-import statistics
 import time
 from pathlib import Path
 
@@ -16,6 +16,7 @@ import numpy as np
 from tqdm import tqdm
 
 from ..machine import memory as counted
+from ..machine.speed import machine
 from ..model import PRESETS
 from ..plan import Plan, build
 from ..planner.choose import candidates
@@ -25,7 +26,7 @@ from ..ranks import comm
 from ..ranks.mesh import Mesh
 from ..reference import example_batch
 from ..train import Trainer
-from .calibration import here
+from .calibration import cluster_of, known
 
 QUICK = "--plans 6 --config nano --length 32 --steps 2"  # with --all --quick
 
@@ -36,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rows", type=int, default=4, help="sequences of a step (default 4)")
     parser.add_argument("--length", type=int, default=64, help="tokens of each (default 64)")
     parser.add_argument("--plans", type=int, default=110, help="how many plans, evenly chosen (default 110)")
-    parser.add_argument("--steps", type=int, default=3, help="timed steps of each (default 3)")
+    parser.add_argument("--steps", type=int, default=5, help="timed steps of each (default 5)")
     parser.add_argument("--out", default="runs/plans", help="folder for the figure and the JSON file")
 
 
@@ -45,13 +46,21 @@ def run(args: argparse.Namespace) -> dict[str, float]:
     from ..plots import style
     from ..plots.planner import predicted_and_measured
 
-    rows = compared(args)
-    found = agreement(rows)
-    for what, number in found.items():
-        print(f"{what}: {number}")
     folder = Path(args.out)
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "plans.json").write_text(json.dumps({"rows": rows, "agreement": found}, indent=1) + "\n")
+    record = {name: getattr(args, name) for name in ("config", "rows", "length")} | {"machine": machine()}
+    record["calibration"] = known()
+    plans = some_plans(
+        PRESETS[args.config], cluster_of(record["calibration"]), args.rows, args.length, args.plans
+    )
+    record["plans"] = []
+    for plan in tqdm(plans, desc="plans"):
+        seconds, size = measure(plan, PRESETS[args.config], args.rows, args.length, args.steps)
+        record["plans"].append([str(plan), seconds, size])
+        (folder / "plans.json").write_text(json.dumps(record) + "\n")  # what is measured so far is not lost
+    rows = compared(record)
+    for what, number in agreement(rows).items():
+        print(f"{what}: {number}")
     style.save_figure(predicted_and_measured(rows), folder / "plans.png")
     print(f"Saved {folder / 'plans.json'} and .png")
     return {row["plan"]: row["measured_seconds"] for row in rows}
@@ -67,46 +76,26 @@ def some_plans(config, cluster, rows: int, length: int, count: int) -> list[Plan
     )
 
 
-def compared(args: argparse.Namespace) -> list[dict]:
-    """A row for each plan: its text and ranks, seconds and bytes predicted and measured."""
-    config, cluster = PRESETS[args.config], here().with_devices(4)
-    plans, rows = some_plans(config, cluster, args.rows, args.length, args.plans), []
-    bar = tqdm(total=len(plans), desc="plans")
-    for world in (1, 2, 4):
-        with Ranks(world, echo=False, timeout=300) if world > 1 else _Alone() as ranks:
-            for plan in [p for p in plans if p.world == world]:
-                said = predict(plan, config, args.rows, args.length, cluster)
-                found = ranks.run(step_of, str(plan), config, args.rows, args.length, args.steps)
-                seconds, size = (max(values) for values in zip(*found, strict=True))
-                row = {
-                    "plan": str(plan),
-                    "ranks": world,
-                    "predicted_seconds": said.seconds,
-                    "measured_seconds": seconds,
-                }
-                rows.append(row | {"predicted_bytes": said.memory, "measured_bytes": size})
-                bar.update()
-    bar.close()
-    return rows
-
-
-class _Alone:
-    """A pool of one: this process."""
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        return None
-
-    def run(self, function, *arguments) -> list:
-        return [function(0, 1, *arguments)]
+def compared(record: dict) -> list[dict]:
+    """A row for each plan of a record: its text and ranks, seconds and bytes as predicted today and as measured."""
+    config, cluster, found = PRESETS[record["config"]], cluster_of(record["calibration"]), []
+    for text, seconds, size in record["plans"]:
+        plan = Plan.parse(text)
+        said = predict(plan, config, record["rows"], record["length"], cluster)
+        row = {
+            "plan": text,
+            "ranks": plan.world,
+            "predicted_seconds": said.seconds,
+            "measured_seconds": seconds,
+        }
+        found.append(row | {"predicted_bytes": said.memory, "measured_bytes": size})
+    return found
 
 
 def step_of(
     rank: int, world: int, text: str, config, rows: int, length: int, steps: int
 ) -> tuple[float, int]:
-    """(median seconds, most bytes held) of a step of a plan on this rank."""
+    """(seconds of the fastest step, most bytes held) of a plan on this rank; others on the machine only slow it."""
     plan = Plan.parse(text)
     mesh = Mesh(**plan.axes)
     trainer, batch, times = Trainer(build(plan, config, mesh)), example_batch(config, rows, length), []
@@ -122,12 +111,12 @@ def step_of(
     most = max(counted.over_a_step(trainer, batch))
     trainer = None
     gc.collect()
-    return statistics.median(times), most
+    return min(times), most
 
 
 def measure(plan: Plan, config, rows: int, length: int, steps: int = 3) -> tuple[float, int]:
     """(seconds, bytes) of a step of one plan here, of the slowest and the fullest rank."""
-    with Ranks(plan.world, echo=False, timeout=300) if plan.world > 1 else _Alone() as ranks:
+    with Ranks(plan.world, echo=False, timeout=300) as ranks:
         found = ranks.run(step_of, str(plan), config, rows, length, steps)
     return max(s for s, _ in found), max(b for _, b in found)
 
