@@ -179,9 +179,9 @@ def start(
 ) -> list[dict]:
     """Train on this rank until the last step, or until the file `stop` appears; returns the log's entries.
 
-    `folder` None writes nothing. `source` is the checkpoint to go on from (True: the newest in `folder`).
-    `tell(entry)` is called on rank 0 after every step. `device` is cpu, or cuda for the GPU that this process
-    has chosen.
+    `folder` None writes nothing; of a saved run, whose log `read_log` reads, the latest entries are returned.
+    `source` is the checkpoint to go on from (True: the newest in `folder`). `tell(entry)` is called on rank 0 after
+    every step. `device` is cpu, or cuda for the GPU that this process has chosen.
     """
     plan, config = options.the_plan(), options.the_config()
     mesh = Mesh(**plan.axes)
@@ -242,7 +242,7 @@ def _loop(trainer: Trainer, options: Options, folder: Path | None, saver, tell) 
         if not options.bench and (trainer.steps % options.evaluate == 0 or trainer.steps == options.steps):
             entries[-1]["val"] = trainer.evaluate(val.at(i) for i in range(5))
         # Logged before it is saved: who is killed in between repeats a step, and loses none.
-        log += entries
+        log = entries if saver else log + entries  # where there is a saver, the file has the others
         for entry in entries if folder and mesh.rank == 0 else ():
             _append(folder / "log.jsonl", entry)
         if saver and trainer.steps % options.save == 0:

@@ -216,9 +216,10 @@ def options(**changes) -> Options:
 
 def test_a_resumed_run_goes_on_bitwise(tmp_path):
     straight = start(0, 1, options(cosine=False), None, False)
-    log = start(0, 1, options(cosine=False, steps=4), str(tmp_path), False)
-    log += start(0, 1, options(cosine=False), str(tmp_path), True)
-    assert [e["loss"] for e in log] == [e["loss"] for e in straight]
+    for steps, resumed in ((4, False), (6, True)):
+        (last,) = start(0, 1, options(cosine=False, steps=steps), str(tmp_path), resumed)
+        assert last == read_log(tmp_path)[-1]
+    assert [e["loss"] for e in read_log(tmp_path)] == [e["loss"] for e in straight]
 
 
 def test_a_checkpoint_of_one_plan_goes_on_under_another(tmp_path):
