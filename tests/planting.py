@@ -4,6 +4,7 @@ import ast
 import inspect
 import textwrap
 from contextlib import ExitStack, contextmanager
+from types import CodeType
 
 import pytest
 from warm import reference, unpacked
@@ -45,12 +46,15 @@ def rewritten(function, right: str, wrong: str):
     function = inspect.unwrap(function.fget if isinstance(function, property) else function)
     text = textwrap.dedent(inspect.getsource(function))
     assert text.count(right) == 1, f"{function.__qualname__} has changed: {right!r} is not there once"
-    tree = ast.parse(text.replace(right, wrong))
+    tree, free = ast.parse(text.replace(right, wrong)), function.__code__.co_freevars
     tree.body[0].decorator_list = []
-    names = {}
-    exec(compile(tree, function.__code__.co_filename, "exec"), function.__globals__, names)
-    before = function.__code__
-    function.__code__ = names[function.__name__].__code__
+    if free:  # what it has from around it, such as the class for super()
+        around = ast.parse(f"def around({', '.join(free)}): pass")
+        around.body[0].body, tree = tree.body, around
+    code = compile(tree, function.__code__.co_filename, "exec")
+    while code.co_name != function.__name__:
+        code = next(inner for inner in code.co_consts if isinstance(inner, CodeType))
+    before, function.__code__ = function.__code__, code
     try:
         yield
     finally:
@@ -89,7 +93,7 @@ def passes(check) -> bool:
 
 
 def is_killed(bug, check) -> bool:
-    """Whether a test that passes without a bug, given as the arguments of `rewritten`, fails with it."""
+    """Whether a test that passes without a bug fails with it: the arguments of `rewritten`, or a call that plants."""
     check()
-    with rewritten(*bug):
+    with bug() if callable(bug) else rewritten(*bug):
         return not passes(check)

@@ -187,7 +187,8 @@ def test_bus_bandwidth_by_the_definitions_of_nccl_tests():
     assert links.bandwidths("all_reduce", 4, 8e9, 2.0) == (4e9, 6e9)
     assert links.bandwidths("reduce_scatter", 4, 8e9, 2.0) == (4e9, 3e9)
     assert links.bandwidths("all_gather", 2, 8e9, 2.0) == (4e9, 2e9)
-    assert links.bandwidths("broadcast", 4, 8e9, 2.0) == (4e9, 4e9)
+    assert links.bandwidths("all_to_all", 4, 8e9, 2.0) == (4e9, 3e9)
+    assert links.bandwidths("broadcast", 4, 8e9, 2.0) == links.bandwidths("reduce", 4, 8e9, 2.0) == (4e9, 4e9)
 
 
 def test_links_between_pairs():
@@ -195,3 +196,4 @@ def test_links_between_pairs():
     assert [table.link(0, r).latency for r in (1, 2, 3)] == [1.0, 2.0, 9.0]
     assert table.ring_time((0, 1), 8.0, 1) == 1 + 2
     assert table.ring_time((0, 1, 2, 3), 8.0, 3) == 3 * 2 + 8
+    assert table.ring_time((3, 2, 0), 8.0, 1) == 9 + 8  # the edge that closes the ring is the slowest

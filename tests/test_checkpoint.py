@@ -1,6 +1,7 @@
 """Checkpoints change shape, are whole or absent whatever is killed while they are written, and say what is wrong."""
 
 import errno
+import json
 import os
 import random
 import signal
@@ -8,6 +9,7 @@ import threading
 import time
 from dataclasses import replace
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
@@ -148,6 +150,57 @@ def test_a_save_in_the_background_holds_the_step_at_which_it_was_asked_for(saved
     folder, expected = on(pools, "dp=3,zero=3", train_and_save, str(tmp_path), True)
     assert expected == saved["dp=3,zero=3"][1]
     assert on(pools, "dp=3,zero=3", resume, folder) == expected
+
+
+class WhenJoined:
+    """A thread that runs only when somebody waits for it."""
+
+    def __init__(self, target, args, daemon):
+        self.join = lambda: target(*args)
+
+    def start(self):
+        pass
+
+
+def test_a_save_waits_for_the_one_before(tmp_path, monkeypatch):
+    monkeypatch.setattr(threading, "Thread", WhenJoined)
+    one = trainer()
+    saver = checkpoint.Saver(one, tmp_path, keep=9, background=True)
+    for one.steps in range(3):
+        saver.save()
+    saver.finish()
+    assert [int(f.name[-1]) for f in checkpoint.all_in(tmp_path)] == [0, 1, 2]
+
+
+def test_a_rank_seals_only_what_it_wrote(tmp_path, monkeypatch):
+    """What another rank is still writing has no digest yet."""
+    writer, plan = sharded._Writer(tmp_path / "one", {}, {}), mock.Mock()
+    writer.path.mkdir()
+    plan.storage_data.prefix = "__0_"
+    (writer.path / "__1_0.distcp").write_bytes(b"half")
+    written = lambda self, *_: (self.path / "__0_0.distcp").write_bytes(b"mine") and mock.Mock()
+    monkeypatch.setattr(sharded.dcp.FileSystemWriter, "write_data", written)
+    writer.write_data(plan, None)
+    assert list(json.loads((writer.path / "__0_.sha256").read_text())) == ["__0_0.distcp"]
+
+
+def resumed_in_16_bits(rank, world, run):
+    """The losses of two steps after a save, twice: of the run itself, and of one that resumes; the moments' types."""
+
+    def fresh():
+        return Trainer(build(Plan(dp=2, zero=1), CONFIG, Mesh(dp=2), torch.bfloat16))
+
+    one = fresh()
+    one.step(example_batch(CONFIG, 7, 11))
+    folder, again = checkpoint.save(one, run), fresh()
+    checkpoint.load(folder, again)
+    types = {t.dtype for state in again.optimizer.state.values() for t in state.values() if t.dim()}
+    return [[t.step(example_batch(CONFIG, 7, 11)).loss for _ in range(2)] for t in (one, again)], types
+
+
+def test_the_moments_of_32_bit_masters_are_resumed_in_32_bits(pools, tmp_path):
+    for (straight, resumed), types in pools[2].run(resumed_in_16_bits, str(tmp_path)):
+        assert straight == resumed and types == {torch.float32}
 
 
 def test_the_best_by_validation_stays_beside_the_newest(tmp_path):

@@ -16,7 +16,7 @@ from gpt2lab.parallel.context import exchanges as strategy
 from gpt2lab.parallel.context.layouts import LAYOUTS, TokenLayout, contributors, layout, lenders, loans
 from gpt2lab.parallel.context.paths import reach
 from gpt2lab.plan import Plan
-from gpt2lab.ranks.mesh import Mesh
+from gpt2lab.ranks.mesh import Axis, Mesh
 from gpt2lab.verify import compare, verify
 
 WORLDS = (2, 3, 4)
@@ -33,6 +33,17 @@ def test_every_token_has_one_owner_for_any_length_and_any_number_of_ranks(name):
         assert table.tokens == tokens and len(table.sizes) == ranks
         assert [table.order[i] for i in table.inverse] == list(range(tokens))
         assert all(t in table.positions[table.owners[t]] for t in range(tokens))
+
+
+def test_a_split_of_another_length_looks_at_the_positions_again():
+    split, positions = strategy.Split(Axis(), "contiguous", "qkv", None), torch.arange(5)
+    split.attend = lambda *_: True
+    x = torch.zeros(1, 1, 5, 2)
+    split(5)
+    assert split.core(x, x, x, positions, None)
+    split(4)
+    with pytest.raises(ValueError, match="owns positions 0, 1, 2, 3 but was given 0, 1, 2, 3, 4"):
+        split.core(x, x, x, positions, None)
 
 
 def test_the_layouts_of_eleven_tokens():

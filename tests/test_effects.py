@@ -16,12 +16,15 @@ from gpt2lab.corpus.batches import Batches
 from gpt2lab.generate import Sampling
 from gpt2lab.model import GPT2, PRESETS, Dropout, GPT2Config, Noise
 from gpt2lab.parallel import finish, tensor
+from gpt2lab.parallel.accumulate import Accumulate
 from gpt2lab.parallel.finish import CHUNK, Piece
+from gpt2lab.parallel.pipeline.engine import Pipeline
 from gpt2lab.parallel.spec import Spec
 from gpt2lab.parallel.zero.flat import Flat, into_groups
 from gpt2lab.plan import Plan, build
 from gpt2lab.ranks.mesh import Axis, Mesh
 from gpt2lab.run import Options, read_log, start
+from gpt2lab.schedules import make
 from gpt2lab.storage import checkpoint, huggingface
 from gpt2lab.train import Recipe, Trainer
 from gpt2lab.verify import CONFIG, Claim, Report, example_batch
@@ -70,6 +73,19 @@ def test_the_dropout_of_a_step_depends_on_seed_and_step(change):
         one.steps = steps
         losses.append(one.gradients(example_batch(config, 7, 11))[0])
     assert losses[0] != losses[1]
+
+
+@pytest.mark.parametrize("micro", [1, 3])
+@pytest.mark.parametrize("engine", ["accumulate", "pipeline"])
+def test_an_evaluation_draws_no_dropout(engine, micro):
+    config, batch = replace(CONFIG, dropout=0.3), example_batch(CONFIG, 7, 11)
+    model = GPT2(config).double()
+    right = model.loss(model(batch.tokens, batch.positions), batch.targets) / batch.total
+    if engine == "pipeline":  # of one stage, on one rank
+        found = Pipeline(model, Mesh(), make("1f1b", 1, micro)).evaluate(batch.micro(micro))
+    else:
+        found = Accumulate(model).evaluate(batch.micro(micro))
+    assert found.item() == pytest.approx(right.item(), rel=1e-12)
 
 
 # ---- sampling, by sorting lists

@@ -33,6 +33,16 @@ def test_the_chunked_loss_and_all_gradients_equal_the_whole(rows):
         assert (whole - part).abs().max() <= 1e-13 * whole.abs().max()
 
 
+def test_the_chunked_loss_of_another_type_or_length_is_right_too():
+    batch, model = example_batch(CONFIG, 7, 11), GPT2(CONFIG)
+    whole = token_loss(model(batch.tokens), batch.targets).item()
+    apply_chunked_loss(model, 5)
+    for dtype, rows in ((torch.float32, 7), (torch.float64, 7), (torch.float64, 3), (torch.float32, 7)):
+        loss = model.to(dtype).loss(model(batch.tokens[:rows]), batch.targets[:rows])
+        assert loss.dtype == dtype
+    assert loss.item() == pytest.approx(whole, rel=1e-5)
+
+
 def test_a_bug_in_the_chunked_loss_would_be_seen(monkeypatch):
     monkeypatch.setattr("gpt2lab.parallel.chunked_loss.IGNORED", 1)
     batch, model = example_batch(CONFIG, 7, 11), GPT2(CONFIG).double()
@@ -59,14 +69,17 @@ def test_the_whole_logits_are_never_held():
     assert max(largest) < 77 * 5003
 
 
-def test_onednn_stays_off_where_its_error_is_too_large(monkeypatch):
-    before, errors = torch.backends.mkldnn.matmul.fp32_precision, iter([1e-5, 1e-1])
+@pytest.mark.parametrize(("error", "on"), [(3.9e-5, True), (4.1e-5, False)])
+def test_onednn_is_on_up_to_four_times_the_usual_error(error, on, monkeypatch):
+    setting, errors, rates = torch.backends.mkldnn.matmul, iter([1e-5, error]), iter([1.0, 9.0])
+    before = setting.fp32_precision
     monkeypatch.setattr(fast, "_matmul_error", lambda: next(errors))
-    rates = iter([1.0, 9.0])
     monkeypatch.setattr(fast, "_matmul_rate", lambda: next(rates))
-    switch = fast.onednn()
-    assert not switch.on
-    assert torch.backends.mkldnn.matmul.fp32_precision == before
+    try:
+        assert fast.onednn().on is on
+        assert (setting.fp32_precision == "bf16") is on
+    finally:
+        setting.fp32_precision = before
 
 
 def test_onednn_stays_off_where_it_is_not_faster(monkeypatch):

@@ -929,6 +929,12 @@ def step_bytes(elements, ranks, micro, each):
 
 
 # %% tags=["wrong"]
+# FAIL: expected 7000, got 14000
+def step_bytes(elements, ranks, micro, each):
+    return (ranks - 1) / 2 * elements * each
+
+
+# %% tags=["wrong"]
 # FAIL: 16-bit gradients
 def step_bytes(elements, ranks, micro, each):
     return 2 * (ranks - 1) / ranks * elements * 4

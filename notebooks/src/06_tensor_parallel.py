@@ -620,6 +620,14 @@ def qkv_rows(rank, ranks, heads, width):
 
 
 # %% tags=["wrong"]
+# FAIL: are no neighbours
+def qkv_rows(rank, ranks, heads, width):
+    head, each = width // heads, heads // ranks
+    mine = [rank * each, *(h for h in range(heads) if h % each and h // each == (rank + 1) % ranks)]
+    return [part * width + h * head + i for part in range(3) for h in mine for i in range(head)]
+
+
+# %% tags=["wrong"]
 # FAIL: some rows are on no rank or on two
 def qkv_rows(rank, ranks, heads, width):
     return [part * width + rank * heads + i for part in range(3) for i in range(heads)]

@@ -238,6 +238,7 @@ def step_bytes(answer) -> None:
         all_reduce_bytes(1000, 4, 0, 4),
         "1000 floats, 4 ranks: reduce-scatter and all-gather, each (n-1)/n of 4000 bytes",
     )
+    close(answer(1000, 8, 1, 4), 7000, "1000 floats, 8 ranks: (n-1)/n grows to 1, it does not grow with n")
     close(answer(1000, 4, 5, 4), 6000, "five micro-batches: only the last one's backward sends")
     close(answer(1000, 4, 1, 2), 3000, "16-bit gradients")
 

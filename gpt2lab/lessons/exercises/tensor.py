@@ -32,6 +32,9 @@ def qkv(answer) -> None:
             assert not cut, f"{case}: head {cut[:1]} is cut in two on rank {rank}"
             first = rank * heads // ranks * head
             assert rows[0] == first, f"{case}: rank {rank} should begin with row {first}, not {rows[0]}"
+            assert q == [*range(first, first + width // ranks)], (
+                f"{case}: the heads of rank {rank} are no neighbours"
+            )
 
 
 def edges(f, g) -> None:

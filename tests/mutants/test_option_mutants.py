@@ -1,0 +1,203 @@
+"""More bugs that the suite did not see when they were first planted: of a run's options, of dropout, of a checkpoint.
+
+`test_survivor_mutants` has the others; wrong answers to exercises, which a checker let pass, stand in the lessons.
+"""
+
+import inspect
+import tempfile
+from functools import partial
+from pathlib import Path
+
+import pytest
+import test_algorithms
+import test_checkpoint
+import test_context
+import test_effects
+import test_fast
+import test_residency
+from planting import is_killed, planted, rewritten
+from test_survivor_mutants import WORST, nano, option
+
+from gpt2lab import verify
+from gpt2lab.commands import generate as generate_command
+from gpt2lab.commands import verify as verify_command
+from gpt2lab.machine import fast, links, memory
+from gpt2lab.model import GPT2, Block
+from gpt2lab.parallel.accumulate import Accumulate
+from gpt2lab.parallel.chunked_loss import ChunkedLoss
+from gpt2lab.parallel.context.exchanges import Split
+from gpt2lab.parallel.pipeline.engine import Pipeline
+from gpt2lab.run import Options, start
+from gpt2lab.storage import checkpoint, sharded
+
+pytestmark = pytest.mark.mutant
+SITES = test_effects.test_every_dropout_of_the_model_has_a_site_of_its_own
+
+
+def patched(test, *args, folder=False):
+    """A test that wants pytest's monkeypatch, and perhaps a folder before it, with them."""
+
+    def call():
+        with pytest.MonkeyPatch.context() as patches, tempfile.TemporaryDirectory() as name:
+            test(*args, *([Path(name)] if folder else []), patches)
+
+    return call
+
+
+def validation(engine):
+    return partial(test_effects.test_an_evaluation_draws_no_dropout, engine, 3)
+
+
+SURVIVED = {
+    "dropout drawn in validation": (
+        Accumulate.evaluate,
+        "micro_loss(self.model, micro, None)",
+        "micro_loss(self.model, micro, (0, 0))",
+        validation("accumulate"),
+    ),
+    "dropout drawn in a pipeline's validation": (
+        Pipeline.evaluate,
+        "forward_only, micros, None)",
+        "forward_only, micros, (0, 0))",
+        validation("pipeline"),
+    ),
+    "weight seed 0": (
+        start,
+        "DTYPES[options.dtype], options.seed, device)",
+        "DTYPES[options.dtype], 0, device)",
+        nano(test_effects.test_the_seed_is_that_of_weights_and_of_batches),
+    ),
+    "the option of weight decay is dropped": (
+        Options.the_recipe,
+        "weight_decay=self.weight_decay,",
+        "",
+        option("weight_decay"),
+    ),
+    "the option of clipping is dropped": (
+        Options.the_recipe,
+        "clip=self.clip or None,",
+        "",
+        option("clip"),
+    ),
+    "the rate never decays": (
+        Options.the_recipe,
+        "max(self.steps, self.warmup) if self.cosine else None",
+        "None",
+        option("cosine"),
+    ),
+    "--accumulate is ignored": (
+        Options.the_plan,
+        "replace(plan, micro=self.accumulate) if self.accumulate > 1 else plan",
+        "plan",
+        nano(test_effects.test_accumulate_makes_so_many_micro_batches),
+    ),
+    "two dropouts of a block draw alike": (Block.__init__, "2 * layer + 2", "2 * layer + 1", SITES),
+    "the embedding's dropout is a block's": (
+        GPT2.__init__,
+        "Dropout(config.dropout, 0)",
+        "Dropout(config.dropout, 1)",
+        SITES,
+    ),
+    "the mean error for the largest": (
+        verify._relative,
+        "(a.detach() - b.detach()).abs().max()",
+        "(a.detach() - b.detach()).abs().mean()",
+        WORST,
+    ),
+    "the command says 0 where a plan differs": (
+        verify_command.run,
+        "return 0 if all(r.ok for r in reports) else 1",
+        "return 0",
+        test_effects.test_the_command_fails_where_a_plan_differs,
+    ),
+    "a rank seals other files than its own": (
+        sharded._Writer.write_data,
+        'glob(f"{plan.storage_data.prefix}*")',
+        'glob("*.distcp")',
+        patched(test_checkpoint.test_a_rank_seals_only_what_it_wrote, folder=True),
+    ),
+    "a save does not wait for the one before": (
+        checkpoint.Saver.save,
+        "self.finish()\n",
+        "pass\n",
+        patched(test_checkpoint.test_a_save_waits_for_the_one_before, folder=True),
+    ),
+    "--top-p is dropped": (
+        generate_command.run,
+        "top_p=args.top_p,",
+        "",
+        lambda: told("--top-p", "0.5", "top_p"),
+    ),
+    "a ring without its closing edge": (
+        links.Network.ring_time,
+        "zip(ranks, [*ranks[1:], ranks[0]], strict=True)",
+        "zip(ranks, ranks[1:])",
+        test_algorithms.test_links_between_pairs,
+    ),
+    "400 times the error accepted": (
+        fast._exact_and_faster,
+        "4 * usual",
+        "400 * usual",
+        patched(test_fast.test_onednn_is_on_up_to_four_times_the_usual_error, 4.1e-5, False),
+    ),
+    "the buffer of a chunked loss keeps its type": (
+        ChunkedLoss.__call__,
+        "self.buffer.dtype != x.dtype or ",
+        "",
+        test_fast.test_the_chunked_loss_of_another_type_or_length_is_right_too,
+    ),
+    "dead memory lives": (
+        memory.Alive.bytes,
+        " if not ref.expired()",
+        "",
+        test_residency.test_watched_memory_counts_until_the_last_holder_lets_go,
+    ),
+    "a split keeps its check of positions": (
+        Split.__call__,
+        "self._checked = None",
+        "pass",
+        test_context.test_a_split_of_another_length_looks_at_the_positions_again,
+    ),
+}
+PLANTED = {
+    "a tolerance of 1e-4": (
+        (verify, "TOLERANCE", lambda _: 1e-4),
+        partial(test_effects.test_the_tolerance_is_what_is_promised, 9e-11, True),
+    ),
+    "all-to-all's bus factor is 1": (
+        (links, "BUS", lambda right: right | {"all_to_all": lambda n: 1.0}),
+        test_algorithms.test_bus_bandwidth_by_the_definitions_of_nccl_tests,
+    ),
+}
+
+
+def told(*words):
+    test = inspect.unwrap(test_effects.test_what_the_generate_command_is_told_reaches_the_sampler)
+    patched(test, *words, folder=True)()
+
+
+@pytest.mark.parametrize("name", SURVIVED)
+def test_mutant_that_once_survived_is_killed(name):
+    *bug, check = SURVIVED[name]
+    assert is_killed(bug, check), f"nobody noticed: {name}"
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_planted_value_that_once_survived_is_killed(name):
+    bug, check = PLANTED[name]
+    assert is_killed(lambda: planted(*bug), check), f"nobody noticed: {name}"
+
+
+def moments_like_the_embedding(rank, world_size, folder):
+    """What the update of a resumed run says to moments of another type."""
+    like = "torch.zeros_like(piece.tensor"
+    with rewritten(checkpoint.load, f"{like})", f"{like}, dtype=parallel.model.wte.weight.dtype)"):
+        try:
+            return test_checkpoint.resumed_in_16_bits(rank, world_size, folder)
+        except RuntimeError as error:
+            return str(error)
+
+
+def test_mutant_with_moments_in_the_type_of_the_embedding_is_killed(pools, tmp_path):
+    for said in pools[2].run(moments_like_the_embedding, str(tmp_path)):
+        assert said == "expected scalar type Float but found BFloat16"
