@@ -25,10 +25,15 @@ def test_what_does_not_fit_is_hollow():
     assert marks[8].get_markerfacecolor() == "white" != marks[16].get_markerfacecolor()
 
 
-def test_an_error_is_a_bar_from_zero():
-    ax = plots.beside_published([("a", "x", 10.0, 12.0), ("b", "y", 10.0, 9.0)]).axes[0]
-    widths = [round(p.get_width()) for p in ax.patches if round(p.get_width()) and p.get_height() == 0.7]
-    assert widths == [20, -10]
+def test_an_error_is_a_dot_on_its_sources_line():
+    rows = [("a", "x", 0.2), ("b", "y", -0.1), ("c", "y", 0.05)]
+    ax = plots.beside_published(rows).axes[0]
+    dots = [line for line in ax.lines if line.get_marker() == "o"]
+    assert [(d.get_xdata().tolist(), d.get_ydata().tolist()) for d in dots] == [
+        ([20], [0]),
+        ([-10, 5], [1, 1]),
+    ]
+    assert [t.get_text() for t in ax.texts] == ["a", "b"]  # of each source the row that is furthest off
 
 
 def test_policies_are_lines_and_levels_and_stragglers_start_at_zero():

@@ -1,11 +1,13 @@
 """Steps that others have published, and what `cost.predict` says of them: one efficiency for all, no constant of a row.
 
-EFFICIENCY is the share of the data sheet's rate that a very large matrix product reaches; launches, element-wise work,
-bubbles and messages come on top, from the same functions as everywhere. Where a source prints operations a second,
-its seconds follow from its own formula: Narayanan et al. 2021, equation 3. Where it does not say how many sequences
-a micro-batch has, it has one. Recomputing attention alone ("selective") counts as recomputing nothing.
+EFFICIENCY is the share of the data sheet's rate that a very large matrix product reaches. It is `fit` to table 1 of
+Narayanan et al. 2021 alone; all other rows are predicted with it, unseen. Launches, element-wise work, bubbles and
+messages come on top, from the same functions as everywhere: an operator of f operations reaches E f / (f + E x peak x
+launch). Where a source prints operations a second, its seconds follow from Narayanan's equation 3. `assumed` says what
+a source does not print and we chose.
 """
 
+import math
 from dataclasses import dataclass, replace
 from functools import cache
 
@@ -15,9 +17,13 @@ from .cost import Prediction, predict
 from .problem import CLUSTERS, Cluster
 from .published import step_flops
 
-EFFICIENCY = 2 / 3
-MEGATRON = "Narayanan et al. 2021, table 1"
-KORTHIKANTI = "Korthikanti et al. 2022, table 5"
+EFFICIENCY = 0.62
+TABLE_1 = "Narayanan et al. 2021, table 1"
+TABLE_2 = "Narayanan et al. 2021, table 2"
+KORTHIKANTI = "Korthikanti et al. 2022, tables 3 and 5"
+SMITH = "Smith et al. 2022, section 2.4"
+BLOOM = "BigScience 2022, training log of tr11-176B-ml, benchmarks of 28 February"
+MEGASCALE = "Jiang et al. 2024 (MegaScale), table 2, rows of Megatron-LM"
 LLAMA = "Grattafiori et al. 2024, table 4"
 
 
@@ -25,7 +31,9 @@ LLAMA = "Grattafiori et al. 2024, table 4"
 class Published:
     """A published run: its model as (layers, width, heads, vocabulary), its plan, and how fast it was.
 
-    `seconds` of a step, or `teraflops` of one GPU. `again`: its operations include the second forward of the blocks.
+    `seconds` of a step, or `teraflops` of one GPU, which count the second forward of the blocks where `again`; `held`
+    bytes of a GPU, if printed (by nvidia-smi). `between`: bytes a second of a GPU out of its machine, if not the
+    cluster's.
     """
 
     name: str
@@ -38,6 +46,9 @@ class Published:
     length: int = 2048
     cluster: str = "a100x64"
     again: bool = True
+    held: float = 0.0
+    between: float = 0.0
+    assumed: str = ""
 
     @property
     def config(self) -> GPT2Config:
@@ -63,6 +74,10 @@ class Published:
         """What our cost model says of the same step."""
         return _predicted(self, efficiency)
 
+    def error(self, efficiency: float = EFFICIENCY) -> float:
+        """Predicted seconds over published ones, less 1."""
+        return self.predicted(efficiency).seconds / self.measured - 1
+
 
 @cache
 def _predicted(row: Published, efficiency: float) -> Prediction:
@@ -72,33 +87,95 @@ def _predicted(row: Published, efficiency: float) -> Prediction:
 def cluster(row: Published, efficiency: float) -> Cluster:
     """The machines of a row: its data sheet's, with the one efficiency."""
     found = CLUSTERS[row.cluster].with_devices(row.devices)
-    return replace(found, device=replace(found.device, rate=efficiency * found.device.peak))
+    network = found.network
+    if row.between:
+        network = replace(network, between=replace(network.between, bandwidth=row.between))
+    return replace(found, device=replace(found.device, rate=efficiency * found.device.peak), network=network)
 
 
-def _megatron(name, layers, width, heads, tp, pp, devices, rows, teraflops) -> Published:
+def fit(rows, percents=range(50, 81)) -> float:
+    """The efficiency, of these percents, whose predictions of the rows have the least sum of squared log errors."""
+    off = lambda efficiency: sum(math.log1p(row.error(efficiency)) ** 2 for row in rows)
+    return min((percent / 100 for percent in percents), key=off)
+
+
+def _table_1(name, layers, width, heads, tp, pp, devices, rows, teraflops) -> Published:
     dp = devices // (tp * pp)
-    micro = rows // dp
-    plan = f"dp={dp},tp={tp},pp={pp},micro={micro},recompute=on"
+    plan = f"dp={dp},tp={tp},pp={pp},micro={rows // dp},recompute=on"
+    assumed = "micro-batches of one sequence" + "; 1F1B, not interleaved" * (pp > 1)
     model = layers, width, heads, 51200
-    return Published(f"GPT {name}", model, plan, rows, MEGATRON, teraflops=teraflops)
+    return Published(f"GPT {name}", model, plan, rows, TABLE_1, teraflops=teraflops, assumed=assumed)
+
+
+GPT3, MT = (96, 12288, 96, 51200), (105, 20480, 128, 51200)
+
+
+def _table_2(model, devices, rows, each, teraflops) -> Published:
+    """Without model parallelism where `each` (sequences of a micro-batch) is not 0, else 96 or 280 ways."""
+    name = "GPT 175B" if model is GPT3 else "GPT 530B"
+    if each:
+        plan, what, assumed = f"dp={devices},zero=3,micro={rows // devices // each}", "ZeRO-3", ""
+    else:
+        pp = 12 if model is GPT3 else 35
+        dp = devices // (8 * pp)
+        plan, what = f"dp={dp},tp=8,pp={pp},micro={rows // dp},recompute=on", "tp x pp"
+        assumed = "tp=8; 1F1B, not interleaved"
+    title = f"{name}, {what}, {devices:,}"
+    return Published(title, model, plan, rows, TABLE_2, teraflops=teraflops, assumed=assumed)
 
 
 def _korthikanti(name, layers, width, heads, pp, rows, seconds, more) -> Published:
     plan = f"tp=8,pp={pp},micro={rows if pp > 1 else 1}{more}"
-    return Published(name, (layers, width, heads, 51200), plan, rows, KORTHIKANTI, seconds)
+    assumed = "" if "recompute" in more else "recomputing attention alone costs nothing"
+    return Published(name, (layers, width, heads, 51200), plan, rows, KORTHIKANTI, seconds, assumed=assumed)
 
 
-ROWS = (
-    _megatron("1.7B", 24, 2304, 24, 1, 1, 32, 512, 137),
-    _megatron("3.6B", 30, 3072, 32, 2, 1, 64, 512, 138),
-    _megatron("7.5B", 36, 4096, 32, 4, 1, 128, 512, 142),
-    _megatron("18B", 40, 6144, 48, 8, 1, 256, 1024, 135),
-    _megatron("39B", 48, 8192, 64, 8, 2, 512, 1536, 138),
-    _megatron("76B", 60, 10240, 80, 8, 4, 1024, 1792, 140),
-    _megatron("146B", 80, 12288, 96, 8, 8, 1536, 2304, 148),
-    _megatron("310B", 96, 16384, 128, 8, 16, 1920, 2160, 155),
-    _megatron("530B", 105, 20480, 128, 8, 35, 2520, 2520, 163),
-    _megatron("1T", 128, 25600, 160, 8, 64, 3072, 3072, 163),
+def _smith(dp, seconds) -> Published:
+    plan = f"dp={dp},tp=8,pp=35,micro={1920 // dp},recompute=on"
+    return Published(f"MT-NLG 530B, {280 * dp:,}", MT, plan, 1920, SMITH, seconds,
+                     assumed="1F1B, not interleaved; recomputation of all blocks")  # fmt: skip
+
+
+def _bloom(heads, dp, tp, each, seconds, held) -> Published:
+    plan = f"dp={dp},tp={tp},pp=12,micro={2048 // dp // each},recompute=on,zero=1"
+    name = f"BLOOM 176B, {heads} heads, tp={tp}, {each} rows"
+    # four links of 100 Gbit/s for the eight GPUs of a machine
+    return Published(name, (70, 14336, heads, 250880), plan, 2048, BLOOM, seconds, held=held, between=6.25e9)
+
+
+def _megascale(devices, rows, seconds) -> Published:
+    dp = devices // 64
+    plan = f"dp={dp},tp=8,pp=8,micro={rows // dp},schedule=interleaved,chunks=6,sp=on"
+    return Published(f"Megatron-LM 175B, {devices:,}", (96, 12288, 128, 64000), plan, rows, MEGASCALE, seconds,
+                     assumed="micro-batches of one sequence; sp; blocks run once")  # fmt: skip
+
+
+def _llama(devices, micro, teraflops) -> Published:
+    plan = f"dp={devices // 128},tp=8,pp=16,micro={micro},sp=on"
+    return Published(f"Llama 3 405B, {devices:,}", (126, 16384, 128, 128256), plan, 2048, LLAMA, 0.0, teraflops, 8192,
+                     "h100x64", again=False, assumed="1F1B: they interleave, how often is not printed")  # fmt: skip
+
+
+FITTED = (
+    _table_1("1.7B", 24, 2304, 24, 1, 1, 32, 512, 137),
+    _table_1("3.6B", 30, 3072, 32, 2, 1, 64, 512, 138),
+    _table_1("7.5B", 36, 4096, 32, 4, 1, 128, 512, 142),
+    _table_1("18B", 40, 6144, 48, 8, 1, 256, 1024, 135),
+    _table_1("39B", 48, 8192, 64, 8, 2, 512, 1536, 138),
+    _table_1("76B", 60, 10240, 80, 8, 4, 1024, 1792, 140),
+    _table_1("146B", 80, 12288, 96, 8, 8, 1536, 2304, 148),
+    _table_1("310B", 96, 16384, 128, 8, 16, 1920, 2160, 155),
+    _table_1("530B", 105, 20480, 128, 8, 35, 2520, 2520, 163),
+    _table_1("1T", 128, 25600, 160, 8, 64, 3072, 3072, 163),
+)
+"""The rows that the efficiency is chosen on."""
+
+UNSEEN = (
+    *(_table_2(GPT3, n, 1536, each, rate) for n, each, rate in ((384, 4, 144), (768, 2, 88), (1536, 1, 44))),
+    *(_table_2(MT, n, rows, each, rate) for n, rows, each, rate in
+      ((640, 2560, 4, 138), (1120, 2240, 2, 98), (2240, 2240, 1, 48))),
+    *(_table_2(GPT3, n, 1536, 0, rate) for n, rate in ((384, 153), (768, 149), (1536, 141))),
+    *(_table_2(MT, n, 2240, 0, rate) for n, rate in ((560, 171), (1120, 167), (2240, 159))),
     _korthikanti("22B, all again", 48, 6144, 64, 1, 4, 1.42, ",recompute=on"),
     _korthikanti("175B, all again", 96, 12288, 96, 8, 64, 18.13, ",schedule=interleaved,chunks=3,recompute=on"),
     _korthikanti("530B, all again", 105, 20480, 128, 35, 280, 49.05, ",schedule=interleaved,chunks=3,recompute=on"),
@@ -107,12 +184,14 @@ ROWS = (
     _korthikanti("175B, sp", 96, 12288, 96, 8, 64, 13.75, ",schedule=interleaved,chunks=3,sp=on"),
     _korthikanti("530B, sp", 105, 20480, 128, 35, 280, 37.83, ",schedule=interleaved,chunks=3,sp=on"),
     _korthikanti("1T, sp", 128, 25600, 160, 64, 512, 71.49, ",sp=on"),
-    Published("MT-NLG 530B", (105, 20480, 128, 51200), "dp=8,tp=8,pp=35,micro=240,recompute=on", 1920,
-              "Smith et al. 2022, section 2.4", 60.1),
-    Published("BLOOM 176B", (70, 14336, 112, 250880), "dp=8,tp=4,pp=12,micro=128,recompute=on,zero=1", 2048,
-              "BigScience 2022, section 3.4", teraflops=156),
-    Published("Llama 3 405B", (126, 16384, 128, 128256), "dp=64,tp=8,pp=16,micro=32,sp=on", 2048, LLAMA,
-              teraflops=430, length=8192, cluster="h100x64", again=False),
-    Published("Llama 3 405B, 16k", (126, 16384, 128, 128256), "dp=128,tp=8,pp=16,micro=16,sp=on", 2048, LLAMA,
-              teraflops=400, length=8192, cluster="h100x64", again=False),
+    *(_smith(dp, seconds) for dp, seconds in ((8, 60.1), (10, 50.2), (12, 44.4))),
+    _bloom(64, 4, 8, 2, 121.63, 40e9),
+    _bloom(64, 8, 4, 2, 102.03, 59e9),
+    _bloom(112, 8, 4, 2, 104.50, 59e9),
+    _bloom(64, 8, 4, 4, 102.27, 73e9),
+    *(_megascale(n, 768, s) for n, s in ((256, 40.0), (512, 21.2), (768, 15.2), (1024, 11.9))),
+    *(_megascale(n, 6144, s) for n, s in ((3072, 29.02), (6144, 14.78), (8192, 12.24), (12288, 8.57))),
+    _llama(8192, 32, 430),
+    _llama(16384, 16, 400),
 )  # fmt: skip
+ROWS = FITTED + UNSEEN

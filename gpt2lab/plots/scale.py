@@ -72,20 +72,19 @@ def scaling(
     return fig
 
 
-def beside_published(rows: Sequence[tuple[str, str, float, float]], off: float = 0.2) -> Figure:
-    """(name, source, published seconds, predicted seconds) as the error of each row; the band is `off` either way."""
-    fig, ax = figure(8, 0.9 + 0.23 * len(rows))
-    sources = list(dict.fromkeys(source for _, source, _, _ in rows))
-    for y, (_, source, said, ours) in enumerate(rows):
-        color = RANKS[sources.index(source)]
-        ax.barh(y, 100 * (ours / said - 1), color=color, height=0.7)
-    for i, source in enumerate(sources):
-        ax.barh(0, 0, color=RANKS[i], label=source)
+def beside_published(rows: Sequence[tuple[str, str, float]], off: float = 0.2) -> Figure:
+    """(name, source, error): a dot for each row, a line for each source; the band is `off` either way."""
+    sources = list(dict.fromkeys(source for _, source, _ in rows))
+    fig, ax = figure(8, 0.8 + 0.42 * len(sources))
+    for y, source in enumerate(sources):
+        mine = [(100 * error, name) for name, where, error in rows if where == source]
+        ax.plot([e for e, _ in mine], [y] * len(mine), "o", color=RANKS[y], ms=8, alpha=0.6)
+        e, name = max(mine, key=lambda one: abs(one[0]))
+        ax.annotate(name, (e, y), (0, 7), textcoords="offset points", fontsize=7, ha="center")
     ax.axvspan(-100 * off, 100 * off, color=COLORS["wait"], alpha=0.4, zorder=0)
     ax.axvline(0, color="black", lw=1)
-    ax.set(xlabel="predicted seconds of a step, % above the published ones", ylim=(len(rows) - 0.5, -0.5))
-    ax.set_yticks(range(len(rows)), labels=[f"{name}  {said:.3g} s" for name, _, said, _ in rows], fontsize=8)
-    fig.legend(loc="outside upper right", ncols=2, fontsize=8)
+    ax.set(xlabel="predicted seconds of a step, % above the published ones", ylim=(len(sources) - 0.5, -0.7))
+    ax.set_yticks(range(len(sources)), labels=sources, fontsize=8)
     return fig
 
 
