@@ -120,10 +120,3 @@ def test_strong_scaling_ends_where_rows_end_and_data_parallelism_where_gradients
     assert (
         "tp x pp x dp needs more than 8 GPUs" in scaling.family("tp x pp x dp", "175B", lambda n: 64, (8,))[8]
     )
-
-
-def test_experts_cost_their_all_to_alls():
-    rows = lambda n: 1024
-    dense = scaling.family("ZeRO-1", "GPT-2 XL", rows, (64,))[64].seconds
-    inside, across = (scaling.routed(ep, "GPT-2 XL", rows, (32, 64)) for ep in (8, 64))
-    assert dense < inside[64] < across[64] and across[32] == "64 experts need 64 GPUs"

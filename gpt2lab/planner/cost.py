@@ -55,13 +55,19 @@ def predict(
     """
     if not checked:
         check(plan, config, rows, length)
+    return price(RankShare(plan, config, rows, length, itemsize), cluster)
+
+
+def price(share: RankShare, cluster: Cluster, machine=RankOnCluster) -> Prediction:
+    """The same of what a plan gives its first rank; `machine` is how ranks see the cluster."""
+    plan, config, rows, length = share.plan, share.config, share.rows, share.length
     if plan.world > cluster.devices:
         raise ValueError(
             f"{plan} needs {plan.world} devices and the cluster has {cluster.devices}. Use a smaller plan or more "
             "devices."
         )
-    shares = classes(RankShare(plan, config, rows, length, itemsize))
-    machines = [RankOnCluster(cluster, share) for share in shares]
+    shares = classes(share)
+    machines = [machine(cluster, share) for share in shares]
     parts, seconds = _step(machines)
     flops = flops_per_token(config, length) * rows * length
     most = max(
@@ -89,7 +95,7 @@ def hardware_share(plan, config, length: int) -> float:
     """Operations with recomputation over those without: 4 / 3 of the blocks where each runs again."""
     blocks = config.n_layer * (24 * config.n_embd**2 + 4 * length * config.n_embd)
     head = 2 * config.n_embd * config.vocab_size
-    again = RankShare(plan, config, 1, length).again
+    again = RankShare(plan, replace(config, experts=None), 1, length).again
     return 1 + (again[0] * blocks + again[1] * head) / (3 * (blocks + head))
 
 

@@ -1,22 +1,24 @@
 """How far each family of plans carries a model: predicted steps from 8 to 4,096 GPUs.
 
-A mixture of experts is a dense model in which each of `ep` neighbours holds one expert a layer and each token asks for
-one (Fedus et al. 2021): the same work and the same gradients a rank, and four all-to-alls a layer, evenly routed.
+The mixture has 64 experts in every layer, of which a token asks for one (Fedus et al. 2021): the dense model's work,
+and forty times its weights.
 """
 
 from dataclasses import replace
 
+from ...experts.mixture import Experts
 from ...model import GPT2Config
 from ...plan import Plan
 from ...planner.cost import Prediction, predict
+from ...planner.mixtures import predict_mixture
 from ...planner.problem import CLUSTERS, Cluster
 from ...planner.published_steps import EFFICIENCY
-from ...planner.scale import Fabric, collective
 
 WORLDS = (8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 LENGTH = 2048
 MODELS = {
     "GPT-2 XL": GPT2Config(50257, LENGTH, 48, 25, 1600),
+    "GPT-2 XL, 64 experts": GPT2Config(50257, LENGTH, 48, 25, 1600, experts=Experts(64, 1, "switch")),
     "7.5B": GPT2Config(51200, LENGTH, 36, 32, 4096),
     "175B": GPT2Config(51200, LENGTH, 96, 96, 12288),
 }
@@ -29,6 +31,8 @@ FAMILIES = {
     "cp x dp": lambda n, rows: (
         f"cp=8,exchange=ring,layout=zigzag,dp={n // 8},zero=1,{_one_row(rows, n // 8)}"
     ),
+    "ep=8 x dp": lambda n, rows: f"dp={n},ep=8,zero=1,{_one_row(rows, n)}",
+    "ep=64 x dp": lambda n, rows: f"dp={n},ep=64,zero=1,{_one_row(rows, n)}",
 }
 """Names and the plan for n GPUs and so many rows."""
 
@@ -53,28 +57,10 @@ def family(name: str, model: str, rows, worlds=WORLDS) -> dict[int, Prediction |
             if "dp=0" in text:
                 raise ValueError(f"{name} needs more than {n} GPUs")
             plan = Plan.parse(text)
-            found[n] = predict(plan, MODELS[model], rows(n), LENGTH, a100s(), 2)
+            price = predict_mixture if plan.ep > 1 else predict
+            found[n] = price(plan, MODELS[model], rows(n), LENGTH, a100s(), 2)
         except ValueError as error:
             found[n] = str(error)
-    return found
-
-
-def fabric(name: str = "a100x64") -> Fabric:
-    """The network of these GPUs with rails and a spine."""
-    network = CLUSTERS[name].network
-    return Fabric(network.node, 32 * network.node, network.inside, network.between, network.between)
-
-
-def routed(ep: int, model: str, rows, worlds=WORLDS) -> dict[int, float | str]:
-    """Seconds of a step of the model with `ep` experts in each layer, its data-parallel step and the all-to-alls."""
-    dense, found = family("ZeRO-1", model, rows, worlds), {}
-    for n, step in dense.items():
-        if isinstance(step, str) or n < ep:
-            found[n] = step if isinstance(step, str) else f"{ep} experts need {ep} GPUs"
-            continue
-        config, tokens = MODELS[model], -(-rows(n) // n) * LENGTH
-        exchange = collective("all to all", ep, 2 * tokens * config.n_embd, fabric(), itemsize=2)
-        found[n] = step.seconds + 4 * config.n_layer * exchange.seconds
     return found
 
 

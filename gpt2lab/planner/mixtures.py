@@ -1,0 +1,173 @@
+"""What a step of a mixture of experts costs and sends: a dense step, tokens to their experts, and fewer replicas.
+
+A token asks for k experts and each expert gets equally many tokens, as expert choice routes; other routers send as
+much where they are balanced. Of the dp ranks only dp / ep hold the same experts, and sum their gradients; all else is
+summed over dp. The tests compare every byte and message with the log of live ranks.
+
+Lepikhin et al. 2020, "GShard", section 3; Rajbhandari et al. 2022, "DeepSpeed-MoE", section 5.
+"""
+
+from collections import Counter
+from dataclasses import replace
+from functools import cached_property
+
+from ..parallel.expert import bytes_sent
+from ..parallel.zero.flat import part_of
+from ..ranks.traffic import split_sizes
+from .cost import UPDATE, Prediction, price
+from .problem import Cluster
+from .seconds import RankOnCluster
+from .sends import AxisTraffic, by_axis, gradient_sends
+from .sends import sends as dense_sends
+from .share import Parameter, RankShare, check
+
+
+class SharedPart(RankShare):
+    """A rank's share of all but the experts: the dense model with a router in place of each MLP that has experts.
+
+    Raises ValueError for another mesh than dp and ep, and for experts that are not GPT-2's MLP.
+    """
+
+    def __post_init__(self):
+        plan, experts = self.plan, self.config.experts
+        if plan.pp * plan.cp * plan.tp * plan.node > 1:
+            raise ValueError(f"Experts are priced beside dp, zero, micro and recompute alone, not in {plan}.")
+        if plan.ep == 1:
+            raise ValueError(f"{plan} has all experts on every rank. Use ep=2 or more.")
+        if experts.gated or experts.shared or experts.hidden or experts.router == "deepseek":
+            raise ValueError(
+                "Experts are priced where each is GPT-2's MLP, without a shared one or a load bias."
+            )
+
+    def of_layer(self, layer: int) -> list[tuple[str, int]]:
+        """(name, elements) of what this part has in place of the MLP of a layer with experts."""
+        return [("router.weight", self.config.experts.experts * self.config.n_embd)]
+
+    @cached_property
+    def parameters(self) -> tuple[Parameter, ...]:
+        """The parameters of this part, in the model's order."""
+        found = []
+        for p in RankShare.parameters.func(self):
+            block, _, name = p.name.partition(".mlp.")
+            if not name or not self.config.experts.at(layer := int(block[2:])):
+                found.append(p)
+            elif name == "c_fc.weight":
+                found += [Parameter(f"{block}.mlp.{n}", size) for n, size in self.of_layer(layer)]
+        return tuple(found)
+
+    @cached_property
+    def groups(self) -> dict[tuple[str, bool], tuple[Parameter, ...]]:
+        """The parts of the model that ZeRO shards."""
+        found = {}
+        for p in self.parameters:
+            key = part_of(p.name), p.cut
+            found[key] = *found.get(key, ()), p
+        return found
+
+
+class ExpertPart(SharedPart):
+    """A rank's experts; its plan has the replicas of the experts as dp."""
+
+    def of_layer(self, layer: int) -> list[tuple[str, int]]:
+        """(name, elements) of this rank's experts of a layer."""
+        c, here = self.config.n_embd, self.config.experts.experts // self.plan.ep
+        each = {"c_fc.weight": 4 * c * c, "c_fc.bias": 4 * c, "c_proj.weight": 4 * c * c, "c_proj.bias": c}
+        return [(f"experts.{e}.{name}", size) for e in range(here) for name, size in each.items()]
+
+    @cached_property
+    def parameters(self) -> tuple[Parameter, ...]:
+        """The experts' parameters, in the model's order."""
+        return tuple(p for p in SharedPart.parameters.func(self) if ".experts." in p.name)
+
+
+class MixtureOnCluster(RankOnCluster):
+    """A cluster as ranks see it whose neighbours share out the experts."""
+
+    def ring(self, axis: str) -> tuple[int, int]:
+        """(ranks, distance of neighbours) of an axis of the mesh."""
+        plan = self.share.plan
+        return {"ep": (plan.ep, 1), "edp+cp": (plan.dp // plan.ep, plan.ep)}.get(axis) or super().ring(axis)
+
+
+def experts_of(share: SharedPart) -> ExpertPart:
+    """The experts of the rank that has this share of all else."""
+    plan = replace(share.plan, dp=share.plan.dp // share.plan.ep)
+    return ExpertPart(
+        plan, share.config, share.rows, share.length, share.itemsize, dp=share.dp // share.plan.ep
+    )
+
+
+def expert_sums(share: SharedPart) -> list[AxisTraffic]:
+    """What sums the gradients of this rank's experts, and brings their new weights."""
+    return [replace(s, axis="edp+cp") for s in gradient_sends(experts_of(share))]
+
+
+def exchanges(share: SharedPart) -> list[AxisTraffic]:
+    """Tokens to their experts and back, and their gradients, in every layer with experts and micro-batch."""
+    plan, experts, n = share.plan, share.config.experts, share.plan.ep
+    if n == 1:
+        return []
+    first, found = share.dp - share.dp % n, []
+    of_row = (
+        experts.experts
+        // n
+        * replace(experts, router="expert_choice", top_k=experts.top_k).room(share.length)
+    )
+    mine = [split_sizes(split_sizes(share.rows, plan.dp)[first + i], plan.micro) for i in range(n)]
+    mixtures = sum(experts.at(layer) for layer in range(share.config.n_layer))
+    for micro, count in Counter(zip(*mine, strict=True)).items():
+        rows = [[r * of_row] * n for r in micro]
+        sent = bytes_sent(rows, share.config.n_embd, experts.experts, share.itemsize, 1 + share.again[0])
+        found.append(AxisTraffic("ep", "all_to_all", *sent[share.dp - first]).times(count * mixtures))
+    return found
+
+
+def sends(
+    plan, config, rows: int, length: int, itemsize: int = 4, rank: int = 0
+) -> dict[str, tuple[int, int]]:
+    """(bytes, messages) by axis that a rank sends in a step."""
+    share = SharedPart(plan, config, rows, length, itemsize, dp=rank)
+    return by_axis([*dense_sends(share), *expert_sums(share), *exchanges(share)])
+
+
+def predict_mixture(plan, config, rows: int, length: int, cluster: Cluster, itemsize: int = 4) -> Prediction:
+    """What a step costs on a cluster, as `cost.predict`; sums of experts' gradients hide behind nothing.
+
+    Memory is the dense model's with the experts' weights, gradients and optimizer; rows on their way are not in it.
+    """
+    check(plan, config, rows, length)
+    share = SharedPart(plan, config, rows, length, itemsize)
+    dense, machine, held = (
+        price(share, cluster, MixtureOnCluster),
+        MixtureOnCluster(cluster, share),
+        experts_of(share),
+    )
+    experts, tokens = config.experts, -(-rows // plan.dp) * length
+    mixtures = sum(experts.at(layer) for layer in range(config.n_layer))
+    passes, c = 3 + share.again[0], config.n_embd
+    here = experts.experts // plan.ep
+    more = Counter(dense.parts) + machine.travel(exchanges(share)) + machine.travel(expert_sums(share))
+    # products of the second to k-th expert of a token; three operators an expert; rows gathered and combined
+    more["compute"] += mixtures * machine.work(
+        passes * 16 * c * c * tokens * (experts.top_k - 1),
+        passes * 4 * itemsize * c * tokens * experts.top_k,
+        passes * 3 * plan.micro * (here - 1),
+    )
+    elements = sum(p.elements for p in held.parameters)
+    mine = elements / held.sharing[0] if plan.zero else elements
+    more["update"] += machine.work(0, UPDATE * share.master * mine, len(held.parameters))
+    seconds = sum(more.values())
+    state = int(2 * itemsize * elements + (2 + (share.master > itemsize)) * share.master * mine)
+    most = max(dense.held, key=lambda one: one.total)
+    sent = dense.sent | {
+        a: size for a, (size, _) in by_axis([*expert_sums(share), *exchanges(share)]).items()
+    }
+    return replace(
+        dense,
+        seconds=seconds,
+        parts=dict(more),
+        sent=sent,
+        held=(replace(most, weights=most.weights + state),),
+        mfu=dense.mfu * dense.seconds / seconds,
+        hfu=dense.hfu * dense.seconds / seconds,
+    )

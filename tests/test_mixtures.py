@@ -1,0 +1,128 @@
+"""What a mixture of experts is said to send is what live ranks sent and what a closed form says; its predicted step."""
+
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+import torch
+
+from gpt2lab.experts.mixture import Experts
+from gpt2lab.lessons.labs import scaling
+from gpt2lab.model import GPT2Config
+from gpt2lab.plan import Plan, build
+from gpt2lab.planner import mixtures
+from gpt2lab.planner.cost import predict
+from gpt2lab.planner.problem import find_cluster
+from gpt2lab.ranks import comm
+from gpt2lab.ranks.mesh import Mesh
+from gpt2lab.reference import example_batch
+from gpt2lab.train import Trainer
+
+EVEN = Experts(8, 2, router="expert_choice", balance=0.0, every=2)
+CONFIG = GPT2Config(vocab_size=37, n_positions=16, n_layer=4, n_head=4, n_embd=16, experts=EVEN)
+PLANS = {
+    2: ("dp=2,ep=2", "dp=2,ep=2,zero=3,micro=2"),
+    4: (
+        "dp=4,ep=2,bucket=1",
+        "dp=4,ep=4,zero=1",
+        "dp=4,ep=2,zero=1,recompute=on,micro=2",
+        "dp=4,ep=2,zero=2",
+    ),
+    8: ("dp=8,ep=4", "dp=8,ep=8,zero=1,recompute=on", "dp=8,ep=2,zero=3"),
+}
+
+
+def sent_live(rank, world_size, plans, rows):
+    """(bytes, messages) of a step by axis, from this rank's log, for each plan."""
+    found = []
+    for plan in map(Plan.parse, plans):
+        trainer = Trainer(build(plan, CONFIG, Mesh(**plan.axes), torch.float64))
+        comm.clear_log()
+        trainer.step(example_batch(CONFIG, rows, 16))
+        sizes, messages = Counter(), Counter()
+        for event in comm.log:
+            sizes[event.axis] += event.bytes
+            messages[event.axis] += event.messages
+        found.append({axis: (sizes[axis], messages[axis]) for axis in sizes if sizes[axis] or messages[axis]})
+    return found
+
+
+@pytest.mark.parametrize("ranks", PLANS)
+def test_every_axis_sends_what_live_ranks_counted(pools, ranks):
+    rows = 2 * ranks + 3  # not equally many on every rank
+    for rank, found in enumerate(pools[ranks].run(sent_live, PLANS[ranks], rows)):
+        for text, sent in zip(PLANS[ranks], found, strict=True):
+            assert mixtures.sends(Plan.parse(text), CONFIG, rows, 16, 8, rank) == sent, (text, rank)
+
+
+@pytest.mark.slow
+def test_sixteen_live_ranks_send_what_is_said(pools):
+    plans = ("dp=16,ep=4", "dp=16,ep=8,zero=1")
+    for rank, found in enumerate(pools[16].run(sent_live, plans, 35)):
+        for text, sent in zip(plans, found, strict=True):
+            assert mixtures.sends(Plan.parse(text), CONFIG, 35, 16, 8, rank) == sent, (text, rank)
+
+
+@pytest.mark.parametrize(
+    ("dp", "ep", "again"), [(8, 8, False), (64, 8, False), (64, 64, True), (4096, 64, True)]
+)
+def test_the_closed_form_of_an_evenly_routed_mixture(dp, ep, again):
+    """k tokens C numbers go and come in forward and in backward, all but the own part; experts sum over dp / ep."""
+    c, k, rows, length = 32, 2, 2 * dp, 64
+    config = GPT2Config(64, length, 6, 4, c, experts=Experts(64, k, every=2))
+    plan = Plan.parse(f"dp={dp},ep={ep},zero=1,recompute={'on' if again else 'off'}")
+    found = mixtures.sends(plan, config, rows, length, 2)
+    tokens, out = k * rows // dp * length, ep - 1
+    counts = 8 * 64 // ep * out
+    size = 3 * ((4 + 2 * again) * tokens * c * 2 * out // ep + (1 + again) * counts)
+    assert found["ep"] == (size, 3 * out * (5 + 3 * again))
+    of_experts, copies = 3 * 64 // ep * (8 * c * c + 5 * c), dp // ep
+    shared = (
+        2 * (64 * c + length * c + 2 * c) / 2
+        + 6 * (4 * c * c + 4 * c + 4 * c)
+        + 3 * (8 * c * c + 5 * c)
+        + 3 * 64 * c
+    )
+    assert found.get("edp+cp", (0, 0))[0] == pytest.approx(
+        2 * 2 * of_experts * (copies - 1) / copies, rel=0.01
+    )
+    if dp < 4096:  # where shards are mostly padding
+        assert found["dp+cp"][0] == pytest.approx(4 * shared * (dp - 1) / dp, rel=0.2)
+
+
+def test_more_ranks_for_the_experts_hold_less_and_send_more():
+    rows = lambda n: 1024
+    near, far = (scaling.family(f"ep={ep} x dp", "GPT-2 XL, 64 experts", rows, (8, 64))[64] for ep in (8, 64))
+    assert near.parts["ep"] < far.parts["ep"] and near.memory > far.memory
+    assert scaling.fits_memory(near) and near.memory > 2 * far.memory
+    assert near.parts["edp+cp"] > 0 == far.parts.get("edp+cp", 0)
+    assert sum(near.parts.values()) == pytest.approx(near.seconds)
+    small = scaling.family("ep=64 x dp", "GPT-2 XL, 64 experts", rows, (8,))[8]
+    assert "ep=64 does not divide the replicas dp=8" in small
+
+
+def test_one_expert_a_token_computes_what_the_dense_model_does():
+    config = GPT2Config(256, 64, 4, 4, 64, experts=Experts(8, 1, "switch"))
+    cluster = find_cluster("a100x64").with_devices(8)
+    fast = replace(cluster, device=replace(cluster.device, launch=0.0, copy=float("inf")))
+    found = mixtures.predict_mixture(Plan.parse("dp=8,ep=8"), config, 16, 64, fast, 2)
+    dense = predict(Plan.parse("dp=8"), replace(config, experts=None), 16, 64, fast, 2)
+    assert found.parts["compute"] == pytest.approx(dense.parts["compute"])
+    two = replace(config, experts=Experts(8, 2))
+    more = mixtures.predict_mixture(Plan.parse("dp=8,ep=8"), two, 16, 64, fast, 2).parts["compute"]
+    per_token = 4 * 3 * 16 * 64**2 / fast.device.rate
+    assert more - found.parts["compute"] == pytest.approx(2 * 64 * per_token)
+
+
+@pytest.mark.parametrize(
+    ("plan", "experts", "said"),
+    [
+        ("dp=2,ep=2,tp=2", EVEN, "beside dp, zero, micro and recompute alone, not in"),
+        ("dp=4,ep=4,node=2", EVEN, "beside dp, zero, micro and recompute alone, not in"),
+        ("dp=4", EVEN, "has all experts on every rank. Use ep=2 or more"),
+        ("dp=2,ep=2", Experts(8, 2, shared=1), "where each is GPT-2's MLP"),
+    ],
+)
+def test_what_has_no_formula_is_refused_in_a_sentence(plan, experts, said):
+    with pytest.raises(ValueError, match=said):
+        mixtures.sends(Plan.parse(plan), replace(CONFIG, experts=experts), 8, 16)
