@@ -12,11 +12,6 @@ NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
 """The lessons of the checkout that this package is run from."""
 
 
-def package_source() -> bytes:
-    """The bytes of every Python file of the package: what is kept is made again where one has changed."""
-    return b"".join(file.read_bytes() for file in sorted(Path(__file__).parents[1].rglob("*.py")))
-
-
 def lessons_named(notebooks, names) -> list:
     """The lessons under a folder, all or those whose names start with one of `names`; ValueError for a wrong name."""
     from ..lessons.build import lessons

@@ -13,8 +13,8 @@ from ..lessons.source import Lesson
 from ..plots.style import png
 from .submission import outside_names, set_names
 
-POSITIONS = 5
-"""Values of a slider that are drawn, about; of one called `step`, all."""
+POSITIONS, STEPS = 5, 20
+"""Values of a slider that are drawn, about, and of one called `step`."""
 
 
 def draw_explorers(lesson: Lesson, folder: Path) -> dict[str, list[dict]]:
@@ -53,7 +53,9 @@ def _needed(last, code) -> list:
 
 def _drawn(draw, caption: str, alt: str, controls: dict, folder: Path, name: str) -> dict:
     """One explorer: frames of each control, the others at their start."""
-    values = {key: _values(control, key == "step") for key, control in controls.items()}
+    values = {
+        key: _values(control, STEPS if key == "step" else POSITIONS) for key, control in controls.items()
+    }
     start = {
         key: control[2] if isinstance(control, tuple) else control[0] for key, control in controls.items()
     }
@@ -71,15 +73,14 @@ def _drawn(draw, caption: str, alt: str, controls: dict, folder: Path, name: str
     return {"frames": frames, "start": begin}
 
 
-def _values(control, every: bool) -> list:
-    """All choices of a control, or so many values from its first to its last, the start among them; each step."""
+def _values(control, most: int) -> list:
+    """All choices of a control, or about so many values from its first to its last, the start among them."""
     if not isinstance(control, tuple):
         return list(control)
     low, high, start = control
     if all(isinstance(x, int) for x in control):
-        step = 1 if every else -(-(high - low + 1) // POSITIONS)
-        return sorted({*range(low, high + 1, step), high, start})
-    return sorted({*(round(low + (high - low) * i / (POSITIONS - 1), 3) for i in range(POSITIONS)), start})
+        return sorted({*range(low, high + 1, -(-(high - low + 1) // most)), high, start})
+    return sorted({*(round(low + (high - low) * i / (most - 1), 3) for i in range(most)), start})
 
 
 def _text(value) -> str:

@@ -13,7 +13,8 @@ from pathlib import Path
 
 from ..lessons.answers import setup
 from ..lessons.source import Lesson
-from . import package_source, submission
+from ..machine.checksum import sources
+from . import submission
 from .sandbox import Limits, run_judge
 
 
@@ -108,7 +109,9 @@ def grade(
     files: dict[str, Path], lesson: Lesson, limits: Limits, jobs: int, known=(), hide=()
 ) -> Iterator[dict]:
     """The results of these students, as they are ready; those in `known` that still hold are not made again."""
-    made = _digest(lesson, limits)
+    made = json.dumps(
+        [sources(), lesson.digest, vars(limits)]
+    ).encode()  # what a verdict follows from besides
     old = {(r["student"], r["key"]): r for r in known}
     with ThreadPoolExecutor(jobs) as pool:
         waiting = []
@@ -124,11 +127,6 @@ def grade(
                 yield done.result()
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
-
-
-def _digest(lesson: Lesson, limits: Limits) -> bytes:
-    """All that a verdict follows from besides the notebook: the lesson, the package and the limits."""
-    return hashlib.sha256(package_source() + json.dumps([lesson.digest, vars(limits)]).encode()).digest()
 
 
 def _bytes(file: Path) -> bytes:

@@ -1,6 +1,7 @@
 """Which exercises pass here: what `check` has said, kept in a file beside the notebooks."""
 
 import json
+from contextlib import suppress
 from pathlib import Path
 
 from ..lessons.desk import titles
@@ -13,16 +14,11 @@ def progress(folder: Path) -> dict[str, dict[str, str]]:
     found = {}
     for path in sorted(folder.glob("[0-9][0-9]_*.ipynb")):
         cells = json.loads(path.read_text())["cells"]
-        texts = ["".join(c["source"]) for c in cells if "exercise" in c["metadata"].get("tags", ())]
-        found[path.stem] = {title: kept.get(title, "") for text in texts for title in _titles(text)}
+        of = found[path.stem] = {}
+        for text in ("".join(c["source"]) for c in cells if "exercise" in c["metadata"].get("tags", ())):
+            with suppress(SyntaxError):  # a cell that a student is in the middle of
+                of |= {title: kept.get(title, "") for title in titles(text)}
     return found
-
-
-def _titles(text: str) -> list[str]:
-    try:
-        return titles(text)
-    except SyntaxError:
-        return []  # a cell that a student is in the middle of
 
 
 def rows(folder: Path) -> list[tuple[str, str, str]]:

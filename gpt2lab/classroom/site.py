@@ -5,7 +5,6 @@ folded beneath it. Only the pictures of sliders are drawn (`frames`), and kept f
 """
 
 import argparse
-import hashlib
 import json
 import re
 import shutil
@@ -16,7 +15,8 @@ import nbformat
 
 from ..lessons.desk import defined
 from ..lessons.source import Lesson
-from . import NOTEBOOKS, guide, lessons_named, package_source
+from ..machine.checksum import sources
+from . import NOTEBOOKS, guide, lessons_named
 from .frames import draw_explorers
 
 STATIC = Path(__file__).with_name("static")
@@ -133,7 +133,7 @@ def _player(explorer: dict, name: str) -> str:
 def _frames(name: str, notebooks: Path, kept: Path) -> dict[str, list[dict]]:
     """The explorers of a lesson: drawn, or those of the last time when nothing has changed since."""
     (lesson,) = lessons_named(notebooks, [name])
-    made = hashlib.sha256(package_source() + lesson.digest.encode()).hexdigest()
+    made = [sources(), lesson.digest]
     folder = kept / lesson.name
     known = json.loads((folder / "frames.json").read_text()) if (folder / "frames.json").exists() else {}
     if known.get("made") != made:

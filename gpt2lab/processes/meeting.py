@@ -147,7 +147,7 @@ def versions() -> dict[str, str]:
     from ..machine.checksum import sources
 
     python = ".".join(map(str, sys.version_info[:2]))
-    return {"Python": python, "torch": torch.__version__, "gpt2lab's files": sources()}
+    return {"Python": python, "torch": torch.__version__, "gpt2lab's files": sources()[:8]}
 
 
 def ranks_in_words(ranks: list[int]) -> str:

@@ -1,6 +1,7 @@
 """Every strategy as a point: bytes held and sent by a rank, messages, operations done twice. Counted, and computed."""
 
 from dataclasses import dataclass
+from functools import cache
 
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
@@ -95,6 +96,7 @@ def count(strategies, ranks: int, config: GPT2Config, rows: int, length: int, po
     }
 
 
+@cache
 def compute(strategy: str, ranks: int, config: GPT2Config, rows: int, length: int) -> Point:
     """The same by formula, for any number of ranks."""
     plan = plan_of(strategy, ranks) if ranks > 1 else Plan()
