@@ -55,10 +55,10 @@ def predict(
     """
     if not checked:
         check(plan, config, rows, length)
-    return price(RankShare(plan, config, rows, length, itemsize), cluster)
+    return predict_share(RankShare(plan, config, rows, length, itemsize), cluster)
 
 
-def price(share: RankShare, cluster: Cluster, machine=RankOnCluster) -> Prediction:
+def predict_share(share: RankShare, cluster: Cluster, machine=RankOnCluster) -> Prediction:
     """The same of what a plan gives its first rank; `machine` is how ranks see the cluster."""
     plan, config, rows, length = share.plan, share.config, share.rows, share.length
     if plan.world > cluster.devices:

@@ -14,7 +14,7 @@ from functools import cached_property
 from ..parallel.expert import bytes_sent
 from ..parallel.zero.flat import part_of
 from ..ranks.traffic import split_sizes
-from .cost import UPDATE, Prediction, price
+from .cost import UPDATE, Prediction, predict_share
 from .problem import Cluster
 from .seconds import RankOnCluster
 from .sends import AxisTraffic, by_axis, gradient_sends
@@ -138,7 +138,7 @@ def predict_mixture(plan, config, rows: int, length: int, cluster: Cluster, item
     check(plan, config, rows, length)
     share = SharedPart(plan, config, rows, length, itemsize)
     dense, machine, held = (
-        price(share, cluster, MixtureOnCluster),
+        predict_share(share, cluster, MixtureOnCluster),
         MixtureOnCluster(cluster, share),
         experts_of(share),
     )
