@@ -1,4 +1,6 @@
-"""What many launches leave behind, and whether they become slower. `python tests/soak_launch.py COUNT RANKS`.
+"""What many launches leave behind, and whether they become slower.
+
+    TMPDIR=EMPTY python tests/soak_launch.py COUNT RANKS
 
 Prints the first and the last hundred's seconds, measured: of the clock and of all processors, which other work on the
 machine does not change much; 1 where something grew or the last took more than 1.2 times what the first did.
@@ -6,7 +8,6 @@ machine does not change much; 1 where something grew or the last took more than 
 
 import os
 import sys
-import tempfile
 import time
 from pathlib import Path
 
@@ -47,18 +48,16 @@ def held(folder: Path) -> dict[str, float]:
 
 def main(count: int, ranks: int) -> int:
     """Launch so often, and say what grew."""
-    with tempfile.TemporaryDirectory() as name:
-        tempfile.tempdir = os.environ["TMPDIR"] = name
-        clock, used, found = [], [], []
-        for i in range(count + 10):  # the first ten warm up
-            if i >= 10 and (i - 10) % PART == 0:
-                found.append(held(Path(name)))
-                print(i - 10, {n: round(v, 1) for n, v in found[-1].items()}, flush=True)
-            start, before = time.perf_counter(), processors()
-            assert launch(total, ranks=ranks, echo=False) == [5.0 * ranks] * ranks
-            clock.append(time.perf_counter() - start)
-            used.append(processors() - before)
-        found.append(held(Path(name)))
+    folder, clock, used, found = Path(os.environ["TMPDIR"]), [], [], []
+    for i in range(count + 10):  # the first ten warm up
+        if i >= 10 and (i - 10) % PART == 0:
+            found.append(held(folder))
+            print(i - 10, {n: round(v, 1) for n, v in found[-1].items()}, flush=True)
+        start, before = time.perf_counter(), processors()
+        assert launch(total, ranks=ranks, echo=False) == [5.0 * ranks] * ranks
+        clock.append(time.perf_counter() - start)
+        used.append(processors() - before)
+    found.append(held(folder))
     clock, used = clock[10:], used[10:]
     for what, seconds in (("clock", clock), ("processors", used)):
         first, last = sum(seconds[:PART]), sum(seconds[-PART:])

@@ -2,11 +2,12 @@
 
 import pytest
 import torch
+import torch.distributed as dist
 from planting import is_noticed
-from strict import strict
+from strict import Race, strict
 
 from gpt2lab import RankFailed, Ranks
-from gpt2lab.compositions import ALL, PAIRS, TRIPLES, WITH_EXPERTS
+from gpt2lab.compositions import ALL, PAIRS, TRIPLES, WITH_EXPERTS, WITHOUT_FLUSH
 from gpt2lab.model import GPT2Config
 from gpt2lab.plan import Plan
 from gpt2lab.ranks import comm
@@ -14,7 +15,10 @@ from gpt2lab.ranks.mesh import Mesh
 
 TINY = GPT2Config(vocab_size=37, n_positions=16, n_layer=3, n_head=2, n_embd=8, window=3)
 PLANS = (
+    "dp=2",
+    "dp=2,zero=3",
     "dp=2,data=servers",
+    "tp=2,sp=on",
     "cp=2,exchange=ring,layout=zigzag",
     "cp=2,exchange=halo-kv",
     "pp=2,micro=3",
@@ -24,7 +28,8 @@ PLANS = (
     "pp=2,micro=2,schedule=terapipe",
     "pp=2,schedule=pipedream",
 )
-SLOW = (*PAIRS, *WITH_EXPERTS, *TRIPLES, *ALL)
+SOME = (PAIRS[3], PAIRS[6], PAIRS[14], PAIRS[20], WITH_EXPERTS[6])
+SLOW = tuple(c for c in (*PAIRS, *WITH_EXPERTS, *TRIPLES, *ALL, *WITHOUT_FLUSH) if c not in SOME)
 
 
 @pytest.mark.parametrize("plan", PLANS)
@@ -33,12 +38,58 @@ def test_strict_messages_arrive(pools, plan):
     assert not is_noticed(pools[Plan.parse(plan).world], strict, plan, config)
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("composition", SLOW, ids=lambda c: f"{c.plan} {c.router}")
+@pytest.mark.parametrize(
+    "composition",
+    [*SOME, *(pytest.param(c, marks=pytest.mark.slow) for c in SLOW)],
+    ids=lambda c: f"{c.plan} {c.router}",
+)
 def test_strict_messages_of_every_composition_arrive(pools, composition):
     plan = Plan.parse(composition.plan)
     assert not is_noticed(pools[plan.world], strict, plan, composition.config)
+
+
+def a_wait_that_is_late(rank, world_size):
+    """Rank 1 sends when rank 0 has waited and gone on; then what an operation says that comes before the wait."""
+    with strict() as order:
+        axis, store = Mesh(dp=world_size)["dp"], dist.distributed_c10d._get_default_store()
+        if rank == 1:
+            store.wait(["went on"])
+            comm.isend(torch.tensor([7.0]), axis, 0).wait()
+            return True
+        found = comm.irecv(torch.empty(1), axis, 1).wait()
+        assert [call.waited for call in order.calls if "receive" in call.name][-1:] == [True]
+        store.set("went on", "")
+        return (found + 1).item() == 8
+
+
+def test_a_wait_does_not_block_the_host_but_orders_what_comes_later(pools):
+    assert pools[2].run(a_wait_that_is_late) == [True, True]
+
+
+def too_early(rank, world_size, what):
+    """What an operation says that does not wait for a call."""
+    with strict():
+        axis, x = Mesh(dp=world_size)["dp"], torch.ones(3)
+        summed = comm.all_reduce(x, axis, async_op=True)
+        try:
+            if what == "read":
+                summed._result + 1
+            else:  # `own`: the result is x itself
+                own = comm.all_reduce(x, axis, async_op=True, own=True)
+                x.zero_()
+        except Race as race:
+            return str(race)
+        finally:
+            summed.wait()
+            if what == "written":
+                own.wait()
+
+
+@pytest.mark.parametrize("what", ["read", "written"])
+def test_mutant_that_does_not_wait_is_named(what, pools):
+    for said in pools[2].run(too_early, what):
+        assert "touches the memory of all_reduce, which nobody has waited for" in said
 
 
 def receive_and_send(rank, world_size, apart):

@@ -1,0 +1,275 @@
+"""Bugs in figures (another rank's value, another stage's bar, another unit) and in what commands print and choose."""
+
+import inspect
+import tempfile
+from pathlib import Path
+
+import pytest
+import test_command_words as words
+import test_plot_numbers as numbers
+from planting import is_killed
+
+from gpt2lab import cli
+from gpt2lab.commands import data, export, folders, generate, lines, plans, report, schedule, train
+from gpt2lab.plots import benchmarks, collectives, steps, timeline, zero
+from gpt2lab.plots import schedule as drawn
+
+pytestmark = pytest.mark.mutant
+
+
+TIMELINE = numbers.test_a_bar_of_a_timeline_is_in_the_row_of_its_rank_from_its_start_in_milliseconds
+BOX = numbers.test_a_box_of_a_schedule_is_in_the_row_of_its_rank_and_says_its_micro_batch
+PALE = numbers.test_the_later_chunk_of_a_rank_is_the_paler_one
+PANELS = numbers.test_a_comparison_has_each_number_in_its_panel
+DASHBOARD = numbers.test_a_panel_of_the_dashboard_has_medians_in_milliseconds_and_the_range
+SWEEP = numbers.test_a_sweep_is_in_milliseconds_and_gigabytes_and_its_fits_are_dashed
+BLOCKS = numbers.test_blocks_are_where_they_lie_in_the_colour_of_their_first_owner
+BARS = numbers.test_bars_of_memory_stand_on_each_other_and_circles_are_what_ranks_hold
+STEP = numbers.test_a_step_s_memory_is_in_megabytes_with_a_mark_at_the_peak
+BESIDE = numbers.test_bars_beside_each_other_are_of_their_program_and_place
+MOMENT = numbers.test_a_moment_is_told_in_milliseconds_and_its_boxes_are_the_ranks
+
+FIGURES = {
+    "a bar one rank further": (timeline.timeline, "(MAIN, row[s.rank])", "(MAIN, row[s.rank] + 1)", TIMELINE),
+    "a timeline in seconds that says ms": (timeline.timeline, "scale = UNITS[unit]", "scale = 1.0", TIMELINE),
+    "a timeline whose unit is fixed": (timeline.timeline, 'f"time in {unit}"', '"time in ms"', TIMELINE),
+    "a timeline that starts at the clock's zero": (
+        timeline.timeline,
+        "zero = min((s.start for s in spans), default=0.0)",
+        "zero = 0.0",
+        TIMELINE,
+    ),
+    "communication in the row of the work": (timeline.timeline, "row[s.rank] + 0.4", "row[s.rank]", TIMELINE),
+    "ranks are named by their row": (
+        timeline._label,
+        'f"rank {rank}" for rank in ranks',
+        'f"rank {rank}" for rank in range(len(ranks))',
+        TIMELINE,
+    ),
+    "the number of the stage in place of the micro-batch": (
+        drawn._boxes,
+        "text = str(box.op.micro)",
+        "text = str(box.op.stage)",
+        BOX,
+    ),
+    "boxes one rank further": (drawn._boxes, "rank - 0.45, width, TIME", "rank + 0.55, width, TIME", BOX),
+    "every box ends an operation late": (
+        drawn._boxes,
+        "float(box.end - box.start)",
+        "float(box.end - box.start) + 1",
+        BOX,
+    ),
+    "a backward in the colour of a forward": (
+        drawn._boxes,
+        "width, TIME, box.op.kind, pale)",
+        'width, TIME, "F", pale)',
+        BOX,
+    ),
+    "the earlier chunk is the paler one": (drawn._box, "(1 - c) * pale", "(1 - c) * (0.55 - pale)", PALE),
+    "memory in shares of the own peak": (drawn._memory, "MEMORY * h / most", "MEMORY * h / max(held)", BOX),
+    "the mark at the last peak": (
+        drawn._memory,
+        "peak = held.index(max(held))",
+        "peak = len(held) - 1 - held[::-1].index(max(held))",
+        BOX,
+    ),
+    "weights in the panel of activations": (
+        drawn.side_by_side,
+        "(held, weights, sent)",
+        "(weights, held, sent)",
+        PANELS,
+    ),
+    "a bubble as a share that says %": (
+        drawn.side_by_side,
+        "[100 * b for b in bubbles]",
+        "[*bubbles]",
+        PANELS,
+    ),
+    "KiB called MiB": (drawn.side_by_side, '"weights", "KiB sent"', '"weights", "MiB sent"', PANELS),
+    "seconds called milliseconds": (
+        benchmarks.dashboard,
+        "[1e3 * s for s in samples]",
+        "[*samples]",
+        DASHBOARD,
+    ),
+    "the mean called median": (
+        benchmarks.dashboard,
+        "ax.plot(statistics.median(samples)",
+        "ax.plot(statistics.fmean(samples)",
+        DASHBOARD,
+    ),
+    "rivals in our colour": (benchmarks.dashboard, "if is_rival(what)", "if not is_rival(what)", DASHBOARD),
+    "a sweep's fit in seconds": (collectives.sweep_figure, "1e3 * t for t in", "t for t in", SWEEP),
+    "megabytes called gigabytes": (collectives.sweep_figure, 'r["bus"] / 1e9', 'r["bus"] / 1e6', SWEEP),
+    "fitted sizes are hollow": (
+        collectives.sweep_figure,
+        "if size not in unseen",
+        "if size in unseen",
+        SWEEP,
+    ),
+    "blocks of the rank above": (
+        collectives.blocks,
+        "_block(ax, place, rank,",
+        "_block(ax, place, rank + 1,",
+        BLOCKS,
+    ),
+    "blocks in the colour of their holder": (
+        collectives.blocks,
+        "owner = whose[rank][place] if whose else None",
+        "owner = rank if whose else None",
+        BLOCKS,
+    ),
+    "bars that begin at zero": (
+        zero.bars,
+        "left = [a + b for a, b in zip(left, sizes, strict=True)]",
+        "pass",
+        BARS,
+    ),
+    "a total without its unit's factor": (
+        zero.bars,
+        "held = [live[n] / UNITS[unit] for n in names]",
+        "held = [live[n] for n in names]",
+        BARS,
+    ),
+    "gradients shared out from stage 3 on": (
+        zero.figure_1,
+        "stage >= first",
+        "stage >= first + 1",
+        numbers.test_figure_1_has_the_published_gigabytes,
+    ),
+    "a curve in kilobytes": (
+        zero.memory_over_a_step,
+        "[h / 1e6 for h in held]",
+        "[h / 1e3 for h in held]",
+        STEP,
+    ),
+    "the mark at the end": (zero.memory_over_a_step, "ax.plot(x[top],", "ax.plot(x[-1],", STEP),
+    "programs in each other's place": (zero.beside, "x + (i - (", "x - (i - (", BESIDE),
+    "microseconds called milliseconds": (steps._title, "* 1e3", "* 1e6", MOMENT),
+    "kilobytes of a thousand": (steps.size_of, "size / 1024", "size / 1000", MOMENT),
+}
+
+
+STATUS = words.test_each_way_to_end_has_its_status
+CHOSEN = words.test_a_run_s_newest_and_best_checkpoint_are_chosen
+GOES = words.test_a_run_says_how_it_goes
+LAUNCHERS = words.test_the_lines_of_other_launchers_start_as_many_ranks_as_the_plan_has
+RESUMED = words.test_options_of_a_resumed_run_are_its_own_below_those_that_are_given
+TABLE = words.test_the_table_of_plans_counts_those_that_use_both
+COMMANDS = {
+    "an error ends with 0": (
+        cli.main,
+        "return 1\n    except Keyboard",
+        "return 0\n    except Keyboard",
+        STATUS,
+    ),
+    "an interrupt ends with 0": (cli.main, "return 130", "return 0", STATUS),
+    "an unknown command ends with 0": (cli.main, "return 2", "return 0", STATUS),
+    "an unknown option ends with 0": (cli.Parser.error, "self.exit(2,", "self.exit(0,", STATUS),
+    "a bug of ours without its traceback": (
+        cli.main,
+        "if debug or (said := in_words(error)) is None:",
+        "if debug or (said := in_words(error) or str(error)) is None:",
+        STATUS,
+    ),
+    "no way back is told": (
+        cli.told,
+        '*getattr(error, "__notes__", [])',
+        "",
+        words.test_an_error_is_told_by_its_own_words,
+    ),
+    "a file's error without its name": (
+        cli.in_words,
+        'f"{error.filename}: {error.strerror}."',
+        "error.strerror",
+        words.test_an_error_is_told_by_its_own_words,
+    ),
+    "each chunk takes a rank's time": (
+        schedule.run,
+        "Fraction(schedule.ranks, schedule.depth * schedule.slices)",
+        "Fraction(1)",
+        words.test_the_schedule_command_shares_a_rank_s_time_among_its_chunks,
+    ),
+    "input and weight gradient in each other's place": (
+        schedule.run,
+        "args.input_grad * share,\n        args.weight_grad * share,",
+        "args.input_grad * share,\n        args.input_grad * share,",
+        words.test_the_schedule_command_shares_a_rank_s_time_among_its_chunks,
+    ),
+    "plans are counted in one row": (
+        plans.run,
+        "found.get((a, b), [])",
+        "found.get((ORDER[0], b), [])",
+        TABLE,
+    ),
+    "plans of fewer ranks only": (plans.run, "if _world(c) <= most]", "if _world(c) < most]", TABLE),
+    "the oldest run is the newest": (folders.newest, "return max(runs)", "return min(runs)", CHOSEN),
+    "a run without a checkpoint is one": (folders.newest, "if checkpoint.all_in(run)]", "]", CHOSEN),
+    "the oldest checkpoint is exported": (export.chosen, "else found[-1]", "else found[0]", CHOSEN),
+    "--best is forgotten": (
+        export.chosen,
+        "checkpoint.best(run) if best else found[-1]",
+        "found[-1]",
+        CHOSEN,
+    ),
+    "the oldest checkpoint is resumed": (train._source, "return found[-1]", "return found[0]", CHOSEN),
+    "the oldest checkpoint writes": (generate.model_folder, "[-1])", "[0])", CHOSEN),
+    "validations are not told": (report.say_sometimes, ' or "val" in entry', "", GOES),
+    "every step is told": (report.say_sometimes, "% 10 == 0", "% 1 == 0", GOES),
+    "the first validation is told": (
+        report.finish,
+        "vals[-1]",
+        "vals[0]",
+        words.test_the_last_validation_is_the_one_that_is_told,
+    ),
+    "ranks of one machine on each of two": (lines.on_machines, "(2, world // 2)", "(2, world)", LAUNCHERS),
+    "an odd world on two machines": (lines.on_machines, "if world % 2 == 0 else (world, 1)", "", LAUNCHERS),
+    "the recipe's batch wins over the user's": (
+        train._options,
+        '{"batch": 4, "sequence": 64} | given',
+        'given | {"batch": 4, "sequence": 64}',
+        RESUMED,
+    ),
+    "a resumed run's options win over the user's": (
+        train._options,
+        "asdict(base) | given",
+        "given | asdict(base)",
+        RESUMED,
+    ),
+    "a second interrupt is ignored": (
+        train._stop_on_interrupt,
+        "if interrupted or folder is None:",
+        "if folder is None:",
+        words.test_a_second_interrupt_ends_a_run_at_once,
+    ),
+    "prompts count as written": (
+        generate.run,
+        "len(text) - len(prompt) for",
+        "len(text) for",
+        words.test_the_generate_command_counts_new_tokens_by_its_stopwatch,
+    ),
+    "validation called training": (
+        data.run,
+        "int(len(shard) * shards.TRAIN_SHARE)",
+        "int(len(shard) * (1 - shards.TRAIN_SHARE))",
+        words.test_the_data_command_says_what_became_of_a_text,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_mutant_of_a_figure_is_killed(name):
+    *bug, check = FIGURES[name]
+    assert is_killed(bug, check), f"nobody noticed: {name}"
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_mutant_of_a_command_is_killed(name, capsys):
+    *bug, test = COMMANDS[name]
+
+    def check():
+        with pytest.MonkeyPatch.context() as patches, tempfile.TemporaryDirectory() as folder:
+            has = {"capsys": capsys, "monkeypatch": patches, "tmp_path": Path(folder)}
+            test(*(has[wish] for wish in inspect.signature(test).parameters))
+
+    assert is_killed(bug, check), f"nobody noticed: {name}"

@@ -1,0 +1,139 @@
+"""Figures show the numbers that they are given: at the right place, of the right rank or stage, in the right unit."""
+
+import pytest
+from matplotlib.colors import to_hex
+
+from gpt2lab.plots import collectives, schedule, steps, zero
+from gpt2lab.plots.benchmarks import dashboard
+from gpt2lab.plots.style import COLORS, THINGS, rank_color
+from gpt2lab.plots.timeline import timeline
+from gpt2lab.ranks.trace import Span
+from gpt2lab.schedules import make
+from gpt2lab.schedules.simulate import simulate
+
+
+def test_a_bar_of_a_timeline_is_in_the_row_of_its_rank_from_its_start_in_milliseconds():
+    spans = [Span("a", "forward", 5.0, 5.5, rank=3), Span("b", "backward", 5.5, 5.75, rank=7)]
+    ax = timeline([*spans, Span("c", "comm", 5.5, 6.0, rank=7, lane="comm")]).axes[0]
+    bars = [(p.get_x(), p.get_width(), round(p.get_y() + p.get_height() / 2, 3)) for p in ax.patches]
+    assert bars == [(0, 500, 0), (500, 250, 1), (500, 500, 1.4)]
+    assert [to_hex(p.get_facecolor()) for p in ax.patches] == [
+        to_hex(COLORS[k]) for k in ("forward", "backward", "comm")
+    ]
+    assert [t.get_text() for t in ax.get_yticklabels()] == ["rank 3", "rank 7"]
+    assert ax.get_xlabel() == "time in ms"
+    assert timeline(spans, unit="s", clock="paced").axes[0].get_xlabel() == "time in s (paced)"
+
+
+def test_a_box_of_a_schedule_is_in_the_row_of_its_rank_and_says_its_micro_batch():
+    simulated = simulate(make("1f1b", 3, 4))
+    ax = schedule.schedule(simulated, unit="slots").axes[0]
+    inside = [t for t in ax.texts if t.get_ha() == "center"]
+    drawn = [(t.get_position()[0], round(t.get_position()[1] + 0.2), t.get_text()) for t in inside]
+    boxes = [(rank, box) for rank, row in enumerate(simulated.rows) for box in row]
+    assert drawn == [(float(b.start + b.end) / 2, rank, str(b.op.micro)) for rank, b in boxes]
+    for rank, row in enumerate(simulated.rows):
+        colors = [to_hex(c) for c in ax.collections[3 * rank].get_facecolors()]
+        assert colors == [to_hex(COLORS[schedule.KINDS[box.op.kind]]) for box in row]
+        shape = [path.get_extents() for path in ax.collections[3 * rank].get_paths()]
+        assert [(e.x0, e.x1) for e in shape] == [(float(b.start), float(b.end)) for b in row]
+        assert {round(e.y0, 2) for e in shape} == {round(rank - 0.45, 2)}
+    assert ax.get_xlim() == (0, float(simulated.makespan)) and ax.get_xlabel() == "time in slots"
+    marks = [(line.get_xdata()[0], round(line.get_ydata()[0], 2)) for line in ax.lines]
+    assert [y for _, y in marks] == [round(r + 0.45 - 0.34 * (3 - r) / 3, 2) for r in range(3)]
+    assert [x for x, _ in marks] == [2, 2, 2]
+
+
+def test_the_later_chunk_of_a_rank_is_the_paler_one():
+    simulated = simulate(make("interleaved", 2, 2))
+    (ax,) = schedule.schedule(simulated, memory=False).axes
+    of_rank = ax.collections[2].get_facecolors()  # two collections a rank
+    first, second = simulated.schedule.stages_of(1)
+    shade = lambda stage: [
+        float(c[:3].sum())
+        for c, b in zip(of_rank, simulated.rows[1], strict=True)
+        if b.op.stage == stage and b.op.kind == "F"
+    ]
+    assert max(shade(first)) < min(shade(second))
+
+
+def test_a_comparison_has_each_number_in_its_panel():
+    rows = [("gpipe", 0.3, 0.25, 8.0, 1, 96), ("zb_h2", 0.2, 0.0, 7.0, 2, 95)]
+    panels = schedule.side_by_side(rows).axes
+    widths = [[round(p.get_width(), 6) for p in ax.patches] for ax in panels]
+    assert widths == [[30, 20, 25, 0], [8, 7], [1, 2], [96, 95]]
+    assert [ax.get_xlabel() for ax in panels] == ["bubble, %", "peak activations", "weights", "KiB sent"]
+
+
+def test_a_panel_of_the_dashboard_has_medians_in_milliseconds_and_the_range():
+    machine = dict.fromkeys(("system", "cores", "memory", "torch", "commit"), "x")
+    seconds = {"step": {"ours": [0.2, 0.1, 0.4], "ddp": [0.02, 0.03]}}
+    fig = dashboard({"seconds": seconds, "rounds": 3, "machine": machine})
+    ax = fig.axes[0]
+    assert [(line.get_xdata()[0], line.get_ydata()[0]) for line in ax.lines] == [(200, 0), (25, 1)]
+    ranges = [tuple(c.get_segments()[0][:, 0]) for c in ax.collections]
+    assert [tuple(map(round, r)) for r in ranges] == [(100, 400), (20, 30)]
+    assert [to_hex(line.get_color()) for line in ax.lines] == [to_hex(THINGS[4]), to_hex(THINGS[1])]
+    assert [t.get_text() for t in ax.get_yticklabels()] == ["ours  200", "ddp  25"]
+    assert fig.get_supxlabel().startswith("ms (measured, median and range of 3 rounds")
+
+
+def test_a_sweep_is_in_milliseconds_and_gigabytes_and_its_fits_are_dashed():
+    row = {"what": "all_reduce", "ranks": 2}
+    rows = [row | {"bytes": b, "seconds": s, "bus": 5e8 * s} for b, s in ((8, 0.5), (16, 0.75))]
+    fit = row | {"predicted": {8: 0.25}, "predicted over measured": {16: 1.25}}
+    left, middle, right = collectives.sweep_figure(rows, [fit]).axes
+    assert [list(line.get_ydata()) for line in left.lines] == [[500, 750], [500, 750], [250]]
+    assert [line.get_linestyle() for line in left.lines] == ["-", "-", "--"]
+    assert [line.get_markevery() for line in left.lines] == [[0], [1], None]
+    assert [list(line.get_xydata().ravel()) for line in middle.lines] == [[8, 0.25, 16, 0.375]]
+    assert list(right.lines[0].get_xydata().ravel()) == [16, 1.25]
+    assert "in ms" in left.get_title("left") and "GB/s" in middle.get_title("left")
+
+
+def test_blocks_are_where_they_lie_in_the_colour_of_their_first_owner():
+    before, after = collectives.blocks([[1], [2]], [[1, 2], [3, 4]], owners=[[0, 1], [None, 0]]).axes
+    place = lambda p: (round(p.get_x()), round(p.get_y()), to_hex(p.get_facecolor()))
+    hues = [to_hex(rank_color(r)) for r in (0, 1)]
+    assert [place(p) for p in before.patches] == [(0, 0, hues[0]), (0, 1, hues[1])]
+    assert [place(p) for p in after.patches] == [
+        (0, 0, hues[0]), (1, 0, hues[1]), (0, 1, "#dddddd"), (1, 1, hues[0]),
+    ]  # fmt: skip
+    assert [t.get_text() for t in after.texts] == ["1", "2", "3", "4"]
+
+
+def test_bars_of_memory_stand_on_each_other_and_circles_are_what_ranks_hold():
+    held = {"a": {"weights": 1e6, "gradients": 2e6, "optimizer": 4e6}}
+    ax = zero.bars(held, "MB", {"a": 6.5e6}).axes[0]
+    assert [(p.get_x(), p.get_width()) for p in ax.patches] == [(0, 1), (1, 2), (3, 4)]
+    assert ax.texts[0].get_text().strip() == "7.0 MB" and ax.get_xlabel() == "MB on each rank"
+    assert list(ax.lines[0].get_xdata()) == [6.5]
+
+
+def test_figure_1_has_the_published_gigabytes():
+    """7.5 billion parameters on 64 ranks: 120, 31.4, 16.6 and 1.9 GB (Rajbhandari et al. 2020)."""
+    totals = [float(t.get_text().split()[0]) for t in zero.figure_1(7.5, 64).axes[0].texts]
+    assert totals == pytest.approx([120, 31.4, 16.6, 1.9], abs=0.05)
+
+
+def test_a_step_s_memory_is_in_megabytes_with_a_mark_at_the_peak():
+    ax = zero.memory_over_a_step({"a": [1e6, 5e6, 2e6]}).axes[0]
+    assert list(ax.lines[0].get_ydata()) == [1, 5, 2] and list(ax.lines[0].get_xdata()) == [0, 0.5, 1]
+    assert (ax.lines[1].get_xdata()[0], ax.lines[1].get_ydata()[0]) == (0.5, 5)
+
+
+def test_bars_beside_each_other_are_of_their_program_and_place():
+    ax = zero.beside({"one": [1, 2], "two": [3, 4]}, "rank", "MB").axes[0]
+    middles = [(round(p.get_x() + p.get_width() / 2, 2), p.get_height()) for p in ax.patches]
+    assert middles == [(-0.2, 1), (0.8, 2), (0.2, 3), (1.2, 4)]
+
+
+def test_a_moment_is_told_in_milliseconds_and_its_boxes_are_the_ranks():
+    moment = steps.Moment(0.25, (("F0", "forward"), None), (("x",), ()), ((0, 1, "2 KiB"),))
+    assert steps._title(moment) == "after 250 ms, arrows: 2 KiB"
+    assert [steps.size_of(n) for n in (1023, 1024, 3 << 10)] == ["1023 B", "1 KiB", "3 KiB"]
+    ax = steps.strip([([], []), ([], [])], 1, [moment]).axes[0]
+    boxes = [p for p in ax.patches if hasattr(p, "get_width")]
+    assert [round(p.get_x(), 1) for p in boxes] == [0.1, 1.1]
+    assert [to_hex(p.get_edgecolor()) for p in boxes] == [to_hex(rank_color(r)) for r in (0, 1)]
+    assert ax.texts[0].get_text() == "rank 0: F0"
