@@ -189,7 +189,9 @@ class Trainer:
         return ", ".join(f"{names[0]} on rank {rank}" for rank, names in enumerate(found) if names)
 
     def _autocast(self):
-        return torch.autocast(self.parallel.device.type, torch.bfloat16, enabled=self.recipe.autocast)
+        # Its cache of 16-bit weights would outlive the updates of a stream.
+        how = {"enabled": self.recipe.autocast, "cache_enabled": not self.parallel.plan.asynchronous}
+        return torch.autocast(self.parallel.device.type, torch.bfloat16, **how)
 
     def _global_loss(self, loss) -> float:
         """The sum of all ranks' parts."""

@@ -1,21 +1,28 @@
 """Training on GPUs: every strategy keeps to its rank's device, and who asks for GPUs that are not there hears of it."""
 
 import json
+import os
 import subprocess
 import sys
+from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
+import torch.distributed as dist
+from planting import rewritten
 
-from gpt2lab import cli
+from gpt2lab import cli, run
 from gpt2lab.lessons.labs.gpu_paths import HOWS, PATHS
+from gpt2lab.model import PRESETS, GPT2Config
 from gpt2lab.plan import Plan, build
-from gpt2lab.processes import launchers
+from gpt2lab.processes import launchers, rank_process
 from gpt2lab.processes.launch import Ranks, launch
 from gpt2lab.ranks.mesh import Mesh
 from gpt2lab.reference import CONFIG, example_batch
 from gpt2lab.run import Options
+from gpt2lab.storage import checkpoint
 from gpt2lab.train import Recipe, Trainer
 
 pytestmark = pytest.mark.timeout(400)
@@ -80,6 +87,105 @@ def test_slurm_says_how_many_ranks_share_a_machine(monkeypatch):
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
         monkeypatch.delenv(name, raising=False)
     assert launchers.launched().local_size == 4
+
+
+@pytest.fixture
+def two_gpus(monkeypatch):
+    """A machine that says it has two GPUs; what is done with them is written down."""
+    done = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda gpu: done.append(("set", gpu)))
+    monkeypatch.setattr(
+        dist, "init_process_group", lambda backend, **how: done.append((backend, how["device_id"]))
+    )
+    monkeypatch.setattr(dist, "destroy_process_group", lambda: None)
+    monkeypatch.setattr(os, "environ", os.environ | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"})
+    return done
+
+
+def joined(starter, two_gpus, monkeypatch, tmp_path):
+    """Rank 3 of 4 joins, the second of its machine."""
+    if starter == "launch":
+        monkeypatch.setattr(rank_process.status_board, "attach", lambda *_: None)
+        rank_process._join_group(3, 4, str(tmp_path), "nccl", 60.0)
+    else:
+        monkeypatch.setattr(launchers.meeting, "open_store", lambda *_: None)
+        monkeypatch.setattr(launchers.meeting, "meet_all", lambda *_: None)
+        here = SimpleNamespace(rank=3, world_size=4, local_rank=1, launcher="torchrun")
+        with launchers.process_group(here, "cuda"):
+            pass
+    return two_gpus
+
+
+@pytest.mark.parametrize("starter", ["launch", "launcher"])
+def test_a_rank_names_its_gpu_when_it_joins(starter, two_gpus, monkeypatch, tmp_path):
+    """So NCCL connects all ranks at once, and none guesses its device from its number."""
+    gpu = torch.device("cuda", 1)
+    found = joined(starter, two_gpus, monkeypatch, tmp_path)
+    assert found == [("set", gpu), (launchers.WITH_GPUS, gpu)]
+
+
+@pytest.mark.parametrize("starter", ["launch", "launcher"])
+def test_mutant_that_forgets_its_gpu_is_noticed(starter, two_gpus, monkeypatch, tmp_path):
+    bug = {
+        "launch": (rank_process._join_group, '"device_id": gpu', '"device_id": None'),
+        "launcher": (launchers.process_group, "device_id=gpu", "device_id=None"),
+    }
+    with rewritten(*bug[starter]):
+        found = joined(starter, two_gpus, monkeypatch, tmp_path)
+    assert found[-1] == (launchers.WITH_GPUS, None)
+
+
+def seconds_of_steps(monkeypatch, late: float) -> list[float]:
+    """What a run says of its steps, on a device that is done `late` seconds after it was asked to be."""
+    ticks, waits = count(1), []
+    wait = lambda: waits.append(late)
+    clock = SimpleNamespace(perf_counter=lambda: sum(waits) + 1e-3 * next(ticks))
+    monkeypatch.setattr(run, "time", clock)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "synchronize", wait)
+    monkeypatch.setattr(run.speed, "matmul_rate", lambda device=None: 1.0)
+    monkeypatch.setitem(PRESETS, "nano", GPT2Config(50257, 16, 1, 2, 8))
+    options = Options(steps=2, batch=2, sequence=8, bench=True, fast=False, device="cpu")
+    monkeypatch.setattr(run, "_stopped", lambda *_: False)
+    return [entry["seconds"] for entry in run.start(0, 1, options, None, None)]
+
+
+def test_the_seconds_of_a_step_end_when_the_device_has_finished_it(monkeypatch):
+    assert seconds_of_steps(monkeypatch, 5.0) == pytest.approx([5.0, 5.0], abs=0.1)
+
+
+def test_mutant_that_does_not_wait_for_the_device_is_noticed(monkeypatch):
+    with rewritten(run._loop, "timing.finish_devices()", "pass"):
+        assert max(seconds_of_steps(monkeypatch, 5.0)) < 0.1
+
+
+def resumed_on(monkeypatch, device: str) -> set[str]:
+    """The devices of an optimizer's state after a checkpoint was loaded for a piece on this device."""
+    state = {"step": 3, "optimizer": "adamw"}
+    monkeypatch.setattr(checkpoint, "read_state", lambda *_: state)
+    monkeypatch.setattr(checkpoint.huggingface, "read_config", lambda _: CONFIG)
+    monkeypatch.setattr(checkpoint, "entries", lambda _: {})
+    monkeypatch.setattr(checkpoint.sharded, "read", lambda *_: None)
+    piece = SimpleNamespace(tensor=torch.empty(3, device=device))
+    sync = SimpleNamespace(pieces=[piece], updated=lambda: None)
+    parallel = SimpleNamespace(mesh=Mesh(), model=SimpleNamespace(config=CONFIG), sync=sync)
+    trainer = SimpleNamespace(
+        parallel=parallel, recipe=Recipe(), optimizer=SimpleNamespace(state={}), steps=0
+    )
+    checkpoint.load("anywhere", trainer)
+    return {t.device.type for t in trainer.optimizer.state[piece.tensor].values()}
+
+
+def test_a_resumed_optimizer_has_its_state_where_its_weights_are(monkeypatch):
+    """Fused AdamW refuses a step count on the CPU beside weights on a GPU; meta stands for any other device."""
+    assert resumed_on(monkeypatch, "meta") == {"meta"}
+
+
+def test_mutant_that_counts_steps_on_the_cpu_is_noticed(monkeypatch):
+    with rewritten(checkpoint.load, ", device=piece.tensor.device", ""):
+        assert resumed_on(monkeypatch, "meta") == {"meta", "cpu"}
 
 
 @pytest.mark.gpu

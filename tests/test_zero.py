@@ -26,7 +26,7 @@ from gpt2lab.parallel.zero.flat import into_groups
 from gpt2lab.plan import Plan, build
 from gpt2lab.ranks import comm
 from gpt2lab.ranks.mesh import Mesh
-from gpt2lab.reference import CONFIG, example_batch
+from gpt2lab.reference import CONFIG, EXPERTS, example_batch
 from gpt2lab.train import Recipe, Trainer
 from gpt2lab.verify import compare, verify
 
@@ -428,6 +428,14 @@ def test_bytes_held_with_masters(pools):
 def test_what_cannot_be_is_refused(plan, message):
     with pytest.raises(ValueError, match=message):
         verify(plan, TINY)
+
+
+def test_weights_that_are_filled_again_do_not_go_with_experts():
+    for plan in ("dp=2,zero=3,refill=on", "dp=2,ep=2,zero=3,refill=on"):
+        with pytest.raises(
+            ValueError, match="^refill=on does not go with a mixture of experts, which .* Leave one"
+        ):
+            verify(plan, EXPERTS)
 
 
 @pytest.mark.parametrize("world", [2, 3])

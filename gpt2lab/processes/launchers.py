@@ -83,10 +83,10 @@ def process_group(here: Launched, device: str = "cpu", timeout: float = 300.0):
             f"{here.launcher} started {here.world_size} ranks, but {' and '.join(missing)} is not set. Export the "
             f"first machine's address as MASTER_ADDR and a free port as MASTER_PORT."
         )
-    backend = "gloo"
+    backend, gpu = "gloo", None
     if device == "cuda":
-        torch.cuda.set_device(here.local_rank)
-        backend = WITH_GPUS
+        backend, gpu = WITH_GPUS, torch.device("cuda", here.local_rank)
+        torch.cuda.set_device(gpu)
     torch.set_num_threads(_number("OMP_NUM_THREADS", 1))
     address = os.environ["MASTER_ADDR"], _number("MASTER_PORT")
     try:
@@ -107,7 +107,7 @@ def process_group(here: Launched, device: str = "cpu", timeout: float = 300.0):
     meeting.meet_all(store, here, address[0], timeout)
     try:
         sizes = {"rank": here.rank, "world_size": here.world_size, "timeout": timedelta(seconds=timeout)}
-        dist.init_process_group(backend, store=store, **sizes)
+        dist.init_process_group(backend, store=store, **sizes, device_id=gpu)
     except RuntimeError as error:
         raise ConnectionError(f"rank {here.rank} found all others, but no way to them: {error}") from error
     try:

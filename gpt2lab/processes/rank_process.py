@@ -109,13 +109,16 @@ def _join_group(rank: int, world: int, folder: str, backend: str, timeout: float
     status_board.attach(Path(folder, "board"), rank, world)
     if backend == transport.NAME:
         transport.register()
+    gpu = None
     if backend == "nccl":
-        torch.cuda.set_device(rank % torch.cuda.device_count())
+        gpu = torch.device("cuda", rank % torch.cuda.device_count())
+        torch.cuda.set_device(gpu)
         backend = WITH_GPUS
     store = dist.FileStore(str(Path(folder, "store")), world)
     # longer than the parent's timeout, because the parent can explain a hang
     longest = datetime.timedelta(seconds=2 * timeout + 60)
-    dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=longest)
+    sizes = {"rank": rank, "world_size": world, "timeout": longest, "device_id": gpu}
+    dist.init_process_group(backend, store=store, **sizes)
 
 
 def _call(job: Path, rank: int, world: int, pipe: Connection) -> dict:

@@ -21,6 +21,7 @@ CHOICES = {
     "data": (*["bucket"] * 4, *FORMS, "owner"),
     "bucket": (1024, 1024, 1),
     "zero": (0, 0, 1, 2, 3),
+    "refill": (False, False, True),
     "shard": (0, 0, 0, 2),
     "schedule": NAMES,
     "chunks": (1, 2, 3),
@@ -33,6 +34,7 @@ CHOICES = {
 }
 NEEDS = {
     "data": "dp",
+    "refill": "dp",
     "bucket": "dp",
     "schedule": "pp",
     "chunks": "pp",
