@@ -3,8 +3,10 @@
 import pytest
 
 from gpt2lab.model import PRESETS
-from gpt2lab.planner import published
+from gpt2lab.planner import balance, published
 from gpt2lab.planner.tensor_costs import Shape, kept_bytes
+from gpt2lab.schedules import Cost, make
+from gpt2lab.schedules.simulate import simulate
 
 
 @pytest.mark.parametrize(
@@ -77,6 +79,38 @@ def test_utilisation_of_palm_540b():
     attention = 12 * 118 * 48 * 256 * 2048
     assert published.utilisation(540e9, 238.3e3, 6144, 275e12) == pytest.approx(0.457, rel=0.003)
     assert published.utilisation(540e9, 238.3e3, 6144, 275e12, attention) == pytest.approx(0.462, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("times", "cut"),
+    [((1, 2, 3, 4, 5, 6), (4, 2)), ((6, 5, 4, 3, 2, 1), (2, 4))],
+)
+def test_linear_partitions_of_six_layers(times, cut):
+    """The textbook's two rows: [1, 2, 3, 4][5, 6] and, the other way round, two layers and four."""
+    bounds = balance.best_cut(times, 2)
+    assert tuple(b - a for a, b in zip(bounds, bounds[1:], strict=False)) == cut
+
+
+@pytest.mark.parametrize(
+    ("name", "bubble", "held"),
+    [
+        ("1f1b", lambda pp, f, b, w, both: (pp - 1) * (f + b), lambda pp: pp),
+        ("zb_h1", lambda pp, f, b, w, both: (pp - 1) * (f + b - 2 * w), lambda pp: pp),
+        ("dualpipe", lambda pp, f, b, w, both: (pp / 2 - 1) * (both + b - 3 * w), lambda pp: pp + 1),
+    ],
+)
+def test_deepseek_v3_table_2(name, bubble, held):
+    """Its ZB1P is ZB-H1; its B is a whole backward; DualPipe holds the weights twice and one activation more."""
+    pp, f, i, w = 8, 2, 3, 1
+    joint = f + i + w - 1
+    timeline = simulate(
+        make(name, pp, 20), Cost(f, i, w, joint=joint) if name == "dualpipe" else Cost(f, i, w)
+    )
+    ends = timeline.makespan if name == "dualpipe" else max(timeline.span(r) for r in range(pp))
+    idle = ends - min(timeline.busy(r) for r in range(pp))
+    assert idle == bubble(pp, f, i + w, w, joint)
+    assert max(timeline.schedule.peak(r) for r in range(pp)) == held(pp)
+    assert {timeline.schedule.weights(r) for r in range(pp)} == {2 if name == "dualpipe" else 1}
 
 
 @pytest.mark.parametrize(
