@@ -1,12 +1,14 @@
 """What is made from the lessons for readers and teachers: glossary, index by symptom, guide, and the pages' sources."""
 
 import json
+import mmap
 import re
 from pathlib import Path
 
 import nbformat
 import pytest
 import submissions
+import torch
 
 from gpt2lab.classroom import NOTEBOOKS, lessons_named
 from gpt2lab.classroom.frames import draw_explorers
@@ -70,15 +72,64 @@ def test_every_symptom_has_its_words_cause_mend_and_a_cell_that_is_there(entry):
     parts = re.findall(r"^- \*\*(.+?):\*\* \S", entry, re.M)
     assert parts == ["PyTorch", "Here", "Cause", "Mend", "Shown in"]
     found = shown_in(entry)
-    assert found or "no lesson yet" in entry
+    assert found
     for number, heading, name in found:
         (lesson,) = [x for x in LESSONS if x.name == name]
         assert name.startswith(number)
         assert heading in re.findall(r"^#+ (.+)$", texts(lesson), re.M), f"{name} has no heading {heading!r}"
 
 
-def test_all_known_confusions_are_indexed():
-    assert len(entries()) >= 24 + 6
+CONFUSIONS = """Mean of means|Divided twice, or not at all|`no_sync`|Pipeline and accumulation|A scaling bug that
+The loss is there on the last|Fewer micro-batches|Clipping|Tied embeddings|One rank calls a collective|Uneven batches
+"ZeRO-3 needs more memory|"DDP is slower|Learning rate against|`set_epoch`|Unused parameters|Does the order of the mesh
+Seeds and dropout|A length, a head count|DualPipe against|Experts: doubled|Several machines|The estimate of memory
+Why did the solver""".replace("\n", "|").split("|")
+"""What learners stumble over, as found in public issues of other projects: an entry for each."""
+FAULTS = [
+    "A rank raises",
+    "A rank is killed",
+    "A rank hangs or leaves early",
+    "Two ranks made",
+    "A NaN",
+    "A full disk",
+]
+
+
+def test_all_known_confusions_and_faults_are_indexed():
+    assert len(CONFUSIONS) == 24
+    for start in CONFUSIONS + FAULTS:
+        assert len([entry for entry in entries() if entry.startswith(start)]) == 1, start
+
+
+WORDS = re.compile(r"^- \*\*PyTorch:\*\* (.+)$", re.M)
+NOT_HERE = {
+    "Watchdog caught collective operation timeout",
+    "Connection closed by peer",
+    "CUDA out of memory.",
+}
+"""Words of the builds for GPUs."""
+SAYS = "nn/utils/clip_grad distributed/pipelining/schedules distributed/tensor/_dispatch"
+SAYS += " distributed/fsdp/_fully_shard/_fsdp_state"
+
+
+def not_pytorchs(symptoms):
+    """What is quoted as PyTorch's and stands neither in its sources nor in its library; ... is any name or number."""
+    home, pieces = Path(torch.__file__).parent, set()
+    for quote in re.findall(r"`([^`]+)`", "\n".join(WORDS.findall(symptoms))):
+        if quote.count(" ") > 1 and quote not in NOT_HERE:
+            pieces |= {p.strip() for p in quote.split("...") if len(p) > 5}
+    sources = "".join((home / f"{name}.py").read_text() for name in SAYS.split())
+    sources = re.sub(r"\"\n\s*f?\"|\\\n|`", "", sources)  # strings over several lines
+    with (
+        (home / "lib" / "libtorch_cpu.so").open("rb") as file,
+        mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as library,
+    ):
+        return {p for p in pieces if p not in sources and library.find(p.encode()) < 0}
+
+
+def test_pytorchs_words_are_pytorchs_own():
+    assert not_pytorchs(SYMPTOMS) == set()
+    assert not_pytorchs(SYMPTOMS.replace("Timed out waiting", "Timed out here")) == {"Timed out here"}
 
 
 def test_the_guide_has_all_that_the_lessons_say():
