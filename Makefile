@@ -20,6 +20,7 @@ lab: .venv/lab.stamp  ## open the lessons in JupyterLab, at 127.0.0.1 only
 	$(BIN)/jupyter lab --ip=127.0.0.1 --port=$(PORT) --ServerApp.root_dir="$(CURDIR)" \
 	  --LabApp.news_url=None --LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate \
 	  --LabApp.default_url=/lab/tree/notebooks/00_start_here.ipynb --KernelManager.transport=ipc \
+	  --KernelSpecManager.kernel_dirs="$(CURDIR)/gpt2lab/lessons/kernels" \
 	  $(LAB_FLAGS) $(ARGS)
 
 test: .venv/test.stamp  ## everything CI checks: lint, unit, live, mutants, notebooks

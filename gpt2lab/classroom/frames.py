@@ -68,7 +68,8 @@ def _drawn(draw, caption: str, alt: str, controls: dict, folder: Path, name: str
                 files[what] = f"{name}-{len(files)}.png"
                 _small(png(draw(**arguments)), folder / files[what])
             said = {"caption": caption.format(**arguments), "alt": alt.format(**arguments)}
-            frames[key].append({"value": _text(value), "file": files[what], **said})
+            shown = f"{value:g}" if isinstance(value, float) else str(value)
+            frames[key].append({"value": shown, "file": files[what], **said})
     begin = {key: values[key].index(start[key]) for key in values}
     return {"frames": frames, "start": begin}
 
@@ -81,10 +82,6 @@ def _values(control, most: int) -> list:
     if all(isinstance(x, int) for x in control):
         return sorted({*range(low, high + 1, -(-(high - low + 1) // most)), high, start})
     return sorted({*(round(low + (high - low) * i / (most - 1), 3) for i in range(most)), start})
-
-
-def _text(value) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _small(picture: bytes, file: Path) -> None:

@@ -9,6 +9,7 @@ import json
 import re
 import shutil
 from concurrent.futures import ProcessPoolExecutor
+from html import escape
 from pathlib import Path
 
 import nbformat
@@ -122,12 +123,8 @@ def _alt(output) -> str:
 
 def _player(explorer: dict, name: str) -> str:
     """A box that the script of the page fills with sliders; without a script the poster above it remains."""
-    data = (
-        json.dumps(explorer | {"folder": f"_static/frames/{name}/"})
-        .replace("<", "\\u003c")
-        .replace("'", "&#39;")
-    )
-    return f"<div class=\"explorer\" data-explorer='{data}'></div>"
+    data = escape(json.dumps(explorer | {"folder": f"_static/frames/{name}/"}))
+    return f'<div class="explorer" data-explorer="{data}"></div>'
 
 
 def _frames(name: str, notebooks: Path, kept: Path) -> dict[str, list[dict]]:

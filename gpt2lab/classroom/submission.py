@@ -84,14 +84,17 @@ def answers(cells: list[dict], lesson: Lesson) -> list[Answer]:
 def _answer(cells, task, given: set[str]) -> Answer:
     body, checks = split(task.solved())
     before = split(task.blank())[0]
-    wanted = set(defined(body))
+    wanted = sorted(defined(body))
+    defines = re.compile(
+        rf"^(?:async def|def|class)\s+(?:{'|'.join(wanted)})\b", re.M
+    )  # also what is no Python
     part = tuple(titles(checks)), before, checks
     found = [c["source"] for c in cells if c["id"] == task.id]
-    found += [c["source"] for c in reversed(cells) if wanted & _names(c["source"])]
+    found += [c["source"] for c in reversed(cells) if defines.search(c["source"])]
     if not found:
-        return Answer(*part, None, f"no cell defines {' or '.join(sorted(wanted))}")
+        return Answer(*part, None, f"no cell defines {' or '.join(wanted)}")
     text = next((source for source in found if BLANK not in source), found[0])
-    if _same(text, task.blank()):
+    if text.split() == task.blank().split():
         return Answer(*part, None, "write it, then run this cell again")
     try:
         tree = ast.parse(text)
@@ -100,15 +103,6 @@ def _answer(cells, task, given: set[str]) -> Answer:
         return Answer(*part, None, words, "FAIL")
     own = _kept(text, [n for n in tree.body if isinstance(n, (*DEFINITIONS, ast.Assign, ast.AnnAssign))])
     return Answer(*part, _helpers(own, cells, given) + own)
-
-
-def _same(a: str, b: str) -> bool:
-    return a.split() == b.split()
-
-
-def _names(text: str) -> set[str]:
-    """The functions and classes that a cell defines, also one that is not Python."""
-    return set(re.findall(r"^(?:async def|def|class)\s+(\w+)", text, re.M))
 
 
 def _kept(text: str, nodes: list[ast.stmt]) -> str:

@@ -75,7 +75,7 @@ def command(root: Path) -> list[str]:
         ["make", "-n", "lab"], cwd=ROOT, capture_output=True, text=True, check=True
     ).stdout
     line = re.search(r"^\S*jupyter lab .*", printed.replace("\\\n", " "), re.M)[0]
-    words = line.replace(f'"{ROOT}"', str(root)).split()[1:]
+    words = line.replace(f'"{ROOT}"', str(root)).replace('"', "").split()[1:]
     kept = [w for w in words if not w.startswith("--port") and w not in ("--no-browser", "--allow-root")]
     more = ["--port=0", "--no-browser", "--allow-root"]
     return [sys.executable, "-m", "jupyter", *kept, *more, "--LabApp.expose_app_in_browser=True"]

@@ -65,15 +65,13 @@ def test_run_all_of_a_lesson_and_its_controls(chromium, lab, name):
     page.close()
 
 
-def test_kernels_talk_through_unix_sockets(chromium, lab):
-    """What ipykernel still opens is one port, on which children of a kernel may print if they know its key."""
+def test_no_port_is_open_but_the_labs_own(chromium, lab):
     page = opened(chromium, lab, LESSONS[0])
     (port,) = re.findall(r"127\.0\.0\.1:(\d+)", lab)
     tree = psutil.Process().children(recursive=True)
-    kernels = [p for p in tree if "ipykernel_launcher" in p.cmdline()]
+    kernels = [p for p in tree if "gpt2lab.machine.kernel" in p.cmdline()]
     servers = [p for p in tree if p not in kernels and re.search("jupyter.lab", " ".join(p.cmdline()))]
-    assert kernels and ports(servers) == [int(port)]
-    assert len(ports(kernels)) <= len(kernels)
+    assert kernels and ports(kernels) == [] and ports(servers) == [int(port)]
     page.close()
 
 
