@@ -105,8 +105,6 @@ NARROW = replace(PRESETS["mini"], vocab_size=3000, n_layer=3)
 def held(rank, world, text, config, rows, length):
     """The most bytes that a rank held in a step, and where it is."""
     trainer, batch, place = trained(text, config, rows, length)
-    if hasattr(trainer.parallel.model.loss, "buffer"):
-        trainer.parallel.model.loss.buffer = None  # made anew, so that it is counted
     most = max(measured.over_a_step(trainer, batch))
     trainer = None
     gc.collect()
@@ -135,6 +133,23 @@ FOUR = [
 @pytest.mark.parametrize("text", FOUR)
 def test_memory_of_four_ranks(pools, text):
     within_five_percent(pools[4].run(held, text, NARROW, 8, 48), text, NARROW, 8, 48)
+
+
+WIDE = replace(
+    NARROW, vocab_size=12_000, n_layer=2
+)  # the fullest moment is where the embedding's gradients meet
+ENDS = [
+    "dp=2,zero=1",
+    "dp=2,zero=3,refill=on",
+    "tp=2,sp=on,loss=whole",
+    "pp=2,micro=2,schedule=zb_h1",
+    "dp=2,loss=chunked",
+]
+
+
+@pytest.mark.parametrize("text", ENDS)
+def test_memory_where_the_embedding_is_most_of_the_model(pools, text):
+    within_five_percent(pools[2].run(held, text, WIDE, 4, 48), text, WIDE, 4, 48)
 
 
 @pytest.mark.slow

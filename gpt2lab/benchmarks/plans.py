@@ -106,8 +106,6 @@ def step_of(
         comm.barrier(mesh.world)
         if step:
             times.append(time.perf_counter() - start)
-    if hasattr(trainer.parallel.model.loss, "buffer"):
-        trainer.parallel.model.loss.buffer = None  # made anew, so that it is counted
     most = max(counted.over_a_step(trainer, batch))
     trainer = None
     gc.collect()

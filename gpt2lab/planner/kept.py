@@ -12,7 +12,7 @@ from .share import RankShare
 
 def inputs_only(share: RankShare) -> bool:
     """Whether a block keeps its input alone and runs again in backward."""
-    return share.plan.zero == 3 or share.plan.recompute and share.plan.pp == 1
+    return share.again[0] > 0 and not (share.plan.pp > 1 and share.plan.zero < 3)
 
 
 def stream_bytes(share: RankShare, rows: int, tokens: int) -> int:

@@ -162,8 +162,13 @@ class _Walk:
         """Run a stage backward, or the half of it that an operation is: loss, head, blocks from the last, embedding."""
         position, rows, tokens = self.unit(op)
         if op.kind == "W" and position:  # the products whose operands the first half left
-            block = max(map(self._block, self.share.parts.blocks), default=0) * self.e * (self.plan.zero > 1)
-            self.note(buffers=max(2 * block, largest_matrix(self.share, position)))
+            parts = max(map(self._block, self.share.parts.blocks), default=0) * self.e * (self.plan.zero > 1)
+            self.note(buffers=max(2 * parts, largest_matrix(self.share, position)))
+            if (
+                position == self.share.depth - 1 and self.plan.loss != "chunked"
+            ):  # the head's, and torch's copy of it
+                fresh = self.plan.zero > 1 or position not in self.arrived
+                self.note(gradients=self.e * self.wte * (1 + fresh) + self._wte_shard())
             self.now -= self.kept.pop((op.stage, op.micro))
             if self.plan.zero == 3:  # from the first half to the second the blocks' weights stay
                 self.now["weights"] = self._weights()
@@ -204,6 +209,7 @@ class _Walk:
         layers, zero_stage = self.share.parts.layers[position], self.plan.zero
         last = position == self.share.depth - 1
         head = self.e * self.wte * (last and self.plan.loss != "chunked" and zero_stage < 2)
+        head = self._made(position, 0) if half else head
         if not layers:
             return self.note(gradients=head)
         block = self.e * self._block(layers[0])
@@ -218,6 +224,7 @@ class _Walk:
         left = -held["activations"] * others // len(layers)
         new = position not in self.arrived and not half
         made = (self._gradients(position) - head) * others // len(layers) if new else 0
+        made += (self._made(position, len(layers)) - head) * half
         coming = self._gathered(position) if others else block * (zero_stage == 3)
         self.note(
             weights=coming, gradients=head + made + whole * bool(others), activations=left, buffers=running
@@ -232,14 +239,15 @@ class _Walk:
             self.now["gradients"] += self._gradients(position)
             self.arrived.add(position)
         if position == 0:
-            # the sum of both uses is a gradient that is held already, or one that joins those before it
-            shard = sum(
-                zero.shard_length(n, self.share.sharing[0])
-                for (part, _), n in self.sizes.items()
-                if part == "wte"
-            )
-            whole = both + (not new or plan.zero > 1)
-            self.note(gradients=wte * whole + (plan.zero > 1 and not new) * self.share.master * shard)
+            # the gradients of both uses and, where torch cannot add in place, their sum: one of them is held already,
+            # but for shards; the shard is there when the sum has left
+            there = 1 + both + (both and not plan.sp and plan.loss != "chunked")
+            late = self._wte_shard() * (new if both else -(not new))
+            self.note(gradients=wte * (there - (new and plan.zero < 2)) - late)
+
+    def _wte_shard(self) -> int:
+        """Bytes of the embedding's summed gradient that stay here, where it is summed as soon as it is there."""
+        return self.share.master * zero.shard_length(self.wte, self.share.sharing[0]) * (self.plan.zero > 1)
 
     def finish(self) -> None:
         """The sums that end a step: over replicas, over what two stages hold both."""
@@ -290,14 +298,24 @@ class _Walk:
         return sum(n for (part, _), n in self.sizes.items() if part == f"h.{layer}")
 
     def _between(self, position: int, rows: int, tokens: int) -> int:
-        """What waits for the weight gradients of a unit: operands of the stage's products, cut like the matrices."""
-        config, plan = self.share.config, self.plan
-        words = config.vocab_size if position == self.share.depth - 1 else 0
+        """What waits for a unit's weight gradients: operands of the stage's products, and gradients that are there."""
+        config, plan, n = self.share.config, self.plan, rows * tokens
+        c, words = config.n_embd, config.vocab_size if position == self.share.depth - 1 else 0
         layers = len(self.share.parts.layers[position])
         if plan.zero == 3:  # blocks run again in the first half, which gives all of their gradients
-            head = kept_for_weights(rows * tokens, config.n_embd, 0, words)
-            return self.e * (self._whole_blocks(position) + head)
-        return self.e * kept_for_weights(rows * tokens, config.n_embd, layers, words) // plan.tp
+            return self.e * (self._whole_blocks(position) + kept_for_weights(n, c, 0, words))
+        if (
+            plan.sp
+        ):  # a column-parallel layer makes its weight's gradient at once, of the tokens that it has gathered
+            return self._made(position, layers) + self.e * layers * n * (2 * c + 5 * c // plan.tp)
+        whole = n * c * (4 * layers + bool(words)) * (plan.tp > 1)  # what ranks have in common is not cut
+        return self.e * (whole + (kept_for_weights(n, c, layers, words) - whole) // plan.tp)
+
+    def _made(self, position: int, layers: int) -> int:
+        """Bytes of weights' gradients that the first half of a backward through so many layers and the head makes."""
+        column = self.share.config.n_embd * (3 * self.share.config.n_embd // self.plan.tp)
+        column += largest_matrix(self.share, position) // self.e
+        return self.e * (layers * column + self.wte * (position == self.share.depth - 1)) * self.plan.sp
 
     def _whole_blocks(self, position: int) -> int:
         """Elements of all blocks of a position."""

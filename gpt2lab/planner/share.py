@@ -147,8 +147,8 @@ class RankShare:
     def again(self) -> tuple[int, int]:
         """How often a forward runs again before its backward: that of blocks, that of embedding and head."""
         stages = self.plan.pp > 1 and self.plan.recompute
-        blocks = self.plan.recompute or self.plan.zero == 3
-        return (stages + (self.plan.zero == 3), int(stages)) if self.plan.pp > 1 else (int(blocks), 0)
+        zero3 = self.plan.zero == 3 and not self.plan.refill
+        return (stages + zero3, int(stages)) if self.plan.pp > 1 else (int(self.plan.recompute or zero3), 0)
 
     @cached_property
     def groups(self) -> dict[tuple[str, bool], tuple[Parameter, ...]]:
