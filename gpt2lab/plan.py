@@ -110,6 +110,9 @@ class Plan:
                 f"Sequences of {length} tokens do not fit into {config.n_positions} positions. "
                 f"Use 1 to {config.n_positions}."
             )
+        for number, what in ((config.parameters, "parameters"), (rows * length, "tokens in a batch")):
+            if number > 10**14:
+                raise ValueError(f"{min(number, 10**300):.1e} {what} fit into no machine. Use fewer.")
         if rows < self.dp * self.micro:
             raise ValueError(
                 f"{rows} rows cannot be dealt to dp={self.dp} replicas in micro={self.micro} micro-batches each "

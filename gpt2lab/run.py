@@ -22,7 +22,7 @@ from .storage import checkpoint
 from .train import LLMC, Recipe, Trainer
 
 STOP = "stop"
-LEAST = dict.fromkeys(("steps", "batch", "sequence", "accumulate", "evaluate", "save", "keep"), 1)
+LEAST = dict.fromkeys(("steps", "batch", "sequence", "accumulate", "evaluate", "save", "keep", "timeout"), 1)
 LEAST |= dict.fromkeys(
     ("lr", "warmup", "clip", "weight_decay", "sample", "experts", "capacity", "seed"), 0
 )  # the smallest that makes sense

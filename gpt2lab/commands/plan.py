@@ -44,6 +44,9 @@ def add_model(parser) -> None:
     )
 
 
+MOST = {"rows": 100_000, "ranks": 65_536}  # that are planned for in seconds
+
+
 def add_arguments(parser) -> None:
     """The options of the command."""
     add_model(parser)
@@ -65,6 +68,11 @@ def run(args) -> int:
     cluster = here() if args.cluster == "here" else find_cluster(args.cluster)
     if args.ranks is not None and args.ranks < 1:
         raise ValueError(f"{args.ranks} ranks run nothing. Use --ranks 1 or more.")
+    for what, most in MOST.items():
+        if (getattr(args, what) or 0) > most:
+            raise ValueError(
+                f"--{what} {getattr(args, what)} takes too long to plan for. Use at most {most:,}."
+            )
     cluster = cluster.with_devices(args.ranks or cluster.devices)
     config = PRESETS[args.config]
     goal = Goal(
