@@ -17,10 +17,10 @@ help:  ## list the targets
 	@echo "  Options: PORT=8890 and ARGS='...' for lab, ARGS=03 for notebooks, PYTHON=python3.12, TORCH_INDEX=<address>"
 
 lab: .venv/lab.stamp  ## open the lessons in JupyterLab, at 127.0.0.1 only
-	$(BIN)/jupyter lab --ip=127.0.0.1 --port=$(PORT) --ServerApp.root_dir="$(CURDIR)" \
+	JUPYTER_PATH="$(CURDIR)/gpt2lab/lessons:$$JUPYTER_PATH" \
+	  $(BIN)/jupyter lab --ip=127.0.0.1 --port=$(PORT) --ServerApp.root_dir="$(CURDIR)" \
 	  --LabApp.news_url=None --LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate \
 	  --LabApp.default_url=/lab/tree/notebooks/00_start_here.ipynb --KernelManager.transport=ipc \
-	  --KernelSpecManager.kernel_dirs="$(CURDIR)/gpt2lab/lessons/kernels" \
 	  $(LAB_FLAGS) $(ARGS)
 
 test: .venv/test.stamp  ## everything CI checks: lint, unit, live, mutants, notebooks

@@ -138,9 +138,13 @@ def test_the_guide_has_all_that_the_lessons_say():
         part = whole.split(f"\n## {title(lesson)}\n")[1].split("\n## ")[0]
         assert f"**Minutes:** {minutes(lesson)}," in part and 30 <= minutes(lesson) <= 120
         for exercise in exercises(lesson):
-            assert all(f"FAIL: {words_of(wrong)}" in part for wrong in exercise.wrong)
+            assert all(f'FAIL, saying "{words_of(wrong)}":' in part for wrong in exercise.wrong)
         assert part.split("### Exam questions")[1].count("*Answer:*") >= 2
         assert "**In 45 minutes, skip:**" in part and "**Depends on the machine:**" in part
+        skipped = part.split("**In 45 minutes, skip:** ")[1].split("\n")[0].split("; ")
+        kept = {t for e in exercises(lesson)[:2] for t in e.titles}
+        assert len(skipped) == len(set(skipped)) and not [s for s in skipped if s.startswith('"Exercise')]
+        assert not [t for t in kept if f"exercise {t!r}" in skipped]
 
 
 def test_exam_questions_stand_in_no_notebook():

@@ -56,9 +56,7 @@ def _drawn(draw, caption: str, alt: str, controls: dict, folder: Path, name: str
     values = {
         key: _values(control, STEPS if key == "step" else POSITIONS) for key, control in controls.items()
     }
-    start = {
-        key: control[2] if isinstance(control, tuple) else control[0] for key, control in controls.items()
-    }
+    start = {key: c[2] if isinstance(c, tuple) else c[0] for key, c in controls.items()}
     frames, files = {}, {}
     for key, choices in values.items():
         frames[key] = []
@@ -70,8 +68,7 @@ def _drawn(draw, caption: str, alt: str, controls: dict, folder: Path, name: str
             said = {"caption": caption.format(**arguments), "alt": alt.format(**arguments)}
             shown = f"{value:g}" if isinstance(value, float) else str(value)
             frames[key].append({"value": shown, "file": files[what], **said})
-    begin = {key: values[key].index(start[key]) for key in values}
-    return {"frames": frames, "start": begin}
+    return {"frames": frames, "start": {key: values[key].index(start[key]) for key in values}}
 
 
 def _values(control, most: int) -> list:
@@ -88,6 +85,5 @@ def _small(picture: bytes, file: Path) -> None:
     """Save a picture with 96 colours, a fifth of its bytes: flat colours, such as those of ranks, stay as they are."""
     from PIL import Image
 
-    Image.open(io.BytesIO(picture)).convert("RGB").quantize(96, dither=Image.Dither.NONE).save(
-        file, optimize=True
-    )
+    colours = Image.open(io.BytesIO(picture)).convert("RGB").quantize(96, dither=Image.Dither.NONE)
+    colours.save(file, optimize=True)

@@ -41,27 +41,30 @@ def heading(lesson: Lesson, cell) -> str:
 
 def to_skip(lesson: Lesson) -> list[str]:
     """What to leave out in 45 minutes: subsections, what a stopwatch measures, and exercises after the second."""
-    inner = [f'"{h}"' for h in re.findall(r"^### (.+)$", lesson.prose, re.M)]
-    clocks = dict.fromkeys(
-        f'the stopwatch in "{heading(lesson, c)}"' for c in lesson.cells if "measured" in c.tags
-    )
+    inner = [f'"{h}"' for h in re.findall(r"^### (?!Exercise)(.+)$", lesson.prose, re.M)]
+    clocks = dict.fromkeys(f'"{heading(lesson, c)}"' for c in lesson.cells if "measured" in c.tags)
     later = [t for e in exercises(lesson)[2:] for t in e.titles]
-    return [*inner, *clocks, *(f"exercise {t!r}" for t in later)]
+    return [
+        *inner,
+        *(f"the stopwatch in {c}" for c in clocks if c not in inner),
+        *(f"exercise {t!r}" for t in later),
+    ]
 
 
 def guide(lessons: list[Lesson]) -> str:
     """The teacher's guide in Markdown, a section a lesson."""
-    from .site import bold, terms
+    from .site import bold, slug, terms
 
     folder = lessons[0].path.parents[1]
-    anchors = terms((folder / "glossary.md").read_text())
+    glossary = (folder / "glossary.md").read_text()
+    anchors, names = terms(glossary), {slug(h): h for h in re.findall(r"^### (.+)$", glossary, re.M)}
     exam = dict(
         re.findall(r"^## (\d\d)[^\n]*\n(.*?)(?=^## |\Z)", (folder / "exam.md").read_text(), re.M | re.S)
     )
     known, parts = set(), ["# For teachers", "Made from the lessons. Minutes are computed, not measured.", ""]
     for lesson in lessons:
-        new = {anchors[b.lower()]: b for b in bold(lesson.prose)[::-1] if b.lower() in anchors}
-        told = [f"[{b}](glossary.md#{term})" for term, b in reversed(new.items()) if term not in known]
+        new = dict.fromkeys(anchors[b.lower()] for b in bold(lesson.prose) if b.lower() in anchors)
+        told = [f"[{names[term]}](glossary.md#{term})" for term in new if term not in known]
         known |= set(new)
         where = dict.fromkeys(f'"{heading(lesson, c)}"' for c in lesson.cells if "measured" in c.tags)
         parts += [
@@ -90,7 +93,7 @@ def _misconceptions(lesson: Lesson) -> list[str]:
         lines += [f"**{', '.join(exercise.titles)}**", ""]
         for wrong in exercise.wrong:
             code = wrong.text.partition("\n")[2].strip()
-            lines += [f"FAIL: {words_of(wrong)}", "", f"```python\n{code}\n```", ""]
+            lines += [f'FAIL, saying "{words_of(wrong)}":', "", f"```python\n{code}\n```", ""]
     return lines
 
 

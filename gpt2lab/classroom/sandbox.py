@@ -87,9 +87,8 @@ def _command(home: str, end: int, limits: Limits, hide) -> list[str]:
     judge = ["-P", "-m", f"{__package__}.judge", str(end), str(limits.seconds), str(limits.gib)]
     if not isolated():
         return [sys.executable, *judge]
-    needed = [
-        Path(p).resolve() for p in (HOME / "gpt2lab", sys.prefix, sys.base_prefix, sys.executable, home)
-    ]
+    paths = HOME / "gpt2lab", sys.prefix, sys.base_prefix, sys.executable, home
+    needed = [Path(p).resolve() for p in paths]
     folders = [Path(folder).resolve() for folder in hide]
     hidden = [str(f) for f in folders if f.is_dir() and not any(p.is_relative_to(f) for p in needed)]
     return [*UNSHARE, "sh", "-c", SHELL, "sh", home, *hidden, "--", sys.executable, *judge]

@@ -74,11 +74,12 @@ def command(root: Path) -> list[str]:
     printed = subprocess.run(
         ["make", "-n", "lab"], cwd=ROOT, capture_output=True, text=True, check=True
     ).stdout
-    line = re.search(r"^\S*jupyter lab .*", printed.replace("\\\n", " "), re.M)[0]
-    words = line.replace(f'"{ROOT}"', str(root)).replace('"', "").split()[1:]
+    line = re.search(r"^\S+\s+\S*jupyter lab .*", printed.replace("\\\n", " "), re.M)[0]
+    path, _, *words = line.replace(f'"{ROOT}"', str(root)).replace('"', "").split()
     kept = [w for w in words if not w.startswith("--port") and w not in ("--no-browser", "--allow-root")]
     more = ["--port=0", "--no-browser", "--allow-root"]
-    return [sys.executable, "-m", "jupyter", *kept, *more, "--LabApp.expose_app_in_browser=True"]
+    start = ["env", path.split(":")[0], sys.executable, "-m", "jupyter"]
+    return [*start, *kept, *more, "--LabApp.expose_app_in_browser=True"]
 
 
 def address(server, log: Path) -> str:
