@@ -80,7 +80,7 @@ class Plan:
     def __post_init__(self):
         for name in (*NAMES, "ep", "node", "micro", "chunks"):
             value = getattr(self, name)
-            if not isinstance(value, Integral) or value < 1:
+            if type(value) is not int and not isinstance(value, Integral) or value < 1:
                 raise ValueError(f"{name}={value!r} is no number of parts. Use {name}=1 or more.")
 
     def __str__(self) -> str:

@@ -128,7 +128,7 @@ def test_a_slow_link_moves_the_cut_from_inside_operators_to_between_them():
         (lambda: Goal(8, 32, memory=-1), "memory = -1 bytes hold nothing. Use more than 0."),
         (
             lambda: parallelize(CONFIG, FOUR, Goal(8, 99)),
-            "No plan of up to 4 ranks can run 8 rows of 99 tokens",
+            "Sequences of 99 tokens do not fit into 32 positions. Use 1 to 32.",
         ),
     ],
 )
@@ -158,6 +158,30 @@ def test_the_command_answers_in_a_table_in_json_and_as_a_picture(capsys, tmp_pat
     )
     assert cli.main([*ask, "--memory", "1MiB"]) == 1
     assert "the smallest, " in capsys.readouterr().err
+
+
+ASKED = {  # questions, and what the answer or the refusal says
+    "--config nano --ranks 1 --rows 1 --length 8": "loss=chunked   (nano, 1 rows, 4 plans predicted)",
+    "--config nano --ranks 3 --rows 5 --length 31": "the best of 3 ranks, ",
+    "--config nano --ranks 4 --rows 1 --length 1": "one rank takes ",
+    "--config nano --ranks 2 --rows 4 --length 32 --least memory": ", holds ",
+    "--config nano --ranks 2 --rows 4 --length 32 --seconds 9 --least devices": "serial   (nano",
+    "--config nano --ranks 2 --rows 4 --length 32 --seconds 0.0001": "the fastest, tp=2, takes ",
+    "--config nano --ranks 1 --rows 4 --length 32 --memory 1MiB": "No plan of up to 1 rank fits into 1 MiB",
+    "--config gpt2 --ranks 2 --length 2000": "Sequences of 2000 tokens do not fit into 1024 positions. Use 1 to 1024.",
+    "--config gpt2 --ranks 0": "0 ranks run nothing. Use --ranks 1 or more.",
+    "--config gpt2 --ranks 2 --rows 0": "rows = 0 is no goal. Use more than 0.",
+    "--config gpt2-xl --ranks 1 --rows 1": "loss=chunked, needs 23.58 GiB, 19.58 GiB more. Use more memory, more ranks",
+    "--config gpt2 --ranks 100 --rows 1 --length 16": "of its ",
+}
+
+
+@pytest.mark.parametrize("question", ASKED)
+def test_questions_are_answered(question, capsys):
+    status = cli.main(["plan", "--cluster", "laptop", *question.split()])
+    told = capsys.readouterr()
+    assert ASKED[question] in told.out + told.err
+    assert status == 0 or told.err.count("\n") == 1 and " Use " in told.err
 
 
 def test_the_memory_command_has_a_line_for_every_stage(capsys):

@@ -8,13 +8,17 @@ import torch
 
 from gpt2lab.machine.links import Link, Network
 from gpt2lab.model import GPT2, GPT2Config
+from gpt2lab.parallel.finish import Piece
+from gpt2lab.parallel.spec import Spec
 from gpt2lab.planner.alpa import clustered, scattered
 from gpt2lab.planner.cuts import Assignment, ChainProblem, gpt2_cuts
 from gpt2lab.planner.execute import stages_of, uniform
 from gpt2lab.planner.problem import Cluster, Device
 from gpt2lab.planner.search import PLANNERS
+from gpt2lab.processes.launch import Ranks
 from gpt2lab.ranks import comm
 from gpt2lab.reference import example_batch, example_weights
+from gpt2lab.sharding import train_staged
 from gpt2lab.sharding.crossing import Crossing, Side
 from gpt2lab.sharding.gpt2 import captured_gpt2
 from gpt2lab.sharding.layout import layouts
@@ -22,6 +26,8 @@ from gpt2lab.sharding.reshard import shard
 from gpt2lab.sharding.run_staged import StageRunner
 from gpt2lab.sharding.staged import CutStage, Staged
 from gpt2lab.sharding.tofu import LinkChain
+from gpt2lab.sharding.train_staged import StageTrainer
+from gpt2lab.train import Recipe, make_optimizer
 
 CONFIG = GPT2Config(vocab_size=37, n_positions=16, n_layer=2, n_head=4, n_embd=24)
 ROWS, LENGTH = 7, 11
@@ -74,6 +80,46 @@ def check_staged(pools, staged, micros):
     return found
 
 
+def trained_by_stages(rank, world_size, staged, weights, given, recipe, want, planted=""):
+    """(largest relative error of losses, norms and weights after some steps, bytes and messages of the last one)."""
+    if planted == "norm of one stage":
+        train_staged.comm.all_reduce = lambda x, axis: x
+    if planted == "embedding of one stage":
+        Staged.renewed = []
+    trainer = StageTrainer(staged, weights, recipe, make_optimizer)
+    losses, norms, after = want
+    errors = []
+    for loss, norm in zip(losses, norms, strict=True):
+        comm.clear_log()
+        found = trainer.step(given)
+        errors += [abs(found[1] / norm - 1), 0.0 if found[0] is None else abs(found[0] / loss - 1)]
+    sent = sum(e.bytes for e in comm.log), sum(e.messages for e in comm.log)
+    for name, part in trainer.weights.items():
+        right = trainer.runner.interpreter.part(name, after[name])
+        errors.append(((part - right).abs().max() / after[name].abs().max()).item())
+    return max(errors), sent
+
+
+@cache
+def trained_serially(optimizer, micros, steps=5):
+    """Losses, norms and the weights after some steps of plain PyTorch, and the recipe; every gradient is clipped."""
+    recipe = Recipe(optimizer, lr=0.05, clip=0.5)
+    model = GPT2(CONFIG).double()
+    model.load_state_dict(example_weights(CONFIG))
+    pieces = [Piece(n, p, Spec(), p.dim() >= 2) for n, p in model.named_parameters()]
+    stepper, losses, norms = make_optimizer(pieces, recipe), [], []
+    for _ in range(steps):
+        stepper.zero_grad()
+        total = sum(b["targets"].numel() for b in batches(micros))
+        loss = sum(model.loss(model(b["tokens"]), b["targets"]) for b in batches(micros)) / total
+        loss.backward()
+        norms.append(torch.nn.utils.clip_grad_norm_(model.parameters(), recipe.clip).item())
+        losses.append(loss.item())
+        stepper.step()
+    assert min(norms) > recipe.clip
+    return recipe, (losses, norms, {n: p.detach().clone() for n, p in model.named_parameters()})
+
+
 LINE, SQUARE = {"y": 2}, {"x": 2, "y": 2}
 CASES = {
     "two stages on two ranks": [
@@ -118,6 +164,30 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 def test_stages_of_any_shape_equal_the_serial_run_and_send_what_is_predicted(pools, name):
     check_staged(pools, Staged(chain(), CASES[name]), 1 if "square" in name else 3)
+
+
+TRAINED = "two ranks, two ranks, other cuts", "three ranks, then one", "one, two and one"
+
+
+def errors_of_training(ranks, name, optimizer, planted=""):
+    """The largest error of any rank, after bytes and messages have been compared with the prediction."""
+    staged, (recipe, want) = Staged(chain(), CASES[name]), trained_serially(optimizer, 2)
+    answers = ranks.run(trained_by_stages, staged, example_weights(CONFIG), batches(2), recipe, want, planted)
+    for rank, (_, sent) in enumerate(answers) if not planted else []:
+        assert sent == tuple(map(sum, zip(staged.cost(rank, 2), staged.update_cost(rank), strict=True)))
+    return max(error for error, _ in answers)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+@pytest.mark.parametrize("name", TRAINED)
+def test_weights_after_five_steps_equal_the_serial_ones(pools, name, optimizer):
+    assert errors_of_training(pools[4], name, optimizer) <= 1e-10
+
+
+@pytest.mark.parametrize("planted", ["norm of one stage", "embedding of one stage"])
+def test_mutant_of_the_update_is_noticed(planted):
+    with Ranks(4, echo=False) as ranks:  # of its own: what is planted stays in them
+        assert errors_of_training(ranks, TRAINED[0], "sgd", planted) > 1e-6
 
 
 def problem(memory=float("inf"), layers=6) -> ChainProblem:

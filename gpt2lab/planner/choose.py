@@ -160,6 +160,7 @@ def parallelize(config, cluster: Cluster, goal: Goal) -> Choice:
 
     Raises ValueError, with what is short and by how much, where no plan meets it.
     """
+    check(Plan(), config, goal.rows, goal.length)
     rejected: Counter = Counter()
     limit = cluster.device.memory if goal.memory is None else goal.memory
     ask = lambda plan: PricedPlan(
@@ -202,23 +203,19 @@ def pareto(found: list[PricedPlan]) -> list[PricedPlan]:
 
 def _short(found: list[PricedPlan], limit: float, goal: Goal, cluster: Cluster) -> str:
     """What no plan has enough of, in a sentence."""
-    if not found:
-        return (
-            f"No plan of up to {cluster.devices} ranks can run {goal.rows} rows of {goal.length} tokens. Use sequences "
-            "within the model's positions."
-        )
+    ranks = f"{cluster.devices} rank{'s' * (cluster.devices > 1)}"
     fitting = [f for f in found if f.prediction.memory <= limit]
     if not fitting:
         least = min(found, key=lambda f: (f.prediction.memory, f.prediction.seconds))
         need = least.prediction.memory
         return (
-            f"No plan of up to {cluster.devices} ranks fits into {in_bytes(limit)} a rank: the smallest, {least.plan}, "
+            f"No plan of up to {ranks} fits into {in_bytes(limit)} a rank: the smallest, {least.plan}, "
             f"needs {in_bytes(need)}, {in_bytes(need - limit)} more. Use more memory, more ranks, or fewer rows."
         )
     fast = min(fitting, key=lambda f: f.prediction.seconds)
     late = fast.prediction.seconds - goal.seconds
     return (
-        f"No plan of up to {cluster.devices} ranks that fits into {in_bytes(limit)} a rank takes "
+        f"No plan of up to {ranks} that fits into {in_bytes(limit)} a rank takes "
         f"{in_seconds(goal.seconds)} or less: the fastest, {fast.plan}, takes {in_seconds(fast.prediction.seconds)}, "
         f"{in_seconds(late)} more. Use more or faster devices, or allow more time."
     )
@@ -233,7 +230,7 @@ def _reasons(best: PricedPlan, found: list[PricedPlan], limit: float, goal: Goal
     )
     reasons = [f"of its {in_seconds(p.seconds)} a step are {said}"]
     serial = next((f for f in found if f.plan == Plan()), None)
-    if serial and best.plan != Plan():
+    if serial and best.plan.world > 1:
         times = serial.prediction.seconds / p.seconds
         fits = (
             ""
@@ -250,10 +247,17 @@ def _reasons(best: PricedPlan, found: list[PricedPlan], limit: float, goal: Goal
         reasons.append(
             f"{one.plan} would take {one.prediction.seconds / p.seconds:.2f} of its time but needs {need} a rank"
         )
-    second = [f for f in found if f.plan != best.plan and f.prediction.memory <= limit]
-    if second:
-        one = min(second, key=goal.key)
-        reasons.append(f"the next best, {one.plan}, takes {in_seconds(one.prediction.seconds)}")
+    others = [f for f in found if f.plan != best.plan and f.prediction.memory <= limit]
+    most = max(f.plan.world for f in found)
+    if wide := [f for f in others if f.plan.world == most > best.plan.world]:
+        one = min(wide, key=goal.key)
+        times = one.prediction.seconds / p.seconds
+        reasons.append(f"the best of {most} ranks, {one.plan}, takes {times:.2f} times as long")
+    if others:
+        one = min(others, key=goal.key)
+        said = f"takes {in_seconds(one.prediction.seconds)}"
+        said = f"holds {in_bytes(one.prediction.memory)}" if goal.least == "memory" else said
+        reasons.append(f"the next best, {one.plan}, {said}")
     return tuple(reasons)
 
 

@@ -10,6 +10,7 @@ Narayanan et al. 2021, "Efficient Large-Scale Language Model Training", section 
 
 from collections import Counter
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 from ..machine.speed import flops_per_token
 from ..parallel.zero.costs import backward_and_sums
@@ -40,7 +41,7 @@ class Prediction:
     mfu: float
     hfu: float = field(default=0.0)
 
-    @property
+    @cached_property
     def memory(self) -> int:
         """Bytes of the fullest rank."""
         return max(held.total for held in self.held)

@@ -6,9 +6,8 @@ In a pipeline this depends on the schedule: a part that several micro-batches us
 from collections import Counter
 from functools import lru_cache
 
-from ..parallel.pipeline.engine import schedule_of
 from ..parallel.zero.costs import gathers as gathers_of_a_micro_batch
-from .share import RankShare, rank_parts
+from .share import RankShare, rank_parts, schedule
 
 
 def reduce_counts(share: RankShare) -> Counter:
@@ -44,9 +43,9 @@ def gather_counts(share: RankShare) -> Counter:
 @lru_cache(maxsize=1024)
 def _replayed(plan, config, rank: int) -> Counter:
     """The gathers of one rank of a pipeline, by part, from running its schedule without any numbers."""
-    schedule, weights = schedule_of(plan), _Weights(rank_parts(plan, config, rank), plan)
-    for op in schedule.orders[rank]:
-        position = schedule.position(op.stage)
+    order, weights = schedule(plan, plan.micro), _Weights(rank_parts(plan, config, rank), plan)
+    for op in order.orders[rank]:
+        position = order.position(op.stage)
         if op.kind == "F":
             weights.forward(position, graph=not plan.recompute)
         elif op.kind == "B" or op.kind == ("I" if position else "W"):

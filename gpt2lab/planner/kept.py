@@ -1,4 +1,4 @@
-"""Bytes that one rank keeps of a unit of work from its forward to its backward: a block's, a stage's."""
+"""Bytes that a rank keeps of a unit of work from forward to backward, and between its halves: a block's, a stage's."""
 
 from collections import Counter
 from functools import lru_cache
@@ -6,6 +6,7 @@ from functools import lru_cache
 from ..parallel.context import costs as context
 from ..parallel.context.exchanges import ALIASES
 from ..ranks.traffic import split_sizes
+from ..schedules.formulas import kept_for_weights
 from . import tensor_costs
 from .share import RankShare
 
@@ -65,3 +66,38 @@ def kept_by_block(share: RankShare, rows: int, tokens: int) -> int:
     inside = (whole - outside) // plan.tp
     plain = rows * tokens * (4 * config.n_embd // plan.tp + config.n_head // plan.tp)
     return tensor_costs.kept_bytes(share.shape(rows, tokens), share.tp, plan.sp) + e * (inside - plain)
+
+
+def elements(share: RankShare, name: str) -> int:
+    """Elements of a part of the weights, such as `wte` or `h.3`, that are here."""
+    return sum(n for (part, _), n in share.sizes.items() if part == name)
+
+
+def elements_of_blocks(share: RankShare, position: int) -> int:
+    """Elements of all blocks of a position."""
+    return sum(elements(share, f"h.{layer}") for layer in share.parts.layers[position])
+
+
+def kept_between(share: RankShare, position: int, rows: int, tokens: int) -> int:
+    """Bytes that wait for a unit's weight gradients: operands of its products, and gradients that are there."""
+    config, plan, n = share.config, share.plan, rows * tokens
+    c, words = config.n_embd, config.vocab_size if position == share.depth - 1 else 0
+    layers = len(share.parts.layers[position])
+    if plan.zero == 3:  # blocks run again in the first half, which gives all of their gradients
+        return share.itemsize * (elements_of_blocks(share, position) + kept_for_weights(n, c, 0, words))
+    if plan.sp:
+        return made_at_once(share, position, layers) + share.itemsize * layers * n * (
+            2 * c + 5 * c // plan.tp
+        )
+    whole = n * c * (4 * layers + bool(words)) * (plan.tp > 1)  # what tensor ranks have in common is not cut
+    return share.itemsize * (whole + (kept_for_weights(n, c, layers, words) - whole) // plan.tp)
+
+
+def made_at_once(share: RankShare, position: int, layers: int) -> int:
+    """Bytes of weights' gradients that the first half of a backward makes in so many layers and the head.
+
+    Column-parallel layers of sequence parallelism: they gather their tokens for both halves at once.
+    """
+    c, last = share.config.n_embd, position == share.depth - 1
+    column = share.itemsize * c * (3 * c // share.plan.tp) + largest_matrix(share, position)
+    return (layers * column + share.itemsize * elements(share, "wte") * last) * share.plan.sp

@@ -9,15 +9,24 @@ Activations: Korthikanti et al. 2022, "Reducing Activation Recomputation", secti
 
 from collections import Counter
 from dataclasses import dataclass, fields, replace
-from functools import lru_cache
+from functools import cached_property
 
-from ..parallel.pipeline.engine import schedule_of
 from ..parallel.zero import costs as zero
 from ..schedules import Op
-from ..schedules.formulas import kept_for_weights
-from .kept import inputs_only, kept_by_block, kept_by_stage, largest_matrix, logits_bytes, stream_bytes
+from .kept import (
+    elements,
+    elements_of_blocks,
+    inputs_only,
+    kept_between,
+    kept_by_block,
+    kept_by_stage,
+    largest_matrix,
+    logits_bytes,
+    made_at_once,
+    stream_bytes,
+)
 from .sends import owned, tied
-from .share import RankShare, check
+from .share import RankShare, check, schedule
 
 MOMENTS = {"adamw": 2, "sgd": 0}
 CHUNK = 128  # tokens whose logits a chunked loss holds at a time
@@ -41,7 +50,7 @@ class Held:
         """Bytes by what they are for."""
         return {f.name: getattr(self, f.name) for f in fields(self) if f.name != "stage"}
 
-    @property
+    @cached_property
     def total(self) -> int:
         """All of them."""
         return sum(self.parts.values())
@@ -89,16 +98,11 @@ def of_rank(share: RankShare, optimizer: str = "adamw") -> Held:
 def _order(share: RankShare) -> list[Op]:
     """The operations of the rank, of a pipeline of as many micro-batches as fill it where that is enough."""
     plan = share.plan
-    if plan.pp == 1:
-        return [Op(kind, 0, i) for i in range(plan.micro) for kind in "FB"]
+    if plan.pp == 1:  # from the second one on all micro-batches are alike, or have fewer rows
+        return [Op(kind, 0, i) for i in range(min(plan.micro, 2)) for kind in "FB"]
     bounded = plan.schedule not in ("gpipe", "breadth_first", "terapipe")
     enough = min(plan.micro, 2 * plan.pp) if bounded else plan.micro
-    return _schedule(replace(plan, micro=enough)).orders[share.pp]
-
-
-@lru_cache(maxsize=64)
-def _schedule(plan):
-    return schedule_of(plan)
+    return schedule(plan, enough).orders[share.pp]
 
 
 class _Walk:
@@ -107,13 +111,10 @@ class _Walk:
     def __init__(self, share: RankShare, moments: int):
         self.share, self.plan, self.e = share, share.plan, share.itemsize
         self.sizes = share.sizes
-        self.wte = sum(n for (part, _), n in share.sizes.items() if part == "wte")
-        self.arrived, self.under_way = (
-            set(),
-            0,
-        )  # positions whose gradients are there; bytes that are being summed
+        self.wte = elements(share, "wte")
+        self.arrived, self.under_way = set(), 0  # positions with gradients; bytes that are being summed
         self.fullest, self.most = Counter(), -1
-        state = moments * share.master * owned(share, lambda p: True)
+        state = moments * share.master * owned(share, "all")
         self.now = Counter(weights=self._weights(), optimizer=state)
         self.kept: dict[tuple[int, int], Counter] = {}
         chunks = self.plan.loss == "chunked" and share.parts.last
@@ -133,7 +134,7 @@ class _Walk:
         if not self.plan.zero:
             return self.e * sum(self.sizes.values())
         if self.plan.data == "owner":
-            return share.master * owned(share, lambda p: True)
+            return share.master * owned(share, "all")
         shards = sum(zero.shard_length(n, ranks) for n in self.sizes.values())
         if self.plan.zero == 3:
             return share.master * shards
@@ -162,7 +163,11 @@ class _Walk:
         """Run a stage backward, or the half of it that an operation is: loss, head, blocks from the last, embedding."""
         position, rows, tokens = self.unit(op)
         if op.kind == "W" and position:  # the products whose operands the first half left
-            parts = max(map(self._block, self.share.parts.blocks), default=0) * self.e * (self.plan.zero > 1)
+            parts = (
+                max((elements(self.share, f"h.{i}") for i in self.share.parts.blocks), default=0)
+                * self.e
+                * (self.plan.zero > 1)
+            )
             self.note(buffers=max(2 * parts, largest_matrix(self.share, position)))
             if (
                 position == self.share.depth - 1 and self.plan.loss != "chunked"
@@ -186,19 +191,19 @@ class _Walk:
         self._blocks(position, rows, tokens, held, op.kind == "I")
         self.now -= held
         if op.kind == "I":
-            self.kept[op.stage, op.micro] = left = Counter(activations=self._between(position, rows, tokens))
+            self.kept[op.stage, op.micro] = left = Counter(
+                activations=kept_between(self.share, position, rows, tokens)
+            )
             self.now += left
             if self.plan.zero == 3:
-                self.now["weights"] = self._weights() + self.e * self._whole_blocks(position)
+                self.now["weights"] = self._weights() + self.e * elements_of_blocks(self.share, position)
         else:
             self._arrive(position)
 
     def _loss(self, held: Counter, rows: int, tokens: int) -> None:
         """The loss: its gradient beside the probabilities, then the head's weight gradient beside the former alone."""
         logits = logits_bytes(self.share, rows, tokens)
-        before = (
-            self.under_way
-        )  # of the micro-batch before: the last gradients that are being summed (stages 2 and 3)
+        before = self.under_way  # of the micro-batch before: gradients that are being summed (stages 2 and 3)
         self.note(weights=self._whole_wte(), logits=logits * (1 if self.plan.tp > 1 else 2), buffers=before)
         head = 0 if self.plan.loss == "chunked" else self.e * self.wte
         self.note(weights=self._whole_wte(), gradients=head)
@@ -209,14 +214,14 @@ class _Walk:
         layers, zero_stage = self.share.parts.layers[position], self.plan.zero
         last = position == self.share.depth - 1
         head = self.e * self.wte * (last and self.plan.loss != "chunked" and zero_stage < 2)
-        head = self._made(position, 0) if half else head
+        head = made_at_once(self.share, position, 0) if half else head
         if not layers:
             return self.note(gradients=head)
-        block = self.e * self._block(layers[0])
+        block = self.e * elements(self.share, f"h.{layers[0]}")
         inside = self._transient(rows, tokens, 0 if half else largest_matrix(self.share, position))
         again = kept_by_block(self.share, rows, tokens) if inputs_only(self.share) else 0
-        whole = (
-            block if zero_stage > 1 else 0
+        whole = block * (
+            zero_stage > 1
         )  # gradients of a block joined, and those of the next one being summed
         running = max(again + inside + whole * (not again), (block + whole) * bool(again) * (not half))
         self.note(weights=self._gathered(position), gradients=head, buffers=running)
@@ -224,7 +229,7 @@ class _Walk:
         left = -held["activations"] * others // len(layers)
         new = position not in self.arrived and not half
         made = (self._gradients(position) - head) * others // len(layers) if new else 0
-        made += (self._made(position, len(layers)) - head) * half
+        made += (made_at_once(self.share, position, len(layers)) - head) * half
         coming = self._gathered(position) if others else block * (zero_stage == 3)
         self.note(
             weights=coming, gradients=head + made + whole * bool(others), activations=left, buffers=running
@@ -291,35 +296,7 @@ class _Walk:
             return 0
         layers = self.share.parts.layers[position]
         two = min(2, len(layers)) if self.plan.data != "owner" else 1
-        return self.e * sum(self._block(layer) for layer in layers[:two])
-
-    def _block(self, layer: int) -> int:
-        """Elements of a block here."""
-        return sum(n for (part, _), n in self.sizes.items() if part == f"h.{layer}")
-
-    def _between(self, position: int, rows: int, tokens: int) -> int:
-        """What waits for a unit's weight gradients: operands of the stage's products, and gradients that are there."""
-        config, plan, n = self.share.config, self.plan, rows * tokens
-        c, words = config.n_embd, config.vocab_size if position == self.share.depth - 1 else 0
-        layers = len(self.share.parts.layers[position])
-        if plan.zero == 3:  # blocks run again in the first half, which gives all of their gradients
-            return self.e * (self._whole_blocks(position) + kept_for_weights(n, c, 0, words))
-        if (
-            plan.sp
-        ):  # a column-parallel layer makes its weight's gradient at once, of the tokens that it has gathered
-            return self._made(position, layers) + self.e * layers * n * (2 * c + 5 * c // plan.tp)
-        whole = n * c * (4 * layers + bool(words)) * (plan.tp > 1)  # what ranks have in common is not cut
-        return self.e * (whole + (kept_for_weights(n, c, layers, words) - whole) // plan.tp)
-
-    def _made(self, position: int, layers: int) -> int:
-        """Bytes of weights' gradients that the first half of a backward through so many layers and the head makes."""
-        column = self.share.config.n_embd * (3 * self.share.config.n_embd // self.plan.tp)
-        column += largest_matrix(self.share, position) // self.e
-        return self.e * (layers * column + self.wte * (position == self.share.depth - 1)) * self.plan.sp
-
-    def _whole_blocks(self, position: int) -> int:
-        """Elements of all blocks of a position."""
-        return sum(self._block(layer) for layer in self.share.parts.layers[position])
+        return self.e * sum(elements(self.share, f"h.{layer}") for layer in layers[:two])
 
     def _whole_wte(self) -> int:
         """The embedding is whole from its first use to its last (stage 3)."""

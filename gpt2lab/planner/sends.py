@@ -16,7 +16,7 @@ from ..parallel.zero.flat import owner_of
 from ..ranks.traffic import all_gather_cost, all_reduce_cost, chain_cost, split_sizes
 from . import tensor_costs
 from .gathers import gather_counts, reduce_counts
-from .share import RankShare, frame
+from .share import RankShare, frame, groups_of
 
 
 @dataclass(frozen=True)
@@ -31,9 +31,7 @@ class AxisTraffic:
 
     def times(self, count: int) -> "AxisTraffic":
         """So many of them."""
-        return replace(
-            self, bytes=self.bytes * count, messages=self.messages * count, calls=self.calls * count
-        )
+        return AxisTraffic(self.axis, self.op, self.bytes * count, self.messages * count, self.calls * count)
 
 
 @dataclass(frozen=True)
@@ -154,6 +152,11 @@ class _Weight:
         return self.itemsize
 
 
+@lru_cache(maxsize=4096)
+def _gather_cost(size: int, ranks: int, place: int) -> tuple[int, int]:
+    return all_gather_cost([size] * ranks, place)
+
+
 def _zero(share: RankShare, ranks: int, place: int) -> list[AxisTraffic]:
     plan, found, gathered, reduced = share.plan, [], gather_counts(share), reduce_counts(share)
     for number, (key, size) in enumerate(share.sizes.items()):
@@ -163,7 +166,7 @@ def _zero(share: RankShare, ranks: int, place: int) -> list[AxisTraffic]:
             reduce = chain_cost(whole, place == owner)
         else:
             shard = zero.shard_length(size, ranks)
-            gather = reduce = all_gather_cost([shard * share.itemsize] * ranks, place)
+            gather = reduce = _gather_cost(shard * share.itemsize, ranks, place)
             across = plan.dp * plan.cp // ranks
             found += all_reduce("replica", shard, across, share.place // ranks, share.master)
         found += [AxisTraffic("dp+cp", "all_gather", *gather).times(gathered[key])]
@@ -184,7 +187,7 @@ def _served(share: RankShare, ranks: int, place: int) -> list[AxisTraffic]:
 def finish_sends(share: RankShare) -> list[AxisTraffic]:
     """What ends a step: partial sums over tensor ranks, what two stages hold both, the norm, the loss."""
     plan, world = share.plan, share.plan.world
-    partial = owned(share, lambda p: p.partial)
+    partial = owned(share, "partial")
     found = all_reduce("tp", partial, plan.tp, share.tp, share.master) if partial else []
     twin, elements = tied(share)
     if elements:
@@ -198,29 +201,41 @@ def tied(share: RankShare) -> tuple[int, int]:
         return 0, 0
     schedule = frame(share.plan)
     if schedule.copies == 2:
-        twin, wanted = schedule.ranks - 1 - share.pp, lambda p: True
+        twin, wanted = schedule.ranks - 1 - share.pp, "all"
     else:
         ends = schedule.placement[0], schedule.placement[-1]
-        twin, wanted = ends[share.pp == ends[0]], lambda p: p.name == "wte.weight"
+        twin, wanted = ends[share.pp == ends[0]], "wte"
         if share.pp not in ends:
             return twin, 0
     return twin, 0 if twin == share.pp else owned(share, wanted)
 
 
-def owned(share: RankShare, wanted) -> int:
-    """Elements of the parameters that are `wanted`, or of the parts of them that this rank's optimizer steps."""
-    if not share.plan.zero:
-        return sum(p.elements for p in share.parameters if wanted(p))
-    (ranks, place), total = share.sharing, 0
-    for number, (key, group) in enumerate(share.groups.items()):
-        size, start = zero.shard_length(share.sizes[key], ranks), 0
+WANTED = {
+    "all": lambda p: True,
+    "partial": lambda p: p.partial,
+    "wte": lambda p: p.name == "wte.weight",
+}
+
+
+def owned(share: RankShare, wanted: str) -> int:
+    """Elements of the parameters that are `WANTED`, or of the parts of them that this rank's optimizer steps."""
+    ranks = (*share.sharing, share.plan.data == "owner") if share.plan.zero else None
+    return _owned(share.groups_key, wanted, ranks)
+
+
+@lru_cache(maxsize=4096)
+def _owned(key: tuple, wanted: str, sharing: tuple | None) -> int:
+    groups, total = groups_of(*key), 0
+    ranks, place, owner = sharing or (1, 0, False)
+    for number, group in enumerate(groups.values()):
+        whole, start = sum(p.elements for p in group), 0
+        size = zero.shard_length(whole, ranks)
         low, high = place * size, (place + 1) * size
-        if share.plan.data == "owner":
-            low, high = (
-                (0, share.sizes[key]) if owner_of(number, len(share.groups), ranks) == place else (0, 0)
-            )
+        if owner:
+            low, high = (0, whole) if owner_of(number, len(groups), ranks) == place else (0, 0)
         for p in group:
-            total += max(0, min(start + p.elements, high) - max(start, low)) * bool(wanted(p))
+            if WANTED[wanted](p):
+                total += max(0, min(start + p.elements, high) - max(start, low))
             start += p.elements
     return total
 

@@ -25,16 +25,25 @@ class Parameter:
     partial: bool = False
 
 
-@lru_cache(maxsize=4096)
 def frame(plan: Plan) -> Schedule:
     """The plan's schedule for a single micro-batch: which rank holds which stage does not depend on their number."""
-    return schedule_of(Plan(pp=plan.pp, schedule=plan.schedule, chunks=plan.chunks))
+    return schedule(plan, 1)
+
+
+def schedule(plan: Plan, micro: int) -> Schedule:
+    """The plan's schedule for so many micro-batches."""
+    return _schedule(plan.pp, plan.schedule, plan.chunks, micro)
+
+
+@lru_cache(maxsize=4096)
+def _schedule(pp: int, name: str, chunks: int, micro: int) -> Schedule:
+    return schedule_of(Plan(pp=pp, schedule=name, chunks=chunks, micro=micro))
 
 
 def check(plan: Plan, config: GPT2Config, rows: int, length: int) -> None:
     """`Plan.check`, quickly: where rows suffice, two micro-batches are refused for the same reasons as thousands."""
-    if rows >= plan.dp * plan.micro:
-        plan = replace(plan, micro=min(plan.micro, 2))
+    if rows >= plan.dp * plan.micro and plan.micro > 2:
+        plan = replace(plan, micro=2)
     plan.check(config, rows, length)
 
 
@@ -125,8 +134,8 @@ class RankShare:
         """Rows of the micro-batches that pass a stage: with two copies of the model every other one."""
         if self.plan.pp == 1:
             return self.micro_rows
-        schedule = frame(self.plan)
-        return self.micro_rows[stage // schedule.depth :: schedule.copies]
+        there = frame(self.plan)
+        return self.micro_rows[stage // there.depth :: there.copies]
 
     @cached_property
     def stages(self) -> dict[int, int]:
@@ -151,25 +160,25 @@ class RankShare:
         return (stages + zero3, int(stages)) if self.plan.pp > 1 else (int(self.plan.recompute or zero3), 0)
 
     @cached_property
+    def groups_key(self) -> tuple:
+        """What decides which parameters are here."""
+        here, plan = self.parts, self.plan
+        return self.config, here.first, here.last, tuple(here.blocks), plan.tp, self.tp, plan.sp
+
+    @property
     def groups(self) -> dict[tuple[str, bool], tuple[Parameter, ...]]:
         """The parts that ZeRO shards, as `zero.flat.into_groups` forms them: (part, cut by tensor parallelism)."""
-        here = self.parts
-        return _groups(
-            self.config, here.first, here.last, tuple(here.blocks), self.plan.tp, self.tp, self.plan.sp
-        )
+        return groups_of(*self.groups_key)
 
-    @cached_property
+    @property
     def parameters(self) -> tuple[Parameter, ...]:
         """All parameters here, in the model's order."""
-        here = self.parts
-        return _parameters(
-            self.config, here.first, here.last, tuple(here.blocks), self.plan.tp, self.tp, self.plan.sp
-        )
+        return _parameters(*self.groups_key)
 
     @cached_property
     def sizes(self) -> dict[tuple[str, bool], int]:
         """Elements of each of these parts."""
-        return {key: sum(p.elements for p in group) for key, group in self.groups.items()}
+        return _sizes(self.groups_key)
 
     @property
     def sharing(self) -> tuple[int, int]:
@@ -197,9 +206,15 @@ def _parameters(
 
 
 @lru_cache(maxsize=1024)
-def _groups(*what) -> dict[tuple[str, bool], tuple[Parameter, ...]]:
+def _sizes(key: tuple) -> dict[tuple[str, bool], int]:
+    return {part: sum(p.elements for p in group) for part, group in groups_of(*key).items()}
+
+
+@lru_cache(maxsize=1024)
+def groups_of(*key) -> dict[tuple[str, bool], tuple[Parameter, ...]]:
+    """The groups of parameters of a `RankShare.groups_key`."""
     found: dict[tuple[str, bool], tuple[Parameter, ...]] = {}
-    for p in _parameters(*what):
+    for p in _parameters(*key):
         key = part_of(p.name), p.cut
         found[key] = *found.get(key, ()), p
     return found

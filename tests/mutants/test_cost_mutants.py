@@ -124,7 +124,7 @@ BUGS = {
     "every rank steps all weights": (
         memory,
         "owned",
-        lambda right: lambda s, wanted: sum(p.elements for p in s.parameters if wanted(p)),
+        lambda right: lambda s, wanted: sum(p.elements for p in s.parameters),
         memory_is_wrong,
     ),
     "the loss has no gradient of its own": (
@@ -136,8 +136,8 @@ BUGS = {
     "logits have half their bytes": (kept, "logits_bytes", nothing, logits_are_wrong),
     "gpipe keeps as little as 1F1B": (
         memory,
-        "_schedule",
-        lambda right: lambda plan: right(replace(plan, schedule="1f1b")),
+        "schedule",
+        lambda right: lambda plan, micro: right(replace(plan, schedule="1f1b"), micro),
         gpipe_holds_no_more_than_1f1b,
     ),
     "messages take no time": (
