@@ -2,7 +2,7 @@
 
 from matplotlib.patches import Patch, Rectangle
 
-from .style import COLORS, figure, rank_color
+from .style import COLORS, THINGS, figure, rank_color
 
 WHOLE = "#DDDDDD"
 THREE_WAYS = (
@@ -81,7 +81,7 @@ def _step(ax, i, name, sp, ranks):
             ("g", True): "reduce-\nscatter\nall-gather",
         }
         ax.add_patch(Rectangle((i + 0.35, 0), 0.3, 1, fc=COLORS["comm"], ec="white"))
-        ax.text(i + 0.5, -0.06, words[name, sp], ha="center", va="top", fontsize=7)
+        ax.text(i + 0.5, -0.06, words[name, sp], ha="center", va="top", fontsize=8)
         ax.text(i + 0.5, 1.1, name, ha="center", fontsize=9, style="italic")
         return
     if name in CUT:  # along features or heads: side by side
@@ -106,14 +106,13 @@ def crossover(width: int = 768, ranks: int = 2, counted=()):
     fig, ax = figure(8, 2.9)
     share, most = 2 * (ranks - 1) / ranks, 10 * width
     tokens = [most * i / 50 for i in range(51)]
-    by_data, by_columns = ax.plot(
-        tokens, [share * 8 * width**2] * 51, tokens, [share * 2 * t * width for t in tokens]
-    )
-    by_data.set_label("batch cut: gradients, 8 C²")
-    by_columns.set_label("matrices cut: activations, 2 x B T C")
+    by_data, by_columns = THINGS[3:]
+    ax.plot(tokens, [share * 8 * width**2] * 51, color=by_data, label="batch cut: gradients, 8 C²")
+    activations = [share * 2 * t * width for t in tokens]
+    ax.plot(tokens, activations, color=by_columns, label="matrices cut: activations, 2 x B T C")
     for t, data, columns in counted:
-        ax.plot(t, data, "o", color=by_data.get_color())
-        ax.plot(t, columns, "o", color=by_columns.get_color())
+        ax.plot(t, data, "o", color=by_data)
+        ax.plot(t, columns, "o", color=by_columns)
     ax.axvline(4 * width, color=COLORS["other"], ls="--", lw=1)
     ax.text(4 * width, 1, f"  B T = 4 C = {4 * width:,}", va="top", transform=ax.get_xaxis_transform())
     ax.set(xlabel="tokens in the batch, B T", ylabel="numbers sent a rank", xlim=(0, most), ylim=(0, None))
@@ -139,7 +138,7 @@ def memory(kept: dict[str, list[float]], ranks: list[int]):
     width = 0.8 / len(kept)
     for i, (name, values) in enumerate(kept.items()):
         places = [k + (i - (len(kept) - 1) / 2) * width for k in range(len(ranks))]
-        ax.bar(places, values, width * 0.92, label=name, color=rank_color(i))
+        ax.bar(places, values, width * 0.92, label=name, color=THINGS[4 - i])
     ax.set_xticks(range(len(ranks)), [f"{n} ranks" if n > 1 else "1 rank" for n in ranks])
     ax.set(ylabel="activations of a layer\n(one rank = 1)")
     ax.legend()
@@ -159,7 +158,7 @@ def bytes_and_flops(
         send.append(4 * 2 * (n - 1) / n * tokens * width * 2 / link * 1e3)
     ax.barh(names, compute, color=COLORS["forward"], label="matrix products")
     ax.barh(names, send, left=compute, color=COLORS["comm"], label="4 all-reduces")
-    ax.set(xlabel="ms of one layer's step", title=f"B={rows}, T={length}, C={width}")
+    ax.set(xlabel="ms of one layer's step", title=f"{link / 1e9:g} GB/s: B={rows}, T={length}, C={width}")
     ax.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=2)
     return fig
 
@@ -181,9 +180,9 @@ def alexnet(batch: int = 128):
     fig, ax = figure(8, 2.7)
     names = [name for name, _, _ in ALEXNET]
     at = range(len(names))
-    ax.bar([i - 0.2 for i in at], [w for _, w, _ in ALEXNET], 0.38, color=rank_color(0), label="weights")
+    ax.bar([i - 0.2 for i in at], [w for _, w, _ in ALEXNET], 0.38, color=THINGS[4], label="weights")
     values = [batch * a for _, _, a in ALEXNET]
-    ax.bar([i + 0.2 for i in at], values, 0.38, color=rank_color(1), label=f"activations of {batch} images")
+    ax.bar([i + 0.2 for i in at], values, 0.38, color=THINGS[3], label=f"activations of {batch} images")
     ax.axvspan(-0.5, 4.5, color=COLORS["wait"], alpha=0.35, zorder=0)
     ax.text(2, 3e8, "cut the batch", ha="center")
     ax.text(6, 3e8, "cut the matrices", ha="center")

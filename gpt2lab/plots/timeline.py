@@ -8,17 +8,20 @@ UNITS = {"s": 1.0, "ms": 1e3, "us": 1e6}
 MAIN, STRIP = 0.56, 0.2  # heights of the work bar and of the communication strip, in rows
 
 
-def timeline(spans, title: str = "", unit: str = "ms", names: bool = True, clock: str = "") -> Figure:
+def timeline(
+    spans, title: str = "", unit: str = "ms", names: bool = True, clock: str = "", length: float = 0.0
+) -> Figure:
     """Draw spans (objects with name, kind, start, end, rank, lane) of any number of ranks.
 
-    `clock` says where the numbers come from (measured, paced, simulated); it is shown on the time axis.
+    `clock` says where the numbers come from (measured, paced, simulated); it is shown on the time axis, which
+    is at least `length` seconds long: pictures to compare get the same one.
     """
     spans = list(spans)
     scale = UNITS[unit]
     ranks = sorted({s.rank for s in spans})
     row = {rank: i for i, rank in enumerate(ranks)}
     zero = min((s.start for s in spans), default=0.0)
-    length = max((s.end for s in spans), default=1.0) - zero
+    length = max(length, max((s.end for s in spans), default=1.0) - zero)
     fig, ax = figure(8, 1.1 + 0.5 * max(len(ranks), 1))
     for s in spans:
         strip = s.lane != "work"
@@ -27,6 +30,7 @@ def timeline(spans, title: str = "", unit: str = "ms", names: bool = True, clock
         ax.barh(center, width, height, left, color=COLORS[s.kind], edgecolor="white", linewidth=0.5)
         if names and not strip and s.end - s.start > 0.012 * length * max(len(s.name), 1):
             ax.text(left + width / 2, center, s.name, ha="center", va="center", fontsize=8, clip_on=True)
+    ax.set_xlim(-0.01 * length * scale, 1.01 * length * scale)
     _label(ax, ranks, title, f"time in {unit}" + (f" ({clock})" if clock else ""))
     kinds = [kind for kind in COLORS if kind in {s.kind for s in spans}]
     legend(ax, kinds, loc="lower left", bbox_to_anchor=(0, 1), ncols=max(len(kinds), 1), fontsize=8)

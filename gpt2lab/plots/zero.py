@@ -39,6 +39,34 @@ def figure_1(billions: float, ranks: int) -> Figure:
     return bars({name: held(stage) for stage, name in STAGES.items()}, "GB")
 
 
+def by_part(models: dict[str, dict[str, dict[str, float]]], room: float) -> Figure:
+    """Bytes by part for each model and stage, logits and buffers as one.
+
+    Bars longer than three times `room` GB are cut off.
+    """
+    fig, axes = figure(8, 1.2 + 0.8 * len(models), len(models), sharex=True)
+    end = 3 * room
+    for ax, (model, stages) in zip(axes, models.items(), strict=True):
+        for y, parts in enumerate(stages.values()):
+            parts, left = {k: size / 1e9 for k, size in parts.items()}, 0.0
+            parts["logits, buffers"] = parts.pop("logits") + parts.pop("buffers")
+            for (part, size), color in zip(
+                parts.items(), (*THINGS[4:1:-1], THINGS[1], THINGS[0]), strict=True
+            ):
+                ax.barh(y, size, 0.75, left, color=color, label=part if y == 0 else None)
+                left += size
+            beyond = left > end
+            where = {"ha": "right", "color": "white"} if beyond else {"ha": "left"}
+            ax.text(min(left, end), y, f" {left:,.0f} GB{' →' * beyond} ", va="center", fontsize=8, **where)
+        ax.axvline(room, color="black", ls="--", lw=1)
+        ax.set_yticks(range(len(stages)), stages)
+        ax.set(title=model, xlim=(0, end), ylim=(len(stages) - 0.5, -0.5))
+        ax.grid(axis="y", visible=False)
+    axes[-1].set_xlabel("GB on each rank")
+    axes[0].legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=5, fontsize=8)
+    return fig
+
+
 def memory_over_a_step(
     curves: dict[str, list[float]], unit: str = "MB", legend: str = "lower right"
 ) -> Figure:
@@ -97,7 +125,7 @@ def lines(
     """Several lines over steps; dots are published numbers, on a log scale if there are any."""
     fig, ax = figure(8, 2.8)
     for i, (name, values) in enumerate(runs.items()):
-        ax.plot(values, ("-", "--", ":")[i % 3], lw=1.8, color=rank_color(i), label=name)
+        ax.plot(values, ("-", "--", ":")[i % 3], lw=1.8, color=THINGS[(4, 3, 0, 1)[i % 4]], label=name)
     for marker, (name, values) in zip("oxs", (recorded or {}).items(), strict=False):
         ax.plot(values, marker, ms=8, mfc="none", color="black", label=name)
     ax.set(xlabel="step", ylabel=ylabel, yscale="log" if recorded else "linear")

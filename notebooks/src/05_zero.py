@@ -4,21 +4,21 @@
 # **The one-minute version.** In data parallelism every rank holds the same weights, gradients and optimizer state:
 # n copies of one thing. ZeRO keeps the *work* of data parallelism and shares out what is *held*. Stage 1: each rank
 # keeps the optimizer state of one n-th of the weights. Stage 2: of the gradients too. Stage 3: of the weights too,
-# which are gathered block by block when they are needed. The trick costs nothing until stage 3, because a
+# which are gathered block by block when needed. The trick costs nothing until stage 3, because a
 # ring's all-reduce is a reduce-scatter followed by an all-gather: ZeRO puts the update *between* the two.
 #
-# The claim of this lesson, on three live ranks and seven rows that do not divide evenly:
+# The claim, on three live ranks and seven rows:
 
 # %% tags=["setup"]
 import torch
 import torch.nn.functional as F
 
 from gpt2lab.lessons import explore, show, show_source, table
-from gpt2lab.lessons.exercises import check
+from gpt2lab.lessons.exercises import check, prefetch
 from gpt2lab.lessons.exercises import zero as exercises
-from gpt2lab.lessons.labs import lecture_zero3, recorded, residency, rewrite, updates
+from gpt2lab.lessons.labs import lecture_zero3, mixed_precision, recorded, residency, rewrite, thresholds
+from gpt2lab.lessons.labs.updates import twenty_steps
 from gpt2lab.lessons.player import play
-from gpt2lab.machine import memory
 from gpt2lab.model import GPT2, GPT2Config
 from gpt2lab.parallel.recompute import apply_recompute
 from gpt2lab.parallel.zero import costs, flat, stages
@@ -43,8 +43,7 @@ print(verify("dp=3,zero=3", ranks=three))
 #
 # Mixed-precision training with Adam holds 16 bytes for each parameter: 2 for the weight and 2 for the gradient
 # (16-bit floats), and K = 12 for the optimizer: a 32-bit master copy of the weight and two 32-bit moments.
-# Figure 1 of the paper, drawn from the formulas. **Predict** first: 7.5 billion parameters on 64 ranks, how many
-# GB in each stage?
+# **Predict**: 7.5 billion parameters on 64 ranks, how many GB in each stage?
 
 # %%
 names = plots.STAGES
@@ -60,48 +59,80 @@ explore(
 )
 
 # %% [markdown]
+# Stage 1 alone brings 120 GB down to 31.4 GB<!--above-->. Real memory holds more than the paper's three parts:
+# activations of a sequence of 2,048 tokens (here only each block's input is kept), the logits, and in stage 3 a block
+# or two that are whole. GPT-2 stretched to 7 and to 70 billion parameters, on 64 ranks:
+
+# %%
+large = mixed_precision.memory_by_part({"7 billion": (34, 4096), "70 billion": (86, 8192)}, ranks=64)
+for size, found in large.items():
+    print(size, *(f"{name} {sum(parts.values()) / 1e9:,.0f} GB" for name, parts in found.items()), sep=", ")
+show(
+    plots.by_part(large, room=80),
+    "computed",
+    "bytes on the fullest of 64 ranks, by part; the dashed line is a GPU of 80 GB, longer bars are cut off.",
+    "Two groups of four stacked bars: of 7 billion parameters all but replicas fit, of 70 billion only stage 3 does",
+)
+
+# %% [markdown]
+# ## Sixteen bits, and a master copy
+#
+# Why a second copy of each weight? bfloat16 has 8 significant bits: between 256 and 512 it knows only even numbers. A
+# small number added to a large one is *lost*, and so are Adam's small updates of bfloat16 weights. Added to a float32
+# **master copy** they add up; the model computes with the copy rounded to bfloat16. Twenty live steps:
+
+# %%
+said, curves = mixed_precision.three_formats(two)
+print(*said, sep="\n")
+show(
+    plots.lines(curves, "loss"),
+    "computed",
+    "training of one model on two live ranks in three number formats.",
+    "Three falling lines; with masters the loss of bfloat16 lies on that of float32, without them it falls far slower",
+)
+
+# %% [markdown]
+# Each rank's bfloat16 sum stopped at 256: 256 + 1 rounds back to 256, and the total is 512<!--above--> instead of
+# 2,000<!--above-->. So gradients of many micro-batches are added in float32 too (stages 2 and 3 here do).
+#
 # ## A flat stretch, cut evenly
 #
-# Sharding tensor by tensor would be a mess of uneven pieces. So each part of the model (a block, an embedding) is
+# Tensor by tensor, shards would be uneven and messages tiny. So each part of the model (a block, an embedding) is
 # laid out *flat*: its parameters one after the other, padded to a multiple of n. Rank r owns the r-th n-th, wherever
-# borders of parameters fall. The parameters are views of this stretch, which is gathered, updated and sent as it
-# lies.
+# borders of parameters fall. The parameters are views of this stretch, which is sent as it lies.
 
 # %%
 show_source(flat.Flat.lay_out)
 
 # %%
-ODD = GPT2Config(vocab_size=37, n_positions=16, n_layer=3, n_head=2, n_embd=8)  # divides by 2, hardly by 3
-sizes = costs.parts(GPT2(ODD))
-print("elements of the parts:", sizes)
-for ranks in (2, 3, 5):
-    padding = sum(ranks * costs.shard_length(s, ranks) - s for s in sizes.values())
-    print(f"{ranks} ranks: {padding} elements of padding in all")
-print(verify("dp=3,zero=2", ODD, ranks=three))
+rows, same = residency.by_message(two, CONFIG)
+table(rows, ["sums of gradients", "messages", "smallest, bytes", "largest", "counted as by formula"])
+print("equal gradients, bit for bit:", same)
+sizes = costs.parts(GPT2(CONFIG))
+print(
+    "elements of padding:",
+    *(f"{sum(-s % n for s in sizes.values())} on {n} ranks" for n in (3, 5, 7)),
+    sep=", ",
+)
 
 # %% [markdown]
-# Weight decay is for matrices only, and a flat stretch is no matrix: so a shard is handed to AdamW as *pieces*, each
-# knowing which parameter it is a part of.
-#
-# May an optimizer be cut at all? AdamW may: what it does to a weight depends on that weight's gradients alone. So
-# shard by shard it must give the same *bits*:
+# May an optimizer be cut at all? AdamW may: what it does to a weight depends on that weight's gradients alone, and
+# on whether it decays. The same *bits*:
+
 # %%
-twenty_steps = updates.twenty_steps  # of AdamW on 1003 weights, cut into so many shards
-for decay in (0.0, 0.01):
+for decay in (0.0, 0.01):  # on 1003 weights, cut into n shards
     same = [torch.equal(twenty_steps(n, decay), twenty_steps(1, decay)) for n in (2, 3, 5)]
     print(f"20 steps, decay {decay}: shards of 2, 3, 5 ranks are the whole, bit for bit:", *same)
 float32 = [twenty_steps(n, 0.01, torch.float32, fused=True) for n in (1, 5)]
 print("float32, fused: equal to 1e-6:", torch.allclose(*float32, rtol=0, atol=1e-6))
 
 # %% [markdown]
-# The last line claims less: the *fused* AdamW computes the last elements of a stretch by other instructions, and
-# their last bit may differ.
+# The last line claims less: *fused* AdamW computes a stretch's last elements by other instructions.
 #
 # ## The three stages by hand
 #
-# Here are all three, on parts of a model: its blocks, and the modules outside them. A part can gather its weights,
-# free them, sum its gradients, and notice that they are complete. The all-reduce of lesson 04 has come apart, and the
-# update stands between the halves.
+# A part of the model can gather its weights, free them, sum its gradients, and notice that they are complete. The
+# all-reduce of lesson 04 has come apart, and the update stands between the halves.
 
 
 # %%
@@ -194,10 +225,9 @@ table(
 )
 
 # %% [markdown]
-# Stage 2 changes *when* the reduce-scatter happens: for each part as soon as backward has finished it, after which
-# only the own shard of its gradient stays. The price shows with accumulation: gradients must then be summed in every
-# micro-batch, or kept whole. Stage 3 leaves nothing whole in the blocks; embeddings and the last norm stay whole
-# here.
+# Stage 2 changes *when* the reduce-scatter happens: for each part as soon as backward has finished it; then only the
+# own shard of its gradient stays. The price: with accumulation, gradients are summed in every micro-batch. Stage 3
+# leaves nothing whole in the blocks.
 #
 # The package's `stages.Zero1` and `Zero2` do the same, and overlap: the reduce-scatter runs while backward goes on.
 
@@ -210,21 +240,18 @@ print(verify("dp=3,zero=1", ranks=three), verify("dp=3,zero=2", ranks=three), se
 # Before a block runs, its weights are gathered; after it they are freed. Backward needs them again. Three things
 # make this work:
 #
-# - **Nothing else may hold them.** A graph over a block saves its weights for backward, so setting `.data` to something
-#   else frees nothing. One way out is to keep only the block's input and run the block again (lesson 01). The other
-#   needs no second forward: the *storage* of the gathered weights is resized to 0 under the views that the graph has
-#   saved, and filled again before backward. FSDP does this, and here the plan `zero=3,refill=on`.
+# - **Nothing else may hold them.** A graph over a block saves its weights for backward. One way out is to keep only
+#   the block's input and run the block again (lesson 01). The other needs no second forward: the *storage* of the
+#   gathered weights is resized to 0 under the views that the graph has saved, and filled again before backward. FSDP
+#   does this, and here the plan `zero=3,refill=on`.
 # - **Prefetch.** While a block computes, the next block's all-gather is under way: i+1 in forward, i-1 in backward.
-# - **A stand-in.** Autograd wants to know each parameter's shape. A single element, expanded, has the shape
-#   and no memory.
+# - **A stand-in.** Autograd wants each parameter's shape: a single element, expanded, has it and no memory.
 
 # %%
 show_source(stages.Zero3._before_block, stages.Zero3._after_block, stages.Zero3._before_backward)
 
 # %% [markdown]
-# Both ways on live ranks: how often do blocks run in a step, what is sent, and what lies behind the blocks' weights
-# between forward and backward? By formula both send 3 S (n-1)/n for the blocks; without the second forward a step
-# costs 6 instead of 8 operations a weight and token.
+# Both ways on live ranks. Without the second forward a step costs 6 instead of 8 operations a weight and token.
 
 # %%
 print(verify("dp=3,zero=3,refill=on", ranks=three))
@@ -267,41 +294,26 @@ print("fully_shard has the same gradients, to 1e-12:", max(three.run(fully_shard
 # *layer* belongs to one rank, which broadcasts it. **Predict**: how many does a rank hold at most, if it owns four?
 
 # %%
-watch = residency.watch
-flat_on, flat_off = two.run(watch, "dp=2,zero=3", deep), two.run(watch, "dp=2,zero=3", deep, False)
-layers = two.run(watch, "dp=2,zero=3,data=owner", deep)
-runs = {"flat, prefetch": flat_on[0], "flat, no prefetch": flat_off[0]}
-runs |= {f"layers, rank {rank}": layers[rank] for rank in range(2)}
+seen, rows, said = residency.three_ways(two, deep)
 show(
-    plots.residency({name: seen for name, (seen, _, _) in runs.items()}, 8 * deep.parameters),
+    plots.residency(seen, 8 * deep.parameters),
     "counted",
     "whole weights (blue) on rank 0 of two or on both, on their way (hatched), or owned (grey); below, the bytes of "
     "all weights held: a saw-tooth under the flat line of replicas. The dashed line is where backward begins.",
     "Four charts of parts against events: blocks appear one by one going down, then coming back up, and the token "
     "embedding stays from the start into backward; below each a saw-tooth curve at two thirds of a flat line",
 )
-block = 8 * costs.parts(GPT2(deep))["h.0"]
-row = lambda name, seen, sent: (
-    name,
-    seen.blocks[0] / block,
-    max(seen.blocks) / block,
-    seen.under_way(),
-    sent,
-)
 table(
-    [row(name, seen, sent) for name, (seen, sent, _) in runs.items()],
-    ["blocks on a rank of 2", "its own", "at most held", "fetched while a block computes", "bytes sent"],
+    rows, ["blocks on a rank of 2", "its own", "at most held", "fetched while a block computes", "bytes sent"]
 )
-exact = all(max(seen.blocks) == seen.blocks[0] + block == 5 * block for seen, _, _ in layers + flat_off)
-print("without prefetch the peak is one's own and one block, to the byte, on all ranks:", exact)
-print("with prefetch the same gradients, bit for bit:", all(map(torch.equal, flat_on[0][2], flat_off[0][2])))
+print(*(f"{what}: {true}" for what, true in said.items()), sep="\n")
 
 # %% [markdown]
-# Its own and one: each block comes twice, and goes before the next one comes. Prefetch buys time with room for one
-# more. The tied embedding stays until its second use, as the head, is over.
+# Its own 4<!--above--> and one: each block comes twice, and goes before the next one comes. Prefetch buys time with
+# room for one more, 6<!--above-->. The tied embedding stays until its second use, as the head, is over.
 #
-# The same as a recording: four blocks, two ranks, each message paced to 15 ms and each block to 30 ms. Play it, or step
-# with the arrow keys. What does a rank hold while `F1` runs, and what is on its way?
+# The same as a recording of four blocks; step with the arrow keys. What does a rank hold while `F1` runs, and what is
+# on its way?
 
 # %% tags=["measured"]
 play(
@@ -313,132 +325,80 @@ play(
 )
 
 # %% [markdown]
-# ## Bytes held: formula and live ranks
+# ## Bytes held, bytes sent
 #
-# Each rank adds up the memory behind its tensors at the end of backward: weights, gradients, and Adam's two moments,
-# all float64 and without master copies: the optimizer weighs 2 parts of 4, not 12 of 16. **Predict**: which stages
-# hold fewer weights?
+# Each rank adds up the memory behind its tensors at the end of backward, all float64 and without master copies: so
+# the optimizer weighs 2 parts of 4, not 12 of 16. **Predict**: which stages hold fewer weights?
 
 # %%
-held = lambda rank, world_size, plan: memory.after_backward(*residency.trainer_of(plan, CONFIG))
-sizes = costs.parts(GPT2(CONFIG))
-found = {stage: three.run(held, f"dp=3,zero={stage}") for stage in range(4)}
-for stage, ranks in found.items():
-    exact = [held == costs.bytes_held(sizes, stage, 3, rank, 8) for rank, held in enumerate(ranks)]
-    print(f"{names[stage]}: all three ranks hold what the formula says:", all(exact))
+formula, live, exact = residency.held_by_stage(three, CONFIG, names)
+print("all three ranks hold what the formulas say, in each stage:", exact)
 show(
-    plots.bars(
-        {names[stage]: costs.bytes_held(sizes, stage, 3, 0, 8) for stage in found},
-        "kB",
-        {names[stage]: sum(ranks[0].values()) for stage, ranks in found.items()},
-    ),
+    plots.bars(formula, "kB", live),
     "counted",
     "bars by formula, padding included; circles: bytes really held by rank 0 of 3 at the end of backward.",
     "Stacked bars for replicas and stages 1 to 3 with a circle at the end of each bar",
 )
 
 # %% [markdown]
-# ## Bytes sent
-#
-# With S bytes of weights, n ranks and k micro-batches: replicas 2 S (n-1)/n; stage 1 the same; stage 2 the same for
-# one micro-batch, (k+1) S (n-1)/n in general; stage 3 sends up to 3 k S (n-1)/n: two gathers and a reduce-scatter.
-# Counted:
+# Now what is sent. With S bytes of weights, n ranks and k micro-batches: replicas 2 S (n-1)/n; stage 1 the same;
+# stage 2 (k+1) S (n-1)/n; stage 3 up to 3 k S (n-1)/n: two gathers and a reduce-scatter. Counted:
+
 # %%
-whole = 8 * CONFIG.parameters
-rows = []
-for stage in range(4):
-    counts = [two.run(residency.sent, f"dp=2,zero={stage},micro={micro}", CONFIG)[0] for micro in (1, 3)]
-    exact = [costs.bucket_bytes_sent(GPT2(CONFIG), 1 << 20, 2, 0)] * 2  # whatever the micro-batches
-    if stage:
-        exact = [costs.zero_bytes_sent(sizes, stage, 2, micro, 8) for micro in (1, 3)]
-    rows.append((names[stage], *(f"{c / whole:.2f} S" for c in counts), "yes" if counts == exact else "NO"))
-table(rows, ["2 ranks", "1 micro-batch", "3 micro-batches", "equal to the formula"])
+table(
+    residency.sent_by_stage(two, CONFIG, names),
+    ["2 ranks", "1 micro-batch", "3 micro-batches", "equal to the formula"],
+)
 
 # %% [markdown]
-# On two ranks (n-1)/n is one half, so replicas send 1 S. Stage 3 stays a little below 1.5 S a micro-batch: what lies
-# outside the blocks is gathered once only.
-#
-# Whole layers send as much in sum, but not each rank. (A broadcast goes along a chain, whose last rank sends nothing;
-# a sum likewise, to its owner.) On three ranks:
+# On two ranks (n-1)/n is one half, so replicas send 1 S. Stage 3 sends 1.48<!--above--> S, a little below 1.5 S: what
+# lies outside the blocks is gathered once only. Whole layers send as much in sum, but not each rank (a broadcast goes
+# along a chain, whose last rank sends nothing; a sum likewise, to its owner):
 
 # %%
-by_rank = {"flat shards": three.run(residency.sent, "dp=3,zero=3", CONFIG)}
-by_rank["whole layers"] = three.run(residency.sent, "dp=3,zero=3,data=owner", CONFIG)
-formulas = [costs.zero_bytes_sent(sizes, 3, 3, 1, 8)] * 3
-owners = [costs.owner_bytes_sent(sizes, 3, rank, 1, 8) for rank in range(3)]
-print("equal to the formulas:", list(by_rank.values()) == [formulas, owners])
+by_rank, exact = residency.sent_by_rank(three, CONFIG)
+print("equal to the formulas:", exact)
 show(
-    plots.beside({name: [b / 1e3 for b in found] for name, found in by_rank.items()}, "rank", "kB sent"),
+    plots.beside(by_rank, "rank", "kB sent"),
     "counted",
     "bytes that each rank sends in a step of stage 3: flat shards are fair, owners of layers are not.",
     "Pairs of bars for three ranks: equal ones for flat shards, unequal ones for whole layers",
 )
 
 # %% [markdown]
-# ## Memory over a step, event by event
+# ## From how many tokens on is it free?
 #
-# The profiler reports every allocation of a KiB or more, in the model of eight blocks:
+# A block of P weights and t tokens a rank: forward computes 2 P t / F seconds at F operations a second; the next
+# block's gather takes (n-1)/n P b / W seconds at W bytes a second and b bytes a number. Prefetch hides the smaller of
+# the two, so a rank computes all the time from t = (n-1)/n b F / 2W on; P has gone. Backward has twice the
+# computing and twice the messages (a gather and a reduce-scatter): the same t.
 
 # %%
-record = lambda rank, world_size, plan: memory.over_a_step(*residency.trainer_of(plan, deep), least=1024)
-plans = {"replicas": "dp=2,recompute=on", "stage 2": "dp=2,zero=2,recompute=on", "stage 3": "dp=2,zero=3"}
-plans["stage 3, refilled"] = "dp=2,zero=3,refill=on"
-curves = {name: two.run(record, plan)[0] for name, plan in plans.items()}
-peaks = {name: max(curve) for name, curve in curves.items()}
-drops = sum(a - b >= block / 2 for a, b in zip(curves["stage 3"], curves["stage 3"][1:], strict=False))
-print("the peak falls from stage to stage:", peaks["replicas"] > peaks["stage 2"] > peaks["stage 3"])
-print("teeth of the saw, at least two a block:", drops >= 16)
-print("without a second forward the peak is higher:", peaks["stage 3, refilled"] > peaks["stage 3"])
-
-# %% tags=["measured"]
-show(
-    plots.memory_over_a_step(curves),
-    "measured",
-    "bytes held on rank 0 over one step of eight blocks on two ranks; triangles mark the peaks.",
-    "Four curves over a step: replicas on top with a ramp in backward, stage 3 lowest with many small teeth",
-)
+laptop = thresholds.laptop(60e9, 4e9)  # round numbers of the order that lessons 02 and 03 measure
+rows = [
+    (m.name, m.ranks, f"{m.rate:.2g}", f"{m.bandwidth:.2g}", round(thresholds.tokens_per_rank("zero3", m)))
+    for m in (laptop, *thresholds.machines())
+]
+table(rows, ["machine", "ranks", "F, op/s", "W, bytes/s", "tokens a rank"])
+print("GPUs at half of their peak:", thresholds.machines()[0].source)
 
 # %% [markdown]
-# All but the last recompute, so that only what is shared out differs. Replicas pile up gradients during backward. In
-# stage 2 a block's gradients are whole for a moment, while they are joined and summed: spikes. In stage 3 each block's
-# weights come and go as well: a saw-tooth. Refilled, it rises in forward by the activations that are kept.
+# Inside a machine one sequence is enough; across machines it takes 9,735<!--above--> tokens a rank, or sharding
+# in groups (`shard=8`, HSDP) so that gathers stay inside.
 #
 # ## Bug lab: three bugs of a lecture
 #
 # Stanford's CS336 (spring 2024) taught ZeRO-3 with a short program in which whole *layers* belong to ranks: the owner
-# broadcasts a layer's weights before use, and gradients are reduced to the owner. It is simple, and balances badly:
-# one root sends while the others wait. Our corrected version is a plan of its own:
+# broadcasts a layer's weights before use, and gradients are reduced to the owner. Corrected, it is a plan of ours
+# (`data=owner`); the program itself, layers `gelu(x @ w)`, runs here with its three bugs as switches. *Bug 1*: its
+# backward loop was `range(num_layers - 1, 0, -1)`. **Predict**: does the loss tell?
 
 # %%
 print(verify("dp=3,zero=3,data=owner", ranks=three))
-
-# %% [markdown]
-# Here is the lecture's program on its toy: layers `gelu(x @ w)`, loss mean(x²). Its three
-# bugs are switches, all off at first; `serial_toy` is what it ought to be.
-
-# %%
-lecture, serial_toy = lecture_zero3.zero3, lecture_zero3.serial
-follow = lambda found, expected: all(
-    log.equals(expected) for log in found
-)  # losses, norms, weights, to 1e-12
 x = torch.randn(8, 16, generator=torch.Generator().manual_seed(1))
-right = two.run(lecture, x)
-print(
-    "without the bugs equal to serial, on 2 and 4 ranks:", follow(right + four.run(lecture, x), serial_toy(x))
-)
-
-# %% [markdown]
-# **Bug 1: layer 0 never learns.** The lecture's backward loop was `range(num_layers - 1, 0, -1)`: it stops at 1.
-# **Predict**: does the loss tell?
-
-# %%
-wrong, first = two.run(lecture, x, stop=0), lecture_zero3.first_weight(x).detach()
-print("after 5 steps layer 0 is what it was, bit for bit:", torch.equal(wrong[0].weights[0], first))
-print("the others follow the serial run with layer 0 frozen:", follow(wrong, serial_toy(x, frozen=[0])))
-moved = {}
-for name, found in (("loop to layer 0", right), ("loop to layer 1", wrong)):
-    print(f"{name}: the loss falls from {found[0].losses[0]:.4f} to {found[0].losses[-1]:.4f}")
-    moved[name] = [(w - first).norm().item() for log in found for w in log.weights.values()]
+print("without its bugs the lecture's program is serial training:", lecture_zero3.without_bugs(x, two, four))
+said, moved = lecture_zero3.layer_0(x, two)
+print(*said, sep="\n")
 show(
     plots.beside(moved, "layer", "distance moved"),
     "computed",
@@ -448,17 +408,11 @@ show(
 
 # %% [markdown]
 # **Bug 2: memory "freed" that the graph still holds.** The lecture set `params[i] = None` after use. But the graph of
-# `x @ w` holds `w` for backward, so the memory stays. Eight layers on two ranks; count the borrowed ones that are
-# alive after each broadcast. **Predict** both numbers.
+# `x @ w` holds `w` for backward. Eight layers on two ranks: how many borrowed ones are alive at most?
 
 # %%
-alive = {}
-for name, graph in (("with a graph", True), ("without", False)):
-    borrowed = two.run(lecture, x, graph=graph, steps=1, layers=8)[
-        0
-    ].borrowed  # 12 entries for each direction
-    print(f"{name}: up to {max(borrowed[:12])} borrowed layers in forward, {max(borrowed[12:])} in backward")
-    alive[name] = [4 + count for count in borrowed]
+said, alive = lecture_zero3.kept_by_the_graph(x, two)
+print(*said, sep="\n")
 show(
     plots.alive(alive, 8),
     "counted",
@@ -467,57 +421,26 @@ show(
 )
 
 # %% [markdown]
-# With the graph all L - L/n borrowed layers pile up: this ZeRO-3 ends up with more than replicas hold. That is why
-# stage 3 has to recompute or to empty the storage that the graph has saved, and why our tests ask for the *storage*
-# and not for the name.
+# All L - L/n = 4<!--above--> borrowed layers pile up, then one more: this ZeRO-3 ends up with more than replicas
+# hold.
 #
-# **Bug 3: the decaying gradient.** The lecture never calls `zero_grad`, and reduces with an *average* into the
-# owner's `.grad`. So the owner's old gradient is averaged as well, with nothing from the others: g(t) = g(t-1) / n +
-# avg(t). Plain data parallelism with the same omission has g(t) = g(t-1) + avg(t). Two different wrong optimizers:
+# **Bug 3: the decaying gradient.** No `zero_grad`, and a reduce with an *average* into the owner's `.grad`: the
+# owner's old gradient is averaged as well, with nothing from the others. Plain data parallelism with the same
+# omission keeps it whole. Two different wrong optimizers:
 
 # %%
-norms = {}
-for ranks in (two, four):
-    n = ranks.size
-    for name, keep, switches in (
-        ("replicas, no zero_grad", 1.0, {"clear": False, "replicas": True}),
-        (f"owners, no zero_grad, n = {n}", 1 / n, {"clear": False}),
-        ("right", 0.0, {}),
-    ):
-        found = ranks.run(lecture, x, steps=12, **switches)
-        equal = follow(found, serial_toy(x, keep, steps=12))
-        print(f"{n} ranks, {name}: follows its recursion: {equal}")
-        norms[name] = found[0].norms
+said, norms = lecture_zero3.old_gradients(x, two, four)
+print(*said, sep="\n")
 show(
     plots.lines(norms, "norm of the gradient"),
     "computed",
     "the gradients that the programs apply, on live ranks.",
     "Four lines over twelve steps: that of replicas without zero_grad lies far above the others",
 )
-
 # %% [markdown]
-# **All at once**, at the lecture's size: batch 128, width 1024, four ranks, float32, no `zero_grad`, no layer 0.
-
-# %%
-losses, printed = lecture_zero3.all_at_once(four)
-for name, series in (losses | printed).items():
-    print(f"{name:31}", *(f"{loss:.4f}" for loss in series))
-show(
-    plots.lines(losses, "loss", printed),
-    "computed",
-    "losses of the lecture's two programs, here and from the lecture's recorded output, and of a right one.",
-    "Falling lines in three groups: ZeRO-3 falls more slowly at first, replicas turn up again, the right one is lowest",
-)
-
-# %% [markdown]
-# Digits differ by up to 0.0003 (the lecture's data had no seed), but over thirty seeds the first loss varies from
-# 0.0120 to 0.0130: the bugs explain what the lecture recorded. Its two programs are two different optimisations, and
-# neither is right.
-#
 # ## Which stage?
 #
-# Stages 1 and 2 cost no traffic; only stage 2 and accumulation do not go well together. Stage 3 sends half as much
-# again, and prefetching hides the smaller one of a block's computing and the next block's gather. None of them
+# Stages 1 and 2 cost no traffic, stage 2 only with accumulation. Stage 3 sends half as much again. None of them
 # touches **activations**, which depend on a rank's rows; recomputation, tensor and context parallelism do.
 #
 # Seen from compilers, ZeRO is a rewrite of one small graph, the update: where a sum is read by the update alone,
@@ -525,17 +448,10 @@ show(
 # state.
 
 # %%
-before, after = rewrite.UPDATE, rewrite.rewrite(rewrite.UPDATE)
-costs = {"before": rewrite.account(before, 1003, 2, 0), "after": rewrite.account(after, 1003, 2, 0)}
-for decay in (0.0, 0.01):
-    one, other = (two.run(rewrite.twenty_updates, graph, decay)[0] for graph in (before, after))
-    print(f"the same bits after 20 steps, decay {decay}:", torch.equal(one[0], other[0]))
-for name, (_, *counted) in (("before", one), ("after", other)):
-    exact = counted == [sum(row.sent for row in costs[name]), sum(row.state for row in costs[name])]
-    print(f"{name}:", *(f"{row.op.input} -> {row.op.kind} ->" for row in costs[name]), "new weights")
-    print(f"  {counted[0]:,} bytes sent, {counted[1]:,} of moments held, as accounted for: {exact}")
+said, graphs = rewrite.before_and_after(two)
+print(*said, sep="\n")
 show(
-    plots.graphs(costs),
+    plots.graphs(graphs),
     "counted",
     "the update of 1003 float32 weights on two ranks: bytes of each value, bytes sent, and bytes of Adam's moments.",
     "Two chains of boxes: all-reduce and update; reduce-scatter, update and all-gather, with thin arrows between them",
@@ -544,7 +460,7 @@ show(
 # %% [markdown]
 # ## Exercises
 #
-# **1.** Give the shard of a flat stretch that `rank` owns: equal lengths for all ranks, zeros as padding at the end.
+# **1.** The shard of a flat stretch that `rank` owns: equal lengths on all ranks, zeros as padding at the end.
 
 
 # %% tags=["exercise"]
@@ -558,6 +474,9 @@ def shard(whole, rank, ranks):
 
 
 check("a shard", exercises.shard, shard)
+
+# %% [markdown] tags=["hint"]
+# Seven elements on three ranks: how long must each shard be so that nothing is lost, and how many zeros follow?
 
 
 # %% tags=["wrong"]
@@ -623,6 +542,12 @@ def zero_step(weights, gradient, rank, ranks, rate, reduce_scatter, all_gather):
 
 check("a step of ZeRO-1", exercises.step, zero_step)
 
+# %% [markdown] tags=["hint"]
+# Which part of `weights` does this rank own? It steps that part alone.
+
+# %% [markdown] tags=["hint"]
+# Two calls, in this order: one turns the whole gradient into your part of the sum, the other joins updated parts.
+
 
 # %% tags=["wrong"]
 # FAIL: gradients are summed here, not averaged
@@ -675,11 +600,11 @@ def zero_step(weights, gradient, rank, ranks, rate, reduce_scatter, all_gather):
 
 
 # %% [markdown]
-# **3.** Stage 3 without recomputation. `y = x Wᵀ` is the layer, and each rank holds a `shard` of the flat, padded W of
-# `shape` (out, in). Gather W for forward, let go of it, and gather it *again* for backward; what saves W for backward
-# has gained nothing. Return the gradients of x and of the shard, that of W summed over the ranks. Useful:
-# `comm.gather_flat(shard, axis)`, `comm.reduce_scatter_flat(whole, axis)`. Three live ranks run three such layers; the
-# checker compares gradients, counts bytes, and looks for whole weights in memory.
+# **3.** Stage 3 without recomputation. `y = x Wᵀ` is the layer, and each rank holds a `shard` of the flat, padded W
+# of `shape` (out, in). Gather W for forward, let go of it, and gather it *again* for backward; what saves W for
+# backward has gained nothing. Return the gradients of x and of the shard, that of W summed over the ranks. Useful:
+# `comm.gather_flat(shard, axis)`, `comm.reduce_scatter_flat(whole, axis)`. The checker compares gradients on three
+# live ranks, counts bytes, and looks for whole weights in memory.
 
 
 # %% tags=["exercise"]
@@ -705,6 +630,13 @@ class Gathered(torch.autograd.Function):
 
 
 check("gathered twice", exercises.linear, lambda *given: Gathered.apply(*given))
+
+# %% [markdown] tags=["hint"]
+# What may `ctx` keep? Only what is small: the input, the shard, and two numbers of bookkeeping.
+
+# %% [markdown] tags=["hint"]
+# For y = x Wᵀ the gradients are dx = dy W and dW = dyᵀ x. dW is whole and flat; pad it like the shard before it is
+# summed.
 
 
 # %% tags=["wrong"]
@@ -820,6 +752,9 @@ def bytes_held(parameters, ranks, stage):
 
 check("bytes held", exercises.bytes_held, bytes_held)
 
+# %% [markdown] tags=["hint"]
+# Three kinds of things are held, 2 + 2 + 12 bytes. From which stage on is each divided by the number of ranks?
+
 
 # %% tags=["wrong"]
 # FAIL: gradients too
@@ -852,26 +787,96 @@ def bytes_held(parameters, ranks, stage):
 
 
 # %% [markdown]
+# **5. A puzzle: the order of the link.** Five blocks, one link, room for 5 units of whole weights. Block i takes some
+# room, and as much time to gather (`Gi`) and to sum its gradient (`Ri`); a backward takes two forwards. A rank
+# computes F0 ... F4, B4 ... B0 as soon as weights are there. A block gathered twice is dropped after its forward, one
+# gathered once stays until its backward is over. The link works in your order; a gather waits for room. Without
+# prefetch a step takes 50, with it 35; at most 33 pass.
+
+
+# %% tags=["exercise"]
+def link_order():
+    """The words of the link in order, such as "G0 G1 ... R1 R0"."""
+    ### BEGIN SOLUTION
+    return "G0 G1 G2 G3 G4 G3 G2 R4 G1 R3 G0 R2 R1 R0"
+    ### END SOLUTION
+
+
+print("room and gather:", prefetch.SIZES, "forward:", prefetch.FORWARD)
+check("the order of the link", prefetch.order, link_order)
+
+# %% [markdown] tags=["hint"]
+# Which block need not be gathered twice at all?
+
+# %% [markdown] tags=["hint"]
+# A gather keeps somebody waiting; when is a sum waited for?
+
+
+# %% tags=["wrong"]
+# FAIL: 50 units of time; at most 33 pass
+def link_order():
+    return "G0 G1 G2 G3 G4 G4 R4 G3 R3 G2 R2 G1 R1 G0 R0"
+
+
+# %% tags=["wrong"]
+# FAIL: 35 units of time; at most 33 pass
+def link_order():
+    return "G0 G1 G2 G3 G4 G4 G3 R4 G2 R3 G1 R2 G0 R1 R0"
+
+
+# %% tags=["wrong"]
+# FAIL: the link waits at G2 for ever: 5 of 5 units are held
+def link_order():
+    return "G0 G1 G2 G3 G4 R4 R3 R2 R1 R0"
+
+
+# %% tags=["wrong"]
+# FAIL: the link waits at R4 for ever
+def link_order():
+    return "R4 G0 G1 G2 G3 G4 G3 G2 G1 G0 R3 R2 R1 R0"
+
+
+# %% tags=["wrong"]
+# FAIL: R0 stands 0 times
+def link_order():
+    return "G0 G1 G2 G3 G4 G3 G2 R4 G1 R3 G0 R2 R1"
+
+
+# %% tags=["wrong"]
+# FAIL: the second G1 comes before F1 could run
+def link_order():
+    return "G1 G1 G0 G2 G3 G4 R4 R3 R2 R1 R0"
+
+
+# %% tags=["wrong"]
+# FAIL: is no work for the link
+def link_order():
+    return "G0 F0 G1 F1"
+
+
+# %% [markdown]
 # ## Drill
 #
-# 1. GPT-2 XL (1.56 billion) in mixed precision on 4 ranks: which stage is the first to fit into 12 GB, activations
-# apart?
+# 1. GPT-2 XL (1.56 billion) in mixed precision on 4 ranks: which stage first fits into 12 GB, activations apart?
 # 2. Why does stage 1 send no more than data parallelism?
 # 3. Stage 3 without recomputation: what must happen to the memory of a gathered weight, and when?
 #
 # <details><summary>Answers</summary>
 #
-# 1. Replicas 24.9 GB, stage 1 10.9 GB: stage 1 (K = 12 is what weighs). 2. An all-reduce already consists of the
-# two halves between which the update moved. 3. The graph holds the weight, so its storage is emptied after forward and
+# 1. Replicas 24.9 GB, stage 1 10.9 GB: stage 1 (K = 12 is what weighs). 2. The update moved
+# between the halves of an all-reduce. 3. The graph holds the weight, so its storage is emptied after forward and
 # filled by a second gather before the block's backward.
 #
 # </details>
 #
-# ## Further reading
+# ## Read on
 #
-# - Rajbhandari et al. 2020, "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models"
-#   (sections 5 and 7).
-# - Zhao et al. 2023, "PyTorch FSDP: Experiences on Scaling Fully Sharded Data Parallel".
-# - Xu et al. 2020, "Automatic Cross-Replica Sharding of Weight Update in Data-Parallel Training" (the
-#   compiler's view).
-# - Next: lesson 06 cuts the matrices themselves.
+# - Rajbhandari et al. 2020, "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models": sections 5 and 7
+#   derive the memory and the traffic of the three stages.
+# - Zhao et al. 2023, "PyTorch FSDP: Experiences on Scaling Fully Sharded Data Parallel": what it takes to make stage 3
+#   fast, storage that is refilled included.
+# - Xu et al. 2020, "Automatic Cross-Replica Sharding of Weight Update in Data-Parallel Training": the same as a
+#   compiler's rewrite.
+# - Micikevicius et al. 2018, "Mixed Precision Training": why a float32 master copy is kept.
+#
+# **Next:** lesson 06 cuts the matrices themselves.

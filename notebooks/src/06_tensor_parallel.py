@@ -7,28 +7,34 @@
 # between them. And attention falls apart into heads by itself. What remains are two sums a layer forward and
 # two backward.
 #
-# Here is the claim of this lesson, run on two live ranks:
+# The claim, on two live ranks:
 
 # %% tags=["setup"]
+from dataclasses import replace
+
 import torch
 import torch.nn.functional as F
 
-from gpt2lab import launch
 from gpt2lab.lessons import explore, show, show_source, table
-from gpt2lab.lessons.exercises import check
+from gpt2lab.lessons.exercises import check, cuts
 from gpt2lab.lessons.exercises import tensor as exercises
+from gpt2lab.lessons.labs import tensor as lab
+from gpt2lab.lessons.labs import thresholds
 from gpt2lab.model import GPT2, GPT2Config
 from gpt2lab.parallel import sequence, tensor
 from gpt2lab.planner import tensor_costs
 from gpt2lab.plots import tensor as plots
+from gpt2lab.plots.timeline import timeline
+from gpt2lab.processes.launch import Ranks
 from gpt2lab.ranks import comm
 from gpt2lab.ranks.mesh import Mesh
-from gpt2lab.verify import Plan, compare, verify
+from gpt2lab.verify import Plan, verify
 
 torch.set_default_dtype(torch.float64)
 
 # %%
-print(verify("tp=2"))
+two, four = Ranks(2), Ranks(4)
+print(verify("tp=2", ranks=two))
 
 # %% [markdown]
 # ## A product cut three ways
@@ -60,7 +66,7 @@ def three_ways(rank, world_size):
     return by_rows, by_columns, by_inner
 
 
-(rows0, columns0, inner0), (rows1, columns1, inner1) = launch(three_ways, ranks=2)
+(rows0, columns0, inner0), (rows1, columns1, inner1) = two.run(three_ways)
 joined = {"rows": torch.cat([rows0, rows1]), "columns": torch.cat([columns0, columns1], 1), "inner": inner1}
 for name, y in joined.items():
     print(f"{name:8} equals X W: {torch.allclose(y, X @ W)}")
@@ -77,69 +83,6 @@ print("sum of the gelus:      ", [round(v, 3) for v in (F.gelu(a) + F.gelu(b)).t
 print("gelu of slices, joined:", torch.equal(torch.cat([F.gelu(a), F.gelu(b)]), F.gelu(torch.cat([a, b]))))
 
 # %% [markdown]
-# ## The first form: columns only
-#
-# The simplest version (Stanford's CS336, lecture 8) cuts *every* matrix by columns and gathers after each
-# one: x -> all-gather(gelu(x W_r)). The lecture leaves the backward as homework. Here it is.
-#
-# The adjoint of an all-gather is a **reduce-scatter**: every rank used all columns, so each column's owner
-# must add up what all ranks ask of it. And there is a trap. The loss is computed on *every* rank, so n copies
-# of the same request arrive. Each must ask for 1/n: the seed of backward is 1/n.
-
-
-# %%
-class GatherColumns(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, y, axis):
-        ctx.axis = axis
-        return comm.all_gather(y, axis, 1)
-
-    @staticmethod
-    def backward(ctx, grad):
-        return comm.reduce_scatter(grad, ctx.axis, 1), None
-
-
-def columns_only(rank, world_size, x, weights, seed):
-    axis = Mesh(tp=world_size)["tp"]
-    mine = [w.tensor_split(world_size, 1)[rank].clone().requires_grad_() for w in weights]
-    for w in mine:
-        x = GatherColumns.apply(F.gelu(x @ w), axis)
-    x.square().sum().backward(torch.tensor(seed))
-    return [w.grad for w in mine]
-
-
-# %%
-weights = [torch.randn(4, 8), torch.randn(8, 6)]
-serial = [w.clone().requires_grad_() for w in weights]
-F.gelu(F.gelu(X @ serial[0]) @ serial[1]).square().sum().backward()
-for seed in (1 / 2, 1.0):
-    grads = launch(columns_only, X, weights, seed, ranks=2)
-    factors = [(torch.cat(parts, 1) / w.grad).mean().item() for *parts, w in zip(*grads, serial, strict=True)]
-    print(f"seed {seed}: gradients are {', '.join(f'{f:.3f}' for f in factors)} times the serial ones")
-
-# %% [markdown]
-# ### Bug lab: all shards alike
-#
-# The lecture draws each rank's shard with the same seed, and scales it by its own width. Every rank then holds the
-# *same* numbers. It trains, but another network: in the lecture's own record the output is 2.7169 where the same net,
-# cut by layers, gives 0.0829. Cut the serial weight instead.
-
-# %%
-dim, n = 32, 4
-one = torch.randn(dim, dim // n, generator=torch.Generator().manual_seed(0)) / (dim // n) ** 0.5
-drawn = torch.cat([one] * n, 1)
-cut = torch.randn(dim, dim, generator=torch.Generator().manual_seed(0)) / dim**0.5
-print(
-    "variance drawn on the ranks / variance cut from one matrix:", round((drawn.var() / cut.var()).item(), 1)
-)
-show(
-    plots.shards([drawn, cut], ["drawn anew on four ranks", "cut from one matrix"]),
-    "computed",
-    "the weight that four ranks hold together; with one seed everywhere, the same stripe four times.",
-    "Two heat maps: the left one repeats the same block four times, the right one does not",
-)
-
-# %% [markdown]
 # ## Columns, then rows: the MLP
 #
 # Two matrices and gelu, C to 4C to C. Cut the first by columns, the second by rows:
@@ -152,11 +95,6 @@ show(
 
 
 # %%
-def gelu_slope(z):
-    z = z.detach().requires_grad_()
-    return torch.autograd.grad(F.gelu(z).sum(), z)[0]
-
-
 def mlp_by_matrices(rank, world_size, x, w1, w2):
     axis = Mesh(tp=world_size)["tp"]
     w1, w2 = w1.tensor_split(world_size, 1)[rank], w2.tensor_split(world_size, 0)[rank]
@@ -164,20 +102,9 @@ def mlp_by_matrices(rank, world_size, x, w1, w2):
     z = x @ w1
     y = comm.all_reduce(F.gelu(z) @ w2, axis)  # g
     dy = 2 * y  # of the loss, the sum of squares
-    dz = dy @ w2.T * gelu_slope(z)
+    dz = dy @ w2.T * lab.gelu_slope(z)
     dx = comm.all_reduce(dz @ w1.T, axis)  # f, backward
     return dx, x.T @ dz, F.gelu(z).T @ dy, sum(e.bytes for e in comm.log) // 8
-
-
-def mlp_by_batch(rank, world_size, x, w1, w2):
-    axis = Mesh(dp=world_size)["dp"]
-    x = x.tensor_split(world_size, 0)[rank]
-    comm.clear_log()
-    z = x @ w1
-    dy = 2 * (F.gelu(z) @ w2)
-    dz = dy @ w2.T * gelu_slope(z)
-    d1, d2 = comm.all_reduce(x.T @ dz, axis), comm.all_reduce(F.gelu(z).T @ dy, axis)
-    return dz @ w1.T, d1, d2, sum(e.bytes for e in comm.log) // 8
 
 
 # %% [markdown]
@@ -192,7 +119,8 @@ for tokens in (C, 4 * C, 8 * C):
     x = torch.randn(tokens, C, requires_grad=True)
     v1, v2 = w1.clone().requires_grad_(), w2.clone().requires_grad_()
     (F.gelu(x @ v1) @ v2).square().sum().backward()
-    by_batch, by_matrices = (launch(f, x.detach(), w1, w2, ranks=2) for f in (mlp_by_batch, mlp_by_matrices))
+    ways = lab.mlp_by_batch, mlp_by_matrices
+    by_batch, by_matrices = (two.run(way, x.detach(), w1, w2) for way in ways)
     same = [
         torch.allclose(by_batch[0][1], v1.grad),
         torch.allclose(torch.cat([r[1] for r in by_matrices], 1), v1.grad),
@@ -200,10 +128,8 @@ for tokens in (C, 4 * C, 8 * C):
         torch.allclose(by_matrices[0][0], x.grad),
     ]
     counted.append((tokens, by_batch[0][3], by_matrices[0][3]))
-    _, sent, sent_by_matrices = counted[-1]
-    print(
-        f"{tokens:4} tokens: gradients equal {all(same)}; sent {sent} by batch, {sent_by_matrices} by matrices"
-    )
+    sent = "sent {1} by batch, {2} by matrices".format(*counted[-1])
+    print(f"{tokens:4} tokens: gradients equal {all(same)}; {sent}")
 
 # %%
 show(
@@ -214,22 +140,20 @@ show(
 )
 
 # %% [markdown]
-# A batch of GPT-2 has far more than 4 C tokens. Then cutting matrices sends *more*. It is done all the same:
-# the weights, their gradients and Adam's moments are cut too, so that a model fits which otherwise would not.
+# A batch of GPT-2 has far more than 4 C tokens: cutting matrices sends *more*. It is done all the same, because
+# weights, gradients and Adam's moments are cut too, and a model fits which otherwise would not.
 #
 # ## f and g are adjoints
 #
-# Let n ranks hold x_1 ... x_n, stacked as one long vector. g maps every stack to (s, s, ...), s = sum of x_r.
-# As a matrix, that is a block of ones, and its transpose is itself: a true adjoint would *sum again*
-# backward. But what follows g is computed identically on every rank, and each rank already has the whole
-# gradient of the one loss. Summing n equal gradients would count it n times. That is the convention behind g:
-# **the gradient of a replicated value is replicated too.** Likewise x before f is replicated, each rank uses
-# it in its own way, so its gradient is the sum. (`torch.distributed.nn.functional.all_reduce` follows the
-# other convention: use it as g and gradients double.)
+# Stack the x_r of n ranks as one long vector: g maps it to (s, s, ...), s = sum of x_r. That matrix, a block of ones,
+# is its own transpose: a true adjoint would *sum again* backward. But what follows g is computed identically on every
+# rank, so each already has the whole gradient of the one loss; summing n equal ones would count it n times. That is
+# the convention behind g: **the gradient of a replicated value is replicated too.** And x before f is replicated, but
+# each rank uses it in its own way, so its gradient is the sum.
 #
 # ## A layer of GPT-2
 #
-# Attention needs no idea beyond this. Heads do not look at each other, so cut q, k, v by heads (columns) and the
+# Heads do not look at each other, so cut q, k, v by heads (columns) and the
 # output projection by rows. GPT-2 stores q, k, v in *one* matrix [Q | K | V]; each third has to be cut by itself.
 
 # %%
@@ -274,8 +198,8 @@ show_source(tensor.Edge, tensor.RowLinear)
 # ## The vocabulary
 #
 # The embedding is the largest matrix of all, and the head is the same matrix. Cut it by *tokens of the vocabulary*.
-# An embedding then looks up what it has, puts zero for the rest, and sums (g). The head is column parallel (f), so
-# every rank has the logits of its tokens: (B, T, V/n). Gathering them would be absurd:
+# An embedding looks up what it has, puts zero for the rest, and sums (g). The head is column parallel (f): every rank
+# has logits (B, T, V/n). Gathering them would be absurd:
 
 # %%
 B, T, V = 8, 1024, 50257
@@ -303,8 +227,8 @@ def loss_on_a_rank(rank, world_size, whole_softmax):
 
 
 print(f"serial                 {F.cross_entropy(logits, targets, reduction='sum').item():.6f}")
-print(f"cut over 2 ranks       {launch(loss_on_a_rank, True, ranks=2)[0]:.6f}")
-print(f"softmax over the shard {launch(loss_on_a_rank, False, ranks=2)[0]:.6f}   (bug lab)")
+print(f"cut over 2 ranks       {two.run(loss_on_a_rank, True)[0]:.6f}")
+print(f"softmax over the shard {two.run(loss_on_a_rank, False)[0]:.6f}   (bug lab)")
 
 # %% [markdown]
 # ## The whole of it, counted
@@ -328,15 +252,15 @@ def counted_step(rank, world_size, sp, lean=True):
 
 
 shape = tensor_costs.Shape(3, 12, 24, 4, ranks=2, itemsize=8)
-found = launch(counted_step, False, ranks=2)[0]
+found = two.run(counted_step, False)[0]
 formula = tensor_costs.step_bytes(shape, config.n_layer)
 print(found, "formula:", formula["all_reduce"], found["all_reduce"][1] == formula["all_reduce"])
 
 # %% [markdown]
-# 16 calls = 4 x 3 layers, one for the embedding, one for the head, two for the loss.
+# 16<!--above--> calls = 4 x 3 layers, one for the embedding, one for the head, two for the loss.
 #
-# PyTorch's own names the two cuts and finds f and g by itself. (In attention its cut of `c_attn` would mix q, k
-# and v: reorder the rows first, as in exercise 1.)
+# PyTorch's own names the two cuts and finds f and g by itself. (Its cut of `c_attn` would mix q, k and v: reorder the
+# rows first, as in exercise 1.)
 
 
 # %%
@@ -358,68 +282,43 @@ def pytorchs_own(rank, world_size):
     return all(torch.allclose(a, b, rtol=1e-10, atol=1e-12) for a, b in pairs)
 
 
-print("parallelize_module: output and all gradients equal serial:", launch(pytorchs_own, ranks=2))
+print("parallelize_module: output and all gradients equal serial:", two.run(pytorchs_own))
+
+# %% [markdown]
+# Dropout stands after g, on replicated values: every rank must drop the *same* elements, or the replicas drift
+# apart. Where the sequence is cut (below), different tokens need *different* masks. A mask that is a function of
+# step, row, token and channel, and not of the rank, is right in both:
+
+# %%
+dropped = replace(config, dropout=0.2)
+for plan in ("tp=2", "tp=2,sp=on"):
+    print(plan, "with dropout equals serial:", verify(plan, dropped, ranks=two).ok)
 
 # %% [markdown]
 # ### Bug lab: three ways to be wrong
 #
-# We plant each on the ranks and ask which checks of `verify` notice.
-
+# Which checks of `verify` notice?
 
 # %%
-def planted(rank, world_size, plan, bugs):
-    found = []
-    for _, owner, name, bug in bugs:
-        right = getattr(owner, name)
-        setattr(owner, name, bug)
-        try:
-            found.append(compare(rank, world_size, Plan.parse(plan), config, 7, 11))
-        finally:
-            setattr(owner, name, right)
-    return found
-
-
-def lab(plan, *bugs):
-    ranks = launch(planted, plan, bugs, ranks=2)
-    for i, (title, *_) in enumerate(bugs):
-        claims = [
-            max(c, key=lambda claim: claim.error) for c in zip(*(found[i] for found in ranks), strict=True)
-        ]
-        print(f"{title}: noticed by", ", ".join(c.name for c in claims if c.error > 1e-10) or "nobody")
-
-
-def bias_everywhere(self, x):
-    return self.edge.leave(F.linear(x, self.weight) + self.bias)
-
-
-def g_both_ways(self, x):
-    return comm.copy_to(comm.reduce_from(x, self.axis), self.axis)
-
-
-lab(
-    "tp=2",
-    ("bias added n times", tensor.RowLinear, "forward", bias_everywhere),
-    ("f is missing", tensor.Edge, "enter", lambda self, x: x),
-    ("g sums backward as well", tensor.Edge, "leave", g_both_ways),
-)
+bugs = "bias added n times", "f is missing", "g sums backward as well"
+print(*lab.noticed(two, "tp=2", config, *bugs), sep="\n")
 
 # %% [markdown]
-# "f is missing" leaves the loss untouched at the first step. Only gradients tell. (The bias shows nowhere at
-# the start of a training, when all biases are zero; `verify` starts from random ones.)
+# "f is missing" leaves the loss of the first step untouched (`verify` also compares it after updates): only gradients
+# tell. (And `verify` starts from random biases: zero ones hide the first bug.)
 #
-# Why is a gradient norm a check of its own? Norms and row biases are *replicated*. Their gradient is the same on
-# every rank, and must count once; slices count on every rank. Get this wrong, and only clipping goes astray.
+# Why is a gradient norm a check of its own? Replicated gradients (of norms and row biases) must count once, slices on
+# every rank. Get this wrong, and only clipping goes astray.
 #
 # ## Sequence parallel: the same bytes, less memory
 #
-# Between g and f, every rank does the same: residual sum, dropout, layer norm, on whole (B, T, C). That costs
-# memory n times over. But these work token by token, so cut them **along T** (Korthikanti 2022). An
-# all-reduce is a reduce-scatter followed by an all-gather: put the first where g was and the second where f
-# was. The bytes stay.
+# Between g and f, every rank does the same: residual sum, dropout, layer norm, on whole (B, T, C). These
+# work token by token, so cut them **along T** (Korthikanti 2022). An all-reduce is a reduce-scatter followed by an
+# all-gather: put the first where g was and the second where f was. The bytes stay.
 
 # %%
 for lean in (False, True):
-    found = launch(counted_step, True, lean, ranks=2)[0]
+    found = two.run(counted_step, True, lean)[0]
     total = sum(size for op, (_, size) in found.items())
     print(
         {op: calls for op, (calls, _) in found.items()},
@@ -427,11 +326,9 @@ for lean in (False, True):
     )
 
 # %% [markdown]
-# The second line is `lean`: it keeps only its own tokens of what was gathered, and gathers again in backward.
-# That costs one more all-gather a column-parallel layer, and saves B T C numbers. Now count what is kept.
-# Without dropout, and with attention that keeps no T x T matrix, one rank keeps 16 activations of (B, T, C) a
-# layer: four between the parts (inputs and outputs of two norms), q, k, v and attention's output, and eight
-# around gelu.
+# The second line is `lean`: it keeps only its own tokens of what was gathered, and gathers again in backward. That
+# saves B T C numbers. What is kept, without dropout and without the T x T matrix: four activations between the parts
+# (inputs and outputs of two norms), q, k, v and attention's output, and eight around gelu.
 #
 # | | kept a layer, in B T C numbers | from the paper, 16 bit with dropout |
 # |---|---|---|
@@ -457,80 +354,46 @@ show(
 # positions are **partial sums**. The parameter's `Spec` says so, and the trainer sums them once a step. Forget it:
 
 # %%
-print(verify("tp=2,sp=on", config))
-lab("tp=2,sp=on", ("norms never summed", sequence, "_partial", lambda axis, *modules, biases=(): None))
+print(verify("tp=2,sp=on", config, ranks=two))
+print(*lab.noticed(two, "tp=2,sp=on", config, "norms never summed"))
 
 # %% [markdown]
 # ## Hiding the sum
 #
-# Backward, f's all-reduce and the gradient of the weight both wait for the same thing, and not for each
-# other. Start the sum, multiply, then wait. We slow the links down so that it shows on any machine.
+# Backward, f's all-reduce and the weight's gradient do not wait for each other: start the sum, multiply, then wait.
 
 # %% tags=["measured"]
-import time
-
-from gpt2lab.plots.timeline import timeline
-from gpt2lab.ranks import paced, trace
-
-
-def three_layers_backward(rank, world_size, overlap):
-    axis, grad = Mesh(tp=world_size)["tp"], torch.ones(64, 1024)
-    comm.all_reduce(grad, axis)  # connect, and begin together
-    trace.clear()
-    with paced.use(paced.Link(latency=0.001, bandwidth=30e6)):
-        for layer in (2, 1, 0):
-            with trace.span(f"dX{layer}", "backward"):
-                time.sleep(0.02)
-            under_way = comm.all_reduce(grad, axis, async_op=True)
-            if not overlap:
-                grad = under_way.wait()
-            with trace.span(f"dW{layer}", "weight"):
-                time.sleep(0.02)
-            if overlap:
-                grad = under_way.wait()
-    return trace.spans()
-
-
-for overlap in (False, True):
-    spans = [s for one in launch(three_layers_backward, overlap, ranks=2) for s in one]
-    title = "start the sum, multiply, wait" if overlap else "sum, then multiply"
+runs = {"sum, then multiply": False, "start the sum, multiply, wait": True}
+runs = {way: sum(two.run(lab.three_layers_backward, overlap), []) for way, overlap in runs.items()}
+length = max(max(s.end for s in spans) - min(s.start for s in spans) for spans in runs.values())
+for way, spans in runs.items():
     show(
-        timeline(spans, title, clock="paced"),
+        timeline(spans, way, clock="paced", length=length),
         "paced",
         "backward of three column-parallel layers; input gradients, weight gradients, and below the sums.",
         "Two rows of bars for input and weight gradients with communication strips under them",
     )
 
 # %% [markdown]
-# In the package this is `apply_tensor(model, mesh, overlap=True)`; the gradients are the same bits.
+# In the package this is `apply_tensor(model, mesh, overlap=True)`; the gradients are the same bits. For generation,
+# each rank caches keys and values of its own heads.
 #
-# ## Generation
-#
-# A KV cache falls apart by heads as well: each rank keeps the keys and values of its own. Only the logits of
-# the last token are gathered, so that all ranks draw the same one.
-
-# %%
-from gpt2lab.generate import generate
-
-prompts = [[1, 2, 3], [4], [5, 6, 7, 8, 9]]
-
-
-def generated(rank, world_size):
-    model, mesh = GPT2(config).double(), Mesh(tp=world_size)
-    tensor.apply_tensor(model, mesh)
-    return generate(model, prompts, 6, gather=lambda z: tensor.whole_logits(z, mesh["tp"], config.vocab_size))
-
-
-print(
-    "the serial text on every rank:", launch(generated, ranks=2) == [generate(GPT2(config), prompts, 6)] * 2
-)
-
-# %% [markdown]
 # ## How far does it go?
 #
 # A layer computes 72 B T C² flops in its matrices (and 12 B T² C in attention, masked pairs counted too; the figure
-# includes them) and sends 8 (n-1)/n B T C numbers, here of 16 bits. Both grow with B T. Only
-# a wider model or a faster link helps. So tensor parallel stays inside one machine.
+# includes them) and sends 8 (n-1)/n B T C numbers of b bytes. Both grow with B T, so there is no number of tokens
+# from which on it is free. With F flops and W bytes a second, 72 B T C² / n F is the larger if n - 1 <= 9 C W / b F:
+# a limit of ranks, which only a wider model or a faster link raises.
+
+# %%
+laptop = thresholds.laptop(60e9, 4e9)  # round numbers of the order that lessons 02 and 03 measure
+limits = lambda m: [int(thresholds.most_tensor_ranks(m, width)) for width in (768, 2048, 8192)]
+rows = [(m.name, f"{m.rate:.2g}", f"{m.bandwidth:.2g}", *limits(m)) for m in (laptop, *thresholds.machines())]
+table(rows, ["machine", "F, flop/s", "W, bytes/s", "most ranks at C = 768", "C = 2048", "C = 8192"])
+print("GPUs at half of their peak:", thresholds.machines()[0].source)
+
+# %% [markdown]
+# So tensor parallelism stays inside a machine: at C = 2048 the links between machines allow 1<!--above--> rank.
 
 
 # %%
@@ -555,14 +418,16 @@ explore(
 # %% [markdown]
 # ## The first of its kind
 #
-# AlexNet was cut over two graphics cards in 2012, because it did not fit into one. The insight behind its later form
-# ("One weird trick", Krizhevsky 2014): *each layer has its own best cut*. Convolutions have few weights and large
-# activations: cut the batch. Dense layers are the other way round: cut the matrices.
+# AlexNet was cut over two graphics cards in 2012. Its later form ("One weird trick", Krizhevsky 2014) gives *each
+# layer its own best cut*, by the rule 8 C² against 2 B T C. Convolutions have few weights and large activations: cut
+# the batch. Dense layers are the other way round: cut the matrices. Live, a convolution and two dense layers:
 
 # %%
-weights_of = {name: w for name, w, _ in plots.ALEXNET}
-dense = sum(w for name, w in weights_of.items() if name.startswith("fc"))
-print(f"dense layers hold {dense / sum(weights_of.values()):.0%} of the weights")
+images, net = torch.randn(8, 3, 8, 8), [torch.randn(4, 3, 3, 3), torch.randn(144, 64), torch.randn(64, 10)]
+wanted, found = lab.conv_and_dense(images, *net), two.run(lab.each_its_own_cut, images, *net)
+conv, up, down = found[0][0], torch.cat([r[1] for r in found], 1), torch.cat([r[2] for r in found], 0)
+print("gradients equal serial:", all(map(torch.allclose, (conv, up, down), wanted)))
+print(f"bytes sent: {found[0][3]:,}; all layers by images: {two.run(lab.of_all_by_batch, images, *net)[0]:,}")
 show(
     plots.alexnet(),
     "computed",
@@ -571,12 +436,57 @@ show(
 )
 
 # %% [markdown]
-# That is the rule 8 C² against 2 B T C again, taken layer by layer.
+# ## Another form, and another convention
 #
+# Stanford's CS336 (lecture 8) cuts *every* matrix by columns and gathers after each: x -> all-gather(gelu(x W_r)).
+# The backward is left as homework (here exercise 5). It follows another rule: **the parts of a replicated value's
+# gradient add up.** A loss that n ranks compute asks n times for the same, so each asks for 1/n, and a column's owner
+# adds up what all ranks ask of it. (`torch.distributed.nn.functional.all_reduce` follows this rule too: used as our g
+# it doubles gradients on two ranks.) **Predict** what becomes of the first matrix where the 1/n is forgotten, or the
+# sum.
+
+# %%
+X, weights = torch.randn(6, 4), [torch.randn(4, 8), torch.randn(8, 6)]
+serial = [w.clone().requires_grad_() for w in weights]
+y = F.gelu(F.gelu(X @ serial[0]) @ serial[1])
+y.square().sum().backward()
+rows = []
+for name, how in {"right": (1 / 2, True), "no 1/n": (1.0, True), "no sum": (1.0, False)}.items():
+    found = two.run(lab.columns_only, X, weights, *how)
+    joined = [torch.cat([r[1][i] for r in found], 1) / w.grad for i, w in enumerate(serial)]
+    factors = ["no factor" if g.std() > 1e-9 else f"{g.mean():.3f}" for g in joined]
+    rows.append((name, str(torch.allclose(found[0][0], y)), *factors, found[0][2]))
+table(rows, ["backward", "output equals serial", "dW1 / serial", "dW2 / serial", "bytes forward"])
+print("by formula, (n-1)/n of all gathered numbers:", (2 - 1) * 6 * (8 + 6) * 8 // 2)
+
+# %% [markdown]
+# ### Bug lab: all shards alike
+#
+# That lecture draws each rank's shard with the same seed, scaled by its own width. It trains, but another network:
+# its own record shows 2.7169 where the same net, cut by layers, gives 0.0829. Cut the serial weight instead.
+
+# %%
+x, serial = (torch.randn(n, 32, generator=torch.Generator().manual_seed(n - 32)) for n in (33, 32))
+serial = serial / 32**0.5
+whole = {}
+for name, alike in {"drawn anew on four ranks": True, "cut from one matrix": False}.items():
+    found = four.run(lab.drawn, x, alike)
+    whole[name] = torch.cat([part for part, _ in found], 1)
+    same = all(torch.equal(part, found[0][0]) for part, _ in found)
+    equal = torch.allclose(found[0][1], F.gelu(x @ serial))
+    more = (whole[name].var() / serial.var()).item()
+    print(f"{name}: shards alike {same}, variance {more:.1f} times serial, output equals serial {equal}")
+show(
+    plots.shards(list(whole.values()), list(whole)),
+    "computed",
+    "the weight that four ranks hold together; with one seed everywhere, the same stripe four times.",
+    "Two heat maps: the left one repeats the same block four times, the right one does not",
+)
+
+# %% [markdown]
 # ## Exercises
 #
-# **1.** Which rows of `c_attn.weight` (3 C, C) belong to a rank? Heads of a rank are neighbours, the first
-# rank has the first.
+# **1.** Which rows of `c_attn.weight` (3 C, C) belong to a rank? The first rank has the first heads.
 
 
 # %% tags=["exercise"]
@@ -589,6 +499,9 @@ def qkv_rows(rank, ranks, heads, width):
 
 
 check("q, k, v by heads", exercises.qkv, qkv_rows)
+
+# %% [markdown] tags=["hint"]
+# Rows 0 to C - 1 are q, the next C are k, the last C are v. Which of q's rows belong to head 0?
 
 
 # %% tags=["wrong"]
@@ -670,6 +583,10 @@ class MyG(torch.autograd.Function):
 
 check("f and g", exercises.edges, lambda x, axis: MyF.apply(x, axis), lambda x, axis: MyG.apply(x, axis))
 
+# %% [markdown] tags=["hint"]
+# f stands where a replicated x is used by every rank in its own way; g where partial sums become a replicated y. What
+# is the whole gradient of each, and who has it already?
+
 
 # %% tags=["wrong"]
 # FAIL: for which f has to sum in backward
@@ -735,10 +652,9 @@ class MyF(torch.autograd.Function):
 
 
 # %% [markdown]
-# **3.** A GPT-2 block's attention, on three live ranks with six heads. Every rank holds the whole `attn` here (take
-# your rows of `attn.c_attn`, a linear layer 3 C x C, and your columns of `attn.c_proj`), and computes its own heads.
-# `comm.copy_to` and `comm.reduce_from` are f and g. The checker compares output and gradients, and counts bytes and
-# floating-point operations.
+# **3.** A GPT-2 block's attention, on three live ranks with six heads. Every rank holds the whole `attn`: take your
+# rows of `attn.c_attn` (3 C x C) and your columns of `attn.c_proj`. `comm.copy_to` and `comm.reduce_from` are f and
+# g. Bytes and operations are counted.
 
 
 # %% tags=["exercise"]
@@ -758,6 +674,12 @@ def my_attention(x, attn, axis):
 
 
 check("attention by heads", exercises.attention, my_attention)
+
+# %% [markdown] tags=["hint"]
+# `attn.c_attn.weight.unflatten(0, (3, n, -1))` has the shape (3, n, C / n, C): q, k, v by ranks.
+
+# %% [markdown] tags=["hint"]
+# `copy_to` at the beginning, `reduce_from` at the end. Which of the two biases belongs before the sum, which after?
 
 
 # %% tags=["wrong"]
@@ -850,6 +772,12 @@ def my_loss(logits, targets, first, axis):
 
 check("loss over a cut vocabulary", exercises.vocabulary_loss, my_loss)
 
+# %% [markdown] tags=["hint"]
+# A loss is log(sum of exp(z - top)) + top - z of the target. Which of the three do all ranks have to agree on first?
+
+# %% [markdown] tags=["hint"]
+# A target that lies on another rank counts zero here: `where(here, 0)` also keeps `gather` in range.
+
 
 # %% tags=["wrong"]
 # FAIL: the exponentials overflow
@@ -912,6 +840,166 @@ def my_loss(logits, targets, first, axis):
 
 
 # %% [markdown]
+# **5.** The homework: columns gathered, and their backward, with the seed 1/n on every rank. `y` (B, D/n) holds this
+# rank's columns. (`comm.all_gather(y, axis, 1)` works along dim 1, and others do.)
+
+
+# %% tags=["exercise"]
+class MyGather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, y, axis):
+        ### BEGIN SOLUTION
+        ctx.axis = axis
+        return comm.all_gather(y, axis, 1)
+        ### END SOLUTION
+
+    @staticmethod
+    def backward(ctx, grad):
+        ### BEGIN SOLUTION
+        return comm.reduce_scatter(grad, ctx.axis, 1), None
+        ### END SOLUTION
+
+
+check("columns gathered", exercises.gathered_columns, lambda y, axis: MyGather.apply(y, axis))
+
+# %% [markdown] tags=["hint"]
+# Every rank computes with all columns, so every rank has a request for each of them. Who should get which requests,
+# and in what form?
+
+
+# %% tags=["wrong"]
+# FAIL: nobody added the requests
+class MyGather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, y, axis):
+        ctx.axis = axis
+        return comm.all_gather(y, axis, 1)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad.chunk(ctx.axis.size, 1)[ctx.axis.rank], None
+
+
+# %% tags=["wrong"]
+# FAIL: bytes backward; 480 are enough
+class MyGather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, y, axis):
+        ctx.axis = axis
+        return comm.all_gather(y, axis, 1)
+
+    @staticmethod
+    def backward(ctx, grad):
+        total = comm.all_reduce(grad, ctx.axis)
+        return total.chunk(ctx.axis.size, 1)[ctx.axis.rank], None
+
+
+# %% tags=["wrong"]
+# FAIL: the gradient of matrix 2 on rank 0
+class MyGather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, y, axis):
+        ctx.axis = axis
+        return comm.all_gather(y, axis, 1)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return comm.reduce_scatter(grad, ctx.axis, 1) / ctx.axis.size, None
+
+
+# %% tags=["wrong"]
+# FAIL: holds 2 along dim 1
+class MyGather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, y, axis):
+        return comm.all_gather(y, axis, 1, [1, 1, 1])
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad, None
+
+
+# %% tags=["wrong"]
+# FAIL: bytes forward; three all-gathers are 480
+class MyGather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, y, axis):
+        ctx.axis = axis
+        whole = y.new_zeros(len(y), axis.size, y.size(1))
+        whole[:, axis.rank] = y
+        return comm.all_reduce(whole.flatten(1), axis)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return comm.reduce_scatter(grad, ctx.axis, 1), None
+
+
+# %% tags=["wrong"]
+# FAIL: the ranks' columns side by side, in the order of the ranks
+class MyGather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, y, axis):
+        ctx.axis = axis
+        return comm.all_gather(y, axis, 1).unflatten(1, (axis.size, -1)).transpose(1, 2).flatten(1)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return comm.reduce_scatter(grad, ctx.axis, 1), None
+
+
+# %% [markdown]
+# **6. A puzzle: AlexNet on 8 ranks.** Cut each layer by "batch" (and sum its gradients), "columns" (needs whole
+# inputs, leaves features) or "rows" (needs features, leaves partial sums). Between layers activations change hands,
+# forward and backward, by the table. The first input costs nothing; the last output is wanted by images. Least bytes
+# win; at most 45 MB pass.
+
+
+# %% tags=["exercise"]
+def my_cuts():
+    """Eight words, for conv1 to conv5 and fc6 to fc8."""
+    ### BEGIN SOLUTION
+    return ["batch"] * 5 + ["rows", "columns", "rows"]
+    ### END SOLUTION
+
+
+table([(*pair, times) for pair, times in cuts.CHANGES.items()], ["there", "next", "x activations x 7/8"])
+check("AlexNet's cuts", cuts.choose, my_cuts)
+
+# %% [markdown] tags=["hint"]
+# An all-to-all is by far the cheapest change: where does it stand in the table?
+
+
+# %% tags=["wrong"]
+# FAIL: 436.6 MB; at most 45 pass
+def my_cuts():
+    return ["batch"] * 8
+
+
+# %% tags=["wrong"]
+# FAIL: 72.4 MB; at most 45 pass
+def my_cuts():
+    return ["batch"] * 5 + ["columns"] * 3
+
+
+# %% tags=["wrong"]
+# FAIL: 459 MB; at most 45 pass
+def my_cuts():
+    return ["columns", "rows"] * 4
+
+
+# %% tags=["wrong"]
+# FAIL: AlexNet has 8 layers, and you cut 3
+def my_cuts():
+    return ["rows", "columns", "rows"]
+
+
+# %% tags=["wrong"]
+# FAIL: 'heads' is no cut
+def my_cuts():
+    return ["batch"] * 5 + ["rows", "heads", "rows"]
+
+
+# %% [markdown]
 # ## Questions
 #
 # 1. Why must the bias of a row-parallel layer be added after the sum, but that of a column-parallel layer
@@ -920,19 +1008,20 @@ def my_loss(logits, targets, first, axis):
 #    on all ranks?
 # 3. Sequence parallelism sends the same bytes as tensor parallelism. Where does it send more messages, and
 #    when would that hurt?
-# 4. Why does dropout after g need the same mask on all ranks in tensor parallelism, and different ones in
-#    sequence parallelism?
 #
 # <details><summary>Answers</summary>
 #
-# 1. A row-parallel layer's partial results are summed: a bias inside would count n times. A column-parallel
-#    layer owns complete features, and gelu needs the bias inside.
+# 1. Partial results are summed: a bias inside would count n times. A column-parallel layer owns complete features.
 # 2. Norms, row biases, positions. Their outputs meet f on the way, and f's backward sums the ranks' parts.
 # 3. Two calls for each all-reduce, each with its latency: it hurts for short sequences and slow links.
-# 4. Replicated activations must stay equal, or the replicas drift apart. Cut activations are different
-#    tokens, and equal masks would repeat the same pattern n times.
 #
 # </details>
 #
-# **Read on.** Shoeybi et al. 2019 (arXiv:1909.08053), section 3 · Korthikanti et al. 2022 (arXiv:2205.05198),
-# section 4 · Krizhevsky 2014 (arXiv:1404.5997) · Stanford CS336 (2025), lecture 8.
+# ## Read on
+#
+# - Shoeybi et al. 2019, "Megatron-LM" (arXiv:1909.08053): section 3 draws f and g.
+# - Korthikanti et al. 2022, "Reducing Activation Recomputation" (arXiv:2205.05198): section 4 derives sequence
+#   parallelism and the table of what is kept.
+# - Krizhevsky 2014, "One weird trick" (arXiv:1404.5997): each layer its own cut, in seven pages.
+#
+# **Next:** lesson 07 cuts between the layers.

@@ -166,3 +166,46 @@ def _loss_on_a_rank(rank, world_size, answer, logits, targets):
     comm.clear_log()
     value = answer(logits.split(sizes, -1)[rank], targets, sum(sizes[:rank]), axis)
     return float(value), sum(size for _, size, _ in comm.traffic().values())
+
+
+def gathered_columns(answer) -> None:
+    """Exercise: columns gathered forward, and what backward does then, in a net of three matrices, on live ranks."""
+    generator = torch.Generator().manual_seed(3)
+    draw = lambda *shape: torch.randn(*shape, generator=generator, dtype=torch.float64)
+    x, weights = draw(5, 4), [draw(4, 6), draw(6, 9), draw(9, 3)]
+    whole, y = [w.clone().requires_grad_() for w in weights], x
+    for w in whole:
+        y = F.gelu(y @ w)
+    y.square().sum().backward()
+    found = live(_columns_on_a_rank, answer, x, weights, ranks=3, what="three live ranks")
+    for rank, (out, *_) in enumerate(found):
+        close(
+            out, y, f"the output on rank {rank}: the ranks' columns side by side, in the order of the ranks"
+        )
+    gather = (
+        2 * 5 * 18 // 3 * 8
+    )  # numbers of 5 rows of 6, 9 and 3 columns: two others' parts pass through a rank
+    for rank, (_, grads, forward, backward) in enumerate(found):
+        assert forward == gather, f"rank {rank} sent {forward} bytes forward; three all-gathers are {gather}"
+        for layer in (2, 1, 0):
+            got, want = grads[layer], whole[layer].grad.tensor_split(3, 1)[rank]
+            assert layer < 2 or backward or not torch.allclose(got, want / 3), (
+                "the last matrix gets a third of its gradient: each rank asked for 1/3, and nobody added the requests"
+            )
+            close(got, want, f"the gradient of matrix {layer} on rank {rank}", 1e-9)
+        assert backward == gather, f"rank {rank} sent {backward} bytes backward; {gather} are enough"
+
+
+def _columns_on_a_rank(rank, world_size, answer, x, weights):
+    """The output, this rank's gradients with the seed 1/n, bytes sent forward and bytes sent backward."""
+    from ...ranks import comm
+    from ...ranks.mesh import Mesh
+
+    axis, sent = Mesh(tp=world_size)["tp"], lambda: sum(size for _, size, _ in comm.traffic().values())
+    mine = [w.tensor_split(world_size, 1)[rank].clone().requires_grad_() for w in weights]
+    comm.clear_log()
+    for w in mine:
+        x = answer(F.gelu(x @ w), axis)
+    forward = sent()
+    x.square().sum().backward(torch.tensor(1 / world_size, dtype=x.dtype))
+    return x.detach(), [w.grad for w in mine], forward, sent() - forward

@@ -122,17 +122,55 @@ def _square(weights) -> torch.Tensor:
     ).sum()
 
 
-def all_at_once(four) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
-    """Losses of the lecture's programs at its size, on four ranks and serially; and what its own record says."""
-    x = torch.randn(128, 1024, generator=torch.Generator().manual_seed(1), dtype=torch.float32)
-    here = {
-        "ZeRO-3 with all its bugs": four.run(zero3, x, stop=0, graph=True, clear=False)[0].losses,
-        "serial, layer 0 frozen, g / 4": serial(x, 1 / 4, frozen=[0]).losses,
-        "replicas without zero_grad": serial(x, 1.0).losses,
-        "right": serial(x).losses,
-    }
-    printed = {
-        "ZeRO-3, the lecture's output": [0.0130, 0.0044, 0.0025, 0.0018, 0.0014],
-        "replicas, the lecture's output": [0.0130, 0.0032, 0.0021, 0.0023, 0.0024],
-    }
-    return here, printed
+def _follow(found: list[Log], expected: Log) -> bool:
+    return all(log.equals(expected) for log in found)
+
+
+def without_bugs(x, *ranks) -> bool:
+    """Whether the program without its bugs is serial training, on each of these `Ranks`."""
+    return all(_follow(some.run(zero3, x), serial(x)) for some in ranks)
+
+
+def layer_0(x, ranks) -> tuple[list[str], dict[str, list[float]]]:
+    """Bug 1: what there is to say, and by program how far each layer moved in five steps."""
+    first, runs = first_weight(x).detach(), {"right": ranks.run(zero3, x)}
+    wrong = runs["bug 1"] = ranks.run(zero3, x, stop=0)
+    same = torch.equal(wrong[0].weights[0], first)
+    lines = [f"after 5 steps layer 0 is what it was, bit for bit: {same}"]
+    lines += [
+        f"the others follow serial training with layer 0 frozen: {_follow(wrong, serial(x, frozen=[0]))}"
+    ]
+    for name, logs in runs.items():
+        lines.append(f"{name}: the loss falls from {logs[0].losses[0]:.4f} to {logs[0].losses[-1]:.4f}")
+    moved = lambda logs: [(w - first).norm().item() for log in logs for w in log.weights.values()]
+    return lines, {name: moved(logs) for name, logs in runs.items()}
+
+
+def kept_by_the_graph(x, ranks, layers: int = 8) -> tuple[list[str], dict[str, list[int]]]:
+    """Bug 2: what there is to say, and the layers alive on rank 0 after each broadcast and operation of a step."""
+    lines, alive, own = [], {}, layers // ranks.size
+    for name, graph in (("bug 2", True), ("right", False)):
+        borrowed = ranks.run(zero3, x, graph=graph, steps=1, layers=layers)[0].borrowed
+        forward, backward = borrowed[: layers + own], borrowed[layers + own :]
+        lines.append(f"{name}: up to {max(forward)} borrowed layers in forward, {max(backward)} in backward")
+        alive[name] = [own + count for count in borrowed]
+    return lines, alive
+
+
+def old_gradients(x, *ranks) -> tuple[list[str], dict[str, list[float]]]:
+    """Bug 3: what there is to say, and the norms of the gradients that each program applies in twelve steps."""
+    lines, norms = [], {}
+    for some in ranks:
+        n = some.size
+        for name, keep, switches in (
+            ("replicas, no zero_grad", 1.0, {"clear": False, "replicas": True}),
+            (f"owners, no zero_grad, n = {n}", 1 / n, {"clear": False}),
+            ("right", 0.0, {}),
+        ):
+            found = some.run(zero3, x, steps=12, **switches)
+            lines.append(
+                f"{n} ranks, {name}: follows g(t) = {keep:g} g(t-1) + avg(t): "
+                f"{_follow(found, serial(x, keep, steps=12))}"
+            )
+            norms[name] = found[0].norms
+    return lines, norms

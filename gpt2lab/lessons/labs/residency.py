@@ -8,6 +8,16 @@ from functools import partial
 import torch
 
 from ...machine import memory
+from ...model import GPT2
+from ...parallel.zero.costs import (
+    bucket_bytes_sent,
+    bytes_held,
+    messages_sent,
+    owner_bytes_sent,
+    parts,
+    shard_length,
+    zero_bytes_sent,
+)
 from ...parallel.zero.flat import part_of
 from ...plan import Plan, build
 from ...ranks import comm
@@ -134,3 +144,90 @@ def weights_behind(rank: int, world_size: int, text: str, config):
     loss.backward()
     parallel.sync.finish()
     return len(runs), _sent(), held, [p.tensor.grad for p in parallel.sync.pieces]
+
+
+def messages(rank: int, world_size: int, text: str, config) -> tuple[list[int], torch.Tensor]:
+    """Bytes of each sum of gradients that this rank sends in a step, and its gradients, whole and flat."""
+    trainer, batch = trainer_of(text, config)
+    trainer.gradients(batch)
+    sums = ("all_reduce", "reduce_scatter")
+    sizes = [e.bytes for e in comm.log if e.op in sums and e.axis == "dp+cp" and e.bytes > 8]
+    return sizes, torch.cat([g.flatten() for g in trainer.parallel.gradients().values()])
+
+
+def three_ways(ranks, config) -> tuple[dict[str, Residency], list[tuple], dict[str, bool]]:
+    """Stage 3 on two live ranks: with prefetch, without, and with owners of whole layers.
+
+    What each one saw; rows of a table (blocks on a rank, most held, fetched while computing, bytes sent); checks.
+    """
+    block = 8 * parts(GPT2(config))["h.0"]
+    on, off = (ranks.run(watch, "dp=2,zero=3", config, prefetch) for prefetch in (True, False))
+    owners = ranks.run(watch, "dp=2,zero=3,data=owner", config)
+    runs = {"flat, prefetch": on[0], "flat, no prefetch": off[0]}
+    runs |= {f"layers, rank {rank}": owners[rank] for rank in range(2)}
+    rows = [
+        (name, seen.blocks[0] / block, max(seen.blocks) / block, seen.under_way(), size)
+        for name, (seen, size, _) in runs.items()
+    ]
+    peaks = [max(seen.blocks) == seen.blocks[0] + block for seen, _, _ in owners + off]
+    same = all(map(torch.equal, on[0][2], off[0][2]))
+    said = {
+        "without prefetch the peak is one's own and one block, to the byte, on all ranks": all(peaks),
+        "with prefetch the same gradients, bit for bit": same,
+    }
+    return {name: seen for name, (seen, _, _) in runs.items()}, rows, said
+
+
+def sent_by_stage(ranks, config, stages: dict[int, str]) -> list[tuple]:
+    """Rows: bytes sent by rank 0 of two in a step of 1 and of 3 micro-batches, over those of all weights; exact?"""
+    whole, sizes, rows = 8 * config.parameters, parts(GPT2(config)), []
+    for stage, name in stages.items():
+        counts = [ranks.run(sent, f"dp=2,zero={stage},micro={micro}", config)[0] for micro in (1, 3)]
+        exact = [bucket_bytes_sent(GPT2(config), 1 << 20, 2, 0)] * 2  # whatever the micro-batches
+        if stage:
+            exact = [zero_bytes_sent(sizes, stage, 2, micro, 8) for micro in (1, 3)]
+        rows.append((name, *(f"{c / whole:.2f} S" for c in counts), "yes" if counts == exact else "NO"))
+    return rows
+
+
+def by_message(ranks, config) -> tuple[list[tuple], bool]:
+    """Sums of gradients on two live `ranks` in three packings.
+
+    Rows: (name, messages, smallest, largest, all as by formula); and whether the gradients are the same bits.
+    """
+    flat = [8 * shard_length(size, 2) for size in parts(GPT2(config)).values()]
+    ways = {
+        "tensor by tensor": ("dp=2,bucket=0", messages_sent(GPT2(config), 0, 2, 0)),
+        "buckets of 64 KiB": ("dp=2,bucket=64", messages_sent(GPT2(config), 64 << 10, 2, 0)),
+        "flat parts, sharded": ("dp=2,zero=2", flat),
+    }
+    rows, gradients = [], []
+    for name, (plan, formula) in ways.items():
+        sizes, gradient = ranks.run(messages, plan, config)[0]
+        rows.append((name, len(sizes), min(sizes), max(sizes), str(sorted(sizes) == sorted(formula))))
+        gradients.append(gradient)
+    return rows, all(torch.equal(g, gradients[0]) for g in gradients)
+
+
+def held_by_stage(ranks, config, stages: dict[int, str]):
+    """By stage the bytes of each kind on rank 0 by formula, those held live, and whether all ranks agree with it."""
+    held = lambda rank, world_size, plan: memory.after_backward(*trainer_of(plan, config))
+    n, formula, live, exact = ranks.size, {}, {}, []
+    for stage, name in stages.items():
+        found = ranks.run(held, f"dp={n},zero={stage}")
+        expected = [bytes_held(parts(GPT2(config)), stage, n, rank, 8) for rank in range(n)]
+        exact.append(found == expected)
+        formula[name], live[name] = expected[0], sum(found[0].values())
+    return formula, live, all(exact)
+
+
+def sent_by_rank(ranks, config) -> tuple[dict[str, list[float]], bool]:
+    """kB that each rank sends in a step of stage 3, with flat shards and with owners of layers; as by the formulas?"""
+    n, sizes = ranks.size, parts(GPT2(config))
+    found = {
+        "flat shards": ranks.run(sent, f"dp={n},zero=3", config),
+        "whole layers": ranks.run(sent, f"dp={n},zero=3,data=owner", config),
+    }
+    owners = [owner_bytes_sent(sizes, n, rank, 1, 8) for rank in range(n)]
+    exact = list(found.values()) == [[zero_bytes_sent(sizes, 3, n, 1, 8)] * n, owners]
+    return {name: [size / 1e3 for size in of_ranks] for name, of_ranks in found.items()}, exact

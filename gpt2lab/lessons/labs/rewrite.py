@@ -132,3 +132,20 @@ def twenty_updates(rank: int, world_size: int, graph: tuple[GraphOp, ...], decay
         comm.clear_log()
         update.step(gradient, 1e-2, decay)
     return update.weights, sum(e.bytes for e in comm.log), sum(m.nbytes for m in update.moments)
+
+
+def before_and_after(ranks) -> tuple[list[str], dict[str, list[Row]]]:
+    """The update and its rewriting on live `ranks`: what there is to say, and the accounts of both graphs."""
+    graphs = {"before": UPDATE, "after": rewrite(UPDATE)}
+    costs = {name: account(graph, 1003, ranks.size, 0) for name, graph in graphs.items()}
+    lines, found = [], {}
+    for decay in (0.0, 0.01):
+        found = {name: ranks.run(twenty_updates, graph, decay)[0] for name, graph in graphs.items()}
+        same = torch.equal(found["before"][0], found["after"][0])
+        lines.append(f"the same bits after 20 steps, decay {decay}: {same}")
+    for name, (_, *counted) in found.items():
+        exact = counted == [sum(row.sent for row in costs[name]), sum(row.state for row in costs[name])]
+        steps = " ".join(f"{row.op.input} -> {row.op.kind} ->" for row in costs[name])
+        lines.append(f"{name}: {steps} new weights")
+        lines.append(f"  {counted[0]:,} bytes sent, {counted[1]:,} of moments, as accounted for: {exact}")
+    return lines, costs

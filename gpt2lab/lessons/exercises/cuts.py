@@ -1,0 +1,45 @@
+"""The scored puzzle of lesson 06: which cut for which layer of AlexNet sends the least."""
+
+from itertools import pairwise
+
+from ...plots.tensor import ALEXNET
+from . import scored
+
+RANKS, IMAGES = 8, 128
+MAKES = {"batch": "images", "columns": "features", "rows": "sums"}
+"""What each cut leaves on a rank: its images' outputs, its features of all, or its part of a sum of all."""
+
+CHANGES = {
+    ("images", "batch"): 0,
+    ("images", "columns"): 2,  # an all-gather forward, a reduce-scatter backward
+    ("images", "rows"): 2 / RANKS,  # an all-to-all each way
+    ("features", "batch"): 2 / RANKS,
+    ("features", "columns"): 2,
+    ("features", "rows"): 0,
+    ("sums", "batch"): 2,
+    ("sums", "columns"): 4,  # an all-reduce each way
+    ("sums", "rows"): 2,
+}
+"""What it costs to give the next layer what its cut needs: times (n-1)/n of the activations in between."""
+
+BAR, BEST = 45, 39.3
+
+
+def megabytes(cuts: list[str]) -> float:
+    """What a rank sends in a step, forward and backward, in MB of float32: gradients of weights, and activations."""
+    share = (RANKS - 1) / RANKS * 4 / 1e6
+    total = 2 * sum(w for (_, w, _), cut in zip(ALEXNET, cuts, strict=True) if cut == "batch")
+    for (_, _, activations), (cut, following) in zip(ALEXNET, pairwise([*cuts, "batch"]), strict=True):
+        total += CHANGES[MAKES[cut], following] * IMAGES * activations
+    return share * total
+
+
+def choose(answer) -> str:
+    """Exercise: the cut of each of AlexNet's eight layers; the score is what a rank sends."""
+    cuts = answer()
+    assert cuts is not None, "your function returned None. Is the return missing?"
+    cuts = list(cuts)
+    assert len(cuts) == len(ALEXNET), f"AlexNet has {len(ALEXNET)} layers, and you cut {len(cuts)}"
+    strange = [cut for cut in cuts if cut not in MAKES]
+    assert not strange, f"{strange[0]!r} is no cut. Use batch, columns or rows"
+    return scored(round(megabytes(cuts), 1), "MB", bar=BAR, best=BEST)

@@ -1,0 +1,70 @@
+"""Training in 16 bits on live ranks: with float32 master weights, without them, and what becomes of sums in bfloat16.
+
+Micikevicius et al. 2018, "Mixed precision training": weights in 16 bits for computing, a 32-bit copy for the update.
+"""
+
+import torch
+
+from ...model import GPT2Config
+from ...plan import Plan, build
+from ...planner.memory import memory
+from ...ranks import comm
+from ...ranks.mesh import Mesh
+from ...reference import CONFIG, example_batch, example_weights
+from ...train import Recipe, Trainer
+
+RECIPE = Recipe("adamw", lr=2e-4, weight_decay=0.0, clip=None)
+
+
+def train(rank: int, world_size: int, text: str, dtype: torch.dtype, steps: int = 20):
+    """Losses of `steps` updates of a plan with weights of a type, and the share of weights that the updates moved.
+
+    `zero` keeps float32 master weights where `dtype` is narrower; a plan without it updates the narrow weights.
+    """
+    plan, batch = Plan.parse(text), example_batch(CONFIG, 8, 11)
+    parallel = build(plan, CONFIG, Mesh(dp=plan.dp), dtype)
+    parallel.load(example_weights(CONFIG))
+    weights = lambda: torch.cat([p.detach().flatten() for p in parallel.model.parameters()])
+    trainer, before = Trainer(parallel, RECIPE), weights()
+    losses = [trainer.step(batch).loss for _ in range(steps)]
+    return losses, (weights() != before).double().mean().item()
+
+
+def ones(rank: int, world_size: int, dtype: torch.dtype, count: int = 1000) -> float:
+    """The sum over all ranks of `count` gradients of 1 on each, added one by one in a type."""
+    total = torch.zeros(1, dtype=dtype)
+    for _ in range(count):
+        total += 1
+    return comm.all_reduce(total, Mesh(dp=world_size)["dp"]).item()
+
+
+def three_formats(ranks) -> tuple[list[str], dict[str, list[float]]]:
+    """Training and sums in three number formats on two live `ranks`: what there is to say, and losses by format."""
+    ways = {
+        "float32": ("dp=2", torch.float32),
+        "bfloat16 with float32 masters": ("dp=2,zero=1", torch.bfloat16),
+        "bfloat16 alone": ("dp=2", torch.bfloat16),
+    }
+    lines, curves = [], {}
+    for name, way in ways.items():
+        losses, moved = ranks.run(train, *way)[0]
+        lines.append(f"{name}: loss {losses[0]:.1f} -> {losses[-1]:.1f}; most weights moved: {moved > 0.5}")
+        curves[name] = losses
+    for kind in (torch.float32, torch.bfloat16):
+        total = ranks.run(ones, kind)[0]
+        lines.append(f"1,000 gradients of 1 on each of two ranks, summed in {str(kind)[6:]}: {total:,.0f}")
+    return lines, curves
+
+
+def memory_by_part(models: dict[str, tuple[int, int]], ranks: int) -> dict[str, dict[str, dict[str, int]]]:
+    """Bytes by part on the fullest rank, by model ((layers, width) of a GPT-2) and ZeRO stage.
+
+    Weights in 16 bits with float32 masters, a sequence of 2,048 tokens a rank, only blocks' inputs kept.
+    """
+    plans = {"replicas": "dp=1,zero=1"} | {f"stage {k}": f"dp={ranks},zero={k}" for k in (1, 2, 3)}
+    found = {}
+    for name, (layers, width) in models.items():
+        config = GPT2Config(n_positions=2048, n_layer=layers, n_head=width // 128, n_embd=width)
+        held = lambda plan, config=config: memory(plan, config, plan.dp, 2048, itemsize=2)[0].parts
+        found[name] = {stage: held(Plan.parse(f"{text},recompute=on")) for stage, text in plans.items()}
+    return found

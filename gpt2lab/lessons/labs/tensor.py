@@ -1,0 +1,160 @@
+"""What lesson 06 runs beside its own code: a second form with other messages, planted bugs, AlexNet's mixed cut."""
+
+import time
+
+import torch
+import torch.nn.functional as F
+
+from ...parallel import sequence, tensor
+from ...plan import Plan
+from ...ranks import comm, paced, trace
+from ...ranks.mesh import Mesh
+from ...verify import compare
+
+
+def gelu_slope(z: torch.Tensor) -> torch.Tensor:
+    """The derivative of gelu at z."""
+    z = z.detach().requires_grad_()
+    return torch.autograd.grad(F.gelu(z).sum(), z)[0]
+
+
+def mlp_by_batch(rank, world_size, x, w1, w2):
+    """Data parallelism of an MLP by hand: gradients of x, w1 and w2 (loss: the sum of squares), numbers sent."""
+    axis = Mesh(dp=world_size)["dp"]
+    x = x.tensor_split(world_size, 0)[rank]
+    comm.clear_log()
+    z = x @ w1
+    dy = 2 * (F.gelu(z) @ w2)
+    dz = dy @ w2.T * gelu_slope(z)
+    d1, d2 = comm.all_reduce(x.T @ dz, axis), comm.all_reduce(F.gelu(z).T @ dy, axis)
+    return dz @ w1.T, d1, d2, sum(e.bytes for e in comm.log) // 8
+
+
+class Gathered(torch.autograd.Function):
+    """Columns of all ranks side by side; `summed` or not, backward gives the owner of a column its gradient."""
+
+    @staticmethod
+    def forward(ctx, y, axis, summed):
+        ctx.axis, ctx.summed = axis, summed
+        return comm.all_gather(y, axis, 1)
+
+    @staticmethod
+    def backward(ctx, grad):
+        if ctx.summed:
+            return comm.reduce_scatter(grad, ctx.axis, 1), None, None
+        return grad.chunk(ctx.axis.size, 1)[ctx.axis.rank], None, None
+
+
+def columns_only(rank, world_size, x, weights, seed=1.0, summed=True):
+    """Every matrix cut by columns: the output, this rank's gradients, and bytes that it sends forward."""
+    axis = Mesh(tp=world_size)["tp"]
+    mine = [w.tensor_split(world_size, 1)[rank].clone().requires_grad_() for w in weights]
+    comm.clear_log()
+    for w in mine:
+        x = Gathered.apply(F.gelu(x @ w), axis, summed)
+    sent = sum(e.bytes for e in comm.log)
+    x.square().sum().backward(torch.tensor(seed))
+    return x.detach(), [w.grad for w in mine], sent
+
+
+def drawn(rank, world_size, x, alike: bool):
+    """A layer's columns, all drawn with one seed as a lecture does, or cut from one matrix: (columns, gelu(x W))."""
+    dim, axis = x.size(1), Mesh(tp=world_size)["tp"]
+    generator, width = torch.Generator().manual_seed(0), dim // world_size if alike else dim
+    w = torch.randn(dim, width, generator=generator, dtype=x.dtype) / width**0.5
+    w = w if alike else w.tensor_split(world_size, 1)[rank]
+    return w, comm.all_gather(F.gelu(x @ w), axis, 1)
+
+
+def _bias_everywhere(self, x):
+    return self.edge.leave(F.linear(x, self.weight) + self.bias)
+
+
+BUGS = {
+    "bias added n times": (tensor.RowLinear, "forward", _bias_everywhere),
+    "f is missing": (tensor.Edge, "enter", lambda self, x: x),
+    "g sums backward as well": (
+        tensor.Edge,
+        "leave",
+        lambda self, x: comm.copy_to(comm.reduce_from(x, self.axis), self.axis),
+    ),
+    "norms never summed": (sequence, "_partial", lambda axis, *modules, biases=(): None),
+}
+"""Wrong lines by name: where they stand, and what stands there instead."""
+
+
+def planted(rank, world_size, plan, bugs, config):
+    """What `verify` finds of a plan with each of these bugs."""
+    found = []
+    for bug in bugs:
+        owner, name, wrong = BUGS[bug]
+        right = getattr(owner, name)
+        setattr(owner, name, wrong)
+        try:
+            found.append(compare(rank, world_size, Plan.parse(plan), config, 7, 11))
+        finally:
+            setattr(owner, name, right)
+    return found
+
+
+def noticed(ranks, plan: str, config, *bugs: str) -> list[str]:
+    """Which checks of `verify` notice each bug, planted on live `ranks`."""
+    found, lines = ranks.run(planted, plan, bugs, config), []
+    for i, bug in enumerate(bugs):
+        claims = [max(same, key=lambda c: c.size) for same in zip(*(one[i] for one in found), strict=True)]
+        names = ", ".join(claim.name for claim in claims if claim.error > 1e-10)
+        lines.append(f"{bug}: noticed by {names or 'nobody'}")
+    return lines
+
+
+def three_layers_backward(rank, world_size, overlap: bool):
+    """Spans of a paced backward of three column-parallel layers, sums beside the weights' gradients or not."""
+    axis, grad = Mesh(tp=world_size)["tp"], torch.ones(64, 1024, dtype=torch.float32)
+    comm.all_reduce(grad, axis)  # connect, and begin together
+    trace.clear()
+    with paced.use(paced.Link(latency=0.001, bandwidth=30e6)):
+        for layer in (2, 1, 0):
+            with trace.span(f"dX{layer}", "backward"):
+                time.sleep(0.02)
+            under_way = comm.all_reduce(grad, axis, async_op=True)
+            if not overlap:
+                grad = under_way.wait()
+            with trace.span(f"dW{layer}", "weight"):
+                time.sleep(0.02)
+            if overlap:
+                grad = under_way.wait()
+    return trace.spans()
+
+
+def conv_and_dense(x, conv, w1, w2):
+    """A convolution and two dense layers (loss: the sum of squares), in one process: gradients of all three."""
+    weights = [w.clone().requires_grad_() for w in (conv, w1, w2)]
+    h = F.conv2d(x, weights[0]).relu().flatten(1)
+    (F.gelu(h @ weights[1]) @ weights[2]).square().sum().backward()
+    return [w.grad for w in weights]
+
+
+def each_its_own_cut(rank, world_size, x, conv, w1, w2):
+    """The same on ranks, as AlexNet (Krizhevsky 2014): the convolution by images, the dense layers by matrices.
+
+    Gradients of the convolution and of this rank's parts of w1 and w2, and bytes sent.
+    """
+    axis, conv = Mesh(tp=world_size)["tp"], conv.clone().requires_grad_()
+    w1 = w1.tensor_split(world_size, 1)[rank].clone().requires_grad_()
+    w2 = w2.tensor_split(world_size, 0)[rank].clone().requires_grad_()
+    comm.clear_log()
+    mine = F.conv2d(x.tensor_split(world_size)[rank], conv).relu().flatten(1)
+    h = comm.all_gather(mine.detach(), axis).requires_grad_()  # from now on all images
+    y = comm.reduce_from(F.gelu(comm.copy_to(h, axis) @ w1) @ w2, axis)
+    y.square().sum().backward()
+    mine.backward(h.grad.tensor_split(world_size)[rank])  # the whole gradient is here: take the own images'
+    return comm.all_reduce(conv.grad, axis), w1.grad, w2.grad, sum(e.bytes for e in comm.log)
+
+
+def of_all_by_batch(rank, world_size, x, conv, w1, w2):
+    """Bytes that a rank sends where all three layers are cut by images."""
+    axis = Mesh(dp=world_size)["dp"]
+    comm.clear_log()
+    for gradient in conv_and_dense(x.tensor_split(world_size)[rank], conv, w1, w2):
+        comm.all_reduce(gradient, axis)
+    return sum(e.bytes for e in comm.log)
