@@ -38,8 +38,11 @@ def mask(ax, table: TokenLayout, window: int | None = None, by_rank: bool = True
     for edge in np.cumsum(table.sizes)[:-1]:
         ax.axhline(edge - 0.5, color="black", lw=0.8)
     ax.grid(visible=False)
-    ax.set(xlabel="key", ylabel="query, rank after rank" if by_rank else "query")
+    ax.set(xlabel="key", ylabel="queries" if by_rank else "query")
     ax.set_xticks([]), ax.set_yticks([])
+    if by_rank:
+        ends = np.cumsum((0, *table.sizes))
+        ax.set_yticks((ends[1:] + ends[:-1] - 1) / 2, [f"rank {r}" for r in range(table.ranks)], fontsize=8)
 
 
 def picker(name: str, exchange: str, ranks: int, tokens: int, width: int = 64) -> Figure:
@@ -51,7 +54,56 @@ def picker(name: str, exchange: str, ranks: int, tokens: int, width: int = 64) -
     work_bars(middle, table, by_heads=exchange == "heads")
     sent = [costs.sent(exchange, table, r, width) for r in range(ranks)]
     _stacked(right, [s["forward"][0] / 1e3 for s in sent], [s["backward"][0] / 1e3 for s in sent])
-    right.set(title=f"{exchange}: sent in a layer", ylabel="thousand numbers")
+    most = [costs.sent("qkv", table, r, width) for r in range(ranks)]  # one axis for all exchanges
+    top = max(s["forward"][0] + s["backward"][0] for s in most) / 1e3
+    right.set(title=f"{exchange}: sent in a layer", ylabel="thousand numbers", ylim=(0, 1.2 * top))
+    return fig
+
+
+def layer_stack(table: TokenLayout, layers: int = 2) -> Figure:
+    """The token axis through embedding, layers and loss, coloured by owner; arrows where ranks must talk."""
+    parts = ["embedding", *["layer norm", "attention", "MLP"] * layers, "loss"]
+    fig, ax = figure(8, 0.8 + 0.36 * len(parts))
+    for row, part in enumerate(reversed(parts)):
+        ax.text(
+            -0.2,
+            row,
+            part,
+            ha="right",
+            va="center",
+            fontsize=9,
+            weight="bold" if part == "attention" else None,
+        )
+        for t, rank in enumerate(table.owners):
+            ax.add_patch(Rectangle((t, row - 0.3), 1, 0.6, color=rank_color(rank), ec="white", lw=0.5))
+        if part == "attention":
+            ends = np.cumsum(table.sizes)
+            for a, b in zip(ends, ends[1:], strict=False):
+                start, stop = (a - table.sizes[0] / 2, row - 0.42), (b - table.sizes[-1] / 2, row - 0.42)
+                ax.annotate("", stop, start, arrowprops={"arrowstyle": "<->", "lw": 1.5})
+    ax.set(xlim=(-3.2, table.tokens), ylim=(-0.6, len(parts) - 0.4), xlabel="position in the sequence")
+    ax.set_xticks(np.arange(0, table.tokens, 4))
+    ax.set_yticks([])
+    ax.grid(visible=False)
+    return fig
+
+
+def kernels(runs: dict, names=("attention", "MLP", "dQ, dK, dV")) -> Figure:
+    """Milliseconds of each kernel on each rank, a panel each; `runs` has spans by layout."""
+    fig, axes = figure(9, 3, cols=len(names))
+    for ax, kernel in zip(axes, names, strict=True):
+        for place, spans in enumerate(runs.values()):
+            for r in (0, 1):
+                took = [1e3 * (s.end - s.start) for s in spans if s.rank == r and s.name == kernel]
+                box = ax.boxplot(took, positions=[place + 0.4 * r - 0.2], widths=0.3, patch_artist=True)
+                box["boxes"][0].set_facecolor(rank_color(r))
+                box["medians"][0].set_color("white")
+        ax.set_xticks(range(len(runs)), list(runs), fontsize=8)
+        ax.set(title=kernel, ylim=(0, None), xlim=(-0.6, len(runs) - 0.4))
+    axes[0].set_ylabel("milliseconds")
+    axes[0].legend(
+        [Rectangle((0, 0), 1, 1, color=rank_color(r)) for r in (0, 1)], ["rank 0", "rank 1"], fontsize=8
+    )
     return fig
 
 
@@ -142,6 +194,77 @@ def halo_mask(tokens: int, ranks: int, window: int) -> Figure:
         ax.axhline(edge, color="black", lw=0.8), ax.axvline(edge, color="black", lw=0.8)
     ax.set(xlim=(0, tokens), ylim=(tokens, 0), xlabel="key", ylabel="query", aspect="equal")
     ax.grid(visible=False)
+    return fig
+
+
+def halo_arrows(sizes, window: int) -> Figure:
+    """Shards with the halo in front of each: left the rows' way forward, right their gradients' way back."""
+    fig, axes = figure(9, 2.6, cols=2)
+    for ax, title, ahead in zip(
+        axes, ("forward: rows", "backward: gradients, added"), (True, False), strict=True
+    ):
+        ends = np.cumsum((0, *sizes))
+        for r, first in enumerate(ends[:-1]):
+            y = len(sizes) - 1 - r
+            for t in range(max(0, first - window), ends[r + 1]):
+                color, own = rank_color(r), t >= first
+                look = {"fc": color} if own else {"fc": "white", "hatch": "////"}
+                ax.add_patch(
+                    Rectangle((t, y - 0.3), 1, 0.6, ec=color if not own else "white", lw=0.8, **look)
+                )
+                ax.text(
+                    t + 0.5, y, t, ha="center", va="center", fontsize=8, color="white" if own else "black"
+                )
+            if r:
+                for t in range(max(0, first - window), first):
+                    a, b = (t + 0.5, y + 0.68), (t + 0.5, y + 0.32)
+                    style = {"arrowstyle": "->", "lw": 1.6, "color": rank_color(r - 1 if ahead else r)}
+                    ax.annotate("", b if ahead else a, a if ahead else b, arrowprops=style)
+        ax.set(xlim=(0, ends[-1]), ylim=(-0.5, len(sizes) - 0.5), title=title, xlabel="token")
+        ax.set_yticks(range(len(sizes)), [f"rank {r}" for r in reversed(range(len(sizes)))])
+        ax.grid(visible=False)
+    return fig
+
+
+def heads_or_halos(window: int, ranks: int, tokens: int) -> Figure:
+    """Rows of C numbers that the busiest rank sends: heads, a causal halo of the input, one of keys and values."""
+    rows = min(window, tokens // ranks * (ranks - 1))
+    amounts = {"heads": 4 * (ranks - 1) * tokens / ranks**2, "halo of x": rows, "halo of k, v": 2 * rows}
+    bars = [(name, amount, amount) for name, amount in amounts.items()]
+    return volumes(bars, "rows of C numbers, sent by the busiest rank")
+
+
+def anemoi(
+    tokens: int, width: int, window: int, heads: int, latency: float = 1e-5, rate: float = 494.5e12
+) -> Figure:
+    """Left: one exchange of a layer over the GPUs, by heads and by halos of x. Right: halos over the link's speed.
+
+    Numbers of two bytes; left, links of 50 GB/s (InfiniBand, 400 Gbit/s) and `latency` seconds a message.
+    """
+    fig, (left, right) = figure(9, 3.4, cols=2)
+    ranks, row = np.array([2, 4, 8, 16]), 2.0 * width
+    by_heads = 4 * (ranks - 1) * (latency + tokens / ranks**2 * row / 50e9)
+    by_halo = np.full(len(ranks), 2 * (latency + window * row / 50e9))
+    left.plot(ranks, 1e3 * by_heads, "o-", color=COLORS["forward"], label=f"heads (at most {heads} ranks)")
+    left.plot(ranks, 1e3 * by_halo, "s-", color=THINGS[3], label="halo of x, both sides")
+    left.set(xlabel="GPUs", ylabel="milliseconds, forward", ylim=(0, None), xticks=ranks)
+    speeds = np.geomspace(1e10, 1e12, 50)
+    twice = 2 * window * 6 * width**2 / rate
+    right.loglog(speeds / 1e9, 1e6 * (2 * window * row / speeds + twice), color=THINGS[3], label="halo of x")
+    right.loglog(
+        speeds / 1e9, 1e6 * 4 * window * row / speeds, color=COLORS["backward"], label="halo of k, v"
+    )
+    cross = rate * 2 / (6 * width)
+    right.plot(
+        cross / 1e9,
+        1e6 * 4 * window * row / cross,
+        "o",
+        color="black",
+        label=f"equal at {cross / 1e9:.0f} GB/s",
+    )
+    right.set(xlabel="GB/s of a link, each way", ylabel="microseconds, forward")
+    for ax in (left, right):
+        ax.legend(fontsize=8)
     return fig
 
 

@@ -6,26 +6,23 @@
 # tokens before it, and most of them live elsewhere. The ranks must exchange keys and values forward, and send their
 # gradients home backward. And because later tokens look at more keys, it matters *which* tokens a rank gets.
 #
-# You will write the exchange by hand, measure the load triangle, and meet four layouts and eight exchanges,
-# some of them compared with serial GPT-2 here, all of them by the package's tests.
+# You will write the exchange by hand, measure the load triangle, and meet four layouts and eight exchanges, each
+# counted on live ranks and compared with serial GPT-2, forward and backward.
 
 # %% tags=["setup"]
-import time
-
 import torch
+import torch.nn.functional as F
 
 from gpt2lab import Ranks
 from gpt2lab.lessons import explore, show, show_source, table
 from gpt2lab.lessons.exercises import check
 from gpt2lab.lessons.exercises import context as exercises
 from gpt2lab.lessons.labs import context as lab
-from gpt2lab.lessons.labs import recorded
+from gpt2lab.lessons.labs import recorded, thresholds
 from gpt2lab.lessons.player import play
-from gpt2lab.model import GPT2, PRESETS, GPT2Config, causal_attention
+from gpt2lab.model import PRESETS, GPT2Config, causal_attention
 from gpt2lab.parallel.context import attention, costs, gather, tiles
-from gpt2lab.parallel.context.exchanges import apply_context
 from gpt2lab.parallel.context.layouts import LAYOUTS, layout
-from gpt2lab.plan import Plan
 from gpt2lab.plots import context as plots
 from gpt2lab.plots.timeline import timeline
 from gpt2lab.ranks import comm, trace
@@ -39,7 +36,18 @@ pool = {n: Ranks(n) for n in (2, 3, 4)}  # live ranks, started when first used
 # %% [markdown]
 # ## Who owns which token
 #
-# A *layout* is a table of positions, nothing more. T tokens, N ranks; in the figure the number is the owner.
+# T tokens, N ranks. Through all layers a token stays with its owner; only attention looks across.
+
+# %%
+show(
+    plots.layer_stack(layout("contiguous", 24, 3)),
+    "drawing",
+    "two layers of GPT-2, 24 tokens in slices on three ranks: ranks talk where the arrows are, in attention.",
+    "Rows of cells from embedding to loss, coloured by owner; arrows cross the borders only under attention",
+)
+
+# %% [markdown]
+# A **layout** is a table of positions, nothing more. In the figure the number is the owner.
 
 # %%
 show(
@@ -56,15 +64,13 @@ table(
 )
 
 # %% [markdown]
-# - **contiguous**: rank i owns the slice from iT/N to (i+1)T/N. (The BSC notes, our source for splitting
-# llm.c, write
-#   "i/T to (i+1)/T"; a slip.)
+# - **contiguous**: rank i owns the slice from iT/N to (i+1)T/N. (The BSC notes, our source for splitting llm.c,
+#   write "i/T to (i+1)/T"; a slip.)
 # - **unequal**: slices that end at T sqrt(i/N).
-# - **interleaved**: token t on rank t mod N. (The notes write t % (T/N), which gives T/N values, not
-# ranks.)
+# - **interleaved**: token t on rank t mod N. (The notes write t % (T/N), which gives T/N values, not ranks.)
 # - **zigzag**: 2N chunks; rank r owns chunk r from the front and chunk r from the back.
 #
-# Sizes may be uneven. Nothing in this lesson needs T to divide.
+# Sizes may be uneven.
 
 
 # %% tags=["exercise"]
@@ -79,6 +85,11 @@ def owner(t, tokens, ranks, name):
 
 
 check("owner", exercises.owner, owner)
+
+
+# %% [markdown] tags=["hint"]
+# Zigzag: first find the chunk that holds t. There are 2 * ranks chunks, and chunk c and its mirror image from
+# the back have the same owner. What is the mirror image of chunk 0?
 
 
 # %% tags=["wrong"]
@@ -121,63 +132,37 @@ def owner(t, tokens, ranks, name):
 # %% [markdown]
 # ## What breaks first
 #
-# Before any exchange, three token-by-token things go wrong at slice edges. Bug lab: a small GPT-2, rank 1 of two.
+# Three token-by-token things go wrong at the edges of slices. A small GPT-2 on two live ranks, exchanged correctly,
+# with one bug at a time; the gradient is summed over the ranks. **Predict**: which bug changes no loss by much?
 
 # %%
-config = GPT2Config(vocab_size=50, n_positions=64, n_layer=2, n_head=4, n_embd=32)
-model, batch = GPT2(config), torch.randint(50, (3, 12))
-tokens, targets = batch[:, :-1], batch[:, 1:]
-mine = torch.tensor(layout("contiguous", 11, 2).positions[1])
-
-wrong = model.embed(tokens[:, mine], torch.arange(len(mine)))
-right = model.embed(tokens, torch.arange(11))[:, mine]
-print("1. local positions: embeddings differ:", not torch.allclose(wrong, right))
-
-shifted_here = tokens[:, mine][:, 1:].numel() + tokens[:, : mine[0]][:, 1:].numel()
-print(
-    "2. targets shifted after the split:",
-    targets.numel() - shifted_here,
-    "of",
-    targets.numel(),
-    "targets are lost",
-)
-
-
-def head_gradient(columns, divide_by):
-    loss = model.loss(model(tokens)[:, columns], targets[:, columns]) / divide_by
-    return torch.autograd.grad(loss, model.ln_f.weight)[0]
-
-
-first, whole = torch.arange(mine[0]), head_gradient(torch.arange(11), targets.numel())
-for words, sizes in (("its own targets", (3 * len(first), 3 * len(mine))), ("all targets", (33, 33))):
-    summed = head_gradient(first, sizes[0]) + head_gradient(mine, sizes[1])
-    print(
-        f"3. each rank divides by {words}: summed gradient over true one {summed.norm() / whole.norm():.2f}"
-    )
+rows = []
+for bug in (
+    "none",
+    "local positions",
+    "targets shifted after the split",
+    "each rank divides by its own count",
+):
+    loss, error, trained = pool[2].run(lab.edges, bug)[1]
+    off = "below 1e-12" if error < 1e-12 else f"{error:.0%}"
+    rows.append((bug, f"{loss:.3f}", off, f"{trained[0]} to {trained[-1]}"))
+table(rows, ["bug", "sum of the ranks' losses", "gradient is off by", "rank 1 trains position rows"])
 
 # %% [markdown]
-# So: every rank passes the **true positions** of its tokens; targets are shifted **before** the split; and the summed
-# loss is divided **once**, by all target tokens of the whole batch. The package refuses local positions:
-
+# Local positions train rows of the position table that belong to rank 0. A shift after the split loses the last
+# target of each slice. Dividing by the own count gives N losses instead of one. So: pass the **true
+# positions**; shift
+# **before** the split; divide **once**, by all target tokens of the batch. The package refuses local positions:
 
 # %%
-def local_positions(rank, world_size):
-    model = GPT2(config)
-    mine = apply_context(model, Mesh(cp=world_size), Plan(cp=world_size, layout="interleaved"))(11)
-    try:
-        model(tokens[:, mine], torch.arange(len(mine)))
-    except ValueError as error:
-        return str(error)
-
-
-print(pool[2].run(local_positions)[1])
+print(pool[2].run(lab.local_positions)[1])
 
 # %% [markdown]
 # ## Attention by hand
 #
-# Rank r holds the rows of q, k, v of its own tokens. **Forward**: gather k and v; compute the own rows of attention.
-# **Backward**: the own queries give dQ for own rows, complete; but they give dK and dV for *everybody's* keys, as
-# partial sums. Add these over ranks and keep the own slice: a reduce-scatter, the adjoint of the gather.
+# Rank r holds q, k, v of its own tokens. **Forward**: gather k and v; compute the own rows of attention.
+# **Backward**: the own queries give all of dQ for own rows, but of dK and dV partial sums for *everybody's* keys. Add
+# these over ranks and keep the own slice: a reduce-scatter.
 
 
 # %%
@@ -221,9 +206,29 @@ for name in LAYOUTS:
     print(f"{name:12} y, dQ, dK, dV differ from serial attention by", largest_error(results, expected))
 
 # %% [markdown]
-# The gathered rows arrive rank after rank; `inverse` is the *indirection table* that puts them in order. In a striped
-# layout forgetting it mixes up the tokens.
+# The gathered rows arrive rank after rank; `inverse` is the *indirection table* that puts them in order.
 #
+# ### The adjoint test
+#
+# Is the reduce-scatter really the backward of the gather? Then <Ax, y> = <x, A'y> for all x and y:
+
+
+# %%
+def adjoint(rank, world_size, scatter_back):
+    axis, split = Mesh(cp=world_size)["cp"], layout("zigzag", 11, world_size)
+    draw = torch.Generator().manual_seed(rank)
+    x, y = (torch.randn(n, 3, generator=draw, dtype=torch.float64) for n in (split.sizes[rank], 11))
+    there = (comm.all_gather(x, axis, -2, split.sizes) * y).sum()
+    summed = comm.reduce_scatter(y, axis, -2, split.sizes)
+    back = summed if scatter_back else y.split(split.sizes)[rank]
+    return comm.all_reduce(torch.stack((there, (x * back).sum())), axis)
+
+
+for words, summed in (("reduce-scatter", True), ("own slice, no sum", False)):
+    there, back = pool[3].run(adjoint, summed)[0].tolist()
+    print(f"{words:17}: <Ax, y> = {there:.3f}, <x, A'y> = {back:.3f}")
+
+# %% [markdown]
 # ## Who contributes to whose gradient
 #
 # In the contiguous layout, keys of rank i are seen by ranks i and later. The others' partial sums are
@@ -243,8 +248,7 @@ show(
 # %% [markdown]
 # So one all-reduce of everything wastes half: reduce each slice to its owner, its *root*, over the ranks that
 # contribute. The notes say: "if the root rank is i, you can remove the ranks with id <= i from the reduction". One
-# rank too many! The root's own queries see its own keys. It may stay out of the *communication*, but it must add
-# its own part:
+# rank too many! The root's own queries see its own keys:
 
 # %%
 for root in range(3):
@@ -263,6 +267,10 @@ def contributors(root, ranks):
 
 
 check("contributors", exercises.contributors, contributors)
+
+
+# %% [markdown] tags=["hint"]
+# A query at position t sees keys at positions up to t. Whose positions are at or behind those of `root`?
 
 
 # %% tags=["wrong"]
@@ -299,35 +307,20 @@ def contributors(root, ranks):
 # ## Eight ways, counted
 #
 # The source gathers q, k *and* v and all-reduces all three gradients. But nobody else reads q, and dQ is complete
-# at home. **Predict**: how much less does `kv` send than `qkv`? And `triangle`, where each rank sends only to those
-# who need it?
+# at home. **Predict** how much less `kv` sends than `qkv`, and `triangle`, where each rank sends only to those who
+# need it. (`heads` is lesson 11, the rings come below.)
 
 
 # %%
-def count(rank, world_size, exchange, name, length):
-    model = GPT2(GPT2Config(vocab_size=50, n_positions=64, n_layer=1, n_head=4, n_embd=32))
-    mine = apply_context(model, Mesh(cp=world_size), Plan(cp=world_size, layout=name, exchange=exchange))(
-        length
-    )
-    attention.work.clear()
-    comm.clear_log()
-    x = torch.arange(length).expand(2, -1)[:, mine]
-    logits = model(x, mine)
-    forward = sum(e.bytes for e in comm.log) // 4
-    model.loss(logits, x).backward()
-    return forward, sum(e.bytes for e in comm.log) // 4 - forward, dict(attention.work)
-
-
-rows = []
+rows, exact = [], []
 split = layout("contiguous", 24, 4)
 for exchange in ("qkv", "kv-allreduce", "kv", "kv-roots", "triangle", "ring", "double-ring", "heads"):
-    found = pool[4].run(count, exchange, "contiguous", 24)
-    predicted = [costs.sent(exchange, split, r, 2 * 32) for r in range(4)]
-    equal = all(f[:2] == (p["forward"][0], p["backward"][0]) for f, p in zip(found, predicted, strict=True))
-    rows.append((exchange, sum(f[0] for f in found) / 1e3, sum(f[1] for f in found) / 1e3))
-    print(
-        f"{exchange:13} forward {rows[-1][1]:6.2f}, backward {rows[-1][2]:6.2f} thousand numbers; as predicted: {equal}"
-    )
+    found = pool[4].run(lab.one_layer, exchange, "contiguous", 24)
+    formula = [costs.sent(exchange, split, r, 2 * 32) for r in range(4)]
+    rows.append((exchange, *(sum(f[i] for f in found) / 1e3 for i in (0, 1))))
+    right = all(f[:2] == (p["forward"][0], p["backward"][0]) for f, p in zip(found, formula, strict=True))
+    exact.append((*rows[-1], right, max(f[3] for f in found) < 1e-12))
+table(exact, ["exchange", "forward, thousand numbers", "backward", "as predicted", "gradients equal serial"])
 
 # %%
 show(
@@ -339,29 +332,28 @@ show(
 
 # %% [markdown]
 # With S the size of all keys and values: all-reduce 2(N-1)S, reduce-scatter (N-1)S, triangle (N-1)S/2 over all ranks.
-# `heads` belongs to lesson 11, the rings come below. This is all that `kv`, `kv-roots` and `triangle` are made of:
+# This is what `kv`, `kv-roots` and `triangle` are made of:
 
 # %%
-show_source(gather.gather, gather.point_to_point, gather.by_reduce_scatter, gather.by_roots)
+show_source(gather.point_to_point, gather.by_reduce_scatter, gather.by_roots)
 
 # %% [markdown]
 # ## The load triangle
 #
 # Row t of causal attention costs t + 1 pairs. In contiguous slices rank i has a share of about (2i+1)/N², and the
 # last one about (2N-1)/N times the mean (to leading order in T; exactly, the diagonal counts too). Is that real
-# work or only a mask? The package hands torch's kernel whole rectangles and triangles of the mask, never a pair
-# that nobody attends to, and *counts* the pairs it hands over.
+# work or only a mask? The package gives torch's kernel no pair that nobody attends to, and *counts* the pairs.
 
 # %%
 for name in ("contiguous", "interleaved"):
-    found = pool[4].run(count, "kv", name, 32)
+    found = pool[4].run(lab.one_layer, "kv", name, 32)
     pairs = [f[2]["forward"] // (2 * 4) for f in found]
     print(f"{name:12} pairs computed {pairs}, busiest over mean {costs.imbalance(pairs).__float__():.2f}")
 print("predicted for slices:", [costs.pairs(layout("contiguous", 32, 4), r) for r in range(4)])
 
 # %% [markdown]
-# A kernel that needs a mask does more. It takes some queries at a time, a *tile*, with the keys that any of them
-# sees. With slices that wastes pairs on the diagonal block only; with stripes half of *every* block:
+# A kernel that takes some queries at a time, a *tile*, computes all keys that any of them sees. With slices
+# that wastes pairs on the diagonal block only; with stripes half of *every* block:
 
 # %%
 for tile in (8, 2, 1):
@@ -373,27 +365,18 @@ for tile in (8, 2, 1):
     print(f"tile {tile}: computed {sum(computed):4} of {32 * 33 // 2} needed, per rank {computed}")
 
 # %% [markdown]
-# Waiting time shows the triangle without any formula. Below, computing is replaced by sleeping in proportion to the
-# pairs (*paced*), so that four ranks show their true picture on two cores. Each layer ends with a gather, where the
-# fast ones wait.
+# Waiting time shows the triangle without any formula. Below, ranks sleep in proportion to their pairs (*paced*); each
+# layer ends with a gather, where the fast ones wait.
 
 
 # %% tags=["measured"]
-def paced_layers(rank, world_size, name, layers=3):
-    axis, pairs = Mesh(cp=world_size)["cp"], costs.pairs(layout(name, 64, world_size), rank)
-    comm.barrier(axis)
-    trace.clear()
-    for i in range(layers):
-        with trace.span(f"layer {i}", kind="forward"):
-            time.sleep(pairs * 1e-4)
-        with trace.span("", kind="wait"):
-            comm.all_gather(torch.zeros(8), axis)
-    return trace.spans(with_comm=False)
-
-
-for name in ("contiguous", "interleaved", "zigzag"):
+names = ("contiguous", "interleaved", "zigzag")
+figures = [timeline(trace.merge(pool[4].run(lab.paced_layers, name)), name, clock="paced") for name in names]
+end = max(fig.axes[0].get_xlim()[1] for fig in figures)
+for name, fig in zip(names, figures, strict=True):
+    fig.axes[0].set_xlim(0, end)
     show(
-        timeline(trace.merge(pool[4].run(paced_layers, name)), name, clock="paced"),
+        fig,
         "paced",
         f"three layers of causal attention, {name}: grey is waiting in the gather that ends a layer.",
         f"Four lanes of blue bars; with the {name} split "
@@ -401,26 +384,18 @@ for name in ("contiguous", "interleaved", "zigzag"):
     )
 
 # %% [markdown]
-# A layer lasts as long as its busiest rank. So with contiguous slices 1 - mean/busiest = (N-1)/(2N-1) = 3/7 of all
-# time is lost. The BSC team saw rank 0 of their cluster wait more than 100 ms in each of the 12 attention layers of
-# a backward pass. Does it show on real ranks? Two of them, real attention to 2048 tokens, nothing paced:
+# With contiguous slices 1 - mean/busiest = (N-1)/(2N-1) = 3/7 of all time is lost. The BSC team saw rank 0 wait more
+# than 100 ms in each of the 12 layers of a backward pass; after interleaving, "all kernels had the same computation
+# time". Two real ranks, 2048 tokens, nothing paced:
 
 
 # %% tags=["measured"]
-for name in ("contiguous", "interleaved", "zigzag"):
-    spans = trace.merge(pool[2].run(lab.timed_layers, name))
-    show(
-        timeline(spans, name, names=False, clock="measured"),
-        "measured",
-        f"attention of two layers on two ranks, {name}: blue forward, green dQ, dK, dV, grey waiting for rows.",
-        f"Two lanes of blue and green bars with grey between them, for the {name} layout",
-    )
-    waits = [1e3 * sum(s.end - s.start for s in spans if s.rank == r and s.kind == "wait") for r in (0, 1)]
-    print(f"{name}: rank 0 waits {waits[0]:.0f} ms, rank 1 {waits[1]:.0f} ms")
-
-# %% [markdown]
-# With slices rank 0 is done early and waits; interleaved or zigzag, both do equal work in each kernel, and what is
-# left to wait for is the exchange itself and the machine's other business.
+show(
+    plots.kernels({name: trace.merge(pool[2].run(lab.timed_layers, name)) for name in names}),
+    "measured",
+    "five layers on two ranks, kernel by kernel: slices give rank 1 more attention, the other two layouts do not.",
+    "Three panels of boxes for attention, MLP and dQ, dK, dV, a pair of ranks for each of three layouts",
+)
 
 
 # %% tags=["exercise"]
@@ -434,6 +409,11 @@ def imbalance(tokens, ranks):
 
 
 check("imbalance", exercises.imbalance, imbalance)
+
+
+# %% [markdown] tags=["hint"]
+# Do not use the formula with 2N - 1: it is right only for very long sequences. Write down what each rank's rows cost
+# (row t costs t + 1), then divide the largest sum by the mean of the sums.
 
 
 # %% tags=["wrong"]
@@ -473,10 +453,73 @@ def imbalance(tokens, ranks):
 
 
 # %% [markdown]
+# **A puzzle, with a score.** Cut 96 tokens into 12 blocks of 8. Give each of four ranks three blocks, so that
+# every rank has as many tokens (the MLP wants that), and make the busiest rank's attention as cheap as you can. The
+# score is its pairs: slices give 2,028, interleaved blocks 1,452.
+
+
+# %% tags=["exercise"]
+def spread():
+    """The blocks 0..11 of each of four ranks, three a rank: a list of four lists."""
+    ### BEGIN SOLUTION
+    return [[0, 5, 11], [1, 6, 9], [2, 7, 8], [3, 4, 10]]
+    ### END SOLUTION
+
+
+check("spread the blocks", exercises.spread, spread)
+
+
+# %% [markdown] tags=["hint"]
+# A block's cost grows evenly with its number, so only the sum of a rank's three numbers counts. What is the mean of
+# these four sums, and can a sum of whole numbers reach it?
+
+# %% [markdown] tags=["hint"]
+# There and back again (0 to 3, then 7 to 4, then 8 to 11) passes the bar. Then exchange two blocks between the rank
+# with the largest sum and the one with the smallest.
+
+
+# %% tags=["wrong"]
+# FAIL: at most 1260 pass
+def spread():
+    return [[0, 1, 2], [3, 4, 5], [6, 7, 8], [9, 10, 11]]
+
+
+# %% tags=["wrong"]
+# FAIL: 1452 pairs
+def spread():
+    return [[r, r + 4, r + 8] for r in range(4)]
+
+
+# %% tags=["wrong"]
+# FAIL: three blocks a rank, and here are [2, 3, 4, 3]
+def spread():
+    return [[10, 11], [0, 8, 9], [1, 2, 6, 7], [3, 4, 5]]
+
+
+# %% tags=["wrong"]
+# FAIL: block 5 has 2 owners
+def spread():
+    return [[0, 5, 11], [1, 5, 9], [2, 7, 8], [3, 4, 10]]
+
+
+# %% tags=["wrong"]
+# FAIL: block 12 is none of 0 to 11
+def spread():
+    return [[1, 6, 12], [2, 7, 10], [3, 8, 9], [4, 5, 11]]
+
+
+# %% tags=["wrong"]
+# FAIL: four lists, one a rank
+def spread():
+    return [0, 1, 2, 3, 3, 2, 1, 0, 0, 1, 2, 3]
+
+
+# %% [markdown]
+# ## Unequal slices, and why# %% [markdown]
 # ## Unequal slices, and why they were rejected
 #
-# Slices that end at T sqrt(i/N) hold equal *areas* of the triangle. But a rank does more than the forward triangle:
-# the MLP costs a fixed amount a token, and a kernel that sums dK, dV *by key* costs T - t.
+# Slices that end at T sqrt(i/N) hold equal *areas* of the triangle. But the MLP costs a fixed amount a token, and a
+# kernel that sums dK, dV *by key* costs T - t.
 
 # %%
 show(
@@ -487,45 +530,37 @@ show(
 )
 
 # %% [markdown]
-# Who sums dK, dV is a choice: our kernel does it with the queries, in the same pass as dQ. llm.c's does it by key,
-# and then the owner of a key has one pair for each later query. The package has that loop as well, to count it:
+# Who sums dK, dV is a choice: our kernel does it with the queries, llm.c's by key, and then the owner of a key
+# has one pair for each later query. The package has that loop as well, to count it:
 
 # %%
-x, everyone = torch.randn(1, 1, 32, 4), range(32)
-out, lse = attention.block_forward(None, x, x, x, everyone, everyone)
 for name in LAYOUTS:
-    loads = []
-    for keys in layout(name, 32, 4).positions:
-        attention.work.clear()
-        held = x[:, :, list(keys)]
-        attention.gradients_by_key(x, out, lse, x, held, held, everyone, keys, tile=1)
-        loads.append(attention.work["dK,dV by key"])
-    same = loads == costs.work(layout(name, 32, 4), "dK,dV by key")
-    print(
-        f"{name:12} pairs by key {loads}, over the mean {float(costs.imbalance(loads)):.2f}; as predicted: {same}"
-    )
+    loads, formula = lab.pairs_by_key(name), costs.work(layout(name, 32, 4), "dK,dV by key")
+    over = float(costs.imbalance(loads))
+    print(f"{name:12} pairs by key {loads}, over the mean {over:.2f}; as predicted: {loads == formula}")
 
 # %% [markdown]
-# Unequal slices move the problem: 3.00 for dK, dV by key and 2.00 for the MLP. **Interleaving** balances every
-# kernel. **Zigzag** pairs a short chunk with the long one that makes up for it: exactly balanced wherever cost is
-# linear in t, though not for the quadratic softmax. Its chunks are solid, so big tiles waste little. Price of both:
-# everybody needs everybody's keys, so the triangle's savings are gone. After interleaving, the notes report that all
-# kernels took the same time, but that dK, dV became slow, "probably computing unnecessary tokens": a loop over all t
-# with a mask does T²/N where the needed pairs are half of that, as you counted.
+# Unequal slices move the problem to the sums by key (2.97<!--above--> times the mean) and to the MLP.
+# **Interleaving**
+# balances every kernel. **Zigzag** does wherever cost is linear in t, though not for the quadratic softmax;
+# its chunks
+# are solid, so big tiles waste little. Price of both: everybody needs everybody's keys. The notes found dK, dV slow
+# after interleaving, "probably computing unnecessary tokens": a loop over all t with a mask does T²/N where half is
+# needed.
 #
 # ## Ring attention: two blocks become one
 #
 # Gathering needs all keys in memory at once. A *ring* passes blocks of keys along, and each rank attends to the one
 # it holds. But softmax needs the sum over **all** keys. Let block b give its output o_b and L_b, the log of its sum
-# of exp(scores). Then softmax over both blocks is a weighted mean, weights exp(L_b):
+# of exp(scores). Both together are a weighted mean:
 #
 # - a = exp(L_2) / (exp(L_1) + exp(L_2)) = sigmoid(L_2 - L_1)
 # - o = (1 - a) o_1 + a o_2
 # - L = log(exp L_1 + exp L_2) = L_1 - logsigmoid(L_1 - L_2)
 #
-# No exp of a large number anywhere. But a row that sees no key of block 1 has L_1 = -inf, and the last form gives
-# inf - inf; `torch.logaddexp(L1, L2)`, which the package uses, is the same L and right there too. Backward is simpler
-# still: with the *final* L, each block's weights are exp(score - L).
+# But a row that sees no key of block 1 has L_1 = -inf, and the last form gives
+# inf - inf; `torch.logaddexp(L1, L2)` is right there too. Backward is simpler still: with the *final* L, each block's
+# weights are exp(score - L).
 
 
 # %% tags=["exercise"]
@@ -538,6 +573,11 @@ def merge(o1, L1, o2, L2):
 
 
 check("merge", exercises.merge, merge)
+
+
+# %% [markdown] tags=["hint"]
+# The new output is a weighted mean of the two, row by row, and the share of block 2 is a sigmoid. For L, ask
+# torch for a function that adds two numbers given by their logarithms.
 
 
 # %% tags=["wrong"]
@@ -576,10 +616,11 @@ def merge(o1, L1, o2, L2):
 
 
 # %% [markdown]
-# **Backward, on three live ranks.** A rank holds q, k, v, its output o, the final L (t, 1) and the gradient of o. With
+# **Backward, on three live ranks.** A rank holds q, k, v, its output o, the final L (t, 1) and the gradient of
+# o. With
 # p = exp(score - L), δ the sum of grad · o in each row, ds = p (grad vᵀ - δ) and scores q kᵀ / √D: dv += pᵀ grad,
-# dq += ds k / √D, dk += dsᵀ q / √D. Keys and values go round the ring, and *their gradients travel with them*, so that
-# after n shifts they are home. `comm.ring_shift(x, axis)` gives the left neighbour's x.
+# dq += ds k / √D, dk += dsᵀ q / √D. Keys and values go round the ring, and *their gradients travel with them*,
+# so that after n shifts they are home. `comm.ring_shift(x, axis)` gives the left neighbour's x.
 
 
 # %% tags=["exercise"]
@@ -607,6 +648,15 @@ def ring_backward(q, k, v, o, L, grad, axis):
 
 
 check("ring attention, backward", exercises.ring_backward, ring_backward)
+
+
+# %% [markdown] tags=["hint"]
+# Let one tensor travel: k, v and room for their gradients, stacked. After s shifts a rank holds what started on rank
+# (r - s) mod n; that rank's tokens come later than yours if its number is larger. How many shifts bring it home?
+
+# %% [markdown] tags=["hint"]
+# Per step: is the block mine (a triangle of the mask), earlier (no mask) or later (nothing to compute)? Add to dq at
+# home and to the two travelling gradients, then shift. Shift also when nothing was computed.
 
 
 # %% tags=["wrong"]
@@ -752,14 +802,11 @@ def ring_by_hand(rank, world_size, q, k, v):
 
 results = pool[3].run(ring_by_hand, q, k, v)
 print("ring by hand differs from serial attention by", largest_error(results, expected[:1]))
-show_source(attention.merge_blocks)
 
 # %% [markdown]
-# Backward is a second trip: k, v go round again, and each block's dK, dV follow *one step behind*, growing on the
-# way, to arrive at the owner at the end. In a contiguous ring, blocks that nobody further on needs are not sent at
-# all; blocks that a rank does not need are passed on but not computed. Where ranks sit in several machines,
-# `double-ring` sends a block round one machine first and then to the next one, from all ranks at once (Gu et al.
-# 2024, LoongTrain).
+# In the package's backward each block's dK, dV follow k, v *one step behind*, so that messages hide behind computing;
+# blocks that nobody further on needs are not sent. `double-ring` sends a block round one machine first and then to
+# the next one (Gu et al. 2024).
 #
 # Both trips as three live ranks made them (*paced*: 30 ms a message, 60 ms a block). Play it, or step with the
 # arrow keys: where is `kv0` at each step, and which messages of the second trip are gradients?
@@ -774,14 +821,30 @@ play(
 )
 
 # %% [markdown]
-# When does the ring hide its messages? A block of c tokens a rank costs about 4c²C operations and brings 2cC
-# numbers: communication is hidden when c exceeds roughly flops per second over bytes per second (Liu et al. 2023;
-# *from the paper*), for numbers of 16 bits, two bytes each.
+# ### From how many tokens on is it hidden?
+#
+# Derive it. A rank of c tokens meets a block of c keys: q kᵀ and weights times v are 2c²C operations each, 4c²C / F
+# seconds at F operations a second. Meanwhile the next block arrives: 2cC numbers of b bytes, 2cCb / W seconds at W
+# bytes a second. Computing takes longer if c > bF / 2W, and c > bF / W where the causal mask leaves half of each
+# block. Neither the width nor the number of ranks matters. (Liu et al. 2023 have F / W: the first, at 16 bit.)
+
+# %%
+rows = []
+for machine in (thresholds.laptop(5e10, 1.5e9), *thresholds.machines()):
+    full, causal = (thresholds.tokens_per_rank("context", machine, causal=c) for c in (False, True))
+    speeds = f"{machine.rate / 1e12:g}", f"{machine.bandwidth / 1e9:g}", machine.itemsize
+    rows.append((machine.name, *speeds, round(full), round(causal), round(causal) * machine.ranks))
+table(rows, ["machine", "F, Tflop/s", "W, GB/s", "b", "tokens a rank", "causal", "causal, all ranks"])
+
+# %% [markdown]
+# (*Computed*; GPUs at half of their peak, from data sheets; the laptop's speeds as in lesson 02.) Between
+# machines a rank needs 19,780<!--above--> tokens: one reason for a *hybrid*, heads (lesson 11) inside a
+# machine and the ring between machines.
 #
 # ## Memory
 #
-# llm.c keeps 23 activation tensors, each with a factor T. Split, T becomes T/N, but for gathered k, v (all of T) and
-# the attention matrix (T/N rows of T).
+# In llm.c's 23 activation tensors T becomes T/N, but for gathered k, v (all of T) and the attention matrix (T/N rows
+# of T).
 
 # %%
 show(
@@ -792,6 +855,17 @@ show(
 )
 whole = sum(costs.activations(PRESETS["gpt2"], 4, layout("contiguous", 64, 1), 0).values())
 print(f"B=4, T=64, one rank: {whole:,} numbers; llm.c prints num_activations: 73323776")
+
+# %% [markdown]
+# Our attention keeps no matrix. What autograd really holds for one block on 1, 2 and 4 live ranks, and the formula:
+
+# %%
+pool[1] = Ranks(1)
+rows = []
+for exchange in ("kv", "ring"):
+    held = [pool[n].run(lab.kept, exchange)[0] for n in (1, 2, 4)]
+    rows.append((exchange, *(f"{found:,}" for found, _ in held), all(a == b for a, b in held)))
+table(rows, ["numbers kept by rank 0", "1 rank", "2 ranks", "4 ranks", "equal to the formula"])
 
 # %% [markdown]
 # ## Pick a layout and an exchange
@@ -824,8 +898,48 @@ for plan in ("cp=3,exchange=kv,layout=interleaved", "cp=3,exchange=ring,layout=z
     print(f"{plan}: {len(report.claims)} claims, all equal: {report.ok}")
 
 # %% [markdown]
-# Generation is **not** split: new tokens come one at a time, there is nothing to share out. Every rank holds all
-# weights, so `unsplit(model)` and generate.
+# Generation is **not** split: new tokens come one at a time. Every rank holds all weights: `unsplit(model)`.
+#
+# ## Appendix: packed documents, fewer keys
+#
+# Training packs several documents into one sequence, and a token must not see another document. And in
+# **grouped-query attention** several heads of queries share one head of keys and values. By hand, two lines more:
+
+
+# %%
+def packed(rank, world_size, name, q, k, v, grad, document, right=True):
+    axis, split = Mesh(cp=world_size)["cp"], layout(name, q.size(-2), world_size)
+    mine, order, back = map(torch.tensor, (split.positions[rank], split.order, split.inverse))
+    comm.clear_log()
+    k, v = (comm.all_gather(x[..., mine, :], axis, -2, split.sizes)[..., back, :] for x in (k, v))
+    own = document[mine] if right else document[: len(mine)]  # by the position in the whole sequence
+    seen = (mine[:, None] >= torch.arange(len(back))) & (own[:, None] == document)
+    leaves = [x.requires_grad_() for x in (q[..., mine, :], k, v)]
+    y = F.scaled_dot_product_attention(*leaves, attn_mask=seen, enable_gqa=True)
+    dq, dk, dv = torch.autograd.grad(y, leaves, grad[..., mine, :])
+    dk, dv = (comm.reduce_scatter(x[..., order, :], axis, -2, split.sizes) for x in (dk, dv))
+    return mine, y.detach(), dq, dk, dv, lab.sent(), int(seen.sum())
+
+
+document = torch.tensor([0] * 4 + [1] * 5 + [2] * 2)
+same = (document[:, None] == document).tril()
+for shared in (4, 2):
+    leaves = [x.clone().requires_grad_() for x in (q, k[:, :shared], v[:, :shared])]
+    whole = F.scaled_dot_product_attention(*leaves, attn_mask=same, enable_gqa=True)
+    whole.backward(grad)
+    serial = [whole.detach(), *(x.grad for x in leaves)]
+    for name, right in (("contiguous", True), ("zigzag", True), ("contiguous", False)):
+        found = pool[3].run(packed, name, *(x.detach() for x in leaves), grad, document, right)
+        print(
+            f"{shared} heads of keys, {name:10} off by {largest_error(found, serial):11} pairs "
+            f"{[f[6] for f in found]}, sent {[f[5] for f in found]}" + ("" if right else "  <- wrong offset")
+        )
+
+# %% [markdown]
+# Half the heads of keys, half the numbers. A document read at the place in the slice is wrong. And zigzag
+# balances one
+# long document, not three short ones: trainers split *each document* by zigzag. Heads for tokens (next lesson) are
+# bounded by the heads of keys; with 8 of them, 64 ranks need the hybrid.
 #
 # ## Drill
 #
@@ -841,12 +955,14 @@ for plan in ("cp=3,exchange=kv,layout=interleaved", "cp=3,exchange=ring,layout=z
 # Any from rank 3 to rank 0: nobody before needs later keys. Block s makes N-1-s hops.
 # </details>
 #
-# <details><summary>4. Why may unequal slices be balanced in the forward and still be slow?</summary>
-# The MLP and sums by key are proportional to other things: the tokens, and T - t.
-# </details>
+# ## Read on
 #
-# ## Sources
+# - BSC, wiki of llm.c-gpt2, "Various informations": the first port, with the load triangle as found in a trace.
+# - Milakov & Gimelshein 2018, *Online normalizer calculation for softmax*: how two blocks become one.
+# - Liu, Zaharia & Abbeel 2023, *Ring Attention*: section 3 derives when the messages are hidden.
+# - Brandon et al. 2023, *Striped Attention*: why interleaving doubles the speed of a causal ring.
+# - Li et al. 2023, *LightSeq* (DistFlashAttn): another way to balance a causal ring, by helping others.
+# - Dao et al. 2022, *FlashAttention*, appendix B: the backward pass from the log-sum-exp, as you wrote it.
+# - Gu et al. 2024, *LoongTrain*: heads and double rings together, on hundreds of GPUs.
 #
-# BSC, wiki of llm.c-gpt2, "Various informations" (token splitting) · Liu, Zaharia & Abbeel 2023, Ring Attention ·
-# Brandon et al. 2023, Striped Attention · Li et al. 2023, LightSeq (causal balance) · Milakov & Gimelshein 2018,
-# online softmax · Dao et al. 2022, FlashAttention. Next: **11 Heads and halos**.
+# **Next**: 11 Heads and halos.

@@ -65,7 +65,7 @@ print("plain loop equals the package:", torch.allclose(by_hand, moe(x), atol=1e-
 print("and the package's own loop:   ", torch.allclose(looped(moe, x), moe(x), atol=1e-12))
 
 # %% [markdown]
-# That does E / k times the work that is needed. So take from each expert only its tokens: write down all pairs
+# That does E / k times the work that is needed. So give each expert only its tokens: write down all pairs
 # (token, expert), *sort* them by expert, and do one product an expert on consecutive rows. This is the *grouped*
 # form, on GPUs a *grouped GEMM*. Two adjoint functions surround it: **dispatch** copies each token to its rows, so
 # in backward a token's gradients add up; **combine** adds up rows times weights.
@@ -89,8 +89,8 @@ print("grouped equals the loop:", torch.allclose(y.view_as(x), by_hand, atol=1e-
 print("rows of each expert:", counts.tolist(), "sum", int(counts.sum()), "= 33 tokens x 2")
 
 # %% [markdown]
-# PyTorch has these products as one call, as MegaBlocks had before. It takes all experts' weights as one tensor, and
-# where each expert's rows end:
+# PyTorch has these products as one call. It takes all experts' weights as one tensor, and where each expert's rows
+# end:
 
 # %%
 many, rows = torch.randn(8, 24, 96).float(), torch.randn(66, 24).float()  # (E, C, H), (M, C)
@@ -168,8 +168,7 @@ def combine_backward(grad, rows, weights, token):
 # passes on its residual alone. *Dropless* programs (MegaBlocks, and ours without `capacity`) work with uneven
 # counts instead.
 #
-# Expert choice is balanced by construction, but looks at later tokens: a model trained so cannot generate, and ours
-# refuses to.
+# Expert choice is balanced by construction, but looks at later tokens: such a model cannot generate.
 #
 # ### Exercise: top-2 with room
 
@@ -283,8 +282,8 @@ show(
 )
 
 # %% [markdown]
-# Each letter on the colour of the expert that it asks for first. Before training it is chance; with balance the
-# experts have taken kinds of letters, not subjects; without, two have taken nearly all.
+# Each letter on the colour of the expert that it asks for first: chance before training; with balance the experts take
+# kinds of letters, not subjects; without, two take nearly all.
 
 # %%
 line = "ROMEO. But, soft! what light through yonder window breaks?"
@@ -304,7 +303,7 @@ show(
 # ### Dense or mixture, for equal flops
 #
 # The mixture has k = 2 experts of width 64 a token: as many products as one dense MLP of width 128, GPT-2's 4 C
-# here. It holds four times the MLP weights. One seed proves nothing, so three of each:
+# here, and four times the MLP weights. Three seeds of each:
 
 # %%
 dense = lab.train_all([(None, seed) for seed in seeds])
@@ -459,7 +458,7 @@ for plan in ("dp=4,ep=4", "dp=4,ep=4,node=2"):
     print(f"{plan:17} between two machines of 2 ranks: {messages} messages, {size:,} bytes")
 
 # %% [markdown]
-# Both are equal to the last bit, since the rows arrive in the same order.
+# Half the messages, 40<!--above--> for 80<!--above-->; equal to the last bit, since the rows arrive in the same order.
 
 # %%
 print(verify("dp=4,ep=4,node=2"))
@@ -593,8 +592,9 @@ show(
 )
 
 # %% [markdown]
-# On the network even wide experts wait. So a token is sent to few machines (DeepSeek-V3: four), in two hops, and
-# computing runs beside it.
+# On the network even wide experts wait: below H = 12,981<!--above--> the wire decides, in one box below
+# 1,282<!--above-->. So a token is sent to few machines (DeepSeek-V3: four), in two hops, and computing runs beside
+# it.
 #
 # What would you do without `ep`? Every rank holds all experts and sums their gradients: 2 (n-1)/n * E * 2 C H numbers
 # a step, whatever the tokens. With `ep` = n it is 4 k C numbers a token. They are equal at **E H / k tokens a rank**:
@@ -606,7 +606,7 @@ table(
 )
 
 # %% [markdown]
-# And memory decides before bytes do: 256 experts do not fit on one GPU.
+# And memory decides first: 256<!--above--> experts do not fit on one GPU.
 #
 # ## Questions
 #

@@ -50,8 +50,8 @@ for (kind, size), count in sizes.items():
     print(f"{count:2} x {kind} of {size:5,} numbers")
 
 # %% [markdown]
-# 10 sums of 7 x 11 x 24 numbers, (B, T, C): two forward and two backward for each of two layers, one for the
-# embedding, one for the head. Now the run, beside serial PyTorch.
+# 10 sums<!--above--> of 7 x 11 x 24 = 1,848<!--above--> numbers, (B, T, C): two forward and two backward for each of
+# two layers, one for the embedding, one for the head. Now the run, beside serial PyTorch.
 
 # %%
 tokens = example_batch(config, 7, 11)
@@ -130,6 +130,11 @@ def costs(n, M):
 
 
 check("costs", exercises.costs, costs)
+
+
+# %% [markdown] tags=["hint"]
+# In a ring everything moves in n parts of M / n bytes. How many parts leave a rank in an all-gather, in a
+# reduce-scatter? And of an all-to-all: a rank holds M / n bytes, and how much of that stays at home?
 
 
 # %% tags=["wrong"]
@@ -225,6 +230,11 @@ def sum_over_both(x, x_axis, y_axis):
 check("cheaper path", exercises.cheaper_path, sum_over_both)
 
 
+# %% [markdown] tags=["hint"]
+# Read the path above from left to right. The dear step is the sum over the second axis: do it while the tensor is as
+# small as it can be.
+
+
 # %% tags=["wrong"]
 # FAIL: these are two all-reduces
 def sum_over_both(x, x_axis, y_axis):
@@ -287,6 +297,11 @@ def einsum_rule(text):
 
 
 check("einsum", exercises.einsum_rule, einsum_rule)
+
+
+# %% [markdown] tags=["hint"]
+# Two kinds of indices: those that stand behind the arrow, and those that are summed away. Where a cut one of the first
+# kind stands there is the dimension that is cut.
 
 
 # %% tags=["wrong"]
@@ -501,6 +516,15 @@ def next_round(operators, cut):
 check("one round", exercises.next_round, next_round)
 
 
+# %% [markdown] tags=["hint"]
+# Treat operands and result alike: for each operator, pair every value with its letters. For a value in `cut`, which
+# letter is at its dimension, and where does that letter stand in the others?
+
+# %% [markdown] tags=["hint"]
+# Collect the new cuts in a dict of their own. Were they written into `cut` at once, the next operator would see them,
+# and two rounds would become one.
+
+
 # %% tags=["wrong"]
 # FAIL: from the result to the operands
 def next_round(operators, cut):
@@ -589,6 +613,11 @@ def my_marks():
 
 
 check("Megatron's marks", exercises.megatron, my_marks)
+
+
+# %% [markdown] tags=["hint"]
+# One mark for the embedding, one for attention, one for the MLP. In attention, c_attn's outputs *or* c_proj's inputs
+# carry the heads: the mark spreads from either to the other.
 
 
 # %% tags=["wrong"]

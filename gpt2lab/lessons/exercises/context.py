@@ -4,7 +4,7 @@ import itertools
 
 import torch
 
-from . import close, live
+from . import close, live, scored
 
 
 def owner(answer) -> None:
@@ -125,6 +125,49 @@ def imbalance(answer) -> None:
     close(answer(8, 1), 1, "one rank is balanced by itself")
     close(answer(4, 2), (7 / 5), "4 tokens on 2 ranks: rows cost 1, 2, 3, 4")
     close(answer(16, 4), (13 + 14 + 15 + 16) / 34, "16 tokens on 4 ranks")
+
+
+def spread(answer) -> str:
+    """Puzzle: 12 blocks of 8 tokens, three for each of 4 ranks; the score is the busiest rank's pairs."""
+    from ...parallel.context import costs
+    from ...parallel.context.layouts import TokenLayout
+
+    found = answer()
+    assert found is not None, "your function returned None. Is the return missing?"
+    assert len(found) == 4 and all(isinstance(mine, list | tuple) for mine in found), (
+        f"four lists, one a rank, with three blocks in each; not {found}"
+    )
+    _each_once(found, "block")
+    counts = [len(mine) for mine in found]
+    assert counts == [3] * 4, (
+        f"three blocks a rank, and here are {counts}: the ranks' MLPs would not be balanced"
+    )
+    tokens = tuple(tuple(8 * b + i for b in sorted(mine) for i in range(8)) for mine in found)
+    table = TokenLayout("yours", tokens)
+    return scored(max(costs.pairs(table, r) for r in range(4)), "pairs", bar=1260, best=1196)
+
+
+def _each_once(found, thing: str) -> None:
+    things = [x for mine in found for x in mine]
+    for x in things:
+        assert x in range(12), f"{thing} {x} is none of 0 to 11"
+        assert things.count(x) == 1, f"{thing} {x} has {things.count(x)} owners"
+
+
+def place(answer) -> str:
+    """Puzzle: 12 points of a grid, four for each of 3 ranks; the score is the rows that ranks borrow."""
+    from ..labs.context import wanted
+
+    found = answer()
+    assert found is not None, "your function returned None. Is the return missing?"
+    assert len(found) == 3 and all(isinstance(mine, list | tuple) for mine in found), (
+        f"three lists, one a rank, with four points in each; not {found}"
+    )
+    _each_once(found, "point")
+    counts = [len(mine) for mine in found]
+    assert counts == [4] * 3, f"four points a rank, and here are {counts}: the ranks would not be balanced"
+    rows = sum(len(points) for lists in wanted(found) for points in lists)
+    return scored(rows, "rows borrowed", bar=12, best=11)
 
 
 def to_heads(there, back) -> None:

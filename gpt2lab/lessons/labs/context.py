@@ -4,9 +4,10 @@ import statistics
 import time
 
 import torch
+import torch.nn.functional as F
 
 from ...model import GPT2, GPT2Config
-from ...parallel.context import halo
+from ...parallel.context import attention, costs, halo
 from ...parallel.context.exchanges import Split, apply_context
 from ...parallel.context.gather import Share
 from ...parallel.context.layouts import layout
@@ -15,18 +16,130 @@ from ...ranks import comm, trace
 from ...ranks.mesh import Mesh
 
 
-def timed_layers(rank: int, world_size: int, name: str, layers: int = 2, length: int = 2048) -> list:
-    """Spans of real attention with a layout, forward and backward, nothing paced."""
+def sent(numbers: int = 8) -> int:
+    """How many numbers of `numbers` bytes each this rank has sent since the log was cleared."""
+    return sum(e.bytes for e in comm.log) // numbers
+
+
+def _batch(rows: int = 3, length: int = 12):
+    batch = torch.randint(50, (rows, length), generator=torch.Generator().manual_seed(0))
+    return batch[:, :-1], batch[:, 1:]
+
+
+def _pair(layers: int = 1, window: int | None = None):
+    config = GPT2Config(vocab_size=50, n_positions=64, n_layer=layers, n_head=4, n_embd=32, window=window)
+    return GPT2(config).double(), GPT2(config).double()
+
+
+def _error(serial, model, axis) -> float:
+    """The largest difference of gradients, summed over ranks, relative to the largest serial one."""
+    found = comm.all_reduce(torch.cat([p.grad.flatten() for p in model.parameters()]), axis)
+    want = torch.cat([p.grad.flatten() for p in serial.parameters()])
+    return ((found - want).abs().max() / want.abs().max()).item()
+
+
+def edges(rank: int, world_size: int, bug: str = "none") -> tuple:
+    """A step of a split model with a bug at the edges: (loss, error of its gradients, position rows trained)."""
+    axis, (serial, model), (tokens, targets) = Mesh(cp=world_size)["cp"], _pair(2), _batch()
+    (serial.loss(serial(tokens), targets) / targets.numel()).backward()
+    mine = apply_context(model, Mesh(cp=world_size), Plan(cp=world_size))(11)
+    x, y, embed = tokens[:, mine], targets[:, mine].clone(), model.embed
+    if bug == "local positions":
+        model.embed = lambda x, positions, noise=None: embed(x, torch.arange(len(mine)), noise)
+    if bug == "targets shifted after the split":
+        y[:, -1] = -100  # the next token is on another rank: no target
+    count = y.numel() if bug == "each rank divides by its own count" else targets.numel()
+    loss = model.loss(model(x, mine), y) / count
+    loss.backward()
+    rows = model.wpe.weight.grad.norm(dim=1).nonzero().flatten().tolist()
+    return comm.all_reduce(loss.detach(), axis).item(), _error(serial, model, axis), rows
+
+
+def local_positions(rank: int, world_size: int) -> str:
+    """What the package says to a rank that numbers its own tokens from 0."""
+    model, (tokens, _) = _pair()[0], _batch()
+    mine = apply_context(model, Mesh(cp=world_size), Plan(cp=world_size, layout="interleaved"))(11)
+    try:
+        model(tokens[:, mine], torch.arange(len(mine)))
+    except ValueError as error:
+        return str(error)
+
+
+def one_layer(rank: int, world_size: int, exchange: str, name: str, length: int) -> tuple:
+    """A step of one layer: numbers sent forward and backward, pairs computed, error of gradients against serial."""
+    axis, (serial, model), tokens = Mesh(cp=world_size)["cp"], _pair(), torch.arange(length).expand(2, -1)
+    plan = Plan(cp=world_size, layout=name, exchange=exchange)
+    mine = apply_context(model, Mesh(cp=world_size), plan)(length)
+    serial.loss(serial(tokens), tokens).backward()
+    attention.work.clear()
+    comm.clear_log()
+    logits = model(tokens[:, mine], mine)
+    forward = sent()
+    model.loss(logits, tokens[:, mine]).backward()
+    return forward, sent() - forward, dict(attention.work), _error(serial, model, axis)
+
+
+def pairs_by_key(name: str, tokens: int = 32, ranks: int = 4) -> list[int]:
+    """Pairs that each rank computes when dK, dV are summed by the owner of the key, counted in the loop itself."""
+    x, everyone, loads = torch.randn(1, 1, tokens, 4), range(tokens), []
+    out, lse = attention.block_forward(None, x, x, x, everyone, everyone)
+    for keys in layout(name, tokens, ranks).positions:
+        attention.work.clear()
+        held = x[:, :, list(keys)]
+        attention.gradients_by_key(x, out, lse, x, held, held, everyone, keys, tile=1)
+        loads.append(attention.work["dK,dV by key"])
+    return loads
+
+
+def kept(rank: int, world_size: int, exchange: str, length: int = 24) -> tuple[int, int]:
+    """Numbers that one block keeps for its backward on this rank: (those autograd holds, the formula's)."""
+    model, found = _pair()[0], {}
+    mine = apply_context(model, Mesh(cp=world_size), Plan(cp=world_size, exchange=exchange))(length)
+    own = {p.untyped_storage().data_ptr() for p in model.parameters()}
+
+    def pack(t):
+        storage = t.untyped_storage()
+        if storage.data_ptr() not in own and t.dtype == torch.float64:
+            found[storage.data_ptr()] = storage.nbytes() // 8
+        return t
+
+    x = model.embed(torch.arange(length).expand(2, -1)[:, mine], mine)
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+        y = model.h["0"](x, mine)
+    found.pop(y.untyped_storage().data_ptr(), None)
+    table = layout("contiguous", length, world_size)
+    return sum(found.values()), costs.kept_numbers(model.config, 2, table, rank, exchange)
+
+
+def paced_layers(rank: int, world_size: int, name: str, layers: int = 3) -> list:
+    """Spans of layers in which a rank sleeps in proportion to its pairs, and then waits in a gather."""
+    axis, pairs = Mesh(cp=world_size)["cp"], costs.pairs(layout(name, 64, world_size), rank)
+    comm.barrier(axis)
+    trace.clear()
+    for i in range(layers):
+        with trace.span(f"layer {i}", kind="forward"):
+            time.sleep(pairs * 1e-4)
+        with trace.span("", kind="wait"):
+            comm.all_gather(torch.zeros(8), axis)
+    return trace.spans(with_comm=False)
+
+
+def timed_layers(rank: int, world_size: int, name: str, layers: int = 5, length: int = 2048) -> list:
+    """Spans of the kernels of real layers with a layout, forward and backward, nothing paced."""
     axis = Mesh(cp=world_size)["cp"]
     split = Split(axis, name, "kv", None)
     mine = split(length)
     q, k, v, grad = torch.randn(4, 1, 8, len(mine), 32)
+    mlp = torch.nn.Sequential(torch.nn.Linear(256, 512), torch.nn.GELU(), torch.nn.Linear(512, 256)).to(q)
     for turn in range(layers + 1):
         if turn == 1:  # the first was for warming up
             comm.barrier(axis)
             trace.clear()
         leaves = [x.requires_grad_() for x in (q, k, v)]
-        split.core(*leaves, mine, None).backward(grad)
+        y = split.core(*leaves, mine, None)
+        with trace.span("MLP", kind="other"):
+            mlp(y.detach().transpose(1, 2).flatten(2))
+        y.backward(grad)
     return trace.spans(with_comm=False)
 
 
@@ -43,6 +156,82 @@ def time_way(
         halo.halo_exchange(x, share, window, dim=0, way=way)
         took.append(time.perf_counter() - start)
     return statistics.median(took)
+
+
+def send_halos(rank: int, world_size: int, way: str, after: int) -> tuple:
+    """Halos of three rows in one of the ways: (positions then held, rows sent, messages sent)."""
+    share = Share(layout("contiguous", 16, world_size), Mesh(cp=world_size)["cp"], 3)
+    x = torch.arange(4.0 * rank, 4.0 * rank + 4)[:, None].expand(4, 8)
+    comm.clear_log()
+    wide = halo.halo_exchange(x, share, 3, after, dim=0, way=way)
+    return wide[:, 0].int().tolist(), sent(8 * x.element_size()), sum(e.messages for e in comm.log)
+
+
+def rows_of_a_layer(rank: int, world_size: int, exchange: str, tokens: int, window: int) -> tuple[int, int]:
+    """Rows of C numbers sent forward in one layer, and tokens that went through c_attn."""
+    config = GPT2Config(vocab_size=50, n_positions=128, n_layer=1, n_head=12, n_embd=12, window=window)
+    model, seen = GPT2(config), []
+    mine = apply_context(model, Mesh(cp=world_size), Plan(cp=world_size, exchange=exchange))(tokens)
+    model.h["0"].attn.c_attn.register_forward_hook(lambda module, inputs, output: seen.append(output.size(1)))
+    comm.clear_log()
+    model(mine[None] % 50, mine)
+    return sent(12 * model.wte.weight.element_size()), seen[0]
+
+
+def rows_both_sides(rank: int, world_size: int, tokens: int, window: int) -> int:
+    """Rows sent in one exchange of halos on both sides."""
+    share = Share(layout("contiguous", tokens, world_size), Mesh(cp=world_size)["cp"], window)
+    x = torch.zeros(len(share.mine), 1)
+    comm.clear_log()
+    halo.halo_exchange(x, share, window, window, dim=0)
+    return sent(x.element_size())
+
+
+def careful(rank: int, world_size: int, **sizes) -> tuple:
+    """The right way, on any mesh with cp=2: (the ranks of the group, whose row is in the halo)."""
+    axis = Mesh(**sizes)["cp"]
+    share = Share(layout("contiguous", 4, 2), axis, 1)
+    return axis.ranks, halo.halo_exchange(torch.full((2, 1), float(rank)), share, 1, dim=0)[0].item()
+
+
+def attend_on_a_graph(rank: int, world_size: int, parts, q, k, v, grad) -> tuple:
+    """Attention along edges: (points, rows lent, rows sent there and back, y, dQ, dK, dV) of this rank."""
+    axis, mine, width = Mesh(cp=world_size)["cp"], parts[rank], q.size(-1)
+    looks = wanted(parts)  # [a][b]: the points of rank b that rank a looks at; all ranks know it
+    lent = [[mine.index(t) for t in looks[r][rank]] for r in range(world_size)]
+    borrowed = [len(points) for points in looks[rank]]
+    kv = torch.stack((k[mine], v[mine]), 1)
+    comm.clear_log()
+    got = comm.all_to_all([kv[rows] for rows in lent], axis, [(n, 2, width) for n in borrowed])
+    held = [*mine, *(t for points in looks[rank] for t in points)]
+    own, wide = q[mine].requires_grad_(), torch.cat([kv, *got]).requires_grad_()
+    y = F.scaled_dot_product_attention(own, *wide.unbind(1), attn_mask=NEIGHBOURS[mine][:, held])
+
+    dq, dwide = torch.autograd.grad(y, (own, wide), grad[mine])
+    dkv, *back = dwide.split([len(mine), *borrowed])
+    dkv = dkv.clone()
+    home = comm.all_to_all(back, axis, [(len(rows), 2, width) for rows in lent])
+    for rows, gradients in zip(lent, home, strict=True):
+        dkv.index_add_(0, torch.tensor(rows, dtype=torch.long), gradients)
+    return mine, sum(map(len, lent)), sent() // (2 * width), y.detach(), dq, *dkv.unbind(1)
+
+
+_GRID = torch.tensor([[7, 2, 10, 4], [0, 9, 5, 11], [3, 8, 1, 6]])  # a number for each point of a grid
+_PLACE = {int(_GRID[i, j]): (i, j) for i in range(3) for j in range(4)}
+NEIGHBOURS = torch.tensor(
+    [
+        [abs(_PLACE[a][0] - _PLACE[b][0]) + abs(_PLACE[a][1] - _PLACE[b][1]) <= 1 for b in range(12)]
+        for a in range(12)
+    ]
+)
+"""(12, 12): whether point a looks at point b, in a grid of 3 x 4 points with mixed-up numbers."""
+
+
+def wanted(parts) -> list[list[list[int]]]:
+    """[a][b]: the points of rank b that points of rank a look at; empty for a rank itself."""
+    looks = lambda a, t: bool(NEIGHBOURS[list(parts[a]), t].any())
+    ranks = range(len(parts))
+    return [[[t for t in parts[b] if a != b and looks(a, t)] for b in ranks] for a in ranks]
 
 
 def train_with_bug(rank: int, world_size: int, bug: str) -> float:
