@@ -672,7 +672,7 @@ show(
 )
 
 # %% [markdown]
-# Free of waiting, the fast worker is done at 7.8<!--above--> instead of 28.7<!--above-->, with gradients that missed
+# Free of waiting, the fast worker is done at 7.8 instead of 28.7, with gradients that missed
 # up to 8 updates. The order above came from a seed, so that this page always says the same. Paced, it is the real
 # one: the workers sleep, the slow one four times as long, and a server on *two* ranks holds half of the weights on
 # each.
