@@ -7,7 +7,7 @@ from collections import Counter
 from functools import lru_cache
 
 from ..parallel.zero.costs import gathers as gathers_of_a_micro_batch
-from .share import RankShare, rank_parts, schedule
+from .share import RankShare, order_of, rank_parts
 
 
 def reduce_counts(share: RankShare) -> Counter:
@@ -43,7 +43,7 @@ def gather_counts(share: RankShare) -> Counter:
 @lru_cache(maxsize=1024)
 def _replayed(plan, config, rank: int) -> Counter:
     """The gathers of one rank of a pipeline, by part, from running its schedule without any numbers."""
-    order, weights = schedule(plan, plan.micro), _Weights(rank_parts(plan, config, rank), plan)
+    order, weights = order_of(plan, plan.micro), _Weights(rank_parts(plan, config, rank), plan)
     for op in order.orders[rank]:
         position = order.position(op.stage)
         if op.kind == "F":

@@ -68,14 +68,14 @@ def kept_by_block(share: RankShare, rows: int, tokens: int) -> int:
     return tensor_costs.kept_bytes(share.shape(rows, tokens), share.tp, plan.sp) + e * (inside - plain)
 
 
-def elements(share: RankShare, name: str) -> int:
+def part_elements(share: RankShare, name: str) -> int:
     """Elements of a part of the weights, such as `wte` or `h.3`, that are here."""
     return sum(n for (part, _), n in share.sizes.items() if part == name)
 
 
-def elements_of_blocks(share: RankShare, position: int) -> int:
+def block_elements(share: RankShare, position: int) -> int:
     """Elements of all blocks of a position."""
-    return sum(elements(share, f"h.{layer}") for layer in share.parts.layers[position])
+    return sum(part_elements(share, f"h.{layer}") for layer in share.parts.layers[position])
 
 
 def kept_between(share: RankShare, position: int, rows: int, tokens: int) -> int:
@@ -84,7 +84,7 @@ def kept_between(share: RankShare, position: int, rows: int, tokens: int) -> int
     c, words = config.n_embd, config.vocab_size if position == share.depth - 1 else 0
     layers = len(share.parts.layers[position])
     if plan.zero == 3:  # blocks run again in the first half, which gives all of their gradients
-        return share.itemsize * (elements_of_blocks(share, position) + kept_for_weights(n, c, 0, words))
+        return share.itemsize * (block_elements(share, position) + kept_for_weights(n, c, 0, words))
     if plan.sp:
         return made_at_once(share, position, layers) + share.itemsize * layers * n * (
             2 * c + 5 * c // plan.tp
@@ -100,4 +100,4 @@ def made_at_once(share: RankShare, position: int, layers: int) -> int:
     """
     c, last = share.config.n_embd, position == share.depth - 1
     column = share.itemsize * c * (3 * c // share.plan.tp) + largest_matrix(share, position)
-    return (layers * column + share.itemsize * elements(share, "wte") * last) * share.plan.sp
+    return (layers * column + share.itemsize * part_elements(share, "wte") * last) * share.plan.sp

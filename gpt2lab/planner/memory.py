@@ -14,8 +14,7 @@ from functools import cached_property
 from ..parallel.zero import costs as zero
 from ..schedules import Op
 from .kept import (
-    elements,
-    elements_of_blocks,
+    block_elements,
     inputs_only,
     kept_between,
     kept_by_block,
@@ -23,10 +22,11 @@ from .kept import (
     largest_matrix,
     logits_bytes,
     made_at_once,
+    part_elements,
     stream_bytes,
 )
 from .sends import owned, tied
-from .share import RankShare, check, schedule
+from .share import RankShare, check, order_of
 
 MOMENTS = {"adamw": 2, "sgd": 0}
 CHUNK = 128  # tokens whose logits a chunked loss holds at a time
@@ -102,7 +102,7 @@ def _order(share: RankShare) -> list[Op]:
         return [Op(kind, 0, i) for i in range(min(plan.micro, 2)) for kind in "FB"]
     bounded = plan.schedule not in ("gpipe", "breadth_first", "terapipe")
     enough = min(plan.micro, 2 * plan.pp) if bounded else plan.micro
-    return schedule(plan, enough).orders[share.pp]
+    return order_of(plan, enough).orders[share.pp]
 
 
 class _Walk:
@@ -111,7 +111,7 @@ class _Walk:
     def __init__(self, share: RankShare, moments: int):
         self.share, self.plan, self.e = share, share.plan, share.itemsize
         self.sizes = share.sizes
-        self.wte = elements(share, "wte")
+        self.wte = part_elements(share, "wte")
         self.arrived, self.under_way = set(), 0  # positions with gradients; bytes that are being summed
         self.fullest, self.most = Counter(), -1
         state = moments * share.master * owned(share, "all")
@@ -164,7 +164,7 @@ class _Walk:
         position, rows, tokens = self.unit(op)
         if op.kind == "W" and position:  # the products whose operands the first half left
             parts = (
-                max((elements(self.share, f"h.{i}") for i in self.share.parts.blocks), default=0)
+                max((part_elements(self.share, f"h.{i}") for i in self.share.parts.blocks), default=0)
                 * self.e
                 * (self.plan.zero > 1)
             )
@@ -196,7 +196,7 @@ class _Walk:
             )
             self.now += left
             if self.plan.zero == 3:
-                self.now["weights"] = self._weights() + self.e * elements_of_blocks(self.share, position)
+                self.now["weights"] = self._weights() + self.e * block_elements(self.share, position)
         else:
             self._arrive(position)
 
@@ -217,7 +217,7 @@ class _Walk:
         head = made_at_once(self.share, position, 0) if half else head
         if not layers:
             return self.note(gradients=head)
-        block = self.e * elements(self.share, f"h.{layers[0]}")
+        block = self.e * part_elements(self.share, f"h.{layers[0]}")
         inside = self._transient(rows, tokens, 0 if half else largest_matrix(self.share, position))
         again = kept_by_block(self.share, rows, tokens) if inputs_only(self.share) else 0
         whole = block * (
@@ -296,7 +296,7 @@ class _Walk:
             return 0
         layers = self.share.parts.layers[position]
         two = min(2, len(layers)) if self.plan.data != "owner" else 1
-        return self.e * sum(elements(self.share, f"h.{layer}") for layer in layers[:two])
+        return self.e * sum(part_elements(self.share, f"h.{layer}") for layer in layers[:two])
 
     def _whole_wte(self) -> int:
         """The embedding is whole from its first use to its last (stage 3)."""

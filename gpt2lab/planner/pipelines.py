@@ -9,7 +9,7 @@ from functools import lru_cache
 import numpy as np
 
 from ..schedules import Cost, simulate
-from .share import schedule
+from .share import order_of
 
 MOST = 2_000  # operations that are simulated one by one
 
@@ -24,7 +24,7 @@ def pipeline_seconds(plan, forward: tuple, first: tuple, second: tuple, hop: flo
     if plan.schedule == "1f1b" and even:
         return time_of_1f1b(forward, [a + b for a, b in zip(first, second, strict=True)], hop, plan.micro)
     cost = Cost(list(forward), list(first), list(second), hop=hop, factors=factors if not even else (1,))
-    whole = lambda micro: float(simulate(schedule(plan, micro), cost).makespan)
+    whole = lambda micro: float(simulate(order_of(plan, micro), cost).makespan)
     chunks = len(forward) // plan.pp or 1
     few, more = 3 * plan.pp, 4 * plan.pp
     if not even or 2 * plan.pp * chunks * plan.micro <= MOST or plan.micro <= more:

@@ -27,10 +27,10 @@ class Parameter:
 
 def frame(plan: Plan) -> Schedule:
     """The plan's schedule for a single micro-batch: which rank holds which stage does not depend on their number."""
-    return schedule(plan, 1)
+    return order_of(plan, 1)
 
 
-def schedule(plan: Plan, micro: int) -> Schedule:
+def order_of(plan: Plan, micro: int) -> Schedule:
     """The plan's schedule for so many micro-batches."""
     return _schedule(plan.pp, plan.schedule, plan.chunks, micro)
 

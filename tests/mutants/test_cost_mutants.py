@@ -136,7 +136,7 @@ BUGS = {
     "logits have half their bytes": (kept, "logits_bytes", nothing, logits_are_wrong),
     "gpipe keeps as little as 1F1B": (
         memory,
-        "schedule",
+        "order_of",
         lambda right: lambda plan, micro: right(replace(plan, schedule="1f1b"), micro),
         gpipe_holds_no_more_than_1f1b,
     ),
