@@ -16,14 +16,15 @@ from .share import check
 PRUNED = {
     "refused": "the plan cannot run this model: Plan.check says why",
     "tensor ranks on two nodes": "its sums, four a layer, would cross the slow link",
-    "tensor ranks without sequence parallelism": "on many devices sp=true holds less for about the same bytes",
+    "tensor ranks without sequence parallelism": "beyond four ranks sp=true holds less for about the same bytes",
     "ZeRO-2 or 3 beside a pipeline": "they gather or sum the weights again for every micro-batch",
-    "recomputation that is not needed": "on many devices only where the plan without it does not fit",
-    "other schedules than 1F1B": "on many devices they are tried where 1F1B was best",
-    "short sequences cut over ranks": "on many devices context parallelism is for 4,096 tokens or more",
+    "recomputation that is not needed": "beyond four ranks only where the plan without it does not fit",
+    "other schedules than 1F1B": "beyond four ranks they are tried where 1F1B was best",
+    "short sequences cut over ranks": "beyond four ranks context parallelism is for 4,096 tokens or more",
 }
 SCHEDULES = "1f1b", "interleaved", "zb_h1"  # gpipe takes 1f1b's time and holds more; the others need m >= 2 p
-FEW = 8  # devices up to which nothing is left out that could run
+WHOLE = 4  # ranks up to which nothing is left out that could run
+FEW = 8  # devices up to which this holds for plans of so few ranks, and every number of ranks is tried
 BEST = 10  # pipelines for which, on more devices, other schedules are tried
 LEAST = "time", "memory", "devices"
 
@@ -97,13 +98,19 @@ def worlds(devices: int) -> list[int]:
     return [n for n in range(1, devices + 1) if n <= min(devices, FEW) or devices % n == 0]
 
 
+def pruned(world: int, cluster: Cluster) -> bool:
+    """Whether plans of so many ranks are left out by the rules of `PRUNED`."""
+    return world > WHOLE or cluster.devices > FEW
+
+
 def candidates(
     config, cluster: Cluster, rows: int, length: int, rejected: Counter | None = None
 ) -> Iterator[Plan]:
     """The plans that are worth predicting, small worlds first; `rejected` counts those that are not, by reason."""
-    rejected, many = Counter() if rejected is None else rejected, cluster.devices > FEW
+    rejected = Counter() if rejected is None else rejected
     node = cluster.network.node
     for world in worlds(cluster.devices):
+        many = pruned(world, cluster)
         for pp, dp, cp, tp in factors(world):
             mesh = Plan(pp=pp, dp=dp, cp=cp, tp=tp)
             if many and 1 < node < tp:
@@ -169,14 +176,15 @@ def parallelize(config, cluster: Cluster, goal: Goal) -> Choice:
     found: list[PricedPlan] = []
     fits: set[Plan] = set()
     for plan in candidates(config, cluster, goal.rows, goal.length, rejected):
-        if cluster.devices > FEW and plan.recompute and replace(plan, recompute=False) in fits:
+        if plan.recompute and pruned(plan.world, cluster) and replace(plan, recompute=False) in fits:
             rejected["recomputation that is not needed"] += 1
             continue
         found.append(ask(plan))
         if found[-1].prediction.memory <= limit:
             fits.add(plan)
-    if cluster.devices > FEW:
-        piped = sorted((f for f in found if f.plan in fits and f.plan.pp > 1), key=goal.key)
+    if cluster.devices > WHOLE:
+        piped = [f for f in found if f.plan in fits and f.plan.pp > 1 and pruned(f.plan.world, cluster)]
+        piped.sort(key=goal.key)
         rejected["other schedules than 1F1B"] += (len(SCHEDULES) - 1) * len(piped[BEST:])
         tried = [replace(f.plan, schedule=name) for f in piped[:BEST] for name in SCHEDULES[1:]]
         found += [ask(plan) for plan in tried if _runs(plan, config, goal.rows, goal.length, rejected)]
