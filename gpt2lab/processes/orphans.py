@@ -25,6 +25,15 @@ def die_with_parent(sig: int) -> None:
             ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(sig), 0, 0, 0)
 
 
+def end_children(process: int) -> None:
+    """Kill what a process has started, and what that has started; on Linux, which names them."""
+    for file in Path(f"/proc/{process}/task").glob("*/children"):
+        with contextlib.suppress(OSError):
+            for child in map(int, file.read_text().split()):
+                end_children(child)
+                os.kill(child, signal.SIGKILL)
+
+
 def remove_folders(parent: int) -> None:
     """Delete the private folders that process `parent` made for its ranks."""
     for folder in Path(tempfile.gettempdir()).glob(f"{FOLDER_PREFIX}{parent}-*"):

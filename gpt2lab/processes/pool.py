@@ -18,7 +18,7 @@ from pathlib import Path
 
 from ..machine.huge_pages import ask_for_huge_pages
 from .failure import own_frame, with_source
-from .orphans import FOLDER_PREFIX, PARENT
+from .orphans import FOLDER_PREFIX, PARENT, end_children
 from .rank_process import HEADER, rank_main
 from .status_board import Board
 
@@ -154,6 +154,7 @@ class Pool:
     def _kill(self) -> None:
         for member in self.members:
             with contextlib.suppress(Exception):
+                end_children(member.process.pid)
                 member.process.kill()
         for member in self.members:
             member.process.join(5)

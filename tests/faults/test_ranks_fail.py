@@ -7,6 +7,7 @@ import random
 import re
 import shutil
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -328,6 +329,30 @@ def test_many_faults_in_a_row_leave_no_descriptor_process_or_folder(tmp_path, mo
         assert descriptors() == before
         assert len(list(tmp_path.glob("gpt2lab-*"))) == 1
     until(lambda: not list(tmp_path.glob("gpt2lab-*")))
+
+
+def starts_a_program(rank, world_size):
+    """The number of a program's process that a rank has started and does not wait for."""
+    return subprocess.Popen(["sleep", "100"]).pid
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+def test_what_a_rank_has_started_ends_with_its_pool():
+    with Ranks(2, echo=False, timeout=60) as pool:
+        found = pool.run(starts_a_program)
+        assert all(Path(f"/proc/{process}").exists() for process in found)
+    end = time.monotonic() + 30
+    while (left := [p for p in found if runs(p)]) and time.monotonic() < end:
+        time.sleep(0.05)
+    assert not left
+
+
+def runs(process: int) -> bool:
+    """Whether a process runs; one that has ended and that nobody has asked for does not."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
 
 
 def test_a_dropped_pool_ends_its_ranks():
