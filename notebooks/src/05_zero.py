@@ -109,11 +109,8 @@ rows, same = residency.by_message(two, CONFIG)
 table(rows, ["sums of gradients", "messages", "smallest, bytes", "largest", "counted as by formula"])
 print("equal gradients, bit for bit:", same)
 sizes = costs.parts(GPT2(CONFIG))
-print(
-    "elements of padding:",
-    *(f"{sum(-s % n for s in sizes.values())} on {n} ranks" for n in (3, 5, 7)),
-    sep=", ",
-)
+padding = (f"{sum(-s % n for s in sizes.values())} on {n} ranks" for n in (3, 5, 7))
+print("elements of padding:", ", ".join(padding))
 
 # %% [markdown]
 # May an optimizer be cut at all? AdamW may: what it does to a weight depends on that weight's gradients alone, and
