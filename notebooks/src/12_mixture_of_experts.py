@@ -484,8 +484,9 @@ def sent(rows, i, width, experts, element):
 check("sent", exercises.traffic, sent)
 
 # %% [markdown] tags=["hint"]
-# What leaves rank i, forward and then backward? Counts to every other rank, its own rows that have their expert elsewhere, and, on the way back,
-# the results of rows that came from others. Which row and which column of the table are these?
+# What leaves rank i, forward and then backward? Counts to every other rank, its own rows that have their expert
+# elsewhere, and, on the way back, the results of rows that came from others. Which row and which column of the table
+# are these?
 
 
 # %% tags=["wrong"]
