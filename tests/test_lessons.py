@@ -220,7 +220,6 @@ LONGER = {  # lessons that are longer today, by what: these numbers may only shr
     "04": {"words": 2_110, "code": 385, "shown": 98},
     "07": {"code": 305},
     "08": {"code": 290},
-    "11": {"shown": 41},
     "14": {"code": 270},
     "15": {"code": 280, "shown": 65},
     "18": {"code": 310, "shown": 64},

@@ -232,17 +232,3 @@ def wanted(parts) -> list[list[list[int]]]:
     looks = lambda a, t: bool(NEIGHBOURS[list(parts[a]), t].any())
     ranks = range(len(parts))
     return [[[t for t in parts[b] if a != b and looks(a, t)] for b in ranks] for a in ranks]
-
-
-def train_with_bug(rank: int, world_size: int, bug: str) -> float:
-    """How far the embedding's gradient is from serial, relative to it, with local positions or a local count."""
-    axis = Mesh(cp=world_size)["cp"]
-    serial, model = (GPT2(GPT2Config(37, 16, 1, 3, 12, window=4)).double() for _ in range(2))
-    tokens, targets = torch.arange(12).reshape(1, 12) % 7, torch.arange(1, 13).reshape(1, 12) % 5
-    (serial.loss(serial(tokens), targets) / 12).backward()
-    plan = Plan(cp=world_size, layout="unequal", exchange="halo-kv")
-    mine = apply_context(model, Mesh(cp=world_size), plan)(12)
-    logits = model(tokens[:, mine], torch.arange(len(mine)) if bug == "local positions" else mine)
-    (model.loss(logits, targets[:, mine]) / (len(mine) if bug == "wrong normaliser" else 12)).backward()
-    found = comm.all_reduce(model.wte.weight.grad, axis)
-    return ((found - serial.wte.weight.grad).norm() / serial.wte.weight.grad.norm()).item()

@@ -1,0 +1,146 @@
+"""Figures of windowed attention: what is in a halo, how its rows travel, when it is cheaper than heads."""
+
+import numpy as np
+from matplotlib import colormaps
+from matplotlib.colors import to_rgb
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+
+from ..parallel.context.layouts import hops, layout
+from .context import volumes
+from .style import COLORS, THINGS, figure, rank_color
+
+
+def halo_mask(tokens: int, ranks: int, window: int) -> Figure:
+    """The band of windowed attention, own keys in the rank's colour, keys borrowed from a neighbour hatched."""
+    table = layout("contiguous", tokens, ranks)
+    fig, ax = figure(5.2, 4)
+    for q in range(tokens):
+        rank = table.owners[q]
+        for k in range(max(0, q - window), q + 1):
+            color, own = rank_color(rank), table.owners[k] == rank
+            pale = [1 - 0.4 * (1 - c) for c in to_rgb(color)]
+            look = {"fc": color, "ec": "white"} if own else {"fc": pale, "ec": "#333333", "hatch": "////"}
+            ax.add_patch(Rectangle((k, q), 1, 1, lw=0.4, **look))
+    for edge in np.cumsum(table.sizes)[:-1]:
+        ax.axhline(edge, color="black", lw=0.8), ax.axvline(edge, color="black", lw=0.8)
+    ax.set(xlim=(0, tokens), ylim=(tokens, 0), xlabel="key", ylabel="query", aspect="equal")
+    ax.grid(visible=False)
+    return fig
+
+
+def halo_arrows(sizes, window: int) -> Figure:
+    """Shards with the halo in front of each: left the rows' way forward, right their gradients' way back."""
+    fig, axes = figure(9, 2.6, cols=2)
+    for ax, title, ahead in zip(
+        axes, ("forward: rows", "backward: gradients, added"), (True, False), strict=True
+    ):
+        ends = np.cumsum((0, *sizes))
+        for r, first in enumerate(ends[:-1]):
+            y = len(sizes) - 1 - r
+            for t in range(max(0, first - window), ends[r + 1]):
+                color, own = rank_color(r), t >= first
+                look = {"fc": color} if own else {"fc": "white", "hatch": "////"}
+                ax.add_patch(
+                    Rectangle((t, y - 0.3), 1, 0.6, ec=color if not own else "white", lw=0.8, **look)
+                )
+                ax.text(
+                    t + 0.5, y, t, ha="center", va="center", fontsize=8, color="white" if own else "black"
+                )
+            if r:
+                for t in range(max(0, first - window), first):
+                    a, b = (t + 0.5, y + 0.68), (t + 0.5, y + 0.32)
+                    style = {"arrowstyle": "->", "lw": 1.6, "color": rank_color(r - 1 if ahead else r)}
+                    ax.annotate("", b if ahead else a, a if ahead else b, arrowprops=style)
+        ax.set(xlim=(0, ends[-1]), ylim=(-0.5, len(sizes) - 0.5), title=title, xlabel="token")
+        ax.set_yticks(range(len(sizes)), [f"rank {r}" for r in reversed(range(len(sizes)))])
+        ax.grid(visible=False)
+    return fig
+
+
+def heads_or_halos(window: int, ranks: int, tokens: int) -> Figure:
+    """Rows of C numbers that the busiest rank sends: heads, a causal halo of the input, one of keys and values."""
+    rows = min(window, tokens // ranks * (ranks - 1))
+    amounts = {"heads": 4 * (ranks - 1) * tokens / ranks**2, "halo of x": rows, "halo of k, v": 2 * rows}
+    bars = [(name, amount, amount) for name, amount in amounts.items()]
+    return volumes(bars, "rows of C numbers, sent by the busiest rank")
+
+
+def anemoi(
+    tokens: int, width: int, window: int, heads: int, latency: float = 1e-5, rate: float = 494.5e12
+) -> Figure:
+    """Left: one exchange of a layer over the GPUs, by heads and by halos of x. Right: halos over the link's speed.
+
+    Numbers of two bytes; left, links of 50 GB/s (InfiniBand, 400 Gbit/s) and `latency` seconds a message.
+    """
+    fig, (left, right) = figure(9, 3.4, cols=2)
+    ranks, row = np.array([2, 4, 8, 16]), 2.0 * width
+    by_heads = 4 * (ranks - 1) * (latency + tokens / ranks**2 * row / 50e9)
+    by_halo = np.full(len(ranks), 2 * (latency + window * row / 50e9))
+    left.plot(ranks, 1e3 * by_heads, "o-", color=COLORS["forward"], label=f"heads (at most {heads} ranks)")
+    left.plot(ranks, 1e3 * by_halo, "s-", color=THINGS[3], label="halo of x, both sides")
+    left.set(xlabel="GPUs", ylabel="milliseconds, forward", ylim=(0, None), xticks=ranks)
+    speeds = np.geomspace(1e10, 1e12, 50)
+    twice = 2 * window * 6 * width**2 / rate
+    right.loglog(speeds / 1e9, 1e6 * (2 * window * row / speeds + twice), color=THINGS[3], label="halo of x")
+    right.loglog(
+        speeds / 1e9, 1e6 * 4 * window * row / speeds, color=COLORS["backward"], label="halo of k, v"
+    )
+    cross = rate * 2 / (6 * width)
+    right.plot(
+        cross / 1e9,
+        1e6 * 4 * window * row / cross,
+        "o",
+        color="black",
+        label=f"equal at {cross / 1e9:.0f} GB/s",
+    )
+    right.set(xlabel="GB/s of a link, each way", ylabel="microseconds, forward")
+    for ax in (left, right):
+        ax.legend(fontsize=8)
+    return fig
+
+
+def break_even(tokens: int, most: int, windows, counted=()) -> Figure:
+    """Rows of C numbers an inner rank sends forward, over the ranks: heads against two-sided halos of the input.
+
+    `counted` holds (ranks, rows) from live ranks, drawn as dots.
+    """
+    ranks = np.arange(2, most + 1)
+    fig, ax = figure(8, 3.4)
+    ax.plot(ranks, 4 * (ranks - 1) / ranks**2 * tokens, color="black", label="heads: 4 (N-1)/N² T")
+    for place, window in enumerate(windows):
+        style = ("--", "-.", ":")[place % 3]
+        ax.axhline(
+            2 * window, color=THINGS[4], ls=style, label=f"halos on both sides, {window} wide: 2 x {window}"
+        )
+    if counted:
+        ax.plot(
+            *zip(*counted, strict=True), "o", color=THINGS[3], ms=7, zorder=3, label="counted on live ranks"
+        )
+    ax.set(xlabel="ranks N", ylabel="rows of C numbers sent forward")
+    ax.legend(fontsize=8)
+    return fig
+
+
+def legal_windows(tokens: int, most: int) -> Figure:
+    """How many hops a causal window needs, over the number of ranks; the line is the rule `half of the last shard`."""
+    ranks, windows = range(2, most + 1), range(1, tokens // 2 + 1)
+    values = np.array([[hops(layout("contiguous", tokens, n), w) for n in ranks] for w in windows], float)
+    fig, ax = figure(8, 3.4)
+    extent = (1.5, most + 0.5, 0.5, windows[-1] + 0.5)
+    image = ax.imshow(
+        np.minimum(values, 4),
+        origin="lower",
+        aspect="auto",
+        extent=extent,
+        cmap=colormaps["YlOrRd"].resampled(4),
+        vmin=0.5,
+        vmax=4.5,
+    )
+    rule = [layout("contiguous", tokens, n).sizes[-1] // 2 + 0.5 for n in ranks]
+    ax.step(ranks, rule, where="mid", color="black", label="half of the last shard (first rule)")
+    ax.set(xlabel="ranks", ylabel=f"window, of {tokens} tokens")
+    ax.grid(visible=False)
+    ax.legend(fontsize=8, loc="upper left", frameon=True)
+    fig.colorbar(image, ax=ax, label="hops (4 or more)", ticks=range(1, 5))
+    return fig
