@@ -28,7 +28,7 @@ PLANS = (
     "pp=2,micro=2,schedule=terapipe",
     "pp=2,schedule=pipedream",
 )
-SOME = (PAIRS[3], PAIRS[6], PAIRS[14], PAIRS[20], WITH_EXPERTS[6])
+SOME = (PAIRS[3], PAIRS[6], PAIRS[14], PAIRS[20], WITH_EXPERTS[6], WITHOUT_FLUSH[4])
 SLOW = tuple(c for c in (*PAIRS, *WITH_EXPERTS, *TRIPLES, *ALL, *WITHOUT_FLUSH) if c not in SOME)
 
 

@@ -107,7 +107,7 @@ class Embedding:
 
     def give(self, grad: torch.Tensor, micro: int) -> None:
         """The last stage sends the gradient of a micro-batch to the rank where it entered."""
-        self.send(grad, self.first[micro % len(self.first)])
+        self.send(grad.clone(), self.first[micro % len(self.first)])  # which is clipped in place meanwhile
 
     def take(self, micro: int) -> torch.Tensor:
         """The gradient of a micro-batch, from the rank where it left."""
