@@ -86,7 +86,8 @@ inside, across = (sum(found[p][0]["crossing"].values()) for p in ("inside", "acr
 print(f"{across / inside:.1f} times the bytes")
 
 # %% [markdown]
-# The kernel's own counter of the network card agrees to within a tenth (frames and acknowledgements come on top).
+# 11.1<!--above--> times. The kernel's own counter of the network card agrees to within a tenth (frames and
+# acknowledgements come on top).
 #
 # **Your turn.** A mesh numbers its ranks with the last axis innermost. Machines take neighbouring ranks. Along which
 # axes do messages leave a machine?
@@ -372,22 +373,30 @@ def curves(model, names, rows, value):
 GPUS = (8, 16, 64, 256, 1024, 4096)
 seconds = lambda n, step: step.seconds
 strong = curves("GPT-2 XL", ("dp", "ZeRO-1", "ZeRO-3", "cp x dp"), lambda n: 4096, seconds)
-strong |= {
-    f"{ep} experts, ep": {
-        n: (s, True)
-        for n, s in scaling.routed(ep, "GPT-2 XL", lambda n: 4096, GPUS).items()
-        if not isinstance(s, str)
-    }
-    for ep in (8, 64)
-}
+strong |= curves("GPT-2 XL, 64 experts", ("ep=8 x dp", "ep=64 x dp"), lambda n: 4096, seconds)
 show(
     plots.scaling(
         strong, "seconds a step", "GPT-2 XL, 4,096 sequences", lambda n: 8 * strong["dp"][8][0] / n
     ),
     "computed",
-    "data parallelism scales until each GPU has few sequences; then its gradients are all that is left.",
-    "Falling lines that leave the ideal one between 128 and 1024 GPUs",
+    "data parallelism scales until each GPU has few sequences; then its gradients are all that is left. ep: the same "
+    "model with 64 experts in each layer, forty times the weights.",
+    "Falling lines that leave the ideal one between 128 and 1024 GPUs; experts over 64 GPUs begin beside ZeRO-3",
 )
+
+# %% [markdown]
+# The mixture has 64 experts a layer, a token asks for one. Over 8 neighbours (`ep=8`) tokens stay inside a machine, and
+# each GPU holds 8 experts: too much for few GPUs. Over 64 neighbours a GPU holds one, and every all-to-all crosses
+# machines. All other weights are summed over dp ranks, an expert's over dp / ep only. These bytes and messages equal
+# those of live ranks exactly, up to 16 in the tests:
+
+# %%
+for ep in (8, 64):
+    step = scaling.family(f"ep={ep} x dp", "GPT-2 XL, 64 experts", lambda n: 4096, (64,))[64]
+    sent = ", ".join(f"{axis} {size / 1e9:.1f}" for axis, size in step.sent.items() if size > 1e6)
+    print(
+        f"64 GPUs, ep={ep}: {step.seconds:.1f} s, {step.memory / 1e9:.0f} GB held; GB sent by a GPU: {sent}"
+    )
 
 # %%
 large = curves("175B", ("ZeRO-3", "tp x dp", "tp x pp x dp", "cp x dp"), lambda n: 4096, seconds)
@@ -409,23 +418,23 @@ show(
     plots.scaling(weak, "% of the GPUs' peak", "7.5B, two sequences a GPU"),
     "computed",
     "cut matrices and layers stay level; data parallel rings grow: 2(n - 1) latencies for every bucket.",
-    "Level lines of tensor and pipeline parallelism near 26 percent; data parallelism falls from 46 to 8 percent",
+    "Level lines of tensor and pipeline parallelism near 25 percent; data parallelism falls from 43 to 8 percent",
 )
 
 # %% [markdown]
 # ## Beside what others measured
 #
-# A model is worth what it predicts. Below are steps that papers have published, beside ours. One number is chosen for
-# all, and it is chosen to fit these rows: a very large matrix product reaches 2/3 of the data sheet's rate. Launches,
-# element-wise work, bubbles and messages follow from the plan. No row has a constant of its own.
+# A model is worth what it predicts. Below are steps that papers and a training log have published, beside ours. One
+# number is chosen: a very large matrix product reaches 0.62 of the data sheet's rate. It is fitted to *one* table, the
+# first below, and then the others are predicted, unseen. Launches, element-wise work, bubbles and messages follow from
+# the plan. No row has a constant of its own.
 
 # %%
-rows = [(r.name, r.source, r.measured, r.predicted().seconds) for r in published.ROWS]
 show(
-    plots.beside_published(rows),
+    plots.beside_published([(r.name, r.source, r.error()) for r in published.ROWS]),
     "from a paper",
-    "bars: our prediction above (right) or below (left) the published seconds; the band is 20 %.",
-    "Horizontal bars, most of them within twenty percent of zero; one of Llama 3 at plus forty",
+    "a dot: our prediction above (right) or below (left) the published seconds; named is the worst of each source.",
+    "Eight lines of dots, most of them within twenty percent of zero; one of Llama 3 at plus fifty",
 )
 
 # %%
@@ -433,37 +442,43 @@ table(
     [
         (
             r.name,
-            r.devices,
             r.plan,
             f"{r.measured:.2f} s",
             f"{r.predicted().seconds:.2f} s",
-            f"{r.predicted().seconds / r.measured - 1:+.0%}",
+            f"{r.error():+.0%}",
+            f"{r.held / 1e9:.0f} GB" if r.held else "",
             f"{r.predicted().memory / 1e9:.0f} GB",
             f"{r.predicted().flops / 1e15:,.0f}",
             r.source,
+            r.assumed,
         )
         for r in published.ROWS
     ],
     [
         "run",
-        "GPUs",
         "plan",
         "published",
         "predicted",
         "error",
-        "memory, predicted",
+        "held, published",
+        "predicted",
         "1e15 operations",
         "source",
+        "not printed, so assumed",
     ],
 )
-errors = sorted(abs(ours / said - 1) for _, _, said, ours in rows)
-print(f"median error {errors[len(errors) // 2]:.0%} of {len(rows)} rows, largest {errors[-1]:.0%}")
+for name, rows in (("fitted", published.FITTED), ("unseen", published.UNSEEN)):
+    errors = sorted(abs(r.error()) for r in rows)
+    print(f"{name}: {len(rows)} rows, median error {np.median(errors):.0%}, largest {errors[-1]:.0%}")
 
 # %% [markdown]
-# Where is it wrong, and why? Small models come out too fast: their many small operators are slower than one
-# efficiency says. Llama 3 on 16,384 GPUs comes out too slow: with 16 micro-batches, plain 1F1B would idle for half of
-# the step; they interleave, and do not print how often. (The measured Zero Bubble row is in
-# [lesson 08](08_schedules.ipynb).)
+# Of the 37<!--above--> unseen rows half are within 9 %<!--above-->, and they range from 8 to 16,384 GPUs. Even
+# ZeRO-3's end of scaling is there: from 768 to 1,536 GPUs it gains nothing in print and little in prediction. Where is
+# it wrong, and why? Small models come out too fast: their many small operators are slower than one efficiency says.
+# Llama 3 on 16,384 GPUs comes out too slow: with 16 micro-batches plain 1F1B idles for half of the step; they
+# interleave, and do not print how often. Memory comes out at about half of what nvidia-smi showed for BLOOM: that
+# counts float32 sums of gradients (4 bytes a weight, says their log), buffers, and what the allocator keeps. (The
+# measured Zero Bubble row is in [lesson 08](08_schedules.ipynb).)
 #
 # ## Somebody is always broken
 #
@@ -548,9 +563,61 @@ print(
 )
 
 # %% [markdown]
-# Llama 3's team reports more than 90 % of effective time: restarts must have been shorter than our assumed quarter of
-# an hour. Elastic restarts twice for each failure, once to leave and once to return.
+# With spares 83 %<!--above--> is kept. Llama 3's team reports more than 90 % of effective time: restarts must have
+# been shorter than our assumed quarter of an hour. Elastic restarts twice for each failure, once to leave and once to
+# return.
 #
+# **Puzzle.** Spares do not compute. Of `machines` in all, how many shall stand by, and how often shall the others save?
+# Judged on three clusters by simulated lives; the score is what all machines together lose.
+
+
+# %% tags=["exercise"]
+def spares_and_saves(machines, each, repair, save, restart):
+    """(spares, hours between two saves); `each` machine fails once in so many hours and is away for `repair`."""
+    ### BEGIN SOLUTION
+    broken = machines * repair / each  # at any time, in the mean; Poisson: its spread is the square root
+    spares = math.ceil(broken + 2 * math.sqrt(broken))
+    return spares, math.sqrt(2 * save * each / (machines - spares))
+    ### END SOLUTION
+
+
+check("spares and saves", exercises.spares_and_saves, spares_and_saves)
+
+# %% [markdown] tags=["hint"]
+# How many machines are away at any time, in the mean? A few more may be.
+
+
+# %% tags=["wrong"]
+# FAIL: Most of it goes to waiting for repairs
+def spares_and_saves(machines, each, repair, save, restart):
+    return 0, math.sqrt(2 * save * each / machines)
+
+
+# %% tags=["wrong"]
+# FAIL: Most of it goes to spares that stand idle
+def spares_and_saves(machines, each, repair, save, restart):
+    return machines // 4, math.sqrt(2 * save * each / machines)
+
+
+# %% tags=["wrong"]
+# FAIL: Most of it goes to saves, restarts and repeated work
+def spares_and_saves(machines, each, repair, save, restart):
+    return machines // 7, 2 * save
+
+
+# %% tags=["wrong"]
+# FAIL: the first of the two is a whole number
+def spares_and_saves(machines, each, repair, save, restart):
+    return math.sqrt(2 * save * each / machines), machines // 7
+
+
+# %% tags=["wrong"]
+# FAIL: hours is no help: one of
+def spares_and_saves(machines, each, repair, save, restart):
+    return machines // 7, math.sqrt(2 * save * each)  # the interval of one machine alone
+
+
+# %% [markdown]
 # ### Stragglers: the slowest of n
 #
 # A synchronous step ends when the *last* rank is ready. If each rank's time varies by only a few percent, the slowest

@@ -3,14 +3,15 @@
 #
 # **The one-minute version.** Every strategy of this series buys memory with messages, or time with memory. So each is
 # a point: bytes that a rank *holds*, bytes that it *sends* in a step, how many messages these are, and which operations
-# are done twice. Two points are counted on live ranks, the others computed by formulas that give the same numbers
-# to the byte. From the map follows a way to decide: can backward hide the sum of the gradients? If not, what is
+# are done twice. Up to 8 ranks they are counted, beyond that computed by formulas that give the same numbers to the
+# byte. From the map follows a way to decide: can backward hide the sum of the gradients? If not, what is
 # cheaper, a bubble or sums inside every layer? And what buys the memory that is still missing?
 #
 # You will draw the map, find what no strategy beats, derive the one number that decides most, walk to a plan, and in
 # the end write a planner that keeps up with a program that tries thousands of plans.
 
 # %% tags=["setup"]
+import statistics
 from itertools import product
 
 import torch
@@ -23,7 +24,7 @@ from gpt2lab.lessons.labs import decisions, systems
 from gpt2lab.lessons.labs import trade_off as lab
 from gpt2lab.lessons.labs.decisions import Workload, decide
 from gpt2lab.machine import memory as allocator
-from gpt2lab.model import PRESETS, GPT2Config
+from gpt2lab.model import GPT2Config
 from gpt2lab.plan import Plan, build
 from gpt2lab.planner.cost import predict
 from gpt2lab.planner.memory import memory
@@ -47,7 +48,7 @@ two, eight = Ranks(2), Ranks(8)  # live ranks, started when first used
 # formula that PyTorch has for each.
 
 # %%
-SMALL, ROWS, TOKENS = GPT2Config(vocab_size=256, n_positions=16, n_layer=8, n_head=8, n_embd=32), 16, 16
+SMALL, ROWS, TOKENS = lab.SMALL, lab.ROWS, lab.TOKENS
 table(
     [(name, text.format(n=8, m=16)) for name, text in lab.STRATEGIES.items()], ["strategy", "plan on 8 ranks"]
 )
@@ -63,13 +64,19 @@ for name, point in counted[2].items():
     )
 
 # %% [markdown]
-# And four of them on eight ranks:
+# And four of them on eight ranks. All twelve on 4 and 8 ranks take longer: they were counted once and recorded, and a
+# test counts them again.
 
 # %%
 FOUR = ("data", "ZeRO-3", "tensor", "pipeline, 1F1B")
-counted[8] = lab.count(FOUR, 8, SMALL, ROWS, TOKENS, eight)
-for name, point in counted[8].items():
+eights, record = lab.count(FOUR, 8, SMALL, ROWS, TOKENS, eight), lab.recorded()
+for name, point in eights.items():
     print(f"{name:18} sends {point.sent:9,} bytes in {point.messages:3} messages")
+same = lambda a, b: (a.sent, a.messages, a.flops) == (b.sent, b.messages, b.flops)
+print(
+    "as recorded:",
+    all(same(p, record[n][s]) for n, points in ((2, counted[2]), (8, eights)) for s, p in points.items()),
+)
 
 # %% [markdown]
 # Look at the messages before the bytes. ZeRO-1 sends *exactly* what data parallelism sends, and yet holds less: the
@@ -80,15 +87,19 @@ for name, point in counted[8].items():
 # ## Compute it
 #
 # Every strategy of this series came with a formula for its bytes. Added up, they need no ranks at all. First, do they
-# give what was counted?
+# give what was counted, for all strategies and sizes?
 
 # %%
-computed = {n: {name: lab.compute(name, n, SMALL, ROWS, TOKENS) for name in lab.STRATEGIES} for n in counted}
-for n, points in counted.items():
-    same = [(p.sent, p.messages) == (computed[n][s].sent, computed[n][s].messages) for s, p in points.items()]
+computed = {
+    n: {name: lab.compute(name, n, SMALL, ROWS, TOKENS) for name in lab.STRATEGIES} for n in lab.RANKS
+}
+for n, points in (record | counted).items():
+    exact = [
+        (p.sent, p.messages) == (computed[n][s].sent, computed[n][s].messages) for s, p in points.items()
+    ]
     apart = max(abs(computed[n][s].held / p.held - 1) for s, p in points.items())
     print(
-        f"{n} ranks: bytes and messages equal in {sum(same)} of {len(same)}; bytes held within 25 %:",
+        f"{n} ranks: bytes and messages equal in {sum(exact)} of {len(exact)}; bytes held within 25 %:",
         apart < 0.25,
     )
 
@@ -266,10 +277,11 @@ table(rows, ["cluster", "tokens a device, inside a machine", "tokens a device, b
 #
 # Four costs, each against the computing time, on the back of an envelope:
 #
-# 1. *Gradients*: not hidden by backward, on the slowest wire between replicas.
+# 1. *Gradients*: not hidden by backward, on the slowest wire between replicas. Too slow? Then one machine may do it.
 # 2. *Tensor parallelism*: 8 (t - 1) / t numbers a token and channel in each layer; nothing hides them. The wider the
 #    model, the less they matter: a share of 8 (t - 1) e F / (72 C W), e bytes a number, F operations, W bytes a second.
-# 3. *Bubble*: (p - 1) / m.
+# 3. *Bubble*: (p - 1) / 3m, where ZB-H1 fills it with weight gradients ([lesson 08](08_schedules.ipynb)); and all
+#    wait for the last stage, whose head weighs V / 12 C layers.
 # 4. *Launches*: small micro-batches leave a device waiting for its own program.
 #
 # First the cheapest shape; then memory for it, in the order of its price: ZeRO's shards (no byte more), smaller
@@ -290,42 +302,29 @@ show(
 )
 
 # %% [markdown]
-# Is a path that fits on an envelope any good? Compare with the best of many plans by prediction, over models,
-# clusters and batches.
-
+# Is a path that fits on an envelope any good? `gpt2lab plan` tries hundreds of plans for each case by prediction. What
+# it chooses for two models, three clusters and two batches is recorded (it takes minutes; a test chooses again):
 
 # %%
-def best_of_many(case):
-    """The fastest plan that fits, by prediction, of all sizes of three axes and three ways to save memory."""
-    n, best = case.cluster.devices, (float("inf"), None)
-    for tp, pp in product((1, 2, 4), (1, 2, 8)):
-        dp = n // (tp * pp)
-        most = max(1, case.rows // dp)
-        for micro, zero, again in product({1, most, min(most, 4 * pp)}, (0, 2), (False, True)):
-            plan = Plan(pp=pp, dp=dp, tp=tp, micro=micro, zero=zero * (dp > 1), sp=tp > 1, recompute=again)
-            if case.fits(plan):
-                best = min(best, (exercises.seconds(case, plan), str(plan)))
-    return best
-
-
-cases = {
-    f"{name} {cluster} {rows}": Workload(PRESETS[name], find_cluster(cluster), rows, 1024)
-    for name, cluster, rows in (
-        ("gpt2", "h100x64", 1024), ("gpt2", "v100x64", 64), ("gpt2-xl", "h100x64", 64), ("gpt2-xl", "v100x64", 64),
-        ("gpt2-large", "a100x64", 256), ("gpt2-medium", "v100x64", 256),
-    )
-}  # fmt: skip
-ratios = []
-for name, one in cases.items():
-    seconds, best = best_of_many(one)
+choices, rows = decisions.recorded(), []
+for name, one in decisions.GRID.items():
     mine = decide(one)[0]
-    ratios.append(exercises.seconds(one, mine) / seconds)
-    print(f"{name:24} path {str(mine):28} best {best:28} ratio {ratios[-1]:.2f}")
-print(f"within 25 %: {sum(r <= 1.25 for r in ratios)} of {len(ratios)}")
+    rows.append((name, str(mine), str(choices[name]), one.seconds(mine) / one.seconds(choices[name])))
+table(
+    [(*words, f"{ratio:.2f}") for *words, ratio in rows],
+    ["case", "the path", "gpt2lab plan", "seconds, ratio"],
+)
+ratios = [ratio for *_, ratio in rows]
+print(
+    f"median {statistics.median(ratios):.2f}, within 10 %: {sum(r <= 1.1 for r in ratios)} of {len(ratios)}"
+)
+print(
+    f"same mesh: {sum(decisions.same_mesh(*words[1:]) for *words, _ in rows)} of {len(rows)}, worst {max(ratios):.2f}"
+)
 
 # %% [markdown]
-# Where the path loses, it is because four costs are all that it knows. A *ratio* below 1 would say that the path found
-# a plan that the search did not try.
+# Where the path loses, it is because four costs are all that it knows: not the latencies of a small model's messages,
+# for example, which make ZeRO-2 slower than plain sums.
 #
 # ## Who did it first
 #
@@ -419,12 +418,13 @@ print(
 #
 # ## Capstone: a planner of your own
 #
-# Three jobs: a model, a cluster, a batch. For each return a plan that fits into its devices and takes at most 15 %
-# longer (by prediction) than the plan to beat. Then your plan runs, scaled down, on live ranks, and must equal serial
-# GPT-2. `memory(...)` gives what ranks hold, `predict(...)` the seconds; what to try is yours.
+# Three jobs: a model, a cluster, a batch. For each return a plan that fits into its devices and takes at most 10 %
+# longer (by prediction) than the plan that `gpt2lab plan` chooses. Then yours runs, scaled down, on live ranks, and
+# must equal serial GPT-2. `memory(...)` gives what ranks hold, `predict(...)` the seconds; what to try is yours. The
+# score is the worst of the three.
 
 # %% tags=["setup"]
-for name, job in exercises.CAPSTONE.items():
+for name, job in decisions.CAPSTONE.items():
     print(
         f"{name}: {job.config.parameters / 1e9:.1f} billion parameters, {job.cluster.devices} devices of ",
         end="",
@@ -439,7 +439,9 @@ def plan_for(case):
     n, found = case.cluster.devices, []
     for tp, pp in product((1, 2, 4, 8), (1, 2)):
         for micro, zero in product({1, 4 * pp}, (0, 2)):
-            plan = Plan(pp=pp, tp=tp, dp=max(1, n // (tp * pp)), micro=micro, zero=zero, sp=tp > 1)
+            schedule = "zb_h1" if pp > 1 else "1f1b"
+            mesh = {"pp": pp, "tp": tp, "dp": max(1, n // (tp * pp)), "sp": tp > 1}
+            plan = Plan(**mesh, micro=micro, zero=zero, schedule=schedule)
             if plan.world <= n and case.fits(plan):
                 cost = predict(plan, case.config, case.rows, case.length, case.cluster, case.itemsize)
                 found.append((cost.seconds, str(plan)))
@@ -457,7 +459,7 @@ def plan_for(case):
 
 
 # %% tags=["wrong"]
-# FAIL: takes 1.3 times as long as the plan to beat
+# FAIL: times as long as
 def plan_for(case):
     return f"dp={case.cluster.devices // 8},tp=8,sp=on"
 

@@ -1,10 +1,12 @@
-"""Checkers of lesson 19: what crosses between machines, an all-reduce of two levels, how much work is kept."""
+"""Checkers of lesson 19: what crosses between machines, an all-reduce of two levels, work that is kept, spares."""
 
 import math
+from dataclasses import replace
 
 import torch
 
-from . import close
+from ...planner.failures import LongJob, goodput
+from . import close, scored
 
 LAYOUTS = (
     ({"pp": 2, "dp": 2, "tp": 2}, 4),
@@ -84,3 +86,46 @@ def kept(answer) -> None:
         lost = math.sqrt(2 * save / failures) + restart / failures
         what = f"{n} machines, each fails every {each:g} h, saves of {save:.3g} h, restarts of {restart:g} h"
         close(answer(n, each, save, restart), 1 / (1 + lost), what, 1e-6)
+
+
+JOBS = (
+    LongJob(2048, 6345.0, 12.0, 1 / 60, 0.25, 0.0),  # Llama 3's failures; saves and restarts assumed
+    LongJob(256, 2000.0, 24.0, 0.05, 0.1, 0.0),
+    LongJob(64, 500.0, 48.0, 0.2, 0.2, 0.0),
+)
+"""What the puzzle is judged on: machines, hours between two failures of each, hours of a repair, a save, a restart."""
+BAR, BEST = 24.0, 21.6  # the best of all numbers of spares and of seven intervals around Young's
+
+
+def spares_and_saves(answer) -> str:
+    """Puzzle: of a number of machines how many stand by, and how often to save: least of all machines' work lost."""
+    parts = [_lost(answer, job) for job in JOBS]
+    mean = {name: sum(part[name] for part in parts) / len(parts) for name in parts[0]}
+    total = round(sum(mean.values()), 1)
+    most = max(mean, key=mean.get)
+    assert total <= BAR, f"{total} % of the work are lost, at most {BAR:g} pass. Most of it goes to {most}."
+    return scored(total, "% of the machines' work lost, in the mean of three clusters", bar=BAR, best=BEST)
+
+
+def _lost(answer, job: LongJob) -> dict[str, float]:
+    """What is lost on one cluster, in percent, by reason: simulated lives, always the same ones."""
+    got = answer(job.machines, job.each, job.repair, job.save, job.restart)
+    assert got is not None, "your function returned None. Is the return missing?"
+    spares, interval = got
+    assert isinstance(spares, int) and 0 <= spares < job.machines, (
+        f"of {job.machines} machines {spares!r} cannot stand by: the first of the two is a whole number of spares"
+    )
+    work = job.machines - spares
+    assert 0 < interval < job.each / work, (
+        f"a save every {interval:.3g} hours is no help: one of {work} machines fails every {job.each / work:.3g} hours"
+    )
+    one, share = replace(job, machines=work, interval=interval), 100 * work / job.machines
+    kept, never_waits = (
+        share * sum(goodput(one, "hot spare", 4000.0, n, seed) for seed in range(3)) / 3
+        for n in (spares, job.machines)
+    )
+    return {
+        "spares that stand idle": 100 - share,
+        "waiting for repairs": never_waits - kept,
+        "saves, restarts and repeated work": share - never_waits,
+    }

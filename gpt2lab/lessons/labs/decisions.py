@@ -1,11 +1,21 @@
-"""The decision path: questions in an order in which a reader can answer them, and the plan that they lead to."""
+"""The decision path: questions in an order in which a reader can answer them, and the plan that they lead to.
 
+python -m gpt2lab.lessons.labs.decisions    writes decisions.json: what `gpt2lab plan` chooses for every case
+"""
+
+import json
 from dataclasses import dataclass, replace
+from itertools import product
+from pathlib import Path
 
-from ...model import GPT2Config
+from ...model import PRESETS, GPT2Config
 from ...plan import Plan
+from ...planner.choose import Goal, parallelize
+from ...planner.cost import predict
 from ...planner.memory import memory
-from ...planner.problem import Cluster
+from ...planner.problem import Cluster, find_cluster
+
+RECORD = Path(__file__).with_suffix(".json")
 
 
 @dataclass(frozen=True)
@@ -26,6 +36,16 @@ class Workload:
             return False
         return max(one.total for one in held) <= self.cluster.device.memory
 
+    def seconds(self, plan: Plan) -> float:
+        """Predicted seconds of a step."""
+        return predict(plan, self.config, self.rows, self.length, self.cluster, self.itemsize).seconds
+
+    def chosen(self) -> Plan:
+        """What `gpt2lab plan` chooses."""
+        return parallelize(
+            self.config, self.cluster, Goal(self.rows, self.length, itemsize=self.itemsize)
+        ).plan
+
 
 @dataclass(frozen=True)
 class Envelope:
@@ -39,6 +59,7 @@ class Envelope:
     bubble: float
     launches: float
     local: bool
+    idle: float = 0.0
 
     @property
     def exposed(self) -> float:
@@ -48,65 +69,66 @@ class Envelope:
     @property
     def total(self) -> float:
         """All of it."""
-        return self.exposed + self.tensor + self.bubble + self.launches
+        return (1 + self.exposed + self.tensor + self.bubble + self.launches) / (1 - self.idle) - 1
 
     def micro(self, rows: int) -> int:
         """Micro-batches: four times as many as stages, if there are rows enough."""
         return min(rows // self.dp, 4 * self.pp) if self.pp > 1 else 1
 
 
-def envelope(case: Workload, tp: int, pp: int) -> Envelope:
-    """Four costs of a shape, each a short formula, against 6 P operations for each token.
+def envelope(case: Workload, tp: int, pp: int, devices: int = 0) -> Envelope:
+    """Four costs of a shape on so many devices (0: all), each a short formula, against 6 P operations for each token.
 
     Gradients: 2 P / (tp pp) numbers on the slowest link between replicas. Tensor parallelism: 8 (t - 1) / t numbers a
-    token and channel of each layer, on the fast link. A bubble: (p - 1) / m. Launches: 36 a layer and micro-batch.
+    token and channel of each layer, on the fast link. A bubble: (p - 1) / 3 m, of ZB-H1, and the last stage's head,
+    which weighs V / 12 C layers. Launches: 36 a layer and micro-batch.
     """
     config, network, device = case.config, case.cluster.network, case.cluster.device
-    dp, fast = case.cluster.devices // (tp * pp), (network.inside or network.between).bandwidth
+    devices = devices or case.cluster.devices
+    dp, fast = devices // (tp * pp), (network.inside or network.between).bandwidth
     local = tp * dp <= network.node
-    tokens, wire = (
-        case.rows * case.length / case.cluster.devices,
-        fast if local else network.between.bandwidth,
-    )
+    tokens, wire = case.rows * case.length / devices, fast if local else network.between.bandwidth
     compute = 6 * config.parameters * tokens / device.rate
-    shape = Envelope(tp, pp, dp, 0, 0, 0, 0, local)
-    micro = shape.micro(case.rows)
+    shape = Envelope(tp, pp, dp, 0, 0, 0, 0, local, 1 - devices / case.cluster.devices)
+    micro, head = shape.micro(case.rows), config.vocab_size / (12 * config.n_embd)
+    slowest = (config.n_layer / pp + head) / ((config.n_layer + head) / pp)
     return replace(
         shape,
         sums=2 * case.itemsize * config.parameters / (tp * pp * wire * compute) * (dp > 1),
         tensor=8 * (tp - 1) * case.itemsize * device.rate / (72 * config.n_embd * fast),
-        bubble=(pp - 1) / micro,
+        bubble=slowest * (1 + (pp - 1) / (3 * micro)) - 1,
         launches=36 * config.n_layer / pp * micro * device.launch / compute,
     )
 
 
 def mesh_shapes(case: Workload) -> list[Envelope]:
-    """Every shape with rows and heads enough, the cheapest first."""
+    """Every shape with rows and heads enough, on all devices or on those of one machine, the cheapest first."""
     devices, node, config = case.cluster.devices, case.cluster.network.node, case.config
     found = [
-        envelope(case, tp, pp)
+        envelope(case, tp, pp, used)
+        for used in {devices, min(node, devices)}
         for tp in (1, 2, 4, 8)
         for pp in (1, 2, 4, 8, 16)
         if tp <= node
         and config.n_head % tp == 0
         and pp <= config.n_layer
-        and devices // (tp * pp) in range(1, case.rows + 1)
+        and used // (tp * pp) in range(1, case.rows + 1)
     ]
-    return sorted(found, key=lambda one: (one.total, one.tp, one.pp))
+    return sorted(found, key=lambda one: (one.total, one.tp, one.pp, one.idle))
 
 
 def memory_ladder(case: Workload, shape: Envelope):
     """Plans of one shape, in the order in which memory should be bought.
 
-    Shards of the state cost no bytes more (ZeRO-2, where gradients travel once or on fast links, else ZeRO-1); smaller
-    micro-batches cost launches; computing blocks twice costs a third of the operations.
+    Shards of the state cost no bytes more (ZeRO-2 where gradients travel once, else ZeRO-1); smaller micro-batches cost
+    launches; computing blocks twice costs a third of the operations.
     """
     most = case.rows // shape.dp
     first = shape.micro(case.rows)
     micros = [m for m in (first << i for i in range(12)) if m < most] + [most]
     for again in (False, True):
         for micro in micros:
-            zero = 0 if shape.dp == 1 else 2 if micro == 1 or shape.local else 1
+            zero = 0 if shape.dp == 1 else 2 if micro == 1 else 1
             yield Plan(
                 pp=shape.pp,
                 dp=shape.dp,
@@ -115,6 +137,7 @@ def memory_ladder(case: Workload, shape: Envelope):
                 zero=zero,
                 sp=shape.tp > 1,
                 recompute=again,
+                schedule="zb_h1" if shape.pp > 1 and not again else "1f1b",
             )
 
 
@@ -126,3 +149,41 @@ def decide(case: Workload) -> tuple[Plan | None, list[Envelope]]:
         if plan := next(filter(case.fits, memory_ladder(case, shape)), None):
             return plan, passed
     return None, passed
+
+
+CAPSTONE = {
+    "two V100 machines": Workload(
+        GPT2Config(n_positions=2048, n_layer=24, n_head=16, n_embd=2048),
+        find_cluster("v100x64").with_devices(16),
+        64,
+        1024,
+    ),
+    "two H100 machines": Workload(GPT2Config(), find_cluster("h100x64").with_devices(16), 256, 1024),
+    "two A100 machines, few rows": Workload(
+        GPT2Config(n_positions=2048, n_layer=32, n_head=32, n_embd=4096),
+        find_cluster("a100x64").with_devices(16),
+        16,
+        2048,
+    ),
+}
+"""The cases of the capstone: models, clusters and batches of 16-bit numbers."""
+GRID = {
+    f"{model}, {cluster}, {rows} rows": Workload(PRESETS[model], find_cluster(cluster), rows, 1024)
+    for model, cluster, rows in product(("gpt2", "gpt2-xl"), ("h100x64", "a100x64", "v100x64"), (64, 512))
+}
+"""Models, clusters and batches on which the path is compared with `gpt2lab plan`."""
+
+
+def recorded() -> dict[str, Plan]:
+    """What `gpt2lab plan` chose for each case of both when the record was written."""
+    return {name: Plan.parse(text) for name, text in json.loads(RECORD.read_text()).items()}
+
+
+def same_mesh(one: str, other: str) -> bool:
+    """Whether two plans, given as text, have the same sizes of all axes."""
+    return Plan.parse(one).axes == Plan.parse(other).axes
+
+
+if __name__ == "__main__":
+    found = {name: str(case.chosen()) for name, case in (GRID | CAPSTONE).items()}
+    RECORD.write_text(json.dumps(found, indent=1) + "\n")

@@ -1,8 +1,14 @@
-"""Every strategy as a point: bytes held and sent by a rank, messages, operations done twice. Counted, and computed."""
+"""Every strategy as a point: bytes held and sent by a rank, messages, operations done twice. Counted, and computed.
 
-from dataclasses import dataclass
+python -m gpt2lab.lessons.labs.trade_off    counts all on 2, 4 and 8 live ranks and writes trade_off.json
+"""
+
+import json
+from dataclasses import asdict, dataclass
 from functools import cache
+from pathlib import Path
 
+import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
@@ -12,6 +18,7 @@ from ...plan import Plan, build
 from ...planner.memory import memory as held
 from ...planner.sends import sends
 from ...planner.share import RankShare
+from ...processes.launch import Ranks
 from ...ranks import comm
 from ...ranks.mesh import Mesh
 from ...reference import example_batch
@@ -33,6 +40,12 @@ STRATEGIES = {
 }
 """The plan of each strategy on n ranks; a pipeline gets m micro-batches, twice as many as stages."""
 
+RANKS = 2, 4, 8
+RECORD = Path(__file__).with_suffix(".json")
+SMALL, ROWS, TOKENS = GPT2Config(vocab_size=256, n_positions=16, n_layer=8, n_head=8, n_embd=32), 16, 16
+"""What is counted: on 8 ranks still a head, a layer and two rows a rank."""
+WITH_WEIGHTS = {op: flop_registry[op] for op in (torch.ops.aten.mm, torch.ops.aten.addmm)}
+
 
 @dataclass(frozen=True)
 class Point:
@@ -45,14 +58,14 @@ class Point:
 
 
 class Products(TorchDispatchMode):
-    """Counts the operations of all matrix products inside the block, those of attention's kernel apart."""
+    """Counts the operations of all products with a matrix of weights; those of attention, which are batched, apart."""
 
     flops = 0
 
     def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
         """Run an operator, and add what torch's own formula says of it."""
         out = operator(*args, **(kwargs or {}))
-        if formula := flop_registry.get(operator.overloadpacket):
+        if formula := WITH_WEIGHTS.get(operator.overloadpacket):
             self.flops += formula(*args, **(kwargs or {}), out_val=out)
         return out
 
@@ -96,6 +109,12 @@ def count(strategies, ranks: int, config: GPT2Config, rows: int, length: int, po
     }
 
 
+def recorded() -> dict[int, dict[str, Point]]:
+    """What live ranks counted when the record was written: by number of ranks and strategy."""
+    found = json.loads(RECORD.read_text())
+    return {int(n): {name: Point(**point) for name, point in points.items()} for n, points in found.items()}
+
+
 @cache
 def compute(strategy: str, ranks: int, config: GPT2Config, rows: int, length: int) -> Point:
     """The same by formula, for any number of ranks."""
@@ -122,3 +141,19 @@ def operations(plan: Plan, config: GPT2Config, length: int) -> float:
     """Operations of matrix products over those of the serial run: blocks that run again add a third of theirs."""
     blocks, head = 12 * config.n_layer * config.n_embd, config.vocab_size  # times C, a token
     return 1 + RankShare(plan, config, plan.dp * plan.micro, length).again[0] * blocks / (3 * (blocks + head))
+
+
+def main() -> None:
+    """Write the record."""
+    found = {}
+    for ranks in RANKS:
+        with Ranks(ranks) as pool:
+            counted = count(STRATEGIES, ranks, SMALL, ROWS, TOKENS, pool)
+        found[ranks] = {name: asdict(point) for name, point in counted.items()}
+        RECORD.write_text(json.dumps(found, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    from . import trade_off  # under its own name, by which ranks find its functions
+
+    trade_off.main()
