@@ -477,7 +477,13 @@ def plan_for(case):
 
 
 # %% tags=["wrong"]
-# FAIL: needs 16 devices, and there are 8
+# FAIL: needs 32 devices, and there are 16
+def plan_for(case):
+    return f"dp={2 * case.cluster.devices}"
+
+
+# %% tags=["wrong"]
+# FAIL: as long as dp=16,zero=2,loss=chunked
 def plan_for(case):
     return "pp=2,dp=8,micro=8,zero=2"  # right for the first job, and written down instead of found
 
