@@ -47,7 +47,7 @@ class SharedPart(RankShare):
     def parameters(self) -> tuple[Parameter, ...]:
         """The parameters of this part, in the model's order."""
         found = []
-        for p in RankShare.parameters.func(self):
+        for p in super().parameters:
             block, _, name = p.name.partition(".mlp.")
             if not name or not self.config.experts.at(layer := int(block[2:])):
                 found.append(p)
@@ -77,7 +77,7 @@ class ExpertPart(SharedPart):
     @cached_property
     def parameters(self) -> tuple[Parameter, ...]:
         """The experts' parameters, in the model's order."""
-        return tuple(p for p in SharedPart.parameters.func(self) if ".experts." in p.name)
+        return tuple(p for p in super().parameters if ".experts." in p.name)
 
 
 class MixtureOnCluster(RankOnCluster):
