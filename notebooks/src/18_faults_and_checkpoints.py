@@ -12,9 +12,6 @@
 # %% tags=["setup"]
 import math
 import os
-import random
-import re
-import resource
 import signal
 import tempfile
 import time
@@ -24,10 +21,11 @@ from pathlib import Path
 import torch
 
 from gpt2lab import RankFailed, Ranks
-from gpt2lab.lessons import show, show_source, table
+from gpt2lab.lessons import explore, show, show_source, table
 from gpt2lab.lessons.exercises import check
 from gpt2lab.lessons.exercises import faults as exercises
-from gpt2lab.plan import Plan, build
+from gpt2lab.lessons.labs import faults as lab
+from gpt2lab.plan import Plan
 from gpt2lab.planner.failures import best_interval, life, share_lost
 from gpt2lab.plots import faults as plots
 from gpt2lab.ranks import comm
@@ -37,6 +35,7 @@ from gpt2lab.storage import checkpoint, sharded
 from gpt2lab.storage.boxes import rectangles
 from gpt2lab.train import Trainer
 
+trainer = lab.trainer  # by a plan, in float64
 pool = {n: Ranks(n, timeout=60, echo=False) for n in (1, 2, 3, 4)}  # live ranks, started when first used
 
 # %% [markdown]
@@ -58,12 +57,7 @@ for n in (8, 128, 1024, 16384):
 # struck at the same moments. Which one is done first?
 
 # %%
-chance = random.Random(19)
-strikes, at = [], 0.0
-while at < 40:
-    at += chance.expovariate(1 / 3)
-    strikes.append(at)
-
+strikes = lab.failures(19, 3, 40)
 save, restart = 5 / 60, 10 / 60  # hours
 jobs = {f"every {60 * t:.0f} min": life(t, save, restart, strikes, 12.0) for t in (0.2, 0.7, 4.0)}
 show(
@@ -71,6 +65,17 @@ show(
     "simulated",
     "12 hours of work; a save takes 5 minutes, starting again 10, a failure comes every 3 hours on average (dotted).",
     "Three bars in time. Saving every 12 minutes wastes time in saves, every 4 hours repeats much, between is shortest",
+)
+
+# %%
+explore(
+    lab.lives,
+    "simulated",
+    "12 hours of work, saved every {minutes} minutes; a failure every {hours_between} hours on average.",
+    "A bar of a job's work, saves and repeated work over the hours",
+    posters=[{"minutes": 42, "hours_between": 1}, {"minutes": 42, "hours_between": 8}],
+    minutes=(5, 240, 42),
+    hours_between=(1, 12, 3),
 )
 
 # %% [markdown]
@@ -99,27 +104,13 @@ def breaks(rank, world_size, how):
 
 
 # %%
-def said(error):
-    """The message without frames of a traceback and without what differs from run to run: seconds, cell numbers."""
-    lines = re.sub(r"\d+\.\d s", "a while", re.sub(r"Cell In\[\d+\]", "Cell", str(error))).splitlines()
-    if error.ename == "Mismatch":  # rank 1 and whichever of the others met it first, in whichever order
-        sides = [line.split(";")[0] for line in lines if " on axis " in line]
-        return sorted(re.sub("calls ", "called ", re.sub("rank [02] ", "another rank ", s)) for s in sides)
-    frames = [i for i, line in enumerate(lines) if line.startswith("Traceback")]
-    return [
-        line
-        for i, line in enumerate(lines)
-        if not (frames and i >= frames[0] and line.startswith((" ", "Tr")))
-    ]
-
-
 for how in ("raises", "is killed", "hangs", "leaves early", "sums another shape"):
     impatient = Ranks(3, timeout=1.5, echo=False)
     try:
         impatient.run(breaks, how)
     except RankFailed as error:
         print(f"--- rank 1 {how}: {error.ename}")
-        print(*(line for line in said(error) if not line.startswith("  (")), sep="\n")
+        print(*lab.said(error), sep="\n")
     impatient.close()
 
 # %% [markdown]
@@ -193,11 +184,6 @@ def culprit(waits):
 
 
 # %%
-def trainer(plan, config=CONFIG):
-    plan = Plan.parse(plan)
-    return Trainer(build(plan, config, Mesh(**plan.axes), torch.float64))
-
-
 def steps(one, count):
     return [one.step(example_batch(CONFIG, 7, 12)).loss for _ in range(count)]
 
@@ -233,17 +219,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DistributedSampler
 
 
-class TwoHeads(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.one, self.two = torch.nn.Linear(4, 1), torch.nn.Linear(4, 1)
-
-    def forward(self, x, both=True):
-        return self.one(x).sum() + (self.two(x).sum() if both else 0)
-
-
 def four_mistakes(rank, world_size):
-    sent, ddp, x = [], DistributedDataParallel(TwoHeads()), torch.ones(2, 4)
+    sent, ddp, x = [], DistributedDataParallel(lab.TwoHeads()), torch.ones(2, 4)
     ddp.register_comm_hook(None, lambda _, bucket: sent.append(rank) or allreduce_hook(None, bucket))
     with ddp.no_sync():
         ddp(x).backward()
@@ -582,28 +559,10 @@ for found in sorted(Path(disk.name, "b").iterdir()):
 
 
 # %%
-def one_sentence(rank, world_size, action, plan, place, layers=CONFIG.n_layer):
-    one = trainer(plan, replace(CONFIG, n_layer=layers))
-    quota = 10_000 if action == "save within a quota" and rank == 1 else resource.RLIM_INFINITY
-    resource.setrlimit(resource.RLIMIT_FSIZE, (quota, resource.RLIM_INFINITY))
-    try:
-        if action == "load":
-            checkpoint.load(place, one)
-        else:
-            checkpoint.save(one, place)
-    except (checkpoint.CannotSave, checkpoint.BadCheckpoint) as error:
-        return str(error)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+def try_it(*accident):
+    return lab.try_it(pool[2], disk.name, *accident)
 
 
-def try_it(action, plan, place, *more):
-    """What every rank says, without the folder that each run has anew."""
-    (words,) = set(pool[2].run(one_sentence, action, plan, str(place), *more))
-    return words.replace(f"{Path(disk.name)}/", "")
-
-
-# %%
 Path(disk.name, "in-the-way").write_text("not a folder")
 print(try_it("save within a quota", "dp=2,zero=1", Path(disk.name, "b")), end="\n\n")
 print(try_it("save", "dp=2,zero=1", Path(disk.name, "in-the-way")), end="\n\n")
@@ -666,43 +625,27 @@ print("weights equal those of the undisturbed run, bitwise:", all(torch.equal(ca
 # `kill -9` from outside, as soon as the checkpoint of step 2 is there.
 
 # %%
-import shlex
-import subprocess
-import sys
-
-import psutil
-
-train = "train --plan dp=2 --batch 2 --sequence 16 --steps 12 --save 2 --evaluate 1000 --no-fast --sample 0"
-torchrun = "-m torch.distributed.run --standalone --nproc-per-node 2 --max-restarts 2 -m gpt2lab"
-command = [sys.executable, *shlex.split(f"{torchrun} {train}"), "--out", f"{disk.name}/runs"]
-quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-agent = psutil.Popen(command, **quiet)
-while not list(Path(disk.name).glob("runs/*/checkpoint-0000002")) and agent.poll() is None:
-    time.sleep(0.02)
+agent = lab.torchrun(disk.name)
+lab.wait_until(agent, lambda: list(Path(disk.name).glob("runs/*/checkpoint-0000002")))
 first = agent.children()
 first[-1].kill()
 print(f"{len(first)} ranks, one of them killed at step 2")
 
 # %%
-second = first
-while (set(first) & set(second) or len(second) < 2) and agent.poll() is None:
-    time.sleep(0.02)
-    second = agent.children()
+lab.wait_until(agent, lambda: len(agent.children()) == 2 and not set(first) & set(agent.children()))
+second = agent.children()
 print(f"{len(second)} ranks, all of them new:", not set(first) & set(second))
 print("torchrun's exit status:", agent.wait(60))
 
 # %%
-from gpt2lab.cli import main
 from gpt2lab.run import Options, read_log, start
 
 (run,) = Path(disk.name, "runs").iterdir()
 options = Options(plan="dp=2", batch=2, sequence=16, steps=12, save=1000, fast=False, evaluate=1000)
 calm = pool[2].run(start, options, None, False)[0]
 print("steps in the log:", [entry["step"] for entry in read_log(run)])
-print(
-    "losses equal those of calm ranks of our own, bitwise:",
-    [e["loss"] for e in calm] == [e["loss"] for e in read_log(run)],
-)
+same = [e["loss"] for e in calm] == [e["loss"] for e in read_log(run)]
+print("losses equal those of calm ranks of our own, bitwise:", same)
 
 # %% [markdown]
 # ## How often should you save?
@@ -758,16 +701,72 @@ def interval(save, failures):
 
 
 # %% [markdown]
+# **A puzzle, with a score.** A new machine fails every hour in its first 6 hours, later every 12 hours. A save takes
+# 5 minutes, starting again 10. After which hours of *work* do you save, in a job of 24? The score is the mean time of
+# 100 such lives; the best single interval needs 31.2 hours.
+
+
+# %% tags=["exercise"]
+def saves():
+    """The hours of work, between 0 and 24 and ascending, after which the job saves."""
+    ### BEGIN SOLUTION
+    found = [0.4]
+    while found[-1] < 24:
+        found.append(round(found[-1] + (0.4 if found[-1] < 3.5 else 1.2), 1))
+    return found[:-1]
+    ### END SOLUTION
+
+
+check("a new machine", exercises.saves, saves)
+
+# %% [markdown] tags=["hint"]
+# Use your formula twice, with a failure every hour and with one every 12 hours. The first 6 hours of the clock are
+# fewer hours of work: part of them is saved, lost and repeated.
+
+
+# %% tags=["wrong"]
+# FAIL: 31.16 hours; at most 30.7 pass
+def saves():
+    return [0.8 * i for i in range(1, 30)]
+
+
+# %% tags=["wrong"]
+# FAIL: 73.89 hours
+def saves():
+    return []
+
+
+# %% tags=["wrong"]
+# FAIL: save number 2 comes after 1 hours of work and number 1 after 2: give them in ascending order
+def saves():
+    return [2, 1, 3]
+
+
+# %% tags=["wrong"]
+# FAIL: the job has 24 hours of work, and a save after 30 is not in it
+def saves():
+    return [1.0 * i for i in range(1, 31)]
+
+
+# %% tags=["wrong"]
+# FAIL: hours, not minutes
+def saves():
+    return [24 * i for i in range(1, 60)]
+
+
+# %% tags=["wrong"]
+# FAIL: a list of hours
+def saves():
+    return 0.8
+
+
+# %% [markdown]
 # A save *in the background* (`--background`) only copies what the rank holds, and writes while training goes on. The
 # formula is of first order: it assumes that failures are rare. Dots are simulated lives of 1000 hours, so look where
 # they leave the line.
 
 # %%
-strikes, at = [], 0.0
-while at < 3000:
-    at += chance.expovariate(1 / 3)
-    strikes.append(at)
-
+strikes = lab.failures(23, 3, 3000)
 minutes, fine = [1.4 * 1.35**i for i in range(17)], [1.4 * 1.02**i for i in range(243)]
 curves, dots, best = {}, {}, {}
 for label, seconds in (("all ranks stand still for 60 s", 60), ("in the background: 2 s to copy", 2)):
@@ -790,19 +789,14 @@ show(
 # what a rank holds, `sharded.py` writes folders, `checkpoint.py` knows what training needs. Its heart:
 
 # %%
-show_source(rectangles, sharded._Writer)
+show_source(rectangles)
 
 # %% [markdown]
 # And because any process may read any box, one process alone can write the model of any plan for others to use, in
 # the layout of Hugging Face:
 
 # %%
-import contextlib
-import io
-
-with contextlib.redirect_stdout(io.StringIO()) as printed:
-    main(["export", "--run", str(run), "--out", disk.name + "/model"])
-print(printed.getvalue().replace(f"{disk.name}/", "").replace(run.name, "RUN"))
+print(lab.exported(run, disk.name))
 print(sorted(f.name for f in Path(disk.name, "model").iterdir()))
 
 # %%

@@ -1,6 +1,7 @@
 """Checkers of lesson 18: ranks to blame, flat ranges as boxes, atomic folders, how often to save."""
 
 import contextlib
+import itertools
 import math
 import os
 import signal
@@ -10,7 +11,7 @@ import warnings
 from pathlib import Path
 
 from ...storage.boxes import rectangles
-from . import close
+from . import close, scored
 
 HANGS = (
     ("a rank that left", {0: [2], 1: [2], 2: []}, 2),
@@ -192,3 +193,22 @@ def interval(answer) -> None:
     for save, failures in ((10.0, 3600.0), (60.0, 86400.0)):
         what = f"a save of {save:g} s, a failure every {failures:g} s (it loses half an interval, on average)"
         close(answer(save, failures), math.sqrt(2 * save * failures), what, 1e-6)
+
+
+def saves(answer) -> str:
+    """Puzzle: the hours of work after which a job on a new machine saves; the score is its mean time in hours."""
+    from ..labs.faults import NEW_MACHINE, hours
+
+    found = answer()
+    assert found is not None, "your function returned None. Is the return missing?"
+    assert isinstance(found, list | tuple), f"a list of hours of work; not {found!r}"
+    assert not found or max(found) <= 48, f"a save after {max(found):g}: hours, not minutes"
+    for i, (a, b) in enumerate(itertools.pairwise(found), 1):
+        assert a < b, (
+            f"save number {i + 1} comes after {b:g} hours of work and number {i} after {a:g}: "
+            f"give them in ascending order"
+        )
+    for at in found[-1:]:
+        assert at < 24, f"the job has 24 hours of work, and a save after {at:g} is not in it"
+    mean = sum(hours(found, strikes) for strikes in NEW_MACHINE) / len(NEW_MACHINE)
+    return scored(round(mean, 2), "hours", bar=30.7, best=30.27)

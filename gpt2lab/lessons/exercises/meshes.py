@@ -6,7 +6,7 @@ import math
 import torch
 
 from ...machine.links import Link
-from . import close
+from . import close, scored
 
 MESHES = ({"dp": 2, "tp": 2}, {"pp": 2, "dp": 3, "tp": 2}, {"pp": 2, "cp": 2, "tp": 3})
 
@@ -143,3 +143,23 @@ def _norms(rank, world_size, answer, text, config, batch, start):
     both = [comm.all_reduce(squares(chosen), mesh.world).sqrt().item() for chosen in (held, first)]
     value = answer(held, mesh)
     return None if value is None else float(value), right, *both
+
+
+SIZES = {"pp": 2, "dp": 3, "cp": 2, "tp": 4}
+
+
+def axes(answer) -> str:
+    """Puzzle: the order of four axes on six nodes of 8 ranks; the score is megabytes between nodes."""
+    from ..labs.meshes import slow_bytes
+
+    found = answer()
+    assert found is not None, "your function returned None. Is the return missing?"
+    assert isinstance(found, list | tuple), f"a list of four names, outermost first; not {found!r}"
+    for axis in found:
+        assert axis in SIZES, f"there is no axis {axis!r}. There are {', '.join(SIZES)}"
+    for axis in SIZES:
+        count = list(found).count(axis)
+        assert count > 0, f"{axis} is missing: every axis has its place, also the small ones"
+        assert count == 1, f"{axis} stands there {count} times"
+    megabytes = slow_bytes(found, SIZES, {"pp": 20, "dp": 500, "cp": 300, "tp": 600}, 8)
+    return scored(megabytes, "MB between nodes", bar=30_560, best=24_960)
