@@ -64,6 +64,11 @@ class SharedPart(RankShare):
             found[key] = *found.get(key, ()), p
         return found
 
+    @cached_property
+    def sizes(self) -> dict[tuple[str, bool], int]:
+        """Elements of each of these parts."""
+        return {key: sum(p.elements for p in group) for key, group in self.groups.items()}
+
 
 class ExpertPart(SharedPart):
     """A rank's experts; its plan has the replicas of the experts as dp."""
