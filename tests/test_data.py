@@ -11,6 +11,7 @@ from gpt2lab.benchmarks import data as benchmark
 from gpt2lab.corpus import Batches
 from gpt2lab.corpus.loaders import SHAPES, InOrder, each_reads, joined, one_reads, steps_per_epoch
 from gpt2lab.lessons.labs import data as lab
+from gpt2lab.lessons.labs import replicas
 from gpt2lab.lessons.labs.updates import WAYS
 from gpt2lab.model import GPT2
 from gpt2lab.parallel.data import into_buckets
@@ -427,7 +428,7 @@ def test_the_smallest_text_holds_a_batch_and_one_token_more():
 
 
 def test_the_lectures_network_has_four_equal_layers_and_its_record_follows_the_forgotten_zero_grad():
-    model, batch = lab.Toy(), lab.toy_data().at(0)
+    model, batch = replicas.Toy(), replicas.toy_data().at(0)
     assert len(model.layers) == 4 and all(torch.equal(model.layers[0], w) for w in model.layers)
     optimizer, seen = torch.optim.AdamW(model.parameters(), lr=1e-3), []
     for _ in range(5):
@@ -440,7 +441,7 @@ def test_the_lectures_network_has_four_equal_layers_and_its_record_follows_the_f
 
 def test_each_row_lost_by_integer_division_is_red():
     batch = Batches(range(99), 10, 4).at(0)
-    shares = [lab.cut_off(batch, rank, 4).samples.tolist() for rank in range(4)]
+    shares = [replicas.cut_off(batch, rank, 4).samples.tolist() for rank in range(4)]
     assert shares == [[0, 1], [2, 3], [4, 5], [6, 7]]
     ax = plots.rows_by_rank(
         {"rows // ranks": shares, "even": [[0, 1, 2], [3, 4, 5], [6, 7], [8, 9]]}, 10

@@ -217,7 +217,6 @@ LONGER = {  # lessons that are longer today, by what: these numbers may only shr
     "01": {"code": 370},
     "02": {"code": 375},
     "03": {"words": 1_985, "code": 265},
-    "04": {"words": 2_110, "code": 385, "shown": 98},
     "07": {"code": 305},
     "08": {"code": 290},
     "14": {"code": 270},

@@ -54,12 +54,13 @@ def loss_lines(
     if serial:
         ax.plot(serial, color=SERIAL, lw=6, alpha=0.3, label="serial")
     for i, (name, values) in enumerate(lines.items()):
-        ax.plot(values, "o-", ms=3, lw=1.2, color=rank_color(i), label=name)
+        color = rank_color(i) if name.startswith("rank") else THINGS[3 + i]
+        ax.plot(values, "o-", ms=3, lw=1.2, color=color, label=name)
     for name, values in marks.items():
         ax.plot(values, "x", ms=8, mew=2, color=COLORS["comm"], label=name)
     ax.set(xlabel="step", ylabel=ylabel)
     ax.xaxis.set_major_locator(MaxNLocator(integer=True))
-    ax.legend(loc="center left", bbox_to_anchor=(1, 0.5))
+    fig.legend(loc="outside right center")
     return fig
 
 
@@ -92,7 +93,10 @@ def bucket_sizes(tensors: list[int], buckets: list[int]) -> Figure:
         ax.bar(range(len(values)), sorted(values, reverse=True), width=1, color=THINGS[4])
         ax.set(yscale="log", title=f"{title}: {len(values)}", xlabel="messages, the largest first")
         ax.xaxis.set_major_locator(MaxNLocator(5, integer=True))
-    axes[0].set_ylabel("bytes")
+        says = f"token embedding, {max(values) / 1e6:.0f} MB:\nfinal last"
+        there = 0.1 * len(values), 0.6 * max(values)
+        ax.annotate(says, (0, max(values)), there, fontsize=9, va="center", arrowprops={"arrowstyle": "-"})
+    axes[0].set(ylabel="bytes", ylim=(1e3, 5e8))
     return fig
 
 
@@ -107,8 +111,8 @@ def u_curve(
     for i, (name, points) in enumerate(curves.items()):
         x, y = zip(*points, strict=True)
         best = int(np.argmin(y))
-        ax.plot(x, [t / y[best] for t in y], "o-", ms=4, color=rank_color(i), label=name)
-        ax.plot(x[best], 1, "*", ms=13, color=rank_color(i))
+        ax.plot(x, [t / y[best] for t in y], "o-", ms=4, color=THINGS[4 - i], label=name)
+        ax.plot(x[best], 1, "*", ms=13, color=THINGS[4 - i])
     top = max(t for points in curves.values() for _, t in points) / min(
         t for p in curves.values() for _, t in p
     )
@@ -128,10 +132,10 @@ def busiest(
     """Bytes sent by the busiest rank, in units of the gradients' size, against the number of ranks."""
     fig, ax = figure(8, 2.9)
     for i, (name, values) in enumerate(formulas.items()):
-        ax.plot(ranks, values, ("-", "-", "--")[i % 3], lw=2.5, color=rank_color(i), label=name)
+        ax.plot(ranks, values, ("-", "-", "--")[i % 3], lw=2.5, color=THINGS[2 + i], label=name)
         if name in counted:
             ax.plot(
-                *counted[name], "o", color=rank_color(i), ms=7 + 5 * i, mfc="none", mew=2
+                *counted[name], "o", color=THINGS[2 + i], ms=7 + 5 * i, mfc="none", mew=2
             )  # none hides another
     ax.set(xlabel="ranks", ylabel="sent / size of the model", xticks=ranks)
     ax.legend()
@@ -161,7 +165,7 @@ def hidden(optimizers: dict[str, tuple[list[float], list[float]]]) -> Figure:
     fig, axes = figure(8, 2.6, 1, len(optimizers), sharey=True)
     for ax, (name, (right, wrong)) in zip(axes, optimizers.items(), strict=True):
         ax.plot(right, color=SERIAL, lw=5, alpha=0.35, label="right")
-        ax.plot(wrong, "--", color=rank_color(1), label="gradients times 8")
+        ax.plot(wrong, "--", color=THINGS[3], label="gradients times 8")
         ax.set(title=name, xlabel="step")
         ax.legend()
     losses = [loss for right, _ in optimizers.values() for loss in right]
@@ -195,7 +199,7 @@ def phases(
     return fig
 
 
-def epochs(texts: dict[str, int], steps_of, sizes: list[int]) -> Figure:
+def epochs(texts: dict[str, int], steps_of, sizes=tuple(int(2 ** (8 + k / 8)) for k in range(180))) -> Figure:
     """Steps of an epoch, and the share of the text that they see, against the tokens of a global batch.
 
     `texts[name]` is a number of tokens; `steps_of(tokens, size)` counts the steps of batches of `size` tokens.
@@ -204,10 +208,26 @@ def epochs(texts: dict[str, int], steps_of, sizes: list[int]) -> Figure:
     for i, (name, tokens) in enumerate(texts.items()):
         fits = [(size, n) for size in sizes if (n := steps_of(tokens, size))]
         x, y = zip(*fits, strict=True)
-        steps.plot(x, y, color=rank_color(i), lw=2, label=name)
-        steps.plot(x[-1], y[-1], "o", color=rank_color(i))
-        seen.plot(x, [size * n / tokens for size, n in fits], color=rank_color(i), lw=1.5)
+        steps.plot(x, y, color=THINGS[3 + i], lw=2, label=name)
+        steps.plot(x[-1], y[-1], "o", color=THINGS[3 + i])
+        seen.plot(x, [size * n / tokens for size, n in fits], color=THINGS[3 + i], lw=1.5)
     steps.set(xscale="log", yscale="log", ylabel="steps an epoch", xlabel="N B T, tokens of a step")
     seen.set(xscale="log", ylim=(0, 1.05), ylabel="share of the text seen", xlabel="N B T, tokens of a step")
     steps.legend()
+    return fig
+
+
+def thresholds(least: dict[str, float]) -> Figure:
+    """Time of the messages over time of computing against the tokens of a rank, for machines where they are equal at
+    `least[name]` tokens."""
+    fig, ax = figure(8, 3.0)
+    x = np.logspace(0, 6, 50)
+    for i, (name, tokens) in enumerate(least.items()):
+        ax.plot(x, tokens / x, color=THINGS[2 + i], lw=2.5, label=name)
+        ax.plot(tokens, 1, "o", color=THINGS[2 + i])
+        ax.annotate(f"{tokens:,.0f}", (tokens, 1), (3, 5), textcoords="offset points", fontsize=9)
+    ax.axhline(1, color="black", lw=1, ls="--")
+    ax.set(xscale="log", yscale="log", xlim=(1, 1e6), ylim=(0.02, 50), xlabel="tokens of a rank")
+    ax.set_ylabel("messages / computing (time)")
+    ax.legend()
     return fig

@@ -4,179 +4,131 @@
 # **The one-minute version.** Copy the model to every rank, give each rank other rows of the batch, and *sum* the
 # gradients before the update. Then all replicas make the same step and stay the same. The art is in the sum: every
 # rank sends 2(n - 1)/n times the bytes of the model, at every step, so it should travel in large pieces, and while
-# backward still computes.
-#
-# Here is the claim of this lesson: the same loss, gradients, norm and weights as the serial run, on four live ranks
-# with seven rows that do not divide evenly.
+# backward still computes. Whether backward can hide it depends on one number, the tokens of a rank.
 
 # %% tags=["setup"]
-import numpy as np
 import torch
 
-from gpt2lab.corpus import Batch, Batches, shakespeare
-from gpt2lab.corpus.loaders import SHAPES, InOrder, each_reads, joined, one_reads, steps_per_epoch
 from gpt2lab.lessons import explore, show, show_source, table
 from gpt2lab.lessons.exercises import check
 from gpt2lab.lessons.exercises import data as exercises
 from gpt2lab.lessons.labs import data as lab
-from gpt2lab.lessons.labs import recorded, updates
+from gpt2lab.lessons.labs import recorded, replicas, thresholds, updates
 from gpt2lab.lessons.player import play
-from gpt2lab.machine.checksum import summ
 from gpt2lab.model import GPT2, GPT2Config
 from gpt2lab.parallel import data
 from gpt2lab.parallel.zero import costs
-from gpt2lab.plan import Plan, build
 from gpt2lab.plots import data as plots
-from gpt2lab.plots.tensor import shards
 from gpt2lab.plots.timeline import timeline
 from gpt2lab.processes.launch import Ranks
-from gpt2lab.ranks import comm, paced, trace
+from gpt2lab.ranks import comm
 from gpt2lab.ranks.mesh import Mesh
 from gpt2lab.verify import verify
 
 torch.set_default_dtype(torch.float64)
 torch.set_num_threads(1)  # these models are too small to share
 
-# %%
-two, four = Ranks(2), Ranks(4)
-print(verify("dp=4", ranks=four))
-
 # %% [markdown]
 # ## By hand
 #
-# A small GPT-2, so that a step takes milliseconds, on Shakespeare folded into 256 tokens. Seven rows a batch. The
-# function below is the whole strategy: lines marked 1 to 3 are all that is parallel about it. What they call are
-# arguments, so that further down we can get each of them wrong.
+# Three lines make a training loop data-parallel. Here is the whole strategy, on a small GPT-2 and Shakespeare folded
+# into 256 tokens, with seven rows a batch:
 
 # %%
 config = GPT2Config(vocab_size=256, n_positions=32, n_layer=3, n_head=2, n_embd=32)
-batches = Batches(np.asarray(shakespeare()[:100_000]) % 256, rows=7, length=16)
+batches = replicas.shakespeare_rows(7)
 
 
-def train(
-    rank,
-    world_size,
-    steps=8,
-    optimizer=torch.optim.SGD,
-    lr=0.3,
-    source=batches,
-    make=lambda: GPT2(config),
-    rows=Batch.rows,
-    total=lambda batch, mine, n: batch.total,
-    summed=comm.all_reduce,
-    clear=True,
-    updated=lambda model, axis: None,
-):
+# %% tags=["slide"]
+def train(rank, world_size):
     torch.set_default_dtype(torch.float64)
-    model, axis = make(), Mesh(dp=world_size)["dp"]
-    step_with = optimizer(model.parameters(), lr=lr)
+    model, axis = GPT2(config), Mesh(dp=world_size)["dp"]
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
     losses, digests = [], []
-    for step in range(steps):
-        batch = source.at(step)
-        mine = rows(batch, rank, world_size)  # 1: other rows on every rank
-        loss = model.loss(model(mine.tokens), mine.targets)
-        loss = loss / total(batch, mine, world_size)  # 2: over the *global* number of tokens
-        old = [0 if clear or p.grad is None else p.grad for p in model.parameters()]
-        step_with.zero_grad()
+    for step in range(8):
+        batch = batches.at(step)
+        mine = batch.rows(rank, world_size)  # 1: other rows on every rank
+        loss = (
+            model.loss(model(mine.tokens), mine.targets) / batch.total
+        )  # 2: over the *global* number of tokens
+        optimizer.zero_grad()
         loss.backward()
-        for p, before in zip(model.parameters(), old, strict=True):
-            p.grad = summed(p.grad, axis) + before  # 3: sum of the gradients
-        step_with.step()
-        updated(model, axis)
+        for p in model.parameters():
+            p.grad = comm.all_reduce(p.grad, axis)  # 3: the sum of the gradients
+        optimizer.step()
         losses.append(loss.item())
-        digests.append(summ(torch.cat([p.data.flatten() for p in model.parameters()])))
-    return losses, digests, {n: p.data for n, p in model.named_parameters()} if rank == 0 else {}
+        digests.append(replicas.checksum(model))
+    return losses, digests, {n: p.data for n, p in model.named_parameters()}
 
 
-def over_ranks(runs):
-    """The sum of the ranks' losses at every step."""
-    return [sum(losses) for losses in zip(*(losses for losses, _, _ in runs), strict=True)]
-
-
+two, four = Ranks(2), Ranks(4)
 serial_losses, _, serial_weights = train(0, 1)
 runs = four.run(train)
+print("the serial weights on each rank:", [replicas.distance(r[2], serial_weights) < 1e-12 for r in runs])
+print(verify("dp=4", ranks=four))
 
 # %% [markdown]
-# **Losses differ, gradients agree.** What a rank calls its loss is the part of its rows. The parts are different, and
-# add up to the serial loss:
+# `verify` puts the package's version to the same test.
+#
+# **Losses differ, gradients agree.** A rank's loss is the part of its rows. The parts add up to the serial loss:
 
 # %%
-parts = [losses[0] for losses, _, _ in runs]
-print("parts of step 0:", " + ".join(f"{part:.3f}" for part in parts), f"= {sum(parts):.3f}")
-print("serial loss:    ", f"{serial_losses[0]:.3f}")
-apart = lambda some, others: max(abs(a - b) for a, b in zip(some, others, strict=True))
-print("largest difference in 8 steps below 1e-12:", apart(over_ranks(runs), serial_losses) < 1e-12)
+parts = [losses[0] for losses, *_ in runs]
+print(*(f"{part:.3f}" for part in parts), f"add up to {sum(parts):.3f}; serial {serial_losses[0]:.3f}")
+print("equal in all 8 steps:", replicas.apart(replicas.over_ranks(runs), serial_losses) < 1e-12)
 own = {f"rank {r}": [7 / n * part for part in runs[r][0]] for r, n in enumerate((2, 2, 2, 1))}
 show(
-    plots.loss_lines(own, {"mean, by rows": over_ranks(runs)}, serial_losses),
+    plots.loss_lines(own, {"mean, by rows": replicas.over_ranks(runs)}, serial_losses),
     "computed",
     "the mean loss of each rank's own rows; their mean, weighted by rows (crosses), lies on the serial line.",
     "Four thin loss lines that differ at every step, and crosses on the thick serial line between them",
 )
 
 # %% [markdown]
-# Rank 3 has one row where the others have two, so its part is half as large. Nothing has to be weighted, because
-# nobody divided by a *local* count. **Normalise once, sum everywhere**: the rule of this whole package.
+# Rank 3 has one row, the others two. Nothing has to be weighted, because no rank divided by a *local* count.
+# **Normalise once, sum everywhere**: the rule of this whole package.
 #
-# Since gradients agree, parameters agree. `summ` is a checksum of all bits; equal letters in a column mean equal
-# weights. Beside it a run whose sums were left out:
+# Since gradients agree, weights agree. Equal letters mean equal checksums of all weights; beside it a run without
+# sums. (`replicas.train` is `train` with a switch for each of its lines.)
 
 # %%
-silent = four.run(train, summed=lab.own)
-maps = {"gradients summed": [d for _, d, _ in runs], "no sum": [d for _, d, _ in silent]}
+silent = four.run(replicas.train, batches, lambda: GPT2(config), summed=replicas.own)
+maps = {"gradients summed": [r[1] for r in runs], "no sum": [r[1] for r in silent]}
 show(
     plots.checksums(maps),
     "computed",
     "checksums of all weights by rank and step; with the sum, replicas are the same bits at every step.",
     "Two maps of rank by step: left one letter everywhere, right four different letters in every column",
 )
-for name, digests in maps.items():
-    print(
-        f"{name}: same bits on all ranks: {all(len(set(step)) == 1 for step in zip(*digests, strict=True))}"
-    )
+print("same bits on all ranks:", {name: all(d == of[0] for d in of) for name, of in maps.items()})
 
 # %% [markdown]
-# A lecture of Stanford's CS336 keeps its gradient sum under `if torch.cuda.is_available()`. On a laptop, then,
-# nothing is summed, and its note "gradients are the same, therefore parameters are the same" is false there. It
-# prints plausible losses all the same.
+# A lecture of Stanford's CS336 (2024) keeps its sum under `if torch.cuda.is_available()`. On a laptop, then, nothing
+# is summed, and its note "parameters are the same" is false.
 #
 # ## Bug lab: five wrong programs that run
 #
-# Every one of them finishes and its loss falls. **Predict**: which are visible in the loss after eight steps? Which
-# in the weights? Which in a comparison of the replicas with each other?
-
+# Each finishes, and its loss falls. **Predict**: which show in the loss? In the weights? In a comparison of replicas?
 
 # %%
-def distance(weights, others):
-    return max((weights[n] - others[n]).abs().max().item() for n in weights)
-
-
-rows = []
-for bug, wrong in lab.BUGS.items():
-    found = four.run(train, **wrong)
-    losses, replicas = over_ranks(found), len({digests[-1] for _, digests, _ in found})
-    off = distance(found[0][2], serial_weights)
-    same, equal = "same" if replicas == 1 else f"{replicas} versions", f"off by {off:.0e}"
-    rows.append((bug, f"{losses[0]:.2f} to {losses[-1]:.2f}", same, "equal" if off < 1e-12 else equal))
+runs_of = {
+    bug: four.run(replicas.train, batches, lambda: GPT2(config), **wrong)
+    for bug, wrong in replicas.BUGS.items()
+}
+rows = [(bug, *replicas.seen_in(found, serial_weights)) for bug, found in runs_of.items()]
 table(rows, ["bug", "sum of losses", "replicas", "weights against serial"])
 
 # %% [markdown]
-# - *no zero_grad*: the gradients of old steps stay and add up. All replicas agree with each other, so comparing
-#   ranks says nothing.
+# - *no zero_grad*: old gradients stay and add up. All replicas agree, so comparing ranks says nothing.
 # - *mean of means*: each rank divides by its own tokens. With eight rows on four ranks it would be *exactly right*.
 #   Seven rows show it.
-# - *weights averaged*: no gradient is sent, the weights are averaged after each update. For plain gradient descent
-#   this is an average of gradients, so wrong only by a factor. For Adam it is another algorithm.
+# - *weights averaged* after each update, no gradient sent. For SGD this is wrong by a factor only; for Adam it is
+#   another algorithm.
 # - *lost rows*: `rows // ranks` for everybody. Three of seven rows are never seen; of ten rows, two:
 
 # %%
-ten = Batches(batches.source, rows=10, length=16).at(0)
-ways = {"rows // ranks": lab.cut_off, "as even as can be": Batch.rows}
-dealt = {}
-for name, way in ways.items():
-    dealt[name] = four.run(lambda rank, n, way=way: way(ten, rank, n).samples.tolist())
-    lost = set(range(10)) - {row for share in dealt[name] for row in share}
-    print(f"{name}: shares of {[len(share) for share in dealt[name]]} rows, lost {sorted(lost)}")
+dealt = replicas.dealt(four)
+print({name: [len(share) for share in shares] for name, shares in dealt.items()}, "rows of ten")
 show(
     plots.rows_by_rank(dealt, 10),
     "counted",
@@ -185,32 +137,21 @@ show(
 )
 
 # %% [markdown]
-# The lecture's programs either refuse what does not divide (`int_divide`) or cut off; here shares differ by one row
-# at most, and the global count does the weighting.
+# The lecture's programs refuse what does not divide (`int_divide`), or cut off.
 #
 # ### The lecture's forgotten `zero_grad`
 #
-# The lecture trains four layers, x W and gelu, 1024 wide, on 128 rows, with the loss mean(x²) and AdamW. All
-# layers begin alike, because each is drawn from seed 0. It never clears its gradients, so its recorded losses
-# *rise* at the end. Here is its program by our `train`. Its data had no seed (ours have seed 1) and its weights came
-# from a GPU's generator, so the first digits differ from the record.
-
+# The lecture trains four layers, x W and gelu, 1024 wide, on 128 rows, and never clears its gradients, so its
+# recorded losses *rise* at the end. Its data had no seed (ours have seed 1), so the first digits differ:
 
 # %%
-toy = {"source": lab.toy_data(), "make": lab.Toy, "optimizer": torch.optim.AdamW, "lr": 1e-3, "steps": 5}
-curves = {}
-for clear, name in ((True, "with zero_grad"), (False, "without")):
-    serial, _, weights = train(0, 1, clear=clear, **toy)
-    found = four.run(train, clear=clear, **toy)
-    means = [[4 * part for part in losses] for losses, _, _ in found]  # of 32 rows, as each rank prints it
-    curves[name] = np.mean(means, axis=0).tolist()
-    print(f"{name + ':':18}", *(f"{loss:.4f}" for loss in curves[name]))
-    equal = apart(curves[name], serial) < 1e-12 and distance(found[0][2], weights) < 1e-9
-    print("  mean of 4 rank losses equals the serial loss, and the weights do:", equal)
 printed = [0.0130, 0.0032, 0.0021, 0.0023, 0.0024]
-print("from the lecture: ", *(f"{loss:.4f}" for loss in printed), "(on GPUs)")
+toys = replicas.toy_runs(four)
+for name, (losses, equal) in toys.items():
+    print(f"{name + ':':18}", *(f"{loss:.4f}" for loss in losses), " serial and parallel equal:", equal)
+print("from the lecture: ", *(f"{loss:.4f}" for loss in printed))
 show(
-    plots.loss_lines(curves, {"from the lecture": printed}, ylabel="loss"),
+    plots.loss_lines({n: of[0] for n, of in toys.items()}, {"from the lecture": printed}, ylabel="loss"),
     "computed",
     "the lecture's network on four live ranks; its own record (crosses) follows the run without `zero_grad`.",
     "Two falling loss curves; from step 2 on one keeps falling, the other rises, and the crosses lie on that one",
@@ -222,43 +163,24 @@ show(
 #
 # ### One seed for each name
 #
-# The lecture's layers are alike because its seed starts anew for each. Drawn from one running stream they would
-# differ, but then a rank that builds a part of the model would have to know what the others draw. The package gives
-# each parameter a seed made of its *name*, draws it whole, and cuts. So whatever the plan, the shards put together
-# are the serial weights, bit for bit:
-
+# The lecture's layers are all alike, because its seed starts anew for each. In one running stream a rank would have
+# to know what the others draw. The package seeds each parameter by its *name*, draws it whole, and cuts. So under any
+# plan the shards together are the serial weights, bit for bit:
 
 # %%
-fresh = dict(GPT2(config).named_parameters())
 for text in ("dp=4", "dp=4,zero=3", "tp=2", "pp=2", "dp=2,tp=2,zero=3"):
-    ranks = {2: two, 4: four}[Plan.parse(text).world]
-    counts, found = zip(*ranks.run(lab.first_weights, text, config), strict=True)
-    whole = {n: w for weights in found for n, w in weights.items()}
-    same = whole.keys() == fresh.keys() and all(torch.equal(w, fresh[n]) for n, w in whole.items())
+    counts, same = lab.joined_weights(two if text in ("tp=2", "pp=2") else four, text, config)
     print(f"{text:17} ranks step {' '.join(f'{c:6,}' for c in counts)} weights; joined, serial bits: {same}")
-strip = lambda weights: torch.cat([(w[:12, :16] / w.std()).detach() for w in weights], 1)
-layers = list(lab.Toy().layers)[:3], [fresh[f"h.{i}.mlp.c_fc.weight"] for i in range(3)]
-show(
-    shards([strip(three) for three in layers], ["the lecture: one seed", "a seed by name"]),
-    "computed",
-    "corners of the weights of three layers side by side, in units of their deviation.",
-    "Two heat maps: the left one repeats the same block three times, the right one does not",
-)
-
 # %% [markdown]
 # ### Adam hides it
 #
-# Suppose gradients are *averaged* where they should be summed, or summed twice: wrong by a factor. Below all
-# gradients are multiplied by 8. SGD's steps are eight times as long then, here too long to learn anything.
+# Suppose gradients are *averaged* where they should be summed, or summed twice: wrong by a factor, here 8. SGD's
+# steps are then too long to learn anything.
 
 # %%
-pairs = {}
-for name, optimizer, lr in (("SGD", torch.optim.SGD, 0.3), ("AdamW", torch.optim.AdamW, 3e-3)):
-    times = lambda factor: {"summed": lambda grad, axis: factor * grad}
-    right, wrong = (train(0, 1, 12, optimizer, lr, **times(factor))[0] for factor in (1, 8))
-    pairs[name], gap = (right, wrong), apart(right, wrong)
-    words = "more than 0.1" if gap > 0.1 else "less than 0.001" if gap < 1e-3 else gap
-    print(f"{name:6} losses differ by {words}")
+pairs = replicas.times_eight(batches, lambda: GPT2(config))
+gaps = {name: replicas.apart(*pair) for name, pair in pairs.items()}
+print(f"losses differ under SGD by more than 0.1: {gaps['SGD'] > 0.1}, under AdamW: {gaps['AdamW'] > 1e-3}")
 show(
     plots.hidden(pairs),
     "computed",
@@ -267,47 +189,43 @@ show(
 )
 
 # %% [markdown]
-# So compare gradients, compare the gradient's **norm** before clipping, and compare trajectories with SGD as well.
-# That is what `verify` does.
+# So compare gradients, their **norm** before clipping, and trajectories with SGD as well. `verify` does.
 #
 # ## The naive form, and where its time goes
 #
-# One blocking all-reduce for each tensor, after backward. GPT-2's tensors differ wildly in size: biases of a few
-# kilobytes, an embedding of 154 MB. Each message pays the latency. Beside it what buckets of 25 MB make of them, the
-# default of PyTorch's DDP for models of this size; ours is 1 MiB, for the small models of these lessons.
+# One blocking all-reduce for each tensor, after backward. GPT-2's tensors differ wildly in size, and each message
+# pays the latency. Beside it what buckets of 25 MB make of them, the default of PyTorch's DDP; ours is 1 MiB, for
+# the small models of these lessons.
 
 # %%
-eight = Batches(batches.source, rows=8, length=16).at(0)
+eight = replicas.shakespeare_rows(8).at(0)
 for form, size in (("naive", 0), ("bucket", 16 << 10)):
     seen = four.run(lab.message_sizes, f"dp=4,data={form},bucket=16", config, eight)
-    same = [seen[r] == costs.messages_sent(GPT2(config), size, 4, r) for r in range(4)]
-    sizes = f"messages of {min(seen[0]):,} to {max(seen[0]):,} bytes"
-    print(f"{form:6} {len(seen[0]):2} {sizes}, as the formula says: {all(same)}")
-with torch.device("meta"):
-    gpt2 = GPT2(GPT2Config()).to(torch.float32)
-per_tensor = [4 * p.numel() for p in gpt2.parameters()]
-per_bucket = [sum(4 * p.numel() for p in b) for b in data.into_buckets(list(gpt2.parameters()), 25 << 20)]
-sizes = f"{len(per_tensor)} tensors from {min(per_tensor):,} to {max(per_tensor):,} bytes"
-print(f"{sizes}; {len(per_bucket)} buckets")
+    same = all(seen[r] == costs.messages_sent(GPT2(config), size, 4, r) for r in range(4))
+    print(
+        f"{form:6} {len(seen[0]):2} messages of {min(seen[0]):,} to {max(seen[0]):,} bytes, by formula: {same}"
+    )
+per_tensor, per_bucket = lab.gpt2_messages(25 << 20)
 show(
     plots.bucket_sizes(per_tensor, per_bucket),
-    "counted",
-    "gradient messages of GPT-2 124M: one a tensor, and gathered in buckets of 25 MB.",
+    "computed",
+    "gradient messages of GPT-2 124M: one a tensor, and gathered in buckets of 25 MB. The largest is final last: "
+    "nothing is left to hide it behind.",
     "Bars of message sizes on a log scale: 148 of very different size on the left, 17 of similar size on the right",
 )
 
 # %% [markdown]
 # ## Buckets, sent while backward runs
 #
-# Backward finishes the *last* layer's gradients first. Nothing stops us from sending them at once. A hook on each
-# parameter notes that its gradient is final; when all gradients of a **bucket** are there, it leaves as one
-# asynchronous all-reduce, and backward goes on. At the end we wait for what is still under way. By hand:
+# Backward finishes the *last* layer's gradients first. So send them at once. A *hook*, a function that autograd
+# calls, tells when a gradient is final. When enough have gathered, they leave as one *asynchronous* all-reduce: the
+# call returns at once, backward goes on, and at the end we wait. By hand:
 
 
-# %%
+# %% tags=["slide"]
 def overlapped(rank, world_size, bucket_elements=4000):
     torch.set_default_dtype(torch.float64)
-    model, axis = GPT2(config), Mesh(dp=world_size)["dp"]
+    model, axis, batch = GPT2(config), Mesh(dp=world_size)["dp"], batches.at(0)
     bucket, flying = [], []
 
     def send():
@@ -322,90 +240,59 @@ def overlapped(rank, world_size, bucket_elements=4000):
 
     for p in model.parameters():
         p.register_post_accumulate_grad_hook(ready)
-    batch = batches.at(0)
     mine = batch.rows(rank, world_size)
     (model.loss(model(mine.tokens), mine.targets) / batch.total).backward()
     started = len(flying)
     if bucket:
         send()
     for parameters, handle in flying:
-        flat = handle.wait()
-        for p, g in zip(parameters, flat.split([p.numel() for p in parameters]), strict=True):
+        parts = handle.wait().split([p.numel() for p in parameters])
+        for p, g in zip(parameters, parts, strict=True):
             p.grad = g.view_as(p)
     return started, len(flying), {n: p.grad for n, p in model.named_parameters()}
 
 
-# %%
 started, messages, gradients = four.run(overlapped)[0]
 print(messages, "messages,", started, "of them sent before backward had returned")
 model, batch = GPT2(config), batches.at(0)
 (model.loss(model(batch.tokens), batch.targets) / batch.total).backward()
 right = {n: p.grad for n, p in model.named_parameters()}
-print("equal to the serial gradients:", distance(gradients, right) < 1e-12)
+print("equal to the serial gradients:", replicas.distance(gradients, right) < 1e-12)
 
 # %% [markdown]
-# `wte` is both embedding and head, and one tensor: autograd adds both gradients before the hook is called, at the
-# very end of backward. It is counted once. The package's version adds what a real run needs: a fixed order on all
-# ranks, parameters without gradient, and micro-batches.
+# `wte` is both embedding and head: autograd adds both gradients before the hook is called, at the very end of
+# backward. It is counted once. The package's version adds what a real run needs: a fixed order on all ranks,
+# parameters without gradient, and micro-batches.
 
 # %%
 show_source(data.Buckets._arrived)
 
 # %%
-print(verify("dp=2,data=naive", ranks=two))
-print(verify("dp=4,bucket=1", ranks=four))
+print(verify("dp=2,data=naive", ranks=two), verify("dp=4,bucket=1", ranks=four), sep="\n")
 
 # %% [markdown]
 # ### Does it help? A paced run
 #
-# With more ranks than cores, a stopwatch would measure the scheduler. So here computing is *sleeping*, and messages
-# are held back to a link of set latency and bandwidth; processes, messages and the package's strategies are real.
-# Eight layers, 20 ms of backward each; a message costs 20 ms of latency, and 8 ms for each layer's gradients in it.
+# With more ranks than cores, a stopwatch measures the scheduler. So computing is *sleeping* here, and messages keep
+# to a link of set latency and bandwidth; processes and strategies are real. Eight layers, 20 ms of backward each; a
+# message costs 20 ms of latency, and 8 ms for each layer's gradients in it.
 
 # %%
 show_source(costs.backward_and_sums)
 
 # %% tags=["measured"]
-captions = {
-    (1, False): "every message waits for backward.",
-    (2, True): "buckets of two layers leave while backward runs.",
-}
-seen = {}
-for how in ((1, False), (1, True), (2, True), (4, True), (8, True)):
-    took, spans = zip(*two.run(lab.backward, *how), strict=True)
-    seen[how] = max(took)
-    if how in captions:
-        show(
-            timeline(trace.merge(spans), title="overlapped" if how[1] else "naive", clock="paced"),
-            "paced",
-            captions[how],
-            "Timeline of two ranks: backward of eight layers above, messages as a strip below",
-        )
+seen = lab.paced_sums(two)
+for how, name in {(1, False): "naive", (2, True): "overlapped, two layers a bucket"}.items():
+    fig = timeline(seen[how][1], title=name, clock="paced")
+    fig.axes[0].set_xlim(0, 1e3 * seen[1, False][0])
+    show(fig, "paced", f"{name}: backward above, messages below.", f"Timeline of two ranks, {name}")
 model = {how: lab.predicted(*how) for how in seen}
-table(
-    [
-        (n, "yes" if o else "no", f"{1e3 * model[n, o]:.0f} ms", f"{1e3 * t:.0f} ms")
-        for (n, o), t in seen.items()
-    ],
-    ["layers a bucket", "overlap", "predicted", "seen (paced)"],
-)
-gains = [times[1, False] / times[2, True] for times in (model, seen)]
-print(
-    "gain of buckets of two layers over the naive form: predicted {:.2f} times, seen {:.2f} times".format(
-        *gains
-    )
-)
-points = lambda times: [(n * lab.SIZE, times[n, True]) for n in (1, 2, 4, 8)]
-show(
-    plots.u_curve({"predicted": points(model), "seen (paced)": points(seen)}),
-    "paced",
-    "backward and sum with buckets of one, two, four and eight layers; a star marks the best.",
-    "Two U-shaped lines close together over four bucket sizes, highest at both ends",
-)
+rows = [(*how, f"{1e3 * model[how]:.0f} ms", f"{1e3 * took:.0f} ms") for how, (took, _) in seen.items()]
+table(rows, ["layers a bucket", "overlap", "predicted", "seen (paced)"])
 
 # %% [markdown]
-# The run with buckets of two layers, step by step. A rank holds its own gradient `g7`, then the sum `s7`. Play it,
-# or step with the arrow keys: from which step on does the link never rest?
+# Processes wake up a little late, so what is seen lies above what is predicted. Step by step: a rank holds its own
+# gradient `g7`, then the sum `s7`. From which step on does the link never rest?
 
 # %% tags=["measured"]
 play(
@@ -417,22 +304,17 @@ play(
 )
 
 # %% [markdown]
-# What is seen lies above what is predicted: processes wake up a little late, and a chain of blocking messages pays
-# for that once a message.
-#
 # ### The bucket size: a U
 #
-# Small buckets pay the latency often. One huge bucket starts when backward is over: no overlap at all. The best size
-# lies between, and depends on the link. Move the sliders: what does a slow link want? What does a long latency?
+# Small buckets pay the latency often. One huge bucket overlaps nothing. What does a slow link want? What does a long
+# latency?
 
 
 # %%
 def u_curve(latency_us, gigabytes):
-    curves = {}
-    for latency, speed in ((latency_us, gigabytes), (20, 25)):
-        points = [(2**k, lab.step_time(2**k, latency * 1e-6, speed * 1e9)) for k in range(16, 30)]
-        curves[f"{latency} µs, {speed} GB/s"] = points
-    return plots.u_curve(curves)
+    return plots.u_curve(
+        {f"{a} µs, {w} GB/s": lab.u_points(a, w) for a, w in ((latency_us, gigabytes), (20, 25))}
+    )
 
 
 explore(
@@ -440,49 +322,52 @@ explore(
     "computed",
     "backward and sum of 500 MB of gradients on 8 ranks, over that of the best bucket size (star).",
     "U-shaped curves of step time against bucket size for two links, latency {latency_us} µs, {gigabytes} GB/s",
-    posters=[{"latency_us": 200, "gigabytes": 5}],
     latency_us=(10, 1000, 200),
-    gigabytes=[1, 5, 10, 25],
+    gigabytes=[5, 1, 10, 25],
 )
 
 # %% [markdown]
-# ### The update's block: another U
+# ## From how many tokens on?
 #
-# AdamW computes each weight from that weight's gradient and state, and nothing else. So one flat stretch of weights
-# may be updated in blocks of any size, one after another, or a shard on each rank, which is ZeRO (lesson 05). The
-# bits are the same. Of 10,000 weights, 3334 are the shard of one of three ranks:
-
-
-# %%
-whole, _ = lab.adamw_in_blocks(10_000, 10_000)
-for block in (3334, 1000, 64, 7):
-    print(f"blocks of {block:4}: the same bits:", torch.equal(lab.adamw_in_blocks(10_000, block)[0], whole))
+# Backward computes 4 operations for each of P weights and t tokens of a rank; the ring sends 2(n-1)/n b bytes for
+# each weight (latency left out). With F operations and W bytes a second
+#
+# $$\frac{4 P t}{F} \ge \frac{2 (n-1)}{n} \frac{P b}{W} \quad\Leftrightarrow\quad t \ge \frac{n-1}{n}\,\frac{b F}{2 W}$$
+#
+# P cancels: machine and tokens of a rank alone decide whether backward hides the sum. With fewer tokens, ranks wait.
+# **Predict**: who needs more, a laptop or 64 GPUs?
 
 # %% tags=["measured"]
-curve = [(2**k, lab.adamw_in_blocks(1 << 21, 2**k)[1]) for k in range(12, 22)]
+flops, bandwidth = min(two.run(lab.rates))
+machines = (thresholds.laptop(flops, bandwidth), *thresholds.machines())
+least = {m.name: thresholds.tokens_per_rank("data", m) for m in machines}
+rows = [(*thresholds.row(m), f"{least[m.name]:,.0f}") for m in machines]
+table(rows, [*thresholds.HEADER, "tokens a rank, at least"])
 show(
-    plots.u_curve({"AdamW": curve}, "weights in a block", highest=10),
-    "measured",
-    "AdamW on two million weights, one core; a star marks the best block.",
-    "A curve that is high for small blocks, lowest in the middle, and higher again for the largest",
+    plots.thresholds(least),
+    "computed",
+    "time of the ring over time of backward against the tokens of a rank; below the dashed line backward hides the "
+    "ring. GPUs by NVIDIA's data sheets for H100, at half of their peak; the laptop as just measured.",
+    "Three falling lines on log axes; the laptop's crosses one first, that of 64 GPUs last",
 )
 
 # %% [markdown]
-# Small blocks pay the overhead of each call often. AdamW is about ten passes over its numbers: a block that fits into
-# the cache is read from memory once, a huge one in each pass.
+# A GPU computes so fast that its wires are slow: 8 of them on NVLink need 962 tokens<!--above--> each, 64 over
+# InfiniBand 9,735 tokens<!--above-->. The laptop needs few: its cores are slow, its wire is memory. And beyond a
+# *critical batch size* more rows teach little (McCandlish et al. 2018).
 #
 # ## Accumulation sends nothing until the last micro-batch
 #
-# Gradients of several micro-batches add up in `.grad` (lesson 01). Summing over ranks commutes with summing over
-# micro-batches, so one message at the end is enough. The calls are counted on live ranks; the bytes of a call are
-# those of a ring:
+# Gradients of several micro-batches add up in `.grad` (lesson 01), so one message at the end is enough. Calls are
+# counted on live ranks, with the bytes of a ring:
 
 # %%
 formula = costs.bucket_bytes_sent(GPT2(config), 16 << 10, 4, 0)
 for micro in (1, 2):
     messages = four.run(lab.message_sizes, f"dp=4,bucket=16,micro={micro}", config, eight)[0]
-    total = f"{sum(messages):,} bytes in {len(messages)} all-reduces"
-    print(f"{micro} micro-batches: {total}; formula {formula:,}")
+    print(
+        f"{micro} micro-batches: {sum(messages):,} bytes in {len(messages)} all-reduces; formula {formula:,}"
+    )
 
 # %% [markdown]
 # **Bug: the hook that misses accumulated micro-batches.** A reducer that sends in the *first* backward and never
@@ -490,26 +375,17 @@ for micro in (1, 2):
 
 
 # %%
-def sends_once(rank, world_size):
-    torch.set_default_dtype(torch.float64)
-    model, axis = GPT2(config), Mesh(dp=world_size)["dp"]
-    for i, micro in enumerate(batches.at(0).rows(rank, world_size).micro(2)):
-        (model.loss(model(micro.tokens), micro.targets) / micro.total).backward()
-        for p in model.parameters() if i == 0 else []:
-            p.grad = comm.all_reduce(p.grad, axis)
-    return {n: p.grad for n, p in model.named_parameters()}
-
-
-found = two.run(sends_once)
-print("replicas agree:", distance(*found) < 1e-12)
-print("equal to the serial gradients:", [distance(grads, right) < 1e-12 for grads in found])
+print("replicas agree:", replicas.distance(*two.run(lab.sends_once, config, batches.at(0))) < 1e-12)
+print(
+    "the package, told too early that the last one begins:", two.run(lab.too_early, config, batches.at(0))[0]
+)
 
 # %% [markdown]
-# PyTorch's own is `DistributedDataParallel`: buckets, hooks and overlap as above, and `no_sync` for all
-# micro-batches but the last. It averages over ranks where this package sums, hence the factor:
+# PyTorch's own is `DistributedDataParallel`: buckets, hooks and overlap as above, and `no_sync` for all micro-batches
+# but the last. It averages over ranks where this package sums, hence the factor:
 
 
-# %%
+# %% tags=["slide"]
 def pytorchs_own(rank, world_size):
     from torch.nn.parallel import DistributedDataParallel
 
@@ -523,118 +399,69 @@ def pytorchs_own(rank, world_size):
     return {n: p.grad for n, p in model.module.named_parameters()}
 
 
-print("DDP has the serial gradients:", [distance(grads, right) < 1e-12 for grads in two.run(pytorchs_own)])
-
-# %% [markdown]
-# Our package, said too early that the last micro-batch begins, refuses:
-
-
-# %%
-def too_early(rank, world_size):
-    parallel = build(Plan.parse("dp=2"), config, Mesh(dp=2), torch.float64)
-    parallel.sync.last_micro()  # said before the first of two backwards
-    try:
-        for micro in batches.at(0).rows(rank, 2).micro(2):
-            parallel.model.loss(parallel.model(micro.tokens), micro.targets).backward()
-    except RuntimeError as error:
-        parallel.sync.finish()
-        return str(error)
-
-
-print(two.run(too_early)[0])
+print("DDP has the serial gradients:", [replicas.distance(g, right) < 1e-12 for g in two.run(pytorchs_own)])
 
 # %% [markdown]
 # ## The other way: parameter servers
 #
-# Before all-reduce there were *servers*: ranks push gradients to the server of a weight and pull the new weight
-# back. Synchronous, it computes the same. What differs is who is busy. With P bytes of gradients and n ranks: one
-# server sends (n-1) P (and receives as much, so 2 (n-1) P pass through it), while a ring sends 2 (n-1)/n P
-# everywhere. Below only what is sent counts. With the weights ("keys") shared out over all ranks, the servers reach
-# the ring's bytes: that is already ZeRO's idea.
+# Before all-reduce there were *servers*: ranks push gradients to the server of a weight and pull the new weight back.
+# It computes the same. But with P bytes of gradients one server sends (n-1) P, while a ring sends 2(n-1)/n P
+# everywhere. With the weights ("keys") shared out over all ranks, servers reach the ring's bytes: already ZeRO's
+# idea.
 
 # %%
-print(verify("dp=4,data=server", ranks=four))
-print(verify("dp=4,data=servers", ranks=four))
-
-
-# %%
-counted = {}
-names = {"server": "one server", "servers": "keys on all ranks", "bucket": "all-reduce"}
-for form, name in names.items():
-    most = max(sum(messages) for messages in four.run(lab.message_sizes, f"dp=4,data={form}", config, eight))
-    counted[name] = (4, most / (8 * config.parameters))
-    print(f"{name:18} busiest of 4 ranks sends {counted[name][1]:.2f} times the model")
-ns = list(range(2, 17))
+print(verify("dp=4,data=server", ranks=four), verify("dp=4,data=servers", ranks=four), sep="\n")
+counted, ns = lab.busiest_rank(four, config, eight), list(range(2, 17))
+print({name: f"{times:.2f} times the model" for name, (_, times) in counted.items()})
 ring = [2 * (n - 1) / n for n in ns]
 show(
-    plots.busiest(
-        {"one server": [n - 1 for n in ns], "keys on all ranks": ring, "all-reduce": ring}, ns, counted
-    ),
-    "counted",
+    plots.busiest(dict(zip(counted, ([n - 1 for n in ns], ring, ring), strict=True)), ns, counted),
+    "computed",
     "bytes sent by the busiest rank; lines are formulas, marks what the calls of four live ranks account for.",
     "A rising line for one server, two flat coinciding ones below 2 for shared keys and all-reduce",
 )
 
 # %% [markdown]
-# (Keys are whole tensors, and the embedding is a large one. So its server has a little more to do than the others.)
+# (Keys are whole tensors; the embedding's server has more to do.)
 #
 # ### Where the time of an update goes
 #
 # The first design of Barcelona's port was one server: reduce the gradients, update on rank 0, broadcast the weights.
-# The package has it in four ways, for weights that lie in one flat stretch:
+# Four ways, for weights in one flat stretch:
 
 # %%
 show_source(updates.sharded)
-
-
-# %%
+whole, _ = lab.adamw_in_blocks(10_000, 10_000)
+print(
+    "AdamW in blocks of any size:",
+    {b: torch.equal(lab.adamw_in_blocks(10_000, b)[0], whole) for b in (3334, 64, 7)},
+)
 expected = lab.updated_serially(4)
 for way in updates.WAYS:
     equal = all((weights - expected).abs().max() < 1e-12 for weights, _ in four.run(lab.update, way))
     print(f"{way:27} all ranks have the serial weights: {equal}")
 
-# %% [markdown]
-# Now paced: the weights take 60 ms on a link, and AdamW on all of them 40 ms. One server pays everything one after
-# the other, while three ranks wait for it. Owners share the update, but their four chains pay the latency four times.
-# Reduce-scatter and all-gather share both. Beside it what the port's wiki publishes for GPT-2 124M with eight workers
-# and a server, about 720 ms a step: the bottleneck is the update, not the model.
-
 # %% tags=["measured"]
-link = paced.Link(0.001, 8 * lab.WEIGHTS / 0.060)
-seen = {way: four.run(lab.update, way, link, 0.040)[0][1] for way in updates.WAYS}
-wiki = {"forward, backward": 100, "reduce": 500, "broadcast": 115, "rest": 5}
+seen = {way: four.run(lab.update, way, lab.LINK, 0.040)[0][1] for way in updates.WAYS}
 show(
-    plots.phases(seen, wiki, ("an update on rank 0", "a step in Barcelona")),
+    plots.phases(seen, lab.PUBLISHED, ("an update on rank 0", "a step in Barcelona")),
     "paced",
-    "left, the parts of an update on four live ranks; right, published by the Barcelona port's wiki.",
+    "left, the parts of an update on four live ranks; right, published by the Barcelona port's wiki for GPT-2 124M, "
+    "eight workers and a server.",
     "Stacked bars: reduce-scatter and all-gather take least; in the published step the reduce dwarfs the rest",
 )
 
 # %% [markdown]
+# Here all weights take 60 ms on a link, and their update 40 ms. One server pays for everything while others wait.
+# Owners share the update; their four chains pay the latency four times. Reduce-scatter and all-gather share both.
+#
 # ## Who reads the text?
 #
-# Either every rank reads its own rows, or rank 0 reads all and deals them out. llm.c does the first; the port made
-# at Barcelona did the second, because a share may then have any shape: rows, stretches of tokens, every n-th token
-# (that is lesson 10's subject). All of them both ways on four live ranks, put together again:
-
+# Either every rank reads its own rows (llm.c), or rank 0 reads all and deals them out (the port), because a share may
+# then have any shape: rows, stretches of tokens, every n-th token (lesson 10). Both ways on four live ranks:
 
 # %%
-def same_batch(a, b):
-    return torch.equal(a.tokens, b.tokens) and torch.equal(a.targets, b.targets)
-
-
-def load(rank, world_size, source, step, shape):
-    axis = Mesh(dp=world_size)["dp"]
-    own, dealt = each_reads(source, step, axis, shape), one_reads(source, step, axis, shape)
-    return own, same_batch(own, dealt)
-
-
-owners, rows = {}, []
-for shape in SHAPES:
-    shares, same = zip(*four.run(load, batches, 0, shape), strict=True)
-    batch, owners[shape] = joined(shares)
-    shifted = torch.equal(batch.targets[:, :-1], batch.tokens[:, 1:])
-    rows.append((shape, all(same), same_batch(batch, batches.at(0)), shifted))
+rows, owners = replicas.shares(four, batches)
 table(rows, ["shape", "both ways the same bits", "together the global batch", "targets are the next tokens"])
 show(
     plots.shapes(owners),
@@ -644,40 +471,27 @@ show(
 )
 
 # %% [markdown]
-# Targets are the inputs shifted by one **in the whole sequence**, before anything is dealt, so they are right at the
-# edges of a share too. Shift after, and each stretch loses the target of its last token.
+# Targets are the inputs shifted by one **in the whole sequence**, before anything is dealt. Shift after, and each
+# stretch loses the target of its last token.
 #
 # ### How large may a batch be?
 #
 # llm.c walks through the text in order, N B T tokens a step on N ranks, and begins anew when what is left does not
-# fill a step and the target of its last token. A batch larger than the text is refused. Of its two texts
-# tinyshakespeare has 305,260 tokens to train on, TinyStories 925,653,391:
+# fill a step. A batch larger than the text is refused:
 
 # %%
-texts = {"tinyshakespeare": 305_260, "TinyStories": 925_653_391}
 for rows in (298, 299):  # N B, for T = 1024
     try:
-        steps = InOrder(range(305_260), rows, 1024).steps
-        print(f"{rows} rows of 1024: N B T = {rows * 1024:,} tokens, {steps} step an epoch")
+        print(f"{rows} rows of 1024: {replicas.InOrder(range(305_260), rows, 1024).steps} step an epoch")
     except ValueError as error:
         print(error)
-in_order = InOrder(batches.source, rows=7, length=16)
-first, again = (four.run(load, in_order, step, "rows") for step in (0, in_order.steps))
-same = all(ok and same_batch(a, b) for (a, _), (b, ok) in zip(first, again, strict=True))
-print(f"after {in_order.steps} steps both ways begin anew: {same}")
-show(
-    plots.epochs(texts, steps_per_epoch, [int(2 ** (8 + k / 8)) for k in range(180)]),
-    "computed",
-    "an epoch against the size of a step, from llm.c's 4 rows of 64 tokens on; it ends where no step fits.",
-    "Left, steps an epoch fall to one at the size of the text; right, the share seen falls to a half before",
-)
-
+print("after {} steps both ways begin anew: {}".format(*replicas.begins_anew(four, batches.source)))
 # %% [markdown]
 # ## Exercises
 #
-# **1.** The strategy itself. `mine` holds this rank's rows, `total` is the number of tokens of *all* ranks. Write what
-# stands between the loss and the optimizer's step. The checker runs it on three live ranks with seven rows, for two
-# steps, compares every gradient with one process, and counts the bytes.
+# **1.** The strategy itself. `mine` holds this rank's rows, `total` is the number of tokens of *all* ranks. Write
+# what stands between the loss and the optimizer's step. The checker runs it on three live ranks for two steps,
+# compares every gradient, and counts the bytes.
 
 
 # %% tags=["exercise"]
@@ -694,6 +508,12 @@ def parallel_step(model, optimizer, mine, total, axis):
 
 
 check("a step of data parallelism", exercises.three_lines, parallel_step)
+
+# %% [markdown] tags=["hint"]
+# `train`, at the top of the lesson, has all of it. What is the loss divided by before `backward`?
+
+# %% [markdown] tags=["hint"]
+# `comm.all_reduce(x, axis)` leaves x as it was and returns the sum.
 
 
 # %% tags=["wrong"]
@@ -769,11 +589,10 @@ def parallel_step(model, optimizer, mine, total, axis):
 
 
 # %% [markdown]
-# **2.** Write two methods of the bucketed reducer. `ready(name, grad)` is called for each gradient when it is
-# final: collect it, and send the bucket as soon as it holds `full` elements or more. `send` starts
-# `all_reduce(flat)`, which returns at once; `.wait()` on what it returns gives the summed tensor. `finish()` sends
-# the rest, returns the sums by name, each in its shape, and is ready for the next step. The checker looks at each
-# message, then lets autograd's hooks on two live ranks call yours.
+# **2.** Write two methods of the bucketed reducer. `ready(name, grad)` is called when a gradient is final: collect
+# it, and send the bucket as soon as it holds `full` elements or more. `all_reduce(flat)` returns at once; `.wait()`
+# on what it returns gives the sum. `finish()` sends the rest, returns the sums by name, each in its shape, and is
+# ready for the next step. Autograd's hooks on two live ranks will call yours.
 
 
 # %% tags=["exercise"]
@@ -812,6 +631,13 @@ class Reducer:
 
 
 check("the bucketed reducer", exercises.reducer, Reducer)
+
+# %% [markdown] tags=["hint"]
+# `ready` does two things in this order: the gradient joins the bucket; then its size is looked at.
+
+# %% [markdown] tags=["hint"]
+# A summed bucket is flat. `split` cuts it by the sizes of its gradients, `view_as` gives each its shape. What must be
+# empty when the next step begins?
 
 
 # %% tags=["wrong"]
@@ -903,6 +729,9 @@ def step_bytes(elements, ranks, micro, each):
 
 check("bytes of a step", exercises.step_bytes, step_bytes)
 
+# %% [markdown] tags=["hint"]
+# A ring sends (n - 1)/n of the bytes twice. How often does it run in a step, and does that depend on `micro`?
+
 
 # %% tags=["wrong"]
 # FAIL: only the last one's backward sends
@@ -955,6 +784,9 @@ def global_gradient(gradients, counts):
 
 check("unequal shares", exercises.global_gradient, global_gradient)
 
+# %% [markdown] tags=["hint"]
+# Undo the division of each rank first: what is the gradient of its *sum* of losses?
+
 
 # %% tags=["wrong"]
 # FAIL: mean of means
@@ -987,28 +819,119 @@ def global_gradient(gradients, counts):
 
 
 # %% [markdown]
+# **5.** A puzzle with a score. Gradient i, of `sizes[i]` kB, is final after `ready[i]` milliseconds of backward. A
+# message takes `latency` ms and `rate` kB a ms, and the link carries one at a time. Return buckets as lists of
+# gradients, in the order in which they leave. The score is the time *exposed* after backward, in three cases
+# together. One fixed size for all three does not pass.
+
+
+# %% tags=["exercise"]
+def group_gradients(ready, sizes, latency, rate):
+    """Buckets with little exposed time, such as [[0], [1, 2], [3]]."""
+    ### BEGIN SOLUTION
+    best = [(0.0, [])]  # when the first j gradients are summed at the earliest, and by which buckets
+    for j in range(1, len(sizes) + 1):
+        ways = []
+        for i in range(j):  # the last bucket holds gradients i to j - 1
+            done, groups = best[i]
+            done = max(done, ready[j - 1]) + latency + sum(sizes[i:j]) / rate
+            ways.append((done, [*groups, list(range(i, j))]))
+        best.append(min(ways))
+    return best[-1][1]
+    ### END SOLUTION
+
+
+check("buckets for three links", exercises.group_gradients, group_gradients)
+
+# %% [markdown] tags=["hint"]
+# Try several sizes of buckets for each link, compute the exposed time of each as the checker does, and keep the best.
+# That passes.
+
+# %% [markdown] tags=["hint"]
+# For the best score: the last bucket holds gradients i to the end. If the first i are summed as early as possible,
+# which i is best? Ask the same question for every shorter backward first.
+
+
+# %% tags=["wrong"]
+# FAIL: each gradient by itself pays the latency
+def group_gradients(ready, sizes, latency, rate):
+    return [[i] for i in range(len(sizes))]
+
+
+# %% tags=["wrong"]
+# FAIL: all in one bucket overlaps nothing
+def group_gradients(ready, sizes, latency, rate):
+    return [list(range(len(sizes)))]
+
+
+# %% tags=["wrong"]
+# FAIL: 110 ms exposed; at most 108
+def group_gradients(ready, sizes, latency, rate):
+    groups, held = [[]], 0
+    for i, size in enumerate(sizes):
+        if held >= 200:  # one size for all links
+            groups.append([])
+            held = 0
+        groups[-1].append(i)
+        held += size
+    return groups
+
+
+# %% tags=["wrong"]
+# FAIL: 121 ms exposed; at most 108
+def group_gradients(ready, sizes, latency, rate):
+    groups, i, free = [], 0, 0.0
+    while i < len(sizes):  # whenever the link is free, all that has gathered leaves
+        start = max(free, ready[i])
+        groups.append([k for k in range(i, len(sizes)) if ready[k] <= start])
+        free = start + latency + sum(sizes[k] for k in groups[-1]) / rate
+        i = groups[-1][-1] + 1
+    return groups
+
+
+# %% tags=["wrong"]
+# FAIL: equal layers: the gradients [6, 7] never leave
+def group_gradients(ready, sizes, latency, rate):
+    return [[i, i + 1] for i in range(0, len(sizes) - 2, 2)]
+
+
+# %% tags=["wrong"]
+# FAIL: are in two buckets
+def group_gradients(ready, sizes, latency, rate):
+    return [[i, i + 1] for i in range(len(sizes) - 1)]
+
+
+# %% tags=["wrong"]
+# FAIL: 395 ms exposed
+def group_gradients(ready, sizes, latency, rate):
+    pairs = [list(range(i, min(i + 2, len(sizes)))) for i in range(0, len(sizes), 2)]
+    return pairs[::-1]  # in the order of forward
+
+
+# %% [markdown]
 # ## Drill
 #
 # 1. Eight replicas, each with a batch of 4 rows. Which serial batch size does this equal?
 # 2. The all-reduce of a step takes 30 ms, backward 50 ms. What is the least that overlap can make of the 80 ms?
 # 3. Why must all ranks send their buckets in the same order?
-# 4. Why is the embedding's gradient the last to leave, although the head used it first?
-# 5. Gradients are clipped to norm 1. May each rank clip its own before the sum?
+# 4. Gradients are clipped to norm 1. May each rank clip its own before the sum?
 #
 # <details><summary>Answers</summary>
 #
 # 1. 32 rows. 2. A little over 50 ms: the last bucket cannot start before backward ends. 3. An all-reduce pairs the
-# n-th call of one rank with the n-th of the others; swapped, equal sizes would add unlike things without any error.
-# 4. The tied tensor gets its second part from the embedding, at the very end of backward. 5. No: the norm of the
+# n-th call of one rank with the n-th of the others; swapped, unlike things are added.
+# 4. No: the norm of the
 # sum is not the sum of norms; clip after, by the global norm.
 #
 # </details>
 #
-# ## Further reading
+# ## Read on
 #
-# - Li et al. 2020, "PyTorch Distributed: Experiences on Accelerating Data Parallel Training" (buckets, overlap).
-# - Li et al. 2014, "Scaling Distributed Machine Learning with the Parameter Server".
-# - Goyal et al. 2017, "Accurate, Large Minibatch SGD" (what a large batch does to training; section 3
-#   on normalising).
-# - Patarasuk and Yuan 2009, "Bandwidth optimal all-reduce algorithms".
-# - Next: lesson 05 shares out what every replica holds in full.
+# - Li et al. 2020, *PyTorch Distributed*, section 3: how DDP came to buckets, hooks and overlap, with measurements.
+# - Li et al. 2014, *Scaling distributed machine learning with the parameter server*: servers done well, keys and all.
+# - Goyal et al. 2017, *Accurate, large minibatch SGD*, section 3: how normalising goes wrong, and learning rates for
+#   large batches.
+# - McCandlish et al. 2018, *An empirical model of large-batch training*: from which batch size on more rows are wasted.
+# - Patarasuk and Yuan 2009, *Bandwidth optimal all-reduce algorithms*: why no algorithm sends fewer bytes than a ring.
+#
+# **Next**: lesson 05 shares out what every replica holds in full.

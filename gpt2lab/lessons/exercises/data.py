@@ -1,4 +1,4 @@
-"""Checkers of lesson 04: a step of data parallelism, a bucketed reducer, bytes of a step, unequal shares."""
+"""Checkers of lesson 04: a step of data parallelism, a bucketed reducer, bytes, unequal shares, a puzzle of buckets."""
 
 import torch
 
@@ -7,7 +7,7 @@ from ...parallel.zero.costs import all_reduce_bytes
 from ...ranks import comm
 from ...ranks.mesh import Mesh
 from ...reference import CONFIG, example_batch
-from . import close, live
+from . import close, live, scored
 
 
 class Line:
@@ -259,3 +259,43 @@ def global_gradient(answer) -> None:
         "that is the sum of means: weigh each by its share of the 70 tokens"
     )
     close(got, want, "shares of 30, 20 and 20 tokens")
+
+
+BACKWARDS = {  # ms at which each gradient is final, kB of each; ms of a message's latency, kB a ms of the link
+    "equal layers": ([20 * (i + 1) for i in range(8)], [100] * 8, 20, 12.5),
+    "uneven layers": ([10, 15, 40, 45, 70, 75, 100, 105, 130, 135], [40, 300] * 5, 6, 20),
+    "a large embedding": ([10 * (i + 1) for i in range(10)] + [105], [100] * 10 + [600], 12, 25),
+}
+
+
+def exposed(groups, ready, sizes, latency: float, rate: float) -> float:
+    """Milliseconds from the end of backward to the last sum, where these groups of gradients leave in this order."""
+    free = 0.0
+    for group in groups:
+        free = max(free, max(ready[i] for i in group)) + latency + sum(sizes[i] for i in group) / rate
+    return free - ready[-1]
+
+
+def group_gradients(answer) -> str:
+    """Puzzle: buckets for three backwards, with the least time that no backward hides."""
+    total, counts = 0.0, []
+    for name, case in BACKWARDS.items():
+        groups = answer(*(list(x) if isinstance(x, list) else x for x in case))
+        assert groups is not None, "your function returned None. Is the return missing?"
+        groups = [list(group) for group in groups]
+        assert all(groups), f"{name}: one of your buckets is empty, and would be a message without a gradient"
+        sent, want = sorted(i for group in groups for i in group), list(range(len(case[0])))
+        missing, twice = set(want) - set(sent), {i for i in sent if sent.count(i) > 1}
+        assert not missing, f"{name}: the gradients {sorted(missing)} never leave, and replicas drift apart"
+        assert not twice, (
+            f"{name}: the gradients {sorted(twice)} are in two buckets, and would be summed twice"
+        )
+        counts.append((len(groups), len(want)))
+        total += exposed(groups, *case)
+    assert any(n > 1 for n, _ in counts), (
+        f"{total:g} ms exposed: all in one bucket overlaps nothing with backward"
+    )
+    assert any(n < most for n, most in counts), (
+        f"{total:g} ms exposed: each gradient by itself pays the latency"
+    )
+    return scored(total, "ms exposed", bar=108, best=103)

@@ -4,77 +4,19 @@ A paced step is real processes, strategies and messages, while computing sleeps 
 """
 
 import time
-from dataclasses import replace
-from types import SimpleNamespace
 
 import torch
 
 from ...corpus import Batch
+from ...machine.speed import matmul_rate
+from ...machine.timing import alone, trials
+from ...model import GPT2, GPT2Config
 from ...parallel import data
 from ...parallel.zero import costs
 from ...plan import Plan, build
 from ...ranks import comm, paced, trace
 from ...ranks.mesh import Mesh
 from . import updates
-from .lecture_zero3 import first_weight
-
-# ---- five ways to be wrong, as arguments of the lesson's training loop
-
-
-def own(gradient, axis):
-    """The rank's own gradient, without a sum."""
-    return gradient
-
-
-def cut_off(batch: Batch, rank: int, n: int) -> Batch:
-    """`rows // n` rows for every rank: the rest of the rows is lost."""
-    each = len(batch.samples) // n
-    mine = slice(rank * each, (rank + 1) * each)
-    return replace(batch, tokens=batch.tokens[mine], targets=batch.targets[mine], samples=batch.samples[mine])
-
-
-def average(model, axis) -> None:
-    """After the update every weight becomes its mean over the ranks."""
-    for p in model.parameters():
-        p.data = comm.all_reduce(p.data, axis) / axis.size
-
-
-BUGS = {
-    "(none)": {},
-    "no sync": {"summed": own},
-    "no zero_grad": {"clear": False},
-    "mean of means": {"total": lambda batch, mine, n: mine.targets.numel() * n},
-    "weights averaged": {"summed": own, "updated": average},
-    "lost rows": {"rows": cut_off},
-}
-
-# ---- the network of the lecture
-
-
-class Toy(torch.nn.Module):
-    """Four layers, x W and gelu, 1024 wide, all drawn from seed 0; the loss is the sum of squares."""
-
-    def __init__(self):
-        super().__init__()
-        rows = torch.empty(0, 1024, dtype=torch.float64)
-        self.layers = torch.nn.ParameterList(first_weight(rows) for _ in range(4))
-
-    def forward(self, x):
-        for weight in self.layers:
-            x = torch.nn.functional.gelu(x @ weight)
-        return x
-
-    def loss(self, x, _):
-        """The sum of squares, which the training loop divides by the number of elements."""
-        return x.square().sum()
-
-
-def toy_data(rows: int = 128) -> SimpleNamespace:
-    """The same batch of random numbers (rows, 1024) at every step; the lecture draws them without a seed."""
-    draw = torch.Generator().manual_seed(1)
-    x = torch.randn(rows, 1024, generator=draw, dtype=torch.float32).double()
-    return SimpleNamespace(at=lambda step: Batch(x, x, x[0], torch.arange(rows), x.numel()))
-
 
 # ---- what ranks hold and send
 
@@ -86,6 +28,24 @@ def first_weights(rank: int, world_size: int, text: str, config) -> tuple[int, d
     return sum(piece.tensor.numel() for piece in parallel.sync.pieces), parallel.weights()
 
 
+def joined_weights(pool, text: str, config) -> tuple[tuple[int, ...], bool]:
+    """How many weights each rank steps, and whether the stages' weights together are the serial ones, bit for bit."""
+    counts, found = zip(*pool.run(first_weights, text, config), strict=True)
+    whole, fresh = (
+        {n: w for weights in found for n, w in weights.items()},
+        dict(GPT2(config).named_parameters()),
+    )
+    return counts, whole.keys() == fresh.keys() and all(torch.equal(w, fresh[n]) for n, w in whole.items())
+
+
+def gpt2_messages(bucket: int) -> tuple[list[int], list[int]]:
+    """Bytes of GPT-2's gradients in float32: of each tensor, and of each bucket of `bucket` bytes."""
+    with torch.device("meta"):
+        parameters = list(GPT2(GPT2Config()).to(torch.float32).parameters())
+    groups = data.into_buckets(parameters, bucket)
+    return [4 * p.numel() for p in parameters], [sum(4 * p.numel() for p in group) for group in groups]
+
+
 def message_sizes(rank: int, world_size: int, text: str, config, batch: Batch) -> list[int]:
     """Bytes of each message that this rank sends in one step."""
     parallel = build(Plan.parse(text), config, Mesh(dp=world_size), torch.float64)
@@ -94,6 +54,44 @@ def message_sizes(rank: int, world_size: int, text: str, config, batch: Batch) -
     parallel.sync.finish()
     parallel.sync.updated()
     return [event.bytes for event in comm.log]
+
+
+def busiest_rank(pool, config, batch: Batch) -> dict[str, tuple[int, float]]:
+    """(ranks, bytes sent by the busiest over those of the model) for servers and all-reduce."""
+    names = {"one server": "server", "keys on all ranks": "servers", "all-reduce": "bucket"}
+    sent = {n: pool.run(message_sizes, f"dp=4,data={form}", config, batch) for n, form in names.items()}
+    return {n: (len(of), max(map(sum, of)) / (8 * config.parameters)) for n, of in sent.items()}
+
+
+def sends_once(rank: int, world_size: int, config, batch: Batch) -> dict[str, torch.Tensor]:
+    """Gradients that are summed after the first of two micro-batches and never again: ranks differ."""
+    model, axis = GPT2(config).double(), Mesh(dp=world_size)["dp"]
+    for i, micro in enumerate(batch.rows(rank, world_size).micro(2)):
+        (model.loss(model(micro.tokens), micro.targets) / micro.total).backward()
+        for p in model.parameters() if i == 0 else []:
+            p.grad = comm.all_reduce(p.grad, axis)
+    return {n: p.grad for n, p in model.named_parameters()}
+
+
+def too_early(rank: int, world_size: int, config, batch: Batch) -> str:
+    """What the package says where the last micro-batch is announced before the first of two."""
+    parallel = build(Plan.parse("dp=2"), config, Mesh(dp=2), torch.float64)
+    parallel.sync.last_micro()
+    try:
+        for micro in batch.rows(rank, 2).micro(2):
+            parallel.model.loss(parallel.model(micro.tokens), micro.targets).backward()
+    except RuntimeError as error:
+        parallel.sync.finish()
+        return str(error)
+
+
+def rates(rank: int, world_size: int) -> tuple[float, float]:
+    """Operations a second of this rank while all multiply, and bytes a second that it sends in a large all-reduce."""
+    axis, x = Mesh(dp=world_size)["dp"], torch.ones(1 << 21, dtype=torch.float32)
+    comm.barrier(axis)
+    flops = matmul_rate(512, seconds=0.2)
+    found = alone(trials(lambda: comm.all_reduce(x, axis), count=5, ready=lambda: comm.barrier(axis)))
+    return flops, 2 * (world_size - 1) / world_size * 4 * len(x) / found.median
 
 
 # ---- paced: backward with its sums
@@ -137,6 +135,15 @@ def backward(rank: int, world_size: int, layers_each: int, overlap: bool) -> tup
     return time.perf_counter() - begin, trace.spans()
 
 
+def paced_sums(pool) -> dict[tuple[int, bool], tuple[float, list]]:
+    """(layers a bucket, overlap): seconds and spans of a paced backward with its sums."""
+    found = {}
+    for how in ((1, False), (1, True), (2, True), (4, True), (8, True)):
+        took, spans = zip(*pool.run(backward, *how), strict=True)
+        found[how] = max(took), trace.merge(spans)
+    return found
+
+
 def predicted(layers_each: int, overlap: bool) -> float:
     """Seconds of the same by the alpha-beta model."""
     message = LATENCY + layers_each * SIZE / BANDWIDTH
@@ -152,9 +159,21 @@ def step_time(
     return costs.backward_and_sums(buckets, 0.2, ring)
 
 
+def u_points(latency_us: float, gigabytes: float) -> list[tuple[int, float]]:
+    """(bytes of a bucket, seconds) on a link."""
+    return [(2**k, step_time(2**k, latency_us * 1e-6, gigabytes * 1e9)) for k in range(16, 30)]
+
+
 # ---- paced: an update
 
 WEIGHTS = 100_000
+LINK = paced.Link(0.001, 8 * WEIGHTS / 0.060)  # all weights take 60 ms
+PUBLISHED = {
+    "forward, backward": 100,
+    "reduce": 500,
+    "broadcast": 115,
+    "rest": 5,
+}  # ms, the Barcelona port's wiki
 
 
 def numbers(seed: int) -> torch.Tensor:

@@ -22,6 +22,15 @@ class Machine:
     source: str
 
 
+HEADER = ["machine", "ranks", "TFLOP/s a rank", "GB/s a rank", "bits"]
+
+
+def row(machine: Machine) -> tuple:
+    """A machine in numbers, under HEADER."""
+    m = machine
+    return m.name, m.ranks, f"{m.rate / 1e12:.3g}", f"{m.bandwidth / 1e9:.3g}", 8 * m.itemsize
+
+
 def laptop(rate: float, bandwidth: float, ranks: int = 2) -> Machine:
     """A laptop whose ranks were measured: operations a second of a rank, bytes a second between two; float32."""
     return Machine("this laptop", ranks, rate, bandwidth, 4, "measured here")
