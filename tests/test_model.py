@@ -4,11 +4,11 @@ import math
 
 import pytest
 import torch
-from llmc_kernels import gradients as kernel_gradients
 from torch.autograd.graph import saved_tensors_hooks
 from transformers import GPT2Config as TheirConfig
 from transformers import GPT2LMHeadModel
 
+from gpt2lab.lessons.labs.llmc_kernels import gradients as kernel_gradients
 from gpt2lab.model import GPT2, PRESETS, GPT2Config, Noise, causal_attention, token_loss
 from gpt2lab.parallel.recompute import apply_recompute
 from gpt2lab.storage.huggingface import TRANSPOSED

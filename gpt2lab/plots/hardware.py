@@ -139,20 +139,6 @@ def box_plot(runs: dict[str, list[float]], unit: str = "ms") -> Figure:
     return fig
 
 
-def iterations(runs: dict[str, list[float]]) -> Figure:
-    """Time of every iteration by condition, in milliseconds, the first one drawn large."""
-    fig, ax = figure(8, 3)
-    for i, (name, times) in enumerate(runs.items()):
-        values = [1e3 * t for t in times]
-        ax.plot(range(1, len(values) + 1), values, "o-", ms=3, lw=1, color=rank_color(i), label=name)
-        ax.plot(1, values[0], "o", ms=9, mec="white", color=rank_color(i))
-    ax.set(xlabel="iteration", ylabel="ms", xticks=range(1, len(values) + 1), yscale="log")
-    ax.set_yticks([10, 20, 50, 100, 200, 500, 1000], ["10", "20", "50", "100", "200", "500", "1000"])
-    ax.minorticks_off()
-    ax.legend(fontsize=8)
-    return fig
-
-
 def parallelism_profile(spans, unit: float = 1e3) -> Figure:
     """What ranks do over time, above the number of ranks that work at once; the dashed line is the average."""
     fig, (top, low) = figure(8, 3.8, 2, 1, sharex=True, height_ratios=(3, 2))
@@ -198,4 +184,24 @@ def lanes(pieces: int, compute: float, comm: float) -> Figure:
     axes[1].axvline(bound, color=THINGS[1], ls=":", lw=2)
     axes[1].text(bound, -0.55, f"never below {bound:g} ", ha="right", fontsize=8, color=THINGS[1])
     axes[1].set_xlabel("ms")
+    return fig
+
+
+def roofline(points: dict[str, list[tuple[float, float]]], bandwidth: float) -> Figure:
+    """Operations a second against operations for each byte touched; the roof is `bandwidth`, and the best point.
+
+    Points far under the roof pay for their calls.
+    """
+    fig, ax = figure(8, 3.4)
+    peak, x = max(y for line in points.values() for _, y in line), np.geomspace(0.05, 200, 60)
+    ax.plot(x, np.minimum(peak, bandwidth * x), color=THINGS[0], lw=2, label="roof: memory, then arithmetic")
+    ax.axvline(peak / bandwidth, color=THINGS[1], lw=1, ls=":")
+    ax.text(peak / bandwidth * 1.1, peak / 3e3, f"balance: {peak / bandwidth:.0f}", fontsize=9)
+    for (name, line), color in zip(points.items(), THINGS[3:], strict=False):
+        ax.plot(*zip(*line, strict=True), "o", color=color, label=name)
+    ax.set(
+        xscale="log", yscale="log", xlabel="operations for each byte touched", ylabel="operations a second"
+    )
+    ax.set(xlim=(0.05, 200), ylim=(peak / 1e4, peak * 3))
+    ax.legend(fontsize=9, loc="lower right")
     return fig

@@ -13,20 +13,21 @@ import torch
 
 from gpt2lab import launch
 from gpt2lab.corpus import Batches, encoding, shakespeare
+from gpt2lab.generate import KVCache, generate
 from gpt2lab.lessons import explore, show, show_source, table
 from gpt2lab.lessons.exercises import check
 from gpt2lab.lessons.exercises import gpt2 as exercises
-from gpt2lab.machine import memory
+from gpt2lab.lessons.labs import anatomy as lab
+from gpt2lab.lessons.labs import llmc_kernels
 from gpt2lab.machine.checksum import summ
 from gpt2lab.model import GPT2, PRESETS, Attention
-from gpt2lab.parallel.chunked_loss import apply_chunked_loss
 from gpt2lab.parallel.recompute import apply_recompute
 from gpt2lab.plots import gpt2 as plots
-from gpt2lab.plots.curves import curves
 from gpt2lab.plots.timeline import timeline
 from gpt2lab.plots.zero import memory_over_a_step
 from gpt2lab.ranks import comm, trace
 from gpt2lab.ranks.mesh import Mesh
+from gpt2lab.storage.llmc import file_layout, padded_vocabulary
 
 config = PRESETS["nano"]
 B, T = 4, 64
@@ -49,16 +50,17 @@ print("and back:", words.decode(ids))
 
 # %% [markdown]
 # A corpus is tokenised once into a *shard*: a header of 256 numbers, then two bytes a token, mapped into memory
-# instead of read. The tokeniser writes as a stream. A list of Python integers would need some 36 bytes a token, which
-# may well be how a port of llm.c ran out of memory while tokenising a large text.
+# instead of read. The tokeniser writes it as a stream. A list of Python integers needs some 36 bytes a token, which
+# may well be how a port of llm.c ran out of memory on a large text. Both ways, on a text that grows:
 
 # %%
+peaks = {copies: lab.tokenised(copies) for copies in (2, 4)}
+print("the same tokens:", all(same for *_, same in peaks.values()))
+print("twice the text, twice the list:", round(peaks[4][0] / peaks[2][0]), "times; the stream:", end=" ")
+print(round(peaks[4][1] / peaks[2][1]), "times the memory")
 shard = shakespeare()
-print(
-    f"{len(shard):,} tokens of Shakespeare in {2 * len(shard) + 1024:,} bytes;",
-    f"as a list of Python ints: {36 * len(shard):,}",
-)
 batch = Batches(shard, rows=B, length=T).at(0)
+print(f"{len(shard):,} tokens of Shakespeare in {2 * len(shard) + 1024:,} bytes")
 print("tokens ", tuple(batch.tokens.shape), batch.tokens[0, :6].tolist())
 print("targets", tuple(batch.targets.shape), batch.targets[0, :6].tolist(), "(each the token that follows)")
 
@@ -90,15 +92,34 @@ def attention_by_hand(q, k, v):
 model = GPT2(config).double()
 q, k, v = torch.randn(3, B, H, T, C // H, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
 core = model.h["0"].attn.core
-print(
-    "equal to the model's core:",
-    torch.allclose(core(q, k, v, torch.arange(T)), attention_by_hand(q, k, v), atol=1e-12),
-)
+same = torch.allclose(core(q, k, v, torch.arange(T)), attention_by_hand(q, k, v), atol=1e-12)
+print("equal to the model's core:", same)
 show_source(Attention)
 
 # %% [markdown]
 # `self.core` is a *slot*. Context parallelism will replace it, tensor parallelism will cut `c_attn` and `c_proj`, and
 # this file will not know.
+#
+# The whole model also exists in plain products and sums, forward and backward written out as llm.c does it in C, with
+# no autograd (`labs/llmc_kernels.py`). Tensor by tensor its gradients are the model's:
+
+# %%
+small = Batches(shard, rows=2, length=16).at(0)
+theirs = llmc_kernels.gradients(
+    {n: p.detach() for n, p in model.named_parameters()}, config, small.tokens, small.targets
+)[1]
+logits = model(small.tokens)
+(model.loss(logits, small.targets) / small.total).backward()
+worst = {
+    n: ((p.grad - theirs[n]).abs().max() / p.grad.abs().max()).item() for n, p in model.named_parameters()
+}
+print(len(worst), "gradients, each within 1e-12 of autograd's:", max(worst.values()) < 1e-12)
+padded = torch.nn.functional.pad(logits, (0, padded_vocabulary(V) - V))  # llm.c's rows without a token
+more = (padded.logsumexp(-1) - logits.logsumexp(-1)).mean().item()
+print(f"logits padded to {padded.size(-1):,}: taken into the softmax, they would move the loss by {more:.4f}")
+
+# %% [markdown]
+# llm.c pads the vocabulary to 50,304<!--above--> so that rows align in memory; its softmax leaves the padding out.
 #
 # ## Every parameter counted
 
@@ -136,15 +157,11 @@ table(rows, ["model", "parameters", "token embedding", "blocks", "blocks %"])
 # tensor is drawn from a seed made of its *name*, so any rank can build any part and get the same numbers.
 
 # %%
-std = {
-    "wte": ("wte.weight", 0.02),
-    "c_fc": ("h.0.mlp.c_fc.weight", 0.02),
-    "c_proj": ("h.0.mlp.c_proj.weight", 0.02 / (2 * L) ** 0.5),
-}
+names = {"wte": "wte.weight", "c_fc": "h.0.mlp.c_fc.weight", "c_proj": "h.0.mlp.c_proj.weight"}
+wanted = {"wte": 0.02, "c_fc": 0.02, "c_proj": 0.02 / (2 * L) ** 0.5}
+drawn = {k: (model.get_parameter(n).detach().flatten()[:60000].numpy(), wanted[k]) for k, n in names.items()}
 show(
-    plots.histograms(
-        {k: (model.get_parameter(n).detach().flatten()[:60000].numpy(), s) for k, (n, s) in std.items()}
-    ),
+    plots.histograms(drawn),
     "computed",
     "fresh weights; dashed lines mark the standard deviation that was intended.",
     "Three bell-shaped histograms, the third one narrower",
@@ -209,23 +226,14 @@ share = 12 * 1024 * big.n_embd * big.n_layer / (6 * (12 * big.n_layer * big.n_em
 print(f"in gpt2 with T = 1024 it is {100 * share:.0f} %")
 
 # %% [markdown]
-# This counts all T² pairs of tokens, as PaLM's appendix B does; the causal half would do, and llm.c counts so. When
-# somebody quotes an MFU (the share of the machine's flops that a step uses), ask which.
+# With T = 1024, attention is 15 %<!--above--> of GPT-2's matrices. This counts all T² pairs of tokens, as PaLM's
+# appendix B does; the causal half would do, and llm.c counts so. When somebody quotes an MFU (the share of the
+# machine's flops that a step uses), ask which.
 
 # %% tags=["measured"]
-import time
-
-from gpt2lab.machine import speed
-
-rate = speed.matmul_rate()
-start = time.perf_counter()
-for _ in range(3):
-    (model.loss(model(batch.tokens), batch.targets) / batch.total).backward()
-seconds = (time.perf_counter() - start) / 3
-used = speed.flops_per_token(config, T) * B * T / seconds
+rate, reached = lab.share_of_peak(config, batch)
 print(
-    f"threads: {torch.get_num_threads()}; matrices multiply at {rate / 1e9:.0f} GFLOP/s;",
-    f"forward and backward reach {100 * used / rate:.0f} % of it (measured)",
+    f"matrices multiply at {rate / 1e9:.0f} GFLOP/s; forward and backward reach {100 * reached:.0f} % of it"
 )
 
 # %% [markdown]
@@ -236,50 +244,19 @@ print(
 # batch. Per layer and element of (B, T, C), forward saves 16: the input of ln_1, its output, q, k, v, attention's
 # output, the input of ln_2, its output, and four wide ones before and after the gelu. torch can be asked:
 
-
 # %%
-def saved_bytes(model, batch):
-    """Bytes that forward saves for backward, parameters not counted."""
-    own = {p.untyped_storage().data_ptr() for p in model.parameters()}
-    seen = {}
-
-    def pack(t):
-        store = t.untyped_storage()
-        if store.data_ptr() not in own:
-            seen[store.data_ptr()] = store.nbytes()
-        return t
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
-        model.loss(model(batch.tokens), batch.targets)
-    return sum(seen.values())
-
-
-def activation_bytes(B, T, recompute=False):
-    """The same by formula: layers, head and loss in float32, token numbers in int64."""
-    layers = L * B * T * C if recompute else L * (16 * B * T * C + 4 * B * T + B * H * T)
-    head = 2 * B * T * C + 2 * B * T + B * T * V
-    return 4 * (layers + head + 1) + 8 * (2 * B * T + T)
-
-
+show_source(lab.activation_bytes)
 rows = []
 for rows_, length in ((4, 64), (2, 128), (3, 50)):
-    b = Batches(shard, rows=rows_, length=length).at(0)
-    rows.append((f"B={rows_}, T={length}", saved_bytes(model, b), activation_bytes(rows_, length)))
+    saved = lab.saved_bytes(model.float(), Batches(shard, rows=rows_, length=length).at(0))
+    rows.append((f"B={rows_}, T={length}", saved, lab.activation_bytes(config, rows_, length)))
 table(rows, ["batch", "counted", "formula"])
 
 
 # %%
 def budget(batch_rows, model_name):
-    c = PRESETS[model_name]
-    n, t = c.parameters, min(256, c.n_positions)
-    act = 4 * (
-        c.n_layer * (16 * batch_rows * t * c.n_embd + (4 + c.n_head) * batch_rows * t)
-        + batch_rows * t * (V + 2 * c.n_embd)
-    )
-    full = {"weights": 4 * n, "gradients": 4 * n, "AdamW": 8 * n, "activations": act}
-    light = full | {"activations": 4 * batch_rows * t * (c.n_layer * c.n_embd + V + 2 * c.n_embd)}
-    scale = lambda held: {k: x / 2**20 for k, x in held.items()}
-    return plots.memory({"save all": scale(full), "recompute": scale(light)}, "MiB")
+    ways = {"save all": False, "recompute": True}
+    return plots.memory({w: lab.held(PRESETS[model_name], batch_rows, r) for w, r in ways.items()}, "MiB")
 
 
 explore(
@@ -287,15 +264,14 @@ explore(
     "computed",
     "what training {model_name} holds with {batch_rows} rows of up to 256 tokens, in float32.",
     "Stacked bars of weights, gradients, AdamW state and activations for {model_name}",
-    posters=[{"model_name": "gpt2", "batch_rows": 8}],
     batch_rows=(1, 32, 8),
-    model_name=["nano", "mini", "gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl"],
+    model_name=["gpt2", "nano", "mini", "gpt2-medium", "gpt2-large", "gpt2-xl"],
 )
 
 # %% [markdown]
 # ### Recomputation
 #
-# (The bars above count the logits once. While the loss is computed they exist three times; see the chunked loss below.)
+# (The bars count the logits once. While the loss is computed they exist three times; see the appendix.)
 #
 # Save only each block's input and run the block a second time during backward: L tensors instead of 16 L, for about a
 # third more work. The gradients must be the same *bits*, since the same operations run on the same numbers.
@@ -306,19 +282,15 @@ for recompute in (False, True):
     model = GPT2(config)
     if recompute:
         apply_recompute(model)
-    print(
-        f"recompute={recompute}: {saved_bytes(model, batch):,} bytes saved,",
-        f"formula {activation_bytes(B, T, recompute):,}",
-    )
-    model.zero_grad()
+    formula = lab.activation_bytes(config, B, T, recompute)
+    print(f"recompute={recompute}: {lab.saved_bytes(model, batch):,} bytes saved, formula {formula:,}")
     (model.loss(model(batch.tokens), batch.targets) / batch.total).backward()
-    grads[recompute] = [p.grad for p in model.parameters()]
-print(
-    "gradients bitwise equal:", all(torch.equal(a, b) for a, b in zip(grads[False], grads[True], strict=True))
-)
+    grads[recompute] = torch.cat([p.grad.flatten() for p in model.parameters()])
+print("gradients bitwise equal:", torch.equal(grads[False], grads[True]))
 
 # %% [markdown]
-# Most of what is left are the logits, B T V numbers: with a vocabulary of 50,257 and a small model they dominate.
+# Of 60,153,348<!--above--> bytes most are the logits, B T V numbers, with or without recomputation: with a vocabulary
+# of 50,257 and a small model they dominate.
 #
 # ## The loop
 #
@@ -360,34 +332,31 @@ show(
 )
 
 # %% [markdown]
-# Benchmarks time these three phases *only*: no validation, no sampling (`gpt2lab train --bench`). The llm.c port that
-# this series grew from says it of its own figures: always switch validation and inference off. Its recipe (B=4, T=64,
-# learning rate 1e-4, no decay) is `--recipe llmc`.
+# llm.c wraps this loop in a *recipe*: B = 4, T = 64, learning rate 1e-4, no decay; every 10 steps the loss of five
+# batches of validation, every 20 a sample of 64 tokens. Its port says of its own figures: always switch validation and
+# inference off. Here both are counted, as the recipe has it and with `bench`:
+
+# %%
+for bench in (False, True):
+    losses, checked, tokens, looked = lab.recipe_of_llmc(20, bench)
+    print(f"bench={bench!s:5} loss {losses[0]:.2f} to {losses[-1]:.2f}; {looked} batches validated", end=", ")
+    print(
+        f"{tokens} tokens generated; validation loss by step:", {n: round(v, 1) for n, v in checked.items()}
+    )
+
+# %% [markdown]
+# The losses are the same: 10<!--above--> batches of validation and 64<!--above--> tokens change no weight, only the
+# time.
 #
 # ## AdamW
 #
-# The optimizer keeps two running means for each weight, of the gradient and of its square, and divides one by
-# the root of the other. So nearly all weights move by the learning rate, however small their gradient: here, in
-# the first step.
+# The optimizer keeps two running means for each weight, of the gradient and of its square, and divides one by the
+# root of the other. So nearly all weights move by the learning rate, however small their gradient: here, in the first
+# step.
 
 # %%
-short = Batches(shard, rows=4, length=16)
-
-
-def first_step(optimizer_of):
-    """Sizes of the gradients and of the first updates of some weights of c_fc."""
-    model, b = GPT2(config), short.at(0)
-    optimizer = optimizer_of(model.parameters())
-    (model.loss(model(b.tokens), b.targets) / b.total).backward()
-    w = model.h["0"].mlp.c_fc.weight
-    before = w.detach().clone()
-    optimizer.step()
-    sizes = w.grad.abs().flatten()[:4000], (w.detach() - before).abs().flatten()[:4000]
-    return [x.clamp(min=1e-12).numpy() for x in sizes]
-
-
-gradient, adam = first_step(lambda p: torch.optim.AdamW(p, lr=1e-3, weight_decay=0.0))
-_, sgd = first_step(lambda p: torch.optim.SGD(p, lr=1e-3))
+gradient, adam = lab.first_update(config, lambda p: torch.optim.AdamW(p, lr=1e-3, weight_decay=0.0))
+_, sgd = lab.first_update(config, lambda p: torch.optim.SGD(p, lr=1e-3))
 show(
     plots.normalised(gradient, {"AdamW": adam, "SGD": sgd}, 1e-3),
     "computed",
@@ -396,158 +365,26 @@ show(
 )
 
 # %% [markdown]
-# A consequence that costs people weeks: a gradient that is wrong by a *constant factor* (summed instead of averaged,
-# counted twice) leaves AdamW's loss curve where it was. That is why we compare gradients, and steps with SGD too.
-
-
-# %%
-def third_loss(factor, optimizer_of):
-    model = GPT2(config)
-    optimizer = optimizer_of(model.parameters())
-    for step in range(3):
-        b = short.at(step)
-        loss = model.loss(model(b.tokens), b.targets) / b.total
-        optimizer.zero_grad()
-        (factor * loss).backward()
-        optimizer.step()
-    return loss.item()
-
-
-for name, make in {
-    "AdamW": lambda p: torch.optim.AdamW(p, lr=1e-3),
-    "SGD": lambda p: torch.optim.SGD(p, lr=0.1),
-}.items():
-    apart = abs(third_loss(8, make) - third_loss(1, make))
-    print(
-        f"{name}: gradients times 8 move the third loss by",
-        "less than 0.001" if apart < 1e-3 else "more than 0.1",
-    )
-
-# %% [markdown]
-# ## The same step in less time
+# A consequence that costs people weeks: a gradient that is wrong by a *constant factor* leaves AdamW's loss curve
+# where it was (lesson 04 shows it). That is why we compare gradients, and steps with SGD too.
 #
-# Nothing here changes what is computed beyond rounding, and each switch is checked when a run starts (`gpt2lab info`
-# says what was found). A *fused* AdamW goes through the weights once instead of once for every operation. A *chunked
-# loss* never holds the B T V logits: head and loss together, some tokens at a time, each chunk over the last one's
-# memory, the gradient by hand. *Huge pages* spare the operating system hundreds of thousands of visits a step. And
-# *oneDNN* may multiply matrices faster than MKL, where a check finds it as exact.
-
-
-# %%
-def one_step(chunked):
-    """Bytes held after every allocation of a KiB or more in forward and backward, and all gradients."""
-    model = GPT2(config)
-    if chunked:
-        apply_chunked_loss(model, rows=32)
-    with memory.allocations() as events:
-        (model.loss(model(batch.tokens), batch.targets) / batch.total).backward()
-    held = [event.held for event in events if abs(event.bytes) >= 1024]
-    return held, torch.cat([p.grad.flatten() for p in model.parameters()])
-
-
-(whole_held, whole), (chunked_held, chunked) = one_step(False), one_step(True)
-print("gradients agree to float32's rounding:", torch.allclose(whole, chunked, rtol=1e-4, atol=1e-7))
-for name, held in {"whole logits": whole_held, "32 tokens at a time": chunked_held}.items():
-    print(f"{name:20}{max(held) / 1e6:4.0f} MB at the peak")
-print(
-    f"{max(whole_held) / max(chunked_held):.1f} times less; the logits alone are {4 * B * T * V / 1e6:.0f} MB"
-)
-
-# %% tags=["measured"]
-show(
-    memory_over_a_step(
-        {"whole logits": whole_held, "32 tokens at a time": chunked_held}, legend="upper center"
-    ),
-    "measured",
-    "bytes held above the weights through one forward and backward of nano; triangles mark the peaks.",
-    "Two curves: with whole logits three jumps to a peak at the loss; in chunks one small one, and one at the end",
-)
-
-# %% [markdown]
-# At the loss the whole logits are there three times: themselves, their softmax, their gradient. In chunks the
-# peak comes at the very end, where the embedding's gradient, as large as the head's, is added to it: they
-# share one weight.
-
-# %% [markdown]
-# What does each give here? The rungs of a ladder: every rung keeps the switches of those before it, and runs in a
-# process of its own, because huge pages are decided when a process starts. The last one changes nothing where the
-# check has found oneDNN less exact.
-
-# %% tags=["measured"]
-from types import SimpleNamespace
-
-from gpt2lab.benchmarks.step import RUNGS, measured_elsewhere
-from gpt2lab.plots.ladder import ladder
-
-mini = SimpleNamespace(config="mini", rows=B, length=T, steps=4, threads=torch.get_num_threads())
-show(
-    ladder({rung: min(measured_elsewhere(rung, mini)) for rung in RUNGS[1:]}),
-    "measured",
-    "a step of mini with fused AdamW, the fastest of four for each rung, as a share of the plain one.",
-    "Four bars: plain, with chunked loss, with huge pages, with oneDNN's matrix products",
-)
-
-# %% [markdown]
-# `python -m gpt2lab bench step` climbs the same ladder for GPT-2 itself, beside `transformers` in the same run, in
-# two minutes, and says how near its last rung comes to the machine's own rate of matrix products. A switch that gives
-# little here may give much there, and the other way round.
-#
-# What is left to gain then are fewer bits. In *bfloat16* a product has 8 significant bits
-# and float32's range. `--autocast` uses it for the products alone: weights, sums and updates stay in float32.
-# Processors with units for it (`gpt2lab info`) are then faster; on others it is slower and less exact. How much less?
-# Same batches, same start:
-
-
-# %%
-def losses_of(autocast, steps=24):
-    model = GPT2(config)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.0)
-    losses = []
-    for step in range(steps):
-        b = short.at(step)
-        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-            loss = model.loss(model(b.tokens), b.targets) / b.total
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append(loss.item())
-    return losses
-
-
-exact, rough = losses_of(False), losses_of(True)
-apart = max(abs(a - b) / a for a, b in zip(exact, rough, strict=True))
-print("the loss falls, and the curves stay within 1 % of each other:", exact[-1] < exact[0], apart < 0.01)
-show(
-    curves({"float32": exact, "products in bfloat16": rough}),
-    "computed",
-    "24 steps of nano: one curve covers the other; they are a thousandth of a nat apart, or less.",
-    "Left two loss curves on top of each other, right their distance on a log scale",
-)
-
-# %% [markdown]
 # ## Gradient accumulation
 #
 # A batch that does not fit is cut into micro-batches whose gradients add up. Each loss is a sum over its own tokens,
 # divided by the tokens of the *whole* batch. Then uneven micro-batches are no problem.
 
 # %%
-model = GPT2(config).double()
-batch, rows, whole = short.at(0), [], None
+model, short = GPT2(config).double(), Batches(shard, rows=4, length=16).at(0)
+rows, whole = [], None
 for k in (1, 2, 3, 4):
     model.zero_grad()
-    for micro in batch.micro(k):
+    for micro in short.micro(k):
         (model.loss(model(micro.tokens), micro.targets) / micro.total).backward()
     grads = torch.cat([p.grad.flatten() for p in model.parameters()])
     whole = grads if whole is None else whole
-    sizes = [len(m.samples) for m in batch.micro(k)]
-    rows.append(
-        (
-            k,
-            str(sizes),
-            "equal" if (grads - whole).abs().max() < 1e-12 else "DIFFERS",
-            activation_bytes(max(sizes), 16),
-        )
-    )
+    sizes = [len(m.samples) for m in short.micro(k)]
+    equal = "equal" if (grads - whole).abs().max() < 1e-12 else "DIFFERS"
+    rows.append((k, str(sizes), equal, lab.activation_bytes(config, max(sizes), 16)))
 table(rows, ["micro-batches", "rows of each", "gradient", "activation bytes, float32"])
 
 # %% [markdown]
@@ -559,71 +396,76 @@ table(rows, ["micro-batches", "rows of each", "gradient", "activation bytes, flo
 # cache keeps them and only the new token is computed. The logits must not change.
 
 # %%
-from gpt2lab.generate import KVCache, generate
-
-model = GPT2(config).double()
-prompt = words.encode("To be, or")
-cache, rows = KVCache(slots=32), [list(prompt)]
-ids = torch.tensor(rows)
+model, prompt = GPT2(config).double(), words.encode("To be, or")
+cache, ids = KVCache(slots=32), torch.tensor([prompt])
 whole = model(ids)[:, -1]
 first = model(ids[:, :-1], torch.arange(len(prompt) - 1), cache=cache)
 last = model(ids[:, -1:], torch.tensor([len(prompt) - 1]), cache=cache)[:, 0]
 print("logits with and without cache differ by less than 1e-12:", bool((whole - last).abs().max() < 1e-12))
-slow, fast = (generate(model, rows, 20, cache=c, seed=1)[0] for c in (False, True))
+slow, fast = (generate(model, [prompt], 20, cache=c, seed=1)[0] for c in (False, True))
 print("same 20 tokens:", slow == fast, "| positions computed:", sum(range(4, 24)), "without,", 4 + 19, "with")
 
 # %% tags=["measured"]
-from gpt2lab.generate import next_logits
-
-model = GPT2(config)
-
-
-def per_token(use):
-    """Milliseconds for each of 100 new tokens."""
-    rows, kept, times = [list(prompt)], KVCache(128) if use else None, []
-    for _ in range(100):
-        start = time.perf_counter()
-        rows[0].append(int(next_logits(model, rows, kept).argmax()))
-        times.append(1000 * (time.perf_counter() - start))
-    return times
-
-
-fastest = lambda use: [min(trials) for trials in zip(*(per_token(use) for _ in range(4)), strict=True)]
 show(
-    plots.per_token({"no cache": fastest(False), "cache": fastest(True)}),
+    plots.per_token(
+        {"no cache": lab.per_token(config, prompt, False), "cache": lab.per_token(config, prompt, True)}
+    ),
     "measured",
     "milliseconds for each new token, the fastest of four runs; without a cache the cost grows with the text.",
     "Two lines over 100 new tokens: the one without cache rises, the one with cache is flat",
 )
 
 # %% [markdown]
-# ## Files
-#
-# `huggingface.save(model, folder)` writes the Hugging Face layout. llm.c has its own: a header of 256 integers, then
-# 16 tensors in a row, the layers of each kind stacked. Ours can be written and read back bit for bit:
+# llm.c also computes B rows and uses one. A *batch* of prompts decodes together. And in a pipeline of D stages a token
+# passes one stage after the other; with N *streams*, groups of rows that follow each other, a stage works on one while
+# the others hold the rest: idle (D - 1)/(D - 1 + N) instead of (D - 1)/D. On two live ranks:
 
 # %%
-import tempfile
-from pathlib import Path
-
-from gpt2lab.storage.llmc import file_layout, padded_vocabulary, read_weights, write_weights
-
-with tempfile.TemporaryDirectory() as folder:
-    path = Path(folder, "nano.bin")
-    write_weights(model, path)
-    again, size = read_weights(path), path.stat().st_size
-    magic, version = np.fromfile(path, np.int32, 2)
-print(f"magic {magic}, version {version}, {len(file_layout(config))} tensors, {size:,} bytes")
+prompts = [
+    words.encode(text) for text in ("To be, or", "My kingdom for a", "If music be", "Now is the winter of")
+]
+alone = [generate(model, [p], 6, stop=None, temperature=0)[0] for p in prompts]
 print(
-    "formula:",
-    f"{1024 + 4 * (config.parameters + (padded_vocabulary(V) - V) * C):,}",
-    "(the vocabulary is padded to",
-    f"{padded_vocabulary(V)})",
+    "a batch has the tokens of single rows:", generate(model, prompts, 6, stop=None, temperature=0) == alone
 )
-print(
-    "read back bit for bit:",
-    all(torch.equal(a, b) for a, b in zip(model.parameters(), again.parameters(), strict=True)),
+print("so have two streams:", launch(lab.in_streams, prompts, 6, 2, ranks=2)[0] == alone)
+
+# %% [markdown]
+# ## Files
+#
+# `huggingface.save(model, folder)` writes the Hugging Face layout. llm.c has two of its own: weights, a header of 256
+# integers and 16 tensors in a row, the layers of each kind stacked; and a *debug state*, one batch with its logits and
+# gradients, to compare programs with. Ours are read back bit for bit, and what is foreign is refused:
+
+# %%
+size = 1024 + 4 * (config.parameters + (padded_vocabulary(V) - V) * C)
+print(f"{len(file_layout(config))} tensors, by formula {size:,} bytes")
+table(lab.files(GPT2(config), small).items(), ["llm.c's files of nano", ""])
+
+# %% [markdown]
+# ## Appendix: the same step in less memory
+#
+# A *chunked loss* never holds the B T V logits: head and loss together, some tokens at a time, each chunk over the
+# last one's memory, the gradient by hand. (`gpt2lab bench step` measures this and the other switches, a fused AdamW,
+# huge pages, another library of matrix products, beside `transformers`; numbers of 16 bit come in lesson 05.)
+
+# %%
+whole, chunked = (lab.one_step(config, batch, chunked) for chunked in (False, True))
+print("gradients agree to float32's rounding:", torch.allclose(whole[1], chunked[1], rtol=1e-4, atol=1e-7))
+ratio = max(whole[0]) / max(chunked[0])
+print(f"{ratio:.1f} times less at the peak; the logits alone are {4 * B * T * V / 1e6:.0f} MB")
+
+# %% tags=["measured"]
+show(
+    memory_over_a_step({"whole logits": whole[0], "32 tokens at a time": chunked[0]}, legend="upper center"),
+    "measured",
+    "bytes held above the weights through one forward and backward of nano; triangles mark the peaks.",
+    "Two curves: with whole logits three jumps to a peak at the loss; in chunks one small one, and one at the end",
 )
+
+# %% [markdown]
+# At the loss the whole logits are there three times: themselves, their softmax, their gradient. In chunks the peak
+# comes at the very end, where the embedding's gradient, as large as the head's, is added to it: they share one weight.
 
 # %% [markdown]
 # ## Exercises
@@ -640,6 +482,12 @@ def parameters(vocab, positions, layers, width):
 
 
 check("parameters", exercises.parameters, parameters)
+
+# %% [markdown] tags=["hint"]
+# The table of kinds above lists every tensor of a block. Which of them are squares of the width?
+
+# %% [markdown] tags=["hint"]
+# Outside the blocks stand two embeddings and one norm.
 
 
 # %% tags=["wrong"]
@@ -690,6 +538,9 @@ def adamw(w, grad, m, v, t, lr, betas, eps, decay):
 
 
 check("AdamW by hand", exercises.adamw, adamw)
+
+# %% [markdown] tags=["hint"]
+# Five lines, in this order: new m, new v, both hats, the step, the new w. The running means are returned without hats.
 
 
 # %% tags=["wrong"]
@@ -755,6 +606,12 @@ def norm_backward(grad, x, weight, eps):
 
 check("layer norm backward", exercises.norm_backward, norm_backward)
 
+# %% [markdown] tags=["hint"]
+# Compute std and n again from x. `var` needs `unbiased=False`.
+
+# %% [markdown] tags=["hint"]
+# What moves the mean is g's own mean over the last dim; what moves the standard deviation is n times the mean of g n.
+
 
 # %% tags=["wrong"]
 # FAIL: gradients sum to zero
@@ -813,6 +670,9 @@ def accumulate(w, micros, rows):
 
 check("accumulation", exercises.accumulation, accumulate)
 
+# %% [markdown] tags=["hint"]
+# `backward` adds to `.grad` by itself. By how many rows is each sum divided, by its own or by all?
+
 
 # %% tags=["wrong"]
 # FAIL: micro-batches of [4, 3] rows
@@ -870,6 +730,9 @@ def cache_bytes(layers, width, batch, tokens, each):
 
 check("bytes of a KV cache", exercises.cache_bytes, cache_bytes)
 
+# %% [markdown] tags=["hint"]
+# In each layer every token leaves two vectors. How wide are they?
+
 
 # %% tags=["wrong"]
 # FAIL: a key and a value
@@ -919,5 +782,12 @@ def cache_bytes(layers, width, batch, tokens, each):
 # 6. AdamW's curve is right although gradients are eight times too large. Which two checks see it?
 #    <details><summary>answer</summary>Comparing gradients (or their norm), and a few steps with SGD.</details>
 #
-# **Next**: 02 hardware and timing. Read also: Radford et al. 2019 (GPT-2); Chen et al. 2016 (recomputation);
-# Loshchilov and Hutter 2019 (AdamW); Chowdhery et al. 2022, appendix B (flops); Karpathy's nanoGPT and llm.c.
+# ## Read on
+#
+# - Radford et al. 2019, *Language models are unsupervised multitask learners*: GPT-2 itself, in two pages of method.
+# - Karpathy 2024, *llm.c*: forward and backward of the same model in 1,000 lines of C, worth reading once in full.
+# - Chen et al. 2016, *Training deep nets with sublinear memory cost*: where recomputation comes from.
+# - Loshchilov and Hutter 2019, *Decoupled weight decay regularization*: what the W in AdamW changes.
+# - Chowdhery et al. 2022, *PaLM*, appendix B: how flops and their utilisation are counted.
+#
+# **Next**: 02 hardware and timing.

@@ -17,13 +17,12 @@ import time
 import torch
 
 from gpt2lab import Ranks, launch, transport
-from gpt2lab.corpus import Batches, shakespeare
 from gpt2lab.lessons import explore, show, show_source, table
 from gpt2lab.lessons.exercises import check
 from gpt2lab.lessons.exercises import hardware as exercises
+from gpt2lab.lessons.labs import clocks as lab
 from gpt2lab.machine.speed import copy_rate, machine
 from gpt2lab.machine.timing import alone, together, trials
-from gpt2lab.model import GPT2, PRESETS
 from gpt2lab.planner import metrics
 from gpt2lab.plots import hardware as plots
 from gpt2lab.plots.timeline import timeline
@@ -45,14 +44,8 @@ table(list(machine().items()), ["this machine", ""])
 rates = {2**bits: copy_rate(2**bits, seconds=0.06) for bits in range(13, 28)}
 tiny = torch.zeros(1)
 empty_call = alone(trials(lambda: [tiny.copy_(tiny) for _ in range(1000)])).median / 1000
-published = {
-    "H100 NVL, pair of boards, 7.8 TB/s": 7.8e12,
-    "NVLink 4, 18 links, 900 GB/s": 900e9,
-    "PCIe 7.0 x16, 242 GB/s": 242e9,
-    "Ethernet, 0.2 GB/s": 0.2e9,
-}
 show(
-    plots.memory(rates, published, empty_call),
+    plots.memory(rates, lab.PRINTED, empty_call),
     "measured",
     "bytes a second of one core copying; each fall is a cache left behind. Orange levels are published rates.",
     "Copy rate against bytes touched on log axes: rising, then falling in steps; level lines of GPU hardware",
@@ -60,13 +53,12 @@ show(
 
 # %% [markdown]
 # On the far left the curve *rises*: starting a copy costs about a microsecond, whatever its size, and that is most of
-# what is measured there. (The dotted line is the time of an empty call alone; a copy of a few bytes takes longer.)
-# Every link behaves so: a latency, then a rate.
+# what is measured there. Every link behaves so: a latency, then a rate.
 #
-# The GPU numbers are those of a lecture (Stanford CS336, 2024). Not all compare. NVLink's 900 GB/s count both ways, the
-# other rates one. PCIe 7.0 is younger than the H100 beside it, which has PCIe 5. The 200 GB/s for InfiniBand, further
-# down, are NVLink / 4.5 (one NDR port carries 50 GB/s each way). And 7.8 TB/s belong to the *pair* of boards that is
-# sold as H100 NVL; one board has 3.9. So ask of every rate: of what, one way or both, measured or printed on the box?
+# The GPU numbers are a lecture's (Stanford CS336, 2024). Not all compare. NVLink's 900 GB/s count both ways, the
+# others one. The H100 has PCIe 5, not 7. The 200 GB/s for InfiniBand, further down, are NVLink / 4.5 (one NDR port
+# carries 50 GB/s each way). And 7.8 TB/s belong to the *pair* of boards that is sold as H100 NVL. So ask of every
+# rate: of what, one way or both, measured or printed on the box?
 #
 # ### From process to process
 #
@@ -74,66 +66,38 @@ show(
 # device (the backend *gloo*), once they lie in memory that both processes share (our backend *shm*; lesson 03 opens
 # it).
 
-# %%
-two, four = Ranks(2), Ranks(4)
-
-
-def ping_pong(rank, world_size, size):
-    axis, x = Mesh(dp=world_size)["dp"], torch.ones(size, dtype=torch.uint8)
-
-    def round_trip():
-        if rank == 0:
-            comm.send(x, axis, 1)
-            comm.recv(x, axis, 1)
-        else:
-            back = comm.recv(x, axis, 0)
-            comm.send(back, axis, 0)
-
-    return trials(round_trip, count=9, ready=lambda: comm.barrier(axis))
-
-
 # %% tags=["measured"]
-sizes = {"1 KiB": 1 << 10, "64 KiB": 1 << 16, "1 MiB": 1 << 20, "16 MiB": 1 << 24}
 ways = {"shared memory": "shm", "loopback": "gloo"} if transport.AVAILABLE else {"loopback": "gloo"}
-one_way = {}
-for way, backend in ways.items():
-    with Ranks(2, backend=backend) as pair:
-        for name, size in sizes.items():
-            one_way[way, name] = alone(pair.run(ping_pong, size)[0]).median / 2
+one_way = lab.one_way(ways)
 table(
-    [(*key, f"{1e6 * t:,.0f} us", f"{sizes[key[1]] / t / 1e9:.3f} GB/s") for key, t in one_way.items()],
+    [(*key, f"{1e6 * t:,.0f} us", f"{lab.SIZES[key[1]] / t / 1e9:.3f} GB/s") for key, t in one_way.items()],
     ["through", "message", "one way", "rate"],
 )
-levels = sorted(rates)
-ends = ("1 KiB", "16 MiB")
+here = {"cache (best copy)": max(rates.values()), "memory (largest copy)": rates[max(rates)]}
+here |= {f"{way}, 16 MiB": lab.SIZES["16 MiB"] / one_way[way, "16 MiB"] for way in ways}
+print(
+    "each level is slower than the one before it:", list(here.values()) == sorted(here.values(), reverse=True)
+)
 show(
-    plots.ladder(
-        {
-            "cache (best copy)": max(rates.values()),
-            "memory (largest copy)": rates[levels[-1]],
-            **{f"{way}, {end}": sizes[end] / one_way[way, end] for way in ways for end in ends},
-        },
-        {
-            "H100 NVL memory, one board": 3.9e12,
-            "NVLink 4, both directions": 900e9,
-            "PCIe 7.0 x16": 242e9,
-            "InfiniBand (NVLink / 4.5)": 200e9,
-            "Ethernet": 0.2e9,
-        },
-    ),
+    plots.ladder(here, lab.LADDER),
     "measured",
-    "the ladder here beside the published one: other numbers, the same order for large blocks. A small message pays "
-    "for its start, whatever the way.",
+    "the ladder here beside the published one, whose 200 GB/s for InfiniBand are derived, not published: other "
+    "numbers, the same order.",
     "Horizontal bars on a log axis: cache, memory, shared memory, loopback here; memory, NVLink, PCIe, Ethernet",
 )
 
 # %% [markdown]
 # Where links are slow, let the *switch* add: SHARP sums inside the network. Each rank then sends its S bytes up once,
-# where a ring all-reduce sends 2 (n - 1) / n S: for many ranks, twice as much.
+# where a ring all-reduce sends 2 (n - 1) / n S: for many ranks, twice as much. On live ranks, the last one as switch
+# and S = 4,800 bytes:
 
 # %%
-for n in (2, 4, 8, 1024):
-    print(f"{n:5} ranks: a ring sends {2 * (n - 1) / n:.3f} S a rank, the adding switch 1 S")
+two, four = Ranks(2), Ranks(4)
+for rank, (same, switch, around) in enumerate(four.run(lab.adding_switch, 1200)):
+    name = "switch" if rank == 3 else "rank  "
+    print(
+        f"{name} {rank}: the same sum {same}; sends {switch:,} bytes with the switch, {around:,} in a ring of four"
+    )
 
 # %% [markdown]
 # ### What cores share
@@ -142,38 +106,11 @@ for n in (2, 4, 8, 1024):
 # rank here is a process with one thread; all measure at the same moment.
 
 
-# %%
-def rates_of_a_rank(rank, world_size):
-    torch.set_num_threads(1)
-    axis, found, a = Mesh(dp=world_size)["dp"], [], torch.randn(384, 384)
-    small, large = torch.ones(2, 1 << 16, dtype=torch.uint8), torch.ones(2, 1 << 26, dtype=torch.uint8)
-    for step, work in (
-        (lambda: a @ a, 2 * 384**3),
-        (lambda: small[0].copy_(small[1]), small.numel()),
-        (lambda: large[0].copy_(large[1]), large.numel()),
-    ):
-        step()
-        moments = []
-        for _ in range(4):
-            # one and the same window for all; each goes on until it is over, so that nobody is alone in it
-            begin = max(comm.gather_objects(time.perf_counter(), axis)) + 0.01
-            count, now = 0.0, time.perf_counter()
-            while now < begin + 0.15:
-                start = now
-                step()
-                now = time.perf_counter()
-                inside = min(now, begin + 0.15) - max(start, begin)
-                count += max(inside, 0.0) / (now - start)
-            moments.append(count * work / 0.15)
-        found.append(moments)
-    return found
-
-
 # %% tags=["measured"]
 things = ("matrix product", "copy, 128 KiB (cache)", "copy, 128 MiB (memory)")
 totals = {thing: {} for thing in things}
 for n in (1, 2, 4):
-    per_rank = launch(rates_of_a_rank, ranks=n)
+    per_rank = launch(lab.rates_of_a_rank, ranks=n)
     for i, thing in enumerate(things):
         totals[thing][n] = max(map(sum, zip(*(found[i] for found in per_rank), strict=True)))
 show(
@@ -183,27 +120,34 @@ show(
     "ideal shares nothing that matters; what ranks share does not multiply.",
     "Total rate over the rate of one rank for 1, 2 and 4 ranks, three lines and a dashed ideal",
 )
-flops = totals["matrix product"][1]
-print(
-    f"one core: {flops / 1e9:.0f} GFLOP/s, {rates[levels[-1]] / 1e9:.1f} GB/s from memory:",
-    f"{4 * flops / rates[levels[-1]]:.0f} operations for every float32 it reads or writes",
+
+# %% [markdown]
+# What is shared depends on what a "core" is. Real cores have arithmetic and first caches of their own and share the
+# way to memory. The two cores of a small virtual machine are often two *threads* of one core: they share its
+# arithmetic too. With more ranks than cores nothing grows any more, and a stopwatch measures how the operating system
+# deals out turns. That is why later lessons count bytes, pace, or simulate.
+#
+# ### The roofline: which limit is yours?
+#
+# A core multiplies faster than memory feeds it. *Machine balance* is the ratio: how many operations it could do for
+# each byte that it touches. A product of n x n matrices does n/6 operations for each byte (2n³ on 3n² numbers of 4
+# bytes), adding two vectors 1/12. Left of the balance memory decides, right of it arithmetic, and where the work is
+# small the call itself. **Predict**: which products are limited by what?
+
+# %% tags=["measured"]
+show(
+    plots.roofline(lab.roofline(), rates[max(rates)]),
+    "measured",
+    "one core: additions of 16 to 16 million numbers in one column, products of 4 to 512 rows to its right. Under the "
+    "roof calls decide; small vectors stand above it, because they never leave the cache.",
+    "A roof that rises and then is flat, a column of points at its left, and points that climb to the flat part",
 )
 
 # %% [markdown]
-# What is shared depends on what a "core" is. Real cores have arithmetic and first caches of their own and share the way
-# to memory: products multiply, copies only until that way is full. The two cores of a small virtual machine are often
-# two *threads* of one core: they share its arithmetic and its caches, and multiply only where one alone would wait, as
-# for memory. So which of your three lines falls short of the ideal says what your cores share.
-#
-# The last ratio printed is the *machine balance*. A product of n x n matrices does 2n/3 operations for each number it
-# touches and can keep the core busy; adding two vectors does a third of one and cannot. With more ranks than cores
-# nothing grows any more, and a stopwatch measures how the operating system deals out turns. That is why later lessons
-# count bytes, pace, or simulate.
-#
 # ## How to time, and how not to
 #
-# Five mistakes, four of them live. They are common: the lecture's own benchmark puts its barrier under `if cuda`, so
-# that it is missing on a laptop, and calls `torch.cuda.synchronize()` always, which crashes there.
+# Five common mistakes: the lecture's own benchmark puts its barrier under `if cuda`, so that it is missing on a
+# laptop.
 #
 # **1. No warm-up.** The first call opens connections, fills caches, allocates. **2. No barrier.** A rank that comes
 # early measures its wait. **3. Not done.** An asynchronous call returns at once; the clock stops before the work
@@ -212,50 +156,24 @@ print(
 
 
 # %%
-def by_hand(rank, world_size, warm, barrier, wait, count=8, late=0.06, link=None):
-    axis, x, found = Mesh(dp=world_size)["dp"], torch.ones(1000), []
-    with paced.use(link):
-        for trial in range(-2 if warm else 0, count):
-            if rank == 1:
-                time.sleep(late)  # this rank always has something else to finish first
-            if barrier:
-                comm.barrier(axis)
-            start = time.perf_counter()
-            handle = comm.all_reduce(x, axis, async_op=True)
-            if wait:
-                handle.wait()
-            end = time.perf_counter()
-            handle.wait()
-            if trial >= 0:
-                found.append(end - start)
-    return found
-
-
 slow = paced.Link(latency=0.03, bandwidth=1e9)  # an all-reduce over two ranks takes two steps: 60 ms
-early = two.run(by_hand, warm=True, barrier=False, wait=True)[0]
-right = two.run(by_hand, warm=True, barrier=True, wait=True)[0]
-not_done = two.run(by_hand, warm=True, barrier=True, wait=False, link=slow, late=0)[0]
-done = two.run(by_hand, warm=True, barrier=True, wait=True, link=slow, late=0)[0]
+early = two.run(lab.timed, barrier=False, late=0.06)[0]
+right = two.run(lab.timed, late=0.06)[0]
+not_done = two.run(lab.timed, wait=False, link=slow)[0]
+done = two.run(lab.timed, link=slow)[0]
 median = statistics.median
-print(
-    "rank 1 comes 60 ms late, and rank 0 without a barrier counts that:", median(early) > 0.03 > median(right)
-)
+print("rank 1 is 60 ms late; without a barrier rank 0 counts that:", median(early) > 0.03 > median(right))
 print("60 ms of link, of which a clock that does not wait sees half at most:", median(not_done) < 0.03)
 print("one that waits sees all:", median(done) >= 0.06)
 
 # %% tags=["measured"]
-cold = launch(by_hand, warm=False, barrier=True, wait=True, late=0, ranks=2)[0]
-warm = launch(by_hand, warm=True, barrier=True, wait=True, late=0, ranks=2)[0]
+cold, warm = (launch(lab.timed, warm=warm, ranks=2)[0] for warm in (False, True))
+panels = {"1 no warm-up": {"cold": cold, "warm": warm}, "2 no barrier": {"without": early, "with": right}}
 show(
-    plots.mistakes(
-        {
-            "1 no warm-up": {"cold": cold, "warm": warm},
-            "2 no barrier": {"without": early, "with": right},
-            "3 not done": {"returned": not_done, "done": done},
-        }
-    ),
+    plots.mistakes(panels | {"3 not done": {"returned": not_done, "done": done}}),
     "measured",
-    "an all-reduce timed wrongly and rightly; 2 and 3 are paced (a late rank, a slow link). Lines are medians.",
+    "an all-reduce timed wrongly and rightly; 2 and 3 are paced (a late rank, a slow link). Not warmed up, the first "
+    "trial counts what happens once. Lines are medians.",
     "Three panels of eight trials each on a log scale: cold and warm, without and with barrier, returned and done",
 )
 
@@ -270,8 +188,9 @@ print(
 )
 
 # %% [markdown]
-# The *fastest* trial is the machine undisturbed, the median is what you usually get; say which. The mean is right for
-# one question only: how long will all of it take?
+# One trial has moved the mean to 25.1 ms<!--above-->, the median stays at 5.10 ms<!--above-->. The *fastest* trial is
+# the machine undisturbed, the median is what you usually get; say which. The mean is right for one question only: how
+# long will all of it take?
 #
 # **5**, the wrong end. What does a barrier promise? That *nobody leaves before everybody has arrived*. All processes
 # of a machine share one clock, so we can look:
@@ -320,8 +239,8 @@ for n, ranks in ((2, two), (4, four)):
 #
 # $$ f = \frac{1/S - 1/p}{1 - 1/p} $$
 #
-# A group at the Barcelona Supercomputing Center ran GPT-2 124M (llm.c) on a node of 112 cores: 40 iterations, the
-# mean of several runs.
+# A group at the Barcelona Supercomputing Center ran GPT-2 124M (llm.c) on a node of 112 cores, 40 iterations: with
+# threads by *OpenMP*, which shares out loops, and with the same threads scheduled by the library *nOS-V*.
 
 # %%
 minutes = {"sequential": 24.1, "OpenMP": 58 / 60, "OpenMP over nOS-V": 66 / 60}
@@ -336,13 +255,12 @@ for name, t in minutes.items():
 table(rows, ["version", "minutes", "speed-up", "efficiency", "Karp-Flatt"])
 
 # %% [markdown]
-# The page says 24.7 and 21.8: other roundings of the same runs. The finding stands: 3 % that does not split costs
-# 78 % of the node, and no number of cores would get beyond 1 / 0.032 = 31.
+# The page says 24.7 and 21.8: other roundings of the same runs. The finding stands: 3 % that does not split costs 78
+# % of the node, and no number of cores would get beyond 1 / 0.032 = 31.
 #
 # Amdahl keeps the *problem* fixed. **Gustafson** (1988) lets it grow with the workers, as we do when more ranks mean
-# a larger batch: S = g + (1 - g) p. Amdahl's f is a share of the *serial* time, Gustafson's g a share
-# of the *parallel* time. The same run has both. Of the 35 s of a serial iteration 3.2 % do not split; on 112 cores
-# these are most of what is left:
+# a larger batch: S = g + (1 - g) p. Amdahl's f is a share of the *serial* time, Gustafson's g of the *parallel* time.
+# The same run has both:
 
 # %%
 f, p = 0.032, 112
@@ -357,7 +275,7 @@ table(
 )
 
 # %% [markdown]
-# From 112 workers on the two part: a fixed problem has hardly anything left to gain, a larger one has.
+# From 112 workers on the two part: only the larger problem has something left to gain.
 
 # %% [markdown]
 # ### The same protocol here
@@ -366,43 +284,11 @@ table(
 # is not the step switched off.
 
 
-# %%
-def step_times(rank, world_size, threads, count, touch=True, warm=True, rehearse=False):
-    """Seconds and losses of `count` training steps; the last three options are the subject of the next section."""
-    torch.set_num_threads(threads)
-    if rehearse:  # a whole step of another model, which nobody looks at
-        step_times(rank, world_size, threads, 1, touch=False, warm=False)
-    batches, model = Batches(shakespeare(), rows=2, length=32), GPT2(PRESETS["nano"])
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, weight_decay=0.0)
-    if touch:  # gradients and both moments exist, and their pages are in memory, before the first step
-        for p in model.parameters():
-            p.grad = torch.zeros_like(p)
-            moments = {"exp_avg": torch.zeros_like(p), "exp_avg_sq": torch.zeros_like(p)}
-            optimizer.state[p] = {"step": torch.tensor(0.0), **moments}
-    if warm:  # the threads of the pool have started
-        x = torch.randn(256, 256)
-        for _ in range(20):
-            x = torch.tanh(x @ x)
-    times, losses = [], []
-    for step in range(count):
-        batch = batches.at(step)
-        start = time.perf_counter()
-        loss = model.loss(model(batch.tokens), batch.targets) / batch.total
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=False)
-        times.append(time.perf_counter() - start)
-        losses.append(loss.item())
-    return times, losses
-
-
 # %% tags=["measured"]
-ours = {
-    threads: [t for _ in range(2) for t in launch(step_times, threads, 6, ranks=1)[0][0][1:]]
-    for threads in (1, 2)
-}
+runs = lambda threads: [launch(lab.step_times, threads, 6, ranks=1)[0][0][1:] for _ in range(2)]
+ours = {threads: sum(runs(threads), []) for threads in (1, 2)}
 show(
-    plots.box_plot({f"{threads} thread{'s'[: threads > 1]}": times for threads, times in ours.items()}),
+    plots.box_plot({"1 thread": ours[1], "2 threads": ours[2]}),
     "measured",
     "training steps of GPT-2 nano, two runs of five steps each.",
     "Two box plots of step times in milliseconds, one thread and two threads, with all steps as dots",
@@ -411,8 +297,7 @@ gained = metrics.speedup(*(statistics.median(ours[threads]) for threads in (1, 2
 print(f"speed-up {gained:.2f} on 2 threads, efficiency {metrics.efficiency(gained, 2):.2f}")
 show(
     plots.speedups(
-        {"ours": (2, gained), "OpenMP": (112, 24.7), "OpenMP over nOS-V": (112, 21.8)},
-        (0.5, 0.1, 0.032, 0.01),
+        {"ours": (2, gained), "OpenMP": (112, 24.7), "nOS-V": (112, 21.8)}, (0.5, 0.1, 0.032, 0.01)
     ),
     "measured",
     "Amdahl's curves with our point (measured) and two from the Barcelona page; right, the fractions behind them.",
@@ -434,37 +319,27 @@ conditions = {
     "threads warm": (False, True, False),
     "a step before": (False, False, True),
 }
-first = {
-    name: [launch(step_times, 2, 4, *how, ranks=1)[0][0] for _ in range(3)]
-    for name, how in conditions.items()
-}
-show(
-    plots.iterations({name: of_one[0] for name, of_one in first.items()}),
-    "measured",
-    "time of every iteration on two threads, the first one large; one run of each condition.",
-    "Four lines of four iterations on a log scale; the first iteration is a large dot",
-)
-excess = {name: sorted(1e3 * (t[0] - statistics.median(t[1:])) for t in runs) for name, runs in first.items()}
+runs = lambda how: [launch(lab.step_times, 2, 4, *how, ranks=1)[0][0] for _ in range(3)]
+excess = lambda t: 1e3 * (t[0] - statistics.median(t[1:]))
 table(
-    [(name, *(f"{ms:+.0f} ms" for ms in sorted_runs)) for name, sorted_runs in excess.items()],
+    [(name, *(f"{ms:+.0f} ms" for ms in sorted(map(excess, runs(how))))) for name, how in conditions.items()],
     ["first iteration minus the median of the others", "lowest of three runs", "middle", "highest"],
 )
 
 # %% [markdown]
-# Now judge. A suspect is guilty if the excess goes away with it, by more than three runs of one condition differ among
-# themselves. If it goes only with the control, a first iteration pays for something that neither names: autograd starts
-# a thread of its own, kernels choose their code, activations get their memory. If even the control does not take it
-# away, this experiment cannot tell.
+# A suspect is guilty if the excess goes away with it, by more than runs of one condition differ. If it goes only with
+# the control, a first iteration pays for something else: autograd starts a thread, activations get their memory. If
+# even the control does not help, this experiment cannot tell.
 #
 # Preparing must not change what is computed:
 
 # %%
-losses = [launch(step_times, 1, 2, *how, ranks=1)[0][1] for how in conditions.values()]
+losses = [launch(lab.step_times, 1, 2, *how, ranks=1)[0][1] for how in conditions.values()]
 print("equal losses in all four conditions:", all(run == losses[0] for run in losses))
 
 # %% [markdown]
-# A first iteration that is *faster* than the rest needs another suspect: caches and memory bandwidth that are still
-# free, a processor that has not heated up, or something the first iteration leaves out.
+# A first iteration that is *faster* needs another suspect: memory bandwidth that is still free, a cool processor, or
+# something that it leaves out.
 #
 # ## Reading a trace
 #
@@ -500,8 +375,23 @@ show(
 )
 
 # %% [markdown]
-# `trace.save_chrome(spans, "trace.json")` writes the same for https://ui.perfetto.dev. More workers than work that
-# can be done at once lower the efficiency, not the time.
+# The same for https://ui.perfetto.dev, saved with `trace.save_chrome(spans, "trace.json")` and read again:
+
+# %%
+events = lab.read_back(spans)
+apart = max(
+    abs(e["dur"] / 1e6 - (s.end - s.start))
+    for e, s in zip(events, sorted(spans, key=trace._order), strict=True)
+)
+print(f"{len(events)} events, durations as in the spans:", apart < 1e-9)
+lanes = {r: sorted((s.start, s.end) for s in spans if s.rank == r) for r in range(4)}
+print(
+    "no rank does two things at once:",
+    all(a[1] <= b[0] for of in lanes.values() for a, b in zip(of[:-1], of[1:], strict=True)),
+)
+
+# %% [markdown]
+# More workers than work that can be done at once lower the efficiency, not the time.
 #
 # ## Overlap
 #
@@ -512,19 +402,14 @@ show(
 
 
 # %%
-def lanes(pieces, compute, send):
-    return plots.lanes(pieces, compute, send)
-
-
 explore(
-    lanes,
+    plots.lanes,
     "computed",
-    "{pieces} pieces, {compute} ms to compute and {send} ms to send each; numbers in bars name the piece.",
+    "{pieces} pieces, {compute} ms to compute and {comm} ms to send each; numbers in bars name the piece.",
     "Two charts of two lanes, compute and send: one after the other, and overlapped, which ends earlier",
-    posters=[{"pieces": 4, "compute": 20, "send": 15}],
     pieces=(1, 12, 4),
     compute=(1, 40, 20),
-    send=(1, 40, 15),
+    comm=(1, 40, 15),
 )
 
 # %% [markdown]
@@ -576,9 +461,9 @@ for asynchronous, (_, _, merged) in runs.items():
 # %% [markdown]
 # ### On a GPU: streams
 #
-# A CUDA stream is a queue: what is in one stream runs in order, different streams may overlap. The lecture's example
-# multiplies two matrices while another one is copied to the GPU. Its record: 276.9 ms one after the other, 164.3 ms
-# overlapped. What can we conclude without a GPU? Let the longer part be a and the shorter b:
+# A CUDA *stream* is a queue: what is in one runs in order, different streams may overlap. The lecture multiplies two
+# matrices while another one is copied to the GPU. Its record: 276.9 ms one after the other, 164.3 ms overlapped. What
+# can we conclude without a GPU? Let the longer part be a and the shorter b:
 
 # %%
 total, both = 276.9, 164.3
@@ -590,35 +475,11 @@ print(
 # %% [markdown]
 # The program as published is not safe: a side stream does not wait for what the main stream still has to write, a
 # copy from ordinary memory is not asynchronous, and memory of one stream that is used on another may be handed out
-# again too early. Three repairs, marked below. The cell runs where there is a GPU:
-
+# again too early. Three repairs are marked in `labs/clocks.py`. The cell runs where there is a GPU:
 
 # %% tags=["measured"]
-def streams(n=8192):
-    X, main = torch.randn(n, n, device="cuda"), torch.cuda.current_stream()
-    Y = torch.randn(n, n).pin_memory()  # 1: only from pinned memory can a copy run by itself
-    lanes = torch.cuda.Stream(), torch.cuda.Stream()
-
-    def sequential():
-        return X @ X, Y.to("cuda", non_blocking=True)
-
-    def overlapped():
-        results = []
-        for stream, work in zip(lanes, (lambda: X @ X, lambda: Y.to("cuda", non_blocking=True)), strict=True):
-            stream.wait_stream(main)  # 2: X has to be there first
-            with torch.cuda.stream(stream):
-                results.append(work())
-        for stream, result in zip(lanes, results, strict=True):
-            main.wait_stream(stream)
-            result.record_stream(main)  # 3: this memory is in use on the main stream too
-        return tuple(results)
-
-    same = all(torch.equal(a, b) for a, b in zip(sequential(), overlapped(), strict=True))
-    return same, alone(trials(sequential)), alone(trials(overlapped))  # `trials` synchronises
-
-
 if torch.cuda.is_available():
-    print("same results: {}\none after the other: {}\noverlapped: {}".format(*streams()))
+    print("same results: {}\none after the other: {}\noverlapped: {}".format(*lab.streams()))
 else:
     print("There is no GPU here: see the paced ranks above for the same idea.")
 
@@ -651,6 +512,10 @@ def benchmark(call, count, barrier, synchronise, clock):
 
 
 check("a stopwatch", exercises.benchmark, benchmark)
+
+# %% [markdown] tags=["hint"]
+# One call and `synchronise()` before everything. Then, for each trial: barrier, clock, call, and what before the
+# clock?
 
 
 # %% tags=["wrong"]
@@ -767,6 +632,9 @@ def lasted(per_rank):
 
 check("one clock for all ranks", exercises.together, lasted)
 
+# %% [markdown] tags=["hint"]
+# Draw three bars on one time axis. When could the collective begin, and when is it over for all?
+
 
 # %% tags=["wrong"]
 # FAIL: that wait is not the collective's
@@ -811,6 +679,9 @@ def serial_fraction(S, p):
 
 
 check("serial fraction", exercises.serial_fraction, serial_fraction)
+
+# %% [markdown] tags=["hint"]
+# Start from 1/S = f + (1 - f)/p and solve for f.
 
 
 # %% tags=["wrong"]
@@ -857,6 +728,9 @@ def overlapped_time(k, c, s):
 
 check("overlap", exercises.overlap, overlapped_time)
 
+# %% [markdown] tags=["hint"]
+# The first piece has to be computed before anything travels, the last one travels alone. What sets the pace between?
+
 
 # %% tags=["wrong"]
 # FAIL: one piece: nothing to overlap with
@@ -902,6 +776,9 @@ def average_parallelism(spans):
 
 
 check("average parallelism", exercises.average_parallelism, average_parallelism)
+
+# %% [markdown] tags=["hint"]
+# All work of all ranks, over the time from the first start to the last end.
 
 
 # %% tags=["wrong"]
@@ -952,6 +829,12 @@ def average_parallelism(spans):
 # 5. Computing takes 30 ms, sending 10. Your overlapped program takes 28. What do you check first?
 #    <details><summary>answer</summary>The measurement: nothing gets below max(a, b) = 30.</details>
 #
-# **Next**: 03 collectives. Read also: Amdahl 1967; Gustafson 1988; Karp and Flatt 1990; Hoefler and Belli
-# 2015 (scientific benchmarking of parallel systems); the CUDA programming guide on streams; Stanford CS336
-# 2024, lecture 8.
+# ## Read on
+#
+# - Hoefler and Belli 2015, *Scientific benchmarking of parallel computing systems*: twelve rules for honest numbers.
+# - Williams, Waterman and Patterson 2009, *Roofline*: where the picture with the roof comes from.
+# - Karp and Flatt 1990, *Measuring parallel processor performance*: the serial fraction, in two pages.
+# - Gustafson 1988, *Reevaluating Amdahl's law*: why large machines are worth having after all.
+# - NVIDIA 2024, *CUDA C++ programming guide*, on streams: what may overlap on a GPU, and what waits.
+#
+# **Next**: 03 collectives.

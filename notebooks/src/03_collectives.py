@@ -18,7 +18,7 @@ from gpt2lab.benchmarks.transport import measure
 from gpt2lab.lessons import explore, show, show_source, table
 from gpt2lab.lessons.exercises import check, predictions
 from gpt2lab.lessons.exercises import collectives as exercises
-from gpt2lab.lessons.labs import recorded
+from gpt2lab.lessons.labs import definitions, recorded
 from gpt2lab.lessons.player import play
 from gpt2lab.machine import links
 from gpt2lab.machine.links import Link
@@ -31,8 +31,7 @@ from gpt2lab.ranks.mesh import Mesh
 #
 # ## What each one does
 #
-# Every rank starts with four numbers. The pictures are made from what four live ranks really held before and
-# after, block by block. A grey block is a sum of several ranks' numbers.
+# The pictures are made from what four live ranks really held, block by block. A grey block is a sum.
 
 
 # %%
@@ -74,9 +73,17 @@ others = [name for name in held[0] if name not in ("before", "all-to-all")]
 explore(picture, "counted", CAPTION, ALT, collective=["all-to-all", *others])
 
 # %% [markdown]
-# The names follow a rule. *Reduce* is any operation that may be done in any order (sum, max). Broadcast and
-# scatter start at one rank, gather and reduce end at one; *all* means that everybody is a destination.
-#
+# The names follow a rule. *Reduce* is any operation that may be done in any order (sum, max). Broadcast and scatter
+# start at one rank, gather and reduce end at one; *all* means that every rank is a destination. Each is a line of
+# NumPy (`labs/definitions.py`). Against those lines, on 1 to 4 live ranks, from every root, with sizes that do not
+# divide:
+
+# %%
+for n in (1, 2, 3, 4):
+    same = launch(definitions.calls, ranks=n) == definitions.expected(n)
+    print(f"{n} ranks: {len(definitions.expected(n)[0])} calls as defined, bit for bit: {same}")
+
+# %% [markdown]
 # ## A well-known demo, reproduced
 #
 # Stanford's CS336 (spring 2024, lecture 8) shows three calls on four GPUs. The same values come out here:
@@ -99,8 +106,8 @@ for rank, (summed, mine, gathered) in enumerate(launch(lecture)):
 #
 # **all-reduce = reduce-scatter + all-gather.**
 #
-# The identity also costs the same. (Each call notes what a ring sends for it, so these bytes are computed; further
-# down a ring's messages are counted.)
+# It also costs the same. (Each call notes what a ring sends for it: *computed*. Further down a ring's messages are
+# counted.)
 
 
 # %%
@@ -115,18 +122,16 @@ def both_ways(rank, world_size):
     return torch.equal(at_once, joined), first, sum(e.bytes for e in comm.log)
 
 
-table(
-    [(r, same, once, twice) for r, (same, once, twice) in enumerate(launch(both_ways))],
-    ["rank", "equal", "bytes of all-reduce", "bytes of both"],
-)
+rows = [(rank, *found) for rank, found in enumerate(launch(both_ways))]
+table(rows, ["rank", "equal", "bytes of all-reduce", "bytes of both"])
 
 # %% [markdown]
 # ## Forward and backward
 #
-# Autograd sends gradients back the way that the numbers came: each call is a linear map A, its backward is the
-# transpose, ⟨A x, y⟩ = ⟨x, Aᵀ y⟩. One convention belongs to it: what is *equal on all ranks by design* is one value,
-# counts once, and its gradient is the whole one on each rank. (Summed over ranks like the others, `copy_to` and
-# `reduce_from` would be wrong by n.) So the collectives pair up:
+# Autograd sends gradients back the way that the numbers came: each call is a linear map A, its backward the
+# transpose, ⟨A x, y⟩ = ⟨x, Aᵀ y⟩. One convention belongs to it: what is *equal on all ranks by design* is one value
+# and counts once. (Summed over ranks like the others, `copy_to` and `reduce_from` would be wrong by n.) So the
+# collectives pair up:
 #
 # | forward | backward | because |
 # |---|---|---|
@@ -137,21 +142,11 @@ table(
 # | all-reduce (`reduce_from`) | identity | each addend moves the sum alike |
 # | all-to-all | all-to-all | the way back |
 #
-# A test of one row of the table, on live ranks, with integers so that equality is exact:
-
+# Every row of the table on three live ranks, with integers so that equality is exact:
 
 # %%
-def adjoint(rank, world_size):
-    axis = Mesh(dp=world_size)["dp"]
-    x = (torch.arange(3.0) + rank).requires_grad_()
-    y = torch.arange(9.0) * (rank + 1)
-    ax = comm.all_gather(x, axis)
-    (aty,) = torch.autograd.grad(ax, x, y)
-    return (ax * y).sum().item(), (x * aty).sum().item()
-
-
-sides = launch(adjoint, ranks=3)
-print("<Ax, y> =", sum(s[0] for s in sides), "   <x, A'y> =", sum(s[1] for s in sides))
+for name, (left, right) in definitions.adjoints(launch(definitions.both_sides, ranks=3)).items():
+    print(f"{name:12} <Ax, y> = {left:5.0f}   <x, A'y> = {right:5.0f}")
 
 # %% [markdown]
 # **A bug to commit.** A backward that sums the incoming gradient *in place* looks right until a tensor is used
@@ -175,15 +170,15 @@ for name, copy in {"right": comm.copy_to, "in place": CopyToInPlace.apply}.items
     print(f"{name}: {launch(exercises.used_twice, copy, ranks=2)}")
 
 # %% [markdown]
-# f(x) + x on two ranks has the gradient 2 + 1 = 3. The in-place version has added the sum to both branches.
+# f(x) + x on two ranks has the gradient 3; in place the sum went into both branches.
 #
 # ## Every byte, before it is sent
 #
 # With a ring, each rank sends S − S/n bytes for a reduce-scatter and as many for an all-gather, so 2 (n−1)/n S for an
-# all-reduce (Patarasuk & Yuan 2009). The factor 2 is these two halves, not "send and receive", as the lecture says.
+# all-reduce (Patarasuk & Yuan 2009). The 2 is these two halves, not "send and receive", as the lecture says.
 #
-# **Predict first.** An all-reduce of 1,000,000 float32 numbers on 4 ranks: how many bytes does each rank send? Write
-# a number, then run: live ranks count it. (A factor of four away scores 0.)
+# **Predict first.** An all-reduce of 1,000,000 float32 numbers on 4 ranks: how many bytes does each rank send? Live
+# ranks count it.
 
 
 # %% tags=["exercise"]
@@ -195,6 +190,9 @@ def bytes_sent():
 
 
 check("predict: bytes", predictions.sent, bytes_sent)
+
+# %% [markdown] tags=["hint"]
+# 4 bytes a number. How large is a chunk, and how many chunks leave a rank in the two halves?
 
 
 # %% tags=["wrong"]
@@ -229,11 +227,16 @@ def bytes_sent():
 
 # %% [markdown]
 # **Bandwidth** is where people slip. *Algorithm bandwidth* is S/t. *Bus bandwidth* (nccl-tests) multiplies by what
-# must cross the wires, so that it can be compared with the hardware: 2(n−1)/n for all-reduce, (n−1)/n for
-# reduce-scatter and all-gather, of the **whole** array S. The lecture takes the *output* of the reduce-scatter for
-# S. That is n times too small, and its number is too small by exactly n:
+# must cross the wires, so that it compares with the hardware: 2(n−1)/n for all-reduce, (n−1)/n for
+# reduce-scatter and all-gather, of the **whole** array S. The lecture takes the *output* of the reduce-scatter for S,
+# which is n times too small. A live reduce-scatter put through both formulas, and the lecture's record:
 
 # %%
+size, live = 1 << 20, {n: launch(definitions.reduce_scatter_seconds, 1 << 20, ranks=n)[0] for n in (2, 4)}
+for n, seconds in live.items():
+    ours = links.bandwidths("reduce_scatter", n, size, seconds)[1]
+    lectures = size / n * (n - 1) / n / seconds  # the bytes that are left on a rank, taken for S
+    print(f"{n} live ranks: bus bandwidth over the lecture's number = {ours / lectures:.0f}")
 lecture_times = [(2, 15e-3, 132), (4, 36e-3, 83)]
 table(
     [(n, f"{t * 1e3:.0f}", printed, printed * n, {2: 320, 4: 335}[n]) for n, t, printed in lecture_times],
@@ -241,25 +244,14 @@ table(
 )
 
 # %% [markdown]
-# *From the lecture's record:* after the correction four GPUs reach as much with reduce-scatter as with all-reduce, as
-# they should: bus bandwidth is about the wires.
-#
-# How large were the tensors? The program in the source says 1024² numbers. Time and printed rate must give back the
-# bytes.
-
-# %%
-for exponent in (2, 3):
-    out = 4 * 1024**exponent  # bytes of the output, which the lecture takes for S
-    rates = ", ".join(f"{out * (n - 1) / n / t / 2**30:.2f} GiB/s on {n} GPUs" for n, t, _ in lecture_times)
-    print(f"1024**{exponent} float32: {out / 2**20:,.0f} MiB, {rates}")
-
-# %% [markdown]
-# So the record was made with 1024³ numbers, 4 GiB, and the program was changed afterwards.
+# *From the lecture's record:* after the correction, 264 GiB/s<!--above--> and 332 GiB/s<!--above-->, reduce-scatter
+# reaches as much as all-reduce, as it should: bus bandwidth is about the wires. (Time and rate give 4 GiB: 1024³
+# numbers, not the program's 1024².)
 #
 # ## A ring by hand
 #
-# Cut the tensor into n chunks. For n−1 steps pass a partial sum to the right and add your own chunk to the one
-# that arrives: then every rank has one finished chunk. For n−1 more steps pass the finished chunks around.
+# Cut the tensor into n chunks. For n−1 steps pass a partial sum to the right and add your own chunk to the one that
+# arrives: then every rank has one finished chunk. For n−1 more steps pass the finished chunks around.
 
 
 # %%
@@ -313,6 +305,9 @@ def messages_sent():
 
 check("predict: messages", predictions.messages, messages_sent)
 
+# %% [markdown] tags=["hint"]
+# One message a step. How many steps has a half?
+
 
 # %% tags=["wrong"]
 # FAIL: too small by a factor of 2
@@ -345,9 +340,8 @@ def messages_sent():
 
 
 # %% [markdown]
-# The ring step by step, as four live ranks ran it, each message *paced* to 30 ms. Under a rank stand its chunks:
-# `2: 013` is chunk 2, so far the sum of the numbers of ranks 0, 1 and 3. Play it, or step with the arrow keys: in
-# which step is the first chunk complete, and on which rank?
+# The ring step by step on four live ranks, each message *paced* to 30 ms. Under a rank, `2: 013` is chunk 2, so far
+# the sum of ranks 0, 1 and 3. In which step is the first chunk complete, and on which rank?
 
 # %% tags=["measured"]
 play(
@@ -378,31 +372,23 @@ def all_of_them(rank, world_size):
 
 
 per_rank = launch(all_of_them)
-table(
-    [
-        (
-            name,
-            all(r[name][0] for r in per_rank),
-            max(r[name][1] for r in per_rank),
-            max(r[name][2] for r in per_rank),
-        )
-        for name in ALL_REDUCE
-    ],
-    ["algorithm", "right", "bytes of the busiest rank", "messages of the busiest rank"],
-)
+best = {name: [*zip(*(found[name] for found in per_rank), strict=True)] for name in ALL_REDUCE}
+rows = [(name, all(same), max(size), max(messages)) for name, (same, size, messages) in best.items()]
+table(rows, ["algorithm", "right", "bytes of the busiest rank", "messages of the busiest rank"])
 
 # %% [markdown]
-# The double tree's sixteen messages are small: it sends each half of the tensor in four *pieces*, so that one climbs
-# while the next one is being added below. The shortest of all is recursive doubling:
+# (A float sum depends on its order, so on other numbers two algorithms may differ in the last bit.) A *tree* adds up
+# towards rank 0 and hands out; the *double tree* sends each half of the tensor in four pieces through a tree of its
+# own. *Recursive doubling* exchanges everything with partners at distance 1, 2, 4; *Rabenseifner* halves what it
+# exchanges each time; *hierarchical* works inside nodes first. The shortest:
 
 # %%
 show_source(ALL_REDUCE["recursive doubling"].all_reduce)
 
 # %% [markdown]
-# Which one is best? A message of S bytes takes about α + S β: latency plus bytes over bandwidth (Hockney 1994).
-# Then a ring takes 2(n−1) α + 2(n−1)/n S β, a tree 2⌈log₂ n⌉ (α + S β). For small S latency decides and the tree
-# wins; for large S bytes decide and the ring wins. **Predict:** on 64 ranks, α = 5 µs, 1/β = 25 GB/s, from how many
-# bytes on is the ring faster than the tree?
+# Which one is best? A message of S bytes takes about α + S β: latency plus bytes over bandwidth (Hockney 1994). Then
+# a ring takes 2(n−1) α + 2(n−1)/n S β, a tree 2⌈log₂ n⌉ (α + S β). For small S latency decides, for large S bytes.
+# **Predict:** on 64 ranks, α = 5 µs, 1/β = 25 GB/s, from how many bytes on is the ring faster than the tree?
 
 
 # %% tags=["exercise"]
@@ -415,6 +401,9 @@ def ring_wins_from():
 
 
 check("predict: crossing", predictions.crossing, ring_wins_from)
+
+# %% [markdown] tags=["hint"]
+# Write both times as a α + b S β, set them equal, and solve for S. The tree of 64 ranks is 6 deep.
 
 
 # %% tags=["wrong"]
@@ -463,17 +452,15 @@ link = Link(5e-6, 25e9)
 table([(n, round(links.crossing(n, link) / 1e3)) for n in (4, 16, 64, 1024)], ["ranks", "ring wins from, kB"])
 
 # %% [markdown]
-# In this picture the ring is nowhere the fastest: recursive doubling wins left, Rabenseifner right, with the ring's
-# bytes in 2 log₂ n rounds. Why then do libraries use rings for large tensors? The formulas leave things out. A ring
-# takes any n. Its ranks talk to two neighbours only, so it can be laid along the fast wires, and each wire carries
-# one stream; partners 2, 4, 8 ... apart share wires.
+# In this picture the ring is nowhere the fastest: Rabenseifner has its bytes in 2 log₂ n rounds. Why then do
+# libraries use rings? A ring takes any n, and its ranks talk to two neighbours only, so it can be laid along the fast
+# wires; partners 2, 4, 8 ... apart share wires.
 #
 # ### Fitted on this machine
 #
-# α and β above were invented. Which are yours? `bench.sweep` times calls from 4 KB to 16 MB, in turns; the model is
-# fitted to every other size, and has to predict the rest. All go through the package's own transport in shared
-# memory. Its `all_reduce` is no ring on two ranks or up to 128 KiB, but one exchange in which every rank adds up
-# everything: expect a poor fit there.
+# Which α and β are yours? `bench.sweep` times calls from 4 KB to 16 MB; the model is fitted to every other size, and
+# has to predict the rest. All go through the package's transport in shared memory. Its `all_reduce` is no ring on two
+# ranks or up to 128 KiB, but one exchange in which every rank adds up everything: expect a poor fit there.
 
 # %% tags=["measured"]
 swept = bench.sweep([2, 4], bench.SIZES, ["all_reduce", "ring", "tree"], trials=3)
@@ -490,23 +477,20 @@ for m in models:
     print(f"{m['what']}, {m['ranks']} ranks: {m['fit']}; unseen sizes within a factor {off:.2f}")
 
 # %% [markdown]
-# Read it with care. Where the ratios to the right leave 1 all on one side, the model is wrong: a cache ends, or the
-# library changes its algorithm with the size. And α is not that of a wire: most of it is Python, copies and wake-ups,
-# and on more ranks than cores the wait for a turn. So it does not travel. On 1024 ranks with just this link, by
+# Where the ratios leave 1 all on one side, the model is wrong: a cache ends, or the algorithm changes. And α is not
+# that of a wire: most of it is Python and wake-ups. So it does not travel. On 1024 ranks with just this link, by
 # formula:
 
 # %% tags=["measured"]
 print(*bench.at_scale(models[2]["fit"].link), sep="\n")
 
 # %% [markdown]
-# On a cluster, measure there: `python -m gpt2lab bench collectives` sweeps all calls, prints this and
-# saves the figure.
+# On a cluster, measure there: `python -m gpt2lab bench collectives`.
 #
 # ## Topology: paced links
 #
-# Inside a node links are fast, between nodes slow. Here two "nodes" of two ranks each are *paced*: 1 ms inside, 20 ms
-# between. The hierarchical algorithm crosses the slow links less often than a flat ring, whose six steps all wait for
-# a slow edge.
+# Inside a node links are fast, between nodes slow. The hierarchical algorithm crosses the slow links less often than
+# a flat ring, whose six steps all wait for a slow edge.
 #
 # **Predict:** how long does a *flat* ring all-reduce of 100 kB take on 4 ranks, when every link has 50 ms of latency
 # and carries 1 MB/s?
@@ -521,6 +505,9 @@ def ring_seconds():
 
 
 check("predict: seconds", predictions.seconds, ring_seconds)
+
+# %% [markdown] tags=["hint"]
+# Six steps. What does each carry, and what does each pay besides?
 
 
 # %% tags=["wrong"]
@@ -554,7 +541,7 @@ def ring_seconds():
 
 
 # %% [markdown]
-# Now fast links inside the nodes, slow ones between them:
+# Now two nodes of two ranks: 1 ms inside, 20 ms between:
 
 
 # %%
@@ -581,13 +568,12 @@ print("hierarchical is faster:", slowest["hierarchical"] < slowest["ring"])
 # %% [markdown]
 # ## What carries the bytes: transports
 #
-# So far we counted. What a byte *costs* depends on what carries it. With **gloo** a message goes through the kernel
-# and a socket, and wakes a thread on the other side. The backend **shm** of this package lets ranks of one machine
-# share memory: the sender copies a tensor in, the receivers read it there. No rank spins while it waits: it sleeps on
-# a *semaphore*, which also promises that whoever is woken sees what was written before.
+# What a byte *costs* depends on what carries it. With **gloo** a message goes through the kernel and a socket. The
+# backend **shm** of this package lets ranks of one machine share memory: the sender copies a tensor in, the receivers
+# read it there. A rank that waits sleeps on a *semaphore*, which also promises that whoever is woken sees what was
+# written before.
 #
-# No strategy knows on which of the two it runs: the same numbers come out, and the same bytes are counted, those of a
-# ring.
+# No strategy knows on which of the two it runs:
 
 
 # %%
@@ -618,17 +604,16 @@ show(
 
 # %% [markdown]
 # The left ends are latency, the right ends bandwidth: for small tensors shared memory saves system calls and threads,
-# for large ones copies. That is why these lessons run as fast as they do, and why a cluster wants NCCL on NVLink
-# rather than sockets. `python -m gpt2lab bench transport` measures yours.
+# for large ones copies.
 #
-# But shared memory ends at the edge of the machine; gloo, MPI and NCCL go beyond.
+# But it ends at the edge of the machine; gloo, MPI and NCCL go beyond.
 
 # %% [markdown]
 # ## The deadlock lab
 #
-# Ranks of one axis must make the same calls, in the same order, with shapes that fit. Here are four ways to get it
-# wrong. In plain PyTorch they end in wrong numbers, an abort without a traceback, or 30 minutes of silence. Every
-# rank of ours writes what it does on a *board* in shared memory, and reads its peers' entries before any data moves.
+# Ranks of one axis must make the same calls, in the same order, with shapes that fit. In plain PyTorch mistakes end
+# in wrong numbers, an abort without a traceback, or 30 minutes of silence. Ranks of ours write what they do on a
+# *board* in shared memory, and read their peers' entries before any data moves.
 
 
 # %%
@@ -658,9 +643,8 @@ autopsy(order_differs)
 
 
 # %% [markdown]
-# Both were found at once. A wait in a circle shows in no single pair of calls, but the board knows who is blocked,
-# and by whom; where this goes round, the launcher says so long before the timeout. A rank that never comes ends with
-# the timeout, which is short:
+# Both were found at once. The board also knows who is blocked by whom: where this goes round, the launcher says so
+# long before the timeout. A rank that never comes ends with the timeout, which is short:
 
 
 # %%
@@ -696,13 +680,13 @@ for fn, ranks, timeout in ((both_send_first, 2, 60), (three_receive_first, 3, 60
                 print("  ", line.strip())
 
 # %% [markdown]
-# The cure for the first: start the send (`isend`), receive, then wait for the send. That is what `step` in
-# the ring does.
+# The cure for the first: start the send (`isend`), receive, then wait for the send. That is what `step` in the ring
+# does.
 #
 # ### Trouble before the first call
 #
-# Two more slips from the lecture's set-up. Its `spawn` hands keyword arguments on by *position*: a call that names
-# them in another order runs with the wrong ones, and says nothing:
+# The lecture's `spawn` hands keyword arguments on by *position*: in another order, a call silently runs with the
+# wrong ones:
 
 
 # %%
@@ -719,8 +703,8 @@ print("by name:    ", launch(settings, ranks=1, steps=10, rows=64)[0])
 
 
 # %% [markdown]
-# And its ranks meet at a fixed TCP port: a second job on the same machine fails there, or joins the first (in one
-# trial two ranks of different jobs added 10 and 200). Here ranks meet in a private folder:
+# And its ranks meet at a fixed TCP port: a second job on the same machine fails there, or joins the first. Here ranks
+# meet in a private folder:
 
 
 # %%
@@ -757,6 +741,12 @@ def ring_all_reduce(x, wire):
 
 
 check("ring all-reduce", exercises.ring, ring_all_reduce)
+
+# %% [markdown] tags=["hint"]
+# `my_ring` above is nearly it. In step s, rank r sends chunk (r - s) % n; which one does it receive?
+
+# %% [markdown] tags=["hint"]
+# Start the send, receive, then wait for the send. In the first n - 1 steps what comes is added, later it replaces.
 
 
 # %% tags=["wrong"]
@@ -891,6 +881,9 @@ def tree_broadcast(x, wire):
 
 check("tree broadcast", exercises.tree, tree_broadcast)
 
+# %% [markdown] tags=["hint"]
+# In round k the ranks below 2^k have the tensor. Each sends to the one 2^k further on, if there is one.
+
 
 # %% tags=["wrong"]
 # FAIL: whoever has the tensor should send in every round
@@ -979,6 +972,9 @@ def all_to_all(x, wire):
 
 check("all-to-all", exercises.to_all, all_to_all)
 
+# %% [markdown] tags=["hint"]
+# What comes has the size of *your* chunk, whoever sends it. Start all sends before the first receive.
+
 
 # %% tags=["wrong"]
 # FAIL: one chunk straight to each other
@@ -1063,6 +1059,9 @@ def bus_bandwidth(n, out, t):
 
 check("bus bandwidth", exercises.bus, bus_bandwidth)
 
+# %% [markdown] tags=["hint"]
+# How large was the whole array before it was reduced and scattered?
+
 
 # %% tags=["wrong"]
 # FAIL: the whole array is n times the output
@@ -1107,10 +1106,11 @@ def bus_bandwidth(n, out, t):
 # <details><summary>Two ranks call `send` first, and it works with small tensors on your cluster. Is it right?</summary>
 # No. It works only as long as some buffer takes the message; here it hangs even with four bytes.</details>
 #
-# ## Links
+# ## Read on
 #
-# - Patarasuk & Yuan 2009, *Bandwidth optimal all-reduce algorithms for clusters of workstations*
-# - Thakur, Rabenseifner & Gropp 2005, *Optimization of collective communication operations in MPICH*
-# - Sanders, Speck & Träff 2009, *Two-tree algorithms for full bandwidth broadcast, reduction and scan*
-# - Stanford CS336, spring 2024, lecture 8 (the demo and the recorded numbers)
-# - nccl-tests, *Performance reported by NCCL tests*
+# - Patarasuk & Yuan 2009, *Bandwidth optimal all-reduce algorithms*: why no algorithm sends fewer bytes than a ring.
+# - Thakur, Rabenseifner & Gropp 2005, *Optimization of collective communication operations in MPICH*: which algorithm
+#   for which size, with costs and measurements.
+# - Sanders, Speck & Träff 2009, *Two-tree algorithms*: the double tree, and why two trees use all links.
+# - Stanford CS336 2024, lecture 8: the demo and the recorded numbers of this lesson.
+# - NVIDIA 2024, *nccl-tests*, on performance: how bus bandwidth is defined, for every call.

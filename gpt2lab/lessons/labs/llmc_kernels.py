@@ -10,35 +10,35 @@ import torch
 ROOT = math.sqrt(2 / math.pi)
 
 
-def layernorm(x, w, b):
+def _layernorm(x, w, b):
     mean, variance = x.mean(-1, keepdim=True), x.var(-1, unbiased=False, keepdim=True)
     rstd = (variance + 1e-5).rsqrt()
     normed = (x - mean) * rstd
     return normed * w + b, (normed, rstd, w)
 
 
-def layernorm_backward(grad, kept):
+def _layernorm_backward(grad, kept):
     normed, rstd, w = kept
     dn = grad * w
     dx = rstd * (dn - dn.mean(-1, keepdim=True) - normed * (dn * normed).mean(-1, keepdim=True))
     return dx, (grad * normed).sum((0, 1)), grad.sum((0, 1))
 
 
-def matmul_backward(grad, x, w):
+def _matmul_backward(grad, x, w):
     flat = grad.flatten(0, 1)
     return grad @ w, flat.T @ x.flatten(0, 1), flat.sum(0)
 
 
-def gelu(x):
+def _gelu(x):
     return 0.5 * x * (1 + torch.tanh(ROOT * (x + 0.044715 * x**3)))
 
 
-def gelu_backward(grad, x):
+def _gelu_backward(grad, x):
     t = torch.tanh(ROOT * (x + 0.044715 * x**3))
     return grad * (0.5 * (1 + t) + 0.5 * x * (1 - t * t) * ROOT * (1 + 3 * 0.044715 * x * x))
 
 
-def attention(qkv, heads):
+def _attention(qkv, heads):
     q, k, v = (t.unflatten(-1, (heads, -1)).transpose(1, 2) for t in qkv.chunk(3, -1))
     scores = q @ k.transpose(-1, -2) / math.sqrt(q.size(-1))
     future = torch.ones(q.size(-2), q.size(-2)).triu(1).bool()
@@ -46,7 +46,7 @@ def attention(qkv, heads):
     return (att @ v).transpose(1, 2).flatten(2), (q, k, v, att)
 
 
-def attention_backward(grad, kept):
+def _attention_backward(grad, kept):
     q, k, v, att = kept
     grad = grad.unflatten(-1, (q.size(1), -1)).transpose(1, 2)
     datt = grad @ v.transpose(-1, -2)
@@ -55,29 +55,29 @@ def attention_backward(grad, kept):
     return torch.cat([t.transpose(1, 2).flatten(2) for t in parts], -1)
 
 
-def block(w, x, heads):
-    n1, kept1 = layernorm(x, w["ln_1.weight"], w["ln_1.bias"])
-    att, kept_att = attention(n1 @ w["attn.c_attn.weight"].T + w["attn.c_attn.bias"], heads)
+def _block(w, x, heads):
+    n1, kept1 = _layernorm(x, w["ln_1.weight"], w["ln_1.bias"])
+    att, kept_att = _attention(n1 @ w["attn.c_attn.weight"].T + w["attn.c_attn.bias"], heads)
     middle = x + att @ w["attn.c_proj.weight"].T + w["attn.c_proj.bias"]
-    n2, kept2 = layernorm(middle, w["ln_2.weight"], w["ln_2.bias"])
+    n2, kept2 = _layernorm(middle, w["ln_2.weight"], w["ln_2.bias"])
     up = n2 @ w["mlp.c_fc.weight"].T + w["mlp.c_fc.bias"]
-    out = middle + gelu(up) @ w["mlp.c_proj.weight"].T + w["mlp.c_proj.bias"]
+    out = middle + _gelu(up) @ w["mlp.c_proj.weight"].T + w["mlp.c_proj.bias"]
     return out, (n1, kept1, att, kept_att, n2, kept2, up)
 
 
-def block_backward(w, grad, kept):
+def _block_backward(w, grad, kept):
     n1, kept1, att, kept_att, n2, kept2, up = kept
     g = {}
 
     def linear(name, d, x):
-        d, g[f"{name}.weight"], g[f"{name}.bias"] = matmul_backward(d, x, w[f"{name}.weight"])
+        d, g[f"{name}.weight"], g[f"{name}.bias"] = _matmul_backward(d, x, w[f"{name}.weight"])
         return d
 
-    d = gelu_backward(linear("mlp.c_proj", grad, gelu(up)), up)
-    d, g["ln_2.weight"], g["ln_2.bias"] = layernorm_backward(linear("mlp.c_fc", d, n2), kept2)
+    d = _gelu_backward(linear("mlp.c_proj", grad, _gelu(up)), up)
+    d, g["ln_2.weight"], g["ln_2.bias"] = _layernorm_backward(linear("mlp.c_fc", d, n2), kept2)
     grad = grad + d
-    d = attention_backward(linear("attn.c_proj", grad, att), kept_att)
-    d, g["ln_1.weight"], g["ln_1.bias"] = layernorm_backward(linear("attn.c_attn", d, n1), kept1)
+    d = _attention_backward(linear("attn.c_proj", grad, att), kept_att)
+    d, g["ln_1.weight"], g["ln_1.bias"] = _layernorm_backward(linear("attn.c_attn", d, n1), kept1)
     return grad + d, g
 
 
@@ -89,19 +89,19 @@ def gradients(w, config, tokens, targets):
     ]
     x, kept = w["wte.weight"][tokens] + w["wpe.weight"][: tokens.size(1)], []
     for layer in layers:
-        x, k = block(layer, x, config.n_head)
+        x, k = _block(layer, x, config.n_head)
         kept.append(k)
-    final, kept_f = layernorm(x, w["ln_f.weight"], w["ln_f.bias"])
+    final, kept_f = _layernorm(x, w["ln_f.weight"], w["ln_f.bias"])
     p = (final @ w["wte.weight"].T).softmax(-1)
     chosen = p.gather(-1, targets[..., None])
     loss = -chosen.log().mean().item()
 
     d = p.scatter_add(-1, targets[..., None], torch.full_like(chosen, -1.0)) / targets.numel()
-    d, head, _ = matmul_backward(d, final, w["wte.weight"])
-    d, ln_weight, ln_bias = layernorm_backward(d, kept_f)
+    d, head, _ = _matmul_backward(d, final, w["wte.weight"])
+    d, ln_weight, ln_bias = _layernorm_backward(d, kept_f)
     g = {"ln_f.weight": ln_weight, "ln_f.bias": ln_bias}
     for i in reversed(range(config.n_layer)):
-        d, of_layer = block_backward(layers[i], d, kept[i])
+        d, of_layer = _block_backward(layers[i], d, kept[i])
         g |= {f"h.{i}.{n}": t for n, t in of_layer.items()}
     g["wte.weight"] = head.index_add(0, tokens.flatten(), d.flatten(0, 1))
     g["wpe.weight"] = torch.zeros_like(w["wpe.weight"])

@@ -1,0 +1,196 @@
+"""What lesson 01 runs on GPT-2 besides its own code: memory, speed, tokenising, decoding and files, measured."""
+
+import tempfile
+import time
+import tracemalloc
+from pathlib import Path
+
+import torch
+
+from ...corpus import Batches, encoding, shakespeare
+from ...corpus.shards import Shard, tokenise, write_shard
+from ...generate import KVCache, generate, next_logits
+from ...machine import memory, speed
+from ...model import GPT2, PRESETS, GPT2Config
+from ...parallel.chunked_loss import apply_chunked_loss
+from ...parallel.pipeline.generate import generate_streams
+from ...plan import Plan, build
+from ...ranks.mesh import Mesh
+from ...storage.llmc import read_debug, read_weights, write_debug, write_weights
+from ...train import LLMC, Trainer
+
+# ---- activations
+
+
+def saved_bytes(model: GPT2, batch) -> int:
+    """Bytes that forward saves for backward, parameters not counted: torch is asked for each tensor."""
+    own = {p.untyped_storage().data_ptr() for p in model.parameters()}
+    seen = {}
+
+    def pack(t):
+        store = t.untyped_storage()
+        if store.data_ptr() not in own:
+            seen[store.data_ptr()] = store.nbytes()
+        return t
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+        model.loss(model(batch.tokens), batch.targets)
+    return sum(seen.values())
+
+
+def activation_bytes(config: GPT2Config, B: int, T: int, recompute: bool = False) -> int:
+    """The same by formula: layers, head and loss in float32, token numbers in int64."""
+    L, C, H, V = config.n_layer, config.n_embd, config.n_head, config.vocab_size
+    layers = L * B * T * C if recompute else L * (16 * B * T * C + 4 * B * T + B * H * T)
+    head = 2 * B * T * C + 2 * B * T + B * T * V
+    return 4 * (layers + head + 1) + 8 * (2 * B * T + T)
+
+
+def held(config: GPT2Config, rows: int, recompute: bool) -> dict[str, float]:
+    """MiB of weights, gradients, AdamW's state and activations, `rows` rows of up to 256 tokens in float32."""
+    n, activations = (
+        config.parameters,
+        activation_bytes(config, rows, min(256, config.n_positions), recompute),
+    )
+    parts = {"weights": 4 * n, "gradients": 4 * n, "AdamW": 8 * n, "activations": activations}
+    return {name: size / 2**20 for name, size in parts.items()}
+
+
+def one_step(config: GPT2Config, batch, chunked: bool) -> tuple[list[int], torch.Tensor]:
+    """Bytes held after every allocation of a KiB or more in forward and backward, and all gradients."""
+    model = GPT2(config)
+    if chunked:
+        apply_chunked_loss(model, rows=32)
+    with memory.allocations() as events:
+        (model.loss(model(batch.tokens), batch.targets) / batch.total).backward()
+    held = [event.held for event in events if abs(event.bytes) >= 1024]
+    return held, torch.cat([p.grad.flatten() for p in model.parameters()])
+
+
+# ---- the machine and the optimizer
+
+
+def share_of_peak(config: GPT2Config, batch) -> tuple[float, float]:
+    """Operations a second of a matrix product here, and the share of them that forward and backward reach."""
+    rate, model = speed.matmul_rate(), GPT2(config)
+    start = time.perf_counter()
+    for _ in range(3):
+        (model.loss(model(batch.tokens), batch.targets) / batch.total).backward()
+    seconds = (time.perf_counter() - start) / 3
+    return rate, speed.flops_per_token(config, batch.tokens.size(1)) * batch.total / seconds / rate
+
+
+def first_update(config: GPT2Config, optimizer_of) -> list:
+    """Sizes of the gradients and of the first updates of some weights of c_fc."""
+    model, batch = GPT2(config), Batches(shakespeare(), rows=4, length=16).at(0)
+    optimizer = optimizer_of(model.parameters())
+    (model.loss(model(batch.tokens), batch.targets) / batch.total).backward()
+    w = model.h["0"].mlp.c_fc.weight
+    before = w.detach().clone()
+    optimizer.step()
+    sizes = w.grad.abs().flatten()[:4000], (w.detach() - before).abs().flatten()[:4000]
+    return [x.clamp(min=1e-12).numpy() for x in sizes]
+
+
+def recipe_of_llmc(steps: int, bench: bool) -> tuple[list[float], dict[int, float], int, int]:
+    """llm.c's loop on nano: losses, validation losses by step, tokens generated, and batches validated.
+
+    B = 4, T = 64, validation over five batches every 10 steps, a sample every 20; with `bench` neither.
+    """
+    shard, trainer = shakespeare(), Trainer(build(Plan.parse("serial"), PRESETS["nano"], Mesh()), LLMC)
+    train, val = (Batches(shard, rows=4, length=64, split=split) for split in ("train", "val"))
+    losses, checked, tokens, looked = [], {}, 0, 0
+    for step in range(1, steps + 1):
+        losses.append(trainer.step(train.at(step - 1)).loss)
+        if not bench and step % 10 == 0:
+            checked[step] = trainer.evaluate(val.at(i) for i in range(5))
+            looked += 5
+        if not bench and step % 20 == 0:
+            tokens += len(generate(trainer.parallel.model, [[50256]], 64, stop=None)[0]) - 1
+    return losses, checked, tokens, looked
+
+
+# ---- tokens
+
+
+def tokenised(copies: int) -> tuple[float, float, bool]:
+    """Peak MB of Python's memory while `copies` copies of a text become a list and a shard, and whether both agree."""
+    text = encoding().decode(shakespeare()[:30_000].tolist()) + "\n"
+    parts = (text[i : i + 4096] for _ in range(copies) for i in range(0, len(text), 4096))
+    with tempfile.TemporaryDirectory() as folder:
+        tracemalloc.start()
+        shard = write_shard(Path(folder, "shard.bin"), tokenise(parts))
+        stream = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        tracemalloc.start()
+        whole = encoding().encode(text * copies)
+        listed = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        return listed / 1e6, stream / 1e6, whole == shard[:].tolist()
+
+
+# ---- decoding
+
+
+def per_token(config: GPT2Config, prompt: list[int], cached: bool) -> list[float]:
+    """Milliseconds for each of 100 new tokens, the fastest of four runs."""
+
+    def once():
+        rows, kept, times = [list(prompt)], KVCache(128) if cached else None, []
+        for _ in range(100):
+            start = time.perf_counter()
+            rows[0].append(int(next_logits(model, rows, kept).argmax()))
+            times.append(1000 * (time.perf_counter() - start))
+        return times
+
+    model = GPT2(config)
+    return [min(trials) for trials in zip(*(once() for _ in range(4)), strict=True)]
+
+
+def in_streams(
+    rank: int, world_size: int, prompts: list[list[int]], new: int, streams: int
+) -> list[list[int]]:
+    """The texts that a pipeline of nano generates together, its rows in so many streams."""
+    parallel = build(Plan(pp=world_size), PRESETS["nano"], Mesh(pp=world_size), torch.float64)
+    return generate_streams(parallel.engine, prompts, new, streams, stop=None, seed=1)
+
+
+# ---- files
+
+
+def refused(read, path: Path, offset: int) -> str:
+    """What `read(path)` says after the number at this place of the header has been changed; then it is put back."""
+    whole = path.read_bytes()
+    path.write_bytes(whole[: 4 * offset] + (7).to_bytes(4, "little") + whole[4 * offset + 4 :])
+    try:
+        read(path)
+        return "was read"
+    except ValueError as error:
+        return str(error).replace(str(path), path.name).split(". ")[0]
+    finally:
+        path.write_bytes(whole)
+
+
+def files(model: GPT2, batch) -> dict[str, object]:
+    """llm.c's weights and debug state of a float32 model: sizes, what comes back, and what is refused."""
+    logits = model(batch.tokens)
+    loss = model.loss(logits, batch.targets) / batch.total
+    loss.backward()
+    grads = {n: p.grad for n, p in model.named_parameters()}
+    with tempfile.TemporaryDirectory() as folder:
+        weights, state, shard = (Path(folder, f"{name}.bin") for name in ("nano", "state", "tokens"))
+        write_weights(model, weights)
+        write_debug(state, model.config, batch.tokens, batch.targets, logits, loss.item(), grads)
+        write_shard(shard, [[1, 2, 3]])
+        again, back = read_weights(weights), read_debug(state, model.config)
+        same = all(torch.equal(a, b) for a, b in zip(model.parameters(), again.parameters(), strict=True))
+        kept = all(torch.equal(back[4][n], g) for n, g in grads.items()) and torch.equal(back[2], logits)
+        return {
+            "bytes": weights.stat().st_size,
+            "weights, bit for bit": same,
+            "logits and gradients, bit for bit": kept,
+            "weights, wrong magic": refused(read_weights, weights, 0),
+            "weights, wrong version": refused(read_weights, weights, 1),
+            "debug state, wrong magic": refused(lambda path: read_debug(path, model.config), state, 0),
+            "shard, wrong magic": refused(Shard, shard, 0),
+        }

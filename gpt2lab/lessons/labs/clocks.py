@@ -1,0 +1,218 @@
+"""What lesson 02 runs besides its own code: links and cores, wrong stopwatches, first iterations, a roofline."""
+
+import json
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+
+from ...algorithms import ring
+from ...corpus import Batches, shakespeare
+from ...machine.timing import alone, trials
+from ...model import GPT2, PRESETS
+from ...processes.launch import Ranks
+from ...ranks import comm, paced, trace
+from ...ranks.mesh import Mesh
+
+SIZES = {"1 KiB": 1 << 10, "64 KiB": 1 << 16, "1 MiB": 1 << 20, "16 MiB": 1 << 24}
+PRINTED = {  # bytes a second, as a lecture quotes them
+    "H100 NVL, pair of boards, 7.8 TB/s": 7.8e12,
+    "NVLink 4, 18 links, 900 GB/s": 900e9,
+    "PCIe 7.0 x16, 242 GB/s": 242e9,
+    "Ethernet, 0.2 GB/s": 0.2e9,
+}
+LADDER = {
+    "H100 NVL memory, one board": 3.9e12,
+    "NVLink 4, both directions": 900e9,
+    "PCIe 7.0 x16": 242e9,
+    "InfiniBand (NVLink / 4.5)": 200e9,
+    "Ethernet": 0.2e9,
+}
+
+
+def ping_pong(rank: int, world_size: int, size: int) -> list[tuple[float, float]]:
+    """(start, end) of round trips of `size` bytes between two ranks."""
+    axis, x = Mesh(dp=world_size)["dp"], torch.ones(size, dtype=torch.uint8)
+
+    def round_trip():
+        if rank == 0:
+            comm.send(x, axis, 1)
+            comm.recv(x, axis, 1)
+        else:
+            comm.send(comm.recv(x, axis, 0), axis, 0)
+
+    return trials(round_trip, count=9, ready=lambda: comm.barrier(axis))
+
+
+def one_way(ways: dict[str, str]) -> dict[tuple[str, str], float]:
+    """Seconds of a message one way, by (way, size), for backends by the name of their way."""
+    found = {}
+    for way, backend in ways.items():
+        with Ranks(2, backend=backend) as pair:
+            for name, size in SIZES.items():
+                found[way, name] = alone(pair.run(ping_pong, size)[0]).median / 2
+    return found
+
+
+def adding_switch(rank: int, world_size: int, numbers: int) -> tuple[bool, int, int]:
+    """Whether sums by a switch and by a ring agree, and what this rank sends for each; the last rank is the switch.
+
+    The others send the switch all they have, once; it adds, and sends the sum back.
+    """
+    mesh, n = Mesh(dp=world_size), world_size - 1
+    axis, x = mesh["dp"], torch.arange(float(numbers)) * (rank + 1)
+    if rank == n:
+        total = sum(comm.recv(x, axis, r) for r in range(n))
+        for r in range(n):
+            comm.send(total, axis, r)
+    else:
+        comm.send(x, axis, n)
+        total = comm.recv(x, axis, n)
+    by_switch = sum(e.bytes for e in comm.log)
+    comm.clear_log()
+    around = ring.all_reduce(x if rank < n else torch.zeros_like(x), axis)
+    return torch.equal(total, around), by_switch, sum(e.bytes for e in comm.log)
+
+
+def rates_of_a_rank(rank: int, world_size: int) -> list[list[float]]:
+    """Rates of a matrix product, of a copy in the cache and of one in memory, each in four windows that ranks share."""
+    torch.set_num_threads(1)
+    axis, a = Mesh(dp=world_size)["dp"], torch.randn(384, 384)
+    small, large = torch.ones(2, 1 << 16, dtype=torch.uint8), torch.ones(2, 1 << 26, dtype=torch.uint8)
+    works = (
+        (lambda: a @ a, 2 * 384**3),
+        (lambda: small[0].copy_(small[1]), small.numel()),
+        (lambda: large[0].copy_(large[1]), large.numel()),
+    )
+    return [[_in_a_window(step, axis) * work for _ in range(4)] for step, work in works]
+
+
+def _in_a_window(step, axis, length: float = 0.15) -> float:
+    """Calls of `step` a second in a window common to all ranks; each goes on until it is over: none works alone."""
+    step()
+    begin = max(comm.gather_objects(time.perf_counter(), axis)) + 0.01
+    count, now = 0.0, time.perf_counter()
+    while now < begin + length:
+        start = now
+        step()
+        now = time.perf_counter()
+        count += max(min(now, begin + length) - max(start, begin), 0.0) / (now - start)
+    return count / length
+
+
+def timed(rank, world_size, warm=True, barrier=True, wait=True, count=8, late=0.0, link=None) -> list[float]:
+    """Seconds of an all-reduce by a stopwatch with a switch for each of its lines; rank 1 is `late` seconds late."""
+    axis, x, found = Mesh(dp=world_size)["dp"], torch.ones(1000), []
+    with paced.use(link):
+        for trial in range(-2 if warm else 0, count):
+            if rank == 1:
+                time.sleep(late)
+            if barrier:
+                comm.barrier(axis)
+            start = time.perf_counter()
+            handle = comm.all_reduce(x, axis, async_op=True)
+            if wait:
+                handle.wait()
+            end = time.perf_counter()
+            handle.wait()
+            if trial >= 0:
+                found.append(end - start)
+    return found
+
+
+def step_times(rank, world_size, threads, count, touch=True, warm=True, rehearse=False) -> tuple[list, list]:
+    """Seconds and losses of `count` training steps of nano.
+
+    `touch`: gradients and both moments exist, and their pages are in memory, before the first step. `warm`: the threads
+    of the pool have started. `rehearse`: a whole step of another model comes first.
+    """
+    torch.set_num_threads(threads)
+    if rehearse:
+        step_times(rank, world_size, threads, 1, touch=False, warm=False)
+    batches, model = Batches(shakespeare(), rows=2, length=32), GPT2(PRESETS["nano"])
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, weight_decay=0.0)
+    for p in model.parameters() if touch else ():
+        p.grad = torch.zeros_like(p)
+        moments = {"exp_avg": torch.zeros_like(p), "exp_avg_sq": torch.zeros_like(p)}
+        optimizer.state[p] = {"step": torch.tensor(0.0), **moments}
+    if warm:
+        x = torch.randn(256, 256)
+        for _ in range(20):
+            x = torch.tanh(x @ x)
+    times, losses = [], []
+    for step in range(count):
+        batch = batches.at(step)
+        start = time.perf_counter()
+        loss = model.loss(model(batch.tokens), batch.targets) / batch.total
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=False)
+        times.append(time.perf_counter() - start)
+        losses.append(loss.item())
+    return times, losses
+
+
+def read_back(spans) -> list[dict]:
+    """The events of spans that were saved for Perfetto and read again."""
+    with tempfile.TemporaryDirectory() as folder:
+        saved = json.loads(trace.save_chrome(spans, Path(folder, "trace.json")).read_text())
+    return [event for event in saved["traceEvents"] if event["ph"] == "X"]
+
+
+# ---- a roofline
+
+
+def roofline() -> dict[str, list[tuple[float, float]]]:
+    """(operations a byte, operations a second) of one core: additions of vectors, and products of square matrices.
+
+    A product of n x n reads or writes 3 n^2 numbers for 2 n^3 operations, an addition 3 n numbers for n.
+    """
+
+    def rate(call, operations: float) -> float:
+        call()
+        repeats = max(1, int(2e6 / operations))
+        times = []
+        for _ in range(7):
+            start = time.perf_counter()
+            for _ in range(repeats):
+                call()
+            times.append((time.perf_counter() - start) / repeats)
+        return operations / min(times)
+
+    found = {"vectors added": [], "matrices multiplied": []}
+    for n in (16, 256, 4096, 1 << 16, 1 << 24):
+        a, b, c = torch.ones(3, n)
+        found["vectors added"].append((1 / 12, rate(lambda a=a, b=b, c=c: torch.add(a, b, out=c), n)))
+    for n in (4, 8, 16, 32, 64, 128, 256, 512):
+        a, b, c = torch.randn(3, n, n)
+        point = n / 6, rate(lambda a=a, b=b, c=c: torch.mm(a, b, out=c), 2 * n**3)
+        found["matrices multiplied"].append(point)
+    return found
+
+
+# ---- a GPU's streams
+
+
+def streams(n: int = 8192) -> tuple:
+    """Whether a product and a copy give the same on two CUDA streams as on one, and the times of both."""
+    X, main = torch.randn(n, n, device="cuda"), torch.cuda.current_stream()
+    Y = torch.randn(n, n).pin_memory()  # 1: only from pinned memory can a copy run by itself
+    lanes = torch.cuda.Stream(), torch.cuda.Stream()
+
+    def sequential():
+        return X @ X, Y.to("cuda", non_blocking=True)
+
+    def overlapped():
+        results = []
+        for stream, work in zip(lanes, (lambda: X @ X, lambda: Y.to("cuda", non_blocking=True)), strict=True):
+            stream.wait_stream(main)  # 2: X has to be there first
+            with torch.cuda.stream(stream):
+                results.append(work())
+        for stream, result in zip(lanes, results, strict=True):
+            main.wait_stream(stream)
+            result.record_stream(main)  # 3: this memory is in use on the main stream too
+        return tuple(results)
+
+    same = all(torch.equal(a, b) for a, b in zip(sequential(), overlapped(), strict=True))
+    return same, alone(trials(sequential)), alone(trials(overlapped))  # `trials` synchronises

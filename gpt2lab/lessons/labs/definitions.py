@@ -1,0 +1,106 @@
+"""The collectives as lines of NumPy, what live ranks return for the same calls, and the adjoint of every pair."""
+
+import numpy as np
+import torch
+
+from ...machine.timing import alone, trials
+from ...ranks import comm
+from ...ranks.mesh import Mesh
+
+LENGTH = 7  # numbers of a rank, which divides by no number of ranks but one
+
+
+def held(rank: int, length: int = LENGTH) -> torch.Tensor:
+    """What a rank holds at first."""
+    return torch.arange(float(length)) ** 2 + 10 * rank
+
+
+def calls(rank: int, world_size: int) -> list[list[float]]:
+    """What this rank holds after every collective, from and to every root."""
+    axis, x, n = Mesh(dp=world_size)["dp"], held(rank), world_size
+    mine, sizes = x[: rank + 1], list(range(1, n + 1))  # of unequal length
+    found = [comm.all_reduce(x, axis), comm.all_reduce(x, axis, op="max"), comm.reduce_scatter(x, axis)]
+    found += [
+        comm.all_gather(mine, axis, 0, sizes),
+        torch.cat(_to_all(x, axis)),
+    ]
+    found.append(comm.ring_shift(x, axis))
+    for root in range(n):
+        found += [comm.broadcast(x, axis, root), comm.scatter(x, axis, 0, root)]
+        gathered, total = comm.gather(x, axis, 0, root), comm.reduce(x, axis, root)
+        found += [gathered, total] if rank == root else [x[:0], x[:0]]
+    return [y.tolist() for y in found]
+
+
+def _to_all(x, axis) -> list[torch.Tensor]:
+    chunks = list(x.tensor_split(axis.size))
+    return comm.all_to_all(chunks, axis, [chunks[axis.rank].shape] * axis.size)
+
+
+def expected(world_size: int) -> list[list[list[float]]]:
+    """The same by definition, for every rank."""
+    ranks = range(world_size)
+    X = np.stack([held(r).numpy() for r in ranks])  # (ranks, numbers)
+    parts = [np.array_split(x, world_size) for x in X]
+    total, joined = X.sum(0), np.concatenate([X[r, : r + 1] for r in ranks])
+    found = []
+    for r in ranks:
+        mine = [total, X.max(0), np.array_split(total, world_size)[r], joined]
+        mine += [np.concatenate([p[r] for p in parts]), X[r - 1]]
+        for root in ranks:
+            mine += [X[root], parts[root][r]]
+            mine += [X.flatten(), total] if r == root else [X[0, :0], X[0, :0]]
+        found.append([y.tolist() for y in mine])
+    return found
+
+
+# ---- forward and backward
+
+SHARED = ("copy_to", "reduce_from")  # of the two, one side is one value that all ranks hold
+
+
+def both_sides(rank: int, world_size: int) -> dict[str, tuple[float, float]]:
+    """This rank's part of <Ax, y> and of <x, A'y> for every call with a backward."""
+    axis = Mesh(dp=world_size)["dp"]
+    x, alike = torch.arange(6.0) + rank, torch.arange(6.0)
+    pairs = {
+        "broadcast": (x, lambda t: comm.broadcast(t, axis)),
+        "scatter": (x, lambda t: comm.scatter(t, axis, 0)),
+        "all-gather": (x, lambda t: comm.all_gather(t, axis)),
+        "reduce-scatter": (x, lambda t: comm.reduce_scatter(t, axis)),
+        "copy_to": (alike, lambda t: comm.copy_to(t, axis)),
+        "reduce_from": (x, lambda t: comm.reduce_from(t, axis)),
+        "all-to-all": (x, lambda t: torch.cat(_to_all(t, axis))),
+    }
+    found = {}
+    for name, (start, call) in pairs.items():
+        t = start.clone().requires_grad_()
+        ax = call(t)
+        y = torch.arange(float(ax.numel())) * (1 if name == "reduce_from" else rank + 1)
+        (aty,) = torch.autograd.grad(ax, t, y)
+        found[name] = (ax * y).sum().item(), (start * aty).sum().item()
+    return found
+
+
+def adjoints(per_rank: list[dict[str, tuple[float, float]]]) -> dict[str, tuple[float, float]]:
+    """Both sides of the whole: sums over ranks, but what all ranks hold alike counts once."""
+    found = {}
+    for name in per_rank[0]:
+        left, right = (sum(of[name][side] for of in per_rank) for side in (0, 1))
+        once = per_rank[0][name]
+        found[name] = (
+            (once[0], right)
+            if name == "reduce_from"
+            else (left, once[1])
+            if name == "copy_to"
+            else (left, right)
+        )
+    return found
+
+
+def reduce_scatter_seconds(rank: int, world_size: int, size: int) -> float:
+    """Seconds of a reduce-scatter of `size` bytes."""
+    axis, x = Mesh(dp=world_size)["dp"], torch.ones(size // 4, dtype=torch.float32)
+    return alone(
+        trials(lambda: comm.reduce_scatter(x, axis), count=3, ready=lambda: comm.barrier(axis))
+    ).median

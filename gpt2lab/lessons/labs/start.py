@@ -1,0 +1,100 @@
+"""What lesson 00 runs on live ranks besides its own code: notes, starts, ways to train, and what ranks hold."""
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import torch
+
+from ...model import GPT2Config
+from ...plan import Plan, build
+from ...processes.launch import RankFailed, launch
+from ...ranks import comm, trace
+from ...ranks.mesh import Mesh
+from ...reference import CONFIG, example_batch
+from ...train import Recipe, Trainer
+
+
+def notes(rank: int, world_size: int) -> list:
+    """Three notes of each rank as spans, at moments that differ from rank to rank."""
+    comm.barrier(Mesh(dp=world_size)["dp"])
+    trace.clear()
+    for i in range(3):
+        with trace.span(f"note {i}", "other"):
+            time.sleep(0.004 * (1 + (rank + i) % world_size))
+    return trace.spans(with_comm=False)
+
+
+def start_times(ranks: int = 2, trials: int = 2) -> dict[str, list[float]]:
+    """Seconds until `ranks` processes that import torch have started and ended: spawned, and by the forkserver."""
+    found = {"spawn": [], "forkserver": []}
+    for _ in range(trials):
+        begin = time.perf_counter()
+        command = [sys.executable, "-c", "import torch"]
+        for child in [subprocess.Popen(command) for _ in range(ranks)]:
+            child.wait()
+        found["spawn"].append(time.perf_counter() - begin)
+        begin = time.perf_counter()
+        launch(_nothing, ranks=ranks)
+        found["forkserver"].append(time.perf_counter() - begin)
+    return found
+
+
+def _nothing(rank, world_size):
+    return rank
+
+
+def left_after_a_failure(ranks: int = 4) -> tuple[int, int]:
+    """(ranks that ran, processes of theirs that are left) after rank 2 raised and `launch` has returned."""
+    with tempfile.TemporaryDirectory() as folder:
+        with suppress(RankFailed):
+            launch(_note_and_fail, folder, ranks=ranks, echo=False)
+        numbers = [int(path.name) for path in Path(folder).iterdir()]
+    return len(numbers), sum(map(_lives, numbers))
+
+
+def _note_and_fail(rank, world_size, folder):
+    Path(folder, str(os.getpid())).touch()
+    comm.barrier(Mesh(dp=world_size)["dp"])
+    if rank == 2:
+        raise ZeroDivisionError("rank 2 divided by zero")
+    comm.all_reduce(torch.ones(1), Mesh(dp=world_size)["dp"])
+
+
+def _lives(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+        return True
+    except OSError:
+        return False
+
+
+def three_steps(rank: int, world_size: int, text: str) -> list[float]:
+    """The losses of three steps of a small model by a plan, on seven rows."""
+    plan = Plan.parse(text)
+    trainer = Trainer(build(plan, CONFIG, Mesh(**plan.axes), torch.float64), Recipe(lr=1e-2, warmup=0))
+    return [trainer.step(example_batch(CONFIG, 7, 11, seed)).loss for seed in range(3)]
+
+
+WIDE = GPT2Config(vocab_size=64, n_positions=16, n_layer=4, n_head=4, n_embd=64)
+
+
+def held(rank: int, world_size: int, text: str) -> tuple[int, int]:
+    """Numbers of the blocks that this rank holds under a plan: weights, and what it keeps optimizer state for."""
+    plan = Plan.parse(text)
+    parallel = build(plan, WIDE, Mesh(**plan.axes), torch.float64)
+    owned = sum(p.tensor.numel() for p in parallel.sync.pieces if p.name.startswith("h."))
+    if plan.zero == 3:
+        return owned, owned
+    return sum(p.numel() for n, p in parallel.model.named_parameters() if n.startswith("h.")), owned
+
+
+def shares_held(text: str, ranks: int = 4) -> tuple[float, float]:
+    """The largest share of the blocks' weights, and of their optimizer state, that a live rank holds under a plan."""
+    whole = WIDE.n_layer * (12 * WIDE.n_embd**2 + 13 * WIDE.n_embd)
+    found = launch(held, text, ranks=ranks, echo=False)
+    return tuple(max(of[i] for of in found) / whole for i in (0, 1))
