@@ -159,10 +159,6 @@ def test_every_lesson_says_what_to_read():
     assert len(parts) >= len(LESSONS) - 2 and all(len(part.split()) > 5 for part in parts)
 
 
-WITHOUT_REASONS = {"07", "08"}
-"""Lessons whose list says what to read and not yet why: this set may only shrink."""
-
-
 def reading_list(lesson):
     """The entries of the list in a lesson's last cell: (what, why)."""
     last = lesson.cells[-1].text.partition("## Read on\n")[2].split("\n\n**Next")[0]
@@ -173,7 +169,7 @@ def reading_list(lesson):
 @pytest.mark.parametrize("lesson", LESSONS, ids=lambda x: x.name)
 def test_the_last_cell_of_every_lesson_says_what_to_read_and_why(lesson):
     found = reading_list(lesson)
-    assert len(found) >= 3 or lesson.name[:2] in WITHOUT_REASONS
+    assert len(found) >= 3
     for entry in found:
         assert len(entry) == 2 and len(entry[1].split()) >= 3, f"say in a few words why: {entry[0]}"
         assert re.search(r"\b(19|20)\d\d\b|BSC", entry[0]), f"author and year: {entry[0]}"

@@ -1,12 +1,14 @@
 """A pipeline schedule as a picture: the time row of each rank, its memory row under it, a mark at the peak."""
 
+from itertools import pairwise
+
 from matplotlib.collections import PatchCollection
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.legend_handler import HandlerTuple
 from matplotlib.patches import Patch, Rectangle
 
-from .style import COLORS, figure, rank_color
+from .style import COLORS, THINGS, figure, rank_color
 
 KINDS = {"F": "forward", "B": "backward", "I": "backward", "W": "weight"}
 NAMES = {"F": "forward", "B": "whole backward", "I": "input gradient", "W": "weight gradient"}
@@ -27,6 +29,8 @@ def schedule(
     most = max(float(timeline.schedule.activations(r)) for r in range(ranks))
     for rank, row in enumerate(timeline.rows):
         _boxes(ax, timeline.schedule, rank, row, end)
+        if timeline.cost.joint is not None:
+            _pairs(ax, rank, row)
         if memory:
             _memory(ax, timeline, rank, most)
     for rank, start, stop in seen or []:
@@ -51,6 +55,14 @@ def _boxes(ax, plan, rank, row, end) -> None:
             ax.text(start + width / 2, rank - 0.2, text, ha="center", va="center", fontsize=7, clip_on=True)
     for patches in (tops, feet):
         ax.add_collection(PatchCollection(patches, match_original=True))
+
+
+def _pairs(ax, rank, row) -> None:
+    """A frame around every forward and backward that run as one."""
+    for first, second in pairwise(row):
+        if first.op.kind == "F" and second.op.kind == "B" and first.op.stage != second.op.stage:
+            place = (float(first.start), rank - 0.45), float(second.end - first.start), TIME
+            ax.add_patch(Rectangle(*place, fill=False, ec="black", lw=1.3, zorder=3))
 
 
 def _box(left, top, width, height, kind, pale) -> Rectangle:
@@ -95,7 +107,9 @@ def _frame(ax, timeline, title, end, unit, live) -> None:
     handles = [_key(k, timeline.schedule.splits) for k in kinds]
     chunks = max(len(timeline.schedule.stages_of(r)) for r in range(ranks))
     if chunks > 1:
-        words = "pale: second stage" if chunks == 2 else "the paler, the later the chunk"
+        words = "the paler, the later the chunk"
+        if chunks == 2:
+            words = "pale: second copy" if timeline.schedule.copies == 2 else "pale: second stage"
         handles.append(Patch(facecolor="white", edgecolor="gray", label=words))
     if live:
         handles.append(Patch(color=COLORS["other"], label="seen on live ranks"))
@@ -117,8 +131,8 @@ def micro_batches(speed: dict[int, float], ranks: int) -> Figure:
     fig, ax = figure(8, 2.8)
     counts, top = list(speed), max(speed.values())
     busy = [m / (m + ranks - 1) for m in counts]
-    ax.plot(counts, [speed[m] / top for m in counts], "o-", label="speed of the processor")
-    ax.plot(counts, busy, "s-", label="1 - bubble")
+    ax.plot(counts, [speed[m] / top for m in counts], "o-", color=THINGS[4], label="speed of the processor")
+    ax.plot(counts, busy, "s-", color=THINGS[3], label="1 - bubble")
     ax.plot(counts, [speed[m] / top * b for m, b in zip(counts, busy, strict=True)], "k^-", label="product")
     ax.set(xlabel="micro-batches", ylabel="share of the ideal", xscale="log", ylim=(0, 1.05))
     ax.set_xticks(counts, counts)

@@ -15,10 +15,8 @@ from types import SimpleNamespace
 
 import torch
 
-from gpt2lab import RankFailed, launch
-from gpt2lab.generate import generate
 from gpt2lab.lessons import explore, show, show_source, table
-from gpt2lab.lessons.exercises import STATUS, check
+from gpt2lab.lessons.exercises import check
 from gpt2lab.lessons.exercises import pipeline as exercises
 from gpt2lab.lessons.labs import pipeline as lab
 from gpt2lab.lessons.labs import recorded
@@ -26,16 +24,15 @@ from gpt2lab.lessons.player import play
 from gpt2lab.model import GPT2, PRESETS, GPT2Config
 from gpt2lab.parallel.accumulate import Accumulate, Alone
 from gpt2lab.parallel.pipeline.engine import Pipeline
-from gpt2lab.parallel.pipeline.generate import generate_streams
-from gpt2lab.parallel.pipeline.mailbox import Mailbox
 from gpt2lab.parallel.pipeline.stages import cut_layers
-from gpt2lab.planner.metrics import intersection
 from gpt2lab.plots import schedule as plots
 from gpt2lab.plots.timeline import timeline
+from gpt2lab.processes.launch import RankFailed, Ranks, launch
 from gpt2lab.ranks import comm, trace
 from gpt2lab.ranks.mesh import Mesh
 from gpt2lab.reference import example_batch
-from gpt2lab.schedules import Cost, draw, make, simulate
+from gpt2lab.schedules import Cost, ScheduleError, draw, make, simulate
+from gpt2lab.schedules import check as check_schedule
 from gpt2lab.verify import verify
 
 config = GPT2Config(vocab_size=512, n_positions=16, n_layer=4, n_head=4, n_embd=64)
@@ -146,6 +143,9 @@ def bubble(p, m):
 
 check("bubble of GPipe", exercises.bubble, bubble)
 
+# %% [markdown] tags=["hint"]
+# The makespan stands above the exercise. How much of it is a rank at work?
+
 
 # %% tags=["wrong"]
 # FAIL: expected
@@ -199,6 +199,7 @@ table(
 def pipeline(rank, world_size, run, orders, micros, tie=True):
     """Run `orders[rank]`, each entry by `run(kind, i, s)`; returns loss, gradients, most held, traffic."""
     model, mesh = gpt2(), Mesh(pp=world_size)
+    comm.clear_log()
     ends = mesh.axis("tie", [(0, world_size - 1)])  # the two ranks that hold the embedding; None elsewhere
     batch = example_batch(config, rows=8, length=16).micro(micros)
     s = SimpleNamespace(rank=rank, last=world_size - 1, axis=mesh["pp"], batch=batch, loss=0.0)
@@ -262,6 +263,14 @@ def run_op(kind, i, s):
 
 
 check("F and B by hand", exercises.by_hand, on_ranks(run_op), serial_gradients)
+
+# %% [markdown] tags=["hint"]
+# F: where does x come from on rank 0, and elsewhere? x must be a *leaf* that wants a gradient, or nothing can be sent
+# back.
+
+# %% [markdown] tags=["hint"]
+# B: `y.backward(grad)` on all ranks but the last, `y.backward()` there. What it leaves in `x.grad` belongs to the
+# rank before.
 
 
 # %% tags=["wrong"]
@@ -365,38 +374,19 @@ def run_op(kind, i, s):
             s.leaving.append(comm.isend(x.grad, s.axis, s.rank - 1))
 
 
-# %% tags=["setup"]
-def mine(name, answer, instead):
-    """Your answer to an exercise once it passes; until then the package's."""
-    if STATUS.get(name) == "PASS":
-        return answer
-    print(f"(until {name!r} passes, this runs the package's)")
-    return instead
-
-
 # %% [markdown]
 # Three things deserve a second look. `isend` starts a message and goes on. The loss was divided by the *global*
 # number of targets, so gradients of micro-batches simply add up; nothing else divides. And GPT-2's embedding is
 # **tied**: the same matrix embeds tokens on rank 0 and makes logits on the last rank. Each has half of the gradient.
 
 
-# %% tags=["setup"]
-def compare(found, micros):
-    """One line for each claim; `found` is what the ranks returned."""
-    loss, want = serial_gradients(micros)
-    every = [(n, g) for _, grads, *_ in found for n, g in grads.items()]
-    same = sum(torch.equal(g, want[n]) for n, g in every)
-    worst, name = max(((g - want[n]).abs().max() / want[n].abs().max(), n) for n, g in every)
-    print("loss equal to 1e-12:", abs(sum(part for part, *_ in found) - loss) < 1e-12)
-    print(f"{same} of {len(every)} gradients equal bit for bit")
-    print("largest difference:", "below 1e-12" if worst < 1e-12 else f"{worst:.2g}, in {name}")
-
-
 # %%
-run = mine("F and B by hand", run_op, exercises.run_op)
-for p in (2, 4):
-    print(f"GPipe on {p} ranks")
-    compare(on_ranks(run)(p, 4), 4)
+two, four = Ranks(2), Ranks(4)
+run = lab.mine("F and B by hand", run_op, exercises.run_op)
+for ranks in (two, four):
+    print(f"GPipe on {ranks.size} ranks")
+    found = ranks.run(pipeline, run, [gpipe_order(r, ranks.size, 4) for r in range(ranks.size)], 4)
+    lab.compared(found, *serial_gradients(4))
 
 # %% [markdown]
 # The gradients that are equal only to rounding are those of the embedding: its two halves meet after all
@@ -432,6 +422,10 @@ def one_f_one_b(rank, p, m):
 
 
 check("1F1B", exercises.order, one_f_one_b)
+
+# %% [markdown] tags=["hint"]
+# Three parts: p - 1 - r forwards (but not more than m); then a forward and a backward in turn; then the backwards
+# that are left. Which micro-batch does the k-th backward belong to?
 
 
 # %% tags=["wrong"]
@@ -486,6 +480,9 @@ def in_flight(rank, p, m):
 
 check("activations of 1F1B", exercises.in_flight, in_flight)
 
+# %% [markdown] tags=["hint"]
+# A rank holds its warm-up and one more. What if there are fewer micro-batches than that?
+
 
 # %% tags=["wrong"]
 # FAIL: rank 0 of 2, 2 micro-batches
@@ -521,13 +518,15 @@ def in_flight(rank, p, m):
 # Your F and B in your order, on live ranks. They count what they hold:
 
 # %%
-order = mine("1F1B", one_f_one_b, exercises.one_f_one_b)
+order = lab.mine("1F1B", one_f_one_b, exercises.one_f_one_b)
 for name, of_rank in {"GPipe": gpipe_order, "1F1B": order}.items():
-    found = launch(pipeline, run, [of_rank(r, 4, 8) for r in range(4)], 8, ranks=4)
+    found = four.run(pipeline, run, [of_rank(r, 4, 8) for r in range(4)], 8)
     print(f"{name}: held at most", [held for _, _, held, _ in found])
-    compare(found, 8)
+    lab.compared(found, *serial_gradients(8))
 
 # %% [markdown]
+# GPipe held 8<!--above--> activations on every rank, 1F1B 4<!--above--> on rank 0 and one less on each rank after it.
+#
 # **Folklore, refuted.** Many notes say that 1F1B has a smaller bubble than GPipe. It has not. Its backwards start
 # earlier, but the last rank is busy without a pause in both, and the others wait for it:
 
@@ -562,20 +561,12 @@ explore(
 # and real messages, but each forward is stretched to 20 ms and each backward to 40 ms by sleeping. Predict the time
 # for 2, 4 and 8 ranks with 8 micro-batches: (m + p - 1) 60 ms.
 
-
-# %%
-def paced(rank, world_size, name, micros, cost, patient=False):
-    if patient:
-        Mailbox.give = give_and_wait
-    return recorded.pipeline_spans(rank, world_size, name, micros, cost)
-
-
 # %% tags=["measured"]
 rows, seen = [], {}
 for p in (2, 4, 8):
-    seen[p] = trace.merge(launch(paced, "1f1b", 8, Cost(forward=0.02, backward=0.04), ranks=p, timeout=60))
-    predicted = 1000 * (8 + p - 1) * 0.06
-    took = 1000 * max(s.end for s in seen[p])
+    job = recorded.pipeline_spans, "1f1b", 8, Cost(forward=0.02, backward=0.04)
+    seen[p] = trace.merge(launch(*job, ranks=p, timeout=60))
+    predicted, took = 1000 * (8 + p - 1) * 0.06, 1000 * max(s.end for s in seen[p])
     rows.append((p, round(predicted), round(took), f"{took / predicted - 1:+.1%}"))
 table(rows, ["ranks", "predicted, ms", "paced, ms", "difference"])
 
@@ -594,8 +585,8 @@ show(
 )
 
 # %% [markdown]
-# Step through both schedules as three live ranks ran them: play them, or use the arrow keys. Under each rank stand the
-# micro-batches whose activations it holds. In which step does rank 0 of GPipe hold more than 1F1B ever does?
+# Step through both schedules as three live ranks ran them: play them, or use the arrow keys. Under each rank stand
+# the micro-batches whose activations it holds. In which step does rank 0 of GPipe hold more than 1F1B ever does?
 
 # %% tags=["measured"]
 for name, words in (("gpipe", "GPipe, all forwards first"), ("1f1b", "1F1B")):
@@ -610,39 +601,21 @@ for name, words in (("gpipe", "GPipe, all forwards first"), ("1f1b", "1F1B")):
 # %% [markdown]
 # ## Overlap: let messages travel while you work
 #
-# So far a message cost nothing. Give the link a latency of 20 ms, as long as a forward takes, and a backward too,
-# and run GPipe
-# on two ranks twice: once waiting for each message to arrive before going on (*blocking*), once as above, where a
-# send is only started and receives are posted ahead, two for each neighbour (*double buffering*). **Predict** both
-# makespans first: what does each of the six sends cost rank 0?
+# So far a message cost nothing. Give the link a latency of 20 ms, as long as a forward takes, and a backward too, and
+# run GPipe on two ranks twice: once waiting for each message to arrive before going on (*blocking*), once as above,
+# where a send is only started and receives are posted ahead, two for each neighbour (*double buffering*). **Predict**
+# both makespans first: what does each of the six sends cost rank 0?
 
+# %%
+rows, spans, same = lab.blocking_or_not(two)
+print("both ways the serial gradients, bit for bit:", same)
 
 # %% tags=["measured"]
-give = Mailbox.give
-
-
-def give_and_wait(self, op, value):
-    """Hand a result on and wait until it has arrived, as a blocking send does."""
-    give(self, op, value)
-    for line in self.leaving.values():
-        while line:
-            line.popleft().wait()
-
-
-rows, traced = [], {}
-for way, blocking in (("blocking", True), ("double-buffered", False)):
-    predicted = simulate(make("gpipe", 2, 6), Cost(20, backward=20, hop=20, blocking=blocking))
-    job = (paced, "gpipe", 6, Cost(0.02, backward=0.02, hop=0.02), blocking)
-    traced[way] = trace.merge(launch(*job, ranks=2, timeout=60))
-    work, sent = ([s for s in traced[way] if s.rank == 0 and s.lane == lane] for lane in ("work", "comm"))
-    took = max(s.end for s in traced[way] if s.lane == "work")
-    rows.append((way, int(predicted.makespan), round(1000 * took), round(1000 * intersection(work, sent))))
 table(rows, ["messages", "simulated, ms", "paced, ms", "both working and sending on rank 0, ms"])
-
-# %% tags=["measured"]
-for way, spans in traced.items():
+length = max(max(s.end for s in of_way) for of_way in spans.values())
+for way, of_way in spans.items():
     show(
-        timeline(spans, f"GPipe on two ranks, {way}", names=False),
+        timeline(of_way, f"GPipe on two ranks, {way}", names=False, length=length),
         "paced",
         f"{way}: the strip under each rank shows when its messages travel.",
         f"Two rows of boxes with strips of messages under them, {way}",
@@ -674,9 +647,6 @@ show(
 # up. The checker sees it in the schedule itself, and live ranks show it:
 
 # %%
-from gpt2lab.schedules import ScheduleError
-from gpt2lab.schedules import check as check_schedule
-
 try:
     check_schedule(make("1f1b", 2, 4), buffers=0)
 except ScheduleError as error:
@@ -684,22 +654,18 @@ except ScheduleError as error:
 
 
 # %% tags=["slide"]
-def both_send_first(rank, world_size, safe):
-    axis, other = Mesh(pp=world_size)["pp"], 1 - rank
-    x = torch.full((4,), float(rank))
-    if safe:
-        handle = comm.isend(x, axis, other)
-        y = comm.recv(x, axis, other)
+def both_send_first(rank, world_size, send):
+    axis, other, x = Mesh(pp=world_size)["pp"], 1 - rank, torch.full((4,), float(rank))
+    handle = send(x, axis, other)
+    y = comm.recv(x, axis, other)
+    if handle is not None:
         handle.wait()
-    else:
-        comm.send(x, axis, other)
-        y = comm.recv(x, axis, other)
     return y[0].item()
 
 
-print("isend, then recv:", launch(both_send_first, True, ranks=2))
+print("isend, then recv:", two.run(both_send_first, comm.isend))
 try:
-    launch(both_send_first, False, ranks=2, timeout=2)
+    launch(both_send_first, comm.send, ranks=2, timeout=2)
 except RankFailed as error:
     print(str(error).splitlines()[0].split(":")[0])
 
@@ -750,6 +716,9 @@ def bytes_sent(p, m, b, T, C):
 
 check("bytes of a pipeline", exercises.traffic, bytes_sent)
 
+# %% [markdown] tags=["hint"]
+# How many borders have p ranks? Over each, every micro-batch passes twice.
+
 
 # %% tags=["wrong"]
 # FAIL: one number forward and one back
@@ -793,29 +762,16 @@ print("counted", sum(size for *_, (_, size, *_) in found), "predicted", 2 * (4 -
 #
 # Three wrong pipelines. None crashes, and none shows in the loss of the first step. Which line catches each?
 
-
 # %%
-def divided(kind, i, s):
-    """F and B, but what arrives from the next rank is divided by the number of micro-batches once more."""
-    right = comm.irecv
-
-    def smaller(like, axis, source):
-        value = right(like, axis, source).wait()
-        return SimpleNamespace(wait=lambda: value / len(s.batch) if kind == "B" else value)
-
-    comm.irecv = smaller
-    run(kind, i, s)
-    comm.irecv = right
-
-
-two = [gpipe_order(r, 2, 4) for r in range(2)]
-print("the tied embedding is not summed")
-compare(launch(pipeline, run, two, 4, False, ranks=2), 4)
-print("\nrank 1 runs its backwards in another order than rank 0 expects")
-swapped = [two[0], [*two[1][:4], ("B", 1), ("B", 0), ("B", 2), ("B", 3)]]
-compare(launch(pipeline, run, swapped, 4, ranks=2), 4)
-print("\nthe gradient is divided by the number of micro-batches once more at the border")
-compare(launch(pipeline, divided, two, 4, ranks=2), 4)
+orders = [gpipe_order(r, 2, 4) for r in range(2)]
+swapped = [orders[0], [*orders[1][:4], ("B", 1), ("B", 0), ("B", 2), ("B", 3)]]
+for bug, job in {
+    "the tied embedding is not summed": (run, orders, 4, False),
+    "rank 1 runs its backwards in another order than rank 0 expects": (run, swapped, 4),
+    "the gradient is divided by the number of micro-batches once more": (lab.divided(run), orders, 4),
+}.items():
+    print(bug)
+    lab.compared(two.run(pipeline, *job), *serial_gradients(4))
 
 # %% [markdown]
 # ## The package's version
@@ -852,7 +808,7 @@ def pytorchs_own(rank, world_size, micros):
 
 
 _, want = serial_gradients(4)
-for rank, grads in enumerate(launch(pytorchs_own, 4, ranks=2)):
+for rank, grads in enumerate(two.run(pytorchs_own, 4)):
     worst = max(((g - want[n]).abs().max() / want[n].abs().max()).item() for n, g in grads.items())
     print(f"rank {rank}: {len(grads)} gradients of Schedule1F1B equal to 1e-12: {worst < 1e-12}")
 
@@ -862,26 +818,84 @@ for rank, grads in enumerate(launch(pytorchs_own, 4, ranks=2)):
 # follow each other (D - 1) / (D - 1 + N) is idle, and where rounds run into each other nothing is once N >= D. Each
 # stream gets the tokens of the serial model:
 
-
 # %%
-def streamed(rank, world_size, prompts, streams):
-    engine = Pipeline(gpt2(), Mesh(pp=world_size), make("1f1b", world_size, 1))
-    return generate_streams(engine, prompts, 5, streams, temperature=0)
-
-
 prompts = [[1, 2, 3], [4], [5, 6], [7, 8, 9, 10]]
 for streams in (1, 2, 4):
-    got = launch(streamed, prompts, streams, ranks=4)
-    same = all(tokens == generate(gpt2(), prompts, 5, temperature=0) for tokens in got)
-    print(
-        f"{streams} streams on 4 ranks: {3 / (3 + streams):.0%} of a round idle (computed), serial tokens: {same}"
-    )
+    same = all(four.run(lab.streamed, config, prompts, streams))
+    print(f"{streams} streams: {3 / (3 + streams):.0%} of a round idle (computed), serial tokens: {same}")
 
 # %% [markdown]
 # In a terminal, `python -m gpt2lab schedule 1f1b --stages 4 --micro 8` draws any schedule:
 
 # %%
 print(draw(simulate(make("1f1b", 3, 4))))
+
+# %% [markdown]
+# ## A puzzle: room for three
+#
+# Four ranks, eight micro-batches, TF = 1 and TB = 2, and room for three activations on each rank. 1F1B wants four
+# on rank 0; with its warm-ups cut to three it takes 48 units of time instead of 33. Write the words of each rank. At
+# most 42 pass.
+
+
+# %% tags=["exercise"]
+def in_three(rank):
+    """The operations of this rank in order, such as "F0 F1 B0 B1"."""
+    ### BEGIN SOLUTION
+    kinds = ["FFFBFBFBFBFBFBBB", "FFFBBFBFFBBFBFBB", "FFFBBBFFBFBBFFBB", "FBFBFBFBFBFBFBFB"][rank]
+    return [f"{kind}{kinds[:i].count(kind)}" for i, kind in enumerate(kinds)]
+    ### END SOLUTION
+
+
+check("room for three", exercises.squeezed, in_three)
+
+# %% [markdown] tags=["hint"]
+# Draw what you have: `plots.schedule(simulate(exercises.written(in_three, 4, 8), Cost(1, backward=2)))`. Which rank
+# waits longest, and for whom?
+
+# %% [markdown] tags=["hint"]
+# Ranks 1 and 2 may hold three as well. What do they gain from running forwards early?
+
+
+# %% tags=["wrong"]
+# FAIL: rank 0 holds 4 activations at its peak
+def in_three(rank):
+    return [f"{kind}{i}" for kind, i in exercises.one_f_one_b(rank, 4, 8)]
+
+
+# %% tags=["wrong"]
+# FAIL: 48 units of time; at most 42 pass
+def in_three(rank):
+    warm_up = min(2, 3 - rank)
+    order = [f"F{i}" for i in range(warm_up)]
+    for i in range(8 - warm_up):
+        order += [f"F{warm_up + i}", f"B{i}"]
+    return order + [f"B{i}" for i in range(8 - warm_up, 8)]
+
+
+# %% tags=["wrong"]
+# FAIL: 51 units of time; at most 42 pass
+def in_three(rank):
+    return "F0 F1 F2 B0 B1 B2 F3 F4 F5 B3 B4 B5 F6 F7 B6 B7"
+
+
+# %% tags=["wrong"]
+# FAIL: is half a backward
+def in_three(rank):
+    return [word for i in range(8) for word in (f"F{i}", f"I{i}", f"W{i}")]
+
+
+# %% tags=["wrong"]
+# FAIL: runs micro-batch 6 with F=0 B=0
+def in_three(rank):
+    return "F0 F1 F2 B0 B1 B2 F3 F4 F5 B3 B4 B5"
+
+
+# %% tags=["wrong"]
+# FAIL: Deadlock
+def in_three(rank):
+    return ["B0", "F0", *(word for i in range(1, 8) for word in (f"F{i}", f"B{i}"))]
+
 
 # %% [markdown]
 # ## Drill
@@ -900,5 +914,12 @@ print(draw(simulate(make("1f1b", 3, 4))))
 #    <details><summary>answer</summary>b T C against 12 C^2: the weights, as long as a micro-batch has fewer than 12 C
 #    tokens. So the pipeline sends least of all strategies when C is large.</details>
 #
-# **Sources:** Huang et al. 2019 (GPipe); Narayanan et al. 2019 (PipeDream), 2021 (Megatron-LM); Fan et al. 2021
-# (DAPPLE). Next: lesson 08, where the bubble itself is attacked.
+# ## Read on
+#
+# - Huang et al. 2019, "GPipe": where micro-batches and the bubble come from, with recomputation.
+# - Narayanan et al. 2019, "PipeDream": 1F1B, at first without a flush (lesson 09).
+# - Fan et al. 2021, "DAPPLE": 1F1B with a flush, and the memory that it saves.
+# - Narayanan et al. 2021, "Efficient Large-Scale Language Model Training on GPU Clusters": bubbles over ideal time, and
+#   how pipelines combine with tensor and data parallelism.
+#
+# **Next:** lesson 08, where the bubble itself is attacked.

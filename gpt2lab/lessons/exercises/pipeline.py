@@ -1,7 +1,5 @@
 """Checkers of lessons 07 and 08: bubbles, orders, memory and messages of pipelines, and a schedule of one's own."""
 
-from fractions import Fraction
-
 from ...model import GPT2, GPT2Config
 from ...parallel.accumulate import Accumulate, Alone
 from ...parallel.pipeline.engine import Pipeline
@@ -11,7 +9,7 @@ from ...reference import example_batch
 from ...schedules import Cost, Op, Schedule, ScheduleError, best_slices, make, simulate
 from ...schedules import check as check_schedule
 from ...schedules.terapipe import latency
-from . import close, live, sentences
+from . import close, live, scored, sentences
 
 SIZES = ((1, 1), (2, 2), (2, 5), (4, 4), (4, 8), (3, 7), (8, 2))  # ranks, micro-batches
 
@@ -146,14 +144,37 @@ def slicing(answer) -> None:
     close(answer(times, 4), latency(times, 4), "the best slices of 12 tokens on 4 ranks")
 
 
-RANKS, MICROS, TIME, MEMORY = 3, 6, 20, 3
-"""The targets of the design exercise: three ranks, six micro-batches, at most this long, at most so many held."""
+ROOM, BAR, BEST = 3, 42, 39
+"""The puzzle of lesson 07: activations that fit on a rank; the bar; the least that a search by chance has found."""
+
+
+def squeezed(answer) -> str:
+    """Exercise: four ranks and eight micro-batches (TF = 1, TB = 2) with room for three activations; a score."""
+    schedule = written(answer, 4, 8)
+    _must_be_right(schedule, "4 ranks, 8 micro-batches")
+    for rank in range(4):
+        held = schedule.peak(rank)
+        assert held <= ROOM, f"rank {rank} holds {held} activations at its peak, and there is room for {ROOM}"
+    split = [op for order in schedule.orders for op in order if op.kind in "IW"]
+    assert not split, f"{split[0]} is half a backward. Here a backward is whole: write B"
+    return scored(
+        float(simulate(schedule, Cost(1, backward=2)).makespan), "units of time", bar=BAR, best=BEST
+    )
+
+
+RANKS, MICROS, MEMORY, COST = 4, 8, 4, Cost(1, 1, 1, hop=1)
+"""The puzzle of lesson 08: ranks, micro-batches, activations that fit, and times: a message takes 1, as a forward."""
 
 
 def own_schedule(answer) -> Schedule:
     """The schedule that `answer(rank)` describes, a list of words such as "F0 I0 W0"."""
+    return written(answer, RANKS, MICROS)
+
+
+def written(answer, ranks: int, micros: int) -> Schedule:
+    """The schedule of one stage a rank whose words `answer(rank)` gives."""
     orders = []
-    for rank in range(RANKS):
+    for rank in range(ranks):
         words = answer(rank)
         assert words is not None, "your function returned None. Is the return missing?"
         words = words.split() if isinstance(words, str) else list(words)
@@ -162,30 +183,27 @@ def own_schedule(answer) -> Schedule:
                 f"{word!r} is no operation. Write F0, I0, W0 or B0."
             )
         orders.append(tuple(Op(word[0], rank, int(word[1:])) for word in words))
-    return Schedule(tuple(orders), tuple(range(RANKS)), MICROS, name="own")
+    return Schedule(tuple(orders), tuple(range(ranks)), micros, name="own")
 
 
-def design(answer) -> None:
-    """Exercise: a schedule of one's own within enforced targets of time and memory (TF = TI = TW = 1), run live."""
+def design(answer) -> str:
+    """Exercise: a schedule with split backwards within a memory limit, run live; the score is its time."""
     schedule = own_schedule(answer)
     assert all(schedule.orders), "a rank has no operations"
     _must_be_right(schedule, f"{RANKS} ranks, {MICROS} micro-batches")
     for rank in range(RANKS):
         held = schedule.peak(rank)
-        assert held <= MEMORY, f"rank {rank} holds {held} activations at its peak; the target is {MEMORY}"
-    assert schedule.orders != make("zb_h1", RANKS, MICROS).orders, (
-        "this is ZB-H1, word for word. It meets both targets; find another one that does: which W may move?"
-    )
-    taken = simulate(schedule, Cost(1, 1, 1)).makespan
-    assert taken <= TIME, f"it takes {Fraction(taken)} units of time; the target is {TIME}"
+        assert held <= MEMORY, f"rank {rank} holds {held} activations at its peak; the limit is {MEMORY}"
+    score = scored(float(simulate(schedule, COST).makespan), "units of time", bar=40, best=39)
     for rank, (error, held) in enumerate(live(_trained, schedule, ranks=RANKS, what="your schedule, live")):
         assert error < 1e-10, f"on live ranks a gradient of rank {rank} is off by {error:.1e}"
-        assert held <= MEMORY, f"live rank {rank} held {held} activations; the target is {MEMORY}"
+        assert held <= MEMORY, f"live rank {rank} held {held} activations; the limit is {MEMORY}"
+    return score
 
 
 def _trained(rank: int, world_size: int, schedule: Schedule) -> tuple[float, int]:
     """The largest relative error of a gradient of this rank against serial accumulation, and the most it held."""
-    config = GPT2Config(vocab_size=37, n_positions=8, n_layer=3, n_head=2, n_embd=8)
+    config = GPT2Config(vocab_size=37, n_positions=8, n_layer=RANKS, n_head=2, n_embd=8)
     mesh, batch = Mesh(pp=world_size), example_batch(config, MICROS, 8).micro(MICROS)
     model, whole = GPT2(config).double(), GPT2(config).double()
     engine = Pipeline(model, mesh, schedule)

@@ -31,6 +31,7 @@ WORK, HOP = 0.03, 0.03
 """Seconds of one piece of work and of one message."""
 
 TINY = GPT2Config(vocab_size=64, n_positions=8, n_layer=4, n_head=2, n_embd=16)
+DEEPER = replace(TINY, n_layer=8)
 
 
 class Shelf:
@@ -160,17 +161,17 @@ class StageOf(torch.nn.Module):
         return self.model.head(x) if self.last else x
 
 
-def pipeline_spans(rank: int, world_size: int, name: str, micros: int, cost: Cost) -> list:
+def pipeline_spans(rank: int, world_size: int, name: str, micros: int, cost: Cost, model=None) -> list:
     """The same run as spans alone: work, and each message for the time of its hop."""
-    spans, log = pipeline_steps(rank, world_size, name, micros, cost)
+    spans, log = pipeline_steps(rank, world_size, name, micros, cost, model)
     sends = [trace.Span("send pp", "comm", e.start, e.start + float(cost.hop), rank, "comm") for e in log]
     return [s for s in spans if s.lane == "work"] + sends
 
 
-def pipeline_steps(rank: int, world_size: int, name: str, micros: int, cost: Cost):
-    """A step of a pipeline; a rank holds the activations of a micro-batch from its forward to its backward's end."""
+def pipeline_steps(rank: int, world_size: int, name: str, micros: int, cost: Cost, model=None):
+    """Two steps of a pipeline, the second recorded; a rank holds a micro-batch from forward to the end of backward."""
     mesh = Mesh(pp=world_size)
-    engine = Pipeline(GPT2(replace(TINY, n_layer=8)), mesh, make(name, world_size, micros))
+    engine = Pipeline(model or GPT2(DEEPER), mesh, make(name, world_size, micros))
     batch = example_batch(TINY, rows=micros, length=8).micro(micros)
     engine.run(
         batch, None, Alone()

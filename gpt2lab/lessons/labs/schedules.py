@@ -1,0 +1,170 @@
+"""What lesson 08 runs beside its own code: every schedule on live ranks, slices of a sequence, GEMS, planted bugs."""
+
+from unittest.mock import patch
+
+import torch
+
+from ...model import GPT2, GPT2Config
+from ...parallel.accumulate import Accumulate, Alone
+from ...parallel.pipeline import step
+from ...parallel.pipeline.engine import Pipeline
+from ...parallel.pipeline.mailbox import Mailbox
+from ...plan import Plan
+from ...ranks import comm, trace
+from ...ranks.mesh import Mesh
+from ...reference import CONFIG, example_batch
+from ...schedules import Cost, Op, Schedule, make, simulate
+from ...verify import compare, worst
+
+SMALL = GPT2Config(vocab_size=64, n_positions=64, n_layer=8, n_head=2, n_embd=32)
+
+
+def gems(ranks: int, micros: int) -> Schedule:
+    """Two copies in opposite directions and one micro-batch after the other (Jain et al. 2020, "GEMS").
+
+    A forward in one direction follows right behind the backward in the other. Bubble (p - 1)/(p + 1/2) for a backward
+    of two forwards, as m grows; one activation.
+    """
+    orders = [
+        [Op(kind, 2 * ranks - 1 - rank if i % 2 else rank, i) for i in range(micros) for kind in "FB"]
+        for rank in range(ranks)
+    ]
+    placement = (*range(ranks), *reversed(range(ranks)))
+    return Schedule(tuple(map(tuple, orders)), placement, micros, 2, name="gems", promise=(1,) * ranks)
+
+
+def both_ways(ranks: int = 4, micros: int = 4) -> list[tuple]:
+    """Rows of schedules (TB = 2 TF): name, bubble simulated, by formula, weights, activations on the fullest rank."""
+    p, m = ranks, micros
+    formulas = {
+        "gpipe": (p - 1) / (m + p - 1),
+        "1f1b": (p - 1) / (m + p - 1),
+        "gems": 1 - 3 * m / (m * (2 * p + 1) + p - 1),
+        "chimera": (p - 2) / (1.5 * m + p - 2),
+    }
+    rows = []
+    for name, formula in formulas.items():
+        schedule = gems(p, m) if name == "gems" else make(name, p, m)
+        t = simulate(schedule, Cost(1, backward=2))
+        most = max(float(schedule.activations(r)) for r in range(p))
+        rows.append((name, f"{float(t.bubble):.1%}", f"{formula:.1%}", int(schedule.weights(0)), most))
+    return rows
+
+
+def _summed(model, engine) -> dict[str, torch.Tensor]:
+    """This rank's gradients by name, once what two ranks hold is summed."""
+    for p in [p for n, p in model.named_parameters() if n in engine.shared]:
+        p.grad = comm.all_reduce(p.grad, engine.twins)
+    return {n: p.grad for n, p in model.named_parameters()}
+
+
+def _error(found: dict, serial) -> float:
+    """The largest relative error of a gradient of this rank."""
+    want = dict(serial.named_parameters())
+    apart = lambda got, grad: float((got - grad).abs().max() / grad.abs().max())
+    return max(apart(grad, want[n].grad) for n, grad in found.items())
+
+
+def live(rank: int, world_size: int, schedules: list[Schedule]):
+    """Run each schedule; returns the most that was held, the most that waited for W, messages and bytes that left, the
+    largest gradient error, and the gradients.
+    """
+    mesh, batch, found = Mesh(pp=world_size), example_batch(SMALL, rows=8, length=16), []
+    for schedule in schedules:
+        micros = batch.micro(schedule.micros)
+        model, serial = GPT2(SMALL).double(), GPT2(SMALL).double()
+        engine = Pipeline(model, mesh, schedule)
+        comm.clear_log()
+        engine.run(micros, None, Alone())
+        _, size, count = comm.traffic().get(("send", "pp"), (0, 0, 0))
+        Accumulate(serial).run(micros, None, Alone())
+        grads = _summed(model, engine)
+        found.append((max(engine.held), max(engine.waiting), count, size, _error(grads, serial), grads))
+    return found
+
+
+def all_of_them(ranks, schedules: list[Schedule]) -> tuple[list[tuple], list[tuple]]:
+    """Every schedule on live `ranks`, bubbles computed for TF = TI = TW.
+
+    Rows of a table: (name, bubble, of the own span, weights, held, waiting for W, messages, KiB, gradients); and rows
+    for `plots.side_by_side`.
+    """
+    found, rows, points = ranks.run(live, schedules), [], []
+    for n, schedule in enumerate(schedules):
+        share = ranks.size / (schedule.depth * schedule.slices)
+        t, mine = simulate(schedule, Cost(share, share, share)), [of_rank[n] for of_rank in found]
+        held, waiting = ([float(one[i] * share) for one in mine] for i in (0, 1))
+        messages, size = (sum(one[i] for one in mine) for i in (2, 3))
+        equal = "equal" if max(one[4] for one in mine) < 1e-10 else "DIFFERS"
+        weights = int(max(map(schedule.weights, range(ranks.size))))
+        holds, waits = (" ".join(f"{h:g}" for h in of_ranks) for of_ranks in (held, waiting))
+        bubbles = f"{t.bubble:.1%}", f"{t.span_bubble:.1%}"
+        rows.append((schedule.name, *bubbles, f"{weights}x", holds, waits, messages, size // 1024, equal))
+        points.append((schedule.name, float(t.bubble), float(t.span_bubble), max(held), weights, size / 1024))
+    return rows, points
+
+
+def replicas_equal(ranks, schedule: Schedule) -> tuple[int, bool]:
+    """How many gradients two ranks hold after the sum over both copies, and whether they are the same bits."""
+    seen, same = {}, []
+    for ((*_, grads),) in ranks.run(live, [schedule]):
+        for name, grad in grads.items():
+            same += [torch.equal(grad, seen[name])] if name in seen else []
+            seen[name] = grad
+    return len(same), all(same)
+
+
+def sliced(rank: int, world_size: int, lengths: tuple[int, ...], cost: Cost):
+    """One sequence in slices of these lengths: the largest gradient error, and the spans of a paced run."""
+    mesh, micros = Mesh(pp=world_size), example_batch(SMALL, rows=1, length=sum(lengths)).micro(1)
+    model, serial = GPT2(SMALL).double(), GPT2(SMALL).double()
+    engine = Pipeline(model, mesh, make("terapipe", world_size, 1, slices=len(lengths)))
+    engine.lengths = lengths
+    engine.run(micros, None, Alone())
+    Accumulate(serial).run(micros, None, Alone())
+    error = _error(_summed(model, engine), serial)
+    comm.barrier(mesh.world)
+    trace.clear()
+    engine.pace = cost
+    engine.run(micros, None, Alone())
+    return error, [s for s in trace.spans() if s.kind in ("forward", "backward")]
+
+
+def _through(self, op, x, right=step.PipelineStep._through):
+    """The first stage takes the micro-batch after its own."""
+    here, self.units = self.units, [self.units[-1], *self.units[:-1]]
+    try:
+        return right(self, op, x) if op.stage else right(self, op._replace(micro=(op.micro + 1) % 4), x)
+    finally:
+        self.units = here
+
+
+def _weight_gradient(self, op, right=step.PipelineStep.weight_gradient):
+    return self.held.pop((op.stage, op.micro)) if op.micro == 3 else right(self, op)
+
+
+def _take(self, op, right=Mailbox.take):
+    """The gradients of micro-batches 2 and 3, which have the same size, change places."""
+    swap = {2: 3, 3: 2}.get(op.micro, op.micro)
+    return right(self, op._replace(micro=swap) if op.kind == "I" and op in self.source else op)
+
+
+BUGS = {
+    "tied gradient lost": (Pipeline, "tie", lambda self, pieces, mesh: None, "1f1b"),
+    "wrong micro-batch": (step.PipelineStep, "_through", _through, "1f1b"),
+    "weight gradient dropped": (step.PipelineStep, "weight_gradient", _weight_gradient, "zb_h1"),
+    "gradients in another order": (Mailbox, "take", _take, "gpipe"),
+}
+"""Bugs of real pipelines: where they stand, what stands there instead, and a schedule that shows them."""
+
+
+def planted(rank: int, world_size: int, bug: str):
+    """What `verify` finds with a bug."""
+    owner, name, wrong, schedule = BUGS[bug]
+    with patch.object(owner, name, wrong):
+        return compare(rank, world_size, Plan.parse(f"pp=2,micro=4,schedule={schedule}"), CONFIG, 8, 11)
+
+
+def noticed(ranks, bug: str) -> str:
+    """Which claims of `verify` differ with a bug planted on live ranks."""
+    return ", ".join(claim.name for claim in worst(ranks.run(planted, bug)) if claim.error > 1e-10)
