@@ -21,6 +21,7 @@ from pathlib import Path
 import torch
 
 from gpt2lab import RankFailed, Ranks
+from gpt2lab.cli import main
 from gpt2lab.lessons import explore, show, show_source, table
 from gpt2lab.lessons.exercises import check
 from gpt2lab.lessons.exercises import faults as exercises
@@ -796,7 +797,7 @@ show_source(rectangles)
 # the layout of Hugging Face:
 
 # %%
-print(lab.exported(run, disk.name))
+print(lab.exported(main, run, disk.name))
 print(sorted(f.name for f in Path(disk.name, "model").iterdir()))
 
 # %%

@@ -14,7 +14,6 @@ from pathlib import Path
 
 import torch
 
-from ...cli import main
 from ...plan import Plan, build
 from ...planner.failures import life
 from ...plots import faults as plots
@@ -93,8 +92,8 @@ def wait_until(agent, true) -> None:
         time.sleep(0.02)
 
 
-def exported(run: Path, disk: str) -> str:
-    """What `gpt2lab export` prints, without what differs from run to run."""
+def exported(main, run: Path, disk: str) -> str:
+    """What `gpt2lab export` prints, called through the command line's `main`, without what differs from run to run."""
     with contextlib.redirect_stdout(io.StringIO()) as printed:
         main(["export", "--run", str(run), "--out", f"{disk}/model"])
     return printed.getvalue().replace(f"{disk}/", "").replace(run.name, "RUN")
