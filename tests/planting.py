@@ -52,9 +52,7 @@ def rewritten(function, right: str, wrong: str):
         around = ast.parse(f"def around({', '.join(free)}): pass")
         around.body[0].body, tree = tree.body, around
     code = compile(tree, function.__code__.co_filename, "exec")
-    while code.co_name != function.__name__:
-        code = next(inner for inner in code.co_consts if isinstance(inner, CodeType))
-    before, function.__code__ = function.__code__, code
+    before, function.__code__ = function.__code__, next(_codes(code, function.__name__))
     try:
         yield
     finally:
@@ -66,6 +64,14 @@ def compare_with_bug(rank, world_size, serial, bug, plan, config, recipes):
     plant = bug if callable(bug) else lambda: all_planted(bug)
     with plant():
         return verify.compare(rank, world_size, plan, config, *SIZES, recipes, unpacked(serial))
+
+
+def _codes(code: CodeType, name: str):
+    """The code of every function of this name, the outer ones first."""
+    inside = [inner for inner in code.co_consts if isinstance(inner, CodeType)]
+    yield from (inner for inner in inside if inner.co_name == name)
+    for inner in inside:
+        yield from _codes(inner, name)
 
 
 def is_noticed(ranks, bug, plan, config, limit: float = 1e-6) -> bool:
