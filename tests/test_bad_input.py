@@ -233,7 +233,7 @@ def test_an_evaluation_of_nothing_and_a_rate_that_cannot_be_are_refused():
     from gpt2lab.train import Trainer
 
     trainer = Trainer.__new__(Trainer)
-    trainer.parallel = SimpleNamespace(engine=Accumulate(None), device=torch.device("cpu"))
+    trainer.parallel = SimpleNamespace(engine=Accumulate(None), device=torch.device("cpu"), plan=Plan())
     trainer.recipe = Recipe()
     with pytest.raises(ValueError, match="There is no batch to evaluate. Give at least 1."):
         trainer.evaluate([])

@@ -213,11 +213,6 @@ def test_a_number_that_is_not_printed_above_is_found():
 # ---- how long a lesson may be
 
 LIMITS = {"words": 1_800, "code": 250, "shown": 40}
-LONGER = {  # lessons that are longer today, by what: these numbers may only shrink
-    "14": {"code": 270},
-    "15": {"code": 280, "shown": 65},
-    "18": {"code": 310, "shown": 64},
-}
 
 
 def lengths(lesson) -> dict[str, int]:
@@ -241,6 +236,6 @@ def lengths(lesson) -> dict[str, int]:
 
 @pytest.mark.parametrize("lesson", lessons(NOTEBOOKS), ids=lambda lesson: lesson.name)
 def test_a_lesson_is_no_longer_than_it_may_be(lesson):
-    found, allowed = lengths(lesson), LIMITS | LONGER.get(lesson.name[:2], {})
-    assert {what: n for what, n in found.items() if n > allowed[what]} == {}
+    found = lengths(lesson)
+    assert {what: n for what, n in found.items() if n > LIMITS[what]} == {}
     assert found["words"] >= 900

@@ -128,5 +128,6 @@ def test_the_map_shows_every_strategy_and_what_is_done_twice():
     assert left.get_xlabel().startswith("MB") and len(left.collections) == 2 * len(lines)
     assert sum("operations" in t.get_text() for t in right.texts) == 2  # recompute, ZeRO-3
     shapes = decisions.mesh_shapes(decisions.CAPSTONE["two H100 machines"])
-    bold = [t.get_weight() for t in envelopes(shapes, (shapes[0].tp, shapes[0].pp)).axes[0].get_yticklabels()]
+    first = shapes[0].pp, shapes[0].dp, shapes[0].tp
+    bold = [t.get_weight() for t in envelopes(shapes, first).axes[0].get_yticklabels()]
     assert bold == ["bold"] + ["normal"] * (len(shapes) - 1)

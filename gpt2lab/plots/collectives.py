@@ -94,11 +94,11 @@ def transports_figure(rows) -> Figure:
     return fig
 
 
-def blocks(before, after, title: str = "", owners=None) -> Figure:
+def blocks(before, after, title: str = "", owners=None, own: str = "") -> Figure:
     """What each rank holds, before and after: a row per rank, a block per number, in the colour of its first owner.
 
     before, after: a list of sequences, one per rank. owners: the same shape as after, the rank that each block came
-    from, or None where it is a sum of several.
+    from, or None where it is a sum of several. own: "before" or "after", where a rank has only the block of its place.
     """
     fig, axes = figure(9, 0.7 + 0.45 * len(before), cols=2)
     first = [[rank] * len(row) for rank, row in enumerate(before)]
@@ -107,7 +107,9 @@ def blocks(before, after, title: str = "", owners=None) -> Figure:
         for rank, row in enumerate(rows):
             for place, value in enumerate(row):
                 owner = whose[rank][place] if whose else None
-                _block(ax, place, rank, f"{value:g}", owner)
+                column = rank if len(row) == 1 and name == own else place
+                if name != own or column == rank:
+                    _block(ax, column, rank, f"{value:g}", owner)
         ax.set(xlim=(0, width), ylim=(len(rows), 0), title=f"{title}: {name}" if title else name)
         ax.set_yticks([r + 0.5 for r in range(len(rows))], [f"rank {r}" for r in range(len(rows))])
         ax.set_xticks([])

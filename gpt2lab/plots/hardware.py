@@ -135,7 +135,7 @@ def box_plot(runs: dict[str, list[float]], unit: str = "ms") -> Figure:
     ax.set_yticks(range(len(runs)), list(runs))
     ax.invert_yaxis()
     ax.grid(axis="y", visible=False)
-    ax.set(xlabel=f"{unit} for an iteration", xlim=(0, None))
+    ax.set(xlabel=unit, xlim=(0, None))
     return fig
 
 

@@ -1,5 +1,6 @@
 """Figures of many machines: bytes that cross, collectives against ranks, scaling curves, published steps, policies."""
 
+import textwrap
 from collections.abc import Mapping, Sequence
 
 from matplotlib.figure import Figure
@@ -78,13 +79,14 @@ def beside_published(rows: Sequence[tuple[str, str, float]], off: float = 0.2) -
     fig, ax = figure(8, 0.8 + 0.42 * len(sources))
     for y, source in enumerate(sources):
         mine = [(100 * error, name) for name, where, error in rows if where == source]
-        ax.plot([e for e, _ in mine], [y] * len(mine), "o", color=RANKS[y], ms=8, alpha=0.6)
+        ax.plot([e for e, _ in mine], [y] * len(mine), "o", color=THINGS[0], ms=8, alpha=0.6)
         e, name = max(mine, key=lambda one: abs(one[0]))
-        ax.annotate(name, (e, y), (0, 7), textcoords="offset points", fontsize=7, ha="center")
+        side = "right" if e > 0 else "left"
+        ax.annotate(name, (e, y), (0, 7), textcoords="offset points", fontsize=7, ha=side)
     ax.axvspan(-100 * off, 100 * off, color=COLORS["wait"], alpha=0.4, zorder=0)
     ax.axvline(0, color="black", lw=1)
     ax.set(xlabel="predicted seconds of a step, % above the published ones", ylim=(len(sources) - 0.5, -0.7))
-    ax.set_yticks(range(len(sources)), labels=sources, fontsize=8)
+    ax.set_yticks(range(len(sources)), labels=[textwrap.fill(s, 40) for s in sources], fontsize=8)
     return fig
 
 

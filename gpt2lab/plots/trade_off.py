@@ -48,7 +48,7 @@ def trade_off_map(lines: dict[str, list[tuple[int, object]]], serial, counted=()
 
 
 def envelopes(shapes, chosen) -> Figure:
-    """Bars of what each shape of the mesh costs besides computing, stacked by kind; the chosen one is in bold."""
+    """Bars of what each shape of the mesh costs besides computing, by kind; the chosen (pp, dp, tp) is in bold."""
     fig, ax = figure(9, 0.8 + 0.34 * len(shapes))
     kinds = {
         "gradients not hidden": THINGS[4],
@@ -64,7 +64,7 @@ def envelopes(shapes, chosen) -> Figure:
         ax.text(left, row, f" {left:.0f} %", va="center", fontsize=9)
     ax.set_yticks(range(len(shapes)), [f"pp={s.pp}, dp={s.dp}, tp={s.tp}" for s in shapes])
     for label, shape in zip(ax.get_yticklabels(), shapes, strict=True):
-        label.set_weight("bold" if (shape.tp, shape.pp) == chosen else "normal")
+        label.set_weight("bold" if (shape.pp, shape.dp, shape.tp) == chosen else "normal")
     ax.set(xlabel="percent of the computing time")
     ax.invert_yaxis()
     ax.margins(x=0.12)

@@ -55,8 +55,8 @@ table([(key, value) for key, value in speed.machine().items()], ["here", "is"])
 show(
     box_plot(lab.start_times()),
     "measured",
-    "milliseconds until two processes that import torch have started and ended. A *forkserver* has imported it once, "
-    "and copies itself for every rank; `spawn` begins from nothing.",
+    "milliseconds until two processes that import torch have started and ended. `spawn` begins from nothing; a "
+    "*forkserver* has imported it once (the first launch, not shown, waits for that) and copies itself for every rank.",
     "Two box plots: spawn takes seconds, the forkserver a fraction of one",
 )
 

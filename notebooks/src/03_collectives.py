@@ -55,12 +55,13 @@ def every_collective(rank, world_size):
 held = launch(every_collective)
 before = [h["before"].tolist() for h in held]
 SUMS = ("reduce to 1", "reduce-scatter", "all-reduce")
+OWN = {"all-gather": "before", "gather to 1": "before", "reduce-scatter": "after", "scatter from 1": "after"}
 
 
 def picture(collective="all-gather"):
     after = [h[collective].tolist() for h in held]
     owners = None if collective in SUMS else [[int(v) // 10 for v in row] for row in after]
-    return plots.blocks(before, after, collective, owners)
+    return plots.blocks(before, after, collective, owners, OWN.get(collective, ""))
 
 
 CAPTION = "{collective} on four live ranks; colours say whose number it was, grey is a sum."

@@ -20,7 +20,7 @@ from gpt2lab.lessons import explore, show, show_source, table
 from gpt2lab.lessons.exercises import check
 from gpt2lab.lessons.exercises import sharding as exercises
 from gpt2lab.lessons.labs import sharding as labs
-from gpt2lab.model import GPT2, MLP, GPT2Config
+from gpt2lab.model import GPT2, GPT2Config
 from gpt2lab.plots import sharding as plots
 from gpt2lab.ranks import comm
 from gpt2lab.ranks.mesh import Mesh
@@ -28,11 +28,10 @@ from gpt2lab.reference import example_batch, example_weights
 from gpt2lab.sharding import cost, named, products, reshard, tofu
 from gpt2lab.sharding.describe import analyse
 from gpt2lab.sharding.expression import Sum
-from gpt2lab.sharding.gpt2 import captured_gpt2, captured_module
+from gpt2lab.sharding.gpt2 import captured_gpt2
 from gpt2lab.sharding.interpret import Interpreter
 from gpt2lab.sharding.layout import Layout, box, places
 from gpt2lab.sharding.marks import batch, megatron, sequence, zero
-from gpt2lab.sharding.operators import LIBRARY
 from gpt2lab.sharding.partition import partition
 from gpt2lab.sharding.propagate import propagate
 from gpt2lab.train import Recipe
@@ -345,17 +344,9 @@ def einsum_rule(text):
 # be completed first: softmax along a cut axis sends a maximum and a sum for each row, and no more.
 
 # %%
-rows = []
-for name, description in LIBRARY.items():
-    options = analyse(description).options
-    cuts = [o for o in options if o.index not in ("", "partial")]
-    free = " ".join(f"{o.index}{'*' if o.output == 'sum' else ''}" for o in cuts if o.free)
-    inner = [
-        f"{o.index}: " + ", ".join(f"{op}[{' '.join(i)}]" for op, i in o.messages) for o in cuts if o.messages
-    ]
-    halos = [f"{o.index}: halo" for o in cuts if o.halos]
-    rows.append((name, free, "; ".join(inner + halos)))
-table(rows, ["operator", "free cuts (* leaves a partial sum)", "cuts with messages inside"])
+table(
+    labs.cuts_of_operators(), ["operator", "free cuts (* leaves a partial sum)", "cuts with messages inside"]
+)
 
 # %% [markdown]
 # Attention cut along its keys s is what long-context decoding does: a maximum and two sums for each query. A
@@ -411,17 +402,7 @@ print(named.complaint(labs.MLP, {"batch": "x", "ff": "x"}))
 # All of them run on 2 x 2 ranks, forward and backward, equal to serial. Here are the MLP's:
 
 # %%
-x = torch.randn(3, 5, 24, requires_grad=True)
-mlp = MLP(config).double()
-mlp_graph = captured_module(mlp, x, {n: labs.MLP[n] for n in ("x", *dict(mlp.named_parameters()))})
-given = {"x": x.detach(), "grad y": torch.ones(3, 5, 24)} | {n: p.detach() for n, p in mlp.named_parameters()}
-y = mlp(x)
-y.backward(given["grad y"])
-want = {"y": y.detach(), "grad x": x.grad} | {f"grad {n}": p.grad for n, p in mlp.named_parameters()}
-programs = []
-for layout in named.legal_layouts(labs.MLP, mesh):
-    spread = propagate(mlp_graph, named.marks(mlp_graph, layout, labs.MLP), mesh)
-    programs.append((layout, partition(mlp_graph, spread, mesh)))
+mlp_graph, given, want, programs = labs.mlp_programs(config, mesh)
 
 
 def run_each(rank, world_size):

@@ -5,11 +5,16 @@ import time
 import torch
 import torch.nn.functional as F
 
+from ...model import MLP as GPT2MLP
 from ...ranks import comm
 from ...ranks.mesh import Mesh
-from ...sharding import products, reshard
+from ...sharding import named, products, reshard
 from ...sharding.capture import capture
-from ...sharding.gpt2 import plain_attention
+from ...sharding.describe import analyse
+from ...sharding.gpt2 import captured_module, plain_attention
+from ...sharding.operators import LIBRARY
+from ...sharding.partition import partition
+from ...sharding.propagate import propagate
 
 MLP = {
     "x": ("batch", "seq", "embd"),
@@ -36,6 +41,41 @@ BLOCK = {
 
 SECONDS = 0.04
 """A product's pretended time on one rank."""
+
+
+def cuts_of_operators() -> list[tuple[str, str, str]]:
+    """For every operator of the library: its name, its free cuts (* leaves a partial sum), its cuts with messages."""
+    rows = []
+    for name, description in LIBRARY.items():
+        options = analyse(description).options
+        cuts = [o for o in options if o.index not in ("", "partial")]
+        free = " ".join(f"{o.index}{'*' if o.output == 'sum' else ''}" for o in cuts if o.free)
+        inner = [
+            f"{o.index}: " + ", ".join(f"{op}[{' '.join(i)}]" for op, i in o.messages)
+            for o in cuts
+            if o.messages
+        ]
+        rows.append((name, free, "; ".join(inner + [f"{o.index}: halo" for o in cuts if o.halos])))
+    return rows
+
+
+def mlp_programs(config, mesh: dict[str, int]) -> tuple:
+    """GPT-2's MLP as a graph, its inputs, serial results, and a (layout, program) for each legal layout on the mesh."""
+    mlp, x = (
+        GPT2MLP(config).double(),
+        torch.randn(3, 5, config.n_embd, dtype=torch.float64, requires_grad=True),
+    )
+    names = dict(mlp.named_parameters())
+    graph = captured_module(mlp, x, {n: MLP[n] for n in ("x", *names)})
+    given = {"x": x.detach(), "grad y": torch.ones_like(x)} | {n: p.detach() for n, p in names.items()}
+    y = mlp(x)
+    y.backward(given["grad y"])
+    want = {"y": y.detach(), "grad x": x.grad} | {f"grad {n}": p.grad for n, p in names.items()}
+    programs = []
+    for layout in named.legal_layouts(MLP, mesh):
+        spread = propagate(graph, named.marks(graph, layout, MLP), mesh)
+        programs.append((layout, partition(graph, spread, mesh)))
+    return graph, given, want, programs
 
 
 def operators() -> dict[str, tuple]:

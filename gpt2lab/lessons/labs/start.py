@@ -29,9 +29,10 @@ def notes(rank: int, world_size: int) -> list:
     return trace.spans(with_comm=False)
 
 
-def start_times(ranks: int = 2, trials: int = 2) -> dict[str, list[float]]:
-    """Seconds until `ranks` processes that import torch have started and ended: spawned, and by the forkserver."""
+def start_times(ranks: int = 2, trials: int = 3) -> dict[str, list[float]]:
+    """Seconds until `ranks` processes with torch have started and ended: spawned, and by a running forkserver."""
     found = {"spawn": [], "forkserver": []}
+    launch(_nothing, ranks=ranks)  # starts the forkserver
     for _ in range(trials):
         begin = time.perf_counter()
         command = [sys.executable, "-c", "import torch"]
