@@ -7,7 +7,6 @@ another one left. What is measured is written as JSON, which lesson 17 draws; pr
 """
 
 import argparse
-import gc
 import json
 import time
 from pathlib import Path
@@ -106,10 +105,7 @@ def step_of(
         comm.barrier(mesh.world)
         if step:
             times.append(time.perf_counter() - start)
-    most = max(counted.over_a_step(trainer, batch))
-    trainer = None
-    gc.collect()
-    return min(times), most
+    return min(times), max(counted.over_a_step(trainer, batch))
 
 
 def measure(plan: Plan, config, rows: int, length: int, steps: int = 3) -> tuple[float, int]:

@@ -109,8 +109,8 @@ FIGURES = {
     ),
     "blocks of the rank above": (
         collectives.blocks,
-        "_block(ax, place, rank,",
-        "_block(ax, place, rank + 1,",
+        "_block(ax, column, rank,",
+        "_block(ax, column, rank + 1,",
         BLOCKS,
     ),
     "blocks in the colour of their holder": (

@@ -141,6 +141,13 @@ def scored(found: float, unit: str, *, bar: float, best: float) -> str:
     return f"{found:g} {unit} (bar {bar:g}, best known {best:g})"
 
 
+def returned(found, what: str = ""):
+    """What an answer gave. Raises AssertionError where that is nothing: most often a forgotten return."""
+    begin = f"{what}: " if what else ""
+    assert found is not None, f"{begin}your function returned None. Is the return missing?"
+    return found
+
+
 def close(got, want, what: str, tolerance: float = 1e-10) -> None:
     """Raise AssertionError with both numbers unless `got` is within `tolerance`, relative to `want`.
 
@@ -148,7 +155,7 @@ def close(got, want, what: str, tolerance: float = 1e-10) -> None:
     """
     import numpy as np
 
-    assert got is not None, f"{what}: your function returned None. Is the return missing?"
+    returned(got, what)
     got, want = (np.asarray(x.detach() if hasattr(x, "detach") else x, dtype=float) for x in (got, want))
     assert got.shape == want.shape, f"{what}: expected shape {want.shape}, got {got.shape}"
     if not want.size:

@@ -7,7 +7,7 @@ import torch
 from ...schedules import Op
 from ...schedules.asynchronous import make_stream
 from ..labs import servers_on_arrival as servers
-from . import close
+from . import close, returned
 
 SCHEMES = ("ampnet", "pipedream", "pipedream_vertical")
 
@@ -25,7 +25,7 @@ def version(answer) -> None:
 
 def _same_version(got, stream, scheme: str, op: Op) -> None:
     want, p = stream.reads[op], stream.schedule.ranks
-    assert got is not None, "your function returned None. Is the return missing?"
+    returned(got)
     assert got >= 0, f"{scheme}, {p} stages: {op} cannot read version {got}: the first version is 0"
     forward = stream.reads[op._replace(kind="F")]
     if got != want and op.kind == "B" and got == forward:
@@ -93,7 +93,7 @@ def double_buffered(answer) -> None:
 
     old, new, lr = 8.0, 4.0, 0.5
     got = answer(old, new, gradient, lr)
-    assert got is not None, "your function returned None. Is the return missing?"
+    returned(got)
     assert len(got) == 2, f"return two versions, (old, new); yours has {len(got)}"
     assert len(asked) == 1, f"an update needs one gradient, yours computed {len(asked)}"
     assert asked[0] != new, (
@@ -122,7 +122,7 @@ def bounded(answer) -> None:
         for clock in range(6):
             for slowest in range(clock + 1):
                 got = answer(clock, slowest, bound)
-                assert got is not None, "your function returned None. Is the return missing?"
+                returned(got)
                 if got == right(clock, slowest, bound):
                     continue
                 where = f"bound {bound}: a worker that has done {clock} steps, the slowest {slowest}"

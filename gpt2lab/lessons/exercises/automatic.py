@@ -4,6 +4,8 @@ import itertools
 import math
 import random
 
+from . import returned
+
 
 def _prices(seed: int, operators: int, blocks=(1, 2, 4)):
     draw = random.Random(seed)
@@ -53,7 +55,7 @@ def _compare(answer, prices, operators, devices, t_max, legal, sums) -> None:
 
     case = f"{operators} operators, {devices} devices, t_max {t_max}"
     found, (want, plan) = answer(cost, operators, devices, t_max), legal[0]
-    assert found is not None, "your function returned None. Is the return missing?"
+    returned(found)
     assert isinstance(found, int | float), f"{case}: return one number, the sum of seconds; got {found!r}"
     slow = min(max(prices[s] for s in p) for t, p in legal if t == want)
     assert found == want or found != slow, (
@@ -84,7 +86,7 @@ def program_row(answer) -> None:
     for a, b in SIZES:
         case = f"v has {a} strategies, u has {b}"
         rows = [answer(i, a, b) for i in range(a)]
-        assert rows[0] is not None, "your function returned None. Is the return missing?"
+        returned(rows[0])
         rows = [[float(x) for x in row] for row in rows]
         width = a + b + a * b
         assert all(len(row) == width for row in rows), (

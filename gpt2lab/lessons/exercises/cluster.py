@@ -6,7 +6,7 @@ from dataclasses import replace
 import torch
 
 from ...planner.failures import LongJob, goodput
-from . import close, scored
+from . import close, returned, scored
 
 LAYOUTS = (
     ({"pp": 2, "dp": 2, "tp": 2}, 4),
@@ -22,7 +22,7 @@ def crosses(answer) -> None:
     """Exercise: the axes of a mesh along which messages leave a machine."""
     for sizes, machine in LAYOUTS:
         got, want, stride = answer(dict(sizes), machine), set(), math.prod(sizes.values())
-        assert got is not None, "your function returned None. Is the return missing?"
+        returned(got)
         for name, size in sizes.items():
             stride //= size
             if size > 1 and stride * size > machine:
@@ -42,7 +42,7 @@ def two_levels(answer) -> None:
     from . import live
 
     for found in live(_two_levels, answer, ranks=4):
-        assert found is not None, "your function returned None. Is the return missing?"
+        returned(found)
         right, shape, crossed, least, same, calls = found
         assert shape, "the result has another shape than x"
         assert right, "the result is not the sum over all four ranks"
@@ -75,7 +75,7 @@ def _two_levels(rank, world_size, answer):
 def kept(answer) -> None:
     """Exercise: the share of work that is kept at the best interval, to first order."""
     one = answer(1000, 5000.0, 0.02, 0.1)
-    assert one is not None, "your function returned None. Is the return missing?"
+    returned(one)
     assert one <= 1, (
         f"a share of work is at most 1, not {one:.3g}. Did you add what is lost, instead of dividing?"
     )
@@ -110,7 +110,7 @@ def spares_and_saves(answer) -> str:
 def _lost(answer, job: LongJob) -> dict[str, float]:
     """What is lost on one cluster, in percent, by reason: simulated lives, always the same ones."""
     got = answer(job.machines, job.each, job.repair, job.save, job.restart)
-    assert got is not None, "your function returned None. Is the return missing?"
+    returned(got)
     spares, interval = got
     assert isinstance(spares, int) and 0 <= spares < job.machines, (
         f"of {job.machines} machines {spares!r} cannot stand by: the first of the two is a whole number of spares"

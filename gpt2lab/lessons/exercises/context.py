@@ -4,7 +4,7 @@ import itertools
 
 import torch
 
-from . import close, live, scored
+from . import close, live, returned, scored
 
 
 def owner(answer) -> None:
@@ -37,7 +37,7 @@ def merge(answer) -> None:
             for s, v in zip(scores.split((2, 5), -1), values.split((2, 5)), strict=True)
         ]
         got = answer(*blocks[0], *blocks[1])
-        assert got is not None, "your function returned None. Is the return missing?"
+        returned(got)
         out, lse = got
         words = "merged output" + (" of huge scores (does exp overflow?)" if scale > 1 else "")
         close(out, scores.softmax(-1) @ values, words)
@@ -74,7 +74,7 @@ def ring_backward(answer) -> None:
     found = live(_backward_on_a_rank, answer, ranks=3, what="three live ranks")
     best = 3 * 4 * 4 * 5 * 8  # three shifts of k, v, dk, dv (4, 5)
     for rank, (given, sent) in enumerate(found):
-        assert given is not None, "your function returned None. Is the return missing?"
+        returned(given)
         for name, got, want in zip(("dq", "dk", "dv"), given, (q.grad, k.grad, v.grad), strict=True):
             close(got, want[4 * rank :][:4], f"{name} on rank {rank}", 1e-9)
         assert set(sent) <= {"send", "recv"}, (
@@ -132,40 +132,35 @@ def spread(answer) -> str:
     from ...parallel.context import costs
     from ...parallel.context.layouts import TokenLayout
 
-    found = answer()
-    assert found is not None, "your function returned None. Is the return missing?"
-    assert len(found) == 4 and all(isinstance(mine, list | tuple) for mine in found), (
-        f"four lists, one a rank, with three blocks in each; not {found}"
-    )
-    _each_once(found, "block")
-    counts = [len(mine) for mine in found]
-    assert counts == [3] * 4, (
-        f"three blocks a rank, and here are {counts}: the ranks' MLPs would not be balanced"
-    )
+    found = _shared_out(answer(), 4, 3, "block", "the ranks' MLPs")
     tokens = tuple(tuple(8 * b + i for b in sorted(mine) for i in range(8)) for mine in found)
     table = TokenLayout("yours", tokens)
     return scored(max(costs.pairs(table, r) for r in range(4)), "pairs", bar=1260, best=1196)
 
 
-def _each_once(found, thing: str) -> None:
+def _shared_out(found, ranks: int, each: int, thing: str, who: str):
+    """Lists of twelve things, equally many for each rank and each thing once; AssertionError where they are not."""
+    say = {3: "three", 4: "four"}
+    returned(found)
+    assert len(found) == ranks and all(isinstance(mine, list | tuple) for mine in found), (
+        f"{say[ranks]} lists, one a rank, with {say[each]} {thing}s in each; not {found}"
+    )
     things = [x for mine in found for x in mine]
     for x in things:
         assert x in range(12), f"{thing} {x} is none of 0 to 11"
         assert things.count(x) == 1, f"{thing} {x} has {things.count(x)} owners"
+    counts = [len(mine) for mine in found]
+    assert counts == [each] * ranks, (
+        f"{say[each]} {thing}s a rank, and here are {counts}: {who} would not be balanced"
+    )
+    return found
 
 
 def place(answer) -> str:
     """Puzzle: 12 points of a grid, four for each of 3 ranks; the score is the rows that ranks borrow."""
     from ..labs.context import wanted
 
-    found = answer()
-    assert found is not None, "your function returned None. Is the return missing?"
-    assert len(found) == 3 and all(isinstance(mine, list | tuple) for mine in found), (
-        f"three lists, one a rank, with four points in each; not {found}"
-    )
-    _each_once(found, "point")
-    counts = [len(mine) for mine in found]
-    assert counts == [4] * 3, f"four points a rank, and here are {counts}: the ranks would not be balanced"
+    found = _shared_out(answer(), 3, 4, "point", "the ranks")
     rows = sum(len(points) for lists in wanted(found) for points in lists)
     return scored(rows, "rows borrowed", bar=12, best=11)
 
@@ -256,7 +251,7 @@ def smallest_shard(answer) -> None:
     for tokens, ranks, window in itertools.product((7, 12, 16), (2, 3, 4), range(1, 9)):
         want = hops(layout("contiguous", tokens, ranks), window) <= 1
         got = answer(layout("contiguous", tokens, ranks).sizes, window)
-        assert got is not None, "your function returned None. Is the return missing?"
+        returned(got)
         sizes = layout("contiguous", tokens, ranks).sizes
         wrongly = "forbidden, though one hop is enough" if want else "allowed, though it needs a second hop"
         if want and sizes[-1] < window <= min(sizes[:-1]):

@@ -3,7 +3,7 @@
 from itertools import pairwise
 
 from ...plots.tensor import ALEXNET
-from . import scored
+from . import returned, scored
 
 RANKS, IMAGES = 8, 128
 MAKES = {"batch": "images", "columns": "features", "rows": "sums"}
@@ -37,7 +37,7 @@ def megabytes(cuts: list[str]) -> float:
 def choose(answer) -> str:
     """Exercise: the cut of each of AlexNet's eight layers; the score is what a rank sends."""
     cuts = answer()
-    assert cuts is not None, "your function returned None. Is the return missing?"
+    returned(cuts)
     cuts = list(cuts)
     assert len(cuts) == len(ALEXNET), f"AlexNet has {len(ALEXNET)} layers, and you cut {len(cuts)}"
     strange = [cut for cut in cuts if cut not in MAKES]

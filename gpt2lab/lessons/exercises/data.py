@@ -7,7 +7,7 @@ from ...parallel.zero.costs import all_reduce_bytes
 from ...ranks import comm
 from ...ranks.mesh import Mesh
 from ...reference import CONFIG, example_batch
-from . import close, live, scored
+from . import close, live, returned, scored
 
 
 class Line:
@@ -250,7 +250,7 @@ def global_gradient(answer) -> None:
     counts = [30, 20, 20]
     want = sum(g * c for g, c in zip(grads, counts, strict=True)) / 70
     got = answer([g.clone() for g in grads], counts)
-    assert got is not None, "your function returned None. Is the return missing?"
+    returned(got)
     mean = sum(grads) / 3
     assert not torch.allclose(got, mean), (
         "that is the mean of means: ranks with 30 tokens must weigh more than those with 20"
@@ -281,7 +281,7 @@ def group_gradients(answer) -> str:
     total, counts = 0.0, []
     for name, case in BACKWARDS.items():
         groups = answer(*(list(x) if isinstance(x, list) else x for x in case))
-        assert groups is not None, "your function returned None. Is the return missing?"
+        returned(groups)
         groups = [list(group) for group in groups]
         assert all(groups), f"{name}: one of your buckets is empty, and would be a message without a gradient"
         sent, want = sorted(i for group in groups for i in group), list(range(len(case[0])))

@@ -11,7 +11,7 @@ import warnings
 from pathlib import Path
 
 from ...storage.boxes import rectangles
-from . import close, scored
+from . import close, returned, scored
 
 HANGS = (
     ("a rank that left", {0: [2], 1: [2], 2: []}, 2),
@@ -47,7 +47,7 @@ def stretch(answer) -> None:
         (3, 5, 4, 6),
     ):
         got = answer(rows, columns, start, stop)
-        assert got is not None, "your function returned None. Is the return missing?"
+        returned(got)
         what = f"elements {start} to {stop} of a {rows} x {columns} matrix"
         covered = [
             (row + i) * columns + column + j
@@ -188,7 +188,7 @@ def _saves(answer, target: Path, files: dict[str, str], when: str) -> None:
 def interval(answer) -> None:
     """Exercise: the work between two saves that loses least (Young 1974)."""
     one, four = answer(10.0, 3600.0), answer(40.0, 3600.0)
-    assert one is not None, "your function returned None. Is the return missing?"
+    returned(one)
     assert four > one, "a dearer save should be made less often; your interval ignores what a save costs"
     for save, failures in ((10.0, 3600.0), (60.0, 86400.0)):
         what = f"a save of {save:g} s, a failure every {failures:g} s (it loses half an interval, on average)"
@@ -200,7 +200,7 @@ def saves(answer) -> str:
     from ..labs.faults import NEW_MACHINE, hours
 
     found = answer()
-    assert found is not None, "your function returned None. Is the return missing?"
+    returned(found)
     assert isinstance(found, list | tuple), f"a list of hours of work; not {found!r}"
     assert not found or max(found) <= 48, f"a save after {max(found):g}: hours, not minutes"
     for i, (a, b) in enumerate(itertools.pairwise(found), 1):

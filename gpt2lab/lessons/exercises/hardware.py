@@ -3,7 +3,7 @@
 from types import SimpleNamespace
 
 from ...planner import metrics
-from . import close
+from . import close, returned
 
 
 def benchmark(answer) -> None:
@@ -26,7 +26,7 @@ def benchmark(answer) -> None:
 
     clock = lambda: said.append("clock") or now[0]
     got = answer(call, 3, barrier, synchronise, clock)
-    assert got is not None, "your function returned None. Is the return missing?"
+    returned(got)
     assert hasattr(got, "__len__"), f"return the list of all durations, not only {got}"
     assert len(got) == 3, f"three trials were asked for, you returned {len(got)} times"
     assert 22.0 not in got and 20.0 not in got, "the first call takes 20 s: warm up, and leave that call out"

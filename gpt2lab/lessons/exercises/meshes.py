@@ -6,7 +6,7 @@ import math
 import torch
 
 from ...machine.links import Link
-from . import close, scored
+from . import close, returned, scored
 
 MESHES = ({"dp": 2, "tp": 2}, {"pp": 2, "dp": 3, "tp": 2}, {"pp": 2, "cp": 2, "tp": 3})
 
@@ -23,7 +23,7 @@ def coordinates(answer) -> None:
     for sizes in MESHES:
         for rank in range(math.prod(sizes.values())):
             want, got = _place(rank, sizes), answer(rank, dict(sizes))
-            assert got is not None, "your function returned None. Is the return missing?"
+            returned(got)
             assert set(got) == set(sizes), f"{sizes}: expected a place on {list(sizes)}, got {got}"
             for axis, place in got.items():
                 assert 0 <= place < sizes[axis], (
@@ -42,7 +42,7 @@ def groups(answer) -> None:
         world = math.prod(sizes.values())
         for axis in sizes:
             got = answer(axis, dict(sizes))
-            assert got is not None, "your function returned None. Is the return missing?"
+            returned(got)
             got = sorted(tuple(sorted(group)) for group in got)
             for a, b in ((a, b) for group in got for a, b in itertools.pairwise(group)):
                 here, there = _place(a, sizes), _place(b, sizes)
@@ -72,7 +72,7 @@ def placement(answer) -> None:
     for sent, inside, between in CASES:
         total = {a: _total(sent, a, inside, between) for a in sent}
         best, got = min(total, key=total.get), answer(dict(sent), inside, between)
-        assert got is not None, "your function returned None. Is the return missing?"
+        returned(got)
         assert got in sent, f"expected one of {list(sent)}, got {got!r}"
         if got == best:
             continue
@@ -153,7 +153,7 @@ def axes(answer) -> str:
     from ..labs.meshes import slow_bytes
 
     found = answer()
-    assert found is not None, "your function returned None. Is the return missing?"
+    returned(found)
     assert isinstance(found, list | tuple), f"a list of four names, outermost first; not {found!r}"
     for axis in found:
         assert axis in SIZES, f"there is no axis {axis!r}. There are {', '.join(SIZES)}"

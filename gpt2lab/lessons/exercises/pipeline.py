@@ -9,7 +9,7 @@ from ...reference import example_batch
 from ...schedules import Cost, Op, Schedule, ScheduleError, best_slices, make, simulate
 from ...schedules import check as check_schedule
 from ...schedules.terapipe import latency
-from . import close, live, scored, sentences
+from . import close, live, returned, scored, sentences
 
 SIZES = ((1, 1), (2, 2), (2, 5), (4, 4), (4, 8), (3, 7), (8, 2))  # ranks, micro-batches
 
@@ -33,7 +33,7 @@ def order(answer) -> None:
         orders = []
         for rank in range(p):
             got = answer(rank, p, m)
-            assert got is not None, "your function returned None. Is the return missing?"
+            returned(got)
             orders.append(tuple(Op(kind, rank, micro) for kind, micro in got))
         want = make("1f1b", p, m)
         schedule = Schedule(tuple(orders), want.placement, m)
@@ -176,7 +176,7 @@ def written(answer, ranks: int, micros: int) -> Schedule:
     orders = []
     for rank in range(ranks):
         words = answer(rank)
-        assert words is not None, "your function returned None. Is the return missing?"
+        returned(words)
         words = words.split() if isinstance(words, str) else list(words)
         for word in words:
             assert word[:1] in "FBIW" and word[1:].isdigit(), (

@@ -4,6 +4,7 @@ import random
 from itertools import pairwise
 
 from ...planner.balance import best_cut, equal_count, slowest
+from . import returned
 
 GRAPHS = (  # (times, edges): the longest path is neither the one of most operators nor the greedy one
     ([2, 9, 1, 1, 1, 3], [(0, 1), (0, 2), (2, 3), (3, 4), (1, 5), (4, 5)]),
@@ -75,7 +76,7 @@ def cut(answer) -> None:
 
 
 def _checked(bounds, layers, stages, case):
-    assert bounds is not None, "your function returned None. Is the return missing?"
+    returned(bounds)
     assert not isinstance(bounds, int | float), (
         f"{case}: {bounds} is a time. Return the bounds, (0, ..., {layers})"
     )
@@ -101,7 +102,7 @@ def split(answer) -> None:
     best = slowest(total, best_cut(total, 2))
     config = GPT2Config(vocab_size=37, n_positions=8, n_layer=5, n_head=2, n_embd=8)
     ranges = answer(list(TIMES), 2)
-    assert ranges is not None, "your function returned None. Is the return missing?"
+    returned(ranges)
     assert len(ranges) == 2 and all(isinstance(r, range) for r in ranges), (
         f"return a range of blocks for each of 2 stages, as [range(0, 2), range(2, 5)]; got {ranges!r}"
     )

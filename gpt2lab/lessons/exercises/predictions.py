@@ -6,6 +6,8 @@ from functools import cache
 
 import torch
 
+from . import returned
+
 
 def score(guess: float, found: float) -> float:
     """1 for the right number, 0 for one that is wrong by a factor of four or more."""
@@ -14,7 +16,7 @@ def score(guess: float, found: float) -> float:
 
 def _compare(guess: float | None, found, unit: str, clock: str, least: float, hint: str) -> None:
     """Print guess, truth `found()` and score; raise AssertionError with the hint when the score is below `least`."""
-    assert guess is not None, "your function returned None. Is the return missing?"
+    returned(guess)
     found = found()
     points = score(guess, found)
     print(f"You say {guess:,.4g} {unit}; {clock}: {found:,.4g}. Score {points:.2f} of 1.")

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from . import scored
+from . import returned, scored
 
 SIZES = (2, 3, 1, 2, 2)
 """Room of each block's whole weights, and the time that its gather, or the sum of its gradients, takes."""
@@ -80,7 +80,7 @@ def makespan(words: list[str]) -> int:
 def order(answer) -> str:
     """Exercise: the order of gathers and sums on the link of a rank with room for five units of weights; a score."""
     words = answer()
-    assert words is not None, "your function returned None. Is the return missing?"
+    returned(words)
     words = words.split()
     known = {f"{kind}{i}" for kind in "GR" for i in range(len(SIZES))}
     strange = [word for word in words if word not in known]

@@ -11,6 +11,7 @@ from ...tasks import check, messages
 from ...tasks.graph import Access, TaskGraph, reads, reduces, updates, writes
 from ...tasks.scheduler import run_tasks
 from ..labs.tasks import audit
+from . import returned
 
 BODIES = {
     "up": lambda x, w, h: h.copy_(x @ w),
@@ -28,7 +29,7 @@ def mlp(declare) -> TaskGraph:
     for task, body in BODIES.items():
         for a in (0, 2, 4):
             accesses = declare(task, a, a + 2)
-            assert accesses is not None, f"{task}: your function returned None. Is the return missing?"
+            returned(accesses, task)
             assert all(isinstance(access, Access) for access in accesses), (
                 f"{task}: give a tuple of accesses such as reads('x', (a, b)), not {accesses!r}"
             )
@@ -83,7 +84,7 @@ def fewest(answer) -> None:
     chain = [(), (0,), (1,), (2, 0)]
     for before in ([(), (0,), (0, 1)], chain, *(random_edges(seed) for seed in range(8))):
         got = answer([tuple(firsts) for firsts in before])
-        assert got is not None, "your function returned None. Is the return missing?"
+        returned(got)
         got = [tuple(sorted(firsts)) for firsts in got]
         assert len(got) == len(before), f"{len(before)} tasks go in, {len(got)} come out"
         new = [(u, v) for v, firsts in enumerate(got) for u in firsts if u not in before[v]]
@@ -135,7 +136,7 @@ def ready(answer) -> None:
             over.append(v)
             waits.looked = 0
             got = answer(v, waits, after)
-            assert got is not None, "your function returned None. Is the return missing?"
+            returned(got)
             assert waits.looked <= 4 * len(after[v]), (
                 f"you looked at {waits.looked} counters for a task that {len(after[v])} wait for; with a million tasks "
                 "that is the whole time. Look at after[v] alone"

@@ -3,7 +3,7 @@
 import torch
 
 from ...parallel.zero.costs import paper_bytes
-from . import close
+from . import close, returned
 
 
 def shard(answer) -> None:
@@ -61,7 +61,7 @@ def _one_step(answer, ranks: int, each: int) -> None:
 
         scatter = lambda whole, rank=rank: reduce_scatter(whole, rank)
         got = answer(start.clone(), grads[rank].clone(), rank, ranks, rate, scatter, all_gather)
-        assert got is not None, "your function returned None. Is the return missing?"
+        returned(got)
         assert used[-2:] == ["reduce_scatter", "all_gather"], (
             f"you called {used}; ZeRO reduce-scatters the gradient, steps its shard, and all-gathers the weights"
         )
