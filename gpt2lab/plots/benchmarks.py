@@ -2,6 +2,7 @@
 
 import math
 import statistics
+import textwrap
 
 from matplotlib.figure import Figure
 
@@ -27,7 +28,7 @@ def dashboard(report: dict) -> Figure:
             color = THINGS[1] if is_rival(what) else THINGS[4]
             ax.hlines(row, min(samples), max(samples), color=color, lw=4, alpha=0.4)
             ax.plot(statistics.median(samples), row, "o", color=color)
-        texts = [f"{what}  {milliseconds(statistics.median(s))}" for what, s in some.items()]
+        texts = [f"{shortened(what)}  {milliseconds(statistics.median(s))}" for what, s in some.items()]
         ax.set_yticks(range(len(some)), texts, fontsize=8)
         low, high = min(map(min, some.values())), max(map(max, some.values()))
         ax.set(title=name, xscale="log", ylim=(len(some) - 0.5, -0.5), xlim=(low / 1.5, high * 1.5))
@@ -40,6 +41,11 @@ def dashboard(report: dict) -> Figure:
         fontsize=9,
     )
     return fig
+
+
+def shortened(what: str) -> str:
+    """A name of at most 36 characters; a longer plan ends in dots behind a comma, and the JSON file has all of it."""
+    return textwrap.shorten(what if " " in what else what.replace(",", ", "), 36, placeholder=" ...")
 
 
 def milliseconds(ms: float) -> str:
