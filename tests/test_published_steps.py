@@ -76,12 +76,10 @@ def test_tokens_and_operations_that_others_print_follow_from_their_seconds():
 
 
 def test_the_efficiency_is_fitted_to_table_1_and_the_other_rows_are_not_far_off():
-    """Llama's rows run on more stages than their source tells: V of its interleaving."""
     assert published.fit(FITTED, (55, 60, 61, 62, 63, 64, 70)) == published.EFFICIENCY
     seen, unseen = ([abs(r.error()) for r in rows if r in QUICK] for rows in (FITTED, UNSEEN))
     assert statistics.median(seen) < 0.05 and statistics.median(unseen) < 0.12
-    assert all(abs(r.error()) < 0.22 for r in QUICK if r.devices < 16384)
-    assert 0.4 < row("Llama 3 405B, 16,384").error() < 0.6
+    assert all(abs(r.error()) < 0.22 for r in QUICK)
 
 
 def test_the_efficiency_is_one_number_and_it_moves_every_row():

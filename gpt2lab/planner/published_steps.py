@@ -151,9 +151,10 @@ def _megascale(devices, rows, seconds) -> Published:
 
 
 def _llama(devices, micro, teraflops) -> Published:
-    plan = f"dp={devices // 128},tp=8,pp=16,micro={micro},sp=on"
+    # section 3.3.2: the first chunk of the first stage holds the embedding only, so that a chunk is one of 128 layers
+    plan = f"dp={devices // 128},tp=8,pp=16,micro={micro},schedule=interleaved,chunks=8"
     return Published(f"Llama 3 405B, {devices:,}", (126, 16384, 128, 128256), plan, 2048, LLAMA, 0.0, teraflops, 8192,
-                     "h100x64", again=False, assumed="1F1B: they interleave, how often is not printed")  # fmt: skip
+                     "h100x64", again=False, assumed="a chunk is one block; no sp")  # fmt: skip
 
 
 FITTED = (

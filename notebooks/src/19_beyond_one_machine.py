@@ -434,7 +434,7 @@ show(
     plots.beside_published([(r.name, r.source, r.error()) for r in published.ROWS]),
     "from a paper",
     "a dot: our prediction above (right) or below (left) the published seconds; named is the worst of each source.",
-    "Eight lines of dots, most of them within twenty percent of zero; one of Llama 3 at plus fifty",
+    "Seven lines of dots, one a source, nearly all of them within twenty percent of zero",
 )
 
 # %%
@@ -475,10 +475,10 @@ for name, rows in (("fitted", published.FITTED), ("unseen", published.UNSEEN)):
 # Of the 37<!--above--> unseen rows half are within 9 %<!--above-->, and they range from 8 to 16,384 GPUs. Even
 # ZeRO-3's end of scaling is there: from 768 to 1,536 GPUs it gains nothing in print and little in prediction. Where is
 # it wrong, and why? Small models come out too fast: their many small operators are slower than one efficiency says.
-# Llama 3 on 16,384 GPUs comes out too slow: with 16 micro-batches plain 1F1B idles for half of the step; they
-# interleave, and do not print how often. Memory comes out at about half of what nvidia-smi showed for BLOOM: that
-# counts float32 sums of gradients (4 bytes a weight, says their log), buffers, and what the allocator keeps. (The
-# measured Zero Bubble row is in [lesson 08](08_schedules.ipynb).)
+# Llama 3 on 16,384 GPUs would idle for half of its step in plain 1F1B (16 micro-batches, 16 stages). How often they
+# interleave follows from section 3.3.2: without one block, the first chunk holds the embedding alone, so a chunk is one
+# block and a rank has eight. Memory is about half of what nvidia-smi showed for BLOOM: that counts float32 sums of
+# gradients (says their log), buffers, and what the allocator keeps.
 #
 # ## Somebody is always broken
 #
