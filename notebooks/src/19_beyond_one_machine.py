@@ -478,7 +478,8 @@ for name, rows in (("fitted", published.FITTED), ("unseen", published.UNSEEN)):
 # Llama 3 on 16,384 GPUs would idle for half of its step in plain 1F1B (16 micro-batches, 16 stages). How often they
 # interleave follows from section 3.3.2: without one block, the first chunk holds the embedding alone, so a chunk is one
 # block and a rank has eight. Memory is about half of what nvidia-smi showed for BLOOM: that counts float32 sums of
-# gradients (says their log), buffers, and what the allocator keeps.
+# gradients (says their log), buffers, and what the allocator keeps. Zero Bubble's row stands in
+# [lesson 08](08_schedules.ipynb).
 #
 # ## Somebody is always broken
 #
