@@ -1,5 +1,6 @@
 """Measured memory of one rank: every allocation, and the bytes of tensors' storages."""
 
+import gc
 import os
 from collections.abc import Iterable
 from contextlib import contextmanager
@@ -26,8 +27,10 @@ class Allocation:
 def allocations():
     """Record the allocations of torch's CPU allocator inside the block; the list is complete when the block ends.
 
-    `held` starts at 0: memory from before does not count, unless it is freed inside the block.
+    `held` starts at 0: memory from before does not count, unless it is freed inside the block. Garbage is collected
+    first, so that Python does not free it in here.
     """
+    gc.collect()
     found = []
     with profiled(profile_memory=True) as profile:
         yield found

@@ -4,7 +4,7 @@ python -m gpt2lab.lessons.labs.trade_off    counts all on 2, 4 and 8 live ranks 
 """
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from torch.utils.flop_counter import flop_registry
 from ...machine import memory
 from ...model import GPT2Config
 from ...plan import Plan, build
-from ...planner.memory import memory as held
+from ...planner.memory import fullest
 from ...planner.sends import sends
 from ...planner.share import RankShare
 from ...processes.launch import Ranks
@@ -119,12 +119,16 @@ def recorded() -> dict[int, dict[str, Point]]:
 def compute(strategy: str, ranks: int, config: GPT2Config, rows: int, length: int) -> Point:
     """The same by formula, for any number of ranks."""
     plan = plan_of(strategy, ranks) if ranks > 1 else Plan()
-    shares = [RankShare(plan, config, rows, length, **place) for place in busiest_places(plan)]
+    share = RankShare(plan, config, rows, length)
+    shares = [replace(share, **place) for place in busiest_places(plan)]
+    deepest = max(
+        (replace(share, pp=stage) for stage in range(plan.pp)), key=lambda one: len(one.parts.blocks)
+    )
     sent, messages = (
         max(sum(getattr(s, what) for s in sends(one)) for one in shares) for what in ("bytes", "messages")
     )
     return Point(
-        max(h.total for h in held(plan, config, rows, length)),
+        max(h.total for h in fullest([*shares, deepest])),
         sent,
         messages,
         operations(plan, config, length),
