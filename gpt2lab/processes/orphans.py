@@ -16,6 +16,8 @@ from pathlib import Path
 PR_SET_PDEATHSIG = 1
 FOLDER_PREFIX = "gpt2lab-"
 PARENT = "GPT2LAB_FORKSERVER_PARENT"
+RANKS = "GPT2LAB_RANKS"  # in the environment of a rank and of what it starts: the private folder of its ranks
+STACK = "stack."  # begins the name of a file in that folder that a rank and its forks hold open
 
 
 def die_with_parent(sig: int) -> None:
@@ -34,6 +36,24 @@ def end_children(process: int) -> None:
                 os.kill(child, signal.SIGKILL)
 
 
+def end_descendants(folders: str) -> None:
+    """Kill the ranks whose private folder begins so, and what they have started, also if nobody is its parent any more.
+
+    Linux shows what a program was started with, and what a fork holds open.
+    """
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it has ended, or is another user's
+            if int(process.name) != os.getpid() and _descends(process, folders):
+                os.kill(int(process.name), signal.SIGKILL)
+
+
+def _descends(process: Path, folders: str) -> bool:
+    if f"{RANKS}={folders}".encode() in (process / "environ").read_bytes():
+        return True
+    links = (os.readlink(file) for file in (process / "fd").iterdir())
+    return any(link.startswith(folders) and f"/{STACK}" in link for link in links)
+
+
 def remove_folders(parent: int) -> None:
     """Delete the private folders that process `parent` made for its ranks."""
     for folder in Path(tempfile.gettempdir()).glob(f"{FOLDER_PREFIX}{parent}-*"):
@@ -41,6 +61,7 @@ def remove_folders(parent: int) -> None:
 
 
 def _parent_died(parent: int, sockets: str) -> None:
+    end_descendants(f"{tempfile.gettempdir()}/{FOLDER_PREFIX}{parent}-")
     remove_folders(parent)
     if sockets:
         shutil.rmtree(sockets, ignore_errors=True)

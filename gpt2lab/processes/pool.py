@@ -18,7 +18,7 @@ from pathlib import Path
 
 from ..machine.huge_pages import ask_for_huge_pages
 from .failure import own_frame, with_source
-from .orphans import FOLDER_PREFIX, PARENT, end_children
+from .orphans import FOLDER_PREFIX, PARENT, STACK, end_children, end_descendants
 from .rank_process import HEADER, rank_main
 from .status_board import Board
 
@@ -30,6 +30,8 @@ WAITS = re.compile(  # where the innermost line of a rank is that waits in a cal
     r"(transport/\w+|ranks/(call|paced|collectives)|threading|torch/distributed/\w+)\.py"
 )
 FULL = (errno.ENOSPC, errno.EDQUOT)
+if hasattr(os, "register_at_fork"):  # a fork has no ranks; multiprocessing would end them when it ends
+    os.register_at_fork(after_in_child=lambda: multiprocessing.process._children.clear())
 
 
 class Member:
@@ -100,7 +102,7 @@ class Pool:
             context = _context()
         self.folder = Path(tempfile.mkdtemp(prefix=f"{FOLDER_PREFIX}{os.getpid()}-"))
         self.members: list[Member] = []
-        self.jobs = 0
+        self.jobs, self.owner = 0, os.getpid()
         self.up: set[int] = set()
         try:
             with _room(self.folder):
@@ -146,12 +148,15 @@ class Pool:
     def kill(self) -> None:
         """End every rank, wait until it is gone, close every descriptor and delete the folder.
 
-        An interrupt meanwhile is raised afterwards.
+        An interrupt meanwhile is raised afterwards. A fork of this process ends none.
         """
+        if os.getpid() != self.owner:
+            return
         with _interrupts_later():
             self._kill()
 
     def _kill(self) -> None:
+        ended = [member for member in self.members if not member.process.is_alive()]  # by themselves
         for member in self.members:
             with contextlib.suppress(Exception):
                 end_children(member.process.pid)
@@ -162,6 +167,8 @@ class Pool:
             os.close(member.output)
             with contextlib.suppress(ValueError):
                 member.process.close()
+        if ended:
+            end_descendants(str(self.folder))
         self.members = []
         if hasattr(self, "board"):
             self.board.close()
@@ -198,7 +205,7 @@ class Pool:
 
     def _frames(self, rank: int) -> list[str]:
         """The lines of the Python stack that a rank writes to a file when it is asked to, the innermost first."""
-        path = self.folder / f"stack.{rank}"
+        path = self.folder / f"{STACK}{rank}"
         try:
             seen = path.stat().st_size
             os.kill(self.members[rank].process.pid, signal.SIGUSR1)

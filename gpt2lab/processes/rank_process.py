@@ -22,7 +22,7 @@ from pathlib import Path
 
 from .. import transport
 from . import status_board
-from .orphans import die_with_parent
+from .orphans import RANKS, STACK, die_with_parent, end_children
 from .results import pack
 
 HEADER = struct.Struct("<Q")
@@ -69,7 +69,7 @@ def _protect(folder: str, rank: int, pipe: Connection) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     threading.Thread(target=_leave_with_parent, args=(folder, pipe), daemon=True).start()
     if hasattr(faulthandler, "register"):
-        stack = open(Path(folder, f"stack.{rank}"), "w")  # noqa: SIM115 (open as long as the rank lives)
+        stack = open(Path(folder, f"{STACK}{rank}"), "w")  # noqa: SIM115 (open as long as the rank lives)
         faulthandler.register(signal.SIGUSR1, file=stack, all_threads=False)
 
 
@@ -83,6 +83,7 @@ def _leave_with_parent(folder: str, pipe: Connection) -> None:
         poll.poll()
     else:
         wait([sentinel])
+    end_children(os.getpid())
     if wait([sentinel], 0):
         shutil.rmtree(folder, ignore_errors=True)
     os.kill(os.getpid(), signal.SIGKILL)
@@ -103,7 +104,7 @@ def _join_group(rank: int, world: int, folder: str, backend: str, timeout: float
     from .launchers import WITH_GPUS
 
     torch.set_num_threads(1)
-    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world))
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world), **{RANKS: folder})
     loopback = next((name for _, name in socket.if_nameindex() if name in ("lo", "lo0")), "lo")
     os.environ.update(GLOO_SOCKET_IFNAME=loopback, NCCL_SOCKET_IFNAME=loopback)
     status_board.attach(Path(folder, "board"), rank, world)
