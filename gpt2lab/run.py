@@ -26,6 +26,8 @@ LEAST = dict.fromkeys(("steps", "batch", "sequence", "accumulate", "evaluate", "
 LEAST |= dict.fromkeys(
     ("lr", "warmup", "clip", "weight_decay", "sample", "experts", "capacity", "seed"), 0
 )  # the smallest that makes sense
+OWN_K = {"switch": 1, "gshard": 2}  # experts a token, by router
+MOST = {"seed": 2**63 - 1, "timeout": 1_000_000}
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
 
 
@@ -100,7 +102,7 @@ class Options:
         """The sizes of the model."""
         experts = None
         if self.experts:
-            k = {"switch": 1, "gshard": 2}.get(self.router, self.top_k)
+            k = OWN_K.get(self.router, self.top_k)
             experts = Experts(self.experts, k, self.router, self.capacity or None)
         return replace(PRESETS[self.config], experts=experts)
 
@@ -132,6 +134,9 @@ class Options:
             if not getattr(self, name) >= least:
                 flag = f"--{name.replace('_', '-')}"
                 raise ValueError(f"{flag} {getattr(self, name)} is too small. Use {least} or more.")
+        for name, most in MOST.items():
+            if getattr(self, name) > most:
+                raise ValueError(f"--{name} {getattr(self, name)} is too large. Use at most {most:,}.")
         plan = self.the_plan()
         plan.check(self.the_config(), self.batch, self.sequence)
         if self.compile:
@@ -151,6 +156,8 @@ class Options:
             )
         if not self.experts:
             found |= dict.fromkeys(("top_k", "router", "capacity"), "without --experts there are none")
+        elif self.router in OWN_K:
+            found["top_k"] = f"the router {self.router} has its own"
         if self.chunked and self.the_plan().loss == "whole":
             found["chunked"] = "cut vocabularies, --autocast and loss=whole need the whole logits"
         return found

@@ -1,11 +1,13 @@
 """Bad input gets one sentence with the way out, whatever its type or size: at the command line and in the package."""
 
+import importlib
 import json
 import math
 import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,7 +15,8 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from gpt2lab import cli
-from gpt2lab.commands import folders
+from gpt2lab.benchmarks import everything
+from gpt2lab.commands import folders, train
 from gpt2lab.experts.mixture import Experts
 from gpt2lab.generate import Sampling, generate
 from gpt2lab.model import GPT2, GPT2Config
@@ -36,7 +39,7 @@ TYPED = {
     "schedule gpipe --forward 1/99999999999": "at most in thousandths",
     "schedule gpipe --forward 0 --input-grad 0 --weight-grad 0": "All operations take no time",
     "schedule gpipe --stages 3000 --micro 3000": "make 18,000,000 operations",
-    "schedule gpipe --stages 0": "Use stages = 1 or more",
+    "schedule gpipe --stages 0": "'0' does not fit. Use a whole number from 1",
     "schedule huge.csv": "Stage 1 of 100000000 has no operation",
     "verify --length 0": "Sequences of 0 tokens do not fit into 16 positions. Use 1 to 16.",
     "verify --heads 0": "n_head = 0 makes no GPT-2. Use a whole number of 1 or more.",
@@ -44,14 +47,18 @@ TYPED = {
     "verify --layers -1": "n_layer = -1 makes no GPT-2. Use a whole number of 0 or more.",
     "verify --dropout 2": "Use 0 <= dropout < 1.",
     "verify --dropout nan": "Use 0 <= dropout < 1.",
-    "verify --window -1": "window = -1 makes no GPT-2. Use a whole number of 0 or more.",
+    "verify --window -1": "'-1' does not fit. Use a whole number from 0 to 1,000,000,000",
     "verify --rows 0": "Use at least 1 rows.",
     "verify --layers 99999999999999999999": "e+23 parameters fit into no machine. Use fewer.",
     "train --batch 99999999999999999999": "e+22 tokens in a batch fit into no machine. Use fewer.",
     "train --experts 99999999999999999999": "parameters fit into no machine. Use fewer.",
     "train --timeout 0": "--timeout 0.0 is too small. Use 1 or more.",
-    "plan --rows 99999999999": "--rows 99999999999 takes too long to plan for. Use at most 100,000.",
-    "plan --rows 8 --ranks 99999999999": "--ranks 99999999999 takes too long to plan for. Use at most 65,536.",
+    "plan --rows 99999999999": "'99999999999' does not fit. Use a whole number from 1 to 100,000",
+    "plan --rows 8 --ranks 99999999999": "'99999999999' does not fit. Use a whole number from 1 to 65,536",
+    "plans --ranks 0": "--ranks: '0' does not fit. Use a whole number from 1 to 1,000,000,000",
+    "cluster -- train --stepps 3": "there is no --stepps here. Did you mean --steps?",
+    "train --experts 4 --router switch --top-k 2": "--top-k would change nothing: the router switch has its own",
+    "train --recipe llmc --lr 0": "--lr would change nothing: --recipe llmc brings its own",
     "data --text empty.txt": "'empty.txt' is no file with text in it",
     "data --text missing.txt": "missing.txt: No such file or directory.",
     "data --text some.txt --out nowhere/x.bin": "There is no folder nowhere to write x.bin into",
@@ -86,6 +93,69 @@ def test_what_is_typed_wrongly_is_answered_in_one_sentence(line, folder, capsys)
         status = stop.code
     said = [text for text in capsys.readouterr().err.splitlines() if text]
     assert status in (1, 2) and TYPED[line] in said[-1] and len(said) == 1
+
+
+EDGES = ("0", "-1", "99999999999999999999", "nan", "inf")
+ENOUGH = "99999999999999999999"
+BENCHMARKS = [f"bench {name}" for name in everything.names()]
+BASE = {
+    "train": "--config nano --experts 4 --top-k 2 --sequence 8 --out runs",
+    "generate": "--model model --tokens 1",
+    "schedule": "1f1b --hop 1",
+    "grade": "07 .",
+    "plan": "--config nano --cluster laptop --ranks 2",
+    "memory": "--config nano",
+}
+MEANS = {  # what is taken at the edges; each means something, which the option's help says
+    "train": {
+        "--capacity 0", f"--capacity {ENOUGH}", f"--steps {ENOUGH}", "--lr 0", f"--lr {ENOUGH}",
+        "--warmup 0", f"--warmup {ENOUGH}", "--clip 0", f"--clip {ENOUGH}", "--weight-decay 0",
+        f"--weight-decay {ENOUGH}", "--seed 0", f"--evaluate {ENOUGH}", f"--save {ENOUGH}", f"--keep {ENOUGH}",
+        "--sample 0", f"--sample {ENOUGH}",
+    },
+    "generate": {
+        "--temperature 0", f"--temperature {ENOUGH}", f"--top-k {ENOUGH}", "--seed 0", "--seed -1", f"--seed {ENOUGH}",
+    },
+    "verify": {"--layers 0", "--dropout 0", "--experts 0", "--window 0"},
+    "plan": {f"--memory {ENOUGH}", f"--seconds {ENOUGH}", "--seconds inf"},
+    "schedule": {"--forward 0", "--input-grad 0", "--weight-grad 0", "--hop 0"},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [*(name for name in cli.COMMANDS if name != "cluster"), *BENCHMARKS])
+def test_every_number_of_every_command_is_taken_at_its_edges_or_refused(name, folder, capsys, monkeypatch):
+    command, _, benchmark = name.partition(" ")
+    home = f"gpt2lab.benchmarks.{benchmark}" if benchmark else f"gpt2lab.commands.{command}"
+    module, parser = importlib.import_module(home), cli.Parser()
+    module.add_arguments(parser)
+    if benchmark:
+        monkeypatch.setattr(module, "run", lambda args: pytest.fail(f"{args} would be run"))
+    for work in ("_train", "finish"):
+        monkeypatch.setattr(train, work, lambda *_: print("trained"))
+    taken = set()
+    for action in parser._actions:
+        for edge in EDGES if action.type not in (None, str, Path) and not action.choices else ():
+            option = f"{action.option_strings[0]}={edge}"
+            status, out, err = answer(f"{name} {BASE.get(name, '')} {option}", capsys)
+            if status:
+                (sentence,) = err.splitlines()
+                assert status in (1, 2) and (OURS.search(sentence) or "See gpt2lab" in sentence), (
+                    option,
+                    err,
+                )
+            else:
+                assert out, f"{option} says nothing"
+                taken.add(option.replace("=", " "))
+    assert taken == MEANS.get(name, set())
+
+
+def answer(line: str, capsys) -> tuple[int, str, str]:
+    """The status of a command line, and what it says."""
+    try:
+        status = cli.main(line.split())
+    except SystemExit as stop:
+        status = stop.code
+    return status, *capsys.readouterr()
 
 
 def test_debug_shows_where_an_error_came_from(folder):
@@ -181,7 +251,7 @@ ODD = st.one_of(
         [10**9, -(10**9), 2.5, -0.5, 0.0, math.nan, math.inf, -math.inf, "", "3", None, (), True]
     ),
 )
-OURS = re.compile(r"([Uu]se |Give |Leave |Did you mean |It may say |Make |must be )")
+OURS = re.compile(r"([Uu]se |Give |Leave |Did you mean |It may say |Make |must be |Run what )")
 
 
 def in_our_words(call) -> None:

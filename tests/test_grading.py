@@ -208,7 +208,6 @@ def test_what_is_ready_is_kept_when_the_grader_is_stopped(home, monkeypatch, tmp
 @pytest.mark.parametrize(
     "more, words",
     [
-        (["--jobs", "0"], "must be more than 0"),
         (["--memory", "0.01"], "cannot be set up within 0.01 GiB"),
     ],
 )

@@ -169,8 +169,8 @@ ASKED = {  # questions, and what the answer or the refusal says
     "--config nano --ranks 2 --rows 4 --length 32 --seconds 0.0001": "the fastest, tp=2, takes ",
     "--config nano --ranks 1 --rows 4 --length 32 --memory 1MiB": "No plan of up to 1 rank fits into 1 MiB",
     "--config gpt2 --ranks 2 --length 2000": "Sequences of 2000 tokens do not fit into 1024 positions. Use 1 to 1024.",
-    "--config gpt2 --ranks 0": "0 ranks run nothing. Use --ranks 1 or more.",
-    "--config gpt2 --ranks 2 --rows 0": "rows = 0 is no goal. Use more than 0.",
+    "--config gpt2 --ranks 0": "--ranks: '0' does not fit. Use a whole number from 1 to 65,536",
+    "--config gpt2 --ranks 2 --rows 0": "--rows/--batch: '0' does not fit. Use a whole number from 1 to 100,000",
     "--config gpt2-xl --ranks 1 --rows 1": "loss=chunked, needs 23.58 GiB, 19.58 GiB more. Use more memory, more ranks",
     "--config gpt2 --ranks 100 --rows 1 --length 16": "of its ",
 }
@@ -178,7 +178,10 @@ ASKED = {  # questions, and what the answer or the refusal says
 
 @pytest.mark.parametrize("question", ASKED)
 def test_questions_are_answered(question, capsys):
-    status = cli.main(["plan", "--cluster", "laptop", *question.split()])
+    try:
+        status = cli.main(["plan", "--cluster", "laptop", *question.split()])
+    except SystemExit as stop:
+        status = stop.code
     told = capsys.readouterr()
     assert ASKED[question] in told.out + told.err
     assert status == 0 or told.err.count("\n") == 1 and " Use " in told.err

@@ -8,6 +8,7 @@ import pytest
 PACKAGE = Path(__file__).parents[1] / "gpt2lab"
 ALLOWED = {  # name -> why there is no public one
     "_attention": "ring attention as PyTorch ships it, to time ours against",
+    "_children": "multiprocessing ends its processes in every fork that ends, also where they are the parent's",
     "_context_parallel": "the same",
     "_decomp": "the rules that reduce ATen to its core operators",
     "_device_types": "a group's backends by device: needed for the timeout of the default group",

@@ -26,13 +26,18 @@ DEFAULT = "contiguous:kv,contiguous:ring,interleaved:ring,zigzag:ring,zigzag:kv,
 SERIAL, RIVAL = "serial", "PyTorch's ring"
 
 
+LENGTHS = [1024, 2048, 4096, 8192]
 QUICK = "--worlds 2 --lengths 512 --splits zigzag:ring,contiguous:kv,contiguous:heads"  # with --all --quick
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Sizes; the defaults take about two minutes on two cores."""
-    parser.add_argument("--worlds", default="2,4", help="numbers of ranks (default 2,4)")
-    parser.add_argument("--lengths", default="1024,2048,4096,8192", help="tokens (default 1024 to 8192)")
+    parser.add_argument(
+        "--worlds", type=int, nargs="+", default=[2, 4], help="numbers of ranks (default 2 4)"
+    )
+    parser.add_argument(
+        "--lengths", type=int, nargs="+", default=LENGTHS, help="tokens (default 1024 to 8192)"
+    )
     parser.add_argument("--heads", type=int, default=4)
     parser.add_argument("--width", type=int, default=32, help="of a head (default 32)")
     parser.add_argument("--window", type=int, help="tokens that a token sees before itself (default: all)")
@@ -44,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> dict[str, float]:
     """Print milliseconds, ratios over serial attention, waiting, and the balance of counted work."""
-    worlds, lengths = ([int(x) for x in text.split(",")] for text in (args.worlds, args.lengths))
+    worlds, lengths = args.worlds, args.lengths
     splits = [tuple(split.split(":")) for split in args.splits.split(",")]
     shapes = [(1, args.heads, length, args.width) for length in lengths]
     for world in worlds:

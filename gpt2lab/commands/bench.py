@@ -26,15 +26,16 @@ import json
 from pathlib import Path
 
 from ..benchmarks import everything
+from .numbers import number, positive
 
 
 def add_arguments(parser) -> None:
     """Options for all benchmarks together; or a name, and what follows it belongs to the benchmark."""
     parser.add_argument("--all", action="store_true", help="every benchmark, in rounds")
     parser.add_argument("--quick", action="store_true", help="with --all: small sizes, under ten minutes")
-    parser.add_argument("--rounds", type=int, default=5, help="with --all (default 5; verdicts need 4)")
+    parser.add_argument("--rounds", type=positive, default=5, help="with --all (default 5; verdicts need 4)")
     parser.add_argument(
-        "--minutes", type=float, help="with --all: begin no round that may end later (--quick: 9)"
+        "--minutes", type=number(0.01), help="with --all: begin no round that may end later (--quick: 9)"
     )
     parser.add_argument("--out", default="runs/bench", help="with --all: folder for JSON, figure and texts")
     parser.add_argument("--compare", nargs=2, metavar="FILE", help="two JSON files, the older one first")
@@ -66,6 +67,7 @@ def run(args) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     benchmark.add_arguments(parser)
+    parser.register("type", int, positive)  # sizes and counts
     benchmark.run(parser.parse_args(args.options))
     return 0
 

@@ -11,6 +11,7 @@ import argparse
 import re
 import shlex
 
+from ..cli import Parser
 from ..machine import namespaces
 from ..plan import Plan
 from ..run import Options
@@ -34,7 +35,7 @@ def run(args) -> int:
         raise ValueError(
             "Only train runs on several machines. Write: gpt2lab cluster -- train --plan dp=2,tp=2"
         )
-    parser = argparse.ArgumentParser(prog="gpt2lab train", allow_abbrev=False)
+    parser = Parser(prog="gpt2lab train")
     train.add_arguments(parser)
     said = parser.parse_args(command[1:])
     plan = Plan.parse(said.plan or Options().plan)

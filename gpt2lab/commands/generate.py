@@ -12,6 +12,7 @@ from pathlib import Path
 from ..corpus.tokenizer import encoding
 from ..generate import END_OF_TEXT, generate
 from ..storage import checkpoint, huggingface
+from .numbers import positive
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -24,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--prompt", action="append", help="text to continue; may be given several times")
     parser.add_argument(
-        "--tokens", type=int, default=64, metavar="N", help="new tokens, at most (default 64)"
+        "--tokens", type=positive, default=64, metavar="N", help="new tokens, at most (default 64)"
     )
     parser.add_argument(
         "--temperature", type=float, default=0.8, help="0: always the likeliest (default 0.8)"

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from ..classroom import NOTEBOOKS, lessons_named, report, sandbox
 from ..classroom.grade import grade, submissions
+from .numbers import number, positive
 
 
 def add_arguments(parser) -> None:
@@ -19,9 +20,13 @@ def add_arguments(parser) -> None:
     parser.add_argument("lesson", help="how its name begins, such as 07")
     parser.add_argument("folder", type=Path, help="where the notebooks are")
     parser.add_argument("--out", type=Path, default=Path("grades.csv"), help="the table (default grades.csv)")
-    parser.add_argument("--jobs", type=int, default=2, help="students at a time (default 2)")
-    parser.add_argument("--seconds", type=float, default=limits.seconds, help="for one exercise (default 30)")
-    parser.add_argument("--memory", type=float, default=limits.gib, help="GiB for one student (default 4)")
+    parser.add_argument("--jobs", type=positive, default=2, help="students at a time (default 2)")
+    parser.add_argument(
+        "--seconds", type=number(0.1), default=limits.seconds, help="for one exercise (default 30)"
+    )
+    parser.add_argument(
+        "--memory", type=number(0.001), default=limits.gib, help="GiB for one student (default 4)"
+    )
     parser.add_argument("--again", action="store_true", help="grade also what has been graded")
     parser.add_argument("--notebooks", type=Path, default=NOTEBOOKS, help="where the lessons are")
 
@@ -30,8 +35,6 @@ def run(args) -> None:
     """Grade, and write after each student."""
     from tqdm import tqdm
 
-    if args.jobs < 1 or args.seconds <= 0 or args.memory <= 0:
-        raise ValueError("--jobs, --seconds and --memory must be more than 0.")
     (lesson, *more) = lessons_named(args.notebooks, [args.lesson])
     if more:
         raise ValueError(f"{args.lesson!r} fits {lesson.name} and {more[0].name}. Name one lesson.")

@@ -9,6 +9,7 @@ python -m gpt2lab plans --verify           compare each with the serial run, on 
 
 from ..compositions import TESTED, WITHOUT_FLUSH, plans_by_pair
 from ..plan import Plan
+from .numbers import positive
 
 ORDER = (
     "pipeline",
@@ -30,7 +31,7 @@ def add_arguments(parser) -> None:
     one.add_argument("--list", action="store_true", help="print the tested plans themselves")
     one.add_argument("--verify", action="store_true", help="run them all and print each one's largest error")
     parser.add_argument(
-        "--ranks", type=int, help="leave out plans of more ranks (default 8 with --verify, 16 otherwise)"
+        "--ranks", type=positive, help="leave out plans of more ranks (default 8 with --verify, 16 otherwise)"
     )
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from ..schedules import registry, text
 from ..schedules.check import check
 from ..schedules.simulate import Cost, simulate
+from .numbers import number, positive
 
 MOST = 30_000  # operations that are laid out, checked and simulated: some seconds
 DEFAULTS = {"stages": 4, "micro": 8, "width": 160, "blocking": False, "recompute": False}
@@ -16,10 +17,10 @@ DEFAULTS |= dict.fromkeys(("forward", "input_grad", "weight_grad"), Fraction(1))
 def add_arguments(parser) -> None:
     """Add what the schedule command understands to an argparse parser."""
     parser.add_argument("name", help=f"one of {', '.join(registry.NAMES)}, or the path of a .csv file")
-    parser.add_argument("--stages", type=int, default=4, help="ranks of the pipeline, p (default 4)")
-    parser.add_argument("--micro", type=int, default=8, help="micro-batches, m (default 8)")
-    parser.add_argument("--chunks", type=int, help="model chunks a rank, v (interleaved, breadth_first)")
-    parser.add_argument("--slices", type=int, help="token slices of a micro-batch (terapipe)")
+    parser.add_argument("--stages", type=positive, default=4, help="ranks of the pipeline, p (default 4)")
+    parser.add_argument("--micro", type=positive, default=8, help="micro-batches, m (default 8)")
+    parser.add_argument("--chunks", type=positive, help="model chunks a rank, v (interleaved, breadth_first)")
+    parser.add_argument("--slices", type=positive, help="token slices of a micro-batch (terapipe)")
     for option, meaning in (
         ("forward", "time of a rank's forward"),
         ("input-grad", "time of its input gradient"),
@@ -30,8 +31,12 @@ def add_arguments(parser) -> None:
         parser.add_argument(f"--{option}", type=_time, default=default, help=f"{meaning} ({default})")
     parser.add_argument("--blocking", action="store_true", help="senders wait for the hop too")
     parser.add_argument("--recompute", action="store_true", help="a backward runs the forward again first")
-    parser.add_argument("--buffers", type=int, help="check for deadlock with so many unread messages a link")
-    parser.add_argument("--width", type=int, default=160, help="longest line, in characters (default 160)")
+    parser.add_argument(
+        "--buffers", type=number(0), help="check for deadlock with so many unread messages a link"
+    )
+    parser.add_argument(
+        "--width", type=number(20), default=160, help="longest line, in characters (default 160)"
+    )
     parser.add_argument("--csv", action="store_true", help="print it in PyTorch's notation instead")
 
 

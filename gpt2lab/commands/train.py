@@ -209,7 +209,7 @@ def _options(args, source: Path | None) -> Options:
         given = {"batch": 4, "sequence": 64} | given
     options = Options(**asdict(base) | given)
     for name, why in options.without_effect().items():
-        if given.get(name):
+        if name in given:
             flag = f"--{name.replace('_', '-')}"
             raise ValueError(f"{flag} would change nothing: {why}. Leave one of them out.")
     return options
