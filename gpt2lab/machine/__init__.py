@@ -1,6 +1,7 @@
 """Machines: how fast they compute and send, what a process holds, and switches that make a step faster.
 
 timing        a stopwatch that warms up, waits and repeats
+device_time   when a GPU gets somewhere, without waiting for it
 speed         flop/s and bytes/s of this machine
 links         alpha-beta links and the time of collectives on them
 memory        bytes that a process holds, by tensor storage

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
+from ..machine.device_time import DeviceTime
 from ..processes import status_board
 from . import paced
 from .mesh import Axis
@@ -73,7 +74,14 @@ class Handle:
     def __init__(self, call: Call | None, number: int, work: Sequence, result, finish=None):
         self._call, self._number, self._work = call, number, work
         self._result, self._finish = result, finish
+        one = result[0] if isinstance(result, list) and result else result
+        self._now = DeviceTime if getattr(one, "is_cuda", False) else time.perf_counter
         self._start, self._done = time.perf_counter(), 0.0
+
+    @property
+    def on_device(self) -> bool:
+        """Whether a GPU does it, which the host does not wait for."""
+        return self._now is DeviceTime
 
     def wait(self):
         """Block until the operation is done; returns what the call would return without async_op."""
@@ -111,16 +119,20 @@ class Handle:
         return f"{call.op} #{self._number} on axis {call.axis.name!r} with rank {', '.join(map(str, call.peers))}"
 
     def _end(self, call: Call) -> None:
-        end = self._done or time.perf_counter()
+        end = self._done or self._now()
         if call.pair is None:
             due = paced.delay(call.axis.ranks, call.axis.rank, end, *call.pace, call.sends)
-            time.sleep(max(0.0, due - time.perf_counter()))
-            end = max(end, due)
-        log.append(Event(start=self._start, end=end, **call.event))
+            if due is not end:
+                time.sleep(max(0.0, due - time.perf_counter()))
+                end = due
+        log.append(Event(start=self._start, ended=end, **call.event))
 
     def note_completion(self, _=None) -> None:
-        """Record when the operation ended; the backend's thread calls this, perhaps long before `wait`."""
-        self._done = time.perf_counter()
+        """Record when the operation ended; the backend's thread calls this, perhaps long before `wait`.
+
+        NCCL calls it at once, on a stream that waits for nothing but the operation.
+        """
+        self._done = self._now()
 
 
 class Done:
@@ -156,7 +168,7 @@ def perform(call: Call, start, result, async_op: bool = False, finish=None):
     handle._work = (work,)
     if not async_op:
         return handle.wait()
-    if call.pair is None:
+    if call.pair is None or handle.on_device:
         with contextlib.suppress(AttributeError, RuntimeError):  # gloo's reduce-scatter has no future
             work.get_future().add_done_callback(handle.note_completion)
     status_board.leave()

@@ -188,7 +188,9 @@ def gather(x, axis: Axis, dim: int = 0, root: int = 0, sizes: Sizes = None, asyn
     call = Call.direct("gather", axis, detail, sends, traffic.direct_cost(chunks, root))
     start = lambda async_op: dist.gather(mine, parts, axis.ranks[root], group=axis.group, async_op=async_op)
     join = lambda parts: torch.cat([p[:s] for p, s in zip(parts, sizes, strict=True)]).movedim(0, dim)
-    return perform(call, start, parts, async_op, join if parts else lambda _: x.detach().narrow(dim, 0, 0))
+    return perform(
+        call, start, parts or mine, async_op, join if parts else lambda _: x.detach().narrow(dim, 0, 0)
+    )
 
 
 def all_to_all(

@@ -43,7 +43,7 @@ def delay(ranks, rank: int, done: float, size: int, messages: int, sends=()) -> 
         seconds = sum(_network.link(ranks[rank], target).time(part) for target, part in sends)
     else:
         seconds = _network.ring_time(ranks, size, messages)
-    _free_at = max(done, _free_at) + seconds
+    _free_at = max(float(done), _free_at) + seconds
     return _free_at
 
 

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 class Event:
     """One call: what this rank sent (bytes, messages) over which axis, from start to end in seconds.
 
+    `ended` is a number, or the time of a GPU, which becomes one when somebody asks for the `end`.
+
     `targets` are (global rank, bytes) of what it sent. `ring` holds the global ranks of a collective in which every
     rank sends to its right neighbour; it is empty for direct messages. `pair` is (source, target) of a message.
     """
@@ -23,10 +25,15 @@ class Event:
     bytes: int
     messages: int
     start: float
-    end: float
+    ended: float
     targets: tuple[tuple[int, int], ...] = ()
     ring: tuple[int, ...] = ()
     pair: tuple[int, int] | None = None
+
+    @property
+    def end(self) -> float:
+        """When it was over."""
+        return float(self.ended)
 
 
 LATEST = 50_000  # calls, or spans, that a rank keeps: some 20 MB, however long it runs
