@@ -106,11 +106,16 @@ def test_much_output_does_not_block_a_rank(capsys):
     assert [len(line) for line in capsys.readouterr().out.splitlines()] == [500_009] * 2
 
 
-@pytest.mark.parametrize("text", ["x" * 30_000_000, "line\n" * 6_000_000], ids=["one line", "many lines"])
+@pytest.mark.parametrize(
+    "text", ["x" * 30_000_000, "line\n" * 6_000_000, "\n" * 300_000], ids=["a line", "lines", "empty lines"]
+)
 def test_endless_output_is_cut_with_a_notice(text, loud, capsys):
     assert loud.run(lambda rank, _, text: rank or print(text), text) == [None, 1]
     shown = capsys.readouterr().out
-    assert "[rank 0] ... this rank printed more than 10,000,000 bytes; the rest is not shown" in shown
+    assert (
+        "[rank 0] ... this rank printed more than 10,000,000 bytes or 200,000 lines; the rest is not shown"
+        in shown
+    )
     assert len(shown) < 40_000_000
     loud.run(lambda rank, _: print("again"))
     assert capsys.readouterr().out == "[rank 0] again\n[rank 1] again\n"

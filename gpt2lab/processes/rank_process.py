@@ -38,6 +38,7 @@ class _Kept(dict):
 
 
 kept = _Kept()
+_muted = False  # for the rest of the job
 
 
 def rank_main(
@@ -57,6 +58,8 @@ def rank_main(
             number = int(pipe.recv_bytes())
         except EOFError:
             os._exit(0)
+        if _muted:
+            _redirect(output)
         _send(pipe, _call(Path(folder, f"job.{number}"), rank, world, pipe))
 
 
@@ -67,6 +70,8 @@ def _protect(folder: str, rank: int, pipe: Connection) -> None:
         if hasattr(signal, name):
             signal.signal(getattr(signal, name), signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    if hasattr(signal, "SIGUSR2"):
+        signal.signal(signal.SIGUSR2, _mute)
     threading.Thread(target=_leave_with_parent, args=(folder, pipe), daemon=True).start()
     if hasattr(faulthandler, "register"):
         stack = open(Path(folder, f"{STACK}{rank}"), "w")  # noqa: SIM115 (open as long as the rank lives)
@@ -91,10 +96,24 @@ def _leave_with_parent(folder: str, pipe: Connection) -> None:
 
 def _redirect(output: Connection) -> None:
     """Send what this rank prints, also from C++, to the parent, which shows it in the cell that launched it."""
+    global _muted
+    _muted = False
     os.dup2(output.fileno(), 1)
     os.dup2(output.fileno(), 2)
     sys.stdout = io.TextIOWrapper(io.FileIO(1, "w", closefd=False), line_buffering=True, errors="replace")
     sys.stderr = io.TextIOWrapper(io.FileIO(2, "w", closefd=False), line_buffering=True, errors="replace")
+
+
+def _mute(*_) -> None:
+    """Drop what this rank prints in this job from now on, without a system call a line; the parent asks for it."""
+    global _muted
+    _muted = True
+    with open(os.devnull, "w") as nothing:
+        os.dup2(nothing.fileno(), 1)
+        os.dup2(nothing.fileno(), 2)
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):  # the job may have put another in its place
+            stream.reconfigure(line_buffering=False)
 
 
 def _join_group(rank: int, world: int, folder: str, backend: str, timeout: float) -> None:

@@ -1,30 +1,36 @@
 """A rank's result on its way to the parent: a small one through the pipe, a large one through shared memory."""
 
+import contextlib
 import io
 import os
 import pickle
+from itertools import accumulate
 from pathlib import Path
 
 LARGE = 1_000_000  # bytes; a pipe takes half a minute for 1 GB
+ALIGNED = 64  # bytes
 _shared = None  # the file of the last large result
 
 
 def pack(value, spare: Path) -> dict:
     """The value as a message; the bytes of a large one lie in memory that is shared, or where there is none in `spare`.
 
-    That memory is the rank's until it packs its next result.
+    The rank forgets that memory when it packs its next result.
     """
     global _shared
     buffers = []
-    packed = _packed(value, buffers)
-    sizes = [buffer.raw().nbytes for buffer in buffers]
-    if len(packed) + sum(sizes) <= LARGE:
-        return {"kind": "result", "value": packed, "buffers": [bytes(b.raw()) for b in buffers]}
+    parts = [_packed(value, buffers), *(buffer.raw() for buffer in buffers)]
+    sizes = [len(part) for part in parts]
+    if sum(sizes) <= LARGE:
+        return {"kind": "result", "value": parts[0], "buffers": [bytes(part) for part in parts[1:]]}
+    if _shared:
+        _shared.close()
     _shared, file = _open(spare)
-    for part in (packed, *(buffer.raw() for buffer in buffers)):
+    for part in parts:
         _shared.write(part)
+        _shared.write(bytes(-len(part) % ALIGNED))
     _shared.flush()
-    return {"kind": "result", "file": str(file), "sizes": [len(packed), *sizes]}
+    return {"kind": "result", "file": str(file), "sizes": sizes}
 
 
 def _open(spare: Path):
@@ -36,42 +42,53 @@ def _open(spare: Path):
 
 
 def unpack(message: dict):
-    """What `pack` packed."""
+    """What `pack` packed. Large tensors stay where the rank has written them: nothing is copied."""
     if "value" in message:
         return pickle.loads(message["value"], buffers=message["buffers"])
-    with open(message["file"], "rb") as source:
-        parts = [bytearray(size) for size in message["sizes"]]
-        for part in parts:
-            source.readinto(part)
-    return pickle.loads(parts[0], buffers=parts[1:])
+    import torch
+
+    ends = list(accumulate(size + -size % ALIGNED for size in message["sizes"]))
+    whole = torch.from_file(message["file"], shared=True, size=ends[-1], dtype=torch.uint8).numpy()
+    with contextlib.suppress(
+        OSError
+    ):  # shared memory has no name; where there is none, the next result is a new file
+        os.unlink(message["file"])
+    starts = zip([0, *ends], message["sizes"], strict=False)
+    first, *others = (memoryview(whole)[start : start + size] for start, size in starts)
+    return pickle.loads(first, buffers=others)
 
 
 def _packed(value, buffers: list) -> bytes:
-    """The value as bytes, by value where it is from a cell; `buffers` gets the memory of its large CPU tensors."""
+    """The value as bytes, by value where it is from a cell; `buffers` gets the memory of what is large in it."""
     import cloudpickle
     import torch
 
     class Pickler(cloudpickle.Pickler):
         def reducer_override(self, thing):
-            if type(thing) is torch.Tensor and _plain(thing):
-                flat = thing.contiguous().view(-1).view(torch.uint8)
-                return _tensor, (flat.numpy(), thing.dtype, thing.shape)
+            if type(thing) in (torch.Tensor, torch.nn.Parameter) and _plain(thing):
+                memory = pickle.PickleBuffer(thing.detach().reshape(-1).view(torch.uint8).numpy())
+                return _tensor, (memory, thing.dtype, (*thing.shape,), type(thing), thing.requires_grad)
             return super().reducer_override(thing)
 
     out = io.BytesIO()
-    Pickler(out, protocol=5, buffer_callback=buffers.append).dump(value)
+    inside = lambda buffer: memoryview(buffer).nbytes <= LARGE or buffers.append(buffer)
+    Pickler(out, protocol=5, buffer_callback=inside).dump(value)
     return out.getvalue()
 
 
 def _plain(tensor) -> bool:
-    """Whether a tensor is nothing but large memory of this process."""
-    large = tensor.numel() * tensor.element_size() > LARGE
-    special = tensor.requires_grad or tensor.is_conj() or tensor.is_neg() or tensor.is_quantized
-    return large and tensor.device.type == "cpu" and not tensor.is_sparse and not special
+    """Whether a tensor is nothing but memory of this process; torch takes a tenth of a millisecond for each."""
+    layout = str(tensor.layout) == "torch.strided" and not (
+        tensor.is_quantized or tensor.is_conj() or tensor.is_neg()
+    )
+    return (
+        tensor.device.type == "cpu" and layout and tensor.is_leaf and tensor.numel() > 0 and not vars(tensor)
+    )
 
 
-def _tensor(array, dtype, shape):
-    """A tensor over the memory of an array."""
+def _tensor(memory, dtype, shape, kind, learns):
+    """A tensor over memory that holds its numbers."""
     import torch
 
-    return torch.from_numpy(array).view(dtype).view(shape)
+    plain = torch.frombuffer(memory, dtype=torch.uint8).view(dtype).view(shape)
+    return torch.nn.Parameter(plain, learns) if kind is torch.nn.Parameter else plain.requires_grad_(learns)
