@@ -225,7 +225,9 @@ class SharedMemoryGroup(dist.ProcessGroup):
 
 def _flat(x: torch.Tensor) -> torch.Tensor:
     """One dimension, contiguous: a view where possible, else a copy."""
-    return x if x.dim() == 1 and x.is_contiguous() and not x.requires_grad else x.detach().reshape(-1)
+    if x.dim() == 1 and x.is_contiguous() and not x.requires_grad:
+        return x
+    return x.detach().reshape(-1).contiguous()  # of every second number `reshape` alone is a view
 
 
 def _back(tensors, flats) -> None:
