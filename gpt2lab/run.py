@@ -128,15 +128,13 @@ class Options:
     def check(self) -> None:
         """Raise ValueError, before any process starts, where these options cannot run."""
         for name, value in asdict(self).items():
+            said = f"--{name.replace('_', '-')} {value}"
             if isinstance(value, float) and not math.isfinite(value):
-                raise ValueError(f"--{name.replace('_', '-')} {value} is no finite number. Use another.")
-        for name, least in LEAST.items():
-            if not getattr(self, name) >= least:
-                flag = f"--{name.replace('_', '-')}"
-                raise ValueError(f"{flag} {getattr(self, name)} is too small. Use {least} or more.")
-        for name, most in MOST.items():
-            if getattr(self, name) > most:
-                raise ValueError(f"--{name} {getattr(self, name)} is too large. Use at most {most:,}.")
+                raise ValueError(f"{said} is no finite number. Use another.")
+            if value < LEAST.get(name, value):
+                raise ValueError(f"{said} is too small. Use {LEAST[name]} or more.")
+            if value > MOST.get(name, value):
+                raise ValueError(f"{said} is too large. Use at most {MOST[name]:,}.")
         plan = self.the_plan()
         plan.check(self.the_config(), self.batch, self.sequence)
         if self.compile:

@@ -147,7 +147,7 @@ def test_a_call_on_the_cpu_never_asks_for_an_event(result, monkeypatch):
 
 MUTANTS = {
     "the host's time is taken": (Handle.note_completion, "self._now()", "time.perf_counter()"),
-    "messages have no end of their own": (perform, " or handle.on_device", ""),
+    "messages have no end of their own": (perform, " or handle._now is DeviceTime", ""),
     "the first of several tensors is not looked at": (Handle.__init__, "result[0] if", "result if"),
     "the host waits at once": (DeviceTime.__init__, "self._event.record()", "self._event.record(), float(self)"),
     "seconds are milliseconds": (DeviceTime.__float__, "/ 1e3", ""),

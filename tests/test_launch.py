@@ -113,7 +113,7 @@ def test_endless_output_is_cut_with_a_notice(text, loud, capsys):
     assert loud.run(lambda rank, _, text: rank or print(text), text) == [None, 1]
     shown = capsys.readouterr().out
     assert (
-        "[rank 0] ... this rank printed more than 10,000,000 bytes or 200,000 lines; the rest is not shown"
+        "[rank 0] ... this rank printed more than 10,000,000 bytes, the end of a line counted as 50; the rest"
         in shown
     )
     assert len(shown) < 40_000_000

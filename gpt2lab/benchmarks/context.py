@@ -26,18 +26,13 @@ DEFAULT = "contiguous:kv,contiguous:ring,interleaved:ring,zigzag:ring,zigzag:kv,
 SERIAL, RIVAL = "serial", "PyTorch's ring"
 
 
-LENGTHS = [1024, 2048, 4096, 8192]
 QUICK = "--worlds 2 --lengths 512 --splits zigzag:ring,contiguous:kv,contiguous:heads"  # with --all --quick
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Sizes; the defaults take about two minutes on two cores."""
-    parser.add_argument(
-        "--worlds", type=int, nargs="+", default=[2, 4], help="numbers of ranks (default 2 4)"
-    )
-    parser.add_argument(
-        "--lengths", type=int, nargs="+", default=LENGTHS, help="tokens (default 1024 to 8192)"
-    )
+    parser.add_argument("--worlds", type=int, nargs="+", default=[2, 4], help="ranks (default 2 4)")
+    parser.add_argument("--lengths", type=int, nargs="+", default=[1024, 2048, 4096, 8192], help="tokens")
     parser.add_argument("--heads", type=int, default=4)
     parser.add_argument("--width", type=int, default=32, help="of a head (default 32)")
     parser.add_argument("--window", type=int, help="tokens that a token sees before itself (default: all)")
@@ -49,15 +44,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> dict[str, float]:
     """Print milliseconds, ratios over serial attention, waiting, and the balance of counted work."""
-    worlds, lengths = args.worlds, args.lengths
     splits = [tuple(split.split(":")) for split in args.splits.split(",")]
-    shapes = [(1, args.heads, length, args.width) for length in lengths]
-    for world in worlds:
+    shapes = [(1, args.heads, length, args.width) for length in args.lengths]
+    for world in args.worlds:
         for shape in shapes:
             check(splits, world, shape, args.window)
     over = None if args.no_rival or args.window is not None else args.over
     seconds = {}
-    for world in worlds:
+    for world in args.worlds:
         print(f"{world} ranks, one thread each, {args.heads} heads of {args.width}, forward and backward;")
         print(f"  {rivals.carriers(args.over)}")
         with Ranks(world, timeout=300, echo=False) as ranks:

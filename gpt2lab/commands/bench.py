@@ -26,7 +26,7 @@ import json
 from pathlib import Path
 
 from ..benchmarks import everything
-from .numbers import number, positive
+from .numbers import positive, within
 
 
 def add_arguments(parser) -> None:
@@ -35,7 +35,7 @@ def add_arguments(parser) -> None:
     parser.add_argument("--quick", action="store_true", help="with --all: small sizes, under ten minutes")
     parser.add_argument("--rounds", type=positive, default=5, help="with --all (default 5; verdicts need 4)")
     parser.add_argument(
-        "--minutes", type=number(0.01), help="with --all: begin no round that may end later (--quick: 9)"
+        "--minutes", type=within(0.01), help="with --all: begin no round that may end later (--quick: 9)"
     )
     parser.add_argument("--out", default="runs/bench", help="with --all: folder for JSON, figure and texts")
     parser.add_argument("--compare", nargs=2, metavar="FILE", help="two JSON files, the older one first")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ..classroom import NOTEBOOKS, lessons_named, report, sandbox
 from ..classroom.grade import grade, submissions
-from .numbers import number, positive
+from .numbers import positive, within
 
 
 def add_arguments(parser) -> None:
@@ -22,10 +22,10 @@ def add_arguments(parser) -> None:
     parser.add_argument("--out", type=Path, default=Path("grades.csv"), help="the table (default grades.csv)")
     parser.add_argument("--jobs", type=positive, default=2, help="students at a time (default 2)")
     parser.add_argument(
-        "--seconds", type=number(0.1), default=limits.seconds, help="for one exercise (default 30)"
+        "--seconds", type=within(0.1), default=limits.seconds, help="for one exercise (default 30)"
     )
     parser.add_argument(
-        "--memory", type=number(0.001), default=limits.gib, help="GiB for one student (default 4)"
+        "--memory", type=within(0.001), default=limits.gib, help="GiB for one student (default 4)"
     )
     parser.add_argument("--again", action="store_true", help="grade also what has been graded")
     parser.add_argument("--notebooks", type=Path, default=NOTEBOOKS, help="where the lessons are")

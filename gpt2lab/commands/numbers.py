@@ -4,7 +4,7 @@ import argparse
 import contextlib
 
 
-def number(least: float, most: int = 10**9):
+def within(least: float, most: int = 10**9):
     """The type of an option for argparse: a number from `least` to `most`, a whole one where `least` is whole."""
     kind = type(least)
 
@@ -18,4 +18,4 @@ def number(least: float, most: int = 10**9):
     return parsed
 
 
-positive = number(1)
+positive = within(1)

@@ -16,21 +16,17 @@ from pathlib import Path
 from ..model import PRESETS
 from ..planner.choose import LEAST, PRUNED, Goal, in_bytes, in_seconds, parallelize
 from ..planner.problem import CLUSTERS, find_cluster
-from .numbers import number, positive
+from .numbers import positive, within
 
-UNITS = {
-    "": 1,
-    "B": 1,
-    **{f"{p}{i}B": (1024 if i else 1000) ** (n + 1) for n, p in enumerate("KMGT") for i in ("", "i")},
-}
+SIZES = {f"{p}{i}b": (1024 if i else 1000) ** n for n, p in enumerate("kmgt", 1) for i in ("", "i")}
+UNITS = {"": 1, "b": 1} | SIZES
 
 
 def size_in_bytes(text: str) -> float:
     """The bytes of a size such as 4GiB, 800MB or 1.5 GiB."""
     found = re.fullmatch(r"\s*([\d.]+(?:e\d+)?)\s*([KMGT]?i?B?)\s*", text, re.IGNORECASE)
-    units = {unit.lower(): factor for unit, factor in UNITS.items()}
     try:
-        return float(found[1]) * units[found[2].lower()]
+        return float(found[1]) * UNITS[found[2].lower()]
     except (TypeError, KeyError, ValueError):
         raise argparse.ArgumentTypeError(f"{text!r} is no size. Use for example 4GiB or 800MB") from None
 
@@ -39,7 +35,7 @@ def add_model(parser) -> None:
     """The options that say what is trained."""
     parser.add_argument("--config", choices=list(PRESETS), default="gpt2", help="the model (default gpt2)")
     parser.add_argument(
-        "--rows", "--batch", type=number(1, 100_000), default=8, help="sequences of a step (default 8)"
+        "--rows", "--batch", type=within(1, 100_000), default=8, help="sequences of a step (default 8)"
     )
     parser.add_argument(
         "--length", type=positive, help="tokens of a sequence (default: the model's positions)"
@@ -53,7 +49,7 @@ def add_arguments(parser) -> None:
     """The options of the command."""
     add_model(parser)
     parser.add_argument(
-        "--ranks", type=number(1, 65_536), help="most ranks (default: 4 here, else the cluster's devices)"
+        "--ranks", type=within(1, 65_536), help="most ranks (default: 4 here, else the cluster's devices)"
     )
     parser.add_argument("--cluster", default="here", help=f"here (default), {', '.join(CLUSTERS)}")
     parser.add_argument("--memory", type=size_in_bytes, help="bytes that a rank may hold, such as 4GiB")

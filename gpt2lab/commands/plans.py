@@ -11,18 +11,7 @@ from ..compositions import TESTED, WITHOUT_FLUSH, plans_by_pair
 from ..plan import Plan
 from .numbers import positive
 
-ORDER = (
-    "pipeline",
-    "data",
-    "context",
-    "tensor",
-    "expert",
-    "sequence",
-    "ZeRO-1",
-    "ZeRO-2",
-    "ZeRO-3",
-    "recompute",
-)
+ORDER = "pipeline data context tensor expert sequence ZeRO-1 ZeRO-2 ZeRO-3 recompute".split()  # noqa: SIM905
 
 
 def add_arguments(parser) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from ..schedules import registry, text
 from ..schedules.check import check
 from ..schedules.simulate import Cost, simulate
-from .numbers import number, positive
+from .numbers import positive, within
 
 MOST = 30_000  # operations that are laid out, checked and simulated: some seconds
 DEFAULTS = {"stages": 4, "micro": 8, "width": 160, "blocking": False, "recompute": False}
@@ -32,10 +32,10 @@ def add_arguments(parser) -> None:
     parser.add_argument("--blocking", action="store_true", help="senders wait for the hop too")
     parser.add_argument("--recompute", action="store_true", help="a backward runs the forward again first")
     parser.add_argument(
-        "--buffers", type=number(0), help="check for deadlock with so many unread messages a link"
+        "--buffers", type=within(0), help="check for deadlock with so many unread messages a link"
     )
     parser.add_argument(
-        "--width", type=number(20), default=160, help="longest line, in characters (default 160)"
+        "--width", type=within(20), default=160, help="longest line, in characters (default 160)"
     )
     parser.add_argument("--csv", action="store_true", help="print it in PyTorch's notation instead")
 

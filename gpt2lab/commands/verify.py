@@ -15,7 +15,7 @@ from dataclasses import replace
 from ..plan import Plan
 from ..reference import CONFIG, EXPERTS
 from ..verify import verify
-from .numbers import number
+from .numbers import within
 
 
 def add_arguments(parser) -> None:
@@ -33,7 +33,7 @@ def add_arguments(parser) -> None:
         type=int,
         help="experts of every second layer; 0: dense (default: 8 where the plan says ep, else 0)",
     )
-    parser.add_argument("--window", type=number(0), help="sliding window of the attention (default: none)")
+    parser.add_argument("--window", type=within(0), help="sliding window of the attention (default: none)")
 
 
 def run(args) -> int:

@@ -25,7 +25,7 @@ from .status_board import Board
 _starting = threading.Lock()
 LONGEST_LINE = 1_000_000  # bytes of a printed line that are shown
 MOST_PRINTED = 10_000_000  # bytes that a rank may print in one job; more would take minutes to show
-MOST_LINES = 200_000  # the same in lines
+LINE_END = 50  # bytes that the end of a line counts as
 RESERVE = 1 << 16  # bytes that ranks will write into the private folder later: store, stacks
 WAITS = re.compile(  # where the innermost line of a rank is that waits in a call
     r"(transport/\w+|ranks/(call|paced|collectives)|threading|torch/distributed/\w+)\.py"
@@ -41,7 +41,7 @@ class Member:
     def __init__(self, rank: int, process, pipe: Connection, output: int):
         self.rank, self.process, self.pipe, self.output = rank, process, pipe, output
         self.received = bytearray()
-        self.printed, self.cut, self.shown, self.lines_shown = bytearray(), 0, 0, 0
+        self.printed, self.cut, self.shown = bytearray(), 0, 0
 
     def messages(self) -> list[bytes] | None:
         """Read what has arrived without waiting and return the complete messages; None at the end of the pipe."""
@@ -67,7 +67,7 @@ class Member:
             chunk = b"" if last else os.read(self.output, 1 << 16)
         except OSError:
             chunk = b""
-        if self._enough():
+        if self.shown > MOST_PRINTED:
             return [] if chunk else None
         found, parts = [], chunk.split(b"\n")
         for part in parts[:-1]:
@@ -76,17 +76,14 @@ class Member:
         self._print(parts[-1])
         if last and self.printed:
             found.append(self._line())
-        self.shown, self.lines_shown = self.shown + len(chunk), self.lines_shown + len(found)
-        if self._enough():
+        self.shown += len(chunk) + LINE_END * len(found)
+        if self.shown > MOST_PRINTED:
             self.printed, self.cut = bytearray(), 0
-            limits = f"{MOST_PRINTED:,} bytes or {MOST_LINES:,} lines"
-            found.append(f"... this rank printed more than {limits}; the rest is not shown")
+            most = f"{MOST_PRINTED:,} bytes, the end of a line counted as {LINE_END}"
+            found.append(f"... this rank printed more than {most}; the rest is not shown")
             with contextlib.suppress(OSError, AttributeError):  # it has ended, or there is no such signal
                 os.kill(self.process.pid, signal.SIGUSR2)
         return found if chunk or found else None
-
-    def _enough(self) -> bool:
-        return self.shown > MOST_PRINTED or self.lines_shown > MOST_LINES
 
     def _print(self, part: bytes) -> None:
         """Add to the line that is not complete yet; of what is too long only the length is kept."""
@@ -139,7 +136,7 @@ class Pool:
         with _room(self.folder):
             path.write_bytes(job)
         for member in self.members:
-            member.shown = member.lines_shown = 0
+            member.shown = 0
             with contextlib.suppress(OSError):  # Watch finds a dead rank and reports its exit code
                 member.pipe.send_bytes(str(self.jobs).encode())
         self.jobs += 1

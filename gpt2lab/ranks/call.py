@@ -78,11 +78,6 @@ class Handle:
         self._now = DeviceTime if getattr(one, "is_cuda", False) else time.perf_counter
         self._start, self._done = time.perf_counter(), 0.0
 
-    @property
-    def on_device(self) -> bool:
-        """Whether a GPU does it, which the host does not wait for."""
-        return self._now is DeviceTime
-
     def wait(self):
         """Block until the operation is done; returns what the call would return without async_op."""
         if self._call is not None:
@@ -168,7 +163,7 @@ def perform(call: Call, start, result, async_op: bool = False, finish=None):
     handle._work = (work,)
     if not async_op:
         return handle.wait()
-    if call.pair is None or handle.on_device:
+    if call.pair is None or handle._now is DeviceTime:
         with contextlib.suppress(AttributeError, RuntimeError):  # gloo's reduce-scatter has no future
             work.get_future().add_done_callback(handle.note_completion)
     status_board.leave()
