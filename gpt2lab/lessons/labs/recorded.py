@@ -182,7 +182,7 @@ def pipeline_steps(rank: int, world_size: int, name: str, micros: int, cost: Cos
     spans = trace.spans(with_comm=False)
     at = {s.name: s for s in spans if s.kind in ("forward", "backward")}
     held = [_hold(f"m{i}", at[f"F{i}"].end, at[f"B{i}"].end, rank) for i in range(micros)]
-    on_the_way = lambda e: replace(e, end=e.start + (float(cost.hop) or WORK / 3))  # whoever waits for it
+    on_the_way = lambda e: replace(e, ended=e.start + (float(cost.hop) or WORK / 3))  # whoever waits for it
     return list(at.values()) + held, [on_the_way(e) for e in comm.log if e.targets]
 
 
