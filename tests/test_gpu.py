@@ -2,10 +2,13 @@
 
 import subprocess
 import sys
+import time
 
 import pytest
 import torch
 
+from gpt2lab.machine import timing
+from gpt2lab.machine.device_time import DeviceTime
 from gpt2lab.plan import Plan, build
 from gpt2lab.ranks.mesh import Mesh
 from gpt2lab.reference import CONFIG, example_batch
@@ -51,3 +54,13 @@ def test_pytorchs_profiler_sees_the_kernels_of_a_step():
         trainer.step(example_batch(CONFIG, 7, 12))
         torch.cuda.synchronize()
     assert sum(event.self_device_time_total for event in seen.key_averages()) > 0
+
+
+def test_the_time_of_a_gpu_is_when_it_gets_there_and_not_when_the_host_goes_on():
+    x = torch.ones(4096, 4096, device="cuda")
+    timing.finish_devices()
+    for _ in range(200):
+        x = x @ x
+    end, went_on = DeviceTime(), time.perf_counter()
+    timing.finish_devices()
+    assert went_on < float(end) < time.perf_counter()
