@@ -7,6 +7,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+import time
 import types
 
 import pytest
@@ -119,6 +120,18 @@ def test_endless_output_is_cut_with_a_notice(text, loud, capsys):
     assert len(shown) < 40_000_000
     loud.run(lambda rank, _: print("again"))
     assert capsys.readouterr().out == "[rank 0] again\n[rank 1] again\n"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+def test_a_rank_that_has_printed_enough_prints_into_nothing_until_its_next_job(loud, capsys):
+    def prints_until_nobody_listens(rank, _):
+        end = time.monotonic() + 60
+        while (to := os.readlink("/proc/self/fd/1")) != os.devnull and time.monotonic() < end:
+            print("\n" * 10_000)
+        return to
+
+    assert loud.run(prints_until_nobody_listens) == [os.devnull] * 2
+    assert os.devnull not in loud.run(lambda rank, _: os.readlink("/proc/self/fd/1"))
 
 
 def test_a_line_of_megabytes_is_cut(loud, capsys):
