@@ -6,6 +6,7 @@ from gpt2lab.model import GPT2
 from gpt2lab.parallel.pipeline.versions import Read
 from gpt2lab.plots import asynchronous as plots
 from gpt2lab.plots.style import png
+from gpt2lab.schedules import Cost, simulate
 from gpt2lab.schedules.asynchronous import FREE, make_stream
 
 
@@ -24,6 +25,21 @@ def test_each_figure_is_drawn():
     assert png(plots.curves(losses, {"1f1b": 1.75, "2bw": 1})) and png(
         plots.tradeoff(losses, {"1f1b": 1.75, "2bw": 1})
     )
+
+
+def test_the_clock_says_which_version_is_read_and_how_many_are_kept():
+    stream = make_stream("ampnet", 3, 5)
+    clock = simulate(stream.schedule, Cost(1, backward=2))
+    above, below = plots.in_time(stream, clock).axes
+    boxes = [(float(b.start + b.end) / 2, s + 0.5, b.op) for s, row in enumerate(clock.rows) for b in row]
+    assert [(*t.get_position(), int(t.get_text())) for t in above.texts] == [
+        (x, y, stream.reads[op]) for x, y, op in boxes
+    ]
+    shades = [c for of_stage in above.collections for c in of_stage.get_facecolors()]
+    for (_, _, op), shade in zip(boxes, shades, strict=True):
+        assert (shade[1] < 0.9) == (stream.staleness(op) > 0), op
+    for stage, line in enumerate(below.lines):
+        assert [round(y) for y in line.get_ydata()] == [1, *map(len, stream.held(stage))]
 
 
 def test_letters_are_learnt_with_every_parameter_at_home():

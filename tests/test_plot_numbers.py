@@ -3,7 +3,9 @@
 import pytest
 from matplotlib.colors import to_hex
 
-from gpt2lab.plots import collectives, schedule, steps, zero
+from gpt2lab.experts.mixture import Experts
+from gpt2lab.lessons.labs import experts as lab
+from gpt2lab.plots import collectives, experts, schedule, steps, zero
 from gpt2lab.plots.benchmarks import dashboard
 from gpt2lab.plots.style import COLORS, THINGS, rank_color
 from gpt2lab.plots.timeline import timeline
@@ -137,3 +139,31 @@ def test_a_moment_is_told_in_milliseconds_and_its_boxes_are_the_ranks():
     assert [round(p.get_x(), 1) for p in boxes] == [0.1, 1.1]
     assert [to_hex(p.get_edgecolor()) for p in boxes] == [to_hex(rank_color(r)) for r in (0, 1)]
     assert ax.texts[0].get_text() == "rank 0: F0"
+
+
+def test_choices_of_experts_stand_on_their_rank_s_colour_and_bytes_leave_the_rank_that_sends_them():
+    found = lab.routed(8, 2, 1.0, 1.0)
+    left, right = experts.spread(found, 2048).axes
+    heights = [p.get_height() for p in left.patches]
+    assert heights[:8] == list(found.served.sum(0)) and heights[8:] == list(
+        (found.asked - found.served).sum(0)
+    )
+    assert [to_hex(p.get_facecolor()) for p in left.patches[:8]] == [
+        to_hex(rank_color(e // 2)) for e in range(8)
+    ]
+    there, back = [p.get_height() for p in right.patches[:4]], [p.get_height() for p in right.patches[4:]]
+    for rank in range(4):
+        away = found.served[rank].sum() - found.served[rank, 2 * rank : 2 * rank + 2].sum()
+        guests = (
+            found.served[:, 2 * rank : 2 * rank + 2].sum() - found.served[rank, 2 * rank : 2 * rank + 2].sum()
+        )
+        assert (there[rank], back[rank]) == (2 * away, 2 * guests)
+
+
+def test_no_skew_is_even_and_room_is_what_the_package_gives_an_expert():
+    even = lab.routed(8, 2, 3.0, 0.0)
+    assert even.dropped == 0 and even.asked.sum() == 4 * 256 * 2 == even.rows.sum()
+    assert even.asked.sum(0).max() < 1.15 * even.asked.sum() / 8
+    tight = lab.routed(8, 2, 0.5, 0.0)
+    assert tight.served.max() == Experts(8, 2, capacity=0.5).room(256) == 32
+    assert lab.routed(8, 1, 1.0, 2.0).dropped > lab.routed(8, 1, 1.0, 1.0).dropped > 0.1

@@ -1,12 +1,15 @@
 """The scored puzzles: the best known scores are what they are said to be, and limits bind."""
 
+from dataclasses import replace
 from itertools import combinations, product
 
 import pytest
 
-from gpt2lab.lessons.exercises import cuts, pipeline, prefetch
+from gpt2lab.lessons.exercises import asynchronous, cuts, experts, pipeline, prefetch, tasks
 from gpt2lab.lessons.labs import schedules as lab
+from gpt2lab.lessons.labs.tasks import one_layer
 from gpt2lab.schedules import Cost, check, make, simulate
+from gpt2lab.tasks.gpt2 import Blocks
 
 
 def test_no_cut_of_alexnet_sends_less_than_the_best():
@@ -47,6 +50,42 @@ def test_room_on_the_link_binds(monkeypatch):
 def test_what_the_puzzle_of_split_backwards_says_of_known_schedules(name, time):
     found = simulate(make(name, pipeline.RANKS, pipeline.MICROS), pipeline.COST)
     assert found.makespan == time > 40
+
+
+def test_no_stages_of_pipedream_within_the_room_are_faster_than_the_best():
+    found, count = [], len(asynchronous.TIMES)
+    for ends in (e for n in range(asynchronous.RANKS) for e in combinations(range(1, count), n)):
+        layers = [b - a for a, b in zip((0, *ends), (*ends, count), strict=True)]
+        for active in range(1, len(layers) + 1):
+            room = max(kept * one for kept, one in asynchronous.room_of(layers, active))
+            found.append((room, layers, active))
+    fit = [(layers, active) for room, layers, active in found if room <= asynchronous.ROOM]
+    assert len(found) == 463 and len(fit) < 400
+    assert min(asynchronous.time_of(*one) for one in fit) == asynchronous.BEST
+
+
+def test_no_other_experts_on_one_rank_make_the_best_places_faster():
+    best = [[0, 3, 6], [0, 2, 5], [1, 3, 4], [0, 2, 7]]
+    assert experts.time_of_layer(best) == experts.BEST
+    for rank, held in product(range(4), combinations(range(8), experts.SLOTS)):
+        others = best[:rank] + [list(held)] + best[rank + 1 :]
+        if set().union(*others) == set(range(8)):
+            assert experts.time_of_layer(others) >= experts.BEST, others
+
+
+def test_rows_of_an_expert_stay_at_home_or_are_shared_out_among_its_copies():
+    rows = experts.routes([[0, 1, 2], [0, 3, 4], [5, 6], [7]])
+    assert rows[0][0] == 240 + 24 + 60 and rows[0][1] == 36 + 36
+    assert rows[3][0] == 84 / 2 + 36 + 108 and sum(map(sum, rows)) == sum(map(sum, experts.ASKED))
+
+
+def test_no_block_size_alone_makes_the_best_blocks_faster():
+    best = Blocks(tokens=24, rows=3, heads=1, columns=0, weights=0, updates=0)
+    time = lambda **sizes: tasks.time_of(one_layer(4, 16, replace(best, **sizes)))
+    assert time() == tasks.BEST
+    menu = {"tokens": (16, 22, 32), "rows": (1, 2), "heads": (2,), "columns": (48,), "weights": (2048,)}
+    for name, size in ((name, size) for name, sizes in menu.items() for size in sizes):
+        assert time(**{name: size}) >= tasks.BEST, (name, size)
 
 
 @pytest.mark.parametrize("ranks, micros", [(2, 2), (4, 4), (4, 9), (5, 3)])

@@ -2,7 +2,9 @@
 
 from collections import Counter
 
+from matplotlib.collections import PatchCollection
 from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
 
 from ..schedules import Op
 from .style import COLORS, SERIAL, THINGS, figure, rank_color
@@ -18,23 +20,57 @@ def version_map(stream, count: int = 10, title: str = "") -> Figure:
         for micro in range(count):
             for half, kind in enumerate("FB"):
                 op = Op(kind, stage, micro)
-                late, left = stream.staleness(op), micro + 0.5 * half
-                shade = min(1.0, late / max(1, stages - 1))
-                color = [1 - shade * (1 - c) for c in (0.80, 0.47, 0.65)]
-                ax.fill(
-                    [left, left + 0.5, left + 0.5, left], [stage, stage, stage + 1, stage + 1], color=color
-                )
+                left, wide = micro + 0.5 * half, [0, 0.5, 0.5, 0]
+                tall = [stage, stage, stage + 1, stage + 1]
+                ax.fill([left + w for w in wide], tall, color=_shade(stream, op))
                 ax.text(left + 0.25, stage + 0.5, stream.reads[op], ha="center", va="center", fontsize=8)
         ax.axhline(stage, color="white", linewidth=2)
     for micro in range(count + 1):
         ax.axvline(micro, color="white", linewidth=3)
-    ax.set(
-        xlim=(0, count), ylim=(stages, 0), xlabel="micro-batch (left: forward, right: backward)", title=title
-    )
+    ax.set(xlim=(0, count), xlabel="micro-batch (left: forward, right: backward)", title=title)
     ax.set_xticks([m + 0.5 for m in range(count)], range(count))
+    _stage_rows(ax, stages)
+    return fig
+
+
+def _stage_rows(ax, stages: int) -> None:
+    ax.set_ylim(stages, 0)
     ax.set_yticks([s + 0.5 for s in range(stages)], [f"stage {s}" for s in range(stages)])
     ax.tick_params(length=0)
     ax.grid(False)
+
+
+def _shade(stream, op: Op) -> list[float]:
+    """The colour of an operation: the darker the more updates the weights that it reads lack."""
+    share = min(1.0, stream.staleness(op) / max(1, stream.schedule.ranks - 1))
+    return [1 - (0.05 + 0.95 * share) * (1 - c) for c in (0.80, 0.47, 0.65)]
+
+
+def in_time(stream, timeline, title: str = "") -> Figure:
+    """Stages by time: each operation with the version that it reads, the darker the more updates it lacks (backwards
+    have a frame); below, how many versions each stage keeps.
+    """
+    stages, end = len(timeline.rows), float(timeline.makespan)
+    fig, (ax, below) = figure(8, 2.6 + 0.3 * stages, 2, sharex=True, height_ratios=[0.3 * stages, 1.1])
+    inside = {"ha": "center", "va": "center", "fontsize": 7, "in_layout": False}  # halves the time to draw
+    for stage, row in enumerate(timeline.rows):
+        boxes, name = [], f"stage {stage}"
+        for box in row:
+            start, width = float(box.start), float(box.end - box.start)
+            edge = "gray" if box.op.kind == "B" else "lightgray"
+            look = {"facecolor": _shade(stream, box.op), "edgecolor": edge, "linewidth": 0.6}
+            boxes.append(Rectangle((start + 0.04, stage + 0.06), width - 0.08, 0.88, **look))
+            middle = start + width / 2, stage + 0.5
+            ax.text(*middle, stream.reads[box.op], **inside)
+        ax.add_collection(PatchCollection(boxes, match_original=True))
+        times = [0, *(float(box.end) for box in row)]
+        held = [1 + 0.06 * stage, *(len(h) + 0.06 * stage for h in stream.held(stage))]
+        below.step(times, held, where="post", color=rank_color(stage), label=name)
+    ax.set(xlim=(0, end), title=title)
+    _stage_rows(ax, stages)
+    below.set(xlabel="time (a forward takes 1)", ylabel="versions kept", ylim=(0, None))
+    below.yaxis.get_major_locator().set_params(integer=True)
+    below.legend(fontsize=8, ncols=stages, loc="upper left", bbox_to_anchor=(0, -0.42))
     return fig
 
 

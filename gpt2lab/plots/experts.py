@@ -3,6 +3,8 @@
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+from matplotlib import colormaps
+from matplotlib.colors import to_hex
 from matplotlib.patches import FancyArrowPatch, Rectangle
 
 from .style import COLORS, THINGS, figure, ink, rank_color
@@ -33,6 +35,11 @@ def flow(choices: Sequence[Sequence[int]] = ((0, 2, 3, 0), (2, 1, 0, 2)), expert
     return fig
 
 
+def _hue(expert: int, experts: int = 8) -> str:
+    """A colour of one of eight experts, which are no ranks."""
+    return to_hex(colormaps["viridis"](0.92 * (expert % experts) / (experts - 1)))
+
+
 def written(text: str, routings: Mapping[str, Sequence[int]]):
     """A line of text once a routing, each letter on the colour of the expert that it asks for first."""
     fig, axes = figure(9, 0.95 * len(routings), len(routings), 1)
@@ -41,10 +48,9 @@ def written(text: str, routings: Mapping[str, Sequence[int]]):
         ax.set_axis_off()
         ax.set_title(title)
         for i, (letter, e) in enumerate(zip(text, experts, strict=True)):
-            ax.add_patch(Rectangle((i, 0), 1, 1, fc=rank_color(e), ec="white", lw=0.4))
-            ax.text(
-                i + 0.5, 0.5, letter, ha="center", va="center", color=ink(rank_color(e)), family="monospace"
-            )
+            ax.add_patch(Rectangle((i, 0), 1, 1, fc=_hue(e), ec="white", lw=0.4))
+            look = {"ha": "center", "va": "center", "family": "monospace"}
+            ax.text(i + 0.5, 0.5, letter, color=ink(_hue(e)), **look)
     return fig
 
 
@@ -57,7 +63,7 @@ def loads(histories: Mapping[str, np.ndarray], window: int = 10):
     for ax, (name, shares) in zip(axes[0], histories.items(), strict=True):
         for e, line in enumerate(shares.T):
             mean = np.convolve(line, np.ones(window) / window, "valid")
-            ax.plot(np.arange(len(mean)) + window, mean, color=rank_color(e), lw=1.2)
+            ax.plot(np.arange(len(mean)) + window, mean, color=_hue(e), lw=1.2)
         ax.axhline(1 / shares.shape[1], color=THINGS[1], ls="--", lw=1)
         ax.set(title=name, xlabel="step", ylim=(0, None))
     axes[0][0].set_ylabel("share of all choices")
@@ -87,4 +93,28 @@ def pays(machines: Mapping[str, tuple[float, float, int, int]], widths=(256, 655
     ax.axhline(1, color=THINGS[1], ls="--", lw=1)
     ax.set(xlabel="hidden width H of an expert", ylabel="wire time / compute time")
     ax.legend()
+    return fig
+
+
+def spread(found, row_bytes: int, title: str = ""):
+    """Left: choices by expert, on the colour of its rank, those without room hatched. Right: KiB that each rank sends.
+
+    `found` has choices (ranks, E) `asked` and `served`, and `rows` (ranks, ranks) from each rank to each.
+    """
+    asked, served, ranks = found.asked.sum(0), found.served.sum(0), len(found.rows)
+    fig, (left, right) = figure(9, 3.2, 1, 2, width_ratios=[1.7, 1])
+    places = np.arange(len(asked))
+    colors = [rank_color(e * ranks // len(asked)) for e in places]
+    left.bar(places, served, 0.8, color=colors)
+    left.bar(places, asked - served, 0.8, served, color="white", edgecolor=colors, hatch="////", linewidth=0)
+    left.axhline(asked.mean(), color=THINGS[0], ls="--", lw=1)
+    left.set(xlabel="expert, on the colour of its rank", ylabel="choices", title=title)
+    away = found.rows * (1 - np.eye(ranks, dtype=int))
+    there, back = (row_bytes / 1024 * away.sum(axis) for axis in (1, 0))
+    hues = [rank_color(r) for r in range(ranks)]
+    right.bar(range(ranks), there, 0.8, color=hues)
+    right.bar(range(ranks), back, 0.8, there, color=hues, alpha=0.45)
+    right.set(xlabel="rank", title="KiB sent (pale: results back)", xticks=range(ranks))
+    for ax in (left, right):
+        ax.grid(axis="x", visible=False)
     return fig

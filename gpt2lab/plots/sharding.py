@@ -2,9 +2,9 @@
 
 from matplotlib.patches import Patch, Rectangle
 
-from .style import COLORS, figure, ink, rank_color
+from .style import COLORS, THINGS, figure, ink, rank_color
 
-WHOLE = "#DDDDDD"
+WHOLE, KNOWN = "#DDDDDD", THINGS[4]
 KINDS = {
     "all-reduce": COLORS["comm"],
     "all-gather": "#0072B2",
@@ -84,7 +84,7 @@ def spreading(graph, rounds, axes, step: int, columns: int = 8):
     ax.set_axis_off()
     for i, node in enumerate(nodes):
         x, y = i % columns, -(i // columns) - 1
-        color = COLORS["comm"] if node.name in fresh else rank_color(2) if node.name in known else WHOLE
+        color = COLORS["comm"] if node.name in fresh else KNOWN if node.name in known else WHOLE
         ax.add_patch(Rectangle((x + 0.03, y + 0.06), 0.94, 0.86, fc=color, ec="white"))
         title = node.name if node.op == "input" else node.op
         text = known[node.name].text(axes) if node.name in known else "?"
@@ -105,7 +105,7 @@ def spreading_model(rows: dict[str, list[str]], rounds, step: int, columns: int 
     for part, values in rows.items():
         ax.text(-0.5, top - lines[part] / 2, part, ha="right", va="center", fontsize=8)
         for i, name in enumerate(values):
-            color = COLORS["comm"] if name in fresh else rank_color(2) if name in before else WHOLE
+            color = COLORS["comm"] if name in fresh else KNOWN if name in before else WHOLE
             corner = i % columns + 0.06, top - i // columns - 0.94
             ax.add_patch(Rectangle(corner, 0.88, 0.88, fc=color, ec="none"))
         top -= lines[part] + 0.6
@@ -114,7 +114,7 @@ def spreading_model(rows: dict[str, list[str]], rounds, step: int, columns: int 
 
 
 def _key(ax) -> None:
-    keys = [(COLORS["comm"], "decided in this round"), (rank_color(2), "decided before"), (WHOLE, "not yet")]
+    keys = [(COLORS["comm"], "decided in this round"), (KNOWN, "decided before"), (WHOLE, "not yet")]
     handles = [Patch(color=c, label=label) for c, label in keys]
     ax.legend(handles=handles, ncols=3, loc="lower center", fontsize=8, bbox_to_anchor=(0.5, -0.02))
 

@@ -110,7 +110,7 @@ def times(rows: dict[str, list[float]], title: str = "", unit: str = "ms") -> Fi
     """One row a version: its times as dots, the median as a bar."""
     fig, ax = figure(8, 0.9 + 0.38 * len(rows))
     for place, (_, values) in enumerate(rows.items()):
-        ax.barh(place, statistics.median(values), 0.6, color=rank_color(place), alpha=0.5)
+        ax.barh(place, statistics.median(values), 0.6, color=THINGS[2])
         ax.plot(values, [place] * len(values), "|", color="black", markersize=9)
     ax.set_yticks(range(len(rows)), list(rows))
     ax.invert_yaxis()

@@ -1,13 +1,14 @@
-"""Checkers of lesson 09: which version is read, a stash of versions, PipeDream-2BW's update, the SSP rule."""
+"""Checkers of lesson 09: which version is read, a stash of versions, PipeDream's stages, 2BW, the SSP rule."""
 
 import inspect
+from itertools import accumulate
 
 import torch
 
-from ...schedules import Op
-from ...schedules.asynchronous import make_stream
+from ...schedules import Cost, Op, simulate
+from ...schedules.asynchronous import free_running, make_stream
 from ..labs import servers_on_arrival as servers
-from . import close, returned
+from . import close, returned, scored
 
 SCHEMES = ("ampnet", "pipedream", "pipedream_vertical")
 
@@ -135,3 +136,47 @@ def bounded(answer) -> None:
                     f"{where}: it is {lead} ahead and must {'not ' if got else ''}start"
                     + (", that is one too many" if got and lead == bound + 1 else "")
                 )
+
+
+RANKS, MICROS, ROOM, BAR, BEST = 4, 16, 60, 500, 480
+TIMES = (1, 4, 2, 3, 4, 2, 3, 4, 2, 3)
+"""The puzzle: what the forward of each of ten layers takes (backward twice that); BEST is the least of 463 answers."""
+
+WEIGHTS = (9, 6, 3, 4, 6, 3, 4, 6, 3, 9)
+"""The room that each layer's weights take, once for every version that is kept."""
+
+
+def stages(answer) -> str:
+    """Exercise: how many layers each stage of PipeDream has, and how many micro-batches are in progress; a score."""
+    found = answer()
+    returned(found)
+    assert isinstance(found, tuple) and len(found) == 2, "return two things: (layers of each stage, active)"
+    layers, active = list(found[0]), found[1]
+    assert min(layers, default=0) > 0, f"{layers}: every stage needs a layer"
+    assert sum(layers) == len(TIMES), f"your stages have {sum(layers)} layers, and the model {len(TIMES)}"
+    assert len(layers) <= RANKS, f"{len(layers)} stages need as many ranks, and there are {RANKS}"
+    assert 1 <= active <= len(layers), f"active={active}: {len(layers)} stages have 1 to {len(layers)}"
+    for stage, (kept, one) in enumerate(room_of(layers, active)):
+        assert kept * one <= ROOM, (
+            f"stage {stage} keeps {kept} versions of {one} units of weights, {kept * one} in all, and there is room "
+            f"for {ROOM}"
+        )
+    return scored(time_of(layers, active), "units of time", bar=BAR, best=BEST)
+
+
+def room_of(layers: list[int], active: int) -> list[tuple[int, int]]:
+    """(versions kept, weights of one) of each stage."""
+    stream = make_stream("pipedream", len(layers), MICROS, active=active)
+    kept = [max(map(len, stream.held(stage))) for stage in range(len(layers))]
+    return list(zip(kept, _by_stage(WEIGHTS, layers), strict=True))
+
+
+def time_of(layers: list[int], active: int) -> int:
+    """When all micro-batches are through."""
+    times = _by_stage(TIMES, layers)
+    schedule = free_running(len(layers), MICROS, active)
+    return simulate(schedule, Cost(times, backward=[2 * t for t in times])).makespan
+
+
+def _by_stage(numbers, layers: list[int]) -> list[int]:
+    return [sum(numbers[end - n : end]) for end, n in zip(accumulate(layers), layers, strict=True)]

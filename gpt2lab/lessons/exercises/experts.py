@@ -1,8 +1,8 @@
-"""Checkers of lesson 12: top-2 gating with room, rows to their experts and back, combine's backward, bytes."""
+"""Checkers of lesson 12: gating with room, rows to experts and back, combine's backward, bytes, places of experts."""
 
 import torch
 
-from . import close
+from . import close, returned, scored
 
 
 def gating(answer) -> None:
@@ -159,3 +159,53 @@ def _counted(rank, world_size):
     Trainer(parallel).gradients(example_batch(config, 7, 11))
     sent = sum(event.bytes for event in comm.log if event.axis == "ep")
     return mixtures(parallel.model)[0].kept.view(2, 4).sum(1).tolist(), sent
+
+
+ASKED = ((240, 24, 60, 36, 36, 24, 12, 48), (120, 36, 96, 12, 24, 60, 48, 24), (60, 120, 24, 48, 72, 12, 36, 24),
+         (84, 36, 108, 24, 12, 48, 24, 72))  # fmt: skip
+"""The puzzle: rows of each of four ranks for each of eight experts."""
+
+SLOTS, BAR, BEST = 3, 900, 818
+"""Experts for which a rank has room, the bar, and the least of all places of three experts on each of four ranks."""
+
+
+def placed(answer) -> str:
+    """Exercise: the experts of each of four ranks, with room for copies; the score is the time of the layer."""
+    ranks = answer()
+    returned(ranks)
+    assert len(ranks) == len(ASKED) and all(isinstance(held, list) for held in ranks), (
+        f"return four lists of experts, one a rank, not {ranks!r}"
+    )
+    for rank, held in enumerate(ranks):
+        strange = [e for e in held if e not in range(len(ASKED[0]))]
+        assert not strange, f"rank {rank}: {strange[0]!r} is none of the experts 0 to {len(ASKED[0]) - 1}"
+        assert len(held) <= SLOTS, f"rank {rank} has room for {SLOTS} experts, and you give it {len(held)}"
+        twice = [e for e in held if held.count(e) > 1]
+        assert not twice, f"expert {twice[0]} is twice on rank {rank}: one copy would do"
+    missing = set(range(len(ASKED[0]))).difference(*ranks)
+    assert not missing, f"expert {min(missing)} is on no rank: where do its rows go?"
+    return scored(time_of_layer(ranks), "units of time", bar=BAR, best=BEST)
+
+
+def time_of_layer(ranks) -> float:
+    """A unit for each row that the busiest rank computes, and two, there and back, for each that its link carries.
+
+    A row stays where its expert is at home; else the rows of a rank are shared out evenly among the expert's copies.
+    """
+    rows = routes(ranks)
+    computed = [sum(column) for column in zip(*rows, strict=True)]
+    links = [
+        max(sum(rows[r]) - rows[r][r], computed[r] - rows[r][r]) for r in range(len(rows))
+    ]  # a link carries both ways at once
+    return max(computed) + 2 * max(links)
+
+
+def routes(ranks) -> list[list[float]]:
+    """[i][j]: how many rows of rank i are computed on rank j."""
+    rows = [[0.0] * len(ranks) for _ in ranks]
+    for i, asked in enumerate(ASKED):
+        for expert, count in enumerate(asked):
+            homes = [i] if expert in ranks[i] else [r for r, held in enumerate(ranks) if expert in held]
+            for j in homes:
+                rows[i][j] += count / len(homes)
+    return rows

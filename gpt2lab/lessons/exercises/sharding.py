@@ -1,6 +1,15 @@
 """Checkers of lesson 14: costs, the rule of einsum, marks that give Megatron, a cheaper path on live ranks."""
 
-from . import close
+import math
+from functools import cache
+
+from ...model import GPT2Config
+from ...sharding.gpt2 import captured_gpt2
+from ...sharding.layout import local_shape, places
+from ...sharding.partition import partition
+from ...sharding.propagate import propagate
+from ...sharding.tofu import bytes_of_all
+from . import close, returned, scored
 
 
 def costs(answer) -> None:
@@ -102,11 +111,6 @@ def _decided(operators, cut) -> dict:
 
 def megatron(answer) -> None:
     """Exercise: the fewest marks that make GPT-2 Megatron's, judged by what the partitioned program sends."""
-    from ...model import GPT2Config
-    from ...sharding.gpt2 import captured_gpt2
-    from ...sharding.partition import partition
-    from ...sharding.propagate import propagate
-
     graph = captured_gpt2(GPT2Config(vocab_size=37, n_positions=8, n_layer=2, n_head=4, n_embd=8), 3, 5)
     marks = dict(answer())
     assert len(marks) <= 3, f"{len(marks)} marks: three are enough, the rest follows"
@@ -158,3 +162,40 @@ def _sum_on_a_rank(rank, world_size, answer):
     comm.clear_log()
     y = answer(x, axes["x"], axes["y"])
     return y is not None and (y.sum().item(), tuple(y.shape), sum(e.bytes for e in comm.log), len(comm.log))
+
+
+AXES, ROOM, BAR, BEST = {"x": 2, "y": 2}, 0.3, 200, 179.5
+"""The puzzle: the mesh, the share of the weights for which a rank has room, the bar, the least of 600 sets of marks."""
+
+
+@cache
+def puzzle():
+    """The graph of a GPT-2 of one layer on 4 x 8 tokens."""
+    config = GPT2Config(vocab_size=40, n_positions=16, n_layer=1, n_head=4, n_embd=16)
+    return captured_gpt2(config, 4, 8)
+
+
+def fewest_bytes(answer) -> str:
+    """Exercise: marks for four ranks with room for part of the weights; the score is what all ranks send."""
+    marks = answer()
+    returned(marks)
+    assert isinstance(marks, dict), f"return a dict of marks, such as {{'tokens': 'batch:x'}}, not {marks!r}"
+    try:
+        program = partition(puzzle(), propagate(puzzle(), marks, AXES), AXES)
+    except ValueError as error:
+        raise AssertionError(str(error)) from None
+    sizes = [math.prod(local_shape((4, 8), program.layouts["tokens"], AXES, place)) for place in places(AXES)]
+    assert max(sizes) <= 16, f"a rank has {max(sizes)} of 32 tokens: half are enough, so mark them too"
+    held = share_held(program)
+    assert held <= ROOM, f"a rank holds {held:.0%} of the weights, and there is room for {ROOM:.0%}"
+    return scored(round(bytes_of_all(program) / 1024, 1), "KiB", bar=BAR, best=BEST)
+
+
+def share_held(program) -> float:
+    """The largest share of all weights that a rank holds."""
+    shapes = {n: program.graph.nodes[n].shape for n in program.layouts if n not in ("tokens", "targets")}
+    held = [
+        sum(math.prod(local_shape(shape, program.layouts[n], AXES, place)) for n, shape in shapes.items())
+        for place in places(AXES)
+    ]
+    return max(held) / sum(map(math.prod, shapes.values()))

@@ -1,6 +1,8 @@
-"""Checkers of lesson 13: declared accesses, edges that could go, the ready rule, a receive that gives its core back."""
+"""Checkers of lesson 13: declared accesses, edges that could go, the ready rule, messages, blocks of work."""
 
+import heapq
 import random
+from dataclasses import asdict
 
 import torch
 
@@ -8,10 +10,11 @@ from ...processes.launch import Ranks
 from ...ranks import comm
 from ...ranks.mesh import Mesh
 from ...tasks import check, messages
+from ...tasks.gpt2 import Blocks
 from ...tasks.graph import Access, TaskGraph, reads, reduces, updates, writes
 from ...tasks.scheduler import run_tasks
-from ..labs.tasks import audit
-from . import returned
+from ..labs.tasks import audit, elements_of, one_layer
+from . import returned, scored
 
 BODIES = {
     "up": lambda x, w, h: h.copy_(x @ w),
@@ -194,3 +197,51 @@ def gives_back(answer) -> None:
         "the task is over, but what came is not in x: let Pending put it there on arrival"
     )
     assert got == [41.0, 41.0], f"rank 0 should end with 41 (twice 20, and one), not {got}"
+
+
+WORKERS, RUNTIME, BAR, BEST = 3, 4, 1_100, 1_078
+"""The puzzle: workers, what the runtime takes for a task, the bar, the least that a search from 60 starts has found."""
+
+LEAST = Blocks(tokens=8, rows=1, heads=1, columns=8, weights=256, updates=256)
+
+
+def cut(answer) -> str:
+    """Exercise: blocks that make an iteration on three workers short, where every task has its price; a score."""
+    blocks = answer()
+    returned(blocks)
+    assert isinstance(blocks, Blocks), f"return Blocks(tokens=..., rows=..., ...), not {blocks!r}"
+    for name, size in asdict(blocks).items():
+        least = getattr(LEAST, name)
+        assert isinstance(size, int) and size >= 0, (
+            f"{name}={size!r}: a size is a whole number, 0 for all in one piece"
+        )
+        assert size == 0 or size >= least, (
+            f"{name}={size} makes too many tasks: use {least} or more, or 0 for all in one piece"
+        )
+    return scored(time_of(one_layer(4, 16, blocks)), "units of time", bar=BAR, best=BEST)
+
+
+def time_of(graph: TaskGraph) -> int:
+    """When three workers are through, who take what begins the longest chain; a task takes a unit for 128 elements."""
+    cost = lambda task: RUNTIME + -(-elements_of(task) // 128)
+    longest = check.levels(graph, cost)
+    order = sorted(range(len(longest)), key=lambda v: -longest[v])
+    return makespan(order, [cost(task) for task in graph.tasks], graph.before)
+
+
+def makespan(order, times, before, workers: int = WORKERS) -> int:
+    """When all tasks are over if a worker that is free takes the first ready task of `order`, and never waits for a
+    better one.
+    """
+    place, waits = {v: i for i, v in enumerate(order)}, [len(firsts) for firsts in before]
+    after = [[w for w, firsts in enumerate(before) if v in firsts] for v in range(len(times))]
+    ready, running, now = sorted(place[v] for v, n in enumerate(waits) if not n), [], 0
+    while ready or running:
+        while ready and len(running) < workers:
+            v = order[heapq.heappop(ready)]
+            heapq.heappush(running, (now + times[v], v))
+        now = running[0][0]
+        while running and running[0][0] == now:
+            for w in release(heapq.heappop(running)[1], waits, after):
+                heapq.heappush(ready, place[w])
+    return now

@@ -178,6 +178,28 @@ def rows_of_a_layer(rank: int, world_size: int, exchange: str, tokens: int, wind
     return sent(12 * model.wte.weight.element_size()), seen[0]
 
 
+def both_ways(rank: int, world_size: int, tokens: int = 192, window: int = 16, layers: int = 2) -> list:
+    """Numbers that this rank sends in a step of a model with a window, and those of the formula: heads, halo of x."""
+    table, ids, found = layout("contiguous", tokens, world_size), torch.arange(tokens)[None] % 50, []
+    config = GPT2Config(
+        vocab_size=50, n_positions=tokens, n_layer=layers, n_head=12, n_embd=12, window=window
+    )
+    for exchange in ("heads", "halo-x"):
+        model = GPT2(config).double()
+        mine = apply_context(model, Mesh(cp=world_size), Plan(cp=world_size, exchange=exchange))(tokens)
+        comm.clear_log()
+        model.loss(model(ids[:, mine], mine), ids[:, mine]).backward()
+        one = costs.sent(exchange, table, rank, config.n_embd, window)
+        found.append((sent(), layers * sum(numbers for numbers, _ in one.values())))
+    return found
+
+
+def of_the_busiest(ranks: list, width: int = 12) -> tuple[int, int, bool]:
+    """Of what `both_ways` gives on all ranks: the most rows by heads and by halos, and whether all are as computed."""
+    most = [max(counted for counted, _ in way) // width for way in zip(*ranks, strict=True)]
+    return *most, all(counted == computed for rank in ranks for counted, computed in rank)
+
+
 def rows_both_sides(rank: int, world_size: int, tokens: int, window: int) -> int:
     """Rows sent in one exchange of halos on both sides."""
     share = Share(layout("contiguous", tokens, world_size), Mesh(cp=world_size)["cp"], window)

@@ -71,6 +71,38 @@ def first_experts(model: GPT2, text: str) -> list[int]:
     return seen[0].tolist()
 
 
+# ---- how a skew of the choices spreads
+
+
+@dataclass(frozen=True)
+class Routed:
+    """What tokens on ranks ask for: choices (ranks, E) asked and served, and rows (ranks, ranks) from each to each."""
+
+    asked: np.ndarray
+    served: np.ndarray
+    rows: np.ndarray
+
+    @property
+    def dropped(self) -> float:
+        """The share of all choices that found no room."""
+        return 1 - self.served.sum() / self.asked.sum()
+
+
+def routed(
+    experts: int, top_k: int, capacity: float, skew: float, ranks: int = 4, tokens: int = 256
+) -> Routed:
+    """Choices drawn by chance, expert e with a weight of 1 / (e + 1)^skew; `tokens` a rank compete for room."""
+    router = "switch" if top_k == 1 else "mixtral"
+    room = Experts(experts, top_k, router, capacity).room(tokens)
+    chance = np.random.default_rng(0).gumbel(
+        size=(ranks, tokens, experts)
+    )  # of equal ones: without replacement
+    chosen = (chance - skew * np.log(np.arange(experts) + 1)).argsort(-1)[..., -top_k:]
+    asked = (chosen[..., None] == np.arange(experts)).sum((1, 2))
+    served = np.minimum(asked, room)
+    return Routed(asked, served, served.reshape(ranks, ranks, -1).sum(-1))
+
+
 # ---- wrong habits
 
 

@@ -1,9 +1,10 @@
-"""What lesson 09 runs on live ranks beside its own code: streams of batches, planted bugs, counters."""
+"""What lesson 09 runs beside its own code: streams of batches, planted bugs, counters, mixed gradients."""
 
 import time
 
 import torch
 
+from ...emulate import HEAD, TwoEnds, mixed_gradient
 from ...model import GPT2Config
 from ...plan import Plan, build
 from ...ranks.mesh import Mesh
@@ -44,3 +45,16 @@ def compared_with_bug(rank, world_size, owner, name: str, make, text: str):
         return compare(rank, world_size, Plan.parse(text), SMALL, 7, 11)
     finally:
         setattr(owner, name, right)
+
+
+def gradient_at(forward: dict, backward: dict, batch) -> dict[str, torch.Tensor]:
+    """Gradients by name, where forward and backward read these weights (both ends of the embedding in one sum)."""
+    ends = [{**weights, HEAD: weights["wte.weight"]} for weights in (forward, backward)]
+    _, found = mixed_gradient(TwoEnds(SMALL).double(), *ends, batch.tokens, batch.targets, batch.total)
+    return found | {"wte.weight": found["wte.weight"] + found.pop(HEAD)}
+
+
+def apart(a: dict, b: dict) -> float:
+    """The distance of two gradients, relative to the second."""
+    norm = lambda grads: torch.stack([g.norm() for g in grads.values()]).norm().item()
+    return norm({name: a[name] - b[name] for name in b}) / norm(b)

@@ -47,10 +47,15 @@ def fastest(run: Callable, tries: int = 6) -> list:
     return min((run() for _ in range(tries)), key=length)
 
 
+def one_layer(rows: int, length: int, blocks: Blocks) -> TaskGraph:
+    """One iteration of a one-layer GPT-2 on (rows, length) tokens, to look at: it has no batches to run on."""
+    config = GPT2Config(vocab_size=64, n_positions=length, n_layer=1, n_head=2, n_embd=2 * length)
+    return GPT2Tasks(GPT2(config), rows, length, None, blocks).graph
+
+
 def forward_only() -> TaskGraph:
     """The forward of a one-layer GPT-2 on two blocks of tokens, small enough to draw."""
-    config = GPT2Config(vocab_size=64, n_positions=8, n_layer=1, n_head=2, n_embd=16)
-    whole = GPT2Tasks(GPT2(config), 2, 8, None, Blocks(tokens=8, rows=1)).graph
+    whole = one_layer(2, 8, Blocks(tokens=8, rows=1))
     few = TaskGraph(whole.tensors)
     for t in whole.tasks:
         if t.kind in ("forward", "other"):
