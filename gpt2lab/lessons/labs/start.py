@@ -1,13 +1,11 @@
 """What lesson 00 runs on live ranks besides its own code: notes, starts, ways to train, and what ranks hold."""
 
-import io
 import os
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
-from contextlib import redirect_stdout, suppress
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -18,7 +16,6 @@ from ...processes.launch import RankFailed, launch
 from ...ranks import comm, trace
 from ...ranks.mesh import Mesh
 from ...reference import CONFIG, example_batch
-from ...run import read_log
 from ...train import Recipe, Trainer
 
 
@@ -102,26 +99,3 @@ def shares_held(text: str, ranks: int = 4) -> tuple[float, float]:
     whole = WIDE.n_layer * (12 * WIDE.n_embd**2 + 13 * WIDE.n_embd)
     found = launch(held, text, ranks=ranks, echo=False)
     return tuple(max(of[i] for of in found) / whole for i in (0, 1))
-
-
-def losses_of(line: str) -> list[float]:
-    """The losses of the run that a printed command line starts when it is put into a shell, in a folder of its own."""
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    env = os.environ | {"PATH": path, "OMP_NUM_THREADS": "1"}
-    with tempfile.TemporaryDirectory() as folder:
-        done = subprocess.run(["bash", "-c", line], cwd=folder, env=env, capture_output=True, text=True)
-        if done.returncode:
-            raise RuntimeError(f"{line}\nended with {done.returncode}: {done.stderr[-2000:]}")
-        return _losses(Path(folder, "runs"))
-
-
-def losses_here(main: Callable, arguments: list[str]) -> list[float]:
-    """The losses of the run that the command line `main` starts with these arguments, on ranks of this process."""
-    with tempfile.TemporaryDirectory() as folder, redirect_stdout(io.StringIO()):
-        main([*arguments, "--out", folder])
-        return _losses(Path(folder))
-
-
-def _losses(runs: Path) -> list[float]:
-    (run,) = runs.iterdir()
-    return [entry["loss"] for entry in read_log(run)]
