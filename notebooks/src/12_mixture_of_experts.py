@@ -7,7 +7,7 @@
 # (*capacity*, *drops*). And the experts need not live on one rank: give each rank some, and send the tokens to
 # them by **all-to-all**, there and back. That is expert parallelism, the word `ep` of a plan; it divides `dp`.
 #
-# Here is the claim of this lesson, on two live ranks with four of eight experts each:
+# The claim of this lesson, on two live ranks with four of eight experts each:
 
 # %% tags=["setup"]
 from dataclasses import replace
@@ -17,7 +17,7 @@ import torch
 from gpt2lab import launch
 from gpt2lab.experts.mixture import Experts, Mixture, looped
 from gpt2lab.experts.rows import Combine, Dispatch
-from gpt2lab.lessons import show, show_source, table
+from gpt2lab.lessons import explore, show, show_source, table
 from gpt2lab.lessons.exercises import check
 from gpt2lab.lessons.exercises import experts as exercises
 from gpt2lab.lessons.labs import experts as lab
@@ -254,8 +254,7 @@ def gate(p, room):
 # Both are sums over tokens: sum everywhere, divide once. The bias is a parameter whose *gradient* is the excess
 # load, so buckets, ZeRO and checkpoints carry it.
 #
-# Runs of 200 steps on letters of Shakespeare, eight experts, k = 2. Seed 0 three ways; two more seeds for later.
-# Each run is serial; two ranks share them out.
+# Runs of 200 steps on letters of Shakespeare, eight experts, k = 2; each run is serial, two ranks share them out.
 
 # %%
 torch.set_default_dtype(torch.float32)
@@ -275,15 +274,15 @@ for name, run in runs.items():
 # %%
 show(
     plots.loads({name: run.shares for name, run in runs.items()}),
-    "measured",
+    "counted",
     "each expert's share of the choices in the last layer, a running mean over 10 steps; dashed: an even share. "
     "Without balance the router collapses onto two experts.",
     "Three panels of eight curves: without balance two rise and six fall to nothing, else they stay together",
 )
 
 # %% [markdown]
-# Each letter on the colour of the expert that it asks for first: chance before training; with balance the experts take
-# kinds of letters, not subjects; without, two take nearly all.
+# Each letter on the colour of the expert that it asks for first. With balance experts take kinds of letters, not
+# subjects; without, two take nearly all.
 
 # %%
 line = "ROMEO. But, soft! what light through yonder window breaks?"
@@ -294,7 +293,7 @@ models = {
 }
 show(
     plots.written(line, {title: lab.first_experts(model, line) for title, model in models.items()}),
-    "measured",
+    "computed",
     "which expert each letter asks for first in the last layer.",
     "The same line of Shakespeare three times, its letters on the colours of eight experts",
 )
@@ -319,9 +318,9 @@ for name, three in (("dense", dense), ("mixture", mixed)):
 # %%
 show(
     plots.running_losses({"dense": [r.losses for r in dense], "mixture": [r.losses for r in mixed]}, 8 * 64),
-    "measured",
-    "loss against data, three seeds each, the same products a token. Compare the distance between the colours with "
-    "that between seeds. At this size the gain is small; Switch (figure 4) shows it at scale.",
+    "computed",
+    "loss against data, three seeds each, the same products a token: compare the colours with the seeds. At this size "
+    "the gain is small; Switch (figure 4) shows it at scale.",
     "Three falling curves of each colour, close together",
 )
 
@@ -416,7 +415,7 @@ def there(rows, counts, axis):
 # %% [markdown]
 # The package's version starts the exchange, lets the *shared* expert (which every token passes) compute meanwhile,
 # and then waits. The two halves are an adjoint pair of their own: in backward `_Wait` starts, the shared expert's
-# backward runs, `_Start` waits. (On GPUs DeepEP does this with its own kernels.)
+# backward runs, `_Start` waits.
 
 # %%
 from gpt2lab.parallel import expert
@@ -464,11 +463,104 @@ for plan in ("dp=4,ep=4", "dp=4,ep=4,node=2"):
 print(verify("dp=4,ep=4,node=2"))
 
 # %% [markdown]
+# ### Skewed choices
+#
+# Four ranks of 256 tokens; expert e is asked for with a weight of 1 / (e + 1)^skew. Who has no room, and which rank
+# sends most?
+
+
+# %%
+def spread(experts, top_k, capacity, skew):
+    found = lab.routed(experts, top_k, capacity, skew)
+    busiest = found.rows.sum(0).max() / found.rows.sum(0).mean()
+    title = f"dropped {found.dropped:.0%}; busiest rank {busiest:.2f} even shares"
+    return plots.spread(found, 2048, title)
+
+
+explore(
+    spread,
+    "computed",
+    "{experts} experts on four ranks, k = {top_k}, capacity {capacity:.2f}, skew {skew:.2f}; hatched: dropped; dashed: "
+    "an even share. A row is 1,024 numbers of two bytes.",
+    "Bars of choices for {experts} experts, higher at the left, and bars of KiB for four ranks",
+    posters=[{}, {"skew": 1.2, "capacity": 3.0}],
+    experts=[8, 4, 16, 32],
+    top_k=(1, 4, 2),
+    capacity=(0.5, 3.0, 1.25),
+    skew=(0.0, 2.0, 0.6),
+)
+
+# %% [markdown]
+# **A puzzle, with a score.** A busy expert may have copies (DeepSeek's EPLB). A rank has room for three experts;
+# its rows stay if their expert is at home, else its copies share them. A layer takes a unit for
+# each row that the busiest rank computes, and two for each that the busiest link carries. In order, without copies,
+# it takes 1,632.
+
+
+# %% tags=["exercise"]
+def my_ranks():
+    """The experts of each of four ranks: four lists."""
+    ### BEGIN SOLUTION
+    return [[0, 3, 6], [0, 2, 5], [1, 3, 4], [0, 2, 7]]
+    ### END SOLUTION
+
+
+for rank, asked in enumerate(exercises.ASKED):
+    print(f"rows of rank {rank} for experts 0 to 7:", *asked)
+check("places of experts", exercises.placed, my_ranks)
+
+# %% [markdown] tags=["hint"]
+# Twelve places, eight experts: which four copies help most? An expert that many ranks ask for often wants to be at home
+# on several. Begin with the two busiest, then look at which rank computes most and which link is busiest.
+
+
+# %% tags=["wrong"]
+# FAIL: 1632 units of time; at most 900 pass
+def my_ranks():
+    return [[0, 1], [2, 3], [4, 5], [6, 7]]
+
+
+# %% tags=["wrong"]
+# FAIL: 1320 units of time; at most 900 pass
+def my_ranks():
+    return [[0, 3], [1, 5], [2, 4], [6, 7]]
+
+
+# %% tags=["wrong"]
+# FAIL: expert 7 is on no rank
+def my_ranks():
+    return [[0, 3, 6], [0, 2, 5], [1, 3, 4], [0, 2, 6]]
+
+
+# %% tags=["wrong"]
+# FAIL: rank 0 has room for 3 experts
+def my_ranks():
+    return [list(range(8))] * 4
+
+
+# %% tags=["wrong"]
+# FAIL: expert 0 is twice on rank 1
+def my_ranks():
+    return [[3, 6, 7], [0, 0, 5], [1, 3, 4], [0, 2, 7]]
+
+
+# %% tags=["wrong"]
+# FAIL: 8 is none of the experts 0 to 7
+def my_ranks():
+    return [[1, 2, 3], [4, 5, 6], [7, 8, 1], [2, 3, 4]]
+
+
+# %% tags=["wrong"]
+# FAIL: return four lists of experts
+def my_ranks():
+    return [0, 0, 1, 1, 2, 2, 3, 3]
+
+
+# %% [markdown]
 # ### Exercise: predict the bytes
 #
 # `rows[i][j]` rows of rank i have their expert on rank j. How many bytes does rank i send in one forward and
-# backward of a mixture, with width C, E experts, `element` bytes a number and 8 bytes a count? The answer is
-# compared with what two live ranks sent.
+# backward of a mixture, with width C, E experts, `element` bytes a number and 8 bytes a count?
 
 
 # %% tags=["exercise"]
@@ -537,8 +629,7 @@ for group in ("row", "batch", "rank"):
     print(f"group={group:6} dp=2,ep=2 equals the serial run: {same[0]}, dp=2: {same[1]}")
 
 # %% [markdown]
-# By rank is what most programs do. The serial model with *the same groups* exists: two micro-batches. It is equal
-# again. The load loss has the same choice: its f_e may count a row, the batch or the rank.
+# By rank is what most programs do. The load loss has the same choice: its f_e may count a row, the batch or the rank.
 #
 # `ep` composes with the other words; here with tensor parallelism, which cuts each expert's hidden features.
 
@@ -557,8 +648,8 @@ for habit, kinds in launch(lab.habits, ranks=2, echo=False)[0].items():
     print(f"{habit:13}" + "; ".join(found))
 
 # %% [markdown]
-# - *averaged*: each rank's mean loss, and gradients averaged over `dp`, which the experts' are not: they are ep times
-#   too large (pytorch#160285).
+# - *averaged*: each rank's mean loss, gradients averaged over `dp`: the experts' are ep times too large
+#   (pytorch#160285).
 # - *divided*: the experts' gradients divided by ep, where nothing was averaged (megablocks#86).
 # - *detached*: the load loss is logged, but has no graph: the router gets no gradient of it (NeMo-Automodel#1412).
 # - *of each rank*: every rank balances its own tokens: another rule for each plan.
@@ -575,11 +666,8 @@ for habit, kinds in launch(lab.habits, ranks=2, echo=False)[0].items():
 # | machine | flop/s a rank | bytes/s a rank | source |
 # |---|---|---|---|
 # | this laptop, 2 ranks | 5e10 | 2e9 | lesson 02's order of magnitude |
-# | 8 H100 in one box | 989e12 | 450e9 | NVIDIA's data sheet, see below |
+# | 8 H100 in one box | 989e12 | 450e9 | NVIDIA's data sheet: 1,979 TFLOP/s if sparse, 900 GB/s both ways |
 # | 64 H100, 8 a box | 989e12 | 50e9 | DeepEP's README: ConnectX-7, 400 Gbit/s a GPU |
-#
-# NVIDIA's data sheet of the H100 SXM: BF16 1,979 TFLOP/s with sparsity, half of it without; NVLink 900 GB/s, both
-# ways together.
 
 # %%
 machines = {
@@ -602,7 +690,8 @@ show(
 # it.
 #
 # What would you do without `ep`? Every rank holds all experts and sums their gradients: 2 (n-1)/n * E * 2 C H numbers
-# a step, whatever the tokens. With `ep` = n it is 4 k C numbers a token. They are equal at **E H / k tokens a rank**:
+# a step, whatever the tokens. With `ep` = n it is 4 (n-1)/n k C numbers a token. They are equal at
+# **E H / k tokens a rank**:
 
 # %%
 table(
@@ -616,21 +705,19 @@ table(
 # ## Questions
 #
 # 1. Why does the combine's weight, and not the choice, give the router its gradient?
-# 2. With top_k = 1 and weights divided by their sum, the router learns nothing. Why?
-# 3. The load loss is computed on each rank and averaged over ranks. What is different from the loss over the batch?
-# 4. dp=8, ep=4: how many ranks hold expert 0, over how many ranks is its gradient summed, and that of the router?
-# 5. Why must counts travel before rows, and when could that be left out?
-# 6. One expert gets all tokens of all ranks. Who waits, and for whom?
+# 2. The load loss is computed on each rank and averaged over ranks. What is different from the loss over the batch?
+# 3. dp=8, ep=4: how many ranks hold expert 0, over how many ranks is its gradient summed, and that of the router?
+# 4. Why must counts travel before rows, and when could that be left out?
+# 5. One expert gets all tokens of all ranks. Who waits, and for whom?
 #
 # <details><summary>Answers</summary>
 #
 # 1. The choice is a comparison: it is constant nearly everywhere. The weight is smooth in the scores.
-# 2. The only weight is p / p = 1, whose gradient is zero.
-# 3. A mean of products is not the product of means: each rank is asked to be even by itself, which is stricter.
-# 4. Two; over those two; the router is held by all and summed over all eight.
-# 5. The receiver needs to know how much memory and which rank's rows. With a fixed capacity and padding, nothing
+# 2. A mean of products is not the product of means: each rank is asked to be even by itself, which is stricter.
+# 3. Two; over those two; the router is held by all and summed over all eight.
+# 4. The receiver needs to know how much memory and which rank's rows. With a fixed capacity and padding, nothing
 #    needs to be said, and zeros travel.
-# 6. All wait for its rank: an exchange ends when the last one arrives. Balance is about time, not only quality.
+# 5. All wait for its rank: an exchange ends when the last one arrives. Balance is about time, not only quality.
 #
 # </details>
 #
