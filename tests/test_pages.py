@@ -240,11 +240,7 @@ def test_an_explorer_that_needs_a_stopwatch_or_fails_keeps_its_posters(tmp_path)
         assert draw_explorers(lesson, tmp_path) == {}
 
 
-OPEN = {"09", "13"}
-"""Lessons whose drill still shows its answers: this set may only shrink."""
-
-
 @pytest.mark.parametrize("lesson", LESSONS, ids=lambda x: x.name)
 def test_drill_answers_are_folded(lesson):
     drill = re.split(r"^## (?:Drill|Questions)\s*$", texts(lesson), flags=re.M)[1]
-    assert "<details>" in drill or lesson.name[:2] in OPEN
+    assert "<details>" in drill

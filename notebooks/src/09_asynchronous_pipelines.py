@@ -15,13 +15,13 @@
 import torch
 
 from gpt2lab import Ranks
-from gpt2lab.emulate import HEAD, TwoEnds, mixed_gradient
-from gpt2lab.lessons import show, show_source, table
+from gpt2lab.lessons import explore, show, show_source, table
 from gpt2lab.lessons.exercises import asynchronous as exercises
 from gpt2lab.lessons.exercises import check
 from gpt2lab.lessons.labs import local_sgd, staleness
 from gpt2lab.lessons.labs import replicated_stages as replicated
 from gpt2lab.lessons.labs import servers_on_arrival as servers
+from gpt2lab.lessons.labs import streams as lab
 from gpt2lab.lessons.labs.streams import SMALL, compared_with_bug, trained
 from gpt2lab.parallel.pipeline import versions
 from gpt2lab.parallel.pipeline.versions import Asynchronous, Stash
@@ -119,6 +119,33 @@ show(
 )
 
 # %% [markdown]
+# On the clock: other schemes, more stages, more micro-batches an update. When does 1F1B win? What does a stage more
+# cost?
+
+
+# %%
+def explorer(scheme, stages, per_update):
+    per_update = max(per_update, stages) if scheme == "2bw" else per_update
+    stream = make_stream(scheme, stages, max(3, 12 // per_update), per_update)
+    clock = simulate(stream.schedule, times_of_ops)
+    late = max(map(stream.staleness, stream.reads))
+    kept = ", ".join(str(max(map(len, stream.held(stage)))) for stage in range(stages))
+    busy = f"{scheme}, {per_update} an update: busy {1 - float(clock.bubble):.0%}"
+    return plots.in_time(stream, clock, f"{busy}, at most {late} updates missed, versions kept {kept}")
+
+
+explore(
+    explorer,
+    "simulated",
+    "{scheme} on {stages} stages; numbers are the versions read, dark where updates are missed; backwards take 2.",
+    "Rows of boxes for {stages} stages of {scheme}, each with a version number, and the versions kept over time",
+    posters=[{"scheme": "ampnet"}, {"scheme": "2bw", "per_update": 4}],
+    scheme=["pipedream", "pipedream_vertical", "ampnet", "2bw", "1f1b"],
+    stages=(2, 6, 4),
+    per_update=(1, 6, 1),
+)
+
+# %% [markdown]
 # Say it as a function. Walk along a stage's own order, as the simulator drew it, and count its backwards.
 
 
@@ -179,34 +206,17 @@ def version(scheme, p, s, t, kind):
 # of anything. Train four versions, then mix: forward at version 0, backward at version 3. How far is the result from
 # the true gradient at each version? And with one version in both?
 
-
 # %%
-def gradient_at(forward, backward, batch):
-    """Gradients by name, where forward and backward read these weights (both ends of the embedding in one sum)."""
-    ends = [{**weights, HEAD: weights["wte.weight"]} for weights in (forward, backward)]
-    model = TwoEnds(SMALL).double()
-    _, found = mixed_gradient(model, *ends, batch.tokens, batch.targets, batch.total)
-    return found | {"wte.weight": found["wte.weight"] + found.pop(HEAD)}
-
-
-def apart(a, b):
-    """The distance of two gradients, relative to the second."""
-    norm = lambda grads: torch.stack([g.norm() for g in grads.values()]).norm().item()
-    return norm({name: a[name] - b[name] for name in b}) / norm(b)
-
-
 batch, path = example_batch(SMALL, 7, 11), [example_weights(SMALL)]
 for _ in range(3):
-    grads = gradient_at(path[-1], path[-1], batch)
+    grads = lab.gradient_at(path[-1], path[-1], batch)
     path.append({name: w - 0.1 * grads[name] for name, w in path[-1].items()})
-mixed, stashed = gradient_at(path[0], path[3], batch), gradient_at(path[0], path[0], batch)
+mixed, stashed = lab.gradient_at(path[0], path[3], batch), lab.gradient_at(path[0], path[0], batch)
 rows = []
 for v, weights in enumerate(path):
-    true = gradient_at(weights, weights, batch)
-    rows.append((v, f"{apart(mixed, true):.1%}", f"{apart(stashed, true):.1%}"))
-table(
-    rows, ["true gradient at version", "forward 0, backward 3: apart by", "forward 0, backward 0: apart by"]
-)
+    true = lab.gradient_at(weights, weights, batch)
+    rows.append((v, f"{lab.apart(mixed, true):.1%}", f"{lab.apart(stashed, true):.1%}"))
+table(rows, ["true gradient at version", "forward 0, backward 3: apart", "forward 0, backward 0: apart"])
 
 # %% [markdown]
 # Without a stash the gradient belongs to *no* version: it is 29.0 %<!--above--> apart from the nearest. With a stash
@@ -411,6 +421,70 @@ for stages in ((1, 1, 1, 1), (2, 1, 1), (1, 2, 1), (1, 3), (2, 2)):
         (str(stages), -(-4 // stages[0]), " ".join(map(str, kept)), "equal" if error < 1e-10 else "DIFFERS")
     )
 table(rows, ["ranks of each stage", "NOAM", "versions kept, rank by rank", "live against the emulator"])
+
+# %% [markdown]
+# **A puzzle, with a score.** Ten layers, at most four ranks, PipeDream's order, 16 micro-batches. A rank has room for
+# 60 units of weights, every kept version counted. How many layers has each stage, and how many micro-batches
+# (`active`) may be in progress? Fewer make fewer versions, and wait.
+
+
+# %% tags=["exercise"]
+def my_stages():
+    """(layers of each stage, active); the least time within the room."""
+    ### BEGIN SOLUTION
+    return [2, 3, 3, 2], 4
+    ### END SOLUTION
+
+
+print("forward:", exercises.TIMES, "weights:", exercises.WEIGHTS)
+check("stages within the room", exercises.stages, my_stages)
+
+# %% [markdown] tags=["hint"]
+# The first stage keeps the most versions, so its layers are the dearest: n of them count four times. Begin with stages
+# that take equally long, and move layers away from the stage that does not fit.
+
+
+# %% tags=["wrong"]
+# FAIL: stage 0 keeps 4 versions of 18 units
+def my_stages():
+    return [3, 2, 2, 3], 4
+
+
+# %% tags=["wrong"]
+# FAIL: 528 units of time; at most 500 pass
+def my_stages():
+    return [1, 3, 3, 3], 3
+
+
+# %% tags=["wrong"]
+# FAIL: your stages have 11 layers
+def my_stages():
+    return [2, 3, 3, 3], 4
+
+
+# %% tags=["wrong"]
+# FAIL: 5 stages need as many ranks
+def my_stages():
+    return [2, 2, 2, 2, 2], 4
+
+
+# %% tags=["wrong"]
+# FAIL: active=5: 4 stages have 1 to 4
+def my_stages():
+    return [2, 3, 3, 2], 5
+
+
+# %% tags=["wrong"]
+# FAIL: every stage needs a layer
+def my_stages():
+    return [0, 4, 4, 2], 4
+
+
+# %% tags=["wrong"]
+# FAIL: return two things
+def my_stages():
+    return [2, 3, 3, 2]
+
 
 # %% [markdown]
 # ## Two buffers are enough
@@ -663,6 +737,10 @@ table(
     rows, ["rule", "a fast worker is done at", "most updates missed", "most steps ahead", "replay of the log"]
 )
 
+# %% [markdown]
+# Free of waiting, the fast worker is done at 7.8<!--above--> instead of 28.7<!--above-->, with gradients that missed
+# up to 8<!--above--> updates.
+
 # %%
 show(
     plots.staleness(logs),
@@ -672,8 +750,7 @@ show(
 )
 
 # %% [markdown]
-# Free of waiting, the fast worker is done at 7.8 instead of 28.7, with gradients that missed
-# up to 8 updates. The order above came from a seed, so that this page always says the same. Paced, it is the real
+# The order above came from a seed, so that this page always says the same. Paced, it is the real
 # one: the workers sleep, the slow one four times as long, and a server on *two* ranks holds half of the weights on
 # each.
 
@@ -733,14 +810,18 @@ pool.close()
 # %% [markdown]
 # ## Drill
 #
-# 1. *PipeDream, 8 stages: how many versions does stage 2 keep, and how many with four micro-batches an update?*
-#    8 - 2 = 6; 1 + ⌈5 / 4⌉ = 3.
-# 2. *Which stage's gradient is never stale in PipeDream?* The last one's own weights are up to date; but its input was
-#    computed with old weights.
-# 3. *Why does 2BW need m >= p?* Otherwise version t - 1 is not on every stage when batch t enters.
-# 4. *Why is ZeRO-3 refused with stashing?* It keeps no whole weights; a stash keeps several.
-# 5. *SSP with s = 0?* Bulk synchronous: nobody starts before all are done.
-# 6. *AMPNet with `active=1`?* Serial training, one stage at work at a time.
+# <details><summary>1. PipeDream, 8 stages: how many versions does stage 2 keep, and how many with four micro-batches
+# an update?</summary>8 - 2 = 6; 1 + ⌈5 / 4⌉ = 3.</details>
+# <details><summary>2. Which stage's gradient is never stale in PipeDream?</summary>
+# None: the last one's own weights are up to date, but its input was computed with old weights.</details>
+# <details><summary>3. Why does 2BW need m >= p?</summary>
+# Otherwise version t - 1 is not on every stage when batch t enters.</details>
+# <details><summary>4. Why is ZeRO-3 refused with stashing?</summary>
+# It keeps no whole weights; a stash keeps several.</details>
+# <details><summary>5. What is SSP with s = 0?</summary>
+# Bulk synchronous: nobody starts before all are done.</details>
+# <details><summary>6. What is AMPNet with <code>active=1</code>?</summary>
+# Serial training, one stage at work at a time.</details>
 #
 # ## Read on
 #
