@@ -8,8 +8,7 @@
 # runs as soon as what it needs is there. The same graph runs again in every
 # iteration, holds messages between ranks as tasks like any other, and lets a rank that waits lend its cores.
 #
-# You will declare what tasks touch, find needless edges, write a scheduler's rule, train GPT-2 with it **equal to
-# autograd**, and turn a receive into a task that gives its core back.
+# You will write each of these yourself, and train GPT-2 with them **equal to autograd**.
 
 # %% tags=["setup"]
 import threading
@@ -33,7 +32,7 @@ from gpt2lab.reference import example_batch
 from gpt2lab.tasks import check as judge
 from gpt2lab.tasks import messages
 from gpt2lab.tasks.cores import Cores
-from gpt2lab.tasks.gpt2 import GPT2Tasks
+from gpt2lab.tasks.gpt2 import Blocks, GPT2Tasks
 from gpt2lab.tasks.graph import TaskGraph, reads, reduces, updates, writes
 from gpt2lab.tasks.runtime import run_fork_join, run_sequential
 from gpt2lab.tasks.scheduler import Scheduler, run_tasks
@@ -57,7 +56,7 @@ table(rows, ["an iteration (from a paper)", "time", "speed-up", "efficiency", "s
 # %% [markdown]
 # (*nOS-V*: a library through which processes share one scheduler.) The authors' trace showed "nearly half of the
 # threads working". Here is the same on two workers; parallel are only the loops that llm.c makes so. (torch releases
-# Python's lock inside its operations, so threads do compute at the same time.)
+# Python's lock, so threads do compute at the same time.)
 
 # %% tags=["measured"]
 tasks = gpt2_tasks()  # blocks of 64 tokens, two of each loop; float64
@@ -274,7 +273,7 @@ for u, v in list(graph.edges())[:3]:
 # ## GPT-2 as tasks
 #
 # One whole iteration: load, forward, the loss, backward *by hand* (no autograd), AdamW. Blocks of tokens, of
-# attention's rows and heads, of columns, of weights; you choose how large. The gradient of a weight is summed over
+# attention's rows and heads, of columns, of weights. The gradient of a weight is summed over
 # the tokens *inside one task*, not by whoever comes first: sums in another order would give other bits.
 
 # %%
@@ -444,8 +443,7 @@ show(
 
 # %% [markdown]
 # Where did the workers' time go? *Wait*: nothing was ready, or a barrier. *Between tasks*: the runtime's own Python.
-# Python inside tasks is in the other columns: tens of microseconds a task (`gpt2lab bench tasks --all`), little for
-# tasks of milliseconds, much in this small model.
+# Python inside tasks, tens of microseconds a task, is in the other columns.
 
 # %% tags=["measured"]
 time_of = {"fork-join as in llm.c": metrics.shares(joined, 2), "tasks": metrics.shares(spans, 2)}
@@ -476,6 +474,62 @@ show(
     "an iteration with blocks of the update of four sizes.",
     "Four horizontal bars of times",
 )
+
+# %% [markdown]
+# **A puzzle, with a score.** How large should pieces be? A GPT-2 of one layer, width 32, four rows of 16 tokens, three
+# workers. A task takes a unit for every 128 elements that it touches, and 4 for the runtime. `Blocks()` take 1,604.
+
+
+# %% tags=["exercise"]
+def my_blocks():
+    """The sizes of the pieces, 0 for all in one piece: tokens, rows, heads, columns, weights, updates."""
+    ### BEGIN SOLUTION
+    return Blocks(tokens=24, rows=3, heads=1, columns=0, weights=0, updates=0)
+    ### END SOLUTION
+
+
+check("blocks of work", exercises.cut, my_blocks)
+
+# %% [markdown] tags=["hint"]
+# `tokens` cuts all but attention, which is cut by `rows` and `heads`; `columns` cuts the output of matrix products,
+# `weights` their gradients, `updates` AdamW. Three workers need at least three pieces. More?
+
+
+# %% tags=["wrong"]
+# FAIL: 1604 units of time; at most 1100 pass
+def my_blocks():
+    return Blocks()
+
+
+# %% tags=["wrong"]
+# FAIL: 2180 units of time; at most 1100 pass
+def my_blocks():
+    return Blocks(tokens=8, rows=1, heads=1, columns=16, weights=512, updates=1024)
+
+
+# %% tags=["wrong"]
+# FAIL: 1125 units of time; at most 1100 pass
+def my_blocks():
+    return Blocks(tokens=32, rows=2, heads=0, columns=0, weights=0, updates=0)
+
+
+# %% tags=["wrong"]
+# FAIL: tokens=1 makes too many tasks: use 8 or more
+def my_blocks():
+    return Blocks(tokens=1, rows=1, heads=1, columns=1, weights=1, updates=1)
+
+
+# %% tags=["wrong"]
+# FAIL: tokens=21.3: a size is a whole number
+def my_blocks():
+    return Blocks(tokens=21.3, rows=1, heads=1, columns=0, weights=0, updates=0)
+
+
+# %% tags=["wrong"]
+# FAIL: return Blocks(tokens=..., rows=..., ...)
+def my_blocks():
+    return {"tokens": 24, "rows": 3, "heads": 1, "columns": 0, "weights": 0, "updates": 0}
+
 
 # %% [markdown]
 # ## Build once, replay: taskiter
@@ -512,8 +566,7 @@ print(f"such as {then!r}, which {access}, beside {first!r} of the iteration befo
 
 # %% [markdown]
 # What does building cost? For each block of tokens (here a row) a layer has 14 tasks, and all else 6: tasks and edges
-# grow with B T, and the search for edges with its square, because each access is compared with all that touch the same
-# tensor. Replay knows the edges.
+# grow with B T, and the search for edges with its square.
 
 # %% tags=["measured"]
 counted = ["tasks (counted)", "edges (counted)", "comparisons (counted)"]
@@ -527,10 +580,13 @@ table(rows, ["rows", *counted, "build once, ms (measured)", "replay, ms (measure
 # worker until the message has come. Here a task *starts* the message, gives its core back, and is over when the
 # message is; nobody places a wait, because whoever reads the sum has an edge from it (the idea of Task-Aware MPI). One
 # rule: calls of one axis *start* in the same order on all ranks. They end as they like.
+#
+# So five ways run one program: threads by fork-join or by tasks; ranks with messages that block, or as tasks, or with
+# every row cut in two. Three iterations of each:
 
 
 # %%
-def train(rank, world_size, blocking=False, sliced=False):
+def train(rank, world_size, blocking=False, sliced=False, iterations=1):
     """Loss, weights, spans and log of this rank, of whose batch all have a part; messages are slow, as on a network."""
     axis = Mesh(dp=world_size)["dp"]
     mine = [x.tensor_split(world_size, int(sliced))[rank] for x in (batch.tokens, batch.targets)]
@@ -540,25 +596,27 @@ def train(rank, world_size, blocking=False, sliced=False):
     comm.barrier(axis)
     comm.clear_log()
     with paced.use(Link(latency=0.0001, bandwidth=2e8)):
-        spans = scheduler.run()
+        spans = scheduler.run(iterations)
     return tasks.losses, tasks.weights, spans, list(comm.log)
 
 
-pool, serial = Ranks(2, echo=False), gpt2_tasks()
-run_sequential(serial.graph)
+pool, forked = Ranks(2, echo=False), gpt2_tasks()
+for _ in range(3):
+    run_fork_join(forked.graph)
 ways = {
     "blocking": {"blocking": True},
     "as tasks": {},
     "as tasks, each rank half of every row": {"sliced": True},
 }
-runs = {name: pool.run(train, **options) for name, options in ways.items()}
+runs = {"fork-join": [(forked.losses, forked.weights)], "task graph": [(replayed.losses, replayed.weights)]}
+runs |= {f"2 ranks, {name}": pool.run(train, iterations=3, **options) for name, options in ways.items()}
 for name, ranks in runs.items():
-    worst = max(labs.apart(r[1], serial.weights) for r in ranks)
-    loss = abs(sum(r[0][0] for r in ranks) - serial.losses[0])
-    print(f"{name}: equal to one process: {worst < 1e-10 and loss < 1e-10}")
-elements = sum(w.numel() for w in serial.weights.values())
-counted = sum(call.bytes for call in runs["as tasks"][0][3])
-print("bytes a rank, counted:", counted, " computed, 2 (n-1)/n S:", elements * 8)
+    worst = max(labs.apart(r[1], one_by_one.weights) for r in ranks)
+    losses = [sum(r[0][i] for r in ranks) for i in range(3)]
+    print(f"{name:46}", *(f"{loss:.6f}" for loss in losses), "weights equal:", worst < 1e-10)
+elements = sum(w.numel() for w in one_by_one.weights.values())
+counted = sum(call.bytes for call in runs["2 ranks, as tasks"][0][3]) // 3
+print("bytes a rank and iteration, counted:", counted, " computed, 2 (n-1)/n S:", elements * 8)
 
 # %% tags=["measured"]
 for name, options in ways.items():
@@ -571,11 +629,10 @@ for name, options in ways.items():
     )
 
 # %% [markdown]
-# Blocking, a worker's row is orange for as long as its message travels. As tasks, messages lie in a row of their own
-# and the workers compute beside them.
+# Blocking, workers are orange while messages travel; as tasks, messages lie in a row of their own.
 #
 # In the third run each rank has half of every *sequence*. Queries see what is before them, so rank 0 sends its keys
-# and values to rank 1, a message for each layer and block of rows; backward, their gradients return and are added.
+# and values to rank 1; backward, their gradients return and are added.
 # Blocking, this would hang: receives of gradients, ready from the start, would hold all workers of rank 0.
 #
 # Now write one. The body of a task that receives: `comm.irecv(x, axis, source)` starts a message of the shape of x
