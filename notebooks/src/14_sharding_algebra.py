@@ -731,6 +731,72 @@ print(
 print(f"batch over both axes {tofu.bytes_of_all(all_batch):,}")
 
 # %% [markdown]
+# **A puzzle, with a score.** You place the marks: a GPT-2 of one layer and 4 x 8 tokens, four ranks, of which each has
+# room for 30 % of the weights. Its dimensions have the names above; `"vocab:x, embd:y"` cuts two. Let all ranks
+# together send least. The marks called *both* send 117 KiB, and need room for 55 %.
+
+
+# %% tags=["exercise"]
+def cheapest_marks():
+    """Marks on the axes x and y, two ranks each: {name: "dimension:axis, ..."}."""
+    ### BEGIN SOLUTION
+    follows = {"h.*.attn.c_attn.weight": "heads:y", "h.*.mlp.c_fc.weight": "ff:y"}
+    return {"tokens": "batch:x", "wte.weight": "embd:x, vocab:y"} | follows
+    ### END SOLUTION
+
+
+check("the cheapest marks", exercises.fewest_bytes, cheapest_marks)
+
+# %% [markdown] tags=["hint"]
+# Megatron's marks on y halve the weights, and x has to halve them again, as ZeRO-3 does it, along a dimension that
+# y leaves whole. A mark spreads: on which weight does one do for all?
+
+
+# %% tags=["wrong"]
+# FAIL: a rank holds 55% of the weights
+def cheapest_marks():
+    return batch("x") | megatron("y")
+
+
+# %% tags=["wrong"]
+# FAIL: KiB; at most 200 pass
+def cheapest_marks():
+    return {
+        "tokens": "batch:x",
+        "wte.weight": "embd:x, embd:y",
+        "h.*.attn.c_attn.weight": "heads:y",
+        "h.*.mlp.c_fc.weight": "ff:y",
+    }
+
+
+# %% tags=["wrong"]
+# FAIL: a rank has 32 of 32 tokens
+def cheapest_marks():
+    both = ("x", "y")
+    return {"wte.weight": "vocab:x, vocab:y", "h.*.attn.c_attn.weight": "heads:x, heads:y"} | {
+        "h.*.mlp.c_fc.weight": ", ".join(f"ff:{axis}" for axis in both)
+    }
+
+
+# %% tags=["wrong"]
+# FAIL: does not fit a tensor with dimensions
+def cheapest_marks():
+    return {"tokens": "batch:x", "wte.weight": "heads:y"}
+
+
+# %% tags=["wrong"]
+# FAIL: the program has no such value
+def cheapest_marks():
+    return {"tokens": "batch:x", "wte": "vocab:y"}
+
+
+# %% tags=["wrong"]
+# FAIL: return a dict of marks
+def cheapest_marks():
+    return "batch:x"
+
+
+# %% [markdown]
 # ## One product on a grid of ranks
 #
 # A mesh x, y, z for C = A B: x cuts the rows of C, y its columns, z the inner index. One axis alone is 1-D. x and y
