@@ -552,6 +552,14 @@ show(
 # Left is the claim that halos beat heads at every number of GPUs: w is far below T/N, so the model agrees. (anemoi's
 # own times were in images, now lost.) On a slow network exchange x, inside a machine k and v.
 #
+# What the model rests on, the rows, is counted on live ranks: a step of two layers, forward and backward, 192 tokens,
+# window 16.
+
+# %%
+rows = [(n, *lab.of_the_busiest(pool[n].run(lab.both_ways))) for n in (2, 3, 4)]
+table(rows, ["ranks", "rows sent by the busiest, heads", "halo of x", "all ranks as computed"])
+
+# %% [markdown]
 # ## Break-even
 #
 # Heads: 4 (N-1)/N² T rows a rank. A halo of the input on both sides, as in the weather model: 2w rows.
