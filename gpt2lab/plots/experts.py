@@ -3,11 +3,12 @@
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-from matplotlib import colormaps
-from matplotlib.colors import to_hex
 from matplotlib.patches import FancyArrowPatch, Rectangle
 
 from .style import COLORS, THINGS, figure, ink, rank_color
+
+HUES = (THINGS[0], *THINGS[3:], *(COLORS[k] for k in ("forward", "backward", "weight", "comm", "update")))
+"""Colours of eight experts, which are no ranks, in figures that show no kinds of work."""
 
 
 def flow(choices: Sequence[Sequence[int]] = ((0, 2, 3, 0), (2, 1, 0, 2)), experts: int = 4):
@@ -35,11 +36,6 @@ def flow(choices: Sequence[Sequence[int]] = ((0, 2, 3, 0), (2, 1, 0, 2)), expert
     return fig
 
 
-def _hue(expert: int, experts: int = 8) -> str:
-    """A colour of one of eight experts, which are no ranks."""
-    return to_hex(colormaps["viridis"](0.92 * (expert % experts) / (experts - 1)))
-
-
 def written(text: str, routings: Mapping[str, Sequence[int]]):
     """A line of text once a routing, each letter on the colour of the expert that it asks for first."""
     fig, axes = figure(9, 0.95 * len(routings), len(routings), 1)
@@ -48,9 +44,9 @@ def written(text: str, routings: Mapping[str, Sequence[int]]):
         ax.set_axis_off()
         ax.set_title(title)
         for i, (letter, e) in enumerate(zip(text, experts, strict=True)):
-            ax.add_patch(Rectangle((i, 0), 1, 1, fc=_hue(e), ec="white", lw=0.4))
+            ax.add_patch(Rectangle((i, 0), 1, 1, fc=HUES[e % 8], ec="white", lw=0.4))
             look = {"ha": "center", "va": "center", "family": "monospace"}
-            ax.text(i + 0.5, 0.5, letter, color=ink(_hue(e)), **look)
+            ax.text(i + 0.5, 0.5, letter, color=ink(HUES[e % 8]), **look)
     return fig
 
 
@@ -63,7 +59,7 @@ def loads(histories: Mapping[str, np.ndarray], window: int = 10):
     for ax, (name, shares) in zip(axes[0], histories.items(), strict=True):
         for e, line in enumerate(shares.T):
             mean = np.convolve(line, np.ones(window) / window, "valid")
-            ax.plot(np.arange(len(mean)) + window, mean, color=_hue(e), lw=1.2)
+            ax.plot(np.arange(len(mean)) + window, mean, color=HUES[e % 8], lw=1.2)
         ax.axhline(1 / shares.shape[1], color=THINGS[1], ls="--", lw=1)
         ax.set(title=name, xlabel="step", ylim=(0, None))
     axes[0][0].set_ylabel("share of all choices")

@@ -8,6 +8,8 @@ from matplotlib.figure import Figure
 from ..planner.metrics import average_parallelism, profile
 from .style import COLORS, SERIAL, THINGS, figure, legend, rank_color
 
+PLATE = {"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 0.5}  # keeps lines out of a name
+
 
 def workers(spans, title: str = "", path=(), clock: str = "measured") -> Figure:
     """One row a worker of each rank, a bar a task; below, how many work at once.
@@ -63,7 +65,7 @@ def graph(task_graph, levels, path=(), title: str = "") -> Figure:
         place[task.number] = (x, rows.setdefault(x, 0))
         rows[x] += 1
     height = max(rows.values())
-    fig, ax = figure(8, 1.6 + 0.4 * height)
+    fig, ax = figure(9, 1.2 + 0.9 * height)
     centered = {n: (x, y - (rows[x] - 1) / 2) for n, (x, y) in place.items()}
     numbers = [task.number for task in path]
     thick = set(zip(numbers, numbers[1:], strict=False))
@@ -77,10 +79,10 @@ def graph(task_graph, levels, path=(), title: str = "") -> Figure:
         x, y = centered[task.number]
         edge = "black" if task.number in numbers else "white"
         ax.scatter(x, y, s=110, color=COLORS[task.kind], edgecolor=edge, zorder=2)
-        turned = {"rotation": 28, "ha": "left", "va": "bottom", "fontsize": 6.5}
+        turned = {"rotation": 35, "rotation_mode": "anchor", "fontsize": 8, "bbox": PLATE}
         ax.annotate(task.name, (x, y), (0, 6), textcoords="offset points", **turned)
     ax.set_axis_off()
-    ax.margins(0.06, 0.3)
+    ax.margins(0.06, 0.45)
     ax.set_title(title)
     return fig
 
