@@ -11,7 +11,7 @@ from gpt2lab.experts.mixture import Experts
 from gpt2lab.model import GPT2Config
 from gpt2lab.plan import Plan, build
 from gpt2lab.plots.draw import PICTURES, draw_all
-from gpt2lab.plots.strategies import RANKS, STRATEGIES
+from gpt2lab.plots.strategies import RANKS, STRATEGIES, strategies
 from gpt2lab.ranks.mesh import Mesh
 from gpt2lab.reference import example_batch
 
@@ -67,3 +67,13 @@ def held(rank, world_size, text):
 def test_declared_shares_are_what_ranks_hold(cut, ranks):
     for share in ranks.run(held, PLANS[cut.name]):
         assert share == pytest.approx((cut.data, cut.weights, cut.state), abs=0.1)
+
+
+def test_no_two_strategies_are_drawn_alike():
+    drawn = {}
+    for ax in strategies().axes:
+        name, *labels = (text.get_text() for text in ax.texts)
+        drawn[name] = str(labels), b"".join(p.get_path().vertices.tobytes() for p in ax.patches)
+    cubes = {(labels, shapes) for labels, shapes in drawn.values()}
+    assert len(cubes) == len(STRATEGIES)
+    assert drawn["ZeRO"][1] != drawn["data parallel"][1]

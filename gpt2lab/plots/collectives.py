@@ -5,7 +5,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from ..machine import links
-from .style import figure, rank_color
+from .style import figure, rank_color, variant
 
 MARKS = "osv^DPX*"
 
@@ -27,7 +27,7 @@ def sweep_figure(rows, models=(), clock: str = "measured") -> Figure:
             sizes, times = [r["bytes"] for r in mine], [r["seconds"] * 1e3 for r in mine]
             fit = fits.get((name, n), {"predicted": {}, "predicted over measured": {}})
             unseen = fit["predicted over measured"]
-            look = {"color": rank_color(i), "marker": MARKS[j % len(MARKS)], "markersize": 4, "lw": 1}
+            look = {"color": variant(i)["color"], "marker": MARKS[j % len(MARKS)], "markersize": 4, "lw": 1}
             seen = [k for k, size in enumerate(sizes) if size not in unseen]
             hollow = [k for k, size in enumerate(sizes) if size in unseen]
             left.plot(sizes, times, label=f"{name}, {n} ranks", markevery=seen, **look)
@@ -36,7 +36,7 @@ def sweep_figure(rows, models=(), clock: str = "measured") -> Figure:
                 list(fit["predicted"]),
                 [1e3 * t for t in fit["predicted"].values()],
                 "--",
-                color=rank_color(i),
+                color=look["color"],
                 lw=0.8,
             )
             middle.plot(sizes, [r["bus"] / 1e9 for r in mine], **look)
@@ -47,7 +47,7 @@ def sweep_figure(rows, models=(), clock: str = "measured") -> Figure:
     right.axhline(1, color="black", lw=0.8)
     for ax in (left, middle, right):
         ax.set(xscale="log", xlabel="bytes")
-    left.legend(fontsize=6, ncols=2)
+    left.legend(fontsize=8)
     return fig
 
 
@@ -58,7 +58,7 @@ def compared_by_formula(ranks: int = 64, latency_us: float = 5, gigabytes_per_s:
     sizes = [2.0**k for k in range(10, 31)]
     for i, name in enumerate(links.ALL_REDUCE):
         times = [links.all_reduce_time(name, ranks, s, link) * 1e3 for s in sizes]
-        ax.plot(sizes, times, "--" if name == "double tree" else "-", label=name, color=rank_color(i))
+        ax.plot(sizes, times, label=name, **variant(i))
     ax.axvline(links.crossing(ranks, link), color="black", ls=":", lw=1)
     ax.set(xscale="log", yscale="log", xlabel="bytes", ylabel="ms", title=f"all-reduce on {ranks} ranks")
     ax.legend(fontsize=8, ncols=2)
@@ -82,7 +82,7 @@ def transports_figure(rows) -> Figure:
                     [row["bytes"] for row in mine],
                     times,
                     look,
-                    color=rank_color(i),
+                    color=variant(i)["color"],
                     ms=4,
                     lw=1.2,
                     label=label,
@@ -90,7 +90,7 @@ def transports_figure(rows) -> Figure:
         ax.set(
             xscale="log", yscale="log", xlabel="bytes", title=f"{n} ranks: time of a call in ms (measured)"
         )
-    panels[0][0].legend(fontsize=7)
+    panels[0][0].legend(fontsize=8)
     return fig
 
 

@@ -2,7 +2,7 @@
 
 from matplotlib.figure import Figure
 
-from .style import SERIAL, figure, rank_color
+from .style import SERIAL, figure, variant
 
 
 def curves(runs: dict[str, list[float]], floor: float = 1e-17) -> Figure:
@@ -14,7 +14,7 @@ def curves(runs: dict[str, list[float]], floor: float = 1e-17) -> Figure:
     (reference, expected), *others = runs.items()
     losses.plot(expected, color=SERIAL, lw=5, alpha=0.35, label=reference)
     for i, (name, run) in enumerate(others):
-        color = rank_color(i)
+        color = variant(i)["color"]
         losses.plot(run, "--", color=color, lw=1.8, label=name)
         distance = [max(abs(a - b), floor) for a, b in zip(run, expected, strict=True)]
         apart.plot(distance, "o-", ms=3, color=color, label=name)

@@ -1,6 +1,7 @@
 """Figures of the model itself: its parts with shapes, its weights, its memory, and what the optimizer does."""
 
 from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
 
 from .style import COLORS, SERIAL, THINGS, figure
 
@@ -26,16 +27,23 @@ def anatomy(layers: int) -> Figure:
     fig, ax = figure(8, 5.2)
     ax.set_axis_off()
     ax.set(xlim=(-0.6, 10), ylim=(-0.7, len(PARTS) - 0.3))
+    stream, left, right = 1.3, 2.5, 5.5
     for y, (name, shape, kind) in enumerate(PARTS):
-        box = {"boxstyle": "round,pad=0.3", "fc": COLORS[kind], "ec": "none", "alpha": 0.45}
-        ax.text(4.0, y, name.center(26), ha="center", va="center", bbox=box, family="DejaVu Sans Mono")
+        ax.add_patch(Rectangle((left, y - 0.27), right - left, 0.54, fc=COLORS[kind], ec="none", alpha=0.45))
+        ax.text(4.0, y, name, ha="center", va="center", family="DejaVu Sans Mono")
         ax.text(6.9, y, shape, va="center", family="DejaVu Sans Mono")
-    for low, high in ((1.4, 5.0), (5.4, 8.0)):
-        ax.annotate("", (1.2, high), (1.2, low), arrowprops={"arrowstyle": "->", "lw": 2, "color": SERIAL})
-        ax.text(1.0, (low + high) / 2, "+", ha="right", va="center", fontsize=15)
+    arrow = {"arrowstyle": "->", "lw": 1.6, "color": SERIAL, "shrinkA": 0, "shrinkB": 0}
+    for y in (0, 2, 3, 4, 6, 7, 9, 10):  # to the part above
+        ax.annotate("", (4.0, y + 0.73), (4.0, y + 0.27), arrowprops=arrow)
+    ax.plot([left, stream, stream], [1, 1, 9], color=SERIAL, lw=1.6)
+    for y in (2, 6, 9):  # the stream is read by the norms
+        ax.annotate("", (left, y), (stream, y), arrowprops=arrow)
+    for y in (5, 8):  # what the halves of a block add to it
+        ax.annotate("", (stream, y), (left, y), arrowprops=arrow)
+        ax.text(stream, y, "+", ha="center", va="center", bbox={"boxstyle": "circle,pad=0.1", "fc": "white"})
     ax.plot([9.3, 9.5, 9.5, 9.3], [1.6, 1.6, 8.4, 8.4], color=SERIAL, lw=1.2)
     ax.text(9.62, 5, f"{layers} blocks", rotation=90, va="center")
-    ax.text(0.35, 5, "residual stream", rotation=90, va="center", ha="center")
+    ax.text(0.6, 5, "residual stream", rotation=90, va="center", ha="center")
     return fig
 
 

@@ -4,7 +4,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from ..planner import metrics
-from .style import COLORS, THINGS, figure, rank_color
+from .style import COLORS, THINGS, figure, rank_color, variant
 
 BYTES = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
 BINARY = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
@@ -24,7 +24,7 @@ def memory(rates: dict[int, float], published: dict[str, float], call: float) ->
     """
     fig, ax = figure(8, 3.8)
     sizes = list(rates)
-    ax.plot(sizes, list(rates.values()), "o-", color=rank_color(0), label="copy here (measured)")
+    ax.plot(sizes, list(rates.values()), "o-", color=THINGS[4], label="copy here (measured)")
     edge = sizes[-1] * 40
     ceiling = [s for s in np.geomspace(sizes[0], edge, 60) if s / call < max(rates.values()) * 4]
     ax.plot(ceiling, [s / call for s in ceiling], ":", color=THINGS[1], label="as fast as calls can begin")
@@ -37,18 +37,18 @@ def memory(rates: dict[int, float], published: dict[str, float], call: float) ->
     ax.set_xticks(ticks, [_short(t, BINARY) for t in ticks])
     ax.set_yticks([10**k for k in range(8, 14)], [f"{_short(10**k, BYTES)}/s" for k in range(8, 14)])
     ax.minorticks_off()
-    ax.legend(loc="lower left", fontsize=8)
+    ax.legend(loc="lower right", bbox_to_anchor=(1, 0.25), fontsize=8)
     return fig
 
 
-def ladder(here: dict[str, float], published: dict[str, float]) -> Figure:
-    """Bytes per second of every path of data, fastest first: measured here, and published."""
-    bars = [(rate, name, 0) for name, rate in here.items()] + [
-        (rate, name, 1) for name, rate in published.items()
-    ]
-    bars.sort(reverse=True)
+def ladder(here: dict[str, float], published: dict[str, float], derived: dict[str, float]) -> Figure:
+    """Bytes per second of every path of data, fastest first: measured here, published, and derived from these."""
+    kinds = {"measured here": here, "published": published, "derived": derived}
+    bars = sorted(
+        ((rate, name, kind) for kind, of in kinds.items() for name, rate in of.items()), reverse=True
+    )
     fig, ax = figure(8, 0.9 + 0.3 * len(bars))
-    colors = (rank_color(0), THINGS[3])
+    colors = dict(zip(kinds, (THINGS[4], THINGS[3], THINGS[2]), strict=True))
     low = min(rate for rate, _, _ in bars) / 4
     for row, (rate, _, kind) in enumerate(bars):
         ax.barh(row, rate - low, 0.7, low, color=colors[kind])
@@ -57,8 +57,8 @@ def ladder(here: dict[str, float], published: dict[str, float]) -> Figure:
     ax.set_yticks(range(len(bars)), [name for _, name, _ in bars], fontsize=9)
     ax.invert_yaxis()
     ax.grid(axis="y", visible=False)
-    for kind, label in enumerate(("measured here", "published")):
-        ax.barh([0], [0], color=colors[kind], label=label)
+    for kind, color in colors.items():
+        ax.barh([0], [0], color=color, label=kind)
     ax.legend(loc="lower right", fontsize=8)
     return fig
 
@@ -73,7 +73,7 @@ def scaling(rates: dict[str, dict[int, float]], cores: int) -> Figure:
             list(by_ranks),
             [r / by_ranks[1] for r in by_ranks.values()],
             "o-",
-            color=rank_color(i),
+            color=variant(i)["color"],
             label=name,
         )
     ax.set(xlabel="ranks at the same time", ylabel="all ranks / one rank", xticks=counts, ylim=(0, None))
@@ -85,13 +85,16 @@ def mistakes(panels: dict[str, dict[str, list[float]]]) -> Figure:
     """One panel a mistake: its trials in milliseconds in order, wrong and right, each with a line at the median."""
     fig, axes = figure(9, 2.9, 1, len(panels), squeeze=False)
     for ax, (title, series) in zip(axes[0], panels.items(), strict=True):
-        for (name, times), color in zip(series.items(), (rank_color(1), rank_color(0)), strict=False):
+        for (name, times), color in zip(series.items(), (THINGS[3], THINGS[4]), strict=False):
             values = [1e3 * t for t in times]
             ax.plot(range(1, len(values) + 1), values, "o", ms=4, color=color, label=name)
             ax.axhline(np.median(values), color=color, lw=1, alpha=0.6)
         ax.set(title=title, xlabel="trial", yscale="log")
         low, high = ax.get_ylim()
         ax.set_ylim(low / 1.3, high * 6)
+        ticks = [t for k in range(-3, 5) for t in (10.0**k, 3 * 10.0**k) if low / 1.3 <= t <= high * 6]
+        ax.set_yticks(ticks, [f"{t:g}" for t in ticks])
+        ax.minorticks_off()
         ax.legend(fontsize=8, loc="upper right", handletextpad=0.1)
     axes[0][0].set_ylabel("ms")
     return fig
@@ -110,8 +113,8 @@ def speedups(
         left.text(most * 1.1, curve[-1], f"{100 * fraction:.3g} %", va="center", fontsize=8)
     names = list(points)
     for i, (name, (p, gained)) in enumerate(points.items()):
-        left.plot(p, gained, "o", color=rank_color(i), ms=8, mec="white", label=name)
-        right.barh(i, 100 * metrics.karp_flatt(gained, p), 0.6, color=rank_color(i))
+        left.plot(p, gained, "o", color=variant(i)["color"], ms=8, mec="white", label=name)
+        right.barh(i, 100 * metrics.karp_flatt(gained, p), 0.6, color=variant(i)["color"])
     left.set(xscale="log", yscale="log", xlabel="workers", ylabel="speed-up", ylim=(0.3, 130))
     left.set_xticks([1, 2, 8, 32, 112, 512], ["1", "2", "8", "32", "112", "512"])
     left.set_yticks([0.5, 1, 2, 5, 10, 25, 100], ["0.5", "1", "2", "5", "10", "25", "100"])
@@ -131,7 +134,7 @@ def box_plot(runs: dict[str, list[float]], unit: str = "ms") -> Figure:
         values = 1e3 * np.array(times)
         ax.boxplot(values, positions=[row], orientation="horizontal", widths=0.5, showfliers=False)
         spread = row + 0.3 * (np.arange(len(values)) % 5 - 2) / 5
-        ax.plot(values, spread, ".", ms=4, color=rank_color(row), alpha=0.6)
+        ax.plot(values, spread, ".", ms=4, color=THINGS[4], alpha=0.6)
     ax.set_yticks(range(len(runs)), list(runs))
     ax.invert_yaxis()
     ax.grid(axis="y", visible=False)

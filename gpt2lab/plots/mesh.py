@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from .style import SERIAL, THINGS, figure, ink, rank_color
+from .style import SERIAL, THINGS, figure, ink, rank_color, variant
 
 AXES = {
     "tp": {"color": "#E69F00"},
@@ -23,7 +23,7 @@ NODE = "#E4E4E4"
 
 
 def cube(lines: dict[str, list[tuple[int, ...]]], nodes: Sequence[int]) -> Figure:
-    """The mesh as a cube, once for every axis: ranks of one group share a colour and a bar, a node is a grey patch.
+    """The mesh as a cube, once for every axis: a group has a colour and a bar, a node is a grey patch.
 
     `lines[axis]` are the groups of an axis, as `Mesh.lines` gives them, for two or three axes, outermost first;
     `nodes[r]` is the node of rank r.
@@ -34,6 +34,11 @@ def cube(lines: dict[str, list[tuple[int, ...]]], nodes: Sequence[int]) -> Figur
     for ax, (axis, groups) in zip(panels, lines.items(), strict=True):
         for node in sorted(set(nodes)):
             _patch(ax, [place[r] for r in place if nodes[r] == node])
+        for group in (
+            group for of_axis in lines.values() for group in of_axis
+        ):  # all edges of the cube, thin
+            x, y = zip(*(place[r] for r in group), strict=True)
+            ax.plot(x, y, color="#8C8C8C", lw=1, zorder=1.5)
         for color, group in enumerate(groups):
             x, y = zip(*(place[r] for r in group), strict=True)
             ax.plot(x, y, color=rank_color(color), lw=5, solid_capstyle="round", zorder=2)
@@ -132,7 +137,7 @@ def bugs(runs: dict[str, list[float]], errors: dict[str, dict[str, float]]) -> F
     (right, expected), *others = runs.items()
     losses.plot(expected, color=SERIAL, lw=6, alpha=0.3, label=right)
     for i, (_, run) in enumerate(others):
-        losses.plot(run, color=rank_color(i), lw=1.4)
+        losses.plot(run, lw=1.4, **variant(i))
     losses.set(xlabel="step", ylabel="loss (nats a character)", title="what you would look at")
     losses.legend()
     kinds = list(next(iter(errors.values())))
@@ -141,16 +146,16 @@ def bugs(runs: dict[str, list[float]], errors: dict[str, dict[str, float]]) -> F
             value = max(found[kind], 1e-16)
             label = kind if row == 0 else None
             y = row + 0.2 * (i - (len(kinds) - 1) / 2)  # side by side where they are equal
-            wrong.scatter(value, y, s=40, marker=marker, color=rank_color(row), label=label, zorder=3)
+            wrong.scatter(value, y, s=40, marker=marker, color=THINGS[0], label=label, zorder=3)
+        line = {"transform": wrong.get_yaxis_transform(), "lw": 2} | variant(row)  # the key of the left panel
+        wrong.plot((0.01, 0.08), (row, row), **line)
     wrong.axvline(1e-10, color=SERIAL, lw=1, ls="--")
     wrong.set_yticks(range(len(errors)), list(errors), fontsize=9)
-    wrong.set(xscale="log", xlim=(1e-17, 30), ylim=(len(errors) - 0.5, -0.5), xlabel="relative error")
+    wrong.set(xscale="log", xlim=(1e-19, 30), ylim=(len(errors) - 0.5, -0.5), xlabel="relative error")
+    wrong.set_xticks([10.0**k for k in range(-15, 1, 3)])
     wrong.set_title("what is wrong (dashed: verify's limit)")
     look = {"loc": "outside lower right", "ncols": len(kinds), "fontsize": 9}
-    handles = wrong.get_legend_handles_labels()[0]
-    for handle in (legend := fig.legend(handles, kinds, **look)).legend_handles:
-        handle.set_color(THINGS[0])
-    legend.set_in_layout(True)
+    fig.legend(wrong.get_legend_handles_labels()[0], kinds, **look)
     return fig
 
 

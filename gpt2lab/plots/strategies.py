@@ -51,6 +51,11 @@ def strategies(cuts=STRATEGIES):
         if cut.edge == "experts":
             slabs(ax, "data", 0.0, 0.48)
             slabs(ax, "width", 0.52, 0.48)
+        elif (
+            cut.edge == "data" and cut.weights < 1
+        ):  # all compute with whole weights, and keep a part of them
+            slabs(ax, "data", front=0.42)
+            slabs(ax, "width", depth=0.1)
         else:
             slabs(ax, cut.edge)
         _edge_names(ax, cut.label)
@@ -58,15 +63,13 @@ def strategies(cuts=STRATEGIES):
     return fig
 
 
-def slabs(ax, edge: str, bottom: float = 0.0, height: float = 1.0) -> None:
-    """Draw the cube between two heights, cut into one slab a rank along `edge`, the hindmost first."""
+def slabs(ax, edge: str, bottom=0.0, height=1.0, front=0.0, depth=1.0) -> None:
+    """Draw the cube from `bottom` up and from `front` back, one slab a rank along `edge`, the hindmost first."""
     hindmost_first = range(RANKS - 1, -1, -1) if edge == "data" else range(RANKS)
     for rank in hindmost_first:
-        start, size = (
-            {"width": 0.0, "layers": bottom, "data": 0.0},
-            {"width": 1.0, "layers": height, "data": 1.0},
-        )
-        start[edge], size[edge] = rank / RANKS, 1 / RANKS - 0.035
+        start = {"width": 0.0, "layers": bottom, "data": front}
+        size = {"width": 1.0, "layers": height, "data": depth - front}
+        start[edge], size[edge] = start[edge] + rank * size[edge] / RANKS, size[edge] / RANKS - 0.035
         block(ax, start, size, rank_color(rank))
 
 

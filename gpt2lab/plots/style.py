@@ -64,6 +64,14 @@ def rank_color(rank: int) -> str:
     return to_hex([c + (1 - c) * pale for c in to_rgb(RANKS[rank % len(RANKS)])])
 
 
+def variant(i: int) -> dict[str, str]:
+    """Look of the line of the i-th of several things that a figure compares and that are no ranks."""
+    return {
+        "color": (THINGS[4], THINGS[3], THINGS[0])[i % 3],
+        "linestyle": ("-", ":", "--")[i // 3 % 3],
+    }
+
+
 def ink(color: str) -> str:
     """Black or white, whichever can be read on a colour (by its luma, ITU-R BT.601)."""
     return "black" if np.dot(to_rgb(color), (0.299, 0.587, 0.114)) > 0.55 else "white"

@@ -47,6 +47,15 @@ def _matrix(ax, left, bottom, width, height, cut, ranks):
 
 STEPS = ("ln", "f", "qkv", "heads", "proj", "g", "+", "ln", "f", "up", "gelu", "down", "g", "+")
 CUT = {"qkv", "heads", "proj", "up", "gelu", "down"}
+SHAPES = {
+    "qkv": "B T 3C/{n}",
+    "heads": "B H/{n} T D",
+    "proj": "B T C",
+    "up": "B T 4C/{n}",
+    "gelu": "B T 4C/{n}",
+}
+SHAPES |= {"down": "B T C"}
+"""What a rank of n has after the parts of a layer that are cut; after `proj` and `down` it is a partial sum."""
 
 
 def layer(ranks: int = 2):
@@ -95,6 +104,8 @@ def _step(ax, i, name, sp, ranks):
             ax.add_patch(Rectangle(*box, fc=rank_color(r), ec="white"))
     else:
         ax.add_patch(Rectangle((i + 0.05, 0), 0.9, 1, fc=WHOLE, ec="white"))
+    shape = SHAPES.get(name, "B T/{n} C" if sp else "B T C").format(n=ranks)
+    ax.text(i + 0.5, -0.06, shape, ha="center", va="top", fontsize=7.5)
     ax.text(i + 0.5, 1.1, name, ha="center", fontsize=9)
 
 

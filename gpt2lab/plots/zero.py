@@ -3,7 +3,7 @@
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from .style import COLORS, THINGS, figure, ink, rank_color
+from .style import COLORS, THINGS, figure, ink, variant
 
 THREE = ("weights", "gradients", "optimizer")
 STAGES = {0: "replicas", 1: "stage 1", 2: "stage 2", 3: "stage 3"}
@@ -74,7 +74,7 @@ def memory_over_a_step(
     fig, ax = figure(8, 3.2)
     for i, (name, held) in enumerate(curves.items()):
         x = [j / max(len(held) - 1, 1) for j in range(len(held))]
-        color = THINGS[0] if i == 0 else rank_color(i)
+        color = variant(i)["color"]
         ax.plot(x, [h / 1e6 for h in held], lw=1.2, color=color, label=name, drawstyle="steps-post")
         top = max(range(len(held)), key=held.__getitem__)
         ax.plot(x[top], held[top] / 1e6, "v", color=color)
