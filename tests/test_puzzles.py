@@ -5,7 +5,16 @@ from itertools import combinations, product
 
 import pytest
 
-from gpt2lab.lessons.exercises import asynchronous, cuts, experts, pipeline, prefetch, tasks
+from gpt2lab.lessons.exercises import (
+    asynchronous,
+    collectives,
+    cuts,
+    experts,
+    gpt2,
+    pipeline,
+    prefetch,
+    tasks,
+)
 from gpt2lab.lessons.labs import schedules as lab
 from gpt2lab.lessons.labs.tasks import one_layer
 from gpt2lab.schedules import Cost, check, make, simulate
@@ -101,3 +110,21 @@ def test_gems_holds_one_activation_and_has_the_published_bubble(ranks, micros):
 def test_both_formulas_of_chimera_hold_for_as_many_micro_batches_as_ranks(ranks):
     for name, simulated, formula, *_ in lab.both_ways(ranks, ranks):
         assert simulated == formula, name
+
+
+def test_nothing_that_fits_is_rebuilt_in_fewer_operations_than_the_best():
+    names, total = list(gpt2.PARTS), 0.0
+    choices = [c for size in range(len(names) + 1) for c in combinations(names, size)]
+    fitting = [c for c in choices if 1 + sum(gpt2.PARTS[name][0] for name in c) <= gpt2.ROOM]
+    for tokens in (256, 1024, 8192):
+        total += min(gpt2.rebuilding(kept, tokens) for kept in fitting)
+    assert round(total, 1) == 15.3 and 1 + sum(size for size, *_ in gpt2.PARTS.values()) == 16
+    assert min(sum(gpt2.rebuilding(kept, t) for t in (256, 1024, 8192)) for kept in fitting) == 18
+
+
+def test_fewer_rounds_than_the_best_cannot_hand_out_the_chunks():
+    """The last chunk leaves rank 0 in round 4 at the earliest; who has a chunk at most doubles in a round."""
+    after, ranks = collectives.CHUNKS, 2
+    while ranks < collectives.RANKS:
+        after, ranks = after + 1, 2 * ranks
+    assert after == 6

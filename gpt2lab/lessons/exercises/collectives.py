@@ -3,14 +3,14 @@
 A right sum is not enough: the bytes, messages and rounds between each two ranks are checked as well.
 """
 
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 
 from ...ranks.buffers import byte_size
-from . import close, live
+from . import close, live, returned, scored
 
 
 class Wire:
@@ -194,3 +194,58 @@ def bus(answer) -> None:
     """Exercise: bus bandwidth of a reduce-scatter from the bytes of its *output* on one rank."""
     close(answer(4, 100.0, 1.0), 300.0, "n=4, 100 bytes out, 1 s (the whole array is n times the output)")
     close(answer(2, 8e9, 0.5), 16e9, "n=2, 8e9 bytes out, 0.5 s")
+
+
+RANKS, CHUNKS = 8, 4
+
+
+def in_rounds(answer) -> str:
+    """Puzzle: rank 0's chunks on all ranks in few rounds; then live ranks send what the rounds say."""
+    rounds = returned(answer())
+    held = [set(range(CHUNKS) if rank == 0 else ()) for rank in range(RANKS)]
+    for number, messages in enumerate(rounds, 1):
+        _one_round(f"round {number}", messages, held)
+    for rank, chunks in enumerate(held):
+        missing = set(range(CHUNKS)) - chunks
+        assert not missing, f"after {len(rounds)} rounds rank {rank} lacks chunk {min(missing)}"
+    words = scored(len(rounds), "rounds", bar=7, best=6)
+    for rank, got in enumerate(live(_sent_in_rounds, rounds, ranks=RANKS)):
+        close(got, torch.arange(CHUNKS), f"the chunks of live rank {rank}")
+    return words
+
+
+def _one_round(when: str, messages, held: list[set[int]]) -> None:
+    """Note what ranks hold after a round."""
+    for message in messages:
+        assert len(message) == 3, f"{when}: {message} is no (from, to, chunk)"
+        sender, receiver, chunk = message
+        known = {sender, receiver} <= set(range(RANKS)) and chunk in range(CHUNKS)
+        assert known and sender != receiver, (
+            f"{when}: {message}, but two ranks of 0 to {RANKS - 1} and a chunk of 0 to {CHUNKS - 1} are wanted"
+        )
+        assert chunk in held[sender], (
+            f"{when}: rank {sender} sends chunk {chunk}, which it did not hold before"
+        )
+    for place, does in enumerate(("sends", "receives")):
+        for rank, times in Counter(message[place] for message in messages).items():
+            assert times == 1, f"{when}: rank {rank} {does} {times} chunks; one is allowed"
+    for _, receiver, chunk in messages:
+        held[receiver].add(chunk)
+
+
+def _sent_in_rounds(rank, world_size, rounds):
+    """The chunks that this rank has in the end, each a number."""
+    from ...ranks import comm
+    from ...ranks.mesh import Mesh
+
+    axis, chunks = Mesh(dp=world_size)["dp"], torch.full((CHUNKS, 1), -1.0)
+    if rank == 0:
+        chunks = torch.arange(float(CHUNKS))[:, None]
+    for messages in rounds:
+        going = [comm.isend(chunks[c].clone(), axis, to) for sender, to, c in messages if sender == rank]
+        for sender, to, c in messages:
+            if to == rank:
+                chunks[c] = comm.irecv(chunks[c].clone(), axis, sender).wait()
+        for handle in going:
+            handle.wait()
+    return chunks[:, 0]

@@ -1,4 +1,4 @@
-"""Checkers of lesson 01: parameters, AdamW, a layer norm's backward, accumulation, the size of a KV cache."""
+"""Checkers of lesson 01: parameters, AdamW, a layer norm's backward, accumulation, a KV cache, what to keep."""
 
 import weakref
 from contextlib import contextmanager
@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import torch
 import torch.nn.functional as F
 
-from . import close
+from . import close, returned, scored
 
 
 def parameters(answer) -> None:
@@ -125,3 +125,39 @@ def cache_bytes(answer) -> None:
     )
     close(answer(12, 768, 1, 1024, 4), 75_497_472, "GPT-2 small, one text of 1024 tokens in float32")
     close(answer(12, 768, 8, 1024, 2), 301_989_888, "eight texts in 16 bit: mind batch and bytes of a number")
+
+
+ROOM, WIDTH = 8, 768
+PARTS = {
+    "ln_1": (1, 0, 0),
+    "qkv": (3, 6, 0),
+    "attention": (1, 0, 4),
+    "x2": (1, 2, 0),
+    "ln_2": (1, 0, 0),
+    "wide": (4, 8, 0),
+    "gelu": (4, 0, 0),
+}
+"""What a block saves besides its input: name -> (sizes in B T C, operations a token to rebuild it in C² and in T C)."""
+
+
+def rebuilding(kept, tokens: int) -> float:
+    """Operations a token, in C², that rebuild what is not kept."""
+    return sum(
+        square + straight * tokens / WIDTH
+        for name, (_, square, straight) in PARTS.items()
+        if name not in kept
+    )
+
+
+def what_to_keep(answer) -> str:
+    """Puzzle: what of a block to keep in little room, for three lengths."""
+    total = 0.0
+    for tokens in (256, 1024, 8192):
+        kept = returned(answer(tokens))
+        assert isinstance(kept, list | tuple | set), f"return a list of names, not {kept!r}"
+        strange = [name for name in kept if name not in PARTS]
+        assert not strange, f"{strange[0]!r} is none of {', '.join(PARTS)}"
+        held = 1 + sum(PARTS[name][0] for name in set(kept))
+        assert held <= ROOM, f"T = {tokens}: input and kept are {held} B T C, and there is room for {ROOM}"
+        total += rebuilding(kept, tokens)
+    return scored(round(total, 1), "C² operations a token", bar=16, best=15.3)

@@ -22,11 +22,11 @@ PRINTED = {  # bytes a second, as a lecture quotes them
     "PCIe 7.0 x16, 242 GB/s": 242e9,
     "Ethernet, 0.2 GB/s": 0.2e9,
 }
+DERIVED = {"InfiniBand (NVLink / 4.5)": 200e9}
 LADDER = {
     "H100 NVL memory, one board": 3.9e12,
     "NVLink 4, both directions": 900e9,
     "PCIe 7.0 x16": 242e9,
-    "InfiniBand (NVLink / 4.5)": 200e9,
     "Ethernet": 0.2e9,
 }
 

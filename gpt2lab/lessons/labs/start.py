@@ -1,21 +1,25 @@
 """What lesson 00 runs on live ranks besides its own code: notes, starts, ways to train, and what ranks hold."""
 
+import io
 import os
 import subprocess
 import sys
 import tempfile
 import time
-from contextlib import suppress
+from contextlib import redirect_stdout, suppress
 from pathlib import Path
 
 import torch
 
-from ...model import GPT2Config
+from ...algorithms import ring
+from ...model import PRESETS, GPT2Config
+from ...parallel.pipeline.stages import cut_layers
 from ...plan import Plan, build
 from ...processes.launch import RankFailed, launch
 from ...ranks import comm, trace
 from ...ranks.mesh import Mesh
 from ...reference import CONFIG, example_batch
+from ...run import Options, read_log, start
 from ...train import Recipe, Trainer
 
 
@@ -94,8 +98,39 @@ def held(rank: int, world_size: int, text: str) -> tuple[int, int]:
     return sum(p.numel() for n, p in parallel.model.named_parameters() if n.startswith("h.")), owned
 
 
+def first_stage(name: str, stages: int = 4) -> float:
+    """The share of a preset's weights that the first stage of a pipeline holds: both embeddings and its blocks."""
+    c = PRESETS[name]
+    blocks = len(cut_layers(c, stages)[0]) * (12 * c.n_embd**2 + 13 * c.n_embd)
+    return ((c.vocab_size + c.n_positions) * c.n_embd + blocks) / c.parameters
+
+
 def shares_held(text: str, ranks: int = 4) -> tuple[float, float]:
     """The largest share of the blocks' weights, and of their optimizer state, that a live rank holds under a plan."""
     whole = WIDE.n_layer * (12 * WIDE.n_embd**2 + 13 * WIDE.n_embd)
     found = launch(held, text, ranks=ranks, echo=False)
     return tuple(max(of[i] for of in found) / whole for i in (0, 1))
+
+
+def ring_bytes(rank: int, world_size: int, numbers: int) -> int:
+    """Bytes of the messages that leave this rank when a ring adds up so many float64 numbers of all ranks."""
+    comm.clear_log()
+    ring.all_reduce(torch.zeros(numbers, dtype=torch.float64), Mesh(dp=world_size)["dp"])
+    return sum(event.bytes for event in comm.log)
+
+
+def dry_run(main, options: Options) -> tuple[str, list[float], list[float]]:
+    """The command that `gpt2lab train --dry-run` prints, its losses as a shell runs it, and those of ranks of ours.
+
+    `main` is the command line's.
+    """
+    programs = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    with tempfile.TemporaryDirectory() as folder:
+        with redirect_stdout(io.StringIO()) as printed:
+            main(["train", *options.arguments(), "--out", folder, "--dry-run"])
+        line = printed.getvalue().splitlines()[0]
+        subprocess.run(line, shell=True, check=True, capture_output=True, env=os.environ | {"PATH": programs})
+        (run,) = Path(folder).iterdir()
+        executed = read_log(run)
+    here = launch(start, options, None, False, ranks=options.the_plan().world, echo=False)[0]
+    return line, *([entry["loss"] for entry in log] for log in (executed, here))
