@@ -163,6 +163,10 @@ def test_no_committed_lesson_is_outdated():
     assert [reason for lesson in lessons(NOTEBOOKS) for reason in outdated(lesson)] == []
 
 
+def test_no_cell_swallows_the_marker_of_the_next():
+    assert [(x.name, cell.text) for x in lessons(NOTEBOOKS) for cell in x.cells if "# %%" in cell.text] == []
+
+
 def test_every_committed_notebook_has_a_source():
     sources = {path.stem for path in NOTEBOOKS.glob("src/*.py")}
     assert {path.stem for path in NOTEBOOKS.rglob("*.ipynb")} == sources

@@ -4,6 +4,7 @@ import json
 import mmap
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import nbformat
 import pytest
@@ -15,6 +16,7 @@ from gpt2lab.classroom.frames import draw_explorers
 from gpt2lab.classroom.guide import guide, minutes, reading, title
 from gpt2lab.classroom.site import bold, page, terms
 from gpt2lab.lessons.answers import exercises, words_of
+from gpt2lab.lessons.source import prose
 
 LESSONS = lessons_named(NOTEBOOKS, [])
 GLOSSARY = (NOTEBOOKS / "glossary.md").read_text()
@@ -51,6 +53,40 @@ def test_every_term_that_a_lesson_sets_in_bold_is_in_the_glossary(lesson):
 def test_a_term_that_the_glossary_lacks_is_found():
     assert unknown("a **new word** and a **bubble**") == ["new word"]
     assert unknown("a **bubble**", GLOSSARY.replace("### bubble", "### froth")) == ["bubble"]
+
+
+MOST_TERMS = 8
+
+
+def emphasised(text):
+    return re.findall(r"(?<![\w*])\*{1,2}([^*]{2,60}?)\*{1,2}(?![\w*])", " ".join(text.split()))
+
+
+def introduced(lessons, glossary=GLOSSARY):
+    """Lesson -> the terms that it sets in bold or italics before its first exercise, and no lesson before it does."""
+    known, found = set(), {}
+    names = terms(glossary)
+    said = lambda text: {names[b] for b in (b.strip(" .:,").lower() for b in emphasised(text)) if b in names}
+    for lesson in lessons:
+        first = [i for i, cell in enumerate(lesson.cells) if "exercise" in cell.tags][0]
+        found[lesson.name] = said(prose(lesson.cells[:first])) - known
+        known |= said(lesson.prose)
+    return found
+
+
+def test_no_lesson_brings_more_new_terms_before_its_first_exercise_than_it_may():
+    found = introduced(LESSONS)
+    assert {name: sorted(new) for name, new in found.items() if len(new) > MOST_TERMS} == {}
+    assert sum(map(len, found.values())) > 25
+
+
+def test_a_term_counts_where_it_is_first_emphasised_and_not_again():
+    said = lambda name, *texts: SimpleNamespace(
+        name=name, cells=[SimpleNamespace(kind=k, text=t, tags=g) for k, t, g in texts], prose=texts[0][1]
+    )
+    one = said("one", ("markdown", "a **Mesh**, a **word**", ()), ("code", "", ("exercise",)))
+    two = said("two", ("markdown", "a **mesh**, a *bubble*", ()), ("code", "", ("exercise",)))
+    assert introduced([one, two]) == {"one": {"mesh"}, "two": {"bubble"}}
 
 
 @pytest.mark.parametrize("name", ["FSDP", "HSDP", "AFAB", "ZB1P", "VPP", "CP", "EP", "TP-SP"])

@@ -29,6 +29,7 @@ from gpt2lab.plots.strategies import STRATEGIES, strategies
 from gpt2lab.plots.timeline import timeline
 from gpt2lab.ranks import comm, trace
 from gpt2lab.ranks.mesh import Mesh
+from gpt2lab.run import Options
 from gpt2lab.verify import verify
 
 # %%
@@ -38,7 +39,8 @@ show_progress()
 show(
     strategies(),
     "drawing",
-    "six ways to share one block of work among four ranks; the bars say what each rank then holds.",
+    "six ways to share one block of work among four ranks; the bars say what each rank then holds. ZeRO cuts the "
+    "work as data parallelism does, and in front of it the weights.",
     "Six cubes of layers, width and batch, each cut among four coloured ranks along another edge",
 )
 
@@ -127,10 +129,79 @@ for rank, traffic in enumerate(launch(add_up, ranks=4)):
         print(f"rank {rank}: {calls} {op} over {axis}, {size:,} bytes sent in {messages} messages")
 
 # %% [markdown]
-# `summ` shows a tensor's shape, its first value and a checksum of all its bits: equal text, equal tensors. And the
-# bytes of every call are **counted**: those that a rank has to send in the algorithm with the least traffic, whatever
-# carries the bytes here. That is exact; it needs no stopwatch. Each strategy in this series is judged by such counts
-# first. (Lesson 03 opens the box and writes all-reduce by hand.)
+# **Your turn.** Rank r holds 10 (r + 1) tokens. Return on *every* rank how many there are in all, with `Mesh` and
+# `comm.all_reduce` as above. (Write in place of the line with `NotImplementedError`, and run the cell: it says `PASS`,
+# or `FAIL` with a hint.)
+
+
+# %% tags=["exercise"]
+def tokens_everywhere(rank, world_size, mine):
+    """The number of tokens on all ranks together; this one has `mine`, a tensor of one number."""
+    ### BEGIN SOLUTION
+    return comm.all_reduce(mine, Mesh(dp=world_size)["dp"]).item()
+    ### END SOLUTION
+
+
+check("known everywhere", exercises.everywhere, tokens_everywhere)
+
+# %% [markdown] tags=["hint"]
+# `add_up` above does nearly that. Which axis, and what does it give to `all_reduce`?
+
+
+# %% tags=["wrong"]
+# FAIL: nothing was sent
+def tokens_everywhere(rank, world_size, mine):
+    return mine.item()
+
+
+# %% tags=["wrong"]
+# FAIL: a rank cannot know what the others hold
+def tokens_everywhere(rank, world_size, mine):
+    return sum(10 * (r + 1) for r in range(world_size))
+
+
+# %% tags=["wrong"]
+# FAIL: 60 again, as for 10, 20 and 30
+def tokens_everywhere(rank, world_size, mine):
+    comm.barrier(Mesh(dp=world_size)["dp"])
+    return 60
+
+
+# %% tags=["wrong"]
+# FAIL: expected 40, got 100
+def tokens_everywhere(rank, world_size, mine):
+    comm.all_reduce(mine, Mesh(dp=world_size)["dp"])
+    return sum(10 * (r + 1) for r in range(world_size))
+
+
+# %% tags=["wrong"]
+# FAIL: expected 60, got 30
+def tokens_everywhere(rank, world_size, mine):
+    return comm.all_reduce(mine, Mesh(dp=world_size)["dp"], op="max").item()
+
+
+# %% tags=["wrong"]
+# FAIL: all of them should know the sum
+def tokens_everywhere(rank, world_size, mine):
+    total = comm.all_reduce(mine, Mesh(dp=world_size)["dp"])
+    return total.item() if rank == 0 else 0
+
+
+# %% tags=["wrong"]
+# FAIL: the ranks wait for each other for ever
+def tokens_everywhere(rank, world_size, mine):
+    axis, total = Mesh(dp=world_size)["dp"], mine
+    for step in range(1, world_size):
+        total = total + comm.irecv(mine, axis, (rank - step) % world_size).wait()
+        comm.isend(mine, axis, (rank + step) % world_size).wait()
+    return total.item()
+
+
+# %% [markdown]
+# `summ` shows a tensor's shape, its first value and a checksum of all its bits: equal text, equal tensors. And every
+# call notes what it costs: the bytes that a rank has to send in the algorithm with the least traffic, whatever carries
+# them here. That needs no stopwatch, so each strategy in this series is judged by such numbers first. (Lesson 03 writes
+# all-reduce by hand and counts its messages one by one.)
 #
 # ## The same GPT-2, twice
 #
@@ -177,11 +248,12 @@ print(f"parallel loss {parallel[0][0]:.4f} -> {parallel[0][-1]:.4f}")
 apart = max(abs(a - b) for a, b in zip(serial, parallel[0], strict=True))
 print("largest difference in 8 steps is below 1e-12:", apart < 1e-12)
 print("both ranks hold the same weights, bit for bit:", digests[0] == digests[1])
+print("all-reduces of gradients in a step:", sent[0]["all_reduce", "dp"][0] // 8 - 1)
 
 # %% [markdown]
 # The loss is a **sum** over tokens, divided **once** by the number of tokens in the *global* batch (`batch.total`).
-# So the ranks' losses and gradients simply add up. No mean is ever taken of means. Gradients are summed by 52
-# all-reduces; after that each rank makes the same update, and replicas stay replicas.
+# So the ranks' losses and gradients simply add up. No mean is ever taken of means. In each step 52<!--above-->
+# all-reduces sum the gradients; after that each rank makes the same update, and replicas stay replicas.
 
 # %%
 show(
@@ -218,8 +290,8 @@ show(
 
 # %% [markdown]
 # A falling loss proves nothing. That is the reason for the one rule of this series: **nothing is called parallel
-# until it has been shown equal to the serial run**: the loss, every gradient, the gradient's norm, and the weights
-# after several steps, in float64, on sizes that do not divide evenly. One call does all of it:
+# until it has been shown equal to the serial run**: the loss, every gradient, the gradient's norm (its length), and the
+# weights after several steps, in float64, on sizes that do not divide evenly. One call does all of it:
 
 # %%
 print(verify("dp=2"))
@@ -241,8 +313,8 @@ except ValueError as error:
 # ## Six ways to cut
 #
 # Two old words: **data parallel** shares the data and copies the model; **model parallel** shares the model. Newer
-# words ask what is cut. *Intra-operator*: one matrix product is spread over ranks (tensor, context, data). *Inter-
-# operator*: different layers live on different ranks (pipeline). Each strategy has a name in a plan, so that
+# words ask what is cut. *Intra-operator*: one matrix product is spread over ranks (tensor, context, data).
+# *Inter-operator*: different layers live on different ranks (pipeline). Each strategy has a name in a plan, so that
 # `verify`, training and the lessons all call it the same: `dp=2`, `tp=2`, `pp=2`, `cp=2`, also combined.
 
 # %%
@@ -284,13 +356,14 @@ table(
 plans = {"serial": 1, "dp=2,data=naive": 2, "dp=2": 2, "tp=2": 2, "pp=2,micro=2": 2}
 for text, ranks in plans.items():
     print(f"{text:16}", *(f"{loss:.6f}" for loss in launch(lab.three_steps, text, ranks=ranks)[0]))
+print(f"on four stages the first one of mini holds {lab.first_stage('mini'):.0%} of the weights")
 
 # %% [markdown]
 # The table and the drawing take four ranks, ZeRO in its third stage, and one expert a rank in place of the MLP.
 # Experts of 8 C² weights each (C is the model's width) and attention's 4 C² on every rank leave a rank with 12 of a
 # layer's 36 C²: a third. The 1/4 of a pipeline holds for equal blocks only. Its first and last stage hold the
-# embedding too, which in a small model is most of the weights: on `pp=4` the first stage of `mini` has 85 % of them.
-# So read its bar below as the blocks' share.
+# embedding too, which in a small model is most of the weights: on `pp=4` the first stage of `mini` has
+# 85 %<!--above--> of them. So read its bar below as the blocks' share.
 #
 # How much does one rank hold? Take GPT-2 with N parameters in float32: 4 bytes each for weight and gradient, 8
 # for AdamW's two moments. **Predict** first: which strategy makes a 1.5-billion-parameter model fit into 8 GiB
@@ -377,26 +450,32 @@ show(
 
 # %% [markdown]
 # The command line does what lessons do: `gpt2lab train --plan dp=2`, `gpt2lab verify --plan dp=2`. With `--dry-run`
-# it prints the plain command that does the same, with every default written out, so that you can by-pass it.
+# it prints the plain command that does the same, with every default written out, so that you can by-pass it. Executed
+# in a shell, has that command the losses of ranks started from here?
 
 # %%
-import contextlib
-import io
-
 from gpt2lab.cli import main
 
-with contextlib.redirect_stdout(io.StringIO()) as printed:
-    main(["train", "--plan", "dp=2", "--steps", "100", "--dry-run"])
-print(printed.getvalue().split(" --batch")[0], "...")
+line, executed, here = lab.dry_run(
+    main, Options(plan="dp=2", batch=2, sequence=16, steps=3, sample=0, fast=False)
+)
+print(line.split(" --batch")[0], "...")
+print(
+    "losses:",
+    *(f"{loss:.4f}" for loss in executed),
+    "equal to those of ranks started here:",
+    executed == here,
+)
 
 # %% [markdown]
 # ## How to read the lessons
 #
 # - Each begins with a one-minute version and ends with questions. Run the cells in order (Shift+Enter).
 # - Under each figure stands where its numbers come from. **Measured**: a stopwatch, on this machine. **Counted**:
-#   what live ranks did was counted. **Computed**: what a formula gives, exactly. **Paced**: real processes and
-#   messages, while computing is replaced by sleeping for a set time, because with more ranks than cores a
-#   stopwatch measures the scheduler. **Simulated**: no process at all. **From a paper**: somebody else's.
+#   what live ranks did was counted; a call of the library counts as what a ring sends for it. **Computed**: what a
+#   formula gives, exactly. **Paced**: real processes and messages, while computing is replaced by sleeping for a set
+#   time, because with more ranks than cores a stopwatch measures the scheduler. **Simulated**: no process at all.
+#   *From a paper*: somebody else's.
 # - Exercises say `TODO` until you write them, then `PASS`, or `FAIL` with a hint. Delete the line with
 #   `NotImplementedError` and write. Solutions are in `notebooks/solutions/`.
 # - To try something wild is safe: the next `launch` starts fresh ranks.
@@ -521,75 +600,7 @@ def global_mean(sums, counts):
 
 
 # %% [markdown]
-# **3.** On live ranks: rank r holds 10 (r + 1) tokens. Return on *every* rank how many there are in all. (Use `Mesh`
-# and `comm.all_reduce` as above.)
-
-
-# %% tags=["exercise"]
-def tokens_everywhere(rank, world_size, mine):
-    """The number of tokens on all ranks together; this one has `mine`, a tensor of one number."""
-    ### BEGIN SOLUTION
-    return comm.all_reduce(mine, Mesh(dp=world_size)["dp"]).item()
-    ### END SOLUTION
-
-
-check("known everywhere", exercises.everywhere, tokens_everywhere)
-
-# %% [markdown] tags=["hint"]
-# `add_up`, near the top of this lesson, does nearly that. Which axis, and what does it give to `all_reduce`?
-
-
-# %% tags=["wrong"]
-# FAIL: nothing was sent
-def tokens_everywhere(rank, world_size, mine):
-    return mine.item()
-
-
-# %% tags=["wrong"]
-# FAIL: a rank cannot know what the others hold
-def tokens_everywhere(rank, world_size, mine):
-    return sum(10 * (r + 1) for r in range(world_size))
-
-
-# %% tags=["wrong"]
-# FAIL: 60 again, as for 10, 20 and 30
-def tokens_everywhere(rank, world_size, mine):
-    comm.barrier(Mesh(dp=world_size)["dp"])
-    return 60
-
-
-# %% tags=["wrong"]
-# FAIL: expected 40, got 100
-def tokens_everywhere(rank, world_size, mine):
-    comm.all_reduce(mine, Mesh(dp=world_size)["dp"])
-    return sum(10 * (r + 1) for r in range(world_size))
-
-
-# %% tags=["wrong"]
-# FAIL: expected 60, got 30
-def tokens_everywhere(rank, world_size, mine):
-    return comm.all_reduce(mine, Mesh(dp=world_size)["dp"], op="max").item()
-
-
-# %% tags=["wrong"]
-# FAIL: all of them should know the sum
-def tokens_everywhere(rank, world_size, mine):
-    total = comm.all_reduce(mine, Mesh(dp=world_size)["dp"])
-    return total.item() if rank == 0 else 0
-
-
-# %% tags=["wrong"]
-# FAIL: the ranks wait for each other for ever
-def tokens_everywhere(rank, world_size, mine):
-    axis, total = Mesh(dp=world_size)["dp"], mine
-    for step in range(1, world_size):
-        total = total + comm.irecv(mine, axis, (rank - step) % world_size).wait()
-        comm.isend(mine, axis, (rank + step) % world_size).wait()
-    return total.item()
-
-
-# %% [markdown]
-# **4.** An all-reduce can be done so that each of n ranks sends (n - 1)/n of the tensor twice: once to sum the parts,
+# **3.** An all-reduce can be done so that each of n ranks sends (n - 1)/n of the tensor twice: once to sum the parts,
 # once to spread the sums. How many bytes does a rank send for the gradients of a model?
 
 
@@ -638,13 +649,14 @@ def bytes_sent(parameters, bytes_each, ranks):
 
 
 # %% [markdown]
-# Compare with what was counted in the run above: 8 steps on two ranks, in float64. The
-# loss itself adds one number of 8 bytes a step.
+# Compare with the run above, 8 steps on two ranks in float64, where the loss itself adds one number of 8 bytes a step,
+# and with a ring of real messages, counted one by one, for the gradients of one step:
 
 # %%
 calls, size, _ = sent[0]["all_reduce", "dp"]
-print(f"counted: {calls} all-reduces, {size:,} bytes")
-print(f"formula: {8 * (2 * (2 - 1) / 2 * config.parameters * 8 + 8):,.0f} bytes")
+print(f"noted by the calls: {size:,} bytes in {calls} all-reduces")
+print(f"by the formula:     {8 * (2 * (2 - 1) / 2 * config.parameters * 8 + 8):,.0f} bytes")
+print(f"counted in a ring:  {launch(lab.ring_bytes, config.parameters, ranks=2)[0]:,} bytes, of one step")
 
 # %% [markdown]
 # ## Questions

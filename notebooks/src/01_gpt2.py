@@ -765,6 +765,77 @@ def cache_bytes(layers, width, batch, tokens, each):
 
 
 # %% [markdown]
+# **6. A puzzle: what to keep.** Keep all 16 B T C numbers of a block, or its input alone? There is something between:
+# what is not kept is rebuilt in backward, once, by the operations in the table (norms and gelu cost next to nothing).
+# There is room for 8 B T C, the input included. What do you keep, for T tokens and C = 768? The score is the rebuilding
+# at T = 256, 1024 and 8192 together. One answer for all three does not pass.
+
+
+# %% tags=["exercise"]
+def what_to_keep(T):
+    """Names of the table: what is kept besides the block's input."""
+    ### BEGIN SOLUTION
+    from itertools import combinations
+
+    sizes = {name: size for name, (size, *_) in exercises.PARTS.items()}
+    choices = (list(c) for n in range(len(sizes) + 1) for c in combinations(sizes, n))
+    fitting = [c for c in choices if 1 + sum(sizes[name] for name in c) <= exercises.ROOM]
+    return min(fitting, key=lambda kept: exercises.rebuilding(kept, T))
+    ### END SOLUTION
+
+
+parts = [(name, size, f"{a} C² + {b} T C") for name, (size, a, b) in exercises.PARTS.items()]
+table(parts, ["kept or not", "B T C", "operations a token to rebuild it"])
+check("what to keep", exercises.what_to_keep, what_to_keep)
+
+# %% [markdown] tags=["hint"]
+# Three of the seven cost nothing to rebuild. How much room do the others take, and which of them becomes dearer as T
+# grows?
+
+
+# %% tags=["wrong"]
+# FAIL: 97.3 C² operations a token; at most 16 pass
+def what_to_keep(T):
+    return []
+
+
+# %% tags=["wrong"]
+# FAIL: T = 256: input and kept are 16 B T C, and there is room for 8
+def what_to_keep(T):
+    return list(exercises.PARTS)
+
+
+# %% tags=["wrong"]
+# FAIL: 18 C² operations a token
+def what_to_keep(T):
+    return ["attention", "x2", "wide"]
+
+
+# %% tags=["wrong"]
+# FAIL: 55.3 C² operations a token
+def what_to_keep(T):
+    return ["wide", "qkv"]  # what costs most in C²
+
+
+# %% tags=["wrong"]
+# FAIL: 16.7 C² operations a token
+def what_to_keep(T):
+    return ["wide", "qkv"] if T < 2048 else ["attention", "x2", "wide"]
+
+
+# %% tags=["wrong"]
+# FAIL: 'mlp' is none of ln_1, qkv, attention, x2, ln_2, wide, gelu
+def what_to_keep(T):
+    return ["qkv", "mlp"]
+
+
+# %% tags=["wrong"]
+# FAIL: return a list of names
+def what_to_keep(T):
+    return "wide"
+
+
+# %% [markdown]
 # ## Questions
 #
 # 1. GPT-2 XL has 1.56 billion parameters. How many bytes do weights, gradients and AdamW's state take in float32?

@@ -171,7 +171,7 @@ for name, copy in {"right": comm.copy_to, "in place": CopyToInPlace.apply}.items
     print(f"{name}: {launch(exercises.used_twice, copy, ranks=2)}")
 
 # %% [markdown]
-# f(x) + x on two ranks has the gradient 3; in place the sum went into both branches.
+# f(x) + x on two ranks has the gradient 3.0<!--above-->; in place the sum went into both branches.
 #
 # ## Every byte, before it is sent
 #
@@ -246,8 +246,7 @@ table(
 
 # %% [markdown]
 # *From the lecture's record:* after the correction, 264 GiB/s<!--above--> and 332 GiB/s<!--above-->, reduce-scatter
-# reaches as much as all-reduce, as it should: bus bandwidth is about the wires. (Time and rate give 4 GiB: 1024³
-# numbers, not the program's 1024².)
+# reaches as much as all-reduce, as it should: bus bandwidth is about the wires.
 #
 # ## A ring by hand
 #
@@ -287,7 +286,7 @@ def compare(rank, world_size):
 
 for rank, (mine, packaged, sent, formula) in enumerate(launch(compare)):
     print(
-        f"rank {rank}: mine {mine}, the package's {packaged}; sent {sent}, counted for the library {formula}"
+        f"rank {rank}: mine {mine}, the package's {packaged}; sent {sent}, accounted for the library {formula}"
     )
 
 # %% [markdown]
@@ -467,10 +466,10 @@ table([(n, round(links.crossing(n, link) / 1e3)) for n in (4, 16, 64, 1024)], ["
 swept = bench.sweep([2, 4], bench.SIZES, ["all_reduce", "ring", "tree"], trials=3)
 models = [bench.model(swept, what, n) for what in ("all_reduce", "ring", "tree") for n in (2, 4)]
 show(
-    plots.sweep_figure(swept, models),
+    plots.sweep_figure([row for row in swept if row["ranks"] == 4], models),
     "measured",
-    "three ways to all-reduce on two and four ranks: time, bus bandwidth, and predictions over measurements. Full "
-    "marks were fitted, hollow ones predicted.",
+    "three ways to all-reduce on four ranks: time, bus bandwidth, and predictions over measurements. Full marks were "
+    "fitted, hollow ones predicted.",
     "Three panels over bytes: times with dashed fits, bus bandwidth that rises to a plateau, ratios around one",
 )
 for m in models:
@@ -478,15 +477,8 @@ for m in models:
     print(f"{m['what']}, {m['ranks']} ranks: {m['fit']}; unseen sizes within a factor {off:.2f}")
 
 # %% [markdown]
-# Where the ratios leave 1 all on one side, the model is wrong: a cache ends, or the algorithm changes. And α is not
-# that of a wire: most of it is Python and wake-ups. So it does not travel. On 1024 ranks with just this link, by
-# formula:
-
-# %% tags=["measured"]
-print(*bench.at_scale(models[2]["fit"].link), sep="\n")
-
-# %% [markdown]
-# On a cluster, measure there: `python -m gpt2lab bench collectives`.
+# Where the ratios leave 1 all on one side, the model is wrong: a cache ends, or the algorithm changes. And α is mostly
+# Python and wake-ups, so it does not travel: on a cluster, measure there, with `gpt2lab bench collectives`.
 #
 # ## Topology: paced links
 #
@@ -569,7 +561,7 @@ print("hierarchical is faster:", slowest["hierarchical"] < slowest["ring"])
 # %% [markdown]
 # ## What carries the bytes: transports
 #
-# What a byte *costs* depends on what carries it. With **gloo** a message goes through the kernel and a socket. The
+# With **gloo** a message goes through the kernel and a socket. The
 # backend **shm** of this package lets ranks of one machine share memory: the sender copies a tensor in, the receivers
 # read it there. A rank that waits sleeps on a *semaphore*, which also promises that whoever is woken sees what was
 # written before.
@@ -607,7 +599,7 @@ show(
 # The left ends are latency, the right ends bandwidth: for small tensors shared memory saves system calls and threads,
 # for large ones copies.
 #
-# But it ends at the edge of the machine; gloo, MPI and NCCL go beyond.
+# It ends at the edge of the machine; gloo, MPI and NCCL go beyond.
 
 # %% [markdown]
 # ## The deadlock lab
@@ -644,7 +636,7 @@ autopsy(order_differs)
 
 
 # %% [markdown]
-# Both were found at once. The board also knows who is blocked by whom: where this goes round, the launcher says so
+# The board also knows who is blocked by whom: where this goes round, the launcher says so
 # long before the timeout. A rank that never comes ends with the timeout, which is short:
 
 
@@ -1092,6 +1084,85 @@ def bus_bandwidth(n, out, t):
 # FAIL: expected 300, got 100
 def bus_bandwidth(n, out, t):
     return out / t
+
+
+# %% [markdown]
+# **5. A puzzle with a score.** Rank 0 of eight has four chunks that all want. In a round a rank sends one chunk to one
+# rank and receives one at the same time; it sends only what it held before the round. Fewest rounds win. A tree for one
+# chunk after the other takes 12, a chain 10; at most 7 pass. Then eight live ranks do it.
+
+
+# %% tags=["exercise"]
+def in_rounds():
+    """Rounds, each a list of messages (from, to, chunk)."""
+    ### BEGIN SOLUTION
+    held, rounds = [set(range(4)), *(set() for _ in range(7))], []
+    for t in range(6):
+        messages = []
+        for rank in range(8):
+            partner = rank ^ 2 ** (t % 3)  # at distance 1, 2, 4, 1, ...
+            new = held[rank] - held[partner]
+            if new:
+                rare = min(new, key=lambda chunk: sum(chunk in of for of in held))
+                messages.append((rank, partner, rare))
+        for _, to, chunk in messages:
+            held[to].add(chunk)
+        rounds.append(messages)
+    return rounds
+    ### END SOLUTION
+
+
+check("four chunks in few rounds", exercises.in_rounds, in_rounds)
+
+# %% [markdown] tags=["hint"]
+# A rank that holds something and sends nothing wastes a round. Pair ranks at distance 1, then 2, then 4, then 1 again:
+# both of a pair can send.
+
+# %% [markdown] tags=["hint"]
+# Rank 0 sends a chunk that nobody else has, as long as there is one. The others send what their partner lacks: of two
+# such chunks, which one do fewer ranks have?
+
+
+# %% tags=["wrong"]
+# FAIL: 12 rounds; at most 7 pass
+def in_rounds():
+    return [[(r, r + d, c) for r in range(d)] for c in range(4) for d in (1, 2, 4)]
+
+
+# %% tags=["wrong"]
+# FAIL: 10 rounds; at most 7 pass
+def in_rounds():
+    return [[(r, r + 1, t - r) for r in range(7) if 0 <= t - r < 4] for t in range(10)]
+
+
+# %% tags=["wrong"]
+# FAIL: round 1: rank 0 sends 4 chunks; one is allowed
+def in_rounds():
+    return [[(0, 1 + c, c) for c in range(4)]]
+
+
+# %% tags=["wrong"]
+# FAIL: round 1: rank 1 sends chunk 0, which it did not hold before
+def in_rounds():
+    return [[(r, r + 1, c) for r in range(7)] for c in range(4)]
+
+
+# %% tags=["wrong"]
+# FAIL: round 4: rank 7 receives 2 chunks; one is allowed
+def in_rounds():
+    return [[(0, 1, 0)], [(0, 2, 1)], [(0, 3, 2)], [(1, 7, 0), (2, 7, 1)]]
+
+
+# %% tags=["wrong"]
+# FAIL: after 3 rounds rank 1 lacks chunk 1
+def in_rounds():
+    return [[(r, r + d, 0) for r in range(d)] for d in (1, 2, 4)]
+
+
+# %% tags=["wrong"]
+# FAIL: is no (from, to, chunk)
+def in_rounds():
+    return [[(0, 1)]]
 
 
 # %% [markdown]

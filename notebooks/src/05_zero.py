@@ -59,9 +59,9 @@ explore(
 )
 
 # %% [markdown]
-# Stage 1 alone brings 120 GB down to 31.4 GB<!--above-->. Real memory holds more than the paper's three parts:
-# activations of a sequence of 2,048 tokens (here only each block's input is kept), the logits, and in stage 3 a block
-# or two that are whole. GPT-2 stretched to 7 and to 70 billion parameters, on 64 ranks:
+# Stage 1 alone brings 120.0 GB<!--above--> down to 31.4 GB<!--above-->. Real memory holds more than the paper's three
+# parts: activations of a sequence of 2,048 tokens (here only each block's input is kept), the logits, and in stage 3 a
+# block or two that are whole. GPT-2 stretched to 7 and to 70 billion parameters, on 64 ranks:
 
 # %%
 large = mixed_precision.memory_by_part({"7 billion": (34, 4096), "70 billion": (86, 8192)}, ranks=64)
@@ -339,7 +339,7 @@ show(
 
 # %% [markdown]
 # Now what is sent. With S bytes of weights, n ranks and k micro-batches: replicas 2 S (n-1)/n; stage 1 the same;
-# stage 2 (k+1) S (n-1)/n; stage 3 up to 3 k S (n-1)/n: two gathers and a reduce-scatter. Counted:
+# stage 2 (k+1) S (n-1)/n; stage 3 up to 3 k S (n-1)/n: two gathers and a reduce-scatter. By the calls of live ranks:
 
 # %%
 table(

@@ -160,7 +160,8 @@ show(
 show(
     plots.layer(),
     "drawing",
-    "one layer on two ranks; the words under f and g say what is sent forward and, below, backward.",
+    "one layer on two ranks, with the shape that a rank has after each part, a partial sum before g; the words under f "
+    "and g say what is sent forward and, below, backward.",
     "Two strips of boxes from layer norm to residual sum; between f and g the boxes are split among two ranks",
 )
 

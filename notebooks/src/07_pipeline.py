@@ -813,7 +813,6 @@ for rank, grads in enumerate(two.run(pytorchs_own, 4)):
     print(f"rank {rank}: {len(grads)} gradients of Schedule1F1B equal to 1e-12: {worst < 1e-12}")
 
 # %% [markdown]
-#
 # Generation passes the stages too. One stream of rows keeps one of D ranks busy. Of a round in which N streams
 # follow each other (D - 1) / (D - 1 + N) is idle, and where rounds run into each other nothing is once N >= D. Each
 # stream gets the tokens of the serial model:

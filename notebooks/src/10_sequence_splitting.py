@@ -515,7 +515,6 @@ def spread():
 
 
 # %% [markdown]
-# ## Unequal slices, and why# %% [markdown]
 # ## Unequal slices, and why they were rejected
 #
 # Slices that end at T sqrt(i/N) hold equal *areas* of the triangle. But the MLP costs a fixed amount a token, and a
