@@ -57,6 +57,23 @@ def test_live_explore_makes_a_widget_for_every_control():
     assert [w.value for w in made] == [2, 0.5, "a"]
 
 
+def test_a_progress_bar_is_there_while_an_explorer_draws(monkeypatch):
+    import ipywidgets
+
+    bars, seen = [], []
+    made = ipywidgets.IntProgress
+    monkeypatch.setattr(ipywidgets, "IntProgress", lambda **look: bars.append(made(**look)) or bars[-1])
+    monkeypatch.setattr("IPython.display.display", lambda *_, **__: None)
+    monkeypatch.delenv("GPT2LAB_STATIC", raising=False)
+
+    def record(height):
+        seen.append(bars[0].layout.visibility)
+        return draw(height)
+
+    explore(record, "drawing", "height {height}", "a line", height=(1, 5, 2))
+    assert seen == ["visible"] and bars[0].layout.visibility == "hidden"
+
+
 def test_sources_and_tables_are_shown_as_text(shown):
     show_source(rank_color)
     table([("a", 1234567, 0.123456), ("b", 2, 3.0)], ["name", "n", "x"])

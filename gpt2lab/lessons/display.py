@@ -68,9 +68,18 @@ def _live(picture, controls) -> None:
     from IPython.display import display
 
     widgets = {name: _widget(ipywidgets, name, control) for name, control in controls.items()}
-    output = ipywidgets.interactive_output(picture, widgets)
+    bar = ipywidgets.IntProgress(value=1, max=1, description="drawing")
+
+    def drawn(**arguments):
+        bar.layout.visibility = "visible"
+        try:
+            picture(**arguments)
+        finally:
+            bar.layout.visibility = "hidden"
+
+    output = ipywidgets.interactive_output(drawn, widgets)
     beside = ipywidgets.Layout(flex_flow="row wrap", align_items="center")  # a narrow window puts them below
-    display(ipywidgets.Box([output, ipywidgets.VBox(list(widgets.values()))], layout=beside))
+    display(ipywidgets.Box([output, ipywidgets.VBox([*widgets.values(), bar])], layout=beside))
 
 
 def _widget(ipywidgets, name: str, control):
