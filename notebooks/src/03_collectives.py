@@ -107,8 +107,7 @@ for rank, (summed, mine, gathered) in enumerate(launch(lecture)):
 #
 # **all-reduce = reduce-scatter + all-gather.**
 #
-# It also costs the same. (Each call notes what a ring sends for it: *computed*. Further down a ring's messages are
-# counted.)
+# It also costs the same (*computed*: each call notes what a ring sends for it):
 
 
 # %%
@@ -246,7 +245,7 @@ table(
 
 # %% [markdown]
 # *From the lecture's record:* after the correction, 264 GiB/s<!--above--> and 332 GiB/s<!--above-->, reduce-scatter
-# reaches as much as all-reduce, as it should: bus bandwidth is about the wires.
+# reaches as much as all-reduce, as it should.
 #
 # ## A ring by hand
 #
@@ -290,7 +289,7 @@ for rank, (mine, packaged, sent, formula) in enumerate(launch(compare)):
     )
 
 # %% [markdown]
-# Ten numbers do not divide by four, and rank by rank the bytes still differ only in who owns the larger chunks.
+# Ten numbers do not divide by four, so ranks differ by who owns the larger chunks.
 #
 # **Predict:** how many messages does each rank send in a ring all-reduce on 5 ranks?
 
@@ -599,7 +598,7 @@ show(
 # The left ends are latency, the right ends bandwidth: for small tensors shared memory saves system calls and threads,
 # for large ones copies.
 #
-# It ends at the edge of the machine; gloo, MPI and NCCL go beyond.
+# It ends at the machine's edge; gloo, MPI and NCCL go beyond.
 
 # %% [markdown]
 # ## The deadlock lab
