@@ -351,7 +351,7 @@ def give_back(grad, window, axis):
 
 
 # %% tags=["wrong"]
-# FAIL: expected
+# FAIL: add them: expected 5.83462, got 12.9262
 def give_back(grad, window, axis):
     first, last = axis.rank == 0, axis.rank == axis.size - 1
     going = None if first else comm.isend(grad[:window].clone(), axis, axis.rank - 1)

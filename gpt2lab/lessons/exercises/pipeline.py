@@ -29,7 +29,7 @@ def in_flight(answer) -> None:
 
 def order(answer) -> None:
     """Exercise: the operations of a rank in 1F1B, as pairs such as ("F", 0)."""
-    for p, m in SIZES:
+    for p, m in ((4, 8), *SIZES):  # the smaller ones make different orders alike
         orders = []
         for rank in range(p):
             got = answer(rank, p, m)
