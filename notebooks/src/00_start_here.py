@@ -570,7 +570,7 @@ def global_mean(sums, counts):
 
 
 # %% tags=["wrong"]
-# FAIL: sums 6 and 2
+# FAIL: sums 6 and 2 of four tokens each: expected 1, got 2
 def global_mean(sums, counts):
     return sum(s / c for s, c in zip(sums, counts, strict=True))
 
@@ -588,7 +588,7 @@ def global_mean(sums, counts):
 
 
 # %% tags=["wrong"]
-# FAIL: expected 2, got 4
+# FAIL: sums 6 and 2 of four tokens each: expected 1, got 4
 def global_mean(sums, counts):
     return sum(sums) / len(sums)
 

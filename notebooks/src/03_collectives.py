@@ -898,7 +898,7 @@ def tree_broadcast(x, wire):
 
 
 # %% tags=["wrong"]
-# FAIL: 4 ranks: 3 rounds; whoever
+# FAIL: in a tree nobody sends more than 2
 def tree_broadcast(x, wire):
     if wire.rank == 0:
         for p in range(1, wire.size):

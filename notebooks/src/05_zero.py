@@ -483,14 +483,14 @@ def shard(whole, rank, ranks):
 
 
 # %% tags=["wrong"]
-# FAIL: round up
+# FAIL: 7 elements, 3 ranks: only 6 are in a shard; round up
 def shard(whole, rank, ranks):
     length = len(whole) // ranks
     return whole[rank * length : (rank + 1) * length]
 
 
 # %% tags=["wrong"]
-# FAIL: but 2 are enough
+# FAIL: 8 elements, 2 ranks: shards of 5, but 4 are enough
 def shard(whole, rank, ranks):
     length = len(whole) // ranks + 1
     padded = torch.cat([whole, whole.new_zeros(length * ranks - len(whole))])
@@ -498,7 +498,7 @@ def shard(whole, rank, ranks):
 
 
 # %% tags=["wrong"]
-# FAIL: shards of 3, but 2 are enough; padding costs
+# FAIL: 8 elements, 2 ranks: only 6 are in a shard
 def shard(whole, rank, ranks):
     length = 3
     padded = torch.cat([whole, whole.new_zeros(length * ranks)])

@@ -179,31 +179,31 @@ check("idle time", exercises.idle, idle)
 
 
 # %% tags=["wrong"]
-# FAIL: zb_h1
+# FAIL: zb_h1, 4 ranks, times 4, 5, 3: expected 18, got 27
 def idle(name, p, f, i, w):
     return (p - 1) * (f + i + w) if name == "1f1b" else (p - 1) * (f + i)
 
 
 # %% tags=["wrong"]
-# FAIL: 1f1b, 2 ranks
+# FAIL: 1f1b, 4 ranks, times 4, 5, 3
 def idle(name, p, f, i, w):
     return (p - 1) * (f + i) if name == "1f1b" else (p - 1) * (f + i - w)
 
 
 # %% tags=["wrong"]
-# FAIL: expected 1, got 2
+# FAIL: expected 18, got 21
 def idle(name, p, f, i, w):
     return (p - 1) * (f + i + w) if name == "1f1b" else (p - 1) * (f + i - w) + w
 
 
 # %% tags=["wrong"]
-# FAIL: zb_h1, 2 ranks, times 1, 1, 1: expected 1, got 0
+# FAIL: expected 18, got 9
 def idle(name, p, f, i, w):
     return (p - 1) * (f + i + w) if name == "1f1b" else (p - 1) * (f + i - 2 * w)
 
 
 # %% tags=["wrong"]
-# FAIL: zb_h1, 4 ranks, times 3, 4, 2
+# FAIL: expected 18, got 12
 def idle(name, p, f, i, w):
     return (p - 1) * (f + i + w) if name == "1f1b" else (p - 1) * f
 

@@ -292,9 +292,9 @@ def contributors(root, ranks):
 
 
 # %% tags=["wrong"]
-# FAIL: root 1 of 2: expected ranks 1 to 1, got [0, 1]
+# FAIL: root 0 of 2: expected ranks 0 to 1, got [0, 1, 2]
 def contributors(root, ranks):
-    return sorted({*range(root, ranks), *range(root + 1)})
+    return list(range(root, ranks + 1))
 
 
 # %% tags=["wrong"]

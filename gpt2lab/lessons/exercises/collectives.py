@@ -152,6 +152,10 @@ def tree(answer) -> None:
         total = sum(len(_sends(script)) for script in noted)
         assert total == n - 1, f"{n} ranks: {total} messages; each of the {n - 1} others needs exactly one"
         needed, best = rounds(noted), (n - 1).bit_length()
+        busiest = max(len(_sends(script)) for script in noted)
+        assert busiest <= best, (
+            f"{n} ranks: one rank sends {busiest} messages; in a tree nobody sends more than {best}"
+        )
         assert needed <= best, (
             f"{n} ranks: {needed} rounds; whoever has the tensor should send in every round, that takes {best}"
         )

@@ -53,6 +53,9 @@ def norm_backward(answer) -> None:
     weight, grad = torch.randn(8, dtype=torch.float64), torch.randn(3, 5, 8, dtype=torch.float64)
     F.layer_norm(x, (8,), weight, eps=1e-5).backward(grad)
     got = answer(grad, x.detach(), weight, 1e-5)
+    first = grad * weight / (x.detach().var(-1, keepdim=True, unbiased=False) + 1e-5).sqrt()
+    returned(got)
+    assert not torch.allclose(got, first), "g over the standard deviation is only the first of three terms"
     close(
         got.sum(-1),
         torch.zeros(3, 5),

@@ -60,6 +60,7 @@ def together(answer) -> None:
 def serial_fraction(answer) -> None:
     """Exercise: Karp and Flatt's serial fraction."""
     close(answer(4.0, 4), 0.0, "a speed-up of 4 on 4 workers has no serial part")
+    close(answer(2.0, 4), 1 / 3, "a speed-up of 2 on 4 workers")
     close(answer(1.0, 4), 1.0, "no speed-up: all is serial")
     close(answer(24.7, 112), metrics.karp_flatt(24.7, 112), "24.7 on 112 (turn Amdahl's law round)")
 

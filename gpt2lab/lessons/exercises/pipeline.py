@@ -128,7 +128,7 @@ def v_rank(answer) -> None:
 
 def idle(answer) -> None:
     """Exercise: idle time of a rank in 1F1B and, with split backwards, in ZB-H1."""
-    for p, f, i, w in ((2, 1, 1, 1), (4, 1, 1, 1), (4, 3, 4, 2), (8, 5, 5, 3)):
+    for p, f, i, w in ((4, 4, 5, 3), (2, 1, 1, 1), (4, 1, 1, 1), (4, 3, 4, 2), (8, 5, 5, 3)):
         for name in ("1f1b", "zb_h1"):
             timeline = simulate(make(name, p, 2 * p), Cost(f, i, w))
             want = max(timeline.span(r) - timeline.busy(r) for r in range(p))

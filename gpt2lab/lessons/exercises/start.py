@@ -27,8 +27,8 @@ def rows(answer) -> None:
 
 def global_mean(answer) -> None:
     """Exercise: the mean loss of a global batch from every rank's sum and count."""
-    even = "sums 6 and 2 of two tokens each"
-    close(answer([6.0, 2.0], [2, 2]), 2.0, even)
+    even = "sums 6 and 2 of four tokens each"
+    close(answer([6.0, 2.0], [4, 4]), 1.0, even)
     close(
         answer([8.0, 1.0], [4, 1]),
         1.8,
