@@ -255,8 +255,8 @@ for name, t in minutes.items():
 table(rows, ["version", "minutes", "speed-up", "efficiency", "Karp-Flatt"])
 
 # %% [markdown]
-# The page says 24.7 and 21.8: other roundings of the same runs. The finding stands: 3 % that does not split costs 78
-# % of the node, and no number of cores would get beyond 1 / 0.032<!--above--> = 31.
+# The page says 24.7 and 21.8 (so f = 0.032): other roundings of the same runs. The finding stands: 3 % that does not
+# split costs 78 % of the node, and no number of cores would get beyond 1 / 0.032 = 31.
 #
 # Amdahl keeps the *problem* fixed. **Gustafson** (1988) lets it grow with the workers, as we do when more ranks mean
 # a larger batch: S = g + (1 - g) p. Amdahl's f is a share of the *serial* time, Gustafson's g of the *parallel* time.
