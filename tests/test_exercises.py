@@ -98,6 +98,13 @@ def test_an_exercise_without_wrong_answers_is_found(tmp_path):
     assert "no wrong answer" in complaint
 
 
+def test_two_wrong_answers_with_one_verdict_are_found(tmp_path):
+    again = '\n# %% tags=["wrong"]\n# FAIL: expected 2, got 4\ndef half(x):\n    return 4\n'
+    (complaint,) = prove(lesson(tmp_path, edit=lambda text: text + again))
+    assert "two answers get the same verdict" in complaint
+    assert prove(lesson(tmp_path, edit=lambda text: text + again.replace("4", "5"))) == []
+
+
 def test_a_wrong_answer_must_say_what_the_verdict_contains(tmp_path):
     with pytest.raises(ValueError, match="must start with"):
         prove(lesson(tmp_path, edit=lambda text: text.replace("# FAIL: ", "# ")))

@@ -71,6 +71,7 @@ def prove(lesson: Lesson) -> list[str]:
             if not exercise.wrong:
                 complaints.append(f"{name}: no wrong answer shows that its checker can fail")
             body, checks = split(exercise.cell.solved())
+            said = []
             for answer, expected in [
                 (body, "PASS"),
                 (split(exercise.cell.blank())[0], "TODO"),
@@ -79,6 +80,9 @@ def prove(lesson: Lesson) -> list[str]:
                 found = desk.verdicts(body, answer, checks)
                 if not as_expected(found, expected):
                     complaints.append(f"{name}: expected {expected!r}, but check said {found}")
+                elif found in said:
+                    complaints.append(f"{name}: two answers get the same verdict: {found}")
+                said.append(found)
     return complaints
 
 

@@ -120,7 +120,7 @@ def bounded(answer) -> None:
     assert len(inspect.signature(answer).parameters) == 3, "the rule takes clock, slowest and bound"
     right = servers.may_start
     for bound in (0, 1, 3, None):
-        for clock in range(6):
+        for clock in reversed(range(6)):
             for slowest in range(clock + 1):
                 got = answer(clock, slowest, bound)
                 returned(got)
