@@ -214,6 +214,11 @@ def test_a_number_that_is_not_printed_above_is_found():
     assert strangers([code, nbformat.v4.new_markdown_cell(text)]) == ["1.5"]
 
 
+@pytest.mark.parametrize("lesson", lessons(NOTEBOOKS), ids=lambda lesson: lesson.name)
+def test_every_lesson_has_something_to_vary(lesson):
+    assert any("explore(" in cell.text for cell in lesson.cells if cell.kind == "code")
+
+
 # ---- how long a lesson may be
 
 LIMITS = {"words": 1_800, "code": 250, "shown": 40}
