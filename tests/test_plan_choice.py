@@ -3,6 +3,7 @@
 import itertools
 import json
 import math
+import re
 from collections import Counter
 from dataclasses import replace
 
@@ -217,7 +218,7 @@ def test_64_devices_are_planned_for():
 
 def test_calibration_finds_the_machine_that_made_the_times():
     device = Device(2e10, copy=3e9, launch=4e-5)
-    steps = [dict(zip(("plan", "config", "rows", "length"), step, strict=True)) for step in calibration.STEPS]
+    steps = [dict(zip(calibration.SAID, step, strict=False)) for step in calibration.STEPS]
     for step in steps:
         step["seconds"] = float(
             calibration.features(step) @ (1 / device.rate, 1 / device.copy, device.launch)
@@ -241,3 +242,13 @@ def test_the_benchmark_says_how_well_predictions_hold():
     assert found["median error of the time"] == pytest.approx(0.091, abs=1e-3)
     several = plans.some_plans(CONFIG, FOUR, 8, 32, 110)
     assert len(several) == len(set(several)) == 110 and {p.world for p in several} == {1, 2, 4}
+
+
+def test_the_chosen_plan_runs_here(capsys):
+    ask = ["plan", "--config", "nano", "--cluster", "laptop", "--ranks", "2", "--rows", "2", "--length", "16"]
+    assert cli.main([*ask, "--run"]) == 0
+    told = capsys.readouterr().out
+    number = r"[\d.e+]+ m?s"
+    assert re.search(
+        rf"here \(measured\): {number} a step, predicted {number};\nfullest rank .*iB, predicted", told
+    )

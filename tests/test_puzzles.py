@@ -1,22 +1,26 @@
 """The scored puzzles: the best known scores are what they are said to be, and limits bind."""
 
 from dataclasses import replace
-from itertools import combinations, product
+from itertools import combinations, pairwise, permutations, product
+from math import inf
 
 import pytest
 
 from gpt2lab.lessons.exercises import (
     asynchronous,
+    automatic,
     collectives,
     cuts,
     experts,
     gpt2,
     pipeline,
+    placement,
     prefetch,
     tasks,
 )
 from gpt2lab.lessons.labs import schedules as lab
 from gpt2lab.lessons.labs.tasks import one_layer
+from gpt2lab.planner.search import PLANNERS
 from gpt2lab.schedules import Cost, check, make, simulate
 from gpt2lab.tasks.gpt2 import Blocks
 
@@ -128,3 +132,33 @@ def test_fewer_rounds_than_the_best_cannot_hand_out_the_chunks():
     while ranks < collectives.RANKS:
         after, ranks = after + 1, 2 * ranks
     assert after == 6
+
+
+def test_no_cut_for_unlike_devices_is_faster_than_the_best():
+    layers, found = placement.LAYERS, []
+    for devices in sorted(set(permutations(["fast", "fast", "slow", "slow"]))):
+        for inner in combinations(range(1, len(layers)), 3):
+            milliseconds, held = placement.unlike_step((0, *inner, len(layers)), devices)
+            fits = all(h <= placement.UNLIKE[d].memory / 1e9 for h, d in zip(held, devices, strict=True))
+            found.append((milliseconds, fits))
+    best = min(milliseconds for milliseconds, fits in found if fits)
+    assert best == pytest.approx(placement.BEST, abs=0.05) and min(found)[0] < best  # memory binds
+
+
+def test_the_clock_of_unlike_devices_is_the_schedules():
+    bounds, devices = (0, 3, 6, 11, 14), ["slow", "slow", "fast", "fast"]
+    times = [
+        sum(placement.UNLIKE[d].time(op.flops) for op in placement.LAYERS[a:b])
+        for d, (a, b) in zip(devices, pairwise(bounds), strict=True)
+    ]
+    hop = placement.HOP.time(placement.LAYERS[0].output)
+    whole = simulate(make("1f1b", 4, placement.MICROS), Cost(times, backward=[2 * t for t in times], hop=hop))
+    assert placement.unlike_step(bounds, devices)[0] == pytest.approx(1e3 * float(whole.makespan))
+
+
+def test_no_stages_for_little_memory_are_faster_than_the_best():
+    given = automatic.puzzle()
+    found = PLANNERS["every pipeline"].plan(given)
+    assert 1e3 * found.seconds == pytest.approx(automatic.BEST, abs=0.05)
+    free = replace(given, cluster=replace(given.cluster, device=replace(given.cluster.device, memory=inf)))
+    assert 1e3 * PLANNERS["Alpa"].plan(free).seconds < automatic.BEST - 0.1  # memory binds

@@ -21,18 +21,24 @@ from ..planner.cost import predict
 from ..planner.fit import fit
 from ..planner.problem import Cluster, Device, find_cluster
 
-STEPS = [  # (plan, configuration, rows, length): from work of many small operators to work of few large ones
-    ("serial", "nano", 1, 16),
-    ("serial", "nano", 2, 64),
-    ("micro=4", "nano", 4, 64),
-    ("serial", "mini", 1, 32),
-    ("serial", "mini", 2, 128),
-    ("recompute=on", "mini", 4, 64),
-    ("loss=chunked", "mini", 4, 128),
-    ("micro=4", "mini", 4, 32),
+NARROW, WIDE = 4_000, 50_257  # words: blocks weigh as much as the head, or the head and its table weigh most
+STEPS = [  # (plan, configuration, rows, length, words): from many small operators to few large ones
+    ("serial", "nano", 1, 16, NARROW),
+    ("serial", "nano", 2, 64, NARROW),
+    ("micro=4", "nano", 4, 64, NARROW),
+    ("serial", "mini", 1, 32, NARROW),
+    ("serial", "mini", 2, 128, NARROW),
+    ("recompute=on", "mini", 4, 64, NARROW),
+    ("loss=chunked", "mini", 4, 128, NARROW),
+    ("micro=4", "mini", 4, 32, NARROW),
+    ("serial", "nano", 1, 16, WIDE),
+    ("micro=2", "nano", 4, 64, WIDE),
+    ("serial", "mini", 1, 64, WIDE),
+    ("serial", "mini", 2, 64, WIDE),
 ]
+SAID = "plan", "config", "rows", "length", "words", "seconds"
 SIZES = 1 << 10, 1 << 14, 1 << 18, 1 << 22  # numbers of a sum between ranks
-NARROW = 4_000  # words of the models that are timed: blocks weigh as much as the head
+AMID = 1 << 14  # numbers of the sums that are timed amid work
 
 
 def calibration_file() -> Path:
@@ -60,8 +66,9 @@ def cluster_of(found: dict, memory: float = float("inf")) -> Cluster:
     """The machine with these numbers of `measured`, as four devices that share its cores."""
     device = Device(found["rate"], memory, found["launch"], found["copy"])
     network = Network(Link(found["latency"], found["bandwidth"]), node=64)
-    source = "measured here" if "steps" in found else find_cluster("laptop").source
-    return Cluster(4, device, network, cores=found["cores"], source=source)
+    laptop = find_cluster("laptop")
+    source = "measured here" if "steps" in found else laptop.source
+    return Cluster(4, device, network, 0, found["cores"], source, found.get("call", laptop.call))
 
 
 def measured() -> dict:
@@ -74,17 +81,19 @@ def measured() -> dict:
     ranks = max(2, min(cores, 4))
     steps = []
     with Ranks(ranks, echo=False, timeout=120) as pool:
-        for plan, name, rows, length in tqdm(STEPS, desc="steps", leave=False):
-            seconds = max(pool.run(step_seconds, plan, name, rows, length))
-            steps.append({"plan": plan, "config": name, "rows": rows, "length": length, "seconds": seconds})
+        for step in tqdm(STEPS, desc="steps", leave=False):
+            seconds = max(pool.run(step_seconds, *step))
+            steps.append(dict(zip(SAID, (*step, seconds), strict=True)))
         sums = [
             (2 * (ranks - 1), size, max(pool.run(sum_seconds, size)))
             for size in tqdm(SIZES, desc="sums", leave=False)
         ]
+        amid = max(pool.run(amid_seconds))
     crowd = max(1.0, ranks / cores)
     rate, copy, launch = fitted(steps)
     link = fit([(m * crowd, crowd * 2 * (ranks - 1) / ranks * 4 * size, s) for m, size, s in sums]).link
-    found = {"cores": cores, "rate": rate, "copy": copy, "launch": launch}
+    call = max(0.0, amid / crowd - link.time(2 * (ranks - 1) / ranks * 4 * AMID, 2 * (ranks - 1)))
+    found = {"cores": cores, "rate": rate, "copy": copy, "launch": launch, "call": call}
     for step in steps:
         step["fitted"] = float(features(step) @ (1 / rate, 1 / copy, launch))
     return found | {"latency": link.latency, "bandwidth": link.bandwidth, "steps": steps}
@@ -92,7 +101,7 @@ def measured() -> dict:
 
 def features(step: dict) -> np.ndarray:
     """(operations, bytes moved, operators) of a step, by the planner's own formulas: one device that takes 1 s each."""
-    config = replace(PRESETS[step["config"]], vocab_size=NARROW)
+    config = replace(PRESETS[step["config"]], vocab_size=step.get("words", NARROW))
     none = float("inf")
     units = Device(1.0, copy=none), Device(none, copy=1.0), Device(none, launch=1.0)
     ask = lambda unit: (
@@ -116,31 +125,58 @@ def fitted(steps: list[dict]) -> tuple[float, float, float]:
     return 1 / costs[0], 1 / costs[1], float(costs[2])
 
 
-def step_seconds(rank: int, world: int, plan: str, name: str, rows: int, length: int) -> float:
-    """The median of some steps of a model that every rank trains for itself, all at the same time."""
-    from ..machine import timing
+def step_seconds(rank: int, world: int, plan: str, name: str, rows: int, length: int, words: int) -> float:
+    """The fastest of some steps of a model that every rank trains for itself, all at the same time."""
     from ..plan import build
-    from ..ranks import comm
     from ..ranks.mesh import Mesh
     from ..reference import example_batch
     from ..train import Trainer
 
-    config = replace(PRESETS[name], vocab_size=NARROW)
-    everyone = Mesh(dp=world).world
+    config = replace(PRESETS[name], vocab_size=words)
     trainer = Trainer(build(Plan.parse(plan), config, Mesh(alone=True)))
     batch = example_batch(config, rows, length)
-    found = timing.trials(lambda: trainer.step(batch), 5, 2, ready=lambda: comm.barrier(everyone))
-    return timing.alone(found).median
+    return fastest(lambda: trainer.step(batch), world, 7)
 
 
 def sum_seconds(rank: int, world: int, numbers: int) -> float:
-    """The median of sums of so many numbers over all ranks."""
+    """The fastest of some sums of so many numbers over all ranks."""
     import torch
 
-    from ..machine import timing
     from ..ranks import comm
     from ..ranks.mesh import Mesh
 
     everyone, x = Mesh(dp=world)["dp"], torch.ones(numbers)
-    found = timing.trials(lambda: comm.all_reduce(x, everyone), 9, 3, ready=lambda: comm.barrier(everyone))
-    return timing.alone(found).median
+    return fastest(lambda: comm.all_reduce(x, everyone), world, 9)
+
+
+def amid_seconds(rank: int, world: int, count: int = 20) -> float:
+    """What a sum of `AMID` numbers adds to work between sums, of which some ranks have more than others."""
+    import torch
+
+    from ..ranks import comm
+    from ..ranks.mesh import Mesh
+
+    everyone, x, matrix = Mesh(dp=world)["dp"], torch.ones(AMID), torch.ones(256, 256)
+
+    def work(sums: bool):
+        for turn in range(count):
+            for _ in range(
+                2 - (rank + turn) % 2 * sums
+            ):  # without sums every rank works as long as the slower one
+                matrix @ matrix
+            if sums:
+                comm.all_reduce(x, everyone)
+
+    alone, both = (fastest(lambda sums=sums: work(sums), world, 9) for sums in (False, True))
+    return (both - alone) / count
+
+
+def fastest(call, world: int, count: int) -> float:
+    """Seconds of the fastest of some calls that all ranks begin together: others on the machine only slow them."""
+    from ..machine import timing
+    from ..ranks import comm
+    from ..ranks.mesh import Mesh
+
+    everyone = Mesh(dp=world).world
+    found = timing.trials(call, count, 2, ready=lambda: comm.barrier(everyone))
+    return min(end - start for start, end in found)

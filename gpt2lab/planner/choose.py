@@ -4,7 +4,7 @@ Plans that another one beats whatever the machine are left out, and every reason
 """
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import product
 
@@ -123,11 +123,12 @@ def candidates(
                 yield from _options(mesh, config, rows, length, many, rejected)
 
 
-def _runs(plan: Plan, config, rows: int, length: int, rejected: Counter) -> bool:
+def _runs(plan: Plan, config, rows: int, length: int, rejected: Counter, alike: int = 1) -> bool:
+    """Whether a plan can run the model; else it is counted as refused, with those that are refused as it is."""
     try:
         check(plan, config, rows, length)
     except ValueError:
-        rejected["refused"] += 1
+        rejected["refused"] += alike
         return False
     return True
 
@@ -153,29 +154,30 @@ def _options(mesh: Plan, config, rows: int, length: int, many: bool, rejected: C
     losses = ["whole", "chunked"] if mesh.tp == 1 else ["whole"]
     schedules = SCHEDULES if mesh.pp > 1 and not many else SCHEDULES[:1]
     for micro, zero, more, sp, loss, schedule in product(micros, zeros, exchanges, sps, losses, schedules):
-        for recompute in (False, True):
-            said = {"micro": micro, "zero": zero, "sp": sp, "loss": loss, "schedule": schedule} | more
-            plan = replace(mesh, recompute=recompute, **said)
-            if zero == 3 and mesh.pp == 1 and recompute:
-                continue  # stage 3 runs every block again anyway: the same plan
-            if _runs(plan, config, rows, length, rejected):
-                yield plan
+        said = {"micro": micro, "zero": zero, "sp": sp, "loss": loss, "schedule": schedule} | more
+        plan, again = replace(mesh, **said), replace(mesh, recompute=True, **said)
+        both = (
+            [plan] if zero == 3 and mesh.pp == 1 else [plan, again]
+        )  # there stage 3 runs blocks again anyway
+        if _runs(plan, config, rows, length, rejected, len(both)):
+            yield from both
 
 
-def parallelize(config, cluster: Cluster, goal: Goal) -> Choice:
-    """The plan that meets a goal best on a cluster, by prediction.
+def parallelize(config, cluster: Cluster, goal: Goal, watch: Callable = iter) -> Choice:
+    """The plan that meets a goal best on a cluster, by prediction; `watch` sees the candidates pass, as tqdm does.
 
     Raises ValueError, with what is short and by how much, where no plan meets it.
     """
     check(Plan(), config, goal.rows, goal.length)
     rejected: Counter = Counter()
     limit = cluster.device.memory if goal.memory is None else goal.memory
+    known: dict = {}
     ask = lambda plan: PricedPlan(
-        plan, predict(plan, config, goal.rows, goal.length, cluster, goal.itemsize, checked=True)
+        plan, predict(plan, config, goal.rows, goal.length, cluster, goal.itemsize, True, known)
     )
     found: list[PricedPlan] = []
     fits: set[Plan] = set()
-    for plan in candidates(config, cluster, goal.rows, goal.length, rejected):
+    for plan in watch(candidates(config, cluster, goal.rows, goal.length, rejected)):
         if plan.recompute and pruned(plan.world, cluster) and replace(plan, recompute=False) in fits:
             rejected["recomputation that is not needed"] += 1
             continue

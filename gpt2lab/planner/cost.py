@@ -14,12 +14,13 @@ from functools import cached_property
 
 from ..machine.speed import flops_per_token
 from ..parallel.zero.costs import backward_and_sums
+from ..schedules import Cost, Timeline, simulate
 from .memory import Held, fullest
 from .pipelines import pipeline_seconds
 from .problem import Cluster
 from .seconds import RankOnCluster, stage_times
 from .sends import by_axis, finish_sends, gradient_sends, sends, stage_ways
-from .share import RankShare, check, frame
+from .share import RankShare, check, frame, order_of
 
 UPDATE = 9  # times that AdamW and the norm read or write a weight's bytes
 
@@ -48,18 +49,26 @@ class Prediction:
 
 
 def predict(
-    plan, config, rows: int, length: int, cluster: Cluster, itemsize: int = 4, checked: bool = False
+    plan,
+    config,
+    rows: int,
+    length: int,
+    cluster: Cluster,
+    itemsize: int = 4,
+    checked: bool = False,
+    known=None,
 ) -> Prediction:
     """What a step of the plan costs on the cluster; `checked`: the plan is known to run the model.
 
-    Raises ValueError where the plan cannot run the model, or needs more devices than the cluster has.
+    `known` is a dict that keeps what several plans on one cluster have in common. Raises ValueError where the plan
+    cannot run the model, or needs more devices than the cluster has.
     """
     if not checked:
         check(plan, config, rows, length)
-    return predict_share(RankShare(plan, config, rows, length, itemsize), cluster)
+    return predict_share(RankShare(plan, config, rows, length, itemsize), cluster, known=known)
 
 
-def predict_share(share: RankShare, cluster: Cluster, machine=RankOnCluster) -> Prediction:
+def predict_share(share: RankShare, cluster: Cluster, machine=RankOnCluster, known=None) -> Prediction:
     """The same of what a plan gives its first rank; `machine` is how ranks see the cluster."""
     plan, config, rows, length = share.plan, share.config, share.rows, share.length
     if plan.world > cluster.devices:
@@ -67,29 +76,30 @@ def predict_share(share: RankShare, cluster: Cluster, machine=RankOnCluster) -> 
             f"{plan} needs {plan.world} devices and the cluster has {cluster.devices}. Use a smaller plan or more "
             "devices."
         )
-    shares = classes(share)
-    machines = [machine(cluster, share) for share in shares]
-    parts, seconds = _step(machines)
+    known = {} if known is None else known
+    alike = replace(
+        plan, loss="whole"
+    )  # how the loss is computed changes what is held, but no time and no message
+    if alike not in known:
+        known[alike] = _timed([machine(cluster, s) for s in classes(share)], known)
+    parts, seconds, sent, by_class = known[alike]
     flops = flops_per_token(config, length) * rows * length
-    most = max(
-        (by_axis(sends(share)) for share in shares), key=lambda found: sum(b for b, _ in found.values())
+    used = flops / (seconds * plan.world * (cluster.device.peak or cluster.device.rate))
+    again = hardware_share(plan, config, length)
+    return Prediction(
+        seconds, dict(parts), fullest(classes(share)), dict(sent), dict(by_class), flops, used, used * again
     )
-    sent = {axis: size for axis, (size, _) in most.items()}
-    by_class = Counter()
+
+
+def _timed(machines: list[RankOnCluster], known: dict) -> tuple[dict, float, dict, dict]:
+    """Seconds by part and in all; bytes by axis of the rank that sends most, and by class of link."""
+    parts, seconds = _step(machines, known)
+    every = (by_axis(sends(m.share)) for m in machines)
+    most = max(every, key=lambda found: sum(b for b, _ in found.values()))
+    sent, by_class = {axis: size for axis, (size, _) in most.items()}, Counter()
     for axis, size in sent.items():
         by_class["between nodes" if machines[0].crosses(axis) else "inside a node"] += size
-    peak = cluster.device.peak or cluster.device.rate
-    used = flops / (seconds * plan.world * peak)
-    return Prediction(
-        seconds,
-        parts,
-        fullest(shares),
-        sent,
-        dict(by_class),
-        flops,
-        used,
-        used * hardware_share(plan, config, length),
-    )
+    return parts, seconds, sent, by_class
 
 
 def hardware_share(plan, config, length: int) -> float:
@@ -111,9 +121,13 @@ def classes(share: RankShare) -> list[RankShare]:
     ]
 
 
-def _step(machines: list[RankOnCluster]) -> tuple[dict[str, float], float]:
+def _step(machines: list[RankOnCluster], known: dict) -> tuple[dict[str, float], float]:
     """Seconds of a step: by part, on the rank that decides, and in all."""
-    ends = {m.share.pp: _end(m) for m in machines}
+    plan = machines[0].share.plan  # what ends a step hardly depends on whether blocks ran twice
+    alike = replace(plan, loss="whole", recompute=plan.recompute and plan.zero > 1), "ends"
+    if alike not in known:
+        known[alike] = {m.share.pp: _end(m) for m in machines}
+    ends = known[alike]
     slowest = max(machines, key=lambda m: sum(ends[m.share.pp].values()))
     work = {m.share.pp: _work(m) for m in machines}
     share = slowest.share
@@ -153,42 +167,46 @@ def _work(machine: RankOnCluster) -> Counter:
     for stage in share.stages:
         for (rows, tokens), count in share.units(stage).items():
             for found in stage_times(machine, stage, rows, tokens).values():
-                total += Counter({name: count * seconds for name, seconds in found.items()})
+                for name, seconds in found.items():
+                    total[name] += count * seconds
     return total
 
 
 def _pipeline(machines: list[RankOnCluster]) -> float:
     """Seconds from the first forward to the last backward of a pipeline."""
+    return pipeline_seconds(machines[0].share.plan, *_stage_seconds(machines), _factors(machines[0].share))
+
+
+def _stage_seconds(machines: list[RankOnCluster]) -> tuple[tuple, tuple, tuple, float]:
+    """Seconds of a unit's forward, input and weight gradients by position, and of a message between two stages."""
     machine = machines[0]
     share, by_kind = machine.share, {_kind(m.share): m for m in machines}
-    schedule, forward, first, second = frame(share.plan), {}, {}, {}
+    schedule, found = frame(share.plan), []
     for stage in range(schedule.depth):
-        rank = schedule.placement[stage]
-        m = by_kind[_kind(replace(share, pp=rank))]
+        m = by_kind[_kind(replace(share, pp=schedule.placement[stage]))]
         like = next(s for s, p in m.share.stages.items() if _same(m.share, p, schedule.position(stage)))
-        rows, tokens = max(m.share.units(like))
-        times = {way: sum(found.values()) for way, found in stage_times(m, like, rows, tokens).items()}
-        weights = stage_times(m, like, rows, tokens)["backward"]["compute"] / 2
-        forward[stage] = times["forward"]
-        first[stage], second[stage] = times["again"] + times["backward"] - weights, weights
+        ways = stage_times(m, like, *max(m.share.units(like)))
+        times = {way: sum(parts.values()) for way, parts in ways.items()}
+        weights = ways["backward"]["compute"] / 2
+        found.append((times["forward"], times["again"] + times["backward"] - weights, weights))
     any_stage = next(iter(share.stages))
     passed = stage_ways(share, any_stage, *max(share.units(any_stage))).all
-    hop = max(
-        (machine.link("pp").time(s.bytes) * machine.crowd for s in passed if s.axis == "pp"), default=0.0
-    )
-    order = range(schedule.depth)
-    return pipeline_seconds(
-        share.plan,
-        tuple(forward[s] for s in order),
-        tuple(first[s] for s in order),
-        tuple(second[s] for s in order),
-        hop,
-        tuple(
-            rows * t / max(share.micro_rows) / max(share.slices)
-            for rows in share.micro_rows
-            for t in share.slices
-        ),
-    )
+    hop = max((sum(machine.travel([s]).values()) for s in passed if s.axis == "pp"), default=0.0)
+    return *zip(*found, strict=True), hop
+
+
+def _factors(share: RankShare) -> tuple[float, ...]:
+    """The share of a full unit that each unit of work has."""
+    rows, slices = max(share.micro_rows), max(share.slices)
+    return tuple(r * t / rows / slices for r in share.micro_rows for t in share.slices)
+
+
+def timetable(plan, config, rows: int, length: int, cluster: Cluster, itemsize: int = 4) -> Timeline:
+    """When every stage works in a step, as its prediction has it, up to the last backward."""
+    machines = [RankOnCluster(cluster, s) for s in classes(RankShare(plan, config, rows, length, itemsize))]
+    *times, hop = _stage_seconds(machines)
+    factors = _factors(machines[0].share)
+    return simulate(order_of(plan, plan.micro), Cost(*map(list, times), hop=hop, factors=factors))
 
 
 def _same(share: RankShare, position: int, wanted: int) -> bool:

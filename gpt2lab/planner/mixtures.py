@@ -88,10 +88,11 @@ class ExpertPart(SharedPart):
 class MixtureOnCluster(RankOnCluster):
     """A cluster as ranks see it whose neighbours share out the experts."""
 
-    def ring(self, axis: str) -> tuple[int, int]:
-        """(ranks, distance of neighbours) of an axis of the mesh."""
+    @cached_property
+    def rings(self) -> dict[str, tuple[int, int]]:
+        """(ranks, distance of neighbours) of every axis of the mesh."""
         plan = self.share.plan
-        return {"ep": (plan.ep, 1), "edp+cp": (plan.dp // plan.ep, plan.ep)}.get(axis) or super().ring(axis)
+        return super().rings | {"ep": (plan.ep, 1), "edp+cp": (plan.dp // plan.ep, plan.ep)}
 
 
 def experts_of(share: SharedPart) -> ExpertPart:

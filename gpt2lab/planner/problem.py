@@ -85,7 +85,8 @@ class Device:
 class Cluster:
     """Equal devices on a network; messages between nodes share `uplinks` links, devices of a node share its `cores`.
 
-    0 means enough for all: then each device has its own.
+    0 means enough for all: then each device has its own. `call`: seconds that a send or a sum costs a rank amid its
+    work, besides its messages: ranks of one machine do not arrive together, and have to be woken up.
     """
 
     devices: int
@@ -94,6 +95,7 @@ class Cluster:
     uplinks: int = 0
     cores: int = 0
     source: str = "made up"
+    call: float = 0.0
 
     def node(self, device: int) -> int:
         """The node of a device."""
@@ -149,6 +151,7 @@ CLUSTERS = {
         Network(Link(50e-6, 4e9), node=64),
         cores=2,
         source="two cores that share memory; round numbers of the order that lessons 02 and 03 measure",
+        call=3e-4,
     ),
 }
 """Clusters by name, with the source of their numbers."""

@@ -27,6 +27,7 @@ class Judge:
     def __init__(self, problem: ChainProblem, evaluate: Callable):
         self.problem, self.evaluate = problem, evaluate
         self.count, self.jobs, self.best, self.plan, self.trace = 0, 0, inf, None, []
+        self.begin, self.seen = time.perf_counter(), []  # when the best so far became better
 
     def __call__(self, plan: ChainPlan, seconds: float | None = None) -> float:
         """Seconds of a plan, timed here unless they are known."""
@@ -35,6 +36,7 @@ class Judge:
         if seconds < self.best:
             self.best, self.plan = seconds, tuple(plan)
             self.trace.append((self.count, seconds))
+            self.seen.append(time.perf_counter() - self.begin)
         return seconds
 
 
@@ -42,7 +44,8 @@ class Judge:
 class Found:
     """The best plan and its seconds (None and infinite: nothing fits), the evaluations, [(evaluations, best so far)].
 
-    `took` are the seconds of the search itself, `jobs` the jobs that delta simulation timed.
+    `took` are the seconds of the search itself, `seen` those after which each of the trace was found; `jobs` the jobs
+    that delta simulation timed.
     """
 
     plan: ChainPlan | None
@@ -51,6 +54,7 @@ class Found:
     trace: tuple[tuple[int, float], ...]
     took: float
     jobs: int = 0
+    seen: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -64,10 +68,12 @@ class Planner:
 
     def plan(self, problem: ChainProblem) -> Found:
         """The best plan that the search comes upon."""
-        judge, begin = Judge(problem, self.evaluate), time.perf_counter()
+        judge = Judge(problem, self.evaluate)
         self.search(problem, self.prune(problem, self.space(problem)), judge)
-        took = time.perf_counter() - begin
-        return Found(judge.plan, judge.best, judge.count, tuple(judge.trace), took, judge.jobs)
+        took = time.perf_counter() - judge.begin
+        return Found(
+            judge.plan, judge.best, judge.count, tuple(judge.trace), took, judge.jobs, tuple(judge.seen)
+        )
 
 
 def soap(problem: ChainProblem) -> Space:

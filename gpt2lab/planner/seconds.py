@@ -1,6 +1,7 @@
 """How long a rank of a plan works and sends: one stage, one unit of work, on the devices and links of a cluster."""
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
@@ -31,8 +32,9 @@ class RankOnCluster:
         """Whether messages travel beside work: devices with cores of their own, not ranks that share the machine's."""
         return not self.cluster.cores
 
-    def ring(self, axis: str) -> tuple[int, int]:
-        """(ranks, distance of neighbours) of an axis of the mesh."""
+    @cached_property
+    def rings(self) -> dict[str, tuple[int, int]]:
+        """(ranks, distance of neighbours) of every axis of the mesh."""
         plan = self.share.plan
         shard = plan.shard or plan.dp * plan.cp
         return {
@@ -43,11 +45,11 @@ class RankOnCluster:
             "pp": (plan.pp, plan.tp * plan.cp * plan.dp),
             "tie": (2, plan.tp * plan.cp * plan.dp * (plan.pp - 1)),
             "world": (plan.world, 1),
-        }[axis]
+        }
 
     def crosses(self, axis: str) -> bool:
         """Whether an edge of the axis leads out of a node."""
-        (ranks, distance), node = self.ring(axis), self.cluster.network.node
+        (ranks, distance), node = self.rings[axis], self.cluster.network.node
         return node > 1 and ((ranks - 1) * distance + distance > node or node % max(distance, 1) != 0)
 
     @cached_property
@@ -62,7 +64,7 @@ class RankOnCluster:
         return self.links[axis]
 
     def _slowest(self, axis: str) -> Link:
-        network, (ranks, distance) = self.cluster.network, self.ring(axis)
+        network, (ranks, distance) = self.cluster.network, self.rings[axis]
         if network.node == 1 or self.crosses(axis):
             inside = max(1, min(ranks, network.node // max(distance, 1)))
             rings = min(network.node, self.share.plan.world) / inside
@@ -70,17 +72,17 @@ class RankOnCluster:
             return Link(network.between.latency, network.between.bandwidth / shared)
         return network.inside or network.between
 
-    def travel(self, sent: list[AxisTraffic] | tuple[AxisTraffic, ...]) -> Counter:
+    def travel(self, sent: Iterable[AxisTraffic]) -> Counter:
         """Seconds by axis of messages one after the other; a small sum takes the tree that has fewer of them."""
-        found = Counter()
+        found, crowd, call = Counter(), self.crowd, self.cluster.call
         for s in sent:
             link = self.link(s.axis)
             seconds = link.time(s.bytes, s.messages)
             if s.op == "all_reduce" and s.messages:
-                ranks = self.ring(s.axis)[0]
+                ranks = self.rings[s.axis][0]
                 whole = s.bytes / s.calls * ranks / (2 * (ranks - 1))
                 seconds = min(seconds, s.calls * all_reduce_time("recursive doubling", ranks, whole, link))
-            found[s.axis] += self.crowd * seconds
+            found[s.axis] += crowd * (seconds + call * s.calls * bool(s.messages))
         return found
 
     def work(self, flops: float, moved: float, operators: float) -> float:
@@ -90,7 +92,7 @@ class RankOnCluster:
 
 
 @lru_cache(maxsize=256)
-def stage_times(machine: RankOnCluster, stage: int, rows: int, tokens: int) -> dict[str, Counter]:
+def stage_times(machine: RankOnCluster, stage: int, rows: int, tokens: int) -> dict[str, dict[str, float]]:
     """Seconds of one unit through a stage: {"forward", "again", "backward"}, each by part."""
     share, position = machine.share, machine.share.stages[stage]
     layers, last = len(share.parts.layers[position]), position == share.depth - 1
@@ -100,11 +102,13 @@ def stage_times(machine: RankOnCluster, stage: int, rows: int, tokens: int) -> d
     backward = 2 * layers * block + sum(machine.work(*one[1]) for one in ends)
     again = share.again[0] * layers * block + share.again[1] * sum(machine.work(*one[0]) for one in ends)
     ways = stage_ways(share, stage, rows, tokens)
-    inside = lambda sent: machine.travel([s for s in sent if s.axis != "pp"])
+    inside = lambda sent: {
+        a: t for a, t in machine.travel(s for s in sent if s.axis != "pp").items() if t > 0
+    }
     return {
-        "forward": Counter(compute=forward) + inside(ways.forward),
-        "again": Counter(recompute=again) + inside(ways.again),
-        "backward": Counter(compute=backward) + inside(ways.backward),
+        "forward": {"compute": forward} | inside(ways.forward),
+        "again": ({"recompute": again} if again else {}) | inside(ways.again),
+        "backward": {"compute": backward} | inside(ways.backward),
     }
 
 

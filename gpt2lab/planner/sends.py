@@ -159,6 +159,7 @@ def _gather_cost(size: int, ranks: int, place: int) -> tuple[int, int]:
 
 def _zero(share: RankShare, ranks: int, place: int) -> list[AxisTraffic]:
     plan, found, gathered, reduced = share.plan, [], gather_counts(share), reduce_counts(share)
+    across = plan.dp * plan.cp // ranks
     for number, (key, size) in enumerate(share.sizes.items()):
         if plan.data == "owner":
             owner, whole = owner_of(number, len(share.sizes), ranks), size * share.itemsize
@@ -167,10 +168,13 @@ def _zero(share: RankShare, ranks: int, place: int) -> list[AxisTraffic]:
         else:
             shard = zero.shard_length(size, ranks)
             gather = reduce = _gather_cost(shard * share.itemsize, ranks, place)
-            across = plan.dp * plan.cp // ranks
-            found += all_reduce("replica", shard, across, share.place // ranks, share.master)
-        found += [AxisTraffic("dp+cp", "all_gather", *gather).times(gathered[key])]
-        found += [AxisTraffic("dp+cp", "reduce_scatter", *reduce).times(reduced[key])]
+            if across > 1:
+                found += all_reduce("replica", shard, across, share.place // ranks, share.master)
+        for op, (sent, messages), count in (
+            ("all_gather", gather, gathered[key]),
+            ("reduce_scatter", reduce, reduced[key]),
+        ):
+            found.append(AxisTraffic("dp+cp", op, sent * count, messages * count, count))
     return found
 
 

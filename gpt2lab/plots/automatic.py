@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 
 from matplotlib.figure import Figure
-from matplotlib.patches import Patch
 
 from ..planner.cuts import ChainPlan, ChainProblem, Clock
 from .style import COLORS, RANKS, SERIAL, THINGS, figure, ink, rank_color
@@ -31,16 +30,20 @@ def how_many(operators: Sequence[int], counts: dict[str, Sequence[int]]) -> Figu
 
 
 def searches(found: dict, best: float) -> Figure:
-    """The best plan so far over evaluations, and where each search ended, as a multiple of the optimum."""
-    fig, ax = figure(8, 3.4)
+    """The best plan so far as a multiple of the optimum, over evaluations and over seconds; dots: the end."""
+    fig, axes = figure(9.5, 3.2, 1, 2, sharey=True)
     for color, (name, one) in zip((*THINGS[:1], *RANKS), found.items(), strict=False):
-        count = [n for n, _ in one.trace] + [one.evaluations]
         value = [seconds / best for _, seconds in one.trace]
-        ax.step(count, [*value, value[-1]], where="post", color=color, label=name)
-        ax.scatter(count[-1], value[-1], s=30, color=color, zorder=3)
-    ax.axhline(1, color=SERIAL, linestyle="--", linewidth=1)
-    ax.set(xscale="log", xlabel="evaluations (counted)", ylabel="best so far / optimum")
-    ax.legend(fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))
+        for ax, along, end in zip(
+            axes, ([n for n, _ in one.trace], one.seen), (one.evaluations, one.took), strict=True
+        ):
+            ax.step([*along, end], [*value, value[-1]], where="post", color=color, label=name)
+            ax.scatter(end, value[-1], s=30, color=color, zorder=3)
+    for ax, along in zip(axes, ("evaluations (counted)", "seconds of searching (measured)"), strict=True):
+        ax.axhline(1, color=SERIAL, linestyle="--", linewidth=1)
+        ax.set(xscale="log", xlabel=along)
+    axes[0].set_ylabel("best so far / optimum")
+    axes[1].legend(fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))
     return fig
 
 
@@ -99,34 +102,6 @@ def _clock(ax, problem, plan) -> None:
     ax.set_ylim(problem.cluster.devices - 0.4, -0.6)
     ax.grid(axis="y", visible=False)
     ax.set_xlabel(f"ms (simulated), {1e3 * clock.seconds:.3g} in all; a colour is a micro-batch")
-
-
-def feasible(
-    memories: Sequence[float], links: Sequence[float], found: dict, chosen: tuple[int, int], title: str = ""
-) -> Figure:
-    """Which family of plans is best at each memory (down) and slow link (across); white where nothing fits."""
-    fig, ax = figure(8, 2.6)
-    families = {
-        "cut over all devices": RANKS[1],
-        "stages, cut inside": RANKS[2],
-        "stages": RANKS[3],
-        "": "white",
-    }
-    for (i, j), (family, milliseconds) in found.items():
-        ax.barh(i, 0.96, 0.92, j - 0.48, color=families[family], edgecolor="#999999", linewidth=0.5)
-        ax.text(j, i, f"{milliseconds:.0f}" if family else "none", ha="center", va="center", fontsize=8)
-    ax.barh(chosen[0], 0.96, 0.92, chosen[1] - 0.48, color="none", edgecolor=SERIAL, linewidth=2)
-    patches = [
-        Patch(facecolor=color, edgecolor="#999999", label=family or "nothing fits")
-        for family, color in families.items()
-    ]
-    ax.set_yticks(range(len(memories)), [f"{m / 1e6:.0f}" for m in memories])
-    ax.set_xticks(range(len(links)), [f"{b / 1e6:g}" for b in links])
-    ax.set_title(title, fontsize=9)
-    ax.set(xlabel="slow link, MB/s", ylabel="MB a device", ylim=(len(memories) - 0.5, -0.5))
-    ax.grid(False)
-    ax.legend(handles=patches, fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))
-    return fig
 
 
 def by_bandwidth(links: Sequence[float], seconds: dict[str, Sequence[float]], best: Sequence[str]) -> Figure:

@@ -1,8 +1,11 @@
 """Plans by what they cost: predicted time and memory of those that none beats, and predicted against measured."""
 
-from matplotlib.figure import Figure
+from textwrap import wrap
 
-from .style import SERIAL, figure, rank_color
+from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator
+
+from .style import COLORS, SERIAL, THINGS, figure, ink, legend, rank_color
 
 
 def front_figure(choice) -> Figure:
@@ -45,3 +48,126 @@ def predicted_and_measured(rows: list[dict]) -> Figure:
         ax.set(xscale="log", yscale="log", xlabel=f"predicted, {unit}", ylabel=f"measured, {unit}")
     axes[0].legend(fontsize=8)
     return fig
+
+
+STEPS = {"tp": (1.0, 0.0), "cp": (0.6, 0.5), "dp": (0.75, 0.5), "pp": (0.0, -1.1)}
+"""On paper: a step along each axis of the mesh, in widths of the axes inside it."""
+ENDS = {
+    "dp+cp": "comm",
+    "replica": "comm",
+    "tie": "comm",
+    "world": "comm",
+    "update": "update",
+    "cores": "wait",
+}
+"""What ends a step, as parts of a prediction, and the colour that it has."""
+
+
+def explored(title: str, choice=None, limit: float = 0, binds: dict | None = None, clock=None) -> Figure:
+    """What is feasible, what binds, the chosen plan's mesh and its clock; without a choice the reason alone."""
+    if choice is None:
+        fig, ax = figure(9.5, 1.2)
+        ax.set_axis_off()
+        ax.text(0, 0.5, "\n".join(wrap(title, 110)), va="center")
+        return fig
+    fig, panels = figure(9.5, 5.4, 2, 2, width_ratios=[1, 1.5], height_ratios=[1.1, 1])
+    fig.suptitle(title, x=0.01, ha="left", fontsize=11)
+    _feasible(panels[0][0], choice, limit)
+    _binds(panels[1][0], binds)
+    _mesh(panels[0][1], choice.plan)
+    _clock(panels[1][1], choice, clock)
+    return fig
+
+
+def _feasible(ax, choice, limit: float) -> None:
+    """Memory and time that some plan needs no more of, right of the limit in grey."""
+    sizes = [f.prediction.memory / 1e9 for f in choice.front]
+    times = [1e3 * f.prediction.seconds for f in choice.front]
+    right, top = 1.3 * max(*sizes, choice.prediction.memory / 1e9), 1.15 * max(times)
+    ax.fill_between(
+        [*sizes[::-1], right], [*times[::-1], times[0]], top, step="post", alpha=0.25, color=rank_color(2)
+    )
+    ax.plot(sizes, times, "o", ms=4, color=rank_color(2))
+    if limit / 1e9 < right:
+        ax.axvspan(limit / 1e9, right, color=THINGS[1], alpha=0.45)
+    ax.plot(choice.prediction.memory / 1e9, 1e3 * choice.prediction.seconds, "*", ms=14, color=SERIAL)
+    ax.set(xlabel="GB a device; grey: more than it has", ylabel="ms a step", xlim=(0, right))
+    ax.set(yscale="log", ylim=(0.7 * min(times), top))
+    ax.yaxis.set_major_formatter("{x:g}")
+    ax.yaxis.set_minor_locator(LogLocator(subs=(2, 3, 5)))
+    ax.yaxis.set_minor_formatter("{x:g}")
+    ax.tick_params(which="minor", labelsize=7)
+    ax.set_title("feasible; dots: no plan beats them")
+
+
+def _binds(ax, binds: dict) -> None:
+    """Bars of what each thing would win."""
+    for row, (what, won) in enumerate(binds.items()):
+        ax.barh(row, won, 0.6, color=COLORS["comm" if "link" in what else "other"])
+        ax.text(max(won, 0), row, f" {won:.0f} %", va="center", fontsize=9)
+    ax.set_yticks(range(len(binds)), list(binds))
+    ax.set(title="what binds: won if twice as good", xlim=(0, 1.25 * max(10, *binds.values())))
+    ax.invert_yaxis()
+    ax.grid(axis="y", visible=False)
+
+
+def _mesh(ax, plan) -> None:
+    """The ranks as the mesh has them, those of a stage in one colour."""
+    sizes = {"pp": plan.pp, "dp": plan.dp, "cp": plan.cp, "tp": plan.tp}
+    place, width = {(): (0.0, 0.0)}, 1.0
+    steps = {}
+    for axis in reversed(sizes):
+        steps[axis] = tuple(width * s for s in STEPS[axis])
+        width *= 1 + (sizes[axis] - 1) * (axis != "pp") * max(STEPS[axis][0], 0.35)
+    for axis, size in sizes.items():
+        dx, dy = steps[axis]
+        place = {(*at, i): (x + i * dx, y + i * dy) for at, (x, y) in place.items() for i in range(size)}
+    size = 260 if len(place) <= 16 else 60
+    for rank, ((stage, *_), (x, y)) in enumerate(place.items()):
+        color = rank_color(stage)
+        ax.scatter(x, y, s=size, color=color, edgecolor="white", zorder=3)
+        ax.text(x, y, rank, ha="center", va="center", color=ink(color), fontsize=8, zorder=4)
+    for number, axis in enumerate(sizes):
+        for at, (x, y) in place.items():
+            following = (*at[:number], at[number] + 1, *at[number + 1 :])
+            if following in place:
+                ax.plot(*zip((x, y), place[following], strict=True), color=THINGS[2], lw=2, zorder=1)
+        if sizes[axis] > 1:
+            end = tuple((sizes[axis] - 1) * (n == number) for n in range(len(sizes)))
+            aside = (-10, -22) if axis == "pp" else (9, 9)
+            ax.annotate(f"{axis}={sizes[axis]}", place[end], aside, textcoords="offset points", fontsize=9)
+    ax.set(aspect="equal", title="the ranks; a colour is a stage")
+    x, y = zip(*place.values(), strict=True)
+    ax.set(xlim=(min(x) - 0.8, max(x) + 0.8), ylim=(min(y) - 0.8, max(y) + 0.8))
+    ax.set_axis_off()
+
+
+def _clock(ax, choice, clock) -> None:
+    """What every stage does when, then what ends the step."""
+    parts, whole = choice.prediction.parts, choice.prediction.seconds
+    ends = {name: parts[name] for name in ENDS if parts.get(name, 0) > 0}
+    scale = 1e3 * (whole - sum(ends.values())) / float(clock.makespan)
+    kinds = {"F": "forward", "B": "backward", "I": "backward", "W": "weight"}
+    for stage, row in enumerate(clock.rows):
+        boxes = [(scale * float(b.start), scale * float(b.end - b.start)) for b in row]
+        colors = [COLORS[kinds[b.op.kind]] for b in row]
+        ax.broken_barh(boxes, (stage - 0.4, 0.8), facecolors=colors, edgecolor="white", linewidth=0.4)
+        left = scale * float(clock.makespan)
+        for name, seconds in ends.items():
+            ax.barh(stage, 1e3 * seconds, 0.8, left, color=COLORS[ENDS[name]])
+            left += 1e3 * seconds
+    shown = [
+        k for k in ("forward", "backward", "weight") if k in {kinds[b.op.kind] for r in clock.rows for b in r}
+    ]
+    legend(
+        ax,
+        [*shown, *dict.fromkeys(ENDS[name] for name in ends)],
+        fontsize=8,
+        ncols=5,
+        loc="lower left",
+        bbox_to_anchor=(0, 1),
+    )
+    ax.set_yticks(range(len(clock.rows)), [f"stage {s}" for s in range(len(clock.rows))])
+    ax.set(xlabel="ms (predicted)", xlim=(0, 1e3 * whole))
+    ax.invert_yaxis()
+    ax.grid(axis="y", visible=False)

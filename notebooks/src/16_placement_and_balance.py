@@ -546,7 +546,80 @@ for memory in (40e6, 12e6, 9e6):
 # %% [markdown]
 # As memory gets tight, Piper gives up as little speed as it can. The tests compare every planner with exhaustive
 # search on chains of one to ten layers, and the integer program and the down-sets on random graphs as well.
+
+# %% [markdown]
+# ## A puzzle: devices that are not alike
 #
+# GPT-2, 14 layers with embedding and head, in four stages: two *fast* devices (10 TFLOP/s, 1.1 GB) and two *slow*
+# ones (5 TFLOP/s, 1.4 GB). Eight micro-batches by 1F1B: stage 0 keeps the activations of four at once, the last stage
+# of one. Which layers, and on which device? `unlike_step` says the milliseconds and the gigabytes of each stage; try
+# as often as you like, or let a loop try. The lower the better.
+
+
+# %% tags=["exercise"]
+def stages_and_devices():
+    """(the five bounds of the stages, the device of each stage: "fast" or "slow")."""
+    ### BEGIN SOLUTION
+    tried = []
+    for bounds in every_cut(len(exercises.LAYERS), 4):
+        for devices in set(permutations(["fast", "fast", "slow", "slow"])):
+            milliseconds, held = exercises.unlike_step(bounds, devices)
+            if all(h <= exercises.UNLIKE[d].memory / 1e9 for h, d in zip(held, devices, strict=True)):
+                tried.append((milliseconds, bounds, devices))
+    return min(tried)[1:]
+    ### END SOLUTION
+
+
+check("unlike devices", exercises.unlike, stages_and_devices)
+
+# %% [markdown] tags=["hint"]
+# exercises.unlike_step((0, 4, 7, 10, 14), ["slow", "slow", "fast", "fast"]) gives the numbers of one answer. Where do
+# activations pile up, and who has the memory for them? Which layer is the heaviest?
+
+
+# %% tags=["wrong"]
+# FAIL: equal numbers of layers
+def stages_and_devices():
+    return (0, 3, 7, 10, 14), ["slow", "slow", "fast", "fast"]
+
+
+# %% tags=["wrong"]
+# FAIL: stage 0 holds 2.52 GB on a fast device of 1.1 GB
+def stages_and_devices():
+    return (0, 7, 10, 12, 14), ["fast", "slow", "slow", "fast"]
+
+
+# %% tags=["wrong"]
+# FAIL: GB on a slow device of 1.4 GB: weights, and the activations of 4 micro-batches
+def stages_and_devices():
+    return best_cut([op.flops for op in exercises.LAYERS], 4), ["slow", "slow", "fast", "fast"]
+
+
+# %% tags=["wrong"]
+# FAIL: there are two fast devices and two slow ones
+def stages_and_devices():
+    return (0, 3, 5, 10, 14), ["fast", "fast", "fast", "slow"]
+
+
+# %% tags=["wrong"]
+# FAIL: 4 stages have 5 bounds
+def stages_and_devices():
+    return (0, 5, 10, 14), ["slow", "slow", "fast", "fast"]
+
+
+# %% tags=["wrong"]
+# FAIL: return two things
+def stages_and_devices():
+    return [(0, 3, "slow"), (3, 5, "slow"), (5, 10, "fast"), (10, 14, "fast")]
+
+
+# %% tags=["wrong"]
+# FAIL: best known answer has
+def stages_and_devices():
+    return (0, 2, 6, 10, 14), ["slow", "slow", "fast", "fast"]
+
+
+# %% [markdown]
 # ## Partition, place, schedule
 #
 # Three steps lead from a graph to a running plan. Until now the stages' devices did not matter, because all links were

@@ -18,10 +18,12 @@ from functools import cache
 import torch
 
 from gpt2lab import Ranks
+from gpt2lab.benchmarks.plans import agreement, compared
 from gpt2lab.lessons import explore, show, show_source, table
 from gpt2lab.lessons.exercises import automatic as exercises
 from gpt2lab.lessons.exercises import check
 from gpt2lab.lessons.labs import automatic as lab
+from gpt2lab.lessons.labs import explorer
 from gpt2lab.model import PRESETS
 from gpt2lab.planner import alpa, search
 from gpt2lab.planner.choose import Goal, parallelize
@@ -29,6 +31,7 @@ from gpt2lab.planner.cuts import gpt2_cuts
 from gpt2lab.planner.problem import find_cluster
 from gpt2lab.planner.search import PLANNERS, Planner
 from gpt2lab.plots import automatic as plots
+from gpt2lab.plots.planner import predicted_and_measured
 
 torch.set_num_threads(1)
 four = Ranks(4)  # live ranks, started when first used
@@ -119,16 +122,14 @@ table(
 )
 print("nobody beats the exhaustive search:", all(one.seconds >= best * (1 - 1e-9) for one in found.values()))
 
-# %%
+# %% tags=["measured"]
 show(
     plots.searches(found, best),
-    "simulated",
-    "quality against evaluations: a timed plan, or for the dynamic programs a priced part of one. Dots: the end.",
-    "Falling steps for six planners; exhaustive search and Alpa end on the dashed line at 1",
+    "measured",
+    "quality against evaluations (a timed plan, or for dynamic programs a priced part of one) and against seconds. "
+    "Dots: the end.",
+    "Falling steps for six planners, twice; exhaustive search and Alpa end on the dashed line at 1",
 )
-
-# %% tags=["measured"]
-table([(name, one.took) for name, one in found.items()], ["planner", "seconds of searching"])
 
 # %% [markdown]
 # *Learning* is stuck: placements alone cannot split an operator over two devices, and the tests construct a case in
@@ -409,48 +410,76 @@ explore(
 )
 
 # %% [markdown]
-# ## Explore
+# ## A puzzle: little memory
 #
-# Choose model, devices, memory, link and batch. The map shows which family is best at each memory and link, and where
-# nothing fits; the title says what *binds*: how much faster a step would be if one thing were twice as good.
+# The same four clusters of operators, slower links (50 MB/s between nodes, 200 MB/s inside) and only 24 MB a device:
+# the plans from above do not fit. Write stages as (devices, cuts), a cut as two letters, the first for between nodes
+# and the second for inside one: `(2, ["-S", "-P"])` are two operators on the two devices of a node. `puzzle_step`
+# says the milliseconds and the megabytes of every device. The lower the better.
 
 
-# %%
-def explorer(model, devices, memory_MB, link_MBps, micros):
-    config = lab.MODEL if model == "4 layers" else PRESETS[model]
-    make = lambda memory, slow: lab.problem(
-        slow, devices, memory, micros=micros, config=config, layers=3, cuts=("sample", "parameter")
-    )
-    state = sum(4 * op.weights + op.kept for op in make(math.inf, 1e6).operators) / devices
-    memories = sorted({2 * state, 1.3 * state, 0.8 * state, memory_MB * 1e6})
-    slows, map_ = sorted({5e6, 50e6, 500e6, link_MBps * 1e6}), {}
-    framed = memories.index(memory_MB * 1e6), slows.index(link_MBps * 1e6)
-    for i, memory in enumerate(memories):
-        for j, slow in enumerate(slows):
-            case = make(memory, slow)
-            one = PLANNERS["every pipeline"].plan(case)
-            map_[i, j] = (lab.plan_family(one.plan), 1e3 * one.seconds) if one.plan else ("", 0)
-    case = make(memory_MB * 1e6, link_MBps * 1e6)
-    one = PLANNERS["every pipeline"].plan(case)
-    said = f"nothing fits {memory_MB} MB: an even share of everything is {state / 1e6:.0f} MB"
-    if one.plan:
-        won = ", ".join(f"{what} {won:.0f} %" for what, won in lab.binding(case, one.plan).items())
-        said = f"framed: {lab.words(one.plan)}; twice as good would win: {won}"
-    return plots.feasible(memories, slows, map_, framed, said)
+# %% tags=["exercise"]
+def my_stages():
+    """The stages in order, each (devices, [the cut of each operator])."""
+    ### BEGIN SOLUTION
+    given, tried = exercises.puzzle(), []
+    for plan in search.every_pipeline(given, search.only(search.submesh)(given, search.soap(given))):
+        tried.append((given.evaluate(plan), plan))
+    plan = min(tried, key=lambda one: one[0])[1]
+    firsts = [n for n, at in enumerate(plan) if n == 0 or plan[n - 1].devices != at.devices]
+    letters = ["".join(lab.WORDS[cut] for cut in at.cut) for at in plan]
+    return [(plan[a].count, letters[a:b]) for a, b in zip(firsts, [*firsts[1:], None], strict=True)]
+    ### END SOLUTION
 
 
-explore(
-    explorer,
-    "simulated",
-    "{model} on {devices} devices, {micros} micro-batches: ms a step of the best plan; framed: {memory_MB} MB, "
-    "{link_MBps} MB/s.",
-    "A map of 16 fields coloured by family of plans, some white",
-    model=["4 layers", "mini"],
-    devices=[4, 2, 8],
-    memory_MB=[40, 20, 400],
-    link_MBps=[100, 10, 1000],
-    micros=[8, 2],
-)
+check("little memory", exercises.staged, my_stages)
+
+# %% [markdown] tags=["hint"]
+# exercises.puzzle_step([(2, ["-S", "-S"]), (2, ["-P", "-P"])]) gives the numbers of one answer. Which cut leaves
+# fewer weights on a device, which one sends less?
+
+
+# %% tags=["wrong"]
+# FAIL: a row cut copies the weights
+def my_stages():
+    return [(2, ["-S", "-S"]), (2, ["-S", "-S"])]
+
+
+# %% tags=["wrong"]
+# FAIL: one stage over both nodes
+def my_stages():
+    return [(4, ["PP"] * 4)]
+
+
+# %% tags=["wrong"]
+# FAIL: devices, and there are 4
+def my_stages():
+    return [(2, ["-P", "-P"]), (1, ["--"] * 2)]
+
+
+# %% tags=["wrong"]
+# FAIL: your stages have cuts for 3 operators
+def my_stages():
+    return [(2, ["-P", "-P"]), (2, ["-P"])]
+
+
+# %% tags=["wrong"]
+# FAIL: is no cut of an operator on 2 devices
+def my_stages():
+    return [(2, ["P-", "P-"]), (2, ["P-", "P-"])]
+
+
+# %% tags=["wrong"]
+# FAIL: return a list of stages
+def my_stages():
+    return "-P -P | -P -P"
+
+
+# %% tags=["wrong"]
+# FAIL: best known answer has
+def my_stages():
+    return [(2, ["-P", "-P"]), (2, ["-P", "-P"])]
+
 
 # %% [markdown]
 # ## Five plans, live
@@ -503,7 +532,8 @@ show(
 # The order is what a planner needs. The prediction knows nothing of two cores that four processes share, nor of what
 # hundreds of small operators cost Python. With times measured for each operator, as FlexFlow and Alpa do, points come
 # closer to the line.
-#
+
+# %% [markdown]
 # ## From a goal to a plan
 #
 # The strategies of all earlier lessons are a space too: dp, ZeRO, tp, pp with its schedules, micro-batches,
@@ -520,6 +550,47 @@ for gib in (16, 3, 1.5, 1):
     else:
         held = choice.prediction.memory / 2**30
         print(f"{gib} GiB: {choice.plan}: {1e3 * choice.prediction.seconds:.1f} ms, {held:.2f} GiB")
+
+# %% [markdown]
+# ## Explore
+#
+# Two nodes of equally many devices, GPUs for GPT-2, cores for nano. Where is a plan feasible, what is the best one, and
+# what *binds*: how much faster would a step be if one thing were twice as good? `run_it` runs nano's plan on live
+# ranks, over links paced to what you chose.
+
+# %%
+explore(
+    explorer.explorer,
+    "simulated",
+    "{model} on {devices} devices of {memory_GB} GB, {link_GBps} GB/s between nodes, {rows} rows of {length} tokens.",
+    "Four panels: plans by memory and time, bars of what binds, the mesh of ranks, and the clock of the stages",
+    posters=[{}, {"model": "nano", "memory_GB": 1, "link_GBps": 0.1, "rows": 4, "run_it": "yes"}],
+    model=["gpt2", "gpt2-xl", "nano"],
+    devices=[4, 2, 8],
+    memory_GB=[4, 1, 80],
+    link_GBps=[10, 0.1, 50],
+    rows=[8, 4, 64],
+    length=[128, 64, 1024],
+    run_it=["no", "yes"],
+)
+
+# %% [markdown]
+# ## Are the predictions right?
+#
+# `gpt2lab bench plans` ran 110 plans of 1, 2 and 4 ranks of `mini`, and kept seconds, bytes and what `calibrate`
+# had found on that machine. From the latter alone each plan is predicted again:
+
+# %%
+record = explorer.recorded()
+rows = compared(record)
+for what, number in agreement(rows).items():
+    print(f"{what}: {number:g}")
+show(
+    predicted_and_measured(rows),
+    "measured",
+    f"{record['config']} on {record['machine']['cores']} cores, {record['machine']['system'].split(',')[0]}.",
+    "Two clouds of points along the diagonal, seconds on the left, bytes on the right",
+)
 
 # %% [markdown]
 # ## Drill

@@ -1,10 +1,15 @@
-"""Checkers of lesson 17: Alpa's recurrence for one t_max, and one row of the integer program inside a stage."""
+"""Checkers of lesson 17: Alpa's recurrence for one t_max, a row of the integer program, stages with their cuts."""
 
 import itertools
 import math
 import random
+from dataclasses import replace
 
-from . import returned
+from ...machine.links import Link
+from ...planner.alpa import submeshes
+from ...planner.cuts import Assignment, ChainProblem, Clock
+from ..labs import automatic as lab
+from . import returned, scored
 
 
 def _prices(seed: int, operators: int, blocks=(1, 2, 4)):
@@ -119,3 +124,66 @@ def _check_row(case, i, row, a, b) -> None:
             "with the sign against s_v?"
         )
     assert all(row[a + b + i * b : a + b + i * b + b]), f"{case}: some e[{i}, j] is missing in row {i}"
+
+
+BAR, BEST = 415.0, 409.9
+
+
+def puzzle() -> ChainProblem:
+    """The chain of the puzzle: `lab.MODEL` on two nodes of two devices that have little memory and slow links."""
+    given = lab.problem(slow=50e6, memory=24e6)
+    network = replace(given.cluster.network, inside=Link(20e-6, 200e6))
+    return replace(given, cluster=replace(given.cluster, network=network))
+
+
+def puzzle_step(stages) -> tuple[float, list[float]]:
+    """(milliseconds of a step, megabytes of every device) of stages such as (2, ["-S", "-P"]): devices, and cuts.
+
+    A cut has two letters: what is cut between nodes, and inside them. S rows, A tokens, P weights, - nothing.
+    """
+    given, kinds = puzzle(), {letter: cut for cut, letter in lab.WORDS.items()}
+    plan, first = [], 0
+    for count, cuts in stages:
+        plan += [Assignment(first, count, tuple(kinds[letter] for letter in cut)) for cut in cuts]
+        first += count
+    return 1e3 * Clock(given, tuple(plan)).seconds, [held / 1e6 for held in given.memory(tuple(plan))]
+
+
+def staged(answer) -> str:
+    """Puzzle: stages with the cuts of their operators, for devices with little memory; the score is milliseconds."""
+    given, stages = puzzle(), returned(answer())
+    operators, devices = len(given), given.cluster.devices
+    assert isinstance(stages, list) and all(isinstance(s, tuple) and len(s) == 2 for s in stages), (
+        f'return a list of stages, each (devices, [cuts]) such as (2, ["-S", "-P"]); got {stages!r}'
+    )
+    said = sum(len(cuts) for _, cuts in stages)
+    assert said == operators, f"your stages have cuts for {said} operators, and there are {operators}"
+    used = sum(count for count, _ in stages)
+    assert used == devices, f"your stages have {used} devices, and there are {devices}"
+    first, number = 0, 0
+    for count, cuts in stages:
+        legal = (
+            ["".join(lab.WORDS[c] for c in a.cut) for a in given.assignments(number, (first, count))]
+            if (first, count) in submeshes(devices, given.cluster.network.node)
+            else []
+        )
+        assert legal, (
+            f"{count} devices from device {first} on are no part of a node by a power of two, nor whole nodes"
+        )
+        for cut in cuts:
+            assert cut in legal, (
+                f"{cut!r} is no cut of an operator on {count} devices from device {first} on: two letters, between "
+                "nodes and inside one, and - where there is one device"
+            )
+        first, number = first + count, number + len(cuts)
+    milliseconds, held = puzzle_step(stages)
+    limit = given.cluster.device.memory / 1e6
+    full = held.index(max(held))
+    assert held[full] <= limit, (
+        f"device {full} holds {held[full]:.1f} MB and has {limit:g}: a row cut copies the weights to every device"
+    )
+    across = any(count == devices for count, _ in stages)
+    assert milliseconds <= BAR or not across, (
+        f"{milliseconds:.1f} ms: one stage over both nodes sends over the slow link in every operator"
+    )
+    return scored(round(milliseconds, 1), "ms", bar=BAR, best=BEST)

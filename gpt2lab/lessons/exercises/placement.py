@@ -1,10 +1,14 @@
-"""Checkers of lesson 16: the critical path, the best cut of a chain, a cut that beats equal counts on live ranks."""
+"""Checkers of lesson 16: the critical path, the best cut of a chain, cuts for live ranks and for unlike devices."""
 
 import random
 from itertools import pairwise
 
+from ...machine.links import Link
+from ...model import PRESETS
 from ...planner.balance import best_cut, equal_count, slowest
-from . import returned
+from ...planner.pipelines import time_of_1f1b
+from ...planner.problem import STATE, Device, gpt2_layers
+from . import returned, scored
 
 GRAPHS = (  # (times, edges): the longest path is neither the one of most operators nor the greedy one
     ([2, 9, 1, 1, 1, 3], [(0, 1), (0, 2), (2, 3), (3, 4), (1, 5), (4, 5)]),
@@ -125,3 +129,45 @@ def split(answer) -> None:
         results = ranks.run(steps_with_cuts, [ranges, blocks_of((0, 3, 7))], config, 4, 8, 2)
     (mine, other), *_ = [losses for _, losses in results]
     assert abs(mine - other) < 1e-5, f"live, your stages have the loss {mine:.4f} and others {other:.4f}"
+
+
+LAYERS = gpt2_layers(PRESETS["gpt2"], rows=1, length=1024).operators
+UNLIKE = {"fast": Device(10e12, 1.1e9), "slow": Device(5e12, 1.4e9)}
+"""Devices of the puzzle: the slow ones have more memory."""
+HOP, MICROS, BAR, BEST = Link(10e-6, 10e9), 8, 392.0, 356.4
+
+
+def unlike_step(bounds, devices) -> tuple[float, list[float]]:
+    """(milliseconds of a 1F1B step, gigabytes of every stage) of GPT-2 cut at `bounds`, on devices such as "fast"."""
+    times, held = [], []
+    for stage, (a, b) in enumerate(pairwise(bounds)):
+        flying = min(
+            MICROS, len(devices) - stage
+        )  # activations of so many micro-batches wait for their backward
+        times.append(sum(UNLIKE[devices[stage]].time(op.flops) for op in LAYERS[a:b]))
+        held.append(sum(STATE * op.weights + flying * op.kept for op in LAYERS[a:b]) / 1e9)
+    seconds = time_of_1f1b(times, [2 * t for t in times], HOP.time(LAYERS[0].output), MICROS)
+    return 1e3 * seconds, held
+
+
+def unlike(answer) -> str:
+    """Puzzle: GPT-2 in four stages on two fast devices and two slow ones; the score is the milliseconds of a step."""
+    found = returned(answer())
+    assert isinstance(found, tuple) and len(found) == 2 and not isinstance(found[0], int), (
+        f"return two things: the five bounds, and the device of each stage; got {found!r}"
+    )
+    bounds, devices = _checked(found[0], len(LAYERS), 4, "GPT-2"), list(found[1])
+    assert sorted(devices) == ["fast", "fast", "slow", "slow"], (
+        f"there are two fast devices and two slow ones, and your stages are on {devices}"
+    )
+    milliseconds, held = unlike_step(bounds, devices)
+    for stage, (device, size) in enumerate(zip(devices, held, strict=True)):
+        room, kept = UNLIKE[device].memory / 1e9, min(MICROS, 4 - stage)
+        assert size <= room, (
+            f"stage {stage} holds {size:.2f} GB on a {device} device of {room:g} GB: weights, and the activations of "
+            f"{kept} micro-batch{'es' * (kept > 1)}"
+        )
+    assert milliseconds <= BAR or list(bounds) != list(equal_count(len(LAYERS), 4)), (
+        f"{milliseconds:.1f} ms: equal numbers of layers, on devices that are not equal"
+    )
+    return scored(round(milliseconds, 1), "ms", bar=BAR, best=BEST)

@@ -1,9 +1,8 @@
-"""Lesson 17's problem, its five plans, what binds a plan, and plans timed on live ranks over a paced network."""
+"""Lesson 17's problem, its five plans, and plans timed on live ranks over a paced network."""
 
 import math
 import random
 import time
-from dataclasses import replace
 
 from ...machine.links import Link, Network
 from ...model import GPT2, GPT2Config
@@ -55,22 +54,6 @@ def plan_family(plan: ChainPlan) -> str:
     if len({at.first for at in plan}) > 1:
         return "stages" if all(at.count == 1 for at in plan) else "stages, cut inside"
     return "cut over all devices"
-
-
-def binding(given: ChainProblem, plan: ChainPlan) -> dict[str, float]:
-    """How many percent of the step are won if one thing is twice as good; memory: if there is enough of it."""
-    cluster, now = given.cluster, given.evaluate(plan)
-    network, device = cluster.network, cluster.device
-    twice = lambda link: Link(link.latency / 2, 2 * link.bandwidth)
-    better = {
-        "compute": replace(cluster, device=replace(device, rate=2 * device.rate)),
-        "slow link": replace(cluster, network=replace(network, between=twice(network.between))),
-        "fast links": replace(cluster, network=replace(network, inside=twice(network.inside))),
-    }
-    found = {what: replace(given, cluster=other).evaluate(plan) for what, other in better.items()}
-    free = replace(given, cluster=replace(cluster, device=replace(device, memory=math.inf)))
-    found["memory"] = PLANNERS["every pipeline"].plan(free).seconds if device.memory < math.inf else now
-    return {what: 100 * (1 - seconds / now) for what, seconds in found.items()}
 
 
 LIVE_NETWORK = Network(Link(100e-6, 2e6), Link(50e-6, 40e6), 2)
