@@ -19,6 +19,8 @@ from gpt2lab.planner import choose
 from gpt2lab.planner.choose import Goal, candidates, factors, parallelize, pareto
 from gpt2lab.planner.cost import predict
 from gpt2lab.planner.problem import CLUSTERS, Cluster, Device
+from gpt2lab.planner.sends import sends
+from gpt2lab.planner.share import RankShare
 from gpt2lab.plots.planner import front_figure, predicted_and_measured
 
 CONFIG = GPT2Config(vocab_size=300, n_positions=32, n_layer=4, n_head=4, n_embd=32)
@@ -252,3 +254,22 @@ def test_the_chosen_plan_runs_here(capsys):
     assert re.search(
         rf"here \(measured\): {number} a step, predicted {number};\nfullest rank .*iB, predicted", told
     )
+
+
+@pytest.mark.parametrize("devices", [2, 4])
+def test_what_plans_have_in_common_is_the_same_when_each_is_asked_alone(devices):
+    cluster, known = FOUR.with_devices(devices), {}
+    every = list(candidates(CONFIG, cluster, 8, 32))[:: 3 * (devices - 1)]
+    shared = [predict(plan, CONFIG, 8, 32, cluster, 4, True, known) for plan in every]
+    for plan, found in list(zip(every, shared, strict=True))[::devices]:
+        assert predict(plan, CONFIG, 8, 32, cluster, 4, True) == found, plan
+
+
+def test_each_call_amid_work_costs_what_waking_up_costs():
+    soon = replace(FOUR, cores=4)  # nothing works beside the ranks, so nothing hides a call
+    late = replace(soon, call=1e-3)
+    for text in ("tp=2", "tp=4,sp=on", "cp=2,zero=1", "dp=2,tp=2,zero=3"):
+        plan = Plan.parse(text)
+        calls = sum(s.calls for s in sends(RankShare(plan, CONFIG, 8, 32)) if s.messages)
+        more = predict(plan, CONFIG, 8, 32, late).seconds - predict(plan, CONFIG, 8, 32, soon).seconds
+        assert calls > 0 and more == pytest.approx(1e-3 * calls)

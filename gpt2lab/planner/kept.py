@@ -82,15 +82,19 @@ def kept_between(share: RankShare, position: int, rows: int, tokens: int) -> int
     """Bytes that wait for a unit's weight gradients: operands of its products, and gradients that are there."""
     config, plan, n = share.config, share.plan, rows * tokens
     c, words = config.n_embd, config.vocab_size if position == share.depth - 1 else 0
-    layers = len(share.parts.layers[position])
+    layers, chunked = len(share.parts.layers[position]), 0
+    if (
+        words and plan.loss == "chunked"
+    ):  # the gradient of the head's weights is there, what it was made of is gone
+        words, chunked = 0, share.itemsize * words * c
     if plan.zero == 3:  # blocks run again in the first half, which gives all of their gradients
-        return share.itemsize * (block_elements(share, position) + kept_for_weights(n, c, 0, words))
+        return chunked + share.itemsize * (block_elements(share, position) + kept_for_weights(n, c, 0, words))
     if plan.sp:
         return made_at_once(share, position, layers) + share.itemsize * layers * n * (
             2 * c + 5 * c // plan.tp
         )
     whole = n * c * (4 * layers + bool(words)) * (plan.tp > 1)  # what tensor ranks have in common is not cut
-    return share.itemsize * (whole + (kept_for_weights(n, c, layers, words) - whole) // plan.tp)
+    return chunked + share.itemsize * (whole + (kept_for_weights(n, c, layers, words) - whole) // plan.tp)
 
 
 def made_at_once(share: RankShare, position: int, layers: int) -> int:

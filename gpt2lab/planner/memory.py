@@ -98,8 +98,10 @@ def of_rank(share: RankShare, optimizer: str = "adamw") -> Held:
 def _order(share: RankShare) -> list[Op]:
     """The operations of the rank, of a pipeline of as many micro-batches as fill it where that is enough."""
     plan = share.plan
-    if plan.pp == 1:  # from the second one on all micro-batches are alike, or have fewer rows
-        return [Op(kind, 0, i) for i in range(min(plan.micro, 2)) for kind in "FB"]
+    if (
+        plan.pp == 1
+    ):  # from the second one on, where sums are under way the third, they are alike or have fewer rows
+        return [Op(kind, 0, i) for i in range(min(plan.micro, 2 + (plan.zero > 1))) for kind in "FB"]
     bounded = plan.schedule not in ("gpipe", "breadth_first", "terapipe")
     enough = min(plan.micro, 2 * plan.pp) if bounded else plan.micro
     return order_of(plan, enough).orders[share.pp]
@@ -170,10 +172,10 @@ class _Walk:
             )
             self.note(buffers=max(2 * parts, largest_matrix(self.share, position)))
             if (
-                position == self.share.depth - 1 and self.plan.loss != "chunked"
-            ):  # the head's, and torch's copy of it
-                fresh = self.plan.zero > 1 or position not in self.arrived
-                self.note(gradients=self.e * self.wte * (1 + fresh) + self._wte_shard())
+                position == self.share.depth - 1
+            ):  # the head's, which a chunked loss left, and torch's copy of it
+                copies = (self.plan.loss != "chunked") + (self.plan.zero > 1 or position not in self.arrived)
+                self.note(gradients=self.e * self.wte * copies + self._wte_shard())
             self.now -= self.kept.pop((op.stage, op.micro))
             if self.plan.zero == 3:  # from the first half to the second the blocks' weights stay
                 self.now["weights"] = self._weights()
@@ -238,7 +240,8 @@ class _Walk:
     def _arrive(self, position: int) -> None:
         """All gradients of a stage are there: those of the embedding's two uses are added up at the end."""
         new, plan, wte = position not in self.arrived, self.plan, self.e * self.wte
-        self.under_way = wte if plan.zero > 1 and position == 0 else 0
+        summed = 0 if new else self._wte_shard()  # the sum of this one, beside that of those before
+        self.under_way = wte + summed if plan.zero > 1 and position == 0 else 0
         both = position == 0 == self.share.depth - 1
         if new:
             self.now["gradients"] += self._gradients(position)
