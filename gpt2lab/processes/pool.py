@@ -160,10 +160,11 @@ class Pool:
             self._kill()
 
     def _kill(self) -> None:
-        ended = [member for member in self.members if not member.process.is_alive()]  # by themselves
+        ended = False  # one of them by itself, before its children were found
         for member in self.members:
             with contextlib.suppress(Exception):
                 end_children(member.process.pid)
+                ended |= _process_state(member.process.pid) in ("", "Z", "X")
                 member.process.kill()
         for member in self.members:
             member.process.join(5)
