@@ -156,9 +156,8 @@ def _options(mesh: Plan, config, rows: int, length: int, many: bool, rejected: C
     for micro, zero, more, sp, loss, schedule in product(micros, zeros, exchanges, sps, losses, schedules):
         said = {"micro": micro, "zero": zero, "sp": sp, "loss": loss, "schedule": schedule} | more
         plan, again = replace(mesh, **said), replace(mesh, recompute=True, **said)
-        both = (
-            [plan] if zero == 3 and mesh.pp == 1 else [plan, again]
-        )  # there stage 3 runs blocks again anyway
+        # without a pipeline stage 3 runs blocks again anyway
+        both = [plan] if zero == 3 and mesh.pp == 1 else [plan, again]
         if _runs(plan, config, rows, length, rejected, len(both)):
             yield from both
 

@@ -8,6 +8,7 @@ Activations: Korthikanti et al. 2022, "Reducing Activation Recomputation", secti
 """
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 
@@ -70,7 +71,7 @@ def memory(
     return fullest([replace(whole, pp=stage) for stage in range(plan.pp)], optimizer)
 
 
-def fullest(shares: list[RankShare], optimizer: str = "adamw") -> tuple[Held, ...]:
+def fullest(shares: Iterable[RankShare], optimizer: str = "adamw") -> tuple[Held, ...]:
     """What the fullest of the context ranks beside each of these ranks holds."""
     return tuple(
         max((of_rank(one, optimizer) for one in _beside(share)), key=lambda h: h.total) for share in shares
@@ -98,9 +99,8 @@ def of_rank(share: RankShare, optimizer: str = "adamw") -> Held:
 def _order(share: RankShare) -> list[Op]:
     """The operations of the rank, of a pipeline of as many micro-batches as fill it where that is enough."""
     plan = share.plan
-    if (
-        plan.pp == 1
-    ):  # from the second one on, where sums are under way the third, they are alike or have fewer rows
+    if plan.pp == 1:
+        # from the second one on, where sums are under way the third, they are alike or have fewer rows
         return [Op(kind, 0, i) for i in range(min(plan.micro, 2 + (plan.zero > 1))) for kind in "FB"]
     bounded = plan.schedule not in ("gpipe", "breadth_first", "terapipe")
     enough = min(plan.micro, 2 * plan.pp) if bounded else plan.micro

@@ -93,8 +93,7 @@ def double_buffered(answer) -> None:
         return 0.5 * w + 1.0
 
     old, new, lr = 8.0, 4.0, 0.5
-    got = answer(old, new, gradient, lr)
-    returned(got)
+    got = returned(answer(old, new, gradient, lr))
     assert len(got) == 2, f"return two versions, (old, new); yours has {len(got)}"
     assert len(asked) == 1, f"an update needs one gradient, yours computed {len(asked)}"
     assert asked[0] != new, (
@@ -122,8 +121,7 @@ def bounded(answer) -> None:
     for bound in (0, 1, 3, None):
         for clock in reversed(range(6)):
             for slowest in range(clock + 1):
-                got = answer(clock, slowest, bound)
-                returned(got)
+                got = returned(answer(clock, slowest, bound))
                 if got == right(clock, slowest, bound):
                     continue
                 where = f"bound {bound}: a worker that has done {clock} steps, the slowest {slowest}"
@@ -148,8 +146,7 @@ WEIGHTS = (9, 6, 3, 4, 6, 3, 4, 6, 3, 9)
 
 def stages(answer) -> str:
     """Exercise: how many layers each stage of PipeDream has, and how many micro-batches are in progress; a score."""
-    found = answer()
-    returned(found)
+    found = returned(answer())
     assert isinstance(found, tuple) and len(found) == 2, "return two things: (layers of each stage, active)"
     layers, active = list(found[0]), found[1]
     assert min(layers, default=0) > 0, f"{layers}: every stage needs a layer"

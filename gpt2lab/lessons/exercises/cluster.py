@@ -74,8 +74,7 @@ def _two_levels(rank, world_size, answer):
 
 def kept(answer) -> None:
     """Exercise: the share of work that is kept at the best interval, to first order."""
-    one = answer(1000, 5000.0, 0.02, 0.1)
-    returned(one)
+    one = returned(answer(1000, 5000.0, 0.02, 0.1))
     assert one <= 1, (
         f"a share of work is at most 1, not {one:.3g}. Did you add what is lost, instead of dividing?"
     )
@@ -109,8 +108,7 @@ def spares_and_saves(answer) -> str:
 
 def _lost(answer, job: LongJob) -> dict[str, float]:
     """What is lost on one cluster, in percent, by reason: simulated lives, always the same ones."""
-    got = answer(job.machines, job.each, job.repair, job.save, job.restart)
-    returned(got)
+    got = returned(answer(job.machines, job.each, job.repair, job.save, job.restart))
     spares, interval = got
     assert isinstance(spares, int) and 0 <= spares < job.machines, (
         f"of {job.machines} machines {spares!r} cannot stand by: the first of the two is a whole number of spares"

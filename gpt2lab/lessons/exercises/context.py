@@ -36,8 +36,7 @@ def merge(answer) -> None:
             (s.softmax(-1) @ v, s.logsumexp(-1, keepdim=True))
             for s, v in zip(scores.split((2, 5), -1), values.split((2, 5)), strict=True)
         ]
-        got = answer(*blocks[0], *blocks[1])
-        returned(got)
+        got = returned(answer(*blocks[0], *blocks[1]))
         out, lse = got
         words = "merged output" + (" of huge scores (does exp overflow?)" if scale > 1 else "")
         close(out, scores.softmax(-1) @ values, words)
@@ -250,8 +249,7 @@ def smallest_shard(answer) -> None:
 
     for tokens, ranks, window in itertools.product((7, 12, 16), (2, 3, 4), range(1, 9)):
         want = hops(layout("contiguous", tokens, ranks), window) <= 1
-        got = answer(layout("contiguous", tokens, ranks).sizes, window)
-        returned(got)
+        got = returned(answer(layout("contiguous", tokens, ranks).sizes, window))
         sizes = layout("contiguous", tokens, ranks).sizes
         wrongly = "forbidden, though one hop is enough" if want else "allowed, though it needs a second hop"
         if want and sizes[-1] < window <= min(sizes[:-1]):

@@ -249,8 +249,7 @@ def global_gradient(answer) -> None:
     grads = [torch.randn(3, dtype=torch.float64) for _ in range(3)]
     counts = [30, 20, 20]
     want = sum(g * c for g, c in zip(grads, counts, strict=True)) / 70
-    got = answer([g.clone() for g in grads], counts)
-    returned(got)
+    got = returned(answer([g.clone() for g in grads], counts))
     mean = sum(grads) / 3
     assert not torch.allclose(got, mean), (
         "that is the mean of means: ranks with 30 tokens must weigh more than those with 20"
@@ -280,8 +279,7 @@ def group_gradients(answer) -> str:
     """Puzzle: buckets for three backwards, with the least time that no backward hides."""
     total, counts = 0.0, []
     for name, case in BACKWARDS.items():
-        groups = answer(*(list(x) if isinstance(x, list) else x for x in case))
-        returned(groups)
+        groups = returned(answer(*(list(x) if isinstance(x, list) else x for x in case)))
         groups = [list(group) for group in groups]
         assert all(groups), f"{name}: one of your buckets is empty, and would be a message without a gradient"
         sent, want = sorted(i for group in groups for i in group), list(range(len(case[0])))

@@ -171,8 +171,7 @@ SLOTS, BAR, BEST = 3, 900, 818
 
 def placed(answer) -> str:
     """Exercise: the experts of each of four ranks, with room for copies; the score is the time of the layer."""
-    ranks = answer()
-    returned(ranks)
+    ranks = returned(answer())
     assert len(ranks) == len(ASKED) and all(isinstance(held, list) for held in ranks), (
         f"return four lists of experts, one a rank, not {ranks!r}"
     )

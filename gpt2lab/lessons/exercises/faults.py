@@ -46,8 +46,7 @@ def stretch(answer) -> None:
         (4, 6, 2, 15),
         (3, 5, 4, 6),
     ):
-        got = answer(rows, columns, start, stop)
-        returned(got)
+        got = returned(answer(rows, columns, start, stop))
         what = f"elements {start} to {stop} of a {rows} x {columns} matrix"
         covered = [
             (row + i) * columns + column + j
@@ -199,8 +198,7 @@ def saves(answer) -> str:
     """Puzzle: the hours of work after which a job on a new machine saves; the score is its mean time in hours."""
     from ..labs.faults import NEW_MACHINE, hours
 
-    found = answer()
-    returned(found)
+    found = returned(answer())
     assert isinstance(found, list | tuple), f"a list of hours of work; not {found!r}"
     assert not found or max(found) <= 48, f"a save after {max(found):g}: hours, not minutes"
     for i, (a, b) in enumerate(itertools.pairwise(found), 1):

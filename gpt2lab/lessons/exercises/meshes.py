@@ -41,8 +41,7 @@ def groups(answer) -> None:
     for sizes in MESHES:
         world = math.prod(sizes.values())
         for axis in sizes:
-            got = answer(axis, dict(sizes))
-            returned(got)
+            got = returned(answer(axis, dict(sizes)))
             got = sorted(tuple(sorted(group)) for group in got)
             for a, b in ((a, b) for group in got for a, b in itertools.pairwise(group)):
                 here, there = _place(a, sizes), _place(b, sizes)
@@ -152,8 +151,7 @@ def axes(answer) -> str:
     """Puzzle: the order of four axes on six nodes of 8 ranks; the score is megabytes between nodes."""
     from ..labs.meshes import slow_bytes
 
-    found = answer()
-    returned(found)
+    found = returned(answer())
     assert isinstance(found, list | tuple), f"a list of four names, outermost first; not {found!r}"
     for axis in found:
         assert axis in SIZES, f"there is no axis {axis!r}. There are {', '.join(SIZES)}"

@@ -32,8 +32,7 @@ def order(answer) -> None:
     for p, m in ((4, 8), *SIZES):  # the smaller ones make different orders alike
         orders = []
         for rank in range(p):
-            got = answer(rank, p, m)
-            returned(got)
+            got = returned(answer(rank, p, m))
             orders.append(tuple(Op(kind, rank, micro) for kind, micro in got))
         want = make("1f1b", p, m)
         schedule = Schedule(tuple(orders), want.placement, m)
@@ -175,8 +174,7 @@ def written(answer, ranks: int, micros: int) -> Schedule:
     """The schedule of one stage a rank whose words `answer(rank)` gives."""
     orders = []
     for rank in range(ranks):
-        words = answer(rank)
-        returned(words)
+        words = returned(answer(rank))
         words = words.split() if isinstance(words, str) else list(words)
         for word in words:
             assert word[:1] in "FBIW" and word[1:].isdigit(), (

@@ -105,8 +105,7 @@ def split(answer) -> None:
     total = [f + b for f, b in TIMES]
     best = slowest(total, best_cut(total, 2))
     config = GPT2Config(vocab_size=37, n_positions=8, n_layer=5, n_head=2, n_embd=8)
-    ranges = answer(list(TIMES), 2)
-    returned(ranges)
+    ranges = returned(answer(list(TIMES), 2))
     assert len(ranges) == 2 and all(isinstance(r, range) for r in ranges), (
         f"return a range of blocks for each of 2 stages, as [range(0, 2), range(2, 5)]; got {ranges!r}"
     )

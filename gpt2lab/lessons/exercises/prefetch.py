@@ -79,8 +79,7 @@ def makespan(words: list[str]) -> int:
 
 def order(answer) -> str:
     """Exercise: the order of gathers and sums on the link of a rank with room for five units of weights; a score."""
-    words = answer()
-    returned(words)
+    words = returned(answer())
     words = words.split()
     known = {f"{kind}{i}" for kind in "GR" for i in range(len(SIZES))}
     strange = [word for word in words if word not in known]

@@ -177,8 +177,7 @@ def puzzle():
 
 def fewest_bytes(answer) -> str:
     """Exercise: marks for four ranks with room for part of the weights; the score is what all ranks send."""
-    marks = answer()
-    returned(marks)
+    marks = returned(answer())
     assert isinstance(marks, dict), f"return a dict of marks, such as {{'tokens': 'batch:x'}}, not {marks!r}"
     try:
         program = partition(puzzle(), propagate(puzzle(), marks, AXES), AXES)

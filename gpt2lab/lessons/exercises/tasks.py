@@ -86,8 +86,7 @@ def fewest(answer) -> None:
     """Exercise: the fewest edges that order the same tasks."""
     chain = [(), (0,), (1,), (2, 0)]
     for before in ([(), (0,), (0, 1)], chain, *(random_edges(seed) for seed in range(8))):
-        got = answer([tuple(firsts) for firsts in before])
-        returned(got)
+        got = returned(answer([tuple(firsts) for firsts in before]))
         got = [tuple(sorted(firsts)) for firsts in got]
         assert len(got) == len(before), f"{len(before)} tasks go in, {len(got)} come out"
         new = [(u, v) for v, firsts in enumerate(got) for u in firsts if u not in before[v]]
@@ -138,8 +137,7 @@ def ready(answer) -> None:
             assert v not in over, f"task {v} was let go twice"
             over.append(v)
             waits.looked = 0
-            got = answer(v, waits, after)
-            returned(got)
+            got = returned(answer(v, waits, after))
             assert waits.looked <= 4 * len(after[v]), (
                 f"you looked at {waits.looked} counters for a task that {len(after[v])} wait for; with a million tasks "
                 "that is the whole time. Look at after[v] alone"
@@ -200,15 +198,14 @@ def gives_back(answer) -> None:
 
 
 WORKERS, RUNTIME, BAR, BEST = 3, 4, 1_100, 1_078
-"""The puzzle: workers, what the runtime takes for a task, the bar, the least that a search from 60 starts has found."""
+"""The puzzle: workers, what the runtime takes for a task, the bar, the least that random searches have found."""
 
 LEAST = Blocks(tokens=8, rows=1, heads=1, columns=8, weights=256, updates=256)
 
 
 def cut(answer) -> str:
     """Exercise: blocks that make an iteration on three workers short, where every task has its price; a score."""
-    blocks = answer()
-    returned(blocks)
+    blocks = returned(answer())
     assert isinstance(blocks, Blocks), f"return Blocks(tokens=..., rows=..., ...), not {blocks!r}"
     for name, size in asdict(blocks).items():
         least = getattr(LEAST, name)

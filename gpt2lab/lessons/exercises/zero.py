@@ -60,8 +60,7 @@ def _one_step(answer, ranks: int, each: int) -> None:
             return torch.cat([*updated[:rank], mine, *updated[rank + 1 :]])
 
         scatter = lambda whole, rank=rank: reduce_scatter(whole, rank)
-        got = answer(start.clone(), grads[rank].clone(), rank, ranks, rate, scatter, all_gather)
-        returned(got)
+        got = returned(answer(start.clone(), grads[rank].clone(), rank, ranks, rate, scatter, all_gather))
         assert used[-2:] == ["reduce_scatter", "all_gather"], (
             f"you called {used}; ZeRO reduce-scatters the gradient, steps its shard, and all-gathers the weights"
         )

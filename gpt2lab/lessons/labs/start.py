@@ -98,16 +98,21 @@ def held(rank: int, world_size: int, text: str) -> tuple[int, int]:
     return sum(p.numel() for n, p in parallel.model.named_parameters() if n.startswith("h.")), owned
 
 
+def of_a_block(c: GPT2Config) -> int:
+    """The weights of one block: four matrices of 12 C² in all, their biases, and two norms."""
+    return 12 * c.n_embd**2 + 13 * c.n_embd
+
+
 def first_stage(name: str, stages: int = 4) -> float:
     """The share of a preset's weights that the first stage of a pipeline holds: both embeddings and its blocks."""
     c = PRESETS[name]
-    blocks = len(cut_layers(c, stages)[0]) * (12 * c.n_embd**2 + 13 * c.n_embd)
+    blocks = len(cut_layers(c, stages)[0]) * of_a_block(c)
     return ((c.vocab_size + c.n_positions) * c.n_embd + blocks) / c.parameters
 
 
 def shares_held(text: str, ranks: int = 4) -> tuple[float, float]:
     """The largest share of the blocks' weights, and of their optimizer state, that a live rank holds under a plan."""
-    whole = WIDE.n_layer * (12 * WIDE.n_embd**2 + 13 * WIDE.n_embd)
+    whole = WIDE.n_layer * of_a_block(WIDE)
     found = launch(held, text, ranks=ranks, echo=False)
     return tuple(max(of[i] for of in found) / whole for i in (0, 1))
 

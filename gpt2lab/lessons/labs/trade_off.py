@@ -128,7 +128,7 @@ def compute(strategy: str, ranks: int, config: GPT2Config, rows: int, length: in
         max(sum(getattr(s, what) for s in sends(one)) for one in shares) for what in ("bytes", "messages")
     )
     return Point(
-        max(h.total for h in fullest([*shares, deepest])),
+        max(h.total for h in fullest({*shares, deepest})),
         sent,
         messages,
         operations(plan, config, length),
