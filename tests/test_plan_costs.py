@@ -144,12 +144,25 @@ ENDS = [
     "tp=2,sp=on,loss=whole",
     "pp=2,micro=2,schedule=zb_h1",
     "dp=2,loss=chunked",
+    "dp=2,micro=2,zero=3,loss=chunked",
+]
+SUMS = [  # stages 2 and 3: the embedding is gathered for a micro-batch while its gradient of the one before is summed
+    "pp=2,dp=2,micro=4,zero=3",
+    "pp=2,dp=2,micro=4,zero=3,schedule=interleaved,loss=chunked,recompute=on",
+    "dp=2,tp=2,micro=2,zero=3,sp=on",
+    "cp=2,tp=2,micro=3,zero=2,layout=zigzag,exchange=ring,sp=on",
 ]
 
 
 @pytest.mark.parametrize("text", ENDS)
 def test_memory_where_the_embedding_is_most_of_the_model(pools, text):
     within_five_percent(pools[2].run(held, text, WIDE, 4, 48), text, WIDE, 4, 48)
+
+
+@pytest.mark.parametrize("text", SUMS)
+def test_memory_while_the_embedding_s_gradient_is_summed(pools, text):
+    config = replace(WIDE, n_layer=4)
+    within_five_percent(pools[4].run(held, text, config, 8, 24), text, config, 8, 24)
 
 
 @pytest.mark.slow
@@ -219,6 +232,16 @@ def test_more_ranks_than_cores_share_them():
             assert free < shared < 2 * free  # a pipeline waits anyway
         else:
             assert shared == pytest.approx(2 * free)
+
+
+def test_everything_takes_longer_where_many_ranks_were_measured_to_be_slow():
+    config = GPT2Config(vocab_size=64, n_positions=16, n_layer=4, n_head=4, n_embd=16)
+    network = Network(Link(1e-5, 1e9), node=8)
+    fast = replace(FREE, cores=2, network=network, call=1e-5)
+    slow = replace(fast, slowed=((1, 0.5), (4, 1.5)))
+    for text, factor in (("serial", 0.5), ("dp=2,zero=1", 0.5), ("dp=2,tp=2", 1.5), ("pp=4,micro=4", 1.5)):
+        before, after = (predict(Plan.parse(text), config, 8, 16, c).seconds for c in (fast, slow))
+        assert after == pytest.approx(factor * before), text
 
 
 def test_tensor_ranks_get_the_link_inside_a_node_and_data_ranks_share_the_uplink():

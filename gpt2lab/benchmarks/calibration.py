@@ -1,7 +1,9 @@
 """How fast this machine computes and sends, fitted to whole steps of small models and to sums between live ranks.
 
 Operations and bytes per second of a rank and the launch of an operator are those with which the planner's own formulas
-come nearest to the measured steps. All cores work while a step is timed, as they do in a parallel run.
+come nearest to the measured steps. All cores work while a step is timed, as they do in a parallel run. Last, a few
+plans of 1, 2 and 4 ranks say how much longer whole steps take than that: a core alone is faster, more ranks than cores
+are slower.
 """
 
 import hashlib
@@ -36,6 +38,12 @@ STEPS = [  # (plan, configuration, rows, length, words): from many small operato
     ("serial", "mini", 1, 64, WIDE),
     ("serial", "mini", 2, 64, WIDE),
 ]
+TOGETHER = {  # plans by ranks, of a step that no benchmark takes
+    1: ["serial", "micro=2"],
+    2: ["dp=2,zero=2", "tp=2", "cp=2", "pp=2,micro=4"],
+    4: ["dp=2,tp=2", "cp=4", "pp=2,dp=2,micro=2", "cp=2,tp=2,micro=2,zero=3"],
+}
+STEP = "mini", 4, 48, WIDE  # their configuration, rows, length and words
 SAID = "plan", "config", "rows", "length", "words", "seconds"
 SIZES = 1 << 10, 1 << 14, 1 << 18, 1 << 22  # numbers of a sum between ranks
 AMID = 1 << 14  # numbers of the sums that are timed amid work
@@ -43,7 +51,7 @@ AMID = 1 << 14  # numbers of the sums that are timed amid work
 
 def calibration_file() -> Path:
     """Where the measurement of this machine is kept: its name is the fingerprint of the machine."""
-    said = json.dumps({k: v for k, v in machine().items() if k != "GPUs"}, sort_keys=True)
+    said = json.dumps({k: v for k, v in machine().items() if k != "GPUs"} | {"form": 2}, sort_keys=True)
     return cache_dir("calibration") / f"{hashlib.sha256(said.encode()).hexdigest()[:16]}.json"
 
 
@@ -68,7 +76,8 @@ def cluster_of(found: dict, memory: float = float("inf")) -> Cluster:
     network = Network(Link(found["latency"], found["bandwidth"]), node=64)
     laptop = find_cluster("laptop")
     source = "measured here" if "steps" in found else laptop.source
-    return Cluster(4, device, network, 0, found["cores"], source, found.get("call", laptop.call))
+    slowed = tuple((int(ranks), factor) for ranks, factor in found.get("slowed", {}).items())
+    return Cluster(4, device, network, 0, found["cores"], source, found.get("call", laptop.call), slowed)
 
 
 def measured() -> dict:
@@ -96,7 +105,24 @@ def measured() -> dict:
     found = {"cores": cores, "rate": rate, "copy": copy, "launch": launch, "call": call}
     for step in steps:
         step["fitted"] = float(features(step) @ (1 / rate, 1 / copy, launch))
-    return found | {"latency": link.latency, "bandwidth": link.bandwidth, "steps": steps}
+    found |= {"latency": link.latency, "bandwidth": link.bandwidth, "steps": steps}
+    return found | {"slowed": slowed(cluster_of(found))}
+
+
+def slowed(cluster: Cluster) -> dict[str, float]:
+    """How many times as long as predicted for the cluster the steps of `TOGETHER` take here, by ranks."""
+    from tqdm import tqdm
+
+    from ..processes.launch import Ranks
+
+    name, rows, length, words = STEP
+    config, found = replace(PRESETS[name], vocab_size=words), {}
+    for ranks, plans in tqdm(TOGETHER.items(), desc="plans", leave=False):
+        with Ranks(ranks, echo=False, timeout=120) as pool:
+            seconds = [max(pool.run(step_seconds, plan, *STEP)) for plan in plans]
+        said = [predict(Plan.parse(plan), config, rows, length, cluster).seconds for plan in plans]
+        found[str(ranks)] = float(np.exp(np.mean(np.log(np.divide(seconds, said)))))
+    return found
 
 
 def features(step: dict) -> np.ndarray:
@@ -126,14 +152,16 @@ def fitted(steps: list[dict]) -> tuple[float, float, float]:
 
 
 def step_seconds(rank: int, world: int, plan: str, name: str, rows: int, length: int, words: int) -> float:
-    """The fastest of some steps of a model that every rank trains for itself, all at the same time."""
+    """The fastest of some steps of a plan; one of a single rank every rank trains for itself, all at the same time."""
     from ..plan import build
     from ..ranks.mesh import Mesh
     from ..reference import example_batch
     from ..train import Trainer
 
     config = replace(PRESETS[name], vocab_size=words)
-    trainer = Trainer(build(Plan.parse(plan), config, Mesh(alone=True)))
+    parsed = Plan.parse(plan)
+    mesh = Mesh(alone=True) if parsed.world == 1 else Mesh(**parsed.axes)
+    trainer = Trainer(build(parsed, config, mesh))
     batch = example_batch(config, rows, length)
     return fastest(lambda: trainer.step(batch), world, 7)
 

@@ -4,7 +4,8 @@
     python -m gpt2lab calibrate --again    measured anew, after a change of the machine or of torch
 
 All cores work while it measures, as they do in a parallel run. What is fitted: operations and bytes per second of a
-rank and the launch of an operator, from whole steps of small models; latency and bandwidth between ranks, from sums.
+rank and the launch of an operator, from whole steps of small models; latency and bandwidth between ranks, from sums;
+and how much longer steps of 1, 2 and 4 ranks together take, from a few plans.
 """
 
 import json
@@ -27,6 +28,8 @@ def run(args) -> int:
     print(
         f"between ranks: {1e6 * found['latency']:.0f} us, {found['bandwidth'] / 1e9:.2f} GB/s (fitted, measured)"
     )
+    factors = ", ".join(f"{factor:.2f} with {ranks}" for ranks, factor in found["slowed"].items())
+    print(f"a step takes longer than these say: {factors} ranks (measured over predicted)")
     for step in found["steps"]:
         times = (
             f"{kind} {1e3 * step[name]:8.1f} ms"

@@ -1,6 +1,7 @@
 """Measured memory of one rank: every allocation, and the bytes of tensors' storages."""
 
 import gc
+import inspect
 import os
 from collections.abc import Iterable
 from contextlib import contextmanager
@@ -126,7 +127,7 @@ def over_a_step(trainer, batch, least: int = 0) -> list[int]:
     """
     trainer.step(batch)
     trainer.optimizer.zero_grad()  # memory from before the record must not be freed inside
-    if hasattr(loss := trainer.parallel.model.loss, "buffer"):
+    if hasattr(loss := inspect.unwrap(trainer.parallel.model.loss), "buffer"):
         loss.buffer = None  # a chunked loss makes it anew, so that it is counted
     before = sum(held(trainer.parallel.model, trainer.parallel.sync, trainer.optimizer).values())
     with allocations() as events:

@@ -15,10 +15,10 @@ def reduce_counts(share: RankShare) -> Counter:
     if share.plan.zero < 2:
         return Counter(dict.fromkeys(share.sizes, 1))
     found = Counter()
-    for part, cut in share.sizes:
-        for stage, position in share.stages.items():
-            times = _uses(share, part, position) * sum(share.units(stage).values())
-            found[part, cut] += times
+    for stage, position in share.stages.items():
+        units = sum(share.units(stage).values())
+        for part, cut in share.sizes:
+            found[part, cut] += _uses(share, part, position) * units
     return found
 
 

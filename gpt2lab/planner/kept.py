@@ -70,7 +70,7 @@ def kept_by_block(share: RankShare, rows: int, tokens: int) -> int:
 
 def part_elements(share: RankShare, name: str) -> int:
     """Elements of a part of the weights, such as `wte` or `h.3`, that are here."""
-    return sum(n for (part, _), n in share.sizes.items() if part == name)
+    return sum(share.sizes.get((name, cut), 0) for cut in (False, True))
 
 
 def block_elements(share: RankShare, position: int) -> int:

@@ -86,7 +86,9 @@ class Cluster:
     """Equal devices on a network; messages between nodes share `uplinks` links, devices of a node share its `cores`.
 
     0 means enough for all: then each device has its own. `call`: seconds that a send or a sum costs a rank amid its
-    work, besides its messages: ranks of one machine do not arrive together, and have to be woken up.
+    work, besides its messages: ranks of one machine do not arrive together, and have to be woken up. `slowed`: (ranks,
+    factor) from few to many, how many times as long a step of at least so many ranks takes as all else says: cores
+    that work at the same time share caches and memory.
     """
 
     devices: int
@@ -96,6 +98,7 @@ class Cluster:
     cores: int = 0
     source: str = "made up"
     call: float = 0.0
+    slowed: tuple[tuple[int, float], ...] = ()
 
     def node(self, device: int) -> int:
         """The node of a device."""

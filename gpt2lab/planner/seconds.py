@@ -27,6 +27,11 @@ class RankOnCluster:
         here = min(self.share.plan.world, max(self.cluster.network.node, 1))
         return max(1.0, here / self.cluster.cores) if self.cluster.cores else 1.0
 
+    @cached_property
+    def slowed(self) -> float:
+        """How many times as long as in the rest of the cluster's numbers everything takes with so many ranks."""
+        return next((f for ranks, f in reversed(self.cluster.slowed) if ranks <= self.share.plan.world), 1.0)
+
     @property
     def overlaps(self) -> bool:
         """Whether messages travel beside work: devices with cores of their own, not ranks that share the machine's."""
@@ -74,7 +79,7 @@ class RankOnCluster:
 
     def travel(self, sent: Iterable[AxisTraffic]) -> Counter:
         """Seconds by axis of messages one after the other; a small sum takes the tree that has fewer of them."""
-        found, crowd, call = Counter(), self.crowd, self.cluster.call
+        found, crowd, call = Counter(), self.crowd * self.slowed, self.cluster.call
         for s in sent:
             link = self.link(s.axis)
             seconds = link.time(s.bytes, s.messages)
@@ -88,7 +93,9 @@ class RankOnCluster:
     def work(self, flops: float, moved: float, operators: float) -> float:
         """Seconds of operators with so many operations and so many bytes read and written element by element."""
         device = self.cluster.device
-        return self.crowd * (flops / device.rate + moved / device.copy + operators * device.launch)
+        return (
+            self.crowd * self.slowed * (flops / device.rate + moved / device.copy + operators * device.launch)
+        )
 
 
 @lru_cache(maxsize=256)

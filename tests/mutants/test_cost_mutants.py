@@ -10,7 +10,7 @@ from gpt2lab.machine.links import Link, Network
 from gpt2lab.model import GPT2Config
 from gpt2lab.parallel.zero.costs import bytes_held, zero_bytes_sent
 from gpt2lab.plan import Plan
-from gpt2lab.planner import choose, cost, kept, memory, pipelines, seconds, sends, share
+from gpt2lab.planner import choose, cost, kept, memory, moments, pipelines, seconds, sends, share
 from gpt2lab.planner.choose import Goal, parallelize
 from gpt2lab.planner.memory import of_rank
 from gpt2lab.planner.problem import Cluster, Device
@@ -54,6 +54,15 @@ def logits_are_wrong():
     """The loss holds the logits' probabilities, their gradient and that of the loss."""
     wide = RankShare(Plan(), replace(CONFIG, vocab_size=9000), 8, 32)
     return of_rank(wide).logits != 3 * 4 * 8 * 32 * 9000
+
+
+def sums_under_way_hold_nothing():
+    """While a micro-batch's gradient of the embedding is summed, the next one has the embedding whole."""
+    share = RankShare(Plan.parse("pp=2,dp=2,micro=4,zero=3"), replace(CONFIG, vocab_size=9000), 8, 32)
+    wte = 4 * 9000 * CONFIG.n_embd
+    return of_rank(share).total < wte * (
+        0.5 + 1 + 0.5 + 1.5 + 1
+    )  # shards of weights, moments, gradients; sum; whole
 
 
 def gpipe_holds_no_more_than_1f1b():
@@ -122,18 +131,19 @@ BUGS = {
     ),
     "both ends of the embedding are one": (sends, "tied", lambda right: lambda s: (0, 0), tied_is_wrong),
     "every rank steps all weights": (
-        memory,
+        moments,
         "owned",
         lambda right: lambda s, wanted: sum(p.elements for p in s.parameters),
         memory_is_wrong,
     ),
     "the loss has no gradient of its own": (
-        memory,
+        moments,
         "logits_bytes",
         lambda right: lambda *args: right(*args) // 2,
         logits_are_wrong,
     ),
     "logits have half their bytes": (kept, "logits_bytes", nothing, logits_are_wrong),
+    "a sum under way holds nothing": (moments.Walk, "start_sum", nothing, sums_under_way_hold_nothing),
     "gpipe keeps as little as 1F1B": (
         memory,
         "order_of",

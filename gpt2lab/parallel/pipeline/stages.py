@@ -1,7 +1,7 @@
 """Cutting the model into pipeline stages: layers balanced by cost, other ranks' parts removed, shared weights tied."""
 
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 from torch import nn
 
@@ -77,7 +77,7 @@ class Parts:
         """Whether this rank holds the head."""
         return len(self.layers) - 1 in self.mine
 
-    @property
+    @cached_property
     def blocks(self) -> list[int]:
         """All blocks on this rank."""
         return sorted(i for position in set(self.mine) for i in self.layers[position])

@@ -258,6 +258,8 @@ class Zero3(Zero2):
                 release_head()
             return total
 
+        gathered_loss.__wrapped__ = loss
+
         def release_head(_=None):
             for f in self.last:
                 f.release()

@@ -1,0 +1,254 @@
+"""The moments of a step at which a rank may hold most: its operations one after the other, in bytes, computed."""
+
+from collections import Counter
+from functools import cache
+
+from ..parallel.zero import costs as zero
+from ..schedules import Op
+from .kept import (
+    block_elements,
+    inputs_only,
+    kept_between,
+    kept_by_block,
+    kept_by_stage,
+    largest_matrix,
+    logits_bytes,
+    made_at_once,
+    part_elements,
+    stream_bytes,
+)
+from .sends import owned, tied
+from .share import RankShare
+
+CHUNK = 128  # tokens whose logits a chunked loss holds at a time
+ATTENTION = 14  # numbers a token and channel that attention's backward holds while keys and values travel
+
+
+class Walk:
+    """A step of one rank: what it holds now, by part, and what it held at the fullest moment so far."""
+
+    def __init__(self, share: RankShare, moments: int):
+        self.share, self.plan, self.e = share, share.plan, share.itemsize
+        self.sizes = share.sizes
+        self.wte = part_elements(share, "wte")
+        self.arrived, self.under_way = set(), 0  # positions with gradients; bytes that are being summed
+        self.fullest, self.most = Counter(), -1
+        state = moments * share.master * owned(share, "all")
+        self.now = Counter(weights=self._weights(), optimizer=state)
+        self.kept: dict[tuple[int, int], Counter] = {}
+        self.kept_by_stage = cache(lambda *unit: kept_by_stage(share, *unit))
+        if self.plan.loss == "chunked" and share.parts.last:
+            tokens = min(CHUNK, share.micro_rows[0] * share.slices[0])
+            self.now["buffers"] = self.e * tokens * share.config.vocab_size
+
+    def note(self, **more: int) -> None:
+        """What is held now, and this besides, is held at the same moment."""
+        total = sum(self.now.values()) + sum(more.values())
+        if total > self.most:
+            self.most, self.fullest = total, self.now + Counter(more)
+
+    def _weights(self) -> int:
+        """Bytes of weights between two steps, and of the shards that the optimizer steps."""
+        share, (ranks, _) = self.share, self.share.sharing
+        if not self.plan.zero:
+            return self.e * sum(self.sizes.values())
+        if self.plan.data == "owner":
+            return share.master * owned(share, "all")
+        shards = sum(zero.shard_length(n, ranks) for n in self.sizes.values())
+        if self.plan.zero == 3:
+            return share.master * shards
+        masters = share.master * shards if share.master > self.e else 0
+        return self.e * ranks * shards + masters
+
+    def start_sum(self, size: int) -> None:
+        """So many bytes are being summed from now on (stages 2 and 3); what was before has arrived."""
+        self.now["buffers"] += size - self.under_way
+        self.under_way = size
+
+    def unit(self, op: Op) -> tuple[int, int, int]:
+        """The position of an operation, its rows and its tokens a row."""
+        slices = self.share.slices
+        rows = self.share.micro_rows[op.micro // len(slices)]
+        return self.share.stages[op.stage], rows, slices[op.micro % len(slices)]
+
+    def forward(self, op: Op) -> None:
+        """Run a stage forward and keep what its backward needs."""
+        position, rows, tokens = self.unit(op)
+        kept, last = Counter(self.kept_by_stage(position, rows, tokens)), position == self.share.depth - 1
+        logits = logits_bytes(self.share, rows, tokens) if last else 0
+        weights = self._gathered(position)
+        self._embed(position)
+        self.note(weights=weights, activations=kept["activations"], logits=2 * logits)
+        if self.plan.pp > 1 and self.plan.recompute:
+            kept = Counter(activations=stream_bytes(self.share, rows, tokens) if position else 0)
+        self.kept[op.stage, op.micro] = kept
+        self.now.update(kept)
+
+    def backward(self, op: Op) -> None:
+        """Run a stage backward, or the half of it that an operation is: loss, head, blocks from the last, embedding."""
+        position, rows, tokens = self.unit(op)
+        if op.kind == "W" and position:
+            return self._second_half(op, position)
+        if op.kind == "I" and not position:
+            return  # the first stage does all of it in W
+        held = self.kept.pop((op.stage, op.micro))
+        if self.plan.pp > 1 and self.plan.recompute:
+            self.now.subtract(held)
+            held = Counter(self.kept_by_stage(position, rows, tokens))
+            self.now.update(held)
+            self._embed(position)
+        if position == self.share.depth - 1:
+            self._loss(held, rows, tokens, position > 0 and op.kind == "B")
+        self._blocks(position, rows, tokens, held, op.kind == "I")
+        self.now.subtract(held)
+        if op.kind == "I":
+            self.kept[op.stage, op.micro] = left = Counter(
+                activations=kept_between(self.share, position, rows, tokens)
+            )
+            self.now.update(left)
+            if self.plan.zero == 3:
+                self.now["weights"] = self._weights() + self.e * block_elements(self.share, position)
+        else:
+            self._arrive(position)
+
+    def _second_half(self, op: Op, position: int) -> None:
+        """The weights' gradients: the products whose operands the first half left."""
+        last, sharded = position == self.share.depth - 1, self.plan.zero > 1
+        blocks = [part_elements(self.share, f"h.{i}") for i in self.share.parts.blocks]
+        joined = 2 * self.e * max(blocks, default=0) * sharded
+        self.note(buffers=max(joined, largest_matrix(self.share, position)))
+        if last:  # the head's, which a chunked loss left, and torch's copy of it
+            copies = (self.plan.loss != "chunked") + (sharded or position not in self.arrived)
+            self.note(gradients=self.e * self.wte * copies + self._wte_shard())
+        self.now.subtract(self.kept.pop((op.stage, op.micro)))
+        if self.plan.zero == 3:  # from the first half to the second the blocks' weights stay
+            self.now["weights"] = self._weights()
+        self.start_sum(0)
+        self._arrive(position)
+
+    def _embed(self, position: int) -> None:
+        """The embedding, whole beside the first block and one of another position, which are coming (stage 3)."""
+        coming = self._gathered(position, min(2, len(self.share.stages)))
+        self.note(weights=(self._whole_wte() + coming) * (position == 0))
+
+    def _loss(self, held: Counter, rows: int, tokens: int, sent: bool) -> None:
+        """The loss: its gradient beside the probabilities, then the head's weight gradient beside the former alone.
+
+        `sent`: that gradient is complete, as it is where another rank has the embedding, and its sum begins at once.
+        """
+        logits = logits_bytes(self.share, rows, tokens)
+        self.note(weights=self._whole_wte(), logits=logits * (1 if self.plan.tp > 1 else 2))
+        head = 0 if self.plan.loss == "chunked" else self.e * self.wte
+        self.note(weights=self._whole_wte(), gradients=head)
+        self.now["logits"] -= held.pop("logits", 0)
+        if sent:
+            self.note(weights=self._whole_wte(), gradients=head + self._wte_shard())
+
+    def _blocks(self, position: int, rows: int, tokens: int, held: Counter, half: bool) -> None:
+        """The blocks' backward: highest in the last block, which runs first, or in the first, beside all gradients."""
+        layers, zero_stage = self.share.parts.layers[position], self.plan.zero
+        last = position == self.share.depth - 1
+        head = self.e * self.wte * (last and self.plan.loss != "chunked" and zero_stage < 2)
+        head = made_at_once(self.share, position, 0) if half else head
+        if not layers:
+            self.note(gradients=head)
+            return self.start_sum(0)
+        block = self.e * part_elements(self.share, f"h.{layers[0]}")
+        inside = self._transient(rows, tokens, 0 if half else largest_matrix(self.share, position))
+        again = kept_by_block(self.share, rows, tokens) if inputs_only(self.share) else 0
+        whole = block * (
+            zero_stage > 1
+        )  # a block's gradients joined, while those of another are being summed
+        running = max(again + inside + whole * (not again), (block + whole) * bool(again) * (not half))
+        self.note(weights=self._gathered(position), gradients=head, buffers=running)
+        if not half:
+            self.start_sum(0)
+        others = len(layers) - 1
+        left = -held["activations"] * others // len(layers)
+        new = position not in self.arrived and not half
+        made = (self._gradients(position) - head) * others // len(layers) if new else 0
+        made += (made_at_once(self.share, position, len(layers)) - head) * half
+        coming = self._gathered(position) if others else block * (zero_stage == 3)
+        self.note(
+            weights=coming, gradients=head + made + whole * bool(others), activations=left, buffers=running
+        )
+
+    def _arrive(self, position: int) -> None:
+        """All gradients of a stage are there: those of the embedding's two uses are added up at the end."""
+        new, plan, wte = position not in self.arrived, self.plan, self.e * self.wte
+        summed = 0 if new else self._wte_shard()  # the sum of this one, beside that of those before
+        both = position == 0 == self.share.depth - 1
+        if new:
+            self.now["gradients"] += self._gradients(position)
+            self.arrived.add(position)
+        if position == 0:
+            # the gradients of both uses and, where torch cannot add in place, their sum: one of them is held already,
+            # but for shards; the shard is there when the sum has left
+            there = 1 + both + (both and not plan.sp and plan.loss != "chunked")
+            late = self._wte_shard() * (new if both else -(not new))
+            self.note(gradients=wte * (there - (new and plan.zero < 2)) - late)
+            self.start_sum((wte + summed) * (plan.zero > 1))
+
+    def _wte_shard(self) -> int:
+        """Bytes of the embedding's summed gradient that stay here, where it is summed as soon as it is there."""
+        return self.share.master * zero.shard_length(self.wte, self.share.sharing[0]) * (self.plan.zero > 1)
+
+    def finish(self) -> None:
+        """The sums that end a step: over replicas, over what two stages hold both."""
+        share, (ranks, _) = self.share, self.share.sharing
+        self.note()
+        self.start_sum(0)
+        if self.plan.zero == 1:
+            self._join()
+        if self.plan.pp > 1:
+            self.note(buffers=2 * share.master * tied(share)[1])
+        if self.plan.zero in (1, 2):
+            self.note(buffers=share.master * max(zero.shard_length(n, ranks) for n in self.sizes.values()))
+
+    def _join(self) -> None:
+        """Stage 1 joins the gradients of one part after the other, from the end, and keeps a shard of each."""
+        share, (ranks, _) = self.share, self.share.sharing
+        for key, group in reversed(share.groups.items()):
+            size = self.sizes[key]
+            shard = zero.shard_length(size, ranks)
+            copied = len(group) > 1 or size % ranks
+            self.note(gradients=self.e * (ranks * shard * bool(copied) + shard))
+            self.now["gradients"] += share.master * shard - self.e * size
+
+    def _gradients(self, position: int) -> int:
+        """Bytes of gradients that a stage's backward leaves."""
+        share, (ranks, _) = self.share, self.share.sharing
+        ends = {"wte": (0, share.depth - 1), "wpe": (0,), "ln_f": (share.depth - 1,)}
+        total = 0
+        for (part, _), size in self.sizes.items():
+            layer = int(part[2:]) if part.startswith("h.") else None
+            here = layer in share.parts.layers[position] if layer is not None else position in ends[part]
+            done = part == "wte" and self.arrived - {position} & set(ends["wte"])
+            if here and not done:
+                total += (
+                    share.master * zero.shard_length(size, ranks) if self.plan.zero > 1 else self.e * size
+                )
+        return total
+
+    def _gathered(self, position: int, most: int = 2) -> int:
+        """Whole weights of two blocks, the one that computes and the one that is coming (stage 3)."""
+        blocks = self.share.parts.blocks
+        if self.plan.zero < 3 or not self.share.parts.layers[position]:
+            return 0
+        most = 1 if self.plan.data == "owner" else most
+        return self.e * sum(part_elements(self.share, f"h.{layer}") for layer in blocks[:most])
+
+    def _whole_wte(self) -> int:
+        """The embedding is whole from its first use to its last (stage 3)."""
+        return self.e * self.wte if self.plan.zero == 3 else 0
+
+    def _transient(self, rows: int, tokens: int, matrix: int) -> int:
+        """What the backward of a block holds besides: gradients of its output and hidden layer, and of one matrix.
+
+        Where keys and values travel, attention's own backward holds more.
+        """
+        plan, c = self.plan, self.e * self.share.config.n_embd
+        stream = rows * tokens * c + stream_bytes(self.share, rows, tokens) * plan.sp
+        mlp = stream + rows * tokens * 4 * c // plan.tp + matrix
+        travels = plan.cp > 1 and plan.exchange != "heads" and not plan.exchange.startswith("halo")
+        return max(mlp, ATTENTION * rows * tokens * c // plan.tp if travels else 0)
