@@ -76,18 +76,18 @@ def predict_share(share: RankShare, cluster: Cluster, machine=RankOnCluster, kno
             f"{plan} needs {plan.world} devices and the cluster has {cluster.devices}. Use a smaller plan or more "
             "devices."
         )
-    known = {} if known is None else known
+    known, shares = {} if known is None else known, classes(share)
     alike = replace(
         plan, loss="whole"
     )  # how the loss is computed changes what is held, but no time and no message
     if alike not in known:
-        known[alike] = _timed([machine(cluster, s) for s in classes(share)], known)
+        known[alike] = _timed([machine(cluster, s) for s in shares], known)
     parts, seconds, sent, by_class = known[alike]
     flops = flops_per_token(config, length) * rows * length
     used = flops / (seconds * plan.world * (cluster.device.peak or cluster.device.rate))
     again = hardware_share(plan, config, length)
     return Prediction(
-        seconds, dict(parts), fullest(classes(share)), dict(sent), dict(by_class), flops, used, used * again
+        seconds, dict(parts), fullest(shares), dict(sent), dict(by_class), flops, used, used * again
     )
 
 

@@ -32,6 +32,10 @@ class Walk:
         self.sizes = share.sizes
         self.wte = part_elements(share, "wte")
         self.arrived, self.under_way = set(), 0  # positions with gradients; bytes that are being summed
+        self.left = Counter()  # bytes of gradients that a backward leaves, by part
+        for (part, _), size in self.sizes.items():
+            shard = share.master * zero.shard_length(size, share.sharing[0])
+            self.left[part] += shard if self.plan.zero > 1 else self.e * size
         self.fullest, self.most = Counter(), -1
         state = moments * share.master * owned(share, "all")
         self.now = Counter(weights=self._weights(), optimizer=state)
@@ -217,18 +221,11 @@ class Walk:
 
     def _gradients(self, position: int) -> int:
         """Bytes of gradients that a stage's backward leaves."""
-        share, (ranks, _) = self.share, self.share.sharing
-        ends = {"wte": (0, share.depth - 1), "wpe": (0,), "ln_f": (share.depth - 1,)}
-        total = 0
-        for (part, _), size in self.sizes.items():
-            layer = int(part[2:]) if part.startswith("h.") else None
-            here = layer in share.parts.layers[position] if layer is not None else position in ends[part]
-            done = part == "wte" and self.arrived - {position} & set(ends["wte"])
-            if here and not done:
-                total += (
-                    share.master * zero.shard_length(size, ranks) if self.plan.zero > 1 else self.e * size
-                )
-        return total
+        ends = {0, self.share.depth - 1}
+        parts = [f"h.{layer}" for layer in self.share.parts.layers[position]]
+        parts += ["wpe"] * (position == 0) + ["ln_f"] * (position == self.share.depth - 1)
+        parts += ["wte"] * (position in ends and not (self.arrived - {position}) & ends)
+        return sum(self.left[part] for part in parts)
 
     def _gathered(self, position: int, most: int = 2) -> int:
         """Whole weights of two blocks, the one that computes and the one that is coming (stage 3)."""

@@ -7,11 +7,13 @@ from functools import cached_property, lru_cache
 
 from ..machine.links import Link, all_reduce_time
 from ..parallel.context.costs import pairs
+from .kept import block_elements, part_elements
 from .problem import Cluster
 from .sends import AxisTraffic, stage_ways
 from .share import RankShare
 
 OPERATORS = 12  # of a block's forward, each a launch; twice as many in backward
+ADD = 4  # times that adding a gradient to those before passes its bytes: new memory is cleared, two read, one written
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,7 +108,7 @@ def stage_times(machine: RankOnCluster, stage: int, rows: int, tokens: int) -> d
     block = machine.work(*_block(share, rows, tokens))
     ends = [_embedding(share, rows, tokens)] * (position == 0) + [_head(share, rows, tokens)] * last
     forward = layers * block + sum(machine.work(*one[0]) for one in ends)
-    backward = 2 * layers * block + sum(machine.work(*one[1]) for one in ends)
+    backward = 2 * layers * block + sum(machine.work(*one[1]) for one in ends) + _added(machine, stage)
     again = share.again[0] * layers * block + share.again[1] * sum(machine.work(*one[0]) for one in ends)
     ways = stage_ways(share, stage, rows, tokens)
     inside = lambda sent: {
@@ -117,6 +119,15 @@ def stage_times(machine: RankOnCluster, stage: int, rows: int, tokens: int) -> d
         "again": ({"recompute": again} if again else {}) | inside(ways.again),
         "backward": {"compute": backward} | inside(ways.backward),
     }
+
+
+def _added(machine: RankOnCluster, stage: int) -> float:
+    """Seconds in which a unit's gradients are added to those before: all but the first, shared out evenly."""
+    share, position = machine.share, machine.share.stages[stage]
+    units = len(share.micros(stage)) * len(share.slices)
+    ends = part_elements(share, "wte") * (position in (0, share.depth - 1))
+    weights = share.itemsize * (block_elements(share, position) + ends)
+    return machine.work(0, ADD * weights * (units - 1) / units, 0)
 
 
 def _block(share: RankShare, rows: int, tokens: int) -> tuple[float, float, int]:

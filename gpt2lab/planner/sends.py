@@ -3,7 +3,7 @@
 Nothing here is measured: the tests compare every sum with the log of live ranks.
 """
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -68,7 +68,8 @@ def stage_ways(share: RankShare, stage: int, rows: int, tokens: int) -> Ways:
         enter = tensor_costs.enter_cost(shape, share.tp, plan.sp)
         leave = tensor_costs.leave_cost(shape, share.tp, plan.sp)
         for way in (0, 1):
-            blocks[way].extend(2 * layers * _calls("tp", enter[way] + leave[way]))
+            calls = _calls("tp", enter[way] + leave[way])
+            blocks[way].extend(call.times(2 * layers) for call in calls if layers)
             ends[way].extend(_calls("tp", leave[way]) * (position == 0))
             ends[way].extend(_calls("tp", enter[way]) * (position == share.depth - 1))
         if position == share.depth - 1:
@@ -135,7 +136,11 @@ def gradient_sends(share: RankShare) -> list[AxisTraffic]:
     if plan.data == "bucket":
         weights = [_Weight(p.elements, share.itemsize) for p in share.parameters]
         sizes = [sum(w.elements for w in group) for group in into_buckets(weights, 1024 * plan.bucket)]
-    return [s for n in sizes for s in all_reduce("dp+cp", n, ranks, place, share.itemsize)]
+    return [
+        s.times(count)
+        for size, count in Counter(sizes).items()
+        for s in all_reduce("dp+cp", size, ranks, place, share.itemsize)
+    ]
 
 
 @dataclass(frozen=True, eq=False)
