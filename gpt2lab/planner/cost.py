@@ -223,7 +223,7 @@ def _end(machine: RankOnCluster) -> Counter:
     for axis, seconds in machine.travel(gradients).items():
         total[axis] += _exposed(machine, seconds, sum(s.calls for s in gradients)) if seconds else 0.0
     total += machine.travel(finish_sends(share))
-    weights = sum(p.elements for p in share.parameters)
+    weights = sum(share.sizes.values())
     mine = weights / share.sharing[0] if plan.zero else weights
     total["update"] = machine.work(0, UPDATE * share.master * mine, len(share.parameters))
     return total

@@ -83,7 +83,7 @@ class _Weights:
 
     def prefetch(self, i: int) -> None:
         if self.plan.data != "owner" and i >= 0:
-            for part in [*([b] for b in self.blocks), self.last][i]:
+            for part in [self.blocks[i]] if i < len(self.blocks) else self.last:
                 self.start(part)
 
     def forward(self, position: int, graph: bool) -> None:

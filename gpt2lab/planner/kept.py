@@ -70,7 +70,7 @@ def kept_by_block(share: RankShare, rows: int, tokens: int) -> int:
 
 def part_elements(share: RankShare, name: str) -> int:
     """Elements of a part of the weights, such as `wte` or `h.3`, that are here."""
-    return sum(share.sizes.get((name, cut), 0) for cut in (False, True))
+    return share.sizes.get((name, False), 0) + share.sizes.get((name, True), 0)
 
 
 def block_elements(share: RankShare, position: int) -> int:

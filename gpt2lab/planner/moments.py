@@ -33,9 +33,8 @@ class Walk:
         self.wte = part_elements(share, "wte")
         self.arrived, self.under_way = set(), 0  # positions with gradients; bytes that are being summed
         self.left = Counter()  # bytes of gradients that a backward leaves, by part
-        for (part, _), size in self.sizes.items():
-            shard = share.master * zero.shard_length(size, share.sharing[0])
-            self.left[part] += shard if self.plan.zero > 1 else self.e * size
+        for key, size in self.sizes.items():
+            self.left[key[0]] += share.master * share.shards[key] if self.plan.zero > 1 else self.e * size
         self.fullest, self.most = Counter(), -1
         state = moments * share.master * owned(share, "all")
         self.now = Counter(weights=self._weights(), optimizer=state)
@@ -58,7 +57,7 @@ class Walk:
             return self.e * sum(self.sizes.values())
         if self.plan.data == "owner":
             return share.master * owned(share, "all")
-        shards = sum(zero.shard_length(n, ranks) for n in self.sizes.values())
+        shards = sum(share.shards.values())
         if self.plan.zero == 3:
             return share.master * shards
         masters = share.master * shards if share.master > self.e else 0
@@ -199,7 +198,7 @@ class Walk:
 
     def finish(self) -> None:
         """The sums that end a step: over replicas, over what two stages hold both."""
-        share, (ranks, _) = self.share, self.share.sharing
+        share = self.share
         self.note()
         self.start_sum(0)
         if self.plan.zero == 1:
@@ -207,14 +206,14 @@ class Walk:
         if self.plan.pp > 1:
             self.note(buffers=2 * share.master * tied(share)[1])
         if self.plan.zero in (1, 2):
-            self.note(buffers=share.master * max(zero.shard_length(n, ranks) for n in self.sizes.values()))
+            self.note(buffers=share.master * max(share.shards.values()))
 
     def _join(self) -> None:
         """Stage 1 joins the gradients of one part after the other, from the end, and keeps a shard of each."""
         share, (ranks, _) = self.share, self.share.sharing
         for key, group in reversed(share.groups.items()):
             size = self.sizes[key]
-            shard = zero.shard_length(size, ranks)
+            shard = share.shards[key]
             copied = len(group) > 1 or size % ranks
             self.note(gradients=self.e * (ranks * shard * bool(copied) + shard))
             self.now["gradients"] += share.master * shard - self.e * size

@@ -171,7 +171,7 @@ def _zero(share: RankShare, ranks: int, place: int) -> list[AxisTraffic]:
             gather = chain_cost(whole, place == (owner - 1) % ranks)
             reduce = chain_cost(whole, place == owner)
         else:
-            shard = zero.shard_length(size, ranks)
+            shard = share.shards[key]
             gather = reduce = _gather_cost(shard * share.itemsize, ranks, place)
             if across > 1:
                 found += all_reduce("replica", shard, across, share.place // ranks, share.master)

@@ -8,6 +8,7 @@ from ..model import GPT2Config
 from ..parallel.context.layouts import TokenLayout, layout
 from ..parallel.pipeline.engine import schedule_of
 from ..parallel.pipeline.stages import Parts, parts_of
+from ..parallel.zero.costs import shard_length
 from ..parallel.zero.flat import part_of
 from ..plan import Plan
 from ..ranks.traffic import split_sizes
@@ -181,6 +182,11 @@ class RankShare:
         return _sizes(self.groups_key)
 
     @property
+    def shards(self) -> dict[tuple[str, bool], int]:
+        """Elements of this rank's shard of each part."""
+        return _shards(self.groups_key, self.sharing[0])
+
+    @property
     def sharing(self) -> tuple[int, int]:
         """How many ranks share out what ZeRO shards, and this rank's place among them."""
         ranks = self.plan.shard or self.plan.dp * self.plan.cp
@@ -208,6 +214,11 @@ def _parameters(
 @lru_cache(maxsize=1024)
 def _sizes(key: tuple) -> dict[tuple[str, bool], int]:
     return {part: sum(p.elements for p in group) for part, group in groups_of(*key).items()}
+
+
+@lru_cache(maxsize=1024)
+def _shards(key: tuple, ranks: int) -> dict[tuple[str, bool], int]:
+    return {part: shard_length(size, ranks) for part, size in _sizes(key).items()}
 
 
 @lru_cache(maxsize=1024)
