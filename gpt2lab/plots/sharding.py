@@ -1,5 +1,6 @@
 """Figures of the sharding algebra: cut products, the cost matrix, marks spreading over a graph, what programs send."""
 
+from matplotlib.collections import PatchCollection
 from matplotlib.patches import Patch, Rectangle
 
 from .style import COLORS, THINGS, figure, ink, rank_color
@@ -101,14 +102,14 @@ def spreading_model(rows: dict[str, list[str]], rounds, step: int, columns: int 
     fig, ax = figure(9.4, 0.19 * sum(lines.values()) + 0.12 * len(rows) + 0.5)
     ax.set(xlim=(-6, columns), ylim=(-sum(lines.values()) - 0.6 * len(rows) - 2.2, 0.5))
     ax.set_axis_off()
-    top = 0.0
+    top, squares, colors = 0.0, [], []
     for part, values in rows.items():
         ax.text(-0.5, top - lines[part] / 2, part, ha="right", va="center", fontsize=8)
         for i, name in enumerate(values):
-            color = COLORS["comm"] if name in fresh else KNOWN if name in before else WHOLE
-            corner = i % columns + 0.06, top - i // columns - 0.94
-            ax.add_patch(Rectangle(corner, 0.88, 0.88, fc=color, ec="none"))
+            squares.append(Rectangle((i % columns + 0.06, top - i // columns - 0.94), 0.88, 0.88))
+            colors.append(COLORS["comm"] if name in fresh else KNOWN if name in before else WHOLE)
         top -= lines[part] + 0.6
+    ax.add_collection(PatchCollection(squares, fc=colors, ec="none"), autolim=False)
     _key(ax)
     return fig
 
