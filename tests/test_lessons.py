@@ -2,6 +2,8 @@
 
 import json
 import re
+import symtable
+import textwrap
 from pathlib import Path
 
 import nbformat
@@ -248,3 +250,40 @@ def test_a_lesson_is_no_longer_than_it_may_be(lesson):
     found = lengths(lesson)
     assert {what: n for what, n in found.items() if n > LIMITS[what]} == {}
     assert found["words"] >= 900
+
+
+def late(text, names=None):
+    """The global names that the functions and lambdas of a cell read (or those of these names), and what it sets."""
+    table = symtable.symtable(text, "cell", "exec")
+    inner, reads = [c for c in table.get_children() if names is None or c.get_name() in names], set()
+    for scope in inner:  # it grows
+        inner += scope.get_children()
+        reads |= {s.get_name() for s in scope.get_symbols() if s.is_global() and s.is_referenced()}
+    return reads, {s.get_name() for s in table.get_symbols() if s.is_assigned() or s.is_imported()}
+
+
+def changed_below(cells):
+    """Names that the function of an explorer reads when a reader moves it, and that a cell further down sets again."""
+    found = []
+    for at, cell in enumerate(cells):
+        if "explore(" not in cell:
+            continue
+        reads, known = late(cell)[0] | late(f"def cell():\n{textwrap.indent(cell, ' ')}")[0], set()
+        while new := reads - known:
+            known |= new
+            reads = reads.union(*(late(c, new)[0] for c in cells[: at + 1]))
+        found += [(name, below) for below in cells[at + 1 :] for name in sorted(late(below)[1] & reads)]
+    return found
+
+
+@pytest.mark.parametrize("lesson", lessons(NOTEBOOKS, []), ids=lambda x: x.name)
+def test_an_explorer_still_works_when_all_cells_have_run(lesson):
+    code = [c.solved() for c in lesson.cells if c.kind == "code" and "wrong" not in c.tags]
+    assert [(name, below[:200]) for name, below in changed_below(code)] == []
+
+
+def test_a_name_that_is_set_again_below_its_explorer_is_found():
+    cells = ["rows = {}", "def draw(n):\n    return rows[n]", "explore(draw, n=(1, 2, 1))", "rows = []"]
+    assert changed_below(cells) == [("rows", "rows = []")]
+    assert changed_below([*cells[:3], "[rows for rows in range(3)]"]) == []
+    assert changed_below(["explore(lambda n: rows[n], n=[1])", cells[3]]) == [("rows", "rows = []")]

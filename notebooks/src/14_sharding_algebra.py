@@ -138,30 +138,35 @@ check("costs", exercises.costs, costs)
 
 # %% tags=["wrong"]
 # FAIL: need not send to itself
+# MISTAKE: A rank is taken to send its part to itself as well.
 def costs(n, M):
     return {"S0 -> R": M, "S0 -> S1": (n - 1) / n**2 * M, "P -> S0": (n - 1) / n * M}
 
 
 # %% tags=["wrong"]
 # FAIL: is no all-gather
+# MISTAKE: An all-to-all is taken for an all-gather.
 def costs(n, M):
     return {"S0 -> R": (n - 1) / n * M, "S0 -> S1": (n - 1) / n * M, "P -> S0": (n - 1) / n * M}
 
 
 # %% tags=["wrong"]
 # FAIL: is half an all-reduce
+# MISTAKE: A reduce-scatter is taken for an all-reduce.
 def costs(n, M):
     return {"S0 -> R": (n - 1) / n * M, "S0 -> S1": (n - 1) / n**2 * M, "P -> S0": 2 * (n - 1) / n * M}
 
 
 # %% tags=["wrong"]
 # FAIL: is missing
+# MISTAKE: A change is left out.
 def costs(n, M):
     return {"S0 -> R": (n - 1) / n * M, "P -> S0": (n - 1) / n * M}
 
 
 # %% tags=["wrong"]
 # FAIL: n - 1 messages of M / n^2
+# MISTAKE: A rank is taken to send n messages; one of them would go to itself.
 def costs(n, M):
     return {"S0 -> R": (n - 1) / n * M, "S0 -> S1": M / n**2, "P -> S0": (n - 1) / n * M}
 
@@ -236,24 +241,28 @@ check("cheaper path", exercises.cheaper_path, sum_over_both)
 
 # %% tags=["wrong"]
 # FAIL: these are two all-reduces
+# MISTAKE: Two all-reduces of the whole: right, for more bytes.
 def sum_over_both(x, x_axis, y_axis):
     return comm.all_reduce(comm.all_reduce(x, x_axis), y_axis)
 
 
 # %% tags=["wrong"]
 # FAIL: instead of the whole (6, 4)
+# MISTAKE: The all-gather at the end is missing.
 def sum_over_both(x, x_axis, y_axis):
     return comm.all_reduce(comm.reduce_scatter(x, x_axis, 0), y_axis)
 
 
 # %% tags=["wrong"]
 # FAIL: Every rank's term counts once
+# MISTAKE: Only one axis is summed over.
 def sum_over_both(x, x_axis, y_axis):
     return comm.all_reduce(x, x_axis)
 
 
 # %% tags=["wrong"]
 # FAIL: 1.5 M are enough
+# MISTAKE: Terms are gathered and added: right, for more bytes.
 def sum_over_both(x, x_axis, y_axis):
     pairs = comm.all_gather(x[None].contiguous(), x_axis, 0).sum(0)
     return comm.all_gather(comm.all_reduce(pairs, y_axis)[None] / 2, x_axis, 0).sum(0)
@@ -261,6 +270,7 @@ def sum_over_both(x, x_axis, y_axis):
 
 # %% tags=["wrong"]
 # FAIL: Is the return missing
+# MISTAKE: The result is computed and not returned.
 def sum_over_both(x, x_axis, y_axis):
     half = comm.reduce_scatter(x, x_axis, 0)
     comm.all_gather(comm.all_reduce(half, y_axis), x_axis, 0)
@@ -305,6 +315,7 @@ check("einsum", exercises.einsum_rule, einsum_rule)
 
 # %% tags=["wrong"]
 # FAIL: can be cut too
+# MISTAKE: An index that is summed over is taken not to be cut.
 def einsum_rule(text):
     output = text.split("->")[1]
     return {one: f"S{place}" for place, one in enumerate(output)}
@@ -312,6 +323,7 @@ def einsum_rule(text):
 
 # %% tags=["wrong"]
 # FAIL: so not R
+# MISTAKE: An index that is summed over is taken to leave a whole result, where parts are left.
 def einsum_rule(text):
     inputs, output = text.split("->")
     return {one: f"S{output.index(one)}" if one in output else "R" for one in set(inputs) - {","}}
@@ -319,6 +331,7 @@ def einsum_rule(text):
 
 # %% tags=["wrong"]
 # FAIL: because it is dimension
+# MISTAKE: The place of an index in the first operand is taken for that in the result.
 def einsum_rule(text):
     inputs, output = text.split("->")
     first = inputs.split(",")[0]
@@ -327,6 +340,7 @@ def einsum_rule(text):
 
 # %% tags=["wrong"]
 # FAIL: because it is summed over
+# MISTAKE: An index that is summed over is taken to cut dimension 0 of the result.
 def einsum_rule(text):
     inputs, output = text.split("->")
     return {one: f"S{output.index(one)}" if one in output else "S0" for one in set(inputs) - {","}}
@@ -334,6 +348,7 @@ def einsum_rule(text):
 
 # %% tags=["wrong"]
 # FAIL: is no index
+# MISTAKE: The comma is taken for an index.
 def einsum_rule(text):
     inputs, output = text.split("->")
     return {one: f"S{output.index(one)}" if one in output else "P" for one in set(inputs)}
@@ -454,11 +469,11 @@ explore(
 recorded = propagate(graph, marks, {"x": 2}).rounds
 chain = tofu.LinkChain(graph)
 parts = ["embedding", "attention 0", "MLP 0", "attention 1", "MLP 1", "head"]
-rows = {part: list(link.nodes) for part, link in zip(parts, chain.links, strict=True)}
+part_rows = {part: list(link.nodes) for part, link in zip(parts, chain.links, strict=True)}
 
 
 def over_gpt2(step):
-    return plots.spreading_model(rows, recorded, step)
+    return plots.spreading_model(part_rows, recorded, step)
 
 
 explore(
@@ -508,6 +523,7 @@ check("one round", exercises.next_round, next_round)
 
 # %% tags=["wrong"]
 # FAIL: from the result to the operands
+# MISTAKE: Cuts pass only from operands to results.
 def next_round(operators, cut):
     found = {}
     for result, (text, inputs) in operators.items():
@@ -520,6 +536,7 @@ def next_round(operators, cut):
 
 # %% tags=["wrong"]
 # FAIL: is two rounds away
+# MISTAKE: What this round decides is used in the same round.
 def next_round(operators, cut):
     found, known = {}, dict(cut)
     for result, (text, inputs) in operators.items():
@@ -533,6 +550,7 @@ def next_round(operators, cut):
 
 # %% tags=["wrong"]
 # FAIL: was in cut already
+# MISTAKE: What was decided before is returned again.
 def next_round(operators, cut):
     found = {}
     for result, (text, inputs) in operators.items():
@@ -546,6 +564,7 @@ def next_round(operators, cut):
 
 # %% tags=["wrong"]
 # FAIL: by its letter
+# MISTAKE: The number of a dimension is taken over, where its letter counts.
 def next_round(operators, cut):
     found = {}
     for result, (text, inputs) in operators.items():
@@ -559,6 +578,7 @@ def next_round(operators, cut):
 
 # %% tags=["wrong"]
 # FAIL: also from one operand to another
+# MISTAKE: Cuts do not pass from one operand to another.
 def next_round(operators, cut):
     found = {}
     for result, (text, inputs) in operators.items():
@@ -603,6 +623,7 @@ check("Megatron's marks", exercises.megatron, my_marks)
 
 # %% tags=["wrong"]
 # FAIL: three are enough
+# MISTAKE: Marks for every block by name, and for what follows by itself: right, and more than are needed.
 def my_marks():
     both = {f"h.{i}.mlp.{w}.weight": "ff:x" for i in range(2) for w in ("c_fc", "c_proj")}
     return both | {"wte.weight": "vocab:x", "h.*.attn.c_attn.weight": "heads:x"}
@@ -610,24 +631,28 @@ def my_marks():
 
 # %% tags=["wrong"]
 # FAIL: nothing cuts wte.weight
+# MISTAKE: The embedding is not marked.
 def my_marks():
     return {"h.*.attn.c_attn.weight": "heads:x", "h.*.mlp.c_fc.weight": "ff:x"}
 
 
 # %% tags=["wrong"]
 # FAIL: nothing cuts h.1.attn.c_attn.weight
+# MISTAKE: A name instead of a pattern: only the first block is marked.
 def my_marks():
     return {"wte.weight": "vocab:x", "h.0.attn.c_attn.weight": "heads:x", "h.*.mlp.c_fc.weight": "ff:x"}
 
 
 # %% tags=["wrong"]
 # FAIL: not Megatron
+# MISTAKE: The wrong dimensions are cut: not Megatron's.
 def my_marks():
     return {"wte.weight": "vocab:x", "h.*.attn.c_attn.weight": "width:x", "h.*.mlp.c_proj.weight": "embd:x"}
 
 
 # %% tags=["wrong"]
 # FAIL: nothing cuts h.1.mlp.c_fc.weight
+# MISTAKE: The MLP is not marked.
 def my_marks():
     return {"wte.weight": "vocab:x", "h.*.attn.c_attn.weight": "heads:x"}
 
@@ -754,12 +779,14 @@ check("the cheapest marks", exercises.fewest_bytes, cheapest_marks)
 
 # %% tags=["wrong"]
 # FAIL: a rank holds 55% of the weights
+# MISTAKE: Right, and it holds too much: the embedding is cut on one axis only.
 def cheapest_marks():
     return batch("x") | megatron("y")
 
 
 # %% tags=["wrong"]
 # FAIL: KiB; at most 200 pass
+# MISTAKE: The embedding is cut along its width on both axes: more bytes.
 def cheapest_marks():
     return {
         "tokens": "batch:x",
@@ -771,6 +798,7 @@ def cheapest_marks():
 
 # %% tags=["wrong"]
 # FAIL: a rank has 32 of 32 tokens
+# MISTAKE: No mark on tokens: every rank has the whole batch.
 def cheapest_marks():
     both = ("x", "y")
     return {"wte.weight": "vocab:x, vocab:y", "h.*.attn.c_attn.weight": "heads:x, heads:y"} | {
@@ -780,18 +808,21 @@ def cheapest_marks():
 
 # %% tags=["wrong"]
 # FAIL: does not fit a tensor with dimensions
+# MISTAKE: A dimension that this tensor does not have.
 def cheapest_marks():
     return {"tokens": "batch:x", "wte.weight": "heads:y"}
 
 
 # %% tags=["wrong"]
 # FAIL: the program has no such value
+# MISTAKE: A name that the program does not have.
 def cheapest_marks():
     return {"tokens": "batch:x", "wte": "vocab:y"}
 
 
 # %% tags=["wrong"]
 # FAIL: return a dict of marks
+# MISTAKE: Returns text, not marks.
 def cheapest_marks():
     return "batch:x"
 

@@ -30,6 +30,8 @@ IDLE = """async () => {
 def opened(chromium, lab, name):
     """A lesson in the lab and no other, its kernel ready and its outputs cleared."""
     page = chromium.new_page(viewport={"width": 1280, "height": 1000})
+    page.broken = []
+    page.on("pageerror", lambda error: page.broken.append(str(error)))
     page.goto(re.sub(r"/lab[^?]*", f"/lab/tree/notebooks/{name}.ipynb", lab) + "&reset")
     wait_until_ready(page)
     page.wait_for_function(CURRENT, arg=f"notebooks/{name}.ipynb", timeout=60_000)
@@ -37,17 +39,33 @@ def opened(chromium, lab, name):
     return page
 
 
+def settle(page):
+    """Wait until the kernel has drawn what the controls say: idle twice, with time for a message between."""
+    calm = 0
+    for _ in range(600):
+        calm = calm + 1 if page.evaluate(IDLE) == "idle" else 0
+        if calm == 2:
+            return
+        page.wait_for_timeout(100)
+    raise TimeoutError("the kernel is busy for a minute after a control was moved")
+
+
 def to_both_ends(page):
-    """Move every control to its last and first value and wait for the pictures."""
+    """Move every control, of explorers and of step players, to its last and first value and wait for the pictures."""
     for slider in page.locator(".widget-slider .noUi-handle").all():
         for key in ("End", "Home"):
             slider.focus()
             page.keyboard.press(key)
-            page.evaluate(IDLE)
+            settle(page)
     for menu in page.locator(".widget-dropdown select").all():
         for choice in (menu.locator("option").count() - 1, 0):
             menu.select_option(index=choice)
-            page.evaluate(IDLE)
+            settle(page)
+    for step in page.locator(".jp-OutputArea-output input[aria-label='step']").all():
+        for key in ("End", "Home"):
+            step.focus()
+            page.keyboard.press(key)
+            assert step.input_value() == step.get_attribute("max" if key == "End" else "min")
 
 
 @pytest.mark.parametrize(
@@ -59,8 +77,13 @@ def test_run_all_of_a_lesson_and_its_controls(chromium, lab, name):
     page.wait_for_function(f"() => ({ALL_RAN})() || ({TROUBLE})().length", timeout=300_000)
     assert page.evaluate(TROUBLE) == []
     to_both_ends(page)
-    assert page.evaluate(TROUBLE) == []
-    shot(page, f"lesson_{name[:2]}")
+    assert page.evaluate(TROUBLE) == [] and page.broken == []
+    moving = page.locator(
+        ".jp-CodeCell", has=page.locator(".widget-slider, .widget-dropdown, [aria-label='step']")
+    )
+    for number, cell in enumerate(moving.all()):
+        cell.scroll_into_view_if_needed()
+        shot(page, f"lesson_{name[:2]}_{number}")
     page.evaluate("() => window.jupyterapp.shell.currentWidget.sessionContext.shutdown()")
     page.close()
 

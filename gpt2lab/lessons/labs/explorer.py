@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
-from tqdm import tqdm
+from tqdm.auto import tqdm
 
 from ...benchmarks.plans import step_of
 from ...machine.links import Link, Network
