@@ -18,6 +18,7 @@ SHARED = {  # name: what all of that name have in common
     "play": "go through a schedule, or a recorded run, step by step",
     "run": "protocol of commands and benchmarks: do it",
     "sent": "what a rank sends, by formula",
+    "setup": "what comes first: a lesson's cells for its exercises, or the function that Sphinx calls",
     "span": "of time in a trace; in work and span of a task graph",
     "summary": "the numbers below a table or a drawing",
     "work": "the term of work and span; counted in tokens or in seconds",

@@ -13,7 +13,7 @@ import torch
 
 from gpt2lab.classroom import NOTEBOOKS, lessons_named
 from gpt2lab.classroom.frames import draw_explorers
-from gpt2lab.classroom.guide import guide, minutes, reading, title
+from gpt2lab.classroom.guide import guide, minutes, mistake_of, reading, title
 from gpt2lab.classroom.site import bold, page, terms
 from gpt2lab.lessons.answers import exercises, words_of
 from gpt2lab.lessons.source import prose
@@ -174,7 +174,15 @@ def test_the_guide_has_all_that_the_lessons_say():
         part = whole.split(f"\n## {title(lesson)}\n")[1].split("\n## ")[0]
         assert f"**Minutes:** {minutes(lesson)}," in part and 30 <= minutes(lesson) <= 120
         for exercise in exercises(lesson):
-            assert all(f'FAIL, saying "{words_of(wrong)}":' in part for wrong in exercise.wrong)
+            told = [
+                f'{mistake_of(wrong)[0]} FAIL, saying "{words_of(wrong)}":'.strip()
+                for wrong in exercise.wrong
+            ]
+            assert all(words in part for words in told)
+        wrong = [w for e in exercises(lesson) for w in e.wrong]
+        assert len({bool(mistake_of(w)[0]) for w in wrong}) == 1, (
+            "a sentence at every wrong answer or at none"
+        )
         assert part.split("### Exam questions")[1].count("*Answer:*") >= 2
         assert "**In 45 minutes, skip:**" in part and "**Depends on the machine:**" in part
         skipped = part.split("**In 45 minutes, skip:** ")[1].split("\n")[0].split("; ")

@@ -25,9 +25,8 @@ def draw_explorers(lesson: Lesson, folder: Path) -> dict[str, list[dict]]:
         explorers: list[dict] = []
 
         def explore(draw, clock, caption, alt, posters=None, *, at=explorers, of=cell, **controls):
-            at.append(
-                _drawn(draw, f"{clock.capitalize()}: {caption}", alt, controls, folder, f"{of.id}-{len(at)}")
-            )
+            words = f"{clock.capitalize()}: {caption}", alt
+            at.append(_drawn(draw, words, controls, posters or [{}], folder, f"{of.id}-{len(at)}"))
 
         with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(Exception):
             desk = Desk(lesson.name, [c.solved() for c in code if "setup" in c.tags])
@@ -51,10 +50,13 @@ def _needed(last, code) -> list:
     return chosen
 
 
-def _drawn(draw, caption: str, alt: str, controls: dict, folder: Path, name: str) -> dict:
-    """One explorer: frames of each control, the others at their start."""
+def _drawn(
+    draw, words: tuple[str, str], controls: dict, posters: list[dict], folder: Path, name: str
+) -> dict:
+    """One explorer: frames of each control, the others at their start; and whether all its posters are among them."""
     values = {
-        key: _values(control, STEPS if key == "step" else POSITIONS) for key, control in controls.items()
+        key: _values(control, STEPS if key == "step" else POSITIONS, [p[key] for p in posters if key in p])
+        for key, control in controls.items()
     }
     start = {key: c[2] if isinstance(c, tuple) else c[0] for key, c in controls.items()}
     frames, files = {}, {}
@@ -65,20 +67,25 @@ def _drawn(draw, caption: str, alt: str, controls: dict, folder: Path, name: str
             if (what := str(arguments)) not in files:
                 files[what] = f"{name}-{len(files)}.png"
                 _small(png(draw(**arguments)), folder / files[what])
-            said = {"caption": caption.format(**arguments), "alt": alt.format(**arguments)}
+            said = dict(zip(("caption", "alt"), (text.format(**arguments) for text in words), strict=True))
             shown = f"{value:g}" if isinstance(value, float) else str(value)
             frames[key].append({"value": shown, "file": files[what], **said})
-    return {"frames": frames, "start": {key: values[key].index(start[key]) for key in values}}
+    alone = all(sum(value != start[key] for key, value in poster.items()) <= 1 for poster in posters)
+    return {
+        "frames": frames,
+        "start": {key: values[key].index(start[key]) for key in values},
+        "posters": alone,
+    }
 
 
-def _values(control, most: int) -> list:
-    """All choices of a control, or about so many values from its first to its last, the start among them."""
+def _values(control, most: int, more: list) -> list:
+    """All choices of a control, numbers in order; of a slider about so many, and its start and `more` among them."""
     if not isinstance(control, tuple):
-        return list(control)
+        return list(control) if any(isinstance(x, str) for x in control) else sorted(control)
     low, high, start = control
     if all(isinstance(x, int) for x in control):
-        return sorted({*range(low, high + 1, -(-(high - low + 1) // most)), high, start})
-    return sorted({*(round(low + (high - low) * i / (most - 1), 3) for i in range(most)), start})
+        return sorted({*range(low, high + 1, -(-(high - low + 1) // most)), high, start, *more})
+    return sorted({*(round(low + (high - low) * i / (most - 1), 3) for i in range(most)), start, *more})
 
 
 def _small(picture: bytes, file: Path) -> None:

@@ -1,12 +1,17 @@
 """Pages made from the lessons: the teacher's guide, and the list of what to read."""
 
+import difflib
 import re
 
 from ..lessons.answers import exercises, words_of
+from ..lessons.desk import split
 from ..lessons.source import Lesson, prose
 
 WORDS_A_MINUTE, CELL, EXERCISE = 120, 0.5, 6
 """What a lesson takes: words read in a foreign language, minutes for a code cell and for an exercise."""
+MISTAKE = "# MISTAKE: "
+ABOUT = """Made from the lessons. Minutes are computed, not measured. Under *Expected misconceptions* lines with - are
+the solution's, and lines with + stand there instead."""
 READ_ON = re.compile(
     r"(?:^## (?:Links|Further reading|Sources|Read on)\s*\n"
     r"|\*\*(?:Sources:|Read on\.|Further\*\*:)|Background:|Read also:)(?:\*\*)?(.*)",
@@ -61,7 +66,7 @@ def guide(lessons: list[Lesson]) -> str:
     exam = dict(
         re.findall(r"^## (\d\d)[^\n]*\n(.*?)(?=^## |\Z)", (folder / "exam.md").read_text(), re.M | re.S)
     )
-    known, parts = set(), ["# For teachers", "Made from the lessons. Minutes are computed, not measured.", ""]
+    known, parts = set(), ["# For teachers", ABOUT, ""]
     for lesson in lessons:
         new = dict.fromkeys(anchors[b.lower()] for b in bold(lesson.prose) if b.lower() in anchors)
         told = [f"[{names[term]}](glossary.md#{term})" for term in new if term not in known]
@@ -87,14 +92,37 @@ def guide(lessons: list[Lesson]) -> str:
 
 
 def _misconceptions(lesson: Lesson) -> list[str]:
-    """Each planted wrong answer with the words that it gets."""
+    """Each planted wrong answer: what is mistaken, the words that it gets, and how it differs from the solution."""
     lines = []
     for exercise in exercises(lesson):
         lines += [f"**{', '.join(exercise.titles)}**", ""]
         for wrong in exercise.wrong:
-            code = wrong.text.partition("\n")[2].strip()
-            lines += [f'FAIL, saying "{words_of(wrong)}":', "", f"```python\n{code}\n```", ""]
+            mistake, code = mistake_of(wrong)
+            said = f'FAIL, saying "{words_of(wrong)}":'
+            lines += [f"{mistake} {said}".strip(), "", _difference(exercise.cell.solved(), code), ""]
     return lines
+
+
+def mistake_of(wrong) -> tuple[str, str]:
+    """The sentence of a wrong answer that says what is mistaken, or "" where it has none, and its code."""
+    code = wrong.text.partition("\n")[2].strip()
+    if not code.startswith(MISTAKE):
+        return "", code
+    mistake, _, code = code.removeprefix(MISTAKE).partition("\n")
+    return mistake, code
+
+
+def _difference(solution: str, wrong: str) -> str:
+    """The lines by which a wrong answer differs from the solution, in Markdown; all of it where most lines differ."""
+    right = re.sub(r'\n *"""[^"]*"""', "", split(solution)[0])
+    plain = (
+        re.sub(r"(^|  ) *# .*|^ *### .*", "", text, flags=re.M) for text in (right, wrong)
+    )  # no comments
+    before, after = ([line.rstrip() for line in text.splitlines() if line.strip()] for text in plain)
+    lines = list(difflib.unified_diff(before, after, lineterm="", n=1))[3:]
+    if sum(line[0] in "+-" for line in lines) < len(after):
+        return "```diff\n" + "\n".join("..." if line[0] == "@" else line for line in lines) + "\n```"
+    return f"```python\n{wrong}\n```"
 
 
 def reading(lessons: list[Lesson]) -> str:

@@ -66,7 +66,7 @@ def page(lesson: Lesson, anchors: dict[str, str], explorers: dict[str, list[dict
             fold = {"tags": ["hide-input"], "mystnb": {"code_prompt_show": "Show a solution"}}
             solution = [nbformat.v4.new_code_cell(solved[cell.id], metadata=fold)]
         if cell.cell_type == "code":
-            cells += _described(cell, len(drawn))
+            cells += _described(cell, bool(drawn) and all(explorer["posters"] for explorer in drawn))
         else:
             cells.append(new(_linked(cell.source, anchors, linked)))
         cells += [new(RUN.format(name=lesson.name))] if i == 0 else []
@@ -88,7 +88,7 @@ def _linked(text: str, anchors: dict[str, str], linked: set[str]) -> str:
     return re.sub(r"\*\*([^*]{2,60}?)\*\*", link, text)
 
 
-def _described(cell, drawn: int) -> list:
+def _described(cell, drawn: bool) -> list:
     """The cell, and one without code for each further figure, because MyST knows one alt text a cell.
 
     Imports are folded; posters that explorers show as well are marked; lines that only speak of the lab go.
@@ -111,7 +111,9 @@ def _described(cell, drawn: int) -> list:
     if "setup" in tags and not defined(cell.source):
         tags.append("hide-input")
         cell.metadata["mystnb"]["code_prompt_show"] = "Show the imports"
-    if _alt(cell.outputs[0] if cell.outputs else {}) and len(parts) == drawn:
+    if drawn and all(
+        len(part) == 2 and _alt(part[0]) for part in parts
+    ):  # a figure and its caption, nothing else
         for one in cells:
             one.metadata["tags"].append("poster")
     return cells

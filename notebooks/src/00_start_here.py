@@ -150,18 +150,21 @@ check("known everywhere", exercises.everywhere, tokens_everywhere)
 
 # %% tags=["wrong"]
 # FAIL: nothing was sent
+# MISTAKE: Returns the rank's own number; nothing is sent.
 def tokens_everywhere(rank, world_size, mine):
     return mine.item()
 
 
 # %% tags=["wrong"]
 # FAIL: a rank cannot know what the others hold
+# MISTAKE: The others' numbers are taken from the example and not asked for.
 def tokens_everywhere(rank, world_size, mine):
     return sum(10 * (r + 1) for r in range(world_size))
 
 
 # %% tags=["wrong"]
 # FAIL: 60 again, as for 10, 20 and 30
+# MISTAKE: A number that is right for the example alone.
 def tokens_everywhere(rank, world_size, mine):
     comm.barrier(Mesh(dp=world_size)["dp"])
     return 60
@@ -169,6 +172,7 @@ def tokens_everywhere(rank, world_size, mine):
 
 # %% tags=["wrong"]
 # FAIL: expected 40, got 100
+# MISTAKE: The all-reduce is called and its result not used.
 def tokens_everywhere(rank, world_size, mine):
     comm.all_reduce(mine, Mesh(dp=world_size)["dp"])
     return sum(10 * (r + 1) for r in range(world_size))
@@ -176,12 +180,14 @@ def tokens_everywhere(rank, world_size, mine):
 
 # %% tags=["wrong"]
 # FAIL: expected 60, got 30
+# MISTAKE: The largest number is taken, not the sum.
 def tokens_everywhere(rank, world_size, mine):
     return comm.all_reduce(mine, Mesh(dp=world_size)["dp"], op="max").item()
 
 
 # %% tags=["wrong"]
 # FAIL: all of them should know the sum
+# MISTAKE: Only rank 0 is told, as in a reduce.
 def tokens_everywhere(rank, world_size, mine):
     total = comm.all_reduce(mine, Mesh(dp=world_size)["dp"])
     return total.item() if rank == 0 else 0
@@ -189,6 +195,7 @@ def tokens_everywhere(rank, world_size, mine):
 
 # %% tags=["wrong"]
 # FAIL: the ranks wait for each other for ever
+# MISTAKE: Every rank receives before it sends, so all wait for each other.
 def tokens_everywhere(rank, world_size, mine):
     axis, total = Mesh(dp=world_size)["dp"], mine
     for step in range(1, world_size):
@@ -507,6 +514,7 @@ check("rows of a rank", exercises.rows, my_rows)
 
 # %% tags=["wrong"]
 # FAIL: are on no rank
+# MISTAKE: The rows that are left after dividing are on no rank.
 def my_rows(rank, world_size, count):
     size = count // world_size
     return range(rank * size, (rank + 1) * size)
@@ -514,18 +522,21 @@ def my_rows(rank, world_size, count):
 
 # %% tags=["wrong"]
 # FAIL: the first ranks should hold more
+# MISTAKE: Even, but it is not the first ranks that hold the rows left over.
 def my_rows(rank, world_size, count):
     return range(rank * count // world_size, (rank + 1) * count // world_size)
 
 
 # %% tags=["wrong"]
 # FAIL: neighbours should stay together
+# MISTAKE: Rows are dealt like cards, so neighbours are torn apart.
 def my_rows(rank, world_size, count):
     return range(rank, count, world_size)
 
 
 # %% tags=["wrong"]
 # FAIL: differ by more than one
+# MISTAKE: The last rank takes all the rows that are left.
 def my_rows(rank, world_size, count):
     size = count // world_size
     return range(rank * size, count if rank == world_size - 1 else (rank + 1) * size)
@@ -533,12 +544,14 @@ def my_rows(rank, world_size, count):
 
 # %% tags=["wrong"]
 # FAIL: some rows are on two ranks
+# MISTAKE: Rounded down at the start and up at the end: ranks share a row.
 def my_rows(rank, world_size, count):
     return range(rank * count // world_size, -(-(rank + 1) * count // world_size))
 
 
 # %% tags=["wrong"]
 # FAIL: there is no row
+# MISTAKE: Rounded up everywhere, so the last ranks have rows that do not exist.
 def my_rows(rank, world_size, count):
     size = -(-count // world_size)
     return range(rank * size, (rank + 1) * size)
@@ -565,36 +578,42 @@ check("the global mean", exercises.global_mean, global_mean)
 
 # %% tags=["wrong"]
 # FAIL: tokens count equally, not ranks
+# MISTAKE: A mean of means: ranks count equally, not tokens.
 def global_mean(sums, counts):
     return sum(s / c for s, c in zip(sums, counts, strict=True)) / len(sums)
 
 
 # %% tags=["wrong"]
 # FAIL: sums 6 and 2 of four tokens each: expected 1, got 2
+# MISTAKE: A sum of means.
 def global_mean(sums, counts):
     return sum(s / c for s, c in zip(sums, counts, strict=True))
 
 
 # %% tags=["wrong"]
 # FAIL: three ranks
+# MISTAKE: Only the first two ranks are looked at.
 def global_mean(sums, counts):
     return (sums[0] + sums[1]) / (counts[0] + counts[1])
 
 
 # %% tags=["wrong"]
 # FAIL: expected 1.8, got 1.125
+# MISTAKE: All ranks are taken to have as many tokens as the first.
 def global_mean(sums, counts):
     return sum(sums) / (len(sums) * counts[0])
 
 
 # %% tags=["wrong"]
 # FAIL: sums 6 and 2 of four tokens each: expected 1, got 4
+# MISTAKE: Divided by the ranks, not by the tokens.
 def global_mean(sums, counts):
     return sum(sums) / len(sums)
 
 
 # %% tags=["wrong"]
 # FAIL: function returned None
+# MISTAKE: The result is computed and not returned.
 def global_mean(sums, counts):
     sum(sums) / sum(counts)
 
@@ -620,30 +639,35 @@ check("bytes of an all-reduce", exercises.traffic, bytes_sent)
 
 # %% tags=["wrong"]
 # FAIL: one rank sends nothing
+# MISTAKE: A rank is taken to send everything once.
 def bytes_sent(parameters, bytes_each, ranks):
     return parameters * bytes_each
 
 
 # %% tags=["wrong"]
 # FAIL: 2 ranks: half out, half back
+# MISTAKE: Half of it is forgotten: the sum has to come back.
 def bytes_sent(parameters, bytes_each, ranks):
     return (ranks - 1) / ranks * parameters * bytes_each
 
 
 # %% tags=["wrong"]
 # FAIL: mind the bytes of a number
+# MISTAKE: A number is taken to have 4 bytes always.
 def bytes_sent(parameters, bytes_each, ranks):
     return 2 * (ranks - 1) / ranks * parameters * 4
 
 
 # %% tags=["wrong"]
 # FAIL: 4 ranks: 2 (n - 1) / n of all bytes
+# MISTAKE: Every rank is taken to send everything to each of the others.
 def bytes_sent(parameters, bytes_each, ranks):
     return (ranks - 1) * parameters * bytes_each
 
 
 # %% tags=["wrong"]
 # FAIL: one rank sends nothing: expected 0, got 8e+06
+# MISTAKE: The factor (n - 1)/n is left out.
 def bytes_sent(parameters, bytes_each, ranks):
     return 2 * parameters * bytes_each
 

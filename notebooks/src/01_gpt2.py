@@ -492,30 +492,35 @@ check("parameters", exercises.parameters, parameters)
 
 # %% tags=["wrong"]
 # FAIL: the head is tied, count it once
+# MISTAKE: The head is counted, although it is the embedding again.
 def parameters(vocab, positions, layers, width):
     return (2 * vocab + positions) * width + layers * (12 * width**2 + 13 * width) + 2 * width
 
 
 # %% tags=["wrong"]
 # FAIL: 13 C in biases and norms
+# MISTAKE: Biases and norms of the blocks are forgotten.
 def parameters(vocab, positions, layers, width):
     return (vocab + positions) * width + layers * 12 * width**2 + 2 * width
 
 
 # %% tags=["wrong"]
 # FAIL: expected 32, got 24
+# MISTAKE: The table of positions is forgotten.
 def parameters(vocab, positions, layers, width):
     return vocab * width + layers * (12 * width**2 + 13 * width) + 2 * width
 
 
 # %% tags=["wrong"]
 # FAIL: expected 32, got 28
+# MISTAKE: The last norm is forgotten.
 def parameters(vocab, positions, layers, width):
     return (vocab + positions) * width + layers * (12 * width**2 + 13 * width)
 
 
 # %% tags=["wrong"]
 # FAIL: expected 74, got 58
+# MISTAKE: 8 C squared in a block: the second matrix of the MLP is forgotten.
 def parameters(vocab, positions, layers, width):
     return (vocab + positions) * width + layers * (8 * width**2 + 13 * width) + 2 * width
 
@@ -545,6 +550,7 @@ check("AdamW by hand", exercises.adamw, adamw)
 
 # %% tags=["wrong"]
 # FAIL: 20 steps without decay, after step 1
+# MISTAKE: Moments are not corrected for starting at zero.
 def adamw(w, grad, m, v, t, lr, betas, eps, decay):
     m = betas[0] * m + (1 - betas[0]) * grad
     v = betas[1] * v + (1 - betas[1]) * grad**2
@@ -553,6 +559,7 @@ def adamw(w, grad, m, v, t, lr, betas, eps, decay):
 
 # %% tags=["wrong"]
 # FAIL: 20 steps with decay 0.1, after step 1
+# MISTAKE: Decay is put into the gradient: that is Adam, not AdamW.
 def adamw(w, grad, m, v, t, lr, betas, eps, decay):
     grad = grad + decay * w
     m = betas[0] * m + (1 - betas[0]) * grad
@@ -562,6 +569,7 @@ def adamw(w, grad, m, v, t, lr, betas, eps, decay):
 
 # %% tags=["wrong"]
 # FAIL: 20 steps without decay, at the end
+# MISTAKE: Corrected moments are kept, so they are corrected again at the next step.
 def adamw(w, grad, m, v, t, lr, betas, eps, decay):
     m = betas[0] * m + (1 - betas[0]) * grad
     v = betas[1] * v + (1 - betas[1]) * grad**2
@@ -571,6 +579,7 @@ def adamw(w, grad, m, v, t, lr, betas, eps, decay):
 
 # %% tags=["wrong"]
 # FAIL: eps outside the root)
+# MISTAKE: eps stands inside the root.
 def adamw(w, grad, m, v, t, lr, betas, eps, decay):
     m = betas[0] * m + (1 - betas[0]) * grad
     v = betas[1] * v + (1 - betas[1]) * grad**2
@@ -580,6 +589,7 @@ def adamw(w, grad, m, v, t, lr, betas, eps, decay):
 
 # %% tags=["wrong"]
 # FAIL: 20 steps with decay 0.1
+# MISTAKE: Decay is not multiplied by the learning rate.
 def adamw(w, grad, m, v, t, lr, betas, eps, decay):
     m = betas[0] * m + (1 - betas[0]) * grad
     v = betas[1] * v + (1 - betas[1]) * grad**2
@@ -615,12 +625,14 @@ check("layer norm backward", exercises.norm_backward, norm_backward)
 
 # %% tags=["wrong"]
 # FAIL: only the first of three terms
+# MISTAKE: Mean and standard deviation are taken for constants.
 def norm_backward(grad, x, weight, eps):
     return grad * weight / (x.var(-1, keepdim=True, unbiased=False) + eps).sqrt()
 
 
 # %% tags=["wrong"]
 # FAIL: x also moves the mean and the standard deviation
+# MISTAKE: Only the mean is taken to move with x.
 def norm_backward(grad, x, weight, eps):
     g = grad * weight
     return (g - g.mean(-1, keepdim=True)) / (x.var(-1, keepdim=True, unbiased=False) + eps).sqrt()
@@ -628,6 +640,7 @@ def norm_backward(grad, x, weight, eps):
 
 # %% tags=["wrong"]
 # FAIL: passes through `weight` first
+# MISTAKE: The gradient does not pass through the weight.
 def norm_backward(grad, x, weight, eps):
     std = (x.var(-1, keepdim=True, unbiased=False) + eps).sqrt()
     n = (x - x.mean(-1, keepdim=True)) / std
@@ -637,6 +650,7 @@ def norm_backward(grad, x, weight, eps):
 
 # %% tags=["wrong"]
 # FAIL: two terms are taken off
+# MISTAKE: The variance is divided by C - 1, not by C.
 def norm_backward(grad, x, weight, eps):
     std = (x.var(-1, keepdim=True, unbiased=True) + eps).sqrt()
     n = (x - x.mean(-1, keepdim=True)) / std
@@ -646,6 +660,7 @@ def norm_backward(grad, x, weight, eps):
 
 # %% tags=["wrong"]
 # FAIL: so gradients sum to zero: expected
+# MISTAKE: The term that takes off the mean is missing.
 def norm_backward(grad, x, weight, eps):
     std = (x.var(-1, keepdim=True, unbiased=False) + eps).sqrt()
     n = (x - x.mean(-1, keepdim=True)) / std
@@ -676,6 +691,7 @@ check("accumulation", exercises.accumulation, accumulate)
 
 # %% tags=["wrong"]
 # FAIL: micro-batches of [4, 3] rows
+# MISTAKE: A mean of means: micro-batches of unequal size weigh equally.
 def accumulate(w, micros, rows):
     for x, y in micros:
         (((x @ w - y) ** 2).mean() / len(micros)).backward()
@@ -683,18 +699,21 @@ def accumulate(w, micros, rows):
 
 # %% tags=["wrong"]
 # FAIL: w.grad is None
+# MISTAKE: The loss is computed, and no backward is called.
 def accumulate(w, micros, rows):
     sum(((x @ w - y) ** 2).sum() for x, y in micros) / rows
 
 
 # %% tags=["wrong"]
 # FAIL: call backward() before the next micro-batch begins
+# MISTAKE: One backward at the end: all micro-batches stay in memory.
 def accumulate(w, micros, rows):
     (sum(((x @ w - y) ** 2).sum() for x, y in micros) / rows).backward()
 
 
 # %% tags=["wrong"]
 # FAIL: add, do not clear
+# MISTAKE: Earlier gradients are cleared, where this should add to them.
 def accumulate(w, micros, rows):
     w.grad = None
     for x, y in micros:
@@ -703,6 +722,7 @@ def accumulate(w, micros, rows):
 
 # %% tags=["wrong"]
 # FAIL: micro-batches of [7] rows
+# MISTAKE: The division by all rows is missing.
 def accumulate(w, micros, rows):
     for x, y in micros:
         ((x @ w - y) ** 2).sum().backward()
@@ -728,30 +748,35 @@ check("bytes of a KV cache", exercises.cache_bytes, cache_bytes)
 
 # %% tags=["wrong"]
 # FAIL: a key and a value
+# MISTAKE: Keys are counted and values not, or the other way round.
 def cache_bytes(layers, width, batch, tokens, each):
     return layers * width * batch * tokens * each
 
 
 # %% tags=["wrong"]
 # FAIL: mind batch and bytes of a number
+# MISTAKE: The batch is forgotten.
 def cache_bytes(layers, width, batch, tokens, each):
     return 2 * layers * width * tokens * each
 
 
 # %% tags=["wrong"]
 # FAIL: GPT-2 small, one text
+# MISTAKE: One layer is counted, not all.
 def cache_bytes(layers, width, batch, tokens, each):
     return 2 * width * batch * tokens * each
 
 
 # %% tags=["wrong"]
 # FAIL: eight texts in 16 bit: mind batch and bytes of a number: expected 3.0199e+08, got 6.0398e+08
+# MISTAKE: Numbers are taken to have 4 bytes.
 def cache_bytes(layers, width, batch, tokens, each):
     return 2 * layers * width * batch * tokens * (4 if tokens > 1 else 1)
 
 
 # %% tags=["wrong"]
 # FAIL: expected 2, got 3
+# MISTAKE: Queries are counted as well; nobody reads them again.
 def cache_bytes(layers, width, batch, tokens, each):
     return 3 * layers * width * batch * tokens * each
 
@@ -787,42 +812,49 @@ check("what to keep", exercises.what_to_keep, what_to_keep)
 
 # %% tags=["wrong"]
 # FAIL: 97.3 C² operations a token; at most 16 pass
+# MISTAKE: Nothing is kept, all is computed again.
 def what_to_keep(T):
     return []
 
 
 # %% tags=["wrong"]
 # FAIL: T = 256: input and kept are 16 B T C, and there is room for 8
+# MISTAKE: Everything is kept, and there is no room for it.
 def what_to_keep(T):
     return list(exercises.PARTS)
 
 
 # %% tags=["wrong"]
 # FAIL: 18 C² operations a token
+# MISTAKE: The choice for long texts is taken for short ones.
 def what_to_keep(T):
     return ["attention", "x2", "wide"]
 
 
 # %% tags=["wrong"]
 # FAIL: 55.3 C² operations a token
+# MISTAKE: What costs most by width alone, whatever the length.
 def what_to_keep(T):
     return ["wide", "qkv"]  # what costs most in C²
 
 
 # %% tags=["wrong"]
 # FAIL: 16.7 C² operations a token
+# MISTAKE: The right idea with the border between short and long at a wrong place.
 def what_to_keep(T):
     return ["wide", "qkv"] if T < 2048 else ["attention", "x2", "wide"]
 
 
 # %% tags=["wrong"]
 # FAIL: 'mlp' is none of ln_1, qkv, attention, x2, ln_2, wide, gelu
+# MISTAKE: A name that is not in the table.
 def what_to_keep(T):
     return ["qkv", "mlp"]
 
 
 # %% tags=["wrong"]
 # FAIL: return a list of names
+# MISTAKE: Text is returned, not a list of names.
 def what_to_keep(T):
     return "wide"
 

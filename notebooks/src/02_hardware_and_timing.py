@@ -520,6 +520,7 @@ check("a stopwatch", exercises.benchmark, benchmark)
 
 # %% tags=["wrong"]
 # FAIL: warm up
+# MISTAKE: Nothing is warmed up: the first trial pays for what happens only once.
 def benchmark(call, count, barrier, synchronise, clock):
     times = []
     for _ in range(count):
@@ -533,6 +534,7 @@ def benchmark(call, count, barrier, synchronise, clock):
 
 # %% tags=["wrong"]
 # FAIL: the clock stopped before the work was done
+# MISTAKE: The clock stops when the work has been started, not when it is done.
 def benchmark(call, count, barrier, synchronise, clock):
     call()
     synchronise()
@@ -548,6 +550,7 @@ def benchmark(call, count, barrier, synchronise, clock):
 
 # %% tags=["wrong"]
 # FAIL: waiting in the barrier are among your times
+# MISTAKE: The wait in the barrier is timed as well.
 def benchmark(call, count, barrier, synchronise, clock):
     call()
     synchronise()
@@ -563,6 +566,7 @@ def benchmark(call, count, barrier, synchronise, clock):
 
 # %% tags=["wrong"]
 # FAIL: a barrier before *every* trial
+# MISTAKE: One barrier before all trials: later on the ranks drift apart.
 def benchmark(call, count, barrier, synchronise, clock):
     call()
     synchronise()
@@ -578,6 +582,7 @@ def benchmark(call, count, barrier, synchronise, clock):
 
 # %% tags=["wrong"]
 # FAIL: still going on in the first trial
+# MISTAKE: The warm-up is still going on when the first trial begins.
 def benchmark(call, count, barrier, synchronise, clock):
     call()
     times = []
@@ -592,6 +597,7 @@ def benchmark(call, count, barrier, synchronise, clock):
 
 # %% tags=["wrong"]
 # FAIL: keep their order
+# MISTAKE: Times are sorted, so nobody sees that they rise.
 def benchmark(call, count, barrier, synchronise, clock):
     call()
     synchronise()
@@ -607,6 +613,7 @@ def benchmark(call, count, barrier, synchronise, clock):
 
 # %% tags=["wrong"]
 # FAIL: return the list of all durations
+# MISTAKE: One mean of all trials: what varies cannot be seen.
 def benchmark(call, count, barrier, synchronise, clock):
     call()
     synchronise()
@@ -638,30 +645,35 @@ check("one clock for all ranks", exercises.together, lasted)
 
 # %% tags=["wrong"]
 # FAIL: that wait is not the collective's
+# MISTAKE: A rank that came early is taken to have worked while it waited.
 def lasted(per_rank):
     return max(end - start for start, end in per_rank)
 
 
 # %% tags=["wrong"]
 # FAIL: when the *last* rank is done
+# MISTAKE: The quickest rank is looked at, not the last one.
 def lasted(per_rank):
     return min(end - start for start, end in per_rank)
 
 
 # %% tags=["wrong"]
 # FAIL: expected 1.5, got 6.5
+# MISTAKE: Counted from the first rank's start: its wait is taken for work.
 def lasted(per_rank):
     return max(end for _, end in per_rank) - min(start for start, _ in per_rank)
 
 
 # %% tags=["wrong"]
 # FAIL: expected 3, got 6
+# MISTAKE: Times of ranks that work at once are added.
 def lasted(per_rank):
     return sum(end - start for start, end in per_rank)
 
 
 # %% tags=["wrong"]
 # FAIL: expected 1.5, got 1
+# MISTAKE: It is taken to be over when the first rank is done.
 def lasted(per_rank):
     return min(end for _, end in per_rank) - max(start for start, _ in per_rank)
 
@@ -686,30 +698,35 @@ check("serial fraction", exercises.serial_fraction, serial_fraction)
 
 # %% tags=["wrong"]
 # FAIL: a speed-up of 2 on 4 workers: expected 0.333333, got 0.5
+# MISTAKE: That is the share of the workers that is lost, not the serial fraction.
 def serial_fraction(S, p):
     return 1 - S / p
 
 
 # %% tags=["wrong"]
 # FAIL: a speed-up of 4 on 4 workers has no serial part
+# MISTAKE: The time left is taken to be all serial.
 def serial_fraction(S, p):
     return 1 / S
 
 
 # %% tags=["wrong"]
 # FAIL: a speed-up of 2 on 4 workers: expected 0.333333, got 0.666667
+# MISTAKE: Workers that are lost are counted, not seconds.
 def serial_fraction(S, p):
     return (p - S) / (p - 1)
 
 
 # %% tags=["wrong"]
 # FAIL: a speed-up of 2 on 4 workers: expected 0.333333, got 0.25
+# MISTAKE: The difference is not divided by what could be won at most.
 def serial_fraction(S, p):
     return 1 / S - 1 / p
 
 
 # %% tags=["wrong"]
 # FAIL: expected 0, got 1
+# MISTAKE: The fraction that was saved, not the one that is serial.
 def serial_fraction(S, p):
     return (1 - 1 / S) / (1 - 1 / p)
 
@@ -734,30 +751,35 @@ check("overlap", exercises.overlap, overlapped_time)
 
 # %% tags=["wrong"]
 # FAIL: one piece: nothing to overlap with
+# MISTAKE: The first piece and the last one have nothing to overlap with.
 def overlapped_time(k, c, s):
     return k * max(c, s)
 
 
 # %% tags=["wrong"]
 # FAIL: the last one still has to travel
+# MISTAKE: Computing and sending are added: nothing overlaps.
 def overlapped_time(k, c, s):
     return k * (c + s)
 
 
 # %% tags=["wrong"]
 # FAIL: now the link is never idle
+# MISTAKE: Right only where computing takes longer than sending.
 def overlapped_time(k, c, s):
     return k * c + s
 
 
 # %% tags=["wrong"]
 # FAIL: expected 95, got 80
+# MISTAKE: Right only where sending takes longer than computing.
 def overlapped_time(k, c, s):
     return c + k * s
 
 
 # %% tags=["wrong"]
 # FAIL: one piece: nothing to overlap with: expected 35, got 40
+# MISTAKE: Both ends are taken to last as long as the slower of the two.
 def overlapped_time(k, c, s):
     return (k + 1) * max(c, s)
 
@@ -783,12 +805,14 @@ check("average parallelism", exercises.average_parallelism, average_parallelism)
 
 # %% tags=["wrong"]
 # FAIL: from the first start
+# MISTAKE: Time is counted from zero, not from the first start.
 def average_parallelism(spans):
     return sum(s.end - s.start for s in spans) / max(s.end for s in spans)
 
 
 # %% tags=["wrong"]
 # FAIL: 16 s of work within 8 s
+# MISTAKE: Right for two ranks only.
 def average_parallelism(spans):
     busy = sum(s.end - s.start for s in spans)
     makespan = max(s.end for s in spans) - min(s.start for s in spans)
@@ -797,18 +821,21 @@ def average_parallelism(spans):
 
 # %% tags=["wrong"]
 # FAIL: expected 1, got 2
+# MISTAKE: Ranks are counted, also while they wait.
 def average_parallelism(spans):
     return len({s.rank for s in spans})
 
 
 # %% tags=["wrong"]
 # FAIL: expected 1, got 2.66667
+# MISTAKE: That is the mean length of a piece of work.
 def average_parallelism(spans):
     return sum(s.end - s.start for s in spans) / len(spans)
 
 
 # %% tags=["wrong"]
 # FAIL: expected 2, got 1
+# MISTAKE: Only the first three pieces are looked at.
 def average_parallelism(spans):
     return sum(s.end - s.start for s in spans[:3]) / (max(s.end for s in spans) - min(s.start for s in spans))
 

@@ -197,30 +197,35 @@ check("predict: bytes", predictions.sent, bytes_sent)
 
 # %% tags=["wrong"]
 # FAIL: too small by a factor of 1.5
+# MISTAKE: A rank is taken to send its tensor once.
 def bytes_sent():
     return 4_000_000
 
 
 # %% tags=["wrong"]
 # FAIL: too large by a factor of 1.33
+# MISTAKE: The factor (n - 1)/n is left out.
 def bytes_sent():
     return 2 * 4_000_000
 
 
 # %% tags=["wrong"]
 # FAIL: too small by a factor of 2
+# MISTAKE: Half of it is forgotten: the sum has to come back.
 def bytes_sent():
     return 3 / 4 * 4_000_000
 
 
 # %% tags=["wrong"]
 # FAIL: too large by a factor of 2
+# MISTAKE: The tensor is taken to go to each of the others.
 def bytes_sent():
     return 3 * 4_000_000
 
 
 # %% tags=["wrong"]
 # FAIL: too small by a factor of 4
+# MISTAKE: Numbers are counted, not bytes.
 def bytes_sent():
     return 2 * 3 / 4 * 1_000_000
 
@@ -310,30 +315,35 @@ check("predict: messages", predictions.messages, messages_sent)
 
 # %% tags=["wrong"]
 # FAIL: too small by a factor of 2
+# MISTAKE: Half of it is forgotten: n - 1 messages add up, n - 1 hand out.
 def messages_sent():
     return 5 - 1
 
 
 # %% tags=["wrong"]
 # FAIL: too large by a factor of 1.25
+# MISTAKE: One message too many each way: a rank keeps a chunk.
 def messages_sent():
     return 2 * 5
 
 
 # %% tags=["wrong"]
 # FAIL: too small by a factor of 1.6
+# MISTAKE: One message for each rank is taken.
 def messages_sent():
     return 5
 
 
 # %% tags=["wrong"]
 # FAIL: too small by a factor of 2.67
+# MISTAKE: As many messages as a tree has levels.
 def messages_sent():
     return 3
 
 
 # %% tags=["wrong"]
 # FAIL: too large by a factor of 2.5
+# MISTAKE: A message from each rank to each other.
 def messages_sent():
     return 5 * (5 - 1)
 
@@ -407,30 +417,35 @@ check("predict: crossing", predictions.crossing, ring_wins_from)
 
 # %% tags=["wrong"]
 # FAIL: too small by a factor of 11
+# MISTAKE: Latency times bandwidth, whatever the algorithm.
 def ring_wins_from():
     return 5e-6 * 25e9
 
 
 # %% tags=["wrong"]
 # FAIL: too large by a factor of 2
+# MISTAKE: The tree is taken to send the tensor once, not down and up.
 def ring_wins_from():
     return (2 * 63 - 2 * 6) * 5e-6 * 25e9 / (6 - 63 / 64)
 
 
 # %% tags=["wrong"]
 # FAIL: too small by a factor of 1.4
+# MISTAKE: 64 ranks are taken to have seven levels.
 def ring_wins_from():
     return (2 * 63 - 2 * 6) * 5e-6 * 25e9 / (2 * 7)
 
 
 # %% tags=["wrong"]
 # FAIL: too large by
+# MISTAKE: The tree is taken to have no latency.
 def ring_wins_from():
     return 2 * 63 * 5e-6 * 25e9 / (2 * 6 - 2 * 63 / 64)
 
 
 # %% tags=["wrong"]
 # FAIL: too small by a factor of 2.5e+10
+# MISTAKE: Bandwidth is forgotten.
 def ring_wins_from():
     return (2 * 63 - 2 * 6) * 5e-6 / (2 * 6 - 2 * 63 / 64)
 
@@ -504,30 +519,35 @@ check("predict: seconds", predictions.seconds, ring_seconds)
 
 # %% tags=["wrong"]
 # FAIL: messages pay the latency
+# MISTAKE: Latency is forgotten.
 def ring_seconds():
     return 2 * 3 / 4 * 1e5 / 1e6
 
 
 # %% tags=["wrong"]
 # FAIL: too large by a factor of
+# MISTAKE: Every message is taken to carry the whole tensor.
 def ring_seconds():
     return 2 * 3 * (0.050 + 1e5 / 1e6)
 
 
 # %% tags=["wrong"]
 # FAIL: too small by a factor of 1.2
+# MISTAKE: Half of the bytes are forgotten: the sum has to come back.
 def ring_seconds():
     return 2 * 3 * 0.050 + 3 / 4 * 1e5 / 1e6
 
 
 # %% tags=["wrong"]
 # FAIL: too small by a factor of 1.1
+# MISTAKE: The factor 2 (n - 1)/n is taken for 1.
 def ring_seconds():
     return 2 * 3 * 0.050 + 1e5 / 1e6
 
 
 # %% tags=["wrong"]
 # FAIL: too small by a factor of 2.25
+# MISTAKE: Latency is paid once, not for every message.
 def ring_seconds():
     return 0.050 + 2 * 3 / 4 * 1e5 / 1e6
 
@@ -743,6 +763,7 @@ check("ring all-reduce", exercises.ring, ring_all_reduce)
 
 # %% tags=["wrong"]
 # FAIL: n-1 steps add up, n-1 hand out
+# MISTAKE: Whole tensors go round: the right sum for twice the bytes or more.
 def ring_all_reduce(x, wire):
     total, piece = x.clone(), x
     for _ in range(wire.size - 1):
@@ -755,6 +776,7 @@ def ring_all_reduce(x, wire):
 
 # %% tags=["wrong"]
 # FAIL: sends to its right neighbour only
+# MISTAKE: Everyone sends to everyone, not to the right neighbour only.
 def ring_all_reduce(x, wire):
     total = x.clone()
     going = [wire.isend(x, p) for p in range(wire.size) if p != wire.rank]
@@ -767,6 +789,7 @@ def ring_all_reduce(x, wire):
 
 # %% tags=["wrong"]
 # FAIL: wait for each other for ever
+# MISTAKE: Every rank sends first and waits: nobody receives.
 def ring_all_reduce(x, wire):
     wire.send(x, wire.rank + 1)
     return x + wire.recv(x, wire.rank - 1)
@@ -774,6 +797,7 @@ def ring_all_reduce(x, wire):
 
 # %% tags=["wrong"]
 # FAIL: all ranks send at the same time
+# MISTAKE: One chunk after the other goes round, so most ranks wait.
 def ring_all_reduce(x, wire):
     n, r, chunks = wire.size, wire.rank, list(x.tensor_split(wire.size))
     for first in range(n):  # one chunk after the other goes round, and round again
@@ -788,6 +812,7 @@ def ring_all_reduce(x, wire):
 
 # %% tags=["wrong"]
 # FAIL: bytes; chunks of 1/n
+# MISTAKE: Numbers are rounded to 32 bit on the way.
 def ring_all_reduce(x, wire):
     n, r, chunks = wire.size, wire.rank, list(x.float().tensor_split(wire.size))
     for s in range(2 * (n - 1)):
@@ -801,6 +826,7 @@ def ring_all_reduce(x, wire):
 
 # %% tags=["wrong"]
 # FAIL: with 9 numbers on 4 ranks: IndexError
+# MISTAKE: torch.chunk may make fewer chunks than ranks.
 def ring_all_reduce(x, wire):
     n, r, chunks = wire.size, wire.rank, list(x.chunk(wire.size))
     for s in range(2 * (n - 1)):
@@ -814,6 +840,7 @@ def ring_all_reduce(x, wire):
 
 # %% tags=["wrong"]
 # FAIL: waited for 0 of its 4 sends
+# MISTAKE: The handle of a send is dropped and never waited for.
 def ring_all_reduce(x, wire):
     n, r, chunks = wire.size, wire.rank, list(x.tensor_split(wire.size))
     for s in range(2 * (n - 1)):
@@ -826,6 +853,7 @@ def ring_all_reduce(x, wire):
 
 # %% tags=["wrong"]
 # FAIL: the sum on rank
+# MISTAKE: Added also in the second half, where finished chunks are handed out.
 def ring_all_reduce(x, wire):
     n, r, chunks = wire.size, wire.rank, list(x.tensor_split(wire.size))
     for s in range(2 * (n - 1)):
@@ -839,6 +867,7 @@ def ring_all_reduce(x, wire):
 
 # %% tags=["wrong"]
 # FAIL: changed its input
+# MISTAKE: The given tensor is overwritten.
 def ring_all_reduce(x, wire):
     n, r, chunks = wire.size, wire.rank, x.tensor_split(wire.size)
     for s in range(2 * (n - 1)):
@@ -879,6 +908,7 @@ check("tree broadcast", exercises.tree, tree_broadcast)
 
 # %% tags=["wrong"]
 # FAIL: whoever has the tensor should send in every round
+# MISTAKE: A chain, not a tree: only one rank sends at a time.
 def tree_broadcast(x, wire):
     if wire.rank:
         x = wire.recv(x, wire.rank - 1)
@@ -889,6 +919,7 @@ def tree_broadcast(x, wire):
 
 # %% tags=["wrong"]
 # FAIL: what rank
+# MISTAKE: Only rank 1 receives.
 def tree_broadcast(x, wire):
     if wire.rank == 0 and wire.size > 1:
         wire.send(x, 1)
@@ -899,6 +930,7 @@ def tree_broadcast(x, wire):
 
 # %% tags=["wrong"]
 # FAIL: in a tree nobody sends more than 2
+# MISTAKE: Rank 0 sends to all, one after the other.
 def tree_broadcast(x, wire):
     if wire.rank == 0:
         for p in range(1, wire.size):
@@ -909,6 +941,7 @@ def tree_broadcast(x, wire):
 
 # %% tags=["wrong"]
 # FAIL: needs exactly one
+# MISTAKE: Everyone sends to everyone.
 def tree_broadcast(x, wire):
     going = [wire.isend(x, p) for p in range(wire.size) if p != wire.rank]
     came = [wire.recv(x, p) for p in range(wire.size) if p != wire.rank]
@@ -919,6 +952,7 @@ def tree_broadcast(x, wire):
 
 # %% tags=["wrong"]
 # FAIL: wait for each other for ever
+# MISTAKE: Rank 0 waits for a message that nobody sends.
 def tree_broadcast(x, wire):
     if wire.rank:
         x = wire.recv(x, wire.rank // 2)
@@ -930,6 +964,7 @@ def tree_broadcast(x, wire):
 
 # %% tags=["wrong"]
 # FAIL: waited for 0 of its
+# MISTAKE: The handle of a send is dropped and never waited for.
 def tree_broadcast(x, wire):
     distance = 1
     while distance < wire.size:
@@ -970,6 +1005,7 @@ check("all-to-all", exercises.to_all, all_to_all)
 
 # %% tags=["wrong"]
 # FAIL: one chunk straight to each other
+# MISTAKE: Every rank gets all chunks and keeps one: n times the bytes.
 def all_to_all(x, wire):
     others = [p for p in range(wire.size) if p != wire.rank]
     going = [wire.isend(x, p) for p in others]
@@ -980,6 +1016,7 @@ def all_to_all(x, wire):
 
 # %% tags=["wrong"]
 # FAIL: in order of their senders
+# MISTAKE: Chunks that came are in the wrong order.
 def all_to_all(x, wire):
     chunks = list(x.tensor_split(wire.size))
     going = [wire.isend(chunks[p], p) for p in range(wire.size) if p != wire.rank]
@@ -990,6 +1027,7 @@ def all_to_all(x, wire):
 
 # %% tags=["wrong"]
 # FAIL: invalid for input of size
+# MISTAKE: Lengths that do not divide are not thought of.
 def all_to_all(x, wire):
     chunks = list(x.view(wire.size, -1))
     others = [p for p in range(wire.size) if p != wire.rank]
@@ -1001,6 +1039,7 @@ def all_to_all(x, wire):
 
 # %% tags=["wrong"]
 # FAIL: start all sends before you receive
+# MISTAKE: One rank sends at a time, where all can.
 def all_to_all(x, wire):
     chunks = list(x.tensor_split(wire.size))
     came = [chunks[wire.rank]] * wire.size
@@ -1016,6 +1055,7 @@ def all_to_all(x, wire):
 
 # %% tags=["wrong"]
 # FAIL: waited for 0 of its
+# MISTAKE: The handles of the sends are dropped and never waited for.
 def all_to_all(x, wire):
     chunks = list(x.tensor_split(wire.size))
     for p in range(wire.size):
@@ -1027,6 +1067,7 @@ def all_to_all(x, wire):
 
 # %% tags=["wrong"]
 # FAIL: does not fit its receiver
+# MISTAKE: Room is made for the chunk that leaves, not for the one that comes.
 def all_to_all(x, wire):
     chunks = list(x.tensor_split(wire.size))
     others = [p for p in range(wire.size) if p != wire.rank]
@@ -1057,30 +1098,35 @@ check("bus bandwidth", exercises.bus, bus_bandwidth)
 
 # %% tags=["wrong"]
 # FAIL: the whole array is n times the output
+# MISTAKE: The output is taken for the whole array.
 def bus_bandwidth(n, out, t):
     return (n - 1) / n * out / t
 
 
 # %% tags=["wrong"]
 # FAIL: n=4, 100 bytes out, 1 s
+# MISTAKE: The factor 2 of an all-reduce is put into an all-gather.
 def bus_bandwidth(n, out, t):
     return 2 * (n - 1) / n * n * out / t
 
 
 # %% tags=["wrong"]
 # FAIL: expected 300, got 400
+# MISTAKE: The own part is taken to travel as well.
 def bus_bandwidth(n, out, t):
     return n * out / t
 
 
 # %% tags=["wrong"]
 # FAIL: n=2, 8e9 bytes out, 0.5 s
+# MISTAKE: The time is forgotten.
 def bus_bandwidth(n, out, t):
     return (n - 1) * out
 
 
 # %% tags=["wrong"]
 # FAIL: expected 300, got 100
+# MISTAKE: Only the output is divided by the time.
 def bus_bandwidth(n, out, t):
     return out / t
 
@@ -1124,42 +1170,49 @@ check("four chunks in few rounds", exercises.in_rounds, in_rounds)
 
 # %% tags=["wrong"]
 # FAIL: 12 rounds; at most 7 pass
+# MISTAKE: One chunk after the other goes down the tree.
 def in_rounds():
     return [[(r, r + d, c) for r in range(d)] for c in range(4) for d in (1, 2, 4)]
 
 
 # %% tags=["wrong"]
 # FAIL: 10 rounds; at most 7 pass
+# MISTAKE: A chain: each chunk needs n - 1 rounds, and others follow it.
 def in_rounds():
     return [[(r, r + 1, t - r) for r in range(7) if 0 <= t - r < 4] for t in range(10)]
 
 
 # %% tags=["wrong"]
 # FAIL: round 1: rank 0 sends 4 chunks; one is allowed
+# MISTAKE: Rank 0 sends four chunks in one round.
 def in_rounds():
     return [[(0, 1 + c, c) for c in range(4)]]
 
 
 # %% tags=["wrong"]
 # FAIL: round 1: rank 1 sends chunk 0, which it did not hold before
+# MISTAKE: A chunk is sent on in the round in which it comes.
 def in_rounds():
     return [[(r, r + 1, c) for r in range(7)] for c in range(4)]
 
 
 # %% tags=["wrong"]
 # FAIL: round 4: rank 7 receives 2 chunks; one is allowed
+# MISTAKE: A rank receives two chunks in one round.
 def in_rounds():
     return [[(0, 1, 0)], [(0, 2, 1)], [(0, 3, 2)], [(1, 7, 0), (2, 7, 1)]]
 
 
 # %% tags=["wrong"]
 # FAIL: after 3 rounds rank 1 lacks chunk 1
+# MISTAKE: Only the first chunk is sent.
 def in_rounds():
     return [[(r, r + d, 0) for r in range(d)] for d in (1, 2, 4)]
 
 
 # %% tags=["wrong"]
 # FAIL: is no (from, to, chunk)
+# MISTAKE: A message without its chunk.
 def in_rounds():
     return [[(0, 1)]]
 

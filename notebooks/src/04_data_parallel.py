@@ -518,6 +518,7 @@ check("a step of data parallelism", exercises.three_lines, parallel_step)
 
 # %% tags=["wrong"]
 # FAIL: nothing was sent
+# MISTAKE: The ranks do not talk: each steps with its own gradient.
 def parallel_step(model, optimizer, mine, total, axis):
     optimizer.zero_grad()
     loss = model.loss(model(mine.tokens), mine.targets)
@@ -527,6 +528,7 @@ def parallel_step(model, optimizer, mine, total, axis):
 
 # %% tags=["wrong"]
 # FAIL: keep its result
+# MISTAKE: all_reduce is called, but its result, the sum, is thrown away.
 def parallel_step(model, optimizer, mine, total, axis):
     optimizer.zero_grad()
     loss = model.loss(model(mine.tokens), mine.targets)
@@ -538,6 +540,7 @@ def parallel_step(model, optimizer, mine, total, axis):
 
 # %% tags=["wrong"]
 # FAIL: a third of the right gradient
+# MISTAKE: The sum is divided by the number of ranks, although the loss was divided by all tokens already.
 def parallel_step(model, optimizer, mine, total, axis):
     optimizer.zero_grad()
     loss = model.loss(model(mine.tokens), mine.targets)
@@ -549,6 +552,7 @@ def parallel_step(model, optimizer, mine, total, axis):
 
 # %% tags=["wrong"]
 # FAIL: divide each rank's sum of losses by the tokens of *all* ranks
+# MISTAKE: Each rank divides by its own tokens and then by the ranks: a mean of means.
 def parallel_step(model, optimizer, mine, total, axis):
     optimizer.zero_grad()
     loss = model.loss(model(mine.tokens), mine.targets)
@@ -560,6 +564,7 @@ def parallel_step(model, optimizer, mine, total, axis):
 
 # %% tags=["wrong"]
 # FAIL: An all-reduce of each gradient takes
+# MISTAKE: The sum is right, but an all-gather sends every rank's gradient to every rank.
 def parallel_step(model, optimizer, mine, total, axis):
     optimizer.zero_grad()
     loss = model.loss(model(mine.tokens), mine.targets)
@@ -571,6 +576,7 @@ def parallel_step(model, optimizer, mine, total, axis):
 
 # %% tags=["wrong"]
 # FAIL: a gradient is None
+# MISTAKE: The losses are summed and not the gradients; no backward is called.
 def parallel_step(model, optimizer, mine, total, axis):
     optimizer.zero_grad()
     loss = model.loss(model(mine.tokens), mine.targets)
@@ -580,6 +586,7 @@ def parallel_step(model, optimizer, mine, total, axis):
 
 # %% tags=["wrong"]
 # FAIL: step 2, the gradient of
+# MISTAKE: Old gradients are not cleared, so the second step adds to those of the first.
 def parallel_step(model, optimizer, mine, total, axis):
     loss = model.loss(model(mine.tokens), mine.targets)
     (loss / total).backward()
@@ -642,6 +649,7 @@ check("the bucketed reducer", exercises.reducer, Reducer)
 
 # %% tags=["wrong"]
 # FAIL: the last bucket is not full
+# MISTAKE: The last bucket, which never became full, is dropped.
 class Reducer(Reducer):
     def finish(self):
         self.bucket = []
@@ -650,6 +658,7 @@ class Reducer(Reducer):
 
 # %% tags=["wrong"]
 # FAIL: was sent while backward ran
+# MISTAKE: Everything is collected and sent after backward, so nothing overlaps.
 class Reducer(Reducer):
     def ready(self, name, grad):
         self.bucket.append((name, grad))
@@ -657,6 +666,7 @@ class Reducer(Reducer):
 
 # %% tags=["wrong"]
 # FAIL: you waited while backward ran
+# MISTAKE: Each message is waited for as soon as it is sent, so nothing overlaps.
 class Reducer(Reducer):
     def send(self):
         super().send()
@@ -667,6 +677,7 @@ class Reducer(Reducer):
 
 # %% tags=["wrong"]
 # FAIL: one message a tensor
+# MISTAKE: Every gradient is a message of its own: there are no buckets.
 class Reducer(Reducer):
     def ready(self, name, grad):
         self.bucket.append((name, grad))
@@ -675,6 +686,7 @@ class Reducer(Reducer):
 
 # %% tags=["wrong"]
 # FAIL: give each its shape again
+# MISTAKE: Gradients come back flat, without the shapes of their parameters.
 class Reducer(Reducer):
     def finish(self):
         return {name: total.flatten() for name, total in super().finish().items()}
@@ -682,6 +694,7 @@ class Reducer(Reducer):
 
 # %% tags=["wrong"]
 # FAIL: each bucket leaves one gradient late
+# MISTAKE: The bucket is looked at before the new gradient is put in, so a full one leaves a gradient late.
 class Reducer(Reducer):
     def ready(self, name, grad):
         if sum(g.numel() for _, g in self.bucket) >= self.full:
@@ -691,6 +704,7 @@ class Reducer(Reducer):
 
 # %% tags=["wrong"]
 # FAIL: after 2 gradients of [6, 2] elements messages of [] have left
+# MISTAKE: More than full is demanded where full is enough.
 class Reducer(Reducer):
     def ready(self, name, grad):
         self.bucket.append((name, grad))
@@ -700,6 +714,7 @@ class Reducer(Reducer):
 
 # %% tags=["wrong"]
 # FAIL: after 3 gradients of [6, 2, 9] elements messages of [8] have left
+# MISTAKE: Tensors are counted, not elements.
 class Reducer(Reducer):
     def ready(self, name, grad):
         self.bucket.append((name, grad))
@@ -709,6 +724,7 @@ class Reducer(Reducer):
 
 # %% tags=["wrong"]
 # FAIL: two live ranks, step 2
+# MISTAKE: Sums of the first step are kept and used again in the second.
 class Reducer(Reducer):
     def finish(self):
         self.sums = getattr(self, "sums", None) or super().finish()  # made once, then used again
@@ -735,36 +751,42 @@ check("bytes of a step", exercises.step_bytes, step_bytes)
 
 # %% tags=["wrong"]
 # FAIL: only the last one's backward sends
+# MISTAKE: Every micro-batch is taken to send, not only the last one.
 def step_bytes(elements, ranks, micro, each):
     return 2 * (ranks - 1) / ranks * elements * each * micro
 
 
 # %% tags=["wrong"]
 # FAIL: reduce-scatter and all-gather
+# MISTAKE: Half of an all-reduce is forgotten: reduce-scatter, then all-gather.
 def step_bytes(elements, ranks, micro, each):
     return (ranks - 1) / ranks * elements * each
 
 
 # %% tags=["wrong"]
 # FAIL: expected 6000, got 8000
+# MISTAKE: The factor (n - 1)/n is left out.
 def step_bytes(elements, ranks, micro, each):
     return 2 * elements * each if ranks > 1 else 0
 
 
 # %% tags=["wrong"]
 # FAIL: expected 6000, got 12000
+# MISTAKE: Every rank is taken to send its gradients to each of the others.
 def step_bytes(elements, ranks, micro, each):
     return (ranks - 1) * elements * each
 
 
 # %% tags=["wrong"]
 # FAIL: expected 7000, got 14000
+# MISTAKE: The factor (n - 1)/n is mistaken for (n - 1)/2.
 def step_bytes(elements, ranks, micro, each):
     return (ranks - 1) / 2 * elements * each
 
 
 # %% tags=["wrong"]
 # FAIL: 16-bit gradients
+# MISTAKE: Elements are taken to have 4 bytes, whatever they are.
 def step_bytes(elements, ranks, micro, each):
     return 2 * (ranks - 1) / ranks * elements * 4
 
@@ -790,30 +812,35 @@ check("unequal shares", exercises.global_gradient, global_gradient)
 
 # %% tags=["wrong"]
 # FAIL: mean of means
+# MISTAKE: Means over unequal shares are averaged as if shares were equal.
 def global_gradient(gradients, counts):
     return sum(gradients) / len(gradients)
 
 
 # %% tags=["wrong"]
 # FAIL: sum of means
+# MISTAKE: Means are added, and nothing is divided.
 def global_gradient(gradients, counts):
     return sum(gradients)
 
 
 # %% tags=["wrong"]
 # FAIL: got -0.178519
+# MISTAKE: Shares are divided by their tokens a second time, where they should be weighted with them.
 def global_gradient(gradients, counts):
     return sum(g / c for g, c in zip(gradients, counts, strict=True))
 
 
 # %% tags=["wrong"]
 # FAIL: shares of 30, 20 and 20 tokens
+# MISTAKE: Weighted correctly, but the division by all tokens is missing.
 def global_gradient(gradients, counts):
     return sum(g * c for g, c in zip(gradients, counts, strict=True))
 
 
 # %% tags=["wrong"]
 # FAIL: function returned None
+# MISTAKE: The result is computed and not returned.
 def global_gradient(gradients, counts):
     sum(g * c for g, c in zip(gradients, counts, strict=True)) / sum(counts)
 
@@ -854,18 +881,21 @@ check("buckets for three links", exercises.group_gradients, group_gradients)
 
 # %% tags=["wrong"]
 # FAIL: each gradient by itself pays the latency
+# MISTAKE: One bucket a gradient: each pays the latency.
 def group_gradients(ready, sizes, latency, rate):
     return [[i] for i in range(len(sizes))]
 
 
 # %% tags=["wrong"]
 # FAIL: all in one bucket overlaps nothing
+# MISTAKE: One bucket for all: it leaves only when backward is over.
 def group_gradients(ready, sizes, latency, rate):
     return [list(range(len(sizes)))]
 
 
 # %% tags=["wrong"]
 # FAIL: 110 ms exposed; at most 108
+# MISTAKE: One bucket size for all links, whatever their latency.
 def group_gradients(ready, sizes, latency, rate):
     groups, held = [[]], 0
     for i, size in enumerate(sizes):
@@ -879,6 +909,7 @@ def group_gradients(ready, sizes, latency, rate):
 
 # %% tags=["wrong"]
 # FAIL: 121 ms exposed; at most 108
+# MISTAKE: Greedy: whenever the link is free, all that is ready leaves.
 def group_gradients(ready, sizes, latency, rate):
     groups, i, free = [], 0, 0.0
     while i < len(sizes):  # whenever the link is free, all that has gathered leaves
@@ -891,18 +922,21 @@ def group_gradients(ready, sizes, latency, rate):
 
 # %% tags=["wrong"]
 # FAIL: equal layers: the gradients [6, 7] never leave
+# MISTAKE: The last gradients are in no bucket: the range ends early.
 def group_gradients(ready, sizes, latency, rate):
     return [[i, i + 1] for i in range(0, len(sizes) - 2, 2)]
 
 
 # %% tags=["wrong"]
 # FAIL: are in two buckets
+# MISTAKE: Neighbouring buckets overlap: a gradient is sent twice.
 def group_gradients(ready, sizes, latency, rate):
     return [[i, i + 1] for i in range(len(sizes) - 1)]
 
 
 # %% tags=["wrong"]
 # FAIL: 395 ms exposed
+# MISTAKE: Buckets in the order of forward, though backward makes the last gradients first.
 def group_gradients(ready, sizes, latency, rate):
     pairs = [list(range(i, min(i + 2, len(sizes)))) for i in range(0, len(sizes), 2)]
     return pairs[::-1]  # in the order of forward

@@ -478,12 +478,14 @@ check("a shard", exercises.shard, shard)
 
 # %% tags=["wrong"]
 # FAIL: pad to equal lengths
+# MISTAKE: Shards of different lengths: collectives want equal ones.
 def shard(whole, rank, ranks):
     return whole.tensor_split(ranks)[rank]
 
 
 # %% tags=["wrong"]
 # FAIL: 7 elements, 3 ranks: only 6 are in a shard; round up
+# MISTAKE: Rounded down: the last elements are in no shard.
 def shard(whole, rank, ranks):
     length = len(whole) // ranks
     return whole[rank * length : (rank + 1) * length]
@@ -491,6 +493,7 @@ def shard(whole, rank, ranks):
 
 # %% tags=["wrong"]
 # FAIL: 8 elements, 2 ranks: shards of 5, but 4 are enough
+# MISTAKE: One more than rounded down: padded also where nothing is left over.
 def shard(whole, rank, ranks):
     length = len(whole) // ranks + 1
     padded = torch.cat([whole, whole.new_zeros(length * ranks - len(whole))])
@@ -499,6 +502,7 @@ def shard(whole, rank, ranks):
 
 # %% tags=["wrong"]
 # FAIL: 8 elements, 2 ranks: only 6 are in a shard
+# MISTAKE: The length is that of one example.
 def shard(whole, rank, ranks):
     length = 3
     padded = torch.cat([whole, whole.new_zeros(length * ranks)])
@@ -507,6 +511,7 @@ def shard(whole, rank, ranks):
 
 # %% tags=["wrong"]
 # FAIL: shards joined in the order of ranks
+# MISTAKE: Elements are dealt like cards, not cut in runs.
 def shard(whole, rank, ranks):
     length = -(-len(whole) // ranks)
     padded = torch.cat([whole, whole.new_zeros(length * ranks - len(whole))])
@@ -515,6 +520,7 @@ def shard(whole, rank, ranks):
 
 # %% tags=["wrong"]
 # FAIL: padding must be zero
+# MISTAKE: Padded with the last element and not with zeros.
 def shard(whole, rank, ranks):
     length = -(-len(whole) // ranks)
     padded = torch.cat([whole, whole[-1:].expand(length * ranks - len(whole))])
@@ -548,6 +554,7 @@ check("a step of ZeRO-1", exercises.step, zero_step)
 
 # %% tags=["wrong"]
 # FAIL: gradients are summed here, not averaged
+# MISTAKE: Averaged, although the gradients are summed.
 def zero_step(weights, gradient, rank, ranks, rate, reduce_scatter, all_gather):
     length = len(weights) // ranks
     mine = weights[rank * length : (rank + 1) * length]
@@ -556,6 +563,7 @@ def zero_step(weights, gradient, rank, ranks, rate, reduce_scatter, all_gather):
 
 # %% tags=["wrong"]
 # FAIL: own shard did not move
+# MISTAKE: The sum is made, and the weights do not move.
 def zero_step(weights, gradient, rank, ranks, rate, reduce_scatter, all_gather):
     length = len(weights) // ranks
     reduce_scatter(gradient)
@@ -564,6 +572,7 @@ def zero_step(weights, gradient, rank, ranks, rate, reduce_scatter, all_gather):
 
 # %% tags=["wrong"]
 # FAIL: ZeRO reduce-scatters the gradient, steps its shard
+# MISTAKE: The own gradient times the ranks is taken for the sum: nothing is reduced.
 def zero_step(weights, gradient, rank, ranks, rate, reduce_scatter, all_gather):
     return all_gather(
         (weights - rate * ranks * gradient)[rank * len(weights) // ranks :][: len(weights) // ranks]
@@ -572,6 +581,7 @@ def zero_step(weights, gradient, rank, ranks, rate, reduce_scatter, all_gather):
 
 # %% tags=["wrong"]
 # FAIL: all_gather wants your shard
+# MISTAKE: Whole weights are gathered where only shards belong.
 def zero_step(weights, gradient, rank, ranks, rate, reduce_scatter, all_gather):
     length = len(weights) // ranks
     mine = weights[rank * length : (rank + 1) * length] - rate * reduce_scatter(gradient)
@@ -582,6 +592,7 @@ def zero_step(weights, gradient, rank, ranks, rate, reduce_scatter, all_gather):
 
 # %% tags=["wrong"]
 # FAIL: reduce_scatter wants the whole gradient
+# MISTAKE: A shard of the gradient is given where the whole is wanted.
 def zero_step(weights, gradient, rank, ranks, rate, reduce_scatter, all_gather):
     length = len(weights) // ranks
     own = slice(rank * length, (rank + 1) * length)
@@ -590,6 +601,7 @@ def zero_step(weights, gradient, rank, ranks, rate, reduce_scatter, all_gather):
 
 # %% tags=["wrong"]
 # FAIL: weights after the step, on rank 0
+# MISTAKE: The step goes uphill: the sign is wrong.
 def zero_step(weights, gradient, rank, ranks, rate, reduce_scatter, all_gather):
     length = len(weights) // ranks
     mine = weights[rank * length : (rank + 1) * length]
@@ -638,6 +650,7 @@ check("gathered twice", exercises.linear, lambda *given: Gathered.apply(*given))
 
 # %% tags=["wrong"]
 # FAIL: save the shard, and gather once more
+# MISTAKE: The whole weight is saved for backward, so every layer's weight stays in memory.
 class Gathered(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, shard, shape, axis):
@@ -656,6 +669,7 @@ class Gathered(torch.autograd.Function):
 
 # %% tags=["wrong"]
 # FAIL: still holds 3 whole weights
+# MISTAKE: The whole weight is hidden in ctx.w: it stays in memory as well.
 class Gathered(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, shard, shape, axis):
@@ -674,6 +688,7 @@ class Gathered(torch.autograd.Function):
 
 # %% tags=["wrong"]
 # FAIL: Two all-gathers and one reduce-scatter
+# MISTAKE: An all-reduce and a cut: the right numbers for twice the bytes.
 class Gathered(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, shard, shape, axis):
@@ -694,6 +709,7 @@ class Gathered(torch.autograd.Function):
 
 # %% tags=["wrong"]
 # FAIL: the gradient of rank 0's shard
+# MISTAKE: The sum is thrown away, and the own part of the gradient returned.
 class Gathered(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, shard, shape, axis):
@@ -715,6 +731,7 @@ class Gathered(torch.autograd.Function):
 
 # %% tags=["wrong"]
 # FAIL: the gradient of rank 1's shard
+# MISTAKE: The sum is divided by rank + 1.
 class Gathered(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, shard, shape, axis):
@@ -755,30 +772,35 @@ check("bytes held", exercises.bytes_held, bytes_held)
 
 # %% tags=["wrong"]
 # FAIL: gradients too
+# MISTAKE: In stage 2 gradients are taken to be whole still.
 def bytes_held(parameters, ranks, stage):
     return parameters * (12 / (ranks if stage else 1) + 2 + 2 / (ranks if stage == 3 else 1))
 
 
 # %% tags=["wrong"]
 # FAIL: nothing is shared
+# MISTAKE: Stage 0 is taken to be shared as well.
 def bytes_held(parameters, ranks, stage):
     return parameters * 16 / ranks
 
 
 # %% tags=["wrong"]
 # FAIL: weights too
+# MISTAKE: In stage 3 weights are taken to be whole still.
 def bytes_held(parameters, ranks, stage):
     return parameters * (12 / (ranks if stage else 1) + 2 / (ranks if stage > 1 else 1) + 2)
 
 
 # %% tags=["wrong"]
 # FAIL: optimizer state are shared
+# MISTAKE: Every stage divides once more by the ranks.
 def bytes_held(parameters, ranks, stage):
     return parameters * (4 + 12 / ranks**stage) if stage != 1 else parameters * 16
 
 
 # %% tags=["wrong"]
 # FAIL: nothing is shared: expected 120, got 30
+# MISTAKE: Only the weights are counted, without gradients and optimizer state.
 def bytes_held(parameters, ranks, stage):
     return 4 * parameters / (ranks if stage else 1)
 
@@ -811,42 +833,49 @@ check("the order of the link", prefetch.order, link_order)
 
 # %% tags=["wrong"]
 # FAIL: 50 units of time; at most 33 pass
+# MISTAKE: Each gradient is sent before the next weight is gathered, so backward waits.
 def link_order():
     return "G0 G1 G2 G3 G4 G4 R4 G3 R3 G2 R2 G1 R1 G0 R0"
 
 
 # %% tags=["wrong"]
 # FAIL: 35 units of time; at most 33 pass
+# MISTAKE: Right, but the last weights are gathered again although they are still there.
 def link_order():
     return "G0 G1 G2 G3 G4 G4 G3 R4 G2 R3 G1 R2 G0 R1 R0"
 
 
 # %% tags=["wrong"]
 # FAIL: the link waits at G2 for ever: 5 of 5 units are held
+# MISTAKE: Weights are gathered once, as if all of them could stay.
 def link_order():
     return "G0 G1 G2 G3 G4 R4 R3 R2 R1 R0"
 
 
 # %% tags=["wrong"]
 # FAIL: the link waits at R4 for ever
+# MISTAKE: A gradient is sent before it exists.
 def link_order():
     return "R4 G0 G1 G2 G3 G4 G3 G2 G1 G0 R3 R2 R1 R0"
 
 
 # %% tags=["wrong"]
 # FAIL: R0 stands 0 times
+# MISTAKE: The last gradient is never sent.
 def link_order():
     return "G0 G1 G2 G3 G4 G3 G2 R4 G1 R3 G0 R2 R1"
 
 
 # %% tags=["wrong"]
 # FAIL: the second G1 comes before F1 could run
+# MISTAKE: A weight is gathered a second time before its first use.
 def link_order():
     return "G1 G1 G0 G2 G3 G4 R4 R3 R2 R1 R0"
 
 
 # %% tags=["wrong"]
 # FAIL: is no work for the link
+# MISTAKE: Work of the processor is put on the link.
 def link_order():
     return "G0 F0 G1 F1"
 

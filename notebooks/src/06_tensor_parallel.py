@@ -507,6 +507,7 @@ check("q, k, v by heads", exercises.qkv, qkv_rows)
 
 # %% tags=["wrong"]
 # FAIL: rank 0 needs its part of q, of k and of v
+# MISTAKE: A run of 3 C/n rows: rank 0 gets all of q and nothing of v.
 def qkv_rows(rank, ranks, heads, width):
     size = 3 * width // ranks
     return list(range(rank * size, (rank + 1) * size))
@@ -514,12 +515,14 @@ def qkv_rows(rank, ranks, heads, width):
 
 # %% tags=["wrong"]
 # FAIL: is cut in two on rank
+# MISTAKE: Rows are dealt like cards, so every head is cut in pieces.
 def qkv_rows(rank, ranks, heads, width):
     return list(range(rank, 3 * width, ranks))
 
 
 # %% tags=["wrong"]
 # FAIL: should begin with row
+# MISTAKE: Parts are handed out from the last rank to the first.
 def qkv_rows(rank, ranks, heads, width):
     size = width // ranks
     return [part * width + (ranks - 1 - rank) * size + i for part in range(3) for i in range(size)]
@@ -527,6 +530,7 @@ def qkv_rows(rank, ranks, heads, width):
 
 # %% tags=["wrong"]
 # FAIL: should hold its q, then its k, then its v
+# MISTAKE: Head by head (q, k, v of each) and not all of q, then k, then v.
 def qkv_rows(rank, ranks, heads, width):
     size, head = width // ranks, width // heads
     mine = range(rank * size // head, (rank + 1) * size // head)
@@ -535,6 +539,7 @@ def qkv_rows(rank, ranks, heads, width):
 
 # %% tags=["wrong"]
 # FAIL: are no neighbours
+# MISTAKE: A rank's heads are no neighbours.
 def qkv_rows(rank, ranks, heads, width):
     head, each = width // heads, heads // ranks
     mine = [rank * each, *(h for h in range(heads) if h % each and h // each == (rank + 1) % ranks)]
@@ -543,6 +548,7 @@ def qkv_rows(rank, ranks, heads, width):
 
 # %% tags=["wrong"]
 # FAIL: some rows are on no rank or on two
+# MISTAKE: The size of a part is taken to be the number of heads.
 def qkv_rows(rank, ranks, heads, width):
     return [part * width + rank * heads + i for part in range(3) for i in range(heads)]
 
@@ -591,6 +597,7 @@ check("f and g", exercises.edges, lambda x, axis: MyF.apply(x, axis), lambda x, 
 
 # %% tags=["wrong"]
 # FAIL: for which f has to sum in backward
+# MISTAKE: f passes the gradient on: contributions of the other ranks' parts are missing.
 class MyF(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, axis):
@@ -603,6 +610,7 @@ class MyF(torch.autograd.Function):
 
 # %% tags=["wrong"]
 # FAIL: n times too large: g sums in backward as well
+# MISTAKE: g sums in backward as well, so gradients are n times too large.
 class MyG(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, axis):
@@ -616,6 +624,7 @@ class MyG(torch.autograd.Function):
 
 # %% tags=["wrong"]
 # FAIL: g has to sum in forward
+# MISTAKE: g sums nothing in forward.
 class MyG(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, axis):
@@ -628,6 +637,7 @@ class MyG(torch.autograd.Function):
 
 # %% tags=["wrong"]
 # FAIL: one all-reduce forward (g) and one backward (f)
+# MISTAKE: The double sum of g is divided away again: the right numbers for an all-reduce too many.
 class MyG(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, axis):
@@ -641,6 +651,7 @@ class MyG(torch.autograd.Function):
 
 # %% tags=["wrong"]
 # FAIL: backward must not change what it is given
+# MISTAKE: The gradient is overwritten in place, and autograd may still need it.
 class MyF(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, axis):
@@ -685,6 +696,7 @@ check("attention by heads", exercises.attention, my_attention)
 
 # %% tags=["wrong"]
 # FAIL: every rank's heads read x
+# MISTAKE: f at the entrance is forgotten: gradients of x are not summed.
 def my_attention(x, attn, axis):
     n, r, D = axis.size, axis.rank, attn.head_dim
     weight = attn.c_attn.weight.unflatten(0, (3, n, -1))[:, r].flatten(0, 1)
@@ -697,6 +709,7 @@ def my_attention(x, attn, axis):
 
 # %% tags=["wrong"]
 # FAIL: the output on rank 0
+# MISTAKE: The bias of the second product is added on every rank, so n times.
 def my_attention(x, attn, axis):
     n, r, D = axis.size, axis.rank, attn.head_dim
     x = comm.copy_to(x, axis)
@@ -710,6 +723,7 @@ def my_attention(x, attn, axis):
 
 # %% tags=["wrong"]
 # FAIL: not a third: only its own heads
+# MISTAKE: All heads are computed on every rank, and the sum is divided.
 def my_attention(x, attn, axis):
     y = attn(comm.copy_to(x, axis), None)  # all heads on every rank, and a sum that is divided again
     return comm.reduce_from(y, axis) / axis.size
@@ -717,6 +731,7 @@ def my_attention(x, attn, axis):
 
 # %% tags=["wrong"]
 # FAIL: every rank's heads read x: expected 10.6432 at (1, 0, 21), got 31.9
+# MISTAKE: f stands at the exit too, so gradients are summed once too often.
 def my_attention(x, attn, axis):
     n, r, D = axis.size, axis.rank, attn.head_dim
     x = comm.copy_to(x, axis)
@@ -730,6 +745,7 @@ def my_attention(x, attn, axis):
 
 # %% tags=["wrong"]
 # FAIL: the output on rank 0: expected -2.2
+# MISTAKE: The rows of q, k and v are cut as one run, not each by itself.
 def my_attention(x, attn, axis):
     n, r, D = axis.size, axis.rank, attn.head_dim
     x = comm.copy_to(x, axis)
@@ -743,6 +759,7 @@ def my_attention(x, attn, axis):
 
 # %% tags=["wrong"]
 # FAIL: expected shape
+# MISTAKE: The second product is missing: heads are gathered and handed back.
 def my_attention(x, attn, axis):
     n, r, D = axis.size, axis.rank, attn.head_dim
     x = comm.copy_to(x, axis)
@@ -782,6 +799,7 @@ check("loss over a cut vocabulary", exercises.vocabulary_loss, my_loss)
 
 # %% tags=["wrong"]
 # FAIL: the exponentials overflow
+# MISTAKE: exp without a maximum taken off first: it overflows.
 def my_loss(logits, targets, first, axis):
     sums = comm.all_reduce(logits.exp().sum(-1), axis)
     place = targets - first
@@ -792,6 +810,7 @@ def my_loss(logits, targets, first, axis):
 
 # %% tags=["wrong"]
 # FAIL: the loss on rank 0
+# MISTAKE: Each rank normalises over its own words only.
 def my_loss(logits, targets, first, axis):
     place = targets - first
     here = (place >= 0) & (place < logits.size(-1))
@@ -801,6 +820,7 @@ def my_loss(logits, targets, first, axis):
 
 # %% tags=["wrong"]
 # FAIL: the ranks disagree
+# MISTAKE: The target's logit stays on the rank that has it.
 def my_loss(logits, targets, first, axis):
     top = comm.all_reduce(logits.amax(-1), axis, "max")
     sums = comm.all_reduce((logits - top[:, None]).exp().sum(-1), axis)
@@ -812,6 +832,7 @@ def my_loss(logits, targets, first, axis):
 
 # %% tags=["wrong"]
 # FAIL: small logits: the loss on rank 0: expected
+# MISTAKE: The first word of a rank is left out: > for >=.
 def my_loss(logits, targets, first, axis):
     top = comm.all_reduce(logits.amax(-1), axis, "max")
     sums = comm.all_reduce((logits - top[:, None]).exp().sum(-1), axis)
@@ -823,6 +844,7 @@ def my_loss(logits, targets, first, axis):
 
 # %% tags=["wrong"]
 # FAIL: out of bounds
+# MISTAKE: A word too many: <= for <.
 def my_loss(logits, targets, first, axis):
     top = comm.all_reduce(logits.amax(-1), axis, "max")
     sums = comm.all_reduce((logits - top[:, None]).exp().sum(-1), axis)
@@ -834,6 +856,7 @@ def my_loss(logits, targets, first, axis):
 
 # %% tags=["wrong"]
 # FAIL: the logits themselves travelled
+# MISTAKE: All logits are gathered: the right loss, and what a cut vocabulary saves is lost.
 def my_loss(logits, targets, first, axis):
     sizes = [13, 12, 12]
     whole = comm.all_gather(logits, axis, 1, sizes)
@@ -870,6 +893,7 @@ check("columns gathered", exercises.gathered_columns, lambda y, axis: MyGather.a
 
 # %% tags=["wrong"]
 # FAIL: nobody added the requests
+# MISTAKE: Backward is taken to be a cut: nobody adds what the ranks ask for.
 class MyGather(torch.autograd.Function):
     @staticmethod
     def forward(ctx, y, axis):
@@ -883,6 +907,7 @@ class MyGather(torch.autograd.Function):
 
 # %% tags=["wrong"]
 # FAIL: bytes backward; 480 are enough
+# MISTAKE: An all-reduce and a cut: the right gradient for twice the bytes.
 class MyGather(torch.autograd.Function):
     @staticmethod
     def forward(ctx, y, axis):
@@ -897,6 +922,7 @@ class MyGather(torch.autograd.Function):
 
 # %% tags=["wrong"]
 # FAIL: the gradient of matrix 2 on rank 0
+# MISTAKE: Averaged and not summed.
 class MyGather(torch.autograd.Function):
     @staticmethod
     def forward(ctx, y, axis):
@@ -910,6 +936,7 @@ class MyGather(torch.autograd.Function):
 
 # %% tags=["wrong"]
 # FAIL: holds 2 along dim 1
+# MISTAKE: A width of one column is fixed, and backward does nothing.
 class MyGather(torch.autograd.Function):
     @staticmethod
     def forward(ctx, y, axis):
@@ -922,6 +949,7 @@ class MyGather(torch.autograd.Function):
 
 # %% tags=["wrong"]
 # FAIL: bytes forward; three all-gathers are 480
+# MISTAKE: A gather made of an all-reduce over zeros: twice the bytes.
 class MyGather(torch.autograd.Function):
     @staticmethod
     def forward(ctx, y, axis):
@@ -937,6 +965,7 @@ class MyGather(torch.autograd.Function):
 
 # %% tags=["wrong"]
 # FAIL: the ranks' columns side by side, in the order of the ranks
+# MISTAKE: Columns of the ranks are interleaved, not put side by side.
 class MyGather(torch.autograd.Function):
     @staticmethod
     def forward(ctx, y, axis):
@@ -972,30 +1001,35 @@ check("AlexNet's cuts", cuts.choose, my_cuts)
 
 # %% tags=["wrong"]
 # FAIL: 436.6 MB; at most 45 pass
+# MISTAKE: All layers are cut by batch, and the large weights of fc6 to fc8 are summed.
 def my_cuts():
     return ["batch"] * 8
 
 
 # %% tags=["wrong"]
 # FAIL: 72.4 MB; at most 45 pass
+# MISTAKE: Columns after columns: activations are gathered each time.
 def my_cuts():
     return ["batch"] * 5 + ["columns"] * 3
 
 
 # %% tags=["wrong"]
 # FAIL: 459 MB; at most 45 pass
+# MISTAKE: Convolutions have few weights and large activations: here they are cut by weights.
 def my_cuts():
     return ["columns", "rows"] * 4
 
 
 # %% tags=["wrong"]
 # FAIL: AlexNet has 8 layers, and you cut 3
+# MISTAKE: Only the last three layers are given.
 def my_cuts():
     return ["rows", "columns", "rows"]
 
 
 # %% tags=["wrong"]
 # FAIL: 'heads' is no cut
+# MISTAKE: A word of another model's layers.
 def my_cuts():
     return ["batch"] * 5 + ["rows", "heads", "rows"]
 

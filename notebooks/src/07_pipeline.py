@@ -149,30 +149,35 @@ check("bubble of GPipe", exercises.bubble, bubble)
 
 # %% tags=["wrong"]
 # FAIL: 2 ranks, 2 micro-batches: expected 0.333333, got 0.5
+# MISTAKE: The idle time is divided by the busy time, not by the makespan.
 def bubble(p, m):
     return (p - 1) / m
 
 
 # %% tags=["wrong"]
 # FAIL: returned None
+# MISTAKE: The result is computed and not returned.
 def bubble(p, m):
     (p - 1) / (m + p - 1)
 
 
 # %% tags=["wrong"]
 # FAIL: 2 ranks, 2 micro-batches: expected 0.333333, got 0.25
+# MISTAKE: The makespan is taken to be one slot longer than it is.
 def bubble(p, m):
     return (p - 1) / (m + p)
 
 
 # %% tags=["wrong"]
 # FAIL: expected 0, got 1
+# MISTAKE: One rank too many is counted as waiting.
 def bubble(p, m):
     return p / (m + p - 1)
 
 
 # %% tags=["wrong"]
 # FAIL: expected 0.333333, got 0.666667
+# MISTAKE: Forward and backward are each counted as a bubble, but the share is the same in both.
 def bubble(p, m):
     return 2 * (p - 1) / (m + p - 1)
 
@@ -275,6 +280,7 @@ check("F and B by hand", exercises.by_hand, on_ranks(run_op), serial_gradients)
 
 # %% tags=["wrong"]
 # FAIL: rank 0 has no gradient
+# MISTAKE: Only forward is written; nothing is kept for backward.
 def run_op(kind, i, s):
     if kind == "F":
         x = comm.irecv(s.like(i), s.axis, s.rank - 1).wait() if s.rank > 0 else None
@@ -287,6 +293,7 @@ def run_op(kind, i, s):
 
 # %% tags=["wrong"]
 # FAIL: gradient of wte.weight on rank 0
+# MISTAKE: The gradient is divided by the micro-batches, although the loss was divided by all targets already.
 def run_op(kind, i, s):
     if kind == "F":
         x = comm.irecv(s.like(i), s.axis, s.rank - 1).wait().requires_grad_() if s.rank > 0 else None
@@ -304,6 +311,7 @@ def run_op(kind, i, s):
 
 # %% tags=["wrong"]
 # FAIL: B takes its pair out
+# MISTAKE: The pair (x, y) is read and not taken out, so no memory is freed.
 def run_op(kind, i, s):
     if kind == "F":
         x = comm.irecv(s.like(i), s.axis, s.rank - 1).wait().requires_grad_() if s.rank > 0 else None
@@ -322,6 +330,7 @@ def run_op(kind, i, s):
 
 # %% tags=["wrong"]
 # FAIL: two neighbours that both send
+# MISTAKE: Sends wait until they have arrived: two neighbours wait for each other.
 def run_op(kind, i, s):
     if kind == "F":
         x = comm.irecv(s.like(i), s.axis, s.rank - 1).wait().requires_grad_() if s.rank > 0 else None
@@ -340,6 +349,7 @@ def run_op(kind, i, s):
 
 # %% tags=["wrong"]
 # FAIL: a handle that is not in s.leaving is never waited for
+# MISTAKE: The handle of a send is dropped, so nobody waits until the message has left.
 def run_op(kind, i, s):
     if kind == "F":
         x = comm.irecv(s.like(i), s.axis, s.rank - 1).wait().requires_grad_() if s.rank > 0 else None
@@ -358,6 +368,7 @@ def run_op(kind, i, s):
 
 # %% tags=["wrong"]
 # FAIL: the loss, on the last rank in s.loss
+# MISTAKE: The loss is set and not added up over micro-batches.
 def run_op(kind, i, s):
     if kind == "F":
         x = comm.irecv(s.like(i), s.axis, s.rank - 1).wait().requires_grad_() if s.rank > 0 else None
@@ -430,18 +441,21 @@ check("1F1B", exercises.order, one_f_one_b)
 
 # %% tags=["wrong"]
 # FAIL: Deadlock: rank 0 waits at 0B0 for 0F0
+# MISTAKE: Backward stands before forward.
 def one_f_one_b(rank, p, m):
     return [op for i in range(m) for op in (("B", i), ("F", i))]
 
 
 # %% tags=["wrong"]
 # FAIL: 4 ranks, 8 micro-batches: rank 0 holds 8 activations, 1F1B only 4
+# MISTAKE: That is GPipe: all forwards first, so every activation is held.
 def one_f_one_b(rank, p, m):
     return [("F", i) for i in range(m)] + [("B", i) for i in range(m)]
 
 
 # %% tags=["wrong"]
 # FAIL: 4 ranks, 8 micro-batches: rank 0 holds 5 activations, 1F1B only 4
+# MISTAKE: One forward too many in the warm-up: p - 1 - rank is enough.
 def one_f_one_b(rank, p, m):
     warm_up = min(m, p - rank)
     order = [("F", i) for i in range(warm_up)]
@@ -452,6 +466,7 @@ def one_f_one_b(rank, p, m):
 
 # %% tags=["wrong"]
 # FAIL: makespan of
+# MISTAKE: One forward too few in the warm-up: the first rank waits.
 def one_f_one_b(rank, p, m):
     warm_up = max(0, min(m, p - 2 - rank))
     order = [("F", i) for i in range(warm_up)]
@@ -462,6 +477,7 @@ def one_f_one_b(rank, p, m):
 
 # %% tags=["wrong"]
 # FAIL: stage 0 runs micro-batch 5 with F=1 B=0
+# MISTAKE: The cool-down is missing: the last backwards are never run.
 def one_f_one_b(rank, p, m):
     warm_up = min(m, p - 1 - rank)
     order = [("F", i) for i in range(warm_up)]
@@ -486,30 +502,35 @@ check("activations of 1F1B", exercises.in_flight, in_flight)
 
 # %% tags=["wrong"]
 # FAIL: rank 0 of 2, 2 micro-batches
+# MISTAKE: Ranks are counted from the wrong end: the first rank holds the most.
 def in_flight(rank, p, m):
     return min(m, rank + 1)
 
 
 # %% tags=["wrong"]
 # FAIL: rank 0 of 8, 2 micro-batches
+# MISTAKE: More activations than micro-batches.
 def in_flight(rank, p, m):
     return p - rank
 
 
 # %% tags=["wrong"]
 # FAIL: expected 1, got 0
+# MISTAKE: One too few: the micro-batch at work is held as well.
 def in_flight(rank, p, m):
     return min(m, p - 1 - rank)
 
 
 # %% tags=["wrong"]
 # FAIL: rank 1 of 2, 2 micro-batches: expected 1, got 2
+# MISTAKE: That is GPipe, which holds all micro-batches.
 def in_flight(rank, p, m):
     return m
 
 
 # %% tags=["wrong"]
 # FAIL: rank 1 of 2, 5 micro-batches: expected 1, got 2
+# MISTAKE: Every rank is taken to hold as many as rank 0.
 def in_flight(rank, p, m):
     return min(m, p) if m > 2 else min(m, p - rank)
 
@@ -722,30 +743,35 @@ check("bytes of a pipeline", exercises.traffic, bytes_sent)
 
 # %% tags=["wrong"]
 # FAIL: one number forward and one back
+# MISTAKE: Gradients that travel back are forgotten.
 def bytes_sent(p, m, b, T, C):
     return (p - 1) * m * b * T * C * 4
 
 
 # %% tags=["wrong"]
 # FAIL: one rank sends nothing
+# MISTAKE: There is a border less than there are ranks.
 def bytes_sent(p, m, b, T, C):
     return p * 2 * m * b * T * C * 4
 
 
 # %% tags=["wrong"]
 # FAIL: expected 8, got 2
+# MISTAKE: Numbers are counted, not bytes.
 def bytes_sent(p, m, b, T, C):
     return (p - 1) * 2 * m * b * T * C
 
 
 # %% tags=["wrong"]
 # FAIL: 4 ranks, 8 micro-batches
+# MISTAKE: Only one micro-batch is counted.
 def bytes_sent(p, m, b, T, C):
     return (p - 1) * 2 * b * T * C * 4
 
 
 # %% tags=["wrong"]
 # FAIL: expected 8, got 16
+# MISTAKE: float32 is taken to have 8 bytes.
 def bytes_sent(p, m, b, T, C):
     return (p - 1) * 2 * m * b * T * C * 8
 
@@ -858,12 +884,14 @@ check("room for three", exercises.squeezed, in_three)
 
 # %% tags=["wrong"]
 # FAIL: rank 0 holds 4 activations at its peak
+# MISTAKE: Plain 1F1B, whose first rank holds four.
 def in_three(rank):
     return [f"{kind}{i}" for kind, i in exercises.one_f_one_b(rank, 4, 8)]
 
 
 # %% tags=["wrong"]
 # FAIL: 48 units of time; at most 42 pass
+# MISTAKE: The warm-up is cut to two, and the pipeline waits.
 def in_three(rank):
     warm_up = min(2, 3 - rank)
     order = [f"F{i}" for i in range(warm_up)]
@@ -874,24 +902,28 @@ def in_three(rank):
 
 # %% tags=["wrong"]
 # FAIL: 51 units of time; at most 42 pass
+# MISTAKE: The same order on every rank, in blocks of three: all wait for each other.
 def in_three(rank):
     return "F0 F1 F2 B0 B1 B2 F3 F4 F5 B3 B4 B5 F6 F7 B6 B7"
 
 
 # %% tags=["wrong"]
 # FAIL: is half a backward
+# MISTAKE: Backward is split in halves, which this puzzle does not have.
 def in_three(rank):
     return [word for i in range(8) for word in (f"F{i}", f"I{i}", f"W{i}")]
 
 
 # %% tags=["wrong"]
 # FAIL: runs micro-batch 6 with F=0 B=0
+# MISTAKE: Two micro-batches are never run.
 def in_three(rank):
     return "F0 F1 F2 B0 B1 B2 F3 F4 F5 B3 B4 B5"
 
 
 # %% tags=["wrong"]
 # FAIL: Deadlock
+# MISTAKE: Backward of a micro-batch stands before its forward.
 def in_three(rank):
     return ["B0", "F0", *(word for i in range(1, 8) for word in (f"F{i}", f"B{i}"))]
 

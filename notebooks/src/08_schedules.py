@@ -180,30 +180,35 @@ check("idle time", exercises.idle, idle)
 
 # %% tags=["wrong"]
 # FAIL: zb_h1, 4 ranks, times 4, 5, 3: expected 18, got 27
+# MISTAKE: The weight-gradients, which fill the gap in ZB-H1, are not taken off.
 def idle(name, p, f, i, w):
     return (p - 1) * (f + i + w) if name == "1f1b" else (p - 1) * (f + i)
 
 
 # %% tags=["wrong"]
 # FAIL: 1f1b, 4 ranks, times 4, 5, 3
+# MISTAKE: The weight-gradient is forgotten in 1F1B, where it belongs to backward.
 def idle(name, p, f, i, w):
     return (p - 1) * (f + i) if name == "1f1b" else (p - 1) * (f + i - w)
 
 
 # %% tags=["wrong"]
 # FAIL: expected 18, got 21
+# MISTAKE: One weight-gradient too many is added.
 def idle(name, p, f, i, w):
     return (p - 1) * (f + i + w) if name == "1f1b" else (p - 1) * (f + i - w) + w
 
 
 # %% tags=["wrong"]
 # FAIL: expected 18, got 9
+# MISTAKE: Weight-gradients are taken off twice.
 def idle(name, p, f, i, w):
     return (p - 1) * (f + i + w) if name == "1f1b" else (p - 1) * (f + i - 2 * w)
 
 
 # %% tags=["wrong"]
 # FAIL: expected 18, got 12
+# MISTAKE: Only forward is taken to wait.
 def idle(name, p, f, i, w):
     return (p - 1) * (f + i + w) if name == "1f1b" else (p - 1) * f
 
@@ -239,30 +244,35 @@ check("placement of a V", exercises.v_rank, v_rank)
 
 # %% tags=["wrong"]
 # FAIL: stage 2 of 4
+# MISTAKE: That is the interleaved placement: back at rank 0, not back up.
 def v_rank(stage, p):
     return stage % p
 
 
 # %% tags=["wrong"]
 # FAIL: stage 1 of 2
+# MISTAKE: One rank too far: the two middle stages belong to the last rank.
 def v_rank(stage, p):
     return stage if stage < p else 2 * p - stage
 
 
 # %% tags=["wrong"]
 # FAIL: stage 1 of 2 on 1 ranks: expected 0, got -1
+# MISTAKE: The second half is counted from the wrong end.
 def v_rank(stage, p):
     return stage if stage < p else p - 1 - stage
 
 
 # %% tags=["wrong"]
 # FAIL: stage 0 of 4
+# MISTAKE: The V is upside down.
 def v_rank(stage, p):
     return abs(p - 1 - stage) if stage < p else stage - p
 
 
 # %% tags=["wrong"]
 # FAIL: stage 1 of 4
+# MISTAKE: Neighbouring stages in pairs.
 def v_rank(stage, p):
     return stage // 2
 
@@ -350,30 +360,35 @@ check("latency of slices", exercises.slicing, slices_latency)
 
 # %% tags=["wrong"]
 # FAIL: slices of [3, 1] on 2 ranks: expected 7
+# MISTAKE: The whole sequence is taken to wait on each rank: nothing overlaps.
 def slices_latency(times, p):
     return p * sum(times)
 
 
 # %% tags=["wrong"]
 # FAIL: slices of [4] on 3 ranks: expected 12
+# MISTAKE: Only one rank is counted.
 def slices_latency(times, p):
     return sum(times)
 
 
 # %% tags=["wrong"]
 # FAIL: slices of [3, 1] on 2 ranks: expected 7, got 5
+# MISTAKE: The quickest slice sets the pace, where the slowest does.
 def slices_latency(times, p):
     return sum(times) + (p - 1) * min(times)
 
 
 # %% tags=["wrong"]
 # FAIL: slices of [4] on 1 ranks
+# MISTAKE: The pipeline is taken to be one rank longer.
 def slices_latency(times, p):
     return sum(times) + p * max(times)
 
 
 # %% tags=["wrong"]
 # FAIL: expected 7, got 6
+# MISTAKE: The mean slice sets the pace, where the slowest does.
 def slices_latency(times, p):
     return sum(times) + (p - 1) * sum(times) / len(times)
 
@@ -519,30 +534,35 @@ check("your schedule", exercises.design, my_schedule)
 
 # %% tags=["wrong"]
 # FAIL: 49 units of time; at most 40 pass
+# MISTAKE: Plain 1F1B with whole backwards.
 def my_schedule(rank):
     return [f"{op.kind}{op.micro}" for op in make("1f1b", 4, 8).orders[rank]]
 
 
 # %% tags=["wrong"]
 # FAIL: 41 units of time; at most 40 pass
+# MISTAKE: ZB-H1 as published is one unit too slow here.
 def my_schedule(rank):
     return [f"{op.kind}{op.micro}" for op in make("zb_h1", 4, 8).orders[rank]]
 
 
 # %% tags=["wrong"]
 # FAIL: the limit is 4
+# MISTAKE: ZB-H2 holds more activations than are allowed.
 def my_schedule(rank):
     return [f"{op.kind}{op.micro}" for op in make("zb_h2", 4, 8).orders[rank]]
 
 
 # %% tags=["wrong"]
 # FAIL: It needs one F
+# MISTAKE: Only two micro-batches, where all eight are to run.
 def my_schedule(rank):
     return "F0 B0 F1 B1"
 
 
 # %% tags=["wrong"]
 # FAIL: is no operation
+# MISTAKE: A word that is no operation.
 def my_schedule(rank):
     return ["F0", "stop"]
 

@@ -171,30 +171,35 @@ check("the version that is read", exercises.version, version)
 
 # %% tags=["wrong"]
 # FAIL: the first version is 0
+# MISTAKE: Versions before the first one.
 def version(scheme, p, s, t, kind):
     return t if (scheme, kind) == ("ampnet", "B") else t - (p - 1 - s)
 
 
 # %% tags=["wrong"]
 # FAIL: nothing is stashed, so 0B1 finds version 1
+# MISTAKE: AMPNet is taken to stash weights, as PipeDream does.
 def version(scheme, p, s, t, kind):
     return max(0, t - (p - 1 if scheme == "pipedream_vertical" else p - 1 - s))
 
 
 # %% tags=["wrong"]
 # FAIL: must read version 0, which its forward read
+# MISTAKE: Backward is taken to read the newest version, as if nothing were stashed.
 def version(scheme, p, s, t, kind):
     return t if kind == "B" else max(0, t - (p - 1 - s))
 
 
 # %% tags=["wrong"]
 # FAIL: all stages read what stage 0 reads
+# MISTAKE: The vertical scheme is taken for the plain one: stages would read different versions.
 def version(scheme, p, s, t, kind):
     return t if (scheme, kind) == ("ampnet", "B") else max(0, t - (p - 1 - s))
 
 
 # %% tags=["wrong"]
 # FAIL: you say 0. Walk along its order
+# MISTAKE: One version too old: in flight are p - s, but one of them is the micro-batch itself.
 def version(scheme, p, s, t, kind):
     return t if (scheme, kind) == ("ampnet", "B") else max(0, t - (p - s))
 
@@ -293,6 +298,7 @@ check("a stash", exercises.stash, MyStash, on_live_ranks)
 
 # %% tags=["wrong"]
 # FAIL: a copy?
+# MISTAKE: The tensors are kept, not copies, and the next step changes them.
 class MyStash(Stash):
     def push(self):
         self.kept[self.used] = [p.data for p in self.parameters]
@@ -300,6 +306,7 @@ class MyStash(Stash):
 
 # %% tags=["wrong"]
 # FAIL: version 2 is lost
+# MISTAKE: The version in use is overwritten and not kept.
 class MyStash(Stash):
     def use(self, version):
         if version != self.used:
@@ -311,6 +318,7 @@ class MyStash(Stash):
 
 # %% tags=["wrong"]
 # FAIL: one is there twice
+# MISTAKE: A version that is put in use stays among the kept ones: it is there twice.
 class MyStash(Stash):
     def use(self, version):
         if version != self.used:
@@ -322,6 +330,7 @@ class MyStash(Stash):
 
 # %% tags=["wrong"]
 # FAIL: free() forgets nothing
+# MISTAKE: Nothing is forgotten, so memory grows.
 class MyStash(Stash):
     def free(self, wanted):
         pass
@@ -329,6 +338,7 @@ class MyStash(Stash):
 
 # %% tags=["wrong"]
 # FAIL: version 0 is freed while it is in use
+# MISTAKE: The version in use is forgotten, though nobody wants it any more.
 class MyStash(Stash):
     def free(self, wanted):
         self.kept = {v: values for v, values in self.kept.items() if v in wanted}
@@ -336,6 +346,7 @@ class MyStash(Stash):
 
 # %% tags=["wrong"]
 # FAIL: after two pushes versions 0, 1, 2 are there, yours has [1, 2]
+# MISTAKE: A version is kept under the number of the next one.
 class MyStash(Stash):
     def push(self):
         self.kept[self.used + 1] = [p.data.clone() for p in self.parameters]
@@ -444,42 +455,49 @@ check("stages within the room", exercises.stages, my_stages)
 
 # %% tags=["wrong"]
 # FAIL: stage 0 keeps 4 versions of 18 units
+# MISTAKE: As many versions as stages, where stage 0 has the largest layers: no room.
 def my_stages():
     return [3, 2, 2, 3], 4
 
 
 # %% tags=["wrong"]
 # FAIL: 528 units of time; at most 500 pass
+# MISTAKE: One micro-batch less in flight: it fits and waits.
 def my_stages():
     return [1, 3, 3, 3], 3
 
 
 # %% tags=["wrong"]
 # FAIL: your stages have 11 layers
+# MISTAKE: A layer too many.
 def my_stages():
     return [2, 3, 3, 3], 4
 
 
 # %% tags=["wrong"]
 # FAIL: 5 stages need as many ranks
+# MISTAKE: A stage too many: there are four ranks.
 def my_stages():
     return [2, 2, 2, 2, 2], 4
 
 
 # %% tags=["wrong"]
 # FAIL: active=5: 4 stages have 1 to 4
+# MISTAKE: More in flight than there are stages.
 def my_stages():
     return [2, 3, 3, 2], 5
 
 
 # %% tags=["wrong"]
 # FAIL: every stage needs a layer
+# MISTAKE: A stage without a layer.
 def my_stages():
     return [0, 4, 4, 2], 4
 
 
 # %% tags=["wrong"]
 # FAIL: return two things
+# MISTAKE: How many are in flight is missing.
 def my_stages():
     return [2, 3, 3, 2]
 
@@ -509,30 +527,35 @@ check("the update of 2BW", exercises.double_buffered, update)
 
 # %% tags=["wrong"]
 # FAIL: that is a pipeline with a flush
+# MISTAKE: The gradient is taken at the new weights, for which the pipeline would have to be emptied.
 def update(old, new, gradient, lr):
     return new, new - lr * gradient(new)
 
 
 # %% tags=["wrong"]
 # FAIL: added to the newest weights
+# MISTAKE: The gradient is added to the old weights, so an update is lost.
 def update(old, new, gradient, lr):
     return new, old - lr * gradient(old)
 
 
 # %% tags=["wrong"]
 # FAIL: the version before it becomes the old one
+# MISTAKE: The old version is handed on again, so it grows older and older.
 def update(old, new, gradient, lr):
     return old, new - lr * gradient(old)
 
 
 # %% tags=["wrong"]
 # FAIL: an update needs one gradient, yours computed 2
+# MISTAKE: The same gradient is computed twice.
 def update(old, new, gradient, lr):
     return new, new - lr * (gradient(old) + gradient(old)) / 2
 
 
 # %% tags=["wrong"]
 # FAIL: return two versions
+# MISTAKE: A third version is kept.
 def update(old, new, gradient, lr):
     return old, new, new - lr * gradient(old)
 
@@ -687,30 +710,35 @@ check("stale synchronous", exercises.bounded, may_start)
 
 # %% tags=["wrong"]
 # FAIL: nobody would ever start
+# MISTAKE: Less than the bound is demanded: with bound 0 nobody starts.
 def may_start(clock, slowest, bound):
     return bound is None or clock - slowest < bound
 
 
 # %% tags=["wrong"]
 # FAIL: that is one too many
+# MISTAKE: One step too many is allowed.
 def may_start(clock, slowest, bound):
     return bound is None or clock - slowest <= bound + 1
 
 
 # %% tags=["wrong"]
 # FAIL: without a bound nobody waits
+# MISTAKE: No bound is taken for the bound 0.
 def may_start(clock, slowest, bound):
     return clock - slowest <= (bound or 0)
 
 
 # %% tags=["wrong"]
 # FAIL: it is 5 ahead and must not start
+# MISTAKE: Nobody ever waits.
 def may_start(clock, slowest, bound):
     return True
 
 
 # %% tags=["wrong"]
 # FAIL: it is 1 ahead and must start
+# MISTAKE: The worker's own steps are compared with the bound, not its lead.
 def may_start(clock, slowest, bound):
     return bound is None or clock <= bound or clock == slowest
 

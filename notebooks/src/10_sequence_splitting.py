@@ -94,18 +94,21 @@ check("owner", exercises.owner, owner)
 
 # %% tags=["wrong"]
 # FAIL: interleaved: token
+# MISTAKE: Takes t modulo the slice's length where it should be modulo the ranks (a slip in a published text).
 def owner(t, tokens, ranks, name):
     return t % (tokens // ranks)
 
 
 # %% tags=["wrong"]
 # FAIL: zigzag, 12 tokens on 3 ranks
+# MISTAKE: Zigzag is taken for interleaved.
 def owner(t, tokens, ranks, name):
     return t % ranks
 
 
 # %% tags=["wrong"]
 # FAIL: zigzag, 12 tokens on 3 ranks: owners should be
+# MISTAKE: Zigzag is taken for contiguous slices.
 def owner(t, tokens, ranks, name):
     if name == "interleaved":
         return t % ranks
@@ -114,6 +117,7 @@ def owner(t, tokens, ranks, name):
 
 # %% tags=["wrong"]
 # FAIL: zigzag: token
+# MISTAKE: Chunks are numbered, but the second half is not folded back onto the ranks.
 def owner(t, tokens, ranks, name):
     if name == "interleaved":
         return t % ranks
@@ -122,6 +126,7 @@ def owner(t, tokens, ranks, name):
 
 # %% tags=["wrong"]
 # FAIL: interleaved, 12 tokens on 3 ranks
+# MISTAKE: Interleaved is taken for contiguous slices.
 def owner(t, tokens, ranks, name):
     if name == "interleaved":
         return t // (tokens // ranks)
@@ -275,30 +280,35 @@ check("contributors", exercises.contributors, contributors)
 
 # %% tags=["wrong"]
 # FAIL: its own queries see its own keys
+# MISTAKE: A rank is left out of its own sum (a slip in a published text).
 def contributors(root, ranks):
     return list(range(root + 1, ranks))
 
 
 # %% tags=["wrong"]
 # FAIL: expected ranks 1 to 1
+# MISTAKE: Every rank is taken to contribute, also those that see no key of the root.
 def contributors(root, ranks):
     return list(range(ranks))
 
 
 # %% tags=["wrong"]
 # FAIL: expected ranks 0 to 1, got [0]
+# MISTAKE: Only the root itself is taken to contribute.
 def contributors(root, ranks):
     return [root]
 
 
 # %% tags=["wrong"]
 # FAIL: root 0 of 2: expected ranks 0 to 1, got [0, 1, 2]
+# MISTAKE: One rank too many: the last rank's number is ranks - 1.
 def contributors(root, ranks):
     return list(range(root, ranks + 1))
 
 
 # %% tags=["wrong"]
 # FAIL: root 0 of 4: expected ranks 0 to 3, got [0, 1]
+# MISTAKE: Only the next rank is taken to see the keys.
 def contributors(root, ranks):
     return list(range(root, min(root + 2, ranks)))
 
@@ -418,18 +428,21 @@ check("imbalance", exercises.imbalance, imbalance)
 
 # %% tags=["wrong"]
 # FAIL: 4 tokens on 2 ranks
+# MISTAKE: The formula for very many tokens is used for few.
 def imbalance(tokens, ranks):
     return (2 * ranks - 1) / ranks
 
 
 # %% tags=["wrong"]
 # FAIL: one rank is balanced by itself
+# MISTAKE: Returns the tokens of a rank, which is no ratio of work.
 def imbalance(tokens, ranks):
     return tokens / ranks
 
 
 # %% tags=["wrong"]
 # FAIL: expected 1.4, got 2.33333
+# MISTAKE: Compared with the idlest rank and not with the mean.
 def imbalance(tokens, ranks):
     size = tokens // ranks
     loads = [sum(t + 1 for t in range(r * size, (r + 1) * size)) for r in range(ranks)]
@@ -438,6 +451,7 @@ def imbalance(tokens, ranks):
 
 # %% tags=["wrong"]
 # FAIL: expected 1.4, got 1.66667
+# MISTAKE: A token is taken not to attend to itself.
 def imbalance(tokens, ranks):
     size = tokens // ranks
     loads = [sum(t for t in range(r * size, (r + 1) * size)) for r in range(ranks)]
@@ -446,6 +460,7 @@ def imbalance(tokens, ranks):
 
 # %% tags=["wrong"]
 # FAIL: expected 1.4, got 0.7
+# MISTAKE: Compared with the work of all ranks together and not with their mean.
 def imbalance(tokens, ranks):
     size = tokens // ranks
     loads = [sum(t + 1 for t in range(r * size, (r + 1) * size)) for r in range(ranks)]
@@ -480,36 +495,42 @@ check("spread the blocks", exercises.spread, spread)
 
 # %% tags=["wrong"]
 # FAIL: at most 1260 pass
+# MISTAKE: Contiguous: the last rank has the most pairs.
 def spread():
     return [[0, 1, 2], [3, 4, 5], [6, 7, 8], [9, 10, 11]]
 
 
 # %% tags=["wrong"]
 # FAIL: 1452 pairs
+# MISTAKE: Interleaved blocks: better, but later blocks still weigh more.
 def spread():
     return [[r, r + 4, r + 8] for r in range(4)]
 
 
 # %% tags=["wrong"]
 # FAIL: three blocks a rank, and here are [2, 3, 4, 3]
+# MISTAKE: The pairs are even, but the ranks own unequal numbers of blocks.
 def spread():
     return [[10, 11], [0, 8, 9], [1, 2, 6, 7], [3, 4, 5]]
 
 
 # %% tags=["wrong"]
 # FAIL: block 5 has 2 owners
+# MISTAKE: A block has two owners and another none.
 def spread():
     return [[0, 5, 11], [1, 5, 9], [2, 7, 8], [3, 4, 10]]
 
 
 # %% tags=["wrong"]
 # FAIL: block 12 is none of 0 to 11
+# MISTAKE: Blocks are counted from 1.
 def spread():
     return [[1, 6, 12], [2, 7, 10], [3, 8, 9], [4, 5, 11]]
 
 
 # %% tags=["wrong"]
 # FAIL: four lists, one a rank
+# MISTAKE: Owners are listed for each block, not blocks for each rank.
 def spread():
     return [0, 1, 2, 3, 3, 2, 1, 0, 0, 1, 2, 3]
 
@@ -581,12 +602,14 @@ check("merge", exercises.merge, merge)
 
 # %% tags=["wrong"]
 # FAIL: merged output
+# MISTAKE: The two outputs are averaged, whatever their weights.
 def merge(o1, L1, o2, L2):
     return (o1 + o2) / 2, torch.logaddexp(L1, L2)
 
 
 # %% tags=["wrong"]
 # FAIL: huge scores
+# MISTAKE: exp without a maximum taken off first: it overflows.
 def merge(o1, L1, o2, L2):
     total = L1.exp() + L2.exp()
     return (L1.exp() * o1 + L2.exp() * o2) / total, total.log()
@@ -594,6 +617,7 @@ def merge(o1, L1, o2, L2):
 
 # %% tags=["wrong"]
 # FAIL: each row needs a maximum of its own
+# MISTAKE: One maximum for all rows: rows far below it become 0/0.
 def merge(o1, L1, o2, L2):
     top = torch.maximum(L1, L2).max()
     a, b = (L1 - top).exp(), (L2 - top).exp()
@@ -602,6 +626,7 @@ def merge(o1, L1, o2, L2):
 
 # %% tags=["wrong"]
 # FAIL: a row of which one block sees no key
+# MISTAKE: A difference of infinities: a row that sees no key in one block gives nan.
 def merge(o1, L1, o2, L2):
     a = torch.sigmoid(L2 - L1)
     return (1 - a) * o1 + a * o2, L1 - torch.nn.functional.logsigmoid(L1 - L2)
@@ -609,6 +634,7 @@ def merge(o1, L1, o2, L2):
 
 # %% tags=["wrong"]
 # FAIL: merged log-sum-exp
+# MISTAKE: The larger log-sum-exp is taken for that of both.
 def merge(o1, L1, o2, L2):
     a = torch.sigmoid(L2 - L1)
     return (1 - a) * o1 + a * o2, torch.maximum(L1, L2)
@@ -660,6 +686,7 @@ check("ring attention, backward", exercises.ring_backward, ring_backward)
 
 # %% tags=["wrong"]
 # FAIL: dq on rank 0
+# MISTAKE: The term delta, what the softmax's own normalisation contributes, is left out.
 def ring_backward(q, k, v, o, L, grad, axis):
     n, r, (t, D) = axis.size, axis.rank, q.shape
     dq, moving = torch.zeros_like(q), torch.stack([k, v, torch.zeros_like(k), torch.zeros_like(v)])
@@ -681,6 +708,7 @@ def ring_backward(q, k, v, o, L, grad, axis):
 
 # %% tags=["wrong"]
 # FAIL: dk on rank 0
+# MISTAKE: One shift too many: gradients of keys end at the neighbour.
 def ring_backward(q, k, v, o, L, grad, axis):
     n, r, (t, D) = axis.size, axis.rank, q.shape
     delta = (grad * o).sum(-1, keepdim=True)
@@ -704,6 +732,7 @@ def ring_backward(q, k, v, o, L, grad, axis):
 
 # %% tags=["wrong"]
 # FAIL: dk on rank 0: expected -0.0566269 at (1, 1), got -0.487
+# MISTAKE: Only the rank's own block is used, so other ranks' queries leave no gradient.
 def ring_backward(q, k, v, o, L, grad, axis):
     n, r, (t, D) = axis.size, axis.rank, q.shape
     delta = (grad * o).sum(-1, keepdim=True)
@@ -726,6 +755,7 @@ def ring_backward(q, k, v, o, L, grad, axis):
 
 # %% tags=["wrong"]
 # FAIL: on a ring only neighbours talk
+# MISTAKE: All keys are gathered: the right numbers, without a ring and with all keys in memory.
 def ring_backward(q, k, v, o, L, grad, axis):
     n, r, (t, D) = axis.size, axis.rank, q.shape
     delta = (grad * o).sum(-1, keepdim=True)
@@ -738,6 +768,7 @@ def ring_backward(q, k, v, o, L, grad, axis):
 
 # %% tags=["wrong"]
 # FAIL: k, v and two gradients once round are
+# MISTAKE: A second shift whose result is thrown away: twice the bytes.
 def ring_backward(q, k, v, o, L, grad, axis):
     n, r, (t, D) = axis.size, axis.rank, q.shape
     delta = (grad * o).sum(-1, keepdim=True)
@@ -761,6 +792,7 @@ def ring_backward(q, k, v, o, L, grad, axis):
 
 # %% tags=["wrong"]
 # FAIL: dv on rank 0
+# MISTAKE: dv is set and not added to, so the contributions of earlier ranks are lost.
 def ring_backward(q, k, v, o, L, grad, axis):
     n, r, (t, D) = axis.size, axis.rank, q.shape
     delta = (grad * o).sum(-1, keepdim=True)

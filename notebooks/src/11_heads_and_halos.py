@@ -141,12 +141,14 @@ check("heads for tokens, and back", exercises.to_heads, to_heads, to_tokens)
 
 # %% tags=["wrong"]
 # FAIL: all tokens of its heads
+# MISTAKE: All tokens are gathered, with all heads, where only the rank's own heads belong.
 def to_heads(shard, axis, sizes):
     return comm.all_gather(shard, axis, 0, sizes)
 
 
 # %% tags=["wrong"]
 # FAIL: Pass one part per rank
+# MISTAKE: Cut into parts of as many heads as there are ranks, not into as many parts as ranks.
 def to_heads(shard, axis, sizes):
     parts = [part.contiguous() for part in shard.split(axis.size, 1)]
     shapes = [(n, *parts[0].shape[1:]) for n in sizes]
@@ -155,6 +157,7 @@ def to_heads(shard, axis, sizes):
 
 # %% tags=["wrong"]
 # FAIL: rank 0's heads
+# MISTAKE: Parts that arrive are joined in the wrong order.
 def to_heads(shard, axis, sizes):
     parts = [part.contiguous() for part in shard.split(shard.size(1) // axis.size, 1)]
     shapes = [(n, *parts[0].shape[1:]) for n in sizes]
@@ -163,6 +166,7 @@ def to_heads(shard, axis, sizes):
 
 # %% tags=["wrong"]
 # FAIL: there and back again
+# MISTAKE: Parts are joined in the wrong order on the way back.
 def to_tokens(y, axis, sizes):
     mine = (sizes[axis.rank], *y.shape[1:])
     return torch.cat(comm.all_to_all(list(y.split(sizes)), axis, [mine] * axis.size)[::-1], 1)
@@ -170,6 +174,7 @@ def to_tokens(y, axis, sizes):
 
 # %% tags=["wrong"]
 # FAIL: what has to leave it there and back is
+# MISTAKE: Everything is gathered, and what is not wanted thrown away: the right numbers for n times the bytes.
 def to_heads(shard, axis, sizes):
     each = shard.size(1) // axis.size
     return comm.all_gather(shard, axis, 0, sizes)[:, axis.rank * each : (axis.rank + 1) * each]
@@ -177,6 +182,7 @@ def to_heads(shard, axis, sizes):
 
 # %% tags=["wrong"]
 # FAIL: expected shape
+# MISTAKE: Parts are joined along the tokens, not along the heads.
 def to_tokens(y, axis, sizes):
     mine = (sizes[axis.rank], *y.shape[1:])
     return torch.cat(comm.all_to_all(list(y.split(sizes)), axis, [mine] * axis.size))
@@ -301,6 +307,7 @@ check("give back", exercises.give_back, give_back)
 
 # %% tags=["wrong"]
 # FAIL: lent rows have two gradients
+# MISTAKE: The gradient from the neighbour replaces the own one, where they should be added.
 def give_back(grad, window, axis):
     first, last = axis.rank == 0, axis.rank == axis.size - 1
     going = None if first else comm.isend(grad[:window].clone(), axis, axis.rank - 1)
@@ -314,6 +321,7 @@ def give_back(grad, window, axis):
 
 # %% tags=["wrong"]
 # FAIL: own rows only
+# MISTAKE: The halo rows are not taken off the own gradient.
 def give_back(grad, window, axis):
     first, last = axis.rank == 0, axis.rank == axis.size - 1
     going = None if first else comm.isend(grad[:window].clone(), axis, axis.rank - 1)
@@ -327,6 +335,7 @@ def give_back(grad, window, axis):
 
 # %% tags=["wrong"]
 # FAIL: goes to its owner and no further
+# MISTAKE: Halos are gathered on all ranks, where each goes to one.
 def give_back(grad, window, axis):
     own = grad.clone() if axis.rank == 0 else grad[window:].clone()
     halos = comm.all_gather(grad[:window].clone(), axis, 0)
@@ -337,6 +346,7 @@ def give_back(grad, window, axis):
 
 # %% tags=["wrong"]
 # FAIL: the ranks wait for each other for ever
+# MISTAKE: The first rank waits for a message that nobody sends.
 def give_back(grad, window, axis):
     first, last = axis.rank == 0, axis.rank == axis.size - 1
     if first:
@@ -352,6 +362,7 @@ def give_back(grad, window, axis):
 
 # %% tags=["wrong"]
 # FAIL: add them: expected 5.83462, got 12.9262
+# MISTAKE: The neighbour's gradient is added to the first rows; it belongs to the last.
 def give_back(grad, window, axis):
     first, last = axis.rank == 0, axis.rank == axis.size - 1
     going = None if first else comm.isend(grad[:window].clone(), axis, axis.rank - 1)
@@ -444,30 +455,35 @@ check("one hop", exercises.smallest_shard, one_hop)
 
 # %% tags=["wrong"]
 # FAIL: forbidden, though one hop is enough
+# MISTAKE: Only the last shard is looked at, and it lends nothing.
 def one_hop(sizes, window):
     return sizes[-1] // 2 >= window
 
 
 # %% tags=["wrong"]
 # FAIL: allowed, though it needs a second hop
+# MISTAKE: One hop is taken to be always enough.
 def one_hop(sizes, window):
     return len(sizes) > 1
 
 
 # %% tags=["wrong"]
 # FAIL: unequal shards (6, 2, 4, 1)
+# MISTAKE: Only the last shard that lends is looked at.
 def one_hop(sizes, window):
     return sizes[-2] >= min(window, sum(sizes[:-1]))
 
 
 # %% tags=["wrong"]
 # FAIL: window 5 on shards (4, 3)
+# MISTAKE: The first rows are forgotten: before them there are fewer tokens than the window is long.
 def one_hop(sizes, window):
     return min(sizes[:-1]) >= window
 
 
 # %% tags=["wrong"]
 # FAIL: the last shard lends nothing
+# MISTAKE: The last shard is asked to be long enough, too.
 def one_hop(sizes, window):
     return all(size >= min(window, sum(sizes[: rank + 1])) for rank, size in enumerate(sizes))
 
@@ -651,36 +667,42 @@ check("points on ranks", exercises.place, place)
 
 # %% tags=["wrong"]
 # FAIL: 19 rows borrowed
+# MISTAKE: Runs of numbers; neighbours in the picture have other numbers.
 def place():
     return [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
 
 
 # %% tags=["wrong"]
 # FAIL: 16 rows borrowed; at most 12 pass
+# MISTAKE: Even, but not one neighbour is together.
 def place():
     return [[7, 2, 10, 4], [0, 9, 5, 11], [3, 8, 1, 6]]
 
 
 # %% tags=["wrong"]
 # FAIL: four points a rank, and here are [12, 0, 0]
+# MISTAKE: All points on one rank.
 def place():
     return [list(range(12)), [], []]
 
 
 # %% tags=["wrong"]
 # FAIL: point 7 has 2 owners
+# MISTAKE: A point has two owners and another none.
 def place():
     return [[0, 2, 7, 10], [1, 3, 8, 7], [4, 5, 6, 11]]
 
 
 # %% tags=["wrong"]
 # FAIL: point 12 is none of 0 to 11
+# MISTAKE: Points are counted from 1.
 def place():
     return [[12, 2, 7, 10], [1, 3, 8, 9], [4, 5, 6, 11]]
 
 
 # %% tags=["wrong"]
 # FAIL: three lists, one a rank
+# MISTAKE: The owner of each point, not the points of each rank.
 def place():
     return [0, 1, 0, 1, 2, 2, 2, 0, 1, 1, 0, 2]
 

@@ -124,30 +124,35 @@ check("combine_backward", exercises.combine_backward, combine_backward)
 
 # %% tags=["wrong"]
 # FAIL: what was its weight?
+# MISTAKE: The weight of a row is forgotten in its gradient.
 def combine_backward(grad, rows, weights, token):
     return grad[token], (grad[token] * rows).sum(-1)
 
 
 # %% tags=["wrong"]
 # FAIL: a weight is one number
+# MISTAKE: The gradient of a weight is left as a row, where it is one number.
 def combine_backward(grad, rows, weights, token):
     return grad[token] * weights[:, None], grad[token] * rows
 
 
 # %% tags=["wrong"]
 # FAIL: a row times its token's gradient
+# MISTAKE: The gradient of a weight is taken without the row that it multiplies.
 def combine_backward(grad, rows, weights, token):
     return grad[token] * weights[:, None], grad[token].sum(-1)
 
 
 # %% tags=["wrong"]
 # FAIL: the gradient of rows has shape
+# MISTAKE: The gradient of tokens is returned for that of rows.
 def combine_backward(grad, rows, weights, token):
     return grad, (grad[token] * rows).sum(-1)
 
 
 # %% tags=["wrong"]
 # FAIL: the gradient of the rows
+# MISTAKE: Weights are put through a softmax a second time.
 def combine_backward(grad, rows, weights, token):
     return grad[token] * weights.softmax(0)[:, None], (grad[token] * rows).sum(-1)
 
@@ -199,6 +204,7 @@ check("gate", exercises.gating, gate)
 
 # %% tags=["wrong"]
 # FAIL: has room for
+# MISTAKE: One more than the room is let in: <= for <.
 def gate(p, room):
     best = p.topk(2, -1)
     one = torch.nn.functional.one_hot(best.indices, p.size(1))
@@ -209,6 +215,7 @@ def gate(p, room):
 
 # %% tags=["wrong"]
 # FAIL: dropping must not change them
+# MISTAKE: Weights of the two best are not made to sum to one.
 def gate(p, room):
     best = p.topk(2, -1)
     return best.indices, best.values, torch.ones_like(best.indices, dtype=torch.bool)
@@ -216,6 +223,7 @@ def gate(p, room):
 
 # %% tags=["wrong"]
 # FAIL: first choices go first
+# MISTAKE: Token after token is let in, where all first choices go before second ones.
 def gate(p, room):
     best = p.topk(2, -1)
     flat = torch.nn.functional.one_hot(best.indices.flatten(), p.size(1))
@@ -225,6 +233,7 @@ def gate(p, room):
 
 # %% tags=["wrong"]
 # FAIL: choices fit
+# MISTAKE: One less than the room is let in.
 def gate(p, room):
     best = p.topk(2, -1)
     one = torch.nn.functional.one_hot(best.indices, p.size(1))
@@ -235,6 +244,7 @@ def gate(p, room):
 
 # %% tags=["wrong"]
 # FAIL: should ask for experts
+# MISTAKE: The two worst experts are asked.
 def gate(p, room):
     worst = p.topk(2, -1, largest=False)
     weights = worst.values / worst.values.sum(-1, keepdim=True)
@@ -369,6 +379,7 @@ check("there and back", exercises.exchange, there, back)
 
 # %% tags=["wrong"]
 # FAIL: the rows that have to travel are
+# MISTAKE: Everything is gathered on every rank, and the own rows picked out.
 def there(rows, counts, axis):
     table = comm.all_gather(counts[None], axis)
     sizes = table.sum(1).tolist()
@@ -380,6 +391,7 @@ def there(rows, counts, axis):
 
 # %% tags=["wrong"]
 # FAIL: your table of counts is
+# MISTAKE: The table says what leaves, where it should say what comes.
 def there(rows, counts, axis):
     by_rank = counts.view(axis.size, -1)
     coming = torch.stack(comm.all_to_all(list(by_rank), axis))
@@ -389,6 +401,7 @@ def there(rows, counts, axis):
 
 # %% tags=["wrong"]
 # FAIL: should arrive, got
+# MISTAKE: Rows are sent in reverse, so experts get the wrong ones.
 def there(rows, counts, axis):
     by_rank = counts.view(axis.size, -1)
     table = torch.stack(comm.all_to_all(list(by_rank), axis))
@@ -398,6 +411,7 @@ def there(rows, counts, axis):
 
 # %% tags=["wrong"]
 # FAIL: should come home
+# MISTAKE: Rows that come home are joined in the wrong order.
 def back(rows, table, counts, axis):
     shapes = [(int(n), rows.size(1)) for n in counts.view(axis.size, -1).sum(1)]
     return torch.cat(comm.all_to_all(rows.split(table.sum(1).tolist()), axis, shapes)[::-1])
@@ -405,6 +419,7 @@ def back(rows, table, counts, axis):
 
 # %% tags=["wrong"]
 # FAIL: Mismatch
+# MISTAKE: As many rows are expected as are sent.
 def there(rows, counts, axis):
     by_rank = counts.view(axis.size, -1)
     table = torch.stack(comm.all_to_all(list(by_rank), axis))
@@ -516,42 +531,49 @@ check("places of experts", exercises.placed, my_ranks)
 
 # %% tags=["wrong"]
 # FAIL: 1632 units of time; at most 900 pass
+# MISTAKE: Experts in order, as if all were asked equally often.
 def my_ranks():
     return [[0, 1], [2, 3], [4, 5], [6, 7]]
 
 
 # %% tags=["wrong"]
 # FAIL: 1320 units of time; at most 900 pass
+# MISTAKE: Every expert once, though the busy ones may stand on several ranks.
 def my_ranks():
     return [[0, 3], [1, 5], [2, 4], [6, 7]]
 
 
 # %% tags=["wrong"]
 # FAIL: expert 7 is on no rank
+# MISTAKE: An expert stands nowhere.
 def my_ranks():
     return [[0, 3, 6], [0, 2, 5], [1, 3, 4], [0, 2, 6]]
 
 
 # %% tags=["wrong"]
 # FAIL: rank 0 has room for 3 experts
+# MISTAKE: All experts on every rank: there is no room.
 def my_ranks():
     return [list(range(8))] * 4
 
 
 # %% tags=["wrong"]
 # FAIL: expert 0 is twice on rank 1
+# MISTAKE: An expert stands twice on one rank.
 def my_ranks():
     return [[3, 6, 7], [0, 0, 5], [1, 3, 4], [0, 2, 7]]
 
 
 # %% tags=["wrong"]
 # FAIL: 8 is none of the experts 0 to 7
+# MISTAKE: Experts are counted from 1.
 def my_ranks():
     return [[1, 2, 3], [4, 5, 6], [7, 8, 1], [2, 3, 4]]
 
 
 # %% tags=["wrong"]
 # FAIL: return four lists of experts
+# MISTAKE: The rank of each expert, not the experts of each rank.
 def my_ranks():
     return [0, 0, 1, 1, 2, 2, 3, 3]
 
@@ -583,12 +605,14 @@ check("sent", exercises.traffic, sent)
 
 # %% tags=["wrong"]
 # FAIL: leaves out the counts
+# MISTAKE: The counts that travel first are forgotten.
 def sent(rows, i, width, experts, element):
     return 2 * sum(rows[i][j] + rows[j][i] for j in range(len(rows)) if j != i) * width * element
 
 
 # %% tags=["wrong"]
 # FAIL: is the forward alone
+# MISTAKE: Only the forward is counted.
 def sent(rows, i, width, experts, element):
     away = sum(rows[i][j] + rows[j][i] for j in range(len(rows)) if j != i)
     return away * width * element + 8 * (experts - experts // len(rows))
@@ -596,6 +620,7 @@ def sent(rows, i, width, experts, element):
 
 # %% tags=["wrong"]
 # FAIL: also counts rows whose expert is at home
+# MISTAKE: Rows whose expert is at home are taken to travel.
 def sent(rows, i, width, experts, element):
     away = sum(rows[i][j] + rows[j][i] for j in range(len(rows)))
     return 2 * away * width * element + 8 * (experts - experts // len(rows))
@@ -603,6 +628,7 @@ def sent(rows, i, width, experts, element):
 
 # %% tags=["wrong"]
 # FAIL: 8 bytes a number: counted bytes
+# MISTAKE: The way back is taken to be as full as the way there.
 def sent(rows, i, width, experts, element):
     away = sum(2 * rows[i][j] for j in range(len(rows)) if j != i)
     return 2 * away * width * element + 8 * experts
@@ -610,6 +636,7 @@ def sent(rows, i, width, experts, element):
 
 # %% tags=["wrong"]
 # FAIL: takes 4 bytes for a count
+# MISTAKE: Counts are taken to have 4 bytes.
 def sent(rows, i, width, experts, element):
     away = sum(rows[i][j] + rows[j][i] for j in range(len(rows)) if j != i)
     return 2 * away * width * element + 4 * (experts - experts // len(rows))

@@ -134,24 +134,28 @@ check("what the tasks touch", exercises.declare, declare)
 
 # %% tags=["wrong"]
 # FAIL: 'gelu 0:2' has to wait for 'up 2:4'
+# MISTAKE: A whole tensor is declared where a block is touched, so tasks wait for nothing.
 def declare(task, a, b):
     return (updates("h"),) if task == "gelu" else exercises.declared(task, a, b)
 
 
 # %% tags=["wrong"]
 # FAIL: 'gelu 0:2' changes h outside
+# MISTAKE: What is changed is declared as read only.
 def declare(task, a, b):
     return (reads("h", (a, b)),) if task == "gelu" else exercises.declared(task, a, b)
 
 
 # %% tags=["wrong"]
 # FAIL: 'gelu 0:2' uses something that it does not declare to read
+# MISTAKE: What is read before it is written is declared as written only.
 def declare(task, a, b):
     return (writes("h", (a, b)),) if task == "gelu" else exercises.declared(task, a, b)
 
 
 # %% tags=["wrong"]
 # FAIL: 'grad 2:4' has to wait for 'grad 0:2'
+# MISTAKE: A sum that may be added to in any order is declared as an update, so tasks run one after the other.
 def declare(task, a, b):
     found = exercises.declared(task, a, b)
     return (*found[:2], updates("d")) if task == "grad" else found
@@ -159,6 +163,7 @@ def declare(task, a, b):
 
 # %% tags=["wrong"]
 # FAIL: cannot compute with the parts
+# MISTAKE: Reads are declared in another order than the task takes them.
 def declare(task, a, b):
     up = (reads("w1"), reads("x", (a, b)), writes("h", (a, b)))
     return up if task == "up" else exercises.declared(task, a, b)
@@ -166,6 +171,7 @@ def declare(task, a, b):
 
 # %% tags=["wrong"]
 # FAIL: give a tuple of accesses
+# MISTAKE: Names are returned, not accesses.
 def declare(task, a, b):
     return {"up": "x w1 h", "gelu": "h", "down": "x h w2 y", "grad": "h y d"}[task].split()
 
@@ -230,12 +236,14 @@ check("edges that can go", exercises.fewest, fewest)
 
 # %% tags=["wrong"]
 # FAIL: can still go
+# MISTAKE: Nothing is taken away.
 def fewest(before):
     return before
 
 
 # %% tags=["wrong"]
 # FAIL: the edge (0, 3) can still go
+# MISTAKE: Only edges that two others imply are taken away, not longer chains.
 def fewest(before):
     two = lambda u, firsts: any(u in before[w] for w in firsts)
     return [tuple(u for u in firsts if not two(u, firsts)) for firsts in before]
@@ -243,18 +251,21 @@ def fewest(before):
 
 # %% tags=["wrong"]
 # FAIL: nothing orders task
+# MISTAKE: Only the last edge of a task is kept.
 def fewest(before):
     return [firsts[-1:] for firsts in before]
 
 
 # %% tags=["wrong"]
 # FAIL: was no edge before
+# MISTAKE: A chain through all tasks, with edges that were not there.
 def fewest(before):
     return [(v - 1,) if v else () for v in range(len(before))]
 
 
 # %% tags=["wrong"]
 # FAIL: tasks go in
+# MISTAKE: Tasks without edges are left out of the list.
 def fewest(before):
     return [firsts for firsts in exercises.reduced(before) if firsts]
 
@@ -352,18 +363,21 @@ check("the ready rule", exercises.ready, release)
 
 # %% tags=["wrong"]
 # FAIL: was let go while task
+# MISTAKE: Every task that follows is let go, though it may wait for others.
 def release(v, waits, after):
     return list(after[v])
 
 
 # %% tags=["wrong"]
 # FAIL: never runs
+# MISTAKE: The counters are not counted down.
 def release(v, waits, after):
     return [w for w in after[v] if waits[w] == 0]
 
 
 # %% tags=["wrong"]
 # FAIL: was let go twice
+# MISTAKE: Neighbours by number are looked at, not those that follow.
 def release(v, waits, after):
     for w in after[v]:
         waits[w] -= 1
@@ -372,6 +386,7 @@ def release(v, waits, after):
 
 # %% tags=["wrong"]
 # FAIL: Look at after[v] alone
+# MISTAKE: All tasks are searched, where those that follow are enough.
 def release(v, waits, after):
     before = [w for w, n in enumerate(waits) if n == 0]
     for w in after[v]:
@@ -381,6 +396,7 @@ def release(v, waits, after):
 
 # %% tags=["wrong"]
 # FAIL: returned None
+# MISTAKE: Counts, but does not return what is ready.
 def release(v, waits, after):
     for w in after[v]:
         waits[w] -= 1
@@ -497,36 +513,42 @@ check("blocks of work", exercises.cut, my_blocks)
 
 # %% tags=["wrong"]
 # FAIL: 1604 units of time; at most 1100 pass
+# MISTAKE: One piece: no work runs at the same time.
 def my_blocks():
     return Blocks()
 
 
 # %% tags=["wrong"]
 # FAIL: 2180 units of time; at most 1100 pass
+# MISTAKE: Pieces so small that their tasks cost more than they compute.
 def my_blocks():
     return Blocks(tokens=8, rows=1, heads=1, columns=16, weights=512, updates=1024)
 
 
 # %% tags=["wrong"]
 # FAIL: 1125 units of time; at most 1100 pass
+# MISTAKE: Nearly: the heads stay in one piece, so workers wait.
 def my_blocks():
     return Blocks(tokens=32, rows=2, heads=0, columns=0, weights=0, updates=0)
 
 
 # %% tags=["wrong"]
 # FAIL: tokens=1 makes too many tasks: use 8 or more
+# MISTAKE: Pieces of one token: too many tasks.
 def my_blocks():
     return Blocks(tokens=1, rows=1, heads=1, columns=1, weights=1, updates=1)
 
 
 # %% tags=["wrong"]
 # FAIL: tokens=21.3: a size is a whole number
+# MISTAKE: A size that is no whole number.
 def my_blocks():
     return Blocks(tokens=21.3, rows=1, heads=1, columns=0, weights=0, updates=0)
 
 
 # %% tags=["wrong"]
 # FAIL: return Blocks(tokens=..., rows=..., ...)
+# MISTAKE: A dictionary, not Blocks.
 def my_blocks():
     return {"tokens": 24, "rows": 3, "heads": 1, "columns": 0, "weights": 0, "updates": 0}
 
@@ -658,6 +680,7 @@ check("a receive that gives its core back", exercises.gives_back, received)
 
 # %% tags=["wrong"]
 # FAIL: the worker of rank 0 sleeps in your task
+# MISTAKE: The worker sleeps until the message is there.
 def received(axis, source):
     def body(x):
         x.copy_(comm.irecv(x, axis, source).wait())
@@ -667,24 +690,28 @@ def received(axis, source):
 
 # %% tags=["wrong"]
 # FAIL: what came is not in x
+# MISTAKE: What comes is received and not put into x.
 def received(axis, source):
     return lambda x: messages.Pending(comm.irecv(x, axis, source))
 
 
 # %% tags=["wrong"]
 # FAIL: rank 0 should end with 41
+# MISTAKE: What was there is overwritten, and something is added.
 def received(axis, source):
     return lambda x: messages.Pending(comm.irecv(x, axis, source), x.add_(1).copy_) and x.fill_(1)
 
 
 # %% tags=["wrong"]
 # FAIL: must return the body
+# MISTAKE: The receive starts at once, where a body that starts it should be returned.
 def received(axis, source):
     return messages.Pending(comm.irecv(torch.zeros(2), axis, source))
 
 
 # %% tags=["wrong"]
 # FAIL: is this rank itself
+# MISTAKE: A rank receives from itself.
 def received(axis, source):
     return lambda x: messages.Pending(comm.irecv(x, axis, axis.rank), x.copy_)
 

@@ -111,6 +111,7 @@ check("coordinates", exercises.coordinates, coordinates)
 
 # %% tags=["wrong"]
 # FAIL: is rank 0's neighbour along the last axis
+# MISTAKE: The first axis is taken for the innermost one.
 def coordinates(rank, sizes):
     place = {}
     for axis in sizes:
@@ -121,6 +122,7 @@ def coordinates(rank, sizes):
 
 # %% tags=["wrong"]
 # FAIL: there are only
+# MISTAKE: The remainder is forgotten: places beyond the axis come out.
 def coordinates(rank, sizes):
     place, stride = {}, 1
     for axis in reversed(sizes):
@@ -131,6 +133,7 @@ def coordinates(rank, sizes):
 
 # %% tags=["wrong"]
 # FAIL: stands at
+# MISTAKE: Every axis is taken to have two places.
 def coordinates(rank, sizes):
     place = {}
     for axis in reversed(sizes):
@@ -141,12 +144,14 @@ def coordinates(rank, sizes):
 
 # %% tags=["wrong"]
 # FAIL: function returned None
+# MISTAKE: The result is computed and not returned.
 def coordinates(rank, sizes):
     {axis: rank % n for axis, n in sizes.items()}
 
 
 # %% tags=["wrong"]
 # FAIL: expected a place on
+# MISTAKE: Only the last axis gets a place.
 def coordinates(rank, sizes):
     axis = list(sizes)[-1]
     return {axis: rank % sizes[axis]}
@@ -171,6 +176,7 @@ check("groups", exercises.groups, groups)
 
 # %% tags=["wrong"]
 # FAIL: but they differ in tp
+# MISTAKE: Neighbouring ranks, whatever the axis: right for the innermost one only.
 def groups(axis, sizes):
     world, n = int(np.prod(list(sizes.values()))), sizes[axis]
     return [tuple(range(first, first + n)) for first in range(0, world, n)]
@@ -178,6 +184,7 @@ def groups(axis, sizes):
 
 # %% tags=["wrong"]
 # FAIL: but they differ in dp
+# MISTAKE: Ranks as far apart as possible: right for the outermost axis only.
 def groups(axis, sizes):
     world = int(np.prod(list(sizes.values())))
     apart = world // sizes[axis]
@@ -186,6 +193,7 @@ def groups(axis, sizes):
 
 # %% tags=["wrong"]
 # FAIL: is in no group
+# MISTAKE: Only the group of rank 0.
 def groups(axis, sizes):
     names = list(sizes)
     stride = int(np.prod([sizes[name] for name in names[names.index(axis) + 1 :]]))
@@ -194,6 +202,7 @@ def groups(axis, sizes):
 
 # %% tags=["wrong"]
 # FAIL: some rank is in two groups
+# MISTAKE: Each group is there as often as it has ranks.
 def groups(axis, sizes):
     names, grid = list(sizes), np.arange(np.prod(list(sizes.values()))).reshape(tuple(sizes.values()))
     lines = np.moveaxis(grid, names.index(axis), -1).reshape(-1, sizes[axis])
@@ -202,6 +211,7 @@ def groups(axis, sizes):
 
 # %% tags=["wrong"]
 # FAIL: groups have
+# MISTAKE: Each rank is a group of its own.
 def groups(axis, sizes):
     world = int(np.prod(list(sizes.values())))
     return [(rank,) for rank in range(world)]
@@ -364,24 +374,28 @@ check("which axis gets the fast links", exercises.placement, inner_axis)
 
 # %% tags=["wrong"]
 # FAIL: every message pays its latency too
+# MISTAKE: Only bytes are compared; every message also pays its latency.
 def inner_axis(sent, inside, between):
     return max(sent, key=lambda axis: sent[axis][1])
 
 
 # %% tags=["wrong"]
 # FAIL: but bytes take time too
+# MISTAKE: Only messages are compared; bytes take time too.
 def inner_axis(sent, inside, between):
     return max(sent, key=lambda axis: sent[axis][0])
 
 
 # %% tags=["wrong"]
 # FAIL: what an axis gains counts
+# MISTAKE: The slowest axis between nodes is taken, not the one that gains most inside.
 def inner_axis(sent, inside, between):
     return max(sent, key=lambda axis: between.time(sent[axis][1], sent[axis][0]))
 
 
 # %% tags=["wrong"]
 # FAIL: seconds saved, not how many times faster
+# MISTAKE: How many times faster counts, not how many seconds.
 def inner_axis(sent, inside, between):
     gain = {axis: between.time(size, n) / inside.time(size, n) for axis, (n, size) in sent.items()}
     return max(gain, key=gain.get)
@@ -389,6 +403,7 @@ def inner_axis(sent, inside, between):
 
 # %% tags=["wrong"]
 # FAIL: expected one of
+# MISTAKE: Returns a sentence, not the name of an axis.
 def inner_axis(sent, inside, between):
     return "the one that sends more"
 
@@ -416,36 +431,42 @@ check("axes on nodes", exercises.axes, axes)
 
 # %% tags=["wrong"]
 # FAIL: 31360 MB between nodes; at most 30560 pass
+# MISTAKE: Context outside data: more bytes travel between nodes.
 def axes():
     return ["pp", "cp", "dp", "tp"]
 
 
 # %% tags=["wrong"]
 # FAIL: 46400 MB between nodes
+# MISTAKE: The axis that sends most is put between nodes.
 def axes():
     return ["tp", "cp", "dp", "pp"]
 
 
 # %% tags=["wrong"]
 # FAIL: pp is missing
+# MISTAKE: An axis is forgotten.
 def axes():
     return ["dp", "cp", "tp"]
 
 
 # %% tags=["wrong"]
 # FAIL: tp stands there 2 times
+# MISTAKE: An axis is there twice.
 def axes():
     return ["pp", "dp", "tp", "tp", "cp"]
 
 
 # %% tags=["wrong"]
 # FAIL: there is no axis 'ep'
+# MISTAKE: An axis that this mesh does not have.
 def axes():
     return ["pp", "dp", "ep", "tp"]
 
 
 # %% tags=["wrong"]
 # FAIL: a list of four names
+# MISTAKE: Returns text, not a list.
 def axes():
     return "pp dp cp tp"
 
@@ -635,12 +656,14 @@ check("the gradient's norm", exercises.norm, gradient_norm)
 
 # %% tags=["wrong"]
 # FAIL: they hold different parts, so sum over them
+# MISTAKE: The rank's own part only; the ranks do not talk.
 def gradient_norm(held, mesh):
     return sum(p.tensor.grad.pow(2).sum() for p in held).sqrt().item()
 
 
 # %% tags=["wrong"]
 # FAIL: Every replica counted
+# MISTAKE: Replicas hold the same gradient and are all counted.
 def gradient_norm(held, mesh):
     square = sum(p.tensor.grad.pow(2).sum() for p in held)
     return comm.all_reduce(square, mesh.world).sqrt().item()
@@ -648,6 +671,7 @@ def gradient_norm(held, mesh):
 
 # %% tags=["wrong"]
 # FAIL: The embedding lives on the first and on the last stage
+# MISTAKE: The tied embedding, which two stages hold, is counted twice.
 def gradient_norm(held, mesh):
     place, square = mesh.coordinates(), torch.zeros((), dtype=torch.float64)
     for p in held:
@@ -658,6 +682,7 @@ def gradient_norm(held, mesh):
 
 # %% tags=["wrong"]
 # FAIL: the norm: expected
+# MISTAKE: Only rank 0 of each axis is counted, also where parts are cut over it.
 def gradient_norm(held, mesh):
     place, square = mesh.coordinates(), torch.zeros((), dtype=torch.float64)
     for p in held:
@@ -668,6 +693,7 @@ def gradient_norm(held, mesh):
 
 # %% tags=["wrong"]
 # FAIL: this is the square of the norm
+# MISTAKE: The root is forgotten.
 def gradient_norm(held, mesh):
     place, square = mesh.coordinates(), torch.zeros((), dtype=torch.float64)
     for p in held:

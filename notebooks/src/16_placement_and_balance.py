@@ -116,12 +116,14 @@ check("critical path", exercises.critical_path, critical_path)
 
 # %% tags=["wrong"]
 # FAIL: is all work
+# MISTAKE: All work is added, as if one device did it.
 def critical_path(times, edges):
     return sum(times), [0]
 
 
 # %% tags=["wrong"]
 # FAIL: has the most operators
+# MISTAKE: The path with the most operators is taken for the longest.
 def critical_path(times, edges):
     best = {}
     for n in reversed(range(len(times))):
@@ -133,6 +135,7 @@ def critical_path(times, edges):
 
 # %% tags=["wrong"]
 # FAIL: Look at all paths
+# MISTAKE: Greedy: from the longest operator on, always the longest next one.
 def critical_path(times, edges):
     n = max(range(len(times)), key=lambda n: times[n])
     path = [n]
@@ -143,6 +146,7 @@ def critical_path(times, edges):
 
 # %% tags=["wrong"]
 # FAIL: return two things
+# MISTAKE: Only the seconds are returned, without the path.
 def critical_path(times, edges):
     best = {}
     for n in reversed(range(len(times))):
@@ -152,6 +156,7 @@ def critical_path(times, edges):
 
 # %% tags=["wrong"]
 # FAIL: but no edge does
+# MISTAKE: The first and the last operator, whether an edge joins them or not.
 def critical_path(times, edges):
     path = [0, len(times) - 1]
     return sum(times[n] for n in path), path
@@ -324,12 +329,14 @@ check("the best cut", exercises.cut, cut)
 
 # %% tags=["wrong"]
 # FAIL: equal numbers of layers
+# MISTAKE: Equal numbers of layers, whatever they take.
 def cut(times, stages):
     return tuple(len(times) * s // stages for s in range(stages + 1))
 
 
 # %% tags=["wrong"]
 # FAIL: try all of them
+# MISTAKE: Greedy: a stage is closed as soon as it has its share.
 def cut(times, stages):
     bounds, share = [0], sum(times) / stages
     for s in range(1, stages):
@@ -342,18 +349,21 @@ def cut(times, stages):
 
 # %% tags=["wrong"]
 # FAIL: is a time
+# MISTAKE: Returns the time of the slowest stage, not the bounds.
 def cut(times, stages):
     return max(sum(times) / stages, max(times))
 
 
 # %% tags=["wrong"]
 # FAIL: so that no layer is lost
+# MISTAKE: The last layer is left out.
 def cut(times, stages):
     return tuple((len(times) - 1) * s // stages for s in range(stages + 1))
 
 
 # %% tags=["wrong"]
 # FAIL: bounds, yours are
+# MISTAKE: One stage for all layers.
 def cut(times, stages):
     return 0, len(times)
 
@@ -429,12 +439,14 @@ check("beat equal counts, live", exercises.split, split)
 
 # %% tags=["wrong"]
 # FAIL: as with equal counts
+# MISTAKE: Equal numbers of blocks, though the head takes longer.
 def split(times, stages):
     return [range(0, 2), range(2, 5)]
 
 
 # %% tags=["wrong"]
 # FAIL: backward takes time too
+# MISTAKE: Only forward is balanced.
 def split(times, stages):
     bounds = best_cut([f for f, _ in times], stages)
     return [range(0, bounds[1] - 1), range(bounds[1] - 1, len(times) - 2)]
@@ -442,6 +454,7 @@ def split(times, stages):
 
 # %% tags=["wrong"]
 # FAIL: are no blocks
+# MISTAKE: Positions in the list, where embed stands first, are taken for blocks.
 def split(times, stages):
     bounds = best_cut([f + b for f, b in times], stages)
     return [range(a, b) for a, b in zip(bounds, bounds[1:], strict=False)]
@@ -449,12 +462,14 @@ def split(times, stages):
 
 # %% tags=["wrong"]
 # FAIL: return a range of blocks
+# MISTAKE: Bounds are returned, not ranges.
 def split(times, stages):
     return best_cut([f + b for f, b in times], stages)
 
 
 # %% tags=["wrong"]
 # FAIL: but 12 is possible
+# MISTAKE: A stage without a block.
 def split(times, stages):
     return [range(0, 5), range(5, 5)]
 
@@ -579,42 +594,49 @@ check("unlike devices", exercises.unlike, stages_and_devices)
 
 # %% tags=["wrong"]
 # FAIL: equal numbers of layers
+# MISTAKE: Equal numbers of layers, whatever the devices.
 def stages_and_devices():
     return (0, 3, 7, 10, 14), ["slow", "slow", "fast", "fast"]
 
 
 # %% tags=["wrong"]
 # FAIL: stage 0 holds 2.52 GB on a fast device of 1.1 GB
+# MISTAKE: The fast devices get the most layers, and have no room for them.
 def stages_and_devices():
     return (0, 7, 10, 12, 14), ["fast", "slow", "slow", "fast"]
 
 
 # %% tags=["wrong"]
 # FAIL: GB on a slow device of 1.4 GB: weights, and the activations of 4 micro-batches
+# MISTAKE: Balanced as if all devices were alike.
 def stages_and_devices():
     return best_cut([op.flops for op in exercises.LAYERS], 4), ["slow", "slow", "fast", "fast"]
 
 
 # %% tags=["wrong"]
 # FAIL: there are two fast devices and two slow ones
+# MISTAKE: Three fast devices; there are two.
 def stages_and_devices():
     return (0, 3, 5, 10, 14), ["fast", "fast", "fast", "slow"]
 
 
 # %% tags=["wrong"]
 # FAIL: 4 stages have 5 bounds
+# MISTAKE: A bound is missing.
 def stages_and_devices():
     return (0, 5, 10, 14), ["slow", "slow", "fast", "fast"]
 
 
 # %% tags=["wrong"]
 # FAIL: return two things
+# MISTAKE: Another form than the one asked for.
 def stages_and_devices():
     return [(0, 3, "slow"), (3, 5, "slow"), (5, 10, "fast"), (10, 14, "fast")]
 
 
 # %% tags=["wrong"]
 # FAIL: best known answer has
+# MISTAKE: Fits, but a faster answer is known.
 def stages_and_devices():
     return (0, 2, 6, 10, 14), ["slow", "slow", "fast", "fast"]
 

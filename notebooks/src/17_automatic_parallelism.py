@@ -204,6 +204,7 @@ check("Alpa's recurrence", exercises.recurrence, pipeline)
 
 # %% tags=["wrong"]
 # FAIL: needs a stage slower than t_max
+# MISTAKE: The bound t_max is not looked at.
 def pipeline(cost, operators, devices, t_max):
     def least(k, d):
         if k == operators:
@@ -216,6 +217,7 @@ def pipeline(cost, operators, devices, t_max):
 
 # %% tags=["wrong"]
 # FAIL: is less than any plan that uses all
+# MISTAKE: Devices may be left over.
 def pipeline(cost, operators, devices, t_max):
     def least(k, d):
         if k == operators:
@@ -229,6 +231,7 @@ def pipeline(cost, operators, devices, t_max):
 
 # %% tags=["wrong"]
 # FAIL: is the slowest stage
+# MISTAKE: Returns the slowest stage and not the sum.
 def pipeline(cost, operators, devices, t_max):
     def least(k, d):
         if k == operators:
@@ -246,6 +249,7 @@ def pipeline(cost, operators, devices, t_max):
 
 # %% tags=["wrong"]
 # FAIL: comes later, outside the recurrence
+# MISTAKE: Adds t_max inside the recurrence; it belongs to the loop over t_max around it.
 def pipeline(cost, operators, devices, t_max):
     def least(k, d):
         if k == operators:
@@ -259,12 +263,14 @@ def pipeline(cost, operators, devices, t_max):
 
 # %% tags=["wrong"]
 # FAIL: is one stage for everything
+# MISTAKE: One stage on all devices, whatever the bound.
 def pipeline(cost, operators, devices, t_max):
     return cost(0, operators, devices)
 
 
 # %% tags=["wrong"]
 # FAIL: stages hold at least one
+# MISTAKE: A stage may be empty, and every stage is taken to have all devices.
 def pipeline(cost, operators, devices, t_max):
     return min(cost(0, i, devices) + cost(i, operators, devices) for i in range(operators + 1))
 
@@ -302,18 +308,21 @@ check("a row of the integer program", exercises.program_row, program_row)
 
 # %% tags=["wrong"]
 # FAIL: all your rows are the same
+# MISTAKE: Every variable gets a coefficient, whatever the row.
 def program_row(i, a, b):
     return [-1] * a + [0] * b + [1] * (a * b)
 
 
 # %% tags=["wrong"]
 # FAIL: s_v does not appear
+# MISTAKE: The sum over e is there, but not the choice it should equal.
 def program_row(i, a, b):
     return [0] * (a + b) + [int(n // b == i) for n in range(a * b)]
 
 
 # %% tags=["wrong"]
 # FAIL: speaks of s_u
+# MISTAKE: A row that ties s_u and e, not s_v and e.
 def program_row(i, a, b):
     row = [int(n == i) for n in range(a)] + [1] * b
     return row + [-2 * int(n // b == i) for n in range(a * b)]
@@ -321,6 +330,7 @@ def program_row(i, a, b):
 
 # %% tags=["wrong"]
 # FAIL: finds e at place j a + i
+# MISTAKE: The table e is read by columns.
 def program_row(i, a, b):
     row = [-int(n == i) for n in range(a)] + [0] * b
     return row + [int(n % a == i) for n in range(a * b)]
@@ -328,12 +338,14 @@ def program_row(i, a, b):
 
 # %% tags=["wrong"]
 # FAIL: yours has
+# MISTAKE: The coefficients of e are missing.
 def program_row(i, a, b):
     return [-int(n == i) for n in range(a)] + [1] * b
 
 
 # %% tags=["wrong"]
 # FAIL: with the sign against s_v
+# MISTAKE: The sign of s_v is wrong: the sum would be its negative.
 def program_row(i, a, b):
     row = [int(n == i) for n in range(a)] + [0] * b
     return row + [int(n // b == i) for n in range(a * b)]
@@ -441,42 +453,49 @@ check("little memory", exercises.staged, my_stages)
 
 # %% tags=["wrong"]
 # FAIL: a row cut copies the weights
+# MISTAKE: Cutting rows is taken to save memory; weights are copied.
 def my_stages():
     return [(2, ["-S", "-S"]), (2, ["-S", "-S"])]
 
 
 # %% tags=["wrong"]
 # FAIL: one stage over both nodes
+# MISTAKE: Cuts everything over all devices, also over the slow link.
 def my_stages():
     return [(4, ["PP"] * 4)]
 
 
 # %% tags=["wrong"]
 # FAIL: devices, and there are 4
+# MISTAKE: A device is left without work.
 def my_stages():
     return [(2, ["-P", "-P"]), (1, ["--"] * 2)]
 
 
 # %% tags=["wrong"]
 # FAIL: your stages have cuts for 3 operators
+# MISTAKE: An operator has no cut.
 def my_stages():
     return [(2, ["-P", "-P"]), (2, ["-P"])]
 
 
 # %% tags=["wrong"]
 # FAIL: is no cut of an operator on 2 devices
+# MISTAKE: Cuts between nodes where the stage lies inside one.
 def my_stages():
     return [(2, ["P-", "P-"]), (2, ["P-", "P-"])]
 
 
 # %% tags=["wrong"]
 # FAIL: return a list of stages
+# MISTAKE: Returns text where a list of stages is asked for.
 def my_stages():
     return "-P -P | -P -P"
 
 
 # %% tags=["wrong"]
 # FAIL: best known answer has
+# MISTAKE: Fits, but a faster plan is known.
 def my_stages():
     return [(2, ["-P", "-P"]), (2, ["-P", "-P"])]
 

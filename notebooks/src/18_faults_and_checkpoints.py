@@ -139,12 +139,14 @@ check("who is to blame", exercises.culprit, culprit)
 
 # %% tags=["wrong"]
 # FAIL: a bystander that nobody waits for
+# MISTAKE: A rank that waits for nobody is blamed, though nobody waits for it.
 def culprit(waits):
     return next((rank for rank, whom in waits.items() if not whom), None)
 
 
 # %% tags=["wrong"]
 # FAIL: waits itself, so it is not the cause
+# MISTAKE: The rank that most others wait for is blamed, though it waits itself.
 def culprit(waits):
     awaited = [other for whom in waits.values() for other in whom]
     return max(sorted(set(awaited)), key=awaited.count)
@@ -152,6 +154,7 @@ def culprit(waits):
 
 # %% tags=["wrong"]
 # FAIL: a rank that waits for two
+# MISTAKE: Of several ranks that one waits for only the first is followed.
 def culprit(waits):
     for rank in waits:
         seen = []
@@ -164,12 +167,14 @@ def culprit(waits):
 
 # %% tags=["wrong"]
 # FAIL: a rank that left
+# MISTAKE: Nobody is blamed, whatever happened.
 def culprit(waits):
     return None
 
 
 # %% tags=["wrong"]
 # FAIL: a bystander that nobody waits for, {0: [], 1: [2], 2: []}: blame rank 2, not nobody
+# MISTAKE: A second rank that waits for nobody, a bystander, hides the culprit.
 def culprit(waits):
     awaited = {whom for others in waits.values() for whom in others}
     left = [rank for rank in awaited if not waits[rank]]
@@ -326,18 +331,21 @@ check("stretch", exercises.stretch, stretch)
 
 # %% tags=["wrong"]
 # FAIL: elements 2 to 5 of a 4 x 6 matrix: your boxes hold [0, 1, 2, 3, 4, 5]
+# MISTAKE: Whole rows are taken, with elements that are not in the stretch.
 def stretch(rows, columns, start, stop):
     return [((start // columns, 0), (-(-(stop - start) // columns), columns))]
 
 
 # %% tags=["wrong"]
 # FAIL: Join whole rows
+# MISTAKE: One box for each element.
 def stretch(rows, columns, start, stop):
     return [(divmod(i, columns), (1, 1)) for i in range(start, stop)]
 
 
 # %% tags=["wrong"]
 # FAIL: elements 2 to 5 of a 4 x 6 matrix: your boxes hold []
+# MISTAKE: Only whole rows: the elements before and after them are lost.
 def stretch(rows, columns, start, stop):
     first, last = -(-start // columns), stop // columns  # whole rows only
     return [((first, 0), (last - first, columns))] if last > first else []
@@ -345,6 +353,7 @@ def stretch(rows, columns, start, stop):
 
 # %% tags=["wrong"]
 # FAIL: elements 6 to 18 of a 4 x 6 matrix: 1 boxes do
+# MISTAKE: One box for each row: whole rows are not joined.
 def stretch(rows, columns, start, stop):
     found = []
     while start < stop:
@@ -357,6 +366,7 @@ def stretch(rows, columns, start, stop):
 
 # %% tags=["wrong"]
 # FAIL: function returned None
+# MISTAKE: The result is computed and not returned.
 def stretch(rows, columns, start, stop):
     [((start // columns, 0), ((stop - start) // columns, columns))]
 
@@ -454,6 +464,7 @@ check("whole or absent", exercises.whole_or_absent, save_folder)
 
 # %% tags=["wrong"]
 # FAIL: left a torn folder under the final name
+# MISTAKE: Written under the final name: after a crash a torn folder stands there.
 def save_folder(target, files, write):
     target.mkdir(exist_ok=True)
     for name, text in files.items():
@@ -462,6 +473,7 @@ def save_folder(target, files, write):
 
 # %% tags=["wrong"]
 # FAIL: its leftovers stop the next save
+# MISTAKE: What a crash has left behind is not cleared away.
 def save_folder(target, files, write):
     partial = target.with_suffix(".partial")
     partial.mkdir()
@@ -472,6 +484,7 @@ def save_folder(target, files, write):
 
 # %% tags=["wrong"]
 # FAIL: No `except` runs then
+# MISTAKE: Cleared up in an except clause, which does not run when a process is killed.
 def save_folder(target, files, write):
     import shutil
 
@@ -486,6 +499,7 @@ def save_folder(target, files, write):
 
 # %% tags=["wrong"]
 # FAIL: only a rename of the finished folder is safe
+# MISTAKE: Copied to the final name, which a crash can interrupt as well.
 def save_folder(target, files, write):
     import shutil
 
@@ -499,6 +513,7 @@ def save_folder(target, files, write):
 
 # %% tags=["wrong"]
 # FAIL: leaves []
+# MISTAKE: Renamed file by file: a crash in between leaves a part.
 def save_folder(target, files, write):
     import shutil
 
@@ -514,6 +529,7 @@ def save_folder(target, files, write):
 
 # %% tags=["wrong"]
 # FAIL: there is no folder of the final name
+# MISTAKE: The finished folder never gets its final name.
 def save_folder(target, files, write):
     import shutil
 
@@ -670,30 +686,35 @@ check("interval", exercises.interval, interval)
 
 # %% tags=["wrong"]
 # FAIL: it loses half an interval, on average
+# MISTAKE: The half interval that a failure loses on average is taken for a whole one.
 def interval(save, failures):
     return math.sqrt(save * failures)
 
 
 # %% tags=["wrong"]
 # FAIL: ignores what a save costs
+# MISTAKE: What a save costs is not asked for.
 def interval(save, failures):
     return failures / 2
 
 
 # %% tags=["wrong"]
 # FAIL: got 134.164
+# MISTAKE: The factor 2 stands on the wrong side.
 def interval(save, failures):
     return math.sqrt(save * failures / 2)
 
 
 # %% tags=["wrong"]
 # FAIL: got 379.473
+# MISTAKE: The factor 2 stands outside the root.
 def interval(save, failures):
     return 2 * math.sqrt(save * failures)
 
 
 # %% tags=["wrong"]
 # FAIL: expected 268.328, got 20
+# MISTAKE: What failures cost is not asked for.
 def interval(save, failures):
     return 2 * save
 
@@ -724,36 +745,42 @@ check("a new machine", exercises.saves, saves)
 
 # %% tags=["wrong"]
 # FAIL: 31.16 hours; at most 30.7 pass
+# MISTAKE: Equal intervals, though a new machine fails more often at first.
 def saves():
     return [0.8 * i for i in range(1, 30)]
 
 
 # %% tags=["wrong"]
 # FAIL: 73.89 hours
+# MISTAKE: No save at all.
 def saves():
     return []
 
 
 # %% tags=["wrong"]
 # FAIL: save number 2 comes after 1 hours of work and number 1 after 2: give them in ascending order
+# MISTAKE: Hours are not in ascending order.
 def saves():
     return [2, 1, 3]
 
 
 # %% tags=["wrong"]
 # FAIL: the job has 24 hours of work, and a save after 30 is not in it
+# MISTAKE: A save after the end of the job.
 def saves():
     return [1.0 * i for i in range(1, 31)]
 
 
 # %% tags=["wrong"]
 # FAIL: hours, not minutes
+# MISTAKE: Minutes or days are taken for hours.
 def saves():
     return [24 * i for i in range(1, 60)]
 
 
 # %% tags=["wrong"]
 # FAIL: a list of hours
+# MISTAKE: A number, not a list.
 def saves():
     return 0.8
 

@@ -115,18 +115,21 @@ check("what crosses", exercises.crosses, crosses)
 
 # %% tags=["wrong"]
 # FAIL: all ranks of a dp group share a machine
+# MISTAKE: Every axis but the last is taken to leave the machine.
 def crosses(sizes, machine):
     return set(list(sizes)[:-1])
 
 
 # %% tags=["wrong"]
 # FAIL: machines of 4: messages of pp leave a machine
+# MISTAKE: An axis is compared with the machine by its size, not by how far apart its ranks are.
 def crosses(sizes, machine):
     return {name for name, size in sizes.items() if size > machine}
 
 
 # %% tags=["wrong"]
 # FAIL: messages of dp leave a machine
+# MISTAKE: The axis's own size is taken off too early: it is off by one axis.
 def crosses(sizes, machine):
     found, stride = set(), math.prod(sizes.values())
     for name, size in sizes.items():
@@ -138,12 +141,14 @@ def crosses(sizes, machine):
 
 # %% tags=["wrong"]
 # FAIL: messages of tp leave a machine
+# MISTAKE: Only the outermost axis is taken to leave the machine.
 def crosses(sizes, machine):
     return set(list(sizes)[:1]) if math.prod(sizes.values()) > machine else set()
 
 
 # %% tags=["wrong"]
 # FAIL: all ranks of a dp, tp group share a machine
+# MISTAKE: Every axis is taken to leave, as soon as there are several machines.
 def crosses(sizes, machine):
     return {name for name, size in sizes.items() if size > 1 and math.prod(sizes.values()) > machine}
 
@@ -170,24 +175,28 @@ check("two levels", exercises.two_levels, two_levels)
 
 # %% tags=["wrong"]
 # FAIL: not the sum over all four ranks
+# MISTAKE: The sum stays inside each machine.
 def two_levels(x, inside, across):
     return comm.all_gather(comm.reduce_scatter(x, inside), inside)
 
 
 # %% tags=["wrong"]
 # FAIL: in all_reduce to the other machine
+# MISTAKE: The whole tensor is sent to the other machine, where a part is enough.
 def two_levels(x, inside, across):
     return comm.all_reduce(comm.all_reduce(x, inside), across)
 
 
 # %% tags=["wrong"]
 # FAIL: the result has another shape
+# MISTAKE: The all-gather at the end is missing.
 def two_levels(x, inside, across):
     return comm.all_reduce(comm.reduce_scatter(x, inside), across)
 
 
 # %% tags=["wrong"]
 # FAIL: in all_gather, reduce_scatter to the other machine
+# MISTAKE: Inside and across are exchanged, so the large messages take the slow link.
 def two_levels(x, inside, across):
     mine = comm.reduce_scatter(x, across)
     return comm.all_gather(comm.all_reduce(mine, inside), across)
@@ -195,6 +204,7 @@ def two_levels(x, inside, across):
 
 # %% tags=["wrong"]
 # FAIL: in all_gather to the other machine
+# MISTAKE: Whole sums are gathered across machines.
 def two_levels(x, inside, across):
     both = comm.all_gather(comm.all_reduce(x, inside), across)
     return both[: len(x)] + both[len(x) :]
@@ -202,6 +212,7 @@ def two_levels(x, inside, across):
 
 # %% tags=["wrong"]
 # FAIL: your function changed x
+# MISTAKE: The given tensor is overwritten.
 def two_levels(x, inside, across):
     mine = comm.reduce_scatter(x, inside)
     x.copy_(comm.all_gather(comm.all_reduce(mine, across), inside))
@@ -506,18 +517,21 @@ check("work that is kept", exercises.kept, kept)
 
 # %% tags=["wrong"]
 # FAIL: a longer restart loses more
+# MISTAKE: The time of a restart is forgotten.
 def kept(machines, each, save, restart):
     return 1 / (1 + math.sqrt(2 * save * machines / each))
 
 
 # %% tags=["wrong"]
 # FAIL: four times as many machines fail four times as often
+# MISTAKE: One machine's time between failures is taken for that of all.
 def kept(machines, each, save, restart):
     return 1 / (1 + math.sqrt(2 * save / each) + restart / each)
 
 
 # %% tags=["wrong"]
 # FAIL: a share of work is at most 1
+# MISTAKE: The inverse of the share.
 def kept(machines, each, save, restart):
     failures = each / machines
     return 1 + math.sqrt(2 * save / failures) + restart / failures
@@ -525,6 +539,7 @@ def kept(machines, each, save, restart):
 
 # %% tags=["wrong"]
 # FAIL: got 0.890557
+# MISTAKE: The loss is taken off, where the work is divided by 1 + loss.
 def kept(machines, each, save, restart):
     failures = each / machines
     return 1 - math.sqrt(2 * save / failures) - restart / failures
@@ -532,6 +547,7 @@ def kept(machines, each, save, restart):
 
 # %% tags=["wrong"]
 # FAIL: got 0.923152
+# MISTAKE: The 2 in Young's formula is forgotten.
 def kept(machines, each, save, restart):
     failures = each / machines
     return 1 / (1 + math.sqrt(save / failures) + restart / failures)
@@ -590,30 +606,35 @@ check("spares and saves", exercises.spares_and_saves, spares_and_saves)
 
 # %% tags=["wrong"]
 # FAIL: Most of it goes to waiting for repairs
+# MISTAKE: No spares, so every repair is waited for.
 def spares_and_saves(machines, each, repair, save, restart):
     return 0, math.sqrt(2 * save * each / machines)
 
 
 # %% tags=["wrong"]
 # FAIL: Most of it goes to spares that stand idle
+# MISTAKE: A quarter of the machines stand idle as spares.
 def spares_and_saves(machines, each, repair, save, restart):
     return machines // 4, math.sqrt(2 * save * each / machines)
 
 
 # %% tags=["wrong"]
 # FAIL: Most of it goes to saves, restarts and repeated work
+# MISTAKE: Saves too often: every second thing done is a save.
 def spares_and_saves(machines, each, repair, save, restart):
     return machines // 7, 2 * save
 
 
 # %% tags=["wrong"]
 # FAIL: the first of the two is a whole number
+# MISTAKE: The two results are exchanged.
 def spares_and_saves(machines, each, repair, save, restart):
     return math.sqrt(2 * save * each / machines), machines // 7
 
 
 # %% tags=["wrong"]
 # FAIL: hours is no help: one of
+# MISTAKE: The interval of one machine alone, so saves are too rare.
 def spares_and_saves(machines, each, repair, save, restart):
     return machines // 7, math.sqrt(2 * save * each)  # the interval of one machine alone
 

@@ -165,12 +165,14 @@ check("unbeaten", exercises.unbeaten, unbeaten)
 
 # %% tags=["wrong"]
 # FAIL: has least of one thing, so nothing beats it
+# MISTAKE: The smallest sum is taken for the only good point.
 def unbeaten(points):
     return [min(points, key=lambda name: sum(points[name]))]
 
 
 # %% tags=["wrong"]
 # FAIL: at least as good as
+# MISTAKE: To beat is taken to mean better in both.
 def unbeaten(points):
     beats = lambda a, b: a[0] < b[0] and a[1] < b[1]
     return [name for name, p in points.items() if not any(beats(q, p) for q in points.values())]
@@ -178,6 +180,7 @@ def unbeaten(points):
 
 # %% tags=["wrong"]
 # FAIL: Equal points do not beat each other
+# MISTAKE: Of two equal points each is taken to beat the other.
 def unbeaten(points):
     beats = lambda a, b: a[0] <= b[0] and a[1] <= b[1]
     return [n for n, p in points.items() if not any(beats(q, p) for m, q in points.items() if m != n)]
@@ -185,6 +188,7 @@ def unbeaten(points):
 
 # %% tags=["wrong"]
 # FAIL: nothing is better than b in both
+# MISTAKE: Only the two ends of the front are found.
 def unbeaten(points):
     least = [min(p[i] for p in points.values()) for i in (0, 1)]
     best = [min((p for p in points.values() if p[i] == least[i]), key=sum) for i in (0, 1)]
@@ -193,6 +197,7 @@ def unbeaten(points):
 
 # %% tags=["wrong"]
 # FAIL: return names of strategies
+# MISTAKE: Points are returned, not names.
 def unbeaten(points):
     beats = lambda a, b: a[0] <= b[0] and a[1] <= b[1] and a != b
     return [p for p in points.values() if not any(beats(q, p) for q in points.values())]
@@ -232,30 +237,35 @@ check("tokens to hide", exercises.tokens, tokens_to_hide)
 
 # %% tags=["wrong"]
 # FAIL: the forward is over before there is a gradient
+# MISTAKE: The forward is counted too, when there is no gradient to send yet.
 def tokens_to_hide(rate, bandwidth, itemsize):
     return (2 * itemsize / bandwidth) / (6 / rate)
 
 
 # %% tags=["wrong"]
 # FAIL: a ring sends every gradient twice
+# MISTAKE: A ring is taken to send each gradient once: the way back is forgotten.
 def tokens_to_hide(rate, bandwidth, itemsize):
     return (itemsize / bandwidth) / (4 / rate)
 
 
 # %% tags=["wrong"]
 # FAIL: count bytes, not numbers
+# MISTAKE: Numbers are counted, not bytes.
 def tokens_to_hide(rate, bandwidth, itemsize):
     return (2 / bandwidth) / (4 / rate)
 
 
 # %% tags=["wrong"]
 # FAIL: backward is two products for each of forward's
+# MISTAKE: Backward is taken to cost as much as forward, not twice as much.
 def tokens_to_hide(rate, bandwidth, itemsize):
     return (2 * itemsize / bandwidth) / (2 / rate)
 
 
 # %% tags=["wrong"]
 # FAIL: expected 100, got 0.01
+# MISTAKE: The fraction is upside down.
 def tokens_to_hide(rate, bandwidth, itemsize):
     return (4 / rate) / (2 * itemsize / bandwidth)
 
@@ -454,48 +464,56 @@ check("a planner", exercises.capstone, plan_for)
 
 # %% tags=["wrong"]
 # FAIL: GB on a device of 16 GB
+# MISTAKE: Pure data parallelism, whether it fits or not.
 def plan_for(case):
     return f"dp={case.cluster.devices}"
 
 
 # %% tags=["wrong"]
 # FAIL: times as long as
+# MISTAKE: One recipe for every job, whatever the links are.
 def plan_for(case):
     return f"dp={case.cluster.devices // 8},tp=8,sp=on"
 
 
 # %% tags=["wrong"]
 # FAIL: attention heads cannot be split over tp=3
+# MISTAKE: A number of ranks that does not divide the heads.
 def plan_for(case):
     return f"dp={case.cluster.devices // 3},tp=3"
 
 
 # %% tags=["wrong"]
 # FAIL: without a flush gradients are stale
+# MISTAKE: A schedule that uses stale gradients, which the job does not allow.
 def plan_for(case):
     return f"dp={case.cluster.devices // 2},pp=2,micro=4,schedule=2bw"
 
 
 # %% tags=["wrong"]
 # FAIL: needs 32 devices, and there are 16
+# MISTAKE: More ranks than there are devices.
 def plan_for(case):
     return f"dp={2 * case.cluster.devices}"
 
 
 # %% tags=["wrong"]
 # FAIL: as long as dp=16,zero=2,loss=chunked
+# MISTAKE: The answer to the first job, written down and not searched for.
 def plan_for(case):
     return "pp=2,dp=8,micro=8,zero=2"  # right for the first job, and written down instead of found
 
 
 # %% tags=["wrong"]
 # FAIL: It leaves 8 devices idle
+# MISTAKE: The second recipe that was written down leaves half of the devices idle.
 def plan_for(case):
     return "pp=2,dp=4,micro=16,zero=2"
 
 
 # %% tags=["wrong"]
 # FAIL: return a plan, got
+# MISTAKE: Returns what the plan costs, not the plan.
 def plan_for(case):
     return memory(Plan(), case.config, case.rows, case.length)
 

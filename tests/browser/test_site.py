@@ -187,7 +187,7 @@ def test_pages_follow_each_other_and_terms_lead_to_the_glossary(page, site):
 
 def test_the_projector_shows_text_and_figures_and_only_tagged_code(page, site):
     page.goto(site[0] + "07_pipeline.html?slides")
-    deck = page.locator(".projector")
+    deck = page.locator(".projector[data-place]")
     count = int(deck.get_attribute("data-place").split("/")[1])
     assert count >= 12 and "The one-minute version" in deck.inner_text()
     seen, pictures, code = "", 0, ""
@@ -195,6 +195,7 @@ def test_the_projector_shows_text_and_figures_and_only_tagged_code(page, site):
         assert deck.get_attribute("data-place") == f"{number} / {count}"
         seen += deck.inner_text()
         pictures += deck.locator("img").count()
+        assert page.evaluate("() => fits(document.querySelector('.projector'))"), f"slide {number} is cut off"
         code += "".join(deck.locator(".cell_input").all_inner_texts())
         if number == 4:
             shot(page, "slide")

@@ -1,5 +1,8 @@
 """What Sphinx is told about the pages of the lessons."""
 
+from docutils import nodes
+from docutils.utils.math.latex2mathml import tex2mathml
+
 project = "gpt2lab"
 extensions = ["myst_nb"]
 html_theme = "sphinx_book_theme"
@@ -21,7 +24,9 @@ html_theme_options = {
 nb_execution_mode = "off"
 nb_render_markdown_format = "gfm"
 nb_merge_streams = True
-myst_enable_extensions = ["colon_fence", "html_image"]
+myst_enable_extensions = ["colon_fence", "dollarmath", "html_image"]
+myst_dmath_allow_space = myst_dmath_allow_digits = False
+html_math_renderer = "mathml"
 myst_heading_anchors = 4
 suppress_warnings = [
     "myst.header",
@@ -29,3 +34,16 @@ suppress_warnings = [
     "mystnb.unknown_mime_type",
     "misc.highlighting_failure",
 ]
+
+
+def formula(html, node) -> None:
+    """Write a formula as MathML, which a browser shows without a script."""
+    block = isinstance(node, nodes.math_block)
+    math = tex2mathml(node.astext(), as_block=block)
+    html.body.append(f'<div class="math">{math}</div>' if block else math)
+    raise nodes.SkipNode
+
+
+def setup(app) -> None:
+    """What Sphinx calls first."""
+    app.add_html_math_renderer("mathml", (formula, None), (formula, None))

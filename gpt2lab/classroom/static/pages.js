@@ -61,62 +61,95 @@ function explorer(box) {
 }
 
 // The projector: `?slides` at the end of the address shows a lesson section by section. Code stands there only where a
-// cell has the tag `slide`; outputs always do, exercises and imports never. Arrow keys turn, Escape leaves.
-const SILENT = ".tag_setup, .tag_exercise, .tag_hide-input, .tag_hint, .explorer, .admonition, script";
+// cell has the tag `slide`; outputs and sliders always do, exercises, hints and imports never. Arrow keys and clicks
+// turn, Escape leaves; a slider or a player that has the focus keeps the arrow keys, Page Up and Page Down always turn.
+const SILENT = "h1, h2, h3, section, script, .tag_setup, .tag_exercise, .tag_hide-input, .tag_poster, .admonition";
+const OWN = "input, select, button, summary, a, [role=group]";
 
-function slides(article) {
+// What a slide is made of: paragraphs, code, outputs, figures with their captions.
+function pieces(section) {
+  const found = [];
+  for (const part of section.children) {
+    if (part.matches(SILENT) || part.querySelector(":scope > summary")?.textContent.trim() === "Hint") continue;
+    if (!part.matches(".cell")) {
+      found.push(part);
+      continue;
+    }
+    const [input, output] = ["input", "output"].map((kind) => part.querySelector(`:scope > .cell_${kind}`));
+    if (input && part.matches(".tag_slide")) found.push(input);
+    for (const one of [...(output?.children || [])]) {
+      const last = found.at(-1);
+      if (one.matches("p") && last?.querySelector("img")) last.append(one);
+      else {
+        const alone = output.cloneNode(false);
+        alone.append(one);
+        found.push(alone);
+      }
+    }
+  }
+  return found;
+}
+
+function fits(screen, zoom = screen.firstChild.style.zoom) {
+  screen.firstChild.style.zoom = zoom;
+  const wide = [...screen.querySelectorAll("table")].some((t) => t.scrollWidth > t.clientWidth + 1);
+  return !wide && screen.scrollHeight <= screen.clientHeight;
+}
+
+// As much goes on one slide as fits in letters a fifth smaller; a text that announces what follows goes with it.
+function slides(article, screen) {
   const deck = [];
   for (const section of article.querySelectorAll("section")) {
     const heading = section.querySelector(":scope > h1, :scope > h2, :scope > h3");
-    let size = Infinity;
-    for (const part of section.children) {
-      if (!heading || part === heading || part.tagName === "SECTION" || part.matches(SILENT)) continue;
-      if (part.matches(".cell") && !part.matches(".tag_slide") && !part.querySelector(".cell_output")) continue;
-      const copy = part.cloneNode(true);
-      if (!part.matches(".tag_slide")) copy.querySelectorAll(".cell_input").forEach((input) => input.remove());
-      const weight = part.matches(".cell") ? 500 : part.textContent.length;
-      if (size + weight > 1000) {
-        deck.push(document.createElement("div"));
-        deck.at(-1).append(heading.cloneNode(true));
-        size = 0;
-      }
-      deck.at(-1).append(copy);
-      size += weight;
+    let slide = null;
+    for (const piece of heading ? pieces(section) : []) {
+      slide?.append(piece);
+      if (slide && fits(screen, 0.8)) continue;
+      const before = slide?.children.length > 3 ? piece.previousSibling : null;
+      slide = document.createElement("div");
+      slide.append(heading.cloneNode(true));
+      if (/(:|\.py)$/.test(before?.textContent.trim())) slide.append(before);
+      slide.append(piece);
+      screen.replaceChildren(slide);
+      deck.push(slide);
     }
   }
   return deck;
 }
 
-function project() {
-  const deck = slides(document.querySelector("article"));
+async function project() {
   const screen = document.createElement("div");
   screen.className = "projector";
   screen.tabIndex = 0;
+  await Promise.all([...document.images].map((image) => image.decode().catch(() => {}))); // until sizes are known
   document.body.append(screen);
+  const deck = slides(document.querySelector("article"), screen);
   let at = 0;
   function turn(to) {
     at = Math.min(Math.max(to, 0), deck.length - 1);
     screen.replaceChildren(deck[at]);
+    for (let zoom = 1; !fits(screen, zoom) && zoom > 0.5; ) zoom -= 0.05;
     screen.dataset.place = `${at + 1} / ${deck.length}`;
     screen.scrollTop = 0;
+    screen.focus();
   }
   document.addEventListener("keydown", (event) => {
     if (event.key === "Escape") location.search = "";
-    const step = { ArrowRight: 1, PageDown: 1, " ": 1, ArrowLeft: -1, PageUp: -1 }[event.key];
-    if (!step) return;
+    const always = { PageDown: 1, PageUp: -1 }[event.key];
+    const step = always || { ArrowRight: 1, " ": 1, ArrowLeft: -1 }[event.key];
+    if (!step || (!always && event.target.closest(OWN))) return;
     event.preventDefault();
     turn(at + step);
   });
-  screen.onclick = () => turn(at + 1);
+  screen.onclick = (event) => event.target.closest(OWN + ", .explorer") || turn(at + 1);
   turn(0);
-  screen.focus();
 }
 
 document.addEventListener("DOMContentLoaded", () => {
-  if (new URLSearchParams(location.search).has("slides")) return project();
   document.querySelectorAll(".explorer").forEach((box, i) => {
     box.id = "explorer-" + i;
     explorer(box);
   });
   document.documentElement.classList.add("moving"); // a poster that its explorer also shows is hidden
+  if (new URLSearchParams(location.search).has("slides")) project();
 });
