@@ -34,6 +34,10 @@ CONTRAST = """(selector) => {
 }"""
 
 
+FORMULAS = """() => [...document.querySelectorAll('article p')].map(p => p.textContent)
+    .filter(text => /\\$[A-Za-z\\\\][^$]*\\$/.test(text))"""
+
+
 class Quiet(SimpleHTTPRequestHandler):
     def log_message(self, *_):
         pass
@@ -93,6 +97,8 @@ def walk(page, site):
         assert not undescribed, (file.name, undescribed)
         wide = page.evaluate("() => document.documentElement.scrollWidth - window.innerWidth")
         assert wide <= 0, f"{file.name} is {wide} pixels too wide for a phone"
+        raw = page.evaluate(FORMULAS)
+        assert not raw, f"{file.name} shows formulas as they are typed: {raw}"
         assert not page.broken and not page.foreign, (file.name, page.broken, page.foreign)
 
 
