@@ -668,6 +668,14 @@ def norm_backward(grad, x, weight, eps):
     return (g - n * (g * n).mean(-1, keepdim=True)) / std
 
 
+# %% tags=["wrong"]
+# FAIL: autograd would give this in one call
+def norm_backward(grad, x, weight, eps):
+    x = x.clone().requires_grad_()
+    torch.nn.functional.layer_norm(x, weight.shape, weight, eps=eps).backward(grad)
+    return x.grad
+
+
 # %% [markdown]
 # **4.** Accumulate: for each micro-batch (x, y) of a linear model with squared error, call backward so that `w.grad`
 # ends as the gradient of the *mean* over all `rows` rows.
@@ -726,6 +734,14 @@ def accumulate(w, micros, rows):
 def accumulate(w, micros, rows):
     for x, y in micros:
         ((x @ w - y) ** 2).sum().backward()
+
+
+# %% tags=["wrong"]
+# FAIL: not from a formula of yours
+def accumulate(w, micros, rows):
+    for x, y in micros:
+        grad = 2 * x.T @ (x @ w.detach() - y) / rows
+        w.grad = grad if w.grad is None else w.grad + grad
 
 
 # %% [markdown]

@@ -845,6 +845,12 @@ def global_gradient(gradients, counts):
     sum(g * c for g, c in zip(gradients, counts, strict=True)) / sum(counts)
 
 
+# %% tags=["wrong"]
+# FAIL: shares of 1 and 5 tokens
+def global_gradient(gradients, counts):
+    return sum(g * c for g, c in zip(gradients, counts, strict=True)) / 70
+
+
 # %% [markdown]
 # **5.** A puzzle with a score. Gradient i, of `sizes[i]` kB, is final after `ready[i]` milliseconds of backward. A
 # message takes `latency` ms and `rate` kB a ms, and the link carries one at a time. Return buckets as lists of

@@ -805,6 +805,12 @@ def bytes_held(parameters, ranks, stage):
     return 4 * parameters / (ranks if stage else 1)
 
 
+# %% tags=["wrong"]
+# FAIL: of 1.5 billion parameters on 8 ranks
+def bytes_held(parameters, ranks, stage):
+    return parameters * (16, 4 + 12 / 64, 2 + 14 / 64, 16 / 64)[stage]
+
+
 # %% [markdown]
 # **5. A puzzle: the order of the link.** Five blocks, one link, room for 5 units of whole weights. Block i takes some
 # room, and as much time to gather (`Gi`) and to sum its gradient (`Ri`); a backward takes two forwards. A rank

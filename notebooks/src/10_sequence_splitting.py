@@ -813,6 +813,29 @@ def ring_backward(q, k, v, o, L, grad, axis):
     return dq, moving[2], moving[3]
 
 
+# %% tags=["wrong"]
+# FAIL: what has not left may still change
+def ring_backward(q, k, v, o, L, grad, axis):
+    n, r, (t, D) = axis.size, axis.rank, q.shape
+    delta = (grad * o).sum(-1, keepdim=True)
+    dq, moving = torch.zeros_like(q), torch.stack([k, v, torch.zeros_like(k), torch.zeros_like(v)])
+    for step in range(n):
+        owner = (r - step) % n
+        if owner <= r:
+            k, v = moving[:2]
+            scores = q @ k.T / D**0.5
+            if owner == r:
+                scores = scores.masked_fill(torch.ones(t, t).triu(1) > 0, -torch.inf)
+            p = (scores - L).exp()
+            ds = p * (grad @ v.T - delta) / D**0.5
+            dq += ds @ k
+            moving[2] += ds.T @ q
+            moving[3] += p.T @ grad
+        comm.isend(moving.clone(), axis, (r + 1) % n)
+        moving = comm.irecv(moving.clone(), axis, (r - 1) % n).wait()
+    return dq, moving[2], moving[3]
+
+
 # %%
 def ring_by_hand(rank, world_size, q, k, v):
     axis, split = Mesh(cp=world_size)["cp"], layout("interleaved", q.size(-2), world_size)

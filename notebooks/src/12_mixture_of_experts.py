@@ -157,6 +157,14 @@ def combine_backward(grad, rows, weights, token):
     return grad[token] * weights.softmax(0)[:, None], (grad[token] * rows).sum(-1)
 
 
+# %% tags=["wrong"]
+# FAIL: autograd would give this in one call
+def combine_backward(grad, rows, weights, token):
+    rows, weights = rows.clone().requires_grad_(), weights.clone().requires_grad_()
+    y = torch.zeros_like(grad).index_add(0, token, rows * weights[:, None])
+    return torch.autograd.grad(y, (rows, weights), grad)
+
+
 # %% [markdown]
 # ## Who chooses, and who gets room
 #
@@ -640,6 +648,13 @@ def sent(rows, i, width, experts, element):
 def sent(rows, i, width, experts, element):
     away = sum(rows[i][j] + rows[j][i] for j in range(len(rows)) if j != i)
     return 2 * away * width * element + 4 * (experts - experts // len(rows))
+
+
+# %% tags=["wrong"]
+# FAIL: has the counts for one rank's experts
+def sent(rows, i, width, experts, element):
+    away = sum(rows[i][j] + rows[j][i] for j in range(len(rows)) if j != i)
+    return 2 * away * width * element + 8 * (experts // len(rows))  # right on two ranks only
 
 
 # %% [markdown]

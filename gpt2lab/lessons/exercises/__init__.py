@@ -130,6 +130,21 @@ def sentences(what: str = ""):
         raise AssertionError(f"{begin}{last}") from None
 
 
+@contextmanager
+def by_hand():
+    """No autograd in the block: an answer that asks it for the backward it should write raises AssertionError."""
+    import torch
+
+    try:
+        with torch.inference_mode():
+            yield
+    except RuntimeError as error:
+        assert "does not require grad" not in str(error), (
+            "autograd would give this in one call; here it is switched off. Write what it does, with products and sums"
+        )
+        raise
+
+
 def scored(found: float, unit: str, *, bar: float, best: float) -> str:
     """Words about the score of a puzzle, less is better: `bar` is what passes, `best` the least that is known.
 

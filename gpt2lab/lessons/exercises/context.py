@@ -72,16 +72,21 @@ def ring_backward(answer) -> None:
     _attend(q, k, v)[0].backward(grad.detach())
     found = live(_backward_on_a_rank, answer, ranks=3, what="three live ranks")
     best = 3 * 4 * 4 * 5 * 8  # three shifts of k, v, dk, dv (4, 5)
-    for rank, (given, sent) in enumerate(found):
+    for rank, (given, _, _) in enumerate(found):
         returned(given)
         for name, got, want in zip(("dq", "dk", "dv"), given, (q.grad, k.grad, v.grad), strict=True):
             close(got, want[4 * rank :][:4], f"{name} on rank {rank}", 1e-9)
+    calls = [sum(of_one[op] for _, _, of_one in found) for op in ("send", "recv")]
+    for rank, (_, sent, _) in enumerate(found):
         assert set(sent) <= {"send", "recv"}, (
             f"rank {rank} called {sorted(sent)}: on a ring only neighbours talk"
         )
         assert sum(sent.values()) <= best, (
             f"rank {rank} sent {sum(sent.values())} bytes; k, v and two gradients once round are {best}"
         )
+    assert calls[0] == calls[1], (
+        f"{calls[1]} messages were received, and {calls[0]} sends were waited for: what has not left may still change"
+    )
 
 
 def _sequence():
@@ -98,14 +103,15 @@ def _backward_on_a_rank(rank, world_size, answer):
     from ...ranks import comm
     from ...ranks.mesh import Mesh
 
-    axis, (q, k, v, grad), sent = Mesh(cp=world_size)["cp"], _sequence(), {}
+    axis, (q, k, v, grad) = Mesh(cp=world_size)["cp"], _sequence()
+    sent, calls = {}, {"send": 0, "recv": 0}
     out, lse = _attend(q, k, v)
     mine = [x[4 * rank :][:4].clone() for x in (q, k, v, out, lse, grad)]
     comm.clear_log()
     given = answer(*mine, axis)
-    for (op, _), (_, size, _) in comm.traffic().items():
-        sent[op] = size
-    return given, sent
+    for (op, _), (count, size, _) in comm.traffic().items():
+        sent[op], calls[op] = size, count
+    return given, sent, calls
 
 
 def contributors(answer) -> None:
@@ -228,6 +234,9 @@ def give_back(answer) -> None:
                 want[-window:] += grads[rank + 1][:window]
             close(got[rank], want, f"{what}: the gradient of rank {rank}'s own rows")
         right = [window * 2 * 8 * (rank > 0) for rank in range(3)]
+        assert sum(sent) >= sum(right), (
+            f"{what}: a send counts when it is waited for, and some of yours never are"
+        )
         assert list(sent) == right, (
             f"{what}: ranks sent {list(sent)} bytes; the halo's gradient goes to its owner and no further: {right}"
         )

@@ -258,6 +258,7 @@ def global_gradient(answer) -> None:
         "that is the sum of means: weigh each by its share of the 70 tokens"
     )
     close(got, want, "shares of 30, 20 and 20 tokens")
+    close(answer(grads[:2], [1, 5]), (grads[0] + 5 * grads[1]) / 6, "two ranks with shares of 1 and 5 tokens")
 
 
 BACKWARDS = {  # ms at which each gradient is final, kB of each; ms of a message's latency, kB a ms of the link

@@ -2,7 +2,7 @@
 
 import torch
 
-from . import close, returned, scored
+from . import by_hand, close, returned, scored
 
 
 def gating(answer) -> None:
@@ -107,7 +107,8 @@ def combine_backward(answer) -> None:
     leaves = rows.requires_grad_(), weights.requires_grad_()
     y = torch.zeros(4, 3, dtype=torch.float64).index_add(0, token, leaves[0] * leaves[1][:, None])
     right = torch.autograd.grad(y, leaves, grad)
-    of_rows, of_weights = answer(grad, rows.detach(), weights.detach(), token)
+    with by_hand():
+        of_rows, of_weights = answer(grad, rows.detach(), weights.detach(), token)
     assert of_rows.shape == (6, 3), f"the gradient of rows has shape {tuple(of_rows.shape)}, rows have (6, 3)"
     assert not torch.allclose(of_rows, grad[token]), (
         "the gradient of a row is too large: what was its weight?"
@@ -120,21 +121,26 @@ def combine_backward(answer) -> None:
 
 
 def traffic(answer) -> None:
-    """Exercise: bytes that each rank sends in a forward and a backward of one mixture, counted on two live ranks."""
+    """Exercise: bytes that each rank sends in a forward and a backward of one mixture, counted on four live ranks."""
     from ... import launch
 
-    found = launch(_counted, ranks=2, echo=False)
+    found = launch(_counted, ranks=4, echo=False)
     rows = [row for row, _ in found]
     for rank, (_, sent) in enumerate(found):
         got = answer(rows, rank, 24, 8, 8)
         n = 24 * 8  # bytes of a row
-        stay, travel = rows[rank][rank], rows[rank][1 - rank] + rows[1 - rank][rank]
+        stay = rows[rank][rank]
+        travel = sum(rows[rank]) + sum(row[rank] for row in rows) - 2 * stay
         for wrong, why in (
-            (sent - 8 * 4, "leaves out the counts, which travel first: 4 numbers"),
+            (sent - 8 * 6, "leaves out the counts, which travel first: 6 numbers"),
             (sent - travel * n, "is the forward alone: gradients travel the same ways back"),
             (sent + 4 * stay * n, "also counts rows whose expert is at home"),
-            (sent - 4 * 4, "takes 4 bytes for a count, and each has 8"),
-            (sent + 8 * 4, "also counts the counts of the rank's own experts, which stay"),
+            (sent - 4 * 6, "takes 4 bytes for a count, and each has 8"),
+            (sent + 8 * 2, "also counts the counts of the rank's own experts, which stay"),
+            (
+                sent - 8 * 4,
+                "has the counts for one rank's experts; those for the experts of all others travel",
+            ),
         ):
             assert got != wrong, f"rank {rank}: {got} {why}"
         close(
@@ -153,12 +159,12 @@ def _counted(rank, world_size):
     from ...train import Trainer
 
     config = replace(EXPERTS, n_layer=2)
-    plan = Plan.parse("dp=2,ep=2")
+    plan = Plan.parse(f"dp={world_size},ep={world_size}")
     parallel = build(plan, config, Mesh(**plan.axes), torch.float64)
     comm.clear_log()
     Trainer(parallel).gradients(example_batch(config, 7, 11))
     sent = sum(event.bytes for event in comm.log if event.axis == "ep")
-    return mixtures(parallel.model)[0].kept.view(2, 4).sum(1).tolist(), sent
+    return mixtures(parallel.model)[0].kept.view(world_size, -1).sum(1).tolist(), sent
 
 
 ASKED = ((240, 24, 60, 36, 36, 24, 12, 48), (120, 36, 96, 12, 24, 60, 48, 24), (60, 120, 24, 48, 72, 12, 36, 24),

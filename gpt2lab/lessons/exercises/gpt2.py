@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import torch
 import torch.nn.functional as F
 
-from . import close, returned, scored
+from . import by_hand, close, returned, scored
 
 
 def parameters(answer) -> None:
@@ -52,7 +52,8 @@ def norm_backward(answer) -> None:
     x = torch.randn(3, 5, 8, dtype=torch.float64, requires_grad=True)
     weight, grad = torch.randn(8, dtype=torch.float64), torch.randn(3, 5, 8, dtype=torch.float64)
     F.layer_norm(x, (8,), weight, eps=1e-5).backward(grad)
-    got = answer(grad, x.detach(), weight, 1e-5)
+    with by_hand():
+        got = answer(grad, x.detach(), weight, 1e-5)
     first = grad * weight / (x.detach().var(-1, keepdim=True, unbiased=False) + 1e-5).sqrt()
     returned(got)
     assert not torch.allclose(got, first), "g over the standard deviation is only the first of three terms"
@@ -81,6 +82,9 @@ def accumulation(answer) -> None:
         with _saved() as held:
             answer(w, micros, 7)
         assert w.grad is not None, "w.grad is None: call backward() on each micro-batch's loss"
+        assert held.most, (
+            "autograd kept nothing: the gradient has to come from backward(), not from a formula of yours"
+        )
         most = most or held.most
         assert held.most <= most, (
             f"{len(sizes)} micro-batches keep {held.most} tensors for backward at once, one keeps {most}: "

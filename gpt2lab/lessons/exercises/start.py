@@ -39,7 +39,8 @@ def global_mean(answer) -> None:
 
 def everywhere(answer) -> None:
     """Exercise: the number of tokens on all ranks, known to every rank. Starts live ranks."""
-    for held in ((10, 20, 30), (7, 2, 26, 5)):
+    known = {}  # by the number of ranks
+    for held in ((10, 20, 30), (7, 2, 26, 5), (3, 1, 4, 1)):
         case = f"{', '.join(map(str, held))} tokens on {len(held)} ranks"
         got, talked = zip(*live(_asked, answer, held, ranks=len(held), what=case), strict=True)
         assert got[0] is not None, "rank 0 returned None. Is the return missing?"
@@ -49,7 +50,11 @@ def everywhere(answer) -> None:
         assert got[0] != 60 or sum(held) == 60, (
             f"{case}: 60 again, as for 10, 20 and 30. Sum what arrives as `mine`, not what a formula says"
         )
+        assert got[0] != known.get(len(held)), (
+            f"{case}: {got[0]:g} again, as for other tokens on as many ranks"
+        )
         close(float(got[0]), sum(held), case)
+        known[len(held)] = got[0]
 
 
 def _asked(rank, world_size, answer, held):

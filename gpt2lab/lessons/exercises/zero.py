@@ -172,6 +172,8 @@ def bytes_held(answer) -> None:
         2: "gradients too",
         3: "weights too",
     }
-    for stage in range(4):
-        want = paper_bytes(7.5e9, 64)[stage] / 1e9
-        close(answer(7.5e9, 64, stage) / 1e9, want, f"GB in stage {stage}: {what[stage]}", 1e-9)
+    for parameters, ranks, more in ((7.5e9, 64, ""), (1.5e9, 8, ", of 1.5 billion parameters on 8 ranks")):
+        for stage in range(4):
+            want = paper_bytes(parameters, ranks)[stage] / 1e9
+            words = f"GB in stage {stage}: {what[stage]}{more}"
+            close(answer(parameters, ranks, stage) / 1e9, want, words, 1e-9)
