@@ -3,7 +3,7 @@
 import pytest
 
 from gpt2lab.lessons import display, explore, show, show_source, table
-from gpt2lab.plots.style import COLORS, RANKS, figure, png, rank_color, svg
+from gpt2lab.plots.style import COLORS, HUES, RANKS, figure, png, rank_color, svg
 
 
 @pytest.fixture
@@ -76,10 +76,11 @@ def test_a_progress_bar_is_there_while_an_explorer_draws(monkeypatch):
 
 def test_sources_and_tables_are_shown_as_text(shown):
     show_source(rank_color)
-    table([("a", 1234567, 0.123456), ("b", 2, 3.0)], ["name", "n", "x"])
+    table([("a", 1234567, 0.123456), ("b | c", 2, 3.0)], ["name", "n", "x"])
     source, rows = (thing["text/markdown"] for thing, _ in shown)
     assert source.startswith("`gpt2lab/plots/style.py`\n```python\ndef rank_color(")
-    assert rows.splitlines()[1:] == ["| :-- | --: | --: |", "| a | 1,234,567 | 0.1235 |", "| b | 2 | 3 |"]
+    rows = rows.splitlines()
+    assert rows[1:] == ["| :-- | --: | --: |", "| a | 1,234,567 | 0.1235 |", r"| b \| c | 2 | 3 |"]
 
 
 def test_the_same_figure_gives_the_same_bytes():
@@ -121,7 +122,7 @@ def lab(color, sight):
 
 
 @pytest.mark.parametrize("sight", SIGHTS)
-@pytest.mark.parametrize("palette", [tuple(COLORS.values()), RANKS], ids=["kinds", "ranks"])
+@pytest.mark.parametrize("palette", [tuple(COLORS.values()), RANKS, HUES], ids=["kinds", "ranks", "things"])
 def test_colours_stay_apart_for_the_colour_blind(palette, sight):
     seen = [lab(color, sight) for color in palette]
     apart = {
@@ -135,3 +136,9 @@ def test_colours_stay_apart_for_the_colour_blind(palette, sight):
 
 def test_ranks_beyond_the_palette_keep_distinct_colours():
     assert len({rank_color(r) for r in range(32)}) == 32 and rank_color(3) == RANKS[3].lower()
+
+
+def test_lines_without_a_colour_of_their_own_do_not_get_the_colour_of_a_rank():
+    _, ax = figure()
+    drawn = [ax.plot([0, 1])[0].get_color() for _ in range(8)]
+    assert drawn == list(HUES) and not set(HUES) & set(RANKS)

@@ -119,5 +119,5 @@ def table(rows, header) -> None:
 
 def _text(value) -> str:
     if isinstance(value, bool) or not isinstance(value, int | float):
-        return str(value)
+        return str(value).replace("|", r"\|")  # a bare one would end the cell
     return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"

@@ -128,7 +128,7 @@ def curves(losses: dict[tuple, list[float]], times: dict[str, float], every: int
         axes[1, column].set(xlabel="simulated time")
     for ax in axes[:, 0]:
         ax.set_ylabel("loss")
-    axes[1, -1].legend(fontsize=8)
+    fig.legend(*axes[0, -1].get_legend_handles_labels(), loc="outside lower center", ncols=5, fontsize=8)
     return fig
 
 
@@ -143,7 +143,7 @@ def tradeoff(losses: dict[tuple, list[float]], times: dict[str, float]) -> Figur
         ax.plot(1 / times[scheme], sum(values[-3:]) / 3, mark, color=color, label=label, alpha=0.8)
         ax.set(title=f"learning rate {rate:g}", xlabel="busy", xlim=(0.5, 1.05))
     axes[0, 0].set_ylabel("loss at the end")
-    axes[0, -1].legend(fontsize=8, loc="center")
+    fig.legend(*axes[0, -1].get_legend_handles_labels(), loc="outside lower center", ncols=5, fontsize=8)
     return fig
 
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from matplotlib.figure import Figure
 
 from ..planner.cuts import ChainPlan, ChainProblem, Clock
-from .style import COLORS, RANKS, SERIAL, THINGS, figure, ink, rank_color
+from .style import COLORS, HUES, SERIAL, THINGS, figure, ink, plain_log, variant
 
 CUT_COLORS = {"whole": "#DDDDDD", "sample": "#56B4E9", "attribute": "#F0E442", "parameter": "#CC79A7"}
 CUT_WORDS = {
@@ -19,11 +19,10 @@ CUT_WORDS = {
 def how_many(operators: Sequence[int], counts: dict[str, Sequence[int]]) -> Figure:
     """Numbers of plans over numbers of operators; the axis counts powers of ten, so numbers may have any size."""
     fig, ax = figure(8, 3)
-    for color, (name, row) in zip(RANKS, counts.items(), strict=False):
+    for hue, (name, row) in zip(HUES, counts.items(), strict=False):
         powers = [len(str(n)) - 1 + float(f"0.{str(n)[:3]}") for n in row]
-        ax.plot(operators, powers, marker="o", markersize=3, color=color, label=name)
-    ax.axhline(80, color=SERIAL, linestyle=":", linewidth=1)
-    ax.text(operators[0], 82, "atoms of the visible universe", fontsize=8)
+        ax.plot(operators, powers, marker="o", markersize=3, color=hue, label=name)
+    ax.axhline(80, color=SERIAL, linewidth=0.8, label="atoms of the visible universe")
     ax.set(xlabel="operators", ylabel="plans: powers of ten (counted)")
     ax.legend(fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))
     return fig
@@ -32,13 +31,13 @@ def how_many(operators: Sequence[int], counts: dict[str, Sequence[int]]) -> Figu
 def searches(found: dict, best: float) -> Figure:
     """The best plan so far as a multiple of the optimum, over evaluations and over seconds; dots: the end."""
     fig, axes = figure(9.5, 3.2, 1, 2, sharey=True)
-    for color, (name, one) in zip((*THINGS[:1], *RANKS), found.items(), strict=False):
+    for hue, (name, one) in zip(HUES, found.items(), strict=False):
         value = [seconds / best for _, seconds in one.trace]
         for ax, along, end in zip(
             axes, ([n for n, _ in one.trace], one.seen), (one.evaluations, one.took), strict=True
         ):
-            ax.step([*along, end], [*value, value[-1]], where="post", color=color, label=name)
-            ax.scatter(end, value[-1], s=30, color=color, zorder=3)
+            ax.step([*along, end], [*value, value[-1]], where="post", color=hue, label=name)
+            ax.scatter(end, value[-1], s=30, color=hue, zorder=3)
     for ax, along in zip(axes, ("evaluations (counted)", "seconds of searching (measured)"), strict=True):
         ax.axhline(1, color=SERIAL, linestyle="--", linewidth=1)
         ax.set(xscale="log", xlabel=along)
@@ -47,11 +46,15 @@ def searches(found: dict, best: float) -> Figure:
     return fig
 
 
-def plan_and_clock(problem: ChainProblem, plan: ChainPlan, title: str = "") -> Figure:
-    """Left the plan: operators across, devices down, colours for cuts; right when the devices work."""
+def plan_and_clock(problem: ChainProblem, plan: ChainPlan, title: str = "", length: float = 0) -> Figure:
+    """Left the plan: operators across, devices down, colours for cuts; right when the devices work.
+
+    The time axis is at least `length` ms long: pictures to compare get the same one.
+    """
     fig, (left, right) = figure(9.5, 1.2 + 0.45 * problem.cluster.devices, 1, 2, width_ratios=[1, 1.5])
     _grid(left, problem, plan)
     _clock(right, problem, plan)
+    right.set_xlim(0, max(length, right.get_xlim()[1]))
     left.set_title(title or "operators (across) on devices (down)")
     return fig
 
@@ -90,7 +93,7 @@ def _clock(ax, problem, plan) -> None:
     for number, end in enumerate(clock.ends):
         n, micro = number % count, number // count
         for device in plan[n].devices:
-            color = rank_color(micro % len(RANKS))
+            color = THINGS[micro % 3]
             long = clock.jobs[n]
             ax.barh(
                 device, 1e3 * long, 0.8, 1e3 * (end - long), color=color, edgecolor="white", linewidth=0.3
@@ -101,16 +104,16 @@ def _clock(ax, problem, plan) -> None:
     ax.set_yticks(range(problem.cluster.devices))
     ax.set_ylim(problem.cluster.devices - 0.4, -0.6)
     ax.grid(axis="y", visible=False)
-    ax.set_xlabel(f"ms (simulated), {1e3 * clock.seconds:.3g} in all; a colour is a micro-batch")
+    ax.set_xlabel(f"ms (simulated), {1e3 * clock.seconds:.3g} in all; a shade is a micro-batch")
 
 
 def by_bandwidth(links: Sequence[float], seconds: dict[str, Sequence[float]], best: Sequence[str]) -> Figure:
     """Seconds of each family's best plan over the slow link's bandwidth; dots where a family is the best one."""
     fig, ax = figure(8, 3)
-    for color, (name, row) in zip(RANKS[1:], seconds.items(), strict=False):
-        ax.plot([b / 1e6 for b in links], [1e3 * t for t in row], color=color, label=name)
+    for i, (name, row) in enumerate(seconds.items()):
+        ax.plot([b / 1e6 for b in links], [1e3 * t for t in row], label=name, **variant(i))
         dots = [(b / 1e6, 1e3 * t) for b, t, winner in zip(links, row, best, strict=True) if winner == name]
-        ax.scatter(*zip(*dots, strict=True), s=28, color=color) if dots else None
+        ax.scatter(*zip(*dots, strict=True), s=28, color=variant(i)["color"]) if dots else None
     ax.set(xscale="log", xlabel="bandwidth between nodes, MB/s", ylabel="ms a step (simulated)")
     ax.legend(fontsize=8)
     return fig
@@ -119,16 +122,20 @@ def by_bandwidth(links: Sequence[float], seconds: dict[str, Sequence[float]], be
 def predicted_measured(pairs: dict[str, tuple[float, float]], names: Sequence[str]) -> Figure:
     """Seconds of each plan predicted (across) and on live ranks (up); those of `names` are labelled."""
     fig, ax = figure(8, 3.6)
-    for n, (name, (predicted, seen)) in enumerate(sorted(pairs.items(), key=lambda one: one[1])):
-        shown, spot = name in names, (1e3 * predicted, 1e3 * seen)
-        ax.scatter(*spot, s=40 if shown else 18, color=RANKS[0] if shown else THINGS[1])
-        if shown:
-            side = (8, -3, "left") if n % 2 else (-8, -3, "right")
-            ax.annotate(name, spot, side[:2], textcoords="offset points", fontsize=8, ha=side[2])
     values = [1e3 * t for pair in pairs.values() for t in pair]
-    ends = [0.6 * min(values), 1.6 * max(values)]
+    ends, free = [0.6 * min(values), 1.6 * max(values)], {"left": 0.0, "right": 0.0}
+    for name, (predicted, seen) in sorted(pairs.items(), key=lambda one: one[1][1]):
+        shown, x, y = name in names, 1e3 * predicted, 1e3 * seen
+        ax.scatter(x, y, s=40 if shown else 18, color=THINGS[4] if shown else THINGS[1], zorder=3)
+        if shown:
+            side = "left" if predicted > seen else "right"  # the text is on the side away from the line
+            place = x, max(y, free[side])  # and above the text before it
+            free[side] = place[1] * (ends[1] / ends[0]) ** 0.06
+            look = {"textcoords": "offset points", "fontsize": 8, "ha": side, "va": "center"}
+            ax.annotate(name, place, (8 if side == "left" else -8, 0), **look)
     ax.plot(ends, ends, color=SERIAL, linewidth=1, linestyle="--")
-    ax.set(xlabel="ms predicted", ylabel="ms on live ranks (paced)", xscale="log", yscale="log")
+    ax.set(xlabel="ms predicted", ylabel="ms on live ranks (paced)")
+    plain_log(ax.xaxis), plain_log(ax.yaxis)
     ax.margins(x=0.3)
     return fig
 

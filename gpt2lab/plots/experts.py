@@ -5,10 +5,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from matplotlib.patches import FancyArrowPatch, Rectangle
 
-from .style import COLORS, THINGS, figure, ink, rank_color
-
-HUES = (THINGS[0], *THINGS[3:], *(COLORS[k] for k in ("forward", "backward", "weight", "comm", "update")))
-"""Colours of eight experts, which are no ranks, in figures that show no kinds of work."""
+from .style import COLORS, HUES, THINGS, figure, ink, rank_color
 
 
 def flow(choices: Sequence[Sequence[int]] = ((0, 2, 3, 0), (2, 1, 0, 2)), experts: int = 4):
@@ -105,12 +102,15 @@ def spread(found, row_bytes: int, title: str = ""):
     left.bar(places, asked - served, 0.8, served, color="white", edgecolor=colors, hatch="////", linewidth=0)
     left.axhline(asked.mean(), color=THINGS[0], ls="--", lw=1)
     left.set(xlabel="expert, on the colour of its rank", ylabel="choices", title=title)
+    left.set_ylim(0, max(3 * asked.mean(), 1.05 * asked.max()))  # posters to compare get the same axes
     away = found.rows * (1 - np.eye(ranks, dtype=int))
     there, back = (row_bytes / 1024 * away.sum(axis) for axis in (1, 0))
     hues = [rank_color(r) for r in range(ranks)]
     right.bar(range(ranks), there, 0.8, color=hues)
     right.bar(range(ranks), back, 0.8, there, color=hues, alpha=0.45)
     right.set(xlabel="rank", title="KiB sent (pale: results back)", xticks=range(ranks))
+    even = 2 * row_bytes / 1024 * asked.sum() * (ranks - 1) / ranks**2
+    right.set_ylim(0, max(1.5 * even, 1.05 * (there + back).max()))
     for ax in (left, right):
         ax.grid(axis="x", visible=False)
     return fig

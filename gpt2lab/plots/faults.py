@@ -16,8 +16,11 @@ KINDS = {
 }
 
 
-def lives(jobs: dict[str, list[Phase]], failures: Sequence[float], unit: str = "hours") -> Figure:
-    """A bar for each job: what it does when; the failures, which are the same for all jobs, are dotted lines."""
+def lives(jobs: dict[str, list[Phase]], failures: Sequence[float], length: float = 0) -> Figure:
+    """A bar for each job: what it does when; the failures, which are the same for all jobs, are dotted lines.
+
+    The time axis is at least `length` hours long: pictures to compare get the same one.
+    """
     fig, ax = figure(8, 0.9 + 0.5 * len(jobs))
     for y, spans in enumerate(jobs.values()):
         for kind, look in KINDS.items():
@@ -28,7 +31,7 @@ def lives(jobs: dict[str, list[Phase]], failures: Sequence[float], unit: str = "
     for at in failures:
         if at < end:
             ax.axvline(at, color=COLORS["comm"], ls=":", lw=1)
-    ax.set(yticks=range(len(jobs)), yticklabels=list(jobs), xlabel=unit, xlim=(0, 1.08 * end))
+    ax.set(yticks=range(len(jobs)), yticklabels=list(jobs), xlabel="hours", xlim=(0, 1.08 * max(end, length)))
     ax.invert_yaxis()
     ax.grid(visible=False)
     marks = [Patch(label=kind, **look) for kind, look in KINDS.items()]

@@ -115,7 +115,8 @@ def placements(seconds: dict[str, dict[str, tuple[float, float]]]) -> Figure:
             ax.barh(y, seen, 0.32, color=THINGS[2 * i], label=name if row == 0 else None)
             mark = {"marker": "D", "s": 34, "color": "white", "edgecolor": SERIAL, "zorder": 3}
             ax.scatter(predicted, y, label="predicted" if row == i == 0 else None, **mark)
-            ax.text(max(seen, predicted), y, f"  {seen:.0f}", va="center", fontsize=9)
+            inside = {"textcoords": "offset points", "va": "center", "fontsize": 9}
+            ax.annotate(f"{seen:.0f}", (0, y), (4, 0), color=ink(THINGS[2 * i]), **inside)
     ax.set_yticks(range(len(seconds)), list(seconds))
     ax.set(xlabel="ms that the links add to a step")
     ax.margins(x=0.08)

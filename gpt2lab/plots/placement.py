@@ -8,12 +8,18 @@ from matplotlib.figure import Figure
 from .style import COLORS, SERIAL, THINGS, figure, ink, rank_color
 
 
-def placed(graph, where: Sequence[int], simulated, path: Sequence[int] = (), title: str = "") -> Figure:
-    """The graph coloured by device, its critical `path` thick, above the time that every operator and message takes."""
+def placed(
+    graph, where: Sequence[int], simulated, path: Sequence[int] = (), title: str = "", length: float = 0
+) -> Figure:
+    """The graph coloured by device, its critical `path` thick, above the time that each operator and message takes.
+
+    The time axis is at least `length` seconds long: pictures to compare get the same one.
+    """
     fig, (ax, below) = figure(9, 4.6, 2, height_ratios=[1.5, 1])
     _graph(ax, graph, where, path)
     ax.set_title(title)
     _gantt(below, simulated)
+    below.set_xlim(0, 1e3 * max(length, simulated.makespan))
     return fig
 
 
@@ -44,7 +50,10 @@ def _graph(ax, graph, where, path=(), labels: bool = True) -> None:
         if labels:
             ax.text(x, y, where[n], ha="center", va="center", color=ink(color), fontsize=9, zorder=3)
             name = graph.operators[n].name
-            ax.annotate(name, (x, y), (0, 13), textcoords="offset points", ha="center", fontsize=8)
+            plate = {"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 0.5}
+            ax.annotate(
+                name, (x, y), (0, 13), textcoords="offset points", ha="center", fontsize=8, bbox=plate
+            )
     ax.set_axis_off()
     ax.margins(0.04, 0.3)
 

@@ -3,9 +3,8 @@
 from textwrap import wrap
 
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator
 
-from .style import COLORS, SERIAL, THINGS, figure, ink, legend, rank_color
+from .style import COLORS, SERIAL, THINGS, figure, ink, legend, plain_log, rank_color, variant
 
 
 def front_figure(choice) -> Figure:
@@ -13,7 +12,7 @@ def front_figure(choice) -> Figure:
     fig, ax = figure(7.4, 3.6)
     times = [f.prediction.seconds for f in choice.front]
     sizes = [f.prediction.memory / 2**30 for f in choice.front]
-    ax.plot(times, sizes, "o-", color=rank_color(0), drawstyle="steps-post", label="none beats these in both")
+    ax.plot(times, sizes, "o-", color=THINGS[4], drawstyle="steps-post", label="none beats these in both")
     for f, x, y in zip(choice.front, times, sizes, strict=True):
         ax.annotate(str(f.plan), (x, y), xytext=(4, 4), textcoords="offset points", fontsize=6)
     best = choice.prediction
@@ -34,18 +33,18 @@ def predicted_and_measured(rows: list[dict]) -> Figure:
     for ax, what, scale, unit in zip(
         axes, ("seconds", "bytes"), (1, 2**-20), ("s a step", "MiB"), strict=True
     ):
-        for world in sorted({row["ranks"] for row in rows}):
+        for i, world in enumerate(sorted({row["ranks"] for row in rows})):
             mine = [row for row in rows if row["ranks"] == world]
             x, y = ([row[f"{kind}_{what}"] * scale for row in mine] for kind in ("predicted", "measured"))
-            ax.plot(
-                x, y, "o", ms=4, alpha=0.7, color=rank_color(world), label=f"{world} rank{'s' * (world > 1)}"
-            )
+            look = {"ms": 4, "alpha": 0.7, "color": variant(i)["color"]}
+            ax.plot(x, y, "o", label=f"{world} rank{'s' * (world > 1)}", **look)
         ends = [
             f(row[f"{kind}_{what}"] * scale for row in rows for kind in ("predicted", "measured"))
             for f in (min, max)
         ]
         ax.plot(ends, ends, color=SERIAL, lw=1)
-        ax.set(xscale="log", yscale="log", xlabel=f"predicted, {unit}", ylabel=f"measured, {unit}")
+        ax.set(xlabel=f"predicted, {unit}", ylabel=f"measured, {unit}")
+        plain_log(ax.xaxis), plain_log(ax.yaxis)
     axes[0].legend(fontsize=8)
     return fig
 
@@ -84,19 +83,16 @@ def _feasible(ax, choice, limit: float) -> None:
     sizes = [f.prediction.memory / 1e9 for f in choice.front]
     times = [1e3 * f.prediction.seconds for f in choice.front]
     right, top = 1.3 * max(*sizes, choice.prediction.memory / 1e9), 1.15 * max(times)
-    ax.fill_between(
-        [*sizes[::-1], right], [*times[::-1], times[0]], top, step="post", alpha=0.25, color=rank_color(2)
-    )
-    ax.plot(sizes, times, "o", ms=4, color=rank_color(2))
+    edge = [*sizes[::-1], right], [*times[::-1], times[0]]
+    ax.fill_between(*edge, top, step="post", alpha=0.25, color=THINGS[4])
+    ax.plot(sizes, times, "o", ms=4, color=THINGS[4])
     if limit / 1e9 < right:
         ax.axvspan(limit / 1e9, right, color=THINGS[1], alpha=0.45)
     ax.plot(choice.prediction.memory / 1e9, 1e3 * choice.prediction.seconds, "*", ms=14, color=SERIAL)
     ax.set(xlabel="GB a device; grey: more than it has", ylabel="ms a step", xlim=(0, right))
-    ax.set(yscale="log", ylim=(0.7 * min(times), top))
-    ax.yaxis.set_major_formatter("{x:g}")
-    ax.yaxis.set_minor_locator(LogLocator(subs=(2, 3, 5)))
-    ax.yaxis.set_minor_formatter("{x:g}")
-    ax.tick_params(which="minor", labelsize=7)
+    plain_log(ax.yaxis)
+    ax.tick_params(axis="y", labelsize=8)
+    ax.set_ylim(0.7 * min(times), top)
     ax.set_title("feasible; dots: no plan beats them")
 
 

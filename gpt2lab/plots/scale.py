@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 
 from matplotlib.figure import Figure
 
-from .style import COLORS, RANKS, THINGS, figure
+from .style import COLORS, HUES, THINGS, figure, variant
 
 MARKS = "os^Dvp"
 
@@ -43,7 +43,7 @@ def crossed(bytes_by_place: Mapping[str, Mapping[str, float]]) -> Figure:
 def all_reduces(worlds: Sequence[int], seconds: Mapping[str, Sequence[float]], title: str = "") -> Figure:
     """Milliseconds of an all-reduce against the number of ranks, a line an algorithm."""
     fig, ax = figure(8, 3.2)
-    for color, mark, (name, times) in zip(RANKS, MARKS, seconds.items(), strict=False):
+    for color, mark, (name, times) in zip(HUES, MARKS, seconds.items(), strict=False):
         ax.plot(worlds, [1e3 * t for t in times], color=color, marker=mark, ms=5, label=name)
     _powers(ax, worlds)
     ax.set(yscale="log", xlabel="GPUs", ylabel="ms", title=title)
@@ -57,7 +57,7 @@ def scaling(
     """`curves[family][n]` is a value and whether the plan fits into memory (filled) or not (hollow, dotted)."""
     worlds = sorted({n for curve in curves.values() for n in curve})
     fig, ax = figure(8, 3.4)
-    for color, mark, (name, curve) in zip(RANKS, MARKS, curves.items(), strict=False):
+    for color, mark, (name, curve) in zip(HUES, MARKS, curves.items(), strict=False):
         numbers = sorted(curve)
         ax.plot(numbers, [curve[n][0] for n in numbers], color=color, lw=1, ls=":")
         fit = [n for n in numbers if curve[n][1]]
@@ -95,11 +95,11 @@ def goodputs(
 ) -> Figure:
     """Work kept, in percent: lines against the number of spare machines, and policies without spares as levels."""
     fig, ax = figure(8, 3)
-    for color, (name, values) in zip(RANKS, found.items(), strict=False):
-        ax.plot(spares, [100 * v for v in values], "o-", color=color, ms=4, label=name)
+    for i, (name, values) in enumerate(found.items()):
+        ax.plot(spares, [100 * v for v in values], marker="o", ms=4, label=name, **variant(i + 2))
     for color, (name, value) in zip(THINGS[3:], flat.items(), strict=False):
         ax.axhline(100 * value, color=color, ls="--", label=name)
-    ax.set(xlabel="spare machines", ylabel="% of the work of a run without faults", ylim=(0, 100))
+    ax.set(xlabel="spare machines", ylabel="% of the work without faults", ylim=(0, 100))
     fig.legend(loc="outside upper right", ncols=3, fontsize=9)
     return fig
 
@@ -107,8 +107,8 @@ def goodputs(
 def stragglers(numbers: Sequence[int], late: Mapping[str, Sequence[float]]) -> Figure:
     """How much later the slowest of n ranks comes, in percent of the mean."""
     fig, ax = figure(8, 2.6)
-    for color, (name, values) in zip(RANKS, late.items(), strict=False):
-        ax.plot(numbers, [100 * (v - 1) for v in values], "o-", color=color, ms=4, label=name)
+    for i, (name, values) in enumerate(late.items()):
+        ax.plot(numbers, [100 * (v - 1) for v in values], marker="o", ms=4, label=name, **variant(i))
     _powers(ax, numbers)
     ax.set(xlabel="ranks that wait for each other in every step", ylabel="% longer", ylim=(0, None))
     fig.legend(loc="outside upper right", ncols=3, fontsize=9)

@@ -12,6 +12,7 @@ import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullFormatter
 
 COLORS = {
     "forward": "#56B4E9",
@@ -32,6 +33,9 @@ RANKS = ("#332288", "#CC6677", "#44AA99", "#DDCC77", "#117733", "#88CCEE", "#882
 THINGS = ("#444444", "#8A8A8A", "#C8C8C8", "#E69F00", "#0072B2")
 """Colours of things that are neither ranks nor kinds of work: what memory holds, variants that are compared."""
 
+HUES = (*THINGS[:2:-1], THINGS[0], *(COLORS[k] for k in ("backward", "update", "forward", "comm", "weight")))
+"""Colours of up to eight things that are no ranks, in figures that show no kinds of work."""
+
 RC = {
     "figure.dpi": 96,
     "figure.facecolor": "white",
@@ -45,7 +49,7 @@ RC = {
     "axes.grid": True,
     "axes.axisbelow": True,
     "grid.alpha": 0.3,
-    "axes.prop_cycle": matplotlib.cycler(color=RANKS),
+    "axes.prop_cycle": matplotlib.cycler(color=HUES),
     "image.cmap": "viridis",
     "legend.frameon": False,
     "svg.hashsalt": "gpt2lab",
@@ -85,6 +89,14 @@ def figure(width: float = 8, height: float = 3.2, rows: int = 1, cols: int = 1, 
     style()
     fig = Figure(figsize=(width, height), layout="constrained")
     return fig, fig.subplots(rows, cols, **subplots)
+
+
+def plain_log(axis) -> None:
+    """Make an axis logarithmic with 1, 2, 3 and 5 times each power of ten as plain numbers."""
+    axis.axes.set(**{f"{axis.axis_name}scale": "log"})
+    axis.set_major_locator(LogLocator(subs=(1, 2, 3, 5)))
+    axis.set_major_formatter("{x:,g}")
+    axis.set_minor_formatter(NullFormatter())
 
 
 def legend(ax, kinds, **where) -> None:

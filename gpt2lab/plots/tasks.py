@@ -6,15 +6,16 @@ from dataclasses import replace
 from matplotlib.figure import Figure
 
 from ..planner.metrics import average_parallelism, profile
-from .style import COLORS, SERIAL, THINGS, figure, legend, rank_color
+from .style import COLORS, HUES, SERIAL, THINGS, figure, legend
 
 PLATE = {"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 0.5}  # keeps lines out of a name
 
 
-def workers(spans, title: str = "", path=(), clock: str = "measured") -> Figure:
+def workers(spans, title: str = "", path=(), clock: str = "measured", length: float = 0) -> Figure:
     """One row a worker of each rank, a bar a task; below, how many work at once.
 
-    `path`: names of the tasks of a critical path, which are outlined and joined by a line.
+    `path`: names of the tasks of a critical path, which are outlined and joined by a line. The time axis is at least
+    `length` seconds long: pictures to compare get the same one.
     """
     spans = list(spans)
     lanes = sorted({(s.rank, s.lane) for s in spans})
@@ -42,7 +43,7 @@ def workers(spans, title: str = "", path=(), clock: str = "measured") -> Figure:
     below.step([1e3 * (t - zero) for t in times], counts, where="post", color=SERIAL, linewidth=0.8)
     below.axhline(average_parallelism(working), color=THINGS[3], linestyle="--")
     below.set_ylim(0, max(counts) + 0.6)
-    below.set_xlim(0, 1e3 * (end - zero))
+    below.set_xlim(0, 1e3 * max(end - zero, length))
     below.set_ylabel("at work")
     below.set_xlabel(f"time in ms ({clock}); dashed: {average_parallelism(working):.2f} at work on average")
     return fig
@@ -125,11 +126,11 @@ def times(rows: dict[str, list[float]], title: str = "", unit: str = "ms") -> Fi
 def dashboard(found: dict[str, list[list[float]]], count: int, published: dict[str, float]) -> Figure:
     """Every iteration of every version, the first apart; speed-ups with the published ones beside."""
     fig, (left, right) = figure(9, 3.4, 1, 2, width_ratios=[1.6, 1])
-    for place, (name, runs) in enumerate(found.items()):
+    for hue, (name, runs) in zip(HUES, found.items(), strict=False):
         for run in runs:
-            left.plot(range(1, len(run)), [1e3 * s for s in run[1:]], "-", color=rank_color(place), alpha=0.6)
-            left.plot(0, 1e3 * run[0], "x", color=rank_color(place))
-        left.plot([], [], color=rank_color(place), label=name)
+            left.plot(range(1, len(run)), [1e3 * s for s in run[1:]], "-", color=hue, alpha=0.6)
+            left.plot(0, 1e3 * run[0], "x", color=hue)
+        left.plot([], [], color=hue, label=name)
     left.set_ylim(0)
     left.set_xlabel("iteration (x: the first)")
     left.set_title("ms an iteration (measured)")
@@ -137,7 +138,7 @@ def dashboard(found: dict[str, list[list[float]]], count: int, published: dict[s
     means = {name: statistics.mean(s for run in runs for s in run[1:]) for name, runs in found.items()}
     first = next(iter(means))
     for place, mean in enumerate(means.values()):
-        right.barh(place, means[first] / mean / count, 0.6, color=rank_color(place))
+        right.barh(place, means[first] / mean / count, 0.6, color=HUES[place])
     names = [name for name in published if name != "sequential"]
     for place, name in enumerate(names, len(means)):
         right.barh(place, published["sequential"] / published[name] / 112, 0.6, color=THINGS[2])

@@ -2,7 +2,7 @@
 
 from matplotlib.figure import Figure
 
-from .style import COLORS, figure, legend, rank_color
+from .style import COLORS, figure, ink, legend, rank_color
 
 UNITS = {"s": 1.0, "ms": 1e3, "us": 1e6}
 MAIN, STRIP = 0.56, 0.2  # heights of the work bar and of the communication strip, in rows
@@ -29,7 +29,8 @@ def timeline(
         left, width = (s.start - zero) * scale, (s.end - s.start) * scale
         ax.barh(center, width, height, left, color=COLORS[s.kind], edgecolor="white", linewidth=0.5)
         if names and not strip and s.end - s.start > 0.012 * length * max(len(s.name), 1):
-            ax.text(left + width / 2, center, s.name, ha="center", va="center", fontsize=8, clip_on=True)
+            where = {"ha": "center", "va": "center", "fontsize": 8, "clip_on": True}
+            ax.text(left + width / 2, center, s.name, color=ink(COLORS[s.kind]), **where)
     ax.set_xlim(-0.01 * length * scale, 1.01 * length * scale)
     _label(ax, ranks, title, f"time in {unit}" + (f" ({clock})" if clock else ""))
     kinds = [kind for kind in COLORS if kind in {s.kind for s in spans}]

@@ -1,15 +1,18 @@
 """The trade-off map: bytes held against bytes sent, messages, and operations done twice, for every strategy."""
 
+import re
+
 from matplotlib.figure import Figure
 
-from .style import SERIAL, THINGS, figure, rank_color
+from .style import HUES, SERIAL, THINGS, figure
 
-MARKS = "os^vDP"
+MARKS = "os^v"
 
 
 def trade_off_map(lines: dict[str, list[tuple[int, object]]], serial, counted=(), mark: int = 0) -> Figure:
     """Left a line for each strategy over growing numbers of ranks, the last one largest; right messages and repeats.
 
+    A family has a colour, a strategy of it a marker, which stands again at the foot of its bar on the right.
     `lines[strategy]` are (ranks, point) with `held`, `sent`, `messages`, `flops`; `serial` is the point of one rank;
     numbers of ranks in `counted` are full, the others are hollow; those of `mark` ranks get a ring.
     """
@@ -24,17 +27,21 @@ def trade_off_map(lines: dict[str, list[tuple[int, object]]], serial, counted=()
         fontsize=8,
         transform=ax.get_yaxis_transform(),
     )
-    for i, line in enumerate(lines.values()):
-        color, x = rank_color(i), [p.sent / unit for _, p in line]
+    families = [re.split(r"\W", name)[0] for name in lines]
+    hues = dict(zip(dict.fromkeys(families), HUES, strict=False))
+    for i, (family, line) in enumerate(zip(families, lines.values(), strict=True)):
+        color, x = hues[family], [p.sent / unit for _, p in line]
+        marker = MARKS[families[:i].count(family)]
         y = [p.held / unit for _, p in line]
         ax.plot(x, y, color=color, lw=1, alpha=0.7)
         for (ranks, _), a, b in zip(line, x, y, strict=True):
             face = color if ranks in counted or not counted else "white"
             size = 30 + 70 * (ranks == mark)
-            ax.scatter(a, b, s=size, marker=MARKS[i % 6], color=face, edgecolors=color, zorder=3)
+            ax.scatter(a, b, s=size, marker=marker, color=face, edgecolors=color, zorder=3)
         ranks, last = next(((n, p) for n, p in line if n == mark), line[-1])
         twice = f"   +{100 * (last.flops - 1):.0f} % operations" if last.flops > 1.001 else ""
         right.barh(i, last.messages, color=color)
+        right.plot(1.7, i, marker, color="white", ms=7)  # the key of the left panel
         right.text(last.messages, i, f" {last.messages:,}{twice}", va="center", fontsize=8)
     ax.set(
         xscale="log", yscale="log", xlabel=f"{name} sent by a rank in a step", ylabel=f"{name} held by a rank"

@@ -448,9 +448,11 @@ print("same results:", all(torch.equal(a, b) for a, b in zip(runs[False][0], run
 print("by formula:", metrics.sequential(4, 20, 15), "ms and", metrics.overlapped(4, 20, 15), "ms")
 
 # %% tags=["measured"]
+length = max(span.end for span in runs[False][2]) - min(span.start for span in runs[False][2])
 for asynchronous, (_, _, merged) in runs.items():
+    title = "overlapped" if asynchronous else "one after the other"
     show(
-        timeline(merged, title="overlapped" if asynchronous else "one after the other", clock="paced"),
+        timeline(merged, title, clock="paced", length=length),
         "paced",
         "messages (strip) run while the next piece is computed."
         if asynchronous

@@ -641,10 +641,11 @@ counted = sum(call.bytes for call in runs["2 ranks, as tasks"][0][3]) // 3
 print("bytes a rank and iteration, counted:", counted, " computed, 2 (n-1)/n S:", elements * 8)
 
 # %% tags=["measured"]
-for name, options in ways.items():
-    spans = labs.fastest_on_ranks(pool, train, **options)
+seen = {name: labs.fastest_on_ranks(pool, train, **options) for name, options in ways.items()}
+length = max(max(s.end for s in spans) - min(s.start for s in spans) for spans in seen.values())
+for name, spans in seen.items():
     show(
-        plots.workers(spans, f"Messages {name}", clock="paced"),
+        plots.workers(spans, f"Messages {name}", clock="paced", length=length),
         "paced",
         f"two ranks of two workers on a link of 200 MB/s, the fastest of four runs; messages {name}.",
         f"Rows of bars for the workers of two ranks and their messages, {name}",

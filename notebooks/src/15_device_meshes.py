@@ -346,8 +346,7 @@ show(
 )
 
 # %% [markdown]
-# Tensor parallelism inside beats tensor parallelism across; pipeline with data, which sends little either way,
-# suffers
+# Tensor parallelism inside beats tensor parallelism across; pipeline with data, which sends little either way, suffers
 # least. *Messages* matter as much as bytes: a tensor axis sends many, each in the way of the next layer, so it pays
 # every latency. And a diamond is only a sum over one rank, no bound: where micro-batches hide messages behind
 # computing, less is seen; where stages wait for each other, more.

@@ -72,8 +72,9 @@ table(
 # %%
 seconds, path = block.critical_path()
 alone = [0] * len(block.graph)
+longest = block.simulate(alone)
 show(
-    plots.placed(block.graph, alone, block.simulate(alone), path, "one device; thick: the critical path"),
+    plots.placed(block.graph, alone, longest, path, "one device; thick: the critical path"),
     "simulated",
     "one block of GPT-2 forward, all of it on device 0.",
     "A graph of 12 operators that is a chain except for q, k and v; below, one row of bars without gaps",
@@ -189,13 +190,13 @@ print(
 
 # %%
 best = found["branch and bound"].where
+run, way = beside.simulate(best), beside.critical_path()[1]
 show(
-    plots.placed(beside.graph, best, beside.simulate(best), beside.critical_path()[1], "the parallel block"),
+    plots.placed(beside.graph, best, run, way, "the parallel block", length=longest.makespan),
     "simulated",
-    "attention and MLP beside each other: the critical path is reached, and device 1 waits for a third of the time.",
+    "attention and MLP beside each other: the critical path is reached; device 1 waits for more than a third of it.",
     "A graph with two branches in two colours, and two rows of bars with gaps in the second",
 )
-run = beside.simulate(best)
 used = sum(run.busy(d) for d in range(2)) / (2 * run.makespan)
 print(
     f"{sum(beside.times) / run.makespan:.2f} times as fast as one device, {100 * used:.0f} % of both devices used"
@@ -208,10 +209,12 @@ print(
 optimum, greedy = branch_and_bound(block), list_schedule(block)
 run = block.simulate(optimum.where)
 show(
-    plots.placed(block.graph, optimum.where, run, path, "GPT-2's block, placed best"),
+    plots.placed(
+        block.graph, optimum.where, run, path, "GPT-2's block, placed best", length=longest.makespan
+    ),
     "simulated",
     "the best of 531,441 placements of a block on three devices: q, k or v elsewhere is all that pays.",
-    "The same graph with few operators in a second and third colour; their rows are nearly empty",
+    "The same graph with one operator, k, in a second colour, and a row that is nearly empty",
 )
 used = sum(run.busy(d) for d in range(3)) / (3 * run.makespan)
 print(f"{work / run.makespan:.2f} times as fast as one device, {100 * used:.0f} % of three devices used")
@@ -472,6 +475,12 @@ def split(times, stages):
 # MISTAKE: A stage without a block.
 def split(times, stages):
     return [range(0, 5), range(5, 5)]
+
+
+# %% tags=["wrong"]
+# FAIL: for each of 3 stages
+def split(times, stages):
+    return [range(0, 3), range(3, 5)]  # right for five alike blocks, and written down instead of found
 
 
 # %% [markdown]

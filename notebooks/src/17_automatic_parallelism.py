@@ -409,7 +409,7 @@ show(
 def best_plan(slow_MBps):
     case = lab.problem(slow_MBps * 1e6)
     plan = PLANNERS["Alpa"].plan(case).plan
-    return plots.plan_and_clock(case, plan, lab.plan_family(plan))
+    return plots.plan_and_clock(case, plan, lab.plan_family(plan), length=450)
 
 
 explore(
@@ -548,9 +548,9 @@ show(
 )
 
 # %% [markdown]
-# The order is what a planner needs. The prediction knows nothing of two cores that four processes share, nor of what
-# hundreds of small operators cost Python. With times measured for each operator, as FlexFlow and Alpa do, points come
-# closer to the line.
+# The order is what a planner needs. The device of the prediction is a guess, 1 GFLOP/s and 2 ms an operator; it knows
+# nothing of two cores that four processes share. So plans that send little are faster than predicted, those that send
+# much are slower. With times measured for each operator, as FlexFlow and Alpa do, points come closer to the line.
 
 # %% [markdown]
 # ## From a goal to a plan
@@ -613,13 +613,14 @@ show(
 )
 
 # %% [markdown]
-# The *order* is right, and that is what a planner needs: the plan that it chooses is nearly the best one measured. The
-# *level* is one common factor away, and that factor comes from `calibrate`: measured again on the same machine, plans
-# took the same times (median 1.01 of the first), but they were predicted at 0.69 of them instead of 1.23, with a rank
-# correlation of 0.88. So trust the order, and time one plan before you promise a date.
+# The *order* is right, and that is what a planner needs: the plan that it chooses takes 1.096<!--above--> times as long
+# as the best one measured. The *level* is one common factor away, and that factor comes from `calibrate`: measured
+# again on the same machine, plans took the same times (median 1.01 of the first), but they were predicted at 0.69 of
+# them instead of 1.23, with a rank correlation of 0.88. So trust the order, and time one plan before you promise a
+# date.
 # What matters with more ranks than cores is in the model: they share the cores, and each sum amid work waits until
-# other ranks have woken up. Memory is computed, not measured, so its points should lie on the line; those above it are
-# ZeRO-2 and 3 with several micro-batches.
+# other ranks have woken up. No stopwatch is needed for memory, only the allocator's count, so its points should lie on
+# the line; those above it are ZeRO-2 and 3 with several micro-batches.
 #
 # ## Drill
 #

@@ -94,6 +94,7 @@ def _checked(bounds, layers, stages, case):
 
 
 TIMES = [(1.0, 0.0), *[(1.0, 2.0)] * 5, (4.0, 2.0)]  # the embedding, five blocks, the head
+UNEVEN = [(0.5, 0.0), *[(3.0, 4.0)] * 2, *[(1.0, 2.0)] * 5, (2.0, 1.0)]
 
 
 def split(answer) -> None:
@@ -102,32 +103,38 @@ def split(answer) -> None:
     from ...model import GPT2Config
     from ..labs.placement import blocks_of, steps_with_cuts
 
-    total = [f + b for f, b in TIMES]
-    best = slowest(total, best_cut(total, 2))
     config = GPT2Config(vocab_size=37, n_positions=8, n_layer=5, n_head=2, n_embd=8)
-    ranges = returned(answer(list(TIMES), 2))
-    assert len(ranges) == 2 and all(isinstance(r, range) for r in ranges), (
-        f"return a range of blocks for each of 2 stages, as [range(0, 2), range(2, 5)]; got {ranges!r}"
+    ranges = _balanced(answer, TIMES, 2)
+    _balanced(answer, UNEVEN, 3)
+    with Ranks(2, echo=False) as ranks:
+        results = ranks.run(steps_with_cuts, [ranges, blocks_of((0, 3, 7))], config, 4, 8, 2)
+    (mine, other), *_ = [losses for _, losses in results]
+    assert abs(mine - other) < 1e-5, f"live, your stages have the loss {mine:.4f} and others {other:.4f}"
+
+
+def _balanced(answer, times, stages: int):
+    """The answer's ranges of blocks, which must be as balanced as can be."""
+    total, layers = [f + b for f, b in times], len(times)
+    best = slowest(total, best_cut(total, stages))
+    ranges = returned(answer(list(times), stages))
+    assert len(ranges) == stages and all(isinstance(r, range) for r in ranges), (
+        f"return a range of blocks for each of {stages} stages, as [range(0, 2), range(2, 5)]; got {ranges!r}"
     )
     blocks = [n for r in ranges for n in r]
-    assert blocks == list(range(5)), (
-        f"the stages hold the blocks {blocks}, and the model has the blocks 0 to 4 in this order. The embedding and "
-        "the head are no blocks: they are the first and the last of the times"
+    assert blocks == list(range(layers - 2)), (
+        f"the stages hold the blocks {blocks}, and the model has the blocks 0 to {layers - 3} in this order. The "
+        "embedding and the head are no blocks: they are the first and the last of the times"
     )
-    border = ranges[0].stop + 1
-    found, naive = slowest(total, (0, border, 7)), slowest(total, equal_count(7, 2))
-    forward = [f for f, _ in TIMES]
-    assert found == best or border != best_cut(forward, 2)[1], (
+    bounds = (0, *(r.stop + 1 for r in ranges[:-1]), layers)
+    found, naive = slowest(total, bounds), slowest(total, equal_count(layers, stages))
+    assert found == best or bounds != best_cut([f for f, _ in times], stages), (
         f"your slowest stage takes {found:g}, {best:g} is possible: backward takes time too, not always twice forward"
     )
     assert found != naive, (
         f"your slowest stage takes {found:g}, as with equal counts; {best:g} is possible. The head is not like a block"
     )
     assert found == best, f"your slowest stage takes {found:g}, but {best:g} is possible"
-    with Ranks(2, echo=False) as ranks:
-        results = ranks.run(steps_with_cuts, [ranges, blocks_of((0, 3, 7))], config, 4, 8, 2)
-    (mine, other), *_ = [losses for _, losses in results]
-    assert abs(mine - other) < 1e-5, f"live, your stages have the loss {mine:.4f} and others {other:.4f}"
+    return ranges
 
 
 LAYERS = gpt2_layers(PRESETS["gpt2"], rows=1, length=1024).operators

@@ -63,26 +63,32 @@ def tokens(answer) -> None:
 SLACK = 10  # percent
 
 
+def _legal(answer, name: str, case) -> Plan:
+    """The plan that the answer gives for a job, which must fit."""
+    text = answer(case)
+    assert isinstance(text, str | Plan), f"{name}: return a plan, got {text!r}"
+    try:
+        plan = Plan.parse(text) if isinstance(text, str) else text
+        plan.check(case.config, case.rows, case.length)
+    except ValueError as error:
+        raise AssertionError(f"{name}: {error}") from None
+    assert not plan.asynchronous, (
+        f"{name}: {plan} trains something else: without a flush gradients are stale. Use a schedule with one"
+    )
+    assert plan.world <= case.cluster.devices, (
+        f"{name}: {plan} needs {plan.world} devices, and there are {case.cluster.devices}"
+    )
+    held = max(one.total for one in memory(plan, case.config, case.rows, case.length, case.itemsize))
+    limit = case.cluster.device.memory
+    assert held <= limit, f"{name}: {plan} holds {held / 1e9:.1f} GB on a device of {limit / 1e9:.0f} GB"
+    return plan
+
+
 def capstone(answer, ranks=None) -> str:
     """Puzzle: plans within memory and near what `gpt2lab plan` chooses; then run small, on live ranks."""
     choices, worst = recorded(), 0.0
     for name, case in CAPSTONE.items():
-        text = answer(case)
-        assert isinstance(text, str | Plan), f"{name}: return a plan, got {text!r}"
-        try:
-            plan = Plan.parse(text) if isinstance(text, str) else text
-            plan.check(case.config, case.rows, case.length)
-        except ValueError as error:
-            raise AssertionError(f"{name}: {error}") from None
-        assert not plan.asynchronous, (
-            f"{name}: {plan} trains something else: without a flush gradients are stale. Use a schedule with one"
-        )
-        assert plan.world <= case.cluster.devices, (
-            f"{name}: {plan} needs {plan.world} devices, and there are {case.cluster.devices}"
-        )
-        held = max(one.total for one in memory(plan, case.config, case.rows, case.length, case.itemsize))
-        limit = case.cluster.device.memory
-        assert held <= limit, f"{name}: {plan} holds {held / 1e9:.1f} GB on a device of {limit / 1e9:.0f} GB"
+        plan = _legal(answer, name, case)
         mine, best = case.seconds(plan), case.seconds(choices[name])
         idle = f". It leaves {case.cluster.devices - plan.world} devices idle" * (
             plan.world < case.cluster.devices
@@ -96,6 +102,8 @@ def capstone(answer, ranks=None) -> str:
         small = scaled(plan)
         report = verify(small, ranks=ranks if ranks and small.world == 4 else None)
         assert report.ok, f"{name}: scaled down to {small}, it differs from the serial run"
+    name, case = "two H100 machines", CAPSTONE["two H100 machines"]
+    _legal(answer, f"one of {name}", replace(case, cluster=case.cluster.with_devices(8), rows=128))
     return scored(worst, "% slower than `gpt2lab plan`, in the worst of the cases", bar=SLACK, best=0.0)
 
 

@@ -31,7 +31,7 @@ def machine_of(model: str, devices: int, memory_GB: float, link_GBps: float) -> 
     inside = kind.network.inside or kind.network.between
     network = Network(Link(inside.latency, 1e9 * link_GBps), inside, max(devices // 2, 1))
     device = replace(kind.device, memory=1e9 * memory_GB)
-    return Cluster(devices, device, network, cores=kind.cores)
+    return replace(kind, devices=devices, device=device, network=network)
 
 
 def goal_of(model: str, rows: int, length: int) -> Goal:
