@@ -216,6 +216,43 @@ def test_a_number_that_is_not_printed_above_is_found():
     assert strangers([code, nbformat.v4.new_markdown_cell(text)]) == ["1.5"]
 
 
+FALSE_ON_PURPOSE = (
+    "same weights on both ranks:",
+    "model.py speaks of torch.distributed:",
+    "all leave at the same moment:",
+    "async_op=False: computing while sending:",
+    "'no sum':",
+    "under AdamW:",
+    "replicas agree:",
+    "bfloat16 alone:",
+    "drawn anew on four ranks:",
+    "cut from one matrix:",
+    "to plain attention:",
+    "dW of rank 0 alone",
+    "busiest above 2 even shares:",
+    "group=rank",
+    "gelu of a partial sum:",
+    "softmax of a shard:",
+)
+"""Words in a line of output that says False, and should."""
+
+
+@pytest.mark.parametrize("lesson", lessons(NOTEBOOKS), ids=lambda lesson: lesson.name)
+def test_what_a_lesson_claims_came_out_true(lesson):
+    cells = nbformat.read(NOTEBOOKS / "solutions" / f"{lesson.name}.ipynb", 4).cells
+    said = "\n".join(o.get("text", "") for c in cells if c.cell_type == "code" for o in c.outputs)
+    lines = [line for line in said.splitlines() if re.search(r"(?<!=)\bFalse\b|DIFFER", line)]
+    assert [line for line in lines if not any(words in line for words in FALSE_ON_PURPOSE)] == []
+
+
+@pytest.mark.parametrize("lesson", lessons(NOTEBOOKS), ids=lambda lesson: lesson.name)
+def test_a_row_of_a_table_has_as_many_cells_as_its_header(lesson):
+    cells = nbformat.read(NOTEBOOKS / "solutions" / f"{lesson.name}.ipynb", 4).cells
+    shown = [o.get("data", {}).get("text/markdown", "") for c in cells for o in c.get("outputs", ())]
+    for text in (text for text in shown if text.startswith("| ")):
+        assert len({len(re.findall(r"(?<!\\)\|", line)) for line in text.splitlines()}) == 1, text
+
+
 @pytest.mark.parametrize("lesson", lessons(NOTEBOOKS), ids=lambda lesson: lesson.name)
 def test_every_lesson_has_something_to_vary(lesson):
     assert any("explore(" in cell.text for cell in lesson.cells if cell.kind == "code")

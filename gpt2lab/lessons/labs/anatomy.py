@@ -150,9 +150,9 @@ def per_token(config: GPT2Config, prompt: list[int], cached: bool) -> list[float
 def in_streams(
     rank: int, world_size: int, prompts: list[list[int]], new: int, streams: int
 ) -> list[list[int]]:
-    """The texts that a pipeline of nano generates together, its rows in so many streams."""
+    """The likeliest texts that a pipeline of nano generates together, its rows in so many streams."""
     parallel = build(Plan(pp=world_size), PRESETS["nano"], Mesh(pp=world_size), torch.float64)
-    return generate_streams(parallel.engine, prompts, new, streams, stop=None, seed=1)
+    return generate_streams(parallel.engine, prompts, new, streams, stop=None, temperature=0)
 
 
 # ---- files
