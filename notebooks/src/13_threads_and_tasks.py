@@ -642,10 +642,9 @@ print("bytes a rank and iteration, counted:", counted, " computed, 2 (n-1)/n S:"
 
 # %% tags=["measured"]
 seen = {name: labs.fastest_on_ranks(pool, train, **options) for name, options in ways.items()}
-length = max(max(s.end for s in spans) - min(s.start for s in spans) for spans in seen.values())
 for name, spans in seen.items():
     show(
-        plots.workers(spans, f"Messages {name}", clock="paced", length=length),
+        plots.workers(spans, f"Messages {name}", clock="paced", length=labs.longest(seen)),
         "paced",
         f"two ranks of two workers on a link of 200 MB/s, the fastest of four runs; messages {name}.",
         f"Rows of bars for the workers of two ranks and their messages, {name}",

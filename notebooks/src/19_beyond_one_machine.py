@@ -485,12 +485,12 @@ for name, rows in (("fitted", published.FITTED), ("unseen", published.UNSEEN)):
 # %% [markdown]
 # Of the 37<!--above--> unseen rows half are within 9 %<!--above-->, and they range from 8 to 16,384 GPUs. Even
 # ZeRO-3's end of scaling is there: from 768 to 1,536 GPUs it gains nothing in print and little in prediction. Where is
-# it wrong, and why? Small models come out too fast: their many small operators are slower than one efficiency says.
+# it wrong? Small models come out too fast: their many small operators are slower than one efficiency says.
 # Llama 3 on 16,384 GPUs would idle for half of its step in plain 1F1B (16 micro-batches, 16 stages). How often they
 # interleave follows from section 3.3.2: without one block, the first chunk holds the embedding alone, so a chunk is one
-# block and a rank has eight. Memory is about half of what nvidia-smi showed for BLOOM: that counts float32 sums of
-# gradients (says their log), buffers, and what the allocator keeps. Zero Bubble's row stands in
-# [lesson 08](08_schedules.ipynb).
+# block. Memory is half of what nvidia-smi showed for BLOOM: that counts float32 sums of gradients (their log),
+# buffers, the allocator's rest. Llama 3's 235 GB<!--above--> are more than a GPU has: not counted are their FSDP and
+# what they free early. Zero Bubble's row stands in [lesson 08](08_schedules.ipynb).
 #
 # ## Somebody is always broken
 #

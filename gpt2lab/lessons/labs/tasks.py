@@ -113,6 +113,11 @@ def fastest_on_ranks(pool, train: Callable, tries: int = 4, **options) -> list:
     return fastest(lambda: trace.merge(result[2] for result in pool.run(train, **options)), tries)
 
 
+def longest(runs: dict[str, list]) -> float:
+    """Seconds of the longest of some runs, each a list of spans."""
+    return max(max(s.end for s in spans) - min(s.start for s in spans) for spans in runs.values())
+
+
 def cost_of_building(rows: int) -> tuple:
     """Of an iteration with a block for each row: rows, tasks, edges, accesses compared, ms to build, ms to replay."""
     start = time.perf_counter()
