@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from .style import SERIAL, THINGS, figure, ink, rank_color, variant
+from .style import SERIAL, THINGS, figure, ink, plain_log, rank_color, variant
 
 AXES = {
     "tp": {"color": "#E69F00"},
@@ -188,11 +188,9 @@ def threads_or_ranks(rows: Sequence[int], seconds: dict[str, list[float]]) -> Fi
     fig, ax = figure(6.4, 2.8)
     for color, (name, times) in zip(THINGS[3:], seconds.items(), strict=False):
         ax.plot(rows, [1e3 * s for s in times], "o-", color=color, lw=2, label=name)
-    ax.set(xscale="log", yscale="log", xlabel="rows of the batch", ylabel="ms a step")
+    ax.set(xscale="log", xlabel="rows of the batch", ylabel="ms a step")
+    plain_log(ax.yaxis)
     ax.set_xticks(rows, [str(r) for r in rows])
-    low, high = ax.get_ylim()
-    ticks = [t for t in (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000) if low <= t <= high]
-    ax.set_yticks(ticks, [str(t) for t in ticks])
     ax.minorticks_off()
     ax.legend()
     return fig
