@@ -4,17 +4,18 @@ Without the cache every new token costs a forward pass over the whole text so fa
 """
 
 import hashlib
-import math
 from collections.abc import Callable, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from numbers import Integral
 
 import torch
+
+from .machine.arguments import MORE, checked
 
 END_OF_TEXT = 50256  # <|endoftext|>, the last token of GPT-2's vocabulary
 
 
+@checked(temperature=0, top_k=1, top_p=(MORE, 1))
 @dataclass(frozen=True)
 class Sampling:
     """How the next token is chosen: temperature 0 takes the most likely; `top_k` and `top_p` exclude unlikely ones.
@@ -28,16 +29,6 @@ class Sampling:
     top_k: int | None = None
     top_p: float | None = None
     seed: int = 0
-
-    def __post_init__(self):
-        if not 0 <= self.temperature < math.inf:
-            raise ValueError(
-                f"A temperature of {self.temperature} is not 0 or more. Use 0 for the likeliest token."
-            )
-        if self.top_k is not None and not (isinstance(self.top_k, Integral) and self.top_k >= 1):
-            raise ValueError(f"top_k = {self.top_k} is no number of tokens to choose from. Use 1 or more.")
-        if self.top_p is not None and not 0 < self.top_p <= 1:
-            raise ValueError(f"top_p = {self.top_p} is not a share of the probability. Use 0 < top_p <= 1.")
 
     def probabilities(self, logits: torch.Tensor) -> torch.Tensor:
         """The probabilities (B, V), in float64, that the next tokens are drawn with."""
@@ -78,6 +69,7 @@ def _uniform(*key: int) -> float:
     return (int.from_bytes(digest, "big") >> 11) * 2.0**-53
 
 
+@checked(slots=1)
 class KVCache:
     """Keys and values (B, H, slots, D) of every attention layer, each in the slot of its position.
 
@@ -119,6 +111,7 @@ def _slots(positions, rows: int):
     return torch.arange(rows, device=positions.device)[:, None], positions
 
 
+@checked()
 @torch.no_grad()
 def generate(
     model,

@@ -12,7 +12,7 @@ Radford et al. 2019, "Language Models are Unsupervised Multitask Learners".
 import hashlib
 import math
 from dataclasses import dataclass
-from numbers import Integral
+from numbers import Integral, Real
 
 import torch
 import torch.nn.functional as F
@@ -43,12 +43,14 @@ class GPT2Config:
                 raise ValueError(
                     f"{name} = {value!r} makes no GPT-2. Use a whole number of {fewest} or more."
                 )
-        if not 0 <= self.dropout < 1:
+        if not isinstance(self.dropout, Real) or not 0 <= self.dropout < 1:
             raise ValueError(
-                f"dropout = {self.dropout} is no share that can be dropped. Use 0 <= dropout < 1."
+                f"dropout = {self.dropout!r} is no share that can be dropped. Use 0 <= dropout < 1."
             )
+        if self.experts is not None and not hasattr(self.experts, "mixture"):
+            raise ValueError(f"experts = {self.experts!r} makes no mixtures. Use Experts(...), or None.")
         if self.n_embd % self.n_head:
-            rest, low = self.n_embd % self.n_head, range(1, math.isqrt(self.n_embd) + 1)
+            rest, low = self.n_embd % self.n_head, range(1, min(math.isqrt(self.n_embd), 10**5) + 1)
             fits = {h for d in low if self.n_embd % d == 0 for h in (d, self.n_embd // d)}
             near = sorted(sorted(fits, key=lambda h: abs(h - self.n_head))[:3])
             raise ValueError(
@@ -201,6 +203,8 @@ class GPT2(nn.Module):
 
     def __init__(self, config: GPT2Config, seed: int = 0):
         super().__init__()
+        if not isinstance(config, GPT2Config) or not isinstance(seed, Integral):
+            raise ValueError(f"GPT2({config!r}, {seed!r}): use a GPT2Config and a whole number as the seed.")
         self.config = config
         self.wte = nn.Embedding(config.vocab_size, config.n_embd)
         self.wpe = nn.Embedding(config.n_positions, config.n_embd)

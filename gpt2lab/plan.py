@@ -8,12 +8,12 @@ import difflib
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from numbers import Integral
 
 import torch
 
 from .experts.mixture import set_total
 from .generate import generate
+from .machine.arguments import checked
 from .model import GPT2, GPT2Config
 from .parallel import data, expert, sequence, servers, spec, tensor
 from .parallel.accumulate import Accumulate
@@ -29,6 +29,7 @@ from .ranks.mesh import NAMES, Mesh
 from .schedules.registry import FREE, find
 
 
+@checked(bucket=1, shard=0, active=0, hops=0)
 @dataclass(frozen=True)
 class Plan:
     """Ranks on each axis, and the options of each strategy. `Plan()` is the serial run."""
@@ -56,6 +57,7 @@ class Plan:
     recompute: bool = False  # keep only the blocks' inputs for backward; on a pipeline, the stages'
 
     @classmethod
+    @checked()
     def parse(cls, text: str) -> "Plan":
         """The plan of a text such as `dp=2,tp=2`; `serial` and the empty text are the serial plan."""
         return cls(**cls.said(text))
@@ -80,7 +82,7 @@ class Plan:
     def __post_init__(self):
         for name in (*NAMES, "ep", "node", "micro", "chunks"):
             value = getattr(self, name)
-            if type(value) is not int and not isinstance(value, Integral) or value < 1:
+            if value < 1:
                 raise ValueError(f"{name}={value!r} is no number of parts. Use {name}=1 or more.")
 
     def __str__(self) -> str:
@@ -103,6 +105,7 @@ class Plan:
         """Whether stages update by themselves, without a flush."""
         return self.pp > 1 and find(self.schedule) in FREE
 
+    @checked()
     def check(self, config: GPT2Config, rows: int, length: int) -> None:
         """Raise ValueError, in the parent and before any process starts, where this plan cannot run this model."""
         if not 1 <= length <= config.n_positions:
@@ -246,13 +249,23 @@ class Parallel:
         self.sync.updated()
 
 
+@checked()
 def build(
-    plan: Plan, config: GPT2Config, mesh: Mesh, dtype=torch.float32, seed: int = 0, device="cpu"
+    plan: Plan,
+    config: GPT2Config,
+    mesh: Mesh,
+    dtype: torch.dtype = torch.float32,
+    seed: int = 0,
+    device: str | torch.device = "cpu",
 ) -> Parallel:
     """The model of `seed`, spread over the mesh as the plan says; each rank's part on its `device`.
 
     Order: pipeline, tensor, sequence, context, expert, recompute, data or ZeRO. Each strategy edits the model in place.
     """
+    try:
+        device = torch.device(device)
+    except RuntimeError:
+        raise ValueError(f"There is no device {device!r}. Use cpu or cuda.") from None
     model = GPT2(config, seed).to(device, dtype)
     apply_engine = versions.apply_asynchronous if plan.asynchronous else pipeline.apply_pipeline
     engine = apply_engine(model, mesh, plan) if plan.pp > 1 else Accumulate(model)

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 
 from .corpus.batches import IGNORED, Batch
 from .experts.mixture import Experts, set_total
+from .machine.arguments import checked
 from .model import GPT2, GPT2Config, Noise
 from .train import Recipe
 
@@ -23,6 +24,7 @@ STEPS = 5
 RECIPES = (Recipe("sgd", lr=0.1, clip=0.5), Recipe("adamw", lr=1e-2, eps=1e-6, clip=0.5))
 
 
+@checked(rows=(1, 10**6), length=(1, 10**6))
 def example_batch(config: GPT2Config, rows: int, length: int, seed: int = 1) -> Batch:
     """A batch of random tokens in which the rows have unequally many targets."""
     generator = torch.Generator().manual_seed(seed)
@@ -34,6 +36,7 @@ def example_batch(config: GPT2Config, rows: int, length: int, seed: int = 1) -> 
     return Batch(tokens[:, :-1], targets, torch.arange(length), torch.arange(rows), total)
 
 
+@checked()
 def example_weights(config: GPT2Config) -> dict[str, torch.Tensor]:
     """Weights far from initialisation, biases and norms included, so that nothing hides behind a zero or a one."""
     generator = torch.Generator().manual_seed(2)

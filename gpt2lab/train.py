@@ -5,11 +5,13 @@ from dataclasses import dataclass
 
 import torch
 
+from .machine.arguments import MORE, checked
 from .parallel import finish
 from .plan import Parallel
 from .ranks import comm, trace
 
 
+@checked(lr=0, eps=0, weight_decay=0, clip=MORE, warmup=0, decay_steps=0)
 @dataclass(frozen=True)
 class Recipe:
     """The optimizer's settings. Defaults suit small runs; `LLMC` is the recipe of llm.c's CPU trainer.
@@ -29,14 +31,6 @@ class Recipe:
     autocast: bool = False  # matrix products in bfloat16; weights, sums and updates stay as they are
 
     def __post_init__(self):
-        for name in ("lr", "eps", "weight_decay", "warmup"):
-            value = getattr(self, name)
-            if not (value >= 0 and math.isfinite(value)):
-                raise ValueError(f"{name} = {value} is no setting of an optimizer. Use 0 or more.")
-        if self.clip is not None and not self.clip > 0:
-            raise ValueError(
-                f"clip = {self.clip} leaves no gradient. Use more than 0, or None to clip nothing."
-            )
         if self.decay_steps is not None and self.warmup > self.decay_steps:
             raise ValueError(
                 f"The rate cannot rise for warmup = {self.warmup} steps and have fallen after decay_steps = "
@@ -68,6 +62,7 @@ class Result:
 LOWER = "Try a lower learning rate."
 
 
+@checked()
 class Trainer:
     """Trains a `Parallel` model; every rank makes one and calls `step` with the same global batch."""
 

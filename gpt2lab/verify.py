@@ -9,9 +9,10 @@ from dataclasses import dataclass
 import torch
 
 from .emulate import Emulator
+from .machine.arguments import checked
 from .model import GPT2Config
 from .plan import Plan, build
-from .processes.launch import launch
+from .processes.launch import Ranks, launch
 from .ranks import comm
 from .ranks.mesh import Mesh
 from .reference import (
@@ -97,8 +98,13 @@ class Report:
         return self.table()
 
 
+@checked()
 def verify(
-    plan: Plan | str, config: GPT2Config | None = None, rows: int = 7, length: int = 11, ranks=None
+    plan: Plan | str,
+    config: GPT2Config | None = None,
+    rows: int = 7,
+    length: int = 11,
+    ranks: Ranks | None = None,
 ) -> Report:
     """Compare a plan with the serial run on live ranks (`ranks`: a running pool to use).
 

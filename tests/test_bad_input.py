@@ -66,7 +66,7 @@ TYPED = {
     "train --resume= --steps 1": "Name a run, or give --resume alone for the newest.",
     "train --lr nan": "--lr nan is no finite number",
     "train --out link --steps 1": "link: File exists",
-    "generate --model model --temperature nan": "A temperature of nan is not 0 or more",
+    "generate --model model --temperature nan": "temperature = nan does not fit Sampling. Use a number of 0 or more.",
     "generate --model damaged": "damaged/config.json is damaged",
 }
 

@@ -127,8 +127,11 @@ def test_a_slow_link_moves_the_cut_from_inside_operators_to_between_them():
             lambda: Goal(8, 32, least="money"),
             "A goal cannot be the least 'money'. Use time, memory, devices.",
         ),
-        (lambda: Goal(0, 32), "rows = 0 is no goal. Use more than 0."),
-        (lambda: Goal(8, 32, memory=-1), "memory = -1 bytes hold nothing. Use more than 0."),
+        (lambda: Goal(0, 32), "rows = 0 does not fit Goal. Use a whole number of 1 or more."),
+        (
+            lambda: Goal(8, 32, memory=-1),
+            "memory = -1 does not fit Goal. Use a number of more than 0 or None.",
+        ),
         (
             lambda: parallelize(CONFIG, FOUR, Goal(8, 99)),
             "Sequences of 99 tokens do not fit into 32 positions. Use 1 to 32.",

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
+from ..machine.arguments import checked
 from .shards import TRAIN_SHARE
 
 IGNORED = -100  # a target with this value does not count (the ignore_index of torch's cross-entropy)
@@ -74,6 +75,7 @@ class Batch:
         return replace(self, tokens=self.tokens[rows], targets=self.targets[rows], samples=self.samples[rows])
 
 
+@checked(rows=1, length=1)
 class Batches:
     """Batches without end of `rows` windows of `length` tokens, drawn at random positions of a split.
 
@@ -98,6 +100,7 @@ class Batches:
                 f"has {self.count}. Use a longer text, or at most {max(self.count - 1, 0)} tokens a sequence."
             )
 
+    @checked(step=0)
     def at(self, step: int, rows: range | None = None) -> Batch:
         """The global batch of a step, or only its rows in `rows`; `total` is global either way."""
         mine = range(self.rows) if rows is None else rows

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from ..machine.arguments import checked
 from ..ranks import comm
 from ..ranks.mesh import Axis
 from .batches import Batch, Batches
@@ -16,6 +17,7 @@ from .batches import Batch, Batches
 SHAPES = ("rows", "contiguous", "interleaved")
 
 
+@checked(rows=1, length=1)
 class InOrder:
     """Batches in the order of the text, as in llm.c: `rows` consecutive windows of `length` tokens each.
 
@@ -47,6 +49,7 @@ class InOrder:
         )
 
 
+@checked(tokens=0, batch=1)
 def steps_per_epoch(tokens: int, batch: int) -> int:
     """How many batches of `batch` tokens, each with the target of its last, a text of `tokens` tokens holds."""
     return max(tokens - 1, 0) // batch

@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from ..machine.arguments import MORE, checked
 from ..model import MLP, GPT2Config, summable
 from .rows import Attach, Combine, Dispatch, Expert, by_expert
 
@@ -22,6 +23,7 @@ GROUPS = ("row", "batch", "rank")
 UNUSED = -1  # the expert of a choice that was not made
 
 
+@checked(experts=1, top_k=1, capacity=MORE, balance=0, z=0, speed=0, shared=0, hidden=1, every=1)
 @dataclass(frozen=True)
 class Experts:
     """What `GPT2Config.experts` says: how many experts, who chooses them, and how their load is balanced.
@@ -50,17 +52,10 @@ class Experts:
             raise ValueError(f"There is no router {self.router!r}. Use {', '.join(ROUTERS)}.")
         if self.group not in GROUPS:
             raise ValueError(f"There is no group {self.group!r}. Use {', '.join(GROUPS)}.")
-        for name in ("experts", "top_k", "every"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} = {getattr(self, name)} is too few. Use {name} = 1 or more.")
         if self.top_k > self.experts:
             raise ValueError(
                 f"A token cannot ask for top_k = {self.top_k} of {self.experts} experts. "
                 f"Use top_k = {self.experts} or less."
-            )
-        if self.capacity is not None and self.capacity <= 0:
-            raise ValueError(
-                f"capacity = {self.capacity} leaves no room for any token. Use 1.0 or more, or None to drop nothing."
             )
         self._check_router()
 

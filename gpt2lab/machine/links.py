@@ -8,7 +8,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from .arguments import MORE, checked
 
+
+@checked(latency=0, bandwidth=(MORE, math.inf))
 @dataclass(frozen=True)
 class Link:
     """A connection between two ranks: latency in seconds, bandwidth in bytes per second."""
@@ -21,6 +24,7 @@ class Link:
         return messages * self.latency + size / self.bandwidth
 
 
+@checked(node=1)
 @dataclass(frozen=True)
 class Network:
     """The links of a machine: `inside` a node of `node` neighbouring ranks, `between` nodes; `pairs` are exceptions."""
@@ -107,18 +111,25 @@ def longest_path(algorithm: str, n: int, size: float) -> tuple[int, float]:
     return ALL_REDUCE[algorithm](n, size) if n > 1 else (0, 0.0)
 
 
+@checked(n=1, size=0)
 def all_reduce_time(algorithm: str, n: int, size: float, link: Link) -> float:
     """Seconds that an all-reduce of `size` bytes takes over n ranks by the named algorithm of ALL_REDUCE."""
     messages, sequential = longest_path(algorithm, n, size)
     return link.time(sequential, messages)
 
 
+@checked(n=1, node=1, size=0)
 def hierarchical_time(n: int, node: int, size: float, inside: Link, between: Link) -> float:
     """Ring reduce-scatter inside nodes, ring all-reduce of the chunks between them, ring all-gather inside."""
+    if n % node:
+        raise ValueError(
+            f"{n} ranks do not fill nodes of {node} ({n} % {node} = {n % node}). Use a divisor of {n}."
+        )
     half = inside.time((node - 1) / node * size, node - 1) if node > 1 else 0.0
     return 2 * half + all_reduce_time("ring", n // node, size / node, between)
 
 
+@checked(n=1)
 def crossing(n: int, link: Link, first: str = "tree", second: str = "ring") -> float:
     """The size in bytes from which `second` is faster than `first` (inf: never), for linear costs."""
     (few, steep), (many, flat) = (longest_path(name, n, 1.0) for name in (first, second))
@@ -136,7 +147,10 @@ BUS = {
 }
 
 
+@checked(n=1, size=0, seconds=MORE)
 def bandwidths(op: str, n: int, size: float, seconds: float) -> tuple[float, float]:
     """(algorithm, bus) bandwidth in bytes per second by nccl-tests' definitions; `size` is the whole array's bytes."""
+    if op not in BUS:
+        raise ValueError(f"No bus bandwidth is known for {op!r}. Use one of: {', '.join(BUS)}.")
     algorithm = size / seconds
     return algorithm, algorithm * BUS[op](n)

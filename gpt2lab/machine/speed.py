@@ -8,6 +8,7 @@ import time
 import torch
 
 from ..model import GPT2Config
+from .arguments import checked
 
 
 def matmul_rate(size: int = 1024, seconds: float = 0.3, dtype=torch.float32, device="cpu") -> float:
@@ -46,6 +47,7 @@ def copy_rate(size: int, seconds: float = 0.1) -> float:
     return size / statistics.median(times)
 
 
+@checked(length=1)
 def flops_per_token(config: GPT2Config, length: int) -> int:
     """Operations of forward and backward for one token: 6 N + 12 L C T (PaLM 2022, appendix B).
 

@@ -10,6 +10,7 @@ from functools import cache
 from itertools import pairwise
 from math import inf
 
+from ..machine.arguments import checked
 from ..sharding.cost import Path, path
 from ..sharding.layout import fits
 from ..sharding.partition import Change, Program, Run
@@ -54,6 +55,7 @@ def cluster_bounds(flops: Sequence[float], outputs: Sequence[int], layers: int, 
     return best(lambda i, k: sum(flops[i:k]) ** 2, first[0], sum)[1]
 
 
+@checked(devices=(1, 10**6), node=1)
 def submeshes(devices: int, node: int) -> list[tuple[int, int]]:
     """Blocks (first, count) of a power of two of a node's devices, or of whole nodes: shapes that fill any cluster."""
     node = min(node, devices)

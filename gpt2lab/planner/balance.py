@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import accumulate, combinations, pairwise
 
+from ..machine.arguments import MORE, checked
+
 
 @dataclass(frozen=True)
 class ChainStage:
@@ -19,17 +21,20 @@ class ChainStage:
     replicas: int = 1
 
 
+@checked(layers=(1, 10_000), stages=(1, 10_000))
 def every_cut(layers: int, stages: int) -> Iterator[tuple[int, ...]]:
     """All ways of cutting a chain into non-empty stages, as bounds (0, ..., layers): (layers - 1) over (stages - 1)."""
     for inner in combinations(range(1, layers), stages - 1):
         yield 0, *inner, layers
 
 
+@checked(times=0, bounds=0)
 def slowest(times: Sequence[float], bounds: Sequence[int]) -> float:
     """The time of the slowest stage: what every further micro-batch costs."""
-    return max(sum(times[a:b]) for a, b in pairwise(bounds))
+    return max((sum(times[a:b]) for a, b in pairwise(bounds)), default=0)
 
 
+@checked(times=0, stages=1)
 def best_cut(times: Sequence[float], stages: int) -> tuple[int, ...]:
     """The bounds whose slowest stage is fastest, by dynamic programming in O(layers^2 stages).
 
@@ -49,11 +54,13 @@ def best_cut(times: Sequence[float], stages: int) -> tuple[int, ...]:
     return best[len(times), stages][1]
 
 
+@checked(layers=0, stages=(1, 10**6))
 def equal_count(layers: int, stages: int) -> tuple[int, ...]:
     """The bounds that give every stage as many layers as any other, or one more: the cut without looking."""
     return tuple(layers * s // stages for s in range(stages + 1))
 
 
+@checked(forward=0, backward=0, weights=0, bandwidth=MORE)
 @dataclass(frozen=True)
 class Chain:
     """What PipeDream's and DAPPLE's planners look at: forward and backward times, weights, activations, the link."""
@@ -91,6 +98,7 @@ def pipedream_cost(chain: Chain, stages: Sequence[ChainStage]) -> float:
     return max(*busy, *(2 * chain.hop(s.last) for s in stages))
 
 
+@checked(devices=(1, 4096))
 def pipedream(chain: Chain, devices: int) -> tuple[float, tuple[ChainStage, ...]]:
     """PipeDream's planner: the stages and replicas whose slowest is fastest, on at most so many devices.
 
@@ -146,6 +154,7 @@ def _dapple_row(chain, first, last, replicas):
     return f, b, chain.all_reduce(first, last, replicas)
 
 
+@checked(devices=(1, 4096), micros=1)
 def dapple(chain: Chain, devices: int, micros: int) -> tuple[float, tuple[ChainStage, ...]]:
     """The plan of least `dapple_latency` on at most so many devices, from the last stage to the first.
 
@@ -195,6 +204,7 @@ def _unbeaten(plans):
     return kept
 
 
+@checked(layers=(1, 10_000), devices=(1, 10_000))
 def every_replicated(layers: int, devices: int) -> Iterator[tuple[ChainStage, ...]]:
     """All plans of stages with replicas on at most so many devices: what exhaustive search goes through."""
     for count in range(1, min(layers, devices) + 1):

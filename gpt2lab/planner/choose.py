@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import product
 
+from ..machine.arguments import MORE, checked
 from ..plan import Plan
 from .cost import Prediction, predict
 from .problem import Cluster
@@ -29,6 +30,7 @@ BEST = 10  # pipelines for which, on more devices, other schedules are tried
 LEAST = "time", "memory", "devices"
 
 
+@checked(rows=1, length=1, memory=(MORE, float("inf")), seconds=(MORE, float("inf")), itemsize=1)
 @dataclass(frozen=True)
 class Goal:
     """What is wanted of a step of `rows` sequences of `length` tokens: the least of one thing under limits on others.
@@ -47,11 +49,6 @@ class Goal:
     def __post_init__(self):
         if self.least not in LEAST:
             raise ValueError(f"A goal cannot be the least {self.least!r}. Use {', '.join(LEAST)}.")
-        for name, value in (("rows", self.rows), ("length", self.length), ("seconds", self.seconds)):
-            if not value > 0:
-                raise ValueError(f"{name} = {value} is no goal. Use more than 0.")
-        if self.memory is not None and not self.memory > 0:
-            raise ValueError(f"memory = {self.memory} bytes hold nothing. Use more than 0.")
 
     def key(self, found: "PricedPlan"):
         """What is compared between plans that meet the goal, the smaller the better."""
@@ -162,6 +159,7 @@ def _options(mesh: Plan, config, rows: int, length: int, many: bool, rejected: C
             yield from both
 
 
+@checked()
 def parallelize(config, cluster: Cluster, goal: Goal, watch: Callable = iter) -> Choice:
     """The plan that meets a goal best on a cluster, by prediction; `watch` sees the candidates pass, as tqdm does.
 

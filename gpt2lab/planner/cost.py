@@ -12,6 +12,7 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
+from ..machine.arguments import checked
 from ..machine.speed import flops_per_token
 from ..parallel.zero.costs import backward_and_sums
 from ..schedules import Cost, Timeline, simulate
@@ -48,6 +49,7 @@ class Prediction:
         return max(held.total for held in self.held)
 
 
+@checked(rows=1, length=1, itemsize=1)
 def predict(
     plan,
     config,
@@ -56,7 +58,7 @@ def predict(
     cluster: Cluster,
     itemsize: int = 4,
     checked: bool = False,
-    known=None,
+    known: dict | None = None,
 ) -> Prediction:
     """What a step of the plan costs on the cluster; `checked`: the plan is known to run the model.
 
@@ -201,6 +203,7 @@ def _factors(share: RankShare) -> tuple[float, ...]:
     return tuple(r * t / rows / slices for r in share.micro_rows for t in share.slices)
 
 
+@checked(rows=1, length=1, itemsize=1)
 def timetable(plan, config, rows: int, length: int, cluster: Cluster, itemsize: int = 4) -> Timeline:
     """When every stage works in a step, as its prediction has it, up to the last backward."""
     machines = [RankOnCluster(cluster, s) for s in classes(RankShare(plan, config, rows, length, itemsize))]

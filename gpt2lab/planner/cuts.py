@@ -11,6 +11,7 @@ from functools import cache, cached_property, lru_cache
 from itertools import product
 from math import inf, prod
 
+from ..machine.arguments import checked
 from ..machine.links import Link
 from ..sharding.cost import path, step_cost
 from ..sharding.layout import Layout, fits
@@ -37,6 +38,7 @@ class CutOperator(Operator):
     links: int = 1
 
 
+@checked(rows=1, length=1, itemsize=1)
 def gpt2_cuts(config, rows: int, length: int, itemsize: int = 4) -> tuple[CutOperator, ...]:
     """GPT-2 as the chain embed, attn.0, mlp.0, ..., head: what `sharding.tofu` calls links, by formula."""
     c, v, tokens = config.n_embd, config.vocab_size, rows * length
@@ -100,6 +102,7 @@ def block_mesh(first: int, count: int, node: int) -> dict[str, int]:
     return {"x": count, "y": 1}
 
 
+@checked(rows=1, length=1, width=1, micros=1, itemsize=1, shared=0)
 @dataclass(frozen=True)
 class ChainProblem:
     """Operators on a cluster, for a step of `micros` micro-batches of (rows, length) tokens of `width` numbers."""

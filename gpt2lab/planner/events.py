@@ -9,6 +9,8 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ..machine.arguments import checked
+from ..schedules.schedule import Schedule
 from .problem import Cluster
 
 
@@ -175,7 +177,10 @@ def ring_all_reduce(ranks: Sequence[int], size, cluster: Cluster) -> Simulated:
     return simulate_jobs(jobs, cluster)
 
 
-def pipeline_jobs(schedule, forward: Sequence, backward: Sequence, size=0) -> list[Job]:
+@checked(forward=0, backward=0, size=0)
+def pipeline_jobs(
+    schedule: Schedule, forward: Sequence[float], backward: Sequence[float], size: float = 0
+) -> list[Job]:
     """The jobs of a pipeline schedule of whole backwards: times by position, messages of `size` bytes between ranks.
 
     Raises ValueError for a schedule whose backward is split in two.
@@ -183,6 +188,11 @@ def pipeline_jobs(schedule, forward: Sequence, backward: Sequence, size=0) -> li
     if schedule.splits:
         raise ValueError(
             f"{schedule.name or 'This schedule'} splits its backward. Use gpipe, 1f1b or interleaved."
+        )
+    if min(len(forward), len(backward)) < schedule.depth:
+        given = f"not {len(forward)} and {len(backward)}"
+        raise ValueError(
+            f"{schedule.depth} stages take a time each, forward and backward, {given}. Give one each."
         )
     order = [(rank, op) for rank, ops in enumerate(schedule.orders) for op in ops]
     number = {op._replace(kind="I") if op.kind == "B" else op: i for i, (_, op) in enumerate(order)}

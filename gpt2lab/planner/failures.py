@@ -10,6 +10,8 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ..machine.arguments import MORE, checked
+
 
 @dataclass(frozen=True)
 class Phase:
@@ -25,28 +27,40 @@ class Phase:
         return self.end - self.start
 
 
+@checked(save=0, failures=MORE)
 def best_interval(save: float, failures: float) -> float:
     """The time between two saves that loses least, if a save takes `save` and a failure comes every `failures`."""
     return math.sqrt(2 * save * failures)
 
 
+@checked(save=0, failures=MORE)
 def daly_interval(save: float, failures: float) -> float:
     """The same to higher order, for failures that are not rare; no longer than the time between two failures."""
     x = save / (2 * failures)
     return failures if x >= 1 else math.sqrt(2 * save * failures) * (1 + math.sqrt(x) / 3 + x / 9) - save
 
 
+@checked(interval=MORE, save=0, failures=MORE, restart=0)
 def share_lost(interval: float, save: float, failures: float, restart: float = 0.0) -> float:
     """Time lost over time worked, to first order: saves, restarts, and half an interval at each failure."""
     return save / interval + (interval / 2 + restart) / failures
 
 
+def _countable(count: float, what: str) -> None:
+    if count > MOST:
+        raise ValueError(
+            f"{count:.0e} {what} are too many to go through. Use numbers that make at most {MOST:,}."
+        )
+
+
+@checked(interval=MORE, save=0, restart=0, work=0)
 def life(interval: float, save: float, restart: float, failures: Sequence[float], work: float) -> list[Phase]:
     """The phases of a job of `work` that saves after every `interval` of work and fails at the times in `failures`.
 
     A failure loses the work since the last complete save, and the save that it interrupts; a failure during a restart
     changes nothing.
     """
+    _countable(work / interval, "saves")
     spans, now, done, coming = [], 0.0, 0.0, sorted(failures, reverse=True)
     while done < work:
         step = min(interval, work - done)
@@ -64,9 +78,11 @@ def life(interval: float, save: float, restart: float, failures: Sequence[float]
     return [s for s in spans if s.length]
 
 
+MOST = 1_000_000
 POLICIES = "wait", "hot spare", "elastic"
 
 
+@checked(machines=1, each=MORE, repair=0, save=0, restart=0, interval=MORE)
 @dataclass(frozen=True)
 class LongJob:
     """`machines` that each fail once in `each` on average and come back after `repair`; what saves and starts take."""
@@ -84,6 +100,7 @@ class LongJob:
         return self.each / self.machines
 
 
+@checked(length=MORE, spares=0)
 def goodput(job: LongJob, policy: str, length: float, spares: int = 0, seed: int = 0) -> float:
     """Work that is kept in a simulated time, over what all machines do in it without saves and failures.
 
@@ -93,6 +110,7 @@ def goodput(job: LongJob, policy: str, length: float, spares: int = 0, seed: int
     """
     if policy not in POLICIES:
         raise ValueError(f"No policy is called {policy!r}. Use one of: {', '.join(POLICIES)}.")
+    _countable(length * job.machines / job.each, "failures")
     dice, now, kept, broken = random.Random(seed), 0.0, 0.0, []  # when each broken machine will be back
     spares = spares if policy == "hot spare" else 0
     while now < length:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ..machine.arguments import checked
 from ..machine.links import Link
 
 
@@ -45,6 +46,7 @@ class Fit:
         return f"{latency}, {bandwidth}, r2 {self.r2:.3f}"
 
 
+@checked(samples=0)
 def fit(samples: Sequence[tuple[float, float, float]]) -> Fit:
     """Fit (messages, bytes, seconds) samples. Raises ValueError for fewer than three, or for sizes all equal."""
     table = np.asarray(samples, dtype=float)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 
+from ..machine.arguments import checked
 from .problem import STATE, Cluster, OperatorGraph
 
 
@@ -38,7 +39,10 @@ def down_sets(graph: OperatorGraph) -> list[frozenset[int]]:
     return sorted(found, key=lambda s: (len(s), sorted(s)))
 
 
-def stage_options(graph: OperatorGraph, cluster: Cluster, rows: int, recompute=(False, True)) -> Callable:
+@checked(rows=1)
+def stage_options(
+    graph: OperatorGraph, cluster: Cluster, rows: int, recompute: Sequence[bool] = (False, True)
+) -> Callable:
     """What Piper may do with a stage: a function (operators, stages behind it) -> [(devices, StagePlan)].
 
     Seconds for one micro-batch of `rows` rows: forward and backward on dp x tp devices, recomputing adds a forward;
@@ -75,6 +79,7 @@ def stage_options(graph: OperatorGraph, cluster: Cluster, rows: int, recompute=(
     return options
 
 
+@checked(devices=(1, 4096), stages=1)
 def piper(
     graph: OperatorGraph, devices: int, options: Callable, stages: int | None = None
 ) -> tuple[float, tuple[StagePlan, ...]]:

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 
+from ..machine.arguments import checked
 from ..schedules import Op
 from .moments import Walk
 from .share import RankShare, check, order_of
@@ -41,6 +42,7 @@ class Held:
         return sum(self.parts.values())
 
 
+@checked(rows=1, length=1, itemsize=1)
 def memory(
     plan, config, rows: int, length: int, itemsize: int = 4, optimizer: str = "adamw"
 ) -> tuple[Held, ...]:

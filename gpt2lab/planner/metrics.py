@@ -2,27 +2,34 @@
 
 from collections import defaultdict
 
+from ..machine.arguments import MORE, checked
 
+
+@checked(serial=0, parallel=MORE)
 def speedup(serial: float, parallel: float) -> float:
     """How many times faster the parallel run is: T1 / Tp, both in the same unit."""
     return serial / parallel
 
 
+@checked(speedup=0, workers=1)
 def efficiency(speedup: float, workers: int) -> float:
     """The speed-up per worker: S / p; 1 is ideal."""
     return speedup / workers
 
 
+@checked(serial_fraction=(0, 1), workers=1)
 def amdahl(serial_fraction: float, workers: float) -> float:
     """Speed-up of a fixed problem with a fraction that cannot be split (Amdahl 1967); at most 1 / serial_fraction."""
     return 1 / (serial_fraction + (1 - serial_fraction) / workers)
 
 
+@checked(serial_fraction=(0, 1), workers=1)
 def gustafson(serial_fraction: float, workers: float) -> float:
     """Speed-up when the problem grows with the workers; the fraction is of the *parallel* time (Gustafson 1988)."""
     return serial_fraction + (1 - serial_fraction) * workers
 
 
+@checked(speedup=MORE, workers=1)
 def karp_flatt(speedup: float, workers: int) -> float:
     """The serial fraction that would explain a measured speed-up (Karp & Flatt 1990): the inverse of Amdahl's law.
 
@@ -33,11 +40,13 @@ def karp_flatt(speedup: float, workers: int) -> float:
     return (1 / speedup - 1 / workers) / (1 - 1 / workers)
 
 
+@checked(chunks=0, compute=0, comm=0)
 def sequential(chunks: int, compute: float, comm: float) -> float:
     """Seconds when each of `chunks` is computed, then sent, one thing at a time."""
     return chunks * (compute + comm)
 
 
+@checked(chunks=1, compute=0, comm=0)
 def overlapped(chunks: int, compute: float, comm: float) -> float:
     """Seconds when a chunk is sent while the next is computed: the slower of the two decides, except at both ends.
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
 
+from ..machine.arguments import checked
 from .events import Job, Simulated, simulate_jobs
 from .problem import STATE, Cluster, OperatorGraph
 
@@ -21,6 +22,7 @@ class Placed:
     timed: int
 
 
+@checked(penalty=0)
 class Placing:
     """The problem of placing a graph's operators on a cluster's devices, forward or (with `backward`) both ways.
 

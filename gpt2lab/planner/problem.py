@@ -8,12 +8,14 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
 
+from ..machine.arguments import MORE, checked
 from ..machine.links import Link, Network
 
 STATE = 4
 """Weights, gradients and AdamW's two moments: bytes held for each byte of weights."""
 
 
+@checked(flops=0, output=0, weights=0, kept=0)
 @dataclass(frozen=True)
 class Operator:
     """A node of the graph: floating-point operations forward (backward: twice as many), and bytes."""
@@ -25,6 +27,7 @@ class Operator:
     kept: int = 0  # bytes that it keeps from forward to backward
 
 
+@checked()
 @dataclass(frozen=True)
 class OperatorGraph:
     """Operators in an order in which they can run, and edges (from, to) between their numbers.
@@ -62,6 +65,7 @@ class OperatorGraph:
         return cls(tuple(operators), tuple(pairwise(range(len(operators)))))
 
 
+@checked(rate=(MORE, float("inf")), memory=(0, float("inf")), launch=0, copy=(MORE, float("inf")), peak=0)
 @dataclass(frozen=True)
 class Device:
     """A processor: an operator takes `launch` + flops / rate seconds, so small products run below the full rate.
@@ -81,6 +85,7 @@ class Device:
         return self.launch + flops / self.rate
 
 
+@checked(devices=1, uplinks=0, cores=0, call=0)
 @dataclass(frozen=True)
 class Cluster:
     """Equal devices on a network; messages between nodes share `uplinks` links, devices of a node share its `cores`.
@@ -160,6 +165,7 @@ CLUSTERS = {
 """Clusters by name, with the source of their numbers."""
 
 
+@checked()
 def find_cluster(name: str) -> Cluster:
     """The cluster of this name, or ValueError with the names that there are."""
     if name not in CLUSTERS:
@@ -167,6 +173,7 @@ def find_cluster(name: str) -> Cluster:
     return CLUSTERS[name]
 
 
+@checked(rows=1, length=1, itemsize=1)
 def gpt2_layers(config, rows: int, length: int, itemsize: int = 4) -> OperatorGraph:
     """GPT-2 as a chain of layers: the embedding, the blocks, the head with its loss.
 
@@ -185,6 +192,7 @@ def gpt2_layers(config, rows: int, length: int, itemsize: int = 4) -> OperatorGr
     return OperatorGraph.chain([embed, *blocks, head])
 
 
+@checked(rows=1, length=1, groups=1, itemsize=1)
 def gpt2_block(config, rows: int, length: int, groups: int = 1, parallel: bool = False, itemsize: int = 4):
     """One block of GPT-2 as 12 operators, of which x is its input; heads in `groups`, each with its q, k, v and core.
 

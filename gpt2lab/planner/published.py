@@ -3,7 +3,10 @@
 Each function is one published formula, in its own units; the tests hold it against the published table.
 """
 
+from ..machine.arguments import MORE, checked
 
+
+@checked(rows=1, length=1, layers=1, width=1, vocabulary=0)
 def step_flops(
     rows: int, length: int, layers: int, width: int, vocabulary: int, recompute: bool = True
 ) -> float:
@@ -17,6 +20,7 @@ def step_flops(
     return full * b * s * n * h * h * (1 + s / (6 * h) + v / (head * n * h))
 
 
+@checked(length=1, rows=1, width=1, heads=1, tensor=1)
 def activation_bytes(
     length: int,
     rows: int,
@@ -40,6 +44,7 @@ def activation_bytes(
     return sbh * (34 / t + matrices if sequence else 10 + 24 / t + matrices)
 
 
+@checked(parameters=0, largest_layer=0, ranks=1)
 def estimated_memory(parameters: float, largest_layer: float, stage: int, ranks: int) -> float:
     """Bytes a GPU for parameters, gradients and optimizer without offload, as DeepSpeed's memory estimators say.
 
@@ -53,6 +58,7 @@ def estimated_memory(parameters: float, largest_layer: float, stage: int, ranks:
     raise ValueError(f"DeepSpeed estimates stages 2 and 3, not {stage}. Use planner.memory for the others.")
 
 
+@checked(flops=0, bandwidth=MORE)
 def least_block(flops: float, bandwidth: float) -> float:
     """The fewest tokens a rank at which ring attention hides its messages: c >= F / B (Liu et al. 2023, section 3).
 
@@ -61,11 +67,13 @@ def least_block(flops: float, bandwidth: float) -> float:
     return flops / bandwidth
 
 
+@checked(vocabulary=1, multiple=1)
 def rounded_up(vocabulary: int, multiple: int = 128) -> int:
     """The vocabulary rounded up, as llm.c lays out its logits: 50257 becomes 50304."""
     return -(-vocabulary // multiple) * multiple
 
 
+@checked(parameters=0, tokens_per_second=0, devices=1, peak=MORE, more=0)
 def utilisation(
     parameters: float, tokens_per_second: float, devices: int, peak: float, more: float = 0.0
 ) -> float:

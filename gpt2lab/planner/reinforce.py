@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .placement import Placed, Placing
+from ..machine.arguments import checked
+from .placement import Placed
 
 
 @dataclass(frozen=True)
@@ -20,8 +21,9 @@ class Learned:
     bests: tuple[float, ...]
 
 
+@checked(rounds=(1, 100_000), batch=(1, 100_000), seed=0, rate=0, keep=(0, 1))
 def reinforce(
-    problem: Placing, seed: int = 0, rounds: int = 100, batch: int = 16, rate: float = 3.0, keep: float = 0.9
+    problem, seed: int = 0, rounds: int = 100, batch: int = 16, rate: float = 3.0, keep: float = 0.9
 ) -> Learned:
     """Learn a placement in `rounds` of `batch` draws.
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ..machine.arguments import MORE, checked
 from ..machine.links import Link, all_reduce_time
 
 Round = tuple[np.ndarray, np.ndarray, np.ndarray]
@@ -190,6 +191,7 @@ ALGORITHMS: dict[str, Callable[..., Iterator[Round]]] = {
 }
 
 
+@checked(ranks=(1, 2**20), size=0)
 def collective(name: str, ranks: int, size: int, fabric: Fabric, **options) -> Counted:
     """A collective of ALGORITHMS over so many ranks, each with `size` bytes.
 
@@ -207,6 +209,7 @@ def collective(name: str, ranks: int, size: int, fabric: Fabric, **options) -> C
     return run_rounds(ranks, ALGORITHMS[name](ranks, size, **options), fabric)
 
 
+@checked(ranks=1, size=0)
 def in_network(ranks: int, size: int, fabric: Fabric) -> tuple[float, float]:
     """(seconds, bytes a rank's network card sends) of an all-reduce whose sums are made by the switches.
 
@@ -222,6 +225,7 @@ def in_network(ranks: int, size: int, fabric: Fabric) -> tuple[float, float]:
     return inside + 2 * sum(link.latency for link in up) + size / machine / slowest, size / machine
 
 
+@checked(n=(1, 10**15), mean=0, spread=MORE)
 def slowest_of(n: int, mean: float, spread: float) -> float:
     """The expected time of the slowest of n ranks whose times are normal: what a step with a barrier takes.
 

@@ -6,9 +6,11 @@ B rows of T tokens, width C, H heads, n ranks of which this is `rank`; uneven sh
 from collections import Counter
 from dataclasses import dataclass
 
+from ..machine.arguments import checked
 from ..ranks.traffic import all_gather_cost, all_reduce_cost, reduce_scatter_cost, split_sizes
 
 
+@checked(rows=1, length=1, width=1, heads=1, ranks=1, itemsize=1)
 @dataclass(frozen=True)
 class Shape:
     """The sizes that costs depend on; `itemsize` is the bytes of a number."""
@@ -56,6 +58,7 @@ def loss_cost(shape: Shape, rank: int = 0) -> list:
     return [("all_reduce", *all_reduce_cost(each, rank)) for each in chunks]
 
 
+@checked(rank=0)
 def layer_bytes(shape: Shape, rank: int = 0, sp: bool = False, lean: bool = True) -> Counter:
     """Bytes that a rank sends for one layer and step (forward and backward), by operation.
 
@@ -78,6 +81,7 @@ def _bytes(lists: list[list]) -> Counter:
     return total
 
 
+@checked(layers=(0, 10_000), rank=0)
 def step_bytes(shape: Shape, layers: int, rank: int = 0, sp: bool = False, lean: bool = True) -> Counter:
     """Bytes that a rank sends for the forward and backward of a whole model, by operation."""
     total = ends_bytes(shape, rank, sp, lean)
@@ -86,6 +90,7 @@ def step_bytes(shape: Shape, layers: int, rank: int = 0, sp: bool = False, lean:
     return total
 
 
+@checked(rank=0)
 def kept_bytes(shape: Shape, rank: int = 0, sp: bool = False, lean: bool = True) -> int:
     """Activations that a rank keeps of one layer for backward (no dropout, attention without the T x T matrix).
 

@@ -94,14 +94,25 @@ def _leave_with_parent(folder: str, pipe: Connection) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+class _Printed(io.TextIOWrapper):
+    """What this rank prints, on its way to the parent."""
+
+
+class _Dropped(io.TextIOWrapper):
+    """What nobody will see: a write only says how long it was."""
+
+    write = len
+
+
 def _redirect(output: Connection) -> None:
     """Send what this rank prints, also from C++, to the parent, which shows it in the cell that launched it."""
     global _muted
     _muted = False
     os.dup2(output.fileno(), 1)
     os.dup2(output.fileno(), 2)
-    sys.stdout = io.TextIOWrapper(io.FileIO(1, "w", closefd=False), line_buffering=True, errors="replace")
-    sys.stderr = io.TextIOWrapper(io.FileIO(2, "w", closefd=False), line_buffering=True, errors="replace")
+    for name, number in (("stdout", 1), ("stderr", 2)):
+        file = io.FileIO(number, "w", closefd=False)
+        setattr(sys, name, _Printed(file, line_buffering=True, errors="replace"))
 
 
 def _mute(*_) -> None:
@@ -111,9 +122,12 @@ def _mute(*_) -> None:
     with open(os.devnull, "w") as nothing:
         os.dup2(nothing.fileno(), 1)
         os.dup2(nothing.fileno(), 2)
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(Exception):  # the job may have put another in its place
-            stream.reconfigure(line_buffering=False)
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if type(stream) is _Printed:  # the job may have put another in its place
+            with contextlib.suppress(Exception):  # or have closed it
+                stream.reconfigure(line_buffering=False)
+            setattr(sys, name, _Dropped(io.FileIO(1, "w", closefd=False)))
 
 
 def _join_group(rank: int, world: int, folder: str, backend: str, timeout: float) -> None:

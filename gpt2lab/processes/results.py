@@ -1,7 +1,6 @@
 """A rank's result on its way to the parent: a small one through the pipe, a large one through shared memory."""
 
 import contextlib
-import io
 import os
 import pickle
 from itertools import accumulate
@@ -19,16 +18,16 @@ def pack(value, spare: Path) -> dict:
     """
     global _shared
     buffers = []
-    parts = [_packed(value, buffers), *(buffer.raw() for buffer in buffers)]
-    sizes = [len(part) for part in parts]
+    parts = [_packed(value, buffers), *([buffer.raw()] for buffer in buffers)]
+    sizes = [sum(map(len, part)) for part in parts]
     if sum(sizes) <= LARGE:
-        return {"kind": "result", "value": parts[0], "buffers": [bytes(part) for part in parts[1:]]}
+        first, *others = (b"".join(part) for part in parts)
+        return {"kind": "result", "value": first, "buffers": others}
     if _shared:
         _shared.close()
     _shared, file = _open(spare)
-    for part in parts:
-        _shared.write(part)
-        _shared.write(bytes(-len(part) % ALIGNED))
+    for part, size in zip(parts, sizes, strict=True):
+        _shared.writelines([*part, bytes(-size % ALIGNED)])
     _shared.flush()
     return {"kind": "result", "file": str(file), "sizes": sizes}
 
@@ -58,8 +57,16 @@ def unpack(message: dict):
     return pickle.loads(first, buffers=others)
 
 
-def _packed(value, buffers: list) -> bytes:
-    """The value as bytes, by value where it is from a cell; `buffers` gets the memory of what is large in it."""
+class _Pieces(list):
+    """What a pickler writes, piece by piece: large bytes come as they are, without a copy."""
+
+    def write(self, piece) -> None:
+        """What picklers call."""
+        self.append(piece.raw() if isinstance(piece, pickle.PickleBuffer) else piece)
+
+
+def _packed(value, buffers: list) -> list:
+    """The value as pieces of bytes, by value where from a cell; `buffers` gets the memory of what is large in it."""
     import cloudpickle
     import torch
 
@@ -70,10 +77,10 @@ def _packed(value, buffers: list) -> bytes:
                 return _tensor, (memory, thing.dtype, (*thing.shape,), type(thing), thing.requires_grad)
             return super().reducer_override(thing)
 
-    out = io.BytesIO()
+    out = _Pieces()
     inside = lambda buffer: memoryview(buffer).nbytes <= LARGE or buffers.append(buffer)
     Pickler(out, protocol=5, buffer_callback=inside).dump(value)
-    return out.getvalue()
+    return out
 
 
 def _plain(tensor) -> bool:

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 import torch
 
+from ..machine.arguments import checked
 from ..processes.status_board import Mismatch
 from . import collectives as plain
 from .arguments import explained
@@ -19,7 +20,8 @@ from .call import Handle
 from .collectives import all_reduce, barrier, gather_flat, gather_objects, irecv, isend, reduce_scatter_flat
 from .mesh import Axis
 from .point_to_point import recv, ring_shift, send
-from .traffic import Event, clear_log, log, split_sizes, traffic
+from .traffic import Event, clear_log, log, traffic
+from .traffic import split_sizes as lengths
 
 __all__ = [
     "Event",
@@ -51,6 +53,9 @@ __all__ = [
     "split_sizes",
     "traffic",
 ]
+
+
+split_sizes = checked(total=0, parts=(1, 10**6))(lengths)
 
 
 def _identity(x, axis):
@@ -147,13 +152,13 @@ def gather_replicated(x, axis: Axis, dim: int = 0, sizes: Sequence[int] | None =
 @explained
 def reduce_scatter(x, axis: Axis, dim: int = 0, sizes: Sequence[int] | None = None):
     """The sum over the axis, of which each rank keeps its chunk along dim. Backward: all-gather. Bytes: S - c_r."""
-    return _reduce_scatter(x, axis, dim, sizes or split_sizes(x.size(dim), axis.size))
+    return _reduce_scatter(x, axis, dim, sizes or lengths(x.size(dim), axis.size))
 
 
 @explained
 def scatter_to(x, axis: Axis, dim: int = 0, sizes: Sequence[int] | None = None):
     """This rank's chunk along dim of a tensor that is equal on all ranks. Backward: all-gather."""
-    return _scatter_to(x, axis, dim, sizes or split_sizes(x.size(dim), axis.size))
+    return _scatter_to(x, axis, dim, sizes or lengths(x.size(dim), axis.size))
 
 
 @explained
@@ -174,7 +179,7 @@ def scatter(x, axis: Axis, dim: int = 0, root: int = 0, sizes: Sequence[int] | N
 
     Bytes: the root S - c_root, the others none.
     """
-    return _scatter_gather(x, axis, dim, root, sizes or split_sizes(x.size(dim), axis.size))
+    return _scatter_gather(x, axis, dim, root, sizes or lengths(x.size(dim), axis.size))
 
 
 @explained

@@ -12,6 +12,7 @@ from datetime import timedelta
 import numpy as np
 import torch.distributed as dist
 
+from ..machine.arguments import checked
 from ..processes import status_board
 
 NAMES = ("pp", "dp", "cp", "tp")
@@ -47,6 +48,7 @@ class Axis:
         return (self.up if source < to else self.down) or self.group
 
 
+@checked(ep=1, node=1)
 class Mesh:
     """`Mesh(pp=2, tp=2)` inside a rank: `mesh["tp"]` is an axis, `mesh["dp", "cp"]` joins two.
 
@@ -72,6 +74,10 @@ class Mesh:
             wanted = " x ".join(f"{name}={size}" for name, size in self.sizes.items())
             raise ValueError(
                 f"{wanted} is a mesh of {math.prod(self.sizes.values())} ranks, but the world has {world_size}."
+            )
+        if self.sizes["dp"] % ep or ep % node:
+            raise ValueError(
+                f"dp={self.sizes['dp']} cannot be rows of ep={ep} with node={node}. Use divisors of each."
             )
         self.rank = dist.get_rank() if world_size > 1 else 0
         self.grid = np.arange(world_size).reshape(tuple(self.sizes.values()))  # (pp, dp, cp, tp)

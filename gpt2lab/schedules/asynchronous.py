@@ -10,7 +10,9 @@ gradients and make the same update: a version for each round.
 
 from dataclasses import dataclass, replace
 from graphlib import CycleError, TopologicalSorter
+from numbers import Integral
 
+from ..machine.arguments import checked
 from .check import ScheduleError, check
 from .gpipe_1f1b import alternate, one_forward_one_backward
 from .schedule import Op, Schedule, require
@@ -63,6 +65,7 @@ class Stream:
         return sets
 
 
+@checked(stages=(1, 100_000), micros=1, active=1)
 def free_running(stages: int | tuple[int, ...], micros: int, active: int | None = None) -> Schedule:
     """1F1B's order over a stream of micro-batches: one warm-up at the start, one drain at the end.
 
@@ -71,7 +74,7 @@ def free_running(stages: int | tuple[int, ...], micros: int, active: int | None 
     stage has ceil(ranks / ranks of the first stage) of them, PipeDream's NOAM. Bubble of p stages on p ranks
     (p - 1) / (m + p - 1), which goes to zero.
     """
-    replicas = stages if isinstance(stages, tuple) else (1,) * stages
+    replicas = (1,) * stages if isinstance(stages, Integral) else tuple(stages)
     ranks = sum(replicas)
     require(ranks, micros, ranks_of_a_stage=min(replicas, default=1))
     active = active or ranks
@@ -82,8 +85,10 @@ def free_running(stages: int | tuple[int, ...], micros: int, active: int | None 
     return alternate(replicas, micros, active, "free_running")
 
 
+@checked(ranks=(1, 100_000), batches=1, per_update=1)
 def flushed(ranks: int, batches: int, per_update: int) -> Schedule:
     """1F1B batch after batch: the next one's first forward waits for the last backward (PipeDream-Flush)."""
+    require(ranks, batches, per_update=per_update)
     one = one_forward_one_backward(ranks, per_update)
     orders = tuple(
         tuple(op._replace(micro=b * per_update + op.micro) for b in range(batches) for op in order)
@@ -92,6 +97,7 @@ def flushed(ranks: int, batches: int, per_update: int) -> Schedule:
     return replace(one, orders=orders, micros=batches * per_update, name="flushed")
 
 
+@checked(stages=(1, 100_000), batches=1, per_update=1, active=1)
 def make_stream(
     name: str, stages: int | tuple[int, ...], batches: int, per_update: int = 1, active: int | None = None
 ) -> Stream:
@@ -99,6 +105,7 @@ def make_stream(
 
     Raises ValueError where the scheme cannot run so, as 2BW with fewer micro-batches in a batch than stages.
     """
+    stages = stages if isinstance(stages, Integral) else tuple(stages)
     ranks = sum(stages) if isinstance(stages, tuple) else stages
     require(ranks, batches, per_update=per_update)
     if name not in SCHEMES:

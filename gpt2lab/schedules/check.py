@@ -2,6 +2,7 @@
 
 from collections import Counter
 
+from ..machine.arguments import checked
 from .schedule import KINDS, Op, Schedule
 
 
@@ -9,6 +10,7 @@ class ScheduleError(ValueError):
     """A schedule that leaves work out, deadlocks, or holds more than it promised."""
 
 
+@checked(buffers=0)
 def check(schedule: Schedule, buffers: int | None = None, promise: tuple[int, ...] | None = None) -> Schedule:
     """Return the schedule if it is right, else raise ScheduleError that says what is wrong and where.
 

@@ -6,8 +6,13 @@ gradient of one rank's whole share of the model, for one micro-batch. All formul
 
 from fractions import Fraction
 
+from ..machine.arguments import checked
 
-def makespan(name: str, p: int, m: int, forward=1, input_grad=1, weight_grad=1, v: int = 2):
+
+@checked(p=1, m=1, forward=0, input_grad=0, weight_grad=0, v=1)
+def makespan(
+    name: str, p: int, m: int, forward: float = 1, input_grad: float = 1, weight_grad: float = 1, v: int = 2
+):
     """The time from the first start to the last end, or None where no paper gives it for these sizes."""
     tf, tb = forward, input_grad + weight_grad
     if name == "naive":
@@ -21,7 +26,16 @@ def makespan(name: str, p: int, m: int, forward=1, input_grad=1, weight_grad=1, 
     return None
 
 
-def own_idle(name: str, p: int, m: int, forward=1, input_grad=1, weight_grad=1, joint=None):
+@checked(p=1, m=1, forward=0, input_grad=0, weight_grad=0, joint=0)
+def own_idle(
+    name: str,
+    p: int,
+    m: int,
+    forward: float = 1,
+    input_grad: float = 1,
+    weight_grad: float = 1,
+    joint: float | None = None,
+):
     """Idle time in a rank's own span, from its first start to its last end; None where none is published.
 
     For DualPipe and DualPipeV it is idle time in the makespan. Zero Bubble (Qi et al. 2023, Table 2) needs enough
@@ -46,6 +60,7 @@ def own_idle(name: str, p: int, m: int, forward=1, input_grad=1, weight_grad=1, 
     return None
 
 
+@checked(p=1, m=1, rank=0, v=1, slices=1)
 def peak_activations(name: str, p: int, m: int, rank: int, v: int = 2, slices: int = 2):
     """The most activations that a rank holds, counted in stages (a chunk, a token slice) and micro-batches.
 
@@ -78,6 +93,7 @@ def peak_memory(name: str, p: int, rank: int) -> tuple[int, int] | None:
     return {"zb_h1": (p - rank, rank), "zb_h2": (2 * p - 1 - 2 * rank, 2 * rank)}.get(name)
 
 
+@checked(tokens=1, width=1, layers=0, vocabulary=0)
 def kept_for_weights(tokens: int, width: int, layers: int, vocabulary: int = 0) -> int:
     """Numbers that a stage keeps of one micro-batch from I to W: x and dy of each matrix, 16 C per token and layer.
 
@@ -90,6 +106,7 @@ def kept_for_weights(tokens: int, width: int, layers: int, vocabulary: int = 0) 
     return layers * (16 * tokens + 13) * width + head
 
 
+@checked(p=1, m=1, v=1, slices=1)
 def messages(name: str, p: int, m: int, v: int = 2, slices: int = 2) -> int:
     """Activations and gradients sent from rank to rank in one step, over the whole pipeline.
 

@@ -5,6 +5,7 @@ import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from ..machine.arguments import checked
 from . import asynchronous, chimera_dualpipe, gpipe_1f1b, interleaved, terapipe, zero_bubble
 from .schedule import Schedule
 
@@ -46,6 +47,7 @@ FREE = (  # without a flush: not equal to a serial run, but to an emulator of th
 )
 
 
+@checked()
 def find(name: str) -> Generator:
     """The generator of this name (capitals and hyphens do not matter), or ValueError with the nearest name."""
     wanted = name.lower().replace("-", "_")
@@ -57,6 +59,7 @@ def find(name: str) -> Generator:
     raise ValueError(f"There is no pipeline schedule {name!r}. {hint}")
 
 
+@checked()
 def make(name: str, ranks: int, micros: int, **options: int) -> Schedule:
     """The schedule of this name over `ranks` ranks and `micros` micro-batches.
 

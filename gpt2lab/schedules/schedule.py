@@ -4,6 +4,7 @@ An operation is written as PyTorch writes it: `2F0` is the forward of micro-batc
 backward, `2I0` only the gradient of the stage's input, `2W0` only the gradients of its weights (B = I then W).
 """
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
@@ -11,6 +12,7 @@ from functools import cached_property
 from itertools import accumulate
 from typing import NamedTuple
 
+MOST = 10_000_000  # operations of a schedule: more take minutes to lay out
 KINDS = {"F": "forward", "B": "backward", "I": "input gradient", "W": "weight gradient"}
 
 
@@ -169,3 +171,7 @@ def require(ranks: int, micros: int, **others: int) -> None:
     for name, value in {"stages": ranks, "micro-batches": micros, **others}.items():
         if value < 1:
             raise ValueError(f"{name} = {value}: a pipeline needs at least 1. Use {name} = 1 or more.")
+    if ranks * micros * math.prod(others.values()) > MOST:
+        raise ValueError(
+            f"{ranks:,} stages and {micros:,} micro-batches make too many operations. Use fewer."
+        )

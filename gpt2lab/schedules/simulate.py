@@ -4,10 +4,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 
+from ..machine.arguments import checked
 from .check import ScheduleError, stuck
 from .schedule import Op, Schedule
 
 
+@checked(forward=0, input_grad=0, weight_grad=0, backward=0, hop=0, factors=0, joint=0)
 @dataclass(frozen=True)
 class Cost:
     """How long operations take: one number for all stages, or one for each position in the model.
@@ -19,14 +21,14 @@ class Cost:
     inputs: a backward (B or I) runs the forward again first.
     """
 
-    forward: object = 1
-    input_grad: object = 1
-    weight_grad: object = 1
-    backward: object = None
-    hop: object = 0
+    forward: float | Sequence[float] = 1
+    input_grad: float | Sequence[float] = 1
+    weight_grad: float | Sequence[float] = 1
+    backward: float | Sequence[float] | None = None
+    hop: float = 0
     blocking: bool = False
-    factors: Sequence = (1,)
-    joint: object = None
+    factors: Sequence[float] = (1,)
+    joint: float | None = None
     recompute: bool = False
 
     def time(self, kind: str, position: int, unit: int):
@@ -111,6 +113,7 @@ class Timeline:
         return steps
 
 
+@checked()
 def simulate(schedule: Schedule, cost: Cost | None = None) -> Timeline:
     """Run the schedule on a clock: an operation starts when its rank is free and what it needs has arrived.
 

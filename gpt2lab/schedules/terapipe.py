@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+from ..machine.arguments import checked
 from .schedule import Op, Schedule, require
 
 
@@ -26,6 +27,7 @@ def latency(times: list, ranks: int, micros: int = 1):
     return micros * sum(times) + (ranks - 1) * max(times)
 
 
+@checked(tokens=(1, 100_000), ranks=1, micros=1, step=1)
 def best_slices(tokens: int, time: Callable, ranks: int, micros: int = 1, step: int = 1) -> list[int]:
     """The slice lengths with the least latency, by TeraPipe's dynamic programme.
 

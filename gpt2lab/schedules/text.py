@@ -5,6 +5,7 @@ from fractions import Fraction
 from functools import reduce
 from math import gcd
 
+from ..machine.arguments import checked
 from .check import ScheduleError
 from .schedule import Op, Schedule
 from .simulate import Timeline, simulate
@@ -12,6 +13,7 @@ from .simulate import Timeline, simulate
 _OP = re.compile(r"(\d+)([FBIW])(\d+)$")
 
 
+@checked(width=1)
 def draw(timeline: Timeline | Schedule, width: int = 160) -> str:
     """The timeline as text: a row for each rank, a column for each unit of time, dots where the rank is idle.
 
@@ -65,6 +67,7 @@ def to_csv(schedule: Schedule) -> str:
     return rows if schedule.copies == schedule.slices == 1 else head + rows
 
 
+@checked(slices=1)
 def from_csv(text: str, slices: int | None = None, name: str = "") -> Schedule:
     """Read what `to_csv` or PyTorch's pipelining wrote.
 

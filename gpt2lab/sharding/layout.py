@@ -14,6 +14,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from ..machine.arguments import checked
 from ..ranks.traffic import split_sizes
 
 Mesh = Mapping[str, int]
@@ -169,6 +170,7 @@ def fits(layout: Layout, shape: Sequence[int], mesh: Mesh) -> bool:
     return all(n >= math.prod(mesh[a] for a in cut) for n, cut in zip(shape, layout.cuts, strict=True) if cut)
 
 
+@checked(dims=(0, 16))
 def layouts(dims: int, axes: Sequence[str], partial: Sequence[str] = ("sum",)) -> list[Layout]:
     """Every layout of a tensor of `dims` dimensions: each axis cuts a dimension, sums, or does nothing."""
     found = [Layout.whole(dims)]

@@ -15,6 +15,7 @@ from itertools import accumulate, pairwise
 
 import torch
 
+from ..machine.arguments import MORE, checked
 from ..ranks import comm
 from ..ranks.traffic import split_sizes
 from .cost import path
@@ -97,6 +98,7 @@ def elements(sizes: Mapping[str, tuple[int, int]], mesh: Mesh) -> int:
     return sum(w.total(mesh)[0] for w in (*ways, path(USED["C"], LAYOUTS["C"], sizes["C"], mesh)))
 
 
+@checked(m=1, n=1, k=1, ranks=1)
 def least(m: int, n: int, k: int, ranks: int) -> float:
     """Elements that some rank must receive, whatever its memory, if each matrix lies on the ranks once and evenly.
 
@@ -113,6 +115,7 @@ def least(m: int, n: int, k: int, ranks: int) -> float:
     return needed - (m * n + m * k + n * k) / ranks
 
 
+@checked(m=1, n=1, k=1, ranks=1, memory=MORE)
 def least_with_memory(m: int, n: int, k: int, ranks: int, memory: float) -> float:
     """Elements that some rank must send or receive when each has room for `memory` (Irony, Toledo & Tiskin 2004)."""
     return max(0.0, m * n * k / (2 * math.sqrt(2) * ranks * math.sqrt(memory)) - memory)

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from ..machine.arguments import checked
 from ..model import GPT2, GPT2Config
 
 HEADER = 256
@@ -29,6 +30,7 @@ def file_layout(config: GPT2Config) -> list[tuple[str, list[str]]]:
     return [(n, [n]) for n in ("wte.weight", "wpe.weight")] + inner + [(n, [n]) for n in ends]
 
 
+@checked(vocab_size=1)
 def padded_vocabulary(vocab_size: int) -> int:
     """The vocabulary as llm.c stores it: a multiple of 128."""
     return -(-vocab_size // 128) * 128

@@ -12,6 +12,7 @@ from itertools import groupby
 import torch
 
 from ..algorithms import kernels
+from ..machine.arguments import checked
 from ..model import GPT2
 from ..ranks import comm
 from ..ranks.mesh import Axis
@@ -23,6 +24,7 @@ LINEAR = {"attn.c_attn": 3, "attn.c_proj": 1, "mlp.c_fc": 4, "mlp.c_proj": 1}
 """The linear layers of a block, and how many times C outputs each has."""
 
 
+@checked(tokens=0, rows=0, heads=0, columns=0, weights=0, updates=0)
 @dataclass(frozen=True)
 class Blocks:
     """How large the pieces of work are, 0 for all in one piece; the defaults give each of two workers a few large ones.

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
+from ..machine.arguments import checked
+
 EXCLUSIVE = ("writes", "updates")
 SHARED = ("reads", "reduces", "concurrent")
 """Modes of access. Two that overlap must keep their order, unless both have the same one of the SHARED modes."""
@@ -89,6 +91,7 @@ class Task:
         return f"{self.name!r} ({', '.join(map(str, self.accesses))})"
 
 
+@checked()
 class TaskGraph:
     """Tasks in program order, and between them the fewest edges that order every two conflicting accesses.
 

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 
 import torch
 
+from ..machine.arguments import checked
 from ..ranks.trace import Span
 from . import check
 from .graph import Task, TaskGraph
@@ -87,6 +88,7 @@ def run_sequential(graph: TaskGraph, order: list[int] | None = None) -> list[Spa
     return recorder.spans
 
 
+@checked(workers=(1, 1024))
 def run_fork_join(
     graph: TaskGraph, workers: int = 2, parallel: Callable[[str], bool] = lambda loop: True
 ) -> list[Span]:

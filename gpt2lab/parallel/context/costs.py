@@ -6,6 +6,7 @@ Plain Python. Pairs are (query, key) pairs for one head and one row of the batch
 
 from fractions import Fraction
 
+from ...machine.arguments import checked
 from .layouts import TokenLayout, bounds, contributors, lenders, loans, widths
 from .paths import reach, ring_path
 
@@ -40,6 +41,7 @@ def contiguous_share(rank: int, ranks: int, power: int = 1) -> Fraction:
     return Fraction((rank + 1) ** (power + 1) - rank ** (power + 1), ranks ** (power + 1))
 
 
+@checked(rank=0, window=0)
 def pairs(table: TokenLayout, rank: int, window: int | None = None) -> int:
     """How many (query, key) pairs attention really needs on a rank: row t has t + 1 of them, or window + 1 at most."""
     longest = table.tokens if window is None else window + 1
@@ -56,6 +58,7 @@ def _even(total: int, parts: int) -> list[int]:
     return [b - a for a, b in zip(ends, ends[1:], strict=False)]
 
 
+@checked(rank=0, numbers=0, window=0)
 def sent(
     exchange: str, table: TokenLayout, rank: int, numbers: int, window: int | None = None
 ) -> dict[str, tuple]:
@@ -100,7 +103,7 @@ def sent(
 
 def _unknown(exchange: str) -> ValueError:
     return ValueError(
-        f"there is no formula for an exchange called {exchange!r}. See parallel/context/ for the names."
+        f"there is no formula for an exchange called {exchange!r}. Use a name of parallel/context."
     )
 
 
@@ -123,6 +126,7 @@ def _gathered(deals, side, rank, n, numbers):
     return numbers * (sum(sizes) - sizes[(rank + 1) % n]), n - 1
 
 
+@checked(tokens=1, ranks=2)
 def break_even_window(tokens: int, ranks: int) -> Fraction:
     """The halo width up to which exchanging the input's halo on both sides sends less than exchanging heads.
 

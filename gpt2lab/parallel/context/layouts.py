@@ -8,6 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
+from ...machine.arguments import checked
+
 
 @dataclass(frozen=True)
 class TokenLayout:
@@ -109,6 +111,7 @@ LAYOUTS: dict[str, Callable[[int, int], TokenLayout]] = {
 }
 
 
+@checked(tokens=(1, 10**7), ranks=(1, 4096))
 @lru_cache(maxsize=256)
 def layout(name: str, tokens: int, ranks: int) -> TokenLayout:
     """The layout called `name` for T tokens over N ranks. Raises ValueError that lists the names if there is none."""
@@ -152,6 +155,7 @@ class Loan:
     stop: int
 
 
+@checked(before=0, after=0)
 @lru_cache(maxsize=256)
 def loans(table: TokenLayout, before: int, after: int = 0) -> tuple[Loan, ...]:
     """All loans for halos of `before` tokens in front of each slice and `after` behind it (causal attention: none).

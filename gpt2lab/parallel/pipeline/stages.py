@@ -5,6 +5,7 @@ from functools import cached_property, lru_cache
 
 from torch import nn
 
+from ...machine.arguments import checked
 from ...model import GPT2Config
 from .. import spec
 
@@ -18,6 +19,7 @@ def costs(config: GPT2Config, length: int) -> tuple[float, float, float]:
     return 2.0 * c, 24.0 * c * c + 4.0 * length * c, 2.0 * c * config.vocab_size
 
 
+@checked(stages=(1, 4096), length=1)
 @lru_cache(maxsize=1024)
 def cut_layers(config: GPT2Config, stages: int, length: int | None = None) -> tuple[range, ...]:
     """The blocks of each stage, in order, so that the slowest stage is as fast as can be.

@@ -3,6 +3,7 @@
 The tests compare each number with what live ranks really hold and send.
 """
 
+from ...machine.arguments import checked
 from ...ranks.traffic import all_reduce_cost, split_sizes
 from ..data import into_buckets
 from .flat import into_groups, owner_of, part_of
@@ -13,6 +14,7 @@ def parts(model) -> dict[str, int]:
     return {part_of(group[0][0]): sum(p.numel() for _, p in group) for group in into_groups(model)}
 
 
+@checked(elements=0, ranks=1)
 def shard_length(elements: int, ranks: int) -> int:
     """Elements of a shard: an equal share, rounded up."""
     return -(-elements // ranks)
@@ -24,6 +26,7 @@ def owned_elements(elements: int, ranks: int, rank: int) -> int:
     return max(0, min(elements - rank * share, share))
 
 
+@checked(sizes=0, stage=(0, 3), ranks=1, rank=0, element=1)
 def bytes_held(sizes: dict[str, int], stage: int, ranks: int, rank: int, element: int = 4) -> dict[str, int]:
     """Bytes at the end of backward, for the `parts` of a model, `element` bytes each, and AdamW's two moments.
 
@@ -50,6 +53,7 @@ def _in_bytes(element: int, **elements: int) -> dict[str, int]:
     return {what: element * count for what, count in elements.items()}
 
 
+@checked(elements=0, ranks=(1, 10**6), rank=0, element=1)
 def all_reduce_bytes(elements: int, ranks: int, rank: int, element: int = 4) -> int:
     """Bytes that a rank sends in one all-reduce: each chunk but its own once, and all but the next rank's once more."""
     return element * all_reduce_cost(split_sizes(elements, ranks), rank)[0]
@@ -86,6 +90,7 @@ def gathers(part: str) -> int:
     return 2 if part.startswith("h.") else 1
 
 
+@checked(sizes=0, stage=(1, 3), ranks=1, micro=1, element=1)
 def zero_bytes_sent(sizes: dict[str, int], stage: int, ranks: int, micro: int = 1, element: int = 4) -> int:
     """Bytes that each rank sends in a step of ZeRO, for the `parts` of a model."""
     moved = {part: (ranks - 1) * shard_length(s, ranks) * element for part, s in sizes.items()}
@@ -96,6 +101,7 @@ def zero_bytes_sent(sizes: dict[str, int], stage: int, ranks: int, micro: int = 
     return micro * sum((gathers(part) + 1) * m for part, m in moved.items())
 
 
+@checked(sizes=0, stage=(1, 3), shard=1, groups=(1, 10**6), rank=0, micro=1, element=1)
 def hsdp_bytes_sent(
     sizes: dict[str, int], stage: int, shard: int, groups: int, rank: int, micro: int = 1, element: int = 4
 ) -> tuple[int, int]:
@@ -118,6 +124,7 @@ def owner_bytes_sent(sizes: dict[str, int], ranks: int, rank: int, micro: int = 
     return micro * element * sent if ranks > 1 else 0
 
 
+@checked(parameters=0, ranks=1, optimizer=0)
 def paper_bytes(parameters: float, ranks: int, optimizer: int = 12) -> dict[int, float]:
     """Bytes a rank by ZeRO stage, as in Figure 1 of the paper: 2-byte weights and gradients, K = `optimizer`."""
     return {
