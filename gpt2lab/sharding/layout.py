@@ -171,7 +171,7 @@ def fits(layout: Layout, shape: Sequence[int], mesh: Mesh) -> bool:
 
 
 @checked(dims=(0, 16))
-def layouts(dims: int, axes: Sequence[str], partial: Sequence[str] = ("sum",)) -> list[Layout]:
+def layouts(dims: int, axes: str | Sequence[str], partial: Sequence[str] = ("sum",)) -> list[Layout]:
     """Every layout of a tensor of `dims` dimensions: each axis cuts a dimension, sums, or does nothing."""
     found = [Layout.whole(dims)]
     for axis in axes:
