@@ -206,7 +206,7 @@ MEANS = {  # what is taken besides usual values; each means something
     "Plan": {"zero=-1"},  # Plan.check refuses it
     "OperatorGraph": {"edges=[]"},
     "Device": {"launch=0", "memory=0", "peak=0", "rate=inf"},
-    "Cluster": {"call=0"},
+    "Cluster": {"call=0", "slowed=[]"},
     "Goal": {"memory=inf"},
     "ChainProblem": {"cuts=[]", "operators=[]"},
     "equal_count": {"layers=0"},

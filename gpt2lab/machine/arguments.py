@@ -35,17 +35,17 @@ def checked(**ranges):
 
     def wrap(call):
         inner = call.__init__ if inspect.isclass(call) else call
-        signature, own = inspect.signature(inner), call.__name__
-        rules = {p.name: (_kind(p), ranges.get(p.name)) for p in signature.parameters.values()}
+        own, parameters = call.__name__, inspect.signature(inner).parameters.values()
+        rules = {p.name: (_kind(p), ranges.get(p.name)) for p in parameters}
+        places = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
 
         @functools.wraps(inner)
         def told(*args, **kwargs):
-            try:
-                given = signature.bind(*args, **kwargs).arguments
-            except TypeError:  # Python says what is missing
-                return inner(*args, **kwargs)
+            given = dict(zip(places, args, strict=False)) | kwargs
             for name, value in given.items():
-                if not _fits(value, *rules[name]):
+                if name in rules and not _fits(
+                    value, *rules[name]
+                ):  # of other names Python says what is wrong
                     said = repr(value) if len(repr(value)) <= 80 else f"{repr(value)[:80]}..."
                     raise ValueError(f"{name} = {said} does not fit {own}. Use {_words(*rules[name])}.")
             try:
@@ -82,6 +82,8 @@ def _limits(limits) -> tuple[float, float]:
 def _fits(value, kind, limits) -> bool:
     if kind is Parameter.empty:
         return True
+    if type(value) is kind and kind is not float and type(limits) is not tuple:  # most values: quickly
+        return limits is None or kind is not int or limits <= value
     if kind in NUMBERS:
         least, most = _limits(limits)
         return isinstance(value, NUMBERS[kind][0]) and least <= value <= most

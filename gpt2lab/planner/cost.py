@@ -114,6 +114,8 @@ def hardware_share(plan, config, length: int) -> float:
 
 def classes(share: RankShare) -> list[RankShare]:
     """A rank of each class of stages that differ in their layers; of equal stages the first and the last."""
+    if share.plan.pp == 1:
+        return [share]
     found: dict[tuple, list[RankShare]] = {}
     for stage in range(share.plan.pp):
         one = replace(share, pp=stage)

@@ -3,7 +3,6 @@
 from collections import Counter
 from functools import cache
 
-from ..parallel.zero import costs as zero
 from ..schedules import Op
 from .kept import (
     block_elements,
@@ -35,6 +34,7 @@ class Walk:
         self.left = Counter()  # bytes of gradients that a backward leaves, by part
         for key, size in self.sizes.items():
             self.left[key[0]] += share.master * share.shards[key] if self.plan.zero > 1 else self.e * size
+        self.wte_shard = self.left["wte"] * (self.plan.zero > 1)  # of its gradient, which is summed at once
         self.fullest, self.most = Counter(), -1
         state = moments * share.master * owned(share, "all")
         self.now = Counter(weights=self._weights(), optimizer=state)
@@ -122,7 +122,7 @@ class Walk:
         self.note(buffers=max(joined, largest_matrix(self.share, position)))
         if last:  # the head's, which a chunked loss left, and torch's copy of it
             copies = (self.plan.loss != "chunked") + (sharded or position not in self.arrived)
-            self.note(gradients=self.e * self.wte * copies + self._wte_shard())
+            self.note(gradients=self.e * self.wte * copies + self.wte_shard)
         self.now.subtract(self.kept.pop((op.stage, op.micro)))
         if self.plan.zero == 3:  # from the first half to the second the blocks' weights stay
             self.now["weights"] = self._weights()
@@ -145,7 +145,7 @@ class Walk:
         self.note(weights=self._whole_wte(), gradients=head)
         self.now["logits"] -= held.pop("logits", 0)
         if sent:
-            self.note(weights=self._whole_wte(), gradients=head + self._wte_shard())
+            self.note(weights=self._whole_wte(), gradients=head + self.wte_shard)
 
     def _blocks(self, position: int, rows: int, tokens: int, held: Counter, half: bool) -> None:
         """The blocks' backward: highest in the last block, which runs first, or in the first, beside all gradients."""
@@ -179,7 +179,7 @@ class Walk:
     def _arrive(self, position: int) -> None:
         """All gradients of a stage are there: those of the embedding's two uses are added up at the end."""
         new, plan, wte = position not in self.arrived, self.plan, self.e * self.wte
-        summed = 0 if new else self._wte_shard()  # the sum of this one, beside that of those before
+        summed = 0 if new else self.wte_shard  # the sum of this one, beside that of those before
         both = position == 0 == self.share.depth - 1
         if new:
             self.now["gradients"] += self._gradients(position)
@@ -188,13 +188,9 @@ class Walk:
             # the gradients of both uses and, where torch cannot add in place, their sum: one of them is held already,
             # but for shards; the shard is there when the sum has left
             there = 1 + both + (both and not plan.sp and plan.loss != "chunked")
-            late = self._wte_shard() * (new if both else -(not new))
+            late = self.wte_shard * (new if both else -(not new))
             self.note(gradients=wte * (there - (new and plan.zero < 2)) - late)
             self.start_sum((wte + summed) * (plan.zero > 1))
-
-    def _wte_shard(self) -> int:
-        """Bytes of the embedding's summed gradient that stay here, where it is summed as soon as it is there."""
-        return self.share.master * zero.shard_length(self.wte, self.share.sharing[0]) * (self.plan.zero > 1)
 
     def finish(self) -> None:
         """The sums that end a step: over replicas, over what two stages hold both."""
