@@ -104,7 +104,7 @@ class RankShare:
         """Layers by position, and this rank's positions."""
         return rank_parts(self.plan, self.config, self.pp)
 
-    @property
+    @cached_property
     def depth(self) -> int:
         """Positions of the pipeline."""
         return len(self.parts.layers)
@@ -181,12 +181,12 @@ class RankShare:
         """Elements of each of these parts."""
         return _sizes(self.groups_key)
 
-    @property
+    @cached_property
     def shards(self) -> dict[tuple[str, bool], int]:
         """Elements of this rank's shard of each part."""
         return _shards(self.groups_key, self.sharing[0])
 
-    @property
+    @cached_property
     def sharing(self) -> tuple[int, int]:
         """How many ranks share out what ZeRO shards, and this rank's place among them."""
         ranks = self.plan.shard or self.plan.dp * self.plan.cp

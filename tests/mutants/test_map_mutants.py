@@ -35,7 +35,7 @@ COMPUTED = [
     (lab.operations, ".again[0] * blocks", ".again[0] * head"),
     (lab.operations, "1 + RankShare", "1 + 2 * RankShare"),
     (sends.finish_sends, "found + 2 *", "found + "),
-    (sends.stage_ways, "2 * layers * _calls", "layers * _calls"),
+    (sends.stage_ways, "call.times(2 * layers)", "call.times(layers)"),
     (sends._to_stages, "[message] * there, [message] * back", "[message] * there, []"),
     (
         sends._zero,
