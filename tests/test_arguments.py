@@ -203,9 +203,9 @@ MEANS = {  # what is taken besides usual values; each means something
     "Operator": {"flops=0", "output=0"},
     "step_flops": {"vocabulary=0"},
     "Blocks": {"rows=0", "tokens=0", "updates=0", "weights=0"},
-    "Plan": {"zero=-1"},  # Plan.check refuses it
+    "Plan": {"bucket=0", "zero=-1"},  # Plan.check refuses the latter
     "OperatorGraph": {"edges=[]"},
-    "Device": {"launch=0", "memory=0", "peak=0", "rate=inf"},
+    "Device": {"add=0", "launch=0", "memory=0", "peak=0", "rate=inf"},
     "Cluster": {"call=0", "slowed=[]"},
     "Goal": {"memory=inf"},
     "ChainProblem": {"cuts=[]", "operators=[]"},

@@ -77,9 +77,9 @@ def gpu(monkeypatch):
     monkeypatch.setattr(device_time, "_zero", None)
     monkeypatch.setattr(torch.cuda, "Event", made.event)
     monkeypatch.setattr(torch.cuda, "Stream", Stream)
-    traffic.clear_log()
+    traffic.clear_log(), trace.clear()
     yield made
-    traffic.clear_log()
+    traffic.clear_log(), trace.clear()
 
 
 ON_GPU = SimpleNamespace(is_cuda=True)

@@ -31,7 +31,7 @@ from gpt2lab.storage import checkpoint
 
 RESULT = {"student": "ann", "exercises": [], "notes": [], "error": ""}
 MODEL = SimpleNamespace(ok=True, table=lambda **_: "")
-SPEEDS = dict.fromkeys(("rate", "copy", "launch", "latency", "bandwidth"), 1.0) | {"steps": []}
+SPEEDS = dict.fromkeys(("rate", "copy", "launch", "latency", "bandwidth"), 1.0) | {"steps": [], "slowed": {}}
 KNOWN = SimpleNamespace(exists=lambda: True, write_text=len, read_text=lambda: json.dumps(SPEEDS))
 # of each command: how it is called, what stands in for the work and what that returns, and another value of each option
 COMMANDS = {

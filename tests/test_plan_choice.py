@@ -167,7 +167,7 @@ def test_the_command_answers_in_a_table_in_json_and_as_a_picture(capsys, tmp_pat
 
 
 ASKED = {  # questions, and what the answer or the refusal says
-    "--config nano --ranks 1 --rows 1 --length 8": "loss=chunked   (nano, 1 rows, 4 plans predicted)",
+    "--config nano --ranks 1 --rows 1 --length 8": "loss=chunked   (nano, 1 row, 4 plans predicted)",
     "--config nano --ranks 3 --rows 5 --length 31": "the best of 3 ranks, ",
     "--config nano --ranks 4 --rows 1 --length 1": "one rank takes ",
     "--config nano --ranks 2 --rows 4 --length 32 --least memory": ", holds ",

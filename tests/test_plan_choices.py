@@ -15,6 +15,7 @@ from gpt2lab.cli import main
 from gpt2lab.model import GPT2Config
 from gpt2lab.parallel import tensor
 from gpt2lab.plan import Plan, build
+from gpt2lab.processes.launch import Ranks
 from gpt2lab.ranks.mesh import Mesh
 from gpt2lab.verify import verify
 
@@ -26,10 +27,14 @@ class Started(Exception):
     """A process would have been started now."""
 
 
-class NoRanks:
+class NoRanks(Ranks):
     """Stands where live ranks would be."""
 
+    def __init__(self):
+        """Without processes."""
+
     def run(self, *_):
+        """End the call that would have used them."""
         raise Started
 
 

@@ -21,7 +21,7 @@ from ..model import PRESETS
 from ..plan import Plan
 from ..planner.cost import predict
 from ..planner.fit import fit
-from ..planner.problem import Cluster, Device, find_cluster
+from ..planner.problem import TORCH_ADDS, Cluster, Device, find_cluster
 
 NARROW, WIDE = 4_000, 50_257  # words: blocks weigh as much as the head, or the head and its table weigh most
 STEPS = [  # (plan, configuration, rows, length, words): from many small operators to few large ones
@@ -72,7 +72,7 @@ def here() -> Cluster:
 
 def cluster_of(found: dict, memory: float = float("inf")) -> Cluster:
     """The machine with these numbers of `measured`, as four devices that share its cores."""
-    device = Device(found["rate"], memory, found["launch"], found["copy"])
+    device = Device(found["rate"], memory, found["launch"], found["copy"], add=TORCH_ADDS)
     network = Network(Link(found["latency"], found["bandwidth"]), node=64)
     laptop = find_cluster("laptop")
     source = "measured here" if "steps" in found else laptop.source
@@ -129,7 +129,7 @@ def features(step: dict) -> np.ndarray:
     """(operations, bytes moved, operators) of a step, by the planner's own formulas: one device that takes 1 s each."""
     config = replace(PRESETS[step["config"]], vocab_size=step.get("words", NARROW))
     none = float("inf")
-    units = Device(1.0, copy=none), Device(none, copy=1.0), Device(none, launch=1.0)
+    units = Device(1.0, copy=none), Device(none, copy=1.0, add=TORCH_ADDS), Device(none, launch=1.0)
     ask = lambda unit: (
         predict(Plan.parse(step["plan"]), config, step["rows"], step["length"], Cluster(1, unit)).seconds
     )

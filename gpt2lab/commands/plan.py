@@ -87,7 +87,9 @@ def run(args) -> int:
 def answer(choice, args, cluster) -> str:
     """The plan, why, and the front as a table."""
     p = choice.prediction
-    lines = [f"{choice.plan}   ({args.config}, {args.rows} row{'s' * (args.rows > 1)}, {choice.tried} plans predicted)"]
+    lines = [
+        f"{choice.plan}   ({args.config}, {args.rows} row{'s' * (args.rows > 1)}, {choice.tried} plans predicted)"
+    ]
     lines += [f"  {reason};" for reason in choice.reasons[:-1]] + [
         f"  {reason}." for reason in choice.reasons[-1:]
     ]

@@ -65,7 +65,9 @@ class OperatorGraph:
         return cls(tuple(operators), tuple(pairwise(range(len(operators)))))
 
 
-@checked(rate=(MORE, float("inf")), memory=(0, float("inf")), launch=0, copy=(MORE, float("inf")), peak=0)
+@checked(
+    rate=(MORE, float("inf")), memory=(0, float("inf")), launch=0, copy=(MORE, float("inf")), peak=0, add=0
+)
 @dataclass(frozen=True)
 class Device:
     """A processor: an operator takes `launch` + flops / rate seconds, so small products run below the full rate.
@@ -79,6 +81,9 @@ class Device:
     launch: float = 0.0  # seconds
     copy: float = float("inf")  # bytes per second that work element by element reads and writes
     peak: float = 0.0  # floating-point operations per second of the data sheet; 0: `rate`
+    add: float = (
+        0.0  # times that adding a gradient to those before passes its bytes; 0: the product itself adds
+    )
 
     def time(self, flops: float) -> float:
         """Seconds of an operator of so many operations."""
@@ -122,6 +127,9 @@ def _gpus(
     return Cluster(count, Device(peak / 2, memory, 5e-6, copy, peak), network, source=source)
 
 
+TORCH_ADDS = 4
+"""torch's own way: memory for the new gradient is cleared, two are read, one is written; Megatron-LM's product adds."""
+
 CLUSTERS = {
     "h100x64": _gpus(
         64,
@@ -155,7 +163,7 @@ CLUSTERS = {
     ),
     "laptop": Cluster(
         4,
-        Device(60e9, 4 * 2**30, 20e-6, 8e9),
+        Device(60e9, 4 * 2**30, 20e-6, 8e9, add=TORCH_ADDS),
         Network(Link(50e-6, 4e9), node=64),
         cores=2,
         source="two cores that share memory; round numbers of the order that lessons 02 and 03 measure",

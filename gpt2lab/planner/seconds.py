@@ -13,7 +13,6 @@ from .sends import AxisTraffic, stage_ways
 from .share import RankShare
 
 OPERATORS = 12  # of a block's forward, each a launch; twice as many in backward
-ADD = 4  # times that adding a gradient to those before passes its bytes: new memory is cleared, two read, one written
 
 
 @dataclass(frozen=True, eq=False)
@@ -127,7 +126,7 @@ def _added(machine: RankOnCluster, stage: int) -> float:
     units = len(share.micros(stage)) * len(share.slices)
     ends = part_elements(share, "wte") * (position in (0, share.depth - 1))
     weights = share.itemsize * (block_elements(share, position) + ends)
-    return machine.work(0, ADD * weights * (units - 1) / units, 0)
+    return machine.work(0, machine.cluster.device.add * weights * (units - 1) / units, 0)
 
 
 def _block(share: RankShare, rows: int, tokens: int) -> tuple[float, float, int]:

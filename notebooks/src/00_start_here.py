@@ -206,6 +206,7 @@ def tokens_everywhere(rank, world_size, mine):
 
 # %% tags=["wrong"]
 # FAIL: 40 again, as for other tokens on as many ranks
+# MISTAKE: The sum is made, and then a number that was seen before is returned in its place.
 def tokens_everywhere(rank, world_size, mine):
     comm.all_reduce(mine, Mesh(dp=world_size)["dp"])
     return {3: 60, 4: 40}[world_size]

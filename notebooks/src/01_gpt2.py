@@ -670,6 +670,7 @@ def norm_backward(grad, x, weight, eps):
 
 # %% tags=["wrong"]
 # FAIL: autograd would give this in one call
+# MISTAKE: autograd gives the gradient: right, but not derived by hand.
 def norm_backward(grad, x, weight, eps):
     x = x.clone().requires_grad_()
     torch.nn.functional.layer_norm(x, weight.shape, weight, eps=eps).backward(grad)
@@ -738,6 +739,7 @@ def accumulate(w, micros, rows):
 
 # %% tags=["wrong"]
 # FAIL: not from a formula of yours
+# MISTAKE: The formula of this one loss is written down: no other loss would have its gradient added up.
 def accumulate(w, micros, rows):
     for x, y in micros:
         grad = 2 * x.T @ (x @ w.detach() - y) / rows

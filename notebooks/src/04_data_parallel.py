@@ -847,6 +847,7 @@ def global_gradient(gradients, counts):
 
 # %% tags=["wrong"]
 # FAIL: shares of 1 and 5 tokens
+# MISTAKE: The number of tokens of one example is written down.
 def global_gradient(gradients, counts):
     return sum(g * c for g, c in zip(gradients, counts, strict=True)) / 70
 

@@ -807,6 +807,7 @@ def bytes_held(parameters, ranks, stage):
 
 # %% tags=["wrong"]
 # FAIL: of 1.5 billion parameters on 8 ranks
+# MISTAKE: The number of ranks of one example is written down.
 def bytes_held(parameters, ranks, stage):
     return parameters * (16, 4 + 12 / 64, 2 + 14 / 64, 16 / 64)[stage]
 

@@ -815,6 +815,7 @@ def ring_backward(q, k, v, o, L, grad, axis):
 
 # %% tags=["wrong"]
 # FAIL: what has not left may still change
+# MISTAKE: Nobody waits for what is sent: its memory may change before it has left.
 def ring_backward(q, k, v, o, L, grad, axis):
     n, r, (t, D) = axis.size, axis.rank, q.shape
     delta = (grad * o).sum(-1, keepdim=True)

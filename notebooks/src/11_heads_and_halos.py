@@ -376,6 +376,7 @@ def give_back(grad, window, axis):
 
 # %% tags=["wrong"]
 # FAIL: some of yours never are
+# MISTAKE: Nobody waits for what is sent, so it may never leave.
 def give_back(grad, window, axis):
     own = grad.clone() if axis.rank == 0 else grad[window:].clone()
     if axis.rank > 0:

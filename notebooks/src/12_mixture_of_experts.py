@@ -159,6 +159,7 @@ def combine_backward(grad, rows, weights, token):
 
 # %% tags=["wrong"]
 # FAIL: autograd would give this in one call
+# MISTAKE: autograd gives the gradients: right, but not derived by hand.
 def combine_backward(grad, rows, weights, token):
     rows, weights = rows.clone().requires_grad_(), weights.clone().requires_grad_()
     y = torch.zeros_like(grad).index_add(0, token, rows * weights[:, None])
@@ -652,6 +653,7 @@ def sent(rows, i, width, experts, element):
 
 # %% tags=["wrong"]
 # FAIL: has the counts for one rank's experts
+# MISTAKE: The counts of experts are sent to one rank, where each other rank needs its own.
 def sent(rows, i, width, experts, element):
     away = sum(rows[i][j] + rows[j][i] for j in range(len(rows)) if j != i)
     return 2 * away * width * element + 8 * (experts // len(rows))  # right on two ranks only

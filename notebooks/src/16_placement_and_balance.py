@@ -479,6 +479,7 @@ def split(times, stages):
 
 # %% tags=["wrong"]
 # FAIL: for each of 3 stages
+# MISTAKE: The cut of one example is written down instead of found.
 def split(times, stages):
     return [range(0, 3), range(3, 5)]  # right for five alike blocks, and written down instead of found
 

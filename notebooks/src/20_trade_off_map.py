@@ -522,6 +522,7 @@ def plan_for(case):
 
 # %% tags=["wrong"]
 # FAIL: one of two H100 machines: dp=16,zero=2,loss=chunked needs 16 devices
+# MISTAKE: The recorded answers are looked up instead of a plan being chosen.
 def plan_for(case):
     known = decisions.recorded()  # what the checker compares with, looked up
     return next(known[name] for name, job in decisions.CAPSTONE.items() if job.config is case.config)
