@@ -392,6 +392,9 @@ class NotRead:
     def __len__(self):
         return self.length
 
+    def __getitem__(self, _):
+        raise AssertionError("it was read")
+
 
 def test_an_unknown_shape_is_refused():
     with pytest.raises(ValueError, match="no shape 'columns' .* rows, contiguous, interleaved"):
