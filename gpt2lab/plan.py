@@ -29,7 +29,7 @@ from .ranks.mesh import NAMES, Mesh
 from .schedules.registry import FREE, find
 
 
-@checked(bucket=0, shard=0, active=0, hops=0)
+@checked(bucket=0, active=0, hops=0)
 @dataclass(frozen=True)
 class Plan:
     """Ranks on each axis, and the options of each strategy. `Plan()` is the serial run."""

@@ -203,7 +203,7 @@ MEANS = {  # what is taken besides usual values; each means something
     "Operator": {"flops=0", "output=0"},
     "step_flops": {"vocabulary=0"},
     "Blocks": {"rows=0", "tokens=0", "updates=0", "weights=0"},
-    "Plan": {"bucket=0", "zero=-1"},  # Plan.check refuses the latter
+    "Plan": {"bucket=0", "shard=-1", "zero=-1"},  # Plan.check refuses the last two
     "OperatorGraph": {"edges=[]"},
     "Device": {"add=0", "launch=0", "memory=0", "peak=0", "rate=inf"},
     "Cluster": {"call=0", "slowed=[]"},

@@ -540,7 +540,7 @@ def my_blocks():
 
 
 # %% tags=["wrong"]
-# FAIL: tokens=21.3: a size is a whole number
+# FAIL: tokens = 21.3 does not fit Blocks. Use a whole number of 0 or more
 # MISTAKE: A size that is no whole number.
 def my_blocks():
     return Blocks(tokens=21.3, rows=1, heads=1, columns=0, weights=0, updates=0)
