@@ -11,7 +11,7 @@ from .plan import Parallel
 from .ranks import comm, trace
 
 
-@checked(lr=0, eps=0, weight_decay=0, clip=MORE, warmup=0, decay_steps=0)
+@checked(lr=0, eps=0, weight_decay=0, clip=(MORE, math.inf), warmup=0, decay_steps=0)
 @dataclass(frozen=True)
 class Recipe:
     """The optimizer's settings. Defaults suit small runs; `LLMC` is the recipe of llm.c's CPU trainer.

@@ -199,10 +199,11 @@ MEANS = {  # what is taken besides usual values; each means something
     "Cost": {"backward=0", "forward=0", "input_grad=0", "joint=0", "weight_grad=0"},
     "check": {"promise=[]"},
     "makespan": {"forward=0", "input_grad=0", "weight_grad=0"},
-    "kept_for_weights": {"layers=0"},
+    "kept_for_weights": {"layers=0", "tokens=0"},
     "Operator": {"flops=0", "output=0"},
     "step_flops": {"vocabulary=0"},
     "Blocks": {"rows=0", "tokens=0", "updates=0", "weights=0"},
+    "Shape": {"length=0", "rows=0"},
     "Plan": {"bucket=0", "shard=-1", "zero=-1"},  # Plan.check refuses the last two
     "OperatorGraph": {"edges=[]"},
     "Device": {"add=0", "launch=0", "memory=0", "peak=0", "rate=inf"},

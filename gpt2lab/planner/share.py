@@ -8,7 +8,6 @@ from ..model import GPT2Config
 from ..parallel.context.layouts import TokenLayout, layout
 from ..parallel.pipeline.engine import schedule_of
 from ..parallel.pipeline.stages import Parts, parts_of
-from ..parallel.zero.costs import shard_length
 from ..parallel.zero.flat import part_of
 from ..plan import Plan
 from ..ranks.traffic import split_sizes
@@ -184,7 +183,7 @@ class RankShare:
     @cached_property
     def shards(self) -> dict[tuple[str, bool], int]:
         """Elements of this rank's shard of each part."""
-        return _shards(self.groups_key, self.sharing[0])
+        return {part: -(-size // self.sharing[0]) for part, size in self.sizes.items()}
 
     @cached_property
     def sharing(self) -> tuple[int, int]:
@@ -214,11 +213,6 @@ def _parameters(
 @lru_cache(maxsize=1024)
 def _sizes(key: tuple) -> dict[tuple[str, bool], int]:
     return {part: sum(p.elements for p in group) for part, group in groups_of(*key).items()}
-
-
-@lru_cache(maxsize=1024)
-def _shards(key: tuple, ranks: int) -> dict[tuple[str, bool], int]:
-    return {part: shard_length(size, ranks) for part, size in _sizes(key).items()}
 
 
 @lru_cache(maxsize=1024)

@@ -93,7 +93,7 @@ def peak_memory(name: str, p: int, rank: int) -> tuple[int, int] | None:
     return {"zb_h1": (p - rank, rank), "zb_h2": (2 * p - 1 - 2 * rank, 2 * rank)}.get(name)
 
 
-@checked(tokens=1, width=1, layers=0, vocabulary=0)
+@checked(tokens=0, width=1, layers=0, vocabulary=0)
 def kept_for_weights(tokens: int, width: int, layers: int, vocabulary: int = 0) -> int:
     """Numbers that a stage keeps of one micro-batch from I to W: x and dy of each matrix, 16 C per token and layer.
 
