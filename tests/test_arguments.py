@@ -184,7 +184,7 @@ MEANS = {  # what is taken besides usual values; each means something
     "GPT2Config": {"dropout=0", "n_layer=0", "window=0"},
     "GPT2": {"seed=-1"},
     "build": {"seed=-1"},
-    "Recipe": {"clip=None", "decay_steps=0", "eps=0", "lr=0", "seed=-1", "weight_decay=0"},
+    "Recipe": {"clip=None", "clip=inf", "decay_steps=0", "eps=0", "lr=0", "seed=-1", "weight_decay=0"},
     "Experts": {"balance=0", "speed=0", "z=0"},
     "Sampling": {"seed=-1", "temperature=0"},
     "generate": {"new=0", "stop=-1", "stop=0", "stop=None"},
