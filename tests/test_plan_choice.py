@@ -13,7 +13,7 @@ from gpt2lab import cli
 from gpt2lab.benchmarks import calibration, plans
 from gpt2lab.commands.plan import size_in_bytes
 from gpt2lab.machine.links import Link, Network
-from gpt2lab.model import GPT2Config
+from gpt2lab.model import PRESETS, GPT2Config
 from gpt2lab.plan import Plan
 from gpt2lab.planner import choose
 from gpt2lab.planner.choose import Goal, candidates, factors, parallelize, pareto
@@ -229,6 +229,24 @@ def test_calibration_finds_the_machine_that_made_the_times():
             calibration.features(step) @ (1 / device.rate, 1 / device.copy, device.launch)
         )
     assert calibration.fitted(steps) == pytest.approx((device.rate, device.copy, device.launch), rel=1e-6)
+
+
+def test_calibration_says_how_much_longer_steps_take_than_predicted(monkeypatch):
+    name, rows, length, words = calibration.STEP
+    config, machine = replace(PRESETS[name], vocab_size=words), CLUSTERS["laptop"]
+
+    class TwiceAsLong:
+        def __init__(self, ranks, **_):
+            self.ranks = ranks
+
+        __enter__, __exit__ = lambda self: self, lambda *_: None
+
+        def run(self, _, plan, *step):
+            assert step == calibration.STEP and Plan.parse(plan).world == self.ranks
+            return [2.0 * predict(Plan.parse(plan), config, rows, length, machine).seconds]
+
+    monkeypatch.setattr("gpt2lab.processes.launch.Ranks", TwiceAsLong)
+    assert calibration.slowed(machine) == pytest.approx({"1": 2.0, "2": 2.0, "4": 2.0})
 
 
 def test_the_benchmark_says_how_well_predictions_hold():

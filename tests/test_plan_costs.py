@@ -244,6 +244,17 @@ def test_everything_takes_longer_where_many_ranks_were_measured_to_be_slow():
         assert after == pytest.approx(factor * before), text
 
 
+def test_adding_up_gradients_passes_their_bytes_for_all_micro_batches_but_the_first():
+    config = GPT2Config(vocab_size=64, n_positions=16, n_layer=4, n_head=4, n_embd=16)
+    weights = 4 * (4 * (12 * 16**2 + 13 * 16) + 64 * 16)  # bytes of the blocks and the embedding
+    for micro in (1, 2, 4):
+        free, slow = (
+            predict(Plan(micro=micro), config, 8, 16, replace(FREE, device=Device(1e9, copy=1e9, add=add)))
+            for add in (0, 3)
+        )
+        assert slow.seconds - free.seconds == pytest.approx((micro - 1) * 3 * weights / 1e9, abs=1e-12)
+
+
 def test_tensor_ranks_get_the_link_inside_a_node_and_data_ranks_share_the_uplink():
     config = GPT2Config(vocab_size=64, n_positions=16, n_layer=2, n_head=4, n_embd=16)
     inside, between = Link(0, 1e12), Link(0, 1e6)

@@ -11,6 +11,7 @@ import json
 import os
 from dataclasses import replace
 from pathlib import Path
+from statistics import geometric_mean
 
 import numpy as np
 
@@ -51,6 +52,7 @@ AMID = 1 << 14  # numbers of the sums that are timed amid work
 
 def calibration_file() -> Path:
     """Where the measurement of this machine is kept: its name is the fingerprint of the machine."""
+    # what was kept in the form before lacks `slowed`
     said = json.dumps({k: v for k, v in machine().items() if k != "GPUs"} | {"form": 2}, sort_keys=True)
     return cache_dir("calibration") / f"{hashlib.sha256(said.encode()).hexdigest()[:16]}.json"
 
@@ -121,7 +123,7 @@ def slowed(cluster: Cluster) -> dict[str, float]:
         with Ranks(ranks, echo=False, timeout=120) as pool:
             seconds = [max(pool.run(step_seconds, plan, *STEP)) for plan in plans]
         said = [predict(Plan.parse(plan), config, rows, length, cluster).seconds for plan in plans]
-        found[str(ranks)] = float(np.exp(np.mean(np.log(np.divide(seconds, said)))))
+        found[str(ranks)] = geometric_mean(np.divide(seconds, said))
     return found
 
 

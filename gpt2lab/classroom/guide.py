@@ -115,9 +115,8 @@ def mistake_of(wrong) -> tuple[str, str]:
 def _difference(solution: str, wrong: str) -> str:
     """The lines by which a wrong answer differs from the solution, in Markdown; all of it where most lines differ."""
     right = re.sub(r'\n *"""[^"]*"""', "", split(solution)[0])
-    plain = (
-        re.sub(r"(^|  ) *# .*|^ *### .*", "", text, flags=re.M) for text in (right, wrong)
-    )  # no comments
+    # comments are left out
+    plain = (re.sub(r"(^|  ) *# .*|^ *### .*", "", text, flags=re.M) for text in (right, wrong))
     before, after = ([line.rstrip() for line in text.splitlines() if line.strip()] for text in plain)
     lines = list(difflib.unified_diff(before, after, lineterm="", n=1))[3:]
     if sum(line[0] in "+-" for line in lines) < len(after):

@@ -86,10 +86,6 @@ class Batches:
     def __init__(self, source: Sequence[int], rows: int, length: int, seed: int = 0, split: str = "train"):
         if split not in ("train", "val"):
             raise ValueError(f"There is no split {split!r}. Use 'train' or 'val'.")
-        if rows < 1 or length < 1:
-            raise ValueError(
-                f"A batch of {rows} rows of {length} tokens is empty. Use at least 1 row and 1 token."
-            )
         self.rows, self.length, self.seed, self.split = rows, length, seed, split
         self.source = source
         border = int(len(source) * TRAIN_SHARE)

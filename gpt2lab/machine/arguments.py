@@ -43,9 +43,8 @@ def checked(**ranges):
         def told(*args, **kwargs):
             given = dict(zip(places, args, strict=False)) | kwargs
             for name, value in given.items():
-                if name in rules and not _fits(
-                    value, *rules[name]
-                ):  # of other names Python says what is wrong
+                # of other names Python says what is wrong
+                if name in rules and not _fits(value, *rules[name]):
                     said = repr(value) if len(repr(value)) <= 80 else f"{repr(value)[:80]}..."
                     raise ValueError(f"{name} = {said} does not fit {own}. Use {_words(*rules[name])}.")
             try:

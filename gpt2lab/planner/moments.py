@@ -159,9 +159,8 @@ class Walk:
         block = self.e * part_elements(self.share, f"h.{layers[0]}")
         inside = self._transient(rows, tokens, 0 if half else largest_matrix(self.share, position))
         again = kept_by_block(self.share, rows, tokens) if inputs_only(self.share) else 0
-        whole = block * (
-            zero_stage > 1
-        )  # a block's gradients joined, while those of another are being summed
+        # a block's gradients joined, while those of another are being summed
+        whole = block * (zero_stage > 1)
         running = max(again + inside + whole * (not again), (block + whole) * bool(again) * (not half))
         self.note(weights=self._gathered(position), gradients=head, buffers=running)
         if not half:

@@ -81,9 +81,7 @@ class Device:
     launch: float = 0.0  # seconds
     copy: float = float("inf")  # bytes per second that work element by element reads and writes
     peak: float = 0.0  # floating-point operations per second of the data sheet; 0: `rate`
-    add: float = (
-        0.0  # times that adding a gradient to those before passes its bytes; 0: the product itself adds
-    )
+    add: float = 0.0  # times that adding up gradients passes their bytes; 0: the product itself adds
 
     def time(self, flops: float) -> float:
         """Seconds of an operator of so many operations."""

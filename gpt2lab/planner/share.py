@@ -8,6 +8,7 @@ from ..model import GPT2Config
 from ..parallel.context.layouts import TokenLayout, layout
 from ..parallel.pipeline.engine import schedule_of
 from ..parallel.pipeline.stages import Parts, parts_of
+from ..parallel.zero.costs import shard_length
 from ..parallel.zero.flat import part_of
 from ..plan import Plan
 from ..ranks.traffic import split_sizes
@@ -183,7 +184,7 @@ class RankShare:
     @cached_property
     def shards(self) -> dict[tuple[str, bool], int]:
         """Elements of this rank's shard of each part."""
-        return {part: -(-size // self.sharing[0]) for part, size in self.sizes.items()}
+        return {part: shard_length(size, self.sharing[0]) for part, size in self.sizes.items()}
 
     @cached_property
     def sharing(self) -> tuple[int, int]:
