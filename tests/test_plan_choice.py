@@ -177,7 +177,7 @@ ASKED = {  # questions, and what the answer or the refusal says
     "--config gpt2 --ranks 2 --length 2000": "Sequences of 2000 tokens do not fit into 1024 positions. Use 1 to 1024.",
     "--config gpt2 --ranks 0": "--ranks: '0' does not fit. Use a whole number from 1 to 65,536",
     "--config gpt2 --ranks 2 --rows 0": "--rows/--batch: '0' does not fit. Use a whole number from 1 to 100,000",
-    "--config gpt2-xl --ranks 1 --rows 1": "loss=chunked, needs 23.58 GiB, 19.58 GiB more. Use more memory, more ranks",
+    "--config gpt2-xl --ranks 1 --rows 1": "loss=chunked, needs 23.53 GiB, 19.53 GiB more. Use more memory, more ranks",
     "--config gpt2 --ranks 100 --rows 1 --length 16": "of its ",
 }
 

@@ -6,6 +6,7 @@ from collections import defaultdict
 from dataclasses import replace
 
 import pytest
+from planting import rewritten
 
 from gpt2lab.compositions import ALL, PAIRS, TRIPLES
 from gpt2lab.machine import memory as measured
@@ -15,6 +16,7 @@ from gpt2lab.plan import Plan, build
 from gpt2lab.planner import pipelines
 from gpt2lab.planner.cost import predict
 from gpt2lab.planner.memory import memory, of_rank
+from gpt2lab.planner.moments import Walk
 from gpt2lab.planner.problem import CLUSTERS, Cluster, Device
 from gpt2lab.planner.sends import by_axis, sends
 from gpt2lab.planner.share import RankShare
@@ -145,6 +147,8 @@ ENDS = [
     "pp=2,micro=2,schedule=zb_h1",
     "dp=2,loss=chunked",
     "dp=2,micro=2,zero=3,loss=chunked",
+    "dp=2,zero=3,loss=chunked",
+    "dp=2,micro=2,zero=2,loss=chunked",
 ]
 SUMS = [  # stages 2 and 3: the embedding is gathered for a micro-batch while its gradient of the one before is summed
     "pp=2,dp=2,micro=4,zero=3",
@@ -157,6 +161,66 @@ SUMS = [  # stages 2 and 3: the embedding is gathered for a micro-batch while it
 @pytest.mark.parametrize("text", ENDS)
 def test_memory_where_the_embedding_is_most_of_the_model(pools, text):
     within_five_percent(pools[2].run(held, text, WIDE, 4, 48), text, WIDE, 4, 48)
+
+
+BLOCKS = {  # 1,000 words: the blocks are most of the model
+    text: (replace(NARROW, vocab_size=1000, n_layer=4), 4, 48)
+    for text in [
+        "dp=2,zero=1",
+        "dp=2,zero=2",
+        "dp=2,zero=3",
+        "dp=2,zero=3,refill=on",
+        "dp=2,micro=2,loss=chunked",
+        "dp=2,micro=2,zero=2,loss=chunked",
+        "dp=2,micro=2,zero=3,loss=chunked",
+    ]
+}
+
+
+@pytest.fixture(scope="module")
+def held_by_blocks(pools):
+    return {text: pools[2].run(held, text, *sizes) for text, sizes in BLOCKS.items()}
+
+
+def test_memory_where_the_blocks_are_most_of_the_model(held_by_blocks):
+    for text, sizes in BLOCKS.items():
+        within_five_percent(held_by_blocks[text], text, *sizes)
+
+
+LEFT_OUT = {
+    "the shard that a sum gives": ("_blocks", "* (sharded and not new)", "* 0"),
+    "the second and the last but one": (
+        "_blocks",
+        "0, min(1, others), max(0, others - 1), others",
+        "0, others",
+    ),
+    "the last but one": ("_blocks", "min(1, others), max(0, others - 1), others", "min(1, others), others"),
+    "the first block's own gather": ("_blocks", "1 if 0 < done == others else 2", "2"),
+    "a block's joined gradients": ("_blocks", "+ whole * (not again)", ""),
+    "and those of one that ran again": ("_blocks", "(block + whole) * bool(again) * (not half)", "0"),
+    "blocks that are over": ("_blocks", '-held["activations"] * done // len(layers)', "0"),
+    "gradients that were there before": ("_blocks", "- done :]) * new", "- done :])"),
+    "a block's sum under way": ("_blocks", "summed * (done > 0)", "0"),
+    "the copy that joins": ("_join", "bool(copied) + shard", "0 + shard"),
+}
+
+
+@pytest.mark.mutant
+@pytest.mark.parametrize("what", LEFT_OUT)
+def test_mutant_that_leaves_out_a_part_of_memory(held_by_blocks, what):
+    method, right, wrong = LEFT_OUT[what]
+
+    def error():
+        shares = [
+            (RankShare(Plan.parse(text), *sizes, **place), most)
+            for text, sizes in BLOCKS.items()
+            for most, place in held_by_blocks[text]
+        ]
+        return max(abs(of_rank(share).total / most - 1) for share, most in shares)
+
+    assert error() < 0.02
+    with rewritten(getattr(Walk, method), right, wrong):
+        assert error() > 0.025
 
 
 @pytest.mark.parametrize("text", SUMS)
@@ -173,6 +237,18 @@ def test_memory_of_every_pair_of_axes_on_mini(pools, composition):
     if "pp" in composition.plan and "sp" in composition.plan:  # a layer on every stage: the head weighs less
         mini = replace(mini, vocab_size=3000)
     found = pools[4].run(held, composition.plan, mini, 8, 64)
+    within_five_percent(found, composition.plan, mini, 8, 64)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("composition", (TRIPLES[0], *TRIPLES[2:5]), ids=lambda c: c.plan)
+def test_memory_of_three_axes(composition):
+    plan = Plan.parse(composition.plan)
+    layers = 4 * plan.pp * plan.chunks if plan.sp else 4  # a layer on every stage
+    mini = replace(PRESETS["mini"], vocab_size=3000, n_layer=layers, window=composition.window)
+    with Ranks(plan.world, echo=False, timeout=120) as ranks:
+        found = ranks.run(held, composition.plan, mini, 8, 64)
     within_five_percent(found, composition.plan, mini, 8, 64)
 
 

@@ -60,7 +60,14 @@ def calibration_file() -> Path:
 def known() -> dict:
     """The numbers of this machine as it was measured; where it was not, the round ones of `CLUSTERS["laptop"]`."""
     if calibration_file().exists():
-        return json.loads(calibration_file().read_text())
+        try:
+            found = json.loads(calibration_file().read_bytes())
+            cluster_of(found)
+            return found
+        except (ValueError, KeyError, TypeError, AttributeError):
+            raise ValueError(
+                f"{calibration_file()} is damaged. Measure again: python -m gpt2lab calibrate --again."
+            ) from None
     laptop = find_cluster("laptop")
     device, link = laptop.device, laptop.network.between
     found = {"cores": laptop.cores, "rate": device.rate, "copy": device.copy, "launch": device.launch}

@@ -149,8 +149,9 @@ def read_report(path: str) -> dict:
     """A file that `collect` gave; raises ValueError for any other."""
     try:
         report = json.loads(Path(path).read_text())
-        report["seconds"].items(), report["machine"].items(), report["rounds"]
-    except (json.JSONDecodeError, KeyError, TypeError, AttributeError):
+        report["machine"].items(), chance(report["rounds"], 1)
+        [1 / statistics.fmean(s) for whats in report["seconds"].values() for s in whats.values()]
+    except (ValueError, KeyError, TypeError, AttributeError, ZeroDivisionError):
         raise ValueError(
             f"{path} is no report of `gpt2lab bench --all`. Make one with --out FOLDER."
         ) from None

@@ -152,11 +152,12 @@ def _options(mesh: Plan, config, rows: int, length: int, many: bool, rejected: C
     schedules = SCHEDULES if mesh.pp > 1 and not many else SCHEDULES[:1]
     for micro, zero, more, sp, loss, schedule in product(micros, zeros, exchanges, sps, losses, schedules):
         said = {"micro": micro, "zero": zero, "sp": sp, "loss": loss, "schedule": schedule} | more
-        plan, again = replace(mesh, **said), replace(mesh, recompute=True, **said)
-        # without a pipeline stage 3 runs blocks again anyway
-        both = [plan] if zero == 3 and mesh.pp == 1 else [plan, again]
-        if _runs(plan, config, rows, length, rejected, len(both)):
-            yield from both
+        plan = replace(mesh, **said)
+        alone = zero == 3 and mesh.pp == 1  # without a pipeline stage 3 runs blocks again anyway
+        if _runs(plan, config, rows, length, rejected, 2 - alone):
+            yield plan
+            if not alone:
+                yield replace(plan, recompute=True)
 
 
 @checked()

@@ -21,7 +21,7 @@ from .pipelines import pipeline_seconds
 from .problem import Cluster
 from .seconds import RankOnCluster, stage_times
 from .sends import by_axis, finish_sends, gradient_sends, sends, stage_ways
-from .share import RankShare, check, frame, order_of
+from .share import RankShare, check, frame, order_of, runs_again
 
 UPDATE = 9  # times that AdamW and the norm read or write a weight's bytes
 
@@ -79,9 +79,8 @@ def predict_share(share: RankShare, cluster: Cluster, machine=RankOnCluster, kno
             "devices."
         )
     known, shares = {} if known is None else known, classes(share)
-    alike = replace(
-        plan, loss="whole"
-    )  # how the loss is computed changes what is held, but no time and no message
+    # how the loss is computed changes what is held, but no time and no message
+    alike = plan if plan.loss == "whole" else replace(plan, loss="whole")
     if alike not in known:
         known[alike] = _timed([machine(cluster, s) for s in shares], known)
     parts, seconds, sent, by_class = known[alike]
@@ -108,7 +107,7 @@ def hardware_share(plan, config, length: int) -> float:
     """Operations with recomputation over those without: 4 / 3 of the blocks where each runs again."""
     blocks = config.n_layer * (24 * config.n_embd**2 + 4 * length * config.n_embd)
     head = 2 * config.n_embd * config.vocab_size
-    again = RankShare(plan, replace(config, experts=None), 1, length).again
+    again = runs_again(plan)
     return 1 + (again[0] * blocks + again[1] * head) / (3 * (blocks + head))
 
 
@@ -127,8 +126,10 @@ def classes(share: RankShare) -> list[RankShare]:
 
 def _step(machines: list[RankOnCluster], known: dict) -> tuple[dict[str, float], float]:
     """Seconds of a step: by part, on the rank that decides, and in all."""
-    plan = machines[0].share.plan  # what ends a step hardly depends on whether blocks ran twice
-    alike = replace(plan, loss="whole", recompute=plan.recompute and plan.zero > 1), "ends"
+    plan = machines[0].share.plan  # what ends a step hardly depends on what was before
+    often = plan.zero > 1 or machines[0].overlaps
+    again, micro = often and plan.recompute, plan.micro if often else 1
+    alike = replace(plan, loss="whole", recompute=again, micro=micro), "ends"
     if alike not in known:
         known[alike] = {m.share.pp: _end(m) for m in machines}
     ends = known[alike]

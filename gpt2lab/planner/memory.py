@@ -9,7 +9,7 @@ Activations: Korthikanti et al. 2022, "Reducing Activation Recomputation", secti
 
 from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
-from functools import cached_property
+from functools import cache, cached_property
 
 from ..machine.arguments import checked
 from ..schedules import Op
@@ -87,7 +87,12 @@ def _order(share: RankShare) -> list[Op]:
     plan = share.plan
     if plan.pp == 1:
         # from the second one on, where sums are under way the third, they are alike or have fewer rows
-        return [Op(kind, 0, i) for i in range(min(plan.micro, 2 + (plan.zero > 1))) for kind in "FB"]
+        return _alone(min(plan.micro, 2 + (plan.zero > 1)))
     bounded = plan.schedule not in ("gpipe", "breadth_first", "terapipe")
     enough = min(plan.micro, 2 * plan.pp) if bounded else plan.micro
     return order_of(plan, enough).orders[share.pp]
+
+
+@cache
+def _alone(micros: int) -> list[Op]:
+    return [Op(kind, 0, i) for i in range(micros) for kind in "FB"]

@@ -31,15 +31,18 @@ class Walk:
         self.sizes = share.sizes
         self.wte = part_elements(share, "wte")
         self.arrived, self.under_way = set(), 0  # positions with gradients; bytes that are being summed
-        self.left = Counter()  # bytes of gradients that a backward leaves, by part
+        self.whole, shards = Counter(), Counter()  # bytes by part
         for key, size in self.sizes.items():
-            self.left[key[0]] += share.master * share.shards[key] if self.plan.zero > 1 else self.e * size
+            self.whole[key[0]] += self.e * size
+            shards[key[0]] += share.master * share.shards[key]
+        self.left = shards if self.plan.zero > 1 else self.whole  # bytes of gradients that a backward leaves
         self.wte_shard = self.left["wte"] * (self.plan.zero > 1)  # of its gradient, which is summed at once
-        self.fullest, self.most = Counter(), -1
+        self._fullest, self._most = ({}, {}), -1
         state = moments * share.master * owned(share, "all")
         self.now = Counter(weights=self._weights(), optimizer=state)
-        self.kept: dict[tuple[int, int], Counter] = {}
+        self.kept: dict[tuple[int, int], dict[str, int]] = {}
         self.kept_by_stage = cache(lambda *unit: kept_by_stage(share, *unit))
+        self.kept_by_block = cache(lambda *unit: kept_by_block(share, *unit) * inputs_only(share))
         if self.plan.loss == "chunked" and share.parts.last:
             tokens = min(CHUNK, share.micro_rows[0] * share.slices[0])
             self.now["buffers"] = self.e * tokens * share.config.vocab_size
@@ -47,8 +50,19 @@ class Walk:
     def note(self, **more: int) -> None:
         """What is held now, and this besides, is held at the same moment."""
         total = sum(self.now.values()) + sum(more.values())
-        if total > self.most:
-            self.most, self.fullest = total, self.now + Counter(more)
+        if total > self._most:
+            self._most, self._fullest = total, (dict(self.now), more)
+
+    def _hold(self, parts: dict[str, int], sign: int = 1) -> None:
+        """These bytes, by part, are held from now on (sign=-1: no longer)."""
+        for part, size in parts.items():
+            self.now[part] += sign * size
+
+    @property
+    def fullest(self) -> Counter:
+        """What was held at the fullest moment so far, by part."""
+        now, more = self._fullest
+        return Counter(now) + Counter(more)
 
     def _weights(self) -> int:
         """Bytes of weights between two steps, and of the shards that the optimizer steps."""
@@ -77,15 +91,15 @@ class Walk:
     def forward(self, op: Op) -> None:
         """Run a stage forward and keep what its backward needs."""
         position, rows, tokens = self.unit(op)
-        kept, last = Counter(self.kept_by_stage(position, rows, tokens)), position == self.share.depth - 1
+        kept, last = dict(self.kept_by_stage(position, rows, tokens)), position == self.share.depth - 1
         logits = logits_bytes(self.share, rows, tokens) if last else 0
         weights = self._gathered(position)
         self._embed(position)
         self.note(weights=weights, activations=kept["activations"], logits=2 * logits)
         if self.plan.pp > 1 and self.plan.recompute:
-            kept = Counter(activations=stream_bytes(self.share, rows, tokens) if position else 0)
+            kept = {"activations": stream_bytes(self.share, rows, tokens) if position else 0}
         self.kept[op.stage, op.micro] = kept
-        self.now.update(kept)
+        self._hold(kept)
 
     def backward(self, op: Op) -> None:
         """Run a stage backward, or the half of it that an operation is: loss, head, blocks from the last, embedding."""
@@ -96,19 +110,21 @@ class Walk:
             return  # the first stage does all of it in W
         held = self.kept.pop((op.stage, op.micro))
         if self.plan.pp > 1 and self.plan.recompute:
-            self.now.subtract(held)
-            held = Counter(self.kept_by_stage(position, rows, tokens))
-            self.now.update(held)
+            self._hold(held, -1)
+            held = dict(self.kept_by_stage(position, rows, tokens))
+            self._hold(held)
             self._embed(position)
         if position == self.share.depth - 1:
             self._loss(held, rows, tokens, position > 0 and op.kind == "B")
+            if op.kind == "B":
+                self.start_sum(0)  # ln_f's, which is small
         self._blocks(position, rows, tokens, held, op.kind == "I")
-        self.now.subtract(held)
+        self._hold(held, -1)
         if op.kind == "I":
-            self.kept[op.stage, op.micro] = left = Counter(
-                activations=kept_between(self.share, position, rows, tokens)
-            )
-            self.now.update(left)
+            self.kept[op.stage, op.micro] = left = {
+                "activations": kept_between(self.share, position, rows, tokens)
+            }
+            self._hold(left)
             if self.plan.zero == 3:
                 self.now["weights"] = self._weights() + self.e * block_elements(self.share, position)
         else:
@@ -117,13 +133,13 @@ class Walk:
     def _second_half(self, op: Op, position: int) -> None:
         """The weights' gradients: the products whose operands the first half left."""
         last, sharded = position == self.share.depth - 1, self.plan.zero > 1
-        blocks = [part_elements(self.share, f"h.{i}") for i in self.share.parts.blocks]
-        joined = 2 * self.e * max(blocks, default=0) * sharded
+        blocks = [self.whole[f"h.{layer}"] for layer in self.share.parts.blocks]
+        joined = 2 * max(blocks, default=0) * sharded
         self.note(buffers=max(joined, largest_matrix(self.share, position)))
         if last:  # the head's, which a chunked loss left, and torch's copy of it
             copies = (self.plan.loss != "chunked") + (sharded or position not in self.arrived)
             self.note(gradients=self.e * self.wte * copies + self.wte_shard)
-        self.now.subtract(self.kept.pop((op.stage, op.micro)))
+        self._hold(self.kept.pop((op.stage, op.micro)), -1)
         if self.plan.zero == 3:  # from the first half to the second the blocks' weights stay
             self.now["weights"] = self._weights()
         self.start_sum(0)
@@ -134,7 +150,7 @@ class Walk:
         coming = self._gathered(position, min(2, len(self.share.stages)))
         self.note(weights=(self._whole_wte() + coming) * (position == 0))
 
-    def _loss(self, held: Counter, rows: int, tokens: int, sent: bool) -> None:
+    def _loss(self, held: dict, rows: int, tokens: int, sent: bool) -> None:
         """The loss: its gradient beside the probabilities, then the head's weight gradient beside the former alone.
 
         `sent`: that gradient is complete, as it is where another rank has the embedding, and its sum begins at once.
@@ -147,33 +163,48 @@ class Walk:
         if sent:
             self.note(weights=self._whole_wte(), gradients=head + self.wte_shard)
 
-    def _blocks(self, position: int, rows: int, tokens: int, held: Counter, half: bool) -> None:
-        """The blocks' backward: highest in the last block, which runs first, or in the first, beside all gradients."""
-        layers, zero_stage = self.share.parts.layers[position], self.plan.zero
-        last = position == self.share.depth - 1
-        head = self.e * self.wte * (last and self.plan.loss != "chunked" and zero_stage < 2)
-        head = made_at_once(self.share, position, 0) if half else head
+    def _blocks(self, position: int, rows: int, tokens: int, held: dict, half: bool) -> None:
+        """The blocks' backward, which runs from the last to the first.
+
+        What is held rises and falls evenly, so it is highest in one of the first two or of the last two to run.
+        """
+        layers, sharded = self.share.parts.layers[position], self.plan.zero > 1
+        new = position not in self.arrived and not half
+        head = made_at_once(self.share, position, 0) if half else self._head(position, new)
         if not layers:
             self.note(gradients=head)
             return self.start_sum(0)
-        block = self.e * part_elements(self.share, f"h.{layers[0]}")
+        block = self.whole[f"h.{layers[0]}"]
         inside = self._transient(rows, tokens, 0 if half else largest_matrix(self.share, position))
-        again = kept_by_block(self.share, rows, tokens) if inputs_only(self.share) else 0
-        # a block's gradients joined, while those of another are being summed
-        whole = block * (zero_stage > 1)
+        again = self.kept_by_block(rows, tokens)
+        # a block's gradients joined, while those of the one after it are being summed
+        whole = block * sharded
         running = max(again + inside + whole * (not again), (block + whole) * bool(again) * (not half))
-        self.note(weights=self._gathered(position), gradients=head, buffers=running)
-        if not half:
-            self.start_sum(0)
+        summed = whole + self.left[f"h.{layers[0]}"] * (sharded and not new)
         others = len(layers) - 1
-        left = -held["activations"] * others // len(layers)
-        new = position not in self.arrived and not half
-        made = (self._gradients(position) - head) * others // len(layers) if new else 0
-        made += (made_at_once(self.share, position, len(layers)) - head) * half
-        coming = self._gathered(position) if others else block * (zero_stage == 3)
-        self.note(
-            weights=coming, gradients=head + made + whole * bool(others), activations=left, buffers=running
-        )
+        for done in sorted({0, min(1, others), max(0, others - 1), others}):
+            made = sum(self.left[f"h.{layer}"] for layer in layers[len(layers) - done :]) * new
+            if half and done:
+                made += made_at_once(self.share, position, len(layers)) - head
+            self.note(
+                weights=self._gathered(position, 1 if 0 < done == others else 2),
+                gradients=head + made + summed * (done > 0),
+                activations=-held["activations"] * done // len(layers),
+                buffers=running,
+            )
+            if not done and not half:
+                self.start_sum(0)
+
+    def _head(self, position: int, new: bool) -> int:
+        """Bytes of the head's weight gradient while the blocks run backward; a chunked loss made it in forward.
+
+        It waits for the embedding's, if that is here, or is complete, and in stages 2 and 3 summed.
+        """
+        if position < self.share.depth - 1:
+            return 0
+        if position and self.plan.zero > 1:
+            return self.wte_shard * new
+        return self.e * self.wte * (self.plan.loss != "chunked" and (new or not position))
 
     def _arrive(self, position: int) -> None:
         """All gradients of a stage are there: those of the embedding's two uses are added up at the end."""
@@ -227,7 +258,7 @@ class Walk:
         if self.plan.zero < 3 or not self.share.parts.layers[position]:
             return 0
         most = 1 if self.plan.data == "owner" else most
-        return self.e * sum(part_elements(self.share, f"h.{layer}") for layer in blocks[:most])
+        return sum(self.whole[f"h.{layer}"] for layer in blocks[:most])
 
     def _whole_wte(self) -> int:
         """The embedding is whole from its first use to its last (stage 3)."""

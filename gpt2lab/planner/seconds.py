@@ -63,6 +63,11 @@ class RankOnCluster:
         """The link of every axis that was asked for."""
         return {}
 
+    @cached_property
+    def times(self) -> dict[tuple, dict]:
+        """The `stage_times` of every unit that was asked for."""
+        return {}
+
     def link(self, axis: str) -> Link:
         """The slowest link along an axis; what leaves a node shares its uplinks with the node's other rings."""
         if axis not in self.links:
@@ -99,9 +104,15 @@ class RankOnCluster:
         )
 
 
-@lru_cache(maxsize=256)
 def stage_times(machine: RankOnCluster, stage: int, rows: int, tokens: int) -> dict[str, dict[str, float]]:
     """Seconds of one unit through a stage: {"forward", "again", "backward"}, each by part."""
+    unit = stage, rows, tokens
+    if unit not in machine.times:
+        machine.times[unit] = _stage_times(machine, *unit)
+    return machine.times[unit]
+
+
+def _stage_times(machine: RankOnCluster, stage: int, rows: int, tokens: int) -> dict[str, dict[str, float]]:
     share, position = machine.share, machine.share.stages[stage]
     layers, last = len(share.parts.layers[position]), position == share.depth - 1
     block = machine.work(*_block(share, rows, tokens))

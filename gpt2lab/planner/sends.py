@@ -134,8 +134,7 @@ def gradient_sends(share: RankShare) -> list[AxisTraffic]:
         return _served(share, ranks, place)
     sizes = [p.elements for p in share.parameters]
     if plan.data == "bucket":
-        weights = [_Weight(p.elements, share.itemsize) for p in share.parameters]
-        sizes = [sum(w.elements for w in group) for group in into_buckets(weights, 1024 * plan.bucket)]
+        sizes = _buckets(tuple(sizes), share.itemsize, plan.bucket)
     return [
         s.times(count)
         for size, count in Counter(sizes).items()
@@ -157,6 +156,12 @@ class _Weight:
         return self.itemsize
 
 
+@lru_cache(maxsize=1024)
+def _buckets(sizes: tuple[int, ...], itemsize: int, kib: int) -> list[int]:
+    weights = [_Weight(size, itemsize) for size in sizes]
+    return [sum(w.elements for w in group) for group in into_buckets(weights, 1024 * kib)]
+
+
 @lru_cache(maxsize=4096)
 def _gather_cost(size: int, ranks: int, place: int) -> tuple[int, int]:
     return all_gather_cost([size] * ranks, place)
@@ -164,7 +169,7 @@ def _gather_cost(size: int, ranks: int, place: int) -> tuple[int, int]:
 
 def _zero(share: RankShare, ranks: int, place: int) -> list[AxisTraffic]:
     plan, found, gathered, reduced = share.plan, [], gather_counts(share), reduce_counts(share)
-    across = plan.dp * plan.cp // ranks
+    across, counts = plan.dp * plan.cp // ranks, Counter()
     for number, (key, size) in enumerate(share.sizes.items()):
         if plan.data == "owner":
             owner, whole = owner_of(number, len(share.sizes), ranks), size * share.itemsize
@@ -175,12 +180,9 @@ def _zero(share: RankShare, ranks: int, place: int) -> list[AxisTraffic]:
             gather = reduce = _gather_cost(shard * share.itemsize, ranks, place)
             if across > 1:
                 found += all_reduce("replica", shard, across, share.place // ranks, share.master)
-        for op, (sent, messages), count in (
-            ("all_gather", gather, gathered[key]),
-            ("reduce_scatter", reduce, reduced[key]),
-        ):
-            found.append(AxisTraffic("dp+cp", op, sent * count, messages * count, count))
-    return found
+        counts["all_gather", *gather] += gathered[key]
+        counts["reduce_scatter", *reduce] += reduced[key]
+    return found + [AxisTraffic("dp+cp", *call, 1).times(count) for call, count in counts.items()]
 
 
 def _served(share: RankShare, ranks: int, place: int) -> list[AxisTraffic]:

@@ -45,14 +45,35 @@ def check(plan: Plan, config: GPT2Config, rows: int, length: int) -> None:
     """`Plan.check`, quickly: where rows suffice, two micro-batches are refused for the same reasons as thousands."""
     if rows >= plan.dp * plan.micro and plan.micro > 2:
         plan = replace(plan, micro=2)
-    plan.check(config, rows, length)
+    if why := _why_not(plan, config, rows, length):
+        raise ValueError(why)
+
+
+@lru_cache(maxsize=4096)
+def _why_not(plan: Plan, config: GPT2Config, rows: int, length: int) -> str:
+    try:
+        plan.check(config, rows, length)
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+def runs_again(plan: Plan) -> tuple[int, int]:
+    """How often a forward runs again before its backward: that of blocks, that of embedding and head."""
+    stages, zero3 = plan.pp > 1 and plan.recompute, plan.zero == 3 and not plan.refill
+    return (stages + zero3, int(stages)) if plan.pp > 1 else (int(plan.recompute or zero3), 0)
 
 
 def rank_parts(plan: Plan, config: GPT2Config, rank: int) -> Parts:
     """The layers of each position of the plan's pipeline, and the positions of one rank of it."""
     if plan.pp == 1:
         return Parts((range(config.n_layer),), (0,))
-    return parts_of(frame(plan), rank, config)
+    return _parts(plan.pp, plan.schedule, plan.chunks, config, rank)
+
+
+@lru_cache(maxsize=1024)
+def _parts(pp: int, schedule: str, chunks: int, config: GPT2Config, rank: int) -> Parts:
+    return parts_of(_schedule(pp, schedule, chunks, 1), rank, config)
 
 
 @dataclass(frozen=True)
@@ -155,10 +176,8 @@ class RankShare:
 
     @cached_property
     def again(self) -> tuple[int, int]:
-        """How often a forward runs again before its backward: that of blocks, that of embedding and head."""
-        stages = self.plan.pp > 1 and self.plan.recompute
-        zero3 = self.plan.zero == 3 and not self.plan.refill
-        return (stages + zero3, int(stages)) if self.plan.pp > 1 else (int(self.plan.recompute or zero3), 0)
+        """`runs_again` of the plan."""
+        return runs_again(self.plan)
 
     @cached_property
     def groups_key(self) -> tuple:
@@ -184,7 +203,8 @@ class RankShare:
     @cached_property
     def shards(self) -> dict[tuple[str, bool], int]:
         """Elements of this rank's shard of each part."""
-        return {part: shard_length(size, self.sharing[0]) for part, size in self.sizes.items()}
+        length = {size: shard_length(size, self.sharing[0]) for size in {*self.sizes.values()}}
+        return {part: length[size] for part, size in self.sizes.items()}
 
     @cached_property
     def sharing(self) -> tuple[int, int]:
