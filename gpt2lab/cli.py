@@ -2,6 +2,7 @@
 
 import argparse
 import difflib
+import errno
 import importlib
 import os
 import re
@@ -40,6 +41,19 @@ TOLD = (
     "OSError",
 )
 """Failures of a rank whose message is enough: no traceback is shown."""
+WAYS = {
+    FileNotFoundError: "Check its name.",
+    FileExistsError: "Use another name.",
+    IsADirectoryError: "Use the name of a file.",
+    NotADirectoryError: "Use the name of a folder.",
+    PermissionError: "Use a place that is open to you.",
+}
+"""The way out of what the system says about a file."""
+FULL = {
+    errno.ENOSPC: "Make room, or use another place.",
+    errno.EMFILE: "Allow more of them: ulimit -n 1024.",
+}
+MAY_BE_EMPTY = ("--prompt", "--resume")  # the first means something, the second has a sentence of its own
 
 
 class Parser(argparse.ArgumentParser):
@@ -88,8 +102,11 @@ def in_words(error: Exception) -> str | None:
         or isinstance(error, MemoryError)
     ):
         return "there is not enough memory. Use a smaller --config, or fewer rows or tokens."
+    if isinstance(error, OSError) and error.strerror:
+        way = WAYS.get(type(error)) or FULL.get(error.errno, "")
+        return f"{error.filename or 'A file'}: {error.strerror}. {way}".rstrip()
     if isinstance(error, OSError):
-        return f"{error.filename}: {error.strerror}." if error.filename else str(error)
+        return str(error)
     if isinstance(error, ValueError | FloatingPointError):
         return str(error)
     return told(error) if getattr(error, "ename", "") in TOLD else None
@@ -97,6 +114,8 @@ def in_words(error: Exception) -> str | None:
 
 def entry() -> int:
     """The shell's entry point: a process that will compute restarts itself with huge pages, if there are any."""
+    for stream in filter(None, (sys.stdout, sys.stderr)):
+        stream.reconfigure(errors="backslashreplace")  # what a terminal cannot show is no error
     try:
         os.getcwd()
     except FileNotFoundError:
@@ -117,6 +136,19 @@ def entry() -> int:
 def main(arguments: list[str] | None = None) -> int:
     """Run one command; returns its exit status. An error that the user can fix is one sentence, without a traceback."""
     arguments = sys.argv[1:] if arguments is None else arguments
+    try:
+        status = _one(arguments)
+        if sys.stdout:
+            sys.stdout.flush()
+        return status
+    except BrokenPipeError:  # as under `| head`: what is still to be written goes nowhere
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        print("gpt2lab: nobody reads the output any more.", file=sys.stderr)
+        return 1
+
+
+def _one(arguments: list[str]) -> int:
+    """What `main` does, while somebody reads the output."""
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         print(overview())
         return 0
@@ -137,10 +169,17 @@ def main(arguments: list[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     command.add_arguments(parser)
+    for before, word in zip(["", *rest], rest, strict=False):
+        option = word.removesuffix("=") if word else before
+        if (not word or word.startswith("--") and word.endswith("=")) and option not in MAY_BE_EMPTY:
+            what = option if option.startswith("--") else "a word"
+            parser.error(f"{what} is empty (an unset variable?). Give it a value, or leave it out")
     debug = "--debug" in rest
     args = parser.parse_args([word for word in rest if word != "--debug"])
     try:
         return command.run(args) or 0
+    except BrokenPipeError:
+        raise
     except Exception as error:
         if debug or (said := in_words(error)) is None:
             raise

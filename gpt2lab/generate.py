@@ -188,7 +188,9 @@ def check_prompts(config, rows: Sequence[Sequence[int]], new: int, slide: bool =
         raise ValueError(f"{len(rows)} prompts and {new} new tokens. Give at least 1 prompt and 0 tokens.")
     longest = max(map(len, rows))
     if longest + new > config.n_positions and not slide:
+        room = config.n_positions - longest
+        way = f"Ask for at most {room} new ones" if room > 0 else "Shorten the prompt"
         raise ValueError(
             f"{longest} tokens and {new} new ones make {longest + new}, but the model's context is "
-            f"{config.n_positions}. Ask for at most {max(config.n_positions - longest, 0)} new ones, or slide."
+            f"{config.n_positions}. {way}, or slide."
         )

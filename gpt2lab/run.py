@@ -117,7 +117,7 @@ class Options:
         if self.device == "cuda" and gpus < ranks:
             raise ValueError(
                 f"--device cuda needs a GPU for each of the {ranks} ranks of this machine, and PyTorch sees {gpus}. "
-                f"Use --device cpu, or a plan of at most {gpus} ranks."
+                "Use --device cpu" + (f", or a plan of at most {gpus} ranks." if gpus else ".")
             )
         return "cuda" if gpus >= ranks and self.device != "cpu" else "cpu"
 
@@ -297,10 +297,16 @@ def _stopped(folder: Path | None, mesh: Mesh) -> bool:
 
 
 def read_log(folder: str | Path) -> list[dict]:
-    """The entries of a run's log, one a step; after a resume the later entry of a step counts."""
-    entries = {}
-    for line in (Path(folder) / "log.jsonl").read_text().splitlines():
-        if line.endswith("}"):  # not cut off when its run was killed
-            entry = json.loads(line)
-            entries[entry["step"]] = entry
+    """The entries of a run's log, one a step; after a resume the later entry of a step counts.
+
+    Raises ValueError with the line that is no entry.
+    """
+    entries, file = {}, Path(folder) / "log.jsonl"
+    for number, line in enumerate(file.read_bytes().splitlines(), 1):
+        if line.endswith(b"}"):  # not cut off when its run was killed
+            try:
+                entry = json.loads(line)
+                entries[entry["step"]] = entry | {"loss": float(entry["loss"])}
+            except (ValueError, TypeError, KeyError):
+                raise ValueError(f"{file} is damaged in line {number}. Delete that line.") from None
     return [entries[step] for step in sorted(entries)]

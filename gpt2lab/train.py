@@ -1,6 +1,7 @@
 """The one training step, for every plan: forward and backward, finish the gradients, clip, update."""
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -70,6 +71,7 @@ class Trainer:
         self.parallel, self.recipe, self.steps = parallel, recipe, 0
         self.optimizer = make_optimizer(parallel.sync.pieces, recipe)
 
+    @checked()
     def gradients(self, batch) -> tuple[float, float]:
         """Loss and gradient norm of a global batch; afterwards every piece holds its part of the whole gradient."""
         for piece in self.parallel.sync.pieces:  # all of them: a load bias is no business of the optimizer
@@ -88,13 +90,17 @@ class Trainer:
             raise FloatingPointError(self._culprit(loss))
         return Result(loss, norm, self._update(norm))
 
-    def stream(self, batches) -> list[Result]:
+    @checked()
+    def stream(self, batches: Iterable) -> list[Result]:
         """One update on each global batch, by stages of an asynchronous pipeline that do not wait for each other.
 
+        On other plans one step after the other.
         Clipping is by the norm of each stage's own gradient; the norm reported is that of all stages together.
         Raises FloatingPointError on the stage whose gradient is NaN or infinity; others may have updated by then.
         """
         parallel, squares, rates = self.parallel, [], []
+        if not parallel.plan.asynchronous:
+            return [self.step(batch) for batch in batches]
         self.optimizer.zero_grad()
 
         def update():
@@ -149,8 +155,9 @@ class Trainer:
         self.steps += 1
         return rate
 
+    @checked()
     @torch.no_grad()
-    def evaluate(self, batches) -> float:
+    def evaluate(self, batches: Iterable) -> float:
         """Mean loss over global batches, without dropout and without gradients.
 
         Raises FloatingPointError where it is NaN or infinity, ValueError where there is no batch.

@@ -23,6 +23,7 @@ from gpt2lab.ranks import mesh
 
 COLLECTIVES = ("all_reduce", "all_gather", "all_gather_single", "reduce_scatter", "reduce_scatter_single")
 COLLECTIVES += ("broadcast", "reduce", "scatter", "gather", "all_to_all_single")
+WITHOUT_TENSORS = ("all_gather_object", "barrier")  # who waits in one moves tensors of calls under way
 
 
 class Race(RuntimeError):
@@ -188,6 +189,9 @@ def strict(apart: bool = True):
             stack.enter_context(planted(torch.Tensor, name, reading))
         for name in COLLECTIVES:
             stack.enter_context(planted(dist, name, lambda right, name=name: deferred(order, name, right)))
+        for name in WITHOUT_TENSORS:
+            unseen = lambda right: lambda *args, **kw: order.alone(lambda: right(*args, **kw))
+            stack.enter_context(planted(dist, name, unseen))
         with order:
             yield order
         for call in list(order.calls):

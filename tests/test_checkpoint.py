@@ -361,7 +361,7 @@ def test_a_damaged_checkpoint_names_the_older_one(tmp_path):
         checkpoint.read_state(folders[1])
     checkpoint.load(folders[0], one)
     (folders[0] / "config.json").write_text("{}")
-    with pytest.raises(checkpoint.BadCheckpoint, match="is not the one in state.json.$"):
+    with pytest.raises(checkpoint.BadCheckpoint, match="in state.json. No older one is whole: train again.$"):
         checkpoint.read_state(folders[0])
 
 

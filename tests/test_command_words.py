@@ -46,7 +46,7 @@ def test_each_way_to_end_has_its_status(monkeypatch, capsys):
 
 
 def test_an_error_is_told_by_its_own_words():
-    assert cli.in_words(FileNotFoundError(2, "No such file", "here")) == "here: No such file."
+    assert cli.in_words(FileNotFoundError(2, "No such file", "here")) == "here: No such file. Check its name."
     assert cli.in_words(MemoryError()).startswith("there is not enough memory")
     failed = RuntimeError("rank 2 raised OSError\nTraceback\nOSError: the disk is full")
     failed.ename = "OSError"

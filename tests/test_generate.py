@@ -91,6 +91,8 @@ def test_past_the_context_is_refused_with_the_numbers(model):
         ValueError, match="7 tokens and 10 new ones make 17, .* context is 16. Ask for at most 9"
     ):
         generate(model, PROMPTS, 10)
+    with pytest.raises(ValueError, match="context is 16. Shorten the prompt, or slide."):
+        generate(model, [[1] * 16], 1)
     with pytest.raises(ValueError, match="Prompt 1 is empty"):
         generate(model, [[1], []], 2)
     with pytest.raises(ValueError, match="Prompt 0 has a token outside 0 to 36"):

@@ -4,7 +4,7 @@ import ast
 import contextlib
 import importlib
 import inspect
-import json
+import io
 import pkgutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -32,7 +32,7 @@ from gpt2lab.storage import checkpoint
 RESULT = {"student": "ann", "exercises": [], "notes": [], "error": ""}
 MODEL = SimpleNamespace(ok=True, table=lambda **_: "")
 SPEEDS = dict.fromkeys(("rate", "copy", "launch", "latency", "bandwidth"), 1.0) | {"steps": [], "slowed": {}}
-KNOWN = SimpleNamespace(exists=lambda: True, write_text=len, read_text=lambda: json.dumps(SPEEDS))
+KNOWN = SimpleNamespace(exists=lambda: True)
 # of each command: how it is called, what stands in for the work and what that returns, and another value of each option
 COMMANDS = {
     "train": (
@@ -92,7 +92,12 @@ COMMANDS = {
     ),
     "calibrate": (
         [],
-        [(calibrate, "measured", SPEEDS), (calibrate, "calibration_file", KNOWN)],
+        [
+            (calibrate, "measured", SPEEDS),
+            (calibrate, "calibration_file", KNOWN),
+            (calibrate, "replacing", contextlib.nullcontext(io.BytesIO())),
+            (calibrate, "known", SPEEDS),
+        ],
         {"--again": None},
     ),
     "plans": (["--ranks", "4"], [(plans, "_verified", True)], {"--list": None, "--verify": None, "--ranks": "2"}),

@@ -3,7 +3,7 @@
 import pytest
 import torch
 import torch.distributed as dist
-from planting import is_noticed
+from planting import is_noticed, planted
 from strict import Race, strict
 
 from gpt2lab import RankFailed, Ranks
@@ -12,6 +12,7 @@ from gpt2lab.model import GPT2Config
 from gpt2lab.plan import Plan
 from gpt2lab.ranks import comm
 from gpt2lab.ranks.mesh import Mesh
+from gpt2lab.transport.engine import ProgressEngine
 
 TINY = GPT2Config(vocab_size=37, n_positions=16, n_layer=3, n_head=2, n_embd=8, window=3)
 PLANS = (
@@ -90,6 +91,22 @@ def too_early(rank, world_size, what):
 def test_mutant_that_does_not_wait_is_named(what, pools):
     for said in pools[2].run(too_early, what):
         assert "touches the memory of all_reduce, which nobody has waited for" in said
+
+
+def objects_beside_a_sum(rank, world_size):
+    """Nobody drives the transport but who waits: rank 0 moves the sum, which is under way, while it gathers objects."""
+    with planted(ProgressEngine, "_serve", lambda _: lambda engine: None), strict():
+        axis, store = Mesh(dp=world_size)["dp"], dist.distributed_c10d._get_default_store()
+        if rank == 1:
+            store.wait(["rank 0 gathers"])
+        found = comm.all_reduce(torch.ones(3), axis, async_op=True, own=True).wait()
+        store.set("rank 0 gathers", "")
+        return comm.gather_objects(rank, axis), found.sum().item()
+
+
+def test_a_call_of_objects_moves_the_tensors_of_others():
+    with Ranks(2, echo=False, timeout=10) as own:
+        assert own.run(objects_beside_a_sum) == [([0, 1], 6.0)] * 2
 
 
 def receive_and_send(rank, world_size, apart):

@@ -10,7 +10,8 @@ and how much longer steps of 1, 2 and 4 ranks together take, from a few plans.
 
 import json
 
-from ..benchmarks.calibration import calibration_file, measured
+from ..benchmarks.calibration import calibration_file, known, measured
+from ..corpus.storage import replacing
 
 
 def add_arguments(parser) -> None:
@@ -21,8 +22,9 @@ def add_arguments(parser) -> None:
 def run(args) -> int:
     """Measure, keep, and print what was found."""
     if args.again or not calibration_file().exists():
-        calibration_file().write_text(json.dumps(measured(), indent=1))
-    found = json.loads(calibration_file().read_text())
+        with replacing(calibration_file()) as file:
+            file.write(json.dumps(measured(), indent=1).encode())
+    found = known()
     print(f"a rank: {found['rate'] / 1e9:.1f} GFLOP/s, {found['copy'] / 1e9:.1f} GB/s, ", end="")
     print(f"{1e6 * found['launch']:.0f} us an operator (fitted to {len(found['steps'])} steps, measured)")
     print(

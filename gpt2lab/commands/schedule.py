@@ -101,7 +101,11 @@ def _refuse_without_effect(args) -> None:
 
 def _load(args):
     if args.name.endswith(".csv"):
-        return text.from_csv(Path(args.name).read_text(), args.slices)
+        try:
+            words = Path(args.name).read_text()
+        except UnicodeDecodeError:
+            raise ValueError(f"{args.name} is no text. Write a schedule with --csv to see one.") from None
+        return text.from_csv(words, args.slices)
     options = {"chunks": args.chunks, "slices": args.slices}
     chosen = {name: value for name, value in options.items() if value is not None}
     return registry.make(args.name, args.stages, args.micro, **chosen)

@@ -22,7 +22,7 @@ from ..processes import launchers
 from ..processes.failure import RankFailed
 from ..ranks import comm
 from ..ranks.mesh import Axis
-from ..run import DTYPES, STOP, Options, start
+from ..run import DTYPES, STOP, Options, read_log, start
 from ..storage import checkpoint
 from . import folders
 from .lines import on_machines, plain_command
@@ -198,6 +198,8 @@ def _source(args) -> Path | None:
     found = [place] if checkpoint.is_one(place) else checkpoint.all_in(place)
     if not found:
         raise ValueError(f"{place} has no checkpoint to resume. Start again: python -m gpt2lab train.")
+    if (found[-1].parent / "log.jsonl").exists():
+        read_log(found[-1].parent)  # a damaged one is told now, not when the curve is drawn
     return found[-1]
 
 

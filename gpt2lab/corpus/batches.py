@@ -91,9 +91,10 @@ class Batches:
         border = int(len(source) * TRAIN_SHARE)
         self.first, self.count = (0, border) if split == "train" else (border, len(source) - border)
         if self.count < length + 1:
+            or_less = f", or at most {self.count - 1} tokens a sequence" if self.count > 1 else ""
             raise ValueError(
                 f"A sequence of {length} tokens needs {length + 1} tokens, but the {split} split here "
-                f"has {self.count}. Use a longer text, or at most {max(self.count - 1, 0)} tokens a sequence."
+                f"has {self.count}. Use a longer text{or_less}."
             )
 
     @checked(step=0)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from ..machine.arguments import checked
 from .storage import cache_dir, packaged, replacing
 from .tokenizer import END_OF_TEXT, encoding
 
@@ -25,6 +26,7 @@ class Shard:
     truncated, foreign or of another version.
     """
 
+    @checked()
     def __init__(self, path: str | Path):
         self.path = Path(path)
         self.tokens = np.memmap(self.path, "<u2", "r", HEADER_BYTES, shape=(_count(self.path),))
@@ -66,7 +68,8 @@ def _count(path: Path) -> int:
 _MAKE = "Make it again from its text: python -m gpt2lab data --text FILE."
 
 
-def write_shard(path: str | Path, parts: Iterable[np.ndarray]) -> Shard:
+@checked()
+def write_shard(path: str | Path, parts: Iterable) -> Shard:
     """Write parts of a token array, one at a time, as a shard; the file appears only when complete."""
     path, count = Path(path), 0
     with replacing(path) as file:
@@ -92,7 +95,8 @@ def _as_uint16(part) -> np.ndarray:
     return part.astype("<u2")
 
 
-def tokenise(texts: Iterable[str]) -> Iterator[np.ndarray]:
+@checked()
+def tokenise(texts: str | Iterable[str]) -> Iterator[np.ndarray]:
     """The tokens of a text that comes in parts of any length, the same as if it were encoded at once.
 
     `<|endoftext|>` in the text becomes its token. Only one part is in memory at a time.
@@ -122,6 +126,7 @@ def _split_before_space(text: str) -> tuple[str, str]:
     return "", text
 
 
+@checked(characters=1)
 def read_text(path: str | Path, characters: int = CHARACTERS) -> Iterator[str]:
     """A text file in parts of `characters`, with its line ends unchanged. Raises ValueError when it is not UTF-8."""
     with open(path, encoding="utf-8", newline="") as file:

@@ -42,7 +42,10 @@ def replacing(path: Path):
             f"There is no folder {Path(path).parent} to write {Path(path).name} into. Make it first."
         )
     handle, draft = tempfile.mkstemp(prefix=f".{Path(path).name}.", dir=Path(path).parent)
+    mask = os.umask(0)  # the only way to read it
+    os.umask(mask)
     try:
+        os.chmod(draft, 0o666 & ~mask)
         with os.fdopen(handle, "w+b") as file:
             yield file
         os.replace(draft, path)

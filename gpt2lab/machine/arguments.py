@@ -12,6 +12,7 @@ import sys
 import typing
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from inspect import Parameter
+from itertools import chain
 from numbers import Integral, Real
 from types import NoneType, UnionType
 
@@ -22,6 +23,7 @@ OBJECTS = {  # what is known by an attribute, as not every room may import its c
     "config": ("n_embd", "a GPT2Config, such as PRESETS['nano']"),
     "plan": ("axes", "a plan, such as Plan.parse('dp=2')"),
     "model": ("wte", "a GPT2"),
+    "batch": ("targets", "a batch, such as Batches(shard, 8, 128).at(0)"),
     "problem": ("graph", "a problem, such as Placing(graph, cluster)"),
 }
 NUMBERS = {int: (Integral, "a whole number"), float: (Real, "a number")}
@@ -38,11 +40,18 @@ def checked(**ranges):
         own, parameters = call.__name__, inspect.signature(inner).parameters.values()
         rules = {p.name: (_kind(p), ranges.get(p.name)) for p in parameters}
         places = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+        quick = {  # most values are of exactly their type and, if whole numbers, large enough
+            name: (kind, least)
+            for name, (kind, least) in rules.items()
+            if kind is not float and (least is None or kind is int and type(least) is not tuple)
+        }
 
         @functools.wraps(inner)
         def told(*args, **kwargs):
-            given = dict(zip(places, args, strict=False)) | kwargs
-            for name, value in given.items():
+            for name, value in chain(zip(places, args, strict=False), kwargs.items()):
+                kind, least = quick.get(name, (None, None))
+                if kind is Parameter.empty or type(value) is kind and (least is None or least <= value):
+                    continue
                 # of other names Python says what is wrong
                 if name in rules and not _fits(value, *rules[name]):
                     said = repr(value) if len(repr(value)) <= 80 else f"{repr(value)[:80]}..."
@@ -50,6 +59,7 @@ def checked(**ranges):
             try:
                 return inner(*args, **kwargs)
             except IndexError as error:
+                given = dict(zip(places, args, strict=False)) | kwargs
                 if "rank" not in given:
                     raise
                 raise ValueError(

@@ -10,6 +10,7 @@ import threading
 import time
 from contextlib import contextmanager
 
+from ..machine.arguments import checked
 from ..machine.links import Link, Network
 
 __all__ = ["Link", "Network", "delay", "deliver", "use"]
@@ -19,6 +20,7 @@ _free_at = 0.0  # when this rank's last collective ends on the paced network
 _queues: dict[int, "_Queue"] = {}
 
 
+@checked()
 @contextmanager
 def use(network: Network | Link | None):
     """Delay every message inside the block as this network would; None: no delay."""

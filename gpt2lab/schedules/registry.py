@@ -51,9 +51,10 @@ FREE = (  # without a flush: not equal to a serial run, but to an emulator of th
 def find(name: str) -> Generator:
     """The generator of this name (capitals and hyphens do not matter), or ValueError with the nearest name."""
     wanted = name.lower().replace("-", "_")
+    for generator in GENERATORS + FREE:
+        if generator.name == wanted:
+            return generator
     names = [generator.name for generator in GENERATORS + FREE]
-    if wanted in names:
-        return (GENERATORS + FREE)[names.index(wanted)]
     near = difflib.get_close_matches(wanted, names, 1)
     hint = f"Did you mean {near[0]}?" if near else f"There are {', '.join(names)}."
     raise ValueError(f"There is no pipeline schedule {name!r}. {hint}")

@@ -15,6 +15,7 @@ import torch
 from torch._decomp import core_aten_decompositions
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from ..machine.arguments import checked
 from .graph import Builder, Graph
 from .operators import rule
 
@@ -109,7 +110,10 @@ class Value:
     number: int
 
 
-def capture(function: Callable, inputs: dict[str, torch.Tensor], results: Sequence[str], names=None) -> Graph:
+@checked()
+def capture(
+    function: Callable, inputs: dict[str, torch.Tensor], results: Sequence[str], names: dict | None = None
+) -> Graph:
     """The graph of `function(*inputs)`, which returns as many tensors as there are names of `results`.
 
     `names` are those of the dimensions of inputs, as far as they have some.
@@ -138,7 +142,12 @@ class _Reader:
             elif node.op == "call_function":
                 self._operator(node)
             elif node.op == "output":
-                made = [self._name(n) for n in node.args[0]]
+                given = node.args[0]
+                made = [self._name(n) for n in (given if isinstance(given, list | tuple) else [given])]
+        if len(made) != len(self.results):
+            raise ValueError(
+                f"The function returns {len(made)} tensors, not {len(self.results)}. Name each of them in `results`."
+            )
         return self.builder.finish(dict(zip(self.results, made, strict=True)), self.dims)
 
     def _add(self, node, name, op, inputs, how, call):

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
+from ..machine.arguments import checked
 from ..ranks import traffic
 from ..ranks.traffic import split_sizes
 from .layout import Layout, Mesh, Place, check, fits, local_shape, places, span
@@ -155,6 +156,7 @@ def adjoint(src: Layout, dst: Layout) -> tuple[Layout, Layout]:
     return dst.dual, src.dual
 
 
+@checked(shape=0, mesh=1, element=1)
 def cost_table(layouts: Sequence[Layout], shape: Sequence[int], mesh: Mesh, element: int = 8) -> list[list]:
     """The cost matrix: the most bytes that a rank sends, from each layout (row) to each (column)."""
     return [

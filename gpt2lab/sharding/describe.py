@@ -15,6 +15,7 @@ import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from ..machine.arguments import checked
 from .expression import Expr, Index, Tensor, Window, children, degree, expression_text, lift, tensors
 
 Placement = int | str | None  # of one tensor on one axis: the dimension that is cut, "sum", "max", or whole
@@ -54,15 +55,27 @@ class Rule:
         return tuple(option for option in self.options if option.free)
 
 
+@checked(tensors=(0, 100), rank=(0, 100))
 def analyse(describe: Callable, tensors: int | None = None, rank: int | None = None) -> Rule:
     """The rule of `describe(*tensors)(*indices)`; how many of each is read off the lambdas' own parameters.
 
     Raises ValueError for a tensor that is read with different numbers of indices.
     """
-    count = len(inspect.signature(describe).parameters) if tensors is None else tensors
+    count = len(_names(describe, tensors, "tensors"))
     element = describe(*map(Tensor, range(count)))
-    names = list(inspect.signature(element).parameters) if rank is None else [f"i{n}" for n in range(rank)]
+    names = _names(element, rank, "indices")
     return _Analysis(lift(element(*map(Index, names))), names, count).rule()
+
+
+def _names(call: Callable, count: int | None, what: str) -> list[str]:
+    """Names for the arguments of a lambda: its own, or `count` others, if it takes as many. Raises ValueError."""
+    if count is None:
+        return list(inspect.signature(call).parameters)
+    try:
+        inspect.signature(call).bind(*range(count))
+    except TypeError:
+        raise ValueError(f"The lambda does not take {count} {what}. Give as many as it names.") from None
+    return [f"i{n}" for n in range(count)]
 
 
 class _Analysis:

@@ -1,9 +1,11 @@
 """One training step of GPT-2 as a graph: the package's own model, forward, loss, backward, norm, clip and update."""
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
 
+from ..machine.arguments import checked
 from ..model import GPT2, GPT2Config
 from .capture import capture
 from .graph import Graph
@@ -17,7 +19,8 @@ def plain_attention(q, k, v, positions, window=None):
     return scores.masked_fill(positions[:, None] < positions, float("-inf")).softmax(-1) @ v
 
 
-def captured_module(module: torch.nn.Module, x: torch.Tensor, names: dict, others=tuple) -> Graph:
+@checked()
+def captured_module(module: torch.nn.Module, x: torch.Tensor, names: dict, others: Callable = tuple) -> Graph:
     """A module's forward and backward as a graph: `y` and, for x and each parameter, `grad NAME`, from `grad y`.
 
     `names` are those of the dimensions of x and of the parameters; `others()` makes further, constant arguments.
@@ -34,7 +37,10 @@ def captured_module(module: torch.nn.Module, x: torch.Tensor, names: dict, other
     return capture(step, inputs, ["y", *(f"grad {n}" for n in given)], names | {"grad y": names["x"]})
 
 
-def captured_gpt2(config: GPT2Config, rows: int, length: int, recipe=None, dtype=torch.float64) -> Graph:
+@checked(rows=(1, 10**6), length=(1, 10**6))
+def captured_gpt2(
+    config: GPT2Config, rows: int, length: int, recipe=None, dtype: torch.dtype = torch.float64
+) -> Graph:
     """GPT-2 on (rows, length) tokens as a graph: the summed `loss` and, for each parameter, `grad NAME`.
 
     With a `train.Recipe` it is a whole step: inputs are also `total` (of targets), `step` (from 1) and, for AdamW,
@@ -42,6 +48,10 @@ def captured_gpt2(config: GPT2Config, rows: int, length: int, recipe=None, dtype
     parameter and moment. Aliases are `border 0` and so on for what goes from the embedding to the first attention,
     from there to the MLP, and so on to the head, and `grad border 0`.
     """
+    if not hasattr(recipe, "optimizer") and recipe is not None:
+        raise ValueError(
+            f"recipe = {recipe!r} is no recipe. Use a train.Recipe, or None for gradients alone."
+        )
     model, borders = GPT2(config).to(dtype), []
     for block in model.h.values():
         block.attn.core = plain_attention

@@ -44,12 +44,14 @@ class Layout:
                 )
 
     @classmethod
+    @checked(dims=(0, 16))
     def whole(cls, dims: int) -> "Layout":
         """The layout of a tensor that every rank holds whole."""
         return cls(((),) * dims)
 
     @classmethod
-    def parse(cls, text: str, axes: Sequence[str]) -> "Layout":
+    @checked()
+    def parse(cls, text: str, axes: str | Sequence[str]) -> "Layout":
         """`S0R`, `RS01`, `RRP0`: S and R for each dimension, then P (sum) or M (max); digits count `axes`."""
         tokens = re.findall(r"R|[SPM]\d+", "" if text == "-" else text)
         if "".join(tokens) != text.replace("-", ""):
@@ -57,18 +59,16 @@ class Layout:
                 f"layout {text!r} is not understood. Write R or S with digits for each dimension, "
                 "then P or M with digits, as in S0R or RRP1."
             )
-        high = max((int(d) for t in tokens for d in t[1:]), default=0)
-        if high >= max(len(axes), 1):
-            raise ValueError(
-                f"layout {text!r} names axis {high}, but the mesh has {len(axes)}: "
-                + ", ".join(f"{i} is {axis!r}" for i, axis in enumerate(axes))
-                + "."
-            )
+        high = max((int(d) for t in tokens for d in t[1:]), default=-1)
+        if high >= len(axes):
+            known = ", ".join(f"{i} is {axis!r}" for i, axis in enumerate(axes)) or "Use R alone"
+            raise ValueError(f"layout {text!r} names axis {high}, but the mesh has {len(axes)}: {known}.")
         named = [(t[0], tuple(axes[int(d)] for d in t[1:])) for t in tokens]
         cuts = tuple(cut for letter, cut in named if letter in "RS")
         return cls(cuts, tuple((a, LETTERS[letter]) for letter, cut in named if letter in "PM" for a in cut))
 
     @classmethod
+    @checked()
     def named(cls, text: str, dims: Sequence[str]) -> "Layout":
         """`batch:x, ff:y` of a tensor whose dimensions have these names; names that it lacks are refused."""
         cuts = dict.fromkeys(dims, ())

@@ -3,10 +3,12 @@
 propagate(graph, batch("x") | megatron("y"), {"x": 2, "y": 2})
 """
 
+from ..machine.arguments import checked
 from .graph import Graph
 from .propagate import Mark
 
 
+@checked()
 def megatron(axis: str) -> dict[str, Mark]:
     """Tensor parallel: the vocabulary, the heads and the hidden features are cut; everything else follows."""
     return {
@@ -16,16 +18,19 @@ def megatron(axis: str) -> dict[str, Mark]:
     }
 
 
+@checked()
 def batch(axis: str) -> dict[str, Mark]:
     """Data parallel: the rows of the batch are cut."""
     return {"tokens": Mark(f"batch:{axis}")}
 
 
+@checked()
 def sequence(axis: str) -> dict[str, Mark]:
     """Context parallel: the tokens of each sequence are cut, and keys and values are gathered."""
     return {"tokens": Mark(f"seq:{axis}")}
 
 
+@checked(ranks=1)
 def zero(graph: Graph, axis: str, ranks: int, weights: bool = False) -> dict[str, Mark]:
     """ZeRO: the moments of AdamW (or with `weights` the weights themselves) lie cut, on their first long dimension.
 

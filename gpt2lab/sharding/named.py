@@ -9,6 +9,7 @@ Shazeer et al. 2018, "Mesh-TensorFlow: Deep Learning for Supercomputers", sectio
 import itertools
 from collections.abc import Mapping, Sequence
 
+from ..machine.arguments import checked
 from .graph import Graph
 from .layout import Mesh
 from .propagate import Mark
@@ -16,6 +17,7 @@ from .propagate import Mark
 Tensors = Mapping[str, Sequence[str]]  # of each tensor, the names of its dimensions
 
 
+@checked()
 def complaint(tensors: Tensors, layout: Mapping[str, str]) -> str:
     """Why a layout (name of a dimension: mesh axis) is illegal; empty where it is legal."""
     for tensor, dims in tensors.items():
@@ -29,6 +31,7 @@ def complaint(tensors: Tensors, layout: Mapping[str, str]) -> str:
     return ""
 
 
+@checked(mesh=1)
 def legal_layouts(
     tensors: Tensors, mesh: Mesh, fixed: Sequence[str] = ("qkv", "keys")
 ) -> list[dict[str, str]]:
@@ -39,6 +42,7 @@ def legal_layouts(
     return [layout for layout in layouts if not complaint(tensors, layout)]
 
 
+@checked()
 def marks(graph: Graph, layout: Mapping[str, str], tensors: Tensors | None = None) -> dict[str, Mark]:
     """The marks of all inputs of a graph under a layout by names.
 

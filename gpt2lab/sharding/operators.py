@@ -7,6 +7,7 @@ name in ATen, from the shapes of its operands.
 import functools
 from functools import lru_cache
 
+from ..machine.arguments import checked
 from .describe import Rule, analyse
 from .expression import Expr, Index, Max, Sum, apply, same, where
 
@@ -55,9 +56,12 @@ LIBRARY = {
 }
 
 
+@checked()
 def einsum(text: str) -> Rule:
     """The rule of an einsum of any number of tensors, such as "ik,kj->ij"."""
-    inputs, output = text.split("->")
+    inputs, arrow, output = text.partition("->")
+    if not arrow or not inputs:
+        raise ValueError(f"{text!r} is no einsum. Write one as in ik,kj->ij.")
     terms, summed = inputs.split(","), sorted(set(inputs) - set(output) - {","})
 
     def describe(*tensors):

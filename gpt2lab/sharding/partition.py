@@ -12,6 +12,7 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ..machine.arguments import checked
 from .cost import Path, path
 from .describe import Option, Rule
 from .graph import Graph, Node
@@ -103,6 +104,7 @@ class Program:
         return sum(c[0] for c in costs), sum(c[1] for c in costs)
 
 
+@checked(mesh=1)
 def partition(graph: Graph, spread: Spread, mesh: Mesh) -> Program:
     """The program for the layouts that `propagate` found."""
     return _Partitioner(graph, spread.layouts, dict(mesh)).program(spread.results)

@@ -91,6 +91,7 @@ def panels(inner: int, columns: int, rows: int) -> Iterator[tuple[tuple[int, sli
         yield tuple((i, slice(first - of[i], last - of[i])) for i, of in zip(owners, ends, strict=True))
 
 
+@checked(sizes=0, mesh=1)
 def elements(sizes: Mapping[str, tuple[int, int]], mesh: Mesh) -> int:
     """Elements that all ranks send for matrices of these sizes, {"A": (m, k), "B": (k, n), "C": (m, n)}; so does
     backward."""

@@ -16,6 +16,7 @@ import fnmatch
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from ..machine.arguments import checked
 from .graph import Graph, Node
 from .layout import Layout, Mesh, check, fits
 from .operators import POINTWISE
@@ -24,6 +25,7 @@ MOVES = ("view", "unsqueeze", "squeeze", "permute", "piece", "cat")
 WHOLE = -1
 
 
+@checked()
 @dataclass(frozen=True)
 class Mark:
     """A layout, by names (`heads:y`) or in the papers' form (`RS1RR`), that a value is to have.
@@ -46,6 +48,7 @@ class Spread:
     rounds: list[dict[str, Layout]]
 
 
+@checked(mesh=1)
 def propagate(graph: Graph, marks: Mapping[str, str | Mark], mesh: Mesh) -> Spread:
     """Spread marks, by names of values in which * stands for anything, to a fixed point.
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 import numpy as np
 import torch
 
+from ..machine.arguments import checked
 from ..ranks import comm
 from ..ranks.mesh import Axis
 from ..ranks.mesh import Mesh as World
@@ -19,6 +20,7 @@ from .layout import Layout, box, local_shape, span
 Axes = Mapping[str, Axis]
 
 
+@checked(mesh=1)
 def live_axes(mesh: Mapping[str, int]) -> dict[str, Axis]:
     """The axes of a mesh on live ranks; all ranks call this together.
 

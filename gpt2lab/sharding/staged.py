@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from ..machine.arguments import checked
 from ..ranks.traffic import all_reduce_cost, split_sizes
 from .crossing import Crossing, Side
 from .layout import places, ranks
@@ -17,6 +18,7 @@ from .propagate import propagate
 from .tofu import Choice, LinkChain, beyond
 
 
+@checked(first=0, ranks=0, mesh=1)
 @dataclass(frozen=True)
 class CutStage:
     """The links first .. first + len(choices) - 1, cut as chosen on a mesh of these ranks."""
@@ -39,6 +41,7 @@ class Passed:
     kind: str  # F forward, B backward, once
 
 
+@checked()
 class Staged:
     """The programs of all stages, and what crosses between them.
 

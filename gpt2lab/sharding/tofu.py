@@ -13,6 +13,7 @@ import itertools
 import math
 from dataclasses import replace
 
+from ..machine.arguments import checked
 from .cost import path
 from .describe import Option
 from .graph import Graph, Node
@@ -28,6 +29,7 @@ Choice = tuple[str, ...]
 """Of one link: the dimension that each mesh axis cuts."""
 
 
+@checked()
 class LinkChain:
     """GPT-2's gradients as a chain of links, and what cutting them costs."""
 
@@ -36,6 +38,10 @@ class LinkChain:
             raise ValueError(
                 f"a graph with {len(graph.aliases)} borders and the results {', '.join(list(graph.outputs)[:3])} ... "
                 "is no chain of links. Use captured_gpt2(config, rows, length) without a recipe."
+            )
+        if short := [n for n, dims in graph.names.items() if len(dims) != len(graph.nodes[n].shape)]:
+            raise ValueError(
+                f"{short[0]} has a dimension of length 1, which no axis cuts. Use at least 2 rows, tokens and heads."
             )
         self.graph, self.number = _with_crossings(graph)
         self.count = 1 + max(self.number.values())

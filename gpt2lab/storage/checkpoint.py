@@ -10,7 +10,9 @@ from pathlib import Path
 
 import torch
 
+from ..machine.arguments import checked
 from ..ranks import comm
+from ..ranks.mesh import Axis
 from ..train import Trainer
 from . import huggingface, sharded
 from .boxes import boxes, whole_shape
@@ -26,6 +28,7 @@ def name(step: int) -> str:
     return f"checkpoint-{step:07d}"
 
 
+@checked()
 def all_in(run: str | Path) -> list[Path]:
     """The complete checkpoints of a run, oldest first."""
     found = [p for p in Path(run).glob("checkpoint-*") if p.suffix in ("", ".old") and is_one(p)]
@@ -37,6 +40,7 @@ def is_one(folder: Path) -> bool:
     return (folder / STATE).exists()
 
 
+@checked()
 def best(run: str | Path) -> Path | None:
     """The checkpoint of a run with the lowest validation loss; None where none was validated."""
     losses = {p: sharded.read_state(p, check_files=False)[0].get("val") for p in all_in(run)}
@@ -44,6 +48,7 @@ def best(run: str | Path) -> Path | None:
     return min(validated, key=losses.get) if validated else None
 
 
+@checked(keep=1)
 class Saver:
     """Writes the checkpoints of one run; every rank makes one and calls it at the same steps.
 
@@ -120,7 +125,8 @@ def entries(trainer: Trainer) -> dict[str, Entry]:
     return found
 
 
-def read_state(folder: str | Path, world=None) -> dict:
+@checked()
+def read_state(folder: str | Path, world: Axis | None = None) -> dict:
     """The state of a checkpoint whose files equal their digests; ranks of the axis `world` share the checking.
 
     Raises BadCheckpoint, on every rank, with the way out.
@@ -131,17 +137,25 @@ def read_state(folder: str | Path, world=None) -> dict:
     found = [w for w in (comm.gather_objects(wrong, world) if world else [wrong]) if w]
     if found:
         older = [p for p in reversed(all_in(folder.parent)) if p < folder and not sharded.read_state(p)[1]]
-        raise BadCheckpoint(found[0] + (f" Go on with an older one: --resume {older[0]}." if older else ""))
+        way = (
+            f"Go on with an older one: --resume {older[0]}."
+            if older
+            else "No older one is whole: train again."
+        )
+        raise BadCheckpoint(f"{found[0]} {way}" if state or older else found[0])
     return state
 
 
+@checked()
 def load(folder: str | Path, trainer: Trainer) -> dict:
     """Give the trainer, on any plan, the weights, moments and step of a checkpoint; returns its state."""
     parallel, folder = trainer.parallel, Path(folder)
     state = read_state(folder, parallel.mesh.world)
     config = huggingface.read_config(folder)
     if config != parallel.model.config:
-        raise BadCheckpoint(f"{folder} holds another model: {config}, not {parallel.model.config}.")
+        raise BadCheckpoint(
+            f"{folder} holds another model: {config}, not {parallel.model.config}. Resume it with its own."
+        )
     if state["step"] and state["optimizer"] != trainer.recipe.optimizer:
         raise BadCheckpoint(
             f"{folder} was trained with {state['optimizer']}, whose state {trainer.recipe.optimizer} cannot go on "
@@ -159,6 +173,7 @@ def load(folder: str | Path, trainer: Trainer) -> dict:
     return state
 
 
+@checked()
 def export(folder: str | Path, to: str | Path) -> None:
     """Write a checkpoint's model in the Hugging Face layout, on one process, whatever plan has saved it."""
     huggingface.save(huggingface.load(folder, dtype=None), to)

@@ -15,6 +15,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from ..experts.mixture import Experts
+from ..machine.arguments import checked
 from ..model import GPT2, PRESETS, GPT2Config
 
 TRANSPOSED = ("c_attn.weight", "c_proj.weight", "c_fc.weight")  # stored (in, out); nn.Linear holds (out, in)
@@ -31,6 +32,7 @@ FIXED = {  # what our model always does; another value would mean another functi
 }
 
 
+@checked()
 def load(source: str | Path, dtype: torch.dtype | None = torch.float32) -> GPT2:
     """The model in a folder, or the published one of a name: "gpt2" (fetched once, 548 MB); `dtype` None: as stored.
 
@@ -55,6 +57,7 @@ def load(source: str | Path, dtype: torch.dtype | None = torch.float32) -> GPT2:
     return model
 
 
+@checked()
 def save(model: GPT2, folder: str | Path) -> None:
     """Write config.json and model.safetensors, so that `transformers` and `load` read the same model back.
 
@@ -72,17 +75,29 @@ def save(model: GPT2, folder: str | Path) -> None:
         f"transformer.{name}": (t.T if name.endswith(TRANSPOSED) else t).contiguous()
         for name, t in model.state_dict().items()
     }
-    partial = folder / "model.safetensors.partial"
-    save_file(tensors, partial, metadata={"format": "pt"})
-    (folder / "config.json").write_text(config_text(model))
-    partial.replace(folder / "model.safetensors")
+    files = [folder / "config.json", folder / "model.safetensors"]
+    config, weights = partial = [file.with_name(f"{file.name}.partial") for file in files]
+    try:
+        config.write_text(config_text(model))
+        save_file(tensors, weights, metadata={"format": "pt"})
+    except (OSError, SafetensorError) as error:
+        for file in partial:
+            file.unlink(missing_ok=True)
+        raise OSError(
+            f"The model {folder} could not be written: {error}. What was there is as it was. "
+            "Make room, or use another place."
+        ) from None
+    for old, new in zip(files, partial, strict=True):
+        new.replace(old)
 
 
 def read_config(folder: Path) -> GPT2Config:
     """The configuration of a folder; ValueError where the file asks for something our GPT-2 does not do."""
     file = folder / "config.json"
     if not file.exists():
-        raise FileNotFoundError(f"{folder} has no config.json, so the sizes of the model are unknown.")
+        raise FileNotFoundError(
+            f"{folder} has no config.json, so the sizes of the model are unknown. Name a run's folder, or a model's."
+        )
     try:
         entries = json.loads(file.read_text())
     except ValueError as error:

@@ -181,7 +181,8 @@ def test_the_training_command_names_a_damaged_shard_another_model_and_a_nan(tmp_
     for plan in ("dp=2", "serial"):
         assert train("--out", tmp_path, "--resume", "--plan", plan) == 1
         assert one_sentence(capfd) == (
-            f"gpt2lab train: {folder}/__1_0.distcp is damaged: its sha256 is not the one in state.json."
+            f"gpt2lab train: {folder}/__1_0.distcp is damaged: its sha256 is not the one in state.json. "
+            "No older one is whole: train again."
         )
 
 
