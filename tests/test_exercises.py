@@ -7,11 +7,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from gpt2lab.lessons.answers import exercises, prove, words_of
 from gpt2lab.lessons.desk import split
-from gpt2lab.lessons.exercises import STATUS, NotPassed, check, close
+from gpt2lab.lessons.exercises import STATUS, NotPassed, by_hand, check, close, unaided
 from gpt2lab.lessons.source import read_lesson
+from gpt2lab.planner import metrics
 
 pytestmark = pytest.mark.live  # most exercises run on ranks
 SOURCES = sorted(Path(__file__).parents[1].joinpath("notebooks", "src").glob("*.py"))
@@ -181,3 +183,48 @@ def test_close_names_what_differs(got, want, message):
         close(got, want, "x")
     close(want, want, "x")
     close(np.zeros(0), [], "nothing")
+
+
+def test_what_knows_the_answer_is_closed_while_an_answer_is_checked_and_open_again_afterwards():
+    before = sys.getprofile()
+    with pytest.raises(AssertionError, match="metrics.karp_flatt knows the answer"):
+        unaided(lambda: metrics.karp_flatt(2.0, 4), "gpt2lab.planner")()
+    assert unaided(lambda: abs(-3), "gpt2lab.planner")() == 3
+    assert metrics.karp_flatt(4.0, 4) == 0 and sys.getprofile() is before
+
+
+def squares(x):
+    return (x * x).sum()
+
+
+def backward(x):
+    with torch.inference_mode(False), torch.enable_grad():
+        leaf = x.clone().requires_grad_()
+        squares(leaf).backward()
+    return leaf.grad
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        backward,
+        torch.func.grad(squares),
+        lambda x: torch.func.vjp(squares, x)[1](torch.tensor(1.0))[0],
+        lambda x: torch.autograd.functional.jacobian(squares, x),
+        lambda x: torch.ops.aten.threshold_backward(2 * x, x, 0),
+    ],
+)
+def test_by_hand_is_without_autograd_whichever_way_it_is_asked(ask):
+    x = torch.tensor([1.0, 2.0])
+    with pytest.raises(AssertionError, match="autograd would give this"), by_hand():
+        ask(x)
+    assert ask(x).tolist() == [2, 4]
+    with by_hand(), torch.no_grad():
+        assert (2 * x).tolist() == [2, 4]
+
+
+@pytest.mark.parametrize("got, hint", [(1 + 3e-8, True), (1.001, False)])
+def test_close_asks_for_float32_where_numbers_nearly_agree(got, hint):
+    with pytest.raises(AssertionError) as error:
+        close(got, 1.0, "x")
+    assert ("was it float32" in str(error.value)) == hint

@@ -67,7 +67,8 @@ def _live(picture, controls) -> None:
     import ipywidgets
     from IPython.display import display
 
-    widgets = {name: _widget(ipywidgets, name, control) for name, control in controls.items()}
+    style = {"description_width": f"{max(map(len, controls))}ch"}  # sliders begin below each other
+    widgets = {name: _widget(ipywidgets, name, control, style) for name, control in controls.items()}
     bar = ipywidgets.IntProgress(value=1, max=1, description="drawing")
 
     def drawn(**arguments):
@@ -82,8 +83,8 @@ def _live(picture, controls) -> None:
     display(ipywidgets.Box([output, ipywidgets.VBox([*widgets.values(), bar])], layout=beside))
 
 
-def _widget(ipywidgets, name: str, control):
-    look = {"description": name.replace("_", " "), "style": {"description_width": "initial"}}
+def _widget(ipywidgets, name: str, control, style: dict):
+    look = {"description": name.replace("_", " "), "style": style}
     if not isinstance(control, tuple):
         return ipywidgets.Dropdown(options=control, value=control[0], **look)
     low, high, start = control
@@ -97,7 +98,7 @@ def show_source(*objects) -> None:
     from IPython.display import Markdown, display
 
     for thing in objects:
-        path = Path(inspect.getsourcefile(thing))
+        path = Path(inspect.getsourcefile(inspect.unwrap(thing)))
         parts = (
             path.parts[len(path.parts) - path.parts[::-1].index("gpt2lab") - 1 :]
             if "gpt2lab" in path.parts

@@ -20,12 +20,22 @@
   };
   const say = (x, y, text, more) => add("text", { x, y, "font-size": 12, "font-family": "sans-serif", "text-anchor": "middle", ...more }, text);
   const time = (t) => 60 + (t / run.end) * (W - 70);
-  function arrow([from, to, what], i, sends) {
-    const right = to > from ? 1 : -1, a = (from + 0.5) * col + 12 * right, b = (to + 0.5) * col - 12 * right;
-    const peak = top - 14 - 16 * Math.min(3, Math.abs(to - from));
+  const far = ([from, to]) => Math.abs(to - from);
+  function arc(send) {
+    const [from, to] = send, right = to > from ? 1 : -1;
+    return [(from + 0.5) * col + 12 * right, (to + 0.5) * col - 12 * right, top - 14 - 16 * Math.min(3, far(send))];
+  }
+  function arrow(send) {
+    const [a, b, peak] = arc(send);
     add("path", { d: `M${a},${top} C${a},${peak} ${b},${peak} ${b},${top - 6}`, fill: "none", stroke: run.comm, "stroke-width": 2 });
     add("path", { d: `M${b - 5},${top - 9} L${b},${top - 1} L${b + 5},${top - 9} Z`, fill: run.comm });
-    if (sends.length <= n || i === 0) say((a + b) / 2, Math.max(11, (top + 3 * peak) / 4 - 4), what, { "font-size": 10 });
+  }
+  // A text that a longer arrow over the same ranks says already is left out; of many messages the longest speaks.
+  function label(send, i, sends) {
+    const within = ([from, to, what]) => what === send[2] && Math.min(from, to) <= Math.min(send[0], send[1]) && Math.max(from, to) >= Math.max(send[0], send[1]);
+    if (sends.slice(0, i).some(within) || (sends.length > n && i > 0)) return;
+    const [a, b, peak] = arc(send);
+    say((a + b) / 2, Math.max(11, (top + 3 * peak) / 4 - 4), send[2], { "font-size": 10, stroke: "#fff", "stroke-width": 4, "paint-order": "stroke" });
   }
   function draw() {
     const m = run.moments[at];
@@ -40,6 +50,7 @@
       say(30, low + 16 * r + 11, `rank ${r}`, { "font-size": 10, fill: run.ranks[r] });
     });
     m.sends.forEach(arrow);
+    [...m.sends].sort((one, other) => far(other) - far(one)).forEach(label);
     run.bars.forEach(([r, , color, a, b]) => add("rect", { x: time(a), y: low + 16 * r + 2, width: Math.max(1, time(b) - time(a)), height: 8, fill: color }));
     run.sent.forEach(([r, a, b]) => add("rect", { x: time(a), y: low + 16 * r + 11, width: Math.max(1, time(b) - time(a)), height: 3, fill: run.comm }));
     const until = at < last ? run.moments[at + 1].t : run.end;

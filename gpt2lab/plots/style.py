@@ -124,8 +124,15 @@ def svg(fig: Figure) -> str:
 
 
 def save_figure(fig: Figure, path) -> Path:
-    """Write the figure to a .svg or .png file, make its folder if necessary, and return the path."""
+    """Write the figure to a .svg or .png file, make its folder if necessary, and return the path.
+
+    Raises ValueError for a file of another kind.
+    """
     path = Path(path)
+    if path.suffix not in (".svg", ".png"):
+        raise ValueError(
+            f"A picture is written as .svg or .png, not as {path.name}. Use one of these endings."
+        )
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(svg(fig).encode() if path.suffix == ".svg" else png(fig))
     return path

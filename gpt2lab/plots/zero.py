@@ -28,7 +28,8 @@ def bars(stages: dict[str, dict[str, float]], unit: str, live: dict[str, float] 
         ax.plot(held, range(len(names)), "ko", ms=7, mfc="none", label="on a live rank")
     ax.set(xlabel=f"{unit} on each rank", xlim=(0, 1.15 * max(left)))
     ax.invert_yaxis()
-    ax.legend(loc="lower right")
+    ax.grid(axis="y", visible=False)
+    ax.legend(loc="center left", bbox_to_anchor=(1, 0.5))  # bars may be equally long
     return fig
 
 

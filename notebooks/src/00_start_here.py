@@ -129,9 +129,11 @@ for rank, traffic in enumerate(launch(add_up, ranks=4)):
         print(f"rank {rank}: {calls} {op} over {axis}, {size:,} bytes sent in {messages} messages")
 
 # %% [markdown]
-# **Your turn.** Rank r holds 10 (r + 1) tokens. Return on *every* rank how many there are in all, with `Mesh` and
-# `comm.all_reduce` as above. (Write in place of the line with `NotImplementedError`, and run the cell: it says `PASS`,
-# or `FAIL` with a hint.)
+# `summ` shows a tensor's shape, its first value and a checksum of all its bits: equal text, equal tensors.
+#
+# **Your turn.** Rank r holds 10 (r + 1) tokens, for example. Return on *every* rank how many there are in all, with
+# `Mesh` and one `comm.all_reduce` as above. (Write in place of the line with `NotImplementedError`, and run the cell:
+# it says `PASS`, or `FAIL` with a hint.)
 
 
 # %% tags=["exercise"]
@@ -212,11 +214,32 @@ def tokens_everywhere(rank, world_size, mine):
     return {3: 60, 4: 40}[world_size]
 
 
+# %% tags=["wrong"]
+# FAIL: right, by 1 all_gather
+# MISTAKE: Every number is gathered and added up here: right, for more bytes than the sum.
+def tokens_everywhere(rank, world_size, mine):
+    return comm.all_gather(mine.reshape(1), Mesh(dp=world_size)["dp"]).sum().item()
+
+
+# %% tags=["wrong"]
+# FAIL: right, by 2 all_reduce
+# MISTAKE: The sum is summed again and divided by the ranks: right, for twice the bytes.
+def tokens_everywhere(rank, world_size, mine):
+    a = Mesh(dp=world_size)["dp"]
+    return comm.all_reduce(comm.all_reduce(mine, a), a).item() // world_size
+
+
+# %% tags=["wrong"]
+# FAIL: was it float32 on the way?
+# MISTAKE: Tokens are counted in float32, which knows whole numbers up to 16,777,216 only.
+def tokens_everywhere(rank, world_size, mine):
+    return comm.all_reduce(mine.float(), Mesh(dp=world_size)["dp"]).item()
+
+
 # %% [markdown]
-# `summ` shows a tensor's shape, its first value and a checksum of all its bits: equal text, equal tensors. And every
-# call notes what it costs: the bytes that a rank has to send in the algorithm with the least traffic, whatever carries
-# them here. That needs no stopwatch, so each strategy in this series is judged by such numbers first. (Lesson 03 writes
-# all-reduce by hand and counts its messages one by one.)
+# Every call notes what it costs: the bytes that a rank has to send in the algorithm with the least traffic, whatever
+# carries them here. That needs no stopwatch, so each strategy in this series is judged by such numbers first. (Lesson
+# 03 writes all-reduce by hand and counts its messages one by one.)
 #
 # ## The same GPT-2, twice
 #
@@ -492,7 +515,8 @@ print(
 #   time, because with more ranks than cores a stopwatch measures the scheduler. **Simulated**: no process at all.
 #   *From a paper*: somebody else's.
 # - Exercises say `TODO` until you write them, then `PASS`, or `FAIL` with a hint. Delete the line with
-#   `NotImplementedError` and write. Solutions are in `notebooks/solutions/`.
+#   `NotImplementedError` and write. What the package itself has for the same question is closed to your answer while
+#   it is checked. Solutions are in `notebooks/solutions/`.
 # - To try something wild is safe: the next `launch` starts fresh ranks.
 #
 # ## Exercises
@@ -565,6 +589,21 @@ def my_rows(rank, world_size, count):
     return range(rank * size, (rank + 1) * size)
 
 
+# %% tags=["wrong"]
+# FAIL: rows [4, 5, 6, 7] are on no rank
+# MISTAKE: What one call leaves behind is used by the next: right only if the ranks are asked in turn.
+start = [0]
+
+
+def my_rows(rank, world_size, count):
+    if rank == 0:
+        start[0] = 0
+    size = count // world_size + (rank < count % world_size)
+    first = start[0]
+    start[0] += size
+    return range(first, first + size)
+
+
 # %% [markdown]
 # **2.** Each rank knows the sum of its token losses and how many tokens those were. Give the mean over the
 # whole batch.
@@ -572,7 +611,7 @@ def my_rows(rank, world_size, count):
 
 # %% tags=["exercise"]
 def global_mean(sums, counts):
-    """The mean loss of all tokens of all ranks."""
+    """The mean loss of all tokens of all ranks; `sums` and `counts` hold a number for each rank."""
     ### BEGIN SOLUTION
     return sum(sums) / sum(counts)
     ### END SOLUTION
@@ -678,6 +717,13 @@ def bytes_sent(parameters, bytes_each, ranks):
 # MISTAKE: The factor (n - 1)/n is left out.
 def bytes_sent(parameters, bytes_each, ranks):
     return 2 * parameters * bytes_each
+
+
+# %% tags=["wrong"]
+# FAIL: which is no power of two
+# MISTAKE: Right for powers of two: as many halvings as a tree has levels.
+def bytes_sent(parameters, bytes_each, ranks):
+    return (2 - 2 / 2 ** (ranks - 1).bit_length()) * parameters * bytes_each
 
 
 # %% [markdown]

@@ -242,7 +242,8 @@ print(
 # Four things are held: weights, gradients, the optimizer's state, and *activations*: what forward saves for backward.
 # The first three follow from the parameters (4 + 4 + 8 bytes each in float32 with AdamW). Activations follow from the
 # batch. Per layer and element of (B, T, C), forward saves 16: the input of ln_1, its output, q, k, v, attention's
-# output, the input of ln_2, its output, and four wide ones before and after the gelu. torch can be asked:
+# output, the input of ln_2, its output, and what goes into the gelu and comes out, each four times as wide. torch can
+# be asked:
 
 # %%
 show_source(lab.activation_bytes)
@@ -269,9 +270,9 @@ explore(
 )
 
 # %% [markdown]
-# ### Recomputation
-#
 # (The bars count the logits once. While the loss is computed they exist three times; see the appendix.)
+#
+# ### Recomputation
 #
 # Save only each block's input and run the block a second time during backward: L tensors instead of 16 L, for about a
 # third more work. The gradients must be the same *bits*, since the same operations run on the same numbers.
@@ -597,6 +598,45 @@ def adamw(w, grad, m, v, t, lr, betas, eps, decay):
     return w - decay * w - lr * step, m, v
 
 
+# %% tags=["wrong"]
+# FAIL: torch would do this in one call
+# MISTAKE: torch's own function makes the step.
+def adamw(w, grad, m, v, t, lr, betas, eps, decay):
+    from torch.optim.adamw import adamw as f
+
+    f(
+        [w],
+        [grad],
+        [m],
+        [v],
+        [],
+        [torch.tensor(float(t - 1))],
+        amsgrad=False,
+        beta1=betas[0],
+        beta2=betas[1],
+        lr=lr,
+        weight_decay=decay,
+        eps=eps,
+        maximize=False,
+    )
+    return w, m, v
+
+
+# %% tags=["wrong"]
+# FAIL: of two that step in turn
+# MISTAKE: Moments are kept outside the arguments, so two weights share them.
+state = {}
+
+
+def adamw(w, grad, m, v, t, lr, betas, eps, decay):
+    if t == 1:
+        state.update(m=0, v=0)
+    m = state["m"] = betas[0] * state["m"] + (1 - betas[0]) * grad
+    v = state["v"] = betas[1] * state["v"] + (1 - betas[1]) * grad**2
+    step = m / (1 - betas[0] ** t) / ((v / (1 - betas[1] ** t)).sqrt() + eps)
+    return w - lr * (decay * w + step), m, v
+
+
 # %% [markdown]
 # **3.** Backward by hand. A layer norm computes n = (x - mean) / std over the last dim and returns n · weight + bias,
 # with std = √(var + eps). Given the gradient of its output, return the gradient of x. (Let g = grad · weight; take
@@ -672,9 +712,28 @@ def norm_backward(grad, x, weight, eps):
 # FAIL: autograd would give this in one call
 # MISTAKE: autograd gives the gradient: right, but not derived by hand.
 def norm_backward(grad, x, weight, eps):
-    x = x.clone().requires_grad_()
-    torch.nn.functional.layer_norm(x, weight.shape, weight, eps=eps).backward(grad)
-    return x.grad
+    norm = lambda x: torch.nn.functional.layer_norm(x, weight.shape, weight, eps=eps)
+    return torch.func.vjp(norm, x)[1](grad)[0]
+
+
+# %% tags=["wrong"]
+# FAIL: it is not always 1e-5
+# MISTAKE: The default of torch stands where the argument belongs.
+def norm_backward(grad, x, weight, eps):
+    std = (x.var(-1, keepdim=True, unbiased=False) + 1e-5).sqrt()
+    n = (x - x.mean(-1, keepdim=True)) / std
+    g = grad * weight
+    return (g - g.mean(-1, keepdim=True) - n * (g * n).mean(-1, keepdim=True)) / std
+
+
+# %% tags=["wrong"]
+# FAIL: changed what it was given
+# MISTAKE: The given gradient is multiplied in place, and its owner still needs it.
+def norm_backward(grad, x, weight, eps):
+    std = (x.var(-1, keepdim=True, unbiased=False) + eps).sqrt()
+    n = (x - x.mean(-1, keepdim=True)) / std
+    grad *= weight
+    return (grad - grad.mean(-1, keepdim=True) - n * (grad * n).mean(-1, keepdim=True)) / std
 
 
 # %% [markdown]
@@ -746,6 +805,23 @@ def accumulate(w, micros, rows):
         w.grad = grad if w.grad is None else w.grad + grad
 
 
+# %% tags=["wrong"]
+# FAIL: micro-batches of [2, 3] rows
+# MISTAKE: The number of rows of one example is written down.
+def accumulate(w, micros, rows):
+    for x, y in micros:
+        (((x @ w - y) ** 2).sum() / 7).backward()
+
+
+# %% tags=["wrong"]
+# FAIL: what backward() brought is not what w.grad got
+# MISTAKE: A formula gives the gradient, and a backward of nothing pretends.
+def accumulate(w, micros, rows):
+    for x, y in micros:
+        (((x @ w - y) ** 2).sum() * 0).backward()
+        w.grad = w.grad + 2 * x.T @ (x @ w.detach() - y) / rows
+
+
 # %% [markdown]
 # **5.** How many bytes does a KV cache hold?
 
@@ -803,7 +879,8 @@ def cache_bytes(layers, width, batch, tokens, each):
 # **6. A puzzle: what to keep.** Keep all 16 B T C numbers of a block, or its input alone? There is something between:
 # what is not kept is rebuilt in backward, once, by the operations in the table (norms and gelu cost next to nothing).
 # There is room for 8 B T C, the input included. What do you keep, for T tokens and C = 768? The score is the rebuilding
-# at T = 256, 1024 and 8192 together. One answer for all three does not pass.
+# at T = 256, 1024 and 8192 together. One answer for all three does not pass. (x2 is the stream after attention, wide
+# what goes into the gelu.)
 
 
 # %% tags=["exercise"]

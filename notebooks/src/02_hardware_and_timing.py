@@ -627,6 +627,54 @@ def benchmark(call, count, barrier, synchronise, clock):
     return (clock() - start) / count
 
 
+# %% tags=["wrong"]
+# FAIL: which was never asked
+# MISTAKE: Another clock than the one that is given.
+def benchmark(call, count, barrier, synchronise, clock):
+    call()
+    synchronise()
+    out = []
+    for _ in range(count):
+        barrier()
+        s = time.perf_counter()
+        call()
+        synchronise()
+        out.append(time.perf_counter() - s)
+    return out
+
+
+# %% tags=["wrong"]
+# FAIL: 2 trials were asked for, you returned 3
+# MISTAKE: The number of trials of one example is written down.
+def benchmark(call, count, barrier, synchronise, clock):
+    call()
+    synchronise()
+    out = []
+    for _ in range(3):
+        barrier()
+        s = clock()
+        call()
+        synchronise()
+        out.append(clock() - s)
+    return out
+
+
+# %% tags=["wrong"]
+# FAIL: each trial has a time of its own
+# MISTAKE: The fastest trial is returned for all.
+def benchmark(call, count, barrier, synchronise, clock):
+    call()
+    synchronise()
+    out = []
+    for _ in range(count):
+        barrier()
+        s = clock()
+        call()
+        synchronise()
+        out.append(clock() - s)
+    return [min(out)] * count
+
+
 # %% [markdown]
 # **2.** Every rank reports (start, end) of the same collective, on one clock. How long did it take?
 
@@ -733,6 +781,13 @@ def serial_fraction(S, p):
     return (1 - 1 / S) / (1 - 1 / p)
 
 
+# %% tags=["wrong"]
+# FAIL: metrics.karp_flatt knows the answer
+# MISTAKE: The package's function is called.
+def serial_fraction(S, p):
+    return metrics.karp_flatt(S, p)
+
+
 # %% [markdown]
 # **4.** k pieces, `c` to compute and `s` to send each; a piece travels while the next one is computed, one at a time.
 
@@ -784,6 +839,20 @@ def overlapped_time(k, c, s):
 # MISTAKE: Both ends are taken to last as long as the slower of the two.
 def overlapped_time(k, c, s):
     return (k + 1) * max(c, s)
+
+
+# %% tags=["wrong"]
+# FAIL: metrics.overlapped knows the answer
+# MISTAKE: The package's function is called.
+def overlapped_time(k, c, s):
+    return metrics.overlapped(k, c, s)
+
+
+# %% tags=["wrong"]
+# FAIL: 7 pieces, 2 to compute, 5 to send
+# MISTAKE: Right for one piece and for four.
+def overlapped_time(k, c, s):
+    return c + 3 * (k > 1) * max(c, s) + s
 
 
 # %% [markdown]
@@ -840,6 +909,20 @@ def average_parallelism(spans):
 # MISTAKE: Only the first three pieces are looked at.
 def average_parallelism(spans):
     return sum(s.end - s.start for s in spans[:3]) / (max(s.end for s in spans) - min(s.start for s in spans))
+
+
+# %% tags=["wrong"]
+# FAIL: metrics.average_parallelism knows the answer
+# MISTAKE: The package's function is called.
+def average_parallelism(spans):
+    return metrics.average_parallelism(spans)
+
+
+# %% tags=["wrong"]
+# FAIL: spans in no order of time
+# MISTAKE: The first and the last span of the list are taken for the first and the last in time.
+def average_parallelism(spans):
+    return sum(s.end - s.start for s in spans) / (spans[-1].end - spans[0].start)
 
 
 # %% [markdown]

@@ -103,7 +103,7 @@ for rank, (summed, mine, gathered) in enumerate(launch(lecture)):
     print(f"rank {rank}: all_reduce {summed}  reduce_scatter {mine}  all_gather {gathered}")
 
 # %% [markdown]
-# The last column equals the first. That is the identity behind ZeRO and behind the ring:
+# The last column equals the first: the identity behind ZeRO and the ring.
 #
 # **all-reduce = reduce-scatter + all-gather.**
 #
@@ -177,8 +177,7 @@ for name, copy in {"right": comm.copy_to, "in place": CopyToInPlace.apply}.items
 # With a ring, each rank sends S − S/n bytes for a reduce-scatter and as many for an all-gather, so 2 (n−1)/n S for an
 # all-reduce (Patarasuk & Yuan 2009). The 2 is these two halves, not "send and receive", as the lecture says.
 #
-# **Predict first.** An all-reduce of 1,000,000 float32 numbers on 4 ranks: how many bytes does each rank send? Live
-# ranks count it.
+# **Predict first.** An all-reduce of 1,000,000 float32 numbers on 4 ranks: how many bytes does each rank send?
 
 
 # %% tags=["exercise"]
@@ -448,6 +447,13 @@ def ring_wins_from():
 # MISTAKE: Bandwidth is forgotten.
 def ring_wins_from():
     return (2 * 63 - 2 * 6) * 5e-6 / (2 * 6 - 2 * 63 / 64)
+
+
+# %% tags=["wrong"]
+# FAIL: knows the answer
+# MISTAKE: The package's function is asked, and nothing predicted.
+def ring_wins_from():
+    return links.crossing(64, Link(5e-6, 25e9))
 
 
 # %%
@@ -730,9 +736,9 @@ with Ranks(2) as one, Ranks(2) as other:  # two jobs at the same time
 # %% [markdown]
 # ## Exercises
 #
-# Your function gets `wire`: `wire.rank`, `wire.size`, `wire.isend(x, to)`, `wire.send(x, to)` and
-# `wire.recv(like, source)`. The checkers run it on live ranks **and play your messages again**: a right result by
-# a wrong schedule fails.
+# Your function gets `wire`: `wire.rank`, `wire.size`, `wire.send(x, to)`, `wire.isend(x, to)`, which gives a handle to
+# `.wait()` for, and `wire.recv(like, source)`, which gives a tensor of the shape of `like`. Rank n is rank 0. The
+# checkers run it on live ranks **and play your messages again**: a right result by a wrong schedule fails.
 #
 # **1.** All-reduce by a ring.
 
@@ -879,6 +885,20 @@ def ring_all_reduce(x, wire):
     return torch.cat(chunks)
 
 
+# %% tags=["wrong"]
+# FAIL: was it float32 on the way?
+# MISTAKE: Numbers are rounded to 32 bits and sent as 64.
+def ring_all_reduce(x, wire):
+    n, r, chunks = wire.size, wire.rank, list(x.tensor_split(wire.size))
+    for s in range(2 * (n - 1)):
+        out, into = (r - s) % n, (r - s - 1) % n
+        going = wire.isend(chunks[out].float().double(), r + 1)
+        coming = wire.recv(chunks[into], r - 1)
+        going.wait()
+        chunks[into] = coming + chunks[into] if s < n - 1 else coming
+    return torch.cat(chunks)
+
+
 # %% [markdown]
 # **2.** Broadcast rank 0's tensor by a tree: n−1 messages in ⌈log₂ n⌉ rounds, so whoever has the tensor sends in
 # every round. (Return the tensor; x of the others only says its shape.)
@@ -975,6 +995,37 @@ def tree_broadcast(x, wire):
             x = wire.recv(x, wire.rank - distance)
         distance *= 2
     return x
+
+
+# %% tags=["wrong"]
+# FAIL: was it float32 on the way?
+# MISTAKE: The tensor travels in 32 bits and comes with their digits.
+def tree_broadcast(x, wire):
+    x, distance = x.float(), 1
+    while distance < wire.size:
+        if wire.rank < distance:
+            if wire.rank + distance < wire.size:
+                wire.send(x, wire.rank + distance)
+        elif wire.rank < 2 * distance:
+            x = wire.recv(x, wire.rank - distance)
+        distance *= 2
+    return x.double()
+
+
+# %% tags=["wrong"]
+# FAIL: messages of [48] bytes
+# MISTAKE: Two copies travel and one is used.
+def tree_broadcast(x, wire):
+    distance = 1
+    x = torch.stack([x, x])
+    while distance < wire.size:
+        if wire.rank < distance:
+            if wire.rank + distance < wire.size:
+                wire.send(x, wire.rank + distance)
+        elif wire.rank < 2 * distance:
+            x = wire.recv(x, wire.rank - distance)
+        distance *= 2
+    return x[0]
 
 
 # %% [markdown]
@@ -1076,6 +1127,20 @@ def all_to_all(x, wire):
     for handle in going:
         handle.wait()
     return came
+
+
+# %% tags=["wrong"]
+# FAIL: return a list of 2 chunks, not Tensor
+# MISTAKE: The chunks are joined, and nobody can tell any more whose is whose.
+def all_to_all(x, wire):
+    chunks = list(x.tensor_split(wire.size))
+    others = [p for p in range(wire.size) if p != wire.rank]
+    going = [wire.isend(chunks[p], p) for p in others]
+    mine = chunks[wire.rank]
+    came = [mine if p == wire.rank else wire.recv(mine, p) for p in range(wire.size)]
+    for handle in going:
+        handle.wait()
+    return torch.cat(came)
 
 
 # %% [markdown]
@@ -1236,5 +1301,4 @@ def in_rounds():
 # - Thakur, Rabenseifner & Gropp 2005, *Optimization of collective communication operations in MPICH*: which algorithm
 #   for which size, with costs and measurements.
 # - Sanders, Speck & Träff 2009, *Two-tree algorithms*: the double tree, and why two trees use all links.
-# - Stanford CS336 2024, lecture 8: the demo and the recorded numbers of this lesson.
 # - NVIDIA 2024, *nccl-tests*, on performance: how bus bandwidth is defined, for every call.

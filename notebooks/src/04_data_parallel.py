@@ -595,6 +595,18 @@ def parallel_step(model, optimizer, mine, total, axis):
     optimizer.step()
 
 
+# %% tags=["wrong"]
+# FAIL: is counted by nobody
+# MISTAKE: The sum is right, by a call of torch that goes past what counts the bytes.
+def parallel_step(model, optimizer, mine, total, axis):
+    optimizer.zero_grad()
+    loss = model.loss(model(mine.tokens), mine.targets)
+    (loss / total).backward()
+    for p in model.parameters():
+        torch.distributed.all_reduce(p.grad)
+    optimizer.step()
+
+
 # %% [markdown]
 # **2.** Write two methods of the bucketed reducer. `ready(name, grad)` is called when a gradient is final: collect
 # it, and send the bucket as soon as it holds `full` elements or more. `all_reduce(flat)` returns at once; `.wait()`
@@ -723,12 +735,54 @@ class Reducer(Reducer):
 
 
 # %% tags=["wrong"]
-# FAIL: two live ranks, step 2
+# FAIL: waited for 0 sums, and 1 was under way
 # MISTAKE: Sums of the first step are kept and used again in the second.
 class Reducer(Reducer):
     def finish(self):
         self.sums = getattr(self, "sums", None) or super().finish()  # made once, then used again
         return self.sums
+
+
+# %% tags=["wrong"]
+# FAIL: what is counted has to begin anew
+# MISTAKE: A running count is not cleared in finish(), so the next step's first bucket leaves early.
+class Reducer(Reducer):
+    count = 0
+
+    def ready(self, name, grad):
+        self.bucket.append((name, grad))
+        self.count += grad.numel()
+        if self.count >= self.full:
+            self.send()
+            self.count = 0
+
+
+# %% tags=["wrong"]
+# FAIL: waited for 5 sums, and 1 was under way
+# MISTAKE: What was waited for is kept, and waited for again at every step.
+class Reducer(Reducer):
+    def finish(self):
+        if self.bucket:
+            self.send()
+        sums = {}
+        for bucket, handle in self.flying:
+            parts = handle.wait().split([g.numel() for _, g in bucket])
+            sums.update({n: part.view_as(g) for (n, g), part in zip(bucket, parts, strict=True)})
+        return sums
+
+
+# %% tags=["wrong"]
+# FAIL: nothing was left for finish() to send
+# MISTAKE: The last bucket is sent although it may be empty.
+class Reducer(Reducer):
+    def finish(self):
+        self.send()
+        sums = {}
+        for bucket, handle in self.flying:
+            parts = handle.wait().split([g.numel() for _, g in bucket])
+            sums.update({n: part.view_as(g) for (n, g), part in zip(bucket, parts, strict=True)})
+        self.flying = []
+        return sums
 
 
 # %% [markdown]
@@ -791,9 +845,23 @@ def step_bytes(elements, ranks, micro, each):
     return 2 * (ranks - 1) / ranks * elements * 4
 
 
+# %% tags=["wrong"]
+# FAIL: which is no power of two
+# MISTAKE: Right for powers of two: as many halvings as a tree has levels.
+def step_bytes(elements, ranks, micro, each):
+    return (2 - 2 / 2 ** (ranks - 1).bit_length()) * elements * each
+
+
+# %% tags=["wrong"]
+# FAIL: knows the answer
+# MISTAKE: The package's function is called.
+def step_bytes(elements, ranks, micro, each):
+    return costs.all_reduce_bytes(elements, ranks, 0, each)
+
+
 # %% [markdown]
-# **4.** A library hands you, for each rank, the gradient of its *mean* loss, and how many tokens it had. Give the
-# gradient of the mean over all tokens.
+# **4.** A library hands you two lists: for each rank the gradient of its *mean* loss, and how many tokens it had. Give
+# the gradient of the mean over all tokens, as a new tensor.
 
 
 # %% tags=["exercise"]
@@ -850,6 +918,15 @@ def global_gradient(gradients, counts):
 # MISTAKE: The number of tokens of one example is written down.
 def global_gradient(gradients, counts):
     return sum(g * c for g, c in zip(gradients, counts, strict=True)) / 70
+
+
+# %% tags=["wrong"]
+# FAIL: changed the gradients it was given
+# MISTAKE: The library's gradients are weighted in place.
+def global_gradient(gradients, counts):
+    for g, c in zip(gradients, counts, strict=True):
+        g *= c / sum(counts)
+    return sum(gradients)
 
 
 # %% [markdown]

@@ -527,6 +527,25 @@ def shard(whole, rank, ranks):
     return padded[rank * length : (rank + 1) * length]
 
 
+# %% tags=["wrong"]
+# FAIL: IndexError
+# MISTAKE: torch.chunk may make fewer chunks than ranks.
+def shard(whole, rank, ranks):
+    part = whole.chunk(ranks)[rank]
+    length = -(-len(whole) // ranks)
+    return torch.cat([part, part.new_zeros(length - len(part))])
+
+
+# %% tags=["wrong"]
+# FAIL: was it float32 on the way?
+# MISTAKE: Padding makes a new tensor, of the wrong type.
+def shard(whole, rank, ranks):
+    length = -(-len(whole) // ranks)
+    padded = torch.zeros(length * ranks, dtype=torch.float32)
+    padded[: len(whole)] = whole
+    return padded[rank * length : (rank + 1) * length]
+
+
 # %% [markdown]
 # **2.** Write a step of ZeRO-1 with plain gradient descent. `weights` and `gradient` are whole and flat, and divide
 # evenly. `reduce_scatter(x)` gives this rank's shard of the sum over ranks; `all_gather(x)` joins everybody's
@@ -608,12 +627,36 @@ def zero_step(weights, gradient, rank, ranks, rate, reduce_scatter, all_gather):
     return all_gather(mine + rate * reduce_scatter(gradient))
 
 
+# %% tags=["wrong"]
+# FAIL: you gather gradients
+# MISTAKE: Summed gradients are gathered, and every rank updates all weights: data parallelism by another name.
+def zero_step(weights, gradient, rank, ranks, rate, reduce_scatter, all_gather):
+    return weights - rate * all_gather(reduce_scatter(gradient))
+
+
+# %% tags=["wrong"]
+# FAIL: ['reduce_scatter', 'reduce_scatter', 'all_gather']
+# MISTAKE: The sum is made twice and averaged: right, for half as many bytes again.
+def zero_step(weights, gradient, rank, ranks, rate, reduce_scatter, all_gather):
+    n = len(weights) // ranks
+    g = (reduce_scatter(gradient) + reduce_scatter(gradient)) / 2
+    return all_gather(weights[rank * n :][:n] - rate * g)
+
+
+# %% tags=["wrong"]
+# FAIL: weights after the step, on rank 0: expected 0.677916
+# MISTAKE: The learning rate of one example is written down.
+def zero_step(weights, gradient, rank, ranks, rate, reduce_scatter, all_gather):
+    n = len(weights) // ranks
+    return all_gather(weights[rank * n :][:n] - 0.5 * reduce_scatter(gradient))
+
+
 # %% [markdown]
 # **3.** Stage 3 without recomputation. `y = x Wᵀ` is the layer, and each rank holds a `shard` of the flat, padded W
 # of `shape` (out, in). Gather W for forward, let go of it, and gather it *again* for backward; what saves W for
 # backward has gained nothing. Return the gradients of x and of the shard, that of W summed over the ranks. Useful:
 # `comm.gather_flat(shard, axis)`, `comm.reduce_scatter_flat(whole, axis)`. The checker compares gradients on three
-# live ranks, counts bytes, and looks for whole weights in memory.
+# live ranks, counts bytes and operations (the layer does not run again), and looks for whole weights in memory.
 
 
 # %% tags=["exercise"]
@@ -750,6 +793,27 @@ class Gathered(torch.autograd.Function):
         return grad @ w, sums / (1 + ctx.axis.rank), None, None
 
 
+# %% tags=["wrong"]
+# FAIL: the layer does not run again
+# MISTAKE: The layer runs again in backward and autograd differentiates it: right, with recomputation.
+class Gathered(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, shard, shape, axis):
+        ctx.save_for_backward(x, shard)
+        ctx.shape, ctx.axis = shape, axis
+        return x @ comm.gather_flat(shard, axis)[: shape[0] * shape[1]].view(shape).T
+
+    @staticmethod
+    def backward(ctx, grad):
+        x, shard = ctx.saved_tensors
+        flat = comm.gather_flat(shard, ctx.axis)
+        with torch.enable_grad():
+            x, w = x.detach().requires_grad_(), flat.detach().requires_grad_()
+            y = x @ w[: ctx.shape[0] * ctx.shape[1]].view(ctx.shape).T
+        a, b = torch.autograd.grad(y, (x, w), grad)
+        return a, comm.reduce_scatter_flat(b, ctx.axis), None, None
+
+
 # %% [markdown]
 # **4.** How many bytes does a rank hold in the stages 0 to 3, with 2-byte weights and gradients and 12 bytes of
 # optimizer state for each parameter?
@@ -810,6 +874,13 @@ def bytes_held(parameters, ranks, stage):
 # MISTAKE: The number of ranks of one example is written down.
 def bytes_held(parameters, ranks, stage):
     return parameters * (16, 4 + 12 / 64, 2 + 14 / 64, 16 / 64)[stage]
+
+
+# %% tags=["wrong"]
+# FAIL: knows the answer
+# MISTAKE: The package's function is called.
+def bytes_held(parameters, ranks, stage):
+    return costs.paper_bytes(parameters, ranks)[stage]
 
 
 # %% [markdown]

@@ -663,8 +663,42 @@ class MyF(torch.autograd.Function):
         return grad.copy_(comm.all_reduce(grad, ctx.axis)), None
 
 
+# %% tags=["wrong"]
+# FAIL: for which f has to sum in backward: expected -70.1324
+# MISTAKE: The neighbour's part is added and no other: right on two ranks.
+class MyF(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, axis):
+        ctx.axis = axis
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad + comm.ring_shift(grad, ctx.axis), None
+
+
+# %% tags=["wrong"]
+# FAIL: f and g should be MyF and MyG
+# MISTAKE: The package's f stands in for one's own.
+class MyF(torch.autograd.Function):
+    apply = staticmethod(comm.copy_to)
+
+
+# %% tags=["wrong"]
+# FAIL: changed the partial sums that it was given
+# MISTAKE: The sum is written over the part, which autograd may still need.
+class MyG(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, axis):
+        return comm.all_reduce(x, axis, own=True)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad, None
+
+
 # %% [markdown]
-# **3.** A GPT-2 block's attention, on three live ranks with six heads. Every rank holds the whole `attn`: take your
+# **3.** A GPT-2 block's attention, on live ranks with six heads. Every rank holds the whole `attn`: take your
 # rows of `attn.c_attn` (3 C x C) and your columns of `attn.c_proj`. `comm.copy_to` and `comm.reduce_from` are f and
 # g. Bytes and operations are counted.
 
@@ -722,7 +756,7 @@ def my_attention(x, attn, axis):
 
 
 # %% tags=["wrong"]
-# FAIL: not a third: only its own heads
+# FAIL: not 1/3: only its own heads
 # MISTAKE: All heads are computed on every rank, and the sum is divided.
 def my_attention(x, attn, axis):
     y = attn(comm.copy_to(x, axis), None)  # all heads on every rank, and a sum that is divided again
@@ -768,6 +802,20 @@ def my_attention(x, attn, axis):
     q, k, v = (t.unflatten(-1, (-1, D)).transpose(1, 2) for t in (x @ weight.T + bias).chunk(3, -1))
     y = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
     return comm.all_gather(y, axis, 1).transpose(1, 2)
+
+
+# %% tags=["wrong"]
+# FAIL: the output on rank 0 of two
+# MISTAKE: The number of ranks of one example is written down.
+def my_attention(x, attn, axis):
+    n, r, D = 3, axis.rank, attn.head_dim
+    x = comm.copy_to(x, axis)
+    weight = attn.c_attn.weight.unflatten(0, (3, n, -1))[:, r].flatten(0, 1)
+    bias = attn.c_attn.bias.unflatten(0, (3, n, -1))[:, r].flatten()
+    q, k, v = (t.unflatten(-1, (-1, D)).transpose(1, 2) for t in (x @ weight.T + bias).chunk(3, -1))
+    y = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+    part = y.transpose(1, 2).flatten(2) @ attn.c_proj.weight.unflatten(1, (n, -1))[:, r].T
+    return comm.reduce_from(part, axis) + attn.c_proj.bias
 
 
 # %% [markdown]
@@ -861,6 +909,26 @@ def my_loss(logits, targets, first, axis):
     sizes = [13, 12, 12]
     whole = comm.all_gather(logits, axis, 1, sizes)
     return torch.nn.functional.cross_entropy(whole, targets, reduction="sum")
+
+
+# %% tags=["wrong"]
+# FAIL: changed the logits it was given
+# MISTAKE: The maximum is taken off in place.
+def my_loss(logits, targets, first, axis):
+    top = comm.all_reduce(logits.amax(-1), axis, "max")
+    logits -= top[:, None]
+    sums = comm.all_reduce(logits.exp().sum(-1), axis)
+    place = targets - first
+    here = (place >= 0) & (place < logits.size(-1))
+    target = logits.gather(-1, place.where(here, 0)[:, None])[:, 0].where(here, 0)
+    return (sums.log() - comm.all_reduce(target, axis)).sum()
+
+
+# %% tags=["wrong"]
+# FAIL: knows the answer
+# MISTAKE: The package's loss is called.
+def my_loss(logits, targets, first, axis):
+    return tensor.VocabLoss(axis, first)(logits[None], targets[None])
 
 
 # %% [markdown]
@@ -975,6 +1043,13 @@ class MyGather(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad):
         return comm.reduce_scatter(grad, ctx.axis, 1), None
+
+
+# %% tags=["wrong"]
+# FAIL: with a backward of your own
+# MISTAKE: The package's all-gather brings a backward of its own.
+class MyGather(torch.autograd.Function):
+    apply = staticmethod(lambda y, axis: comm.all_gather(y, axis, 1))
 
 
 # %% [markdown]

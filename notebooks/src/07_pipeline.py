@@ -182,6 +182,13 @@ def bubble(p, m):
     return 2 * (p - 1) / (m + p - 1)
 
 
+# %% tags=["wrong"]
+# FAIL: knows the answer
+# MISTAKE: A schedule is simulated, and nothing derived.
+def bubble(p, m):
+    return float(simulate(make("gpipe", p, m)).bubble)
+
+
 # %% [markdown]
 # **Predict** before you look: with 8 ranks, how many micro-batches keep the bubble under 10 %?
 
@@ -385,6 +392,46 @@ def run_op(kind, i, s):
             s.leaving.append(comm.isend(x.grad, s.axis, s.rank - 1))
 
 
+# %% tags=["wrong"]
+# FAIL: add y.item()
+# MISTAKE: The losses are added with their graphs, so no activation is ever freed.
+def run_op(kind, i, s):
+    if kind == "F":
+        x = comm.irecv(s.like(i), s.axis, s.rank - 1).wait().requires_grad_() if s.rank > 0 else None
+        y = s.stage(x, i)
+        s.kept[i] = x, y
+        if s.rank < s.last:
+            s.leaving.append(comm.isend(y.detach(), s.axis, s.rank + 1))
+        else:
+            s.loss += y
+    else:
+        x, y = s.kept.pop(i)
+        y.backward(comm.irecv(s.like(i), s.axis, s.rank + 1).wait() if s.rank < s.last else None)
+        if s.rank > 0:
+            s.leaving.append(comm.isend(x.grad, s.axis, s.rank - 1))
+
+
+# %% tags=["wrong"]
+# FAIL: backward belongs into B
+# MISTAKE: The last rank runs its backward at once, in F, whatever the order says.
+def run_op(kind, i, s):
+    if kind == "F":
+        x = comm.irecv(s.like(i), s.axis, s.rank - 1).wait().requires_grad_() if s.rank > 0 else None
+        y = s.stage(x, i)
+        s.kept[i] = x, y
+        if s.rank < s.last:
+            s.leaving.append(comm.isend(y.detach(), s.axis, s.rank + 1))
+        else:
+            s.loss += y.item()
+            y.backward()
+    else:
+        x, y = s.kept.pop(i)
+        if s.rank < s.last:
+            y.backward(comm.irecv(s.like(i), s.axis, s.rank + 1).wait())
+        if s.rank > 0:
+            s.leaving.append(comm.isend(x.grad, s.axis, s.rank - 1))
+
+
 # %% [markdown]
 # Three things deserve a second look. `isend` starts a message and goes on. The loss was divided by the *global*
 # number of targets, so gradients of micro-batches simply add up; nothing else divides. And GPT-2's embedding is
@@ -486,6 +533,13 @@ def one_f_one_b(rank, p, m):
     return order
 
 
+# %% tags=["wrong"]
+# FAIL: schedules.registry.make knows the answer
+# MISTAKE: The package's schedule is copied.
+def one_f_one_b(rank, p, m):
+    return [(op.kind, op.micro) for op in make("1f1b", p, m).orders[rank]]
+
+
 # %% tags=["exercise"]
 def in_flight(rank, p, m):
     """The most activations that this rank holds in 1F1B."""
@@ -533,6 +587,13 @@ def in_flight(rank, p, m):
 # MISTAKE: Every rank is taken to hold as many as rank 0.
 def in_flight(rank, p, m):
     return min(m, p) if m > 2 else min(m, p - rank)
+
+
+# %% tags=["wrong"]
+# FAIL: knows the answer
+# MISTAKE: The package's schedule is asked.
+def in_flight(rank, p, m):
+    return make("1f1b", p, m).peak(rank)
 
 
 # %% [markdown]
@@ -816,27 +877,27 @@ for plan in ("pp=2,micro=3,schedule=gpipe", "pp=4,micro=5,schedule=1f1b"):
 # Five layers on four stages, seven rows in five micro-batches: nothing divides, and everything is equal.
 #
 # PyTorch's own is `torch.distributed.pipelining`: a module for each stage, a schedule by name, `step`. Here it runs
-# our stages and finds our gradients. Only the tied embedding is yours to sum.
+# our stages and finds our gradients. The tied embedding is yours to sum, and only the last rank knows the losses.
 
 
 # %%
 def pytorchs_own(rank, world_size, micros):
     from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
-    whole, batch = gpt2(), example_batch(config, rows=8, length=16)
+    whole, batch, got = gpt2(), example_batch(config, rows=8, length=16), []
     mine = recorded.StageOf(whole, rank, world_size)
     split = PipelineStage(mine, rank, world_size, torch.device("cpu"))
     loss = lambda logits, target: whole.loss(logits, target) / batch.total
     schedule = Schedule1F1B(split, micros, loss_fn=loss, scale_grads=False)
     last = {"target": batch.targets} if rank == world_size - 1 else {}
-    schedule.step(*([batch.tokens] if rank == 0 else []), **last)
-    return {n: p.grad for n, p in whole.named_parameters() if p.grad is not None and n != "wte.weight"}
+    schedule.step(*([batch.tokens] if rank == 0 else []), losses=got, **last)
+    return len(got), {n: p.grad for n, p in whole.named_parameters() if p.grad is not None and "wte" not in n}
 
 
 _, want = serial_gradients(4)
-for rank, grads in enumerate(two.run(pytorchs_own, 4)):
+for rank, (known, grads) in enumerate(two.run(pytorchs_own, 4)):
     worst = max(((g - want[n]).abs().max() / want[n].abs().max()).item() for n, g in grads.items())
-    print(f"rank {rank}: {len(grads)} gradients of Schedule1F1B equal to 1e-12: {worst < 1e-12}")
+    print(f"rank {rank}: {known} losses; its {len(grads)} gradients are equal to 1e-12: {worst < 1e-12}")
 
 # %% [markdown]
 # Generation passes the stages too. One stream of rows keeps one of D ranks busy. Of a round in which N streams

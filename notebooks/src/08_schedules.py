@@ -213,6 +213,14 @@ def idle(name, p, f, i, w):
     return (p - 1) * (f + i + w) if name == "1f1b" else (p - 1) * f
 
 
+# %% tags=["wrong"]
+# FAIL: knows the answer
+# MISTAKE: A schedule is simulated, and nothing derived.
+def idle(name, p, f, i, w):
+    t = simulate(make(name, p, 2 * p), Cost(f, i, w))
+    return float(t.span(0) - t.busy(0))
+
+
 # %% [markdown]
 # One row of the paper was measured on real GPUs: 8 ranks, 24 micro-batches, TF = 18.522, TI = 18.086, TW = 9.337 ms
 # and 0.601 ms a hop. Our clock gives their published numbers to the last digit:
@@ -275,6 +283,13 @@ def v_rank(stage, p):
 # MISTAKE: Neighbouring stages in pairs.
 def v_rank(stage, p):
     return stage // 2
+
+
+# %% tags=["wrong"]
+# FAIL: knows the answer
+# MISTAKE: The package's schedule is asked.
+def v_rank(stage, p):
+    return make("zb_v", p, 2 * p).placement[stage]
 
 
 # %%
@@ -391,6 +406,13 @@ def slices_latency(times, p):
 # MISTAKE: The mean slice sets the pace, where the slowest does.
 def slices_latency(times, p):
     return sum(times) + (p - 1) * sum(times) / len(times)
+
+
+# %% tags=["wrong"]
+# FAIL: knows the answer
+# MISTAKE: The package's function is called.
+def slices_latency(times, p):
+    return latency(times, p)
 
 
 # %% [markdown]

@@ -131,7 +131,7 @@ def explorer(scheme, stages, per_update):
     late = max(map(stream.staleness, stream.reads))
     kept = ", ".join(str(max(map(len, stream.held(stage)))) for stage in range(stages))
     busy = f"{scheme}, {per_update} an update: busy {1 - float(clock.bubble):.0%}"
-    return plots.in_time(stream, clock, f"{busy}, at most {late} updates missed, versions kept {kept}")
+    return plots.in_time(stream, clock, f"{busy}, at most {late} updates missed\nversions kept {kept}")
 
 
 explore(
@@ -202,6 +202,15 @@ def version(scheme, p, s, t, kind):
 # MISTAKE: One version too old: in flight are p - s, but one of them is the micro-batch itself.
 def version(scheme, p, s, t, kind):
     return t if (scheme, kind) == ("ampnet", "B") else max(0, t - (p - s))
+
+
+# %% tags=["wrong"]
+# FAIL: knows the answer
+# MISTAKE: The package's table is asked.
+def version(scheme, p, s, t, kind):
+    from gpt2lab.schedules import Op
+
+    return make_stream(scheme, p, 9).reads[Op(kind, s, t)]
 
 
 # %% [markdown]
@@ -299,7 +308,7 @@ check("a stash", exercises.stash, MyStash, on_live_ranks)
 # %% tags=["wrong"]
 # FAIL: a copy?
 # MISTAKE: The tensors are kept, not copies, and the next step changes them.
-class MyStash(Stash):
+class MyStash(MyStash):
     def push(self):
         self.kept[self.used] = [p.data for p in self.parameters]
 
@@ -307,7 +316,7 @@ class MyStash(Stash):
 # %% tags=["wrong"]
 # FAIL: version 2 is lost
 # MISTAKE: The version in use is overwritten and not kept.
-class MyStash(Stash):
+class MyStash(MyStash):
     def use(self, version):
         if version != self.used:
             for p, value in zip(self.parameters, self.kept.pop(version), strict=True):
@@ -319,7 +328,7 @@ class MyStash(Stash):
 # %% tags=["wrong"]
 # FAIL: one is there twice
 # MISTAKE: A version that is put in use stays among the kept ones: it is there twice.
-class MyStash(Stash):
+class MyStash(MyStash):
     def use(self, version):
         if version != self.used:
             self.push()
@@ -331,7 +340,7 @@ class MyStash(Stash):
 # %% tags=["wrong"]
 # FAIL: free() forgets nothing
 # MISTAKE: Nothing is forgotten, so memory grows.
-class MyStash(Stash):
+class MyStash(MyStash):
     def free(self, wanted):
         pass
 
@@ -339,7 +348,7 @@ class MyStash(Stash):
 # %% tags=["wrong"]
 # FAIL: version 0 is freed while it is in use
 # MISTAKE: The version in use is forgotten, though nobody wants it any more.
-class MyStash(Stash):
+class MyStash(MyStash):
     def free(self, wanted):
         self.kept = {v: values for v, values in self.kept.items() if v in wanted}
 
@@ -347,9 +356,44 @@ class MyStash(Stash):
 # %% tags=["wrong"]
 # FAIL: after two pushes versions 0, 1, 2 are there, yours has [1, 2]
 # MISTAKE: A version is kept under the number of the next one.
-class MyStash(Stash):
+class MyStash(MyStash):
     def push(self):
         self.kept[self.used + 1] = [p.data.clone() for p in self.parameters]
+
+
+# %% tags=["wrong"]
+# FAIL: are closed here
+# MISTAKE: The package's stash does the work.
+class MyStash(Stash):
+    def push(self):
+        super().push()
+
+    def use(self, version):
+        super().use(version)
+
+    def free(self, wanted):
+        super().free(wanted)
+
+
+# %% tags=["wrong"]
+# FAIL: the newest takes its place, not 2
+# MISTAKE: The oldest wanted version takes the place of the one in use.
+class MyStash(Stash):
+    def push(self):
+        self.kept[self.used] = [p.data.clone() for p in self.parameters]
+
+    def use(self, version):
+        if version != self.used:
+            values = self.kept.pop(version)
+            self.push()
+            for p, value in zip(self.parameters, values, strict=True):
+                p.data.copy_(value)
+            self.used = version
+
+    def free(self, wanted):
+        if self.used not in wanted:
+            self.use(min(wanted))
+        self.kept = {v: x for v, x in self.kept.items() if v in wanted}
 
 
 # %% [markdown]
@@ -560,6 +604,23 @@ def update(old, new, gradient, lr):
     return old, new, new - lr * gradient(old)
 
 
+# %% tags=["wrong"]
+# FAIL: change nothing in place
+# MISTAKE: The new version is made in place, so that the old one is the same tensor.
+def update(old, new, gradient, lr):
+    g = gradient(old)
+    old = new
+    new -= lr * g
+    return old, new
+
+
+# %% tags=["wrong"]
+# FAIL: and another rate
+# MISTAKE: The learning rate of one example is written down.
+def update(old, new, gradient, lr):
+    return new, new - 0.5 * gradient(old)
+
+
 # %% [markdown]
 # ## What it costs in learning
 #
@@ -741,6 +802,13 @@ def may_start(clock, slowest, bound):
 # MISTAKE: The worker's own steps are compared with the bound, not its lead.
 def may_start(clock, slowest, bound):
     return bound is None or clock <= bound or clock == slowest
+
+
+# %% tags=["wrong"]
+# FAIL: knows the answer
+# MISTAKE: The package's rule is called.
+def may_start(clock, slowest, bound):
+    return servers.may_start(clock, slowest, bound)
 
 
 # %% [markdown]

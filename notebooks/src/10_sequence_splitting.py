@@ -134,6 +134,13 @@ def owner(t, tokens, ranks, name):
     return min(chunk, 2 * ranks - 1 - chunk)
 
 
+# %% tags=["wrong"]
+# FAIL: knows the answer
+# MISTAKE: The package's layout is asked.
+def owner(t, tokens, ranks, name):
+    return layout(name, tokens, ranks).owners[t]
+
+
 # %% [markdown]
 # ## What breaks first
 #
@@ -155,8 +162,7 @@ table(rows, ["bug", "sum of the ranks' losses", "gradient is off by", "rank 1 tr
 
 # %% [markdown]
 # Local positions train rows of the position table that belong to rank 0. A shift after the split loses the last
-# target of each slice. Dividing by the own count gives N losses instead of one. So: pass the **true
-# positions**; shift
+# target of each slice. Dividing by the own count gives N losses instead of one. So: pass the **true positions**; shift
 # **before** the split; divide **once**, by all target tokens of the batch. The package refuses local positions:
 
 # %%
@@ -467,6 +473,14 @@ def imbalance(tokens, ranks):
     return max(loads) / sum(loads) if ranks > 1 else 1
 
 
+# %% tags=["wrong"]
+# FAIL: knows the answer
+# MISTAKE: The package's count of pairs is asked.
+def imbalance(tokens, ranks):
+    split = layout("contiguous", tokens, ranks)
+    return float(costs.imbalance([costs.pairs(split, r) for r in range(ranks)]))
+
+
 # %% [markdown]
 # **A puzzle, with a score.** Cut 96 tokens into 12 blocks of 8. Give each of four ranks three blocks, so that
 # every rank has as many tokens (the MLP wants that), and make the busiest rank's attention as cheap as you can. The
@@ -561,12 +575,10 @@ for name in LAYOUTS:
 
 # %% [markdown]
 # Unequal slices move the problem to the sums by key (2.97<!--above--> times the mean) and to the MLP.
-# **Interleaving**
-# balances every kernel. **Zigzag** does wherever cost is linear in t, though not for the quadratic softmax;
-# its chunks
-# are solid, so big tiles waste little. Price of both: everybody needs everybody's keys. The notes found dK, dV slow
-# after interleaving, "probably computing unnecessary tokens": a loop over all t with a mask does T²/N where half is
-# needed.
+# **Interleaving** balances every kernel. **Zigzag** does wherever cost is linear in t, though not for the quadratic
+# softmax; its chunks are solid, so big tiles waste little. Price of both: everybody needs everybody's keys. The notes
+# found dK, dV slow after interleaving, "probably computing unnecessary tokens": a loop over all t with a mask does T²/N
+# where half is needed.
 #
 # ## Ring attention: two blocks become one
 #
@@ -640,12 +652,23 @@ def merge(o1, L1, o2, L2):
     return (1 - a) * o1 + a * o2, torch.maximum(L1, L2)
 
 
+# %% tags=["wrong"]
+# FAIL: changed the blocks it was given
+# MISTAKE: Blocks are weighted in place, and backward still needs them.
+def merge(o1, L1, o2, L2):
+    a = torch.sigmoid(L2 - L1)
+    o1 *= 1 - a
+    o2 *= a
+    o1 += o2
+    return o1, torch.logaddexp(L1, L2)
+
+
 # %% [markdown]
-# **Backward, on three live ranks.** A rank holds q, k, v, its output o, the final L (t, 1) and the gradient of
-# o. With
+# **Backward, on live ranks.** A rank holds q, k, v, its output o, the final L (t, 1) and the gradient of o. With
 # p = exp(score - L), δ the sum of grad · o in each row, ds = p (grad vᵀ - δ) and scores q kᵀ / √D: dv += pᵀ grad,
-# dq += ds k / √D, dk += dsᵀ q / √D. Keys and values go round the ring, and *their gradients travel with them*,
-# so that after n shifts they are home. `comm.ring_shift(x, axis)` gives the left neighbour's x.
+# dq += ds k / √D, dk += dsᵀ q / √D. Autograd is closed here; a block that the mask hides whole is not computed. Keys
+# and values go round the ring, and *their gradients travel with them*, so that after n shifts they are home.
+# `comm.ring_shift(x, axis)` gives the left neighbour's x.
 
 
 # %% tags=["exercise"]
@@ -837,6 +860,97 @@ def ring_backward(q, k, v, o, L, grad, axis):
     return dq, moving[2], moving[3]
 
 
+# %% tags=["wrong"]
+# FAIL: two live ranks
+# MISTAKE: Sizes of one example are written down.
+def ring_backward(q, k, v, o, L, grad, axis):
+    n, r, t, D = 3, axis.rank, 4, 5
+    delta = (grad * o).sum(-1, keepdim=True)
+    dq, moving = torch.zeros_like(q), torch.stack([k, v, torch.zeros_like(k), torch.zeros_like(v)])
+    for step in range(n):
+        owner = (r - step) % n
+        if owner <= r:
+            k, v = moving[:2]
+            scores = q @ k.T / D**0.5
+            if owner == r:
+                scores = scores.masked_fill(torch.ones(t, t).triu(1) > 0, -torch.inf)
+            p = (scores - L).exp()
+            ds = p * (grad @ v.T - delta) / D**0.5
+            dq += ds @ k
+            moving[2] += ds.T @ q
+            moving[3] += p.T @ grad
+        moving = comm.ring_shift(moving, axis)
+    return dq, moving[2], moving[3]
+
+
+# %% tags=["wrong"]
+# FAIL: skip what is masked
+# MISTAKE: Blocks that the mask hides altogether are computed as well: nearly twice the work.
+def ring_backward(q, k, v, o, L, grad, axis):
+    n, r, (t, D) = axis.size, axis.rank, q.shape
+    delta = (grad * o).sum(-1, keepdim=True)
+    dq, moving = torch.zeros_like(q), torch.stack([k, v, torch.zeros_like(k), torch.zeros_like(v)])
+    for step in range(n):
+        owner = (r - step) % n
+        k, v = moving[:2]
+        mask = (torch.arange(t) + r * t)[:, None] < torch.arange(t) + owner * t
+        p = ((q @ k.T / D**0.5).masked_fill(mask, -torch.inf) - L).exp()
+        ds = p * (grad @ v.T - delta) / D**0.5
+        dq += ds @ k
+        moving[2] += ds.T @ q
+        moving[3] += p.T @ grad
+        moving = comm.ring_shift(moving, axis)
+    return dq, moving[2], moving[3]
+
+
+# %% tags=["wrong"]
+# FAIL: changed what it was given
+# MISTAKE: The queries are scaled in place.
+def ring_backward(q, k, v, o, L, grad, axis):
+    n, r, (t, D) = axis.size, axis.rank, q.shape
+    delta = (grad * o).sum(-1, keepdim=True)
+    q /= D**0.5
+    dq, moving = torch.zeros_like(q), torch.stack([k, v, torch.zeros_like(k), torch.zeros_like(v)])
+    for step in range(n):
+        owner = (r - step) % n
+        if owner <= r:
+            k, v = moving[:2]
+            scores = q @ k.T
+            if owner == r:
+                scores = scores.masked_fill(torch.ones(t, t).triu(1) > 0, -torch.inf)
+            p = (scores - L).exp()
+            ds = p * (grad @ v.T - delta)
+            dq += ds @ k / D**0.5
+            moving[2] += ds.T @ q
+            moving[3] += p.T @ grad
+        moving = comm.ring_shift(moving, axis)
+    return dq, moving[2], moving[3]
+
+
+# %% tags=["wrong"]
+# FAIL: torch would do this in one call
+# MISTAKE: autograd differentiates each block: the formulas were to be written.
+def ring_backward(q, k, v, o, L, grad, axis):
+    n, r, (t, D) = axis.size, axis.rank, q.shape
+    delta = (grad * o).sum(-1, keepdim=True)
+    moving = torch.stack([k, v, torch.zeros_like(k), torch.zeros_like(v)])
+    dq = torch.zeros_like(q)
+    for step in range(n):
+        owner = (r - step) % n
+        if owner <= r:
+            qq, kk, vv = (x.detach().requires_grad_() for x in (q, moving[0], moving[1]))
+            s = qq @ kk.T / D**0.5
+            if owner == r:
+                s = s.masked_fill(torch.ones(t, t).triu(1) > 0, -torch.inf)
+            p = (s - L).exp()
+            a = torch.autograd.grad((p * (grad @ vv.T)).sum() - (p * delta).sum(), (qq, kk, vv))
+            dq += a[0]
+            moving[2] += a[1]
+            moving[3] += a[2]
+        moving = comm.ring_shift(moving, axis)
+    return dq, moving[2], moving[3]
+
+
 # %%
 def ring_by_hand(rank, world_size, q, k, v):
     axis, split = Mesh(cp=world_size)["cp"], layout("interleaved", q.size(-2), world_size)
@@ -863,7 +977,7 @@ print("ring by hand differs from serial attention by", largest_error(results, ex
 # blocks that nobody further on needs are not sent. `double-ring` sends a block round one machine first and then to
 # the next one (Gu et al. 2024).
 #
-# Both trips as three live ranks made them (*paced*: 30 ms a message, 60 ms a block). Play it, or step with the
+# Both trips as three live ranks made them (*paced*: 30 ms a message, 60 ms a block). Step with the
 # arrow keys: where is `kv0` at each step, and which messages of the second trip are gradients?
 
 # %% tags=["measured"]
@@ -878,7 +992,7 @@ play(
 # %% [markdown]
 # ### From how many tokens on is it hidden?
 #
-# Derive it. A rank of c tokens meets a block of c keys: q kᵀ and weights times v are 2c²C operations each, 4c²C / F
+# A rank of c tokens meets a block of c keys: q kᵀ and weights times v are 2c²C operations each, 4c²C / F
 # seconds at F operations a second. Meanwhile the next block arrives: 2cC numbers of b bytes, 2cCb / W seconds at W
 # bytes a second. Computing takes longer if c > bF / 2W, and c > bF / W where the causal mask leaves half of each
 # block. Neither the width nor the number of ranks matters. (Liu et al. 2023 have F / W: the first, at 16 bit.)
@@ -944,7 +1058,7 @@ explore(
 # %% [markdown]
 # ## Equal to serial GPT-2
 #
-# Loss, every gradient, the norm, and the weights after SGD and AdamW steps, for 11 tokens on three ranks:
+# Loss, gradients, norm, and weights after SGD and AdamW steps, 11 tokens on three ranks:
 
 # %%
 small = GPT2Config(vocab_size=37, n_positions=16, n_layer=1, n_head=3, n_embd=12)
@@ -992,9 +1106,8 @@ for shared in (4, 2):
 
 # %% [markdown]
 # Half the heads of keys, half the numbers. A document read at the place in the slice is wrong. And zigzag
-# balances one
-# long document, not three short ones: trainers split *each document* by zigzag. Heads for tokens (next lesson) are
-# bounded by the heads of keys; with 8 of them, 64 ranks need the hybrid.
+# balances one long document, not three short ones: trainers split *each document* by zigzag. Heads for tokens (next
+# lesson) are bounded by the heads of keys; with 8 of them, 64 ranks need the hybrid.
 #
 # ## Drill
 #

@@ -106,7 +106,8 @@ play(
 
 # %% [markdown]
 # **Your turn**, on live ranks. `sizes` are the tokens of each rank. `comm.all_to_all(parts, axis, shapes)`
-# sends part p to rank p and gives the list of what arrives, of these shapes. The way back is also the backward.
+# sends part p to rank p and gives the list of what arrives, of these shapes; gradients come through it. The way back
+# is also the backward.
 
 
 # %% tags=["exercise"]
@@ -128,6 +129,25 @@ def to_tokens(y, axis, sizes):
 
 
 check("heads for tokens, and back", exercises.to_heads, to_heads, to_tokens)
+
+
+# %% tags=["wrong"]
+# FAIL: right, but by scatter
+# MISTAKE: One rank after the other scatters its heads: the right bytes, while all others wait.
+def to_heads(shard, axis, sizes):
+    by_head, found = shard.transpose(0, 1).contiguous(), []
+    for root, n in enumerate(sizes):
+        x = by_head if axis.rank == root else shard.new_zeros(shard.size(1), n, shard.size(2))
+        found.append(comm.scatter(x, axis, 0, root).transpose(0, 1))
+    return torch.cat(found)
+
+
+# %% tags=["wrong"]
+# FAIL: no gradient comes through your way there
+# MISTAKE: The shard is detached: right forward, and nothing learns.
+def to_heads(shard, axis, sizes):
+    parts = [part.contiguous() for part in shard.detach().split(shard.size(1) // axis.size, 1)]
+    return torch.cat(comm.all_to_all(parts, axis, [(n, *parts[0].shape[1:]) for n in sizes]))
 
 
 # %% [markdown] tags=["hint"]
@@ -300,6 +320,18 @@ def give_back(grad, window, axis):
 check("give back", exercises.give_back, give_back)
 
 
+# %% tags=["wrong"]
+# FAIL: right, but rank 1 sends only when
+# MISTAKE: Every rank waits for its neighbour before it sends, so ranks take turns.
+def give_back(grad, window, axis):
+    wide = grad.clone()
+    if axis.rank < axis.size - 1:
+        wide[-window:] += comm.irecv(grad[:window].clone(), axis, axis.rank + 1).wait()
+    if axis.rank > 0:
+        comm.isend(wide[:window].clone(), axis, axis.rank - 1).wait()
+    return wide[window if axis.rank else 0 :]
+
+
 # %% [markdown] tags=["hint"]
 # Three kinds of ranks: the first has no halo, the last has lent nothing. Start your send before you wait for
 # anything, and cut the halo off before you add: the last `window` rows of *your own* are those that you lent.
@@ -409,7 +441,9 @@ show_source(halo.add_halos)
 # There are four ways to move the rows: blocking send/recv (in one order that all ranks share; with halos on both
 # sides two neighbours that both send first would wait forever, causal ones would only queue up), isend/irecv, an
 # all-gather of everybody's edges, and an all-to-all in which only neighbours have something to say. anemoi measured
-# all four, kept the last. We count, and crown nobody. **Predict** the rows first: three from each rank but the last.
+# all four, kept the last. We count, and crown nobody.
+# **Predict** the rows first: three from each rank but the last. (On a ring, an all-gather passes on all nine, except
+# those of the next rank.)
 
 
 # %%
@@ -670,6 +704,14 @@ def place():
 
 
 check("points on ranks", exercises.place, place)
+
+
+# %% tags=["wrong"]
+# FAIL: who looks at whom is given
+# MISTAKE: The neighbours are changed, not the ranks of the points.
+def place():
+    lab.NEIGHBOURS.fill_(False)
+    return [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
 
 
 # %% [markdown] tags=["hint"]

@@ -7,7 +7,7 @@
 # (*capacity*, *drops*). And the experts need not live on one rank: give each rank some, and send the tokens to
 # them by **all-to-all**, there and back. That is expert parallelism, the word `ep` of a plan; it divides `dp`.
 #
-# The claim of this lesson, on two live ranks with four of eight experts each:
+# Seen on two live ranks with four of eight experts each:
 
 # %% tags=["setup"]
 from dataclasses import replace
@@ -117,6 +117,7 @@ def combine_backward(grad, rows, weights, token):
 
 check("combine_backward", exercises.combine_backward, combine_backward)
 
+
 # %% [markdown] tags=["hint"]
 # Each row has met one token: fetch that token's gradient for it first. Then it is the backward of a product of a
 # number with a vector.
@@ -185,6 +186,8 @@ def combine_backward(grad, rows, weights, token):
 # Expert choice is balanced by construction, but looks at later tokens: such a model cannot generate.
 #
 # ### Exercise: top-2 with room
+#
+# A token's best two experts, best first; their weights (divided by their sum, with room or without); who finds room.
 
 
 # %% tags=["exercise"]
@@ -201,6 +204,29 @@ def gate(p, room):
 
 
 check("gate", exercises.gating, gate)
+
+
+# %% tags=["wrong"]
+# FAIL: finds no room at its first expert, but at its second
+# MISTAKE: A token whose first choice is full is not let in at its second one.
+def gate(p, room):
+    best = p.topk(2, -1)
+    one = torch.nn.functional.one_hot(best.indices, p.size(1))
+    before = torch.stack([torch.zeros(p.size(1), dtype=torch.long), one[:, 0].sum(0)])
+    kept = ((one.cumsum(0) - one + before) * one).sum(-1) < room
+    return best.indices, best.values / best.values.sum(-1, keepdim=True), kept & kept[:, :1]
+
+
+# %% tags=["wrong"]
+# FAIL: is True or False for each choice
+# MISTAKE: Zeros and ones are numbers of places here, not a mask.
+def gate(p, room):
+    best = p.topk(2, -1)
+    one = torch.nn.functional.one_hot(best.indices, p.size(1))
+    before = torch.stack([torch.zeros(p.size(1), dtype=torch.long), one[:, 0].sum(0)])
+    place = ((one.cumsum(0) - one + before) * one).sum(-1)
+    return best.indices, best.values / best.values.sum(-1, keepdim=True), (place < room).long()
+
 
 # %% [markdown] tags=["hint"]
 # A choice finds room if fewer than `room` earlier choices went to the same expert. All first choices are earlier than
@@ -273,7 +299,7 @@ def gate(p, room):
 # Both are sums over tokens: sum everywhere, divide once. The bias is a parameter whose *gradient* is the excess
 # load, so buckets, ZeRO and checkpoints carry it.
 #
-# Runs of 200 steps on letters of Shakespeare, eight experts, k = 2; each run is serial, two ranks share them out.
+# Serial runs of 200 steps on letters of Shakespeare, eight experts, k = 2:
 
 # %%
 torch.set_default_dtype(torch.float32)
@@ -381,6 +407,41 @@ def back(rows, table, counts, axis):
 
 check("there and back", exercises.exchange, there, back)
 
+
+# %% tags=["wrong"]
+# FAIL: are tensors: send them by all_to_all
+# MISTAKE: Everything is sent to all as Python objects, past the count of bytes.
+def there(rows, counts, axis):
+    each, picked, table = len(counts) // axis.size, [], []
+    for theirs, n in comm.gather_objects((rows, counts), axis):
+        n = n.tolist()
+        first = sum(n[: axis.rank * each])
+        table.append(n[axis.rank * each :][:each])
+        picked.append(theirs[first : first + sum(table[-1])])
+    return torch.cat(picked), torch.tensor(table)
+
+
+# %% tags=["wrong"]
+# FAIL: or with fewer digits
+# MISTAKE: Rows travel as float32: half the bytes, and half the digits.
+def there(rows, counts, axis):
+    by_rank = counts.view(axis.size, -1)
+    table = torch.stack(comm.all_to_all(list(by_rank), axis))
+    shapes = [(int(n), rows.size(1)) for n in table.sum(1)]
+    parts = rows.float().split(by_rank.sum(1).tolist())
+    return torch.cat(comm.all_to_all(parts, axis, shapes)).double(), table
+
+
+# %% tags=["wrong"]
+# FAIL: 2 parts for 3 ranks
+# MISTAKE: Two ranks are taken for granted.
+def there(rows, counts, axis):
+    by_rank = counts.view(2, -1)
+    table = torch.stack(comm.all_to_all(list(by_rank), axis))
+    shapes = [(int(n), rows.size(1)) for n in table.sum(1)]
+    return torch.cat(comm.all_to_all(rows.split(by_rank.sum(1).tolist()), axis, shapes)), table
+
+
 # %% [markdown] tags=["hint"]
 # The counts are one number an expert; `view(axis.size, -1)` makes one row a rank of them, and an all-to-all of these
 # rows is the table. Which of its sums say how many rows come, and which how many leave?
@@ -394,7 +455,7 @@ def there(rows, counts, axis):
     sizes = table.sum(1).tolist()
     everybody = comm.all_gather(rows, axis, 0, sizes).split(sizes)
     mine = slice(axis.rank * 2, axis.rank * 2 + 2)
-    picked = [r.split(t.tolist())[e] for r, t in zip(everybody, table, strict=True) for e in range(4)[mine]]
+    picked = [r.split(t.tolist())[e] for r, t in zip(everybody, table, strict=True) for e in range(6)[mine]]
     return torch.cat(picked), table[:, mine]
 
 
@@ -427,7 +488,7 @@ def back(rows, table, counts, axis):
 
 
 # %% tags=["wrong"]
-# FAIL: Mismatch
+# FAIL: does not fit its receiver
 # MISTAKE: As many rows are expected as are sent.
 def there(rows, counts, axis):
     by_rank = counts.view(axis.size, -1)
@@ -470,7 +531,7 @@ show(
 # %% [markdown]
 # ### Two hops
 #
-# Among machines of m ranks each, n - 1 messages a rank are many small ones. **Hierarchical**: give the rows for
+# Among machines of m ranks, n - 1 messages a rank are many small ones. **Hierarchical**: give the rows for
 # position p of *any* machine to position p of your own, then send each machine's together. Every row crosses the
 # network once, as before, in n/m - 1 messages. The word is `node=m`.
 
@@ -516,9 +577,9 @@ explore(
 
 # %% [markdown]
 # **A puzzle, with a score.** A busy expert may have copies (DeepSeek's EPLB). A rank has room for three experts;
-# its rows stay if their expert is at home, else its copies share them. A layer takes a unit for
-# each row that the busiest rank computes, and two for each that the busiest link carries. In order, without copies,
-# it takes 1,632.
+# its rows stay if their expert is at home, else its copies share them evenly. A layer takes a unit for each row of the
+# busiest rank, and two for each on the busiest link (a rank's; both ways at once). In order, without copies, it takes
+# 1,632.
 
 
 # %% tags=["exercise"]
@@ -606,6 +667,23 @@ def sent(rows, i, width, experts, element):
 
 check("sent", exercises.traffic, sent)
 
+
+# %% tags=["wrong"]
+# FAIL: 2 bytes a number (and still 8 a count): expected 544, got 496
+# MISTAKE: A count is taken to have as many bytes as a number of a row.
+def sent(rows, i, width, experts, element):
+    away = sum(rows[i][j] + rows[j][i] for j in range(len(rows)) if j != i)
+    return 2 * away * width * element + element * (experts - experts // len(rows))
+
+
+# %% tags=["wrong"]
+# FAIL: 2 bytes a number (and still 8 a count): expected 544, got 1984
+# MISTAKE: Eight bytes a number are written into the answer.
+def sent(rows, i, width, experts, element):
+    away = sum(rows[i][j] + rows[j][i] for j in range(len(rows)) if j != i)
+    return 8 * (2 * away * width + experts - experts // len(rows))
+
+
 # %% [markdown] tags=["hint"]
 # What leaves rank i, forward and then backward? Counts to every other rank, its own rows that have their expert
 # elsewhere, and, on the way back, the results of rows that came from others. Which row and which column of the table
@@ -675,7 +753,7 @@ for group in ("row", "batch", "rank"):
 # %% [markdown]
 # By rank is what most programs do. The load loss has the same choice: its f_e may count a row, the batch or the rank.
 #
-# `ep` composes with the other words; here with tensor parallelism, which cuts each expert's hidden features.
+# `ep` composes; here with tensor parallelism, which cuts each expert's hidden features.
 
 # %%
 print(verify("dp=2,ep=2,tp=2"))
@@ -733,7 +811,7 @@ show(
 # 1,282<!--above-->. So a token is sent to few machines (DeepSeek-V3: four), in two hops, and computing runs beside
 # it.
 #
-# What would you do without `ep`? Every rank holds all experts and sums their gradients: 2 (n-1)/n * E * 2 C H numbers
+# And without `ep`? Every rank holds all experts and sums their gradients: 2 (n-1)/n * E * 2 C H numbers
 # a step, whatever the tokens. With `ep` = n it is 4 (n-1)/n k C numbers a token. They are equal at
 # **E H / k tokens a rank**:
 

@@ -8,7 +8,7 @@
 # runs as soon as what it needs is there. The same graph runs again in every
 # iteration, holds messages between ranks as tasks like any other, and lets a rank that waits lend its cores.
 #
-# You will write each of these yourself, and train GPT-2 with them **equal to autograd**.
+# You will write each of these, and train GPT-2 with them **equal to autograd**.
 
 # %% tags=["setup"]
 import threading
@@ -55,7 +55,7 @@ table(rows, ["an iteration (from a paper)", "time", "speed-up", "efficiency", "s
 
 # %% [markdown]
 # (*nOS-V*: a library through which processes share one scheduler.) The authors' trace showed "nearly half of the
-# threads working". Here is the same on two workers; parallel are only the loops that llm.c makes so. (torch releases
+# threads working". Here is the same on two workers, with llm.c's parallel loops. (torch releases
 # Python's lock, so threads do compute at the same time.)
 
 # %% tags=["measured"]
@@ -126,6 +126,24 @@ def declare(task, a, b):
 
 
 check("what the tasks touch", exercises.declare, declare)
+
+
+# %% tags=["wrong"]
+# FAIL: two at the same time lose a sum
+# MISTAKE: Sums into one tensor may be added in any order, but not at the same moment.
+def declare(task, a, b):
+    from gpt2lab.tasks.graph import concurrent
+
+    found = exercises.declared(task, a, b)
+    return (*found[:2], concurrent("d")) if task == "grad" else found
+
+
+# %% tags=["wrong"]
+# FAIL: 'up 1:4' has to wait for 'up 0:1'
+# MISTAKE: Blocks are taken to have two tokens, whatever b says.
+def declare(task, a, b):
+    return exercises.declared(task, a, a + 2 if a < 4 else b)
+
 
 # %% [markdown] tags=["hint"]
 # Which of the four tasks only look at a tensor, which overwrite it, which change it in place, and which add into one
@@ -467,7 +485,7 @@ rows = [(name, *(f"{share:.1%}" for share in kinds.values())) for name, kinds in
 table(rows, ["share of two workers' time (measured)", *time_of["tasks"]])
 
 # %% [markdown]
-# The honest rival is torch itself: its operations cut their own loops with OpenMP, fork-join inside.
+# The honest rival is torch: its operations cut their own loops with OpenMP, fork-join inside.
 
 # %% tags=["measured"]
 show(
@@ -557,7 +575,7 @@ def my_blocks():
 # ## Build once, replay: taskiter
 #
 # Building the graph costs time for every task, in every iteration; where B T is large the authors saw *minutes*. But
-# it is the same each time. So build it once, and add the edges from the end of an iteration to the beginning of the
+# it is the same each time: build it once, and add the edges from the end of an iteration to the beginning of the
 # next: what the second copy of a program twice as long needs of the first.
 
 # %%
@@ -587,7 +605,7 @@ first, then, access = next(race for race in found if race[2].startswith("reads w
 print(f"such as {then!r}, which {access}, beside {first!r} of the iteration before")
 
 # %% [markdown]
-# What does building cost? For each block of tokens (here a row) a layer has 14 tasks, and all else 6: tasks and edges
+# Building costs: for each block of tokens (here a row) a layer has 14 tasks, and all else 6: tasks and edges
 # grow with B T, and the search for edges with its square.
 
 # %% tags=["measured"]
@@ -652,6 +670,7 @@ for name, spans in seen.items():
 
 # %% [markdown]
 # Blocking, workers are orange while messages travel; as tasks, messages lie in a row of their own.
+# (On two cores the order of their ends varies.)
 #
 # In the third run each rank has half of every *sequence*. Queries see what is before them, so rank 0 sends its keys
 # and values to rank 1; backward, their gradients return and are added.
@@ -672,6 +691,14 @@ def received(axis, source):
 
 
 check("a receive that gives its core back", exercises.gives_back, received)
+
+
+# %% tags=["wrong"]
+# FAIL: what comes takes the place of what x held
+# MISTAKE: What comes is added to what was there.
+def received(axis, source):
+    return lambda x: messages.Pending(comm.irecv(x, axis, source), x.add_)
+
 
 # %% [markdown] tags=["hint"]
 # The body may start the message, but not wait for it. What it returns says what to wait for and what to do then, and

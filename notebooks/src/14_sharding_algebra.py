@@ -234,6 +234,30 @@ def sum_over_both(x, x_axis, y_axis):
 check("cheaper path", exercises.cheaper_path, sum_over_both)
 
 
+# %% tags=["wrong"]
+# FAIL: but are not where they belong
+# MISTAKE: The halves are put together in the wrong order; the sum of all elements does not see that.
+def sum_over_both(x, x_axis, y_axis):
+    half = comm.reduce_scatter(x, x_axis, 0)
+    return torch.cat(comm.all_gather(comm.all_reduce(half, y_axis), x_axis, 0).split(3)[::-1])
+
+
+# %% tags=["wrong"]
+# FAIL: but 0 M a rank were counted
+# MISTAKE: PyTorch's own call over all ranks: no byte of it is counted.
+def sum_over_both(x, x_axis, y_axis):
+    x = x.clone()
+    torch.distributed.all_reduce(x)
+    return x
+
+
+# %% tags=["wrong"]
+# FAIL: the ranks wait for each other for ever
+# MISTAKE: Only the first rank of each pair calls.
+def sum_over_both(x, x_axis, y_axis):
+    return comm.all_reduce(x, x_axis) if x_axis.rank == 0 else x
+
+
 # %% [markdown] tags=["hint"]
 # Read the path above from left to right. The dear step is the sum over the second axis: do it while the tensor is as
 # small as it can be.
@@ -306,6 +330,16 @@ def einsum_rule(text):
 
 
 check("einsum", exercises.einsum_rule, einsum_rule)
+
+
+# %% tags=["wrong"]
+# FAIL: ij,jk->i: cut along k the result is P
+# MISTAKE: Only an index that both operands have is taken to be summed over.
+def einsum_rule(text):
+    inputs, output = text.split("->")
+    both = set.intersection(*map(set, inputs.split(",")))
+    rest = {one: "P" if one in both else "S0" for one in set(inputs) - {","}}
+    return rest | {one: f"S{place}" for place, one in enumerate(output)}
 
 
 # %% [markdown] tags=["hint"]
@@ -510,6 +544,34 @@ def next_round(operators, cut):
 
 
 check("one round", exercises.next_round, next_round)
+
+
+# %% tags=["wrong"]
+# FAIL: your function changes `cut`
+# MISTAKE: The new cuts are written into `cut`, too, where the caller still needs the old state.
+def next_round(operators, cut):
+    before = dict(cut)
+    for result, (text, inputs) in operators.items():
+        values = dict(zip((*inputs, result), text.replace("->", ",").split(","), strict=True))
+        for value, own in values.items():
+            for other, theirs in values.items() if value in before else ():
+                if other not in before and own[before[value]] in theirs:
+                    cut[other] = theirs.index(own[before[value]])
+    return {value: place for value, place in cut.items() if value not in before}
+
+
+# %% tags=["wrong"]
+# FAIL: from every value that is cut, to all operands
+# MISTAKE: Of an operator only the first value that is cut proposes something.
+def next_round(operators, cut):
+    found = {}
+    for result, (text, inputs) in operators.items():
+        values = dict(zip((*inputs, result), text.replace("->", ",").split(","), strict=True))
+        value = next((value for value in values if value in cut), None)
+        for other, theirs in values.items() if value else ():
+            if other not in cut and values[value][cut[value]] in theirs:
+                found[other] = theirs.index(values[value][cut[value]])
+    return found
 
 
 # %% [markdown] tags=["hint"]

@@ -105,6 +105,18 @@ def coordinates(rank, sizes):
 
 check("coordinates", exercises.coordinates, coordinates)
 
+
+# %% tags=["wrong"]
+# FAIL: {'tp': 2, 'pp': 3, 'dp': 2}: rank 1 is rank 0's neighbour
+# MISTAKE: One order of the axes is written down, whatever `sizes` says.
+def coordinates(rank, sizes):
+    place = {}
+    for axis in ("tp", "cp", "dp", "pp"):
+        if axis in sizes:
+            rank, place[axis] = divmod(rank, sizes[axis])
+    return place
+
+
 # %% [markdown] tags=["hint"]
 # The last axis of `sizes` is the innermost: its place is a remainder. What number is left for the other axes?
 
@@ -168,6 +180,18 @@ def groups(axis, sizes):
 
 
 check("groups", exercises.groups, groups)
+
+
+# %% tags=["wrong"]
+# FAIL: tp of {'tp': 2, 'pp': 3, 'dp': 2}: ranks 0 and 1
+# MISTAKE: One order of the axes is written down, whatever `sizes` says.
+def groups(axis, sizes):
+    order = [name for name in ("pp", "dp", "cp", "tp") if name in sizes]
+    grid = np.arange(np.prod(list(sizes.values()))).reshape([sizes[name] for name in order])
+    return [
+        tuple(map(int, line)) for line in np.moveaxis(grid, order.index(axis), -1).reshape(-1, sizes[axis])
+    ]
+
 
 # %% [markdown] tags=["hint"]
 # Number the ranks in an array with one dimension for each axis. A group is a line of that array: move its axis to the
@@ -643,6 +667,32 @@ def gradient_norm(held, mesh):
 
 
 check("the gradient's norm", exercises.norm, gradient_norm)
+
+
+# %% tags=["wrong"]
+# FAIL: one number need travel
+# MISTAKE: All gradients are gathered on every rank and squared there: right, and the whole model travels.
+def gradient_norm(held, mesh):
+    place, mine = mesh.coordinates(), []
+    for p in held:
+        first = all(place[axis] == 0 or axis in p.spec.axes for axis in ("dp", "tp"))
+        if first and not p.spec.tied_copy:
+            mine.append(p.tensor.grad)
+    everybody = comm.gather_objects(mine, mesh.world)
+    return sum(grad.pow(2).sum() for grads in everybody for grad in grads).sqrt().item()
+
+
+# %% tags=["wrong"]
+# FAIL: your function changes the gradients
+# MISTAKE: Gradients are squared in place, and the update then takes their squares.
+def gradient_norm(held, mesh):
+    place, square = mesh.coordinates(), torch.zeros((), dtype=torch.float64)
+    for p in held:
+        first = all(place[axis] == 0 or axis in p.spec.axes for axis in ("dp", "tp"))
+        if first and not p.spec.tied_copy:
+            square = square + p.tensor.grad.pow_(2).sum()
+    return comm.all_reduce(square, mesh.world).sqrt().item()
+
 
 # %% [markdown] tags=["hint"]
 # Squares of different pieces may be added over all ranks. What several ranks hold alike must be counted by one of

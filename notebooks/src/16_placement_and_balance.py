@@ -110,6 +110,31 @@ def critical_path(times, edges):
 
 check("critical path", exercises.critical_path, critical_path)
 
+
+# %% tags=["wrong"]
+# FAIL: 56 numbers were looked at
+# MISTAKE: Every path is followed to its end: right, and their number doubles with each branch.
+def critical_path(times, edges):
+    def on(n):
+        return [[n, *rest] for u, v in edges if u == n for rest in on(v)] or [[n]]
+
+    path = max(
+        (path for n in range(len(times)) for path in on(n)), key=lambda path: sum(times[n] for n in path)
+    )
+    return sum(times[n] for n in path), path
+
+
+# %% tags=["wrong"]
+# FAIL: [0, 1] has the most operators, but [2, 3]
+# MISTAKE: The longest path is taken to begin at operator 0.
+def critical_path(times, edges):
+    best = {}
+    for n in reversed(range(len(times))):
+        length, path = max((best[v] for u, v in edges if u == n), default=(0, []))
+        best[n] = (length + times[n], [n, *path])
+    return best[0]
+
+
 # %% [markdown] tags=["hint"]
 # Go through the operators from the last to the first: the longest path that begins at n is its own time and the
 # longest of those that begin at an operator after it.
@@ -325,6 +350,32 @@ def cut(times, stages):
 
 check("the best cut", exercises.cut, cut)
 
+
+# %% tags=["wrong"]
+# FAIL: 30 numbers were looked at
+# MISTAKE: All cuts are tried: right, for eight layers in two stages.
+def cut(times, stages):
+    from itertools import combinations
+
+    layers = len(times)
+    every = ((0, *inner, layers) for inner in combinations(range(1, layers), stages - 1))
+    return min(every, key=lambda c: max(sum(times[a:b]) for a, b in zip(c, c[1:], strict=False)))
+
+
+# %% tags=["wrong"]
+# FAIL: bounds are whole numbers of layers
+# MISTAKE: Bounds are computed as shares, not as places.
+def cut(times, stages):
+    return tuple(len(times) * s / stages for s in range(stages + 1))
+
+
+# %% tags=["wrong"]
+# FAIL: best_cut knows the answer
+# MISTAKE: The package's own program is called: it is what is to be written.
+def cut(times, stages):
+    return best_cut(times, stages)
+
+
 # %% [markdown] tags=["hint"]
 # Keep, for every pair (j, s), the slowest stage of the best cut of the first j layers into s stages, and its bounds.
 # One stage is easy; s stages follow from s - 1.
@@ -482,6 +533,15 @@ def split(times, stages):
 # MISTAKE: The cut of one example is written down instead of found.
 def split(times, stages):
     return [range(0, 3), range(3, 5)]  # right for five alike blocks, and written down instead of found
+
+
+# %% tags=["wrong"]
+# FAIL: your slowest stage takes 18, but 13.5 is possible
+# MISTAKE: Only backward is balanced.
+def split(times, stages):
+    bounds = best_cut([b for _, b in times], stages)
+    last = len(times) - 2
+    return [range(max(a - 1, 0), min(b - 1, last)) for a, b in zip(bounds, bounds[1:], strict=False)]
 
 
 # %% [markdown]

@@ -85,7 +85,8 @@ show(
         | {"placements on 1,000 devices": [1000**n for n in sizes]},
     ),
     "counted",
-    "pipelines with cuts, for nodes of eight devices. The dotted line is far below GPT-2 XL's 98 operators.",
+    "pipelines with cuts, for nodes of eight devices. GPT-2 XL has 98 operators: on 64 devices and more they have more "
+    "plans than the universe has atoms.",
     "Five rising lines over the number of operators; the vertical axis counts powers of ten",
 )
 
@@ -619,7 +620,7 @@ show(
 # through memory; and a core that works alone is faster than one of many. `calibrate` measures the last with a few plans
 # of another length. Without it one run was 23 % too high and the next one 31 % too low.
 #
-# No stopwatch is needed for memory, only the allocator's count: the largest error is 0.028<!--above-->. Stages 2 and 3
+# No stopwatch is needed for memory, only the allocator's count: the largest error is 0.004<!--above-->. Stages 2 and 3
 # of ZeRO need care there: while a micro-batch's gradient of the embedding is still being summed, the next one already
 # gathers the embedding's weights.
 #

@@ -132,6 +132,14 @@ def culprit(waits):
 
 check("who is to blame", exercises.culprit, culprit)
 
+
+# %% tags=["wrong"]
+# FAIL: the first rank is to blame
+# MISTAKE: The last rank is blamed, where it waits for nobody: it was so in the examples above.
+def culprit(waits):
+    return max(waits) if not waits[max(waits)] else None
+
+
 # %% [markdown] tags=["hint"]
 # Only a rank for which somebody waits can be to blame, and one that itself waits is innocent. Look at *all* ranks in
 # each list, and at ranks that are in no list.
@@ -321,6 +329,14 @@ def stretch(rows, columns, start, stop):
 
 check("stretch", exercises.stretch, stretch)
 
+
+# %% tags=["wrong"]
+# FAIL: elements 7 to 7 of a 4 x 6 matrix: 0 boxes do, you use 1
+# MISTAKE: Nothing is made a box without elements.
+def stretch(rows, columns, start, stop):
+    return rectangles((rows, columns), start, stop) or [(divmod(start, columns), (1, 0))]
+
+
 # %% [markdown] tags=["hint"]
 # A stretch has at most three boxes: the end of a row, whole rows, the start of a row.
 
@@ -437,7 +453,8 @@ for i, (a, b) in enumerate(zip(pool[1].run(forgetful, folder)[0], losses, strict
 # loads without complaint. The cure is old: write beside it, then rename. A rename happens or does not.
 #
 # **Your turn.** The checker runs yours in a process of its own, again and again, and ends it with SIGKILL before its
-# first operation on files, before its second, and so on: no `except` and no `finally` runs then.
+# first operation on files, before its second, and so on: no `except` and no `finally` runs then. The next call clears
+# away what a killed one left.
 
 
 # %% tags=["exercise"]
@@ -456,6 +473,40 @@ def save_folder(target, files, write):
 
 
 check("whole or absent", exercises.whole_or_absent, save_folder)
+
+
+# %% tags=["wrong"]
+# FAIL: After many crashes the disk is full
+# MISTAKE: Every call writes into a new folder, and nobody clears away those of calls that were killed.
+def save_folder(target, files, write):
+    partial = Path(tempfile.mkdtemp(dir=target.parent))
+    for name, text in files.items():
+        write(partial / name, text)
+    partial.rename(target)
+
+
+# %% tags=["wrong"]
+# FAIL: never calls write(file, text)
+# MISTAKE: Files are written without the function that was given for it.
+def save_folder(target, files, write):
+    partial = target.with_suffix(".partial")
+    partial.mkdir()
+    for name, text in files.items():
+        (partial / name).write_text(text)
+    partial.rename(target)
+
+
+# %% tags=["wrong"]
+# FAIL: Another folder may be on another disk
+# MISTAKE: Written in the system's folder for temporary files: from another disk a move is a copy, and may be cut.
+def save_folder(target, files, write):
+    import shutil
+
+    partial = Path(tempfile.mkdtemp())
+    for name, text in files.items():
+        write(partial / name, text)
+    shutil.move(partial, target)
+
 
 # %% [markdown] tags=["hint"]
 # Which operation on files either happens or does not? Do everything else before it, where nobody looks. And what may
@@ -737,6 +788,14 @@ def saves():
 
 
 check("a new machine", exercises.saves, saves)
+
+
+# %% tags=["wrong"]
+# FAIL: has nothing to save
+# MISTAKE: A save before the first hour of work.
+def saves():
+    return [0, 0.4, 0.8, 1.2]
+
 
 # %% [markdown] tags=["hint"]
 # Use your formula twice, with a failure every hour and with one every 12 hours. The first 6 hours of the clock are

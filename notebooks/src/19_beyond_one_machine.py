@@ -108,6 +108,19 @@ def crosses(sizes, machine):
 
 check("what crosses", exercises.crosses, crosses)
 
+
+# %% tags=["wrong"]
+# FAIL: pp has one rank, which sends nothing to itself
+# MISTAKE: An axis of one rank is taken to send.
+def crosses(sizes, machine):
+    found, stride = set(), math.prod(sizes.values())
+    for name, size in sizes.items():
+        if stride > machine:
+            found.add(name)
+        stride //= size
+    return found
+
+
 # %% [markdown] tags=["hint"]
 # From the first rank of a group to the last it is (size - 1) strides, and a stride is the product of the sizes further
 # inside. When do a whole group and all that is inside it fit into one machine?
@@ -168,6 +181,32 @@ def two_levels(x, inside, across):
 
 
 check("two levels", exercises.two_levels, two_levels)
+
+
+# %% tags=["wrong"]
+# FAIL: but only 24 bytes were counted
+# MISTAKE: What crosses is sent as float32: half the bytes, and half the digits.
+def two_levels(x, inside, across):
+    mine = comm.reduce_scatter(x, inside)
+    return comm.all_gather(comm.all_reduce(mine.float(), across).double(), inside)
+
+
+# %% tags=["wrong"]
+# FAIL: but only 0 bytes were counted
+# MISTAKE: PyTorch's own call over all ranks: no byte of it is counted.
+def two_levels(x, inside, across):
+    x = x.clone()
+    torch.distributed.all_reduce(x)
+    return x
+
+
+# %% tags=["wrong"]
+# FAIL: x has 8 rows: the result has another shape
+# MISTAKE: Three rows for each rank are written down.
+def two_levels(x, inside, across):
+    mine = comm.reduce_scatter(x[:6], inside)
+    return comm.all_gather(comm.all_reduce(mine[:3], across), inside)
+
 
 # %% [markdown] tags=["hint"]
 # `comm.reduce_scatter(x, axis)` leaves each rank one part of the sum. Which sum is still missing, and how large is it?

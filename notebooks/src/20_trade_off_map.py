@@ -26,7 +26,6 @@ from gpt2lab.lessons.labs.decisions import Workload, decide
 from gpt2lab.machine import memory as allocator
 from gpt2lab.model import GPT2Config
 from gpt2lab.plan import Plan, build
-from gpt2lab.planner.cost import predict
 from gpt2lab.planner.memory import memory
 from gpt2lab.planner.problem import find_cluster
 from gpt2lab.plots.systems import systems_table
@@ -322,7 +321,7 @@ for name, one in decisions.GRID.items():
     mine = decide(one)[0]
     rows.append((name, str(mine), str(choices[name]), one.seconds(mine) / one.seconds(choices[name])))
 table(
-    [(*words, f"{ratio:.2f}") for *words, ratio in rows],
+    [(name, *(text.replace(",", ", ") for text in plans), f"{ratio:.2f}") for name, *plans, ratio in rows],
     ["case", "the path", "gpt2lab plan", "seconds, ratio"],
 )
 ratios = [ratio for *_, ratio in rows]
@@ -432,8 +431,8 @@ print(
 #
 # Three jobs: a model, a cluster, a batch. For each return a plan that fits into its devices and takes at most 10 %
 # longer (by prediction) than the plan that `gpt2lab plan` chooses. Then yours runs, scaled down, on live ranks, and
-# must equal serial GPT-2. `memory(...)` gives what ranks hold, `predict(...)` the seconds; what to try is yours. The
-# score is the worst of the three.
+# must equal serial GPT-2: no stale gradients. `case.fits(plan)` says whether ranks hold it, `case.seconds(plan)`
+# predicts a step; what to try, in 100 seconds, is yours. The score is the worst of the three; a fourth need only fit.
 
 # %% tags=["setup"]
 for name, job in decisions.CAPSTONE.items():
@@ -446,7 +445,7 @@ for name, job in decisions.CAPSTONE.items():
 
 # %% tags=["exercise"]
 def plan_for(case):
-    """A plan, or its text; case.config, .cluster, .rows, .length, .itemsize; case.fits(plan) says whether it fits."""
+    """A plan, or its text, for the case's .config, .cluster, .rows and .length; see case.fits and case.seconds."""
     ### BEGIN SOLUTION
     n, found = case.cluster.devices, []
     for tp, pp in product((1, 2, 4, 8), (1, 2)):
@@ -455,8 +454,7 @@ def plan_for(case):
             mesh = {"pp": pp, "tp": tp, "dp": max(1, n // (tp * pp)), "sp": tp > 1}
             plan = Plan(**mesh, micro=micro, zero=zero, schedule=schedule)
             if plan.world <= n and case.fits(plan):
-                cost = predict(plan, case.config, case.rows, case.length, case.cluster, case.itemsize)
-                found.append((cost.seconds, str(plan)))
+                found.append((case.seconds(plan), str(plan)))
     return min(found)[1]
     ### END SOLUTION
 
@@ -529,7 +527,8 @@ def plan_for(case):
 
 
 # %%
-two.close(), eight.close()
+two.close()
+eight.close()
 
 # %% [markdown]
 # ## Drill

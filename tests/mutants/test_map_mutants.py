@@ -39,8 +39,8 @@ COMPUTED = [
     (sends._to_stages, "[message] * there, [message] * back", "[message] * there, []"),
     (
         sends._zero,
-        '("reduce_scatter", reduce, reduced[key])',
-        '("reduce_scatter", reduce, gathered[key])',
+        "reduce] += reduced[key]",
+        "reduce] += gathered[key]",
     ),
 ]
 

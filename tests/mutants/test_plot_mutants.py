@@ -158,16 +158,16 @@ RESUMED = words.test_options_of_a_resumed_run_are_its_own_below_those_that_are_g
 TABLE = words.test_the_table_of_plans_counts_those_that_use_both
 COMMANDS = {
     "an error ends with 0": (
-        cli.main,
+        cli._one,
         "return 1\n    except Keyboard",
         "return 0\n    except Keyboard",
         STATUS,
     ),
-    "an interrupt ends with 0": (cli.main, "return 130", "return 0", STATUS),
-    "an unknown command ends with 0": (cli.main, "return 2", "return 0", STATUS),
+    "an interrupt ends with 0": (cli._one, "return 130", "return 0", STATUS),
+    "an unknown command ends with 0": (cli._one, "return 2", "return 0", STATUS),
     "an unknown option ends with 0": (cli.Parser.error, "self.exit(2,", "self.exit(0,", STATUS),
     "a bug of ours without its traceback": (
-        cli.main,
+        cli._one,
         "if debug or (said := in_words(error)) is None:",
         "if debug or (said := in_words(error) or str(error)) is None:",
         STATUS,
@@ -180,8 +180,8 @@ COMMANDS = {
     ),
     "a file's error without its name": (
         cli.in_words,
-        'f"{error.filename}: {error.strerror}."',
-        "error.strerror",
+        "{error.filename or 'A file'}: ",
+        "",
         words.test_an_error_is_told_by_its_own_words,
     ),
     "each chunk takes a rank's time": (

@@ -11,6 +11,7 @@ import signal
 import sys
 import threading
 from contextlib import contextmanager, suppress
+from functools import wraps
 from pathlib import Path
 
 LIMIT = 100.0
@@ -130,19 +131,53 @@ def sentences(what: str = ""):
         raise AssertionError(f"{begin}{last}") from None
 
 
+OPEN = (
+    "torch.autograd.grad_mode",
+    "torch.autograd.function",
+    "torch._functorch.utils",
+)  # no_grad, and messages
+
+
 @contextmanager
+def closed(
+    *modules: str, words: str = "torch would do this in one call; here it is closed. Write what it does"
+):
+    """Calling a Python function of these modules raises AssertionError in the block: they are what is to be written."""
+
+    def watch(frame, event, _):
+        name = frame.f_globals.get("__name__", "")
+        if event == "call" and name.startswith(modules) and name not in OPEN:
+            raise AssertionError(
+                words
+                if name.startswith("torch.")
+                else f"{name}.{frame.f_code.co_name} knows the answer, and it is closed here. Write it yourself"
+            )
+
+    before = sys.getprofile()
+    sys.setprofile(watch)
+    try:
+        yield
+    finally:
+        sys.setprofile(before)
+
+
+def unaided(answer, *modules: str):
+    """`answer` with these modules closed to it."""
+
+    @wraps(answer)
+    def tried(*args, **kwargs):
+        with closed(*modules):
+            return answer(*args, **kwargs)
+
+    return tried
+
+
 def by_hand():
     """No autograd in the block: an answer that asks it for the backward it should write raises AssertionError."""
-    import torch
-
-    try:
-        with torch.inference_mode():
-            yield
-    except RuntimeError as error:
-        assert "does not require grad" not in str(error), (
-            "autograd would give this in one call; here it is switched off. Write what it does, with products and sums"
-        )
-        raise
+    words = (
+        "autograd would give this in one call; here it is closed. Write what it does, with products and sums"
+    )
+    return closed("torch.autograd", "torch._functorch", "torch._ops", words=words)
 
 
 def scored(found: float, unit: str, *, bar: float, best: float) -> str:
@@ -179,4 +214,6 @@ def close(got, want, what: str, tolerance: float = 1e-10) -> None:
     worst = np.unravel_index(np.argmax(np.nan_to_num(error, nan=np.inf)), error.shape)
     where = f" at {tuple(map(int, worst))}" if want.shape else ""
     message = f"{what}: expected {want[worst]:.6g}{where}, got {got[worst]:.6g}"
+    if error[worst] < 3e-6 * scale:
+        message += f", off by {error[worst] / scale:.0e} of it: was it float32 on the way?"
     assert bool((error <= tolerance * scale).all()), message

@@ -2,19 +2,22 @@
 
 import inspect
 from itertools import accumulate
+from unittest.mock import patch
 
 import torch
 
+from ...parallel.pipeline.versions import Stash
 from ...schedules import Cost, Op, simulate
 from ...schedules.asynchronous import free_running, make_stream
 from ..labs import servers_on_arrival as servers
-from . import close, returned, scored
+from . import close, returned, scored, unaided
 
 SCHEMES = ("ampnet", "pipedream", "pipedream_vertical")
 
 
 def version(answer) -> None:
     """Exercise: the version that the forward or the backward of micro-batch t reads on stage s of p."""
+    answer = unaided(answer, "gpt2lab.schedules")
     for scheme in SCHEMES:
         for p in (1, 2, 3, 4):
             stream = make_stream(scheme, p, 9)
@@ -46,11 +49,27 @@ def _same_version(got, stream, scheme: str, op: Op) -> None:
 
 def stash(answer: type, run) -> None:
     """Exercise: use, push and free of a stash. `run(cls)` gives the claims of a live pipeline that uses it."""
-    p = torch.nn.Parameter(torch.zeros(2))
-    mine = answer([p])
+    with patch.multiple(Stash, push=_inherited, use=_inherited, free=_inherited):
+        _stashed(answer)
+    for claim in run(answer):
+        assert claim.error <= 1e-10, (
+            f"on live ranks: {claim.name} differs on rank {claim.rank} ({claim.error:.1e})"
+        )
+
+
+def _inherited(*_) -> None:
+    raise AssertionError(
+        "push, use and free of the package's Stash are closed here: write all three yourself"
+    )
+
+
+def _stashed(answer: type) -> None:
+    p, q = (torch.nn.Parameter(torch.zeros(n, dtype=torch.float64)) for n in (2, 1))
+    mine = answer([p, q])
     for new in (1, 2):
         mine.push()
         p.data.fill_(new)
+        q.data.fill_(new / 3)
         mine.used = new
     assert mine.versions == {0, 1, 2}, (
         f"after two pushes versions 0, 1, 2 are there, yours has {sorted(mine.versions)}"
@@ -66,7 +85,11 @@ def stash(answer: type, run) -> None:
     assert mine.versions == {0, 1, 2}, (
         f"use() makes no version and drops none, but now there are {sorted(mine.versions)}"
     )
-    size = p.numel() * p.element_size()
+    mine.use(1)
+    assert q.item() == 1 / 3, (
+        f"version 1 had 1/3 in the second parameter, use(1) brings {q.item()!r}: copy all"
+    )
+    size = 8 * (p.numel() + q.numel())
     assert mine.bytes == 3 * size, (
         f"three versions are {3 * size} bytes, yours are {mine.bytes}: one is there twice"
     )
@@ -78,10 +101,14 @@ def stash(answer: type, run) -> None:
         f"version 0 is freed while it is in use: {{2}} leaves {sorted(mine.versions)}; the newest must take its place"
     )
     assert p.tolist() == [2, 2], "version 0 was in use when it was freed: the newest must take its place"
-    for claim in run(answer):
-        assert claim.error <= 1e-10, (
-            f"on live ranks: {claim.name} differs on rank {claim.rank} ({claim.error:.1e})"
-        )
+    mine.push()
+    mine.used = 3
+    mine.push()
+    mine.used = 1
+    mine.free(frozenset({2, 3}))
+    assert mine.used == 3, (
+        f"versions 2 and 3 are wanted, 1 was in use: the newest takes its place, not {mine.used}"
+    )
 
 
 def double_buffered(answer) -> None:
@@ -112,16 +139,21 @@ def double_buffered(answer) -> None:
     for _ in range(4):
         want.append(want[-1] - lr * (0.5 * want[-2] + 1.0))
     close([w for _, w in path], want[1:], "five versions in a row")
+    old, new = torch.tensor([8.0, 1.0]), torch.tensor([4.0, 2.0])
+    kept, made = answer(old.clone(), new.clone(), lambda w: 0.5 * w + 1.0, 0.25)
+    close(made, new - 0.25 * (0.5 * old + 1.0), "the same with tensors, and another rate")
+    close(kept, new, "with tensors the version before it is a tensor of its own: change nothing in place")
 
 
 def bounded(answer) -> None:
     """Exercise: may a worker start its next step under SSP with a bound?"""
+    answer = unaided(answer, "gpt2lab.lessons.labs")
     assert len(inspect.signature(answer).parameters) == 3, "the rule takes clock, slowest and bound"
     right = servers.may_start
     for bound in (0, 1, 3, None):
         for clock in reversed(range(6)):
             for slowest in range(clock + 1):
-                got = returned(answer(clock, slowest, bound))
+                got = bool(returned(answer(clock, slowest, bound)))
                 if got == right(clock, slowest, bound):
                     continue
                 where = f"bound {bound}: a worker that has done {clock} steps, the slowest {slowest}"
@@ -147,8 +179,12 @@ WEIGHTS = (9, 6, 3, 4, 6, 3, 4, 6, 3, 9)
 def stages(answer) -> str:
     """Exercise: how many layers each stage of PipeDream has, and how many micro-batches are in progress; a score."""
     found = returned(answer())
-    assert isinstance(found, tuple) and len(found) == 2, "return two things: (layers of each stage, active)"
+    two = isinstance(found, tuple | list) and len(found) == 2 and isinstance(found[0], tuple | list)
+    assert two, "return two things: (layers of each stage, active)"
     layers, active = list(found[0]), found[1]
+    assert all(isinstance(n, int) for n in [*layers, active]), (
+        f"{layers}, {active}: how many, as whole numbers"
+    )
     assert min(layers, default=0) > 0, f"{layers}: every stage needs a layer"
     assert sum(layers) == len(TIMES), f"your stages have {sum(layers)} layers, and the model {len(TIMES)}"
     assert len(layers) <= RANKS, f"{len(layers)} stages need as many ranks, and there are {RANKS}"

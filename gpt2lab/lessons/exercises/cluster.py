@@ -15,6 +15,7 @@ LAYOUTS = (
     ({"dp": 2, "tp": 16}, 8),
     ({"dp": 8, "tp": 1}, 8),
     ({"pp": 4, "dp": 2, "tp": 1}, 1),
+    ({"pp": 1, "dp": 4, "tp": 2}, 4),
 )
 
 
@@ -41,25 +42,33 @@ def two_levels(answer) -> None:
     """Exercise: an all-reduce over machines, judged on four live ranks by its sum and by the bytes that cross."""
     from . import live
 
-    for found in live(_two_levels, answer, ranks=4):
-        returned(found)
-        right, shape, crossed, least, same, calls = found
-        assert shape, "the result has another shape than x"
-        assert right, "the result is not the sum over all four ranks"
-        assert same, "your function changed x. Return a new tensor"
-        assert crossed <= least, (
-            f"the sum is right, but a rank sends {crossed} bytes in {calls} to the other machine; {least} are enough. "
-            "What is smaller after a reduce-scatter?"
-        )
+    for rows in (6, 8):
+        for found in live(_two_levels, answer, rows, ranks=4):
+            _summed_on_two_levels(rows, returned(found))
 
 
-def _two_levels(rank, world_size, answer):
+def _summed_on_two_levels(rows, found) -> None:
+    right, shape, crossed, least, same, calls = found
+    assert shape, f"x has {rows} rows: the result has another shape than x"
+    assert right, "the result is not the sum over all four ranks"
+    assert same, "your function changed x. Return a new tensor"
+    assert crossed <= least, (
+        f"the sum is right, but a rank sends {crossed} bytes in {calls} to the other machine; {least} are enough. "
+        "What is smaller after a reduce-scatter?"
+    )
+    assert crossed >= least, (
+        f"the sum is right, but only {crossed} bytes were counted to the other machine, and it takes {least}: did "
+        "some go past comm's tensors, or lose digits?"
+    )
+
+
+def _two_levels(rank, world_size, answer, rows):
     from ...ranks import comm
     from ...ranks.mesh import Mesh
     from ...ranks.node_traffic import BETWEEN, by_class
 
     mesh = Mesh(dp=2, tp=2)
-    x = torch.arange(12.0, dtype=torch.float64).reshape(6, 2) * (rank + 1)
+    x = torch.arange(2.0 * rows, dtype=torch.float64).reshape(rows, 2) * (rank + 1)
     before = x.clone()
     comm.clear_log()
     got = answer(x, mesh["tp"], mesh["dp"])
@@ -67,9 +76,9 @@ def _two_levels(rank, world_size, answer):
         return None
     out = {e.op for e in comm.log if any(kind == BETWEEN for _, kind in by_class([e], rank, 2))}
     crossed = sum(size for (_, kind), size in by_class(comm.log, rank, 2).items() if kind == BETWEEN)
-    shape = tuple(got.shape) == (6, 2)
+    shape = tuple(got.shape) == (rows, 2)
     right = shape and bool(torch.equal(got, before / (rank + 1) * 10))
-    return right, shape, crossed, 6 * 8, bool(torch.equal(x, before)), ", ".join(sorted(out))
+    return right, shape, crossed, rows * 8, bool(torch.equal(x, before)), ", ".join(sorted(out))
 
 
 def kept(answer) -> None:

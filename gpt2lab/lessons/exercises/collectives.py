@@ -63,7 +63,7 @@ def _on_a_rank(rank, world_size, answer, count):
 
 
 def _input(rank: int, count: int):
-    return torch.arange(count, dtype=torch.float64) + 100 * rank
+    return torch.arange(count, dtype=torch.float64) / 3 + 100 * rank**2 + rank  # thirds: float32 shows
 
 
 def _play(answer, ranks: int, count: int):
@@ -149,6 +149,10 @@ def tree(answer) -> None:
         results, noted = _play(answer, n, 3)
         for rank, result in enumerate(results):
             close(result, _input(0, 3), f"{n} ranks: what rank {rank} has in the end")
+        sizes = {size for script in noted for _, size in _sends(script)}
+        assert sizes <= {3 * NUMBER}, (
+            f"{n} ranks: messages of {sorted(sizes)} bytes; the tensor has {3 * NUMBER}"
+        )
         total = sum(len(_sends(script)) for script in noted)
         assert total == n - 1, f"{n} ranks: {total} messages; each of the {n - 1} others needs exactly one"
         needed, best = rounds(noted), (n - 1).bit_length()
@@ -167,6 +171,9 @@ def to_all(answer) -> None:
         count = 2 * n + 1  # not a multiple: chunks differ in length
         results, noted = _play(answer, n, count)
         for rank, result in enumerate(results):
+            assert isinstance(result, list | tuple), (
+                f"return a list of {n} chunks, not {type(result).__name__}"
+            )
             want = torch.cat([_input(r, count).tensor_split(n)[rank] for r in range(n)])
             close(
                 torch.cat(list(result)),
@@ -198,6 +205,7 @@ def bus(answer) -> None:
     """Exercise: bus bandwidth of a reduce-scatter from the bytes of its *output* on one rank."""
     close(answer(4, 100.0, 1.0), 300.0, "n=4, 100 bytes out, 1 s (the whole array is n times the output)")
     close(answer(2, 8e9, 0.5), 16e9, "n=2, 8e9 bytes out, 0.5 s")
+    close(answer(3, 90.0, 2.0), 90.0, "n=3, 90 bytes out, 2 s")
 
 
 RANKS, CHUNKS = 8, 4
@@ -205,7 +213,7 @@ RANKS, CHUNKS = 8, 4
 
 def in_rounds(answer) -> str:
     """Puzzle: rank 0's chunks on all ranks in few rounds; then live ranks send what the rounds say."""
-    rounds = returned(answer())
+    rounds = list(returned(answer()))
     held = [set(range(CHUNKS) if rank == 0 else ()) for rank in range(RANKS)]
     for number, messages in enumerate(rounds, 1):
         _one_round(f"round {number}", messages, held)

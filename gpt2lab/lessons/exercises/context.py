@@ -1,24 +1,28 @@
 """Checkers of lessons 10 and 11: owners, merging softmax blocks, contributors, halos and their adjoint."""
 
 import itertools
+from contextlib import ExitStack
 
 import torch
 
-from . import close, live, returned, scored
+from . import close, live, returned, scored, unaided
+from .ring_attention import ring_backward as ring_backward
+from .watching import no_gradient, noted
 
 
 def owner(answer) -> None:
     """Exercise: the rank that owns a token in an interleaved and in a zigzag layout."""
-    from ...parallel.context.layouts import layout
+    from ...parallel.context.layouts import LAYOUTS
 
+    answer = unaided(answer, "gpt2lab.parallel")
     for name, tokens, ranks in (
         ("interleaved", 12, 3),
         ("zigzag", 12, 3),
         ("zigzag", 16, 2),
         ("interleaved", 7, 4),
     ):
-        want = layout(name, tokens, ranks).owners
         got = tuple(answer(t, tokens, ranks, name) for t in range(tokens))
+        want = LAYOUTS[name](tokens, ranks).owners
         assert None not in got, "your function returned None. Is the return missing?"
         assert max(got) < ranks, (
             f"{name}: token {got.index(max(got))} went to rank {max(got)} of only {ranks}"
@@ -28,6 +32,7 @@ def owner(answer) -> None:
 
 def merge(answer) -> None:
     """Exercise: two blocks of attention become one."""
+    answer = unaided(answer, "gpt2lab.parallel")
     generator = torch.Generator().manual_seed(0)
     for scale in (1.0, 300.0):
         scores = scale * torch.randn(3, 7, dtype=torch.float64, generator=generator)
@@ -36,8 +41,14 @@ def merge(answer) -> None:
             (s.softmax(-1) @ v, s.logsumexp(-1, keepdim=True))
             for s, v in zip(scores.split((2, 5), -1), values.split((2, 5)), strict=True)
         ]
-        got = returned(answer(*blocks[0], *blocks[1]))
+        given = [t.clone() for block in blocks for t in block]
+        got = returned(answer(*given))
+        assert isinstance(got, list | tuple) and len(got) == 2, (
+            "return two things: the output, and its log-sum-exp"
+        )
         out, lse = got
+        same = all(map(torch.equal, given, [t for block in blocks for t in block]))
+        assert same, "your function changed the blocks it was given: backward needs them; make new ones"
         words = "merged output" + (" of huge scores (does exp overflow?)" if scale > 1 else "")
         close(out, scores.softmax(-1) @ values, words)
         close(lse, scores.logsumexp(-1, keepdim=True), "merged log-sum-exp")
@@ -66,59 +77,11 @@ def _merge_rows(answer) -> None:
         close(lse, seen.logsumexp(-1, keepdim=True), f"log-sum-exp, {words}")
 
 
-def ring_backward(answer) -> None:
-    """Exercise: the backward of ring attention on three live ranks; k, v and their gradients go round."""
-    q, k, v, grad = (x.requires_grad_() for x in _sequence())
-    _attend(q, k, v)[0].backward(grad.detach())
-    found = live(_backward_on_a_rank, answer, ranks=3, what="three live ranks")
-    best = 3 * 4 * 4 * 5 * 8  # three shifts of k, v, dk, dv (4, 5)
-    for rank, (given, _, _) in enumerate(found):
-        returned(given)
-        for name, got, want in zip(("dq", "dk", "dv"), given, (q.grad, k.grad, v.grad), strict=True):
-            close(got, want[4 * rank :][:4], f"{name} on rank {rank}", 1e-9)
-    calls = [sum(of_one[op] for _, _, of_one in found) for op in ("send", "recv")]
-    for rank, (_, sent, _) in enumerate(found):
-        assert set(sent) <= {"send", "recv"}, (
-            f"rank {rank} called {sorted(sent)}: on a ring only neighbours talk"
-        )
-        assert sum(sent.values()) <= best, (
-            f"rank {rank} sent {sum(sent.values())} bytes; k, v and two gradients once round are {best}"
-        )
-    assert calls[0] == calls[1], (
-        f"{calls[1]} messages were received, and {calls[0]} sends were waited for: what has not left may still change"
-    )
-
-
-def _sequence():
-    generator = torch.Generator().manual_seed(0)
-    return [torch.randn(12, 5, dtype=torch.float64, generator=generator) for _ in range(4)]
-
-
-def _attend(q, k, v):
-    scores = (q @ k.T / 5**0.5).masked_fill(torch.ones(12, 12).triu(1) > 0, -torch.inf)
-    return scores.softmax(-1) @ v, scores.logsumexp(-1, keepdim=True)
-
-
-def _backward_on_a_rank(rank, world_size, answer):
-    from ...ranks import comm
-    from ...ranks.mesh import Mesh
-
-    axis, (q, k, v, grad) = Mesh(cp=world_size)["cp"], _sequence()
-    sent, calls = {}, {"send": 0, "recv": 0}
-    out, lse = _attend(q, k, v)
-    mine = [x[4 * rank :][:4].clone() for x in (q, k, v, out, lse, grad)]
-    comm.clear_log()
-    given = answer(*mine, axis)
-    for (op, _), (count, size, _) in comm.traffic().items():
-        sent[op], calls[op] = size, count
-    return given, sent, calls
-
-
 def contributors(answer) -> None:
     """Exercise: which ranks contribute to the key gradients of a root, in a contiguous split."""
     for ranks in (2, 4):
         for root in range(ranks):
-            got = sorted(answer(root, ranks))
+            got = sorted(returned(answer(root, ranks)))
             assert root in got, f"root {root} of {ranks}: its own queries see its own keys"
             assert got == list(range(root, ranks)), (
                 f"root {root} of {ranks}: expected ranks {root} to {ranks - 1}, got {got}"
@@ -127,6 +90,7 @@ def contributors(answer) -> None:
 
 def imbalance(answer) -> None:
     """Exercise: the busiest rank over the mean, of attention on contiguous slices."""
+    answer = unaided(answer, "gpt2lab.parallel")
     close(answer(8, 1), 1, "one rank is balanced by itself")
     close(answer(4, 2), (7 / 5), "4 tokens on 2 ranks: rows cost 1, 2, 3, 4")
     close(answer(16, 4), (13 + 14 + 15 + 16) / 34, "16 tokens on 4 ranks")
@@ -147,12 +111,13 @@ def _shared_out(found, ranks: int, each: int, thing: str, who: str):
     """Lists of twelve things, equally many for each rank and each thing once; AssertionError where they are not."""
     say = {3: "three", 4: "four"}
     returned(found)
-    assert len(found) == ranks and all(isinstance(mine, list | tuple) for mine in found), (
+    lists = isinstance(found, list | tuple) and all(isinstance(mine, list | tuple) for mine in found)
+    assert lists and len(found) == ranks, (
         f"{say[ranks]} lists, one a rank, with {say[each]} {thing}s in each; not {found}"
     )
     things = [x for mine in found for x in mine]
     for x in things:
-        assert x in range(12), f"{thing} {x} is none of 0 to 11"
+        assert type(x) is int and x in range(12), f"{thing} {x} is none of 0 to 11"
         assert things.count(x) == 1, f"{thing} {x} has {things.count(x)} owners"
     counts = [len(mine) for mine in found]
     assert counts == [each] * ranks, (
@@ -163,20 +128,27 @@ def _shared_out(found, ranks: int, each: int, thing: str, who: str):
 
 def place(answer) -> str:
     """Puzzle: 12 points of a grid, four for each of 3 ranks; the score is the rows that ranks borrow."""
-    from ..labs.context import wanted
+    from ..labs.context import NEIGHBOURS, wanted
 
+    looks = NEIGHBOURS.clone()
     found = _shared_out(answer(), 3, 4, "point", "the ranks")
+    changed = not torch.equal(looks, NEIGHBOURS)
+    NEIGHBOURS.copy_(looks)
+    assert not changed, "who looks at whom is given: choose the ranks of the points, not their neighbours"
     rows = sum(len(points) for lists in wanted(found) for points in lists)
     return scored(rows, "rows borrowed", bar=12, best=11)
 
 
+MESSAGES = {"all_to_all", "send", "recv"}
+
+
 def to_heads(there, back) -> None:
     """Exercise: tokens for heads and back again, by all-to-all on live ranks, uneven tokens included."""
-    for ranks, sizes in ((2, (4, 3)), (3, (3, 2, 2))):
+    for ranks, sizes in ((2, (3, 4)), (3, (2, 4, 1))):
         heads, what = 6, f"6 heads, {sizes} tokens on {ranks} ranks"
         whole = torch.arange(7 * heads * 5, dtype=torch.float64).reshape(7, heads, 5)
         found = live(_there_and_back, there, back, whole, sizes, ranks=ranks, what=what)
-        for rank, (got, again, sent) in enumerate(found):
+        for rank, (got, again, sent, ops, grads) in enumerate(found):
             want = whole[:, rank * heads // ranks : (rank + 1) * heads // ranks]
             assert got is not None and again is not None, (
                 "your function returned None. Is the return missing?"
@@ -194,6 +166,10 @@ def to_heads(there, back) -> None:
             assert sent == leave, (
                 f"{what}: rank {rank} sent {sent} bytes; what has to leave it there and back is {leave}"
             )
+            others = sorted(ops - MESSAGES)
+            assert not others, f"right, but by {', '.join(others)}: the other ranks wait while one sends"
+            for side, lost in zip(("there", "back"), grads, strict=True):
+                assert not lost, f"rank {rank}: no gradient comes through your way {side}, or a wrong one"
 
 
 def _there_and_back(rank, world_size, there, back, whole, sizes):
@@ -201,12 +177,25 @@ def _there_and_back(rank, world_size, there, back, whole, sizes):
     from ...ranks.mesh import Mesh
 
     axis = Mesh(cp=world_size)["cp"]
-    first = sum(sizes[:rank])
+    first, each = sum(sizes[:rank]), whole.size(1) // world_size
+    shard = whole[first : first + sizes[rank]].clone().requires_grad_()
+    right = whole[:, rank * each : (rank + 1) * each].clone().requires_grad_()
     comm.clear_log()
-    got = there(whole[first : first + sizes[rank]].clone(), axis, sizes)
-    right = whole[:, rank * whole.size(1) // world_size :][:, : whole.size(1) // world_size].clone()
+    got = there(shard, axis, sizes)
     again = back(right, axis, sizes)
-    return got, again, sum(size for _, size, _ in comm.traffic().values())
+    traffic = comm.traffic()
+    ops = {op for op, _ in traffic}
+    fine = (
+        ops <= MESSAGES
+        and got is not None
+        and again is not None
+        and got.shape == right.shape
+        and again.shape == shard.shape
+    )
+    fine = all(comm.gather_objects(fine, axis))
+    lost = [no_gradient(y, x) if fine else False for y, x in ((got, shard), (again, right))]
+    sent = sum(size for _, size, _ in traffic.values())
+    return *(None if y is None else y.detach() for y in (got, again)), sent, ops, lost
 
 
 def give_back(answer) -> None:
@@ -219,7 +208,7 @@ def give_back(answer) -> None:
         grads = [torch.randn(w.shape, dtype=torch.float64, generator=generator) for w in wide]
         what = f"shards of {sizes}, window {window}"
         found = live(_given_back, answer, grads, window, ranks=3, what=what)
-        got, sent = zip(*found, strict=True)
+        got, sent, late = zip(*found, strict=True)
         assert all(g is not None for g in got), "your function returned None. Is the return missing?"
         shapes = [tuple(g.shape) for g in got]
         assert shapes == [tuple(s.shape) for s in shards], (
@@ -240,16 +229,24 @@ def give_back(answer) -> None:
         assert list(sent) == right, (
             f"{what}: ranks sent {list(sent)} bytes; the halo's gradient goes to its owner and no further: {right}"
         )
+        assert not any(late), (
+            "right, but rank 1 sends only when its own message has come: so ranks take turns, and n of them take n "
+            "times as long. What it sends does not depend on what comes"
+        )
 
 
 def _given_back(rank, world_size, answer, grads, window):
     from ...ranks import comm
     from ...ranks.mesh import Mesh
 
-    axis = Mesh(cp=world_size)["cp"]
+    axis, begun = Mesh(cp=world_size)["cp"], []
     comm.clear_log()
-    got = answer(grads[rank].clone(), window, axis)
-    return got, sum(size for _, size, _ in comm.traffic().values())
+    with ExitStack() as watched:
+        for place, name in ((comm, "isend"), (comm, "send"), (comm, "recv"), (comm.Handle, "wait")):
+            watched.enter_context(noted(place, name, begun))
+        got = answer(grads[rank].clone(), window, axis)
+    late = rank == 1 and begun[:1] in (["wait"], ["recv"]) and not {"isend", "send"}.isdisjoint(begun)
+    return got, sum(size for _, size, _ in comm.traffic().values()), late
 
 
 def smallest_shard(answer) -> None:

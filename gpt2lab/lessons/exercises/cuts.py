@@ -37,7 +37,7 @@ def megabytes(cuts: list[str]) -> float:
 def choose(answer) -> str:
     """Exercise: the cut of each of AlexNet's eight layers; the score is what a rank sends."""
     cuts = returned(answer())
-    cuts = list(cuts)
+    cuts = cuts.split() if isinstance(cuts, str) else list(cuts)
     assert len(cuts) == len(ALEXNET), f"AlexNet has {len(ALEXNET)} layers, and you cut {len(cuts)}"
     strange = [cut for cut in cuts if cut not in MAKES]
     assert not strange, f"{strange[0]!r} is no cut. Use batch, columns or rows"

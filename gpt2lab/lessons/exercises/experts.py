@@ -2,15 +2,15 @@
 
 import torch
 
-from . import by_hand, close, returned, scored
+from . import by_hand, close, live, returned, scored
 
 
 def gating(answer) -> None:
     """Exercise: experts, weights and who finds room, of scores (N, E)."""
     generator = torch.Generator().manual_seed(0)
-    for tokens, experts, room in ((6, 4, 6), (9, 3, 4), (16, 4, 5)):
+    for tokens, experts, room in ((6, 4, 6), (9, 3, 4), (16, 4, 5), (16, 8, 2)):
         p = torch.randn(tokens, experts, generator=generator, dtype=torch.float64).mul(2).softmax(-1)
-        chosen, weights, kept = answer(p, room)
+        chosen, weights, kept = _three(answer(p.clone(), room))
         case = f"{tokens} tokens, {experts} experts with room for {room}"
         best = p.topk(2, -1)
         assert chosen.shape == (tokens, 2) and torch.equal(chosen, best.indices), (
@@ -21,11 +21,18 @@ def gating(answer) -> None:
             f"{case}: the two weights of a token add up to {sums.min():.3f}, not to 1; dropping must not change them"
         )
         close(weights, best.values / best.values.sum(-1, keepdim=True), f"{case}: the weights")
+        assert kept.shape == (tokens, 2) and kept.dtype == torch.bool, (
+            f"{case}: kept is True or False for each choice, not {kept.dtype} of shape {tuple(kept.shape)}"
+        )
         taken = torch.bincount(chosen[kept], minlength=experts)
         assert taken.max() <= room, (
             f"{case}: an expert got {int(taken.max())} tokens, but has room for {room}"
         )
         right = _served(best.indices, experts, room)
+        lost = (right & ~kept)[:, 1] & ~right[:, 0]
+        assert not lost.any() or (kept & ~right).any(), (
+            f"{case}: token {int(lost.int().argmax())} finds no room at its first expert, but at its second one"
+        )
         assert kept.sum() == right.sum(), (
             f"{case}: {int(right.sum())} choices fit, yours keeps {int(kept.sum())}"
         )
@@ -37,6 +44,12 @@ def gating(answer) -> None:
         )
 
 
+def _three(found):
+    returned(found)
+    assert isinstance(found, tuple) and len(found) == 3, "return three tensors: experts, weights and kept"
+    return found
+
+
 def _served(chosen, experts, room):
     queue, kept = [0] * experts, torch.zeros_like(chosen, dtype=torch.bool)
     for choice in range(chosen.size(1)):
@@ -46,14 +59,12 @@ def _served(chosen, experts, room):
     return kept
 
 
-COUNTS = ((3, 0, 2, 1), (1, 4, 0, 2))  # rows of each of two ranks for four experts
+COUNTS = ((3, 0, 2, 1, 1, 0), (1, 4, 0, 2, 0, 3), (2, 1, 1, 0, 4, 1))  # rows of three ranks for six experts
 
 
 def exchange(there, back) -> None:
-    """Exercise: rows to the ranks of their experts and back, with uneven counts, on two live ranks."""
-    from ... import launch
-
-    found = launch(_travel, there, back, ranks=2, echo=False)
+    """Exercise: rows to the ranks of their experts and back, with uneven counts, on three live ranks."""
+    found = live(_travel, there, back, ranks=3)
     for rank, (_, said, _, _) in enumerate(found):
         assert said == _table(rank), (
             f"rank {rank}: your table of counts is {said}, but {_table(rank)} rows come"
@@ -61,20 +72,21 @@ def exchange(there, back) -> None:
     for rank, (got, _, home, sent) in enumerate(found):
         mine = range(2 * rank, 2 * rank + 2)
         rows = [
-            100 * source + 10 * e + i for source in range(2) for e in mine for i in range(COUNTS[source][e])
+            100 * source + 10 * e + i for source in range(3) for e in mine for i in range(COUNTS[source][e])
         ]
         assert got[:, 0].tolist() == rows, (
             f"rank {rank}: rows {rows} should arrive, got {got[:, 0].long().tolist()}"
         )
-        away = [100 * rank + 10 * e + i for e in range(4) for i in range(COUNTS[rank][e])]
+        away = [100 * rank + 10 * e + i for e in range(6) for i in range(COUNTS[rank][e])]
+        returned(home, "back")
         assert home[:, 0].tolist() == [-row for row in away], (
             f"rank {rank}: its own rows should come home, in their order; got {home[:, 0].long().tolist()}"
         )
-        other = 1 - rank
-        out = sum(COUNTS[rank][2 * other : 2 * other + 2]) + sum(COUNTS[other][2 * rank : 2 * rank + 2])
-        assert sent <= out * 3 * 8 + 2 * 2 * 8, (
-            f"rank {rank} sent {sent} bytes; the rows that have to travel are {out * 3 * 8} bytes, and counts 16"
-        )
+        others = [r for r in range(3) if r != rank]
+        out = sum(sum(_table(r)[rank]) + sum(_table(rank)[r]) for r in others) * 3 * 8
+        said = f"rank {rank} sent {sent} bytes; the rows that have to travel are {out} bytes, and counts 32"
+        assert sent <= out + 2 * 6 * 8, said
+        assert sent >= out, f"{said}. Did rows travel uncounted, or with fewer digits?"
 
 
 def _table(rank):
@@ -86,15 +98,19 @@ def _travel(rank, world_size, there, back):
     from ...ranks.mesh import Mesh
 
     axis, counts = Mesh(dp=world_size, ep=world_size)["ep"], torch.tensor(COUNTS[rank])
-    names = [100.0 * rank + 10 * e + i for e in range(4) for i in range(COUNTS[rank][e])]
+    names = [100.0 * rank + 10 * e + i for e in range(6) for i in range(COUNTS[rank][e])]
     rows = torch.tensor(names, dtype=torch.float64)[:, None].expand(-1, 3).contiguous()
     comm.clear_log()
-    got, table = there(rows, counts, axis)
+    found = there(rows, counts, axis)
+    assert isinstance(found, tuple) and len(found) == 2, "`there` returns two things: rows, and the table"
+    got, table = found
     said = torch.as_tensor(table).tolist()
     right = comm.gather_objects(said == _table(rank), axis)
     home = back(-got, table, counts, axis) if all(right) else got
-    moved = [size for (op, _), (_, size, _) in comm.traffic().items() if op != "gather_objects"]
-    return got, said, home, sum(moved)
+    traffic = comm.traffic()
+    calls, size, _ = traffic.pop(("gather_objects", axis.name))
+    assert calls == 1, "rows and counts are tensors: send them by all_to_all, where bytes are counted"
+    return got, said, home, sum(moved for _, moved, _ in traffic.values())
 
 
 def combine_backward(answer) -> None:
@@ -108,7 +124,8 @@ def combine_backward(answer) -> None:
     y = torch.zeros(4, 3, dtype=torch.float64).index_add(0, token, leaves[0] * leaves[1][:, None])
     right = torch.autograd.grad(y, leaves, grad)
     with by_hand():
-        of_rows, of_weights = answer(grad, rows.detach(), weights.detach(), token)
+        found = answer(grad, rows.detach().clone(), weights.detach().clone(), token)
+    of_rows, of_weights = returned(found)
     assert of_rows.shape == (6, 3), f"the gradient of rows has shape {tuple(of_rows.shape)}, rows have (6, 3)"
     assert not torch.allclose(of_rows, grad[token]), (
         "the gradient of a row is too large: what was its weight?"
@@ -127,7 +144,7 @@ def traffic(answer) -> None:
     found = launch(_counted, ranks=4, echo=False)
     rows = [row for row, _ in found]
     for rank, (_, sent) in enumerate(found):
-        got = answer(rows, rank, 24, 8, 8)
+        got = returned(answer(rows, rank, 24, 8, 8))
         n = 24 * 8  # bytes of a row
         stay = rows[rank][rank]
         travel = sum(rows[rank]) + sum(row[rank] for row in rows) - 2 * stay
@@ -146,6 +163,14 @@ def traffic(answer) -> None:
         close(
             got, sent, f"rank {rank} with rows {rows}, width 24, 8 experts, 8 bytes a number: counted bytes"
         )
+    rows = [
+        [5, 1, 2],
+        [3, 7, 4],
+        [6, 8, 9],
+    ]  # not run: the formula that four ranks have just shown to be right
+    for rank, travel in enumerate((3 + 9, 7 + 9, 14 + 6)):
+        words = "width 10, 12 experts, 2 bytes a number (and still 8 a count)"
+        close(answer(rows, rank, 10, 12, 2), 2 * travel * 10 * 2 + 8 * 8, f"rank {rank} of three, {words}")
 
 
 def _counted(rank, world_size):

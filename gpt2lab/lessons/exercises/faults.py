@@ -16,6 +16,7 @@ from . import close, returned, scored
 HANGS = (
     ("a rank that left", {0: [2], 1: [2], 2: []}, 2),
     ("a bystander that nobody waits for", {0: [], 1: [2], 2: []}, 2),
+    ("the first rank is to blame", {0: [], 1: [0], 2: [1]}, 0),
     ("a chain: 0 waits for 1, which waits for 3", {0: [1], 1: [3], 2: [1], 3: []}, 3),
     ("a rank that waits for two", {0: [1, 2], 1: [0], 2: []}, 2),
     ("a ring of three that wait for each other", {0: [1], 1: [2], 2: [0]}, None),
@@ -27,6 +28,7 @@ def culprit(answer) -> None:
     """Exercise: the rank to blame for a hang, given which ranks each rank waits for."""
     for name, waits, want in HANGS:
         got = answer({rank: list(whom) for rank, whom in waits.items()})
+        assert got is None or got in list(waits), f"{name}, {waits}: return a rank or None, not {got!r}"
         assert got is None or not waits[got], (
             f"{name}, {waits}: rank {got} waits itself, so it is not the cause. Whom does it wait for?"
         )
@@ -45,6 +47,8 @@ def stretch(answer) -> None:
         (4, 6, 2, 5),
         (4, 6, 2, 15),
         (3, 5, 4, 6),
+        (4, 6, 7, 7),
+        (5, 1, 1, 4),
     ):
         got = returned(answer(rows, columns, start, stop))
         what = f"elements {start} to {stop} of a {rows} x {columns} matrix"
@@ -74,7 +78,8 @@ def whole_or_absent(answer) -> None:
         with tempfile.TemporaryDirectory() as home:
             target, write = Path(home, "checkpoint"), _Writer(last)
             with contextlib.suppress(_Crash):
-                answer(target, files, write)
+                answer(target, dict(files), write)
+            assert write.begun, "your function never calls write(file, text), which is what crashes here"
             assert not target.exists(), (
                 f"a crash in file {last + 1} of {len(files)} left a torn folder under the final name"
             )
@@ -88,19 +93,26 @@ def _kill_everywhere(answer, files: dict[str, str]) -> None:
 
     with tempfile.TemporaryDirectory() as home:
         (found,) = live(_killed_saves, answer, files, home, ranks=1)
-    for operation, left, mended in found:
+    for operation, left, _, _ in found:
         assert left is None or left == files, (
             f"a SIGKILL before `{operation}` leaves {sorted(left)} of {sorted(files)} under the final name, "
             "some perhaps half written. No `except` runs then; only a rename of the finished folder is safe"
         )
+    for operation, _, mended, beside in found:
         assert mended == files, (
             f"after a SIGKILL before `{operation}` the next save does not get through: {mended}"
         )
-    assert len(found) > len(files), "your function writes no files"
+        assert not beside, (
+            f"after a SIGKILL before `{operation}` and one more save {beside[0]} stays beside the folder. After many "
+            "crashes the disk is full; clear away what a killed call has left"
+        )
+    assert len(found) > len(files), (
+        "your function writes no files beside target. Another folder may be on another disk: a rename is a copy then"
+    )
 
 
 def _killed_saves(rank, world_size, answer, files, home):
-    """(operation, files under the final name or None, the same after one more save) of each kill, on a rank."""
+    """Of each kill: operation, files under the final name or None, the same after one more save, what is beside."""
     found = []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Python warns of a fork beside threads; the child only touches files
@@ -117,7 +129,9 @@ def _killed_saves(rank, world_size, answer, files, home):
             if not os.WIFSIGNALED(status):
                 return found
             left = _read(target) if target.exists() else None
-            found.append((operation, left, left or _mended(answer, files, target)))
+            mended = left or _mended(answer, files, target)
+            beside = [] if left else sorted(file.name for file in target.parent.iterdir() if file != target)
+            found.append((operation, left, mended, beside))
     return found
 
 
@@ -166,15 +180,15 @@ class _Writer:
     def __call__(self, file: Path, text: str) -> None:
         self.begun += 1
         if self.begun > self.last:
-            file.write_text(text[:2])
+            Path(file).write_text(text[:2])
             raise _Crash
-        file.write_text(text)
+        Path(file).write_text(text)
 
 
 def _saves(answer, target: Path, files: dict[str, str], when: str) -> None:
     """The answer must write the whole folder now."""
     try:
-        answer(target, files, lambda file, text: file.write_text(text))
+        answer(target, dict(files), lambda file, text: Path(file).write_text(text))
     except FileExistsError as error:
         raise AssertionError(
             f"{when}, its leftovers stop the next save. Clear them away first ({error})"
@@ -186,8 +200,7 @@ def _saves(answer, target: Path, files: dict[str, str], when: str) -> None:
 
 def interval(answer) -> None:
     """Exercise: the work between two saves that loses least (Young 1974)."""
-    one, four = answer(10.0, 3600.0), answer(40.0, 3600.0)
-    returned(one)
+    one, four = returned(answer(10.0, 3600.0)), answer(40.0, 3600.0)
     assert four > one, "a dearer save should be made less often; your interval ignores what a save costs"
     for save, failures in ((10.0, 3600.0), (60.0, 86400.0)):
         what = f"a save of {save:g} s, a failure every {failures:g} s (it loses half an interval, on average)"
@@ -201,6 +214,7 @@ def saves(answer) -> str:
     found = returned(answer())
     assert isinstance(found, list | tuple), f"a list of hours of work; not {found!r}"
     assert not found or max(found) <= 48, f"a save after {max(found):g}: hours, not minutes"
+    assert not found or min(found) > 0, f"a save after {min(found):g} hours of work has nothing to save"
     for i, (a, b) in enumerate(itertools.pairwise(found), 1):
         assert a < b, (
             f"save number {i + 1} comes after {b:g} hours of work and number {i} after {a:g}: "

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import torch
 import torch.nn.functional as F
 
-from . import by_hand, close, returned, scored
+from . import by_hand, close, closed, returned, scored
 
 
 def parameters(answer) -> None:
@@ -23,27 +23,31 @@ def parameters(answer) -> None:
 
 
 def adamw(answer) -> None:
-    """Exercise: one parameter's AdamW, as a generator of states, against torch's over 20 steps."""
-    for decay, what in ((0.0, "20 steps without decay"), (0.1, "20 steps with decay 0.1")):
-        torch.manual_seed(0)
-        theirs = torch.nn.Parameter(torch.randn(7, dtype=torch.float64))
-        w, m, v = (
-            theirs.detach().clone(),
-            torch.zeros(7, dtype=torch.float64),
-            torch.zeros(7, dtype=torch.float64),
-        )
-        optimizer = torch.optim.AdamW([theirs], lr=0.1, betas=(0.9, 0.95), eps=1e-3, weight_decay=decay)
-        for step in range(20):
-            theirs.grad = torch.randn(7, dtype=torch.float64)
-            optimizer.step()
-            w, m, v = answer(w, theirs.grad, m, v, step + 1, 0.1, (0.9, 0.95), 1e-3, decay)
-            if step == 0:
-                close(
-                    w,
-                    theirs,
-                    f"{what}, after step 1 (correct the bias of both moments; eps outside the root)",
+    """Exercise: AdamW of two weights that step in turn, one with decay, against torch's over 20 steps."""
+    torch.manual_seed(0)
+    draw = lambda: torch.randn(7, dtype=torch.float64)
+    both = [(0.0, "20 steps without decay", draw()), (0.1, "20 steps with decay 0.1", draw())]
+    theirs = [torch.nn.Parameter(w.clone()) for *_, w in both]
+    options = {"lr": 0.1, "betas": (0.9, 0.95), "eps": 1e-3}
+    groups = [{"params": [p], "weight_decay": decay} for p, (decay, *_) in zip(theirs, both, strict=True)]
+    optimizer = torch.optim.AdamW(groups, **options)
+    states = [(w, torch.zeros_like(w), torch.zeros_like(w)) for *_, w in both]
+    for step in range(20):
+        for p in theirs:
+            p.grad = draw()
+        optimizer.step()
+        for i, (decay, what, _) in enumerate(both):
+            with closed("torch.optim"):
+                states[i] = returned(
+                    answer(states[i][0], theirs[i].grad, *states[i][1:], step + 1, *options.values(), decay)
                 )
-        close(w, theirs, f"{what}, at the end")
+            if step in (0, 19):
+                when = "after step 1 (correct the bias of both moments; eps outside the root)"
+                close(
+                    states[i][0],
+                    theirs[i],
+                    f"{what}, {'at the end, of two that step in turn' if step else when}",
+                )
 
 
 def norm_backward(answer) -> None:
@@ -51,11 +55,19 @@ def norm_backward(answer) -> None:
     torch.manual_seed(1)
     x = torch.randn(3, 5, 8, dtype=torch.float64, requires_grad=True)
     weight, grad = torch.randn(8, dtype=torch.float64), torch.randn(3, 5, 8, dtype=torch.float64)
-    F.layer_norm(x, (8,), weight, eps=1e-5).backward(grad)
+    F.layer_norm(x, (8,), weight, eps=0.1).backward(grad)
+    given = [t.detach().clone() for t in (grad, x, weight)]
     with by_hand():
-        got = answer(grad, x.detach(), weight, 1e-5)
-    first = grad * weight / (x.detach().var(-1, keepdim=True, unbiased=False) + 1e-5).sqrt()
-    returned(got)
+        got = returned(answer(*given, 0.1))
+    assert all(map(torch.equal, given, (grad, x, weight))), (
+        "your function changed what it was given; work on copies"
+    )
+    first = grad * weight / (x.detach().var(-1, keepdim=True, unbiased=False) + 0.1).sqrt()
+    assert got.dtype == x.dtype, f"the gradient of a {x.dtype} came as {got.dtype}"
+    other = F.layer_norm(x, (8,), weight, eps=1e-5)
+    assert not torch.allclose(got, torch.autograd.grad(other, x, grad)[0]), (
+        "`eps` is given; it is not always 1e-5"
+    )
     assert not torch.allclose(got, first), "g over the standard deviation is only the first of three terms"
     close(
         got.sum(-1),
@@ -63,7 +75,7 @@ def norm_backward(answer) -> None:
         "a constant added to x changes nothing, so gradients sum to zero",
         1e-9 * 1e300,
     )
-    forgotten = torch.autograd.grad(F.layer_norm(x, (8,), None, eps=1e-5), x, grad)[0]
+    forgotten = torch.autograd.grad(F.layer_norm(x, (8,), None, eps=0.1), x, grad)[0]
     assert not torch.allclose(got, forgotten), "the gradient passes through `weight` first: g = grad * weight"
     hint = "x also moves the mean and the standard deviation, so two terms are taken off g = grad * weight"
     close(got, x.grad, hint)
@@ -74,24 +86,31 @@ def accumulation(answer) -> None:
     torch.manual_seed(2)
     x, y = torch.randn(7, 3, dtype=torch.float64), torch.randn(7, dtype=torch.float64)
     w = torch.randn(3, dtype=torch.float64, requires_grad=True)
-    (whole,) = torch.autograd.grad(((x @ w - y) ** 2).mean(), w)
+    flowed = []
+    w.register_hook(flowed.append)
     most = None
-    for sizes, before in (([7], 0), ([4, 3], 0), ([1, 2, 4], 3)):
+    for sizes, before in (([7], 0), ([4, 3], 0), ([1, 2, 4], 3), ([2, 3], 0)):
+        rows = sum(sizes)
+        (whole,) = torch.autograd.grad(((x[:rows] @ w - y[:rows]) ** 2).mean(), w)
         w.grad = before * torch.ones(3, dtype=torch.float64) if before else None
-        micros = list(zip(x.split(sizes), y.split(sizes), strict=True))
+        micros = list(zip(x[:rows].split(sizes), y[:rows].split(sizes), strict=True))
+        flowed.clear()
         with _saved() as held:
-            answer(w, micros, 7)
+            answer(w, micros, rows)
         assert w.grad is not None, "w.grad is None: call backward() on each micro-batch's loss"
         assert held.most, (
             "autograd kept nothing: the gradient has to come from backward(), not from a formula of yours"
         )
-        most = most or held.most
-        assert held.most <= most, (
-            f"{len(sizes)} micro-batches keep {held.most} tensors for backward at once, one keeps {most}: "
-            "call backward() before the next micro-batch begins, or accumulation saves no memory"
+        most = most or held.most / 7
+        assert held.most <= most * max(sizes) + len(w), (
+            f"micro-batches of {sizes} rows keep {held.most} numbers for backward at once, {max(sizes)} rows need "
+            f"{most * max(sizes):g}: call backward() before the next micro-batch begins, or nothing is saved"
         )
         assert not before or not torch.allclose(w.grad, whole), (
             "w.grad held a gradient before the first micro-batch, which yours lost: add, do not clear"
+        )
+        assert torch.allclose(sum(flowed), w.grad - before), (
+            "what backward() brought is not what w.grad got: leave the adding to backward()"
         )
         close(
             w.grad - before,
@@ -110,13 +129,13 @@ class _Held:
 
 @contextmanager
 def _saved():
-    """Counts what autograd keeps for backward inside the block: `.most` is the most tensors at any time."""
+    """Counts what autograd keeps for backward inside the block: `.most` is the most numbers at any time."""
     held, found = weakref.WeakSet(), SimpleNamespace(most=0)
 
     def pack(tensor):
         box = _Held(tensor)
         held.add(box)
-        found.most = max(found.most, len(held))
+        found.most = max(found.most, sum(one.tensor.numel() for one in held))
         return box
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda box: box.tensor):
@@ -132,6 +151,7 @@ def cache_bytes(answer) -> None:
     )
     close(answer(12, 768, 1, 1024, 4), 75_497_472, "GPT-2 small, one text of 1024 tokens in float32")
     close(answer(12, 768, 8, 1024, 2), 301_989_888, "eight texts in 16 bit: mind batch and bytes of a number")
+    close(answer(48, 1600, 1, 1024, 4), 629_145_600, "GPT-2 XL, one text of 1024 tokens in float32")
 
 
 ROOM, WIDTH = 8, 768

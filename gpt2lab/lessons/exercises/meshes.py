@@ -2,13 +2,19 @@
 
 import itertools
 import math
+from types import MappingProxyType
 
 import torch
 
 from ...machine.links import Link
-from . import close, returned, scored
+from . import close, returned, scored, sentences
 
-MESHES = ({"dp": 2, "tp": 2}, {"pp": 2, "dp": 3, "tp": 2}, {"pp": 2, "cp": 2, "tp": 3})
+MESHES = (
+    {"dp": 2, "tp": 2},
+    {"pp": 2, "dp": 3, "tp": 2},
+    {"pp": 2, "cp": 2, "tp": 3},
+    {"tp": 2, "pp": 3, "dp": 2},
+)
 
 
 def _place(rank: int, sizes: dict[str, int]) -> dict[str, int]:
@@ -102,12 +108,12 @@ def norm(answer) -> None:
 
     given = CONFIG, example_batch(CONFIG, 7, 11), example_weights(CONFIG)
     plans = ("dp=2,tp=2", "pp=2,tp=2,micro=2")
-    with Ranks(4, echo=False) as ranks:
+    with Ranks(4, echo=False, timeout=10) as ranks, sentences():
         answers = {plan: ranks.run(_norms, answer, plan, *given) for plan in plans}
     for plan, found in answers.items():
         values = [value for value, *_ in found]
         assert None not in values, "your function returned None. Is the return missing?"
-        _, right, everything, tied = found[0]
+        _, sent, changed, right, everything, tied = found[0]
         off = lambda other: abs(values[0] - other) < 1e-9 * other  # noqa: B023
         assert max(values) - min(values) < 1e-9 * right, (
             f"{plan}: the ranks disagree, {[round(v, 3) for v in values]}: they hold different parts, so sum over them"
@@ -120,10 +126,17 @@ def norm(answer) -> None:
         )
         assert not off(right**2), f"{plan}: this is the square of the norm. Is the root missing?"
         close(values[0], right, f"{plan}: the norm")
+        assert not changed, f"{plan}: right, but your function changes the gradients, which the update needs"
+        assert sent <= 400, (
+            f"{plan}: right, but a rank sent {sent:,} bytes. Each rank can square its own; one number need travel"
+        )
 
 
 def _norms(rank, world_size, answer, text, config, batch, start):
-    """(the answer, the right norm, with every replica counted, with the tied copy counted) on one rank."""
+    """(the answer, bytes sent for it, whether gradients changed, the right norm, two wrong ones) on one rank.
+
+    Of the wrong norms one counts every replica, the other the tied copy.
+    """
     from ...plan import Plan, build
     from ...ranks import comm
     from ...ranks.mesh import Mesh
@@ -139,12 +152,15 @@ def _norms(rank, world_size, answer, text, config, batch, start):
     )
     place = mesh.coordinates()
     first = [p for p in held if all(place[a] == 0 or a in p.spec.axes for a in ("dp", "tp"))]
+    own = squares(held).item()
     both = [comm.all_reduce(squares(chosen), mesh.world).sqrt().item() for chosen in (held, first)]
+    comm.clear_log()
     value = answer(held, mesh)
-    return None if value is None else float(value), right, *both
+    sent, changed = sum(e.bytes for e in comm.log), squares(held).item() != own
+    return None if value is None else float(value), sent, changed, right, *both
 
 
-SIZES = {"pp": 2, "dp": 3, "cp": 2, "tp": 4}
+SIZES = MappingProxyType({"pp": 2, "dp": 3, "cp": 2, "tp": 4})
 
 
 def axes(answer) -> str:

@@ -9,19 +9,24 @@ from ...reference import example_batch
 from ...schedules import Cost, Op, Schedule, ScheduleError, best_slices, make, simulate
 from ...schedules import check as check_schedule
 from ...schedules.terapipe import latency
-from . import close, live, returned, scored, sentences
+from . import close, live, returned, scored, sentences, unaided
+
+OURS = "gpt2lab.schedules", "gpt2lab.lessons.exercises.pipeline"
+"""Modules that know the answers."""
 
 SIZES = ((1, 1), (2, 2), (2, 5), (4, 4), (4, 8), (3, 7), (8, 2))  # ranks, micro-batches
 
 
 def bubble(answer) -> None:
     """Exercise: the idle share of the makespan of GPipe, from ranks and micro-batches."""
+    answer = unaided(answer, *OURS)
     for p, m in SIZES:
         close(answer(p, m), float(simulate(make("gpipe", p, m)).bubble), f"{p} ranks, {m} micro-batches")
 
 
 def in_flight(answer) -> None:
     """Exercise: how many activations a rank of 1F1B holds at its peak."""
+    answer = unaided(answer, *OURS)
     for p, m in SIZES:
         for rank in range(p):
             close(answer(rank, p, m), make("1f1b", p, m).peak(rank), f"rank {rank} of {p}, {m} micro-batches")
@@ -32,7 +37,8 @@ def order(answer) -> None:
     for p, m in ((4, 8), *SIZES):  # the smaller ones make different orders alike
         orders = []
         for rank in range(p):
-            got = returned(answer(rank, p, m))
+            got = [tuple(op) for op in returned(unaided(answer, *OURS)(rank, p, m))]
+            assert all(len(op) == 2 and isinstance(op[1], int) for op in got), f'write ("F", 0), not {got[0]}'
             orders.append(tuple(Op(kind, rank, micro) for kind, micro in got))
         want = make("1f1b", p, m)
         schedule = Schedule(tuple(orders), want.placement, m)
@@ -67,6 +73,9 @@ def by_hand(run, serial) -> None:
                 close(grad, want[name], f"{what}: gradient of {name} on rank {rank}")
         missing = sorted(set(want) - {name for found in grads for name in found})
         assert not missing, f"{what}: no rank has a gradient of {missing[0]}"
+        assert not getattr(parts[-1], "requires_grad", False), (
+            f"{what}: s.loss still holds the graphs of all micro-batches, and with them every activation: add y.item()"
+        )
         close(sum(parts), loss, f"{what}: the loss, on the last rank in s.loss")
         for rank, held in enumerate(most):
             limit = min(m, p - rank) if order else m
@@ -83,6 +92,11 @@ def by_hand(run, serial) -> None:
                 f"{what}: rank {rank} sent {calls} messages, {right} are needed. Keep every handle: "
                 "a handle that is not in s.leaving is never waited for"
             )
+    more, less = (run(2, 2, lambda *_, n=n: [*(("F", i) for i in range(n)), ("B", 0)]) for n in (2, 1))
+    for rank, ((_, early, *_), (_, grads, *_)) in enumerate(zip(more, less, strict=True)):
+        assert all(bool((early[n] == g).all()) for n, g in grads.items()), (
+            f"F of one more micro-batch changes the gradients of rank {rank}: backward belongs into B"
+        )
 
 
 def run_op(kind: str, i: int, s) -> None:
@@ -120,6 +134,7 @@ def traffic(answer) -> None:
 
 def v_rank(answer) -> None:
     """Exercise: which rank holds a stage where the stages go down the ranks and back up."""
+    answer = unaided(answer, *OURS)
     for p in (1, 2, 3, 4):
         for stage, rank in enumerate(make("zb_v", p, 2 * p).placement):
             close(answer(stage, p), rank, f"stage {stage} of {2 * p} on {p} ranks")
@@ -127,6 +142,7 @@ def v_rank(answer) -> None:
 
 def idle(answer) -> None:
     """Exercise: idle time of a rank in 1F1B and, with split backwards, in ZB-H1."""
+    answer = unaided(answer, *OURS)
     for p, f, i, w in ((4, 4, 5, 3), (2, 1, 1, 1), (4, 1, 1, 1), (4, 3, 4, 2), (8, 5, 5, 3)):
         for name in ("1f1b", "zb_h1"):
             timeline = simulate(make(name, p, 2 * p), Cost(f, i, w))
@@ -136,6 +152,7 @@ def idle(answer) -> None:
 
 def slicing(answer) -> None:
     """Exercise: forward latency of token slices that take these times, on some ranks."""
+    answer = unaided(answer, *OURS)
     for slices, ranks in (([4], 1), ([4], 3), ([3, 1], 2), ([2, 2, 2], 4), ([5, 4, 3, 2], 8)):
         close(answer(slices, ranks), latency(slices, ranks), f"slices of {slices} on {ranks} ranks")
     best = best_slices(12, lambda n, context: n * (4 + context), 4)

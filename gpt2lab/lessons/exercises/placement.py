@@ -2,20 +2,45 @@
 
 import random
 from itertools import pairwise
+from numbers import Integral
+from types import MappingProxyType
 
 from ...machine.links import Link
 from ...model import PRESETS
 from ...planner.balance import best_cut, equal_count, slowest
 from ...planner.pipelines import time_of_1f1b
 from ...planner.problem import STATE, Device, gpt2_layers
-from . import returned, scored
+from . import returned, scored, unaided
 
 GRAPHS = (  # (times, edges): the longest path is neither the one of most operators nor the greedy one
+    ([1, 1, 8, 2], [(0, 1), (2, 3)]),
     ([2, 9, 1, 1, 1, 3], [(0, 1), (0, 2), (2, 3), (3, 4), (1, 5), (4, 5)]),
     ([1, 5, 4, 1, 9], [(0, 1), (0, 2), (1, 3), (2, 4)]),
     ([7, 1, 1, 2], [(1, 2), (2, 3)]),
     ([3, 2, 2, 6, 1], [(0, 2), (1, 2), (2, 3), (2, 4)]),
 )
+
+
+class Patient(list):
+    """A list that is looked at a hundred thousand times and no more: who tries everything runs out of patience."""
+
+    looked = 0
+
+    def __getitem__(self, place):
+        found = super().__getitem__(place)
+        self._look(len(found) if isinstance(place, slice) else 1)
+        return found
+
+    def __iter__(self):
+        self._look(len(self))
+        return super().__iter__()
+
+    def _look(self, entries: int) -> None:
+        self.looked += entries
+        assert self.looked < 100_000, (
+            f"{len(self)} numbers were looked at {self.looked:,} times: you try everything. Keep the best of each "
+            "part, and build on it"
+        )
 
 
 def critical_path(answer) -> None:
@@ -43,6 +68,10 @@ def critical_path(answer) -> None:
             f"{case}: {path} has the most operators, but {best} takes longer: {want} against {length}"
         )
         assert length == want, f"{case}: {path} takes {length}, but {best} takes {want}. Look at all paths"
+    ladder = Patient(
+        (v, w) for u in range(0, 42, 3) for v, w in ((u, u + 1), (u, u + 2), (u + 1, u + 3), (u + 2, u + 3))
+    )
+    answer([1, 2, 3] * 14 + [1], ladder)  # 16,384 paths
 
 
 def _paths(times, edges):
@@ -63,6 +92,7 @@ CHAINS = (([1, 1, 1, 1, 4], 2), ([5, 1, 1, 1, 1, 1], 3), ([2, 3, 4, 5, 6, 7], 3)
 
 def cut(answer) -> None:
     """Exercise: the bounds of the stages of a chain whose slowest is fastest."""
+    answer = unaided(answer, "gpt2lab.planner")
     draw = random.Random(5)
     cases = [*CHAINS, *(([draw.randint(1, 9) for _ in range(9)], 4) for _ in range(4))]
     for times, stages in cases:
@@ -77,6 +107,7 @@ def cut(answer) -> None:
             f"{case}: your stages take {sums}, the slowest {found}, but {best} is possible. What is best for the "
             "first layers depends on where the cut after them is: try all of them"
         )
+    answer(Patient([draw.randint(1, 9) for _ in range(30)]), 6)  # 118,755 cuts
 
 
 def _checked(bounds, layers, stages, case):
@@ -85,6 +116,8 @@ def _checked(bounds, layers, stages, case):
         f"{case}: {bounds} is a time. Return the bounds, (0, ..., {layers})"
     )
     bounds = tuple(bounds)
+    strange = [b for b in bounds if not isinstance(b, Integral)]
+    assert not strange, f"{case}: bounds are whole numbers of layers, and {strange[0]!r} is none"
     assert bounds and bounds[0] == 0 and bounds[-1] == layers, (
         f"{case}: the bounds run from 0 to {layers}, so that no layer is lost; yours are {bounds}"
     )
@@ -94,6 +127,7 @@ def _checked(bounds, layers, stages, case):
 
 
 TIMES = [(1.0, 0.0), *[(1.0, 2.0)] * 5, (4.0, 2.0)]  # the embedding, five blocks, the head
+STEEP = [(0.0, 0.0), *[(5.0, 1.0)] * 2, *[(1.0, 2.0)] * 4, (0.5, 1.0)]
 UNEVEN = [(0.5, 0.0), *[(3.0, 4.0)] * 2, *[(1.0, 2.0)] * 5, (2.0, 1.0)]
 
 
@@ -106,6 +140,7 @@ def split(answer) -> None:
     config = GPT2Config(vocab_size=37, n_positions=8, n_layer=5, n_head=2, n_embd=8)
     ranges = _balanced(answer, TIMES, 2)
     _balanced(answer, UNEVEN, 3)
+    _balanced(answer, STEEP, 2)
     with Ranks(2, echo=False) as ranks:
         results = ranks.run(steps_with_cuts, [ranges, blocks_of((0, 3, 7))], config, 4, 8, 2)
     (mine, other), *_ = [losses for _, losses in results]
@@ -138,7 +173,7 @@ def _balanced(answer, times, stages: int):
 
 
 LAYERS = gpt2_layers(PRESETS["gpt2"], rows=1, length=1024).operators
-UNLIKE = {"fast": Device(10e12, 1.1e9), "slow": Device(5e12, 1.4e9)}
+UNLIKE = MappingProxyType({"fast": Device(10e12, 1.1e9), "slow": Device(5e12, 1.4e9)})
 """Devices of the puzzle: the slow ones have more memory."""
 HOP, MICROS, BAR, BEST = Link(10e-6, 10e9), 8, 392.0, 356.4
 
@@ -162,7 +197,8 @@ def unlike(answer) -> str:
     assert isinstance(found, tuple) and len(found) == 2 and not isinstance(found[0], int), (
         f"return two things: the five bounds, and the device of each stage; got {found!r}"
     )
-    bounds, devices = _checked(found[0], len(LAYERS), 4, "GPT-2"), list(found[1])
+    bounds, devices = _checked(found[0], len(LAYERS), 4, "GPT-2"), found[1]
+    devices = devices.split() if isinstance(devices, str) else list(devices)
     assert sorted(devices) == ["fast", "fast", "slow", "slow"], (
         f"there are two fast devices and two slow ones, and your stages are on {devices}"
     )

@@ -80,7 +80,7 @@ def makespan(words: list[str]) -> int:
 def order(answer) -> str:
     """Exercise: the order of gathers and sums on the link of a rank with room for five units of weights; a score."""
     words = returned(answer())
-    words = words.split()
+    words = words.split() if isinstance(words, str) else list(words)
     known = {f"{kind}{i}" for kind in "GR" for i in range(len(SIZES))}
     strange = [word for word in words if word not in known]
     assert not strange, f"{strange[0]!r} is no work for the link. Write G0 to G4 and R0 to R4"

@@ -3,13 +3,15 @@
 import math
 from functools import cache
 
+import torch
+
 from ...model import GPT2Config
 from ...sharding.gpt2 import captured_gpt2
 from ...sharding.layout import local_shape, places
 from ...sharding.partition import partition
 from ...sharding.propagate import propagate
 from ...sharding.tofu import bytes_of_all
-from . import close, returned, scored
+from . import close, live, returned, scored
 
 
 def costs(answer) -> None:
@@ -37,7 +39,16 @@ def costs(answer) -> None:
         close(found["P -> S0"], (n - 1) * part, f"{case}, P -> S0: terms of n - 1 parts of M / n")
 
 
-EINSUMS = ("ik,kj->ij", "bik,bkj->bij", "ij,ij->ij", "ij->j", "bthd,bshd->bhts", "i,i->")
+EINSUMS = (
+    "ik,kj->ij",
+    "bik,bkj->bij",
+    "ij,ij->ij",
+    "ij->j",
+    "bthd,bshd->bhts",
+    "i,i->",
+    "ij,jk->i",
+    "ab,bc,cd->da",
+)
 
 
 def einsum_rule(answer) -> None:
@@ -66,6 +77,12 @@ ROUNDS = (
     ({"y": MLP["y"]}, {"h": 0}, "from an operand to the result"),
     ({"h": MLP["h"]}, {"h": 1}, "from the result to the operands"),
     ({"c": ("ij,jk->ik", ("a", "b"))}, {"a": 1}, "also from one operand to another"),
+    ({"s": ("ij->j", ("a",))}, {"a": 1}, "through operators of one operand"),
+    (
+        {"d": ("ij,jk,kl->il", ("a", "b", "c"))},
+        {"b": 1, "d": 0},
+        "from every value that is cut, to all operands",
+    ),
     (MLP, {"W1": 0}, "on to the next operator in the next round"),
     (LONG, {"W1": 0, "h": 1}, "to every reader of a value"),
     (LONG, {"grad W1": 0}, "to operands, in backward too"),
@@ -76,7 +93,8 @@ ROUNDS = (
 def next_round(answer) -> None:
     """Exercise: what one round of propagation decides, on the einsums of an MLP, forward and backward."""
     for operators, cut, way in ROUNDS:
-        want, found, text = _decided(operators, cut), answer(dict(operators), dict(cut)), f"with {cut} cut"
+        want, text, given = _decided(operators, cut), f"with {cut} cut", dict(cut)
+        found = answer(dict(operators), given)
         assert isinstance(found, dict), f"{text}: return a dict from values to dimensions"
         if again := sorted(set(found) & set(cut)):
             raise AssertionError(f"{text}: {again[0]} was in cut already, and a mark is never changed")
@@ -91,6 +109,9 @@ def next_round(answer) -> None:
         missing = sorted(set(want) - set(found))
         assert not missing, f"{text}: {missing[0]} is missing. Cuts go {way}"
         wrong = [v for v in want if found[v] != want[v]]
+        assert given == cut, (
+            f"{text}: your function changes `cut`. Return the new cuts, and leave it as it is"
+        )
         assert not wrong, (
             f"{text}: {wrong[0]} is cut along dimension {found[wrong[0]]} instead of {want[wrong[0]]}. "
             "Find the index by its letter, not by its place in the other value"
@@ -112,7 +133,8 @@ def _decided(operators, cut) -> dict:
 def megatron(answer) -> None:
     """Exercise: the fewest marks that make GPT-2 Megatron's, judged by what the partitioned program sends."""
     graph = captured_gpt2(GPT2Config(vocab_size=37, n_positions=8, n_layer=2, n_head=4, n_embd=8), 3, 5)
-    marks = dict(answer())
+    marks = returned(answer())
+    assert isinstance(marks, dict), f"return a dict of marks, such as {{'tokens': 'batch:x'}}, not {marks!r}"
     assert len(marks) <= 3, f"{len(marks)} marks: three are enough, the rest follows"
     mesh = {"x": 2}
     program = partition(graph, propagate(graph, marks, mesh), mesh)
@@ -134,34 +156,38 @@ def megatron(answer) -> None:
 
 def cheaper_path(answer) -> None:
     """Exercise: a sum over both axes of 2 x 2 live ranks, with three quarters of the bytes of two all-reduces."""
-    from ... import launch
-
-    found = launch(_sum_on_a_rank, answer, ranks=4, echo=False)
-    assert all(found), "your function returned None. Is the return missing?"
-    for rank, (total, shape, sent, calls) in enumerate(found):
-        assert shape == (6, 4), f"rank {rank} returns shape {shape} instead of the whole (6, 4)"
-        want = sum((r + 1) * 24 * 11.5 for r in range(4))
-        assert abs(total - want) < 1e-6, (
-            f"rank {rank}: the elements add up to {total:g} instead of {want:g}. Every rank's term counts once"
+    found = live(_sum_on_a_rank, answer, ranks=4)
+    want = sum(_term(rank) for rank in range(4))
+    for rank, (got, _) in enumerate(found):
+        returned(got)
+        assert got.shape == want.shape, (
+            f"rank {rank} returns shape {tuple(got.shape)} instead of the whole {tuple(want.shape)}"
         )
-        assert sent or calls, "nothing was sent"
-    sent = sum(size for _, _, size, _ in found)
-    size = 6 * 4 * 8
+        total = f"{got.sum():.4g} instead of {want.sum():.4g}"
+        assert abs(got.sum() - want.sum()) < 1e-6, (
+            f"rank {rank}: the elements add up to {total}. Every rank's term counts once"
+        )
+        close(got, want, f"rank {rank}: the elements add up, but are not where they belong, or lost digits")
+    sent, size = sum(size for _, size in found), want.numel() * 8
+    assert sent >= 6 * size, (
+        f"right, but {sent / size / 4:g} M a rank were counted: use the three calls of comm"
+    )
     assert sent != 8 * size, "right, but these are two all-reduces, 2 M a rank. Scatter over x first"
     assert sent <= 6 * size, f"right, but the ranks sent {sent / size / 4:g} M each; 1.5 M are enough"
 
 
 def _sum_on_a_rank(rank, world_size, answer):
-    import torch
-
     from ...ranks import comm
     from ...sharding.reshard import live_axes
 
     axes = live_axes({"x": 2, "y": 2})
-    x = (rank + 1) * torch.arange(24, dtype=torch.float64).view(6, 4)
     comm.clear_log()
-    y = answer(x, axes["x"], axes["y"])
-    return y is not None and (y.sum().item(), tuple(y.shape), sum(e.bytes for e in comm.log), len(comm.log))
+    y = answer(_term(rank), axes["x"], axes["y"])
+    return y, sum(e.bytes for e in comm.log)
+
+
+def _term(rank: int):
+    return torch.randn(6, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(rank))
 
 
 AXES, ROOM, BAR, BEST = {"x": 2, "y": 2}, 0.3, 200, 179.5

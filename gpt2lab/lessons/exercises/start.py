@@ -1,12 +1,13 @@
 """Checkers of lesson 00: rows of a rank, the global mean, a sum over ranks, the bytes of an all-reduce."""
 
-from . import close, live
+from . import close, live, returned
 
 
 def rows(answer) -> None:
     """Exercise: which rows of a batch a rank holds, uneven ones included."""
-    for count, world in ((8, 2), (10, 4), (7, 2), (7, 3), (2, 3)):
-        dealt = [list(answer(rank, world, count)) for rank in range(world)]
+    for count, world in ((8, 2), (10, 4), (7, 2), (7, 3), (2, 3), (5, 1)):
+        last_first = [returned(answer(rank, world, count)) for rank in reversed(range(world))]
+        dealt = [[int(row) for row in rows] for rows in reversed(last_first)]
         every = [row for rows in dealt for row in rows]
         lost = sorted(set(range(count)) - set(every))
         assert not lost, f"{count} rows on {world} ranks: rows {lost} are on no rank"
@@ -40,7 +41,7 @@ def global_mean(answer) -> None:
 def everywhere(answer) -> None:
     """Exercise: the number of tokens on all ranks, known to every rank. Starts live ranks."""
     known = {}  # by the number of ranks
-    for held in ((10, 20, 30), (7, 2, 26, 5), (3, 1, 4, 1)):
+    for held in ((10, 20, 30), (7, 2, 26, 5), (3, 1, 4, 2**24 + 1)):
         case = f"{', '.join(map(str, held))} tokens on {len(held)} ranks"
         got, talked = zip(*live(_asked, answer, held, ranks=len(held), what=case), strict=True)
         assert got[0] is not None, "rank 0 returned None. Is the return missing?"
@@ -55,6 +56,10 @@ def everywhere(answer) -> None:
         )
         close(float(got[0]), sum(held), case)
         known[len(held)] = got[0]
+    assert set(talked) == {(("all_reduce", 1),)}, (
+        f"{case}: right, by {' and '.join(f'{n} {op}' for op, n in talked[0])}. One all_reduce is enough: "
+        "what else says the same sends more"
+    )
 
 
 def _asked(rank, world_size, answer, held):
@@ -63,7 +68,7 @@ def _asked(rank, world_size, answer, held):
     from ...ranks import comm
 
     got = answer(rank, world_size, torch.tensor(held[rank]))
-    return None if got is None else float(got), bool(comm.traffic())
+    return None if got is None else float(got), tuple((op, n) for (op, _), (n, *_) in comm.traffic().items())
 
 
 def traffic(answer) -> None:
@@ -72,3 +77,4 @@ def traffic(answer) -> None:
     close(answer(1_000_000, 4, 2), 4_000_000, "a million float32 on 2 ranks: half out, half back")
     close(answer(1_000_000, 4, 4), 6_000_000, "a million float32 on 4 ranks: 2 (n - 1) / n of all bytes")
     close(answer(1_000_000, 8, 4), 12_000_000, "a million float64 on 4 ranks: mind the bytes of a number")
+    close(answer(900_000, 4, 3), 4_800_000, "900,000 float32 on 3 ranks, which is no power of two")

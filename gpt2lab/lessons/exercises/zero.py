@@ -3,13 +3,13 @@
 import torch
 
 from ...parallel.zero.costs import paper_bytes
-from . import close, returned
+from . import close, returned, unaided
 
 
 def shard(answer) -> None:
     """Exercise: the part of a flat buffer that a rank owns, padded to equal length."""
-    for elements, ranks in ((8, 2), (6, 3), (7, 3), (10, 4)):
-        flat = torch.arange(1.0, elements + 1, dtype=torch.float64)
+    for elements, ranks in ((8, 2), (6, 3), (7, 3), (10, 4), (9, 4), (2, 3)):
+        flat = torch.arange(1.0, elements + 1, dtype=torch.float64) / 3
         parts = [answer(flat.clone(), rank, ranks) for rank in range(ranks)]
         assert all(p is not None for p in parts), "your function returned None. Is the return missing?"
         lengths = [len(p) for p in parts]
@@ -32,12 +32,12 @@ def shard(answer) -> None:
 
 def step(answer) -> None:
     """Exercise: one step of ZeRO-1 with plain gradient descent, on pretended ranks."""
-    for ranks, each in ((3, 3), (2, 4)):
-        _one_step(answer, ranks, each)
+    for ranks, each, rate in ((3, 3, 0.5), (2, 4, 0.25)):
+        _one_step(answer, ranks, each, rate)
 
 
-def _one_step(answer, ranks: int, each: int) -> None:
-    elements, rate = ranks * each, 0.5
+def _one_step(answer, ranks: int, each: int, rate: float) -> None:
+    elements = ranks * each
     torch.manual_seed(1)
     start = torch.randn(elements, dtype=torch.float64)
     grads = [torch.randn(elements, dtype=torch.float64) for _ in range(ranks)]
@@ -57,11 +57,15 @@ def _one_step(answer, ranks: int, each: int) -> None:
         def all_gather(mine, rank=rank, updated=updated):
             used.append("all_gather")
             assert len(mine) == each, f"all_gather wants your shard ({each} weights), got {len(mine)}"
+            assert not torch.allclose(mine, sum(grads)[rank * each :][:each]), (
+                "you gather gradients, and every rank then updates all weights: gather updated weights"
+            )
             return torch.cat([*updated[:rank], mine, *updated[rank + 1 :]])
 
+        used.clear()
         scatter = lambda whole, rank=rank: reduce_scatter(whole, rank)
         got = returned(answer(start.clone(), grads[rank].clone(), rank, ranks, rate, scatter, all_gather))
-        assert used[-2:] == ["reduce_scatter", "all_gather"], (
+        assert used == ["reduce_scatter", "all_gather"], (
             f"you called {used}; ZeRO reduce-scatters the gradient, steps its shard, and all-gathers the weights"
         )
         own = slice(rank * each, (rank + 1) * each)
@@ -85,7 +89,11 @@ def linear(answer) -> None:
     (_through(x, weights, lambda h, w: h @ w.T)).backward()
     found = live(_on_shards, answer, ranks=3, what="three live ranks")
     sizes = [-(-w.numel() // 3) * 3 * 8 for w in weights]
-    for rank, (grads, calls, saved, alive) in enumerate(found):
+    best, done = 2 * 2 * sum(7 * w.numel() for w in weights), sum(flops for *_, flops in found)
+    assert done <= best, (
+        f"in backward the ranks compute {done} operations, dx and dW are {best}: here the layer does not run again"
+    )
+    for rank, (grads, calls, saved, alive, _) in enumerate(found):
         assert not saved, (
             f"rank {rank} saves {saved} whole weights for backward: save the shard, and gather once more in backward"
         )
@@ -124,7 +132,9 @@ def _through(x, weights, layer):
 
 
 def _on_shards(rank, world_size, answer):
-    """(gradients of this rank's shards, calls, whole weights saved by autograd, whole weights alive)."""
+    """(gradients of shards, calls, whole weights saved by autograd, whole weights alive, operations of backward)."""
+    from torch.utils.flop_counter import FlopCounterMode
+
     from ...ranks import comm
     from ...ranks.mesh import Mesh
 
@@ -142,8 +152,9 @@ def _on_shards(rank, world_size, answer):
             x.tensor_split(world_size)[rank].clone(), pairs, lambda h, pair: answer(h, *pair, axis)
         )
     alive = _kept(loss.grad_fn)
-    loss.backward()
-    return [s.grad for s in shards], comm.traffic(), sum(saved), alive
+    with FlopCounterMode(display=False) as counter:
+        loss.backward()
+    return [s.grad for s in shards], comm.traffic(), sum(saved), alive, counter.get_total_flops()
 
 
 def _is_large(t) -> bool:
@@ -157,6 +168,7 @@ def _kept(node) -> int:
     waiting = [node]
     for here in waiting:
         values = getattr(here, "__dict__", {}).values()
+        values = [x for value in values for x in (value if isinstance(value, list | tuple) else [value])]
         found += any(isinstance(value, torch.Tensor) and _is_large(value) for value in values)
         new = [n for n, _ in here.next_functions if n is not None and n not in seen]
         seen.update(new)
@@ -166,6 +178,7 @@ def _kept(node) -> int:
 
 def bytes_held(answer) -> None:
     """Exercise: the paper's bytes per rank for stages 0 to 3."""
+    answer = unaided(answer, "gpt2lab.parallel", "gpt2lab.plots")
     what = {
         0: "nothing is shared",
         1: "the 12 bytes of optimizer state are shared",

@@ -1,0 +1,70 @@
+"""Checker of lesson 10's backward of ring attention, on three and on two live ranks."""
+
+import torch
+
+from . import close, closed, live, returned
+
+
+def ring_backward(answer) -> None:
+    """Exercise: the backward of ring attention on three and two live ranks; k, v and their gradients go round."""
+    for n, words in ((3, "three live ranks"), (2, "two live ranks")):
+        _ring_backward_on(answer, n, words)
+
+
+def _ring_backward_on(answer, n: int, words: str) -> None:
+    q, k, v, grad = (x.requires_grad_() for x in _sequence())
+    _attend(q, k, v)[0].backward(grad.detach())
+    found, t = live(_backward_on_a_rank, answer, ranks=n, what=words), 12 // n
+    best = n * 4 * t * 5 * 8  # n shifts of k, v, dk, dv (t, 5)
+    for rank, (given, *_, same) in enumerate(found):
+        returned(given)
+        for name, got, want in zip(("dq", "dk", "dv"), given, (q.grad, k.grad, v.grad), strict=True):
+            close(got, want[t * rank :][:t], f"{name} on rank {rank}" + f" of {n}" * (n < 3), 1e-9)
+        assert same, (
+            f"rank {rank} changed what it was given: q, k, v and the rest belong to others; make new ones"
+        )
+    calls = [sum(of_one[op] for _, _, of_one, *_ in found) for op in ("send", "recv")]
+    for rank, (_, sent, _, flops, _) in enumerate(found):
+        assert set(sent) <= {"send", "recv"}, (
+            f"rank {rank} called {sorted(sent)}: on a ring only neighbours talk"
+        )
+        assert sum(sent.values()) <= best, (
+            f"rank {rank} sent {sum(sent.values())} bytes; k, v and two gradients once round are {best}"
+        )
+        blocks = flops / (5 * 2 * t * t * 5)
+        assert blocks <= rank + 1, (
+            f"rank {rank} computes the products of {blocks:g} blocks, and sees {rank + 1}: skip what is masked"
+        )
+    assert calls[0] == calls[1], (
+        f"{calls[1]} messages were received, and {calls[0]} sends were waited for: what has not left may still change"
+    )
+
+
+def _sequence():
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randn(12, 5, dtype=torch.float64, generator=generator) for _ in range(4)]
+
+
+def _attend(q, k, v):
+    scores = (q @ k.T / 5**0.5).masked_fill(torch.ones(12, 12).triu(1) > 0, -torch.inf)
+    return scores.softmax(-1) @ v, scores.logsumexp(-1, keepdim=True)
+
+
+def _backward_on_a_rank(rank, world_size, answer):
+    from torch.utils.flop_counter import FlopCounterMode
+
+    from ...ranks import comm
+    from ...ranks.mesh import Mesh
+
+    axis, (q, k, v, grad) = Mesh(cp=world_size)["cp"], _sequence()
+    sent, calls = {}, {"send": 0, "recv": 0}
+    out, lse = _attend(q, k, v)
+    t = 12 // world_size
+    mine = [x[t * rank :][:t].clone() for x in (q, k, v, out, lse, grad)]
+    before, counter = [x.clone() for x in mine], FlopCounterMode(display=False)
+    comm.clear_log()
+    with counter, closed("torch.autograd", "torch._functorch", "gpt2lab.parallel"):
+        given = answer(*mine, axis)
+    for (op, _), (count, size, _) in comm.traffic().items():
+        sent[op], calls[op] = size, count
+    return given, sent, calls, counter.get_total_flops(), all(map(torch.equal, before, mine))
