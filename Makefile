@@ -18,6 +18,7 @@ help:  ## list the targets
 
 lab: .venv/lab.stamp  ## open the lessons in JupyterLab, at 127.0.0.1 only
 	JUPYTER_PATH="$(CURDIR)/gpt2lab/lessons:$$JUPYTER_PATH" \
+	JUPYTER_CONFIG_PATH="$(CURDIR)/gpt2lab/lessons:$$JUPYTER_CONFIG_PATH" \
 	  $(BIN)/jupyter lab --ip=127.0.0.1 --port=$(PORT) --ServerApp.root_dir="$(CURDIR)" \
 	  --LabApp.news_url=None --LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate \
 	  --LabApp.default_url=/lab/tree/notebooks/00_start_here.ipynb --KernelManager.transport=ipc \

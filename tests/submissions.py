@@ -12,6 +12,7 @@ from pathlib import Path
 
 from gpt2lab.classroom import NOTEBOOKS, lessons_named
 from gpt2lab.lessons.answers import exercises
+from gpt2lab.lessons.desk import split
 from gpt2lab.lessons.source import read_lesson
 
 SOURCE = '''# %% [markdown]
@@ -187,7 +188,9 @@ def a_class(of, folder, count=30):
         notebook = of.notebook(student=True)
         cells = {cell.id: cell for cell in notebook.cells}
         for e in exercises(of):
-            texts = [e.cell.solved()] * 6 + [e.cell.blank()] + [w.text for w in e.wrong]
+            right = e.cell.solved()  # some wrong answers define only one of the functions
+            wrong = [f"{split(right)[0]}\n\n{w.text}" for w in e.wrong]
+            texts = [right] * 6 + [e.cell.blank()] + wrong
             cells[e.cell.id].source = {0: texts[0], 1: e.cell.blank()}.get(number, chance.choice(texts))
         (folder / f"student{number:02d}.ipynb").write_text(json.dumps(notebook))
 

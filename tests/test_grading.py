@@ -123,8 +123,23 @@ def test_nobody_is_forgotten_and_nobody_added(results):
 def test_an_answer_that_names_its_judge_is_shown_to_the_teacher(results):
     assert results["patches"]["notes"] == ["half: look at this answer, it names gpt2lab.lessons.desk"]
     noted = {student for student, r in results.items() if any("look at" in note for note in r["notes"])}
-    assert noted == {"patches", "own check"}
+    assert noted == {"patches", "own check", "loops", "sleeps deaf"}
+    assert results["loops"]["notes"] == [
+        "half: look at this answer, it did not end; on a busy machine try --seconds 9"
+    ]
     assert results["older"]["notes"] == ["made from another version of the lesson"]
+
+
+def test_ranks_have_started_before_an_answer_is_timed(tmp_path):
+    setup = "from gpt2lab.lessons import exercises\nfrom gpt2lab.lessons.exercises import check"
+    source = submissions.SOURCE.replace("from gpt2lab.lessons.exercises import check", setup)
+    of = submissions.lesson(tmp_path, source)
+    begun = "    from multiprocessing.forkserver import _forkserver as f\n"
+    begun += "    return x / 2 if f._forkserver_pid else x"
+    notebook = cells_of(of, lambda e: e.cell.solved().replace("    return x / 2", begun))
+    (tmp_path / "ann.ipynb").write_text(json.dumps(notebook))
+    found = grading.graded(tmp_path / "ann.ipynb", of, sandbox.Limits())["exercises"]
+    assert [e["status"] for e in found] == ["PASS", "PASS"], found
 
 
 def test_what_an_answer_starts_does_not_outlive_it(results):
@@ -135,6 +150,18 @@ def sleepers():
     return [
         p.pid for p in psutil.process_iter(["cmdline"]) if submissions.SLEEPER in (p.info["cmdline"] or ())
     ]
+
+
+def test_what_a_solution_names_an_answer_may_name():
+    found = []
+    for lesson in lessons_named(NOTEBOOKS, []):
+        for exercise in exercises(lesson):
+            solution = split(exercise.cell.solved())[0]
+            found += touches(solution)
+            assert grading.named_beyond_the_solution(solution, exercise) == []
+            cheat = "import gpt2lab.lessons.desk\n" + solution
+            assert grading.named_beyond_the_solution(cheat, exercise) == ["gpt2lab.lessons.desk"]
+    assert found, "no solution names anything: then this shows nothing"
 
 
 @pytest.mark.skipif(not sandbox.isolated(), reason="this system has no namespaces for users")
@@ -229,11 +256,13 @@ def cells_of(lesson, text_of):
     return notebook
 
 
-def through_the_grader(lesson, text_of, tmp_path):
+def through_the_grader(lesson, text_of, tmp_path, marked=True):
     """Verdicts on every exercise of such a notebook."""
     path = tmp_path / f"{lesson.name}.ipynb"
     path.write_text(json.dumps(cells_of(lesson, text_of)))
-    told = iter(grading.graded(path, lesson, sandbox.Limits())["exercises"])
+    found = grading.graded(path, lesson, sandbox.Limits())
+    assert marked or not [note for note in found["notes"] if "it names" in note]
+    told = iter(found["exercises"])
     for exercise in exercises(lesson):
         own = [next(told) for _ in exercise.titles]
         yield exercise, [(e["name"], e["status"], e["words"]) for e in own]
@@ -254,9 +283,8 @@ def test_live_ranks_of_an_answer_that_wait_for_each_other_are_named(tmp_path):
 @pytest.mark.timeout(1200)
 def test_solutions_pass_and_blanks_are_todo_through_the_grader_too(name, tmp_path):
     (lesson,) = lessons_named(NOTEBOOKS, [name])
-    for exercise, found in through_the_grader(lesson, lambda e: e.cell.solved(), tmp_path):
+    for exercise, found in through_the_grader(lesson, lambda e: e.cell.solved(), tmp_path, marked=False):
         assert as_expected(found, "PASS"), (exercise.cell.text[:60], found)
-        assert touches(exercise.cell.solved().split("\ncheck(")[0]) == []
     for _, found in through_the_grader(lesson, lambda e: e.cell.blank(), tmp_path):
         assert {status for _, status, _ in found} == {"TODO"}
 

@@ -200,7 +200,8 @@ def test_exam_questions_stand_in_no_notebook():
 
 def test_every_lesson_says_what_to_read():
     parts = re.split(r"^## ", reading(LESSONS), flags=re.M)[1:]
-    assert len(parts) >= len(LESSONS) - 2 and all(len(part.split()) > 5 for part in parts)
+    assert len(parts) == len(LESSONS) and all(len(part.split()) > 5 for part in parts)
+    assert not [part for part in parts if "**Next" in part]
 
 
 def reading_list(lesson):

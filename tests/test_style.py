@@ -52,9 +52,12 @@ def test_static_explore_shows_posters_and_draws_the_ends_of_every_control(shown,
 def test_live_explore_makes_a_widget_for_every_control():
     import ipywidgets
 
-    made = [display._widget(ipywidgets, "x", control) for control in [(1, 5, 2), (0.0, 1.0, 0.5), ["a", "b"]]]
+    style = {"description_width": "7ch"}
+    controls = [(1, 5, 2), (0.0, 1.0, 0.5), ["a", "b"]]
+    made = [display._widget(ipywidgets, "x", control, style) for control in controls]
     assert [type(w).__name__ for w in made] == ["IntSlider", "FloatSlider", "Dropdown"]
     assert [w.value for w in made] == [2, 0.5, "a"]
+    assert {w.style.description_width for w in made} == {"7ch"}  # sliders begin below each other
 
 
 def test_a_progress_bar_is_there_while_an_explorer_draws(monkeypatch):

@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
-from ..lessons.answers import setup
+from ..lessons.answers import exercises, setup
+from ..lessons.desk import split
 from ..lessons.source import Lesson
 from ..machine.checksum import sources
 from . import submission
@@ -52,11 +53,9 @@ def graded(path: Path, lesson: Lesson, limits: Limits, hide=()) -> dict:
     except (submission.Unreadable, OSError) as error:
         lost = [{"name": name, "status": "NONE", "words": "not read", "seconds": 0.0} for name in names]
         return {"notes": [], "error": str(error), "exercises": lost}
-    for part in parts:
-        notes += [
-            f"{part.titles[0]}: look at this answer, it names {name}"
-            for name in (submission.touches(part.text) if part.text else [])
-        ]
+    for part, exercise in zip(parts, exercises(lesson), strict=True):
+        named = named_beyond_the_solution(part.text, exercise) if part.text else []
+        notes += [f"{part.titles[0]}: look at this answer, it names {name}" for name in named]
     found = _tried({i: part for i, part in enumerate(parts) if part.text is not None}, lesson, limits, hide)
     told = []
     for i, part in enumerate(parts):
@@ -68,7 +67,16 @@ def graded(path: Path, lesson: Lesson, limits: Limits, hide=()) -> dict:
             )
             status, words = said.get(title, lost)
             told.append({"name": title, "status": status, "words": words, "seconds": seconds})
+            if words.startswith("no end"):
+                more = f"--seconds {3 * limits.seconds:g}"
+                notes.append(f"{title}: look at this answer, it did not end; on a busy machine try {more}")
     return {"notes": notes, "error": "", "exercises": told}
+
+
+def named_beyond_the_solution(text: str, exercise) -> list[str]:
+    """What an answer names although it could reach the grader with it, and the exercise's solution does without."""
+    ours = submission.touches(split(exercise.cell.solved())[0])
+    return [name for name in submission.touches(text) if name not in ours]
 
 
 def _tried(parts: dict, lesson: Lesson, limits: Limits, hide) -> dict[int, tuple[list, float]]:

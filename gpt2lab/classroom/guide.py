@@ -12,11 +12,7 @@ WORDS_A_MINUTE, CELL, EXERCISE = 120, 0.5, 6
 MISTAKE = "# MISTAKE: "
 ABOUT = """Made from the lessons. Minutes are computed, not measured. Under *Expected misconceptions* lines with - are
 the solution's, and lines with + stand there instead."""
-READ_ON = re.compile(
-    r"(?:^## (?:Links|Further reading|Sources|Read on)\s*\n"
-    r"|\*\*(?:Sources:|Read on\.|Further\*\*:)|Background:|Read also:)(?:\*\*)?(.*)",
-    re.M | re.S,
-)
+READ_ON = re.compile(r"^## Read on\s*\n(.*?)(?=\n+\*\*Next|\Z)", re.M | re.S)
 
 
 def minutes(lesson: Lesson) -> int:
@@ -128,7 +124,6 @@ def reading(lessons: list[Lesson]) -> str:
     """What every lesson's end says to read."""
     parts = ["# What to read", ""]
     for lesson in lessons:
-        found = READ_ON.search(lesson.prose)
-        if found:
+        if found := READ_ON.search(lesson.prose):
             parts += [f"## {title(lesson)}", "", found[1].strip(), ""]
     return "\n".join(parts) + "\n"

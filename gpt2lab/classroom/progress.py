@@ -10,15 +10,28 @@ from ..lessons.exercises import KEPT
 
 def progress(folder: Path) -> dict[str, dict[str, str]]:
     """Lesson -> exercise -> the last verdict in this folder's notebooks, or "" where it has not been tried."""
-    kept = json.loads((folder / KEPT).read_text()) if (folder / KEPT).exists() else {}
+    kept = _read(folder / KEPT, lambda kept: {**kept}) if (folder / KEPT).exists() else {}
     found = {}
     for path in sorted(folder.glob("[0-9][0-9]_*.ipynb")):
-        cells = json.loads(path.read_text())["cells"]
         of = found[path.stem] = {}
-        for text in ("".join(c["source"]) for c in cells if "exercise" in c["metadata"].get("tags", ())):
-            with suppress(SyntaxError):  # a cell that a student is in the middle of
+        for text in _read(path, _tagged):
+            with suppress(SyntaxError, ValueError):  # a cell that a student is in the middle of
                 of |= {title: kept.get(title, "") for title in titles(text)}
     return found
+
+
+def _tagged(notebook: dict) -> list[str]:
+    """The text of each exercise's cell."""
+    tags = lambda cell: cell["metadata"].get("tags", ())
+    return ["".join(c["source"]) for c in notebook["cells"] if "exercise" in tags(c)]
+
+
+def _read(file: Path, part):
+    """A part of a JSON file. Raises ValueError, with its name, where it is damaged."""
+    try:
+        return part(json.loads(file.read_bytes()))
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise ValueError(f"{file} is damaged. Fetch it again, or delete it.") from None
 
 
 def rows(folder: Path) -> list[tuple[str, str, str]]:

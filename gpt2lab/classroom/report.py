@@ -53,12 +53,16 @@ def _replace(file: Path, text: str) -> None:
 
 
 def known_results(out: Path, lesson: str) -> list[dict]:
-    """The results that an earlier call has written for the same lesson; none where there is no such file."""
+    """The results that an earlier call has written for the same lesson; none where there is no such file.
+
+    Raises ValueError for another file, which would be overwritten.
+    """
+    file = out.with_suffix(".json")
     try:
-        found = json.loads(out.with_suffix(".json").read_text())
-    except (OSError, ValueError):
-        return []
-    return found["results"] if found.get("lesson") == lesson else []
+        found = json.loads(file.read_bytes()) if file.exists() else {"lesson": ""}
+        return found["results"] if found["lesson"] == lesson else []
+    except (ValueError, KeyError, TypeError):
+        raise ValueError(f"{file} is no result of a grading. Use another --out, or delete it.") from None
 
 
 def _slug(student: str) -> str:

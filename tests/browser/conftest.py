@@ -74,11 +74,12 @@ def command(root: Path) -> list[str]:
     printed = subprocess.run(
         ["make", "-n", "lab"], cwd=ROOT, capture_output=True, text=True, check=True
     ).stdout
-    line = re.search(r"^\S+\s+\S*jupyter lab .*", printed.replace("\\\n", " "), re.M)[0]
-    path, _, *words = line.replace(f'"{ROOT}"', str(root)).replace('"', "").split()
-    kept = [w for w in words if not w.startswith("--port") and w not in ("--no-browser", "--allow-root")]
+    line = re.search(r"^(?:\w+=\S+\s+)+\S*jupyter lab .*", printed.replace("\\\n", " "), re.M)[0]
+    words = line.replace(f'"{ROOT}"', str(root)).replace('"', "").split()
+    places = [w.split(":")[0] for w in words if re.match(r"JUPYTER\w*_PATH=", w)]
     more = ["--port=0", "--no-browser", "--allow-root"]
-    start = ["env", path.split(":")[0], sys.executable, "-m", "jupyter"]
+    kept = [w for w in words[len(places) + 1 :] if not w.startswith("--port") and w not in more]
+    start = ["env", *places, sys.executable, "-m", "jupyter"]
     return [*start, *kept, *more, "--LabApp.expose_app_in_browser=True"]
 
 

@@ -80,6 +80,17 @@ def test_make_lab_opens_lesson_00(page):
     assert title.startswith("00 Start here")
 
 
+def test_names_of_lessons_can_be_read_beside_it(page):
+    shown = page.evaluate(
+        "() => [...document.querySelectorAll('.jp-DirListing-itemText')]"
+        ".map(e => [e.innerText, e.clientWidth / e.scrollWidth])"
+    )
+    names = dict(shown)
+    assert "00_start_here.ipynb" in names
+    cut = [n for n, part in names.items() if len(Path(n).stem) > part * len(n)]
+    assert cut == [], "more than their ending is cut off"
+
+
 def test_run_all_reaches_the_end_and_exercises_are_to_do(page):
     errors = page.locator(".jp-OutputArea-output[data-mime-type='application/vnd.jupyter.error']")
     assert errors.count() == 0, errors.first.inner_text()

@@ -20,6 +20,12 @@ TROUBLE = """() => [...document.querySelectorAll(
     ".jp-OutputArea-output[data-mime-type='application/vnd.jupyter.error'], " +
     ".jp-OutputArea-output[data-mime-type='application/vnd.jupyter.stderr']")].map(e => e.innerText)"""
 CURRENT = "path => window.jupyterapp.shell.currentWidget?.context?.path === path"
+FURTHER = """() => {
+    const panel = document.querySelector('.jp-Notebook .jp-WindowedPanel-outer, .jp-Notebook.jp-WindowedPanel-outer');
+    const before = panel.scrollTop;
+    panel.scrollTop += panel.clientHeight - 40;
+    return panel.scrollTop > before;
+}"""
 IDLE = """async () => {
     const kernel = window.jupyterapp.shell.currentWidget.sessionContext.session.kernel;
     await kernel.requestKernelInfo();
@@ -68,6 +74,15 @@ def to_both_ends(page):
             assert step.input_value() == step.get_attribute("max" if key == "End" else "min")
 
 
+def read_through(page, name):
+    """Screenshots of the lesson from its first line to its last."""
+    page.locator(".jp-Cell").first.scroll_into_view_if_needed()
+    for number in range(100):
+        shot(page, f"whole_{name[:2]}_{number:02d}")
+        if not page.evaluate(FURTHER):
+            return
+
+
 @pytest.mark.parametrize(
     "name", [pytest.param(x, marks=[] if x == TODAY else pytest.mark.slow) for x in LESSONS]
 )
@@ -84,6 +99,7 @@ def test_run_all_of_a_lesson_and_its_controls(chromium, lab, name):
     for number, cell in enumerate(moving.all()):
         cell.scroll_into_view_if_needed()
         shot(page, f"lesson_{name[:2]}_{number}")
+    read_through(page, name)
     page.evaluate("() => window.jupyterapp.shell.currentWidget.sessionContext.shutdown()")
     page.close()
 

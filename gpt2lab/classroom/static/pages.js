@@ -2,6 +2,8 @@
 function explorer(box) {
   const data = JSON.parse(box.dataset.explorer);
   const root = document.documentElement.dataset.content_root || "./";
+  const values = Object.values(data.frames).flat().map((frame) => frame.value.length);
+  box.style.setProperty("--longest", Math.max(...values) + "ch");
   const figure = document.createElement("figure");
   const image = document.createElement("img");
   const caption = document.createElement("figcaption");
