@@ -15,7 +15,7 @@ from statistics import geometric_mean
 
 import numpy as np
 
-from ..corpus.storage import cache_dir
+from ..corpus.storage import cache_dir, read_json
 from ..machine.links import Link, Network
 from ..machine.speed import machine
 from ..model import PRESETS
@@ -59,15 +59,14 @@ def calibration_file() -> Path:
 
 def known() -> dict:
     """The numbers of this machine as it was measured; where it was not, the round ones of `CLUSTERS["laptop"]`."""
+
+    def whole(found: dict) -> dict:
+        cluster_of(found)
+        return found
+
     if calibration_file().exists():
-        try:
-            found = json.loads(calibration_file().read_bytes())
-            cluster_of(found)
-            return found
-        except (ValueError, KeyError, TypeError, AttributeError):
-            raise ValueError(
-                f"{calibration_file()} is damaged. Measure again: python -m gpt2lab calibrate --again."
-            ) from None
+        again = "is damaged. Measure again: python -m gpt2lab calibrate --again."
+        return read_json(calibration_file(), whole, again)
     laptop = find_cluster("laptop")
     device, link = laptop.device, laptop.network.between
     found = {"cores": laptop.cores, "rate": device.rate, "copy": device.copy, "launch": device.launch}

@@ -7,7 +7,6 @@ the machine does besides. A change has a verdict only where all samples of one f
 import argparse
 import contextlib
 import importlib
-import json
 import math
 import os
 import statistics
@@ -18,6 +17,7 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
+from ..corpus.storage import read_json
 from ..machine import speed
 
 LEAST = 0.05  # a smaller change of the median is none, however small the spread
@@ -147,12 +147,10 @@ def comparison(a: dict, b: dict, every: bool = False) -> str:
 
 def read_report(path: str) -> dict:
     """A file that `collect` gave; raises ValueError for any other."""
-    try:
-        report = json.loads(Path(path).read_text())
+
+    def whole(report: dict) -> dict:
         report["machine"].items(), chance(report["rounds"], 1)
         [1 / statistics.fmean(s) for whats in report["seconds"].values() for s in whats.values()]
-    except (ValueError, KeyError, TypeError, AttributeError, ZeroDivisionError):
-        raise ValueError(
-            f"{path} is no report of `gpt2lab bench --all`. Make one with --out FOLDER."
-        ) from None
-    return report
+        return report
+
+    return read_json(path, whole, "is no report of `gpt2lab bench --all`. Make one with --out FOLDER.")

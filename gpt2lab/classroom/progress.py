@@ -1,20 +1,22 @@
 """Which exercises pass here: what `check` has said, kept in a file beside the notebooks."""
 
-import json
 from contextlib import suppress
 from pathlib import Path
 
+from ..corpus.storage import read_json
 from ..lessons.desk import titles
 from ..lessons.exercises import KEPT
+
+DAMAGED = "is damaged. Fetch it again, or delete it."
 
 
 def progress(folder: Path) -> dict[str, dict[str, str]]:
     """Lesson -> exercise -> the last verdict in this folder's notebooks, or "" where it has not been tried."""
-    kept = _read(folder / KEPT, lambda kept: {**kept}) if (folder / KEPT).exists() else {}
+    kept = read_json(folder / KEPT, lambda kept: {**kept}, DAMAGED) if (folder / KEPT).exists() else {}
     found = {}
     for path in sorted(folder.glob("[0-9][0-9]_*.ipynb")):
         of = found[path.stem] = {}
-        for text in _read(path, _tagged):
+        for text in read_json(path, _tagged, DAMAGED):
             with suppress(SyntaxError, ValueError):  # a cell that a student is in the middle of
                 of |= {title: kept.get(title, "") for title in titles(text)}
     return found
@@ -24,14 +26,6 @@ def _tagged(notebook: dict) -> list[str]:
     """The text of each exercise's cell."""
     tags = lambda cell: cell["metadata"].get("tags", ())
     return ["".join(c["source"]) for c in notebook["cells"] if "exercise" in tags(c)]
-
-
-def _read(file: Path, part):
-    """A part of a JSON file. Raises ValueError, with its name, where it is damaged."""
-    try:
-        return part(json.loads(file.read_bytes()))
-    except (ValueError, KeyError, TypeError, AttributeError):
-        raise ValueError(f"{file} is damaged. Fetch it again, or delete it.") from None
 
 
 def rows(folder: Path) -> list[tuple[str, str, str]]:

@@ -3,9 +3,10 @@
 import csv
 import io
 import json
-import os
 import re
 from pathlib import Path
+
+from ..corpus.storage import read_json, replacing
 
 
 def passed(result: dict) -> int:
@@ -38,18 +39,13 @@ def write_results(results: list[dict], lesson: str, out: Path, remark: str) -> N
         status = [e["status"] for e in r["exercises"]]
         more = r["error"], "; ".join(r["notes"]), r["file"]
         table.writerow([r["student"], passed(r), len(status), *status, *more])
-    _replace(out, text.getvalue())
-    _replace(out.with_suffix(".json"), json.dumps({"lesson": lesson, "results": results}, indent=1))
+    everything = json.dumps({"lesson": lesson, "results": results}, indent=1)
+    for file, said in ((out, text.getvalue()), (out.with_suffix(".json"), everything)):
+        with replacing(file) as new:
+            new.write(said.encode())
     out.with_suffix("").mkdir(exist_ok=True)
     for r in results:
         (out.with_suffix("") / f"{_slug(r['student'])}.txt").write_text(student_page(r, lesson, remark))
-
-
-def _replace(file: Path, text: str) -> None:
-    """Write a file that is complete or as before."""
-    partial = file.with_name(file.name + ".partial")
-    partial.write_text(text, newline="")
-    os.replace(partial, file)
 
 
 def known_results(out: Path, lesson: str) -> list[dict]:
@@ -58,11 +54,9 @@ def known_results(out: Path, lesson: str) -> list[dict]:
     Raises ValueError for another file, which would be overwritten.
     """
     file = out.with_suffix(".json")
-    try:
-        found = json.loads(file.read_bytes()) if file.exists() else {"lesson": ""}
-        return found["results"] if found["lesson"] == lesson else []
-    except (ValueError, KeyError, TypeError):
-        raise ValueError(f"{file} is no result of a grading. Use another --out, or delete it.") from None
+    results = lambda found: found["results"] if found["lesson"] == lesson else []
+    another = "is no result of a grading. Use another --out, or delete it."
+    return read_json(file, results, another) if file.exists() else []
 
 
 def _slug(student: str) -> str:

@@ -1,10 +1,15 @@
-"""Where the package keeps its own files, and how it writes them: atomically, because several processes may write."""
+"""Where the package keeps its own files, and how it reads and writes them.
+
+They are written atomically, because several processes may write, and read with an eye on damage.
+"""
 
 import contextlib
+import json
 import lzma
 import os
 import stat
 import tempfile
+from collections.abc import Callable
 from importlib.resources import files
 from pathlib import Path
 
@@ -52,6 +57,14 @@ def replacing(path: Path):
     except BaseException:
         os.unlink(draft)
         raise
+
+
+def read_json(path: Path, part: Callable, otherwise: str):
+    """`part` of what a JSON file says. Raises ValueError, `path` and then `otherwise`, where the two do not fit."""
+    try:
+        return part(json.loads(Path(path).read_bytes()))
+    except (ValueError, KeyError, TypeError, AttributeError, ZeroDivisionError):
+        raise ValueError(f"{path} {otherwise}") from None
 
 
 def packaged(name: str) -> bytes:

@@ -14,6 +14,8 @@ from contextlib import contextmanager, suppress
 from functools import wraps
 from pathlib import Path
 
+from ...corpus.storage import replacing
+
 LIMIT = 100.0
 """Seconds after which an answer is stopped, so that one that never ends does not stop Run All."""
 
@@ -49,9 +51,8 @@ def _keep(name: str, status: str) -> None:
         return
     with suppress(OSError, ValueError):
         kept = json.loads(Path(KEPT).read_text()) if Path(KEPT).exists() else {}
-        partial = Path(f"{KEPT}.{os.getpid()}")
-        partial.write_text(json.dumps(kept | {name: status}, indent=1))
-        os.replace(partial, KEPT)
+        with replacing(Path(KEPT)) as file:
+            file.write(json.dumps(kept | {name: status}, indent=1).encode())
 
 
 def verdict(test, *args, **kwargs) -> tuple[str, str]:
