@@ -1,12 +1,11 @@
 """Figures of data parallelism: replicas that agree, buckets, the busiest rank, and who reads what."""
 
 import numpy as np
-from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
-from .style import COLORS, SERIAL, THINGS, figure, ink, rank_color
+from .style import COLORS, HUES, SERIAL, THINGS, figure, ink, rank_color
 
 LOST = "#D00000"  # rows that no rank has
 PHASES = {
@@ -26,15 +25,12 @@ def checksums(maps: dict[str, list[list[str]]]) -> Figure:
     fig, axes = figure(8, 0.9 + 0.35 * len(next(iter(maps.values()))), 1, len(maps), squeeze=False)
     for ax, (title, digests) in zip(axes[0], maps.items(), strict=True):
         for step in range(len(digests[0])):
-            seen = []
+            seen = list(dict.fromkeys(row[step] for row in digests))
             for rank, row in enumerate(digests):
-                if row[step] not in seen:
-                    seen.append(row[step])
                 kind = seen.index(row[step])
-                color = rank_color(kind)
-                ink = "black" if sum(to_rgb(color)) > 1.7 else "white"
-                ax.barh(rank, 0.9, 0.8, step - 0.45, color=color)
-                ax.text(step, rank, "abcdefgh"[kind], ha="center", va="center", color=ink, fontsize=9)
+                ax.barh(rank, 0.9, 0.8, step - 0.45, color=HUES[kind])
+                look = {"ha": "center", "va": "center", "fontsize": 9, "color": ink(HUES[kind])}
+                ax.text(step, rank, "abcdefgh"[kind], **look)
         steps = len(digests[0])
         ax.set(title=title, xlabel="step", yticks=range(len(digests)), xlim=(-0.7, steps - 0.3))
         ax.set_yticklabels([f"rank {r}" for r in range(len(digests))])

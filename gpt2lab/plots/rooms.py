@@ -7,9 +7,10 @@ passes a layer gets a place of its own there, so that no line crosses a box (Sug
 import ast
 from pathlib import Path
 
+from matplotlib import colormaps
 from matplotlib.figure import Figure
 
-from .style import figure, rank_color
+from .style import figure
 
 ROOM_OF = {"cli": "commands", "launch": "processes", "Ranks": "processes"}  # names that live in another room
 SWEEPS = 12
@@ -115,11 +116,12 @@ def rooms(package=None) -> Figure:
         for node in row:
             spot[node] = (10 * (before + weight(node) / 2) / total, y)
             before += weight(node)
+    shade = lambda y: colormaps["viridis"](0.85 * y / max(len(rows) - 1, 1))  # no rank's colour
     for chain in chains:
         x, y = zip(*(spot[node] for node in chain), strict=True)
-        ax.plot(x, y, color=rank_color(heights[chain[0]]), lw=1.1, alpha=0.75, zorder=1)
+        ax.plot(x, y, color=shade(heights[chain[0]]), lw=1.1, alpha=0.75, zorder=1)
     for room, y in sorted(heights.items()):
-        box = {"boxstyle": "round,pad=0.35", "fc": "white", "ec": rank_color(y), "lw": 1.8}
+        box = {"boxstyle": "round,pad=0.35", "fc": "white", "ec": shade(y), "lw": 1.8}
         ax.text(*spot[room], room, ha="center", va="center", size=8.5, bbox=box, zorder=2)
     ax.set(xlim=(0, 10), ylim=(-0.4, len(rows) - 0.6))
     return fig

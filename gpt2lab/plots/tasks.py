@@ -42,9 +42,8 @@ def workers(spans, title: str = "", path=(), clock: str = "measured", length: fl
     times, counts = zip(*profile(working), strict=True)
     below.step([1e3 * (t - zero) for t in times], counts, where="post", color=SERIAL, linewidth=0.8)
     below.axhline(average_parallelism(working), color=THINGS[3], linestyle="--")
-    below.set_ylim(0, max(counts) + 0.6)
-    below.set_xlim(0, 1e3 * max(end - zero, length))
-    below.set_ylabel("at work")
+    below.set(ylim=(0, max(counts) + 0.6), yticks=range(0, max(counts) + 1, 1 + max(counts) // 3))
+    below.set(xlim=(0, 1e3 * max(end - zero, length)), ylabel="at work")
     below.set_xlabel(f"time in ms ({clock}); dashed: {average_parallelism(working):.2f} at work on average")
     return fig
 

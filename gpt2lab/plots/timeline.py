@@ -34,7 +34,8 @@ def timeline(
     ax.set_xlim(-0.01 * length * scale, 1.01 * length * scale)
     _label(ax, ranks, title, f"time in {unit}" + (f" ({clock})" if clock else ""))
     kinds = [kind for kind in COLORS if kind in {s.kind for s in spans}]
-    legend(ax, kinds, loc="lower left", bbox_to_anchor=(0, 1), ncols=max(len(kinds), 1), fontsize=8)
+    if kinds != ["other"]:  # a key that says nothing but "other"
+        legend(ax, kinds, loc="lower left", bbox_to_anchor=(0, 1), ncols=max(len(kinds), 1), fontsize=8)
     return fig
 
 

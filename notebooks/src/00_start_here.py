@@ -90,7 +90,7 @@ print(
 show(
     timeline(notes, clock="measured"),
     "measured",
-    "three notes of each of four ranks, each at its end.",
+    "three notes of each of four ranks; a bar ends when its note is made.",
     "A timeline of four ranks whose notes lie side by side and not one after the other",
 )
 
@@ -244,7 +244,7 @@ def tokens_everywhere(rank, world_size, mine):
 # ## The same GPT-2, twice
 #
 # Here is the training loop in full. A batch of eight rows of Shakespeare is a pure function of the step: every rank
-# can ask for it and keep its own rows. Read the five lines in the middle twice.
+# can ask for it and keep its own rows. (`trace.span` only notes times.) Read the four lines of `sum` twice.
 
 # %%
 config = PRESETS["nano"]
@@ -290,7 +290,8 @@ print("all-reduces of gradients in a step:", sent[0]["all_reduce", "dp"][0] // 8
 
 # %% [markdown]
 # The loss is a **sum** over tokens, divided **once** by the number of tokens in the *global* batch (`batch.total`).
-# So the ranks' losses and gradients simply add up. No mean is ever taken of means. In each step 52<!--above-->
+# So the ranks' losses and gradients simply add up. (Its unit is the *nat*, since it is a natural logarithm.) No mean
+# is ever taken of means. In each step 52<!--above-->
 # all-reduces sum the gradients; after that each rank makes the same update, and replicas stay replicas.
 
 # %%
@@ -483,7 +484,7 @@ show(
     rooms(),
     "drawing",
     "the rooms of the package, drawn from its own imports: each stands on what it imports, nothing looks upwards.",
-    "Boxes in layers, model, schedules and transport at the bottom, commands, lessons and benchmarks at the top",
+    "Boxes in layers: model and transport at the bottom, commands, classroom and lessons at the top",
 )
 
 # %% [markdown]

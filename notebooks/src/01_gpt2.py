@@ -419,7 +419,8 @@ show(
 # %% [markdown]
 # llm.c also computes B rows and uses one. A *batch* of prompts decodes together. And in a pipeline of D stages a token
 # passes one stage after the other; with N *streams*, groups of rows that follow each other, a stage works on one while
-# the others hold the rest: idle (D - 1)/(D - 1 + N) instead of (D - 1)/D. On two live ranks:
+# the others hold the rest: idle (D - 1)/(D - 1 + N) of a round instead of (D - 1)/D. Ranks of tensor parallelism
+# (lesson 06) share each token. On two live ranks:
 
 # %%
 prompts = [
@@ -429,7 +430,9 @@ alone = [generate(model, [p], 6, stop=None, temperature=0)[0] for p in prompts]
 print(
     "a batch has the tokens of single rows:", generate(model, prompts, 6, stop=None, temperature=0) == alone
 )
-print("so have two streams:", launch(lab.in_streams, prompts, 6, 2, ranks=2)[0] == alone)
+for plan, streams in (("pp=2", 2), ("pp=2", 4), ("tp=2", 1)):
+    texts = launch(lab.together, plan, prompts, 6, streams, ranks=2)
+    print(f"so have two ranks of {plan}, streams: {streams}:", texts == [alone, alone])
 
 # %% [markdown]
 # ## Files

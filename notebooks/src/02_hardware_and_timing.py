@@ -379,10 +379,7 @@ show(
 
 # %%
 events = lab.read_back(spans)
-apart = max(
-    abs(e["dur"] / 1e6 - (s.end - s.start))
-    for e, s in zip(events, sorted(spans, key=trace._order), strict=True)
-)
+apart = max(abs(e["dur"] / 1e6 - (s.end - s.start)) for e, s in zip(events, spans, strict=True))
 print(f"{len(events)} events, durations as in the spans:", apart < 1e-9)
 lanes = {r: sorted((s.start, s.end) for s in spans if s.rank == r) for r in range(4)}
 print(

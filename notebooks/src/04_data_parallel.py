@@ -477,12 +477,13 @@ show(
 # ### How large may a batch be?
 #
 # llm.c walks through the text in order, N B T tokens a step on N ranks, and begins anew when what is left does not
-# fill a step. A batch larger than the text is refused:
+# fill a step. A batch larger than the text is refused. So large ones need TinyStories (925,653,391 tokens) in place
+# of tinyshakespeare (305,260):
 
 # %%
-for rows in (298, 299):  # N B, for T = 1024
+for n, rows in ((305_260, 298), (925_653_391, 299), (305_260, 299)):  # rows: N B, for T = 1024
     try:
-        print(f"{rows} rows of 1024: {replicas.InOrder(range(305_260), rows, 1024).steps} step an epoch")
+        print(f"{n:,} tokens, {rows} rows: {replicas.InOrder(range(n), rows, 1024).steps:,} steps an epoch")
     except ValueError as error:
         print(error)
 print("after {} steps both ways begin anew: {}".format(*replicas.begins_anew(four, batches.source)))

@@ -69,8 +69,6 @@ table(
 # - **unequal**: slices that end at T sqrt(i/N).
 # - **interleaved**: token t on rank t mod N. (The notes write t % (T/N), which gives T/N values, not ranks.)
 # - **zigzag**: 2N chunks; rank r owns chunk r from the front and chunk r from the back.
-#
-# Sizes may be uneven.
 
 
 # %% tags=["exercise"]
@@ -177,16 +175,17 @@ print(pool[2].run(lab.local_positions)[1])
 
 
 # %%
-def attend_by_hand(rank, world_size, name, q, k, v, grad):
+def attend_by_hand(rank, world_size, name, q, k, v, grad, mask=None):
     axis, split = Mesh(cp=world_size)["cp"], layout(name, q.size(-2), world_size)
     mine = torch.tensor(split.positions[rank])
+    masked = torch.tensor(layout(mask or name, split.tokens, world_size).positions[rank])
     q, grad = q[..., mine, :], grad[..., mine, :]
     order, back = torch.tensor(split.order), torch.tensor(split.inverse)
     gathered = [comm.all_gather(x[..., mine, :], axis, -2, split.sizes) for x in (k, v)]
     k, v = (x[..., back, :] for x in gathered)  # from the order of ranks to the order of positions
 
     scores = q @ k.mT / q.size(-1) ** 0.5
-    weights = scores.masked_fill(mine[:, None] < torch.arange(len(back)), -torch.inf).softmax(-1)
+    weights = scores.masked_fill(masked[:, None] < torch.arange(len(back)), -torch.inf).softmax(-1)
     y = weights @ v
 
     dv = weights.mT @ grad
@@ -212,12 +211,13 @@ leaves = [x.clone().requires_grad_() for x in (q, k, v)]
 whole = causal_attention(*leaves, torch.arange(11))
 whole.backward(grad)
 expected = [whole.detach(), *(x.grad for x in leaves)]
-for name in LAYOUTS:
-    results = pool[3].run(attend_by_hand, name, q, k, v, grad)
-    print(f"{name:12} y, dQ, dK, dV differ from serial attention by", largest_error(results, expected))
+for name, mask in (*zip(LAYOUTS, LAYOUTS, strict=True), ("interleaved", "contiguous")):
+    off = largest_error(pool[3].run(attend_by_hand, name, q, k, v, grad, mask), expected)
+    print(f"{name:11} mask of {mask:11} y, dQ, dK, dV differ from serial attention by {off}")
 
 # %% [markdown]
-# The gathered rows arrive rank after rank; `inverse` is the *indirection table* that puts them in order.
+# The gathered rows arrive rank after rank; `inverse` is the *indirection table* that puts them in order. The last
+# line masks stripes as if they were slices.
 #
 # ### The adjoint test
 #
@@ -572,13 +572,14 @@ for name in LAYOUTS:
     loads, formula = lab.pairs_by_key(name), costs.work(layout(name, 32, 4), "dK,dV by key")
     over = float(costs.imbalance(loads))
     print(f"{name:12} pairs by key {loads}, over the mean {over:.2f}; as predicted: {loads == formula}")
+print("interleaved, all keys in one tile:", lab.pairs_by_key("interleaved", tile=None))
 
 # %% [markdown]
 # Unequal slices move the problem to the sums by key (2.97<!--above--> times the mean) and to the MLP.
 # **Interleaving** balances every kernel. **Zigzag** does wherever cost is linear in t, though not for the quadratic
 # softmax; its chunks are solid, so big tiles waste little. Price of both: everybody needs everybody's keys. The notes
-# found dK, dV slow after interleaving, "probably computing unnecessary tokens": a loop over all t with a mask does T²/N
-# where half is needed.
+# found dK, dV slow after interleaving, "probably computing unnecessary tokens": the last line, T²/N pairs
+# behind a mask, where half is needed.
 #
 # ## Ring attention: two blocks become one
 #
@@ -1006,7 +1007,7 @@ for machine in (thresholds.laptop(5e10, 1.5e9), *thresholds.machines()):
 table(rows, ["machine", "F, Tflop/s", "W, GB/s", "b", "tokens a rank", "causal", "causal, all ranks"])
 
 # %% [markdown]
-# (*Computed*; GPUs at half of their peak, from data sheets; the laptop's speeds as in lesson 02.) Between
+# (*Computed*; GPUs at half of their peak, from data sheets; the laptop is assumed.) Between
 # machines a rank needs 19,780<!--above--> tokens: one reason for a *hybrid*, heads (lesson 11) inside a
 # machine and the ring between machines.
 #

@@ -13,7 +13,6 @@ from ...generate import KVCache, generate, next_logits
 from ...machine import memory, speed
 from ...model import GPT2, PRESETS, GPT2Config
 from ...parallel.chunked_loss import apply_chunked_loss
-from ...parallel.pipeline.generate import generate_streams
 from ...plan import Plan, build
 from ...ranks.mesh import Mesh
 from ...storage.llmc import read_debug, read_weights, write_debug, write_weights
@@ -147,12 +146,11 @@ def per_token(config: GPT2Config, prompt: list[int], cached: bool) -> list[float
     return [min(trials) for trials in zip(*(once() for _ in range(4)), strict=True)]
 
 
-def in_streams(
-    rank: int, world_size: int, prompts: list[list[int]], new: int, streams: int
-) -> list[list[int]]:
-    """The likeliest texts that a pipeline of nano generates together, its rows in so many streams."""
-    parallel = build(Plan(pp=world_size), PRESETS["nano"], Mesh(pp=world_size), torch.float64)
-    return generate_streams(parallel.engine, prompts, new, streams, stop=None, temperature=0)
+def together(rank: int, world_size: int, text: str, prompts: list[list[int]], new: int, streams: int):
+    """The likeliest texts that the ranks of a plan of nano generate together; a pipeline's rows in streams."""
+    plan = Plan.parse(text)
+    parallel = build(plan, PRESETS["nano"], Mesh(**plan.axes), torch.float64)
+    return parallel.generate(prompts, new, streams, stop=None, temperature=0)
 
 
 # ---- files
@@ -192,5 +190,7 @@ def files(model: GPT2, batch) -> dict[str, object]:
             "weights, wrong magic": refused(read_weights, weights, 0),
             "weights, wrong version": refused(read_weights, weights, 1),
             "debug state, wrong magic": refused(lambda path: read_debug(path, model.config), state, 0),
+            "debug state, wrong version": refused(lambda path: read_debug(path, model.config), state, 1),
             "shard, wrong magic": refused(Shard, shard, 0),
+            "shard, wrong size": refused(Shard, shard, 2),
         }

@@ -79,14 +79,14 @@ def one_layer(rank: int, world_size: int, exchange: str, name: str, length: int)
     return forward, sent() - forward, dict(attention.work), _error(serial, model, axis)
 
 
-def pairs_by_key(name: str, tokens: int = 32, ranks: int = 4) -> list[int]:
+def pairs_by_key(name: str, tile: int | None = 1, tokens: int = 32, ranks: int = 4) -> list[int]:
     """Pairs that each rank computes when dK, dV are summed by the owner of the key, counted in the loop itself."""
     x, everyone, loads = torch.randn(1, 1, tokens, 4), range(tokens), []
     out, lse = attention.block_forward(None, x, x, x, everyone, everyone)
     for keys in layout(name, tokens, ranks).positions:
         attention.work.clear()
         held = x[:, :, list(keys)]
-        attention.gradients_by_key(x, out, lse, x, held, held, everyone, keys, tile=1)
+        attention.gradients_by_key(x, out, lse, x, held, held, everyone, keys, tile=tile)
         loads.append(attention.work["dK,dV by key"])
     return loads
 
