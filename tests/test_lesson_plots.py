@@ -10,8 +10,11 @@ import gpt2lab
 from gpt2lab.model import PRESETS
 from gpt2lab.plots import gpt2 as plots
 from gpt2lab.plots.curves import curves
+from gpt2lab.plots.data import checksums
 from gpt2lab.plots.rooms import direct, layers, rooms, uses
-from gpt2lab.plots.style import png
+from gpt2lab.plots.style import png, rank_color
+from gpt2lab.plots.timeline import timeline
+from gpt2lab.ranks.trace import Span
 
 
 def test_curves_show_each_run_and_its_distance_from_the_first():
@@ -39,6 +42,22 @@ def test_a_line_that_repeats_a_longer_way_is_left_out():
     assert direct(known) == {("a", "b"), ("b", "c"), ("d", "c")}
     with pytest.raises(ValueError, match="a -> b -> a is a circle of imports"):
         layers({"a": {"b"}, "b": {"a"}})
+
+
+def test_colours_of_ranks_are_for_ranks_only():
+    for fig in (rooms(), checksums({"no sum": [["x"], ["y"], ["z"]]})):
+        shown = [line.get_color() for ax in fig.axes for line in ax.lines]
+        shown += [bar.get_facecolor() for ax in fig.axes for bar in ax.patches]
+        shown += [
+            t.get_bbox_patch().get_edgecolor() for ax in fig.axes for t in ax.texts if t.get_bbox_patch()
+        ]
+        assert len(shown) > 2 and not {to_hex(color) for color in shown} & {rank_color(r) for r in range(8)}
+
+
+def test_a_timeline_has_a_key_unless_all_it_could_say_is_other():
+    key = lambda *kinds: timeline([Span("a", kind, 0.0, 1.0) for kind in kinds]).axes[0].get_legend()
+    assert key("other") is None
+    assert [text.get_text() for text in key("other", "forward").get_texts()] == ["forward", "other"]
 
 
 def test_rooms_show_the_whole_package_and_no_line_crosses_a_box():
