@@ -141,6 +141,6 @@ def legal_windows(tokens: int, most: int) -> Figure:
     ax.step(ranks, rule, where="mid", color="black", label="half of the last shard (first rule)")
     ax.set(xlabel="ranks", ylabel=f"window, of {tokens} tokens")
     ax.grid(visible=False)
-    ax.legend(fontsize=8, loc="upper left", frameon=True)
+    ax.legend(fontsize=8, loc="lower left", bbox_to_anchor=(0, 1))
     fig.colorbar(image, ax=ax, label="hops (4 or more)", ticks=range(1, 5))
     return fig
