@@ -1,8 +1,11 @@
 """Figures of the sharding algebra: cut products, the cost matrix, marks spreading over a graph, what programs send."""
 
-from matplotlib.collections import PatchCollection
-from matplotlib.patches import Patch, Rectangle
+from itertools import product as every
 
+from matplotlib.collections import PatchCollection
+from matplotlib.patches import Patch, Polygon, Rectangle
+
+from ..sharding.layout import places
 from .style import COLORS, THINGS, figure, ink, rank_color
 
 WHOLE, KNOWN = "#DDDDDD", THINGS[4]
@@ -139,15 +142,50 @@ def program_messages(programs: dict, border: int):
 
 
 def intra_inter(bytes_sent: dict[str, float], idle: dict[str, float]):
-    """Two products on two ranks: bytes sent and share of the time without work, for each way."""
-    fig, (left, right) = figure(8, 2.0, 1, 2)
-    for ax, values, title in (
-        (left, bytes_sent, "bytes sent by both ranks"),
-        (right, idle, "idle, % of the time"),
+    """Two products, cut and placed (in this order) on two ranks: who holds what, bytes, share of time without work."""
+    fig, (picture, left, right) = figure(9, 2.2, 1, 3, sharey=True)
+    picture.set(title="X W1 W2; a colour is a rank", xlim=(-0.2, 3.4), ylim=(-0.5, 1.5))
+    halves = [((1.2, -0.3), 0.4, 0.6), ((1.6, -0.3), 0.4, 0.6), ((2.4, 0), 0.8, 0.3), ((2.4, -0.3), 0.8, 0.3)]
+    for n, box in enumerate([*halves, ((1.2, 0.7), 0.8, 0.6), ((2.4, 0.7), 0.8, 0.6)]):
+        picture.add_patch(Rectangle(*box, fc=rank_color(n % 2), ec="white"))
+    for y in range(2):
+        picture.add_patch(Rectangle((0, y - 0.3), 0.8, 0.6, fc=WHOLE, ec="white"))
+    picture.set(xticks=[], yticks=range(2))
+    picture.set_yticklabels(bytes_sent)
+    for ax, values, title, color in (
+        (left, bytes_sent, "bytes sent by both ranks", COLORS["comm"]),
+        (right, idle, "idle, % of the time", COLORS["wait"]),
     ):
-        ax.barh(list(values), list(values.values()), color=[COLORS["comm"], COLORS["wait"]][ax is right])
+        ax.barh(range(2), list(values.values()), 0.6, color=color)
         for i, value in enumerate(values.values()):
             ax.text(value, i, f" {value:,.0f}", va="center", fontsize=9)
         ax.set(title=title, xlim=(0, 1.25 * max(*values.values(), 1)))
-    right.set_yticks([])
+    for ax in fig.axes:
+        ax.grid(visible=False, axis="y")
+    picture.spines[:].set_visible(False)
+    return fig
+
+
+def tiles(tensors: dict, layout: dict[str, str], mesh: dict[str, int], title: str = ""):
+    """Who holds what of named tensors under a layout, {name of a dimension: mesh axis of two}; dimensions in halves.
+
+    Rows are all dimensions but the last. The numbers are ranks; two colours are two ranks that hold the same, grey all.
+    """
+    fig, axes = figure(9, 2.7, 1, len(tensors))
+    for ax, (name, dims) in zip(axes, tensors.items(), strict=True):
+        for cell in every((0, 1), repeat=len(dims)):
+            at = {layout[d]: half for d, half in zip(dims, cell, strict=True) if d in layout}
+            held = [r for r, one in enumerate(places(mesh)) if at.items() <= one.items()]
+            y = -sum(half * 2**n for n, half in enumerate(reversed(cell[:-1])))
+            left, right, low, high = cell[-1] + 0.02, cell[-1] + 0.98, y + 0.03, y + 0.97
+            one, other = (rank_color(held[0]), rank_color(held[-1])) if len(held) < 3 else (WHOLE, WHOLE)
+            ax.add_patch(Rectangle((left, low), 0.96, 0.94, fc=one))
+            ax.add_patch(Polygon([(left, low), (right, low), (right, high)], fc=other))
+            plate = {"facecolor": "white", "edgecolor": "none", "pad": 1.5}
+            said = {"ha": "center", "va": "center", "fontsize": 9, "bbox": plate}
+            ax.text(cell[-1] + 0.5, y + 0.5, " ".join(map(str, held)), **said)
+        ax.set(xlim=(0, 2), ylim=(1 - 2 ** (len(dims) - 1), 1), xticks=[], yticks=[], title=name)
+        ax.set(xlabel=dims[-1], ylabel=" x ".join(dims[:-1]))
+        ax.spines[:].set_visible(False)
+    fig.suptitle(title, x=0.01, ha="left", fontsize=10)
     return fig

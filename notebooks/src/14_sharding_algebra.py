@@ -11,6 +11,8 @@
 
 # %% tags=["setup"]
 from collections import Counter
+from dataclasses import replace
+from itertools import product
 
 import torch
 import torch.nn.functional as F
@@ -24,8 +26,8 @@ from gpt2lab.model import GPT2, GPT2Config
 from gpt2lab.plots import sharding as plots
 from gpt2lab.ranks import comm
 from gpt2lab.ranks.mesh import Mesh
-from gpt2lab.reference import example_batch, example_weights
-from gpt2lab.sharding import cost, named, products, reshard, tofu
+from gpt2lab.reference import RECIPES, example_batch, example_weights
+from gpt2lab.sharding import cost, named, reshard, tofu
 from gpt2lab.sharding.describe import analyse
 from gpt2lab.sharding.expression import Sum
 from gpt2lab.sharding.gpt2 import captured_gpt2
@@ -33,8 +35,7 @@ from gpt2lab.sharding.interpret import Interpreter
 from gpt2lab.sharding.layout import Layout, box, places
 from gpt2lab.sharding.marks import batch, megatron, sequence, zero
 from gpt2lab.sharding.partition import partition
-from gpt2lab.sharding.propagate import propagate
-from gpt2lab.train import Recipe
+from gpt2lab.sharding.propagate import Mark, propagate
 
 torch.set_default_dtype(torch.float64)
 
@@ -172,8 +173,8 @@ def costs(n, M):
 
 
 # %% [markdown]
-# `reshard` makes the change on live ranks. 7 rows on 4 ranks are 2, 2, 2, 1: all 16 pairs, exactly, and the
-# counted bytes are the table's.
+# `reshard` makes the change on live ranks. 7 rows on 4 ranks are 2, 2, 2, 1: all 16 pairs, there and back, exactly,
+# and the counted bytes are the table's.
 
 # %%
 whole = torch.arange(35.0).view(7, 5)
@@ -181,29 +182,28 @@ whole = torch.arange(35.0).view(7, 5)
 
 def all_pairs(rank, world_size):
     axes, right = reshard.live_axes(line), []
-    for src in layouts:
-        for dst in layouts:
-            x = reshard.shard(whole, src, axes)
-            comm.clear_log()
-            y = reshard.reshard(x, src, dst, whole.shape, axes)
-            sent = sum(e.bytes for e in comm.log)
-            if dst.partial:
-                y = comm.all_reduce(y, axes["x"])
-            exact = torch.equal(y, reshard.shard(whole, dst.dual, axes))
-            right.append(
-                exact and sent == cost.path(src, dst, whole.shape, line).cost(line, {"x": rank}, 8)[0]
-            )
+    for src, dst in product(layouts, repeat=2):
+        x, want = (reshard.shard(whole, one, axes) for one in (src, dst.dual))
+        comm.clear_log()
+        y = reshard.reshard(x.requires_grad_(), src, dst, whole.shape, axes)
+        y.backward(want)  # the gradient of a partial sum is whole
+        sent = sum(e.bytes for e in comm.log)
+        y = comm.all_reduce(y.detach(), axes["x"]) if dst.partial else y
+        ways = (src, dst), cost.adjoint(src, dst)
+        promised = sum(cost.path(*way, whole.shape, line).cost(line, {"x": rank}, 8)[0] for way in ways)
+        back = torch.equal(x.grad, reshard.shard(whole, src.dual, axes))
+        right.append(torch.equal(y, want) and back and sent == promised)
     return sum(right)
 
 
-print("right in value and bytes, of 16:", launch(all_pairs, ranks=4))
+print("right in value, gradient and bytes, of 16:", launch(all_pairs, ranks=4))
 
 # %% [markdown]
 # ### Backward is the table transposed
 #
 # The gradient of a cut tensor is cut alike. The gradient of a partial sum is *whole* on each rank (every term
 # counts fully), and that of a replicated one replicated. So the way back from S0 to RR is a slice, and the way
-# back from RRP0 to S0R (a reduce-scatter) an all-gather. `reshard` is differentiable in just this way.
+# back from RRP0 to S0R (a reduce-scatter) an all-gather. The run above did both.
 #
 # ## The cheapest path
 #
@@ -399,14 +399,15 @@ table(
 
 # %% [markdown]
 # Attention cut along its keys s is what long-context decoding does: a maximum and two sums for each query. A
-# convolution cut along the height of its image needs rows of its neighbours, a halo (lesson 11). Both, live:
+# convolution cut along the height of its image needs rows of its neighbours, a halo (lesson 11). Some cuts, live:
 
 # %%
 for name, (of, cuts, given, want) in labs.operators().items():
     one = partition(of, propagate(of, cuts, {"x": 2}), {"x": 2})
-    worst = max(error for error, _ in launch(run, one, given, want, ranks=2))
+    ranks = launch(run, one, given, want, ranks=2)
+    found = [w < 1e-12 and sent == one.cost({"x": r})[0] for r, (w, sent) in enumerate(ranks)]
     kinds = Counter(kind for kind, _, _ in one.changes())
-    print(f"{name:24} equal {worst < 1e-12};", *(f"{kind} x {n}" for kind, n in kinds.items()))
+    print(f"{name:26} equal, also in bytes: {all(found)};", *(f"{kind} x {n}" for kind, n in kinds.items()))
 
 # %% [markdown]
 # ### Bug lab: two ways to forget a message
@@ -447,8 +448,20 @@ print("legal layouts of the MLP on 2 x 2:  ", len(named.legal_layouts(labs.MLP, 
 print("legal layouts of a block on 2 x 2: ", len(named.legal_layouts(labs.BLOCK, mesh)))
 print(named.complaint(labs.MLP, {"batch": "x", "ff": "x"}))
 
+# %%
+explore(
+    labs.tiles,
+    "drawing",
+    "the MLP with {x} cut over x and {y} over y, on 2 x 2 ranks: each tensor in halves, the numbers are ranks; two "
+    "colours: both hold it, grey: all do.",
+    "Four tensors in tiles, whose colours and numbers say which ranks hold them",
+    posters=[{}, {"y": "seq"}],
+    x=["batch", "seq", "embd", "ff"],
+    y=["ff", "embd", "seq", "none"],
+)
+
 # %% [markdown]
-# All of them run on 2 x 2 ranks, forward and backward, equal to serial. Here are the MLP's:
+# All of them run on 2 x 2 ranks, forward and backward, equal to serial: the MLP's here, the block's in the tests.
 
 # %%
 mlp_graph, given, want, programs = labs.mlp_programs(config, mesh)
@@ -458,14 +471,10 @@ def run_each(rank, world_size):
     return [run(rank, world_size, one, given, want) for _, one in programs]
 
 
-found = launch(run_each, ranks=4)
-print(
-    "equal to serial:",
-    sum(all(worst < 1e-12 for worst, _ in many) for many in zip(*found, strict=True)),
-    "of",
-    len(programs),
-)
-sent = sorted((sum(f[i][1] for f in found), str(layout)) for i, (layout, _) in enumerate(programs))
+found = list(zip(*launch(run_each, ranks=4), strict=True))  # of each layout, what each rank found
+equal = sum(all(worst < 1e-12 for worst, _ in each) for each in found)
+print(f"equal to serial: {equal} of {len(programs)}")
+sent = sorted((sum(f[1] for f in each), str(p[0])) for p, each in zip(programs, found, strict=True))
 for size, layout in [*sent[:3], *sent[-2:]]:
     print(f"{size:8,} bytes  {layout}")
 
@@ -487,8 +496,8 @@ def spreading(step):
 explore(
     spreading,
     "computed",
-    "the MLP's graph, forward and backward, after {step} rounds.",
-    "Boxes for the operators of an MLP, of which those that are decided after {step} rounds show their layout",
+    "the MLP's operators in the order of the program, forward and backward, after round {step}.",
+    "Boxes for the operators of an MLP, of which those that are decided after round {step} show their layout",
     posters=[{"step": 1}, {"step": 4}, {"step": len(one_mark.rounds)}],
     step=(1, len(one_mark.rounds), 4),
 )
@@ -500,7 +509,9 @@ explore(
 # Now all of GPT-2, from the three marks above. Each square is one operator of forward or backward.
 
 # %%
-recorded = propagate(graph, marks, {"x": 2}).rounds
+spread = propagate(graph, marks, {"x": 2})
+recorded, cut = spread.rounds, {n: Mark(one.text(["x"])) for n, one in spread.layouts.items() if one.axes}
+print("with all cuts as marks nothing changes:", propagate(graph, cut, {"x": 2}).layouts == spread.layouts)
 chain = tofu.LinkChain(graph)
 parts = ["embedding", "attention 0", "MLP 0", "attention 1", "MLP 1", "head"]
 part_rows = {part: list(link.nodes) for part, link in zip(parts, chain.links, strict=True)}
@@ -513,7 +524,7 @@ def over_gpt2(step):
 explore(
     over_gpt2,
     "computed",
-    "GPT-2's operators, forward then backward, after {step} rounds from three marks.",
+    "GPT-2's operators, forward then backward, after round {step} from three marks.",
     "Six rows of squares, one for each part of GPT-2; marks reach more and more of them, both in forward and backward",
     posters=[{"step": 1}, {"step": 6}, {"step": len(recorded)}],
     step=(1, len(recorded), 6),
@@ -657,13 +668,8 @@ def next_round(operators, cut):
 # Three marks were enough for GPT-2. Find them again, by yourself: at most three, with * for "any layer".
 
 # %%
-for name in (
-    "wte.weight",
-    "h.0.attn.c_attn.weight",
-    "h.0.attn.c_proj.weight",
-    "h.0.mlp.c_fc.weight",
-    "tokens",
-):
+h = "h.0.attn.c_attn.weight", "h.0.attn.c_proj.weight", "h.0.mlp.c_fc.weight"
+for name in ("wte.weight", *h, "tokens"):
     print(f"{name:24}", " ".join(graph.names[name]))
 
 
@@ -730,7 +736,7 @@ def my_marks():
 # The same graph under four kinds of marks, and two at once on 2 x 2:
 
 # %%
-step_graph = captured_gpt2(config, 7, 11, Recipe())
+step_graph = captured_gpt2(config, 7, 11, RECIPES[1])
 cases = {
     "batch": (graph, batch("x"), {"x": 2}),
     "Megatron": (graph, megatron("x"), {"x": 2}),
@@ -749,12 +755,8 @@ for name, one in made.items():
 table(rows, ["marks", "all-reduce", "all-gather", "reduce-scatter", "bytes, rank 0"])
 
 # %%
-where = {name: [] for name in ("batch", "Megatron", "sequence", "ZeRO-3")}
-order = {name: i for i, name in enumerate(graph.nodes)}
-for name, sent in where.items():
-    for kind, _, value in made[name].changes():
-        sent.append((order[value], kind, graph.nodes[value].size))
-first_backward = order[graph.outputs["loss"]]
+where = {name: labs.messages(made[name]) for name in ("batch", "Megatron", "sequence", "ZeRO-3")}
+first_backward = list(graph.nodes).index(graph.outputs["loss"])
 show(
     plots.program_messages(where, first_backward),
     "computed",
@@ -773,9 +775,10 @@ show(
 # All run, and are equal to serial:
 
 # %%
-for name in ("batch", "sequence", "ZeRO-3", "both"):
-    one = made[name]
-    worst = max(error for error, _ in launch(run, one, ranks=len(places(one.mesh))))
+step = labs.adamw_step(config, 7, 11, RECIPES[1])  # with torch's AdamW: loss, norm, weights and moments
+for name, one in made.items():
+    pair = step if name == "ZeRO-1" else (inputs, serial)
+    worst = max(error for error, _ in launch(run, one, *pair, ranks=len(places(one.mesh))))
     print(f"{name:9} on {len(places(one.mesh))} ranks equals serial: {worst < 1e-12}")
 
 # %% [markdown]
@@ -802,6 +805,11 @@ for rows_of_batch in (2, 7, 12):
         )
         sent = this.cost(choices, dict.fromkeys("xy"[: level + 1], 2))
         print(f"{rows_of_batch * 11:3} tokens, halving {level + 1}: {cut:48} {sent:9,} bytes in all")
+short = tofu.LinkChain(captured_gpt2(replace(config, n_layer=1), 7, 11))
+ways = list(product(*(short.choices(n, (), {"x": 2}) for n in range(short.count))))
+least = min(short.cost(list(way), {"x": 2}) for way in ways)
+found = short.cost(short.recursive("x")[0], {"x": 2})
+print(f"one layer, {len(ways)} ways to cut it: the dynamic program finds the least of all: {found == least}")
 
 # %% [markdown]
 # Few tokens: Megatron. Many: the batch. Lesson 06 found the border of an MLP at B T = 4 C = 96 tokens by hand. With
@@ -812,10 +820,8 @@ for rows_of_batch in (2, 7, 12):
 found_cut = chain.program(chain.recursive("xy")[-1], {"x": 2, "y": 2})
 all_batch = partition(graph, propagate(graph, {"tokens": "batch:x, batch:y"}, mesh), mesh)
 worst = max(error for error, _ in launch(run, found_cut, ranks=4))
-print(
-    f"the cut that was found equals serial: {worst < 1e-12}; it sends {tofu.bytes_of_all(found_cut):,} bytes,"
-)
-print(f"batch over both axes {tofu.bytes_of_all(all_batch):,}")
+print(f"the cut that was found equals serial: {worst < 1e-12}")
+print(f"bytes: {tofu.bytes_of_all(found_cut):,}; batch over both axes {tofu.bytes_of_all(all_batch):,}")
 
 # %% [markdown]
 # **A puzzle, with a score.** You place the marks: a GPT-2 of one layer and 4 x 8 tokens, four ranks, of which each has
@@ -897,17 +903,9 @@ def cheapest_marks():
 # algorithm can send less than the bound of Ballard and others, whatever its memory.
 
 # %%
-n, lines = 24, []
-A, B = torch.randn(n, n), torch.randn(n, n)
-for ranks, grids in products.GRIDS.items():
-    found = zip(*launch(labs.on_grids, list(grids.values()), A, B, ranks=ranks), strict=True)
-    least = products.least(n, n, n, ranks) / n**2
-    for (name, grid), each in zip(grids.items(), found, strict=True):
-        sent = sum(elements for _, elements in each) / 2 / ranks / n**2
-        equal = all(one for one, _ in each)
-        lines.append((ranks, name, " x ".join(map(str, grid)), equal, f"{sent:.3f}", f"{least:.3f}"))
 table(
-    lines, ["ranks", "algorithm", "x y z", "equal", "sent a rank, of n² (counted)", "lower bound (computed)"]
+    labs.products_on_grids(24),
+    ["ranks", "algorithm", "x y z", "equal", "sent a rank, of n² (counted)", "lower bound (computed)"],
 )
 
 # %% [markdown]
@@ -926,14 +924,14 @@ W1, W2 = torch.randn(8, 32), torch.randn(32, 8)
 bytes_sent, idle = {}, {}
 for name, way in (("cut (intra)", labs.both_cut), ("placed (inter)", labs.one_each)):
     found = launch(labs.timed_products, way, X, W1, W2, ranks=2)
-    assert torch.allclose(found[1][0], X @ W1 @ W2)
+    print(f"{name} equals serial: {torch.allclose(found[1][0], X @ W1 @ W2)}")
     bytes_sent[name] = sum(f[1] for f in found)
     idle[name] = 100 * sum(f[2] for f in found) / 2
 show(
     plots.intra_inter(bytes_sent, idle),
     "paced",
-    "the same two products on two ranks; bytes are counted, work is slept. Idle is what remains of the time.",
-    "Two pairs of bars: cutting sends some bytes and idles little, placing idles half of the time",
+    "two products on two ranks, X on both; bytes are counted, work is slept. Idle is what remains of the time.",
+    "W1 and W2 in two colours each, or one each; bars: cutting sends less here and idles little, placing half the time",
 )
 
 # %% [markdown]

@@ -6,8 +6,11 @@ import torch
 import torch.nn.functional as F
 
 from ...model import MLP as GPT2MLP
+from ...plots import sharding as plots
+from ...processes.launch import launch
 from ...ranks import comm
 from ...ranks.mesh import Mesh
+from ...reference import example_batch, example_weights, serial_gradients, serial_model
 from ...sharding import named, products, reshard
 from ...sharding.capture import capture
 from ...sharding.describe import analyse
@@ -78,19 +81,37 @@ def mlp_programs(config, mesh: dict[str, int]) -> tuple:
     return graph, given, want, programs
 
 
-def operators() -> dict[str, tuple]:
-    """{name: (graph, marks, inputs, results)} of a convolution cut along its height, and attention cut along its keys.
+def tiles(x: str, y: str):
+    """The MLP's tensors on 2 x 2 ranks, with one dimension cut over x and one (or none) over y."""
+    tensors = {name: MLP[name] for name in ("x", "c_fc.weight", "hidden", "c_proj.weight")}
+    layout = {name: axis for name, axis in ((x, "x"), (y, "y")) if name != "none"}
+    words = named.complaint(tensors, layout) or ", ".join(f"{name}:{axis}" for name, axis in layout.items())
+    return plots.tiles(tensors, layout, {"x": 2, "y": 2}, words)
 
-    Both forward and backward.
-    """
+
+def messages(program) -> list[tuple[int, str, int]]:
+    """(place among the operators, kind, elements of the whole tensor) of every message of a program."""
+    nodes = program.graph.nodes
+    order = {name: i for i, name in enumerate(nodes)}
+    return [(order[value], kind, nodes[value].size) for kind, _, value in program.changes()]
+
+
+def operators() -> dict[str, tuple]:
+    """{name: (graph, marks, inputs, results)} of operators under a cut each, forward and the gradient of one input."""
     generator = torch.Generator().manual_seed(0)
     draw = lambda *shape: torch.randn(*shape, generator=generator, dtype=torch.float64)
     step = lambda y, x: (y, *torch.autograd.grad(y.square().sum(), x))
     image = {"x": draw(2, 3, 9, 9).requires_grad_(), "filters": draw(4, 3, 3, 3)}
     qkv = {name: draw(2, 2, 8, 4).requires_grad_() for name in "qkv"}
+    rows = {"x": draw(5, 8).requires_grad_(), "weight": draw(8), "bias": draw(8)}
+    normalise = lambda x, weight, bias: step(F.layer_norm(x, (8,), weight, bias), x)
+    convolve = lambda x, w: step(F.conv2d(x, w), x)
     attend = lambda q, k, v: step(plain_attention(q, k, v, torch.arange(8)), k)
     cases = {
-        "convolution, height cut": (lambda x, w: step(F.conv2d(x, w), x), image, {"x": "RRS0R"}, "grad x"),
+        "convolution, filters cut": (convolve, image, {"filters": "S0RRR"}, "grad x"),
+        "convolution, channels cut": (convolve, image, {"x": "RS0RR"}, "grad x"),
+        "convolution, height cut": (convolve, image, {"x": "RRS0R"}, "grad x"),
+        "layer norm, width cut": (normalise, rows, {"x": "RS0"}, "grad x"),
         "attention, keys cut": (attend, qkv, {"k": "RRS0R", "v": "RRS0R"}, "grad k"),
     }
     found = {}
@@ -104,6 +125,42 @@ def operators() -> dict[str, tuple]:
             {n: v.detach() for n, v in right},
         )
     return found
+
+
+def adamw_step(config, rows: int, length: int, recipe) -> tuple[dict, dict]:
+    """Inputs and results of a captured step from empty moments: loss, norm, weights, moments by plain PyTorch."""
+    batch, weights = example_batch(config, rows, length), example_weights(config)
+    model = serial_model(config, weights)
+    loss, _, norm = serial_gradients(model, batch)
+    named = dict(model.named_parameters())
+    torch.nn.utils.clip_grad_norm_(named.values(), recipe.clip)
+    groups = [
+        {"params": [p for p in named.values() if (p.dim() >= 2) == bool(decay)], "weight_decay": decay}
+        for decay in (recipe.weight_decay, 0.0)
+    ]
+    adamw = torch.optim.AdamW(groups, lr=recipe.lr, betas=recipe.betas, eps=recipe.eps)
+    adamw.step()
+    scalars = {"total": torch.tensor(float(batch.total)).double(), "step": torch.ones(()).double()}
+    given = {**weights, "tokens": batch.tokens, "targets": batch.targets, **scalars}
+    want = {"loss": loss, "norm": norm} | {f"new {n}": p.detach() for n, p in named.items()}
+    for kind, moment in (("m", "exp_avg"), ("v", "exp_avg_sq")):
+        given |= {f"{kind} {n}": torch.zeros_like(p) for n, p in weights.items()}
+        want |= {f"new {kind} {n}": adamw.state[p][moment] for n, p in named.items()}
+    return given, want
+
+
+def products_on_grids(n: int = 24) -> list[tuple]:
+    """Of each grid: ranks, algorithm, sizes, whether equal, n² sent by a rank one way (counted), and least (bound)."""
+    a, b = torch.randn(2, n, n, dtype=torch.float64)
+    rows = []
+    for ranks, grids in products.GRIDS.items():
+        found = zip(*launch(on_grids, list(grids.values()), a, b, ranks=ranks), strict=True)
+        least = products.least(n, n, n, ranks) / n**2
+        for (name, grid), each in zip(grids.items(), found, strict=True):
+            sent = sum(elements for _, elements in each) / 2 / ranks / n**2
+            sizes, equal = " x ".join(map(str, grid)), all(one for one, _ in each)
+            rows.append((ranks, name, sizes, equal, f"{sent:.3f}", f"{least:.3f}"))
+    return rows
 
 
 def on_grids(rank, world_size, grids, a, b):
