@@ -2,11 +2,13 @@
 
 import math
 from collections.abc import Sequence
+from itertools import cycle
 
+from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from .style import SERIAL, THINGS, figure, ink, plain_log, rank_color, variant
+from .style import HUES, SERIAL, THINGS, figure, ink, plain_log, variant
 
 AXES = {
     "tp": {"color": "#E69F00"},
@@ -39,12 +41,12 @@ def cube(lines: dict[str, list[tuple[int, ...]]], nodes: Sequence[int]) -> Figur
         ):  # all edges of the cube, thin
             x, y = zip(*(place[r] for r in group), strict=True)
             ax.plot(x, y, color="#8C8C8C", lw=1, zorder=1.5)
-        for color, group in enumerate(groups):
+        for hue, group in zip(cycle(HUES), groups, strict=False):
             x, y = zip(*(place[r] for r in group), strict=True)
-            ax.plot(x, y, color=rank_color(color), lw=5, solid_capstyle="round", zorder=2)
-            ax.scatter(x, y, s=330, color=rank_color(color), zorder=3)
+            ax.plot(x, y, color=hue, lw=5, solid_capstyle="round", zorder=2)
+            ax.scatter(x, y, s=330, color=hue, zorder=3)
             for rank in group:
-                look = {"color": ink(rank_color(color)), "weight": "bold"}
+                look = {"color": ink(hue), "weight": "bold"}
                 ax.annotate(str(rank), place[rank], ha="center", va="center", **look)
         apart = groups[0][1] - groups[0][0]
         ax.set_title(f"{axis}: ranks {apart} apart" if apart > 1 else f"{axis}: neighbours")
@@ -171,9 +173,11 @@ def strategy_pairs(names: Sequence[str], tested: dict[tuple[str, str], list[str]
         for col, b in enumerate(names[: row + 1]):
             count = len(tested.get((a, b), ()))
             share = 0.15 + 0.85 * count / most if count else 0.0
-            ax.barh(row, 0.94, 0.9, col - 0.47, alpha=share, **AXES["dp+cp" if a != b else "pp"])
-            color = "white" if share > 0.45 else "black"
-            ax.text(col, row, str(count) if count else "–", ha="center", va="center", color=color, fontsize=9)
+            full = to_rgb(AXES["dp+cp" if a != b else "pp"]["color"])
+            shade = to_hex([1 - share * (1 - c) for c in full])
+            ax.barh(row, 0.94, 0.9, col - 0.47, color=shade)
+            said = {"ha": "center", "va": "center", "color": ink(shade), "fontsize": 9}
+            ax.text(col, row, str(count) if count else "–", **said)
     ax.set_yticks(range(len(names)), names)
     ax.set_xticks(range(len(names)), names, rotation=35, ha="right")
     ax.set(xlim=(-0.6, len(names) - 0.4), ylim=(len(names) - 0.4, -0.6))

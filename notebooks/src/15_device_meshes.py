@@ -643,7 +643,7 @@ show(
 
 # %% [markdown]
 # Read it by columns. The **loss** of the step is right five times: it is known before anything is summed. The
-# **loss curves** differ by about a percent, less than with another seed, because AdamW divides every gradient by
+# **loss curves** differ by a percent at most, less than with another seed, because AdamW divides every gradient by
 # its own size (lesson 04), and clipping only scales. **Gradients** catch four. The first bug leaves each of them
 # right: only the **norm** tells. That is why `verify` compares all of these, and weights after SGD steps with
 # clipping, in float64, on sizes where nothing divides.
@@ -765,7 +765,7 @@ show(
     plots.strategy_pairs(ORDER, compositions.plans_by_pair()),
     "counted",
     "tested plans that use both strategies; on the diagonal, all plans that use it. A dash: not tested together.",
-    "A triangle of counts: every two of the four axes appear together in at least four plans",
+    "A triangle of counts: every two of pipeline, data, context and tensor appear together in at least five plans",
 )
 
 # %% [markdown]
