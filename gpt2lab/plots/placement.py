@@ -35,15 +35,24 @@ def _graph(ax, graph, where, path=(), labels: bool = True) -> None:
     columns, place = _columns(graph), {}
     for column in range(max(columns) + 1):
         members = [n for n, c in enumerate(columns) if c == column]
+        before = [place[u][1] for n in members for u in graph.before[n]] or [0.0]
+        middle = (
+            sum(before) / len(before) if len(members) == 1 else 0.0
+        )  # a lone operator is level with what it reads
         for i, n in enumerate(members):
-            place[n] = column, (len(members) - 1) / 2 - i
+            place[n] = column, middle + (len(members) - 1) / 2 - i
     thick = set(pairwise(path))
     for u, v in graph.edges:
         (x0, y0), (x1, y1) = place[u], place[v]
-        bend = f"arc3,rad={0.25 if abs(x1 - x0) > 1 and y0 == y1 else 0}"
+        between = [y for x, y in place.values() if x0 < x < x1]
+        sag = max(0.0, y0 - min(between) + 0.75) if between and y0 == y1 else 0.0  # below all that it passes
         color, width = ("black", 2.2) if (u, v) in thick else ("#999999", 1)
-        arrow = {"arrowstyle": "-", "connectionstyle": bend, "color": color, "linewidth": width}
-        ax.annotate("", (x1, y1), (x0, y0), arrowprops=arrow, zorder=1)
+        along = [t / 20 for t in range(21)]
+        x, y = (
+            [x0 + (x1 - x0) * t for t in along],
+            [y0 + (y1 - y0) * t - 4 * sag * t * (1 - t) for t in along],
+        )
+        ax.plot(x, y, color=color, linewidth=width, zorder=1)
     for n, (x, y) in place.items():
         color = rank_color(where[n])
         ax.scatter(x, y, s=420 if labels else 90, color=color, zorder=2, edgecolor="white")
@@ -55,7 +64,7 @@ def _graph(ax, graph, where, path=(), labels: bool = True) -> None:
                 name, (x, y), (0, 13), textcoords="offset points", ha="center", fontsize=8, bbox=plate
             )
     ax.set_axis_off()
-    ax.margins(0.04, 0.3)
+    ax.margins(0.04, 0.2)
 
 
 def _gantt(ax, simulated, names: bool = True, devices: int | None = None) -> None:
@@ -78,6 +87,16 @@ def _gantt(ax, simulated, names: bool = True, devices: int | None = None) -> Non
     ax.set_xlim(0, 1e3 * end)
     ax.grid(axis="y", visible=False)
     ax.set_xlabel(f"time in ms (simulated); {1e3 * end:.3g} ms in all; thin: messages")
+
+
+def steps(runs: dict) -> Figure:
+    """When the devices work in each of several simulated steps, on one time axis."""
+    fig, axes = figure(9, 0.4 + 1.4 * len(runs), len(runs), 1, sharex=True)
+    for ax, (name, simulated) in zip(axes, runs.items(), strict=True):
+        _gantt(ax, simulated, names=False)
+        ax.set(title=f"{name}: {1e3 * simulated.makespan:.0f} ms", xlabel="")
+    axes[-1].set(xlabel="time in ms (simulated)", xlim=(0, 1e3 * max(s.makespan for s in runs.values())))
+    return fig
 
 
 def learning(learned, optimum: float, greedy: float) -> Figure:
@@ -148,8 +167,8 @@ def three_steps(times: Sequence[float], bounds: Sequence[int], where: Sequence[i
     for stage, device in enumerate(where):
         x, y = device // 2, 1 - device % 2
         color = rank_color(device)
-        two.scatter(x, y, s=900, color=color, marker="s", zorder=2)
-        two.text(x, y, f"stage {stage}", ha="center", va="center", color=ink(color), fontsize=7, zorder=3)
+        two.scatter(x, y, s=1500, color=color, marker="s", zorder=2)
+        two.text(x, y, f"stage\n{stage}", ha="center", va="center", color=ink(color), fontsize=9, zorder=3)
     for a, b in pairwise(where):
         ends = [(d // 2, 1 - d % 2) for d in (a, b)]
         slow = a // 2 != b // 2
