@@ -73,13 +73,14 @@ def _grid(ax, problem, plan) -> None:
                     _letter(kind),
                     ha="center",
                     va="center",
-                    fontsize=7,
+                    fontsize=9,
                 )
     node = problem.cluster.network.node
     for d in range(node, problem.cluster.devices, node):
         ax.axhline(d - 0.5, color=COLORS["comm"], linewidth=2)
-    ax.set_xticks(range(len(plan)), [op.name.replace("..", "\n- ") for op in problem.operators], fontsize=6)
+    ax.set_xticks(range(len(plan)), [op.name.replace("..", "\n- ") for op in problem.operators], fontsize=8)
     ax.set_yticks(range(problem.cluster.devices))
+    ax.set_ylabel("device")
     ax.set_ylim(problem.cluster.devices - 0.4, -0.6)
     ax.grid(False)
 
@@ -100,7 +101,7 @@ def _clock(ax, problem, plan) -> None:
             )
             if long > 0.05 * clock.seconds:
                 middle = 1e3 * (end - long / 2)
-                ax.text(middle, device, micro, ha="center", va="center", color=ink(color), fontsize=7)
+                ax.text(middle, device, micro, ha="center", va="center", color=ink(color), fontsize=8)
     ax.set_yticks(range(problem.cluster.devices))
     ax.set_ylim(problem.cluster.devices - 0.4, -0.6)
     ax.grid(axis="y", visible=False)
@@ -143,15 +144,13 @@ def predicted_measured(pairs: dict[str, tuple[float, float]], names: Sequence[st
 def three_panels(problem: ChainProblem, operators: Sequence, plan: ChainPlan) -> Figure:
     """Partition, place, schedule: operators of each cluster, its devices with their cuts, and the clock."""
     fig, (one, two, three) = figure(10.5, 3, 1, 3, width_ratios=[1, 0.9, 1.5])
+    one.bar(range(len(operators)), [op.flops / 1e6 for op in operators], 0.85, color=THINGS[1])
     left = 0
-    for n, op in enumerate(problem.operators):
-        stage = sum(plan[i].devices != plan[i - 1].devices for i in range(1, n + 1))
-        for _ in range(op.links):
-            one.bar(left, operators[left].flops / 1e6, 0.85, color=THINGS[stage % 3])
-            left += 1
-        if left < len(operators):
-            one.axvline(left - 0.5, color=SERIAL, linewidth=0.8, linestyle=":")
-    one.set_xticks(range(len(operators)), [op.name for op in operators], rotation=90, fontsize=6)
+    for op, at, after in zip(problem.operators, plan, plan[1:], strict=False):
+        left += op.links
+        border = {"linewidth": 0.8, "linestyle": ":"} if at.devices == after.devices else {"linewidth": 2}
+        one.axvline(left - 0.5, color=SERIAL, **border)
+    one.set_xticks(range(len(operators)), [op.name for op in operators], rotation=90, fontsize=8)
     one.set(title="1. partition", ylabel="million operations")
     _grid(two, problem, plan)
     two.set_title("2. place, and cut")

@@ -14,6 +14,7 @@
 # %% tags=["setup"]
 import math
 from functools import cache
+from itertools import pairwise, product
 
 import torch
 
@@ -122,6 +123,9 @@ table(
     ["planner", "ms", "of the optimum", "evaluations", "plan (S rows, A tokens, P weights)"],
 )
 print("nobody beats the exhaustive search:", all(one.seconds >= best * (1 - 1e-9) for one in found.values()))
+placements = list(search.every_plan(problem, search.only(search.one_device)(problem, search.soap(problem))))
+learned = found["learned placement"].seconds == min(map(problem.evaluate, placements))
+print(f"learning found the best of all {len(placements)} placements:", learned)
 
 # %% tags=["measured"]
 show(
@@ -133,16 +137,16 @@ show(
 )
 
 # %% [markdown]
-# *Learning* is stuck: placements alone cannot split an operator over two devices, and the tests construct a case in
-# which its best plan is provably the best of all placements and still more than twice the optimum. *Chance* comes
-# near, never knows how near, and each of its steps times a plan. FlexFlow makes that cheap by **delta simulation**:
-# only jobs that the change can reach are timed again.
+# *Learning* is stuck: its plan is the best of all placements, and no placement can split an operator over two devices.
+# (The tests construct a case in which that costs more than a factor of two.) *Chance* comes near, never knows how near,
+# and each of its steps times a plan. FlexFlow makes that cheap by **delta simulation**: only jobs that the change can
+# reach are timed again.
 
 # %%
-one = Planner(search.soap, search.everything, search.mcmc(steps=400, seed=3)).plan(
-    lab.problem(50e6, micros=2)
-)
-print(f"jobs of 400 plans: {400 * 4 * 2} in full, {one.jobs} by delta simulation")
+shorter = lab.problem(50e6, micros=2)
+one = Planner(search.soap, search.everything, search.mcmc(steps=400, seed=3)).plan(shorter)
+print(f"jobs of 400 plans: {400 * 4 * 2} in full, {one.jobs} by delta simulation;", end=" ")
+print("the best one takes as long in full:", one.seconds == shorter.evaluate(one.plan))
 show_source(search.accepts)
 
 # %% [markdown]
@@ -360,7 +364,9 @@ def program_row(i, a, b):
 costs, change = [[1, 3], [4, 2], [1, 3]], [[0, 5], [5, 0]]
 value, chosen = alpa.intra_operator(costs, {(0, 1): change, (1, 2): change})
 alone = [row.index(min(row)) for row in costs]
-print(f"each for itself {alone}: {sum(map(min, costs)) + 5 + 5}; together {chosen}: {value}")
+total = lambda s: sum(map(list.__getitem__, costs, s)) + sum(change[a][b] for a, b in pairwise(s))
+least = min(map(total, product(range(2), repeat=3)))
+print(f"each for itself {alone}: {total(alone)}; together {chosen}: {value}; least of all eight: {least}")
 
 # %% [markdown]
 # Afterwards Alpa rewrites what data parallelism left: an all-reduce of a gradient becomes a reduce-scatter before the
@@ -376,7 +382,8 @@ print(f"each for itself {alone}: {sum(map(min, costs)) + 5 + 5}; together {chose
 show(
     plots.three_panels(problem, operators, found["Alpa"].plan),
     "simulated",
-    "two stages, one on each node, each cut by rows inside; eight micro-batches.",
+    "two stages, one on each node, each cut by rows inside (S); solid lines: the border of stages, orange: the slow "
+    "link; eight micro-batches.",
     "Bars of ten operators in four groups, a grid of four devices with letters, and a Gantt chart",
 )
 
@@ -416,7 +423,8 @@ def best_plan(slow_MBps):
 explore(
     best_plan,
     "simulated",
-    "Alpa's plan when nodes are joined by {slow_MBps} MB/s.",
+    "Alpa's plan when nodes (orange: their border) are joined by {slow_MBps} MB/s; S, A, P: cut by rows, tokens, "
+    "weights.",
     "A grid of devices and operators with letters for cuts, beside a Gantt chart",
     posters=[{"slow_MBps": 20}, {"slow_MBps": 2000}],
     slow_MBps=[50, 5, 20, 150, 500, 2000],
