@@ -9,12 +9,15 @@ from .style import HUES, SERIAL, THINGS, figure
 MARKS = "os^v"
 
 
-def trade_off_map(lines: dict[str, list[tuple[int, object]]], serial, counted=(), mark: int = 0) -> Figure:
+def trade_off_map(
+    lines: dict[str, list[tuple[int, object]]], serial, counted=(), mark: int = 0, frame=None
+) -> Figure:
     """Left a line for each strategy over growing numbers of ranks, the last one largest; right messages and repeats.
 
     A family has a colour, a strategy of it a marker, which stands again at the foot of its bar on the right.
     `lines[strategy]` are (ranks, point) with `held`, `sent`, `messages`, `flops`; `serial` is the point of one rank;
-    numbers of ranks in `counted` are full, the others are hollow; those of `mark` ranks get a ring.
+    numbers of ranks in `counted` are full, the others are hollow; those of `mark` ranks get a ring. `frame` are
+    the ends of both axes, for maps to compare.
     """
     fig, (ax, right) = figure(11.5, 4.6, 1, 2, width_ratios=(3, 2))
     unit, name = (1e9, "GB") if serial.held > 1e9 else (1e6, "MB")
@@ -46,6 +49,8 @@ def trade_off_map(lines: dict[str, list[tuple[int, object]]], serial, counted=()
     ax.set(
         xscale="log", yscale="log", xlabel=f"{name} sent by a rank in a step", ylabel=f"{name} held by a rank"
     )
+    if frame:
+        ax.set(xlim=frame[0], ylim=frame[1])
     right.set_yticks(range(len(lines)), lines, fontsize=9)
     right.set(xscale="log", xlabel=f"messages of a rank in a step, {ranks} ranks")
     right.set_xlim(1, max(p.messages for line in lines.values() for _, p in line) * 40)

@@ -24,7 +24,7 @@ from gpt2lab.lessons.labs import decisions, systems
 from gpt2lab.lessons.labs import trade_off as lab
 from gpt2lab.lessons.labs.decisions import Workload, decide
 from gpt2lab.machine import memory as allocator
-from gpt2lab.model import GPT2Config
+from gpt2lab.model import GPT2, GPT2Config
 from gpt2lab.plan import Plan, build
 from gpt2lab.planner.memory import memory
 from gpt2lab.planner.problem import find_cluster
@@ -34,7 +34,7 @@ from gpt2lab.plots.trade_off import envelopes, trade_off_map
 from gpt2lab.ranks import trace
 from gpt2lab.ranks.mesh import Mesh
 from gpt2lab.reference import example_batch
-from gpt2lab.train import Trainer
+from gpt2lab.train import Recipe, Trainer
 
 torch.set_num_threads(1)
 two, eight = Ranks(2), Ranks(8)  # live ranks, started when first used
@@ -112,7 +112,8 @@ def draw(ranks=64, rows=128, width=4096):
     config = GPT2Config(n_positions=1024, n_layer=64, n_head=64, n_embd=64 * (width // 64))
     numbers = [n for n in (2, 4, 8, 16, 32, 64) if n <= ranks]
     lines = {s: [(n, lab.compute(s, n, config, rows, 1024)) for n in numbers] for s in lab.STRATEGIES}
-    return trade_off_map(lines, lab.compute("data", 1, config, rows, 1024), mark=numbers[-1])
+    frame = (0.5, 2e4), (1.5, 4e4)  # the same axes wherever the sliders stand
+    return trade_off_map(lines, lab.compute("data", 1, config, rows, 1024), mark=numbers[-1], frame=frame)
 
 
 show(
@@ -121,7 +122,7 @@ show(
     "a line for each strategy from 2 ranks to 64 (large mark): bytes held over bytes sent; right, messages and "
     "operations done twice. A colour is a family, a mark a strategy of it. 128 rows of 1,024 tokens, 64 layers, width "
     "4,096, float32.",
-    "Pipelines far left, data and ZeRO in the middle with ZeRO-3 lowest, tensor and context parallelism on the right",
+    "Pipelines far left, data and ZeRO in the middle, ZeRO-3 lowest, tensor and context parallelism on the right",
 )
 
 # %% [markdown]
@@ -131,7 +132,7 @@ show(
 explore(
     draw,
     "computed",
-    "{ranks} ranks, {rows} rows of 1,024 tokens, width {width}.",
+    "{ranks} ranks (large marks), {rows} rows of 1,024 tokens, width {width}; all maps here share their axes.",
     "The trade-off map for {ranks} ranks, {rows} rows and width {width}",
     posters=[{"rows": 512}, {"width": 1024}],
     ranks=(4, 64, 64),
@@ -350,6 +351,41 @@ show(
     "techniques over systems; grey: said in the system's paper; blue: tested here.",
     "A table of dots: 13 techniques, systems in five groups by kind of model, and this package in each group",
 )
+
+# %% [markdown]
+# ### PyTorch's own beside ours
+#
+# At work you will write `DistributedDataParallel` and `fully_shard`. Both average over ranks where this package sums,
+# hence the factor. Three steps of each, in float64, with plain SGD, since AdamW would hide a wrong factor (lesson 04):
+
+
+# %%
+def beside_torch(rank, world_size):
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+    from torch.nn.parallel import DistributedDataParallel
+
+    batch, mesh, found = example_batch(SMALL, ROWS, TOKENS), init_device_mesh("cpu", (world_size,)), {}
+    for text, name in (("dp=2", "DistributedDataParallel"), ("dp=2,zero=3", "fully_shard")):
+        plan, model = Plan.parse(text), GPT2(SMALL).double()
+        ours = Trainer(build(plan, SMALL, Mesh(**plan.axes), torch.float64), PLAIN)
+        for block in model.h.values() if plan.zero else ():
+            fully_shard(block, mesh=mesh)
+        theirs = fully_shard(model, mesh=mesh) if plan.zero else DistributedDataParallel(model)
+        sgd, mine = torch.optim.SGD(theirs.parameters(), PLAIN.lr), batch.rows(rank, world_size)
+        for _ in range(3):
+            ours.step(batch)
+            sgd.zero_grad()
+            (world_size * model.loss(theirs(mine.tokens), mine.targets) / batch.total).backward()
+            sgd.step()
+        weights = {n: p.full_tensor() if plan.zero else p for n, p in model.named_parameters()}
+        found[name] = max((w - weights[n]).abs().max().item() for n, w in ours.parallel.weights().items())
+    return found
+
+
+PLAIN = Recipe("sgd", lr=0.1, weight_decay=0.0, clip=None)
+for name, apart in two.run(beside_torch)[0].items():
+    print(f"{name:24} and ours have the same weights after three steps: {apart < 1e-12}")
 
 # %% [markdown]
 # ## Look inside: three traces of one step
