@@ -536,10 +536,12 @@ show(
 # network once, as before, in n/m - 1 messages. The word is `node=m`.
 
 # %%
+gradients = set()
 for plan in ("dp=4,ep=4", "dp=4,ep=4,node=2"):
-    found = launch(lab.leaving, plan, 2, ranks=4, echo=False)
-    messages, size = (sum(numbers) for numbers in zip(*found, strict=True))
-    print(f"{plan:17} between two machines of 2 ranks: {messages} messages, {size:,} bytes")
+    messages, size, digests = zip(*launch(lab.leaving, plan, 2, ranks=4, echo=False), strict=True)
+    print(f"{plan:17} between two machines of 2 ranks: {sum(messages)} messages, {sum(size):,} bytes")
+    gradients.add(digests)
+print("gradients equal to the last bit:", len(gradients) == 1)
 
 # %% [markdown]
 # Half the messages, 40<!--above--> for 80<!--above-->; equal to the last bit, since the rows arrive in the same order.
@@ -749,9 +751,12 @@ for group in ("row", "batch", "rank"):
     tight = replace(EXPERTS, n_layer=2, experts=replace(EXPERTS.experts, capacity=1.0, group=group))
     same = [verify(plan, tight).ok for plan in ("dp=2,ep=2", "dp=2")]
     print(f"group={group:6} dp=2,ep=2 equals the serial run: {same[0]}, dp=2: {same[1]}")
+off = max(launch(lab.dropped_alike, ranks=2, echo=False))
+print(f"group=rank   dp=2,ep=2 equals one rank with two micro-batches of these rows: {off < 1e-12}")
 
 # %% [markdown]
-# By rank is what most programs do. The load loss has the same choice: its f_e may count a row, the batch or the rank.
+# By rank is what most programs do: equal only to micro-batches of the same rows. The load loss has the same choice for
+# f_e.
 #
 # `ep` composes; here with tensor parallelism, which cuts each expert's hidden features.
 

@@ -9,6 +9,7 @@ import torch
 from ...corpus.batches import Batches
 from ...corpus.shards import plays
 from ...experts.mixture import Experts, mixtures
+from ...machine.checksum import summ
 from ...model import GPT2, GPT2Config
 from ...parallel import spec
 from ...plan import Plan, build
@@ -121,7 +122,16 @@ def habits(rank: int, world_size: int) -> dict[str, dict]:
 SMALL = replace(EXPERTS, n_layer=2, experts=Experts(8, 2, balance=0.1))
 
 
-def _apart(config: GPT2Config, batch, dense: float = 1.0, experts: float = 1.0) -> dict[str, tuple]:
+def dropped_alike(rank: int, world_size: int) -> float:
+    """How far gradients of two ranks that drop by rank are off those of one rank whose micro-batches are their rows."""
+    config = replace(SMALL, experts=replace(SMALL.experts, capacity=1.0, group="rank"))
+    found = _apart(config, example_batch(SMALL, 8, 11), serial="micro=2", alone_config=config)
+    return max(off for _, off in found.values())
+
+
+def _apart(
+    config: GPT2Config, batch, dense=1.0, experts=1.0, serial="serial", alone_config=SMALL
+) -> dict[str, tuple]:
     """By kind of weight: gradients of a step along the serial ones, 1 where they agree, and how far they are off.
 
     Gradients of the experts, and of all else (`dense`), are multiplied by a factor after the step's sums.
@@ -129,16 +139,16 @@ def _apart(config: GPT2Config, batch, dense: float = 1.0, experts: float = 1.0) 
     plan = Plan.parse("dp=2,ep=2")
     spread, alone = (
         build(plan, config, Mesh(**plan.axes), torch.float64),
-        build(Plan(), SMALL, Mesh(alone=True), torch.float64),
+        build(Plan.parse(serial), alone_config, Mesh(alone=True), torch.float64),
     )
     for parallel, rows in ((spread, batch), (alone, example_batch(SMALL, 8, 11))):
         parallel.load(example_weights(SMALL))
         Trainer(parallel).gradients(rows)
     for piece in spread.sync.pieces:
         piece.tensor.grad *= experts if spec.of(piece.tensor).expert else dense
-    serial, found = alone.gradients(), {}
+    right, found = alone.gradients(), {}
     for kind in ("experts", "router", "others"):
-        pairs = [(g, serial[n]) for n, g in spread.gradients().items() if kind == _kind(n)]
+        pairs = [(g, right[n]) for n, g in spread.gradients().items() if kind == _kind(n)]
         a, b = (torch.cat([t.flatten() for t in side]) for side in zip(*pairs, strict=True))
         found[kind] = ((a @ b) / (b @ b)).item(), ((a - b).norm() / b.norm()).item()
     return found
@@ -151,15 +161,16 @@ def _kind(name: str) -> str:
 # ---- messages and time
 
 
-def leaving(rank: int, world_size: int, plan: str, machine: int) -> tuple[int, int]:
-    """(messages, bytes) of one step's exchanges that leave this rank's machine of so many ranks."""
+def leaving(rank: int, world_size: int, plan: str, machine: int) -> tuple[int, int, str]:
+    """(messages, bytes, digest of gradients) of a step whose exchanges leave this rank's machine of so many ranks."""
     plan, config = Plan.parse(plan), replace(SMALL, experts=replace(SMALL.experts, router="expert_choice"))
     parallel = build(plan, config, Mesh(**plan.axes), torch.float64)
     comm.clear_log()
     Trainer(parallel).gradients(example_batch(config, 8, 11))
     calls = [event for event in comm.log if event.axis.startswith("ep")]
     sizes = [n for e in calls for target, n in e.targets if target // machine != rank // machine]
-    return len(sizes), sum(sizes)
+    gradients = torch.cat([g.flatten() for g in parallel.gradients().values()])
+    return len(sizes), sum(sizes), summ(gradients)
 
 
 class Slow(torch.autograd.Function):
