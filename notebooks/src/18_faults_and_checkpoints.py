@@ -72,7 +72,7 @@ show(
 explore(
     lab.lives,
     "simulated",
-    "12 hours of work, saved every {minutes} minutes; a failure every {hours_between} hours on average.",
+    "12 hours of work, saved every {minutes} minutes; failures {hours_between} h apart on average.",
     "A bar of a job's work, saves and repeated work over the hours",
     posters=[{"minutes": 42, "hours_between": 1}, {"minutes": 42, "hours_between": 8}],
     minutes=(5, 240, 42),

@@ -79,7 +79,8 @@ by_axis = {
 show(
     plots.crossed(by_axis),
     "counted",
-    "bytes that two ranks send out of their machine in a step. Gradients cross once, activations in every layer.",
+    "bytes that two ranks send out of their machine in a step. Gradients (dp+cp) cross once, activations (tp) in every "
+    "layer.",
     "Two bars: under two megabytes of gradients with tensor parallelism inside, about nineteen of activations across",
 )
 inside, across = (sum(found[p][0]["crossing"].values()) for p in ("inside", "across"))
@@ -430,7 +431,7 @@ show(
     ),
     "computed",
     "data parallelism scales until each GPU has few sequences; then its gradients are all that is left. ep: the same "
-    "model with 64 experts in each layer, forty times the weights.",
+    "model with 64 experts in each layer, forty times the weights. Hollow: above 80 GB, at 2 bytes for every number.",
     "Falling lines that leave the ideal one between 128 and 1024 GPUs; experts over 64 GPUs begin beside ZeRO-3",
 )
 
@@ -453,8 +454,10 @@ large = curves("175B", ("ZeRO-3", "tp x dp", "tp x pp x dp", "cp x dp"), lambda 
 show(
     plots.scaling(large, "seconds a step", "175B, 4,096 sequences", lambda n: 8 * large["tp x dp"][8][0] / n),
     "computed",
-    "only plans that cut the model three ways both fit and scale. ZeRO-3 gathers all weights for every micro-batch.",
-    "Hollow marks for data and tensor parallelism; filled ones for tensor, pipeline and data parallelism together",
+    "only a model cut three ways fits and stays near the ideal line. ZeRO-3 fits, but gathers all weights for every "
+    "micro-batch. Hollow: above 80 GB, at 2 bytes for every number.",
+    "Filled marks for tensor, pipeline and data parallelism together, on the ideal line, and for ZeRO-3, three times "
+    "above it; hollow ones for the others",
 )
 
 # %% [markdown]
@@ -467,7 +470,7 @@ weak = curves("7.5B", ("dp", "ZeRO-1", "ZeRO-3", "tp x dp", "tp x pp x dp"), lam
 show(
     plots.scaling(weak, "% of the GPUs' peak", "7.5B, two sequences a GPU"),
     "computed",
-    "cut matrices and layers stay level; data parallel rings grow: 2(n - 1) latencies for every bucket.",
+    "cut matrices and layers stay level longest; data parallel rings grow: 2(n - 1) latencies for every bucket.",
     "Level lines of tensor and pipeline parallelism near 25 percent; data parallelism falls from 43 to 8 percent",
 )
 
