@@ -11,8 +11,11 @@
 # the end write a planner that keeps up with a program that tries thousands of plans.
 
 # %% tags=["setup"]
+import json
 import statistics
+import tempfile
 from itertools import product
+from pathlib import Path
 
 import torch
 
@@ -28,6 +31,8 @@ from gpt2lab.model import GPT2, GPT2Config
 from gpt2lab.plan import Plan, build
 from gpt2lab.planner.memory import memory
 from gpt2lab.planner.problem import find_cluster
+from gpt2lab.plots.benchmarks import dashboard
+from gpt2lab.plots.style import save_figure
 from gpt2lab.plots.systems import systems_table
 from gpt2lab.plots.timeline import timeline
 from gpt2lab.plots.trade_off import envelopes, trade_off_map
@@ -447,7 +452,24 @@ print(
 )
 
 # %% [markdown]
-# The second one is faster on average, and nobody can say whether it is faster.
+# The second one is faster on average, and nobody can say whether it is faster. Now one of the benchmarks for real, one
+# round of it, as `--all` does with each:
+
+# %%
+with tempfile.TemporaryDirectory() as folder:
+    report = everything.collect(Path(folder), rounds=1, chosen=["transport"])
+    Path(folder, "all.json").write_text(json.dumps(report))
+    again = everything.read_report(str(Path(folder, "all.json")))
+    save_figure(dashboard(again), Path(folder, "all.png"))
+    written = sorted(file.name for file in Path(folder).iterdir())
+print("benchmarks:", *everything.names())
+print(
+    f"numbers of transport: {len(again['seconds']['transport'])}, failed: {len(again['failed'])}; written:",
+    *written,
+)
+
+# %% [markdown]
+# The JSON names the machine, so that nobody compares two machines unawares.
 #
 # ## Where the sources are
 #
