@@ -5,7 +5,10 @@ from matplotlib.colors import to_hex
 
 from gpt2lab.experts.mixture import Experts
 from gpt2lab.lessons.labs import experts as lab
-from gpt2lab.plots import collectives, experts, schedule, steps, zero
+from gpt2lab.lessons.labs import sharding
+from gpt2lab.planner.events import Job, simulate_jobs
+from gpt2lab.planner.problem import Cluster, Device
+from gpt2lab.plots import collectives, experts, placement, schedule, steps, zero
 from gpt2lab.plots.benchmarks import dashboard
 from gpt2lab.plots.style import COLORS, THINGS, rank_color
 from gpt2lab.plots.timeline import timeline
@@ -167,3 +170,18 @@ def test_no_skew_is_even_and_room_is_what_the_package_gives_an_expert():
     tight = lab.routed(8, 2, 0.5, 0.0)
     assert tight.served.max() == Experts(8, 2, capacity=0.5).room(256) == 32
     assert lab.routed(8, 1, 1.0, 2.0).dropped > lab.routed(8, 1, 1.0, 1.0).dropped > 0.1
+
+
+def test_tiles_name_the_ranks_that_hold_them():
+    x, _, hidden, _ = sharding.tiles("batch", "ff").axes
+    assert [t.get_text() for t in hidden.texts] == ["0", "1", "0", "1", "2", "3", "2", "3"]
+    assert [t.get_text() for t in x.texts] == ["0 1"] * 4 + ["2 3"] * 4
+    assert {t.get_text() for t in sharding.tiles("seq", "none").axes[1].texts} == {"0 1 2 3"}  # a weight: all
+
+
+def test_simulated_steps_share_an_axis_and_say_their_length():
+    jobs = [Job("a", 0, 0.1, ()), Job("b", 1, 0.2, ((0, 0),))]
+    pair = Cluster(2, Device(1))
+    fig = placement.steps({"one": simulate_jobs(jobs[:1], pair), "two": simulate_jobs(jobs, pair)})
+    assert [ax.get_title(loc="left") for ax in fig.axes] == ["one: 100 ms", "two: 300 ms"]
+    assert {round(ax.get_xlim()[1]) for ax in fig.axes} == {300}
