@@ -36,9 +36,8 @@ def _graph(ax, graph, where, path=(), labels: bool = True) -> None:
     for column in range(max(columns) + 1):
         members = [n for n, c in enumerate(columns) if c == column]
         before = [place[u][1] for n in members for u in graph.before[n]] or [0.0]
-        middle = (
-            sum(before) / len(before) if len(members) == 1 else 0.0
-        )  # a lone operator is level with what it reads
+        alone = len(members) == 1  # then it is level with what it reads
+        middle = sum(before) / len(before) if alone else 0.0
         for i, n in enumerate(members):
             place[n] = column, middle + (len(members) - 1) / 2 - i
     thick = set(pairwise(path))
@@ -48,10 +47,8 @@ def _graph(ax, graph, where, path=(), labels: bool = True) -> None:
         sag = max(0.0, y0 - min(between) + 0.75) if between and y0 == y1 else 0.0  # below all that it passes
         color, width = ("black", 2.2) if (u, v) in thick else ("#999999", 1)
         along = [t / 20 for t in range(21)]
-        x, y = (
-            [x0 + (x1 - x0) * t for t in along],
-            [y0 + (y1 - y0) * t - 4 * sag * t * (1 - t) for t in along],
-        )
+        x = [x0 + (x1 - x0) * t for t in along]
+        y = [y0 + (y1 - y0) * t - 4 * sag * t * (1 - t) for t in along]
         ax.plot(x, y, color=color, linewidth=width, zorder=1)
     for n, (x, y) in place.items():
         color = rank_color(where[n])
