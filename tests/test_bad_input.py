@@ -104,7 +104,7 @@ BASE = {
     "schedule": "1f1b --hop 1",
     "grade": "07 .",
     "plan": "--config nano --cluster laptop --ranks 2",
-    "memory": "--config nano",
+    "memory": "--config nano --experts 4",
 }
 MEANS = {  # what is taken at the edges; each means something, which the option's help says
     "train": {
@@ -117,6 +117,7 @@ MEANS = {  # what is taken at the edges; each means something, which the option'
         "--temperature 0", f"--temperature {ENOUGH}", f"--top-k {ENOUGH}", "--seed 0", "--seed -1", f"--seed {ENOUGH}",
     },
     "verify": {"--layers 0", "--dropout 0", "--experts 0", "--window 0"},
+    "memory": {"--experts 0", "--capacity 0"},
     "plan": {f"--memory {ENOUGH}", f"--seconds {ENOUGH}", "--seconds inf"},
     "schedule": {"--forward 0", "--input-grad 0", "--weight-grad 0", "--hop 0"},
 }  # fmt: skip

@@ -83,11 +83,11 @@ COMMANDS = {
         },
     ),
     "memory": (
-        ["--config", "nano"],
+        ["--config", "nano", "--experts", "4"],
         [],
         {
             "--plan": "dp=2", "--optimizer": "sgd", "--config": "mini", "--rows": "4", "--length": "16",
-            "--itemsize": "8",
+            "--itemsize": "8", "--experts": "2", "--top-k": "3", "--router": "switch", "--capacity": "0.5",
         },
     ),
     "calibrate": (

@@ -8,18 +8,19 @@ from dataclasses import replace
 import pytest
 from planting import rewritten
 
-from gpt2lab.compositions import ALL, PAIRS, TRIPLES
+from gpt2lab.compositions import ALL, PAIRS, TRIPLES, WITH_EXPERTS, WITHOUT_FLUSH, Composition
 from gpt2lab.machine import memory as measured
 from gpt2lab.machine.links import Link, Network
 from gpt2lab.model import PRESETS, GPT2Config
 from gpt2lab.plan import Plan, build
-from gpt2lab.planner import pipelines
+from gpt2lab.planner import experts, pipelines
 from gpt2lab.planner.cost import predict
 from gpt2lab.planner.memory import memory, of_rank
 from gpt2lab.planner.moments import Walk
 from gpt2lab.planner.problem import CLUSTERS, Cluster, Device
 from gpt2lab.planner.sends import by_axis, sends
-from gpt2lab.planner.share import RankShare
+from gpt2lab.planner.share import MemoryShare, RankShare
+from gpt2lab.planner.streams import StreamWalk
 from gpt2lab.processes.launch import Ranks
 from gpt2lab.ranks import comm
 from gpt2lab.ranks.mesh import Mesh
@@ -105,9 +106,11 @@ NARROW = replace(PRESETS["mini"], vocab_size=3000, n_layer=3)
 
 
 def held(rank, world, text, config, rows, length):
-    """The most bytes that a rank held in a step, and where it is."""
+    """The most bytes that a rank held in a step, or in a stream of several without a flush, and where it is."""
     trainer, batch, place = trained(text, config, rows, length)
-    most = max(measured.over_a_step(trainer, batch))
+    plan = trainer.parallel.plan
+    steps = 2 + -(-2 * plan.pp // plan.micro) if plan.asynchronous else 1
+    most = max(measured.over_a_step(trainer, batch, steps=steps))
     trainer = None
     gc.collect()
     return most, place
@@ -115,7 +118,7 @@ def held(rank, world, text, config, rows, length):
 
 def within_five_percent(found, text, config, rows, length):
     for most, place in found:
-        one = of_rank(RankShare(Plan.parse(text), config, rows, length, **place))
+        one = of_rank(MemoryShare(Plan.parse(text), config, rows, length, **place))
         assert abs(one.total / most - 1) < 0.05, (place, one, most)
 
 
@@ -205,22 +208,24 @@ LEFT_OUT = {
 }
 
 
+def most_wrong(found, plans):
+    """The largest relative error of what these plans are said to hold."""
+    shares = [
+        (MemoryShare(Plan.parse(text), *sizes, **place), most)
+        for text, sizes in plans.items()
+        for most, place in found[text]
+    ]
+    return max(abs(of_rank(share).total / most - 1) for share, most in shares)
+
+
 @pytest.mark.mutant
 @pytest.mark.parametrize("what", LEFT_OUT)
 def test_mutant_that_leaves_out_a_part_of_memory(held_by_blocks, what):
     method, right, wrong = LEFT_OUT[what]
 
-    def error():
-        shares = [
-            (RankShare(Plan.parse(text), *sizes, **place), most)
-            for text, sizes in BLOCKS.items()
-            for most, place in held_by_blocks[text]
-        ]
-        return max(abs(of_rank(share).total / most - 1) for share, most in shares)
-
-    assert error() < 0.02
+    assert most_wrong(held_by_blocks, BLOCKS) < 0.02
     with rewritten(getattr(Walk, method), right, wrong):
-        assert error() > 0.025
+        assert most_wrong(held_by_blocks, BLOCKS) > 0.025
 
 
 @pytest.mark.parametrize("text", SUMS)
@@ -250,6 +255,123 @@ def test_memory_of_three_axes(composition):
     with Ranks(plan.world, echo=False, timeout=120) as ranks:
         found = ranks.run(held, composition.plan, mini, 8, 64)
     within_five_percent(found, composition.plan, mini, 8, 64)
+
+
+STREAMS = {
+    text: (replace(PRESETS["mini"], vocab_size=3000), 8, 48)
+    for text in [
+        "pp=4,schedule=pipedream",
+        "pp=4,micro=4,schedule=2bw",
+        "pp=2,dp=2,micro=2,schedule=pipedream",
+        "pp=2,tp=2,schedule=ampnet",
+    ]
+}
+
+
+@pytest.fixture(scope="module")
+def held_by_streams(pools):
+    return {text: pools[4].run(held, text, *sizes) for text, sizes in STREAMS.items()}
+
+
+def test_memory_of_streams_without_a_flush(held_by_streams):
+    for text, sizes in STREAMS.items():
+        within_five_percent(held_by_streams[text], text, *sizes)
+
+
+OF_STREAMS = {
+    "versions": ("run", "* (len(versions) - 1)", "* 0"),
+    "an exchange of versions": ("run", "self.note(buffers=self.largest)", "pass"),
+    "who owns the embedding": ("__init__", 'if not (here.last and p.name == "wte.weight")', "if True"),
+    "messages between stages": ("__init__", "neighbours * 4", "0"),
+    "what the embedding's other end has not read": ("_update", 'self.now["buffers"] += self.ends', "pass"),
+    "its gradient on the way": ("_update", "self.note(buffers=self.ends)", "pass"),
+    "the end of a batch's gradients": ("_update", 'self.now["gradients"] = 0', "pass"),
+    "that the next ones are the first": ("_update", "self.arrived.clear()", "pass"),
+}
+
+
+@pytest.mark.mutant
+@pytest.mark.parametrize("what", OF_STREAMS)
+def test_mutant_that_leaves_out_a_part_of_a_stream(held_by_streams, what):
+    method, right, wrong = OF_STREAMS[what]
+    assert most_wrong(held_by_streams, STREAMS) < 0.02
+    with rewritten(getattr(StreamWalk, method), right, wrong):
+        assert most_wrong(held_by_streams, STREAMS) > 0.025
+
+
+MIXTURES = {  # of the last one rows weigh more than weights, and none is dropped
+    c.plan: (replace(PRESETS["mini"], vocab_size=words, experts=replace(c.config.experts, **more)), rows, 64)
+    for words, rows, more, c in (
+        (3000, 8, {}, Composition("dp=4,ep=2,zero=1", router="gshard")),
+        (3000, 8, {}, Composition("dp=4,ep=4,node=2,zero=3", router="gshard")),
+        (3000, 8, {}, Composition("pp=2,dp=2,ep=2,micro=3,schedule=zb_h1,zero=2", router="deepseek")),
+        (3000, 8, {}, Composition("dp=2,ep=2,tp=2,micro=2,sp=on,zero=2", router="deepseek")),
+        (500, 24, {"every": 1, "capacity": None}, Composition("tp=4,sp=on", router="deepseek")),
+    )
+}
+ALONE = (replace(MIXTURES["tp=4,sp=on"][0], n_layer=1), 8, 64)
+
+
+@pytest.fixture(scope="module")
+def held_by_mixtures(pools):
+    found = {text: pools[4].run(held, text, *sizes) for text, sizes in MIXTURES.items()}
+    return found | {"serial": [held(0, 1, "serial", *ALONE)]}
+
+
+def test_memory_of_mixtures_of_experts(held_by_mixtures):
+    for text, found in held_by_mixtures.items():
+        within_five_percent(found, text, *MIXTURES.get(text, ALONE))
+
+
+OF_MIXTURES = {
+    "fewer replicas of experts": (RankShare.sharers, "part[1] >= EXPERT", "False"),
+    "experts without replicas are not gathered": (Walk.__init__, "share.sharers(key) > 1", "True"),
+    "nor summed with a block's last part": (
+        Walk.__init__,
+        "self.e * size * (not experts)  #",
+        "self.e * size  #",
+    ),
+    "and leave no sum of their own": (
+        Walk.__init__,
+        "share.shards[key] * (not experts)",
+        "share.shards[key]",
+    ),
+    "and are added at once": (Walk._joined, "apart =", "apart = False and"),
+    "a stage 1 that joins them": (Walk._join, "key[1] < EXPERT", "True"),
+    "all blocks' gradients filling": (Walk._products, "layers[len(layers) - 1 - over :]", "layers[:1]"),
+    "the head's sum meanwhile": (Walk._products, "+ self.wte_shard) * head", "+ self.wte_shard) * 0"),
+    "operands that wait": (experts.waits_more, "rows_of(share, tokens)", "0"),
+    "rows of experts": (experts.kept_of_rows, "rows_of(share, tokens)", "0"),
+    "their hidden layers": (experts.kept_of_rows, "+ hidden * _inside(share) * hidden_of(share)[0]", ""),
+    "experts' gradients before those of attention": (Walk._with_experts, "* late", "* 0"),
+    "their gradients before they are sent back": (Walk._with_experts, "3 * kept_of_rows", "0 * kept_of_rows"),
+    "the shared expert's layers": (experts.kept_more, "_inside(share) * shared +", ""),
+    "tokens gathered for it": (experts.kept_more, "+ c * bool(plan.sp and shared)", ""),
+}
+
+
+@pytest.mark.mutant
+@pytest.mark.parametrize("what", OF_MIXTURES)
+def test_mutant_that_leaves_out_a_part_of_a_mixture(held_by_mixtures, what):
+    function, right, wrong = OF_MIXTURES[what]
+    plans = MIXTURES | {"serial": ALONE}
+    assert most_wrong(held_by_mixtures, plans) < 0.02
+    with rewritten(function, right, wrong):
+        assert most_wrong(held_by_mixtures, plans) > 0.025
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    "composition", [*WITHOUT_FLUSH, *WITH_EXPERTS, *(c for c in TRIPLES if c.router)], ids=lambda c: c.plan
+)
+def test_memory_of_every_stream_and_mixture_on_mini(pools, composition):
+    plan = Plan.parse(composition.plan)
+    mini = replace(PRESETS["mini"], experts=composition.config.experts)
+    if plan.pp > 1 and plan.sp:  # a layer on every stage: the head weighs less
+        mini = replace(mini, vocab_size=3000)
+    found = pools[plan.world].run(held, composition.plan, mini, 8, 16)
+    within_five_percent(found, composition.plan, mini, 8, 16)
 
 
 def test_1f1b_by_slots_takes_as_long_as_its_clock_says():

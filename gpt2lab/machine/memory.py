@@ -120,10 +120,10 @@ def after_backward(trainer, batch) -> dict[str, int]:
     return found
 
 
-def over_a_step(trainer, batch, least: int = 0) -> list[int]:
-    """Bytes that this rank holds over a step, after each allocation of `least` bytes or more.
+def over_a_step(trainer, batch, least: int = 0, steps: int = 1) -> list[int]:
+    """Bytes that this rank holds over a step, or a stream of several, after each allocation of `least` bytes or more.
 
-    Takes two steps: the first one makes the optimizer's state.
+    Takes a step more: the first one makes the optimizer's state.
     """
     trainer.step(batch)
     trainer.optimizer.zero_grad()  # memory from before the record must not be freed inside
@@ -131,5 +131,5 @@ def over_a_step(trainer, batch, least: int = 0) -> list[int]:
         loss.buffer = None  # a chunked loss makes it anew, so that it is counted
     before = sum(held(trainer.parallel.model, trainer.parallel.sync, trainer.optimizer).values())
     with allocations() as events:
-        trainer.step(batch)
+        trainer.stream([batch] * steps)
     return [before + e.held for e in events if abs(e.bytes) >= least]

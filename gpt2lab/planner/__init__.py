@@ -1,8 +1,8 @@
 """What a plan costs, predicted, and which plan is best, in plain Python: no torch.distributed.
 
 cost          seconds, bytes and memory of a whole plan on a cluster
-memory        what each rank holds at its fullest moment: moments walks through a step
-kept          what it keeps from forward to backward
+memory        what each rank holds at its fullest moment: moments walks through a step; streams: without a flush
+kept          what it keeps from forward to backward; experts: of a mixture
 sends         what each rank sends, axis by axis; gathers: how often ZeRO gathers and sums
 mixtures      the same three of a mixture of experts
 share         what a plan gives one rank; tensor_costs: what tensor and sequence parallelism send and keep

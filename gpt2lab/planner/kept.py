@@ -8,7 +8,8 @@ from ..parallel.context.exchanges import ALIASES
 from ..ranks.traffic import split_sizes
 from ..schedules.formulas import kept_for_weights
 from . import tensor_costs
-from .share import RankShare
+from .experts import kept_more, waits_more
+from .share import EXPERT, RankShare
 
 
 def inputs_only(share: RankShare) -> bool:
@@ -38,9 +39,9 @@ def largest_matrix(share: RankShare, position: int) -> int:
 
 def kept_by_stage(share: RankShare, position: int, rows: int, tokens: int) -> Counter:
     """Bytes that a stage keeps of one unit from forward to backward."""
-    stream, layers = stream_bytes(share, rows, tokens), len(share.parts.layers[position])
-    block = stream if inputs_only(share) else kept_by_block(share, rows, tokens)
-    found = Counter(activations=layers * block)
+    stream = stream_bytes(share, rows, tokens)
+    kept = lambda layer: stream if inputs_only(share) else kept_by_block(share, rows, tokens, layer)
+    found = Counter(activations=sum(kept(layer) for layer in share.parts.layers[position]))
     if position == share.depth - 1:
         c = share.config.n_embd
         found["activations"] += 2 * stream + 2 * stream // c
@@ -51,9 +52,14 @@ def kept_by_stage(share: RankShare, position: int, rows: int, tokens: int) -> Co
     return found
 
 
+def kept_by_block(share: RankShare, rows: int, tokens: int, layer: int) -> int:
+    """Bytes that one block keeps, of experts if it has some."""
+    return kept_by_dense_block(share, rows, tokens) + kept_more(share, layer, rows, tokens)
+
+
 @lru_cache(maxsize=4096)
-def kept_by_block(share: RankShare, rows: int, tokens: int) -> int:
-    """Bytes that one block keeps, by the formulas of tensor, sequence and context parallelism."""
+def kept_by_dense_block(share: RankShare, rows: int, tokens: int) -> int:
+    """Bytes that a dense block keeps, by the formulas of tensor, sequence and context parallelism."""
     plan, config, e = share.plan, share.config, share.itemsize
     if plan.cp == 1:
         return tensor_costs.kept_bytes(share.shape(rows, tokens), share.tp, plan.sp)
@@ -70,7 +76,7 @@ def kept_by_block(share: RankShare, rows: int, tokens: int) -> int:
 
 def part_elements(share: RankShare, name: str) -> int:
     """Elements of a part of the weights, such as `wte` or `h.3`, that are here."""
-    return share.sizes.get((name, False), 0) + share.sizes.get((name, True), 0)
+    return sum(share.sizes.get((name, kind), 0) for kind in range(2 * EXPERT))
 
 
 def block_elements(share: RankShare, position: int) -> int:
@@ -94,6 +100,7 @@ def kept_between(share: RankShare, position: int, rows: int, tokens: int) -> int
             2 * c + 5 * c // plan.tp
         )
     whole = n * c * (4 * layers + bool(words)) * (plan.tp > 1)  # what tensor ranks have in common is not cut
+    chunked += sum(waits_more(share, layer, n) for layer in share.parts.layers[position])
     return chunked + share.itemsize * (whole + (kept_for_weights(n, c, layers, words) - whole) // plan.tp)
 
 

@@ -2,7 +2,7 @@
 
 A step is walked through, operation by operation, and every moment at which memory can be highest is noted: the loss,
 the first backward, the sums that end the step. All numbers are bytes, computed; the tests compare them with what the
-allocator of live ranks counted. What torch itself keeps, and messages under way, are not in it.
+allocator of live ranks counted. What torch itself keeps is not in it, nor are messages under way in a step.
 
 Activations: Korthikanti et al. 2022, "Reducing Activation Recomputation", section 4. ZeRO: Rajbhandari et al. 2020.
 """
@@ -14,7 +14,8 @@ from functools import cache, cached_property
 from ..machine.arguments import checked
 from ..schedules import Op
 from .moments import Walk
-from .share import RankShare, check, order_of
+from .share import MemoryShare, RankShare, check, order_of
+from .streams import StreamWalk
 
 MOMENTS = {"adamw": 2, "sgd": 0}
 
@@ -53,7 +54,7 @@ def memory(
     check(plan, config, rows, length)
     if optimizer not in MOMENTS:
         raise ValueError(f"There is no optimizer {optimizer!r} here. Use {' or '.join(MOMENTS)}.")
-    whole = RankShare(plan, config, rows, length, itemsize)
+    whole = MemoryShare(plan, config, rows, length, itemsize)
     return fullest([replace(whole, pp=stage) for stage in range(plan.pp)], optimizer)
 
 
@@ -74,11 +75,15 @@ def _beside(share: RankShare) -> list[RankShare]:
 
 
 def of_rank(share: RankShare, optimizer: str = "adamw") -> Held:
-    """What one rank holds at its fullest moment in a step, the first one apart."""
-    walk = Walk(share, MOMENTS[optimizer])
-    for op in _order(share):
-        walk.forward(op) if op.kind == "F" else walk.backward(op)
-    walk.finish()
+    """What one rank holds at its fullest moment in a step, the first one apart; without a flush, in a long stream."""
+    if share.plan.asynchronous:
+        walk = StreamWalk(share, MOMENTS[optimizer])
+        walk.run()
+    else:
+        walk = Walk(share, MOMENTS[optimizer])
+        for op in _order(share):
+            walk.forward(op) if op.kind == "F" else walk.backward(op)
+        walk.finish()
     return Held(share.pp, **walk.fullest)
 
 

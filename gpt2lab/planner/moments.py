@@ -3,7 +3,9 @@
 from collections import Counter
 from functools import cache
 
+from ..parallel.zero.flat import part_of
 from ..schedules import Op
+from .experts import kept_of_rows
 from .kept import (
     block_elements,
     inputs_only,
@@ -17,7 +19,7 @@ from .kept import (
     stream_bytes,
 )
 from .sends import owned, tied
-from .share import RankShare
+from .share import EXPERT, RankShare
 
 CHUNK = 128  # tokens whose logits a chunked loss holds at a time
 ATTENTION = 14  # numbers a token and channel that attention's backward holds while keys and values travel
@@ -31,10 +33,18 @@ class Walk:
         self.sizes = share.sizes
         self.wte = part_elements(share, "wte")
         self.arrived, self.under_way = set(), 0  # positions with gradients; bytes that are being summed
-        self.whole, shards = Counter(), Counter()  # bytes by part
+        # bytes by part: of all of it, of its shards, of what is gathered, of what is summed last, and of that's shards
+        self.whole, shards, self.gathered, self.summed, self.sums = (Counter() for _ in range(5))
         for key, size in self.sizes.items():
-            self.whole[key[0]] += self.e * size
-            shards[key[0]] += share.master * share.shards[key]
+            part, experts = key[0], key[1] >= EXPERT
+            self.whole[part] += self.e * size
+            shards[part] += share.master * share.shards[key]
+            self.gathered[part] += self.e * size * (not experts or share.sharers(key) > 1)
+            self.summed[part] += self.e * size * (not experts)  # a block's experts are summed before all else
+            self.sums[part] += share.master * share.shards[key] * (not experts)
+        self.experts = Counter()
+        for p in share.parameters:
+            self.experts[part_of(p.name)] += self.e * p.elements * (".experts." in p.name)
         self.left = shards if self.plan.zero > 1 else self.whole  # bytes of gradients that a backward leaves
         self.wte_shard = self.left["wte"] * (self.plan.zero > 1)  # of its gradient, which is summed at once
         self._fullest, self._most = ({}, {}), -1
@@ -42,7 +52,9 @@ class Walk:
         self.now = Counter(weights=self._weights(), optimizer=state)
         self.kept: dict[tuple[int, int], dict[str, int]] = {}
         self.kept_by_stage = cache(lambda *unit: kept_by_stage(share, *unit))
-        self.kept_by_block = cache(lambda *unit: kept_by_block(share, *unit) * inputs_only(share))
+        self.kept_by_blocks = cache(
+            lambda position, *unit: [kept_by_block(share, *unit, i) for i in share.parts.layers[position]]
+        )
         if self.plan.loss == "chunked" and share.parts.last:
             tokens = min(CHUNK, share.micro_rows[0] * share.slices[0])
             self.now["buffers"] = self.e * tokens * share.config.vocab_size
@@ -66,7 +78,7 @@ class Walk:
 
     def _weights(self) -> int:
         """Bytes of weights between two steps, and of the shards that the optimizer steps."""
-        share, (ranks, _) = self.share, self.share.sharing
+        share = self.share
         if not self.plan.zero:
             return self.e * sum(self.sizes.values())
         if self.plan.data == "owner":
@@ -75,7 +87,7 @@ class Walk:
         if self.plan.zero == 3:
             return share.master * shards
         masters = share.master * shards if share.master > self.e else 0
-        return self.e * ranks * shards + masters
+        return self.e * sum(share.sharers(part) * size for part, size in share.shards.items()) + masters
 
     def start_sum(self, size: int) -> None:
         """So many bytes are being summed from now on (stages 2 and 3); what was before has arrived."""
@@ -85,7 +97,7 @@ class Walk:
     def unit(self, op: Op) -> tuple[int, int, int]:
         """The position of an operation, its rows and its tokens a row."""
         slices = self.share.slices
-        rows = self.share.micro_rows[op.micro // len(slices)]
+        rows = self.share.micro_rows[op.micro // len(slices) % self.plan.micro]
         return self.share.stages[op.stage], rows, slices[op.micro % len(slices)]
 
     def forward(self, op: Op) -> None:
@@ -133,9 +145,7 @@ class Walk:
     def _second_half(self, op: Op, position: int) -> None:
         """The weights' gradients: the products whose operands the first half left."""
         last, sharded = position == self.share.depth - 1, self.plan.zero > 1
-        blocks = [self.whole[f"h.{layer}"] for layer in self.share.parts.blocks]
-        joined = 2 * max(blocks, default=0) * sharded
-        self.note(buffers=max(joined, largest_matrix(self.share, position)))
+        self._products(op, position)
         if last:  # the head's, which a chunked loss left, and torch's copy of it
             copies = (self.plan.loss != "chunked") + (sharded or position not in self.arrived)
             self.note(gradients=self.e * self.wte * copies + self.wte_shard)
@@ -144,6 +154,26 @@ class Walk:
             self.now["weights"] = self._weights()
         self.start_sum(0)
         self._arrive(position)
+
+    def _products(self, op: Op, position: int) -> None:
+        """The blocks' products, from the last block to the first; biases and norms come when all of them are over.
+
+        So in stage 2 no block's gradients are complete before that: they fill, while operands and the head's sum leave.
+        In stage 3 all are there already, and are summed block by block.
+        """
+        layers, matrix = self.share.parts.layers[position], largest_matrix(self.share, position)
+        if self.plan.zero != 2:
+            blocks = [f"h.{layer}" for layer in self.share.parts.blocks] * (self.plan.zero > 1)
+            joined = max((self.whole[block] + self.summed[block] for block in blocks), default=0)
+            return self.note(buffers=max(joined, matrix))
+        waits, head = self.kept[op.stage, op.micro], (position == self.share.depth - 1)
+        for over in {0, len(layers) - 1} if layers else ():
+            filling = sum(self.whole[f"h.{layer}"] for layer in layers[len(layers) - 1 - over :])
+            self.note(
+                gradients=(self.e * self.wte + self.wte_shard) * head,
+                activations=-waits["activations"] * over // len(layers),
+                buffers=filling + 2 * matrix,
+            )
 
     def _embed(self, position: int) -> None:
         """The embedding, whole beside the first block and one of another position, which are coming (stage 3)."""
@@ -174,26 +204,38 @@ class Walk:
         if not layers:
             self.note(gradients=head)
             return self.start_sum(0)
-        block = self.whole[f"h.{layers[0]}"]
-        inside = self._transient(rows, tokens, 0 if half else largest_matrix(self.share, position))
-        again = self.kept_by_block(rows, tokens)
-        # a block's gradients joined, while those of the one after it are being summed
-        whole = block * sharded
-        running = max(again + inside + whole * (not again), (block + whole) * bool(again) * (not half))
-        summed = whole + self.left[f"h.{layers[0]}"] * (sharded and not new)
+        plain = self._transient(rows, tokens, 0 if half else largest_matrix(self.share, position))
+        kept, again = self.kept_by_blocks(position, rows, tokens), inputs_only(self.share)
         others = len(layers) - 1
         for done in sorted({0, min(1, others), max(0, others - 1), others}):
+            here, after = (f"h.{layers[min(others, others + i - done)]}" for i in (0, 1))
+            # a block's gradients joined, while those of the one after it are being summed
+            block, whole = self.whole[here], self._joined(here, new) * sharded
+            summed = (self.summed[after] + self.sums[after] * (not new)) * sharded
+            inside, of_experts, gone = self._with_experts(here, rows * tokens, plain, new and not sharded)
+            running = inside + (kept[others - done] if again else whole)
+            running = max(running, (block + whole) * again * (not half))
             made = sum(self.left[f"h.{layer}"] for layer in layers[len(layers) - done :]) * new
+            over = -held["activations"] * sum(kept[others + 1 - done :]) // max(1, sum(kept))
             if half and done:
                 made += made_at_once(self.share, position, len(layers)) - head
             self.note(
                 weights=self._gathered(position, 1 if 0 < done == others else 2),
-                gradients=head + made + summed * (done > 0),
-                activations=-held["activations"] * done // len(layers),
+                gradients=head + made + of_experts + summed * (done > 0),
+                activations=over - gone,
                 buffers=running,
             )
             if not done and not half:
                 self.start_sum(0)
+
+    def _joined(self, part: str, new: bool) -> int:
+        """Bytes of a block's gradients that are joined at the same time: experts' before what tensor parallelism cuts.
+
+        Experts without replicas are then added to those of earlier micro-batches at once.
+        """
+        whole, dense = self.whole[part], self.summed[part]
+        apart = self.plan.tp > 1 and not new and self.gathered[part] == dense
+        return max(whole - dense, dense) if apart else whole
 
     def _head(self, position: int, new: bool) -> int:
         """Bytes of the head's weight gradient while the blocks run backward; a chunked loss made it in forward.
@@ -236,12 +278,13 @@ class Walk:
 
     def _join(self) -> None:
         """Stage 1 joins the gradients of one part after the other, from the end, and keeps a shard of each."""
-        share, (ranks, _) = self.share, self.share.sharing
+        share = self.share
         for key, group in reversed(share.groups.items()):
-            size = self.sizes[key]
+            size, ranks = self.sizes[key], share.sharers(key)
             shard = share.shards[key]
             copied = len(group) > 1 or size % ranks
-            self.note(gradients=self.e * (ranks * shard * bool(copied) + shard))
+            sums = shard * (key[1] < EXPERT)
+            self.note(gradients=self.e * (ranks * shard * bool(copied) + sums))
             self.now["gradients"] += share.master * shard - self.e * size
 
     def _gradients(self, position: int) -> int:
@@ -258,11 +301,23 @@ class Walk:
         if self.plan.zero < 3 or not self.share.parts.layers[position]:
             return 0
         most = 1 if self.plan.data == "owner" else most
-        return sum(self.whole[f"h.{layer}"] for layer in blocks[:most])
+        return sum(self.gathered[f"h.{layer}"] for layer in blocks[:most])
 
     def _whole_wte(self) -> int:
         """The embedding is whole from its first use to its last (stage 3)."""
         return self.e * self.wte if self.plan.zero == 3 else 0
+
+    def _with_experts(self, part: str, tokens: int, inside: int, late: bool) -> tuple[int, int, int]:
+        """What a block's backward holds besides: in passing, in experts' gradients, and less, in rows that are over.
+
+        It begins with what experts gave, weighted and summed: that holds each row's gradient three times. Later all
+        gradients of experts are there (`late`: and stay), while attention's part of the block is not over.
+        """
+        if not self.experts[part]:
+            return inside, 0, 0
+        begins = max(inside, 3 * kept_of_rows(self.share, tokens, 1, 0))
+        made, gone = self.experts[part] * late, kept_of_rows(self.share, tokens, 1)
+        return (inside, made, gone) if inside + made - gone > begins else (begins, 0, 0)
 
     def _transient(self, rows: int, tokens: int, matrix: int) -> int:
         """What the backward of a block holds besides: gradients of its output and hidden layer, and of one matrix.

@@ -15,15 +15,21 @@ from ..ranks.traffic import split_sizes
 from ..schedules import Schedule
 from .tensor_costs import Shape
 
+EXPERT = 2  # what the key of a part of the experts has besides
+
 
 @dataclass(frozen=True)
 class Parameter:
-    """A parameter as one rank has it: elements, whether tensor parallelism cuts it, or sums its gradient at the end."""
+    """A parameter as one rank has it: elements, whether tensor parallelism cuts it, or sums its gradient at the end.
+
+    `expert`: it is one of the experts that are shared out.
+    """
 
     name: str
     elements: int
     cut: bool = False
     partial: bool = False
+    expert: bool = False
 
 
 def frame(plan: Plan) -> Schedule:
@@ -43,7 +49,7 @@ def _schedule(pp: int, name: str, chunks: int, micro: int) -> Schedule:
 
 def check(plan: Plan, config: GPT2Config, rows: int, length: int) -> None:
     """`Plan.check`, quickly: where rows suffice, two micro-batches are refused for the same reasons as thousands."""
-    if rows >= plan.dp * plan.micro and plan.micro > 2:
+    if rows >= plan.dp * plan.micro and plan.micro > 2 and not plan.asynchronous:
         plan = replace(plan, micro=2)
     if why := _why_not(plan, config, rows, length):
         raise ValueError(why)
@@ -185,6 +191,10 @@ class RankShare:
         here, plan = self.parts, self.plan
         return self.config, here.first, here.last, tuple(here.blocks), plan.tp, self.tp, plan.sp
 
+    def has_experts(self, layer: int) -> bool:
+        """Whether what is asked of a layer takes its experts into account."""
+        return False
+
     @property
     def groups(self) -> dict[tuple[str, bool], tuple[Parameter, ...]]:
         """The parts that ZeRO shards, as `zero.flat.into_groups` forms them: (part, cut by tensor parallelism)."""
@@ -203,8 +213,11 @@ class RankShare:
     @cached_property
     def shards(self) -> dict[tuple[str, bool], int]:
         """Elements of this rank's shard of each part."""
-        length = {size: shard_length(size, self.sharing[0]) for size in {*self.sizes.values()}}
-        return {part: length[size] for part, size in self.sizes.items()}
+        return {part: shard_length(size, self.sharers(part)) for part, size in self.sizes.items()}
+
+    def sharers(self, part: tuple[str, int]) -> int:
+        """How many ranks share out a part: experts have fewer replicas."""
+        return self.sharing[0] // (self.plan.ep if part[1] >= EXPERT else 1)
 
     @cached_property
     def sharing(self) -> tuple[int, int]:
@@ -213,22 +226,67 @@ class RankShare:
         return ranks, self.place % ranks
 
 
+class MemoryShare(RankShare):
+    """A part of which only the memory is asked: of a model with experts, or in a stream without a flush, too."""
+
+    def __post_init__(self):
+        """Nothing is refused."""
+
+    @cached_property
+    def groups_key(self) -> tuple:
+        """What decides which parameters are here, experts among them."""
+        return *super().groups_key, self.plan.ep
+
+    def has_experts(self, layer: int) -> bool:
+        """Whether a layer has experts."""
+        return _has_experts(self.config, layer)
+
+
 @lru_cache(maxsize=1024)
 def _parameters(
-    config, first: bool, last: bool, blocks: tuple, n: int, rank: int, sp: bool
+    config, first: bool, last: bool, blocks: tuple, n: int, rank: int, sp: bool, ep: int = 0
 ) -> tuple[Parameter, ...]:
-    """The parameters of some blocks and ends, of which this is rank `rank` of n tensor-parallel ones."""
+    """The parameters of some blocks and ends, of which this is rank `rank` of n tensor-parallel ones.
+
+    `ep` ranks share out the experts; 0: of a dense model.
+    """
     c, hidden = config.n_embd, split_sizes(4 * config.n_embd, n)[rank]
     own, cut = c // n, n > 1
     norm = lambda name: [(f"{name}.weight", c, False, sp), (f"{name}.bias", c, False, sp)]
     column = lambda name, width: [(f"{name}.weight", width * c, cut), (f"{name}.bias", width, cut)]
     row = lambda name, width: [(f"{name}.weight", width * c, cut), (f"{name}.bias", c, False, sp)]
     attention = column("attn.c_attn", 3 * own) + row("attn.c_proj", own)
-    block = norm("ln_1") + attention + norm("ln_2") + column("mlp.c_fc", hidden) + row("mlp.c_proj", hidden)
+    block = norm("ln_1") + attention + norm("ln_2")
+    dense = column("mlp.c_fc", hidden) + row("mlp.c_proj", hidden)
+    mlps = lambda layer: _mixture(config, n, rank, ep) if ep and _has_experts(config, layer) else dense
     found = [Parameter("wte.weight", split_sizes(config.vocab_size, n)[rank] * c, cut)] * (first or last)
     found += [Parameter("wpe.weight", config.n_positions * c, partial=sp)] * first
-    found += [Parameter(f"h.{layer}.{name}", *rest) for layer in blocks for name, *rest in block]
+    found += [
+        Parameter(f"h.{layer}.{name}", *rest) for layer in blocks for name, *rest in block + mlps(layer)
+    ]
     return tuple(found + [Parameter(*one) for one in norm("ln_f") * last])
+
+
+def _has_experts(config: GPT2Config, layer: int) -> bool:
+    return config.experts is not None and config.experts.at(layer)
+
+
+def _mixture(config: GPT2Config, n: int, rank: int, ep: int) -> list[tuple]:
+    """The router, the experts that are here, as one of as many features, and the shared one, of a layer."""
+    experts, c, cut = config.experts, config.n_embd, n > 1
+    each = split_sizes(experts.hidden or 4 * c, n)[rank]
+    shared = split_sizes(experts.shared * (experts.hidden or 4 * c), n)[rank]
+    found = [("mlp.router.weight", experts.experts * c)]
+    for name, count, hidden, spread in (
+        ("experts", experts.experts // ep, each, ep > 1),
+        ("shared", 1, shared, False),
+    ):
+        matrices = ("c_fc", "c_proj", "c_gate")[: 3 if experts.gated else 2] if hidden else ()
+        found += [(f"mlp.{name}.{m}.weight", count * hidden * c, cut, False, spread) for m in matrices]
+        if matrices and not experts.gated:
+            found += [(f"mlp.{name}.c_fc.bias", count * hidden, cut, False, spread)]
+            found += [(f"mlp.{name}.c_proj.bias", count * c, False, cut, spread)]
+    return found
 
 
 @lru_cache(maxsize=1024)
@@ -241,6 +299,6 @@ def groups_of(*key) -> dict[tuple[str, bool], tuple[Parameter, ...]]:
     """The groups of parameters of a `RankShare.groups_key`."""
     found: dict[tuple[str, bool], tuple[Parameter, ...]] = {}
     for p in _parameters(*key):
-        key = part_of(p.name), p.cut
+        key = part_of(p.name), p.cut + EXPERT * p.expert
         found[key] = *found.get(key, ()), p
     return found

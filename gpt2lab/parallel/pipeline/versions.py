@@ -73,15 +73,15 @@ class Stash:
 class Embedding:
     """The tied embedding of one stream: owned by the first stage, followed by the last, unknown to all others.
 
-    `ends` are the ranks of the first stage, then those of the last. At most twice as many messages to a rank are unread
-    as the pipeline has ranks: a micro-batch that comes back proves that the oldest has been read.
+    `ends` are the ranks of the first stage, then those of the last. A micro-batch that comes back proves that what was
+    sent before it has been read, so no more messages are unread than updates are made while one is under way, and one.
     """
 
-    def __init__(self, weight: torch.Tensor | None, ends: Axis | None, schedule: Schedule):
+    def __init__(self, weight: torch.Tensor | None, ends: Axis | None, table: Stream):
         self.weight, self.ends, self.version, self.leaving = weight, ends, 0, deque()
-        self.first = range(len(schedule.ranks_of(0)))
+        self.first = range(len(table.schedule.ranks_of(0)))
         self.last = range(len(self.first), ends.size if ends is not None else 0)
-        self.most = 2 * schedule.ranks * max(1, len(self.last))
+        self.most = unread(table) * max(1, len(self.last))
 
     def send(self, value: torch.Tensor, end: int) -> None:
         """Send a gradient or a new version to another end."""
@@ -117,6 +117,14 @@ class Embedding:
         """Wait until every message was sent."""
         while self.leaving:
             self.leaving.popleft().wait()
+
+
+def unread(table: Stream) -> int:
+    """How many gradients or versions of the embedding one end may have sent that the other has not read."""
+    schedule = table.schedule
+    if schedule.replicas:
+        return 2 * schedule.ranks
+    return 1 + -(-max(1, schedule.promise[0] - 1) // table.per_update)
 
 
 class Read(NamedTuple):
@@ -158,7 +166,7 @@ class Asynchronous(Pipeline):
         self.buffers = buffers_needed(table.schedule)
         step = PipelineStep(self, table.schedule, [m for batch in batches for m in batch], key)
         stash, losses = Stash(self._own()), step.loss.new_zeros(len(batches))
-        self.embedding = Embedding(self.model.wte and self.model.wte.weight, self.twins, table.schedule)
+        self.embedding = Embedding(self.model.wte and self.model.wte.weight, self.twins, table)
         newest = [table.newest(stage) for stage in range(table.schedule.depth)]
         wanted = table.held(self.axis.rank)
         self.record.clear()
@@ -175,6 +183,7 @@ class Asynchronous(Pipeline):
                 losses[table.batch(op)] += step.loss
                 step.loss.zero_()
                 if version is not None:
+                    stash.free(wanted[n] - {version} | {version - 1})  # before there is one more
                     self._update(stash, version, wanted[n], update)
                 stash.free(wanted[n])
                 self.held.append(len(step.held))
