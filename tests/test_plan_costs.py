@@ -339,7 +339,11 @@ OF_MIXTURES = {
     "and are added at once": (Walk._joined, "apart =", "apart = False and"),
     "a stage 1 that joins them": (Walk._join, "key[1] < EXPERT", "True"),
     "all blocks' gradients filling": (Walk._products, "layers[len(layers) - 1 - over :]", "layers[:1]"),
-    "the head's sum meanwhile": (Walk._products, "+ self.wte_shard) * head", "+ self.wte_shard) * 0"),
+    "the head's sum meanwhile": (
+        Walk._products,
+        "gradients=head + self.wte_shard * bool(head)",
+        "gradients=0",
+    ),
     "operands that wait": (experts.waits_more, "rows_of(share, tokens)", "0"),
     "rows of experts": (experts.kept_of_rows, "rows_of(share, tokens)", "0"),
     "their hidden layers": (experts.kept_of_rows, "+ hidden * _inside(share) * hidden_of(share)[0]", ""),

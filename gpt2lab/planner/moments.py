@@ -166,12 +166,14 @@ class Walk:
             blocks = [f"h.{layer}" for layer in self.share.parts.blocks] * (self.plan.zero > 1)
             joined = max((self.whole[block] + self.summed[block] for block in blocks), default=0)
             return self.note(buffers=max(joined, matrix))
-        waits, head = self.kept[op.stage, op.micro], (position == self.share.depth - 1)
+        head = self.e * self.wte * (position == self.share.depth - 1)
+        # a chunked loss has left the head's gradient, which waits for the end too
+        operands = self.kept[op.stage, op.micro]["activations"] - head * (self.plan.loss == "chunked")
         for over in {0, len(layers) - 1} if layers else ():
             filling = sum(self.whole[f"h.{layer}"] for layer in layers[len(layers) - 1 - over :])
             self.note(
-                gradients=(self.e * self.wte + self.wte_shard) * head,
-                activations=-waits["activations"] * over // len(layers),
+                gradients=head + self.wte_shard * bool(head),
+                activations=-operands * over // len(layers),
                 buffers=filling + 2 * matrix,
             )
 
