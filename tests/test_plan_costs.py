@@ -347,8 +347,16 @@ OF_MIXTURES = {
     "operands that wait": (experts.waits_more, "rows_of(share, tokens)", "0"),
     "rows of experts": (experts.kept_of_rows, "rows_of(share, tokens)", "0"),
     "their hidden layers": (experts.kept_of_rows, "+ hidden * _inside(share) * hidden_of(share)[0]", ""),
-    "experts' gradients before those of attention": (Walk._with_experts, "* late", "* 0"),
-    "their gradients before they are sent back": (Walk._with_experts, "3 * kept_of_rows", "0 * kept_of_rows"),
+    "experts' gradients before those of attention": (
+        experts.in_backward,
+        "plain + late - gone > begins",
+        "False",
+    ),
+    "their gradients before they are sent back": (
+        experts.in_backward,
+        "3 * kept_of_rows",
+        "0 * kept_of_rows",
+    ),
     "the shared expert's layers": (experts.kept_more, "_inside(share) * shared +", ""),
     "tokens gathered for it": (experts.kept_more, "+ c * bool(plan.sp and shared)", ""),
 }

@@ -34,6 +34,19 @@ def kept_of_rows(share: RankShare, tokens: int, ends: int, hidden: int = 1) -> i
     return int(share.itemsize * rows_of(share, tokens) * numbers)
 
 
+def in_backward(share: RankShare, size: int, tokens: int, plain: int, late: int) -> tuple[int, int, int]:
+    """What a block's backward holds besides: in passing, in experts' gradients, and less, in rows that are over.
+
+    It begins with what experts gave, weighted and summed: that holds each row's gradient three times. Later all
+    gradients of its experts are there (`late` bytes), while attention's part is not over. Without experts (`size`
+    bytes) it is `plain`.
+    """
+    if not size:
+        return plain, 0, 0
+    begins, gone = max(plain, 3 * kept_of_rows(share, tokens, 1, 0)), kept_of_rows(share, tokens, 1)
+    return (plain, late, gone) if plain + late - gone > begins else (begins, 0, 0)
+
+
 def _inside(share: RankShare) -> int:
     """Tensors of the hidden width that autograd keeps."""
     return 4 if share.config.experts.gated else 2

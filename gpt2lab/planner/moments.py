@@ -5,7 +5,7 @@ from functools import cache
 
 from ..parallel.zero.flat import part_of
 from ..schedules import Op
-from .experts import kept_of_rows
+from .experts import in_backward
 from .kept import (
     block_elements,
     inputs_only,
@@ -166,8 +166,7 @@ class Walk:
             blocks = [f"h.{layer}" for layer in self.share.parts.blocks] * (self.plan.zero > 1)
             joined = max((self.whole[block] + self.summed[block] for block in blocks), default=0)
             return self.note(buffers=max(joined, matrix))
-        head = self.e * self.wte * (position == self.share.depth - 1)
-        # a chunked loss has left the head's gradient, which waits for the end too
+        head = self.e * self.wte * (position == self.share.depth - 1)  # a chunked loss has left it
         operands = self.kept[op.stage, op.micro]["activations"] - head * (self.plan.loss == "chunked")
         for over in {0, len(layers) - 1} if layers else ():
             filling = sum(self.whole[f"h.{layer}"] for layer in layers[len(layers) - 1 - over :])
@@ -214,7 +213,8 @@ class Walk:
             # a block's gradients joined, while those of the one after it are being summed
             block, whole = self.whole[here], self._joined(here, new) * sharded
             summed = (self.summed[after] + self.sums[after] * (not new)) * sharded
-            inside, of_experts, gone = self._with_experts(here, rows * tokens, plain, new and not sharded)
+            late = self.experts[here] * (new and not sharded)
+            inside, of_experts, gone = in_backward(self.share, self.experts[here], rows * tokens, plain, late)
             running = inside + (kept[others - done] if again else whole)
             running = max(running, (block + whole) * again * (not half))
             made = sum(self.left[f"h.{layer}"] for layer in layers[len(layers) - done :]) * new
@@ -285,8 +285,7 @@ class Walk:
             size, ranks = self.sizes[key], share.sharers(key)
             shard = share.shards[key]
             copied = len(group) > 1 or size % ranks
-            sums = shard * (key[1] < EXPERT)
-            self.note(gradients=self.e * (ranks * shard * bool(copied) + sums))
+            self.note(gradients=self.e * (ranks * shard * bool(copied) + shard * (key[1] < EXPERT)))
             self.now["gradients"] += share.master * shard - self.e * size
 
     def _gradients(self, position: int) -> int:
@@ -308,18 +307,6 @@ class Walk:
     def _whole_wte(self) -> int:
         """The embedding is whole from its first use to its last (stage 3)."""
         return self.e * self.wte if self.plan.zero == 3 else 0
-
-    def _with_experts(self, part: str, tokens: int, inside: int, late: bool) -> tuple[int, int, int]:
-        """What a block's backward holds besides: in passing, in experts' gradients, and less, in rows that are over.
-
-        It begins with what experts gave, weighted and summed: that holds each row's gradient three times. Later all
-        gradients of experts are there (`late`: and stay), while attention's part of the block is not over.
-        """
-        if not self.experts[part]:
-            return inside, 0, 0
-        begins = max(inside, 3 * kept_of_rows(self.share, tokens, 1, 0))
-        made, gone = self.experts[part] * late, kept_of_rows(self.share, tokens, 1)
-        return (inside, made, gone) if inside + made - gone > begins else (begins, 0, 0)
 
     def _transient(self, rows: int, tokens: int, matrix: int) -> int:
         """What the backward of a block holds besides: gradients of its output and hidden layer, and of one matrix.
