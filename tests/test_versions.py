@@ -1,5 +1,8 @@
 """Pipelines without a flush on live ranks: equal to an emulator of their staleness, with exactly the versions said."""
 
+import json
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -187,14 +190,17 @@ def a_run(rank, world_size, steps, folder, resume):
         "cosine": False,
     }
     options = Options(plan="pp=2,schedule=pipedream", **how)
-    return [entry["loss"] for entry in start(rank, world_size, options, folder, resume)]
+    entries = start(rank, world_size, options, folder, resume)
+    if folder:  # where a run saves, its file has them all
+        entries = map(json.loads, Path(folder, "log.jsonl").read_text().splitlines())
+    return [entry["loss"] for entry in entries]
 
 
 @pytest.mark.slow
 def test_a_whole_run_drains_for_its_checkpoints_and_goes_on_bitwise(pools, tmp_path):
     straight = pools[2].run(a_run, 6, None, False)[0]
-    first = pools[2].run(a_run, 4, str(tmp_path), False)[0]
-    assert first + pools[2].run(a_run, 6, str(tmp_path), True)[0] == straight
+    pools[2].run(a_run, 4, str(tmp_path), False)
+    assert len(straight) == 6 and pools[2].run(a_run, 6, str(tmp_path), True)[0] == straight
 
 
 def test_the_emulator_reads_what_the_table_says():

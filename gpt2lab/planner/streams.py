@@ -22,10 +22,7 @@ class StreamWalk(Walk):
         plan, here = share.plan, share.parts
         self.table = stream_of(plan, 2 + -(-2 * plan.pp // plan.micro))
         own = [p.elements for p in share.parameters if not (here.last and p.name == "wte.weight")]
-        self.own, self.largest = (
-            self.e * sum(own),
-            self.e * max(own),
-        )  # bytes of a version, of its largest tensor
+        self.own, self.largest = self.e * sum(own), self.e * max(own)  # bytes of a version, and of one tensor
         self.ends = self.e * self.wte  # 0 on stages between them
         self.now["optimizer"] = moments * self.own
         neighbours = 2 - here.first - here.last
