@@ -53,7 +53,10 @@ class Work:
         while self.linears:
             linear = self.linears.pop()
             torch.autograd.backward(linear.weight, linear.dy.flatten(0, -2).T @ linear.x.flatten(0, -2))
-        torch.autograd.backward([*self.kept], [*self.kept.values()])
+        # each alone, the last one first: a block's gradients are complete before those of the next
+        while self.kept:
+            parameter, grad = self.kept.popitem()
+            torch.autograd.backward(parameter, grad)
 
 
 class Linear:
