@@ -15,11 +15,12 @@ from ..parallel.expert import bytes_sent
 from ..parallel.zero.flat import part_of
 from ..ranks.traffic import split_sizes
 from .cost import UPDATE, Prediction, predict_share
+from .memory import of_rank
 from .problem import Cluster
 from .seconds import RankOnCluster
 from .sends import AxisTraffic, by_axis, gradient_sends
 from .sends import sends as dense_sends
-from .share import Parameter, RankShare, check
+from .share import MemoryShare, Parameter, RankShare, check
 
 
 class SharedPart(RankShare):
@@ -137,10 +138,7 @@ def sends(
 
 
 def predict_mixture(plan, config, rows: int, length: int, cluster: Cluster, itemsize: int = 4) -> Prediction:
-    """What a step costs on a cluster, as `cost.predict`; sums of experts' gradients hide behind nothing.
-
-    Memory is the dense model's with the experts' weights, gradients and optimizer; rows on their way are not in it.
-    """
+    """What a step costs on a cluster, as `cost.predict`; sums of experts' gradients hide behind nothing."""
     check(plan, config, rows, length)
     share = SharedPart(plan, config, rows, length, itemsize)
     dense, machine, held = (
@@ -163,8 +161,6 @@ def predict_mixture(plan, config, rows: int, length: int, cluster: Cluster, item
     mine = elements / held.sharing[0] if plan.zero else elements
     more["update"] += machine.work(0, UPDATE * share.master * mine, len(held.parameters))
     seconds = sum(more.values())
-    state = int(2 * itemsize * elements + (2 + (share.master > itemsize)) * share.master * mine)
-    most = max(dense.held, key=lambda one: one.total)
     sent = dense.sent | {
         a: size for a, (size, _) in by_axis([*expert_sums(share), *exchanges(share)]).items()
     }
@@ -173,7 +169,7 @@ def predict_mixture(plan, config, rows: int, length: int, cluster: Cluster, item
         seconds=seconds,
         parts=dict(more),
         sent=sent,
-        held=(replace(most, weights=most.weights + state),),
+        held=(of_rank(MemoryShare(plan, config, rows, length, itemsize)),),
         mfu=dense.mfu * dense.seconds / seconds,
         hfu=dense.hfu * dense.seconds / seconds,
     )
