@@ -182,6 +182,6 @@ def test_tiles_name_the_ranks_that_hold_them():
 def test_simulated_steps_share_an_axis_and_say_their_length():
     jobs = [Job("a", 0, 0.1, ()), Job("b", 1, 0.2, ((0, 0),))]
     pair = Cluster(2, Device(1))
-    fig = placement.steps({"one": simulate_jobs(jobs[:1], pair), "two": simulate_jobs(jobs, pair)})
+    fig = placement.simulated_steps({"one": simulate_jobs(jobs[:1], pair), "two": simulate_jobs(jobs, pair)})
     assert [ax.get_title(loc="left") for ax in fig.axes] == ["one: 100 ms", "two: 300 ms"]
     assert {round(ax.get_xlim()[1]) for ax in fig.axes} == {300}

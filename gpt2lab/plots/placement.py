@@ -86,7 +86,7 @@ def _gantt(ax, simulated, names: bool = True, devices: int | None = None) -> Non
     ax.set_xlabel(f"time in ms (simulated); {1e3 * end:.3g} ms in all; thin: messages")
 
 
-def steps(runs: dict) -> Figure:
+def simulated_steps(runs: dict) -> Figure:
     """When the devices work in each of several simulated steps, on one time axis."""
     fig, axes = figure(9, 0.4 + 1.4 * len(runs), len(runs), 1, sharex=True)
     for ax, (name, simulated) in zip(axes, runs.items(), strict=True):

@@ -166,7 +166,7 @@ def intra_inter(bytes_sent: dict[str, float], idle: dict[str, float]):
     return fig
 
 
-def tiles(tensors: dict, layout: dict[str, str], mesh: dict[str, int], title: str = ""):
+def who_holds(tensors: dict, layout: dict[str, str], mesh: dict[str, int], title: str = ""):
     """Who holds what of named tensors under a layout, {name of a dimension: mesh axis of two}; dimensions in halves.
 
     Rows are all dimensions but the last. The numbers are ranks; two colours are two ranks that hold the same, grey all.

@@ -451,7 +451,7 @@ print("no step is shorter:", step_of(found).makespan <= (1 + 1e-9) * min(step_of
 # %%
 both_ways = {"equal counts": equal_count(8, 3), "dynamic program": found}
 show(
-    plots.steps({f"{name} {c}": step_of(c) for name, c in both_ways.items()}),
+    plots.simulated_steps({f"{name} {c}": step_of(c) for name, c in both_ways.items()}),
     "simulated",
     "a step of eight micro-batches (1F1B) through three stages, cut by count and by the program; gaps are idle.",
     "Two charts of three devices on one time axis; in the second one the gaps are smaller and the step ends earlier",

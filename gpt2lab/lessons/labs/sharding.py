@@ -86,7 +86,7 @@ def tiles(x: str, y: str):
     tensors = {name: MLP[name] for name in ("x", "c_fc.weight", "hidden", "c_proj.weight")}
     layout = {name: axis for name, axis in ((x, "x"), (y, "y")) if name != "none"}
     words = named.complaint(tensors, layout) or ", ".join(f"{name}:{axis}" for name, axis in layout.items())
-    return plots.tiles(tensors, layout, {"x": 2, "y": 2}, words)
+    return plots.who_holds(tensors, layout, {"x": 2, "y": 2}, words)
 
 
 def messages(program) -> list[tuple[int, str, int]]:
