@@ -613,7 +613,8 @@ except RankFailed as error:
     print(str(error).partition(" (")[0])
 for found in sorted(Path(disk.name, "b").iterdir()):
     whole = found in checkpoint.all_in(found.parent)
-    print(found.name, "is complete," if whole else "is not,", "state.json:", (found / "state.json").exists())
+    has = "has" if (found / "state.json").exists() else "lacks"
+    print(found.name, "is complete" if whole else "is not", "and", has, "state.json")
 
 # %% [markdown]
 # ## What disks do
