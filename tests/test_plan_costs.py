@@ -20,7 +20,7 @@ from gpt2lab.planner.moments import Walk
 from gpt2lab.planner.problem import CLUSTERS, Cluster, Device
 from gpt2lab.planner.sends import by_axis, sends
 from gpt2lab.planner.share import MemoryShare, RankShare
-from gpt2lab.planner.streams import StreamWalk
+from gpt2lab.planner.streams import StreamWalk, batches_until_full
 from gpt2lab.processes.launch import Ranks
 from gpt2lab.ranks import comm
 from gpt2lab.ranks.mesh import Mesh
@@ -109,7 +109,7 @@ def held(rank, world, text, config, rows, length):
     """The most bytes that a rank held in a step, or in a stream of several without a flush, and where it is."""
     trainer, batch, place = trained(text, config, rows, length)
     plan = trainer.parallel.plan
-    steps = 2 + -(-2 * plan.pp // plan.micro) if plan.asynchronous else 1
+    steps = batches_until_full(plan) if plan.asynchronous else 1
     most = max(measured.over_a_step(trainer, batch, steps=steps))
     trainer = None
     gc.collect()

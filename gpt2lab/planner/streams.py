@@ -9,8 +9,13 @@ from .moments import Walk
 from .share import RankShare
 
 
+def batches_until_full(plan) -> int:
+    """Batches in a stream long enough that as many versions are there as ever will be."""
+    return 2 + -(-2 * plan.pp // plan.micro)
+
+
 class StreamWalk(Walk):
-    """A stream of batches on one rank, long enough that as many versions are there as ever will be.
+    """A stream of `batches_until_full` on one rank.
 
     The last stage keeps no version of the embedding: it gets each from the first stage, which gets its gradients. What
     an end has sent is held until it is sure to have been read. Between two stages are two messages each way, and for
@@ -20,7 +25,7 @@ class StreamWalk(Walk):
     def __init__(self, share: RankShare, moments: int):
         super().__init__(share, moments)
         plan, here = share.plan, share.parts
-        self.table = stream_of(plan, 2 + -(-2 * plan.pp // plan.micro))
+        self.table = stream_of(plan, batches_until_full(plan))
         own = [p.elements for p in share.parameters if not (here.last and p.name == "wte.weight")]
         self.own, self.largest = self.e * sum(own), self.e * max(own)  # bytes of a version, and of one tensor
         self.ends = self.e * self.wte  # 0 on stages between them
