@@ -132,11 +132,8 @@ def sentences(what: str = ""):
         raise AssertionError(f"{begin}{last}") from None
 
 
-OPEN = (
-    "torch.autograd.grad_mode",
-    "torch.autograd.function",
-    "torch._functorch.utils",
-)  # no_grad, and messages
+# no_grad, and messages
+OPEN = ("torch.autograd.grad_mode", "torch.autograd.function", "torch._functorch.utils")
 
 
 @contextmanager
