@@ -7,6 +7,7 @@ from math import inf
 
 from gpt2lab.machine.links import Link, Network
 from gpt2lab.planner.cuts import ChainProblem, CutOperator
+from gpt2lab.planner.graph_stages import StagePlan
 from gpt2lab.planner.problem import Cluster, Device
 from gpt2lab.planner.search import every_pipeline, only, soap, submesh
 
@@ -54,3 +55,13 @@ def brute_force(costs, changes, memory=(), limit=inf) -> float:
             cost = sum(row[i] for row, i in zip(costs, chosen, strict=True))
             best = min(best, cost + sum(m[chosen[v]][chosen[u]] for (v, u), m in changes.items()))
     return best
+
+
+def one_device_each(seconds, memory, limit: float):
+    """`piper` options for stages on one device, of any `seconds(stage)`, whose `memory` stays within the limit."""
+
+    def options(stage, behind):
+        if sum(memory[n] for n in stage) <= limit:
+            yield 1, StagePlan(tuple(sorted(stage)), seconds=seconds(stage))
+
+    return options

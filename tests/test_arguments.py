@@ -185,7 +185,6 @@ CALLS = [
     (cut_layers, {"config": CONFIG, "stages": 2}),
     (comm.split_sizes, {"total": 7, "parts": 2}),
     (products.least, {"m": 4, "n": 4, "k": 4, "ranks": 4}),
-    (products.least_with_memory, {"m": 4, "n": 4, "k": 4, "ranks": 4, "memory": 8.0}),
     (layout.layouts, {"dims": 2, "axes": ("x",)}),
     (llmc.padded_vocabulary, {"vocab_size": 37}),
     (gpt2_tasks.Blocks, {}),

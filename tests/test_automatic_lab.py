@@ -33,9 +33,8 @@ def test_five_plans_are_three_uniform_ones_and_two_pipelines():
 def test_live_plans_have_the_serial_loss_and_the_predicted_bytes(pools):
     given = lab.live_problem()
     every = lab.five_plans(given) | lab.more_plans(given, 1)
-    plans = {
-        name: every[name] for name in ("data between, tensor inside", "two stages, data inside", "drawn 1")
-    }
+    chosen = ("data between, tensor inside", "two stages, data inside", "drawn 1", "MCMC (FlexFlow)")
+    plans = {name: every[name] for name in chosen}
     staged = lab.staged_plans(lab.chain(given), given, plans)
     want = lab.summed_loss(given.rows, given.length, given.micros)
     found = pools[4].run(lab.run_plans, staged, given.rows, given.length, given.micros, 1)
@@ -43,6 +42,8 @@ def test_live_plans_have_the_serial_loss_and_the_predicted_bytes(pools):
         losses = [one[name][1] for one in found if one[name][1] is not None]
         assert losses and losses == pytest.approx([want] * len(losses), rel=1e-12)
         assert all(one[name][3] for one in found) and all(one[name][0] > 0 for one in found)
+    used = {rank for at in plans["MCMC (FlexFlow)"] for rank in at.devices}
+    assert used == {0, 1} and [one["MCMC (FlexFlow)"][2] for one in found[2:]] == [0, 0]  # the others are idle
 
 
 def asked(memory_GB=4.0, link_GBps=10.0, model="nano", devices=2, rows=4, length=32):

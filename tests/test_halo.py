@@ -6,7 +6,9 @@ from fractions import Fraction
 import context_cases as on_ranks
 import pytest
 import torch
+from planting import rewritten
 
+from gpt2lab.lessons.labs import context as lab
 from gpt2lab.model import causal_attention
 from gpt2lab.parallel.context import costs, halo
 from gpt2lab.parallel.context.gather import Share
@@ -157,6 +159,25 @@ def test_rows_gradients_and_adjoint(pools, way, world):
         assert got == pytest.approx(expected, abs=1e-12)
         forward, adjoint = found[0][3].tolist()
         assert forward == pytest.approx(adjoint, abs=1e-9)
+
+
+@pytest.mark.parametrize("way", halo.WAYS)
+@pytest.mark.parametrize("after", [0, 1])
+def test_the_gradient_is_the_slope(pools, way, after):
+    assert pools[3].run(lab.checked_by_autograd, way, after) == [True] * 3
+
+
+def overwritten(rank, world_size, way):
+    """The same with a backward that puts what comes back in place of a row's own gradient."""
+    with rewritten(
+        halo._Halo.backward, "mine[a.start : a.stop] += gradient", "mine[a.start : a.stop] = gradient"
+    ):
+        return lab.checked_by_autograd(rank, world_size, way)
+
+
+@pytest.mark.parametrize("way", halo.WAYS)
+def test_a_mutant_that_overwrites_a_gradient_has_another_slope(pools, way):
+    assert not any(pools[3].run(overwritten, way))
 
 
 def test_unknown_ways_are_refused_with_the_known_ones():

@@ -7,6 +7,7 @@ import weakref
 
 import pytest
 import torch
+from published_schedules import peak_memory
 from torch.autograd.graph import saved_tensors_hooks
 
 from gpt2lab.model import GPT2Config
@@ -18,7 +19,7 @@ from gpt2lab.plan import Plan, build
 from gpt2lab.ranks.mesh import Mesh
 from gpt2lab.reference import example_batch
 from gpt2lab.schedules import NAMES, make
-from gpt2lab.schedules.formulas import kept_for_weights, peak_memory
+from gpt2lab.schedules.formulas import kept_for_weights
 
 SMALL = GPT2Config(vocab_size=37, n_positions=16, n_layer=5, n_head=2, n_embd=16)
 ROWS, LENGTH, MICROS = 7, 11, 5

@@ -7,6 +7,7 @@ from fractions import Fraction
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from published_schedules import own_idle, peak_activations, peak_memory
 
 from gpt2lab.schedules import (
     NAMES,
@@ -20,7 +21,7 @@ from gpt2lab.schedules import (
     simulate,
     to_csv,
 )
-from gpt2lab.schedules.formulas import makespan, messages, own_idle, peak_activations, peak_memory
+from gpt2lab.schedules.formulas import makespan, messages
 
 RANKS, MICROS, TIMES = st.integers(1, 8), st.integers(1, 20), st.integers(1, 7)
 QUICK = settings(max_examples=60, deadline=None)

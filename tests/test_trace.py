@@ -11,7 +11,7 @@ from gpt2lab import launch
 from gpt2lab.machine import memory
 from gpt2lab.plan import Plan, build
 from gpt2lab.plots.style import COLORS, png
-from gpt2lab.plots.timeline import text_timeline, timeline
+from gpt2lab.plots.timeline import timeline
 from gpt2lab.ranks import comm, trace, traffic
 from gpt2lab.ranks.mesh import Mesh
 from gpt2lab.ranks.trace import Span
@@ -113,12 +113,8 @@ def test_timeline_draws_every_span_in_its_colour_and_row():
     assert png(fig) == png(timeline(SPANS, title="two ranks", unit="s", clock="simulated"))
 
 
-def test_text_timeline_shows_idle_time():
-    assert text_timeline(SPANS, width=5) == "rank 0  FFBBB\nrank 1  .FF.."
-
-
 def test_no_spans_is_an_empty_picture_not_an_error():
-    assert timeline([]).axes and text_timeline([]) == "" and trace.chrome([])["traceEvents"] == []
+    assert timeline([]).axes and trace.chrome([])["traceEvents"] == []
 
 
 def profiled_step(rank, world_size):

@@ -129,9 +129,8 @@ def _player(explorer: dict, name: str) -> str:
     return f'<div class="explorer" data-explorer="{data}"></div>'
 
 
-def _frames(name: str, notebooks: Path, kept: Path) -> dict[str, list[dict]]:
+def _frames(lesson: Lesson, kept: Path) -> dict[str, list[dict]]:
     """The explorers of a lesson: drawn, or those of the last time when nothing has changed since."""
-    (lesson,) = lessons_named(notebooks, [name])
     made = [sources(), lesson.digest]
     folder = kept / lesson.name
     known = json.loads((folder / "frames.json").read_text()) if (folder / "frames.json").exists() else {}
@@ -155,7 +154,7 @@ def write_pages(folder: Path, lessons: list[Lesson], teachers: bool = False, fra
     (folder / "handout.md").unlink()
     anchors = terms((notebooks / "glossary.md").read_text())
     with ProcessPoolExecutor(2) as pool:
-        drawn = [pool.submit(_frames, x.name, notebooks, kept) for x in lessons] if frames else []
+        drawn = [pool.submit(_frames, x, kept) for x in lessons] if frames else []
         explorers = [d.result() for d in drawn] or [{}] * len(lessons)
     for lesson, found in zip(lessons, explorers, strict=True):
         nbformat.write(page(lesson, anchors, found), folder / f"{lesson.name}.ipynb")

@@ -134,13 +134,14 @@ def lessons(folder, names=()) -> list[Lesson]:
 
     Raises ValueError when a name fits none.
     """
-    found = [read_lesson(path) for path in sorted(Path(folder, "src").glob("[0-9][0-9]_*.py"))]
+    found = sorted(Path(folder, "src").glob("[0-9][0-9]_*.py"))
     for name in names:
-        if not any(lesson.name.startswith(name) for lesson in found):
+        if not any(path.stem.startswith(name) for path in found):
             raise ValueError(
-                f"no lesson starts with {name!r}. There are: {', '.join(x.name for x in found)}."
+                f"no lesson starts with {name!r}. There are: {', '.join(path.stem for path in found)}."
             )
-    return [x for x in found if not names or any(x.name.startswith(name) for name in names)]
+    chosen = [path for path in found if path.stem.startswith(tuple(names) or "")]
+    return [read_lesson(path) for path in chosen]
 
 
 def link_in_readme(lesson: Lesson) -> None:

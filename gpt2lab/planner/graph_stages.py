@@ -125,16 +125,6 @@ def piper(
     return min(found, key=lambda plan: plan[0])
 
 
-def one_device_each(seconds: Callable, memory: Sequence[float], limit: float) -> Callable:
-    """`piper` options for stages on one device, of any `seconds(stage)`, whose `memory` stays within the limit."""
-
-    def options(stage, behind):
-        if sum(memory[n] for n in stage) <= limit:
-            yield 1, StagePlan(tuple(sorted(stage)), seconds=seconds(stage))
-
-    return options
-
-
 def stages_by_ilp(
     graph: OperatorGraph, times: Sequence[float], stages: int, per_byte: float = 0.0, memory=None
 ):

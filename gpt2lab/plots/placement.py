@@ -1,9 +1,11 @@
 """Pictures of placements and cuts: a graph coloured by device, what ran when, learning, layers and their stages."""
 
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import combinations, pairwise
 
+import numpy as np
 from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
 
 from .style import COLORS, SERIAL, THINGS, figure, ink, rank_color
 
@@ -131,6 +133,29 @@ def layers(
     ax.invert_yaxis()
     ax.grid(axis="y", visible=False)
     ax.set_xlabel(f"ms of a stage, forward and backward ({clock}); black: the slowest stage")
+    return fig
+
+
+def cost_surface(times: Sequence[float], cuts: dict[str, Sequence[int]], clock: str) -> Figure:
+    """The slowest stage of every cut into three stages, in ms: a square a cut; those of `cuts` are framed."""
+    layers = len(times)
+    fig, ax = figure(7.5, 0.9 + 0.34 * layers)
+    surface = np.full((layers - 2, layers - 2), np.nan)
+    for a, b in combinations(range(1, layers), 2):
+        surface[b - 2, a - 1] = 1e3 * max(sum(times[:a]), sum(times[a:b]), sum(times[b:]))
+    image = ax.imshow(surface, cmap="viridis_r", aspect="auto", extent=(0.5, layers - 1.5, layers - 0.5, 1.5))
+    middle = (np.nanmin(surface) + np.nanmax(surface)) / 2
+    for (b, a), value in np.ndenumerate(surface):
+        if value == value:
+            color = "white" if value > middle else "black"
+            ax.text(a + 1, b + 2, f"{value:.3g}", ha="center", va="center", color=color, fontsize=8)
+    for (name, (_, a, b, _)), style in zip(cuts.items(), ("-", "--"), strict=False):
+        ax.add_patch(Rectangle((a - 0.5, b - 0.5), 1, 1, fill=False, linewidth=2.5, linestyle=style))
+        ax.plot([], [], color="black", linewidth=2.5, linestyle=style, label=name)
+    ax.grid(False)
+    ax.set(xlabel="first layer of stage 1", ylabel="first layer of stage 2", yticks=range(2, layers))
+    ax.legend(fontsize=8, loc="upper right")
+    fig.colorbar(image, label=f"slowest stage, ms ({clock})")
     return fig
 
 

@@ -108,6 +108,18 @@ def grain(series: dict[str, list], title: str = "") -> Figure:
     return fig
 
 
+def executors(sizes: list[int], found: dict[str, list[float]]) -> Figure:
+    """Elements of a block against the milliseconds of a loop, a line an executor."""
+    fig, ax = figure(8, 3)
+    for n, (name, took) in enumerate(found.items()):
+        ax.plot(sizes, took, "o-", color=SERIAL if n == 0 else THINGS[n % len(THINGS)], label=name)
+    ax.set_xscale("log", base=2)
+    ax.set_ylim(0)
+    ax.set(xlabel="elements in a block", ylabel="ms (median)")
+    ax.legend(fontsize=8)
+    return fig
+
+
 def times(rows: dict[str, list[float]], title: str = "", unit: str = "ms") -> Figure:
     """One row a version: its times as dots, the median as a bar."""
     fig, ax = figure(8, 0.9 + 0.38 * len(rows))

@@ -48,18 +48,3 @@ def _label(ax, ranks, title: str, x_label: str) -> None:
     ax.grid(axis="y", visible=False)
     ax.set_xlabel(x_label)
     ax.set_title(title, pad=24)
-
-
-def text_timeline(spans, width: int = 72) -> str:
-    """The same as text, for a terminal or a screen reader: F forward, B backward, W weight, U update, . idle."""
-    spans = [s for s in spans if s.lane == "work"]
-    zero = min((s.start for s in spans), default=0.0)
-    length = max((s.end for s in spans), default=1.0) - zero or 1.0
-    rows = []
-    for rank in sorted({s.rank for s in spans}):
-        line = ["."] * width
-        for s in (s for s in spans if s.rank == rank):
-            first, last = (round((t - zero) / length * width) for t in (s.start, s.end))
-            line[first : max(last, first + 1)] = s.kind[0].upper() * (max(last, first + 1) - first)
-        rows.append(f"rank {rank}  {''.join(line[:width])}")
-    return "\n".join(rows)

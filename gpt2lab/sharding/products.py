@@ -15,7 +15,7 @@ from itertools import accumulate, pairwise
 
 import torch
 
-from ..machine.arguments import MORE, checked
+from ..machine.arguments import checked
 from ..ranks import comm
 from ..ranks.traffic import split_sizes
 from .cost import path
@@ -114,9 +114,3 @@ def least(m: int, n: int, k: int, ranks: int) -> float:
     else:
         needed = 3 * (m * n * k / ranks) ** (2 / 3)
     return needed - (m * n + m * k + n * k) / ranks
-
-
-@checked(m=1, n=1, k=1, ranks=1, memory=MORE)
-def least_with_memory(m: int, n: int, k: int, ranks: int, memory: float) -> float:
-    """Elements that some rank must send or receive when each has room for `memory` (Irony, Toledo & Tiskin 2004)."""
-    return max(0.0, m * n * k / (2 * math.sqrt(2) * ranks * math.sqrt(memory)) - memory)

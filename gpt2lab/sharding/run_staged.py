@@ -15,18 +15,18 @@ from .reshard import follow
 from .staged import CutStage, Passed, Staged
 
 
-def stage_axes(stages: Sequence[CutStage]) -> tuple[Axis, dict[str, Axis]]:
-    """The axis of all ranks, and the axes of this rank's own stage; all ranks call this together.
+def stage_axes(stages: Sequence[CutStage], idle: int = 0) -> tuple[Axis, dict[str, Axis]]:
+    """The axis of all ranks, and the axes of this rank's own stage, if any; all ranks call this together.
 
-    Raises ValueError when the stages do not use every rank.
+    Raises ValueError when the stages do not use every rank but `idle` ones.
     """
-    world = World(dp=sum(len(stage.ranks) for stage in stages))
-    mine = next(stage for stage in stages if world.rank in stage.ranks)
+    world = World(dp=idle + sum(len(stage.ranks) for stage in stages))
+    mine = next((stage.mesh for stage in stages if world.rank in stage.ranks), ())
     axes = {}
     for name in sorted({name for stage in stages for name in stage.mesh}):
         lines = [line for stage in stages for line in _lines(stage, name)]
         axes[name] = world.axis(name, lines)
-    return world.world, {name: axes[name] for name in mine.mesh}
+    return world.world, {name: axes[name] for name in mine}
 
 
 def _lines(stage: CutStage, name: str) -> list[tuple[int, ...]]:
@@ -38,12 +38,17 @@ def _lines(stage: CutStage, name: str) -> list[tuple[int, ...]]:
 
 
 class StageRunner:
-    """One rank of a staged plan: `step(weights, micro-batches)` gives its parts of the loss and of all gradients."""
+    """One rank of a staged plan: `step(weights, micro-batches)` gives its parts of the loss and of all gradients.
 
-    def __init__(self, staged: Staged):
+    A plan may leave `idle` ranks without a stage: they have no parts.
+    """
+
+    def __init__(self, staged: Staged, idle: int = 0):
         self.staged = staged
-        self.world, self.axes = stage_axes(staged.stages)
-        self.stage = next(n for n, s in enumerate(staged.stages) if self.world.rank in s.ranks)
+        self.world, self.axes = stage_axes(staged.stages, idle)
+        self.stage = next((n for n, s in enumerate(staged.stages) if self.world.rank in s.ranks), None)
+        if self.stage is None:
+            return
         self.program = staged.programs[self.stage]
         self.interpreter = Interpreter(self.program, self.axes)
         self.border = staged.border(self.stage)
@@ -53,7 +58,7 @@ class StageRunner:
 
     def step(self, weights: dict[str, torch.Tensor], batches: Sequence[dict[str, torch.Tensor]]) -> dict:
         """Forward and backward of all micro-batches: this rank's parts of its results, summed over them."""
-        return self.run(self.parts(weights), batches)
+        return {} if self.stage is None else self.run(self.parts(weights), batches)
 
     def parts(self, weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """This rank's parts of the weights that its stage uses."""

@@ -12,7 +12,7 @@
 # on live ranks, with layer times that you measured.
 
 # %% tags=["setup"]
-from itertools import permutations
+from itertools import pairwise, permutations
 
 import torch
 
@@ -263,8 +263,8 @@ for name, (where, groups, parallel) in cases.items():
     error = lab.furthest(answers, lab.run_serially(config, X, parallel))
     graph = gpt2_block(config, 3, 7, groups, parallel, itemsize=8)
     sent = [a[3] for a in answers]
-    same = sent == lab.bytes_of_placement(graph, where)
-    print(f"{name}: equal to the serial block: {error < 1e-10}; bytes {sent}, as predicted: {same}")
+    print(f"{name}: equal to the serial block: {error < 1e-10}; bytes {sent},", end=" ")
+    print("as predicted:", sent == lab.bytes_of_placement(graph, where))
 
 # %% [markdown]
 # ## Learn it
@@ -304,9 +304,7 @@ for share in (1.1, 0.5, 0.36, 0.2):
     try:
         fits = branch_and_bound(small)
         held = ", ".join(f"{h / 2**20:.0f}" for h in small.held(fits.where))
-        print(
-            f"{share * need / 2**20:.0f} MiB each: {1e3 * fits.seconds:.2f} ms, holding {held} MiB", end="; "
-        )
+        print(f"{share * need / 2**20:.0f} MiB each: {1e3 * fits.seconds:.2f} ms, {held} MiB held", end="; ")
         print(f"learned: {1e3 * reinforce(small, seed=0).best.seconds:.2f} ms")
     except ValueError as error:
         print(error)
@@ -432,16 +430,16 @@ def cut(times, stages):
 # %%
 graph = gpt2_layers(small, rows=4, length=64)
 computed = [device.time(3 * op.flops) for op in graph.operators]
-order = make("1f1b", 3, 8)
 
 
-def step_of(bounds):
-    """Eight micro-batches through three stages, forward a third and backward two thirds of the time."""
-    stages = [sum(computed[a:b]) for a, b in zip(bounds, bounds[1:], strict=False)]
-    jobs = pipeline_jobs(order, [t / 3 for t in stages], [2 * t / 3 for t in stages])
-    return simulate_jobs(jobs, Cluster(3, device))
+def jobs_of(bounds, micros, size=0):
+    """1F1B of micro-batches through the stages: forward a third of a layer's time, backward two thirds."""
+    stages = [sum(computed[a:b]) for a, b in pairwise(bounds)]
+    order = make("1f1b", len(stages), micros)
+    return pipeline_jobs(order, [t / 3 for t in stages], [2 * t / 3 for t in stages], size)
 
 
+step_of = lambda bounds: simulate_jobs(jobs_of(bounds, 8), Cluster(3, device))
 every = list(every_cut(len(computed), 3))
 found = best_cut(computed, 3)
 print(f"{len(every)} cuts; slowest stage of the DP's cut is the smallest of all:", end=" ")
@@ -450,6 +448,13 @@ print("no step is shorter:", step_of(found).makespan <= (1 + 1e-9) * min(step_of
 
 # %%
 both_ways = {"equal counts": equal_count(8, 3), "dynamic program": found}
+show(
+    plots.cost_surface(computed, both_ways, "computed"),
+    "computed",
+    "the slowest stage of every cut into three stages. The last stage should be the head alone; then a middle "
+    "bound may lie where it likes.",
+    "A triangle of 21 squares, lighter towards its lower edge; one on that edge is framed, one above is dashed",
+)
 show(
     plots.simulated_steps({f"{name} {c}": step_of(c) for name, c in both_ways.items()}),
     "simulated",
@@ -491,7 +496,7 @@ def split(times, stages):
     ### BEGIN SOLUTION
     bounds = best_cut([f + b for f, b in times], stages)
     last = len(times) - 2
-    return [range(max(a - 1, 0), min(b - 1, last)) for a, b in zip(bounds, bounds[1:], strict=False)]
+    return [range(max(a - 1, 0), min(b - 1, last)) for a, b in pairwise(bounds)]
     ### END SOLUTION
 
 
@@ -587,10 +592,9 @@ show(
 # links of 50 MB/s, and held to exhaustive search.
 
 # %%
-forward, backward = [t / 3 for t in computed], [2 * t / 3 for t in computed]
 chain = balance.Chain(
-    tuple(forward),
-    tuple(backward),
+    tuple(t / 3 for t in computed),
+    tuple(2 * t / 3 for t in computed),
     tuple(op.weights for op in graph.operators),
     tuple(op.output for op in graph.operators[:-1]),
     bandwidth=50e6,
@@ -729,22 +733,17 @@ nodes = Cluster(4, device, Network(between=Link(1e-3, 50e6), inside=Link(50e-6, 
 size = graph.operators[1].output
 
 
-def partition(times, stages):
-    return best_cut(times, stages)
-
-
 def place(bounds):
     return min(permutations(range(4)), key=lambda where: schedule(bounds, where).makespan)
 
 
 def schedule(bounds, where):
-    stages = [sum(computed[a:b]) for a, b in zip(bounds, bounds[1:], strict=False)]
-    jobs = pipeline_jobs(make("1f1b", 4, 6), [t / 3 for t in stages], [2 * t / 3 for t in stages], size)
+    jobs = jobs_of(bounds, 6, size)
     moved = [type(job)(job.name, where[job.device], job.seconds, job.needs) for job in jobs]
     return simulate_jobs(moved, nodes)
 
 
-bounds = partition(computed, 4)
+bounds = best_cut(computed, 4)  # partition
 where = place(bounds)
 show(
     plots.three_steps(computed, bounds, where, schedule(bounds, where)),
@@ -759,9 +758,7 @@ print(
     f"the same stages dealt round robin to the nodes {1e3 * schedule(bounds, (0, 2, 1, 3)).makespan:.1f} ms"
 )
 places = [where for where in permutations(range(4)) if where[0] == 0]  # the nodes are alike
-at_once = min(
-    ((schedule(c, w).makespan, c) for c in every_cut(8, 4) for w in places), key=lambda found: found[0]
-)
+at_once = min((schedule(c, w).makespan, c) for c in every_cut(8, 4) for w in places)
 print(f"all cuts and places at once {1e3 * at_once[0]:.1f} ms, with the cut {at_once[1]}")
 
 # %% [markdown]

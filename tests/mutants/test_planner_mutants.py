@@ -4,6 +4,7 @@ from fractions import Fraction
 
 import pytest
 from planting import planted
+from search_cases import one_device_each
 from test_planner import (
     every_piper_plan,
     every_staging,
@@ -94,7 +95,7 @@ def stages_are_wrong():
             sum(times[v] for v in s) + 0.5 * graph_stages.crossing_bytes(graph, s)
         )
         best = min(max(map(seconds, plan)) for plan in every_staging(graph, 2))
-        options = graph_stages.one_device_each(seconds, [0] * 5, 1)
+        options = one_device_each(seconds, [0] * 5, 1)
         if abs(graph_stages.piper(graph, 2, options)[0] - best) > 1e-6:
             return True
         if abs(graph_stages.stages_by_ilp(graph, times, 2, 0.5)[0] - best) > 1e-6:

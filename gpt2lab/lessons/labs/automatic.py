@@ -82,9 +82,9 @@ def five_plans(given: ChainProblem) -> dict[str, ChainPlan]:
 
 
 def more_plans(given: ChainProblem, count: int, seed: int = 1) -> dict[str, ChainPlan]:
-    """Alpa's plan, and some drawn from all that go over all devices or through two stages of two."""
+    """Alpa's plan, FlexFlow's, and some drawn from all that go over all devices or through two stages of two."""
     draw, rows = random.Random(seed), soap(given)
-    found = {"Alpa": PLANNERS["Alpa"].plan(given).plan}
+    found = {name: PLANNERS[name].plan(given).plan for name in ("Alpa", "MCMC (FlexFlow)")}
     for n in range(count):
         half = draw.choice([0, 0, 2, 3, 4])
         blocks = [(0, 4)] * len(rows) if not half else [(0, 2)] * half + [(2, 2)] * (len(rows) - half)
@@ -112,7 +112,8 @@ def run_plans(
     batches = [{"tokens": tokens, "targets": targets} for tokens, targets in pairs]
     weights, found = example_weights(LIVE), {}
     for name, staged in plans.items():
-        runner, best = StageRunner(staged), math.inf
+        idle = world_size - sum(len(stage.ranks) for stage in staged.stages)
+        runner, best = StageRunner(staged, idle), math.inf
         for _ in range(turns):
             comm.clear_log()
             comm.barrier(runner.world)

@@ -167,6 +167,27 @@ def send_halos(rank: int, world_size: int, way: str, after: int) -> tuple:
     return wide[:, 0].int().tolist(), sent(8 * x.element_size()), sum(e.messages for e in comm.log)
 
 
+def checked_by_autograd(rank: int, world_size: int, way: str, after: int = 0, tokens: int = 7) -> bool:
+    """`torch.autograd.gradcheck` of a halo of two rows, over the rows of all ranks.
+
+    It moves one number of the whole sequence after the other, so that all ranks call it at the same time.
+    """
+    table, axis = layout("contiguous", tokens, world_size), Mesh(cp=world_size)["cp"]
+    share, sizes = Share(table, axis, 2), [len(own) for own in table.positions]
+    wide = [
+        max(p) + 1 + after - max(0, min(p) - 2) - max(0, max(p) + 1 + after - tokens) for p in table.positions
+    ]
+
+    def halos(x):
+        own = comm.scatter_to(x, axis, sizes=sizes)
+        return comm.gather_replicated(
+            halo.halo_exchange(own, share, 2, after, dim=0, way=way), axis, sizes=wide
+        )
+
+    x = torch.randn(tokens, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    return torch.autograd.gradcheck(halos, x.requires_grad_(), raise_exception=False)
+
+
 def rows_of_a_layer(rank: int, world_size: int, exchange: str, tokens: int, window: int) -> tuple[int, int]:
     """Rows of C numbers sent forward in one layer, and tokens that went through c_attn."""
     config = GPT2Config(vocab_size=50, n_positions=128, n_layer=1, n_head=12, n_embd=12, window=window)

@@ -33,24 +33,11 @@ def imbalance(loads) -> Fraction:
     return Fraction(max(loads) * len(loads), sum(loads))
 
 
-def contiguous_share(rank: int, ranks: int, power: int = 1) -> Fraction:
-    """The limit for long sequences of a contiguous rank's share of rows that cost t^power: (2i+1)/N^2 for attention.
-
-    ((i+1)^(p+1) - i^(p+1)) / N^(p+1); power 2 is llm.c's softmax backward, (3i^2+3i+1)/N^3.
-    """
-    return Fraction((rank + 1) ** (power + 1) - rank ** (power + 1), ranks ** (power + 1))
-
-
 @checked(rank=0, window=0)
 def pairs(table: TokenLayout, rank: int, window: int | None = None) -> int:
     """How many (query, key) pairs attention really needs on a rank: row t has t + 1 of them, or window + 1 at most."""
     longest = table.tokens if window is None else window + 1
     return sum(min(t + 1, longest) for t in table.positions[rank])
-
-
-def idle_in_ring(ranks: int) -> Fraction:
-    """The share of all ranks' time that waits in a contiguous causal ring: (N^2 - N) / 2 N^2 (Li et al. 2023)."""
-    return Fraction(ranks * ranks - ranks, 2 * ranks * ranks)
 
 
 def _even(total: int, parts: int) -> list[int]:

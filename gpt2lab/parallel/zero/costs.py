@@ -43,12 +43,6 @@ def bytes_held(sizes: dict[str, int], stage: int, ranks: int, rank: int, element
     )
 
 
-def owner_bytes_held(sizes: dict[str, int], ranks: int, rank: int, element: int = 4) -> dict[str, int]:
-    """The same where whole parts have an owner: what each rank owns, and a stand-in for every part."""
-    mine = sum(s for i, s in enumerate(sizes.values()) if owner_of(i, len(sizes), ranks) == rank)
-    return _in_bytes(element, weights=mine + len(sizes), gradients=mine, optimizer=2 * mine)
-
-
 def _in_bytes(element: int, **elements: int) -> dict[str, int]:
     return {what: element * count for what, count in elements.items()}
 
