@@ -20,7 +20,7 @@ from gpt2lab.lessons import explore, show, show_source, table
 from gpt2lab.lessons.exercises import check
 from gpt2lab.lessons.exercises import tasks as exercises
 from gpt2lab.lessons.labs import tasks as labs
-from gpt2lab.lessons.labs.executors import regions
+from gpt2lab.lessons.labs.executors import executors
 from gpt2lab.lessons.labs.tasks import CONFIG, SMALL, as_in_llmc, elements_of, fastest, gpt2_tasks
 from gpt2lab.machine.links import Link
 from gpt2lab.model import GPT2
@@ -501,12 +501,13 @@ show(
 # Small ones cost overhead; large ones leave the other worker waiting.
 
 # %% tags=["measured"]
-elements = [2**k for k in range(12, 21, 2)]
+elements = [2**k for k in range(14, 23, 2)]
 show(
-    plots.executors(elements, regions(elements)),
+    plots.executors(elements, executors(elements)),
     "measured",
-    "AdamW's update of a million numbers on two workers, in 256 blocks to one, by executor; all bits are equal.",
-    "Five lines over the size of a block: high on the left, lowest in the middle",
+    "AdamW's update of four million numbers on two workers, in 256 blocks to one, by executor; all bits are equal. "
+    "Two are hardly faster than one: memory is the limit.",
+    "Five lines over the size of a block: steeply down on the left, level on the right; that of torch is flat",
 )
 
 # %% [markdown]
@@ -671,7 +672,7 @@ for name, spans in seen.items():
 
 # %% [markdown]
 # Blocking, workers are orange while messages travel; as tasks, messages lie in a row of their own. On two cores that
-# saves no time: four workers share them, and a blocked one leaves its core to the other rank.
+# saves no time: what moves messages competes for cores that blocked workers leave free.
 #
 # In the third run each rank has half of every *sequence*. Queries see what is before them, so rank 0 sends its keys
 # and values to rank 1; backward, their gradients return and are added.

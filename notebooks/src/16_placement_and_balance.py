@@ -451,8 +451,8 @@ both_ways = {"equal counts": equal_count(8, 3), "dynamic program": found}
 show(
     plots.cost_surface(computed, both_ways, "computed"),
     "computed",
-    "the slowest stage of every cut into three stages. The last stage should be the head alone; then a middle "
-    "bound may lie where it likes.",
+    "the slowest stage of every cut into three stages. The last stage should be the head alone; then three places "
+    "of the other bound are equally good.",
     "A triangle of 21 squares, lighter towards its lower edge; one on that edge is framed, one above is dashed",
 )
 show(

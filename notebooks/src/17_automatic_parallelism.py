@@ -593,12 +593,15 @@ explore(
     "simulated",
     "{model} on {devices} devices of {memory_GB} GB, {link_GBps} GB/s between nodes, {rows} rows of {length} tokens.",
     "Four panels: plans by memory and time, bars of what binds, the mesh of ranks, and the clock of the stages",
-    posters=[{}, {"model": "nano", "memory_GB": 1, "link_GBps": 0.1, "rows": 4, "run_it": "yes"}],
+    posters=[
+        {},
+        {"model": "nano", "memory_GB": 1, "link_GBps": 0.1, "rows": 4, "length": 64, "run_it": "yes"},
+    ],
     model=["gpt2", "gpt2-xl", "nano"],
-    devices=[4, 2, 8],
+    devices=[4, 8, 2],
     memory_GB=[4, 1, 80],
     link_GBps=[10, 0.1, 50],
-    rows=[8, 4, 64],
+    rows=[8, 64, 4],
     length=[128, 64, 1024],
     run_it=["no", "yes"],
 )

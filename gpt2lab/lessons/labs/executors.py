@@ -1,60 +1,67 @@
-"""Lesson 13's region: AdamW's update, a loop without dependencies, cut into pieces and run by several executors."""
+"""Lesson 13's update: AdamW, a loop whose iterations need nothing of each other, in blocks run by several executors."""
 
 import statistics
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import torch
 
-from ...tasks.gpt2 import ranges
-from ...tasks.graph import Task, TaskGraph, reads, updates
+from ...tasks.gpt2 import adamw, ranges
+from ...tasks.graph import Task, TaskGraph, updates
 from ...tasks.runtime import run_fork_join, run_sequential
 from ...tasks.scheduler import Scheduler
 from .tasks import torch_threads, turns
 
 
-def _update(grad, weight, first, second) -> None:
-    first.lerp_(grad, 0.1)
-    second.mul_(0.999).addcmul_(grad, grad, value=0.001)
-    weight.addcdiv_(first, second.sqrt().add_(1e-8), value=-1e-3)
+def _loop(weights: torch.Tensor, grad: torch.Tensor, size: int) -> TaskGraph:
+    """A task for each block of the weights, which steps an optimizer of its own."""
+    graph = TaskGraph({"weights": weights})
+    for a, b in ranges(len(weights), size):
+        part = weights[a:b]
+        part.grad = grad[a:b]
+        body = partial(_step, adamw([part]))
+        graph.add("update", body, updates("weights", (a, b)), loop="update")
+    return graph
+
+
+def _step(optimizer, _) -> None:
+    optimizer.step()
 
 
 def _run(task: Task) -> None:
     task.body(*task.views)
 
 
-def _ways(graph: TaskGraph, threads: ThreadPoolExecutor, workers: int) -> dict[str, Callable]:
-    return {
-        "pieces, one thread": lambda: run_sequential(graph),
-        "torch's own threads": torch_threads(lambda: _update(*graph.tensors.values()), workers),
-        "ThreadPoolExecutor": lambda: list(threads.map(_run, graph.tasks)),
-        "fork-join": lambda: run_fork_join(graph, workers),
-        "tasks": Scheduler(graph, workers).run,
+def _ways(start: torch.Tensor, grad, size: int, threads: ThreadPoolExecutor) -> dict[str, tuple]:
+    """For each executor weights of its own, and what updates them once, in blocks of this size."""
+    run_by = {
+        "one thread": lambda graph: lambda: run_sequential(graph),
+        "torch's own threads": lambda graph: torch_threads(lambda: _run(graph.tasks[0]), 2),
+        "ThreadPoolExecutor": lambda graph: lambda: list(threads.map(_run, graph.tasks)),
+        "fork-join": lambda graph: lambda: run_fork_join(graph, 2),
+        "tasks": lambda graph: Scheduler(graph, 2).run,
     }
+    found = {}
+    for name, run in run_by.items():
+        weights = start.clone()
+        whole = name == "torch's own threads"  # which cut a block as they like
+        found[name] = weights, run(_loop(weights, grad, len(weights) if whole else size))
+    return found
 
 
-def regions(sizes: list[int], elements: int = 2**20, workers: int = 2) -> dict[str, list[float]]:
-    """Milliseconds (the median) of an update of this many elements, by executor, for each number in a piece.
+def executors(sizes: list[int], elements: int = 2**22) -> dict[str, list[float]]:
+    """Milliseconds (the median) of an update of this many elements on two workers, by executor, for each block's size.
 
-    Torch's own threads cut the loop as they like, so their line is flat. Raises RuntimeError if a bit differs.
+    Raises RuntimeError where an executor leaves other bits than another.
     """
-    start, found = torch.randn(4, elements).abs().unbind(), {}
-    want = [t.clone() for t in start]
-    _update(*want)
-    with torch.no_grad(), ThreadPoolExecutor(workers) as threads:
+    start, grad = torch.randn(2, elements)
+    found: dict[str, list[float]] = {}
+    with ThreadPoolExecutor(2) as threads:
         for size in sizes:
-            graph = TaskGraph(dict(zip("gwmv", map(torch.clone, start), strict=True)))
-            for part in ranges(elements, size):
-                graph.add(
-                    "update", _update, reads("g", part), *(updates(n, part) for n in "wmv"), loop="update"
-                )
-            ways = _ways(graph, threads, workers)
-            for name, way in ways.items():
-                for tensor, before in zip(graph.tensors.values(), start, strict=True):
-                    tensor.copy_(before)
-                way()
-                if not all(map(torch.equal, graph.tensors.values(), want)):
-                    raise RuntimeError(f"{name}, pieces of {size}: other bits than in one piece.")
-            for name, took in turns(ways).items():
+            ways = _ways(start, grad, size, threads)
+            for name, took in turns({name: run for name, (_, run) in ways.items()}).items():
                 found.setdefault(name, []).append(statistics.median(took))
+            want = ways["one thread"][0]
+            if other := [name for name, (weights, _) in ways.items() if not torch.equal(weights, want)]:
+                raise RuntimeError(f"{', '.join(other)}, blocks of {size}: other bits than one thread.")
     return found
