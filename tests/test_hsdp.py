@@ -8,7 +8,7 @@ from trained import NOISY, TINY, run
 from gpt2lab.model import GPT2
 from gpt2lab.parallel import finish
 from gpt2lab.parallel.zero import choice, stages
-from gpt2lab.parallel.zero.costs import hsdp_bytes_sent, parts
+from gpt2lab.parallel.zero.costs import all_reduce_bytes, parts, shard_length, zero_bytes_sent
 from gpt2lab.plan import Plan
 from gpt2lab.ranks import comm
 from gpt2lab.ranks.node_traffic import BETWEEN, INSIDE, by_class
@@ -52,9 +52,10 @@ def test_bytes_inside_a_group_and_across_are_the_formula(pools, stage, micro, wo
         return by_class(comm.log, trainer.parallel.mesh.rank, shard)
 
     for rank, found in enumerate(run(pools, sent, f"dp={world},micro={micro},zero={stage},shard={shard}")):
-        inside, across = hsdp_bytes_sent(
-            parts(GPT2(TINY)), stage, shard, world // shard, rank // shard, micro, 8
-        )
+        sizes, group = parts(GPT2(TINY)), rank // shard
+        inside = zero_bytes_sent(sizes, stage, shard, micro, 8)
+        lengths = [shard_length(size, shard) for size in sizes.values()]  # once, however many micro-batches
+        across = sum(all_reduce_bytes(length, world // shard, group, 8) for length in lengths)
         assert {key: size for key, size in found.items() if key[0] != "world"} == {
             ("dp+cp", INSIDE): inside,
             ("replica", BETWEEN): across,

@@ -111,8 +111,9 @@ def grain(series: dict[str, list], title: str = "") -> Figure:
 def executors(sizes: list[int], found: dict[str, list[float]]) -> Figure:
     """Elements of a block against the milliseconds of a loop, a line an executor."""
     fig, ax = figure(8, 3)
-    for n, (name, took) in enumerate(found.items()):
-        ax.plot(sizes, took, "o-", color=HUES[n - 1] if n else SERIAL, label=name)
+    colors = SERIAL, *HUES[:2], *HUES[3:]
+    for (name, took), color in zip(found.items(), colors, strict=False):
+        ax.plot(sizes, took, "o-", color=color, label=name)
     ax.set_xscale("log", base=2)
     ax.set_ylim(0)
     ax.set(xlabel="elements in a block", ylabel="ms (median)")

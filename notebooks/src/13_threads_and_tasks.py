@@ -506,7 +506,7 @@ show(
     plots.executors(elements, executors(elements)),
     "measured",
     "AdamW's update of four million numbers on two workers, in 256 blocks to one, by executor; all bits are equal. "
-    "Two are hardly faster than one: memory is the limit.",
+    "Two are hardly faster than one: the limit is memory.",
     "Five lines over the size of a block: steeply down on the left, level on the right; that of torch is flat",
 )
 

@@ -95,20 +95,6 @@ def zero_bytes_sent(sizes: dict[str, int], stage: int, ranks: int, micro: int = 
     return micro * sum((gathers(part) + 1) * m for part, m in moved.items())
 
 
-@checked(sizes=0, stage=(1, 3), shard=1, groups=(1, 10**6), rank=0, micro=1, element=1)
-def hsdp_bytes_sent(
-    sizes: dict[str, int], stage: int, shard: int, groups: int, rank: int, micro: int = 1, element: int = 4
-) -> tuple[int, int]:
-    """Bytes that a rank sends in a step inside its group of `shard` ranks, and to its `groups - 1` counterparts.
-
-    `rank` is the group's number. Across groups travels the shard's gradient alone, once, however many micro-batches.
-    """
-    across = sum(
-        all_reduce_bytes(shard_length(size, shard), groups, rank, element) for size in sizes.values()
-    )
-    return zero_bytes_sent(sizes, stage, shard, micro, element), across
-
-
 def owner_bytes_sent(sizes: dict[str, int], ranks: int, rank: int, micro: int = 1, element: int = 4) -> int:
     """The same where whole parts have an owner, which broadcasts (the chain ends silently) and gets the sums."""
     sent = 0
