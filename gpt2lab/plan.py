@@ -195,7 +195,8 @@ class Parallel:
         """
         batch.check(self.model.config.vocab_size, self.model.config.n_positions)
         dp = self.mesh["dp"]
-        set_total(self.model, batch.total)
+        if self.model.config.experts:
+            set_total(self.model, batch.total)
         batch = batch.rows(dp.rank, dp.size)
         if self.columns:
             batch = batch.columns(self.columns(batch.tokens.size(1)))

@@ -1,10 +1,16 @@
-"""What happens around every call: announced on the status board, compared with the peers', paced, awaited, logged."""
+"""What happens around every call: announced on the status board, compared with the peers', paced, awaited, logged.
+
+What was wrong with the arguments of a call that failed is said in one sentence; one that works pays nothing for it.
+"""
 
 import contextlib
+import functools
+import inspect
 import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from numbers import Integral
 
 import torch
 
@@ -14,6 +20,7 @@ from . import paced
 from .mesh import Axis
 from .traffic import Event, log
 
+POSITIONS = ("root", "to", "source")
 _numbers: Counter = Counter()
 
 
@@ -115,7 +122,7 @@ class Handle:
 
     def _end(self, call: Call) -> None:
         end = self._done or self._now()
-        if call.pair is None:
+        if call.pair is None and paced.slower is not None:
             due = paced.delay(call.axis.ranks, call.axis.rank, end, *call.pace, call.sends)
             if due is not end:
                 time.sleep(max(0.0, due - time.perf_counter()))
@@ -186,3 +193,62 @@ def _fit(mine: str, theirs: str, rank: int, peer: int) -> bool:
 def shape_and_dtype(x: torch.Tensor) -> str:
     """Shape and dtype, as shown in messages: `(3, 4) float64`."""
     return f"{tuple(x.shape)} {str(x.dtype).removeprefix('torch.')}"
+
+
+def explained(call):
+    """The call; where it cannot work with what it was given, a ValueError says why."""
+
+    @functools.wraps(call)
+    def told(*args, **kwargs):
+        try:
+            return call(*args, **kwargs)
+        except (AttributeError, IndexError, TypeError, RuntimeError) as error:
+            why = _wrong(inspect.signature(call), args, kwargs)
+            if not why and "pickle" in str(error):
+                why = f"{error}. Send numbers, strings, tensors, or lists and dicts of them."
+            if not why:
+                raise
+            raise ValueError(f"{call.__name__}: {why}") from error
+
+    return told
+
+
+def _wrong(signature, args, kwargs) -> str:
+    """What is wrong; empty where the call failed for another reason."""
+    try:
+        given = signature.bind(*args, **kwargs).arguments
+    except TypeError:  # Python has said what is missing
+        return ""
+    axis = given.get("axis")
+    if not isinstance(axis, Axis):
+        return (
+            f"axis={axis!r} is a {type(axis).__name__}, not an axis. Use one of a mesh, such as mesh['dp']."
+        )
+    for name in ("x", "like", "shard"):
+        if name in given and not isinstance(given[name], torch.Tensor):
+            kind = type(given[name]).__name__
+            return f"{name} is a {kind}, not a tensor. Use torch.tensor(...)."
+    if not all(isinstance(part, torch.Tensor) for part in given.get("parts", ())):
+        return f"its parts are no tensors. Use {axis.size}, one per rank."
+    for name in POSITIONS:
+        if name in given and not _index(given[name], axis.size):
+            return f"{name}={given[name]!r} is no position on axis {axis.name!r}. Use 0 to {axis.size - 1}."
+    return _wrong_cut(given.get("x"), axis, given.get("dim", 0), given.get("sizes"))
+
+
+def _wrong_cut(x, axis: Axis, dim, sizes) -> str:
+    """What is wrong with how a tensor is cut along a dimension."""
+    if x is None:
+        return ""
+    if not _index(dim, x.dim()):
+        least = f"Use 0 to {x.dim() - 1}" if x.dim() else "Use x.view(1)"
+        return f"dim={dim!r} is no dimension of a tensor of shape {tuple(x.shape)}. {least}."
+    if sizes is None or all(isinstance(n, Integral) and n >= 0 for n in sizes):
+        return ""  # the call itself has compared them with the tensor
+    return (
+        f"sizes={list(sizes)} do not fit length {x.size(dim)} on {axis.size} ranks. Use one length per rank."
+    )
+
+
+def _index(value, length: int) -> bool:
+    return isinstance(value, Integral) and -length <= value < length

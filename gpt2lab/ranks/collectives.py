@@ -11,9 +11,8 @@ import torch
 import torch.distributed as dist
 
 from . import paced, traffic
-from .arguments import explained
 from .buffers import byte_size, byte_sizes, fresh, no_graph, padded, ranked, unranked
-from .call import Call, Done, finished, perform, shape_and_dtype
+from .call import Call, Done, explained, finished, perform, shape_and_dtype
 from .mesh import Axis
 from .traffic import split_sizes
 

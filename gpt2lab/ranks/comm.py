@@ -15,8 +15,7 @@ import torch
 from ..machine.arguments import checked
 from ..processes.status_board import Mismatch
 from . import collectives as plain
-from .arguments import explained
-from .call import Handle
+from .call import Handle, explained
 from .collectives import all_reduce, barrier, gather_flat, gather_objects, irecv, isend, reduce_scatter_flat
 from .mesh import Axis
 from .point_to_point import recv, ring_shift, send

@@ -15,7 +15,8 @@ from ..machine.links import Link, Network
 
 __all__ = ["Link", "Network", "delay", "deliver", "use"]
 
-_network: Network | None = None
+slower: Network | None = None
+"""The network that messages are delayed to, inside of `use`."""
 _free_at = 0.0  # when this rank's last collective ends on the paced network
 _queues: dict[int, "_Queue"] = {}
 
@@ -24,12 +25,12 @@ _queues: dict[int, "_Queue"] = {}
 @contextmanager
 def use(network: Network | Link | None):
     """Delay every message inside the block as this network would; None: no delay."""
-    global _network
-    before, _network = _network, Network(network) if isinstance(network, Link) else network
+    global slower
+    before, slower = slower, Network(network) if isinstance(network, Link) else network
     try:
         yield
     finally:
-        _network = before
+        slower = before
 
 
 def delay(ranks, rank: int, done: float, size: int, messages: int, sends=()) -> float:
@@ -39,23 +40,21 @@ def delay(ranks, rank: int, done: float, size: int, messages: int, sends=()) -> 
     the direct messages `sends` of (target, bytes).
     """
     global _free_at
-    if _network is None:
-        return done
     if sends and not messages:
-        seconds = sum(_network.link(ranks[rank], target).time(part) for target, part in sends)
+        seconds = sum(slower.link(ranks[rank], target).time(part) for target, part in sends)
     else:
-        seconds = _network.ring_time(ranks, size, messages)
+        seconds = slower.ring_time(ranks, size, messages)
     _free_at = max(float(done), _free_at) + seconds
     return _free_at
 
 
 def deliver(source: int, target: int, size: int, start):
     """Start a message by `start()`, which returns a Work: now, or when it would have arrived on the paced network."""
-    if _network is None:
+    if slower is None:
         return start()
     if target not in _queues:
         _queues[target] = _Queue()
-    return _queues[target].put(_network.link(source, target), size, start)
+    return _queues[target].put(slower.link(source, target), size, start)
 
 
 class _Queue:

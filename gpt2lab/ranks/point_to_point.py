@@ -8,9 +8,8 @@ from itertools import permutations
 
 import torch
 
-from .arguments import explained
 from .buffers import no_graph
-from .call import finished
+from .call import explained, finished
 from .collectives import irecv, isend
 from .mesh import Axis
 
