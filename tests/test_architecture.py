@@ -204,10 +204,10 @@ BUDGETS = {
 OVER = {
     "tasks": 1_060,
     "sharding": 3_280,
-    "planner": 5_340,
+    "planner": 5_330,
     "classroom": 1_200,
-    "core": 12_600,
-    "the package": 46_150,
+    "core": 12_500,
+    "the package": 46_140,
 }  # too large today: these may only shrink
 
 
