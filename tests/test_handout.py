@@ -67,6 +67,9 @@ def fresh(tmp_path_factory):
     call(*pip, "--python", python, "install", "--no-deps", "--no-index", wheel)
     (packages,) = (home / "env").glob("lib/python*/site-packages")
     (packages / "shared.pth").write_text("\n".join(site.getsitepackages()))
+    torchrun = python.with_name("torchrun")  # as pip would have installed it with torch
+    torchrun.write_text(f"#!{python}\nfrom torch.distributed.run import main\n\nmain()\n")
+    torchrun.chmod(0o755)
     shutil.rmtree(home / "tree")
     return python
 
