@@ -249,7 +249,7 @@ def test_a_block_without_tiles_computes_what_the_mask_throws_away():
 def test_the_contiguous_imbalance_of_the_source():
     for n, busiest, softmax in ((2, 1.5, 1.75), (4, 1.75, 2.3125), (8, 1.875, 2.640625)):
         shares = [Fraction(2 * i + 1, n * n) for i in range(n)]  # of rows that cost t, for long sequences
-        assert sum(shares) == 1 and costs.imbalance(shares) == busiest
+        assert sum(shares) == 1 and costs.imbalance(shares) == Fraction(2 * n - 1, n) == busiest
         quadratic = [Fraction(3 * i * i + 3 * i + 1, n**3) for i in range(n)]  # of rows that cost t^2
         assert sum(quadratic) == 1 and costs.imbalance(quadratic) == softmax
 

@@ -3,8 +3,10 @@
 from dataclasses import replace
 
 import pytest
+from planting import planted
 from task_cases import CONFIG, SMALL, WHOLE, adamw, batch, made, model, same, sgd, worst
 
+from gpt2lab.lessons.labs import executors
 from gpt2lab.lessons.labs.tasks import audit
 from gpt2lab.model import GPT2
 from gpt2lab.tasks import check
@@ -117,3 +119,14 @@ def test_smaller_blocks_mean_more_tasks_and_more_parallelism():
     whole, small = made(WHOLE).graph, made(SMALL).graph
     assert len(whole.tasks) < 120 < len(small.tasks)
     assert check.parallelism(small) > 1.5 * check.parallelism(whole)
+
+
+def test_executors_leave_the_same_bits_and_one_that_forgets_a_block_is_found():
+    found = executors.executors([30, 100], 100)
+    assert len(found) == 5 and all(len(took) == 2 and min(took) > 0 for took in found.values())
+    forgets = lambda right: lambda graph: right(graph, range(len(graph.tasks) - 1))
+    with (
+        planted(executors, "run_sequential", forgets),
+        pytest.raises(RuntimeError, match="blocks of 30: other bits"),
+    ):
+        executors.executors([30], 100)

@@ -6,6 +6,7 @@ from matplotlib.colors import to_hex
 from gpt2lab.experts.mixture import Experts
 from gpt2lab.lessons.labs import experts as lab
 from gpt2lab.lessons.labs import sharding
+from gpt2lab.planner.balance import every_cut, slowest
 from gpt2lab.planner.events import Job, simulate_jobs
 from gpt2lab.planner.problem import Cluster, Device
 from gpt2lab.plots import collectives, experts, placement, schedule, steps, zero
@@ -185,3 +186,15 @@ def test_simulated_steps_share_an_axis_and_say_their_length():
     fig = placement.simulated_steps({"one": simulate_jobs(jobs[:1], pair), "two": simulate_jobs(jobs, pair)})
     assert [ax.get_title(loc="left") for ax in fig.axes] == ["one: 100 ms", "two: 300 ms"]
     assert {round(ax.get_xlim()[1]) for ax in fig.axes} == {300}
+
+
+def test_a_square_of_the_cost_surface_is_the_slowest_stage_of_its_cut_and_the_chosen_cut_is_framed():
+    times = [0.001, 0.004, 0.002, 0.003, 0.007]
+    ax = placement.cost_surface(times, {"best": (0, 2, 4, 5), "equal": (0, 1, 3, 5)}, "computed").axes[0]
+    drawn = {t.get_position(): t.get_text() for t in ax.texts}
+    assert drawn == {(a, b): f"{1e3 * slowest(times, (0, a, b, 5)):.3g}" for _, a, b, _ in every_cut(5, 3)}
+    assert drawn[2, 4] == "7" and drawn[1, 2] == "12"
+    assert [(p.get_x() + 0.5, p.get_y() + 0.5, p.get_linestyle()) for p in ax.patches] == [
+        (2, 4, "-"),
+        (1, 3, "--"),
+    ]

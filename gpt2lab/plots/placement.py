@@ -1,12 +1,13 @@
 """Pictures of placements and cuts: a graph coloured by device, what ran when, learning, layers and their stages."""
 
 from collections.abc import Sequence
-from itertools import combinations, pairwise
+from itertools import pairwise
 
 import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
+from ..planner.balance import every_cut, slowest
 from .style import COLORS, SERIAL, THINGS, figure, ink, rank_color
 
 
@@ -141,8 +142,8 @@ def cost_surface(times: Sequence[float], cuts: dict[str, Sequence[int]], clock: 
     layers = len(times)
     fig, ax = figure(7.5, 0.9 + 0.34 * layers)
     surface = np.full((layers - 2, layers - 2), np.nan)
-    for a, b in combinations(range(1, layers), 2):
-        surface[b - 2, a - 1] = 1e3 * max(sum(times[:a]), sum(times[a:b]), sum(times[b:]))
+    for bounds in every_cut(layers, 3):
+        surface[bounds[2] - 2, bounds[1] - 1] = 1e3 * slowest(times, bounds)
     image = ax.imshow(surface, cmap="viridis_r", aspect="auto", extent=(0.5, layers - 1.5, layers - 0.5, 1.5))
     middle = (np.nanmin(surface) + np.nanmax(surface)) / 2
     for (b, a), value in np.ndenumerate(surface):

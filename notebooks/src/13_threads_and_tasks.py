@@ -57,7 +57,7 @@ table(rows, ["an iteration (from a paper)", "time", "speed-up", "efficiency", "s
 # %% [markdown]
 # (*nOS-V*: a library through which processes share one scheduler.) The authors' trace showed "nearly half of the
 # threads working". Here is the same on two workers, with llm.c's parallel loops. (torch releases
-# Python's lock, so threads compute at once.)
+# Python's lock, so threads do compute at the same time.)
 
 # %% tags=["measured"]
 tasks = gpt2_tasks()  # blocks of 64 tokens, two of each loop; float64

@@ -13,6 +13,7 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 from planting import planted
+from test_search_mutants import no_changes, own_jobs_only
 
 from gpt2lab.lessons.answers import setup
 from gpt2lab.lessons.desk import Desk
@@ -68,22 +69,6 @@ def printed(claim: Claim) -> str:
     return out.getvalue()
 
 
-def own_jobs_only(right):
-    """A clock on which only the jobs of the changed operator move."""
-
-    def changed(self, number, at):
-        other, count = right(self, number, at), len(self.plan)
-        pairs = enumerate(zip(other.ends, self.ends, strict=True))
-        other.ends = [new if i % count == number else old for i, (new, old) in pairs]
-        return other
-
-    return changed
-
-
-def without_changes(right):
-    return lambda costs, changes, *rest: right(costs, {}, *rest)
-
-
 def last_choices(right):
     """The dynamic program without its memory: the last way to cut each link."""
     return lambda self, before, mesh: [self.choices(n, before[n], mesh)[-1] for n in range(self.count)]
@@ -111,7 +96,7 @@ BUGS = {
     "only the changed operator is timed again": (DELTA, lambda: planted(Clock, "changed", own_jobs_only)),
     "the integer program ignores changes of layout": (
         INSIDE,
-        lambda: planted(alpa, "intra_operator", without_changes),
+        lambda: planted(alpa, "intra_operator", no_changes),
     ),
     "the dynamic program takes last choices": (
         TOFU,

@@ -10,7 +10,7 @@ from ...model import GPT2, GPT2Config
 from ...parallel.context import attention, costs, halo
 from ...parallel.context.exchanges import Split, apply_context
 from ...parallel.context.gather import Share
-from ...parallel.context.layouts import layout
+from ...parallel.context.layouts import layout, widths
 from ...plan import Plan
 from ...ranks import comm, trace
 from ...ranks.mesh import Mesh
@@ -174,15 +174,12 @@ def checked_by_autograd(rank: int, world_size: int, way: str, after: int = 0, to
     """
     table, axis = layout("contiguous", tokens, world_size), Mesh(cp=world_size)["cp"]
     share, sizes = Share(table, axis, 2), [len(own) for own in table.positions]
-    wide = [
-        max(p) + 1 + after - max(0, min(p) - 2) - max(0, max(p) + 1 + after - tokens) for p in table.positions
-    ]
+    wide = [own + sum(widths(table, r, 2, after)) for r, own in enumerate(sizes)]
 
     def halos(x):
         own = comm.scatter_to(x, axis, sizes=sizes)
-        return comm.gather_replicated(
-            halo.halo_exchange(own, share, 2, after, dim=0, way=way), axis, sizes=wide
-        )
+        extended = halo.halo_exchange(own, share, 2, after, dim=0, way=way)
+        return comm.gather_replicated(extended, axis, sizes=wide)
 
     x = torch.randn(tokens, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     return torch.autograd.gradcheck(halos, x.requires_grad_(), raise_exception=False)

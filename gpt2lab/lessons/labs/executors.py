@@ -33,20 +33,17 @@ def _run(task: Task) -> None:
 
 
 def _ways(start: torch.Tensor, grad, size: int, threads: ThreadPoolExecutor) -> dict[str, tuple]:
-    """For each executor weights of its own, and what updates them once, in blocks of this size."""
-    run_by = {
-        "one thread": lambda graph: lambda: run_sequential(graph),
-        "torch's own threads": lambda graph: torch_threads(lambda: _run(graph.tasks[0]), 2),
-        "ThreadPoolExecutor": lambda graph: lambda: list(threads.map(_run, graph.tasks)),
-        "fork-join": lambda graph: lambda: run_fork_join(graph, 2),
-        "tasks": lambda graph: Scheduler(graph, 2).run,
+    """For each executor tasks with weights of their own, and what runs them once; torch cuts one block by itself."""
+    one, whole, pooled, joined, free = (
+        _loop(start.clone(), grad, n) for n in (size, len(start), size, size, size)
+    )
+    return {
+        "one thread": (one, lambda: run_sequential(one)),
+        "torch's own threads": (whole, torch_threads(lambda: _run(whole.tasks[0]), 2)),
+        "ThreadPoolExecutor": (pooled, lambda: list(threads.map(_run, pooled.tasks))),
+        "fork-join": (joined, lambda: run_fork_join(joined, 2)),
+        "tasks": (free, Scheduler(free, 2).run),
     }
-    found = {}
-    for name, run in run_by.items():
-        weights = start.clone()
-        whole = name == "torch's own threads"  # which cut a block as they like
-        found[name] = weights, run(_loop(weights, grad, len(weights) if whole else size))
-    return found
 
 
 def executors(sizes: list[int], elements: int = 2**22) -> dict[str, list[float]]:
@@ -61,7 +58,9 @@ def executors(sizes: list[int], elements: int = 2**22) -> dict[str, list[float]]
             ways = _ways(start, grad, size, threads)
             for name, took in turns({name: run for name, (_, run) in ways.items()}).items():
                 found.setdefault(name, []).append(statistics.median(took))
-            want = ways["one thread"][0]
-            if other := [name for name, (weights, _) in ways.items() if not torch.equal(weights, want)]:
+            left = {name: graph.tensors["weights"] for name, (graph, _) in ways.items()}
+            if other := [
+                name for name, weights in left.items() if not torch.equal(weights, left["one thread"])
+            ]:
                 raise RuntimeError(f"{', '.join(other)}, blocks of {size}: other bits than one thread.")
     return found

@@ -35,16 +35,11 @@ def bytes_held(sizes: dict[str, int], stage: int, ranks: int, rank: int, element
     whole = sum(sizes.values())
     shards = sum(shard_length(s, ranks) for s in sizes.values())
     mine = sum(owned_elements(s, ranks, rank) for s in sizes.values())
-    return _in_bytes(
-        element,
-        weights={0: whole, 1: ranks * shards, 2: ranks * shards, 3: shards + len(sizes)}[stage],
-        gradients=shards if stage >= 2 else whole,
-        optimizer=2 * (mine if stage else whole),
-    )
-
-
-def _in_bytes(element: int, **elements: int) -> dict[str, int]:
-    return {what: element * count for what, count in elements.items()}
+    return {
+        "weights": element * {0: whole, 1: ranks * shards, 2: ranks * shards, 3: shards + len(sizes)}[stage],
+        "gradients": element * (shards if stage >= 2 else whole),
+        "optimizer": element * 2 * (mine if stage else whole),
+    }
 
 
 @checked(elements=0, ranks=(1, 10**6), rank=0, element=1)
