@@ -12,11 +12,11 @@ import submissions
 import torch
 
 from gpt2lab.classroom import NOTEBOOKS, lessons_named
-from gpt2lab.classroom.frames import draw_explorers
+from gpt2lab.classroom.frames import _needed, draw_explorers
 from gpt2lab.classroom.guide import guide, minutes, mistake_of, reading, title
 from gpt2lab.classroom.site import bold, page, terms
 from gpt2lab.lessons.answers import exercises, words_of
-from gpt2lab.lessons.source import prose
+from gpt2lab.lessons.source import Cell, prose
 
 LESSONS = lessons_named(NOTEBOOKS, [])
 GLOSSARY = (NOTEBOOKS / "glossary.md").read_text()
@@ -274,6 +274,14 @@ def test_frames_vary_one_control_at_a_time(tmp_path):
         and len(set(files)) == 7
         and all(Path(tmp_path, file).stat().st_size > 100 for file in files)
     )
+
+
+def test_of_cells_above_only_those_run_that_an_explorer_needs():
+    texts = ["a = 1", "a, b = 2, 3\nc = b", "for b in range(3):\n    total = total + b", "use(a, lambda: c)"]
+    cells = [Cell(str(i), "code", text, ()) for i, text in enumerate(texts)]
+    assert _needed(cells[3], cells) == [cells[1], cells[3]]
+    total = Cell("4", "code", "total = b = 0", ())
+    assert _needed(cells[2], [total, *cells]) == [total, cells[2]]
 
 
 def test_an_explorer_that_needs_a_stopwatch_or_fails_keeps_its_posters(tmp_path):

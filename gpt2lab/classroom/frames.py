@@ -8,9 +8,10 @@ import contextlib
 import io
 from pathlib import Path
 
+import numpy as np
+
 from ..lessons.desk import Desk
 from ..lessons.source import Lesson
-from ..plots.style import png
 from .submission import outside_names, set_names
 
 POSITIONS, STEPS = 5, 20
@@ -40,19 +41,27 @@ def draw_explorers(lesson: Lesson, folder: Path) -> dict[str, list[dict]]:
 
 def _needed(last, code) -> list:
     """The cells before `last` that set what it reads, and so on, and `last` itself, in order."""
-    chosen, wanted = [last], outside_names(last.solved())
+    chosen, wanted = [last], _read(last.solved())
     for cell in reversed(code[: code.index(last)]):
-        if "setup" not in cell.tags and set_names(ast.parse(cell.solved())) & wanted:
+        if "setup" not in cell.tags and (given := set_names(ast.parse(cell.solved())) & wanted):
             if "measured" in cell.tags:
                 raise ValueError("what a stopwatch says is not drawn again")
             chosen.insert(0, cell)
-            wanted |= outside_names(cell.solved())
+            wanted = wanted - given | _read(cell.solved())
     return chosen
 
 
-def _drawn(
-    draw, words: tuple[str, str], controls: dict, posters: list[dict], folder: Path, name: str
-) -> dict:
+def _read(text: str) -> set[str]:
+    """The names that a cell needs from others: what no statement above, and no loop around, sets."""
+    found, own = set(), set()
+    for node in ast.parse(text).body:
+        own |= set_names(ast.Module([node.target], [])) if isinstance(node, ast.For) else set()
+        found |= outside_names(ast.unparse(node)) - own
+        own |= set_names(ast.Module([node], []))
+    return found
+
+
+def _drawn(draw, words: tuple[str, str], controls: dict, posters: list, folder: Path, name: str) -> dict:
     """One explorer: frames of each control, the others at their start; and whether all its posters are among them."""
     values = {
         key: _values(control, STEPS if key == "step" else POSITIONS, [p[key] for p in posters if key in p])
@@ -66,16 +75,13 @@ def _drawn(
             arguments = start | {key: value}
             if (what := str(arguments)) not in files:
                 files[what] = f"{name}-{len(files)}.png"
-                _small(png(draw(**arguments)), folder / files[what])
+                _save(draw(**arguments), folder / files[what])
             said = dict(zip(("caption", "alt"), (text.format(**arguments) for text in words), strict=True))
             shown = f"{value:g}" if isinstance(value, float) else str(value)
             frames[key].append({"value": shown, "file": files[what], **said})
     alone = all(sum(value != start[key] for key, value in poster.items()) <= 1 for poster in posters)
-    return {
-        "frames": frames,
-        "start": {key: values[key].index(start[key]) for key in values},
-        "posters": alone,
-    }
+    places = {key: values[key].index(start[key]) for key in values}
+    return {"frames": frames, "start": places, "posters": alone}
 
 
 def _values(control, most: int, more: list) -> list:
@@ -88,9 +94,11 @@ def _values(control, most: int, more: list) -> list:
     return sorted({*(round(low + (high - low) * i / (most - 1), 3) for i in range(most)), start, *more})
 
 
-def _small(picture: bytes, file: Path) -> None:
-    """Save a picture with 96 colours, a fifth of its bytes: flat colours, such as those of ranks, stay as they are."""
+def _save(fig, file: Path) -> None:
+    """Save a figure with 96 colours, a fifth of its bytes: flat colours, such as those of ranks, stay as they are."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from PIL import Image
 
-    colours = Image.open(io.BytesIO(picture)).convert("RGB").quantize(96, dither=Image.Dither.NONE)
-    colours.save(file, optimize=True)
+    (canvas := FigureCanvasAgg(fig)).draw()
+    picture = Image.fromarray(np.asarray(canvas.buffer_rgba())[..., :3])
+    picture.quantize(96, dither=Image.Dither.NONE).save(file, optimize=True)

@@ -43,8 +43,8 @@ class Walk:
             self.summed[part] += self.e * size * (not experts)  # a block's experts are summed before all else
             self.sums[part] += share.master * share.shards[key] * (not experts)
         self.experts = Counter()
-        for p in share.parameters:
-            self.experts[part_of(p.name)] += self.e * p.elements * (".experts." in p.name)
+        for p in (p for p in share.parameters if ".experts." in p.name):
+            self.experts[part_of(p.name)] += self.e * p.elements
         self.left = shards if self.plan.zero > 1 else self.whole  # bytes of gradients that a backward leaves
         self.wte_shard = self.left["wte"] * (self.plan.zero > 1)  # of its gradient, which is summed at once
         self._fullest, self._most = ({}, {}), -1

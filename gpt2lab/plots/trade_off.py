@@ -37,10 +37,9 @@ def trade_off_map(
         marker = MARKS[families[:i].count(family)]
         y = [p.held / unit for _, p in line]
         ax.plot(x, y, color=color, lw=1, alpha=0.7)
-        for (ranks, _), a, b in zip(line, x, y, strict=True):
-            face = color if ranks in counted or not counted else "white"
-            size = 30 + 70 * (ranks == mark)
-            ax.scatter(a, b, s=size, marker=marker, color=face, edgecolors=color, zorder=3)
+        faces = [color if n in counted or not counted else "white" for n, _ in line]
+        sizes = [30 + 70 * (n == mark) for n, _ in line]
+        ax.scatter(x, y, s=sizes, marker=marker, c=faces, edgecolors=color, zorder=3)
         ranks, last = next(((n, p) for n, p in line if n == mark), line[-1])
         twice = f"   +{100 * (last.flops - 1):.0f} % operations" if last.flops > 1.001 else ""
         right.barh(i, last.messages, color=color)
