@@ -20,7 +20,7 @@ from .problem import Cluster
 from .seconds import RankOnCluster
 from .sends import AxisTraffic, by_axis, gradient_sends
 from .sends import sends as dense_sends
-from .share import MemoryShare, Parameter, RankShare, check
+from .share import MemoryShare, Parameter, RankShare, check, parameters_of
 
 
 class SharedPart(RankShare):
@@ -40,21 +40,11 @@ class SharedPart(RankShare):
                 "Experts are priced where each is GPT-2's MLP, without a shared one or a load bias."
             )
 
-    def of_layer(self, layer: int) -> list[tuple[str, int]]:
-        """(name, elements) of what this part has in place of the MLP of a layer with experts."""
-        return [("router.weight", self.config.experts.experts * self.config.n_embd)]
-
     @cached_property
     def parameters(self) -> tuple[Parameter, ...]:
         """The parameters of this part, in the model's order."""
-        found = []
-        for p in super().parameters:
-            block, _, name = p.name.partition(".mlp.")
-            if not name or not self.config.experts.at(layer := int(block[2:])):
-                found.append(p)
-            elif name == "c_fc.weight":
-                found += [Parameter(f"{block}.mlp.{n}", size) for n, size in self.of_layer(layer)]
-        return tuple(found)
+        everything = parameters_of(*self.groups_key, self.plan.ep)
+        return tuple(p for p in everything if p.expert == isinstance(self, ExpertPart))
 
     @cached_property
     def groups(self) -> dict[tuple[str, bool], tuple[Parameter, ...]]:
@@ -73,17 +63,6 @@ class SharedPart(RankShare):
 
 class ExpertPart(SharedPart):
     """A rank's experts; its plan has the replicas of the experts as dp."""
-
-    def of_layer(self, layer: int) -> list[tuple[str, int]]:
-        """(name, elements) of this rank's experts of a layer."""
-        c, here = self.config.n_embd, self.config.experts.experts // self.plan.ep
-        each = {"c_fc.weight": 4 * c * c, "c_fc.bias": 4 * c, "c_proj.weight": 4 * c * c, "c_proj.bias": c}
-        return [(f"experts.{e}.{name}", size) for e in range(here) for name, size in each.items()]
-
-    @cached_property
-    def parameters(self) -> tuple[Parameter, ...]:
-        """The experts' parameters, in the model's order."""
-        return tuple(p for p in super().parameters if ".experts." in p.name)
 
 
 class MixtureOnCluster(RankOnCluster):

@@ -203,7 +203,7 @@ class RankShare:
     @property
     def parameters(self) -> tuple[Parameter, ...]:
         """All parameters here, in the model's order."""
-        return _parameters(*self.groups_key)
+        return parameters_of(*self.groups_key)
 
     @cached_property
     def sizes(self) -> dict[tuple[str, bool], int]:
@@ -243,7 +243,7 @@ class MemoryShare(RankShare):
 
 
 @lru_cache(maxsize=1024)
-def _parameters(
+def parameters_of(
     config, first: bool, last: bool, blocks: tuple, n: int, rank: int, sp: bool, ep: int = 0
 ) -> tuple[Parameter, ...]:
     """The parameters of some blocks and ends, of which this is rank `rank` of n tensor-parallel ones.
@@ -272,20 +272,18 @@ def _has_experts(config: GPT2Config, layer: int) -> bool:
 
 
 def _mixture(config: GPT2Config, n: int, rank: int, ep: int) -> list[tuple]:
-    """The router, the experts that are here, as one of as many features, and the shared one, of a layer."""
+    """The router, the experts that are here, and the shared one, of a layer."""
     experts, c, cut = config.experts, config.n_embd, n > 1
     each = split_sizes(experts.hidden or 4 * c, n)[rank]
     shared = split_sizes(experts.shared * (experts.hidden or 4 * c), n)[rank]
     found = [("mlp.router.weight", experts.experts * c)]
-    for name, count, hidden, spread in (
-        ("experts", experts.experts // ep, each, ep > 1),
-        ("shared", 1, shared, False),
-    ):
-        matrices = ("c_fc", "c_proj", "c_gate")[: 3 if experts.gated else 2] if hidden else ()
-        found += [(f"mlp.{name}.{m}.weight", count * hidden * c, cut, False, spread) for m in matrices]
-        if matrices and not experts.gated:
-            found += [(f"mlp.{name}.c_fc.bias", count * hidden, cut, False, spread)]
-            found += [(f"mlp.{name}.c_proj.bias", count * c, False, cut, spread)]
+    here = [(f"experts.{e}", each, ep > 1) for e in range(experts.experts // ep)]
+    for name, hidden, spread in [*here, *[("shared", shared, False)] * (shared > 0)]:
+        matrices = ("c_fc", "c_proj", "c_gate")[: 3 if experts.gated else 2]
+        found += [(f"mlp.{name}.{m}.weight", hidden * c, cut, False, spread) for m in matrices]
+        if not experts.gated:
+            found += [(f"mlp.{name}.c_fc.bias", hidden, cut, False, spread)]
+            found += [(f"mlp.{name}.c_proj.bias", c, False, cut, spread)]
     return found
 
 
@@ -298,7 +296,7 @@ def _sizes(key: tuple) -> dict[tuple[str, bool], int]:
 def groups_of(*key) -> dict[tuple[str, bool], tuple[Parameter, ...]]:
     """The groups of parameters of a `RankShare.groups_key`."""
     found: dict[tuple[str, bool], tuple[Parameter, ...]] = {}
-    for p in _parameters(*key):
+    for p in parameters_of(*key):
         key = part_of(p.name), p.cut + EXPERT * p.expert
         found[key] = *found.get(key, ()), p
     return found
