@@ -204,10 +204,10 @@ BUDGETS = {
 OVER = {
     "tasks": 1_060,
     "sharding": 3_280,
-    "planner": 5_330,
+    "planner": 5_310,
     "classroom": 1_200,
-    "core": 12_500,
-    "the package": 46_140,
+    "core": 12_490,
+    "the package": 46_110,
 }  # too large today: these may only shrink
 
 

@@ -284,13 +284,15 @@ def test_of_cells_above_only_those_run_that_an_explorer_needs():
     assert _needed(cells[2], [total, *cells]) == [total, cells[2]]
 
 
-def test_an_explorer_that_needs_a_stopwatch_or_fails_keeps_its_posters(tmp_path):
-    for edit in (
-        lambda text: text.replace("# %%\nfrom", '# %% tags=["measured"]\nfrom'),
-        lambda text: text.replace("ax.plot", "ax.plott"),
+def test_an_explorer_that_needs_a_stopwatch_or_fails_keeps_its_posters(tmp_path, capfd):
+    for old, new, said in (
+        ("# %%\nfrom", '# %% tags=["measured"]\nfrom', ""),
+        ("ax.plot", "ax.plott", "no slider moves in cell"),
     ):
-        lesson = submissions.lesson(tmp_path, submissions.SOURCE + edit(EXPLORER))
+        lesson = submissions.lesson(tmp_path, submissions.SOURCE + EXPLORER.replace(old, new))
         assert draw_explorers(lesson, tmp_path) == {}
+        error = capfd.readouterr().err
+        assert said in error and bool(said) == ("has no attribute 'plott'" in error)
 
 
 @pytest.mark.parametrize("lesson", LESSONS, ids=lambda x: x.name)

@@ -1,11 +1,13 @@
 """Pictures for the sliders of a page: every explorer of a lesson, one control varied at a time, drawn in advance.
 
-Of a lesson run only the cells that an explorer needs. Where one of them measures, or fails, the page keeps its posters.
+Of a lesson run only the cells that an explorer needs. Where one of them measures, the page keeps its posters; where
+one fails too, and it is said.
 """
 
 import ast
 import contextlib
 import io
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -22,20 +24,26 @@ def draw_explorers(lesson: Lesson, folder: Path) -> dict[str, list[dict]]:
     """Draw into a folder; returns for each cell (by id) its explorers: caption, alt and frames by control."""
     found: dict[str, list[dict]] = {}
     code = [c for c in lesson.cells if c.kind == "code" and "wrong" not in c.tags]
-    for cell in (c for c in code if "explore(" in c.text and not {"setup", "measured"} & set(c.tags)):
-        explorers: list[dict] = []
+    for cell in (c for c in code if "explore(" in c.text and "setup" not in c.tags):
+        explorers, needed = [], _needed(cell, code)
+        if any("measured" in one.tags for one in needed):
+            continue  # what a stopwatch says is not drawn again
 
         def explore(draw, clock, caption, alt, posters=None, *, at=explorers, of=cell, **controls):
             words = f"{clock.capitalize()}: {caption}", alt
             at.append(_drawn(draw, words, controls, posters or [{}], folder, f"{of.id}-{len(at)}"))
 
-        with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(Exception):
-            desk = Desk(lesson.name, [c.solved() for c in code if "setup" in c.tags])
-            silent = dict.fromkeys(("show", "table", "show_source", "check"), lambda *_, **__: None)
-            for needed in _needed(cell, code):
-                desk.names |= silent | {"explore": explore}
-                desk.run(needed.solved(), desk.names)
+        try:
+            with contextlib.redirect_stdout(io.StringIO()):
+                desk = Desk(lesson.name, [c.solved() for c in code if "setup" in c.tags])
+                silent = dict.fromkeys(("show", "table", "show_source", "check"), lambda *_, **__: None)
+                for one in needed:
+                    desk.names |= silent | {"explore": explore}
+                    desk.run(one.solved(), desk.names)
             found[cell.id] = explorers
+        except Exception as error:
+            what = f"{lesson.name}: no slider moves in cell {cell.id}, which raised"
+            print(what, f"{type(error).__name__}: {error}", file=sys.stderr)
     return found
 
 
@@ -44,8 +52,6 @@ def _needed(last, code) -> list:
     chosen, wanted = [last], _read(last.solved())
     for cell in reversed(code[: code.index(last)]):
         if "setup" not in cell.tags and (given := set_names(ast.parse(cell.solved())) & wanted):
-            if "measured" in cell.tags:
-                raise ValueError("what a stopwatch says is not drawn again")
             chosen.insert(0, cell)
             wanted = wanted - given | _read(cell.solved())
     return chosen

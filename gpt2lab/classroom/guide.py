@@ -44,12 +44,8 @@ def to_skip(lesson: Lesson) -> list[str]:
     """What to leave out in 45 minutes: subsections, what a stopwatch measures, and exercises after the second."""
     inner = [f'"{h}"' for h in re.findall(r"^### (?!Exercise)(.+)$", lesson.prose, re.M)]
     clocks = dict.fromkeys(f'"{heading(lesson, c)}"' for c in lesson.cells if "measured" in c.tags)
-    later = [t for e in exercises(lesson)[2:] for t in e.titles]
-    return [
-        *inner,
-        *(f"the stopwatch in {c}" for c in clocks if c not in inner),
-        *(f"exercise {t!r}" for t in later),
-    ]
+    stopwatches = [f"the stopwatch in {c}" for c in clocks if c not in inner]
+    return inner + stopwatches + [f"exercise {t!r}" for e in exercises(lesson)[2:] for t in e.titles]
 
 
 def guide(lessons: list[Lesson]) -> str:
@@ -59,9 +55,8 @@ def guide(lessons: list[Lesson]) -> str:
     folder = lessons[0].path.parents[1]
     glossary = (folder / "glossary.md").read_text()
     anchors, names = terms(glossary), {slug(h): h for h in re.findall(r"^### (.+)$", glossary, re.M)}
-    exam = dict(
-        re.findall(r"^## (\d\d)[^\n]*\n(.*?)(?=^## |\Z)", (folder / "exam.md").read_text(), re.M | re.S)
-    )
+    exam = (folder / "exam.md").read_text()
+    questions = dict(re.findall(r"^## (\d\d)[^\n]*\n(.*?)(?=^## |\Z)", exam, re.M | re.S))
     known, parts = set(), ["# For teachers", ABOUT, ""]
     for lesson in lessons:
         new = dict.fromkeys(anchors[b.lower()] for b in bold(lesson.prose) if b.lower() in anchors)
@@ -81,7 +76,7 @@ def guide(lessons: list[Lesson]) -> str:
             *_misconceptions(lesson),
             "### Exam questions",
             "",
-            exam.get(lesson.name[:2], "None yet.\n").strip(),
+            questions.get(lesson.name[:2], "None yet.\n").strip(),
             "",
         ]
     return "\n".join(parts) + "\n"

@@ -30,15 +30,12 @@ def _tagged(notebook: dict) -> list[str]:
 
 def rows(folder: Path) -> list[tuple[str, str, str]]:
     """(lesson, how many exercises pass, what is left) for a table."""
-    return [
-        (
-            lesson.replace("_", " "),
-            f"{sum(v == 'PASS' for v in of.values())} of {len(of)}",
-            ", ".join(f"{name} ({v})" if v == "FAIL" else name for name, v in of.items() if v != "PASS")
-            or "-",
-        )
-        for lesson, of in progress(folder).items()
-    ]
+    found = []
+    for lesson, of in progress(folder).items():
+        left = [f"{name} ({v})" if v == "FAIL" else name for name, v in of.items() if v != "PASS"]
+        passed = f"{len(of) - len(left)} of {len(of)}"
+        found.append((lesson.replace("_", " "), passed, ", ".join(left) or "-"))
+    return found
 
 
 def show_progress() -> None:
