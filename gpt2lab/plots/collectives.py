@@ -61,6 +61,7 @@ def compared_by_formula(ranks: int = 64, latency_us: float = 5, gigabytes_per_s:
         ax.plot(sizes, times, label=name, **variant(i))
     ax.axvline(links.crossing(ranks, link), color="black", ls=":", lw=1)
     ax.set(xscale="log", yscale="log", xlabel="bytes", ylabel="ms", title=f"all-reduce on {ranks} ranks")
+    ax.minorticks_off()  # thrice as fast to draw
     ax.legend(fontsize=8, ncols=2)
     return fig
 

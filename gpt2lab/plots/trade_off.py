@@ -55,7 +55,7 @@ def trade_off_map(
     right.set_xlim(1, max(p.messages for line in lines.values() for _, p in line) * 40)
     right.invert_yaxis()
     right.grid(visible=False, axis="y")
-    right.minorticks_off()
+    ax.minorticks_off(), right.minorticks_off()
     return fig
 
 

@@ -18,6 +18,7 @@ html_theme_options = {
     "use_download_button": False,
     "home_page_in_toc": False,
     "show_toc_level": 2,
+    "collapse_navbar": True,
     "navbar_persistent": [],
     "footer_content_items": [],
 }
