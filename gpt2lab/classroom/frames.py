@@ -1,7 +1,7 @@
 """Pictures for the sliders of a page: every explorer of a lesson, one control varied at a time, drawn in advance.
 
-Of a lesson run only the cells that an explorer needs. Where one of them measures, the page keeps its posters; where
-one fails too, and it is said.
+Of a lesson run only the cells that an explorer needs. Where one of them measures, the page keeps its posters. Where
+one fails it keeps them too, and the error is printed.
 """
 
 import ast

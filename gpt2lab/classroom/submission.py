@@ -156,7 +156,7 @@ def set_names(tree: ast.Module) -> set[str]:
 
 
 def outside_names(text: str) -> set[str]:
-    """The names that a text, or a function in it, finds only outside of itself."""
+    """The names that a text, or a function in it, looks up among those of its module or Python's own."""
     scopes = [symtable.symtable(text, "cell", "exec")]
     for scope in scopes:  # it grows
         scopes += scope.get_children()

@@ -10,9 +10,9 @@ Lepikhin et al. 2020, "GShard", section 3; Rajbhandari et al. 2022, "DeepSpeed-M
 from collections import Counter
 from dataclasses import replace
 from functools import cached_property
+from itertools import chain
 
 from ..parallel.expert import bytes_sent
-from ..parallel.zero.flat import part_of
 from ..ranks.traffic import split_sizes
 from .cost import UPDATE, Prediction, predict_share
 from .memory import of_rank
@@ -20,7 +20,7 @@ from .problem import Cluster
 from .seconds import RankOnCluster
 from .sends import AxisTraffic, by_axis, gradient_sends
 from .sends import sends as dense_sends
-from .share import MemoryShare, Parameter, RankShare, check, parameters_of
+from .share import EXPERT, MemoryShare, Parameter, RankShare, check, groups_of
 
 
 class SharedPart(RankShare):
@@ -28,6 +28,8 @@ class SharedPart(RankShare):
 
     Raises ValueError for another mesh than dp and ep, and for experts that are not GPT-2's MLP.
     """
+
+    kind = 0  # of its groups of parameters
 
     def __post_init__(self):
         plan, experts = self.plan, self.config.experts
@@ -41,19 +43,15 @@ class SharedPart(RankShare):
             )
 
     @cached_property
+    def groups(self) -> dict[tuple[str, bool], tuple[Parameter, ...]]:
+        """The parts of the model that ZeRO shards; no axis cuts one."""
+        everything = groups_of(*self.groups_key, self.plan.ep)
+        return {(part, False): group for (part, kind), group in everything.items() if kind == self.kind}
+
+    @property
     def parameters(self) -> tuple[Parameter, ...]:
         """The parameters of this part, in the model's order."""
-        everything = parameters_of(*self.groups_key, self.plan.ep)
-        return tuple(p for p in everything if p.expert == isinstance(self, ExpertPart))
-
-    @cached_property
-    def groups(self) -> dict[tuple[str, bool], tuple[Parameter, ...]]:
-        """The parts of the model that ZeRO shards."""
-        found = {}
-        for p in self.parameters:
-            key = part_of(p.name), p.cut
-            found[key] = *found.get(key, ()), p
-        return found
+        return tuple(chain.from_iterable(self.groups.values()))
 
     @cached_property
     def sizes(self) -> dict[tuple[str, bool], int]:
@@ -63,6 +61,8 @@ class SharedPart(RankShare):
 
 class ExpertPart(SharedPart):
     """A rank's experts; its plan has the replicas of the experts as dp."""
+
+    kind = EXPERT
 
 
 class MixtureOnCluster(RankOnCluster):

@@ -203,7 +203,7 @@ class RankShare:
     @property
     def parameters(self) -> tuple[Parameter, ...]:
         """All parameters here, in the model's order."""
-        return parameters_of(*self.groups_key)
+        return _parameters(*self.groups_key)
 
     @cached_property
     def sizes(self) -> dict[tuple[str, bool], int]:
@@ -243,7 +243,7 @@ class MemoryShare(RankShare):
 
 
 @lru_cache(maxsize=1024)
-def parameters_of(
+def _parameters(
     config, first: bool, last: bool, blocks: tuple, n: int, rank: int, sp: bool, ep: int = 0
 ) -> tuple[Parameter, ...]:
     """The parameters of some blocks and ends, of which this is rank `rank` of n tensor-parallel ones.
@@ -296,7 +296,7 @@ def _sizes(key: tuple) -> dict[tuple[str, bool], int]:
 def groups_of(*key) -> dict[tuple[str, bool], tuple[Parameter, ...]]:
     """The groups of parameters of a `RankShare.groups_key`."""
     found: dict[tuple[str, bool], tuple[Parameter, ...]] = {}
-    for p in parameters_of(*key):
+    for p in _parameters(*key):
         key = part_of(p.name), p.cut + EXPERT * p.expert
         found[key] = *found.get(key, ()), p
     return found
