@@ -22,6 +22,12 @@ LOAD = re.compile(r"router\.bias$").search  # the names of what balances experts
 STEPS = 5
 # The key bias has no gradient in exact arithmetic; with a tiny eps Adam would enlarge its rounding error.
 RECIPES = (Recipe("sgd", lr=0.1, clip=0.5), Recipe("adamw", lr=1e-2, eps=1e-6, clip=0.5))
+# How deep a comparison goes beyond losses, gradients and their norm: recipes of training, each with its updates.
+DEPTHS = {
+    "gradients": (),
+    "steps": ((RECIPES[1], 2),),  # a second update meets stale weights and lost moments
+    "full": tuple((recipe, STEPS) for recipe in RECIPES),
+}
 
 
 @checked(rows=(1, 10**6), length=(1, 10**6))
@@ -59,8 +65,8 @@ class Serial:
 
 
 @torch.enable_grad()
-def serial_run(config: GPT2Config, rows: int, length: int, recipes=RECIPES) -> Serial:
-    """What `compare` holds a plan against, in plain PyTorch and float64."""
+def serial_run(config: GPT2Config, rows: int, length: int, depth: str = "full") -> Serial:
+    """What `compare` holds a plan against, in plain PyTorch and float64; `depth` is one of DEPTHS."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     try:
@@ -68,18 +74,18 @@ def serial_run(config: GPT2Config, rows: int, length: int, recipes=RECIPES) -> S
         model = serial_model(config, start)
         loss, gradients, norm = serial_gradients(model, batch)
         losses, after = {"training": loss, "evaluation": serial_loss(model, batch)}, []
-        for recipe in recipes:
+        for recipe, steps in DEPTHS[depth]:
             model = serial_model(config, start)
-            after.append(serial_steps(model, batch, recipe))
-            losses[f"evaluation {after_steps(recipe)}"] = serial_loss(model, batch)
+            after.append(serial_steps(model, batch, recipe, steps))
+            losses[f"evaluation {after_steps(recipe, steps)}"] = serial_loss(model, batch)
         return Serial(serial_start(config), losses, gradients, norm, after)
     finally:
         torch.set_default_dtype(before)
 
 
-def after_steps(recipe: Recipe) -> str:
+def after_steps(recipe: Recipe, steps: int) -> str:
     """When the weights of a recipe are compared, in words."""
-    return f"after {STEPS} {recipe.optimizer} steps"
+    return f"after {steps} {recipe.optimizer} steps"
 
 
 def serial_start(config: GPT2Config) -> dict[str, torch.Tensor]:
@@ -113,8 +119,8 @@ def serial_loss(model: GPT2, batch: Batch) -> torch.Tensor:
     return F.cross_entropy(logits.flatten(0, 1), batch.targets.flatten(), ignore_index=IGNORED)
 
 
-def serial_steps(model: GPT2, batch: Batch, recipe: Recipe) -> dict[str, torch.Tensor]:
-    """The weights after STEPS updates, in plain PyTorch: clip_grad_norm_, then torch's SGD or AdamW."""
+def serial_steps(model: GPT2, batch: Batch, recipe: Recipe, steps: int = STEPS) -> dict[str, torch.Tensor]:
+    """The weights after so many updates, in plain PyTorch: clip_grad_norm_, then torch's SGD or AdamW."""
     loads = [p for n, p in model.named_parameters() if LOAD(n)]
     weights = [p for n, p in model.named_parameters() if not LOAD(n)]
     decayed = [p for p in weights if p.dim() >= 2]
@@ -127,7 +133,7 @@ def serial_steps(model: GPT2, batch: Batch, recipe: Recipe) -> dict[str, torch.T
         optimizer = torch.optim.SGD(groups, lr=recipe.lr)
     else:
         optimizer = torch.optim.AdamW(groups, lr=recipe.lr, betas=recipe.betas, eps=recipe.eps)
-    for step in range(STEPS):
+    for step in range(steps):
         serial_gradients(model, batch, step)
         torch.nn.utils.clip_grad_norm_(weights, recipe.clip)
         optimizer.step()

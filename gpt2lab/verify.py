@@ -17,9 +17,9 @@ from .ranks import comm
 from .ranks.mesh import Mesh
 from .reference import (
     CONFIG,
+    DEPTHS,
     EXPERTS,
     RECIPES,
-    STEPS,
     Serial,
     after_steps,
     example_batch,
@@ -105,22 +105,26 @@ def verify(
     rows: int = 7,
     length: int = 11,
     ranks: Ranks | None = None,
+    depth: str = "full",
 ) -> Report:
     """Compare a plan with the serial run on live ranks (`ranks`: a running pool to use).
 
-    Without a `config` the model is CONFIG, or EXPERTS for a plan with ep.
+    Without a `config` the model is CONFIG, or EXPERTS for a plan with ep. `depth`: "gradients" stops after losses,
+    gradients and their norm; "steps" adds two updates by AdamW; "full" five by SGD and five by AdamW.
 
     Raises ValueError, before any process starts, when the plan cannot run this model.
     """
+    if depth not in DEPTHS:
+        raise ValueError(f"depth={depth!r} is unknown. Use one of {', '.join(DEPTHS)}.")
     plan = Plan.parse(plan) if isinstance(plan, str) else plan
     config = config or (EXPERTS if plan.ep > 1 else CONFIG)
     plan.check(config, rows, length)
     if ranks is not None:
-        found = ranks.run(compare, plan, config, rows, length)
+        found = ranks.run(compare, plan, config, rows, length, depth)
     elif plan.world == 1:
-        found = [compare(0, 1, plan, config, rows, length)]
+        found = [compare(0, 1, plan, config, rows, length, depth)]
     else:
-        found = launch(compare, plan, config, rows, length, ranks=plan.world)
+        found = launch(compare, plan, config, rows, length, depth, ranks=plan.world)
     return Report(plan, worst(found))
 
 
@@ -137,19 +141,18 @@ def compare(
     config: GPT2Config,
     rows: int,
     length: int,
-    recipes=RECIPES,
+    depth: str = "full",
     serial: Serial | None = None,
 ) -> list[Claim]:
     """What one rank finds when it runs the plan together with the others and the serial model alone.
 
-    Without `recipes` there is no training: only losses, gradients and norm are compared. `serial` is what
-    `serial_run` gave before for the same model, batch and recipes.
+    `serial` is what `serial_run` gave before for the same model, batch and depth.
     """
     if plan.asynchronous:
-        return compare_stream(rank, world_size, plan, config, rows, length, recipes)
+        return compare_stream(rank, world_size, plan, config, rows, length, depth)
     torch.set_default_dtype(torch.float64)
     try:
-        serial = serial or serial_run(config, rows, length, recipes)
+        serial = serial or serial_run(config, rows, length, depth)
         mesh, batch, start = Mesh(**plan.axes), example_batch(config, rows, length), example_weights(config)
         parallel = build(plan, config, mesh, torch.float64)
         claims = [_claim("initial weights", parallel.weights(), serial.initial, rank)]
@@ -161,12 +164,12 @@ def compare(
             _claim("every gradient", parallel.gradients(), serial.gradients, rank),
             _claim("gradient norm", {"norm": torch.tensor(my_norm)}, {"norm": serial.norm}, rank),
         ]
-        for recipe, after in zip(recipes, serial.after, strict=True):
+        for (recipe, steps), after in zip(DEPTHS[depth], serial.after, strict=True):
             parallel.load(start)
             trainer = Trainer(parallel, recipe)
-            for _ in range(STEPS):
+            for _ in range(steps):
                 trainer.step(batch)
-            name = after_steps(recipe)
+            name = after_steps(recipe, steps)
             claims.append(_claim(f"weights {name}", parallel.weights(), after, rank))
             losses[f"evaluation {name}"] = trainer.evaluate([batch])
         numbers = {name: torch.tensor(loss) for name, loss in losses.items()}
@@ -177,9 +180,11 @@ def compare(
 
 
 def compare_stream(
-    rank: int, world_size: int, plan: Plan, config: GPT2Config, rows: int, length: int, recipes=RECIPES
+    rank: int, world_size: int, plan: Plan, config: GPT2Config, rows: int, length: int, depth: str = "full"
 ) -> list[Claim]:
     """What `compare` does, for a pipeline without a flush: 3 p updates against a serial emulator of its staleness.
+
+    Every number of it comes after an update, so a shallow depth trains too: with SGD alone, or with AdamW alone.
 
     Besides losses and weights: did each operation read the version that the table says, and were the bytes of all
     versions kept after it those of the table?
@@ -193,7 +198,7 @@ def compare_stream(
         held = comm.gather_objects((mesh["pp"].rank, list(parallel.specs)), mesh.world)
         homes = {name: stage for stage, names in sorted(held, reverse=True) for name in names}
         stream = make_stream(find(plan.schedule).name, plan.pp, updates, plan.micro, plan.active or None)
-        for recipe in recipes:
+        for recipe in {"gradients": RECIPES[:1], "steps": RECIPES[1:], "full": RECIPES}[depth]:
             parallel.load(start)
             found = Trainer(parallel, recipe).stream(batches)
             right = Emulator(config, start, stream, homes, recipe).run(batches, plan.dp)

@@ -11,7 +11,6 @@ from warm import reference, unpacked
 
 from gpt2lab import verify
 from gpt2lab.plan import Plan
-from gpt2lab.reference import RECIPES
 
 SIZES = 7, 11  # rows and tokens of the batch: nothing divides
 
@@ -59,11 +58,11 @@ def rewritten(function, right: str, wrong: str):
         function.__code__ = before
 
 
-def compare_with_bug(rank, world_size, serial, bug, plan, config, recipes):
+def compare_with_bug(rank, world_size, serial, bug, plan, config, depth):
     """What `verify.compare` finds on this rank while a bug is planted, or a context manager that plants is open."""
     plant = bug if callable(bug) else lambda: all_planted(bug)
     with plant():
-        return verify.compare(rank, world_size, plan, config, *SIZES, recipes, unpacked(serial))
+        return verify.compare(rank, world_size, plan, config, *SIZES, depth, unpacked(serial))
 
 
 def _codes(code: CodeType, name: str):
@@ -77,9 +76,9 @@ def _codes(code: CodeType, name: str):
 def is_noticed(ranks, bug, plan, config, limit: float = 1e-6) -> bool:
     """Whether the comparison with the serial run notices a bug: one step first, and training only if that is equal."""
     plan = Plan.parse(plan) if isinstance(plan, str) else plan
-    for recipes in (RECIPES,) if plan.asynchronous else ((), RECIPES):
-        serial = reference(config, *SIZES, recipes)
-        if noticed(ranks.run(compare_with_bug, serial, bug, plan, config, recipes), limit):
+    for depth in ("full",) if plan.asynchronous else ("gradients", "full"):
+        serial = reference(config, *SIZES, depth)
+        if noticed(ranks.run(compare_with_bug, serial, bug, plan, config, depth), limit):
             return True
     return False
 

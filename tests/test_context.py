@@ -2,7 +2,6 @@
 
 import contextlib
 import itertools
-import os
 from fractions import Fraction
 
 import context_cases as on_ranks
@@ -10,14 +9,13 @@ import pytest
 import torch
 
 from gpt2lab import RankFailed
-from gpt2lab.model import GPT2, PRESETS, GPT2Config, causal_attention
+from gpt2lab.model import GPT2, PRESETS, causal_attention
 from gpt2lab.parallel.context import attention, costs, tiles
 from gpt2lab.parallel.context import exchanges as strategy
 from gpt2lab.parallel.context.layouts import LAYOUTS, TokenLayout, contributors, layout, lenders, loans
 from gpt2lab.parallel.context.paths import reach
 from gpt2lab.plan import Plan
 from gpt2lab.ranks.mesh import Axis, Mesh
-from gpt2lab.verify import compare, verify
 
 WORLDS = (2, 3, 4)
 EXCHANGES = on_ranks.FULL + on_ranks.HALOS
@@ -342,61 +340,6 @@ def test_groups_of_neighbours_and_groups_with_gaps(pools, sizes):
     wanted = on_ranks.cases(on_ranks.FULL + on_ranks.HALOS, (11,), (3,), ("contiguous", "zigzag"))
     per_rank = pools[4].run(on_ranks.run_all, wanted, sizes)
     assert max(found["error"] for results in per_rank for found in results) < 1e-12
-
-
-CHOSEN = [
-    "cp=2,exchange=qkv",
-    "cp=3,exchange=kv,layout=interleaved",
-    "cp=2,exchange=kv-allreduce,layout=unequal",
-    "cp=3,exchange=kv-roots",
-    "cp=4,exchange=triangle",
-    "cp=3,exchange=ring,layout=zigzag",
-    "cp=4,exchange=heads,layout=zigzag",
-    "dp=2,cp=2,exchange=ring,layout=interleaved,micro=2",
-    "cp=2,exchange=ring,recompute=true",
-]
-
-
-@pytest.mark.parametrize("plan", CHOSEN)
-def test_training_equals_serial(pools, plan):
-    config = GPT2Config(vocab_size=37, n_positions=16, n_layer=2, n_head=4, n_embd=24, dropout=0.1)
-    report = verify(plan, config, rows=4, ranks=pools[Plan.parse(plan).world])
-    assert report.ok, str(report)
-
-
-def compare_all(rank, world_size, plans):
-    """For every (plan, window) the largest error of any claim on this rank."""
-    found = [
-        compare(rank, world_size, Plan.parse(plan), on_ranks.config(window), 2, 11) for plan, window in plans
-    ]
-    return [max(claim.error for claim in claims) for claims in found]
-
-
-@pytest.mark.parametrize("world", (2, 3))
-def test_a_step_equals_serial_for_every_layout_and_exchange(pools, world):
-    """Every layout with every exchange on 2 or 3 ranks, each of either on both; the slow tests do all of them."""
-    wanted = on_ranks.cases(on_ranks.FULL, (11,), (None,)) + on_ranks.cases(on_ranks.HALOS, (11,), (6,))
-    assert len(wanted) == 4 * 8 + 2 * 8
-    if not os.environ.get("SLOW"):
-        wanted = [
-            c for c in wanted if (on_ranks.LAYOUTS.index(c[0]) + EXCHANGES.index(c[1])) % 2 == world % 2
-        ]
-        assert {c[0] for c in wanted} == set(on_ranks.LAYOUTS) and {c[1] for c in wanted} == set(EXCHANGES)
-    plans = [(f"cp={world},layout={name},exchange={ex}", window) for name, ex, _, window in wanted]
-    for plan, *errors in zip(plans, *pools[world].run(compare_all, plans), strict=True):
-        assert max(errors) <= 1e-10, plan
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("world", WORLDS)
-@pytest.mark.parametrize("exchange", on_ranks.FULL)
-@pytest.mark.parametrize("name", on_ranks.LAYOUTS)
-def test_verify_passes_for_every_layout_and_exchange(pools, world, exchange, name):
-    for window in (None, 3):
-        report = verify(
-            f"cp={world},layout={name},exchange={exchange}", on_ranks.config(window), 2, 11, pools[world]
-        )
-        assert report.ok, str(report)
 
 
 def test_a_rank_keeps_for_backward_what_the_formula_says(pools):

@@ -16,7 +16,6 @@ from gpt2lab.parallel.context.layouts import Loan, check_hops, hops, layout, loa
 from gpt2lab.plan import Plan
 from gpt2lab.ranks import comm
 from gpt2lab.ranks.mesh import Mesh
-from gpt2lab.verify import verify
 
 # Arithmetic of halos, in one process
 
@@ -184,27 +183,6 @@ def test_unknown_ways_are_refused_with_the_known_ones():
     share = Share(layout("contiguous", 4, 2), Mesh()["cp"], 1)
     with pytest.raises(ValueError, match="'pigeon'. Use one of sendrecv, isend, allgather, alltoall"):
         halo.halo_exchange(torch.zeros(2, 2), share, 1, way="pigeon")
-
-
-@pytest.mark.parametrize(
-    "plan", ["cp=3,exchange=halo-kv", "cp=4,exchange=halo-x", "cp=2,dp=2,exchange=halo-x-isend"]
-)
-@pytest.mark.parametrize("window", [3, 6])
-def test_windowed_training_equals_serial(pools, plan, window):
-    report = verify(plan, on_ranks.config(window), 3, 11, pools[Plan.parse(plan).world])
-    assert report.ok, str(report)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("world", [2, 3, 4])
-@pytest.mark.parametrize("name", on_ranks.HALOS)
-@pytest.mark.parametrize("slices", ["contiguous", "unequal"])
-def test_verify_passes_for_every_halo(pools, world, name, slices):
-    for window in (2, 6):
-        report = verify(
-            f"cp={world},layout={slices},exchange={name}", on_ranks.config(window), 2, 11, pools[world]
-        )
-        assert report.ok, str(report)
 
 
 def test_exchanging_the_input_sends_half_of_what_keys_and_values_are(pools):

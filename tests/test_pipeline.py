@@ -3,7 +3,6 @@ formula says.
 """
 
 import itertools
-from dataclasses import replace
 
 import pytest
 import torch
@@ -24,57 +23,9 @@ from gpt2lab.ranks.mesh import Mesh
 from gpt2lab.reference import CONFIG, example_batch
 from gpt2lab.schedules import NAMES, Cost, make
 from gpt2lab.schedules.formulas import messages
-from gpt2lab.verify import verify
 
 SMALL_FOR_V = GPT2Config(vocab_size=37, n_positions=16, n_layer=8, n_head=2, n_embd=16)
 SMALL = GPT2Config(vocab_size=37, n_positions=16, n_layer=3, n_head=2, n_embd=16)
-
-
-@pytest.mark.parametrize("pp", [2, 3, 4])
-@pytest.mark.parametrize("name", NAMES)
-def test_every_schedule_equals_the_serial_run(pools, name, pp):
-    """5 layers on pp stages, 7 rows in 5 micro-batches: nothing divides."""
-    report = verify(f"pp={pp},micro=5,schedule={name}", ranks=pools[pp])
-    assert report.ok, report.table()
-
-
-@pytest.mark.parametrize("name", ["1f1b", "zb_v", "chimera", "terapipe"])
-def test_dropout_draws_the_same_masks(pools, name):
-    report = verify(f"pp=2,micro=3,schedule={name}", config=replace(CONFIG, dropout=0.2), ranks=pools[2])
-    assert report.ok, report.table()
-
-
-@pytest.mark.parametrize(
-    "plan",
-    [
-        "pp=2,micro=3,schedule=zb_h1,recompute=true",
-        "pp=2,micro=3,schedule=zb_v,loss=chunked",
-        "pp=2,micro=3,schedule=interleaved,chunks=3",
-        "pp=2,micro=2,schedule=terapipe,chunks=5",
-        "pp=2,micro=2,schedule=terapipe,chunks=3,recompute=true",
-    ],
-)
-def test_options_equal_the_serial_run(pools, plan):
-    report = verify(plan, ranks=pools[2])
-    assert report.ok, report.table()
-
-
-@pytest.mark.parametrize(
-    "plan",
-    [
-        "pp=2,dp=2,micro=3,schedule=zb_v",
-        "pp=2,dp=2,micro=2,schedule=chimera,zero=2",
-        "pp=2,dp=2,micro=2,schedule=1f1b,zero=3",
-        "pp=2,dp=2,micro=2,schedule=zb_h1,zero=2",
-        "pp=2,tp=2,micro=3,schedule=zb_h2",
-        "pp=2,tp=2,micro=3,schedule=1f1b,sp=true",
-        "pp=2,tp=2,micro=2,schedule=dualpipe",
-        "pp=2,cp=2,micro=3,schedule=interleaved",
-    ],
-)
-def test_pipelines_compose_with_the_other_axes(pools, plan):
-    report = verify(plan, ranks=pools[4])
-    assert report.ok, report.table()
 
 
 def parts(rank, world_size, name, micros, config, rows=7, engine_options=(), **options):

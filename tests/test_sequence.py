@@ -13,31 +13,8 @@ from gpt2lab.plan import Plan
 from gpt2lab.planner import tensor_costs
 from gpt2lab.ranks import comm
 from gpt2lab.ranks.mesh import Mesh
-from gpt2lab.verify import verify
 
 TWELVE_HEADS = replace(CONFIG, n_head=12)
-
-
-@pytest.mark.parametrize(
-    ("plan", "dropout"),
-    [
-        ("tp=2,sp=on", 0.2),
-        ("tp=3,sp=on", 0.0),
-        ("tp=4,sp=on", 0.0),
-        ("dp=2,tp=2,sp=on", 0.2),
-        ("tp=2,sp=on,micro=3,recompute=on", 0.2),
-    ],
-)
-def test_equals_serial(pools, plan, dropout):
-    plan = Plan.parse(plan)
-    report = verify(plan, replace(TWELVE_HEADS, dropout=dropout), ranks=pools[plan.world])
-    assert report.ok, report
-
-
-@pytest.mark.parametrize("length", [1, 2, 3, 5, 16])
-def test_any_length_also_shorter_than_the_ranks(pools, length):
-    report = verify("tp=4,sp=on", CONFIG, rows=2, length=length, ranks=pools[4])
-    assert report.ok, report
 
 
 def gradients(rank, world_size, lean):

@@ -5,8 +5,8 @@ import copy
 from pathlib import Path
 
 import pytest
+from equality import ROWS
 
-from gpt2lab.compositions import TESTED, WITHOUT_FLUSH
 from gpt2lab.lessons.labs import systems as lab
 from gpt2lab.plots.systems import systems_table
 
@@ -16,7 +16,7 @@ OURS = [(m, t, one) for m, ticks in lab.registry()["ours"].items() for t, one in
 
 def mistakes(data) -> list[str]:
     """What is wrong with a registry: ticks without a test, a plan or a source, and unknown words."""
-    found, plans = [], {composition.plan for composition in (*TESTED, *WITHOUT_FLUSH)}
+    found, plans = [], {row.plan for row in ROWS}
     for model, ticks in data["ours"].items():
         found += [f"no model {model}"] * (model not in data["models"])
         for technique, one in ticks.items():

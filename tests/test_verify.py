@@ -21,12 +21,6 @@ def test_serial_equals_plain_pytorch():
     assert {c.name for c in report.claims} >= {"loss", "every gradient", "gradient norm"}
 
 
-@pytest.mark.parametrize("plan", ["dp=3", "dp=3,micro=2", "dp=3,recompute=on"])
-def test_replicas_equal_serial_on_seven_rows(ranks, plan):
-    report = verify(plan, ranks=ranks)
-    assert report.ok, report
-
-
 def test_a_report_with_not_a_number_is_not_ok():
     assert not Report(Plan(), [Claim("loss", float("nan"))]).ok
 

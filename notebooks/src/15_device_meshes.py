@@ -285,7 +285,7 @@ print(verify(LIVE[0], ranks=pool))
 # %%
 def errors_of(ranks, text, bug=None, job=lab.planted):
     """{what was compared: the largest relative error on any rank} of one forward and backward."""
-    found = ranks.run(job, bug, checks.compare, Plan.parse(text), CONFIG, 7, 11, ())
+    found = ranks.run(job, bug, checks.compare, Plan.parse(text), CONFIG, 7, 11, "gradients")
     return {c.name: c.error for c in checks.worst(found) if c.name not in checks.EXACT}
 
 

@@ -11,7 +11,6 @@ from gpt2lab.parallel.context.exchanges import EXCHANGES
 from gpt2lab.parallel.context.layouts import LAYOUTS
 from gpt2lab.parallel.data import FORMS
 from gpt2lab.plan import Plan
-from gpt2lab.reference import RECIPES
 from gpt2lab.schedules.registry import NAMES
 from gpt2lab.verify import Report, compare, worst
 
@@ -85,8 +84,8 @@ def try_plans(pools, seed: int, count: int) -> Counter:
             assert "\n" not in text and any(w in text for w in ("Use ", "Leave ", "Give ")), (case, text)
             ran["refused"] += 1
             continue
-        recipes = RECIPES if ran["plans"] % 8 == 0 else ()
-        report = Report(case[0], worst(pools[case[0].world].run(compare, *case, recipes)))
+        depth = "full" if ran["plans"] % 8 == 0 else "gradients"
+        report = Report(case[0], worst(pools[case[0].world].run(compare, *case, depth)))
         assert report.ok, (case, str(report))
         ran["plans"] += 1
         for name, value in asdict(case[0]).items():

@@ -45,7 +45,7 @@ def timed(rank: int, world_size: int, text: str, links=(None,), threads: int = 1
 
 def planted(rank: int, world_size: int, bug, job, *args):
     """`job` with a bug (owner, name, make the wrong one from the right one), or with none."""
-    owner, name, make = bug or (checks, "STEPS", lambda right: right)
+    owner, name, make = bug or (checks, "TOLERANCE", lambda right: right)
     with patch.object(owner, name, make(getattr(owner, name))):
         return job(rank, world_size, *args)
 
