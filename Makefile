@@ -6,7 +6,8 @@ PORT ?= 8888
 ARGS ?=
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 BIN := .venv/bin
-PARTS := lint unit,mutants,live+faults,gloo,lessons browser
+PARTS := lint tests gloo lessons browser
+export TODAY LESSON
 TORCH := $(shell sed -n 's/^torch==//p' requirements.txt)
 
 .DEFAULT_GOAL := help
@@ -14,7 +15,7 @@ TORCH := $(shell sed -n 's/^torch==//p' requirements.txt)
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1|/p' $(MAKEFILE_LIST) | awk -F'|' '{printf "  make %-10s %s\n", $$1, $$2}'
-	@echo "  Options: PORT=8890 and ARGS='...' for lab, ARGS=03 for notebooks, PYTHON=python3.12, TORCH_INDEX=<address>"
+	@echo "  Options: TODAY=3 (or all) and LESSON=07 for test, PORT=8890 and ARGS='...' for lab, ARGS=03 for notebooks, PYTHON=python3.12, TORCH_INDEX=<address>"
 
 lab: .venv/lab.stamp  ## open the lessons in JupyterLab, at 127.0.0.1 only
 	JUPYTER_PATH="$(CURDIR)/gpt2lab/lessons:$$JUPYTER_PATH" \
@@ -24,24 +25,24 @@ lab: .venv/lab.stamp  ## open the lessons in JupyterLab, at 127.0.0.1 only
 	  --LabApp.default_url=/lab/tree/notebooks/00_start_here.ipynb --KernelManager.transport=ipc \
 	  $(LAB_FLAGS) $(ARGS)
 
-test: .venv/test.stamp  ## everything CI checks: lint, unit, live, mutants, notebooks
-	@tests/parts.sh $(PARTS)
+test: .venv/test.stamp  ## the tests of today; TODAY=all: everything; LESSON=07: those of a lesson
+	@$(BIN)/python tests/run.py $(if $(LESSON),tests lessons,$(PARTS))
 
-test-quick: .venv/test.stamp  ## before each commit: lint, unit, one live test a strategy
-	@tests/parts.sh lint unit+quick
+test-quick: .venv/test.stamp  ## before each commit: lint, what starts no ranks, one live test a strategy
+	@$(BIN)/python tests/run.py lint quick
 
-test-all: .venv/test.stamp .venv-site/stamp  ## the same and the slow tests
-	@SLOW=1 tests/parts.sh $(PARTS)
+test-all: .venv/test.stamp .venv-site/stamp  ## everything, and the slow tests
+	@SLOW=1 TODAY=all $(BIN)/python tests/run.py $(PARTS)
 
 test-gpu: .venv/test.stamp  ## what needs GPUs: training on them, and NCCL between them
-	@if $(BIN)/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; then tests/parts.sh gpu; \
+	@if $(BIN)/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; then $(BIN)/python tests/run.py gpu; \
 	else echo "There is no GPU here that PyTorch can use, so nothing was run."; fi
 
 mutants: .venv/test.stamp  ## only the tests that plant a bug and demand that it is caught
-	@tests/parts.sh mutants
+	@TODAY=all $(BIN)/python tests/run.py mutants
 
 lint: .venv/test.stamp  ## only ruff and the notebooks' freshness
-	@tests/parts.sh lint
+	@$(BIN)/python tests/run.py lint
 
 notebooks: .venv/test.stamp  ## rebuild outdated lessons; ARGS=03 rebuilds lesson 03 in any case
 	$(BIN)/python -m gpt2lab.lessons.build $(ARGS)

@@ -5,12 +5,12 @@ import signal
 
 import no_address_parser  # noqa: F401
 import pytest
+import tiers
 import torch
 from hypothesis import settings
 from warm import Pools
 
-STARTS_RANKS = re.compile(r"\b(?:Ranks|launch|verify)\(|\bpools\b")
-PLANTS = re.compile(r"def test_\w*mutant")
+STARTS_RANKS = re.compile(r"\b(?:Ranks|launch|verify)\(|mark\.live")
 
 # The same examples in every run, and no clock: what fails here fails for everybody.
 settings.register_profile("same", derandomize=True, deadline=None)
@@ -21,7 +21,7 @@ def pytest_configure(config):
     # A shell that starts the suite in the background has it ignore Ctrl-C, and so would every process of a test.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     for line in (
-        "live: starts ranks (every test of a file that does)",
+        "live: starts ranks (asks for pools, or is in a file that starts its own)",
         "mutant: plants a bug and demands that it is caught (in tests/mutants, or mutant in its name)",
         "browser: drives a real browser",
         "gpu: needs a GPU; run by make test-gpu",
@@ -30,35 +30,24 @@ def pytest_configure(config):
 
 
 def parts_of(path, text: str) -> set[str]:
-    """Which of the marks tests of a file can carry."""
-    kinds = {"browser"} if path.parent.name == "browser" else set()
-    kinds |= {"live"} if STARTS_RANKS.search(text) or "mark.live" in text else set()
-    return kinds | ({"mutant"} if path.parent.name == "mutants" or PLANTS.search(text) else set())
+    """The marks of all tests of a file; who asks for the fixture `pools` is live as well."""
+    return {"browser"} if path.parent.name == "browser" else {"live"} if STARTS_RANKS.search(text) else set()
 
 
-def pytest_ignore_collect(collection_path, config):
-    """Do not even import a file of which `-m "live and not mutant"` wants no test."""
-    asked = config.option.markexpr
-    if not asked or " or " in asked or not re.fullmatch(r"test_\w+\.py", collection_path.name):
-        return None
-    kinds = parts_of(collection_path, collection_path.read_text())
-    wanted = {(not no, kind) for no, kind in re.findall(r"\b(not )?(live|mutant|browser)\b", asked)}
-    whole = kinds - {"mutant"} | ({"mutant"} if collection_path.parent.name == "mutants" else set())
-    lacks = any(yes and kind not in kinds for yes, kind in wanted)
-    return lacks or any(not yes and kind in whole for yes, kind in wanted) or None
-
-
-def pytest_collection_modifyitems(items):
-    kinds = {}
-    for item in items:
-        if item.path.suffix != ".py":
-            continue
+def pytest_collection_modifyitems(config, items):
+    kinds, left = {}, []
+    for item in [item for item in items if item.path.suffix == ".py"]:
         if item.path not in kinds:
             kinds[item.path] = parts_of(item.path, item.path.read_text())
-        for kind in kinds[item.path] - {"mutant"}:
+        for kind in kinds[item.path] | ({"live"} if "pools" in item.fixturenames else set()):
             item.add_marker(kind)
         if item.path.parent.name == "mutants" or "mutant" in item.originalname:
             item.add_marker("mutant")
+            path = item.path.relative_to(tiers.ROOT).as_posix()
+            left += [item] if not (tiers.drawn(item.nodeid) or tiers.touched(path)) else []
+    if left:
+        config.hook.pytest_deselected(items=left)
+        items[:] = [item for item in items if item not in set(left)]
 
 
 @pytest.fixture(autouse=True)

@@ -5,7 +5,7 @@ cell come the blank exercises and, in their order, all cells that read a name wh
 cell sets again, and so on: every other cell would compute what it has computed before. What an exercise changes
 without setting a name is not seen here; `make test-all` runs the students' notebooks from their first cell to the last.
 
-`python tests/run_all.py FOLDER` writes one notebook for each lesson into the folder.
+`python tests/run_all.py FOLDER [NUMBER...]` writes one notebook for each lesson (of these numbers) into the folder.
 """
 
 import ast
@@ -104,12 +104,12 @@ def combined(solution, student):
     return nbformat.v4.new_notebook(cells=[*solution.cells, *again], metadata=solution.metadata)
 
 
-def main(folder: Path) -> None:
-    """Write the notebooks of all lessons."""
-    for path in sorted(NOTEBOOKS.glob("*.ipynb")):
+def main(folder: Path, numbers=()) -> None:
+    """Write the notebooks of these lessons, or of all."""
+    for path in sorted(path for path in NOTEBOOKS.glob("*.ipynb") if not numbers or path.name[:2] in numbers):
         solution = nbformat.read(NOTEBOOKS / "solutions" / path.name, 4)
         nbformat.write(combined(solution, nbformat.read(path, 4)), folder / path.name)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), sys.argv[2:])

@@ -1,12 +1,13 @@
 """`make` says in one sentence what is missing, and the parts of the test run report and fail as they should."""
 
 import os
-import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+import run
 
 ROOT = Path(__file__).parents[1]
 
@@ -19,7 +20,8 @@ def checkout(tmp_path):
         "requirements.txt",
         "requirements-dev.txt",
         "pyproject.toml",
-        "tests/parts.sh",
+        "tests/run.py",
+        "tests/tiers.py",
         ".ci/run",
     ):
         (tmp_path / name).parent.mkdir(exist_ok=True)
@@ -119,60 +121,59 @@ def test_help_lists_every_target(checkout):
         assert f"make {target} " in lines
 
 
-def test_parts_say_how_long_they_took_and_fail_when_one_fails(checkout):
-    stand_in(
-        checkout / ".venv" / "bin" / "pytest",
-        '[[ "$*" == *"-m mutant"* ]] && exit 1; echo 3 passed',
+UPDATE = '[[ "$1" == -c ]] && echo 0.01 && exit'
+
+
+def run_parts(checkout, script, *parts, **env):
+    stand_in(checkout / ".venv/bin/python", f"{UPDATE}; {script}")
+    return call(checkout, sys.executable, "tests/run.py", *parts, **env)
+
+
+def test_parts_say_what_they_took_and_fail_when_one_fails(checkout):
+    script = '[[ "$*" == *"-m mutant"* ]] && exit 1; echo 3 passed'
+    done = run_parts(checkout, script, "tests")
+    assert done.returncode == 0 and "3 passed" in done.stdout and "TODAY=all: everything" in done.stdout
+    done = run_parts(checkout, script, "mutants", "browser")
+    report = [line.split() for line in done.stdout.split("updates")[-1].splitlines()[1:]]
+    assert done.returncode == 1
+    assert [(words[0], words[-1]) for words in report[:2]] == [("mutants", "FAILED"), ("browser", "ok")]
+
+
+def test_what_does_not_exist_is_refused_with_what_does(checkout):
+    done = run_parts(checkout, "exit 0", "unit")
+    assert done.returncode == 2 and "There is no part 'unit'. Use lint, tests," in done.stdout
+    done = run_parts(checkout, "exit 0", "tests", TODAY="7")
+    assert done.returncode == 2 and done.stdout == "TODAY=7 is no day. Use 0 to 6, or all.\n"
+
+
+@pytest.mark.parametrize(
+    "budget, said, code", [(200, "ok", 0), (60, "over its budget", 0), (20, "FAILED", 1)]
+)
+def test_a_part_over_its_budget_says_so_and_fails_at_three_times_as_much(checkout, budget, said, code):
+    run = checkout / "tests/run.py"
+    run.write_text(run.read_text().replace("tests: 20_000", f"tests: {budget}"))
+    busy = f"{sys.executable} -c 'import time\nwhile time.process_time() < 1: pass'"
+    done = run_parts(checkout, busy, "tests")
+    assert done.returncode == code and said in done.stdout.splitlines()[-2]
+
+
+def test_seconds_of_processes_that_outlive_their_parent_are_counted(checkout):
+    busy = "import time\nwhile time.process_time() < 1: pass"
+    busy = (
+        f"(({sys.executable} -c '{busy}'; touch done) &) ; until [ -e done ]; do sleep 0.1; done; sleep 0.3"
     )
-    stand_in(checkout / ".venv" / "bin" / "ruff", "exit 0")
-    done = call(checkout, "tests/parts.sh", "unit")
-    assert done.returncode == 0 and "3 passed" in done.stdout and "unit" in done.stdout.splitlines()[-2]
-    done = call(checkout, "tests/parts.sh", "mutants", "browser")
-    assert done.returncode == 1 and "Failed: mutants" in done.stdout
-    report = [line.split() for line in done.stdout.splitlines() if " s " in line]
-    assert [(words[0], words[-1]) for words in report] == [("mutants", "FAILED"), ("browser", "ok")]
+    words = run_parts(checkout, busy, "tests").stdout.splitlines()[-2].split()
+    assert words[0] == "tests" and int(words[2]) >= 1
 
 
-def test_parts_side_by_side_are_all_told_and_one_that_fails_fails_all(checkout):
-    stand_in(
-        checkout / ".venv" / "bin" / "pytest",
-        'case "$*" in *"-m mutant"*) touch second; exit 1;; esac\n'
-        "for i in {1..100}; do [ -e second ] && break; sleep 0.1; done; [ -e second ] && echo together",
-    )
-    done = call(checkout, "tests/parts.sh", "unit,live+mutants", "browser")
-    assert done.returncode == 1 and "Failed: mutants" in done.stdout and "together" in done.stdout
-    report = [line.split() for line in done.stdout.splitlines() if " s " in line]
-    told = [("unit", "ok"), ("live", "ok"), ("mutants", "FAILED"), ("browser", "ok")]
-    assert [(words[0], words[-1]) for words in report] == told
-
-
-def test_ci_runs_exactly_make_test(checkout):
+def test_ci_runs_make_test_with_nothing_left_for_another_day(checkout):
     stand_in(checkout / "bin" / "make", 'echo "make $@" && pwd && exit 7')
     done = call(checkout, ".ci/run")
-    assert done.stdout == f"make test\n{checkout}\n" and done.returncode == 7
+    assert done.stdout == f"make test TODAY=all\n{checkout}\n" and done.returncode == 7
 
 
-def test_a_part_over_its_budget_says_so_and_the_slowest_tests_are_told(checkout):
-    parts = checkout / "tests/parts.sh"
-    parts.write_text(parts.read_text().replace("[unit]=150", "[unit]=0"))
-    stand_in(
-        checkout / ".venv" / "bin" / "pytest",
-        'sleep 1.2; for i in {1..12}; do echo "$i s  t$i" >>$TEST_SECONDS; done',
-    )
-    said = call(checkout, "tests/parts.sh", "unit", "mutants")
-    lines = said.stdout.splitlines()
-    assert said.returncode == 0
-    assert [line.split()[3:] for line in lines if line.startswith("  unit")] == [
-        ["over", "its", "budget", "of", "0", "s", "ok"]
-    ]
-    assert [line.split()[3:] for line in lines if line.startswith("  mutants")] == [["ok"]]
-    slowest = lines[lines.index("The slowest tests of all:") + 1 :][:10]
-    assert [line.split()[0] for line in slowest] == ["12", "12", "11", "11", "10", "10", "9", "9", "8", "8"]
-
-
-def test_whatever_shows_a_strategy_equal_to_serial_runs_over_gloo_too_in_make_test_all():
-    part = (ROOT / "tests/parts.sh").read_text().split("\ngloo() {")[1].split("\n}")[0]
-    shows = re.compile(r"^def test_\w*(?:equal|serial)\w*\(pools\b", re.MULTILINE)
-    files = [path for path in (ROOT / "tests").glob("test_*.py") if shows.search(path.read_text())]
-    assert len(files) > 6
-    assert not [path.name for path in files if f"tests/{path.name}" not in part]
+def test_make_test_runs_every_part_that_no_other_covers(checkout):
+    said = call(checkout, "make", "-n", "test").stdout.splitlines()[-1].split()
+    assert set(said[2:]) == {part.__name__ for part in run.PARTS} - {"quick", "mutants", "gpu"}
+    said = call(checkout, "make", "-n", "test", "LESSON=07").stdout.splitlines()[-1].split()
+    assert said[2:] == ["tests", "lessons"]

@@ -1,0 +1,70 @@
+"""What rotates comes once in seven days, what belongs to a change at once, and all days together are everything."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import tiers
+
+FILE = "tests/mutants/test_text_mutants.py"
+DAYS = [str(day) for day in range(tiers.DAYS)]
+
+
+def test_a_name_is_drawn_on_one_day_of_seven_and_in_everything():
+    for name in ("a", "b", "tests/test_x.py::test_y[1]"):
+        assert [tiers.drawn(name, day) for day in DAYS].count(True) == 1 and tiers.drawn(name, "all")
+
+
+def test_names_spread_over_the_days():
+    count = [sum(tiers.drawn(str(n), day) for n in range(7000)) for day in DAYS]
+    assert sum(count) == 7000 and min(count) > 800
+
+
+def collected(day: str) -> set[str]:
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", FILE]
+    done = subprocess.run(
+        command, cwd=tiers.ROOT, env=os.environ | {"TODAY": day}, capture_output=True, text=True
+    )
+    return {line for line in done.stdout.splitlines() if line.startswith(FILE)} or {done.stdout}
+
+
+def test_the_mutants_of_all_days_are_those_of_everything():
+    by_day, every = [collected(day) for day in DAYS], collected("all")
+    assert set().union(*by_day) == every
+    if not tiers.touched(FILE):
+        assert sum(map(len, by_day)) == len(every)
+
+
+def test_the_lessons_of_all_days_are_all_lessons(monkeypatch):
+    monkeypatch.setattr(tiers, "changed", frozenset)
+    by_day = [tiers.lessons(day)[0] for day in DAYS]
+    assert sorted(sum(by_day, [])) == tiers.lessons("all")[0] == [f"{n:02d}" for n in range(21)]
+
+
+def test_of_lessons_that_import_what_changed_the_most_direct_run_and_the_others_are_told(monkeypatch):
+    monkeypatch.setattr(tiers, "changed", lambda: {"gpt2lab/plan.py", "notebooks/src/05_zero.py"})
+    first, left = tiers.lessons("0")
+    assert "05" in first and left and not set(first) & set(left)
+    turn = {f"{n:02d}" for n in range(0, 21, 7)}
+    assert len(set(first) - turn) <= tiers.MOST
+    both = {*first, *left} - turn
+    assert all(
+        "gpt2lab/plan.py" in tiers.imported(str(p.relative_to(tiers.ROOT))) or "05" in p.name
+        for p in (tiers.ROOT / "notebooks/src").glob("*.py")
+        if p.name[:2] in both
+    )
+
+
+def test_what_is_edited_or_imports_what_is_edited_is_touched(monkeypatch):
+    monkeypatch.setattr(tiers, "changed", lambda: {"gpt2lab/parallel/tensor.py", "tests/test_zero.py"})
+    assert (
+        tiers.touched("tests/test_zero.py") >= 100 > tiers.touched("tests/mutants/test_tensor_mutants.py") > 0
+    )
+    assert not tiers.touched("tests/test_tiers.py")
+
+
+@pytest.mark.parametrize("number, file", [("07", "tests/test_pipeline.py"), ("09", "tests/test_context.py")])
+def test_a_lesson_s_tests_are_its_proof_and_the_files_that_import_its_labs(number, file):
+    first, *others = tiers.tests_of_lesson(number)
+    assert f"[{number}_" in first and others and all((tiers.ROOT / path).exists() for path in others)
