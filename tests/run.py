@@ -129,8 +129,8 @@ from gpt2lab.reference import example_batch
 from gpt2lab.train import Trainer
 torch.set_num_threads(1)
 trainer = Trainer(build(Plan(), PRESETS["nano"], Mesh(alone=True), torch.float32))
-batch, seconds = example_batch(PRESETS["nano"], 8, 128), []
-for _ in range(8):
+batch, seconds = example_batch(PRESETS["nano"], 2, 128), []
+for _ in range(5):
     begin = time.process_time()
     trainer.step(batch)
     seconds.append(time.process_time() - begin)
