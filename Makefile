@@ -91,7 +91,7 @@ LAB_FLAGS := $(if $(DISPLAY)$(WAYLAND_DISPLAY)$(filter Darwin,$(shell uname -s))
 
 .venv/lab.stamp: requirements.txt pyproject.toml .venv/torch.stamp
 	@echo "Installing the requirements (a few minutes the first time) ..."
-	@$(BIN)/pip install --quiet -r requirements.txt -e .
+	@$(BIN)/pip install --quiet -r requirements.txt
 	@$(BIN)/python -c 'import matplotlib.font_manager'
 	@touch $@
 

@@ -1,8 +1,11 @@
 """Lessons are built reproducibly from their sources, and refused when they would leak."""
 
 import json
+import os
 import re
+import subprocess
 import symtable
+import sys
 import textwrap
 from pathlib import Path
 
@@ -10,6 +13,7 @@ import nbformat
 import pytest
 
 from gpt2lab.lessons.build import build_lesson, lessons, link_in_readme, main, outdated
+from gpt2lab.lessons.environment import static
 from gpt2lab.lessons.source import BLANK, read_lesson
 
 NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
@@ -324,3 +328,26 @@ def test_a_name_that_is_set_again_below_its_explorer_is_found():
     assert changed_below(cells) == [("rows", "rows = []")]
     assert changed_below([*cells[:3], "[rows for rows in range(3)]"]) == []
     assert changed_below(["explore(lambda n: rows[n], n=[1])", cells[3]]) == [("rows", "rows = []")]
+
+
+@pytest.mark.parametrize(
+    "typed, lessons", [("--nbval notebooks/solutions", 21), ("--nbval-lax notebooks", 21)]
+)
+def test_nbval_takes_the_notebooks_as_its_users_type_it(typed, lessons):
+    call = [sys.executable, "-m", "pytest", "--collect-only", "-q", *typed.split()]
+    env = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    done = subprocess.run(call, cwd=NOTEBOOKS.parent, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert len({line.split("::")[0] for line in done.stdout.splitlines() if "::" in line}) == lessons
+
+
+@pytest.mark.parametrize(
+    "said, under_pytest, found", [("1", 0, True), ("0", 1, False), (None, 1, True), (None, 0, False)]
+)
+def test_sliders_are_pictures_where_notebooks_are_compared(monkeypatch, said, under_pytest, found):
+    monkeypatch.delenv("GPT2LAB_STATIC", raising=False)
+    if said:
+        monkeypatch.setenv("GPT2LAB_STATIC", said)
+    if not under_pytest:
+        monkeypatch.delenv("PYTEST_VERSION")
+    assert static() is found

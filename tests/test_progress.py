@@ -20,7 +20,7 @@ def work(tmp_path, monkeypatch):
     (tmp_path / f"{of.name}.ipynb").write_text(json.dumps(of.notebook(student=True)))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(sys.modules, "ipykernel", sys)
-    monkeypatch.delenv("GPT2LAB_STATIC", raising=False)
+    monkeypatch.setenv("GPT2LAB_STATIC", "0")
     return tmp_path
 
 
@@ -55,7 +55,7 @@ def test_the_first_lesson_shows_it(work, capsys, monkeypatch):
 def test_nothing_is_kept_where_notebooks_are_built_or_where_there_is_none(work, monkeypatch, capsys):
     monkeypatch.setenv("GPT2LAB_STATIC", "1")
     check("half", lambda: None)
-    monkeypatch.delenv("GPT2LAB_STATIC")
+    monkeypatch.setenv("GPT2LAB_STATIC", "0")
     monkeypatch.delitem(sys.modules, "ipykernel")
     check("half", lambda: None)
     assert not (work / KEPT).exists()

@@ -67,7 +67,7 @@ def test_a_progress_bar_is_there_while_an_explorer_draws(monkeypatch):
     made = ipywidgets.IntProgress
     monkeypatch.setattr(ipywidgets, "IntProgress", lambda **look: bars.append(made(**look)) or bars[-1])
     monkeypatch.setattr("IPython.display.display", lambda *_, **__: None)
-    monkeypatch.delenv("GPT2LAB_STATIC", raising=False)
+    monkeypatch.setenv("GPT2LAB_STATIC", "0")
 
     def record(height):
         seen.append(bars[0].layout.visibility)

@@ -2,18 +2,13 @@
 
 import base64
 import inspect
-import os
 from pathlib import Path
 
 from ..plots.style import png
+from .environment import static
 
 CLOCKS = ("measured", "counted", "computed", "paced", "simulated", "from a paper", "drawing")
 """Where the numbers of a figure come from; every caption begins with one of these words."""
-
-
-def static() -> bool:
-    """Whether pictures are static (GPT2LAB_STATIC=1: built notebooks, CI) instead of having sliders."""
-    return os.environ.get("GPT2LAB_STATIC") == "1"
 
 
 def show(fig, clock: str, caption: str, alt: str) -> None:

@@ -15,6 +15,7 @@ from functools import wraps
 from pathlib import Path
 
 from ...corpus.storage import replacing
+from ..environment import static
 
 LIMIT = 100.0
 """Seconds after which an answer is stopped, so that one that never ends does not stop Run All."""
@@ -47,7 +48,7 @@ def check(name: str, test, *args, **kwargs) -> None:
 
 def _keep(name: str, status: str) -> None:
     """Note a verdict beside the notebook, but not where notebooks are built or tested."""
-    if "ipykernel" not in sys.modules or os.environ.get("GPT2LAB_STATIC") == "1":
+    if "ipykernel" not in sys.modules or static():
         return
     with suppress(OSError, ValueError):
         kept = json.loads(Path(KEPT).read_text()) if Path(KEPT).exists() else {}
