@@ -12,7 +12,7 @@ from pathlib import Path
 import nbformat
 import pytest
 
-from gpt2lab.lessons.build import build_lesson, lessons, link_in_readme, main, outdated
+from gpt2lab.lessons.build import build_lesson, lessons, main, outdated
 from gpt2lab.lessons.environment import static
 from gpt2lab.lessons.source import BLANK, read_lesson
 
@@ -148,16 +148,6 @@ def test_a_source_with_a_mistake_is_refused(tmp_path, bad, message):
     path.write_text(bad)
     with pytest.raises(ValueError, match=message):
         read_lesson(path)
-
-
-def test_a_built_lesson_is_linked_in_the_readme(built):
-    readme = built.parent / "README.md"
-    readme.write_text("| 06 big (planned) | x |\n| 07 small (planned) | y |\n")
-    for _ in range(2):
-        link_in_readme(read_lesson(built / "src" / "07_small.py"))
-        assert (
-            readme.read_text() == "| 06 big (planned) | x |\n| [07 small](notebooks/07_small.ipynb) | y |\n"
-        )
 
 
 def test_an_unknown_lesson_is_named(built):

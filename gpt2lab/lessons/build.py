@@ -144,16 +144,6 @@ def lessons(folder, names=()) -> list[Lesson]:
     return [read_lesson(path) for path in chosen]
 
 
-def link_in_readme(lesson: Lesson) -> None:
-    """Turn the lesson's row of the README from planned into a link."""
-    readme = lesson.path.parents[2] / "README.md"
-    if readme.exists():
-        row = re.compile(rf"^\| ({lesson.name[:2]} [^|]*?) \(planned\) \|", re.M)
-        text = readme.read_text()
-        if (new := row.sub(rf"| [\1](notebooks/{lesson.name}.ipynb) |", text)) != text:
-            readme.write_text(new)
-
-
 def main(arguments=None) -> int:
     """The command line; returns 1 when --check finds an outdated notebook."""
     parser = argparse.ArgumentParser(
@@ -178,7 +168,6 @@ def main(arguments=None) -> int:
     for lesson in chosen:
         if options.names or outdated(lesson):
             print(f"{lesson.name}: {build_lesson(lesson, options.fresh):.1f} s", flush=True)
-            link_in_readme(lesson)
     return 0
 
 
