@@ -6,6 +6,7 @@ pp=4,micro=8,schedule=1f1b    four pipeline stages
 
 import difflib
 import math
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 
@@ -80,6 +81,9 @@ class Plan:
         return values
 
     def __post_init__(self):
+        object.__setattr__(
+            self, "schedule", self.schedule.lower().replace("-", "_")
+        )  # as the registry names it
         for name in (*NAMES, "ep", "node", "micro", "chunks"):
             value = getattr(self, name)
             if value < 1:
@@ -170,10 +174,9 @@ def _value(key: str, text: str, kind):
         if text.lower() not in ("true", "false", "on", "off", "1", "0"):
             raise ValueError(f"{key}={text} is neither on nor off. Use {key}=true or {key}=false.")
         return text.lower() in ("true", "on", "1")
-    try:
-        return kind(text)
-    except ValueError:
-        raise ValueError(f"{key}={text} is not a whole number. Use for example {key}=2.") from None
+    if kind is int and not re.fullmatch("[+-]?[0-9]{1,4000}", text):  # int() takes more: 1_0, other scripts
+        raise ValueError(f"{key}={text} is not a whole number. Use for example {key}=2.")
+    return kind(text)
 
 
 @dataclass

@@ -198,13 +198,15 @@ def start(
             block.compile()
     trainer = Trainer(parallel, options.the_recipe())
     folder = Path(folder) if folder else None
+    saver = saved = None
     if source:
-        checkpoint.load(checkpoint.all_in(folder)[-1] if source is True else source, trainer)
-    saver = None
+        source = checkpoint.all_in(folder)[-1] if source is True else Path(source)
+        checkpoint.load(source, trainer)
+        saved = trainer.steps if folder and source.resolve().parent == folder.resolve() else None
     if folder and not options.bench:
         saver = checkpoint.Saver(trainer, folder, options.keep, options.background)
     try:
-        return _loop(trainer, options, folder, saver, tell if rank == 0 else None)
+        return _loop(trainer, options, folder, saver, tell if rank == 0 else None, saved)
     except FloatingPointError:
         if saver:
             saver.finish()  # what is being saved in the background is from before
@@ -223,12 +225,15 @@ def _check_compile(plan: Plan) -> None:
         )
 
 
-def _loop(trainer: Trainer, options: Options, folder: Path | None, saver, tell) -> list[dict]:
-    """Steps with their measurements, one entry each; evaluations and checkpoints between them and at the end."""
+def _loop(trainer: Trainer, options: Options, folder: Path | None, saver, tell, saved) -> list[dict]:
+    """Steps with their measurements, one entry each; evaluations and checkpoints between them and at the end.
+
+    `saved` is the step whose checkpoint the folder has: it is not written again, which would lose its loss.
+    """
     shard = options.shard()
     train = Batches(shard, options.batch, options.sequence, options.seed, "train")
     val = Batches(shard, options.batch, options.sequence, options.seed, "val")
-    mesh, log, saved = trainer.parallel.mesh, [], None
+    mesh, log = trainer.parallel.mesh, []
     tokens = options.batch * options.sequence
     work = speed.flops_per_token(options.the_config(), options.sequence) * tokens
     rate = speed.matmul_rate(device=trainer.parallel.device) if mesh.rank == 0 else math.inf

@@ -118,10 +118,8 @@ class Trainer:
         mine = [parallel.mine(batch) for batch in batches]
         with self._autocast():
             losses = parallel.engine.stream(mine, self._key(), parallel.sync, update)
-        losses, squares = (
-            self._global_losses(losses),
-            comm.all_reduce(torch.tensor(squares), parallel.mesh["pp"]),
-        )
+        losses = self._global_losses(losses)
+        squares = comm.all_reduce(torch.tensor(squares, dtype=torch.float64), parallel.mesh["pp"])
         return list(map(Result, losses.tolist(), squares.sqrt().tolist(), rates))
 
     def _key(self):

@@ -5,6 +5,7 @@ it runs in float64.
 """
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -143,14 +144,16 @@ def compare(
     length: int,
     depth: str = "full",
     serial: Serial | None = None,
+    default: torch.dtype = torch.float64,
 ) -> list[Claim]:
     """What one rank finds when it runs the plan together with the others and the serial model alone.
 
-    `serial` is what `serial_run` gave before for the same model, batch and depth.
+    `serial` is what `serial_run` gave before for the same model, batch and depth; `default` is torch's default dtype
+    meanwhile.
     """
     if plan.asynchronous:
-        return compare_stream(rank, world_size, plan, config, rows, length, depth)
-    torch.set_default_dtype(torch.float64)
+        return compare_stream(rank, world_size, plan, config, rows, length, depth, default)
+    torch.set_default_dtype(default)
     try:
         serial = serial or serial_run(config, rows, length, depth)
         mesh, batch, start = Mesh(**plan.axes), example_batch(config, rows, length), example_weights(config)
@@ -162,7 +165,12 @@ def compare(
         losses = {"training": my_loss, "evaluation": mine.evaluate([batch])}
         claims += [
             _claim("every gradient", parallel.gradients(), serial.gradients, rank),
-            _claim("gradient norm", {"norm": torch.tensor(my_norm)}, {"norm": serial.norm}, rank),
+            _claim(
+                "gradient norm",
+                {"norm": torch.tensor(my_norm, dtype=torch.float64)},
+                {"norm": serial.norm},
+                rank,
+            ),
         ]
         for (recipe, steps), after in zip(DEPTHS[depth], serial.after, strict=True):
             parallel.load(start)
@@ -172,7 +180,7 @@ def compare(
             name = after_steps(recipe, steps)
             claims.append(_claim(f"weights {name}", parallel.weights(), after, rank))
             losses[f"evaluation {name}"] = trainer.evaluate([batch])
-        numbers = {name: torch.tensor(loss) for name, loss in losses.items()}
+        numbers = {name: torch.tensor(loss, dtype=torch.float64) for name, loss in losses.items()}
         claims.insert(1, _claim("loss", numbers, serial.losses, rank))
         return [*claims, _owners(parallel, start)]
     finally:
@@ -180,7 +188,14 @@ def compare(
 
 
 def compare_stream(
-    rank: int, world_size: int, plan: Plan, config: GPT2Config, rows: int, length: int, depth: str = "full"
+    rank: int,
+    world_size: int,
+    plan: Plan,
+    config: GPT2Config,
+    rows: int,
+    length: int,
+    depth: str = "full",
+    default: torch.dtype = torch.float64,
 ) -> list[Claim]:
     """What `compare` does, for a pipeline without a flush: 3 p updates against a serial emulator of its staleness.
 
@@ -189,7 +204,7 @@ def compare_stream(
     Besides losses and weights: did each operation read the version that the table says, and were the bytes of all
     versions kept after it those of the table?
     """
-    torch.set_default_dtype(torch.float64)
+    torch.set_default_dtype(default)
     try:
         mesh, start, updates = Mesh(**plan.axes), example_weights(config), 3 * plan.pp
         batches = [example_batch(config, rows, length, 1 + t) for t in range(updates)]
@@ -203,8 +218,9 @@ def compare_stream(
             found = Trainer(parallel, recipe).stream(batches)
             right = Emulator(config, start, stream, homes, recipe).run(batches, plan.dp)
             pairs = {"loss": right.losses, "norm": right.norms}
-            mine = {n: torch.tensor([getattr(r, n) for r in found]) for n in pairs}
-            serial = {n: torch.tensor(numbers) for n, numbers in pairs.items()}
+            many = partial(torch.tensor, dtype=torch.float64)
+            mine = {n: many([getattr(r, n) for r in found]) for n in pairs}
+            serial = {n: many(numbers) for n, numbers in pairs.items()}
             claims.append(_claim(f"losses and norms, {recipe.optimizer}", mine, serial, rank))
             name = f"weights after {updates} {recipe.optimizer} updates"
             claims.append(_claim(name, parallel.weights(), right.weights, rank))

@@ -15,6 +15,8 @@ import pytest
 import torch
 
 from gpt2lab import model
+from gpt2lab.compositions import Composition
+from gpt2lab.experts.mixture import ROUTERS
 from gpt2lab.model import GPT2Config
 from gpt2lab.parallel.spec import Cut, Spec, slice_of
 from gpt2lab.plan import Plan, build
@@ -51,8 +53,8 @@ def steps(one, count) -> list[float]:
     return [one.step(example_batch(CONFIG, 7, 12 - one.steps % 2)).loss for _ in range(count)]
 
 
-def train_and_save(rank, world, plan, run, background=False):
-    one = trainer(plan)
+def train_and_save(rank, world, plan, run, background=False, *model):
+    one = trainer(plan, *model)
     saver = checkpoint.Saver(one, run, background=background)
     steps(one, 2)
     folder = saver.save()
@@ -61,8 +63,8 @@ def train_and_save(rank, world, plan, run, background=False):
     return str(folder), losses
 
 
-def resume(rank, world, plan, folder):
-    one = trainer(plan)
+def resume(rank, world, plan, folder, *model):
+    one = trainer(plan, *model)
     checkpoint.load(folder, one)
     return steps(one, 3)
 
@@ -125,6 +127,21 @@ def test_saved_on_any_plan_resumed_on_any_other_with_the_same_next_losses(reader
         assert found == pytest.approx(expected, rel=1e-12), writer
         if reader == writer:
             assert found == expected
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+@pytest.mark.parametrize("router", ROUTERS)
+def test_every_mixture_goes_on_on_its_own_plan_bit_for_bit_and_on_others(router, optimizer, pools, tmp_path):
+    said = Composition("", router=router).config, Recipe(optimizer, lr=1e-2)
+    plans = ("serial", "dp=2,ep=2", "dp=2,ep=2,zero=3", "pp=2")
+    saved = {p: on(pools, p, train_and_save, str(tmp_path / p), False, *said) for p in plans}
+    for reader, writer in zip((*plans, *plans), (*plans, *plans[1:], plans[0]), strict=True):
+        folder, expected = saved[writer]
+        found = on(pools, reader, resume, folder, *said)
+        assert found == (expected if reader == writer else pytest.approx(expected, rel=1e-12)), (
+            reader,
+            writer,
+        )
 
 
 def test_no_rank_writes_everything_and_replicas_share_the_writing(saved):

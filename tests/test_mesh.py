@@ -1,5 +1,8 @@
 """The mesh: who shares what, on live ranks."""
 
+from contextlib import suppress
+from itertools import permutations
+
 import numpy as np
 import pytest
 import torch
@@ -62,3 +65,19 @@ def test_an_unknown_axis_is_named():
 def test_the_serial_mesh_needs_no_process_group():
     mesh = Mesh()
     assert mesh["tp"].size == 1 and mesh.world.ranks == (0,) and mesh["dp"].peers == ()
+
+
+def in_every_order(rank, world_size):
+    """The lines that a mesh takes."""
+    mesh, taken = Mesh(dp=world_size), []
+    for line in permutations(range(world_size)):
+        with suppress(ValueError):
+            axis = mesh.axis("line", [line], own=True)
+            part = comm.all_gather(torch.tensor([axis.rank]), axis, 0, [1] * axis.size)
+            taken.append((line, part.tolist()))
+    return taken
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_a_line_in_another_order_than_its_group_s_is_refused(size, pools):
+    assert pools[size].run(in_every_order)[0] == [(tuple(range(size)), list(range(size)))]

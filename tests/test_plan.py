@@ -1,6 +1,7 @@
 """Plans: read, printed back, refused in one sentence."""
 
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -13,6 +14,7 @@ from gpt2lab.model import GPT2Config
 from gpt2lab.plan import Plan, build
 from gpt2lab.ranks.mesh import Mesh
 from gpt2lab.run import Options
+from gpt2lab.schedules.registry import FREE, GENERATORS
 from gpt2lab.verify import Claim
 
 CONFIG = GPT2Config(vocab_size=37, n_positions=16, n_layer=3, n_head=4, n_embd=24)
@@ -37,6 +39,9 @@ def test_serial_has_three_spellings():
         ("recompute=maybe", "recompute=maybe is neither on nor off."),
         ("dp", "dp= is not a whole number"),
         ("dp=²", "dp=² is not a whole number. Use for example dp=2."),
+        ("dp=２", "dp=２ is not a whole number. Use for example dp=2."),
+        ("micro=1_0", "micro=1_0 is not a whole number. Use for example micro=2."),
+        ("dp=٢", "dp=٢ is not a whole number."),
         ("dp=--2", "dp=--2 is not a whole number."),
         ("dp=2,tp=2,dp=3", "A plan says dp once, and 'dp=2,tp=2,dp=3' says it twice."),
     ],
@@ -44,6 +49,14 @@ def test_serial_has_three_spellings():
 def test_a_wrong_plan_is_one_sentence_with_the_way_out(text, sentence):
     with pytest.raises(ValueError, match=sentence.replace("?", r"\?").replace(".", r"\.")):
         Plan.parse(text)
+
+
+@pytest.mark.parametrize("name", [generator.name for generator in GENERATORS + FREE])
+def test_every_spelling_of_a_schedule_is_the_same_plan(name):
+    plan = Plan(pp=2, micro=4, schedule=name)
+    for said in (name.upper(), name.title(), name.replace("_", "-"), name.replace("_", "-").upper()):
+        assert Plan.parse(f"pp=2,micro=4,schedule={said}") == plan == Plan(pp=2, micro=4, schedule=said)
+        assert str(replace(plan, schedule=said)) == str(plan)
 
 
 def test_more_replicas_than_rows_are_refused_before_any_process_starts():

@@ -2,6 +2,8 @@
 
 import random
 from functools import cache
+from itertools import permutations
+from math import prod
 from types import SimpleNamespace
 
 import pytest
@@ -165,6 +167,25 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 def test_stages_of_any_shape_equal_the_serial_run_and_send_what_is_predicted(pools, name):
     check_staged(pools, Staged(chain(), CASES[name]), 1 if "square" in name else 3)
+
+
+@pytest.mark.parametrize("mesh", [LINE, {"x": 3}, SQUARE], ids=str)
+def test_ranks_in_any_order_equal_the_serial_run_or_are_refused(mesh, pools):
+    cuts = (
+        [("seq", "ff")[: len(mesh)]] * 2
+        + [("ff", "batch")[: len(mesh)]]
+        + [("batch",) + ("",) * (len(mesh) - 1)] * 3
+    )
+    run = []
+    for order in permutations(range(prod(mesh.values()))):
+        try:
+            staged = Staged(chain(), [CutStage(0, tuple(cuts), order, mesh)])
+        except ValueError as error:
+            assert "in ascending order. Use (" in str(error) and order != tuple(sorted(order))
+            continue
+        check_staged(pools, staged, 1)
+        run.append(order)
+    assert run == ([(0, 1, 2, 3), (0, 2, 1, 3)] if mesh is SQUARE else [tuple(range(prod(mesh.values())))])
 
 
 TRAINED = "two ranks, two ranks, other cuts", "three ranks, then one", "one, two and one"

@@ -222,6 +222,22 @@ def test_a_resumed_run_goes_on_bitwise(tmp_path):
     assert [e["loss"] for e in read_log(tmp_path)] == [e["loss"] for e in straight]
 
 
+@pytest.mark.parametrize("background", [False, True])
+@pytest.mark.parametrize("steps", [1, 4, 6])
+def test_a_finished_run_that_is_resumed_changes_no_checkpoint(steps, background, tmp_path):
+    told = options(background=background)
+    start(0, 1, told, str(tmp_path), False)
+    files = lambda: {f: f.read_bytes() for f in tmp_path.rglob("*") if f.is_file()}
+    before, newest = files(), checkpoint.all_in(tmp_path)[-1]
+    for source in (True, newest, str(newest)):
+        assert start(0, 1, replace(told, steps=steps), str(tmp_path), source) == []
+        assert files() == before
+    assert checkpoint.best(tmp_path) == newest
+    elsewhere = tmp_path / "elsewhere"  # a run of its own does save what it has
+    start(0, 1, told, str(elsewhere), newest)
+    assert len(checkpoint.all_in(elsewhere)) == 1
+
+
 def test_a_checkpoint_of_one_plan_goes_on_under_another(tmp_path):
     def on_ranks(rank, world_size, config, folder):
         one = Trainer(build(Plan(dp=3), config, Mesh(dp=3), torch.float64))

@@ -215,7 +215,7 @@ class Mixture(nn.Module):
         )  # (R, G, k, E) of the ranks that share groups
         total = everywhere.sum(0)
         tokens = int(total[0].sum() if config.router == "expert_choice" else total[0, 0].sum())
-        share = total.sum(1, keepdim=True) / total.sum((1, 2), keepdim=True)
+        share = total.sum(1, keepdim=True).double() / total.sum((1, 2), keepdim=True)
         if not limited:
             return made, share
         before = (
@@ -236,7 +236,7 @@ class Mixture(nn.Module):
         config, loss = self.config, scores.new_zeros(())
         if share is not None and config.balance:
             p = scores / scores.sum(-1, keepdim=True)
-            loss = loss + config.balance * config.experts * (share * self._grouped(p)).sum()
+            loss = loss + config.balance * config.experts * (share.to(p.dtype) * self._grouped(p)).sum()
         if config.z:
             loss = loss + config.z * logits.logsumexp(-1).square().sum()
         loss = loss / (self.total or scores[..., 0].numel())

@@ -39,12 +39,12 @@ class Accumulate(Engine):
                 sync.last_micro()
             loss = micro_loss(self.model, micro, key)
             loss.backward()
-            total = total + loss.detach()
+            total = total + loss.detach().double()
         return total
 
     def evaluate(self, micros) -> torch.Tensor:
         """This rank's part of the loss, forward only; call it without gradients."""
-        return sum(micro_loss(self.model, micro, None) for micro in micros)
+        return sum(micro_loss(self.model, micro, None).double() for micro in micros)
 
     def tie(self, pieces, mesh) -> None:
         """One stage holds both ends of the tied embedding: nothing to sum."""

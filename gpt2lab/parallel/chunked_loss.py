@@ -13,18 +13,20 @@ IGNORED = -100  # a target that does not count
 class _ChunkedLoss(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, weight, targets, buffer, wanted):
-        """Sum of the token losses of x (N, C) against targets (N,); `buffer` is (rows, V)."""
-        total = x.new_zeros(())
+        """Sum, in 64 bits, of the token losses of x (N, C) against targets (N,); `buffer` is (rows, V)."""
+        total = x.new_zeros((), dtype=torch.float64)
         of_x, of_weight = (torch.empty_like(x), torch.empty_like(weight)) if wanted else (None, None)
         starts = range(0, max(1, len(x)), len(buffer))  # a rank may own no token: one empty piece
         for rows, ys, start in zip(x.split(len(buffer)), targets.split(len(buffer)), starts, strict=True):
             p = torch.mm(rows, weight.T, out=buffer[: len(rows)])  # logits, and soon their gradient
             counts = ys != IGNORED
             place = ys.where(counts, 0)[:, None]
-            torch.log_softmax(p, -1, out=p)
-            total -= p.gather(1, place)[:, 0].where(counts, 0.0).sum()
+            behind = p.amax(-1).double() - p.gather(1, place)[:, 0]  # the target's logit, the largest one
+            torch.softmax(p, -1, out=p)
+            losses = behind - p.amax(-1).double().log()  # of the largest probability, which cannot underflow
+            total += losses.where(counts, 0.0).sum()
             if wanted:
-                p.exp_().scatter_add_(1, place, p.new_full((), -1.0).expand(place.shape))
+                p.scatter_add_(1, place, p.new_full((), -1.0).expand(place.shape))
                 p[~counts] = 0.0  # usually none
                 torch.mm(p, weight, out=of_x[start : start + len(rows)])
                 of_weight.addmm_(p.T, rows, beta=float(start > 0))  # the first one overwrites

@@ -130,10 +130,15 @@ class Mesh:
         """The line that contains this rank (None: no line does), after a group was made for every line.
 
         All ranks call this together. A line of all ranks shares the world's group, and so its order of messages,
-        unless it shall have its `own`.
+        unless it shall have its `own`. Raises ValueError for a line that does not ascend: torch sorts a group's ranks.
         """
-        mine, apart = None, one_queue_a_pair()
-        for line in map(tuple, lines):
+        mine, apart, lines = None, one_queue_a_pair(), [tuple(line) for line in lines]
+        if wrong := [line for line in lines if line != tuple(sorted(set(line)))]:
+            right = tuple(sorted(set(wrong[0])))
+            raise ValueError(
+                f"Ranks {wrong[0]} of axis {name!r} do not ascend, as a group's do. Use {right}."
+            )
+        for line in lines:
             shared = len(line) == self.grid.size and not own or len(line) == 1
             group = None if shared else self._group(name, line)
             ways = [self._group(name, line) for _ in "ud"] if apart and len(line) > 1 else ()

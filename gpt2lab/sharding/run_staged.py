@@ -24,17 +24,9 @@ def stage_axes(stages: Sequence[CutStage], idle: int = 0) -> tuple[Axis, dict[st
     mine = next((stage.mesh for stage in stages if world.rank in stage.ranks), ())
     axes = {}
     for name in sorted({name for stage in stages for name in stage.mesh}):
-        lines = [line for stage in stages for line in _lines(stage, name)]
+        lines = [line for stage in stages for line in stage.lines(name)]
         axes[name] = world.axis(name, lines)
     return world.world, {name: axes[name] for name in mine}
-
-
-def _lines(stage: CutStage, name: str) -> list[tuple[int, ...]]:
-    """The ranks of a stage along one axis of its mesh."""
-    lines: dict[tuple, list[int]] = {}
-    for rank, place in zip(stage.ranks, places(stage.mesh), strict=True):
-        lines.setdefault(tuple(at for axis, at in place.items() if axis != name), []).append(rank)
-    return [tuple(line) for line in lines.values()] if name in stage.mesh else []
 
 
 class StageRunner:

@@ -28,6 +28,13 @@ class CutStage:
     ranks: tuple[int, ...]
     mesh: dict[str, int]
 
+    def lines(self, name: str) -> list[tuple[int, ...]]:
+        """The ranks along one axis of the mesh, line by line; none where it has no such axis."""
+        found: dict[tuple, list[int]] = {}
+        for rank, place in zip(self.ranks, places(self.mesh), strict=True):
+            found.setdefault(tuple(at for axis, at in place.items() if axis != name), []).append(rank)
+        return [tuple(line) for line in found.values()] if name in self.mesh else []
+
 
 @dataclass(frozen=True)
 class Passed:
@@ -46,7 +53,7 @@ class Staged:
     """The programs of all stages, and what crosses between them.
 
     Raises ValueError for stages that do not join to the whole chain, or that share a rank, or whose mesh has not as
-    many ranks as they name.
+    many ranks as they name, or lines of ranks that do not ascend.
     """
 
     def __init__(self, chain: LinkChain, stages: Sequence[CutStage], scatter: bool = True):
@@ -140,6 +147,12 @@ def _check(chain: LinkChain, stages: Sequence[CutStage]) -> None:
                 f"A stage has {len(stage.ranks)} ranks, but its mesh {stage.mesh} has {ranks(stage.mesh)}. "
                 "Name a rank for each place of the mesh."
             )
+        for line in (line for name in stage.mesh for line in stage.lines(name)):
+            if line != tuple(sorted(line)):
+                raise ValueError(
+                    f"A stage has the ranks {line} in a line of its mesh, but groups of ranks run in ascending order. "
+                    f"Use {tuple(sorted(line))}."
+                )
         end += len(stage.choices)
     if end != chain.count:
         raise ValueError(

@@ -162,7 +162,7 @@ def load(folder: str | Path, trainer: Trainer) -> dict:
             f"from. Resume with {state['optimizer']}, or start from its exported weights."
         )
     if state["step"] and trainer.recipe.optimizer == "adamw":
-        for piece in parallel.sync.pieces:
+        for piece in (p for p in parallel.sync.pieces if not p.spec.load):  # a load bias has no moments
             moments = {kind: torch.zeros_like(piece.tensor) for kind in MOMENTS}
             count = torch.tensor(float(state["step"]), device=piece.tensor.device)
             trainer.optimizer.state[piece.tensor] = {"step": count, **moments}

@@ -1,6 +1,7 @@
 """Every row of the table of equality, on live ranks, in float64; and what the table must hold."""
 
 import pytest
+import torch
 from equality import ROWS, SLOW_ROWS, rows, spelled_out
 
 from gpt2lab.compositions import WITHOUT_FLUSH, plans_by_pair
@@ -11,7 +12,7 @@ from gpt2lab.plan import Plan
 from gpt2lab.processes.launch import Ranks
 from gpt2lab.schedules import NAMES
 from gpt2lab.schedules.registry import FREE
-from gpt2lab.verify import verify
+from gpt2lab.verify import Report, compare, verify, worst
 
 AXES = ("pipeline", "data", "context", "tensor", "expert")
 
@@ -25,6 +26,17 @@ def equal(row, ranks):
 @pytest.mark.parametrize("row", rows(), ids=str)
 def test_a_plan_equals_the_serial_run(pools, row):
     equal(row, pools[Plan.parse(row.plan).world])
+
+
+SHORT = [row for row in rows() if row.group == "each strategy"]
+SHORT += [row for row in rows() if row.group in ("experts", "without a flush") and row.depth == "full"]
+
+
+@pytest.mark.parametrize("row", SHORT, ids=str)
+def test_a_plan_is_in_64_bits_where_torch_s_default_is_32(pools, row):
+    plan, sizes = Plan.parse(row.plan), (row.rows, row.length)
+    found = pools[plan.world].run(compare, plan, row.config, *sizes, "steps", default=torch.float32)
+    assert Report(plan, worst(found)).ok, f"{row}\n{Report(plan, worst(found))}"
 
 
 @pytest.mark.slow

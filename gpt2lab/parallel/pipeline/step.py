@@ -40,7 +40,7 @@ class PipelineStep:
         self.split = {(op.stage, op.micro) for op in schedule.orders[engine.axis.rank] if op.kind == "W"}
         self.parameters = list(self.model.parameters()) if self.split else []
         self.caches: dict[tuple[int, int], SliceCache] = {}
-        self.loss = self.number.clone()
+        self.loss = self.number.double()  # in 16 bits a sum of many parts stops growing
 
     def run(self, op: Op) -> None:
         """Run one operation of the schedule."""
