@@ -6,10 +6,11 @@
     python -m gpt2lab train --resume                         continue the newest run
     python -m gpt2lab train --resume runs/<time>/checkpoint-0000100        or with one checkpoint
 
-A run writes its log, loss curve and checkpoints under runs/<time>/. Ctrl-C ends it cleanly, with a checkpoint.
+A run writes its log, loss curve and checkpoints under runs/<time>/. Ctrl-C or SIGTERM ends it, with a checkpoint.
 Under torchrun --max-restarts 3 it continues from its newest checkpoint by itself when a rank has died.
 """
 
+import os
 import signal
 import sys
 from contextlib import contextmanager
@@ -219,18 +220,23 @@ def _options(args, source: Path | None) -> Options:
 
 @contextmanager
 def _stop_on_interrupt(folder: Path | None, names=("SIGINT", "SIGTERM", "SIGHUP")):
-    """Make Ctrl-C end the run after the current step; a second Ctrl-C ends it at once.
+    """Make Ctrl-C end the run after the current step, which is saved; a third Ctrl-C ends it at once.
 
-    SIGTERM and a closed terminal do the same; under nohup, where SIGHUP is ignored, the run goes on.
+    SIGTERM and a closed terminal do the same, however often; under nohup, where SIGHUP is ignored, the run goes on.
+    Gives the names of the signals that came.
     """
     interrupted = []
     if folder:  # a run that was killed while ending left its stop file
         (folder / STOP).unlink(missing_ok=True)
 
-    def ask(*_):
-        if interrupted or folder is None:
+    def ask(number, _):
+        interrupted.append(signal.Signals(number).name)
+        if folder is None or interrupted.count("SIGINT") > 2:
             raise KeyboardInterrupt
-        interrupted.append(True)
+        if interrupted.count("SIGINT") == 2:
+            os.write(
+                2, b"\nThe step under way ends and is saved. Ctrl-C once more: end at once, without it.\n"
+            )
         (folder / STOP).touch()
 
     known = [getattr(signal, name) for name in names if hasattr(signal, name)]
@@ -241,8 +247,16 @@ def _stop_on_interrupt(folder: Path | None, names=("SIGINT", "SIGTERM", "SIGHUP"
     finally:
         for s, handler in before.items():
             signal.signal(s, handler)
-        if folder:
+        if folder and (folder / STOP).exists():
+            interrupted += [] if interrupted else filter(None, [(folder / STOP).read_text()])
             (folder / STOP).unlink(missing_ok=True)
+
+
+def _on_rank(rank: int, world_size: int, options: Options, place: str | None, *more):
+    """`start` on a rank: SIGTERM to it alone ends the run like one to the main process."""
+    if place:
+        signal.signal(signal.SIGTERM, lambda *_: Path(place, STOP).write_text(f"SIGTERM to rank {rank}"))
+    return start(rank, world_size, options, place, *more)
 
 
 @contextmanager
@@ -265,7 +279,7 @@ def _train(options: Options, folder: Path | None, source: Path | None) -> None:
         from ..processes.launch import launch
 
         source = source and source.resolve()
-        job = (start, options, place, source, say_sometimes, device)
+        job = (_on_rank, options, place, source, say_sometimes, device)
         backend = "nccl" if device == "cuda" else None
         launch(*job, ranks=world, echo="live", timeout=options.timeout, backend=backend)
         return
