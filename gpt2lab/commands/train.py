@@ -13,7 +13,7 @@ Under torchrun --max-restarts 3 it continues from its newest checkpoint by itsel
 import os
 import signal
 import sys
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, fields
 from pathlib import Path
 
@@ -114,8 +114,7 @@ def add_arguments(parser) -> None:
 
 def run(args) -> int:
     """Start or resume a run, show how it goes, and write its curve, sample and checkpoint."""
-    source = _source(args)
-    options = _options(args, source)
+    source, options = asked_for(args)
     if args.dry_run:
         named = args.resume not in (None, "newest")
         more = [*([] if named else ["--out", args.out]), *(["--resume", args.resume] if args.resume else [])]
@@ -123,7 +122,6 @@ def run(args) -> int:
         for launcher, line in on_machines(options, *more).items():
             print(f"\n{launcher}:\n{line}")
         return 0
-    options.check()
     here = launchers.launched()
     if here:
         return _as_one_rank(here, options, source, args)
@@ -184,6 +182,14 @@ def _give_up(folder: Path | None, why: str) -> None:
         (folder / FAILED).write_text(why + "\n")
 
 
+def asked_for(args) -> tuple[Path | None, Options]:
+    """The checkpoint to resume, if any, and the options of this call. Raises ValueError where they cannot run."""
+    source = _source(args)
+    options = _options(args, source)
+    options.check()
+    return source, options
+
+
 def _source(args) -> Path | None:
     """The checkpoint that --resume means: its own folder, or the newest of a run; None without --resume."""
     if args.out and args.resume not in (None, "", "newest"):
@@ -206,7 +212,7 @@ def _source(args) -> Path | None:
 
 def _options(args, source: Path | None) -> Options:
     """The options of this call, on top of those of the run that it resumes."""
-    base = folders.options_of(source.parent) if source else Options()
+    base = folders.options_of(source) if source else Options()
     given = {f.name: getattr(args, f.name) for f in fields(Options) if getattr(args, f.name) is not None}
     if given.get("recipe") == "llmc":
         given = {"batch": 4, "sequence": 64} | given
@@ -247,8 +253,9 @@ def _stop_on_interrupt(folder: Path | None, names=("SIGINT", "SIGTERM", "SIGHUP"
     finally:
         for s, handler in before.items():
             signal.signal(s, handler)
-        if folder and (folder / STOP).exists():
-            interrupted += [] if interrupted else filter(None, [(folder / STOP).read_text()])
+        if folder:
+            with suppress(FileNotFoundError):  # who else asked: a rank, the owner of the machines
+                interrupted += filter(None, [(folder / STOP).read_text()])
             (folder / STOP).unlink(missing_ok=True)
 
 

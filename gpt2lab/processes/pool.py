@@ -179,6 +179,10 @@ class Pool:
         if hasattr(self, "board"):
             self.board.close()
         shutil.rmtree(self.folder, ignore_errors=True)
+        with contextlib.suppress(
+            OSError
+        ):  # multiprocessing fails at its end where somebody else has deleted this
+            os.makedirs(multiprocessing.util.get_temp_dir(), exist_ok=True)
 
     def held_up(self, rank: int) -> float:
         """Seconds that a rank was ready to run but had no core, in which it is not stuck (0.0 if unknown)."""
@@ -222,11 +226,8 @@ class Pool:
             with open(path) as file:
                 file.seek(seen)
                 return [line.strip() for line in file if line.strip().startswith("File")]
-        except (
-            OSError,
-            AttributeError,
-        ):  # the rank has ended, its folder was deleted, or there is no such signal
-            return []
+        except (OSError, AttributeError):
+            return []  # the rank has ended, its folder was deleted, or there is no such signal
 
 
 @contextlib.contextmanager

@@ -5,6 +5,7 @@ import re
 import shutil
 import signal
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -108,3 +109,32 @@ def test_a_run_that_is_asked_to_end_saves_its_newest_step(names, to, when, start
     else:
         assert int(re.search(r"saved step (\d+)", text)[1]) == newest == len(read_log(run))
         assert f"Continue with: python -m gpt2lab train --resume {Path('out', run.name)}" in text
+
+
+def test_an_emptied_folder_of_temporary_files_costs_a_run_nothing(tmp_path):
+    how = STARTS[""].format(home=HOME)
+    running = Marked(SCRIPT.format(folder=str(tmp_path), train=TRAIN, start=how), tmp_path)
+    try:
+        running.wait_for_line("step 10:")
+        for folder in running.folders():
+            shutil.rmtree(folder)
+        send(running, "SIGTERM", "the main process")
+        text = running.process.stdout.read()
+        assert running.process.wait(PATIENCE) == 0
+    finally:
+        running.close()
+    assert "Stopped by SIGTERM: saved step" in text and "Traceback" not in text, text
+
+
+@pytest.mark.parametrize("moment", [0.1, 0.4, 0.8])
+def test_ctrl_c_while_a_command_is_imported_shows_no_traceback(moment, tmp_path):
+    running = Marked(
+        SCRIPT.format(folder=str(tmp_path), train=TRAIN, start="os.execv(train[0], train)"), tmp_path
+    )
+    try:
+        until(lambda: "gpt2lab" in Path(f"/proc/{running.process.pid}/cmdline").read_text())
+        time.sleep(moment)
+        send(running, "SIGINT", "the main process")
+        assert "Traceback" not in running.process.stdout.read()
+    finally:
+        running.close()
