@@ -6,6 +6,7 @@ import errno
 import importlib
 import os
 import re
+import signal
 import sys
 
 from . import lacking
@@ -53,6 +54,14 @@ FULL = {
     errno.ENOSPC: "Make room, or use another place.",
     errno.EMFILE: "Allow more of them: ulimit -n 1024.",
 }
+NO_MEMORY = (
+    "MemoryError",
+    "OutOfMemoryError",
+    "not enough memory",
+    "can't allocate memory",
+    "CUDA out of memory",
+)
+SMALLER = "Use a smaller --config, fewer rows or tokens, more micro-batches, or a plan of more ranks."
 MAY_BE_EMPTY = ("--prompt", "--resume")  # the first means something, the second has a sentence of its own
 
 
@@ -91,17 +100,16 @@ def overview() -> str:
 def told(error: RuntimeError) -> str:
     """A failed rank's message without its traceback, and the notes that say how to continue."""
     said = re.split(rf"^(?:\w+\.)*{error.ename}: ", str(error), maxsplit=1, flags=re.MULTILINE)[-1]
-    return "\n".join([said, *getattr(error, "__notes__", [])])
+    ways = [SMALLER] if "out of memory" in said else []
+    return "\n".join([said, *ways, *getattr(error, "__notes__", [])])
 
 
 def in_words(error: Exception) -> str | None:
     """The sentence that a user gets for an error, without a traceback; None for an error that is ours."""
-    if (
-        "not enough memory" in str(error)
-        or "can't allocate memory" in str(error)
-        or isinstance(error, MemoryError)
-    ):
-        return "there is not enough memory. Use a smaller --config, or fewer rows or tokens."
+    name = getattr(error, "ename", type(error).__name__)
+    if name in NO_MEMORY or any(words in str(error) for words in NO_MEMORY[2:]):
+        where = f"rank {error.rank}: " if hasattr(error, "rank") else ""
+        return "\n".join([f"{where}there is not enough memory. {SMALLER}", *getattr(error, "__notes__", [])])
     if isinstance(error, OSError) and error.strerror:
         way = WAYS.get(type(error)) or FULL.get(error.errno, "")
         return f"{error.filename or 'A file'}: {error.strerror}. {way}".rstrip()
@@ -114,6 +122,8 @@ def in_words(error: Exception) -> str | None:
 
 def entry() -> int:
     """The shell's entry point: a process that will compute restarts itself with huge pages, if there are any."""
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # no traceback of an import, until a command runs
     for stream in filter(None, (sys.stdout, sys.stderr)):
         stream.reconfigure(errors="backslashreplace")  # what a terminal cannot show is no error
     try:
@@ -177,6 +187,8 @@ def _one(arguments: list[str]) -> int:
     debug = "--debug" in rest
     args = parser.parse_args([word for word in rest if word != "--debug"])
     try:
+        if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
         return command.run(args) or 0
     except BrokenPipeError:
         raise

@@ -19,6 +19,7 @@ from .plan import Plan, build
 from .ranks import comm
 from .ranks.mesh import Mesh
 from .storage import checkpoint
+from .storage.state import digest
 from .train import LLMC, Recipe, Trainer
 
 STOP = "stop"
@@ -139,8 +140,14 @@ class Options:
         plan.check(self.the_config(), self.batch, self.sequence)
         if self.compile:
             _check_compile(plan)
+        shard, last = self.shard(), self.the_config().vocab_size - 1
+        if self.data != "shakespeare" and len(shard) and (most := int(shard.tokens.max())) > last:
+            raise ValueError(
+                f"{self.data} has the token {most}, and the vocabulary is 0 to {last}. Make it with this tokenizer: "
+                "python -m gpt2lab data --text FILE."
+            )
         for split in ("train", "val"):
-            Batches(self.shard(), self.batch, self.sequence, self.seed, split)
+            Batches(shard, self.batch, self.sequence, self.seed, split)
 
     def without_effect(self) -> dict[str, str]:
         """The options that change nothing beside the others, by name, each with the reason."""
@@ -237,7 +244,9 @@ def _loop(trainer: Trainer, options: Options, folder: Path | None, saver, tell, 
     tokens = options.batch * options.sequence
     work = speed.flops_per_token(options.the_config(), options.sequence) * tokens
     rate = speed.matmul_rate(device=trainer.parallel.device) if mesh.rank == 0 else math.inf
-    limit = rate * mesh.world.size
+    limit, notes = rate * mesh.world.size, {"options": asdict(options)}
+    if saver and mesh.rank == 0 and (folder / "options.json").exists():
+        notes["options_sha256"] = digest(folder / "options.json")
     while trainer.steps < options.steps and not _stopped(folder, mesh):
         batches = [train.at(trainer.steps + i) for i in range(_together(trainer, options))]
         first, begin = trainer.steps + 1, time.perf_counter()
@@ -256,13 +265,13 @@ def _loop(trainer: Trainer, options: Options, folder: Path | None, saver, tell, 
         for entry in entries if folder and mesh.rank == 0 else ():
             _append(folder / "log.jsonl", entry)
         if saver and trainer.steps % options.save == 0:
-            saver.save(options=asdict(options), val=entries[-1].get("val"))
+            saver.save(**notes, val=entries[-1].get("val"))
             saved = trainer.steps
         for entry in entries if tell else ():
             tell(entry)
     trainer.check_finite()
     if saver and saved != trainer.steps:
-        saver.save(options=asdict(options), val=log[-1].get("val") if log else None)
+        saver.save(**notes, val=log[-1].get("val") if log else None)
     if saver:
         saver.finish()
     return log

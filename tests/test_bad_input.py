@@ -17,13 +17,14 @@ from hypothesis import strategies as st
 from gpt2lab import cli
 from gpt2lab.benchmarks import everything
 from gpt2lab.commands import folders, train
+from gpt2lab.corpus import shards
 from gpt2lab.experts.mixture import Experts
 from gpt2lab.generate import Sampling, generate
 from gpt2lab.model import GPT2, GPT2Config
 from gpt2lab.parallel.accumulate import Accumulate
 from gpt2lab.plan import Plan
 from gpt2lab.processes import launchers
-from gpt2lab.processes.launch import Ranks
+from gpt2lab.processes.launch import RankFailed, Ranks
 from gpt2lab.ranks import comm
 from gpt2lab.ranks.mesh import Axis
 from gpt2lab.reference import CONFIG
@@ -56,6 +57,10 @@ TYPED = {
     "plan --rows 99999999999": "'99999999999' does not fit. Use a whole number from 1 to 100,000",
     "plan --rows 8 --ranks 99999999999": "'99999999999' does not fit. Use a whole number from 1 to 65,536",
     "plans --ranks 0": "--ranks: '0' does not fit. Use a whole number from 1 to 1,000,000,000",
+    "cluster -- train --plan dp=4 --batch 3": "3 rows cannot be dealt to dp=4 replicas",
+    "plan --config gpt2-xl --cluster h100x64 --run": "--run trains here, and h100x64 is elsewhere",
+    "train --data foreign.bin --plan dp=2": "foreign.bin has the token 60000, and the vocabulary is 0 to 50256",
+    "train --plan dp=9 --dry-run": "8 rows cannot be dealt to dp=9 replicas",
     "cluster -- train --stepps 3": "there is no --stepps here. Did you mean --steps?",
     "train --experts 4 --router switch --top-k 2": "--top-k would change nothing: the router switch has its own",
     "train --recipe llmc --lr 0": "--lr would change nothing: --recipe llmc brings its own",
@@ -78,6 +83,7 @@ def folder(tmp_path, monkeypatch):
     (tmp_path / "empty.txt").touch()
     (tmp_path / "some.txt").write_text("some text " * 50)
     (tmp_path / "huge.csv").write_text("0F0,99999999F0\n")
+    shards.write_shard(tmp_path / "foreign.bin", [range(59_000, 60_001), range(999)])
     (tmp_path / "link").symlink_to(tmp_path / "nothing")
     (tmp_path / "damaged").mkdir()
     (tmp_path / "damaged" / "config.json").write_text('{"n_embd": ')
@@ -180,9 +186,9 @@ def test_a_damaged_options_file_is_named_with_what_is_wrong(tmp_path, text, word
     file = tmp_path / "options.json"
     file.write_text(text)
     with pytest.raises(ValueError, match=f"^{re.escape(f'{file} is damaged: {words}')}"):
-        folders.options_of(tmp_path)
+        folders.options_of(tmp_path / "checkpoint-1")
     file.write_text(json.dumps({"steps": 3, "lr": 1}))
-    assert folders.options_of(tmp_path) == Options(steps=3, lr=1)
+    assert folders.options_of(tmp_path / "checkpoint-1") == Options(steps=3, lr=1)
 
 
 def test_a_log_whose_last_line_was_cut_off_is_read_and_continued(tmp_path):
@@ -200,6 +206,14 @@ def test_memory_that_is_not_there_is_told_in_one_sentence():
     )
     for error in (torchs, MemoryError()):
         assert cli.in_words(error).startswith("there is not enough memory. Use a smaller")
+    for words, said in {
+        f"rank 1 raised RuntimeError\n{torchs}": "rank 1: there is not enough memory. Use a smaller",
+        "rank 1 was killed by SIGKILL (often the system, out of memory).": "rank 1 was killed",
+    }.items():
+        failed = RankFailed(words, 1, "ProcessDied")
+        failed.add_note("Resume.")
+        found = cli.in_words(failed)
+        assert found.startswith(said) and "more micro-batches, or a plan of more ranks.\nResume." in found
     assert cli.in_words(RuntimeError("a bug of ours")) is None
 
 

@@ -105,9 +105,9 @@ def test_the_last_validation_is_the_one_that_is_told(capsys, tmp_path):
     step = {"loss": 3.0, "norm": 1.0, "lr": 0.1, "seconds": 1.0, "tokens_per_s": 1.0, "mfu": 0.1}
     entries = [step | {"step": n, "val": 4.0 - n} for n in (1, 2)]
     (tmp_path / "log.jsonl").write_text("".join(json.dumps(e) + "\n" for e in entries))
-    report.finish(Options(sample=0), tmp_path, interrupted=[True])
+    report.finish(Options(sample=0), tmp_path, interrupted=["SIGTERM"])
     told = capsys.readouterr().out
-    assert "Interrupted after step 2." in told and "validation loss 2.000" in told
+    assert "Stopped by SIGTERM: saved step 2." in told and "validation loss 2.000" in told
 
 
 def test_the_lines_of_other_launchers_start_as_many_ranks_as_the_plan_has():
@@ -132,12 +132,13 @@ def test_options_of_a_resumed_run_are_its_own_below_those_that_are_given(tmp_pat
     assert options(recipe="llmc", batch=9).batch == 9
 
 
-def test_a_second_interrupt_ends_a_run_at_once(tmp_path):
-    with pytest.raises(KeyboardInterrupt), train._stop_on_interrupt(tmp_path, ("SIGUSR1",)) as interrupted:
-        os.kill(os.getpid(), signal.SIGUSR1)
-        assert interrupted and (tmp_path / train.STOP).exists()
-        os.kill(os.getpid(), signal.SIGUSR1)
-        pytest.fail("the second one changed nothing")
+def test_only_a_third_ctrl_c_ends_a_run_at_once(tmp_path):
+    with pytest.raises(KeyboardInterrupt), train._stop_on_interrupt(tmp_path) as interrupted:
+        for name in ("SIGTERM", "SIGTERM", "SIGINT", "SIGINT"):
+            os.kill(os.getpid(), getattr(signal, name))
+            assert interrupted[-1] == name and (tmp_path / train.STOP).exists()
+        os.kill(os.getpid(), signal.SIGINT)
+        pytest.fail("the third one changed nothing")
     assert not (tmp_path / train.STOP).exists()
 
 

@@ -18,6 +18,7 @@ from gpt2lab.plan import Plan, build
 from gpt2lab.planner import tensor_costs
 from gpt2lab.ranks.mesh import Mesh
 from gpt2lab.run import read_log
+from gpt2lab.storage import checkpoint
 from gpt2lab.train import Trainer
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(300)]
@@ -247,6 +248,25 @@ def test_nothing_is_left_of_machines_whose_owner(how):
         process.wait(30)
     wait_until(False)
     assert subprocess.run(["ip", "link"], capture_output=True, text=True).stdout == links
+
+
+def test_ctrl_c_ends_a_run_on_machines_with_its_newest_step_saved(tmp_path):
+    train = "train --plan dp=2 --steps 100000 --batch 2 --sequence 8 --no-fast --out"
+    command = [sys.executable, "-m", "gpt2lab", "cluster", "--machines", "2x1", "--wire", "10gbit", "--"]
+    command += [*train.split(), str(tmp_path)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    try:
+        for line in process.stdout:
+            if "step 10:" in line:
+                break
+        process.send_signal(signal.SIGINT)
+        said = process.communicate(timeout=100)[0]
+    finally:
+        process.kill()
+        process.wait()
+    (run,) = tmp_path.glob("*")
+    step = checkpoint.read_state(checkpoint.all_in(run)[-1])["step"]
+    assert process.returncode == 0 and f"Stopped by SIGINT: saved step {step}." in said, said
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from gpt2lab.cli import main
+from gpt2lab.commands import folders
 from gpt2lab.model import GPT2Config
 from gpt2lab.plan import Plan, build
 from gpt2lab.ranks.mesh import Mesh
@@ -141,6 +142,50 @@ def test_a_list_that_looks_for_tensors_elsewhere_is_refused(name, copy):
     seal_again(copy)
     with pytest.raises(checkpoint.BadCheckpoint, match="which is no file of this checkpoint"):
         checkpoint.load(copy, trainer())
+
+
+def huge_list(copy: Path) -> None:
+    """The list of tensors says that one is larger than all memory."""
+    with open(copy / ".metadata", "rb") as file:
+        said = pickle.load(file)
+    said.state_dict_metadata["weight.wte.weight"].size = torch.Size((10**9, 10**6))
+    (copy / ".metadata").write_bytes(pickle.dumps(said))
+
+
+def huge_config(copy: Path) -> None:
+    """The configuration says that the model has a layer for every byte of memory."""
+    said = json.loads((copy / "config.json").read_text())
+    (copy / "config.json").write_text(json.dumps(said | {"n_layer": 10**9}))
+
+
+@pytest.mark.parametrize(
+    ("forge", "words"),
+    [(huge_list, "its tensors have"), (huge_config, "makes a model of 872,000,000,440 param")],
+)
+def test_sizes_that_no_file_holds_are_refused_at_once(forge, words, copy):
+    forge(copy)
+    seal_again(copy)
+    with pytest.raises(ValueError, match=words):
+        huggingface.load(copy)
+
+
+def test_options_that_were_changed_after_a_checkpoint_are_noticed(copy):
+    file = copy.parent / "options.json"
+    file.write_text('{"steps": 3}')
+    assert folders.options_of(copy).steps == 3  # a checkpoint from before options had a digest
+    said = json.loads((copy / "state.json").read_text())
+    said.pop("seal")
+    (copy / "state.json").write_text(state.text(said | {"options_sha256": state.digest(file)}))
+    assert folders.options_of(copy).steps == 3
+    file.write_text('{"steps": 2}')
+    with pytest.raises(ValueError, match="options.json is damaged: its sha256 is not the one in"):
+        folders.options_of(copy)
+
+
+def test_a_folder_in_place_of_the_state_makes_no_checkpoint(copy):
+    (copy / "state.json").unlink()
+    (copy / "state.json").mkdir()
+    assert checkpoint.all_in(copy.parent) == [copy.with_name("checkpoint-0000001")]
 
 
 def test_every_admitted_name_only_holds_values():

@@ -17,8 +17,8 @@ def progress(folder: Path) -> dict[str, dict[str, str]]:
     for path in sorted(folder.glob("[0-9][0-9]_*.ipynb")):
         of = found[path.stem] = {}
         for text in read_json(path, _tagged, DAMAGED):
-            with suppress(SyntaxError, ValueError):  # a cell that a student is in the middle of
-                of |= {title: kept.get(title, "") for title in titles(text)}
+            with suppress(Exception):  # a cell that a student is in the middle of, with whatever in it
+                of |= {str(title): kept.get(title, "") for title in titles(text)}
     return found
 
 

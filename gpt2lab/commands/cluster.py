@@ -10,11 +10,14 @@ Every machine runs torchrun, as it would on a cluster; the lines are printed. It
 import argparse
 import re
 import shlex
+import signal
+from contextlib import contextmanager
+from pathlib import Path
 
 from ..cli import Parser
 from ..machine import namespaces
-from ..plan import Plan
-from ..run import Options
+from ..processes.orphans import ASKS_TO_END
+from ..run import STOP
 from . import train
 
 
@@ -38,18 +41,40 @@ def run(args) -> int:
     parser = Parser(prog="gpt2lab train")
     train.add_arguments(parser)
     said = parser.parse_args(command[1:])
-    plan = Plan.parse(said.plan or Options().plan)
-    if plan.world != count * ranks and not said.resume:
+    source, options = train.asked_for(said)
+    world = options.the_plan().world
+    if world != count * ranks:
         raise ValueError(
-            f"--machines {count}x{ranks} starts {count * ranks} ranks, but the plan {said.plan or 'serial'} needs "
-            f"{plan.world}. Change one of them."
+            f"--machines {count}x{ranks} starts {count * ranks} ranks, but the plan {options.plan} needs {world}. "
+            "Change one of them."
         )
     machines = namespaces.torchrun(count, ranks, ["-m", "gpt2lab", *command])
     namespaces.check()
     for number, machine in enumerate(machines):
         print(f"machine {number}: torchrun {shlex.join(machine.command[3:])}", flush=True)
-    with namespaces.running(machines, wire) as process:
+    with _saved_at_a_signal(source, Path(said.out)), namespaces.running(machines, wire) as process:
         return process.wait()
+
+
+@contextmanager
+def _saved_at_a_signal(source: Path | None, out: Path):
+    """Make Ctrl-C, SIGTERM or a closed terminal end the run after its step, saved; the next one ends the machines."""
+    before, asked = set(out.glob("*")), []
+
+    def ask(number, _):
+        runs = {source.parent} if source else set(out.glob("*")) - before
+        if asked or not runs:
+            raise KeyboardInterrupt
+        asked.append(number)
+        for run in runs:  # one: its rank 0 made it
+            (run / STOP).write_text(signal.Signals(number).name)
+
+    kept = {s: signal.signal(s, ask) for s in ASKS_TO_END if signal.getsignal(s) is not signal.SIG_IGN}
+    try:
+        yield
+    finally:
+        for number, handler in kept.items():
+            signal.signal(number, handler)
 
 
 def _machines(text: str) -> tuple[int, int]:

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from ..model import PRESETS
 from ..run import Options
-from ..storage import checkpoint
+from ..storage import checkpoint, sharded
+from ..storage.state import digest
 
 
 def newest(out: Path) -> Path:
@@ -40,10 +41,16 @@ def new(options: Options, out: str, job: str = "") -> Path | None:
     return folder
 
 
-def options_of(folder: Path) -> Options:
-    """The options that a run was started with. Raises ValueError, with the file's name, where they cannot be read."""
-    file, known = folder / "options.json", {f.name: f.type for f in fields(Options)}
+def options_of(source: Path) -> Options:
+    """The options that the run of a checkpoint was started with.
+
+    Raises ValueError, with the file's name, where they cannot be read or are not those that the checkpoint has seen.
+    """
+    file, known = source.parent / "options.json", {f.name: f.type for f in fields(Options)}
+    sealed = sharded.read_state(source, check_files=False)[0].get("options_sha256")
     try:
+        if sealed and digest(file) != sealed:
+            raise ValueError(f"its sha256 is not the one in {source / 'state.json'}")
         said = json.loads(file.read_text())
         if not isinstance(said, dict):
             raise ValueError(f"it holds a {type(said).__name__} in place of options")

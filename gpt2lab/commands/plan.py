@@ -65,6 +65,8 @@ def run(args) -> int:
     """Print the plan, its reasons, and the plans that none beats in both time and memory."""
     from ..benchmarks.calibration import here
 
+    if args.run and args.cluster not in ("here", "laptop"):
+        raise ValueError(f"--run trains here, and {args.cluster} is elsewhere. Leave out --run or --cluster.")
     cluster = here() if args.cluster == "here" else find_cluster(args.cluster)
     cluster = cluster.with_devices(args.ranks or cluster.devices)
     config = PRESETS[args.config]

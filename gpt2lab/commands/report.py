@@ -18,20 +18,20 @@ def say_sometimes(entry: dict) -> None:
         print(f"step {entry['step']}: {short(entry)}", flush=True)
 
 
-def finish(options: Options, folder: Path, interrupted) -> None:
-    """The loss curve, the final lines, and a text by the trained model."""
+def finish(options: Options, folder: Path, interrupted: list[str]) -> None:
+    """The loss curve, the final lines, and a text by the trained model, if no signal is named that ended the run."""
     from ..plots import style, training
 
+    by = "".join(f" by {name}" for name in interrupted[:1])
     if not (folder / "log.jsonl").exists():
-        print(f"Interrupted before the first step: {folder} holds the fresh model.")
+        print(f"Stopped{by} before the first step: {folder} holds the fresh model.")
         return
     log = read_log(folder)
     style.save_figure(training.loss_curve(log), folder / "loss.png")
     newest = checkpoint.all_in(folder)[-1]
     if interrupted:
-        print(
-            f"Interrupted after step {log[-1]['step']}. Continue with: python -m gpt2lab train --resume {folder}"
-        )
+        step, way = log[-1]["step"], f"python -m gpt2lab train --resume {folder}"
+        print(f"Stopped{by}: saved step {step}. Continue with: {way}")
     vals = [e["val"] for e in log if "val" in e]
     if vals:
         print(f"validation loss {vals[-1]:.3f} (a fresh model has ln 50257 = 10.825)")

@@ -6,13 +6,14 @@
     python -m gpt2lab train --resume                         continue the newest run
     python -m gpt2lab train --resume runs/<time>/checkpoint-0000100        or with one checkpoint
 
-A run writes its log, loss curve and checkpoints under runs/<time>/. Ctrl-C ends it cleanly, with a checkpoint.
+A run writes its log, loss curve and checkpoints under runs/<time>/. Ctrl-C or SIGTERM ends it, with a checkpoint.
 Under torchrun --max-restarts 3 it continues from its newest checkpoint by itself when a rank has died.
 """
 
+import os
 import signal
 import sys
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, fields
 from pathlib import Path
 
@@ -113,8 +114,7 @@ def add_arguments(parser) -> None:
 
 def run(args) -> int:
     """Start or resume a run, show how it goes, and write its curve, sample and checkpoint."""
-    source = _source(args)
-    options = _options(args, source)
+    source, options = asked_for(args)
     if args.dry_run:
         named = args.resume not in (None, "newest")
         more = [*([] if named else ["--out", args.out]), *(["--resume", args.resume] if args.resume else [])]
@@ -122,7 +122,6 @@ def run(args) -> int:
         for launcher, line in on_machines(options, *more).items():
             print(f"\n{launcher}:\n{line}")
         return 0
-    options.check()
     here = launchers.launched()
     if here:
         return _as_one_rank(here, options, source, args)
@@ -183,6 +182,14 @@ def _give_up(folder: Path | None, why: str) -> None:
         (folder / FAILED).write_text(why + "\n")
 
 
+def asked_for(args) -> tuple[Path | None, Options]:
+    """The checkpoint to resume, if any, and the options of this call. Raises ValueError where they cannot run."""
+    source = _source(args)
+    options = _options(args, source)
+    options.check()
+    return source, options
+
+
 def _source(args) -> Path | None:
     """The checkpoint that --resume means: its own folder, or the newest of a run; None without --resume."""
     if args.out and args.resume not in (None, "", "newest"):
@@ -205,7 +212,7 @@ def _source(args) -> Path | None:
 
 def _options(args, source: Path | None) -> Options:
     """The options of this call, on top of those of the run that it resumes."""
-    base = folders.options_of(source.parent) if source else Options()
+    base = folders.options_of(source) if source else Options()
     given = {f.name: getattr(args, f.name) for f in fields(Options) if getattr(args, f.name) is not None}
     if given.get("recipe") == "llmc":
         given = {"batch": 4, "sequence": 64} | given
@@ -219,18 +226,23 @@ def _options(args, source: Path | None) -> Options:
 
 @contextmanager
 def _stop_on_interrupt(folder: Path | None, names=("SIGINT", "SIGTERM", "SIGHUP")):
-    """Make Ctrl-C end the run after the current step; a second Ctrl-C ends it at once.
+    """Make Ctrl-C end the run after the current step, which is saved; a third Ctrl-C ends it at once.
 
-    SIGTERM and a closed terminal do the same; under nohup, where SIGHUP is ignored, the run goes on.
+    SIGTERM and a closed terminal do the same, however often; under nohup, where SIGHUP is ignored, the run goes on.
+    Gives the names of the signals that came.
     """
     interrupted = []
     if folder:  # a run that was killed while ending left its stop file
         (folder / STOP).unlink(missing_ok=True)
 
-    def ask(*_):
-        if interrupted or folder is None:
+    def ask(number, _):
+        interrupted.append(signal.Signals(number).name)
+        if folder is None or interrupted.count("SIGINT") > 2:
             raise KeyboardInterrupt
-        interrupted.append(True)
+        if interrupted.count("SIGINT") == 2:
+            os.write(
+                2, b"\nThe step under way ends and is saved. Ctrl-C once more: end at once, without it.\n"
+            )
         (folder / STOP).touch()
 
     known = [getattr(signal, name) for name in names if hasattr(signal, name)]
@@ -242,7 +254,16 @@ def _stop_on_interrupt(folder: Path | None, names=("SIGINT", "SIGTERM", "SIGHUP"
         for s, handler in before.items():
             signal.signal(s, handler)
         if folder:
+            with suppress(FileNotFoundError):  # who else asked: a rank, the owner of the machines
+                interrupted += filter(None, [(folder / STOP).read_text()])
             (folder / STOP).unlink(missing_ok=True)
+
+
+def _on_rank(rank: int, world_size: int, options: Options, place: str | None, *more):
+    """`start` on a rank: SIGTERM to it alone ends the run like one to the main process."""
+    if place:
+        signal.signal(signal.SIGTERM, lambda *_: Path(place, STOP).write_text(f"SIGTERM to rank {rank}"))
+    return start(rank, world_size, options, place, *more)
 
 
 @contextmanager
@@ -265,7 +286,7 @@ def _train(options: Options, folder: Path | None, source: Path | None) -> None:
         from ..processes.launch import launch
 
         source = source and source.resolve()
-        job = (start, options, place, source, say_sometimes, device)
+        job = (_on_rank, options, place, source, say_sometimes, device)
         backend = "nccl" if device == "cuda" else None
         launch(*job, ranks=world, echo="live", timeout=options.timeout, backend=backend)
         return

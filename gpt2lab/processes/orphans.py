@@ -14,6 +14,7 @@ import tempfile
 from pathlib import Path
 
 PR_SET_PDEATHSIG = 1
+ASKS_TO_END = [getattr(signal, n) for n in ("SIGINT", "SIGHUP", "SIGTERM") if hasattr(signal, n)]
 FOLDER_PREFIX = "gpt2lab-"
 PARENT = "GPT2LAB_FORKSERVER_PARENT"
 RANKS = "GPT2LAB_RANKS"  # in the environment of a rank and of what it starts: the private folder of its ranks
@@ -73,19 +74,18 @@ def exit_with_parent() -> None:
 
     That process puts into the environment its number, whether its main thread starts the forkserver, and the folder of
     multiprocessing's sockets. For Linux the parent is the *thread* that forked, so if another thread did, its end must
-    not count as the parent's death. Ctrl-C and a closed terminal are the parent's business, also while torch is
-    imported here.
+    not count as the parent's death. Ctrl-C, a closed terminal and SIGTERM, which `timeout` and schedulers send to all
+    processes, are the parent's business, also while torch is imported here.
     """
-    for name in ("SIGINT", "SIGHUP"):
-        if hasattr(signal, name):
-            signal.signal(getattr(signal, name), signal.SIG_IGN)
+    for number in ASKS_TO_END:
+        signal.signal(number, signal.SIG_IGN)
     if hasattr(signal, "pthread_sigmask"):
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, ASKS_TO_END)
     parent, thread, sockets = (os.environ.get(PARENT, "") + "  ").split(" ", 2)
     if not parent:
         return
-    if thread == "main":
-        signal.signal(signal.SIGTERM, lambda *_: _parent_died(int(parent), sockets.strip()))
-        die_with_parent(signal.SIGTERM)
+    if thread == "main" and sys.platform == "linux":
+        signal.signal(signal.SIGRTMIN, lambda *_: _parent_died(int(parent), sockets.strip()))
+        die_with_parent(signal.SIGRTMIN)  # nobody else sends it
     if os.getppid() != int(parent):
         _parent_died(int(parent), sockets.strip())

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from ..machine.huge_pages import ask_for_huge_pages
 from .failure import own_frame, with_source
-from .orphans import FOLDER_PREFIX, PARENT, STACK, end_children, end_descendants
+from .orphans import ASKS_TO_END, FOLDER_PREFIX, PARENT, STACK, end_children, end_descendants
 from .rank_process import HEADER, rank_main
 from .status_board import Board
 
@@ -124,7 +124,8 @@ class Pool:
         ours, theirs = context.Pipe(duplex=True)
         reading, writing = os.pipe()
         output = Connection(writing, readable=False)
-        arguments = (rank, ranks, str(self.folder), backend, timeout, theirs, output)
+        ends_alone = signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+        arguments = (rank, ranks, str(self.folder), backend, timeout, theirs, output, ends_alone)
         process = context.Process(target=rank_main, args=arguments, name=f"rank {rank}", daemon=True)
         with theirs, output:
             process.start()
@@ -178,6 +179,10 @@ class Pool:
         if hasattr(self, "board"):
             self.board.close()
         shutil.rmtree(self.folder, ignore_errors=True)
+        with contextlib.suppress(
+            OSError
+        ):  # multiprocessing fails at its end where somebody else has deleted this
+            os.makedirs(multiprocessing.util.get_temp_dir(), exist_ok=True)
 
     def held_up(self, rank: int) -> float:
         """Seconds that a rank was ready to run but had no core, in which it is not stuck (0.0 if unknown)."""
@@ -221,11 +226,8 @@ class Pool:
             with open(path) as file:
                 file.seek(seen)
                 return [line.strip() for line in file if line.strip().startswith("File")]
-        except (
-            OSError,
-            AttributeError,
-        ):  # the rank has ended, its folder was deleted, or there is no such signal
-            return []
+        except (OSError, AttributeError):
+            return []  # the rank has ended, its folder was deleted, or there is no such signal
 
 
 @contextlib.contextmanager
@@ -275,9 +277,10 @@ def _context():
 
     main = threading.current_thread() is threading.main_thread()
     before = dict(os.environ)
-    resource_tracker.ensure_running()  # it lets interrupts through again, so it has to start before they are held back
     try:
-        with _without_interrupts():  # one in between would leave the folder of sockets behind
+        with _held_back(ASKS_TO_END[1:2]):
+            resource_tracker.ensure_running()  # holds SIGINT and SIGTERM back itself, and then lets them through again
+        with _held_back(ASKS_TO_END):  # one in between would leave the folder of sockets behind
             folder = multiprocessing.util.get_temp_dir()
             os.environ[PARENT] = f"{os.getpid()} {'main' if main else 'other'} {folder}"
             ask_for_huge_pages()
@@ -297,12 +300,12 @@ def _context():
 
 
 @contextlib.contextmanager
-def _without_interrupts():
-    """Hold Ctrl-C back, also in processes that start meanwhile, until they ignore it (`orphans.exit_with_parent`)."""
+def _held_back(signals):
+    """Hold signals back, also in processes that start meanwhile, until they ignore them (`exit_with_parent`)."""
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
     try:
         yield
     finally:

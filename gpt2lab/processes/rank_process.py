@@ -22,7 +22,7 @@ from pathlib import Path
 
 from .. import transport
 from . import status_board
-from .orphans import RANKS, STACK, die_with_parent, end_children
+from .orphans import ASKS_TO_END, RANKS, STACK, die_with_parent, end_children
 from .results import pack
 
 HEADER = struct.Struct("<Q")
@@ -42,10 +42,17 @@ _muted = False  # for the rest of the job
 
 
 def rank_main(
-    rank: int, world: int, folder: str, backend: str, timeout: float, pipe: Connection, output: Connection
+    rank: int,
+    world: int,
+    folder: str,
+    backend: str,
+    timeout: float,
+    pipe: Connection,
+    output: Connection,
+    ends_alone: bool,
 ):
     """The main function of a rank: set up the process, then run jobs until the parent closes the pipe."""
-    _protect(folder, rank, pipe)
+    _protect(folder, rank, pipe, ends_alone)
     _redirect(output)
     try:
         _join_group(rank, world, folder, backend, timeout)
@@ -63,13 +70,16 @@ def rank_main(
         _send(pipe, _call(Path(folder, f"job.{number}"), rank, world, pipe))
 
 
-def _protect(folder: str, rank: int, pipe: Connection) -> None:
-    """Die with the parent, ignore Ctrl-C (the parent handles it), write the stack on SIGUSR1 even with the GIL held."""
+def _protect(folder: str, rank: int, pipe: Connection, ends_alone: bool) -> None:
+    """Die with the parent, ignore Ctrl-C (the parent handles it), write the stack on SIGUSR1 even with the GIL held.
+
+    SIGTERM ends a rank only if it `ends_alone`: not where the parent handles that signal, which may reach all of them.
+    """
     die_with_parent(signal.SIGKILL)
-    for name in ("SIGINT", "SIGHUP"):  # Ctrl-C and a closed terminal: the parent decides
-        if hasattr(signal, name):
-            signal.signal(getattr(signal, name), signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    for number in ASKS_TO_END:
+        signal.signal(number, signal.SIG_IGN)
+    if ends_alone:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
     if hasattr(signal, "SIGUSR2"):
         signal.signal(signal.SIGUSR2, _mute)
     threading.Thread(target=_leave_with_parent, args=(folder, pipe), daemon=True).start()

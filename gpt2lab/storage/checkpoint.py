@@ -37,7 +37,7 @@ def all_in(run: str | Path) -> list[Path]:
 
 def is_one(folder: Path) -> bool:
     """Whether a folder is a complete checkpoint."""
-    return (folder / STATE).exists()
+    return (folder / STATE).is_file()
 
 
 @checked()

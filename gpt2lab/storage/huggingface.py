@@ -45,6 +45,12 @@ def load(source: str | Path, dtype: torch.dtype | None = torch.float32) -> GPT2:
         checkpoint.read_state(source)  # before anything of it is read
     if Path(source).is_dir():
         config, file = read_config(Path(source)), Path(source) / "model.safetensors"
+        held = sum(f.stat().st_size for f in Path(source).iterdir() if f.is_file())
+        if config.parameters > held > 0 and (sharded.is_sharded(file.parent) or file.exists()):
+            raise ValueError(
+                f"{file.with_name('config.json')} makes a model of {config.parameters:,} parameters, and the files "
+                f"beside it have {held:,} bytes. Fetch or export the model again."
+            )
     else:
         config, file = PRESETS.get(str(source)), published(str(source))
     model = GPT2(config)

@@ -4,6 +4,7 @@ The list is a pickle, a program that may call whatever it names. Checkpoints are
 names are admitted here that torch itself writes into such a list; all of them just hold values.
 """
 
+import math
 import pickle
 from pathlib import Path
 
@@ -46,6 +47,12 @@ def read(file: Path, known: set[str]) -> meta.Metadata:
         with open(file, "rb") as opened:
             found = _Reader(opened).load()
         _check(found, known)
+        needed = sum(
+            math.prod(t.size) * t.properties.dtype.itemsize for t in found.state_dict_metadata.values()
+        )
+        held = sum((file.parent / name).stat().st_size for name in known)
+        if needed > held:
+            raise ValueError(f"its tensors have {needed:,} bytes, and the files beside it {held:,}")
     except FileNotFoundError:
         raise ValueError(f"{file} is missing.") from None
     except Exception as error:  # a damaged pickle may fail in any way
@@ -60,7 +67,11 @@ def _check(found, known: set[str]) -> None:
     for name, tensor in found.state_dict_metadata.items():
         if not isinstance(name, str) or type(tensor) is not meta.TensorStorageMetadata:
             raise ValueError(f"{name!r} is no tensor")
-        if not isinstance(tensor.properties.dtype, torch.dtype) or type(tensor.size) is not torch.Size:
+        if (
+            not isinstance(tensor.properties.dtype, torch.dtype)
+            or type(tensor.size) is not torch.Size
+            or (min(tensor.size, default=0) < 0)
+        ):
             raise ValueError(f"{name!r} has no type or shape")
     for place in found.storage_data.values():
         if place.relative_path not in known:

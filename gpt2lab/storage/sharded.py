@@ -204,7 +204,7 @@ def whole(folder: Path, prefix: str) -> dict[str, torch.Tensor]:
 
 def read_state(folder: Path, rank: int = 0, world: int = 1, check_files: bool = True) -> tuple[dict, str]:
     """The state of a folder, and what is wrong with the files that this rank checks ("": nothing)."""
-    if not (folder / STATE).exists():
+    if not (folder / STATE).is_file():
         return (
             {},
             f"{folder} is not a checkpoint: it has no {STATE}. Name a run's folder, or a checkpoint in it.",

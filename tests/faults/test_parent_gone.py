@@ -132,34 +132,6 @@ def test_an_interrupt_of_the_first_launch_is_only_a_keyboard_interrupt(script):
         assert text.count("Traceback") <= 1 and text.count("KeyboardInterrupt") == 1, text
 
 
-TRAINING = """
-import signal, sys
-from gpt2lab.cli import main
-
-signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests may run under nohup
-sys.exit(main("train --plan dp=2 --steps 100000 --batch 2 --sequence 8 --no-fast --out out".split()))
-"""
-
-
-@pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP"])
-def test_a_training_run_that_is_asked_to_end_saves_a_checkpoint(name, script, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    running = Marked(TRAINING, tmp_path)
-    try:
-        running.wait_for_line("step 10:")
-        for pid in (
-            running.others() if name == "SIGHUP" else []
-        ):  # a terminal tells every process that it closes
-            os.kill(pid, signal.SIGHUP)
-        running.process.send_signal(getattr(signal, name))
-        running.wait_for_line("Interrupted after step")
-        assert running.process.wait(PATIENCE) == 0
-        assert list((tmp_path / "out").glob("*/checkpoint-*/state.json"))
-        until(lambda: nothing_left(running))
-    finally:
-        running.close()
-
-
 def test_the_end_of_the_process_server_is_told_as_such():
     import multiprocessing
 

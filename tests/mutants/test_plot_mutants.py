@@ -236,11 +236,11 @@ COMMANDS = {
         "given | asdict(base)",
         RESUMED,
     ),
-    "a second interrupt is ignored": (
+    "the third interrupt is ignored": (
         train._stop_on_interrupt,
-        "if interrupted or folder is None:",
+        'if folder is None or interrupted.count("SIGINT") > 2:',
         "if folder is None:",
-        words.test_a_second_interrupt_ends_a_run_at_once,
+        words.test_only_a_third_ctrl_c_ends_a_run_at_once,
     ),
     "prompts count as written": (
         generate.run,
