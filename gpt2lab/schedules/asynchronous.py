@@ -13,8 +13,8 @@ from graphlib import CycleError, TopologicalSorter
 from numbers import Integral
 
 from ..machine.arguments import checked
-from .check import ScheduleError, check
 from .gpipe_1f1b import alternate, one_forward_one_backward
+from .play import ScheduleError, check
 from .schedule import Op, Schedule, require
 
 
