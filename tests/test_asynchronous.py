@@ -7,19 +7,46 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpt2lab.schedules import Cost, Op, ScheduleError, asynchronous, make, simulate
+from gpt2lab.schedules import Cost, Op, ScheduleError, make, simulate
 from gpt2lab.schedules.asynchronous import (
     FREE,
     SCHEMES,
+    Stream,
     check_stream,
     flushed,
     free_running,
     make_stream,
-    versions_held,
 )
 
 SIZES = {"p": st.integers(1, 6), "batches": st.integers(1, 12), "k": st.integers(1, 7)}
 QUICK = settings(max_examples=60, deadline=None)
+
+
+def closed_form(stream: Stream, op: Op) -> int:
+    """The version that an operation reads, as the papers have it, from numbers alone.
+
+    A forward on a rank that runs `ahead` forwards ahead of its backwards, of its i-th micro-batch, meets
+    max(0, i - ahead) // per_update updates; with n stages `ahead` is n - 1 - s on stage s.
+    """
+    schedule, scheme = stream.schedule, stream.schedule.name
+    if scheme == "2bw" or scheme == "1f1b":
+        return max(0, stream.batch(op) - (scheme == "2bw"))
+    home = op._replace(stage=0) if scheme == "pipedream_vertical" else op
+    ahead = 0 if (scheme, op.kind) == ("ampnet", "B") else schedule.promise[schedule.rank_of(home)] - 1
+    return max(0, op.micro // len(schedule.ranks_of(op.stage)) - ahead) // stream.per_update
+
+
+def versions_held(stream: Stream, rank: int) -> int:
+    """The most versions of its weights that a rank holds at a time, in a stream long enough.
+
+    PipeDream: as many as forwards are under way, p - s on stage s, with one micro-batch an update; with k of them
+    1 + ceil((p - 1 - s) / k). With vertical sync stage 0's number everywhere.
+    """
+    scheme = stream.schedule.name
+    if scheme in ("pipedream", "pipedream_vertical"):
+        ahead = stream.schedule.promise[0 if scheme == "pipedream_vertical" else rank] - 1
+        return 1 + -(-ahead // stream.per_update)
+    return 2 if scheme == "2bw" else 1
 
 
 def stream_of(name, p, batches, k, active=None):
@@ -32,7 +59,9 @@ def stream_of(name, p, batches, k, active=None):
 @QUICK
 def test_every_operation_reads_a_version_that_is_there_and_none_is_kept_too_long(name, p, batches, k):
     stream = stream_of(name, p, batches, k)
+    assert stream.reads == {op: closed_form(stream, op) for order in stream.schedule.orders for op in order}
     for stage, order in enumerate(stream.schedule.orders):
+        assert max(map(len, stream.held(stage))) <= versions_held(stream, stage)
         made, kept = 0, frozenset({0})
         for n, op in enumerate(order):
             assert stream.reads[op] in kept
@@ -105,16 +134,6 @@ def test_the_bubble_is_paid_once_and_goes_to_zero(p, m, f, b):
     assert simulate(flushed(p, 3, m), Cost(f, backward=b)).makespan == 3 * (m + p - 1) * (f + b)
 
 
-def test_a_table_that_looks_into_the_future_is_refused():
-    stream = make_stream("pipedream", 3, 6)
-    op = Op("F", 0, 4)
-    with pytest.raises(ScheduleError, match="0F4 reads version 3 of its stage, and the newest .* is 2"):
-        check_stream(replace(stream, reads={**stream.reads, op: 3}))
-    op = Op("F", 2, 4)
-    with pytest.raises(ScheduleError, match="2F4 reads version 3 of the embedding, and the newest .* is 2"):
-        check_stream(replace(stream, tied={**stream.tied, op: 3}))
-
-
 REPLICAS = [stages for p in (1, 2, 3) for stages in product((1, 2, 3), repeat=p)]
 
 
@@ -123,6 +142,7 @@ def test_replicas_take_turns_and_update_together(name):
     for stages in REPLICAS:
         stream, ranks = make_stream(name, stages, 36), sum(stages)
         assert stream.schedule.promise[0] == -(-ranks // stages[0])  # NOAM
+        assert all(version == closed_form(stream, op) for op, version in stream.reads.items())
         for s, count in enumerate(stages):
             for rank in stream.schedule.ranks_of(s):
                 place = rank - stream.schedule.placement[s]
@@ -140,21 +160,8 @@ def test_a_round_that_can_never_end_is_found():
     first = tuple(Op(kind, 0, micro) for kind, micro in (("F", 0), ("B", 0), ("F", 2), ("B", 2)))
     last = tuple(Op(kind, 1, micro) for micro in (0, 2, 1, 3) for kind in "FB")
     orders = (first, schedule.orders[1], last)
-    with pytest.raises(ScheduleError, match="Deadlock: .* wait in a circle"):
+    with pytest.raises(ScheduleError, match="Deadlock: rank 0 waits at 0F2 for 0I1, .*"):
         check_stream(replace(stream, schedule=replace(schedule, orders=orders)))
-
-
-def test_a_table_that_is_not_that_of_its_paper_is_refused():
-    stream = make_stream("pipedream", 3, 6)
-    op = Op("F", 0, 4)
-    with pytest.raises(ScheduleError, match="0F4 reads version 1, and pipedream means 2"):
-        check_stream(replace(stream, reads={**stream.reads, op: 1}))
-
-
-def test_one_version_too_many_is_refused(monkeypatch):
-    monkeypatch.setattr(asynchronous, "versions_held", lambda stream, rank: 2 - rank)
-    with pytest.raises(ScheduleError, match="rank 0 holds 3 versions, and pipedream needs 2"):
-        make_stream("pipedream", 3, 9)
 
 
 def test_what_cannot_be_is_refused_in_a_sentence():

@@ -12,8 +12,8 @@ from gpt2lab.parallel.zero.costs import bytes_held
 from gpt2lab.planner import balance, metrics
 from gpt2lab.planner.failures import best_interval
 from gpt2lab.ranks.traffic import all_reduce_cost
+from gpt2lab.schedules import simulate
 from gpt2lab.schedules.registry import make
-from gpt2lab.schedules.simulate import simulate
 
 EXAM = (NOTEBOOKS / "exam.md").read_text()
 ANSWERS = {

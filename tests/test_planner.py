@@ -26,8 +26,7 @@ from gpt2lab.planner.problem import (
 )
 from gpt2lab.planner.reinforce import reinforce
 from gpt2lab.planner.tensor_costs import Shape, kept_bytes
-from gpt2lab.schedules import formulas, registry
-from gpt2lab.schedules.simulate import Cost, simulate
+from gpt2lab.schedules import Cost, formulas, registry, simulate
 
 
 def random_graph(seed: int, count: int, memory: bool = False) -> OperatorGraph:

@@ -14,8 +14,7 @@ from gpt2lab.plots.benchmarks import dashboard
 from gpt2lab.plots.style import COLORS, THINGS, rank_color
 from gpt2lab.plots.timeline import timeline
 from gpt2lab.ranks.trace import Span
-from gpt2lab.schedules import make
-from gpt2lab.schedules.simulate import simulate
+from gpt2lab.schedules import make, simulate
 
 
 def test_a_bar_of_a_timeline_is_in_the_row_of_its_rank_from_its_start_in_milliseconds():

@@ -5,8 +5,7 @@ import pytest
 from gpt2lab.model import PRESETS
 from gpt2lab.planner import balance, published
 from gpt2lab.planner.tensor_costs import Shape, kept_bytes
-from gpt2lab.schedules import Cost, make
-from gpt2lab.schedules.simulate import simulate
+from gpt2lab.schedules import Cost, make, simulate
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 import time
 from dataclasses import replace
 from fractions import Fraction
+from itertools import pairwise, product
 
 import pytest
 from hypothesis import given, settings
@@ -139,12 +140,22 @@ def test_dualpipe_has_its_published_bubble(name, half, extra, f, i, w, saved):
 
 
 def test_recomputation_adds_a_forward_to_every_backward():
-    for name in ("1f1b", "zb_h1"):
-        again = simulate(make(name, 4, 8), Cost(2, 3, 1, recompute=True))
-        assert again == replace(simulate(make(name, 4, 8), Cost(2, 5, 1)), cost=again.cost)
+    for name, factors in product(("1f1b", "zb_h1"), ((1,), (1, 3))):
+        again = simulate(make(name, 4, 8), Cost(2, 3, 1, factors=factors, recompute=True))
+        assert again == replace(simulate(make(name, 4, 8), Cost(2, 5, 1, factors=factors)), cost=again.cost)
     assert simulate(make("gpipe", 4, 8), Cost(1, backward=2, recompute=True)).makespan == (8 + 3) * (
         1 + 2 + 1
     )
+
+
+@pytest.mark.parametrize("sizes, chunks", [((4, 5), 2), ((5, 7), 3)])
+def test_a_block_whose_backward_waits_for_its_own_forward_runs_apart_and_no_other(sizes, chunks):
+    timeline = simulate(make("interleaved", *sizes, chunks=chunks), Cost(joint=Fraction(5, 2)))
+    pairs = [
+        (a, b) for row in timeline.rows for a, b in pairwise(row) if (a.op.kind, b.op.kind) == ("F", "B")
+    ]
+    apart = [(a.op, a.end - a.start) for a, b in pairs if a.op.stage != b.op.stage and b.end - a.start != 2.5]
+    assert apart == [(Op("F", 0, sizes[1] - 1), 1)]
 
 
 def test_the_published_profiled_row_comes_out_to_four_decimals():

@@ -5,8 +5,8 @@ from fractions import Fraction
 from pathlib import Path
 
 from ..schedules import registry, text
-from ..schedules.check import check
-from ..schedules.simulate import Cost, simulate
+from ..schedules.play import check, simulate
+from ..schedules.timeline import Cost
 from .numbers import positive, within
 
 MOST = 30_000  # operations that are laid out, checked and simulated: some seconds

@@ -5,12 +5,12 @@ check(schedule)
 print(draw(simulate(schedule, Cost(forward=1, input_grad=1, weight_grad=1))))
 """
 
-from .check import ScheduleError, check
+from .play import ScheduleError, check, simulate
 from .registry import NAMES, make
 from .schedule import Op, Schedule
-from .simulate import Cost, Timeline, simulate
 from .terapipe import best_slices
 from .text import draw, from_csv, summary, to_csv
+from .timeline import Cost, Timeline
 
 __all__ = [
     "NAMES",

@@ -9,12 +9,12 @@ gradients and make the same update: a version for each round.
 """
 
 from dataclasses import dataclass, replace
-from graphlib import CycleError, TopologicalSorter
+from itertools import pairwise
 from numbers import Integral
 
 from ..machine.arguments import checked
-from .check import ScheduleError, check
 from .gpipe_1f1b import alternate, one_forward_one_backward
+from .play import Player, check
 from .schedule import Op, Schedule, require
 
 
@@ -121,12 +121,15 @@ def make_stream(
         schedule = flushed(ranks, batches, per_update)
     else:
         schedule = free_running(stages, batches * per_update, active)
-    stream = Stream(replace(schedule, name=name), per_update, {}, {})
-    for op in (op for order in schedule.orders for op in order):
-        stream.reads[op] = closed_form(stream, op)
+    stream = check_stream(Stream(replace(schedule, name=name), per_update, {}, {}))
+    for order in schedule.orders:
+        newest = 0
+        for op in order:
+            stream.reads[op] = _version_read(stream, op, newest)
+            newest = stream.makes(op) or newest
     for op in (op for op in stream.reads if op.stage == schedule.depth - 1):
         stream.tied[op] = stream.reads[Op("F", 0, op.micro)]
-    return check_stream(stream)
+    return stream
 
 
 def _check_rounds(name: str, replicas: tuple[int, ...], batches: int, per_update: int) -> None:
@@ -151,93 +154,28 @@ FREE = (  # without a flush
 SCHEMES = ("1f1b", *FREE)
 
 
-def closed_form(stream: Stream, op: Op) -> int:
-    """The version that an operation reads, as the papers have it, from numbers alone.
-
-    A forward on a rank that runs `ahead` forwards ahead of its backwards, of its i-th micro-batch, meets
-    max(0, i - ahead) // per_update updates; with n stages `ahead` is n - 1 - s on stage s.
-    """
-    schedule, scheme = stream.schedule, stream.schedule.name
-    if scheme == "2bw" or scheme == "1f1b":
-        return max(0, stream.batch(op) - (scheme == "2bw"))
-    home = op._replace(stage=0) if scheme == "pipedream_vertical" else op
-    ahead = 0 if (scheme, op.kind) == ("ampnet", "B") else schedule.promise[schedule.rank_of(home)] - 1
-    return max(0, op.micro // len(schedule.ranks_of(op.stage)) - ahead) // stream.per_update
-
-
-def versions_held(stream: Stream, rank: int) -> int:
-    """The most versions of its weights that a rank holds at a time, in a stream long enough.
-
-    PipeDream: as many as forwards are under way, p - s on stage s, with one micro-batch an update; with k of them
-    1 + ceil((p - 1 - s) / k). With vertical sync stage 0's number everywhere.
-    """
-    scheme = stream.schedule.name
-    if scheme in ("pipedream", "pipedream_vertical"):
-        ahead = stream.schedule.promise[0 if scheme == "pipedream_vertical" else rank] - 1
-        return 1 + -(-ahead // stream.per_update)
-    return 2 if scheme == "2bw" else 1
-
-
-def check_stream(stream: Stream) -> Stream:
-    """Return the stream if it is right, else raise ScheduleError.
-
-    Right is: dependencies; no deadlock, also where replicas wait for each other to update; every operation reads the
-    version that its scheme means, which is there; and no rank holds more versions than its paper says.
-    """
-    schedule = check(stream.schedule)
-    _check_rounds_end(stream)
-    at_entry = {}  # the newest embedding when each micro-batch entered
-    for rank, order in enumerate(schedule.orders):
-        newest = 0
-        for op in order:
-            _exists(op, stream.reads[op], newest, "of its stage")
-            if op.kind == "F" and op.stage == 0:
-                at_entry[op.micro] = newest
-            if stream.reads[op] != (means := _means(stream, op, newest, at_entry)):
-                raise ScheduleError(
-                    f"{op} reads version {stream.reads[op]}, and {schedule.name} means {means}."
-                )
-            newest = stream.makes(op) or newest
-        most = max(map(len, stream.held(rank)), default=1)
-        if most > versions_held(stream, rank):
-            raise ScheduleError(
-                f"rank {rank} holds {most} versions, and {schedule.name} needs {versions_held(stream, rank)}."
-            )
-    for op, version in stream.tied.items():
-        _exists(op, version, at_entry[op.micro], "of the embedding")
-    return stream
-
-
-def _means(stream: Stream, op: Op, newest: int, at_entry: dict[int, int]) -> int:
-    """The version that an operation shall read, where the newest of its rank is `newest`."""
+def _version_read(stream: Stream, op: Op, newest: int) -> int:
+    """The version that an operation reads in its scheme, where the newest of its rank is `newest`."""
     scheme = stream.schedule.name
     if scheme == "2bw":
         return max(0, stream.batch(op) - 1)
     if scheme == "pipedream_vertical":
-        return at_entry[op.micro]
+        return stream.reads.get(Op("F", 0, op.micro), newest)  # rank 0, replayed first, has stage 0
     return newest if scheme == "ampnet" or op.kind == "F" else stream.reads[op._replace(kind="F")]
 
 
-def _check_rounds_end(stream: Stream) -> None:
-    """Replicas that add up their gradients go on together: no operation may wait for itself."""
-    schedule, before = stream.schedule, {}
+def check_stream(stream: Stream) -> Stream:
+    """Return the stream if its orders come to their ends, also where replicas wait for each other to update.
+
+    Raises ScheduleError. Replicas add up their gradients: after an update a rank waits for its whole round's backwards.
+    """
+    schedule, rounds = check(stream.schedule), {}
     for order in schedule.orders if schedule.replicas else ():
-        meeting = []
-        for op in order:
-            needs = (n._replace(kind="B") if n.kind == "I" else n for n in schedule.needs(op))
-            before[op] = [*meeting, *needs]
-            r = len(schedule.ranks_of(op.stage))
-            round_of = range(op.micro // r * r, (op.micro // r + 1) * r)
-            meeting = [Op("B", op.stage, m) for m in round_of] if stream.makes(op) else [op]
-    try:
-        TopologicalSorter(before).prepare()
-    except CycleError as error:
-        raise ScheduleError(f"Deadlock: {', '.join(map(str, error.args[1]))} wait in a circle.") from None
-
-
-def _exists(op: Op, version: int, newest: int, whose: str) -> None:
-    if not 0 <= version <= newest:
-        raise ScheduleError(
-            f"{op} reads version {version} {whose}, and the newest that is sure to be there is {newest}. "
-            "Read an older one, or run the update earlier."
-        )
+        for op, following in pairwise(order):
+            if stream.makes(op):
+                r = len(schedule.ranks_of(op.stage))
+                first = op.micro // r * r
+                rounds[following] = [Op("I", op.stage, micro) for micro in range(first, first + r)]
+    if rounds:
+        Player(schedule, needs=lambda op: (*schedule.needs(op), *rounds.get(op, ()))).run()
+    return stream

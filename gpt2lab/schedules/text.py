@@ -6,9 +6,9 @@ from functools import reduce
 from math import gcd
 
 from ..machine.arguments import checked
-from .check import ScheduleError
+from .play import ScheduleError, simulate
 from .schedule import Op, Schedule
-from .simulate import Timeline, simulate
+from .timeline import Timeline
 
 _OP = re.compile(r"(\d+)([FBIW])(\d+)$")
 

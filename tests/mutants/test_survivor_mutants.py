@@ -18,7 +18,7 @@ from gpt2lab.model import PRESETS, Dropout, Noise
 from gpt2lab.parallel import finish, tensor
 from gpt2lab.parallel.zero.flat import Flat
 from gpt2lab.planner import failures, fit
-from gpt2lab.schedules.simulate import Timeline
+from gpt2lab.schedules import Timeline
 from gpt2lab.storage import checkpoint
 from gpt2lab.storage.sharded import Entry
 from gpt2lab.train import Trainer, make_optimizer

@@ -1,11 +1,10 @@
-"""When each operation of a schedule runs: an event-driven clock, exact with integers and Fractions."""
+"""What operations take, and when each one of a schedule runs: exact with integers and Fractions."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 
 from ..machine.arguments import checked
-from .check import ScheduleError, stuck
 from .schedule import Op, Schedule
 
 
@@ -39,15 +38,6 @@ class Cost:
         value = number[position] if isinstance(number, Sequence) else number
         again = self.time("F", position, unit) if self.recompute and kind in "BI" else 0
         return value * self.factors[unit % len(self.factors)] + again
-
-    def table(self, schedule: Schedule) -> dict:
-        """Times by (kind, stage, unit modulo len(factors)), computed once instead of for every operation."""
-        return {
-            (kind, stage, unit): self.time(kind, schedule.position(stage), unit)
-            for kind in "FBIW"
-            for stage in range(len(schedule.placement))
-            for unit in range(len(self.factors))
-        }
 
 
 @dataclass(frozen=True)
@@ -84,20 +74,22 @@ class Timeline:
     def bubble(self):
         """Idle share of all ranks' time until the makespan: what most papers call the bubble ratio."""
         whole = len(self.rows) * self.makespan
-        return _ratio(whole - sum(map(self.busy, range(len(self.rows)))), whole)
+        return exact_ratio(whole - sum(map(self.busy, range(len(self.rows)))), whole)
 
     @property
     def span_bubble(self):
         """The worst idle share of a rank's own span: the zero-bubble papers' bubble rate, as steps can overlap."""
         return max(
-            _ratio(self.span(r) - self.busy(r), self.span(r)) for r in range(len(self.rows)) if self.rows[r]
+            exact_ratio(self.span(r) - self.busy(r), self.span(r))
+            for r in range(len(self.rows))
+            if self.rows[r]
         )
 
     @property
     def bubble_over_ideal(self):
         """Makespan without the ideal time, over the ideal time (Narayanan et al. 2021)."""
         ideal = max(map(self.busy, range(len(self.rows))))
-        return _ratio(self.makespan - ideal, ideal)
+        return exact_ratio(self.makespan - ideal, ideal)
 
     def memory(self, rank: int) -> list[tuple]:
         """Pairs (time, activations held from then on), in units of one p-th of the model for one micro-batch."""
@@ -113,74 +105,8 @@ class Timeline:
         return steps
 
 
-@checked()
-def simulate(schedule: Schedule, cost: Cost | None = None) -> Timeline:
-    """Run the schedule on a clock: an operation starts when its rank is free and what it needs has arrived.
-
-    Raises ScheduleError where the order can never finish.
-    """
-    cost = cost or Cost()
-    clock = _Clock(schedule, cost)
-    awake = list(range(schedule.ranks))
-    while awake:
-        awake += clock.advance(awake.pop())
-    if any(len(row) < len(order) for row, order in zip(clock.rows, schedule.orders, strict=True)):
-        raise ScheduleError(stuck(schedule, [len(row) for row in clock.rows], set(clock.done)))
-    return Timeline(schedule, tuple(map(tuple, clock.rows)), cost)
-
-
-class _Clock:
-    """Every rank's own time, and when each result was ready."""
-
-    def __init__(self, schedule: Schedule, cost: Cost):
-        self.schedule, self.cost = schedule, cost
-        self.times, self.period = cost.table(schedule), len(cost.factors)
-        self.done: dict[Op, tuple] = {}  # operation -> (end, rank)
-        self.rows: list[list[TimedOp]] = [[] for _ in schedule.orders]
-        self.free = [0] * schedule.ranks
-        self.waiting: dict[Op, list[int]] = {}
-
-    def advance(self, rank: int) -> list[int]:
-        """Run one rank until it must wait; returns the ranks that may continue with its results."""
-        order, row, awake = self.schedule.orders[rank], self.rows[rank], []
-        while len(row) < len(order):
-            block = self._block(order, len(row))
-            start = self.free[rank]
-            for need in (need for op in block for need in self.schedule.needs(op)):
-                if need not in self.done:
-                    self.waiting.setdefault(need, []).append(rank)
-                    return awake
-                end, where = self.done[need]
-                start = max(start, end if where == rank else end + self.cost.hop)
-            end = self._place(row, block, start)
-            sends = self.cost.blocking and any(self.schedule.message(op) for op in block)
-            self.free[rank] = end + self.cost.hop if sends else end
-            for op in block:
-                key = op._replace(kind="I") if op.kind == "B" else op
-                self.done[key] = (end, rank)
-                awake += self.waiting.pop(key, ())
-        return awake
-
-    def _block(self, order, n):
-        """The next operation, or the next two where they run as one."""
-        if self.cost.joint is not None and order[n].kind == "F" and n + 1 < len(order):
-            after = order[n + 1]
-            if after.kind == "B" and after.stage != order[n].stage:
-                return order[n : n + 2]
-        return order[n : n + 1]
-
-    def _place(self, row, block, start):
-        """Put a block on the clock and return its end."""
-        times = [self.times[op.kind, op.stage, op.micro % self.period] for op in block]
-        total = times[0] if len(block) == 1 else self.cost.joint
-        middle = start + (total if len(block) == 1 else _ratio(total * times[0], sum(times)))
-        row.append(TimedOp(block[0], start, middle))
-        if len(block) == 2:
-            row.append(TimedOp(block[1], middle, start + total))
-        return start + total
-
-
-def _ratio(part, whole):
+def exact_ratio(part, whole):
+    """part / whole: a Fraction, unless one of them is a float; 0 of nothing."""
     if not whole:
         return Fraction(0)
     return part / whole if isinstance(part, float) or isinstance(whole, float) else Fraction(part) / whole
