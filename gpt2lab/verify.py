@@ -5,7 +5,6 @@ it runs in float64.
 """
 
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 
@@ -165,12 +164,7 @@ def compare(
         losses = {"training": my_loss, "evaluation": mine.evaluate([batch])}
         claims += [
             _claim("every gradient", parallel.gradients(), serial.gradients, rank),
-            _claim(
-                "gradient norm",
-                {"norm": torch.tensor(my_norm, dtype=torch.float64)},
-                {"norm": serial.norm},
-                rank,
-            ),
+            _claim("gradient norm", {"norm": _double(my_norm)}, {"norm": serial.norm}, rank),
         ]
         for (recipe, steps), after in zip(DEPTHS[depth], serial.after, strict=True):
             parallel.load(start)
@@ -180,7 +174,7 @@ def compare(
             name = after_steps(recipe, steps)
             claims.append(_claim(f"weights {name}", parallel.weights(), after, rank))
             losses[f"evaluation {name}"] = trainer.evaluate([batch])
-        numbers = {name: torch.tensor(loss, dtype=torch.float64) for name, loss in losses.items()}
+        numbers = {name: _double(loss) for name, loss in losses.items()}
         claims.insert(1, _claim("loss", numbers, serial.losses, rank))
         return [*claims, _owners(parallel, start)]
     finally:
@@ -218,9 +212,8 @@ def compare_stream(
             found = Trainer(parallel, recipe).stream(batches)
             right = Emulator(config, start, stream, homes, recipe).run(batches, plan.dp)
             pairs = {"loss": right.losses, "norm": right.norms}
-            many = partial(torch.tensor, dtype=torch.float64)
-            mine = {n: many([getattr(r, n) for r in found]) for n in pairs}
-            serial = {n: many(numbers) for n, numbers in pairs.items()}
+            mine = {n: _double([getattr(r, n) for r in found]) for n in pairs}
+            serial = {n: _double(numbers) for n, numbers in pairs.items()}
             claims.append(_claim(f"losses and norms, {recipe.optimizer}", mine, serial, rank))
             name = f"weights after {updates} {recipe.optimizer} updates"
             claims.append(_claim(name, parallel.weights(), right.weights, rank))
@@ -254,6 +247,10 @@ def _claim(name: str, mine: dict, serial: dict, rank: int) -> Claim:
     errors = {n: _relative(t, serial[n]) for n, t in mine.items()}
     worst = max(errors, key=lambda n: errors[n] if errors[n] == errors[n] else float("inf"))
     return Claim(name, errors[worst], worst, rank)
+
+
+def _double(numbers) -> torch.Tensor:
+    return torch.tensor(numbers, dtype=torch.float64)
 
 
 def _relative(a: torch.Tensor, b: torch.Tensor) -> float:
