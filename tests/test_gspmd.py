@@ -230,6 +230,91 @@ def test_a_mark_that_does_not_fit_gets_a_sentence(marks, words):
         propagate(graph(), marks, {"x": 4})
 
 
+@pytest.mark.parametrize(
+    "marks, mesh, words",
+    [
+        (
+            {"wte.weight": Mark("RRP0")},
+            {"x": 2},
+            "terms of a sum over 'x', which only operators make. Use RR",
+        ),
+        (
+            {"wte.weight": Mark("S0RP1")},
+            {"x": 2, "y": 2},
+            "terms of a sum over 'y'.* Use S0R",
+        ),
+        (
+            {"wte.weight": Mark("RRM0")},
+            {"x": 2},
+            "terms of a max over 'x', which only operators make. Use RR",
+        ),
+        (
+            {"wte.weight": Mark("S0R"), "wt*": Mark("RS0")},
+            {"x": 2},
+            "'wte.weight' say that axis 'x' leaves it cut along 0 and cut along 1. Leave one out",
+        ),
+        (
+            {"wte.weight": Mark("RR", closed=True), "wt*": Mark("S0R")},
+            {"x": 2},
+            "leaves it whole and cut along 0",
+        ),
+        (
+            {"wte.weight": Mark("S0R"), "wt*": Mark("", closed=True)},
+            {"x": 2},
+            "leaves it cut along 0 and whole",
+        ),
+        (
+            {"tokens": Mark("batch:x"), "tok*": Mark("batch:y")},
+            {"x": 3, "y": 3},
+            r"together make S01R, more parts than its shape \(7, 11\) has. Use fewer ranks",
+        ),
+        ({}, {"x": 0}, "Use a dict of which each is a whole number of 1 or more"),
+        ({}, {"x": 2, "y": "2"}, "Use a dict of which each is a whole number of 1 or more"),
+    ],
+)
+def test_marks_without_a_meaning_are_refused(marks, mesh, words):
+    with pytest.raises(ValueError, match=words):
+        propagate(graph(), marks, mesh)
+
+
+@pytest.mark.parametrize("turn", [False, True], ids=["as written", "the other way round"])
+@pytest.mark.parametrize(
+    "first, second", [("S0R", "RS0"), ("S0R", "closed"), ("closed", "S0R"), ("RS0", "S0R")]
+)
+def test_the_mark_of_the_lower_priority_stands_in_whatever_order_they_are_written(first, second, turn):
+    mark = lambda said, priority: (
+        Mark("RR", priority, closed=True) if said == "closed" else Mark(said, priority)
+    )
+    marks = {"wte.weight": mark(first, 0), "wt*": mark(second, 1)}
+    found = propagate(graph(), dict(reversed(marks.items())) if turn else marks, {"x": 2})
+    assert found.layouts["wte.weight"].text("x") == first.replace("closed", "RR")
+
+
+def product(x, w):
+    return (x @ w,)
+
+
+MARKS = [layout.text("xy") for layout in layout.layouts(2, "xy", ())]
+
+
+@pytest.mark.parametrize("k", [2, 3, 5])
+def test_any_two_marks_of_a_product_make_a_program_or_a_sentence(k, pools):
+    """Of two axes that cut what is summed over, of length 3, only one can be used."""
+    x, w = torch.randn(4, k, dtype=torch.float64), torch.randn(k, 4, dtype=torch.float64)
+    whole, mesh, ran = capture(product, {"x": x, "w": w}, ["y"]), {"x": 2, "y": 2}, 0
+    for of_x in MARKS:
+        for of_w in MARKS:
+            try:
+                one = program({"x": Mark(of_x), "w": Mark(of_w)}, mesh, whole)
+            except ValueError as error:
+                assert "cannot be cut into" in str(error), (of_x, of_w)
+                continue
+            ran += 1
+            if ran % 20 == 1 or (of_x, of_w) == ("RS0", "S1R"):
+                check_program(pools, one, {"x": x, "w": w}, {"y": x @ w})
+    assert ran >= 25
+
+
 def test_what_cannot_be_captured_is_named():
     x = torch.zeros(4, 6)
     with pytest.raises(ValueError, match="operator 'cumsum' has no description"):

@@ -18,7 +18,7 @@ from gpt2lab.planner.cuts import Assignment, ChainProblem, gpt2_cuts
 from gpt2lab.planner.execute import stages_of, uniform
 from gpt2lab.planner.problem import Cluster, Device
 from gpt2lab.planner.search import PLANNERS
-from gpt2lab.processes.launch import Ranks
+from gpt2lab.processes.launch import RankFailed, Ranks
 from gpt2lab.ranks import comm
 from gpt2lab.reference import example_batch, example_weights
 from gpt2lab.sharding import train_staged
@@ -300,6 +300,21 @@ def test_without_scattering_the_run_is_the_same_and_its_border_dearer(pools):
         p.crossing.cost(r)[0] for p in staged.passed if p.kind == "F" for r in (0, 1)
     )
     assert 2 * forward(once) == forward(twice)
+
+
+def test_stages_in_float32_send_half_and_refuse_weights_of_another_type(pools):
+    narrow = LinkChain(captured_gpt2(CONFIG, ROWS, LENGTH, dtype=torch.float32))
+    for name in ("two ranks, two ranks, other cuts", "one, two and one"):
+        staged, wide = Staged(narrow, CASES[name]), Staged(chain(), CASES[name])
+        right = {n: t.float() for n, t in serial(2).items()}
+        weights = {n: t.float() for n, t in example_weights(CONFIG).items()}
+        for rank, found in enumerate(pools[4].run(run_stages, staged, weights, batches(2), right)):
+            assert found[0] <= 1e-4 and found[2:] == staged.cost(rank, 2)
+            assert 2 * found[2] == wide.cost(rank, 2)[0]
+    for one, other, kind in ((staged, torch.float64, "float32"), (wide, torch.float32, "float64")):
+        weights = {n: t.to(other) for n, t in weights.items()}
+        with pytest.raises(RankFailed, match=f"is {other}, but its stage was captured for torch.{kind}"):
+            pools[4].run(run_stages, one, weights, batches(2), right)
 
 
 BAD = {

@@ -140,5 +140,6 @@ def _words(kind, limits) -> str:
     if isinstance(kind, tuple):
         return kind[1]
     origin, inner = typing.get_origin(kind) or kind, typing.get_args(kind)
-    each = f" of which each is {_words(inner[0], limits)}" if origin in MANY and inner else ""
+    maps = origin in (dict, Mapping)
+    each = f" of which each is {_words(inner[maps], limits)}" if inner and (maps or origin in MANY) else ""
     return NAMES.get(origin, f"a {origin.__name__}") + each

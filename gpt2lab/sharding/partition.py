@@ -142,6 +142,22 @@ class _Partitioner:
     def _run(self, node: Node) -> None:
         """Choose the options of one node, bring its inputs there, and its result where it should lie."""
         choices = [self._candidates(node, axis) for axis in self.mesh]
+        plans = self._plans(node, choices)
+        if not plans:  # the cuts of two axes meet in a dimension that is too short for both
+            whole = [o for o in node.options if o.index == ""]
+            plans = self._plans(node, [[*some, *whole] for some in choices])
+        _, _, run = min(plans, key=lambda plan: plan[:2])
+        natural, target = run.output, self._target(node, run.output)
+        for value, need in zip(node.inputs, run.inputs, strict=True):
+            self._bring(value, need)
+        self.steps.append(run)
+        self.have[node.name] = [natural]
+        if target != natural:
+            self._bring(node.name, target)
+            self.have[node.name] = [target]
+
+    def _plans(self, node: Node, choices) -> list[tuple[int, int, Run]]:
+        """(bytes, number, run) of every combination of options, one an axis, that fits the shapes."""
         plans = []
         for number, options in enumerate(itertools.product(*choices)):
             needs, natural = self._layouts(node, options)
@@ -153,15 +169,7 @@ class _Partitioner:
                 read = self.graph.nodes[node.inputs[0]] if halos else None
                 halo = Halo.of(*halos[0], node, read, needs[0], natural) if halos else None
                 plans.append((self._bytes(node, needs, natural), number, Run(node, needs, natural, halo)))
-        _, _, run = min(plans, key=lambda plan: plan[:2])
-        natural, target = run.output, self._target(node, run.output)
-        for value, need in zip(node.inputs, run.inputs, strict=True):
-            self._bring(value, need)
-        self.steps.append(run)
-        self.have[node.name] = [natural]
-        if target != natural:
-            self._bring(node.name, target)
-            self.have[node.name] = [target]
+        return plans
 
     def _bytes(self, node: Node, needs, natural: Layout) -> int:
         """What all ranks send if inputs are brought there, and the result where it was wished, without waiting."""

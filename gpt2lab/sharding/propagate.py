@@ -53,14 +53,14 @@ def propagate(graph: Graph, marks: Mapping[str, str | Mark], mesh: Mesh) -> Spre
     """Spread marks, by names of values in which * stands for anything, to a fixed point.
 
     A result lies as its mark says, or as the input that it belongs to: `grad W` and `new W` as W.
-    Raises ValueError for a mark that fits no value, or no layout of its value.
+    Raises ValueError for a mark that fits no value, or no layout of its value, or contradicts one of its priority.
     """
     marks = {name: m if isinstance(m, Mark) else Mark(m) for name, m in marks.items()}
     state = {name: {} for name in graph.nodes}  # of each value: axis -> dimension, or WHOLE
-    rounds = []
+    rounds, fixed = [], {}
     for priority in sorted({m.priority for m in marks.values()}):
         own = {name: m for name, m in marks.items() if m.priority == priority}
-        fresh = _place_marks(graph, own, mesh, state)
+        fresh = _place_marks(graph, own, mesh, state, fixed)
         rounds.append({name: _layout(graph.nodes[name], state[name], mesh) for name in fresh})
         while fresh := _round(graph, mesh, state):
             rounds.append({name: _layout(graph.nodes[name], state[name], mesh) for name in fresh})
@@ -96,10 +96,16 @@ def read_layout(graph: Graph, name: str, text: str, mesh: Mesh) -> Layout:
         check(layout, node.shape, mesh)
     except ValueError as error:
         raise ValueError(f"mark {text!r} of {name!r}, whose shape is {node.shape}: {error}") from None
+    for axis, op in layout.partial:
+        raise ValueError(
+            f"mark {text!r} of {name!r} asks for terms of a {op} over {axis!r}, which only operators make. "
+            f"Use {Layout(layout.cuts).text(list(mesh))}."
+        )
     return layout
 
 
-def _place_marks(graph: Graph, marks: dict[str, Mark], mesh: Mesh, state) -> list[str]:
+def _place_marks(graph: Graph, marks: dict[str, Mark], mesh: Mesh, state, fixed) -> list[str]:
+    """Take over the marks of one priority; `fixed` has what marks have said: (value, axis) -> (dimension, priority)."""
     known = {**{name: name for name in graph.nodes}, **graph.outputs, **graph.aliases}
     placed = []
     for pattern, mark in marks.items():
@@ -108,13 +114,28 @@ def _place_marks(graph: Graph, marks: dict[str, Mark], mesh: Mesh, state) -> lis
             near = difflib.get_close_matches(pattern, known, 1)
             hint = f"Did you mean {near[0]!r}?" if near else f"Inputs are {', '.join(graph.inputs[:4])} ..."
             raise ValueError(f"a mark names {pattern!r}, but the program has no such value. {hint}")
-        for name in found:
-            layout = read_layout(graph, known[name], mark.layout, mesh)
+        for name in dict.fromkeys(known[one] for one in found):
+            node, layout = graph.nodes[name], read_layout(graph, name, mark.layout, mesh)
             for axis in mesh:
-                if layout.on(axis) is not None or mark.closed:
-                    dim = layout.on(axis)
-                    state[known[name]][axis] = WHOLE if dim is None else dim
-            placed.append(known[name])
+                dim = WHOLE if layout.on(axis) is None else layout.on(axis)
+                if dim == WHOLE and not mark.closed:
+                    continue
+                if (name, axis) not in fixed:
+                    fixed[name, axis], state[name][axis] = (dim, mark.priority), dim
+                elif fixed[name, axis][0] != dim and fixed[name, axis][1] == mark.priority:
+                    both = " and ".join(
+                        "whole" if d == WHOLE else f"cut along {d}" for d in (fixed[name, axis][0], dim)
+                    )
+                    raise ValueError(
+                        f"two marks of {name!r} say that axis {axis!r} leaves it {both}. "
+                        "Leave one out, or give it a higher priority number: then the other stands."
+                    )
+            if not fits(_layout(node, state[name], mesh), node.shape, mesh):
+                raise ValueError(
+                    f"all marks of {name!r} together make {_layout(node, state[name], mesh).text(list(mesh))}, "
+                    f"more parts than its shape {node.shape} has. Use fewer ranks, or leave a mark out."
+                )
+            placed.append(name)
     return placed
 
 

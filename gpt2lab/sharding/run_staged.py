@@ -14,6 +14,8 @@ from .layout import local_shape, places
 from .reshard import follow
 from .staged import CutStage, Passed, Staged
 
+FLOATS = {2: torch.bfloat16, 4: torch.float32, 8: torch.float64}  # by bytes an element
+
 
 def stage_axes(stages: Sequence[CutStage], idle: int = 0) -> tuple[Axis, dict[str, Axis]]:
     """The axis of all ranks, and the axes of this rank's own stage, if any; all ranks call this together.
@@ -53,8 +55,15 @@ class StageRunner:
         return {} if self.stage is None else self.run(self.parts(weights), batches)
 
     def parts(self, weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """This rank's parts of the weights that its stage uses."""
+        """This rank's parts of the weights that its stage uses. Raises ValueError for another type than captured."""
         own = [name for name in self.program.graph.inputs if name in weights]
+        for name in own:
+            dtype = FLOATS[self.program.graph.nodes[name].element]
+            if weights[name].dtype != dtype:
+                raise ValueError(
+                    f"{name} is {weights[name].dtype}, but its stage was captured for {dtype}. Use .to({dtype}), "
+                    f"or capture with dtype={weights[name].dtype}."
+                )
         return {name: self.interpreter.part(name, weights[name]) for name in own}
 
     @torch.no_grad()
@@ -104,7 +113,7 @@ class StageRunner:
         for p in self._passing("B", "target"):
             self.interpreter.put(values, p.name, self._receive(p))
         for p in self._passing("once", "target"):  # others' sum comes with the last micro-batch
-            empty = torch.zeros(self._shape(p), dtype=torch.float64)
+            empty = torch.zeros(self._shape(p), dtype=FLOATS[p.crossing.element])
             self.interpreter.put(values, p.name, empty if self.left else self._receive(p))
         self.interpreter.advance(values, self.border, None)
         for name, part in self.interpreter.results(values).items():
@@ -129,7 +138,7 @@ class StageRunner:
     def _receive(self, p: Passed) -> torch.Tensor:
         crossing, rank = p.crossing, self.world.rank
         wants = crossing.arrival.boxes(crossing.shape)[rank]
-        part = torch.empty(_shape_at(crossing.arrival, crossing, rank), dtype=torch.float64)
+        part = torch.empty(_shape_at(crossing.arrival, crossing, rank), dtype=FLOATS[crossing.element])
         for source, to, piece in crossing.pieces():
             if to == rank:
                 here = _within(piece, wants)
