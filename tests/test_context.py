@@ -387,7 +387,7 @@ def kept_in_case(mesh, world_size, name, exchange, length, window):
 
 def live_activations(rank, world_size, name):
     """How many numbers of llm.c's activation tensors this rank's split model really makes, as far as it makes them."""
-    from gpt2lab.parallel.context import gather
+    from gpt2lab.parallel.context import borrow
 
     model, seen = GPT2(on_ranks.config()).double(), {}
     mine = strategy.apply_context(model, Mesh(cp=world_size), Plan(cp=world_size, layout=name))(11)
@@ -416,7 +416,7 @@ def live_activations(rank, world_size, name):
 
         return watched
 
-    with on_ranks.planted((gather, "block_attention", attend)):
+    with on_ranks.planted((borrow, "block_attention", attend)):
         seen["logits"] = model(on_ranks.data(11)[0][:, mine], mine).numel()
     return seen
 

@@ -1,17 +1,18 @@
 """Halos: who lends what, the exact condition on the window, four ways of exchanging, and the adjoint."""
 
 import itertools
+from contextlib import nullcontext
 from fractions import Fraction
 
 import context_cases as on_ranks
 import pytest
 import torch
-from planting import rewritten
+from planting import all_planted, rewritten
 
 from gpt2lab.lessons.labs import context as lab
 from gpt2lab.model import causal_attention
-from gpt2lab.parallel.context import costs, halo
-from gpt2lab.parallel.context.gather import Share
+from gpt2lab.parallel.context import borrow, costs, halo
+from gpt2lab.parallel.context.borrow import Share
 from gpt2lab.parallel.context.layouts import Loan, check_hops, hops, layout, loans, widths
 from gpt2lab.plan import Plan
 from gpt2lab.ranks import comm
@@ -168,15 +169,32 @@ def test_the_gradient_is_the_slope(pools, way, after):
 
 def overwritten(rank, world_size, way):
     """The same with a backward that puts what comes back in place of a row's own gradient."""
-    with rewritten(
-        halo._Halo.backward, "mine[a.start : a.stop] += gradient", "mine[a.start : a.stop] = gradient"
-    ):
+    line = "own[..., a.start : a.stop, :] {} gradient"
+    with rewritten(borrow.return_by, line.format("+="), line.format("=")):
         return lab.checked_by_autograd(rank, world_size, way)
 
 
 @pytest.mark.parametrize("way", halo.WAYS)
 def test_a_mutant_that_overwrites_a_gradient_has_another_slope(pools, way):
     assert not any(pools[3].run(overwritten, way))
+
+
+def never_awaited(rank, world_size, exchange, bug=None):
+    """How many messages this rank began to send or to receive in a step, and for how many of them it never waited."""
+    begun, awaited = [], []
+    begin = lambda right: lambda *args: (begun.append(right(*args)), begun[-1])[1]
+    wait = lambda right: lambda handle: (awaited.append(handle), right(handle))[1]
+    bugs = (comm, "isend", begin), (comm, "irecv", begin), (comm.Handle, "wait", wait)
+    with all_planted(*bugs), rewritten(borrow.isend_irecv, *bug) if bug else nullcontext():
+        on_ranks.run_all(rank, world_size, [("contiguous", exchange, 12, 3)])
+    return len(begun), sum(not any(handle is other for other in awaited) for handle in begun)
+
+
+@pytest.mark.parametrize("exchange", ["triangle", "halo-kv-isend", "halo-x-isend"])
+def test_a_rank_waits_for_all_that_it_sends(pools, exchange):
+    assert all(begun and not left for begun, left in pools[3].run(never_awaited, exchange))
+    bug = "handle.wait()\n    return", "pass\n    return"
+    assert any(left for _, left in pools[3].run(never_awaited, exchange, bug))
 
 
 def test_unknown_ways_are_refused_with_the_known_ones():

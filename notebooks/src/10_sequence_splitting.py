@@ -21,7 +21,7 @@ from gpt2lab.lessons.labs import context as lab
 from gpt2lab.lessons.labs import recorded, thresholds
 from gpt2lab.lessons.player import play
 from gpt2lab.model import PRESETS, GPT2Config, causal_attention
-from gpt2lab.parallel.context import attention, costs, gather, tiles
+from gpt2lab.parallel.context import attention, borrow, costs, tiles
 from gpt2lab.parallel.context.layouts import LAYOUTS, layout
 from gpt2lab.plots import context as plots
 from gpt2lab.plots.timeline import timeline
@@ -351,7 +351,7 @@ show(
 # This is what `kv`, `kv-roots` and `triangle` are made of:
 
 # %%
-show_source(gather.point_to_point, gather.by_reduce_scatter, gather.by_roots)
+show_source(borrow.lend_by, borrow.return_by, borrow.by_reduce_scatter, borrow.by_roots)
 
 # %% [markdown]
 # ## The load triangle

@@ -24,7 +24,7 @@ from gpt2lab.lessons.labs import recorded
 from gpt2lab.lessons.player import play
 from gpt2lab.model import GPT2, GPT2Config, causal_attention
 from gpt2lab.parallel.context import costs, halo
-from gpt2lab.parallel.context.gather import Share
+from gpt2lab.parallel.context.borrow import Share
 from gpt2lab.parallel.context.layouts import check_hops, layout, loans, widths
 from gpt2lab.plan import Plan
 from gpt2lab.plots import halos as plots
@@ -421,8 +421,8 @@ def give_back(grad, window, axis):
 # %% [markdown]
 # ## The package's halo
 #
-# `halo_exchange` makes room with `add_halos` and fills it with what comes from the neighbours; `remove_halos` cuts
-# it off again. Its backward is the same steps, the other way round. Who lends what is a list, known to all ranks:
+# `halo_exchange` borrows the neighbours' rows, as `triangle` borrows keys; `remove_halos` cuts them off again. Its
+# backward is the same table of loans, turned round. Who lends what is a list, known to all ranks:
 
 # %%
 for w in (2, 5):

@@ -14,7 +14,7 @@ import context_cases as on_ranks
 from gpt2lab import RankFailed
 from gpt2lab.corpus.batches import Batch
 from gpt2lab.model import GPT2, causal_attention
-from gpt2lab.parallel.context import attention, gather, halo, ring, ulysses
+from gpt2lab.parallel.context import attention, borrow, halo, ring, ulysses
 from gpt2lab.parallel.context.exchanges import Split
 from gpt2lab.parallel.context.layouts import Loan, TokenLayout
 from gpt2lab.parallel.context.paths import RingPath
@@ -64,14 +64,14 @@ def the_merge_weighs_with_the_wrong_sign(right):
     )
 
 
-@mutant(KV, gather, "block_attention")
+@mutant(KV, borrow, "block_attention")
 def the_mask_of_a_contiguous_split_is_used_for_stripes(right):
     return lambda q, k, v, queries, keys, *rest: right(q, k, v, range(len(queries)), keys, *rest)
 
 
-@mutant(KV, gather, "_sorting")
+@mutant(KV, borrow, "rows_here")
 def gathered_keys_stay_in_the_order_of_ranks(right):
-    return lambda table, ranks: None
+    return lambda *args: (*right(*args)[:2], None)
 
 
 @mutant(KV, comm, "reduce_scatter")
@@ -79,29 +79,51 @@ def nobody_sums_the_key_gradients(right):
     return lambda x, axis, dim, sizes: x.split(sizes, dim)[axis.rank]
 
 
-@mutant(("contiguous", "qkv", 12, None), gather, "by_all_reduce")
+@mutant(("contiguous", "qkv", 12, None), borrow, "by_all_reduce")
 def gradients_are_averaged(right):
-    return lambda parts, share: right(parts, share) / share.axis.size
+    return lambda parts, share, loans: right(parts, share) / share.axis.size
 
 
-@mutant(("contiguous", "kv-roots", 12, None), gather, "borrow")
+def given_back(case):
+    """Register another `give_back`, made from the right one."""
+
+    def register(make):
+        swapped = lambda right: lambda *args: right(*args[:-1], make(args[-1]))
+        swapped.__name__ = f"{make.__name__} in {case[1]}"
+        mutant(case, borrow, "borrow")(swapped)
+        return make
+
+    return register
+
+
+@given_back(("contiguous", "kv-roots", 12, None))
 def the_root_drops_its_own_part(right):
     """What the source's `id <= i` says: the reduction to rank i runs over the ranks after i only."""
 
-    def others_only(parts, share):
+    def others_only(parts, share, loans):
         mine = share.axis.rank
-        return gather.by_roots([torch.zeros_like(p) if s == mine else p for s, p in enumerate(parts)], share)
+        return right([torch.zeros_like(p) if s == mine else p for s, p in enumerate(parts)], share, loans)
 
-    return lambda rows, share, fetch, give_back: right(rows, share, fetch, others_only)
+    return others_only
 
 
-@mutant(("contiguous", "triangle", 12, None), gather, "borrow")
+@given_back(("contiguous", "triangle", 12, None))
+@given_back(HALO)
 def what_borrowers_send_back_is_not_added(right):
-    def forgetful(parts, share):
-        gather.by_point_to_point(parts, share)
-        return parts[share.axis.rank]
+    return lambda parts, share, loans: (right(parts, share, loans), parts[share.axis.rank])[1]
 
-    return lambda rows, share, fetch, give_back: right(rows, share, fetch, forgetful)
+
+@given_back(HALO)
+def returned_gradients_overwrite_the_own_ones(right):
+    def overwriting(parts, share, loans):
+        own = parts[share.axis.rank].clone()
+        for a in loans:
+            if a.source == share.axis.rank:
+                own[..., a.start : a.stop, :] = 0
+        parts[share.axis.rank] = own
+        return right(parts, share, loans)
+
+    return overwriting
 
 
 @mutant(("contiguous", "ring", 12, None), ring, "lenders")
@@ -187,40 +209,14 @@ def heads_attend_without_the_window(right):
     return lambda q, k, v, queries, keys, window, tile: right(q, k, v, queries, keys, None, tile)
 
 
-@mutant(HALO, halo._Halo, "backward")
-def returned_halo_gradients_overwrite_the_own_ones(right):
-    def backward(ctx, grad):
-        grad = grad.clone()
-        for a in ctx.loans:
-            if a.source == ctx.share.axis.rank:
-                grad[ctx.room[0] + a.start : ctx.room[0] + a.stop] = 0
-        return right(ctx, grad)
-
-    return staticmethod(backward)
-
-
-@mutant(HALO, halo._Halo, "backward")
-def halo_gradients_are_thrown_away(right):
-    def backward(ctx, grad):
-        first, last = ctx.room
-        grad = grad.clone()
-        grad[:first] = 0
-        grad[grad.size(0) - last :] = 0
-        return right(ctx, grad)
-
-    return staticmethod(backward)
-
-
-@mutant(HALO, halo, "loans")
+@mutant(HALO, borrow, "borrow")
 def the_first_rows_of_a_shard_are_lent_instead_of_the_last(right):
     """Their borrower takes them for the last."""
-    first = lambda a: Loan(a.source, a.target, 0, a.stop - a.start)
-    return lambda table, *widths: tuple(
-        first(a) if a.source == dist.get_rank() else a for a in right(table, *widths)
-    )
+    first = lambda a: Loan(a.source, a.target, 0, a.stop - a.start) if a.source == dist.get_rank() else a
+    return lambda rows, share, loans, *ways: right(rows, share, tuple(map(first, loans)), *ways)
 
 
-@mutant(HALO, halo, "block_attention")
+@mutant(HALO, borrow, "block_attention")
 def the_fallback_attends_globally(right):
     return lambda q, k, v, queries, keys, window, tile: right(q, k, v, queries, keys, None, tile)
 

@@ -8,8 +8,8 @@ import torch.nn.functional as F
 
 from ...model import GPT2, GPT2Config
 from ...parallel.context import attention, costs, halo
+from ...parallel.context.borrow import Share
 from ...parallel.context.exchanges import Split, apply_context
-from ...parallel.context.gather import Share
 from ...parallel.context.layouts import layout, widths
 from ...plan import Plan
 from ...ranks import comm, trace

@@ -15,7 +15,7 @@ from ...model import GPT2, GPT2Config
 from ...parallel.accumulate import Alone
 from ...parallel.context import ring as ring_module
 from ...parallel.context import ulysses
-from ...parallel.context.gather import Share
+from ...parallel.context.borrow import Share
 from ...parallel.context.layouts import layout
 from ...parallel.pipeline.engine import Pipeline
 from ...parallel.zero.flat import part_of

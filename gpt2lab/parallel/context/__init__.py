@@ -2,10 +2,10 @@
 
 exchanges   the plan's words: which exchange and which layout, and how the model is edited
 layouts     which rank owns which token
-gather      keys and values gathered; their gradients reduce-scattered
+borrow      keys and values lent, by a table of loans and a way to move them; their gradients given back
 ring        keys and values passed round a ring, forward and backward; paths: a ring, or a ring of rings
 ulysses     all-to-all: from tokens to heads and back
-halo        only the neighbours' edge tokens, for windowed attention
+halo        only the neighbours' edge tokens are borrowed, for windowed attention
 attention   attention over blocks, merged by log-sum-exp; tiles: which rectangles of it are not masked
 costs       operations, bytes and memory, by formula
 """

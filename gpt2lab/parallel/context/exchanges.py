@@ -11,23 +11,23 @@ import torch
 
 from ...model import causal_attention
 from ...ranks.mesh import Axis
-from . import gather, halo
-from .gather import Share
+from . import borrow, halo
+from .borrow import Share, borrowing
 from .layouts import check_hops, layout, loans, widths
 from .ring import double_ring, ring
 from .ulysses import heads
 
 EXCHANGES = {
-    "qkv": gather.gather_qkv,
-    "kv-allreduce": gather.borrowing(gather.gather, gather.by_all_reduce),
-    "kv": gather.borrowing(gather.gather, gather.by_reduce_scatter),
-    "kv-roots": gather.borrowing(gather.gather, gather.by_roots),
-    "triangle": gather.borrowing(gather.point_to_point, gather.by_point_to_point),
+    "qkv": borrow.gather_qkv,
+    "kv-allreduce": borrowing(borrow.everyone, borrow.gather, borrow.by_all_reduce),
+    "kv": borrowing(borrow.everyone, borrow.gather, borrow.by_reduce_scatter),
+    "kv-roots": borrowing(borrow.everyone, borrow.gather, borrow.by_roots),
+    "triangle": borrowing(borrow.seen, *borrow.moved_by(borrow.isend_irecv)),
     "ring": ring,
     "double-ring": double_ring,
     "heads": heads,
-    **{f"halo-kv-{way}": halo.halo_kv(way) for way in halo.WAYS},
-    **{f"halo-x-{way}": halo.halo_x for way in halo.WAYS},
+    **{f"halo-kv-{way}": borrowing(loans, *borrow.moved_by(move)) for way, move in borrow.WAYS.items()},
+    **{f"halo-x-{way}": halo.halo_x for way in borrow.WAYS},
 }
 ALIASES = {"halo-kv": "halo-kv-alltoall", "halo-x": "halo-x-alltoall"}
 

@@ -9,7 +9,7 @@ import torch
 
 from ...ranks import comm, trace
 from .attention import block_backward, block_forward
-from .gather import Share
+from .borrow import Share
 from .layouts import lenders
 from .paths import RingPath, reach, ring_path
 

@@ -7,7 +7,7 @@ import torch
 
 from ...ranks import comm
 from .attention import block_attention
-from .gather import Share
+from .borrow import Share
 
 
 def heads(q, k, v, share: Share):
