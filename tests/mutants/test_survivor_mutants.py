@@ -29,6 +29,7 @@ from gpt2lab.ranks import collectives
 from gpt2lab.ranks.mesh import Axis
 from gpt2lab.schedules import Op
 from gpt2lab.schedules.simulate import Timeline
+from gpt2lab.sharding.interpret import Interpreter
 from gpt2lab.storage import checkpoint
 from gpt2lab.storage.sharded import Entry
 from gpt2lab.tasks.graph import TaskGraph
@@ -219,6 +220,14 @@ def urgent():
     assert ran == ["soon", "late"]
 
 
+def freed():
+    """A value that no later step reads is given back."""
+    step = SimpleNamespace(node=SimpleNamespace(name="c", inputs=("a", "b")), inputs="xx", output="x")
+    values, program = {"a": {"x": 1}, "b": {"x": 2}}, SimpleNamespace(steps=[step])
+    Interpreter.advance(SimpleNamespace(program=program, last={0: ["a"]}, call=lambda *_: 3), values)
+    assert values == {"b": {"x": 2}, "c": {"x": 3}}
+
+
 def replicas():
     """Groups of two replicas, each over two tensor ranks, are four ranks apart."""
     share = SimpleNamespace(plan=Plan(dp=4, tp=2, zero=1, shard=2))
@@ -270,6 +279,7 @@ SURVIVED = {
         objects,
     ),
     "the least urgent task first": (Scheduler.__init__, "-t.priority", "t.priority", urgent),
+    "values that nobody reads are kept": (Interpreter.advance, "del values[name]", "pass", freed),
     "replicas as far apart as tensor ranks": (
         seconds.RankOnCluster.rings.func,
         "plan.tp * shard)",
