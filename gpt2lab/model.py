@@ -49,6 +49,11 @@ class GPT2Config:
             )
         if self.experts is not None and not hasattr(self.experts, "mixture"):
             raise ValueError(f"experts = {self.experts!r} makes no mixtures. Use Experts(...), or None.")
+        if self.experts is not None and 0 < self.n_layer < self.experts.every:
+            raise ValueError(
+                f"Of n_layer = {self.n_layer} layers none is an every = {self.experts.every}th with experts. Use "
+                f"every = {self.n_layer} or less."
+            )
         if self.n_embd % self.n_head:
             rest, low = self.n_embd % self.n_head, range(1, min(math.isqrt(self.n_embd), 10**5) + 1)
             fits = {h for d in low if self.n_embd % d == 0 for h in (d, self.n_embd // d)}

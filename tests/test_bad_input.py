@@ -20,18 +20,24 @@ from gpt2lab.commands import folders, train
 from gpt2lab.corpus import shards
 from gpt2lab.experts.mixture import Experts
 from gpt2lab.generate import Sampling, generate
-from gpt2lab.model import GPT2, GPT2Config
+from gpt2lab.model import GPT2, PRESETS, GPT2Config
 from gpt2lab.parallel.accumulate import Accumulate
 from gpt2lab.plan import Plan
+from gpt2lab.planner import alpa, balance, cost, placement, scale
+from gpt2lab.planner.problem import CLUSTERS, gpt2_layers
 from gpt2lab.processes import launchers
 from gpt2lab.processes.launch import RankFailed, Ranks
 from gpt2lab.ranks import comm
 from gpt2lab.ranks.mesh import Axis
 from gpt2lab.reference import CONFIG
 from gpt2lab.run import Options, _append, read_log
+from gpt2lab.sharding import layout, operators
+from gpt2lab.sharding.gpt2 import captured_gpt2
 from gpt2lab.storage import huggingface
+from gpt2lab.tasks.check import races
 from gpt2lab.train import Recipe
 
+LAPTOP = CLUSTERS["laptop"]
 TYPED = {
     "schedule gpipe --hop 1/0": "'1/0' is no time to draw",
     "schedule gpipe --hop nan": "'nan' is no time to draw",
@@ -99,6 +105,43 @@ def test_what_is_typed_wrongly_is_answered_in_one_sentence(line, folder, capsys)
         status = stop.code
     said = [text for text in capsys.readouterr().err.splitlines() if text]
     assert status in (1, 2) and TYPED[line] in said[-1] and len(said) == 1
+
+
+SENSELESS = {  # each was answered with a wrong value, an error of Python's, or not in twenty seconds
+    "an index that no input has": (lambda: operators.einsum("ab,bc->ad"), "each index behind -> once"),
+    "two outputs": (lambda: operators.einsum("ab,bc->ac,x"), "is no einsum"),
+    "an index twice": (lambda: operators.einsum("ab->aa"), "is no einsum"),
+    "bounds beyond the layers": (lambda: balance.slowest([1, 2], [0, 5]), "Use rising ones, 0 to 2"),
+    "bytes below zero": (lambda: scale.equal_parts(-5, 2), "size = -5 does not fit"),
+    "no parts": (lambda: scale.equal_parts(5, 0), "parts = 0 does not fit"),
+    "a ring of no bytes": (lambda: list(scale.ring_sum(4, -5)), "does not fit"),
+    "outputs that are missing": (lambda: alpa.cluster_bounds([1, 2], [1], 1), "2 operators have 1 outputs"),
+    "operators below zero": (lambda: alpa.count_pipelines(-1, 4, 2, 1), "operators = -1 does not fit"),
+    "a sequence beyond the model": (
+        lambda: cost.timetable(Plan(pp=2), CONFIG, 8, 10**9, LAPTOP),
+        "Sequences of 1000000000 tokens do not fit",
+    ),
+    "experts in no layer": (lambda: GPT2Config(n_layer=2, experts=Experts(every=5)), "every = 2 or less"),
+    "no task graph": (lambda: races(None), "graph = None does not fit races"),
+    "no problem": (lambda: placement.list_schedule(None), "problem = None does not fit"),
+    "too many placements": (lambda: placement.exhaustive_placement(placing("gpt2", 4)), "take too long"),
+    "a search without end": (lambda: placement.branch_and_bound(placing("gpt2-xl", 4)), "Use list_schedule"),
+    "more devices than any": (lambda: LAPTOP.with_devices(10**12), "devices = 1000000000000 does not fit"),
+    "a graph beyond the model": (lambda: captured_gpt2(PRESETS["nano"], 2, 10**6), "Use at most the model's"),
+    "a length below zero": (lambda: layout.span(-1, "x", {"x": 2}, {"x": 0}), "length = -1 does not fit"),
+}
+
+
+def placing(name: str, devices: int):
+    """The layers of a published model, to be placed on laptops."""
+    return placement.Placing(gpt2_layers(PRESETS[name], 1, 64), LAPTOP.with_devices(devices))
+
+
+@pytest.mark.parametrize("name", SENSELESS)
+def test_a_call_that_makes_no_sense_is_answered_in_one_sentence(name):
+    call, words = SENSELESS[name]
+    with pytest.raises(ValueError, match=re.escape(words)):
+        call()
 
 
 EDGES = ("0", "-1", "99999999999999999999", "nan", "inf")

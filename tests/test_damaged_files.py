@@ -26,7 +26,16 @@ from gpt2lab.run import read_log
 from gpt2lab.storage import huggingface
 
 JUNK = b"\xff\xfe\x00junk"
-NO_TEXTS = (JUNK, b"", b"[1]", b'"text"', b"{}", b'{"cells": 3}', b'{"cells": [{"metadata": []}]}')
+NO_TEXTS = (
+    JUNK,
+    b"",
+    b"[1]",
+    b'"text"',
+    b"{}",
+    b'{"cells": 3}',
+    b'{"cells": [{"metadata": []}]}',
+    b"[" * 10**5,
+)
 
 
 @pytest.fixture

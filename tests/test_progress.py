@@ -42,6 +42,16 @@ def test_the_last_verdict_of_each_exercise_is_kept_and_shown(work, capsys):
     assert "2 of 2   all pass" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("line", ["check()", "check(half)", "check([], 3)", "-" * 10**5 + "1", "x = ("])
+def test_a_cell_that_is_half_written_does_not_stop_the_others(line, work, capsys):
+    (file,) = work.glob("*.ipynb")
+    said = json.loads(file.read_text())
+    cell = next(c for c in said["cells"] if "exercise" in c["metadata"].get("tags", ()))
+    cell["source"] = [line]
+    file.write_text(json.dumps(said))
+    assert cli.main(["progress"]) == 0 and "0 of 1   left: third" in capsys.readouterr().out
+
+
 def test_the_first_lesson_shows_it(work, capsys, monkeypatch):
     show_progress()
     assert "No exercise has been checked here yet" in capsys.readouterr().out

@@ -23,6 +23,7 @@ def clustered(operators: Sequence[CutOperator], layers: int, slack: float = 0.5)
     return tuple(merged(operators[a:b]) for a, b in pairwise(bounds))
 
 
+@checked(flops=0, outputs=0, layers=1, slack=0)
 def cluster_bounds(flops: Sequence[float], outputs: Sequence[int], layers: int, slack: float = 0.5):
     """The bounds of layers, none above (1 + slack) of an even share of the operations (or the largest operator alone).
 
@@ -30,6 +31,8 @@ def cluster_bounds(flops: Sequence[float], outputs: Sequence[int], layers: int, 
     G(k, r) = min over i of max(G(i, r - 1), bytes into i..k), then a second program for the squares of operations.
     Raises ValueError where no bounds keep the share.
     """
+    if len(outputs) != len(flops):
+        raise ValueError(f"{len(flops)} operators have {len(outputs)} outputs. Give one for each.")
     n, most = len(flops), max((1 + slack) * sum(flops) / layers, *flops)
     size = lambda i: outputs[i - 1] if i else 0
 
@@ -224,6 +227,7 @@ def _stages_below(stages, price, limit, count, n, devices) -> tuple[float, Chain
     return best(count, 0, 0)
 
 
+@checked(operators=1, devices=1, node=1, cuts=1)
 def count_pipelines(operators: int, devices: int, node: int, cuts: int) -> int:
     """How many pipelines there are: stages of neighbouring operators on submeshes that fill the cluster in order.
 

@@ -31,6 +31,10 @@ def every_cut(layers: int, stages: int) -> Iterator[tuple[int, ...]]:
 @checked(times=0, bounds=0)
 def slowest(times: Sequence[float], bounds: Sequence[int]) -> float:
     """The time of the slowest stage: what every further micro-batch costs."""
+    if list(bounds) != sorted(bounds) or bounds and bounds[-1] > len(times):
+        raise ValueError(
+            f"bounds = {bounds} do not cut {len(times)} layers. Use rising ones, 0 to {len(times)}."
+        )
     return max((sum(times[a:b]) for a, b in pairwise(bounds)), default=0)
 
 

@@ -209,6 +209,7 @@ def _factors(share: RankShare) -> tuple[float, ...]:
 @checked(rows=1, length=1, itemsize=1)
 def timetable(plan, config, rows: int, length: int, cluster: Cluster, itemsize: int = 4) -> Timeline:
     """When every stage works in a step, as its prediction has it, up to the last backward."""
+    plan.check(config, rows, length)
     machines = [RankOnCluster(cluster, s) for s in classes(RankShare(plan, config, rows, length, itemsize))]
     *times, hop = _stage_seconds(machines)
     factors = _factors(machines[0].share)

@@ -12,6 +12,8 @@ from ..machine.arguments import checked
 from .events import Job, Simulated, simulate_jobs
 from .problem import STATE, Cluster, OperatorGraph
 
+MOST = 200_000  # placements, or parts of them, that a search for the best may try: about ten seconds
+
 
 @dataclass(frozen=True)
 class Placed:
@@ -107,8 +109,13 @@ def longest_tail(graph: OperatorGraph, times: Sequence[float]) -> list[float]:
     return tail
 
 
+@checked()
 def exhaustive_placement(problem: Placing) -> Placed:
-    """The best of all devices ^ operators placements that fit. Raises ValueError where none fits."""
+    """The best of all devices ^ operators placements that fit. Raises ValueError where none fits, or for too many."""
+    if (count := problem.cluster.devices ** len(problem.graph)) > MOST:
+        raise ValueError(
+            f"{count:.1e} placements take too long to try. Use branch_and_bound, or list_schedule."
+        )
     every = product(range(problem.cluster.devices), repeat=len(problem.graph))
     found = [(problem.simulate(where).makespan, where) for where in every if problem.fits(where)]
     if not found:
@@ -117,6 +124,7 @@ def exhaustive_placement(problem: Placing) -> Placed:
     return Placed(where, seconds, len(found))
 
 
+@checked()
 def list_schedule(problem: Placing) -> Placed:
     """Greedy: each operator in order goes to the device with room where it ends first (HEFT, Topcuoglu et al. 2002).
 
@@ -137,12 +145,13 @@ def list_schedule(problem: Placing) -> Placed:
     return Placed(chosen, problem.simulate(chosen).makespan, 1)
 
 
+@checked()
 def branch_and_bound(problem: Placing) -> Placed:
     """The best placement that fits, without timing those that a lower bound rules out.
 
     The bound of a part is the time at which an operator begins if no message waits for another, its longest remaining
     path, and the way back through the operators before it; and the load. Devices of one node without work are alike,
-    so only the first of them is tried. Raises ValueError where none fits.
+    so only the first of them is tried. Raises ValueError where none fits, or where the search finds no end.
     """
     search = _Search(problem)
     search.extend(0, {}, {}, {}, [0.0] * problem.cluster.devices, [0.0] * problem.cluster.devices)
@@ -153,13 +162,17 @@ def branch_and_bound(problem: Placing) -> Placed:
 
 class _Search:
     def __init__(self, problem: Placing):
-        self.problem, self.best, self.seconds, self.timed = problem, None, float("inf"), 0
+        self.problem, self.best, self.seconds, self.timed, self.parts = problem, None, float("inf"), 0, 0
         network = problem.cluster.network
         self.alike = not network.pairs and network.node in (1, max(network.node, problem.cluster.devices))
 
     def extend(self, depth: int, where, done, back, free, held) -> None:
         """Try all devices for the next operator, the most promising first; `back` is the way back from its gradient."""
-        problem = self.problem
+        problem, self.parts = self.problem, self.parts + 1
+        if self.parts > MOST:
+            raise ValueError(
+                f"{MOST:,} parts of placements were tried, and more are left. Use list_schedule."
+            )
         if depth == len(problem.graph):
             chosen = tuple(where[n] for n in range(depth))
             seconds = problem.simulate(chosen).makespan

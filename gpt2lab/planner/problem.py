@@ -112,6 +112,7 @@ class Cluster:
         """The node of a device."""
         return device // self.network.node
 
+    @checked(devices=(1, 10**6))
     def with_devices(self, devices: int) -> "Cluster":
         """The same kind of cluster with another number of devices."""
         return replace(self, devices=devices)

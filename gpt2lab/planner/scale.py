@@ -94,6 +94,7 @@ def run_rounds(ranks: int, rounds: Iterator[Round], fabric: Fabric) -> Counted:
     return Counted(float(clock.max()), messages, sent, dict(zip(LEVELS, map(int, levels), strict=True)))
 
 
+@checked(size=0, parts=1)
 def equal_parts(size: int, parts: int) -> np.ndarray:
     """`size` bytes of whole elements in as equal parts as possible, the first ones larger."""
     return size // parts + (np.arange(parts) < size % parts)

@@ -48,6 +48,10 @@ def captured_gpt2(
     parameter and moment. Aliases are `border 0` and so on for what goes from the embedding to the first attention,
     from there to the MLP, and so on to the head, and `grad border 0`.
     """
+    if length > config.n_positions:
+        raise ValueError(
+            f"length = {length} does not fit. Use at most the model's {config.n_positions} positions."
+        )
     if not hasattr(recipe, "optimizer") and recipe is not None:
         raise ValueError(
             f"recipe = {recipe!r} is no recipe. Use a train.Recipe, or None for gradients alone."

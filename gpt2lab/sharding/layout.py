@@ -145,6 +145,7 @@ def check(layout: Layout, shape: Sequence[int], mesh: Mesh) -> None:
             )
 
 
+@checked(length=0)
 def span(length: int, cut: Sequence[str], mesh: Mesh, place: Place) -> tuple[int, int]:
     """First index and length of what the rank at `place` holds of a dimension of `length`."""
     first = 0

@@ -5,6 +5,7 @@ name in ATen, from the shapes of its operands.
 """
 
 import functools
+import re
 from functools import lru_cache
 
 from ..machine.arguments import checked
@@ -58,10 +59,11 @@ LIBRARY = {
 
 @checked()
 def einsum(text: str) -> Rule:
-    """The rule of an einsum of any number of tensors, such as "ik,kj->ij"."""
-    inputs, arrow, output = text.partition("->")
-    if not arrow or not inputs:
-        raise ValueError(f"{text!r} is no einsum. Write one as in ik,kj->ij.")
+    """The rule of an einsum of any number of tensors, such as "ik,kj->ij". Raises ValueError for any other text."""
+    inputs, _, output = text.partition("->")
+    known = re.fullmatch(r"[a-zA-Z]*(,[a-zA-Z]*)*->[a-zA-Z]*", text) and set(output) <= set(inputs)
+    if not known or not inputs or len(set(output)) < len(output):
+        raise ValueError(f"{text!r} is no einsum. Write one as in ik,kj->ij, each index behind -> once.")
     terms, summed = inputs.split(","), sorted(set(inputs) - set(output) - {","})
 
     def describe(*tensors):

@@ -4,9 +4,11 @@ from collections import defaultdict
 from collections.abc import Callable
 from itertools import combinations
 
+from ..machine.arguments import checked
 from .graph import Task, TaskGraph
 
 
+@checked()
 def races(graph: TaskGraph, before: list | None = None) -> list[tuple[str, str, str]]:
     """Pairs of tasks with conflicting accesses that no path of edges orders, each with the first such access.
 
