@@ -63,7 +63,7 @@ def read_json(path: Path, part: Callable, otherwise: str):
     """`part` of what a JSON file says. Raises ValueError, `path` and then `otherwise`, where the two do not fit."""
     try:
         return part(json.loads(Path(path).read_bytes()))
-    except (ValueError, KeyError, TypeError, AttributeError, ZeroDivisionError):
+    except (ValueError, KeyError, TypeError, AttributeError, ZeroDivisionError, RecursionError):
         raise ValueError(f"{path} {otherwise}") from None
 
 
