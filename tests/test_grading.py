@@ -10,7 +10,7 @@ import submissions
 from gpt2lab import cli
 from gpt2lab.classroom import NOTEBOOKS, lessons_named, report, sandbox
 from gpt2lab.classroom import grade as grading
-from gpt2lab.classroom.submission import answers, touches
+from gpt2lab.classroom.submission import answers, named_beyond_the_solution, touches
 from gpt2lab.lessons.answers import as_expected, exercises, words_of
 from gpt2lab.lessons.desk import split
 
@@ -121,7 +121,8 @@ def test_nobody_is_forgotten_and_nobody_added(results):
 
 
 def test_an_answer_that_names_its_judge_is_shown_to_the_teacher(results):
-    assert results["patches"]["notes"] == ["half: look at this answer, it names gpt2lab.lessons.desk"]
+    named = ["desk.verdict =", "gpt2lab.lessons.desk"]
+    assert results["patches"]["notes"] == [f"half: look at this answer, it names {name}" for name in named]
     noted = {student for student, r in results.items() if any("look at" in note for note in r["notes"])}
     assert noted == {"patches", "own check", "loops", "sleeps deaf"}
     assert results["loops"]["notes"] == [
@@ -158,9 +159,9 @@ def test_what_a_solution_names_an_answer_may_name():
         for exercise in exercises(lesson):
             solution = split(exercise.cell.solved())[0]
             found += touches(solution)
-            assert grading.named_beyond_the_solution(solution, exercise) == []
+            assert named_beyond_the_solution(solution, exercise) == []
             cheat = "import gpt2lab.lessons.desk\n" + solution
-            assert grading.named_beyond_the_solution(cheat, exercise) == ["gpt2lab.lessons.desk"]
+            assert named_beyond_the_solution(cheat, exercise) == ["gpt2lab.lessons.desk"]
     assert found, "no solution names anything: then this shows nothing"
 
 

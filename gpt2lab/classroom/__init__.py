@@ -1,9 +1,9 @@
 """What a class needs around the lessons: notebooks handed out, graded, explained to teachers, and published.
 
-In the order of reading: `handout` (a folder for students), `submission` (what a student's notebook defines), `judge`
-(the process in which this is tried), `sandbox` (what that process may do), `grade` (a folder of submissions) with
-`report` (its results as files), `progress` (what passes here), `guide` (pages for teachers), `site` (pages to read
-anywhere).
+In the order of reading: `handout` (a folder for students), `submission` (what a student's notebook defines) with
+`reading` (the process that reads it), `judge` (the process in which this is tried), `sandbox` (what that process may
+do), `grade` (a folder of submissions) with `report` (its results as files), `progress` (what passes here), `guide`
+(pages for teachers), `site` (pages to read anywhere).
 """
 
 from pathlib import Path

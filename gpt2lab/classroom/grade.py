@@ -7,16 +7,18 @@ answer never decides about another.
 import hashlib
 import json
 import os
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
-from ..lessons.answers import exercises, setup
-from ..lessons.desk import split
+from ..lessons.answers import setup
 from ..lessons.source import Lesson
 from ..machine.checksum import sources
 from . import submission
-from .sandbox import Limits, run_judge
+from .reading import read_apart
+from .report import plain
+from .sandbox import NEVER, Limits, Stopped, run_judge
 
 
 def submissions(folder: Path, lesson: Lesson) -> dict[str, Path]:
@@ -32,10 +34,13 @@ def submissions(folder: Path, lesson: Lesson) -> dict[str, Path]:
         if name.endswith(".ipynb") and ".ipynb_checkpoints" not in place
     ]
     called = [_student(file.relative_to(folder), lesson) for file in files]
-    return {
-        name if called.count(name) == 1 else file.relative_to(folder).as_posix(): file
-        for name, file in zip(called, files, strict=True)
-    }
+    found: dict[str, Path] = {}
+    for name, file in zip(called, files, strict=True):
+        name = plain(name if called.count(name) == 1 else file.relative_to(folder).as_posix())
+        while name in found:  # another name that is written in the same way
+            name += "+"
+        found[name] = file
+    return found
 
 
 def _student(path: Path, lesson: Lesson) -> str:
@@ -44,19 +49,22 @@ def _student(path: Path, lesson: Lesson) -> str:
     return path.with_suffix("").as_posix()
 
 
-def graded(path: Path, lesson: Lesson, limits: Limits, hide=()) -> dict:
-    """The verdicts on one notebook: `notes`, `error`, and `exercises`, each with name, status, words and seconds."""
-    names = [title for part in submission.answers([], lesson) for title in part.titles]
+def graded(path: Path, lesson: Lesson, limits: Limits, hide=(), stop: threading.Event = NEVER) -> dict:
+    """The verdicts on one notebook: `notes`, `error`, and `exercises`, each with name, status, words and seconds.
+
+    Whatever one student hands in becomes a sentence in `error`, so that it does not end the grading of the others.
+    """
     try:
-        cells, notes = submission.read_notebook(path, lesson)
-        parts = submission.answers(cells, lesson)
-    except (submission.Unreadable, OSError) as error:
+        parts, notes = read_apart(path, lesson, stop)
+        found = _tried({i: p for i, p in enumerate(parts) if p.text is not None}, lesson, limits, hide, stop)
+    except (Stopped, NoSetup):
+        raise
+    except Exception as error:
+        said = str(error) if isinstance(error, submission.Unreadable) else f"{type(error).__name__}: {error}"
+        names = [title for part in submission.answers([], lesson) for title in part.titles]
         lost = [{"name": name, "status": "NONE", "words": "not read", "seconds": 0.0} for name in names]
-        return {"notes": [], "error": str(error), "exercises": lost}
-    for part, exercise in zip(parts, exercises(lesson), strict=True):
-        named = named_beyond_the_solution(part.text, exercise) if part.text else []
-        notes += [f"{part.titles[0]}: look at this answer, it names {name}" for name in named]
-    found = _tried({i: part for i, part in enumerate(parts) if part.text is not None}, lesson, limits, hide)
+        return {"notes": [], "error": plain(said), "exercises": lost}
+    notes = [plain(note) for note in notes]
     told = []
     for i, part in enumerate(parts):
         verdicts, seconds = found.get(i, ([], 0.0))
@@ -66,26 +74,31 @@ def graded(path: Path, lesson: Lesson, limits: Limits, hide=()) -> dict:
                 (part.status, part.words) if part.text is None else ("FAIL", "your code ended its own check")
             )
             status, words = said.get(title, lost)
-            told.append({"name": title, "status": status, "words": words, "seconds": seconds})
+            told.append(
+                {
+                    "name": title,
+                    "status": status,
+                    "words": "\n".join(map(plain, words.split("\n"))),
+                    "seconds": seconds,
+                }
+            )
             if words.startswith("no end"):
                 more = f"--seconds {3 * limits.seconds:g}"
                 notes.append(f"{title}: look at this answer, it did not end; on a busy machine try {more}")
     return {"notes": notes, "error": "", "exercises": told}
 
 
-def named_beyond_the_solution(text: str, exercise) -> list[str]:
-    """What an answer names although it could reach the grader with it, and the exercise's solution does without."""
-    ours = submission.touches(split(exercise.cell.solved())[0])
-    return [name for name in submission.touches(text) if name not in ours]
+class NoSetup(ValueError):
+    """The lesson's own cells do not run within the limits, so no answer can be tried."""
 
 
-def _tried(parts: dict, lesson: Lesson, limits: Limits, hide) -> dict[int, tuple[list, float]]:
+def _tried(parts: dict, lesson: Lesson, limits: Limits, hide=(), stop=NEVER) -> dict[int, tuple[list, float]]:
     """Verdicts and seconds of the answers that were tried."""
-    found, broke = _together(parts, lesson, limits, hide)
+    found, broke = _together(parts, lesson, limits, hide, stop)
     for i in parts:
         alone = {}
         if i not in found and not (i in broke and broke[i].startswith("no end")):
-            alone, again = _together({i: parts[i]}, lesson, limits, hide)
+            alone, again = _together({i: parts[i]}, lesson, limits, hide, stop)
             broke |= again
         found |= alone
         if i not in found:
@@ -93,18 +106,18 @@ def _tried(parts: dict, lesson: Lesson, limits: Limits, hide) -> dict[int, tuple
     return found
 
 
-def _together(parts: dict, lesson: Lesson, limits: Limits, hide) -> tuple[dict, dict]:
+def _together(parts: dict, lesson: Lesson, limits: Limits, hide, stop) -> tuple[dict, dict]:
     """What one process finds of these answers, and the one at which it broke off, with why."""
     tried = [(i, (part.before, part.text, part.checks)) for i, part in parts.items()]
     job = {"lesson": lesson.name, "setup": setup(lesson), "answers": tried}
     found, broke, at = {}, {}, None
-    for step in run_judge(job, limits, hide) if tried else ():
+    for step in run_judge(job, limits, hide, stop) if tried else ():
         if "begin" in step:
             at = step["begin"]
         elif "end" in step:
             found[step["end"]] = step["verdicts"], step["seconds"]
         elif at is None:
-            raise ValueError(
+            raise NoSetup(
                 f"{lesson.name} cannot be set up within {limits.gib:g} GiB and {limits.processes} processes: "
                 f"{step['broke']}. Raise --memory, or run its notebook to see what is missing."
             )
@@ -121,24 +134,28 @@ def grade(
         [sources(), lesson.digest, vars(limits)]
     ).encode()  # what a verdict follows from besides
     old = {(r["student"], r["key"]): r for r in known}
+    stop = threading.Event()
     with ThreadPoolExecutor(jobs) as pool:
         waiting = []
-        for student, file in files.items():
-            key = hashlib.sha256(made + _bytes(file)).hexdigest()[:16]
-            if (student, key) in old:
-                yield old[student, key]
-                continue
-            head = {"student": student, "file": str(file), "key": key}
-            waiting.append(pool.submit(lambda f, h: h | graded(f, lesson, limits, hide), file, head))
         try:
+            for student, file in files.items():
+                key = hashlib.sha256(made + _bytes(file)).hexdigest()[:16]
+                if (student, key) in old:
+                    yield old[student, key]
+                    continue
+                head = {"student": student, "file": plain(str(file)), "key": key}
+                waiting.append(
+                    pool.submit(lambda f, h: h | graded(f, lesson, limits, hide, stop), file, head)
+                )
             for done in as_completed(waiting):
                 yield done.result()
         finally:
+            stop.set()
             pool.shutdown(wait=True, cancel_futures=True)
 
 
 def _bytes(file: Path) -> bytes:
-    info = file.lstat()
-    if file.is_symlink() or info.st_size > submission.LARGEST:
-        return f"{info.st_size} {info.st_mtime_ns}".encode()
-    return file.read_bytes()
+    try:
+        return submission.notebook_bytes(file)
+    except submission.Unreadable as error:
+        return str(error).encode()

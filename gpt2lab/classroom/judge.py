@@ -9,12 +9,18 @@ Nothing that answers print is kept.
 import json
 import os
 import resource
+import signal
 import sys
 import time
 from contextlib import suppress
 
+from ..processes.orphans import die_with_parent
+
 WORDS = 600
 """Characters of a verdict's words that are kept."""
+
+STATUSES = ("PASS", "FAIL", "TODO")
+"""What a verdict can be."""
 
 
 def limit(gib: float) -> None:
@@ -26,6 +32,7 @@ def limit(gib: float) -> None:
 def main(pipe: int, seconds: float, gib: float) -> None:
     """Try every answer of the job."""
     os.set_inheritable(pipe, False)
+    die_with_parent(signal.SIGKILL)
     job = json.load(sys.stdin)
     limit(gib)
     nowhere = os.open(os.devnull, os.O_RDWR)

@@ -1,15 +1,17 @@
 """What a student's notebook says about the exercises of a lesson: definitions, and nothing that it printed.
 
 A notebook is read, never run. An exercise's cell is found by its id, else by the functions that it should define; what
-these functions need besides is looked up by name in the notebook's other cells.
+these functions need besides is looked up by name in the notebook's other cells. `reading` does this with limits.
 """
 
 import ast
 import builtins
 import json
+import os
 import re
 import stat
 import symtable
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,8 +23,15 @@ LARGEST = 32 * 2**20
 """Bytes of a notebook that is still read."""
 
 DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Import, ast.ImportFrom)
-MODULES = {"sys.modules", "gc", "ctypes", "inspect", "exercises"}
-TOUCHY = MODULES | {"__globals__", "__closure__", "_getframe", "check"}
+LONGEST = 2**20
+"""Characters of an answer, with what it needs, that are still run."""
+
+NOT_PYTHON = (SyntaxError, ValueError, RecursionError, MemoryError, OverflowError)
+"""What Python raises for a text that it cannot compile."""
+
+MODULES = {"sys.modules", "gc", "ctypes", "inspect", "exercises", "importlib", "__main__", "__import__"}
+CALLS = {"eval", "exec", "setattr", "setprofile", "settrace", "os.write"}
+TOUCHY = MODULES | CALLS | {"__globals__", "__closure__", "_getframe", "check"}
 """Names that an answer has no need of, and that could reach its own judge."""
 
 
@@ -42,17 +51,38 @@ class Answer:
     status: str = "TODO"
 
 
-def read_notebook(path: Path, lesson: Lesson) -> tuple[list[dict], list[str]]:
-    """The code cells of a notebook, each with `id` and `source`, and remarks; raises Unreadable."""
-    info = path.lstat()
-    if not stat.S_ISREG(info.st_mode):
-        raise Unreadable("This is a link or no plain file: hand in the notebook itself.")
-    if info.st_size > LARGEST:
-        raise Unreadable(
-            f"The file has {info.st_size / 2**20:.0f} MiB, the limit is {LARGEST / 2**20:.0f}. Clear its outputs."
-        )
+def notebook_bytes(path: Path) -> bytes:
+    """The bytes of a notebook; raises Unreadable for a link, a pipe, what is too large or cannot be opened."""
     try:
-        notebook = json.loads(path.read_bytes().decode("utf-8-sig"))
+        info = path.lstat()
+        if not stat.S_ISREG(info.st_mode):
+            raise Unreadable("This is a link or no plain file: hand in the notebook itself.")
+        if info.st_size > LARGEST:
+            size = f"The file has {info.st_size / 2**20:.0f} MiB, the limit is {LARGEST / 2**20:.0f}."
+            raise Unreadable(f"{size} Clear its outputs.")
+        # A link that has come since is not followed, and a pipe not waited for.
+        with os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
+            return file.read(LARGEST)
+    except OSError as error:
+        raise Unreadable(f"The file cannot be opened: {error.strerror}.") from None
+
+
+def read_answers(data: bytes, lesson: Lesson) -> tuple[list[Answer], list[str]]:
+    """One answer for each exercise of the lesson, in order, and remarks; raises Unreadable."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of what students write
+        cells, notes = read_notebook(data, lesson)
+        parts = answers(cells, lesson)
+        for part, exercise in zip(parts, exercises(lesson), strict=True):
+            named = named_beyond_the_solution(part.text, exercise) if part.text else []
+            notes += [f"{part.titles[0]}: look at this answer, it names {name}" for name in named]
+    return parts, notes
+
+
+def read_notebook(data: bytes, lesson: Lesson) -> tuple[list[dict], list[str]]:
+    """The code cells of a notebook, each with `id` and `source`, and remarks; raises Unreadable."""
+    try:
+        notebook = json.loads(data.decode("utf-8-sig"))
         cells = [c for c in notebook["cells"] if c["cell_type"] == "code"]
         cells = [{"id": c.get("id", ""), "source": _plain(c["source"])} for c in cells]
         mark = notebook.get("metadata", {}).get("gpt2lab") or {}
@@ -61,7 +91,7 @@ def read_notebook(path: Path, lesson: Lesson) -> tuple[list[dict], list[str]]:
         raise Unreadable(
             f"The file is not UTF-8 text (byte {error.start}). Save it again in JupyterLab."
         ) from None
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, MemoryError) as error:
         raise Unreadable(f"The file is not a notebook: {str(error)[:100]}.") from None
     if source != lesson.name:
         raise Unreadable(f"This is a notebook of lesson {source[:60]}, not of {lesson.name}.")
@@ -71,17 +101,18 @@ def read_notebook(path: Path, lesson: Lesson) -> tuple[list[dict], list[str]]:
 
 def _plain(source) -> str:
     """A cell's text as Python: commands for the notebook alone (%time, !ls) leave an empty line."""
-    lines = "".join(source).replace("\r\n", "\n").split("\n")
+    lines = "".join(source).replace("\r\n", "\n").replace("\r", "\n").split("\n")
     return "\n".join("" if line.lstrip().startswith(("%", "!")) else line for line in lines)
 
 
 def answers(cells: list[dict], lesson: Lesson) -> list[Answer]:
     """One answer for each exercise of the lesson, in order."""
     given = set(dir(builtins)) | {name for text in setup(lesson) for name in set_names(ast.parse(text))}
-    return [_answer(cells, exercise.cell, given) for exercise in exercises(lesson)]
+    there = _definitions(cells)
+    return [_answer(cells, exercise.cell, given, there) for exercise in exercises(lesson)]
 
 
-def _answer(cells, task, given: set[str]) -> Answer:
+def _answer(cells, task, given: set[str], there: dict[str, str]) -> Answer:
     body, checks = split(task.solved())
     before = split(task.blank())[0]
     wanted = sorted(defined(body))
@@ -97,47 +128,73 @@ def _answer(cells, task, given: set[str]) -> Answer:
     if text.split() == task.blank().split():
         return Answer(*part, None, "write it, then run this cell again")
     try:
-        tree = ast.parse(text)
-    except (SyntaxError, ValueError) as error:
-        words = f"your cell is not Python: {error}"
+        nodes = _parsed(text).body
+        own = _kept(text, [n for n in nodes if isinstance(n, (*DEFINITIONS, ast.Assign, ast.AnnAssign))])
+        whole = _helpers(own, there, given) + own
+        _parsed(whole)
+    except NOT_PYTHON as error:
+        return Answer(*part, None, f"your cell is not Python: {str(error) or type(error).__name__}", "FAIL")
+    if len(whole) > LONGEST:
+        words = f"your cell and what it needs have {len(whole):,} characters, the limit is {LONGEST:,}"
         return Answer(*part, None, words, "FAIL")
-    own = _kept(text, [n for n in tree.body if isinstance(n, (*DEFINITIONS, ast.Assign, ast.AnnAssign))])
-    return Answer(*part, _helpers(own, cells, given) + own)
+    return Answer(*part, whole)
+
+
+def _parsed(text: str) -> ast.Module:
+    """The tree of a cell that Python can compile, which `ast.parse` alone does not tell; raises NOT_PYTHON."""
+    compile(text, "cell", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
+    return ast.parse(text)
 
 
 def _kept(text: str, nodes: list[ast.stmt]) -> str:
     """The text with only these statements, at their lines."""
-    own = set()
-    for node in nodes:
-        first = min([node.lineno, *(d.lineno for d in getattr(node, "decorator_list", ()))])
-        own |= set(range(first, node.end_lineno + 1))
+    own = {line for node in nodes for line in range(_first(node), node.end_lineno + 1)}
     return "\n".join(line if i in own else "" for i, line in enumerate(text.split("\n"), 1))
 
 
-def _helpers(text: str, cells: list[dict], given: set[str]) -> str:
-    """Definitions of the notebook's other cells that a text needs, and what these need in turn."""
-    there = {}  # name -> its last definition
+def _first(node: ast.stmt) -> int:
+    """The line at which a statement begins, decorators included."""
+    return min([node.lineno, *(d.lineno for d in getattr(node, "decorator_list", ()))])
+
+
+def _definitions(cells: list[dict]) -> dict[str, str]:
+    """What the cells define at last: name -> text, in the notebook's order."""
+    there = {}
     for cell in cells:
         try:
-            nodes = ast.parse(cell["source"]).body
-        except (SyntaxError, ValueError):
+            nodes = _parsed(cell["source"]).body
+        except NOT_PYTHON:
             continue
+        lines = cell["source"].split("\n")
         for node in nodes:
             if isinstance(node, DEFINITIONS) or (isinstance(node, ast.Assign) and not _calls(node)):
-                one = _kept(cell["source"], [node]).strip("\n") + "\n"
-                there |= dict.fromkeys(set_names(ast.Module([node], [])), one)
-    found, known = "", given | set_names(ast.parse(text))
-    while missing := sorted((outside_names(found + text) - known) & there.keys()):
-        found = "".join(dict.fromkeys(there[name] for name in missing)) + found
-        known |= set(missing) | set_names(ast.parse(found))
-    return found
+                one = "\n".join(lines[_first(node) - 1 : node.end_lineno]) + "\n"
+                for name in set_names(ast.Module([node], [])):
+                    there.pop(name, None)
+                    there[name] = one
+    return there
+
+
+def _helpers(text: str, there: dict[str, str], given: set[str]) -> str:
+    """Definitions of the notebook's other cells that a text needs, and before them what these need in turn."""
+    at = {name: i for i, name in enumerate(there)}
+    found, known, new = [], given | set_names(ast.parse(text)), [text]
+    while new:
+        missing = set().union(*map(outside_names, new)).difference(known) & there.keys()
+        new = list(dict.fromkeys(there[name] for name in sorted(missing, key=at.get)))
+        known = known.union(missing, *(set_names(ast.parse(one)) for one in new))
+        found = new + found
+    return "".join(found)
 
 
 def _calls(node: ast.AST) -> bool:
     """Whether running a statement calls anything, functions that it only defines apart."""
-    if isinstance(node, ast.Lambda):
-        return False
-    return isinstance(node, ast.Call) or any(_calls(child) for child in ast.iter_child_nodes(node))
+    look = [node]
+    for one in look:  # it grows
+        if isinstance(one, ast.Call):
+            return True
+        look += () if isinstance(one, ast.Lambda) else ast.iter_child_nodes(one)
+    return False
 
 
 def set_names(tree: ast.Module) -> set[str]:
@@ -166,14 +223,28 @@ def outside_names(text: str) -> set[str]:
 
 
 def touches(text: str) -> list[str]:
-    """What an answer names although it could reach the grader with it: for a teacher's eye, no verdict."""
-    found = set()
-    for node in ast.walk(ast.parse(text)):
+    """What an answer names or sets although it could reach the grader with it: for a teacher's eye, no verdict."""
+    tree, found = ast.parse(text), set()
+    nodes = list(ast.walk(tree))
+    imports = [node for node in nodes if isinstance(node, (ast.Import, ast.ImportFrom))]
+    others = outside_names(text) - set_names(tree) | set_names(ast.Module(imports, []))
+    for node in nodes:
         if isinstance(node, (ast.Import, ast.ImportFrom)):
             paths = [getattr(node, "module", None) or "", *(alias.name for alias in node.names)]
             found |= {p for p in paths if p in TOUCHY or re.match(r"gpt2lab\.(lessons|classroom)", p)}
         elif isinstance(node, ast.Attribute):
-            found |= {name for name in (node.attr, ast.unparse(node)) if name in TOUCHY}
+            of = getattr(node.value, "id", "")
+            found |= {name for name in (node.attr, f"{of}.{node.attr}") if name in TOUCHY}
+            if of in others and not isinstance(node.ctx, ast.Load):
+                found.add(f"{of}.{node.attr} =")
         elif isinstance(node, ast.Name) and node.id in TOUCHY:
             found.add(node.id)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and "/proc" in node.value:
+            found.add("/proc")
     return sorted(found)
+
+
+def named_beyond_the_solution(text: str, exercise) -> list[str]:
+    """What an answer names although it could reach the grader with it, and the exercise's solution does without."""
+    ours = touches(split(exercise.cell.solved())[0])
+    return [name for name in touches(text) if name not in ours]

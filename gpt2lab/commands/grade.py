@@ -7,6 +7,9 @@ are run, with the lesson's own checks; what their notebooks show does not count.
 one ended and grades only what is new.
 """
 
+import signal
+import sys
+import threading
 from pathlib import Path
 
 from ..classroom import NOTEBOOKS, lessons_named, report, sandbox
@@ -41,9 +44,12 @@ def run(args) -> None:
     files = submissions(args.folder, lesson)
     if not files:
         raise ValueError(f"There are no notebooks (*.ipynb) in {args.folder}.")
+    known = report.known_results(args.out, lesson.name)
+    known = [] if args.again else known
     limits, remark = sandbox.Limits(args.seconds, args.memory), sandbox.sentence()
     print(remark)
-    known = [] if args.again else report.known_results(args.out, lesson.name)
+    if threading.current_thread() is threading.main_thread():  # ends as Ctrl-C does: with nothing left behind
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     done, hide = {}, [args.folder, args.notebooks, args.out.resolve().parent]
     students = grade(files, lesson, limits, args.jobs, known, hide)
     for result in tqdm(students, total=len(files), unit="student"):

@@ -1,0 +1,381 @@
+"""What a student may hand in to harm others, and answers that try to leave their sandbox: powerless, or marked."""
+
+import json
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+import submissions
+
+from gpt2lab import cli
+from gpt2lab.classroom import grade as grading
+from gpt2lab.classroom import reading, report, sandbox
+from gpt2lab.classroom.submission import Answer, Unreadable, read_answers, touches
+
+pytestmark = pytest.mark.live
+ROOT = Path(__file__).parents[1]
+LIMITS = sandbox.Limits(seconds=5.0, gib=1.0)
+CUT_OFF = pytest.mark.skipif(not sandbox.isolated(), reason="this system has no namespaces for users")
+HALF = "def half(x):\n    return x / 2\n"
+ODD = {  # student -> (what stands before the answer, the answer's body, words of the verdict)
+    "star": ("", "    from math import *\n    return x / 2", "import * only allowed at module level"),
+    "global": ("", "    x = 1\n    global x\n    return 2", "parameter and global"),
+    "twice": ("", "    return x / 2\n\n\ndef other(a, a):\n    pass", "duplicate argument 'a'"),
+    "nonlocal": ("", "    nonlocal y\n    return 2", "no binding for nonlocal"),
+    "deep": ("", f"    return {'(' * 5000}x{')' * 5000}", "your cell is not Python"),
+    "long sum": ("", f"    return x / 2 + {'+'.join(['0'] * 50_000)}", "your cell is not Python"),
+    "null": ("", "    return x / 2\0", "null bytes"),
+    "surrogate": ("", '    raise ValueError("\\ud800 \\x1b[31m")', r"ValueError: \ud800 \x1b[31m"),
+    "large": ("", f'    return "{"x" * 2**21}"', "the limit is 1,048,576"),
+    "assignments": ("\n".join(f"v{i} = {i}" for i in range(20_000)), "    return x / 2 + v0", ""),
+    "helpers": (
+        "\n".join(f"def h{i}(x):\n    return h{i + 1}(x)\n" for i in range(600)) + "def h600(x):\n    return x / 2\n",
+        "    return h0(x)",
+        "",
+    ),
+    "forges": ("", '    import os\n    for fd in range(3, 99):\n        try:\n            os.write(fd, b"\\xff\\n")\n'
+               "        except OSError:\n            pass\n    return x", "wrote to its judge"),
+}  # fmt: skip
+FILES = {
+    "fifo": "This is a link or no plain file",
+    "folder.ipynb/inner": "The file is not a notebook",
+    r"not \udcff text": "The file is not a notebook",
+    "+" * 240: "The file is not a notebook",
+    "=HYPERLINK(1)": "The file is not a notebook",
+    r"line\x1b[2J\nPASS": "The file is not a notebook",
+}
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    """The made-up lesson, one good student, and odd ones beside."""
+    folder = tmp_path_factory.mktemp("odd")
+    of, place = submissions.lesson(folder), folder / "class"
+    place.mkdir()
+    plain = json.loads(json.dumps(of.notebook(student=False)))
+    (half,) = (c for c in plain["cells"] if "def half" in c["source"])
+    solved = half["source"]
+    (place / "good.ipynb").write_text(json.dumps(plain))
+    for name, (before, body, _) in ODD.items():
+        half["source"] = solved.replace("    return x / 2", body)
+        extra = {"cell_type": "code", "metadata": {}, "source": before}
+        (place / f"{name}.ipynb").write_text(json.dumps(plain | {"cells": [*plain["cells"], extra]}))
+    os.mkfifo(place / "fifo.ipynb")
+    (place / "folder.ipynb").mkdir()
+    for name in (
+        "folder.ipynb/inner",
+        os.fsdecode(b"not \xff text"),
+        "+" * 240,
+        "=HYPERLINK(1)",
+        "line\x1b[2J\nPASS",
+    ):
+        (place / f"{name}.ipynb").write_text("{}")
+    return folder
+
+
+def words(home, *more):
+    """`gpt2lab grade` as a teacher would call it."""
+    where = [str(home / "class"), "--out", str(home / "grades.csv"), "--notebooks", str(home / "notebooks")]
+    return ["grade", "07", *where, "--seconds", "5", "--memory", "1", *more]
+
+
+def test_no_odd_notebook_touches_another_students_result(home, capsys):
+    assert cli.main(words(home)) == 0
+    assert "\x1b[2J" not in capsys.readouterr().out
+    found = {r["student"]: r for r in report.known_results(home / "grades.csv", "07_halves")}
+    assert set(found) == {"good", *ODD, *FILES}
+    assert [e["status"] for e in found["good"]["exercises"]] == ["PASS", "PASS"]
+    for name, (*_, due) in ODD.items():
+        half, third = found[name]["exercises"]
+        assert due in half["words"] and (half["status"] == "PASS") == (not due), (name, half)
+        assert third["status"] == "PASS", (name, third)
+    for name, due in FILES.items():
+        assert due in found[name]["error"], name
+    table = (home / "grades.csv").read_text()
+    assert (
+        "\n'=HYPERLINK(1),0,2" in table and "\x1b" not in table and len(table.splitlines()) == len(found) + 1
+    )
+    assert len(list((home / "grades").iterdir())) == len(found)
+
+
+def test_a_notebook_that_takes_too_long_or_too_much_to_read_is_a_sentence(tmp_path, monkeypatch):
+    of = submissions.lesson(tmp_path)
+    (tmp_path / "ann.ipynb").write_text("[" + "{}," * 2**22 + "{}]")
+    for name, most in (("SECONDS", 1), ("GIB", 0.1)):
+        limited = f"from gpt2lab.classroom import reading; reading.{name} = {most}; reading.main()"
+        monkeypatch.setattr(reading, "PROGRAM", ["-c", limited])
+        found = grading.graded(tmp_path / "ann.ipynb", of, LIMITS)
+        assert "cannot be read within" in found["error"] or "is not a notebook" in found["error"]
+        assert {e["status"] for e in found["exercises"]} == {"NONE"}
+
+
+def mutated(data: bytes, chance) -> bytes:
+    """A notebook with damage: in its bytes, its JSON, or its cells."""
+    kind = chance.randrange(4)
+    if kind == 0:
+        data = bytearray(data)
+        for _ in range(chance.randint(1, 20)):
+            data[chance.randrange(len(data))] = chance.randrange(256)
+        return bytes(data)
+    if kind == 1:
+        a, b = sorted(chance.randrange(len(data)) for _ in range(2))
+        return data[:a] + data[b:] if chance.random() < 0.5 else data[:b] + data[a:]
+    odd = [
+        None,
+        7,
+        -1.5,
+        "",
+        [],
+        {},
+        [[]],
+        {"a": 1},
+        True,
+        "\ud800",
+        "x" * 1000,
+        10**400,
+        ["def half(x):", 3],
+    ]
+    notebook = json.loads(data)
+    at, key = notebook, None
+    while isinstance(at, dict | list) and at and (key is None or chance.random() < 0.8):
+        into, key = at, chance.choice(list(at) if isinstance(at, dict) else range(len(at)))
+        at = at[key]
+    if kind == 3 and isinstance(at, str) and at:
+        cut = chance.randrange(len(at))
+        junk = chance.choice(
+            ["\0", "(" * 300, "\nnonlocal q\n", "\ndef f(a, a): pass\n", "\\", "\r", "'''", "\n\t"]
+        )
+        into[key] = at[:cut] + junk + at[cut:]
+    else:
+        into[key] = chance.choice(odd)
+    return json.dumps(notebook).encode("utf-8", "surrogatepass")
+
+
+def test_mutated_notebooks_are_read_or_refused_in_a_sentence(tmp_path):
+    of, chance = submissions.lesson(tmp_path), random.Random(3)
+    data = json.dumps(json.loads(json.dumps(of.notebook(student=False)))).encode()
+    seen = {"read": 0, "refused": 0}
+    for _ in range(500):
+        try:
+            parts, _ = read_answers(mutated(data, chance), of)
+            assert [part.titles for part in parts] == [("half",), ("third",)]
+            assert all((part.text is None) == bool(part.words) for part in parts)
+            seen["read"] += 1
+        except Unreadable as error:
+            assert str(error).endswith(".")
+            seen["refused"] += 1
+    assert min(seen.values()) > 50, seen
+
+
+OUT = {
+    "grades": ("", "must be a table"),
+    "g.json": ("", "must be a table"),
+    "missing/g.csv": ("", "is not there"),
+    "foreign.csv": ("name,mark\nann,1\n", "is no result of a grading"),
+}
+FOREIGN = [
+    '{"lesson": "07_halves", "results": [3]}',
+    "[]",
+    "{",
+    '{"lesson": "07_halves", "results": [{"student": 1}]}',
+]
+
+
+@pytest.mark.parametrize("name", [*OUT, "pages.csv", *FOREIGN])
+def test_an_out_that_would_lose_something_is_refused_before_the_first_student(
+    home, tmp_path, name, capsys, monkeypatch
+):
+    monkeypatch.setattr(grading, "graded", lambda *_: pytest.fail("a student was graded"))
+    text, due = OUT.get(name, ("", "is no result of a grading"))
+    out = tmp_path / (name if name in OUT or name == "pages.csv" else "own.csv")
+    if name == "pages.csv":
+        (tmp_path / "pages").mkdir()
+        due = "is there already"
+    elif name in FOREIGN:
+        (tmp_path / "own.json").write_text(name)
+    elif text:
+        out.write_text(text)
+    before = {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()}
+    assert cli.main(words(home, "--again", "--out", str(out))) == 1
+    assert due in capsys.readouterr().err
+    assert before == {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()}
+
+
+def test_results_of_another_lesson_are_not_overwritten(tmp_path):
+    one = {"student": "a", "file": "a", "key": "k", "error": "", "notes": [], "exercises": []}
+    report.write_results([one], "04_data", tmp_path / "g.csv", "")
+    with pytest.raises(ValueError, match="holds the results of 04_data, not of 07_halves"):
+        report.known_results(tmp_path / "g.csv", "07_halves")
+
+
+POWERLESS = {  # what must raise OSError (or end in a failed command) in the sandbox
+    "remount": 'run("mount", "-o", "remount,bind,rw", "/")',
+    "remount usr": 'run("mount", "-o", "remount,rw", "/usr")',
+    "umount": 'run("umount", "-l", "/proc")',
+    "bind": 'run("mount", "--bind", "/tmp", "/usr")',
+    "new namespace": 'run("unshare", "-Urm", "true")',
+    "chroot": 'os.chroot("/tmp")',
+    "set the clock": "time.clock_settime(time.CLOCK_REALTIME, 0)",
+    "device": 'os.mknod("/tmp/disk", 0o60600, os.makedev(8, 0))',
+    "write the root": 'open("/own", "w")',
+    "write the package": 'open({package!r} + "/__init__.py", "a")',
+    "write python": 'open(sys.prefix + "/own", "w")',
+    "write proc": 'open("/proc/sys/kernel/core_pattern", "w")',
+    "read .git": 'os.stat({root!r} + "/.git")',
+    "read solutions": 'os.listdir({root!r} + "/notebooks")',
+    "read submissions": "os.listdir({home!r})",
+    "read the home": 'os.listdir(os.path.expanduser("~teacher") if 0 else "/home")',
+    "read the old root": 'os.listdir("/old")',
+    "unix socket": "socket.socket(socket.AF_UNIX).connect({socket!r})",
+    "abstract socket": 'socket.socket(socket.AF_UNIX).connect("\\0" + {abstract!r})',
+    "network": 'socket.create_connection(("127.0.0.1", {port}), 2)',
+    "packets": "socket.socket(socket.AF_PACKET, socket.SOCK_RAW)",
+    "far": 'socket.create_connection(("192.0.2.1", 80), 2)',
+    "disk": 'fill("/tmp/full")',
+    "shm": 'fill("/dev/shm/full")',
+    "inodes": '[open(f"/tmp/i{{i}}", "w").close() for i in range(60_000)]',
+    "signal the grader": "os.kill({pid}, 0)",
+    "parent": "(os.stat('/proc/{pid}/environ') if {pid} > 1000 else run('false'))",
+    "other processes": "run('false') if len([p for p in os.listdir('/proc') if p.isdigit()]) < 20 else 0",
+    "system V": 'run("ipcmk", "-M", "1000")',
+}
+TOLD = "wrote to its judge"
+STATUS = '{"end": 0, "verdicts": [["a", "=HYPERLINK(1)", ""]], "seconds": 1}'
+ENDS = {  # what ends its own process, and with it only its own exercise
+    "shared memory": ("f = os.memfd_create('x')\nfor _ in range(3000): os.write(f, bytes(2**20))", "GiB"),
+    "mapped": ("m = [mmap.mmap(-1, 2**28) for _ in range(8)]\nfor a in m: touch(a)", "GiB"),
+    "forged order": ("tell('{\"begin\": 1}\\n')", TOLD),
+    "forged status": (f"tell({STATUS!r} + '\\n')", TOLD),
+    "done": ("tell('{\"done\": true}\\n')", TOLD),
+    "endless line": ("for _ in range(9): tell('x' * 2**18)", TOLD),
+}
+BEGIN = """
+import mmap, os, socket, subprocess, sys, time
+
+def run(*words):
+    if subprocess.run(words, capture_output=True).returncode:
+        raise OSError(words)
+
+def fill(path):
+    with open(path, "wb") as file:
+        for _ in range(1000):
+            file.write(bytes(2**20))
+
+def tell(text):
+    for fd in range(3, 99):
+        if os.path.exists(f"/proc/self/fd/{fd}") and os.readlink(f"/proc/self/fd/{fd}").startswith("pipe:"):
+            os.write(fd, text.encode())
+
+def touch(memory):
+    for i in range(0, len(memory), 4096):
+        memory[i] = 1
+"""
+
+
+def tried(bodies, tmp_path):
+    """Verdicts on answers with these bodies, each an exercise of its own, in as few sandboxes as can be."""
+    checks = f"{BEGIN}\ndef test(answer):\n    assert answer() is True\n"
+    text = "def deed():\n{}    return True\n"
+    part = lambda body: Answer(("a",), text.format(""), 'check("a", test, deed)', text.format(body))
+    source = submissions.SOURCE.replace("\n\ndef test_half", f"\n{checks}\n\ndef test_half", 1)
+    of = submissions.lesson(tmp_path, source)
+    return grading._tried({i: part(body) for i, body in enumerate(bodies)}, of, LIMITS, [tmp_path])
+
+
+@CUT_OFF
+def test_no_answer_leaves_its_sandbox(tmp_path):
+    (tmp_path / "ann.ipynb").write_text("{}")
+    abstract = f"gpt2lab-{os.getpid()}"
+    with socket.socket(socket.AF_UNIX) as own, socket.socket(socket.AF_UNIX) as named, socket.socket() as net:
+        own.bind(str(tmp_path / "s"))
+        named.bind(f"\0{abstract}")
+        net.bind(("127.0.0.1", 0))
+        for one in (own, named, net):
+            one.listen()
+        facts = {
+            "root": str(ROOT), "package": str(ROOT / "gpt2lab"), "home": str(tmp_path), "pid": os.getpid(),
+            "socket": str(tmp_path / "s"), "abstract": abstract, "port": net.getsockname()[1],
+        }  # fmt: skip
+        deeds = {name: deed.format(**facts) for name, deed in POWERLESS.items()}
+        body = "    try:\n        {}\n    except OSError:\n        return True\n    return False\n"
+        found = tried([body.format(deed) for deed in deeds.values()], tmp_path)
+    powers = {name: found[i][0] for i, name in enumerate(deeds) if found[i][0][0][1] != "PASS"}
+    assert not powers
+
+
+@CUT_OFF
+def test_what_breaks_a_limit_or_writes_to_the_judge_costs_only_its_own_exercise(tmp_path):
+    bodies = ["    " + f"{deed}\ntime.sleep(9)\n".replace("\n", "\n    ") + "\n" for deed, _ in ENDS.values()]
+    found = tried(["    return True\n", *bodies, "    return True\n"], tmp_path)
+    assert found[0][0][0][1] == found[len(ENDS) + 1][0][0][1] == "PASS", found
+    for i, (name, (_, due)) in enumerate(ENDS.items(), 1):
+        ((_, status, said),) = found[i][0]
+        assert status == "FAIL" and due in said, (name, said)
+
+
+@pytest.mark.parametrize(
+    "line, mark",
+    {
+        "np.abs = lambda x: 0": "np.abs =",
+        "import __main__; __main__._tell = print": "__main__",
+        "import torch; torch.equal = print": "torch.equal =",
+        "import sys; sys.setprofile(None)": "setprofile",
+        "import os; os.listdir('/proc/self/fd')": "/proc",
+        "import os; os.write(5, b'x')": "os.write",
+        "exec('x')": "exec",
+        "self = 1; self.x = 2": None,
+        "x.grad = 0": None,
+        "half.calls = 1": None,
+    }.items(),
+)  # fmt: skip
+def test_answers_that_could_reach_their_judge_are_marked(line, mark):
+    found = touches(f"def half(x):\n    {line}\n")
+    assert mark in found if mark else not found
+
+
+def alive(mark):
+    """Processes, other than this one's ancestors, that were started with this word."""
+    found = []
+    for one in psutil.process_iter(["cmdline"]):
+        if any(mark in word for word in one.info["cmdline"] or ()) and one.pid != os.getpid():
+            found.append(one.pid)
+    return found
+
+
+@CUT_OFF
+@pytest.mark.parametrize("sig", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_a_grader_that_ends_leaves_no_process_and_no_folder(sig, tmp_path):
+    of = submissions.lesson(tmp_path)
+    (tmp_path / "class").mkdir()
+    mark = str(10**6 + 7 * os.getpid() + sig)
+    text = of.notebook(student=False)
+    for cell in text.cells:
+        if "def half" in cell.source:
+            deed = f"    import subprocess\n    subprocess.run(['sleep', '{mark}'])\n"
+            cell.source = cell.source.replace("    return x / 2", deed)
+    (tmp_path / "class" / "ann.ipynb").write_text(json.dumps(text))
+    (tmp_path / "own").mkdir()
+    call = [sys.executable, "-m", "gpt2lab", *words(tmp_path, "--seconds", "60")]
+    env = os.environ | {"TMPDIR": str(tmp_path / "own"), "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(
+        call, env=env, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    ) as grader:
+        last = time.monotonic() + 90
+        while not alive(mark):
+            assert time.monotonic() < last and grader.poll() is None
+            time.sleep(0.1)
+        start = time.monotonic()
+        grader.send_signal(sig)
+        grader.wait(20)
+        assert time.monotonic() - start < 4
+    last = time.monotonic() + 5
+    while alive(mark) and time.monotonic() < last:
+        time.sleep(0.1)
+    assert not alive(mark) and not list((tmp_path / "own").iterdir())
