@@ -140,12 +140,9 @@ class Options:
         plan.check(self.the_config(), self.batch, self.sequence)
         if self.compile:
             _check_compile(plan)
-        shard, last = self.shard(), self.the_config().vocab_size - 1
-        if self.data != "shakespeare" and len(shard) and (most := int(shard.tokens.max())) > last:
-            raise ValueError(
-                f"{self.data} has the token {most}, and the vocabulary is 0 to {last}. Make it with this tokenizer: "
-                "python -m gpt2lab data --text FILE."
-            )
+        shard = self.shard()
+        if self.data != "shakespeare":
+            shard.check_vocabulary(self.the_config().vocab_size)
         for split in ("train", "val"):
             Batches(shard, self.batch, self.sequence, self.seed, split)
 
@@ -233,10 +230,7 @@ def _check_compile(plan: Plan) -> None:
 
 
 def _loop(trainer: Trainer, options: Options, folder: Path | None, saver, tell, saved) -> list[dict]:
-    """Steps with their measurements, one entry each; evaluations and checkpoints between them and at the end.
-
-    `saved` is the step whose checkpoint the folder has: it is not written again, which would lose its loss.
-    """
+    """Steps with their measurements, one entry each; evaluations and checkpoints, but not of step `saved` again."""
     shard = options.shard()
     train = Batches(shard, options.batch, options.sequence, options.seed, "train")
     val = Batches(shard, options.batch, options.sequence, options.seed, "val")

@@ -106,8 +106,7 @@ class Pool:
             context = _context()
         self.folder = Path(tempfile.mkdtemp(prefix=f"{FOLDER_PREFIX}{os.getpid()}-"))
         self.members: list[Member] = []
-        self.jobs, self.owner = 0, os.getpid()
-        self.up: set[int] = set()
+        self.jobs, self.owner, self.up = 0, os.getpid(), set()
         try:
             with _room(self.folder):
                 (self.folder / "reserve").write_bytes(bytes(RESERVE))
@@ -124,8 +123,8 @@ class Pool:
         ours, theirs = context.Pipe(duplex=True)
         reading, writing = os.pipe()
         output = Connection(writing, readable=False)
-        ends_alone = signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
-        arguments = (rank, ranks, str(self.folder), backend, timeout, theirs, output, ends_alone)
+        own = signal.getsignal(signal.SIGTERM) == signal.SIG_DFL  # it ends by itself
+        arguments = (rank, ranks, str(self.folder), backend, timeout, theirs, output, own)
         process = context.Process(target=rank_main, args=arguments, name=f"rank {rank}", daemon=True)
         with theirs, output:
             process.start()
@@ -179,9 +178,7 @@ class Pool:
         if hasattr(self, "board"):
             self.board.close()
         shutil.rmtree(self.folder, ignore_errors=True)
-        with contextlib.suppress(
-            OSError
-        ):  # multiprocessing fails at its end where somebody else has deleted this
+        with contextlib.suppress(OSError):  # multiprocessing fails at its end where somebody has deleted it
             os.makedirs(multiprocessing.util.get_temp_dir(), exist_ok=True)
 
     def held_up(self, rank: int) -> float:
