@@ -143,8 +143,7 @@ class Options:
         shard, last = self.shard(), self.the_config().vocab_size - 1
         if self.data != "shakespeare" and len(shard) and (most := int(shard.tokens.max())) > last:
             raise ValueError(
-                f"{self.data} has the token {most}, and the vocabulary is 0 to {last}. Make it with this tokenizer: "
-                "python -m gpt2lab data --text FILE."
+                f"{self.data} has the token {most}, and the vocabulary is 0 to {last}. Make it by gpt2lab data --text."
             )
         for split in ("train", "val"):
             Batches(shard, self.batch, self.sequence, self.seed, split)

@@ -179,10 +179,8 @@ class Pool:
         if hasattr(self, "board"):
             self.board.close()
         shutil.rmtree(self.folder, ignore_errors=True)
-        with contextlib.suppress(
-            OSError
-        ):  # multiprocessing fails at its end where somebody else has deleted this
-            os.makedirs(multiprocessing.util.get_temp_dir(), exist_ok=True)
+        with contextlib.suppress(OSError):
+            os.makedirs(multiprocessing.util.get_temp_dir(), exist_ok=True)  # which it will delete
 
     def held_up(self, rank: int) -> float:
         """Seconds that a rank was ready to run but had no core, in which it is not stuck (0.0 if unknown)."""
@@ -275,8 +273,7 @@ def _context():
     from multiprocessing import resource_tracker
     from multiprocessing.forkserver import ensure_running
 
-    main = threading.current_thread() is threading.main_thread()
-    before = dict(os.environ)
+    main, before = threading.current_thread() is threading.main_thread(), dict(os.environ)
     try:
         with _held_back(ASKS_TO_END[1:2]):
             resource_tracker.ensure_running()  # holds SIGINT and SIGTERM back itself, and then lets them through again
