@@ -35,7 +35,17 @@ def add_arguments(parser) -> None:
 
 
 def run(args) -> None:
-    """Grade, and write after each student."""
+    """Grade, and write after each student; SIGTERM ends it as Ctrl-C does, with nothing left behind."""
+    if threading.current_thread() is not threading.main_thread():
+        return _run(args)
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    try:
+        _run(args)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _run(args) -> None:
     from tqdm import tqdm
 
     (lesson, *more) = lessons_named(args.notebooks, [args.lesson])
@@ -48,8 +58,6 @@ def run(args) -> None:
     known = [] if args.again else known
     limits, remark = sandbox.Limits(args.seconds, args.memory), sandbox.sentence()
     print(remark)
-    if threading.current_thread() is threading.main_thread():  # ends as Ctrl-C does: with nothing left behind
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     done, hide = {}, [args.folder, args.notebooks, args.out.resolve().parent]
     students = grade(files, lesson, limits, args.jobs, known, hide)
     for result in tqdm(students, total=len(files), unit="student"):
