@@ -41,8 +41,8 @@ class Shard:
         """Raise ValueError where a token is beyond a vocabulary of this size."""
         if len(self) and (most := int(self.tokens.max())) >= size:
             raise ValueError(
-                f"{self.path} has the token {most}, and the vocabulary is 0 to {size - 1}. Make it with this tokenizer: "
-                "python -m gpt2lab data --text FILE."
+                f"{self.path} has the token {most}, and the vocabulary is 0 to {size - 1}. Make it with this "
+                "tokenizer: python -m gpt2lab data --text FILE."
             )
 
     def __reduce__(self):
