@@ -145,7 +145,7 @@ def test_files_of_other_programs_are_no_notebooks_reports_grades_or_calibrations
     monkeypatch.setattr(calibration, "calibration_file", lambda: here / "report.json")
     for line, words in {
         "progress .": "07_pipeline.ipynb is damaged. Fetch it again, or delete it.",
-        "grade 07 .": "grades.json is no result of a grading. Use another --out, or delete it.",
+        "grade 07 .": "grades.json is no result of a grading. Use another --out, or move it away.",
         "bench --compare report.json report.json": "report.json is no report of",
         "plan --config nano --ranks 2": "report.json is damaged. Measure again: python -m gpt2lab calibrate",
     }.items():

@@ -168,7 +168,7 @@ def resumed_on(monkeypatch, device: str) -> set[str]:
     monkeypatch.setattr(checkpoint.huggingface, "read_config", lambda _: CONFIG)
     monkeypatch.setattr(checkpoint, "entries", lambda _: {})
     monkeypatch.setattr(checkpoint.sharded, "read", lambda *_: None)
-    piece = SimpleNamespace(tensor=torch.empty(3, device=device))
+    piece = SimpleNamespace(tensor=torch.empty(3, device=device), spec=SimpleNamespace(load=False))
     sync = SimpleNamespace(pieces=[piece], updated=lambda: None)
     parallel = SimpleNamespace(mesh=Mesh(), model=SimpleNamespace(config=CONFIG), sync=sync)
     trainer = object.__new__(Trainer)

@@ -40,7 +40,7 @@ ODD = {  # student -> (what stands before the answer, the answer's body, words o
         "    return h0(x)",
         "",
     ),
-    "forges": ("", '    import os\n    for fd in range(3, 99):\n        try:\n            os.write(fd, b"\\xff\\n")\n'
+    "forges": ("", '    import os\n    for fd in range(3, 4096):\n        try:\n            os.write(fd, b"\\xff\\n")\n'
                "        except OSError:\n            pass\n    return x", "wrote to its judge"),
 }  # fmt: skip
 FILES = {
@@ -249,7 +249,11 @@ POWERLESS = {  # what must raise OSError (or end in a failed command) in the san
 TOLD = "wrote to its judge"
 STATUS = '{"end": 0, "verdicts": [["a", "=HYPERLINK(1)", ""]], "seconds": 1}'
 ENDS = {  # what ends its own process, and with it only its own exercise
-    "shared memory": ("f = os.memfd_create('x')\nfor _ in range(3000): os.write(f, bytes(2**20))", "GiB"),
+    "shared memory": (
+        "f = [os.memfd_create(n) for n in 'xy']\n"  # two, each below the limit of one file
+        "for n in range(1900): os.write(f[n % 2], bytes(2**20))\ntime.sleep(9)",
+        "GiB",
+    ),
     "mapped": ("m = [mmap.mmap(-1, 2**28) for _ in range(8)]\nfor a in m: touch(a)", "GiB"),
     "forged order": ("tell('{\"begin\": 1}\\n')", TOLD),
     "forged status": (f"tell({STATUS!r} + '\\n')", TOLD),
@@ -269,7 +273,7 @@ def fill(path):
             file.write(bytes(2**20))
 
 def tell(text):
-    for fd in range(3, 99):
+    for fd in range(3, 4096):
         if os.path.exists(f"/proc/self/fd/{fd}") and os.readlink(f"/proc/self/fd/{fd}").startswith("pipe:"):
             os.write(fd, text.encode())
 

@@ -22,7 +22,7 @@ def test_names_spread_over_the_days():
 
 
 def collected(day: str) -> set[str]:
-    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", FILE]
+    command = [sys.executable, "-m", "pytest", "--collect-only", FILE]
     done = subprocess.run(
         command, cwd=tiers.ROOT, env=os.environ | {"TODAY": day}, capture_output=True, text=True
     )

@@ -19,8 +19,8 @@ LOOPBACK = "test_only_loopback_is_listened_on"
 GUARDS = {  # what is wrong then: file, what stands there, what is put there, the test that must fail, its words
     "ranks hear Ctrl-C": (
         "processes/rank_process.py",
-        "signal.signal(getattr(signal, name), signal.SIG_IGN)",
-        "signal.signal(getattr(signal, name), signal.default_int_handler)",
+        "signal.signal(number, signal.SIG_IGN)",
+        "signal.signal(number, signal.default_int_handler)",
         (FAIL, "ctrl_c_in_a_terminal"),
         "left with exit code 1 before it returned",
     ),

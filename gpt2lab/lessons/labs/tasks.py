@@ -8,7 +8,6 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from types import SimpleNamespace
 
 import torch
 
@@ -68,7 +67,9 @@ def replay_races(graph: TaskGraph, across: list) -> list[tuple[str, str, str]]:
     n = len(graph.tasks)
     tasks = [replace(task, number=turn * n + task.number) for turn in (0, 1) for task in graph.tasks]
     later = [[n + u for u in graph.before[v]] + list(across[v]) for v in range(n)]
-    return check.races(SimpleNamespace(tasks=tasks), [*graph.before, *later])
+    twice = TaskGraph(graph.tensors)
+    twice.tasks = tasks
+    return check.races(twice, [*graph.before, *later])
 
 
 def sleeping(graph: TaskGraph, cost: Callable[[Task], float]) -> TaskGraph:
