@@ -1,0 +1,60 @@
+"""`python -m power reach | run | table`, see the package's docstring."""
+
+import argparse
+import shutil
+from collections import Counter, defaultdict
+
+from .killing import RESULTS, Copy, candidates, results
+from .mutate import SEED, drawn
+from .reaching import reached, record
+
+
+def run(mutants) -> None:
+    """Decide those that are not decided yet; a line of the results each."""
+    tests, by_function = reached()
+    known, copy = results(), Copy()
+    try:
+        for n, mutant in enumerate(mutants):
+            if mutant.name not in known:
+                chosen = candidates(mutant, tests, by_function)
+                said, killer = copy.try_out(mutant, chosen) if chosen else ("not reached", "")
+                known[mutant.name] = said, killer
+                with open(RESULTS, "a") as file:
+                    file.write(f"{mutant.name}\t{said}\t{killer}\n")
+                print(f"{n + 1}/{len(mutants)} {said}: {mutant.name}", flush=True)
+    finally:
+        shutil.rmtree(copy.folder, ignore_errors=True)
+
+
+def table(mutants) -> None:
+    """The score of each room, and every mutant that is not killed."""
+    known, rooms = results(), defaultdict(Counter)
+    for mutant in mutants:
+        room = mutant.file.split("/")[1].removesuffix(".py")
+        rooms[room][known.get(mutant.name, ("not tried",))[0]] += 1
+    for room, said in sorted(rooms.items()):
+        tried = said.total() - said["not tried"]
+        print(
+            f"{room:12} {said['killed']:4} of {tried:4} killed   {dict(said - Counter(killed=said['killed']))}"
+        )
+    for mutant in mutants:
+        said = known.get(mutant.name, ("",))[0]
+        if said not in ("", "killed"):
+            print(f"{said:12} {mutant.name} (line {mutant.line})")
+
+
+def main() -> int:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="python -m power", description=__doc__)
+    parser.add_argument("what", choices=["reach", "run", "table"])
+    parser.add_argument("--count", type=int, default=400, help="mutants that are drawn (default: 400)")
+    parser.add_argument("--seed", type=int, default=SEED)
+    options = parser.parse_args()
+    if options.what == "reach":
+        return record()
+    {"run": run, "table": table}[options.what](drawn(options.count, options.seed))
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

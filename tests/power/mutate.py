@@ -1,0 +1,171 @@
+"""Mutants by rule: small edits of one expression or statement, drawn with a fixed seed from the functions of a room."""
+
+import ast
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+SEED = 2026
+
+SHARES = {
+    "parallel": 1 / 3,
+    "ranks transport": 1 / 5,
+    "planner": 1 / 10,
+    "schedules": 1 / 12,
+    "sharding tasks": 1 / 12,
+    "storage processes": 1 / 10,
+    "train plan run generate model": 1 / 10,
+}
+"""The part of all mutants that each group of rooms gets."""
+
+OPERATORS = {
+    ast.Add: "-",
+    ast.Sub: "+",
+    ast.Mult: "+",
+    ast.Div: "*",
+    ast.FloorDiv: "*",
+    ast.Mod: "//",
+    ast.Pow: "*",
+}
+COMPARISONS = {
+    ast.Lt: "<=",
+    ast.LtE: "<",
+    ast.Gt: ">=",
+    ast.GtE: ">",
+    ast.Eq: "!=",
+    ast.NotEq: "==",
+    ast.In: "not in",
+    ast.NotIn: "in",
+    ast.Is: "is not",
+    ast.IsNot: "is",
+}
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """A piece of a file, from `start` to `end` in characters, that is replaced by `wrong`."""
+
+    file: str  # from the root of the checkout
+    function: str  # its qualified name
+    line: int
+    kind: str  # operator, comparison, constant, and-or, not, statement, arguments
+    start: int
+    end: int
+    right: str
+    wrong: str
+
+    @property
+    def name(self) -> str:
+        """Where and what, in words that survive edits elsewhere in the file."""
+        return " ".join(f"{self.file} {self.function} {self.kind}: {self.right} -> {self.wrong}".split())
+
+    def text(self) -> str:
+        """The file with the bug in it."""
+        text = (ROOT / self.file).read_text()
+        return text[: self.start] + self.wrong + text[self.end :]
+
+
+def mutants_of(file: str) -> list[Mutant]:
+    """All that the rules make of a file, in the order of its text."""
+    text = (ROOT / file).read_text()
+    starts = [0]
+    for line in text.splitlines(keepends=True):
+        starts.append(starts[-1] + len(line.encode()))
+    data, found = text.encode(), []
+
+    def at(line: int, column: int) -> int:
+        return len(data[: starts[line - 1] + column].decode())
+
+    for function, node in _inside(ast.parse(text)):
+        for kind, old, wrong in _edits(node, lambda n: ast.get_source_segment(text, n)):
+            start, end = at(old.lineno, old.col_offset), at(old.end_lineno, old.end_col_offset)
+            if text[start:end] != wrong:
+                found.append(Mutant(file, function, old.lineno, kind, start, end, text[start:end], wrong))
+    return found
+
+
+def drawn(count: int, seed: int = SEED) -> list[Mutant]:
+    """So many mutants, spread over the rooms by SHARES and over the functions of a room evenly."""
+    chosen = []
+    for rooms, share in SHARES.items():
+        files = [f for room in rooms.split() for f in _files(room)]
+        by_function = {}
+        for mutant in (m for f in files for m in mutants_of(f)):
+            by_function.setdefault((mutant.file, mutant.function), []).append(mutant)
+        pick = random.Random(f"{seed} {rooms}")
+        functions = sorted(by_function)
+        pick.shuffle(functions)
+        for n in range(round(count * share)):
+            left = by_function[functions[n % len(functions)]]
+            if left:
+                chosen.append(left.pop(pick.randrange(len(left))))
+    return chosen
+
+
+def _files(room: str) -> list[str]:
+    path = ROOT / "gpt2lab" / room
+    files = sorted(path.rglob("*.py")) if path.is_dir() else [path.with_suffix(".py")]
+    return [str(f.relative_to(ROOT)) for f in files]
+
+
+def _inside(tree: ast.AST, name: str = "") -> Iterator[tuple[str, ast.AST]]:
+    """Every node inside functions with the function's name; not texts, annotations, decorators and what only raises."""
+    for child in ast.iter_child_nodes(tree):
+        if isinstance(child, ast.FunctionDef | ast.ClassDef):
+            inner = f"{name}.{child.name}" if name else child.name
+            for statement in child.body:
+                if isinstance(child, ast.FunctionDef):
+                    yield from _below(statement, inner)
+                yield from _inside(ast.Module([statement], []), inner)
+        elif isinstance(child, ast.stmt) and not name:
+            yield from _inside(child, name)
+
+
+def _below(node: ast.AST, name: str) -> Iterator[tuple[str, ast.AST]]:
+    skipped = (
+        ast.FunctionDef | ast.ClassDef | ast.JoinedStr | ast.Raise | ast.Assert | ast.Import | ast.ImportFrom
+    )
+    if isinstance(node, skipped):
+        return
+    yield name, node
+    for field, value in ast.iter_fields(node):
+        if field in ("annotation", "returns", "decorator_list"):
+            continue
+        for child in value if isinstance(value, list) else [value]:
+            if isinstance(child, ast.AST):
+                yield from _below(child, name)
+
+
+def _edits(node: ast.AST, text) -> Iterator[tuple[str, ast.AST, str]]:
+    """(kind, the node that is replaced, what stands there instead)."""
+
+    def whole(part: ast.AST) -> str:
+        """Its text, in brackets where it has parts that an operator could tear apart."""
+        simple = ast.Name | ast.Attribute | ast.Call | ast.Constant | ast.Subscript
+        return text(part) if isinstance(part, simple) else f"({text(part)})"
+
+    match node:
+        case ast.BinOp(left, op, right) if type(op) in OPERATORS and not isinstance(left, ast.JoinedStr):
+            yield "operator", node, f"{whole(left)} {OPERATORS[type(op)]} {whole(right)}"
+        case ast.Compare(left, [op], [right]):
+            yield "comparison", node, f"{whole(left)} {COMPARISONS[type(op)]} {whole(right)}"
+        case ast.BoolOp(op, values):
+            word = " or " if isinstance(op, ast.And) else " and "
+            yield "and-or", node, f"({word.join(map(whole, values))})"
+        case ast.UnaryOp(ast.Not(), operand):
+            yield "not", node, f"bool({text(operand)})"
+        case ast.Constant(bool() as value):
+            yield "constant", node, str(not value)
+        case ast.Constant(int() as value):
+            yield "constant", node, str(value + 1)
+        case ast.Expr(ast.Call()) | ast.AugAssign():
+            yield "statement", node, "pass"
+        case ast.Call(_, [first, second, *_]) if not any(isinstance(a, ast.Starred) for a in node.args):
+            whole = text(node)
+            a, b = text(first), text(second)
+            head = whole[: whole.index(a, len(text(node.func)))]
+            rest = whole[len(head) + len(a) :]
+            between = rest[: rest.index(b)]
+            yield "arguments", node, head + b + between + a + rest[len(between) + len(b) :]

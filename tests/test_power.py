@@ -1,0 +1,81 @@
+"""The tool that measures the tests' power: its mutants are drawn the same every time, and each is one small edit."""
+
+import ast
+from collections import Counter
+
+import pytest
+from power import killing, mutate
+from power.mutate import Mutant, drawn, mutants_of
+
+
+@pytest.fixture
+def made(tmp_path, monkeypatch):
+    """What the rules make of a text: (kind, right, wrong) of each mutant."""
+    monkeypatch.setattr(mutate, "ROOT", tmp_path)
+
+    def make(text: str) -> list[tuple[str, str, str]]:
+        (tmp_path / "file.py").write_text(text)
+        return [(m.kind, m.right, m.wrong) for m in mutants_of("file.py")]
+
+    return make
+
+
+@pytest.mark.parametrize(
+    "line, expected",
+    [
+        ("return a - b", ("operator", "a - b", "a + b")),
+        ("return 2 * (a + b)", ("operator", "2 * (a + b)", "2 + (a + b)")),
+        ("return a < b", ("comparison", "a < b", "a <= b")),
+        ("return a is None", ("comparison", "a is None", "a is not None")),
+        ("return a and not b", ("and-or", "a and not b", "(a or (not b))")),
+        ("return not a", ("not", "not a", "bool(a)")),
+        ("return 7", ("constant", "7", "8")),
+        ("return True", ("constant", "True", "False")),
+        ("a += b", ("statement", "a += b", "pass")),
+        ("send(a)", ("statement", "send(a)", "pass")),
+        ("return send(a, b=1, c=f(2))", ("constant", "1", "2")),
+        ("return send(a, to(b), 3)", ("arguments", "send(a, to(b), 3)", "send(to(b), a, 3)")),
+    ],
+)
+def test_each_rule_makes_its_mistake(made, line, expected):
+    assert expected in made(f"def f(a, b):\n    {line}\n")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "X = 3 + 4",  # outside functions
+        "def f():\n    'a text of 3 words'",
+        "def f(a):\n    raise ValueError(f'{a + 1}', 2)",
+        "def f(a: 3) -> 4:\n    assert a",
+    ],
+)
+def test_what_is_no_behaviour_is_left_alone(made, text):
+    assert made(text) == []
+
+
+def test_letters_of_several_bytes_move_no_edit(made):
+    assert made('def f(a):\n    "Größe"; return g("é", a) if a else a - 1\n')[-2:] == [
+        ("operator", "a - 1", "a + 1"),
+        ("constant", "1", "2"),
+    ]
+
+
+def test_the_same_mutants_are_drawn_every_time_and_each_is_python():
+    mutants = drawn(60)
+    assert mutants == drawn(60) and len({m.name for m in mutants}) == len(mutants)
+    rooms = Counter(m.file.split("/")[1] for m in mutants)
+    assert rooms["parallel"] == 20 and rooms["ranks"] + rooms["transport"] == 12
+    for mutant in mutants:
+        ast.parse(mutant.text())
+
+
+def test_short_tests_that_enter_little_else_are_tried_first_within_the_seconds():
+    tests = {
+        "direct": {"seconds": 0.1, "functions": 5},
+        "wide": {"seconds": 0.1, "functions": 500},
+        "long": {"seconds": killing.SECONDS, "functions": 5},
+    }
+    mutant = Mutant("a.py", "f", 1, "constant", 0, 1, "1", "2")
+    assert killing.candidates(mutant, tests, {"a.py f": ["wide", "long", "direct"]}) == ["direct", "wide"]
+    assert killing.candidates(mutant, tests, {}) == []
