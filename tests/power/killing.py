@@ -71,26 +71,28 @@ class Copy:
             map(str, (self.folder, self.folder / "tests", Path(__file__).parent / "recorder"))
         )
         call = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "power_first", "--timeout", "60", *tests]
-        said = open(self.folder / "said", "w+")
-        files = {"stdin": subprocess.DEVNULL, "stdout": said, "stderr": subprocess.STDOUT}
-        run = subprocess.Popen(call, cwd=self.folder, env=env, start_new_session=True, **files)
-        spent = {}
-        while run.poll() is None:
-            time.sleep(0.25)
-            spent |= processor_seconds(run.pid)
-            if sum(spent.values()) > SECONDS:
-                _end(run)
-                break
-        code = run.wait()
-        _end(run)
-        killer = first.read_text() if first.exists() else ""
-        with said:
+        with open(self.folder / "said", "w+") as said:
+            code = _within_seconds(call, cwd=self.folder, env=env, stdout=said, stderr=said)
             said.seek(0)
             if code == 4 and "not found:" in (text := said.read()):
                 raise RuntimeError(f"Tests have changed: record again what they reach.\n{text}")
+        killer = first.read_text() if first.exists() else ""
         if killer or code in (1, 2, 3, 4):  # an error while tests are collected is seen as well
             return "killed", killer or "while tests are collected"
         return ("lives", "") if code == 0 else ("not decided", "")
+
+
+def _within_seconds(call: list[str], **how) -> int:
+    """The exit code of a command that ends by itself, or is ended after SECONDS of processor time."""
+    run = subprocess.Popen(call, stdin=subprocess.DEVNULL, start_new_session=True, **how)
+    spent = {}
+    while run.poll() is None:
+        time.sleep(0.25)
+        spent |= processor_seconds(run.pid)
+        if sum(spent.values()) > SECONDS:
+            break
+    _end(run)
+    return run.wait()
 
 
 def _end(run: subprocess.Popen) -> None:
