@@ -81,6 +81,18 @@ def test_one_checkpoint_can_be_converted_and_nothing_is_overwritten(old, tmp_pat
     assert not (tmp_path / "two").exists()
 
 
+def test_of_a_run_with_a_damaged_checkpoint_nothing_is_left(old, tmp_path, capsys):
+    (folder,) = checkpoint.all_in(old)
+    shutil.copytree(folder, old / "checkpoint-0000002")
+    (old / "checkpoint-0000002" / "config.json").write_text("{}")
+    assert main(["convert", str(old), str(tmp_path / "new")]) == 1
+    assert (
+        "checkpoint-0000002 is damaged, so it was not converted: the sha256 of config"
+        in capsys.readouterr().err
+    )
+    assert not (tmp_path / "new").exists()
+
+
 def test_a_run_of_before_checkpoints_had_a_seal_is_converted(old, tmp_path):
     (folder,) = checkpoint.all_in(old)
     state = json.loads((folder / "state.json").read_text())

@@ -68,7 +68,11 @@ def run(args) -> int:
         raise ValueError(f"{new} exists already. Use the name of a new folder.")
     found = [] if checkpoint.is_one(old) else checkpoint.all_in(old)
     for source, target in [(p, new / p.name) for p in found] or [(old, new)]:
-        state, entries = read(source)
+        try:
+            state, entries = read(source)
+        except BadCheckpoint:
+            shutil.rmtree(new, ignore_errors=True)  # half a run would look like one
+            raise
         texts = {CONFIG: (source / CONFIG).read_text()}
         writing.write(target, entries, texts, state, rank=0, gather=lambda value: [value])
         print(f"{source} (step {state['step']}, plan {state['plan']}) is now {target}")

@@ -67,11 +67,12 @@ def load(source: str | Path, dtype: torch.dtype | None = torch.float32) -> GPT2:
 def _fill(model: GPT2, folder: Path, dtype: torch.dtype | None) -> None:
     """Give a model the weights of a checkpoint, in `dtype` or as they are stored. Raises ValueError."""
     there = reading.stored(folder)
-    ours = {f"weight.{name}" for name in model.state_dict()}
-    foreign = sorted(name for name in there.keys() - ours if name.startswith("weight."))
-    if foreign:
-        raise ValueError(f"{folder} has the unknown {_few(foreign)}; is config.json that of another model?")
-    model.to(dtype or there["weight.ln_f.bias"][0].tensor[:1].dtype)
+    weights = {name: boxes for name, boxes in there.items() if name.startswith("weight.")}
+    differ = sorted(weights.keys() ^ {f"weight.{name}" for name in model.state_dict()})
+    if differ:
+        raise ValueError(f"{folder} and its config.json differ in {_few(differ)}; is one of another model?")
+    first = weights["weight.ln_f.bias"][0]
+    model.to(dtype or first.tensor[tuple(slice(0, 1) for _ in first.sizes)].dtype)
     reading.read(folder, {f"weight.{name}": whole(t) for name, t in model.state_dict().items()})
 
 
