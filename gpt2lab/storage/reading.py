@@ -86,16 +86,11 @@ def was_one(folder: Path) -> bool:
 def look(folder: Path, rank: int = 0, world: int = 1, check_files: bool = True) -> tuple[dict, str]:
     """The state of a folder, and what is wrong with the files that this rank checks ("": nothing)."""
     if not is_one(folder):
-        return (
-            {},
-            f"{folder} is not a checkpoint: it has no {STATE}. Name a run's folder, or a checkpoint in it.",
-        )
+        why = f"is not a checkpoint: it has no {STATE}. Name a run's folder, or a checkpoint in it."
+        return {}, f"{folder} {why}"
     if (folder / BEFORE).exists():
-        way = f"python -m gpt2lab convert {folder.parent} NEW"
-        return (
-            {},
-            f"{folder} was written by the version before, whose files are no longer read. Convert its run: {way}",
-        )
+        why = "was written by the version before, whose files are no longer read. Convert its run:"
+        return {}, f"{folder} {why} python -m gpt2lab convert {folder.parent} NEW"
     try:
         state = parse((folder / STATE).read_bytes())
     except ValueError as error:
