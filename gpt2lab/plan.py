@@ -242,17 +242,17 @@ class Parallel:
         """The whole gradients, likewise."""
         return self.whole([p.tensor.grad for p in self.sync.pieces])
 
-    def entry(self, piece: Piece, tensor: torch.Tensor) -> boxes.Entry:
+    def entry_of(self, piece: Piece, tensor: torch.Tensor) -> boxes.Entry:
         """Where the elements of `tensor`, which is cut as the piece is, are in the whole parameter."""
         shape = piece.within or piece.tensor.shape
-        return boxes.entry(tensor, shape, piece.start, self.specs[piece.name], self.mesh)
+        return boxes.entry_of(tensor, shape, piece.start, self.specs[piece.name], self.mesh)
 
     @torch.no_grad()
     def load(self, weights: dict[str, torch.Tensor]) -> None:
         """Take over whole weights by name: each rank keeps its own part."""
         for piece in (p for p in self.sync.pieces if p.tensor.numel()):
             (source,) = boxes.whole(weights[piece.name]).boxes
-            for box in self.entry(piece, piece.tensor).boxes:
+            for box in self.entry_of(piece, piece.tensor).boxes:
                 boxes.fill(box, source)
         self.sync.updated()
 

@@ -18,7 +18,7 @@ from gpt2lab import model
 from gpt2lab.compositions import Composition
 from gpt2lab.experts.mixture import ROUTERS
 from gpt2lab.model import GPT2Config
-from gpt2lab.parallel.boxes import Box, Entry, entry, rectangles, whole
+from gpt2lab.parallel.boxes import Box, Entry, entry_of, rectangles, whole
 from gpt2lab.parallel.spec import Cut, Spec, slice_of
 from gpt2lab.plan import Plan, build
 from gpt2lab.processes.launch import RankFailed, Ranks
@@ -95,7 +95,7 @@ def test_boxes_of_stretches_of_slices_cover_the_whole_once(dim, groups):
         part = slice_of(whole, rank, 2, dim, groups)
         half = part.numel() // 2 + 1
         for start, stretch in ((0, part.flatten()[:half]), (half, part.flatten()[half:])):
-            for box in entry(stretch, part.shape, start, spec, mesh).boxes:
+            for box in entry_of(stretch, part.shape, start, spec, mesh).boxes:
                 ends = zip(box.offsets, box.tensor.shape, strict=True)
                 view = seen[tuple(slice(o, o + s) for o, s in ends)]
                 assert (view == -1).all()
@@ -367,8 +367,8 @@ def test_what_several_ranks_hold_is_written_once_by_whom_has_least_to_write():
         {"b": rows(0, 1, 2, 3), "a": rows(2)},
         {"a": rows(2, 3)},
     ]
-    assert [len(mine) for mine in writing.shares(held)] == [3, 3, 2]
-    written = [box for mine in writing.shares(held) for box in mine]
+    assert [len(mine) for mine in writing.who_writes(held)] == [3, 3, 2]
+    written = [box for mine in writing.who_writes(held) for box in mine]
     assert sorted(written) == [(name, (row, 0)) for name in "ab" for row in range(4)]
 
 
@@ -382,7 +382,7 @@ def test_what_several_ranks_hold_is_written_once_by_whom_has_least_to_write():
 )
 def test_boxes_that_do_not_make_up_a_tensor_are_not_written(other, words):
     with pytest.raises(ValueError, match=words):
-        writing.shares([{"a": ((4, 3), [((0, 0), (2, 3))])}, {"a": ((4, 3), [other])}])
+        writing.who_writes([{"a": ((4, 3), [((0, 0), (2, 3))])}, {"a": ((4, 3), [other])}])
 
 
 def resumed_in_16_bits(rank, world, run):

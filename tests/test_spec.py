@@ -32,7 +32,7 @@ def cut_twice_and_join(rank, world_size):
     mesh, whole = Mesh(dp=2, tp=3), torch.randn(37, 21, generator=torch.Generator().manual_seed(0))
     p = nn.Parameter(whole.clone())
     p = spec.cut(spec.cut(p, mesh["tp"], 1, 3), mesh["dp"], 0)
-    mine = boxes.entry(torch.zeros_like(p), p.shape, 0, p.spec, mesh)
+    mine = boxes.entry_of(torch.zeros_like(p), p.shape, 0, p.spec, mesh)
     for box in mine.boxes:
         boxes.fill(box, *boxes.whole(whole).boxes)
         at = tuple(slice(o, o + s) for o, s in zip(box.offsets, box.sizes, strict=True))

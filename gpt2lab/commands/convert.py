@@ -69,11 +69,10 @@ def run(args) -> int:
     found = [] if checkpoint.is_one(old) else checkpoint.all_in(old)
     for source, target in [(p, new / p.name) for p in found] or [(old, new)]:
         try:
-            state, entries = read(source)
+            entries, texts, state = read_before(source)
         except BadCheckpoint:
             shutil.rmtree(new, ignore_errors=True)  # half a run would look like one
             raise
-        texts = {CONFIG: (source / CONFIG).read_text()}
         writing.write(target, entries, texts, state, rank=0, gather=lambda value: [value])
         print(f"{source} (step {state['step']}, plan {state['plan']}) is now {target}")
     for name in BESIDE if found else ():
@@ -82,15 +81,15 @@ def run(args) -> int:
     return 0
 
 
-def read(folder: Path) -> tuple[dict, dict[str, Entry]]:
-    """The state and all tensors of a checkpoint of the version before. Raises BadCheckpoint."""
+def read_before(folder: Path) -> tuple[dict[str, Entry], dict[str, str], dict]:
+    """All tensors, the other files and the state of a checkpoint of the version before. Raises BadCheckpoint."""
     if not (folder / BEFORE).is_file():
         raise BadCheckpoint(
             f"{folder} is no checkpoint of the version before: it has no {BEFORE}. Name one, or a run."
         )
     try:
         state = _state(folder)
-        return state, _entries(folder)
+        return _entries(folder), {CONFIG: (folder / CONFIG).read_text()}, state
     except Exception as error:  # a damaged pickle may fail in any way
         why = "it asks for more than tensors and a list of them" if "GLOBAL" in str(error) else error
         raise BadCheckpoint(f"{folder} is damaged, so it was not converted: {why}.") from None

@@ -61,7 +61,7 @@ def rectangles(shape: Sequence[int], start: int, stop: int) -> list[tuple[tuple,
     return found
 
 
-def entry(tensor: torch.Tensor, shape: Sequence[int], start: int, spec: Spec, mesh: Mesh) -> Entry:
+def entry_of(tensor: torch.Tensor, shape: Sequence[int], start: int, spec: Spec, mesh: Mesh) -> Entry:
     """What `tensor` is of a parameter: the elements from `start` on of this rank's slice, which has `shape`."""
     found, flat, done = [], tensor.detach().view(-1), 0
     for offsets, sizes in rectangles(shape, start, start + tensor.numel()):

@@ -126,7 +126,7 @@ def entries(trainer: Trainer, copies: bool = True) -> dict[str, Entry]:
         state = trainer.optimizer.state.get(piece.tensor, {})
         kinds = {"weight": piece.tensor} | {kind: state[kind] for kind in MOMENTS if kind in state}
         for kind, tensor in kinds.items():
-            found[f"{kind}.{piece.name}"] = parallel.entry(piece, tensor)
+            found[f"{kind}.{piece.name}"] = parallel.entry_of(piece, tensor)
     return found
 
 

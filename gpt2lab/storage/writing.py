@@ -49,7 +49,7 @@ def write(
         return [value for value, _ in everywhere]
 
     held = together(_begin, entries)
-    digests = together(_write_mine, entries, shares(held)[rank])
+    digests = together(_write_mine, entries, who_writes(held)[rank])
     together(_finish, folder, texts, state, dict(digests))
 
 
@@ -80,7 +80,7 @@ def _finish(
         _replace(partial, folder)
 
 
-def shares(held: list[dict[str, tuple]]) -> list[list[tuple]]:
+def who_writes(held: list[dict[str, tuple]]) -> list[list[tuple]]:
     """Which boxes, as (name, offsets), each rank writes, given what each holds, as name -> (shape, boxes).
 
     What several ranks hold is written by the one that has the least to write. Raises ValueError where the boxes of

@@ -112,19 +112,19 @@ SURVIVED = {
         test_effects.test_the_command_fails_where_a_plan_differs,
     ),
     "the first that holds a box writes it": (
-        writing.shares,
+        writing.who_writes,
         "min(ranks, key=load.__getitem__)",
         "ranks[0]",
         SHARED,
     ),
     "what only one rank can write does not count first": (
-        writing.shares,
+        writing.who_writes,
         "sorted(holders, key=lambda h: len(h[0]))",
         "holders",
         SHARED,
     ),
     "boxes that overlap or lack something are written": (
-        writing.shares,
+        writing.who_writes,
         "check_complete(name, shape, boxes[name])",
         "pass",
         lambda: test_checkpoint.test_boxes_that_do_not_make_up_a_tensor_are_not_written(
