@@ -11,6 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
+import gpt2lab.generate as continued
 from gpt2lab import benchmarks, cli
 from gpt2lab.commands import (
     calibrate,
@@ -27,7 +28,7 @@ from gpt2lab.commands import (
     verify,
 )
 from gpt2lab.plots import style
-from gpt2lab.storage import checkpoint
+from gpt2lab.storage import checkpoint, huggingface
 
 RESULT = {"student": "ann", "exercises": [], "notes": [], "error": ""}
 MODEL = SimpleNamespace(ok=True, table=lambda **_: "")
@@ -51,7 +52,7 @@ COMMANDS = {
     "cluster": ([], [], {"--machines": "3x1", "--wire": "1gbit,2ms", "command": "verify"}),
     "generate": (
         ["--model", "a", "--prompt", "one"],
-        [(generate, "model_folder", "a"), (generate.huggingface, "load", "model"), (generate, "generate", [[1]])],
+        [(generate, "model_folder", "a"), (huggingface, "load", "model"), (continued, "generate", [[1]])],
         {
             "--model": "b", "--prompt": "two", "--tokens": "3", "--temperature": "0.5", "--top-k": "3",
             "--top-p": "0.5", "--seed": "3", "--slide": None, "--no-cache": None,

@@ -1,4 +1,4 @@
-"""`python -m gpt2lab bench context`: attention over a split sequence, forward and backward, against two rivals.
+"""`gpt2lab bench context`: attention over a split sequence, forward and backward, against two rivals.
 
 Each rank holds T / N tokens. Rivals are serial attention, torch's own on one rank, and PyTorch's ring attention. Its
 public `context_parallel` has no rule for the CPU, so the private function inside it is called, with the CPU's kernel.

@@ -1,4 +1,4 @@
-"""`python -m gpt2lab bench data`: our data parallelism against DistributedDataParallel, our ZeRO-3 against fully_shard.
+"""`gpt2lab bench data`: our data parallelism against DistributedDataParallel, our ZeRO-3 against fully_shard.
 
 Each pair runs on the same ranks and takes turns, one thread a rank, so that a busy moment of the machine hits both;
 medians count. A step is forward, backward, the sum of gradients and fused AdamW, without clipping.

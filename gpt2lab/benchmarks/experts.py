@@ -1,4 +1,4 @@
-"""`python -m gpt2lab bench experts`: our mixture of experts beside transformers' Mixtral block, and the products alone.
+"""`gpt2lab bench experts`: our mixture of experts beside transformers' Mixtral block, and the products alone.
 
 The same weights, Mixtral's router, gated experts without biases; forward and backward of one block, taking turns in one
 process, so with equally many threads. transformers computes the experts in a loop ("eager"), or in one call a product

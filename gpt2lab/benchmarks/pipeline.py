@@ -1,4 +1,4 @@
-"""`python -m gpt2lab bench pipeline`: our engine compared with torch.distributed.pipelining, on the same stages.
+"""`gpt2lab bench pipeline`: our engine compared with torch.distributed.pipelining, on the same stages.
 
 Both hold the same layers on the same ranks, run the same micro-batches in turns inside the same processes, and sum the
 tied embedding over its two ends. Then the order tables are compared, where the schedules have the same definition.

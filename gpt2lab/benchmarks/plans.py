@@ -1,6 +1,6 @@
 """Every plan of 1, 2 and 4 ranks that a small model allows: predicted seconds and bytes of a step beside measured.
 
-    python -m gpt2lab calibrate --again && python -m gpt2lab bench plans      about five minutes on two quiet cores
+    gpt2lab calibrate --again && gpt2lab bench plans      about five minutes on two quiet cores
 
 Plans take turns only once, so let nothing else run. Every plan has processes of its own, so that none finds memory that
 another one left. What is measured is written as JSON, which lesson 17 draws; predictions are made when it is read.

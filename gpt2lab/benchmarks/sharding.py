@@ -1,4 +1,4 @@
-"""`python -m gpt2lab bench sharding`: the sharding algebra compared with PyTorch's DTensor.
+"""`gpt2lab bench sharding`: the sharding algebra compared with PyTorch's DTensor.
 
 Random einsums with random layouts on 2 x 2 ranks: where each lets the result lie, and what it sends for that. Then a
 block of GPT-2, cut as Megatron cuts it, forward and backward: messages, bytes, and our interpreter's seconds beside

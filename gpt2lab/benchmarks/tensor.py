@@ -1,4 +1,4 @@
-"""`python -m gpt2lab bench tensor`: our tensor parallelism compared with PyTorch's (DTensor), on the same GPT-2.
+"""`gpt2lab bench tensor`: our tensor parallelism compared with PyTorch's (DTensor), on the same GPT-2.
 
 Both cut the same layers, the embedding, the head and the loss, take turns in the same ranks, and use fused AdamW.
 PyTorch's version gets its fused q, k, v rows in the order that it needs, because it cuts a matrix in one piece.

@@ -1,31 +1,31 @@
 """Time something against a rival in the same run. Each benchmark prints a table of medians and ratios.
 
-    python -m gpt2lab bench step          one serial step against transformers, and what each switch for speed gives
-    python -m gpt2lab bench generate      tokens a second with and without cache, against transformers
-    python -m gpt2lab bench launch        how long live ranks take to start
-    python -m gpt2lab bench transport     shared memory against gloo on the same ranks
-    python -m gpt2lab bench collectives   our algorithms against the library's
-    python -m gpt2lab bench data          data parallel and ZeRO against DDP and fully_shard
-    python -m gpt2lab bench tensor        tensor parallel against DTensor
-    python -m gpt2lab bench pipeline      our engine against torch.distributed.pipelining
-    python -m gpt2lab bench context       sequence splitting against serial attention and PyTorch's ring
-    python -m gpt2lab bench tasks         an iteration in six ways: threads, fork-join, tasks, ranks
-    python -m gpt2lab bench sharding      the sharding algebra against DTensor: layouts, bytes, a block's seconds
-    python -m gpt2lab bench experts       a mixture of experts against transformers' Mixtral block
+    gpt2lab bench step          one serial step against transformers, and what each switch for speed gives
+    gpt2lab bench generate      tokens a second with and without cache, against transformers
+    gpt2lab bench launch        how long live ranks take to start
+    gpt2lab bench transport     shared memory against gloo on the same ranks
+    gpt2lab bench collectives   our algorithms against the library's
+    gpt2lab bench data          data parallel and ZeRO against DDP and fully_shard
+    gpt2lab bench tensor        tensor parallel against DTensor
+    gpt2lab bench pipeline      our engine against torch.distributed.pipelining
+    gpt2lab bench context       sequence splitting against serial attention and PyTorch's ring
+    gpt2lab bench tasks         an iteration in six ways: threads, fork-join, tasks, ranks
+    gpt2lab bench sharding      the sharding algebra against DTensor: layouts, bytes, a block's seconds
+    gpt2lab bench experts       a mixture of experts against transformers' Mixtral block
 
-    python -m gpt2lab bench --all --quick             all of them, small, in rounds: one JSON and one figure
-    python -m gpt2lab bench --compare a.json b.json   which numbers changed by more than their spread
+    gpt2lab bench --all --quick             all of them, small, in rounds: one JSON and one figure
+    gpt2lab bench --compare a.json b.json   which numbers changed by more than their spread
 
 On a machine with fewer cores than ranks a stopwatch also measures the scheduler: read the ratios.
 """
 
 import argparse
-import difflib
 import importlib
 import json
 from pathlib import Path
 
 from ..benchmarks import everything
+from ..machine.words import choose, did_you_mean
 from .numbers import positive, within
 
 
@@ -55,17 +55,13 @@ def run(args) -> int:
 
     names = everything.names()
     if args.name is None:
-        raise ValueError(f"which benchmark? Choose from {', '.join(names)}, or use --all.")
+        raise ValueError(f"which benchmark? {choose(names)[:-1]}, or use --all.")
     if args.name not in names:
-        near = difflib.get_close_matches(args.name, names, 1)
-        hint = f"Did you mean {near[0]}?" if near else f"Choose from {', '.join(names)}."
-        raise ValueError(f"there is no benchmark {args.name!r}. {hint}")
+        raise ValueError(
+            f"there is no benchmark {args.name!r}. {did_you_mean(args.name, names, choose(names))}"
+        )
     benchmark = importlib.import_module(f"gpt2lab.benchmarks.{args.name}")
-    parser = Parser(
-        prog=f"gpt2lab bench {args.name}",
-        description=benchmark.__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = Parser(f"gpt2lab bench {args.name}", benchmark.__doc__)
     benchmark.add_arguments(parser)
     parser.register("type", int, positive)  # sizes and counts
     benchmark.run(parser.parse_args(args.options))

@@ -1,8 +1,8 @@
 """Write the model of a run, trained on any plan, in the Hugging Face layout: config.json and model.safetensors.
 
-    python -m gpt2lab export --out my-gpt2              the newest run's newest checkpoint
-    python -m gpt2lab export --out my-gpt2 --best       its checkpoint with the lowest validation loss
-    python -m gpt2lab generate --model my-gpt2          so does transformers' GPT2LMHeadModel.from_pretrained
+    gpt2lab export --out my-gpt2              the newest run's newest checkpoint
+    gpt2lab export --out my-gpt2 --best       its checkpoint with the lowest validation loss
+    gpt2lab generate --model my-gpt2          so does transformers' GPT2LMHeadModel.from_pretrained
 
 Numbers are written as they were trained, without Adam's moments. One process does it, whatever plan has saved.
 A model with experts gets the same files under a `model_type` of its own, which only gpt2lab reads.
@@ -31,7 +31,7 @@ def run(args) -> int:
     state = checkpoint.read_state(source)
     checkpoint.export(source, args.out)
     print(f"{source} (step {state['step']}, plan {state['plan']}) is now the model in {args.out}")
-    print(f"Let it write: python -m gpt2lab generate --model {args.out}")
+    print(f"Let it write: gpt2lab generate --model {args.out}")
     return 0
 
 

@@ -1,18 +1,18 @@
 """Let a model continue a prompt.
 
-python -m gpt2lab generate --prompt "ROMEO."                    the newest run in runs/ writes
-python -m gpt2lab generate --model my-gpt2 --temperature 0      another model, always its likeliest token
-python -m gpt2lab generate --model gpt2 --prompt "To be"        the published 124M model
+gpt2lab generate --prompt "ROMEO."                    the newest run in runs/ writes
+gpt2lab generate --model my-gpt2 --temperature 0      another model, always its likeliest token
+gpt2lab generate --model gpt2 --prompt "To be"        the published 124M model
 """
 
 import argparse
 import time
 from pathlib import Path
 
-from ..corpus.tokenizer import encoding
-from ..generate import END_OF_TEXT, generate
-from ..storage import checkpoint, huggingface
+from . import folders
 from .numbers import positive
+
+OR_PUBLISHED = "Or let the published model write, 548 MB fetched once: gpt2lab generate --model gpt2."
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -21,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--model",
         metavar="FOLDER|gpt2",
         help="a run's folder, any folder with config.json and model.safetensors, or 'gpt2': the published 124M "
-        "model, 548 MB fetched once (default: the newest run in runs/, gpt2 where there is none)",
+        "model, 548 MB fetched once (default: the newest run in runs/)",
     )
     parser.add_argument("--prompt", action="append", help="text to continue; may be given several times")
     parser.add_argument(
@@ -39,7 +39,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print each prompt with its continuation, and how fast it came."""
-    source = args.model or newest(Path("runs"))
+    source = args.model or str(folders.newest(Path("runs"), OR_PUBLISHED))
+    from ..corpus.tokenizer import (
+        encoding,  # not before it is known that there is a model: torch takes seconds
+    )
+    from ..generate import END_OF_TEXT, generate
+    from ..storage import huggingface
+
     model, words = huggingface.load(model_folder(source)), encoding()
     prompts = [words.encode(text) or [END_OF_TEXT] for text in args.prompt or [""]]
     start = time.perf_counter()
@@ -63,11 +69,8 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def newest(out: Path) -> str:
-    """The newest run under `out` that has a checkpoint; the published model where there is none."""
-    return str(max((run for run in out.glob("*") if checkpoint.all_in(run)), default="gpt2"))
-
-
 def model_folder(source: str) -> str:
     """The newest checkpoint, where `source` is a run's folder; anything else as it is."""
+    from ..storage import checkpoint
+
     return str((checkpoint.all_in(source) or [source])[-1])

@@ -1,23 +1,38 @@
 """What each rank of a plan holds at its fullest moment, and what it is for.
 
-    python -m gpt2lab memory --plan dp=8,zero=3 --config gpt2-xl --batch 8
-    python -m gpt2lab memory --plan dp=4,zero=1 --plan dp=4,zero=3 --config mini --length 32
-    python -m gpt2lab memory --plan pp=4,schedule=pipedream --config mini     without a flush: several versions
-    python -m gpt2lab memory --plan dp=8,ep=8 --config gpt2 --experts 8       with experts, evenly loaded
+    gpt2lab memory --plan dp=8,zero=3 --config gpt2-xl --batch 8
+    gpt2lab memory --plan dp=4,zero=1 --plan dp=4,zero=3 --config mini --length 32
+    gpt2lab memory --plan pp=4,schedule=pipedream --config mini     without a flush: several versions
+    gpt2lab memory --plan dp=8,ep=8 --config gpt2 --experts 8       with experts, evenly loaded
 
-ZeRO-3 can need more than ZeRO-1: it holds the tied embedding and two blocks whole beside their gradients under way,
-which on few ranks, for a small model, is more than the shards save. The bytes are computed; 1 MiB is 2**20 bytes.
+The moment is that at which the rank holds most; `-` says that of this it holds nothing then. ZeRO-3 can need more than
+ZeRO-1: it holds the tied embedding and two blocks whole beside their gradients under way, which on few ranks, for a
+small model, is more than the shards save. The bytes are computed; 1 MiB is 2**20 bytes.
 """
+
+from collections.abc import Sequence
 
 from ..experts.mixture import ROUTERS
 from ..model import GPT2Config
 from ..plan import Plan
-from ..planner.memory import MOMENTS, memory
+from ..planner.memory import MOMENTS, Held, memory
 from ..run import Options
 from .numbers import positive, within
 from .plan import add_model
 from .train import HELP
 
+NOTHING = {  # why a part is missing at the fullest moment
+    "weights": "the stage has none",
+    "gradients": "no weight of the stage has one yet",
+    "optimizer": "it keeps nothing (sgd), or no weight has been updated yet",
+    "activations": "all have been used and freed",
+    "logits": "they are on the last stage, used and freed, or computed in chunks (buffers)",
+    "buffers": "nothing is being summed, sent or computed in chunks",
+}
+MORE = (
+    "Gradients are more than weights: the embedding is used twice, in the first layer and the head, and has a gradient "
+    "of\n  each use beside their sum; and under ZeRO a gradient is whole until it has been summed over the ranks."
+)
 OF_EXPERTS = {"experts": within(0), "top_k": positive, "router": str, "capacity": within(0.0)}
 
 
@@ -53,8 +68,31 @@ def run(args) -> int:
         print(
             f"{plan} on {plan.world} rank{'s' * (plan.world > 1)}, {args.config}, {args.rows} rows, MiB (computed)"
         )
-        print("  stage" + "".join(f"{name:>13}" for name in held[0].parts) + f"{'together':>13}")
-        for one in held:
-            sizes = [*one.parts.values(), one.total]
-            print(f"  {one.stage:5}" + "".join(f"{size / 2**20:13,.1f}" for size in sizes))
+        print(table(held))
     return 0
+
+
+def table(held: Sequence[Held]) -> str:
+    """A line for each stage with the moment at which it holds most, and what the numbers leave open, in words."""
+    lines = [
+        "  stage" + "".join(f"{name:>13}" for name in (*held[0].parts, "together")) + "   fullest moment"
+    ]
+    for one in held:
+        sizes = "".join(f"{_mebibytes(size):>13}" for size in (*one.parts.values(), one.total))
+        lines.append(f"  {one.stage:5}{sizes}   {moment(one)}")
+    missing = [name for name in NOTHING if any(not one.parts[name] for one in held)]
+    lines += [f"  {name} -: {NOTHING[name]}" for name in missing]
+    return "\n".join(lines + [f"  {MORE}"] * any(one.gradients > one.weights for one in held))
+
+
+def moment(one: Held) -> str:
+    """Which moment of a step it is, told from what is held."""
+    if one.logits:
+        return "the loss, no gradient yet" if not one.gradients else "the loss of a later micro-batch"
+    if not one.gradients:
+        return "the backward begins"
+    return "the backward ends" if one.activations < one.weights / 10 else "forward and backward in turns"
+
+
+def _mebibytes(size: int) -> str:
+    return f"{size / 2**20:,.1f}" if size >= 2**20 / 20 else f"{size / 2**20:.1g}" if size else "-"

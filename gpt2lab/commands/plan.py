@@ -1,8 +1,8 @@
 """Which plan to train with: all that fit are predicted, and the best one is named, with its reasons.
 
-    python -m gpt2lab plan --config gpt2-xl --ranks 8 --memory 4GiB
-    python -m gpt2lab plan --config gpt2-xl --cluster h100x64 --rows 512 --explain
-    python -m gpt2lab plan --config mini --ranks 4 --run          train a few steps with it here
+    gpt2lab plan --config gpt2-xl --ranks 8 --memory 4GiB
+    gpt2lab plan --config gpt2-xl --cluster h100x64 --rows 512 --explain
+    gpt2lab plan --config mini --ranks 4 --run          train a few steps with it here
 
 Times are predictions: of this machine after `gpt2lab calibrate`, else of a cluster by its data sheets.
 """

@@ -2,9 +2,9 @@
 
 Plans without a flush are listed and verified too; they are equal to a serial emulator of their staleness.
 
-python -m gpt2lab plans                    the table
-python -m gpt2lab plans --list             the plans themselves
-python -m gpt2lab plans --verify           compare each with the serial run, on up to 8 ranks; --ranks 16 for all
+gpt2lab plans                    the table
+gpt2lab plans --list             the plans themselves
+gpt2lab plans --verify           compare each with the serial run, on up to 8 ranks; --ranks 16 for all
 """
 
 from ..compositions import TESTED, WITHOUT_FLUSH, plans_by_pair

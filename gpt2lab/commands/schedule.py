@@ -1,4 +1,8 @@
-"""`python -m gpt2lab schedule 1f1b --stages 4 --micro 8`: draw a schedule in the terminal."""
+"""Draw a pipeline schedule in the terminal, check it and say what it costs.
+
+gpt2lab schedule                              the names of all schedules
+gpt2lab schedule 1f1b --stages 4 --micro 8    one of them
+"""
 
 import argparse
 from fractions import Fraction
@@ -16,7 +20,9 @@ DEFAULTS |= dict.fromkeys(("forward", "input_grad", "weight_grad"), Fraction(1))
 
 def add_arguments(parser) -> None:
     """Add what the schedule command understands to an argparse parser."""
-    parser.add_argument("name", help=f"one of {', '.join(registry.NAMES)}, or the path of a .csv file")
+    parser.add_argument(
+        "name", nargs="?", help="its name, or the path of a .csv file (default: list all names)"
+    )
     parser.add_argument("--stages", type=positive, default=4, help="ranks of the pipeline, p (default 4)")
     parser.add_argument("--micro", type=positive, default=8, help="micro-batches, m (default 8)")
     parser.add_argument("--chunks", type=positive, help="model chunks a rank, v (interleaved, breadth_first)")
@@ -54,7 +60,10 @@ def _time(text: str) -> Fraction:
 
 
 def run(args) -> int:
-    """Print the schedule that the arguments describe; 0 when it is right."""
+    """Print the schedule that the arguments describe; 0 when it is right. Without a name: all names."""
+    if args.name is None:
+        print(names())
+        return 0
     _refuse_without_effect(args)
     if not args.forward + args.input_grad + args.weight_grad:
         raise ValueError(
@@ -83,6 +92,15 @@ def run(args) -> int:
     print(text.draw(timeline, args.width))
     print(text.summary(timeline))
     return 0
+
+
+def names() -> str:
+    """All schedules with their papers, those without a flush apart."""
+    line = lambda one: f"  {one.name:20}{one.source}"
+    flushed, free = (map(line, group) for group in (registry.GENERATORS, registry.FREE))
+    head = "Without a flush between steps, so that weights are of several versions:"
+    ask = "Draw one: gpt2lab schedule 1f1b --stages 4 --micro 8"
+    return "\n".join(["Schedules:", *flushed, head, *free, ask])
 
 
 def _refuse_without_effect(args) -> None:

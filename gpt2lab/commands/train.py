@@ -1,10 +1,10 @@
 """Train GPT-2. Without options: the smallest one (nano), serially, on ten plays of Shakespeare, in a minute or two.
 
-    python -m gpt2lab train
-    python -m gpt2lab train --steps 500 --plan dp=2
-    python -m gpt2lab train --data my.bin --config mini      (my.bin from: python -m gpt2lab data --text my.txt)
-    python -m gpt2lab train --resume                         continue the newest run
-    python -m gpt2lab train --resume runs/<time>/checkpoint-0000100        or with one checkpoint
+    gpt2lab train
+    gpt2lab train --steps 500 --plan dp=2
+    gpt2lab train --data my.bin --config mini      (my.bin from: gpt2lab data --text my.txt)
+    gpt2lab train --resume                         continue the newest run
+    gpt2lab train --resume runs/<time>/checkpoint-0000100        or with one checkpoint
 
 A run writes its log, loss curve and checkpoints under runs/<time>/. Ctrl-C or SIGTERM ends it, with a checkpoint.
 Under torchrun --max-restarts 3 it continues from its newest checkpoint by itself when a rank has died.
@@ -204,7 +204,7 @@ def _source(args) -> Path | None:
     place = Path(args.resume) if args.resume != "newest" else folders.newest(Path(args.out))
     found = [place] if checkpoint.is_one(place) else checkpoint.all_in(place)
     if not found:
-        raise ValueError(f"{place} has no checkpoint to resume. Start again: python -m gpt2lab train.")
+        raise ValueError(f"{place} has no checkpoint to resume. Start again: gpt2lab train.")
     if (found[-1].parent / "log.jsonl").exists():
         read_log(found[-1].parent)  # a damaged one is told now, not when the curve is drawn
     return found[-1]
@@ -273,7 +273,7 @@ def _way_back(folder: Path | None):
         yield
     except RankFailed as error:
         if folder and checkpoint.all_in(folder):
-            error.add_note(f"Resume the newest checkpoint: python -m gpt2lab train --resume {folder}")
+            error.add_note(f"Resume the newest checkpoint: gpt2lab train --resume {folder}")
         raise
 
 

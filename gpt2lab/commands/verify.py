@@ -4,10 +4,10 @@ Loss, every gradient, the gradient norm, and the weights after 5 SGD and 5 AdamW
 The table says for each how large the largest relative error is, and in which tensor on which rank.
 The exit status is 1 when anything differs.
 
-    python -m gpt2lab verify --plan dp=2
-    python -m gpt2lab verify --plan pp=2,tp=2,micro=3 --layers 6
-    python -m gpt2lab verify --plan dp=4,ep=4                    with experts, spread over the replicas
-    python -m gpt2lab verify --plan pp=4,schedule=pipedream      without a flush: against an emulator of its staleness
+    gpt2lab verify --plan dp=2
+    gpt2lab verify --plan pp=2,tp=2,micro=3 --layers 6
+    gpt2lab verify --plan dp=4,ep=4                    with experts, spread over the replicas
+    gpt2lab verify --plan pp=4,schedule=pipedream      without a flush: against an emulator of its staleness
 """
 
 from dataclasses import replace
