@@ -17,10 +17,8 @@ from . import folders
 def add_arguments(parser) -> None:
     """The options of the command."""
     parser.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="where the model goes")
-    parser.add_argument(
-        "--run", type=Path, metavar="RUN|CHECKPOINT", help="what to export (default: newest run in runs/)"
-    )
     parser.add_argument("--best", action="store_true", help="the lowest validation loss, not the newest step")
+    parser.add_argument("--run", type=Path, metavar="RUN|CHECKPOINT", help="default: the newest run in runs/")
 
 
 def run(args) -> int:

@@ -5,39 +5,38 @@ gpt2lab generate --model my-gpt2 --temperature 0      another model, always its 
 gpt2lab generate --model gpt2 --prompt "To be"        the published 124M model
 """
 
-import argparse
 import time
 from pathlib import Path
 
 from . import folders
-from .numbers import positive
+from .options import Setting, add_options, positive
 
 OR_PUBLISHED = "Or let the published model write, 548 MB fetched once: gpt2lab generate --model gpt2."
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of the command."""
-    parser.add_argument(
-        "--model",
+OPTIONS = {
+    "model": Setting(
+        "a run's folder, any folder with config.json and model.safetensors, or 'gpt2': the published 124M model, 548 "
+        "MB fetched once (default: the newest run in runs/)",
         metavar="FOLDER|gpt2",
-        help="a run's folder, any folder with config.json and model.safetensors, or 'gpt2': the published 124M "
-        "model, 548 MB fetched once (default: the newest run in runs/)",
-    )
-    parser.add_argument("--prompt", action="append", help="text to continue; may be given several times")
-    parser.add_argument(
-        "--tokens", type=positive, default=64, metavar="N", help="new tokens, at most (default 64)"
-    )
-    parser.add_argument(
-        "--temperature", type=float, default=0.8, help="0: always the likeliest (default 0.8)"
-    )
-    parser.add_argument("--top-k", type=int, metavar="K", help="choose among the K likeliest tokens")
-    parser.add_argument("--top-p", type=float, metavar="P", help="choose among the likeliest that sum to P")
-    parser.add_argument("--seed", type=int, default=0, help="another seed, another text (default 0)")
-    parser.add_argument("--slide", action="store_true", help="past the context, forget the oldest tokens")
-    parser.add_argument("--no-cache", action="store_true", help="recompute all keys and values (slow)")
+    ),
+    "prompt": Setting("text to continue; may be given several times", again=True),
+    "tokens": Setting("new tokens, at most", positive, 64, metavar="N"),
+    "temperature": Setting("0: always the likeliest", float, 0.8),
+    "top_k": Setting("choose among the K likeliest tokens", int, metavar="K"),
+    "top_p": Setting("choose among the likeliest that sum to P", float, metavar="P"),
+    "seed": Setting("another seed, another text", int, 0),
+    "slide": Setting("past the context, forget the oldest tokens", bool),
+    "no_cache": Setting("recompute all keys and values (slow)", bool),
+}
 
 
-def run(args: argparse.Namespace) -> int:
+def add_arguments(parser) -> None:
+    """The options of the command."""
+    add_options(parser, OPTIONS)
+
+
+def run(args) -> int:
     """Print each prompt with its continuation, and how fast it came."""
     source = args.model or str(folders.newest(Path("runs"), OR_PUBLISHED))
     from ..corpus.tokenizer import (

@@ -11,15 +11,14 @@ small model, is more than the shards save. The bytes are computed; 1 MiB is 2**2
 """
 
 from collections.abc import Sequence
+from dataclasses import fields
 
-from ..experts.mixture import ROUTERS
+from ..machine.words import flag
 from ..model import GPT2Config
 from ..plan import Plan
 from ..planner.memory import MOMENTS, Held, memory
 from ..run import Options
-from .numbers import positive, within
-from .plan import add_model
-from .train import HELP
+from .options import Setting, add_field, add_options, of_model, within
 
 NOTHING = {  # why a part is missing at the fullest moment
     "weights": "the stage has none",
@@ -33,18 +32,16 @@ MORE = (
     "Gradients are more than weights: the embedding is used twice, in the first layer and the head, and has a gradient "
     "of\n  each use beside their sum; and under ZeRO a gradient is whole until it has been summed over the ranks."
 )
-OF_EXPERTS = {"experts": within(0), "top_k": positive, "router": str, "capacity": within(0.0)}
+OF_EXPERTS = ("experts", "top_k", "router", "capacity")
 
 
 def add_arguments(parser) -> None:
     """The options of the command."""
-    parser.add_argument("--plan", action="append", help="such as dp=2,zero=3; may be given several times")
-    parser.add_argument("--optimizer", choices=list(MOMENTS), default="adamw", help="default adamw")
-    add_model(parser)
-    for name, kind in OF_EXPERTS.items():
-        text = HELP[name].format(routers=", ".join(ROUTERS))
-        flag = f"--{name.replace('_', '-')}"
-        parser.add_argument(flag, type=kind, help=f"{text} (default {getattr(Options, name)})")
+    plan = Setting("such as dp=2,zero=3; may be given several times", again=True)
+    optimizer = Setting("which optimizer", default="adamw", choices=list(MOMENTS))
+    add_options(parser, {"plan": plan, "optimizer": optimizer} | of_model())
+    for f in (f for f in fields(Options) if f.name in OF_EXPERTS):
+        add_field(parser, f, None if f.type is str else within(f.type(f.metadata["least"])))
 
 
 def config_of(args) -> GPT2Config:
@@ -53,7 +50,7 @@ def config_of(args) -> GPT2Config:
     options = Options(config=args.config, **given)
     for name in given.keys() & options.without_effect().keys():
         why = options.without_effect()[name]
-        raise ValueError(f"--{name.replace('_', '-')} changes nothing: {why}. Leave it out.")
+        raise ValueError(f"{flag(name)} changes nothing: {why}. Leave it out.")
     return options.the_config()
 
 
@@ -68,11 +65,11 @@ def run(args) -> int:
         print(
             f"{plan} on {plan.world} rank{'s' * (plan.world > 1)}, {args.config}, {args.rows} rows, MiB (computed)"
         )
-        print(table(held))
+        print(stages_table(held))
     return 0
 
 
-def table(held: Sequence[Held]) -> str:
+def stages_table(held: Sequence[Held]) -> str:
     """A line for each stage with the moment at which it holds most, and what the numbers leave open, in words."""
     lines = [
         "  stage" + "".join(f"{name:>13}" for name in (*held[0].parts, "together")) + "   fullest moment"

@@ -9,7 +9,7 @@ gpt2lab plans --verify           compare each with the serial run, on up to 8 ra
 
 from ..compositions import TESTED, WITHOUT_FLUSH, plans_by_pair
 from ..plan import Plan
-from .numbers import positive
+from .options import positive
 
 ORDER = "pipeline data context tensor expert sequence ZeRO-1 ZeRO-2 ZeRO-3 recompute".split()  # noqa: SIM905
 

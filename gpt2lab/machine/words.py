@@ -1,4 +1,4 @@
-"""The way out for a name that nobody knows: the nearest known one."""
+"""Words of the command line: how an option is typed, and the way out for a name that nobody knows."""
 
 import difflib
 from collections.abc import Iterable
@@ -13,3 +13,8 @@ def did_you_mean(word: str, known: Iterable[str], otherwise: str = "", form: str
 def choose(known: Iterable[str]) -> str:
     """The other way out: all known names."""
     return f"Choose from {', '.join(known)}."
+
+
+def flag(name: str) -> str:
+    """How an option of this name is typed: --weight-decay."""
+    return f"--{name.replace('_', '-')}"
