@@ -10,13 +10,13 @@ ZeRO-1: it holds the tied embedding and two blocks whole beside their gradients 
 small model, is more than the shards save. The bytes are computed; 1 MiB is 2**20 bytes.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection
 from dataclasses import fields
 
 from ..machine.words import flag
 from ..model import GPT2Config
 from ..plan import Plan
-from ..planner.memory import MOMENTS, Held, memory
+from ..planner.memory import MOMENTS, memory
 from ..run import Options
 from .options import Setting, add_field, add_options, of_model, within
 
@@ -65,30 +65,38 @@ def run(args) -> int:
         print(
             f"{plan} on {plan.world} rank{'s' * (plan.world > 1)}, {args.config}, {args.rows} rows, MiB (computed)"
         )
-        print(stages_table(held))
+        print(_heading(held[0].parts))
+        for one in held:
+            print(_row(one.stage, one.parts, moment(one.parts)))
+        print(*_explained([one.parts for one in held]), sep="\n")
     return 0
 
 
-def stages_table(held: Sequence[Held]) -> str:
-    """A line for each stage with the moment at which it holds most, and what the numbers leave open, in words."""
-    lines = [
-        "  stage" + "".join(f"{name:>13}" for name in (*held[0].parts, "together")) + "   fullest moment"
-    ]
-    for one in held:
-        sizes = "".join(f"{_mebibytes(size):>13}" for size in (*one.parts.values(), one.total))
-        lines.append(f"  {one.stage:5}{sizes}   {moment(one)}")
-    missing = [name for name in NOTHING if any(not one.parts[name] for one in held)]
-    lines += [f"  {name} -: {NOTHING[name]}" for name in missing]
-    return "\n".join(lines + [f"  {MORE}"] * any(one.gradients > one.weights for one in held))
+def _heading(parts: Collection[str]) -> str:
+    """The names of the columns."""
+    return "  stage" + "".join(f"{name:>13}" for name in (*parts, "together")) + "   fullest moment"
 
 
-def moment(one: Held) -> str:
+def _row(stage: int, parts: dict[str, int], when: str) -> str:
+    """What the fullest rank of a stage holds at its fullest moment, in MiB by part."""
+    return f"  {stage:5}{''.join(f'{_mebibytes(n):>13}' for n in (*parts.values(), sum(parts.values())))}   {when}"
+
+
+def _explained(stages: list[dict[str, int]]) -> list[str]:
+    """What the numbers of all stages leave open: why a part is missing, why gradients can be more than weights."""
+    missing = [name for name in NOTHING if any(not parts[name] for parts in stages)]
+    more = any(parts["gradients"] > parts["weights"] for parts in stages)
+    return [f"  {name} -: {NOTHING[name]}" for name in missing] + [f"  {MORE}"] * more
+
+
+def moment(parts: dict[str, int]) -> str:
     """Which moment of a step it is, told from what is held."""
-    if one.logits:
-        return "the loss, no gradient yet" if not one.gradients else "the loss of a later micro-batch"
-    if not one.gradients:
+    if parts["logits"]:
+        return "the loss, no gradient yet" if not parts["gradients"] else "the loss of a later micro-batch"
+    if not parts["gradients"]:
         return "the backward begins"
-    return "the backward ends" if one.activations < one.weights / 10 else "forward and backward in turns"
+    over = parts["activations"] < parts["weights"] / 10
+    return "the backward ends" if over else "forward and backward in turns"
 
 
 def _mebibytes(size: int) -> str:
