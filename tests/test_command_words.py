@@ -150,7 +150,7 @@ import sys
 sys.modules["torch"] = None  # so that importing it fails
 import gpt2lab
 from gpt2lab import cli
-for words in ["--help", "trian", "generate", "schedule", "schedule 1f1b --stages 2 --micro 2"]:
+for words in ["--help", "trian", "generate", "bench stp", "schedule", "schedule 1f1b --stages 2 --micro 2"]:
     cli.main(words.split())
 """
 
@@ -158,10 +158,14 @@ for words in ["--help", "trian", "generate", "schedule", "schedule 1f1b --stages
 def test_what_answers_at_once_imports_no_torch(tmp_path):
     found = subprocess.run([sys.executable, "-c", BLOCKED], capture_output=True, text=True, cwd=tmp_path)
     assert found.returncode == 0, found.stderr
-    typo, no_run = found.stderr.splitlines()
+    typo, no_run, no_race = found.stderr.splitlines()
     assert found.stdout.startswith("usage: gpt2lab COMMAND") and "rank 0  | F0 F1" in found.stdout
     assert "Did you mean train?" in typo and no_run.startswith("gpt2lab generate: There is no run")
-    assert "gpt2lab train." in no_run and "gpt2lab generate --model gpt2." in no_run
+    assert (
+        "Did you mean step?" in no_race
+        and "gpt2lab train." in no_run
+        and "gpt2lab generate --model gpt2." in no_run
+    )
 
 
 def test_the_last_validation_is_the_one_that_is_told(capsys, tmp_path):

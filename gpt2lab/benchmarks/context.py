@@ -34,19 +34,14 @@ def run(args) -> dict[str, float]:
     print(
         f"one thread a rank, {args.heads} heads of {args.width}, forward and backward; {rivals.carriers(args.over)}"
     )
-    heats = (
-        Heat(
-            f"{{}}, {n} ranks, T={shape[2]}",
-            contest,
-            (splits, shape, args.window, over),
-            n,
-            (SERIAL, RIVAL),
-            notes,
-        )
-        for n in args.ranks
-        for shape in shapes
-    )
-    return race.run(heats, args.rounds, warm_up=1)
+    return race.run(heats(args.ranks, shapes, (splits, args.window, over)), args.rounds, warm_up=1)
+
+
+def heats(worlds: list[int], shapes: list[tuple], given: tuple):
+    """A heat for each number of ranks and length."""
+    for n in worlds:
+        for shape in shapes:
+            yield Heat(f"{{}}, {n} ranks, T={shape[2]}", contest, (shape, *given), n, (SERIAL, RIVAL), notes)
 
 
 def check(splits, world: int, shape, window: int | None) -> None:
@@ -81,7 +76,7 @@ def middle(turns: list[tuple[float, int]]) -> list[float]:
     return [statistics.median(values) for values in zip(*turns, strict=True)]
 
 
-def contest(rank: int, world_size: int, splits, shape, window: int | None, over: str | None) -> Contest:
+def contest(rank: int, world_size: int, shape, splits, window: int | None, over: str | None) -> Contest:
     """Attention under every split, serial on rank 0, and PyTorch's; facts: how far it differs, why it does not run."""
     mesh = Mesh(cp=world_size)
     inputs = torch.randn(4, *shape, generator=torch.Generator().manual_seed(0)).unbind()
