@@ -1,7 +1,6 @@
-"""The command line: `python -m gpt2lab COMMAND`, or `gpt2lab COMMAND`."""
+"""The command line: `gpt2lab COMMAND`, or `python -m gpt2lab COMMAND`."""
 
 import argparse
-import difflib
 import errno
 import importlib
 import os
@@ -10,6 +9,7 @@ import signal
 import sys
 
 from . import lacking
+from .machine.words import choose, did_you_mean
 
 COMMANDS = {
     "train": ("gpt2lab.commands.train", "train GPT-2, on Shakespeare unless told otherwise"),
@@ -66,11 +66,15 @@ SMALLER = "Use a smaller --config, fewer rows or tokens, more micro-batches, or 
 MAY_BE_EMPTY = ("--prompt", "--resume")  # the first means something, the second has a sentence of its own
 
 
-class Parser(argparse.ArgumentParser):
-    """argparse that suggests the nearest name for a misspelled one."""
+CHOICES, NAME = re.compile(r"invalid choice: '(.*)' \(choose from (.*)\)"), r"[^', ]+"
 
-    def __init__(self, *args, **kwargs):
-        super().__init__(*args, allow_abbrev=False, **kwargs)
+
+class Parser(argparse.ArgumentParser):
+    """argparse that suggests the nearest name for a misspelled one; `about` is shown as it is written."""
+
+    def __init__(self, prog: str = "gpt2lab", about: str | None = None):
+        as_written = argparse.RawDescriptionHelpFormatter
+        super().__init__(prog, description=about, formatter_class=as_written, allow_abbrev=False)
 
     def parse_args(self, args=None, namespace=None):
         """Like argparse's, but an unknown option is answered with the nearest known one."""
@@ -78,22 +82,24 @@ class Parser(argparse.ArgumentParser):
         if unknown:
             flag = unknown[0].partition("=")[0]
             known = [o for o in self._option_string_actions if o.startswith("--")]
-            near = difflib.get_close_matches(flag, known, 1)
-            self.error(f"there is no {flag} here" + (f". Did you mean {near[0]}?" if near else ""))
+            self.error(f"there is no {flag} here. {did_you_mean(flag, known)}")
         return found
 
     def error(self, message: str):
         """One sentence and where the options are explained, in place of argparse's list of all options."""
-        self.exit(2, f"{self.prog}: {message.rstrip('.')}. See {self.prog} --help.\n")
+        wrong, known = CHOICES.search(message).groups() if CHOICES.search(message) else ("", "")
+        sentence = f"{message}. {did_you_mean(wrong, re.findall(NAME, known))}".rstrip(" .")
+        end = "" if sentence.endswith("?") else "."
+        self.exit(2, f"{self.prog}: {sentence}{end} See {self.prog} --help.\n")
 
 
 def overview() -> str:
     """The help of the command line as a whole."""
-    lines = ["usage: python -m gpt2lab COMMAND [options]", "", "GPT-2 in parallel: run it and check it.", ""]
+    lines = ["usage: gpt2lab COMMAND [options]", "", "GPT-2 in parallel: run it and check it.", ""]
     lines += [f"  {name:10}{about}" for name, (_, about) in COMMANDS.items()]
     lines += [
         "",
-        "python -m gpt2lab COMMAND --help explains a command; --debug shows where an error came from.",
+        "gpt2lab COMMAND --help explains a command; --debug shows where an error came from.",
     ]
     return "\n".join(lines)
 
@@ -165,20 +171,15 @@ def _one(arguments: list[str]) -> int:
         return 0
     name, *rest = arguments
     if name not in COMMANDS:
-        near = difflib.get_close_matches(name, COMMANDS, 1)
-        print(f"gpt2lab: there is no command {name!r}. ", end="", file=sys.stderr)
-        print(f"Did you mean {near[0]}?" if near else f"Choose from {', '.join(COMMANDS)}.", file=sys.stderr)
+        hint = did_you_mean(name, COMMANDS, choose(COMMANDS))
+        print(f"gpt2lab: there is no command {name!r}. {hint}", file=sys.stderr)
         return 2
     try:
         command = importlib.import_module(COMMANDS[name][0])
     except ModuleNotFoundError as error:
         print(f"gpt2lab {name}: {lacking(error)}", file=sys.stderr)
         return 1
-    parser = Parser(
-        prog=f"gpt2lab {name}",
-        description=command.__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = Parser(f"gpt2lab {name}", command.__doc__)
     command.add_arguments(parser)
     for before, word in zip(["", *rest], rest, strict=False):
         option = word.removesuffix("=") if word else before

@@ -4,7 +4,6 @@ dp=2,tp=2               two replicas, each over two tensor-parallel ranks
 pp=4,micro=8,schedule=1f1b    four pipeline stages
 """
 
-import difflib
 import math
 import re
 from collections.abc import Callable
@@ -15,6 +14,7 @@ import torch
 from .experts.mixture import set_total
 from .generate import generate
 from .machine.arguments import checked
+from .machine.words import did_you_mean
 from .model import GPT2, GPT2Config
 from .parallel import boxes, data, expert, sequence, servers, spec, tensor
 from .parallel.accumulate import Accumulate
@@ -71,8 +71,7 @@ class Plan:
         for item in text.replace(" ", "").split(",") if text.strip() not in ("", "serial") else []:
             key, _, value = item.partition("=")
             if key not in known:
-                near = difflib.get_close_matches(key, known, 1)
-                hint = f"Did you mean {near[0]}=...?" if near else f"It may say {', '.join(known)}."
+                hint = did_you_mean(key, known, f"It may say {', '.join(known)}.", "{}=...")
                 raise ValueError(f"A plan cannot say {item!r}: it knows no {key!r}. {hint}")
             if key in values:
                 raise ValueError(

@@ -5,15 +5,16 @@ import math
 import os
 import shutil
 import time
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 
 import torch
 
 from .corpus.batches import Batches
 from .corpus.shards import Shard, shakespeare
-from .experts.mixture import Experts
+from .experts.mixture import ROUTERS, Experts
 from .machine import fast, speed, timing
+from .machine.words import flag
 from .model import PRESETS, GPT2Config
 from .plan import Plan, build
 from .ranks import comm
@@ -23,50 +24,55 @@ from .storage.reading import digest
 from .train import LLMC, Recipe, Trainer
 
 STOP = "stop"
-LEAST = dict.fromkeys(("steps", "batch", "sequence", "accumulate", "evaluate", "save", "keep", "timeout"), 1)
-LEAST |= dict.fromkeys(
-    ("lr", "warmup", "clip", "weight_decay", "sample", "experts", "capacity", "seed"), 0
-)  # the smallest that makes sense
 OWN_K = {"switch": 1, "gshard": 2}  # experts a token, by router
-MOST = {"seed": 2**63 - 1, "timeout": 1_000_000}
+RECIPES, DEVICES = ("lab", "llmc"), ("auto", "cpu", "cuda")
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
+
+
+def option(default, about: str, least=-math.inf, most=math.inf, choices=None):
+    """A field of `Options`: its help, the least and the most that make sense, and the names that it takes."""
+    return field(default=default, metadata={"about": about, "least": least, "most": most, "choices": choices})
 
 
 @dataclass(frozen=True)
 class Options:
     """Everything that decides a run; with the same options it gives the same losses. One field, one flag."""
 
-    config: str = "nano"
-    experts: int = 0
-    top_k: int = 2
-    router: str = "mixtral"
-    capacity: float = 0.0
-    plan: str = "serial"
-    steps: int = 200
-    batch: int = 8
-    sequence: int = 128
-    accumulate: int = 1
-    lr: float = 2e-3
-    warmup: int = 10
-    cosine: bool = True
-    clip: float = 1.0
-    weight_decay: float = 0.1
-    recipe: str = "lab"
-    dtype: str = "float32"
-    seed: int = 0
-    device: str = "auto"
-    data: str = "shakespeare"
-    evaluate: int = 50
-    save: int = 100
-    keep: int = 2
-    background: bool = False
-    sample: int = 64
-    chunked: bool = True
-    autocast: bool = False
-    compile: bool = False
-    fast: bool = True
-    bench: bool = False
-    timeout: float = 300.0
+    config: str = option("nano", "which model", choices=tuple(PRESETS))
+    experts: int = option(0, "experts in every layer in place of its MLP; 0: none", 0)
+    top_k: int = option(2, "experts that a token asks for (switch: 1, gshard: 2)", 1)
+    router: str = option("mixtral", f"who chooses: {', '.join(ROUTERS)}")
+    capacity: float = option(0.0, "room of an expert, in even shares of a row's tokens; 0: nothing drops", 0)
+    plan: str = option("serial", "how training is split over ranks, such as dp=2 or pp=2,tp=2")
+    steps: int = option(200, "how many updates", 1)
+    batch: int = option(8, "rows of the global batch", 1)
+    sequence: int = option(128, "tokens of a row", 1)
+    accumulate: int = option(1, "micro-batches whose gradients add up to one update", 1)
+    lr: float = option(2e-3, "highest learning rate", 0)
+    warmup: int = option(10, "steps in which the learning rate rises", 0)
+    cosine: bool = option(True, "let the learning rate fall to a tenth along a cosine")
+    clip: float = option(1.0, "largest norm of the gradient; 0 does not clip", 0)
+    weight_decay: float = option(0.1, "weight decay of the matrices", 0)
+    recipe: str = option(
+        "lab", "lab: these options; llmc: AdamW of llm.c's CPU trainer, B=4, T=64", choices=RECIPES
+    )
+    dtype: str = option("float32", "kind of numbers", choices=tuple(DTYPES))
+    seed: int = option(0, "of weights, batches and dropout", 0, 2**63 - 1)
+    device: str = option("auto", "auto: GPUs where every rank can have one", choices=DEVICES)
+    data: str = option("shakespeare", "shakespeare, or a shard made by the data command")
+    evaluate: int = option(50, "validate every so many steps", 1)
+    save: int = option(100, "write a checkpoint every so many steps", 1)
+    keep: int = option(2, "how many checkpoints stay, besides the best by validation", 1)
+    background: bool = option(False, "write checkpoints while training continues")
+    sample: int = option(64, "tokens to write at the end", 0)
+    chunked: bool = option(True, "compute the loss in chunks, so that the whole logits are never held")
+    autocast: bool = option(
+        False, "matrix products in bfloat16 (faster where the processor has it; see info)"
+    )
+    compile: bool = option(False, "torch.compile every block (half a minute at the start)")
+    fast: bool = option(True, "use what makes this machine faster, where its check passes (see info)")
+    bench: bool = option(False, "measure only: no validation, no sample, no checkpoint")
+    timeout: float = option(300.0, "seconds that a rank may keep the others waiting", 1, 1_000_000)
 
     def the_plan(self) -> Plan:
         """The plan, with the micro-batches of `accumulate` and the way to compute the loss where it says none.
@@ -112,7 +118,7 @@ class Options:
 
         Raises ValueError where GPUs are asked for and there are not enough.
         """
-        if self.device not in ("auto", "cpu", "cuda"):
+        if self.device not in DEVICES:
             raise ValueError(f"There is no device {self.device!r} here. Use auto, cpu or cuda.")
         gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
         if self.device == "cuda" and gpus < ranks:
@@ -128,14 +134,13 @@ class Options:
 
     def check(self) -> None:
         """Raise ValueError, before any process starts, where these options cannot run."""
-        for name, value in asdict(self).items():
-            said = f"--{name.replace('_', '-')} {value}"
+        for f in (f for f in fields(self) if f.type in (int, float)):
+            value, least, most = getattr(self, f.name), f.metadata["least"], f.metadata["most"]
             if isinstance(value, float) and not math.isfinite(value):
-                raise ValueError(f"{said} is no finite number. Use another.")
-            if value < LEAST.get(name, value):
-                raise ValueError(f"{said} is too small. Use {LEAST[name]} or more.")
-            if value > MOST.get(name, value):
-                raise ValueError(f"{said} is too large. Use at most {MOST[name]:,}.")
+                raise ValueError(f"{flag(f.name)} {value} is no finite number. Use another.")
+            if not least <= value <= most:
+                way = f"small. Use {least} or more" if value < least else f"large. Use at most {most:,}"
+                raise ValueError(f"{flag(f.name)} {value} is too {way}.")
         plan = self.the_plan()
         plan.check(self.the_config(), self.batch, self.sequence)
         if self.compile:
@@ -153,9 +158,8 @@ class Options:
             of_recipe = ("lr", "warmup", "cosine", "clip", "weight_decay")
             found |= dict.fromkeys(of_recipe, "--recipe llmc brings its own")
         if self.bench:
-            found |= dict.fromkeys(
-                ("evaluate", "save", "keep", "background", "sample"), "--bench only measures"
-            )
+            of_saving = ("evaluate", "save", "keep", "background", "sample")
+            found |= dict.fromkeys(of_saving, "--bench only measures")
         if not self.experts:
             found |= dict.fromkeys(("top_k", "router", "capacity"), "without --experts there are none")
         elif self.router in OWN_K:
@@ -166,15 +170,13 @@ class Options:
 
     def arguments(self) -> list[str]:
         """The options as command-line arguments, every one that has an effect spelled out."""
-        said = []
-        for key, value in asdict(self).items():
-            if key in self.without_effect():
-                continue
-            if isinstance(value, bool):
-                said += [f"--{key.replace('_', '-')}"] if value else [f"--no-{key.replace('_', '-')}"]
-            else:
-                said += [f"--{key.replace('_', '-')}", str(value)]
-        return said
+        idle, words = self.without_effect(), []
+        for name, value in asdict(self).items():
+            if name not in idle and isinstance(value, bool):
+                words.append(flag(name) if value else flag(f"no_{name}"))
+            elif name not in idle:
+                words += [flag(name), str(value)]
+        return words
 
 
 def start(
@@ -220,9 +222,7 @@ def start(
 def _check_compile(plan: Plan) -> None:
     """Raise ValueError where torch.compile cannot work: it needs a C++ compiler and blocks that are whole."""
     if not any(shutil.which(name) for name in ("c++", "g++", "clang++")):
-        raise ValueError(
-            "--compile needs a C++ compiler (g++ or clang++), and there is none here. Leave it out."
-        )
+        raise ValueError("--compile needs a C++ compiler (g++ or clang++), and none is here. Leave it out.")
     if (plan.pp, plan.cp, plan.tp, plan.zero) != (1, 1, 1, 0):
         raise ValueError(
             f"--compile takes whole blocks, and {plan} cuts them. Use a plan with dp alone, or none."

@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from gpt2lab import cli
-from gpt2lab.benchmarks import everything
+from gpt2lab.benchmarks import races as benchmarks
 from gpt2lab.commands import folders, train
 from gpt2lab.corpus import shards
 from gpt2lab.experts.mixture import Experts
@@ -146,7 +146,7 @@ def test_a_call_that_makes_no_sense_is_answered_in_one_sentence(name):
 
 EDGES = ("0", "-1", "99999999999999999999", "nan", "inf")
 ENOUGH = "99999999999999999999"
-BENCHMARKS = [f"bench {name}" for name in everything.names()]
+BENCHMARKS = [f"bench {name}" for name in benchmarks.RACES]
 BASE = {
     "train": "--config nano --experts 4 --top-k 2 --sequence 8 --out runs",
     "generate": "--model model --tokens 1",
@@ -175,11 +175,12 @@ MEANS = {  # what is taken at the edges; each means something, which the option'
 @pytest.mark.parametrize("name", [*(name for name in cli.COMMANDS if name != "cluster"), *BENCHMARKS])
 def test_every_number_of_every_command_is_taken_at_its_edges_or_refused(name, folder, capsys, monkeypatch):
     command, _, benchmark = name.partition(" ")
-    home = f"gpt2lab.benchmarks.{benchmark}" if benchmark else f"gpt2lab.commands.{command}"
-    module, parser = importlib.import_module(home), cli.Parser()
-    module.add_arguments(parser)
+    parser = benchmarks.parser(benchmark) if benchmark else cli.Parser()
     if benchmark:
-        monkeypatch.setattr(module, "run", lambda args: pytest.fail(f"{args} would be run"))
+        run = lambda args: pytest.fail(f"{args} would be run")
+        monkeypatch.setattr(f"gpt2lab.benchmarks.{benchmark}.run", run)
+    else:
+        importlib.import_module(f"gpt2lab.commands.{command}").add_arguments(parser)
     for work in ("_train", "finish"):
         monkeypatch.setattr(train, work, lambda *_: print("trained"))
     taken = set()

@@ -1,14 +1,13 @@
 """All benchmarks in rounds, and two files of them compared: on recorded numbers, no test asserts a measured one."""
 
-import argparse
-import importlib
 import json
+from dataclasses import replace
 from itertools import count
 
 import pytest
 
 from gpt2lab import cli
-from gpt2lab.benchmarks import everything
+from gpt2lab.benchmarks import everything, races
 from gpt2lab.plots.benchmarks import dashboard, is_rival, milliseconds, round_ticks
 
 MACHINE = {"system": "Linux", "cores": "2", "memory": "24 GiB", "torch": "2.13.0", "commit": "a"}
@@ -78,10 +77,25 @@ def test_files_are_compared_on_the_command_line_and_others_are_refused(tmp_path,
 
 
 @pytest.mark.parametrize("name", everything.names())
-def test_every_benchmark_has_quick_options_that_it_understands(name):
-    benchmark, parser = importlib.import_module(f"gpt2lab.benchmarks.{name}"), argparse.ArgumentParser()
-    benchmark.add_arguments(parser)
-    parser.parse_args(benchmark.QUICK.split())
+def test_quick_sizes_take_the_place_of_the_defaults(name):
+    race = races.RACES[name]
+    assert vars(races.arguments(name)) == race.options | {"quick": False}
+    assert race.quick and race.quick.keys() <= race.options.keys()
+    assert vars(races.arguments(name, quick=True)) == race.options | race.quick | {"quick": False}
+    assert vars(races.arguments(name, ["--quick"])) == race.options | race.quick | {"quick": True}
+    assert not [word for word in race.options if races.OPTIONS[word].kind is bool and race.options[word]]
+
+
+@pytest.mark.parametrize(
+    "line", ["data --steps 77", "generate --trials 77", "context --repeat 77", "tasks --runs 77"]
+)
+def test_what_is_typed_counts_more_than_quick_and_by_older_names_too(line):
+    name, *words = line.split()
+    for typed in (words, ["--quick", *words], ["--rounds", "77"]):
+        assert races.arguments(name, typed).rounds == 77
+    step = races.arguments("step", ["--turns", "8", "--steps", "9"])
+    assert (step.rounds, step.iterations) == (8, 9)
+    assert races.arguments("context", ["--worlds", "3", "5"]).ranks == [3, 5]
 
 
 def test_rounds_take_turns_a_failure_stops_one_benchmark_and_time_is_limited(tmp_path, monkeypatch):
@@ -105,9 +119,8 @@ def test_rounds_take_turns_a_failure_stops_one_benchmark_and_time_is_limited(tmp
 @pytest.mark.live
 def test_one_command_writes_numbers_figure_and_texts(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(everything, "names", lambda: ["sharding"])
-    monkeypatch.setattr(
-        "gpt2lab.benchmarks.sharding.QUICK", "--pairs 2 --width 16 --rows 2 --length 4 --steps 1"
-    )
+    small = {"width": 16, "rows": 2, "length": 4, "rounds": 1}
+    monkeypatch.setitem(races.RACES, "sharding", replace(races.RACES["sharding"], quick=small))
     assert cli.main(["bench", "--all", "--quick", "--rounds", "2", "--out", str(tmp_path)]) == 0
     saved = everything.read_report(tmp_path / "all.json")
     assert {"system", "cores", "torch", "commit", "load before"} <= set(saved["machine"])
@@ -116,7 +129,7 @@ def test_one_command_writes_numbers_figure_and_texts(tmp_path, monkeypatch, caps
         "sharding": [2, 2],
     }
     assert (tmp_path / "all.png").stat().st_size > 5_000 and "2 rounds" in capsys.readouterr().out
-    assert (tmp_path / "sharding.txt").read_text().count("random einsums") == 2
+    assert (tmp_path / "sharding.txt").read_text().count("a block, C=16") == 2
 
 
 def test_the_dashboard_has_a_panel_a_benchmark_and_rivals_are_grey():

@@ -10,6 +10,7 @@ from gpt2lab import cli
 from gpt2lab.benchmarks import collectives
 from gpt2lab.machine import links
 from gpt2lab.machine.links import ALL_REDUCE, Link, bandwidths
+from gpt2lab.machine.timing import together
 from gpt2lab.planner.fit import fit, student
 from gpt2lab.plots.collectives import blocks, sweep_figure
 
@@ -98,7 +99,8 @@ def test_times_on_many_ranks_are_those_of_the_formulas():
 
 
 def test_a_trial_lasts_from_the_last_arrival_to_the_last_end():
-    row = collectives.summary_row("ring", 2, 1000, [[(0.0, 5.0), (1.0, 4.0)], [(10.0, 12.0), (10.5, 12.5)]])
+    times = together([[(0.0, 5.0), (10.0, 12.0)], [(1.0, 4.0), (10.5, 12.5)]])
+    row = collectives.summary_row("ring", 2, 1000, times)
     assert row["seconds"] == (4.0 + 2.0) / 2
     assert row["bus"] == bandwidths("all_reduce", 2, 1000, 3.0)[1]
 

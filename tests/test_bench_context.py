@@ -15,9 +15,13 @@ def test_all_splits_and_pytorchs_ring_run_and_agree(capsys):
     assert cli.main([*SMALL, f"--splits={splits}"]) == 0
     said = capsys.readouterr().out
     for split in splits.split(","):
-        assert re.search(rf"{split} +[\d.]+ ms, +[\d.]+ of serial; ranks wait", said), said
+        ratios = r"[\d.]+ \([\d.]+ to [\d.]+\) of "
+        row = (
+            rf"{split}, 2 ranks, T=64 +[\d.]+ ms \(.*\), {ratios}serial, {ratios}PyTorch's ring\n +ranks wait"
+        )
+        assert re.search(row, said), said
     assert "contiguous:ring" in said and "busiest / mean 1.49" in said and "busiest / mean 1.00" in said
-    differs = re.search(r"PyTorch's ring .*ours takes [\d.]+ of it; results differ by (\S+)", said)
+    differs = re.search(r"PyTorch's ring, 2 ranks, T=64 .*\n +results differ by (\S+)", said)
     assert differs and float(differs[1]) < 1e-5, said
 
 

@@ -21,6 +21,10 @@ from gpt2lab.run import Options
         (["verify", "--pln", "dp=2"], "there is no --pln here. Did you mean --plan?"),
         (["train", "--xyz=3"], "there is no --xyz here. See gpt2lab train --help."),
         (["train", "--config", "gpt3"], "invalid choice: 'gpt3' (choose from "),
+        (["train", "--config", "nnao"], "). Did you mean nano? See gpt2lab train --help."),
+        (["verify", "--plan", "zeor=3"], "it knows no 'zeor'. Did you mean zero=...?"),
+        (["plan", "--cluster", "h100x46"], "No cluster is called 'h100x46'. Did you mean h100x64?"),
+        (["schedule", "1fb1"], "There is no pipeline schedule '1fb1'. Did you mean 1f1b?"),
         (["bench", "stp"], "there is no benchmark 'stp'. Did you mean step?"),
     ],
 )
@@ -77,7 +81,7 @@ def test_a_rank_that_fails_is_told_without_a_traceback_and_with_the_way_back(
     assert cli.main(["train", "--plan", "dp=2", "--out", str(tmp_path)]) == 1
     told, (run,) = capsys.readouterr().err, tmp_path.glob("*")
     assert told.startswith(f"gpt2lab train: {words}") and "Traceback" not in told
-    assert told.endswith(f"Resume the newest checkpoint: python -m gpt2lab train --resume {run}\n")
+    assert told.endswith(f"Resume the newest checkpoint: gpt2lab train --resume {run}\n")
 
 
 def test_a_bug_keeps_its_traceback(monkeypatch):

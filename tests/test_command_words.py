@@ -1,8 +1,12 @@
 """What commands print, choose and return: each number that they print is the one that it says it is."""
 
+import io
 import json
+import math
 import os
 import signal
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -13,6 +17,7 @@ from gpt2lab.commands import generate as generate_command
 from gpt2lab.compositions import TESTED, WITHOUT_FLUSH, used
 from gpt2lab.plan import Plan
 from gpt2lab.run import Options
+from gpt2lab.schedules import registry
 from gpt2lab.storage import checkpoint, huggingface
 
 
@@ -79,13 +84,13 @@ def test_a_run_s_newest_and_best_checkpoint_are_chosen(tmp_path, monkeypatch):
             (tmp_path / run / checkpoint.name(step)).mkdir(parents=True)
             (tmp_path / run / checkpoint.name(step) / "state.json").write_text("{}")
         (tmp_path / run).mkdir(exist_ok=True)
+    (tmp_path / "c" / checkpoint.name(9)).mkdir()  # not complete
     assert folders.newest(tmp_path).name == "b"
     monkeypatch.setattr(checkpoint, "best", lambda run: run / checkpoint.name(3))
     assert export.chosen(tmp_path / "b", False).name.endswith("4")
     assert export.chosen(tmp_path / "b", True).name.endswith("3")
     args = SimpleNamespace(out=None, resume=str(tmp_path / "b"))
     assert train._source(args).name.endswith("4")
-    assert generate_command.newest(tmp_path).endswith("b")
     assert generate_command.model_folder(str(tmp_path / "b")).endswith("4")
 
 
@@ -99,6 +104,70 @@ def test_a_run_says_how_it_goes(capsys, tmp_path):
     assert lines_said[1].endswith(", val 3.250")
 
 
+def test_the_curve_in_the_terminal_has_each_loss_in_its_place(capsys, tmp_path, monkeypatch):
+    points = {  # of each character, from its left column down, then its right one
+        (x, y): 1 << n
+        for n, (x, y) in enumerate([(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2), (0, 3), (1, 3)])
+    }
+    losses = [4.0, math.nan, 2.5, 3.25, 1.0]
+    rows = [line.partition("|")[2] for line in report.curve(losses, width=5, height=2).splitlines()]
+    seen = {
+        (2 * column + x, 4 * row + y)
+        for row, line in enumerate(rows)
+        for column, character in enumerate(line)
+        for (x, y), bit in points.items()
+        if ord(character) - 0x2800 & bit
+    }
+    assert seen == {(0, 0), (4, 4), (7, 2), (9, 7)}  # 9 / 4 columns a step, 7 / 3 points a nat
+    assert (
+        report.curve(losses).splitlines()[0].startswith("   4.00 |") and report.curve([1.0, math.inf]) == ""
+    )
+    assert report.curve([2.0, 2.0]).count("\n") == report.HEIGHT - 1
+    monkeypatch.setattr("sys.stdout", io.TextIOWrapper(io.BytesIO(), encoding="ascii"))
+    assert not report._shown(report.curve(losses))
+
+
+def test_memory_says_which_moment_it_shows_and_why_parts_are_missing(capsys):
+    told = said(capsys, "memory", "--plan", "serial", "--config", "nano", "--length", "32").splitlines()
+    assert told[1].endswith("fullest moment") and told[2].endswith("the loss, no gradient yet")
+    assert told[2].split()[2] == "-" and any(line.startswith("  gradients -: no weight") for line in told)
+    told = said(capsys, "memory", "--plan", "dp=8,zero=3", "--config", "nano", "--length", "32")
+    row = dict(zip(told.splitlines()[1].split(), told.splitlines()[2].split(), strict=False))
+    assert float(row["gradients"]) > float(row["weights"]) and "Gradients are more than weights: " in told
+    assert "the backward ends" in told and " 0.0" not in told
+    long = ["memory", "--plan", "pp=4,micro=8", "--config", "gpt2"]
+    assert "forward and backward in turns" in (told := said(capsys, *long)) and "optimizer -" not in told
+    assert "Gradients are more" not in told
+
+
+def test_the_schedule_command_without_a_name_lists_the_names(capsys):
+    told = [line.split()[0] for line in said(capsys, "schedule").splitlines() if line.startswith("  ")]
+    assert told == [one.name for one in (*registry.GENERATORS, *registry.FREE)]
+
+
+BLOCKED = """
+import sys
+sys.modules["torch"] = None  # so that importing it fails
+import gpt2lab
+from gpt2lab import cli
+for words in ["--help", "trian", "generate", "bench stp", "schedule", "schedule 1f1b --stages 2 --micro 2"]:
+    cli.main(words.split())
+"""
+
+
+def test_what_answers_at_once_imports_no_torch(tmp_path):
+    found = subprocess.run([sys.executable, "-c", BLOCKED], capture_output=True, text=True, cwd=tmp_path)
+    assert found.returncode == 0, found.stderr
+    typo, no_run, no_race = found.stderr.splitlines()
+    assert found.stdout.startswith("usage: gpt2lab COMMAND") and "rank 0  | F0 F1" in found.stdout
+    assert "Did you mean train?" in typo and no_run.startswith("gpt2lab generate: There is no run")
+    assert (
+        "Did you mean step?" in no_race
+        and "gpt2lab train." in no_run
+        and "gpt2lab generate --model gpt2." in no_run
+    )
+
+
 def test_the_last_validation_is_the_one_that_is_told(capsys, tmp_path):
     (tmp_path / checkpoint.name(2)).mkdir()
     (tmp_path / checkpoint.name(2) / "state.json").write_text("{}")
@@ -107,6 +176,7 @@ def test_the_last_validation_is_the_one_that_is_told(capsys, tmp_path):
     (tmp_path / "log.jsonl").write_text("".join(json.dumps(e) + "\n" for e in entries))
     report.finish(Options(sample=0), tmp_path, interrupted=["SIGTERM"])
     told = capsys.readouterr().out
+    assert f"loss of steps 1 to 2 (measured)\n{report.curve([3.0, 3.0])}\n" in told
     assert "Stopped by SIGTERM: saved step 2." in told and "validation loss 2.000" in told
 
 
@@ -145,7 +215,7 @@ def test_only_a_third_ctrl_c_ends_a_run_at_once(tmp_path):
 def test_the_generate_command_counts_new_tokens_by_its_stopwatch(capsys, monkeypatch):
     monkeypatch.setattr(huggingface, "load", lambda folder: None)
     monkeypatch.setattr(
-        generate_command, "generate", lambda model, prompts, *a, **k: [p + [1, 2, 3] for p in prompts]
+        "gpt2lab.generate.generate", lambda model, prompts, *a, **k: [p + [1, 2, 3] for p in prompts]
     )
     clock = iter([10.0, 10.5])
     monkeypatch.setattr(generate_command.time, "perf_counter", lambda: next(clock))

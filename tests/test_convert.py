@@ -41,7 +41,7 @@ def old(tmp_path) -> Path:
 def test_it_is_refused_in_one_sentence_that_names_the_command(old, capsys):
     (folder,) = checkpoint.all_in(old)
     words = f"{folder} was written by the version before, whose files are no longer read. Convert its run: "
-    words += f"python -m gpt2lab convert {old} NEW"
+    words += f"gpt2lab convert {old} NEW"
     for call in (checkpoint.read_state, huggingface.load, lambda f: checkpoint.load(f, trainer())):
         with pytest.raises(checkpoint.BadCheckpoint) as error:
             call(folder)

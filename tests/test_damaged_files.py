@@ -147,7 +147,7 @@ def test_files_of_other_programs_are_no_notebooks_reports_grades_or_calibrations
         "progress .": "07_pipeline.ipynb is damaged. Fetch it again, or delete it.",
         "grade 07 .": "grades.json is no result of a grading. Use another --out, or move it away.",
         "bench --compare report.json report.json": "report.json is no report of",
-        "plan --config nano --ranks 2": "report.json is damaged. Measure again: python -m gpt2lab calibrate",
+        "plan --config nano --ranks 2": "report.json is damaged. Measure again: gpt2lab calibrate",
     }.items():
         status, _, said = answer(line, capsys)
         assert status == 1 and words in said and len(said.splitlines()) == 1, (line, said)

@@ -11,7 +11,6 @@ from planting import planted
 
 from gpt2lab import verify
 from gpt2lab.cli import main
-from gpt2lab.commands import generate as generate_command
 from gpt2lab.corpus.batches import Batches
 from gpt2lab.generate import Sampling
 from gpt2lab.model import GPT2, PRESETS, Dropout, GPT2Config, Noise
@@ -129,7 +128,7 @@ def test_every_row_position_and_seed_draws_a_number_of_its_own():
 )
 def test_what_the_generate_command_is_told_reaches_the_sampler(flag, value, name, tmp_path, monkeypatch):
     seen = []
-    monkeypatch.setattr(generate_command, "generate", lambda *args, **how: seen.append(how) or args[1])
+    monkeypatch.setattr("gpt2lab.generate.generate", lambda *args, **how: seen.append(how) or args[1])
     huggingface.save(GPT2(TINY), tmp_path)
     assert main(["generate", "--model", str(tmp_path), "--prompt", "a", flag, value]) == 0
     assert seen[0][name] == float(value)

@@ -5,13 +5,14 @@ import contextlib
 import importlib
 import inspect
 import io
-import pkgutil
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from gpt2lab import benchmarks, cli
+import gpt2lab.generate as continued
+from gpt2lab import cli
+from gpt2lab.benchmarks import races
 from gpt2lab.commands import (
     calibrate,
     convert,
@@ -28,7 +29,7 @@ from gpt2lab.commands import (
     verify,
 )
 from gpt2lab.plots import style
-from gpt2lab.storage import checkpoint, writing
+from gpt2lab.storage import checkpoint, huggingface, writing
 
 RESULT = {"student": "ann", "exercises": [], "notes": [], "error": ""}
 MODEL = SimpleNamespace(ok=True, table=lambda **_: "")
@@ -52,7 +53,7 @@ COMMANDS = {
     "cluster": ([], [], {"--machines": "3x1", "--wire": "1gbit,2ms", "command": "verify"}),
     "generate": (
         ["--model", "a", "--prompt", "one"],
-        [(generate, "model_folder", "a"), (generate.huggingface, "load", "model"), (generate, "generate", [[1]])],
+        [(generate, "model_folder", "a"), (huggingface, "load", "model"), (continued, "generate", [[1]])],
         {
             "--model": "b", "--prompt": "two", "--tokens": "3", "--temperature": "0.5", "--top-k": "3",
             "--top-p": "0.5", "--seed": "3", "--slide": None, "--no-cache": None,
@@ -209,21 +210,20 @@ def without(line: list[str], option: str) -> list[str]:
     return line[:at] + line[at + (1 if line[at + 1 :][:1] == [] or line[at + 1].startswith("--") else 2) :]
 
 
-BENCHMARKS = [f"benchmarks.{m.name}" for m in pkgutil.iter_modules(benchmarks.__path__)]
-
-
-@pytest.mark.parametrize("name", ["commands.bench", *BENCHMARKS])
+@pytest.mark.parametrize("name", ["commands.bench", *(f"benchmarks.{name}" for name in races.RACES)])
 def test_every_option_of_a_benchmark_is_read(name):
-    module = importlib.import_module(f"gpt2lab.{name}")
-    if not hasattr(module, "add_arguments"):
-        return
+    module, race = importlib.import_module(f"gpt2lab.{name}"), name.removeprefix("benchmarks.")
     read = {
         node.attr
         for node in ast.walk(ast.parse(inspect.getsource(module)))
         if isinstance(node, ast.Attribute)
     }
-    unread = [a.dest for a in parser_of(module)._actions if a.dest not in {"help", *read}]
-    assert not unread
+    parser = races.parser(race) if race in races.RACES else parser_of(module)
+    assert not [a.dest for a in parser._actions if a.dest not in {"help", "quick", *read}]
+
+
+def test_every_option_of_the_table_belongs_to_a_benchmark():
+    assert set(races.OPTIONS) == {option for race in races.RACES.values() for option in race.options}
 
 
 def test_out_beside_a_run_that_is_named_is_refused(capsys):

@@ -195,8 +195,9 @@ def test_questions_are_answered(question, capsys):
 
 def test_the_memory_command_has_a_line_for_every_stage(capsys):
     assert cli.main(["memory", "--plan", "pp=2,micro=2", "--plan", "dp=2,zero=3", "--config", "nano"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines] == [
+    rows = [line for line in capsys.readouterr().out.splitlines() if " -: " not in line]
+    rows = [row for row in rows if not row.startswith(("  Gradients are more", "  each use"))]
+    assert [row.split()[0] for row in rows] == [
         "pp=2,micro=2",
         "stage",
         "0",

@@ -1,8 +1,10 @@
 """The algebra beside PyTorch's DTensor: result layouts and bytes of random einsums, and a block of GPT-2."""
 
+import dtensor_cases as cases
 import pytest
 from sharding_cases import layout
 
+from gpt2lab.benchmarks import race
 from gpt2lab.benchmarks import sharding as bench
 from gpt2lab.model import GPT2Config
 
@@ -11,27 +13,27 @@ PAIRS = 300
 
 def test_dtensor_never_sends_less_and_each_difference_has_a_reason(pools):
     """DTensor's result layout is always one of ours, for as many bytes or more."""
-    found = bench.count_kinds(bench.cases(PAIRS), lambda fn, *args, ranks: pools[ranks].run(fn, *args))
-    assert found.total() == PAIRS and set(bench.KINDS) - set(found) <= {bench.REFUSED}
-    assert found[bench.EQUAL] > PAIRS / 2 and found[bench.REFUSED] < PAIRS / 20
+    found = cases.count_kinds(cases.cases(PAIRS), pools[4])
+    assert found.total() == PAIRS and set(cases.KINDS) - set(found) <= {cases.REFUSED}
+    assert found[cases.EQUAL] > PAIRS / 2 and found[cases.REFUSED] < PAIRS / 20
 
 
 def test_a_result_that_the_algebra_does_not_know_is_refused():
-    case = bench.cases(1)[0]
+    case = cases.cases(1)[0]
     dims = len(case.terms[-1])
     with pytest.raises(ValueError, match="DTensor sent -1 elements"):
-        bench.kind(case, bench.Layout.whole(dims), -1)
+        cases.kind(case, cases.Layout.whole(dims), -1)
 
 
 def test_placements_are_layouts_in_other_words():
-    for one in layout.layouts(3, list(bench.MESH)):
+    for one in layout.layouts(3, list(cases.MESH)):
         if all(list(cut) == sorted(cut) for cut in one.cuts):
-            assert bench.layout_of(bench.dtensor_placements(one), 3) == one
+            assert cases.layout_of(cases.dtensor_placements(one), 3) == one
 
 
 def test_a_block_cut_by_two_marks_sends_what_dtensor_sends(pools):
     config = GPT2Config(vocab_size=37, n_positions=16, n_layer=1, n_head=4, n_embd=24)
     block, program = bench.block_program(config, 3, 5, 2)
-    (first, _) = pools[2].run(bench.race, block, program, 3, 5, config, 1, "gloo")
+    ((*_, first), _) = pools[2].run(race.on_rank, bench.contest, (block, program, 3, 5, config, "gloo"), 1, 0)
     assert first["ours"] == first["theirs"] == (4 * 3 * 5 * 24, 4)
     assert first["apart"] < 1e-4

@@ -136,11 +136,11 @@ def test_overlap_computes_weight_gradients_while_the_sum_travels(pools):
 
 
 def against_dtensor(rank, world_size):
-    from gpt2lab.benchmarks.tensor import race
+    from gpt2lab.benchmarks.tensor import contest
 
     torch.set_default_dtype(torch.float64)
     try:
-        return race(rank, world_size, CONFIG, 3, 11, 1, "gloo")[2]
+        return contest(rank, world_size, CONFIG, 3, 11, "gloo").facts()
     finally:
         torch.set_default_dtype(torch.float32)
 

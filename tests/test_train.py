@@ -334,7 +334,7 @@ def test_ctrl_c_ends_cleanly_with_a_checkpoint_and_resume_goes_on(tmp_path):
         logs = list(tmp_path.glob("*/log.jsonl"))
     process.send_signal(signal.SIGINT)
     out, _ = process.communicate(timeout=60)
-    assert process.returncode == 0 and "Continue with: python -m gpt2lab train --resume" in out
+    assert process.returncode == 0 and "Continue with: gpt2lab train --resume" in out
     done = len(read_log(logs[0].parent))
     steps = str(done + 2)
     again = subprocess.run(
@@ -415,6 +415,6 @@ def test_ctrl_c_under_a_launcher_ends_a_fresh_run_with_a_checkpoint(tmp_path):
             rank.communicate()
     assert [rank.returncode for rank in ranks] == [0, 0]
     (folder,) = tmp_path.glob("*")
-    assert "Continue with: python -m gpt2lab train --resume" in said[0] and not (folder / run.STOP).exists()
+    assert "Continue with: gpt2lab train --resume" in said[0] and not (folder / run.STOP).exists()
     (saved,) = checkpoint.all_in(folder)
     assert checkpoint.read_state(saved)["step"] == len(read_log(folder))

@@ -65,7 +65,7 @@ def known() -> dict:
         return found
 
     if calibration_file().exists():
-        again = "is damaged. Measure again: python -m gpt2lab calibrate --again."
+        again = "is damaged. Measure again: gpt2lab calibrate --again."
         return read_json(calibration_file(), whole, again)
     laptop = find_cluster("laptop")
     device, link = laptop.device, laptop.network.between

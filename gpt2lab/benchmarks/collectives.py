@@ -8,20 +8,20 @@ bandwidth is nccl-tests' definition. With more ranks than cores the times contai
 
 import contextlib
 import ctypes
-import json
-import statistics
-import time
-from pathlib import Path
+from functools import partial
 
 import torch
 from tqdm import tqdm
 
 from ..algorithms import ALL_REDUCE
 from ..machine import links
+from ..machine.timing import Times
 from ..planner.fit import fit
-from ..processes.launch import Ranks
 from ..ranks import comm
 from ..ranks.mesh import Mesh
+from . import race
+from .race import Contest, Heat
+from .races import RACES
 
 LIBRARY = {
     "all_reduce": lambda x, axis: comm.all_reduce(x, axis),
@@ -29,21 +29,20 @@ LIBRARY = {
     "all_gather": lambda x, axis: comm.gather_flat(x[: x.numel() // axis.size], axis),
     "broadcast": lambda x, axis: comm.broadcast(x, axis),
 }
-SIZES = [1 << bits for bits in range(12, 25)]  # 4 KB to 16 MB
+SIZES = RACES["collectives"].options["sizes"]  # 4 KB to 16 MB
 
 
-QUICK = "--ranks 2 --sizes 4096 16384 65536 262144 1048576 --trials 3 --ours ring"  # with --all --quick
+def run(args) -> dict[str, float]:
+    """Print the table and the fits; save the figure and the JSON file."""
+    from ..plots.collectives import sweep_figure
 
-
-def add_arguments(parser) -> None:
-    """The options of the benchmark."""
-    parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4], help="numbers of ranks (default 2 4)")
-    parser.add_argument("--sizes", type=int, nargs="+", default=SIZES, help="bytes (default 4 KB to 16 MB)")
-    parser.add_argument("--trials", type=int, default=7, help="trials of each (default 7)")
-    parser.add_argument(
-        "--ours", nargs="*", default=["ring", "rabenseifner", "tree"], help=", ".join(ALL_REDUCE)
-    )
-    parser.add_argument("--out", default="runs/collectives", help="folder for the figure and the JSON file")
+    rows = sweep(args.ranks, sorted(args.sizes), [*LIBRARY, *args.ours], args.rounds)
+    models = [m for what in ["all_reduce", *args.ours] for n in args.ranks if (m := model(rows, what, n))]
+    print(rows_as_text(rows))
+    print(report(models))
+    fits = [m | {"fit": vars(m["fit"]) | {"link": vars(m["fit"].link)}} for m in models]
+    race.save_race(args.out, "collectives", {"rows": rows, "models": fits}, sweep_figure(rows, models))
+    return {f"{r['what']}, {r['ranks']} ranks, {r['bytes'] >> 10} KiB": r["seconds"] for r in rows}
 
 
 def keep_pages() -> None:
@@ -57,41 +56,33 @@ def keep_pages() -> None:
             ctypes.CDLL(None).mallopt(option, 1 << 25)
 
 
-def measure(rank: int, world_size: int, what: str, size: int) -> tuple[float, float]:
-    """(start, end) of one call on this rank, after one to warm up."""
+def contest(rank: int, world_size: int, what: list[str], sizes: list[int]) -> Contest:
+    """Every call with every size, each just before its turn once to warm up; ways are (name, bytes)."""
     keep_pages()
-    axis, x = Mesh(dp=world_size)["dp"], torch.ones(size // 4)
-    call = LIBRARY.get(what) or ALL_REDUCE[what].all_reduce
-    call(x, axis)
-    comm.barrier(axis)
-    start = time.perf_counter()
-    call(x, axis)
-    return start, time.perf_counter()
+    axis = Mesh(dp=world_size)["dp"]
+    ways = {}
+    for size in sizes:
+        x = torch.ones(size // 4)
+        for name in what:
+            call = LIBRARY.get(name) or ALL_REDUCE[name].all_reduce
+            ways[name, size] = partial(call, x, axis)
+    return Contest(ways, before=lambda way: ways[way]())
 
 
-def summary_row(what: str, n: int, size: int, trials: list) -> dict:
-    """One row: median seconds, quartiles, bus bandwidth; a trial lists (start, end) of every rank."""
-    lasted = [max(end for _, end in trial) - max(start for start, _ in trial) for trial in trials]
-    middle = statistics.median(lasted)
-    low, _, high = statistics.quantiles(lasted, n=4) if len(lasted) > 1 else [middle] * 3
+def summary_row(what: str, n: int, size: int, times: Times) -> dict:
+    """One row: median seconds, quartiles, bus bandwidth."""
     op = what if what in LIBRARY else "all_reduce"
-    bus = links.bandwidths(op, n, size, middle)[1]
-    return {"what": what, "ranks": n, "bytes": size, "seconds": middle, "low": low, "high": high, "bus": bus}
+    bus = links.bandwidths(op, n, size, times.median)[1]
+    row = {"what": what, "ranks": n, "bytes": size, "seconds": times.median}
+    return row | {"low": times.low, "high": times.high, "bus": bus}
 
 
 def sweep(ranks: list[int], sizes: list[int], what: list[str], trials: int) -> list[dict]:
     """All rows, with a progress bar in a terminal."""
-    rows, cases = [], [(size, name) for size in sizes for name in what]
-    with tqdm(total=len(ranks) * len(cases) * trials, desc="collectives", leave=False, disable=None) as bar:
-        for n in ranks:
-            found = {case: [] for case in cases}
-            with Ranks(n, echo=False, timeout=60) as pool:
-                for _ in range(trials):
-                    for size, name in cases:
-                        bar.set_postfix_str(f"{name}, {n} ranks, {size} bytes")
-                        found[size, name].append(pool.run(measure, name, size))
-                        bar.update()
-            rows += [summary_row(name, n, size, found[size, name]) for size, name in cases]
+    rows = []
+    for n in tqdm(ranks, desc="collectives", leave=False, disable=None):
+        found = race.race(Heat("{}", contest, (what, sizes), n), trials, warm_up=0)
+        rows += [summary_row(name, n, size, times) for (name, size), times in found.times.items()]
     return rows
 
 
@@ -153,24 +144,3 @@ def at_scale(link: links.Link, n: int = 1024) -> list[str]:
         ]
         lines.append(f"{size:11} bytes: " + ", ".join(f"{name} {1e3 * t:,.1f} ms" for name, t in times))
     return lines
-
-
-def run(args) -> dict[str, float]:
-    """Print the table and the fits; save the figure and the JSON file."""
-    from ..plots.collectives import sweep_figure
-    from ..plots.style import save_figure
-
-    unknown = set(args.ours) - set(ALL_REDUCE)
-    if unknown:
-        raise ValueError(f"No algorithm is called {', '.join(unknown)}. Choose from {', '.join(ALL_REDUCE)}.")
-    rows = sweep(args.ranks, sorted(args.sizes), [*LIBRARY, *args.ours], args.trials)
-    models = [m for what in ["all_reduce", *args.ours] for n in args.ranks if (m := model(rows, what, n))]
-    print(rows_as_text(rows))
-    print(report(models))
-    folder = Path(args.out)
-    folder.mkdir(parents=True, exist_ok=True)
-    fits = [m | {"fit": vars(m["fit"]) | {"link": vars(m["fit"].link)}} for m in models]
-    (folder / "collectives.json").write_text(json.dumps({"rows": rows, "models": fits}, indent=2))
-    path = save_figure(sweep_figure(rows, models), folder / "collectives.png")
-    print(f"saved {path} and {folder / 'collectives.json'}")
-    return {f"{r['what']}, {r['ranks']} ranks, {r['bytes'] >> 10} KiB": r["seconds"] for r in rows}

@@ -1,13 +1,11 @@
-"""`python -m gpt2lab bench data`: our data parallelism against DistributedDataParallel, our ZeRO-3 against fully_shard.
+"""Our data parallelism against DistributedDataParallel, our ZeRO-3 against fully_shard.
 
 Each pair runs on the same ranks and takes turns, one thread a rank, so that a busy moment of the machine hits both;
 medians count. A step is forward, backward, the sum of gradients and fused AdamW, without clipping.
 """
 
-import argparse
-import statistics
 import time
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -16,109 +14,55 @@ import torch.distributed as dist
 from ..machine import memory
 from ..model import GPT2, PRESETS
 from ..plan import Plan, build
-from ..processes.launch import Ranks
-from ..ranks import comm, trace
+from ..ranks import trace
 from ..ranks.mesh import Mesh
-from . import rivals
-from .step import WARM_UP
+from . import race, rivals
+from .race import Contest, Heat
 
-PAIRS = (("bucket", "DDP"), ("zero=3", "fully_shard"))
-
-
-QUICK = "--config nano --rows 2 --steps 3 --ranks 2"  # with --all --quick
+PAIRS = {"bucket": "DDP", "zero=3": "fully_shard"}
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of the benchmark."""
-    parser.add_argument("--config", choices=list(PRESETS), default="mini")
-    parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4], help="numbers of ranks (default 2 4)")
-    parser.add_argument("--rows", type=int, default=4, metavar="B", help="sequences of each rank (default 4)")
-    parser.add_argument("--length", type=int, default=64, metavar="T", help="tokens of each (default 64)")
-    parser.add_argument("--steps", type=int, default=5, help="timed steps of each (default 5)")
-    parser.add_argument(
-        "--bucket", type=int, default=1024, help="KiB of gradients in a message (default 1024)"
-    )
-    parser.add_argument(
-        "--pairs",
-        nargs="+",
-        choices=[p for p, _ in PAIRS],
-        default=[p for p, _ in PAIRS],
-        help="what to time",
-    )
-    parser.add_argument(
-        "--trace", metavar="FOLDER", help="save a step of each as Chrome JSON, for ui.perfetto.dev"
-    )
-    parser.add_argument(
-        "--loss",
-        choices=["whole", "chunked"],
-        default="whole",
-        help="how ours computes its loss: whole as PyTorch's own, so that the strategies alone differ (default), or "
-        "chunked, as `train` does",
-    )
-    rivals.add_argument(parser)
-
-
-def run(args: argparse.Namespace) -> dict[str, float]:
+def run(args) -> dict[str, float]:
     """Print median step times and their ratios, and where a step's time goes."""
     print(
         f"one step of {args.config}, {args.rows} rows of {args.length} tokens a rank, float32, one thread a rank;\n"
         f"{rivals.carriers(args.over)}" + (", our loss in chunks" if args.loss == "chunked" else "")
     )
-    options = args.rows, args.length, args.steps, args.bucket, args.loss, args.over
-    seconds = {}
+    return race.run(heats(args), args.rounds)
+
+
+def heats(args):
+    """A heat for each number of ranks and pair."""
     for n in args.ranks:
-        for pair in (p for p in PAIRS if p[0] in args.pairs):
-            with Ranks(
-                n, timeout=300, echo=False
-            ) as pool:  # a pair's memory is given back before the next begins
-                per_rank = pool.run(measure, args.config, pair, *options)
-            report(n, pair, per_rank[0])
-            seconds |= {f"{name}, {n} ranks": per_rank[0][name].median for name in pair}
-            for name in pair if args.trace else ():
-                spans = trace.merge([found[name].spans for found in per_rank])
-                print("   ", trace.save_chrome(spans, Path(args.trace) / f"{args.config}-{n}-{name}.json"))
-    return seconds
+        for ours in args.pairs:
+            given = args.config, ours, args.rows, args.length, args.bucket, args.loss, args.over
+            place = Path(args.trace) / f"{args.config}-{n}" if args.trace else None
+            yield Heat(f"{{}}, {n} ranks", contest, given, n, (PAIRS[ours],), partial(notes, place))
 
 
-def report(ranks: int, pair: tuple[str, str], found: dict[str, "Timed"]) -> None:
-    """Print the medians of a pair with their ratio, and below the milliseconds of one recorded step by kind."""
-    a, b = (found[name].median * 1e3 for name in pair)
-    print(f"  {ranks} ranks: {pair[0]:8}{a:8.0f} ms   {pair[1]:12}{b:8.0f} ms   ratio {a / b:.2f}")
-    for name in pair:
-        took = {kind: f"{1e3 * s:.0f}" for kind, s in seconds(found[name].spans).items()}
-        print(
-            f"    {name:12} forward {took['forward']}, backward {took['backward']}, then waiting {took['wait']}, "
-            f"update {took['update']}; messages under way {took['comm']} (rank 0, one step, ms)",
-            flush=True,
+def notes(place: Path | None, found: race.Outcome) -> dict[str, str]:
+    """The milliseconds of one recorded step by kind; with a place the spans of all ranks are saved there."""
+    said = {}
+    for name, spans in found.facts[0].items():
+        took = {kind: f"{1e3 * s:.0f}" for kind, s in seconds(spans).items()}
+        said[name] = (
+            f"rank 0, one step, ms: forward {took['forward']}, backward {took['backward']}, then waiting "
+            f"{took['wait']}, update {took['update']}; messages under way {took['comm']}"
         )
+        if place:
+            every = trace.merge([of_rank[name] for of_rank in found.facts])
+            said[name] += f"; saved {trace.save_chrome(every, place.with_name(f'{place.name}-{name}.json'))}"
+    return said
 
 
-@dataclass(frozen=True)
-class Timed:
-    """Median seconds of a step, and the spans of one recorded step on this rank."""
-
-    median: float
-    spans: list[trace.Span]
-
-
-def measure(rank, world_size, config, pair, rows, length, steps, bucket, loss, over) -> dict[str, Timed]:
-    """The steps of both contestants of a pair in turns, the slowest rank's of every step."""
-    config, (ours, theirs) = PRESETS[config], pair
+def contest(rank, world_size, config, ours, rows, length, bucket, loss, over) -> Contest:
+    """A step of ours and of its rival on one rank; the facts are the spans of one more step of each."""
+    config, theirs = PRESETS[config], PAIRS[ours]
     generator = torch.Generator().manual_seed(rank)
     tokens = torch.randint(config.vocab_size, (rows, length + 1), generator=generator)
     plan = Plan.parse(f"dp={world_size},loss={loss},{OPTIONS[ours].format(bucket)}")
-    steppers = {ours: our_step(config, plan, tokens), theirs: THEIRS[theirs](config, over, tokens)}
-    axis = Mesh(dp=world_size)["dp"]
-    times = {name: [] for name in steppers}
-    for turn in range(steps + WARM_UP):
-        for name, step in steppers.items():
-            comm.barrier(axis)
-            start = time.perf_counter()
-            step()
-            took = torch.tensor(time.perf_counter() - start)
-            if turn >= WARM_UP:
-                times[name].append(comm.all_reduce(took, axis, "max").item())
-    return {name: Timed(statistics.median(times[name]), recorded(steppers[name])) for name in steppers}
+    steps = {ours: our_step(config, plan, tokens), theirs: THEIRS[theirs](config, over, tokens)}
+    return Contest(steps, facts=lambda: {name: recorded(step) for name, step in steps.items()})
 
 
 def recorded(step) -> list[trace.Span]:

@@ -4,7 +4,6 @@ A round runs each benchmark once; a number's samples are those of the rounds, mi
 the machine does besides. A change has a verdict only where all samples of one file lie on one side of all of the other.
 """
 
-import argparse
 import contextlib
 import importlib
 import math
@@ -19,22 +18,19 @@ from tqdm import tqdm
 
 from ..corpus.storage import read_json
 from ..machine import speed
+from .races import RACES, arguments
 
 LEAST = 0.05  # a smaller change of the median is none, however small the spread
 
 
 def names() -> list[str]:
-    """The benchmarks there are: the files of this folder that can be run."""
-    files = Path(__file__).parent.glob("[a-z]*.py")
-    return sorted(f.stem for f in files if "\ndef run(" in f.read_text())
+    """The benchmarks there are."""
+    return sorted(RACES)
 
 
 def run_one(name: str, quick: bool, folder: Path) -> dict[str, float]:
     """Seconds by name of one benchmark; what it prints goes to a text file, and torch's switches are set back."""
-    benchmark = importlib.import_module(f"gpt2lab.benchmarks.{name}")
-    parser = argparse.ArgumentParser()
-    benchmark.add_arguments(parser)
-    args = parser.parse_args(benchmark.QUICK.split() if quick else [])
+    benchmark, args = importlib.import_module(f"{__package__}.{name}"), arguments(name, quick=quick)
     if hasattr(args, "out"):
         args.out = str(folder / name)
     threads, precision = torch.get_num_threads(), torch.backends.mkldnn.matmul.fp32_precision

@@ -1,4 +1,4 @@
-"""`python -m gpt2lab bench experts`: our mixture of experts beside transformers' Mixtral block, and the products alone.
+"""Our mixture of experts beside transformers' Mixtral block, and the products alone.
 
 The same weights, Mixtral's router, gated experts without biases; forward and backward of one block, taking turns in one
 process, so with equally many threads. transformers computes the experts in a loop ("eager"), or in one call a product
@@ -6,7 +6,6 @@ process, so with equally many threads. transformers computes the experts in a lo
 matrices can do without. All of it twice: as torch comes, and with the oneDNN products that `gpt2lab train` turns on.
 """
 
-import argparse
 from dataclasses import replace
 
 import torch
@@ -14,23 +13,12 @@ import torch
 from ..experts.mixture import Experts, Mixture, looped
 from ..machine import fast
 from ..model import PRESETS
-from .step import medians
+from . import race
 
-QUICK = "--tokens 256 --width 64 --steps 5"  # with --all --quick
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of the benchmark."""
-    parser.add_argument("--experts", type=int, default=8, help="how many (default 8)")
-    parser.add_argument("--top-k", type=int, default=2, help="how many a token asks for (default 2)")
-    parser.add_argument("--tokens", type=int, default=1024, help="tokens of the batch (default 1024)")
-    parser.add_argument("--width", type=int, default=256, help="embedding width C (default 256)")
-    parser.add_argument("--hidden", type=int, default=0, help="hidden width of an expert (default 4 C)")
-    parser.add_argument("--threads", type=int, default=2, help="threads of torch (default 2)")
-    parser.add_argument("--steps", type=int, default=20, help="timed turns of each (default 20)")
+EAGER, GROUPED = "transformers, eager", "transformers, grouped_mm"
 
 
-def run(args: argparse.Namespace) -> dict[str, float]:
+def run(args) -> dict[str, float]:
     """Print medians and ratios, and how far outputs and gradients are apart."""
     hidden = args.hidden or 4 * args.width
     torch.set_num_threads(args.threads)
@@ -40,10 +28,10 @@ def run(args: argparse.Namespace) -> dict[str, float]:
     x = torch.randn(1, args.tokens, args.width)
     found = [gradients(block, x) for block in (ours, eager)]
     apart = max(((a - b).abs().max() / b.abs().max()).item() for a, b in zip(*found, strict=True))
-    contestants = {
+    ways = {
         "ours": lambda: gradients(ours, x),
-        "transformers, grouped_mm": lambda: gradients(grouped, x),
-        "transformers, eager": lambda: gradients(eager, x),
+        GROUPED: lambda: gradients(grouped, x),
+        EAGER: lambda: gradients(eager, x),
         "the products alone": products(ours.kept.tolist(), args.width, hidden),
         "every expert on every token": lambda: gradients(lambda x: looped(ours, x), x),
     }
@@ -51,25 +39,17 @@ def run(args: argparse.Namespace) -> dict[str, float]:
         f"{args.experts} experts, top {args.top_k}, {args.tokens} tokens, C={args.width}, H={hidden}, float32, "
         f"{args.threads} threads (measured); ours and transformers' apart by {apart:.0e}"
     )
-    plain = medians(args.steps, *contestants.values())
-    _table("as torch comes", plain, contestants)
+    plain = race.run([race.here(ways, rivals=(GROUPED, EAGER))], args.rounds)
     switch = fast.onednn()
-    if switch.on:
-        quick = medians(args.steps, *contestants.values())
-        _table("with oneDNN's products", quick, contestants)
-        ratios = ", ".join(f"{quick[0] / other:.2f}" for other in plain[1:3])
-        print(f"ours as `gpt2lab train` runs it, to transformers' two as they come: {ratios}")
-        torch.backends.mkldnn.matmul.fp32_precision = "none"
-    else:
+    if not switch.on:
         print(f"{switch.name} stays off: {switch.found}")
-    return dict(zip(contestants, plain, strict=True))
-
-
-def _table(title: str, seconds: tuple[float, ...], contestants: dict) -> None:
-    print(f"{title}:")
-    for name, time in zip(contestants, seconds, strict=True):
-        ratios = ", ".join(f"{time / other:.2f}" for other in seconds[1:3])
-        print(f"  {name:28}{1e3 * time:7.1f} ms, to transformers' two {ratios}")
+        return plain
+    print("with oneDNN's products:")
+    quick = race.run([race.here(ways, "{}, oneDNN", rivals=(GROUPED, EAGER))], args.rounds)
+    ratios = ", ".join(f"{quick['ours, oneDNN'] / plain[rival]:.2f}" for rival in (GROUPED, EAGER))
+    print(f"ours as `gpt2lab train` runs it, to transformers' two as they come: {ratios}")
+    torch.backends.mkldnn.matmul.fp32_precision = "none"
+    return plain | quick
 
 
 def products(counts: list[int], width: int, hidden: int):

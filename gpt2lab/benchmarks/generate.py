@@ -4,7 +4,6 @@ All take the likeliest token of the same random weights, so they write the same 
 count. The last line says what bounds a single text: every new token reads every weight once.
 """
 
-import argparse
 import tempfile
 import time
 from functools import partial
@@ -14,41 +13,30 @@ import torch
 from ..generate import generate
 from ..model import GPT2, PRESETS
 from ..storage import huggingface
-from .step import medians
-
-QUICK = "--config mini --prompt 16 --tokens 16"  # with --all --quick
+from . import race
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of the benchmark."""
-    parser.add_argument("--config", choices=list(PRESETS), default="gpt2")
-    parser.add_argument("--rows", type=int, default=1, metavar="B", help="texts at the same time (default 1)")
-    parser.add_argument("--prompt", type=int, default=32, help="tokens of each prompt (default 32)")
-    parser.add_argument("--tokens", type=int, default=32, help="tokens to generate (default 32)")
-    parser.add_argument("--trials", type=int, default=3, help="timed runs of each (default 3)")
-    parser.add_argument("--threads", type=int, default=2, help="threads of torch (default 2)")
-
-
-def run(args: argparse.Namespace) -> dict[str, float]:
-    """Print tokens a second of each, ratios to transformers, and how long reading the weights takes."""
+def run(args) -> dict[str, float]:
+    """Print seconds and tokens a second of each, ratios to transformers, and how long reading the weights takes."""
     torch.set_num_threads(args.threads)
     model, ways = contestants(args.config, args.rows, args.prompt, args.tokens)
     size, reading = sum(p.numel() * p.element_size() for p in model.parameters()), reading_time(model)
-    texts = {}
+    count, texts = args.rows * args.tokens, {}
 
     def write(way):
         texts[way] = ways[way]()
 
-    seconds = dict(zip(ways, medians(args.trials, *(partial(write, way) for way in ways)), strict=True))
-    count = args.rows * args.tokens
+    def notes(found):
+        said = {way: f"{count / t.median:.1f} tokens/s" for way, t in found.times.items()}
+        same = all(text == texts["transformers"] for text in texts.values())
+        return said | {"transformers": f"{said['transformers']}; all wrote the same text: {same}"}
+
     print(
         f"{args.config}, {args.rows} x {args.tokens} tokens after {args.prompt}, "
         f"float32, {args.threads} threads (measured)"
     )
-    for way, s in seconds.items():
-        print(f"  {way:24}{count / s:9.1f} tokens/s   {seconds['transformers'] / s:6.2f} x transformers")
-    texts = list(texts.values())
-    print("  all wrote the same text:", all(text == texts[0] for text in texts))
+    writers = {way: partial(write, way) for way in ways}
+    seconds = race.run([race.here(writers, rivals=("transformers",), notes=notes)], args.rounds)
     per_token = seconds["ours, with the cache"] / args.tokens
     limit = seconds["transformers"] / args.tokens / reading
     print(

@@ -1,10 +1,11 @@
-"""`python -m gpt2lab bench pipeline`: our engine compared with torch.distributed.pipelining, on the same stages.
+"""Our engine compared with torch.distributed.pipelining, on the same stages.
 
 Both hold the same layers on the same ranks, run the same micro-batches in turns inside the same processes, and sum the
 tied embedding over its two ends. Then the order tables are compared, where the schedules have the same definition.
 """
 
-import argparse
+from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import nn
@@ -13,12 +14,11 @@ from ..corpus.batches import Batch
 from ..model import GPT2, PRESETS, GPT2Config
 from ..parallel.accumulate import Alone
 from ..parallel.pipeline.engine import Pipeline
-from ..processes.launch import launch
 from ..ranks import comm
 from ..ranks.mesh import Mesh
 from ..schedules import Schedule, from_csv, make
-from . import rivals
-from .step import medians
+from . import race, rivals
+from .race import Contest, Heat
 
 RIVALS = {  # our name: PyTorch's class
     "gpipe": "ScheduleGPipe",
@@ -34,46 +34,31 @@ REASONS = {  # why the orders differ where they do
 }
 
 
-QUICK = "--config nano --vocab 256 --micro 4 --steps 3 --ranks 2 --schedules 1f1b interleaved"
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of the benchmark."""
-    parser.add_argument("--config", choices=list(PRESETS), default="mini")
-    parser.add_argument("--vocab", type=int, default=4096, help="size of the vocabulary (default 4096)")
-    parser.add_argument("--micro", type=int, default=8, help="micro-batches, one row each (default 8)")
-    parser.add_argument("--length", type=int, default=64, metavar="T", help="tokens of each (default 64)")
-    parser.add_argument("--steps", type=int, default=5, help="timed steps of each (default 5)")
-    parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4], help="pipeline ranks (default 2 4)")
-    parser.add_argument("--schedules", nargs="+", choices=list(RIVALS), default=list(RIVALS))
-    rivals.add_argument(parser)
-
-
-def run(args: argparse.Namespace) -> dict[str, float]:
+def run(args) -> dict[str, float]:
     """Print medians and ratios for each number of ranks and schedule, gradients' distance, and orders."""
-    from dataclasses import replace
-
     layers = max(PRESETS[args.config].n_layer, 2 * max(args.ranks))
     config = replace(PRESETS[args.config], vocab_size=args.vocab, n_layer=layers)
     print(
         f"one forward and backward of {args.config} with {layers} layers, {args.micro} micro-batches of 1 x "
         f"{args.length}, float32, one thread a rank;\n{rivals.carriers(args.over)}"
     )
-    seconds = {}
-    for ranks in args.ranks:
+    return race.run(heats(args, config), args.rounds)
+
+
+def heats(args, config: GPT2Config):
+    """A heat for each number of ranks and schedule."""
+    for n in args.ranks:
         for name in args.schedules:
-            job = (race, name, config, args.micro, args.length, args.steps, args.over)
-            found = launch(*job, ranks=ranks, timeout=300)
-            ours, theirs, apart = (max(values) for values in list(zip(*found, strict=True))[:3])
-            seconds |= {f"ours, {name}, {ranks} ranks": ours, f"torch's, {name}, {ranks} ranks": theirs}
-            orders = found[0][3]
-            reason = "" if orders == "the same" else f" ({REASONS.get(name, 'unexplained')})"
-            print(
-                f"  {ranks} ranks  {name:12} ours {1e3 * ours:6.0f} ms, {RIVALS[name]:30} {1e3 * theirs:6.0f} ms, "
-                f"ratio {ours / theirs:.3f}; gradients differ by {apart:.0e}; orders: {orders}{reason}",
-                flush=True,
-            )
-    return seconds
+            given = name, config, args.micro, args.length, args.over
+            yield Heat(f"{{}}, {name}, {n} ranks", contest, given, n, ("torch's",), partial(notes, name))
+
+
+def notes(name: str, found: race.Outcome) -> dict[str, str]:
+    """How far gradients are apart, and how the orders compare."""
+    orders = found.facts[0][1]
+    reason = "" if orders == "the same" else f" ({REASONS.get(name, 'unexplained')})"
+    apart = max(fact[0] for fact in found.facts)
+    return {"torch's": f"{RIVALS[name]}; gradients differ by {apart:.0e}; orders: {orders}{reason}"}
 
 
 class Stage(nn.Module):
@@ -97,8 +82,8 @@ class Stage(nn.Module):
         return x if self.ln_f is None else nn.functional.linear(self.ln_f(x), self.wte.weight)
 
 
-def race(rank, world_size, name: str, config: GPT2Config, micros: int, length: int, steps: int, over: str):
-    """(our seconds, theirs, largest relative difference of a gradient, how orders compare) on one rank."""
+def contest(rank, world_size, name: str, config: GPT2Config, micros: int, length: int, over: str) -> Contest:
+    """A step of ours and of PyTorch's on one rank; facts: the gradients' largest difference, how orders compare."""
     mesh, schedule = Mesh(pp=world_size), make(name, world_size, micros)
     generator = torch.Generator().manual_seed(0)
     text = torch.randint(config.vocab_size, (micros, length + 1), generator=generator)
@@ -126,13 +111,12 @@ def race(rank, world_size, name: str, config: GPT2Config, micros: int, length: i
     their_step()
     apart = difference(model, stages)
 
-    def ready():  # while one runs the other's memory is needed, and its drain is not the start of this one
+    def release(name):  # while one runs the other's memory is needed
         for module in (model, *stages.values()):
             module.zero_grad()
-        comm.barrier(mesh.world)
 
-    ours, theirs = medians(steps, our_step, their_step, before=ready)
-    return ours, theirs, apart, same_order(schedule, rival)
+    facts = apart, same_order(schedule, rival)
+    return Contest({"ours": our_step, "torch's": their_step}, before=release, facts=lambda: facts)
 
 
 def torch_schedule(rank, config, schedule: Schedule, kind: str, micros: int, total: int, layers, group):

@@ -1,12 +1,11 @@
 """Every plan of 1, 2 and 4 ranks that a small model allows: predicted seconds and bytes of a step beside measured.
 
-    python -m gpt2lab calibrate --again && python -m gpt2lab bench plans      about five minutes on two quiet cores
+    gpt2lab calibrate --again && gpt2lab bench plans      about five minutes on two quiet cores
 
 Plans take turns only once, so let nothing else run. Every plan has processes of its own, so that none finds memory that
 another one left. What is measured is written as JSON, which lesson 17 draws; predictions are made when it is read.
 """
 
-import argparse
 import json
 import time
 from pathlib import Path
@@ -25,43 +24,26 @@ from ..ranks import comm
 from ..ranks.mesh import Mesh
 from ..reference import example_batch
 from ..train import Trainer
+from . import race
 from .calibration import cluster_of, known
 
-QUICK = "--plans 6 --config nano --length 32 --steps 2"  # with --all --quick
 
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of the benchmark."""
-    parser.add_argument("--config", choices=list(PRESETS), default="mini")
-    parser.add_argument("--rows", type=int, default=4, help="sequences of a step (default 4)")
-    parser.add_argument("--length", type=int, default=64, help="tokens of each (default 64)")
-    parser.add_argument("--plans", type=int, default=110, help="how many plans, evenly chosen (default 110)")
-    parser.add_argument("--steps", type=int, default=5, help="timed steps of each (default 5)")
-    parser.add_argument("--out", default="runs/plans", help="folder for the figure and the JSON file")
-
-
-def run(args: argparse.Namespace) -> dict[str, float]:
+def run(args) -> dict[str, float]:
     """Measure, print how well the predictions hold, and write the table; seconds by plan."""
-    from ..plots import style
     from ..plots.planner import predicted_and_measured
 
-    folder = Path(args.out)
+    folder, config = Path(args.out), PRESETS[args.config]
     folder.mkdir(parents=True, exist_ok=True)
     record = {name: getattr(args, name) for name in ("config", "rows", "length")} | {"machine": machine()}
-    record["calibration"] = known()
-    plans = some_plans(
-        PRESETS[args.config], cluster_of(record["calibration"]), args.rows, args.length, args.plans
-    )
-    record["plans"] = []
+    record |= {"calibration": known(), "plans": []}
+    plans = some_plans(config, cluster_of(record["calibration"]), args.rows, args.length, args.plans)
     for plan in tqdm(plans, desc="plans"):
-        seconds, size = measure(plan, PRESETS[args.config], args.rows, args.length, args.steps)
-        record["plans"].append([str(plan), seconds, size])
+        record["plans"].append([str(plan), *measure(plan, config, args.rows, args.length, args.rounds)])
         (folder / "plans.json").write_text(json.dumps(record) + "\n")  # what is measured so far is not lost
     rows = compared(record)
     for what, number in agreement(rows).items():
         print(f"{what}: {number}")
-    style.save_figure(predicted_and_measured(rows), folder / "plans.png")
-    print(f"Saved {folder / 'plans.json'} and .png")
+    race.save_race(args.out, "plans", record, predicted_and_measured(rows))
     return {row["plan"]: row["measured_seconds"] for row in rows}
 
 

@@ -1,21 +1,8 @@
 """The backend of PyTorch's own strategies in a benchmark: gloo, as they are shipped, or the same as ours."""
 
-import argparse
-
 import torch.distributed as dist
 
 from .. import transport
-
-
-def add_argument(parser: argparse.ArgumentParser) -> None:
-    """The option that says what carries the rivals' bytes."""
-    parser.add_argument(
-        "--over",
-        choices=["gloo", transport.NAME],
-        default="gloo",
-        help="what carries the bytes of PyTorch's own: gloo, as it is shipped (default), or our transport, which "
-        "leaves the strategies alone to differ",
-    )
 
 
 def carriers(over: str) -> str:

@@ -4,15 +4,13 @@ Every rung runs in a process of its own, because huge pages are decided when a p
 that other load on the machine affects all of them, and medians count. All use fused AdamW and the same batch.
 """
 
-import argparse
 import json
 import os
-import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -21,39 +19,23 @@ from ..machine import fast, speed
 from ..machine.huge_pages import TUNABLE
 from ..model import GPT2, PRESETS, GPT2Config
 from ..parallel.chunked_loss import apply_chunked_loss
+from . import race
+from .race import Contest, Heat
 
-WARM_UP = 3  # turns until both contestants' memory has settled: the first steps take 25 % longer
 RUNGS = ("transformers", "ours, plain", "+ chunked loss", "+ huge pages", "+ oneDNN matmul")
 
 
-QUICK = "--config nano --rows 2 --length 64 --steps 5 --turns 1"  # with --all --quick
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of the benchmark; the defaults are llm.c's batch and the smallest published model."""
-    parser.add_argument("--config", choices=list(PRESETS), default="gpt2")
-    parser.add_argument("--rows", type=int, default=4, metavar="B", help="sequences in a step (default 4)")
-    parser.add_argument("--length", type=int, default=64, metavar="T", help="tokens of each (default 64)")
-    parser.add_argument("--steps", type=int, default=3, help="timed steps a turn (default 3)")
-    parser.add_argument("--turns", type=int, default=2, help="turns of every rung (default 2)")
-    parser.add_argument("--threads", type=int, default=2, help="threads of torch (default 2)")
-    parser.add_argument("--out", default="runs/step", help="folder for the figure and the JSON file")
-
-
-def run(args: argparse.Namespace) -> dict[str, float]:
+def run(args) -> dict[str, float]:
     """Print the median step of every rung, its ratio to transformers', and how near the machine's limit the last is."""
-    from ..plots import ladder, style
+    from ..plots import ladder
 
-    times = {rung: [] for rung in RUNGS}
-    for _ in range(args.turns):
-        for rung in RUNGS:
-            times[rung] += measured_elsewhere(rung, args)
-    middle = {rung: statistics.median(t) for rung, t in times.items()}
     print(
         f"one step of {args.config}, B={args.rows}, T={args.length}, float32, {args.threads} threads (measured)"
     )
-    for rung, seconds in middle.items():
-        print(f"  {rung:18}{seconds * 1e3:8.0f} ms   {seconds / middle['transformers']:.3f} of transformers")
+    times = {rung: [] for rung in RUNGS}
+    ways = {rung: partial(measured_elsewhere, rung, args) for rung in RUNGS}
+    contest = Contest(ways, own=True, after=lambda rung, seconds: times[rung].extend(seconds))
+    middle = race.run([Heat("{}", lambda: contest, rivals=RUNGS[:1])], args.rounds, warm_up=0)
     torch.set_num_threads(args.threads)
     fast.onednn()
     work = speed.flops_per_token(PRESETS[args.config], args.length) * args.rows * args.length
@@ -62,11 +44,7 @@ def run(args: argparse.Namespace) -> dict[str, float]:
     print(
         f"  at that rate its matrix products alone take {work / limit / middle['transformers']:.3f} of transformers"
     )
-    folder = Path(args.out)
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / f"{args.config}.json").write_text(json.dumps(times, indent=1))
-    style.save_figure(ladder.ladder(middle), folder / f"{args.config}.png")
-    print(f"Saved {folder / args.config}.png and .json")
+    race.save_race(args.out, args.config, times, ladder.ladder(middle))
     return middle
 
 
@@ -75,8 +53,8 @@ def measured_elsewhere(rung: str, args) -> list[float]:
     env = {k: v for k, v in os.environ.items() if k != "GLIBC_TUNABLES"}
     if RUNGS.index(rung) >= RUNGS.index("+ huge pages"):
         env["GLIBC_TUNABLES"] = TUNABLE
-    words = [rung, args.config, *map(str, (args.rows, args.length, args.steps, args.threads))]
-    command = [sys.executable, "-m", "gpt2lab.benchmarks.step", *words]
+    words = [rung, args.config, *map(str, (args.rows, args.length, args.iterations, args.threads))]
+    command = [sys.executable, "-m", __name__, *words]
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
     return json.loads(done.stdout.splitlines()[-1])
 
@@ -130,24 +108,6 @@ def timed(function: Callable[[], None], repeat: int) -> list[float]:
         function()
         times.append(time.perf_counter() - start)
     return times[1:]
-
-
-def medians(
-    repeat: int, *functions: Callable[[], None], before: Callable[[], None] = lambda: None
-) -> tuple[float, ...]:
-    """Median seconds of each function; they take turns, after WARM_UP calls of each that do not count.
-
-    `before` runs before each of them and is not timed: on several ranks, the barrier that starts them together.
-    """
-    times = [[] for _ in functions]
-    for turn in range(repeat + WARM_UP):
-        for function, of_function in zip(functions, times, strict=True):
-            before()
-            start = time.perf_counter()
-            function()
-            if turn >= WARM_UP:
-                of_function.append(time.perf_counter() - start)
-    return tuple(map(statistics.median, times))
 
 
 if __name__ == "__main__":

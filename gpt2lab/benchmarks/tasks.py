@@ -5,14 +5,12 @@ without validation or generation, the first iteration apart. Versions take turns
 with the published figures (112 CPUs) beside. With --all the costs of a task and of building a graph are measured too.
 """
 
-import argparse
-import json
 import statistics
 import threading
 import time
 from collections import defaultdict
 from dataclasses import replace
-from pathlib import Path
+from functools import partial
 
 import torch
 
@@ -25,44 +23,26 @@ from ..tasks.gpt2 import Blocks, GPT2Tasks, adamw
 from ..tasks.graph import TaskGraph, updates
 from ..tasks.runtime import run_fork_join, run_sequential
 from ..tasks.scheduler import Scheduler, run_tasks
+from . import race
+from .race import Contest, Heat
+from .races import VERSIONS
 
-VERSIONS = ("sequential", "torch threads", "fork-join", "tasks", "taskiter", "ranks x tasks")
 PUBLISHED = {"sequential": 35.0, "fork-join": 1.430, "fork-join over nOS-V": 1.616}
 """Seconds of an iteration on 112 CPUs (from the wiki of the port): OpenMP, and the same over nOS-V."""
 
 
-QUICK = "--config nano --rows 2 --length 64 --runs 1 --iterations 6"  # with --all --quick
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options; the defaults are llm.c's batch and the smallest published model."""
-    parser.add_argument("--config", choices=list(PRESETS), default="gpt2")
-    parser.add_argument("--rows", type=int, default=4, metavar="B", help="sequences in a step (default 4)")
-    parser.add_argument("--length", type=int, default=64, metavar="T", help="tokens of each (default 64)")
-    parser.add_argument("--runs", type=int, default=3, metavar="k", help="runs of every version (default 3)")
-    parser.add_argument(
-        "--iterations", type=int, default=5, help="iterations a run, the first apart (default 5)"
-    )
-    parser.add_argument("--workers", type=int, default=2, help="worker threads, or ranks (default 2)")
-    parser.add_argument("--versions", nargs="+", choices=VERSIONS, default=VERSIONS[:5], help="which to run")
-    parser.add_argument("--all", action="store_true", help="every version, and what a task and a graph cost")
-    parser.add_argument("--out", default="runs/tasks", help="folder for the figure and the JSON file")
-
-
-def run(args: argparse.Namespace) -> dict[str, float]:
+def run(args) -> dict[str, float]:
     """Run the protocol, print the table, write JSON and dashboard."""
-    from ..plots import style
     from ..plots import tasks as plots
 
-    if args.rows < args.workers or args.iterations < 2 or args.runs < 1:
+    if args.rows < args.workers or args.iterations < 2:
         raise ValueError(
-            f"{args.rows} rows, {args.workers} workers, {args.iterations} iterations, {args.runs} runs: "
-            "take at least a row a worker, 2 iterations and 1 run."
+            f"{args.rows} rows, {args.workers} workers, {args.iterations} iterations: "
+            "take at least a row a worker and 2 iterations."
         )
-    versions = VERSIONS if args.all else tuple(args.versions)
-    found = protocol(versions, args)
-    report = {"options": vars(args), "versions": summary(found, args.workers), "published": PUBLISHED}
     print(f"GPT-2 {args.config}, B={args.rows}, T={args.length}, {args.workers} workers, float32 (measured)")
+    found = protocol(VERSIONS if args.all else tuple(args.versions), args)
+    report = {"options": vars(args), "versions": summary(found, args.workers), "published": PUBLISHED}
     for name, row in report["versions"].items():
         print(f"  {name:15}" + "  ".join(f"{key} {value:.3f}" for key, value in row.items()))
     if args.all:
@@ -76,27 +56,21 @@ def run(args: argparse.Namespace) -> dict[str, float]:
         print("  where the workers' time goes, percent")
         for name, row in report["profile"].items():
             print(f"    {name:13}" + "  ".join(f"{kind} {100 * share:.1f}" for kind, share in row.items()))
-    folder = Path(args.out)
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / f"{args.config}.json").write_text(json.dumps(report | {"seconds": found}, indent=1))
-    style.save_figure(plots.dashboard(found, args.workers, PUBLISHED), folder / f"{args.config}.png")
-    print(f"Saved {folder / args.config}.png and .json")
+    race.save_race(
+        args.out, args.config, report | {"seconds": found}, plots.dashboard(found, args.workers, PUBLISHED)
+    )
     return {name: row["mean"] for name, row in report["versions"].items()}
 
 
 def protocol(versions, args) -> dict[str, list[list[float]]]:
     """{version: seconds of every iteration, for every run}; versions take turns."""
-    found = {name: [] for name in versions}
     with Ranks(args.workers, echo=False, timeout=600) as ranks:
         graph = one_process(args).graph
-        steps = {name: version(name, graph, args) for name in versions if name != VERSIONS[5]}
-        for _ in range(args.runs):
-            for name in versions:
-                if name == VERSIONS[5]:
-                    found[name].append(ranks.run(on_rank, args)[0])
-                else:
-                    found[name].append(steps[name](args.iterations))
-    return found
+        several = lambda name: partial(version(name, graph, args), args.iterations)
+        live = lambda: ranks.run(on_rank, args)[0]
+        ways = {name: live if name == "ranks x tasks" else several(name) for name in versions}
+        contest = Contest(ways, own=True, after=lambda name, seconds: seconds)
+        return race.race(Heat("{}", lambda: contest), args.rounds, warm_up=0).more[0]
 
 
 def summary(found: dict, workers: int) -> dict[str, dict[str, float]]:
@@ -247,12 +221,13 @@ class OwnQueues(Scheduler):
 
 def queues(graph: TaskGraph, args) -> dict[str, float]:
     """Seconds of a replay with one queue for all workers, and with a queue for each; they take turns."""
-    found = defaultdict(list)
-    ways = {"one queue": Scheduler(graph, args.workers), "own queues": OwnQueues(graph, args.workers)}
-    for turn in range(args.runs * args.iterations):
-        for name, scheduler in list(ways.items())[:: 1 - 2 * (turn % 2)]:
-            found[f"taskiter with {name}, median of seconds"].append(timed(scheduler.run))
-    return {name: statistics.median(seconds) for name, seconds in found.items()}
+    kinds = {"one queue": Scheduler, "own queues": OwnQueues}
+    ways = {
+        f"taskiter with {name}, median of seconds": kind(graph, args.workers).run
+        for name, kind in kinds.items()
+    }
+    found = race.race(race.here(ways), args.rounds * args.iterations, warm_up=0)
+    return {name: t.median for name, t in found.times.items()}
 
 
 def dispatch(graph: TaskGraph, args) -> dict[str, float]:
@@ -271,7 +246,7 @@ def dispatch(graph: TaskGraph, args) -> dict[str, float]:
         seconds = statistics.median(timed(scheduler.run) for _ in range(9)) / len(twin.tasks)
         found[f"replayed by {workers}, GPT-2 with nothing to compute"] = 1e6 * seconds
     scheduler = Scheduler(graph, args.workers)
-    iteration = min(timed(scheduler.run) for _ in range(args.runs))
+    iteration = min(timed(scheduler.run) for _ in range(args.rounds))
     found[f"the same, percent of an iteration of {args.config}"] = (
         100 * seconds * len(graph.tasks) / iteration
     )

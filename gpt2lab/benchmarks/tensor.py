@@ -1,10 +1,8 @@
-"""`python -m gpt2lab bench tensor`: our tensor parallelism compared with PyTorch's (DTensor), on the same GPT-2.
+"""Our tensor parallelism compared with PyTorch's (DTensor), on the same GPT-2.
 
 Both cut the same layers, the embedding, the head and the loss, take turns in the same ranks, and use fused AdamW.
 PyTorch's version gets its fused q, k, v rows in the order that it needs, because it cuts a matrix in one piece.
 """
-
-import argparse
 
 import torch
 import torch.nn.functional as F
@@ -12,56 +10,23 @@ import torch.nn.functional as F
 from ..model import GPT2, PRESETS, GPT2Config
 from ..parallel import spec
 from ..parallel.tensor import apply_tensor
-from ..processes.launch import launch
 from ..ranks.mesh import Mesh
-from . import rivals
-from .step import medians, stepper
-
-QUICK = "--config nano --rows 2 --steps 3 --ranks 2"  # with --all --quick
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of the benchmark."""
-    parser.add_argument("--config", choices=list(PRESETS), default="mini")
-    parser.add_argument("--rows", type=int, default=4, metavar="B", help="sequences in a step (default 4)")
-    parser.add_argument("--length", type=int, default=64, metavar="T", help="tokens of each (default 64)")
-    parser.add_argument("--steps", type=int, default=5, help="timed steps of each (default 5)")
-    parser.add_argument(
-        "--ranks", type=int, nargs="+", default=[2, 4], help="tensor-parallel ranks (default 2 4)"
-    )
-    rivals.add_argument(parser)
+from . import race, rivals
+from .race import Contest, Heat
+from .step import stepper
 
 
-def run(args: argparse.Namespace) -> dict[str, float]:
+def run(args) -> dict[str, float]:
     """Print medians and ratios for each number of ranks, and how far the gradients are apart."""
     print(f"one step of {args.config}, B={args.rows}, T={args.length}, float32, one thread a rank")
     print(rivals.carriers(args.over))
-    seconds = {}
-    for ranks in args.ranks:
-        found = launch(
-            race,
-            PRESETS[args.config],
-            args.rows,
-            args.length,
-            args.steps,
-            args.over,
-            ranks=ranks,
-            timeout=300,
-        )
-        ours, theirs, apart = (max(values) for values in zip(*found, strict=True))
-        seconds |= {f"ours, {ranks} ranks": ours, f"DTensor, {ranks} ranks": theirs}
-        print(
-            f"  {ranks} ranks: ours {1e3 * ours:6.0f} ms, DTensor {1e3 * theirs:6.0f} ms, "
-            f"ratio {ours / theirs:.3f}; gradients differ by {apart:.0e}",
-            flush=True,
-        )
-    return seconds
+    given, notes = (PRESETS[args.config], args.rows, args.length, args.over), race.apart("DTensor")
+    heats = (Heat(f"{{}}, {n} ranks", contest, given, n, ("DTensor",), notes) for n in args.ranks)
+    return race.run(heats, args.rounds)
 
 
-def race(
-    rank: int, world_size: int, config: GPT2Config, rows: int, length: int, steps: int, over: str
-) -> tuple:
-    """(our seconds a step, DTensor's, largest relative difference of a gradient) on one rank."""
+def contest(rank: int, world_size: int, config: GPT2Config, rows: int, length: int, over: str) -> Contest:
+    """A step of ours and of DTensor's on one rank; the fact is the largest relative difference of a gradient."""
     from torch.distributed.tensor.parallel import loss_parallel
 
     mesh, batch = Mesh(tp=world_size), torch.Generator().manual_seed(0)
@@ -87,8 +52,8 @@ def race(
         optimizer.step()
         optimizer.zero_grad()
 
-    seconds = medians(steps, stepper(ours, lambda: ours.loss(ours(x), y) / y.numel()), their_whole_step)
-    return *seconds, apart
+    our_step = stepper(ours, lambda: ours.loss(ours(x), y) / y.numel())
+    return Contest({"ours": our_step, "DTensor": their_whole_step}, facts=lambda: apart)
 
 
 def dtensor_model(config: GPT2Config, mesh) -> GPT2:

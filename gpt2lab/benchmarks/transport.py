@@ -5,12 +5,8 @@ training step; medians count. The last lines say what limits the largest size: h
 and write, and how fast a plain copy does that.
 """
 
-import argparse
-import json
 import os
-import statistics
-import time
-from pathlib import Path
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -18,45 +14,26 @@ from torch.distributed.distributed_c10d import AllgatherOptions
 
 from .. import transport
 from ..machine.speed import copy_rate
-from ..processes.launch import Ranks
+from ..machine.timing import alone
+from . import race
+from .race import Contest, Heat
 
 CALLS = ("all_reduce", "reduce_scatter", "all_gather")
 BACKENDS = (transport.NAME, "gloo") if transport.AVAILABLE else ("gloo",)
-SIZES = [1 << bits for bits in (10, 14, 17, 20, 23, 26)]  # 1 KB to 64 MB
 
 
-QUICK = "--ranks 2 --sizes 1024 131072 1048576 --trials 3"  # with --all --quick
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of the benchmark."""
-    parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4], help="numbers of ranks (default 2 4)")
-    parser.add_argument("--sizes", type=int, nargs="+", default=SIZES, help="bytes (default 1 KB to 64 MB)")
-    parser.add_argument("--trials", type=int, default=9, help="rows of calls of each (default 9)")
-    parser.add_argument("--out", default="runs/transport", help="folder for the figure and the JSON file")
-
-
-def run(args: argparse.Namespace) -> dict[str, float]:
-    """Print times and how many times faster shared memory is; save the figure and the numbers."""
+def run(args) -> dict[str, float]:
+    """Print times and how many times as long shared memory takes; save the figure and the numbers."""
     from ..plots.collectives import transports_figure
 
     if not transport.AVAILABLE:
         print("This system has no semaphores in shared memory: its ranks talk through gloo.")
         return {}
-    rows = []
-    print("one call, both backends on the same ranks in turns, float32 (measured); times in ms")
-    print(f"{'ranks':>5} {'bytes':>9}  call              shm     gloo   shm is faster by")
-    for n in args.ranks:
-        with Ranks(n, timeout=120, echo=False, backend=transport.NAME) as pool:
-            for size in args.sizes:
-                found = pool.run(measure, size, args.trials)[0]
-                rows += [{"ranks": n, "bytes": size, "call": c, "seconds": found[c]} for c in CALLS]
-                for call in CALLS:
-                    ours, theirs = (1e3 * found[call][name] for name in BACKENDS)
-                    print(
-                        f"{n:5} {size:9}  {call:14}{ours:8.3f} {theirs:8.3f} {theirs / ours:8.1f} x",
-                        flush=True,
-                    )
+    print("one call, both backends on the same ranks in turns, float32 (measured)")
+    seconds, rows = race.run(heats(args), args.rounds, warm_up=1), []
+    for heat in heats(args):
+        found = {name: seconds[heat.label.format(name)] for name in BACKENDS}
+        rows.append({"ranks": heat.ranks, "bytes": heat.given[1], "call": heat.given[0], "seconds": found})
     largest = max(args.sizes)
     torch.set_num_threads(os.cpu_count() or 1)
     print("what shared memory's copies and sums read and write in a call, on all ranks together")
@@ -67,16 +44,16 @@ def run(args: argparse.Namespace) -> dict[str, float]:
             f"{row['ranks']:5} {largest:9}  {row['call']:14}{moved / 1e6:8.0f} MB at {rate / 1e9:.0f} GB/s; "
             f"a copy in as much memory as the tensors: {copy / 1e9:.0f} GB/s"
         )
-    folder = Path(args.out)
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "transport.json").write_text(json.dumps(rows, indent=1))
-    transports_figure(rows).savefig(folder / "transport.png", dpi=120)
-    print(f"Saved {folder / 'transport.png'} and {folder / 'transport.json'}")
-    return {
-        f"{row['call']}, {row['ranks']} ranks, {row['bytes'] >> 10} KiB, {name}": seconds
-        for row in rows
-        for name, seconds in row["seconds"].items()
-    }
+    race.save_race(args.out, "transport", rows, transports_figure(rows))
+    return seconds
+
+
+def heats(args):
+    """A heat for each number of ranks, size and call."""
+    for n in args.ranks:
+        for size in args.sizes:
+            for call in CALLS:
+                yield Heat(f"{call}, {n} ranks, {size >> 10} KiB, {{}}", contest, (call, size), n, ("gloo",))
 
 
 def touched(call: str, ranks: int) -> float:
@@ -98,30 +75,27 @@ def touched(call: str, ranks: int) -> float:
 
 def measure(rank: int, world_size: int, size: int, trials: int) -> dict[str, dict[str, float]]:
     """Median seconds of one call, by call and backend; `size` is that of the whole tensor."""
+    found = {}
+    for call in CALLS:
+        spans, *_ = race.on_rank(rank, world_size, contest, (call, size), trials, 1)
+        found[call] = {backend: alone(of_backend).median for backend, of_backend in spans.items()}
+    return found
+
+
+def contest(rank: int, world_size: int, call: str, size: int) -> Contest:
+    """A call with a tensor of so many bytes over each backend."""
     x = torch.ones(size // 4 // world_size * world_size)
     part = torch.empty(x.numel() // world_size)
-    groups = {name: dist.new_group(backend=name) for name in BACKENDS}
     work = {
         "all_reduce": lambda group: group.allreduce([x], _at_once(dist.AllreduceOptions())),
         "reduce_scatter": lambda group: group.reduce_scatter_single(
             part, x, _at_once(dist.ReduceScatterOptions())
         ),
         "all_gather": lambda group: group.all_gather_single(x, part, _at_once(AllgatherOptions())),
-    }
-    times = {call: {name: [] for name in BACKENDS} for call in CALLS}
-    row = max(1, min(20, (1 << 22) // size))
-    for trial in range(trials + 1):
-        for call, name in [(call, name) for call in CALLS for name in BACKENDS]:
-            x.fill_(1.0), part.fill_(1.0)
-            groups[name].barrier().wait()
-            start = time.perf_counter()
-            for _ in range(row):
-                work[call](groups[name]).wait()
-            if trial:  # the first is for warming up
-                times[call][name].append((time.perf_counter() - start) / row)
-    for group in groups.values():
-        dist.destroy_process_group(group)
-    return {call: {name: statistics.median(t) for name, t in found.items()} for call, found in times.items()}
+    }[call]
+    groups = {name: dist.new_group(backend=name) for name in BACKENDS}
+    ways = {name: partial(lambda group: work(group).wait(), group) for name, group in groups.items()}
+    return Contest(ways, lambda _: (x.fill_(1.0), part.fill_(1.0)), calls=max(1, min(20, (1 << 22) // size)))
 
 
 def _at_once(options):

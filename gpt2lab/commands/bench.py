@@ -1,79 +1,66 @@
 """Time something against a rival in the same run. Each benchmark prints a table of medians and ratios.
 
-    python -m gpt2lab bench step          one serial step against transformers, and what each switch for speed gives
-    python -m gpt2lab bench generate      tokens a second with and without cache, against transformers
-    python -m gpt2lab bench launch        how long live ranks take to start
-    python -m gpt2lab bench transport     shared memory against gloo on the same ranks
-    python -m gpt2lab bench collectives   our algorithms against the library's
-    python -m gpt2lab bench data          data parallel and ZeRO against DDP and fully_shard
-    python -m gpt2lab bench tensor        tensor parallel against DTensor
-    python -m gpt2lab bench pipeline      our engine against torch.distributed.pipelining
-    python -m gpt2lab bench context       sequence splitting against serial attention and PyTorch's ring
-    python -m gpt2lab bench tasks         an iteration in six ways: threads, fork-join, tasks, ranks
-    python -m gpt2lab bench sharding      the sharding algebra against DTensor: layouts, bytes, a block's seconds
-    python -m gpt2lab bench experts       a mixture of experts against transformers' Mixtral block
-
-    python -m gpt2lab bench --all --quick             all of them, small, in rounds: one JSON and one figure
-    python -m gpt2lab bench --compare a.json b.json   which numbers changed by more than their spread
+    gpt2lab bench data                        one of them; --help explains its options, --quick takes small sizes
+    gpt2lab bench --all --quick               all of them, small, in rounds: one JSON and one figure
+    gpt2lab bench --compare a.json b.json     which numbers changed by more than their spread
 
 On a machine with fewer cores than ranks a stopwatch also measures the scheduler: read the ratios.
 """
 
 import argparse
-import difflib
 import importlib
 import json
 from pathlib import Path
 
-from ..benchmarks import everything
-from .numbers import positive, within
+from ..benchmarks import races
+from ..machine.words import choose, did_you_mean
+from .options import Setting, add_options, positive, within
+
+OPTIONS = {
+    "all": Setting("every benchmark, in rounds", bool),
+    "quick": Setting("with --all: small sizes, under ten minutes", bool),
+    "rounds": Setting("with --all; verdicts need 4", positive, 5),
+    "minutes": Setting("with --all: begin no round that may end later (--quick: 9)", within(0.01)),
+    "out": Setting("with --all: folder for JSON, figure and texts", default="runs/bench"),
+    "compare": Setting("two JSON files, the older one first", many=2, metavar="FILE"),
+    "every": Setting("with --compare: also what has not changed", bool),
+}
 
 
 def add_arguments(parser) -> None:
     """Options for all benchmarks together; or a name, and what follows it belongs to the benchmark."""
-    parser.add_argument("--all", action="store_true", help="every benchmark, in rounds")
-    parser.add_argument("--quick", action="store_true", help="with --all: small sizes, under ten minutes")
-    parser.add_argument("--rounds", type=positive, default=5, help="with --all (default 5; verdicts need 4)")
-    parser.add_argument(
-        "--minutes", type=within(0.01), help="with --all: begin no round that may end later (--quick: 9)"
-    )
-    parser.add_argument("--out", default="runs/bench", help="with --all: folder for JSON, figure and texts")
-    parser.add_argument("--compare", nargs=2, metavar="FILE", help="two JSON files, the older one first")
-    parser.add_argument("--every", action="store_true", help="with --compare: also what has not changed")
-    parser.add_argument("name", nargs="?", help=", ".join(everything.names()))
+    add_options(parser, OPTIONS)
+    parser.add_argument("name", nargs="?", help="which one, of those below")
     parser.add_argument("options", nargs=argparse.REMAINDER, help="of the benchmark; --help explains them")
+    parser.epilog = "benchmarks:\n" + "\n".join(
+        f"  {name:12}{race.about}" for name, race in races.RACES.items()
+    )
 
 
 def run(args) -> int:
     """Compare two files, run all, or hand over to the benchmark."""
     if args.compare:
+        from ..benchmarks import everything
+
         print(everything.comparison(*map(everything.read_report, args.compare), every=args.every))
         return 0
     if args.all:
         return run_all(args)
-    from ..cli import Parser
-
-    names = everything.names()
+    known = sorted(races.RACES)
     if args.name is None:
-        raise ValueError(f"which benchmark? Choose from {', '.join(names)}, or use --all.")
-    if args.name not in names:
-        near = difflib.get_close_matches(args.name, names, 1)
-        hint = f"Did you mean {near[0]}?" if near else f"Choose from {', '.join(names)}."
-        raise ValueError(f"there is no benchmark {args.name!r}. {hint}")
-    benchmark = importlib.import_module(f"gpt2lab.benchmarks.{args.name}")
-    parser = Parser(
-        prog=f"gpt2lab bench {args.name}",
-        description=benchmark.__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    benchmark.add_arguments(parser)
-    parser.register("type", int, positive)  # sizes and counts
-    benchmark.run(parser.parse_args(args.options))
+        raise ValueError(f"which benchmark? {choose(known)[:-1]}, or use --all.")
+    if args.name not in known:
+        raise ValueError(
+            f"there is no benchmark {args.name!r}. {did_you_mean(args.name, known, choose(known))}"
+        )
+    chosen = races.arguments(args.name, args.options)
+    importlib.import_module(f"gpt2lab.benchmarks.{args.name}").run(chosen)
     return 0
 
 
 def run_all(args) -> int:
     """Run every benchmark; save numbers, texts and the dashboard. 1 where one of them failed."""
+    from ..benchmarks import everything
     from ..plots.benchmarks import dashboard
     from ..plots.style import save_figure
 

@@ -1,7 +1,7 @@
 """Measure this machine, so that plans can be predicted for it: under a minute; the result is kept for this machine.
 
-    python -m gpt2lab calibrate            measured once, then read from the cache
-    python -m gpt2lab calibrate --again    measured anew, after a change of the machine or of torch
+    gpt2lab calibrate            measured once, then read from the cache
+    gpt2lab calibrate --again    measured anew, after a change of the machine or of torch
 
 All cores work while it measures, as they do in a parallel run. What is fitted: operations and bytes per second of a
 rank and the launch of an operator, from whole steps of small models; latency and bandwidth between ranks, from sums;

@@ -1,8 +1,8 @@
 """Train on several machines that are network namespaces of this one, with slow wires between them. Linux.
 
-    python -m gpt2lab cluster -- train --plan dp=2,tp=2 --steps 20
-    python -m gpt2lab cluster --machines 2x2 --wire 100mbit,1ms -- train --plan dp=2,tp=2 --steps 20
-    python -m gpt2lab cluster --machines 4x1 --wire 1gbit -- train --plan pp=4,micro=4 --steps 20
+    gpt2lab cluster -- train --plan dp=2,tp=2 --steps 20
+    gpt2lab cluster --machines 2x2 --wire 100mbit,1ms -- train --plan dp=2,tp=2 --steps 20
+    gpt2lab cluster --machines 4x1 --wire 1gbit -- train --plan pp=4,micro=4 --steps 20
 
 Every machine runs torchrun, as it would on a cluster; the lines are printed. It needs root, or user namespaces.
 """
@@ -38,7 +38,7 @@ def run(args) -> int:
         raise ValueError(
             "Only train runs on several machines. Write: gpt2lab cluster -- train --plan dp=2,tp=2"
         )
-    parser = Parser(prog="gpt2lab train")
+    parser = Parser("gpt2lab train")
     train.add_arguments(parser)
     said = parser.parse_args(command[1:])
     source, options = train.asked_for(said)

@@ -1,7 +1,7 @@
 """Turn what the version before has saved, a run or one checkpoint, into the files that this version reads.
 
-    python -m gpt2lab convert runs/<time> runs/converted              a run with all its checkpoints
-    python -m gpt2lab train --resume runs/converted                   goes on where it ended
+    gpt2lab convert runs/<time> runs/converted              a run with all its checkpoints
+    gpt2lab train --resume runs/converted                   goes on where it ended
 
 OLD stays as it is. Digests are compared first. Old files are pickles, programs that may call whatever they name: they
 are read by torch's reader of weights, which calls nothing, and admits only the names below, as records without code.

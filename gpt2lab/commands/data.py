@@ -1,8 +1,8 @@
 """Turn a text of your own, or a published one, into tokens to train on: a shard.
 
-    python -m gpt2lab data --text my.txt                    writes my.bin
-    python -m gpt2lab train --data my.bin                   trains on it
-    python -m gpt2lab data --download tinystories-valid     fetches 22 MB, then the same
+    gpt2lab data --text my.txt                    writes my.bin
+    gpt2lab train --data my.bin                   trains on it
+    gpt2lab data --download tinystories-valid     fetches 22 MB, then the same
 
 Nine tenths of the tokens are for training, the rest for validation.
 """
@@ -44,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
     border = int(len(shard) * shards.TRAIN_SHARE)
     print(f"{text}: {size:,} bytes became {len(shard):,} tokens in {out} ({seconds:.1f} s)")
     print(f"The first {border:,} are for training, the other {len(shard) - border:,} for validation.")
-    print(f"Train on it: python -m gpt2lab train --data {out}")
+    print(f"Train on it: gpt2lab train --data {out}")
     return 0
 
 

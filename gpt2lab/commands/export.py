@@ -1,8 +1,8 @@
 """Write the model of a run, trained on any plan, in the Hugging Face layout: config.json and model.safetensors.
 
-    python -m gpt2lab export --out my-gpt2              the newest run's newest checkpoint
-    python -m gpt2lab export --out my-gpt2 --best       its checkpoint with the lowest validation loss
-    python -m gpt2lab generate --model my-gpt2          so does transformers' GPT2LMHeadModel.from_pretrained
+    gpt2lab export --out my-gpt2              the newest run's newest checkpoint
+    gpt2lab export --out my-gpt2 --best       its checkpoint with the lowest validation loss
+    gpt2lab generate --model my-gpt2          so does transformers' GPT2LMHeadModel.from_pretrained
 
 Numbers are written as they were trained, without Adam's moments. One process does it, whatever plan has saved.
 A model with experts gets the same files under a `model_type` of its own, which only gpt2lab reads.
@@ -17,10 +17,8 @@ from . import folders
 def add_arguments(parser) -> None:
     """The options of the command."""
     parser.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="where the model goes")
-    parser.add_argument(
-        "--run", type=Path, metavar="RUN|CHECKPOINT", help="what to export (default: newest run in runs/)"
-    )
     parser.add_argument("--best", action="store_true", help="the lowest validation loss, not the newest step")
+    parser.add_argument("--run", type=Path, metavar="RUN|CHECKPOINT", help="default: the newest run in runs/")
 
 
 def run(args) -> int:
@@ -31,7 +29,7 @@ def run(args) -> int:
     state = checkpoint.read_state(source)
     checkpoint.export(source, args.out)
     print(f"{source} (step {state['step']}, plan {state['plan']}) is now the model in {args.out}")
-    print(f"Let it write: python -m gpt2lab generate --model {args.out}")
+    print(f"Let it write: gpt2lab generate --model {args.out}")
     return 0
 
 

@@ -6,24 +6,28 @@ from contextlib import suppress
 from dataclasses import asdict, fields
 from itertools import count
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from ..model import PRESETS
-from ..run import Options
-from ..storage import checkpoint
-from ..storage.reading import digest, look
+if TYPE_CHECKING:
+    from ..run import Options
 
 
-def newest(out: Path) -> Path:
-    """The newest run under `out` that has a checkpoint; ValueError where there is none."""
-    runs = [run for run in out.glob("*") if checkpoint.all_in(run)]
+def newest(out: Path, more: str = "") -> Path:
+    """The newest run under `out` that has a checkpoint. Where there is none, ValueError, which ends in `more`."""
+    runs = [run for run in out.glob("*") if any(run.glob("checkpoint-*"))]
+    if runs:  # only then: torch takes seconds
+        from ..storage import checkpoint
+
+        runs = [run for run in runs if checkpoint.all_in(run)]
     if not runs:
         raise ValueError(
-            f"There is no run with a checkpoint in {out}/. Say where one is, or start one: python -m gpt2lab train."
+            f"There is no run with a checkpoint in {out}/. Say where one is, or train one in about two "
+            f"minutes: gpt2lab train. {more}".rstrip()
         )
     return max(runs)
 
 
-def begun(here, options: Options, out: str) -> Path | None:
+def begun(here, options: "Options", out: str) -> Path | None:
     """The folder that this job made, with the same options, before its launcher started it again."""
     mine = here.job, json.dumps(asdict(options), indent=2) + "\n"
     said = lambda job: (job.read_text(), (job.parent / "options.json").read_text())
@@ -31,7 +35,7 @@ def begun(here, options: Options, out: str) -> Path | None:
     return max(found).parent if found and here.job else None
 
 
-def new(options: Options, out: str, job: str = "") -> Path | None:
+def new(options: "Options", out: str, job: str = "") -> Path | None:
     """A folder for this run, with its options and the launcher's name of the job in it; none for a benchmark."""
     if options.bench:
         return None
@@ -41,11 +45,15 @@ def new(options: Options, out: str, job: str = "") -> Path | None:
     return folder
 
 
-def options_of(source: Path) -> Options:
+def options_of(source: Path) -> "Options":
     """The options that the run of a checkpoint was started with.
 
     Raises ValueError, with the file's name, where they cannot be read or are not those that the checkpoint has seen.
     """
+    from ..model import PRESETS
+    from ..run import Options
+    from ..storage.reading import digest, look
+
     file, known = source.parent / "options.json", {f.name: f.type for f in fields(Options)}
     sealed = look(source, check_files=False)[0].get("options_sha256")
     try:

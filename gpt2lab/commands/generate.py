@@ -1,45 +1,50 @@
 """Let a model continue a prompt.
 
-python -m gpt2lab generate --prompt "ROMEO."                    the newest run in runs/ writes
-python -m gpt2lab generate --model my-gpt2 --temperature 0      another model, always its likeliest token
-python -m gpt2lab generate --model gpt2 --prompt "To be"        the published 124M model
+gpt2lab generate --prompt "ROMEO."                    the newest run in runs/ writes
+gpt2lab generate --model my-gpt2 --temperature 0      another model, always its likeliest token
+gpt2lab generate --model gpt2 --prompt "To be"        the published 124M model
 """
 
-import argparse
 import time
 from pathlib import Path
 
-from ..corpus.tokenizer import encoding
-from ..generate import END_OF_TEXT, generate
-from ..storage import checkpoint, huggingface
-from .numbers import positive
+from . import folders
+from .options import Setting, add_options, positive
+
+OR_PUBLISHED = "Or let the published model write, 548 MB fetched once: gpt2lab generate --model gpt2."
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of the command."""
-    parser.add_argument(
-        "--model",
+OPTIONS = {
+    "model": Setting(
+        "a run's folder, any folder with config.json and model.safetensors, or 'gpt2': the published 124M model, 548 "
+        "MB fetched once (default: the newest run in runs/)",
         metavar="FOLDER|gpt2",
-        help="a run's folder, any folder with config.json and model.safetensors, or 'gpt2': the published 124M "
-        "model, 548 MB fetched once (default: the newest run in runs/, gpt2 where there is none)",
-    )
-    parser.add_argument("--prompt", action="append", help="text to continue; may be given several times")
-    parser.add_argument(
-        "--tokens", type=positive, default=64, metavar="N", help="new tokens, at most (default 64)"
-    )
-    parser.add_argument(
-        "--temperature", type=float, default=0.8, help="0: always the likeliest (default 0.8)"
-    )
-    parser.add_argument("--top-k", type=int, metavar="K", help="choose among the K likeliest tokens")
-    parser.add_argument("--top-p", type=float, metavar="P", help="choose among the likeliest that sum to P")
-    parser.add_argument("--seed", type=int, default=0, help="another seed, another text (default 0)")
-    parser.add_argument("--slide", action="store_true", help="past the context, forget the oldest tokens")
-    parser.add_argument("--no-cache", action="store_true", help="recompute all keys and values (slow)")
+    ),
+    "prompt": Setting("text to continue; may be given several times", again=True),
+    "tokens": Setting("new tokens, at most", positive, 64, metavar="N"),
+    "temperature": Setting("0: always the likeliest", float, 0.8),
+    "top_k": Setting("choose among the K likeliest tokens", int, metavar="K"),
+    "top_p": Setting("choose among the likeliest that sum to P", float, metavar="P"),
+    "seed": Setting("another seed, another text", int, 0),
+    "slide": Setting("past the context, forget the oldest tokens", bool),
+    "no_cache": Setting("recompute all keys and values (slow)", bool),
+}
 
 
-def run(args: argparse.Namespace) -> int:
+def add_arguments(parser) -> None:
+    """The options of the command."""
+    add_options(parser, OPTIONS)
+
+
+def run(args) -> int:
     """Print each prompt with its continuation, and how fast it came."""
-    source = args.model or newest(Path("runs"))
+    source = args.model or str(folders.newest(Path("runs"), OR_PUBLISHED))
+    from ..corpus.tokenizer import (
+        encoding,  # not before it is known that there is a model: torch takes seconds
+    )
+    from ..generate import END_OF_TEXT, generate
+    from ..storage import huggingface
+
     model, words = huggingface.load(model_folder(source)), encoding()
     prompts = [words.encode(text) or [END_OF_TEXT] for text in args.prompt or [""]]
     start = time.perf_counter()
@@ -63,11 +68,8 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def newest(out: Path) -> str:
-    """The newest run under `out` that has a checkpoint; the published model where there is none."""
-    return str(max((run for run in out.glob("*") if checkpoint.all_in(run)), default="gpt2"))
-
-
 def model_folder(source: str) -> str:
     """The newest checkpoint, where `source` is a run's folder; anything else as it is."""
+    from ..storage import checkpoint
+
     return str((checkpoint.all_in(source) or [source])[-1])

@@ -14,24 +14,23 @@ from pathlib import Path
 
 from ..classroom import NOTEBOOKS, lessons_named, report, sandbox
 from ..classroom.grade import grade, submissions
-from .numbers import positive, within
+from .options import Setting, add_options, positive, within
+
+OPTIONS = {
+    "out": Setting("the table", Path, Path("grades.csv")),
+    "jobs": Setting("students at a time", positive, 2),
+    "seconds": Setting("for one exercise", within(0.1), sandbox.Limits().seconds),
+    "memory": Setting("GiB for one student", within(0.001), sandbox.Limits().gib),
+    "again": Setting("grade also what has been graded", bool),
+    "notebooks": Setting("where the lessons are", Path, NOTEBOOKS),
+}
 
 
 def add_arguments(parser) -> None:
     """The options of the command."""
-    limits = sandbox.Limits()
     parser.add_argument("lesson", help="how its name begins, such as 07")
     parser.add_argument("folder", type=Path, help="where the notebooks are")
-    parser.add_argument("--out", type=Path, default=Path("grades.csv"), help="the table (default grades.csv)")
-    parser.add_argument("--jobs", type=positive, default=2, help="students at a time (default 2)")
-    parser.add_argument(
-        "--seconds", type=within(0.1), default=limits.seconds, help="for one exercise (default 30)"
-    )
-    parser.add_argument(
-        "--memory", type=within(0.001), default=limits.gib, help="GiB for one student (default 4)"
-    )
-    parser.add_argument("--again", action="store_true", help="grade also what has been graded")
-    parser.add_argument("--notebooks", type=Path, default=NOTEBOOKS, help="where the lessons are")
+    add_options(parser, OPTIONS)
 
 
 def run(args) -> None:

@@ -14,24 +14,23 @@ def run(args) -> int:
     """Print the machine, the matmul rate for one thread and for all, and the presets."""
     for key, value in speed.machine().items():
         print(f"{key:12}{value}")
-    threads = torch.get_num_threads()
-    for n in sorted({1, threads}):
-        torch.set_num_threads(n)
-        print(
-            f"{'matmul':12}{speed.matmul_rate() / 1e9:.0f} GFLOP/s on {n} thread{'s' * (n > 1)} (float32, measured)"
-        )
-    torch.set_num_threads(threads)
+    _say_rates("float32")
     for switch in fast.switch_on():
         print(f"{switch.name}: {'on' if switch.on else 'off'} ({switch.found})")
-    for n in sorted({1, threads}):
-        torch.set_num_threads(n)
-        print(
-            f"{'matmul':12}{speed.matmul_rate() / 1e9:.0f} GFLOP/s on {n} thread{'s' * (n > 1)} (with these, measured)"
-        )
-    torch.set_num_threads(threads)
+    _say_rates("with these")
     print()
     for name, c in PRESETS.items():
         print(
             f"{name:12}{c.parameters:>13,} parameters, {c.n_layer} layers, {c.n_head} heads, width {c.n_embd}"
         )
     return 0
+
+
+def _say_rates(how: str) -> None:
+    """The rate of matrix products on one thread and on all."""
+    threads = torch.get_num_threads()
+    for n in sorted({1, threads}):
+        torch.set_num_threads(n)
+        rate = speed.matmul_rate() / 1e9
+        print(f"{'matmul':12}{rate:.0f} GFLOP/s on {n} thread{'s' * (n > 1)} ({how}, measured)")
+    torch.set_num_threads(threads)

@@ -1,35 +1,47 @@
 """What each rank of a plan holds at its fullest moment, and what it is for.
 
-    python -m gpt2lab memory --plan dp=8,zero=3 --config gpt2-xl --batch 8
-    python -m gpt2lab memory --plan dp=4,zero=1 --plan dp=4,zero=3 --config mini --length 32
-    python -m gpt2lab memory --plan pp=4,schedule=pipedream --config mini     without a flush: several versions
-    python -m gpt2lab memory --plan dp=8,ep=8 --config gpt2 --experts 8       with experts, evenly loaded
+    gpt2lab memory --plan dp=8,zero=3 --config gpt2-xl --batch 8
+    gpt2lab memory --plan dp=4,zero=1 --plan dp=4,zero=3 --config mini --length 32
+    gpt2lab memory --plan pp=4,schedule=pipedream --config mini     without a flush: several versions
+    gpt2lab memory --plan dp=8,ep=8 --config gpt2 --experts 8       with experts, evenly loaded
 
-ZeRO-3 can need more than ZeRO-1: it holds the tied embedding and two blocks whole beside their gradients under way,
-which on few ranks, for a small model, is more than the shards save. The bytes are computed; 1 MiB is 2**20 bytes.
+The moment is that at which the rank holds most; `-` says that of this it holds nothing then. ZeRO-3 can need more than
+ZeRO-1: it holds the tied embedding and two blocks whole beside their gradients under way, which on few ranks, for a
+small model, is more than the shards save. The bytes are computed; 1 MiB is 2**20 bytes.
 """
 
-from ..experts.mixture import ROUTERS
+from collections.abc import Collection
+from dataclasses import fields
+
+from ..machine.words import flag
 from ..model import GPT2Config
 from ..plan import Plan
 from ..planner.memory import MOMENTS, memory
 from ..run import Options
-from .numbers import positive, within
-from .plan import add_model
-from .train import HELP
+from .options import Setting, add_field, add_options, of_model, within
 
-OF_EXPERTS = {"experts": within(0), "top_k": positive, "router": str, "capacity": within(0.0)}
+NOTHING = {  # why a part is missing at the fullest moment
+    "weights": "the stage has none",
+    "gradients": "no weight of the stage has one yet",
+    "optimizer": "it keeps nothing (sgd), or no weight has been updated yet",
+    "activations": "all have been used and freed",
+    "logits": "they are on the last stage, used and freed, or computed in chunks (buffers)",
+    "buffers": "nothing is being summed, sent or computed in chunks",
+}
+MORE = (
+    "Gradients are more than weights: the embedding is used twice, in the first layer and the head, and has a gradient "
+    "of\n  each use beside their sum; and under ZeRO a gradient is whole until it has been summed over the ranks."
+)
+OF_EXPERTS = ("experts", "top_k", "router", "capacity")
 
 
 def add_arguments(parser) -> None:
     """The options of the command."""
-    parser.add_argument("--plan", action="append", help="such as dp=2,zero=3; may be given several times")
-    parser.add_argument("--optimizer", choices=list(MOMENTS), default="adamw", help="default adamw")
-    add_model(parser)
-    for name, kind in OF_EXPERTS.items():
-        text = HELP[name].format(routers=", ".join(ROUTERS))
-        flag = f"--{name.replace('_', '-')}"
-        parser.add_argument(flag, type=kind, help=f"{text} (default {getattr(Options, name)})")
+    plan = Setting("such as dp=2,zero=3; may be given several times", again=True)
+    optimizer = Setting("which optimizer", default="adamw", choices=list(MOMENTS))
+    add_options(parser, {"plan": plan, "optimizer": optimizer} | of_model())
+    for f in (f for f in fields(Options) if f.name in OF_EXPERTS):
+        add_field(parser, f, None if f.type is str else within(f.type(f.metadata["least"])))
 
 
 def config_of(args) -> GPT2Config:
@@ -38,7 +50,7 @@ def config_of(args) -> GPT2Config:
     options = Options(config=args.config, **given)
     for name in given.keys() & options.without_effect().keys():
         why = options.without_effect()[name]
-        raise ValueError(f"--{name.replace('_', '-')} changes nothing: {why}. Leave it out.")
+        raise ValueError(f"{flag(name)} changes nothing: {why}. Leave it out.")
     return options.the_config()
 
 
@@ -53,8 +65,39 @@ def run(args) -> int:
         print(
             f"{plan} on {plan.world} rank{'s' * (plan.world > 1)}, {args.config}, {args.rows} rows, MiB (computed)"
         )
-        print("  stage" + "".join(f"{name:>13}" for name in held[0].parts) + f"{'together':>13}")
+        print(_heading(held[0].parts))
         for one in held:
-            sizes = [*one.parts.values(), one.total]
-            print(f"  {one.stage:5}" + "".join(f"{size / 2**20:13,.1f}" for size in sizes))
+            print(_row(one.stage, one.parts, moment(one.parts)))
+        print(*_explained([one.parts for one in held]), sep="\n")
     return 0
+
+
+def _heading(parts: Collection[str]) -> str:
+    """The names of the columns."""
+    return "  stage" + "".join(f"{name:>13}" for name in (*parts, "together")) + "   fullest moment"
+
+
+def _row(stage: int, parts: dict[str, int], when: str) -> str:
+    """What the fullest rank of a stage holds at its fullest moment, in MiB by part."""
+    return f"  {stage:5}{''.join(f'{_mebibytes(n):>13}' for n in (*parts.values(), sum(parts.values())))}   {when}"
+
+
+def _explained(stages: list[dict[str, int]]) -> list[str]:
+    """What the numbers of all stages leave open: why a part is missing, why gradients can be more than weights."""
+    missing = [name for name in NOTHING if any(not parts[name] for parts in stages)]
+    more = any(parts["gradients"] > parts["weights"] for parts in stages)
+    return [f"  {name} -: {NOTHING[name]}" for name in missing] + [f"  {MORE}"] * more
+
+
+def moment(parts: dict[str, int]) -> str:
+    """Which moment of a step it is, told from what is held."""
+    if parts["logits"]:
+        return "the loss, no gradient yet" if not parts["gradients"] else "the loss of a later micro-batch"
+    if not parts["gradients"]:
+        return "the backward begins"
+    over = parts["activations"] < parts["weights"] / 10
+    return "the backward ends" if over else "forward and backward in turns"
+
+
+def _mebibytes(size: int) -> str:
+    return f"{size / 2**20:,.1f}" if size >= 2**20 / 20 else f"{size / 2**20:.1g}" if size else "-"

@@ -1,8 +1,8 @@
 """Which plan to train with: all that fit are predicted, and the best one is named, with its reasons.
 
-    python -m gpt2lab plan --config gpt2-xl --ranks 8 --memory 4GiB
-    python -m gpt2lab plan --config gpt2-xl --cluster h100x64 --rows 512 --explain
-    python -m gpt2lab plan --config mini --ranks 4 --run          train a few steps with it here
+    gpt2lab plan --config gpt2-xl --ranks 8 --memory 4GiB
+    gpt2lab plan --config gpt2-xl --cluster h100x64 --rows 512 --explain
+    gpt2lab plan --config mini --ranks 4 --run          train a few steps with it here
 
 Times are predictions: of this machine after `gpt2lab calibrate`, else of a cluster by its data sheets.
 """
@@ -16,7 +16,7 @@ from pathlib import Path
 from ..model import PRESETS
 from ..planner.choose import LEAST, PRUNED, Goal, in_bytes, in_seconds, parallelize
 from ..planner.problem import CLUSTERS, find_cluster
-from .numbers import positive, within
+from .options import Setting, add_options, of_model, within
 
 SIZES = {f"{p}{i}b": (1024 if i else 1000) ** n for n, p in enumerate("kmgt", 1) for i in ("", "i")}
 UNITS = {"": 1, "b": 1} | SIZES
@@ -31,34 +31,22 @@ def size_in_bytes(text: str) -> float:
         raise argparse.ArgumentTypeError(f"{text!r} is no size. Use for example 4GiB or 800MB") from None
 
 
-def add_model(parser) -> None:
-    """The options that say what is trained."""
-    parser.add_argument("--config", choices=list(PRESETS), default="gpt2", help="the model (default gpt2)")
-    parser.add_argument(
-        "--rows", "--batch", type=within(1, 100_000), default=8, help="sequences of a step (default 8)"
-    )
-    parser.add_argument(
-        "--length", type=positive, help="tokens of a sequence (default: the model's positions)"
-    )
-    parser.add_argument(
-        "--itemsize", type=int, choices=(2, 4, 8), default=4, help="bytes of a number (default 4)"
-    )
+OPTIONS = {
+    "ranks": Setting("most ranks (default: 4 here, else the cluster's devices)", within(1, 65_536)),
+    "cluster": Setting(f"here, {', '.join(CLUSTERS)}", default="here"),
+    "memory": Setting("bytes that a rank may hold, such as 4GiB", size_in_bytes),
+    "seconds": Setting("longest time of a step", float, float("inf")),
+    "least": Setting("what shall be least", default="time", choices=LEAST),
+    "explain": Setting("what was left out, and why", bool),
+    "json": Setting("print the answer as JSON", bool),
+    "figure": Setting("write the plans' time and memory as a picture to this file"),
+    "run": Setting("train three steps with it here, and compare", bool),
+}
 
 
 def add_arguments(parser) -> None:
     """The options of the command."""
-    add_model(parser)
-    parser.add_argument(
-        "--ranks", type=within(1, 65_536), help="most ranks (default: 4 here, else the cluster's devices)"
-    )
-    parser.add_argument("--cluster", default="here", help=f"here (default), {', '.join(CLUSTERS)}")
-    parser.add_argument("--memory", type=size_in_bytes, help="bytes that a rank may hold, such as 4GiB")
-    parser.add_argument("--seconds", type=float, default=float("inf"), help="longest time of a step")
-    parser.add_argument("--least", choices=LEAST, default="time", help="what shall be least (default time)")
-    parser.add_argument("--explain", action="store_true", help="what was left out, and why")
-    parser.add_argument("--json", action="store_true", help="print the answer as JSON")
-    parser.add_argument("--figure", help="write the plans' time and memory as a picture to this file")
-    parser.add_argument("--run", action="store_true", help="train three steps with it here, and compare")
+    add_options(parser, of_model() | OPTIONS)
 
 
 def run(args) -> int:

@@ -2,14 +2,14 @@
 
 Plans without a flush are listed and verified too; they are equal to a serial emulator of their staleness.
 
-python -m gpt2lab plans                    the table
-python -m gpt2lab plans --list             the plans themselves
-python -m gpt2lab plans --verify           compare each with the serial run, on up to 8 ranks; --ranks 16 for all
+gpt2lab plans                    the table
+gpt2lab plans --list             the plans themselves
+gpt2lab plans --verify           compare each with the serial run, on up to 8 ranks; --ranks 16 for all
 """
 
 from ..compositions import TESTED, WITHOUT_FLUSH, plans_by_pair
 from ..plan import Plan
-from .numbers import positive
+from .options import positive
 
 ORDER = "pipeline data context tensor expert sequence ZeRO-1 ZeRO-2 ZeRO-3 recompute".split()  # noqa: SIM905
 

@@ -1,43 +1,20 @@
-"""`python -m gpt2lab schedule 1f1b --stages 4 --micro 8`: draw a schedule in the terminal."""
+"""Draw a pipeline schedule in the terminal, check it and say what it costs.
+
+gpt2lab schedule                              the names of all schedules
+gpt2lab schedule 1f1b --stages 4 --micro 8    one of them
+"""
 
 import argparse
 from fractions import Fraction
 from pathlib import Path
 
+from ..machine.words import flag
 from ..schedules import registry, text
 from ..schedules.play import check, simulate
 from ..schedules.timeline import Cost
-from .numbers import positive, within
+from .options import Setting, add_options, positive, within
 
 MOST = 30_000  # operations that are laid out, checked and simulated: some seconds
-DEFAULTS = {"stages": 4, "micro": 8, "width": 160, "blocking": False, "recompute": False}
-DEFAULTS |= dict.fromkeys(("forward", "input_grad", "weight_grad"), Fraction(1)) | {"hop": Fraction(0)}
-
-
-def add_arguments(parser) -> None:
-    """Add what the schedule command understands to an argparse parser."""
-    parser.add_argument("name", help=f"one of {', '.join(registry.NAMES)}, or the path of a .csv file")
-    parser.add_argument("--stages", type=positive, default=4, help="ranks of the pipeline, p (default 4)")
-    parser.add_argument("--micro", type=positive, default=8, help="micro-batches, m (default 8)")
-    parser.add_argument("--chunks", type=positive, help="model chunks a rank, v (interleaved, breadth_first)")
-    parser.add_argument("--slices", type=positive, help="token slices of a micro-batch (terapipe)")
-    for option, meaning in (
-        ("forward", "time of a rank's forward"),
-        ("input-grad", "time of its input gradient"),
-        ("weight-grad", "time of its weight gradient"),
-        ("hop", "latency between two ranks"),
-    ):
-        default = Fraction(option != "hop")
-        parser.add_argument(f"--{option}", type=_time, default=default, help=f"{meaning} ({default})")
-    parser.add_argument("--blocking", action="store_true", help="senders wait for the hop too")
-    parser.add_argument("--recompute", action="store_true", help="a backward runs the forward again first")
-    parser.add_argument(
-        "--buffers", type=within(0), help="check for deadlock with so many unread messages a link"
-    )
-    parser.add_argument(
-        "--width", type=within(20), default=160, help="longest line, in characters (default 160)"
-    )
-    parser.add_argument("--csv", action="store_true", help="print it in PyTorch's notation instead")
 
 
 def _time(text: str) -> Fraction:
@@ -53,8 +30,37 @@ def _time(text: str) -> Fraction:
     return time
 
 
+ONE = Fraction(1)
+OPTIONS = {
+    "stages": Setting("ranks of the pipeline, p", positive, 4),
+    "micro": Setting("micro-batches, m", positive, 8),
+    "chunks": Setting("model chunks a rank, v (interleaved, breadth_first)", positive),
+    "slices": Setting("token slices of a micro-batch (terapipe)", positive),
+    "forward": Setting("time of a rank's forward", _time, ONE),
+    "input_grad": Setting("time of its input gradient", _time, ONE),
+    "weight_grad": Setting("time of its weight gradient", _time, ONE),
+    "hop": Setting("latency between two ranks", _time, Fraction(0)),
+    "blocking": Setting("senders wait for the hop too", bool, False),
+    "recompute": Setting("a backward runs the forward again first", bool, False),
+    "buffers": Setting("check for deadlock with so many unread messages a link", within(0)),
+    "width": Setting("longest line, in characters", within(20), 160),
+    "csv": Setting("print it in PyTorch's notation instead", bool, False),
+}
+
+
+def add_arguments(parser) -> None:
+    """The options of the command."""
+    parser.add_argument(
+        "name", nargs="?", help="its name, or the path of a .csv file (default: list all names)"
+    )
+    add_options(parser, OPTIONS)
+
+
 def run(args) -> int:
-    """Print the schedule that the arguments describe; 0 when it is right."""
+    """Print the schedule that the arguments describe; 0 when it is right. Without a name: all names."""
+    if args.name is None:
+        print(all_names())
+        return 0
     _refuse_without_effect(args)
     if not args.forward + args.input_grad + args.weight_grad:
         raise ValueError(
@@ -85,6 +91,15 @@ def run(args) -> int:
     return 0
 
 
+def all_names() -> str:
+    """All schedules with their papers, those without a flush apart."""
+    line = lambda one: f"  {one.name:20}{one.source}"
+    flushed, free = (map(line, group) for group in (registry.GENERATORS, registry.FREE))
+    head = "Without a flush between steps, so that weights are of several versions:"
+    ask = "Draw one: gpt2lab schedule 1f1b --stages 4 --micro 8"
+    return "\n".join(["Schedules:", *flushed, head, *free, ask])
+
+
 def _refuse_without_effect(args) -> None:
     """Raise ValueError for options that would change nothing beside the others."""
     why = {} if args.hop else {"blocking": "without --hop no message takes time"}
@@ -93,10 +108,9 @@ def _refuse_without_effect(args) -> None:
         why |= dict.fromkeys(shown, "--csv prints the order alone")
     if args.name.endswith(".csv"):
         why |= dict.fromkeys(("stages", "micro", "chunks"), "the file says it")
-    given = [name for name in why if getattr(args, name) != DEFAULTS.get(name)]
+    given = [name for name in why if getattr(args, name) != OPTIONS[name].default]
     if given:
-        flag = f"--{given[0].replace('_', '-')}"
-        raise ValueError(f"{flag} would change nothing: {why[given[0]]}. Leave it out.")
+        raise ValueError(f"{flag(given[0])} would change nothing: {why[given[0]]}. Leave it out.")
 
 
 def _load(args):

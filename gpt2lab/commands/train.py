@@ -1,10 +1,10 @@
 """Train GPT-2. Without options: the smallest one (nano), serially, on ten plays of Shakespeare, in a minute or two.
 
-    python -m gpt2lab train
-    python -m gpt2lab train --steps 500 --plan dp=2
-    python -m gpt2lab train --data my.bin --config mini      (my.bin from: python -m gpt2lab data --text my.txt)
-    python -m gpt2lab train --resume                         continue the newest run
-    python -m gpt2lab train --resume runs/<time>/checkpoint-0000100        or with one checkpoint
+    gpt2lab train
+    gpt2lab train --steps 500 --plan dp=2
+    gpt2lab train --data my.bin --config mini      (my.bin from: gpt2lab data --text my.txt)
+    gpt2lab train --resume                         continue the newest run
+    gpt2lab train --resume runs/<time>/checkpoint-0000100        or with one checkpoint
 
 A run writes its log, loss curve and checkpoints under runs/<time>/. Ctrl-C or SIGTERM ends it, with a checkpoint.
 Under torchrun --max-restarts 3 it continues from its newest checkpoint by itself when a rank has died.
@@ -19,86 +19,25 @@ from pathlib import Path
 
 from tqdm import tqdm
 
+from ..machine.words import flag
 from ..processes import launchers
 from ..processes.failure import RankFailed
 from ..ranks import comm
 from ..ranks.mesh import Axis
-from ..run import DTYPES, STOP, Options, read_log, start
+from ..run import STOP, Options, read_log, start
 from ..storage import checkpoint
 from . import folders
 from .lines import on_machines, plain_command
+from .options import add_field
 from .report import finish, say_sometimes, short
 
 FAILED = "failed"  # file in a run's folder that says why it cannot continue, read when a launcher restarts it
-HELP = {
-    "config": "which model: {presets}",
-    "experts": "experts in every layer in place of its MLP; 0: none",
-    "top_k": "experts that a token asks for (switch: 1, gshard: 2)",
-    "router": "who chooses: {routers}",
-    "capacity": "room of an expert, in even shares of a row's tokens; 0: no token is dropped",
-    "plan": "how training is split over ranks, such as dp=2 or pp=2,tp=2",
-    "steps": "how many updates",
-    "batch": "rows of the global batch",
-    "sequence": "tokens of a row",
-    "accumulate": "micro-batches whose gradients add up to one update",
-    "lr": "highest learning rate",
-    "warmup": "steps in which the learning rate rises",
-    "cosine": "let the learning rate fall to a tenth along a cosine",
-    "clip": "largest norm of the gradient; 0 does not clip",
-    "weight_decay": "weight decay of the matrices",
-    "recipe": "lab: the options given here; llmc: AdamW as in llm.c's CPU trainer, with B=4, T=64",
-    "dtype": f"numbers: {', '.join(DTYPES)}",
-    "device": "cpu, cuda, or auto: GPUs where every rank can have one",
-    "seed": "of weights, batches and dropout",
-    "data": "shakespeare, or a shard made by the data command",
-    "evaluate": "validate every so many steps",
-    "save": "write a checkpoint every so many steps",
-    "keep": "how many checkpoints stay, besides the best by validation",
-    "background": "write checkpoints while training continues",
-    "sample": "tokens to write at the end",
-    "chunked": "compute the loss in chunks, so that the whole logits are never held",
-    "autocast": "matrix products in bfloat16 (faster where the processor has it; see info)",
-    "compile": "torch.compile every block (half a minute at the start)",
-    "fast": "use what makes this machine faster, where its check passes (see info)",
-    "bench": "measure only: no validation, no sample, no checkpoint",
-    "timeout": "seconds that a rank may keep the others waiting, as on a slow disk",
-}
-CHOICES = {
-    "config": None,
-    "recipe": ("lab", "llmc"),
-    "dtype": tuple(DTYPES),
-    "device": ("auto", "cpu", "cuda"),
-}
 
 
 def add_arguments(parser) -> None:
     """One flag for every field of Options, and what to do with them."""
-    import argparse
-
-    from ..experts.mixture import ROUTERS
-    from ..model import PRESETS
-
     for f in fields(Options):
-        flag, text = (
-            f"--{f.name.replace('_', '-')}",
-            HELP[f.name].format(presets=", ".join(PRESETS), routers=", ".join(ROUTERS)),
-        )
-        if f.type is bool:
-            parser.add_argument(
-                flag,
-                action=argparse.BooleanOptionalAction,
-                help=f"{text} (default {f.default})",
-                default=None,
-            )
-        else:
-            choices = tuple(PRESETS) if f.name == "config" else CHOICES.get(f.name)
-            parser.add_argument(
-                flag,
-                type=f.type,
-                choices=choices,
-                metavar=f.name.upper(),
-                help=f"{text} (default {f.default})",
-            )
+        add_field(parser, f)
     parser.add_argument("--out", help="where runs are written (default runs)")
     parser.add_argument(
         "--resume",
@@ -204,7 +143,7 @@ def _source(args) -> Path | None:
     place = Path(args.resume) if args.resume != "newest" else folders.newest(Path(args.out))
     found = [place] if checkpoint.is_one(place) else checkpoint.all_in(place)
     if not found:
-        raise ValueError(f"{place} has no checkpoint to resume. Start again: python -m gpt2lab train.")
+        raise ValueError(f"{place} has no checkpoint to resume. Start again: gpt2lab train.")
     if (found[-1].parent / "log.jsonl").exists():
         read_log(found[-1].parent)  # a damaged one is told now, not when the curve is drawn
     return found[-1]
@@ -219,8 +158,7 @@ def _options(args, source: Path | None) -> Options:
     options = Options(**asdict(base) | given)
     for name, why in options.without_effect().items():
         if name in given:
-            flag = f"--{name.replace('_', '-')}"
-            raise ValueError(f"{flag} would change nothing: {why}. Leave one of them out.")
+            raise ValueError(f"{flag(name)} would change nothing: {why}. Leave one of them out.")
     return options
 
 
@@ -273,7 +211,7 @@ def _way_back(folder: Path | None):
         yield
     except RankFailed as error:
         if folder and checkpoint.all_in(folder):
-            error.add_note(f"Resume the newest checkpoint: python -m gpt2lab train --resume {folder}")
+            error.add_note(f"Resume the newest checkpoint: gpt2lab train --resume {folder}")
         raise
 
 

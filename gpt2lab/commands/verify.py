@@ -4,10 +4,10 @@ Loss, every gradient, the gradient norm, and the weights after 5 SGD and 5 AdamW
 The table says for each how large the largest relative error is, and in which tensor on which rank.
 The exit status is 1 when anything differs.
 
-    python -m gpt2lab verify --plan dp=2
-    python -m gpt2lab verify --plan pp=2,tp=2,micro=3 --layers 6
-    python -m gpt2lab verify --plan dp=4,ep=4                    with experts, spread over the replicas
-    python -m gpt2lab verify --plan pp=4,schedule=pipedream      without a flush: against an emulator of its staleness
+    gpt2lab verify --plan dp=2
+    gpt2lab verify --plan pp=2,tp=2,micro=3 --layers 6
+    gpt2lab verify --plan dp=4,ep=4                    with experts, spread over the replicas
+    gpt2lab verify --plan pp=4,schedule=pipedream      without a flush: against an emulator of its staleness
 """
 
 from dataclasses import replace
@@ -15,25 +15,23 @@ from dataclasses import replace
 from ..plan import Plan
 from ..reference import CONFIG, EXPERTS
 from ..verify import verify
-from .numbers import within
+from .options import Setting, add_options, within
+
+OPTIONS = {
+    "plan": Setting("such as dp=2,tp=2; may be given several times", again=True),
+    "rows": Setting("rows of the batch", int, 7),
+    "length": Setting("tokens of a sequence", int, 11),
+    "layers": Setting("layers", int, CONFIG.n_layer),
+    "heads": Setting("heads", int, CONFIG.n_head),
+    "dropout": Setting("dropout probability", float, 0.0),
+    "experts": Setting("of every second layer; 0: dense (default: 8 where the plan says ep, else 0)", int),
+    "window": Setting("sliding window of the attention; without it none", within(0)),
+}
 
 
 def add_arguments(parser) -> None:
     """The options of the command."""
-    parser.add_argument("--plan", action="append", help="such as dp=2,tp=2; may be given several times")
-    parser.add_argument("--rows", type=int, default=7, help="rows of the batch (default 7)")
-    parser.add_argument("--length", type=int, default=11, help="tokens of a sequence (default 11)")
-    parser.add_argument(
-        "--layers", type=int, default=CONFIG.n_layer, help=f"layers (default {CONFIG.n_layer})"
-    )
-    parser.add_argument("--heads", type=int, default=CONFIG.n_head, help=f"heads (default {CONFIG.n_head})")
-    parser.add_argument("--dropout", type=float, default=0.0, help="dropout probability (default 0)")
-    parser.add_argument(
-        "--experts",
-        type=int,
-        help="experts of every second layer; 0: dense (default: 8 where the plan says ep, else 0)",
-    )
-    parser.add_argument("--window", type=within(0), help="sliding window of the attention (default: none)")
+    add_options(parser, OPTIONS)
 
 
 def run(args) -> int:

@@ -42,7 +42,7 @@ class Shard:
         if len(self) and (most := int(self.tokens.max())) >= size:
             raise ValueError(
                 f"{self.path} has the token {most}, and the vocabulary is 0 to {size - 1}. Make it with this "
-                "tokenizer: python -m gpt2lab data --text FILE."
+                "tokenizer: gpt2lab data --text FILE."
             )
 
     def __reduce__(self):
@@ -73,7 +73,7 @@ def _count(path: Path) -> int:
     return count
 
 
-_MAKE = "Make it again from its text: python -m gpt2lab data --text FILE."
+_MAKE = "Make it again from its text: gpt2lab data --text FILE."
 
 
 @checked()

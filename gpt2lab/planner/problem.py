@@ -10,6 +10,7 @@ from itertools import pairwise
 
 from ..machine.arguments import MORE, checked
 from ..machine.links import Link, Network
+from ..machine.words import did_you_mean
 
 STATE = 4
 """Weights, gradients and AdamW's two moments: bytes held for each byte of weights."""
@@ -176,7 +177,8 @@ CLUSTERS = {
 def find_cluster(name: str) -> Cluster:
     """The cluster of this name, or ValueError with the names that there are."""
     if name not in CLUSTERS:
-        raise ValueError(f"No cluster is called {name!r}. There are {', '.join(CLUSTERS)}.")
+        hint = did_you_mean(name, CLUSTERS, f"There are {', '.join(CLUSTERS)}.")
+        raise ValueError(f"No cluster is called {name!r}. {hint}")
     return CLUSTERS[name]
 
 

@@ -1,11 +1,11 @@
 """All schedules by name."""
 
-import difflib
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from ..machine.arguments import checked
+from ..machine.words import did_you_mean
 from . import asynchronous, chimera_dualpipe, gpipe_1f1b, interleaved, terapipe, zero_bubble
 from .schedule import Schedule
 
@@ -55,8 +55,7 @@ def find(name: str) -> Generator:
         if generator.name == wanted:
             return generator
     names = [generator.name for generator in GENERATORS + FREE]
-    near = difflib.get_close_matches(wanted, names, 1)
-    hint = f"Did you mean {near[0]}?" if near else f"There are {', '.join(names)}."
+    hint = did_you_mean(wanted, names, f"There are {', '.join(names)}.")
     raise ValueError(f"There is no pipeline schedule {name!r}. {hint}")
 
 

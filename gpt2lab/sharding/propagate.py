@@ -11,12 +11,12 @@ never changed.
 Xu et al. 2021, "GSPMD: General and Scalable Parallelization for ML Computation Graphs", section 3.5.
 """
 
-import difflib
 import fnmatch
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ..machine.arguments import checked
+from ..machine.words import did_you_mean
 from .graph import Graph, Node
 from .layout import Layout, Mesh, check, fits
 from .operators import POINTWISE
@@ -111,8 +111,7 @@ def _place_marks(graph: Graph, marks: dict[str, Mark], mesh: Mesh, state, fixed)
     for pattern, mark in marks.items():
         found = fnmatch.filter(known, pattern)
         if not found:
-            near = difflib.get_close_matches(pattern, known, 1)
-            hint = f"Did you mean {near[0]!r}?" if near else f"Inputs are {', '.join(graph.inputs[:4])} ..."
+            hint = did_you_mean(pattern, known, f"Inputs are {', '.join(graph.inputs[:4])} ...", "{!r}")
             raise ValueError(f"a mark names {pattern!r}, but the program has no such value. {hint}")
         for name in dict.fromkeys(known[one] for one in found):
             node, layout = graph.nodes[name], read_layout(graph, name, mark.layout, mesh)

@@ -90,7 +90,7 @@ def look(folder: Path, rank: int = 0, world: int = 1, check_files: bool = True) 
         return {}, f"{folder} {why}"
     if (folder / BEFORE).exists():
         why = "was written by the version before, whose files are no longer read. Convert its run:"
-        return {}, f"{folder} {why} python -m gpt2lab convert {folder.parent} NEW"
+        return {}, f"{folder} {why} gpt2lab convert {folder.parent} NEW"
     try:
         state = parse((folder / STATE).read_bytes())
     except ValueError as error:

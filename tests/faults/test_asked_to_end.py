@@ -108,7 +108,7 @@ def test_a_run_that_is_asked_to_end_saves_its_newest_step(names, to, when, start
         assert newest == 0
     else:
         assert int(re.search(r"saved step (\d+)", text)[1]) == newest == len(read_log(run))
-        assert f"Continue with: python -m gpt2lab train --resume {Path('out', run.name)}" in text
+        assert f"Continue with: gpt2lab train --resume {Path('out', run.name)}" in text
 
 
 def test_an_emptied_folder_of_temporary_files_costs_a_run_nothing(tmp_path):

@@ -5,12 +5,14 @@ import tempfile
 from pathlib import Path
 
 import pytest
+import test_bench_race as races
 import test_command_words as words
 import test_plot_numbers as numbers
 from planting import is_killed
 
 from gpt2lab import cli
-from gpt2lab.commands import data, export, folders, generate, lines, plans, report, schedule, train
+from gpt2lab.benchmarks import race
+from gpt2lab.commands import data, export, folders, generate, lines, memory, plans, report, schedule, train
 from gpt2lab.plots import benchmarks, collectives, steps, timeline, zero
 from gpt2lab.plots import schedule as drawn
 
@@ -155,6 +157,11 @@ CHOSEN = words.test_a_run_s_newest_and_best_checkpoint_are_chosen
 GOES = words.test_a_run_says_how_it_goes
 LAUNCHERS = words.test_the_lines_of_other_launchers_start_as_many_ranks_as_the_plan_has
 RESUMED = words.test_options_of_a_resumed_run_are_its_own_below_those_that_are_given
+CURVE = words.test_the_curve_in_the_terminal_has_each_loss_in_its_place
+HELD = words.test_memory_says_which_moment_it_shows_and_why_parts_are_missing
+TURNS = races.test_contestants_take_turns_and_only_their_own_time_counts
+OWN_SECONDS = races.test_who_times_itself_is_believed_and_of_several_seconds_the_median_counts
+PAIRWISE = races.test_ratios_are_those_of_turns_that_follow_one_another
 TABLE = words.test_the_table_of_plans_counts_those_that_use_both
 COMMANDS = {
     "an error ends with 0": (
@@ -222,6 +229,35 @@ COMMANDS = {
         "vals[0]",
         words.test_the_last_validation_is_the_one_that_is_told,
     ),
+    "each loss one column further": (
+        report.curve,
+        "x, y = round(step * across)",
+        "x, y = round(step * across) + 1",
+        CURVE,
+    ),
+    "the curve upside down": (report.curve, "(high - loss) * down", "(loss - low) * down", CURVE),
+    "a loss that is not finite is drawn": (report.curve, "if math.isfinite(loss)", "", CURVE),
+    "the end of the backward is its beginning": (
+        memory.moment,
+        'if not parts["gradients"]:\n',
+        'if parts["gradients"]:\n',
+        HELD,
+    ),
+    "why gradients exceed weights is never told": (
+        memory._explained,
+        'parts["gradients"] > parts["weights"]',
+        'parts["gradients"] > sum(parts.values())',
+        HELD,
+    ),
+    "turns that warm up count": (race.turns, "if turn >= warm_up:", "if True:", TURNS),
+    "the first of several seconds counts": (
+        race.turns,
+        "statistics.median(returned",
+        "min(returned",
+        OWN_SECONDS,
+    ),
+    "the rival over the contestant": (race.Outcome.ratio, "mine / theirs", "theirs / mine", PAIRWISE),
+    "rivals are compared with themselves": (race.Heat.rows, "if name not in rivals else ()", "", PAIRWISE),
     "ranks of one machine on each of two": (lines.on_machines, "(2, world // 2)", "(2, world)", LAUNCHERS),
     "an odd world on two machines": (lines.on_machines, "if world % 2 == 0 else (world, 1)", "", LAUNCHERS),
     "the recipe's batch wins over the user's": (

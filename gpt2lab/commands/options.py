@@ -1,0 +1,84 @@
+"""What an option is, said once: the commands' and benchmarks' tables of options, from which parsers are made."""
+
+import argparse
+import contextlib
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import Field, dataclass
+
+from ..machine.words import flag
+
+
+def within(least: float, most: int = 10**9):
+    """The type of an option for argparse: a number from `least` to `most`, a whole one where `least` is whole.
+
+    What is out of range, or no number, gets one sentence with the range.
+    """
+    kind = type(least)
+
+    def parsed(text: str):
+        with contextlib.suppress(ValueError):
+            if least <= (value := kind(text)) <= most:
+                return value
+        what = "a whole number" if kind is int else "a number"
+        raise argparse.ArgumentTypeError(f"{text!r} does not fit. Use {what} from {least:,} to {most:,}")
+
+    return parsed
+
+
+positive = within(1)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """An option: its help, the type of its value (`bool`: a flag), its default, and the names that it takes.
+
+    `many` is argparse's nargs; `again`: it may be given several times. `also` are other names by which it is known.
+    """
+
+    help: str
+    kind: Callable = str
+    default: object = None
+    choices: Collection | None = None
+    many: str | int | None = None
+    again: bool = False
+    also: tuple[str, ...] = ()
+    metavar: str | None = None
+
+    def add(self, parser, name: str) -> None:
+        """Add it to a parser under this name; its default is told behind its help."""
+        flags = [flag(word) for word in (name, *self.also)]
+        if self.kind is bool:
+            parser.add_argument(*flags, dest=name, action="store_true", help=self.help)
+            return
+        shown = " ".join(map(str, self.default)) if isinstance(self.default, list | tuple) else self.default
+        about = self.help + ("" if self.default is None else f" (default {shown})")
+        how = {"type": self.kind, "default": self.default, "choices": self.choices, "metavar": self.metavar}
+        how |= {"nargs": self.many} if self.many else {}
+        parser.add_argument(*flags, dest=name, action="append" if self.again else None, help=about, **how)
+
+
+def add_options(parser, options: Mapping[str, Setting]) -> None:
+    """Add a table of options to a parser."""
+    for name, option in options.items():
+        option.add(parser, name)
+
+
+def add_field(parser, f: Field, kind=None) -> None:
+    """The flag of a field of `run.Options`; what is not typed is None. `kind` takes the place of the field's type."""
+    about, choices = f"{f.metadata['about']} (default {f.default})", f.metadata["choices"]
+    how = {"type": kind or f.type, "choices": choices, "metavar": None if choices else f.name.upper()}
+    if f.type is bool:
+        how = {"action": argparse.BooleanOptionalAction, "default": None}
+    parser.add_argument(flag(f.name), help=about, **how)
+
+
+def of_model() -> dict[str, Setting]:
+    """The options of a model and its batch, for commands that predict."""
+    from ..model import PRESETS
+
+    return {
+        "config": Setting("the model", default="gpt2", choices=list(PRESETS)),
+        "rows": Setting("sequences of a step", within(1, 100_000), 8, also=("batch",)),
+        "length": Setting("tokens of a sequence; without it the model's positions", positive),
+        "itemsize": Setting("bytes of a number", int, 4, (2, 4, 8)),
+    }
