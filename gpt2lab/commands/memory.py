@@ -1,4 +1,4 @@
-"""What each rank of a plan holds at its fullest moment, and what it is for.
+"""What each rank of a plan holds at its fullest moment, and what it is for: its step is run without numbers.
 
     gpt2lab memory --plan dp=8,zero=3 --config gpt2-xl --batch 8
     gpt2lab memory --plan dp=4,zero=1 --plan dp=4,zero=3 --config mini --length 32
@@ -7,16 +7,18 @@
 
 The moment is that at which the rank holds most; `-` says that of this it holds nothing then. ZeRO-3 can need more than
 ZeRO-1: it holds the tied embedding and two blocks whole beside their gradients under way, which on few ranks, for a
-small model, is more than the shards save. The bytes are computed; 1 MiB is 2**20 bytes.
+small model, is more than the shards save. The bytes are those of a dry run: the plan's own step, of one rank, on
+tensors without numbers. 1 MiB is 2**20 bytes.
 """
 
 from collections.abc import Collection
 from dataclasses import fields
+from itertools import chain
 
 from ..machine.words import flag
 from ..model import GPT2Config
 from ..plan import Plan
-from ..planner.memory import MOMENTS, memory
+from ..planner.memory import MOMENTS
 from ..run import Options
 from .options import Setting, add_field, add_options, of_model, within
 
@@ -55,20 +57,24 @@ def config_of(args) -> GPT2Config:
 
 
 def run(args) -> int:
-    """Print one table a plan: a line for each stage of its pipeline."""
+    """Print one table a plan: a line for the fullest rank of each stage of its pipeline, as soon as it is known."""
+    from ..planner.dry import fullest_ranks
+
     config = config_of(args)
+    length = args.length or config.n_positions
     for text in args.plan or ["serial"]:
         plan = Plan.parse(text)
-        held = memory(
-            plan, config, args.rows, args.length or config.n_positions, args.itemsize, args.optimizer
-        )
+        found = fullest_ranks(plan, config, args.rows, length, args.itemsize, args.optimizer)
+        first = next(found)
         print(
-            f"{plan} on {plan.world} rank{'s' * (plan.world > 1)}, {args.config}, {args.rows} rows, MiB (computed)"
+            f"{plan} on {plan.world} rank{'s' * (plan.world > 1)}, {args.config}, {args.rows} rows, MiB (dry run)"
         )
-        print(_heading(held[0].parts))
-        for one in held:
-            print(_row(one.stage, one.parts, moment(one.parts)))
-        print(*_explained([one.parts for one in held]), sep="\n")
+        print(_heading(first.parts))
+        stages = []
+        for one in chain([first], found):
+            print(_row(one.place["pp"], one.parts, one.moment), flush=True)
+            stages.append(one.parts)
+        print(*_explained(stages), sep="\n")
     return 0
 
 
@@ -87,16 +93,6 @@ def _explained(stages: list[dict[str, int]]) -> list[str]:
     missing = [name for name in NOTHING if any(not parts[name] for parts in stages)]
     more = any(parts["gradients"] > parts["weights"] for parts in stages)
     return [f"  {name} -: {NOTHING[name]}" for name in missing] + [f"  {MORE}"] * more
-
-
-def moment(parts: dict[str, int]) -> str:
-    """Which moment of a step it is, told from what is held."""
-    if parts["logits"]:
-        return "the loss, no gradient yet" if not parts["gradients"] else "the loss of a later micro-batch"
-    if not parts["gradients"]:
-        return "the backward begins"
-    over = parts["activations"] < parts["weights"] / 10
-    return "the backward ends" if over else "forward and backward in turns"
 
 
 def _mebibytes(size: int) -> str:

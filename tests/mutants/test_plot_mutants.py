@@ -237,10 +237,10 @@ COMMANDS = {
     ),
     "the curve upside down": (report.curve, "(high - loss) * down", "(loss - low) * down", CURVE),
     "a loss that is not finite is drawn": (report.curve, "if math.isfinite(loss)", "", CURVE),
-    "the end of the backward is its beginning": (
-        memory.moment,
-        'if not parts["gradients"]:\n',
-        'if parts["gradients"]:\n',
+    "a row tells the moment of the first stage": (
+        memory.run,
+        "one.moment), flush",
+        "first.moment), flush",
         HELD,
     ),
     "why gradients exceed weights is never told": (
