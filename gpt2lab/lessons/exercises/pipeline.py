@@ -1,5 +1,8 @@
 """Checkers of lessons 07 and 08: bubbles, orders, memory and messages of pipelines, and a schedule of one's own."""
 
+from contextlib import nullcontext
+from numbers import Integral
+
 from ...model import GPT2, GPT2Config
 from ...parallel.accumulate import Accumulate, Alone
 from ...parallel.pipeline.engine import Pipeline
@@ -10,6 +13,8 @@ from ...schedules import Cost, Op, Schedule, ScheduleError, best_slices, make, s
 from ...schedules import check as check_schedule
 from ...schedules.terapipe import latency
 from . import close, live, returned, scored, sentences, unaided
+from .engine import Task, by_chance, called
+from .watching import louder, watched
 
 OURS = "gpt2lab.schedules", "gpt2lab.lessons.exercises.pipeline"
 """Modules that know the answers."""
@@ -17,42 +22,54 @@ OURS = "gpt2lab.schedules", "gpt2lab.lessons.exercises.pipeline"
 SIZES = ((1, 1), (2, 2), (2, 5), (4, 4), (4, 8), (3, 7), (8, 2))  # ranks, micro-batches
 
 
-def bubble(answer) -> None:
-    """Exercise: the idle share of the makespan of GPipe, from ranks and micro-batches."""
-    answer = unaided(answer, *OURS)
-    for p, m in SIZES:
-        close(answer(p, m), float(simulate(make("gpipe", p, m)).bubble), f"{p} ranks, {m} micro-batches")
+bubble = Task(
+    lambda p, m: float(simulate(make("gpipe", p, m)).bubble),
+    shown=SIZES,
+    what="{} ranks, {} micro-batches",
+    drawn=lambda chance: (chance.randint(1, 11), chance.randint(1, 13)),
+    closed=OURS,
+    count=8,
+)
+"""Exercise: the idle share of the makespan of GPipe, from ranks and micro-batches."""
 
 
-def in_flight(answer) -> None:
-    """Exercise: how many activations a rank of 1F1B holds at its peak."""
-    answer = unaided(answer, *OURS)
-    for p, m in SIZES:
-        for rank in range(p):
-            close(answer(rank, p, m), make("1f1b", p, m).peak(rank), f"rank {rank} of {p}, {m} micro-batches")
+def _rank(chance) -> tuple[int, int, int]:
+    p = chance.randint(1, 11)
+    return chance.randrange(p), p, chance.randint(1, 13)
+
+
+in_flight = Task(
+    lambda rank, p, m: make("1f1b", p, m).peak(rank),
+    shown=[(rank, p, m) for p, m in SIZES for rank in range(p)],
+    what="rank {} of {}, {} micro-batches",
+    drawn=_rank,
+    closed=OURS,
+)
+"""Exercise: how many activations a rank of 1F1B holds at its peak."""
 
 
 def order(answer) -> None:
     """Exercise: the operations of a rank in 1F1B, as pairs such as ("F", 0)."""
     for p, m in ((4, 8), *SIZES):  # the smaller ones make different orders alike
-        orders = []
-        for rank in range(p):
-            got = [tuple(op) for op in returned(unaided(answer, *OURS)(rank, p, m))]
-            assert all(len(op) == 2 and isinstance(op[1], int) for op in got), f'write ("F", 0), not {got[0]}'
-            orders.append(tuple(Op(kind, rank, micro) for kind, micro in got))
-        want = make("1f1b", p, m)
-        schedule = Schedule(tuple(orders), want.placement, m)
-        _must_be_right(schedule, f"{p} ranks, {m} micro-batches")
-        for rank in range(p):
-            held, promised = schedule.peak(rank), want.promise[rank]
-            assert held <= promised, (
-                f"{p} ranks, {m} micro-batches: rank {rank} holds {held} activations, 1F1B only {promised}"
-            )
-        close(
-            float(simulate(schedule).makespan),
-            float(simulate(want).makespan),
-            f"makespan of {p} ranks, {m} micro",
-        )
+        _order_of(answer, p, m)
+    by_chance(lambda chance: _order_of(answer, chance.randint(1, 9), chance.randint(1, 11)), 6)
+
+
+def _order_of(answer, p: int, m: int) -> None:
+    what, orders = f"{p} ranks, {m} micro-batches", []
+    for rank in range(p):
+        got = [tuple(op) for op in returned(called(answer, (rank, p, m), what, OURS))]
+        strange = [op for op in got if len(op) != 2 or not isinstance(op[1], Integral)]
+        assert not strange, f'write ("F", 0), not {strange[0]}'
+        orders.append(tuple(Op(str(kind), rank, int(micro)) for kind, micro in got))
+    want = make("1f1b", p, m)
+    schedule = Schedule(tuple(orders), want.placement, m)
+    _must_be_right(schedule, what)
+    for rank in range(p):
+        held, promised = schedule.peak(rank), want.promise[rank]
+        assert held <= promised, f"{what}: rank {rank} holds {held} activations, 1F1B only {promised}"
+    times = [float(simulate(one).makespan) for one in (schedule, want)]
+    close(*times, f"makespan of {p} ranks, {m} micro")
 
 
 def by_hand(run, serial) -> None:
@@ -92,11 +109,52 @@ def by_hand(run, serial) -> None:
                 f"{what}: rank {rank} sent {calls} messages, {right} are needed. Keep every handle: "
                 "a handle that is not in s.leaving is never waited for"
             )
-    more, less = (run(2, 2, lambda *_, n=n: [*(("F", i) for i in range(n)), ("B", 0)]) for n in (2, 1))
+    more = run(2, 2, lambda *_: [("F", 0), ("F", 1), ("B", 0)])
+    with sentences("2 ranks, F and B of one micro-batch"):
+        less = run(2, 2, lambda *_: Watched([("F", 0), ("B", 0)]))
     for rank, ((_, early, *_), (_, grads, *_)) in enumerate(zip(more, less, strict=True)):
         assert all(bool((early[n] == g).all()) for n, g in grads.items()), (
             f"F of one more micro-batch changes the gradients of rank {rank}: backward belongs into B"
         )
+    _messages_matter(run, more)
+
+
+class Watched(list):
+    """The order of one rank. While it is run, what comes in `loud` entries is twice what was sent.
+
+    Raises AssertionError when in the end messages that have come are in memory still, with nothing `loud`.
+    """
+
+    def __init__(self, entries, loud=()):
+        super().__init__(entries)
+        self.loud = loud
+
+    def __reduce__(self):
+        return Watched, (self[:], self.loud)
+
+    def __iter__(self):
+        with watched() as seen:
+            for entry in super().__iter__():
+                with louder() if entry in self.loud else nullcontext():
+                    yield entry
+            assert self.loud or not seen.held.alive(), (
+                "B takes its pair out of s.kept, but what came is in memory: is there a second list that keeps it?"
+            )
+
+
+def _messages_matter(run, plain) -> None:
+    """What arrives must be what is computed with; `plain` are the results of F0, F1, B0."""
+    order = Watched([("F", 0), ("F", 1), ("B", 0)], loud=(("F", 1), ("B", 0)))
+    loud = run(2, 2, lambda *_: order)
+    for name, grad in plain[0][1].items():
+        assert name == "wte.weight" or bool((loud[0][1][name] == 2 * grad).all()), (
+            f"the gradient that rank 1 sends does not matter: with twice that, rank 0's gradient of {name} is not "
+            "twice as large. Rank 0 runs its backward from what arrives"
+        )
+    assert loud[1][0] != plain[1][0], (
+        "the activation that rank 0 sends does not matter: with twice that, the loss of rank 1 stays the same. "
+        "Each rank runs its own stage only, from what arrives"
+    )
 
 
 def run_op(kind: str, i: int, s) -> None:
@@ -121,15 +179,17 @@ def one_f_one_b(rank: int, p: int, m: int) -> list[tuple[str, int]]:
     return [(op.kind, op.micro) for op in make("1f1b", p, m).orders[rank]]
 
 
-def traffic(answer) -> None:
-    """Exercise: bytes that a pipeline sends in one step, all ranks together, float32."""
-    close(answer(1, 4, 2, 8, 16), 0, "one rank sends nothing")
-    close(answer(2, 1, 1, 1, 1), 8, "one number forward and one back between two ranks: 4 bytes each")
-    close(
-        answer(4, 8, 2, 16, 64),
-        3 * 2 * 8 * 2 * 16 * 64 * 4,
-        "4 ranks, 8 micro-batches of 2 x 16 tokens, width 64",
-    )
+traffic = Task(
+    lambda p, m, b, T, C: (p - 1) * 2 * m * b * T * C * 4,
+    shown={
+        "one rank sends nothing": (1, 4, 2, 8, 16),
+        "one number forward and one back between two ranks: 4 bytes each": (2, 1, 1, 1, 1),
+        "4 ranks, 8 micro-batches of 2 x 16 tokens, width 64": (4, 8, 2, 16, 64),
+    },
+    what="{} ranks, {} micro-batches of {} x {} tokens, width {}",
+    drawn=lambda chance: tuple(chance.randint(1, 9) for _ in range(5)),
+)
+"""Exercise: bytes that a pipeline sends in one step, all ranks together, float32."""
 
 
 def v_rank(answer) -> None:
