@@ -1,5 +1,6 @@
 """What an answer does on a rank: what it calls, sends, hears and holds, and whether gradients come through it."""
 
+import gc
 import weakref
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -142,3 +143,9 @@ def louder(factor: float = 2.0):
         patch.object(comm.Handle, "wait", awaited),
     ):
         yield
+
+
+def memories(least: int) -> set[int]:
+    """The addresses of all memory of `least` bytes or more that tensors use in this process, wherever they are kept."""
+    tensors = [thing for thing in gc.get_objects() if type(thing) in (torch.Tensor, torch.nn.Parameter)]
+    return {t.untyped_storage().data_ptr() for t in tensors if t.untyped_storage().nbytes() >= least}
