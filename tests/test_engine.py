@@ -8,9 +8,10 @@ import torch
 
 from gpt2lab.lessons import exercises
 from gpt2lab.lessons.desk import Desk
-from gpt2lab.lessons.exercises import engine, guards, pipeline, verdict, watching
+from gpt2lab.lessons.exercises import engine, guards, pipeline, pretended, verdict, watching
 from gpt2lab.lessons.exercises.differences import close, difference, equal
 from gpt2lab.lessons.exercises.engine import SEED, Task, by_chance
+from gpt2lab.lessons.exercises.pretended import together
 from gpt2lab.processes.launch import Ranks
 from gpt2lab.ranks import comm
 from gpt2lab.ranks.mesh import Mesh
@@ -268,3 +269,33 @@ def test_messages_that_nobody_read_are_found():
     one, two = watching.Seen(sent=[(1, torch.ones(1))] * 3), watching.Seen(asked=[0, 0])
     assert watching.unread([one, two]) == [(0, 1, 1)] and watching.unread([one, two, two])[0] == (0, 1, 1)
     assert not watching.unread([watching.Seen(), two])
+
+
+def test_pretended_ranks_answer_for_what_all_of_them_give():
+    total = lambda rank, exchange: (sum(exchange(rank)), exchange(10 * rank)[0])
+    assert together(total, 4) == [(6, 0)] * 4
+
+
+def one_leaves(rank, exchange):
+    return exchange(rank) if rank else None
+
+
+def one_raises(rank, exchange):
+    if rank == 2:
+        raise NotImplementedError
+    return exchange(rank)
+
+
+def test_a_pretended_rank_that_raises_or_leaves_does_not_hold_up_the_others(monkeypatch):
+    with pytest.raises(NotImplementedError):
+        together(one_raises, 3)
+    monkeypatch.setattr(pretended, "TIMEOUT", 0.2)
+    with pytest.raises(AssertionError, match="some ranks wait for others"):
+        together(one_leaves, 3)
+
+
+def test_memory_that_tensors_use_is_found_wherever_it_is_kept():
+    before, kept = watching.memories(4000), {"a": [torch.ones(1000)]}
+    assert len(watching.memories(4000) - before) == 1 and not watching.memories(4001) - before
+    kept.clear()
+    assert not watching.memories(4000) - before

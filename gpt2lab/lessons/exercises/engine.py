@@ -28,7 +28,7 @@ def seed() -> int:
     return 0 if fixed else random.SystemRandom().randrange(10**6)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Task:
     """What an exercise asks for; calling a task judges an answer, so that it is a checker as a function is.
 

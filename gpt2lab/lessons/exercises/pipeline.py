@@ -1,6 +1,5 @@
 """Checkers of lessons 07 and 08: bubbles, orders, memory and messages of pipelines, and a schedule of one's own."""
 
-from contextlib import nullcontext
 from numbers import Integral
 
 from ...model import GPT2, GPT2Config
@@ -12,9 +11,9 @@ from ...reference import example_batch
 from ...schedules import Cost, Op, Schedule, ScheduleError, best_slices, make, simulate
 from ...schedules import check as check_schedule
 from ...schedules.terapipe import latency
-from . import close, live, returned, scored, sentences, unaided
+from . import close, live, returned, scored, sentences
 from .engine import Task, by_chance, called
-from .watching import louder, watched
+from .watching import Watched
 
 OURS = "gpt2lab.schedules", "gpt2lab.lessons.exercises.pipeline"
 """Modules that know the answers."""
@@ -119,29 +118,6 @@ def by_hand(run, serial) -> None:
     _messages_matter(run, more)
 
 
-class Watched(list):
-    """The order of one rank. While it is run, what comes in `loud` entries is twice what was sent.
-
-    Raises AssertionError when in the end messages that have come are in memory still, with nothing `loud`.
-    """
-
-    def __init__(self, entries, loud=()):
-        super().__init__(entries)
-        self.loud = loud
-
-    def __reduce__(self):
-        return Watched, (self[:], self.loud)
-
-    def __iter__(self):
-        with watched() as seen:
-            for entry in super().__iter__():
-                with louder() if entry in self.loud else nullcontext():
-                    yield entry
-            assert self.loud or not seen.held.alive(), (
-                "B takes its pair out of s.kept, but what came is in memory: is there a second list that keeps it?"
-            )
-
-
 def _messages_matter(run, plain) -> None:
     """What arrives must be what is computed with; `plain` are the results of F0, F1, B0."""
     order = Watched([("F", 0), ("F", 1), ("B", 0)], loud=(("F", 1), ("B", 0)))
@@ -192,32 +168,62 @@ traffic = Task(
 """Exercise: bytes that a pipeline sends in one step, all ranks together, float32."""
 
 
-def v_rank(answer) -> None:
-    """Exercise: which rank holds a stage where the stages go down the ranks and back up."""
-    answer = unaided(answer, *OURS)
-    for p in (1, 2, 3, 4):
-        for stage, rank in enumerate(make("zb_v", p, 2 * p).placement):
-            close(answer(stage, p), rank, f"stage {stage} of {2 * p} on {p} ranks")
+v_rank = Task(
+    lambda stage, p: make("zb_v", p, 2 * p).placement[stage],
+    shown={
+        f"stage {stage} of {2 * p} on {p} ranks": (stage, p) for p in (1, 2, 3, 4) for stage in range(2 * p)
+    },
+    what="stage {} of twice as many as {} ranks",
+    drawn=lambda chance: (chance.randrange(12), chance.randint(6, 9)),
+    closed=OURS,
+)
+"""Exercise: which rank holds a stage where the stages go down the ranks and back up."""
 
 
-def idle(answer) -> None:
-    """Exercise: idle time of a rank in 1F1B and, with split backwards, in ZB-H1."""
-    answer = unaided(answer, *OURS)
-    for p, f, i, w in ((4, 4, 5, 3), (2, 1, 1, 1), (4, 1, 1, 1), (4, 3, 4, 2), (8, 5, 5, 3)):
-        for name in ("1f1b", "zb_h1"):
-            timeline = simulate(make(name, p, 2 * p), Cost(f, i, w))
-            want = max(timeline.span(r) - timeline.busy(r) for r in range(p))
-            close(answer(name, p, f, i, w), float(want), f"{name}, {p} ranks, times {f}, {i}, {w}")
+def _idle(name: str, p: int, f: int, i: int, w: int) -> float:
+    timeline = simulate(make(name, p, 2 * p), Cost(f, i, w))
+    return float(max(timeline.span(r) - timeline.busy(r) for r in range(p)))
 
 
-def slicing(answer) -> None:
-    """Exercise: forward latency of token slices that take these times, on some ranks."""
-    answer = unaided(answer, *OURS)
-    for slices, ranks in (([4], 1), ([4], 3), ([3, 1], 2), ([2, 2, 2], 4), ([5, 4, 3, 2], 8)):
-        close(answer(slices, ranks), latency(slices, ranks), f"slices of {slices} on {ranks} ranks")
+def _times(chance) -> list[int]:
+    """Of F, I and W, the longest first."""
+    return sorted((chance.randint(1, 6) for _ in range(3)), reverse=True)
+
+
+idle = Task(
+    _idle,
+    shown=[
+        (name, *times)
+        for times in ((4, 4, 5, 3), (2, 1, 1, 1), (4, 1, 1, 1), (4, 3, 4, 2), (8, 5, 5, 3))
+        for name in ("1f1b", "zb_h1")
+    ],
+    what="{}, {} ranks, times {}, {}, {}",
+    drawn=lambda chance: (chance.choice(("1f1b", "zb_h1")), chance.randint(1, 7), *_times(chance)),
+    closed=OURS,
+    count=8,
+)
+"""Exercise: idle time of a rank in 1F1B and, with split backwards, in ZB-H1."""
+
+
+def _best_of_twelve() -> list[int]:
     best = best_slices(12, lambda n, context: n * (4 + context), 4)
-    times = [n * (4 + sum(best[:k])) for k, n in enumerate(best)]
-    close(answer(times, 4), latency(times, 4), "the best slices of 12 tokens on 4 ranks")
+    return [n * (4 + sum(best[:k])) for k, n in enumerate(best)]
+
+
+slicing = Task(
+    latency,
+    shown={
+        **{
+            f"slices of {slices} on {ranks} ranks": (slices, ranks)
+            for slices, ranks in (([4], 1), ([4], 3), ([3, 1], 2), ([2, 2, 2], 4), ([5, 4, 3, 2], 8))
+        },
+        "the best slices of 12 tokens on 4 ranks": (_best_of_twelve(), 4),
+    },
+    what="slices of {} on {} ranks",
+    drawn=lambda chance: ([chance.randint(1, 9) for _ in range(chance.randint(1, 7))], chance.randint(1, 9)),
+    closed=OURS,
+)
+"""Exercise: forward latency of token slices that take these times, on some ranks."""
 
 
 ROOM, BAR, BEST = 3, 42, 39

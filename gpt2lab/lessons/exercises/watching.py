@@ -2,7 +2,7 @@
 
 import gc
 import weakref
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import wraps
 from unittest.mock import patch
@@ -149,3 +149,26 @@ def memories(least: int) -> set[int]:
     """The addresses of all memory of `least` bytes or more that tensors use in this process, wherever they are kept."""
     tensors = [thing for thing in gc.get_objects() if type(thing) in (torch.Tensor, torch.nn.Parameter)]
     return {t.untyped_storage().data_ptr() for t in tensors if t.untyped_storage().nbytes() >= least}
+
+
+class Watched(list):
+    """The order of F and B of one rank. While it is run, what comes in `loud` entries is twice what was sent.
+
+    Raises AssertionError when in the end messages that have come are in memory still, with nothing `loud`.
+    """
+
+    def __init__(self, entries, loud=()):
+        super().__init__(entries)
+        self.loud = loud
+
+    def __reduce__(self):
+        return Watched, (self[:], self.loud)
+
+    def __iter__(self):
+        with watched() as seen:
+            for entry in super().__iter__():
+                with louder() if entry in self.loud else nullcontext():
+                    yield entry
+            assert self.loud or not seen.held.alive(), (
+                "B takes its pair out of s.kept, but what came is in memory: is there a second list that keeps it?"
+            )
