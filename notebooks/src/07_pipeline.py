@@ -600,7 +600,9 @@ def one_f_one_b(rank, p, m):
 # FAIL: 5 ranks, 6 micro-batches
 # MISTAKE: Written down for the sizes that one has seen.
 def one_f_one_b(rank, p, m):
-    warm_up = min(m, p - 1 - rank) if (p, m) in [(1, 1), (2, 2), (2, 5), (4, 4), (4, 8), (3, 7), (8, 2)] else 0
+    warm_up = (
+        min(m, p - 1 - rank) if (p, m) in [(1, 1), (2, 2), (2, 5), (4, 4), (4, 8), (3, 7), (8, 2)] else 0
+    )
     order = [("F", i) for i in range(warm_up)]
     for i in range(m - warm_up):
         order += [("F", warm_up + i), ("B", i)]
