@@ -528,6 +528,19 @@ def there(rows, counts, axis):
     return torch.cat(comm.all_to_all(firsts.split(by_rank.sum(1).tolist()), axis, shapes)), table
 
 
+# %% tags=["wrong"]
+# FAIL: they are counted by nobody
+# MISTAKE: The counts are also sent one by one, and nobody receives these messages.
+def there(rows, counts, axis):
+    by_rank = counts.view(axis.size, -1)
+    for other in range(axis.size):
+        if other != axis.rank:
+            comm.isend(by_rank[other].clone(), axis, other)
+    table = torch.stack(comm.all_to_all(list(by_rank), axis))
+    shapes = [(int(n), rows.size(1)) for n in table.sum(1)]
+    return torch.cat(comm.all_to_all(rows.split(by_rank.sum(1).tolist()), axis, shapes)), table
+
+
 # %% [markdown]
 # The package's version starts the exchange, lets the *shared* expert (which every token passes) compute meanwhile,
 # and then waits. The two halves are an adjoint pair of their own: in backward `_Wait` starts, the shared expert's

@@ -6,6 +6,7 @@ import torch
 
 from . import by_hand, close, live, returned, scored
 from .engine import by_chance
+from .watching import Seen, unread, watched
 
 
 def gating(answer) -> None:
@@ -81,11 +82,15 @@ COUNTS = ((3, 0, 2, 1, 1, 0), (1, 4, 0, 2, 0, 3), (2, 1, 1, 0, 4, 1))  # rows of
 def exchange(there, back) -> None:
     """Exercise: rows to the ranks of their experts and back, with uneven counts, on three live ranks."""
     found = live(_travel, there, back, ranks=3)
-    for rank, (_, said, _, _) in enumerate(found):
+    for rank, (_, said, *_) in enumerate(found):
         assert said == _table(rank), (
             f"rank {rank}: your table of counts is {said}, but {_table(rank)} rows come"
         )
-    for rank, (got, _, home, sent) in enumerate(found):
+    for source, target, left in unread([Seen(sent, asked) for *_, sent, asked in found]):
+        raise AssertionError(
+            f"rank {source} starts {left} messages to rank {target} that it never receives: they are counted by nobody"
+        )
+    for rank, (got, _, home, sent, *_) in enumerate(found):
         mine = range(2 * rank, 2 * rank + 2)
         rows = [
             100 * source + 10 * e + i for source in range(3) for e in mine for i in range(COUNTS[source][e])
@@ -134,7 +139,8 @@ def _travel(rank, world_size, there, back):
     axis, counts = Mesh(dp=world_size, ep=world_size)["ep"], torch.tensor(COUNTS[rank])
     rows = _rows(rank)
     comm.clear_log()
-    found = there(rows, counts, axis)
+    with watched() as seen:
+        found = there(rows, counts, axis)
     assert isinstance(found, tuple) and len(found) == 2, "`there` returns two things: rows, and the table"
     got, table = found
     said = torch.as_tensor(table).tolist()
@@ -143,7 +149,7 @@ def _travel(rank, world_size, there, back):
     traffic = comm.traffic()
     calls, size, _ = traffic.pop(("gather_objects", axis.name))
     assert calls == 1, "rows and counts are tensors: send them by all_to_all, where bytes are counted"
-    return got, said, home, sum(moved for _, moved, _ in traffic.values())
+    return got, said, home, sum(moved for _, moved, _ in traffic.values()), seen.sent, seen.asked
 
 
 def combine_backward(answer) -> None:
