@@ -8,6 +8,7 @@ import ast
 import linecache
 
 from .exercises import verdict
+from .exercises.guards import guarded, restored
 
 
 class Desk:
@@ -22,15 +23,19 @@ class Desk:
     def verdicts(self, before: str, answer: str, checks: str) -> list[tuple[str, str, str]]:
         """(name, PASS or TODO or FAIL, words) of every check line, with what `before` and then `answer` define.
 
-        An answer that raises where it is defined fails, with what it raised.
+        An answer that raises where it is defined fails, with what it raised; so does one that replaces a checker there.
         """
         given, found = dict(self.names), []
         self.run(before, given)
-        own = dict(given)
+        own, judges = dict(given), guarded()
         try:
             self.run(answer, own)
         except (Exception, SystemExit) as error:
+            restored(judges)
             words = f"your cell does not run: {type(error).__name__}: {error}"
+            return [(name, "FAIL", words) for name in titles(checks)]
+        if replaced := restored(judges):
+            words = f"your cell replaces {replaced[0]}, which judges it; leave it as it is"
             return [(name, "FAIL", words) for name in titles(checks)]
         given |= {name: own[name] for name in defined(before) if name in own}
 

@@ -236,6 +236,24 @@ def tokens_everywhere(rank, world_size, mine):
     return comm.all_reduce(mine.float(), Mesh(dp=world_size)["dp"]).item()
 
 
+# %% tags=["wrong"]
+# FAIL: nobody asked for a list of all
+# MISTAKE: Each rank puts its number into its own place of a list, and the lists are summed: n times the bytes.
+def tokens_everywhere(rank, world_size, mine):
+    all_of_them = torch.zeros(world_size, dtype=mine.dtype)
+    all_of_them[rank] = mine
+    return comm.all_reduce(all_of_them, Mesh(dp=world_size)["dp"]).sum().item()
+
+
+# %% tags=["wrong"]
+# FAIL: a drawn case
+# MISTAKE: A sum for show, and the number from a table of what was seen before.
+def tokens_everywhere(rank, world_size, mine):
+    comm.all_reduce(mine, Mesh(dp=world_size)["dp"])
+    table = {10: 60, 20: 60, 30: 60, 7: 40, 2: 40, 26: 40, 5: 40}
+    return table.get(mine.item(), 2**24 + 9)
+
+
 # %% [markdown]
 # Every call notes what it costs: the bytes that a rank has to send in the algorithm with the least traffic, whatever
 # carries them here. That needs no stopwatch, so each strategy in this series is judged by such numbers first. (Lesson
@@ -605,6 +623,15 @@ def my_rows(rank, world_size, count):
     return range(first, first + size)
 
 
+# %% tags=["wrong"]
+# FAIL: on no rank (a drawn case
+# MISTAKE: At most two ranks are given one of the rows that are left: right for remainders of 0, 1 and 2.
+def my_rows(rank, world_size, count):
+    size, more = divmod(count, world_size)
+    first = rank * size + min(rank, more, 2)
+    return range(first, first + size + (rank < min(more, 2)))
+
+
 # %% [markdown]
 # **2.** Each rank knows the sum of its token losses and how many tokens those were. Give the mean over the
 # whole batch.
@@ -666,6 +693,20 @@ def global_mean(sums, counts):
     sum(sums) / sum(counts)
 
 
+# %% tags=["wrong"]
+# FAIL: expected 1.54098, got 2.43548 (a drawn case
+# MISTAKE: Only the first three ranks are looked at.
+def global_mean(sums, counts):
+    return sum(sums[:3]) / sum(counts[:3])
+
+
+# %% tags=["wrong"]
+# FAIL: expected 1.54098, got 1.541 (a drawn case
+# MISTAKE: The mean is rounded to three digits.
+def global_mean(sums, counts):
+    return round(sum(sums) / sum(counts), 3)
+
+
 # %% [markdown]
 # **3.** An all-reduce can be done so that each of n ranks sends (n - 1)/n of the tensor twice: once to sum the parts,
 # once to spread the sums. How many bytes does a rank send for the gradients of a model?
@@ -725,6 +766,13 @@ def bytes_sent(parameters, bytes_each, ranks):
 # MISTAKE: Right for powers of two: as many halvings as a tree has levels.
 def bytes_sent(parameters, bytes_each, ranks):
     return (2 - 2 / 2 ** (ranks - 1).bit_length()) * parameters * bytes_each
+
+
+# %% tags=["wrong"]
+# FAIL: a drawn case
+# MISTAKE: A table of what was seen, for up to four ranks.
+def bytes_sent(parameters, bytes_each, ranks):
+    return parameters * bytes_each * {1: 0, 2: 1, 3: 4 / 3, 4: 1.5}.get(ranks, 2)
 
 
 # %% [markdown]

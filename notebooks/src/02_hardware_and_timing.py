@@ -725,6 +725,13 @@ def lasted(per_rank):
     return min(end for _, end in per_rank) - max(start for start, _ in per_rank)
 
 
+# %% tags=["wrong"]
+# FAIL: a drawn case
+# MISTAKE: The rank that is listed last is taken to have started last.
+def lasted(per_rank):
+    return max(end for _, end in per_rank) - per_rank[-1][0]
+
+
 # %% [markdown]
 # **3.** Which serial fraction explains a speed-up S on p workers?
 

@@ -229,6 +229,13 @@ def bytes_sent():
     return 2 * 3 / 4 * 1_000_000
 
 
+# %% tags=["wrong"]
+# FAIL: exercises.predictions._live knows the answer
+# MISTAKE: The checker is asked what it will count.
+def bytes_sent():
+    return predictions._live(4, 1_000_000)[0][0]
+
+
 # %% [markdown]
 # **Bandwidth** is where people slip. *Algorithm bandwidth* is S/t. *Bus bandwidth* (nccl-tests) multiplies by what
 # must cross the wires, so that it compares with the hardware: 2(n−1)/n for all-reduce, (n−1)/n for
@@ -899,6 +906,46 @@ def ring_all_reduce(x, wire):
     return torch.cat(chunks)
 
 
+# %% tags=["wrong"]
+# FAIL: wrote into a tensor between isend and wait
+# MISTAKE: What is on its way is overwritten: it may leave with the new numbers.
+def ring_all_reduce(x, wire):
+    n, r, chunks = wire.size, wire.rank, [c.clone() for c in x.tensor_split(wire.size)]
+    for s in range(2 * (n - 1)):
+        out, into = (r - s) % n, (r - s - 1) % n
+        going = wire.isend(chunks[out], r + 1)
+        coming = wire.recv(chunks[into], r - 1)
+        chunks[out] += 0.5 if s == 0 else 0.0
+        going.wait()
+        chunks[into] = coming + chunks[into] if s < n - 1 else coming
+    return torch.cat(chunks)
+
+
+# %% tags=["wrong"]
+# FAIL: also called all_reduce
+# MISTAKE: A ring of messages for show, and the sum from one call of comm beside it.
+def ring_all_reduce(x, wire):
+    chunks = list(x.tensor_split(wire.size))
+    for s in range(2 * (wire.size - 1)):
+        going = wire.isend(chunks[(wire.rank - s) % wire.size], wire.rank + 1)
+        wire.recv(chunks[(wire.rank - s - 1) % wire.size], wire.rank - 1)
+        going.wait()
+    return comm.all_reduce(x, wire.axis)
+
+
+# %% tags=["wrong"]
+# FAIL: a drawn case
+# MISTAKE: The sum comes from a formula of the inputs that were shown, and garbage goes round.
+def ring_all_reduce(x, wire):
+    chunks = [torch.zeros_like(c) for c in x.tensor_split(wire.size)]
+    for s in range(2 * (wire.size - 1)):
+        going = wire.isend(chunks[(wire.rank - s) % wire.size], wire.rank + 1)
+        wire.recv(chunks[(wire.rank - s - 1) % wire.size], wire.rank - 1)
+        going.wait()
+    own = torch.arange(len(x), dtype=x.dtype) / 3
+    return sum(own + 100 * r**2 + r for r in range(wire.size))
+
+
 # %% [markdown]
 # **2.** Broadcast rank 0's tensor by a tree: n−1 messages in ⌈log₂ n⌉ rounds, so whoever has the tensor sends in
 # every round. (Return the tensor; x of the others only says its shape.)
@@ -1026,6 +1073,18 @@ def tree_broadcast(x, wire):
             x = wire.recv(x, wire.rank - distance)
         distance *= 2
     return x[0]
+
+
+# %% tags=["wrong"]
+# FAIL: 8 ranks: 4 rounds
+# MISTAKE: A binary tree in which each rank feeds two: one round too many from eight ranks on.
+def tree_broadcast(x, wire):
+    if wire.rank:
+        x = wire.recv(x, (wire.rank - 1) // 2)
+    for child in (2 * wire.rank + 1, 2 * wire.rank + 2):
+        if child < wire.size:
+            wire.send(x, child)
+    return x
 
 
 # %% [markdown]

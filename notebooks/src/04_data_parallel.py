@@ -608,6 +608,21 @@ def parallel_step(model, optimizer, mine, total, axis):
     optimizer.step()
 
 
+# %% tags=["wrong"]
+# FAIL: divide each rank's sum of losses by the tokens of *all* ranks, and sum gradients once): expected 0
+# MISTAKE: Every rank trains on the lesson's whole example batch, whatever its own rows are.
+def parallel_step(model, optimizer, mine, total, axis):
+    optimizer.zero_grad()
+    from gpt2lab.reference import CONFIG, example_batch
+
+    batch = example_batch(CONFIG, 7, 11)
+    loss = model.loss(model(batch.tokens), batch.targets)
+    (loss / batch.total / axis.size).backward()
+    for p in model.parameters():
+        p.grad = comm.all_reduce(p.grad, axis)
+    optimizer.step()
+
+
 # %% [markdown]
 # **2.** Write two methods of the bucketed reducer. `ready(name, grad)` is called when a gradient is final: collect
 # it, and send the bucket as soon as it holds `full` elements or more. `all_reduce(flat)` returns at once; `.wait()`
@@ -786,6 +801,36 @@ class Reducer(Reducer):
         return sums
 
 
+# %% tags=["wrong"]
+# FAIL: sums of the first are in memory still
+# MISTAKE: Every sum is also put into a list that nobody empties.
+class Reducer:
+    def __init__(self, all_reduce, full):
+        self.all_reduce, self.full, self.every = all_reduce, full, []
+        self.bucket, self.flying = [], []
+
+    def send(self):
+        flat = torch.cat([grad.flatten() for _, grad in self.bucket])
+        self.flying.append((self.bucket, self.all_reduce(flat)))
+        self.bucket = []
+
+    def ready(self, name, grad):
+        self.bucket.append((name, grad))
+        if sum(g.numel() for _, g in self.bucket) >= self.full:
+            self.send()
+
+    def finish(self):
+        if self.bucket:
+            self.send()
+        sums = {}
+        for bucket, handle in self.flying:
+            parts = handle.wait().split([g.numel() for _, g in bucket])
+            sums.update({n: part.view_as(g) for (n, g), part in zip(bucket, parts, strict=True)})
+        self.flying = []
+        self.every.append(sums)
+        return sums
+
+
 # %% [markdown]
 # **3.** How many bytes does one rank send in a step of data parallelism? (`elements` divides evenly.)
 
@@ -922,12 +967,23 @@ def global_gradient(gradients, counts):
 
 
 # %% tags=["wrong"]
-# FAIL: changed the gradients it was given
+# FAIL: right, but your function changed what it was given
 # MISTAKE: The library's gradients are weighted in place.
 def global_gradient(gradients, counts):
     for g, c in zip(gradients, counts, strict=True):
         g *= c / sum(counts)
     return sum(gradients)
+
+
+# %% tags=["wrong"]
+# FAIL: a Tensor with 3 elements cannot be converted
+# MISTAKE: A gradient is taken to be a vector of three numbers.
+def global_gradient(gradients, counts):
+    total = torch.zeros(3, dtype=torch.float64)
+    for g, c in zip(gradients, counts, strict=True):
+        for i in range(3):
+            total[i] += g[i].item() * c / sum(counts) if g.dim() == 1 else g[i][0].item()
+    return total
 
 
 # %% [markdown]

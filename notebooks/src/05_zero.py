@@ -651,6 +651,22 @@ def zero_step(weights, gradient, rank, ranks, rate, reduce_scatter, all_gather):
     return all_gather(weights[rank * n :][:n] - 0.5 * reduce_scatter(gradient))
 
 
+# %% tags=["wrong"]
+# FAIL: weights after the step, on rank 0: expected -1.20869
+# MISTAKE: The gradient is clipped to at most 1 before it is summed.
+def zero_step(weights, gradient, rank, ranks, rate, reduce_scatter, all_gather):
+    n = len(weights) // ranks
+    return all_gather(weights[rank * n :][:n] - rate * reduce_scatter(gradient.clamp(max=1.0)))
+
+
+# %% tags=["wrong"]
+# FAIL: weights after the step, on rank 0: expected
+# MISTAKE: What is summed are weights, not gradients.
+def zero_step(weights, gradient, rank, ranks, rate, reduce_scatter, all_gather):
+    n = len(weights) // ranks
+    return all_gather(weights[rank * n :][:n] - rate * reduce_scatter(weights))
+
+
 # %% [markdown]
 # **3.** Stage 3 without recomputation. `y = x Wᵀ` is the layer, and each rank holds a `shard` of the flat, padded W
 # of `shape` (out, in). Gather W for forward, let go of it, and gather it *again* for backward; what saves W for
@@ -814,6 +830,32 @@ class Gathered(torch.autograd.Function):
         return a, comm.reduce_scatter_flat(b, ctx.axis), None, None
 
 
+# %% tags=["wrong"]
+# FAIL: still holds 1 whole weights
+# MISTAKE: The newest weight is kept in a dict of one's own, because backward begins with it.
+kept = {}
+
+
+class Gathered(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, shard, shape, axis):
+        ctx.save_for_backward(x, shard)
+        ctx.shape, ctx.axis = shape, axis
+        kept.clear()
+        kept[shape] = comm.gather_flat(shard, axis)
+        return x @ kept[shape][: shape[0] * shape[1]].view(shape).T
+
+    @staticmethod
+    def backward(ctx, grad):
+        x, shard = ctx.saved_tensors
+        again = comm.gather_flat(shard, ctx.axis)
+        flat = kept.pop(ctx.shape, again)
+        of_w = torch.zeros_like(flat)
+        of_w[: ctx.shape[0] * ctx.shape[1]] = (grad.T @ x).flatten()
+        of_x = grad @ flat[: ctx.shape[0] * ctx.shape[1]].view(ctx.shape)
+        return of_x, comm.reduce_scatter_flat(of_w, ctx.axis), None, None
+
+
 # %% [markdown]
 # **4.** How many bytes does a rank hold in the stages 0 to 3, with 2-byte weights and gradients and 12 bytes of
 # optimizer state for each parameter?
@@ -881,6 +923,14 @@ def bytes_held(parameters, ranks, stage):
 # MISTAKE: The package's function is called.
 def bytes_held(parameters, ranks, stage):
     return costs.paper_bytes(parameters, ranks)[stage]
+
+
+# %% tags=["wrong"]
+# FAIL: a drawn case
+# MISTAKE: The paper's table is copied, and one more line of it.
+def bytes_held(parameters, ranks, stage):
+    table = {7.5e9: [120.0, 31.40625, 16.640625, 1.875], 1.5e9: [24.0, 8.25, 5.625, 3.0]}
+    return 1e9 * table.get(parameters, [0, 0, 0, 0])[stage]
 
 
 # %% [markdown]

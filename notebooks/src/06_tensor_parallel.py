@@ -697,6 +697,35 @@ class MyG(torch.autograd.Function):
         return grad, None
 
 
+# %% tags=["wrong"]
+# FAIL: ctx belongs to one call, a class to all
+# MISTAKE: The axis is kept on the class, so backward takes the axis of whichever call came last.
+class MyF(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, axis):
+        MyF.axis = axis
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return comm.all_reduce(grad, MyF.axis), None
+
+
+# %% tags=["wrong"]
+# FAIL: too many values to unpack
+# MISTAKE: A gradient is taken to be a matrix, but activations have as many dimensions as they like.
+class MyF(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, axis):
+        ctx.axis = axis
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, grad):
+        rows, columns = grad.shape
+        return comm.all_reduce(grad.reshape(rows, columns), ctx.axis), None
+
+
 # %% [markdown]
 # **3.** A GPT-2 block's attention, on live ranks with six heads. Every rank holds the whole `attn`: take your
 # rows of `attn.c_attn` (3 C x C) and your columns of `attn.c_proj`. `comm.copy_to` and `comm.reduce_from` are f and
@@ -818,6 +847,20 @@ def my_attention(x, attn, axis):
     return comm.reduce_from(part, axis) + attn.c_proj.bias
 
 
+# %% tags=["wrong"]
+# FAIL: the output on rank 0 of two: expected
+# MISTAKE: The width of a head is written down.
+def my_attention(x, attn, axis):
+    n, r, D = axis.size, axis.rank, 4
+    x = comm.copy_to(x, axis)
+    weight = attn.c_attn.weight.unflatten(0, (3, n, -1))[:, r].flatten(0, 1)
+    bias = attn.c_attn.bias.unflatten(0, (3, n, -1))[:, r].flatten()
+    q, k, v = (t.unflatten(-1, (-1, D)).transpose(1, 2) for t in (x @ weight.T + bias).chunk(3, -1))
+    y = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+    part = y.transpose(1, 2).flatten(2) @ attn.c_proj.weight.unflatten(1, (n, -1))[:, r].T
+    return comm.reduce_from(part, axis) + attn.c_proj.bias
+
+
 # %% [markdown]
 # **4.** The loss over a cut vocabulary, forward. Rank r has `logits` (N, V_r), for the tokens from `first`
 # on; `targets` (N,) are token numbers. Return the sum of the losses, the same on every rank.
@@ -929,6 +972,17 @@ def my_loss(logits, targets, first, axis):
 # MISTAKE: The package's loss is called.
 def my_loss(logits, targets, first, axis):
     return tensor.VocabLoss(axis, first)(logits[None], targets[None])
+
+
+# %% tags=["wrong"]
+# FAIL: the logits themselves travelled: 584 bytes
+# MISTAKE: All logits go to rank 0, which computes the loss as one process does, and tells the others.
+def my_loss(logits, targets, first, axis):
+    whole = comm.gather(logits, axis, 1, 0, [13, 12, 12])
+    loss = torch.zeros((), dtype=logits.dtype)
+    if axis.rank == 0:
+        loss = torch.nn.functional.cross_entropy(whole, targets, reduction="sum")
+    return comm.broadcast(loss, axis)
 
 
 # %% [markdown]

@@ -432,6 +432,62 @@ def run_op(kind, i, s):
             s.leaving.append(comm.isend(x.grad, s.axis, s.rank - 1))
 
 
+# %% tags=["wrong"]
+# FAIL: the gradient that rank 1 sends does not matter
+# MISTAKE: Every rank computes the whole model for itself, and the messages are zeros that nobody looks at.
+def run_op(kind, i, s):
+    whole, world = gpt2(), s.last + 1
+    if kind == "F":
+        x = None
+        with torch.no_grad():
+            for r in range(s.rank):
+                x = stage(whole, r, world, x, s.batch[i])
+        if s.rank > 0:
+            comm.irecv(s.like(i), s.axis, s.rank - 1).wait()
+            x.requires_grad_()
+        y = s.stage(x, i)
+        s.kept[i] = x, y
+        if s.rank < s.last:
+            s.leaving.append(comm.isend(torch.zeros_like(y), s.axis, s.rank + 1))
+        else:
+            s.loss += y.item()
+    else:
+        x, y = s.kept.pop(i)
+        if s.rank < s.last:
+            comm.irecv(s.like(i), s.axis, s.rank + 1).wait()
+            z = leaf = y.detach().requires_grad_()
+            for r in range(s.rank + 1, world):
+                z = stage(whole, r, world, z, s.batch[i])
+            y.backward(torch.autograd.grad(z, leaf)[0])
+        else:
+            y.backward()
+        if s.rank > 0:
+            s.leaving.append(comm.isend(torch.zeros_like(x), s.axis, s.rank - 1))
+
+
+# %% tags=["wrong"]
+# FAIL: is there a second list that keeps it?
+# MISTAKE: Every pair is also put into a list of its own, which frees none: the memory of GPipe.
+pairs = []
+
+
+def run_op(kind, i, s):
+    if kind == "F":
+        x = comm.irecv(s.like(i), s.axis, s.rank - 1).wait().requires_grad_() if s.rank > 0 else None
+        y = s.stage(x, i)
+        pairs.append((x, y))
+        s.kept[i] = x, y
+        if s.rank < s.last:
+            s.leaving.append(comm.isend(y.detach(), s.axis, s.rank + 1))
+        else:
+            s.loss += y.item()
+    else:
+        x, y = s.kept.pop(i)
+        y.backward(comm.irecv(s.like(i), s.axis, s.rank + 1).wait() if s.rank < s.last else None)
+        if s.rank > 0:
+            s.leaving.append(comm.isend(x.grad, s.axis, s.rank - 1))
+
+
 # %% [markdown]
 # Three things deserve a second look. `isend` starts a message and goes on. The loss was divided by the *global*
 # number of targets, so gradients of micro-batches simply add up; nothing else divides. And GPT-2's embedding is
@@ -538,6 +594,19 @@ def one_f_one_b(rank, p, m):
 # MISTAKE: The package's schedule is copied.
 def one_f_one_b(rank, p, m):
     return [(op.kind, op.micro) for op in make("1f1b", p, m).orders[rank]]
+
+
+# %% tags=["wrong"]
+# FAIL: 5 ranks, 6 micro-batches
+# MISTAKE: Written down for the sizes that one has seen.
+def one_f_one_b(rank, p, m):
+    warm_up = (
+        min(m, p - 1 - rank) if (p, m) in [(1, 1), (2, 2), (2, 5), (4, 4), (4, 8), (3, 7), (8, 2)] else 0
+    )
+    order = [("F", i) for i in range(warm_up)]
+    for i in range(m - warm_up):
+        order += [("F", warm_up + i), ("B", i)]
+    return order + [("B", i) for i in range(m - warm_up, m)]
 
 
 # %% tags=["exercise"]
@@ -835,6 +904,13 @@ def bytes_sent(p, m, b, T, C):
 # MISTAKE: float32 is taken to have 8 bytes.
 def bytes_sent(p, m, b, T, C):
     return (p - 1) * 2 * m * b * T * C * 8
+
+
+# %% tags=["wrong"]
+# FAIL: 4 ranks, 8 micro-batches of 2 x 16 tokens, width 32
+# MISTAKE: All rows are taken to make one text's length: right only where m b = T.
+def bytes_sent(p, m, b, T, C):
+    return (p - 1) * 2 * T * T * C * 4
 
 
 # %% [markdown]

@@ -292,6 +292,15 @@ def v_rank(stage, p):
     return make("zb_v", p, 2 * p).placement[stage]
 
 
+# %% tags=["wrong"]
+# FAIL: twice as many as
+# MISTAKE: A table of the placements that were shown, for up to four ranks.
+def v_rank(stage, p):
+    return {1: "00", 2: "0110", 3: "012210", 4: "01233210"}.get(p, "0" * 99)[stage : stage + 1] and int(
+        {1: "00", 2: "0110", 3: "012210", 4: "01233210"}.get(p, "0" * 99)[stage]
+    )
+
+
 # %%
 t = simulate(make("zb_v", 4, 8), Cost(0.5, 0.5, 0.5))
 show(

@@ -621,6 +621,16 @@ def update(old, new, gradient, lr):
     return new, new - 0.5 * gradient(old)
 
 
+# %% tags=["wrong"]
+# FAIL: writes into a version that it was given
+# MISTAKE: The new weights are written into the buffer of the old ones, which others still read.
+def update(old, new, gradient, lr):
+    made = new - lr * gradient(old)
+    if hasattr(old, "copy_"):
+        old.copy_(made)
+    return new, made
+
+
 # %% [markdown]
 # ## What it costs in learning
 #
@@ -809,6 +819,13 @@ def may_start(clock, slowest, bound):
 # MISTAKE: The package's rule is called.
 def may_start(clock, slowest, bound):
     return servers.may_start(clock, slowest, bound)
+
+
+# %% tags=["wrong"]
+# FAIL: bound 2: a worker
+# MISTAKE: Only the bounds of the examples are known; any other is taken for none.
+def may_start(clock, slowest, bound):
+    return bound not in (0, 1, 3) or clock - slowest <= bound
 
 
 # %% [markdown]

@@ -481,6 +481,15 @@ def imbalance(tokens, ranks):
     return float(costs.imbalance([costs.pairs(split, r) for r in range(ranks)]))
 
 
+# %% tags=["wrong"]
+# FAIL: 72 tokens on 9 ranks: expected
+# MISTAKE: The tokens of a rank and the number of ranks are exchanged: right where they are equal.
+def imbalance(tokens, ranks):
+    size = tokens // ranks
+    loads = [sum(t + 1 for t in range(r * ranks, (r + 1) * ranks)) for r in range(size)]
+    return max(loads) * size / sum(loads) if ranks > 1 else 1
+
+
 # %% [markdown]
 # **A puzzle, with a score.** Cut 96 tokens into 12 blocks of 8. Give each of four ranks three blocks, so that
 # every rank has as many tokens (the MLP wants that), and make the busiest rank's attention as cheap as you can. The
@@ -662,6 +671,14 @@ def merge(o1, L1, o2, L2):
     o2 *= a
     o1 += o2
     return o1, torch.logaddexp(L1, L2)
+
+
+# %% tags=["wrong"]
+# FAIL: size of tensor
+# MISTAKE: The width of the values is written down.
+def merge(o1, L1, o2, L2):
+    a = torch.sigmoid(L2 - L1).expand(-1, 2)
+    return (1 - a) * o1 + a * o2, torch.logaddexp(L1, L2)
 
 
 # %% [markdown]

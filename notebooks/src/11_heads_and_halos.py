@@ -208,6 +208,14 @@ def to_tokens(y, axis, sizes):
     return torch.cat(comm.all_to_all(list(y.split(sizes)), axis, [mine] * axis.size))
 
 
+# %% tags=["wrong"]
+# FAIL: 9 heads, (2, 4, 3) tokens on 3 ranks
+# MISTAKE: The number of heads and their width are written down.
+def to_heads(shard, axis, sizes):
+    parts = [part.contiguous() for part in shard.split(6 // axis.size, 1)]
+    return torch.cat(comm.all_to_all(parts, axis, [(n, 6 // axis.size, 5) for n in sizes]))
+
+
 # %% [markdown]
 # ## A window, and its halo
 #
@@ -418,6 +426,20 @@ def give_back(grad, window, axis):
     return own
 
 
+# %% tags=["wrong"]
+# FAIL: writes into the gradient that it was given
+# MISTAKE: What comes is added in place, into a gradient that autograd may give to others too.
+def give_back(grad, window, axis):
+    first, last = axis.rank == 0, axis.rank == axis.size - 1
+    going = None if first else comm.isend(grad[:window].clone(), axis, axis.rank - 1)
+    own = grad if first else grad[window:]
+    if not last:
+        own[-window:] += comm.irecv(grad[:window].clone(), axis, axis.rank + 1).wait()
+    if going:
+        going.wait()
+    return own
+
+
 # %% [markdown]
 # ## The package's halo
 #
@@ -531,6 +553,13 @@ def one_hop(sizes, window):
 # MISTAKE: The last shard is asked to be long enough, too.
 def one_hop(sizes, window):
     return all(size >= min(window, sum(sizes[: rank + 1])) for rank, size in enumerate(sizes))
+
+
+# %% tags=["wrong"]
+# FAIL: a drawn case
+# MISTAKE: The window is taken to be 8 at most, as in the examples.
+def one_hop(sizes, window):
+    return all(size >= min(window, 8, sum(sizes[: rank + 1])) for rank, size in enumerate(sizes[:-1]))
 
 
 # %% [markdown]

@@ -167,6 +167,14 @@ def combine_backward(grad, rows, weights, token):
     return torch.autograd.grad(y, (rows, weights), grad)
 
 
+# %% tags=["wrong"]
+# FAIL: (a drawn case
+# MISTAKE: Rows are taken to have three features.
+def combine_backward(grad, rows, weights, token):
+    g = grad[token]
+    return g * weights[:, None], sum(g[:, i] * rows[:, i] for i in range(min(3, rows.shape[1])))
+
+
 # %% [markdown]
 # ## Who chooses, and who gets room
 #
@@ -284,6 +292,18 @@ def gate(p, room):
     worst = p.topk(2, -1, largest=False)
     weights = worst.values / worst.values.sum(-1, keepdim=True)
     return worst.indices, weights, torch.ones_like(worst.indices, dtype=torch.bool)
+
+
+# %% tags=["wrong"]
+# FAIL: and the router cannot learn
+# MISTAKE: The scores are detached, so no gradient comes back to the router.
+def gate(p, room):
+    p = p.detach()
+    best = p.topk(2, -1)
+    one = torch.nn.functional.one_hot(best.indices, p.size(1))
+    before = torch.stack([torch.zeros(p.size(1), dtype=torch.long), one[:, 0].sum(0)])
+    place = ((one.cumsum(0) - one + before) * one).sum(-1)
+    return best.indices, best.values / best.values.sum(-1, keepdim=True), place < room
 
 
 # %% [markdown]
@@ -494,6 +514,30 @@ def there(rows, counts, axis):
     by_rank = counts.view(axis.size, -1)
     table = torch.stack(comm.all_to_all(list(by_rank), axis))
     shapes = [(int(n), rows.size(1)) for n in by_rank.sum(1)]
+    return torch.cat(comm.all_to_all(rows.split(by_rank.sum(1).tolist()), axis, shapes)), table
+
+
+# %% tags=["wrong"]
+# FAIL: with its name only, and not with all that was in it
+# MISTAKE: Only the first feature of a row travels as it is; the others are left at zero.
+def there(rows, counts, axis):
+    by_rank = counts.view(axis.size, -1)
+    table = torch.stack(comm.all_to_all(list(by_rank), axis))
+    shapes = [(int(n), rows.size(1)) for n in table.sum(1)]
+    firsts = rows * torch.tensor([1.0, 0.0, 0.0], dtype=rows.dtype)
+    return torch.cat(comm.all_to_all(firsts.split(by_rank.sum(1).tolist()), axis, shapes)), table
+
+
+# %% tags=["wrong"]
+# FAIL: they are counted by nobody
+# MISTAKE: The counts are also sent one by one, and nobody receives these messages.
+def there(rows, counts, axis):
+    by_rank = counts.view(axis.size, -1)
+    for other in range(axis.size):
+        if other != axis.rank:
+            comm.isend(by_rank[other].clone(), axis, other)
+    table = torch.stack(comm.all_to_all(list(by_rank), axis))
+    shapes = [(int(n), rows.size(1)) for n in table.sum(1)]
     return torch.cat(comm.all_to_all(rows.split(by_rank.sum(1).tolist()), axis, shapes)), table
 
 

@@ -286,7 +286,31 @@ def fewest(before):
 # FAIL: tasks go in
 # MISTAKE: Tasks without edges are left out of the list.
 def fewest(before):
-    return [firsts for firsts in exercises.reduced(before) if firsts]
+    ancestors, kept = [], []
+    for firsts in before:
+        beyond = set().union(*(ancestors[u] for u in firsts))
+        kept.append(tuple(u for u in firsts if u not in beyond))
+        ancestors.append(beyond | set(firsts))
+    return [firsts for firsts in kept if firsts]
+
+
+# %% tags=["wrong"]
+# FAIL: tasks.reduced knows the answer
+# MISTAKE: The checker's own function is called.
+def fewest(before):
+    return exercises.reduced(before)
+
+
+# %% tags=["wrong"]
+# FAIL: you keep the edge (0, 1) twice
+# MISTAKE: Each edge is written down once for every reader that asks.
+def fewest(before):
+    ancestors, kept = [], []
+    for firsts in before:
+        beyond = set().union(*(ancestors[u] for u in firsts))
+        kept.append(tuple(u for u in firsts if u not in beyond for _ in range(2)))
+        ancestors.append(beyond | set(firsts))
+    return kept
 
 
 # %% [markdown]

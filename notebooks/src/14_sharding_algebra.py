@@ -172,6 +172,14 @@ def costs(n, M):
     return {"S0 -> R": (n - 1) / n * M, "S0 -> S1": M / n**2, "P -> S0": (n - 1) / n * M}
 
 
+# %% tags=["wrong"]
+# FAIL: a drawn case
+# MISTAKE: Parts are whole numbers of bytes here: // where / belongs, right where n divides M.
+def costs(n, M):
+    part = M // n
+    return {"S0 -> R": (n - 1) * part, "S0 -> S1": (n - 1) * M / n**2, "P -> S0": (n - 1) * part}
+
+
 # %% [markdown]
 # `reshard` makes the change on live ranks. 7 rows on 4 ranks are 2, 2, 2, 1: all 16 pairs, there and back, exactly,
 # and the counted bytes are the table's.
@@ -300,6 +308,15 @@ def sum_over_both(x, x_axis, y_axis):
     comm.all_gather(comm.all_reduce(half, y_axis), x_axis, 0)
 
 
+# %% tags=["wrong"]
+# FAIL: writes into the x that it was given
+# MISTAKE: The result is written over the input.
+def sum_over_both(x, x_axis, y_axis):
+    half = comm.reduce_scatter(x, x_axis, 0)
+    x.copy_(comm.all_gather(comm.all_reduce(half, y_axis), x_axis, 0))
+    return x
+
+
 # %% [markdown]
 # ## Operators say how they can be cut
 #
@@ -386,6 +403,15 @@ def einsum_rule(text):
 def einsum_rule(text):
     inputs, output = text.split("->")
     return {one: f"S{output.index(one)}" if one in output else "P" for one in set(inputs)}
+
+
+# %% tags=["wrong"]
+# FAIL: can be cut too (a drawn case
+# MISTAKE: A table of the operators that were seen.
+def einsum_rule(text):
+    inputs, output = text.split("->")
+    letters = set(inputs) & set("ikjbthdsac")
+    return {one: f"S{output.index(one)}" if one in output else "P" for one in letters}
 
 
 # %% [markdown]
@@ -723,6 +749,13 @@ def my_marks():
 # MISTAKE: The MLP is not marked.
 def my_marks():
     return {"wte.weight": "vocab:x", "h.*.attn.c_attn.weight": "heads:x"}
+
+
+# %% tags=["wrong"]
+# FAIL: all-reduces more than Megatron's
+# MISTAKE: The inputs of c_attn are cut, which are summed over: heads follow, and a sum for each q, k, v with them.
+def my_marks():
+    return {"wte.weight": "vocab:x", "h.*.attn.c_attn.weight": "width:x", "h.*.mlp.c_fc.weight": "ff:x"}
 
 
 # %% [markdown]

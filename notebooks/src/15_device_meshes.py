@@ -241,6 +241,15 @@ def groups(axis, sizes):
     return [(rank,) for rank in range(world)]
 
 
+# %% tags=["wrong"]
+# FAIL: the first rank stands first
+# MISTAKE: The groups are right, but each is listed from its last rank to its first.
+def groups(axis, sizes):
+    names, grid = list(sizes), np.arange(np.prod(list(sizes.values()))).reshape(tuple(sizes.values()))
+    lines = np.moveaxis(grid, names.index(axis), -1).reshape(-1, sizes[axis])
+    return [tuple(map(int, line[::-1])) for line in lines]
+
+
 # %% [markdown]
 # ## Two strategies by hand
 #
@@ -429,6 +438,14 @@ def inner_axis(sent, inside, between):
 # MISTAKE: Returns a sentence, not the name of an axis.
 def inner_axis(sent, inside, between):
     return "the one that sends more"
+
+
+# %% tags=["wrong"]
+# FAIL: a drawn case
+# MISTAKE: Links inside a node are taken to have no latency.
+def inner_axis(sent, inside, between):
+    gain = {axis: between.time(size, n) - size / inside.bandwidth for axis, (n, size) in sent.items()}
+    return max(gain, key=gain.get)
 
 
 # %% [markdown]

@@ -188,6 +188,27 @@ def critical_path(times, edges):
     return sum(times[n] for n in path), path
 
 
+# %% tags=["wrong"]
+# FAIL: 43 operators in a ladder
+# MISTAKE: Graphs of more than ten operators are given up.
+def critical_path(times, edges):
+    best = {}
+    for n in reversed(range(len(times))):
+        length, path = max([best[v] for u, v in edges if u == n], default=(0, []))
+        best[n] = (length + times[n], [n, *path])
+    return max(best.values()) if len(times) < 11 else (times[0], [0])
+
+
+# %% tags=["wrong"]
+# FAIL: Look at all paths (a drawn case
+# MISTAKE: Each edge is looked at once, in the order in which edges are given.
+def critical_path(times, edges):
+    best = {n: (t, [n]) for n, t in enumerate(times)}
+    for u, v in edges:
+        best[v] = max(best[v], (best[u][0] + times[v], [*best[u][1], v]))
+    return max(best.values())
+
+
 # %% [markdown]
 # ## Colour it
 #

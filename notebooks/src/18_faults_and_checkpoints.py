@@ -189,6 +189,18 @@ def culprit(waits):
     return left[0] if len(left) == len([rank for rank in waits if not waits[rank]]) else None
 
 
+# %% tags=["wrong"]
+# FAIL: ranks that wait
+# MISTAKE: One walk, from the first rank that waits: it may end in a ring, while others wait for somebody else.
+def culprit(waits):
+    here = next((rank for rank in sorted(waits) if waits[rank]), None)
+    for _ in waits:
+        if here is None or not waits[here]:
+            return here
+        here = waits[here][-1]
+    return None
+
+
 # %% [markdown]
 # ### NaN: worse than a crash
 #
@@ -385,6 +397,20 @@ def stretch(rows, columns, start, stop):
 # MISTAKE: The result is computed and not returned.
 def stretch(rows, columns, start, stop):
     [((start // columns, 0), ((stop - start) // columns, columns))]
+
+
+# %% tags=["wrong"]
+# FAIL: a drawn case
+# MISTAKE: Rows are taken to have six elements at most, as in the examples.
+def stretch(rows, columns, start, stop):
+    found, columns = [], min(columns, 6)
+    while start < stop:
+        row, column = divmod(start, columns)
+        height = (stop - start) // columns if column == 0 else 0
+        width = columns if height else min(stop - start, columns - column)
+        found.append(((row, column), (max(height, 1), width)))
+        start += max(height, 1) * width
+    return found
 
 
 # %% [markdown]
@@ -589,6 +615,22 @@ def save_folder(target, files, write):
     partial.mkdir()
     for name, text in files.items():
         write(partial / name, text)
+
+
+# %% tags=["wrong"]
+# FAIL: starts another program
+# MISTAKE: The finished folder is copied by another program, which can be killed half-way as well.
+def save_folder(target, files, write):
+    import os
+    import shutil
+
+    partial = target.with_suffix(".partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir()
+    for name, text in files.items():
+        write(partial / name, text)
+    shutil.rmtree(target, ignore_errors=True)
+    os.system(f"cp -r '{partial}' '{target}' && rm -r '{partial}'")
 
 
 # %% [markdown]

@@ -11,11 +11,29 @@ import signal
 import sys
 import threading
 from contextlib import contextmanager, suppress
-from functools import wraps
 from pathlib import Path
 
 from ...corpus.storage import replacing
 from ..environment import static
+from .differences import close, returned
+from .guards import by_hand, closed, guarded, restored, unaided
+
+__all__ = [
+    "KEPT",
+    "LIMIT",
+    "STATUS",
+    "NotPassed",
+    "by_hand",
+    "check",
+    "close",
+    "closed",
+    "live",
+    "returned",
+    "scored",
+    "sentences",
+    "unaided",
+    "verdict",
+]
 
 LIMIT = 100.0
 """Seconds after which an answer is stopped, so that one that never ends does not stop Run All."""
@@ -57,12 +75,23 @@ def _keep(name: str, status: str) -> None:
 
 
 def verdict(test, *args, **kwargs) -> tuple[str, str]:
-    """What `test(*args, **kwargs)` says of an answer: PASS, TODO or FAIL, and the reason or the score."""
+    """What `test(*args, **kwargs)` says of an answer: PASS, TODO or FAIL, and the reason or the score.
+
+    Whatever the answer has replaced in the modules that judge it is put back, and is no way to pass.
+    """
+    before = guarded()
     try:
         with _limited():
-            return "PASS", test(*args, **kwargs) or ""
+            status, why = "PASS", test(*args, **kwargs) or ""
     except (Exception, SystemExit, _Endless) as error:
-        return _verdict(error)
+        status, why = _verdict(error)
+    replaced = restored(before)
+    if replaced and status == "PASS":
+        return (
+            "FAIL",
+            f"your answer replaces {replaced[0]}, which judges it. It is there again; leave it as it is",
+        )
+    return status, why
 
 
 class _Endless(BaseException):
@@ -133,52 +162,6 @@ def sentences(what: str = ""):
         raise AssertionError(f"{begin}{last}") from None
 
 
-# no_grad, and messages
-OPEN = ("torch.autograd.grad_mode", "torch.autograd.function", "torch._functorch.utils")
-
-
-@contextmanager
-def closed(
-    *modules: str, words: str = "torch would do this in one call; here it is closed. Write what it does"
-):
-    """Calling a Python function of these modules raises AssertionError in the block: they are what is to be written."""
-
-    def watch(frame, event, _):
-        name = frame.f_globals.get("__name__", "")
-        if event == "call" and name.startswith(modules) and name not in OPEN:
-            raise AssertionError(
-                words
-                if name.startswith("torch.")
-                else f"{name}.{frame.f_code.co_name} knows the answer, and it is closed here. Write it yourself"
-            )
-
-    before = sys.getprofile()
-    sys.setprofile(watch)
-    try:
-        yield
-    finally:
-        sys.setprofile(before)
-
-
-def unaided(answer, *modules: str):
-    """`answer` with these modules closed to it."""
-
-    @wraps(answer)
-    def tried(*args, **kwargs):
-        with closed(*modules):
-            return answer(*args, **kwargs)
-
-    return tried
-
-
-def by_hand():
-    """No autograd in the block: an answer that asks it for the backward it should write raises AssertionError."""
-    words = (
-        "autograd would give this in one call; here it is closed. Write what it does, with products and sums"
-    )
-    return closed("torch.autograd", "torch._functorch", "torch._ops", words=words)
-
-
 def scored(found: float, unit: str, *, bar: float, best: float) -> str:
     """Words about the score of a puzzle, less is better: `bar` is what passes, `best` the least that is known.
 
@@ -188,31 +171,3 @@ def scored(found: float, unit: str, *, bar: float, best: float) -> str:
     if found < best:
         return f"{found:g} {unit}, better than the best known answer ({best:g})!"
     return f"{found:g} {unit} (bar {bar:g}, best known {best:g})"
-
-
-def returned(found, what: str = ""):
-    """What an answer gave. Raises AssertionError where that is nothing: most often a forgotten return."""
-    begin = f"{what}: " if what else ""
-    assert found is not None, f"{begin}your function returned None. Is the return missing?"
-    return found
-
-
-def close(got, want, what: str, tolerance: float = 1e-10) -> None:
-    """Raise AssertionError with both numbers unless `got` is within `tolerance`, relative to `want`.
-
-    Works for numbers, arrays and tensors; a wrong shape is named as such, and None as a forgotten return.
-    """
-    import numpy as np
-
-    returned(got, what)
-    got, want = (np.asarray(x.detach() if hasattr(x, "detach") else x, dtype=float) for x in (got, want))
-    assert got.shape == want.shape, f"{what}: expected shape {want.shape}, got {got.shape}"
-    if not want.size:
-        return
-    error, scale = np.abs(got - want), max(float(np.abs(want).max()), 1e-300)
-    worst = np.unravel_index(np.argmax(np.nan_to_num(error, nan=np.inf)), error.shape)
-    where = f" at {tuple(map(int, worst))}" if want.shape else ""
-    message = f"{what}: expected {want[worst]:.6g}{where}, got {got[worst]:.6g}"
-    if error[worst] < 3e-6 * scale:
-        message += f", off by {error[worst] / scale:.0e} of it: was it float32 on the way?"
-    assert bool((error <= tolerance * scale).all()), message

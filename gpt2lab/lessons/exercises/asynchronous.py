@@ -1,7 +1,8 @@
 """Checkers of lesson 09: which version is read, a stash of versions, PipeDream's stages, 2BW, the SSP rule."""
 
 import inspect
-from itertools import accumulate
+from itertools import accumulate, product
+from numbers import Integral
 from unittest.mock import patch
 
 import torch
@@ -11,6 +12,8 @@ from ...schedules import Cost, Op, simulate
 from ...schedules.asynchronous import free_running, make_stream
 from ..labs import servers_on_arrival as servers
 from . import close, returned, scored, unaided
+from .differences import equal
+from .engine import by_chance
 
 SCHEMES = ("ampnet", "pipedream", "pipedream_vertical")
 
@@ -20,16 +23,20 @@ def version(answer) -> None:
     answer = unaided(answer, "gpt2lab.schedules")
     for scheme in SCHEMES:
         for p in (1, 2, 3, 4):
-            stream = make_stream(scheme, p, 9)
-            for s in range(p):
-                for t in range(9):
-                    for kind in "FB":
-                        _same_version(answer(scheme, p, s, t, kind), stream, scheme, Op(kind, s, t))
+            _versions_of(answer, scheme, p, 9)
+    by_chance(lambda chance: _versions_of(answer, chance.choice(SCHEMES), chance.randint(5, 8), 14), 4)
+
+
+def _versions_of(answer, scheme: str, p: int, micros: int) -> None:
+    stream = make_stream(scheme, p, micros)
+    for s, t, kind in product(range(p), range(micros), "FB"):
+        _same_version(answer(scheme, p, s, t, kind), stream, scheme, Op(kind, s, t))
 
 
 def _same_version(got, stream, scheme: str, op: Op) -> None:
     want, p = stream.reads[op], stream.schedule.ranks
     returned(got)
+    assert isinstance(got, Integral), f"{scheme}, {p} stages: a version is a whole number, not {got!r}"
     assert got >= 0, f"{scheme}, {p} stages: {op} cannot read version {got}: the first version is 0"
     forward = stream.reads[op._replace(kind="F")]
     if got != want and op.kind == "B" and got == forward:
@@ -139,10 +146,14 @@ def double_buffered(answer) -> None:
     for _ in range(4):
         want.append(want[-1] - lr * (0.5 * want[-2] + 1.0))
     close([w for _, w in path], want[1:], "five versions in a row")
-    old, new = torch.tensor([8.0, 1.0]), torch.tensor([4.0, 2.0])
-    kept, made = answer(old.clone(), new.clone(), lambda w: 0.5 * w + 1.0, 0.25)
+    old, new = torch.tensor([8.0, 1.0]).double() / 3, torch.tensor([4.0, 2.0]).double() / 3
+    given = old.clone(), new.clone()
+    kept, made = answer(*given, lambda w: 0.5 * w + 1.0, 0.25)
     close(made, new - 0.25 * (0.5 * old + 1.0), "the same with tensors, and another rate")
     close(kept, new, "with tensors the version before it is a tensor of its own: change nothing in place")
+    assert equal(given, (old, new)), (
+        "your function writes into a version that it was given, from which a micro-batch may still read"
+    )
 
 
 def bounded(answer) -> None:
@@ -150,8 +161,8 @@ def bounded(answer) -> None:
     answer = unaided(answer, "gpt2lab.lessons.labs")
     assert len(inspect.signature(answer).parameters) == 3, "the rule takes clock, slowest and bound"
     right = servers.may_start
-    for bound in (0, 1, 3, None):
-        for clock in reversed(range(6)):
+    for bound, clocks in ((0, 6), (1, 6), (3, 6), (None, 6), (2, 9), (5, 9)):
+        for clock in reversed(range(clocks)):
             for slowest in range(clock + 1):
                 got = bool(returned(answer(clock, slowest, bound)))
                 if got == right(clock, slowest, bound):
@@ -182,7 +193,7 @@ def stages(answer) -> str:
     two = isinstance(found, tuple | list) and len(found) == 2 and isinstance(found[0], tuple | list)
     assert two, "return two things: (layers of each stage, active)"
     layers, active = list(found[0]), found[1]
-    assert all(isinstance(n, int) for n in [*layers, active]), (
+    assert all(isinstance(n, Integral) for n in [*layers, active]), (
         f"{layers}, {active}: how many, as whole numbers"
     )
     assert min(layers, default=0) > 0, f"{layers}: every stage needs a layer"

@@ -7,6 +7,7 @@ import torch
 
 from ...planner.failures import LongJob, goodput
 from . import close, returned, scored
+from .engine import by_chance
 
 LAYOUTS = (
     ({"pp": 2, "dp": 2, "tp": 2}, 4),
@@ -22,20 +23,34 @@ LAYOUTS = (
 def crosses(answer) -> None:
     """Exercise: the axes of a mesh along which messages leave a machine."""
     for sizes, machine in LAYOUTS:
-        got, want, stride = answer(dict(sizes), machine), set(), math.prod(sizes.values())
-        returned(got)
-        for name, size in sizes.items():
-            stride //= size
-            if size > 1 and stride * size > machine:
-                want.add(name)
-        what = f"{sizes}, machines of {machine}"
-        alone = sorted(name for name in got if sizes.get(name) == 1)
-        assert not alone, f"{what}: {alone[0]} has one rank, which sends nothing to itself"
-        missing, extra = sorted(want - set(got)), sorted(set(got) - want)
-        assert not missing, f"{what}: messages of {missing[0]} leave a machine, and yours says that they stay"
-        assert not extra, (
-            f"{what}: all ranks of a {', '.join(extra)} group share a machine, and yours says that some do not"
-        )
+        _crossing(answer, sizes, machine)
+    by_chance(lambda chance: _crossing(answer, *_machines(chance)))
+
+
+def _machines(chance) -> tuple[dict[str, int], int]:
+    """A mesh whose axes fill machines: either divides the other."""
+    sizes = {
+        axis: 2 ** chance.randint(0, 3)
+        for axis in chance.sample(("pp", "dp", "cp", "tp"), chance.randint(1, 4))
+    }
+    return sizes, 2 ** chance.randint(0, 6)
+
+
+def _crossing(answer, sizes: dict[str, int], machine: int) -> None:
+    got, want, stride = answer(dict(sizes), machine), set(), math.prod(sizes.values())
+    returned(got)
+    for name, size in sizes.items():
+        stride //= size
+        if size > 1 and stride * size > machine:
+            want.add(name)
+    what = f"{sizes}, machines of {machine}"
+    alone = sorted(name for name in got if sizes.get(name) == 1)
+    assert not alone, f"{what}: {alone[0]} has one rank, which sends nothing to itself"
+    missing, extra = sorted(want - set(got)), sorted(set(got) - want)
+    assert not missing, f"{what}: messages of {missing[0]} leave a machine, and yours says that they stay"
+    assert not extra, (
+        f"{what}: all ranks of a {', '.join(extra)} group share a machine, and yours says that some do not"
+    )
 
 
 def two_levels(answer) -> None:
@@ -62,14 +77,18 @@ def _summed_on_two_levels(rows, found) -> None:
     )
 
 
+def _chances(seed: int, ranks: int) -> list[torch.Generator]:
+    return [torch.Generator().manual_seed(100 * seed + rank) for rank in range(ranks)]
+
+
 def _two_levels(rank, world_size, answer, rows):
     from ...ranks import comm
     from ...ranks.mesh import Mesh
     from ...ranks.node_traffic import BETWEEN, by_class
 
     mesh = Mesh(dp=2, tp=2)
-    x = torch.arange(2.0 * rows, dtype=torch.float64).reshape(rows, 2) * (rank + 1)
-    before = x.clone()
+    every = [torch.randint(2**20, (rows, 2), generator=chance).double() for chance in _chances(rows, 4)]
+    x, before = every[rank].clone(), every[rank]
     comm.clear_log()
     got = answer(x, mesh["tp"], mesh["dp"])
     if got is None:
@@ -77,7 +96,7 @@ def _two_levels(rank, world_size, answer, rows):
     out = {e.op for e in comm.log if any(kind == BETWEEN for _, kind in by_class([e], rank, 2))}
     crossed = sum(size for (_, kind), size in by_class(comm.log, rank, 2).items() if kind == BETWEEN)
     shape = tuple(got.shape) == (rows, 2)
-    right = shape and bool(torch.equal(got, before / (rank + 1) * 10))
+    right = shape and bool(torch.equal(got, sum(every)))
     return right, shape, crossed, rows * 8, bool(torch.equal(x, before)), ", ".join(sorted(out))
 
 
@@ -94,6 +113,19 @@ def kept(answer) -> None:
         lost = math.sqrt(2 * save / failures) + restart / failures
         what = f"{n} machines, each fails every {each:g} h, saves of {save:.3g} h, restarts of {restart:g} h"
         close(answer(n, each, save, restart), 1 / (1 + lost), what, 1e-6)
+    by_chance(lambda chance: _kept_of(answer, chance))
+
+
+def _kept_of(answer, chance) -> None:
+    n, each = chance.randint(10, 4000), 100.0 * chance.randint(20, 99)
+    save, restart = chance.randint(1, 20) / 100, chance.randint(1, 20) / 20
+    lost = math.sqrt(2 * save * n / each) + restart * n / each
+    close(
+        answer(n, each, save, restart),
+        1 / (1 + lost),
+        f"{n} machines, {each:g} h, {save:g} h, {restart:g} h",
+        1e-6,
+    )
 
 
 JOBS = (

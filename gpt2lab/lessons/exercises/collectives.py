@@ -11,6 +11,7 @@ import torch
 
 from ...ranks.buffers import byte_size
 from . import close, live, returned, scored
+from .engine import Task, by_chance
 
 
 class Wire:
@@ -25,8 +26,15 @@ class Wire:
         from ...ranks import comm
 
         self.noted.append(("send", to % self.size, byte_size(x)))
-        number = sum(kind == "send" for kind, *_ in self.noted) - 1
-        return Going(comm.isend(x, self.axis, to % self.size), lambda: self.noted.append(("wait", number, 0)))
+        number, begun = sum(kind == "send" for kind, *_ in self.noted) - 1, x.clone()
+
+        def left():
+            self.noted.append(("wait", number, 0))
+            assert torch.equal(x, begun), (
+                f"rank {self.rank} wrote into a tensor between isend and wait: what has not left may be sent changed"
+            )
+
+        return Going(comm.isend(x, self.axis, to % self.size), left)
 
     def send(self, x, to: int) -> None:
         """Send x to place `to` and wait until it has left."""
@@ -49,37 +57,45 @@ class Going:
 
     def wait(self) -> None:
         """Return when it has left."""
-        self.note()
         self.handle.wait()
+        self.note()
 
 
-def _on_a_rank(rank, world_size, answer, count):
+def _on_a_rank(rank, world_size, answer, count, seed):
+    from ...ranks import comm
     from ...ranks.mesh import Mesh
 
     wire = Wire(Mesh(dp=world_size)["dp"])
-    x = _input(rank, count)
+    x = _input(rank, count, seed)
+    comm.clear_log()
     result = answer(x, wire)
-    return result, wire.noted, torch.equal(x, _input(rank, count))
+    beside = {e.op for e in comm.log} - {"send", "recv"}
+    return result, wire.noted, beside, torch.equal(x, _input(rank, count, seed))
 
 
-def _input(rank: int, count: int):
-    return torch.arange(count, dtype=torch.float64) / 3 + 100 * rank**2 + rank  # thirds: float32 shows
+def _input(rank: int, count: int, seed: int | None = None):
+    if seed is None:  # thirds: float32 shows
+        return torch.arange(count, dtype=torch.float64) / 3 + 100 * rank**2 + rank
+    return torch.randn(count, dtype=torch.float64, generator=torch.Generator().manual_seed(100 * seed + rank))
 
 
-def _play(answer, ranks: int, count: int):
+def _play(answer, ranks: int, count: int, seed: int | None):
     """Results and noted messages of a live run."""
     what = f"with {count} numbers on {ranks} ranks"
-    found = live(_on_a_rank, answer, count, ranks=ranks, what=what)
+    found = live(_on_a_rank, answer, count, seed, ranks=ranks, what=what)
     assert all(same for *_, same in found), "your function changed its input x; work on a copy"
     assert all(result is not None for result, *_ in found), (
         "your function returned None. Is the return missing?"
     )
-    for rank, (_, noted, _) in enumerate(found):
+    for rank, (_, noted, beside, _) in enumerate(found):
+        assert not beside, (
+            f"{what}: rank {rank} also called {', '.join(sorted(beside))}: what counts is what goes over `wire`"
+        )
         sent, waited = len(_sends(noted)), len({number for kind, number, _ in noted if kind == "wait"})
         assert sent == waited, (
             f"{what}: rank {rank} waited for {waited} of its {sent} sends. What has not left may still change"
         )
-    return [result for result, *_ in found], [noted for _, noted, _ in found]
+    return [result for result, *_ in found], [noted for _, noted, *_ in found]
 
 
 def _sends(noted):
@@ -119,77 +135,85 @@ NUMBER = 8  # bytes of a float64, of which all inputs consist
 def ring(answer) -> None:
     """Exercise: a ring all-reduce."""
     for n, count in ((3, 6), (2, 4), (4, 9), (3, 7)):
-        results, noted = _play(answer, n, count)
-        case = f"{n} ranks, {count} numbers of {NUMBER} bytes"
-        sizes = [NUMBER * part.numel() for part in torch.arange(count).tensor_split(n)]
-        least, most = (2 * (sum(sizes) - edge) for edge in (max(sizes), min(sizes)))
-        for rank, result in enumerate(results):
-            sends = _sends(noted[rank])
-            off = [to for to, _ in sends if to != (rank + 1) % n]
-            assert not off, (
-                f"{case}: on a ring rank {rank} sends to its right neighbour only, not to {off[0]}"
-            )
-            assert len(sends) == 2 * (n - 1), (
-                f"{case}: rank {rank} sent {len(sends)} messages; n-1 steps add up, n-1 hand out: {2 * (n - 1)}"
-            )
-            total = sum(size for _, size in sends)
-            assert least <= total <= most, (
-                f"{case}: rank {rank} sent {total} bytes; chunks of 1/n make it {least} to {most}"
-            )
-            close(result, sum(_input(r, count) for r in range(n)), f"{case}: the sum on rank {rank}")
-        needed, best = rounds(noted), 2 * (n - 1)
-        assert needed <= best, (
-            f"{case}: your messages take {needed} rounds, a ring takes {best}: all ranks send at the same time"
+        _ring_of(answer, n, count)
+    by_chance(lambda chance: _ring_of(answer, 5, chance.randint(8, 30), chance.randrange(1000)), 1)
+
+
+def _ring_of(answer, n: int, count: int, seed: int | None = None) -> None:
+    results, noted = _play(answer, n, count, seed)
+    case = f"{n} ranks, {count} numbers of {NUMBER} bytes"
+    sizes = [NUMBER * part.numel() for part in torch.arange(count).tensor_split(n)]
+    least, most = (2 * (sum(sizes) - edge) for edge in (max(sizes), min(sizes)))
+    for rank, result in enumerate(results):
+        sends = _sends(noted[rank])
+        off = [to for to, _ in sends if to != (rank + 1) % n]
+        assert not off, f"{case}: on a ring rank {rank} sends to its right neighbour only, not to {off[0]}"
+        assert len(sends) == 2 * (n - 1), (
+            f"{case}: rank {rank} sent {len(sends)} messages; n-1 steps add up, n-1 hand out: {2 * (n - 1)}"
         )
+        total = sum(size for _, size in sends)
+        assert least <= total <= most, (
+            f"{case}: rank {rank} sent {total} bytes; chunks of 1/n make it {least} to {most}"
+        )
+        close(result, sum(_input(r, count, seed) for r in range(n)), f"{case}: the sum on rank {rank}")
+    needed, best = rounds(noted), 2 * (n - 1)
+    assert needed <= best, (
+        f"{case}: your messages take {needed} rounds, a ring takes {best}: all ranks send at the same time"
+    )
 
 
 def tree(answer) -> None:
     """Exercise: a broadcast of rank 0's tensor in about log2 n rounds."""
     for n in (2, 3, 4, 5):
-        results, noted = _play(answer, n, 3)
-        for rank, result in enumerate(results):
-            close(result, _input(0, 3), f"{n} ranks: what rank {rank} has in the end")
-        sizes = {size for script in noted for _, size in _sends(script)}
-        assert sizes <= {3 * NUMBER}, (
-            f"{n} ranks: messages of {sorted(sizes)} bytes; the tensor has {3 * NUMBER}"
-        )
-        total = sum(len(_sends(script)) for script in noted)
-        assert total == n - 1, f"{n} ranks: {total} messages; each of the {n - 1} others needs exactly one"
-        needed, best = rounds(noted), (n - 1).bit_length()
-        busiest = max(len(_sends(script)) for script in noted)
-        assert busiest <= best, (
-            f"{n} ranks: one rank sends {busiest} messages; in a tree nobody sends more than {best}"
-        )
-        assert needed <= best, (
-            f"{n} ranks: {needed} rounds; whoever has the tensor should send in every round, that takes {best}"
-        )
+        _tree_of(answer, n)
+    by_chance(lambda chance: _tree_of(answer, 8, chance.randrange(1000)), 1)
+
+
+def _tree_of(answer, n: int, seed: int | None = None) -> None:
+    results, noted = _play(answer, n, 3, seed)
+    for rank, result in enumerate(results):
+        close(result, _input(0, 3, seed), f"{n} ranks: what rank {rank} has in the end")
+    sizes = {size for script in noted for _, size in _sends(script)}
+    assert sizes <= {3 * NUMBER}, f"{n} ranks: messages of {sorted(sizes)} bytes; the tensor has {3 * NUMBER}"
+    total = sum(len(_sends(script)) for script in noted)
+    assert total == n - 1, f"{n} ranks: {total} messages; each of the {n - 1} others needs exactly one"
+    needed, best = rounds(noted), (n - 1).bit_length()
+    busiest = max(len(_sends(script)) for script in noted)
+    assert busiest <= best, (
+        f"{n} ranks: one rank sends {busiest} messages; in a tree nobody sends more than {best}"
+    )
+    assert needed <= best, (
+        f"{n} ranks: {needed} rounds; whoever has the tensor should send in every round, that takes {best}"
+    )
 
 
 def to_all(answer) -> None:
     """Exercise: all-to-all from messages: chunk p of every rank goes to rank p, straight."""
     for n in (2, 3, 4):
-        count = 2 * n + 1  # not a multiple: chunks differ in length
-        results, noted = _play(answer, n, count)
-        for rank, result in enumerate(results):
-            assert isinstance(result, list | tuple), (
-                f"return a list of {n} chunks, not {type(result).__name__}"
-            )
-            want = torch.cat([_input(r, count).tensor_split(n)[rank] for r in range(n)])
-            close(
-                torch.cat(list(result)),
-                want,
-                f"{n} ranks: the chunks on rank {rank}, in order of their senders",
-            )
-            sends = sorted(_sends(noted[rank]))
-            sizes = [NUMBER * part.numel() for part in torch.arange(count).tensor_split(n)]
-            right = [(p, size) for p, size in enumerate(sizes) if p != rank]
-            assert sends == right, (
-                f"{n} ranks: rank {rank} sent {sends} as (to, bytes); one chunk straight to each other is {right}"
-            )
-        needed, best = rounds(noted), n - 1
-        assert needed <= best, (
-            f"{n} ranks: your messages take {needed} rounds instead of {best}: start all sends before you receive"
+        _to_all_of(answer, n, 2 * n + 1)  # not a multiple: chunks differ in length
+    by_chance(lambda chance: _to_all_of(answer, 5, chance.randint(8, 30), chance.randrange(1000)), 1)
+
+
+def _to_all_of(answer, n: int, count: int, seed: int | None = None) -> None:
+    results, noted = _play(answer, n, count, seed)
+    for rank, result in enumerate(results):
+        assert isinstance(result, list | tuple), f"return a list of {n} chunks, not {type(result).__name__}"
+        want = torch.cat([_input(r, count, seed).tensor_split(n)[rank] for r in range(n)])
+        close(
+            torch.cat(list(result)),
+            want,
+            f"{n} ranks: the chunks on rank {rank}, in order of their senders",
         )
+        sends = sorted(_sends(noted[rank]))
+        sizes = [NUMBER * part.numel() for part in torch.arange(count).tensor_split(n)]
+        right = [(p, size) for p, size in enumerate(sizes) if p != rank]
+        assert sends == right, (
+            f"{n} ranks: rank {rank} sent {sends} as (to, bytes); one chunk straight to each other is {right}"
+        )
+    needed, best = rounds(noted), n - 1
+    assert needed <= best, (
+        f"{n} ranks: your messages take {needed} rounds instead of {best}: start all sends before you receive"
+    )
 
 
 def used_twice(rank, world_size, copy):
@@ -201,11 +225,17 @@ def used_twice(rank, world_size, copy):
     return x.grad.item()
 
 
-def bus(answer) -> None:
-    """Exercise: bus bandwidth of a reduce-scatter from the bytes of its *output* on one rank."""
-    close(answer(4, 100.0, 1.0), 300.0, "n=4, 100 bytes out, 1 s (the whole array is n times the output)")
-    close(answer(2, 8e9, 0.5), 16e9, "n=2, 8e9 bytes out, 0.5 s")
-    close(answer(3, 90.0, 2.0), 90.0, "n=3, 90 bytes out, 2 s")
+bus = Task(
+    lambda n, size, seconds: (n - 1) * size / seconds,
+    shown={
+        "n=4, 100 bytes out, 1 s (the whole array is n times the output)": (4, 100.0, 1.0),
+        "n=2, 8e9 bytes out, 0.5 s": (2, 8e9, 0.5),
+        "n=3, 90 bytes out, 2 s": (3, 90.0, 2.0),
+    },
+    what="n={}, {} bytes out, {} s",
+    drawn=lambda chance: (chance.randint(1, 64), 1e6 * chance.randint(1, 99), chance.randint(1, 9) / 8),
+)
+"""Exercise: bus bandwidth of a reduce-scatter from the bytes of its *output* on one rank."""
 
 
 RANKS, CHUNKS = 8, 4

@@ -6,6 +6,7 @@ from contextlib import ExitStack
 import torch
 
 from . import close, live, returned, scored, unaided
+from .engine import Task, by_chance, called
 from .ring_attention import ring_backward as ring_backward
 from .watching import no_gradient, noted
 
@@ -59,7 +60,7 @@ def _merge_rows(answer) -> None:
     """Rows whose scores differ much in size, and rows of which one block is hidden altogether."""
     generator = torch.Generator().manual_seed(1)
     scores = torch.randn(4, 7, dtype=torch.float64, generator=generator)
-    values = torch.randn(7, 2, dtype=torch.float64, generator=generator)
+    values = torch.randn(7, 5, dtype=torch.float64, generator=generator)
     scores += torch.tensor([0.0, 2000.0, -2000.0, 0.0])[:, None]
     for hidden, words in (
         (None, "rows of scores near 0, 2000 and -2000: each row needs a maximum of its own"),
@@ -72,28 +73,44 @@ def _merge_rows(answer) -> None:
         blocks = []
         for s, v in zip(seen.split((2, 5), -1), values.split((2, 5)), strict=True):
             blocks += [s.softmax(-1).nan_to_num(0.0) @ v, s.logsumexp(-1, keepdim=True)]
-        out, lse = answer(*blocks)
+        out, lse = called(answer, tuple(blocks), words)
         close(out, seen.softmax(-1) @ values, words)
         close(lse, seen.logsumexp(-1, keepdim=True), f"log-sum-exp, {words}")
 
 
 def contributors(answer) -> None:
     """Exercise: which ranks contribute to the key gradients of a root, in a contiguous split."""
-    for ranks in (2, 4):
+    for ranks in (2, 4, 7):
         for root in range(ranks):
-            got = sorted(returned(answer(root, ranks)))
-            assert root in got, f"root {root} of {ranks}: its own queries see its own keys"
-            assert got == list(range(root, ranks)), (
-                f"root {root} of {ranks}: expected ranks {root} to {ranks - 1}, got {got}"
-            )
+            what = f"root {root} of {ranks}"
+            got = sorted(int(rank) for rank in returned(called(answer, (root, ranks), what)))
+            assert root in got, f"{what}: its own queries see its own keys"
+            assert got == list(range(root, ranks)), f"{what}: expected ranks {root} to {ranks - 1}, got {got}"
 
 
-def imbalance(answer) -> None:
-    """Exercise: the busiest rank over the mean, of attention on contiguous slices."""
-    answer = unaided(answer, "gpt2lab.parallel")
-    close(answer(8, 1), 1, "one rank is balanced by itself")
-    close(answer(4, 2), (7 / 5), "4 tokens on 2 ranks: rows cost 1, 2, 3, 4")
-    close(answer(16, 4), (13 + 14 + 15 + 16) / 34, "16 tokens on 4 ranks")
+def _busiest(tokens: int, ranks: int) -> float:
+    size = tokens // ranks
+    busiest = sum(range(tokens - size + 1, tokens + 1))  # the last rank's rows cost the most
+    return busiest * ranks / (tokens * (tokens + 1) / 2)
+
+
+def _divided(chance) -> tuple[int, int]:
+    ranks = chance.randint(1, 9)
+    return ranks * chance.randint(1, 9), ranks
+
+
+imbalance = Task(
+    _busiest,
+    shown={
+        "one rank is balanced by itself": (8, 1),
+        "4 tokens on 2 ranks: rows cost 1, 2, 3, 4": (4, 2),
+        "16 tokens on 4 ranks": (16, 4),
+    },
+    what="{} tokens on {} ranks",
+    drawn=_divided,
+    closed=("gpt2lab.parallel",),
+)
+"""Exercise: the busiest rank over the mean, of attention on contiguous slices."""
 
 
 def spread(answer) -> str:
@@ -144,9 +161,9 @@ MESSAGES = {"all_to_all", "send", "recv"}
 
 def to_heads(there, back) -> None:
     """Exercise: tokens for heads and back again, by all-to-all on live ranks, uneven tokens included."""
-    for ranks, sizes in ((2, (3, 4)), (3, (2, 4, 1))):
-        heads, what = 6, f"6 heads, {sizes} tokens on {ranks} ranks"
-        whole = torch.arange(7 * heads * 5, dtype=torch.float64).reshape(7, heads, 5)
+    for ranks, sizes, heads, width in ((2, (3, 4), 6, 5), (3, (2, 4, 3), 9, 4)):
+        what, tokens = f"{heads} heads, {sizes} tokens on {ranks} ranks", sum(sizes)
+        whole = torch.arange(tokens * heads * width, dtype=torch.float64).reshape(tokens, heads, width)
         found = live(_there_and_back, there, back, whole, sizes, ranks=ranks, what=what)
         for rank, (got, again, sent, ops, grads) in enumerate(found):
             want = whole[:, rank * heads // ranks : (rank + 1) * heads // ranks]
@@ -160,8 +177,8 @@ def to_heads(there, back) -> None:
             first = sum(sizes[:rank])
             close(again, whole[first : first + sizes[rank]], f"{what}: there and back again, on rank {rank}")
             leave = (
-                sizes[rank] * heads * 5 * 8 * (ranks - 1) // ranks
-                + (7 - sizes[rank]) * heads // ranks * 5 * 8
+                sizes[rank] * heads * width * 8 * (ranks - 1) // ranks
+                + (tokens - sizes[rank]) * heads // ranks * width * 8
             )
             assert sent == leave, (
                 f"{what}: rank {rank} sent {sent} bytes; what has to leave it there and back is {leave}"
@@ -208,7 +225,7 @@ def give_back(answer) -> None:
         grads = [torch.randn(w.shape, dtype=torch.float64, generator=generator) for w in wide]
         what = f"shards of {sizes}, window {window}"
         found = live(_given_back, answer, grads, window, ranks=3, what=what)
-        got, sent, late = zip(*found, strict=True)
+        got, sent, late, changed = zip(*found, strict=True)
         assert all(g is not None for g in got), "your function returned None. Is the return missing?"
         shapes = [tuple(g.shape) for g in got]
         assert shapes == [tuple(s.shape) for s in shards], (
@@ -229,6 +246,10 @@ def give_back(answer) -> None:
         assert list(sent) == right, (
             f"{what}: ranks sent {list(sent)} bytes; the halo's gradient goes to its owner and no further: {right}"
         )
+        assert not any(changed), (
+            f"right, but rank {changed.index(True)} writes into the gradient that it was given, which others may need: "
+            "work on a copy"
+        )
         assert not any(late), (
             "right, but rank 1 sends only when its own message has come: so ranks take turns, and n of them take n "
             "times as long. What it sends does not depend on what comes"
@@ -244,9 +265,12 @@ def _given_back(rank, world_size, answer, grads, window):
     with ExitStack() as watched:
         for place, name in ((comm, "isend"), (comm, "send"), (comm, "recv"), (comm.Handle, "wait")):
             watched.enter_context(noted(place, name, begun))
-        got = answer(grads[rank].clone(), window, axis)
+        mine = grads[rank].clone()
+        got = answer(mine, window, axis)
+    changed = not torch.equal(mine, grads[rank])
     late = rank == 1 and begun[:1] in (["wait"], ["recv"]) and not {"isend", "send"}.isdisjoint(begun)
-    return got, sum(size for _, size, _ in comm.traffic().values()), late
+    got = None if got is None else got.clone()
+    return got, sum(size for _, size, _ in comm.traffic().values()), late, changed
 
 
 def smallest_shard(answer) -> None:
@@ -263,7 +287,19 @@ def smallest_shard(answer) -> None:
         assert bool(got) == want, f"window {window} on shards {sizes} is {wrongly}"
     for sizes in ((6, 2, 4, 1), (1, 5, 5), (5, 1, 1, 6)):
         for window in range(1, 7):
-            want = all(n >= min(window, sum(sizes[: r + 1])) for r, n in enumerate(sizes[:-1]))
-            assert bool(answer(sizes, window)) == want, (
-                f"unequal shards {sizes}, window {window}: one hop is {'' if want else 'not '}enough. Look at each"
-            )
+            _one_hop(answer, sizes, window)
+    by_chance(lambda chance: _one_hop(answer, *_shards(chance)))
+
+
+def _shards(chance) -> tuple[tuple[int, ...], int]:
+    """Unequal shards, the largest first, and a window that may just be one hop."""
+    sizes = tuple(sorted((chance.randint(1, 30) for _ in range(chance.randint(1, 8))), reverse=True))
+    return sizes, max(1, sizes[-2 if len(sizes) > 1 else 0] + chance.randint(-1, 1))
+
+
+def _one_hop(answer, sizes: tuple[int, ...], window: int) -> None:
+    what = f"unequal shards {sizes}, window {window}"
+    want = all(n >= min(window, sum(sizes[: r + 1])) for r, n in enumerate(sizes[:-1]))
+    assert bool(returned(called(answer, (sizes, window), what), what)) == want, (
+        f"{what}: one hop is {'' if want else 'not '}enough. Look at each"
+    )

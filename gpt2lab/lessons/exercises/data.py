@@ -7,14 +7,15 @@ from ...parallel.zero.costs import all_reduce_bytes
 from ...ranks import comm
 from ...ranks.mesh import Mesh
 from ...reference import CONFIG, example_batch
-from . import close, live, returned, scored, unaided
+from . import close, live, returned, scored
+from .engine import Task
 from .reducer import reducer as reducer
 
 
 def three_lines(answer) -> None:
     """Exercise: the gradients of a step of data parallelism, on three live ranks with seven rows, for two steps."""
     found = live(_two_steps, answer, ranks=3, what="three live ranks")
-    batch, model = example_batch(CONFIG, 7, 11), GPT2(CONFIG).double()
+    batch, model = _batch(), GPT2(CONFIG).double()
     names = [name for name, _ in model.named_parameters()]
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, eps=1e-6)
     size = 8 * sum(p.numel() for p in model.parameters())
@@ -34,6 +35,11 @@ def three_lines(answer) -> None:
         assert sent <= best + 16 * len(names) * 2, (
             f"rank {rank} sent {sent} bytes in two steps. An all-reduce of each gradient takes {best}"
         )
+
+
+def _batch():
+    """Seven rows that only `mine` holds: the lesson's example batch is another."""
+    return example_batch(CONFIG, 7, 11, seed=4)
 
 
 def _summed_right(per_rank, want, names, step: int, sent: list[int]) -> None:
@@ -59,7 +65,7 @@ def _summed_right(per_rank, want, names, step: int, sent: list[int]) -> None:
 def _two_steps(rank, world_size, answer):
     """([gradients of all parameters] of two steps, bytes sent)."""
     axis = Mesh(dp=world_size)["dp"]
-    model, batch = GPT2(CONFIG).double(), example_batch(CONFIG, 7, 11)
+    model, batch = GPT2(CONFIG).double(), _batch()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, eps=1e-6)
     grads = []
     comm.clear_log()
@@ -69,41 +75,49 @@ def _two_steps(rank, world_size, answer):
     return grads, sum(size for _, size, _ in comm.traffic().values())
 
 
-def step_bytes(answer) -> None:
-    """Exercise: what one rank sends in a step of data parallelism."""
-    answer = unaided(answer, "gpt2lab.parallel")
-    close(answer(elements=1000, ranks=1, micro=1, each=4), 0, "a rank alone sends nothing")
-    close(
-        answer(1000, 4, 1, 4),
-        all_reduce_bytes(1000, 4, 0, 4),
-        "1000 floats, 4 ranks: reduce-scatter and all-gather, each (n-1)/n of 4000 bytes",
-    )
-    close(answer(1000, 8, 1, 4), 7000, "1000 floats, 8 ranks: (n-1)/n grows to 1, it does not grow with n")
-    close(answer(1000, 4, 5, 4), 6000, "five micro-batches: only the last one's backward sends")
-    close(answer(1000, 4, 1, 2), 3000, "16-bit gradients")
-    close(answer(900, 3, 1, 4), 4800, "900 floats, 3 ranks, which is no power of two")
+step_bytes = Task(
+    lambda elements, ranks, micro, each: all_reduce_bytes(elements, ranks, 0, each),
+    shown={
+        "a rank alone sends nothing": (1000, 1, 1, 4),
+        "1000 floats, 4 ranks: reduce-scatter and all-gather, each (n-1)/n of 4000 bytes": (1000, 4, 1, 4),
+        "1000 floats, 8 ranks: (n-1)/n grows to 1, it does not grow with n": (1000, 8, 1, 4),
+        "five micro-batches: only the last one's backward sends": (1000, 4, 5, 4),
+        "16-bit gradients": (1000, 4, 1, 2),
+        "900 floats, 3 ranks, which is no power of two": (900, 3, 1, 4),
+    },
+    what="{} numbers on {} ranks, {} micro-batches, {} bytes each",
+    drawn=lambda chance: (5040 * chance.randint(1, 99), chance.randint(1, 10), chance.randint(1, 9), 4),
+    closed=("gpt2lab.parallel",),
+)
+"""Exercise: what one rank sends in a step of data parallelism."""
 
 
-def global_gradient(answer) -> None:
-    """Exercise: the gradient of the mean loss from per-rank means and token counts."""
-    torch.manual_seed(0)
-    grads = [torch.randn(3, dtype=torch.float64) for _ in range(3)]
-    counts = [30, 20, 20]
-    want = sum(g * c for g, c in zip(grads, counts, strict=True)) / 70
-    given = [g.clone() for g in grads]
-    got = returned(answer(given, counts))
-    mean = sum(grads) / 3
-    assert not torch.allclose(got, mean), (
-        "that is the mean of means: ranks with 30 tokens must weigh more than those with 20"
-    )
-    assert not torch.allclose(got, sum(grads)), (
-        "that is the sum of means: weigh each by its share of the 70 tokens"
-    )
-    close(got, want, "shares of 30, 20 and 20 tokens")
-    assert all(map(torch.equal, given, grads)), (
-        "your function changed the gradients it was given; make new ones"
-    )
-    close(answer(grads[:2], [1, 5]), (grads[0] + 5 * grads[1]) / 6, "two ranks with shares of 1 and 5 tokens")
+def _shares(counts: list[int], *shape: int, seed: int = 0) -> tuple[list, list[int]]:
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(shape, dtype=torch.float64, generator=generator) for _ in counts], counts
+
+
+global_gradient = Task(
+    lambda gradients, counts: sum(g * c for g, c in zip(gradients, counts, strict=True)) / sum(counts),
+    shown={
+        "shares of 30, 20 and 20 tokens": _shares([30, 20, 20], 3),
+        "two ranks with shares of 1 and 5 tokens": _shares([1, 5], 3),
+    },
+    what="gradients of three dimensions, shares of {1} tokens",
+    drawn=lambda chance: _shares(
+        [chance.randint(1, 9) for _ in range(chance.randint(1, 5))], 2, 1, 3, seed=chance.randrange(99)
+    ),
+    mistakes={
+        "that is the mean of means: ranks with more tokens must weigh more": lambda gradients, counts: (
+            sum(gradients) / len(counts)
+        ),
+        "that is the sum of means: weigh each by its share of all tokens": lambda gradients, counts: sum(
+            gradients
+        ),
+    },
+    count=5,
+)
+"""Exercise: the gradient of the mean loss from per-rank means and token counts."""
 
 
 BACKWARDS = {  # ms at which each gradient is final, kB of each; ms of a message's latency, kB a ms of the link

@@ -1,8 +1,12 @@
 """Checkers of lesson 12: gating with room, rows to experts and back, combine's backward, bytes, places of experts."""
 
+from numbers import Integral
+
 import torch
 
 from . import by_hand, close, live, returned, scored
+from .engine import by_chance
+from .watching import Seen, unread, watched
 
 
 def gating(answer) -> None:
@@ -10,7 +14,8 @@ def gating(answer) -> None:
     generator = torch.Generator().manual_seed(0)
     for tokens, experts, room in ((6, 4, 6), (9, 3, 4), (16, 4, 5), (16, 8, 2)):
         p = torch.randn(tokens, experts, generator=generator, dtype=torch.float64).mul(2).softmax(-1)
-        chosen, weights, kept = _three(answer(p.clone(), room))
+        scores = p.clone().requires_grad_()
+        chosen, weights, kept = _three(answer(scores, room))
         case = f"{tokens} tokens, {experts} experts with room for {room}"
         best = p.topk(2, -1)
         assert chosen.shape == (tokens, 2) and torch.equal(chosen, best.indices), (
@@ -21,6 +26,7 @@ def gating(answer) -> None:
             f"{case}: the two weights of a token add up to {sums.min():.3f}, not to 1; dropping must not change them"
         )
         close(weights, best.values / best.values.sum(-1, keepdim=True), f"{case}: the weights")
+        _router_learns(weights, scores, case)
         assert kept.shape == (tokens, 2) and kept.dtype == torch.bool, (
             f"{case}: kept is True or False for each choice, not {kept.dtype} of shape {tuple(kept.shape)}"
         )
@@ -44,6 +50,17 @@ def gating(answer) -> None:
         )
 
 
+def _router_learns(weights, scores, case: str) -> None:
+    """The gradient of the weights must reach the scores."""
+    words = f"{case}: no gradient comes from the weights to the scores, or a wrong one, and the router cannot learn"
+    assert weights.requires_grad, words
+    pull = torch.arange(1.0, weights.numel() + 1, dtype=weights.dtype).view_as(weights)
+    (got,) = torch.autograd.grad((weights * pull).sum(), scores, allow_unused=True)
+    best = scores.topk(2, -1).values
+    (want,) = torch.autograd.grad((best / best.sum(-1, keepdim=True) * pull).sum(), scores)
+    assert got is not None and torch.allclose(got, want), words
+
+
 def _three(found):
     returned(found)
     assert isinstance(found, tuple) and len(found) == 3, "return three tensors: experts, weights and kept"
@@ -65,11 +82,15 @@ COUNTS = ((3, 0, 2, 1, 1, 0), (1, 4, 0, 2, 0, 3), (2, 1, 1, 0, 4, 1))  # rows of
 def exchange(there, back) -> None:
     """Exercise: rows to the ranks of their experts and back, with uneven counts, on three live ranks."""
     found = live(_travel, there, back, ranks=3)
-    for rank, (_, said, _, _) in enumerate(found):
+    for rank, (_, said, *_) in enumerate(found):
         assert said == _table(rank), (
             f"rank {rank}: your table of counts is {said}, but {_table(rank)} rows come"
         )
-    for rank, (got, _, home, sent) in enumerate(found):
+    for source, target, left in unread([Seen(sent, asked) for *_, sent, asked in found]):
+        raise AssertionError(
+            f"rank {source} starts {left} messages to rank {target} that it never receives: they are counted by nobody"
+        )
+    for rank, (got, _, home, sent, *_) in enumerate(found):
         mine = range(2 * rank, 2 * rank + 2)
         rows = [
             100 * source + 10 * e + i for source in range(3) for e in mine for i in range(COUNTS[source][e])
@@ -87,6 +108,24 @@ def exchange(there, back) -> None:
         said = f"rank {rank} sent {sent} bytes; the rows that have to travel are {out} bytes, and counts 32"
         assert sent <= out + 2 * 6 * 8, said
         assert sent >= out, f"{said}. Did rows travel uncounted, or with fewer digits?"
+        _whole_rows(rank, got, home)
+
+
+def _rows(rank: int):
+    """The rows of a rank: each has its name, and two numbers that no formula gives."""
+    names = [100.0 * rank + 10 * e + i for e in range(6) for i in range(COUNTS[rank][e])]
+    chance = torch.Generator().manual_seed(rank)
+    more = torch.randn(len(names), 2, dtype=torch.float64, generator=chance)
+    return torch.cat([torch.tensor(names, dtype=torch.float64)[:, None], more], 1)
+
+
+def _whole_rows(rank: int, got, home) -> None:
+    every = {row[0].item(): row for r in range(3) for row in _rows(r)}
+    for way, rows, sign in (("there", got, 1), ("back", home, -1)):
+        wrong = [row[0].item() for row in rows if not torch.equal(sign * row, every[sign * row[0].item()])]
+        assert not wrong, (
+            f"rank {rank}: row {wrong[0]:g} comes {way} with its name only, and not with all that was in it"
+        )
 
 
 def _table(rank):
@@ -98,10 +137,10 @@ def _travel(rank, world_size, there, back):
     from ...ranks.mesh import Mesh
 
     axis, counts = Mesh(dp=world_size, ep=world_size)["ep"], torch.tensor(COUNTS[rank])
-    names = [100.0 * rank + 10 * e + i for e in range(6) for i in range(COUNTS[rank][e])]
-    rows = torch.tensor(names, dtype=torch.float64)[:, None].expand(-1, 3).contiguous()
+    rows = _rows(rank)
     comm.clear_log()
-    found = there(rows, counts, axis)
+    with watched() as seen:
+        found = there(rows, counts, axis)
     assert isinstance(found, tuple) and len(found) == 2, "`there` returns two things: rows, and the table"
     got, table = found
     said = torch.as_tensor(table).tolist()
@@ -110,28 +149,44 @@ def _travel(rank, world_size, there, back):
     traffic = comm.traffic()
     calls, size, _ = traffic.pop(("gather_objects", axis.name))
     assert calls == 1, "rows and counts are tensors: send them by all_to_all, where bytes are counted"
-    return got, said, home, sum(moved for _, moved, _ in traffic.values())
+    return got, said, home, sum(moved for _, moved, _ in traffic.values()), seen.sent, seen.asked
 
 
 def combine_backward(answer) -> None:
     """Exercise: gradients of rows and weights, given that of y[token] += weight * row."""
-    generator = torch.Generator().manual_seed(1)
-    token = torch.tensor([2, 0, 3, 0, 2, 2])
+    _combined(answer, [2, 0, 3, 0, 2, 2], 4, 3, 1)
+    by_chance(lambda chance: _combined(answer, *_tokens(chance)), 5)
+
+
+def _tokens(chance) -> tuple[list[int], int, int, int]:
+    tokens = chance.randint(1, 6)
+    return (
+        chance.choices(range(tokens), k=chance.randint(1, 9)),
+        tokens,
+        chance.randint(1, 7),
+        chance.randrange(99),
+    )
+
+
+def _combined(answer, token: list[int], tokens: int, width: int, number: int) -> None:
+    generator, token, n = torch.Generator().manual_seed(number), torch.tensor(token), len(token)
     rows, weights, grad = (
-        torch.randn(*s, generator=generator, dtype=torch.float64) for s in ((6, 3), (6,), (4, 3))
+        torch.randn(*s, generator=generator, dtype=torch.float64) for s in ((n, width), (n,), (tokens, width))
     )
     leaves = rows.requires_grad_(), weights.requires_grad_()
-    y = torch.zeros(4, 3, dtype=torch.float64).index_add(0, token, leaves[0] * leaves[1][:, None])
+    y = torch.zeros(tokens, width, dtype=torch.float64).index_add(0, token, leaves[0] * leaves[1][:, None])
     right = torch.autograd.grad(y, leaves, grad)
     with by_hand():
         found = answer(grad, rows.detach().clone(), weights.detach().clone(), token)
     of_rows, of_weights = returned(found)
-    assert of_rows.shape == (6, 3), f"the gradient of rows has shape {tuple(of_rows.shape)}, rows have (6, 3)"
+    assert of_rows.shape == (n, width), (
+        f"the gradient of rows has shape {tuple(of_rows.shape)}, rows have ({n}, {width})"
+    )
     assert not torch.allclose(of_rows, grad[token]), (
         "the gradient of a row is too large: what was its weight?"
     )
     close(of_rows, right[0], "the gradient of the rows")
-    assert of_weights.shape == (6,), (
+    assert of_weights.shape == (n,), (
         f"a weight is one number: its gradient has shape {tuple(of_weights.shape)}"
     )
     close(of_weights, right[1], "the gradient of the weights (a row times its token's gradient)")
@@ -207,7 +262,7 @@ def placed(answer) -> str:
         f"return four lists of experts, one a rank, not {ranks!r}"
     )
     for rank, held in enumerate(ranks):
-        strange = [e for e in held if e not in range(len(ASKED[0]))]
+        strange = [e for e in held if not isinstance(e, Integral) or e not in range(len(ASKED[0]))]
         assert not strange, f"rank {rank}: {strange[0]!r} is none of the experts 0 to {len(ASKED[0]) - 1}"
         assert len(held) <= SLOTS, f"rank {rank} has room for {SLOTS} experts, and you give it {len(held)}"
         twice = [e for e in held if held.count(e) > 1]

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from ...parallel.boxes import rectangles
 from . import close, returned, scored
+from .engine import by_chance, called
 
 HANGS = (
     ("a rank that left", {0: [2], 1: [2], 2: []}, 2),
@@ -26,13 +27,26 @@ HANGS = (
 
 def culprit(answer) -> None:
     """Exercise: the rank to blame for a hang, given which ranks each rank waits for."""
-    for name, waits, want in HANGS:
-        got = answer({rank: list(whom) for rank, whom in waits.items()})
-        assert got is None or got in list(waits), f"{name}, {waits}: return a rank or None, not {got!r}"
-        assert got is None or not waits[got], (
-            f"{name}, {waits}: rank {got} waits itself, so it is not the cause. Whom does it wait for?"
-        )
-        assert got == want, f"{name}, {waits}: blame {_who(want)}, not {_who(got)}"
+    for name, waits, _ in HANGS:
+        _blamed(answer, name, waits)
+    by_chance(lambda chance: _blamed(answer, "ranks that wait", _hang(chance)), 60)
+
+
+def _hang(chance) -> dict[int, list[int]]:
+    ranks = range(chance.randint(2, 8))
+    others = lambda rank: [other for other in ranks if other != rank]
+    return {rank: chance.sample(others(rank), chance.choice((0, 1, 1, 1, 2)) % len(ranks)) for rank in ranks}
+
+
+def _blamed(answer, name: str, waits: dict[int, list[int]]) -> None:
+    case = f"{name}, {waits}"
+    guilty = {rank for whom in waits.values() for rank in whom if not waits[rank]}
+    got = called(answer, ({rank: list(whom) for rank, whom in waits.items()},), case)
+    assert got is None or got in list(waits), f"{case}: return a rank or None, not {got!r}"
+    assert got is None or not waits[got], (
+        f"{case}: rank {got} waits itself, so it is not the cause. Whom does it wait for?"
+    )
+    assert got in (guilty or {None}), f"{case}: blame {_who(min(guilty, default=None))}, not {_who(got)}"
 
 
 def _who(rank: int | None) -> str:
@@ -50,19 +64,29 @@ def stretch(answer) -> None:
         (4, 6, 7, 7),
         (5, 1, 1, 4),
     ):
-        got = returned(answer(rows, columns, start, stop))
-        what = f"elements {start} to {stop} of a {rows} x {columns} matrix"
-        covered = [
-            (row + i) * columns + column + j
-            for (row, column), (height, width) in got
-            for i in range(height)
-            for j in range(width)
-        ]
-        assert covered == list(range(start, stop)), (
-            f"{what}: your boxes hold {covered[:8]}..., in this order; they should hold {start} to {stop - 1}"
-        )
-        fewest = len(rectangles((rows, columns), start, stop))
-        assert len(got) == fewest, f"{what}: {fewest} boxes do, you use {len(got)}. Join whole rows"
+        _stretched(answer, rows, columns, start, stop)
+    by_chance(lambda chance: _stretched(answer, *_part(chance)))
+
+
+def _part(chance) -> tuple[int, int, int, int]:
+    rows, columns = chance.randint(1, 9), chance.randint(1, 12)
+    return rows, columns, *sorted(chance.choices(range(rows * columns + 1), k=2))
+
+
+def _stretched(answer, rows: int, columns: int, start: int, stop: int) -> None:
+    got = returned(answer(rows, columns, start, stop))
+    what = f"elements {start} to {stop} of a {rows} x {columns} matrix"
+    covered = [
+        (row + i) * columns + column + j
+        for (row, column), (height, width) in got
+        for i in range(height)
+        for j in range(width)
+    ]
+    assert covered == list(range(start, stop)), (
+        f"{what}: your boxes hold {covered[:8]}..., in this order; they should hold {start} to {stop - 1}"
+    )
+    fewest = len(rectangles((rows, columns), start, stop))
+    assert len(got) == fewest, f"{what}: {fewest} boxes do, you use {len(got)}. Join whole rows"
 
 
 class _Crash(Exception):
@@ -94,6 +118,10 @@ def _kill_everywhere(answer, files: dict[str, str]) -> None:
     with tempfile.TemporaryDirectory() as home:
         (found,) = live(_killed_saves, answer, files, home, ranks=1)
     for operation, left, _, _ in found:
+        assert not operation.startswith(("os.system", "os.posix_spawn", "os.exec", "subprocess.")), (
+            f"`{operation}` starts another program, which nobody can stop between its own operations here: write the "
+            "files by write(file, text)"
+        )
         assert left is None or left == files, (
             f"a SIGKILL before `{operation}` leaves {sorted(left)} of {sorted(files)} under the final name, "
             "some perhaps half written. No `except` runs then; only a rename of the finished folder is safe"

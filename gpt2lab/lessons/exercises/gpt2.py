@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from . import by_hand, close, closed, returned, scored
+from .engine import Task
 
 
 def parameters(answer) -> None:
@@ -19,7 +20,18 @@ def parameters(answer) -> None:
         12 * 4 + 13 * 2,
         "one block of width 2: 12 C^2 weights, and 13 C in biases and norms",
     )
-    close(answer(50257, 1024, 12, 768), 124_439_808, "GPT-2 small")
+    sizes(answer)
+
+
+sizes = Task(
+    lambda vocab, positions, layers, width: (
+        (vocab + positions + 2) * width + layers * (12 * width + 13) * width
+    ),
+    shown={"GPT-2 small": (50257, 1024, 12, 768)},
+    what="{} words, {} positions, {} layers of width {}",
+    drawn=lambda chance: tuple(chance.randint(1, 99) for _ in range(4)),
+)
+"""The second half of `parameters`."""
 
 
 def adamw(answer) -> None:
@@ -142,16 +154,18 @@ def _saved():
         yield found
 
 
-def cache_bytes(answer) -> None:
-    """Exercise: the bytes of a KV cache."""
-    close(
-        answer(layers=1, width=1, batch=1, tokens=1, each=1),
-        2,
-        "one layer, one channel, one token: a key and a value",
-    )
-    close(answer(12, 768, 1, 1024, 4), 75_497_472, "GPT-2 small, one text of 1024 tokens in float32")
-    close(answer(12, 768, 8, 1024, 2), 301_989_888, "eight texts in 16 bit: mind batch and bytes of a number")
-    close(answer(48, 1600, 1, 1024, 4), 629_145_600, "GPT-2 XL, one text of 1024 tokens in float32")
+cache_bytes = Task(
+    lambda layers, width, batch, tokens, each: 2 * layers * width * batch * tokens * each,
+    shown={
+        "one layer, one channel, one token: a key and a value": (1, 1, 1, 1, 1),
+        "GPT-2 small, one text of 1024 tokens in float32": (12, 768, 1, 1024, 4),
+        "eight texts in 16 bit: mind batch and bytes of a number": (12, 768, 8, 1024, 2),
+        "GPT-2 XL, one text of 1024 tokens in float32": (48, 1600, 1, 1024, 4),
+    },
+    what="{} layers, width {}, {} texts of {} tokens, {} bytes each",
+    drawn=lambda chance: tuple(chance.randint(1, 30) for _ in range(5)),
+)
+"""Exercise: the bytes of a KV cache."""
 
 
 ROOM, WIDTH = 8, 768

@@ -1,9 +1,11 @@
 """Checkers of lesson 02: a stopwatch, ranks' clocks joined, the serial fraction, overlap, work at the same time."""
 
+from itertools import pairwise
 from types import SimpleNamespace
 
 from ...planner import metrics
-from . import close, returned, unaided
+from . import close, returned
+from .engine import Task
 
 
 def benchmark(answer) -> None:
@@ -56,44 +58,80 @@ def _timed(answer, count: int) -> None:
     close(got, want, "the time of each call and 2 s until its work is done")
     first = said.index("clock")
     assert "barrier" in said[:first], "the barrier belongs before the clock starts"
-    assert said.count("barrier") >= count, "ranks drift apart again: a barrier before *every* trial"
+    calls = [place for place, what in enumerate(said) if what == "call"][-count - 1 :]
+    apart = [a for a, b in pairwise(calls) if "barrier" not in said[a:b]]
+    assert not apart, "ranks drift apart again: a barrier before *every* trial"
 
 
-def together(answer) -> None:
-    """Exercise: how long a collective took, from every rank's start and end."""
-    close(answer([(0.0, 3.0), (0.0, 3.0)]), 3.0, "two ranks that start and end together")
-    late = [(0.0, 6.0), (5.0, 6.5)]
-    close(answer(late), 1.5, "rank 0 waits 5 s for rank 1: that wait is not the collective's")
-    close(answer([(1.0, 4.0), (0.0, 6.0), (2.0, 5.0)]), 4.0, "it is over when the *last* rank is done")
+def _worked(*spans: tuple[int, float, float]) -> tuple[list[SimpleNamespace]]:
+    return ([SimpleNamespace(rank=rank, start=start, end=end) for rank, start, end in spans],)
 
 
-def serial_fraction(answer) -> None:
-    """Exercise: Karp and Flatt's serial fraction."""
-    answer = unaided(answer, "gpt2lab.planner")
-    close(answer(4.0, 4), 0.0, "a speed-up of 4 on 4 workers has no serial part")
-    close(answer(2.0, 4), 1 / 3, "a speed-up of 2 on 4 workers")
-    close(answer(1.0, 4), 1.0, "no speed-up: all is serial")
-    close(answer(24.7, 112), metrics.karp_flatt(24.7, 112), "24.7 on 112 (turn Amdahl's law round)")
+def _met(chance) -> tuple[list[tuple[float, float]]]:
+    """Starts and ends of some ranks in a collective: nobody ends before all have started."""
+    starts = [chance.randint(0, 40) / 4 for _ in range(chance.randint(1, 8))]
+    return ([(start, max(starts) + chance.randint(1, 20) / 4) for start in starts],)
 
 
-def overlap(answer) -> None:
-    """Exercise: the time of pieces that travel while the next is computed."""
-    answer = unaided(answer, "gpt2lab.planner")
-    close(answer(1, 20.0, 15.0), 35.0, "one piece: nothing to overlap with")
-    close(
-        answer(4, 20.0, 15.0), 95.0, "4 pieces, 20 to compute, 15 to send: the last one still has to travel"
-    )
-    close(answer(4, 15.0, 20.0), 95.0, "4 pieces, 15 to compute, 20 to send: now the link is never idle")
-    close(answer(7, 2.0, 5.0), 37.0, "7 pieces, 2 to compute, 5 to send")
+together = Task(
+    lambda per_rank: max(end for _, end in per_rank) - max(start for start, _ in per_rank),
+    shown={
+        "two ranks that start and end together": ([(0.0, 3.0), (0.0, 3.0)],),
+        "rank 0 waits 5 s for rank 1: that wait is not the collective's": ([(0.0, 6.0), (5.0, 6.5)],),
+        "it is over when the *last* rank is done": ([(1.0, 4.0), (0.0, 6.0), (2.0, 5.0)],),
+    },
+    what="starts and ends {}",
+    drawn=_met,
+)
+"""Exercise: how long a collective took, from every rank's start and end."""
+
+serial_fraction = Task(
+    metrics.karp_flatt,
+    shown={
+        "a speed-up of 4 on 4 workers has no serial part": (4.0, 4),
+        "a speed-up of 2 on 4 workers": (2.0, 4),
+        "no speed-up: all is serial": (1.0, 4),
+        "24.7 on 112 (turn Amdahl's law round)": (24.7, 112),
+    },
+    what="a speed-up of {} on {} workers",
+    drawn=lambda chance: (chance.randint(4, 40) / 4, chance.randint(11, 99)),
+    closed=("gpt2lab.planner",),
+)
+"""Exercise: Karp and Flatt's serial fraction."""
+
+overlap = Task(
+    metrics.overlapped,
+    shown={
+        "one piece: nothing to overlap with": (1, 20.0, 15.0),
+        "4 pieces, 20 to compute, 15 to send: the last one still has to travel": (4, 20.0, 15.0),
+        "4 pieces, 15 to compute, 20 to send: now the link is never idle": (4, 15.0, 20.0),
+        "7 pieces, 2 to compute, 5 to send": (7, 2.0, 5.0),
+    },
+    what="{} pieces, {} to compute, {} to send",
+    drawn=lambda chance: (chance.randint(1, 20), chance.randint(1, 40) / 2, chance.randint(1, 40) / 2),
+    closed=("gpt2lab.planner",),
+)
+"""Exercise: the time of pieces that travel while the next is computed."""
+
+SPANS = (0, 2, 6), (1, 4, 6), (1, 8, 10)
 
 
-def average_parallelism(answer) -> None:
-    """Exercise: how many ranks work at the same time, on average."""
-    answer = unaided(answer, "gpt2lab.planner")
-    trace = [
-        SimpleNamespace(rank=rank, start=start, end=end)
-        for rank, start, end in ((0, 2, 6), (1, 4, 6), (1, 8, 10))
-    ]
-    close(answer(trace), 1.0, "8 s of work within 8 s: from the first start (2) to the last end (10)")
-    close(answer([*trace, SimpleNamespace(rank=2, start=2, end=10)]), 2.0, "16 s of work within 8 s, 3 ranks")
-    close(answer(trace[::-1]), 1.0, "the same 8 s within 8 s, spans in no order of time")
+def _many(chance) -> tuple[list[SimpleNamespace]]:
+    starts = [(chance.randrange(5), chance.randint(0, 20)) for _ in range(chance.randint(1, 9))]
+    return _worked(*((rank, start, start + chance.randint(1, 9)) for rank, start in starts))
+
+
+average_parallelism = Task(
+    lambda spans: (
+        sum(s.end - s.start for s in spans) / (max(s.end for s in spans) - min(s.start for s in spans))
+    ),
+    shown={
+        "8 s of work within 8 s: from the first start (2) to the last end (10)": _worked(*SPANS),
+        "16 s of work within 8 s, 3 ranks": _worked(*SPANS, (2, 2, 10)),
+        "the same 8 s within 8 s, spans in no order of time": _worked(*SPANS[::-1]),
+    },
+    drawn=_many,
+    closed=("gpt2lab.planner",),
+    keep=False,
+)
+"""Exercise: how many ranks work at the same time, on average."""

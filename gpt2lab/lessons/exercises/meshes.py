@@ -8,6 +8,7 @@ import torch
 
 from ...machine.links import Link
 from . import close, returned, scored, sentences
+from .engine import by_chance
 
 MESHES = (
     {"dp": 2, "tp": 2},
@@ -48,6 +49,11 @@ def groups(answer) -> None:
         world = math.prod(sizes.values())
         for axis in sizes:
             got = returned(answer(axis, dict(sizes)))
+            backwards = [g for g in got if isinstance(g, list | tuple) and list(g) != sorted(g)]
+            assert not backwards, (
+                f"{axis} of {sizes}: {backwards[0]} is a group, but a rank's position in it is its place on {axis}: "
+                "the first rank stands first"
+            )
             got = sorted(tuple(sorted(group)) for group in got)
             for a, b in ((a, b) for group in got for a, b in itertools.pairwise(group)):
                 here, there = _place(a, sizes), _place(b, sizes)
@@ -75,25 +81,40 @@ CASES = (  # what one rank sends a step: (messages, bytes)
 def placement(answer) -> None:
     """Exercise: which axis gets the links inside a node, the other one those between nodes."""
     for sent, inside, between in CASES:
-        total = {a: _total(sent, a, inside, between) for a in sent}
-        best, got = min(total, key=total.get), answer(dict(sent), inside, between)
-        returned(got)
-        assert got in sent, f"expected one of {list(sent)}, got {got!r}"
-        if got == best:
-            continue
-        cost = {a: f"{1e3 * t:.0f} ms with {a} inside" for a, t in total.items()}
-        said = f"{sent}: the links cost {cost[got]}, {cost[best]}"
-        alike = inside.bandwidth == between.bandwidth
-        if alike and between.time(*sent[got][::-1]) > between.time(*sent[best][::-1]):
-            raise AssertionError(f"{said}. Bytes pass equally fast here and there: what an axis gains counts")
-        most = {i: max(sent, key=lambda a: sent[a][i]) for i in (0, 1)}
-        if got == most[1]:
-            raise AssertionError(f"{said}. {got} sends more bytes, but every message pays its latency too")
-        if got == most[0]:
-            raise AssertionError(f"{said}. {got} sends more messages, but bytes take time too")
-        raise AssertionError(
-            f"{said}. What counts is seconds saved, not how many times faster an axis becomes"
-        )
+        _placed_well(answer, sent, inside, between)
+    by_chance(lambda chance: _placed_well(answer, *_links(chance)))
+
+
+def _links(chance):
+    """Two axes and two kinds of links, of which both latencies and both bandwidths matter."""
+    sent = {
+        axis: (chance.randint(1, 40), 1e5 * chance.randint(1, 99))
+        for axis in chance.sample(("dp", "tp", "cp"), 2)
+    }
+    inside = Link(1e-3 * chance.randint(0, 9), 1e8 * chance.randint(1, 9))
+    between = Link(inside.latency + 1e-4 * chance.randint(0, 5), inside.bandwidth / chance.randint(1, 5))
+    totals = [_total(sent, axis, inside, between) for axis in sent]
+    return (sent, inside, between) if max(totals) > 1.01 * min(totals) else _links(chance)
+
+
+def _placed_well(answer, sent, inside: Link, between: Link) -> None:
+    total = {a: _total(sent, a, inside, between) for a in sent}
+    best, got = min(total, key=total.get), answer(dict(sent), inside, between)
+    returned(got)
+    assert got in sent, f"expected one of {list(sent)}, got {got!r}"
+    if got == best:
+        return
+    cost = {a: f"{1e3 * t:.0f} ms with {a} inside" for a, t in total.items()}
+    said = f"{sent}: the links cost {cost[got]}, {cost[best]}"
+    alike = inside.bandwidth == between.bandwidth
+    if alike and between.time(*sent[got][::-1]) > between.time(*sent[best][::-1]):
+        raise AssertionError(f"{said}. Bytes pass equally fast here and there: what an axis gains counts")
+    most = {i: max(sent, key=lambda a: sent[a][i]) for i in (0, 1)}
+    if got == most[1]:
+        raise AssertionError(f"{said}. {got} sends more bytes, but every message pays its latency too")
+    if got == most[0]:
+        raise AssertionError(f"{said}. {got} sends more messages, but bytes take time too")
+    raise AssertionError(f"{said}. What counts is seconds saved, not how many times faster an axis becomes")
 
 
 def _total(sent, inner, inside: Link, between: Link) -> float:

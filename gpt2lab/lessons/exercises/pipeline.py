@@ -1,5 +1,7 @@
 """Checkers of lessons 07 and 08: bubbles, orders, memory and messages of pipelines, and a schedule of one's own."""
 
+from numbers import Integral
+
 from ...model import GPT2, GPT2Config
 from ...parallel.accumulate import Accumulate, Alone
 from ...parallel.pipeline.engine import Pipeline
@@ -9,7 +11,9 @@ from ...reference import example_batch
 from ...schedules import Cost, Op, Schedule, ScheduleError, best_slices, make, simulate
 from ...schedules import check as check_schedule
 from ...schedules.terapipe import latency
-from . import close, live, returned, scored, sentences, unaided
+from . import close, live, returned, scored, sentences
+from .engine import Task, by_chance, called
+from .watching import Watched
 
 OURS = "gpt2lab.schedules", "gpt2lab.lessons.exercises.pipeline"
 """Modules that know the answers."""
@@ -17,42 +21,54 @@ OURS = "gpt2lab.schedules", "gpt2lab.lessons.exercises.pipeline"
 SIZES = ((1, 1), (2, 2), (2, 5), (4, 4), (4, 8), (3, 7), (8, 2))  # ranks, micro-batches
 
 
-def bubble(answer) -> None:
-    """Exercise: the idle share of the makespan of GPipe, from ranks and micro-batches."""
-    answer = unaided(answer, *OURS)
-    for p, m in SIZES:
-        close(answer(p, m), float(simulate(make("gpipe", p, m)).bubble), f"{p} ranks, {m} micro-batches")
+bubble = Task(
+    lambda p, m: float(simulate(make("gpipe", p, m)).bubble),
+    shown=SIZES,
+    what="{} ranks, {} micro-batches",
+    drawn=lambda chance: (chance.randint(1, 11), chance.randint(1, 13)),
+    closed=OURS,
+    count=8,
+)
+"""Exercise: the idle share of the makespan of GPipe, from ranks and micro-batches."""
 
 
-def in_flight(answer) -> None:
-    """Exercise: how many activations a rank of 1F1B holds at its peak."""
-    answer = unaided(answer, *OURS)
-    for p, m in SIZES:
-        for rank in range(p):
-            close(answer(rank, p, m), make("1f1b", p, m).peak(rank), f"rank {rank} of {p}, {m} micro-batches")
+def _rank(chance) -> tuple[int, int, int]:
+    p = chance.randint(1, 11)
+    return chance.randrange(p), p, chance.randint(1, 13)
+
+
+in_flight = Task(
+    lambda rank, p, m: make("1f1b", p, m).peak(rank),
+    shown=[(rank, p, m) for p, m in SIZES for rank in range(p)],
+    what="rank {} of {}, {} micro-batches",
+    drawn=_rank,
+    closed=OURS,
+)
+"""Exercise: how many activations a rank of 1F1B holds at its peak."""
 
 
 def order(answer) -> None:
     """Exercise: the operations of a rank in 1F1B, as pairs such as ("F", 0)."""
     for p, m in ((4, 8), *SIZES):  # the smaller ones make different orders alike
-        orders = []
-        for rank in range(p):
-            got = [tuple(op) for op in returned(unaided(answer, *OURS)(rank, p, m))]
-            assert all(len(op) == 2 and isinstance(op[1], int) for op in got), f'write ("F", 0), not {got[0]}'
-            orders.append(tuple(Op(kind, rank, micro) for kind, micro in got))
-        want = make("1f1b", p, m)
-        schedule = Schedule(tuple(orders), want.placement, m)
-        _must_be_right(schedule, f"{p} ranks, {m} micro-batches")
-        for rank in range(p):
-            held, promised = schedule.peak(rank), want.promise[rank]
-            assert held <= promised, (
-                f"{p} ranks, {m} micro-batches: rank {rank} holds {held} activations, 1F1B only {promised}"
-            )
-        close(
-            float(simulate(schedule).makespan),
-            float(simulate(want).makespan),
-            f"makespan of {p} ranks, {m} micro",
-        )
+        _order_of(answer, p, m)
+    by_chance(lambda chance: _order_of(answer, chance.randint(1, 9), chance.randint(1, 11)), 6)
+
+
+def _order_of(answer, p: int, m: int) -> None:
+    what, orders = f"{p} ranks, {m} micro-batches", []
+    for rank in range(p):
+        got = [tuple(op) for op in returned(called(answer, (rank, p, m), what, OURS))]
+        strange = [op for op in got if len(op) != 2 or not isinstance(op[1], Integral)]
+        assert not strange, f'write ("F", 0), not {strange[0]}'
+        orders.append(tuple(Op(str(kind), rank, int(micro)) for kind, micro in got))
+    want = make("1f1b", p, m)
+    schedule = Schedule(tuple(orders), want.placement, m)
+    _must_be_right(schedule, what)
+    for rank in range(p):
+        held, promised = schedule.peak(rank), want.promise[rank]
+        assert held <= promised, f"{what}: rank {rank} holds {held} activations, 1F1B only {promised}"
+    times = [float(simulate(one).makespan) for one in (schedule, want)]
+    close(*times, f"makespan of {p} ranks, {m} micro")
 
 
 def by_hand(run, serial) -> None:
@@ -92,11 +108,29 @@ def by_hand(run, serial) -> None:
                 f"{what}: rank {rank} sent {calls} messages, {right} are needed. Keep every handle: "
                 "a handle that is not in s.leaving is never waited for"
             )
-    more, less = (run(2, 2, lambda *_, n=n: [*(("F", i) for i in range(n)), ("B", 0)]) for n in (2, 1))
+    more = run(2, 2, lambda *_: [("F", 0), ("F", 1), ("B", 0)])
+    with sentences("2 ranks, F and B of one micro-batch"):
+        less = run(2, 2, lambda *_: Watched([("F", 0), ("B", 0)]))
     for rank, ((_, early, *_), (_, grads, *_)) in enumerate(zip(more, less, strict=True)):
         assert all(bool((early[n] == g).all()) for n, g in grads.items()), (
             f"F of one more micro-batch changes the gradients of rank {rank}: backward belongs into B"
         )
+    _messages_matter(run, more)
+
+
+def _messages_matter(run, plain) -> None:
+    """What arrives must be what is computed with; `plain` are the results of F0, F1, B0."""
+    order = Watched([("F", 0), ("F", 1), ("B", 0)], loud=(("F", 1), ("B", 0)))
+    loud = run(2, 2, lambda *_: order)
+    for name, grad in plain[0][1].items():
+        assert name == "wte.weight" or bool((loud[0][1][name] == 2 * grad).all()), (
+            f"the gradient that rank 1 sends does not matter: with twice that, rank 0's gradient of {name} is not "
+            "twice as large. Rank 0 runs its backward from what arrives"
+        )
+    assert loud[1][0] != plain[1][0], (
+        "the activation that rank 0 sends does not matter: with twice that, the loss of rank 1 stays the same. "
+        "Each rank runs its own stage only, from what arrives"
+    )
 
 
 def run_op(kind: str, i: int, s) -> None:
@@ -121,43 +155,75 @@ def one_f_one_b(rank: int, p: int, m: int) -> list[tuple[str, int]]:
     return [(op.kind, op.micro) for op in make("1f1b", p, m).orders[rank]]
 
 
-def traffic(answer) -> None:
-    """Exercise: bytes that a pipeline sends in one step, all ranks together, float32."""
-    close(answer(1, 4, 2, 8, 16), 0, "one rank sends nothing")
-    close(answer(2, 1, 1, 1, 1), 8, "one number forward and one back between two ranks: 4 bytes each")
-    close(
-        answer(4, 8, 2, 16, 64),
-        3 * 2 * 8 * 2 * 16 * 64 * 4,
-        "4 ranks, 8 micro-batches of 2 x 16 tokens, width 64",
-    )
+traffic = Task(
+    lambda p, m, b, T, C: (p - 1) * 2 * m * b * T * C * 4,
+    shown={
+        "one rank sends nothing": (1, 4, 2, 8, 16),
+        "one number forward and one back between two ranks: 4 bytes each": (2, 1, 1, 1, 1),
+        "4 ranks, 8 micro-batches of 2 x 16 tokens, width 64": (4, 8, 2, 16, 64),
+    },
+    what="{} ranks, {} micro-batches of {} x {} tokens, width {}",
+    drawn=lambda chance: tuple(chance.randint(1, 9) for _ in range(5)),
+)
+"""Exercise: bytes that a pipeline sends in one step, all ranks together, float32."""
 
 
-def v_rank(answer) -> None:
-    """Exercise: which rank holds a stage where the stages go down the ranks and back up."""
-    answer = unaided(answer, *OURS)
-    for p in (1, 2, 3, 4):
-        for stage, rank in enumerate(make("zb_v", p, 2 * p).placement):
-            close(answer(stage, p), rank, f"stage {stage} of {2 * p} on {p} ranks")
+v_rank = Task(
+    lambda stage, p: make("zb_v", p, 2 * p).placement[stage],
+    shown={
+        f"stage {stage} of {2 * p} on {p} ranks": (stage, p) for p in (1, 2, 3, 4) for stage in range(2 * p)
+    },
+    what="stage {} of twice as many as {} ranks",
+    drawn=lambda chance: (chance.randrange(12), chance.randint(6, 9)),
+    closed=OURS,
+)
+"""Exercise: which rank holds a stage where the stages go down the ranks and back up."""
 
 
-def idle(answer) -> None:
-    """Exercise: idle time of a rank in 1F1B and, with split backwards, in ZB-H1."""
-    answer = unaided(answer, *OURS)
-    for p, f, i, w in ((4, 4, 5, 3), (2, 1, 1, 1), (4, 1, 1, 1), (4, 3, 4, 2), (8, 5, 5, 3)):
-        for name in ("1f1b", "zb_h1"):
-            timeline = simulate(make(name, p, 2 * p), Cost(f, i, w))
-            want = max(timeline.span(r) - timeline.busy(r) for r in range(p))
-            close(answer(name, p, f, i, w), float(want), f"{name}, {p} ranks, times {f}, {i}, {w}")
+def _idle(name: str, p: int, f: int, i: int, w: int) -> float:
+    timeline = simulate(make(name, p, 2 * p), Cost(f, i, w))
+    return float(max(timeline.span(r) - timeline.busy(r) for r in range(p)))
 
 
-def slicing(answer) -> None:
-    """Exercise: forward latency of token slices that take these times, on some ranks."""
-    answer = unaided(answer, *OURS)
-    for slices, ranks in (([4], 1), ([4], 3), ([3, 1], 2), ([2, 2, 2], 4), ([5, 4, 3, 2], 8)):
-        close(answer(slices, ranks), latency(slices, ranks), f"slices of {slices} on {ranks} ranks")
+def _times(chance) -> list[int]:
+    """Of F, I and W, the longest first."""
+    return sorted((chance.randint(1, 6) for _ in range(3)), reverse=True)
+
+
+idle = Task(
+    _idle,
+    shown=[
+        (name, *times)
+        for times in ((4, 4, 5, 3), (2, 1, 1, 1), (4, 1, 1, 1), (4, 3, 4, 2), (8, 5, 5, 3))
+        for name in ("1f1b", "zb_h1")
+    ],
+    what="{}, {} ranks, times {}, {}, {}",
+    drawn=lambda chance: (chance.choice(("1f1b", "zb_h1")), chance.randint(1, 7), *_times(chance)),
+    closed=OURS,
+    count=8,
+)
+"""Exercise: idle time of a rank in 1F1B and, with split backwards, in ZB-H1."""
+
+
+def _best_of_twelve() -> list[int]:
     best = best_slices(12, lambda n, context: n * (4 + context), 4)
-    times = [n * (4 + sum(best[:k])) for k, n in enumerate(best)]
-    close(answer(times, 4), latency(times, 4), "the best slices of 12 tokens on 4 ranks")
+    return [n * (4 + sum(best[:k])) for k, n in enumerate(best)]
+
+
+slicing = Task(
+    latency,
+    shown={
+        **{
+            f"slices of {slices} on {ranks} ranks": (slices, ranks)
+            for slices, ranks in (([4], 1), ([4], 3), ([3, 1], 2), ([2, 2, 2], 4), ([5, 4, 3, 2], 8))
+        },
+        "the best slices of 12 tokens on 4 ranks": (_best_of_twelve(), 4),
+    },
+    what="slices of {} on {} ranks",
+    drawn=lambda chance: ([chance.randint(1, 9) for _ in range(chance.randint(1, 7))], chance.randint(1, 9)),
+    closed=OURS,
+)
+"""Exercise: forward latency of token slices that take these times, on some ranks."""
 
 
 ROOM, BAR, BEST = 3, 42, 39

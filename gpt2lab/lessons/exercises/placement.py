@@ -11,6 +11,7 @@ from ...planner.balance import best_cut, equal_count, slowest
 from ...planner.pipelines import time_of_1f1b
 from ...planner.problem import STATE, Device, gpt2_layers
 from . import returned, scored, unaided
+from .engine import by_chance, called
 
 GRAPHS = (  # (times, edges): the longest path is neither the one of most operators nor the greedy one
     ([1, 1, 8, 2], [(0, 1), (2, 3)]),
@@ -46,32 +47,48 @@ class Patient(list):
 def critical_path(answer) -> None:
     """Exercise: the longest path of a graph, in seconds and as a list of operators."""
     for times, edges in GRAPHS:
-        case = f"times {times}, edges {edges}"
-        found = answer(list(times), list(edges))
-        assert isinstance(found, tuple) and len(found) == 2, (
-            f"{case}: return two things, (seconds, [operators]); got {found!r}"
-        )
-        seconds, path = found
-        want, best = _longest(times, edges)
-        assert path and all(isinstance(n, int) and 0 <= n < len(times) for n in path), (
-            f"{case}: the path is a list of numbers of operators, got {path!r}"
-        )
-        broken = [(u, v) for u, v in pairwise(path) if (u, v) not in edges]
-        assert not broken, f"{case}: your path goes from {broken[0][0]} to {broken[0][1]}, but no edge does"
-        length = sum(times[n] for n in path)
-        assert seconds != sum(times) or want == sum(times), (
-            f"{case}: {seconds} is all work. Operators that do not wait for each other can run at the same time"
-        )
-        assert seconds == length, f"{case}: your path {path} takes {length}, and you say {seconds}"
-        most = max(_paths(times, edges), key=len)
-        assert length == want or len(path) < len(most) or length != sum(times[n] for n in most), (
-            f"{case}: {path} has the most operators, but {best} takes longer: {want} against {length}"
-        )
-        assert length == want, f"{case}: {path} takes {length}, but {best} takes {want}. Look at all paths"
+        _critical(answer, times, edges)
     ladder = Patient(
         (v, w) for u in range(0, 42, 3) for v, w in ((u, u + 1), (u, u + 2), (u + 1, u + 3), (u + 2, u + 3))
     )
-    answer([1, 2, 3] * 14 + [1], ladder)  # 16,384 paths
+    found = answer([1, 2, 3] * 14 + [1], ladder)  # 16,384 paths
+    assert found[0] == 57, (
+        f"43 operators in a ladder of 14 squares: {found[0]}, but its longest path takes 57"
+    )
+    by_chance(lambda chance: _critical(answer, *_graph(chance)))
+
+
+def _graph(chance) -> tuple[list[int], list[tuple[int, int]]]:
+    """Operators in some order that edges follow; the edges themselves stand in any order."""
+    times = [chance.randint(1, 9) for _ in range(chance.randint(1, 11))]
+    edges = [(u, v) for v in range(len(times)) for u in range(v) if chance.random() < 0.3]
+    chance.shuffle(edges)
+    return times, edges
+
+
+def _critical(answer, times: list[int], edges: list[tuple[int, int]]) -> None:
+    case = f"times {times}, edges {edges}"
+    found = called(answer, (list(times), list(edges)), case)
+    assert isinstance(found, tuple | list) and len(found) == 2, (
+        f"{case}: return two things, (seconds, [operators]); got {found!r}"
+    )
+    seconds, path = found
+    want, best = _longest(times, edges)
+    assert len(path) and all(isinstance(n, Integral) and 0 <= n < len(times) for n in path), (
+        f"{case}: the path is a list of numbers of operators, got {path!r}"
+    )
+    broken = [(u, v) for u, v in pairwise(path) if (u, v) not in edges]
+    assert not broken, f"{case}: your path goes from {broken[0][0]} to {broken[0][1]}, but no edge does"
+    length = sum(times[n] for n in path)
+    assert seconds != sum(times) or want == sum(times), (
+        f"{case}: {seconds} is all work. Operators that do not wait for each other can run at the same time"
+    )
+    assert seconds == length, f"{case}: your path {path} takes {length}, and you say {seconds}"
+    most = max(_paths(times, edges), key=len)
+    assert length == want or len(path) < len(most) or length != sum(times[n] for n in most), (
+        f"{case}: {path} has the most operators, but {best} takes longer: {want} against {length}"
+    )
+    assert length == want, f"{case}: {path} takes {length}, but {best} takes {want}. Look at all paths"
 
 
 def _paths(times, edges):
@@ -96,18 +113,28 @@ def cut(answer) -> None:
     draw = random.Random(5)
     cases = [*CHAINS, *(([draw.randint(1, 9) for _ in range(9)], 4) for _ in range(4))]
     for times, stages in cases:
-        case, best = f"{times} in {stages} stages", slowest(times, best_cut(times, stages))
-        bounds = _checked(answer(list(times), stages), len(times), stages, case)
-        found = slowest(times, bounds)
-        sums = [sum(times[a:b]) for a, b in pairwise(bounds)]
-        assert found == best or list(bounds) != list(equal_count(len(times), stages)), (
-            f"{case}: {sums} are equal numbers of layers, not equal times. Instead of {found}, {best} is possible"
-        )
-        assert found == best, (
-            f"{case}: your stages take {sums}, the slowest {found}, but {best} is possible. What is best for the "
-            "first layers depends on where the cut after them is: try all of them"
-        )
+        _cut_well(answer, times, stages)
     answer(Patient([draw.randint(1, 9) for _ in range(30)]), 6)  # 118,755 cuts
+    by_chance(lambda chance: _cut_well(answer, *_chain(chance)))
+
+
+def _chain(chance) -> tuple[list[int], int]:
+    times = [chance.randint(1, 30) for _ in range(chance.randint(1, 14))]
+    return times, chance.randint(1, len(times))
+
+
+def _cut_well(answer, times: list[int], stages: int) -> None:
+    case, best = f"{times} in {stages} stages", slowest(times, best_cut(times, stages))
+    bounds = _checked(answer(list(times), stages), len(times), stages, case)
+    found = slowest(times, bounds)
+    sums = [sum(times[a:b]) for a, b in pairwise(bounds)]
+    assert found == best or list(bounds) != list(equal_count(len(times), stages)), (
+        f"{case}: {sums} are equal numbers of layers, not equal times. Instead of {found}, {best} is possible"
+    )
+    assert found == best, (
+        f"{case}: your stages take {sums}, the slowest {found}, but {best} is possible. What is best for the "
+        "first layers depends on where the cut after them is: try all of them"
+    )
 
 
 def _checked(bounds, layers, stages, case):

@@ -7,13 +7,14 @@ from ...ranks import comm
 from ...ranks.mesh import Mesh
 from ...reference import CONFIG, example_batch
 from . import close, live
+from .watching import Held
 
 
 class Line:
     """A link that remembers what it was asked to carry; sums arrive when waited for."""
 
     def __init__(self):
-        self.messages, self.waited = [], 0
+        self.messages, self.waited, self.sums = [], 0, Held()
 
     def all_reduce(self, flat):
         """Start summing a flat tensor with that of another rank, which holds 1, 2, 3, ... in it."""
@@ -30,7 +31,9 @@ class Sum:
     def wait(self):
         """The sum of both ranks."""
         self.line.waited += 1
-        return self.flat + torch.arange(1.0, len(self.flat) + 1, dtype=self.flat.dtype)
+        total = self.flat + torch.arange(1.0, len(self.flat) + 1, dtype=self.flat.dtype)
+        self.line.sums.add(total)
+        return total
 
 
 SHAPES = {  # in the order in which backward finishes them; a bucket holds 8 elements or more
@@ -93,13 +96,14 @@ def reducer(answer) -> None:
         theirs = torch.tensor(other[place : place + grad.numel()], dtype=torch.float64).view_as(grad)
         close(sums[name], grad + theirs, f"{name} (each tensor gets its own part of the summed bucket)")
         place += grad.numel()
+    del sums
     _second_step(line, work, mine)
     _reduced_live(answer)
 
 
 def _second_step(line: Line, work, mine: dict) -> None:
     """Another step with the same reducer, in which the last bucket is exactly full."""
-    line.messages, line.waited = [], 0
+    line.messages, line.waited, first, line.sums = [], 0, line.sums, Held()
     for name in ("head", "second"):
         work.ready(name, mine[name])
     assert [len(m) for m in line.messages] == [8], (
@@ -112,6 +116,11 @@ def _second_step(line: Line, work, mine: dict) -> None:
         raise AssertionError(f"nothing was left for finish() to send, and it sent that: {error}") from None
     assert line.waited == 1, f"in the second step finish() waited for {line.waited} sums, and 1 was under way"
     assert set(sums) == {"head", "second"}, f"in the second step finish() returned {sorted(sums)}"
+    kept = len(first.alive())
+    assert not kept, (
+        f"after the second step {kept} sums of the first are in memory still, and nobody will ask for them: "
+        "a reducer that keeps them holds all gradients of all steps"
+    )
 
 
 def _in_time(left: list[list[int]], due: list[list[int]], sizes: list[int]) -> None:

@@ -12,31 +12,35 @@ from ...sharding.partition import partition
 from ...sharding.propagate import propagate
 from ...sharding.tofu import bytes_of_all
 from . import close, live, returned, scored
+from .engine import by_chance, called
 
 
 def costs(answer) -> None:
     """Exercise: bytes a rank sends for three changes of layout, of M bytes on n ranks."""
     for n, size in ((4, 960), (2, 48), (3, 90)):
-        case = f"n = {n}, M = {size}"
-        found = answer(n, size)
-        assert isinstance(found, dict), f"{case}: return a dict with 'S0 -> R', 'S0 -> S1' and 'P -> S0'"
-        missing = {"S0 -> R", "S0 -> S1", "P -> S0"} - set(found)
-        assert not missing, f"{case}: {sorted(missing)[0]} is missing"
-        part = size / n
-        assert abs(found["S0 -> R"] - size) > 1e-9, (
-            f"{case}: a rank need not send to itself what it has (S0 -> R)"
-        )
-        close(
-            found["S0 -> R"], (n - 1) * part, f"{case}, S0 -> R: n - 1 parts of M / n pass through each rank"
-        )
-        assert n == 2 or abs(found["S0 -> S1"] - (n - 1) * part) > 1e-9, (
-            f"{case}: S0 -> S1 is no all-gather. Of its M / n a rank sends an n-th to each of the others"
-        )
-        close(found["S0 -> S1"], (n - 1) * part / n, f"{case}, S0 -> S1: n - 1 messages of M / n^2")
-        assert abs(found["P -> S0"] - 2 * (n - 1) * part) > 1e-9, (
-            f"{case}: P -> S0 is half an all-reduce, because the sum is not needed everywhere"
-        )
-        close(found["P -> S0"], (n - 1) * part, f"{case}, P -> S0: terms of n - 1 parts of M / n")
+        _costs_of(answer, n, size)
+    by_chance(lambda chance: _costs_of(answer, chance.randint(2, 9), chance.randint(1, 999)))
+
+
+def _costs_of(answer, n: int, size: int) -> None:
+    case = f"n = {n}, M = {size}"
+    found = called(answer, (n, size), case)
+    assert isinstance(found, dict), f"{case}: return a dict with 'S0 -> R', 'S0 -> S1' and 'P -> S0'"
+    missing = {"S0 -> R", "S0 -> S1", "P -> S0"} - set(found)
+    assert not missing, f"{case}: {sorted(missing)[0]} is missing"
+    part = size / n
+    assert abs(found["S0 -> R"] - size) > 1e-9, (
+        f"{case}: a rank need not send to itself what it has (S0 -> R)"
+    )
+    close(found["S0 -> R"], (n - 1) * part, f"{case}, S0 -> R: n - 1 parts of M / n pass through each rank")
+    assert n == 2 or abs(found["S0 -> S1"] - (n - 1) * part) > 1e-9, (
+        f"{case}: S0 -> S1 is no all-gather. Of its M / n a rank sends an n-th to each of the others"
+    )
+    close(found["S0 -> S1"], (n - 1) * part / n, f"{case}, S0 -> S1: n - 1 messages of M / n^2")
+    assert abs(found["P -> S0"] - 2 * (n - 1) * part) > 1e-9, (
+        f"{case}: P -> S0 is half an all-reduce, because the sum is not needed everywhere"
+    )
+    close(found["P -> S0"], (n - 1) * part, f"{case}, P -> S0: terms of n - 1 parts of M / n")
 
 
 EINSUMS = (
@@ -54,21 +58,34 @@ EINSUMS = (
 def einsum_rule(answer) -> None:
     """Exercise: what the result is when an index of an einsum is cut."""
     for text in EINSUMS:
-        inputs, output = text.split("->")
-        labels = sorted(set(inputs) - {","})
-        found = answer(text)
-        assert isinstance(found, dict), f"{text}: return a dict from each index to what the result is"
-        missing = [one for one in labels if one not in found]
-        assert not missing, f"{text}: index {missing[0]} can be cut too"
-        extra = sorted(set(found) - set(labels))
-        assert not extra, f"{text}: {extra[0]!r} is no index"
-        for one in labels:
-            want = f"S{output.index(one)}" if one in output else "P"
-            assert found[one] != "R", f"{text}: cut along {one} the ranks hold different things, so not R"
-            why = "it is summed over" if want == "P" else f"it is dimension {output.index(one)} of the result"
-            assert found[one] == want, (
-                f"{text}: cut along {one} the result is {want}, because {why}; not {found[one]}"
-            )
+        _rule_of(answer, text)
+    by_chance(lambda chance: _rule_of(answer, _einsum(chance)))
+
+
+def _einsum(chance) -> str:
+    """A product of one to three operands of up to four indices each, some of which are summed over."""
+    letters = chance.sample("abcdefgxyz", 5)
+    operands = ["".join(chance.sample(letters, chance.randint(1, 4))) for _ in range(chance.randint(1, 3))]
+    used = sorted(set("".join(operands)))
+    return f"{','.join(operands)}->{''.join(chance.sample(used, chance.randint(0, len(used))))}"
+
+
+def _rule_of(answer, text: str) -> None:
+    inputs, output = text.split("->")
+    labels = sorted(set(inputs) - {","})
+    found = called(answer, (text,), text)
+    assert isinstance(found, dict), f"{text}: return a dict from each index to what the result is"
+    missing = [one for one in labels if one not in found]
+    assert not missing, f"{text}: index {missing[0]} can be cut too"
+    extra = sorted(set(found) - set(labels))
+    assert not extra, f"{text}: {extra[0]!r} is no index"
+    for one in labels:
+        want = f"S{output.index(one)}" if one in output else "P"
+        assert found[one] != "R", f"{text}: cut along {one} the ranks hold different things, so not R"
+        why = "it is summed over" if want == "P" else f"it is dimension {output.index(one)} of the result"
+        assert found[one] == want, (
+            f"{text}: cut along {one} the result is {want}, because {why}; not {found[one]}"
+        )
 
 
 MLP = {"h": ("bi,fi->bf", ("x", "W1")), "y": ("bf,of->bo", ("h", "W2")), "grad W2": ("bo,bf->of", ("g", "h"))}
@@ -130,6 +147,9 @@ def _decided(operators, cut) -> dict:
     return found
 
 
+MEGATRON = {"wte.weight": "vocab:x", "h.*.attn.c_proj.weight": "heads:x", "h.*.mlp.c_fc.weight": "ff:x"}
+
+
 def megatron(answer) -> None:
     """Exercise: the fewest marks that make GPT-2 Megatron's, judged by what the partitioned program sends."""
     graph = captured_gpt2(GPT2Config(vocab_size=37, n_positions=8, n_layer=2, n_head=4, n_embd=8), 3, 5)
@@ -152,14 +172,25 @@ def megatron(answer) -> None:
     assert len(wide) == 10, (
         f"{len(wide)} all-reduces of (B, T, C) instead of 2 x 2 a layer, embedding and head: 10"
     )
+    right = partition(graph, propagate(graph, MEGATRON, mesh), mesh)
+    more, sent, least = (
+        len(program.changes()) - len(right.changes()),
+        bytes_of_all(program),
+        bytes_of_all(right),
+    )
+    assert more <= 0 and sent <= least, (
+        f"{more} all-reduces more than Megatron's, and {sent:,} bytes instead of {least:,}: a mark cuts a dimension "
+        "that is summed over where heads, neurons or words are to be cut"
+    )
 
 
 def cheaper_path(answer) -> None:
     """Exercise: a sum over both axes of 2 x 2 live ranks, with three quarters of the bytes of two all-reduces."""
     found = live(_sum_on_a_rank, answer, ranks=4)
     want = sum(_term(rank) for rank in range(4))
-    for rank, (got, _) in enumerate(found):
+    for rank, (got, _, same) in enumerate(found):
         returned(got)
+        assert same, f"rank {rank} writes into the x that it was given; make a new tensor"
         assert got.shape == want.shape, (
             f"rank {rank} returns shape {tuple(got.shape)} instead of the whole {tuple(want.shape)}"
         )
@@ -168,7 +199,7 @@ def cheaper_path(answer) -> None:
             f"rank {rank}: the elements add up to {total}. Every rank's term counts once"
         )
         close(got, want, f"rank {rank}: the elements add up, but are not where they belong, or lost digits")
-    sent, size = sum(size for _, size in found), want.numel() * 8
+    sent, size = sum(size for _, size, _ in found), want.numel() * 8
     assert sent >= 6 * size, (
         f"right, but {sent / size / 4:g} M a rank were counted: use the three calls of comm"
     )
@@ -182,8 +213,9 @@ def _sum_on_a_rank(rank, world_size, answer):
 
     axes = live_axes({"x": 2, "y": 2})
     comm.clear_log()
-    y = answer(_term(rank), axes["x"], axes["y"])
-    return y, sum(e.bytes for e in comm.log)
+    x = _term(rank)
+    y = answer(x, axes["x"], axes["y"])
+    return y, sum(e.bytes for e in comm.log), torch.equal(x, _term(rank))
 
 
 def _term(rank: int):

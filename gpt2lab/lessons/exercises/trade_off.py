@@ -6,7 +6,8 @@ from ...plan import Plan
 from ...planner.memory import memory
 from ...verify import verify
 from ..labs.decisions import CAPSTONE, recorded
-from . import close, scored
+from . import scored
+from .engine import Task, by_chance
 
 POINTS = (  # {strategy: (bytes held, bytes sent)}
     {"data": (100, 10), "ZeRO-1": (60, 10), "ZeRO-3": (20, 15), "tensor": (40, 60), "pipeline": (50, 1)},
@@ -19,45 +20,68 @@ POINTS = (  # {strategy: (bytes held, bytes sent)}
 def unbeaten(answer) -> None:
     """Exercise: the strategies that no other beats in both numbers."""
     for points in POINTS:
-        found = answer(dict(points))
-        assert isinstance(found, list | set | tuple) and set(found) <= set(points), (
-            f"{points}: return names of strategies, got {found!r}"
+        _unbeaten_of(answer, points)
+    by_chance(lambda chance: _unbeaten_of(answer, _points(chance)))
+
+
+def _points(chance) -> dict[str, tuple[int, int]]:
+    names = "abcdefgh"[: chance.randint(1, 8)]
+    return {name: (chance.randint(1, 6), chance.randint(1, 6)) for name in names}
+
+
+def _unbeaten_of(answer, points: dict[str, tuple[int, int]]) -> None:
+    found = answer(dict(points))
+    assert isinstance(found, list | set | tuple) and set(found) <= set(points), (
+        f"{points}: return names of strategies, got {found!r}"
+    )
+    least = {min(points, key=lambda name, i=i: points[name][i]) for i in (0, 1)}
+    for name, (held, sent) in points.items():
+        better = [n for n, (h, s) in points.items() if h <= held and s <= sent and (h, s) != (held, sent)]
+        twins = [n for n, p in points.items() if p == (held, sent) and n != name]
+        assert name in found or better or not twins, (
+            f"{points}: {name} is as good as {twins[0]} in both. Equal points do not beat each other"
         )
-        least = {min(points, key=lambda name, i=i: points[name][i]) for i in (0, 1)}
-        for name, (held, sent) in points.items():
-            better = [n for n, (h, s) in points.items() if h <= held and s <= sent and (h, s) != (held, sent)]
-            twins = [n for n, p in points.items() if p == (held, sent) and n != name]
-            assert name in found or better or not twins, (
-                f"{points}: {name} is as good as {twins[0]} in both. Equal points do not beat each other"
-            )
-            assert name in found or better or name not in least, (
-                f"{points}: {name} has least of one thing, so nothing beats it, and you leave it out"
-            )
-            assert name in found or better, (
-                f"{points}: nothing is better than {name} in both, and you leave it out"
-            )
-            assert name not in found or not better, (
-                f"{points}: {better[0] if better else ''} is at least as good as {name} in both and better in one"
-            )
+        assert name in found or better or name not in least, (
+            f"{points}: {name} has least of one thing, so nothing beats it, and you leave it out"
+        )
+        assert name in found or better, (
+            f"{points}: nothing is better than {name} in both, and you leave it out"
+        )
+        assert name not in found or not better, (
+            f"{points}: {better[0] if better else ''} is at least as good as {name} in both and better in one"
+        )
 
 
-def tokens(answer) -> None:
-    """Exercise: tokens a device must have so that backward hides the sum of gradients."""
-    for rate, bandwidth, itemsize in ((50e9, 1e9, 4), (495e12, 50e9, 2), (62.5e12, 3.125e9 / 8, 2)):
-        want = itemsize * rate / (2 * bandwidth)
-        found = answer(rate, bandwidth, itemsize)
-        case = f"rate {rate:.3g}, bandwidth {bandwidth:.3g}, {itemsize} bytes"
-        if isinstance(found, int | float) and found > 0:
-            wrong = {
-                2
-                / 3: "the forward is over before there is a gradient: only the backward, 4 P a token, can hide it",
-                1 / 2: "a ring sends every gradient twice: once to sum it, once to share the sum",
-                1 / itemsize: "bandwidth is in bytes a second, so count bytes, not numbers",
-                2.0: "backward is two products for each of forward's: 4 P operations a token",
-            }
-            for factor, why in wrong.items():
-                assert abs(found / want / factor - 1) > 1e-6, f"{case}: {why}"
-        close(found, want, case, 1e-6)
+def _hidden(rate: float, bandwidth: float, itemsize: int, times: float = 1.0) -> float:
+    return times * itemsize * rate / (2 * bandwidth)
+
+
+tokens = Task(
+    _hidden,
+    shown=[(50e9, 1e9, 4), (495e12, 50e9, 2), (62.5e12, 3.125e9 / 8, 2)],
+    what="rate {:.3g}, bandwidth {:.3g}, {} bytes",
+    drawn=lambda chance: (
+        1e12 * chance.randint(1, 900),
+        1e9 * chance.randint(1, 90),
+        chance.choice((1, 2, 4, 8)),
+    ),
+    mistakes={
+        "the forward is over before there is a gradient: only the backward, 4 P a token, can hide it": (
+            lambda *given: _hidden(*given, 2 / 3)
+        ),
+        "a ring sends every gradient twice: once to sum it, once to share the sum": lambda *given: _hidden(
+            *given, 1 / 2
+        ),
+        "bandwidth is in bytes a second, so count bytes, not numbers": lambda *given: _hidden(
+            *given, 1 / given[2]
+        ),
+        "backward is two products for each of forward's: 4 P operations a token": lambda *given: _hidden(
+            *given, 2.0
+        ),
+    },
+    tolerance=1e-6,
+)
+"""Exercise: tokens a device must have so that backward hides the sum of gradients."""
 
 
 SLACK = 10  # percent

@@ -1,9 +1,16 @@
-"""What an answer calls on a rank, and whether gradients come through it."""
+"""What an answer does on a rank: what it calls, sends, hears and holds, and whether gradients come through it."""
 
-from contextlib import contextmanager
+import gc
+import weakref
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, field
 from functools import wraps
+from unittest.mock import patch
 
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from ...ranks import comm
 
 
 @contextmanager
@@ -16,11 +23,8 @@ def noted(place, name: str, calls: list):
         calls.append(name)
         return plain(*args, **kwargs)
 
-    setattr(place, name, again)
-    try:
+    with patch.object(place, name, again):
         yield
-    finally:
-        setattr(place, name, plain)
 
 
 def no_gradient(y, x) -> bool:
@@ -29,3 +33,142 @@ def no_gradient(y, x) -> bool:
         return True
     (grad,) = torch.autograd.grad(y, x, y.detach(), allow_unused=True)
     return grad is None or not torch.equal(grad, x.detach())
+
+
+@dataclass
+class Held:
+    """The memory behind some tensors that is still in use, whoever uses it; `most` is the most bytes at any time."""
+
+    given: list = field(default_factory=list)  # (weak reference to memory, bytes)
+    most: int = 0
+
+    def add(self, tensor: torch.Tensor) -> None:
+        """Watch the memory of one more tensor."""
+        memory = tensor.untyped_storage()
+        self.given.append((StorageWeakRef(memory), memory.nbytes()))
+        del memory
+        self.most = max(self.most, sum(self.alive().values()))
+
+    def alive(self) -> dict[int, int]:
+        """Bytes of each piece of memory that is in use now. Views keep their whole memory in use, copies do not."""
+        self.given = [(memory, size) for memory, size in self.given if not memory.expired()]
+        return {memory.cdata: size for memory, size in self.given}
+
+
+@dataclass
+class Seen:
+    """What one rank did with messages: payloads by target, sources it asked, sends that nobody waited for, memory."""
+
+    sent: list = field(default_factory=list)  # (position of the target, copy of what was sent)
+    asked: list = field(default_factory=list)  # positions of sources
+    unwaited: int = 0
+    held: Held = field(default_factory=Held)  # what came in messages
+
+
+@contextmanager
+def watched():
+    """Watch messages between two ranks in the block; gives a `Seen`, which is complete when the block has ended."""
+    seen, going = Seen(), []
+    isend, irecv, send, recv, wait = comm.isend, comm.irecv, comm.send, comm.recv, comm.Handle.wait
+    coming = weakref.WeakSet()
+
+    def started(x, axis, to):
+        seen.sent.append((to % axis.size, x.detach().clone()))
+        going.append(isend(x, axis, to))
+        return going[-1]
+
+    def said(x, axis, to):
+        seen.sent.append((to % axis.size, x.detach().clone()))
+        return send(x, axis, to)
+
+    def posted(like, axis, source):
+        seen.asked.append(source % axis.size)
+        coming.add(handle := irecv(like, axis, source))
+        return handle
+
+    def heard(like, axis, source):
+        seen.asked.append(source % axis.size)
+        found = recv(like, axis, source)
+        seen.held.add(found)
+        return found
+
+    def awaited(handle):
+        found = wait(handle)
+        if handle in coming:
+            coming.discard(handle)
+            seen.held.add(found)
+        return found
+
+    with ExitStack() as patches:
+        for name, new in (("isend", started), ("send", said), ("irecv", posted), ("recv", heard)):
+            patches.enter_context(patch.object(comm, name, new))
+        patches.enter_context(patch.object(comm.Handle, "wait", awaited))
+        yield seen
+    seen.unwaited = sum(handle.waits_for() != "nobody" for handle in going)
+
+
+def unread(seen: list[Seen]) -> list[tuple[int, int, int]]:
+    """(source, target, how many) of messages that no rank received, from what all ranks of one axis did."""
+    found = []
+    for source, one in enumerate(seen):
+        for target, other in enumerate(seen):
+            left = sum(to == target for to, _ in one.sent) - sum(asked == source for asked in other.asked)
+            if left > 0:
+                found.append((source, target, left))
+    return found
+
+
+@contextmanager
+def louder(factor: float = 2.0):
+    """Whatever this rank receives in a message in the block is `factor` times what was sent.
+
+    An answer that uses what it hears must then give something else: one that does not has ignored it.
+    """
+    irecv, recv, wait, coming = comm.irecv, comm.recv, comm.Handle.wait, weakref.WeakSet()
+
+    def posted(like, axis, source):
+        coming.add(handle := irecv(like, axis, source))
+        return handle
+
+    def awaited(handle):
+        found = wait(handle)
+        if handle in coming:  # once, although one may wait twice
+            coming.discard(handle)
+            found.mul_(factor)
+        return found
+
+    with (
+        patch.object(comm, "irecv", posted),
+        patch.object(comm, "recv", lambda like, axis, source: factor * recv(like, axis, source)),
+        patch.object(comm.Handle, "wait", awaited),
+    ):
+        yield
+
+
+def memories(least: int) -> set[int]:
+    """The addresses of all memory of `least` bytes or more that tensors use in this process, wherever they are kept."""
+    tensors = [thing for thing in gc.get_objects() if type(thing) in (torch.Tensor, torch.nn.Parameter)]
+    return {t.untyped_storage().data_ptr() for t in tensors if t.untyped_storage().nbytes() >= least}
+
+
+class Watched(list):
+    """The order of F and B of one rank. While it is run, what comes in `loud` entries is twice what was sent.
+
+    Raises AssertionError when in the end messages that have come are in memory still, with nothing `loud`.
+    """
+
+    def __init__(self, entries, loud=()):
+        super().__init__(entries)
+        self.loud = loud
+
+    def __reduce__(self):
+        return Watched, (self[:], self.loud)
+
+    def __iter__(self):
+        with watched() as seen:
+            for entry in super().__iter__():
+                with louder() if entry in self.loud else nullcontext():
+                    yield entry
+            assert self.loud or not seen.held.alive(), (
+                "B takes its pair out of s.kept, but what came is in memory: is there a second list that keeps it?"
+            )

@@ -3,81 +3,95 @@
 import torch
 
 from ...parallel.zero.costs import paper_bytes
-from . import close, returned, unaided
+from . import close, returned
+from .engine import Task, by_chance, called
+from .pretended import together
+from .watching import memories
 
 
 def shard(answer) -> None:
     """Exercise: the part of a flat buffer that a rank owns, padded to equal length."""
     for elements, ranks in ((8, 2), (6, 3), (7, 3), (10, 4), (9, 4), (2, 3)):
-        flat = torch.arange(1.0, elements + 1, dtype=torch.float64) / 3
-        parts = [answer(flat.clone(), rank, ranks) for rank in range(ranks)]
-        assert all(p is not None for p in parts), "your function returned None. Is the return missing?"
-        lengths = [len(p) for p in parts]
-        assert len(set(lengths)) == 1, (
-            f"{elements} elements, {ranks} ranks: shards of {lengths}; pad to equal lengths"
-        )
-        whole = torch.cat(parts)
-        assert len(whole) >= elements, (
-            f"{elements} elements, {ranks} ranks: only {len(whole)} are in a shard; round up"
-        )
-        least = -(-elements // ranks)
-        assert lengths[0] == least, (
-            f"{elements} elements, {ranks} ranks: shards of {lengths[0]}, but {least} are enough; padding costs memory"
-        )
-        close(
-            whole[:elements], flat, f"{elements} elements, {ranks} ranks: shards joined in the order of ranks"
-        )
-        close(whole[elements:], torch.zeros(len(whole) - elements), "padding must be zero", 1e-10 * 1e300)
+        _shards_of(answer, elements, ranks)
+    by_chance(lambda chance: _shards_of(answer, chance.randint(1, 40), chance.randint(1, 8)))
+
+
+def _shards_of(answer, elements: int, ranks: int) -> None:
+    what, flat = (
+        f"{elements} elements, {ranks} ranks",
+        torch.arange(1.0, elements + 1, dtype=torch.float64) / 3,
+    )
+    parts = [returned(called(answer, (flat.clone(), rank, ranks), what)) for rank in range(ranks)]
+    lengths = [len(p) for p in parts]
+    assert len(set(lengths)) == 1, f"{what}: shards of {lengths}; pad to equal lengths"
+    whole = torch.cat(parts)
+    assert len(whole) >= elements, f"{what}: only {len(whole)} are in a shard; round up"
+    least = -(-elements // ranks)
+    assert lengths[0] == least, (
+        f"{what}: shards of {lengths[0]}, but {least} are enough; padding costs memory"
+    )
+    close(whole[:elements], flat, f"{what}: shards joined in the order of ranks")
+    close(whole[elements:], torch.zeros(len(whole) - elements), "padding must be zero", 1e-10 * 1e300)
 
 
 def step(answer) -> None:
-    """Exercise: one step of ZeRO-1 with plain gradient descent, on pretended ranks."""
+    """Exercise: one step of ZeRO-1 with plain gradient descent, on pretended ranks that all run the answer."""
     for ranks, each, rate in ((3, 3, 0.5), (2, 4, 0.25)):
-        _one_step(answer, ranks, each, rate)
+        _one_step(answer, ranks, each, rate, 1)
+    by_chance(
+        lambda chance: _one_step(
+            answer, chance.choice((1, 7, 8)), chance.randint(1, 5), 0.1, chance.randint(2, 99)
+        ),
+        3,
+    )
 
 
-def _one_step(answer, ranks: int, each: int, rate: float) -> None:
-    elements = ranks * each
-    torch.manual_seed(1)
-    start = torch.randn(elements, dtype=torch.float64)
-    grads = [torch.randn(elements, dtype=torch.float64) for _ in range(ranks)]
-    want = start - rate * sum(grads)
-    used = []
+def _one_step(answer, ranks: int, each: int, rate: float, seed: int) -> None:
+    elements, generator = ranks * each, torch.Generator().manual_seed(seed)
+    start, *grads = (
+        torch.randn(elements, dtype=torch.float64, generator=generator) for _ in range(ranks + 1)
+    )
+    total = sum(grads)
+    want, averaged = start - rate * total, start - rate * total / ranks
 
-    def reduce_scatter(whole, rank):
-        used.append("reduce_scatter")
-        assert len(whole) == elements, (
-            f"reduce_scatter wants the whole gradient ({elements}), got {len(whole)}"
-        )
-        return sum(grads)[rank * each :][:each].clone()
+    def on(rank: int, exchange):
+        used, own = [], slice(rank * each, (rank + 1) * each)
 
-    for rank in range(ranks):
-        updated = [want[r * each :][:each] for r in range(ranks)]
+        def reduce_scatter(whole):
+            used.append("reduce_scatter")
+            assert len(whole) == elements, (
+                f"reduce_scatter wants the whole gradient ({elements}), got {len(whole)}"
+            )
+            return sum(exchange(whole.clone()))[own]
 
-        def all_gather(mine, rank=rank, updated=updated):
+        def all_gather(mine):
             used.append("all_gather")
             assert len(mine) == each, f"all_gather wants your shard ({each} weights), got {len(mine)}"
-            assert not torch.allclose(mine, sum(grads)[rank * each :][:each]), (
+            assert ranks == 1 or not torch.allclose(mine, total[own]), (
                 "you gather gradients, and every rank then updates all weights: gather updated weights"
             )
-            return torch.cat([*updated[:rank], mine, *updated[rank + 1 :]])
+            return torch.cat(exchange(mine.clone()))
 
-        used.clear()
-        scatter = lambda whole, rank=rank: reduce_scatter(whole, rank)
-        got = returned(answer(start.clone(), grads[rank].clone(), rank, ranks, rate, scatter, all_gather))
+        got = answer(start.clone(), grads[rank].clone(), rank, ranks, rate, reduce_scatter, all_gather)
+        return returned(got), used, own
+
+    for rank, (got, used, own) in enumerate(together(on, ranks)):
         assert used == ["reduce_scatter", "all_gather"], (
             f"you called {used}; ZeRO reduce-scatters the gradient, steps its shard, and all-gathers the weights"
         )
-        own = slice(rank * each, (rank + 1) * each)
-        mine = got[own]
-        assert not torch.allclose(mine, start[own]), f"rank {rank}'s own shard did not move"
-        averaged = start - rate * sum(grads) / ranks
-        assert not torch.allclose(mine, averaged[own]), "gradients are summed here, not averaged"
-        close(got, want, f"weights after the step, on rank {rank}")
+        assert not torch.allclose(got[own], start[own]), f"rank {rank}'s own shard did not move"
+        assert ranks == 1 or not torch.allclose(got[own], averaged[own]), (
+            "gradients are summed here, not averaged"
+        )
+        close(got[own], want[own], f"weights after the step, on rank {rank}")
+        close(got, want, f"all weights after the step, on rank {rank}")
 
 
 SHAPES = ((8, 6), (9, 8), (7, 9))
 """Weights (out, in) of the stack in which `linear` is tried; none of them divides evenly by three ranks' shards."""
+
+WEIGHT = 40 * 8
+"""Bytes of memory that could be a whole weight, of 48 numbers or more; shards and activations have fewer than 40."""
 
 
 def linear(answer) -> None:
@@ -145,48 +159,37 @@ def _on_shards(rank, world_size, answer):
         shards.append(padded[rank * length :][:length].clone().requires_grad_())
     del w, padded, weights
     pairs, saved = list(zip(shards, SHAPES, strict=True)), []
-    pack = lambda t: saved.append(_is_large(t)) or t
+    pack = lambda t: saved.append(t.untyped_storage().nbytes() >= WEIGHT) or t
     comm.clear_log()
+    before = memories(WEIGHT)
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
         loss = _through(
             x.tensor_split(world_size)[rank].clone(), pairs, lambda h, pair: answer(h, *pair, axis)
         )
-    alive = _kept(loss.grad_fn)
+    alive = len(memories(WEIGHT) - before)
     with FlopCounterMode(display=False) as counter:
         loss.backward()
     return [s.grad for s in shards], comm.traffic(), sum(saved), alive, counter.get_total_flops()
 
 
-def _is_large(t) -> bool:
-    """Whether a tensor's memory could be a whole weight: 48 numbers; shards and activations have fewer than 40."""
-    return t.untyped_storage().nbytes() >= 40 * 8
-
-
-def _kept(node) -> int:
-    """How many nodes of the graph behind `node` keep a whole weight as an attribute, such as `ctx.w`."""
-    seen, found = {node}, 0
-    waiting = [node]
-    for here in waiting:
-        values = getattr(here, "__dict__", {}).values()
-        values = [x for value in values for x in (value if isinstance(value, list | tuple) else [value])]
-        found += any(isinstance(value, torch.Tensor) and _is_large(value) for value in values)
-        new = [n for n, _ in here.next_functions if n is not None and n not in seen]
-        seen.update(new)
-        waiting += new
-    return found
-
-
-def bytes_held(answer) -> None:
-    """Exercise: the paper's bytes per rank for stages 0 to 3."""
-    answer = unaided(answer, "gpt2lab.parallel", "gpt2lab.plots")
-    what = {
-        0: "nothing is shared",
-        1: "the 12 bytes of optimizer state are shared",
-        2: "gradients too",
-        3: "weights too",
-    }
-    for parameters, ranks, more in ((7.5e9, 64, ""), (1.5e9, 8, ", of 1.5 billion parameters on 8 ranks")):
-        for stage in range(4):
-            want = paper_bytes(parameters, ranks)[stage] / 1e9
-            words = f"GB in stage {stage}: {what[stage]}{more}"
-            close(answer(parameters, ranks, stage) / 1e9, want, words, 1e-9)
+bytes_held = Task(
+    lambda parameters, ranks, stage: paper_bytes(parameters, ranks)[stage] / 1e9,
+    shown={
+        f"GB in stage {stage}: {what}{more}": (parameters, ranks, stage)
+        for parameters, ranks, more in ((7.5e9, 64, ""), (1.5e9, 8, ", of 1.5 billion parameters on 8 ranks"))
+        for stage, what in enumerate(
+            (
+                "nothing is shared",
+                "the 12 bytes of optimizer state are shared",
+                "gradients too",
+                "weights too",
+            )
+        )
+    },
+    what="GB of {:.3g} parameters on {} ranks in stage {}",
+    drawn=lambda chance: (1e8 * chance.randint(1, 99), chance.randint(1, 99), chance.randrange(4)),
+    like=lambda got, words: got / 1e9,
+    closed=("gpt2lab.parallel", "gpt2lab.plots"),
+    tolerance=1e-9,
+)
+"""Exercise: the paper's bytes per rank for stages 0 to 3."""

@@ -1,0 +1,154 @@
+"""The first difference between what an answer gave and what is right, in words; the usual slips are named."""
+
+from collections.abc import Mapping, Set
+from numbers import Number
+
+import numpy as np
+
+NARROW = ("float32", "float16", "bfloat16")
+NEARLY = 1e-9  # relative: what is so near to a slip is that slip
+
+
+def returned(found, what: str = ""):
+    """What an answer gave. Raises AssertionError where that is nothing: most often a forgotten return."""
+    begin = f"{what}: " if what else ""
+    assert found is not None, f"{begin}your function returned None. Is the return missing?"
+    return found
+
+
+def close(got, want, what: str, tolerance: float = 1e-10) -> None:
+    """Raise AssertionError with both numbers unless `got` is within `tolerance`, relative to `want`.
+
+    Works for numbers, arrays and tensors; a wrong shape is named as such, None as a forgotten return, and so are the
+    usual slips: see `slip`. Where float64 is right, a tensor of fewer digits is not.
+    """
+    returned(got, what)
+    kind = _tensor_of(got)
+    narrow = _tensor_of(want) == "float64" and kind in NARROW
+    got, want = _array(got, what), _array(want, what)
+    turned = got.ndim > 1 and got.shape == want.shape[::-1] and _same(got.T, want)
+    assert got.shape == want.shape, (
+        f"{what}: expected shape {want.shape}, got {got.shape}" + ", which is transposed" * turned
+    )
+    if not want.size:
+        return
+    with np.errstate(invalid="ignore"):  # of two infinities, which are equal
+        error = np.where(got == want, 0.0, np.abs(got - want))
+    scale = max(float(np.abs(want[np.isfinite(want)]).max(initial=0.0)), 1e-300)
+    worst = np.unravel_index(np.argmax(np.nan_to_num(error, nan=np.inf)), error.shape)
+    where = f" at {tuple(map(int, worst))}" if want.shape else ""
+    message = f"{what}: expected {want[worst]:.6g}{where}, got {got[worst]:.6g}"
+    if error[worst] < 3e-6 * scale:
+        message += f", off by {error[worst] / scale:.0e} of it: was it float32 on the way?"
+    assert bool((error <= tolerance * scale).all()), message + slip(got, want)
+    assert not narrow, f"{what}: the numbers are right, but come as {kind}, with half of float64's digits"
+
+
+def slip(got, want) -> str:
+    """The usual slip by which arrays of equal shape differ, as an end of a sentence; empty where it is none of them.
+
+    Known are: n times, an n-th, the sign, one too many or too few, transposed, shifted, in another order.
+    """
+    whole = want.ndim == 0 and float(want).is_integer() and abs(float(want)) > 2
+    if whole and abs(got - want) == 1:
+        return ": one too " + ("many" if got > want else "few")
+    if factor := _factor(got, want):
+        return f": {factor}"
+    if want.ndim > 1 and got.shape == got.T.shape and _same(got.T, want):
+        return ": it is transposed"
+    for dim in range(want.ndim):
+        for by in (1, -1):
+            if _same(np.roll(got, by, dim), want):
+                return f": all stand one place too far along dimension {dim}"
+    if want.ndim and _same(np.sort(got, None), np.sort(want, None)):
+        return ": the right numbers, in another order"
+    return ""
+
+
+def _factor(got, want) -> str:
+    """Words where one is the other times a whole number, or its negative; else nothing."""
+    at = np.unravel_index(np.argmax(np.abs(want)), want.shape)
+    if not np.isfinite(want).all() or not want[at] or not got[at]:
+        return ""
+    times = got[at] / want[at]
+    if not _same(got, times * want):
+        return ""
+    if abs(times + 1) < NEARLY:
+        return "the sign is turned"
+    for factor, words in ((times, "{} times what is right"), (1 / times, "1/{} of what is right")):
+        if 1.5 < factor < 10_000 and abs(factor - round(factor)) < NEARLY * factor:
+            return words.format(round(factor))
+    return ""
+
+
+def difference(got, want, what: str, tolerance: float = 1e-10) -> None:
+    """Raise AssertionError with the first difference between two values of any kind; style does not matter.
+
+    A list is a tuple, numbers of Python, numpy and torch are one kind, and a dict may have any order.
+    """
+    if want is None or isinstance(want, str | bool):
+        got = bool(got) if isinstance(want, bool) and _is_number(got) else got
+        assert got == want, f"{what}: expected {want!r}, got {got!r}"
+    elif isinstance(want, Mapping):
+        returned(got, what)
+        assert isinstance(got, Mapping), f"{what}: expected a dict, got {got!r}"
+        missing, extra = [k for k in want if k not in got], [k for k in got if k not in want]
+        assert not missing, f"{what}: {missing[0]!r} is missing"
+        assert not extra, f"{what}: there is no {extra[0]!r}"
+        for key in want:
+            difference(got[key], want[key], f"{what}: {key}", tolerance)
+    elif isinstance(want, Set):
+        returned(got, what)
+        assert isinstance(got, Set | list | tuple), f"{what}: expected names, got {got!r}"
+        assert set(got) == want, f"{what}: expected {sorted(want)}, got {sorted(got)}"
+    elif isinstance(want, list | tuple) and not _numbers(want):
+        returned(got, what)
+        assert isinstance(got, list | tuple), f"{what}: expected a list of {len(want)}, got {got!r}"
+        assert len(got) == len(want), f"{what}: expected {len(want)} things, got {len(got)}"
+        for i, (one, other) in enumerate(zip(got, want, strict=True)):
+            difference(one, other, f"{what}, number {i}" if len(want) > 1 else what, tolerance)
+    else:
+        close(got, want, what, tolerance)
+
+
+def equal(one, other) -> bool:
+    """Whether two values of any kind are the same, to the last digit."""
+    try:
+        difference(one, other, "", 0.0)
+    except AssertionError:
+        return False
+    return True
+
+
+def _numbers(values) -> bool:
+    """Whether these are numbers only, nested or not, that make an array."""
+    try:
+        return bool(len(values)) and np.asarray(values).dtype.kind in "iuf"
+    except (ValueError, TypeError):
+        return False
+
+
+def _is_number(value) -> bool:
+    return isinstance(value, Number | np.generic) or (bool(_tensor_of(value)) and value.numel() == 1)
+
+
+def _tensor_of(value) -> str:
+    """The type of a tensor's numbers, such as float64; empty for what is no tensor. torch itself loads slowly."""
+    return str(value.dtype).removeprefix("torch.") if hasattr(value, "detach") else ""
+
+
+def _array(value, what: str) -> np.ndarray:
+    """The value as an array of float64."""
+    if isinstance(value, list | tuple):
+        value = [_array(x, what) if _tensor_of(x) else x for x in value]
+    if _tensor_of(value):
+        return value.detach().double().cpu().numpy()
+    try:
+        return np.asarray(value, dtype=float)
+    except (ValueError, TypeError):
+        raise AssertionError(f"{what}: expected numbers, got {value!r}") from None
+
+
+def _same(one, other) -> bool:
+    scale = np.abs(other[np.isfinite(other)]).max(initial=1e-300)
+    return bool(np.allclose(one, other, rtol=NEARLY, atol=NEARLY * scale, equal_nan=True))

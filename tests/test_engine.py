@@ -1,0 +1,301 @@
+"""The engine of exercises: each slip is named, each observation can fail, and style is no mistake."""
+
+import random
+
+import numpy as np
+import pytest
+import torch
+
+from gpt2lab.lessons import exercises
+from gpt2lab.lessons.desk import Desk
+from gpt2lab.lessons.exercises import engine, guards, pipeline, pretended, verdict, watching
+from gpt2lab.lessons.exercises.differences import close, difference, equal
+from gpt2lab.lessons.exercises.engine import SEED, Task, by_chance
+from gpt2lab.lessons.exercises.pretended import together
+from gpt2lab.processes.launch import Ranks
+from gpt2lab.ranks import comm
+from gpt2lab.ranks.mesh import Mesh
+
+
+@pytest.fixture(autouse=True)
+def same_draws(monkeypatch):
+    monkeypatch.setenv(SEED, "0")
+
+
+def says(task, answer) -> str:
+    """PASS, or the words of the verdict."""
+    status, why = verdict(task, answer)
+    return why if status == "FAIL" else status
+
+
+AREA = Task(
+    lambda height, width: height * width,
+    shown={"a square": (3, 3), "a strip": (1, 7)},
+    what="{} by {}",
+    drawn=lambda chance: (chance.randint(2, 50), chance.randint(2, 50)),
+    mistakes={"that is half of the way round": lambda height, width: height + width},
+    closed=("gpt2lab.planner",),
+)
+
+
+def test_a_right_answer_passes_in_any_style():
+    for style in (lambda a, b: a * b, lambda a, b: np.int64(a * b), lambda a, b: torch.tensor(float(a * b))):
+        assert says(AREA, style) == "PASS"
+
+
+def test_what_is_not_written_yet_is_to_do():
+    def blank(height, width):
+        raise NotImplementedError
+
+    assert says(AREA, blank) == "TODO"
+
+
+@pytest.mark.parametrize(
+    "answer, words",
+    [
+        (lambda a, b: None, "a square: your function returned None. Is the return missing?"),
+        (lambda a, b: a * b + 1, "a square: expected 9, got 10: one too many"),
+        (lambda a, b: 2 * a * b, "a square: expected 9, got 18: 2 times what is right"),
+        (lambda a, b: a * b / 3, "a square: expected 9, got 3: 1/3 of what is right"),
+        (lambda a, b: -a * b, "a square: expected 9, got -9: the sign is turned"),
+        (lambda a, b: a + b, "a square: that is half of the way round"),
+        (lambda a, b: a * b if a == b else 1 / (b - 7), "a strip: ZeroDivisionError: division by zero"),
+        (lambda a, b: "9", "expected 7, got 9"),
+        (lambda a, b: [9], "a square: expected shape (), got (1,)"),
+    ],
+)
+def test_the_first_difference_is_said(answer, words):
+    assert words in says(AREA, answer)
+
+
+def test_an_answer_that_knows_the_shown_cases_only_fails_and_the_seed_is_said():
+    table = {(3, 3): 9, (1, 7): 7}
+    said = says(AREA, lambda *given: table.get(given, 0))
+    assert "by" in said and said.endswith(f"(a drawn case: {SEED}=0 draws it again)")
+    assert said == says(AREA, lambda *given: table.get(given, 0))
+
+
+def test_drawn_cases_change_unless_results_must_repeat(monkeypatch):
+    monkeypatch.delenv(SEED)
+    for name in ("GPT2LAB_STATIC", "GPT2LAB_STRICT", "CI"):
+        monkeypatch.setenv(name, "0" if name.startswith("GPT2LAB") else "")
+    assert len({engine.seed() for _ in range(20)}) > 10
+    for name in ("GPT2LAB_STATIC", "GPT2LAB_STRICT", "CI"):
+        with monkeypatch.context() as context:
+            context.setenv(name, "1")
+            assert {engine.seed() for _ in range(5)} == {0}
+
+
+def test_an_answer_may_not_ask_what_is_closed():
+    from gpt2lab.planner import metrics
+
+    assert "metrics.karp_flatt knows the answer" in says(AREA, lambda a, b: metrics.karp_flatt(2.0, 4))
+
+
+def test_what_was_given_stays_as_it_was():
+    total = Task(lambda x: x.sum(), shown={"ones": (torch.ones(3),)})
+    said = says(total, lambda x: x.sum() + x.zero_().sum())
+    assert said == "ones: right, but your function changed what it was given; work on copies"
+    assert says(total, lambda x: x.sum()) == "PASS"
+
+
+def test_trials_by_chance_stop_at_the_first_failure_and_name_the_seed():
+    seen = []
+
+    def trial(chance: random.Random):
+        seen.append(chance.random())
+        assert len(seen) < 3, "the third"
+
+    with pytest.raises(AssertionError, match=rf"the third(?s:.*)\(a drawn case: {SEED}=0"):
+        by_chance(trial)
+    assert len(set(seen)) == 3
+
+
+GRID = torch.arange(9.0, dtype=torch.float64).view(3, 3) ** 2
+
+
+@pytest.mark.parametrize(
+    "got, want, words",
+    [
+        (GRID.T, GRID, "it is transposed"),
+        (GRID[:2].T, GRID[:2], "got (3, 2), which is transposed"),
+        (GRID.roll(1, 0), GRID, "one place too far along dimension 0"),
+        (GRID.flip(0, 1), GRID, "the right numbers, in another order"),
+        (3 * GRID, GRID, "3 times what is right"),
+        (GRID / 4, GRID, "1/4 of what is right"),
+        (-GRID, GRID, "the sign is turned"),
+        (GRID.float(), GRID, "come as float32"),
+        ((GRID / 3).float().double(), GRID / 3, "was it float32 on the way?"),
+        (GRID + torch.eye(3), GRID, "expected 0 at (0, 0), got 1"),
+        (float("inf"), 3.0, "expected 3, got inf"),
+        ("three", 3.0, "expected numbers, got 'three'"),
+    ],
+)
+def test_slips_of_numbers_are_named(got, want, words):
+    with pytest.raises(AssertionError) as error:
+        close(got, want, "x")
+    assert words in str(error.value)
+    close(want, want, "x")
+
+
+@pytest.mark.parametrize(
+    "got, want, words",
+    [
+        ({"a": 1}, {"a": 1, "b": 2}, "'b' is missing"),
+        ({"a": 1, "b": 2}, {"a": 1}, "there is no 'b'"),
+        ({"a": 2}, {"a": 1}, "x: a: expected 1, got 2"),
+        ([1], {"a": 1}, "expected a dict"),
+        (["a"], {"a", "b"}, "expected ['a', 'b'], got ['a']"),
+        ([(1, "F")], [(1, "F"), (2, "F")], "expected 2 things, got 1"),
+        ([("F", 1), ("F", 3)], [("F", 1), ("F", 2)], "number 1, number 1: expected 2, got 3"),
+        (False, True, "expected True, got False"),
+        ("b", "a", "expected 'a', got 'b'"),
+        (3, None, "expected None, got 3"),
+        (None, [1, 2], "returned None"),
+    ],
+)
+def test_the_first_difference_of_other_values_is_said(got, want, words):
+    with pytest.raises(AssertionError) as error:
+        difference(got, want, "x")
+    assert words in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "one, other",
+    [
+        ((1, 2), [1, np.int64(2)]),
+        (np.array([1.0, 2.0]), (1, 2)),
+        (torch.tensor([1.0, 2.0]), [1, 2]),
+        ({"b": (1, "x"), "a": 2}, {"a": 2, "b": [1, "x"]}),
+        (["a", "b"], {"b", "a"}),
+        (np.bool_(True), True),
+        ([torch.tensor(1.0), torch.tensor(2.0)], [1.0, 2.0]),
+        ([], ()),
+        (float("inf"), float("inf")),
+    ],
+)
+def test_style_makes_no_difference(one, other):
+    assert equal(one, other)
+
+
+def replaced(answer):
+    pipeline.BAR = answer()
+    assert pipeline.BAR > 0, "less than nothing"
+
+
+def test_what_an_answer_replaces_in_a_checker_is_put_back_and_does_not_pass():
+    before = pipeline.BAR
+    status, why = verdict(replaced, lambda: 10**6)
+    assert status == "FAIL" and "replaces pipeline.BAR" in why and before == pipeline.BAR
+    status, why = verdict(replaced, lambda: -1)
+    assert status == "FAIL" and "less than nothing" in why and before == pipeline.BAR
+
+
+def test_a_cell_that_replaces_a_checker_where_it_is_defined_does_not_pass():
+    desk = Desk("lesson", ["from gpt2lab.lessons.exercises import check, close"])
+    checks = "check('half', lambda f: close(f(4), 2, 'half of 4'), half)"
+    right = "def half(x):\n    return x / 2"
+    assert desk.verdicts(right, right, checks) == [("half", "PASS", "")]
+    patched = f"from gpt2lab.lessons import exercises\nexercises.close = print\n{right}"
+    ((_, status, why),) = desk.verdicts(right, patched, checks)
+    assert status == "FAIL" and "your cell replaces exercises.close" in why and exercises.close is close
+
+
+def test_guarded_sees_every_module_that_judges():
+    assert {"gpt2lab.lessons.exercises", pipeline.__name__, engine.__name__} <= set(guards.guarded())
+
+
+def test_memory_counts_until_the_last_view_is_gone():
+    held = watching.Held()
+    whole = torch.ones(8)
+    held.add(whole)
+    part, copy = whole[2:3], whole[2:3].clone()
+    assert list(held.alive().values()) == [32] and copy.sum() == 1
+    del whole
+    assert list(held.alive().values()) == [32]
+    held.add(part)
+    assert len(held.alive()) == 1
+    del part
+    assert not held.alive() and held.most == 32
+
+
+def talk(rank, world_size, wait: bool, read: bool, keep: bool):
+    """Rank 0 sends two tensors to rank 1."""
+    axis, kept = Mesh(pp=world_size)["pp"], []
+    with watching.watched() as seen:
+        if rank == 0:
+            going = [comm.isend(torch.full((4,), float(i)), axis, 1) for i in range(2)]
+            for handle in going[: 2 if wait else 1]:
+                handle.wait()
+        else:
+            for _ in range(2 if read else 1):
+                x = comm.irecv(torch.empty(4), axis, 0).wait()
+                kept += [x] if keep else []
+            x = None
+        left = len(seen.held.alive())
+    return seen.sent, seen.asked, seen.unwaited, left
+
+
+def louder(rank, world_size):
+    """What rank 1 hears of ones, by both ways to receive, while messages are twice as loud and after that."""
+    axis, heard = Mesh(pp=world_size)["pp"], []
+    for _ in range(2):
+        with watching.louder() if not heard else watching.watched():
+            if rank == 0:
+                comm.send(torch.ones(1), axis, 1)
+                comm.isend(torch.ones(1), axis, 1).wait()
+                heard.append(None)
+            else:
+                handle = None
+                one = comm.recv(torch.empty(1), axis, 0).item()
+                handle = comm.irecv(torch.empty(1), axis, 0)
+                handle.wait()
+                heard.append((one, handle.wait().item()))
+    return heard
+
+
+@pytest.mark.live
+def test_messages_on_a_rank_are_seen_and_can_be_made_louder():
+    with Ranks(2, echo=False, timeout=20) as ranks:
+        (sent, _, unwaited, _), (_, asked, _, left) = ranks.run(talk, True, True, False)
+        assert [(to, x.tolist()) for to, x in sent] == [(1, [0.0] * 4), (1, [1.0] * 4)]
+        assert (asked, unwaited, left) == ([0, 0], 0, 0)
+        (_, _, unwaited, _), (_, _, _, left) = ranks.run(talk, False, True, True)
+        assert (unwaited, left) == (1, 2)
+        assert ranks.run(louder) == [[None, None], [(2.0, 2.0), (1.0, 1.0)]]
+
+
+def test_messages_that_nobody_read_are_found():
+    one, two = watching.Seen(sent=[(1, torch.ones(1))] * 3), watching.Seen(asked=[0, 0])
+    assert watching.unread([one, two]) == [(0, 1, 1)] and watching.unread([one, two, two])[0] == (0, 1, 1)
+    assert not watching.unread([watching.Seen(), two])
+
+
+def test_pretended_ranks_answer_for_what_all_of_them_give():
+    total = lambda rank, exchange: (sum(exchange(rank)), exchange(10 * rank)[0])
+    assert together(total, 4) == [(6, 0)] * 4
+
+
+def one_leaves(rank, exchange):
+    return exchange(rank) if rank else None
+
+
+def one_raises(rank, exchange):
+    if rank == 2:
+        raise NotImplementedError
+    return exchange(rank)
+
+
+def test_a_pretended_rank_that_raises_or_leaves_does_not_hold_up_the_others(monkeypatch):
+    with pytest.raises(NotImplementedError):
+        together(one_raises, 3)
+    monkeypatch.setattr(pretended, "TIMEOUT", 0.2)
+    with pytest.raises(AssertionError, match="some ranks wait for others"):
+        together(one_leaves, 3)
+
+
+def test_memory_that_tensors_use_is_found_wherever_it_is_kept():
+    before, kept = watching.memories(4000), {"a": [torch.ones(1000)]}
+    assert len(watching.memories(4000) - before) == 1 and not watching.memories(4001) - before
+    kept.clear()
+    assert not watching.memories(4000) - before
