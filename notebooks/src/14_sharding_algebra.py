@@ -837,6 +837,8 @@ ways = list(product(*(short.choices(n, (), {"x": 2}) for n in range(short.count)
 least = min(short.cost(list(way), {"x": 2}) for way in ways)
 found = short.cost(short.recursive("x")[0], {"x": 2})
 print(f"one layer, {len(ways)} ways to cut it: the dynamic program finds the least of all: {found == least}")
+
+# %%
 two_parts = [("ff",) if part.startswith("MLP") else ("batch",) for part in parts]
 price, sent = chain.cost(two_parts, {"x": 2}), tofu.bytes_of_all(chain.program(two_parts, {"x": 2}))
 print(f"77 tokens, batch and in MLPs ff: price {price:,}; program {sent:,} bytes")
