@@ -17,7 +17,7 @@ from gpt2lab.lessons import explore, show, show_source, table
 from gpt2lab.lessons.exercises import check
 from gpt2lab.lessons.exercises import context as exercises
 from gpt2lab.lessons.labs import context as lab
-from gpt2lab.lessons.labs import recorded, tasks, thresholds
+from gpt2lab.lessons.labs import recorded, thresholds
 from gpt2lab.lessons.player import play
 from gpt2lab.model import PRESETS, GPT2Config, causal_attention
 from gpt2lab.parallel.context import attention, borrow, costs, tiles
@@ -422,7 +422,7 @@ for name, fig in zip(names, figures, strict=True):
 # %% [markdown]
 # With contiguous slices 1 - mean/busiest = (N-1)/(2N-1) = 3/7 of all time is lost. The BSC team saw rank 0 wait more
 # than 100 ms in each of the 12 layers of a backward pass; after interleaving, "all kernels had the same computation
-# time". Is that so here? Two real ranks, 2048 tokens, nothing paced, and then the work that was asked for:
+# time". And here? Two real ranks, 2048 tokens, nothing paced; then the work asked for:
 
 
 # %% tags=["measured"]
@@ -442,15 +442,9 @@ for name in names:
     print("million pairs forward:", [round(pairs / 1e6, 2) for pairs in loads["forward"]])
 
 # %% [markdown]
-# Interleaving is balanced, and both its ranks are as slow as the slower one with slices; only zigzag gains. Its queries
-# and keys alternate, so all it asks of torch's kernel is triangles: half the pairs of a square, but not half its time:
-
-# %% tags=["measured"]
-q1, k1, v1 = torch.randn(3, 1, 8, 1024, 32).float()
-kernel = lambda causal: lambda: F.scaled_dot_product_attention(q1, k1, v1, is_causal=causal)
-took = tasks.turns({"square": kernel(False), "triangle": kernel(True)}, 20)
-share = min(took["triangle"]) / min(took["square"])
-print(f"1024 x 1024 on one thread: the triangle takes {share:.0%} of the square's time")
+# Interleaving is balanced, yet both ranks are as slow as the slower one with slices; only zigzag gains. With slices
+# rank 0 has a triangle of pairs, rank 1 a triangle and a square: the square takes little longer, with twice the pairs.
+# Interleaving asks torch's kernel for triangles only, zigzag mostly for rectangles.
 
 
 # %% tags=["exercise"]
@@ -1104,7 +1098,7 @@ for plan in ("cp=3,exchange=kv,layout=interleaved", "cp=3,exchange=ring,layout=z
     print(f"{plan}: {len(report.claims)} claims, all equal: {report.ok}")
 
 # %% [markdown]
-# Generation is **not** split: every rank holds all weights (`unsplit(model)`).
+# Generation is **not** split (`unsplit(model)`).
 #
 # ## Appendix: packed documents, fewer keys
 #
