@@ -848,7 +848,7 @@ print(f"batch and Megatron send the same at {77 * one_each[0] / one_each[1]:.0f}
 # %% [markdown]
 # Few tokens: Megatron. Many: the batch. The whole model's border is at 64<!--above--> tokens; that of an MLP alone,
 # B T = 4 C = 96 (lesson 06), lies higher. So with 77 tokens, MLPs cut along ff and all else along the batch send less,
-# 245,392<!--above--> bytes against 250,384<!--above-->. The dynamic program does not see that: it prices a border as if
+# 245,392<!--above--> bytes against 250,384. The dynamic program does not see that: it prices a border as if
 # each link first completed its sums, where the partitioner goes directly to the next layout. Its prices are upper
 # bounds.
 #
