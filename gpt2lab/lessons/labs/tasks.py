@@ -7,7 +7,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import TemporaryDirectory, gettempdir
 
 import torch
 
@@ -42,8 +42,26 @@ def elements_of(task: Task) -> int:
 
 def fastest(run: Callable, tries: int = 6) -> list:
     """The spans of the fastest of some runs: the one that other programs disturbed least."""
-    length = lambda spans: max(s.end for s in spans) - min(s.start for s in spans)
-    return min((run() for _ in range(tries)), key=length)
+    return min((run() for _ in range(tries)), key=ms)
+
+
+def of_width(width: int, rows: int = 4) -> TaskGraph:
+    """One iteration of the lesson's GPT-2, so wide, in float32."""
+    config, batch = replace(CONFIG, n_embd=width), example_batch(CONFIG, rows, 32)
+    give = lambda iteration: (batch.tokens, batch.targets)
+    wider = (width / CONFIG.n_embd) ** 2
+    blocks = replace(SMALL, weights=int(20_000 * wider), updates=int(40_000 * wider))
+    return GPT2Tasks(GPT2(config), rows, 32, give, blocks, total=batch.total).graph
+
+
+def ms(spans: list) -> float:
+    """Milliseconds from the first span's start to the last one's end."""
+    return 1e3 * (max(s.end for s in spans) - min(s.start for s in spans))
+
+
+def ms_in_tasks(spans: list) -> float:
+    """Milliseconds of all workers together inside tasks."""
+    return 1e3 * sum(s.end - s.start for s in spans if s.kind != "wait")
 
 
 def one_layer(rows: int, length: int, blocks: Blocks) -> TaskGraph:
@@ -73,11 +91,22 @@ def replay_races(graph: TaskGraph, across: list) -> list[tuple[str, str, str]]:
 
 
 def sleeping(graph: TaskGraph, cost: Callable[[Task], float]) -> TaskGraph:
-    """The same tasks, which sleep for their `cost` in seconds: with many workers as many virtual cores."""
+    """The same tasks, which sleep for their `cost` in seconds: with many workers as many virtual cores.
+
+    Messages travel as they do.
+    """
     made = TaskGraph(graph.tensors)
     for t in graph.tasks:
-        made.add(t.name, lambda *_, t=t: time.sleep(cost(t)), *t.accesses, kind=t.kind)
+        body = t.body if t.kind == "comm" else lambda *_, t=t: time.sleep(cost(t))
+        options = {"loop": t.loop, "kind": t.kind, "priority": t.priority, "wire": t.wire}
+        made.add(t.name, body, *t.accesses, **options)
     return made
+
+
+def paced_by_elements(graph: TaskGraph, seconds: float) -> TaskGraph:
+    """The same tasks, which together sleep `seconds`, each in proportion to the elements that it touches."""
+    whole = sum(elements_of(t) for t in graph.tasks if t.kind != "comm")
+    return sleeping(graph, lambda task: seconds * elements_of(task) / whole)
 
 
 @cache
@@ -93,19 +122,14 @@ def by_block(
     for tokens in sizes:
         blocks = Blocks(tokens=tokens, rows=max(1, tokens // 32), weights=20_000, updates=20_000)
         graph = gpt2_tasks(blocks).graph
-        parallel, whole = check.parallelism(graph, elements_of), check.work(graph, elements_of)
-        graph = (
-            sleeping(graph, lambda task, whole=whole: seconds * elements_of(task) / whole)
-            if seconds
-            else graph
-        )
+        parallel = check.parallelism(graph, elements_of)
+        graph = paced_by_elements(graph, seconds) if seconds else graph
         spans = fastest(Scheduler(graph, workers).run, 3)
         lanes = [[s for s in spans if s.lane == f"worker {w}"] for w in range(workers)]
         spent = [max(s.end for s in lane) - min(s.start for s in lane) for lane in lanes if lane]
         lost = sum(spent) - sum(s.end - s.start for s in spans)
         busy = sum(s.end - s.start for s in spans if s.kind != "wait")
-        took = max(s.end for s in spans) - min(s.start for s in spans)
-        rows.append((tokens, parallel, lost / busy, 1e3 * took))
+        rows.append((tokens, parallel, lost / busy, ms(spans)))
     return rows
 
 
@@ -116,7 +140,7 @@ def fastest_on_ranks(pool, train: Callable, tries: int = 4, **options) -> list:
 
 def longest(runs: dict[str, list]) -> float:
     """Seconds of the longest of some runs, each a list of spans."""
-    return max(max(s.end for s in spans) - min(s.start for s in spans) for spans in runs.values())
+    return max(map(ms, runs.values())) / 1e3
 
 
 def cost_of_building(rows: int) -> tuple:
@@ -142,19 +166,20 @@ def mine(name: str, answer: Callable, instead: Callable) -> Callable:
     return instead
 
 
-def write_traces(spans: list, logs: list) -> dict[str, str]:
-    """The text of every file that Perfetto and Paraver read, by name, from the spans and logged calls of each rank."""
-    with TemporaryDirectory() as folder:
-        trace.save_chrome(trace.merge(spans), Path(folder, "tasks.json"))
-        save_paraver(
-            [s for of_rank in spans for s in of_rank], Path(folder, "tasks.prv"), messages_between(logs)
-        )
-        return {path.name: path.read_text() for path in sorted(Path(folder).iterdir())}
+def write_traces(spans: list, logs: list) -> Path:
+    """The folder with the files that Perfetto and Paraver read, from the spans and logged calls of each rank."""
+    folder = Path(gettempdir(), "gpt2lab-traces")
+    folder.mkdir(exist_ok=True)
+    trace.save_chrome(trace.merge(spans), folder / "tasks.json")
+    save_paraver([s for of_rank in spans for s in of_rank], folder / "tasks.prv", messages_between(logs))
+    return folder
 
 
 def as_in_llmc(loop: str) -> bool:
-    """Whether llm.c runs this loop in parallel: matrix products, and attention's forward."""
-    return any(word in loop for word in ("attn.c_", "mlp.c_", "head")) or loop.startswith("attention")
+    """Whether llm.c runs this loop in parallel: matrix products, attention's forward, the softmax over the words."""
+    return any(word in loop for word in ("attn.c_", "mlp.c_", "head")) or loop.startswith(
+        ("attention", "loss")
+    )
 
 
 def contest(workers: int = 2) -> dict[str, Callable]:
