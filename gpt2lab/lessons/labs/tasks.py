@@ -28,11 +28,13 @@ CONFIG = GPT2Config(vocab_size=512, n_positions=32, n_layer=2, n_head=4, n_embd=
 SMALL = Blocks(tokens=64, rows=2, weights=20_000, updates=40_000)
 
 
-def gpt2_tasks(blocks: Blocks = SMALL, rows: int = 4, dtype=torch.float64, **options) -> GPT2Tasks:
+def gpt2_tasks(
+    blocks: Blocks = SMALL, rows: int = 4, dtype=torch.float64, config=CONFIG, **options
+) -> GPT2Tasks:
     """One iteration of the lesson's GPT-2 as tasks, always the same weights and batch."""
-    batch = example_batch(CONFIG, rows, 32)
+    batch = example_batch(config, rows, 32)
     give = lambda iteration: (batch.tokens, batch.targets)
-    return GPT2Tasks(GPT2(CONFIG).to(dtype), rows, 32, give, blocks, total=batch.total, **options)
+    return GPT2Tasks(GPT2(config).to(dtype), rows, 32, give, blocks, total=batch.total, **options)
 
 
 def elements_of(task: Task) -> int:
@@ -47,11 +49,9 @@ def fastest(run: Callable, tries: int = 6) -> list:
 
 def of_width(width: int, rows: int = 4) -> TaskGraph:
     """One iteration of the lesson's GPT-2, so wide, in float32."""
-    config, batch = replace(CONFIG, n_embd=width), example_batch(CONFIG, rows, 32)
-    give = lambda iteration: (batch.tokens, batch.targets)
     wider = (width / CONFIG.n_embd) ** 2
     blocks = replace(SMALL, weights=int(20_000 * wider), updates=int(40_000 * wider))
-    return GPT2Tasks(GPT2(config), rows, 32, give, blocks, total=batch.total).graph
+    return gpt2_tasks(blocks, rows, torch.float32, config=replace(CONFIG, n_embd=width)).graph
 
 
 def ms(spans: list) -> float:
@@ -91,28 +91,22 @@ def replay_races(graph: TaskGraph, across: list) -> list[tuple[str, str, str]]:
 
 
 def sleeping(graph: TaskGraph, cost: Callable[[Task], float]) -> TaskGraph:
-    """The same tasks, which sleep for their `cost` in seconds: with many workers as many virtual cores.
-
-    Messages travel as they do.
-    """
+    """The same tasks and messages; tasks sleep for their `cost` in seconds: as many virtual cores as workers."""
     made = TaskGraph(graph.tensors)
     for t in graph.tasks:
         body = t.body if t.kind == "comm" else lambda *_, t=t: time.sleep(cost(t))
-        options = {"loop": t.loop, "kind": t.kind, "priority": t.priority, "wire": t.wire}
-        made.add(t.name, body, *t.accesses, **options)
+        made.add(t.name, body, *t.accesses, loop=t.loop, kind=t.kind, priority=t.priority, wire=t.wire)
     return made
 
 
 def paced_by_elements(graph: TaskGraph, seconds: float) -> TaskGraph:
     """The same tasks, which together sleep `seconds`, each in proportion to the elements that it touches."""
-    whole = sum(elements_of(t) for t in graph.tasks if t.kind != "comm")
-    return sleeping(graph, lambda task: seconds * elements_of(task) / whole)
+    each = seconds / sum(elements_of(t) for t in graph.tasks if t.kind != "comm")
+    return sleeping(graph, lambda task: each * elements_of(task))
 
 
 @cache
-def by_block(
-    sizes: tuple[int, ...], workers: int, seconds: float = 0.0
-) -> list[tuple[int, float, float, float]]:
+def by_block(sizes: tuple[int, ...], workers: int, seconds: float = 0.0) -> list[tuple]:
     """(tokens in a block, T1 / Tinf, runtime / work, ms) of an iteration, which really runs on this many workers.
 
     The runtime is what a worker does between its first and its last task when it neither runs a task nor waits.
@@ -149,8 +143,7 @@ def cost_of_building(rows: int) -> tuple:
     graph = gpt2_tasks(Blocks(tokens=32, rows=1, weights=20_000, updates=40_000), rows).graph
     build = 1e3 * (time.perf_counter() - start)
     replay = min(turns({"": Scheduler(graph, 2).run}, 3)[""])
-    edges = len(list(graph.edges()))
-    return rows, len(graph.tasks), edges, graph.compared, f"{build:.0f}", f"{replay:.0f}"
+    return rows, len(graph.tasks), len(list(graph.edges())), graph.compared, f"{build:.0f}", f"{replay:.0f}"
 
 
 def apart(tensors: dict, want: dict) -> float:
@@ -211,19 +204,16 @@ def audit(graph: TaskGraph) -> list[str]:
     found = []
     for task in graph.tasks:
         before = {name: t.clone() for name, t in graph.tensors.items()}
-        kept = {
-            name: _mask(task, name, t, ("reads", "updates", "reduces", "concurrent"))
-            for name, t in before.items()
-        }
+        read = ("reads", "updates", "reduces", "concurrent")
+        kept = {name: _mask(task, name, t, read) for name, t in before.items()}
         for name, t in graph.tensors.items():
             t[~kept[name]] = float("nan") if t.is_floating_point() else 0
         poisoned = {name: t.clone() for name, t in graph.tensors.items()}
         task.body(*task.views)
         for name, t in graph.tensors.items():
             mine = _mask(task, name, t, (*EXCLUSIVE, "reduces", "concurrent"))
-            if not torch.equal(
-                t[~mine].nan_to_num(nan=-7.5e30), poisoned[name][~mine].nan_to_num(nan=-7.5e30)
-            ):
+            here, there = (x[~mine].nan_to_num(nan=-7.5e30) for x in (t, poisoned[name]))
+            if not torch.equal(here, there):
                 found.append(f"{task.name!r} changes {name} outside of what it declares to write")
             if t.is_floating_point() and t[mine].isnan().any():
                 found.append(
