@@ -47,10 +47,21 @@ def test_a_failure_loses_what_was_not_saved_and_one_in_a_save_loses_the_save():
     ]
 
 
+def test_a_save_in_the_background_counts_when_it_is_written():
+    work_of = lambda *strikes: kinds(life(2, 0.5, 1, strikes, 4, write=1.0))
+    assert work_of(3.5) == kinds(life(2, 0.5, 1, [3.5], 4))  # written by then
+    assert work_of(3.4)[:3] == [("lost", 0, 3.4), ("restart", 3.4, 4.4), ("work", 4.4, 6.4)]
+    assert work_of(3.4, 4.45, 5.0)[:3] == [("lost", 0, 3.4), ("restart", 3.4, 4.4), ("lost", 4.4, 4.45)]
+    with pytest.raises(ValueError, match="longer than the 2 between saves. Save less often"):
+        life(2, 0.5, 1, [], 4, write=2.1)
+
+
+@pytest.mark.parametrize("write", [0.0, 0.1])
 @pytest.mark.parametrize("seed", range(20))
-def test_lives_have_no_gaps_and_do_all_the_work(seed):
+def test_lives_have_no_gaps_and_do_all_the_work(seed, write):
     chance = random.Random(seed)
-    spans = life(chance.uniform(0.1, 3), 0.2, 0.3, [chance.uniform(0, 40) for _ in range(12)], 20)
+    strikes = [chance.uniform(0, 40) for _ in range(12)]
+    spans = life(chance.uniform(0.1, 3), 0.2, 0.3, strikes, 20, write)
     assert spans[0].start == 0 and all(a.end == b.start for a, b in zip(spans, spans[1:], strict=False))
     assert sum(s.length for s in spans if s.kind == "work") == pytest.approx(20)
 
@@ -63,8 +74,9 @@ def test_young_s_interval_loses_least_and_simulated_lives_agree_while_failures_a
     chance, strikes = random.Random(0), [0.0]
     while strikes[-1] < 50_000:
         strikes.append(strikes[-1] + chance.expovariate(1 / failures))
-    lost = life(best, save, 0.0, strikes[1:], 20_000)[-1].end / 20_000 - 1
-    assert lost == pytest.approx(share_lost(best, save, failures), rel=0.1)
+    for write in (0.0, best / 2):
+        lost = life(best, save, 0.0, strikes[1:], 20_000, write)[-1].end / 20_000 - 1
+        assert lost == pytest.approx(share_lost(best, save, failures, write=write), rel=0.1)
 
 
 def test_figures_of_faults_show_what_they_are_given():

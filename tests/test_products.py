@@ -1,4 +1,4 @@
-"""1-D, SUMMA and 2.5-D products on live ranks: equal to serial, forward and backward; bytes beside the lower bound."""
+"""1-D, SUMMA and 3-D products on live ranks: equal to serial, forward and backward; bytes beside the lower bound."""
 
 import itertools
 import math
@@ -35,9 +35,9 @@ def test_on_eight_ranks_two_and_a_half_dimensions_reach_the_lower_bound():
     n, cube = 16, sizes(16, 16, 16)
     sent = lambda grid: products.elements(cube, dict(zip("xyz", grid, strict=True)))
     grids = {ranks: {name: sent(grid) for name, grid in of.items()} for ranks, of in products.GRIDS.items()}
-    assert grids[8] == {"1-D": 7 * n**2, "SUMMA": 4 * n**2, "2.5-D": 3 * n**2}
-    assert grids[8]["2.5-D"] / 8 == pytest.approx(products.least(n, n, n, 8), rel=1e-12)
-    assert grids[4]["1-D"] == 3 * n**2 and grids[4]["SUMMA"] == grids[4]["2.5-D"] == 2 * n**2
+    assert grids[8] == {"1-D": 7 * n**2, "SUMMA": 4 * n**2, "3-D": 3 * n**2}
+    assert grids[8]["3-D"] / 8 == pytest.approx(products.least(n, n, n, 8), rel=1e-12)
+    assert grids[4]["1-D"] == 3 * n**2 and grids[4]["SUMMA"] == grids[4]["1-D, two layers"] == 2 * n**2
     assert products.least(n, n, n, 4) == pytest.approx(3 * n**2 / 4 ** (2 / 3) - 3 * n**2 / 4)
 
 

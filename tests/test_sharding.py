@@ -79,6 +79,7 @@ def test_the_textbook_row_by_row():
         ("RRP0", "S0R"): (n - 1) / n * size,
         ("RR", "S0R"): 0,
         ("RR", "RRP0"): 0,
+        ("S0R", "RRP0"): 0,  # own rows, zeros elsewhere: a term of the sum
     }
     for (a, b), sent in want.items():
         way = cost.path(parse(a, LINE), parse(b, LINE), shape, LINE)

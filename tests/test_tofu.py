@@ -73,12 +73,21 @@ def test_the_cost_of_a_chain_is_what_the_whole_program_sends():
     assert bytes_of_all(one.program(choices, LINE)) == one.cost(choices, LINE)
 
 
+def test_the_price_of_a_mixed_chain_is_above_what_its_program_sends_and_hides_a_better_one():
+    one, batch_only = chain(), [("batch",)] * 6
+    mixed = [("ff",) if n in (2, 4) else ("batch",) for n in range(6)]
+    assert one.recursive("x")[0] == batch_only
+    price, sent = one.cost(mixed, LINE), bytes_of_all(one.program(mixed, LINE))
+    least = bytes_of_all(one.program(batch_only, LINE))
+    assert sent < least == one.cost(batch_only, LINE) < price
+
+
 def test_a_graph_without_borders_gets_a_sentence():
     with pytest.raises(ValueError, match="no chain of links. Use captured_gpt2"):
         LinkChain(replace(graph(), aliases={}))
 
 
-def test_the_cut_that_is_found_for_four_ranks_runs_and_sends_least(pools):
+def test_the_cut_that_is_found_for_four_ranks_runs_and_sends_less_than_known_strategies(pools):
     one = chain()
     choices = one.recursive("xy")[-1]
     found = one.program(choices, SQUARE)

@@ -40,10 +40,16 @@ def daly_interval(save: float, failures: float) -> float:
     return failures if x >= 1 else math.sqrt(2 * save * failures) * (1 + math.sqrt(x) / 3 + x / 9) - save
 
 
-@checked(interval=MORE, save=0, failures=MORE, restart=0)
-def share_lost(interval: float, save: float, failures: float, restart: float = 0.0) -> float:
-    """Time lost over time worked, to first order: saves, restarts, and half an interval at each failure."""
-    return save / interval + (interval / 2 + restart) / failures
+@checked(interval=MORE, save=0, failures=MORE, restart=0, write=0)
+def share_lost(
+    interval: float, save: float, failures: float, restart: float = 0.0, write: float = 0.0
+) -> float:
+    """Time lost over time worked, to first order: saves, restarts, and half an interval at each failure.
+
+    A save in the background stops the work for `save` only, and counts when it has been written, `write` later: so much
+    more is lost at each failure.
+    """
+    return save / interval + (interval / 2 + restart + write) / failures
 
 
 def _countable(count: float, what: str) -> None:
@@ -53,15 +59,27 @@ def _countable(count: float, what: str) -> None:
         )
 
 
-@checked(interval=MORE, save=0, restart=0, work=0)
-def life(interval: float, save: float, restart: float, failures: Sequence[float], work: float) -> list[Phase]:
+@checked(interval=MORE, save=0, restart=0, work=0, write=0)
+def life(
+    interval: float, save: float, restart: float, failures: Sequence[float], work: float, write: float = 0.0
+) -> list[Phase]:
     """The phases of a job of `work` that saves after every `interval` of work and fails at the times in `failures`.
 
     A failure loses the work since the last complete save, and the save that it interrupts; a failure during a restart
-    changes nothing.
+    changes nothing. A save is complete `write` after it let the work go on. Raises ValueError where the next one
+    begins before that.
     """
     _countable(work / interval, "saves")
+    if write > interval:
+        raise ValueError(
+            f"A save is written for {write:g}, longer than the {interval:g} between saves. Save less often."
+        )
     spans, now, done, coming = [], 0.0, 0.0, sorted(failures, reverse=True)
+    written, first, before = (
+        0.0,
+        0,
+        0.0,
+    )  # when the last save is complete, its first phase, the work before it
     while done < work:
         step = min(interval, work - done)
         worked = now + step
@@ -70,9 +88,13 @@ def life(interval: float, save: float, restart: float, failures: Sequence[float]
             coming.pop()
         if coming and coming[-1] < saved:
             hit = coming.pop()
+            if hit < written:
+                now, done, written = spans[first].start, before, 0.0
+                del spans[first:]
             spans += [Phase("lost", now, hit), Phase("restart", hit, hit + restart)]
             now = hit + restart
             continue
+        written, first, before = saved + write, len(spans), done
         spans += [Phase("work", now, worked), Phase("save", worked, saved)]
         now, done = saved, done + step
     return [s for s in spans if s.length]

@@ -60,7 +60,7 @@ def picker(name: str, exchange: str, ranks: int, tokens: int, width: int = 64) -
 
 
 def layer_stack(table: TokenLayout, layers: int = 2) -> Figure:
-    """The token axis through embedding, layers and loss, coloured by owner; arrows where ranks must talk."""
+    """The token axis through embedding, layers and loss, coloured by owner; arrows: keys and values, and gradients."""
     parts = ["embedding", *["layer norm", "attention", "MLP"] * layers, "loss"]
     fig, ax = figure(8, 0.8 + 0.36 * len(parts))
     for row, part in enumerate(reversed(parts)):
@@ -78,8 +78,13 @@ def layer_stack(table: TokenLayout, layers: int = 2) -> Figure:
         if part == "attention":
             ends = np.cumsum(table.sizes)
             for a, b in zip(ends, ends[1:], strict=False):
-                start, stop = (a - table.sizes[0] / 2, row - 0.42), (b - table.sizes[-1] / 2, row - 0.42)
-                ax.annotate("", stop, start, arrowprops={"arrowstyle": "<->", "lw": 1.5})
+                left, right = a - table.sizes[0] / 2, b - table.sizes[-1] / 2
+                for start, stop, down, kind in (
+                    (left, right, 0.42, "forward"),
+                    (right, left, 0.58, "backward"),
+                ):
+                    arrow = {"arrowstyle": "-|>", "lw": 1.5, "color": COLORS[kind]}
+                    ax.annotate("", (stop, row - down), (start, row - down), arrowprops=arrow)
     ax.set(xlim=(-3.2, table.tokens), ylim=(-0.6, len(parts) - 0.4), xlabel="position in the sequence")
     ax.set_xticks(np.arange(0, table.tokens, 4))
     ax.set_yticks([])

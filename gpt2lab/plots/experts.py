@@ -8,42 +8,79 @@ from matplotlib.patches import FancyArrowPatch, Rectangle
 from .style import COLORS, HUES, THINGS, figure, ink, rank_color
 
 
-def flow(choices: Sequence[Sequence[int]] = ((0, 2, 3, 0), (2, 1, 0, 2)), experts: int = 4):
-    """Tokens of two ranks on their way to experts of two ranks; what crosses the middle is what travels."""
+def flow(
+    choices: Sequence[Sequence[Sequence[int]]] = (((0, 2), (3, 1), (0, 1)), ((2, 3), (0, 3), (2, 1))),
+    experts: int = 4,
+):
+    """Tokens of two ranks on their way to their experts; what crosses between the ranks is what travels."""
     fig, ax = figure(9, 3.4)
     ax.set(xlim=(-0.4, 10.6), ylim=(-0.5, 4.5))
     ax.set_axis_off()
-    tokens = [(rank, e) for rank, row in enumerate(choices) for e in row]
+    tokens = [(rank, asked) for rank, row in enumerate(choices) for asked in row]
     heights = np.linspace(4, 0, len(tokens))
     rooms = np.linspace(3.6, 0.4, experts)
     for x, title in ((0.3, "tokens"), (2.6, "router"), (5.1, "expert"), (7.6, "weighted"), (9.9, "tokens")):
         ax.text(x, 4.45, title, ha="center", weight="bold")
-    for (rank, e), y in zip(tokens, heights, strict=True):
+    for (rank, asked), y in zip(tokens, heights, strict=True):
         for x in (0, 9.6):
             ax.add_patch(Rectangle((x, y - 0.17), 0.6, 0.34, fc=rank_color(rank), ec="white"))
-        away = rank != e * 2 // experts
-        style = {"color": COLORS["comm"] if away else COLORS["other"], "lw": 1.6 if away else 0.8}
-        for begin, end in (((0.65, y), (4.6, rooms[e])), ((5.6, rooms[e]), (9.55, y))):
-            ax.add_patch(FancyArrowPatch(begin, end, arrowstyle="-|>", mutation_scale=8, **style))
+        for e in asked:
+            away = rank != e * 2 // experts
+            style = {"color": COLORS["comm"] if away else COLORS["other"], "lw": 1.6 if away else 0.8}
+            for begin, end in (((0.65, y), (4.6, rooms[e])), ((5.6, rooms[e]), (9.55, y))):
+                ax.add_patch(FancyArrowPatch(begin, end, arrowstyle="-|>", mutation_scale=8, **style))
     for e, y in enumerate(rooms):
-        rank = e * 2 // experts
-        color = rank_color(rank)
+        color = rank_color(e * 2 // experts)
         ax.add_patch(Rectangle((4.65, y - 0.3), 0.9, 0.6, fc=color, ec="white"))
         ax.text(5.1, y, f"E{e}", ha="center", va="center", color=ink(color))
     return fig
 
 
-def written(text: str, routings: Mapping[str, Sequence[int]]):
-    """A line of text once a routing, each letter on the colour of the expert that it asks for first."""
-    fig, axes = figure(9, 0.95 * len(routings), len(routings), 1)
-    for ax, (title, experts) in zip(axes, routings.items(), strict=True):
-        ax.set(xlim=(0, len(text)), ylim=(0, 1))
-        ax.set_axis_off()
-        ax.set_title(title)
-        for i, (letter, e) in enumerate(zip(text, experts, strict=True)):
-            ax.add_patch(Rectangle((i, 0), 1, 1, fc=HUES[e % 8], ec="white", lw=0.4))
-            look = {"ha": "center", "va": "center", "family": "monospace"}
-            ax.text(i + 0.5, 0.5, letter, color=ink(HUES[e % 8]), **look)
+def room(asked: Sequence[tuple[int, int]], experts: int, room: int):
+    """Two choices a token, best first, in the order in which they are let in; an expert takes `room` of them."""
+    fig, ax = figure(9, 0.45 * experts + 1)
+    order = [(token, choice) for choice in (0, 1) for token in range(len(asked))]
+    taken = [0] * experts
+    for x, (token, choice) in enumerate(order):
+        e = asked[token][choice]
+        kept, taken[e] = taken[e] < room, taken[e] + 1
+        color = HUES[e % 8]
+        look = (
+            {"fc": color, "ec": "white"} if kept else {"fc": "white", "ec": color, "hatch": "////", "lw": 0}
+        )
+        ax.add_patch(Rectangle((x + 0.05, e - 0.45), 0.9, 0.9, **look))
+        ax.text(
+            x + 0.5,
+            e,
+            f"{taken[e]}" if kept else "full",
+            ha="center",
+            va="center",
+            color=ink(color) if kept else "k",
+        )
+    ax.axvline(len(asked), color=THINGS[1], lw=1)
+    ticks = [f"token {token}" for token, _ in order]
+    ax.set(xlim=(0, len(order)), ylim=(experts - 0.5, -0.5), yticks=range(experts))
+    ax.set_xticks(np.arange(len(order)) + 0.5, ticks, fontsize=8)
+    ax.set_yticklabels([f"E{e}" for e in range(experts)])
+    ax.set_title(f"first choices, then second ones; room for {room} an expert")
+    ax.grid(visible=False)
+    return fig
+
+
+def by_letter(experts: Mapping[str, np.ndarray], letters):
+    """Maps of each letter's choices among eight experts, (B, T) numbers for letters (B, T); commonest letters first."""
+    fig, axes = figure(9, 1.5 * len(experts), len(experts), 1, sharex=True)
+    letters = np.asarray(letters)
+    common = np.bincount(letters.ravel()).argsort()[::-1][:40]
+    names = {10: "\u21b5", 32: "\u2423"}
+    for ax, (title, asked) in zip(axes, experts.items(), strict=True):
+        shares = np.array([np.bincount(np.asarray(asked)[letters == one], minlength=8) for one in common]).T
+        image = ax.imshow(shares / shares.sum(0), cmap="Greys", vmin=0, vmax=1, aspect="auto")
+        ax.set(title=title, ylabel="expert", yticks=range(0, 8, 2))
+        ax.grid(visible=False)
+    axes[-1].set_xticks(range(len(common)), [names.get(one, chr(one)) for one in common])
+    axes[-1].set_xlabel("letter, the commonest first")
+    fig.colorbar(image, ax=axes, label="share of the letter's choices", fraction=0.03)
     return fig
 
 
@@ -56,10 +93,12 @@ def loads(histories: Mapping[str, np.ndarray], window: int = 10):
     for ax, (name, shares) in zip(axes[0], histories.items(), strict=True):
         for e, line in enumerate(shares.T):
             mean = np.convolve(line, np.ones(window) / window, "valid")
-            ax.plot(np.arange(len(mean)) + window, mean, color=HUES[e % 8], lw=1.2)
-        ax.axhline(1 / shares.shape[1], color=THINGS[1], ls="--", lw=1)
+            ax.plot(np.arange(len(mean)) + window, mean, color=HUES[e % 8], lw=1.2, label=f"E{e}")
+        even = ax.axhline(1 / shares.shape[1], color=THINGS[1], ls="--", lw=1)
         ax.set(title=name, xlabel="step", ylim=(0, None))
     axes[0][0].set_ylabel("share of all choices")
+    even.set_label("even share")
+    fig.legend(handles=[*axes[0][-1].lines], loc="outside right center", fontsize=8)
     return fig
 
 
@@ -76,14 +115,15 @@ def running_losses(curves: Mapping[str, Sequence[Sequence[float]]], tokens: int,
     return fig
 
 
-def pays(machines: Mapping[str, tuple[float, float, int, int]], widths=(256, 65536)):
+def pays(machines: Mapping[str, tuple[float, float, int, int]], widths=(256, 65536), matrices: int = 3):
     """Seconds on the wire per second of products against the hidden width, for (flop/s, bytes/s, ranks, bytes)."""
     fig, ax = figure(8, 3.2)
     width = np.geomspace(*widths, 50)
     for i, (name, (flops, wire, ranks, element)) in enumerate(machines.items()):
-        share = 4 * element * (ranks - 1) / ranks / wire * flops / (12 * width)
+        share = 4 * element * (ranks - 1) / ranks / wire * flops / (6 * matrices * width)
         ax.loglog(width, share, label=name, color=THINGS[(3, 4, 0)[i % 3]])
     ax.axhline(1, color=THINGS[1], ls="--", lw=1)
+    ax.text(widths[1], 1.15, "above: the wire decides", ha="right", color=THINGS[0], fontsize=9)
     ax.set(xlabel="hidden width H of an expert", ylabel="wire time / compute time")
     ax.legend()
     return fig
@@ -100,7 +140,8 @@ def spread(found, row_bytes: int, title: str = ""):
     colors = [rank_color(e * ranks // len(asked)) for e in places]
     left.bar(places, served, 0.8, color=colors)
     left.bar(places, asked - served, 0.8, served, color="white", edgecolor=colors, hatch="////", linewidth=0)
-    left.axhline(asked.mean(), color=THINGS[0], ls="--", lw=1)
+    left.axhline(asked.mean(), color=THINGS[0], ls="--", lw=1, label="even share")
+    left.legend(loc="upper right")
     left.set(xlabel="expert, on the colour of its rank", ylabel="choices", title=title)
     left.set_ylim(0, max(3 * asked.mean(), 1.05 * asked.max()))  # posters to compare get the same axes
     away = found.rows * (1 - np.eye(ranks, dtype=int))

@@ -81,19 +81,21 @@ def anemoi(
     left.plot(ranks, 1e3 * by_halo, "s-", color=THINGS[3], label="halo of x, both sides")
     left.set(xlabel="GPUs", ylabel="milliseconds, forward", ylim=(0, None), xticks=ranks)
     speeds = np.geomspace(1e10, 1e12, 50)
-    twice = 2 * window * 6 * width**2 / rate
-    right.loglog(speeds / 1e9, 1e6 * (2 * window * row / speeds + twice), color=THINGS[3], label="halo of x")
-    right.loglog(
-        speeds / 1e9, 1e6 * 4 * window * row / speeds, color=COLORS["backward"], label="halo of k, v"
-    )
-    cross = rate * 2 / (6 * width)
-    right.plot(
-        cross / 1e9,
-        1e6 * 4 * window * row / cross,
-        "o",
-        color="black",
-        label=f"equal at {cross / 1e9:.0f} GB/s",
-    )
+    for products, look, name in ((4, "-", "halo of x"), (6, "--", "with the halo's q computed too")):
+        twice = 2 * window * products * width**2 / rate
+        times, cross = 2 * window * row / speeds + twice, rate * 2 / (products * width)
+        right.loglog(speeds / 1e9, 1e6 * times, ls=look, color=THINGS[3], label=name)
+        same = f"equal at {cross / 1e9:.0f} GB/s"
+        right.plot(cross / 1e9, 1e6 * 4 * window * row / cross, "o", color="black")
+        right.annotate(
+            same,
+            (cross / 1e9, 1e6 * 4 * window * row / cross),
+            (6, 4),
+            textcoords="offset points",
+            fontsize=8,
+        )
+    label = "halo of k, v"
+    right.loglog(speeds / 1e9, 1e6 * 4 * window * row / speeds, color=COLORS["backward"], label=label)
     right.set(xlabel="GB/s of a link, each way", ylabel="microseconds, forward")
     for ax in (left, right):
         ax.legend(fontsize=8)

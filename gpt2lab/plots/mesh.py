@@ -143,20 +143,22 @@ def bugs(runs: dict[str, list[float]], errors: dict[str, dict[str, float]]) -> F
         losses.plot(run, lw=1.4, **variant(i))
     losses.set(xlabel="step", ylabel="loss (nats a character)", title="what you would look at")
     losses.legend()
-    kinds = list(next(iter(errors.values())))
+    kinds, colors = list(next(iter(errors.values()))), (SERIAL, THINGS[4], THINGS[3], THINGS[1])
+    wrong.axvspan(1e-19, 1e-10, color=THINGS[2], alpha=0.35, lw=0)
+    for at, words in ((1e-13, "equal"), (1e-5, "wrong")):
+        wrong.text(at, -0.35, words, ha="center", va="top", color=THINGS[0])
     for row, found in enumerate(errors.values()):
         for i, (kind, marker) in enumerate(zip(kinds, "os^v", strict=False)):
             value = max(found[kind], 1e-16)
             label = kind if row == 0 else None
             y = row + 0.2 * (i - (len(kinds) - 1) / 2)  # side by side where they are equal
-            wrong.scatter(value, y, s=40, marker=marker, color=THINGS[0], label=label, zorder=3)
+            wrong.scatter(value, y, s=40, marker=marker, color=colors[i % 4], label=label, zorder=3)
         line = {"transform": wrong.get_yaxis_transform(), "lw": 2} | variant(row)  # the key of the left panel
         wrong.plot((0.01, 0.08), (row, row), **line)
-    wrong.axvline(1e-10, color=SERIAL, lw=1, ls="--")
     wrong.set_yticks(range(len(errors)), list(errors), fontsize=9)
     wrong.set(xscale="log", xlim=(1e-19, 30), ylim=(len(errors) - 0.5, -0.5), xlabel="relative error")
     wrong.set_xticks([10.0**k for k in range(-15, 1, 3)])
-    wrong.set_title("what is wrong (dashed: verify's limit)")
+    wrong.set_title("what is wrong, by verify's limit")
     look = {"loc": "outside lower right", "ncols": len(kinds), "fontsize": 9}
     fig.legend(wrong.get_legend_handles_labels()[0], kinds, **look)
     return fig

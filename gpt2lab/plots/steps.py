@@ -109,7 +109,7 @@ def _draw(ax, moment: Moment) -> None:
         ax.text(rank + 0.45, 0.25, words, ha="center", va="center", fontsize=9, color=ink(color))
         ax.text(rank + 0.45, -0.08, _lines(holds), ha="center", va="top", fontsize=7)
     for source, target, _ in moment.sends:
-        side = 0.12 if target > source else -0.12
+        side = 0.24 if target > source else -0.08  # no arrow ends where another one begins
         ends = (source + 0.45 + side, 0.52), (target + 0.45 - side, 0.52)
         height = (
             0.35 * min(1, len(moment.work) / 4) / abs(target - source) ** 0.6

@@ -25,5 +25,5 @@ gpt2         GPT-2's forward, loss, backward, clipping and update
 interpret    a rank runs its part of a partitioned program
 run_staged   a rank runs its stage
 train_staged its optimizer
-products     matrix products on grids of ranks: 1-D, SUMMA, 2.5-D
+products     matrix products on grids of ranks: 1-D, SUMMA, 3-D
 """

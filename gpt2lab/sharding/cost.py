@@ -1,9 +1,9 @@
 """What a change of layout costs: its steps, the bytes and messages of each rank, and the cheapest path.
 
-A step is one collective over one mesh axis, or nothing but a slice. n ranks on the axis, M bytes of the tensor held
-by the axis' ranks together (I26 of Zheng et al. 2022, "Alpa", table 2): all-gather (n-1)/n M; all-to-all (n-1)/n^2 M;
-reduce-scatter (n-1)/n M; all-reduce 2 (n-1)/n M; slice and to-partial nothing. Here in exact integers for each rank,
-uneven parts included.
+A step is one collective over one mesh axis, or free: a slice, or zeros beside what a rank has. n ranks on the axis,
+M bytes of the tensor held by the axis' ranks together (I26 of Zheng et al. 2022, "Alpa", table 2): all-gather
+(n-1)/n M; all-to-all (n-1)/n^2 M; reduce-scatter (n-1)/n M; all-reduce 2 (n-1)/n M; slice, to-partial and pad nothing.
+Here in exact integers for each rank, uneven parts included.
 """
 
 import heapq
@@ -17,12 +17,16 @@ from ..ranks import traffic
 from ..ranks.traffic import split_sizes
 from .layout import Layout, Mesh, Place, check, fits, local_shape, places, span
 
+FREE = ("slice", "to-partial", "pad")
+"""The steps that send nothing."""
+
 
 @dataclass(frozen=True)
 class Step:
     """One step over one axis: `kind` names the collective; `dim` is the dimension that it cuts or joins.
 
-    An all-to-all joins `dim` and cuts `to`. A reduction has `op`, "sum" or "max".
+    An all-to-all joins `dim` and cuts `to`. A reduction has `op`, "sum" or "max". To become a term of a sum, a whole
+    tensor stays on the axis' first rank only (to-partial), and a part gets zeros around it along `dim` (pad).
     """
 
     kind: str
@@ -52,6 +56,7 @@ def steps(layout: Layout, mesh: Mesh) -> Iterator[tuple[Step, Layout]]:
         elif layout.cuts[state][-1] == axis:
             joined = layout.cut(state, layout.cuts[state][:-1])
             yield Step("all-gather", axis, state), joined
+            yield Step("pad", axis, state, op="sum"), joined.summed(axis, "sum")
             for dim, cut in enumerate(joined.cuts):
                 if dim != state:
                     yield Step("all-to-all", axis, state, dim), joined.cut(dim, (*cut, axis))
@@ -60,7 +65,7 @@ def steps(layout: Layout, mesh: Mesh) -> Iterator[tuple[Step, Layout]]:
 def step_cost(step: Step, shape: Sequence[int], layout: Layout, mesh: Mesh, place: Place, element: int):
     """(bytes, messages) that the rank at `place` sends when the step is taken from `layout`."""
     n, rank, local = mesh[step.axis], place[step.axis], local_shape(shape, layout, mesh, place)
-    if n == 1 or step.kind in ("slice", "to-partial"):
+    if n == 1 or step.kind in FREE:
         return 0, 0
     size = element * math.prod(local)
     if step.kind == "all-reduce":

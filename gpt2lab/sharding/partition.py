@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..machine.arguments import checked
-from .cost import Path, path
+from .cost import FREE, Path, path
 from .describe import Option, Rule
 from .graph import Graph, Node
 from .halo import Halo
@@ -94,9 +94,7 @@ class Program:
 
     def changes(self) -> list[tuple[str, str, str]]:
         """(collective, axis, value) of everything that is sent, in order."""
-        return [
-            sent for step in self.steps for sent in step.calls() if sent[0] not in ("slice", "to-partial")
-        ]
+        return [sent for step in self.steps for sent in step.calls() if sent[0] not in FREE]
 
     def cost(self, place: Place) -> tuple[int, int]:
         """(bytes, messages) that the rank at `place` sends."""

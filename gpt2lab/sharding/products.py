@@ -1,9 +1,9 @@
-"""Matrix products C = A B on a mesh x, y, z: 1-D, SUMMA on x and y, and 2.5-D with z layers.
+"""Matrix products C = A B on a mesh x, y, z: 1-D, SUMMA on x and y, and z layers of it, up to 3-D.
 
 x cuts the rows of C, y its columns, and z the inner index: each layer makes a term of C. The mesh decides which
 algorithm it is: one axis is 1-D; x and y are SUMMA (van de Geijn & Watts 1997), which sends panels of A along y and
-of B along x; with z it is 2.5-D (Solomonik & Demmel 2011), which also sums C over z. Each matrix lies cut over all
-ranks, once, as `LAYOUTS` says.
+of B along x; z adds layers, whose terms of C are summed: as many as x and y are long is 3-D (Agarwal et al. 1995),
+fewer is 2.5-D (Solomonik & Demmel 2011). Each matrix lies cut over all ranks, once, as `LAYOUTS` says.
 
 Forward: panels are broadcast, C is reduce-scattered over z. Backward: the gradient of C is gathered over z, those of
 the panels are reduced to their owners; panels are kept, so the same bytes travel.
@@ -34,8 +34,8 @@ USED = {
 }
 """What a rank holds of each matrix while it multiplies."""
 GRIDS = {
-    4: {"1-D": (4, 1, 1), "SUMMA": (2, 2, 1), "2.5-D": (2, 1, 2)},
-    8: {"1-D": (8, 1, 1), "SUMMA": (2, 4, 1), "2.5-D": (2, 2, 2)},
+    4: {"1-D": (4, 1, 1), "SUMMA": (2, 2, 1), "1-D, two layers": (2, 1, 2)},
+    8: {"1-D": (8, 1, 1), "SUMMA": (2, 4, 1), "3-D": (2, 2, 2)},
 }
 """Sizes of x, y and z on 4 and 8 ranks."""
 

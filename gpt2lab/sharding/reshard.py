@@ -102,12 +102,20 @@ def take_step(x: torch.Tensor, step: Step, layout: Layout, shape, axes: Axes) ->
         return x if axis.rank == 0 else torch.zeros_like(x)
     before = span(shape[dim], layout.cuts[dim][:-1], sizes(axes), place(axes))[1]
     lengths = comm.split_sizes(before, axis.size)
+    if step.kind == "pad":
+        pieces = [x if r == axis.rank else _zeros(x, dim, length) for r, length in enumerate(lengths)]
+        return torch.cat(pieces, dim)
     if step.kind == "all-gather":
         return comm.all_gather(x, axis, dim, lengths)
     parts = x.split(comm.split_sizes(x.size(step.to), axis.size), step.to)
     mine = list(parts[axis.rank].shape)
     shapes = [(*mine[:dim], length, *mine[dim + 1 :]) for length in lengths]
     return torch.cat(comm.all_to_all([p.contiguous() for p in parts], axis, shapes), dim)
+
+
+def _zeros(like: torch.Tensor, dim: int, length: int) -> torch.Tensor:
+    """Zeros of the shape of a tensor, but so long along `dim`."""
+    return like.new_zeros((*like.shape[:dim], length, *like.shape[dim + 1 :]))
 
 
 def exchange_rows(
@@ -120,7 +128,7 @@ def exchange_rows(
     parts = [x.narrow(dim, first - mine[0] if rows else 0, rows).contiguous() for first, rows in leaving]
     arriving = [overlap(one, wanted) for one in have]
     rest = lambda rows: (*x.shape[:dim], rows, *x.shape[dim + 1 :])
-    made = x.new_zeros(rest(wanted[1]))
+    made = _zeros(x, dim, wanted[1])
     found = comm.all_to_all(parts, axis, [rest(rows) for _, rows in arriving])
     for (first, rows), part in zip(arriving, found, strict=True):
         made.narrow(dim, first - wanted[0] if rows else 0, rows).add_(part)

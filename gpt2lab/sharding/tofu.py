@@ -101,7 +101,11 @@ class LinkChain:
         return cost
 
     def cost(self, choices: list[Choice], mesh: Mesh) -> float:
-        """Bytes that all ranks send for the whole chain."""
+        """An upper bound of the bytes that all ranks send for the whole chain, which the program itself may undercut.
+
+        A border is priced as if the link before it first completed its sums; `partition` may go from a sum directly
+        to the layout behind the border. Where all links are cut alike it is exact: compare `bytes_of_all(program)`.
+        """
         inside = sum(self.inside(n, choice, mesh) for n, choice in enumerate(choices))
         pairs = itertools.pairwise(choices)
         return (

@@ -5,12 +5,14 @@
 # an *all-to-all* turns "my tokens, all heads" into "all tokens, my heads", and back after attention. (2) If a token
 # may look only a *window* of w tokens back, a rank needs just the w tokens in front of its slice: its **halo**, from
 # its neighbour. Heads send less as ranks grow but their number is limited; halos send the same few rows for any
-# length and any number of ranks.
+# length and any number of ranks, as long as a shard holds w tokens.
 #
 # Both were built for the weather model anemoi, whose authors found halos faster at every number of GPUs. You will
 # build both, predict what they send, and count.
 
 # %% tags=["setup"]
+from dataclasses import replace
+
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
@@ -26,10 +28,12 @@ from gpt2lab.model import GPT2, GPT2Config, causal_attention
 from gpt2lab.parallel.context import costs, halo
 from gpt2lab.parallel.context.borrow import Share
 from gpt2lab.parallel.context.layouts import check_hops, layout, loans, widths
-from gpt2lab.plan import Plan
+from gpt2lab.plan import Plan, build
 from gpt2lab.plots import halos as plots
 from gpt2lab.ranks import comm
 from gpt2lab.ranks.mesh import Mesh
+from gpt2lab.reference import example_batch
+from gpt2lab.train import Trainer
 from gpt2lab.verify import verify
 
 torch.set_default_dtype(torch.float64)
@@ -66,16 +70,15 @@ def heads_by_hand(rank, world_size, q, k, v):
 
 # %%
 q, k, v = torch.randn(3, 2, 6, 11, 4)
-leaves = [x.clone().requires_grad_() for x in (q, k, v)]
-serial = causal_attention(*leaves, torch.arange(11))
-serial.square().sum().backward()
-want = [serial.detach(), *(x.grad for x in leaves)]
-for n in (2, 3):
-    found = pool[n].run(heads_by_hand, q, k, v)
+for n, qkv in ((2, (q, k, v)), (3, (q, k, v)), (4, torch.randn(3, 1, 8, 37, 4))):
+    leaves = [x.clone().requires_grad_() for x in qkv]
+    serial = causal_attention(*leaves, torch.arange(leaves[0].size(2)))
+    serial.square().sum().backward()
+    want = [serial.detach(), *(x.grad for x in leaves)]
+    found = pool[n].run(heads_by_hand, *qkv)
     same = all(torch.allclose(got, w[:, :, f[0]]) for f in found for got, w in zip(f[2:], want, strict=True))
-    print(
-        f"{n} ranks: output and gradients equal serial attention: {same}; sent forward {[f[1] for f in found]}"
-    )
+    print(f"{n} ranks own {[len(f[0]) for f in found]} tokens:", end=" ")
+    print(f"output and gradients equal serial attention: {same}; sent forward {[f[1] for f in found]}")
 
 # %% [markdown]
 # (552<!--above--> numbers of rank 0 of two.) anemoi's text says "2 all-to-all per layer"; its code does four (q, k,
@@ -99,8 +102,8 @@ except ValueError as error:
 play(
     pool[3].run(recorded.heads_steps),
     "paced",
-    "twelve tokens, three heads, three live ranks: an all-to-all before attention and one after it, and the same two "
-    "in backward.",
+    "twelve tokens, three heads, three live ranks: an all-to-all before attention and one after it, and both again in "
+    "backward.",
     "Three ranks as boxes with arrows from each to each, and below what each holds",
 )
 
@@ -459,7 +462,7 @@ show_source(halo.add_halos)
 # There are four ways to move the rows: blocking send/recv (in one order that all ranks share; with halos on both
 # sides two neighbours that both send first would wait forever, causal ones would only queue up), isend/irecv, an
 # all-gather of everybody's edges, and an all-to-all in which only neighbours have something to say. anemoi measured
-# all four, kept the last. We count, and crown nobody.
+# all four, kept the last. We count (of the all-gather, what its ring sends) and crown nobody.
 # **Predict** the rows first: three from each rank but the last. (On a ring, an all-gather passes on all nine, except
 # those of the next rank.) Torch's `gradcheck` moves each number of all ranks' rows a little, and compares the slope
 # with the backward.
@@ -589,18 +592,19 @@ def block_by_hand(rank, world_size, x, weight, w, grad, masked=True):
 
 
 # %%
-for batch, masked in ((1, True), (3, True), (3, False)):
-    x, grad, weight = torch.randn(batch, 11, 8), torch.randn(batch, 11, 8), torch.randn(8, 24)
+for n, tokens, batch, masked in ((3, 11, 1, True), (4, 37, 3, True), (3, 11, 3, False)):
+    x, grad, weight = torch.randn(batch, tokens, 8), torch.randn(batch, tokens, 8), torch.randn(8, 24)
     leaves = [t.clone().requires_grad_() for t in (x, weight)]
     want = windowed(*leaves, 2)
     want.backward(grad)
-    found = pool[3].run(block_by_hand, x, weight, 2, grad, masked)
+    found = pool[n].run(block_by_hand, x, weight, 2, grad, masked)
     equal = [
         all(torch.allclose(f[i], w[:, f[0]]) for f in found) for i, w in ((1, want), (2, leaves[0].grad))
     ]
     equal += [torch.allclose(found[0][i], leaves[1].grad) for i in (4, 3)]
     words = zip(("y", "dX", "dW summed", "dW of rank 0 alone"), equal, strict=True)
-    print(f"batch {batch}, {'window' if masked else 'no mask'}:", ", ".join(f"{a} {b}" for a, b in words))
+    print(f"{n} ranks, batch {batch}, {'window' if masked else 'no mask'}:", end=" ")
+    print(", ".join(f"{a} {b}" for a, b in words))
 
 # %% [markdown]
 # anemoi asked for batch size 1, since its grid and batch were one flattened dimension; where the batch stays a
@@ -626,8 +630,9 @@ for exchange in ("heads", "halo-x", "halo-kv"):
 table(rows, ["exchange", "rows of C sent, ranks 0 to 3", "tokens through c_attn", "as predicted"])
 
 # %% [markdown]
-# Which is faster? More computing against more bytes: the extra 6 C² operations a row take 6 C² / F seconds, the extra
-# row C b / W. Both grow with w, so the window does not matter: k and v win above W = b F / 6 C.
+# Which is faster? More computing against more bytes: k and v of a borrowed row are 4 C² operations and take 4 C² / F
+# seconds, the extra row C b / W. Both grow with w, so the window does not matter: k and v win above W = b F / 4 C. (The
+# programs here and anemoi's compute q of the halo too and throw it away, 6 C²: then already above b F / 6 C.)
 
 # %%
 show(
@@ -635,7 +640,7 @@ show(
     "computed",
     "a layer at the weather model's size (40,320 points, width 1024; window 512 is our guess): left, one exchange over "
     "the GPUs; right, what a halo costs over the link's speed, at half of an H100's peak.",
-    "Left two falling and level lines of time, halos lowest; right two lines that cross at 161 gigabytes a second",
+    "Left two falling and level lines of time, halos lowest; right a falling line that crosses two flatter ones",
 )
 
 # %% [markdown]
@@ -840,6 +845,18 @@ small = GPT2Config(vocab_size=37, n_positions=16, n_layer=1, n_head=3, n_embd=12
 for plan in ("cp=3,exchange=heads,layout=zigzag", "cp=3,exchange=halo-x", "cp=3,exchange=halo-kv-sendrecv"):
     report = verify(plan, small, rows=2, ranks=pool[3])
     print(f"{plan}: {len(report.claims)} claims, all equal: {report.ok}")
+two_hops = verify("cp=4,exchange=halo-x", replace(small, window=5), rows=2, ranks=pool[4])
+print(f"cp=4,exchange=halo-x, window 5 over shards of 3 tokens, two hops: all equal: {two_hops.ok}")
+
+
+def loss_by(rank, world_size, exchange):
+    plan = Plan.parse(f"cp={world_size},exchange={exchange}")
+    one = Trainer(build(plan, small, Mesh(**plan.axes), torch.float64))
+    return one.gradients(example_batch(small, 2, 11))[0]
+
+
+for exchange in ("heads", "halo-x", "halo-kv"):
+    print(f"one model, {exchange:8}: loss {pool[3].run(loss_by, exchange)[0]:.10f}")
 
 # %% [markdown]
 # ## Drill

@@ -16,7 +16,6 @@ import torch
 
 from gpt2lab import launch
 from gpt2lab.experts.mixture import Experts, Mixture, looped
-from gpt2lab.experts.rows import Combine, Dispatch
 from gpt2lab.lessons import explore, show, show_source, table
 from gpt2lab.lessons.exercises import check
 from gpt2lab.lessons.exercises import experts as exercises
@@ -36,7 +35,7 @@ print(verify("dp=2,ep=2"))
 show(
     plots.flow(),
     "drawing",
-    "tokens of two ranks (colours) and four experts, two a rank; orange crosses from one rank to the other.",
+    "tokens of two ranks (colours), each with k = 2 of four experts, two a rank; orange crosses between the ranks.",
     "Tokens at the left, experts in the middle, tokens at the right; arrows show each token's way there and back",
 )
 
@@ -68,7 +67,8 @@ print("and the package's own loop:   ", torch.allclose(looped(moe, x), moe(x), a
 # That does E / k times the work that is needed. So give each expert only its tokens: write down all pairs
 # (token, expert), *sort* them by expert, and do one product an expert on consecutive rows. This is the *grouped*
 # form, on GPUs a *grouped GEMM*. Two adjoint functions surround it: **dispatch** copies each token to its rows, so
-# in backward a token's gradients add up; **combine** adds up rows times weights.
+# in backward a token's gradients add up; **combine** adds up rows times weights. Here autograd finds their backward;
+# the package derives it by hand.
 
 
 # %%
@@ -78,10 +78,11 @@ def grouped(x, router, experts, k):
     weights = (best.values / best.values.sum(-1, keepdim=True)).flatten()
     order = best.indices.flatten().argsort(stable=True)  # pairs, sorted by expert
     token, counts = order // k, torch.bincount(best.indices.flatten(), minlength=len(experts))
-    rows = Dispatch.apply(x, token)
+    rows = x[token]  # dispatch: (M, C), M = N k
     parts = zip(experts, rows.split(counts.tolist()), strict=True)
     rows = torch.cat([expert(part) for expert, part in parts])
-    return Combine.apply(rows, weights[order], token, len(x)), counts
+    combined = torch.zeros_like(x).index_add(0, token, rows * weights[order][:, None])  # (N, C)
+    return combined, counts
 
 
 y, counts = grouped(x.flatten(0, 1), moe.router.weight, moe.experts.values(), 2)
@@ -89,8 +90,7 @@ print("grouped equals the loop:", torch.allclose(y.view_as(x), by_hand, atol=1e-
 print("rows of each expert:", counts.tolist(), "sum", int(counts.sum()), "= 33 tokens x 2")
 
 # %% [markdown]
-# PyTorch has these products as one call. It takes all experts' weights as one tensor, and where each expert's rows
-# end:
+# PyTorch has these products as one call:
 
 # %%
 many, rows = torch.randn(8, 24, 96).float(), torch.randn(66, 24).float()  # (E, C, H), (M, C)
@@ -184,7 +184,7 @@ def combine_backward(grad, rows, weights, token):
 # | GShard (2020) | the best two; the second may be asked by chance only | divided by their sum |
 # | Mixtral (2024) | the best k | divided by their sum |
 # | expert choice (2022) | every *expert* takes its best tokens | the probability |
-# | DeepSeek-V3 (2024) | the best k of score + bias | scores divided by their sum, without bias |
+# | DeepSeek-V3 (2024) | the best k of sigmoid + bias | sigmoids divided by their sum, without bias |
 #
 # A buffer of fixed size wants a **capacity**: an expert takes ceil(k S / E * factor) of a group of S tokens. First
 # choices come first, then second ones, each in the order of the tokens. What finds no room is *dropped*: the block
@@ -193,6 +193,18 @@ def combine_backward(grad, rows, weights, token):
 #
 # Expert choice is balanced by construction, but looks at later tokens: such a model cannot generate.
 #
+# Six tokens, four experts, k = 2. A factor of 1 gives each expert room for three choices:
+
+# %%
+asked = [(0, 1), (0, 2), (0, 1), (0, 3), (1, 0), (2, 1)]
+show(
+    plots.room(asked, experts=4, room=3),
+    "drawing",
+    "first and second choices in the order in which they are let in; hatched: no room, dropped.",
+    "A grid of experts against twelve choices: expert 0 drops the fourth first choice and a second one",
+)
+
+# %% [markdown]
 # ### Exercise: top-2 with room
 #
 # A token's best two experts, best first; their weights (divided by their sum, with room or without); who finds room.
@@ -309,17 +321,18 @@ def gate(p, room):
 # %% [markdown]
 # ## Balance
 #
-# A router that learns only from the loss sends more to the experts that are already good. Two remedies.
+# A router that learns only from the loss prefers experts that are already good. Two remedies.
 #
 # - A **load loss**, E sum_e f_e p_e: f_e is expert e's share of the choices (a count, no gradient), p_e its mean
 #   probability. It is 1 when all are even.
 # - A **bias** of each expert, added to its score for choosing only. After each step it moves by a fixed speed, down
-#   where the expert had too much. No loss, no gradient of the router.
+#   where the expert had too much. No loss, no gradient of the router. (DeepSeek-V3 keeps a very small load loss too,
+#   within each sequence.)
 #
 # Both are sums over tokens: sum everywhere, divide once. The bias is a parameter whose *gradient* is the excess
 # load, so buckets, ZeRO and checkpoints carry it.
 #
-# Serial runs of 200 steps on letters of Shakespeare, eight experts, k = 2:
+# Serial runs of 200 steps on letters of Shakespeare, eight experts, k = 2, three seeds each:
 
 # %%
 torch.set_default_dtype(torch.float32)
@@ -329,39 +342,54 @@ ways = {
     "bias": Experts(8, 2, "deepseek", balance=0.0, speed=0.01, hidden=64),
 }
 seeds = (0, 1, 2)
-jobs = [*((way, 0) for way in ways.values()), *((ways["load loss"], seed) for seed in seeds[1:])]
-histories = lab.train_all(jobs)
-runs = dict(zip(ways, histories, strict=False))
-for name, run in runs.items():
-    last = run.shares[-20:].mean(0) * 8  # 1: an even share
-    print(f"{name:10} busiest above 2 even shares: {last.max() > 2}, laziest below 0.5: {last.min() < 0.5}")
+trained = lab.train_all([(way, seed) for way in ways.values() for seed in seeds])
+runs = {name: trained[3 * i : 3 * i + 3] for i, name in enumerate(ways)}
+for name, three in runs.items():
+    last = [run.shares[-20:].mean(0) * 8 for run in three]  # 1: an even share
+    print(f"{name:10} busiest above 2 even shares: {[bool(s.max() > 2) for s in last]}", end=", ")
+    print(f"laziest below 0.5: {[bool(s.min() < 0.5) for s in last]}")
 
 # %%
 show(
-    plots.loads({name: run.shares for name, run in runs.items()}),
+    plots.loads({name: three[0].shares for name, three in runs.items()}),
     "counted",
-    "each expert's share of the choices in the last layer, a running mean over 10 steps; dashed: an even share. "
-    "Without balance the router collapses onto two experts.",
+    "each expert's share of the choices in the last layer, a running mean over 10 steps, seed 0. Without balance the "
+    "router collapses onto two experts.",
     "Three panels of eight curves: without balance two rise and six fall to nothing, else they stay together",
 )
 
 # %% [markdown]
-# Each letter on the colour of the expert that it asks for first. With balance experts take kinds of letters, not
-# subjects; without, two take nearly all.
+# What does an expert learn? For 512 lines of held-out text, how often can you guess the expert that a letter asks for
+# first, if you know only the letter, or only the line that it stands in?
+
 
 # %%
-line = "ROMEO. But, soft! what light through yonder window breaks?"
-models = {
-    "before training": lab.train(ways["load loss"], steps=0).model,
-    "after, with the load loss": runs["load loss"].model,
-    "after, with nothing": runs["nothing"].model,
-}
+def guessed(expert, known):
+    """How often the commonest expert of each known value is right."""
+    pairs = torch.stack([known.flatten(), expert.flatten()])
+    (values, _), counts = pairs.unique(dim=1, return_counts=True)
+    return sum(counts[values == v].max() for v in values.unique()) / counts.sum()
+
+
+text = torch.tensor(lab.letters(225_600)[200_000:]).view(512, 50).long()  # (lines, letters of a line)
+line = torch.arange(512)[:, None].expand_as(text)
+models = {"before training": [lab.train(ways["load loss"], seed, steps=0) for seed in seeds], **runs}
+first = {name: [lab.first_experts(run.model, text) for run in three] for name, three in models.items()}
+for name, three in first.items():
+    for what, known in (("anything", text * 0), ("the line", line), ("the letter", text)):
+        print(f"{name:15} not knowing" if what == "anything" else f"{'':15} knowing", end=" ")
+        print(f"{what:10}", *(f"{guessed(experts, known):.0%}" for experts in three))
+
+# %%
 show(
-    plots.written(line, {title: lab.first_experts(model, line) for title, model in models.items()}),
-    "computed",
-    "which expert each letter asks for first in the last layer.",
-    "The same line of Shakespeare three times, its letters on the colours of eight experts",
+    plots.by_letter({name: first[name][0] for name in ("before training", "load loss", "nothing")}, text),
+    "counted",
+    "of each letter's choices, the share of each expert, seed 0. With balance an expert takes certain letters.",
+    "Three maps of eight experts against letters: pale before training, then one dark box in each column",
 )
+
+# %% [markdown]
+# With balance, the letter tells nearly all, the line (its subject) nearly nothing.
 
 # %% [markdown]
 # ### Dense or mixture, for equal flops
@@ -371,21 +399,23 @@ show(
 
 # %%
 dense = lab.train_all([(None, seed) for seed in seeds])
-mixed = [histories[1], *histories[3:]]
+mixed = runs["load loss"]
 more = replace(lab.LETTERS, experts=ways["load loss"]).parameters
 print(f"parameters: dense {lab.LETTERS.parameters:,}, mixture {more:,}")
 
 # %% tags=["measured"]
 for name, three in (("dense", dense), ("mixture", mixed)):
     ends = [sum(run.losses[-20:]) / 20 for run in three]
-    print(f"{name:8} loss of the last 20 steps, by seed: " + ", ".join(f"{end:.3f}" for end in ends))
+    each = ", ".join(f"{end:.3f}" for end in ends)
+    print(f"{name:8} loss of the last 20 steps, by seed: {each}; mean {sum(ends) / 3:.3f}, apart by", end=" ")
+    print(f"{max(ends) - min(ends):.3f}")
 
 # %%
 show(
     plots.running_losses({"dense": [r.losses for r in dense], "mixture": [r.losses for r in mixed]}, 8 * 64),
     "computed",
-    "loss against data, three seeds each, the same products a token: compare the colours with the seeds. At this size "
-    "the gain is small; Switch (figure 4) shows it at scale.",
+    "loss against data, three seeds each, the same products a token. At this size there is no gain: the means differ "
+    "less than the seeds. Switch (figure 4) shows one at scale.",
     "Three falling curves of each colour, close together",
 )
 
@@ -396,9 +426,9 @@ show(
 # of the data axis, so each has its own rows of the batch. All else is data-parallel as before; only the experts'
 # gradients are summed over fewer replicas, dp / ep of them (axis `edp`).
 #
-# The rows, sorted by expert, are sorted by rank too. So: tell every rank how many rows will come (uneven counts
-# travel first), send the rows, compute, send the results back. In backward the same two exchanges run the other
-# way round. All-to-all is its own adjoint: what rank i sent to j, j sends the gradient of to i.
+# The rows, sorted by expert, are sorted by rank too. So: tell every rank how many rows will come, send the rows,
+# compute, send the results back. In backward the same two exchanges run the other way round: all-to-all is its own
+# adjoint.
 #
 # ### Exercise: there and back on live ranks
 #
@@ -553,8 +583,7 @@ show_source(expert._Start)
 show_source(expert._Wait)
 
 # %% [markdown]
-# On live ranks, with a slow link and computing that sleeps. A rank's thin strip shows its messages: counts, rows
-# there, rows back; in backward gradients there and back.
+# On live ranks, with a slow link and computing that sleeps. Thin: messages, counts, rows there and back.
 
 # %% tags=["measured"]
 spans = trace.merge(launch(lab.beside_shared, ranks=2, echo=False))
@@ -575,8 +604,8 @@ show(
 # %% [markdown]
 # ### Two hops
 #
-# Among machines of m ranks, n - 1 messages a rank are many small ones. **Hierarchical**: give the rows for
-# position p of *any* machine to position p of your own, then send each machine's together. Every row crosses the
+# Among machines of m ranks, n - 1 messages are many. **Hierarchical**: give the rows for
+# position p of *any* machine to position p of your own, then send each machine's together. Every *row* crosses the
 # network once, as before, in n/m - 1 messages. The word is `node=m`.
 
 # %%
@@ -588,7 +617,26 @@ for plan in ("dp=4,ep=4", "dp=4,ep=4,node=2"):
 print("gradients equal to the last bit:", len(gradients) == 1)
 
 # %% [markdown]
-# Half the messages, 40<!--above--> for 80<!--above-->; equal to the last bit, since the rows arrive in the same order.
+# Half the messages, 40<!--above--> for 80<!--above-->, and the same bytes; equal to the last bit, since the rows
+# arrive in the same order. Programs such as DeepEP save bytes too: a *token* whose experts share a machine crosses
+# once, and is copied there. How much is that? 256 experts on eight machines, k = 8, even choices; DeepSeek-V3 lets a
+# token ask at most four machines.
+
+# %%
+scores = torch.rand(
+    10_000, 8, 32, generator=torch.Generator().manual_seed(0)
+)  # (tokens, machines, their experts)
+for at_most in (8, 4):
+    asked = (
+        scores.topk(2, -1).values.sum(-1).topk(at_most, -1).indices
+    )  # by the two best experts of a machine
+    open_to = torch.zeros(10_000, 8).scatter(1, asked, 1.0)[..., None]
+    machines = (scores * open_to).flatten(1).topk(8, -1).indices // 32
+    away = (machines != 0).sum(1).float().mean()  # the token's own machine is 0
+    once = sum((machines == m).any(1).float().mean() for m in range(1, 8))
+    print(
+        f"at most {at_most} machines: {away:.1f} rows of a token leave, {once:.1f} if each machine gets it once"
+    )
 
 # %%
 print(verify("dp=4,ep=4,node=2"))
@@ -611,8 +659,8 @@ def spread(experts, top_k, capacity, skew):
 explore(
     spread,
     "computed",
-    "{experts} experts on four ranks, k = {top_k}, capacity {capacity:.2f}, skew {skew:.2f}; hatched: dropped; dashed: "
-    "an even share. A row is 1,024 numbers of two bytes.",
+    "{experts} experts on four ranks, k = {top_k}, capacity {capacity:.2f}, skew {skew:.2f}; hatched: dropped. A row "
+    "is 1,024 numbers of two bytes.",
     "Bars of choices for {experts} experts, higher at the left, and bars of KiB for four ranks",
     posters=[{}, {"skew": 1.2, "capacity": 3.0}],
     experts=[8, 4, 16, 32],
@@ -799,16 +847,14 @@ off = max(launch(lab.dropped_alike, ranks=2, echo=False))
 print(f"group=rank   dp=2,ep=2 equals one rank with two micro-batches of these rows: {off < 1e-12}")
 
 # %% [markdown]
-# By rank is what most programs do: equal only to micro-batches of the same rows. The load loss has the same choice for
-# f_e.
-#
-# `ep` composes; here with tensor parallelism, which cuts each expert's hidden features.
+# By rank is what most programs do. `ep` composes; here with tensor parallelism, which cuts each expert's hidden
+# features.
 
 # %%
 print(verify("dp=2,ep=2,tp=2"))
 
 # %% [markdown]
-# ## Four habits that go wrong
+# ## Habits that go wrong
 #
 # An expert's gradient is already a sum over the tokens of *all* ranks: they came to it. All else has seen only
 # its own rank's tokens. Programs that treat both alike go wrong:
@@ -816,23 +862,28 @@ print(verify("dp=2,ep=2,tp=2"))
 # %%
 for habit, kinds in launch(lab.habits, ranks=2, echo=False)[0].items():
     found = (f"{kind} {along:.2f} of serial, off by {off:.0%}" for kind, (along, off) in kinds.items())
-    print(f"{habit:13}" + "; ".join(found))
+    print(f"{habit:21}" + "; ".join(found))
 
 # %% [markdown]
-# - *averaged*: each rank's mean loss, gradients averaged over `dp`: the experts' are ep times too large
-#   (pytorch#160285).
-# - *divided*: the experts' gradients divided by ep, where nothing was averaged (megablocks#86).
-# - *detached*: the load loss is logged, but has no graph: the router gets no gradient of it (NeMo-Automodel#1412).
+# - *averaged*: each rank's mean loss, gradients averaged over `dp`. The experts' are ep times too large
+#   ([pytorch#160285](https://github.com/pytorch/pytorch/issues/160285)).
+# - *divided*: the experts' gradients divided by ep. Wrong where the loss is divided once by the tokens of all ranks, as
+#   here; right where each rank averages its own ([megablocks#86](https://github.com/databricks/megablocks/issues/86)).
+# - *detached*: the load loss is logged, but has no graph: the router gets no gradient of it
+#   ([Automodel#1408](https://github.com/NVIDIA-NeMo/Automodel/issues/1408)).
 # - *of each rank*: every rank balances its own tokens: another rule for each plan.
 #
-# No loss curve shows the first two: Adam divides a gradient by its own size.
+# No loss curve shows the first two: Adam divides a gradient by its own size. Under tensor parallelism the experts'
+# output bias was added on every rank ([torchtitan#4245](https://github.com/pytorch/torchtitan/pull/4245)), and
+# gradients *below* the experts were not summed ([#4054](https://github.com/pytorch/torchtitan/pull/4054)).
 #
 # ## When does it pay?
 #
-# For one row, forward and backward, an expert of hidden width H does 12 C H flops. Its row travels four times, C
-# numbers of e bytes, (n-1)/n of which leave the rank. The width C cancels: only H counts.
+# For one row, forward and backward, an expert of w matrices of C H numbers does 6 w C H flops: w = 2 as in GPT-2, 3
+# where it is gated (Mixtral, DeepSeek). Its row travels four times, C numbers of e bytes, (n-1)/n of which leave the
+# rank. The width C cancels: only H counts.
 #
-# wire time / compute time = 4 e (n-1)/n / (wire bytes/s) * (flop/s) / (12 H)
+# wire time / compute time = 4 e (n-1)/n / (wire bytes/s) * (flop/s) / (6 w H)
 #
 # | machine | flop/s a rank | bytes/s a rank | source |
 # |---|---|---|---|
@@ -847,27 +898,36 @@ machines = {
     "64 GPUs, network": (989e12, 50e9, 64, 2),
 }
 for name, (flops, wire, n, element) in machines.items():
-    print(f"{name:22} wire time = compute time at H = {4 * element * (n - 1) / n / wire * flops / 12:8,.0f}")
+    border = [4 * element * (n - 1) / n / wire * flops / (6 * w) for w in (2, 3)]
+    print(f"{name:22} wire time = compute time at H = {border[0]:6,.0f}, gated {border[1]:6,.0f}")
 show(
     plots.pays(machines),
     "computed",
-    "wire time per compute time of an expert, from the formula above; above the dashed line the wire decides.",
+    "wire time per compute time of a gated expert (w = 3), from the formula above.",
     "Three falling lines against the hidden width: a laptop lowest, 8 GPUs, 64 GPUs over a network highest",
 )
 
 # %% [markdown]
-# On the network even wide experts wait: below H = 12,981<!--above--> the wire decides, in one box below
-# 1,282<!--above-->. So a token is sent to few machines (DeepSeek-V3: four), in two hops, and computing runs beside
+# On the network even wide experts wait: below H = 8,654<!--above--> (gated) the wire decides, in one box below
+# 855<!--above-->. So a token is sent to few machines (DeepSeek-V3: four), in two hops, and computing runs beside
 # it.
 #
-# And without `ep`? Every rank holds all experts and sums their gradients: 2 (n-1)/n * E * 2 C H numbers
+# And without `ep`? Every rank holds all experts and sums their gradients: 2 (n-1)/n * E * w C H numbers
 # a step, whatever the tokens. With `ep` = n it is 4 (n-1)/n k C numbers a token. They are equal at
-# **E H / k tokens a rank**:
+# **(w/2) E H / k tokens a rank**:
 
 # %%
 table(
-    [(e, h, k, e * h // k) for e, h, k in ((8, 512, 2), (8, 14336, 2), (64, 1408, 6), (256, 2048, 8))],
-    ["experts", "hidden width", "k", "tokens a rank below which ep sends less"],
+    [
+        (name, e, h, k, w, w * e * h // (2 * k))
+        for name, e, h, k, w in (
+            ("GPT-2's, as here", 8, 512, 2, 2),
+            ("Mixtral 8x7B", 8, 14336, 2, 3),
+            ("DeepSeek-V2-Lite", 64, 1408, 6, 3),
+            ("DeepSeek-V3", 256, 2048, 8, 3),
+        )
+    ],
+    ["model", "experts", "hidden width", "k", "matrices w", "tokens a rank below which ep sends less"],
 )
 
 # %% [markdown]
@@ -876,28 +936,23 @@ table(
 # ## Questions
 #
 # 1. Why does the combine's weight, and not the choice, give the router its gradient?
-# 2. The load loss is computed on each rank and averaged over ranks. What is different from the loss over the batch?
-# 3. dp=8, ep=4: how many ranks hold expert 0, over how many ranks is its gradient summed, and that of the router?
-# 4. Why must counts travel before rows, and when could that be left out?
-# 5. One expert gets all tokens of all ranks. Who waits, and for whom?
+# 2. dp=8, ep=4: how many ranks hold expert 0, over how many ranks is its gradient summed, and that of the router?
+# 3. Why must counts travel before rows, and when could that be left out?
 #
 # <details><summary>Answers</summary>
 #
 # 1. The choice is a comparison: it is constant nearly everywhere. The weight is smooth in the scores.
-# 2. A mean of products is not the product of means: each rank is asked to be even by itself, which is stricter.
-# 3. Two; over those two; the router is held by all and summed over all eight.
-# 4. The receiver needs to know how much memory and which rank's rows. With a fixed capacity and padding, nothing
+# 2. Two; over those two; the router is held by all and summed over all eight.
+# 3. The receiver needs to know how much memory and which rank's rows. With a fixed capacity and padding, nothing
 #    needs to be said, and zeros travel.
-# 5. All wait for its rank: an exchange ends when the last one arrives. Balance is about time, not only quality.
 #
 # </details>
 #
 # ## Read on
 #
-# - Lepikhin et al. 2020, *GShard* (arXiv:2006.16668), algorithm 1: the two-choice router with capacity, as code.
-# - Fedus et al. 2021, *Switch* (arXiv:2101.03961), section 2: why one expert a token is enough.
+# - Lepikhin et al. 2020, *GShard* (arXiv:2006.16668), algorithm 1: the two-choice router.
+# - Fedus et al. 2021, *Switch* (arXiv:2101.03961), section 2.
 # - Zhou et al. 2022, expert choice (arXiv:2202.09368): balance without a loss, and what it costs a causal model.
 # - Gale et al. 2022, *MegaBlocks* (arXiv:2211.15841): no drops, by products of uneven blocks.
 # - Rajbhandari et al. 2022, *DeepSpeed-MoE* (arXiv:2201.05596), section 5: the hierarchical exchange.
-# - DeepSeek-AI 2024, *DeepSeek-V3* (arXiv:2412.19437), sections 2.1.2 and 3.2: balance by a bias, and 64 ranks of
-#   experts in production; its library DeepEP is the exchange as code.
+# - DeepSeek-AI 2024, *DeepSeek-V3* (arXiv:2412.19437), sections 2.1.2 and 3.2; DeepEP is its exchange as code.

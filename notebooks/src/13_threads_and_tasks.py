@@ -1,8 +1,8 @@
 # %% [markdown]
 # # 13 Threads and tasks
 #
-# **The one-minute version.** Inside one process the cores share memory, so nothing needs to be sent. Still most of
-# them are idle most of the time. The usual way, *fork-join*, cuts every loop among the threads and lets all of them
+# **The one-minute version.** Inside one process the cores share memory, so nothing needs to be sent. Still about half
+# of them may be idle. The usual way, *fork-join*, cuts every loop among the threads and lets all of them
 # meet at its end, thousands of times in a step. The other way is to let each piece of work, a **task**, say which
 # part of which tensor it reads and writes. From that the order follows by itself, with no edge too many, and a task
 # runs as soon as what it needs is there. The same graph runs again in every
@@ -42,8 +42,8 @@ batch = example_batch(CONFIG, rows=4, length=32)
 # %% [markdown]
 # ## Fork-join, and who is idle
 #
-# A port of llm.c at the Barcelona Supercomputing Center began with OpenMP: a `parallel for` before each matrix product
-# and before attention's forward; everything else, as in llm.c, ran on one thread. With 112 CPUs:
+# A port of llm.c at the Barcelona Supercomputing Center began with OpenMP: a `parallel for` before each matrix product,
+# attention's forward and the softmax over the words; everything else, as in llm.c, ran on one thread. With 112 CPUs:
 
 # %%
 rows = []
@@ -52,11 +52,11 @@ for name, seconds in {"sequential": 35.0, "OpenMP": 1.430, "OpenMP over nOS-V": 
     p = 112 if s > 1 else 1
     fraction = f"{metrics.karp_flatt(s, p):.1%}" if s > 1 else ""
     rows.append((name, f"{seconds:g} s", f"{s:.1f}", f"{metrics.efficiency(s, p):.2f}", fraction))
-table(rows, ["an iteration (from a paper)", "time", "speed-up", "efficiency", "serial share (Karp-Flatt)"])
+table(rows, ["an iteration (BSC's wiki)", "time", "speed-up", "efficiency", "serial share (Karp-Flatt)"])
 
 # %% [markdown]
-# (*nOS-V*: a library through which processes share one scheduler.) The authors' trace showed "nearly half of the
-# threads working". Here is the same on two workers, with llm.c's parallel loops. (torch releases
+# (*nOS-V*: a library through which processes share one scheduler. The wiki's 24.7 is 24.1 / 0.98 minutes, really 24.6.)
+# The trace showed "nearly half of the threads working simultaneously". Here is the same on two workers. (torch releases
 # Python's lock, so threads do compute at the same time.)
 
 # %% tags=["measured"]
@@ -98,6 +98,18 @@ print([(graph.tasks[u].name, graph.tasks[v].name) for u, v in graph.edges()])
 
 # %% [markdown]
 # Nobody wrote these edges. `double 2:4` and `next x` have none, because their rows differ.
+
+# %%
+show(
+    plots.graph(graph, judge.levels(graph), (), "Four tasks"),
+    "drawing",
+    "each task stands right of what it waits for; the two that double may run at the same time.",
+    "Four dots: two at the left, both joined to total, which is joined to next x",
+)
+
+# %% [markdown]
+# The port has two kinds of such parts: with *blocks of tokens* layers overlap, with *slices of weights* gradients,
+# updates and the next forward.
 #
 # Your turn. An MLP over blocks of tokens a:b, with a gradient of `w2` that is summed over the blocks:
 #
@@ -510,7 +522,7 @@ rows = [(name, *(f"{share:.1%}" for share in kinds.values())) for name, kinds in
 table(rows, ["share of two workers' time (measured)", *time_of["tasks"]])
 
 # %% [markdown]
-# The honest rival is torch: its operations cut their own loops with OpenMP, fork-join inside.
+# The honest rival is torch, with OpenMP inside its operations:
 
 # %% tags=["measured"]
 show(
@@ -521,8 +533,20 @@ show(
 )
 
 # %% [markdown]
+# On this size the second worker brings tasks little or nothing. Two reasons can be measured: tasks take longer when
+# others compute beside them, as they share memory and caches; and short ones are largely Python. Do wider models gain?
+
+# %% tags=["measured"]
+rows = []
+for width in (96, 192, 384):
+    alone, both = (fastest(Scheduler(labs.of_width(width), workers).run) for workers in (1, 2))
+    ms, inside = ([f(spans) for spans in (alone, both)] for f in (labs.ms, labs.ms_in_tasks))
+    rows.append((width, *(f"{t:.1f}" for t in ms), f"{ms[0] / ms[1]:.2f}", f"{inside[1] / inside[0]:.2f}"))
+table(rows, ["width", "1 worker, ms", "2 workers, ms", "speed-up", "time inside tasks, 2 workers : 1"])
+
+# %% [markdown]
 # **The update in blocks.** AdamW works on each element alone, so its blocks can have any size, and no bit changes.
-# Small ones cost overhead; large ones leave the other worker waiting.
+# Small ones cost overhead; large ones leave workers waiting, unless one uses all of the memory's bandwidth.
 
 # %% tags=["measured"]
 elements = [2**k for k in range(14, 23, 2)]
@@ -533,6 +557,19 @@ show(
     "Two are hardly faster than one: the limit is memory.",
     "Five lines over the size of a block: steeply down on the left, level on the right; that of torch is flat",
 )
+
+# %% [markdown]
+# With eight virtual cores, and 60 ms of sleep in all, the other side of the valley shows:
+
+# %% tags=["measured"]
+valley = []
+for blocks in (1, 4, 8, 32, 128, 512):
+    update = TaskGraph({"weights": torch.zeros(blocks)})
+    for b in range(blocks):
+        update.add(f"update {b}", lambda part: part, updates("weights", (b, b + 1)), kind="update")
+    asleep = labs.paced_by_elements(update, 0.06)
+    valley.append((blocks, f"{labs.ms(fastest(Scheduler(asleep, 8).run)):.0f}"))
+table(valley, ["blocks", "ms on eight virtual cores (paced)"])
 
 # %% [markdown]
 # **A puzzle, with a score.** How large should pieces be? A GPT-2 of one layer, width 32, four rows of 16 tokens, three
@@ -631,7 +668,7 @@ print(f"such as {then!r}, which {access}, beside {first!r} of the iteration befo
 
 # %% [markdown]
 # Building costs: for each block of tokens (here a row) a layer (of two) has 14 tasks, all else 6: tasks and edges
-# grow with B T, and the search for edges with its square.
+# grow with B T, and comparisons with its square.
 
 # %% tags=["measured"]
 counted = ["tasks (counted)", "edges (counted)", "comparisons (counted)"]
@@ -652,16 +689,20 @@ print("34 tasks and 72 edges a row:", all((t, e) == (42 + 34 * r, 40 + 72 * r) f
 
 
 # %%
-def train(rank, world_size, blocking=False, sliced=False, iterations=1):
-    """Loss, weights, spans and log of this rank, of whose batch all have a part; messages are slow, as on a network."""
+def train(rank, world_size, blocking=False, sliced=False, iterations=1, asleep=0.0):
+    """Loss, weights, spans and log of this rank, of whose batch all have a part; messages are slow, as on a network.
+
+    With `asleep` seconds the tasks sleep so long together, instead of computing.
+    """
     axis = Mesh(dp=world_size)["dp"]
     mine = [x.tensor_split(world_size, int(sliced))[rank] for x in (batch.tokens, batch.targets)]
     options = {"total": batch.total, "axis": axis, "sliced": sliced}
     tasks = GPT2Tasks(GPT2(CONFIG).double(), len(mine[0]), 32, lambda iteration: mine, SMALL, **options)
-    scheduler = Scheduler(tasks.graph, 2, blocking=blocking)
+    graph = labs.paced_by_elements(tasks.graph, asleep) if asleep else tasks.graph
+    scheduler = Scheduler(graph, 2, blocking=blocking)
     comm.barrier(axis)
     comm.clear_log()
-    with paced.use(Link(latency=0.0001, bandwidth=2e8)):
+    with paced.use(Link(latency=0.0001, bandwidth=4e7)):
         spans = scheduler.run(iterations)
     return tasks.losses, tasks.weights, spans, list(comm.log)
 
@@ -682,25 +723,24 @@ for name, ranks in runs.items():
     print(f"{name:46}", *(f"{loss:.6f}" for loss in losses), "weights equal:", worst < 1e-10)
 elements = sum(w.numel() for w in one_by_one.weights.values())
 counted = sum(call.bytes for call in runs["2 ranks, as tasks"][0][3]) // 3
-print("bytes a rank and iteration, counted:", counted, " computed, 2 (n-1)/n S:", elements * 8)
+print("bytes a rank and iteration, by its calls:", counted, " 2 (n-1)/n S:", elements * 8)
 
 # %% tags=["measured"]
-seen = {name: labs.fastest_on_ranks(pool, train, **options) for name, options in ways.items()}
+seen = {name: labs.fastest_on_ranks(pool, train, asleep=0.2, **options) for name, options in ways.items()}
 for name, spans in seen.items():
     show(
         plots.workers(spans, f"Messages {name}", clock="paced", length=labs.longest(seen)),
         "paced",
-        f"two ranks of two workers on a link of 200 MB/s, the fastest of four runs; messages {name}.",
+        f"two ranks of two workers, tasks sleep 200 ms together, 40 MB/s, the fastest of four runs; messages {name}.",
         f"Rows of bars for the workers of two ranks and their messages, {name}",
     )
 
 # %% [markdown]
-# Blocking, workers are orange while messages travel; as tasks, messages lie in a row of their own. On two cores that
-# saves no time: what moves messages competes for cores that blocked workers leave free.
+# Blocking, workers are orange while messages travel; as tasks, messages lie in a row of their own, and workers go on.
+# (Computing for real, two cores gain nothing: what moves messages competes for them.)
 #
-# In the third run each rank has half of every *sequence*. Queries see what is before them, so rank 0 sends its keys
-# and values to rank 1; backward, their gradients return and are added.
-# Blocking, this would hang: receives of gradients, ready from the start, would hold all workers of rank 0.
+# In the third run each rank has half of every *sequence*: rank 0 sends its keys and values to rank 1; backward, their
+# gradients return. Blocking, this would hang: receives, ready from the start, would hold all workers of rank 0.
 #
 # Now write one. The body of a task that receives: `comm.irecv(x, axis, source)` starts a message of the shape of x
 # and gives a handle; `messages.Pending(handle, arrived)` is what a body returns that is not over yet, and
@@ -809,9 +849,9 @@ show(
 
 # %% [markdown]
 # **4 x 28 or 1 x 112?** The authors found four ranks of 28 CPUs faster than one of 112, where the batch is large
-# enough. A model: W = 35 s of work, of which a share s is not parallel inside a process (3.2 %, from the table above);
-# with r ranks each has 1/r of the rows: T = W/r (s + (1 - s) r / 112), plus the sum of the gradients, 2 (r-1)/r of
-# 498 MB at, say, 10 GB/s.
+# enough. A bound: W = 35 s of work, of which a share s is not shared out inside a process (3.2 %, the Karp-Flatt number
+# above). *If* it is serial code, r ranks divide it: T = W/r (s + (1 - s) r / 112), plus the sum of the gradients,
+# 2 (r-1)/r of 498 MB at, say, 10 GB/s. But s is all that is lost, also waits for memory, which ranks do not divide.
 
 # %%
 s = metrics.karp_flatt(35.0 / 1.430, 112)
@@ -820,11 +860,11 @@ for r in (1, 2, 4, 8, 16):
     compute = 35.0 / r * (s + (1 - s) * r / 112)
     total = 2 * (r - 1) / r * 498e6 / 10e9
     rows.append((f"{r} x {112 // r}", f"{compute:.3f} s", f"{total:.3f} s", f"{compute + total:.3f} s"))
-table(rows, ["ranks x CPUs (computed)", "step", "sum of gradients", "together"])
+table(rows, ["ranks x CPUs (computed)", "step, at least", "sum of gradients", "together"])
 
 # %% [markdown]
-# Four ranks need 0.659 s<!--above--> where one needs 1.430 s<!--above-->: they divide the serial share. Rows limit
-# them (B = 4 feeds four), and the sum costs the same for any batch. Here, 1 x 2 against 2 x 1:
+# Four ranks need at least 0.659 s<!--above--> where one needs 1.430 s<!--above-->. Rows limit them (B = 4 feeds four),
+# and the sum costs the same for any batch. Here, 1 x 2 against 2 x 1:
 
 # %% tags=["measured"]
 times = {}
@@ -842,41 +882,36 @@ show(
 # ## Traces for others
 #
 # The spans of every way of running open in https://ui.perfetto.dev and in Paraver, the viewer that the authors use:
-# `.prv` holds states (1), events (2) and messages (3). Of the last run:
+# `.prv` holds states (1), events (2) and messages (3). Of the last run, in the folder `gpt2lab-traces` among the
+# system's temporary files: open `tasks.json`.
 
 # %%
-written = labs.write_traces([r[2] for r in ranks], [r[3] for r in ranks])
-print(*written, sep=", ")
-records = [line.split(":") for line in written["tasks.prv"].splitlines() if line.startswith("3:")]
+folder = labs.write_traces([r[2] for r in ranks], [r[3] for r in ranks])
+print(*sorted(path.name for path in folder.iterdir()), sep=", ")
+records = [line.split(":") for line in (folder / "tasks.prv").read_text().splitlines() if line[:2] == "3:"]
 print("messages, and in the trace:", sum(call.bytes > 0 for r in ranks for call in r[3]), len(records))
 print("bytes:", sum(call.bytes for r in ranks for call in r[3]), sum(int(line[-2]) for line in records))
 
 # %% [markdown]
 # ## Where this lives today
 #
-# A **CUDA graph** is taskiter for one GPU: captured once, replayed without the CPU. **Streams and events** are edges
-# placed by hand. PyTorch's **autograd engine** is a task graph with a ready queue and a thread for each device.
-# **XLA** orders a whole step ahead of time, messages included. **StarPU**, **PaRSEC** and **OmpSs-2** find edges from
-# declared data, as here.
+# A **CUDA graph** is taskiter for a GPU. **Streams and events** are edges by hand. PyTorch's **autograd
+# engine** is a task graph with a ready queue. **StarPU**, **PaRSEC** and **OmpSs-2** find edges from declared data.
 #
 # ## Drill
 #
-# <details><summary>1. A task reads rows 0:4, a later one writes 3:6, a third reads 4:6. Which edges?</summary>
-# First to second, second to third; the third shares nothing with the first.</details>
-# <details><summary>2. Three tasks <code>reduce</code> into one tensor. May the bits differ from run to run?</summary>
+# <details><summary>1. Three tasks <code>reduce</code> into one tensor. May the bits differ from run to run?</summary>
 # Yes: the order is free, and addition of floats is not associative. GPT-2's gradients here never use it.</details>
-# <details><summary>3. A receive blocks a worker, with one worker a rank. When is that a deadlock?</summary>
+# <details><summary>2. A receive blocks a worker, with one worker a rank. When is that a deadlock?</summary>
 # When what it waits for depends on a task of the same rank that has not run.</details>
-# <details><summary>4. A task costs 20 us of overhead. How long must tasks be to lose less than 5 %?</summary>
+# <details><summary>3. A task costs 20 us of overhead. How long must tasks be to lose less than 5 %?</summary>
 # 0.4 ms.</details>
 #
 # ## Read on
 #
-# - BSC, wiki of llm.c-gpt2, *Task Based Model*: the port that this lesson retells, with its traces.
-# - Alvarez et al. 2022 (taskiter): how a graph that repeats is built once.
-# - Sala et al. 2019 (task-aware MPI): messages that suspend a task instead of a thread.
-# - Alvarez et al. 2024 (nOS-V): processes that lend each other cores.
-# - Blumofe & Leiserson 1999, on work stealing: where work, span and their bounds come from.
-# - Karp & Flatt 1990: one number that tells overhead from serial work.
+# - BSC, wiki of llm.c-gpt2, *GPT2 Parallelization and porting*: the table; *Task Based Model*: the port.
+# - Alvarez et al. 2022 (taskiter); Sala et al. 2019 (task-aware MPI); Alvarez et al. 2024 (nOS-V).
+# - Blumofe & Leiserson 1999.
+# - Karp & Flatt 1990.
 #
 # **Next**: lesson 14, where the layouts themselves are data.

@@ -7,7 +7,7 @@
 # prices. So write the model once, mark three tensors, and let a program work out the rest: which other tensors
 # are cut, and where which collective is sent. It finds Megatron's all-reduces by itself.
 #
-# On two live ranks: three marks, and the sums that lesson 06 placed by hand.
+# All of it is in one product, C = A B, on two ranks:
 
 # %% tags=["setup"]
 from collections import Counter
@@ -38,6 +38,25 @@ from gpt2lab.sharding.partition import partition
 from gpt2lab.sharding.propagate import Mark, propagate
 
 torch.set_default_dtype(torch.float64)
+
+# %%
+A, B = torch.randn(4, 6), torch.randn(6, 8)
+(rows0, rows1), (left, right) = A.split(2), A.split(3, 1)
+(top, bottom), (columns0, columns1) = B.split(3), B.split(4, 1)
+four_cases = {
+    "rows of A cut, B whole: rows of C, no message": torch.cat([rows0 @ B, rows1 @ B]),
+    "A whole, columns of B cut: columns of C, no message": torch.cat([A @ columns0, A @ columns1], 1),
+    "columns of A and rows of B cut: a term of C each, to be summed": left @ top + right @ bottom,
+    "rows of A and columns of B cut: two quarters of C, so B is gathered first": torch.cat(
+        [x @ torch.cat([columns0, columns1], 1) for x in (rows0, rows1)]
+    ),
+}
+for case, C in four_cases.items():
+    print(f"{case}; equal: {torch.allclose(C, A @ B)}")
+
+# %% [markdown]
+# GPT-2 is hundreds of such operators. Three marks, and the sums of lesson 06: *propagate* spreads marks over the graph,
+# *partition* places the messages.
 
 # %%
 config = GPT2Config(vocab_size=37, n_positions=16, n_layer=2, n_head=4, n_embd=24)
@@ -87,7 +106,8 @@ for rank, (worst, sent) in enumerate(launch(run, program, ranks=2)):
 #
 # A mesh has named axes. On each axis a tensor is cut along one dimension (S), or whole (R), or *partial* (P):
 # every rank holds a term, and only the sum of the terms is the tensor. `S0R` is Alpa's notation: dimension 0
-# is cut over axis 0, dimension 1 whole. `RS01`: dimension 1 is cut over both axes.
+# is cut over axis 0, dimension 1 whole. `RS01`: dimension 1 is cut over both axes. P is not Alpa's: OneFlow has it
+# (S, B for broadcast, P) and PyTorch's DTensor (`Partial`).
 
 # %%
 mesh = {"x": 2, "y": 2}
@@ -104,7 +124,8 @@ for wrong in ("S0S0", "S0RP0"):
 # %% [markdown]
 # ## What a change costs
 #
-# n ranks, M bytes of the whole tensor. A *slice* is free. Everything else is a collective of lesson 03.
+# n ranks, M bytes of the whole tensor. A *slice* is free, and so is to become a term of a sum: the whole tensor on
+# one rank and zeros on the others, or one's own rows and zeros elsewhere. All else is a collective of lesson 03.
 
 # %%
 line = {"x": 4}
@@ -114,7 +135,7 @@ show(
     plots.cost_matrix(texts, cost.cost_table(layouts, (8, 16), line)),
     "computed",
     "bytes that a rank sends to change the layout of 8 x 16 numbers (1,024 bytes) on four ranks.",
-    "A table of four layouts against four: zero on the diagonal and from RR, most from a partial sum to RR",
+    "A table of four layouts against four: zero on the diagonal, from RR and to RRP0; most from a partial sum to RR",
 )
 
 # %% [markdown]
@@ -182,7 +203,7 @@ def costs(n, M):
 
 # %% [markdown]
 # `reshard` makes the change on live ranks. 7 rows on 4 ranks are 2, 2, 2, 1: all 16 pairs, there and back, exactly,
-# and the counted bytes are the table's.
+# and the bytes of the calls that were made are the table's.
 
 # %%
 whole = torch.arange(35.0).view(7, 5)
@@ -215,8 +236,9 @@ print("right in value, gradient and bytes, of 16:", launch(all_pairs, ranks=4))
 #
 # ## The cheapest path
 #
-# On 2 x 2 ranks, a tensor is partial over both axes and is wanted whole. Two all-reduces, one over each axis,
-# send 2 M a rank. The table of steps is a graph of layouts; its shortest path is cheaper:
+# On 2 x 2 ranks, a tensor is partial over both axes and is wanted whole. Two all-reduces, one over each axis, send 2 M
+# a rank; one over all four ranks, as one ring, 2 · 3/4 M. The table of steps is a graph of layouts. Its shortest path
+# finds 1.5 M with messages along single axes, so that one of them may stay inside a machine:
 
 # %%
 src, dst = Layout.parse("RRP01", ["x", "y"]), Layout.parse("RR", ["x", "y"])
@@ -424,8 +446,8 @@ table(
 )
 
 # %% [markdown]
-# Attention cut along its keys s is what long-context decoding does: a maximum and two sums for each query. A
-# convolution cut along the height of its image needs rows of its neighbours, a halo (lesson 11). Some cuts, live:
+# Attention cut along its keys s is what long-context decoding does. A convolution cut along the height of its image
+# needs rows of its neighbours, a halo (lesson 11). Some cuts, live:
 
 # %%
 for name, (of, cuts, given, want) in labs.operators().items():
@@ -487,7 +509,8 @@ explore(
 )
 
 # %% [markdown]
-# All of them run on 2 x 2 ranks, forward and backward, equal to serial: the MLP's here, the block's in the tests.
+# All of them run on 2 x 2 ranks, forward and backward, equal to serial. Fewest bytes is not yet best: `{}` cuts nothing
+# and sends nothing, since every rank does all the work.
 
 # %%
 mlp_graph, given, want, programs = labs.mlp_programs(config, mesh)
@@ -530,7 +553,7 @@ explore(
 
 # %% [markdown]
 # The mark reached the hidden values, `c_fc.bias`, `c_proj.weight` (cut along its inputs, as Megatron does it)
-# and their gradients. Boxes that stay undecided are whole, or partial sums that must be completed.
+# and their gradients.
 #
 # Now all of GPT-2, from the three marks above. Each square is one operator of forward or backward.
 
@@ -800,7 +823,7 @@ show(
 # %% [markdown]
 # - **batch**: one all-reduce for each gradient, and the loss. Data parallelism.
 # - **sequence**: keys and values are gathered, forward and again backward; their gradients reduce-scattered.
-#   That is lesson 10's `kv`.
+#   Lesson 10's `kv`.
 # - **ZeRO-3**: each weight is gathered twice, each gradient reduce-scattered.
 # - **ZeRO-1**: only AdamW's moments are marked. Then the gradient is wanted cut, the all-reduce becomes a
 #   reduce-scatter, and the new weights are gathered: the rewrite of lesson 05, found by the algebra.
@@ -816,8 +839,8 @@ for name, one in made.items():
 
 # %% [markdown]
 # How the graph is captured: `make_fx` runs loss and `autograd.grad` once on tensors without numbers and writes
-# down every operator. `torch.export` would stop at the loss. Backward is then ordinary operators, so Megatron's
-# f, which exists only in backward, needs no rule of its own. Layer norm and softmax are split into their sums.
+# down every operator. Backward is then ordinary operators, so Megatron's f, which exists only in backward, needs no
+# rule of its own.
 
 # %%
 show_source(Interpreter._change, Interpreter.run)
@@ -827,7 +850,8 @@ show_source(Interpreter._change, Interpreter.run)
 #
 # Tofu lets a program choose. GPT-2's graph becomes a chain: embedding, attention, MLP, ..., head, each with its
 # backward. Ranks are halved again and again; at each halving a dynamic program cuts every link along one dimension,
-# so that the links, and the changes of layout between them, send the fewest bytes. C is 24:
+# so that the links, and the changes of layout between them, send the fewest bytes. C is 24. Beside the chain's price
+# stands what the whole program sends:
 
 # %%
 for rows_of_batch in (2, 7, 12):
@@ -836,18 +860,33 @@ for rows_of_batch in (2, 7, 12):
         cut = " ".join(
             f"{part.split()[0]}:{c[-1]}" for part, c in zip(parts, choices, strict=True) if "1" not in part
         )
-        sent = this.cost(choices, dict.fromkeys("xy"[: level + 1], 2))
-        print(f"{rows_of_batch * 11:3} tokens, halving {level + 1}: {cut:48} {sent:9,} bytes in all")
+        halved = dict.fromkeys("xy"[: level + 1], 2)
+        price, sent = this.cost(choices, halved), tofu.bytes_of_all(this.program(choices, halved))
+        print(
+            f"{rows_of_batch * 11:3} tokens, halving {level + 1}: {cut:48} {price:7,}; program {sent:7,} bytes"
+        )
 short = tofu.LinkChain(captured_gpt2(replace(config, n_layer=1), 7, 11))
 ways = list(product(*(short.choices(n, (), {"x": 2}) for n in range(short.count))))
 least = min(short.cost(list(way), {"x": 2}) for way in ways)
 found = short.cost(short.recursive("x")[0], {"x": 2})
 print(f"one layer, {len(ways)} ways to cut it: the dynamic program finds the least of all: {found == least}")
 
+# %%
+two_parts = [("ff",) if part.startswith("MLP") else ("batch",) for part in parts]
+price, sent = chain.cost(two_parts, {"x": 2}), tofu.bytes_of_all(chain.program(two_parts, {"x": 2}))
+print(f"77 tokens, batch and in MLPs ff: price {price:,}; program {sent:,} bytes")
+one_each = [tofu.bytes_of_all(made[name]) for name in ("batch", "Megatron")]
+print(f"batch and Megatron send the same at {77 * one_each[0] / one_each[1]:.0f} tokens")
+
 # %% [markdown]
-# Few tokens: Megatron. Many: the batch. Lesson 06 found the border of an MLP at B T = 4 C = 96 tokens by hand. With
-# 77 tokens in between, the batch is cut first and then, fewer being left to each half, the weights: the two marks
-# called *both* above. That program, on four ranks:
+# Few tokens: Megatron. Many: the batch. The whole model's border is at 64<!--above--> tokens; that of an MLP alone,
+# B T = 4 C = 96 (lesson 06), lies higher. So with 77 tokens, MLPs cut along ff and all else along the batch send less,
+# 245,392<!--above--> bytes against 250,384. The dynamic program does not see that: it prices a border as if
+# each link first completed its sums, where the partitioner goes directly to the next layout. Its prices are upper
+# bounds.
+#
+# At the second halving fewer tokens are left to each half, and weights are cut: the marks called *both* above. On four
+# ranks:
 
 # %%
 found_cut = chain.program(chain.recursive("xy")[-1], {"x": 2, "y": 2})
@@ -932,28 +971,27 @@ def cheapest_marks():
 # ## One product on a grid of ranks
 #
 # A mesh x, y, z for C = A B: x cuts the rows of C, y its columns, z the inner index. One axis alone is 1-D. x and y
-# are SUMMA, which broadcasts panels of A and B; with z it is 2.5-D, which pays for C to save on A and B. No
-# algorithm can send less than the bound of Ballard and others, whatever its memory.
+# are SUMMA, which broadcasts panels of A and B. z adds layers: copies of A's and B's work, whose terms of C are summed.
+# As many layers as rows and columns is 3-D, fewer is 2.5-D. No algorithm can send less than the bound, whatever its
+# memory (Al Daas et al. 2022).
 
 # %%
 table(
     labs.products_on_grids(24),
-    ["ranks", "algorithm", "x y z", "equal", "sent a rank, of n² (counted)", "lower bound (computed)"],
+    ["ranks", "algorithm", "x y z", "equal", "sent a rank, of n², by its calls", "lower bound"],
 )
 
 # %% [markdown]
-# On eight ranks 2 x 2 x 2 reaches the bound. Backward sends the same again. `gpt2lab bench sharding` puts hundreds of
-# random einsums and layouts beside PyTorch's DTensor: DTensor's result layout is always among ours, for as many
-# bytes, or for more where it gathers all to keep a part, or goes axis by axis instead of the shortest path.
+# On eight ranks 2 x 2 x 2 reaches the bound. Backward sends the same again.
 #
 # ## Cut operators, or place them?
 #
 # Everything above is *intra*-operator: each operator is cut. *Inter*-operator parallelism gives whole operators
-# to ranks. Take Y = X W1, Z = Y W2. Cut: columns, then rows, and an all-reduce of Z. Placed: W1 on rank 0, W2
-# on rank 1, and Y is sent once; but each rank waits while the other works.
+# to ranks. Take Y = X W1, Z = Y W2, with a *narrow* Y, as between two blocks. Cut: columns, then rows, and an
+# all-reduce of Z. Placed: W1 on rank 0, W2 on rank 1, and Y is sent once; but each rank waits while the other works.
 
 # %% tags=["measured"]
-W1, W2 = torch.randn(8, 32), torch.randn(32, 8)
+X, W1, W2 = torch.randn(6, 32), torch.randn(32, 8), torch.randn(8, 32)
 bytes_sent, idle = {}, {}
 for name, way in (("cut (intra)", labs.both_cut), ("placed (inter)", labs.one_each)):
     found = launch(labs.timed_products, way, X, W1, W2, ranks=2)
@@ -963,39 +1001,38 @@ for name, way in (("cut (intra)", labs.both_cut), ("placed (inter)", labs.one_ea
 show(
     plots.intra_inter(bytes_sent, idle),
     "paced",
-    "two products on two ranks, X on both; bytes are counted, work is slept. Idle is what remains of the time.",
-    "W1 and W2 in two colours each, or one each; bars: cutting sends less here and idles little, placing half the time",
+    "two products with a narrow middle on two ranks, X on both; work is slept. Idle is what remains of the time.",
+    "W1 and W2 in two colours each, or one each; bars: placing sends an eighth here, and idles half the time",
 )
 
 # %% [markdown]
-# With narrow middles (a pipeline's border) placing sends little; micro-batches fill its idle time (lesson 07).
-# Cutting keeps everybody busy and sends more often: inside a machine. Lesson 17 lets a search choose.
+# Placing sends little and idles; micro-batches fill its idle time (lesson 07). Cutting keeps everybody busy and sends
+# more (less, where the middle is wide). Lesson 17 lets a search choose.
 #
 # ## Questions
 #
 # 1. Why is RR to RRP0 free, and what do the ranks hold afterwards?
 # 2. A tensor lies S0 over x, and is wanted S1 over x. Compare all-to-all with all-gather and slice.
 # 3. Which options does `C[i] = max over k of A[i, k]` have? May the partial result wait for a later sum?
-# 4. Layer norm's weight is whole and its input is cut along the width. What is sent?
-# 5. Why does ZeRO-3 by marks need a *priority*: batch first, weights later?
-# 6. Which mark makes the partitioner gather keys and values?
+# 4. Why does ZeRO-3 by marks need a *priority*: batch first, weights later?
 #
 # <details><summary>Answers</summary>
 #
 # 1. One rank keeps the tensor, the others hold zeros; the sum is right, and nothing travels.
 # 2. All-to-all sends (n-1)/n² M a rank, all-gather (n-1)/n M: n times as much, and needs the whole in memory.
 # 3. i: cut result. k: partial *maximum*. It is not linear, so it is completed before anything is added.
-# 4. Two sums a row, of x and of the squared distance from the mean: 2 B T numbers, forward.
-# 5. On one axis an operator can be cut along one index. If weights spread first, activations would be cut along
+# 4. On one axis an operator can be cut along one index. If weights spread first, activations would be cut along
 #    features, and that is tensor parallelism.
-# 6. `tokens` cut along `seq`: queries stay cut, and keys have the same axis, so they have to be whole.
 #
 # </details>
 #
 # ## Read on
 #
-# - Shazeer et al. 2018, *Mesh-TensorFlow*, arXiv:1811.02084: named dimensions, the shortest way to say a layout.
-# - Xu et al. 2021, *GSPMD*, arXiv:2105.04663: propagation and partitioner as they run in XLA.
-# - Wang, Huang & Li 2019, *Tofu*, arXiv:1807.08887: operators described so that a program finds their cuts.
+# - Shazeer et al. 2018, *Mesh-TensorFlow*, arXiv:1811.02084: named dimensions.
+# - Xu et al. 2021, *GSPMD*, arXiv:2105.04663: propagation and partitioner.
+# - Wang, Huang & Li 2019, *Tofu*, arXiv:1807.08887.
 # - Zheng et al. 2022, *Alpa*, arXiv:2201.12023, section 4: the same choices as an integer program.
-# - Jia, Zaharia & Aiken 2019, *Beyond Data and Model Parallelism*, arXiv:1807.05358: cuts and places in one search.
+# - Yuan et al. 2021, *OneFlow*, arXiv:2110.15032: S, B and P, and the table of prices between them.
+# - van de Geijn & Watts 1997, *SUMMA*; Agarwal et al. 1995 (3-D); Solomonik & Demmel 2011 (2.5-D); Al Daas et al.
+#   2022, arXiv:2205.13407: the bound.
+# - Jia, Zaharia & Aiken 2019, arXiv:1807.05358: cuts and places in one search.

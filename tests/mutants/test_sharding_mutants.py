@@ -176,6 +176,11 @@ OF_CHANGES = {
         "take_step",
         instead("slice", lambda right, x, step, *r: right(x.flip(step.dim), step, *r)),
     ),
+    "own rows as a term at the wrong place": (
+        reshard,
+        "take_step",
+        instead("pad", lambda right, x, step, *r: right(x, step, *r).roll(1, step.dim)),
+    ),
     "an all-to-all joined in the wrong order": (
         reshard,
         "take_step",

@@ -6,6 +6,7 @@ import time
 import torch
 import torch.nn.functional as F
 
+from ...machine.checksum import summ
 from ...model import GPT2, GPT2Config
 from ...parallel.context import attention, costs, halo
 from ...parallel.context.borrow import Share
@@ -66,7 +67,7 @@ def local_positions(rank: int, world_size: int) -> str:
 
 
 def one_layer(rank: int, world_size: int, exchange: str, name: str, length: int) -> tuple:
-    """A step of one layer: numbers sent forward and backward, pairs computed, error of gradients against serial."""
+    """A step of one layer: numbers sent forward and backward, pairs computed, error of gradients, digest of logits."""
     axis, (serial, model), tokens = Mesh(cp=world_size)["cp"], _pair(), torch.arange(length).expand(2, -1)
     plan = Plan(cp=world_size, layout=name, exchange=exchange)
     mine = apply_context(model, Mesh(cp=world_size), plan)(length)
@@ -76,7 +77,9 @@ def one_layer(rank: int, world_size: int, exchange: str, name: str, length: int)
     logits = model(tokens[:, mine], mine)
     forward = sent()
     model.loss(logits, tokens[:, mine]).backward()
-    return forward, sent() - forward, dict(attention.work), _error(serial, model, axis)
+    backward = sent() - forward
+    error = _error(serial, model, axis)
+    return forward, backward, dict(attention.work), error, summ(logits.detach())
 
 
 def pairs_by_key(name: str, tile: int | None = 1, tokens: int = 32, ranks: int = 4) -> list[int]:

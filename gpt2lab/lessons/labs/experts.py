@@ -62,14 +62,14 @@ def _every_second(rank: int, world_size: int, jobs) -> list[History]:
 
 
 @torch.no_grad()
-def first_experts(model: GPT2, text: str) -> list[int]:
-    """The expert that each letter of a text asks for first, in the last layer with experts."""
+def first_experts(model: GPT2, letters: torch.Tensor) -> torch.Tensor:
+    """The expert (B, T) that each of the letters (B, T) asks for first, in the last layer with experts."""
     seen = []
     mixture = mixtures(model)[-1]
-    hook = mixture.register_forward_pre_hook(lambda m, given: seen.append(m.route(given[0])[2][0, :, 0]))
-    model(torch.tensor([list(text.encode("ascii"))]))
+    hook = mixture.register_forward_pre_hook(lambda m, given: seen.append(m.route(given[0])[2][..., 0]))
+    model(letters)
     hook.remove()
-    return seen[0].tolist()
+    return seen[0]
 
 
 # ---- how a skew of the choices spreads
@@ -110,10 +110,14 @@ def routed(
 def habits(rank: int, world_size: int) -> dict[str, dict]:
     """Of each way to treat gradients and load losses on two ranks, how far the gradients are from the serial ones."""
     batch, own = example_batch(SMALL, 8, 11), replace(SMALL.experts, group="rank")
+    of_a_rank = replace(
+        batch, total=batch.total // world_size
+    )  # the loss is a mean over the rank's own tokens
     return {
         "right": _apart(SMALL, batch),
-        "averaged": _apart(SMALL, replace(batch, total=batch.total // world_size), dense=1 / world_size),
+        "averaged": _apart(SMALL, of_a_rank, dense=1 / world_size),
         "divided": _apart(SMALL, batch, experts=1 / world_size),
+        "averaged and divided": _apart(SMALL, of_a_rank, dense=1 / world_size, experts=1 / world_size),
         "detached": _apart(replace(SMALL, experts=replace(SMALL.experts, balance=0.0)), batch),
         "of each rank": _apart(replace(SMALL, experts=own), batch),
     }

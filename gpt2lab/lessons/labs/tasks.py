@@ -7,7 +7,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import TemporaryDirectory, gettempdir
 
 import torch
 
@@ -28,11 +28,13 @@ CONFIG = GPT2Config(vocab_size=512, n_positions=32, n_layer=2, n_head=4, n_embd=
 SMALL = Blocks(tokens=64, rows=2, weights=20_000, updates=40_000)
 
 
-def gpt2_tasks(blocks: Blocks = SMALL, rows: int = 4, dtype=torch.float64, **options) -> GPT2Tasks:
+def gpt2_tasks(
+    blocks: Blocks = SMALL, rows: int = 4, dtype=torch.float64, config=CONFIG, **options
+) -> GPT2Tasks:
     """One iteration of the lesson's GPT-2 as tasks, always the same weights and batch."""
-    batch = example_batch(CONFIG, rows, 32)
+    batch = example_batch(config, rows, 32)
     give = lambda iteration: (batch.tokens, batch.targets)
-    return GPT2Tasks(GPT2(CONFIG).to(dtype), rows, 32, give, blocks, total=batch.total, **options)
+    return GPT2Tasks(GPT2(config).to(dtype), rows, 32, give, blocks, total=batch.total, **options)
 
 
 def elements_of(task: Task) -> int:
@@ -42,8 +44,24 @@ def elements_of(task: Task) -> int:
 
 def fastest(run: Callable, tries: int = 6) -> list:
     """The spans of the fastest of some runs: the one that other programs disturbed least."""
-    length = lambda spans: max(s.end for s in spans) - min(s.start for s in spans)
-    return min((run() for _ in range(tries)), key=length)
+    return min((run() for _ in range(tries)), key=ms)
+
+
+def of_width(width: int, rows: int = 4) -> TaskGraph:
+    """One iteration of the lesson's GPT-2, so wide, in float32."""
+    wider = (width / CONFIG.n_embd) ** 2
+    blocks = replace(SMALL, weights=int(20_000 * wider), updates=int(40_000 * wider))
+    return gpt2_tasks(blocks, rows, torch.float32, config=replace(CONFIG, n_embd=width)).graph
+
+
+def ms(spans: list) -> float:
+    """Milliseconds from the first span's start to the last one's end."""
+    return 1e3 * (max(s.end for s in spans) - min(s.start for s in spans))
+
+
+def ms_in_tasks(spans: list) -> float:
+    """Milliseconds of all workers together inside tasks."""
+    return 1e3 * sum(s.end - s.start for s in spans if s.kind != "wait")
 
 
 def one_layer(rows: int, length: int, blocks: Blocks) -> TaskGraph:
@@ -73,17 +91,22 @@ def replay_races(graph: TaskGraph, across: list) -> list[tuple[str, str, str]]:
 
 
 def sleeping(graph: TaskGraph, cost: Callable[[Task], float]) -> TaskGraph:
-    """The same tasks, which sleep for their `cost` in seconds: with many workers as many virtual cores."""
+    """The same tasks and messages; tasks sleep for their `cost` in seconds: as many virtual cores as workers."""
     made = TaskGraph(graph.tensors)
     for t in graph.tasks:
-        made.add(t.name, lambda *_, t=t: time.sleep(cost(t)), *t.accesses, kind=t.kind)
+        body = t.body if t.kind == "comm" else lambda *_, t=t: time.sleep(cost(t))
+        made.add(t.name, body, *t.accesses, loop=t.loop, kind=t.kind, priority=t.priority, wire=t.wire)
     return made
 
 
+def paced_by_elements(graph: TaskGraph, seconds: float) -> TaskGraph:
+    """The same tasks, which together sleep `seconds`, each in proportion to the elements that it touches."""
+    each = seconds / sum(elements_of(t) for t in graph.tasks if t.kind != "comm")
+    return sleeping(graph, lambda task: each * elements_of(task))
+
+
 @cache
-def by_block(
-    sizes: tuple[int, ...], workers: int, seconds: float = 0.0
-) -> list[tuple[int, float, float, float]]:
+def by_block(sizes: tuple[int, ...], workers: int, seconds: float = 0.0) -> list[tuple]:
     """(tokens in a block, T1 / Tinf, runtime / work, ms) of an iteration, which really runs on this many workers.
 
     The runtime is what a worker does between its first and its last task when it neither runs a task nor waits.
@@ -93,19 +116,14 @@ def by_block(
     for tokens in sizes:
         blocks = Blocks(tokens=tokens, rows=max(1, tokens // 32), weights=20_000, updates=20_000)
         graph = gpt2_tasks(blocks).graph
-        parallel, whole = check.parallelism(graph, elements_of), check.work(graph, elements_of)
-        graph = (
-            sleeping(graph, lambda task, whole=whole: seconds * elements_of(task) / whole)
-            if seconds
-            else graph
-        )
+        parallel = check.parallelism(graph, elements_of)
+        graph = paced_by_elements(graph, seconds) if seconds else graph
         spans = fastest(Scheduler(graph, workers).run, 3)
         lanes = [[s for s in spans if s.lane == f"worker {w}"] for w in range(workers)]
         spent = [max(s.end for s in lane) - min(s.start for s in lane) for lane in lanes if lane]
         lost = sum(spent) - sum(s.end - s.start for s in spans)
         busy = sum(s.end - s.start for s in spans if s.kind != "wait")
-        took = max(s.end for s in spans) - min(s.start for s in spans)
-        rows.append((tokens, parallel, lost / busy, 1e3 * took))
+        rows.append((tokens, parallel, lost / busy, ms(spans)))
     return rows
 
 
@@ -116,7 +134,7 @@ def fastest_on_ranks(pool, train: Callable, tries: int = 4, **options) -> list:
 
 def longest(runs: dict[str, list]) -> float:
     """Seconds of the longest of some runs, each a list of spans."""
-    return max(max(s.end for s in spans) - min(s.start for s in spans) for spans in runs.values())
+    return max(map(ms, runs.values())) / 1e3
 
 
 def cost_of_building(rows: int) -> tuple:
@@ -125,8 +143,7 @@ def cost_of_building(rows: int) -> tuple:
     graph = gpt2_tasks(Blocks(tokens=32, rows=1, weights=20_000, updates=40_000), rows).graph
     build = 1e3 * (time.perf_counter() - start)
     replay = min(turns({"": Scheduler(graph, 2).run}, 3)[""])
-    edges = len(list(graph.edges()))
-    return rows, len(graph.tasks), edges, graph.compared, f"{build:.0f}", f"{replay:.0f}"
+    return rows, len(graph.tasks), len(list(graph.edges())), graph.compared, f"{build:.0f}", f"{replay:.0f}"
 
 
 def apart(tensors: dict, want: dict) -> float:
@@ -142,19 +159,20 @@ def mine(name: str, answer: Callable, instead: Callable) -> Callable:
     return instead
 
 
-def write_traces(spans: list, logs: list) -> dict[str, str]:
-    """The text of every file that Perfetto and Paraver read, by name, from the spans and logged calls of each rank."""
-    with TemporaryDirectory() as folder:
-        trace.save_chrome(trace.merge(spans), Path(folder, "tasks.json"))
-        save_paraver(
-            [s for of_rank in spans for s in of_rank], Path(folder, "tasks.prv"), messages_between(logs)
-        )
-        return {path.name: path.read_text() for path in sorted(Path(folder).iterdir())}
+def write_traces(spans: list, logs: list) -> Path:
+    """The folder with the files that Perfetto and Paraver read, from the spans and logged calls of each rank."""
+    folder = Path(gettempdir(), "gpt2lab-traces")
+    folder.mkdir(exist_ok=True)
+    trace.save_chrome(trace.merge(spans), folder / "tasks.json")
+    save_paraver([s for of_rank in spans for s in of_rank], folder / "tasks.prv", messages_between(logs))
+    return folder
 
 
 def as_in_llmc(loop: str) -> bool:
-    """Whether llm.c runs this loop in parallel: matrix products, and attention's forward."""
-    return any(word in loop for word in ("attn.c_", "mlp.c_", "head")) or loop.startswith("attention")
+    """Whether llm.c runs this loop in parallel: matrix products, attention's forward, the softmax over the words."""
+    return any(word in loop for word in ("attn.c_", "mlp.c_", "head")) or loop.startswith(
+        ("attention", "loss")
+    )
 
 
 def contest(workers: int = 2) -> dict[str, Callable]:
@@ -186,19 +204,16 @@ def audit(graph: TaskGraph) -> list[str]:
     found = []
     for task in graph.tasks:
         before = {name: t.clone() for name, t in graph.tensors.items()}
-        kept = {
-            name: _mask(task, name, t, ("reads", "updates", "reduces", "concurrent"))
-            for name, t in before.items()
-        }
+        read = ("reads", "updates", "reduces", "concurrent")
+        kept = {name: _mask(task, name, t, read) for name, t in before.items()}
         for name, t in graph.tensors.items():
             t[~kept[name]] = float("nan") if t.is_floating_point() else 0
         poisoned = {name: t.clone() for name, t in graph.tensors.items()}
         task.body(*task.views)
         for name, t in graph.tensors.items():
             mine = _mask(task, name, t, (*EXCLUSIVE, "reduces", "concurrent"))
-            if not torch.equal(
-                t[~mine].nan_to_num(nan=-7.5e30), poisoned[name][~mine].nan_to_num(nan=-7.5e30)
-            ):
+            here, there = (x[~mine].nan_to_num(nan=-7.5e30) for x in (t, poisoned[name]))
+            if not torch.equal(here, there):
                 found.append(f"{task.name!r} changes {name} outside of what it declares to write")
             if t.is_floating_point() and t[mine].isnan().any():
                 found.append(
