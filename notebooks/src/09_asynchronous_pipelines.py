@@ -729,7 +729,7 @@ gap = max(abs(a - b) for a, b in pairs)
 print(f"largest gap between the two loss curves, three seeds: {gap:.3f} of {right[0][0]:.2f}")
 
 # %% [markdown]
-# A gap of 0.008<!--above--> in a loss of 4.57<!--above-->: nobody sees it. Only a comparison of *gradients* or
+# A gap of 0.015<!--above--> in a loss of 4.57<!--above-->: nobody sees it. Only a comparison of *gradients* or
 # *versions* tells. Predict what each of these bugs makes differ:
 
 
