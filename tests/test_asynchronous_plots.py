@@ -21,7 +21,7 @@ def test_each_figure_is_drawn():
     assert png(plots.kept({"pipedream": record}))
     logs = {name: log_of(arrivals([1.0, 3.0], 4, bound)) for name, bound in (("BSP", 0), ("ASP", None))}
     assert png(plots.staleness({name: missed(log) for name, log in logs.items()}))
-    assert png(plots.race({"BSP": [([0.0, 1.0], [3.0, 2.0]), ([0.0, 1.5], [3.1, 2.2])]}))
+    assert png(plots.loss_by_rule({"BSP": [([0.0, 1.0], [3.0, 2.0]), ([0.0, 1.5], [3.1, 2.2])]}))
     losses = {("1f1b", 0.1, 0): [[3.0, 2.0]], ("2bw", 0.1, 0): [[3.0, 2.5], [3.1, 2.4]]}
     losses["2bw", 0.1, 9] = [[3.0, 2.4]]
     assert png(plots.curves(losses, {"1f1b": 1.75, "2bw": 1})) and png(

@@ -110,7 +110,7 @@ def staleness(missed: dict[str, list[int]], title: str = "") -> Figure:
     return fig
 
 
-def race(found: dict[str, list[tuple]]) -> Figure:
+def loss_by_rule(found: dict[str, list[tuple]]) -> Figure:
     """The loss by updates and by time of each rule: `found[rule]` holds (times, losses) for each seed."""
     fig, (by_updates, by_time) = figure(8, 2.8, cols=2, sharey=True)
     for (name, seeds), color in zip(found.items(), (SERIAL, *THINGS[3:]), strict=False):

@@ -921,7 +921,7 @@ for name, bound in (("BSP", 0), ("SSP, s = 2", 2), ("ASP", None)):
         loss = [servers.loss_at(model, w, test) for w in points]
         race[name].append(([0.0, *(e.time for e in events if e.kind == "push")][::6], loss))
 show(
-    plots.race(race),
+    plots.loss_by_rule(race),
     "computed",
     "the loss on unseen text by updates and by the simulated time; lines are means of three seeds, bands their range.",
     "Two panels of three falling curves with bands, by updates and by time",
