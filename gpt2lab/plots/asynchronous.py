@@ -64,14 +64,19 @@ def in_time(stream, timeline, title: str = "") -> Figure:
             ax.text(*middle, stream.reads[box.op], **inside)
         ax.add_collection(PatchCollection(boxes, match_original=True))
         times = [0, *(float(box.end) for box in row)]
-        held = [1 + 0.06 * stage, *(len(h) + 0.06 * stage for h in stream.held(stage))]
-        below.step(times, held, where="post", color=rank_color(stage), label=name)
+        held = [1, *map(len, stream.held(stage))]
+        below.step(times, held, where="post", label=name, **_nested(stage, stages))
     ax.set(xlim=(0, end), title=title)
     _stage_rows(ax, stages)
     below.set(xlabel="time (a forward takes 1)", ylabel="versions kept", ylim=(0, None))
     below.yaxis.get_major_locator().set_params(integer=True)
     below.legend(fontsize=8, ncols=stages, loc="upper left", bbox_to_anchor=(0, -0.42))
     return fig
+
+
+def _nested(stage: int, stages: int) -> dict:
+    """The look of a stage's line: later stages are thinner, so that lines on one height all show."""
+    return {"color": rank_color(stage), "linewidth": 1.5 + 2 * (stages - 1 - stage)}
 
 
 def kept(records: dict[str, list], title: str = "") -> Figure:
@@ -82,9 +87,9 @@ def kept(records: dict[str, list], title: str = "") -> Figure:
             held = [len(read.held) for read in record]
             ax.step(
                 range(len(held)),
-                [h + 0.05 * stage for h in held],
-                color=rank_color(stage),
+                held,
                 label=f"stage {stage}",
+                **_nested(stage, len(stages)),
             )
         ax.set(xlabel="operation", title=name)
     axes[0][0].set(ylabel="versions kept", ylim=(0, None))
@@ -93,34 +98,58 @@ def kept(records: dict[str, list], title: str = "") -> Figure:
     return fig
 
 
-def staleness(logs: dict[str, list], title: str = "") -> Figure:
+def staleness(missed: dict[str, list[int]], title: str = "") -> Figure:
     """How many updates each applied gradient lacked, one panel a rule, the same axes for all."""
-    fig, axes = figure(8, 2.4, cols=len(logs), sharex=True, sharey=True)
-    for ax, (name, log) in zip(axes, logs.items(), strict=True):
-        count = Counter(entry.staleness for entry in log)
+    fig, axes = figure(8, 2.4, cols=len(missed), sharex=True, sharey=True)
+    for ax, (name, lacked) in zip(axes, missed.items(), strict=True):
+        count = Counter(lacked)
         ax.bar(list(count), list(count.values()), color=COLORS["update"], edgecolor="gray")
-        mean = sum(entry.staleness for entry in log) / len(log)
-        ax.set(title=f"{name}: mean {mean:.1f}", xlabel="updates missed")
+        ax.set(title=f"{name}: mean {sum(lacked) / len(lacked):.1f}", xlabel="updates missed")
     axes[0].set_ylabel("gradients")
     axes[0].yaxis.get_major_locator().set_params(integer=True)
     return fig
 
 
-def curves(losses: dict[tuple, list[float]], times: dict[str, float], every: int = 1) -> Figure:
+def loss_by_rule(found: dict[str, list[tuple]]) -> Figure:
+    """The loss by updates and by time of each rule: `found[rule]` holds (times, losses) for each seed."""
+    fig, (by_updates, by_time) = figure(8, 2.8, cols=2, sharey=True)
+    for (name, seeds), color in zip(found.items(), (SERIAL, *THINGS[3:]), strict=False):
+        times, losses = zip(*seeds, strict=True)
+        for ax, x in ((by_updates, [6 * n for n in range(len(losses[0]))]), (by_time, _means(times))):
+            _band(ax, x, losses, color=color, label=name)
+    by_updates.set(xlabel="updates", ylabel="loss")
+    by_time.set(xlabel="time (a fast worker's step takes 1)")
+    by_time.legend()
+    return fig
+
+
+def _means(seeds) -> list[float]:
+    return [sum(values) / len(values) for values in zip(*seeds, strict=True)]
+
+
+def _band(ax, x, seeds, color, **look) -> None:
+    """The mean of the seeds as a line, and from the least to the most as a band."""
+    ax.plot(x, _means(seeds), color=color, linewidth=1.4, **look)
+    least, most = zip(*((min(v), max(v)) for v in zip(*seeds, strict=True)), strict=True)
+    ax.fill_between(x, least, most, color=color, alpha=0.2, linewidth=0)
+
+
+def curves(losses: dict[tuple, list[list[float]]], times: dict[str, float], every: int = 1) -> Figure:
     """Loss by batches (top) and by simulated time (bottom), a column for each learning rate, a line for each scheme.
 
-    `losses[scheme, rate, warm-up]` are means over `every` batches; `times` is what a scheme takes for a batch.
+    `losses[scheme, rate, warm-up]` are a list for each seed of means over `every` batches, drawn as mean and range;
+    `times` is what a scheme takes for a batch.
     """
     rates = sorted({rate for _, rate, _ in losses})
     fig, axes = figure(8, 4.4, 2, len(rates), sharey=True, squeeze=False)
-    for (scheme, rate, warmup), values in losses.items():
+    for (scheme, rate, warmup), seeds in losses.items():
         for ax, unit in zip(axes[:, rates.index(rate)], (1, times[scheme]), strict=True):
-            ax.plot(
-                [unit * every * (i + 1) for i in range(len(values))],
-                values,
+            _band(
+                ax,
+                [unit * every * (i + 1) for i in range(len(seeds[0]))],
+                seeds,
                 color=_scheme_color(scheme, times),
                 label=scheme + f", warm-up {warmup}" * bool(warmup),
-                linewidth=1.4,
                 linestyle=":" if warmup else "--" if scheme == "ampnet" else "-",
             )
     for column, rate in enumerate(rates):
@@ -132,15 +161,15 @@ def curves(losses: dict[tuple, list[float]], times: dict[str, float], every: int
     return fig
 
 
-def tradeoff(losses: dict[tuple, list[float]], times: dict[str, float]) -> Figure:
-    """The loss at the end by the share of time that ranks work: a panel for each learning rate, a dot for each run."""
+def tradeoff(losses: dict[tuple, list[list[float]]], times: dict[str, float]) -> Figure:
+    """The loss at the end by the share of time that ranks work: a panel for each rate, a dot for each run and seed."""
     rates = sorted({rate for _, rate, _ in losses})
     fig, axes = figure(8, 2.6, 1, len(rates), sharex=True, sharey=True, squeeze=False)
-    for (scheme, rate, warmup), values in losses.items():
+    for (scheme, rate, warmup), seeds in losses.items():
         label = scheme + f", warm-up {warmup}" * bool(warmup)
         color, mark = _scheme_color(scheme, times), "v" if warmup else "o"
-        ax = axes[0, rates.index(rate)]
-        ax.plot(1 / times[scheme], sum(values[-3:]) / 3, mark, color=color, label=label, alpha=0.8)
+        ax, ends = axes[0, rates.index(rate)], [sum(values[-3:]) / 3 for values in seeds]
+        ax.plot([1 / times[scheme]] * len(ends), ends, mark, color=color, label=label, alpha=0.6)
         ax.set(title=f"learning rate {rate:g}", xlabel="busy", xlim=(0.5, 1.05))
     axes[0, 0].set_ylabel("loss at the end")
     fig.legend(*axes[0, -1].get_legend_handles_labels(), loc="outside lower center", ncols=5, fontsize=8)

@@ -43,7 +43,11 @@ def sweep_figure(rows, models=(), clock: str = "measured") -> Figure:
             right.plot(list(unseen), list(unseen.values()), **look)
     left.set(yscale="log", title=f"time in ms ({clock}; dashed: fitted)")
     middle.set(yscale="log", title=f"bus bandwidth in GB/s ({clock})")
-    right.set(ylim=(0, 2), title="predicted / measured, sizes not fitted")
+    wrong = [max(v, 1 / v) for m in models for v in m["predicted over measured"].values()]
+    most = 1.1 * max([2, *wrong])  # as far below one as above it, and nothing cut off
+    right.set(yscale="log", ylim=(1 / most, most), title="predicted / measured, sizes not fitted")
+    right.set_yticks([0.5, 1, 2], ["half", "equal", "twice"])
+    right.minorticks_off()
     right.axhline(1, color="black", lw=0.8)
     for ax in (left, middle, right):
         ax.set(xscale="log", xlabel="bytes")

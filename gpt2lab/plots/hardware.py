@@ -142,6 +142,18 @@ def box_plot(runs: dict[str, list[float]], unit: str = "ms") -> Figure:
     return fig
 
 
+def iterations(runs: dict[str, list[list[float]]]) -> Figure:
+    """Milliseconds of every iteration: the mean of several runs as a line, from the fastest to the slowest a band."""
+    fig, ax = figure(8, 2.6)
+    for (name, seconds), color in zip(runs.items(), (THINGS[4], THINGS[3]), strict=False):
+        times, x = 1e3 * np.array(seconds), range(2, len(seconds[0]) + 2)  # the first is left out
+        ax.plot(x, times.mean(0), "o-", ms=4, color=color, label=name)
+        ax.fill_between(x, times.min(0), times.max(0), color=color, alpha=0.2, lw=0)
+    ax.set(xlabel="iteration", xticks=x, ylabel="ms", ylim=(0, None))
+    ax.legend()
+    return fig
+
+
 def parallelism_profile(spans, unit: float = 1e3) -> Figure:
     """What ranks do over time, above the number of ranks that work at once; the dashed line is the average."""
     fig, (top, low) = figure(8, 3.8, 2, 1, sharex=True, height_ratios=(3, 2))
@@ -190,16 +202,19 @@ def lanes(pieces: int, compute: float, comm: float) -> Figure:
     return fig
 
 
-def roofline(points: dict[str, list[tuple[float, float]]], bandwidth: float) -> Figure:
+def roofline(points: dict[str, list[tuple[float, float]]], bandwidth: float, cached: float) -> Figure:
     """Operations a second against operations for each byte touched; the roof is `bandwidth`, and the best point.
 
-    Points far under the roof pay for their calls.
+    A dashed roof is that of `cached`, the bandwidth of the cache. Points far under the roof pay for their calls.
     """
     fig, ax = figure(8, 3.4)
     peak, x = max(y for line in points.values() for _, y in line), np.geomspace(0.05, 200, 60)
     ax.plot(x, np.minimum(peak, bandwidth * x), color=THINGS[0], lw=2, label="roof: memory, then arithmetic")
+    ax.plot(
+        x, np.minimum(peak, cached * x), "--", color=THINGS[1], lw=1.2, label="roof: cache, then arithmetic"
+    )
     ax.axvline(peak / bandwidth, color=THINGS[1], lw=1, ls=":")
-    ax.text(peak / bandwidth * 1.1, peak / 3e3, f"balance: {peak / bandwidth:.0f}", fontsize=9)
+    ax.text(peak / bandwidth * 1.1, peak / 150, f"balance: {peak / bandwidth:.0f}", fontsize=9)
     for (name, line), color in zip(points.items(), THINGS[3:], strict=False):
         ax.plot(*zip(*line, strict=True), "o", color=color, label=name)
     ax.set(

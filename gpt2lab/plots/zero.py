@@ -3,7 +3,7 @@
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from .style import COLORS, THINGS, figure, ink, variant
+from .style import COLORS, THINGS, figure, ink, rank_color, variant
 
 THREE = ("weights", "gradients", "optimizer")
 STAGES = {0: "replicas", 1: "stage 1", 2: "stage 2", 3: "stage 3"}
@@ -40,6 +40,49 @@ def figure_1(billions: float, ranks: int) -> Figure:
     return bars({name: held(stage) for stage, name in STAGES.items()}, "GB")
 
 
+def who_holds_what(ranks: int) -> Figure:
+    """Weights, gradients and optimizer state on every rank, whole or its own slice, in each stage."""
+    fig, axes = figure(8, 2.6, len(STAGES), ranks, sharex=True, sharey=True)
+    for stage, row in zip(STAGES, axes, strict=True):
+        for rank, ax in enumerate(row):
+            for place, (kind, color) in enumerate(zip(THREE, (THINGS[4], THINGS[3], THINGS[2]), strict=True)):
+                tall, sliced = FIRST[kind][0] ** 0.5, stage >= FIRST[kind][1]
+                part = (1 - (rank + 1) / ranks, 1 / ranks) if sliced else (0, 1)
+                ax.bar(place, tall, 0.8, color="white", edgecolor="#DDDDDD")
+                ax.bar(place, part[1] * tall, 0.8, part[0] * tall, color=color, label=kind)
+            ax.set(xticks=[], yticks=[])
+            ax.spines[:].set_visible(False)
+            if stage == 0:
+                ax.set_title(f"rank {rank}")
+        row[0].set_ylabel(STAGES[stage], rotation=0, ha="right", va="center")
+    fig.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
+    return fig
+
+
+def flat_stretch(sizes: dict[str, int], ranks: int) -> Figure:
+    """Parameters of these sizes laid out one after the other and padded, and below them the shard of each rank."""
+    fig, ax = figure(8, 1.5)
+    total, left = sum(sizes.values()), 0
+    share = -(-total // ranks)
+    for i, (name, size) in enumerate((sizes | {"padding": share * ranks - total}).items()):
+        color, hatch = (THINGS[2], None) if i < len(sizes) else ("white", "///")
+        ax.barh(
+            1, size, 0.8, left, color=color, edgecolor="white" if hatch is None else THINGS[1], hatch=hatch
+        )
+        ax.text(left + size / 2, 1, name, ha="center", va="center", fontsize=8)
+        left += size
+    for rank in range(ranks):
+        ax.barh(0, share, 0.8, rank * share, color=rank_color(rank), edgecolor="white")
+        ax.text(
+            (rank + 0.5) * share, 0, f"rank {rank}", ha="center", va="center", color=ink(rank_color(rank))
+        )
+        ax.axvline((rank + 1) * share, color="black", lw=1, ls=":")
+    ax.set_yticks([1, 0], ["parameters", "shards"])
+    ax.set(xlim=(0, share * ranks), xticks=range(0, share * ranks + 1, share), xlabel="element")
+    ax.grid(False)
+    return fig
+
+
 def by_part(models: dict[str, dict[str, dict[str, float]]], room: float) -> Figure:
     """Bytes by part for each model and stage, logits and buffers as one.
 
@@ -60,6 +103,7 @@ def by_part(models: dict[str, dict[str, dict[str, float]]], room: float) -> Figu
             where = {"ha": "right", "color": "white"} if beyond else {"ha": "left"}
             ax.text(min(left, end), y, f" {left:,.0f} GB{' →' * beyond} ", va="center", fontsize=8, **where)
         ax.axvline(room, color="black", ls="--", lw=1)
+        ax.text(room, len(stages) - 0.55, f" a GPU of {room:g} GB", fontsize=8, va="bottom")
         ax.set_yticks(range(len(stages)), stages)
         ax.set(title=model, xlim=(0, end), ylim=(len(stages) - 0.5, -0.5))
         ax.grid(axis="y", visible=False)
@@ -114,6 +158,8 @@ def residency(columns: dict, replicas: float, unit: str = "MB") -> Figure:
         for ax in (chart, curve):
             for x in seen.marks.values():
                 ax.axvline(x, color="black", lw=1, ls="--")
+        for x in seen.marks.values():
+            curve.text(x, 0, " backward", fontsize=8, va="bottom")
     axes[0, 0].invert_yaxis()
     axes[1, 0].set_ylabel(unit)
     axes[1, 0].text(1, 1.04 * replicas / 1e6, "replicas", fontsize=8)

@@ -8,6 +8,8 @@
 # strategy will cost.
 
 # %% tags=["setup"]
+import time
+
 import numpy as np
 import torch
 
@@ -19,15 +21,19 @@ from gpt2lab.lessons.exercises import check
 from gpt2lab.lessons.exercises import gpt2 as exercises
 from gpt2lab.lessons.labs import anatomy as lab
 from gpt2lab.lessons.labs import llmc_kernels
+from gpt2lab.machine import memory
 from gpt2lab.machine.checksum import summ
 from gpt2lab.model import GPT2, PRESETS, Attention
+from gpt2lab.parallel.chunked_loss import apply_chunked_loss
 from gpt2lab.parallel.recompute import apply_recompute
+from gpt2lab.plan import Plan, build
 from gpt2lab.plots import gpt2 as plots
 from gpt2lab.plots.timeline import timeline
 from gpt2lab.plots.zero import memory_over_a_step
 from gpt2lab.ranks import comm, trace
 from gpt2lab.ranks.mesh import Mesh
 from gpt2lab.storage.llmc import file_layout, padded_vocabulary
+from gpt2lab.train import LLMC, Trainer
 
 config = PRESETS["nano"]
 B, T = 4, 64
@@ -239,11 +245,12 @@ print(
 # %% [markdown]
 # ## Memory, by formula and by count
 #
-# Four things are held: weights, gradients, the optimizer's state, and *activations*: what forward saves for backward.
-# The first three follow from the parameters (4 + 4 + 8 bytes each in float32 with AdamW). Activations follow from the
-# batch. Per layer and element of (B, T, C), forward saves 16: the input of ln_1, its output, q, k, v, attention's
-# output, the input of ln_2, its output, and what goes into the gelu and comes out, each four times as wide. torch can
-# be asked:
+# Four things are held: weights, gradients, the optimizer's state, and *activations*: what forward saves for
+# backward. The first three follow from the parameters (4 + 4 + 8 bytes each in float32 with AdamW). Activations
+# follow from the batch. Per layer forward saves 16 B T C numbers: the input of ln_1, its output, q, k, v,
+# attention's output, the input of ln_2, its output, and what goes into the gelu and comes out, each four times as
+# wide. And small ones: means and
+# deviations of two norms, 4 B T, sums of H softmaxes, B H T. torch can be asked:
 
 # %%
 show_source(lab.activation_bytes)
@@ -270,7 +277,7 @@ explore(
 )
 
 # %% [markdown]
-# (The bars count the logits once. While the loss is computed they exist three times; see the appendix.)
+# (The bars count the logits once; at the loss they exist three times, see the appendix.)
 #
 # ### Recomputation
 #
@@ -333,21 +340,51 @@ show(
 )
 
 # %% [markdown]
-# llm.c wraps this loop in a *recipe*: B = 4, T = 64, learning rate 1e-4, no decay; every 10 steps the loss of five
-# batches of validation, every 20 a sample of 64 tokens. Its port says of its own figures: always switch validation and
-# inference off. Here both are counted, as the recipe has it and with `bench`:
+# llm.c wraps this loop in a *recipe*: B = 4, T = 64, learning rate 1e-4, no decay; every 10 steps the loss
+# of five batches of validation, every 20 a sample of 64 tokens. Its port says of its own figures: always switch
+# validation and inference off. Here both are counted, as the recipe has it and with `bench`:
+
 
 # %%
-for bench in (False, True):
-    losses, checked, tokens, looked = lab.recipe_of_llmc(20, bench)
-    print(f"bench={bench!s:5} loss {losses[0]:.2f} to {losses[-1]:.2f}; {looked} batches validated", end=", ")
+def recipe_of_llmc(bench, steps):
+    trainer = Trainer(build(Plan.parse("serial"), config, Mesh()), LLMC)
+    training, validation = (Batches(shard, rows=4, length=64, split=split) for split in ("train", "val"))
+    losses, checked, made = [], {}, 0
+    trace.clear()
+    for step in range(1, steps + 1):
+        with trace.span("step", "forward"):
+            losses.append(trainer.step(training.at(step - 1)).loss)
+        if not bench and step % 10 == 0:
+            with trace.span("validate", "wait"):
+                checked[step] = trainer.evaluate(validation.at(i) for i in range(5))
+        if not bench and step % 20 == 0:
+            with trace.span("generate", "update"):
+                made += len(generate(trainer.parallel.model, [[50256]], 64, stop=None)[0]) - 1
+    return losses, checked, made, trace.merge([trace.spans()])
+
+
+golden, lanes = [10.8, 10.4], {}
+for bench, steps in ((False, 20), (True, 10)):
+    losses, checked, made, lanes[bench] = recipe_of_llmc(bench, steps)
+    same = [round(x, 1) for x in losses[::13]] == golden[: 1 + steps // 13]
     print(
-        f"{tokens} tokens generated; validation loss by step:", {n: round(v, 1) for n, v in checked.items()}
+        f"bench={bench!s:5} {steps} steps, losses as recorded: {same}; {5 * len(checked)} batches validated",
+        end=" ",
+    )
+    print(f"{ {n: round(v, 1) for n, v in checked.items()} }, {made} tokens generated")
+
+# %% tags=["measured"]
+length = max(s.end for s in lanes[False]) - min(s.start for s in lanes[False])
+for bench, name in ((False, "as the recipe has it"), (True, "with bench")):
+    show(
+        timeline(lanes[bench], name, clock="measured", names=False, length=length),
+        "measured",
+        f"{name}: steps in blue, validation in grey, samples of text in red.",
+        f"A timeline of one rank, {name}",
     )
 
 # %% [markdown]
-# The losses are the same: 10<!--above--> batches of validation and 64<!--above--> tokens change no weight, only the
-# time.
+# The losses are the same: validation and samples change no weight.
 #
 # ## AdamW
 #
@@ -385,8 +422,8 @@ for k in (1, 2, 3, 4):
     whole = grads if whole is None else whole
     sizes = [len(m.samples) for m in short.micro(k)]
     equal = "equal" if (grads - whole).abs().max() < 1e-12 else "DIFFERS"
-    rows.append((k, str(sizes), equal, lab.activation_bytes(config, max(sizes), 16)))
-table(rows, ["micro-batches", "rows of each", "gradient", "activation bytes, float32"])
+    rows.append((k, str(sizes), equal, max(lab.saved_bytes(model, micro) for micro in short.micro(k))))
+table(rows, ["micro-batches", "rows of each", "gradient", "most bytes saved, float64, counted"])
 
 # %% [markdown]
 # With data parallelism, only the last micro-batch has to talk: bytes sent do not depend on their number.
@@ -417,10 +454,10 @@ show(
 )
 
 # %% [markdown]
-# llm.c also computes B rows and uses one. A *batch* of prompts decodes together. And in a pipeline of D stages a token
-# passes one stage after the other; with N *streams*, groups of rows that follow each other, a stage works on one while
-# the others hold the rest: idle (D - 1)/(D - 1 + N) of a round instead of (D - 1)/D. Ranks of tensor parallelism
-# (lesson 06) share each token. On two live ranks:
+# llm.c also computes B rows and uses one. A *batch* of prompts decodes together. And in a pipeline of D stages a
+# token passes one stage after the other; with N *streams*, groups of rows that follow each other round after
+# round, a stage works on one while others hold the rest: idle max(0, (D - N) / D) of the time instead of (D - 1)
+# / D. Ranks of tensor parallelism (lesson 06) share each token. On two live ranks:
 
 # %%
 prompts = [
@@ -434,12 +471,29 @@ for plan, streams in (("pp=2", 2), ("pp=2", 4), ("tp=2", 1)):
     texts = launch(lab.together, plan, prompts, 6, streams, ranks=2)
     print(f"so have two ranks of {plan}, streams: {streams}:", texts == [alone, alone])
 
+
+# %% tags=["measured"]
+def tokens_a_second(rank, world_size, text, rows, streams):
+    plan, many = Plan.parse(text), [prompts[i % 4] for i in range(rows)]
+    parallel = build(plan, config, Mesh(**plan.axes), torch.float32)
+    start = time.perf_counter()
+    parallel.generate(many, 16, streams, stop=None, temperature=0)
+    return 16 * rows / (time.perf_counter() - start)
+
+
+ways = [("serial", rows, 1) for rows in (1, 4, 16)] + [("pp=2", 16, streams) for streams in (1, 2, 4)]
+rates = [launch(tokens_a_second, *way, ranks=1 + (way[0] != "serial"))[0] for way in ways]
+table(
+    [(*way, round(rate)) for way, rate in zip(ways, rates, strict=True)],
+    ["plan", "rows", "streams", "tokens a second"],
+)
+
 # %% [markdown]
 # ## Files
 #
-# `huggingface.save(model, folder)` writes the Hugging Face layout. llm.c has two of its own: weights, a header of 256
-# integers and 16 tensors in a row, the layers of each kind stacked; and a *debug state*, one batch with its logits and
-# gradients, to compare programs with. Ours are read back bit for bit, and what is foreign is refused:
+# `huggingface.save(model, folder)` writes the Hugging Face layout. llm.c has two of its own: weights, a header of
+# 256 integers and 16 tensors in a row, the layers of each kind stacked; and a *debug state*, one batch with its
+# logits and gradients, to compare programs with. Ours are read back bit for bit, and what is foreign is refused:
 
 # %%
 size = 1024 + 4 * (config.parameters + (padded_vocabulary(V) - V) * C)
@@ -453,8 +507,20 @@ table(lab.files(GPT2(config), small).items(), ["llm.c's files of nano", ""])
 # last one's memory, the gradient by hand. (`gpt2lab bench step` measures this and the other switches, a fused AdamW,
 # huge pages, another library of matrix products, beside `transformers`; numbers of 16 bit come in lesson 05.)
 
+
 # %%
-whole, chunked = (lab.one_step(config, batch, chunked) for chunked in (False, True))
+def one_step(chunked):
+    """Bytes held after every allocation of a KiB or more in forward and backward, and all gradients."""
+    model = GPT2(config)
+    if chunked:
+        apply_chunked_loss(model, rows=32)
+    with memory.allocations() as events:
+        (model.loss(model(batch.tokens), batch.targets) / batch.total).backward()
+    held = [event.held for event in events if abs(event.bytes) >= 1024]
+    return held, torch.cat([p.grad.flatten() for p in model.parameters()])
+
+
+whole, chunked = one_step(False), one_step(True)
 print("gradients agree to float32's rounding:", torch.allclose(whole[1], chunked[1], rtol=1e-4, atol=1e-7))
 ratio = max(whole[0]) / max(chunked[0])
 print(f"{ratio:.1f} times less at the peak; the logits alone are {4 * B * T * V / 1e6:.0f} MB")
@@ -468,8 +534,9 @@ show(
 )
 
 # %% [markdown]
-# At the loss the whole logits are there three times: themselves, their softmax, their gradient. In chunks the peak
-# comes at the very end, where the embedding's gradient, as large as the head's, is added to it: they share one weight.
+# At the loss the whole logits are there three times: themselves, their softmax, their gradient. In chunks the
+# peak comes at the very end, where the embedding's gradient, as large as the head's, is added to it: they share
+# one weight.
 
 # %% [markdown]
 # ## Exercises
@@ -549,7 +616,8 @@ def adamw(w, grad, m, v, t, lr, betas, eps, decay):
 check("AdamW by hand", exercises.adamw, adamw)
 
 # %% [markdown] tags=["hint"]
-# Five lines, in this order: new m, new v, both hats, the step, the new w. The running means are returned without hats.
+# Five lines, in this order: new m, new v, both hats, the step, the new w. The running means are returned without
+# hats.
 
 
 # %% tags=["wrong"]
@@ -879,11 +947,11 @@ def cache_bytes(layers, width, batch, tokens, each):
 
 
 # %% [markdown]
-# **6. A puzzle: what to keep.** Keep all 16 B T C numbers of a block, or its input alone? There is something between:
-# what is not kept is rebuilt in backward, once, by the operations in the table (norms and gelu cost next to nothing).
-# There is room for 8 B T C, the input included. What do you keep, for T tokens and C = 768? The score is the rebuilding
-# at T = 256, 1024 and 8192 together. One answer for all three does not pass. (x2 is the stream after attention, wide
-# what goes into the gelu.)
+# **6. A puzzle: what to keep.** Keep all 16 B T C numbers of a block, or its input alone? There is something
+# between: what is not kept is rebuilt in backward, once, by the operations in the table (norms and gelu cost next
+# to nothing). There is room for 8 B T C, the input included. What do you keep, for T tokens and C = 768? The
+# score is the rebuilding at T = 256, 1024 and 8192 together. One answer for all three does not pass. (x2 is the
+# stream after attention, wide what goes into the gelu.)
 
 
 # %% tags=["exercise"]

@@ -17,6 +17,7 @@ import time
 import torch
 
 from gpt2lab import Ranks, launch, transport
+from gpt2lab.algorithms import ring
 from gpt2lab.lessons import explore, show, show_source, table
 from gpt2lab.lessons.exercises import check
 from gpt2lab.lessons.exercises import hardware as exercises
@@ -42,8 +43,8 @@ table(list(machine().items()), ["this machine", ""])
 
 # %% tags=["measured"]
 rates = {2**bits: copy_rate(2**bits, seconds=0.06) for bits in range(13, 28)}
-tiny = torch.zeros(1)
-empty_call = alone(trials(lambda: [tiny.copy_(tiny) for _ in range(1000)])).median / 1000
+one, other = torch.zeros(2, 1)  # (a tensor copied onto itself would return at once)
+empty_call = alone(trials(lambda: [one.copy_(other) for _ in range(1000)])).median / 1000
 show(
     plots.memory(rates, lab.PRINTED, empty_call),
     "measured",
@@ -87,16 +88,33 @@ show(
 )
 
 # %% [markdown]
-# Where links are slow, let the *switch* add: SHARP sums inside the network. Each rank then sends its S bytes up once,
-# where a ring all-reduce sends 2 (n - 1) / n S: for many ranks, twice as much. On live ranks, the last one as switch
-# and S = 4,800 bytes:
+# Where links are slow, let the *switch* add: SHARP sums inside the network. Each rank then sends its S bytes up
+# once, where a ring all-reduce sends 2 (n - 1) / n S: for many ranks, twice as much. Live, three ranks with a
+# fourth as their switch, and the same three in a ring; S = 4,800 bytes:
 
 # %%
 two, four = Ranks(2), Ranks(4)
-for rank, (same, switch, around) in enumerate(four.run(lab.adding_switch, 1200)):
+
+
+def adding_switch(rank, world_size):
+    mesh, n = Mesh(dp=world_size), world_size - 1
+    axis, three, x = mesh["dp"], mesh.axis("ring", [range(n)]), torch.arange(1200.0) * (rank + 1)
+    if rank == n:
+        total = sum(comm.recv(x, axis, r) for r in range(n))
+        for r in range(n):
+            comm.send(total, axis, r)
+        return True, sum(e.bytes for e in comm.log), 0
+    comm.send(x, axis, n)
+    total = comm.recv(x, axis, n)
+    by_switch = sum(e.bytes for e in comm.log)
+    comm.clear_log()
+    return torch.equal(total, ring.all_reduce(x, three)), by_switch, sum(e.bytes for e in comm.log)
+
+
+for rank, (same, switch, around) in enumerate(four.run(adding_switch)):
     name = "switch" if rank == 3 else "rank  "
     print(
-        f"{name} {rank}: the same sum {same}; sends {switch:,} bytes with the switch, {around:,} in a ring of four"
+        f"{name} {rank}: the same sum {same}; sends {switch:,} bytes with the switch, {around:,} in a ring of three"
     )
 
 # %% [markdown]
@@ -136,11 +154,11 @@ show(
 
 # %% tags=["measured"]
 show(
-    plots.roofline(lab.roofline(), rates[max(rates)]),
+    plots.roofline(lab.roofline(), rates[max(rates)], max(rates.values())),
     "measured",
-    "one core: additions of 16 to 16 million numbers in one column, products of 4 to 512 rows to its right. Under the "
-    "roof calls decide; small vectors stand above it, because they never leave the cache.",
-    "A roof that rises and then is flat, a column of points at its left, and points that climb to the flat part",
+    "one core: additions of 16 to 16 million numbers in one column, products of 4 to 512 rows to its right. Full roof: "
+    "memory; dashed: the cache, where small vectors and matrices stay. Below both, calls decide.",
+    "Two roofs that rise and then are flat, a column of points at its left, and points that climb to the flat part",
 )
 
 # %% [markdown]
@@ -149,25 +167,45 @@ show(
 # Five common mistakes: the lecture's own benchmark puts its barrier under `if cuda`, so that it is missing on a
 # laptop.
 #
-# **1. No warm-up.** The first call opens connections, fills caches, allocates. **2. No barrier.** A rank that comes
-# early measures its wait. **3. Not done.** An asynchronous call returns at once; the clock stops before the work
-# does. On a GPU *every* call is asynchronous, hence `synchronize`. **4. Mean.** One hiccup moves it. **5. The wrong
-# end**: one rank's clock instead of all ranks'.
+# **1. No warm-up.** The first call opens connections, fills caches, allocates. **2. No barrier.** A rank that
+# comes early measures its wait. **3. Not done.** An asynchronous call returns at once; the clock stops before the
+# work does. On a GPU nearly all calls are asynchronous, hence `synchronize`. **4. Mean.** One hiccup moves it.
+# **5. The wrong end**: one rank's clock instead of all ranks'.
 
 
 # %%
+def timed(rank, world_size, warm=True, barrier=True, wait=True, late=0.0, link=None):
+    """Seconds of an all-reduce by a stopwatch with a switch for each of its lines; rank 1 is `late` seconds late."""
+    axis, x, found = Mesh(dp=world_size)["dp"], torch.ones(1000), []
+    with paced.use(link):
+        for trial in range(-2 if warm else 0, 8):
+            if rank == 1:
+                time.sleep(late)
+            if barrier:
+                comm.barrier(axis)
+            start = time.perf_counter()
+            handle = comm.all_reduce(x, axis, async_op=True)
+            if wait:
+                handle.wait()
+            end = time.perf_counter()
+            handle.wait()
+            if trial >= 0:
+                found.append(end - start)
+    return found
+
+
 slow = paced.Link(latency=0.03, bandwidth=1e9)  # an all-reduce over two ranks takes two steps: 60 ms
-early = two.run(lab.timed, barrier=False, late=0.06)[0]
-right = two.run(lab.timed, late=0.06)[0]
-not_done = two.run(lab.timed, wait=False, link=slow)[0]
-done = two.run(lab.timed, link=slow)[0]
+early = two.run(timed, barrier=False, late=0.06)[0]
+right = two.run(timed, late=0.06)[0]
+not_done = two.run(timed, wait=False, link=slow)[0]
+done = two.run(timed, link=slow)[0]
 median = statistics.median
 print("rank 1 is 60 ms late; without a barrier rank 0 counts that:", median(early) > 0.03 > median(right))
 print("60 ms of link, of which a clock that does not wait sees half at most:", median(not_done) < 0.03)
 print("one that waits sees all:", median(done) >= 0.06)
 
 # %% tags=["measured"]
-cold, warm = (launch(lab.timed, warm=warm, ranks=2)[0] for warm in (False, True))
+cold, warm = (launch(timed, warm=warm, ranks=2)[0] for warm in (False, True))
 panels = {"1 no warm-up": {"cold": cold, "warm": warm}, "2 no barrier": {"without": early, "with": right}}
 show(
     plots.mistakes(panels | {"3 not done": {"returned": not_done, "done": done}}),
@@ -211,7 +249,7 @@ print("all leave at the same moment:", len(set(leavings)) == 1)
 
 # %% [markdown]
 # So even after a barrier ranks start a little apart. A collective lasts from the **last start to the last end**.
-# The package's stopwatch, which all lessons use:
+# The package's stopwatch:
 
 # %%
 show_source(trials, together)
@@ -239,8 +277,9 @@ for n, ranks in ((2, two), (4, four)):
 #
 # $$ f = \frac{1/S - 1/p}{1 - 1/p} $$
 #
-# A group at the Barcelona Supercomputing Center ran GPT-2 124M (llm.c) on a node of 112 cores, 40 iterations: with
-# threads by *OpenMP*, which shares out loops, and with the same threads scheduled by the library *nOS-V*.
+# A group at the Barcelona Supercomputing Center ran GPT-2 124M
+# (llm.c) on a node of 112 cores, 40 iterations: with threads by *OpenMP*, which shares out loops, and with the
+# same threads scheduled by the library *nOS-V*.
 
 # %%
 minutes = {"sequential": 24.1, "OpenMP": 58 / 60, "OpenMP over nOS-V": 66 / 60}
@@ -302,6 +341,16 @@ show(
     "measured",
     "Amdahl's curves with our point (measured) and two from the Barcelona page; right, the fractions behind them.",
     "Speed-up against workers on log axes with four Amdahl curves and three points; bars of serial fractions",
+)
+
+# %% tags=["measured"]
+one_thread = [launch(lab.step_times, 1, 8, ranks=1)[0][0][1:] for _ in range(4)]
+show(
+    plots.iterations({"1 thread": one_thread}),
+    "measured",
+    "the same steps in their order: the mean of four runs, the band from the fastest to the slowest. Barcelona's "
+    "sequential iterations, of GPT-2 124M, took a constant 35 s (mean of four runs).",
+    "A line of step times in milliseconds over seven iterations with a band",
 )
 
 # %% [markdown]
@@ -388,8 +437,6 @@ print(
 )
 
 # %% [markdown]
-# More workers than work that can be done at once lower the efficiency, not the time.
-#
 # ## Overlap
 #
 # Sending costs nothing if something useful happens meanwhile. One piece: T = a + b. Cut in two independent lanes:

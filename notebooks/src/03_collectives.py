@@ -3,10 +3,11 @@
 #
 # **The one-minute version.** Ranks share no memory, so every parallel strategy ends in messages. Nearly all of
 # them are one of seven patterns, the *collectives*: broadcast, scatter, gather, reduce, all-gather,
-# reduce-scatter, all-reduce. They come in pairs that undo each other, forward and backward. The bytes that each
-# needs are known exactly before it runs, and its time nearly: small tensors want an algorithm of few rounds (a
-# *tree*, recursive doubling), large ones an algorithm of few bytes (a *ring*, halving and doubling). And when two
-# ranks disagree about which call comes next, they wait for ever, unless somebody tells them.
+# reduce-scatter, all-reduce. They come in pairs, each the other's transpose: gradients go back the way that
+# numbers came. The bytes that each needs are known exactly before it runs, and its time nearly: small tensors
+# want an algorithm of few rounds (a *tree*, recursive doubling), large ones an algorithm of few bytes (a *ring*,
+# halving and doubling). And when two ranks disagree about which call comes next, they wait for ever, unless
+# somebody tells them.
 
 # %% tags=["setup"]
 import torch
@@ -76,10 +77,11 @@ explore(picture, "counted", CAPTION, ALT, collective=["all-to-all", *others])
 # %% [markdown]
 # The names follow a rule. *Reduce* is any operation that may be done in any order (sum, max). Broadcast and scatter
 # start at one rank, gather and reduce end at one; *all* means that every rank is a destination. Each is a line of
-# NumPy (`labs/definitions.py`). Against those lines, on 1 to 4 live ranks, from every root, with sizes that do not
+# NumPy. Against those lines, on 1 to 4 live ranks, from every root, with sizes that do not
 # divide:
 
 # %%
+show_source(definitions.expected)
 for n in (1, 2, 3, 4):
     same = launch(definitions.calls, ranks=n) == definitions.expected(n)
     print(f"{n} ranks: {len(definitions.expected(n)[0])} calls as defined, bit for bit: {same}")
@@ -128,10 +130,10 @@ table(rows, ["rank", "equal", "bytes of all-reduce", "bytes of both"])
 # %% [markdown]
 # ## Forward and backward
 #
-# Autograd sends gradients back the way that the numbers came: each call is a linear map A, its backward the
-# transpose, ⟨A x, y⟩ = ⟨x, Aᵀ y⟩. One convention belongs to it: what is *equal on all ranks by design* is one value
-# and counts once. (Summed over ranks like the others, `copy_to` and `reduce_from` would be wrong by n.) So the
-# collectives pair up:
+# Each call is a linear map A, its backward the transpose, ⟨A x, y⟩ = ⟨x, Aᵀ y⟩, summed over ranks. Broadcast and
+# all-gather count every rank's copy of their result, because each rank may use it in its own way. Two calls keep
+# another convention: what `copy_to` takes and `reduce_from` gives is *one* value that all ranks hold, and counts
+# once. The pairs:
 #
 # | forward | backward | because |
 # |---|---|---|
@@ -144,9 +146,35 @@ table(rows, ["rank", "equal", "bytes of all-reduce", "bytes of both"])
 #
 # Every row of the table on three live ranks, with integers so that equality is exact:
 
+
 # %%
-for name, (left, right) in definitions.adjoints(launch(definitions.both_sides, ranks=3)).items():
-    print(f"{name:12} <Ax, y> = {left:5.0f}   <x, A'y> = {right:5.0f}")
+def both_sides(rank, world_size):
+    """This rank's part of <Ax, y> and of <x, A'y> for every call with a backward."""
+    axis, found = Mesh(dp=world_size)["dp"], {}
+    x, alike = torch.arange(6.0) + rank, torch.arange(6.0)
+    for name, start, call in (
+        ("broadcast", x, comm.broadcast),
+        ("scatter", x, comm.scatter),
+        ("all-gather", x, comm.all_gather),
+        ("reduce-scatter", x, comm.reduce_scatter),
+        ("copy_to", alike, comm.copy_to),
+        ("reduce_from", x, comm.reduce_from),
+        ("all-to-all", x, lambda t, axis: torch.cat(comm.all_to_all(list(t.tensor_split(axis.size)), axis))),
+    ):
+        t = start.clone().requires_grad_()
+        ax = call(t, axis)
+        y = torch.arange(float(ax.numel())) * (1 if name == "reduce_from" else rank + 1)
+        (aty,) = torch.autograd.grad(ax, t, y)
+        found[name] = (ax * y).sum().item(), (start * aty).sum().item()
+    return found
+
+
+per_rank = launch(both_sides, ranks=3)
+for name in per_rank[0]:
+    left, right = (sum(of[name][side] for of in per_rank) for side in (0, 1))
+    left = per_rank[0][name][0] if name == "reduce_from" else left  # one value, held by all: once
+    right = per_rank[0][name][1] if name == "copy_to" else right
+    print(f"{name:14} <Ax, y> = {left:5.0f}   <x, A'y> = {right:5.0f}")
 
 # %% [markdown]
 # **A bug to commit.** A backward that sums the incoming gradient *in place* looks right until a tensor is used
@@ -392,7 +420,7 @@ rows = [(name, all(same), max(size), max(messages)) for name, (same, size, messa
 table(rows, ["algorithm", "right", "bytes of the busiest rank", "messages of the busiest rank"])
 
 # %% [markdown]
-# (A float sum depends on its order, so on other numbers two algorithms may differ in the last bit.) A *tree* adds up
+# A *tree* adds up
 # towards rank 0 and hands out; the *double tree* sends each half of the tensor in four pieces through a tree of its
 # own. *Recursive doubling* exchanges everything with partners at distance 1, 2, 4; *Rabenseifner* halves what it
 # exchanges each time; *hierarchical* works inside nodes first. The shortest:
@@ -476,18 +504,26 @@ explore(
 
 # %%
 link = Link(5e-6, 25e9)
-table([(n, round(links.crossing(n, link) / 1e3)) for n in (4, 16, 64, 1024)], ["ranks", "ring wins from, kB"])
+table(
+    [(n, round(links.crossing(n, link) / 1e3)) for n in (4, 16, 64, 1024)],
+    ["ranks", "ring beats tree from, kB"],
+)
+for n in (63, 64):
+    ms = {name: round(1e3 * links.all_reduce_time(name, n, 1e9, link)) for name in ("ring", "rabenseifner")}
+    print(f"1 GB on {n} ranks, in ms:", ms)
 
 # %% [markdown]
-# In this picture the ring is nowhere the fastest: Rabenseifner has its bytes in 2 log₂ n rounds. Why then do
-# libraries use rings? A ring takes any n, and its ranks talk to two neighbours only, so it can be laid along the fast
+# On 64 ranks the ring is nowhere the fastest: Rabenseifner has its bytes in 2 log₂ n rounds. That
+# holds for powers of two; on 63 the ranks beyond 32 first hand all they have to a partner, and the ring is
+# twice as fast. A ring takes any n, and its ranks talk to two neighbours only, so it can be laid along the fast
 # wires; partners 2, 4, 8 ... apart share wires.
 #
 # ### Fitted on this machine
 #
-# Which α and β are yours? `bench.sweep` times calls from 4 KB to 16 MB; the model is fitted to every other size, and
-# has to predict the rest. All go through the package's transport in shared memory. Its `all_reduce` is no ring on two
-# ranks or up to 128 KiB, but one exchange in which every rank adds up everything: expect a poor fit there.
+# Which α and β are yours? `bench.sweep` times calls from 4 KB to 16 MB; the model is fitted to every other size,
+# and has to predict the rest. All go through the package's transport in shared memory. Where an algorithm changes
+# with the size (its `all_reduce` is one exchange, not a ring, on two ranks or up to 128 KiB), or the machine was
+# busy, a line fits badly: look at r2.
 
 # %% tags=["measured"]
 swept = bench.sweep([2, 4], bench.SIZES, ["all_reduce", "ring", "tree"], trials=3)
@@ -495,8 +531,8 @@ models = [bench.model(swept, what, n) for what in ("all_reduce", "ring", "tree")
 show(
     plots.sweep_figure([row for row in swept if row["ranks"] == 4], models),
     "measured",
-    "three ways to all-reduce on four ranks: time, bus bandwidth, and predictions over measurements. Full marks were "
-    "fitted, hollow ones predicted.",
+    "three ways to all-reduce on four ranks: time, bus bandwidth, predicted over measured. Full marks were fitted, "
+    "hollow ones predicted.",
     "Three panels over bytes: times with dashed fits, bus bandwidth that rises to a plateau, ratios around one",
 )
 for m in models:
@@ -504,16 +540,8 @@ for m in models:
     print(f"{m['what']}, {m['ranks']} ranks: {m['fit']}; unseen sizes within a factor {off:.2f}")
 
 # %% [markdown]
-# Where the ratios leave 1 all on one side, the model is wrong: a cache ends, or the algorithm changes. And α is mostly
-# Python and wake-ups, so it does not travel: on a cluster, measure there, with `gpt2lab bench collectives`.
-#
-# ## Topology: paced links
-#
-# Inside a node links are fast, between nodes slow. The hierarchical algorithm crosses the slow links less often than
-# a flat ring, whose six steps all wait for a slow edge.
-#
-# **Predict:** how long does a *flat* ring all-reduce of 100 kB take on 4 ranks, when every link has 50 ms of latency
-# and carries 1 MB/s?
+# α is mostly Python and wake-ups, so it does not travel: on a cluster, measure there, with `gpt2lab bench
+# collectives`.
 
 
 # %% tags=["exercise", "measured"]
@@ -595,8 +623,7 @@ print("hierarchical is faster:", slowest["hierarchical"] < slowest["ring"])
 #
 # With **gloo** a message goes through the kernel and a socket. The
 # backend **shm** of this package lets ranks of one machine share memory: the sender copies a tensor in, the receivers
-# read it there. A rank that waits sleeps on a *semaphore*, which also promises that whoever is woken sees what was
-# written before.
+# read it there.
 #
 # No strategy knows on which of the two it runs:
 
@@ -629,9 +656,10 @@ show(
 
 # %% [markdown]
 # The left ends are latency, the right ends bandwidth: for small tensors shared memory saves system calls and threads,
-# for large ones copies.
+# for large ones copies. It ends at the machine's edge; gloo, MPI and NCCL go beyond.
 #
-# It ends at the machine's edge; gloo, MPI and NCCL go beyond.
+# Why compare bits? In 2026 JAX's reduce-scatter over gloo gave wrong values on one rank and no error; the suspect: a
+# buffer overwritten while it is sent ([jax#40830](https://github.com/jax-ml/jax/issues/40830)).
 
 # %% [markdown]
 # ## The deadlock lab
@@ -708,7 +736,7 @@ for fn, ranks, timeout in ((both_send_first, 2, 60), (three_receive_first, 3, 60
 # The cure for the first: start the send (`isend`), receive, then wait for the send. That is what `step` in the ring
 # does.
 #
-# ### Trouble before the first call
+# ### Appendix: trouble before the first call
 #
 # The lecture's `spawn` hands keyword arguments on by *position*: in another order, a call silently runs with the
 # wrong ones:
@@ -743,9 +771,10 @@ with Ranks(2) as one, Ranks(2) as other:  # two jobs at the same time
 # %% [markdown]
 # ## Exercises
 #
-# Your function gets `wire`: `wire.rank`, `wire.size`, `wire.send(x, to)`, `wire.isend(x, to)`, which gives a handle to
-# `.wait()` for, and `wire.recv(like, source)`, which gives a tensor of the shape of `like`. Rank n is rank 0. The
-# checkers run it on live ranks **and play your messages again**: a right result by a wrong schedule fails.
+# Your function gets `wire`: `wire.rank`, `wire.size`, `wire.send(x, to)`, `wire.isend(x, to)`, which gives a
+# handle to `.wait()` for, and `wire.recv(like, source)`, which gives a tensor of the shape of `like`. Rank n is
+# rank 0. The checkers run it on live ranks **and play your messages again**: a right result by a wrong schedule
+# fails.
 #
 # **1.** All-reduce by a ring.
 
@@ -1256,9 +1285,9 @@ def bus_bandwidth(n, out, t):
 
 
 # %% [markdown]
-# **5. A puzzle with a score.** Rank 0 of eight has four chunks that all want. In a round a rank sends one chunk to one
-# rank and receives one at the same time; it sends only what it held before the round. Fewest rounds win. A tree for one
-# chunk after the other takes 12, a chain 10; at most 7 pass. Then eight live ranks do it.
+# **5. A puzzle with a score.** Rank 0 of eight has four chunks that all want. In a round a rank sends one chunk
+# to one rank and receives one at the same time; it sends only what it held before the round. Fewest rounds win. A
+# tree for one chunk after the other takes 12, a chain 10; at most 7 pass. Then eight live ranks do it.
 
 
 # %% tags=["exercise"]
@@ -1284,8 +1313,8 @@ def in_rounds():
 check("four chunks in few rounds", exercises.in_rounds, in_rounds)
 
 # %% [markdown] tags=["hint"]
-# A rank that holds something and sends nothing wastes a round. Pair ranks at distance 1, then 2, then 4, then 1 again:
-# both of a pair can send.
+# A rank that holds something and sends nothing wastes a round. Pair ranks at distance 1, then 2, then 4, then 1
+# again: both of a pair can send.
 
 # %% [markdown] tags=["hint"]
 # Rank 0 sends a chunk that nobody else has, as long as there is one. The others send what their partner lacks: of two
@@ -1352,7 +1381,8 @@ def in_rounds():
 # ranks?</summary> 1.998 GB against 1.5 GB. Bytes hardly grow; the latency, 2 (n−1) α, does.</details>
 #
 # <details><summary>Two ranks call `send` first, and it works with small tensors on your cluster. Is it right?</summary>
-# No. It works only as long as some buffer takes the message; here it hangs even with four bytes.</details>
+# No. It works only as long as some buffer takes the message; here it hangs even with the 16 bytes of four
+# numbers.</details>
 #
 # ## Read on
 #

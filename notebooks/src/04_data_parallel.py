@@ -9,6 +9,8 @@
 # %% tags=["setup"]
 import torch
 
+from gpt2lab.corpus import shakespeare
+from gpt2lab.corpus.loaders import InOrder
 from gpt2lab.lessons import explore, show, show_source, table
 from gpt2lab.lessons.exercises import check
 from gpt2lab.lessons.exercises import data as exercises
@@ -68,8 +70,6 @@ print("the serial weights on each rank:", [replicas.distance(r[2], serial_weight
 print(verify("dp=4", ranks=four))
 
 # %% [markdown]
-# `verify` puts the package's version to the same test.
-#
 # **Losses differ, gradients agree.** A rank's loss is the part of its rows. The parts add up to the serial loss:
 
 # %%
@@ -92,7 +92,7 @@ show(
 # sums. (`replicas.train` is `train` with a switch for each of its lines.)
 
 # %%
-silent = four.run(replicas.train, batches, lambda: GPT2(config), summed=replicas.own)
+silent = four.run(replicas.train, batches, lambda: GPT2(config), summed=lambda gradient, axis: gradient)
 maps = {"gradients summed": [r[1] for r in runs], "no sum": [r[1] for r in silent]}
 show(
     plots.checksums(maps),
@@ -111,9 +111,17 @@ print("same bits on all ranks:", {name: all(d == of[0] for d in of) for name, of
 # Each finishes, and its loss falls. **Predict**: which show in the loss? In the weights? In a comparison of replicas?
 
 # %%
+own = lambda gradient, axis: gradient
+bugs = {
+    "(none)": {},
+    "no sync": {"summed": own},
+    "no zero_grad": {"clear": False},
+    "mean of means": {"total": lambda batch, mine, n: mine.targets.numel() * n},
+    "weights averaged": {"summed": own, "updated": replicas.average},
+    "lost rows": {"rows": replicas.cut_off},  # the first rows // ranks of each rank
+}
 runs_of = {
-    bug: four.run(replicas.train, batches, lambda: GPT2(config), **wrong)
-    for bug, wrong in replicas.BUGS.items()
+    bug: four.run(replicas.train, batches, lambda: GPT2(config), **wrong) for bug, wrong in bugs.items()
 }
 rows = [(bug, *replicas.seen_in(found, serial_weights)) for bug, found in runs_of.items()]
 table(rows, ["bug", "sum of losses", "replicas", "weights against serial"])
@@ -121,7 +129,10 @@ table(rows, ["bug", "sum of losses", "replicas", "weights against serial"])
 # %% [markdown]
 # - *no zero_grad*: old gradients stay and add up. All replicas agree, so comparing ranks says nothing.
 # - *mean of means*: each rank divides by its own tokens. With eight rows on four ranks it would be *exactly right*.
-#   Seven rows show it.
+#   Seven rows show it. Transformers did so over micro-batches
+#   ([#34191](https://github.com/huggingface/transformers/pull/34191)) and ranks
+#   ([#34242](https://github.com/huggingface/transformers/issues/34242)), Megatron-LM where masks cut shares unevenly
+#   ([#7513](https://github.com/NVIDIA/Megatron-LM/pull/7513)).
 # - *weights averaged* after each update, no gradient sent. For SGD this is wrong by a factor only; for Adam it is
 #   another algorithm.
 # - *lost rows*: `rows // ranks` for everybody. Three of seven rows are never seen; of ten rows, two:
@@ -137,8 +148,6 @@ show(
 )
 
 # %% [markdown]
-# The lecture's programs refuse what does not divide (`int_divide`), or cut off.
-#
 # ### The lecture's forgotten `zero_grad`
 #
 # The lecture trains four layers, x W and gelu, 1024 wide, on 128 rows, and never clears its gradients, so its
@@ -158,7 +167,7 @@ show(
 )
 
 # %% [markdown]
-# (In the record, too, the mean of four ranks at the last step is the loss of one: 0.0024128.) The parallel run with
+# The parallel run with
 # the bug equals the serial run **with the same bug**: equality proofs find parallel bugs, not optimisation bugs.
 #
 # ### One seed for each name
@@ -194,8 +203,7 @@ show(
 # ## The naive form, and where its time goes
 #
 # One blocking all-reduce for each tensor, after backward. GPT-2's tensors differ wildly in size, and each message
-# pays the latency. Beside it what buckets of 25 MB make of them, the default of PyTorch's DDP; ours is 1 MiB, for
-# the small models of these lessons.
+# pays the latency. Beside it buckets of 25 MB, the default of PyTorch's DDP; ours is 1 MiB, for small models.
 
 # %%
 eight = replicas.shakespeare_rows(8).at(0)
@@ -273,7 +281,7 @@ print(verify("dp=2,data=naive", ranks=two), verify("dp=4,bucket=1", ranks=four),
 # %% [markdown]
 # ### Does it help? A paced run
 #
-# With more ranks than cores, a stopwatch measures the scheduler. So computing is *sleeping* here, and messages keep
+# Computing is *sleeping* here, and messages keep
 # to a link of set latency and bandwidth; processes and strategies are real. Eight layers, 20 ms of backward each; a
 # message costs 20 ms of latency, and 8 ms for each layer's gradients in it.
 
@@ -332,10 +340,11 @@ explore(
 # Backward computes 4 operations for each of P weights and t tokens of a rank; the ring sends 2(n-1)/n b bytes for
 # each weight (latency left out). With F operations and W bytes a second
 #
-# $$\frac{4 P t}{F} \ge \frac{2 (n-1)}{n} \frac{P b}{W} \quad\Leftrightarrow\quad t \ge \frac{n-1}{n}\,\frac{b F}{2 W}$$
+# $$\frac{4 P t}{F} \ge \frac{2 (n-1)}{n} \frac{P b}{W} \quad\Leftrightarrow\quad t \ge \frac{n-1}{n}\,\frac{b
+# F}{2 W}$$
 #
-# P cancels: machine and tokens of a rank alone decide whether backward hides the sum. With fewer tokens, ranks wait.
-# **Predict**: who needs more, a laptop or 64 GPUs?
+# P cancels: machine and tokens of a rank decide whether backward hides the sum (but for the last message, the
+# embedding's 154 MB). With fewer tokens, ranks wait. **Predict**: who needs more, a laptop or 64 GPUs?
 
 # %% tags=["measured"]
 flops, bandwidth = min(two.run(lab.rates))
@@ -375,7 +384,16 @@ for micro in (1, 2):
 
 
 # %%
-print("replicas agree:", replicas.distance(*two.run(lab.sends_once, config, batches.at(0))) < 1e-12)
+def sends_once(rank, world_size):
+    model, axis = GPT2(config).double(), Mesh(dp=world_size)["dp"]
+    for i, micro in enumerate(batches.at(0).rows(rank, world_size).micro(2)):
+        (model.loss(model(micro.tokens), micro.targets) / micro.total).backward()
+        for p in model.parameters() if i == 0 else []:
+            p.grad = comm.all_reduce(p.grad, axis)
+    return {n: p.grad for n, p in model.named_parameters()}
+
+
+print("replicas agree:", replicas.distance(*two.run(sends_once)) < 1e-12)
 print(
     "the package, told too early that the last one begins:", two.run(lab.too_early, config, batches.at(0))[0]
 )
@@ -404,10 +422,12 @@ print("DDP has the serial gradients:", [replicas.distance(g, right) < 1e-12 for 
 # %% [markdown]
 # ## The other way: parameter servers
 #
-# Before all-reduce there were *servers*: ranks push gradients to the server of a weight and pull the new weight back.
-# It computes the same. But with P bytes of gradients one server sends (n-1) P, while a ring sends 2(n-1)/n P
-# everywhere. With the weights ("keys") shared out over all ranks, servers reach the ring's bytes: already ZeRO's
-# idea.
+# (A second sitting may begin here.)
+#
+# Before all-reduce there were *servers*: ranks push gradients to the server of a weight and pull the new weight
+# back. A server that waits for all (*bulk synchronous*) computes the same. But with P bytes of gradients one
+# server sends (n-1) P, while a ring sends 2(n-1)/n P everywhere. With the weights ("keys") shared out over all
+# ranks, servers reach the ring's bytes: already ZeRO's idea.
 
 # %%
 print(verify("dp=4,data=server", ranks=four), verify("dp=4,data=servers", ranks=four), sep="\n")
@@ -431,11 +451,6 @@ show(
 
 # %%
 show_source(updates.sharded)
-whole, _ = lab.adamw_in_blocks(10_000, 10_000)
-print(
-    "AdamW in blocks of any size:",
-    {b: torch.equal(lab.adamw_in_blocks(10_000, b)[0], whole) for b in (3334, 64, 7)},
-)
 expected = lab.updated_serially(4)
 for way in updates.WAYS:
     equal = all((weights - expected).abs().max() < 1e-12 for weights, _ in four.run(lab.update, way))
@@ -452,9 +467,25 @@ show(
 )
 
 # %% [markdown]
-# Here all weights take 60 ms on a link, and their update 40 ms. One server pays for everything while others wait.
+# One server pays for everything while others wait.
 # Owners share the update; their four chains pay the latency four times. Reduce-scatter and all-gather share both.
 #
+# AdamW works number by number, so the update may be cut anywhere, for threads or to send what is ready. Small
+# blocks pay for each call, large ones leave the cache:
+
+# %% tags=["measured"]
+whole, times = lab.adamw_in_blocks(2**22, 2**22)[0], {}
+for block in (2**n for n in range(12, 23)):
+    weights, times[block] = lab.adamw_in_blocks(2**22, block)
+    assert torch.equal(weights, whole)
+show(
+    plots.u_curve({"AdamW": list(times.items())}, "weights in a block"),
+    "measured",
+    "one AdamW step of four million weights on this machine, block after block; the weights are always the same bits.",
+    "A curve of time against block size: it falls steeply from small blocks and rises again at the end",
+)
+
+# %% [markdown]
 # ## Who reads the text?
 #
 # Either every rank reads its own rows (llm.c), or rank 0 reads all and deals them out (the port), because a share may
@@ -477,15 +508,16 @@ show(
 # ### How large may a batch be?
 #
 # llm.c walks through the text in order, N B T tokens a step on N ranks, and begins anew when what is left does not
-# fill a step. A batch larger than the text is refused. So large ones need TinyStories (925,653,391 tokens) in place
-# of tinyshakespeare (305,260):
+# fill a step. A batch larger than the text is refused. Our plays, on more and more ranks of 64 rows of 1,024 tokens:
 
 # %%
-for n, rows in ((305_260, 298), (925_653_391, 299), (305_260, 299)):  # rows: N B, for T = 1024
+plays, stories = shakespeare(), range(925_653_391)  # the second as long as TinyStories (llm.c)
+for ranks in (1, 2, 4, 6, 8):
     try:
-        print(f"{n:,} tokens, {rows} rows: {replicas.InOrder(range(n), rows, 1024).steps:,} steps an epoch")
+        steps = [InOrder(text, 64 * ranks, 1024).steps for text in (plays, stories)]
+        print(f"{ranks} ranks: {steps[0]} steps an epoch; of TinyStories {steps[1]:,}")
     except ValueError as error:
-        print(error)
+        print(f"{ranks} ranks: {error}")
 print("after {} steps both ways begin anew: {}".format(*replicas.begins_anew(four, batches.source)))
 # %% [markdown]
 # ## Exercises
@@ -906,8 +938,8 @@ def step_bytes(elements, ranks, micro, each):
 
 
 # %% [markdown]
-# **4.** A library hands you two lists: for each rank the gradient of its *mean* loss, and how many tokens it had. Give
-# the gradient of the mean over all tokens, as a new tensor.
+# **4.** A library hands you two lists: for each rank the gradient of its *mean* loss, and how many tokens it had.
+# Give the gradient of the mean over all tokens, as a new tensor.
 
 
 # %% tags=["exercise"]
@@ -1106,7 +1138,9 @@ def group_gradients(ready, sizes, latency, rate):
 # - Li et al. 2014, *Scaling distributed machine learning with the parameter server*: servers done well, keys and all.
 # - Goyal et al. 2017, *Accurate, large minibatch SGD*, section 3: how normalising goes wrong, and learning rates for
 #   large batches.
-# - McCandlish et al. 2018, *An empirical model of large-batch training*: from which batch size on more rows are wasted.
-# - Patarasuk and Yuan 2009, *Bandwidth optimal all-reduce algorithms*: why no algorithm sends fewer bytes than a ring.
+# - McCandlish et al. 2018, *An empirical model of large-batch training*: from which batch size on more rows are
+#   wasted.
+# - Patarasuk and Yuan 2009, *Bandwidth optimal all-reduce algorithms*: why no algorithm sends fewer bytes than a
+#   ring.
 #
 # **Next**: lesson 05 shares out what every replica holds in full.

@@ -1,13 +1,14 @@
 # %% [markdown]
 # # 05 ZeRO
 #
-# **The one-minute version.** In data parallelism every rank holds the same weights, gradients and optimizer state:
-# n copies of one thing. ZeRO keeps the *work* of data parallelism and shares out what is *held*. Stage 1: each rank
-# keeps the optimizer state of one n-th of the weights. Stage 2: of the gradients too. Stage 3: of the weights too,
-# which are gathered block by block when needed. The trick costs nothing until stage 3, because a
-# ring's all-reduce is a reduce-scatter followed by an all-gather: ZeRO puts the update *between* the two.
+# **The one-minute version.** In data parallelism every rank holds the same weights, gradients and optimizer
+# state: n copies of one thing. ZeRO keeps the *work* of data parallelism and shares out what is *held*. Stage 1:
+# each rank keeps the optimizer state of one n-th of the weights. Stage 2: of the gradients too. Stage 3: of the
+# weights too, which are gathered block by block when needed. The trick is a ring's: an all-reduce is a
+# reduce-scatter followed by an all-gather, and ZeRO puts the update *between* the two. So stages 1 and 2 send
+# what data parallelism sends (stage 2 more if there are several micro-batches), stage 3 half as much again.
 #
-# The claim, on three live ranks and seven rows:
+# The claim, live:
 
 # %% tags=["setup"]
 import torch
@@ -47,6 +48,12 @@ print(verify("dp=3,zero=3", ranks=three))
 
 # %%
 names = plots.STAGES
+show(
+    plots.who_holds_what(4),
+    "drawing",
+    "what each of four ranks holds: full boxes are whole, a slice is a rank's own quarter.",
+    "Four rows of boxes for replicas and stages 1 to 3; the optimizer, then gradients, then weights become slices",
+)
 print([f"{costs.paper_bytes(7.5e9, 64)[stage] / 1e9:.1f} GB" for stage in range(4)])
 explore(
     plots.figure_1,
@@ -60,8 +67,9 @@ explore(
 
 # %% [markdown]
 # Stage 1 alone brings 120.0 GB<!--above--> down to 31.4 GB<!--above-->. Real memory holds more than the paper's three
-# parts: activations of a sequence of 2,048 tokens (here only each block's input is kept), the logits, and in stage 3 a
-# block or two that are whole. GPT-2 stretched to 7 and to 70 billion parameters, on 64 ranks:
+# parts: activations of 2,048 tokens (here only each block's input is kept), logits, and in stage 3 a block or two that
+# are whole. Our plans book otherwise: the master copy counts as weights (2 + 4 bytes), moments are 8, and gradients at
+# the fullest moment 4. GPT-2 stretched to 7 and to 70 billion parameters, on 64 ranks:
 
 # %%
 large = mixed_precision.memory_by_part({"7 billion": (34, 4096), "70 billion": (86, 8192)}, ranks=64)
@@ -82,8 +90,28 @@ show(
 # **master copy** they add up; the model computes with the copy rounded to bfloat16. Twenty live steps:
 
 # %%
-said, curves = mixed_precision.three_formats(two)
-print(*said, sep="\n")
+ways = {
+    "float32": ("dp=2", torch.float32),
+    "bfloat16 with float32 masters": ("dp=2,zero=1", torch.bfloat16),
+    "bfloat16 alone": ("dp=2", torch.bfloat16),
+}
+curves = {}
+for name, way in ways.items():
+    curves[name], moved = two.run(mixed_precision.train, *way)[0]
+    print(f"{name}: loss {curves[name][0]:.1f} -> {curves[name][-1]:.1f}; most weights moved: {moved > 0.5}")
+
+
+def ones(rank, world_size, dtype):
+    total = torch.zeros(1, dtype=dtype)
+    for _ in range(1000):
+        total += 1
+    return comm.all_reduce(total, Mesh(dp=world_size)["dp"]).item()
+
+
+for kind in (torch.float32, torch.bfloat16):
+    print(
+        f"1,000 gradients of 1 on each of two ranks, summed in {str(kind)[6:]}: {two.run(ones, kind)[0]:,.0f}"
+    )
 show(
     plots.lines(curves, "loss"),
     "computed",
@@ -102,6 +130,13 @@ show(
 # borders of parameters fall. The parameters are views of this stretch, which is sent as it lies.
 
 # %%
+show(
+    plots.flat_stretch({"ln.weight": 4, "ln.bias": 4, "fc.weight": 9, "fc.bias": 3, "out": 3}, 4),
+    "drawing",
+    "five parameters of 23 elements laid out flat, one element of padding, and what each of four ranks owns: "
+    "borders of shards fall inside parameters.",
+    "A strip of named parameters above a strip of four equal shards whose borders do not match",
+)
 show_source(flat.Flat.lay_out)
 
 # %%
@@ -248,7 +283,7 @@ print(verify("dp=3,zero=1", ranks=three), verify("dp=3,zero=2", ranks=three), se
 show_source(stages.Zero3._before_block, stages.Zero3._after_block, stages.Zero3._before_backward)
 
 # %% [markdown]
-# Both ways on live ranks. Without the second forward a step costs 6 instead of 8 operations a weight and token.
+# Without the second forward a step costs 6 instead of 8 operations a weight and token.
 
 # %%
 print(verify("dp=3,zero=3,refill=on", ranks=three))
@@ -262,7 +297,7 @@ table(
 print("the same gradients, bit for bit:", all(map(torch.equal, again[3], refilled[3])))
 
 # %% [markdown]
-# PyTorch's own is `fully_shard`, and these are the lines to write at work. It averages over ranks, where this
+# PyTorch's own is `fully_shard`. It averages over ranks, where this
 # package sums, hence the factor:
 
 
@@ -293,11 +328,11 @@ print("fully_shard has the same gradients, to 1e-12:", max(three.run(fully_shard
 # %%
 seen, rows, said = residency.three_ways(two, deep)
 show(
-    plots.residency(seen, 8 * deep.parameters),
+    plots.residency({name: seen[name] for name in list(seen)[:3]}, 8 * deep.parameters),
     "counted",
     "whole weights (blue) on rank 0 of two or on both, on their way (hatched), or owned (grey); below, the bytes of "
-    "all weights held: a saw-tooth under the flat line of replicas. The dashed line is where backward begins.",
-    "Four charts of parts against events: blocks appear one by one going down, then coming back up, and the token "
+    "all weights held: a saw-tooth under the flat line of replicas.",
+    "Three charts of parts against events: blocks appear one by one going down, then coming back up, and the token "
     "embedding stays from the start into backward; below each a saw-tooth curve at two thirds of a flat line",
 )
 table(
@@ -349,8 +384,8 @@ table(
 
 # %% [markdown]
 # On two ranks (n-1)/n is one half, so replicas send 1 S. Stage 3 sends 1.48<!--above--> S, a little below 1.5 S: what
-# lies outside the blocks is gathered once only. Whole layers send as much in sum, but not each rank (a broadcast goes
-# along a chain, whose last rank sends nothing; a sum likewise, to its owner):
+# lies outside the blocks is gathered once only. Whole layers send as much in sum, but not each rank (a chain's last
+# rank sends nothing):
 
 # %%
 by_rank, exact = residency.sent_by_rank(three, CONFIG)
@@ -393,9 +428,20 @@ print("GPUs at half of their peak:", thresholds.machines()[0].source)
 # %%
 print(verify("dp=3,zero=3,data=owner", ranks=three))
 x = torch.randn(8, 16, generator=torch.Generator().manual_seed(1))
-print("without its bugs the lecture's program is serial training:", lecture_zero3.without_bugs(x, two, four))
-said, moved = lecture_zero3.layer_0(x, two)
-print(*said, sep="\n")
+follow = lambda logs, expected: all(log.equals(expected) for log in logs)
+serial = lecture_zero3.serial(x)
+without = [follow(ranks.run(lecture_zero3.zero3, x), serial) for ranks in (two, four)]
+print("without its bugs the lecture's program is serial training:", all(without))
+first = lecture_zero3.first_weight(x).detach()
+runs = {"right": two.run(lecture_zero3.zero3, x), "bug 1": two.run(lecture_zero3.zero3, x, stop=0)}
+print("after 5 steps layer 0 is what it was, bit for bit:", torch.equal(runs["bug 1"][0].weights[0], first))
+frozen = lecture_zero3.serial(x, frozen=[0])
+print("the others follow serial training with layer 0 frozen:", follow(runs["bug 1"], frozen))
+for name, logs in runs.items():
+    print(f"{name}: the loss falls from {logs[0].losses[0]:.4f} to {logs[0].losses[-1]:.4f}")
+moved = {
+    n: [(w - first).norm().item() for log in logs for w in log.weights.values()] for n, logs in runs.items()
+}
 show(
     plots.beside(moved, "layer", "distance moved"),
     "computed",
@@ -408,8 +454,15 @@ show(
 # `x @ w` holds `w` for backward. Eight layers on two ranks: how many borrowed ones are alive at most?
 
 # %%
-said, alive = lecture_zero3.kept_by_the_graph(x, two)
-print(*said, sep="\n")
+alive = {}
+for name, graph in (("bug 2", True), ("right", False)):
+    borrowed = two.run(lecture_zero3.zero3, x, graph=graph, steps=1, layers=8)[0].borrowed
+    forward, backward = (
+        borrowed[:12],
+        borrowed[12:],
+    )  # 8 operations and 4 broadcasts of the other rank's layers
+    print(f"{name}: up to {max(forward)} borrowed layers in forward, {max(backward)} in backward")
+    alive[name] = [4 + count for count in borrowed]
 show(
     plots.alive(alive, 8),
     "counted",
@@ -423,11 +476,20 @@ show(
 #
 # **Bug 3: the decaying gradient.** No `zero_grad`, and a reduce with an *average* into the owner's `.grad`: the
 # owner's old gradient is averaged as well, with nothing from the others. Plain data parallelism with the same
-# omission keeps it whole. Two different wrong optimizers:
+# omission keeps it whole:
 
 # %%
-said, norms = lecture_zero3.old_gradients(x, two, four)
-print(*said, sep="\n")
+norms = {}
+for ranks in (two, four):
+    for name, keep, switches in (
+        ("replicas, no zero_grad", 1.0, {"clear": False, "replicas": True}),
+        (f"owners, no zero_grad, n = {ranks.size}", 1 / ranks.size, {"clear": False}),
+        ("right", 0.0, {}),
+    ):
+        found = ranks.run(lecture_zero3.zero3, x, steps=12, **switches)
+        law = follow(found, lecture_zero3.serial(x, keep, steps=12))
+        print(f"{ranks.size} ranks, {name}: follows g(t) = {keep:g} g(t-1) + avg(t): {law}")
+        norms[name] = found[0].norms
 show(
     plots.lines(norms, "norm of the gradient"),
     "computed",
@@ -437,7 +499,7 @@ show(
 # %% [markdown]
 # ## Which stage?
 #
-# Stages 1 and 2 cost no traffic, stage 2 only with accumulation. Stage 3 sends half as much again. None of them
+# Stage 1 costs no traffic, stage 2 only with accumulation; stage 3 sends half as much again. None of them
 # touches **activations**, which depend on a rank's rows; recomputation, tensor and context parallelism do.
 #
 # Seen from compilers, ZeRO is a rewrite of one small graph, the update: where a sum is read by the update alone,
@@ -445,6 +507,7 @@ show(
 # state.
 
 # %%
+show_source(rewrite.rewrite)
 said, graphs = rewrite.before_and_after(two)
 print(*said, sep="\n")
 show(
@@ -1027,10 +1090,10 @@ def link_order():
 #
 # - Rajbhandari et al. 2020, "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models": sections 5 and 7
 #   derive the memory and the traffic of the three stages.
-# - Zhao et al. 2023, "PyTorch FSDP: Experiences on Scaling Fully Sharded Data Parallel": what it takes to make stage 3
-#   fast, storage that is refilled included.
+# - Zhao et al. 2023, "PyTorch FSDP: Experiences on Scaling Fully Sharded Data Parallel": what it takes to make
+#   stage 3 fast, storage that is refilled included.
 # - Xu et al. 2020, "Automatic Cross-Replica Sharding of Weight Update in Data-Parallel Training": the same as a
 #   compiler's rewrite.
-# - Micikevicius et al. 2018, "Mixed Precision Training": why a float32 master copy is kept.
+# - Micikevicius et al. 2018, "Mixed Precision Training": why a master copy.
 #
 # **Next:** lesson 06 cuts the matrices themselves.

@@ -39,7 +39,7 @@ print(verify("tp=2", ranks=two))
 # %% [markdown]
 # ## A product cut three ways
 #
-# Y = X W, where X holds one row for each token. There are three dims to cut, and each asks for another message.
+# Y = X W, one row of X for each token. Three dims can be cut; each asks for another message.
 
 # %%
 show(
@@ -50,7 +50,7 @@ show(
 )
 
 # %% [markdown]
-# By hand, on live ranks. The second function is *column parallel*, the third *row parallel*.
+# By hand; the second is *column parallel*, the third *row parallel*.
 
 # %%
 torch.manual_seed(0)
@@ -72,9 +72,8 @@ for name, y in joined.items():
     print(f"{name:8} equals X W: {torch.allclose(y, X @ W)}")
 
 # %% [markdown]
-# Row parallel wants its *input* cut by features, and that is just what column parallel leaves behind. So:
-# columns first, then rows, and a sum at the end. The other order would need the sum in the middle, because of
-# gelu: it may be applied to a slice of the features, but not to a partial sum.
+# Row parallel wants its *input* cut by features: just what column parallel leaves behind. The other order would
+# need a sum in the middle, because gelu may be applied to a slice of the features, but not to a partial sum.
 
 # %%
 a, b = torch.tensor([1.0, 3.0]), torch.tensor([-1.0, 2.0])
@@ -108,13 +107,13 @@ def mlp_by_matrices(rank, world_size, x, w1, w2):
 
 
 # %% [markdown]
-# **Predict** before you run: data parallel sums the gradients, 8 C² numbers. Tensor parallel sums
-# activations, B T C numbers twice. Below how many tokens does the second send less?
+# **Predict**: data parallel sums the gradients, 8 C² numbers. Tensor parallel sums activations, B T C numbers
+# twice. Below how many tokens does it send less?
 
 # %%
 C = 16
 w1, w2 = torch.randn(C, 4 * C) / 4, torch.randn(4 * C, C) / 8
-counted = []
+dots = []
 for tokens in (C, 4 * C, 8 * C):
     x = torch.randn(tokens, C, requires_grad=True)
     v1, v2 = w1.clone().requires_grad_(), w2.clone().requires_grad_()
@@ -127,29 +126,30 @@ for tokens in (C, 4 * C, 8 * C):
         torch.allclose(torch.cat([r[2] for r in by_matrices], 0), v2.grad),
         torch.allclose(by_matrices[0][0], x.grad),
     ]
-    counted.append((tokens, by_batch[0][3], by_matrices[0][3]))
-    sent = "sent {1} by batch, {2} by matrices".format(*counted[-1])
+    dots.append((tokens, by_batch[0][3], by_matrices[0][3]))
+    sent = "sent {1} by batch, {2} by matrices".format(*dots[-1])
     print(f"{tokens:4} tokens: gradients equal {all(same)}; {sent}")
 
 # %%
 show(
-    plots.crossover(C, 2, counted),
-    "counted",
-    "numbers a rank sends for a two-layer MLP; dots are counted on live ranks. The lines cross at B T = 4 C.",
-    "A level line and a rising line that cross at four times the width, with counted dots on both",
+    plots.crossover(C, 2, dots),
+    "computed",
+    "numbers a rank sends for a two-layer MLP; dots: the sums that live ranks called, each priced as a ring. The lines "
+    "cross at B T = 4 C.",
+    "A level line and a rising line that cross at four times the width, with dots of live runs on both",
 )
 
 # %% [markdown]
 # A batch of GPT-2 has far more than 4 C tokens: cutting matrices sends *more*. It is done all the same, because
 # weights, gradients and Adam's moments are cut too, and a model fits which otherwise would not.
 #
-# ## f and g are adjoints
+# ## f and g are conjugate
 #
-# Stack the x_r of n ranks as one long vector: g maps it to (s, s, ...), s = sum of x_r. That matrix, a block of ones,
-# is its own transpose: a true adjoint would *sum again* backward. But what follows g is computed identically on every
-# rank, so each already has the whole gradient of the one loss; summing n equal ones would count it n times. That is
-# the convention behind g: **the gradient of a replicated value is replicated too.** And x before f is replicated, but
-# each rank uses it in its own way, so its gradient is the sum.
+# Count a replicated vector once: f copies it to n ranks, g adds n parts into one. Each is the transpose of the
+# other, so each is the other's backward: Megatron calls them *conjugate*. Were every rank's copy counted, g's own
+# transpose would *sum again*, n times one loss. So a convention stands behind g: **the gradient of a replicated
+# value is replicated too.** And x before f is replicated, but each rank uses it in its own way, so its gradient
+# is the sum.
 #
 # ## A layer of GPT-2
 #
@@ -179,7 +179,7 @@ table(
 )
 
 # %% [markdown]
-# Hidden features and vocabulary may divide unevenly. Heads may not:
+# Features and vocabulary may divide unevenly. Heads may not:
 
 # %%
 try:
@@ -188,7 +188,7 @@ except ValueError as error:
     print(error)
 
 # %% [markdown]
-# The whole strategy in the package: a table that says what becomes of which layer, and f and g.
+# In the package: what becomes of which layer, and f and g.
 
 # %%
 for name, kind in tensor.SWAPS.items():
@@ -213,7 +213,7 @@ print(f"three numbers for each: {B * T * 3 * 4 / 2**20:10,.2f} MiB")
 # and the others count as zero. Backward sends nothing: softmax minus one-hot is known where the logit is.
 
 # %%
-logits, targets = 50 * torch.randn(5, 37), torch.tensor([0, 18, 19, 36, -100])
+logits, targets = 50 * torch.randn(5, 37), torch.tensor([0, 18, 19, 36, 7])
 
 
 def loss_on_a_rank(rank, world_size, whole_softmax):
@@ -232,17 +232,46 @@ print(f"cut over 2 ranks       {two.run(loss_on_a_rank, True)[0]:.6f}")
 print(f"softmax over the shard {two.run(loss_on_a_rank, False)[0]:.6f}   (bug lab)")
 
 # %% [markdown]
-# ## The whole of it, counted
+# By hand, the embedding both ways and the loss backward. (Its forward is exercise 4.)
+
+# %%
+weight, dy = torch.randn(37, 4), torch.randn(5, 4)
+log_sums = logits.logsumexp(-1)  # the loss's forward leaves it on every rank
+
+
+def vocabulary_by_hand(rank, world_size):
+    axis, sizes = Mesh(tp=world_size)["tp"], comm.split_sizes(37, world_size)
+    mine, z = weight.split(sizes)[rank], logits.split(sizes, 1)[rank]
+    place = targets - sum(sizes[:rank])
+    here = (place >= 0) & (place < len(mine))
+    place = place.where(here, 0)
+    embedded = comm.all_reduce(mine[place] * here[:, None], axis)  # g: the others add zeros
+    d_mine = torch.zeros_like(mine).index_add(0, place, dy * here[:, None])  # to the rows that were looked up
+    dz = (z - log_sums[:, None]).exp()  # softmax
+    dz[range(5), place] -= here.double()  # minus one-hot
+    return embedded, d_mine, dz
+
+
+leaves = weight.clone().requires_grad_(), logits.clone().requires_grad_()
+wanted = F.embedding(targets, leaves[0])
+(wanted * dy).sum().backward()
+F.cross_entropy(leaves[1], targets, reduction="sum").backward()
+embedded, d_rows, d_logits = zip(*two.run(vocabulary_by_hand), strict=True)
+same = torch.allclose(embedded[0], wanted), torch.allclose(torch.cat(d_rows), leaves[0].grad)
+print("embedding, its gradient, the loss's:", *same, torch.allclose(torch.cat(d_logits, 1), leaves[1].grad))
+
+# %% [markdown]
+# ## The calls of a whole step
 #
-# Four all-reduces of (B, T, C) a layer and step: two forward at g, two backward at f. The formula is exact,
-# so it is compared with `==`.
+# Four all-reduces of (B, T, C) a layer and step: two forward at g, two backward at f. The log prices each as a ring:
+# `==` compares which calls were made, and their sizes.
 
 # %%
 config = GPT2Config(vocab_size=37, n_positions=16, n_layer=3, n_head=4, n_embd=24)
 tokens = torch.randint(37, (3, 12))
 
 
-def counted_step(rank, world_size, sp, lean=True):
+def logged_step(rank, world_size, sp, lean=True):
     model, mesh = GPT2(config).double(), Mesh(tp=world_size)
     tensor.apply_tensor(model, mesh)
     if sp:
@@ -253,7 +282,7 @@ def counted_step(rank, world_size, sp, lean=True):
 
 
 shape = tensor_costs.Shape(3, 12, 24, 4, ranks=2, itemsize=8)
-found = two.run(counted_step, False)[0]
+found = two.run(logged_step, False)[0]
 formula = tensor_costs.step_bytes(shape, config.n_layer)
 print(found, "formula:", formula["all_reduce"], found["all_reduce"][1] == formula["all_reduce"])
 
@@ -287,8 +316,8 @@ print("parallelize_module: output and all gradients equal serial:", two.run(pyto
 
 # %% [markdown]
 # Dropout stands after g, on replicated values: every rank must drop the *same* elements, or the replicas drift
-# apart. Where the sequence is cut (below), different tokens need *different* masks. A mask that is a function of
-# step, row, token and channel, and not of the rank, is right in both:
+# apart. Where the sequence is cut (below), different tokens need *different* masks. A mask that depends on
+# step, row, token and channel, not on the rank, is right in both:
 
 # %%
 dropped = replace(config, dropout=0.2)
@@ -298,7 +327,7 @@ for plan in ("tp=2", "tp=2,sp=on"):
 # %% [markdown]
 # ### Bug lab: three ways to be wrong
 #
-# Which checks of `verify` notice?
+# Which checks notice?
 
 # %%
 bugs = "bias added n times", "f is missing", "g sums backward as well"
@@ -311,15 +340,15 @@ print(*lab.noticed(two, "tp=2", config, *bugs), sep="\n")
 # Why is a gradient norm a check of its own? Replicated gradients (of norms and row biases) must count once, slices on
 # every rank. Get this wrong, and only clipping goes astray.
 #
-# ## Sequence parallel: the same bytes, less memory
+# ## Sequence parallel: less memory, and its price
 #
 # Between g and f, every rank does the same: residual sum, dropout, layer norm, on whole (B, T, C). These
 # work token by token, so cut them **along T** (Korthikanti 2022). An all-reduce is a reduce-scatter followed by an
-# all-gather: put the first where g was and the second where f was. The bytes stay.
+# all-gather: put the first where g was and the second where f was. The bytes stay, unless memory matters more:
 
 # %%
 for lean in (False, True):
-    found = two.run(counted_step, True, lean)[0]
+    found = two.run(logged_step, True, lean)[0]
     total = sum(size for op, (_, size) in found.items())
     print(
         {op: calls for op, (calls, _) in found.items()},
@@ -327,20 +356,22 @@ for lean in (False, True):
     )
 
 # %% [markdown]
-# The second line is `lean`: it keeps only its own tokens of what was gathered, and gathers again in backward. That
-# saves B T C numbers. What is kept, without dropout and without the T x T matrix: four activations between the parts
-# (inputs and outputs of two norms), q, k, v and attention's output, and eight around gelu.
+# The second line is `lean`, what plans use: it keeps only its own tokens and gathers again in backward, for a
+# quarter more bytes. (Korthikanti hides this gather behind a product.) Kept, without dropout and without the T x
+# T matrix: four activations between the parts (inputs and outputs of two norms), q, k, v and attention's output,
+# and eight around gelu.
 #
 # | | kept a layer, in B T C numbers | from the paper, 16 bit with dropout |
 # |---|---|---|
 # | one rank | 16 | 34 bytes (without the T x T part) |
 # | tensor parallel | 4 + 12/n | 10 + 24/n bytes |
-# | and sequence parallel | 16/n | 34/n bytes |
+# | and sequence parallel | 2 + 14/n | |
+# | `lean` | 16/n | 34/n bytes |
 
 # %%
-counts, kept = [1, 2, 4, 8], {"tensor": [], "tensor and sequence": []}
+counts, kept = [1, 2, 4, 8], {"tensor": [], "tensor and sequence, lean": []}
 for n in counts:
-    for name, sp in (("tensor", False), ("tensor and sequence", True)):
+    for name, sp in (("tensor", False), ("tensor and sequence, lean", True)):
         alone, shared = (tensor_costs.Shape(4, 1024, 768, 8, ranks) for ranks in (1, n))
         kept[name].append(tensor_costs.kept_bytes(shared, sp=sp) / tensor_costs.kept_bytes(alone))
 show(
@@ -376,8 +407,7 @@ for way, spans in runs.items():
     )
 
 # %% [markdown]
-# In the package this is `apply_tensor(model, mesh, overlap=True)`; the gradients are the same bits. For generation,
-# each rank caches keys and values of its own heads.
+# In the package this is `apply_tensor(model, mesh, overlap=True)`; the gradients are the same bits.
 #
 # ## How far does it go?
 #
@@ -388,95 +418,78 @@ for way, spans in runs.items():
 
 # %%
 laptop = thresholds.laptop(60e9, 4e9)  # round numbers of the order that lessons 02 and 03 measure
+inside, between = thresholds.machines()
 limits = lambda m: [int(thresholds.most_tensor_ranks(m, width)) for width in (768, 2048, 8192)]
-rows = [(m.name, f"{m.rate:.2g}", f"{m.bandwidth:.2g}", *limits(m)) for m in (laptop, *thresholds.machines())]
-table(rows, ["machine", "F, flop/s", "W, bytes/s", "most ranks at C = 768", "C = 2048", "C = 8192"])
-print("GPUs at half of their peak:", thresholds.machines()[0].source)
+faster = lambda m, n: n / (1 + (n - 1) / (thresholds.most_tensor_ranks(m, 2048) - 1))
+rows = [
+    (m.name, f"{m.rate:.2g}", f"{m.bandwidth:.2g}", *limits(m), round(faster(m, 8), 1))
+    for m in (laptop, inside, between)
+]
+header = ["machine", "F, flop/s", "W, bytes/s", "most ranks at C = 768", "C = 2048", "C = 8192"]
+table(rows, [*header, "8 ranks at C = 2048: times faster"])
+print("GPUs at half of their peak:", inside.source)
 
 # %% [markdown]
-# So tensor parallelism stays inside a machine: at C = 2048 the links between machines allow 1<!--above--> rank.
+# Past its limit a rank sends longer than it computes, and gains less and less. At C = 2048, 8 ranks inside a
+# machine are 4.4<!--above--> times as fast as one; on the links between machines they gain nothing. So tensor
+# parallelism stays inside.
 
 
 # %%
 def times(B, T, C, ranks, link):
-    gbytes = {"inside a machine, 300 GB/s": 300e9, "between machines, 25 GB/s": 25e9}[link]
-    return plots.bytes_and_flops(B, T, C, ranks, link=gbytes)
+    machine = {"inside a machine": inside, "between machines": between}[link]
+    return plots.bytes_and_flops(B, T, C, ranks, machine.rate, machine.bandwidth)
 
 
 explore(
     times,
     "computed",
-    "one layer's step at 100 Tflop/s, {link}, B={B}, T={T}, C={C}: computing and sending on one rank and on {ranks}.",
+    "one layer's step on the GPUs of the table, {link}, B={B}, T={T}, C={C}: computing and sending on one rank and on "
+    "{ranks}.",
     "Bars for one rank and for {ranks} ranks, computing and sending",
-    posters=[{"link": "inside a machine, 300 GB/s"}, {"link": "between machines, 25 GB/s"}],
+    posters=[{"link": "inside a machine"}, {"link": "between machines"}],
     B=(1, 32, 8),
     T=(64, 2048, 1024),
     C=(256, 8192, 2048),
-    ranks=(2, 16, 8),
-    link=["inside a machine, 300 GB/s", "between machines, 25 GB/s"],
+    ranks=(2, 8, 8),
+    link=["inside a machine", "between machines"],
 )
-
-# %% [markdown]
-# ## The first of its kind
-#
-# AlexNet was cut over two graphics cards in 2012. Its later form ("One weird trick", Krizhevsky 2014) gives *each
-# layer its own best cut*, by the rule 8 C² against 2 B T C. Convolutions have few weights and large activations: cut
-# the batch. Dense layers are the other way round: cut the matrices. Live, a convolution and two dense layers:
-
-# %%
-images, net = torch.randn(8, 3, 8, 8), [torch.randn(4, 3, 3, 3), torch.randn(144, 64), torch.randn(64, 10)]
-wanted, found = lab.conv_and_dense(images, *net), two.run(lab.each_its_own_cut, images, *net)
-conv, up, down = found[0][0], torch.cat([r[1] for r in found], 1), torch.cat([r[2] for r in found], 0)
-print("gradients equal serial:", all(map(torch.allclose, (conv, up, down), wanted)))
-print(f"bytes sent: {found[0][3]:,}; all layers by images: {two.run(lab.of_all_by_batch, images, *net)[0]:,}")
-show(
-    plots.alexnet(),
-    "computed",
-    "weights and activations of AlexNet by layer, on a log scale: they cross between the fifth and the sixth.",
-    "Bars by layer: activations above weights for five convolutions, weights above activations for three dense layers",
-)
-
-# %% [markdown]
-# ## Another form, and another convention
-#
-# Stanford's CS336 (lecture 8) cuts *every* matrix by columns and gathers after each: x -> all-gather(gelu(x W_r)).
-# The backward is left as homework (here exercise 5). It follows another rule: **the parts of a replicated value's
-# gradient add up.** A loss that n ranks compute asks n times for the same, so each asks for 1/n, and a column's owner
-# adds up what all ranks ask of it. (`torch.distributed.nn.functional.all_reduce` follows this rule too: used as our g
-# it doubles gradients on two ranks.) **Predict** what becomes of the first matrix where the 1/n is forgotten, or the
-# sum.
-
-# %%
-X, weights = torch.randn(6, 4), [torch.randn(4, 8), torch.randn(8, 6)]
-serial = [w.clone().requires_grad_() for w in weights]
-y = F.gelu(F.gelu(X @ serial[0]) @ serial[1])
-y.square().sum().backward()
-rows = []
-for name, how in {"right": (1 / 2, True), "no 1/n": (1.0, True), "no sum": (1.0, False)}.items():
-    found = two.run(lab.columns_only, X, weights, *how)
-    joined = [torch.cat([r[1][i] for r in found], 1) / w.grad for i, w in enumerate(serial)]
-    factors = ["no factor" if g.std() > 1e-9 else f"{g.mean():.3f}" for g in joined]
-    rows.append((name, str(torch.allclose(found[0][0], y)), *factors, found[0][2]))
-table(rows, ["backward", "output equals serial", "dW1 / serial", "dW2 / serial", "bytes forward"])
-print("by formula, (n-1)/n of all gathered numbers:", (2 - 1) * 6 * (8 + 6) * 8 // 2)
 
 # %% [markdown]
 # ### Bug lab: all shards alike
 #
-# That lecture draws each rank's shard with the same seed, scaled by its own width. It trains, but another network:
-# its own record shows 2.7169 where the same net, cut by layers, gives 0.0829. Cut the serial weight instead.
+# Stanford's CS336 (lecture 8) draws each rank's shard with the same seed, scaled by its own width: another
+# network (its record: 2.7169, where the same net cut by layers gives 0.0829). SmolLM3's two ranks shared a seed
+# too: one trillion tokens in, the loss looked fine and the evaluations did not; training began anew ([Smol
+# Training Playbook](https://huggingface.co/spaces/HuggingFaceTB/smol-training-playbook), 2025, mystery 4).
 
 # %%
 x, serial = (torch.randn(n, 32, generator=torch.Generator().manual_seed(n - 32)) for n in (33, 32))
 serial = serial / 32**0.5
-whole = {}
+
+
+def four_layers(rank, world_size, alike):
+    axis, width, h = Mesh(tp=world_size)["tp"], 32 // world_size, x
+    w = torch.randn(32, width, generator=torch.Generator().manual_seed(0), dtype=x.dtype) / width**0.5
+    w = w if alike else serial.tensor_split(world_size, 1)[rank]
+    for _ in range(4):  # with one seed its layers are alike too
+        h = comm.all_gather(F.gelu(h @ w), axis, 1)
+    return w, h
+
+
+wanted, whole = x, {}
+for _ in range(4):
+    wanted = F.gelu(wanted @ serial)
 for name, alike in {"drawn anew on four ranks": True, "cut from one matrix": False}.items():
-    found = four.run(lab.drawn, x, alike)
+    found = four.run(four_layers, alike)
     whole[name] = torch.cat([part for part, _ in found], 1)
     same = all(torch.equal(part, found[0][0]) for part, _ in found)
-    equal = torch.allclose(found[0][1], F.gelu(x @ serial))
-    more = (whole[name].var() / serial.var()).item()
-    print(f"{name}: shards alike {same}, variance {more:.1f} times serial, output equals serial {equal}")
+    more, size = whole[name].var() / serial.var(), found[0][1].square().mean().sqrt()
+    print(f"{name}: shards alike {same}, variance {more:.1f} times serial, typical output {size:.4f}")
+print(
+    f"serial: typical output {wanted.square().mean().sqrt():.4f}, equal to the cut:",
+    torch.allclose(found[0][1], wanted),
+)
 show(
     plots.shards(list(whole.values()), list(whole)),
     "computed",
@@ -984,6 +997,71 @@ def my_loss(logits, targets, first, axis):
         loss = torch.nn.functional.cross_entropy(whole, targets, reduction="sum")
     return comm.broadcast(loss, axis)
 
+
+# %% [markdown]
+# ## Appendix: two other forms
+#
+# ### AlexNet
+#
+# "One weird trick" (Krizhevsky 2014) gives *each layer its own best cut*. Convolutions have few weights and large
+# activations: cut the batch. Dense layers are the other way round: cut the matrices. From images to features an
+# all-to-all suffices, 1/n of what an all-gather sends. Live, a convolution and two dense layers:
+
+
+# %%
+def each_its_own_cut(rank, world_size, x, conv, w1, w2):
+    """The convolution by images, the dense layers by rows: gradients, and bytes by operation."""
+    axis = Mesh(tp=world_size)["tp"]
+    conv, *rows = (
+        w.clone().requires_grad_() for w in (conv, *(w.tensor_split(world_size)[rank] for w in (w1, w2)))
+    )
+    comm.clear_log()
+    mine = F.conv2d(x.tensor_split(world_size)[rank], conv).relu().flatten(1)  # my images, all features
+    parts = comm.all_to_all([p.contiguous() for p in mine.tensor_split(world_size, 1)], axis)
+    z = comm.reduce_scatter(torch.cat(parts) @ rows[0], axis, 1)  # all images, my features
+    y = comm.reduce_scatter(F.gelu(z) @ rows[1], axis, 0)  # my images again
+    y.square().sum().backward()  # each call's backward is its transpose
+    sent = {op: size for (op, _), (_, size, _) in comm.traffic().items()}
+    return comm.all_reduce(conv.grad, axis), *(w.grad for w in rows), sent
+
+
+images, net = torch.randn(8, 3, 8, 8), [torch.randn(4, 3, 3, 3), torch.randn(144, 64), torch.randn(64, 10)]
+conv, w1, w2 = leaves = [w.clone().requires_grad_() for w in net]
+(F.gelu(F.conv2d(images, conv).relu().flatten(1) @ w1) @ w2).square().sum().backward()
+found = four.run(each_its_own_cut, images, *net)
+joined = found[0][0], *(torch.cat([r[i] for r in found]) for i in (1, 2))
+print("gradients equal serial:", all(torch.allclose(g, w.grad) for g, w in zip(joined, leaves, strict=True)))
+print(f"bytes: {found[0][3]}; the activations gathered there and back: {2 * 3 * 2 * 144 * 8}")
+show(
+    plots.alexnet(),
+    "computed",
+    "weights and activations of AlexNet by layer, on a log scale: they cross between the fifth and the sixth.",
+    "Bars by layer: activations above weights for five convolutions, weights above activations for three dense layers",
+)
+
+# %% [markdown]
+# ### Every matrix by columns, and another convention
+#
+# Stanford's CS336 (lecture 8) cuts *every* matrix by columns and gathers after each: x -> all-gather(gelu(x W_r)).
+# The backward is left as homework (here exercise 5). It follows another rule: **the parts of a replicated value's
+# gradient add up.** A loss that n ranks compute asks n times for the same, so each asks for 1/n, and a column's owner
+# adds up what all ranks ask of it. (`torch.distributed.nn.functional.all_reduce` follows this rule too: used as our g
+# it doubles gradients on two ranks.) **Predict** what becomes of the first matrix without the 1/n, or without the
+# sum.
+
+# %%
+X, weights = torch.randn(6, 4), [torch.randn(4, 8), torch.randn(8, 6)]
+serial = [w.clone().requires_grad_() for w in weights]
+y = F.gelu(F.gelu(X @ serial[0]) @ serial[1])
+y.square().sum().backward()
+rows = []
+for name, how in {"right": (1 / 2, True), "no 1/n": (1.0, True), "no sum": (1.0, False)}.items():
+    found = two.run(lab.columns_only, X, weights, *how)
+    joined = [torch.cat([r[1][i] for r in found], 1) / w.grad for i, w in enumerate(serial)]
+    factors = ["no factor" if g.std() > 1e-9 else f"{g.mean():.3f}" for g in joined]
+    rows.append((name, str(torch.allclose(found[0][0], y)), *factors, found[0][2]))
+table(rows, ["backward", "output equals serial", "dW1 / serial", "dW2 / serial", "bytes forward"])
+print("by formula, (n-1)/n of all gathered numbers:", (2 - 1) * 6 * (8 + 6) * 8 // 2)
 
 # %% [markdown]
 # **5.** The homework: columns gathered, and their backward, with the seed 1/n on every rank. `y` (B, D/n) holds this

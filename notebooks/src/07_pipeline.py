@@ -11,6 +11,8 @@
 # gradients equal to the serial ones **bit for bit**.
 
 # %% tags=["setup"]
+import time
+from collections import Counter
 from types import SimpleNamespace
 
 import torch
@@ -194,7 +196,10 @@ def bubble(p, m):
 
 # %%
 table(
-    [(m, *(float(simulate(make("gpipe", p, m)).bubble) for p in (2, 4, 8))) for m in (1, 4, 8, 16, 32, 64)],
+    [
+        (m, *(f"{float(simulate(make('gpipe', p, m)).bubble):.1%}" for p in (2, 4, 8)))
+        for m in (1, 4, 8, 16, 32, 64)
+    ],
     ["micro-batches", "2 ranks", "4 ranks", "8 ranks"],
 )
 
@@ -752,6 +757,8 @@ for name, words in (("gpipe", "GPipe, all forwards first"), ("1f1b", "1F1B")):
 # %% [markdown]
 # ## Overlap: let messages travel while you work
 #
+# (A second sitting may begin here.)
+#
 # So far a message cost nothing. Give the link a latency of 20 ms, as long as a forward takes, and a backward too, and
 # run GPipe on two ranks twice: once waiting for each message to arrive before going on (*blocking*), once as above,
 # where a send is only started and receives are posted ahead, two for each neighbour (*double buffering*). **Predict**
@@ -778,11 +785,20 @@ for way, of_way in spans.items():
 #
 # ## How small should micro-batches be?
 #
-# More of them mean less bubble, but each is smaller, and small matrices use the processor badly. The product of both
-# efficiencies has a peak. Below, one block's forward is *measured* on this machine for each size; 32 rows, 4 ranks.
+# More of them mean less bubble, but each is smaller, and small matrices use the processor badly. The product of
+# both efficiencies has a peak. Below, one block's forward and backward are *measured* on this machine for each
+# size; 32 rows, 4 ranks.
 
 # %% tags=["measured"]
-speed = lab.rows_a_second()
+block = GPT2(GPT2Config(vocab_size=8, n_positions=16, n_layer=1, n_head=4, n_embd=128)).h["0"]
+sizes = {micros: torch.randn(32 // micros, 16, 128) for micros in (1, 2, 4, 8, 16, 32)}
+took = dict.fromkeys(sizes, float("inf"))
+for _ in range(40):  # all sizes in turn, so that a busy moment of the machine hits all alike
+    for micros, x in sizes.items():
+        begin = time.perf_counter()
+        block(x, torch.arange(16)).sum().backward()
+        took[micros] = min(took[micros], time.perf_counter() - begin)
+speed = {micros: 32 / micros / seconds for micros, seconds in took.items()}  # rows a second
 show(
     plots.micro_batches(speed, ranks=4),
     "measured",
@@ -829,17 +845,54 @@ except RankFailed as error:
 #
 # A held micro-batch need not hold every intermediate of its layers. Keep the stage's *input* only and run the
 # forward again just before the backward: the inputs of what is held and one micro-batch's insides, for about a third
-# more work. Autograd tells us what it keeps:
+# more work. Autograd tells us what it keeps and when it lets go; here rank 1 of four works through its orders:
 
 
 # %%
-x = torch.ones(2, 16, config.n_embd, dtype=torch.float64, requires_grad=True)
-whole = lab.bytes_kept(model, lambda: stage(model, 1, 4, x, example_batch(config, rows=2, length=16)))
-one = x.nbytes
-rows = [
-    (name, held, f"{held * whole / 1024:.0f} KiB", f"{(held * one + whole) / 1024:.0f} KiB")
-    for name, held in (("GPipe", 8), ("1F1B, rank 0", 4))
-]
+class Kept:
+    """A tensor that is kept for backward: `now` bytes of them live, `most` is the peak."""
+
+    live, now, most = Counter(), 0, 0
+
+    def __init__(self, tensor):
+        self.tensor, self.memory = tensor, tensor.untyped_storage()
+        Kept.live[self.memory.data_ptr()] += 1
+        if Kept.live[self.memory.data_ptr()] == 1:
+            Kept.now += self.memory.nbytes()
+            Kept.most = max(Kept.most, Kept.now)
+
+    def __del__(self):
+        Kept.live[self.memory.data_ptr()] -= 1
+        if Kept.live[self.memory.data_ptr()] == 0:
+            Kept.now -= self.memory.nbytes()
+
+
+def most_kept(order, recompute):
+    model, batch, held = gpt2(), example_batch(config, rows=8, length=16).micro(8), {}
+    weights = [Kept(p.data) for p in model.parameters()]  # counted once, before the peak
+    Kept.most = before = Kept.now
+
+    def forward(x, i):
+        with torch.autograd.graph.saved_tensors_hooks(Kept, lambda kept: kept.tensor):
+            return stage(model, 1, 4, x, batch[i])
+
+    for kind, i in order:
+        if kind == "F":
+            x = torch.ones(1, 16, config.n_embd, dtype=torch.float64, requires_grad=True)
+            with torch.set_grad_enabled(not recompute):
+                held[i] = Kept(x), forward(x, i)
+        else:
+            x, y = held.pop(i)
+            y = forward(x.tensor, i) if recompute else y
+            y.backward(torch.ones_like(y))
+            del x, y
+    return (Kept.most - before) / 1024, len(weights)
+
+
+rows = []
+for name, of_rank in {"GPipe": gpipe_order, "1F1B": order}.items():
+    peaks = [f"{most_kept(of_rank(1, 4, 8), again)[0]:.0f} KiB" for again in (False, True)]
+    rows.append((f"{name}, rank 1", {"GPipe": 8, "1F1B": 3}[name], *peaks))
 table(rows, ["schedule, 4 ranks, 8 micro-batches", "held", "everything kept", "inputs only, one rebuilt"])
 
 # %% [markdown]
@@ -923,7 +976,9 @@ print("counted", sum(size for *_, (_, size, *_) in found), "predicted", 2 * (4 -
 # %% [markdown]
 # ## Bug lab
 #
-# Three wrong pipelines. None crashes, and none shows in the loss of the first step. Which line catches each?
+# Three wrong pipelines. None crashes, and none shows in the loss of the first step. Which line catches each? (The
+# third was PyTorch's own: [torchtitan#800](https://github.com/pytorch/torchtitan/pull/800) recalls a wrong scale
+# of pipelines' gradients that hardly shows in loss curves, because AdamW divides any scale away.)
 
 # %%
 orders = [gpipe_order(r, 2, 4) for r in range(2)]
@@ -977,14 +1032,15 @@ for rank, (known, grads) in enumerate(two.run(pytorchs_own, 4)):
 
 # %% [markdown]
 # Generation passes the stages too. One stream of rows keeps one of D ranks busy. Of a round in which N streams
-# follow each other (D - 1) / (D - 1 + N) is idle, and where rounds run into each other nothing is once N >= D. Each
-# stream gets the tokens of the serial model:
+# follow each other (D - 1) / (D - 1 + N) is idle; where rounds run into each other (D - N) / D, and nothing once
+# N >= D. Each stream gets the tokens of the serial model:
 
 # %%
 prompts = [[1, 2, 3], [4], [5, 6], [7, 8, 9, 10]]
 for streams in (1, 2, 4):
     same = all(four.run(lab.streamed, config, prompts, streams))
-    print(f"{streams} streams: {3 / (3 + streams):.0%} of a round idle (computed), serial tokens: {same}")
+    idle = f"{3 / (3 + streams):.0%} of one round idle, {max(0, 4 - streams) / 4:.0%} of many (computed)"
+    print(f"{streams} streams: {idle}, serial tokens: {same}")
 
 # %% [markdown]
 # In a terminal, `python -m gpt2lab schedule 1f1b --stages 4 --micro 8` draws any schedule:
@@ -1078,16 +1134,18 @@ def in_three(rank):
 #    <details><summary>answer</summary>Nothing; only to the messages.</details>
 # 5. Which gradient needs a message of its own after the last backward?
 #    <details><summary>answer</summary>That of the tied embedding.</details>
-# 6. Which is larger, the activations at a border or the weights of a layer?
-#    <details><summary>answer</summary>b T C against 12 C^2: the weights, as long as a micro-batch has fewer than 12 C
-#    tokens. So the pipeline sends least of all strategies when C is large.</details>
+# 6. Which is larger, the activations at a border or the weights of a layer? <details><summary>answer</summary>b T
+#    C against 12 C^2: the weights, as long as a micro-batch has fewer than 12 C tokens. But a step sends every
+#    micro-batch, both ways: 2 B T C numbers a border. With half a million tokens and C = 768 that is 805 million,
+#    more than an all-reduce of all of GPT-2 (2 x 124 million). A pipeline's messages go to one neighbour and hide
+#    behind work; they are not few.</details>
 #
 # ## Read on
 #
 # - Huang et al. 2019, "GPipe": where micro-batches and the bubble come from, with recomputation.
 # - Narayanan et al. 2019, "PipeDream": 1F1B, at first without a flush (lesson 09).
 # - Fan et al. 2021, "DAPPLE": 1F1B with a flush, and the memory that it saves.
-# - Narayanan et al. 2021, "Efficient Large-Scale Language Model Training on GPU Clusters": bubbles over ideal time, and
-#   how pipelines combine with tensor and data parallelism.
+# - Narayanan et al. 2021, "Efficient Large-Scale Language Model Training on GPU Clusters": bubbles over ideal
+#   time, and how pipelines combine with tensor and data parallelism.
 #
 # **Next:** lesson 08, where the bubble itself is attacked.

@@ -7,8 +7,8 @@
 # weight gradients fill the gaps ("zero bubble"). Others cut thinner stages, fill the pipeline from both ends, or cut
 # the sequence. Each buys idle time back with something else: messages, memory or weights.
 #
-# In this lesson every schedule is drawn, timed exactly, compared in one table that live ranks filled in, and at the
-# end you design your own and train with it.
+# In this lesson every schedule is drawn and timed exactly. One table compares them: live ranks fill in what they
+# held and sent, the clock of the simulator the bubbles. At the end you design your own and train with it.
 
 # %% tags=["setup"]
 import torch
@@ -340,6 +340,8 @@ heads = ["4 ranks, m = 4, TB = 2 TF", "bubble", "by formula", "weights", "activa
 table(lab.both_ways(), heads)
 shared, equal = lab.replicas_equal(four, make("chimera", 4, 4))
 print(f"{shared} gradients that two live ranks hold are the same bits: {equal}")
+print(f"two ranks, m = 2: bubble {float(simulate(make('chimera', 2, 2)).bubble):.0%};", end=" ")
+print("gradients and training equal serial:", verify("pp=2,micro=2,schedule=chimera", ranks=two).ok)
 
 # %% [markdown]
 # DualPipe (DeepSeek-V3 2024) combines two directions with split backwards, and always pairs a forward of one
@@ -352,7 +354,7 @@ t = simulate(make("dualpipe", 4, 8), Cost(1, 1, 1, joint=3))
 show(
     plots.schedule(t, "DualPipe"),
     "simulated",
-    "two directions; the forward and the backward in a frame run as one; "
+    "two directions; the forward (F) and the backward (B) in a frame run as one; "
     f"{max(t.makespan - t.busy(r) for r in range(4))} = (4/2 - 1)(3 + 2 - 3) idle.",
     "Four rows, symmetric top to bottom, nearly without white",
 )
@@ -437,6 +439,15 @@ def times_of(lengths, **more):
     return [time_of(n, sum(lengths[:k]), **more) for k, n in enumerate(lengths)]
 
 
+def every_cut(length):
+    """All ways to cut a sequence, 2^(length - 1)."""
+    return [[length]] + [[first, *rest] for first in range(1, length) for rest in every_cut(length - first)]
+
+
+for p in (2, 4, 8):
+    found = latency(times_of(best_slices(16, lambda n, context: time_of(n, context, fixed=2), p), fixed=2), p)
+    least = min(latency(times_of(lengths, fixed=2), p) for lengths in every_cut(16))
+    print(f"16 tokens, {p} ranks: the programme's {found:.3f}, least of all 32,768 cuts {least:.3f}")
 best = best_slices(tokens, time_of, ranks, step=8)
 fig, (ax, curve) = figure(8, 2.8, cols=2)
 ax.bar(range(len(best)), best, color=COLORS["forward"])
@@ -637,8 +648,8 @@ print(verify("pp=4,micro=5,schedule=chimera"))
 # ## Read on
 #
 # - Narayanan et al. 2021, "Efficient Large-Scale Language Model Training on GPU Clusters": interleaving, section 2.2.
-# - Qi et al. 2023, "Zero Bubble Pipeline Parallelism": the split backward, H1 and H2; 2024, "Pipeline Parallelism with
-#   Controllable Memory": the V.
+# - Qi et al. 2023, "Zero Bubble Pipeline Parallelism": the split backward, H1 and H2; 2024, "Pipeline Parallelism
+#   with Controllable Memory": the V.
 # - Li & Hoefler 2021, "Chimera": two directions, and a table of all schedules before it.
 # - DeepSeek-AI 2024, "DeepSeek-V3 Technical Report": DualPipe, section 3.2.1.
 # - Li et al. 2021, "TeraPipe": slices of tokens and the dynamic programme.

@@ -9,14 +9,12 @@ import torch
 
 from ...corpus import Batches, encoding, shakespeare
 from ...corpus.shards import Shard, tokenise, write_shard
-from ...generate import KVCache, generate, next_logits
-from ...machine import memory, speed
+from ...generate import KVCache, next_logits
+from ...machine import speed
 from ...model import GPT2, PRESETS, GPT2Config
-from ...parallel.chunked_loss import apply_chunked_loss
 from ...plan import Plan, build
 from ...ranks.mesh import Mesh
 from ...storage.llmc import read_debug, read_weights, write_debug, write_weights
-from ...train import LLMC, Trainer
 
 # ---- activations
 
@@ -55,17 +53,6 @@ def held(config: GPT2Config, rows: int, recompute: bool) -> dict[str, float]:
     return {name: size / 2**20 for name, size in parts.items()}
 
 
-def one_step(config: GPT2Config, batch, chunked: bool) -> tuple[list[int], torch.Tensor]:
-    """Bytes held after every allocation of a KiB or more in forward and backward, and all gradients."""
-    model = GPT2(config)
-    if chunked:
-        apply_chunked_loss(model, rows=32)
-    with memory.allocations() as events:
-        (model.loss(model(batch.tokens), batch.targets) / batch.total).backward()
-    held = [event.held for event in events if abs(event.bytes) >= 1024]
-    return held, torch.cat([p.grad.flatten() for p in model.parameters()])
-
-
 # ---- the machine and the optimizer
 
 
@@ -89,24 +76,6 @@ def first_update(config: GPT2Config, optimizer_of) -> list:
     optimizer.step()
     sizes = w.grad.abs().flatten()[:4000], (w.detach() - before).abs().flatten()[:4000]
     return [x.clamp(min=1e-12).numpy() for x in sizes]
-
-
-def recipe_of_llmc(steps: int, bench: bool) -> tuple[list[float], dict[int, float], int, int]:
-    """llm.c's loop on nano: losses, validation losses by step, tokens generated, and batches validated.
-
-    B = 4, T = 64, validation over five batches every 10 steps, a sample every 20; with `bench` neither.
-    """
-    shard, trainer = shakespeare(), Trainer(build(Plan.parse("serial"), PRESETS["nano"], Mesh()), LLMC)
-    train, val = (Batches(shard, rows=4, length=64, split=split) for split in ("train", "val"))
-    losses, checked, tokens, looked = [], {}, 0, 0
-    for step in range(1, steps + 1):
-        losses.append(trainer.step(train.at(step - 1)).loss)
-        if not bench and step % 10 == 0:
-            checked[step] = trainer.evaluate(val.at(i) for i in range(5))
-            looked += 5
-        if not bench and step % 20 == 0:
-            tokens += len(generate(trainer.parallel.model, [[50256]], 64, stop=None)[0]) - 1
-    return losses, checked, tokens, looked
 
 
 # ---- tokens

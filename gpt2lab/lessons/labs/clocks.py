@@ -7,12 +7,11 @@ from pathlib import Path
 
 import torch
 
-from ...algorithms import ring
 from ...corpus import Batches, shakespeare
 from ...machine.timing import alone, trials
 from ...model import GPT2, PRESETS
 from ...processes.launch import Ranks
-from ...ranks import comm, paced, trace
+from ...ranks import comm, trace
 from ...ranks.mesh import Mesh
 
 SIZES = {"1 KiB": 1 << 10, "64 KiB": 1 << 16, "1 MiB": 1 << 20, "16 MiB": 1 << 24}
@@ -55,26 +54,6 @@ def one_way(ways: dict[str, str]) -> dict[tuple[str, str], float]:
     return found
 
 
-def adding_switch(rank: int, world_size: int, numbers: int) -> tuple[bool, int, int]:
-    """Whether sums by a switch and by a ring agree, and what this rank sends for each; the last rank is the switch.
-
-    The others send the switch all they have, once; it adds, and sends the sum back.
-    """
-    mesh, n = Mesh(dp=world_size), world_size - 1
-    axis, x = mesh["dp"], torch.arange(float(numbers)) * (rank + 1)
-    if rank == n:
-        total = sum(comm.recv(x, axis, r) for r in range(n))
-        for r in range(n):
-            comm.send(total, axis, r)
-    else:
-        comm.send(x, axis, n)
-        total = comm.recv(x, axis, n)
-    by_switch = sum(e.bytes for e in comm.log)
-    comm.clear_log()
-    around = ring.all_reduce(x if rank < n else torch.zeros_like(x), axis)
-    return torch.equal(total, around), by_switch, sum(e.bytes for e in comm.log)
-
-
 def rates_of_a_rank(rank: int, world_size: int) -> list[list[float]]:
     """Rates of a matrix product, of a copy in the cache and of one in memory, each in four windows that ranks share."""
     torch.set_num_threads(1)
@@ -99,26 +78,6 @@ def _in_a_window(step, axis, length: float = 0.15) -> float:
         now = time.perf_counter()
         count += max(min(now, begin + length) - max(start, begin), 0.0) / (now - start)
     return count / length
-
-
-def timed(rank, world_size, warm=True, barrier=True, wait=True, count=8, late=0.0, link=None) -> list[float]:
-    """Seconds of an all-reduce by a stopwatch with a switch for each of its lines; rank 1 is `late` seconds late."""
-    axis, x, found = Mesh(dp=world_size)["dp"], torch.ones(1000), []
-    with paced.use(link):
-        for trial in range(-2 if warm else 0, count):
-            if rank == 1:
-                time.sleep(late)
-            if barrier:
-                comm.barrier(axis)
-            start = time.perf_counter()
-            handle = comm.all_reduce(x, axis, async_op=True)
-            if wait:
-                handle.wait()
-            end = time.perf_counter()
-            handle.wait()
-            if trial >= 0:
-                found.append(end - start)
-    return found
 
 
 def step_times(rank, world_size, threads, count, touch=True, warm=True, rehearse=False) -> tuple[list, list]:

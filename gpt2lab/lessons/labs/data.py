@@ -63,16 +63,6 @@ def busiest_rank(pool, config, batch: Batch) -> dict[str, tuple[int, float]]:
     return {n: (len(of), max(map(sum, of)) / (8 * config.parameters)) for n, of in sent.items()}
 
 
-def sends_once(rank: int, world_size: int, config, batch: Batch) -> dict[str, torch.Tensor]:
-    """Gradients that are summed after the first of two micro-batches and never again: ranks differ."""
-    model, axis = GPT2(config).double(), Mesh(dp=world_size)["dp"]
-    for i, micro in enumerate(batch.rows(rank, world_size).micro(2)):
-        (model.loss(model(micro.tokens), micro.targets) / micro.total).backward()
-        for p in model.parameters() if i == 0 else []:
-            p.grad = comm.all_reduce(p.grad, axis)
-    return {n: p.grad for n, p in model.named_parameters()}
-
-
 def too_early(rank: int, world_size: int, config, batch: Batch) -> str:
     """What the package says where the last micro-batch is announced before the first of two."""
     parallel = build(Plan.parse("dp=2"), config, Mesh(dp=2), torch.float64)

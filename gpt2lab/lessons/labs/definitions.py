@@ -1,4 +1,4 @@
-"""The collectives as lines of NumPy, what live ranks return for the same calls, and the adjoint of every pair."""
+"""The collectives as lines of NumPy, and what live ranks return for the same calls."""
 
 import numpy as np
 import torch
@@ -51,50 +51,6 @@ def expected(world_size: int) -> list[list[list[float]]]:
             mine += [X[root], parts[root][r]]
             mine += [X.flatten(), total] if r == root else [X[0, :0], X[0, :0]]
         found.append([y.tolist() for y in mine])
-    return found
-
-
-# ---- forward and backward
-
-SHARED = ("copy_to", "reduce_from")  # of the two, one side is one value that all ranks hold
-
-
-def both_sides(rank: int, world_size: int) -> dict[str, tuple[float, float]]:
-    """This rank's part of <Ax, y> and of <x, A'y> for every call with a backward."""
-    axis = Mesh(dp=world_size)["dp"]
-    x, alike = torch.arange(6.0) + rank, torch.arange(6.0)
-    pairs = {
-        "broadcast": (x, lambda t: comm.broadcast(t, axis)),
-        "scatter": (x, lambda t: comm.scatter(t, axis, 0)),
-        "all-gather": (x, lambda t: comm.all_gather(t, axis)),
-        "reduce-scatter": (x, lambda t: comm.reduce_scatter(t, axis)),
-        "copy_to": (alike, lambda t: comm.copy_to(t, axis)),
-        "reduce_from": (x, lambda t: comm.reduce_from(t, axis)),
-        "all-to-all": (x, lambda t: torch.cat(_to_all(t, axis))),
-    }
-    found = {}
-    for name, (start, call) in pairs.items():
-        t = start.clone().requires_grad_()
-        ax = call(t)
-        y = torch.arange(float(ax.numel())) * (1 if name == "reduce_from" else rank + 1)
-        (aty,) = torch.autograd.grad(ax, t, y)
-        found[name] = (ax * y).sum().item(), (start * aty).sum().item()
-    return found
-
-
-def adjoints(per_rank: list[dict[str, tuple[float, float]]]) -> dict[str, tuple[float, float]]:
-    """Both sides of the whole: sums over ranks, but what all ranks hold alike counts once."""
-    found = {}
-    for name in per_rank[0]:
-        left, right = (sum(of[name][side] for of in per_rank) for side in (0, 1))
-        once = per_rank[0][name]
-        found[name] = (
-            (once[0], right)
-            if name == "reduce_from"
-            else (left, once[1])
-            if name == "copy_to"
-            else (left, right)
-        )
     return found
 
 

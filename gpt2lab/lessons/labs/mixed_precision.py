@@ -8,7 +8,6 @@ import torch
 from ...model import GPT2Config
 from ...plan import Plan, build
 from ...planner.memory import memory
-from ...ranks import comm
 from ...ranks.mesh import Mesh
 from ...reference import CONFIG, example_batch, example_weights
 from ...train import Recipe, Trainer
@@ -28,32 +27,6 @@ def train(rank: int, world_size: int, text: str, dtype: torch.dtype, steps: int 
     trainer, before = Trainer(parallel, RECIPE), weights()
     losses = [trainer.step(batch).loss for _ in range(steps)]
     return losses, (weights() != before).double().mean().item()
-
-
-def ones(rank: int, world_size: int, dtype: torch.dtype, count: int = 1000) -> float:
-    """The sum over all ranks of `count` gradients of 1 on each, added one by one in a type."""
-    total = torch.zeros(1, dtype=dtype)
-    for _ in range(count):
-        total += 1
-    return comm.all_reduce(total, Mesh(dp=world_size)["dp"]).item()
-
-
-def three_formats(ranks) -> tuple[list[str], dict[str, list[float]]]:
-    """Training and sums in three number formats on two live `ranks`: what there is to say, and losses by format."""
-    ways = {
-        "float32": ("dp=2", torch.float32),
-        "bfloat16 with float32 masters": ("dp=2,zero=1", torch.bfloat16),
-        "bfloat16 alone": ("dp=2", torch.bfloat16),
-    }
-    lines, curves = [], {}
-    for name, way in ways.items():
-        losses, moved = ranks.run(train, *way)[0]
-        lines.append(f"{name}: loss {losses[0]:.1f} -> {losses[-1]:.1f}; most weights moved: {moved > 0.5}")
-        curves[name] = losses
-    for kind in (torch.float32, torch.bfloat16):
-        total = ranks.run(ones, kind)[0]
-        lines.append(f"1,000 gradients of 1 on each of two ranks, summed in {str(kind)[6:]}: {total:,.0f}")
-    return lines, curves
 
 
 def memory_by_part(models: dict[str, tuple[int, int]], ranks: int) -> dict[str, dict[str, dict[str, int]]]:

@@ -71,11 +71,6 @@ def distance(weights, others) -> float:
     return max((weights[name] - others[name]).abs().max().item() for name in weights)
 
 
-def own(gradient, axis):
-    """The rank's own gradient, without a sum."""
-    return gradient
-
-
 def cut_off(batch: Batch, rank: int, n: int) -> Batch:
     """`rows // n` rows for every rank: the rest of the rows is lost."""
     each = len(batch.samples) // n
@@ -87,16 +82,6 @@ def average(model, axis) -> None:
     """After the update every weight becomes its mean over the ranks."""
     for p in model.parameters():
         p.data = comm.all_reduce(p.data, axis) / axis.size
-
-
-BUGS = {
-    "(none)": {},
-    "no sync": {"summed": own},
-    "no zero_grad": {"clear": False},
-    "mean of means": {"total": lambda batch, mine, n: mine.targets.numel() * n},
-    "weights averaged": {"summed": own, "updated": average},
-    "lost rows": {"rows": cut_off},
-}
 
 
 def seen_in(runs, serial) -> tuple[str, str, str]:

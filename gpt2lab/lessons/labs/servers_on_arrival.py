@@ -37,11 +37,6 @@ class Applied(NamedTuple):
     read: int
     update: int
 
-    @property
-    def staleness(self) -> int:
-        """Updates by others between the pull and the push."""
-        return self.update - self.read
-
 
 def may_start(clock: int, slowest: int, bound: int | None) -> bool:
     """Whether a worker that has finished `clock` steps may pull: it is at most `bound` steps ahead of the slowest."""
@@ -85,6 +80,18 @@ def most_ahead(log: list[Applied]) -> int:
         done = [sum(other.worker == w for other in log[: entry.read]) for w in workers]
         most = max(most, entry.clock - min(done))
     return most
+
+
+def missed(log: list[Applied]) -> list[int]:
+    """Updates between pull and push of every gradient, without those of its own clock: in BSP none."""
+    return [sum(other.clock != entry.clock for other in log[entry.read : entry.update]) for entry in log]
+
+
+def loss_at(model: GPT2, weights: torch.Tensor, batch: Batch) -> float:
+    """The mean loss of a batch at flat weights."""
+    torch.nn.utils.vector_to_parameters(weights.clone(), model.parameters())
+    with torch.no_grad():
+        return model.loss(model(batch.tokens), batch.targets).item() / batch.total
 
 
 def rows_gradient(model: GPT2, weights: torch.Tensor, batch: Batch) -> torch.Tensor:
@@ -165,10 +172,13 @@ def _work(worker, world, servers, model, weights, batches, events):
                 handle.wait()
 
 
-def replay(config: GPT2Config, batches: list[Batch], log: list[Applied], workers: int, lr: float):
-    """All versions of the flat weights, from the log alone, in one process; the last is what the servers hold."""
-    model = GPT2(config).double()
-    versions = [torch.nn.utils.parameters_to_vector(model.parameters()).detach()]
+def replay(config: GPT2Config, batches: list[Batch], log: list[Applied], workers: int, lr: float, model=None):
+    """All versions of the flat weights, from the log alone, in one process; the last is what the servers hold.
+
+    They start as those of `model` (default: a new one).
+    """
+    model = model or GPT2(config).double()
+    versions = [torch.nn.utils.parameters_to_vector(model.parameters()).detach().clone()]
     for worker, clock, read, _ in log:
         rows = batches[clock].rows(worker, workers)
         versions.append(versions[-1] - lr * rows_gradient(model, versions[read], rows))

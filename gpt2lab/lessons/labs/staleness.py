@@ -1,6 +1,6 @@
 """Small GPT-2s trained on Shakespeare's letters with the staleness of each asynchronous scheme, by the emulator.
 
-python -m gpt2lab.lessons.labs.staleness    writes staleness.json, which lesson 09 draws (about a minute)
+python -m gpt2lab.lessons.labs.staleness    writes staleness.json, which lesson 09 draws (some minutes)
 """
 
 import json
@@ -19,8 +19,9 @@ from ...train import Recipe
 
 SCHEMES = "1f1b", "2bw", "pipedream", "ampnet"
 RATES = 0.1, 0.4, 1.0
+SEEDS, MICROS = (0, 1, 2), (4, 8, 16)
 RUNS = [(scheme, rate, 0) for scheme in SCHEMES for rate in RATES] + [("2bw", RATES[-1], 100)]
-PARTS = {"1f1b": 4, "2bw": 4}  # micro-batches of an update; the others make one of each
+FLUSHED_OR_TWO = "1f1b", "2bw"  # make an update of several micro-batches; the others one of each
 RECORD = Path(__file__).with_suffix(".json")
 LETTERS = GPT2Config(vocab_size=128, n_positions=32, n_layer=4, n_head=2, n_embd=32)
 
@@ -47,47 +48,61 @@ def homes_of(config: GPT2Config, stages: int) -> dict[str, int]:
     return {n: (stage_of | last).get(".".join(n.split(".")[: 1 + n.startswith("h.")]), 0) for n in names}
 
 
-def losses(scheme: str, rate: float, warmup: int, updates: int, stages: int = 4) -> list[float]:
-    """The loss of every batch of a run with plain SGD; 2BW and 1F1B make each update from `stages` micro-batches.
+def losses(scheme: str, rate: float, warmup: int, seed: int, updates: int, stages: int = 4) -> list[float]:
+    """The loss of every batch of a run with plain SGD; `seed` draws the weights and the batches.
 
-    In the first `warmup` updates the learning rate rises from zero.
+    2BW and 1F1B make each update from `stages` micro-batches: how many changes the time, not the losses, because a
+    whole batch reads one version. In the first `warmup` updates the learning rate rises from zero.
     """
     recipe = Recipe("sgd", lr=rate, clip=1.0, weight_decay=0.0, warmup=warmup)
-    stream = make_stream(scheme, stages, updates, PARTS.get(scheme, 1))
-    start = {n: p.detach().double() for n, p in GPT2(LETTERS).named_parameters()}
+    stream = make_stream(scheme, stages, updates, stages if scheme in FLUSHED_OR_TWO else 1)
+    start = {n: p.detach().double() for n, p in GPT2(LETTERS, seed).named_parameters()}
     emulator = Emulator(LETTERS, start, stream, homes_of(LETTERS, stages), recipe)
-    return emulator.run(letter_batches(updates)).losses
+    return emulator.run(letter_batches(updates, seed=seed)).losses
 
 
 def several(rank: int, world_size: int, runs: list[tuple], updates: int) -> dict[tuple, list[float]]:
-    """The runs (scheme, rate, warm-up) that fall to this rank."""
+    """The runs (scheme, rate, warm-up, seed) that fall to this rank."""
     return {run: losses(*run, updates) for run in runs[rank::world_size]}
 
 
-def batch_times(updates: int, stages: int = 4) -> dict[str, float]:
-    """The simulated time of a batch, in batches of a pipeline without a bubble; a backward is twice a forward."""
+def batch_times(updates: int, micros: int, stages: int = 4) -> dict[str, float]:
+    """The simulated time of a batch, in batches of a pipeline without a bubble; a backward is twice a forward.
+
+    1F1B and 2BW cut a batch into `micros` micro-batches.
+    """
     found = {}
     for scheme in SCHEMES:
-        stream = make_stream(scheme, stages, updates, PARTS.get(scheme, 1))
+        stream = make_stream(scheme, stages, updates, micros if scheme in FLUSHED_OR_TWO else 1)
         cost = Cost(1 / stream.per_update, backward=2 / stream.per_update)
         found[scheme] = float(simulate(stream.schedule, cost).makespan) / 3 / updates
     return found
 
 
 def record(updates: int = 200, every: int = 10) -> dict:
-    """A long run of every scheme at every rate: losses averaged over `every` batches."""
-    found = {"batches": updates, "every": every, "times": batch_times(updates), "losses": []}
+    """A long run of every scheme, rate and seed: losses averaged over `every` batches."""
+    times = [[micros, batch_times(updates, micros)] for micros in MICROS]
+    found = {"batches": updates, "every": every, "times": times, "losses": []}
     for run in RUNS:
-        values = losses(*run, updates)
-        means = [sum(values[i : i + every]) / every for i in range(0, updates, every)]
-        found["losses"].append([*run, [round(mean, 4) for mean in means]])
+        seeds = []
+        for seed in SEEDS:
+            values = losses(*run, seed, updates)
+            means = [sum(values[i : i + every]) / every for i in range(0, updates, every)]
+            seeds.append([round(mean, 4) for mean in means])
+        found["losses"].append([*run, seeds])
     return found
 
 
 def read_record() -> dict:
-    """What `python -m gpt2lab.lessons.labs.staleness` has written, losses by (scheme, rate, warm-up)."""
+    """What `python -m gpt2lab.lessons.labs.staleness` has written.
+
+    `losses[scheme, rate, warm-up]` holds a list for each seed, `times[micros]` the time of a batch by scheme.
+    """
     found = json.loads(RECORD.read_text())
-    return found | {"losses": {tuple(run): values for *run, values in found["losses"]}}
+    return found | {
+        "losses": {tuple(run): seeds for *run, seeds in found["losses"]},
+        "times": dict(found["times"]),
+    }
 
 
 if __name__ == "__main__":

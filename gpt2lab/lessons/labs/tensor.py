@@ -1,4 +1,4 @@
-"""What lesson 06 runs beside its own code: a second form with other messages, planted bugs, AlexNet's mixed cut."""
+"""What lesson 06 runs beside its own code: a second form with other messages, planted bugs, paced sums."""
 
 import time
 
@@ -55,15 +55,6 @@ def columns_only(rank, world_size, x, weights, seed=1.0, summed=True):
     sent = sum(e.bytes for e in comm.log)
     x.square().sum().backward(torch.tensor(seed))
     return x.detach(), [w.grad for w in mine], sent
-
-
-def drawn(rank, world_size, x, alike: bool):
-    """A layer's columns, all drawn with one seed as a lecture does, or cut from one matrix: (columns, gelu(x W))."""
-    dim, axis = x.size(1), Mesh(tp=world_size)["tp"]
-    generator, width = torch.Generator().manual_seed(0), dim // world_size if alike else dim
-    w = torch.randn(dim, width, generator=generator, dtype=x.dtype) / width**0.5
-    w = w if alike else w.tensor_split(world_size, 1)[rank]
-    return w, comm.all_gather(F.gelu(x @ w), axis, 1)
 
 
 def _bias_everywhere(self, x):
@@ -124,37 +115,3 @@ def three_layers_backward(rank, world_size, overlap: bool):
             if overlap:
                 grad = under_way.wait()
     return trace.spans()
-
-
-def conv_and_dense(x, conv, w1, w2):
-    """A convolution and two dense layers (loss: the sum of squares), in one process: gradients of all three."""
-    weights = [w.clone().requires_grad_() for w in (conv, w1, w2)]
-    h = F.conv2d(x, weights[0]).relu().flatten(1)
-    (F.gelu(h @ weights[1]) @ weights[2]).square().sum().backward()
-    return [w.grad for w in weights]
-
-
-def each_its_own_cut(rank, world_size, x, conv, w1, w2):
-    """The same on ranks, as AlexNet (Krizhevsky 2014): the convolution by images, the dense layers by matrices.
-
-    Gradients of the convolution and of this rank's parts of w1 and w2, and bytes sent.
-    """
-    axis, conv = Mesh(tp=world_size)["tp"], conv.clone().requires_grad_()
-    w1 = w1.tensor_split(world_size, 1)[rank].clone().requires_grad_()
-    w2 = w2.tensor_split(world_size, 0)[rank].clone().requires_grad_()
-    comm.clear_log()
-    mine = F.conv2d(x.tensor_split(world_size)[rank], conv).relu().flatten(1)
-    h = comm.all_gather(mine.detach(), axis).requires_grad_()  # from now on all images
-    y = comm.reduce_from(F.gelu(comm.copy_to(h, axis) @ w1) @ w2, axis)
-    y.square().sum().backward()
-    mine.backward(h.grad.tensor_split(world_size)[rank])  # the whole gradient is here: take the own images'
-    return comm.all_reduce(conv.grad, axis), w1.grad, w2.grad, sum(e.bytes for e in comm.log)
-
-
-def of_all_by_batch(rank, world_size, x, conv, w1, w2):
-    """Bytes that a rank sends where all three layers are cut by images."""
-    axis = Mesh(dp=world_size)["dp"]
-    comm.clear_log()
-    for gradient in conv_and_dense(x.tensor_split(world_size)[rank], conv, w1, w2):
-        comm.all_reduce(gradient, axis)
-    return sum(e.bytes for e in comm.log)
