@@ -347,8 +347,11 @@ show(
 
 # %% [markdown]
 # A falling loss proves nothing. That is the reason for the one rule of this series: **nothing is called parallel
-# until it has been shown equal to the serial run**: the loss, every gradient, the gradient's norm (its length), and the
-# weights after several steps, in float64, on sizes that do not divide evenly. One call does all of it:
+# until it has been shown equal to the serial run**: the loss, every gradient, the gradient's norm (its length),
+# and the weights after several steps, in float64, on sizes that do not divide evenly. (A guide of the field says
+# that one "cannot hope to achieve exact reproducibility" between distributed settings,
+# [torchtitan](https://github.com/pytorch/torchtitan/blob/main/docs/converging.md); in float64 all but rounding is
+# exact.) One call does all of it:
 
 # %%
 print(verify("dp=2"))
@@ -381,11 +384,8 @@ lessons = {
     "tensor parallel": ("tp=4", "06"),
     "pipeline parallel": ("pp=4", "07 to 09"),
     "context parallel": ("cp=4", "10, 11"),
-    "expert parallel": ("", "12"),
+    "expert parallel": ("dp=4,ep=4", "12"),
 }
-blocks = lambda c: (
-    "".join(f"{part:.2f} " for part in lab.shares_held(lessons[c.name][0])) if lessons[c.name][0] else ""
-)
 share = {1: "all", 1 / 4: "1/4", 1 / 3: "1/3"}
 table(
     [
@@ -395,19 +395,19 @@ table(
             share[c.data],
             share[c.weights],
             share[c.state],
-            blocks(c),
+            *(f"{part:.2f}" for part in lab.shares_held(lessons[c.name][0])),
             lessons[c.name][1],
         )
         for c in STRATEGIES
     ],
-    ["strategy", "plan", "data", "weights", "optimizer state", "live: blocks, state", "lesson"],
+    ["strategy", "plan", "data", "weights", "optimizer state", "live: tokens", "blocks", "state", "lesson"],
 )
 
 # %% [markdown]
-# The last column but one is what four live ranks really hold of the blocks' weights and optimizer state:
-# 0.26<!--above--> under `tp=4`, because norms and some biases are not cut. And all of them compute the same. Three
-# steps of one small model, by blocking messages, by messages beside the computing, with the layers' width cut, and
-# with the layers shared out:
+# The three columns before the last are what four live ranks really get of a batch's tokens and hold of the
+# blocks' weights and optimizer state: 0.26<!--above--> under `tp=4`, because norms and some biases are not cut.
+# And all of them compute the same. Three steps of one small model, by blocking messages, by messages beside the
+# computing, with the layers' width cut, and with the layers shared out:
 
 # %%
 plans = {"serial": 1, "dp=2,data=naive": 2, "dp=2": 2, "tp=2": 2, "pp=2,micro=2": 2}
@@ -451,8 +451,8 @@ explore(
 )
 
 # %% [markdown]
-# Data and context parallel copy the weights, so memory stays; they are for speed. (What activations cost is lesson
-# 01's business.)
+# Data and context parallel copy the weights, so this memory stays. Data parallel is for speed; context parallel
+# first of all for the memory of activations, which a rank keeps of its own tokens only (lessons 01 and 10).
 #
 # ## When something goes wrong
 #
@@ -560,7 +560,8 @@ check("rows of a rank", exercises.rows, my_rows)
 # `divmod(10, 4)` is `(2, 2)`: two rows each, and two ranks hold one more. Where does rank 3 begin?
 
 # %% [markdown] tags=["hint"]
-# Before `rank` lie `rank` full shares, and one more row for each of the first ranks that hold more: `min(rank, more)`.
+# Before `rank` lie `rank` full shares, and one more row for each of the first ranks that hold more: `min(rank,
+# more)`.
 
 
 # %% tags=["wrong"]
@@ -776,8 +777,8 @@ def bytes_sent(parameters, bytes_each, ranks):
 
 
 # %% [markdown]
-# Compare with the run above, 8 steps on two ranks in float64, where the loss itself adds one number of 8 bytes a step,
-# and with a ring of real messages, counted one by one, for the gradients of one step:
+# Compare with the run above, 8 steps on two ranks in float64, where the loss itself adds one number of 8 bytes a
+# step, and with a ring of real messages, counted one by one, for the gradients of one step:
 
 # %%
 calls, size, _ = sent[0]["all_reduce", "dp"]
@@ -805,8 +806,8 @@ print(f"counted in a ring:  {launch(lab.ring_bytes, config.parameters, ranks=2)[
 #
 # ## Read on
 #
-# - Stanford CS336 2024, lecture 8: the same subjects as one program that you step through; it has errors that you will
-#   find in lessons 04 to 07.
+# - Stanford CS336 2024, lecture 8: the same subjects as one program that you step through; it has errors that you
+#   will find in lessons 04 to 07.
 # - Zhang, Zheng, Li & Stoica, ICML 2022 tutorial *Big Model*: the map of strategies that this series follows.
 # - Li et al. 2020, *PyTorch Distributed*: what `DistributedDataParallel` does with the sum that you wrote here.
 #

@@ -7,11 +7,13 @@ import sys
 import tempfile
 import time
 from contextlib import redirect_stdout, suppress
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
 from ...algorithms import ring
+from ...experts.mixture import Experts
 from ...model import PRESETS, GPT2Config
 from ...parallel.pipeline.stages import cut_layers
 from ...plan import Plan, build
@@ -88,14 +90,16 @@ def three_steps(rank: int, world_size: int, text: str) -> list[float]:
 WIDE = GPT2Config(vocab_size=64, n_positions=16, n_layer=4, n_head=4, n_embd=64)
 
 
-def held(rank: int, world_size: int, text: str) -> tuple[int, int]:
-    """Numbers of the blocks that this rank holds under a plan: weights, and what it keeps optimizer state for."""
-    plan = Plan.parse(text)
-    parallel = build(plan, WIDE, Mesh(**plan.axes), torch.float64)
+def held(rank: int, world_size: int, text: str, experts: int) -> tuple[int, int, int]:
+    """What this rank has under a plan: tokens of a batch, weights of the blocks, and optimizer state for how many."""
+    plan, config = Plan.parse(text), replace(WIDE, experts=Experts(experts) if experts else None)
+    parallel = build(plan, config, Mesh(**plan.axes), torch.float64)
+    tokens = sum(micro.tokens.numel() for micro in parallel.mine(example_batch(config, rows=8, length=16)))
     owned = sum(p.tensor.numel() for p in parallel.sync.pieces if p.name.startswith("h."))
     if plan.zero == 3:
-        return owned, owned
-    return sum(p.numel() for n, p in parallel.model.named_parameters() if n.startswith("h.")), owned
+        return tokens, owned, owned
+    blocks = sum(p.numel() for n, p in parallel.model.named_parameters() if n.startswith("h."))
+    return tokens, blocks, owned
 
 
 def of_a_block(c: GPT2Config) -> int:
@@ -110,11 +114,11 @@ def first_stage(name: str, stages: int = 4) -> float:
     return ((c.vocab_size + c.n_positions) * c.n_embd + blocks) / c.parameters
 
 
-def shares_held(text: str, ranks: int = 4) -> tuple[float, float]:
-    """The largest share of the blocks' weights, and of their optimizer state, that a live rank holds under a plan."""
-    whole = WIDE.n_layer * of_a_block(WIDE)
-    found = launch(held, text, ranks=ranks, echo=False)
-    return tuple(max(of[i] for of in found) / whole for i in (0, 1))
+def shares_held(text: str, ranks: int = 4) -> tuple[float, ...]:
+    """A live rank's largest shares under a plan: of the tokens, the blocks' weights, their optimizer state."""
+    experts = ranks if "ep=" in text else 0
+    whole, found = held(0, 1, "dp=1", experts), launch(held, text, experts, ranks=ranks, echo=False)
+    return tuple(max(of) / all_of for of, all_of in zip(zip(*found, strict=True), whole, strict=True))
 
 
 def ring_bytes(rank: int, world_size: int, numbers: int) -> int:
