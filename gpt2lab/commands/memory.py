@@ -20,6 +20,7 @@ from ..model import GPT2Config
 from ..plan import Plan
 from ..planner.memory import MOMENTS
 from ..run import Options
+from ..unused import refuse_without_effect
 from .options import Setting, add_field, add_options, of_model, within
 
 NOTHING = {  # why a part is missing at the fullest moment
@@ -63,6 +64,7 @@ def run(args) -> int:
     config = config_of(args)
     length = args.length or config.n_positions
     for text in args.plan or ["serial"]:
+        refuse_without_effect(text)
         plan = Plan.parse(text)
         found = fullest_ranks(plan, config, args.rows, length, args.itemsize, args.optimizer)
         first = next(found)

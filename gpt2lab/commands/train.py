@@ -26,6 +26,7 @@ from ..ranks import comm
 from ..ranks.mesh import Axis
 from ..run import STOP, Options, read_log, start
 from ..storage import checkpoint
+from ..unused import refuse_without_effect
 from . import folders
 from .lines import on_machines, plain_command
 from .options import add_field
@@ -159,6 +160,8 @@ def _options(args, source: Path | None) -> Options:
     for name, why in options.without_effect().items():
         if name in given:
             raise ValueError(f"{flag(name)} would change nothing: {why}. Leave one of them out.")
+    if "plan" in given:
+        refuse_without_effect(given["plan"])
     return options
 
 

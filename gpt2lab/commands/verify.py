@@ -14,6 +14,7 @@ from dataclasses import replace
 
 from ..plan import Plan
 from ..reference import CONFIG, EXPERTS
+from ..unused import refuse_without_effect
 from ..verify import verify
 from .options import Setting, add_options, within
 
@@ -40,6 +41,7 @@ def run(args) -> int:
     given = replace(EXPERTS.experts, experts=args.experts) if args.experts else None
     reports = []
     for plan in args.plan or ["serial"]:
+        refuse_without_effect(plan)
         dense = args.experts == 0 or Plan.parse(plan).ep == 1
         experts = given or (None if dense else EXPERTS.experts)
         config = replace(CONFIG, **sizes, experts=experts)
