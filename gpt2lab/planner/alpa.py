@@ -227,7 +227,7 @@ def _stages_below(stages, price, limit, count, n, devices) -> tuple[float, Chain
     return best(count, 0, 0)
 
 
-@checked(operators=1, devices=1, node=1, cuts=1)
+@checked(operators=(1, 10**4), devices=(1, 10**4), node=1, cuts=1)
 def count_pipelines(operators: int, devices: int, node: int, cuts: int) -> int:
     """How many pipelines there are: stages of neighbouring operators on submeshes that fill the cluster in order.
 

@@ -84,6 +84,7 @@ class Choice:
     tried: int
 
 
+@checked(world=(1, 10**6), axes=(1, 8))
 def factors(world: int, axes: int = 4) -> Iterator[tuple[int, ...]]:
     """All ways to write `world` as a product of so many sizes, in order."""
     if axes == 1:
@@ -94,6 +95,7 @@ def factors(world: int, axes: int = 4) -> Iterator[tuple[int, ...]]:
             yield first, *rest
 
 
+@checked(devices=(1, 10**6))
 def worlds(devices: int) -> list[int]:
     """How many ranks are tried: every number up to FEW, then the divisors of the cluster's size."""
     return [n for n in range(1, devices + 1) if n <= min(devices, FEW) or devices % n == 0]
@@ -295,6 +297,7 @@ NAMES = {
 }
 
 
+@checked(size=(-float("inf"), float("inf")))
 def in_bytes(size: float) -> str:
     """Bytes with a unit."""
     for unit in ("B", "KiB", "MiB", "GiB"):
@@ -304,6 +307,7 @@ def in_bytes(size: float) -> str:
     return ""
 
 
+@checked(seconds=(-float("inf"), float("inf")))
 def in_seconds(seconds: float) -> str:
     """Seconds with a unit."""
     return f"{seconds:.3g} s" if seconds >= 1 else f"{1e3 * seconds:.3g} ms"

@@ -93,6 +93,7 @@ ChainPlan = tuple[Assignment, ...]
 """An assignment for each operator."""
 
 
+@checked(first=0, count=1, node=1)
 def block_mesh(first: int, count: int, node: int) -> dict[str, int]:
     """The shape of a block: a part of a node, whole nodes, or else devices joined by the slow links."""
     if first // node == (first + count - 1) // node:

@@ -78,6 +78,7 @@ def fit(samples: Sequence[tuple[float, float, float]]) -> Fit:
     )
 
 
+@checked(freedom=1)
 def student(freedom: int) -> float:
     """The 97.5 % point of Student's t, which widens an interval from few samples (Hill 1970's expansion)."""
     z = 1.959963985

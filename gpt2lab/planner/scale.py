@@ -19,6 +19,8 @@ from ..machine.links import Link, all_reduce_time
 Round = tuple[np.ndarray, np.ndarray, np.ndarray]
 """Messages that go at the same time: who sends, who receives, how many bytes."""
 
+RANKS = (1, 2**20)
+"""How many ranks are played: a round has an array of them."""
 LEVELS = "inside a machine", "rail", "spine"
 
 
@@ -94,13 +96,16 @@ def run_rounds(ranks: int, rounds: Iterator[Round], fabric: Fabric) -> Counted:
     return Counted(float(clock.max()), messages, sent, dict(zip(LEVELS, map(int, levels), strict=True)))
 
 
-@checked(size=0, parts=1)
+@checked(size=0, parts=RANKS)
 def equal_parts(size: int, parts: int) -> np.ndarray:
     """`size` bytes of whole elements in as equal parts as possible, the first ones larger."""
     return size // parts + (np.arange(parts) < size % parts)
 
 
-def ring_sum(n: int, size: int, itemsize: int = 4, at: np.ndarray | None = None) -> Iterator[Round]:
+@checked(n=RANKS, itemsize=1)
+def ring_sum(
+    n: int, size: int | np.ndarray, itemsize: int = 4, at: np.ndarray | None = None
+) -> Iterator[Round]:
     """A ring all-reduce, or many at the same time: row i of `at` has the ranks of the i-th, n each."""
     yield from _half_ring(n, size, itemsize, at, 1)
     yield from _half_ring(n, size, itemsize, at, 0)
@@ -115,6 +120,7 @@ def _half_ring(n, size, itemsize, at, first) -> Iterator[Round]:
         yield source, target, chunks[:, (place - first - step) % n].ravel()
 
 
+@checked(n=RANKS, size=0, itemsize=1)
 def tree_sum(n: int, size: int, itemsize: int = 4) -> Iterator[Round]:
     """A binomial tree to rank 0 and back."""
     rounds = []
@@ -139,8 +145,10 @@ def _parents(n: int) -> np.ndarray:
     return found
 
 
+@checked(n=RANKS, size=0, itemsize=1, chunks=1)
 def double_tree(n: int, size: int, itemsize: int = 4, chunks: int = 4) -> Iterator[Round]:
     """Two binary trees, half of the tensor in `chunks` through each: the chunks follow each other up, then down."""
+    n = int(n)  # numpy takes no True
     first = _parents(n)
     move = (n - 1 - np.arange(n)) if n % 2 == 0 else (np.arange(n) + 1) % n
     second = np.empty(n, int)
@@ -165,9 +173,17 @@ def double_tree(n: int, size: int, itemsize: int = 4, chunks: int = 4) -> Iterat
             yield tuple(np.concatenate(column) for column in zip(*parts, strict=True))
 
 
+@checked(n=RANKS, size=0, itemsize=1, machine=1)
 def hierarchical(n: int, size: int, itemsize: int = 4, machine: int = 8) -> Iterator[Round]:
-    """Reduce-scatter inside machines, ring all-reduce of each place's chunk along the rails, all-gather inside."""
-    machine = min(machine, n)
+    """Reduce-scatter inside machines, ring all-reduce of each place's chunk along the rails, all-gather inside.
+
+    Raises ValueError where the machines are not full.
+    """
+    n, machine = int(n), int(min(machine, n))
+    if n % machine:
+        raise ValueError(
+            f"{n} ranks make no machines of {machine} ({n} % {machine} = {n % machine}). Use a multiple."
+        )
     inside = np.arange(n).reshape(-1, machine)
     yield from _half_ring(machine, size, itemsize, inside, 1)
     own = equal_parts(size // itemsize, machine) * itemsize
@@ -175,6 +191,7 @@ def hierarchical(n: int, size: int, itemsize: int = 4, machine: int = 8) -> Iter
     yield from _half_ring(machine, size, itemsize, inside, 0)
 
 
+@checked(n=RANKS, size=0, itemsize=1)
 def all_to_all(n: int, size: int, itemsize: int = 4) -> Iterator[Round]:
     """Every rank sends a part of its `size` bytes to every other: in step s to the rank s places on."""
     source, parts = np.arange(n), equal_parts(size // itemsize, n) * itemsize

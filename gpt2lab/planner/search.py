@@ -13,6 +13,7 @@ from math import exp, inf
 from random import Random
 from types import SimpleNamespace
 
+from ..machine.arguments import checked
 from . import alpa, balance
 from .cuts import Assignment, ChainPlan, ChainProblem, Clock
 from .problem import OperatorGraph
@@ -138,6 +139,7 @@ def exhaustive(plans: Callable = every_plan) -> Callable:
     return search
 
 
+@checked(change=(-float("inf"), float("inf")), scale=0, draw=(0, 1))
 def accepts(change: float, scale: float, draw: float) -> bool:
     """Metropolis' rule: what is better always, what is worse with the chance exp(-change / scale)."""
     return change <= 0 or draw < exp(-change / scale)

@@ -7,7 +7,7 @@ its kind and stage; it is a no-op once there is none left. A bare `W` runs the o
 from collections import deque
 from collections.abc import Iterable, Sequence
 
-from .schedule import Op
+from .schedule import Op, require
 
 
 def play(
@@ -41,4 +41,5 @@ def play(
 
 def v_placement(ranks: int) -> tuple[int, ...]:
     """Stages 0..p-1 down the ranks and stages p..2p-1 back up: rank r holds r and 2p - 1 - r."""
+    require(ranks, 1)
     return tuple(range(ranks)) + tuple(reversed(range(ranks)))

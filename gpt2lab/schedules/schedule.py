@@ -169,6 +169,8 @@ class Schedule:
 def require(ranks: int, micros: int, **others: int) -> None:
     """Raise ValueError for a size below one."""
     for name, value in {"stages": ranks, "micro-batches": micros, **others}.items():
+        if not isinstance(value, int):
+            raise ValueError(f"{name} = {str(value)[:80]!r} is no whole number. Use {name} = 1 or more.")
         if value < 1:
             raise ValueError(f"{name} = {value}: a pipeline needs at least 1. Use {name} = 1 or more.")
     if ranks * micros * math.prod(others.values()) > MOST:

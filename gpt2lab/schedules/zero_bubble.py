@@ -18,6 +18,7 @@ def zb_h2(ranks: int, micros: int) -> Schedule:
 
     Bubble (p - 1)(TF + TI - 2 TW) in each rank's own span, zero where TF = TI = TW; at most 2p - 1 activations.
     """
+    require(ranks, micros)
     return _handcrafted(ranks, micros, "zb_h2", limit=2 * ranks - 1, lead=2)
 
 

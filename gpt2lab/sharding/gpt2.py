@@ -110,6 +110,7 @@ DIMENSIONS = {
 }
 
 
+@checked()
 def dimensions(name: str) -> tuple[str, ...]:
     """The names of the dimensions of GPT-2's inputs; q, k, v and the heads, fused in the weight, are apart."""
     return next((tuple(d.split()) for end, d in DIMENSIONS.items() if name.endswith(end)), ("embd",))

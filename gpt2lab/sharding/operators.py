@@ -164,11 +164,13 @@ def permutation(dims: tuple[int, ...]) -> Rule:
     return analyse(lambda x: lambda *i: x[tuple(i[d] for d in back)], 1, len(dims))
 
 
+@checked(rank=(1, 64))
 def look_up(rank: int) -> Rule:
     """The rule of an embedding by indices of `rank` dimensions."""
     return analyse(lambda w, t: lambda *i: w[t[i[:-1]], i[-1]], 2, rank + 1)
 
 
+@checked(rank=(1, 64))
 def look_up_backward(rank: int) -> Rule:
     """The rule of an embedding's gradient: each row is the sum over the places where it was looked up."""
     at = tuple(Index(f"r{d}") for d in range(rank))
@@ -176,12 +178,14 @@ def look_up_backward(rank: int) -> Rule:
     return analyse(row, 2, 2)
 
 
+@checked(rank=(1, 64))
 def pick(rank: int, dim: int) -> Rule:
     """The rule of `gather`: of each row along `dim` the one element that the index names."""
     dim %= rank
     return analyse(lambda x, t: lambda *i: x[(*i[:dim], t[i], *i[dim + 1 :])], 2, rank)
 
 
+@checked(rank=(1, 64))
 def put(rank: int, dim: int) -> Rule:
     """The rule of `scatter` of a number: it replaces the one element of each row along `dim` that the index names."""
     dim %= rank
@@ -189,11 +193,13 @@ def put(rank: int, dim: int) -> Rule:
     return analyse(lambda x, t: lambda *i: apply(named(t, i), x[i]), 2, rank)
 
 
+@checked(rank=(1, 64))
 def windows(rank: int, dim: int) -> Rule:
     """The rule of `unfold`: for each place along `dim` a window of x, as a further dimension at the end."""
     return analyse(lambda x: lambda *i: x[(*i[:dim], i[dim] + i[-1], *i[dim + 1 : -1])], 1, rank)
 
 
+@checked(rank=(1, 64))
 def windows_backward(rank: int, dim: int) -> Rule:
     """The rule of the backward of `unfold`: the sum of what all windows say about a place."""
     a = Index("a")

@@ -83,6 +83,7 @@ class _Multiply(torch.autograd.Function):
         return of_a, of_b, None, None
 
 
+@checked(inner=(1, 10**6), columns=(1, 10**6), rows=(1, 10**6))
 def panels(inner: int, columns: int, rows: int) -> Iterator[tuple[tuple[int, slice], tuple[int, slice]]]:
     """(owner, slice of its part) in A, of which `columns` ranks hold parts, and in B: panels of one owner in each."""
     ends = [[0, *accumulate(split_sizes(inner, n))] for n in (columns, rows)]

@@ -73,6 +73,7 @@ def propagate(graph: Graph, marks: Mapping[str, str | Mark], mesh: Mesh) -> Spre
     return Spread(layouts, results, rounds)
 
 
+@checked()
 def owner(result: str) -> str:
     """The input that a result belongs to, by its name: `grad W` and `new W` to W."""
     return result.partition(" ")[2]
