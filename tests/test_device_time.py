@@ -30,7 +30,7 @@ class GPU:
     """A host whose clock is set by hand, and a GPU that works beside it."""
 
     def __init__(self):
-        self.now, self.current, self.waits = 0.0, Stream(), []
+        self.now, self.current, self.waits, self.pool = 0.0, Stream(), [], 0.0
 
     def event(self, enable_timing=False):
         """One of CUDA's events: recorded behind what a stream holds now, and not waited for before it is read."""
@@ -76,7 +76,7 @@ def gpu(monkeypatch):
         monkeypatch.setattr(module, "time", clock)
     monkeypatch.setattr(device_time, "_zero", None)
     monkeypatch.setattr(torch.cuda, "Event", made.event)
-    monkeypatch.setattr(torch.cuda, "Stream", Stream)
+    monkeypatch.setattr(torch.cuda, "Stream", lambda priority=0: Stream(0.0 if priority else made.pool))
     traffic.clear_log(), trace.clear()
     yield made
     traffic.clear_log(), trace.clear()
@@ -166,10 +166,16 @@ def test_mutant_is_killed(bug, gpu):
         assert not right()
 
 
-def test_mutant_whose_zero_waits_for_a_message_is_killed(gpu):
-    gpu.current.until = float("inf")
+def test_no_clock_waits_where_every_stream_of_the_communicators_pool_holds_a_message(gpu):
+    gpu.current.until = gpu.pool = float("inf")
+    assert float(device_time._recent_zero()[1]) == 0.0
+
+
+@pytest.mark.parametrize("stream", ["", "torch.cuda.Stream()"], ids=["the current one", "of NCCL's pool"])
+def test_mutant_whose_zero_waits_for_a_message_is_killed(stream, gpu):
+    gpu.current.until = gpu.pool = float("inf")
     with (
-        rewritten(device_time._recent_zero, "event.record(torch.cuda.Stream())", "event.record()"),
+        rewritten(device_time._recent_zero, "torch.cuda.Stream(priority=-1)", stream),
         pytest.raises(AssertionError, match="has not sent yet"),
     ):
         DeviceTime()
