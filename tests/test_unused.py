@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from gpt2lab import cli
+from gpt2lab.commands.unused import OF_PIPELINES, refuse_without_effect, without_effect
 from gpt2lab.compositions import TESTED, WITHOUT_FLUSH
 from gpt2lab.lessons.labs import decisions
 from gpt2lab.parallel.context.layouts import layout
@@ -16,7 +17,6 @@ from gpt2lab.parallel.pipeline.versions import stream_of
 from gpt2lab.plan import Plan
 from gpt2lab.planner.cost import predict
 from gpt2lab.planner.problem import CLUSTERS
-from gpt2lab.unused import OF_PIPELINES, refuse_without_effect, without_effect
 
 ROOT = Path(__file__).parents[1]
 VALUES = {  # other values of each word that could change nothing

@@ -20,8 +20,8 @@ from ..model import GPT2Config
 from ..plan import Plan
 from ..planner.memory import MOMENTS
 from ..run import Options
-from ..unused import refuse_without_effect
 from .options import Setting, add_field, add_options, of_model, within
+from .unused import refuse_without_effect
 
 NOTHING = {  # why a part is missing at the fullest moment
     "weights": "the stage has none",

@@ -26,11 +26,11 @@ from ..ranks import comm
 from ..ranks.mesh import Axis
 from ..run import STOP, Options, read_log, start
 from ..storage import checkpoint
-from ..unused import refuse_without_effect
 from . import folders
 from .lines import on_machines, plain_command
 from .options import add_field
 from .report import finish, say_sometimes, short
+from .unused import refuse_without_effect
 
 FAILED = "failed"  # file in a run's folder that says why it cannot continue, read when a launcher restarts it
 

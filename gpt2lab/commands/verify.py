@@ -14,9 +14,9 @@ from dataclasses import replace
 
 from ..plan import Plan
 from ..reference import CONFIG, EXPERTS
-from ..unused import refuse_without_effect
 from ..verify import verify
 from .options import Setting, add_options, within
+from .unused import refuse_without_effect
 
 OPTIONS = {
     "plan": Setting("such as dp=2,tp=2; may be given several times", again=True),

@@ -3,8 +3,8 @@
 Plans that a program makes, and those of runs that were recorded before, are not asked: there such a word is harmless.
 """
 
-from .plan import Plan
-from .schedules.registry import find
+from ..plan import Plan
+from ..schedules.registry import find
 
 OF_PIPELINES = ("schedule", "chunks", "active")
 OF_SEQUENCES = ("layout", "exchange", "hops")
