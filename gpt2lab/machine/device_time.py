@@ -31,11 +31,14 @@ class DeviceTime:
 
 
 def _recent_zero() -> tuple:
-    """An event, and the host's time when it came: on a stream of its own, which never waits for a message."""
+    """An event, and the host's time when it came: on a stream that never waits for a message.
+
+    Streams come from two pools; communicators take theirs from that of the less urgent ones.
+    """
     global _zero
     if _zero is None or time.perf_counter() - _zero[1] > LASTS:
         event = torch.cuda.Event(enable_timing=True)
-        event.record(torch.cuda.Stream())
+        event.record(torch.cuda.Stream(priority=-1))
         event.synchronize()
         _zero = event, time.perf_counter()
     return _zero
