@@ -221,8 +221,7 @@ def gather(x, axis: Axis, dim: int = 0, root: int = 0, sizes: Sizes = None):
 def all_to_all(parts: Sequence[torch.Tensor], axis: Axis, shapes: Sequence | None = None):
     """Part p goes to the rank at position p; gives the list of parts that arrive, of `shapes` (default: those sent).
 
-    Backward: each gradient goes back to the part's rank. Bytes: the parts that leave, S - c_r; an empty part is no
-    message.
+    Backward: each gradient goes back to the part's rank. Bytes: the parts that leave; an empty part is no message.
     """
     shapes = [tuple(s) for s in (shapes or [p.shape for p in parts])]
     if not len(parts) == len(shapes) == axis.size:
