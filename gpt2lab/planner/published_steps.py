@@ -17,7 +17,7 @@ from .cost import Prediction, predict
 from .problem import CLUSTERS, Cluster
 from .published import step_flops
 
-EFFICIENCY = 0.62
+EFFICIENCY = 0.61
 TABLE_1 = "Narayanan et al. 2021, table 1"
 TABLE_2 = "Narayanan et al. 2021, table 2"
 KORTHIKANTI = "Korthikanti et al. 2022, tables 3 and 5"
@@ -25,6 +25,7 @@ SMITH = "Smith et al. 2022, section 2.4"
 BLOOM = "BigScience 2022, training log of tr11-176B-ml, benchmarks of 28 February"
 MEGASCALE = "Jiang et al. 2024 (MegaScale), table 2, rows of Megatron-LM"
 LLAMA = "Grattafiori et al. 2024, table 4"
+FSDP = "IBM and PyTorch 2024, README of fms-fsdp: training throughput on 128 A100 with 400 Gbit/s a machine"
 
 
 @dataclass(frozen=True)
@@ -157,6 +158,13 @@ def _llama(devices, micro, teraflops) -> Published:
                      "h100x64", again=False, assumed="a chunk is one block; no sp")  # fmt: skip
 
 
+def _fsdp(name, layers, width, heads, each, more, tokens, assumed="") -> Published:
+    """Llama 2 under FSDP with sequences of 4,096 tokens; `tokens` a second and GPU."""
+    plan = f"dp=128,zero=3,{more}"
+    return Published(f"Llama 2 {name}, FSDP, 128", (layers, width, heads, 32000), plan, 128 * each, FSDP,
+                     each * 4096 / tokens, length=4096, between=6.25e9, assumed=assumed)  # fmt: skip
+
+
 FITTED = (
     _table_1("1.7B", 24, 2304, 24, 1, 1, 32, 512, 137),
     _table_1("3.6B", 30, 3072, 32, 2, 1, 64, 512, 138),
@@ -194,5 +202,9 @@ UNSEEN = (
     *(_megascale(n, 6144, s) for n, s in ((3072, 29.02), (6144, 14.78), (8192, 12.24), (12288, 8.57))),
     _llama(8192, 32, 430),
     _llama(16384, 16, 400),
+    _fsdp("7B", 32, 4096, 32, 2, "shard=8,refill=on", 3760, "its gated MLP as 4 C wide; shards inside machines"),
+    _fsdp("13B", 40, 5120, 40, 1, "shard=8,refill=on", 1700, "its gated MLP as 4 C wide; shards inside machines"),
+    _fsdp("34B", 41, 8192, 64, 8, "recompute=on", 772, "48 gated layers as 41 of GPT-2's, equally many weights"),
+    _fsdp("70B", 85, 8192, 64, 6, "recompute=on", 380, "80 gated layers as 85 of GPT-2's, equally many weights"),
 )  # fmt: skip
 ROWS = FITTED + UNSEEN
