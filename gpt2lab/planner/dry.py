@@ -1,0 +1,134 @@
+"""A dry run: one rank's own step on tensors without numbers, to see what it sends and what it holds.
+
+The plan's model is built and trained by the code that live ranks run; so a new strategy is counted without a line here.
+What one rank cannot know it is told: others answer at once, a loss is 1, tokens go to experts evenly.
+
+The tests compare every call with those of live ranks, and memory with what their allocator counted. What torch itself
+keeps is not in it, nor messages in shared memory.
+"""
+
+import gc
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from unittest.mock import patch
+
+import torch
+
+from ..corpus.batches import Batch
+from ..experts import mixture
+from ..plan import Plan, build
+from ..ranks import comm
+from ..ranks.mesh import Mesh
+from ..ranks.traffic import split_sizes
+from ..train import Recipe, Trainer
+from ..transport.pretended import one_of
+from .numberless import PARTS, Numberless
+
+DTYPES = {2: torch.bfloat16, 4: torch.float32, 8: torch.float64}
+
+
+@dataclass(frozen=True)
+class DryRank:
+    """What one rank does in a step: its `place` in the mesh, its calls in order, and its fullest moment.
+
+    `calls` are (operation, axis, bytes, messages); `parts` are bytes held at the fullest moment, by what they are for;
+    the `moment` is in "forward", "backward" or "update".
+    """
+
+    place: dict[str, int]
+    calls: tuple[tuple[str, str, int, int], ...]
+    parts: dict[str, int]
+    moment: str
+
+    @property
+    def sent(self) -> dict[str, tuple[int, int]]:
+        """(bytes, messages) by axis."""
+        found: dict[str, tuple[int, int]] = {}
+        for _, axis, size, messages in self.calls:
+            before = found.get(axis, (0, 0))
+            found[axis] = before[0] + size, before[1] + messages
+        return {axis: sums for axis, sums in found.items() if any(sums)}
+
+    @property
+    def held(self) -> int:
+        """Bytes at the fullest moment."""
+        return sum(self.parts.values())
+
+
+@lru_cache(maxsize=256)
+def dry_run(
+    plan: Plan, config, rows: int, length: int, itemsize: int = 4, optimizer: str = "adamw", rank: int = 0
+) -> DryRank:
+    """What a rank sends and holds in a step, the first one apart; without a flush in a stream that fills the pipeline.
+
+    Raises ValueError where the plan cannot run the model, RuntimeError inside a rank.
+    """
+    plan.check(config, rows, length)
+    gc.collect()
+    log = list(comm.log)
+    with _one_rank(rank, plan.world) as seen:
+        mesh = Mesh(**plan.axes)
+        trainer = Trainer(build(plan, config, mesh, DTYPES[itemsize]), Recipe(optimizer))
+        parallel, batch = trainer.parallel, _batch(rows, length)
+        seen.know(parallel.model)
+        _make_state(trainer, batch)
+        seen.call([*(p.data for p in parallel.model.parameters()), *parallel.sync.weight_memory()], "weights")
+        seen.call([t for s in trainer.optimizer.state.values() for t in s.values()], "optimizer")
+        comm.clear_log()
+        seen.forget()
+        trainer.stream([batch] * steps_until_full(plan))
+        seen.settle()
+        calls = tuple((e.op, e.axis, e.bytes, e.messages) for e in comm.log)
+        found = DryRank(mesh.coordinates(), calls, {part: seen.parts.get(part, 0) for part in PARTS}, seen.moment)
+        del trainer, parallel
+    comm.clear_log()
+    comm.log.extend(log)
+    return found
+
+
+def steps_until_full(plan: Plan) -> int:
+    """Steps after which a rank has as many versions of its weights as it ever will; 1 with a flush."""
+    return 2 + -(-2 * plan.pp // plan.micro) if plan.asynchronous else 1
+
+
+def _batch(rows: int, length: int) -> Batch:
+    tokens = torch.zeros(rows, length, dtype=torch.long)
+    return Batch(tokens, tokens.clone(), torch.arange(length), torch.arange(rows), rows * length)
+
+
+def _make_state(trainer: Trainer, batch: Batch) -> None:
+    """The optimizer's state, which a first step makes."""
+    if trainer.parallel.plan.asynchronous:  # here an end of the pipeline has none of the other end's embedding
+        trainer.step(batch)
+    else:
+        for piece in trainer.parallel.sync.pieces:
+            piece.tensor.grad = torch.zeros_like(piece.tensor)
+        trainer.optimizer.step()
+    trainer.optimizer.zero_grad()
+
+
+@contextmanager
+def _one_rank(rank: int, world: int):
+    """Inside, this process is one rank, its tensors have no numbers, and each expert gets as many tokens as others."""
+    with ExitStack() as stack:
+        stack.enter_context(one_of(rank, world))
+        stack.enter_context(patch.object(torch.nn.Module, "to", _converted))
+        stack.enter_context(patch.object(mixture, "by_expert", _evenly))
+        seen = stack.enter_context(Numberless())
+        resize = seen.resizing(torch.UntypedStorage.resize_)
+        stack.enter_context(patch.object(torch.UntypedStorage, "resize_", resize))
+        yield seen
+
+
+def _converted(model, device, dtype):
+    """`Module.to`, which swaps the memory of parameters, and tensors without numbers have none."""
+    for module in model.modules():
+        for name, p in module.named_parameters(recurse=False):
+            setattr(module, name, torch.nn.Parameter(p.to(dtype)))
+    return model
+
+
+def _evenly(experts: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """`by_expert` of choices that are all made, equally often for each expert."""
+    return torch.arange(experts.numel()), torch.tensor(split_sizes(experts.numel(), count))
