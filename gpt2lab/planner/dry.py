@@ -8,6 +8,7 @@ keeps is not in it, nor messages in shared memory.
 """
 
 import gc
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -23,6 +24,7 @@ from ..ranks.mesh import Mesh
 from ..ranks.traffic import split_sizes
 from ..train import Recipe, Trainer
 from ..transport.pretended import one_of
+from .experts import rows_of
 from .numberless import PARTS, Numberless
 
 DTYPES = {2: torch.bfloat16, 4: torch.float32, 8: torch.float64}
@@ -67,7 +69,7 @@ def dry_run(
     plan.check(config, rows, length)
     gc.collect()
     log = list(comm.log)
-    with _one_rank(rank, plan.world) as seen:
+    with _one_rank(rank, plan.world, _evenly(config, length)) as seen:
         mesh = Mesh(**plan.axes)
         trainer = Trainer(build(plan, config, mesh, DTYPES[itemsize]), Recipe(optimizer))
         parallel, batch = trainer.parallel, _batch(rows, length)
@@ -80,7 +82,9 @@ def dry_run(
         trainer.stream([batch] * steps_until_full(plan))
         seen.settle()
         calls = tuple((e.op, e.axis, e.bytes, e.messages) for e in comm.log)
-        found = DryRank(mesh.coordinates(), calls, {part: seen.parts.get(part, 0) for part in PARTS}, seen.moment)
+        found = DryRank(
+            mesh.coordinates(), calls, {part: seen.parts.get(part, 0) for part in PARTS}, seen.moment
+        )
         del trainer, parallel
     comm.clear_log()
     comm.log.extend(log)
@@ -99,7 +103,9 @@ def _batch(rows: int, length: int) -> Batch:
 
 def _make_state(trainer: Trainer, batch: Batch) -> None:
     """The optimizer's state, which a first step makes."""
-    if trainer.parallel.plan.asynchronous:  # here an end of the pipeline has none of the other end's embedding
+    if (
+        trainer.parallel.plan.asynchronous
+    ):  # here an end of the pipeline has none of the other end's embedding
         trainer.step(batch)
     else:
         for piece in trainer.parallel.sync.pieces:
@@ -109,12 +115,12 @@ def _make_state(trainer: Trainer, batch: Batch) -> None:
 
 
 @contextmanager
-def _one_rank(rank: int, world: int):
-    """Inside, this process is one rank, its tensors have no numbers, and each expert gets as many tokens as others."""
+def _one_rank(rank: int, world: int, by_expert):
+    """Inside, this process is one rank, its tensors have no numbers, and tokens go to experts as `by_expert` says."""
     with ExitStack() as stack:
         stack.enter_context(one_of(rank, world))
         stack.enter_context(patch.object(torch.nn.Module, "to", _converted))
-        stack.enter_context(patch.object(mixture, "by_expert", _evenly))
+        stack.enter_context(patch.object(mixture, "by_expert", by_expert))
         seen = stack.enter_context(Numberless())
         resize = seen.resizing(torch.UntypedStorage.resize_)
         stack.enter_context(patch.object(torch.UntypedStorage, "resize_", resize))
@@ -129,6 +135,42 @@ def _converted(model, device, dtype):
     return model
 
 
-def _evenly(experts: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """`by_expert` of choices that are all made, equally often for each expert."""
-    return torch.arange(experts.numel()), torch.tensor(split_sizes(experts.numel(), count))
+def _evenly(config, length: int):
+    """`by_expert` as if every expert got equally many of the choices that find room."""
+
+    def by_expert(choices: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+        rows = round(rows_of(config, length, choices.numel() // choices.size(-1)))
+        return torch.arange(rows), torch.tensor(split_sizes(rows, count))
+
+    return by_expert
+
+
+UNBOUNDED = "gpipe", "breadth_first", "terapipe"  # these keep all micro-batches
+UNEVEN = "owner", "server", "servers"  # with these replicas hold different things
+
+
+def fullest_ranks(
+    plan: Plan, config, rows: int, length: int, itemsize: int = 4, optimizer: str = "adamw"
+) -> Iterator[DryRank]:
+    """The rank of each pipeline stage that holds most in a step, one stage after the other.
+
+    Of ranks that are alike the first is run: it has the most rows, and the largest part of what is cut unevenly.
+    """
+    plan.check(config, rows, length)
+    plan, rows = _shorter(plan, rows)
+    replicas = range(plan.dp if plan.data in UNEVEN else 1)
+    for stage in range(plan.pp):
+        beside = [
+            ((stage * plan.dp + dp) * plan.cp + cp) * plan.tp for dp in replicas for cp in range(plan.cp)
+        ]
+        runs = [dry_run(plan, config, rows, length, itemsize, optimizer, rank) for rank in beside]
+        yield max(runs, key=lambda run: run.held)
+
+
+def _shorter(plan: Plan, rows: int) -> tuple[Plan, int]:
+    """A plan of as many micro-batches, of the same sizes, as fill its pipeline and one more; its rows."""
+    micro = min(plan.micro, 2 * plan.pp + 1)
+    if plan.asynchronous or plan.pp > 1 and plan.schedule in UNBOUNDED:
+        return plan, rows
+    mine = split_sizes(split_sizes(rows, plan.dp)[0], plan.micro)[:micro]
+    return replace(plan, micro=micro), rows if micro == plan.micro else sum(mine) * plan.dp
