@@ -64,11 +64,9 @@ def dry_run(
 ) -> DryRank:
     """What a rank sends and holds in a step, the first one apart; without a flush in a stream that fills the pipeline.
 
-    Raises ValueError where the plan cannot run the model, RuntimeError inside a rank.
+    The plan must fit the model, as `Plan.check` says. Raises RuntimeError inside a rank.
     """
-    plan.check(config, rows, length)
     gc.collect()
-    log = list(comm.log)
     with _one_rank(rank, plan.world, _evenly(config, length)) as seen:
         mesh = Mesh(**plan.axes)
         trainer = Trainer(build(plan, config, mesh, DTYPES[itemsize]), Recipe(optimizer))
@@ -86,8 +84,6 @@ def dry_run(
             mesh.coordinates(), calls, {part: seen.parts.get(part, 0) for part in PARTS}, seen.moment
         )
         del trainer, parallel
-    comm.clear_log()
-    comm.log.extend(log)
     return found
 
 
@@ -103,9 +99,7 @@ def _batch(rows: int, length: int) -> Batch:
 
 def _make_state(trainer: Trainer, batch: Batch) -> None:
     """The optimizer's state, which a first step makes."""
-    if (
-        trainer.parallel.plan.asynchronous
-    ):  # here an end of the pipeline has none of the other end's embedding
+    if trainer.parallel.plan.asynchronous:  # an end of its pipeline has none of the other end's embedding
         trainer.step(batch)
     else:
         for piece in trainer.parallel.sync.pieces:
@@ -118,6 +112,8 @@ def _make_state(trainer: Trainer, batch: Batch) -> None:
 def _one_rank(rank: int, world: int, by_expert):
     """Inside, this process is one rank, its tensors have no numbers, and tokens go to experts as `by_expert` says."""
     with ExitStack() as stack:
+        stack.callback(comm.log.extend, list(comm.log))
+        stack.callback(comm.clear_log)
         stack.enter_context(one_of(rank, world))
         stack.enter_context(patch.object(torch.nn.Module, "to", _converted))
         stack.enter_context(patch.object(mixture, "by_expert", by_expert))

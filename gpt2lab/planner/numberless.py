@@ -111,9 +111,10 @@ class Numberless(TorchDispatchMode):
 
         def resized(storage, size):
             resize(storage, size)
-            self._set(id(storage), self.alive[id(storage)][0], size)
-            self.waits, _ = _where()
-            self.settle()
+            if id(storage) in self.alive:
+                self._set(id(storage), self.alive[id(storage)][0], size)
+                self.waits, _ = _where()
+                self.settle()
 
         return resized
 
