@@ -16,6 +16,7 @@ COMMANDS = {
     "cluster": ("gpt2lab.commands.cluster", "train on several machines that are namespaces of this one"),
     "generate": ("gpt2lab.commands.generate", "let a trained model write"),
     "export": ("gpt2lab.commands.export", "a trained model in the Hugging Face layout"),
+    "convert": ("gpt2lab.commands.convert", "checkpoints of the version before, for this one"),
     "verify": ("gpt2lab.commands.verify", "compare a plan with the serial run: loss, gradients, weights"),
     "plans": ("gpt2lab.commands.plans", "which strategies go together, from what the tests run"),
     "plan": ("gpt2lab.commands.plan", "choose a plan for a model, a machine and a goal"),

@@ -16,11 +16,12 @@ from .experts.mixture import set_total
 from .generate import generate
 from .machine.arguments import checked
 from .model import GPT2, GPT2Config
-from .parallel import data, expert, sequence, servers, spec, tensor
+from .parallel import boxes, data, expert, sequence, servers, spec, tensor
 from .parallel.accumulate import Accumulate
 from .parallel.base import Engine, GradientSync
 from .parallel.chunked_loss import apply_chunked_loss
 from .parallel.context import exchanges as context
+from .parallel.finish import Piece
 from .parallel.pipeline import engine as pipeline
 from .parallel.pipeline import versions
 from .parallel.pipeline.generate import generate_streams
@@ -241,15 +242,18 @@ class Parallel:
         """The whole gradients, likewise."""
         return self.whole([p.tensor.grad for p in self.sync.pieces])
 
-    def part(self, tensors: dict[str, torch.Tensor]) -> list[torch.Tensor]:
-        """What `whole` undoes: for every piece, this rank's part of the whole tensors."""
-        return self.sync.part({n: spec.local(tensors[n], s, self.mesh) for n, s in self.specs.items()})
+    def entry_of(self, piece: Piece, tensor: torch.Tensor) -> boxes.Entry:
+        """Where the elements of `tensor`, which is cut as the piece is, are in the whole parameter."""
+        shape = piece.within or piece.tensor.shape
+        return boxes.entry_of(tensor, shape, piece.start, self.specs[piece.name], self.mesh)
 
     @torch.no_grad()
     def load(self, weights: dict[str, torch.Tensor]) -> None:
         """Take over whole weights by name: each rank keeps its own part."""
-        for piece, value in zip(self.sync.pieces, self.part(weights), strict=True):
-            piece.tensor.copy_(value)
+        for piece in (p for p in self.sync.pieces if p.tensor.numel()):
+            (source,) = boxes.whole(weights[piece.name]).boxes
+            for box in self.entry_of(piece, piece.tensor).boxes:
+                boxes.fill(box, source)
         self.sync.updated()
 
 

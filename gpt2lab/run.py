@@ -19,7 +19,7 @@ from .plan import Plan, build
 from .ranks import comm
 from .ranks.mesh import Mesh
 from .storage import checkpoint
-from .storage.state import digest
+from .storage.reading import digest
 from .train import LLMC, Recipe, Trainer
 
 STOP = "stop"

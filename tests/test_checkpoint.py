@@ -9,15 +9,16 @@ import threading
 import time
 from dataclasses import replace
 from pathlib import Path
-from unittest import mock
 
 import pytest
 import torch
+from safetensors import SafetensorError
 
 from gpt2lab import model
 from gpt2lab.compositions import Composition
 from gpt2lab.experts.mixture import ROUTERS
 from gpt2lab.model import GPT2Config
+from gpt2lab.parallel.boxes import Box, Entry, entry_of, rectangles, whole
 from gpt2lab.parallel.spec import Cut, Spec, slice_of
 from gpt2lab.plan import Plan, build
 from gpt2lab.processes.launch import RankFailed, Ranks
@@ -25,8 +26,7 @@ from gpt2lab.ranks.mesh import Axis, Mesh
 from gpt2lab.reference import CONFIG, example_batch
 from gpt2lab.run import Options
 from gpt2lab.run import start as run_from
-from gpt2lab.storage import checkpoint, huggingface, sharded
-from gpt2lab.storage.boxes import boxes, rectangles
+from gpt2lab.storage import checkpoint, huggingface, reading, writing
 from gpt2lab.train import Recipe, Trainer
 
 PLANS = (
@@ -95,7 +95,7 @@ def test_boxes_of_stretches_of_slices_cover_the_whole_once(dim, groups):
         part = slice_of(whole, rank, 2, dim, groups)
         half = part.numel() // 2 + 1
         for start, stretch in ((0, part.flatten()[:half]), (half, part.flatten()[half:])):
-            for box in boxes(stretch, part.shape, start, spec, mesh):
+            for box in entry_of(stretch, part.shape, start, spec, mesh).boxes:
                 ends = zip(box.offsets, box.tensor.shape, strict=True)
                 view = seen[tuple(slice(o, o + s) for o, s in ends)]
                 assert (view == -1).all()
@@ -129,6 +129,52 @@ def test_saved_on_any_plan_resumed_on_any_other_with_the_same_next_losses(reader
             assert found == expected
 
 
+def tensors(folder) -> dict[str, torch.Tensor]:
+    """Every whole tensor in a folder, weights and moments, in the type in which it was stored."""
+    found = {}
+    for name, boxes in reading.stored(Path(folder)).items():
+        shape = tuple(
+            map(max, zip(*(map(sum, zip(b.offsets, b.sizes, strict=True)) for b in boxes), strict=True))
+        )
+        dtype = boxes[0].tensor[tuple(slice(0, 1) for _ in shape)].dtype
+        found[name] = torch.full(shape, torch.nan, dtype=dtype)
+    reading.read(Path(folder), {name: whole(t) for name, t in found.items()})
+    return found
+
+
+def saved_again(rank, world, plan, folders, run, *model):
+    """Load one checkpoint after the other into the same trainer, and save each again."""
+    one, again = trainer(plan, *model), []
+    for folder in folders:
+        checkpoint.load(folder, one)
+        again.append(str(checkpoint.save(one, f"{run}/{len(again)}")))
+    return again
+
+
+@pytest.fixture(scope="module")
+def more(saved, pools, tmp_path_factory):
+    """Checkpoints of the plans above, of two levels of data parallelism, and of a pipeline without a flush."""
+    plans = "dp=4,zero=3,shard=2", "pp=2,dp=2,micro=2,schedule=2bw"
+    made = {p: on(pools, p, train_and_save, str(tmp_path_factory.mktemp("run"))) for p in plans}
+    return {plan: (folder, tensors(folder)) for plan, (folder, _) in (saved | made).items()}
+
+
+@pytest.mark.parametrize("reader", [*PLANS, "dp=4,zero=3,shard=2", "pp=2,dp=2,micro=2,schedule=2bw"])
+def test_every_plan_reads_exactly_what_every_plan_has_written(reader, more, pools, tmp_path):
+    again = on(pools, reader, saved_again, [folder for folder, _ in more.values()], str(tmp_path))
+    for (writer, (_, right)), folder in zip(more.items(), again, strict=True):
+        found = tensors(folder)
+        assert found.keys() == right.keys() and len(found) == 3 * len(
+            list(build(Plan(), CONFIG, Mesh()).specs)
+        )
+        wrong = [
+            name
+            for name, t in right.items()
+            if t.dtype != found[name].dtype or not torch.equal(t, found[name])
+        ]
+        assert not wrong, (writer, wrong)
+
+
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
 @pytest.mark.parametrize("router", ROUTERS)
 def test_every_mixture_goes_on_on_its_own_plan_bit_for_bit_and_on_others(router, optimizer, pools, tmp_path):
@@ -144,9 +190,112 @@ def test_every_mixture_goes_on_on_its_own_plan_bit_for_bit_and_on_others(router,
         )
 
 
+KINDS = {
+    "0-d": torch.tensor(2.5),
+    "one number": torch.tensor([7.0]),
+    "bfloat16": torch.arange(6, dtype=torch.bfloat16).view(2, 3) / 3,
+    "float16": torch.arange(6, dtype=torch.float16),
+    "float64": torch.arange(6, dtype=torch.float64).view(1, 2, 3) / 3,
+    "not a number": torch.tensor([torch.nan, torch.inf, -torch.inf, -0.0]),
+    "columns": torch.arange(12.0).view(3, 4)[:, 1:3],
+    "integers": torch.tensor([2**62 + 1]),
+}
+
+
+def written(folder: Path, *ranks: dict[str, Entry]) -> Path:
+    """The folder that these ranks write together, each in a thread of its own."""
+    meet, values = threading.Barrier(len(ranks)), [None] * len(ranks)
+
+    def of(rank):
+        def gather(value):
+            values[rank] = value
+            meet.wait()
+            everywhere = list(values)
+            meet.wait()
+            return everywhere
+
+        writing.write(folder, ranks[rank], {"config.json": "{}"}, STATE, rank, gather)
+
+    threads = [threading.Thread(target=of, args=(rank,)) for rank in range(len(ranks))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return folder
+
+
+STATE = {"step": 1, "plan": "serial", "optimizer": "adamw"}
+
+
+def test_every_kind_of_tensor_comes_back_bit_for_bit(tmp_path):
+    folder = written(tmp_path / "one", {name: whole(t) for name, t in KINDS.items()})
+    assert {name: value for name, value in reading.read_state(folder).items() if name != "sha256"} == STATE
+    back = {name: torch.zeros_like(t) for name, t in KINDS.items()}
+    reading.read(folder, {name: whole(t) for name, t in back.items()})
+    bits = lambda t: t.contiguous().view(-1).view(torch.uint8)
+    for name, right in KINDS.items():
+        assert torch.equal(bits(back[name]), bits(right)), name
+        stored = reading.stored(folder)[name][0].tensor[tuple(slice(0, n) for n in right.shape)]
+        assert stored.dtype == right.dtype
+
+
+def test_two_holders_of_one_tensor_and_one_with_nothing(tmp_path):
+    """A tied copy is written once, who has an empty shard takes part, and a load may want a cut that no rank had."""
+    tied, flat = torch.arange(12.0).view(4, 3), torch.arange(10.0)
+    halves = [Box((0,), (7,), flat[:7]), Box((7,), (3,), flat[7:])]
+    first = {"tied": whole(tied), "flat": Entry((10,), halves[:1])}
+    last = {"tied": whole(tied.clone()), "flat": Entry((10,), halves[1:])}
+    folder = written(tmp_path / "one", first, {}, last)
+    assert {name: len(boxes) for name, boxes in reading.stored(folder).items()} == {"tied": 1, "flat": 2}
+    assert len(list(folder.glob("rank*.safetensors"))) == 3
+    middle, empty = torch.zeros(2, 2), torch.zeros(0)
+    reading.read(
+        folder,
+        {
+            "tied": Entry((4, 3), [Box((1, 1), (2, 2), middle)]),
+            "flat": Entry((10,), [Box((3,), (0,), empty)]),
+        },
+    )
+    assert torch.equal(middle, tied[1:3, 1:3])
+    across = torch.zeros(5)
+    reading.read(folder, {"flat": Entry((10,), [Box((4,), (5,), across)])})
+    assert torch.equal(across, flat[4:9])
+
+
+def test_a_file_is_as_open_as_its_folder(tmp_path):
+    mask = os.umask(0o027)
+    try:
+        folder = written(tmp_path / "one", {"a": whole(torch.ones(3))})
+    finally:
+        os.umask(mask)
+    assert {file.name: file.stat().st_mode & 0o777 for file in folder.iterdir()} == dict.fromkeys(
+        ("config.json", "rank0.safetensors", "state.json"), 0o640
+    )
+
+
+def go_on(rank, world, plan, run):
+    """Save after two updates and after four, in one go and with a resume in between."""
+    batches = [example_batch(CONFIG, 8, 12, t) for t in range(4)]
+    one, two = trainer(plan), trainer(plan)
+    one.stream(batches[:2])
+    middle = checkpoint.save(one, f"{run}/straight")
+    one.stream(batches[2:])
+    checkpoint.load(middle, two)
+    two.stream(batches[2:])
+    return str(checkpoint.save(one, f"{run}/straight")), str(checkpoint.save(two, f"{run}/resumed"))
+
+
+@pytest.mark.parametrize("plan", ["pp=2,schedule=pipedream", "pp=3,micro=2,schedule=pipedream_vertical"])
+def test_moments_of_a_tied_weight_are_those_of_the_stage_that_updates_it(plan, pools, tmp_path):
+    """The other stage's are as old as its last resume."""
+    straight, resumed = map(tensors, on(pools, plan, go_on, str(tmp_path)))
+    assert straight.keys() == resumed.keys()
+    assert not [name for name, t in straight.items() if not torch.equal(t, resumed[name])]
+
+
 def test_no_rank_writes_everything_and_replicas_share_the_writing(saved):
     for plan in PLANS[1:]:
-        sizes = [f.stat().st_size for f in Path(saved[plan][0]).glob("*.distcp")]
+        sizes = [f.stat().st_size for f in Path(saved[plan][0]).glob("*.safetensors")]
         assert len(sizes) == Plan.parse(plan).world
         assert max(sizes) < 0.8 * sum(sizes), plan
 
@@ -189,16 +338,51 @@ def test_a_save_waits_for_the_one_before(tmp_path, monkeypatch):
     assert [int(f.name[-1]) for f in checkpoint.all_in(tmp_path)] == [0, 1, 2]
 
 
-def test_a_rank_seals_only_what_it_wrote(tmp_path, monkeypatch):
-    """What another rank is still writing has no digest yet."""
-    writer, plan = sharded._Writer(tmp_path / "one", {}, {}), mock.Mock()
-    writer.path.mkdir()
-    plan.storage_data.prefix = "__0_"
-    (writer.path / "__1_0.distcp").write_bytes(b"half")
-    written = lambda self, *_: (self.path / "__0_0.distcp").write_bytes(b"mine") and mock.Mock()
-    monkeypatch.setattr(sharded.dcp.FileSystemWriter, "write_data", written)
-    writer.write_data(plan, None)
-    assert list(json.loads((writer.path / "__0_.sha256").read_text())) == ["__0_0.distcp"]
+def test_a_rank_seals_only_what_it_wrote(tmp_path):
+    """What another rank is still writing has no digest yet; what it says later is in the state."""
+    one, said = trainer(), []
+
+    def gather(mine):
+        said.append(mine)
+        if len(said) < 3:
+            (tmp_path / "one.partial" / "rank1.safetensors").write_bytes(b"half")
+        other = {0: {}, 1: ("rank1.safetensors", "its digest"), 2: None}[len(said) - 1]
+        return [mine, (other, "")]
+
+    writing.write(tmp_path / "one", checkpoint.entries(one), {"config.json": ""}, {"step": 1}, 0, gather)
+    (file, right), _ = said[1]
+    assert file == "rank0.safetensors" and right == reading.digest(tmp_path / "one" / file)
+    sealed = json.loads((tmp_path / "one" / "state.json").read_text())["sha256"]
+    assert sealed["rank1.safetensors"] == "its digest" and sorted(sealed) == [
+        "config.json",
+        file,
+        "rank1.safetensors",
+    ]
+
+
+def test_what_several_ranks_hold_is_written_once_by_whom_has_least_to_write():
+    rows = lambda *which: ((4, 3), [((row, 0), (1, 3)) for row in which])
+    held = [
+        {"b": rows(0, 1, 2, 3), "a": rows(0, 1)},
+        {"b": rows(0, 1, 2, 3), "a": rows(2)},
+        {"a": rows(2, 3)},
+    ]
+    assert [len(mine) for mine in writing.who_writes(held)] == [3, 3, 2]
+    written = [box for mine in writing.who_writes(held) for box in mine]
+    assert sorted(written) == [(name, (row, 0)) for name in "ab" for row in range(4)]
+
+
+@pytest.mark.parametrize(
+    ("other", "words"),
+    [
+        (((3, 0), (1, 3)), "12 elements, of which 9 are"),
+        (((1, 0), (3, 3)), "common"),
+        (((2, 1), (2, 3)), "not inside"),
+    ],
+)
+def test_boxes_that_do_not_make_up_a_tensor_are_not_written(other, words):
+    with pytest.raises(ValueError, match=words):
+        writing.who_writes([{"a": ((4, 3), [((0, 0), (2, 3))])}, {"a": ((4, 3), [other])}])
 
 
 def resumed_in_16_bits(rank, world, run):
@@ -286,7 +470,8 @@ def test_twenty_kills_during_saves_never_tear_or_lose_a_checkpoint(background, t
 
 
 @pytest.mark.parametrize(
-    "call, after", [("rename", 1), ("rename", 2), ("rmtree", 1), ("rmtree", 2), ("fsync", 4)]
+    "call, after",
+    [("rename", 0), ("rename", 1), ("rmtree", 1), ("rmtree", 2), ("fsync", 0), ("fsync", 3), ("fsync", 4)],
 )
 def test_stopping_inside_the_exchange_of_two_checkpoints_of_one_step_keeps_one(
     call, after, tmp_path, monkeypatch
@@ -300,7 +485,7 @@ def test_stopping_inside_the_exchange_of_two_checkpoints_of_one_step_keeps_one(
             raise KeyboardInterrupt
         return right(*args, **kwargs)
 
-    owner = {"rename": Path, "rmtree": sharded.shutil, "fsync": sharded.os}[call]
+    owner = {"rename": Path, "rmtree": writing.shutil, "fsync": writing.os}[call]
     right = getattr(owner, call)
     with monkeypatch.context() as patch:
         patch.setattr(owner, call, stop)
@@ -318,10 +503,10 @@ def save_with_a_full_disk(rank, world, run):
     steps(one, 1)
     if rank == 1:
 
-        def full(**_):
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        def full(*_):
+            raise SafetensorError(f"I/O error: {os.strerror(errno.ENOSPC)} (os error {errno.ENOSPC})")
 
-        sharded.dcp.filesystem._write_files_from_queue = full
+        writing.save_file = full
     try:
         checkpoint.save(one, run)
     except checkpoint.CannotSave as error:
@@ -354,7 +539,7 @@ def test_a_read_only_folder_is_one_sentence(tmp_path):
 def test_every_file_is_missed_when_it_is_damaged(how, tmp_path):
     one = trainer()
     steps(one, 1)
-    for name in ("__0_0.distcp", ".metadata", "config.json"):
+    for name in ("rank0.safetensors", "config.json"):
         file = checkpoint.save(one, tmp_path) / name
         data = file.read_bytes()
         if how == "remove":
@@ -392,7 +577,7 @@ def test_what_stops_a_save_in_the_background_is_raised_by_finish(where, tmp_path
     saver.save()
     saver.finish()
     one.steps += 1
-    monkeypatch.setattr(sharded, where, stop)
+    monkeypatch.setattr(writing, where, stop)
     saver.save()
     with pytest.raises(RuntimeError, match="a peer is gone"):
         saver.finish()
@@ -445,7 +630,7 @@ def test_damage_is_told_on_every_rank(pools, saved, tmp_path):
 
     folder = tmp_path / "copy"
     shutil.copytree(saved["dp=3,zero=3"][0], folder)
-    (folder / "__1_0.distcp").write_bytes(b"")
+    (folder / "rank1.safetensors").write_bytes(b"")
 
     def refused(rank, world, folder):
         try:
@@ -454,7 +639,7 @@ def test_damage_is_told_on_every_rank(pools, saved, tmp_path):
             return str(error)
 
     for said in pools[3].run(refused, str(folder)):
-        assert "__1_0.distcp is damaged" in said
+        assert "rank1.safetensors is damaged" in said
 
 
 def test_another_model_and_another_optimizer_are_refused(saved):

@@ -166,8 +166,8 @@ def resumed_on(monkeypatch, device: str) -> set[str]:
     state = {"step": 3, "optimizer": "adamw"}
     monkeypatch.setattr(checkpoint, "read_state", lambda *_: state)
     monkeypatch.setattr(checkpoint.huggingface, "read_config", lambda _: CONFIG)
-    monkeypatch.setattr(checkpoint, "entries", lambda _: {})
-    monkeypatch.setattr(checkpoint.sharded, "read", lambda *_: None)
+    monkeypatch.setattr(checkpoint, "entries", lambda *_: {})
+    monkeypatch.setattr(checkpoint.reading, "read", lambda *_: None)
     piece = SimpleNamespace(tensor=torch.empty(3, device=device), spec=SimpleNamespace(load=False))
     sync = SimpleNamespace(pieces=[piece], updated=lambda: None)
     parallel = SimpleNamespace(mesh=Mesh(), model=SimpleNamespace(config=CONFIG), sync=sync)

@@ -14,6 +14,7 @@ import pytest
 from gpt2lab import benchmarks, cli
 from gpt2lab.commands import (
     calibrate,
+    convert,
     data,
     export,
     folders,
@@ -27,7 +28,7 @@ from gpt2lab.commands import (
     verify,
 )
 from gpt2lab.plots import style
-from gpt2lab.storage import checkpoint
+from gpt2lab.storage import checkpoint, writing
 
 RESULT = {"student": "ann", "exercises": [], "notes": [], "error": ""}
 MODEL = SimpleNamespace(ok=True, table=lambda **_: "")
@@ -64,6 +65,11 @@ COMMANDS = {
             (checkpoint, "read_state", {"step": 1, "plan": "serial"}),
         ],
         {"--out": "b", "--run": "s", "--best": None},
+    ),
+    "convert": (
+        ["a", "b"],
+        [(convert, "read_before", ({}, {}, {"step": 1, "plan": "serial"})), (writing, "write", None)],
+        {"old": "c", "new": "d"},
     ),
     "verify": (
         [],

@@ -257,11 +257,11 @@ def test_a_checkpoint_of_one_plan_goes_on_under_another(tmp_path):
 def test_a_damaged_checkpoint_is_refused_by_the_file_s_name(tmp_path):
     one = trainer()
     folder = checkpoint.save(one, tmp_path)
-    file = folder / "__0_0.distcp"
+    file = folder / "rank0.safetensors"
     data = bytearray(file.read_bytes())
     data[-5] ^= 1
     file.write_bytes(data)
-    with pytest.raises(checkpoint.BadCheckpoint, match="__0_0.distcp is damaged"):
+    with pytest.raises(checkpoint.BadCheckpoint, match="rank0.safetensors is damaged"):
         checkpoint.load(folder, one)
     (folder / "state.json").unlink()
     with pytest.raises(checkpoint.BadCheckpoint, match="is not a checkpoint: it has no state.json"):

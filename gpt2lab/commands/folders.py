@@ -9,8 +9,8 @@ from pathlib import Path
 
 from ..model import PRESETS
 from ..run import Options
-from ..storage import checkpoint, sharded
-from ..storage.state import digest
+from ..storage import checkpoint
+from ..storage.reading import digest, look
 
 
 def newest(out: Path) -> Path:
@@ -47,7 +47,7 @@ def options_of(source: Path) -> Options:
     Raises ValueError, with the file's name, where they cannot be read or are not those that the checkpoint has seen.
     """
     file, known = source.parent / "options.json", {f.name: f.type for f in fields(Options)}
-    sealed = sharded.read_state(source, check_files=False)[0].get("options_sha256")
+    sealed = look(source, check_files=False)[0].get("options_sha256")
     try:
         if sealed and digest(file) != sealed:
             raise ValueError(f"its sha256 is not the one in {source / 'state.json'}")

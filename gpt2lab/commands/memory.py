@@ -1,4 +1,4 @@
-"""What each rank of a plan holds at its fullest moment, and what it is for.
+"""What each rank of a plan holds at its fullest moment, and what it is for: its step is run without numbers.
 
     python -m gpt2lab memory --plan dp=8,zero=3 --config gpt2-xl --batch 8
     python -m gpt2lab memory --plan dp=4,zero=1 --plan dp=4,zero=3 --config mini --length 32
@@ -6,13 +6,16 @@
     python -m gpt2lab memory --plan dp=8,ep=8 --config gpt2 --experts 8       with experts, evenly loaded
 
 ZeRO-3 can need more than ZeRO-1: it holds the tied embedding and two blocks whole beside their gradients under way,
-which on few ranks, for a small model, is more than the shards save. The bytes are computed; 1 MiB is 2**20 bytes.
+which on few ranks, for a small model, is more than the shards save. The bytes are those of a dry run: the plan's own
+step, of one rank, on tensors without numbers. 1 MiB is 2**20 bytes.
 """
+
+from itertools import chain
 
 from ..experts.mixture import ROUTERS
 from ..model import GPT2Config
 from ..plan import Plan
-from ..planner.memory import MOMENTS, memory
+from ..planner.memory import MOMENTS
 from ..run import Options
 from .numbers import positive, within
 from .plan import add_model
@@ -43,18 +46,20 @@ def config_of(args) -> GPT2Config:
 
 
 def run(args) -> int:
-    """Print one table a plan: a line for each stage of its pipeline."""
+    """Print one table a plan: a line for the fullest rank of each stage of its pipeline, as soon as it is known."""
+    from ..planner.dry import fullest_ranks
+
     config = config_of(args)
+    length = args.length or config.n_positions
     for text in args.plan or ["serial"]:
         plan = Plan.parse(text)
-        held = memory(
-            plan, config, args.rows, args.length or config.n_positions, args.itemsize, args.optimizer
-        )
+        found = fullest_ranks(plan, config, args.rows, length, args.itemsize, args.optimizer)
+        first = next(found)
         print(
-            f"{plan} on {plan.world} rank{'s' * (plan.world > 1)}, {args.config}, {args.rows} rows, MiB (computed)"
+            f"{plan} on {plan.world} rank{'s' * (plan.world > 1)}, {args.config}, {args.rows} rows, MiB (dry run)"
         )
-        print("  stage" + "".join(f"{name:>13}" for name in held[0].parts) + f"{'together':>13}")
-        for one in held:
-            sizes = [*one.parts.values(), one.total]
-            print(f"  {one.stage:5}" + "".join(f"{size / 2**20:13,.1f}" for size in sizes))
+        print("  stage" + "".join(f"{name:>13}" for name in first.parts) + f"{'together':>13}  fullest in")
+        for one in chain([first], found):
+            sizes = "".join(f"{size / 2**20:13,.1f}" for size in (*one.parts.values(), one.held))
+            print(f"  {one.place['pp']:5}{sizes}  {one.moment}", flush=True)
     return 0

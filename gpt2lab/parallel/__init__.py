@@ -13,5 +13,6 @@ ep=4,node=2     expert.py                            the same within a machine, 
 recompute=true  recompute.py                         nothing: blocks run again in backward
 loss=chunked    chunked_loss.py                      nothing: the logits are never held whole
 
-spec says how each parameter was cut; finish is what ends every step: partial sums, tied embedding, norm, clip.
+spec says how each parameter was cut, boxes where a part is in the whole one; finish is what ends every step: partial
+sums, tied embedding, norm, clip.
 """

@@ -50,10 +50,6 @@ class GradientSync(ABC):
         """Values that belong to the pieces (weights, gradients, moments), whole over the data axis, by name."""
 
     @abstractmethod
-    def part(self, tensors: dict[str, torch.Tensor]) -> list[torch.Tensor]:
-        """What `whole` undoes: each piece's own part of the named tensors."""
-
-    @abstractmethod
     def weight_memory(self) -> list[torch.Tensor]:
         """The tensors that hold what the optimizer steps on this rank (the model's own parameters apart)."""
 

@@ -45,10 +45,6 @@ class Replicas(GradientSync):
         """The values themselves, by name."""
         return {p.name: v for p, v in zip(self.pieces, values, strict=True)}
 
-    def part(self, tensors: dict[str, torch.Tensor]) -> list[torch.Tensor]:
-        """The named tensors themselves."""
-        return [tensors[p.name] for p in self.pieces]
-
 
 class Naive(Replicas):
     """One blocking all-reduce per tensor when backward is over: nothing overlaps, small tensors pay full latency.

@@ -77,10 +77,6 @@ class Servers(Replicas):
             for key in self.keys
         }
 
-    def part(self, tensors: dict[str, torch.Tensor]) -> list[torch.Tensor]:
-        """The tensors of the keys served here."""
-        return [tensors[p.name] if p.tensor.numel() else p.tensor for p in self.pieces]
-
 
 def _owned(piece: Piece, axis: Axis) -> Piece:
     """A piece that exists on one rank of the data axis only, marked so that the norm counts it there."""

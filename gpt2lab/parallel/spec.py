@@ -75,13 +75,6 @@ def cut(p: nn.Parameter, axis: Axis, dim: int, groups: int = 1) -> nn.Parameter:
     return new
 
 
-def local(t: torch.Tensor, spec: Spec, mesh: Mesh) -> torch.Tensor:
-    """This rank's slice of a whole tensor: what `full` undoes."""
-    for c in spec.cuts:
-        t = slice_of(t, mesh[c.axis].rank, mesh[c.axis].size, c.dim, c.groups)
-    return t
-
-
 def full(t: torch.Tensor, spec: Spec, mesh: Mesh) -> torch.Tensor:
     """The whole tensor of which every rank holds the slice `t`; all ranks of the cut axes call it together."""
     for c in reversed(spec.cuts):

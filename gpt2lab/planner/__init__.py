@@ -1,7 +1,8 @@
 """What a plan costs, predicted, and which plan is best, in plain Python: no torch.distributed.
 
 cost          seconds, bytes and memory of a whole plan on a cluster
-memory        what each rank holds at its fullest moment: moments walks through a step; streams: without a flush
+dry           a step without numbers: what any plan sends and holds; numberless counts its memory
+memory        what each rank holds at its fullest moment: moments walks through a step, for a search; else a dry run
 kept          what it keeps from forward to backward; experts: of a mixture
 sends         what each rank sends, axis by axis; gathers: how often ZeRO gathers and sums
 mixtures      seconds and bytes sent of a mixture of experts

@@ -8,7 +8,7 @@ from ..parallel.context.exchanges import ALIASES
 from ..ranks.traffic import split_sizes
 from ..schedules.formulas import kept_for_weights
 from . import tensor_costs
-from .experts import kept_more, waits_more
+from .experts import kept_more
 from .share import EXPERT, RankShare
 
 
@@ -100,7 +100,6 @@ def kept_between(share: RankShare, position: int, rows: int, tokens: int) -> int
             2 * c + 5 * c // plan.tp
         )
     whole = n * c * (4 * layers + bool(words)) * (plan.tp > 1)  # what tensor ranks have in common is not cut
-    chunked += sum(waits_more(share, layer, n) for layer in share.parts.layers[position])
     return chunked + share.itemsize * (whole + (kept_for_weights(n, c, layers, words) - whole) // plan.tp)
 
 

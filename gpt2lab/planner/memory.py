@@ -1,8 +1,9 @@
 """What each rank of a plan holds when it holds most: weights, gradients, optimizer, activations, logits, buffers.
 
-A step is walked through, operation by operation, and every moment at which memory can be highest is noted: the loss,
-the first backward, the sums that end the step. All numbers are bytes, computed; the tests compare them with what the
-allocator of live ranks counted. What torch itself keeps is not in it, nor are messages under way in a step.
+A search asks for thousands of plans, so for what it proposes there are formulas: a step is walked through, operation by
+operation, and every moment at which memory can be highest is noted: the loss, the first backward, the sums that end the
+step. All other plans are run dry. All numbers are bytes, computed; the tests compare them with what the allocator of
+live ranks counted. What torch itself keeps is not in it, nor are messages under way in a step.
 
 Activations: Korthikanti et al. 2022, "Reducing Activation Recomputation", section 4. ZeRO: Rajbhandari et al. 2020.
 """
@@ -13,9 +14,9 @@ from functools import cache, cached_property
 
 from ..machine.arguments import checked
 from ..schedules import Op
+from .dry import UNEVEN, dry_run
 from .moments import Walk
 from .share import MemoryShare, RankShare, check, order_of
-from .streams import StreamWalk
 
 MOMENTS = {"adamw": 2, "sgd": 0}
 
@@ -66,7 +67,12 @@ def fullest(shares: Iterable[RankShare], optimizer: str = "adamw") -> tuple[Held
 
 
 def _beside(share: RankShare) -> list[RankShare]:
-    """The context rank with the most tokens, and where ranks borrow unequally the last one, which borrows most."""
+    """The context rank with the most tokens, and where ranks borrow unequally the last one, which borrows most.
+
+    Replicas that hold different things are all looked at.
+    """
+    if share.plan.data in UNEVEN:
+        return [replace(share, dp=dp, cp=cp) for dp in range(share.plan.dp) for cp in range(share.plan.cp)]
     sizes, name = share.table.sizes if share.table else [0], share.plan.exchange
     unequal = len(sizes) - 1 if name == "triangle" or name.startswith("halo") else 0
     return (
@@ -76,15 +82,26 @@ def _beside(share: RankShare) -> list[RankShare]:
 
 def of_rank(share: RankShare, optimizer: str = "adamw") -> Held:
     """What one rank holds at its fullest moment in a step, the first one apart; without a flush, in a long stream."""
-    if share.plan.asynchronous:
-        walk = StreamWalk(share, MOMENTS[optimizer])
-        walk.run()
-    else:
-        walk = Walk(share, MOMENTS[optimizer])
-        for op in _order(share):
-            walk.forward(op) if op.kind == "F" else walk.backward(op)
-        walk.finish()
+    if not has_formula(share.plan, share.config):
+        sizes = share.rows, share.length, share.itemsize
+        return Held(share.pp, **dry_run(share.plan, share.config, *sizes, optimizer, share.number).parts)
+    walk = Walk(share, MOMENTS[optimizer])
+    for op in _order(share):
+        walk.forward(op) if op.kind == "F" else walk.backward(op)
+    walk.finish()
     return Held(share.pp, **walk.fullest)
+
+
+def has_formula(plan, config) -> bool:
+    """Whether memory is known by formula: of dense models and simple mixtures, where all replicas hold alike."""
+    alike = plan.data not in UNEVEN and not plan.asynchronous and plan.schedule != "terapipe"
+    return alike and (config.experts is None or priced_experts(plan, config.experts))
+
+
+def priced_experts(plan, experts) -> bool:
+    """Whether a mixture is of GPT-2's MLPs, and spread over neighbours of dp alone: the one that a search compares."""
+    alone = plan.pp * plan.cp * plan.tp * plan.node == 1 < plan.ep
+    return alone and not (experts.gated or experts.shared or experts.hidden or experts.router == "deepseek")
 
 
 def _order(share: RankShare) -> list[Op]:
@@ -93,7 +110,7 @@ def _order(share: RankShare) -> list[Op]:
     if plan.pp == 1:
         # from the second one on, where sums are under way the third, they are alike or have fewer rows
         return _alone(min(plan.micro, 2 + (plan.zero > 1)))
-    bounded = plan.schedule not in ("gpipe", "breadth_first", "terapipe")
+    bounded = plan.schedule not in ("gpipe", "breadth_first")
     enough = min(plan.micro, 2 * plan.pp) if bounded else plan.micro
     return order_of(plan, enough).orders[share.pp]
 

@@ -56,7 +56,7 @@ class Walk:
             lambda position, *unit: [kept_by_block(share, *unit, i) for i in share.parts.layers[position]]
         )
         if self.plan.loss == "chunked" and share.parts.last:
-            tokens = min(CHUNK, share.micro_rows[0] * share.slices[0])
+            tokens = min(CHUNK, share.micro_rows[0] * share.tokens)
             self.now["buffers"] = self.e * tokens * share.config.vocab_size
 
     def note(self, **more: int) -> None:
@@ -81,8 +81,6 @@ class Walk:
         share = self.share
         if not self.plan.zero:
             return self.e * sum(self.sizes.values())
-        if self.plan.data == "owner":
-            return share.master * owned(share, "all")
         shards = sum(share.shards.values())
         if self.plan.zero == 3:
             return share.master * shards
@@ -96,9 +94,7 @@ class Walk:
 
     def unit(self, op: Op) -> tuple[int, int, int]:
         """The position of an operation, its rows and its tokens a row."""
-        slices = self.share.slices
-        rows = self.share.micro_rows[op.micro // len(slices) % self.plan.micro]
-        return self.share.stages[op.stage], rows, slices[op.micro % len(slices)]
+        return self.share.stages[op.stage], self.share.micro_rows[op.micro], self.share.tokens
 
     def forward(self, op: Op) -> None:
         """Run a stage forward and keep what its backward needs."""
@@ -211,12 +207,12 @@ class Walk:
         for done in sorted({0, min(1, others), max(0, others - 1), others}):
             here, after = (f"h.{layers[min(others, others + i - done)]}" for i in (0, 1))
             # a block's gradients joined, while those of the one after it are being summed
-            block, whole = self.whole[here], self._joined(here, new) * sharded
+            block = self.whole[here]
             summed = (self.summed[after] + self.sums[after] * (not new)) * sharded
             late = self.experts[here] * (new and not sharded)
             inside, of_experts, gone = in_backward(self.share, self.experts[here], rows * tokens, plain, late)
-            running = inside + (kept[others - done] if again else whole)
-            running = max(running, (block + whole) * again * (not half))
+            running = inside + (kept[others - done] if again else block * sharded)
+            running = max(running, block * (1 + sharded) * again * (not half))
             made = sum(self.left[f"h.{layer}"] for layer in layers[len(layers) - done :]) * new
             over = -held["activations"] * sum(kept[others + 1 - done :]) // max(1, sum(kept))
             if half and done:
@@ -229,15 +225,6 @@ class Walk:
             )
             if not done and not half:
                 self.start_sum(0)
-
-    def _joined(self, part: str, new: bool) -> int:
-        """Bytes of a block's gradients that are joined at the same time: experts' before what tensor parallelism cuts.
-
-        Experts without replicas are then added to those of earlier micro-batches at once.
-        """
-        whole, dense = self.whole[part], self.summed[part]
-        apart = self.plan.tp > 1 and not new and self.gathered[part] == dense
-        return max(whole - dense, dense) if apart else whole
 
     def _head(self, position: int, new: bool) -> int:
         """Bytes of the head's weight gradient while the blocks run backward; a chunked loss made it in forward.
@@ -301,7 +288,6 @@ class Walk:
         blocks = self.share.parts.blocks
         if self.plan.zero < 3 or not self.share.parts.layers[position]:
             return 0
-        most = 1 if self.plan.data == "owner" else most
         return sum(self.gathered[f"h.{layer}"] for layer in blocks[:most])
 
     def _whole_wte(self) -> int:

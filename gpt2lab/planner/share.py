@@ -227,7 +227,10 @@ class RankShare:
 
 
 class MemoryShare(RankShare):
-    """A part of which only the memory is asked: of a model with experts, or in a stream without a flush, too."""
+    """A part of which only the memory is asked: of a model with experts, or in a stream without a flush, too.
+
+    Its parameters are those of a dense model or of the mixtures that have formulas.
+    """
 
     def __post_init__(self):
         """Nothing is refused."""
@@ -258,7 +261,7 @@ def _parameters(
     attention = column("attn.c_attn", 3 * own) + row("attn.c_proj", own)
     block = norm("ln_1") + attention + norm("ln_2")
     dense = column("mlp.c_fc", hidden) + row("mlp.c_proj", hidden)
-    mlps = lambda layer: _mixture(config, n, rank, ep) if ep and _has_experts(config, layer) else dense
+    mlps = lambda layer: _mixture(config, ep) if ep and _has_experts(config, layer) else dense
     found = [Parameter("wte.weight", split_sizes(config.vocab_size, n)[rank] * c, cut)] * (first or last)
     found += [Parameter("wpe.weight", config.n_positions * c, partial=sp)] * first
     found += [
@@ -271,20 +274,19 @@ def _has_experts(config: GPT2Config, layer: int) -> bool:
     return config.experts is not None and config.experts.at(layer)
 
 
-def _mixture(config: GPT2Config, n: int, rank: int, ep: int) -> list[tuple]:
-    """The router, the experts that are here, and the shared one, of a layer."""
-    experts, c, cut = config.experts, config.n_embd, n > 1
-    each = split_sizes(experts.hidden or 4 * c, n)[rank]
-    shared = split_sizes(experts.shared * (experts.hidden or 4 * c), n)[rank]
-    found = [("mlp.router.weight", experts.experts * c)]
-    here = [(f"experts.{e}", each, ep > 1) for e in range(experts.experts // ep)]
-    for name, hidden, spread in [*here, *[("shared", shared, False)] * (shared > 0)]:
-        matrices = ("c_fc", "c_proj", "c_gate")[: 3 if experts.gated else 2]
-        found += [(f"mlp.{name}.{m}.weight", hidden * c, cut, False, spread) for m in matrices]
-        if not experts.gated:
-            found += [(f"mlp.{name}.c_fc.bias", hidden, cut, False, spread)]
-            found += [(f"mlp.{name}.c_proj.bias", c, False, cut, spread)]
-    return found
+def _mixture(config: GPT2Config, ep: int) -> list[tuple]:
+    """The router and the experts that are here, each GPT-2's MLP, of a layer."""
+    c, count = config.n_embd, config.experts.experts
+    parts = (
+        ("c_fc.weight", 4 * c * c),
+        ("c_proj.weight", 4 * c * c),
+        ("c_fc.bias", 4 * c),
+        ("c_proj.bias", c),
+    )
+    here = [
+        (f"mlp.experts.{e}.{name}", n, False, False, ep > 1) for e in range(count // ep) for name, n in parts
+    ]
+    return [("mlp.router.weight", count * c), *here]
 
 
 @lru_cache(maxsize=1024)

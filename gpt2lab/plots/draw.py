@@ -3,17 +3,24 @@
 import sys
 from pathlib import Path
 
+from .moving import moving_step
 from .rooms import rooms
 from .strategies import strategies
-from .style import save_figure
+from .style import svg
 
-PICTURES = {"strategies.svg": strategies, "rooms.svg": rooms}
-"""File name -> the function that draws it, called without arguments."""
+PICTURES = {"step.svg": moving_step, "strategies.svg": strategies, "rooms.svg": rooms}
+"""File name -> the function that draws it, called without arguments; it returns a figure or the text of an SVG."""
 
 
 def draw_all(folder) -> list[Path]:
     """Draw every picture into a folder and return the paths."""
-    return [save_figure(picture(), Path(folder, name)) for name, picture in PICTURES.items()]
+    paths = []
+    for name, picture in PICTURES.items():
+        drawn, path = picture(), Path(folder, name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(drawn if isinstance(drawn, str) else svg(drawn))
+        paths.append(path)
+    return paths
 
 
 if __name__ == "__main__":

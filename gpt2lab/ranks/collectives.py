@@ -232,11 +232,17 @@ def barrier(axis: Axis, async_op: bool = False):
 
 
 @explained
-def gather_objects(value, axis: Axis) -> list:
-    """Every rank's value (picklable), as a list on every rank. For small things: reports, shapes, states."""
+def gather_objects(value, axis: Axis, aside: bool = False) -> list:
+    """Every rank's value (picklable), as a list on every rank. For small things: reports, shapes, states.
+
+    `aside`: from a thread beside the one that makes the calls, over a group of its own; neither announced nor logged.
+    """
     if axis.size == 1:
         return [value]
     values, others = [None] * axis.size, axis.size - 1
+    if aside:
+        dist.all_gather_object(values, value, group=axis.group)
+        return values
     size = others * len(pickle.dumps(value))
     call = Call.ring("gather_objects", axis, "", (size, others))
     perform(call, lambda _: Done(dist.all_gather_object(values, value, group=axis.group)), None)

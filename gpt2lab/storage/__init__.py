@@ -1,10 +1,8 @@
 """Checkpoints and published weights: written and read on any mesh, complete or not at all.
 
 checkpoint    a run's folder of checkpoints: written, found, resumed on another mesh
-sharded       each rank writes its own boxes of every tensor
-state         state.json: the step, and a digest of every file and of itself
-index         torch's list of tensors, read without running what a file says
-boxes         where a rank's part of a parameter is in the whole tensor
+writing       each rank writes its own boxes of every tensor, and one of them gives the folder its name
+reading       digests first, then the boxes that a rank needs; nothing that is read can run
 huggingface   the published weights, in and out, as `transformers` reads them
 llmc          the same model as llm.c reads it
 """

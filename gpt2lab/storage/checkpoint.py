@@ -6,19 +6,32 @@ weights and Adam's moments that it wrote. It is whole or absent. `export` makes 
 
 import math
 import threading
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
 
 from ..machine.arguments import checked
+from ..parallel.boxes import Entry
 from ..ranks import comm
-from ..ranks.mesh import Axis
 from ..train import Trainer
-from . import huggingface, sharded
-from .boxes import boxes, whole_shape
-from .sharded import STATE, BadCheckpoint, CannotSave, Entry
+from . import huggingface, reading, writing
+from .reading import CONFIG, BadCheckpoint, all_in, is_one, look, read_state
+from .writing import CannotSave
 
-__all__ = ["BadCheckpoint", "CannotSave", "Saver", "all_in", "best", "export", "load", "read_state", "save"]
+__all__ = [
+    "BadCheckpoint",
+    "CannotSave",
+    "Saver",
+    "all_in",
+    "best",
+    "export",
+    "is_one",
+    "load",
+    "read_state",
+    "save",
+]
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
@@ -29,21 +42,9 @@ def name(step: int) -> str:
 
 
 @checked()
-def all_in(run: str | Path) -> list[Path]:
-    """The complete checkpoints of a run, oldest first."""
-    found = [p for p in Path(run).glob("checkpoint-*") if p.suffix in ("", ".old") and is_one(p)]
-    return sorted(found, key=lambda p: (p.stem, p.suffix == ""))
-
-
-def is_one(folder: Path) -> bool:
-    """Whether a folder is a complete checkpoint."""
-    return (folder / STATE).is_file()
-
-
-@checked()
 def best(run: str | Path) -> Path | None:
     """The checkpoint of a run with the lowest validation loss; None where none was validated."""
-    losses = {p: sharded.read_state(p, check_files=False)[0].get("val") for p in all_in(run)}
+    losses = {p: look(p, check_files=False)[0].get("val") for p in all_in(run)}
     validated = [p for p in losses if isinstance(losses[p], float) and math.isfinite(losses[p])]
     return min(validated, key=losses.get) if validated else None
 
@@ -59,7 +60,10 @@ class Saver:
     def __init__(self, trainer: Trainer, run: str | Path, keep: int = 2, background: bool = False):
         self.trainer, self.run, self.keep, self.background = trainer, Path(run), keep, background
         self.world, self.thread, self.failed = trainer.parallel.mesh.world, None, None
-        self.group = trainer.parallel.mesh.side_group() if background else None
+        self.gather = partial(comm.gather_objects, axis=self.world)
+        if background:
+            aside = replace(self.world, group=trainer.parallel.mesh.side_group())
+            self.gather = partial(comm.gather_objects, axis=aside, aside=True)
 
     def save(self, **notes) -> Path:
         """Save the state after `trainer.steps` steps. `notes` go into state.json (`val`: the validation loss).
@@ -71,7 +75,7 @@ class Saver:
         trainer, parallel = self.trainer, self.trainer.parallel
         folder = self.run / name(trainer.steps)
         state = {"step": trainer.steps, "plan": str(parallel.plan), "optimizer": trainer.recipe.optimizer}
-        held, files = entries(trainer), {"config.json": huggingface.config_text(parallel.model)}
+        held, files = entries(trainer, copies=False), {CONFIG: huggingface.config_text(parallel.model)}
         if not self.background:
             self._write(folder, held, files, state | notes)
             return folder
@@ -98,11 +102,11 @@ class Saver:
             self.failed = error
 
     def _write(self, folder: Path, held: dict, files: dict, state: dict) -> None:
-        sharded.write(folder, held, files, state, self.world.size, self.group)
+        writing.write(folder, held, files, state, self.world.rank, self.gather)
         if self.world.rank == 0:
             for old in all_in(self.run)[: -self.keep]:
                 if old != best(self.run):
-                    sharded.remove(old)
+                    writing.remove(old)
 
 
 def save(trainer: Trainer, run: str | Path, keep: int = 2, **notes) -> Path:
@@ -110,40 +114,20 @@ def save(trainer: Trainer, run: str | Path, keep: int = 2, **notes) -> Path:
     return Saver(trainer, run, keep).save(**notes)
 
 
-def entries(trainer: Trainer) -> dict[str, Entry]:
-    """What this rank holds of every tensor of a checkpoint: weights and, once there are any, Adam's moments."""
+def entries(trainer: Trainer, copies: bool = True) -> dict[str, Entry]:
+    """What this rank holds of every tensor of a checkpoint: weights and, once there are any, Adam's moments.
+
+    Without `copies`, a tied weight's second holder is left out: only the first one's moments are sure to be up to date.
+    """
     parallel, found = trainer.parallel, {}
     for piece in parallel.sync.pieces:
-        if not piece.tensor.numel():
+        if not piece.tensor.numel() or piece.spec.tied_copy and not copies:
             continue
-        shape, spec = piece.within or piece.tensor.shape, parallel.specs[piece.name]
         state = trainer.optimizer.state.get(piece.tensor, {})
         kinds = {"weight": piece.tensor} | {kind: state[kind] for kind in MOMENTS if kind in state}
         for kind, tensor in kinds.items():
-            held = boxes(tensor, shape, piece.start, spec, parallel.mesh)
-            found[f"{kind}.{piece.name}"] = Entry(whole_shape(shape, spec), held)
+            found[f"{kind}.{piece.name}"] = parallel.entry_of(piece, tensor)
     return found
-
-
-@checked()
-def read_state(folder: str | Path, world: Axis | None = None) -> dict:
-    """The state of a checkpoint whose files equal their digests; ranks of the axis `world` share the checking.
-
-    Raises BadCheckpoint, on every rank, with the way out.
-    """
-    folder = Path(folder)
-    rank, size = (world.rank, world.size) if world else (0, 1)
-    state, wrong = sharded.read_state(folder, rank, size)
-    found = [w for w in (comm.gather_objects(wrong, world) if world else [wrong]) if w]
-    if found:
-        older = [p for p in reversed(all_in(folder.parent)) if p < folder and not sharded.read_state(p)[1]]
-        way = (
-            f"Go on with an older one: --resume {older[0]}."
-            if older
-            else "No older one is whole: train again."
-        )
-        raise BadCheckpoint(f"{found[0]} {way}" if state or older else found[0])
-    return state
 
 
 @checked()
@@ -166,7 +150,7 @@ def load(folder: str | Path, trainer: Trainer) -> dict:
             moments = {kind: torch.zeros_like(piece.tensor) for kind in MOMENTS}
             count = torch.tensor(float(state["step"]), device=piece.tensor.device)
             trainer.optimizer.state[piece.tensor] = {"step": count, **moments}
-    sharded.read(folder, entries(trainer), parallel.mesh.world.size)
+    reading.read(folder, entries(trainer), parallel.mesh.world)
     with torch.no_grad():
         parallel.sync.updated()
     trainer.steps = state["step"]

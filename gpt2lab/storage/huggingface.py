@@ -17,6 +17,8 @@ from safetensors.torch import load_file, save_file
 from ..experts.mixture import Experts
 from ..machine.arguments import checked
 from ..model import GPT2, PRESETS, GPT2Config
+from ..parallel.boxes import whole
+from . import reading
 
 TRANSPOSED = ("c_attn.weight", "c_proj.weight", "c_fc.weight")  # stored (in, out); nn.Linear holds (out, in)
 MASKS = (".attn.bias", ".attn.masked_bias")
@@ -39,28 +41,39 @@ def load(source: str | Path, dtype: torch.dtype | None = torch.float32) -> GPT2:
     Dropout is what the configuration says for the residual stream; our attention weights have none.
     Raises ValueError or FileNotFoundError with the names and shapes that do not fit.
     """
-    from . import checkpoint, sharded  # only when asked for: torch's checkpoints take a second to import
-
-    if sharded.is_sharded(Path(source)):
-        checkpoint.read_state(source)  # before anything of it is read
-    if Path(source).is_dir():
-        config, file = read_config(Path(source)), Path(source) / "model.safetensors"
-        held = sum(f.stat().st_size for f in Path(source).iterdir() if f.is_file())
-        if config.parameters > held > 0 and (sharded.is_sharded(file.parent) or file.exists()):
+    folder = Path(source)
+    parts = reading.was_one(folder)
+    if parts:
+        reading.read_state(folder)  # before anything of it is read
+    if folder.is_dir():
+        config, file = read_config(folder), folder / "model.safetensors"
+        held = sum(f.stat().st_size for f in folder.iterdir() if f.is_file())
+        if config.parameters > held > 0 and (parts or file.exists()):
             raise ValueError(
-                f"{file.with_name('config.json')} makes a model of {config.parameters:,} parameters, and the files "
+                f"{folder / 'config.json'} makes a model of {config.parameters:,} parameters, and the files "
                 f"beside it have {held:,} bytes. Fetch or export the model again."
             )
     else:
         config, file = PRESETS.get(str(source)), published(str(source))
     model = GPT2(config)
-    if sharded.is_sharded(file.parent):
-        tensors = sharded.whole(file.parent, "weight.")
+    if parts:
+        _fill(model, folder, dtype)
     else:
         tensors = _translated(_read(file), model, file)
-    model.to(dtype or next(iter(tensors.values())).dtype)
-    model.load_state_dict(tensors)
+        model.to(dtype or next(iter(tensors.values())).dtype).load_state_dict(tensors)
     return model
+
+
+def _fill(model: GPT2, folder: Path, dtype: torch.dtype | None) -> None:
+    """Give a model the weights of a checkpoint, in `dtype` or as they are stored. Raises ValueError."""
+    there = reading.stored(folder)
+    weights = {name: boxes for name, boxes in there.items() if name.startswith("weight.")}
+    differ = sorted(weights.keys() ^ {f"weight.{name}" for name in model.state_dict()})
+    if differ:
+        raise ValueError(f"{folder} and its config.json differ in {_few(differ)}; is one of another model?")
+    first = weights["weight.ln_f.bias"][0]
+    model.to(dtype or first.tensor[tuple(slice(0, 1) for _ in first.sizes)].dtype)
+    reading.read(folder, {f"weight.{name}": whole(t) for name, t in model.state_dict().items()})
 
 
 @checked()

@@ -26,14 +26,14 @@ from gpt2lab.lessons import explore, show, show_source, table
 from gpt2lab.lessons.exercises import check
 from gpt2lab.lessons.exercises import faults as exercises
 from gpt2lab.lessons.labs import faults as lab
+from gpt2lab.parallel.boxes import rectangles
 from gpt2lab.plan import Plan
 from gpt2lab.planner.failures import best_interval, life, share_lost
 from gpt2lab.plots import faults as plots
 from gpt2lab.ranks import comm
 from gpt2lab.ranks.mesh import Mesh
 from gpt2lab.reference import CONFIG, example_batch
-from gpt2lab.storage import checkpoint, sharded
-from gpt2lab.storage.boxes import rectangles
+from gpt2lab.storage import checkpoint, writing
 from gpt2lab.train import Trainer
 
 trainer = lab.trainer  # by a plan, in float64
@@ -390,9 +390,9 @@ def stretch(rows, columns, start, stop):
 # %% [markdown]
 # ## Save on one plan, resume on another
 #
-# Each rank writes one file with its boxes; nobody ever gathers the model. Who writes what, and who finds it again, is
-# the work of `torch.distributed.checkpoint`; it asks each tensor only for its boxes. Two steps on a pipeline with
-# ZeRO, a checkpoint, three more steps:
+# Each rank writes one file with its boxes; nobody ever gathers the model. A file is plain *safetensors*: numbers under
+# names such as `weight.wte.weight@128,0`, whose end says where the box begins. What several ranks hold, the one with
+# the least to write writes. Two steps on a pipeline with ZeRO, a checkpoint, three more steps:
 
 
 # %%
@@ -603,7 +603,7 @@ def killed_in_a_save(rank, world_size, run):
     checkpoint.save(one, run)
     steps(one, 1)
     if rank == 1:
-        sharded.digest = lambda file: os.kill(os.getpid(), signal.SIGKILL)  # called when its file is written
+        writing.digest = lambda file: os.kill(os.getpid(), signal.SIGKILL)  # called when its file is written
     checkpoint.save(one, run)
 
 
@@ -635,7 +635,7 @@ print(try_it("save", "dp=2,zero=1", Path(disk.name, "in-the-way")), end="\n\n")
 good = checkpoint.all_in(Path(disk.name, "b"))[-1]
 print(try_it("load", "tp=2", good, 2), end="\n\n")
 
-shard = good / "__1_0.distcp"
+shard = good / "rank1.safetensors"
 data = shard.read_bytes()
 shard.write_bytes(data[:5000] + bytes([data[5000] ^ 1]) + data[5001:])  # one bit
 print(try_it("load", "tp=2", good), end="\n\n")
@@ -871,7 +871,7 @@ show(
 # ## The package's version
 #
 # In the background 1.9 %<!--above--> of the work is lost, else 10.5 %<!--above-->. The whole of it: `boxes.py` says
-# what a rank holds, `sharded.py` writes folders, `checkpoint.py` knows what training needs. Its heart:
+# what a rank holds, `writing.py` and `reading.py` know folders, `checkpoint.py` what training needs. Its heart:
 
 # %%
 show_source(rectangles)

@@ -139,7 +139,7 @@ def test_a_flip_anywhere_in_any_file_is_missed_by_nobody(ranks, tmp_path):
     ranks.run(save_twice, str(tmp_path), [])
     (folder,) = checkpoint.all_in(tmp_path)
     files = sorted(f for f in folder.iterdir() if f.name != "state.json")
-    assert [f.name for f in files] == [".metadata", "__0_0.distcp", "__1_0.distcp", "config.json"]
+    assert [f.name for f in files] == ["config.json", "rank0.safetensors", "rank1.safetensors"]
     for file in files:
         data = file.read_bytes()
         places = sorted({round(i * (len(data) - 1) / 16) for i in range(17)})
@@ -158,8 +158,8 @@ def test_a_flip_anywhere_in_any_file_is_missed_by_nobody(ranks, tmp_path):
 def test_files_of_two_checkpoints_do_not_mix(ranks, tmp_path):
     ranks.run(save_twice, str(tmp_path), [None])
     old, new = checkpoint.all_in(tmp_path)
-    shutil.copy(old / "__1_0.distcp", new)
-    with pytest.raises(checkpoint.BadCheckpoint, match="checkpoint-0000002/__1_0.distcp is damaged"):
+    shutil.copy(old / "rank1.safetensors", new)
+    with pytest.raises(checkpoint.BadCheckpoint, match="checkpoint-0000002/rank1.safetensors is damaged"):
         checkpoint.read_state(new)
 
 
@@ -177,11 +177,11 @@ def test_the_training_command_names_a_damaged_shard_another_model_and_a_nan(tmp_
     ):
         assert train("--out", tmp_path, *arguments) == 1
         assert one_sentence(capfd).startswith(f"gpt2lab train: {words}")
-    (folder / "__1_0.distcp").write_bytes(b"")
+    (folder / "rank1.safetensors").write_bytes(b"")
     for plan in ("dp=2", "serial"):
         assert train("--out", tmp_path, "--resume", "--plan", plan) == 1
         assert one_sentence(capfd) == (
-            f"gpt2lab train: {folder}/__1_0.distcp is damaged: its sha256 is not the one in state.json. "
+            f"gpt2lab train: {folder}/rank1.safetensors is damaged: its sha256 is not the one in state.json. "
             "No older one is whole: train again."
         )
 

@@ -28,9 +28,10 @@ from gpt2lab.parallel.chunked_loss import ChunkedLoss
 from gpt2lab.parallel.context.exchanges import Split
 from gpt2lab.parallel.pipeline.engine import Pipeline
 from gpt2lab.run import Options, start
-from gpt2lab.storage import checkpoint, sharded
+from gpt2lab.storage import checkpoint, writing
 
 pytestmark = pytest.mark.mutant
+SHARED = test_checkpoint.test_what_several_ranks_hold_is_written_once_by_whom_has_least_to_write
 SITES = test_effects.test_every_dropout_of_the_model_has_a_site_of_its_own
 
 
@@ -110,11 +111,25 @@ SURVIVED = {
         "return 0",
         test_effects.test_the_command_fails_where_a_plan_differs,
     ),
-    "a rank seals other files than its own": (
-        sharded._Writer.write_data,
-        'glob(f"{plan.storage_data.prefix}*")',
-        'glob("*.distcp")',
-        patched(test_checkpoint.test_a_rank_seals_only_what_it_wrote, folder=True),
+    "the first that holds a box writes it": (
+        writing.who_writes,
+        "min(ranks, key=load.__getitem__)",
+        "ranks[0]",
+        SHARED,
+    ),
+    "what only one rank can write does not count first": (
+        writing.who_writes,
+        "sorted(holders, key=lambda h: len(h[0]))",
+        "holders",
+        SHARED,
+    ),
+    "boxes that overlap or lack something are written": (
+        writing.who_writes,
+        "check_complete(name, shape, boxes[name])",
+        "pass",
+        lambda: test_checkpoint.test_boxes_that_do_not_make_up_a_tensor_are_not_written(
+            ((3, 0), (1, 3)), "9 are"
+        ),
     ),
     "a save does not wait for the one before": (
         checkpoint.Saver.save,

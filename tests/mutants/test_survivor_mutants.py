@@ -20,6 +20,7 @@ from gpt2lab.experts.mixture import Experts
 from gpt2lab.machine import links
 from gpt2lab.model import GPT2, PRESETS, Dropout, GPT2Config, Noise
 from gpt2lab.parallel import data, finish, servers, spec, tensor
+from gpt2lab.parallel.boxes import Entry
 from gpt2lab.parallel.pipeline import mailbox, versions
 from gpt2lab.parallel.zero import stages
 from gpt2lab.parallel.zero.flat import Flat
@@ -30,7 +31,6 @@ from gpt2lab.ranks.mesh import Axis
 from gpt2lab.schedules import Op, Timeline
 from gpt2lab.sharding.interpret import Interpreter
 from gpt2lab.storage import checkpoint
-from gpt2lab.storage.sharded import Entry
 from gpt2lab.tasks.graph import TaskGraph
 from gpt2lab.tasks.scheduler import Scheduler
 from gpt2lab.train import Trainer, make_optimizer
@@ -363,7 +363,12 @@ SURVIVED = {
         "self.tolerance",
         lambda: test_effects.test_where_there_is_no_arithmetic_not_a_bit_may_differ(verify.EXACT[0]),
     ),
-    "background copy without clone": (Entry.copy, "b.tensor.clone()", "b.tensor", COPY),
+    "background copy without clone": (
+        Entry.copy,
+        'b.tensor.to("cpu", copy=True)',
+        'b.tensor.to("cpu")',
+        COPY,
+    ),
     "the best prefers NaN": (
         checkpoint.best,
         " and math.isfinite(losses[p])",

@@ -19,8 +19,9 @@ from gpt2lab.corpus.batches import Batch, Batches
 from gpt2lab.generate import KVCache, Sampling, _uniform, generate
 from gpt2lab.machine import links
 from gpt2lab.machine.timing import Times, together, trials
+from gpt2lab.parallel import boxes
 from gpt2lab.planner import failures, metrics
-from gpt2lab.storage import state
+from gpt2lab.storage import reading
 
 pytestmark = pytest.mark.mutant
 
@@ -40,26 +41,44 @@ QUARTILES = test_timing.test_one_slow_trial_moves_neither_median_nor_quartiles
 TOGETHER = test_timing.test_ranks_are_timed_from_the_last_arrival_to_the_last_end
 ENDS = lambda: test_generate.test_a_row_ends_before_the_stop_token_while_others_go_on(MODEL())
 SEALED = {"step": 3, "plan": "serial", "optimizer": "adamw"}
-SEALED["sha256"] = {".metadata": "0", "config.json": "1", "__0_0.distcp": "2"}
+SEALED["sha256"] = {"config.json": "1", "rank0.safetensors": "2"}
 
 
 def sealed() -> None:
     """A state is read as it was written, and no changed character of it is."""
-    text = state.text(SEALED)
-    assert state.parse(text.encode()) == SEALED
+    text = reading.text(SEALED)
+    assert reading.parse(text.encode()) == SEALED
     for wrong in (
         text.replace("3", "7", 1),
         text.replace('"serial"', '"dp=2"'),
         text[:-30] + "0" + text[-29:],
     ):
-        with pytest.raises(ValueError, match="sha256|JSON"):
-            state.parse(wrong.encode())
-    for lacking in ("step", "config.json", "__0_0.distcp", "seal"):
+        with pytest.raises(ValueError, match="sha256"):
+            reading.parse(wrong.encode())
+    for lacking in ("step", "config.json", "rank0.safetensors", "seal"):
         cut = {k: v for k, v in SEALED.items() if k != lacking}
         cut["sha256"] = {k: v for k, v in SEALED["sha256"].items() if k != lacking}
-        sentence = state.text(cut) if lacking != "seal" else json.dumps(cut | {"more": 1})
-        with pytest.raises(ValueError, match="missing|no digest"):
-            state.parse(sentence.encode())
+        sentence = reading.text(cut) if lacking != "seal" else json.dumps(cut | {"more": 1})
+        with pytest.raises(ValueError, match="missing|no digest|sha256 is at its end"):
+            reading.parse(sentence.encode())
+
+
+def complete() -> None:
+    """Boxes that fill a tensor pass; with any of them moved, doubled or missing they do not."""
+    right = [((0, 0), (3, 1)), ((0, 1), (2, 3)), ((2, 1), (1, 3))]  # of 3 x 4
+    boxes.check_complete("x", (3, 4), right)
+    boxes.check_complete("x", (), [((), ())])
+    wrong = [
+        (right[:2], "12 elements, of which 9"),
+        ([((0, 0), (3, 1)), ((0, 1), (2, 3)), ((2, 2), (1, 3))], "not inside"),
+        ([((-1, 0), (3, 1)), *right[1:]], "not inside"),
+        ([((0, 0), (3, 1)), ((0, 1), (1, 3)), ((1, 0), (1, 3)), ((2, 1), (1, 3))], "in common"),
+        ([((0, 0), (2, 2)), ((0, 2), (1, 2)), ((1, 1), (1, 3)), ((2, 0), (1, 3))], "in common"),
+        ([((0,), (12,))], "not inside"),
+    ]
+    for found, words in wrong:
+        with pytest.raises(ValueError, match=words):
+            boxes.check_complete("x", (3, 4), found)
 
 
 MUTANTS = {
@@ -261,21 +280,31 @@ MUTANTS = {
         test_verify.test_a_report_with_not_a_number_is_not_ok,
     ),
     "one claim is enough": (verify.Report.ok, "all(", "any(", lambda: each_claim_counts()),
-    "the seal is not compared": (state.parse, "!= found[1]", "== b''", sealed),
-    "a state without a seal is believed": (
-        state.parse,
-        "if not isinstance(state, dict) or not (found or state.keys() <= BEFORE):",
-        "if not isinstance(state, dict):",
+    "the seal is not compared": (
+        reading.parse,
+        "as_written = text(state).encode() == data",
+        "as_written = True",
         sealed,
     ),
     "tensors need no digest": (
-        state.parse,
-        'or not any(name.endswith(".distcp") for name in state["sha256"])',
+        reading.parse,
+        "or not any(name.endswith(TENSORS) for name in files)",
         "",
         sealed,
     ),
-    "config.json needs no digest": (state.parse, "if lacking or", "if", sealed),
-    "no entry is needed": (state.parse, "if type(state.get(name)) is not kind:", "if False:", sealed),
+    "config.json needs no digest": (reading.parse, "or CONFIG not in files", "", sealed),
+    "boxes outside a tensor are read": (boxes.check_complete, "if not inside:", "if False:", complete),
+    "boxes below zero are read": (boxes.check_complete, "min(begin, default=0) >= 0", "True", complete),
+    "a tensor with a gap is read": (boxes.check_complete, "if held != wanted:", "if False:", complete),
+    "boxes that overlap are read": (boxes.check_complete, "if _common(", "if None and _common(", complete),
+    "only neighbours are compared": (
+        boxes.check_complete,
+        "found[i + 1 :]",
+        "found[i + 1 : i + 2]",
+        complete,
+    ),
+    "the search for overlaps ends too early": (boxes.check_complete, ">= end[:1]", ">= end[1:]", complete),
+    "no entry is needed": (reading.parse, "if type(state.get(name)) is not kind:", "if False:", sealed),
 }
 
 

@@ -10,7 +10,7 @@ import tempfile
 import warnings
 from pathlib import Path
 
-from ...storage.boxes import rectangles
+from ...parallel.boxes import rectangles
 from . import close, returned, scored
 
 HANGS = (

@@ -100,11 +100,6 @@ class Zero1(Replicas):
             found.update(zip(f.names, f.assemble(mine), strict=True))
         return found
 
-    def part(self, tensors: dict[str, torch.Tensor]) -> list[torch.Tensor]:
-        """The inverse of `whole`: of each tensor the part that this rank owns."""
-        mine = [tensors[f.names[i]].flatten()[part] for f in self.flats for i, part, _ in f.shares()]
-        return mine or [self.pieces[0].tensor]
-
 
 class Zero2(Zero1):
     """As stage 1, but a part's gradients are reduced as soon as backward has produced them, and then freed.

@@ -1,0 +1,157 @@
+"""Tensors without numbers: operators give shapes and types, and every byte that a rank would hold is counted.
+
+Memory is followed by storage, from the operator that makes one until nothing refers to it, as an allocator sees it.
+"""
+
+import sys
+import weakref
+from collections import Counter
+from collections.abc import Iterator
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+aten = torch.ops.aten
+PARTS = "weights", "gradients", "optimizer", "activations", "logits", "buffers"
+SMALL = 2**20  # whole numbers of so many elements at most are computed, because they decide what is called
+GATHERS = "gather_flat", "broadcast"  # calls of `comm` that bring whole weights
+ENGINE, WRAPPERS = (
+    "_engine_run_backward",
+    ("_fn", "inner"),
+)  # how Python's frames name autograd, and torch's own
+
+
+class Numberless(TorchDispatchMode):
+    """Inside, no float is stored or computed. A float that is asked for is 1, a whole number that needed floats 0.
+
+    `now` are the bytes held by part; `most`, `parts` and `moment` ("forward", "backward" or "update") say what was held
+    at the fullest moment since `forget`.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self.fake = FakeTensorMode(allow_non_fake_inputs=True)
+        self.alive: dict[int, tuple[str, int]] = {}  # (part, bytes) by storage
+        self.now: Counter = Counter()
+        self.shapes, self.words = set(), 0
+        self.forget()
+
+    def know(self, model) -> None:
+        """Learn the shapes by which gradients and logits are told from the rest."""
+        self.shapes = {p.shape for p in model.parameters()}
+        self.words = len(model.wte.weight) if model.wte is not None else 0
+
+    def forget(self) -> None:
+        """Look for the fullest moment from now on."""
+        self.most, self.parts, self.moment, self.waits = -1, {}, "", ""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if func is torch.ops.prim.device.default:
+            return args[0].fake_device if isinstance(args[0], FakeTensor) else func(*args)
+        if func is aten._local_scalar_dense.default and isinstance(args[0], FakeTensor):
+            return 1.0 if args[0].is_floating_point() else 0
+        self.settle()
+        out = self._run(func, types, args, kwargs)
+        made = [t for t in _tensors(out) if id(t.untyped_storage()) not in self.alive]
+        if made:
+            moment, asked = _where()
+            for t in made:
+                self._watch(t, self._part(func, t, moment, asked))
+            self.waits = moment
+            # Two gradients of one tensor: autograd adds into the first, but not under a mode, nor where it is a view.
+            # Here the first is freed after this, so what is held is compared at the next operator.
+            if func is not aten.add.Tensor or asked != ENGINE or args[0]._is_view():
+                self.settle()
+        return out
+
+    def _run(self, func, types, args, kwargs):
+        """Small whole numbers are computed, of all else only the shape."""
+        given = [*_tensors(args), *_tensors(kwargs.values())]
+        whole = given or kwargs.get("dtype") in (torch.int64, torch.bool) or func is aten.arange.default
+        if whole and not any(isinstance(t, FakeTensor) for t in given):
+            out = func(*args, **kwargs)
+            if not any(t.is_floating_point() or t.numel() > SMALL for t in _tensors(out)):
+                return out
+        return self.fake.dispatch(func, types, args, kwargs)
+
+    def settle(self) -> None:
+        """Compare what is held now with the most so far."""
+        if self.waits and (total := sum(self.now.values())) > self.most:
+            self.most, self.parts, self.moment = total, dict(self.now), self.waits
+        self.waits = ""
+
+    def _watch(self, t: torch.Tensor, part: str) -> None:
+        storage = t.untyped_storage()
+        key = id(storage)  # torch keeps one object a storage
+        if key not in self.alive:
+            self.alive[key] = "", 0
+            self._set(key, part, storage.nbytes())
+            weakref.finalize(storage, self._freed, key)
+
+    def _set(self, key: int, part: str, size: int) -> None:
+        before, bytes_before = self.alive[key]
+        self.alive[key] = part, size
+        self.now[before] -= bytes_before
+        self.now[part] += size
+
+    def _freed(self, key: int) -> None:
+        part, size = self.alive.pop(key)
+        self.now[part] -= size
+
+    def call(self, tensors, part: str) -> None:
+        """Count the memory of these tensors as this part from now on."""
+        for t in tensors:
+            storage = t.untyped_storage()
+            self._set(id(storage), part, storage.nbytes())
+
+    def resizing(self, resize):
+        """A storage's `resize_`, which is no operator, counted."""
+
+        def resized(storage, size):
+            resize(storage, size)
+            if id(storage) in self.alive:
+                self._set(id(storage), self.alive[id(storage)][0], size)
+                self.waits, _ = _where()
+                self.settle()
+
+        return resized
+
+    def _part(self, func, t, moment: str, asked: str) -> str:
+        """What a new storage is for."""
+        if asked in GATHERS and t.is_floating_point():
+            return "weights"
+        if moment == "update":
+            return "buffers"
+        if t.shape in self.shapes:  # versions of weights are copies
+            return "weights" if func is aten.clone.default and moment == "forward" else "gradients"
+        if t.dim() > 1 and t.size(-1) == self.words:
+            return "logits"
+        return "activations" if moment == "forward" or torch.is_grad_enabled() else "buffers"
+
+
+def _tensors(values) -> Iterator[torch.Tensor]:
+    """The tensors in an operator's arguments or result."""
+    if isinstance(values, torch.Tensor):
+        yield values
+    elif not isinstance(values, (str, int, float, torch.dtype, torch.device, type(None))):
+        for value in values if hasattr(values, "__iter__") else ():
+            yield from _tensors(value)
+
+
+def _where() -> tuple[str, str]:
+    """The moment of a step, and the function that asked for an operator: a call of `comm`, or who is nearest."""
+    frame, asked = sys._getframe(2), ""
+    while frame is not None:
+        name, module = frame.f_code.co_name, frame.f_globals.get("__name__", "")
+        if not asked and name not in WRAPPERS or name in GATHERS and ".ranks." in module:
+            asked = name
+        if name == ENGINE:
+            return "backward", asked
+        if name in ("run", "stream") and ".parallel." in module:
+            return "forward", asked
+        if module.endswith(".train"):
+            break
+        frame = frame.f_back
+    return "update", asked

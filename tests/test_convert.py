@@ -1,0 +1,169 @@
+"""What the version before has saved is refused with the way out, converted without being run, and gone on from."""
+
+import io
+import json
+import pickle
+import random
+import shutil
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+import torch
+
+from gpt2lab.cli import main
+from gpt2lab.commands import convert, folders
+from gpt2lab.model import GPT2Config
+from gpt2lab.plan import Plan, build
+from gpt2lab.ranks.mesh import Mesh
+from gpt2lab.reference import example_batch
+from gpt2lab.storage import checkpoint, huggingface
+from gpt2lab.train import Trainer
+
+CONFIG = GPT2Config(vocab_size=11, n_positions=6, n_layer=1, n_head=2, n_embd=4)
+LOSSES = [2.410140621189461, 2.406564966019724, 2.4032439705488047]  # of the run itself, after its checkpoint
+SAVED = Path(__file__).with_name("saved_by_the_version_before.tar.xz")  # on dp=2,zero=1, in float64
+
+
+def trainer() -> Trainer:
+    return Trainer(build(Plan(), CONFIG, Mesh(), torch.float64))
+
+
+@pytest.fixture
+def old(tmp_path) -> Path:
+    """A run with one checkpoint, of step 1."""
+    with tarfile.open(SAVED) as archive:
+        archive.extractall(tmp_path, filter="data")
+    return tmp_path / "before"
+
+
+def test_it_is_refused_in_one_sentence_that_names_the_command(old, capsys):
+    (folder,) = checkpoint.all_in(old)
+    words = f"{folder} was written by the version before, whose files are no longer read. Convert its run: "
+    words += f"python -m gpt2lab convert {old} NEW"
+    for call in (checkpoint.read_state, huggingface.load, lambda f: checkpoint.load(f, trainer())):
+        with pytest.raises(checkpoint.BadCheckpoint) as error:
+            call(folder)
+        assert str(error.value) == words
+    assert main(["train", "--resume", str(old)]) == 1
+    assert capsys.readouterr().err.splitlines()[-1] == f"gpt2lab train: {words}"
+
+
+def test_a_converted_run_goes_on_where_it_ended(old, tmp_path, capsys):
+    new = tmp_path / "new"
+    assert main(["convert", str(old), str(new)]) == 0
+    assert (
+        f"{old}/checkpoint-0000001 (step 1, plan dp=2,zero=1) is now {new}/check" in capsys.readouterr().out
+    )
+    (folder,) = checkpoint.all_in(new)
+    assert checkpoint.best(new) == folder and folders.options_of(folder).steps == 3
+    one = trainer()
+    assert checkpoint.load(folder, one)["val"] == 2.5 and one.steps == 1
+    assert [one.step(example_batch(CONFIG, 5, 6)).loss for _ in LOSSES] == pytest.approx(LOSSES, rel=1e-14)
+    assert {f.name for f in new.iterdir()} == {f.name for f in old.iterdir()}
+    (new / "options.json").write_text('{"steps": 4}')
+    with pytest.raises(ValueError, match=r"options.json is damaged: its sha256"):
+        folders.options_of(folder)
+
+
+def test_one_checkpoint_can_be_converted_and_nothing_is_overwritten(old, tmp_path, capsys):
+    (folder,) = checkpoint.all_in(old)
+    for status in (0, 1):
+        assert main(["convert", str(folder), str(tmp_path / "one")]) == status
+    assert checkpoint.read_state(tmp_path / "one")["step"] == 1
+    assert main(["convert", str(tmp_path / "one"), str(tmp_path / "two")]) == 1  # it is one of this version
+    said = capsys.readouterr().err.splitlines()
+    assert said[0] == f"gpt2lab convert: {tmp_path / 'one'} exists already. Use the name of a new folder."
+    assert said[1].endswith(
+        "is no checkpoint of the version before: it has no .metadata. Name one, or a run."
+    )
+    assert not (tmp_path / "two").exists()
+
+
+def test_of_a_run_with_a_damaged_checkpoint_nothing_is_left(old, tmp_path, capsys):
+    (folder,) = checkpoint.all_in(old)
+    shutil.copytree(folder, old / "checkpoint-0000002")
+    (old / "checkpoint-0000002" / "config.json").write_text("{}")
+    assert main(["convert", str(old), str(tmp_path / "new")]) == 1
+    assert (
+        "checkpoint-0000002 is damaged, so it was not converted: the sha256 of config"
+        in capsys.readouterr().err
+    )
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_run_of_before_checkpoints_had_a_seal_is_converted(old, tmp_path):
+    (folder,) = checkpoint.all_in(old)
+    state = json.loads((folder / "state.json").read_text())
+    del state["seal"], state["options_sha256"]
+    (folder / "state.json").write_text(json.dumps(state, indent=2) + "\n")
+    assert main(["convert", str(old), str(tmp_path / "new")]) == 0
+
+
+class Touches:
+    """A pickle of this makes a file when it is read."""
+
+    def __init__(self, file: Path):
+        self.file = file
+
+    def __reduce__(self):
+        return Path.touch, (self.file,)
+
+
+def seal_again(folder: Path) -> None:
+    """What a forger does: new digests for changed files."""
+    said = json.loads((folder / "state.json").read_text())
+    said["sha256"] = {name: convert.digest(folder / name) for name in said["sha256"]}
+    del said["seal"], said["options_sha256"]
+    (folder / "state.json").write_text(json.dumps(said))
+
+
+@pytest.mark.parametrize("protocol", [2, 4, 5])
+@pytest.mark.parametrize("name", [".metadata", "__0_0.distcp"])
+def test_no_forged_file_runs_code(name, protocol, old, tmp_path, capsys):
+    (folder,) = checkpoint.all_in(old)
+    effect, forged = tmp_path / "effect", io.BytesIO()
+    with zipfile.ZipFile(forged, "w") as archive:
+        archive.writestr("archive/data.pkl", pickle.dumps(Touches(effect), protocol))
+        archive.writestr("archive/version", "3")
+    text = pickle.dumps(Touches(effect), protocol) if name == ".metadata" else forged.getvalue()
+    (folder / name).write_bytes(text.ljust((folder / name).stat().st_size, b"\0"))
+    seal_again(folder)
+    assert main(["convert", str(old), str(tmp_path / "new")]) == 1
+    assert "is damaged, so it was not converted" in capsys.readouterr().err
+    assert not effect.exists() and not (tmp_path / "new").exists()
+    pickle.loads(pickle.dumps(Touches(effect), protocol))
+    assert effect.exists()  # the test can fail
+
+
+def test_a_list_that_looks_for_tensors_elsewhere_is_refused(old, tmp_path, capsys):
+    (folder,) = checkpoint.all_in(old)
+    data = (folder / ".metadata").read_bytes()
+    (folder / ".metadata").write_bytes(data.replace(b"__0_0.distcp", b"/../../secre"))
+    seal_again(folder)
+    assert main(["convert", str(old), str(tmp_path / "new")]) == 1
+    assert "it looks for tensors in '/../../secre'" in capsys.readouterr().err
+
+
+def test_flips_and_cuts_of_any_file_are_refused(old, tmp_path, capsys):
+    (folder,) = checkpoint.all_in(old)
+    chance = random.Random(3)
+    for name in ("state.json", ".metadata", "config.json", "__0_0.distcp", "__1_0.distcp"):
+        data = (folder / name).read_bytes()
+        for _ in range(8):
+            at, bit = chance.randrange(len(data)), chance.randrange(8)
+            for wrong in (data[:at] + bytes([data[at] ^ 1 << bit]) + data[at + 1 :], data[:at]):
+                (folder / name).write_bytes(wrong)
+                assert main(["convert", str(old), str(tmp_path / "new")]) == 1
+                assert name in capsys.readouterr().err
+        (folder / name).write_bytes(data)
+    shutil.rmtree(tmp_path / "new", ignore_errors=True)
+    assert main(["convert", str(old), str(tmp_path / "new")]) == 0
+
+
+@pytest.mark.parametrize(
+    "said", [[1, "a", {"b": (2.5, None, True)}], {"x": ["x", "x"]}, ("text" * 100, -(2**20))]
+)
+def test_an_older_pickle_says_the_same(said):
+    assert pickle.loads(convert.older(pickle.dumps(said, 4))) == said
