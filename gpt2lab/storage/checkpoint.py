@@ -75,7 +75,8 @@ class Saver:
         trainer, parallel = self.trainer, self.trainer.parallel
         folder = self.run / name(trainer.steps)
         state = {"step": trainer.steps, "plan": str(parallel.plan), "optimizer": trainer.recipe.optimizer}
-        held, files = entries(trainer, copies=not parallel.plan.asynchronous), {CONFIG: huggingface.config_text(parallel.model)}
+        held = entries(trainer, copies=not parallel.plan.asynchronous)
+        files = {CONFIG: huggingface.config_text(parallel.model)}
         if not self.background:
             self._write(folder, held, files, state | notes)
             return folder
