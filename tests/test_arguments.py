@@ -238,6 +238,7 @@ OURS = re.compile(
     r"([Uu]se |Name |Give |Ask for |Did you mean |It may say |There are |Add |Write |List |allow more )"
 )
 MEANS = {  # what is taken besides usual values; each means something
+    "Mesh": {"messages=[]"},
     "GPT2Config": {"dropout=0", "n_layer=0", "window=0"},
     "GPT2": {"seed=-1"},
     "build": {"seed=-1"},

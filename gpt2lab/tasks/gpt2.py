@@ -41,10 +41,10 @@ class Blocks:
     updates: int = 2_400_000
 
 
-@checked(length=(0, 10**9), size=1)
+@checked(length=(0, 10**9), size=0)
 def ranges(length: int, size: int) -> list[tuple[int, int]]:
     """(start, stop) of the blocks of this size, the last perhaps smaller; size 0 means one block."""
-    size = size or length
+    size = size or max(length, 1)
     return [(start, min(length, start + size)) for start in range(0, length, size)]
 
 
