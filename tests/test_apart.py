@@ -191,6 +191,12 @@ CASES = {  # name -> (answer, checker, status and words, whether across)
         False,
     ),
     "an object": ("def f(x): return x", "o = object()\n    assert f(o) is o", ("PASS", ""), False),
+    "for ranks": (
+        "def f(x): return x",
+        "import cloudpickle\n    assert cloudpickle.loads(cloudpickle.dumps(f))(3) == 3",
+        ("PASS", ""),
+        False,
+    ),
     "no definition": ("1 / 0", "f(1)", ("FAIL", "your cell does not run: ZeroDivisionError"), True),
     "its end": (
         "import os\ndef f(x): os._exit(3)",

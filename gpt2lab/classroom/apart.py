@@ -71,6 +71,9 @@ class Other:
     def __init__(self, process: int, line: socket.socket):
         self.process, self.line, self.peer, self.over = process, line, Peer(line), ""
 
+    def __reduce__(self):
+        raise NotPlain("a function that asks another process cannot go to ranks")
+
     def ask(self, name: str, args: tuple, kwargs: dict):
         """What its function gives; raises what that raised, and AssertionError with words where the process is over."""
         if self.over:
