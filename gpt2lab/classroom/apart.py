@@ -16,6 +16,7 @@ import select
 import signal
 import socket
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 
@@ -78,6 +79,8 @@ class Other:
         """What its function gives; raises what that raised, and AssertionError with words where the process is over."""
         if self.over:
             raise AssertionError(self.over)
+        if threading.current_thread() is not threading.main_thread():
+            raise NotPlain("pretended ranks ask at the same time, and there is one line")
         try:
             return self.peer.call(name, args, kwargs)
         except Gone as gone:
