@@ -1,6 +1,5 @@
 """The command line: `gpt2lab COMMAND`, or `python -m gpt2lab COMMAND`."""
 
-import argparse
 import errno
 import importlib
 import os
@@ -9,6 +8,7 @@ import signal
 import sys
 
 from . import lacking
+from .machine.options import Parser
 from .machine.words import choose, did_you_mean
 
 COMMANDS = {
@@ -64,33 +64,6 @@ NO_MEMORY = (
 )
 SMALLER = "Use a smaller --config, fewer rows or tokens, more micro-batches, or a plan of more ranks."
 MAY_BE_EMPTY = ("--prompt", "--resume")  # the first means something, the second has a sentence of its own
-
-
-CHOICES, NAME = re.compile(r"invalid choice: '(.*)' \(choose from (.*)\)"), r"[^', ]+"
-
-
-class Parser(argparse.ArgumentParser):
-    """argparse that suggests the nearest name for a misspelled one; `about` is shown as it is written."""
-
-    def __init__(self, prog: str = "gpt2lab", about: str | None = None):
-        as_written = argparse.RawDescriptionHelpFormatter
-        super().__init__(prog, description=about, formatter_class=as_written, allow_abbrev=False)
-
-    def parse_args(self, args=None, namespace=None):
-        """Like argparse's, but an unknown option is answered with the nearest known one."""
-        found, unknown = self.parse_known_args(args, namespace)
-        if unknown:
-            flag = unknown[0].partition("=")[0]
-            known = [o for o in self._option_string_actions if o.startswith("--")]
-            self.error(f"there is no {flag} here. {did_you_mean(flag, known)}")
-        return found
-
-    def error(self, message: str):
-        """One sentence and where the options are explained, in place of argparse's list of all options."""
-        wrong, known = CHOICES.search(message).groups() if CHOICES.search(message) else ("", "")
-        sentence = f"{message}. {did_you_mean(wrong, re.findall(NAME, known))}".rstrip(" .")
-        end = "" if sentence.endswith("?") else "."
-        self.exit(2, f"{self.prog}: {sentence}{end} See {self.prog} --help.\n")
 
 
 def overview() -> str:

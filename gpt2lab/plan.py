@@ -94,10 +94,11 @@ class Plan:
         return ",".join(f"{k}={str(v).lower() if v is True else v}" for k, v in said.items()) or "serial"
 
     @property
-    def axes(self) -> dict[str, int]:
-        """The size of every mesh axis: `Mesh(**plan.axes)`."""
+    def axes(self) -> dict:
+        """The size of every mesh axis, and along which of them messages travel: `Mesh(**plan.axes)`."""
         experts = {"ep": self.ep, "node": self.node} if self.ep > 1 else {}
-        return {name: getattr(self, name) for name in NAMES} | experts
+        messages = ("pp", "cp", "dp+cp") if _served(self) else ("pp", "cp")
+        return {name: getattr(self, name) for name in NAMES} | experts | {"messages": messages}
 
     @property
     def world(self) -> int:

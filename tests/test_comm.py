@@ -8,8 +8,7 @@ from comm_checks import CASES, CHECKS, integers
 from planting import planted
 
 from gpt2lab import RankFailed, Ranks, kept
-from gpt2lab.ranks import collectives, comm, paced, point_to_point
-from gpt2lab.ranks.call import finished
+from gpt2lab.ranks import buffers, comm, paced
 from gpt2lab.ranks.mesh import Axis, Mesh
 
 LINES = [(0,), (0, 1), (0, 1, 2), (0, 1, 2, 3), (0, 1, 2, 3, 4), (0, 2, 4), (1, 4)]
@@ -65,22 +64,22 @@ def test_reductions_and_asynchronous_calls_give_what_blocking_ones_give(pool):
 
 
 ASYNCHRONOUS = {  # x (3, place + 2), the axis, whether to go on beside it
-    "all_reduce": lambda x, a, beside: collectives.all_reduce(x[:, :2], a, async_op=beside),
-    "gather_flat": lambda x, a, beside: collectives.gather_flat(x[0, :2], a, async_op=beside),
-    "reduce_scatter_flat": lambda x, a, beside: collectives.reduce_scatter_flat(
+    "all_reduce": lambda x, a, beside: comm.all_reduce(x[:, :2], a, async_op=beside),
+    "gather_flat": lambda x, a, beside: comm.gather_flat(x[0, :2], a, async_op=beside),
+    "reduce_scatter_flat": lambda x, a, beside: comm.reduce_scatter_flat(
         x[0, 0].repeat(2 * a.size), a, async_op=beside
     ),
-    "all_gather": lambda x, a, beside: collectives.all_gather(x, a, 1, widths(a), async_op=beside),
-    "reduce_scatter": lambda x, a, beside: collectives.reduce_scatter(x[:, :2], a, async_op=beside),
-    "broadcast": lambda x, a, beside: collectives.broadcast(x[:, :2], a, a.size - 1, async_op=beside),
-    "reduce": lambda x, a, beside: collectives.reduce(x[:, :2], a, async_op=beside),
-    "scatter": lambda x, a, beside: collectives.scatter(x[:, :2], a, 0, a.size - 1, async_op=beside),
-    "gather": lambda x, a, beside: collectives.gather(x, a, 1, 0, widths(a), async_op=beside),
-    "all_to_all": lambda x, a, beside: collectives.all_to_all(
+    "all_gather": lambda x, a, beside: comm.all_gather(x, a, 1, widths(a), async_op=beside),
+    "reduce_scatter": lambda x, a, beside: comm.reduce_scatter(x[:, :2], a, async_op=beside),
+    "broadcast": lambda x, a, beside: comm.broadcast(x[:, :2], a, a.size - 1, async_op=beside),
+    "reduce": lambda x, a, beside: comm.reduce(x[:, :2], a, async_op=beside),
+    "scatter": lambda x, a, beside: comm.scatter(x[:, :2], a, 0, a.size - 1, async_op=beside),
+    "gather": lambda x, a, beside: comm.gather(x, a, 1, 0, widths(a), async_op=beside),
+    "all_to_all": lambda x, a, beside: comm.all_to_all(
         [x] * a.size, a, [(3, width) for width in widths(a)], async_op=beside
     ),
-    "barrier": lambda x, a, beside: collectives.barrier(a, async_op=beside),
-    "shift": lambda x, a, beside: point_to_point.shift(x, a, 1, (3, widths(a)[a.rank - 1]), async_op=beside),
+    "barrier": lambda x, a, beside: comm.barrier(a, async_op=beside),
+    "shift": lambda x, a, beside: comm.ring_shift(x, a, 1, (3, widths(a)[a.rank - 1]), async_op=beside),
 }
 
 
@@ -138,8 +137,8 @@ def test_an_asynchronous_call_returns_before_its_peers_have_come(pool, name):
 
 def test_an_asynchronous_call_that_blocks_is_noticed():
     def work(rank, world_size):
-        blocks = lambda right: lambda *args, async_op=False: finished(right(*args), async_op)
-        with planted(collectives, "gather", blocks):
+        blocks = lambda right: lambda *args, async_op=False: comm.finished(right(*args), async_op)
+        with planted(comm, "gather", blocks):
             goes_on_before_the_last_one_comes(rank, world_size, "gather")
 
     with pytest.raises(RankFailed) as info, Ranks(2, echo=False, timeout=5) as two:
@@ -220,7 +219,7 @@ def test_mutant_of_nan_in_a_maximum_is_noticed(pool, bug):
     make = NAN_MUTANTS[bug]
 
     def work(rank, world_size):
-        with planted(collectives, "ranked", lambda right: lambda x, op: right(make(x, op), op)):
+        with planted(buffers, "ranked", lambda right: lambda x, op: right(make(x, op), op)):
             return reduced_with_a_nan(rank, world_size)
 
     assert all(pool.run(work))

@@ -2,6 +2,7 @@
 
 import pickle
 import time
+from collections import Counter, deque
 from contextlib import contextmanager
 from types import SimpleNamespace
 
@@ -11,7 +12,8 @@ from planting import rewritten
 
 from gpt2lab.machine import device_time
 from gpt2lab.machine.device_time import DeviceTime
-from gpt2lab.ranks import call, trace, traffic
+from gpt2lab.processes import status_board
+from gpt2lab.ranks import call, trace, traffic, unfinished
 from gpt2lab.ranks.call import Call, Handle, perform
 from gpt2lab.ranks.mesh import Axis
 
@@ -22,15 +24,15 @@ AXIS = Axis("dp", (0, 1), 0)
 class Stream:
     """Work in order, all of it done at `until`, a time of the host."""
 
-    def __init__(self, until=0.0):
-        self.until = until
+    def __init__(self, until=0.0, priority=0):
+        self.until = until if priority else float("inf")  # of the pool that communicators use
 
 
 class GPU:
     """A host whose clock is set by hand, and a GPU that works beside it."""
 
     def __init__(self):
-        self.now, self.current, self.waits, self.pool = 0.0, Stream(), [], 0.0
+        self.now, self.current, self.waits = 0.0, Stream(priority=-1), []
 
     def event(self, enable_timing=False):
         """One of CUDA's events: recorded behind what a stream holds now, and not waited for before it is read."""
@@ -52,19 +54,17 @@ class GPU:
         this.record, this.synchronize, this.elapsed_time = record, synchronize, elapsed_time
         return this
 
-    def work(self, until: float, with_future=True):
+    def work(self, until: float):
         """The Work of a call that is over at `until`: who waits for it waits on the GPU, and the host goes on."""
 
         def wait():
             self.current.until = max(self.current.until, until)
 
-        def tell(callback):
-            before, self.current = self.current, Stream(until)
-            callback(None)
-            self.current = before
+        def no_callback():
+            pytest.fail("a callback runs on a stream that a communicator may use")
 
-        future = SimpleNamespace(add_done_callback=tell)
-        return SimpleNamespace(wait=wait, **({"get_future": lambda: future} if with_future else {}))
+        future = SimpleNamespace(add_done_callback=lambda callback: no_callback())
+        return SimpleNamespace(wait=wait, get_future=lambda: future, is_completed=lambda: self.now >= until)
 
 
 @pytest.fixture
@@ -76,20 +76,28 @@ def gpu(monkeypatch):
         monkeypatch.setattr(module, "time", clock)
     monkeypatch.setattr(device_time, "_zero", None)
     monkeypatch.setattr(torch.cuda, "Event", made.event)
-    monkeypatch.setattr(torch.cuda, "Stream", lambda priority=0: Stream(0.0 if priority else made.pool))
+    monkeypatch.setattr(torch.cuda, "Stream", Stream)
+    monkeypatch.setattr(unfinished, "calls", deque())
     traffic.clear_log(), trace.clear()
     yield made
     traffic.clear_log(), trace.clear()
 
 
 ON_GPU = SimpleNamespace(is_cuda=True)
-SUM, MESSAGE = Call.ring("all_reduce", AXIS, "", (8, 1)), Call("send", AXIS, "", 8, 1, pair=(0, 1))
 
 
-def overlapped(gpu, which=SUM, result=ON_GPU, with_future=True) -> float:
+def summed(start, result=ON_GPU) -> Call:
+    return Call("all_reduce", AXIS, "", lambda **_: start(), result, cost=(8, 1))
+
+
+def message(start, result=ON_GPU) -> Call:
+    return Call("send", AXIS, "", lambda **_: start(), result, sends=((1, 8),), pair=(0, 1))
+
+
+def overlapped(gpu, which=summed, result=ON_GPU) -> float:
     """The end of a call that lasts from 1 to 5 while the GPU computes until 9 and the host goes on at 2."""
     gpu.now, gpu.current.until = 1.0, 9.0
-    handle = perform(which, lambda _: gpu.work(5.0, with_future), result, async_op=True)
+    handle = perform(which(lambda: gpu.work(5.0), result), async_op=True)
     gpu.now = 2.0
     handle.wait()
     assert gpu.now == 2.0 and len(gpu.waits) == 1, "nothing but the first zero was waited for"
@@ -97,21 +105,59 @@ def overlapped(gpu, which=SUM, result=ON_GPU, with_future=True) -> float:
 
 
 @pytest.mark.parametrize("result", [ON_GPU, [ON_GPU, ON_GPU]], ids=["one", "two"])
-@pytest.mark.parametrize("which", [SUM, MESSAGE], ids=["collective", "message"])
-def test_a_call_beside_computing_ends_when_it_is_over_on_the_gpu(gpu, which, result):
-    assert overlapped(gpu, which, result) == 5.0
-
-
-def test_without_a_future_it_ends_when_the_stream_that_waits_goes_on(gpu):
-    assert overlapped(gpu, with_future=False) == 9.0
+@pytest.mark.parametrize("which", [summed, message])
+def test_a_call_beside_computing_ends_when_the_stream_that_waits_goes_on(gpu, which, result):
+    assert overlapped(gpu, which, result) == 9.0
 
 
 def test_a_call_that_computing_waits_for_ends_when_it_is_over_on_the_gpu(gpu):
     gpu.now = 1.0
-    perform(SUM, lambda _: gpu.work(5.0).wait(), ON_GPU)
+    perform(summed(lambda: gpu.work(5.0)))
     assert gpu.now == 1.0 and traffic.log[-1].start == 1.0
     (span,) = trace.spans()
     assert (span.start, span.end, gpu.now) == (1.0, 5.0, 5.0)
+
+
+class Board:
+    """What would be on the status board."""
+
+    def __init__(self, monkeypatch):
+        self.shown, self.entries = "", 0
+        monkeypatch.setattr(status_board, "enter", self.enter)
+        monkeypatch.setattr(status_board, "leave", self.leave)
+
+    def enter(self, op, axis, peers, number, detail, channel, where="", instead=None):
+        if instead in (None, self.entries):
+            self.shown, self.entries = f"{op} #{number}{' blocked' * bool(channel)}", self.entries + 1
+        return self.entries
+
+    def leave(self, entry=None):
+        if entry in (None, self.entries):
+            self.shown = ""
+
+
+def test_a_call_that_hangs_on_the_gpu_stays_on_the_board_until_it_is_over(gpu, monkeypatch):
+    board = Board(monkeypatch)
+    monkeypatch.setattr(call, "_numbers", Counter())
+    monkeypatch.setattr(unfinished, "LOOK_EVERY", 0.01)
+    perform(summed(lambda: gpu.work(5.0)))
+    assert board.shown == "all_reduce #1", "the host goes on, and nothing may count it as blocked"
+    perform(summed(lambda: gpu.work(7.0)))
+    later = perform(message(lambda: gpu.work(3.0)), async_op=True)
+    assert board.shown == "all_reduce #1", "a call that begins does not hide it"
+    gpu.now = 6.0
+    wait_until(lambda: board.shown == "all_reduce #2")
+    gpu.now = 8.0
+    wait_until(lambda: board.shown == "")
+    later.wait()
+    assert board.shown == "" and not unfinished.calls
+
+
+def wait_until(true, seconds=10.0):
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end
+        time.sleep(0.01)
 
 
 def test_zero_is_taken_anew_and_never_behind_a_message_under_way(gpu):
@@ -126,7 +172,7 @@ def test_zero_is_taken_anew_and_never_behind_a_message_under_way(gpu):
 def test_what_was_read_goes_to_other_processes_as_a_number(gpu):
     gpu.now = 3.0
     assert pickle.loads(pickle.dumps(DeviceTime())) == 3.0
-    perform(SUM, lambda _: gpu.work(5.0).wait(), ON_GPU)
+    perform(summed(lambda: gpu.work(5.0)))
     assert pickle.loads(pickle.dumps(traffic.log[-1])).end == 5.0
 
 
@@ -140,14 +186,14 @@ def no_gpu(monkeypatch):
 @pytest.mark.parametrize("result", [torch.ones(3), [torch.ones(3)], [], None], ids=str)
 def test_a_call_on_the_cpu_never_asks_for_an_event(result, monkeypatch):
     with no_gpu(monkeypatch):
-        perform(SUM, lambda _: None, result)
+        perform(summed(lambda: SimpleNamespace(wait=lambda: None), result))
     assert type(traffic.log[-1].ended) is float
     traffic.clear_log()
 
 
 MUTANTS = {
-    "the host's time is taken": (Handle.note_completion, "self._now()", "time.perf_counter()"),
-    "messages have no end of their own": (perform, " or handle._now is DeviceTime", ""),
+    "the host's time is taken": (Handle.join, "self._now()", "time.perf_counter()"),
+    "a callback on the GPU": (perform, "handle._now is not DeviceTime", "True"),
     "the first of several tensors is not looked at": (Handle.__init__, "result[0] if", "result if"),
     "the host waits at once": (DeviceTime.__init__, "self._event.record()", "self._event.record(), float(self)"),
     "seconds are milliseconds": (DeviceTime.__float__, "/ 1e3", ""),
@@ -158,22 +204,17 @@ MUTANTS = {
 def test_mutant_is_killed(bug, gpu):
     def right() -> bool:
         try:
-            return overlapped(gpu, MESSAGE, [ON_GPU]) == 5.0
-        except AssertionError:
+            return overlapped(gpu, summed, [ON_GPU]) == 9.0
+        except (AssertionError, pytest.fail.Exception):
             return False
 
     with rewritten(*MUTANTS[bug]):
         assert not right()
 
 
-def test_no_clock_waits_where_every_stream_of_the_communicators_pool_holds_a_message(gpu):
-    gpu.current.until = gpu.pool = float("inf")
-    assert float(device_time._recent_zero()[1]) == 0.0
-
-
-@pytest.mark.parametrize("stream", ["", "torch.cuda.Stream()"], ids=["the current one", "of NCCL's pool"])
+@pytest.mark.parametrize("stream", ["", "torch.cuda.Stream()"])
 def test_mutant_whose_zero_waits_for_a_message_is_killed(stream, gpu):
-    gpu.current.until = gpu.pool = float("inf")
+    gpu.current.until = float("inf")
     with (
         rewritten(device_time._recent_zero, "torch.cuda.Stream(priority=-1)", stream),
         pytest.raises(AssertionError, match="has not sent yet"),

@@ -52,7 +52,7 @@ def test_a_save_in_the_background_counts_when_it_is_written():
     assert work_of(3.5) == kinds(life(2, 0.5, 1, [3.5], 4))  # written by then
     assert work_of(3.4)[:3] == [("lost", 0, 3.4), ("restart", 3.4, 4.4), ("work", 4.4, 6.4)]
     assert work_of(3.4, 4.45, 5.0)[:3] == [("lost", 0, 3.4), ("restart", 3.4, 4.4), ("lost", 4.4, 4.45)]
-    with pytest.raises(ValueError, match="longer than the 2 between saves. Save less often"):
+    with pytest.raises(ValueError, match="longer than the 2 between saves. Use a longer interval"):
         life(2, 0.5, 1, [], 4, write=2.1)
 
 

@@ -1,13 +1,19 @@
 """The mesh: who shares what, on live ranks."""
 
+from collections import Counter
 from contextlib import suppress
 from itertools import permutations
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from plan_cases import pretended
+from planting import planted
 
+from gpt2lab.plan import Plan
 from gpt2lab.ranks import comm
+from gpt2lab.ranks import mesh as mesh_file
 from gpt2lab.ranks.mesh import Mesh
 
 
@@ -81,3 +87,58 @@ def in_every_order(rank, world_size):
 @pytest.mark.parametrize("size", [2, 3])
 def test_a_line_in_another_order_than_its_group_s_is_refused(size, pools):
     assert pools[size].run(in_every_order)[0] == [(tuple(range(size)), list(range(size)))]
+
+
+def opened(rank: int, world_size: int, sizes: dict):
+    """(axis, ranks) of the groups that a mesh makes over NCCL, and the pairs that it opens as (axis, way, place)."""
+    groups, pairs = [], set()
+
+    def group(right):
+        return lambda self, name, line: groups.append((name, line)) or "group"
+
+    def message(op):
+        return lambda right: (
+            lambda x, axis, other: pairs.add((axis.name, op, other)) or SimpleNamespace(wait=lambda: None)
+        )
+
+    with (
+        pretended(rank, world_size),
+        planted(mesh_file, "one_queue_a_pair", lambda _: lambda: True),
+        planted(Mesh, "_group", group),
+        planted(comm, "isend", message("to")),
+        planted(comm, "irecv", message("from")),
+    ):
+        Mesh(**sizes)
+    return groups, pairs
+
+
+@pytest.mark.parametrize("plan", ["dp=64", "dp=64,zero=3", "dp=16,tp=4"])
+def test_where_no_message_travels_no_pair_is_opened(plan):
+    plan = Plan.parse(plan)
+    groups, pairs = opened(5, plan.world, plan.axes)
+    assert pairs == set()
+    lines = [line for _, line in groups]
+    assert max(map(lines.count, lines), default=1) <= 2, "one group for an axis, not three"
+    assert plan.tp > 1 or not groups, "an axis of all ranks shares the world's group"
+
+
+def test_pairs_are_opened_along_the_axes_of_messages_alone():
+    plan = Plan.parse("pp=4,dp=2,tp=2,micro=4")
+    groups, pairs = opened(4, plan.world, plan.axes)
+    assert {axis for axis, _, _ in pairs} == {"pp"} and len(pairs) == 2 * 3
+    count = Counter(name for name, _ in groups)
+    assert count["pp"] == 3 * 4 and count["tp"] == 8 and count["dp"] == 8
+
+
+def test_pairs_of_servers_are_opened_and_by_hand_those_of_every_axis():
+    plan = Plan.parse("dp=4,data=servers")
+    assert {axis for axis, _, _ in opened(1, 4, plan.axes)[1]} == {"dp+cp"}
+    assert {axis for axis, _, _ in opened(1, 4, {"dp": 2, "tp": 2})[1]} == {"dp", "tp", "dp+cp"}
+
+
+def test_a_message_along_an_axis_that_carries_none_is_refused_with_the_way_out():
+    with pretended(0, 4), planted(mesh_file, "one_queue_a_pair", lambda _: lambda: True):
+        axis = Mesh(tp=4, messages=())["tp"]
+        for message in (comm.isend, comm.irecv, comm.send, comm.ring_shift):
+            with pytest.raises(ValueError, match=r"Axis 'tp' was made for calls .* messages=\['tp'\]"):
+                message(torch.ones(3), axis, 1)

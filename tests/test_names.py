@@ -7,6 +7,7 @@ from pathlib import Path
 PACKAGE = Path(__file__).parents[1] / "gpt2lab"
 COLLECTIVES = "a collective or message of this name: called, carried out, built by hand, or written as a task"
 SHARED = {  # name: what all of that name have in common
+    "adjoint": "what a gradient makes on the way back: the call between ranks, or the step of a layout",
     "attention": "an operation of GPT-2: by hand, or as an expression",
     "check": "protocol: raise where an input is not valid",
     "children": "of a node in a tree",

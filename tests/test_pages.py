@@ -23,8 +23,8 @@ GLOSSARY = (NOTEBOOKS / "glossary.md").read_text()
 SYMPTOMS = (NOTEBOOKS / "symptoms.md").read_text()
 
 EMPHASIS = """stands at the end (sum forward, nothing backward) and|<Hx, y> = <x, H'y>|All at once|Backward|Forward
-Further|E H / k tokens a rank|Gradients|Interleaving|Next|Normalise once, sum everywhere|Predict|Without|Your turn|adds
-all|along T|and play your messages again|at most 20|at most 3|batch|before|bit for bit|by name|checked|data or ZeRO last
+Further|(w/2) E H / k tokens a rank|Gradients|Interleaving|Next|Normalise once, sum everywhere|Predict|Without|Your turn
+adds|all|along T|and play your messages again|at most 20|at most 3|batch|before|bit for bit|by name|checked|data or ZeRO last
 equal to a serial program that reads the table|equal to autograd|free|in the whole sequence|last start to the last end
 loss|loss curves|max(a, b)|maximum|no memory|not|once|order|pipeline first|same|sequence|sequence after tensor|sum
 pipeline, tensor, sequence, context, data or ZeRO|sum of exponentials|sum over ranks|target's logit|two copies|unequal

@@ -80,7 +80,7 @@ def test_the_decision_path_keeps_up_with_the_planner():
         slower.append(case.seconds(found) / case.seconds(choices[name]) - 1)
         same.append(decisions.same_mesh(str(found), str(choices[name])))
     assert min(slower) > -0.05 and statistics.median(slower) < 0.1
-    assert max(slower) < 0.4 and sum(same) >= 0.75 * len(same)
+    assert max(slower) < 0.3 and sum(same) >= 0.75 * len(same)
 
 
 def test_the_envelope_has_the_formulas_of_the_lesson():
@@ -93,13 +93,23 @@ def test_the_envelope_has_the_formulas_of_the_lesson():
     assert wide.bubble == 0 and not wide.local and wide.dp == 8
     piped, head = decisions.envelope(case, 1, 8), 50257 / 12 / 4096
     slowest = 8 * (4 + head) / (32 + head)
-    assert (
-        piped.local and piped.bubble == pytest.approx(slowest * (1 + 7 / 24) - 1) and piped.tensor == 0
-    )  # eight rows a replica: eight micro-batches
+    compute = 6 * case.config.parameters * 2048 / device.rate
+    message = 2048 * 4096 * 2 / network.between.bandwidth  # eight rows a replica: eight micro-batches of one
+    assert piped.local and piped.tensor == 0
+    assert piped.bubble == pytest.approx(slowest * (1 + 7 / 24) - 1 + 2 * (7 + 8) * message / compute)
     flat = decisions.envelope(case, 1, 1)
-    hidden = 2 * device.rate / (2 * network.between.bandwidth)  # tokens that backward needs to hide the sums
+    # tokens that backward needs to hide the sums: a ring over whole machines has all their eight cards
+    hidden = 2 * device.rate / (2 * 8 * network.between.bandwidth)
     assert flat.sums == pytest.approx(2 / 3 * hidden / 2048)
-    assert flat.exposed == pytest.approx(flat.sums - 2 / 3) and piped.exposed == piped.sums
+    assert flat.exposed == 0 < flat.sums and piped.exposed == piped.sums
+    short = decisions.envelope(replace(case, length=512), 1, 1)
+    assert (
+        short.sums == pytest.approx(4 * flat.sums) and short.exposed == pytest.approx(short.sums - 2 / 3) != 0
+    )
+    one_card = (
+        2 * 2 * case.config.parameters / 8 / network.between.bandwidth
+    )  # of a ring with a rank in each machine
+    assert wide.sums == pytest.approx(one_card * device.rate / (6 * case.config.parameters * 2048))
     one_machine = decisions.envelope(case, 8, 1, 8)
     assert one_machine.idle == 7 / 8 and one_machine.total >= 7 and not flat.idle
     assert [one.total for one in decisions.mesh_shapes(case)] == sorted(

@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from importlib import import_module
 
-from ..cli import Parser
-from ..commands.options import Setting, positive
+from ..machine.options import Parser, Setting, positive
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ import json
 from pathlib import Path
 
 from ..benchmarks import races
+from ..machine.options import Setting, add_options, positive, within
 from ..machine.words import choose, did_you_mean
-from .options import Setting, add_options, positive, within
 
 OPTIONS = {
     "all": Setting("every benchmark, in rounds", bool),

@@ -8,8 +8,8 @@ gpt2lab generate --model gpt2 --prompt "To be"        the published 124M model
 import time
 from pathlib import Path
 
+from ..machine.options import Setting, add_options, positive
 from . import folders
-from .options import Setting, add_options, positive
 
 OR_PUBLISHED = "Or let the published model write, 548 MB fetched once: gpt2lab generate --model gpt2."
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from ..classroom import NOTEBOOKS, lessons_named, report, sandbox
 from ..classroom.grade import grade, submissions
-from .options import Setting, add_options, positive, within
+from ..machine.options import Setting, add_options, positive, within
 
 OPTIONS = {
     "out": Setting("the table", Path, Path("grades.csv")),

@@ -15,12 +15,12 @@ from collections.abc import Collection
 from dataclasses import fields
 from itertools import chain
 
+from ..machine.options import Setting, add_field, add_options, of_model, within
 from ..machine.words import flag
 from ..model import GPT2Config
 from ..plan import Plan
 from ..planner.memory import MOMENTS
 from ..run import Options
-from .options import Setting, add_field, add_options, of_model, within
 from .unused import refuse_without_effect
 
 NOTHING = {  # why a part is missing at the fullest moment

@@ -13,10 +13,10 @@ import re
 from dataclasses import asdict
 from pathlib import Path
 
+from ..machine.options import Setting, add_options, of_model, within
 from ..model import PRESETS
 from ..planner.choose import LEAST, PRUNED, Goal, in_bytes, in_seconds, parallelize
 from ..planner.problem import CLUSTERS, find_cluster
-from .options import Setting, add_options, of_model, within
 
 SIZES = {f"{p}{i}b": (1024 if i else 1000) ** n for n, p in enumerate("kmgt", 1) for i in ("", "i")}
 UNITS = {"": 1, "b": 1} | SIZES

@@ -8,8 +8,8 @@ gpt2lab plans --verify           compare each with the serial run, on up to 8 ra
 """
 
 from ..compositions import TESTED, WITHOUT_FLUSH, plans_by_pair
+from ..machine.options import positive
 from ..plan import Plan
-from .options import positive
 
 ORDER = "pipeline data context tensor expert sequence ZeRO-1 ZeRO-2 ZeRO-3 recompute".split()  # noqa: SIM905
 

@@ -8,11 +8,11 @@ import argparse
 from fractions import Fraction
 from pathlib import Path
 
+from ..machine.options import Setting, add_options, positive, within
 from ..machine.words import flag
 from ..schedules import registry, text
 from ..schedules.play import check, simulate
 from ..schedules.timeline import Cost
-from .options import Setting, add_options, positive, within
 
 MOST = 30_000  # operations that are laid out, checked and simulated: some seconds
 

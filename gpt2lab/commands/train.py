@@ -19,6 +19,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
+from ..machine.options import add_field
 from ..machine.words import flag
 from ..processes import launchers
 from ..processes.failure import RankFailed
@@ -28,7 +29,6 @@ from ..run import STOP, Options, read_log, start
 from ..storage import checkpoint
 from . import folders
 from .lines import on_machines, plain_command
-from .options import add_field
 from .report import finish, say_sometimes, short
 from .unused import refuse_without_effect
 

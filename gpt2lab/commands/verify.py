@@ -12,10 +12,10 @@ The exit status is 1 when anything differs.
 
 from dataclasses import replace
 
+from ..machine.options import Setting, add_options, within
 from ..plan import Plan
 from ..reference import CONFIG, EXPERTS
 from ..verify import verify
-from .options import Setting, add_options, within
 from .unused import refuse_without_effect
 
 OPTIONS = {

@@ -6,6 +6,7 @@ speed         flop/s and bytes/s of this machine
 links         alpha-beta links and the time of collectives on them
 memory        bytes that a process holds, by tensor storage
 checksum      a tensor in one short line
+options       what an option of a command is, said once; words: the nearest name for a misspelled one
 fast          oneDNN for matrix products, if a check shows that its results are exact
 namespaces    several machines on one: namespaces of the kernel, with wires between them
 switch        carries their frames, at a rate and with a delay

@@ -12,7 +12,7 @@ from torch import nn
 
 from ..experts.mixture import Here, mixtures
 from ..experts.rows import Dispatch
-from ..ranks import collectives, comm
+from ..ranks import comm
 from ..ranks.mesh import Axis, Mesh
 from . import spec
 
@@ -152,7 +152,7 @@ class RowExchange:
     def start(self, rows, going: list[int], coming: list[int]):
         """Begin, and give what stands for the rows that will have come: of their shape, without memory."""
         shapes = [(count, rows.size(1)) for count in coming]
-        self.handle = collectives.all_to_all(rows.split(going), self.axis, shapes, async_op=True)
+        self.handle = comm.all_to_all(rows.split(going), self.axis, shapes, async_op=True)
         return rows.new_zeros(1).expand(sum(self.coming), rows.size(1))
 
     def wait(self):

@@ -241,10 +241,13 @@ def _exposed(machine: RankOnCluster, seconds: float, messages: int) -> float:
     plan = machine.share.plan
     if not machine.overlaps or plan.data != "bucket" or plan.zero == 1:
         return seconds
-    backward = sum(
-        sum(stage_times(machine, stage, *unit)["backward"].values())
+    ways = (
+        ("forward", "again", "backward") if plan.zero == 3 else ("backward",)
+    )  # stage 3 gathers in forward, too
+    unit = sum(
+        sum(stage_times(machine, stage, *max(machine.share.units(stage)))[way].values())
         for stage in machine.share.stages
-        for unit in [max(machine.share.units(stage))]
+        for way in ways
     )
-    hidden = backward * (plan.micro if plan.zero > 1 else 1)
+    hidden = unit * (plan.micro if plan.zero > 1 else 1)
     return backward_and_sums(messages, hidden, seconds / messages) - hidden

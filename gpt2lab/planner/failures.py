@@ -72,7 +72,7 @@ def life(
     _countable(work / interval, "saves")
     if write > interval:
         raise ValueError(
-            f"A save is written for {write:g}, longer than the {interval:g} between saves. Save less often."
+            f"A save is written for {write:g}, longer than the {interval:g} between saves. Use a longer interval."
         )
     spans, now, done, coming = [], 0.0, 0.0, sorted(failures, reverse=True)
     written, first, before = (

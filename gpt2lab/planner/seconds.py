@@ -1,5 +1,6 @@
 """How long a rank of a plan works and sends: one stage, one unit of work, on the devices and links of a cluster."""
 
+import math
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -13,6 +14,36 @@ from .sends import AxisTraffic, stage_ways
 from .share import RankShare
 
 OPERATORS = 12  # of a block's forward, each a launch; twice as many in backward
+PASSES = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1}  # times that a ring goes around
+
+
+@dataclass(frozen=True)
+class Lies:
+    """How groups of ranks lie on nodes: most `nodes` of a group, `fewest` ranks of one in a node, `groups` in a node.
+
+    `even`: every group has equally many ranks in each of its nodes.
+    """
+
+    nodes: int
+    fewest: int
+    groups: int
+    even: bool
+
+
+@lru_cache(maxsize=4096)
+def groups_on_nodes(ranks: int, distance: int, node: int, world: int) -> Lies:
+    """The groups of `ranks` that are `distance` apart, in a world of ranks that fill nodes of `node` one by one."""
+    block = ranks * distance
+    period = min(world, math.lcm(block, node))  # then all repeats
+    groups = [
+        Counter((start + first + distance * i) // node for i in range(ranks))
+        for start in range(0, period, block)
+        for first in range(distance)
+    ]
+    split = [g for g in groups if len(g) > 1] or groups
+    in_node = Counter(where for g in split for where in g)
+    even = all(len(set(g.values())) == 1 for g in groups)
+    return Lies(max(map(len, groups)), min(min(g.values()) for g in split), max(in_node.values()), even)
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,15 +84,24 @@ class RankOnCluster:
             "world": (plan.world, 1),
         }
 
-    def crosses(self, axis: str) -> bool:
-        """Whether an edge of the axis leads out of a node."""
-        (ranks, distance), node = self.rings[axis], self.cluster.network.node
-        return node > 1 and ((ranks - 1) * distance + distance > node or node % max(distance, 1) != 0)
-
     @cached_property
-    def links(self) -> dict[str, Link]:
-        """The link of every axis that was asked for."""
+    def lies(self) -> dict[str, "Lies"]:
+        """How the groups of every axis that was asked for lie on the nodes."""
         return {}
+
+    def on_nodes(self, axis: str) -> "Lies":
+        """How the groups of an axis lie on the nodes."""
+        if axis not in self.lies:
+            ranks, distance = self.rings[axis]
+            node = max(self.cluster.network.node, 1)
+            self.lies[axis] = groups_on_nodes(
+                ranks, distance, node, max(self.share.plan.world, ranks * distance)
+            )
+        return self.lies[axis]
+
+    def crosses(self, axis: str) -> bool:
+        """Whether a group of the axis has ranks in several nodes."""
+        return self.cluster.network.node > 1 and self.on_nodes(axis).nodes > 1
 
     @cached_property
     def times(self) -> dict[tuple, dict]:
@@ -69,32 +109,51 @@ class RankOnCluster:
         return {}
 
     def link(self, axis: str) -> Link:
-        """The slowest link along an axis; what leaves a node shares its uplinks with the node's other rings."""
-        if axis not in self.links:
-            self.links[axis] = self._slowest(axis)
-        return self.links[axis]
-
-    def _slowest(self, axis: str) -> Link:
-        network, (ranks, distance) = self.cluster.network, self.rings[axis]
-        if network.node == 1 or self.crosses(axis):
-            inside = max(1, min(ranks, network.node // max(distance, 1)))
-            rings = min(network.node, self.share.plan.world) / inside
-            shared = max(1.0, rings / self.cluster.uplinks) if self.cluster.uplinks else 1.0
-            return Link(network.between.latency, network.between.bandwidth / shared)
-        return network.inside or network.between
+        """The slowest link between neighbours of an axis, on which each rank has its card of its node, or its share."""
+        network = self.cluster.network
+        if network.node > 1 and not self.crosses(axis):
+            return network.inside or network.between
+        uplinks, lies = self.cluster.uplinks, self.on_nodes(axis)
+        shared = max(1.0, lies.groups / uplinks) if uplinks else 1.0
+        return Link(network.between.latency, network.between.bandwidth / shared)
 
     def travel(self, sent: Iterable[AxisTraffic]) -> Counter:
-        """Seconds by axis of messages one after the other; a small sum takes the tree that has fewer of them."""
+        """Seconds by axis of messages one after the other."""
         found, crowd, call = Counter(), self.crowd * self.slowed, self.cluster.call
         for s in sent:
-            link = self.link(s.axis)
-            seconds = link.time(s.bytes, s.messages)
-            if s.op == "all_reduce" and s.messages:
-                ranks = self.rings[s.axis][0]
-                whole = s.bytes / s.calls * ranks / (2 * (ranks - 1))
-                seconds = min(seconds, s.calls * all_reduce_time("recursive doubling", ranks, whole, link))
+            seconds = self._collective(s) if s.op in PASSES and s.messages else self._direct(s)
             found[s.axis] += crowd * (seconds + call * s.calls * bool(s.messages))
         return found
+
+    def _direct(self, s: AxisTraffic) -> float:
+        """Seconds of messages to single ranks; of an all-to-all only what is for other nodes leaves the node."""
+        link = self.link(s.axis)
+        if s.op != "all_to_all" or not self.crosses(s.axis):
+            return link.time(s.bytes, s.messages)
+        n, here = self.rings[s.axis][0], self.on_nodes(s.axis).fewest
+        away, inside = (n - here) / (n - 1), self.cluster.network.inside or link
+        return max(link.time(s.bytes * away, s.messages), inside.time(s.bytes * (1 - away), s.messages))
+
+    def _collective(self, s: AxisTraffic) -> float:
+        """Seconds of sums and gathers: as a ring, level by level, or (small sums) by doubling, whichever is fastest.
+
+        A ring that leaves nodes has as many channels as its group has cards in a node, each carries its share. Level
+        by level: a ring inside each node, then, for each place in a node, a ring of those ranks, one in every node.
+        """
+        n, passes, link = self.rings[s.axis][0], PASSES[s.op], self.link(s.axis)
+        whole = s.bytes / s.calls * n / (passes * (n - 1))  # bytes of the tensor that is summed or gathered
+        ways = [link.time(s.bytes, s.messages)]
+        if s.op == "all_reduce":
+            ways.append(s.calls * all_reduce_time("recursive doubling", n, whole, link))
+        if self.crosses(s.axis):
+            lies, inside = self.on_nodes(s.axis), self.cluster.network.inside or link
+            cards = Link(link.latency, link.bandwidth * lies.fewest) if not self.cluster.uplinks else link
+            ways.append(Link(link.latency, min(cards.bandwidth, inside.bandwidth)).time(s.bytes, s.messages))
+            if lies.even and lies.fewest > 1:
+                k, m = lies.fewest, lies.nodes
+                half = inside.time((k - 1) / k * whole, k - 1) + cards.time((m - 1) / m * whole, m - 1)
+                ways.append(passes * s.calls * half)
+        return min(ways)
 
     def work(self, flops: float, moved: float, operators: float) -> float:
         """Seconds of operators with so many operations and so many bytes read and written element by element."""

@@ -1,7 +1,7 @@
 """Figures of many machines: bytes that cross, collectives against ranks, scaling curves, published steps, policies."""
 
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from matplotlib.figure import Figure
 
@@ -73,13 +73,20 @@ def scaling(
     return fig
 
 
-def beside_published(rows: Sequence[tuple[str, str, float]], off: float = 0.2) -> Figure:
-    """(name, source, error): a dot for each row, a line for each source; the band is `off` either way."""
+def beside_published(
+    rows: Sequence[tuple[str, str, float]], off: float = 0.2, marked: Collection[str] = ()
+) -> Figure:
+    """(name, source, error): a dot for each row, a line for each source; the band is `off` either way.
+
+    Rows whose names are `marked` have another colour and shape.
+    """
     sources = list(dict.fromkeys(source for _, source, _ in rows))
     fig, ax = figure(8, 0.8 + 0.42 * len(sources))
     for y, source in enumerate(sources):
         mine = [(100 * error, name) for name, where, error in rows if where == source]
-        ax.plot([e for e, _ in mine], [y] * len(mine), "o", color=THINGS[0], ms=8, alpha=0.6)
+        for yes, look, color in ((False, "o", THINGS[0]), (True, "D", "red")):
+            dots = [e for e, name in mine if (name in marked) == yes]
+            ax.plot(dots, [y] * len(dots), look, color=color, ms=8, alpha=0.6)
         e, name = max(mine, key=lambda one: abs(one[0]))
         side = "right" if e > 0 else "left"
         ax.annotate(name, (e, y), (0, 7), textcoords="offset points", fontsize=7, ha=side)

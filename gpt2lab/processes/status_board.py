@@ -69,11 +69,17 @@ class Board:
         self.text = b""
         self.lock = threading.Lock()
 
-    def say(self, text: bytes) -> None:
-        """Publish that this rank starts a call, described by `text`."""
+    def say(self, text: bytes, instead: int | None = None) -> int:
+        """Publish that this rank starts a call, described by `text`; returns how many it has started.
+
+        No-op where it has started another one since the one with number `instead`.
+        """
         with self.lock:  # a background thread makes calls as well
+            if instead not in (None, self.calls):
+                return instead
             self.text, self.calls = text, self.calls + 1
             self.write(time.monotonic())
+            return self.calls
 
     def write(self, since: float) -> None:
         """Publish this rank's record; a reader that sees an odd version tries again."""
@@ -150,19 +156,22 @@ def attach(path: Path, rank: int, world: int) -> None:
     _board = Board(path, world, rank)
 
 
-def enter(op: str, axis_name: str, peers, call_number: int, detail: str = "", channel: str = "") -> None:
+def enter(op, axis_name, peers, call_number, detail="", channel="", where="", instead=None):
     """Publish that this rank starts call `call_number` of `op` on an axis, with the global ranks `peers`.
 
-    `channel` is given if the rank is blocked until the call is done.
+    `channel` is given if the rank is blocked until the call is done, `where` if the call was made at another line than
+    this one. Returns the entry; one that comes `instead` of another does so only while that one is the latest.
     """
     global _mine
+    where = where or caller()
     if _board is None:
-        _mine = op, axis_name, tuple(peers), call_number, caller()
-        return
+        if instead in (None, _mine):
+            _mine = op, axis_name, tuple(peers), call_number, where
+        return _mine
     blocked = channel and threading.current_thread() is threading.main_thread()
     code = str(zlib.crc32(channel.encode()) if blocked else 0)
-    fields = (op, axis_name, ",".join(map(str, peers)), str(call_number), code, detail, caller())
-    _board.say("\x1f".join(fields).encode()[:TEXT])
+    fields = (op, axis_name, ",".join(map(str, peers)), str(call_number), code, detail, where)
+    return _board.say("\x1f".join(fields).encode()[:TEXT], instead)
 
 
 def announce(channel: str, number: int, signature: str, axis_name: str, peers, agree=None) -> None:
@@ -190,13 +199,15 @@ def announce(channel: str, number: int, signature: str, axis_name: str, peers, a
             raise Mismatch(f"Two ranks made calls that do not match:\n  {mine}\n  {other}\n{why}")
 
 
-def leave() -> None:
-    """Publish that the call is done."""
+def leave(entry=None) -> None:
+    """Publish that the call is done; with an `entry`, unless another was made after it."""
     global _mine
-    _mine = None
+    if entry is None or entry is _mine:
+        _mine = None
     if _board is not None:
         with _board.lock:
-            _board.write(0.0)
+            if entry in (None, _board.calls):
+                _board.write(0.0)
 
 
 def current_call() -> str:

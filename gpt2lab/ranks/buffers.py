@@ -1,13 +1,30 @@
-"""Tensors in the form that a backend accepts: contiguous, of equal shapes, detached from autograd; and their bytes."""
+"""Tensors in the form that a backend accepts: contiguous, cut into one part a rank, with NaNs that it can compare."""
 
 from collections.abc import Sequence
 
 import torch
 
+from .traffic import split_sizes
 
-def byte_size(x: torch.Tensor) -> int:
-    """Bytes of a tensor's elements."""
-    return x.numel() * x.element_size()
+Sizes = Sequence[int] | None
+
+
+def shard_sizes(op: str, x, axis, dim: int, sizes: Sizes) -> list[int]:
+    """The lengths of the ranks' shards along dim; ValueError if they are not one per rank, of which x has mine."""
+    sizes = list(sizes or [x.size(dim)] * axis.size)
+    if len(sizes) != axis.size or sizes[axis.rank] != x.size(dim):
+        here = f"rank {axis.rank} of {axis.size} holds {x.size(dim)}"
+        raise ValueError(f"{op}: {here} along dim {dim}, but sizes={sizes}.")
+    return sizes
+
+
+def chunk_sizes(op: str, x, axis, dim: int, sizes: Sizes) -> list[int]:
+    """The lengths of the ranks' chunks of x along dim; ValueError if they do not fill it."""
+    sizes = list(sizes or split_sizes(x.size(dim), axis.size))
+    if len(sizes) != axis.size or sum(sizes) != x.size(dim):
+        parts = f"{axis.size} parts, one per rank"
+        raise ValueError(f"{op}: sizes={sizes} do not cut length {x.size(dim)} into {parts}.")
+    return sizes
 
 
 def byte_sizes(x: torch.Tensor, sizes: Sequence[int], dim: int) -> list[int]:
@@ -18,17 +35,16 @@ def byte_sizes(x: torch.Tensor, sizes: Sequence[int], dim: int) -> list[int]:
     return [line * s for s in sizes]
 
 
-def no_graph(
-    op: str, x: torch.Tensor, instead: str = "copy_to (sums in backward) or reduce_from (in forward)"
-):
-    """Raise ValueError for a tensor that requires a gradient: the gradient would silently stop here."""
-    if torch.is_grad_enabled() and x.requires_grad:
-        raise ValueError(f"{op} has no backward of its own. Use {instead}, or detach the tensor.")
+def padded(x: torch.Tensor, length: int) -> torch.Tensor:
+    """Contiguous x, padded with zeros along dim 0 to `length`: gloo needs chunks of equal shape."""
+    if x.size(0) < length:
+        x = torch.cat([x, x.new_zeros(length - x.size(0), *x.shape[1:])])
+    return x.contiguous()
 
 
-def fresh(x: torch.Tensor) -> torch.Tensor:
-    """A contiguous copy: gloo silently reads and writes the wrong memory of a strided tensor."""
-    return x.detach().clone(memory_format=torch.contiguous_format)
+def unpadded(parts: Sequence[torch.Tensor], sizes: Sequence[int], dim: int) -> torch.Tensor:
+    """Padded parts without their padding, one after the other along dim."""
+    return torch.cat([p[:s] for p, s in zip(parts, sizes, strict=True)]).movedim(0, dim)
 
 
 def ranked(x: torch.Tensor, op: str) -> torch.Tensor:
@@ -55,10 +71,3 @@ _INTEGERS = {torch.float32: torch.int32, torch.float64: torch.int64}
 def _flipped(integers: torch.Tensor) -> torch.Tensor:
     """Negative numbers with all bits except the sign flipped; applied twice it gives the input."""
     return torch.where(integers < 0, integers ^ torch.iinfo(integers.dtype).max, integers)
-
-
-def padded(x: torch.Tensor, length: int) -> torch.Tensor:
-    """Contiguous x, padded with zeros along dim 0 to `length`: gloo needs chunks of equal shape."""
-    if x.size(0) < length:
-        x = torch.cat([x, x.new_zeros(length - x.size(0), *x.shape[1:])])
-    return x.contiguous()

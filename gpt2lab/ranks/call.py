@@ -1,57 +1,53 @@
-"""What happens around every call: announced on the status board, compared with the peers', paced, awaited, logged.
+"""What happens around every call: compared with the peers', on the status board, paced, awaited, counted, logged.
 
-What was wrong with the arguments of a call that failed is said in one sentence; one that works pays nothing for it.
+A function of `comm.py` returns a `Call`: what this rank sends, and how it starts. The decorator above it makes the call
+(`perform`), or, where nothing travels, gives back the value that the function returned instead.
 """
 
 import contextlib
 import functools
-import inspect
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from numbers import Integral
 
 import torch
 
 from ..machine.device_time import DeviceTime
 from ..processes import status_board
-from . import paced
-from .mesh import Axis
-from .traffic import Event, log
+from . import paced, refusals, unfinished
+from .axis import Axis
+from .traffic import RING, Event, log
 
-POSITIONS = ("root", "to", "source")
 _numbers: Counter = Counter()
 
 
-@dataclass(frozen=True)
+@dataclass
 class Call:
     """One call as this rank makes it; `detail` must be the same text on every rank that takes part.
 
-    `bytes` and `messages` are what this rank sends: in the direct messages `sends` of (target, bytes), or else to its
-    right neighbour. `pace` is (bytes, messages) that follow each other on the slowest link of the axis, from which
-    `paced` computes the time (without messages in it: from `sends`). A message from one rank to another has `pair` =
-    (source, target). Targets and pairs are global ranks.
+    `start(group=..., async_op=...)` begins it and returns torch's Work; the caller gets `finish(result)`, or `result`.
+    This rank sends the messages `sends` of (target, bytes), or else `cost`, (bytes, messages), to its right neighbour;
+    `ring`, the bytes of every rank's chunk, says the cost of an operation that is a ring. `pace` is (bytes, messages)
+    that follow each other on the slowest link, by default `cost`; without messages in it the time is that of `sends`.
+    A message from one rank to another has `pair` = (source, target). Targets and pairs are global ranks.
     """
 
     op: str
     axis: Axis
     detail: str
-    bytes: int = 0
-    messages: int = 0
-    pace: tuple[int, int] = (0, 0)
-    sends: tuple = ()
+    start: Callable
+    result: object = None
+    finish: Callable | None = None
+    ring: Sequence[int] = ()
+    cost: tuple[int, int] = (0, 0)
+    sends: tuple[tuple[int, int], ...] | None = None
+    pace: tuple[int, int] | None = None
     pair: tuple[int, int] | None = None
 
-    @classmethod
-    def ring(cls, op: str, axis: Axis, detail: str, cost: tuple, pace: tuple | None = None) -> "Call":
-        """A call whose messages go to the right neighbour: `cost` is (bytes, messages); `pace` by default the same."""
-        return cls(op, axis, detail, *cost, pace or cost)
-
-    @classmethod
-    def direct(cls, op: str, axis: Axis, detail: str, sends: tuple, pace: tuple = (0, 0)) -> "Call":
-        """A call that sends each message of `sends` straight to its target."""
-        return cls(op, axis, detail, sum(size for _, size in sends), len(sends), pace, sends)
+    def __post_init__(self):
+        if self.ring:
+            self.cost = RING[self.op](self.ring, self.axis.rank)
 
     @property
     def peers(self) -> tuple[int, ...]:
@@ -60,28 +56,29 @@ class Call:
         return self.axis.peers if self.pair is None else tuple(r for r in self.pair if r != mine)
 
     @property
-    def event(self) -> dict:
-        """What the log records of the call, besides its times."""
-        right = self.axis.ranks[(self.axis.rank + 1) % self.axis.size]
-        direct = self.sends if self.pair is None else ((self.pair[1], self.bytes),)
-        targets = (direct or ((right, self.bytes),)) if self.bytes else ()
-        sent = {"op": self.op, "axis": self.axis.name, "bytes": self.bytes, "messages": self.messages}
-        return sent | {"targets": targets, "ring": () if direct else self.axis.ranks, "pair": self.pair}
-
-    @property
     def channel(self) -> str:
         """The name of the sequence that this call is in: a process group, or one direction of a pair of its ranks."""
         group = getattr(self.axis.group, "group_name", "world")
         return group if self.pair is None else f"{group} {self.pair[0]}>{self.pair[1]}"
 
+    def event(self, start: float, ended) -> Event:
+        """What the log records."""
+        axis, name = self.axis, self.axis.name
+        if self.sends is None:
+            to = axis.ranks[(axis.rank + 1) % axis.size]
+            targets = ((to, self.cost[0]),) if self.cost[0] else ()
+            return Event(self.op, name, *self.cost, start, ended, targets, axis.ranks)
+        size, targets = sum(size for _, size in self.sends), tuple(s for s in self.sends if s[1])
+        return Event(self.op, name, size, len(self.sends), start, ended, targets, (), self.pair)
+
 
 class Handle:
     """An operation in progress; `wait()` returns its result and logs it."""
 
-    def __init__(self, call: Call | None, number: int, work: Sequence, result, finish=None):
-        self._call, self._number, self._work = call, number, work
-        self._result, self._finish = result, finish
-        one = result[0] if isinstance(result, list) and result else result
+    def __init__(self, call: Call | None, number: int = 0, result=None):
+        self._call, self._number, self._work = call, number, None
+        self._result = result if call is None else call.result
+        one = self._result[0] if isinstance(self._result, list) and self._result else self._result
         self._now = DeviceTime if getattr(one, "is_cuda", False) else time.perf_counter
         self._start, self._done = time.perf_counter(), 0.0
 
@@ -95,24 +92,36 @@ class Handle:
 
     def join(self):
         """What `wait` does, unannounced: for a thread beside the one that makes the calls."""
-        if self._call is not None:
-            for work in self._work:
-                work.wait()
-            self._end(self._call)
+        if (call := self._call) is not None:
+            if self._work is not None:
+                self._work.wait()
+                if self._now is DeviceTime:  # the host goes on at once
+                    what = call.op, call.axis.name, call.peers, self._number, call.detail, ""
+                    enter = functools.partial(status_board.enter, *what, status_board.caller())
+                    unfinished.keep(self._work, enter)
+            log.append(call.event(self._start, self._paced(call, self._done or self._now())))
             self._call = None
-            if self._finish is not None:
-                self._result = self._finish(self._result)
+            if call.finish is not None:
+                self._result = call.finish(self._result)
         return self._result
 
-    def announce(self, why: str = "") -> None:
-        """Tell the board that this rank does nothing else until the operation is done."""
+    def _paced(self, call: Call, end):
+        """When a collective is over: on the paced network, if there is one, for which this rank sleeps."""
+        if paced.slower is None or call.pair is not None:
+            return end
+        due = paced.delay(call.axis.ranks, call.axis.rank, end, *(call.pace or call.cost), call.sends or ())
+        time.sleep(max(0.0, due - time.perf_counter()))
+        return due
+
+    def announce(self, why: str = "", blocked: bool = True) -> None:
+        """Tell the board that this rank is in the operation; `blocked`: and does nothing else until it is done."""
         if (call := self._call) is not None:
-            detail = call.detail + why
-            status_board.enter(call.op, call.axis.name, call.peers, self._number, detail, call.channel)
+            channel = call.channel if blocked else ""
+            status_board.enter(call.op, call.axis.name, call.peers, self._number, call.detail + why, channel)
 
     def withdraw(self) -> None:
         """Tell the board that this rank goes on."""
-        status_board.leave()
+        unfinished.show_oldest() if unfinished.calls else status_board.leave()
 
     def waits_for(self) -> str:
         """The operation and for whom it waits, in words."""
@@ -120,60 +129,37 @@ class Handle:
             return "nobody"
         return f"{call.op} #{self._number} on axis {call.axis.name!r} with rank {', '.join(map(str, call.peers))}"
 
-    def _end(self, call: Call) -> None:
-        end = self._done or self._now()
-        if call.pair is None and paced.slower is not None:
-            due = paced.delay(call.axis.ranks, call.axis.rank, end, *call.pace, call.sends)
-            if due is not end:
-                time.sleep(max(0.0, due - time.perf_counter()))
-                end = due
-        log.append(Event(start=self._start, ended=end, **call.event))
-
     def note_completion(self, _=None) -> None:
         """Record when the operation ended; the backend's thread calls this, perhaps long before `wait`.
 
-        NCCL calls it at once, on a stream that waits for nothing but the operation.
+        On a GPU nobody does: there it ends when what comes after `wait` on the GPU could go on.
         """
         self._done = self._now()
 
 
-class Done:
-    """The Work of a call that is complete when it returns."""
-
-    def __init__(self, _=None):
-        pass
-
-    def wait(self) -> None:
-        """No-op."""
-
-
 def finished(result, async_op: bool = False):
-    """The result of a call on an axis of one rank, where it is the identity; as a Handle with `async_op`."""
-    return Handle(None, 0, (), result) if async_op else result
+    """The result of a call in which nothing travels; as a Handle with `async_op`."""
+    return Handle(None, result=result) if async_op else result
 
 
-def perform(call: Call, start, result, async_op: bool = False, finish=None):
-    """Make a call: `start(async_op)` begins it; `finish(result)` is what the caller gets in the end.
-
-    `start(True)` returns a Work; `start(False)` may return when the call is complete. Raises Mismatch, before any data
-    moves, when a peer has already made a different call at this position of the sequence.
-    """
+def perform(call: Call, async_op: bool = False):
+    """Make a call. Raises Mismatch, before any data moves, when a peer has already made another one at this place."""
+    axis = call.axis
     _numbers[call.channel] += 1
     number = _numbers[call.channel]
-    agree = lambda mine, theirs, peer: _fit(mine, theirs, call.axis.rank, call.axis.ranks.index(peer))
-    status_board.announce(call.channel, number, f"{call.op} {call.detail}", call.axis.name, call.peers, agree)
-    status_board.enter(
-        call.op, call.axis.name, call.peers, number, call.detail, "" if async_op else call.channel
-    )
-    handle = Handle(call, number, (), result, finish)
-    work = start(async_op) or Done()
-    handle._work = (work,)
+    agree = lambda mine, theirs, peer: _fit(mine, theirs, axis.rank, axis.ranks.index(peer))
+    status_board.announce(call.channel, number, f"{call.op} {call.detail}", axis.name, call.peers, agree)
+    handle = Handle(call, number)
+    handle.announce(blocked=not async_op)
+    handle._work = call.start(group=axis.group, async_op=async_op)
+    call.start = None  # it refers to what is sent, whose memory the backend holds as long as it needs it
     if not async_op:
         return handle.wait()
-    if call.pair is None or handle._now is DeviceTime:
+    if call.pair is None and handle._now is not DeviceTime:
+        # On a GPU a callback would run on a stream of the pool that the communicators use too, and hold one of them up.
         with contextlib.suppress(AttributeError, RuntimeError):  # gloo's reduce-scatter has no future
-            work.get_future().add_done_callback(handle.note_completion)
-    status_board.leave()
+            handle._work.get_future().add_done_callback(handle.note_completion)
+    handle.withdraw()
     return handle
 
 
@@ -190,65 +176,87 @@ def _fit(mine: str, theirs: str, rank: int, peer: int) -> bool:
     return False
 
 
-def shape_and_dtype(x: torch.Tensor) -> str:
-    """Shape and dtype, as shown in messages: `(3, 4) float64`."""
-    return f"{tuple(x.shape)} {str(x.dtype).removeprefix('torch.')}"
+class Exchange:
+    """A message that comes and one that leaves, in progress; `wait()` returns what came."""
+
+    def __init__(self, coming: Handle, going: Handle):
+        self._coming, self._going = coming, going
+
+    def wait(self):
+        """Block until both are over."""
+        came = self._coming.wait()
+        self._going.wait()
+        return came
 
 
-def explained(call):
-    """The call; where it cannot work with what it was given, a ValueError says why."""
+def forward_only(instead: str = "", starts: bool = False):
+    """Above a call that has no backward: a tensor that needs one is refused, with what to use `instead` (if named).
 
-    @functools.wraps(call)
-    def told(*args, **kwargs):
-        try:
-            return call(*args, **kwargs)
-        except (AttributeError, IndexError, TypeError, RuntimeError) as error:
-            why = _wrong(inspect.signature(call), args, kwargs)
-            if not why and "pickle" in str(error):
-                why = f"{error}. Send numbers, strings, tensors, or lists and dicts of them."
-            if not why:
+    With `async_op=True`, the default of one that only `starts`, it gives a Handle, whose `wait()` gives the result.
+    What is wrong with the arguments of a call that failed is said in a ValueError; one that works pays nothing for it.
+    """
+
+    def wrap(make):
+        @functools.wraps(make)
+        def call(*args, async_op: bool = starts, **options):
+            try:
+                if instead and _needs_grad(args[0] if args else options.get("x")):
+                    own = f"{make.__name__} has no backward of its own"
+                    raise ValueError(f"{own}. Use {instead}, or detach the tensor.")
+                made = make(*args, **options)
+                if isinstance(made, Call):
+                    return perform(made, async_op)
+                if isinstance(made, Exchange):
+                    return made if async_op else made.wait()
+                return finished(made, async_op)
+            except (AttributeError, IndexError, TypeError, RuntimeError) as error:
+                if why := refusals.reason(make, args, options, error):
+                    raise ValueError(f"{make.__name__}: {why}") from error
                 raise
-            raise ValueError(f"{call.__name__}: {why}") from error
 
-    return told
+        return call
 
-
-def _wrong(signature, args, kwargs) -> str:
-    """What is wrong; empty where the call failed for another reason."""
-    try:
-        given = signature.bind(*args, **kwargs).arguments
-    except TypeError:  # Python has said what is missing
-        return ""
-    axis = given.get("axis")
-    if not isinstance(axis, Axis):
-        return (
-            f"axis={axis!r} is a {type(axis).__name__}, not an axis. Use one of a mesh, such as mesh['dp']."
-        )
-    for name in ("x", "like", "shard"):
-        if name in given and not isinstance(given[name], torch.Tensor):
-            kind = type(given[name]).__name__
-            return f"{name} is a {kind}, not a tensor. Use torch.tensor(...)."
-    if not all(isinstance(part, torch.Tensor) for part in given.get("parts", ())):
-        return f"its parts are no tensors. Use {axis.size}, one per rank."
-    for name in POSITIONS:
-        if name in given and not _index(given[name], axis.size):
-            return f"{name}={given[name]!r} is no position on axis {axis.name!r}. Use 0 to {axis.size - 1}."
-    return _wrong_cut(given.get("x"), axis, given.get("dim", 0), given.get("sizes"))
+    return wrap
 
 
-def _wrong_cut(x, axis: Axis, dim, sizes) -> str:
-    """What is wrong with how a tensor is cut along a dimension."""
-    if x is None:
-        return ""
-    if not _index(dim, x.dim()):
-        least = f"Use 0 to {x.dim() - 1}" if x.dim() else "Use x.view(1)"
-        return f"dim={dim!r} is no dimension of a tensor of shape {tuple(x.shape)}. {least}."
-    if sizes is None or all(isinstance(n, Integral) and n >= 0 for n in sizes):
-        return ""  # the call itself has compared them with the tensor
-    return (
-        f"sizes={list(sizes)} do not fit length {x.size(dim)} on {axis.size} ranks. Use one length per rank."
-    )
+def adjoint(backward, alone: bool = True):
+    """Above a call (x, axis, ...): what its gradient does on the way back, `backward(grad, shape of x, axis, ...)`.
+
+    So it is differentiable, except with `async_op=True`. Where x is a list of tensors, so are grad and shape. On an
+    axis of one rank the call gives x as it is, except with `alone=False`.
+    """
+
+    def wrap(make):
+        plain = forward_only(f"{make.__name__} without async_op")(make)
+
+        class Pair(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx, many, given, options, *xs):
+                ctx.many, ctx.given, ctx.options, ctx.shapes = many, given, options, [x.shape for x in xs]
+                return tuple(plain(xs, *given, **options)) if many else plain(*xs, *given, **options)
+
+            @staticmethod
+            def backward(ctx, *grads):
+                if ctx.many:
+                    return None, None, None, *backward(grads, ctx.shapes, *ctx.given, **ctx.options)
+                return None, None, None, backward(*grads, *ctx.shapes, *ctx.given, **ctx.options)
+
+        @functools.wraps(make)
+        def call(x, axis, *given, async_op: bool = False, **options):
+            many = isinstance(x, list | tuple)
+            if alone and isinstance(axis, Axis) and axis.size == 1:
+                return finished(list(x) if many else x, async_op)
+            if async_op or not _needs_grad(x):
+                return plain(x, axis, *given, async_op=async_op, **options)
+            y = Pair.apply(many, (axis, *given), options, *(x if many else [x]))
+            return list(y) if many else y
+
+        return call
+
+    return wrap
 
 
-def _index(value, length: int) -> bool:
-    return isinstance(value, Integral) and -length <= value < length
+def _needs_grad(x) -> bool:
+    """Whether a backward would reach what a call is given: a tensor, or several."""
+    every = x if isinstance(x, list | tuple) else [x]
+    return torch.is_grad_enabled() and any(getattr(t, "requires_grad", False) for t in every)

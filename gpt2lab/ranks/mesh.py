@@ -6,46 +6,19 @@ pipeline stages are furthest apart. An axis is one line through that array.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from datetime import timedelta
+from itertools import permutations
 
 import numpy as np
+import torch
 import torch.distributed as dist
 
 from ..machine.arguments import checked
 from ..processes import status_board
+from . import comm
+from .axis import Axis as Axis
 
 NAMES = ("pp", "dp", "cp", "tp")
-
-
-@dataclass(frozen=True)
-class Axis:
-    """The ranks along one line of the mesh, as one of them sees it.
-
-    `ranks` are global ranks, `rank` is this rank's position among them, `group` torch's process group (None: all).
-    `up` and `down` carry messages to a later and to an earlier position, where one group could not carry both.
-    """
-
-    name: str = ""
-    ranks: tuple[int, ...] = (0,)
-    rank: int = 0
-    group: object = field(default=None, repr=False, compare=False)
-    up: object = field(default=None, repr=False, compare=False)
-    down: object = field(default=None, repr=False, compare=False)
-
-    @property
-    def size(self) -> int:
-        """How many ranks the axis has."""
-        return len(self.ranks)
-
-    @property
-    def peers(self) -> tuple[int, ...]:
-        """The global ranks of the others."""
-        return tuple(r for r in self.ranks if r != self.ranks[self.rank])
-
-    def way(self, source: int, to: int):
-        """The group of a message from one position to another."""
-        return (self.up if source < to else self.down) or self.group
 
 
 @checked(ep=1, node=1)
@@ -54,6 +27,8 @@ class Mesh:
 
     `ep` neighbours of the data axis share out the experts (axis "ep"); the dp/ep ranks with the same ones are "edp".
     Where every `node` of them share a machine, "ep_inside" are those of one, "ep_between" one of each machine.
+    `messages` names the axes along which messages from one rank to another travel ("dp+cp": the two joined); on GPUs
+    only these get what carries messages. By default all do.
 
     `Mesh()` is the serial mesh, `Mesh(alone=True)` the serial mesh of one rank among several. Every rank must make the
     mesh, with the same sizes, because groups are created by all ranks together. Raises ValueError when the product of
@@ -62,7 +37,15 @@ class Mesh:
 
     joined = (("dp", "cp"),)
 
-    def __init__(self, *, alone: bool = False, ep: int = 1, node: int = 1, **sizes: int):
+    def __init__(
+        self,
+        *,
+        alone: bool = False,
+        ep: int = 1,
+        node: int = 1,
+        messages: Sequence[str] | None = None,
+        **sizes: int,
+    ):
         unknown = set(sizes) - set(NAMES)
         if unknown:
             raise ValueError(
@@ -82,8 +65,8 @@ class Mesh:
         self.rank = dist.get_rank() if world_size > 1 else 0
         self.grid = np.arange(world_size).reshape(tuple(self.sizes.values()))  # (pp, dp, cp, tp)
         self.world = Axis("world", tuple(range(world_size)), self.rank)
-        self._axes = {names: self._make(names) for names in [*((n,) for n in NAMES), *self.joined]}
-        self._axes |= self._expert_axes(ep, node)
+        self._axes = {n: self._make(n, messages) for n in [*((n,) for n in NAMES), *self.joined]}
+        self._axes |= self._expert_axes(ep, node, messages)
 
     def __getitem__(self, names: str | Sequence[str]) -> Axis:
         return self._axes[(names,) if isinstance(names, str) else tuple(names)]
@@ -103,10 +86,11 @@ class Mesh:
         length = math.prod(self.grid.shape[i] for i in along)
         return [tuple(map(int, line)) for line in self.grid.transpose(*across, *along).reshape(-1, length)]
 
-    def _make(self, names: tuple[str, ...]) -> Axis:
-        return self.axis("+".join(names), self.lines(names))
+    def _make(self, names: tuple[str, ...], messages: Sequence[str] | None) -> Axis:
+        name = "+".join(names)
+        return self.axis(name, self.lines(names), messages=messages is None or name in messages)
 
-    def _expert_axes(self, ep: int, node: int) -> dict[tuple[str, ...], Axis]:
+    def _expert_axes(self, ep: int, node: int, messages: Sequence[str] | None) -> dict[tuple[str, ...], Axis]:
         """Each data axis as rows of `ep` neighbours: along a row are all experts, along a column copies of some."""
         if ep == 1:
             alone = {("ep",): Axis("ep", (self.rank,)), ("ep_inside",): Axis(), ("ep_between",): Axis()}
@@ -123,16 +107,21 @@ class Mesh:
             machines = rows.reshape(len(rows), ep // node, node)
             lines["ep_inside"] = machines.reshape(-1, node)
             lines["ep_between"] = machines.transpose(0, 2, 1).reshape(-1, ep // node)
-        axes = {tuple(n.split("+")): self.axis(n, found.tolist()) for n, found in lines.items()}
+        sent = {n: messages is None or n in messages for n in lines}
+        axes = {tuple(n.split("+")): self.axis(n, at.tolist(), messages=sent[n]) for n, at in lines.items()}
         return {("ep_inside",): Axis(), ("ep_between",): axes[("ep",)]} | axes
 
-    def axis(self, name: str, lines: Sequence[Sequence[int]], own: bool = False) -> Axis | None:
+    def axis(
+        self, name: str, lines: Sequence[Sequence[int]], own: bool = False, messages=True
+    ) -> Axis | None:
         """The line that contains this rank (None: no line does), after a group was made for every line.
 
         All ranks call this together. A line of all ranks shares the world's group, and so its order of messages,
-        unless it shall have its `own`. Raises ValueError for a line that does not ascend: torch sorts a group's ranks.
+        unless it shall have its `own`. Without `messages` it carries only calls that all its ranks make. Raises
+        ValueError for a line that does not ascend: torch sorts a group's ranks.
         """
-        mine, apart, lines = None, one_queue_a_pair(), [tuple(line) for line in lines]
+        mine, lines = None, [tuple(line) for line in lines]
+        apart = one_queue_a_pair()
         if wrong := [line for line in lines if line != tuple(sorted(set(line)))]:
             right = tuple(sorted(set(wrong[0])))
             raise ValueError(
@@ -141,12 +130,10 @@ class Mesh:
         for line in lines:
             shared = len(line) == self.grid.size and not own or len(line) == 1
             group = None if shared else self._group(name, line)
-            ways = [self._group(name, line) for _ in "ud"] if apart and len(line) > 1 else ()
+            ways = [self._group(name, line) if messages else None for _ in "ud" if apart and len(line) > 1]
             if self.rank in line:
-                mine = Axis(name, line, line.index(self.rank), group, *ways)
+                mine = Axis(name, line, line.index(self.rank), group, *ways, silent=apart and not messages)
         if mine and mine.up:
-            from .point_to_point import open_pairs
-
             open_pairs(mine)
         return mine
 
@@ -178,3 +165,16 @@ def _timeout(group=None) -> timedelta:
     group = group or dist.distributed_c10d._get_default_group()
     own = getattr(group, "timeout", None)  # a group written in Python, such as the shared-memory one
     return own or group._get_backend(group._device_types[0]).options._timeout
+
+
+def open_pairs(axis: Axis) -> None:
+    """Open the connection of every pair, both ways, in the same order on all ranks.
+
+    NCCL opens one at its first message and blocks until both ranks do: in another order they could wait in a circle.
+    """
+    nothing = torch.zeros(1, device="cuda" if torch.cuda.is_available() else "cpu")
+    for source, to in sorted(permutations(range(axis.size), 2), key=lambda pair: (min(pair), max(pair))):
+        if axis.rank == source:
+            comm.isend(nothing, axis, to).wait()
+        elif axis.rank == to:
+            comm.irecv(nothing, axis, source).wait()

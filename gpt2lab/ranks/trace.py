@@ -16,6 +16,7 @@ from pathlib import Path
 from torch.autograd import _profiler_enabled as profiled
 from torch.profiler import record_function
 
+from . import comm
 from .traffic import LATEST
 
 KINDS = ("forward", "backward", "weight", "update", "comm", "wait", "other")
@@ -63,8 +64,6 @@ def spans(with_comm: bool = True, later: float = 0.0) -> list[Span]:
     """
     found = list(_spans)
     if with_comm:
-        from . import comm
-
         found += [Span(f"{e.op} {e.axis}", "comm", e.start, e.end, _rank(), "comm") for e in comm.log]
     found = [replace(s, start=s.start + later, end=s.end + later) for s in found]
     return sorted(found, key=lambda s: (s.start, s.end))
@@ -75,8 +74,6 @@ def clock_behind(axis, rounds: int = 5) -> tuple[float, float]:
 
     In each round the first rank reads its clock after all have met, and so between two readings of every other rank.
     """
-    from . import comm
-
     low, high = -math.inf, math.inf
     for _ in range(rounds):
         before = time.perf_counter()
@@ -90,8 +87,6 @@ def clear(with_comm: bool = True) -> None:
     """Forget the spans so far, and with `with_comm` the communication log."""
     _spans.clear()
     if with_comm:
-        from . import comm
-
         comm.clear_log()
 
 

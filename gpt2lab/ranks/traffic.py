@@ -82,6 +82,9 @@ def all_reduce_cost(chunks: Sequence[int], rank: int) -> tuple[int, int]:
     return first[0] + second[0], first[1] + second[1]
 
 
+RING = {"all_gather": all_gather_cost, "reduce_scatter": reduce_scatter_cost, "all_reduce": all_reduce_cost}
+
+
 def chain_cost(size: int, is_end: bool) -> tuple[int, int]:
     """(bytes, messages) of a broadcast or reduce along a chain: S, but none for the rank at the chain's end."""
     return (0, 0) if is_end else (size, 1)

@@ -75,7 +75,8 @@ class Saver:
         trainer, parallel = self.trainer, self.trainer.parallel
         folder = self.run / name(trainer.steps)
         state = {"step": trainer.steps, "plan": str(parallel.plan), "optimizer": trainer.recipe.optimizer}
-        held, files = entries(trainer, copies=False), {CONFIG: huggingface.config_text(parallel.model)}
+        held = entries(trainer, copies=not parallel.plan.asynchronous)
+        files = {CONFIG: huggingface.config_text(parallel.model)}
         if not self.background:
             self._write(folder, held, files, state | notes)
             return folder
@@ -117,7 +118,7 @@ def save(trainer: Trainer, run: str | Path, keep: int = 2, **notes) -> Path:
 def entries(trainer: Trainer, copies: bool = True) -> dict[str, Entry]:
     """What this rank holds of every tensor of a checkpoint: weights and, once there are any, Adam's moments.
 
-    Without `copies`, a tied weight's second holder is left out: only the first one's moments are sure to be up to date.
+    Without `copies`, a tied weight's second holder is left out: without a flush only the first one updates its moments.
     """
     parallel, found = trainer.parallel, {}
     for piece in parallel.sync.pieces:

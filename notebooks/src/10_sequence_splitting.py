@@ -141,8 +141,8 @@ def owner(t, tokens, ranks, name):
 # %% [markdown]
 # ## What breaks first
 #
-# Three token-by-token things go wrong at the edges of slices. A small GPT-2 on two live ranks, exchanged correctly,
-# with one bug at a time; the gradient is summed over the ranks. **Predict**: which bug changes no loss by much?
+# Three things go wrong at the edges of slices. A small GPT-2 on two live ranks, exchanged correctly,
+# with one bug at a time. **Predict**: which bug changes no loss by much?
 
 # %%
 rows = []
@@ -159,7 +159,7 @@ table(rows, ["bug", "sum of the ranks' losses", "gradient is off by", "rank 1 tr
 
 # %% [markdown]
 # Local positions train rows of the position table that belong to rank 0. A shift after the split loses the last
-# target of each slice. Dividing by the own count gives N losses instead of one. So: pass the **true positions**; shift
+# target of each slice. Dividing by the own count gives N losses instead of one. Pass the **true positions**; shift
 # **before** the split; divide **once**, by all target tokens of the batch. Large programs met the last two: the label
 # at each border was lost ([transformers#36607](https://github.com/huggingface/transformers/pull/36607)), and with
 # masked targets even a mean of ranks' means is wrong
@@ -173,7 +173,7 @@ print(pool[2].run(lab.local_positions)[1])
 #
 # Rank r holds q, k, v of its own tokens. **Forward**: gather k and v; compute the own rows of attention.
 # **Backward**: the own queries give all of dQ for own rows, but of dK and dV partial sums for *everybody's* keys. Add
-# these over ranks and keep the own slice: a reduce-scatter.
+# these and keep the own slice: a reduce-scatter.
 
 
 # %%
@@ -1169,12 +1169,12 @@ for shared in (4, 2):
 #
 # ## Read on
 #
-# - BSC, wiki of llm.c-gpt2, "Various informations".
-# - Milakov & Gimelshein 2018, *Online normalizer calculation for softmax*.
+# - BSC, wiki of llm.c-gpt2, "Various informations": where this began.
+# - Milakov & Gimelshein 2018, *Online normalizer calculation for softmax*: the running maximum.
 # - Liu, Zaharia & Abbeel 2023, *Ring Attention*: section 3: when messages are hidden.
-# - Brandon et al. 2023, *Striped Attention*: an interleaved ring; 1.45 and 1.65 times as fast, at most twice.
-# - Li et al. 2023, *LightSeq* (DistFlashAttn).
+# - Brandon et al. 2023, *Striped Attention*: an interleaved ring, 1.45 and 1.65 times as fast.
+# - Li et al. 2023, *LightSeq* (DistFlashAttn): its triangle exchange.
 # - Dao et al. 2022, *FlashAttention*, appendix B: the backward pass.
-# - Gu et al. 2024, *LoongTrain*.
+# - Gu et al. 2024, *LoongTrain*: the double ring.
 #
 # **Next**: 11 Heads and halos.

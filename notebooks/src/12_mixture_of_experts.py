@@ -951,8 +951,8 @@ table(
 # ## Read on
 #
 # - Lepikhin et al. 2020, *GShard* (arXiv:2006.16668), algorithm 1: the two-choice router.
-# - Fedus et al. 2021, *Switch* (arXiv:2101.03961), section 2.
+# - Fedus et al. 2021, *Switch* (arXiv:2101.03961), section 2: one choice a token.
 # - Zhou et al. 2022, expert choice (arXiv:2202.09368): balance without a loss, and what it costs a causal model.
-# - Gale et al. 2022, *MegaBlocks* (arXiv:2211.15841): no drops, by products of uneven blocks.
+# - Gale et al. 2022, *MegaBlocks* (arXiv:2211.15841): products of uneven blocks.
 # - Rajbhandari et al. 2022, *DeepSpeed-MoE* (arXiv:2201.05596), section 5: the hierarchical exchange.
-# - DeepSeek-AI 2024, *DeepSeek-V3* (arXiv:2412.19437), sections 2.1.2 and 3.2; DeepEP is its exchange as code.
+# - DeepSeek-AI 2024, *DeepSeek-V3* (arXiv:2412.19437), section 3.2: DeepEP is its exchange as code.

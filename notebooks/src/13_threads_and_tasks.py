@@ -901,8 +901,8 @@ print("bytes:", sum(call.bytes for r in ranks for call in r[3]), sum(int(line[-2
 # ## Drill
 #
 # <details><summary>1. Three tasks <code>reduce</code> into one tensor. May the bits differ from run to run?</summary>
-# Yes: the order is free, and addition of floats is not associative. GPT-2's gradients here never use it.</details>
-# <details><summary>2. A receive blocks a worker, with one worker a rank. When is that a deadlock?</summary>
+# Yes: the order is free, and addition of floats is not associative.</details>
+# <details><summary>2. With one worker a rank, when is a blocking receive a deadlock?</summary>
 # When what it waits for depends on a task of the same rank that has not run.</details>
 # <details><summary>3. A task costs 20 us of overhead. How long must tasks be to lose less than 5 %?</summary>
 # 0.4 ms.</details>
@@ -910,8 +910,9 @@ print("bytes:", sum(call.bytes for r in ranks for call in r[3]), sum(int(line[-2
 # ## Read on
 #
 # - BSC, wiki of llm.c-gpt2, *GPT2 Parallelization and porting*: the table; *Task Based Model*: the port.
-# - Alvarez et al. 2022 (taskiter); Sala et al. 2019 (task-aware MPI); Alvarez et al. 2024 (nOS-V).
-# - Blumofe & Leiserson 1999.
-# - Karp & Flatt 1990.
+# - Alvarez et al. 2022 (taskiter); Sala et al. 2019 (task-aware MPI); Alvarez et al. 2024 (nOS-V): these three
+#   runtimes.
+# - Blumofe & Leiserson 1999: bounds work stealing.
+# - Karp & Flatt 1990: measured serial share.
 #
 # **Next**: lesson 14, where the layouts themselves are data.

@@ -1028,11 +1028,11 @@ show(
 #
 # ## Read on
 #
-# - Shazeer et al. 2018, *Mesh-TensorFlow*, arXiv:1811.02084: named dimensions.
-# - Xu et al. 2021, *GSPMD*, arXiv:2105.04663: propagation and partitioner.
-# - Wang, Huang & Li 2019, *Tofu*, arXiv:1807.08887.
-# - Zheng et al. 2022, *Alpa*, arXiv:2201.12023, section 4: the same choices as an integer program.
+# - Shazeer et al. 2018, *Mesh-TensorFlow*, arXiv:1811.02084: dimensions with names.
+# - Xu et al. 2021, *GSPMD*, arXiv:2105.04663: how marks spread.
+# - Wang, Huang & Li 2019, *Tofu*, arXiv:1807.08887: cuts in turn.
+# - Zheng et al. 2022, *Alpa*, arXiv:2201.12023, section 4: as an integer program.
 # - Yuan et al. 2021, *OneFlow*, arXiv:2110.15032: S, B and P, and the table of prices between them.
-# - van de Geijn & Watts 1997, *SUMMA*; Agarwal et al. 1995 (3-D); Solomonik & Demmel 2011 (2.5-D); Al Daas et al.
-#   2022, arXiv:2205.13407: the bound.
+# - van de Geijn & Watts 1997, *SUMMA*; Agarwal 1995 (3-D); Solomonik & Demmel 2011 (2.5-D); Al Daas et al.
+#   2022, arXiv:2205.13407: bounds on bytes.
 # - Jia, Zaharia & Aiken 2019, arXiv:1807.05358: cuts and places in one search.

@@ -875,9 +875,9 @@ show(
 #
 # - Narayanan et al. 2021, *Efficient large-scale language model training on GPU clusters using Megatron-LM*
 #   (arXiv:2104.04473), sections 3 and 4.1: how to choose the sizes of three axes, with measurements.
-# - [Megatron-LM#7452](https://github.com/NVIDIA/Megatron-LM/issues/7452): silent bugs of composition, with small CPU
-#   programs on gloo that show them, as here.
-# - Zhang, Zheng, Li & Stoica, ICML 2022 tutorial *Big Model*.
+# - [Megatron-LM#7452](https://github.com/NVIDIA/Megatron-LM/issues/7452) (2026): silent bugs of composition, with
+#   small CPU programs on gloo that show them, as here.
+# - Zhang, Zheng, Li & Stoica, ICML 2022 tutorial *Big Model*: meshes on slides.
 # - Zheng et al. 2022, *Alpa* (arXiv:2201.12023), section 5: stages on meshes of different shapes.
 # - BSC, wiki of llm.c-gpt2: 4 ranks of 28 cores against 112 threads, measured.
 #

@@ -828,7 +828,7 @@ print(f"all cuts and places at once {1e3 * at_once[0]:.1f} ms, with the cut {at_
 # ## Read on
 #
 # - Mirhoseini et al. 2017, *Device placement optimization with reinforcement learning*; 2018, *Hierarchical planning
-#   for device placement*; Addanki et al. 2019, *Placeto* (arXiv:1906.08879).
+#   for device placement*; Addanki et al. 2019, *Placeto* (arXiv:1906.08879): who learned to place.
 # - Topcuoglu et al. 2002 (HEFT): the list scheduler that is hard to beat.
 # - Narayanan et al. 2019, *PipeDream*, section 3.1: stages and replicas by dynamic programming.
 # - Fan et al. 2021, *DAPPLE*, section 4: the same with a flush, where the first batches count.

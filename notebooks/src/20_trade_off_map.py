@@ -86,7 +86,8 @@ print(
 # Look at the messages before the bytes. ZeRO-1 sends *exactly* what data parallelism sends, and yet holds less: the
 # sum of gradients is a reduce-scatter and an all-gather in both cases, and ZeRO puts the update between them.
 # A pipeline sends least by far. Only two strategies do operations twice: recomputing, and ZeRO-3, whose blocks run
-# again because their weights are gone (`refill=on` brings these back instead, lesson 05).
+# again because their weights are gone. That is this package's default: with `refill=on` it gathers them once more for
+# backward instead, as PyTorch's FSDP and DeepSpeed do (lesson 05).
 #
 # ## Compute it
 #
@@ -108,8 +109,8 @@ for n, points in (record | counted).items():
     )
 
 # %% [markdown]
-# Bytes on the wire are equal to the byte; memory is not, because at its peak there are also temporary results that no
-# formula has. Now the same formulas for a model of 13 billion parameters, on 2 to 64 ranks.
+# Bytes on the wire are equal to the byte; memory is not, because these formulas leave out temporary results at its
+# peak (the planner of lesson 17 has them). Now the same formulas for 13 billion parameters, on 2 to 64 ranks.
 
 
 # %%
@@ -217,7 +218,7 @@ for n, points in computed.items():
     print(f"{n} ranks, the small model: {', '.join(kept)}")
 
 # %% [markdown]
-# Tensor parallelism is never on this front, and still every large model uses it. So two numbers are not enough:
+# Tensor parallelism is never on this front, and still most very large models use it. So two numbers are not enough:
 # *when* bytes travel counts (can anything hide them?), and over *which wire*. Time decides.
 #
 # ## The number that decides most
@@ -280,40 +281,59 @@ def tokens_to_hide(rate, bandwidth, itemsize):
 rows = []
 for name in ("h100x64", "a100x64", "v100x64"):
     device, network = find_cluster(name).device, find_cluster(name).network
-    links = {"inside": network.inside.bandwidth, "between": network.between.bandwidth}
-    rows.append((name, *(round(2 * device.rate / (2 * wire)) for wire in links.values())))
-table(rows, ["cluster", "tokens a device, inside a machine", "tokens a device, between machines"])
+    inside, card = network.inside.bandwidth, network.between.bandwidth
+    wires = inside, min(inside, network.node * card), card
+    rows.append((name, *(f"{2 * device.rate / (2 * wire):,.0f}" for wire in wires)))
+table(
+    rows, ["tokens a device", "ring in a machine", "over whole machines", "over one device of each machine"]
+)
 
 # %% [markdown]
-# (Computed, 16-bit gradients, rates as `planner/problem.py` states them.) On slow wires no batch is large enough
-# (nobody gives a V100 160,000<!--above--> tokens), so gradients must not cross them: put a *pipeline* between machines
-# and replicas inside. That is the whole secret of many published plans.
+# (Computed, 16-bit gradients, rates as `planner/problem.py` states them.) A ring over whole machines has all their
+# cards: on H100s and A100s its sum hides behind a thousand tokens or so. With tensor parallelism inside, a ring has one
+# card in each machine, but also an eighth of the gradients, and each device an eighth of the work for a token: the same
+# bytes leave a machine. On V100s with 25 Gbit/s a machine it takes 20,000<!--above--> tokens, more than most batches
+# give a device. Which axis should cross there?
+
+# %%
+SEVEN = GPT2Config(n_positions=2048, n_layer=32, n_head=32, n_embd=4096)
+ACROSS = {"replicas": "dp=8,tp=8,sp=on,zero=2", "stages": "pp=8,dp=8,micro=8,schedule=zb_h1,zero=1"}
+for name in ("h100x64", "a100x64", "v100x64"):
+    job = Workload(SEVEN, find_cluster(name), rows=64, length=2048)
+    seconds = {what: f"{job.seconds(Plan.parse(text)):.2f} s" for what, text in ACROSS.items()}
+    print(name, "8 machines, 7 billion parameters, 64 rows; between machines:", seconds)
+
+# %% [markdown]
+# So the usual order is *tensor parallelism inside a machine, stages next, replicas outermost*, sharded (Narayanan et
+# al. 2021, section 5.4; MT-NLG, BLOOM, Llama 3): with fast cards a sum hides behind backward and a bubble does not.
+# Only on thin wires stages go outermost, with replicas inside, because a border's activations are so few.
 #
 # ## The decision path
 #
 # Four costs, each against the computing time, on the back of an envelope:
 #
-# 1. *Gradients*: not hidden by backward, on the slowest wire between replicas. Too slow? Then one machine may do it.
+# 1. *Gradients*: not hidden by backward, over the cards that a ring has. Too slow? Then one machine may do it.
 # 2. *Tensor parallelism*: 8 (t - 1) / t numbers a token and channel in each layer; nothing hides them. The wider the
 #    model, the less they matter: a share of 8 (t - 1) e F / (72 C W), e bytes a number, F operations, W bytes a second.
-# 3. *Bubble*: (p - 1) / 3m, where ZB-H1 fills it with weight gradients ([lesson 08](08_schedules.ipynb)); and all
-#    wait for the last stage, whose head weighs V / 12 C layers.
+# 3. *Bubble*: (p - 1) / 3m, where ZB-H1 fills it with weight gradients ([lesson 08](08_schedules.ipynb)); all wait for
+#    the last stage, whose head weighs V / 12 C layers, and for 2 (p - 1 + m) messages.
 # 4. *Launches*: small micro-batches leave a device waiting for its own program.
 #
 # First the cheapest shape; then memory for it, in the order of its price: ZeRO's shards (no byte more), smaller
-# micro-batches (launches), computing twice (a third). Where nothing helps, the next shape.
+# micro-batches (launches; without stages also a sum after the last of them, which nothing hides), computing twice (a
+# third). Where nothing helps, or the next shape has become cheaper, the next shape.
 
 # %%
 show_source(decisions.memory_ladder)
 
 # %%
-SEVEN = GPT2Config(n_positions=2048, n_layer=32, n_head=32, n_embd=4096)
 case = Workload(SEVEN, find_cluster("h100x64"), rows=32, length=2048)
 plan, passed = decide(case)
 show(
     envelopes(decisions.mesh_shapes(case)[:8], (plan.pp, plan.dp, plan.tp)),
     "computed",
-    f"7 billion parameters on 64 H100, 32 rows of 2,048 tokens: the eight cheapest shapes; the path ends at {plan}.",
+    f"7 billion parameters on 64 H100, 32 rows of 2,048 tokens: the eight cheapest shapes; the path ends at {plan}. "
+    "(A small batch: real runs have millions of tokens, and their costs are smaller.)",
     "Stacked bars for eight shapes; those with much tensor parallelism have small bubbles and large tensor sums",
 )
 
@@ -339,8 +359,8 @@ print(
 )
 
 # %% [markdown]
-# Where the path loses, at worst by a factor of 1.35<!--above-->, it is because four costs are all that it knows:
-# not the latencies of a small model's messages, for example, which make ZeRO-2 slower than plain sums.
+# Where the path loses, at worst by a factor of 1.28<!--above-->, it is because it knows only all machines or one: for
+# the small model on V100s two would be best.
 #
 # ## Who did it first
 #
@@ -603,8 +623,8 @@ eight.close()
 #    <details><summary>answer</summary>The bubble (p - 1) / m needs hundreds of micro-batches, launches grow with them,
 #    and there may not be so many layers.</details>
 # 5. Where does tensor parallelism go, where the pipeline, where the replicas?
-#    <details><summary>answer</summary>Tensor parallelism on the fastest links, since nothing hides it; the pipeline
-#    over the slowest; replicas where the wire and the tokens of a device allow it.</details>
+#    <details><summary>answer</summary>Tensor parallelism on the fastest links, since nothing hides it; stages next;
+#    replicas outermost, where backward hides their sums. On wires too thin for that stages go outermost.</details>
 # 6. After a change a benchmark's median is 8 % lower, and one of five samples is as before. What do you report?
 #    <details><summary>answer</summary>Nothing yet: within the spread. Run more rounds on a quieter machine.</details>
 #

@@ -1,14 +1,15 @@
 """Bugs planted in comm.py, one at a time on live ranks: the checks that ordinary tests use notice each of them."""
 
 import contextlib
+from collections import deque
 
 import pytest
 import torch
 from comm_checks import CHECKS
 
 from gpt2lab import RankFailed
-from gpt2lab.ranks import call, comm, point_to_point, traffic
-from gpt2lab.ranks import collectives as plain
+from gpt2lab.ranks import call, comm, traffic
+from gpt2lab.ranks.call import adjoint
 from gpt2lab.ranks.mesh import Mesh
 
 
@@ -17,125 +18,127 @@ def pool(pools):
     return pools[3]
 
 
-def pair(forward, backward):
-    return comm._pair("mutant", forward, backward, "")
+def pair(name, backward, forward=None):
+    """A call of comm with another backward, and perhaps another forward."""
+    return comm, name, adjoint(backward)(forward or RIGHT[name].__wrapped__), name
 
 
-def in_place(grad, axis):
-    return plain.all_reduce(grad, axis, own=True)
-
-
-def mean(x, axis):
-    return plain.all_reduce(x.detach(), axis) / axis.size
+RIGHT = dict(vars(comm))
 
 
 def previous_chunk(x, axis, dim=0, sizes=None):
-    sizes = list(sizes)
+    sizes = list(sizes or comm.split_sizes(x.size(dim), axis.size))
     return x.split(sizes, dim)[axis.rank - 1].contiguous()
 
 
-def padded_to_mine(x, axis, dim, sizes):
-    return plain.all_gather(x, axis, dim, sizes).roll(1, dim)
+def rolled(x, axis, dim=0, sizes=None):
+    return RIGHT["all_gather"](x.detach(), axis, dim, sizes).roll(1, dim)
 
 
-def shift_without_wait(x, axis, by, shape):
+def shift_without_wait(x, axis, by=1, shape=None):
     to, source = (axis.rank + by) % axis.size, (axis.rank - by) % axis.size
     if to == axis.rank:
         return x.clone()
-    coming = plain.irecv(torch.zeros(shape, dtype=x.dtype), axis, source)
+    coming = comm.irecv(torch.zeros(shape or x.shape, dtype=x.dtype), axis, source)
     early = coming._result.zero_().clone()
-    going = plain.isend(x, axis, to)
+    going = comm.isend(x, axis, to)
     coming.wait(), going.wait()
     return early
 
 
-def shift_from_the_wrong_neighbour(x, axis, by, shape):
-    return right_shift(x, axis, 1, shape) if by == 2 and axis.size > 2 else right_shift(x, axis, by, shape)
+def shift_from_the_wrong_neighbour(x, axis, by=1, shape=None):
+    return RIGHT["ring_shift"].__wrapped__(x, axis, 1 if by == 2 and axis.size > 2 else by, shape)
 
 
-right_shift, right_cost = point_to_point._shift, traffic.all_gather_cost
-right_to_all = plain.all_to_all
+def reversed_parts(parts, axis, shapes=None):
+    return RIGHT["all_to_all"]([p.detach() for p in parts], axis, shapes)[::-1]
 
 
-def reversed_parts(parts, axis, shapes=None, async_op=False):
-    return right_to_all(parts, axis, shapes, async_op)[::-1]
-
-
-def gradient_lost(ctx, grad):
-    return torch.zeros_like(point_to_point.irecv(ctx.like, ctx.axis, ctx.to).wait()), None, None
+def gradient_lost(grad, shape, axis, to):
+    return torch.zeros_like(comm.irecv(grad.new_empty(shape), axis, to).wait())
 
 
 def own_chunk_left_out(chunks, rank):
     return sum(chunks) - chunks[rank], len(chunks) - 1
 
 
-def sum_everywhere(x, axis, root):
-    return plain.all_reduce(x, axis)
+def all_reduced(grad, shape, axis):
+    return comm.all_reduce(grad, axis)
 
 
-def shards(x, axis, dim, sizes):
-    return plain.keep_mine(x, axis, dim, sizes)
+def as_it_is(grad, shape, axis):
+    return grad
 
 
-SUM, SAME = comm._sum, comm._identity
+def shift_back(grad, home, axis, by=1, shape=None):
+    return comm.ring_shift(grad, axis, -by, home)
+
+
+def gathered(grad, shape, axis, dim=0, sizes=None):
+    return RIGHT["all_gather"](grad, axis, dim, sizes or comm.split_sizes(shape[dim], axis.size))
+
+
+class Forgetful(deque):
+    """A log that keeps nothing."""
+
+    def append(self, event):
+        """No-op."""
+
+
 MUTANTS = {  # what is planted: (where, name, bug, which check notices it)
-    "copy_to: gradients not reduced": (comm, "copy_to", pair(SAME, SAME), "copy_to"),
-    "copy_to: gradient reduced in place": (comm, "copy_to", pair(SAME, in_place), "copy_to"),
-    "reduce_from: mean instead of sum": (comm, "reduce_from", pair(mean, SAME), "reduce_from"),
-    "reduce_from: reduced again in backward": (comm, "reduce_from", pair(SUM, SUM), "reduce_from"),
-    "reduce_from: sum written into the input": (
-        comm,
-        "reduce_from",
-        pair(lambda x, a: plain.all_reduce(x.detach(), a, own=True).clone(), SAME),
-        "reduce_from",
+    "copy_to: gradients not reduced": pair("copy_to", as_it_is),
+    "copy_to: gradient reduced in place": pair(
+        "copy_to", lambda grad, shape, axis: comm.all_reduce(grad, axis, own=True)
     ),
-    "all_gather: shards joined in the wrong order": (
-        comm,
-        "_all_gather",
-        pair(padded_to_mine, plain.reduce_scatter),
+    "reduce_from: mean instead of sum": pair(
+        "reduce_from", as_it_is, lambda x, axis: comm.all_reduce(x.detach(), axis) / axis.size
+    ),
+    "reduce_from: reduced again in backward": pair("reduce_from", all_reduced),
+    "reduce_from: sum written into the input": pair(
+        "reduce_from", as_it_is, lambda x, axis: comm.all_reduce(x.detach(), axis, own=True).clone()
+    ),
+    "all_gather: shards joined in the wrong order": pair(
         "all_gather",
+        lambda grad, shape, axis, dim=0, sizes=None: comm.reduce_scatter(grad, axis, dim, sizes),
+        rolled,
     ),
-    "all_gather: own slice of the gradient only": (
-        comm,
-        "_all_gather",
-        pair(plain.all_gather, shards),
-        "all_gather",
+    "all_gather: own slice of the gradient only": pair(
+        "all_gather", lambda grad, shape, axis, dim=0, sizes=None: comm.scatter_to(grad, axis, dim, sizes)
     ),
-    "gather_replicated: gradient counted n times": (
-        comm,
-        "_gather_replicated",
-        pair(plain.all_gather, plain.reduce_scatter),
+    "gather_replicated: gradient counted n times": pair(
         "gather_replicated",
+        lambda grad, shape, axis, dim=0, sizes=None: comm.reduce_scatter(grad, axis, dim, sizes),
     ),
-    "scatter_to: the neighbour's chunk": (
-        comm,
-        "_scatter_to",
-        pair(previous_chunk, plain.all_gather),
-        "scatter_to",
+    "scatter_to: the neighbour's chunk": pair("scatter_to", gathered, previous_chunk),
+    "scatter_to: gradients joined as if chunks were equal": pair(
+        "scatter_to", lambda grad, shape, axis, dim=0, sizes=None: comm.all_gather(grad, axis, dim)
     ),
-    "broadcast: gradient of the root alone": (
-        comm,
-        "_broadcast_sum",
-        pair(comm._broadcast, lambda grad, axis, root: grad * (axis.rank == root)),
-        "broadcast",
+    "broadcast: gradient of the root alone": pair(
+        "broadcast", lambda grad, shape, axis, root=0: grad * (axis.rank == root)
     ),
-    "reduce: every rank gets the sum": (
-        comm,
-        "_reduce_copy",
-        pair(sum_everywhere, comm._broadcast),
+    "reduce: every rank gets the sum": pair(
         "reduce",
+        lambda grad, shape, axis, root=0: comm.broadcast(grad, axis, root),
+        lambda x, axis, root=0: comm.all_reduce(x.detach(), axis),
     ),
-    "all_to_all: parts in the wrong order": (plain, "all_to_all", reversed_parts, "all_to_all"),
-    "ring_shift: result used before it came": (point_to_point, "_shift", shift_without_wait, "ring_shift"),
-    "ring_shift: from the wrong neighbour": (
-        point_to_point,
-        "_shift",
-        shift_from_the_wrong_neighbour,
-        "ring_shift",
+    "all_to_all: parts in the wrong order": pair(
+        "all_to_all", lambda grads, shapes, axis, *_: comm.all_to_all(grads, axis, shapes), reversed_parts
     ),
-    "send: gradient lost": (point_to_point._Send, "backward", staticmethod(gradient_lost), "send and recv"),
-    "counter: the wrong chunk left out": (traffic, "all_gather_cost", own_chunk_left_out, "all_gather"),
-    "counter: calls are not logged": (call.Handle, "_end", lambda self, call: None, "reduce_from"),
+    "ring_shift: result used before it came": pair("ring_shift", shift_back, shift_without_wait),
+    "ring_shift: from the wrong neighbour": pair("ring_shift", shift_back, shift_from_the_wrong_neighbour),
+    "send: gradient lost": (
+        comm,
+        "send",
+        adjoint(gradient_lost, alone=False)(comm.send.__wrapped__),
+        "send and recv",
+    ),
+    "counter: the wrong chunk left out": (
+        call,
+        "RING",
+        traffic.RING | {"all_gather": own_chunk_left_out},
+        "all_gather",
+    ),
+    "counter: calls are not logged": (call, "log", Forgetful(), "reduce_from"),
 }
 
 

@@ -14,7 +14,7 @@ from gpt2lab.planner import choose, cost, kept, memory, moments, pipelines, seco
 from gpt2lab.planner.choose import Goal, parallelize
 from gpt2lab.planner.memory import of_rank
 from gpt2lab.planner.problem import Cluster, Device
-from gpt2lab.planner.sends import by_axis
+from gpt2lab.planner.sends import AxisTraffic, by_axis
 from gpt2lab.planner.share import RankShare
 from gpt2lab.schedules import Cost, make, simulate
 
@@ -102,6 +102,28 @@ def uplinks_are_free():
     return abs(next(found) / next(found) - 4) > 1e-6
 
 
+def cards_are_wrong():
+    """A sum of S bytes over 16 ranks sends 2 (15 / 16) S: with two cards of 1e6 bytes a second in each of 8 machines
+
+    over both, with one rank in each of 16 machines over one.
+    """
+    network = Network(Link(0, 1e6), Link(0, 2e6), 2)
+    for plan, axis, cards in (("dp=16", "dp+cp", 2), ("dp=16,tp=2", "dp+cp", 1)):
+        machine = seconds.RankOnCluster(Cluster(32, Device(1), network), whole(plan))
+        found = machine.travel([AxisTraffic(axis, "all_reduce", 2 * 15 * 1000, 30)])[axis]
+        if abs(found - 30e3 / (cards * 1e6)) > 1e-9:
+            return True
+    return False
+
+
+def straddling_is_not_seen():
+    """Groups of 6 in nodes of 8: ranks 6 to 11 lie in two of them."""
+    machine = seconds.RankOnCluster(
+        Cluster(24, Device(1), Network(Link(0, 1), Link(0, 9), 8)), whole("dp=4,tp=6")
+    )
+    return not machine.crosses("tp")
+
+
 def the_front_is_beaten():
     every = parallelize(CONFIG, FREE.with_devices(2), Goal(8, 32)).front
     return any(a.prediction.memory <= b.prediction.memory for a, b in zip(every, every[1:], strict=False))
@@ -171,9 +193,27 @@ BUGS = {
     "every rank has a core": (seconds.RankOnCluster, "crowd", lambda right: 1.0, cores_are_free),
     "rings do not share an uplink": (
         seconds.RankOnCluster,
-        "_slowest",
+        "link",
         lambda right: lambda self, axis: self.cluster.network.between,
         uplinks_are_free,
+    ),
+    "a ring has one card of each machine": (
+        seconds,
+        "groups_on_nodes",
+        lambda right: lambda *args: replace(right(*args), fewest=1),
+        cards_are_wrong,
+    ),
+    "a group of one rank in a machine has all its cards": (
+        seconds,
+        "groups_on_nodes",
+        lambda right: lambda *args: replace(right(*args), fewest=8),
+        cards_are_wrong,
+    ),
+    "groups never straddle machines": (
+        seconds,
+        "groups_on_nodes",
+        lambda right: lambda ranks, distance, node, world: right(ranks, distance, ranks * distance, world),
+        straddling_is_not_seen,
     ),
     "the front has whatever is fast": (
         choose,

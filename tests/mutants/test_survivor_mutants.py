@@ -26,7 +26,7 @@ from gpt2lab.parallel.zero import stages
 from gpt2lab.parallel.zero.flat import Flat
 from gpt2lab.plan import Plan
 from gpt2lab.planner import failures, fit, seconds
-from gpt2lab.ranks import collectives
+from gpt2lab.ranks import call, comm
 from gpt2lab.ranks.mesh import Axis
 from gpt2lab.schedules import Op, Timeline
 from gpt2lab.sharding.interpret import Interpreter
@@ -205,9 +205,9 @@ def woken():
 def objects():
     """What a rank sends of an object: one copy to each of the others."""
     calls, value = [], list(range(50))
-    with patch.object(collectives, "perform", lambda call, *_: calls.append(call)):
-        collectives.gather_objects(value, Axis("dp", (0, 1, 2), 0))
-    assert calls[0].bytes == 2 * len(pickle.dumps(value))
+    with patch.object(call, "perform", lambda call, *_: calls.append(call)):
+        comm.gather_objects(value, Axis("dp", (0, 1, 2), 0))
+    assert calls[0].cost[0] == 2 * len(pickle.dumps(value))
 
 
 def urgent():
@@ -272,7 +272,7 @@ SURVIVED = {
     ),
     "nobody wakes the writer": (stream.Outgoing._reclaim, "semaphores.post(self._wakeup)", "pass", woken),
     "one copy of an object for all": (
-        collectives.gather_objects,
+        comm.gather_objects,
         "others * len(pickle.dumps(value))",
         "len(pickle.dumps(value))",
         objects,

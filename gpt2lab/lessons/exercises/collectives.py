@@ -9,7 +9,6 @@ from dataclasses import dataclass
 
 import torch
 
-from ...ranks.buffers import byte_size
 from . import close, live, returned, scored
 from .engine import Task, by_chance
 
@@ -25,7 +24,7 @@ class Wire:
         """Start sending x to place `to`; wait for the handle before the end."""
         from ...ranks import comm
 
-        self.noted.append(("send", to % self.size, byte_size(x)))
+        self.noted.append(("send", to % self.size, x.nbytes))
         number, begun = sum(kind == "send" for kind, *_ in self.noted) - 1, x.clone()
 
         def left():
@@ -44,7 +43,7 @@ class Wire:
         """Wait for a tensor of the shape of `like` from place `source`."""
         from ...ranks import comm
 
-        self.noted.append(("recv", source % self.size, byte_size(like)))
+        self.noted.append(("recv", source % self.size, like.nbytes))
         return comm.irecv(like, self.axis, source % self.size).wait()
 
 

@@ -79,24 +79,29 @@ class Envelope:
 def envelope(case: Workload, tp: int, pp: int, devices: int = 0) -> Envelope:
     """Four costs of a shape on so many devices (0: all), each a short formula, against 6 P operations for each token.
 
-    Gradients: 2 P / (tp pp) numbers on the slowest link between replicas. Tensor parallelism: 8 (t - 1) / t numbers a
-    token and channel of each layer, on the fast link. A bubble: (p - 1) / 3 m, of ZB-H1, and the last stage's head,
-    which weighs V / 12 C layers. Launches: 36 a layer and micro-batch.
+    Gradients: 2 P / (tp pp) numbers around a ring of replicas, inside a machine or over the node / tp cards that it
+    has in each. Tensor parallelism: 8 (t - 1) / t numbers a token and channel of each layer, on the fast link. A
+    bubble: (p - 1) / 3 m, of ZB-H1, the last stage's head, which weighs V / 12 C layers, and 2 (p - 1 + m) messages
+    that stages wait for. Launches: 36 a layer and micro-batch.
     """
     config, network, device = case.config, case.cluster.network, case.cluster.device
     devices = devices or case.cluster.devices
     dp, fast = devices // (tp * pp), (network.inside or network.between).bandwidth
     local = tp * dp <= network.node
-    tokens, wire = case.rows * case.length / devices, fast if local else network.between.bandwidth
+    cards = min(network.node // tp, dp) * network.between.bandwidth
+    tokens, wire = case.rows * case.length / devices, fast if local else min(fast, cards)
     compute = 6 * config.parameters * tokens / device.rate
     shape = Envelope(tp, pp, dp, 0, 0, 0, 0, local, 1 - devices / case.cluster.devices)
     micro, head = shape.micro(case.rows), config.vocab_size / (12 * config.n_embd)
     slowest = (config.n_layer / pp + head) / ((config.n_layer + head) / pp)
+    border = network.between.bandwidth if devices > network.node else fast
+    message = case.rows / dp / micro * case.length * config.n_embd * case.itemsize / tp / border
+    waits = 2 * (pp - 1 + micro) * message / compute * (pp > 1)
     return replace(
         shape,
         sums=2 * case.itemsize * config.parameters / (tp * pp * wire * compute) * (dp > 1),
         tensor=8 * (tp - 1) * case.itemsize * device.rate / (72 * config.n_embd * fast),
-        bubble=slowest * (1 + (pp - 1) / (3 * micro)) - 1,
+        bubble=slowest * (1 + (pp - 1) / (3 * micro)) - 1 + waits,
         launches=36 * config.n_layer / pp * micro * device.launch / compute,
     )
 
@@ -142,13 +147,20 @@ def memory_ladder(case: Workload, shape: Envelope):
 
 
 def decide(case: Workload) -> tuple[Plan | None, list[Envelope]]:
-    """The plan of the cheapest shape that can be made to fit, and the shapes on the way to it; None where none fits."""
-    passed = []
-    for shape in mesh_shapes(case):
-        passed.append(shape)
+    """The plan of the cheapest shape that can be made to fit, and the shapes on the way to it; None where none fits.
+
+    A shape without stages that fits only in several micro-batches has its gradients summed after the last one (ZeRO-1),
+    so backward hides nothing of them: then a dearer shape may be cheaper.
+    """
+    shapes, best = mesh_shapes(case), None
+    for i, shape in enumerate(shapes):
+        if best and best[0] <= shape.total:
+            break
         if plan := next(filter(case.fits, memory_ladder(case, shape)), None):
-            return plan, passed
-    return None, passed
+            late = plan.zero == 1 and plan.pp == 1
+            found = shape.total + late * (shape.sums - shape.exposed) / (1 - shape.idle), i, plan
+            best = min(best or found, found)
+    return (best[2], shapes[: best[1] + 1]) if best else (None, shapes)
 
 
 CAPSTONE = {

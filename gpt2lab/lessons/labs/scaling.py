@@ -26,6 +26,7 @@ FAMILIES = {
     "dp": lambda n, rows: f"dp={n},{_one_row(rows, n)}",
     "ZeRO-1": lambda n, rows: f"dp={n},zero=1,{_one_row(rows, n)}",
     "ZeRO-3": lambda n, rows: f"dp={n},zero=3,{_one_row(rows, n)}",
+    "HSDP": lambda n, rows: f"dp={n},zero=3,shard=8,{_one_row(rows, n)}",
     "tp x dp": lambda n, rows: f"tp=8,sp=on,dp={n // 8},zero=1,{_one_row(rows, n // 8)}",
     "tp x pp x dp": lambda n, rows: f"tp=8,pp=8,sp=on,dp={n // 64},zero=1,{_one_row(rows, n // 64)}",
     "cp x dp": lambda n, rows: (

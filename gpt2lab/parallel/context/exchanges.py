@@ -134,7 +134,7 @@ def root_axes(mesh, layout_name: str) -> tuple[Axis | None, ...]:
     """
     sliced = layout_name in ("contiguous", "unequal")
     return tuple(
-        mesh.axis("cp", [line[root:] if sliced else line for line in mesh.lines(["cp"])])
+        mesh.axis("cp", [line[root:] if sliced else line for line in mesh.lines(["cp"])], messages=False)
         for root in range(mesh["cp"].size)
     )
 

@@ -146,7 +146,9 @@ class Asynchronous(Pipeline):
     def __init__(self, model, mesh: Mesh, schedule: Schedule, table: Callable[[int], Stream]):
         super().__init__(model, mesh, schedule)
         self.table = table  # of so many batches
-        self.norm_axis = mesh.axis("stage", mesh.lines(NAMES[1:]))  # who updates at the same time
+        self.norm_axis = mesh.axis(
+            "stage", mesh.lines(NAMES[1:]), messages=False
+        )  # who updates at the same time
         self.record: list[Read] = []
 
     def run(self, micros, key, sync) -> torch.Tensor:

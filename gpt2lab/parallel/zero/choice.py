@@ -34,7 +34,7 @@ def sharding_groups(mesh: Mesh, shard: int) -> tuple[Axis, Axis | None]:
     lines = mesh.lines(["dp", "cp"])
     inside = [line[first : first + shard] for line in lines for first in range(0, whole.size, shard)]
     across = [line[place::shard] for line in lines for place in range(shard)]
-    return mesh.axis(whole.name, inside), mesh.axis("replica", across)
+    return mesh.axis(whole.name, inside, messages=False), mesh.axis("replica", across, messages=False)
 
 
 def check(config, plan, rows: int, length: int) -> None:

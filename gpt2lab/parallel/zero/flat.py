@@ -9,7 +9,6 @@ from dataclasses import replace
 import torch
 
 from ...ranks import comm
-from ...ranks.call import finished
 from ...ranks.mesh import Axis
 from .. import spec
 from ..finish import Piece
@@ -246,13 +245,13 @@ class Owned(Flat):
     def start_gather(self) -> None:
         """The owner's weights, broadcast (and waited for)."""
         if self.full is None and self.coming is None:
-            self.coming = finished(self.join_shards(self.shard.to(self.dtype)), async_op=True)
+            self.coming = comm.finished(self.join_shards(self.shard.to(self.dtype)), async_op=True)
 
     def start_reduce(self, flat: torch.Tensor):
         """The sum arrives at the owner alone."""
         total = comm.reduce(flat, self.axis, self.owner)
         mine = total if self.length else total.new_empty(0)  # not a view, which would keep all of it alive
-        return finished(mine, async_op=True)
+        return comm.finished(mine, async_op=True)
 
     def join_shards(self, shard: torch.Tensor) -> torch.Tensor:
         """The owner's buffer on every rank."""

@@ -2,10 +2,11 @@
 
 import argparse
 import contextlib
+import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import Field, dataclass
 
-from ..machine.words import flag
+from .words import did_you_mean, flag
 
 
 def within(least: float, most: int = 10**9):
@@ -82,3 +83,30 @@ def of_model() -> dict[str, Setting]:
         "length": Setting("tokens of a sequence; without it the model's positions", positive),
         "itemsize": Setting("bytes of a number", int, 4, (2, 4, 8)),
     }
+
+
+CHOICES, NAME = re.compile(r"invalid choice: '(.*)' \(choose from (.*)\)"), r"[^', ]+"
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse that suggests the nearest name for a misspelled one; `about` is shown as it is written."""
+
+    def __init__(self, prog: str = "gpt2lab", about: str | None = None):
+        as_written = argparse.RawDescriptionHelpFormatter
+        super().__init__(prog, description=about, formatter_class=as_written, allow_abbrev=False)
+
+    def parse_args(self, args=None, namespace=None):
+        """Like argparse's, but an unknown option is answered with the nearest known one."""
+        found, unknown = self.parse_known_args(args, namespace)
+        if unknown:
+            name = unknown[0].partition("=")[0]
+            known = [o for o in self._option_string_actions if o.startswith("--")]
+            self.error(f"there is no {name} here. {did_you_mean(name, known)}")
+        return found
+
+    def error(self, message: str):
+        """One sentence and where the options are explained, in place of argparse's list of all options."""
+        wrong, known = CHOICES.search(message).groups() if CHOICES.search(message) else ("", "")
+        sentence = f"{message}. {did_you_mean(wrong, re.findall(NAME, known))}".rstrip(" .")
+        end = "" if sentence.endswith("?") else "."
+        self.exit(2, f"{self.prog}: {sentence}{end} See {self.prog} --help.\n")
