@@ -134,6 +134,8 @@ def test_an_answer_that_names_its_judge_is_shown_to_the_teacher(results):
 def test_ranks_have_started_before_an_answer_is_timed(tmp_path):
     setup = "from gpt2lab.lessons import exercises\nfrom gpt2lab.lessons.exercises import check"
     source = submissions.SOURCE.replace("from gpt2lab.lessons.exercises import check", setup)
+    own = 'type("Own", (int,), {})(4)'  # cannot be told to another process, so the answer has its checker beside it
+    source = source.replace("answer(4)", f"answer({own})")
     of = submissions.lesson(tmp_path, source)
     begun = "    from multiprocessing.forkserver import _forkserver as f\n"
     begun += "    return x / 2 if f._forkserver_pid else x"
@@ -141,6 +143,7 @@ def test_ranks_have_started_before_an_answer_is_timed(tmp_path):
     (tmp_path / "ann.ipynb").write_text(json.dumps(notebook))
     found = grading.graded(tmp_path / "ann.ipynb", of, sandbox.Limits())["exercises"]
     assert [e["status"] for e in found] == ["PASS", "PASS"], found
+    assert [e["apart"] for e in found] == [False, True]
 
 
 def test_what_an_answer_starts_does_not_outlive_it(results):

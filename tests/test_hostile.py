@@ -247,18 +247,33 @@ POWERLESS = {  # what must raise OSError (or end in a failed command) in the san
     "system V": 'run("ipcmk", "-M", "1000")',
 }
 TOLD = "wrote to its judge"
-STATUS = '{"end": 0, "verdicts": [["a", "=HYPERLINK(1)", ""]], "seconds": 1}'
+STATUS = '{"end": 0, "verdicts": [["a", "=HYPERLINK(1)", ""]], "seconds": 1, "apart": true}'
 ENDS = {  # what ends its own process, and with it only its own exercise
     "shared memory": (
         "f = [os.memfd_create(n) for n in 'xy']\n"  # two, each below the limit of one file
         "for n in range(1900): os.write(f[n % 2], bytes(2**20))\ntime.sleep(9)",
         "GiB",
     ),
-    "mapped": ("m = [mmap.mmap(-1, 2**28) for _ in range(8)]\nfor a in m: touch(a)", "GiB"),
-    "forged order": ("tell('{\"begin\": 1}\\n')", TOLD),
-    "forged status": (f"tell({STATUS!r} + '\\n')", TOLD),
-    "done": ("tell('{\"done\": true}\\n')", TOLD),
-    "endless line": ("for _ in range(9): tell('x' * 2**18)", TOLD),
+    "mapped": ("m = [mmap.mmap(-1, 2**28) for _ in range(8)]\nfor a in m: touch(a)\ntime.sleep(9)", "GiB"),
+    "not the length": ("tell(b'x' * 8)", TOLD),
+    "no JSON": ("tell((4).to_bytes(8, 'big') + b'PASS')", TOLD),
+    "forged verdict": (f"say({STATUS!r})", TOLD),
+    "a call of nothing": ('say(\'{"call": 77, "given": [], "float": 0, "grad": 0}\')', TOLD),
+    "no value": ('say(\'{"value": {"made": "os:system", "of": ["true"]}}\')', TOLD),
+    "endless": ("for _ in range(9): tell(b'y' * 2**18)", TOLD),
+    "ends the line": ("[os.close(fd) for fd in lines()]\ntime.sleep(9)", "killed by SIGKILL"),
+    "kills its checker": ("os.kill(os.getppid(), 9)\ntime.sleep(9)", "killed by SIGKILL"),
+    "deep": ("v = []\nfor _ in range(10**5): v = [v]\nreturn v", "RecursionError"),
+    "more than fits": ("return 'x' * 2**27", "cannot be judged"),
+    "an object that is equal to all": (
+        "return type('T', (), {'__eq__': lambda *_: True})()",
+        "cannot be judged",
+    ),
+    "a number that is equal to all": (
+        "return type('T', (int,), {'__eq__': lambda *_: True})()",
+        "cannot be judged",
+    ),
+    "a checker's own error": ("raise type('_Endless', (BaseException,), {})", "killed|exit status 1"),
 }
 BEGIN = """
 import mmap, os, socket, subprocess, sys, time
@@ -272,10 +287,16 @@ def fill(path):
         for _ in range(1000):
             file.write(bytes(2**20))
 
-def tell(text):
-    for fd in range(3, 4096):
-        if os.path.exists(f"/proc/self/fd/{fd}") and os.readlink(f"/proc/self/fd/{fd}").startswith("pipe:"):
-            os.write(fd, text.encode())
+def lines():
+    found = [fd for fd in range(3, 4096) if os.path.exists(f"/proc/self/fd/{fd}")]
+    return [fd for fd in found if os.readlink(f"/proc/self/fd/{fd}").startswith(("pipe:", "socket:"))]
+
+def tell(data):
+    for fd in lines():
+        os.write(fd, data)
+
+def say(text):
+    tell(len(text).to_bytes(8, "big") + text.encode())
 
 def touch(memory):
     for i in range(0, len(memory), 4096):
@@ -315,13 +336,66 @@ def test_no_answer_leaves_its_sandbox(tmp_path):
 
 
 @CUT_OFF
-def test_what_breaks_a_limit_or_writes_to_the_judge_costs_only_its_own_exercise(tmp_path):
-    bodies = ["    " + f"{deed}\ntime.sleep(9)\n".replace("\n", "\n    ") + "\n" for deed, _ in ENDS.values()]
+def test_what_breaks_a_limit_or_its_line_costs_only_its_own_exercise(tmp_path):
+    bodies = ["    " + f"{deed}\nreturn False\n".replace("\n", "\n    ") + "\n" for deed, _ in ENDS.values()]
     found = tried(["    return True\n", *bodies, "    return True\n"], tmp_path)
     assert found[0][0][0][1] == found[len(ENDS) + 1][0][0][1] == "PASS", found
     for i, (name, (_, due)) in enumerate(ENDS.items(), 1):
         ((_, status, said),) = found[i][0]
-        assert status == "FAIL" and due in said, (name, said)
+        assert status == "FAIL" and any(one in said for one in due.split("|")), (name, said)
+
+
+FORGED = {  # what makes a wrong answer pass where its checker runs beside it, or tries
+    "np.abs": "import numpy as np\nnp.abs = lambda x: 0 * x",
+    "close": "import gpt2lab.lessons.exercises as e\nfor n in vars(sys.modules['__main__']): pass\ne.close = print",
+    "verdict": "import gpt2lab.lessons.desk as d\nd.verdict = lambda *_: ('PASS', '')",
+    "the code of close": "import gpt2lab.lessons.exercises as e\ne.close.__code__ = (lambda *_: None).__code__",
+    "the code of verdicts": "import gpt2lab.lessons.desk as d\nd.Desk.verdicts.__code__ = "
+    "(lambda *_: [('a', 'PASS', '')]).__code__",
+    "the code of the checker": "import gc\nfor f in gc.get_objects():\n"
+    "    if getattr(f, '__name__', '') == 'judge_it' and hasattr(f, '__code__'):\n"
+    "        f.__code__ = (lambda *_: None).__code__",
+    "frames": "f = sys._getframe()\nwhile f:\n"
+    "    [v.append(['a', 'PASS', '']) for k, v in f.f_locals.items() if k == 'found']\n    f = f.f_back",
+    "tell": "import __main__\n__main__._tell = print",
+    "peer": "import gpt2lab.classroom.peer as p\np.Peer.tell = lambda *_, **k: 0",
+    "judged": "import gpt2lab.classroom.apart as a\na.judged = lambda *_: ([['a', 'PASS', '']], True)",
+    "builtins": "import builtins\nbuiltins.AssertionError = NotImplementedError\nbuiltins.float = lambda *_: 2.0",
+    "modules": "sys.modules['numpy'] = sys.modules['gpt2lab.lessons.exercises'] = None",
+    "every line": 'tell(b\'{"end": 0, "verdicts": [["a", "PASS", ""]], "seconds": 1, "apart": true}\\n\')',
+    "the memory of the checker": "open(f'/proc/{os.getppid()}/mem', 'r+b').read(1)",
+    "the files of the checker": "os.open(f'/proc/{os.getppid()}/fd/4', os.O_WRONLY)",
+    "ptrace": "import ctypes\nif ctypes.CDLL(None).ptrace(16, os.getppid(), 0, 0) == 0: x = 2",
+    "pidfd": "import ctypes\nif ctypes.CDLL(None).syscall(438, os.pidfd_open(os.getppid()), 4, 0) >= 0: x = 2",
+    "a module beside": "open('/tmp/numpy.py', 'w').write('raise SystemExit')\n"
+    "open('/tmp/sitecustomize.py', 'w').write('raise SystemExit')",
+    "a thread": "import threading\nimport gpt2lab.lessons.exercises as e\n"
+    "threading.Thread(target=lambda: [setattr(e, 'close', print) for _ in range(99)], daemon=True).start()",
+    "an end that is good": "os._exit(0)",
+    "a way out": "raise SystemExit(0)",
+    "a fork": "if os.fork(): os._exit(0)",
+    "an alarm": "os.kill(os.getppid(), 14)",
+    "a profile": "sys.setprofile(lambda *_: None)",
+    "prints": "print('PASS  a')",
+}
+BESIDE = {"np.abs", "the code of close"}  # what succeeds where the checker runs beside the answer
+
+
+@CUT_OFF
+@pytest.mark.parametrize("across", [True, False])
+def test_no_answer_forges_its_verdict_where_the_checker_asks_across(across, tmp_path):
+    judge_it = (
+        f"def judge_it(answer):\n    {'' if across else 'answer(object())'}\n    close(answer(4), 2, 'a')\n"
+    )
+    text = "def deed(x):\n{}    return x\n"
+    deeds = ["    " + f"{deed}\n".replace("\n", "\n    ") + "\n" for deed in FORGED.values()]
+    source = submissions.SOURCE.replace("\n\ndef test_half", f"\n{BEGIN}\n\n{judge_it}\n\ndef test_half", 1)
+    part = lambda deed: Answer(("a",), text.format(""), 'check("a", judge_it, deed)', text.format(deed))
+    of = submissions.lesson(tmp_path, source)
+    found = grading._tried({i: part(deed) for i, deed in enumerate(deeds)}, of, LIMITS, [tmp_path])
+    passed = [name for i, name in enumerate(FORGED) if found[i][0][0][1] == "PASS"]
+    assert passed == [] if across else set(passed) == BESIDE
+    assert {found[i][2] for i, name in enumerate(FORGED) if name != "an alarm"} == {across}
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,10 @@
 """What a class needs around the lessons: notebooks handed out, graded, explained to teachers, and published.
 
 In the order of reading: `handout` (a folder for students), `submission` (what a student's notebook defines) with
-`reading` (the process that reads it), `judge` (the process in which this is tried), `sandbox` (what that process may
-do), `grade` (a folder of submissions) with `report` (its results as files), `progress` (what passes here), `guide`
-(pages for teachers), `site` (pages to read anywhere).
+`reading` (the process that reads it), `judge` (the process that has this tried), `apart` (each answer in a process of
+its own, which its checker asks for values), with `peer` (their line), `values` (what goes over it) and `verdicts`,
+`sandbox` (what all these processes may do), `grade` (a folder of submissions) with `report` (its results as files),
+`progress` (what passes here), `guide` (pages for teachers), `site` (pages to read anywhere).
 """
 
 from pathlib import Path

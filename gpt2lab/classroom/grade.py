@@ -1,7 +1,7 @@
 """Grade a folder of notebooks: definitions come from students, everything else from the lesson's source.
 
-Answers of one student are tried in one process, and one by one when that process does not reach its end, so that one
-answer never decides about another.
+Answers of one student are tried in one sandbox, each in processes of its own; where an answer ends the sandbox, the
+others go on in a new one, so that one answer never decides about another.
 """
 
 import hashlib
@@ -62,12 +62,13 @@ def graded(path: Path, lesson: Lesson, limits: Limits, hide=(), stop: threading.
     except Exception as error:
         said = str(error) if isinstance(error, submission.Unreadable) else f"{type(error).__name__}: {error}"
         names = [title for part in submission.answers([], lesson) for title in part.titles]
-        lost = [{"name": name, "status": "NONE", "words": "not read", "seconds": 0.0} for name in names]
+        nothing = {"status": "NONE", "words": "not read", "seconds": 0.0, "apart": True}
+        lost = [{"name": name} | nothing for name in names]
         return {"notes": [], "error": plain(said), "exercises": lost}
     notes = [plain(note) for note in notes]
     told = []
     for i, part in enumerate(parts):
-        verdicts, seconds = found.get(i, ([], 0.0))
+        verdicts, seconds, apart = found.get(i, ([], 0.0, True))
         said = {name: (status, words) for name, status, words in verdicts}
         for title in part.titles:
             lost = (
@@ -80,6 +81,7 @@ def graded(path: Path, lesson: Lesson, limits: Limits, hide=(), stop: threading.
                     "status": status,
                     "words": "\n".join(map(plain, words.split("\n"))),
                     "seconds": seconds,
+                    "apart": apart,
                 }
             )
             if words.startswith("no end"):
@@ -92,17 +94,21 @@ class NoSetup(ValueError):
     """The lesson's own cells do not run within the limits, so no answer can be tried."""
 
 
-def _tried(parts: dict, lesson: Lesson, limits: Limits, hide=(), stop=NEVER) -> dict[int, tuple[list, float]]:
-    """Verdicts and seconds of the answers that were tried."""
-    found, broke = _together(parts, lesson, limits, hide, stop)
-    for i in parts:
-        alone = {}
-        if i not in found and not (i in broke and broke[i].startswith("no end")):
-            alone, again = _together({i: parts[i]}, lesson, limits, hide, stop)
-            broke |= again
-        found |= alone
-        if i not in found:
-            found[i] = [(title, "FAIL", broke[i]) for title in parts[i].titles], limits.seconds
+def _tried(
+    parts: dict, lesson: Lesson, limits: Limits, hide=(), stop=NEVER
+) -> dict[int, tuple[list, float, bool]]:
+    """Verdicts and seconds of the answers that were tried, and whether each could not reach its own verdict."""
+    found, left = {}, dict(parts)
+    while left:
+        ended, broke = _together(left, lesson, limits, hide, stop)
+        found |= ended
+        for i, words in broke.items():  # at most one; it is tried once more, without the others
+            if len(left) > 1 and not words.startswith("no end"):
+                alone, again = _together({i: parts[i]}, lesson, limits, hide, stop)
+                found |= alone
+                words = again.get(i, words)
+            found.setdefault(i, ([(title, "FAIL", words) for title in parts[i].titles], limits.seconds, True))
+        left = {i: part for i, part in left.items() if i not in found}
     return found
 
 
@@ -115,7 +121,7 @@ def _together(parts: dict, lesson: Lesson, limits: Limits, hide, stop) -> tuple[
         if "begin" in step:
             at = step["begin"]
         elif "end" in step:
-            found[step["end"]] = step["verdicts"], step["seconds"]
+            found[step["end"]] = step["verdicts"], step["seconds"], step["apart"]
         elif at is None:
             raise NoSetup(
                 f"{lesson.name} cannot be set up within {limits.gib:g} GiB and {limits.processes} processes: "

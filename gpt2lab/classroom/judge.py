@@ -1,9 +1,9 @@
 """The process in which the answers of one student are tried: `python -m gpt2lab.classroom.judge FD SECONDS GIB`.
 
 It reads a job in JSON from its standard input and writes one line of JSON for each step into a pipe that only it knows:
-{"begin": i} before an answer is tried, {"end": i, "verdicts": [[name, status, words], ...], "seconds": s} after it,
-{"done": true} after the last.
-Nothing that answers print is kept.
+{"begin": i} before an answer is tried, {"end": i, "verdicts": [[name, status, words], ...], "seconds": s, "apart": b}
+after it, {"done": true} after the last; `apart` says whether the answer could not reach its own verdict.
+Nothing that answers print is kept. This process runs none of their code (`apart`).
 """
 
 import json
@@ -12,15 +12,8 @@ import resource
 import signal
 import sys
 import time
-from contextlib import suppress
 
 from ..processes.orphans import die_with_parent
-
-WORDS = 600
-"""Characters of a verdict's words that are kept."""
-
-STATUSES = ("PASS", "FAIL", "TODO")
-"""What a verdict can be."""
 
 
 def limit(gib: float) -> None:
@@ -40,21 +33,17 @@ def main(pipe: int, seconds: float, gib: float) -> None:
         os.dup2(nowhere, fd)
     from ..lessons import exercises
     from ..lessons.desk import Desk
-    from ..processes.launch import launch
+    from . import apart
 
+    apart.closed_to_others()
     exercises.LIMIT = seconds
     desk = Desk(job["lesson"], job["setup"])
-    # The first ranks start slowly, and no answer should pay for it.
-    if hasattr(desk.names.get("exercises"), "live"):
-        with suppress(Exception):
-            launch(lambda *_: None, ranks=1, echo=False)
     for i, (before, answer, checks) in job["answers"]:
         _tell(pipe, begin=i)
         start = time.perf_counter()
-        verdicts = [
-            (name, status, why[:WORDS]) for name, status, why in desk.verdicts(before, answer, checks)
-        ]
-        _tell(pipe, end=i, verdicts=verdicts, seconds=round(time.perf_counter() - start, 2))
+        verdicts, out_of_reach = apart.judged(desk, before, answer, checks, pipe)
+        seconds = round(time.perf_counter() - start, 2)
+        _tell(pipe, end=i, verdicts=verdicts, seconds=seconds, apart=out_of_reach)
     _tell(pipe, done=True)
 
 

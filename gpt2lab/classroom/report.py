@@ -28,6 +28,17 @@ def passed(result: dict) -> int:
     return sum(e["status"] == "PASS" for e in result["exercises"])
 
 
+def out_of_reach(results: list[dict]) -> str:
+    """A sentence on the exercises whose checkers had to run beside the answer, which could forge these verdicts."""
+    names = dict.fromkeys(e["name"] for r in results for e in r["exercises"] if not e["apart"])
+    if not names:
+        return "Every verdict was made out of reach of the answer that it is about."
+    return (
+        f"{', '.join(names)}: the checker had to run beside the answer, which could forge this verdict. The others "
+        "were made out of reach of the answer that they are about."
+    )
+
+
 def student_page(result: dict, lesson: str, remark: str) -> str:
     """What a student gets: verdict, words and seconds of every exercise."""
     lines = [
@@ -60,9 +71,8 @@ def write_results(results: list[dict], lesson: str, out: Path, remark: str) -> N
             new.write(said.encode())
     out.with_suffix("").mkdir(exist_ok=True)
     for r in results:
-        (out.with_suffix("") / f"{_slug(r['student'])}.txt").write_text(
-            student_page(r, lesson, remark), encoding="utf-8"
-        )
+        page = student_page(r, lesson, f"{remark} {out_of_reach([r])}")
+        (out.with_suffix("") / f"{_slug(r['student'])}.txt").write_text(page, encoding="utf-8")
 
 
 def known_results(out: Path, lesson: str) -> list[dict]:
@@ -100,7 +110,7 @@ def _checked(result: dict) -> dict:
     texts = [result[key] for key in ("student", "file", "key", "error")] + result["notes"]
     for e in result["exercises"]:
         texts += [e["name"], e["status"], e["words"]]
-        if not isinstance(e["seconds"], int | float):
+        if not isinstance(e["seconds"], int | float) or not isinstance(e.setdefault("apart", False), bool):
             raise ValueError
     if not all(isinstance(text, str) for text in texts):
         raise ValueError

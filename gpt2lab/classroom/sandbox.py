@@ -4,8 +4,9 @@ Linux namespaces, where the system gives them to users, take away the network, o
 answers see a root of their own, read-only, with the interpreter and this package, and two folders in memory of a stated
 size, which end with them. They keep no capability with which they could change that, and can make no namespace.
 
-What remains: an answer runs in the process that judges it, so it can forge its own student's verdicts; it can be
-measured only ten times a second, so it can pass the limits of memory and processes for a moment.
+What remains: where a checker must run beside the answer (`apart` says when, and each result says so), the answer can
+forge the verdict of that exercise; memory and processes are measured ten times a second, so an answer can pass their
+limits for a moment.
 """
 
 import contextlib
@@ -27,13 +28,13 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from .judge import STATUSES, WORDS
+from .verdicts import TOLD, ended, is_verdict, late
 
 HOME = Path(__file__).parents[2]
 SETUP = 120
 """Seconds in which a lesson's own setup must be done, on a busy machine."""
 GRACE = 5
-"""Seconds after which an answer that Python could not stop is killed."""
+"""Seconds in which a judge that has said its last ends."""
 FILES = 512
 """MiB of files that an answer may write into its working folder, and as much again into /dev/shm."""
 LINE = 2**20
@@ -184,7 +185,7 @@ def _watched(process, pipe: int, limits: Limits, waiting: list, stop: threading.
         if now > look:
             broke, look = _beyond(process, limits), now + 0.1
         if not broke and now > deadline:
-            broke = f"no end after {limits.seconds:g} s. Does a loop of yours never stop?"
+            broke = late(limits.seconds)
         if broke or not select.select([pipe], [], [], 0.1)[0]:
             continue
         if not (some := os.read(pipe, 1 << 16)):
@@ -195,18 +196,19 @@ def _watched(process, pipe: int, limits: Limits, waiting: list, stop: threading.
             if not step or "done" in step:
                 break
             at = waiting.pop(0) if "begin" in step else None
-            deadline = time.monotonic() + (SETUP if at is None else limits.seconds + GRACE)
+            # The judge itself sees to the seconds of an answer: this is for one that an answer has stopped.
+            deadline = time.monotonic() + SETUP + (0 if at is None else 3 * limits.seconds)
             yield step
         else:
             step = len(text) < LINE
         if not step:
-            broke = "your code wrote to its judge, or the judge said what none says"
+            broke = TOLD
         elif step is not True and "done" in step:
             return
     if not broke:
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(GRACE)
-        broke = f"the process that ran your code ended in the middle of it ({_how(process.returncode)})"
+        broke = ended(process.returncode)
     yield {"broke": broke}
 
 
@@ -221,24 +223,15 @@ def _step(line: bytes, waiting: list, at) -> dict | None:
             return {"done": True} if at is None and not waiting else None
         case {"begin": i}:
             return {"begin": i} if at is None and [i] == waiting[:1] else None
-        case {"end": i, "verdicts": [*verdicts], "seconds": int() | float() as seconds} if i == at:
-            if math.isfinite(seconds) and all(map(_is_verdict, verdicts)):
-                return {"end": i, "verdicts": verdicts, "seconds": float(seconds)}
+        case {
+            "end": i,
+            "verdicts": [*verdicts],
+            "seconds": int() | float() as seconds,
+            "apart": bool(apart),
+        } if i == at:
+            if math.isfinite(seconds) and all(map(is_verdict, verdicts)):
+                return {"end": i, "verdicts": verdicts, "seconds": float(seconds), "apart": apart}
     return None
-
-
-def _is_verdict(found) -> bool:
-    match found:
-        case [str(), status, str(words)]:
-            return status in STATUSES and len(words) <= WORDS
-    return False
-
-
-def _how(code: int | None) -> str:
-    number = code - 128 if code and code > 128 else -(code or 0)
-    with contextlib.suppress(ValueError):
-        return f"killed by {signal.Signals(number).name}"
-    return f"exit status {code}"
 
 
 def _beyond(process, limits: Limits) -> str:

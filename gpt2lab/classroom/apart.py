@@ -1,0 +1,200 @@
+"""Each answer in a process of its own; its checker in another one, which asks it for values and decides.
+
+The judge forks a process for the checker, and that one forks the answer's, which forgets every other line, defines the
+answer, and then only gets arguments and gives plain values (`values`). Functions of either side can be called by the
+other. Linux lets no process of the same user read or trace judge and checker (PR_SET_DUMPABLE). With the exercise ends
+all that was started for it.
+
+A checker that hands over what is no plain value (a class to derive from, a function for ranks) cannot ask across:
+then it runs beside the answer, which could forge its verdict, for its own exercise only. `judged` says which way.
+"""
+
+import contextlib
+import ctypes
+import os
+import select
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+
+import psutil
+
+from ..lessons import exercises
+from ..lessons.desk import Desk, defined, titles
+from ..processes.launch import launch
+from ..processes.orphans import die_with_parent
+from .peer import Gone, Peer
+from .values import NotPlain
+from .verdicts import TOLD, WORDS, ended, is_verdict, late
+
+SPARE = 2
+"""Seconds after which an answer that Python could not stop is killed."""
+WARM = 60
+"""Seconds in which a process must be ready on a busy machine, with its first ranks."""
+PR_SET_DUMPABLE, PR_SET_CHILD_SUBREAPER = 4, 36
+
+
+def closed_to_others() -> None:
+    """No process may read or trace this one from now on; what its children leave behind becomes its own child."""
+    if sys.platform == "linux":
+        for option, value in ((PR_SET_DUMPABLE, 0), (PR_SET_CHILD_SUBREAPER, 1)):
+            ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
+
+
+def judged(desk: Desk, before: str, answer: str, checks: str, pipe: int) -> tuple[list, bool]:
+    """The verdicts [name, status, words] on an answer, as `Desk.verdicts`, and whether the answer could not reach them.
+
+    `pipe` is what only this process may write to.
+    """
+    names = titles(checks)
+    for across in (False,) if any(f"class {name}" in before for name in defined(before)) else (True, False):
+        deed = _ask_across if across else _judge_beside
+        with _forked(lambda line, deed=deed: deed(desk, before, answer, checks, line), pipe) as other:
+            try:
+                other.hear(WARM)
+                found = other.hear(exercises.LIMIT + SPARE)
+            except AssertionError as error:
+                return [[name, "FAIL", str(error)] for name in names], across
+        if across and "unlike" in found:
+            continue
+        match found.get("verdicts"):
+            case [*lines] if all(map(is_verdict, lines)) and [line[0] for line in lines] == names:
+                return lines, across
+        return [[name, "FAIL", TOLD] for name in names], across
+
+
+class Other:
+    """The process at the other end of a line; `over` says why it cannot be asked any more."""
+
+    def __init__(self, process: int, line: socket.socket):
+        self.process, self.line, self.peer, self.over = process, line, Peer(line), ""
+
+    def __reduce__(self):
+        raise NotPlain("a function that asks another process cannot go to ranks")
+
+    def ask(self, name: str, args: tuple, kwargs: dict):
+        """What its function gives; raises what that raised, and AssertionError with words where the process is over."""
+        if self.over:
+            raise AssertionError(self.over)
+        if threading.current_thread() is not threading.main_thread():
+            raise NotPlain("pretended ranks ask at the same time, and there is one line")
+        try:
+            return self.peer.call(name, args, kwargs)
+        except Gone as gone:
+            raise self._end(str(gone)) from None
+        except (Exception, SystemExit, NotPlain):
+            raise
+        except BaseException:  # the time of `exercises.verdict` is over
+            self._end(late(exercises.LIMIT))
+            raise
+
+    def hear(self, seconds: float) -> dict:
+        """Its next message, which must begin within so many seconds; AssertionError with words where none comes."""
+        if not select.select([self.line], [], [], seconds)[0]:
+            raise self._end(late(exercises.LIMIT))
+        self.line.settimeout(seconds)
+        try:
+            return self.peer.hear()
+        except Gone as gone:
+            raise self._end(str(gone)) from None
+        finally:
+            self.line.settimeout(None)
+
+    def _end(self, words: str) -> AssertionError:
+        """End the process, and say why: in these words, or how it has ended by itself."""
+        os.kill(self.process, signal.SIGKILL)  # no matter to one that has ended by itself
+        status = os.waitstatus_to_exitcode(os.waitpid(self.process, 0)[1])
+        self.over = words or ended(status)
+        return AssertionError(self.over)
+
+
+@contextlib.contextmanager
+def _forked(run: Callable, *secret: int) -> Iterator[Other]:
+    """A fork that does `run(line)`, without these files; it ends, with all that it has started, with the block."""
+    ours, theirs = socket.socketpair()
+    process = os.fork()
+    if not process:
+        try:
+            for file in (ours.fileno(), *secret):
+                os.close(file)
+            die_with_parent(signal.SIGKILL)
+            run(theirs)
+            os._exit(0)
+        finally:
+            os._exit(1)
+    theirs.close()
+    try:
+        yield Other(process, ours)
+    finally:
+        ours.close()
+        while left := psutil.Process().children(recursive=True):
+            for one in left:
+                with suppress(psutil.Error):
+                    one.kill()
+                with suppress(ChildProcessError):
+                    os.waitpid(one.pid, 0)
+
+
+def _ask_across(desk: Desk, before: str, answer: str, checks: str, line: socket.socket) -> None:
+    """In a fork: the checker here, the answer in a fork of its own. Tells the verdicts, or that this cannot be."""
+    closed_to_others()
+    peer, given, found = Peer(line), dict(desk.names), []
+    desk.run(before, given)
+    with _forked(lambda line: _answer(desk, before, answer, line), line.fileno()) as other:
+        try:
+            said = other.hear(exercises.LIMIT + SPARE).get("ready")
+        except AssertionError as error:
+            said = str(error)
+        peer.tell(ready=True)
+        if said:
+            return peer.tell(verdicts=[[name, "FAIL", str(said)[:WORDS]] for name in titles(checks)])
+        for name in defined(before):
+            given[name] = _far(name, given[name], other)
+
+        def check(name, test, *args, **kwargs):
+            status, words = exercises.verdict(test, *args, **kwargs)
+            found.append([name, status, str(words)[:WORDS]])
+
+        try:
+            desk.run(checks, given | {"check": check})
+            peer.tell(verdicts=found)
+        except NotPlain as error:
+            peer.tell(unlike=str(error))
+
+
+def _far(name: str, blank: Callable, other: Other) -> Callable:
+    """The function that calls an answer's function of this name; its signature is the blank one's."""
+
+    def far(*args, **kwargs):
+        return other.ask(name, args, kwargs)
+
+    far.__name__ = far.__qualname__ = name
+    far.__wrapped__ = blank
+    return far
+
+
+def _answer(desk: Desk, before: str, answer: str, line: socket.socket) -> None:
+    """In a fork of that: define the answer, say so, and call its functions as the checker asks."""
+    peer, names = Peer(line, trusted=True), dict(desk.names)
+    desk.run(before, names)
+    try:
+        desk.run(answer, names)
+    except (Exception, SystemExit) as error:
+        peer.tell(ready=f"your cell does not run: {type(error).__name__}: {error}")
+    peer.tell(ready="")
+    while True:
+        peer.answer(peer.hear(), names)
+
+
+def _judge_beside(desk: Desk, before: str, answer: str, checks: str, line: socket.socket) -> None:
+    """In a fork: checker and answer together. The first ranks start slowly, and no answer should pay for it."""
+    peer = Peer(line)
+    if hasattr(desk.names.get("exercises"), "live"):
+        with suppress(Exception):
+            launch(lambda *_: None, ranks=1, echo=False)
+    peer.tell(ready=True)
+    found = desk.verdicts(before, answer, checks)
+    peer.tell(verdicts=[[name, status, str(words)[:WORDS]] for name, status, words in found])

@@ -1,0 +1,174 @@
+"""A line between two processes: either may call functions of the other, with plain values, one call at a time."""
+
+import base64
+import builtins
+import json
+import socket
+import sys
+import threading
+from collections.abc import Callable, Iterator
+
+import cloudpickle
+import torch
+
+from .values import DTYPES, NotPlain, decode, encode, renew
+from .verdicts import TOLD
+
+LARGEST = 2**26
+"""Bytes of a message."""
+LONGEST = 10**6
+"""Values that are taken from an iterator."""
+TEXT = 10_000
+"""Characters that are told of an error."""
+
+
+class Gone(Exception):
+    """The other process has ended (no words), or says what none says."""
+
+
+class Peer:
+    """One end of the line. Where the other end is `trusted`, it may say how a call is watched."""
+
+    def __init__(self, line: socket.socket, trusted: bool = False):
+        self.line, self.trusted, self.turn = line, trusted, threading.RLock()
+        self.offered: list[Callable] = []
+        self.raised: list[
+            BaseException
+        ] = []  # what functions of this end raised, for the case that it comes back
+
+    def call(self, name: str | int, args: tuple, kwargs: dict):
+        """What a function of the other end gives or raises; arguments that it changes are changed here too.
+
+        Raises Gone, and NotPlain for what cannot be told.
+        """
+        watch = sys.getprofile()  # of `exercises.closed`: it watches the answer, where that runs
+        sys.setprofile(None)
+        try:
+            with self.turn:
+                return self._call(name, [list(args), kwargs], watch)
+        finally:
+            sys.setprofile(watch)
+
+    def _call(self, name, given: list, watch):
+        how = {"grad": torch.is_grad_enabled(), "float": str(torch.get_default_dtype())}
+        if watch and not self.trusted:
+            how["watch"] = base64.b64encode(cloudpickle.dumps(watch)).decode()
+        self.tell(call=name, given=encode(given, self._offer), **how)
+        while "call" in (message := self.hear()):
+            self.answer(message)
+        try:
+            changed = decode(message.get("changed"), self._reach)
+            found = self._error(message) if "raised" in message else decode(message["value"], self._reach)
+            if changed is not None:
+                renew(given, changed)
+        except Exception:
+            raise Gone(TOLD) from None
+        if "raised" in message:
+            raise found
+        return found
+
+    def answer(self, message: dict, names: dict | None = None) -> None:
+        """Do the call that the other end asks for, of a function in `names` or one offered, and tell what came."""
+        try:
+            name, given = message["call"], decode(message["given"], self._reach)
+            function = names[name] if names and isinstance(name, str) else self.offered[name]
+        except Exception:
+            raise Gone(TOLD) from None
+        before, watch = json.dumps(encode(given, self._offer)), None
+        if self.trusted:
+            torch.set_default_dtype(DTYPES[message["float"]])
+            torch.set_grad_enabled(message["grad"])
+            watch = cloudpickle.loads(base64.b64decode(message["watch"])) if "watch" in message else None
+        try:
+            told = {"value": self._result(function, given, watch)}
+            if (now := encode(given, self._offer)) != json.loads(before):
+                told["changed"] = now
+            return self.tell(**told)
+        except (Exception, SystemExit, KeyboardInterrupt) as error:
+            told = self._words(error)
+        except NotPlain as error:
+            if not self.trusted:
+                raise
+            told = self._words(AssertionError(f"your function gave what cannot be judged: {error}"))
+        self.tell(**told)
+
+    def _result(self, function: Callable, given: list, watch):
+        args, kwargs = given
+        sys.setprofile(watch)
+        try:
+            found = function(*args, **kwargs)
+            if isinstance(found, Iterator):
+                found = [one for one, _ in zip(found, range(LONGEST), strict=False)]
+                sys.setprofile(None)
+                return {"iterator": encode(found, self._offer)["list"]}
+        finally:
+            sys.setprofile(None)
+        return encode(found, self._offer)
+
+    def tell(self, **message) -> None:
+        """Send a message. Raises NotPlain where it is too long, and Gone."""
+        data = json.dumps(message).encode()
+        if len(data) > LARGEST:
+            raise NotPlain(f"{len(data):,} bytes are too much for one call, the limit is {LARGEST:,}")
+        try:
+            self.line.sendall(len(data).to_bytes(8, "big") + data)
+        except OSError:
+            raise Gone from None
+
+    def hear(self) -> dict:
+        """The next message. Raises Gone."""
+        size = int.from_bytes(self._bytes(8), "big")
+        try:
+            message = json.loads(self._bytes(size)) if size <= LARGEST else None
+        except (ValueError, RecursionError):
+            message = None
+        if not isinstance(message, dict):
+            raise Gone(TOLD)
+        return message
+
+    def _bytes(self, size: int) -> bytes:
+        found = bytearray()
+        while len(found) < size:
+            try:
+                more = self.line.recv(min(size - len(found), 2**20))
+            except OSError:
+                more = b""
+            if not more:
+                raise Gone
+            found += more
+        return bytes(found)
+
+    def _offer(self, function: Callable) -> int:
+        """The number by which the other end can call a function."""
+        if function not in self.offered:
+            self.offered.append(function)
+        return self.offered.index(function)
+
+    def _reach(self, number: int) -> Callable:
+        """The function that calls the other end's function of this number."""
+        return lambda *args, **kwargs: self.call(number, args, kwargs)
+
+    def _words(self, error: BaseException) -> dict:
+        """An error as a message: names of its classes, its text, and its number where it came from the other end."""
+        self.raised.append(error)
+        try:
+            text = str(error)[:TEXT]
+        except Exception:
+            text = ""
+        names = [kind.__name__ for kind in type(error).__mro__]
+        return {
+            "raised": names,
+            "text": text,
+            "number": len(self.raised) - 1,
+            "back": getattr(error, "back", None),
+        }
+
+    def _error(self, message: dict) -> BaseException:
+        """The error that a message tells of: one that was raised here comes back as it was."""
+        names, text, back = message["raised"], str(message["text"]), message["back"]
+        if isinstance(back, int) and 0 <= back < len(self.raised):
+            return self.raised[back]
+        known = [getattr(builtins, name, None) for name in names]
+        known = [k for k in known if isinstance(k, type) and issubclass(k, Exception | SystemExit)]
+        own = {"__str__": lambda _: text, "__init__": lambda *_: None, "back": message["number"]}
+        return type(names[0], tuple(known[:1]) or (Exception,), own)()

@@ -1,0 +1,239 @@
+"""What goes between a judge and an answer's process: values that come back the same, and nothing that runs."""
+
+import json
+import math
+import os
+import socket
+from fractions import Fraction
+from types import SimpleNamespace
+
+import numpy as np
+import psutil
+import pytest
+import torch
+
+from gpt2lab.classroom import apart
+from gpt2lab.classroom.peer import Gone, Peer
+from gpt2lab.classroom.values import NotPlain, decode, encode, renew
+from gpt2lab.lessons import exercises
+from gpt2lab.lessons.desk import Desk
+from gpt2lab.machine.links import Link
+from gpt2lab.planner.problem import CLUSTERS
+
+PLAIN = [
+    None, True, 3, -1.5, math.inf, "text \ud800", b"\xff", 10**400, 1 + 2j, Fraction(1, 3), range(2, 9, 3),
+    slice(None, 4), [], [1, [2]], (1, (2, "a")), {1, 2}, frozenset({3}), {(1, 2): [3], None: {}},
+    SimpleNamespace(a=[1], b=None), np.arange(6.0).reshape(2, 3), np.float32(1.5), np.array(2), np.zeros((0, 3)),
+    np.array([True]), torch.arange(6).reshape(2, 3), torch.tensor(1.5, dtype=torch.bfloat16), torch.empty(0, 2),
+    torch.float64, Link(1e-5, 1e9), CLUSTERS["laptop"],
+]  # fmt: skip
+
+
+class Whole(int):
+    """A number with a class of its own."""
+
+
+UNLIKE = [
+    Whole(3), object(), type("T", (list,), {})(), np.array([None]), np.array(["a"]), [1, {2: object()}],
+    print.__class__,
+    torch.ones(2, requires_grad=True), np, iter([1]), np.ma.array([1]), torch.nn.Linear(1, 1), Ellipsis,
+]  # fmt: skip
+FORGED = [
+    {"made": "os:system", "of": ["true"]},
+    {"made": "gpt2lab.run:subprocess.Popen", "of": []},
+    {"made": "gpt2lab.machine.links:Link", "of": []},
+    {"list": 3, "more": 4},
+    {"int": ["1"]},
+    {"eval": ["1"]},
+    {"range": [1, 2, 3, 4]},
+    {"array": ["O", [1], "AAAAAAAAAAA="], "number": False},
+    {"array": ["f8", [10**9], "AAAAAAAAAAA="], "number": False},
+    {"tensor": ["torch.float64", [7], "AAAAAAAAAAA="]},
+    {"tensor": ["object", [1], "AAAAAAAAAAA="]},
+    {"dtype": "torch.nn"},
+    {"function": "0"},
+    {"dict": [[1]]},
+    [],
+]
+
+
+def refuse(*_):
+    raise AssertionError("nothing was to be called")
+
+
+def same(a, b) -> bool:
+    """Whether two values are alike, classes and shapes included."""
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, torch.Tensor | np.ndarray):
+        return a.dtype == b.dtype and a.shape == b.shape and bool((a == b).all())
+    if isinstance(a, list | tuple):
+        return len(a) == len(b) and all(map(same, a, b))
+    return a == b
+
+
+@pytest.mark.parametrize("value", PLAIN, ids=repr)
+def test_a_plain_value_comes_back_the_same(value):
+    assert same(decode(json.loads(json.dumps(encode(value, refuse))), refuse), value)
+
+
+@pytest.mark.parametrize("value", UNLIKE, ids=lambda v: type(v).__name__)
+def test_what_would_not_be_the_same_over_there_is_not_told(value):
+    with pytest.raises(NotPlain, match="no plain value"):
+        encode(value, refuse)
+
+
+@pytest.mark.parametrize("tree", FORGED, ids=str)
+def test_what_no_judge_writes_is_refused_and_nothing_is_run(tree):
+    with pytest.raises((ValueError, LookupError, TypeError, AttributeError, RuntimeError)):
+        decode(tree, refuse)
+
+
+def test_an_argument_that_was_changed_is_changed_in_place():
+    inner, tensor, array = [1, 2], torch.zeros(2), np.zeros(2)
+    old = [inner, {"a": tensor, "gone": 1}, (array,), {1}]
+    new = [[5], {"a": torch.ones(2), "b": 3}, (np.ones(2),), {2, 3}]
+    assert renew(old, new) is old and old[0] is inner and old[1]["a"] is tensor and old[2][0] is array
+    assert (
+        inner == [5] and tensor.sum() == array.sum() == 2 and old[1].keys() == {"a", "b"} and old[3] == {2, 3}
+    )
+
+
+BLANK = "def f(x, y=0):\n    raise NotImplementedError\n"
+
+
+def judge(answer: str, test: str):
+    """The verdict of a checker on an answer, and whether it was made out of reach."""
+    desk = Desk("made up", [f"import torch\nimport numpy as np\n{test}"])
+    with socket.socket() as pipe:
+        ((_, status, words),), across = apart.judged(
+            desk, BLANK, answer, 'check("f", test, f)', pipe.detach()
+        )
+    return status, words, across
+
+
+CASES = {  # name -> (answer, checker, status and words, whether across)
+    "a value": ("def f(x): return [x, {x: (x,)}]", "assert f(3) == [3, {3: (3,)}]", ("PASS", ""), True),
+    "a score": ("def f(x): return x", "return f('seven')", ("PASS", "seven"), True),
+    "words": ("def f(x): return x", "assert f(3) == 4, 'not 4'", ("FAIL", "not 4"), True),
+    "the blank": (BLANK, "f(3)", ("TODO", "write it"), True),
+    "an error": ("def f(x): return {}[x]", "f('key')", ("FAIL", "KeyError: 'key'"), True),
+    "an error that is expected": (
+        "def f(x): raise ValueError('no')",
+        "try: f(1)\n    except ValueError as e: assert str(e) == 'no'",
+        ("PASS", ""),
+        True,
+    ),
+    "a class of its own": (
+        "class Own(ZeroDivisionError): pass\ndef f(x): raise Own('mine')",
+        "f(1)",
+        ("FAIL", "Own: mine"),
+        True,
+    ),
+    "a call back": (
+        "def f(x): return sum(x(i) for i in range(3))",
+        "assert f(lambda i: 2 * i) == 6",
+        ("PASS", ""),
+        True,
+    ),
+    "words of a call back": (
+        "def f(x): return x(1)",
+        "def once(i): raise AssertionError('called once too often')\n    f(once)",
+        ("FAIL", "called once too often"),
+        True,
+    ),
+    "an error that comes back as it was": (
+        "def f(x): return x()",
+        "class Own(Exception): pass\n    def fall(): raise Own\n    try: f(fall)\n    except Own: return 'same'",
+        ("PASS", "same"),
+        True,
+    ),
+    "in place": (
+        "def f(x): x.mul_(2)",
+        "t = torch.ones(3)\n    f(t)\n    assert t.sum() == 6",
+        ("PASS", ""),
+        True,
+    ),
+    "an iterator": (
+        "def f(x):\n    yield from range(x)",
+        "assert list(f(3)) == [0, 1, 2]",
+        ("PASS", ""),
+        True,
+    ),
+    "no gradients": (
+        "import torch\ndef f(x): return torch.is_grad_enabled(), torch.get_default_dtype()",
+        "with torch.no_grad(): assert f(1) == (False, torch.get_default_dtype())\n    assert f(1)[0]",
+        ("PASS", ""),
+        True,
+    ),
+    "state between calls": (
+        "seen = []\ndef f(x):\n    seen.append(x)\n    return len(seen)",
+        "assert [f(1), f(1)] == [1, 2]",
+        ("PASS", ""),
+        True,
+    ),
+    "its parameters": (
+        "def f(x, y=0): return x",
+        "import inspect\n    assert len(inspect.signature(f).parameters) == 2",
+        ("PASS", ""),
+        True,
+    ),
+    "closed modules": (
+        "import torch\ndef f(x): return torch.nn.functional.relu(x)",
+        "from gpt2lab.lessons.exercises import unaided\n    unaided(f, 'torch.nn.functional')(torch.ones(2))",
+        ("FAIL", "closed"),
+        True,
+    ),
+    "autograd": (
+        "def f(x): return 2 * x",
+        "x = torch.ones(1, requires_grad=True)\n    f(x).backward()\n    assert x.grad == 2",
+        ("PASS", ""),
+        False,
+    ),
+    "an object": ("def f(x): return x", "o = object()\n    assert f(o) is o", ("PASS", ""), False),
+    "for ranks": (
+        "def f(x): return x",
+        "import cloudpickle\n    assert cloudpickle.loads(cloudpickle.dumps(f))(3) == 3",
+        ("PASS", ""),
+        False,
+    ),
+    "no definition": ("1 / 0", "f(1)", ("FAIL", "your cell does not run: ZeroDivisionError"), True),
+    "its end": (
+        "import os\ndef f(x): os._exit(3)",
+        "f(1)",
+        ("FAIL", "ended in the middle of it (exit status 3)"),
+        True,
+    ),
+    "no function": ("f = 3", "f(1)", ("FAIL", "'int' object is not callable"), True),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_checker_sees_across_what_it_would_see_beside_the_answer(name):
+    answer, test, (status, words), across = CASES[name]
+    found = judge(answer, f"def test(f):\n    {test}\n")
+    assert found[0] == status and words in found[1] and found[2] == across, found
+
+
+def test_what_an_answer_leaves_running_ends_with_its_exercise_and_an_endless_one_with_its_time(monkeypatch):
+    mark = str(10**6 + os.getpid())
+    deed = (
+        f"import subprocess\ndef f(x):\n    subprocess.Popen(['sleep', '{mark}'], start_new_session=True)\n"
+    )
+    deed += "    return 1"
+    assert judge(deed, "def test(f):\n    assert f(1) == 1\n")[0] == "PASS"
+    assert not [p for p in psutil.process_iter(["cmdline"]) if mark in (p.info["cmdline"] or ())]
+    monkeypatch.setattr(exercises, "LIMIT", 0.5)
+    assert "no end after 0.5 s" in judge("def f(x):\n    while True: pass", "def test(f):\n    f(1)\n")[1]
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"\0" * 7, b"\xff" * 8, (2).to_bytes(8, "big") + b"[]", (1).to_bytes(8, "big") + b"{"]
+)
+def test_a_line_that_says_what_none_says_is_gone(data):
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        theirs.sendall(data)
+        theirs.shutdown(socket.SHUT_WR)
+        with pytest.raises(Gone):
+            Peer(ours).hear()
