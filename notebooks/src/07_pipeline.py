@@ -602,7 +602,7 @@ def one_f_one_b(rank, p, m):
 
 
 # %% tags=["wrong"]
-# FAIL: 5 ranks, 6 micro-batches
+# FAIL: (a drawn case
 # MISTAKE: Written down for the sizes that one has seen.
 def one_f_one_b(rank, p, m):
     warm_up = (
@@ -960,7 +960,7 @@ def bytes_sent(p, m, b, T, C):
 
 
 # %% tags=["wrong"]
-# FAIL: 4 ranks, 8 micro-batches of 2 x 16 tokens, width 32
+# FAIL: (a drawn case
 # MISTAKE: All rows are taken to make one text's length: right only where m b = T.
 def bytes_sent(p, m, b, T, C):
     return (p - 1) * 2 * T * T * C * 4

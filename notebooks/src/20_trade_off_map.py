@@ -601,7 +601,7 @@ def plan_for(case):
 # MISTAKE: The recorded answers are looked up instead of a plan being chosen.
 def plan_for(case):
     known = decisions.recorded()  # what the checker compares with, looked up
-    return next(known[name] for name, job in decisions.CAPSTONE.items() if job.config is case.config)
+    return next(known[name] for name, job in decisions.CAPSTONE.items() if job.config == case.config)
 
 
 # %%
