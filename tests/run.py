@@ -182,7 +182,7 @@ def main(names: list[str]) -> int:
     for name, value in {"OMP_NUM_THREADS": "1", "MPLBACKEND": "agg", "PYTHONHASHSEED": "0"}.items():
         os.environ.setdefault(name, value)
     os.environ["PYTHONPATH"] = os.pathsep.join(
-        [str(ROOT / "tests"), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
+        [str(ROOT / "tests"), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     )
     adopt()
     update, lines, total = update_seconds(), [], (time.monotonic(), processor_seconds())

@@ -125,6 +125,7 @@ def test_nothing_of_the_package_unpickles_a_file():
             found.setdefault(str(file.relative_to(package)), set()).add(call)
     assert found.pop("commands/convert.py") == {"torch.load(io.BytesIO(archive), weights_only=True)"}
     assert set(found) == {
+        "classroom/peer.py",
         "classroom/reading.py",
         "processes/rank_process.py",
         "processes/results.py",

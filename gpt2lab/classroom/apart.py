@@ -114,6 +114,7 @@ class Other:
 @contextlib.contextmanager
 def _forked(run: Callable, *secret: int) -> Iterator[Other]:
     """A fork that does `run(line)`, without these files; it ends, with all that it has started, with the block."""
+    before = set(psutil.Process().children(recursive=True))  # what has nothing to do with the fork
     ours, theirs = socket.socketpair()
     process = os.fork()
     if not process:
@@ -130,7 +131,7 @@ def _forked(run: Callable, *secret: int) -> Iterator[Other]:
         yield Other(process, ours)
     finally:
         ours.close()
-        while left := psutil.Process().children(recursive=True):
+        while left := set(psutil.Process().children(recursive=True)) - before:
             for one in left:
                 with suppress(psutil.Error):
                     one.kill()
