@@ -22,7 +22,6 @@ from gpt2lab.planner.problem import CLUSTERS, Cluster, Device
 from gpt2lab.planner.sends import sends
 from gpt2lab.planner.share import RankShare
 from gpt2lab.plots.planner import front_figure, predicted_and_measured
-from gpt2lab.schedules.registry import NAMES
 
 CONFIG = GPT2Config(vocab_size=300, n_positions=32, n_layer=4, n_head=4, n_embd=32)
 FOUR = Cluster(4, Device(1e9, 1e9, 2e-6, 1e9), Network(Link(1e-5, 1e8), Link(2e-6, 1e9), 2))
@@ -99,24 +98,6 @@ def test_none_of_the_front_is_beaten_and_every_plan_is_beaten_or_in_it(everythin
         assert any(beats(f.prediction, one.prediction) for f in front)
     for a, b in itertools.permutations(front, 2):
         assert not beats(a.prediction, b.prediction)
-
-
-def test_every_schedule_is_tried_or_counted_and_none_that_is_left_out_is_better():
-    """Two stages and two micro-batches, where 1F1B is the slowest of those that are tried."""
-    two, deep = replace(FOUR, devices=2), replace(CONFIG, n_layer=6)
-    rejected = Counter()
-    tried = {p.schedule for p in candidates(deep, two, 2, 32, rejected) if p.pp == 2}
-    assert tried == set(choose.SCHEDULES)
-    assert set(choose.SCHEDULES) | {"gpipe", "naive"} == set(NAMES)
-    assert rejected["gpipe and naive"] > 0 and rejected["more than two chunks a rank"] > 0
-    priced = {
-        name: predict(Plan(pp=2, micro=2, schedule=name), deep, 2, 32, two)
-        for name in (*tried, "gpipe", "naive")
-    }
-    for name in ("gpipe", "naive"):
-        assert priced[name].seconds >= priced["1f1b"].seconds and priced[name].memory >= priced["1f1b"].memory
-    best = parallelize(deep, two, Goal(2, 32)).prediction.seconds
-    assert best <= min(one.seconds for one in priced.values()) < priced["interleaved"].seconds
 
 
 def test_every_candidate_runs_and_every_one_left_out_has_a_reason():
