@@ -213,6 +213,15 @@ def test_only_a_third_ctrl_c_ends_a_run_at_once(tmp_path):
     assert not (tmp_path / train.STOP).exists()
 
 
+def test_a_rank_that_ends_first_leaves_the_stop_file_to_the_one_that_reports(tmp_path):
+    with train._stop_on_interrupt(tmp_path, ("SIGINT",)) as interrupted:
+        (tmp_path / train.STOP).write_text("SIGINT")  # by the owner of the machines
+        with train._stop_on_interrupt(tmp_path, ("SIGINT",), clears=False):
+            assert (tmp_path / train.STOP).exists()
+        assert (tmp_path / train.STOP).exists()
+    assert interrupted == ["SIGINT"] and not (tmp_path / train.STOP).exists()
+
+
 def test_the_generate_command_counts_new_tokens_by_its_stopwatch(capsys, monkeypatch):
     monkeypatch.setattr(huggingface, "load", lambda folder: None)
     monkeypatch.setattr(

@@ -95,7 +95,7 @@ def _as_one_rank(here, options: Options, source: Path | None, args) -> int:
         place = str(folder.resolve()) if folder else None
         try:
             # A launcher's SIGTERM ends a rank at once.
-            with _stop_on_interrupt(folder, ("SIGINT",)) as interrupted:
+            with _stop_on_interrupt(folder, ("SIGINT",), here.rank == 0) as interrupted:
                 start(here.rank, here.world_size, options, place, source, say_sometimes, device)
         except (FloatingPointError, checkpoint.BadCheckpoint) as error:
             if here.rank == 0:  # the sentence is the same on every rank
@@ -166,14 +166,14 @@ def _options(args, source: Path | None) -> Options:
 
 
 @contextmanager
-def _stop_on_interrupt(folder: Path | None, names=("SIGINT", "SIGTERM", "SIGHUP")):
+def _stop_on_interrupt(folder: Path | None, names=("SIGINT", "SIGTERM", "SIGHUP"), clears: bool = True):
     """Make Ctrl-C end the run after the current step, which is saved; a third Ctrl-C ends it at once.
 
     SIGTERM and a closed terminal do the same, however often; under nohup, where SIGHUP is ignored, the run goes on.
-    Gives the names of the signals that came.
+    Gives the names of the signals that came. The stop file lies where all ranks see it, and one of them `clears` it.
     """
     interrupted = []
-    if folder:  # a run that was killed while ending left its stop file
+    if folder and clears:  # a run that was killed while ending left its stop file
         (folder / STOP).unlink(missing_ok=True)
 
     def ask(number, _):
@@ -194,7 +194,7 @@ def _stop_on_interrupt(folder: Path | None, names=("SIGINT", "SIGTERM", "SIGHUP"
     finally:
         for s, handler in before.items():
             signal.signal(s, handler)
-        if folder:
+        if folder and clears:
             with suppress(FileNotFoundError):  # who else asked: a rank, the owner of the machines
                 interrupted += filter(None, [(folder / STOP).read_text()])
             (folder / STOP).unlink(missing_ok=True)

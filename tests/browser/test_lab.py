@@ -1,6 +1,7 @@
 """`make lab` in a real browser: lesson 00 opens, Run All reaches its end, sliders move pictures, nothing is fetched."""
 
 import os
+import re
 import socket
 from pathlib import Path
 from urllib.error import HTTPError
@@ -8,6 +9,7 @@ from urllib.parse import urlsplit
 from urllib.request import urlopen
 
 import pytest
+from playwright.sync_api import TimeoutError
 
 pytestmark = pytest.mark.timeout(400)
 
@@ -29,6 +31,14 @@ ALL_RAN = """() => {
     const prompts = [...document.querySelectorAll('.jp-CodeCell .jp-InputArea-prompt')];
     return prompts.length > 0 && prompts.every(p => /^\\[\\d+\\]:$/.test(p.textContent.trim()));
 }"""
+
+TROUBLE = """() => [...document.querySelectorAll(
+    ".jp-OutputArea-output[data-mime-type='application/vnd.jupyter.error'], " +
+    ".jp-OutputArea-output[data-mime-type='application/vnd.jupyter.stderr']")].map(e => e.innerText)"""
+
+CELLS = """() => [...document.querySelectorAll('.jp-CodeCell')].map(cell => ['prompt', 'input', 'output'].map(
+    part => cell.querySelector({prompt: '.jp-InputArea-prompt', input: '.jp-InputArea-editor',
+        output: '.jp-OutputArea'}[part])?.innerText.slice(0, 400)))"""
 
 CHANGED = """([cell, old]) => {
     const pictures = [...cell.querySelectorAll('.jp-OutputArea-output img')];
@@ -52,7 +62,7 @@ def page(chromium, lab):
     assert not page.evaluate(ALL_RAN)
     page.get_by_role("menuitem", name="Run", exact=True).click()
     page.get_by_role("menuitem", name="Run All Cells", exact=True).click()
-    page.wait_for_function(ALL_RAN, timeout=300_000)
+    wait_until_all_ran(page)
     yield page
     shot(page, "4_end")
     page.close()
@@ -67,6 +77,16 @@ def wait_until_ready(page):
             return
         page.wait_for_timeout(100)
     raise TimeoutError(page.evaluate(READY))
+
+
+def wait_until_all_ran(page):
+    """Wait until every code cell has a number; raises with the first that has none where one failed or takes long."""
+    try:
+        page.wait_for_function(f"() => ({ALL_RAN})() || ({TROUBLE})().length", timeout=300_000)
+    except TimeoutError as error:
+        cell = next(cell for cell in page.evaluate(CELLS) if not re.match(r"\[\d+\]:", cell[0].strip()))
+        raise TimeoutError(f"this cell has not run after five minutes: {cell}") from error
+    assert page.evaluate(TROUBLE) == []
 
 
 def shot(page, name):

@@ -8,7 +8,7 @@ import re
 import psutil
 import pytest
 import tiers
-from test_lab import ALL_RAN, shot, wait_until_ready
+from test_lab import TROUBLE, shot, wait_until_all_ran, wait_until_ready
 
 from gpt2lab.classroom import NOTEBOOKS
 
@@ -16,9 +16,6 @@ LESSONS = sorted(path.stem for path in NOTEBOOKS.glob("*.ipynb"))
 TODAY = LESSONS[(tiers.commits() or 0) % len(LESSONS)]
 pytestmark = pytest.mark.timeout(900)
 
-TROUBLE = """() => [...document.querySelectorAll(
-    ".jp-OutputArea-output[data-mime-type='application/vnd.jupyter.error'], " +
-    ".jp-OutputArea-output[data-mime-type='application/vnd.jupyter.stderr']")].map(e => e.innerText)"""
 CURRENT = "path => window.jupyterapp.shell.currentWidget?.context?.path === path"
 FURTHER = """() => {
     const panel = document.querySelector('.jp-Notebook .jp-WindowedPanel-outer, .jp-Notebook.jp-WindowedPanel-outer');
@@ -89,8 +86,7 @@ def read_through(page, name):
 def test_run_all_of_a_lesson_and_its_controls(chromium, lab, name):
     page = opened(chromium, lab, name)
     page.evaluate("() => { window.jupyterapp.commands.execute('notebook:run-all-cells'); }")
-    page.wait_for_function(f"() => ({ALL_RAN})() || ({TROUBLE})().length", timeout=300_000)
-    assert page.evaluate(TROUBLE) == []
+    wait_until_all_ran(page)
     to_both_ends(page)
     assert page.evaluate(TROUBLE) == [] and page.broken == []
     moving = page.locator(
