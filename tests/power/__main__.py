@@ -47,11 +47,12 @@ def main() -> int:
     """The command line."""
     parser = argparse.ArgumentParser(prog="python -m power", description=__doc__)
     parser.add_argument("what", choices=["reach", "run", "table"])
+    parser.add_argument("files", nargs="*", default=["tests"], help="whose tests reach runs (default: all)")
     parser.add_argument("--count", type=int, default=400, help="mutants that are drawn (default: 400)")
     parser.add_argument("--seed", type=int, default=SEED)
     options = parser.parse_args()
     if options.what == "reach":
-        return record()
+        return record(options.files)
     {"run": run, "table": table}[options.what](drawn(options.count, options.seed))
     return 0
 

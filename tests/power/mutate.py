@@ -75,14 +75,20 @@ def mutants_of(file: str) -> list[Mutant]:
         starts.append(starts[-1] + len(line.encode()))
     data, found = text.encode(), []
 
-    def at(line: int, column: int) -> int:
-        return len(data[: starts[line - 1] + column].decode())
+    def ends(node: ast.AST) -> tuple[int, int]:
+        """In bytes."""
+        first, last = starts[node.lineno - 1], starts[node.end_lineno - 1]
+        return first + node.col_offset, last + node.end_col_offset
+
+    def segment(node: ast.AST) -> str:
+        start, end = ends(node)
+        return data[start:end].decode()
 
     for function, node in _inside(ast.parse(text)):
-        for kind, old, wrong in _edits(node, lambda n: ast.get_source_segment(text, n)):
-            start, end = at(old.lineno, old.col_offset), at(old.end_lineno, old.end_col_offset)
-            if text[start:end] != wrong:
-                found.append(Mutant(file, function, old.lineno, kind, start, end, text[start:end], wrong))
+        for kind, old, wrong in _edits(node, segment):
+            if segment(old) != wrong:
+                start, end = (len(data[:byte].decode()) for byte in ends(old))
+                found.append(Mutant(file, function, old.lineno, kind, start, end, segment(old), wrong))
     return found
 
 

@@ -14,8 +14,8 @@ LEFT_OUT = ("mutants", "browser", "test_architecture.py", "test_names.py", "test
 """Tests that read the code's text, plant bugs by its words, or need a browser: they say nothing of what code does."""
 
 
-def record() -> int:
-    """Run all tests that count, one after the other, and note what they enter; the exit code of pytest."""
+def record(files: list[str]) -> int:
+    """Run the tests of these files and folders, one after the other, and note what they enter; pytest's exit code."""
     KEPT.mkdir(parents=True, exist_ok=True)
     for old in [*KEPT.glob("*.seen"), KEPT / "tests.jsonl"]:
         old.unlink(missing_ok=True)
@@ -33,7 +33,7 @@ def record() -> int:
         sys.executable,
         "-m",
         "pytest",
-        "tests",
+        *files,
         "-p",
         "power_reach",
         *ignored,
