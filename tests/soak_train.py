@@ -83,7 +83,8 @@ def main(minutes: float, ranks: int) -> int:
         process = subprocess.Popen(command, cwd=folder, env=env, stdout=subprocess.DEVNULL)
         parent, start = psutil.Process(process.pid), time.monotonic()
         try:
-            while process.poll() is None and not list(folder.glob("runs/*/log.jsonl")):
+            begun = lambda: [*folder.glob("runs/*/log.jsonl"), *folder.glob("runs/*/kept-?")]
+            while process.poll() is None and len(begun()) < 1 + ranks:
                 time.sleep(0.2)
             while process.poll() is None and time.monotonic() - start < 60 * minutes:
                 found.append(sample(parent, folder))

@@ -5,7 +5,7 @@ from collections import Counter
 
 import pytest
 from power import killing, mutate
-from power.mutate import Mutant, drawn, mutants_of
+from power.mutate import Mutant, drawn, mutants_of, planted
 
 
 @pytest.fixture
@@ -68,6 +68,14 @@ def test_the_same_mutants_are_drawn_every_time_and_each_is_python():
     assert rooms["parallel"] == 20 and rooms["ranks"] + rooms["transport"] == 12
     for mutant in mutants:
         ast.parse(mutant.text())
+
+
+def test_bugs_by_hand_are_still_where_they_can_be_planted():
+    bugs = planted()
+    assert len(bugs) > 60 and len({bug.name for bug in bugs}) == len(bugs)
+    for bug in bugs:
+        ast.parse(bug.text())
+        assert bug.function, bug
 
 
 def test_short_tests_that_enter_little_else_are_tried_first_within_the_seconds():

@@ -1,11 +1,11 @@
-"""`python -m power reach | run | table`, see the package's docstring."""
+"""`python -m power reach | run | planted | table`, see the package's docstring."""
 
 import argparse
 import shutil
 from collections import Counter, defaultdict
 
 from .killing import RESULTS, Copy, candidates, results
-from .mutate import SEED, drawn
+from .mutate import SEED, drawn, planted
 from .reaching import reached, record
 
 
@@ -46,13 +46,17 @@ def table(mutants) -> None:
 def main() -> int:
     """The command line."""
     parser = argparse.ArgumentParser(prog="python -m power", description=__doc__)
-    parser.add_argument("what", choices=["reach", "run", "table"])
+    parser.add_argument("what", choices=["reach", "run", "planted", "table"])
     parser.add_argument("files", nargs="*", default=["tests"], help="whose tests reach runs (default: all)")
     parser.add_argument("--count", type=int, default=400, help="mutants that are drawn (default: 400)")
     parser.add_argument("--seed", type=int, default=SEED)
     options = parser.parse_args()
     if options.what == "reach":
         return record(options.files)
+    if options.what == "planted":
+        run(planted())
+        table(planted())
+        return 0
     {"run": run, "table": table}[options.what](drawn(options.count, options.seed))
     return 0
 

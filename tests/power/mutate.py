@@ -2,6 +2,7 @@
 
 import ast
 import random
+import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,7 +51,7 @@ class Mutant:
     file: str  # from the root of the checkout
     function: str  # its qualified name
     line: int
-    kind: str  # operator, comparison, constant, and-or, not, statement, arguments
+    kind: str  # operator, comparison, constant, and-or, not, statement, arguments; a planted one's own words
     start: int
     end: int
     right: str
@@ -90,6 +91,27 @@ def mutants_of(file: str) -> list[Mutant]:
                 start, end = (len(data[:byte].decode()) for byte in ends(old))
                 found.append(Mutant(file, function, old.lineno, kind, start, end, segment(old), wrong))
     return found
+
+
+def planted() -> list[Mutant]:
+    """The bugs by hand of `planted.toml`. Raises ValueError where the text that one replaces is not there once."""
+    found = []
+    for bug in tomllib.loads((Path(__file__).parent / "planted.toml").read_text())["bug"]:
+        text = (ROOT / bug["file"]).read_text()
+        if text.count(bug["right"]) != 1:
+            raise ValueError(f"{bug['file']} has changed: {bug['right']!r} is not there once. {bug['what']}")
+        start = text.index(bug["right"])
+        end, line = start + len(bug["right"]), text.count("\n", 0, start) + 1
+        function = _around(ast.parse(text), line)
+        found.append(Mutant(bug["file"], function, line, bug["what"], start, end, bug["right"], bug["wrong"]))
+    return found
+
+
+def _around(tree: ast.AST, line: int) -> str:
+    """The qualified name of the innermost function around a line."""
+    scopes = ast.FunctionDef | ast.ClassDef
+    around = [n for n in ast.walk(tree) if isinstance(n, scopes) and n.lineno <= line <= n.end_lineno]
+    return ".".join(node.name for node in sorted(around, key=lambda node: node.lineno))
 
 
 def drawn(count: int, seed: int = SEED) -> list[Mutant]:
