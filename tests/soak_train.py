@@ -18,9 +18,9 @@ from gpt2lab import cli
 from gpt2lab.commands import train
 from gpt2lab.machine import huge_pages
 from gpt2lab.ranks import comm, trace
-from gpt2lab.run import start
 
 SAMPLES = 100
+on_rank = train._on_rank  # what each rank of the command runs
 ALLOWED = {"parent MB": 16, "rank MB": 40, "descriptors": 0.5, "threads": 0.5, "shm": 0.5, "temporary": 0.5}
 # In means: a sample may fall into a save, but what stays is 1 or more. Of a rank's 40 MB, 30 are for the latest calls
 # and spans that it keeps (50,000 of each), as long as there are fewer.
@@ -39,7 +39,7 @@ def look_now_and_then(rank, world_size, options, place, *rest):
             time.sleep(1)
 
     threading.Thread(target=look, daemon=True).start()
-    return start(rank, world_size, options, place, *rest)
+    return on_rank(rank, world_size, options, place, *rest)
 
 
 def sample(parent: psutil.Process, folder: Path) -> dict[str, float]:
@@ -108,6 +108,6 @@ def main(minutes: float, ranks: int) -> int:
 
 if __name__ == "__main__":
     if sys.argv[1] == "train":
-        train.start = look_now_and_then
+        train._on_rank = look_now_and_then
         sys.exit(cli.main(sys.argv[1:]))
     sys.exit(main(float(sys.argv[1]), int(sys.argv[2])))

@@ -404,16 +404,14 @@ def uneven(rank, world_size, rounds=3):
     trace.clear()
     for i in range(rounds):
         with trace.span(f"work {i}", "forward"):
-            time.sleep(0.02 * (rank + 1))
+            time.sleep(0.05 * (rank + 1))
         comm.barrier(axis)
     return trace.spans(with_comm=False)
 
 
 spans = trace.merge(four.run(uneven))
 seen = metrics.average_parallelism(spans)
-print(
-    "ideal: 10 units of work in 4 units of time, 2.5 of 4 ranks; seen between 1.5 and 2.5:", 1.5 < seen <= 2.5
-)
+print("ideal: 10 units of work in 4 units of time, 2.5 of 4 ranks; seen between 1.5 and 3:", 1.5 < seen < 3)
 
 # %% tags=["measured"]
 show(
