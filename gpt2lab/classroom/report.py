@@ -14,6 +14,15 @@ from pathlib import Path
 from ..corpus.storage import read_json, replacing
 
 COLUMNS = "student", "passed", "of"
+GRADEBOOKS = {
+    "canvas": ("Student", "ID", "SIS User ID", "SIS Login ID", "Section"),
+    "moodle": ("First name", "Surname", "ID number", "Institution", "Department", "Email address"),
+}
+"""The columns before the grades of what each system exports and imports, in its own order.
+
+Sources: lib/gradebook_importer.rb of instructure/canvas-lms; grade/import/csv of moodle/moodle, with its tests, and
+https://docs.moodle.org/en/Grade_import.
+"""
 ELSEWHERE = "Use another --out, or move it away."
 NOT_OURS = f"is no result of a grading. {ELSEWHERE}"
 
@@ -54,19 +63,53 @@ def student_page(result: dict, lesson: str, remark: str) -> str:
     return "\n".join([*lines, "", *notes, remark]) + "\n"
 
 
-def write_results(results: list[dict], lesson: str, out: Path, remark: str) -> None:
-    """Write `out` (CSV), the same in JSON beside it, and a folder of that name with a page for each student."""
+def gradebook(system: str, results: list[dict], lesson: str) -> list[list]:
+    """The rows that a system of GRADEBOOKS imports: exercises that pass are points.
+
+    The student's name stands where the system looks for its own: for Canvas the login, else the name; for Moodle the ID
+    number, or the address where it has an @. Moodle loses a grade that comes without its feedback.
+    """
+    columns, of = GRADEBOOKS[system], len(results[0]["exercises"])
+    if system == "canvas":
+        rows = [[*columns, lesson], ["    Points Possible", "", "", "", "", of]]
+        return rows + [[r["student"], "", "", r["student"], "", passed(r)] for r in results]
+    rows = [[*columns, f"Assignment: {lesson}", f"Feedback: {lesson}"]]
+    for r in results:
+        who = ["", r["student"]] if "@" in r["student"] else [r["student"], ""]
+        told = "; ".join(f"{e['name']}: {e['status']}" for e in r["exercises"])
+        rows.append(["", "", who[0], "", "", who[1], passed(r), told])
+    return rows
+
+
+def _csv(rows: list[list]) -> str:
+    """The rows as CSV, none of them a formula."""
     text = io.StringIO(newline="")
-    table = csv.writer(text)
-    names = [e["name"] for e in results[0]["exercises"]]
-    table.writerow([*COLUMNS, *names, "error", "notes", "file"])
+    formula = lambda value: str(value).startswith(("=", "+", "-", "@"))
+    csv.writer(text).writerows([f"'{v}" if formula(v) else v for v in row] for row in rows)
+    return text.getvalue()
+
+
+def _beside(out: Path, system: str) -> Path:
+    """Where the table for a system is written: grades.canvas.csv."""
+    return out.with_suffix(f".{system}.csv")
+
+
+def write_results(results: list[dict], lesson: str, out: Path, remark: str, system: str = "") -> None:
+    """Write `out` (CSV), the same in JSON beside it, and a folder of that name with a page for each student.
+
+    With a system of GRADEBOOKS also the table that it imports.
+    """
+    rows = [[*COLUMNS, *(e["name"] for e in results[0]["exercises"]), "error", "notes", "file"]]
     for r in results:
         status = [e["status"] for e in r["exercises"]]
-        more = r["error"], "; ".join(r["notes"]), r["file"]
-        row = [r["student"], passed(r), len(status), *status, *more]
-        table.writerow([f"'{v}" if str(v).startswith(("=", "+", "-", "@")) else v for v in row])
+        rows.append(
+            [r["student"], passed(r), len(status), *status, r["error"], "; ".join(r["notes"]), r["file"]]
+        )
     everything = json.dumps({"lesson": lesson, "results": results}, indent=1)
-    for file, said in ((out, text.getvalue()), (out.with_suffix(".json"), everything)):
+    files = {out: _csv(rows), out.with_suffix(".json"): everything}
+    if system:
+        files[_beside(out, system)] = _csv(gradebook(system, results, lesson))
+    for file, said in files.items():
         with replacing(file) as new:
             new.write(said.encode())
     out.with_suffix("").mkdir(exist_ok=True)
@@ -75,7 +118,7 @@ def write_results(results: list[dict], lesson: str, out: Path, remark: str) -> N
         (out.with_suffix("") / f"{_slug(r['student'])}.txt").write_text(page, encoding="utf-8")
 
 
-def known_results(out: Path, lesson: str) -> list[dict]:
+def known_results(out: Path, lesson: str, system: str = "") -> list[dict]:
     """The results that an earlier call has written for the same lesson; none where there are none.
 
     Raises ValueError, before anything is graded, where the results cannot be written or something else would be lost.
@@ -87,12 +130,13 @@ def known_results(out: Path, lesson: str) -> list[dict]:
         raise ValueError(
             f"The folder {out.parent} of --out is not there or cannot be written. Make it first."
         )
-    for one in (out, file):
+    begins = {out: COLUMNS} | ({_beside(out, system): GRADEBOOKS[system]} if system else {})
+    for one in (file, *begins):
         if one.exists() and not one.is_file():
             raise ValueError(f"{one} is no regular file. {ELSEWHERE}")
-    begin = ",".join(COLUMNS).encode() + b","
-    if out.exists() and not out.read_bytes().startswith(begin):
-        raise ValueError(f"{out} {NOT_OURS}")
+    for one, columns in begins.items():
+        if one.exists() and not one.read_bytes().startswith(",".join(columns).encode() + b","):
+            raise ValueError(f"{one} {NOT_OURS}")
     if pages.exists() and not (pages.is_dir() and file.exists()):
         raise ValueError(f"{pages}, where the students' pages would be, is there already. {ELSEWHERE}")
     if not file.exists():

@@ -6,6 +6,7 @@ these functions need besides is looked up by name in the notebook's other cells.
 
 import ast
 import builtins
+import difflib
 import json
 import os
 import re
@@ -109,10 +110,12 @@ def answers(cells: list[dict], lesson: Lesson) -> list[Answer]:
     """One answer for each exercise of the lesson, in order."""
     given = set(dir(builtins)) | {name for text in setup(lesson) for name in set_names(ast.parse(text))}
     there = _definitions(cells)
-    return [_answer(cells, exercise.cell, given, there) for exercise in exercises(lesson)]
+    ours = {name for c in lesson.cells if c.kind == "code" for name in set_names(ast.parse(c.solved()))}
+    strange = [name for name, text in there.items() if name not in ours and defined(text)]
+    return [_answer(cells, exercise.cell, given, there, strange) for exercise in exercises(lesson)]
 
 
-def _answer(cells, task, given: set[str], there: dict[str, str]) -> Answer:
+def _answer(cells, task, given: set[str], there: dict[str, str], strange: list[str]) -> Answer:
     body, checks = split(task.solved())
     before = split(task.blank())[0]
     wanted = sorted(defined(body))
@@ -122,9 +125,11 @@ def _answer(cells, task, given: set[str], there: dict[str, str]) -> Answer:
     part = tuple(titles(checks)), before, checks
     found = [c["source"] for c in cells if c["id"] == task.id]
     found += [c["source"] for c in reversed(cells) if defines.search(c["source"])]
+    text = next((source for source in found if BLANK not in source), [*found, ""][0])
+    if renamed := _renamed(wanted, text, strange):
+        return Answer(*part, None, renamed, "FAIL")
     if not found:
         return Answer(*part, None, f"no cell defines {' or '.join(wanted)}")
-    text = next((source for source in found if BLANK not in source), found[0])
     if text.split() == task.blank().split():
         return Answer(*part, None, "write it, then run this cell again")
     try:
@@ -138,6 +143,15 @@ def _answer(cells, task, given: set[str], there: dict[str, str]) -> Answer:
         words = f"your cell and what it needs have {len(whole):,} characters, the limit is {LONGEST:,}"
         return Answer(*part, None, words, "FAIL")
     return Answer(*part, whole)
+
+
+def _renamed(wanted: list[str], text: str, strange: list[str]) -> str:
+    """What to say where a name that is wanted is missing and a strange one is near to it; "" where none is."""
+    missing = [name for name in wanted if not re.search(rf"^(?:async def|def|class)\s+{name}\b", text, re.M)]
+    near = {name: difflib.get_close_matches(name, strange, 1) for name in missing}
+    return "; ".join(
+        f"`{other[0]}` looks like `{name}`: give it that name" for name, other in near.items() if other
+    )
 
 
 def _parsed(text: str) -> ast.Module:

@@ -1,6 +1,7 @@
 """Run what students handed in, and write their results: grades.csv, grades.json, and a page of text for each student.
 
 gpt2lab grade 07 submissions/ --out grades.csv
+gpt2lab grade 07 submissions/ --csv canvas     and grades.canvas.csv, which Canvas imports (or --csv moodle)
 
 FOLDER holds a notebook for each student, ann.ipynb or ann/07_pipeline.ipynb. Only the functions that students wrote
 are run, with the lesson's own checks; what their notebooks show does not count. A second call goes on where the first
@@ -18,6 +19,9 @@ from ..machine.options import Setting, add_options, positive, within
 
 OPTIONS = {
     "out": Setting("the table", Path, Path("grades.csv")),
+    "csv": Setting(
+        "also the table that this system imports, as OUT.canvas.csv", choices=[*report.GRADEBOOKS]
+    ),
     "jobs": Setting("students at a time", positive, 2),
     "seconds": Setting("for one exercise", within(0.1), sandbox.Limits().seconds),
     "memory": Setting("GiB for one student", within(0.001), sandbox.Limits().gib),
@@ -53,7 +57,7 @@ def _run(args) -> None:
     files = submissions(args.folder, lesson)
     if not files:
         raise ValueError(f"There are no notebooks (*.ipynb) in {args.folder}.")
-    known = report.known_results(args.out, lesson.name)
+    known = report.known_results(args.out, lesson.name, args.csv)
     known = [] if args.again else known
     limits, remark = sandbox.Limits(args.seconds, args.memory), sandbox.sentence()
     print(remark)
@@ -62,9 +66,9 @@ def _run(args) -> None:
     for result in tqdm(students, total=len(files), unit="student"):
         done[result["student"]] = result
         left = [r for r in known if r["student"] not in done]
-        report.write_results([*done.values(), *left], lesson.name, args.out, remark)
+        report.write_results([*done.values(), *left], lesson.name, args.out, remark, args.csv)
     results = [done[student] for student in files]
-    report.write_results(results, lesson.name, args.out, remark)
+    report.write_results(results, lesson.name, args.out, remark, args.csv)
     everything = sum(report.passed(r) == len(r["exercises"]) for r in results)
     looks = sum(bool(r["notes"] or r["error"]) for r in results)
     print(f"{len(results)} students, {everything} with every exercise passed, {looks} to look at: {args.out}")

@@ -1,0 +1,92 @@
+"""A teacher gets more than verdicts: tables that Canvas and Moodle import, functions renamed."""
+
+import csv
+import json
+
+import pytest
+import submissions
+
+from gpt2lab import cli
+from gpt2lab.classroom import report
+from gpt2lab.classroom.submission import read_answers
+
+VERDICTS = {"ann": ("PASS", "PASS"), "bo@example.org": ("FAIL", "PASS"), "=1+1": ("TODO", "NONE")}
+
+
+def results():
+    exercise = {"words": "", "seconds": 0.0, "apart": True}
+    head = {"file": "", "key": "", "error": "", "notes": []}
+    return [
+        {"student": student} | head | {"exercises": [{"name": n, "status": s} | exercise for n, s in told]}
+        for student, told in (
+            (who, zip(("half", "third"), said, strict=True)) for who, said in VERDICTS.items()
+        )
+    ]
+
+
+TABLES = {
+    "canvas": [
+        ["Student", "ID", "SIS User ID", "SIS Login ID", "Section", "07_halves"],
+        ["    Points Possible", "", "", "", "", "2"],
+        ["ann", "", "", "ann", "", "2"],
+        ["bo@example.org", "", "", "bo@example.org", "", "1"],
+        ["'=1+1", "", "", "'=1+1", "", "0"],
+    ],
+    "moodle": [
+        ["First name", "Surname", "ID number", "Institution", "Department", "Email address"]
+        + ["Assignment: 07_halves", "Feedback: 07_halves"],
+        ["", "", "ann", "", "", "", "2", "half: PASS; third: PASS"],
+        ["", "", "", "", "", "bo@example.org", "1", "half: FAIL; third: PASS"],
+        ["", "", "'=1+1", "", "", "", "0", "half: TODO; third: NONE"],
+    ],
+}
+
+
+@pytest.mark.parametrize("system", report.GRADEBOOKS)
+def test_a_table_has_the_columns_that_the_system_imports(system, tmp_path):
+    out, table = tmp_path / "g.csv", tmp_path / f"g.{system}.csv"
+    report.write_results(results(), "07_halves", out, "", system)
+    assert list(csv.reader(table.read_text().splitlines())) == TABLES[system]
+    assert report.known_results(out, "07_halves", system) == results()
+    table.write_text("name,mark\nann,1\n")
+    with pytest.raises(ValueError, match=f"g.{system}.csv is no result of a grading"):
+        report.known_results(out, "07_halves", system)
+
+
+def test_without_a_system_there_is_no_such_table_and_another_one_is_refused(tmp_path, capsys):
+    report.write_results(results(), "07_halves", tmp_path / "g.csv", "")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["g", "g.csv", "g.json"]
+    with pytest.raises(SystemExit):
+        cli.main(["grade", "07", str(tmp_path), "--csv", "moodel"])
+    assert "canvas" in (said := capsys.readouterr().err) and "moodle" in said
+
+
+def read(lesson, change):
+    """What is said of each exercise of a student's notebook after `change(its first exercise's text)`."""
+    notebook = json.loads(json.dumps(lesson.notebook(student=False)))
+    cell = next(c for c in notebook["cells"] if "def half" in c["source"])
+    cell["source"] = change(cell["source"])
+    half, third = read_answers(json.dumps(notebook).encode(), lesson)[0]
+    assert third.text and not third.words
+    return half.status, half.words
+
+
+@pytest.mark.parametrize(
+    "name, status, words",
+    [
+        ("halve", "FAIL", "`halve` looks like `half`: give it that name"),
+        ("Half", "FAIL", "`Half` looks like `half`: give it that name"),
+        ("divide", "TODO", ""),
+    ],
+)
+def test_a_function_with_another_name_is_told(name, status, words, tmp_path):
+    lesson = submissions.lesson(tmp_path)
+    rename = lambda text: text.replace("half(x)", f"{name}(x)").replace(", half)", f", {name})")
+    assert read(lesson, rename) == (status, words)
+    assert read(lesson, lambda text: text) == ("TODO", "")  # nothing to tell: it is tried
+
+
+def test_a_helper_is_not_taken_for_a_function_that_is_there(tmp_path):
+    lesson = submissions.lesson(tmp_path)
+    beside = lambda text: "def halves(x):\n    return [x / 2]\n\n\n" + text
+    assert read(lesson, beside) == ("TODO", "")
