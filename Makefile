@@ -17,12 +17,13 @@ help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1|/p' $(MAKEFILE_LIST) | awk -F'|' '{printf "  make %-10s %s\n", $$1, $$2}'
 	@echo "  Options: TODAY=3 (or all) and LESSON=07 for test, PORT=8890 and ARGS='...' for lab, ARGS=03 for notebooks, PYTHON=python3.12, TORCH_INDEX=<address>"
 
-lab: .venv/lab.stamp  ## open the lessons in JupyterLab, at 127.0.0.1 only
+lab: .venv/lab.stamp  ## open a copy of the lessons, in work/, in JupyterLab at 127.0.0.1 only
+	@$(BIN)/python -m gpt2lab.classroom.copies work
 	JUPYTER_PATH="$(CURDIR)/gpt2lab/lessons:$$JUPYTER_PATH" \
 	JUPYTER_CONFIG_PATH="$(CURDIR)/gpt2lab/lessons:$$JUPYTER_CONFIG_PATH" \
 	  $(BIN)/jupyter lab --ip=127.0.0.1 --port=$(PORT) --ServerApp.root_dir="$(CURDIR)" \
 	  --LabApp.news_url=None --LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate \
-	  --LabApp.default_url=/lab/tree/notebooks/00_start_here.ipynb --KernelManager.transport=ipc \
+	  --LabApp.default_url=/lab/tree/work/00_start_here.ipynb --KernelManager.transport=ipc \
 	  $(LAB_FLAGS) $(ARGS)
 
 test: .venv/test.stamp  ## the tests of today; TODAY=all: everything; LESSON=07: those of a lesson

@@ -77,12 +77,9 @@ def test_a_second_call_installs_nothing(checkout):
     assert "jupyter lab --ip=127.0.0.1 --port=9000" in first and first.rstrip().endswith("--debug")
     (checkout / "calls").unlink()
     call(checkout, "make", "lab")
-    (second,) = (checkout / "calls").read_text().splitlines()
-    assert (
-        second.startswith("jupyter lab")
-        and "notebooks/00_start_here.ipynb" in second
-        and "token" not in second
-    )
+    copies, second = (checkout / "calls").read_text().splitlines()
+    assert copies == "python -m gpt2lab.classroom.copies work"
+    assert second.startswith("jupyter lab") and "work/00_start_here.ipynb" in second and "token" not in second
 
 
 def test_a_changed_requirement_is_installed(checkout):

@@ -240,7 +240,7 @@ def test_a_page_shows_blank_exercises_with_solutions_folded_and_describes_every_
             assert len(cell.metadata.mystnb.image.alt) > 10
     linked = re.findall(r"\(glossary\.md#([\w-]+)\)", "\n".join(cell.source for cell in made.cells))
     assert "all-reduce" in linked and len(linked) == len(set(linked)) and set(linked) <= set(anchors.values())
-    assert f"notebooks/{lesson.name}.ipynb" in made.cells[1].source
+    assert f"work/{lesson.name}.ipynb" in made.cells[1].source
     nbformat.validate(made)
 
 

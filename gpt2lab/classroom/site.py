@@ -27,8 +27,7 @@ PAGES = ("glossary", "symptoms")
 RUN = """:::{{admonition}} Run this lesson
 :class: tip
 ```bash
-make lab
-.venv/bin/jupyter lab notebooks/{name}.ipynb
+make lab    # then open work/{name}.ipynb
 ```
 :::"""
 

@@ -1,18 +1,18 @@
 """Which exercises pass here: what their cells have said last.
 
-gpt2lab progress              the notebooks of this checkout, or of the current folder where it has some
+gpt2lab progress              the lessons of the current folder, or those that `make lab` has copied into work/
 gpt2lab progress week3        those of another folder
 """
 
 from pathlib import Path
 
-from ..classroom import NOTEBOOKS
+from ..classroom import NOTEBOOKS, WORK
 from ..classroom.progress import rows
 
 
 def add_arguments(parser) -> None:
     """The options of the command."""
-    here = Path() if list(Path().glob("[0-9][0-9]_*.ipynb")) else NOTEBOOKS
+    here = next((x for x in (Path(), WORK) if list(x.glob("[0-9][0-9]_*.ipynb"))), NOTEBOOKS)
     parser.add_argument("folder", nargs="?", type=Path, default=here, help="where the notebooks are")
 
 

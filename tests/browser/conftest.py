@@ -13,15 +13,12 @@ from pathlib import Path
 
 import pytest
 
+from gpt2lab.classroom.copies import bring
+
 ROOT = Path(__file__).parents[2]
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 
 SETTINGS = {
-    "apputils-extension/notification": {
-        "fetchNews": "false",
-        "checkForUpdates": False,
-        "doNotDisturbMode": True,
-    },
     "notebook-extension/tracker": {"windowingMode": "none"},  # keep all cells in the page
     "docmanager-extension/plugin": {"autosave": False},
 }
@@ -43,10 +40,10 @@ def chromium():
 
 @pytest.fixture(scope="session")
 def lab(tmp_path_factory):
-    """The address of a JupyterLab started as `make lab` does, on a copy of the notebooks, with its own settings."""
+    """The address of a JupyterLab started as `make lab` does, on its copy of the lessons, with its own settings."""
     home = tmp_path_factory.mktemp("lab")
     copy = home / "checkout"
-    shutil.copytree(ROOT / "notebooks", copy / "notebooks")
+    bring(ROOT / "notebooks", copy / "work")
     for name, value in SETTINGS.items():
         file = home / "settings" / "@jupyterlab" / f"{name}.jupyterlab-settings"
         file.parent.mkdir(parents=True, exist_ok=True)

@@ -116,6 +116,10 @@ def test_make_lab_opens_lesson_00(page):
     assert title.startswith("00 Start here")
 
 
+def test_nothing_pops_up_and_covers_the_lesson(page):
+    assert page.locator(".Toastify__toast, .jp-Dialog").all_inner_texts() == []
+
+
 def test_names_of_lessons_can_be_read_beside_it(page):
     shown = page.evaluate(
         "() => [...document.querySelectorAll('.jp-DirListing-itemText')]"

@@ -35,9 +35,9 @@ def opened(chromium, lab, name):
     page = chromium.new_page(viewport={"width": 1280, "height": 1000})
     page.broken = []
     page.on("pageerror", lambda error: page.broken.append(str(error)))
-    page.goto(re.sub(r"/lab[^?]*", f"/lab/tree/notebooks/{name}.ipynb", lab) + "&reset")
+    page.goto(re.sub(r"/lab[^?]*", f"/lab/tree/work/{name}.ipynb", lab) + "&reset")
     wait_until_ready(page)
-    page.wait_for_function(CURRENT, arg=f"notebooks/{name}.ipynb", timeout=60_000)
+    page.wait_for_function(CURRENT, arg=f"work/{name}.ipynb", timeout=60_000)
     page.evaluate("() => window.jupyterapp.commands.execute('notebook:clear-all-cell-outputs')")
     return page
 

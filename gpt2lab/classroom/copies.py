@@ -1,0 +1,73 @@
+"""Students work on copies: `python -m gpt2lab.classroom.copies [FOLDER]` brings the lessons there, over nothing.
+
+So running a lesson changes no file of the checkout, and an update of the checkout changes nothing that was typed.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+from . import NOTEBOOKS, WORK
+
+
+def bring(notebooks: Path, folder: Path) -> list[Path]:
+    """Copy each lesson of which this version is not there yet; returns the new files.
+
+    The first copy keeps the lesson's name; one of a later version stands beside it as `07_pipeline_2.ipynb`, with the
+    answers typed before, where the exercise is the same.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    new = []
+    for lesson in sorted(notebooks.glob("[0-9][0-9]_*.ipynb")):
+        copies = [lesson.name, *(f"{lesson.stem}_{i}.ipynb" for i in range(2, 1000))]
+        there = [folder / name for name in copies if (folder / name).exists()]
+        found, text = [_read(file) for file in there], lesson.read_text(encoding="utf-8")
+        wanted = json.loads(text)
+        if any(_version(one) == _version(wanted) for one in found):
+            continue
+        for one in found:
+            _fill(wanted, one)
+        new.append(next(folder / name for name in copies if not (folder / name).exists()))
+        with new[-1].open("x", encoding="utf-8") as file:
+            file.write(json.dumps(wanted, indent=1, ensure_ascii=False) + "\n" if found else text)
+    return new
+
+
+def _read(file: Path) -> dict:
+    """A notebook; an empty one where a student's file cannot be read."""
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+        return found if isinstance(found["cells"], list) else {}
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}
+
+
+def _version(notebook: dict) -> str | None:
+    return notebook.get("metadata", {}).get("gpt2lab", {}).get("sha256")
+
+
+def _exercises(notebook: dict) -> dict[str, dict]:
+    """The cells of exercises by their id, which follows from the exercise's text."""
+    tagged = lambda cell: "exercise" in cell.get("metadata", {}).get("tags", ())
+    return {cell["id"]: cell for cell in notebook.get("cells", ()) if tagged(cell) and "id" in cell}
+
+
+def _fill(notebook: dict, old: dict) -> None:
+    """Take over what was typed into exercises that both have, without what they printed."""
+    typed = _exercises(old)
+    for name, cell in _exercises(notebook).items():
+        if name in typed:
+            cell |= {"source": typed[name]["source"], "outputs": [], "execution_count": None}
+
+
+def main(arguments: list[str]) -> None:
+    """Say where the lessons are, and which are new beside others."""
+    folder = Path(*arguments) if arguments else WORK
+    for file in bring(NOTEBOOKS, folder):
+        if file.stem.rsplit("_", 1)[-1].isdecimal():
+            print(f"An updated lesson, with your answers: {file}. The one you worked in is as it was.")
+    print(f"Your lessons are in {folder}: what you type there stays yours when gpt2lab is updated.")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

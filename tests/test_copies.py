@@ -1,0 +1,85 @@
+"""Lessons are copied for who works in them: no update touches what was typed, or is held back by it."""
+
+import json
+
+import pytest
+import submissions
+
+from gpt2lab import cli
+from gpt2lab.classroom import copies
+from gpt2lab.classroom.progress import progress
+
+
+def lesson(folder, source=submissions.SOURCE):
+    """Build the made-up lesson's notebook for students under a folder, as a checkout has it."""
+    of = submissions.lesson(folder, source)
+    path = of.path.parents[1] / f"{of.name}.ipynb"
+    path.write_text(json.dumps(of.notebook(student=True)), encoding="utf-8")
+    return path.parent
+
+
+def code(file):
+    return "\n".join("".join(cell["source"]) for cell in json.loads(file.read_text())["cells"])
+
+
+def type_into(file, answer="    return x / 2"):
+    """What a student does: the first exercise is written and run, and a cell of their own added."""
+    notebook = json.loads(file.read_text())
+    cell = next(c for c in notebook["cells"] if "def half" in c["source"])
+    cell["source"] = cell["source"].replace('    raise NotImplementedError("your turn")', answer)
+    cell |= {"execution_count": 7, "outputs": [{"output_type": "stream", "name": "stdout", "text": "PASS"}]}
+    notebook["cells"].append({"cell_type": "code", "id": "mine", "source": "# mine", "metadata": {}})
+    file.write_text(json.dumps(notebook))
+    return file.read_bytes()
+
+
+def test_a_copy_is_brought_once_and_keeps_what_is_typed(tmp_path):
+    notebooks, work = lesson(tmp_path), tmp_path / "work"
+    (file,) = copies.bring(notebooks, work)
+    assert file.name == "07_halves.ipynb" and file.read_bytes() == (notebooks / file.name).read_bytes()
+    typed = type_into(file)
+    assert copies.bring(notebooks, work) == [] and file.read_bytes() == typed
+
+
+def test_an_updated_lesson_stands_beside_with_the_answers(tmp_path, monkeypatch, capsys):
+    notebooks, work = lesson(tmp_path), tmp_path / "work"
+    (old,) = copies.bring(notebooks, work)
+    typed = type_into(old)
+    lesson(tmp_path, submissions.SOURCE.replace("A third of x.", "The third part of x."))
+    monkeypatch.setattr(copies, "NOTEBOOKS", notebooks)
+    copies.main([str(work)])
+    said, new = capsys.readouterr().out, work / "07_halves_2.ipynb"
+    assert f"An updated lesson, with your answers: {new}." in said and f"Your lessons are in {work}:" in said
+    assert old.read_bytes() == typed
+    assert "return x / 2" in code(new) and "The third part" in code(new) and "# mine" not in code(new)
+    assert "PASS" not in new.read_text()  # what the old one printed is not said of the new one
+    assert set(progress(work)) == {"07_halves", "07_halves_2"}
+    copies.main([str(work)])
+    assert "An updated" not in capsys.readouterr().out
+
+
+def test_an_exercise_that_has_changed_is_blank_again(tmp_path):
+    notebooks, work = lesson(tmp_path), tmp_path / "work"
+    type_into(copies.bring(notebooks, work)[0])
+    lesson(tmp_path, submissions.SOURCE.replace("Half of x.", "One half of x."))
+    (new,) = copies.bring(notebooks, work)
+    assert "return x / 2" not in code(new) and code(new).count("NotImplementedError") == 2
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"cells": 3}', '{"cells": []}', "\udcff"])
+def test_a_damaged_copy_is_left_alone(text, tmp_path):
+    notebooks, work = lesson(tmp_path), tmp_path / "work"
+    work.mkdir()
+    (work / "07_halves.ipynb").write_bytes(text.encode(errors="surrogateescape"))
+    (new,) = copies.bring(notebooks, work)
+    assert new.name == "07_halves_2.ipynb" and (work / "07_halves.ipynb").read_bytes() == text.encode(
+        errors="surrogateescape"
+    )
+
+
+def test_progress_is_that_of_the_copies(tmp_path, monkeypatch, capsys):
+    copies.bring(lesson(tmp_path), tmp_path / "work")
+    (tmp_path / "empty").mkdir()
+    monkeypatch.chdir(tmp_path / "empty")
+    monkeypatch.setattr("gpt2lab.commands.progress.WORK", tmp_path / "work")
+    assert cli.main(["progress"]) == 0 and "left: half, third" in capsys.readouterr().out
