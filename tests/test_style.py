@@ -1,7 +1,12 @@
 """Figures look alike, carry captions and alt text, and stay readable for the colour-blind."""
 
+import base64
+import html
+import re
+
 import pytest
 
+from gpt2lab.classroom.verdicts import STATUSES
 from gpt2lab.lessons import display, explore, show, show_source, table
 from gpt2lab.plots.style import COLORS, HUES, RANKS, figure, png, rank_color, svg
 
@@ -34,6 +39,37 @@ def test_a_figure_carries_alt_text_and_a_caption_that_says_where_numbers_come_fr
     assert caption["text/markdown"] == "*Paced: a line.*"
     with pytest.raises(ValueError, match="'guessed' does not say"):
         show(draw(1), "guessed", "a line.", "a line")
+
+
+def test_before_a_reader_a_figure_has_twice_the_dots_and_a_click_shows_them_all(shown, monkeypatch):
+    monkeypatch.setenv("GPT2LAB_STATIC", "0")
+    show(draw(1), "paced", "a line.", 'a "line" from 0 to 1')
+    image = shown[0][0]
+    assert image["text/plain"] == '[figure: a "line" from 0 to 1]' and "image/png" not in image
+    assert (
+        'alt="a &quot;line&quot; from 0 to 1"' in image["text/html"] and 'width="384"' in image["text/html"]
+    )
+    data = base64.b64decode(re.search(r"base64,([^\"]+)", image["text/html"])[1])
+    assert int.from_bytes(data[16:20]) == 2 * 384  # the width that the PNG names
+
+
+@pytest.mark.parametrize("why", ["", "half of 4: expected <2>, got 4"])
+@pytest.mark.parametrize("status", STATUSES)
+def test_a_verdict_is_a_box_before_a_reader_and_the_same_line_everywhere_else(
+    status, why, shown, monkeypatch, capsys
+):
+    display.show_verdict(status, "half", why)
+    assert not shown
+    monkeypatch.setenv("GPT2LAB_STATIC", "0")
+    display.show_verdict(status, "half", why)  # no notebook
+    line = capsys.readouterr().out.splitlines()[0]
+    assert not shown and line == f"{status}  half" + (f": {why}" if why else "")
+    monkeypatch.setattr("IPython.get_ipython", lambda: True)
+    display.show_verdict(status, "half", why)
+    box = shown[0][0]
+    assert box["text/plain"] == line and not capsys.readouterr().out
+    assert re.sub("<[^>]+>", "", box["text/html"]) == html.escape(line)
+    assert display.PAINT[status] in box["text/html"]
 
 
 def test_static_explore_shows_posters_and_draws_the_ends_of_every_control(shown, capsys):

@@ -1,7 +1,8 @@
-"""Figures with captions, live sliders (in static pages: pictures), tables, and source code, shown in a cell."""
+"""Figures with captions, live sliders (in static pages: pictures), verdicts, tables, and source code, in a cell."""
 
 import base64
 import inspect
+from html import escape
 from pathlib import Path
 
 from ..plots.style import png
@@ -9,12 +10,23 @@ from .environment import static
 
 CLOCKS = ("measured", "counted", "computed", "paced", "simulated", "from a paper", "drawing")
 """Where the numbers of a figure come from; every caption begins with one of these words."""
+ENLARGED = """<style>
+.gpt2lab-figure { display: block; overflow-x: auto; }
+.gpt2lab-figure input { position: absolute; opacity: 0; }
+.gpt2lab-figure img { max-width: 100%; height: auto; cursor: zoom-in; }
+.gpt2lab-figure input:focus-visible + img { outline: 2px solid; }
+.gpt2lab-figure input:checked + img { width: auto; max-width: none; cursor: zoom-out; }
+</style>"""
+"""A click on a figure, or the space bar, shows it at all the dots that it has, and back."""
+PAINT = {"PASS": "#1a7f37", "TODO": "#57606a", "FAIL": "#b42318"}
+"""The colours of verdicts; white letters on them can be read."""
 
 
 def show(fig, clock: str, caption: str, alt: str) -> None:
     """Show a figure with alt text and one caption line that begins with `clock`, one of CLOCKS.
 
-    The caption is visible text, because JupyterLab does not read alt text out.
+    The caption is visible text, because JupyterLab does not read alt text out. Before a reader the figure has twice as
+    many dots, and a click enlarges it.
     """
     from IPython.display import Markdown, display
 
@@ -22,8 +34,16 @@ def show(fig, clock: str, caption: str, alt: str) -> None:
         raise ValueError(
             f"{clock!r} does not say where the numbers come from. Use one of: {', '.join(CLOCKS)}."
         )
-    image = {"image/png": base64.b64encode(png(fig)).decode(), "text/plain": f"[figure: {alt}]"}
-    display(image, metadata={"image/png": {"alt": alt}}, raw=True)
+    words, width = f"[figure: {alt}]", round(fig.get_figwidth() * fig.dpi)
+    if static():
+        image = {"image/png": base64.b64encode(png(fig)).decode(), "text/plain": words}
+        display(image, metadata={"image/png": {"alt": alt}}, raw=True)
+    else:
+        fig.set_dpi(2 * fig.dpi)
+        source = f"data:image/png;base64,{base64.b64encode(png(fig)).decode()}"
+        box = f'<img alt="{escape(alt)}" title="Click to enlarge" width="{width}" src="{source}">'
+        box = f'{ENLARGED}<label class="gpt2lab-figure"><input type="checkbox" aria-label="enlarge">{box}</label>'
+        display({"text/html": box, "text/plain": words}, raw=True)
     display(Markdown(f"*{clock.capitalize()}: {caption}*"))
 
 
@@ -86,6 +106,23 @@ def _widget(ipywidgets, name: str, control, style: dict):
     whole = all(isinstance(x, int) for x in control)
     kind, step = (ipywidgets.IntSlider, 1) if whole else (ipywidgets.FloatSlider, (high - low) / 50)
     return kind(min=low, max=high, step=step, value=start, continuous_update=False, **look)
+
+
+def show_verdict(status: str, name: str, why: str) -> None:
+    """Say PASS, TODO or FAIL of an exercise: in colour before a reader, as a line of text everywhere else."""
+    from IPython import get_ipython
+    from IPython.display import display
+
+    line = f"{status}  {name}" + (f": {why}" if why else "")
+    if static() or get_ipython() is None:
+        print(line)
+        return
+    look = f"border-left: 6px solid {PAINT[status]}; padding: 0.3em 0.8em; white-space: pre-wrap"
+    badge = f"background: {PAINT[status]}; color: #fff; padding: 0.1em 0.5em; border-radius: 3px"
+    text = (
+        f'<b style="{badge}">{status}</b>  <b>{escape(name)}</b>{escape(line[len(status) + 2 + len(name) :])}'
+    )
+    display({"text/html": f'<div style="{look}">{text}</div>', "text/plain": line}, raw=True)
 
 
 def show_source(*objects) -> None:

@@ -146,6 +146,20 @@ def test_ranks_print_into_their_cell_and_figures_have_captions(page):
     assert 0 < pictures.count() <= captions.count()
 
 
+def test_a_verdict_is_in_colour_and_a_click_enlarges_a_figure(page):
+    badge = page.locator(".jp-OutputArea-output b", has_text="TODO").first
+    assert badge.evaluate("e => getComputedStyle(e).backgroundColor") == "rgb(87, 96, 106)"
+    figure = page.locator(".gpt2lab-figure img").first
+    figure.scroll_into_view_if_needed()
+    wide = "e => e.getBoundingClientRect().width"
+    before = figure.evaluate(wide)
+    figure.click()
+    assert figure.evaluate(wide) > 1.5 * before
+    shot(page, "5_enlarged")
+    figure.click()
+    assert figure.evaluate(wide) == before
+
+
 def test_a_slider_moves_the_picture(page):
     cell = page.locator(".jp-CodeCell", has=page.locator(".widget-slider")).first
     cell.scroll_into_view_if_needed()

@@ -51,15 +51,17 @@ class NotPassed(AssertionError):
 
 
 def check(name: str, test, *args, **kwargs) -> None:
-    """Run `test(*args, **kwargs)` and print one line: PASS, TODO (not written yet) or FAIL with the reason.
+    """Run `test(*args, **kwargs)` and say in one line: PASS, TODO (not written yet) or FAIL with the reason.
 
     What the test returns, such as a score (see `scored`), stands behind PASS.
     With GPT2LAB_STRICT=1 in the environment, as when solutions are built, anything but PASS raises NotPassed.
     """
+    from ..display import show_verdict  # not where answers are graded: it brings what draws
+
     status, why = verdict(test, *args, **kwargs)
     STATUS[name] = status
     _keep(name, status)
-    print(f"{status}  {name}" + (f": {why}" if why else ""))
+    show_verdict(status, name, why)
     if status != "PASS" and os.environ.get("GPT2LAB_STRICT") == "1":
         raise NotPassed(f"{name}: {status} {why}")
 
