@@ -54,6 +54,7 @@ figures: .venv/lab.stamp  ## draw the pictures of the README and the lessons aga
 site: .venv/lab.stamp .venv-site/stamp  ## the lessons as pages, in site/; ARGS=--teachers adds the guide
 	$(BIN)/python -m gpt2lab.classroom.site build/site $(ARGS)
 	.venv-site/bin/sphinx-build -q -j 2 -d build/doctrees build/site build/html
+	$(BIN)/python -m gpt2lab.classroom.lighter build/html
 	@rm -rf site && mv build/html site
 	@echo "Open site/index.html, or serve the folder: python3 -m http.server --directory site"
 

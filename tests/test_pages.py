@@ -14,6 +14,7 @@ import torch
 from gpt2lab.classroom import NOTEBOOKS, lessons_named
 from gpt2lab.classroom.frames import _needed, draw_explorers
 from gpt2lab.classroom.guide import guide, minutes, mistake_of, reading, title
+from gpt2lab.classroom.lighter import lighten, needed
 from gpt2lab.classroom.site import bold, page, terms
 from gpt2lab.lessons.answers import exercises, words_of
 from gpt2lab.lessons.source import Cell, prose
@@ -300,3 +301,52 @@ def test_an_explorer_that_needs_a_stopwatch_or_fails_keeps_its_posters(tmp_path,
 def test_drill_answers_are_folded(lesson):
     drill = re.split(r"^## (?:Drill|Questions)\s*$", texts(lesson), flags=re.M)[1]
     assert "<details>" in drill
+
+
+KEPT = [
+    "a{color:red}",
+    ".on b{x:y}",
+    '.on[href$=".pdf"],#here:not(.off){content:"}.off{"}',
+    ".on{mask:url(data:a;b,c)}",
+    ".a\\/b{x:y}",
+    "@media print{.on{x:y}}",
+    "@keyframes off{to{x:y}}",
+    '@import "x.css";',
+]
+DROPPED = [
+    ".off{x:y}",
+    ".on .off,#off{x:y}",
+    "@media print{.off{x:y}}",
+    "@font-face{src:url(../vendor/a.woff2)}",
+    "/* .on{x:y} */",
+]
+
+
+def test_of_a_style_sheet_those_rules_stay_that_can_match():
+    known = {"on", "here", "a/b"}
+    assert needed("".join(KEPT), known).split("\n") == KEPT
+    assert needed("".join(DROPPED), known) == ""
+    assert needed(".on,.off , b{x:y}", known) == ".on,b{x:y}"
+
+
+def test_a_built_page_asks_only_for_what_it_needs(tmp_path):
+    names = [
+        "_static/scripts/fontawesome.js",
+        "_static/searchtools.js",
+        "_static/pages.js",
+        "_static/vendor/a.woff2",
+    ]
+    for name in [*names, "_static/a.css", "_static/scripts/fontawesome.js.map"]:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text('box.className = "made"')
+    (tmp_path / "_static/a.css").write_text(".made{x:y}.there{x:y}.off{x:y}")
+    head = "".join(f'<script defer src="{name}?digest=1"></script>' for name in names[:3])
+    for name in ("07.html", "search.html"):
+        (tmp_path / name).write_text(head + '<b class="there">')
+    lighten(tmp_path)
+    lighten(tmp_path)  # a second time changes nothing
+    asked = lambda page: re.findall(r'src="([^?]*)', (tmp_path / page).read_text())
+    assert asked("07.html") == names[2:3] and asked("search.html") == names[1:3]
+    assert (tmp_path / "_static/a.css").read_text() == ".made{x:y}\n.there{x:y}"
+    left = sorted(path.name for path in tmp_path.rglob("*") if path.is_file())
+    assert left == ["07.html", "a.css", "pages.js", "search.html", "searchtools.js"]

@@ -5,7 +5,7 @@ In the order of reading: `handout` (a folder for students), `copies` (the lesson
 tried), `apart` (each answer in a process of its own, which its checker asks for values), with `peer` (their line),
 `values` (what goes over it) and `verdicts`, `sandbox` (what all these processes may do), `grade` (a folder of
 submissions) with `report` (its results as files), `progress` (what passes here), `guide` (pages for teachers), `site`
-(pages to read anywhere).
+(pages to read anywhere) with `lighter` (less to load).
 """
 
 from pathlib import Path

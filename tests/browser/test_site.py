@@ -14,6 +14,7 @@ import nbformat
 import pytest
 
 from gpt2lab.classroom import NOTEBOOKS, lessons_named
+from gpt2lab.classroom.lighter import lighten
 from gpt2lab.classroom.site import write_pages
 
 ROOT = Path(__file__).parents[2]
@@ -37,6 +38,11 @@ CONTRAST = """(selector) => {
 FORMULAS = """() => [...document.querySelectorAll('article p')].map(p => p.textContent)
     .filter(text => /\\$[A-Za-z\\\\][^$]*\\$/.test(text))"""
 
+WEIGHT = """() => performance.getEntries().filter(e => !/\\.(png|svg)$/.test(e.name.split('?')[0]))
+    .reduce((sum, e) => sum + (e.encodedBodySize || 0), 0)"""
+HEAVIEST = 400_000
+"""Bytes of a page with all that it loads, its pictures apart."""
+
 
 class Quiet(SimpleHTTPRequestHandler):
     def log_message(self, *_):
@@ -51,6 +57,7 @@ def build(folder, names):
     words = [SPHINX, "-q", "-b", "html", "-d", folder / "trees", folder / "source", folder / "pages"]
     done = subprocess.run(words, capture_output=True, text=True)
     assert done.returncode == 0 and "ERROR" not in done.stderr, done.stderr
+    lighten(folder / "pages")
     return folder / "pages"
 
 
@@ -100,6 +107,7 @@ def walk(page, site):
         raw = page.evaluate(FORMULAS)
         assert not raw, f"{file.name} shows formulas as they are typed: {raw}"
         assert not page.broken and not page.foreign, (file.name, page.broken, page.foreign)
+        assert file.stat().st_size < page.evaluate(WEIGHT) < HEAVIEST, (file.name, page.evaluate(WEIGHT))
 
 
 def test_every_page_opens_whole_on_a_phone_and_asks_nobody_else(page, site):
@@ -175,6 +183,36 @@ def test_text_code_and_links_are_readable(page, site, mode):
         page.evaluate("() => getComputedStyle(document.querySelector('.cell_output img')).filter") == "none"
     )
     shot(page, mode)
+
+
+def test_a_click_enlarges_a_figure_on_a_phone_and_another_key_closes_it(page, site):
+    page.set_viewport_size({"width": 390, "height": 844})
+    page.goto(site[0] + "07_pipeline.html")
+    figure = page.locator(".cell_output img").first
+    small = figure.evaluate("e => e.getBoundingClientRect().width")
+    figure.click()
+    large = page.locator("dialog.enlarged img")
+    assert large.get_attribute("alt") == figure.get_attribute("alt")
+    assert large.evaluate("e => e.getBoundingClientRect().width") > 1.5 * small
+    page.keyboard.press("Escape")
+    assert page.locator("dialog.enlarged").count() == 0
+    figure.click()
+    large.click()
+    assert page.locator("dialog.enlarged").count() == 0
+
+
+def test_the_menu_of_colours_and_the_folded_contents_work_without_the_scripts_that_are_left_out(page, site):
+    page.goto(site[0] + "07_pipeline.html")
+    page.locator(".theme-switch-button").click()
+    page.get_by_role("button", name="Dark").click()
+    assert page.evaluate("() => document.documentElement.dataset.theme") == "dark"
+    bar = page.locator("#pst-primary-sidebar")
+    before = bar.bounding_box()["x"]
+    page.locator(".primary-toggle").click()
+    page.wait_for_function(
+        "x => document.querySelector('#pst-primary-sidebar').getBoundingClientRect().x < x", arg=before
+    )
+    assert not page.broken
 
 
 def test_pages_follow_each_other_and_terms_lead_to_the_glossary(page, site):

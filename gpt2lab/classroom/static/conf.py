@@ -16,6 +16,7 @@ html_copy_source = False
 html_show_copyright = html_show_sphinx = False
 html_theme_options = {
     "use_download_button": False,
+    "back_to_top_button": False,
     "home_page_in_toc": False,
     "show_toc_level": 2,
     "collapse_navbar": True,

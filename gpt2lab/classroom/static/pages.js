@@ -147,6 +147,38 @@ async function project() {
   turn(0);
 }
 
+// A click on a figure shows it as wide as it was drawn, or as the window where that is more; another click closes it.
+document.addEventListener("click", (event) => {
+  const image = event.target.closest(".cell_output img, .explorer img");
+  if (!image || image.closest(".projector")) return;
+  const dialog = document.createElement("dialog");
+  dialog.className = "enlarged";
+  dialog.append(Object.assign(document.createElement("img"), { src: image.src, alt: image.alt }));
+  dialog.onclick = () => dialog.remove();
+  dialog.onkeydown = (key) => key.key === "Escape" && dialog.remove(); // which Sphinx keeps for its own
+  document.body.append(dialog);
+  dialog.showModal();
+});
+
+// What the theme needs of a script of 80 kB that is left out: the menu of colours, and a tip at the sidebar's button.
+window.bootstrap = {
+  Tooltip: class {
+    constructor(element, { title }) {
+      element.title = title;
+    }
+    show() {}
+    hide() {}
+  },
+};
+document.addEventListener("click", (event) => {
+  for (const button of document.querySelectorAll(".dropdown-toggle")) {
+    const menu = button.nextElementSibling;
+    const open = button.contains(event.target) && !menu.classList.contains("show");
+    menu.classList.toggle("show", open);
+    button.setAttribute("aria-expanded", open);
+  }
+});
+
 document.addEventListener("DOMContentLoaded", () => {
   document.querySelectorAll(".explorer").forEach((box, i) => {
     box.id = "explorer-" + i;
