@@ -73,6 +73,10 @@ clean:  ## remove the virtual environment and caches
 LAB_FLAGS := $(if $(DISPLAY)$(WAYLAND_DISPLAY)$(filter Darwin,$(shell uname -s)),,--no-browser) \
              $(if $(filter 0,$(shell id -u)),--allow-root)
 
+# install ENVIRONMENT WHAT: by uv where there is one (a tenth of pip's time), by pip where there is none or it fails, as
+# where packages come from a place that only pip's own configuration names.
+INSTALL := install() { uv pip install --quiet --python "$$1/bin/python" "$${@:2}" 2>/dev/null || "$$1/bin/pip" install --quiet "$${@:2}"; };
+
 # A stamp remembers what was installed, so that a second call starts at once.
 .venv/bin/python:
 	@command -v $(PYTHON) >/dev/null || { echo "There is no $(PYTHON): install Python 3.11 or newer (Debian: apt-get install python3 python3-venv)."; exit 1; }
@@ -83,25 +87,25 @@ LAB_FLAGS := $(if $(DISPLAY)$(WAYLAND_DISPLAY)$(filter Darwin,$(shell uname -s))
 
 # torch for the CPU: as the local configuration of pip offers it, else from TORCH_INDEX, else whatever pip finds.
 .venv/torch.stamp: requirements.txt | .venv/bin/python
-	@if [ "$$(uname -s)" = Linux ]; then \
+	@$(INSTALL) if [ "$$(uname -s)" = Linux ]; then \
 	  $(BIN)/python -c 'import importlib.metadata as m, sys; sys.exit(m.version("torch").split("+")[0] != "$(TORCH)")' 2>/dev/null \
-	  || $(BIN)/pip install --quiet "torch==$(TORCH)+cpu" 2>/dev/null \
-	  || $(BIN)/pip install --quiet --extra-index-url "$(TORCH_INDEX)" "torch==$(TORCH)+cpu" \
+	  || install .venv "torch==$(TORCH)+cpu" 2>/dev/null \
+	  || install .venv --extra-index-url "$(TORCH_INDEX)" "torch==$(TORCH)+cpu" \
 	  || echo "The CPU build of torch was not found at $(TORCH_INDEX): pip may now fetch the large CUDA build, which works as well."; \
 	fi
 	@touch $@
 
 .venv/lab.stamp: requirements.txt pyproject.toml .venv/torch.stamp
 	@echo "Installing the requirements (a few minutes the first time) ..."
-	@$(BIN)/pip install --quiet -r requirements.txt
+	@$(INSTALL) install .venv -r requirements.txt
 	@$(BIN)/python -c 'import matplotlib.font_manager'
 	@touch $@
 
 .venv-site/stamp: requirements-site.txt | .venv/bin/python
 	@echo "Installing what builds the pages (a minute the first time) ..."
-	@$(PYTHON) -m venv .venv-site && .venv-site/bin/pip install --quiet -r requirements-site.txt
+	@$(INSTALL) $(PYTHON) -m venv .venv-site && install .venv-site -r requirements-site.txt
 	@touch $@
 
 .venv/test.stamp: requirements-dev.txt .venv/lab.stamp
-	@$(BIN)/pip install --quiet -r requirements-dev.txt
+	@$(INSTALL) install .venv -r requirements-dev.txt
 	@touch $@

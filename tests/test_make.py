@@ -1,6 +1,7 @@
 """`make` says in one sentence what is missing, and the parts of the test run report and fail as they should."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -27,7 +28,7 @@ def checkout(tmp_path):
     ):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         shutil.copy(ROOT / name, tmp_path / name)
-    (tmp_path / "bin").mkdir()
+    stand_in(tmp_path / "bin" / "uv", "exit 1")
     return tmp_path
 
 
@@ -80,6 +81,27 @@ def test_a_second_call_installs_nothing(checkout):
     copies, second = (checkout / "calls").read_text().splitlines()
     assert copies == "python -m gpt2lab.classroom.copies work"
     assert second.startswith("jupyter lab") and "work/00_start_here.ipynb" in second and "token" not in second
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_uv_installs_where_there_is_one_and_pip_where_it_fails(checkout, fails):
+    note = 'echo $(basename "$0") "$@" >> calls'
+    stand_in(checkout / ".venv/bin/python", '[[ "$*" == *importlib* ]] && exit 1; exit 0')
+    stand_in(checkout / ".venv/bin/pip", f'{note}; [[ "$*" == *index* || "$*" == *-r* ]]')
+    stand_in(checkout / "bin/uv", f'{note}; [[ {int(fails)} == 0 && ("$*" == *index* || "$*" == *-r* ) ]]')
+    stand_in(checkout / "bin/uname", "echo Linux")
+    assert call(checkout, "make", ".venv/test.stamp", "TORCH_INDEX=https://here").returncode == 0
+    torch = re.search(r"^torch==.*", (ROOT / "requirements.txt").read_text(), re.M)[0] + "+cpu"
+    wanted = [
+        torch,
+        f"--extra-index-url https://here {torch}",
+        "-r requirements.txt",
+        "-r requirements-dev.txt",
+    ]
+    uv = [f"uv pip install --quiet --python .venv/bin/python {what}" for what in wanted]
+    pip = [f"pip install --quiet {what}" for what in wanted]
+    due = [line for pair in zip(uv, pip, strict=True) for line in pair] if fails else [uv[0], pip[0], *uv[1:]]
+    assert (checkout / "calls").read_text().splitlines() == due
 
 
 def test_a_changed_requirement_is_installed(checkout):
