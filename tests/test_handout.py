@@ -95,6 +95,11 @@ def test_every_file_of_the_package_that_is_no_program_is_in_the_wheel(fresh):
     assert not [file for file in files if file.suffix != ".pyc" and not (there / file).exists()]
 
 
+def test_where_the_wheel_is_installed_no_news_pops_up_in_the_lab(fresh, tmp_path):
+    text = "import jupyterlab_server.settings_utils as s; print(s._get_overrides('nowhere')[0])"
+    assert "'fetchNews': 'false'" in said(fresh, tmp_path, "-c", text)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("lesson", ["00", "04", "07"])
 def test_a_handout_runs_from_its_folder_with_the_wheel(fresh, lesson, tmp_path):
