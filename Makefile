@@ -73,8 +73,8 @@ clean:  ## remove the virtual environment and caches
 LAB_FLAGS := $(if $(DISPLAY)$(WAYLAND_DISPLAY)$(filter Darwin,$(shell uname -s)),,--no-browser) \
              $(if $(filter 0,$(shell id -u)),--allow-root)
 
-# install ENVIRONMENT WHAT: by uv where there is one (a tenth of pip's time), by pip where there is none or it fails, as
-# where packages come from a place that only pip's own configuration names.
+# install ENVIRONMENT WHAT: by uv where there is one (measured: 16 s where pip took 175), by pip where there is none or it
+# fails, as where packages come from a place that only pip's own configuration names.
 INSTALL := install() { uv pip install --quiet --python "$$1/bin/python" "$${@:2}" 2>/dev/null || "$$1/bin/pip" install --quiet "$${@:2}"; };
 
 # A stamp remembers what was installed, so that a second call starts at once.

@@ -77,6 +77,12 @@ def test_a_damaged_copy_is_left_alone(text, tmp_path):
     )
 
 
+def test_where_there_are_no_lessons_nothing_is_made(tmp_path):
+    with pytest.raises(ValueError, match="There are no lessons in"):
+        copies.bring(tmp_path, tmp_path / "work")
+    assert not list(tmp_path.iterdir())
+
+
 def test_progress_is_that_of_the_copies(tmp_path, monkeypatch, capsys):
     copies.bring(lesson(tmp_path), tmp_path / "work")
     (tmp_path / "empty").mkdir()

@@ -14,11 +14,13 @@ def bring(notebooks: Path, folder: Path) -> list[Path]:
     """Copy each lesson of which this version is not there yet; returns the new files.
 
     The first copy keeps the lesson's name; one of a later version stands beside it as `07_pipeline_2.ipynb`, with the
-    answers typed before, where the exercise is the same.
+    answers typed before, where the exercise is the same. Raises ValueError where there are no lessons.
     """
+    lessons, new = sorted(notebooks.glob("[0-9][0-9]_*.ipynb")), []
+    if not lessons:
+        raise ValueError(f"There are no lessons in {notebooks}: they are in a checkout of gpt2lab.")
     folder.mkdir(parents=True, exist_ok=True)
-    new = []
-    for lesson in sorted(notebooks.glob("[0-9][0-9]_*.ipynb")):
+    for lesson in lessons:
         copies = [lesson.name, *(f"{lesson.stem}_{i}.ipynb" for i in range(2, 1000))]
         there = [folder / name for name in copies if (folder / name).exists()]
         found, text = [_read(file) for file in there], lesson.read_text(encoding="utf-8")
