@@ -9,12 +9,35 @@ from gpt2lab.lessons.labs import sharding
 from gpt2lab.planner.balance import every_cut, slowest
 from gpt2lab.planner.events import Job, simulate_jobs
 from gpt2lab.planner.problem import Cluster, Device
-from gpt2lab.plots import collectives, experts, placement, schedule, steps, zero
+from gpt2lab.plots import collectives, experts, forms, placement, schedule, steps, style, tensor, zero
 from gpt2lab.plots.benchmarks import dashboard
 from gpt2lab.plots.style import COLORS, THINGS, rank_color
 from gpt2lab.plots.timeline import timeline
 from gpt2lab.ranks.trace import Span
 from gpt2lab.schedules import make, simulate
+
+
+def test_a_form_puts_each_number_at_its_place():
+    """Sums, numbers at bars, texts in boxes, means of runs, and the parts of a cut matrix."""
+    _, (ax, below) = style.figure(rows=2)
+    forms.stacked(ax, {"a": {"x": 1, "y": 2}, "b": {"y": 4}}, {"x": "red", "y": "blue"}, says="{:g}")
+    assert [(t.get_text(), t.get_position()) for t in ax.texts] == [("3", (3, 0)), ("4", (4, 1))]
+    forms.bars(below, [5, -1], "red", "{:g}", at=(2, 3))
+    forms.cell(below, 2, 7, 4, 1, "black", "in")
+    marks = [(t.get_text(), t.get_position(), t.get_color()) for t in below.texts]
+    assert marks == [("5", (5, 2), "black"), ("-1", (0, 3), "black"), ("in", (4, 7), "white")]
+    forms.band(below, (0, 1), [[1, 5], [3, 5], [5, 8]], "red", scale=2)
+    assert below.lines[0].get_ydata().tolist() == [6, 12]
+    assert {tuple(map(float, v)) for v in below.collections[0].get_paths()[0].vertices} == {
+        (0, 2), (0, 10), (1, 10), (1, 16),
+    }  # fmt: skip
+    _, ax = style.figure()
+    tensor.cut_product(ax, [(2, 2, "rows"), (2, 2, None), (2, 2, "columns")], "ABC", 2)
+    place = [(p.get_x(), round(p.get_y(), 1), to_hex(p.get_facecolor())) for p in ax.patches]
+    first, second = (to_hex(rank_color(r)) for r in (0, 1))
+    assert place == [
+        (0, 1.4, first), (0, 0.4, second), (3, 0.4, "#dddddd"), (6, 0.4, first), (7, 0.4, second),
+    ]  # fmt: skip
 
 
 def test_a_bar_of_a_timeline_is_in_the_row_of_its_rank_from_its_start_in_milliseconds():

@@ -5,26 +5,22 @@ from collections.abc import Sequence
 from matplotlib.figure import Figure
 
 from ..planner.cuts import ChainPlan, ChainProblem, Clock
-from .style import COLORS, HUES, SERIAL, THINGS, figure, ink, plain_log, variant
+from .forms import cell, equal_where, legend_right, lines, name_columns, name_rows
+from .style import COLORS, HUES, SERIAL, THINGS, figure, variant
 
 CUT_COLORS = {"whole": "#DDDDDD", "sample": "#56B4E9", "attribute": "#F0E442", "parameter": "#CC79A7"}
-CUT_WORDS = {
-    "whole": "whole",
-    "sample": "sample (rows)",
-    "attribute": "attribute (tokens)",
-    "parameter": "parameter",
-}
 
 
 def how_many(operators: Sequence[int], counts: dict[str, Sequence[int]]) -> Figure:
     """Numbers of plans over numbers of operators; the axis counts powers of ten, so numbers may have any size."""
     fig, ax = figure(8, 3)
-    for hue, (name, row) in zip(HUES, counts.items(), strict=False):
-        powers = [len(str(n)) - 1 + float(f"0.{str(n)[:3]}") for n in row]
-        ax.plot(operators, powers, marker="o", markersize=3, color=hue, label=name)
+    power = lambda n: len(str(n)) - 1 + float(f"0.{str(n)[:3]}")
+    lines(
+        ax, operators, {name: map(power, row) for name, row in counts.items()}, HUES, marker="o", markersize=3
+    )
     ax.axhline(80, color=SERIAL, linewidth=0.8, label="atoms of the visible universe")
     ax.set(xlabel="operators", ylabel="plans: powers of ten (counted)")
-    ax.legend(fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))
+    legend_right(ax)
     return fig
 
 
@@ -42,7 +38,7 @@ def searches(found: dict, best: float) -> Figure:
         ax.axhline(1, color=SERIAL, linestyle="--", linewidth=1)
         ax.set(xscale="log", xlabel=along)
     axes[0].set_ylabel("best so far / optimum")
-    axes[1].legend(fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))
+    legend_right(axes[1])
     return fig
 
 
@@ -63,48 +59,30 @@ def _grid(ax, problem, plan) -> None:
     for n, at in enumerate(plan):
         shape = list(problem.mesh(at.first, at.count).values())
         kinds = [kind for kind, size in zip(at.cut, shape, strict=True) if size > 1] or ["whole"]
+        width = 0.92 / len(kinds)
         for device in at.devices:
             for half, kind in enumerate(kinds):
-                width = 0.92 / len(kinds)
-                ax.barh(device, width, 0.92, n - 0.46 + half * width, color=CUT_COLORS[kind])
-                ax.text(
-                    n - 0.46 + (half + 0.5) * width,
-                    device,
-                    _letter(kind),
-                    ha="center",
-                    va="center",
-                    fontsize=9,
-                )
+                letter = "-" if kind == "whole" else kind[0].upper()
+                cell(ax, n - 0.46 + half * width, device, width, 0.92, CUT_COLORS[kind], letter)
     node = problem.cluster.network.node
     for d in range(node, problem.cluster.devices, node):
         ax.axhline(d - 0.5, color=COLORS["comm"], linewidth=2)
-    ax.set_xticks(range(len(plan)), [op.name.replace("..", "\n- ") for op in problem.operators], fontsize=8)
-    ax.set_yticks(range(problem.cluster.devices))
-    ax.set_ylabel("device")
-    ax.set_ylim(problem.cluster.devices - 0.4, -0.6)
+    name_columns(ax, [op.name.replace("..", "\n- ") for op in problem.operators], fontsize=8)
+    ax.set(yticks=range(problem.cluster.devices), ylabel="device", ylim=(problem.cluster.devices - 0.4, -0.6))
     ax.grid(False)
-
-
-def _letter(kind: str) -> str:
-    return "-" if kind == "whole" else kind[0].upper()
 
 
 def _clock(ax, problem, plan) -> None:
     clock, count = Clock(problem, plan), len(plan)
     for number, end in enumerate(clock.ends):
         n, micro = number % count, number // count
+        long = clock.jobs[n]
+        text = micro if long > 0.05 * clock.seconds else ""
         for device in plan[n].devices:
-            color = THINGS[micro % 3]
-            long = clock.jobs[n]
-            ax.barh(
-                device, 1e3 * long, 0.8, 1e3 * (end - long), color=color, edgecolor="white", linewidth=0.3
-            )
-            if long > 0.05 * clock.seconds:
-                middle = 1e3 * (end - long / 2)
-                ax.text(middle, device, micro, ha="center", va="center", color=ink(color), fontsize=8)
-    ax.set_yticks(range(problem.cluster.devices))
+            look = {"size": 8, "edgecolor": "white", "linewidth": 0.3}
+            cell(ax, 1e3 * (end - long), device, 1e3 * long, 0.8, THINGS[micro % 3], text, **look)
+    name_rows(ax, range(problem.cluster.devices))
     ax.set_ylim(problem.cluster.devices - 0.4, -0.6)
-    ax.grid(axis="y", visible=False)
     ax.set_xlabel(f"ms (simulated), {1e3 * clock.seconds:.3g} in all; a shade is a micro-batch")
 
 
@@ -134,9 +112,8 @@ def predicted_measured(pairs: dict[str, tuple[float, float]], names: Sequence[st
             free[side] = place[1] * (ends[1] / ends[0]) ** 0.06
             look = {"textcoords": "offset points", "fontsize": 8, "ha": side, "va": "center"}
             ax.annotate(name, place, (8 if side == "left" else -8, 0), **look)
-    ax.plot(ends, ends, color=SERIAL, linewidth=1, linestyle="--")
+    equal_where(ax, ends, linestyle="--")
     ax.set(xlabel="ms predicted", ylabel="ms on live ranks (paced)")
-    plain_log(ax.xaxis), plain_log(ax.yaxis)
     ax.margins(x=0.3)
     return fig
 
@@ -150,7 +127,7 @@ def three_panels(problem: ChainProblem, operators: Sequence, plan: ChainPlan) ->
         left += op.links
         border = {"linewidth": 0.8, "linestyle": ":"} if at.devices == after.devices else {"linewidth": 2}
         one.axvline(left - 0.5, color=SERIAL, **border)
-    one.set_xticks(range(len(operators)), [op.name for op in operators], rotation=90, fontsize=8)
+    name_columns(one, [op.name for op in operators], rotation=90, fontsize=8)
     one.set(title="1. partition", ylabel="million operations")
     _grid(two, problem, plan)
     two.set_title("2. place, and cut")

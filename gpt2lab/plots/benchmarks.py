@@ -6,6 +6,7 @@ import textwrap
 
 from matplotlib.figure import Figure
 
+from .forms import numbers
 from .style import THINGS, figure
 
 SHOWN = 8
@@ -32,8 +33,8 @@ def dashboard(report: dict) -> Figure:
         ax.set_yticks(range(len(some)), texts, fontsize=8)
         low, high = min(map(min, some.values())), max(map(max, some.values()))
         ax.set(title=name, xscale="log", ylim=(len(some) - 0.5, -0.5), xlim=(low / 1.5, high * 1.5))
-        ax.set_xticks(ticks := round_ticks(low / 1.5, high * 1.5), [f"{t:g}" for t in ticks])
-        ax.minorticks_off()
+        ticks = round_ticks(low / 1.5, high * 1.5)
+        numbers(ax.xaxis, ticks, [f"{t:g}" for t in ticks])
     machine = report["machine"]
     fig.supxlabel(
         f"ms (measured, median and range of {report['rounds']} rounds; grey: rivals) on {machine['system']}, "

@@ -1,11 +1,12 @@
 """Figures of collectives: a sweep over sizes with its fits, and ranks' data as coloured blocks, before and after."""
 
-from matplotlib.colors import to_rgb
+from itertools import count
+
 from matplotlib.figure import Figure
-from matplotlib.patches import Rectangle
 
 from ..machine import links
-from .style import figure, rank_color, variant
+from .forms import cell, lines, text_at
+from .style import figure, ink, rank_color, variant
 
 MARKS = "osv^DPX*"
 
@@ -32,13 +33,8 @@ def sweep_figure(rows, models=(), clock: str = "measured") -> Figure:
             hollow = [k for k, size in enumerate(sizes) if size in unseen]
             left.plot(sizes, times, label=f"{name}, {n} ranks", markevery=seen, **look)
             left.plot(sizes, times, markevery=hollow, markerfacecolor="white", **look)
-            left.plot(
-                list(fit["predicted"]),
-                [1e3 * t for t in fit["predicted"].values()],
-                "--",
-                color=look["color"],
-                lw=0.8,
-            )
+            fitted = [1e3 * t for t in fit["predicted"].values()]
+            left.plot(list(fit["predicted"]), fitted, "--", color=look["color"], lw=0.8)
             middle.plot(sizes, [r["bus"] / 1e9 for r in mine], **look)
             right.plot(list(unseen), list(unseen.values()), **look)
     left.set(yscale="log", title=f"time in ms ({clock}; dashed: fitted)")
@@ -60,9 +56,8 @@ def compared_by_formula(ranks: int = 64, latency_us: float = 5, gigabytes_per_s:
     link = links.Link(latency_us * 1e-6, gigabytes_per_s * 1e9)
     fig, ax = figure(8, 3.4)
     sizes = [2.0**k for k in range(10, 31)]
-    for i, name in enumerate(links.ALL_REDUCE):
-        times = [links.all_reduce_time(name, ranks, s, link) * 1e3 for s in sizes]
-        ax.plot(sizes, times, label=name, **variant(i))
+    times = {name: [links.all_reduce_time(name, ranks, s, link) for s in sizes] for name in links.ALL_REDUCE}
+    lines(ax, sizes, times, map(variant, count()), scale=1e3)
     ax.axvline(links.crossing(ranks, link), color="black", ls=":", lw=1)
     ax.set(xscale="log", yscale="log", xlabel="bytes", ylabel="ms", title=f"all-reduce on {ranks} ranks")
     ax.minorticks_off()  # thrice as fast to draw
@@ -81,17 +76,9 @@ def transports_figure(rows) -> Figure:
         for i, call in enumerate(dict.fromkeys(row["call"] for row in rows)):
             mine = [row for row in rows if (row["ranks"], row["call"]) == (n, call)]
             for backend, look in zip(mine[0]["seconds"], ("o-", "s--"), strict=False):
-                times = [row["seconds"][backend] * 1e3 for row in mine]
-                label = f"{call}, {backend}" if n == counts[0] else None
-                ax.plot(
-                    [row["bytes"] for row in mine],
-                    times,
-                    look,
-                    color=variant(i)["color"],
-                    ms=4,
-                    lw=1.2,
-                    label=label,
-                )
+                points = zip(*((row["bytes"], row["seconds"][backend] * 1e3) for row in mine), strict=True)
+                color = variant(i)["color"]
+                ax.plot(*points, look, color=color, ms=4, lw=1.2, label=f"{call}, {backend}")
         ax.set(
             xscale="log", yscale="log", xlabel="bytes", title=f"{n} ranks: time of a call in ms (measured)"
         )
@@ -112,19 +99,14 @@ def blocks(before, after, title: str = "", owners=None, own: str = "") -> Figure
         for rank, row in enumerate(rows):
             for place, value in enumerate(row):
                 owner = whose[rank][place] if whose else None
+                color = "#DDDDDD" if owner is None else rank_color(owner)
                 column = rank if len(row) == 1 and name == own else place
                 if name != own or column == rank:
-                    _block(ax, column, rank, f"{value:g}", owner)
+                    cell(ax, column + 0.04, rank + 0.5, 0.92, 0.84, color, edgecolor="white")
+                    look = {"fontsize": 9, "color": ink(color, 0.5)}  # black on more colours than elsewhere
+                    text_at(ax, column + 0.5, rank + 0.5, f"{value:g}", **look)
         ax.set(xlim=(0, width), ylim=(len(rows), 0), title=f"{title}: {name}" if title else name)
         ax.set_yticks([r + 0.5 for r in range(len(rows))], [f"rank {r}" for r in range(len(rows))])
         ax.set_xticks([])
         ax.grid(visible=False)
     return fig
-
-
-def _block(ax, x: int, y: int, text: str, owner: int | None) -> None:
-    color = "#DDDDDD" if owner is None else rank_color(owner)
-    ax.add_patch(Rectangle((x + 0.04, y + 0.08), 0.92, 0.84, facecolor=color, edgecolor="white"))
-    bright = sum(weight * part for weight, part in zip((0.3, 0.59, 0.11), to_rgb(color), strict=True))
-    ink = "black" if bright > 0.5 else "white"
-    ax.text(x + 0.5, y + 0.5, text, ha="center", va="center", color=ink, fontsize=9)

@@ -3,10 +3,11 @@
 import numpy as np
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
-from matplotlib.patches import Rectangle
+from matplotlib.patches import Patch
 
 from ..parallel.context import costs
 from ..parallel.context.layouts import LAYOUTS, TokenLayout, layout
+from .forms import cell, heat, legend_above, name_columns, name_rows, stacked, text_at
 from .style import COLORS, THINGS, figure, rank_color
 
 KERNELS = ("forward", "dQ", "dK,dV by key", "MLP")
@@ -17,11 +18,10 @@ def token_owners(tables: list[TokenLayout]) -> Figure:
     fig, ax = figure(8, 0.6 + 0.45 * len(tables))
     for row, table in enumerate(tables):
         for t, rank in enumerate(table.owners):
-            ax.add_patch(Rectangle((t, row - 0.38), 1, 0.76, color=rank_color(rank), ec="white", lw=0.5))
-            if table.tokens <= 40:
-                ax.text(t + 0.5, row, rank, ha="center", va="center", color="white", fontsize=8)
+            text = rank if table.tokens <= 40 else ""
+            cell(ax, t, row, 1, 0.76, rank_color(rank), text, size=8, edgecolor="white", lw=0.5)
+    name_rows(ax, [table.name for table in tables])
     ax.set(xlim=(0, tables[0].tokens), ylim=(len(tables) - 0.5, -0.5), xlabel="position in the sequence")
-    ax.set_yticks(range(len(tables)), [table.name for table in tables])
     ax.grid(visible=False)
     return fig
 
@@ -64,25 +64,16 @@ def layer_stack(table: TokenLayout, layers: int = 2) -> Figure:
     parts = ["embedding", *["layer norm", "attention", "MLP"] * layers, "loss"]
     fig, ax = figure(8, 0.8 + 0.36 * len(parts))
     for row, part in enumerate(reversed(parts)):
-        ax.text(
-            -0.2,
-            row,
-            part,
-            ha="right",
-            va="center",
-            fontsize=9,
-            weight="bold" if part == "attention" else None,
-        )
+        weight = "bold" if part == "attention" else None
+        text_at(ax, -0.2, row, part, ha="right", fontsize=9, weight=weight)
         for t, rank in enumerate(table.owners):
-            ax.add_patch(Rectangle((t, row - 0.3), 1, 0.6, color=rank_color(rank), ec="white", lw=0.5))
+            cell(ax, t, row, 1, 0.6, rank_color(rank), edgecolor="white", lw=0.5)
         if part == "attention":
             ends = np.cumsum(table.sizes)
             for a, b in zip(ends, ends[1:], strict=False):
                 left, right = a - table.sizes[0] / 2, b - table.sizes[-1] / 2
-                for start, stop, down, kind in (
-                    (left, right, 0.42, "forward"),
-                    (right, left, 0.58, "backward"),
-                ):
+                ways = (left, right, 0.42, "forward"), (right, left, 0.58, "backward")
+                for start, stop, down, kind in ways:
                     arrow = {"arrowstyle": "-|>", "lw": 1.5, "color": COLORS[kind]}
                     ax.annotate("", (stop, row - down), (start, row - down), arrowprops=arrow)
     ax.set(xlim=(-3.2, table.tokens), ylim=(-0.6, len(parts) - 0.4), xlabel="position in the sequence")
@@ -105,8 +96,8 @@ def kernels(runs: dict, names=("attention", "MLP", "dQ, dK, dV")) -> Figure:
         ax.set_xticks(range(len(runs)), list(runs), fontsize=8)
         ax.set(title=kernel, ylim=(0, None), xlim=(-0.6, len(runs) - 0.4))
     axes[0].set_ylabel("milliseconds")
-    keys = {f"rank {r}": Rectangle((0, 0), 1, 1, color=rank_color(r)) for r in (0, 1)}
-    axes[1].legend(keys.values(), keys, fontsize=8, loc="lower center")  # the MLP's boxes are far from zero
+    keys = [Patch(color=rank_color(r), label=f"rank {r}") for r in (0, 1)]
+    axes[1].legend(handles=keys, fontsize=8, loc="lower center")  # the MLP's boxes are far from zero
     return fig
 
 
@@ -141,14 +132,10 @@ def busiest_over_mean(tokens: int, ranks: int) -> Figure:
     tables = [layout(name, tokens, ranks) for name in LAYOUTS]
     values = np.array([[float(costs.imbalance(costs.work(t, k))) for k in kernels] for t in tables])
     fig, ax = figure(8, 2.6)
-    image = ax.imshow(values, cmap="YlOrRd", vmin=1, vmax=3, aspect="auto")
-    for (row, column), value in np.ndenumerate(values):
-        ax.text(
-            column, row, f"{value:.2f}", ha="center", va="center", color="white" if value > 2.2 else "black"
-        )
-    ax.set_xticks(range(len(kernels)), kernels), ax.set_yticks(range(len(tables)), list(LAYOUTS))
-    ax.grid(visible=False)
-    fig.colorbar(image, ax=ax, label="busiest / mean")
+    look = {"cmap": "YlOrRd", "vmin": 1, "vmax": 3, "aspect": "auto"}
+    heat(ax, values, "{:.2f}", "busiest / mean", white=lambda value: value > 2.2, **look)
+    name_columns(ax, kernels)
+    ax.set_yticks(range(len(tables)), list(LAYOUTS))
     return fig
 
 
@@ -156,48 +143,38 @@ def contributions(values) -> Figure:
     """How much each rank (row) contributes to the key gradients of each rank's tokens (column); zeros stay white."""
     values = np.asarray(values, float)
     fig, ax = figure(4.6, 3.2)
-    image = ax.imshow(np.where(values > 0, values, np.nan), cmap="YlGn", vmin=0)
-    for (row, column), value in np.ndenumerate(values):
-        color = "white" if value > 0.6 * values.max() else "black"
-        ax.text(column, row, f"{value:.2f}" if value else "0", ha="center", va="center", color=color)
-    places = range(len(values))
-    ax.set_xticks(places, [f"tokens of {r}" for r in places], fontsize=8)
-    ax.set_yticks(places, [f"from rank {r}" for r in places], fontsize=8)
-    ax.grid(visible=False)
-    fig.colorbar(image, ax=ax, label="norm of dK")
+    shown = np.where(values > 0, values, np.nan)
+    heat(ax, shown, "{:.2f}", "norm of dK", white=lambda v: v > 0.6 * values.max(), cmap="YlGn", vmin=0)
+    for row, column in np.argwhere(values <= 0):
+        text_at(ax, column, row, "0")
+    name_columns(ax, [f"tokens of {r}" for r in range(len(values))], fontsize=8)
+    ax.set_yticks(range(len(values)), [f"from rank {r}" for r in range(len(values))], fontsize=8)
     return fig
 
 
 def volumes(rows, what: str = "thousand numbers sent by all ranks in a layer") -> Figure:
     """What is sent, per (label, forward, backward)."""
     fig, ax = figure(8, 0.8 + 0.36 * len(rows))
-    places = range(len(rows))
-    forward, backward = ([row[i] for row in rows] for i in (1, 2))
-    ax.barh(places, forward, color=COLORS["forward"], label="forward")
-    ax.barh(places, backward, left=forward, color=COLORS["backward"], label="backward")
-    ax.set_yticks(places, [row[0] for row in rows])
-    ax.invert_yaxis()
+    sent = {label: {"forward": forward, "backward": backward} for label, forward, backward in rows}
+    stacked(ax, sent, {kind: COLORS[kind] for kind in ("forward", "backward")})
+    ax.grid(visible=True, axis="y")
     ax.set_xlabel(what)
-    ax.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=2, fontsize=8)
+    legend_above(ax, 2)
     return fig
 
 
 def memory(config, rows: int, tokens: int, ranks=(1, 2, 4), gathered: int = 2) -> Figure:
     """llm.c's activation tensors on the last rank of a contiguous split, in megabytes of float32, by kind."""
     kinds = {"q, k, v": ("qkv",), "attention rows": ("preatt", "att"), "logits": ("logits", "probs")}
+    held = {}
+    for n in ranks:
+        table, parts = layout("contiguous", tokens, n), gathered if n > 1 else 3
+        found = costs.activations(config, rows, table, n - 1, parts)
+        one = {kind: 4e-6 * sum(found[name] for name in names) for kind, names in kinds.items()}
+        held[f"{n} rank{'s' * (n > 1)}"] = one | {"all other": 4e-6 * sum(found.values()) - sum(one.values())}
     fig, ax = figure(8, 2.6)
-    for place, n in enumerate(ranks):
-        found = costs.activations(
-            config, rows, layout("contiguous", tokens, n), n - 1, gathered if n > 1 else 3
-        )
-        parts = {kind: sum(found[name] for name in names) for kind, names in kinds.items()}
-        parts["all other"] = sum(found.values()) - sum(parts.values())
-        left = 0.0
-        for i, (kind, size) in enumerate(parts.items()):
-            ax.barh(place, 4e-6 * size, left=left, color=THINGS[1:][i], label=kind if place == 0 else None)
-            left += 4e-6 * size
-    ax.set_yticks(range(len(ranks)), [f"{n} rank{'s' * (n > 1)}" for n in ranks])
-    ax.invert_yaxis()
+    stacked(ax, held, dict(zip((*kinds, "all other"), THINGS[1:], strict=True)))
+    ax.grid(visible=True, axis="y")
     ax.set_xlabel("megabytes")
     ax.legend(fontsize=8, ncols=4, loc="lower right")
     return fig

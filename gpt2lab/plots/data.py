@@ -2,10 +2,10 @@
 
 import numpy as np
 from matplotlib.figure import Figure
-from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
-from .style import COLORS, HUES, SERIAL, THINGS, figure, ink, rank_color
+from .forms import cell, name_rows, patches, stacked, text_at
+from .style import COLORS, HUES, SERIAL, THINGS, figure, rank_color
 
 LOST = "#D00000"  # rows that no rank has
 PHASES = {
@@ -24,17 +24,13 @@ def checksums(maps: dict[str, list[list[str]]]) -> Figure:
     """
     fig, axes = figure(8, 0.9 + 0.35 * len(next(iter(maps.values()))), 1, len(maps), squeeze=False)
     for ax, (title, digests) in zip(axes[0], maps.items(), strict=True):
-        for step in range(len(digests[0])):
-            seen = list(dict.fromkeys(row[step] for row in digests))
-            for rank, row in enumerate(digests):
-                kind = seen.index(row[step])
-                ax.barh(rank, 0.9, 0.8, step - 0.45, color=HUES[kind])
-                look = {"ha": "center", "va": "center", "fontsize": 9, "color": ink(HUES[kind])}
-                ax.text(step, rank, "abcdefgh"[kind], **look)
-        steps = len(digests[0])
-        ax.set(title=title, xlabel="step", yticks=range(len(digests)), xlim=(-0.7, steps - 0.3))
-        ax.set_yticklabels([f"rank {r}" for r in range(len(digests))])
-        ax.invert_yaxis()
+        for step, column in enumerate(zip(*digests, strict=True)):
+            seen = list(dict.fromkeys(column))
+            for rank, digest in enumerate(column):
+                kind = seen.index(digest)
+                cell(ax, step - 0.45, rank, 0.9, 0.8, HUES[kind], "abcdefgh"[kind])
+        name_rows(ax, [f"rank {r}" for r in range(len(digests))])
+        ax.set(title=title, xlabel="step", xlim=(-0.7, len(digests[0]) - 0.3))
         ax.grid(visible=False)
     return fig
 
@@ -60,22 +56,21 @@ def loss_lines(
     return fig
 
 
-def rows_by_rank(ways: dict[str, list[list[int]]], rows: int) -> Figure:
-    """Which of `rows` rows each rank has, a strip for each way of splitting; rows that no rank has are red.
+def rows_by_rank(ways: dict[str, list[list[int]]], count: int) -> Figure:
+    """Which of `count` rows each rank has, a strip for each way of splitting; rows that no rank has are red.
 
     `ways[name][rank]` lists rows.
     """
     fig, ax = figure(8, 0.7 + 0.45 * len(ways))
     for y, shares in enumerate(ways.values()):
         owner = {row: rank for rank, share in enumerate(shares) for row in share}
-        for row in range(rows):
-            color = rank_color(owner[row]) if row in owner else LOST
-            ax.barh(y, 0.94, 0.8, row - 0.47, color=color, hatch="" if row in owner else "//", ec="white")
-            text = f"rank {owner[row]}" if row in owner else "lost"
-            ax.text(row, y, text, ha="center", va="center", fontsize=9, color=ink(color), weight="bold")
-    ax.set(xlabel="row of the batch", xticks=range(rows), yticks=range(len(ways)), xlim=(-0.6, rows - 0.4))
-    ax.set_yticklabels(ways)
-    ax.invert_yaxis()
+        for row in range(count):
+            color, text = (rank_color(owner[row]), f"rank {owner[row]}") if row in owner else (LOST, "lost")
+            hatch = "" if row in owner else "//"
+            cell(ax, row - 0.47, y, 0.94, 0.8, color, hatch=hatch, ec="white")
+            text_at(ax, row, y, text, on=color, fontsize=9, weight="bold")
+    name_rows(ax, ways)
+    ax.set(xlabel="row of the batch", xticks=range(count), xlim=(-0.6, count - 0.4))
     ax.grid(visible=False)
     return fig
 
@@ -109,15 +104,9 @@ def u_curve(
         best = int(np.argmin(y))
         ax.plot(x, [t / y[best] for t in y], "o-", ms=4, color=THINGS[4 - i], label=name)
         ax.plot(x[best], 1, "*", ms=13, color=THINGS[4 - i])
-    top = max(t for points in curves.values() for _, t in points) / min(
-        t for p in curves.values() for _, t in p
-    )
-    ax.set(
-        xscale="log",
-        xlabel=xlabel,
-        ylabel="time / that of the best",
-        ylim=(0.9, min(highest, 1.1 * top)),
-    )
+    times = [time for points in curves.values() for _, time in points]
+    top = min(highest, 1.1 * max(times) / min(times))
+    ax.set(xscale="log", xlabel=xlabel, ylabel="time / that of the best", ylim=(0.9, top))
     ax.legend()
     return fig
 
@@ -130,9 +119,8 @@ def busiest(
     for i, (name, values) in enumerate(formulas.items()):
         ax.plot(ranks, values, ("-", "-", "--")[i % 3], lw=2.5, color=THINGS[2 + i], label=name)
         if name in counted:
-            ax.plot(
-                *counted[name], "o", color=THINGS[2 + i], ms=7 + 5 * i, mfc="none", mew=2
-            )  # none hides another
+            look = {"ms": 7 + 5 * i, "mfc": "none", "mew": 2}  # none hides another
+            ax.plot(*counted[name], "o", color=THINGS[2 + i], **look)
     ax.set(xlabel="ranks", ylabel="sent / size of the model", xticks=ranks)
     ax.legend()
     return fig
@@ -142,16 +130,14 @@ def shapes(owners: dict[str, np.ndarray]) -> Figure:
     """Which rank holds which token of the batch: a grid (rows, tokens) of ranks for each way of sharing."""
     fig, axes = figure(8, 1.9, 1, len(owners))
     for ax, (title, grid) in zip(axes, owners.items(), strict=True):
-        for row in range(grid.shape[0]):
-            for column in range(grid.shape[1]):
-                ax.barh(row, 0.92, 0.86, column - 0.46, color=rank_color(int(grid[row, column])))
-        ax.set(title=title, xlabel="token", yticks=range(grid.shape[0]), xticks=[0, grid.shape[1] - 1])
-        ax.set(xlim=(-0.7, grid.shape[1] - 0.3))
-        ax.invert_yaxis()
+        for (row, column), rank in np.ndenumerate(grid):
+            cell(ax, column - 0.46, row, 0.92, 0.86, rank_color(int(rank)))
+        name_rows(ax, range(grid.shape[0]))
+        ax.set(title=title, xlabel="token", xticks=[0, grid.shape[1] - 1], xlim=(-0.7, grid.shape[1] - 0.3))
         ax.grid(visible=False)
     axes[0].set_ylabel("row")
     ranks = sorted({int(r) for grid in owners.values() for r in grid.flat})
-    handles = [Patch(color=rank_color(r), label=f"rank {r}") for r in ranks]
+    handles = patches({f"rank {r}": rank_color(r) for r in ranks})
     fig.legend(handles=handles, loc="outside right center", fontsize=9)
     return fig
 
@@ -178,20 +164,10 @@ def phases(
     """
     fig, axes = figure(8, 2.6, 1, 2, width_ratios=(3, 2))
     for ax, bars, title in zip(axes, (ways, {"": published}), titles, strict=True):
-        for y, parts in enumerate(bars.values()):
-            left = 0.0
-            for part, time in parts.items():
-                color = PHASES[part]
-                ax.barh(y, time, 0.6, left, color=color, ec="white")
-                if time > 0.08 * max(sum(b.values()) for b in bars.values()):
-                    ax.text(left + time / 2, y, f"{time:.0f}", ha="center", va="center", color=ink(color))
-                left += time
-        ax.set(title=title, xlabel=unit, yticks=range(len(bars)))
-        ax.set_yticklabels(bars)
+        stacked(ax, bars, PHASES, 0.6, ec="white", inside=0.08)
+        ax.set(title=title, xlabel=unit)
         ax.set_ylim(len(ways) - 0.5 if len(bars) > 1 else 1.5, -0.5 if len(bars) > 1 else -1.5)
-        ax.grid(visible=False, axis="y")
-    handles = [Patch(color=color, label=part) for part, color in PHASES.items()]
-    fig.legend(handles=handles, loc="outside lower center", ncols=len(PHASES), fontsize=9)
+    fig.legend(handles=patches(PHASES), loc="outside lower center", ncols=len(PHASES), fontsize=9)
     return fig
 
 

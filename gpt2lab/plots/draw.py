@@ -6,7 +6,7 @@ from pathlib import Path
 from .moving import moving_step
 from .rooms import rooms
 from .strategies import strategies
-from .style import svg
+from .style import save_figure
 
 PICTURES = {"step.svg": moving_step, "strategies.svg": strategies, "rooms.svg": rooms}
 """File name -> the function that draws it, called without arguments; it returns a figure or the text of an SVG."""
@@ -14,13 +14,7 @@ PICTURES = {"step.svg": moving_step, "strategies.svg": strategies, "rooms.svg": 
 
 def draw_all(folder) -> list[Path]:
     """Draw every picture into a folder and return the paths."""
-    paths = []
-    for name, picture in PICTURES.items():
-        drawn, path = picture(), Path(folder, name)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(drawn if isinstance(drawn, str) else svg(drawn))
-        paths.append(path)
-    return paths
+    return [save_figure(picture(), Path(folder, name)) for name, picture in PICTURES.items()]
 
 
 if __name__ == "__main__":

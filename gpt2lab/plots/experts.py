@@ -3,9 +3,10 @@
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-from matplotlib.patches import FancyArrowPatch, Rectangle
+from matplotlib.patches import FancyArrowPatch
 
-from .style import COLORS, HUES, THINGS, figure, ink, rank_color
+from .forms import cell, name_columns, name_rows, rectangle, text_at
+from .style import COLORS, HUES, THINGS, figure, rank_color
 
 
 def flow(
@@ -23,7 +24,7 @@ def flow(
         ax.text(x, 4.45, title, ha="center", weight="bold")
     for (rank, asked), y in zip(tokens, heights, strict=True):
         for x in (0, 9.6):
-            ax.add_patch(Rectangle((x, y - 0.17), 0.6, 0.34, fc=rank_color(rank), ec="white"))
+            rectangle(ax, x, y - 0.17, 0.6, 0.34, rank_color(rank))
         for e in asked:
             away = rank != e * 2 // experts
             style = {"color": COLORS["comm"] if away else COLORS["other"], "lw": 1.6 if away else 0.8}
@@ -31,8 +32,8 @@ def flow(
                 ax.add_patch(FancyArrowPatch(begin, end, arrowstyle="-|>", mutation_scale=8, **style))
     for e, y in enumerate(rooms):
         color = rank_color(e * 2 // experts)
-        ax.add_patch(Rectangle((4.65, y - 0.3), 0.9, 0.6, fc=color, ec="white"))
-        ax.text(5.1, y, f"E{e}", ha="center", va="center", color=ink(color))
+        rectangle(ax, 4.65, y - 0.3, 0.9, 0.6, color)
+        text_at(ax, 5.1, y, f"E{e}", on=color)
     return fig
 
 
@@ -44,24 +45,14 @@ def room(asked: Sequence[tuple[int, int]], experts: int, room: int):
     for x, (token, choice) in enumerate(order):
         e = asked[token][choice]
         kept, taken[e] = taken[e] < room, taken[e] + 1
-        color = HUES[e % 8]
-        look = (
-            {"fc": color, "ec": "white"} if kept else {"fc": "white", "ec": color, "hatch": "////", "lw": 0}
-        )
-        ax.add_patch(Rectangle((x + 0.05, e - 0.45), 0.9, 0.9, **look))
-        ax.text(
-            x + 0.5,
-            e,
-            f"{taken[e]}" if kept else "full",
-            ha="center",
-            va="center",
-            color=ink(color) if kept else "k",
-        )
+        color = HUES[e % 8] if kept else "white"
+        look = {"ec": "white"} if kept else {"ec": HUES[e % 8], "hatch": "////", "lw": 0}
+        cell(ax, x + 0.05, e, 0.9, 0.9, color, f"{taken[e]}" if kept else "full", size=10, **look)
     ax.axvline(len(asked), color=THINGS[1], lw=1)
     ticks = [f"token {token}" for token, _ in order]
-    ax.set(xlim=(0, len(order)), ylim=(experts - 0.5, -0.5), yticks=range(experts))
+    name_rows(ax, [f"E{e}" for e in range(experts)])
+    ax.set(xlim=(0, len(order)), ylim=(experts - 0.5, -0.5))
     ax.set_xticks(np.arange(len(order)) + 0.5, ticks, fontsize=8)
-    ax.set_yticklabels([f"E{e}" for e in range(experts)])
     ax.set_title(f"first choices, then second ones; room for {room} an expert")
     ax.grid(visible=False)
     return fig
@@ -78,7 +69,7 @@ def by_letter(experts: Mapping[str, np.ndarray], letters):
         image = ax.imshow(shares / shares.sum(0), cmap="Greys", vmin=0, vmax=1, aspect="auto")
         ax.set(title=title, ylabel="expert", yticks=range(0, 8, 2))
         ax.grid(visible=False)
-    axes[-1].set_xticks(range(len(common)), [names.get(one, chr(one)) for one in common])
+    name_columns(axes[-1], [names.get(one, chr(one)) for one in common])
     axes[-1].set_xlabel("letter, the commonest first")
     fig.colorbar(image, ax=axes, label="share of the letter's choices", fraction=0.03)
     return fig
@@ -92,8 +83,7 @@ def loads(histories: Mapping[str, np.ndarray], window: int = 10):
     fig, axes = figure(9, 2.8, 1, len(histories), sharey=True, squeeze=False)
     for ax, (name, shares) in zip(axes[0], histories.items(), strict=True):
         for e, line in enumerate(shares.T):
-            mean = np.convolve(line, np.ones(window) / window, "valid")
-            ax.plot(np.arange(len(mean)) + window, mean, color=HUES[e % 8], lw=1.2, label=f"E{e}")
+            ax.plot(*_running_mean(line, window), color=HUES[e % 8], lw=1.2, label=f"E{e}")
         even = ax.axhline(1 / shares.shape[1], color=THINGS[1], ls="--", lw=1)
         ax.set(title=name, xlabel="step", ylim=(0, None))
     axes[0][0].set_ylabel("share of all choices")
@@ -102,14 +92,20 @@ def loads(histories: Mapping[str, np.ndarray], window: int = 10):
     return fig
 
 
+def _running_mean(values, window: int):
+    """Steps and the means of the `window` values up to each."""
+    mean = np.convolve(values, np.ones(window) / window, "valid")
+    return np.arange(len(mean)) + window, mean
+
+
 def running_losses(curves: Mapping[str, Sequence[Sequence[float]]], tokens: int, window: int = 10):
     """Training losses of several runs a name against tokens seen, each a running mean over `window` steps."""
     fig, ax = figure(8, 3)
     for i, (name, runs) in enumerate(curves.items()):
         for j, curve in enumerate(runs):
-            mean = np.convolve(curve, np.ones(window) / window, "valid")
-            seen, label = tokens * (np.arange(len(mean)) + window), name if j == 0 else None
-            ax.plot(seen, mean, label=label, color=THINGS[(0, 3, 4)[i % 3]], lw=1)
+            steps, mean = _running_mean(curve, window)
+            label = name if j == 0 else None
+            ax.plot(tokens * steps, mean, label=label, color=THINGS[(0, 3, 4)[i % 3]], lw=1)
     ax.set(xlabel="tokens seen", ylabel="loss (nats a letter)")
     ax.legend()
     return fig

@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 
 from matplotlib.figure import Figure
-from matplotlib.patches import Patch, Rectangle
 
 from ..planner.failures import Phase
-from .style import COLORS, THINGS, figure, ink, rank_color
+from .forms import cell, name_rows, numbers, patches
+from .style import COLORS, THINGS, figure, rank_color
 
 KINDS = {
     "work": {"color": COLORS["forward"]},
@@ -31,11 +31,10 @@ def lives(jobs: dict[str, list[Phase]], failures: Sequence[float], length: float
     for at in failures:
         if at < end:
             ax.axvline(at, color=COLORS["comm"], ls=":", lw=1)
-    ax.set(yticks=range(len(jobs)), yticklabels=list(jobs), xlabel="hours", xlim=(0, 1.08 * max(end, length)))
-    ax.invert_yaxis()
+    name_rows(ax, jobs)
+    ax.set(xlabel="hours", xlim=(0, 1.08 * max(end, length)))
     ax.grid(visible=False)
-    marks = [Patch(label=kind, **look) for kind, look in KINDS.items()]
-    fig.legend(handles=marks, loc="outside upper right", ncols=len(marks), fontsize=9)
+    fig.legend(handles=patches(KINDS), loc="outside upper right", ncols=len(KINDS), fontsize=9)
     return fig
 
 
@@ -45,11 +44,8 @@ def boxes_held(layouts: dict[str, tuple[tuple[int, int], list[list[tuple]]]]) ->
     for ax, (title, (shape, ranks)) in zip(axes[0], layouts.items(), strict=True):
         for rank, boxes in enumerate(ranks):
             for (row, column), (height, width) in boxes:
-                ax.add_patch(Rectangle((column, row), width, height, fc=rank_color(rank), ec="white", lw=1))
-                if height > 0.05 * shape[0]:
-                    where = (column + width / 2, row + height / 2)
-                    ink_on = ink(rank_color(rank))
-                    ax.text(*where, str(rank), ha="center", va="center", color=ink_on, fontsize=9)
+                text, middle = str(rank) if height > 0.05 * shape[0] else "", row + height / 2
+                cell(ax, column, middle, width, height, rank_color(rank), text, ec="white", lw=1)
         ax.set(xlim=(0, shape[1]), ylim=(shape[0], 0), xticks=[0, shape[1]], yticks=[0, shape[0]])
         ax.set(xlabel="column", ylabel="row")
         ax.set_title(title, fontsize=9)
@@ -71,7 +67,6 @@ def time_lost(
         ax.axvline(best[name], color=color, ls="--", lw=1)
     ax.set(xscale="log", xlabel="minutes of work between saves", ylabel="% lost", ylim=(0, 60))
     marks = [m for m in (1, 2, 5, 10, 20, 50, 100, 200, 500) if ax.get_xlim()[0] < m < ax.get_xlim()[1]]
-    ax.set_xticks(marks, labels=map(str, marks))
-    ax.minorticks_off()
+    numbers(ax.xaxis, marks)
     fig.legend(loc="outside upper right", ncols=len(curves), fontsize=9)
     return fig

@@ -1,8 +1,8 @@
 """Figures of the model itself: its parts with shapes, its weights, its memory, and what the optimizer does."""
 
 from matplotlib.figure import Figure
-from matplotlib.patches import Rectangle
 
+from .forms import chart, legend_above, rectangle, stacked, text_at
 from .style import COLORS, SERIAL, THINGS, figure
 
 PARTS = (
@@ -29,8 +29,8 @@ def anatomy(layers: int) -> Figure:
     ax.set(xlim=(-0.6, 10), ylim=(-0.7, len(PARTS) - 0.3))
     stream, left, right = 1.3, 2.5, 5.5
     for y, (name, shape, kind) in enumerate(PARTS):
-        ax.add_patch(Rectangle((left, y - 0.27), right - left, 0.54, fc=COLORS[kind], ec="none", alpha=0.45))
-        ax.text(4.0, y, name, ha="center", va="center", family="DejaVu Sans Mono")
+        rectangle(ax, left, y - 0.27, right - left, 0.54, COLORS[kind], ec="none", alpha=0.45)
+        text_at(ax, 4.0, y, name, family="DejaVu Sans Mono")
         ax.text(6.9, y, shape, va="center", family="DejaVu Sans Mono")
     arrow = {"arrowstyle": "->", "lw": 1.6, "color": SERIAL, "shrinkA": 0, "shrinkB": 0}
     for y in (0, 2, 3, 4, 6, 7, 9, 10):  # to the part above
@@ -40,7 +40,7 @@ def anatomy(layers: int) -> Figure:
         ax.annotate("", (left, y), (stream, y), arrowprops=arrow)
     for y in (5, 8):  # what the halves of a block add to it
         ax.annotate("", (stream, y), (left, y), arrowprops=arrow)
-        ax.text(stream, y, "+", ha="center", va="center", bbox={"boxstyle": "circle,pad=0.1", "fc": "white"})
+        text_at(ax, stream, y, "+", bbox={"boxstyle": "circle,pad=0.1", "fc": "white"})
     ax.plot([9.3, 9.5, 9.5, 9.3], [1.6, 1.6, 8.4, 8.4], color=SERIAL, lw=1.2)
     ax.text(9.62, 5, f"{layers} blocks", rotation=90, va="center")
     ax.text(0.6, 5, "residual stream", rotation=90, va="center", ha="center")
@@ -61,19 +61,10 @@ def histograms(kinds: dict[str, tuple[object, float]]) -> Figure:
 def memory(policies: dict[str, dict[str, float]], unit: str = "MB") -> Figure:
     """Stacked bars of bytes held: policy -> part -> amount."""
     fig, ax = figure(8, 0.9 + 0.45 * len(policies))
-    parts = list(dict.fromkeys(part for held in policies.values() for part in held))
-    for y, held in enumerate(policies.values()):
-        left = 0.0
-        for i, part in enumerate(parts):
-            amount = held.get(part, 0)
-            ax.barh(y, amount, left=left, color=THINGS[i], label=part if y == 0 else None, ec="white")
-            left += amount
-        ax.text(left, y, f" {left:,.1f}", va="center", fontsize=9)
-    ax.set_yticks(range(len(policies)), policies)
-    ax.invert_yaxis()
+    parts = dict.fromkeys(part for held in policies.values() for part in held)
+    stacked(ax, policies, dict(zip(parts, THINGS, strict=False)), says=" {:,.1f}", ec="white")
     ax.set(xlabel=unit, xlim=(0, 1.12 * max(sum(held.values()) for held in policies.values())))
-    ax.grid(axis="y", visible=False)
-    ax.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=len(parts), fontsize=8)
+    legend_above(ax, len(parts))
     return fig
 
 
@@ -91,9 +82,5 @@ def normalised(gradients, updates: dict[str, object], rate: float) -> Figure:
 
 def per_token(times: dict[str, list[float]], unit: str = "ms") -> Figure:
     """What each new token costs, by its position: name -> one number a token."""
-    fig, ax = figure(8, 2.6)
-    for i, (name, values) in enumerate(times.items()):
-        ax.plot(range(1, len(values) + 1), values, color=THINGS[-1 - i], label=name)
-    ax.set(xlabel="new token", ylabel=unit, ylim=(0, None))
-    ax.legend()
-    return fig
+    count = range(1, 1 + max(map(len, times.values())))
+    return chart(count, times, THINGS[::-1], (8, 2.6), xlabel="new token", ylabel=unit, ylim=(0, None))

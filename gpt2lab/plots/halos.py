@@ -4,10 +4,10 @@ import numpy as np
 from matplotlib import colormaps
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
-from matplotlib.patches import Rectangle
 
 from ..parallel.context.layouts import hops, layout
 from .context import volumes
+from .forms import heat, legend_above, rectangle, text_at
 from .style import COLORS, THINGS, figure, rank_color
 
 
@@ -16,12 +16,12 @@ def halo_mask(tokens: int, ranks: int, window: int) -> Figure:
     table = layout("contiguous", tokens, ranks)
     fig, ax = figure(5.2, 4)
     for q in range(tokens):
-        rank = table.owners[q]
+        color = rank_color(table.owners[q])
+        pale = [1 - 0.4 * (1 - c) for c in to_rgb(color)]
         for k in range(max(0, q - window), q + 1):
-            color, own = rank_color(rank), table.owners[k] == rank
-            pale = [1 - 0.4 * (1 - c) for c in to_rgb(color)]
-            look = {"fc": color, "ec": "white"} if own else {"fc": pale, "ec": "#333333", "hatch": "////"}
-            ax.add_patch(Rectangle((k, q), 1, 1, lw=0.4, **look))
+            own = table.owners[k] == table.owners[q]
+            look = {"fc": color} if own else {"fc": pale, "ec": "#333333", "hatch": "////"}
+            rectangle(ax, k, q, 1, 1, color, lw=0.4, **look)
     for edge in np.cumsum(table.sizes)[:-1]:
         ax.axhline(edge, color="black", lw=0.8), ax.axvline(edge, color="black", lw=0.8)
     ax.set(xlim=(0, tokens), ylim=(tokens, 0), xlabel="key", ylabel="query", aspect="equal")
@@ -32,21 +32,15 @@ def halo_mask(tokens: int, ranks: int, window: int) -> Figure:
 def halo_arrows(sizes, window: int) -> Figure:
     """Shards with the halo in front of each: left the rows' way forward, right their gradients' way back."""
     fig, axes = figure(9, 2.6, cols=2)
-    for ax, title, ahead in zip(
-        axes, ("forward: rows", "backward: gradients, added"), (True, False), strict=True
-    ):
-        ends = np.cumsum((0, *sizes))
+    ends, titles = np.cumsum((0, *sizes)), ("forward: rows", "backward: gradients, added")
+    for ax, title, ahead in zip(axes, titles, (True, False), strict=True):
         for r, first in enumerate(ends[:-1]):
             y = len(sizes) - 1 - r
             for t in range(max(0, first - window), ends[r + 1]):
-                color, own = rank_color(r), t >= first
-                look = {"fc": color} if own else {"fc": "white", "hatch": "////"}
-                ax.add_patch(
-                    Rectangle((t, y - 0.3), 1, 0.6, ec=color if not own else "white", lw=0.8, **look)
-                )
-                ax.text(
-                    t + 0.5, y, t, ha="center", va="center", fontsize=8, color="white" if own else "black"
-                )
+                own = t >= first
+                look = {} if own else {"fc": "white", "ec": rank_color(r), "hatch": "////"}
+                rectangle(ax, t, y - 0.3, 1, 0.6, rank_color(r), lw=0.8, **look)
+                text_at(ax, t + 0.5, y, t, fontsize=8, color="white" if own else "black")
             if r:
                 for t in range(max(0, first - window), first):
                     a, b = (t + 0.5, y + 0.68), (t + 0.5, y + 0.32)
@@ -86,14 +80,9 @@ def anemoi(
         times, cross = 2 * window * row / speeds + twice, rate * 2 / (products * width)
         right.loglog(speeds / 1e9, 1e6 * times, ls=look, color=THINGS[3], label=name)
         same = f"equal at {cross / 1e9:.0f} GB/s"
-        right.plot(cross / 1e9, 1e6 * 4 * window * row / cross, "o", color="black")
-        right.annotate(
-            same,
-            (cross / 1e9, 1e6 * 4 * window * row / cross),
-            (6, 4),
-            textcoords="offset points",
-            fontsize=8,
-        )
+        meet = cross / 1e9, 1e6 * 4 * window * row / cross
+        right.plot(*meet, "o", color="black")
+        right.annotate(same, meet, (6, 4), textcoords="offset points", fontsize=8)
     label = "halo of k, v"
     right.loglog(speeds / 1e9, 1e6 * 4 * window * row / speeds, color=COLORS["backward"], label=label)
     right.set(xlabel="GB/s of a link, each way", ylabel="microseconds, forward")
@@ -112,13 +101,11 @@ def break_even(tokens: int, most: int, windows, counted=()) -> Figure:
     ax.plot(ranks, 4 * (ranks - 1) / ranks**2 * tokens, color="black", label="heads: 4 (N-1)/N² T")
     for place, window in enumerate(windows):
         style = ("--", "-.", ":")[place % 3]
-        ax.axhline(
-            2 * window, color=THINGS[4], ls=style, label=f"halos on both sides, {window} wide: 2 x {window}"
-        )
+        label = f"halos on both sides, {window} wide: 2 x {window}"
+        ax.axhline(2 * window, color=THINGS[4], ls=style, label=label)
     if counted:
-        ax.plot(
-            *zip(*counted, strict=True), "o", color=THINGS[3], ms=7, zorder=3, label="counted on live ranks"
-        )
+        look = {"color": THINGS[3], "ms": 7, "zorder": 3, "label": "counted on live ranks"}
+        ax.plot(*zip(*counted, strict=True), "o", **look)
     ax.set(xlabel="ranks N", ylabel="rows of C numbers sent forward")
     ax.legend(fontsize=8)
     return fig
@@ -129,20 +116,20 @@ def legal_windows(tokens: int, most: int) -> Figure:
     ranks, windows = range(2, most + 1), range(1, tokens // 2 + 1)
     values = np.array([[hops(layout("contiguous", tokens, n), w) for n in ranks] for w in windows], float)
     fig, ax = figure(8, 3.4)
+    look = {"cmap": colormaps["YlOrRd"].resampled(4), "vmin": 0.5, "vmax": 4.5, "aspect": "auto"}
     extent = (1.5, most + 0.5, 0.5, windows[-1] + 0.5)
-    image = ax.imshow(
+    heat(
+        ax,
         np.minimum(values, 4),
+        None,
+        "hops (4 or more)",
+        range(1, 5),
         origin="lower",
-        aspect="auto",
         extent=extent,
-        cmap=colormaps["YlOrRd"].resampled(4),
-        vmin=0.5,
-        vmax=4.5,
+        **look,
     )
     rule = [layout("contiguous", tokens, n).sizes[-1] // 2 + 0.5 for n in ranks]
     ax.step(ranks, rule, where="mid", color="black", label="half of the last shard (first rule)")
     ax.set(xlabel="ranks", ylabel=f"window, of {tokens} tokens")
-    ax.grid(visible=False)
-    ax.legend(fontsize=8, loc="lower left", bbox_to_anchor=(0, 1))
-    fig.colorbar(image, ax=ax, label="hops (4 or more)", ticks=range(1, 5))
+    legend_above(ax)
     return fig

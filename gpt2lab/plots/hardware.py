@@ -4,6 +4,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from ..planner import metrics
+from .forms import band, cell, legend_right, name_rows, numbers, patches, text_at
 from .style import COLORS, THINGS, figure, rank_color, variant
 
 BYTES = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
@@ -44,22 +45,17 @@ def memory(rates: dict[int, float], published: dict[str, float], call: float) ->
 def ladder(here: dict[str, float], published: dict[str, float], derived: dict[str, float]) -> Figure:
     """Bytes per second of every path of data, fastest first: measured here, published, and derived from these."""
     kinds = {"measured here": here, "published": published, "derived": derived}
-    bars = sorted(
-        ((rate, name, kind) for kind, of in kinds.items() for name, rate in of.items()), reverse=True
-    )
-    fig, ax = figure(8, 0.9 + 0.3 * len(bars))
-    colors = dict(zip(kinds, (THINGS[4], THINGS[3], THINGS[2]), strict=True))
-    low = min(rate for rate, _, _ in bars) / 4
-    for row, (rate, _, kind) in enumerate(bars):
+    paths = [(rate, name, kind) for kind, of in kinds.items() for name, rate in of.items()]
+    paths.sort(reverse=True)
+    fig, ax = figure(8, 0.9 + 0.3 * len(paths))
+    colors = dict(zip(kinds, THINGS[:1:-1], strict=True))
+    low = paths[-1][0] / 4
+    for row, (rate, _, kind) in enumerate(paths):
         ax.barh(row, rate - low, 0.7, low, color=colors[kind])
         ax.text(rate * 1.1, row, f"{_short(rate, BYTES)}/s", va="center", fontsize=8)
-    ax.set(xscale="log", xlim=(low, bars[0][0] * 12), xlabel="bytes a second")
-    ax.set_yticks(range(len(bars)), [name for _, name, _ in bars], fontsize=9)
-    ax.invert_yaxis()
-    ax.grid(axis="y", visible=False)
-    for kind, color in colors.items():
-        ax.barh([0], [0], color=color, label=kind)
-    ax.legend(loc="lower right", fontsize=8)
+    ax.set(xscale="log", xlim=(low, paths[0][0] * 12), xlabel="bytes a second")
+    name_rows(ax, [name for _, name, _ in paths], fontsize=9)
+    ax.legend(handles=patches(colors), loc="lower right", fontsize=8)
     return fig
 
 
@@ -69,15 +65,10 @@ def scaling(rates: dict[str, dict[int, float]], cores: int) -> Figure:
     counts = sorted({n for of_one in rates.values() for n in of_one})
     ax.plot(counts, [min(n, cores) for n in counts], "--", color=THINGS[1], label=f"ideal with {cores} cores")
     for i, (name, by_ranks) in enumerate(rates.items()):
-        ax.plot(
-            list(by_ranks),
-            [r / by_ranks[1] for r in by_ranks.values()],
-            "o-",
-            color=variant(i)["color"],
-            label=name,
-        )
+        gained = [rate / by_ranks[1] for rate in by_ranks.values()]
+        ax.plot(list(by_ranks), gained, "o-", color=variant(i)["color"], label=name)
     ax.set(xlabel="ranks at the same time", ylabel="all ranks / one rank", xticks=counts, ylim=(0, None))
-    ax.legend(fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))
+    legend_right(ax)
     return fig
 
 
@@ -93,8 +84,7 @@ def mistakes(panels: dict[str, dict[str, list[float]]]) -> Figure:
         low, high = ax.get_ylim()
         ax.set_ylim(low / 1.3, high * 6)
         ticks = [t for k in range(-3, 5) for t in (10.0**k, 3 * 10.0**k) if low / 1.3 <= t <= high * 6]
-        ax.set_yticks(ticks, [f"{t:g}" for t in ticks])
-        ax.minorticks_off()
+        numbers(ax.yaxis, ticks, [f"{t:g}" for t in ticks])
         ax.legend(fontsize=8, loc="upper right", handletextpad=0.1)
     axes[0][0].set_ylabel("ms")
     return fig
@@ -111,18 +101,14 @@ def speedups(
         curve = [metrics.amdahl(fraction, p) for p in workers]
         left.plot(workers, curve, color=COLORS["forward"], alpha=shade, lw=1.5)
         left.text(most * 1.1, curve[-1], f"{100 * fraction:.3g} %", va="center", fontsize=8)
-    names = list(points)
     for i, (name, (p, gained)) in enumerate(points.items()):
         left.plot(p, gained, "o", color=variant(i)["color"], ms=8, mec="white", label=name)
         right.barh(i, 100 * metrics.karp_flatt(gained, p), 0.6, color=variant(i)["color"])
     left.set(xscale="log", yscale="log", xlabel="workers", ylabel="speed-up", ylim=(0.3, 130))
-    left.set_xticks([1, 2, 8, 32, 112, 512], ["1", "2", "8", "32", "112", "512"])
-    left.set_yticks([0.5, 1, 2, 5, 10, 25, 100], ["0.5", "1", "2", "5", "10", "25", "100"])
-    left.minorticks_off()
+    numbers(left.xaxis, [1, 2, 8, 32, 112, 512])
+    numbers(left.yaxis, [0.5, 1, 2, 5, 10, 25, 100])
     left.legend(fontsize=8, loc="upper left")
-    right.set_yticks(range(len(names)), names, fontsize=8)
-    right.invert_yaxis()
-    right.grid(axis="y", visible=False)
+    name_rows(right, points, fontsize=8)
     right.set(xlabel="%", title="serial fraction (Karp-Flatt)")
     return fig
 
@@ -130,14 +116,12 @@ def speedups(
 def box_plot(runs: dict[str, list[float]], unit: str = "ms") -> Figure:
     """Times of iterations by condition: box between the quartiles, line at the median, every iteration a dot."""
     fig, ax = figure(8, 0.9 + 0.5 * len(runs))
-    for row, (_, times) in enumerate(runs.items()):
+    for row, times in enumerate(runs.values()):
         values = 1e3 * np.array(times)
         ax.boxplot(values, positions=[row], orientation="horizontal", widths=0.5, showfliers=False)
         spread = row + 0.3 * (np.arange(len(values)) % 5 - 2) / 5
         ax.plot(values, spread, ".", ms=4, color=THINGS[4], alpha=0.6)
-    ax.set_yticks(range(len(runs)), list(runs))
-    ax.invert_yaxis()
-    ax.grid(axis="y", visible=False)
+    name_rows(ax, runs)
     ax.set(xlabel=unit, xlim=(0, None))
     return fig
 
@@ -146,9 +130,8 @@ def iterations(runs: dict[str, list[list[float]]]) -> Figure:
     """Milliseconds of every iteration: the mean of several runs as a line, from the fastest to the slowest a band."""
     fig, ax = figure(8, 2.6)
     for (name, seconds), color in zip(runs.items(), (THINGS[4], THINGS[3]), strict=False):
-        times, x = 1e3 * np.array(seconds), range(2, len(seconds[0]) + 2)  # the first is left out
-        ax.plot(x, times.mean(0), "o-", ms=4, color=color, label=name)
-        ax.fill_between(x, times.min(0), times.max(0), color=color, alpha=0.2, lw=0)
+        x = range(2, len(seconds[0]) + 2)  # the first is left out
+        band(ax, x, seconds, color, 1e3, marker="o", ms=4, label=name)
     ax.set(xlabel="iteration", xticks=x, ylabel="ms", ylim=(0, None))
     ax.legend()
     return fig
@@ -159,7 +142,7 @@ def parallelism_profile(spans, unit: float = 1e3) -> Figure:
     fig, (top, low) = figure(8, 3.8, 2, 1, sharex=True, height_ratios=(3, 2))
     zero = min(s.start for s in spans)
     for s in spans:
-        top.barh(s.rank, (s.end - s.start) * unit, 0.7, (s.start - zero) * unit, color=rank_color(s.rank))
+        cell(top, (s.start - zero) * unit, s.rank, (s.end - s.start) * unit, 0.7, rank_color(s.rank))
     ranks = sorted({s.rank for s in spans})
     top.set_yticks(ranks, [f"rank {r}" for r in ranks])
     top.invert_yaxis()
@@ -183,18 +166,16 @@ def lanes(pieces: int, compute: float, comm: float) -> Figure:
         for i in range(pieces):
             begin = sent if apart else computed
             computed = begin + compute
-            ax.barh(0, compute, 0.8, begin, color=COLORS["backward"], edgecolor="white")
-            begin = max(sent, computed)
-            sent = begin + comm
-            ax.barh(1, comm, 0.8, begin, color=COLORS["comm"], edgecolor="white")
-            for row, (left, width) in enumerate(((computed - compute, compute), (begin, comm))):
-                if width > 0.03 * ends[0]:
-                    ax.text(left + width / 2, row, str(i), ha="center", va="center", fontsize=8)
+            starts, sent = (begin, max(sent, computed)), max(sent, computed) + comm
+            for row, (start, took, kind) in enumerate(
+                zip(starts, (compute, comm), ("backward", "comm"), strict=True)
+            ):
+                ax.barh(row, took, 0.8, start, color=COLORS[kind], edgecolor="white")
+                if took > 0.03 * ends[0]:
+                    text_at(ax, start + took / 2, row, i, fontsize=8)
         ax.axvline(end, color="black", lw=1)
         ax.set(title=f"{'one after the other' if apart else 'overlapped'}: {end:g} ms")
-        ax.set_yticks([0, 1], ["compute", "send"])
-        ax.invert_yaxis()
-        ax.grid(axis="y", visible=False)
+        name_rows(ax, ["compute", "send"])
     bound = pieces * max(compute, comm)
     axes[1].axvline(bound, color=THINGS[1], ls=":", lw=2)
     axes[1].text(bound, -0.55, f"never below {bound:g} ", ha="right", fontsize=8, color=THINGS[1])
@@ -210,16 +191,13 @@ def roofline(points: dict[str, list[tuple[float, float]]], bandwidth: float, cac
     fig, ax = figure(8, 3.4)
     peak, x = max(y for line in points.values() for _, y in line), np.geomspace(0.05, 200, 60)
     ax.plot(x, np.minimum(peak, bandwidth * x), color=THINGS[0], lw=2, label="roof: memory, then arithmetic")
-    ax.plot(
-        x, np.minimum(peak, cached * x), "--", color=THINGS[1], lw=1.2, label="roof: cache, then arithmetic"
-    )
+    look = {"color": THINGS[1], "lw": 1.2, "label": "roof: cache, then arithmetic"}
+    ax.plot(x, np.minimum(peak, cached * x), "--", **look)
     ax.axvline(peak / bandwidth, color=THINGS[1], lw=1, ls=":")
     ax.text(peak / bandwidth * 1.1, peak / 150, f"balance: {peak / bandwidth:.0f}", fontsize=9)
     for (name, line), color in zip(points.items(), THINGS[3:], strict=False):
         ax.plot(*zip(*line, strict=True), "o", color=color, label=name)
-    ax.set(
-        xscale="log", yscale="log", xlabel="operations for each byte touched", ylabel="operations a second"
-    )
-    ax.set(xlim=(0.05, 200), ylim=(peak / 1e4, peak * 3))
+    ax.set(xlabel="operations for each byte touched", ylabel="operations a second")
+    ax.set(xscale="log", yscale="log", xlim=(0.05, 200), ylim=(peak / 1e4, peak * 3))
     ax.legend(fontsize=9, loc="lower right")
     return fig

@@ -2,6 +2,7 @@
 
 from matplotlib.figure import Figure
 
+from .forms import bars, name_rows
 from .style import COLORS, figure
 
 
@@ -10,8 +11,7 @@ def ladder(seconds: dict[str, float]) -> Figure:
     fig, ax = figure(7, 0.5 + 0.38 * len(seconds))
     first = next(iter(seconds.values()))
     names, ratios = list(seconds), [s / first for s in seconds.values()]
-    bars = ax.barh(names, ratios, color=[COLORS["wait"]] + [COLORS["forward"]] * (len(names) - 1))
-    ax.bar_label(bars, [f"{r:.2f}" for r in ratios], padding=3)
-    ax.invert_yaxis()
+    bars(ax, ratios, [COLORS["wait"]] + [COLORS["forward"]] * (len(names) - 1), " {:.2f}", 0.8, size=10)
+    name_rows(ax, names)
     ax.set(xlabel=f"step time, {names[0]} = 1", xlim=(0, max(ratios) * 1.12))
     return fig

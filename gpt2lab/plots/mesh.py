@@ -6,8 +6,8 @@ from itertools import cycle
 
 from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
-from matplotlib.patches import Patch
 
+from .forms import cell, chart, name_columns, name_rows, numbers, patches, stacked
 from .style import HUES, SERIAL, THINGS, figure, ink, plain_log, variant
 
 AXES = {
@@ -84,25 +84,15 @@ def traffic_by_class(plans: dict[str, dict[tuple[str, str], float]]) -> Figure:
     """
     classes = sorted({c for sent in plans.values() for _, c in sent}, reverse=True)
     most = max(sum(sent.values()) for sent in plans.values())
-    axes = [
-        a for a in AXES if max(sent.get((a, c), 0) for sent in plans.values() for c in classes) > most / 1e3
-    ]
+    largest = lambda axis: max(sent.get((axis, c), 0) for sent in plans.values() for c in classes)
+    shown = {axis: look for axis, look in AXES.items() if largest(axis) > most / 1e3}
     fig, panels = figure(8, 1.2 + 0.36 * len(plans), 1, len(classes), sharey=True, sharex=True, squeeze=False)
     for panel, name in zip(panels[0], classes, strict=True):
-        for row, sent in enumerate(plans.values()):
-            left = 0.0
-            for axis in axes:
-                size = sent.get((axis, name), 0) / 1e6
-                panel.barh(row, size, 0.62, left, **AXES[axis])
-                left += size
-            panel.text(left, row, f" {left:.1f}", va="center", fontsize=9)
+        sizes = {p: {a: sent.get((a, name), 0) / 1e6 for a in shown} for p, sent in plans.items()}
+        stacked(panel, sizes, shown, 0.62, " {:.1f}")
         panel.set(title=name, xlabel="MB sent by all ranks in a step")
         panel.margins(x=0.16)
-        panel.grid(visible=False, axis="y")
-    panels[0][0].set_yticks(range(len(plans)), list(plans))
-    panels[0][0].invert_yaxis()
-    handles = [Patch(label=a, **AXES[a]) for a in axes]
-    fig.legend(handles=handles, title="axis", fontsize=9, loc="outside right center")
+    fig.legend(handles=patches(shown), title="axis", fontsize=9, loc="outside right center")
     return fig
 
 
@@ -119,11 +109,9 @@ def placements(seconds: dict[str, dict[str, tuple[float, float]]]) -> Figure:
             ax.scatter(predicted, y, label="predicted" if row == i == 0 else None, **mark)
             inside = {"textcoords": "offset points", "va": "center", "fontsize": 9}
             ax.annotate(f"{seen:.0f}", (0, y), (4, 0), color=ink(THINGS[2 * i]), **inside)
-    ax.set_yticks(range(len(seconds)), list(seconds))
+    name_rows(ax, seconds)
     ax.set(xlabel="ms that the links add to a step")
     ax.margins(x=0.08)
-    ax.invert_yaxis()
-    ax.grid(visible=False, axis="y")
     handles, labels = ax.get_legend_handles_labels()
     last_first = sorted(zip(labels, handles, strict=True), key=lambda pair: pair[0] == "predicted")
     labels, handles = zip(*last_first, strict=True)
@@ -177,11 +165,9 @@ def strategy_pairs(names: Sequence[str], tested: dict[tuple[str, str], list[str]
             share = 0.15 + 0.85 * count / most if count else 0.0
             full = to_rgb(AXES["dp+cp" if a != b else "pp"]["color"])
             shade = to_hex([1 - share * (1 - c) for c in full])
-            ax.barh(row, 0.94, 0.9, col - 0.47, color=shade)
-            said = {"ha": "center", "va": "center", "color": ink(shade), "fontsize": 9}
-            ax.text(col, row, str(count) if count else "–", **said)
-    ax.set_yticks(range(len(names)), names)
-    ax.set_xticks(range(len(names)), names, rotation=35, ha="right")
+            cell(ax, col - 0.47, row, 0.94, 0.9, shade, str(count) if count else "–")
+    name_rows(ax, names)
+    name_columns(ax, names, rotation=35, ha="right")
     ax.set(xlim=(-0.6, len(names) - 0.4), ylim=(len(names) - 0.4, -0.6))
     ax.spines[:].set_visible(False)
     ax.tick_params(length=0)
@@ -189,14 +175,13 @@ def strategy_pairs(names: Sequence[str], tested: dict[tuple[str, str], list[str]
     return fig
 
 
-def threads_or_ranks(rows: Sequence[int], seconds: dict[str, list[float]]) -> Figure:
-    """Milliseconds per step over rows of the batch, a line for each plan on the same cores."""
-    fig, ax = figure(6.4, 2.8)
-    for color, (name, times) in zip(THINGS[3:], seconds.items(), strict=False):
-        ax.plot(rows, [1e3 * s for s in times], "o-", color=color, lw=2, label=name)
-    ax.set(xscale="log", xlabel="rows of the batch", ylabel="ms a step")
-    plain_log(ax.yaxis)
-    ax.set_xticks(rows, [str(r) for r in rows])
-    ax.minorticks_off()
-    ax.legend()
-    return fig
+def threads_or_ranks(batch: Sequence[int], seconds: dict[str, list[float]]) -> Figure:
+    """Milliseconds per step over the rows of a batch, a line for each plan on the same cores."""
+
+    def also(ax):
+        plain_log(ax.yaxis)
+        numbers(ax.xaxis, batch)
+
+    labels = {"xscale": "log", "xlabel": "rows of the batch", "ylabel": "ms a step"}
+    shared = {"marker": "o", "lw": 2}
+    return chart(batch, seconds, THINGS[3:], (6.4, 2.8), also, shared=shared, scale=1e3, **labels)

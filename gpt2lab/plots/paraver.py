@@ -10,19 +10,13 @@ from collections import defaultdict
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-STATES = ("Idle", "forward", "backward", "weight", "update", "comm", "wait", "other")
+from matplotlib.colors import to_rgb
+
+from .style import COLORS
+
+STATES = ("Idle", *COLORS)
 """The states of a thread: their numbers are their places."""
 
-COLORS = (
-    "255,255,255",
-    "86,180,233",
-    "0,158,115",
-    "240,228,66",
-    "204,121,167",
-    "213,94,0",
-    "221,221,221",
-    "85,85,85",
-)
 TASK = 6_000_000
 """The type of the events that say which task begins (its value) or ends (0)."""
 
@@ -111,7 +105,8 @@ def pcf(names: list[str]) -> str:
     """What the numbers of states and events mean, and their colours."""
     lines = ["DEFAULT_OPTIONS", "", "LEVEL               THREAD", "UNITS               NANOSEC", ""]
     lines += ["STATES", *(f"{number}    {state}" for number, state in enumerate(STATES)), ""]
-    colors = (f"{number}    {{{color}}}" for number, color in enumerate(COLORS))
+    rgb = lambda color: ",".join(str(round(255 * part)) for part in to_rgb(color))
+    colors = (f"{number}    {{{rgb(color)}}}" for number, color in enumerate(("white", *COLORS.values())))
     lines += ["STATES_COLOR", *colors, "", "EVENT_TYPE", f"0    {TASK}    task", "VALUES", "0    end"]
     return "\n".join([*lines, *(f"{number}    {name}" for number, name in enumerate(names, 1)), ""])
 
@@ -121,12 +116,8 @@ def row(lanes) -> str:
     threads = [f"rank {rank}, {lane}" for rank, lane in lanes]
     cpus = [f"{number}.node" for number in range(1, len(threads) + 1)]
     levels = {"CPU": cpus, "NODE": ["node"], "THREAD": threads}
-    return (
-        "\n\n".join(
-            f"LEVEL {level} SIZE {len(names)}\n" + "\n".join(names) for level, names in levels.items()
-        )
-        + "\n"
-    )
+    listed = ("\n".join([f"LEVEL {level} SIZE {len(names)}", *names]) for level, names in levels.items())
+    return "\n\n".join(listed) + "\n"
 
 
 def save_paraver(spans, path, messages=()) -> Path:

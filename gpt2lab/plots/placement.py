@@ -8,7 +8,8 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from ..planner.balance import every_cut, slowest
-from .style import COLORS, SERIAL, THINGS, figure, ink, rank_color
+from .forms import bars, cell, chart, heat, legend_above, name_rows, text_at
+from .style import COLORS, PLATE, SERIAL, THINGS, figure, rank_color
 
 
 def placed(
@@ -57,12 +58,9 @@ def _graph(ax, graph, where, path=(), labels: bool = True) -> None:
         color = rank_color(where[n])
         ax.scatter(x, y, s=420 if labels else 90, color=color, zorder=2, edgecolor="white")
         if labels:
-            ax.text(x, y, where[n], ha="center", va="center", color=ink(color), fontsize=9, zorder=3)
-            name = graph.operators[n].name
-            plate = {"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 0.5}
-            ax.annotate(
-                name, (x, y), (0, 13), textcoords="offset points", ha="center", fontsize=8, bbox=plate
-            )
+            text_at(ax, x, y, where[n], on=color, fontsize=9, zorder=3)
+            look = {"textcoords": "offset points", "ha": "center", "fontsize": 8, "bbox": PLATE}
+            ax.annotate(graph.operators[n].name, (x, y), (0, 13), **look)
     ax.set_axis_off()
     ax.margins(0.04, 0.2)
 
@@ -72,20 +70,14 @@ def _gantt(ax, simulated, names: bool = True, devices: int | None = None) -> Non
     devices = devices or 1 + max(job.device for job in simulated.jobs)
     end = simulated.makespan
     for job, (start, stop) in zip(simulated.jobs, simulated.spans, strict=True):
-        color = rank_color(job.device)
-        ax.barh(
-            job.device, 1e3 * (stop - start), 0.55, 1e3 * start, color=color, edgecolor="white", linewidth=0.4
-        )
-        if names and stop - start > 0.006 * len(job.name) * end:
-            middle = 1e3 * (start + stop) / 2
-            ax.text(middle, job.device, job.name, ha="center", va="center", color=ink(color), fontsize=7)
+        color, edge = rank_color(job.device), {"edgecolor": "white", "linewidth": 0.4}
+        text = job.name if names and stop - start > 0.006 * len(job.name) * end else ""
+        cell(ax, 1e3 * start, job.device, 1e3 * (stop - start), 0.55, color, text, size=7, **edge)
     for m in simulated.messages:
         row = m.source + 0.38
         ax.plot([1e3 * m.start, 1e3 * m.end], [row, row], color=COLORS["comm"], linewidth=2.5)
-    ax.set_yticks(range(devices), [f"device {d}" for d in range(devices)])
-    ax.set_ylim(devices - 0.4, -0.5)
-    ax.set_xlim(0, 1e3 * end)
-    ax.grid(axis="y", visible=False)
+    name_rows(ax, [f"device {d}" for d in range(devices)])
+    ax.set(ylim=(devices - 0.4, -0.5), xlim=(0, 1e3 * end))
     ax.set_xlabel(f"time in ms (simulated); {1e3 * end:.3g} ms in all; thin: messages")
 
 
@@ -101,15 +93,15 @@ def simulated_steps(runs: dict) -> Figure:
 
 def learning(learned, optimum: float, greedy: float) -> Figure:
     """The mean and the best time of every round, with the optimum and the greedy placement as lines; in ms."""
-    fig, ax = figure(8, 3)
     rounds = range(1, len(learned.means) + 1)
-    ax.plot(rounds, [1e3 * t for t in learned.means], color=THINGS[4], label="mean of the round's draws")
-    ax.plot(rounds, [1e3 * t for t in learned.bests], color=THINGS[3], label="best so far")
-    ax.axhline(1e3 * greedy, color=THINGS[1], linestyle=":", label="list scheduling")
-    ax.axhline(1e3 * optimum, color=SERIAL, linestyle="--", label="optimum (branch and bound)")
-    ax.set(xlabel="round of 16 placements", ylabel="ms (simulated)")
-    ax.legend(fontsize=8)
-    return fig
+    found = {"mean of the round's draws": learned.means, "best so far": learned.bests}
+
+    def also(ax):
+        ax.axhline(1e3 * greedy, color=THINGS[1], linestyle=":", label="list scheduling")
+        ax.axhline(1e3 * optimum, color=SERIAL, linestyle="--", label="optimum (branch and bound)")
+
+    labels = {"xlabel": "round of 16 placements", "ylabel": "ms (simulated)"}
+    return chart(rounds, found, THINGS[:2:-1], (8, 3), also, {"fontsize": 8}, scale=1e3, **labels)
 
 
 def layers(
@@ -123,16 +115,12 @@ def layers(
             left = 0.0
             for n in range(a, b):
                 y = row + (stage - (len(bounds) - 2) / 2) * 0.8 / (len(bounds) - 1)
-                height, color = 0.75 / (len(bounds) - 1), rank_color(stage)
-                ax.barh(y, 1e3 * times[n], height, 1e3 * left, color=color, edgecolor="white", linewidth=0.8)
-                if times[n] > 0.04 * slow and len(bounds) < 5:
-                    middle = 1e3 * (left + times[n] / 2)
-                    ax.text(middle, y, names[n], ha="center", va="center", color=ink(color), fontsize=7)
+                height, edge = 0.75 / (len(bounds) - 1), {"edgecolor": "white", "linewidth": 0.8}
+                text = names[n] if times[n] > 0.04 * slow and len(bounds) < 5 else ""
+                cell(ax, 1e3 * left, y, 1e3 * times[n], height, rank_color(stage), text, size=7, **edge)
                 left += times[n]
         ax.plot([1e3 * slow] * 2, [row - 0.42, row + 0.42], color=SERIAL, linewidth=2)
-    ax.set_yticks(range(len(cuts)), list(cuts))
-    ax.invert_yaxis()
-    ax.grid(axis="y", visible=False)
+    name_rows(ax, cuts)
     ax.set_xlabel(f"ms of a stage, forward and backward ({clock}); black: the slowest stage")
     return fig
 
@@ -144,19 +132,15 @@ def cost_surface(times: Sequence[float], cuts: dict[str, Sequence[int]], clock: 
     surface = np.full((layers - 2, layers - 2), np.nan)
     for bounds in every_cut(layers, 3):
         surface[bounds[2] - 2, bounds[1] - 1] = 1e3 * slowest(times, bounds)
-    image = ax.imshow(surface, cmap="viridis_r", aspect="auto", extent=(0.5, layers - 1.5, layers - 0.5, 1.5))
+    look = {"cmap": "viridis_r", "aspect": "auto", "extent": (0.5, layers - 1.5, layers - 0.5, 1.5)}
     middle = (np.nanmin(surface) + np.nanmax(surface)) / 2
-    for (b, a), value in np.ndenumerate(surface):
-        if value == value:
-            color = "white" if value > middle else "black"
-            ax.text(a + 1, b + 2, f"{value:.3g}", ha="center", va="center", color=color, fontsize=8)
+    label = f"slowest stage, ms ({clock})"
+    heat(ax, surface, "{:.3g}", label, size=8, white=lambda value: value > middle, **look)
     for (name, (_, a, b, _)), style in zip(cuts.items(), ("-", "--"), strict=False):
         ax.add_patch(Rectangle((a - 0.5, b - 0.5), 1, 1, fill=False, linewidth=2.5, linestyle=style))
         ax.plot([], [], color="black", linewidth=2.5, linestyle=style, label=name)
-    ax.grid(False)
     ax.set(xlabel="first layer of stage 1", ylabel="first layer of stage 2", yticks=range(2, layers))
     ax.legend(fontsize=8, loc="upper right")
-    fig.colorbar(image, label=f"slowest stage, ms ({clock})")
     return fig
 
 
@@ -165,14 +149,12 @@ def two_bars(rows: dict[str, tuple[float, float]], labels: tuple[str, str], unit
     fig, ax = figure(8, 1.1 + 0.6 * len(rows))
     for i, label in enumerate(labels):
         places = [row + 0.19 * (2 * i - 1) for row in range(len(rows))]
-        bars = ax.barh(places, [pair[i] for pair in rows.values()], 0.36, color=THINGS[3 + i], label=label)
-        ax.bar_label(bars, fmt=" %.3g", fontsize=8)
-    ax.set_yticks(range(len(rows)), list(rows))
-    ax.invert_yaxis()
-    ax.grid(axis="y", visible=False)
+        values = [pair[i] for pair in rows.values()]
+        bars(ax, values, THINGS[3 + i], height=0.36, size=8, at=places, label=label)
+    name_rows(ax, rows)
     ax.margins(x=0.1)
     ax.set_xlabel(unit)
-    ax.legend(fontsize=8, loc="lower left", bbox_to_anchor=(0, 1), ncols=2)
+    legend_above(ax, 2)
     return fig
 
 
@@ -181,7 +163,7 @@ def three_steps(times: Sequence[float], bounds: Sequence[int], where: Sequence[i
     fig, (one, two, three) = figure(10, 2.9, 1, 3, width_ratios=[1, 0.9, 1.7])
     for stage, (a, b) in enumerate(pairwise(bounds)):
         one.bar(range(a, b), [1e3 * t for t in times[a:b]], 0.85, color=THINGS[stage % 3])
-        one.text((a + b - 1) / 2, -0.05e3 * max(times), stage, ha="center", va="center", fontsize=9)
+        text_at(one, (a + b - 1) / 2, -0.05e3 * max(times), stage, fontsize=9)
         if b < len(times):
             one.axvline(b - 0.5, color=SERIAL, linewidth=1)
     one.set_xticks([])
@@ -191,7 +173,7 @@ def three_steps(times: Sequence[float], bounds: Sequence[int], where: Sequence[i
         x, y = device // 2, 1 - device % 2
         color = rank_color(device)
         two.scatter(x, y, s=1500, color=color, marker="s", zorder=2)
-        two.text(x, y, f"stage\n{stage}", ha="center", va="center", color=ink(color), fontsize=9, zorder=3)
+        text_at(two, x, y, f"stage\n{stage}", on=color, fontsize=9, zorder=3)
     for a, b in pairwise(where):
         ends = [(d // 2, 1 - d % 2) for d in (a, b)]
         slow = a // 2 != b // 2

@@ -4,7 +4,8 @@ from textwrap import wrap
 
 from matplotlib.figure import Figure
 
-from .style import COLORS, SERIAL, THINGS, figure, ink, legend, plain_log, rank_color, variant
+from .forms import bars, equal_where, kinds_of_work, legend_above, name_rows, text_at
+from .style import COLORS, SERIAL, THINGS, figure, plain_log, rank_color, variant
 
 
 def front_figure(choice) -> Figure:
@@ -17,12 +18,8 @@ def front_figure(choice) -> Figure:
         ax.annotate(str(f.plan), (x, y), xytext=(4, 4), textcoords="offset points", fontsize=6)
     best = choice.prediction
     ax.plot([best.seconds], [best.memory / 2**30], "*", ms=14, color=SERIAL, label=f"chosen: {choice.plan}")
-    ax.set(
-        xlabel="seconds of a step",
-        ylabel="GiB of the fullest rank",
-        title="Plans (predicted)",
-        ylim=(0, None),
-    )
+    ax.set(xlabel="seconds of a step", ylabel="GiB of the fullest rank", ylim=(0, None))
+    ax.set_title("Plans (predicted)")
     ax.legend(fontsize=8)
     return fig
 
@@ -30,21 +27,17 @@ def front_figure(choice) -> Figure:
 def predicted_and_measured(rows: list[dict]) -> Figure:
     """Every plan's time and memory: predicted across, measured up; the line is where both are equal."""
     fig, axes = figure(9, 4, 1, 2)
-    for ax, what, scale, unit in zip(
-        axes, ("seconds", "bytes"), (1, 2**-20), ("s a step", "MiB"), strict=True
-    ):
+    panels = (("seconds", 1, "s a step"), ("bytes", 2**-20, "MiB"))
+    for ax, (what, scale, unit) in zip(axes, panels, strict=True):
+        value = lambda kind, some, what=what, scale=scale: [scale * row[f"{kind}_{what}"] for row in some]
         for i, world in enumerate(sorted({row["ranks"] for row in rows})):
             mine = [row for row in rows if row["ranks"] == world]
-            x, y = ([row[f"{kind}_{what}"] * scale for row in mine] for kind in ("predicted", "measured"))
+            x, y = value("predicted", mine), value("measured", mine)
             look = {"ms": 4, "alpha": 0.7, "color": variant(i)["color"]}
             ax.plot(x, y, "o", label=f"{world} rank{'s' * (world > 1)}", **look)
-        ends = [
-            f(row[f"{kind}_{what}"] * scale for row in rows for kind in ("predicted", "measured"))
-            for f in (min, max)
-        ]
-        ax.plot(ends, ends, color=SERIAL, lw=1)
+        both = value("predicted", rows) + value("measured", rows)
+        equal_where(ax, [min(both), max(both)])
         ax.set(xlabel=f"predicted, {unit}", ylabel=f"measured, {unit}")
-        plain_log(ax.xaxis), plain_log(ax.yaxis)
     axes[0].legend(fontsize=8)
     return fig
 
@@ -98,13 +91,15 @@ def _feasible(ax, choice, limit: float) -> None:
 
 def _binds(ax, binds: dict) -> None:
     """Bars of what each thing would win."""
-    for row, (what, won) in enumerate(binds.items()):
-        ax.barh(row, won, 0.6, color=COLORS["comm" if "link" in what else "other"])
-        ax.text(max(won, 0), row, f" {won:.0f} %", va="center", fontsize=9)
-    ax.set_yticks(range(len(binds)), list(binds))
+    bars(
+        ax,
+        binds.values(),
+        [COLORS["comm" if "link" in what else "other"] for what in binds],
+        " {:.0f} %",
+        0.6,
+    )
     ax.set(title="what binds: won if twice as good", xlim=(0, 1.25 * max(10, *binds.values())))
-    ax.invert_yaxis()
-    ax.grid(axis="y", visible=False)
+    name_rows(ax, binds)
 
 
 def _mesh(ax, plan) -> None:
@@ -122,7 +117,7 @@ def _mesh(ax, plan) -> None:
     for rank, ((stage, *_), (x, y)) in enumerate(place.items()):
         color = rank_color(stage)
         ax.scatter(x, y, s=size, color=color, edgecolor="white", zorder=3)
-        ax.text(x, y, rank, ha="center", va="center", color=ink(color), fontsize=8, zorder=4)
+        text_at(ax, x, y, rank, on=color, fontsize=8, zorder=4)
     for number, axis in enumerate(sizes):
         for at, (x, y) in place.items():
             following = (*at[:number], at[number] + 1, *at[number + 1 :])
@@ -152,18 +147,8 @@ def _clock(ax, choice, clock) -> None:
         for name, seconds in ends.items():
             ax.barh(stage, 1e3 * seconds, 0.8, left, color=COLORS[ENDS[name]])
             left += 1e3 * seconds
-    shown = [
-        k for k in ("forward", "backward", "weight") if k in {kinds[b.op.kind] for r in clock.rows for b in r}
-    ]
-    legend(
-        ax,
-        [*shown, *dict.fromkeys(ENDS[name] for name in ends)],
-        fontsize=8,
-        ncols=5,
-        loc="lower left",
-        bbox_to_anchor=(0, 1),
-    )
-    ax.set_yticks(range(len(clock.rows)), [f"stage {s}" for s in range(len(clock.rows))])
+    done = {kinds[b.op.kind] for row in clock.rows for b in row}
+    shown = [kind for kind in ("forward", "backward", "weight") if kind in done]
+    legend_above(ax, 5, handles=kinds_of_work([*shown, *dict.fromkeys(ENDS[name] for name in ends)]))
+    name_rows(ax, [f"stage {s}" for s in range(len(clock.rows))])
     ax.set(xlabel="ms (predicted)", xlim=(0, 1e3 * whole))
-    ax.invert_yaxis()
-    ax.grid(axis="y", visible=False)

@@ -2,53 +2,52 @@
 
 import textwrap
 from collections.abc import Collection, Mapping, Sequence
+from itertools import count
 
 from matplotlib.figure import Figure
 
+from .forms import chart, numbers, stacked
 from .style import COLORS, HUES, THINGS, figure, variant
 
 MARKS = "os^Dvp"
 
 
-def _powers(ax, numbers: Sequence[int]) -> None:
-    """A logarithmic axis with the numbers themselves as marks."""
-    ax.set_xscale("log", base=2)
-    ax.set_xticks(list(numbers), labels=[f"{n:,}" for n in numbers])
-    ax.tick_params(axis="x", labelsize=8)
-    ax.minorticks_off()
+ABOVE = {"loc": "outside upper right", "ncols": 3, "fontsize": 9}
+
+
+def _powers(values: Sequence[int]):
+    """What makes an axis logarithmic with these numbers as marks."""
+
+    def mark(ax):
+        ax.set_xscale("log", base=2)
+        numbers(ax.xaxis, values, [f"{n:,}" for n in values])
+        ax.tick_params(axis="x", labelsize=8)
+
+    return mark
 
 
 def crossed(bytes_by_place: Mapping[str, Mapping[str, float]]) -> Figure:
     """Bars: MB that leave a machine in a step, by placement and axis."""
     fig, ax = figure(8, 1.9)
-    colors = {"dp+cp": THINGS[4], "tp": THINGS[3]}
-    for y, found in enumerate(bytes_by_place.values()):
-        left = 0.0
-        for axis, color in colors.items():
-            size = found.get(axis, 0) / 1e6
-            ax.barh(y, size, left=left, color=color, label=axis if y == 0 else None)
-            left += size
-        ax.text(left, y, f" {left:.1f} MB", va="center", fontsize=9)
+    looks = {"dp+cp": THINGS[4], "tp": THINGS[3]}
+    sizes = {
+        place: {axis: size / 1e6 for axis, size in found.items()} for place, found in bytes_by_place.items()
+    }
+    stacked(ax, sizes, looks, says=" {:.1f} MB")
     ax.set(
-        yticks=range(len(bytes_by_place)),
-        yticklabels=list(bytes_by_place),
-        xlabel="MB a step out of a machine",
+        xlabel="MB a step out of a machine", xlim=(0, 1.15 * max(sum(of.values()) for of in sizes.values()))
     )
-    ax.set_xlim(0, 1.15 * max(sum(f.values()) for f in bytes_by_place.values()) / 1e6)
-    ax.invert_yaxis()
+    ax.grid(visible=True, axis="y")
     fig.legend(loc="outside upper right", ncols=2, fontsize=9)
     return fig
 
 
 def all_reduces(worlds: Sequence[int], seconds: Mapping[str, Sequence[float]], title: str = "") -> Figure:
     """Milliseconds of an all-reduce against the number of ranks, a line an algorithm."""
-    fig, ax = figure(8, 3.2)
-    for color, mark, (name, times) in zip(HUES, MARKS, seconds.items(), strict=False):
-        ax.plot(worlds, [1e3 * t for t in times], color=color, marker=mark, ms=5, label=name)
-    _powers(ax, worlds)
-    ax.set(yscale="log", xlabel="GPUs", ylabel="ms", title=title)
-    fig.legend(loc="outside right upper", fontsize=9)
-    return fig
+    looks = [{"color": color, "marker": mark, "ms": 5} for color, mark in zip(HUES, MARKS, strict=False)]
+    labels = {"yscale": "log", "xlabel": "GPUs", "ylabel": "ms", "title": title}
+    legend = {"loc": "outside right upper", "fontsize": 9}
+    return chart(worlds, seconds, looks, (8, 3.2), _powers(worlds), legend, scale=1e3, **labels)
 
 
 def scaling(
@@ -67,7 +66,7 @@ def scaling(
         ax.plot([], [], color=color, marker=mark, label=name)
     if ideal:
         ax.plot(worlds, [ideal(n) for n in worlds], color=COLORS["other"], ls="--", lw=1, label="ideal")
-    _powers(ax, worlds)
+    _powers(worlds)(ax)
     ax.set(xlabel="GPUs", ylabel=ylabel, title=title, yscale="log" if ideal else "linear")
     fig.legend(loc="outside right upper", fontsize=9)
     return fig
@@ -101,22 +100,23 @@ def goodputs(
     spares: Sequence[int], found: Mapping[str, Sequence[float]], flat: Mapping[str, float]
 ) -> Figure:
     """Work kept, in percent: lines against the number of spare machines, and policies without spares as levels."""
-    fig, ax = figure(8, 3)
-    for i, (name, values) in enumerate(found.items()):
-        ax.plot(spares, [100 * v for v in values], marker="o", ms=4, label=name, **variant(i + 2))
-    for color, (name, value) in zip(THINGS[3:], flat.items(), strict=False):
-        ax.axhline(100 * value, color=color, ls="--", label=name)
-    ax.set(xlabel="spare machines", ylabel="% of the work without faults", ylim=(0, 100))
-    fig.legend(loc="outside upper right", ncols=3, fontsize=9)
-    return fig
+
+    def also(ax):
+        for color, (name, value) in zip(THINGS[3:], flat.items(), strict=False):
+            ax.axhline(100 * value, color=color, ls="--", label=name)
+
+    looks, marks = map(variant, count(2)), {"marker": "o", "ms": 4}
+    labels = {"xlabel": "spare machines", "ylabel": "% of the work without faults", "ylim": (0, 100)}
+    return chart(spares, found, looks, (8, 3), also, ABOVE, marks, 100, **labels)
 
 
-def stragglers(numbers: Sequence[int], late: Mapping[str, Sequence[float]]) -> Figure:
+def stragglers(ranks: Sequence[int], late: Mapping[str, Sequence[float]]) -> Figure:
     """How much later the slowest of n ranks comes, in percent of the mean."""
-    fig, ax = figure(8, 2.6)
-    for i, (name, values) in enumerate(late.items()):
-        ax.plot(numbers, [100 * (v - 1) for v in values], marker="o", ms=4, label=name, **variant(i))
-    _powers(ax, numbers)
-    ax.set(xlabel="ranks that wait for each other in every step", ylabel="% longer", ylim=(0, None))
-    fig.legend(loc="outside upper right", ncols=3, fontsize=9)
-    return fig
+    later = {name: [100 * (v - 1) for v in values] for name, values in late.items()}
+    labels = {
+        "xlabel": "ranks that wait for each other in every step",
+        "ylabel": "% longer",
+        "ylim": (0, None),
+    }
+    marks = {"marker": "o", "ms": 4}
+    return chart(ranks, later, map(variant, count()), (8, 2.6), _powers(ranks), ABOVE, marks, **labels)

@@ -8,6 +8,7 @@ from matplotlib.figure import Figure
 from matplotlib.legend_handler import HandlerTuple
 from matplotlib.patches import Patch, Rectangle
 
+from .forms import bars, chart, legend_above, name_rows, numbers, text_at
 from .style import COLORS, THINGS, figure, rank_color
 
 KINDS = {"F": "forward", "B": "backward", "I": "backward", "W": "weight"}
@@ -52,7 +53,7 @@ def _boxes(ax, plan, rank, row, end) -> None:
             feet.append(_box(start, rank - 0.45 + 0.75 * TIME, width, 0.25 * TIME, "W", pale))
         text = str(box.op.micro)
         if width > 0.011 * end * len(text):
-            ax.text(start + width / 2, rank - 0.2, text, ha="center", va="center", fontsize=7, clip_on=True)
+            text_at(ax, start + width / 2, rank - 0.2, text, fontsize=7, clip_on=True)
     for patches in (tops, feet):
         ax.add_collection(PatchCollection(patches, match_original=True))
 
@@ -81,14 +82,8 @@ def _memory(ax, timeline, rank, most) -> None:
     ax.fill_between(times, base, scaled, step="post", color=rank_color(rank), alpha=0.35, linewidth=0)
     peak = held.index(max(held))
     ax.plot(times[peak], scaled[peak], marker="v", color=rank_color(rank), markersize=4)
-    ax.annotate(
-        f"{held[peak]:.3g}",
-        (times[peak], scaled[peak]),
-        (3, -2),
-        textcoords="offset points",
-        fontsize=7,
-        va="top",
-    )
+    look = {"textcoords": "offset points", "fontsize": 7, "va": "top"}
+    ax.annotate(f"{held[peak]:.3g}", (times[peak], scaled[peak]), (3, -2), **look)
 
 
 def _frame(ax, timeline, title, end, unit, live) -> None:
@@ -128,17 +123,17 @@ def _key(kind: str, splits: bool):
 
 def micro_batches(speed: dict[int, float], ranks: int) -> Figure:
     """By the number of micro-batches m: the processor's `speed`, 1 - bubble of GPipe or 1F1B, and their product."""
-    fig, ax = figure(8, 2.8)
     counts, top = list(speed), max(speed.values())
-    busy = [m / (m + ranks - 1) for m in counts]
-    ax.plot(counts, [speed[m] / top for m in counts], "o-", color=THINGS[4], label="speed of the processor")
-    ax.plot(counts, busy, "s-", color=THINGS[3], label="1 - bubble")
-    ax.plot(counts, [speed[m] / top * b for m, b in zip(counts, busy, strict=True)], "k^-", label="product")
-    ax.set(xlabel="micro-batches", ylabel="share of the ideal", xscale="log", ylim=(0, 1.05))
-    ax.set_xticks(counts, counts)
-    ax.minorticks_off()
-    ax.legend(loc="lower center", ncols=3)
-    return fig
+    busy = {m: m / (m + ranks - 1) for m in counts}
+    curves = {
+        "speed of the processor": [speed[m] / top for m in counts],
+        "1 - bubble": busy.values(),
+        "product": [speed[m] / top * busy[m] for m in counts],
+    }
+    looks = [{"color": c, "marker": m} for c, m in ((THINGS[4], "o"), (THINGS[3], "s"), ("black", "^"))]
+    labels = {"xlabel": "micro-batches", "ylabel": "share of the ideal", "xscale": "log", "ylim": (0, 1.05)}
+    also, legend = lambda ax: numbers(ax.xaxis, counts), {"loc": "lower center", "ncols": 3}
+    return chart(counts, curves, looks, (8, 2.8), also, legend, **labels)
 
 
 def side_by_side(rows: list[tuple], title: str = "") -> Figure:
@@ -150,24 +145,20 @@ def side_by_side(rows: list[tuple], title: str = "") -> Figure:
     fig, axes = figure(8, 1.0 + 0.3 * len(rows), cols=4, sharey=True, width_ratios=[2, 1.4, 0.9, 1.2])
     names, bubbles, spans, held, weights, sent = zip(*rows, strict=True)
     places = range(len(rows))
-    _bars(axes[0], [y - 0.2 for y in places], [100 * b for b in bubbles], COLORS["wait"], "of the makespan")
-    _bars(axes[0], [y + 0.2 for y in places], [100 * b for b in spans], COLORS["other"], "of the own span")
+    thin = {"edgecolor": "gray", "linewidth": 0.5, "size": 7}
+    for shift, shares, kind, label in (
+        (-0.2, bubbles, "wait", "makespan"),
+        (0.2, spans, "other", "own span"),
+    ):
+        at, percent = [y + shift for y in places], [100 * b for b in shares]
+        bars(axes[0], percent, COLORS[kind], height=0.4, at=at, label=f"of the {label}", **thin)
     for ax, values, color in zip(axes[1:], (held, weights, sent), ("forward", "weight", "comm"), strict=True):
-        _bars(ax, places, values, COLORS[color])
-    axes[0].set_yticks(places, names)
-    axes[0].invert_yaxis()
-    axes[0].legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=2, fontsize=7)
+        bars(ax, values, COLORS[color], **thin)
+    name_rows(axes[0], names)
+    legend_above(axes[0], 2, fontsize=7)
     for ax, label in zip(axes, ("bubble, %", "peak activations", "weights", "KiB sent"), strict=True):
         ax.set_xlabel(label)
         ax.grid(axis="y", visible=False)
         ax.margins(x=0.28)
     axes[0].set_title(title, pad=20)
     return fig
-
-
-def _bars(ax, places, values, color, label=None) -> None:
-    """Bars with their numbers at the end."""
-    height = 0.4 if label else 0.7
-    ax.barh(places, values, height, color=color, edgecolor="gray", linewidth=0.5, label=label)
-    for place, value in zip(places, values, strict=True):
-        ax.text(value, place, f" {value:.3g}", va="center", fontsize=7)

@@ -2,13 +2,17 @@
 
 from itertools import product as every
 
+from matplotlib import colormaps
 from matplotlib.collections import PatchCollection
-from matplotlib.patches import Patch, Polygon, Rectangle
+from matplotlib.patches import Polygon, Rectangle
 
 from ..sharding.layout import places
+from .forms import bars, heat, name_columns, patches, rectangle, text_at
 from .style import COLORS, THINGS, figure, ink, rank_color
+from .tensor import WHOLE, cut_product
 
-WHOLE, KNOWN = "#DDDDDD", THINGS[4]
+KNOWN = THINGS[4]
+HOW = {None: None, 0: "rows", 1: "columns", "sum": "partial"}
 KINDS = {
     "all-reduce": COLORS["comm"],
     "all-gather": "#0072B2",
@@ -25,53 +29,26 @@ def product(options, names=("A", "B", "C"), ranks: int = 2):
         ax.set(xlim=(-0.3, 8.9), ylim=(-1.7, 3.3), aspect="equal")
         ax.set_axis_off()
         ax.text(4, 2.9, f"cut along {option.index}", ha="center", weight="bold")
-        for left, place, name in zip((0, 3, 6), (*option.inputs, option.output), names, strict=True):
-            _matrix(ax, left, place, ranks)
-            ax.text(left + 1, -0.4, name, ha="center", va="center")
-        ax.text(2.5, 1.2, "x", ha="center", va="center")
-        ax.text(5.5, 1.2, "=", ha="center", va="center")
+        matrices = [(2, 2.4, HOW[place]) for place in (*option.inputs, option.output)]
+        cut_product(ax, matrices, names, ranks)
         sent = "a sum: all-reduce of C" if option.output == "sum" else "nothing: C stays cut"
-        ax.text(
-            4,
-            -1.2,
-            sent,
-            ha="center",
-            va="center",
-            color=COLORS["comm"] if option.output == "sum" else "black",
-        )
+        text_at(ax, 4, -1.2, sent, color=COLORS["comm"] if option.output == "sum" else "black")
     return fig
-
-
-def _matrix(ax, left, place, ranks) -> None:
-    if place is None:
-        ax.add_patch(Rectangle((left, 0), 2, 2.4, fc=WHOLE, ec="white"))
-    for r in range(ranks if place is not None else 0):
-        if place == 0:
-            box = (left, 2.4 * (ranks - 1 - r) / ranks), 2, 2.4 / ranks
-        elif place == 1:
-            box = (left + 2 * r / ranks, 0), 2 / ranks, 2.4
-        else:
-            shift = 0.22 * (ranks - 1 - r)
-            box = (left + shift, shift), 1.9, 2.2
-        ax.add_patch(Rectangle(*box, fc=rank_color(r), ec="white", hatch="//" if place == "sum" else None))
 
 
 def cost_matrix(names: list[str], table: list[list], unit: str = "bytes a rank"):
     """The cost matrix of all changes of layout: from the row's to the column's."""
     fig, ax = figure(0.75 * len(names) + 2.2, 0.55 * len(names) + 1.4)
     most = max(max(row) for row in table) or 1
-    image = ax.imshow(table, cmap="viridis", vmin=0, vmax=most)
-    ax.grid(False)
-    ax.set_xticks(range(len(names)), names)
+    viridis = colormaps["viridis"]
+    white = lambda value: ink(viridis(value / most)) == "white"
+    look = {"cmap": viridis, "vmin": 0, "vmax": most, "shrink": 0.8}
+    heat(ax, table, "{:,}", unit, size=8, white=white, **look)
+    name_columns(ax, names)
     ax.set_yticks(range(len(names)), names)
     ax.xaxis.tick_top()
     ax.xaxis.set_label_position("top")
     ax.set(xlabel="to", ylabel="from")
-    for i, row in enumerate(table):
-        for j, value in enumerate(row):
-            color = ink(image.cmap(value / most))
-            ax.text(j, i, f"{value:,}", ha="center", va="center", color=color, fontsize=8)
-    fig.colorbar(image, ax=ax, label=unit, shrink=0.8)
     return fig
 
 
@@ -89,11 +66,11 @@ def spreading(graph, rounds, axes, step: int, columns: int = 8):
     for i, node in enumerate(nodes):
         x, y = i % columns, -(i // columns) - 1
         color = COLORS["comm"] if node.name in fresh else KNOWN if node.name in known else WHOLE
-        ax.add_patch(Rectangle((x + 0.03, y + 0.06), 0.94, 0.86, fc=color, ec="white"))
+        rectangle(ax, x + 0.03, y + 0.06, 0.94, 0.86, color)
         title = node.name if node.op == "input" else node.op
         text = known[node.name].text(axes) if node.name in known else "?"
-        ax.text(x + 0.5, y + 0.64, title, ha="center", va="center", fontsize=7.5, color=ink(color))
-        ax.text(x + 0.5, y + 0.3, text, ha="center", va="center", fontsize=9, weight="bold", color=ink(color))
+        text_at(ax, x + 0.5, y + 0.64, title, on=color, fontsize=7.5)
+        text_at(ax, x + 0.5, y + 0.3, text, on=color, fontsize=9, weight="bold")
     _key(ax)
     return fig
 
@@ -118,9 +95,8 @@ def spreading_model(rows: dict[str, list[str]], rounds, step: int, columns: int 
 
 
 def _key(ax) -> None:
-    keys = [(COLORS["comm"], "decided in this round"), (KNOWN, "decided before"), (WHOLE, "not yet")]
-    handles = [Patch(color=c, label=label) for c, label in keys]
-    ax.legend(handles=handles, ncols=3, loc="lower center", fontsize=8, bbox_to_anchor=(0.5, -0.02))
+    key = {"decided in this round": COLORS["comm"], "decided before": KNOWN, "not yet": WHOLE}
+    ax.legend(handles=patches(key), ncols=3, loc="lower center", fontsize=8, bbox_to_anchor=(0.5, -0.02))
 
 
 def program_messages(programs: dict, border: int):
@@ -136,8 +112,9 @@ def program_messages(programs: dict, border: int):
         ax.grid(False)
     axes[-1].set_xlabel("operator of the program: forward, then (dashed line) backward; height: elements")
     used = [k for k in KINDS if any(kind == k for sent in programs.values() for _, kind, _ in sent)]
-    handles = [Patch(color=KINDS[k], label=k) for k in used]
-    fig.legend(handles=handles, ncols=len(used), loc="outside upper center", fontsize=8)
+    fig.legend(
+        handles=patches({k: KINDS[k] for k in used}), ncols=len(used), loc="outside upper center", fontsize=8
+    )
     return fig
 
 
@@ -145,21 +122,17 @@ def intra_inter(bytes_sent: dict[str, float], idle: dict[str, float]):
     """Two products, cut and placed (in this order) on two ranks: who holds what, bytes, share of time without work."""
     fig, (picture, left, right) = figure(9, 2.2, 1, 3, sharey=True)
     picture.set(title="X W1 W2; a colour is a rank", xlim=(-0.2, 3.4), ylim=(-0.5, 1.5))
-    halves = [((1.2, -0.3), 0.4, 0.6), ((1.6, -0.3), 0.4, 0.6), ((2.4, 0), 0.8, 0.3), ((2.4, -0.3), 0.8, 0.3)]
-    for n, box in enumerate([*halves, ((1.2, 0.7), 0.8, 0.6), ((2.4, 0.7), 0.8, 0.6)]):
-        picture.add_patch(Rectangle(*box, fc=rank_color(n % 2), ec="white"))
+    halves = [(1.2, -0.3, 0.4, 0.6), (1.6, -0.3, 0.4, 0.6), (2.4, 0, 0.8, 0.3), (2.4, -0.3, 0.8, 0.3)]
+    for n, box in enumerate([*halves, (1.2, 0.7, 0.8, 0.6), (2.4, 0.7, 0.8, 0.6)]):
+        rectangle(picture, *box, rank_color(n % 2))
     for y in range(2):
-        picture.add_patch(Rectangle((0, y - 0.3), 0.8, 0.6, fc=WHOLE, ec="white"))
+        rectangle(picture, 0, y - 0.3, 0.8, 0.6, WHOLE)
     picture.set(xticks=[], yticks=range(2))
     picture.set_yticklabels(bytes_sent)
-    for ax, values, title, color in (
-        (left, bytes_sent, "bytes sent by both ranks", COLORS["comm"]),
-        (right, idle, "idle, % of the time", COLORS["wait"]),
-    ):
-        ax.barh(range(2), list(values.values()), 0.6, color=color)
-        for i, value in enumerate(values.values()):
-            ax.text(value, i, f" {value:,.0f}", va="center", fontsize=9)
-        ax.set(title=title, xlim=(0, 1.25 * max(*values.values(), 1)))
+    left.set_title("bytes sent by both ranks"), right.set_title("idle, % of the time")
+    for ax, values, kind in ((left, bytes_sent, "comm"), (right, idle, "wait")):
+        bars(ax, values.values(), COLORS[kind], " {:,.0f}", 0.6)
+        ax.set_xlim(0, 1.25 * max(*values.values(), 1))
     for ax in fig.axes:
         ax.grid(visible=False, axis="y")
     picture.spines[:].set_visible(False)
@@ -179,11 +152,10 @@ def who_holds(tensors: dict, layout: dict[str, str], mesh: dict[str, int], title
             y = -sum(half * 2**n for n, half in enumerate(reversed(cell[:-1])))
             left, right, low, high = cell[-1] + 0.02, cell[-1] + 0.98, y + 0.03, y + 0.97
             one, other = (rank_color(held[0]), rank_color(held[-1])) if len(held) < 3 else (WHOLE, WHOLE)
-            ax.add_patch(Rectangle((left, low), 0.96, 0.94, fc=one))
+            rectangle(ax, left, low, 0.96, 0.94, one, ec="none")
             ax.add_patch(Polygon([(left, low), (right, low), (right, high)], fc=other))
             plate = {"facecolor": "white", "edgecolor": "none", "pad": 1.5}
-            said = {"ha": "center", "va": "center", "fontsize": 9, "bbox": plate}
-            ax.text(cell[-1] + 0.5, y + 0.5, " ".join(map(str, held)), **said)
+            text_at(ax, cell[-1] + 0.5, y + 0.5, " ".join(map(str, held)), fontsize=9, bbox=plate)
         ax.set(xlim=(0, 2), ylim=(1 - 2 ** (len(dims) - 1), 1), xticks=[], yticks=[], title=name)
         ax.set(xlabel=dims[-1], ylabel=" x ".join(dims[:-1]))
         ax.spines[:].set_visible(False)

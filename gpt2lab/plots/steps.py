@@ -4,12 +4,13 @@ A run is, for each rank, its spans and its communication log: `launch(fn)` where
 list(comm.log)`. Spans of the lane "holds" say what a rank holds and how long.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from matplotlib.figure import Figure
-from matplotlib.patches import FancyArrowPatch, Rectangle
+from matplotlib.patches import FancyArrowPatch
 
-from .style import COLORS, figure, ink, rank_color
+from .forms import rectangle, text_at
+from .style import COLORS, figure, rank_color
 
 GRAIN = 0.012
 """What happens within this share of the whole time counts as one moment."""
@@ -48,11 +49,7 @@ def moments(run) -> list[Moment]:
     found = []
     for time, inside in borders:  # the state in the middle between two groups
         state = Moment(time, *_state(run, zero + inside))
-        if not found or (state.work, state.holds, state.sends) != (
-            found[-1].work,
-            found[-1].holds,
-            found[-1].sends,
-        ):
+        if not found or replace(state, time=found[-1].time) != found[-1]:
             found.append(state)
     return found
 
@@ -104,16 +101,15 @@ def _title(moment: Moment) -> str:
 def _draw(ax, moment: Moment) -> None:
     for rank, (work, holds) in enumerate(zip(moment.work, moment.holds, strict=True)):
         color = COLORS[work[1]] if work else "white"
-        ax.add_patch(Rectangle((rank + 0.1, 0), 0.7, 0.5, fc=color, ec=rank_color(rank), lw=2))
+        rectangle(ax, rank + 0.1, 0, 0.7, 0.5, color, ec=rank_color(rank), lw=2)
         words = f"rank {rank}" + (f": {work[0]}" if work else "")
-        ax.text(rank + 0.45, 0.25, words, ha="center", va="center", fontsize=9, color=ink(color))
-        ax.text(rank + 0.45, -0.08, _lines(holds), ha="center", va="top", fontsize=7)
+        text_at(ax, rank + 0.45, 0.25, words, on=color, fontsize=9)
+        text_at(ax, rank + 0.45, -0.08, _lines(holds), va="top", fontsize=7)
     for source, target, _ in moment.sends:
         side = 0.24 if target > source else -0.08  # no arrow ends where another one begins
         ends = (source + 0.45 + side, 0.52), (target + 0.45 - side, 0.52)
-        height = (
-            0.35 * min(1, len(moment.work) / 4) / abs(target - source) ** 0.6
-        )  # few ranks stand far apart
+        near = min(1, len(moment.work) / 4)  # few ranks stand far apart
+        height = 0.35 * near / abs(target - source) ** 0.6
         bend = f"arc3,rad={-height if target > source else height:.3f}"
         look = {"arrowstyle": "-|>", "mutation_scale": 9, "color": COLORS["comm"], "connectionstyle": bend}
         ax.add_patch(FancyArrowPatch(*ends, clip_on=False, **look))

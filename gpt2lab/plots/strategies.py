@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 from matplotlib.colors import to_rgb
 
+from .forms import rectangle
 from .style import figure, rank_color
 
 RANKS = 4
@@ -100,11 +101,5 @@ def bars(ax, cut: Sharing) -> None:
         ax.text(0.22, y + 0.06, name, ha="right", va="center", fontsize=8)
         for rank in range(RANKS):
             x = 0.3 + 0.29 * rank
-            ax.add_patch(_box(x, y, 0.24, "none"))
-            ax.add_patch(_box(x, y, 0.24 * share, rank_color(rank)))
-
-
-def _box(x: float, y: float, width: float, color: str):
-    from matplotlib.patches import Rectangle
-
-    return Rectangle((x, y), width, 0.12, fc=color, ec="#555555", lw=0.6)
+            for width, color in ((0.24, "none"), (0.24 * share, rank_color(rank))):
+                rectangle(ax, x, y, width, 0.12, color, ec="#555555", lw=0.6)

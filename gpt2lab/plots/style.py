@@ -33,6 +33,9 @@ RANKS = ("#332288", "#CC6677", "#44AA99", "#DDCC77", "#117733", "#88CCEE", "#882
 THINGS = ("#444444", "#8A8A8A", "#C8C8C8", "#E69F00", "#0072B2")
 """Colours of things that are neither ranks nor kinds of work: what memory holds, variants that are compared."""
 
+PLATE = {"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 0.5}
+"""What stands under a name to keep lines out of it."""
+
 HUES = (*THINGS[:2:-1], THINGS[0], *(COLORS[k] for k in ("backward", "update", "forward", "comm", "weight")))
 """Colours of up to eight things that are no ranks, in figures that show no kinds of work."""
 
@@ -76,9 +79,9 @@ def variant(i: int) -> dict[str, str]:
     }
 
 
-def ink(color: str) -> str:
-    """Black or white, whichever can be read on a colour (by its luma, ITU-R BT.601)."""
-    return "black" if np.dot(to_rgb(color), (0.299, 0.587, 0.114)) > 0.55 else "white"
+def ink(color: str, limit: float = 0.55) -> str:
+    """Black or white, whichever can be read on a colour (by its luma, ITU-R BT.601: black above `limit`)."""
+    return "black" if np.dot(to_rgb(color), (0.299, 0.587, 0.114)) > limit else "white"
 
 
 def figure(width: float = 8, height: float = 3.2, rows: int = 1, cols: int = 1, **subplots):
@@ -99,13 +102,6 @@ def plain_log(axis) -> None:
     axis.set_minor_formatter(NullFormatter())
 
 
-def legend(ax, kinds, **where) -> None:
-    """A legend that explains the colours of these kinds of work, in this order."""
-    from matplotlib.patches import Patch
-
-    ax.legend(handles=[Patch(color=COLORS[k], label=k) for k in kinds], **where)
-
-
 def png(fig: Figure) -> bytes:
     """The figure as PNG at its own 96 dots per inch; the same figure always gives the same bytes.
 
@@ -116,17 +112,22 @@ def png(fig: Figure) -> bytes:
     return buffer.getvalue()
 
 
-def svg(fig: Figure) -> str:
-    """The figure as SVG text, without a date, so that the same figure always gives the same text."""
+def svg(fig: Figure | str) -> str:
+    """The figure as SVG text, without a date: the same figure always gives the same text.
+
+    What is the text of an SVG already stays as it is.
+    """
+    if isinstance(fig, str):
+        return fig
     buffer = io.StringIO()
     fig.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
     return "\n".join(line.rstrip() for line in buffer.getvalue().splitlines()) + "\n"
 
 
-def save_figure(fig: Figure, path) -> Path:
+def save_figure(fig: Figure | str, path) -> Path:
     """Write the figure to a .svg or .png file, make its folder if necessary, and return the path.
 
-    Raises ValueError for a file of another kind.
+    The text of an SVG is written to a .svg file. Raises ValueError for a file of another kind.
     """
     path = Path(path)
     if path.suffix not in (".svg", ".png"):

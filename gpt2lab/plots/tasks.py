@@ -6,9 +6,8 @@ from dataclasses import replace
 from matplotlib.figure import Figure
 
 from ..planner.metrics import average_parallelism, profile
-from .style import COLORS, HUES, SERIAL, THINGS, figure, legend
-
-PLATE = {"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 0.5}  # keeps lines out of a name
+from .forms import chart, kinds_of_work, legend_above, name_rows
+from .style import COLORS, HUES, PLATE, SERIAL, THINGS, figure
 
 
 def workers(spans, title: str = "", path=(), clock: str = "measured", length: float = 0) -> Figure:
@@ -32,12 +31,10 @@ def workers(spans, title: str = "", path=(), clock: str = "measured", length: fl
     if corners:
         ax.plot(*zip(*corners, strict=True), color="black", linewidth=0.8)
     several = len({rank for rank, _ in lanes}) > 1
-    ax.set_yticks(range(len(lanes)), [f"rank {r}, {lane}" if several else lane for r, lane in lanes])
-    ax.invert_yaxis()
-    ax.grid(axis="y", visible=False)
+    name_rows(ax, [f"rank {r}, {lane}" if several else lane for r, lane in lanes])
     ax.set_title(title, pad=22)
     kinds = [kind for kind in COLORS if kind in {s.kind for s in spans}]
-    legend(ax, kinds, loc="lower left", bbox_to_anchor=(0, 1), ncols=len(kinds), fontsize=8)
+    legend_above(ax, len(kinds), handles=kinds_of_work(kinds))
     working = at_work(spans)
     times, counts = zip(*profile(working), strict=True)
     below.step([1e3 * (t - zero) for t in times], counts, where="post", color=SERIAL, linewidth=0.8)
@@ -92,14 +89,9 @@ def grain(series: dict[str, list], title: str = "") -> Figure:
     fig, axes = figure(8, 2.8, 1, 3)
     labels = ("work / critical path", "runtime / work", "time, ms")
     for column, (ax, label) in enumerate(zip(axes, labels, strict=True), 1):
-        for number, (name, rows) in enumerate(series.items()):
-            ax.plot(
-                [row[0] for row in rows],
-                [row[column] for row in rows],
-                "o-",
-                color=THINGS[4 - number],
-                label=name,
-            )
+        for number, (name, sizes) in enumerate(series.items()):
+            blocks, values = zip(*((row[0], row[column]) for row in sizes), strict=True)
+            ax.plot(blocks, values, "o-", color=THINGS[4 - number], label=name)
         ax.set_xscale("log", base=2)
         ax.set_ylim(0)
         ax.set_title(label)
@@ -110,28 +102,20 @@ def grain(series: dict[str, list], title: str = "") -> Figure:
 
 def executors(sizes: list[int], found: dict[str, list[float]]) -> Figure:
     """Elements of a block against the milliseconds of a loop, a line an executor."""
-    fig, ax = figure(8, 3)
     colors = SERIAL, *HUES[:2], *HUES[3:]
-    for (name, took), color in zip(found.items(), colors, strict=False):
-        ax.plot(sizes, took, "o-", color=color, label=name)
-    ax.set_xscale("log", base=2)
-    ax.set_ylim(0)
-    ax.set(xlabel="elements in a block", ylabel="ms (median)")
-    ax.legend(fontsize=8)
-    return fig
+    scaled = lambda ax: (ax.set_xscale("log", base=2), ax.set_ylim(0))
+    labels = {"xlabel": "elements in a block", "ylabel": "ms (median)"}
+    return chart(sizes, found, colors, (8, 3), scaled, {"fontsize": 8}, {"marker": "o"}, **labels)
 
 
-def times(rows: dict[str, list[float]], title: str = "", unit: str = "ms") -> Figure:
+def times(found: dict[str, list[float]], title: str = "", unit: str = "ms") -> Figure:
     """One row a version: its times as dots, the median as a bar."""
-    fig, ax = figure(8, 0.9 + 0.38 * len(rows))
-    for place, (_, values) in enumerate(rows.items()):
+    fig, ax = figure(8, 0.9 + 0.38 * len(found))
+    for place, values in enumerate(found.values()):
         ax.barh(place, statistics.median(values), 0.6, color=THINGS[2])
         ax.plot(values, [place] * len(values), "|", color="black", markersize=9)
-    ax.set_yticks(range(len(rows)), list(rows))
-    ax.invert_yaxis()
-    ax.grid(axis="y", visible=False)
-    ax.set_xlabel(f"{unit} (bar: median)")
-    ax.set_title(title)
+    name_rows(ax, found)
+    ax.set(xlabel=f"{unit} (bar: median)", title=title)
     return fig
 
 
@@ -154,10 +138,8 @@ def dashboard(found: dict[str, list[list[float]]], count: int, published: dict[s
     names = [name for name in published if name != "sequential"]
     for place, name in enumerate(names, len(means)):
         right.barh(place, published["sequential"] / published[name] / 112, 0.6, color=THINGS[2])
-    right.set_yticks(
-        range(len(means) + len(names)), [*means, *(f"{n} (112, from a paper)" for n in names)], fontsize=8
-    )
-    right.invert_yaxis()
+    name_rows(right, [*means, *(f"{n} (112, from a paper)" for n in names)], fontsize=8)
+    right.grid(visible=True, axis="y")
     right.axvline(1, color="black", linewidth=0.8)
     right.set_title(f"efficiency against {first}, {count} workers")
     return fig

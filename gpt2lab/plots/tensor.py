@@ -1,7 +1,6 @@
 """Figures of tensor parallelism: tilings of a product, one layer with its edges, bytes against tokens, memory."""
 
-from matplotlib.patches import Patch, Rectangle
-
+from .forms import beside, legend_above, name_columns, patches, rectangle, stacked, text_at
 from .style import COLORS, THINGS, figure, rank_color
 
 WHOLE = "#DDDDDD"
@@ -19,30 +18,32 @@ def tilings(ranks: int = 2):
         ax.set(xlim=(-0.2, 8.2), ylim=(-2.3, 3.6), aspect="equal")
         ax.set_axis_off()
         ax.text(4, 3.1, title, ha="center", weight="bold")
-        for left, width, height, cut, name in ((0, 2, 2.4, x, "X"), (3, 2, 2, w, "W"), (6, 2, 2.4, y, "Y")):
-            _matrix(ax, left, 2.4 - height, width, height, cut, ranks)
-            ax.text(left + width / 2, -0.45, name, ha="center", va="center")
-        ax.text(2.5, 1.2, "x", ha="center", va="center")
-        ax.text(5.5, 1.2, "=", ha="center", va="center")
+        cut_product(ax, [(2, 2.4, x), (2, 2, w), (2, 2.4, y)], "XWY", ranks)
         ax.text(4, -1.0, sent, ha="center", va="top", fontsize=9)
     return fig
 
 
-def _matrix(ax, left, bottom, width, height, cut, ranks):
-    """One matrix, in the colours of the ranks that hold its parts; grey when all hold it; hatched partial sums."""
-    if cut is None:
-        ax.add_patch(Rectangle((left, bottom), width, height, fc=WHOLE, ec="white"))
-    for r in range(ranks if cut else 0):
-        if cut == "rows":
-            place = (left, bottom + height * (ranks - 1 - r) / ranks), width, height / ranks
-        elif cut == "columns":
-            place = (left + width * r / ranks, bottom), width / ranks, height
-        else:
-            shift = 0.25 * (ranks - 1 - r)
-            place = (left + shift - 0.2, bottom + shift - 0.1), width, height
-        ax.add_patch(
-            Rectangle(*place, fc=rank_color(r), ec="white", hatch="//" if cut == "partial" else None)
-        )
+def cut_product(ax, matrices, names, ranks: int) -> None:
+    """A product "A x B = C" in the colours of the ranks that hold its parts; `matrices` are (width, height, cut).
+
+    A matrix is grey where all hold it (`cut` None), cut by "rows" or "columns", or a hatched "partial" sum.
+    """
+    for left, (width, height, cut), name in zip((0, 3, 6), matrices, names, strict=True):
+        bottom = 2.4 - height
+        if cut is None:
+            rectangle(ax, left, bottom, width, height, WHOLE)
+        for r in range(ranks if cut else 0):
+            if cut == "rows":
+                place = left, bottom + height * (ranks - 1 - r) / ranks, width, height / ranks
+            elif cut == "columns":
+                place = left + width * r / ranks, bottom, width / ranks, height
+            else:
+                shift = 0.25 * (ranks - 1 - r)
+                place = left + shift - 0.2, bottom + shift - 0.1, width, height
+            rectangle(ax, *place, rank_color(r), hatch="//" if cut == "partial" else None)
+        text_at(ax, left + width / 2, -0.45, name)
+    text_at(ax, 2.5, 1.2, "x")
+    text_at(ax, 5.5, 1.2, "=")
 
 
 STEPS = ("ln", "f", "qkv", "heads", "proj", "g", "+", "ln", "f", "up", "gelu", "down", "g", "+")
@@ -67,46 +68,33 @@ def layer(ranks: int = 2):
         ax.text(-1.55, 0.5, "tensor and\nsequence" if sp else "tensor", va="center", weight="bold")
         for i, name in enumerate(STEPS):
             _step(ax, i, name, sp, ranks)
-    axes[1].legend(
-        handles=[
-            *(Patch(color=rank_color(r), label=f"part of rank {r}") for r in range(ranks)),
-            Patch(color=WHOLE, label="whole on every rank"),
-            Patch(color=COLORS["comm"], label="communication: forward / backward"),
-        ],
-        loc="upper center",
-        bbox_to_anchor=(0.5, 0.08),
-        ncols=ranks + 2,
-        fontsize=8,
-    )
+    key = {f"part of rank {r}": rank_color(r) for r in range(ranks)} | {"whole on every rank": WHOLE}
+    key["communication: forward / backward"] = COLORS["comm"]
+    place = {"loc": "upper center", "bbox_to_anchor": (0.5, 0.08), "ncols": ranks + 2, "fontsize": 8}
+    axes[1].legend(handles=patches(key), **place)
     return fig
 
 
+WORDS = {"f": ("-\nsum", "all-gather\nreduce-\nscatter"), "g": ("sum\n-", "reduce-\nscatter\nall-gather")}
+"""What the operators f and g of Megatron do forward and backward, without and with sequence parallelism."""
+
+
 def _step(ax, i, name, sp, ranks):
-    if name in "fg":
-        words = {
-            ("f", False): "-\nsum",
-            ("g", False): "sum\n-",
-            ("f", True): "all-gather\nreduce-\nscatter",
-            ("g", True): "reduce-\nscatter\nall-gather",
-        }
-        ax.add_patch(Rectangle((i + 0.35, 0), 0.3, 1, fc=COLORS["comm"], ec="white"))
-        ax.text(i + 0.5, -0.06, words[name, sp], ha="center", va="top", fontsize=8)
-        ax.text(i + 0.5, 1.1, name, ha="center", fontsize=9, style="italic")
-        return
-    if name in CUT:  # along features or heads: side by side
+    shape, look = SHAPES.get(name, "B T/{n} C" if sp else "B T C").format(n=ranks), {"fontsize": 7.5}
+    if name in WORDS:
+        shape, look = WORDS[name][sp], {"fontsize": 8}
+        rectangle(ax, i + 0.35, 0, 0.3, 1, COLORS["comm"])
+    elif name in CUT:  # along features or heads: side by side
         for r in range(ranks):
-            ax.add_patch(
-                Rectangle((i + r / ranks * 0.9 + 0.05, 0), 0.9 / ranks, 1, fc=rank_color(r), ec="white")
-            )
+            rectangle(ax, i + r / ranks * 0.9 + 0.05, 0, 0.9 / ranks, 1, rank_color(r))
     elif sp:  # along the tokens: one above the other
         for r in range(ranks):
-            box = (i + 0.05, 1 - (r + 1) / ranks), 0.9, 1 / ranks
-            ax.add_patch(Rectangle(*box, fc=rank_color(r), ec="white"))
+            rectangle(ax, i + 0.05, 1 - (r + 1) / ranks, 0.9, 1 / ranks, rank_color(r))
     else:
-        ax.add_patch(Rectangle((i + 0.05, 0), 0.9, 1, fc=WHOLE, ec="white"))
-    shape = SHAPES.get(name, "B T/{n} C" if sp else "B T C").format(n=ranks)
-    ax.text(i + 0.5, -0.06, shape, ha="center", va="top", fontsize=7.5)
-    ax.text(i + 0.5, 1.1, name, ha="center", fontsize=9)
+        rectangle(ax, i + 0.05, 0, 0.9, 1, WHOLE)
+    text_at(ax, i + 0.5, -0.06, shape, va="top", **look)
+    style = "italic" if name in WORDS else None
+    ax.text(i + 0.5, 1.1, name, ha="center", fontsize=9, style=style)
 
 
 def crossover(width: int = 768, ranks: int = 2, counted=()):
@@ -121,9 +109,9 @@ def crossover(width: int = 768, ranks: int = 2, counted=()):
     ax.plot(tokens, [share * 8 * width**2] * 51, color=by_data, label="batch cut: gradients, 8 C²")
     activations = [share * 2 * t * width for t in tokens]
     ax.plot(tokens, activations, color=by_columns, label="matrices cut: activations, 2 x B T C")
-    for t, data, columns in counted:
-        ax.plot(t, data, "o", color=by_data)
-        ax.plot(t, columns, "o", color=by_columns)
+    for t, rows, features in counted:
+        ax.plot(t, rows, "o", color=by_data)
+        ax.plot(t, features, "o", color=by_columns)
     ax.axvline(4 * width, color=COLORS["other"], ls="--", lw=1)
     ax.text(4 * width, 1, f"  B T = 4 C = {4 * width:,}", va="top", transform=ax.get_xaxis_transform())
     ax.set(xlabel="tokens in the batch, B T", ylabel="numbers sent a rank", xlim=(0, most), ylim=(0, None))
@@ -146,11 +134,8 @@ def shards(weights, titles):
 def memory(kept: dict[str, list[float]], ranks: list[int]):
     """Activations of a layer on one rank, relative to one rank's, for every way and number of ranks."""
     fig, ax = figure(8, 2.8)
-    width = 0.8 / len(kept)
-    for i, (name, values) in enumerate(kept.items()):
-        places = [k + (i - (len(kept) - 1) / 2) * width for k in range(len(ranks))]
-        ax.bar(places, values, width * 0.92, label=name, color=THINGS[4 - i])
-    ax.set_xticks(range(len(ranks)), [f"{n} ranks" if n > 1 else "1 rank" for n in ranks])
+    beside(ax, kept, THINGS[::-1], fill=0.92)
+    name_columns(ax, [f"{n} ranks" if n > 1 else "1 rank" for n in ranks])
     ax.set(ylabel="activations of a layer\n(one rank = 1)")
     ax.legend()
     return fig
@@ -161,14 +146,14 @@ def bytes_and_flops(
 ):
     """Time of one layer's step on a rank: computing at `rate` flops/s, sending 16-bit numbers over `link` bytes/s."""
     fig, ax = figure(8, 2.2)
-    tokens, names, compute, send = rows * length, [], [], []
+    tokens, times = rows * length, {}
     for n in sorted({1, ranks}):
         flops = 6 * tokens * 12 * width**2 + 12 * tokens * length * width
-        names.append(f"{n} rank{'s' * (n > 1)}")
-        compute.append(flops / n / rate * 1e3)
-        send.append(4 * 2 * (n - 1) / n * tokens * width * 2 / link * 1e3)
-    ax.barh(names, compute, color=COLORS["forward"], label="matrix products")
-    ax.barh(names, send, left=compute, color=COLORS["comm"], label="4 all-reduces")
+        send = 4 * 2 * (n - 1) / n * tokens * width * 2 / link * 1e3
+        times[f"{n} rank{'s' * (n > 1)}"] = {"matrix products": flops / n / rate * 1e3, "4 all-reduces": send}
+    stacked(ax, times, {"matrix products": COLORS["forward"], "4 all-reduces": COLORS["comm"]})
+    ax.yaxis.set_inverted(False)
+    ax.grid(visible=True, axis="y")
     ax.set(xlabel="ms of one layer's step", title=f"{link / 1e9:g} GB/s: B={rows}, T={length}, C={width}")
     ax.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=2)
     return fig
@@ -190,14 +175,13 @@ def alexnet(batch: int = 128):
     """Weights and activations of AlexNet by layer: for convolutions cut the batch, for dense layers the matrix."""
     fig, ax = figure(8, 2.7)
     names = [name for name, _, _ in ALEXNET]
-    at = range(len(names))
-    ax.bar([i - 0.2 for i in at], [w for _, w, _ in ALEXNET], 0.38, color=THINGS[4], label="weights")
-    values = [batch * a for _, _, a in ALEXNET]
-    ax.bar([i + 0.2 for i in at], values, 0.38, color=THINGS[3], label=f"activations of {batch} images")
+    activations = [batch * a for _, _, a in ALEXNET]
+    found = {"weights": [w for _, w, _ in ALEXNET], f"activations of {batch} images": activations}
+    beside(ax, found, THINGS[::-1], fill=0.95)
     ax.axvspan(-0.5, 4.5, color=COLORS["wait"], alpha=0.35, zorder=0)
     ax.text(2, 3e8, "cut the batch", ha="center")
     ax.text(6, 3e8, "cut the matrices", ha="center")
-    ax.set_xticks(at, names)
+    name_columns(ax, names)
     ax.set(yscale="log", ylabel="numbers", xlim=(-0.5, 7.5), ylim=(1e4, 1e9))
-    ax.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=2, fontsize=8)
+    legend_above(ax, 2)
     return fig

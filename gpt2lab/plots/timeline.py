@@ -2,7 +2,8 @@
 
 from matplotlib.figure import Figure
 
-from .style import COLORS, figure, ink, legend, rank_color
+from .forms import kinds_of_work, legend_above, name_rows, text_at
+from .style import COLORS, figure, rank_color
 
 UNITS = {"s": 1.0, "ms": 1e3, "us": 1e6}
 MAIN, STRIP = 0.56, 0.2  # heights of the work bar and of the communication strip, in rows
@@ -29,22 +30,19 @@ def timeline(
         left, width = (s.start - zero) * scale, (s.end - s.start) * scale
         ax.barh(center, width, height, left, color=COLORS[s.kind], edgecolor="white", linewidth=0.5)
         if names and not strip and s.end - s.start > 0.012 * length * max(len(s.name), 1):
-            where = {"ha": "center", "va": "center", "fontsize": 8, "clip_on": True}
-            ax.text(left + width / 2, center, s.name, color=ink(COLORS[s.kind]), **where)
+            text_at(ax, left + width / 2, center, s.name, on=COLORS[s.kind], fontsize=8, clip_on=True)
     ax.set_xlim(-0.01 * length * scale, 1.01 * length * scale)
     _label(ax, ranks, title, f"time in {unit}" + (f" ({clock})" if clock else ""))
     kinds = [kind for kind in COLORS if kind in {s.kind for s in spans}]
     if kinds != ["other"]:  # a key that says nothing but "other"
-        legend(ax, kinds, loc="lower left", bbox_to_anchor=(0, 1), ncols=max(len(kinds), 1), fontsize=8)
+        legend_above(ax, max(len(kinds), 1), handles=kinds_of_work(kinds))
     return fig
 
 
 def _label(ax, ranks, title: str, x_label: str) -> None:
-    ax.set_yticks(range(len(ranks)), [f"rank {rank}" for rank in ranks])
+    name_rows(ax, [f"rank {rank}" for rank in ranks])
     for tick, rank in zip(ax.get_yticklabels(), ranks, strict=True):
         tick.set_color(rank_color(rank))
         tick.set_fontweight("bold")
-    ax.invert_yaxis()
-    ax.grid(axis="y", visible=False)
     ax.set_xlabel(x_label)
     ax.set_title(title, pad=24)

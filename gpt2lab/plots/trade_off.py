@@ -4,6 +4,7 @@ import re
 
 from matplotlib.figure import Figure
 
+from .forms import name_rows, stacked
 from .style import HUES, SERIAL, THINGS, figure
 
 MARKS = "os^v"
@@ -22,14 +23,8 @@ def trade_off_map(
     fig, (ax, right) = figure(11.5, 4.6, 1, 2, width_ratios=(3, 2))
     unit, name = (1e9, "GB") if serial.held > 1e9 else (1e6, "MB")
     ax.axhline(serial.held / unit, color=SERIAL, lw=1, ls="--")
-    ax.text(
-        0.01,
-        serial.held / unit,
-        "one rank alone",
-        va="bottom",
-        fontsize=8,
-        transform=ax.get_yaxis_transform(),
-    )
+    place = {"va": "bottom", "fontsize": 8, "transform": ax.get_yaxis_transform()}
+    ax.text(0.01, serial.held / unit, "one rank alone", **place)
     families = [re.split(r"\W", name)[0] for name in lines]
     hues = dict(zip(dict.fromkeys(families), HUES, strict=False))
     for i, (family, line) in enumerate(zip(families, lines.values(), strict=True)):
@@ -45,16 +40,13 @@ def trade_off_map(
         right.barh(i, last.messages, color=color)
         right.plot(1.7, i, marker, color="white", ms=7)  # the key of the left panel
         right.text(last.messages, i, f" {last.messages:,}{twice}", va="center", fontsize=8)
-    ax.set(
-        xscale="log", yscale="log", xlabel=f"{name} sent by a rank in a step", ylabel=f"{name} held by a rank"
-    )
+    ax.set(xscale="log", yscale="log", ylabel=f"{name} held by a rank")
+    ax.set_xlabel(f"{name} sent by a rank in a step")
     if frame:
         ax.set(xlim=frame[0], ylim=frame[1])
-    right.set_yticks(range(len(lines)), lines, fontsize=9)
+    name_rows(right, lines, fontsize=9)
     right.set(xscale="log", xlabel=f"messages of a rank in a step, {ranks} ranks")
     right.set_xlim(1, max(p.messages for line in lines.values() for _, p in line) * 40)
-    right.invert_yaxis()
-    right.grid(visible=False, axis="y")
     ax.minorticks_off(), right.minorticks_off()
     return fig
 
@@ -62,24 +54,16 @@ def trade_off_map(
 def envelopes(shapes, chosen) -> Figure:
     """Bars of what each shape of the mesh costs besides computing, by kind; the chosen (pp, dp, tp) is in bold."""
     fig, ax = figure(9, 0.8 + 0.34 * len(shapes))
-    kinds = {
-        "gradients not hidden": THINGS[4],
-        "tensor sums": THINGS[3],
-        "bubble": THINGS[2],
-        "launches": THINGS[0],
-    }
-    for row, shape in enumerate(shapes):
-        left, parts = 0.0, (shape.exposed, shape.tensor, shape.bubble, shape.launches)
-        for (kind, color), part in zip(kinds.items(), parts, strict=True):
-            ax.barh(row, 100 * part, 0.7, left, color=color, label=kind if row == 0 else None)
-            left += 100 * part
-        ax.text(left, row, f" {left:.0f} %", va="center", fontsize=9)
-    ax.set_yticks(range(len(shapes)), [f"pp={s.pp}, dp={s.dp}, tp={s.tp}" for s in shapes])
+    names = "gradients not hidden", "tensor sums", "bubble", "launches"
+    kinds = dict(zip(names, (*THINGS[:1:-1], THINGS[0]), strict=True))
+    percent = {}
+    for s in shapes:
+        parts = (s.exposed, s.tensor, s.bubble, s.launches)
+        percent[f"pp={s.pp}, dp={s.dp}, tp={s.tp}"] = {k: 100 * p for k, p in zip(kinds, parts, strict=True)}
+    stacked(ax, percent, kinds, 0.7, " {:.0f} %")
     for label, shape in zip(ax.get_yticklabels(), shapes, strict=True):
         label.set_weight("bold" if (shape.pp, shape.dp, shape.tp) == chosen else "normal")
     ax.set(xlabel="percent of the computing time")
-    ax.invert_yaxis()
     ax.margins(x=0.12)
-    ax.grid(visible=False, axis="y")
     fig.legend(loc="outside right center", fontsize=9)
     return fig

@@ -3,9 +3,11 @@
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from .style import COLORS, THINGS, figure, ink, rank_color, variant
+from . import forms
+from .forms import cell, chart, legend_above, peak, stacked, text_at
+from .style import COLORS, THINGS, figure, rank_color, variant
 
-THREE = ("weights", "gradients", "optimizer")
+PARTS = dict(zip(("weights", "gradients", "optimizer"), THINGS[:1:-1], strict=True))
 STAGES = {0: "replicas", 1: "stage 1", 2: "stage 2", 3: "stage 3"}
 FIRST = {"weights": (2, 3), "gradients": (2, 2), "optimizer": (12, 1)}
 """Bytes a parameter with 16-bit weights and Adam, and the first stage that shares them out."""
@@ -15,20 +17,13 @@ UNITS = {"kB": 1e3, "MB": 1e6, "GB": 1e9}
 def bars(stages: dict[str, dict[str, float]], unit: str, live: dict[str, float] | None = None) -> Figure:
     """Stacked bars of bytes of weights, gradients and optimizer state per rank; circles mark what live ranks hold."""
     fig, ax = figure(8, 0.9 + 0.42 * len(stages))
-    names = list(stages)
-    left = [0.0] * len(names)
-    for kind, color in zip(THREE, (THINGS[4], THINGS[3], THINGS[2]), strict=True):
-        sizes = [stages[n][kind] / UNITS[unit] for n in names]
-        ax.barh(names, sizes, left=left, color=color, label=kind, height=0.7)
-        left = [a + b for a, b in zip(left, sizes, strict=True)]
-    for y, total in enumerate(left):
-        ax.text(total, y, f"  {total:,.1f} {unit}", va="center", fontsize=9)
+    held = {name: {kind: parts[kind] / UNITS[unit] for kind in PARTS} for name, parts in stages.items()}
+    stacked(ax, held, PARTS, height=0.7, says="  {:,.1f} " + unit)
     if live:
-        held = [live[n] / UNITS[unit] for n in names]
-        ax.plot(held, range(len(names)), "ko", ms=7, mfc="none", label="on a live rank")
-    ax.set(xlabel=f"{unit} on each rank", xlim=(0, 1.15 * max(left)))
-    ax.invert_yaxis()
-    ax.grid(axis="y", visible=False)
+        on_ranks = [live[name] / UNITS[unit] for name in stages]
+        ax.plot(on_ranks, range(len(stages)), "ko", ms=7, mfc="none", label="on a live rank")
+    longest = max(sum(parts.values()) for parts in held.values())
+    ax.set(xlabel=f"{unit} on each rank", xlim=(0, 1.15 * longest))
     ax.legend(loc="center left", bbox_to_anchor=(1, 0.5))  # bars may be equally long
     return fig
 
@@ -45,7 +40,7 @@ def who_holds_what(ranks: int) -> Figure:
     fig, axes = figure(8, 2.6, len(STAGES), ranks, sharex=True, sharey=True)
     for stage, row in zip(STAGES, axes, strict=True):
         for rank, ax in enumerate(row):
-            for place, (kind, color) in enumerate(zip(THREE, (THINGS[4], THINGS[3], THINGS[2]), strict=True)):
+            for place, (kind, color) in enumerate(PARTS.items()):
                 tall, sliced = FIRST[kind][0] ** 0.5, stage >= FIRST[kind][1]
                 part = (1 - (rank + 1) / ranks, 1 / ranks) if sliced else (0, 1)
                 ax.bar(place, tall, 0.8, color="white", edgecolor="#DDDDDD")
@@ -64,18 +59,12 @@ def flat_stretch(sizes: dict[str, int], ranks: int) -> Figure:
     fig, ax = figure(8, 1.5)
     total, left = sum(sizes.values()), 0
     share = -(-total // ranks)
-    for i, (name, size) in enumerate((sizes | {"padding": share * ranks - total}).items()):
-        color, hatch = (THINGS[2], None) if i < len(sizes) else ("white", "///")
-        ax.barh(
-            1, size, 0.8, left, color=color, edgecolor="white" if hatch is None else THINGS[1], hatch=hatch
-        )
-        ax.text(left + size / 2, 1, name, ha="center", va="center", fontsize=8)
+    for name, size in sizes.items():
+        cell(ax, left, 1, size, 0.8, THINGS[2], name, size=8, edgecolor="white")
         left += size
+    cell(ax, left, 1, share * ranks - total, 0.8, "white", "padding", size=8, ec=THINGS[1], hatch="///")
     for rank in range(ranks):
-        ax.barh(0, share, 0.8, rank * share, color=rank_color(rank), edgecolor="white")
-        ax.text(
-            (rank + 0.5) * share, 0, f"rank {rank}", ha="center", va="center", color=ink(rank_color(rank))
-        )
+        cell(ax, rank * share, 0, share, 0.8, rank_color(rank), f"rank {rank}", size=10, edgecolor="white")
         ax.axvline((rank + 1) * share, color="black", lw=1, ls=":")
     ax.set_yticks([1, 0], ["parameters", "shards"])
     ax.set(xlim=(0, share * ranks), xticks=range(0, share * ranks + 1, share), xlabel="element")
@@ -91,22 +80,16 @@ def by_part(models: dict[str, dict[str, dict[str, float]]], room: float) -> Figu
     fig, axes = figure(8, 1.2 + 0.8 * len(models), len(models), sharex=True)
     end = 3 * room
     for ax, (model, stages) in zip(axes, models.items(), strict=True):
-        for y, parts in enumerate(stages.values()):
-            parts, left = {k: size / 1e9 for k, size in parts.items()}, 0.0
+        held = {stage: {k: size / 1e9 for k, size in parts.items()} for stage, parts in stages.items()}
+        for y, parts in enumerate(held.values()):
             parts["logits, buffers"] = parts.pop("logits") + parts.pop("buffers")
-            for (part, size), color in zip(
-                parts.items(), (*THINGS[4:1:-1], THINGS[1], THINGS[0]), strict=True
-            ):
-                ax.barh(y, size, 0.75, left, color=color, label=part if y == 0 else None)
-                left += size
-            beyond = left > end
+            total, beyond = sum(parts.values()), sum(parts.values()) > end
             where = {"ha": "right", "color": "white"} if beyond else {"ha": "left"}
-            ax.text(min(left, end), y, f" {left:,.0f} GB{' →' * beyond} ", va="center", fontsize=8, **where)
+            text_at(ax, min(total, end), y, f" {total:,.0f} GB{' →' * beyond} ", fontsize=8, **where)
+        stacked(ax, held, dict(zip(parts, (*THINGS[:1:-1], *THINGS[1::-1]), strict=True)), height=0.75)
         ax.axvline(room, color="black", ls="--", lw=1)
         ax.text(room, len(stages) - 0.55, f" a GPU of {room:g} GB", fontsize=8, va="bottom")
-        ax.set_yticks(range(len(stages)), stages)
         ax.set(title=model, xlim=(0, end), ylim=(len(stages) - 0.5, -0.5))
-        ax.grid(axis="y", visible=False)
     axes[-1].set_xlabel("GB on each rank")
     axes[0].legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=5, fontsize=8)
     return fig
@@ -118,11 +101,10 @@ def memory_over_a_step(
     """Memory held over one step: `curves[name]` lists bytes in the order of allocation events."""
     fig, ax = figure(8, 3.2)
     for i, (name, held) in enumerate(curves.items()):
-        x = [j / max(len(held) - 1, 1) for j in range(len(held))]
+        x, held = [j / max(len(held) - 1, 1) for j in range(len(held))], [h / 1e6 for h in held]
         color = variant(i)["color"]
-        ax.plot(x, [h / 1e6 for h in held], lw=1.2, color=color, label=name, drawstyle="steps-post")
-        top = max(range(len(held)), key=held.__getitem__)
-        ax.plot(x[top], held[top] / 1e6, "v", color=color)
+        ax.plot(x, held, lw=1.2, color=color, label=name, drawstyle="steps-post")
+        peak(ax, x, held, color)
     ax.set(xlabel="one step, in allocation events", ylabel=unit, ylim=(0, None))
     ax.legend(loc=legend)
     return fig
@@ -144,16 +126,15 @@ def residency(columns: dict, replicas: float, unit: str = "MB") -> Figure:
             if part in seen.owned:
                 chart.barh(y, end, 0.75, color=THINGS[2])
             for asked, here, gone in seen.spans[part]:
-                chart.barh(
-                    y, here - asked, 0.75, asked, color="white", edgecolor=THINGS[4], hatch="/////", lw=0
-                )
-                chart.barh(y, gone - here, 0.75, here, color=THINGS[4])
-        chart.set(title=title, xticklabels=[], xlim=(0, end), yticks=range(len(parts)))
-        chart.set_yticklabels(parts, fontsize=8)
+                coming = {"edgecolor": THINGS[4], "hatch": "/////", "lw": 0}
+                cell(chart, asked, y, here - asked, 0.75, "white", **coming)
+                cell(chart, here, y, gone - here, 0.75, THINGS[4])
+        chart.set(title=title, xticklabels=[], xlim=(0, end))
+        chart.set_yticks(range(len(parts)), parts, fontsize=8)
         curve.axhline(replicas / 1e6, color=THINGS[0], lw=1.5)
-        curve.plot([h / 1e6 for h in seen.held], color=THINGS[4], lw=1.2, drawstyle="steps-post")
-        top = max(range(len(seen.held)), key=seen.held.__getitem__)
-        curve.plot(top, seen.held[top] / 1e6, "v", color=THINGS[4])
+        held = [h / 1e6 for h in seen.held]
+        curve.plot(held, color=THINGS[4], lw=1.2, drawstyle="steps-post")
+        peak(curve, range(end + 1), held, THINGS[4])
         curve.set(xlabel="event", xlim=(0, end), ylim=(0, 1.25 * replicas / 1e6))
         for ax in (chart, curve):
             for x in seen.marks.values():
@@ -170,26 +151,26 @@ def lines(
     runs: dict[str, list[float]], ylabel: str, recorded: dict[str, list[float]] | None = None
 ) -> Figure:
     """Several lines over steps; dots are published numbers, on a log scale if there are any."""
-    fig, ax = figure(8, 2.8)
-    for i, (name, values) in enumerate(runs.items()):
-        ax.plot(values, ("-", "--", ":")[i % 3], lw=1.8, color=THINGS[(4, 3, 0, 1)[i % 4]], label=name)
-    for marker, (name, values) in zip("oxs", (recorded or {}).items(), strict=False):
-        ax.plot(values, marker, ms=8, mfc="none", color="black", label=name)
-    ax.set(xlabel="step", ylabel=ylabel, yscale="log" if recorded else "linear")
-    ax.xaxis.set_major_locator(MaxNLocator(integer=True))
-    ax.legend(fontsize=8)
-    return fig
+    looks = [
+        {"color": THINGS[i], "ls": style}
+        for i, style in zip((4, 3, 0, 1), ("-", "--", ":", "-"), strict=True)
+    ]
+
+    def also(ax):
+        for marker, (name, values) in zip("oxs", (recorded or {}).items(), strict=False):
+            ax.plot(values, marker, ms=8, mfc="none", color="black", label=name)
+        ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+
+    labels = {"xlabel": "step", "ylabel": ylabel, "yscale": "log" if recorded else "linear"}
+    return chart(None, runs, looks, (8, 2.8), also, {"fontsize": 8}, {"lw": 1.8}, **labels)
 
 
 def beside(groups: dict[str, list[float]], xlabel: str, ylabel: str) -> Figure:
     """Bars of several programs side by side, for every layer or rank: `groups[program][place]`."""
     fig, ax = figure(8, 2.6)
-    width = 0.8 / len(groups)
-    for i, (name, values) in enumerate(groups.items()):
-        places = [x + (i - (len(groups) - 1) / 2) * width for x in range(len(values))]
-        ax.bar(places, values, width, color=THINGS[4 - i], label=name)
-    ax.set(xlabel=xlabel, ylabel=ylabel, xticks=range(len(values)))
-    ax.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=2)
+    forms.beside(ax, groups, THINGS[::-1])
+    ax.set(xlabel=xlabel, ylabel=ylabel, xticks=range(max(map(len, groups.values()))))
+    legend_above(ax, 2, fontsize=10)
     return fig
 
 
@@ -197,11 +178,10 @@ def alive(curves: dict[str, list[int]], replicas: float, unit: str = "layers") -
     """Weights that are alive over the operations of a step, in units of a layer, and those of replicas."""
     fig, ax = figure(8, 2.6)
     ax.axhline(replicas, color=THINGS[0], lw=1.5, label="replicas")
-    for i, (name, held) in enumerate(curves.items()):
-        ax.plot(held, ("-", "--")[i % 2], lw=1.6, color=THINGS[4 - i], label=name, drawstyle="steps-post")
-    ax.set(
-        xlabel="operations of a step", ylabel=unit, ylim=(0, 1.35 * max(replicas, *map(max, curves.values())))
-    )
+    looks = [{"color": color, "ls": style} for color, style in zip(THINGS[::-1], ("-", "--"), strict=False)]
+    forms.lines(ax, None, curves, looks, lw=1.6, drawstyle="steps-post")
+    highest = max(replicas, *map(max, curves.values()))
+    ax.set(xlabel="operations of a step", ylabel=unit, ylim=(0, 1.35 * highest))
     ax.legend(loc="upper left", ncols=3)
     return fig
 
@@ -222,13 +202,12 @@ def graphs(titles: dict[str, list], unit: float = 1e3, name: str = "kB") -> Figu
             end = x + (0.66 if x < len(rows) else 0.55)
             ax.annotate("", (end, y), (x - 0.34 * (x > 0), y), arrowprops=look)
             text = f"{value}\n{size / unit:.1f} {name}".replace("of the ", "of the\n")
-            ax.text(x + 0.16, y + 0.1, text, ha="center", va="top", fontsize=8)
+            text_at(ax, x + 0.16, y + 0.1, text, va="top", fontsize=8)
         for x, row in enumerate(rows, 1):
             cost = f"sends {row.sent / unit:.1f}" if row.sent else f"moments {row.state / unit:.1f}"
             color = COLORS["comm" if row.sent else "update"]
-            box = {"boxstyle": "round,pad=0.4", "facecolor": color, "edgecolor": "none"}
-            look = {"ha": "center", "va": "center", "fontsize": 8, "color": ink(color), "bbox": box}
-            ax.text(x - 0.34, y, f"{row.op.kind}\n{cost} {name}", **look)
+            plate = {"boxstyle": "round,pad=0.4", "facecolor": color, "edgecolor": "none"}
+            text_at(ax, x - 0.34, y, f"{row.op.kind}\n{cost} {name}", on=color, fontsize=8, bbox=plate)
     ax.set(xlim=(-0.1, most + 0.7), ylim=(len(titles) - 0.4, -0.65))
     ax.set_axis_off()
     return fig

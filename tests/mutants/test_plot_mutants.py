@@ -13,7 +13,7 @@ from planting import is_killed
 from gpt2lab import cli
 from gpt2lab.benchmarks import race
 from gpt2lab.commands import data, export, folders, generate, lines, memory, plans, report, schedule, train
-from gpt2lab.plots import benchmarks, collectives, steps, timeline, zero
+from gpt2lab.plots import benchmarks, collectives, forms, steps, tensor, timeline, zero
 from gpt2lab.plots import schedule as drawn
 
 pytestmark = pytest.mark.mutant
@@ -29,6 +29,10 @@ BLOCKS = numbers.test_blocks_are_where_they_lie_in_the_colour_of_their_first_own
 BARS = numbers.test_bars_of_memory_stand_on_each_other_and_circles_are_what_ranks_hold
 STEP = numbers.test_a_step_s_memory_is_in_megabytes_with_a_mark_at_the_peak
 BESIDE = numbers.test_bars_beside_each_other_are_of_their_program_and_place
+FORMS = numbers.test_a_form_puts_each_number_at_its_place
+SURFACE = (
+    numbers.test_a_square_of_the_cost_surface_is_the_slowest_stage_of_its_cut_and_the_chosen_cut_is_framed
+)
 MOMENT = numbers.test_a_moment_is_told_in_milliseconds_and_its_boxes_are_the_ranks
 
 FIGURES = {
@@ -83,8 +87,8 @@ FIGURES = {
     ),
     "a bubble as a share that says %": (
         drawn.side_by_side,
-        "[100 * b for b in bubbles]",
-        "[*bubbles]",
+        "[100 * b for b in shares]",
+        "[*shares]",
         PANELS,
     ),
     "KiB called MiB": (drawn.side_by_side, '"weights", "KiB sent"', '"weights", "MiB sent"', PANELS),
@@ -111,8 +115,8 @@ FIGURES = {
     ),
     "blocks of the rank above": (
         collectives.blocks,
-        "_block(ax, column, rank,",
-        "_block(ax, column, rank + 1,",
+        "cell(ax, column + 0.04, rank + 0.5,",
+        "cell(ax, column + 0.04, rank + 1.5,",
         BLOCKS,
     ),
     "blocks in the colour of their holder": (
@@ -121,16 +125,27 @@ FIGURES = {
         "owner = rank if whose else None",
         BLOCKS,
     ),
-    "bars that begin at zero": (
-        zero.bars,
-        "left = [a + b for a, b in zip(left, sizes, strict=True)]",
-        "pass",
-        BARS,
+    "bars that begin at zero": (forms.stacked, "left += amount", "pass", BARS),
+    "the sum of a row in the row below": (
+        forms.stacked,
+        "ax.text(left, row,",
+        "ax.text(left, row + 1,",
+        FORMS,
+    ),
+    "a bar's number in another row": (forms.bars, "max(value, 0), place,", "max(value, 0), 0,", FORMS),
+    "the first run called the mean": (forms.band, "values.mean(0)", "values[0]", FORMS),
+    "a text beside its box": (forms.cell, "left + width / 2", "left + width", FORMS),
+    "rows of a map for its columns": (forms.heat, "left + (column + 0.5)", "left + (row + 0.5)", SURFACE),
+    "a cut matrix upside down": (
+        tensor.cut_product,
+        "(ranks - 1 - r) / ranks, width",
+        "r / ranks, width",
+        FORMS,
     ),
     "a total without its unit's factor": (
         zero.bars,
-        "held = [live[n] / UNITS[unit] for n in names]",
-        "held = [live[n] for n in names]",
+        "[live[name] / UNITS[unit] for name in stages]",
+        "[live[name] for name in stages]",
         BARS,
     ),
     "gradients shared out from stage 3 on": (
@@ -145,8 +160,8 @@ FIGURES = {
         "[h / 1e3 for h in held]",
         STEP,
     ),
-    "the mark at the end": (zero.memory_over_a_step, "ax.plot(x[top],", "ax.plot(x[-1],", STEP),
-    "programs in each other's place": (zero.beside, "x + (i - (", "x - (i - (", BESIDE),
+    "the mark at the end": (forms.peak, "ax.plot(x[top],", "ax.plot(x[-1],", STEP),
+    "programs in each other's place": (forms.beside, "x + (i - (", "x - (i - (", BESIDE),
     "microseconds called milliseconds": (steps._title, "* 1e3", "* 1e6", MOMENT),
     "kilobytes of a thousand": (steps.size_of, "size / 1024", "size / 1000", MOMENT),
 }
