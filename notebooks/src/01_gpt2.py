@@ -590,7 +590,7 @@ def parameters(vocab, positions, layers, width):
 
 
 # %% tags=["wrong"]
-# FAIL: expected 74, got 58
+# FAIL: expected 106, got 90
 # MISTAKE: 8 C squared in a block: the second matrix of the MLP is forgotten.
 def parameters(vocab, positions, layers, width):
     return (vocab + positions) * width + layers * (8 * width**2 + 13 * width) + 2 * width
@@ -742,7 +742,7 @@ def norm_backward(grad, x, weight, eps):
 
 
 # %% tags=["wrong"]
-# FAIL: x also moves the mean and the standard deviation
+# FAIL: x also moves the standard deviation
 # MISTAKE: Only the mean is taken to move with x.
 def norm_backward(grad, x, weight, eps):
     g = grad * weight
@@ -760,7 +760,7 @@ def norm_backward(grad, x, weight, eps):
 
 
 # %% tags=["wrong"]
-# FAIL: two terms are taken off
+# FAIL: divided by C, not by C - 1
 # MISTAKE: The variance is divided by C - 1, not by C.
 def norm_backward(grad, x, weight, eps):
     std = (x.var(-1, keepdim=True, unbiased=True) + eps).sqrt()
@@ -770,7 +770,7 @@ def norm_backward(grad, x, weight, eps):
 
 
 # %% tags=["wrong"]
-# FAIL: so gradients sum to zero: expected
+# FAIL: so gradients sum to zero
 # MISTAKE: The term that takes off the mean is missing.
 def norm_backward(grad, x, weight, eps):
     std = (x.var(-1, keepdim=True, unbiased=False) + eps).sqrt()
@@ -1012,7 +1012,7 @@ def what_to_keep(T):
 
 
 # %% tags=["wrong"]
-# FAIL: 'mlp' is none of ln_1, qkv, attention, x2, ln_2, wide, gelu
+# FAIL: ['mlp'] is none of ln_1, qkv, attention, x2, ln_2, wide, gelu
 # MISTAKE: A name that is not in the table.
 def what_to_keep(T):
     return ["qkv", "mlp"]

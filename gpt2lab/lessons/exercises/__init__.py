@@ -16,6 +16,7 @@ from pathlib import Path
 from ...corpus.storage import replacing
 from ..environment import static
 from .differences import close, returned
+from .engine import Puzzle, Task, by_chance, called, refuse, scored
 from .guards import by_hand, closed, guarded, restored, unaided
 
 __all__ = [
@@ -23,11 +24,16 @@ __all__ = [
     "LIMIT",
     "STATUS",
     "NotPassed",
+    "Puzzle",
+    "Task",
+    "by_chance",
     "by_hand",
+    "called",
     "check",
     "close",
     "closed",
     "live",
+    "refuse",
     "returned",
     "scored",
     "sentences",
@@ -162,14 +168,3 @@ def sentences(what: str = ""):
             raise AssertionError(f"{begin}a message does not fit its receiver. {error}") from None
         last = str(error).strip().splitlines()[-1]
         raise AssertionError(f"{begin}{last}") from None
-
-
-def scored(found: float, unit: str, *, bar: float, best: float) -> str:
-    """Words about the score of a puzzle, less is better: `bar` is what passes, `best` the least that is known.
-
-    Raises AssertionError with all three numbers when `found` is above the bar.
-    """
-    assert found <= bar, f"{found:g} {unit}; at most {bar:g} pass, and the best known answer has {best:g}."
-    if found < best:
-        return f"{found:g} {unit}, better than the best known answer ({best:g})!"
-    return f"{found:g} {unit} (bar {bar:g}, best known {best:g})"

@@ -1,6 +1,5 @@
 """Checkers of lesson 09: which version is read, a stash of versions, PipeDream's stages, 2BW, the SSP rule."""
 
-import inspect
 from itertools import accumulate, product
 from numbers import Integral
 from unittest.mock import patch
@@ -11,53 +10,54 @@ from ...parallel.pipeline.versions import Stash
 from ...schedules import Cost, Op, simulate
 from ...schedules.asynchronous import free_running, make_stream
 from ..labs import servers_on_arrival as servers
-from . import close, returned, scored, unaided
+from . import Puzzle, Task, by_chance, close, refuse, returned
 from .differences import equal
-from .engine import by_chance
+from .watching import memories
 
 SCHEMES = ("ampnet", "pipedream", "pipedream_vertical")
 
 
-def version(answer) -> None:
-    """Exercise: the version that the forward or the backward of micro-batch t reads on stage s of p."""
-    answer = unaided(answer, "gpt2lab.schedules")
-    for scheme in SCHEMES:
-        for p in (1, 2, 3, 4):
-            _versions_of(answer, scheme, p, 9)
-    by_chance(lambda chance: _versions_of(answer, chance.choice(SCHEMES), chance.randint(5, 8), 14), 4)
+def _read(answer, scheme: str, p: int, micros: int) -> dict[Op, int]:
+    return {Op(k, s, t): answer(scheme, p, s, t, k) for s, t, k in product(range(p), range(micros), "FB")}
 
 
-def _versions_of(answer, scheme: str, p: int, micros: int) -> None:
-    stream = make_stream(scheme, p, micros)
-    for s, t, kind in product(range(p), range(micros), "FB"):
-        _same_version(answer(scheme, p, s, t, kind), stream, scheme, Op(kind, s, t))
-
-
-def _same_version(got, stream, scheme: str, op: Op) -> None:
-    want, p = stream.reads[op], stream.schedule.ranks
-    returned(got)
-    assert isinstance(got, Integral), f"{scheme}, {p} stages: a version is a whole number, not {got!r}"
-    assert got >= 0, f"{scheme}, {p} stages: {op} cannot read version {got}: the first version is 0"
-    forward = stream.reads[op._replace(kind="F")]
-    if got != want and op.kind == "B" and got == forward:
-        raise AssertionError(
-            f"{scheme}, {p} stages: nothing is stashed, so {op} finds version {want}, not {got}"
-        )
-    if got != want and op.kind == "B" and want == forward:
-        raise AssertionError(f"{scheme}, {p} stages: {op} must read version {want}, which its forward read")
-    if got != want and scheme == "pipedream_vertical":
-        raise AssertionError(
-            f"vertical sync, {p} stages: all stages read what stage 0 reads; {op}: {want}, not {got}"
-        )
-    assert got == want, (
-        f"{scheme}, {p} stages: before {op} the stage has updated {want} times, you say {got}. Walk along its order"
+def _misread(found: dict[Op, int], scheme: str, p: int, micros: int) -> dict:
+    right = make_stream(scheme, p, micros).reads
+    op = next(
+        (op for op in found if found[op] != right[op] or not isinstance(found[op], Integral)), Op("F", 0, 0)
     )
+    got, want, forward = found[op], right[op], right[op._replace(kind="F")]
+    returned(got)
+    return {
+        f"a version is a whole number, not {got!r}": not isinstance(got, Integral),
+        f"{op} cannot read version {got}: the first version is 0": got < 0,
+        f"nothing is stashed, so {op} finds version {want}, not {got}": want != got == forward,
+        f"{op} must read version {want}, which its forward read": op.kind == "B" and forward == want != got,
+        f"vertical sync, all stages read what stage 0 reads; {op}: {want}, not {got}": (
+            got != want and scheme == "pipedream_vertical"
+        ),
+        f"before {op} the stage has updated {want} times, you say {got}. Walk along its order": got != want,
+    }
+
+
+version = Task(
+    None,
+    shown=[(scheme, p, 9) for scheme in SCHEMES for p in (1, 2, 3, 4)],
+    what="{}, {} stages",
+    drawn=lambda chance: (chance.choice(SCHEMES), chance.randint(5, 8), 14),
+    call=_read,
+    rules=_misread,
+    closed=("gpt2lab.schedules.asynchronous.make_stream",),
+    count=4,
+)
+"""Exercise: the version that the forward or the backward of micro-batch t reads on stage s of p."""
 
 
 def stash(answer: type, run) -> None:
     """Exercise: use, push and free of a stash. `run(cls)` gives the claims of a live pipeline that uses it."""
     with patch.multiple(Stash, push=_inherited, use=_inherited, free=_inherited):
         _stashed(answer)
+        by_chance(lambda chance: _many_versions(answer, chance), 4)
     for claim in run(answer):
         assert claim.error <= 1e-10, (
             f"on live ranks: {claim.name} differs on rank {claim.rank} ({claim.error:.1e})"
@@ -68,6 +68,39 @@ def _inherited(*_) -> None:
     raise AssertionError(
         "push, use and free of the package's Stash are closed here: write all three yourself"
     )
+
+
+def _many_versions(answer: type, chance) -> None:
+    """Many versions in any order; every number of a version is that version's own."""
+    p = torch.nn.Parameter(torch.zeros(500, dtype=torch.float64))
+    before = memories(4000)
+    mine, used, versions = answer([p]), 0, {0}
+    for kind in ["update"] * 4 + chance.choices(("update", "use", "free"), k=12):
+        if kind == "update":
+            mine.use(max(versions))
+            mine.push()
+            used = mine.used = max(versions) + 1
+            p.data.fill_(used)
+            versions.add(used)
+        elif kind == "use":
+            used = chance.choice(sorted(versions))
+            mine.use(used)
+        else:
+            versions = set(chance.sample(sorted(versions), chance.randint(1, len(versions))))
+            mine.free(frozenset(versions))
+            used = used if used in versions else max(versions)
+        here, copies = p.detach().unique().tolist(), len(memories(4000) - before)
+        refuse(
+            f"after {kind}",
+            {
+                f"versions {sorted(versions)} are here, yours has {sorted(mine.versions)}": mine.versions
+                != versions,
+                f"version {used} is in use, yours is {mine.used}, and holds {here}": (mine.used, here)
+                != (used, [used]),
+                f"{copies} copies are in memory for {len(versions) - 1} kept versions: what is freed must go": copies
+                >= len(versions),
+            },
+        )
 
 
 def _stashed(answer: type) -> None:
@@ -156,27 +189,30 @@ def double_buffered(answer) -> None:
     )
 
 
-def bounded(answer) -> None:
-    """Exercise: may a worker start its next step under SSP with a bound?"""
-    answer = unaided(answer, "gpt2lab.lessons.labs")
-    assert len(inspect.signature(answer).parameters) == 3, "the rule takes clock, slowest and bound"
-    right = servers.may_start
-    for bound, clocks in ((0, 6), (1, 6), (3, 6), (None, 6), (2, 9), (5, 9)):
-        for clock in reversed(range(clocks)):
-            for slowest in range(clock + 1):
-                got = bool(returned(answer(clock, slowest, bound)))
-                if got == right(clock, slowest, bound):
-                    continue
-                where = f"bound {bound}: a worker that has done {clock} steps, the slowest {slowest}"
-                if clock == slowest:
-                    raise AssertionError(f"{where}: nobody would ever start, a deadlock")
-                if bound is None:
-                    raise AssertionError(f"{where}: without a bound nobody waits")
-                lead = clock - slowest
-                raise AssertionError(
-                    f"{where}: it is {lead} ahead and must {'not ' if got else ''}start"
-                    + (", that is one too many" if got and lead == bound + 1 else "")
-                )
+def _starts_wrongly(got, clock: int, slowest: int, bound: int | None) -> dict:
+    lead, wrong = clock - slowest, bool(got) != servers.may_start(clock, slowest, bound)
+    more = ", that is one too many" * (bool(got) and bound is not None and lead == bound + 1)
+    return {
+        "nobody would ever start, a deadlock": wrong and not lead,
+        "without a bound nobody waits": wrong and bound is None,
+        f"it is {lead} ahead and must {'not ' * bool(got)}start{more}": wrong,
+    }
+
+
+bounded = Task(
+    None,
+    shown=[
+        (clock, slowest, bound)
+        for bound, clocks in ((0, 6), (1, 6), (3, 6), (None, 6), (2, 9), (5, 9))
+        for clock in reversed(range(clocks))
+        for slowest in range(clock + 1)
+    ],
+    what="bound {2}: a worker that has done {0} steps, the slowest {1}",
+    drawn=lambda chance: (chance.randint(15, 30), chance.randint(0, 15), chance.choice((None, *range(30)))),
+    rules=_starts_wrongly,
+    closed=("gpt2lab.lessons.labs",),
+)
+"""Exercise: may a worker start its next step under SSP with a bound?"""
 
 
 RANKS, MICROS, ROOM, BAR, BEST = 4, 16, 60, 500, 480
@@ -187,25 +223,33 @@ WEIGHTS = (9, 6, 3, 4, 6, 3, 4, 6, 3, 9)
 """The room that each layer's weights take, once for every version that is kept."""
 
 
-def stages(answer) -> str:
-    """Exercise: how many layers each stage of PipeDream has, and how many micro-batches are in progress; a score."""
-    found = returned(answer())
+def _two_things(found) -> tuple[list[int], int]:
     two = isinstance(found, tuple | list) and len(found) == 2 and isinstance(found[0], tuple | list)
     assert two, "return two things: (layers of each stage, active)"
     layers, active = list(found[0]), found[1]
-    assert all(isinstance(n, Integral) for n in [*layers, active]), (
-        f"{layers}, {active}: how many, as whole numbers"
-    )
-    assert min(layers, default=0) > 0, f"{layers}: every stage needs a layer"
-    assert sum(layers) == len(TIMES), f"your stages have {sum(layers)} layers, and the model {len(TIMES)}"
-    assert len(layers) <= RANKS, f"{len(layers)} stages need as many ranks, and there are {RANKS}"
-    assert 1 <= active <= len(layers), f"active={active}: {len(layers)} stages have 1 to {len(layers)}"
-    for stage, (kept, one) in enumerate(room_of(layers, active)):
-        assert kept * one <= ROOM, (
-            f"stage {stage} keeps {kept} versions of {one} units of weights, {kept * one} in all, and there is room "
-            f"for {ROOM}"
-        )
-    return scored(time_of(layers, active), "units of time", bar=BAR, best=BEST)
+    whole = all(isinstance(n, Integral) for n in [*layers, active])
+    assert whole, f"{layers}, {active}: how many, as whole numbers"
+    return layers, active
+
+
+def _no_stages(found) -> dict:
+    layers, active = found
+    said = {
+        f"{layers}: every stage needs a layer": min(layers, default=0) <= 0,
+        f"your stages have {sum(layers)} layers, and the model {len(TIMES)}": sum(layers) != len(TIMES),
+        f"{len(layers)} stages need as many ranks, and there are {RANKS}": len(layers) > RANKS,
+        f"active={active}: {len(layers)} stages have 1 to {len(layers)}": not 1 <= active <= len(layers),
+    }
+    for stage, (kept, one) in enumerate(room_of(layers, active) if not any(said.values()) else ()):
+        room = f"{kept * one} in all, and there is room for {ROOM}"
+        said[f"stage {stage} keeps {kept} versions of {one} units of weights, {room}"] = kept * one > ROOM
+    return said
+
+
+stages = Puzzle(
+    lambda found: time_of(*found), "units of time", bar=BAR, best=BEST, read=_two_things, rules=_no_stages
+)
+"""Puzzle: how many layers each stage of PipeDream has, and how many micro-batches are in progress."""
 
 
 def room_of(layers: list[int], active: int) -> list[tuple[int, int]]:

@@ -1,54 +1,53 @@
 """Checkers of lesson 17: Alpa's recurrence for one t_max, a row of the integer program, stages with their cuts."""
 
-import itertools
 import math
-import random
 from dataclasses import replace
+from functools import cache
+from numbers import Real
+from random import Random
 
 from ...machine.links import Link
 from ...planner.alpa import submeshes
 from ...planner.cuts import Assignment, ChainProblem, Clock
 from ..labs import automatic as lab
-from . import returned, scored
+from . import Puzzle, Task, returned
+from .guards import patient
 
 
-def _prices(seed: int, operators: int, blocks=(1, 2, 4)):
-    draw = random.Random(seed)
+def _prices(chance, operators: int) -> dict:
+    """Seconds of the operators k..i-1 on m devices, by (k, i, m)."""
     return {
-        (k, i, m): m * draw.randint(1, 9) + 4 * (i - k) ** 2
+        (k, i, m): m * chance.randint(1, 9) + 4 * (i - k) ** 2
         for k in range(operators)
         for i in range(k + 1, operators + 1)
-        for m in blocks
+        for m in (1, 2, 4)
     }
 
 
-def _plans(operators: int, devices: int, blocks=(1, 2, 4)):
-    """Every way to cut a chain into stages, each with a block, that uses all devices."""
-    for count in range(1, operators + 1):
-        for inner in itertools.combinations(range(1, operators), count - 1):
-            ends = (0, *inner, operators)
-            for sizes in itertools.product(blocks, repeat=count):
-                if sum(sizes) == devices:
-                    yield [(a, b, m) for a, b, m in zip(ends, ends[1:], sizes, strict=False)]
+def _cases(chance, operators: int, devices: int) -> list[tuple]:
+    """A chain with a t_max that allows all stages, and with some that leave stages out."""
+    prices = _prices(chance, operators)
+    limits = sorted({*prices.values()})
+    return [(prices, operators, devices, limit) for limit in [*limits[: 4 * operators : 3], math.inf]]
 
 
-def recurrence(answer) -> None:
-    """Exercise: the least sum of the stages' seconds, none above t_max."""
-    for seed, operators, devices in [(0, 3, 4), (1, 4, 4), (2, 4, 2), (3, 5, 4), (4, 3, 1)]:
-        prices = _prices(seed, operators)
-        plans = list(_plans(operators, devices))
-        sums = sorted((sum(prices[s] for s in plan), plan) for plan in plans)
-        for t_max in sorted({max(prices[s] for s in plan) for _, plan in sums})[:4] + [math.inf]:
-            legal = [(t, plan) for t, plan in sums if max(prices[s] for s in plan) <= t_max]
-            _compare(answer, prices, operators, devices, t_max, legal, sums)
-    found = answer(lambda k, i, m: 5, 2, 2, 1)
-    assert found == math.inf, (
-        f"every stage takes 5 s and t_max is 1: nothing is allowed, so inf; got {found!r}"
-    )
+def _best(prices, operators: int, devices: int, t_max: float) -> tuple[float, tuple]:
+    """The least sum of seconds, and its stages."""
+
+    @cache
+    def least(k: int, d: int):
+        found = [(0, ())] if k == operators and not d else []
+        for (first, i, m), seconds in prices.items():
+            if first == k and m <= d and seconds <= t_max:
+                rest, stages = least(i, d - m)
+                found.append((seconds + rest, ((k, i, m), *stages) if rest < math.inf else ()))
+        return min(found, default=(math.inf, ()))
+
+    return least(0, devices)
 
 
-def _compare(answer, prices, operators, devices, t_max, legal, sums) -> None:
-    asked: list[tuple] = []
+def _asked(answer, prices, operators: int, devices: int, t_max: float) -> float:
+    asked = []
 
     def cost(k, i, m):
         asked.append((k, i, m))
@@ -58,75 +57,81 @@ def _compare(answer, prices, operators, devices, t_max, legal, sums) -> None:
         )
         return prices[k, i, m]
 
-    case = f"{operators} operators, {devices} devices, t_max {t_max}"
-    found, (want, plan) = answer(cost, operators, devices, t_max), legal[0]
-    returned(found)
-    assert isinstance(found, int | float), f"{case}: return one number, the sum of seconds; got {found!r}"
-    slow = min(max(prices[s] for s in p) for t, p in legal if t == want)
-    assert found == want or found != slow, (
-        f"{case}: {found} is the slowest stage. A micro-batch goes through all of them: add up their seconds"
-    )
-    assert found == want or found != sums[0][0], (
-        f"{case}: {found} needs a stage slower than t_max; leave such stages out"
-    )
-    assert found == want or found != want + t_max, (
-        f"{case}: {found} is {want} + t_max. The factor B - 1 comes later, outside the recurrence"
-    )
-    one = prices.get((0, operators, devices))
-    assert found == want or found != one, (
-        f"{case}: {found} is one stage for everything; {want} is possible with the stages {plan}"
-    )
-    assert found >= want, f"{case}: {found} is less than any plan that uses all {devices} devices, {want}"
-    assert found == want, (
-        f"{case}: got {found}, but the stages {plan} take {want}. Look at every end i and block m"
-    )
-    assert asked, f"{case}: right, but without asking cost() for a single stage"
+    with patient(f"F of {operators} operators on {devices} devices"):
+        found = answer(cost, operators, devices, t_max)
+    assert isinstance(found, Real | None), f"return one number, the sum of seconds; got {found!r}"
+    assert asked or found is None, "you never ask cost() for a single stage"
+    return found
 
 
-SIZES = ((2, 2), (3, 2), (2, 4), (3, 3))
+def _slips(found, prices, operators: int, devices: int, t_max: float) -> dict:
+    want, stages = _best(prices, operators, devices, t_max)
+    one, free = prices.get((0, operators, devices)), _best(prices, operators, devices, math.inf)[0]
+    slowest = max((prices[stage] for stage in stages), default=None)
+    wrong = {
+        f"{found} is the slowest stage. A micro-batch goes through all of them: add up their seconds": slowest,
+        f"{found} needs a stage slower than t_max; leave such stages out": free,
+        f"{found} is {want} + t_max. The factor B - 1 comes later, outside the recurrence": want + t_max,
+        f"{found} is one stage for everything; {want} is possible with the stages {stages}": one,
+        f"{found} is less than any plan that uses all {devices} devices, {want}": min(found, want),
+        f"got {found}, but the stages {stages} take {want}. Look at every end i and block m": found,
+    }
+    return {sentence: found == value != want for sentence, value in wrong.items()}
 
 
-def program_row(answer) -> None:
-    """Exercise: the row that ties a row of e to a strategy of v, tried in a whole program."""
-    for a, b in SIZES:
-        case = f"v has {a} strategies, u has {b}"
-        rows = [answer(i, a, b) for i in range(a)]
-        returned(rows[0])
-        rows = [[float(x) for x in row] for row in rows]
-        width = a + b + a * b
-        assert all(len(row) == width for row in rows), (
-            f"{case}: a row has a number for each of {a} + {b} + {a * b} = {width} variables, yours has {len(rows[0])}"
-        )
-        assert len({tuple(row) for row in rows}) == a, (
-            f"{case}: all your rows are the same. Row i speaks of strategy i of v alone"
-        )
-        for i, row in enumerate(rows):
-            _check_row(case, i, row, a, b)
+recurrence = Task(
+    None,
+    shown=[
+        *(case for n in (2, 3, 4, 5) for d in (4, 2, 1) for case in _cases(Random(n), n, d)),
+        (_prices(Random(0), 14), 14, 8, math.inf),
+    ],
+    what="{1} operators, {2} devices, t_max {3}",
+    drawn=lambda chance: chance.choice(_cases(chance, chance.randint(1, 7), chance.randint(1, 8))),
+    call=_asked,
+    rules=_slips,
+)
+"""Exercise: the least sum of the stages' seconds, none above t_max."""
 
 
-def _check_row(case, i, row, a, b) -> None:
-    assert any(row[:a]), f"{case}: s_v does not appear in row {i}, so e would not follow what v chooses"
-    assert not any(row[a : a + b]), (
-        f"{case}: row {i} speaks of s_u. The rows of e sum to s_v, its columns to s_u: that is another equation"
-    )
-    others = [n for n in range(a) if n != i and row[n]]
-    assert not others, f"{case}: row {i} speaks of strategy {others[0]} of v as well"
-    for v, u in itertools.product(range(a), range(b)):
-        x = [0.0] * len(row)
-        x[v] = x[a + u] = x[a + b + v * b + u] = 1.0
-        value = sum(c * n for c, n in zip(row, x, strict=True))
-        transposed = [row[a + b + n * a + i] for n in range(b)]
-        assert value == 0 or not all(transposed), (
-            f"{case}: row {i} finds e at place j a + i. e[i, j] is variable a + b + i b + j"
-        )
-        assert value == 0, (
-            f"{case}: with strategies {v} and {u} chosen, row {i} gives {value:g} and not 0: are all e[{i}, j] in it, "
-            "with the sign against s_v?"
-        )
-    assert all(row[a + b + i * b : a + b + i * b + b]), f"{case}: some e[{i}, j] is missing in row {i}"
+def _row(i: int, a: int, b: int, sign: int = -1, turned: bool = False) -> list[int]:
+    row = [sign * (n == i) for n in range(a)] + [0] * b
+    return row + [int((n % a if turned else n // b) == i) for n in range(a * b)]
 
 
-BAR, BEST = 415.0, 409.9
+def _scaled(row, i: int) -> list[float]:
+    """A row times what makes the coefficient of s_v[i] -1; an equation stays the same."""
+    row = [float(x) for x in row]
+    return [-x / row[i] for x in row] if row[i : i + 1] != [0] and row else row
+
+
+program_row = Task(
+    lambda a, b: [_row(i, a, b) for i in range(a)],
+    shown=[(2, 2), (3, 2), (2, 4), (3, 3)],
+    what="v has {} strategies, u has {}",
+    drawn=lambda chance: (chance.randint(2, 6), chance.randint(2, 6)),
+    call=lambda answer, a, b: [_scaled(returned(answer(i, a, b)), i) for i in range(a)],
+    rules=lambda rows, a, b: {
+        f"a row has a number for each of {a} + {b} + {a * b} variables, yours has {len(rows[0])}": (
+            any(len(row) != a + b + a * b for row in rows)
+        ),
+        "all your rows are the same. Row i speaks of strategy i of v alone": rows[0] == rows[1],
+        "s_v does not appear in a row i, so e would not follow what v chooses": (
+            any(not any(row[:a]) for row in rows)
+        ),
+        "a row speaks of s_u. The rows of e sum to s_v, its columns to s_u: that is another equation": (
+            any(any(row[a : a + b]) for row in rows)
+        ),
+    },
+    mistakes={
+        "a row finds e at place j a + i. e[i, j] is variable a + b + i b + j": lambda a, b: [
+            _row(i, a, b, turned=True) for i in range(a)
+        ],
+        "a row is not 0 where the equation holds: it is with the sign against s_v": lambda a, b: [
+            _scaled(_row(i, a, b, sign=1), i) for i in range(a)
+        ],
+    },
+)
+"""Exercise: the row that ties a row of e to a strategy of v."""
 
 
 def puzzle() -> ChainProblem:
@@ -149,41 +154,51 @@ def puzzle_step(stages) -> tuple[float, list[float]]:
     return 1e3 * Clock(given, tuple(plan)).seconds, [held / 1e6 for held in given.memory(tuple(plan))]
 
 
-def staged(answer) -> str:
-    """Puzzle: stages with the cuts of their operators, for devices with little memory; the score is milliseconds."""
-    given, stages = puzzle(), returned(answer())
+def _legal(given: ChainProblem, count: int, first: int, operator: int) -> list[str]:
+    """The cuts that an operator may have on `count` devices from device `first` on."""
+    if (first, count) not in submeshes(given.cluster.devices, given.cluster.network.node):
+        return []
+    return ["".join(lab.WORDS[c] for c in a.cut) for a in given.assignments(operator, (first, count))]
+
+
+def _impossible(stages) -> dict:
+    """Sentences about stages."""
+    listed = isinstance(stages, list) and all(isinstance(s, tuple) and len(s) == 2 for s in stages)
+    if not listed:
+        return {
+            f'return a list of stages, each (devices, [cuts]) such as (2, ["-S", "-P"]); got {stages!r}': True
+        }
+    given, counts = puzzle(), [count for count, _ in stages]
     operators, devices = len(given), given.cluster.devices
-    assert isinstance(stages, list) and all(isinstance(s, tuple) and len(s) == 2 for s in stages), (
-        f'return a list of stages, each (devices, [cuts]) such as (2, ["-S", "-P"]); got {stages!r}'
-    )
-    said = sum(len(cuts) for _, cuts in stages)
-    assert said == operators, f"your stages have cuts for {said} operators, and there are {operators}"
-    used = sum(count for count, _ in stages)
-    assert used == devices, f"your stages have {used} devices, and there are {devices}"
-    first, number = 0, 0
-    for count, cuts in stages:
-        legal = (
-            ["".join(lab.WORDS[c] for c in a.cut) for a in given.assignments(number, (first, count))]
-            if (first, count) in submeshes(devices, given.cluster.network.node)
-            else []
-        )
-        assert legal, (
-            f"{count} devices from device {first} on are no part of a node by a power of two, nor whole nodes"
-        )
-        for cut in cuts:
-            assert cut in legal, (
-                f"{cut!r} is no cut of an operator on {count} devices from device {first} on: two letters, between "
-                "nodes and inside one, and - where there is one device"
-            )
-        first, number = first + count, number + len(cuts)
+    cuts = [(count, cut) for count, cuts in stages for cut in cuts]
+    first = [sum(counts[:number]) for number, (_, cuts) in enumerate(stages) for _ in cuts]
+    said = {
+        f"your stages have cuts for {len(cuts)} operators, and there are {operators}": len(cuts) != operators,
+        f"your stages have {sum(counts)} devices, and there are {devices}": sum(counts) != devices,
+        "a stage has no operator": not all(cuts for _, cuts in stages),
+    }
+    for number, (start, (count, cut)) in (
+        enumerate(zip(first, cuts, strict=True)) if not any(said.values()) else ()
+    ):
+        legal, place = _legal(given, count, start, number), f"{count} devices from device {start} on"
+        said[f"{place} are no part of a node by a power of two, nor whole nodes"] = not legal
+        said[
+            f"{cut!r} is no cut of an operator on {place}: two letters, between nodes and inside one, and - where "
+            "there is one device"
+        ] = cut not in legal
+    if any(said.values()):
+        return said
     milliseconds, held = puzzle_step(stages)
-    limit = given.cluster.device.memory / 1e6
-    full = held.index(max(held))
-    assert held[full] <= limit, (
-        f"device {full} holds {held[full]:.1f} MB and has {limit:g}: a row cut copies the weights to every device"
-    )
-    across = any(count == devices for count, _ in stages)
-    assert milliseconds <= BAR or not across, (
-        f"{milliseconds:.1f} ms: one stage over both nodes sends over the slow link in every operator"
-    )
-    return scored(round(milliseconds, 1), "ms", bar=BAR, best=BEST)
+    most, room = max(held), given.cluster.device.memory / 1e6
+    return {
+        f"device {held.index(most)} holds {most:.1f} MB and has {room:g}: a row cut copies the weights to every "
+        "device": most > room,
+        f"{milliseconds:.1f} ms: one stage over both nodes sends over the slow link in every operator": (
+            milliseconds > BAR and devices in counts
+        ),
+    }
+
+
+BAR, BEST = 415.0, 409.9
+staged = Puzzle(lambda stages: puzzle_step(stages)[0], "ms", BAR, BEST, rules=_impossible)
+"""Puzzle: stages with the cuts of their operators, for devices with little memory; the score is milliseconds."""

@@ -11,10 +11,11 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from copy import deepcopy
 from dataclasses import dataclass, field
+from functools import partial
 
 from ..environment import static
 from .differences import difference, equal, returned
-from .guards import closed
+from .guards import closed, unaided
 
 SEED = "GPT2LAB_SEED"
 """The variable of the environment that names the seed of drawn cases."""
@@ -32,26 +33,30 @@ def seed() -> int:
 class Task:
     """What an exercise asks for; calling a task judges an answer, so that it is a checker as a function is.
 
-    `right(*arguments)` gives what is right. `shown` are tuples of arguments, described by `what` with the arguments in
-    its braces, or a dict of words to arguments. `drawn(chance)` makes the arguments of one of `count` more cases from a
-    `random.Random`. `mistakes` are sentences and the wrong answers that they are about, called as `right` is; `like`
-    takes (what was returned, words of the case) and gives it in the form of the right answer, or raises AssertionError.
-    Modules in `closed` may not be called; with `keep` arguments must stay as they were given.
+    `shown` are tuples of arguments, described by `what` with the arguments in its braces, or a dict of words to
+    arguments. `drawn(chance)` makes the arguments of one of `count` more cases from a `random.Random`. What an answer
+    gives is `call(answer, *arguments)`, by default `answer(*arguments)`; `like` takes (that, words of the case) and
+    gives it in the form of the right answer, or raises AssertionError. Then it is compared: with `rules(it,
+    *arguments)`, a table for `refuse`; with `mistakes`, sentences and the wrong answers that they are about, called as
+    `right` is; and with `right(*arguments)`. Modules in `closed` may not be called; with `keep` arguments must stay as
+    they were given.
     """
 
-    right: Callable
+    right: Callable | None
     shown: Mapping[str, tuple] | Sequence[tuple]
     what: str = ""
     drawn: Callable[[random.Random], tuple] | None = None
-    mistakes: Mapping[str, Callable] = field(default_factory=dict)
+    call: Callable | None = None
     like: Callable | None = None
+    rules: Callable[..., Mapping] | None = None
+    mistakes: Mapping[str, Callable] = field(default_factory=dict)
     closed: tuple[str, ...] = ()
     keep: bool = True
     tolerance: float = 1e-10
     count: int = 25
 
-    def __call__(self, answer) -> None:
-        judge(self, answer)
+    def __call__(self, *answers) -> None:
+        judge(self, *answers)
 
     @property
     def cases(self) -> list[tuple[str, tuple]]:
@@ -65,17 +70,62 @@ class Task:
         return self.what.format(*given) if self.what else f"with {', '.join(map(repr, given))}"
 
 
-def judge(task: Task, answer) -> None:
+@dataclass(frozen=True, eq=False)
+class Puzzle:
+    """A puzzle with a score, less is better: `bar` is what passes, `best` the least that is known.
+
+    `read` takes what the answer gave and gives it in the form that `rules`, a table for `refuse`, and `score` take.
+    With `cases`, tuples of arguments, it is a list of what the answer gave for each; else an answer has no arguments.
+    """
+
+    score: Callable[..., float]
+    unit: str
+    bar: float
+    best: float
+    read: Callable = lambda found: found
+    rules: Callable[..., Mapping] | None = None
+    cases: Sequence[tuple] = ()
+    digits: int = 1
+
+    def __call__(self, answer) -> str:
+        found = [returned(answer(*deepcopy(case))) for case in self.cases or [()]]
+        found = self.read(found if self.cases else found[0])
+        refuse("", self.rules(found) if self.rules else {})
+        return scored(round(float(self.score(found)), self.digits), self.unit, bar=self.bar, best=self.best)
+
+
+def scored(found: float, unit: str, *, bar: float, best: float) -> str:
+    """Words about the score of a puzzle, less is better: `bar` is what passes, `best` the least that is known.
+
+    Raises AssertionError with all three numbers when `found` is above the bar.
+    """
+    assert found <= bar, f"{found:g} {unit}; at most {bar:g} pass, and the best known answer has {best:g}."
+    if found < best:
+        return f"{found:g} {unit}, better than the best known answer ({best:g})!"
+    return f"{found:g} {unit} (bar {bar:g}, best known {best:g})"
+
+
+def refuse(words: str, rules: Mapping[str, object]) -> None:
+    """Raise AssertionError with the first sentence of `rules` whose value is true; `words`, if any, stand before it.
+
+    A value that can only be had where the sentences before it do not apply is a function without arguments.
+    """
+    for sentence, broken in rules.items():
+        broken = broken() if callable(broken) else broken
+        assert not broken, f"{words}: {sentence}" if words else sentence
+
+
+def judge(task: Task, *answers) -> None:
     """Raise AssertionError with the first difference between an answer and what a task asks for."""
     for words, given in task.cases:
-        tried(task, answer, words, given)
+        tried(task, answers, words, given)
     if task.drawn:
-        by_chance(lambda chance: _drawn(task, answer, chance), task.count)
+        by_chance(lambda chance: _drawn(task, answers, chance), task.count)
 
 
-def _drawn(task: Task, answer, chance: random.Random) -> None:
+def _drawn(task: Task, answers: tuple, chance: random.Random) -> None:
     given = task.drawn(chance)
-    tried(task, answer, task.words(given), given)
+    tried(task, answers, task.words(given), given)
 
 
 def by_chance(trial: Callable[[random.Random], None], count: int = 25) -> None:
@@ -89,18 +139,23 @@ def by_chance(trial: Callable[[random.Random], None], count: int = 25) -> None:
             raise AssertionError(f"{error} (a drawn case: {SEED}={number} draws it again)") from None
 
 
-def tried(task: Task, answer, words: str, given: tuple) -> None:
-    """Try an answer on one case."""
-    mine, want = deepcopy(given), task.right(*deepcopy(given))
-    got = called(answer, mine, words, task.closed)
-    if want is not None:
+def tried(task: Task, answers: tuple, words: str, given: tuple) -> None:
+    """Try an answer, which may consist of several functions, on one case."""
+    mine = deepcopy(given)
+    answers = [unaided(answer, *task.closed) for answer in answers] if task.closed else answers
+    call = partial(task.call, *answers) if task.call else answers[0]
+    got = called(call, mine, words)
+    want = task.right(*deepcopy(given)) if task.right else None
+    if want is not None or not task.right:
         returned(got, words)
     got = task.like(got, words) if task.like else got
+    refuse(words, task.rules(got, *given) if task.rules else {})
     for sentence, wrong in task.mistakes.items():
         said = wrong(*deepcopy(given))
         right = _alike(said, want, task.tolerance)  # by chance, in this case
         assert right or not _alike(got, said, task.tolerance), f"{words}: {sentence}"
-    difference(got, want, words, task.tolerance)
+    if task.right:
+        difference(got, want, words, task.tolerance)
     assert not task.keep or equal(mine, given), (
         f"{words}: right, but your function changed what it was given; work on copies"
     )

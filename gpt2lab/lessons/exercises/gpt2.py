@@ -2,36 +2,27 @@
 
 import weakref
 from contextlib import contextmanager
+from functools import partial
 from types import SimpleNamespace
 
 import torch
 import torch.nn.functional as F
 
-from . import by_hand, close, closed, returned, scored
-from .engine import Task
+from . import Puzzle, Task, by_hand, close, closed, refuse, returned
 
-
-def parameters(answer) -> None:
-    """Exercise: how many parameters a GPT-2 has, the tied head counted once."""
-    tiny = answer(vocab=10, positions=4, layers=0, width=2)
-    close(tiny, 10 * 2 + 4 * 2 + 2 * 2, "no blocks: two embeddings and ln_f; the head is tied, count it once")
-    close(
-        answer(10, 4, 1, 2) - tiny,
-        12 * 4 + 13 * 2,
-        "one block of width 2: 12 C^2 weights, and 13 C in biases and norms",
-    )
-    sizes(answer)
-
-
-sizes = Task(
+parameters = Task(
     lambda vocab, positions, layers, width: (
         (vocab + positions + 2) * width + layers * (12 * width + 13) * width
     ),
-    shown={"GPT-2 small": (50257, 1024, 12, 768)},
+    shown={
+        "no blocks: two embeddings and ln_f; the head is tied, count it once": (10, 4, 0, 2),
+        "one block of width 2: 12 C^2 weights, and 13 C in biases and norms": (10, 4, 1, 2),
+        "GPT-2 small": (50257, 1024, 12, 768),
+    },
     what="{} words, {} positions, {} layers of width {}",
     drawn=lambda chance: tuple(chance.randint(1, 99) for _ in range(4)),
 )
-"""The second half of `parameters`."""
+"""Exercise: how many parameters a GPT-2 has, the tied head counted once."""
 
 
 def adamw(answer) -> None:
@@ -62,74 +53,109 @@ def adamw(answer) -> None:
                 )
 
 
-def norm_backward(answer) -> None:
-    """Exercise: the gradient of a layer norm's input, against autograd."""
-    torch.manual_seed(1)
-    x = torch.randn(3, 5, 8, dtype=torch.float64, requires_grad=True)
-    weight, grad = torch.randn(8, dtype=torch.float64), torch.randn(3, 5, 8, dtype=torch.float64)
-    F.layer_norm(x, (8,), weight, eps=0.1).backward(grad)
-    given = [t.detach().clone() for t in (grad, x, weight)]
+def _norm_gradient(grad, x, weight, eps):
+    x = x.clone().requires_grad_()
+    F.layer_norm(x, x.shape[-1:], weight, eps=eps).backward(grad)
+    return x.grad
+
+
+def _terms(grad, x, weight, eps, *, mean=1, spread=1, gain=1, unbiased=False):
+    """The same by its three terms, of which some may be left out."""
+    std, g = (x.var(-1, keepdim=True, unbiased=unbiased) + eps).sqrt(), grad * weight**gain
+    n = (x - x.mean(-1, keepdim=True)) / std
+    return (g - mean * g.mean(-1, keepdim=True) - spread * n * (g * n).mean(-1, keepdim=True)) / std
+
+
+def _norm(seed: int, *shape: int) -> tuple:
+    torch.manual_seed(seed)
+    sizes = shape, shape, shape[-1:]
+    return *(torch.randn(size, dtype=torch.float64) for size in sizes), 0.1
+
+
+def _without_autograd(answer, *given):
     with by_hand():
-        got = returned(answer(*given, 0.1))
-    assert all(map(torch.equal, given, (grad, x, weight))), (
-        "your function changed what it was given; work on copies"
-    )
-    first = grad * weight / (x.detach().var(-1, keepdim=True, unbiased=False) + 0.1).sqrt()
-    assert got.dtype == x.dtype, f"the gradient of a {x.dtype} came as {got.dtype}"
-    other = F.layer_norm(x, (8,), weight, eps=1e-5)
-    assert not torch.allclose(got, torch.autograd.grad(other, x, grad)[0]), (
-        "`eps` is given; it is not always 1e-5"
-    )
-    assert not torch.allclose(got, first), "g over the standard deviation is only the first of three terms"
-    close(
-        got.sum(-1),
-        torch.zeros(3, 5),
-        "a constant added to x changes nothing, so gradients sum to zero",
-        1e-9 * 1e300,
-    )
-    forgotten = torch.autograd.grad(F.layer_norm(x, (8,), None, eps=0.1), x, grad)[0]
-    assert not torch.allclose(got, forgotten), "the gradient passes through `weight` first: g = grad * weight"
-    hint = "x also moves the mean and the standard deviation, so two terms are taken off g = grad * weight"
-    close(got, x.grad, hint)
+        return answer(*given)
 
 
-def accumulation(answer) -> None:
-    """Exercise: the gradient of a batch from micro-batches of unequal size, in float64."""
-    torch.manual_seed(2)
-    x, y = torch.randn(7, 3, dtype=torch.float64), torch.randn(7, dtype=torch.float64)
-    w = torch.randn(3, dtype=torch.float64, requires_grad=True)
-    flowed = []
+norm_backward = Task(
+    _norm_gradient,
+    shown={"rows of 8": _norm(1, 3, 5, 8)},
+    what="rows drawn by chance",
+    drawn=lambda chance: _norm(chance.randrange(99), chance.randint(1, 4), chance.randint(3, 9)),
+    call=_without_autograd,
+    mistakes={
+        "`eps` is given; it is not always 1e-5": lambda *given: _terms(*given[:3], 1e-5),
+        "g over the standard deviation is only the first of three terms": partial(_terms, mean=0, spread=0),
+        "a constant added to x changes nothing, so gradients sum to zero": partial(_terms, mean=0),
+        "the gradient passes through `weight` first: g = grad * weight": partial(_terms, gain=0),
+        "x also moves the standard deviation, so a second term is taken off g": partial(_terms, spread=0),
+        "the variance is divided by C, not by C - 1": partial(_terms, unbiased=True),
+    },
+    count=5,
+)
+"""Exercise: the gradient of a layer norm's input, against autograd."""
+
+
+def _accumulated(answer, sizes: list[int], before: int):
+    """What the micro-batches add to w.grad, which holds `before` when they come; they must pass through autograd."""
+    torch.manual_seed(sum(sizes))
+    draw = lambda *shape: torch.randn(*shape, dtype=torch.float64)
+    w, micros = draw(3).requires_grad_(), [(draw(n, 3).requires_grad_(), draw(n)) for n in sizes]
+    rows, flowed = sum(sizes), []
+    with _saved() as needed:  # by the largest micro-batch alone
+        answer(w.detach().clone().requires_grad_(), [max(micros, key=lambda micro: len(micro[1]))], rows)
+    for x, _ in micros:
+        x.grad = None
     w.register_hook(flowed.append)
-    most = None
-    for sizes, before in (([7], 0), ([4, 3], 0), ([1, 2, 4], 3), ([2, 3], 0)):
-        rows = sum(sizes)
-        (whole,) = torch.autograd.grad(((x[:rows] @ w - y[:rows]) ** 2).mean(), w)
-        w.grad = before * torch.ones(3, dtype=torch.float64) if before else None
-        micros = list(zip(x[:rows].split(sizes), y[:rows].split(sizes), strict=True))
-        flowed.clear()
-        with _saved() as held:
-            answer(w, micros, rows)
-        assert w.grad is not None, "w.grad is None: call backward() on each micro-batch's loss"
-        assert held.most, (
-            "autograd kept nothing: the gradient has to come from backward(), not from a formula of yours"
-        )
-        most = most or held.most / 7
-        assert held.most <= most * max(sizes) + len(w), (
-            f"micro-batches of {sizes} rows keep {held.most} numbers for backward at once, {max(sizes)} rows need "
-            f"{most * max(sizes):g}: call backward() before the next micro-batch begins, or nothing is saved"
-        )
-        assert not before or not torch.allclose(w.grad, whole), (
-            "w.grad held a gradient before the first micro-batch, which yours lost: add, do not clear"
-        )
-        assert torch.allclose(sum(flowed), w.grad - before), (
-            "what backward() brought is not what w.grad got: leave the adding to backward()"
-        )
-        close(
-            w.grad - before,
-            whole,
-            f"micro-batches of {sizes} rows: divide each sum by the rows of the whole batch",
-            1e-12,
-        )
+    w.grad = torch.full_like(w, before) if before else None
+    with _saved() as held:
+        answer(w, micros, rows)
+    refuse(
+        f"micro-batches of {sizes} rows",
+        {
+            "w.grad is None: call backward() on each micro-batch's loss": w.grad is None,
+            "no backward() came to w: the gradient has to come from there, not from a formula of yours": (
+                not flowed
+            ),
+            f"{held.most} numbers are kept for backward at once, where the largest micro-batch needs {needed.most}: "
+            "call backward() before the next micro-batch begins, or nothing is saved": held.most
+            > needed.most,
+            "w.grad held a gradient before the first micro-batch, which yours lost: add, do not clear": lambda: (
+                before and torch.allclose(w.grad, _summed(w, micros))
+            ),
+            "what backward() brought is not what w.grad got: leave the adding to backward()": lambda: (
+                not torch.allclose(sum(flowed), w.grad - before)
+            ),
+        },
+    )
+    passed = all(x.grad is not None and torch.allclose(x.grad, _through(x, y, w, rows)) for x, y in micros)
+    return w.grad - before, _summed(w, micros), passed
+
+
+def _through(x, y, w, rows: int):
+    """The gradient of a micro-batch's x."""
+    return 2 / rows * (x @ w - y)[:, None] * w
+
+
+def _summed(w, micros):
+    """The gradient of the mean over all rows."""
+    x, y = (torch.cat(parts).detach() for parts in zip(*micros, strict=True))
+    return 2 * x.T @ (x @ w.detach() - y) / len(y)
+
+
+accumulation = Task(
+    None,
+    shown=[([7], 0), ([4, 3], 0), ([1, 2, 4], 3), ([2, 3], 0)],
+    what="micro-batches of {} rows",
+    drawn=lambda chance: ([chance.randint(1, 5) for _ in range(chance.randint(1, 4))], chance.choice((0, 2))),
+    call=_accumulated,
+    rules=lambda found, sizes, before: {
+        "divide each sum by the rows of the whole batch": not torch.allclose(*found[:2], rtol=1e-12),
+        "right, but no gradient comes to x: a formula of yours stands in the place of the loss": not found[2],
+    },
+    count=5,
+)
+"""Exercise: the gradient of a batch from micro-batches of unequal size, in float64."""
 
 
 class _Held:
@@ -190,15 +216,29 @@ def rebuilding(kept, tokens: int) -> float:
     )
 
 
-def what_to_keep(answer) -> str:
-    """Puzzle: what of a block to keep in little room, for three lengths."""
-    total = 0.0
-    for tokens in (256, 1024, 8192):
-        kept = returned(answer(tokens))
-        assert isinstance(kept, list | tuple | set), f"return a list of names, not {kept!r}"
-        strange = [name for name in kept if name not in PARTS]
-        assert not strange, f"{strange[0]!r} is none of {', '.join(PARTS)}"
-        held = 1 + sum(PARTS[name][0] for name in set(kept))
-        assert held <= ROOM, f"T = {tokens}: input and kept are {held} B T C, and there is room for {ROOM}"
-        total += rebuilding(kept, tokens)
-    return scored(round(total, 1), "C² operations a token", bar=16, best=15.3)
+TOKENS = (256, 1024, 8192)
+
+what_to_keep = Puzzle(
+    lambda found: sum(rebuilding(kept, tokens) for kept, tokens in zip(found, TOKENS, strict=True)),
+    "C² operations a token",
+    bar=16,
+    best=15.3,
+    cases=[(tokens,) for tokens in TOKENS],
+    rules=lambda found: {
+        sentence: broken
+        for kept, tokens in zip(found, TOKENS, strict=True)
+        for sentence, broken in _kept_wrongly(kept, tokens).items()
+    },
+)
+"""Puzzle: what of a block to keep in little room, for three lengths."""
+
+
+def _kept_wrongly(kept, tokens: int) -> dict:
+    listed = isinstance(kept, list | tuple | set)
+    strange = [name for name in kept if name not in PARTS] if listed else []
+    held = 1 + sum(PARTS[name][0] for name in set(kept) - set(strange)) if listed else 0
+    return {
+        f"return a list of names, not {kept!r}": not listed,
+        f"{strange[:1]} is none of {', '.join(PARTS)}": strange,
+        f"T = {tokens}: input and kept are {held} B T C, and there is room for {ROOM}": held > ROOM,
+    }

@@ -1,27 +1,47 @@
-"""What an answer may not open while it is tried, and what it may not change."""
+"""What an answer may not open while it is tried, what it may not change, and how long it may look for an answer."""
 
 import sys
 from contextlib import contextmanager
 from functools import wraps
+from pathlib import Path
+from types import FunctionType
 
 # no_grad, and messages
 OPEN = ("torch.autograd.grad_mode", "torch.autograd.function", "torch._functorch.utils")
+
+PACKAGE = __name__.partition(".")[0]
+
+JUDGES = __name__.rpartition(".")[0], f"{PACKAGE}.lessons.labs"
+"""Modules that judge, and those with the numbers that they judge by: nothing in them may change."""
+
+LIBRARIES = sys.prefix, sys.base_prefix, str(Path(__file__).parents[2])
+"""Where code lies that is no answer's."""
 
 
 @contextmanager
 def closed(
     *modules: str, words: str = "torch would do this in one call; here it is closed. Write what it does"
 ):
-    """Calling a Python function of these modules raises AssertionError in the block: they are what is to be written."""
+    """Calling a Python function of these modules raises AssertionError in the block: they are what is to be written.
 
-    def watch(frame, event, _):
-        name = frame.f_globals.get("__name__", "")
-        if event == "call" and name.startswith(modules) and name not in OPEN:
-            raise AssertionError(
-                words
-                if name.startswith("torch.")
-                else f"{name}.{frame.f_code.co_name} knows the answer, and it is closed here. Write it yourself"
-            )
+    A name may be that of one function, such as "gpt2lab.verify.verify". An answer may neither read the checker's
+    variables through its frames nor end this watch; where it catches what is raised, the block raises it at its end.
+    """
+    said = []
+
+    def watch(frame, event, called):
+        if event == "c_call" and called in (sys._getframe, sys.setprofile, sys.settrace):
+            asks = frame.f_back if frame.f_globals.get("__name__") == "inspect" else frame
+            if not asks.f_code.co_filename.startswith(LIBRARIES):
+                said.append(f"sys.{called.__name__} is closed here: an answer does not look into its checker")
+        elif event == "call":
+            module = frame.f_globals.get("__name__", "")
+            name = f"{module}.{frame.f_code.co_name}"
+            if name.startswith(modules) and module not in OPEN:
+                knows = f"{name} knows the answer, and it is closed here. Write it yourself"
+                said.append(words if name.startswith("torch.") else knows)
+        if said:
+            raise AssertionError(said[0])
 
     before = sys.getprofile()
     sys.setprofile(watch)
@@ -29,6 +49,7 @@ def closed(
         yield
     finally:
         sys.setprofile(before)
+    assert not said, said[0]
 
 
 def unaided(answer, *modules: str):
@@ -50,10 +71,45 @@ def by_hand():
     return closed("torch.autograd", "torch._functorch", "torch._ops", words=words)
 
 
+@contextmanager
+def patient(what: str, most: int = 300_000):
+    """AssertionError where the Python code in the block takes more than so many steps: who tries everything does."""
+    steps, words = (
+        0,
+        (
+            f"{what} takes more than {most:,} steps: you try everything. Keep the best of each part, and build on it"
+        ),
+    )
+
+    def count(*_):
+        nonlocal steps
+        steps += 1
+        assert steps < most, words
+        return count
+
+    before = sys.gettrace()
+    sys.settrace(count)
+    try:
+        yield
+    finally:
+        sys.settrace(before)
+    assert steps < most, words
+
+
 def guarded() -> dict[str, dict]:
-    """The names and values of every module that judges, as they are now."""
-    mine = __name__.rpartition(".")[0]
-    return {name: dict(vars(module)) for name, module in list(sys.modules.items()) if name.startswith(mine)}
+    """The values by name in every module that judges, as they are now; of tables also what is in them.
+
+    Of the other modules of the package it is the functions and classes, by which is judged.
+    """
+    modules = [(name, module) for name, module in list(sys.modules.items()) if name.startswith(PACKAGE)]
+    return {
+        name: {
+            key: (value, dict(_contents(key, value)))
+            for key, value in vars(module).items()
+            if name.startswith(JUDGES) or isinstance(value, type | FunctionType)
+        }
+        for name, module in modules
+    }
 
 
 def restored(before: dict[str, dict]) -> list[str]:
@@ -61,7 +117,21 @@ def restored(before: dict[str, dict]) -> list[str]:
     found = []
     for name, values in before.items():
         now = vars(sys.modules[name])
-        changed = [key for key, value in values.items() if key not in now or now[key] is not value]
-        found += [f"{name.rpartition('.')[2]}.{key}" for key in changed]
-        now.update({key: values[key] for key in changed})
+        for key, (value, inside) in values.items():
+            table = _contents(key, value)
+            other = [k for k in {**table, **inside} if table.get(k) is not inside.get(k)]
+            if now.get(key) is not value or other:
+                found.append(f"{name.rpartition('.')[2]}.{key}")
+            now[key] = value
+            for k in other:
+                table.pop(k, None)
+            table.update({k: inside[k] for k in other if k in inside})
     return found
+
+
+def _contents(key: str, value) -> dict:
+    """What is in a constant that is a table, or an object of ours that should not change, such as a price."""
+    if isinstance(value, dict) and key.isupper() and key != "STATUS":
+        return value
+    frozen = getattr(getattr(type(value), "__dataclass_params__", None), "frozen", False)
+    return vars(value) if frozen and hasattr(value, "__dict__") else {}
