@@ -84,8 +84,9 @@ COMMANDS = {
         ["--config", "nano", "--cluster", "laptop", "--ranks", "2", "--rows", "8"],
         [(plan, "_trained_here", 0), (style, "save_figure", None)],
         {
-            "--config": "mini", "--rows": "4", "--length": "16", "--itemsize": "8", "--ranks": "1",
-            "--cluster": "v100x64", "--memory": "1KiB", "--seconds": "1e-9", "--least": "memory", "--explain": None,
+            "--config": "mini", "--rows": "4", "--length": "16", "--precision": "bf16", "--itemsize": "8",
+            "--ranks": "1", "--cluster": "v100x64", "--memory": "1KiB", "--seconds": "1e-9",
+            "--least": "memory", "--explain": None,
             "--json": None, "--figure": "a.png", "--run": None,
         },
     ),
@@ -94,7 +95,8 @@ COMMANDS = {
         [],
         {
             "--plan": "dp=2", "--optimizer": "sgd", "--config": "mini", "--rows": "4", "--length": "16",
-            "--itemsize": "8", "--experts": "2", "--top-k": "3", "--router": "switch", "--capacity": "0.5",
+            "--precision": "bf16", "--itemsize": "8", "--experts": "2",
+            "--top-k": "3", "--router": "switch", "--capacity": "0.5",
         },
     ),
     "calibrate": (

@@ -11,14 +11,13 @@ import pytest
 
 from gpt2lab import cli
 from gpt2lab.benchmarks import calibration, plans
-from gpt2lab.commands.plan import size_in_bytes
 from gpt2lab.machine.links import Link, Network
 from gpt2lab.model import PRESETS, GPT2Config
 from gpt2lab.plan import Plan
 from gpt2lab.planner import choose
 from gpt2lab.planner.choose import Goal, candidates, factors, parallelize, pareto
 from gpt2lab.planner.cost import predict
-from gpt2lab.planner.problem import CLUSTERS, Cluster, Device
+from gpt2lab.planner.problem import CLUSTERS, Cluster, Device, size_in_bytes
 from gpt2lab.planner.sends import sends
 from gpt2lab.planner.share import RankShare
 from gpt2lab.plots.planner import front_figure, predicted_and_measured
@@ -144,7 +143,8 @@ def test_goals_that_make_no_sense_are_refused(make, sentence):
 
 
 @pytest.mark.parametrize(
-    ("text", "size"), [("4GiB", 4 * 2**30), ("800MB", 8e8), ("1.5 gib", 1.5 * 2**30), ("7", 7)]
+    ("text", "size"),
+    [("4GiB", 4 * 2**30), ("800MB", 8e8), ("1.5 gib", 1.5 * 2**30), ("7", 7), ("10gbit", 1.25e9)],
 )
 def test_sizes_are_read(text, size):
     assert size_in_bytes(text) == size

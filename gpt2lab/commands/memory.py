@@ -8,7 +8,7 @@
 The moment is that at which the rank holds most; `-` says that of this it holds nothing then. ZeRO-3 can need more than
 ZeRO-1: it holds the tied embedding and two blocks whole beside their gradients under way, which on few ranks, for a
 small model, is more than the shards save. The bytes are those of a dry run: the plan's own step, of one rank, on
-tensors without numbers. 1 MiB is 2**20 bytes.
+tensors without numbers; mixed precision is computed by formula. 1 MiB is 2**20 bytes.
 """
 
 from collections.abc import Collection
@@ -19,7 +19,8 @@ from ..machine.options import Setting, add_field, add_options, of_model, within
 from ..machine.words import flag
 from ..model import GPT2Config
 from ..plan import Plan
-from ..planner.memory import MOMENTS
+from ..planner.memory import MOMENTS, memory
+from ..planner.problem import PRECISIONS
 from ..run import Options
 from .unused import refuse_without_effect
 
@@ -61,21 +62,28 @@ def run(args) -> int:
     """Print one table a plan: a line for the fullest rank of each stage of its pipeline, as soon as it is known."""
     from ..planner.dry import fullest_ranks
 
-    config = config_of(args)
+    config, precision = config_of(args), args.precision or "float32"
+    itemsize, mixed = PRECISIONS[precision]
     length = args.length or config.n_positions
     for text in args.plan or ["serial"]:
         refuse_without_effect(text)
         plan = Plan.parse(text)
-        found = fullest_ranks(plan, config, args.rows, length, args.itemsize, args.optimizer)
+        asked = plan, config, args.rows, length, itemsize, args.optimizer
+        if mixed:
+            found, how = ((one.stage, one.parts, "") for one in memory(*asked, mixed)), "computed"
+        else:
+            found, how = (
+                ((one.place["pp"], one.parts, one.moment) for one in fullest_ranks(*asked)),
+                "dry run",
+            )
         first = next(found)
-        print(
-            f"{plan} on {plan.world} rank{'s' * (plan.world > 1)}, {args.config}, {args.rows} rows, MiB (dry run)"
-        )
-        print(_heading(first.parts))
+        ranks = f"{plan.world} rank{'s' * (plan.world > 1)}"
+        print(f"{plan} on {ranks}, {args.config}, {args.rows} rows, {precision}, MiB ({how})")
+        print(_heading(first[1]))
         stages = []
         for one in chain([first], found):
-            print(_row(one.place["pp"], one.parts, one.moment), flush=True)
-            stages.append(one.parts)
+            print(_row(*one), flush=True)
+            stages.append(one[1])
         print(*_explained(stages), sep="\n")
     return 0
 

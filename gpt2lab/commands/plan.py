@@ -9,32 +9,27 @@ Times are predictions: of this machine after `gpt2lab calibrate`, else of a clus
 
 import argparse
 import json
-import re
 from dataclasses import asdict
 from pathlib import Path
 
 from ..machine.options import Setting, add_options, of_model, within
 from ..model import PRESETS
 from ..planner.choose import LEAST, PRUNED, Goal, in_bytes, in_seconds, parallelize
-from ..planner.problem import CLUSTERS, find_cluster
-
-SIZES = {f"{p}{i}b": (1024 if i else 1000) ** n for n, p in enumerate("kmgt", 1) for i in ("", "i")}
-UNITS = {"": 1, "b": 1} | SIZES
+from ..planner.problem import CLUSTERS, PRECISIONS, find_cluster, size_in_bytes
 
 
-def size_in_bytes(text: str) -> float:
-    """The bytes of a size such as 4GiB, 800MB or 1.5 GiB."""
-    found = re.fullmatch(r"\s*([\d.]+(?:e\d+)?)\s*([KMGT]?i?B?)\s*", text, re.IGNORECASE)
+def size(text: str) -> float:
+    """The type of an option that is a size."""
     try:
-        return float(found[1]) * UNITS[found[2].lower()]
-    except (TypeError, KeyError, ValueError):
-        raise argparse.ArgumentTypeError(f"{text!r} is no size. Use for example 4GiB or 800MB") from None
+        return size_in_bytes(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error).rstrip(".")) from None
 
 
 OPTIONS = {
     "ranks": Setting("most ranks (default: 4 here, else the cluster's devices)", within(1, 65_536)),
-    "cluster": Setting(f"here, {', '.join(CLUSTERS)}", default="here"),
-    "memory": Setting("bytes that a rank may hold, such as 4GiB", size_in_bytes),
+    "cluster": Setting(f"here, {', '.join(CLUSTERS)}, or a file such as clusters.toml", default="here"),
+    "memory": Setting("bytes that a rank may hold, such as 4GiB", size),
     "seconds": Setting("longest time of a step", float, float("inf")),
     "least": Setting("what shall be least", default="time", choices=LEAST),
     "explain": Setting("what was left out, and why", bool),
@@ -57,10 +52,11 @@ def run(args) -> int:
         raise ValueError(f"--run trains here, and {args.cluster} is elsewhere. Leave out --run or --cluster.")
     cluster = here() if args.cluster == "here" else find_cluster(args.cluster)
     cluster = cluster.with_devices(args.ranks or cluster.devices)
-    config = PRESETS[args.config]
-    goal = Goal(
-        args.rows, args.length or config.n_positions, args.least, args.memory, args.seconds, args.itemsize
-    )
+    args.precision = args.precision or ("float32" if cluster.cores else "bf16-mixed")
+    if args.run and args.precision != "float32":
+        raise ValueError(f"--run trains in float32, not in {args.precision}. Leave out --run or --precision.")
+    config, numbers = PRESETS[args.config], PRECISIONS[args.precision]
+    goal = Goal(args.rows, args.length or config.n_positions, args.least, args.memory, args.seconds, *numbers)
     choice = parallelize(config, cluster, goal)
     if args.figure:
         from ..plots import style
@@ -77,9 +73,8 @@ def run(args) -> int:
 def answer(choice, args, cluster) -> str:
     """The plan, why, and the front as a table."""
     p = choice.prediction
-    lines = [
-        f"{choice.plan}   ({args.config}, {args.rows} row{'s' * (args.rows > 1)}, {choice.tried} plans predicted)"
-    ]
+    rows = f"{args.rows} row{'s' * (args.rows > 1)}"
+    lines = [f"{choice.plan}   ({args.config}, {rows}, {args.precision}, {choice.tried} plans predicted)"]
     lines += [f"  {reason};" for reason in choice.reasons[:-1]] + [
         f"  {reason}." for reason in choice.reasons[-1:]
     ]

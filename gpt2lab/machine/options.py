@@ -76,13 +76,24 @@ def add_field(parser, f: Field, kind=None) -> None:
 def of_model() -> dict[str, Setting]:
     """The options of a model and its batch, for commands that predict."""
     from ..model import PRESETS
+    from ..planner.problem import PRECISIONS
 
     return {
         "config": Setting("the model", default="gpt2", choices=list(PRESETS)),
         "rows": Setting("sequences of a step", within(1, 100_000), 8, also=("batch",)),
         "length": Setting("tokens of a sequence; without it the model's positions", positive),
-        "itemsize": Setting("bytes of a number", int, 4, (2, 4, 8)),
+        "precision": Setting(
+            "bytes of weights, gradients and optimizer, and their rate", choices=list(PRECISIONS)
+        ),
+        "itemsize": Setting("no more: --precision says bytes and rate together", _no_itemsize),
     }
+
+
+def _no_itemsize(text: str):
+    raise argparse.ArgumentTypeError(
+        f"{text} bytes alone say neither what the optimizer holds nor how fast it is. Use --precision, such as "
+        "bf16-mixed, bf16 or float32"
+    )
 
 
 CHOICES, NAME = re.compile(r"invalid choice: '(.*)' \(choose from (.*)\)"), r"[^', ]+"

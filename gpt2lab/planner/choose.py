@@ -35,7 +35,8 @@ LEAST = "time", "memory", "devices"
 class Goal:
     """What is wanted of a step of `rows` sequences of `length` tokens: the least of one thing under limits on others.
 
-    `least` is time, memory or devices; `memory` is bytes a rank (None: what the device has), `seconds` a step.
+    `least` is time, memory or devices; `memory` is bytes a rank (None: what the device has), `seconds` a step;
+    `itemsize` and `mixed` are a precision of `problem.PRECISIONS`.
     Raises ValueError for an unknown one.
     """
 
@@ -45,6 +46,7 @@ class Goal:
     memory: float | None = None
     seconds: float = float("inf")
     itemsize: int = 4
+    mixed: int = 0
 
     def __post_init__(self):
         if self.least not in LEAST:
@@ -173,7 +175,7 @@ def parallelize(config, cluster: Cluster, goal: Goal, watch: Callable = iter) ->
     limit = cluster.device.memory if goal.memory is None else goal.memory
     known: dict = {}
     ask = lambda plan: PricedPlan(
-        plan, predict(plan, config, goal.rows, goal.length, cluster, goal.itemsize, True, known)
+        plan, predict(plan, config, goal.rows, goal.length, cluster, goal.itemsize, True, known, goal.mixed)
     )
     found: list[PricedPlan] = []
     fits: set[Plan] = set()

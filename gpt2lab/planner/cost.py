@@ -59,15 +59,17 @@ def predict(
     itemsize: int = 4,
     checked: bool = False,
     known: dict | None = None,
+    mixed: int = 0,
 ) -> Prediction:
     """What a step of the plan costs on the cluster; `checked`: the plan is known to run the model.
 
-    `known` is a dict that keeps what several plans on one cluster have in common. Raises ValueError where the plan
-    cannot run the model, or needs more devices than the cluster has.
+    `known` is a dict that keeps what several plans on one cluster have in common; `itemsize` and `mixed` are a
+    precision of `problem.PRECISIONS`. Raises ValueError where the plan cannot run the model, needs more devices than
+    the cluster has, or where the rate of such numbers is not known.
     """
     if not checked:
         check(plan, config, rows, length)
-    return predict_share(RankShare(plan, config, rows, length, itemsize), cluster, known=known)
+    return predict_share(RankShare(plan, config, rows, length, itemsize, mixed=mixed), cluster, known=known)
 
 
 def predict_share(share: RankShare, cluster: Cluster, machine=RankOnCluster, known=None) -> Prediction:
@@ -85,7 +87,8 @@ def predict_share(share: RankShare, cluster: Cluster, machine=RankOnCluster, kno
         known[alike] = _timed([machine(cluster, s) for s in shares], known)
     parts, seconds, sent, by_class = known[alike]
     flops = flops_per_token(config, length) * rows * length
-    used = flops / (seconds * plan.world * (cluster.device.peak or cluster.device.rate))
+    device = cluster.device.with_numbers(share.itemsize)
+    used = flops / (seconds * plan.world * (device.peak or device.rate))
     again = hardware_share(plan, config, length)
     return Prediction(
         seconds, dict(parts), fullest(shares), dict(sent), dict(by_class), flops, used, used * again

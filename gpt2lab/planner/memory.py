@@ -46,7 +46,7 @@ class Held:
 
 @checked(rows=1, length=1, itemsize=1)
 def memory(
-    plan, config, rows: int, length: int, itemsize: int = 4, optimizer: str = "adamw"
+    plan, config, rows: int, length: int, itemsize: int = 4, optimizer: str = "adamw", mixed: int = 0
 ) -> tuple[Held, ...]:
     """What the fullest rank of each pipeline stage holds in a step; without a pipeline there is one stage.
 
@@ -55,7 +55,7 @@ def memory(
     check(plan, config, rows, length)
     if optimizer not in MOMENTS:
         raise ValueError(f"There is no optimizer {optimizer!r} here. Use {' or '.join(MOMENTS)}.")
-    whole = MemoryShare(plan, config, rows, length, itemsize)
+    whole = MemoryShare(plan, config, rows, length, itemsize, mixed=mixed)
     return fullest([replace(whole, pp=stage) for stage in range(plan.pp)], optimizer)
 
 
@@ -83,6 +83,10 @@ def _beside(share: RankShare) -> list[RankShare]:
 def of_rank(share: RankShare, optimizer: str = "adamw") -> Held:
     """What one rank holds at its fullest moment in a step, the first one apart; without a flush, in a long stream."""
     if not has_formula(share.plan, share.config):
+        if share.mixed:
+            raise ValueError(
+                f"Mixed precision is computed by formula, and {share.plan} has none. Use bf16 or float32."
+            )
         sizes = share.rows, share.length, share.itemsize
         return Held(share.pp, **dry_run(share.plan, share.config, *sizes, optimizer, share.number).parts)
     walk = Walk(share, MOMENTS[optimizer])

@@ -35,17 +35,20 @@ class Walk:
         self.arrived, self.under_way = set(), 0  # positions with gradients; bytes that are being summed
         # bytes by part: of all of it, of its shards, of what is gathered, of what is summed last, and of that's shards
         self.whole, shards, self.gathered, self.summed, self.sums = (Counter() for _ in range(5))
+        kept = share.mixed or share.master  # bytes of a gradient in a shard
         for key, size in self.sizes.items():
             part, experts = key[0], key[1] >= EXPERT
             self.whole[part] += self.e * size
-            shards[part] += share.master * share.shards[key]
+            shards[part] += kept * share.shards[key]
             self.gathered[part] += self.e * size * (not experts or share.sharers(key) > 1)
             self.summed[part] += self.e * size * (not experts)  # a block's experts are summed before all else
-            self.sums[part] += share.master * share.shards[key] * (not experts)
+            self.sums[part] += kept * share.shards[key] * (not experts)
         self.experts = Counter()
         for p in (p for p in share.parameters if ".experts." in p.name):
             self.experts[part_of(p.name)] += self.e * p.elements
-        self.left = shards if self.plan.zero > 1 else self.whole  # bytes of gradients that a backward leaves
+        # bytes of gradients that a backward leaves
+        whole = Counter({part: size * share.gradient // self.e for part, size in self.whole.items()})
+        self.left = shards if self.plan.zero > 1 else whole
         self.wte_shard = self.left["wte"] * (self.plan.zero > 1)  # of its gradient, which is summed at once
         self._fullest, self._most = ({}, {}), -1
         state = moments * share.master * owned(share, "all")
@@ -79,12 +82,12 @@ class Walk:
     def _weights(self) -> int:
         """Bytes of weights between two steps, and of the shards that the optimizer steps."""
         share = self.share
-        if not self.plan.zero:
-            return self.e * sum(self.sizes.values())
-        shards = sum(share.shards.values())
-        if self.plan.zero == 3:
-            return share.master * shards
+        shards = sum((share.shards if self.plan.zero else self.sizes).values())
         masters = share.master * shards if share.master > self.e else 0
+        if not self.plan.zero:
+            return self.e * shards + masters
+        if self.plan.zero == 3:  # this package's has no other weights than its masters
+            return (share.master + self.e * bool(share.mixed)) * shards
         return self.e * sum(share.sharers(part) * size for part, size in share.shards.items()) + masters
 
     def start_sum(self, size: int) -> None:
@@ -258,7 +261,7 @@ class Walk:
         share = self.share
         self.note()
         self.start_sum(0)
-        if self.plan.zero == 1:
+        if self.plan.zero == 1 and not share.mixed:  # else gradients lie in one buffer and are summed in it
             self._join()
         if self.plan.pp > 1:
             self.note(buffers=2 * share.master * tied(share)[1])

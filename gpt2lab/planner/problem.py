@@ -3,10 +3,14 @@
 Every number is of one batch (or micro-batch): operations, bytes of results, weights and kept activations.
 """
 
+import re
+import tomllib
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
+from pathlib import Path
 
 from ..machine.arguments import MORE, checked
 from ..machine.links import Link, Network
@@ -83,6 +87,21 @@ class Device:
     copy: float = float("inf")  # bytes per second that work element by element reads and writes
     peak: float = 0.0  # floating-point operations per second of the data sheet; 0: `rate`
     add: float = 0.0  # times that adding up gradients passes their bytes; 0: the product itself adds
+    rates: tuple[
+        tuple[int, float], ...
+    ] = ()  # (bytes of a number, its rate over `rate`); (): one rate for all
+
+    def with_numbers(self, itemsize: int) -> "Device":
+        """The device at the rate of numbers of so many bytes. Raises ValueError where that is not known."""
+        if not self.rates:
+            return self
+        if itemsize not in dict(self.rates):
+            known = " or ".join(str(size) for size, _ in self.rates)
+            raise ValueError(
+                f"No rate is known here for numbers of {itemsize} bytes. Use numbers of {known} bytes."
+            )
+        factor = dict(self.rates)[itemsize]
+        return replace(self, rate=self.rate * factor, peak=self.peak * factor, rates=())
 
     def time(self, flops: float) -> float:
         """Seconds of an operator of so many operations."""
@@ -119,63 +138,90 @@ class Cluster:
         return replace(self, devices=devices)
 
 
-def _gpus(
-    count: int, peak: float, memory: float, copy: float, inside: float, between: float, source: str
-) -> Cluster:
-    # half of the peak is what large GPT models reach: 44 to 52 % in Narayanan et al. 2021, table 1
-    network = Network(Link(10e-6, between), Link(5e-6, inside), 8)
-    return Cluster(count, Device(peak / 2, memory, 5e-6, copy, peak), network, source=source)
-
-
 TORCH_ADDS = 4
 """torch's own way: memory for the new gradient is cleared, two are read, one is written; Megatron-LM's product adds."""
 
-CLUSTERS = {
-    "h100x64": _gpus(
-        64,
-        989e12,
-        80e9,
-        3.35e12,
-        450e9,
-        50e9,
-        "NVIDIA H100 and DGX H100 data sheets: 989 TFLOP/s dense bfloat16, 80 GB at 3.35 TB/s, NVLink 450 GB/s and "
-        "InfiniBand 50 GB/s each way; latencies assumed",
-    ),
-    "a100x64": _gpus(
-        64,
-        312e12,
-        80e9,
-        2.04e12,
-        300e9,
-        25e9,
-        "NVIDIA A100 and DGX A100 data sheets: 312 TFLOP/s bfloat16, 80 GB at 2.04 TB/s, NVLink 300 GB/s and "
-        "InfiniBand 25 GB/s each way; latencies assumed",
-    ),
-    "v100x64": _gpus(
-        64,
-        125e12,
-        16e9,
-        0.9e12,
-        150e9,
-        25e9 / 8 / 8,
-        "AWS p3.16xlarge, Alpa's machines (Zheng et al. 2022, section 8): 125 TFLOP/s float16, 16 GB at 0.9 TB/s, "
-        "NVLink 150 GB/s each way, 25 Gbit/s Ethernet for 8 GPUs; latencies assumed",
-    ),
-    "laptop": Cluster(
-        4,
-        Device(60e9, 4 * 2**30, 20e-6, 8e9, add=TORCH_ADDS),
-        Network(Link(50e-6, 4e9), node=64),
-        cores=2,
-        source="two cores that share memory; round numbers of the order that lessons 02 and 03 measure",
-        call=3e-4,
-    ),
+PRECISIONS = {
+    "float64": (8, 0),
+    "float32": (4, 0),
+    "bf16": (2, 0),
+    "bf16-mixed": (2, 2),
+    "bf16-mixed-fp32-grads": (2, 4),
 }
+"""(bytes of weights, activations and messages; of kept gradients, if float32 masters and moments are beside them, else
+0). Mixed are 16 bytes a parameter as in Rajbhandari et al. 2020, section 3.1, or 18 as in Megatron-LM."""
+UNITS = {f"{prefix}{word}": scale ** (1 + power) / bits
+         for word, scale, bits in (("b", 1000, 1), ("ib", 1024, 1), ("bit", 1000, 8))
+         for power, prefix in enumerate("kmgt")} | {"": 1, "b": 1}  # fmt: skip
+
+
+def size_in_bytes(text) -> float:
+    """The bytes of a number or a text: 4GiB, 800MB, 1.5 GiB; 10gbit are 1.25e9. Raises ValueError for any other."""
+    found = re.fullmatch(r"\s*([\d.]+(?:e[+-]?\d+)?)\s*([a-z]*)\s*", str(text), re.IGNORECASE)
+    with suppress(TypeError, KeyError, ValueError):
+        return float(found[1]) * UNITS[found[2].lower()]
+    raise ValueError(f"{text!r} is no size. Use for example 4GiB, 800MB or 10gbit.")
+
+
+def cluster_of(table: dict, name: str) -> Cluster:
+    """The cluster of a table of words, which `clusters.toml` explains.
+
+    Raises ValueError for a word that is missing or unknown, and for what is no number.
+    """
+    said = {
+        "inside_latency": 10e-6,
+        "between_latency": 10e-6,
+        "launch": 5e-6,
+        "efficiency": 0.5,
+        "source": name,
+    }
+    needed = "machines", "cards", "memory", "copy", "peak", "inside", "between"
+    if wrong := {*needed} - {*table} or {*table} - {*needed, *said}:
+        word = min(wrong)
+        does = "does not say" if word in needed else "cannot say"
+        raise ValueError(f"{name} {does} {word!r}. Use the words {', '.join((*needed, *said))}.")
+    said |= table | {word: size_in_bytes(table[word]) for word in ("memory", "copy", "inside", "between")}
+    (first, peak), *_ = said["peak"].items()
+    if unknown := {*said["peak"]} - {*PRECISIONS}:
+        raise ValueError(f"{name} knows no precision {min(unknown)!r}. Use {', '.join(PRECISIONS)}.")
+    slower = tuple((PRECISIONS[word][0], rate / peak) for word, rate in said["peak"].items())
+    cards, device = (
+        said["cards"],
+        Device(said["efficiency"] * peak, said["memory"], said["launch"], said["copy"], peak, rates=slower),
+    )
+    network = Network(
+        Link(said["between_latency"], said["between"] / cards),
+        Link(said["inside_latency"], said["inside"]),
+        cards,
+    )
+    return Cluster(said["machines"] * cards, device, network, source=said["source"])
+
+
+LAPTOP = Cluster(
+    4,
+    Device(60e9, 4 * 2**30, 20e-6, 8e9, add=TORCH_ADDS),
+    Network(Link(50e-6, 4e9), node=64),
+    cores=2,
+    source="two cores that share memory; round numbers of the order that lessons 02 and 03 measure",
+    call=3e-4,
+)
+CLUSTERS = {
+    name: cluster_of(table, name)
+    for name, table in tomllib.loads(Path(__file__).with_name("clusters.toml").read_text()).items()
+} | {"laptop": LAPTOP}
 """Clusters by name, with the source of their numbers."""
 
 
 @checked()
 def find_cluster(name: str) -> Cluster:
-    """The cluster of this name, or ValueError with the names that there are."""
+    """The cluster of this name or of this file with a table, or ValueError with the names that there are."""
+    if name.endswith(".toml"):
+        try:
+            return cluster_of(tomllib.loads(Path(name).read_text()), name)
+        except (OSError, tomllib.TOMLDecodeError) as error:
+            raise ValueError(
+                f"{name} cannot be read as a cluster: {error}. Use a file such as clusters.toml."
+            ) from None
     if name not in CLUSTERS:
         hint = did_you_mean(name, CLUSTERS, f"There are {', '.join(CLUSTERS)}.")
         raise ValueError(f"No cluster is called {name!r}. {hint}")

@@ -9,7 +9,7 @@ from functools import cached_property, lru_cache
 from ..machine.links import Link, all_reduce_time
 from ..parallel.context.costs import pairs
 from .kept import block_elements, part_elements
-from .problem import Cluster
+from .problem import Cluster, Device
 from .sends import AxisTraffic, stage_ways
 from .share import RankShare
 
@@ -52,6 +52,11 @@ class RankOnCluster:
 
     cluster: Cluster
     share: RankShare
+
+    @cached_property
+    def device(self) -> Device:
+        """A device at the rate of the share's numbers."""
+        return self.cluster.device.with_numbers(self.share.itemsize)
 
     @cached_property
     def crowd(self) -> float:
@@ -157,7 +162,7 @@ class RankOnCluster:
 
     def work(self, flops: float, moved: float, operators: float) -> float:
         """Seconds of operators with so many operations and so many bytes read and written element by element."""
-        device = self.cluster.device
+        device = self.device
         return (
             self.crowd * self.slowed * (flops / device.rate + moved / device.copy + operators * device.launch)
         )
@@ -195,8 +200,8 @@ def _added(machine: RankOnCluster, stage: int) -> float:
     share, position = machine.share, machine.share.stages[stage]
     units = len(share.micros(stage)) * len(share.slices)
     ends = part_elements(share, "wte") * (position in (0, share.depth - 1))
-    weights = share.itemsize * (block_elements(share, position) + ends)
-    return machine.work(0, machine.cluster.device.add * weights * (units - 1) / units, 0)
+    weights = share.gradient * (block_elements(share, position) + ends)
+    return machine.work(0, machine.device.add * weights * (units - 1) / units, 0)
 
 
 def _block(share: RankShare, rows: int, tokens: int) -> tuple[float, float, int]:

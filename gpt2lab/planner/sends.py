@@ -134,11 +134,11 @@ def gradient_sends(share: RankShare) -> list[AxisTraffic]:
         return _served(share, ranks, place)
     sizes = [p.elements for p in share.parameters]
     if plan.data == "bucket":
-        sizes = _buckets(tuple(sizes), share.itemsize, plan.bucket)
+        sizes = _buckets(tuple(sizes), share.gradient, plan.bucket)
     return [
         s.times(count)
         for size, count in Counter(sizes).items()
-        for s in all_reduce("dp+cp", size, ranks, place, share.itemsize)
+        for s in all_reduce("dp+cp", size, ranks, place, share.gradient)
     ]
 
 
@@ -177,7 +177,7 @@ def _zero(share: RankShare, ranks: int, place: int) -> list[AxisTraffic]:
             reduce = chain_cost(whole, place == owner)
         else:
             shard = share.shards[key]
-            gather = reduce = _gather_cost(shard * share.itemsize, ranks, place)
+            gather, reduce = (_gather_cost(shard * e, ranks, place) for e in (share.itemsize, share.gradient))
             if across > 1:
                 found += all_reduce("replica", shard, across, share.place // ranks, share.master)
         counts["all_gather", *gather] += gathered[key]

@@ -86,7 +86,8 @@ def _parts(pp: int, schedule: str, chunks: int, config: GPT2Config, rank: int) -
 class RankShare:
     """The part of one rank, at (pp, dp, cp, tp) of the mesh, in a step of `rows` sequences of `length` tokens.
 
-    Raises ValueError for a model with experts, where the data decides how much travels, and for a plan without a flush.
+    `itemsize` and `mixed` are those of `problem.PRECISIONS`. Raises ValueError for a model with experts, where the data
+    decides how much travels, and for a plan without a flush.
     """
 
     plan: Plan
@@ -98,6 +99,7 @@ class RankShare:
     dp: int = 0
     cp: int = 0
     tp: int = 0
+    mixed: int = 0
 
     def __post_init__(self):
         if self.config.experts:
@@ -123,8 +125,13 @@ class RankShare:
 
     @property
     def master(self) -> int:
-        """Bytes of what the optimizer of ZeRO steps: 4 or more, whatever the weights have."""
-        return max(4, self.itemsize) if self.plan.zero else self.itemsize
+        """Bytes of what the optimizer steps: with ZeRO or in mixed precision 4 or more, whatever the weights have."""
+        return max(4, self.itemsize) if self.plan.zero or self.mixed else self.itemsize
+
+    @property
+    def gradient(self) -> int:
+        """Bytes of a gradient that is kept and summed."""
+        return self.mixed or self.itemsize
 
     @cached_property
     def parts(self) -> Parts:

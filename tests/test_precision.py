@@ -1,0 +1,140 @@
+"""Bytes of a precision and its rate belong together, and are those of papers and of other programs."""
+
+import pytest
+
+from gpt2lab import cli
+from gpt2lab.model import PRESETS, GPT2Config
+from gpt2lab.plan import Plan
+from gpt2lab.planner import moments
+from gpt2lab.planner.cost import predict
+from gpt2lab.planner.memory import memory
+from gpt2lab.planner.problem import CLUSTERS, PRECISIONS, Device, find_cluster
+from gpt2lab.planner.share import MemoryShare
+from gpt2lab.schedules import Op
+
+XL = PRESETS["gpt2-xl"]  # the model with which the ZeRO paper opens: 1.5 billion parameters
+ZERO, MEGATRON = (PRECISIONS[f"bf16-mixed{more}"] for more in ("", "-fp32-grads"))
+
+
+def bytes_a_parameter(plan: str, precision, rows: int = 1) -> float:
+    """Weights, gradients and optimizer of a rank after its backward, over the model's parameters."""
+    parsed = Plan.parse(plan)
+    share = MemoryShare(parsed, XL, parsed.dp * rows, 8, precision[0], mixed=precision[1])
+    walk = moments.Walk(share, 2)
+    for micro in range(parsed.micro):
+        walk.forward(Op("F", 0, micro))
+        walk.backward(Op("B", 0, micro))
+    return sum(walk.now[part] for part in ("weights", "gradients", "optimizer")) / XL.parameters
+
+
+@pytest.mark.parametrize("d", [4, 64])
+@pytest.mark.parametrize(
+    ("stage", "precision", "right"),
+    [
+        (0, ZERO, lambda d: 16),  # Rajbhandari et al. 2020, section 3.1: 2 + 2 + K, K = 12
+        (1, ZERO, lambda d: 4 + 12 / d),  # their figure 1
+        (2, ZERO, lambda d: 2 + 14 / d),
+        (3, ZERO, lambda d: 16 / d),
+        # Megatron Core's guide, "Distributed Optimizer": bf16 parameters, fp32 gradients
+        (0, MEGATRON, lambda d: 18),
+        (1, MEGATRON, lambda d: 6 + 12 / d),
+        (0, PRECISIONS["float32"], lambda d: 16),  # the same table, fp32 parameters and gradients
+        (1, PRECISIONS["float32"], lambda d: 8 + 8 / d),
+        (0, PRECISIONS["bf16"], lambda d: 8),  # no masters: Micikevicius et al. 2018 say what that costs
+    ],
+)
+def test_stages_of_zero_hold_the_bytes_a_parameter_that_papers_say(stage, precision, right, d):
+    assert bytes_a_parameter(f"dp={d},zero={stage}", precision) == pytest.approx(right(d), rel=1e-4)
+
+
+def test_the_opening_example_of_the_zero_paper_is_answered_as_there():
+    """1.5 billion parameters need 24 GB before any activation, and a batch of 32 does not fit into a V100's 32 GB."""
+    need = lambda plan, *precision: max(held.total for held in memory(Plan.parse(plan), XL, 32, 1024, precision[0],
+                                                                     mixed=precision[1]))  # fmt: skip
+    assert (
+        24e9 < need("micro=32,recompute=on,loss=chunked", *ZERO) < 32e9
+    )  # sequences one by one: hardly more
+    for whole in ("serial", "recompute=on"):
+        assert need(whole, *ZERO) > 32e9
+    # what the command said of 2-byte numbers before: half of the states, so that it "fits"
+    assert need("micro=32,recompute=on,loss=chunked", 2, 0) < 14e9
+    assert need("dp=8,zero=3,micro=4,recompute=on", *ZERO) < 8e9  # with ZeRO on eight of them
+
+
+def test_numbers_have_the_rate_of_their_precision():
+    config = GPT2Config(n_positions=2048, n_layer=4, n_head=16, n_embd=2048)
+    ask = lambda name, itemsize: predict(Plan(), config, 1, 2048, CLUSTERS[name].with_devices(1), itemsize)
+    for name, slower in (("h100x64", 989 / 67), ("a100x64", 312 / 19.5), ("v100x64", 125 / 15.7)):
+        fast, slow = ask(name, 2), ask(name, 4)
+        assert 0.6 * slower < slow.seconds / fast.seconds < slower
+        assert slow.mfu > fast.mfu  # of the peak of its own precision
+    assert Device(1.0).with_numbers(8) == Device(1.0)  # of one rate
+    with pytest.raises(
+        ValueError, match="No rate is known here for numbers of 1 bytes. Use numbers of 2 or 4 or 8"
+    ):
+        CLUSTERS["h100x64"].device.with_numbers(1)
+
+
+def test_float32_gradients_are_summed_in_four_bytes():
+    sent = lambda mixed: predict(Plan(dp=8, zero=1), XL, 8, 64, CLUSTERS["h100x64"], 2, mixed=mixed).sent[
+        "dp+cp"
+    ]
+    assert sent(4) / sent(2) == pytest.approx(1.5, rel=1e-6)  # the sum in 4 bytes, the new weights in 2
+
+
+def test_old_words_and_wrong_ones_get_a_way_out(capsys):
+    for line, said in (
+        (["plan", "--itemsize", "2"], "Use --precision, such as bf16-mixed, bf16 or float32"),
+        (["plan", "--precision", "bf16-mixd"], "Did you mean bf16-mixed"),
+    ):
+        with pytest.raises(SystemExit):
+            cli.main(line)
+        assert said in capsys.readouterr().err
+    assert cli.main(["plan", "--precision", "bf16", "--run"]) == 1
+    assert "--run trains in float32, not in bf16." in capsys.readouterr().err
+    assert (
+        cli.main(
+            ["memory", "--plan", "pp=2,schedule=terapipe", "--config", "nano", "--precision", "bf16-mixed"]
+        )
+        == 1
+    )
+    assert "Mixed precision is computed by formula" in capsys.readouterr().err
+
+
+def test_gpus_train_in_mixed_precision_unless_told_otherwise(capsys):
+    ask = ["plan", "--config", "nano", "--ranks", "2", "--rows", "2", "--length", "16"]
+    for cluster, precision in (("h100x64", "bf16-mixed"), ("laptop", "float32")):
+        assert cli.main([*ask, "--cluster", cluster]) == 0
+        assert f", {precision}, " in capsys.readouterr().out
+
+
+CARDS = 'machines = 2\ncards = 4\nmemory = "24GB"\ncopy = 1e12\npeak = { bf16 = 165e12, float32 = 82e12 }\n' \
+    'inside = "32GB"\nbetween = "10gbit"\n'  # fmt: skip
+
+
+def test_a_cluster_is_a_file(tmp_path):
+    (tmp_path / "mine.toml").write_text(CARDS)
+    found = find_cluster(str(tmp_path / "mine.toml"))
+    assert (found.devices, found.network.node, found.device.memory) == (8, 4, 24e9)
+    assert found.network.between.bandwidth == 10e9 / 8 / 4 and found.device.rate == 165e12 / 2
+    assert found.device.with_numbers(4).peak == 82e12
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("cards = 4\n", "", "does not say 'cards'. Use the words machines, cards, memory"),
+        ("cards", "cart = 1\ncards", "cannot say 'cart'"),
+        ("24GB", "lots", "'lots' is no size. Use for example 4GiB"),
+        ("float32", "float31", "knows no precision 'float31'. Use float64, float32, bf16"),
+        ("machines = 2", "machines", "cannot be read as a cluster"),
+        ("machines = 2", "machines = 0", "devices = 0 does not fit Cluster"),
+    ],
+)
+def test_a_file_that_is_no_cluster_is_refused_with_the_reason(old, new, said, tmp_path):
+    path = tmp_path / "mine.toml"
+    path.write_text(CARDS.replace(old, new, 1))
+    with pytest.raises(ValueError, match=said):
+        find_cluster(str(path))
+    with pytest.raises(ValueError, match="cannot be read as a cluster"):
+        find_cluster(str(tmp_path / "none.toml"))
