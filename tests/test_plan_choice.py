@@ -167,14 +167,14 @@ def test_the_command_answers_in_a_table_in_json_and_as_a_picture(capsys, tmp_pat
 
 
 ASKED = {  # questions, and what the answer or the refusal says
-    "--config nano --ranks 1 --rows 1 --length 8": "loss=chunked   (nano, 1 row, 4 plans predicted)",
+    "--config nano --ranks 1 --rows 1 --length 8": "loss=chunked   (nano, 1 row, float32, 4 plans predicted)",
     "--config nano --ranks 3 --rows 5 --length 31": "the best of 3 ranks, ",
     "--config nano --ranks 4 --rows 1 --length 1": "one rank takes ",
     "--config nano --ranks 2 --rows 4 --length 32 --least memory": ", holds ",
     "--config nano --ranks 2 --rows 4 --length 32 --seconds 9 --least devices": "serial   (nano",
     "--config nano --ranks 2 --rows 4 --length 32 --seconds 0.0001": "the fastest, tp=2, takes ",
     "--config nano --ranks 1 --rows 4 --length 32 --memory 1MiB": "No plan of up to 1 rank fits into 1 MiB",
-    "--config gpt2 --ranks 2 --length 2000": "Sequences of 2000 tokens do not fit into 1024 positions. Use 1 to 1024.",
+    "--config nano --ranks 2 --length 2000": "loss=chunked   (nano, 8 rows, float32, ",
     "--config gpt2 --ranks 0": "--ranks: '0' does not fit. Use a whole number from 1 to 65,536",
     "--config gpt2 --ranks 2 --rows 0": "--rows/--batch: '0' does not fit. Use a whole number from 1 to 100,000",
     "--config gpt2-xl --ranks 1 --rows 1": "loss=chunked, needs 23.53 GiB, 19.53 GiB more. Use more memory, more ranks",

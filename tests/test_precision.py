@@ -98,7 +98,7 @@ def test_old_words_and_wrong_ones_get_a_way_out(capsys):
         )
         == 1
     )
-    assert "Mixed precision is computed by formula" in capsys.readouterr().err
+    assert "has no formula of its memory, by which mixed precision" in capsys.readouterr().err
 
 
 def test_gpus_train_in_mixed_precision_unless_told_otherwise(capsys):

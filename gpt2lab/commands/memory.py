@@ -12,7 +12,7 @@ tensors without numbers; mixed precision is computed by formula. 1 MiB is 2**20 
 """
 
 from collections.abc import Collection
-from dataclasses import fields
+from dataclasses import fields, replace
 from itertools import chain
 
 from ..machine.options import Setting, add_field, add_options, of_model, within
@@ -20,6 +20,7 @@ from ..machine.words import flag
 from ..model import GPT2Config
 from ..plan import Plan
 from ..planner.memory import MOMENTS, memory
+from ..planner.models import Network, asked_for
 from ..planner.problem import PRECISIONS
 from ..run import Options
 from .unused import refuse_without_effect
@@ -51,11 +52,18 @@ def add_arguments(parser) -> None:
 def config_of(args) -> GPT2Config:
     """The model. Raises ValueError for options of experts that change nothing beside the others."""
     given = {name: getattr(args, name) for name in OF_EXPERTS if getattr(args, name) is not None}
+    config = asked_for(args)
+    if not given:
+        return config
+    if isinstance(config, Network):
+        raise ValueError(
+            f"{flag(min(given))} is for GPT-2, and {args.config} has MLPs of its own. Leave it out."
+        )
     options = Options(config=args.config, **given)
     for name in given.keys() & options.without_effect().keys():
         why = options.without_effect()[name]
         raise ValueError(f"{flag(name)} changes nothing: {why}. Leave it out.")
-    return options.the_config()
+    return replace(config, experts=options.the_config().experts)
 
 
 def run(args) -> int:
@@ -69,7 +77,7 @@ def run(args) -> int:
         refuse_without_effect(text)
         plan = Plan.parse(text)
         asked = plan, config, args.rows, length, itemsize, args.optimizer
-        if mixed:
+        if mixed or isinstance(config, Network):
             found, how = ((one.stage, one.parts, "") for one in memory(*asked, mixed)), "computed"
         else:
             found, how = (

@@ -13,8 +13,8 @@ from dataclasses import asdict
 from pathlib import Path
 
 from ..machine.options import Setting, add_options, of_model, within
-from ..model import PRESETS
 from ..planner.choose import LEAST, PRUNED, Goal, in_bytes, in_seconds, parallelize
+from ..planner.models import Network, asked_for
 from ..planner.problem import CLUSTERS, PRECISIONS, find_cluster, size_in_bytes
 
 
@@ -55,7 +55,11 @@ def run(args) -> int:
     args.precision = args.precision or ("float32" if cluster.cores else "bf16-mixed")
     if args.run and args.precision != "float32":
         raise ValueError(f"--run trains in float32, not in {args.precision}. Leave out --run or --precision.")
-    config, numbers = PRESETS[args.config], PRECISIONS[args.precision]
+    config, numbers = asked_for(args), PRECISIONS[args.precision]
+    if args.run and isinstance(config, Network):
+        raise ValueError(
+            f"--run trains what the package builds, and {args.config} is no GPT-2. Leave out --run."
+        )
     goal = Goal(args.rows, args.length or config.n_positions, args.least, args.memory, args.seconds, *numbers)
     choice = parallelize(config, cluster, goal)
     if args.figure:

@@ -10,13 +10,14 @@ Narayanan et al. 2021, "Efficient Large-Scale Language Model Training", section 
 
 from collections import Counter
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 
 from ..machine.arguments import checked
 from ..machine.speed import flops_per_token
 from ..parallel.zero.costs import backward_and_sums
 from ..schedules import Cost, Timeline, simulate
 from .memory import Held, fullest
+from .models import Network, units
 from .pipelines import pipeline_seconds
 from .problem import Cluster
 from .seconds import RankOnCluster, stage_times
@@ -86,7 +87,8 @@ def predict_share(share: RankShare, cluster: Cluster, machine=RankOnCluster, kno
     if alike not in known:
         known[alike] = _timed([machine(cluster, s) for s in shares], known)
     parts, seconds, sent, by_class = known[alike]
-    flops = flops_per_token(config, length) * rows * length
+    ask = config.flops_per_token if isinstance(config, Network) else partial(flops_per_token, config)
+    flops = ask(length) * rows * length
     device = cluster.device.with_numbers(share.itemsize)
     used = flops / (seconds * plan.world * (device.peak or device.rate))
     again = hardware_share(plan, config, length)
@@ -108,7 +110,7 @@ def _timed(machines: list[RankOnCluster], known: dict) -> tuple[dict, float, dic
 
 def hardware_share(plan, config, length: int) -> float:
     """Operations with recomputation over those without: 4 / 3 of the blocks where each runs again."""
-    blocks = config.n_layer * (24 * config.n_embd**2 + 4 * length * config.n_embd)
+    blocks = config.n_layer * (2 * units(config).multiplied + 4 * length * config.n_embd)
     head = 2 * config.n_embd * config.vocab_size
     again = runs_again(plan)
     return 1 + (again[0] * blocks + again[1] * head) / (3 * (blocks + head))

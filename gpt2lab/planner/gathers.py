@@ -26,8 +26,8 @@ def _uses(share: RankShare, part: str, position: int) -> int:
     """Whether a backward of the stage at `position` gives gradients to a part: 0 or 1."""
     if part.startswith("h."):
         return int(part[2:]) in share.parts.layers[position]
-    ends = {"wte": (0, share.depth - 1), "wpe": (0,), "ln_f": (share.depth - 1,)}[part]
-    return position in ends
+    ends = {"wpe": (0,), "wte": (0,), "ln_f": (share.depth - 1,), "lm_head": (share.depth - 1,)}[part]
+    return position in (*ends, *[share.depth - 1] * (part == share.head))
 
 
 def gather_counts(share: RankShare) -> Counter:
@@ -36,14 +36,14 @@ def gather_counts(share: RankShare) -> Counter:
         return Counter(dict.fromkeys(share.sizes, 1))
     if share.plan.pp == 1:
         return Counter({key: share.plan.micro * gathers_of_a_micro_batch(key[0]) for key in share.sizes})
-    found = _replayed(share.plan, share.config, share.pp)
+    found = _replayed(share.plan, share.config, share.pp, share.head)
     return Counter({key: found[key[0]] for key in share.sizes})
 
 
 @lru_cache(maxsize=1024)
-def _replayed(plan, config, rank: int) -> Counter:
+def _replayed(plan, config, rank: int, head: str) -> Counter:
     """The gathers of one rank of a pipeline, by part, from running its schedule without any numbers."""
-    order, weights = order_of(plan, plan.micro), _Weights(rank_parts(plan, config, rank), plan)
+    order, weights = order_of(plan, plan.micro), _Weights(rank_parts(plan, config, rank), plan, head)
     for op in order.orders[rank]:
         position = order.position(op.stage)
         if op.kind == "F":
@@ -58,11 +58,11 @@ def _replayed(plan, config, rank: int) -> Counter:
 class _Weights:
     """Which parts are whole here, how often they are used, and which are on their way: `zero.stages.Zero3`, counted."""
 
-    def __init__(self, here, plan):
+    def __init__(self, here, plan, head):
         self.here, self.plan, self.count = here, plan, Counter()
         self.users, self.whole, self.coming, self.kept = Counter(), set(), set(), 0
         self.blocks = [f"h.{layer}" for layer in here.blocks]
-        self.last = ["wte", "ln_f"] if here.last else []
+        self.last = [head, "ln_f"] if here.last else []
         self.first = ["wte", "wpe"] if here.first else []
 
     def start(self, part: str) -> None:

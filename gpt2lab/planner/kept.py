@@ -34,7 +34,7 @@ def logits_bytes(share: RankShare, rows: int, tokens: int) -> int:
 def largest_matrix(share: RankShare, position: int) -> int:
     """Bytes of the largest matrix of a block, whose gradient is there before it is added to others."""
     c, layers = share.config.n_embd, share.parts.layers[position]
-    return share.itemsize * c * split_sizes(4 * c, share.plan.tp)[share.tp] * bool(layers)
+    return share.itemsize * c * split_sizes(share.net.mlp, share.plan.tp)[share.tp] * bool(layers)
 
 
 def kept_by_stage(share: RankShare, position: int, rows: int, tokens: int) -> Counter:
@@ -60,18 +60,24 @@ def kept_by_block(share: RankShare, rows: int, tokens: int, layer: int) -> int:
 @lru_cache(maxsize=4096)
 def kept_by_dense_block(share: RankShare, rows: int, tokens: int) -> int:
     """Bytes that a dense block keeps, by the formulas of tensor, sequence and context parallelism."""
-    plan, config, e = share.plan, share.config, share.itemsize
+    plan, config, e, net = share.plan, share.config, share.itemsize, share.net
+    more = e * rows * tokens * net.kept_more // plan.tp
     if plan.cp == 1:
-        return tensor_costs.kept_bytes(share.shape(rows, tokens), share.tp, plan.sp)
+        return tensor_costs.kept_bytes(share.shape(rows, tokens), share.tp, plan.sp) + more
     name = ALIASES.get(plan.exchange, plan.exchange)
     whole = context.kept_numbers(config, rows, share.table, share.cp, name)
+    if (
+        net.keys < net.n_embd and name != "heads"
+    ):  # what is borrowed, keys and values alone, is as narrow as they are
+        own = context.kept_numbers(config, rows, share.table, share.cp, "ring")
+        whole = own + (whole - own) * net.keys // net.n_embd
     if plan.tp == 1:
-        return e * whole
+        return e * whole + more
     # outside attention as tensor parallelism keeps it; attention's own is cut by heads
     outside = rows * tokens * (12 * config.n_embd + 4)
     inside = (whole - outside) // plan.tp
     plain = rows * tokens * (4 * config.n_embd // plan.tp + config.n_head // plan.tp)
-    return tensor_costs.kept_bytes(share.shape(rows, tokens), share.tp, plan.sp) + e * (inside - plain)
+    return tensor_costs.kept_bytes(share.shape(rows, tokens), share.tp, plan.sp) + e * (inside - plain) + more
 
 
 def part_elements(share: RankShare, name: str) -> int:
@@ -87,7 +93,9 @@ def block_elements(share: RankShare, position: int) -> int:
 def kept_between(share: RankShare, position: int, rows: int, tokens: int) -> int:
     """Bytes that wait for a unit's weight gradients: operands of its products, and gradients that are there."""
     config, plan, n = share.config, share.plan, rows * tokens
-    c, words = config.n_embd, config.vocab_size if position == share.depth - 1 else 0
+    c, words, net = config.n_embd, config.vocab_size if position == share.depth - 1 else 0, share.net
+    # operands of the products of keys and values, and of the MLP, that are wider or narrower than GPT-2's
+    more = 2 * (net.keys - c) + net.active * (2 + net.gated) * net.mlp - 8 * c
     layers, chunked = len(share.parts.layers[position]), 0
     if (
         words and plan.loss == "chunked"
@@ -97,10 +105,12 @@ def kept_between(share: RankShare, position: int, rows: int, tokens: int) -> int
         return chunked + share.itemsize * (block_elements(share, position) + kept_for_weights(n, c, 0, words))
     if plan.sp:
         return made_at_once(share, position, layers) + share.itemsize * layers * n * (
-            2 * c + 5 * c // plan.tp
+            2 * c + (c + net.active * net.mlp) // plan.tp
         )
     whole = n * c * (4 * layers + bool(words)) * (plan.tp > 1)  # what tensor ranks have in common is not cut
-    return chunked + share.itemsize * (whole + (kept_for_weights(n, c, layers, words) - whole) // plan.tp)
+    return chunked + share.itemsize * (
+        whole + (kept_for_weights(n, c, layers, words) + layers * n * more - whole) // plan.tp
+    )
 
 
 def made_at_once(share: RankShare, position: int, layers: int) -> int:
@@ -109,5 +119,6 @@ def made_at_once(share: RankShare, position: int, layers: int) -> int:
     Column-parallel layers of sequence parallelism: they gather their tokens for both halves at once.
     """
     c, last = share.config.n_embd, position == share.depth - 1
-    column = share.itemsize * c * (3 * c // share.plan.tp) + largest_matrix(share, position)
-    return (layers * column + share.itemsize * part_elements(share, "wte") * last) * share.plan.sp
+    net, matrix = share.net, largest_matrix(share, position)
+    column = share.itemsize * c * ((c + 2 * net.keys) // share.plan.tp) + matrix * net.mlps * (1 + net.gated)
+    return (layers * column + share.itemsize * part_elements(share, share.head) * last) * share.plan.sp

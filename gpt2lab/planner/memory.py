@@ -15,6 +15,7 @@ from functools import cache, cached_property
 from ..machine.arguments import checked
 from ..schedules import Op
 from .dry import UNEVEN, dry_run
+from .models import Network
 from .moments import Walk
 from .share import MemoryShare, RankShare, check, order_of
 
@@ -83,9 +84,10 @@ def _beside(share: RankShare) -> list[RankShare]:
 def of_rank(share: RankShare, optimizer: str = "adamw") -> Held:
     """What one rank holds at its fullest moment in a step, the first one apart; without a flush, in a long stream."""
     if not has_formula(share.plan, share.config):
-        if share.mixed:
+        if share.mixed or isinstance(share.config, Network):
             raise ValueError(
-                f"Mixed precision is computed by formula, and {share.plan} has none. Use bf16 or float32."
+                f"{share.plan} has no formula of its memory, by which mixed precision and networks other than GPT-2 "
+                "are computed. Use another schedule, or bf16 or float32 of a GPT-2."
             )
         sizes = share.rows, share.length, share.itemsize
         return Held(share.pp, **dry_run(share.plan, share.config, *sizes, optimizer, share.number).parts)

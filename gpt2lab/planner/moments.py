@@ -31,7 +31,8 @@ class Walk:
     def __init__(self, share: RankShare, moments: int):
         self.share, self.plan, self.e = share, share.plan, share.itemsize
         self.sizes = share.sizes
-        self.wte = part_elements(share, "wte")
+        self.tied = share.net.tied
+        self.wte = max(part_elements(share, "wte"), part_elements(share, share.head))
         self.arrived, self.under_way = set(), 0  # positions with gradients; bytes that are being summed
         # bytes by part: of all of it, of its shards, of what is gathered, of what is summed last, and of that's shards
         self.whole, shards, self.gathered, self.summed, self.sums = (Counter() for _ in range(5))
@@ -49,7 +50,9 @@ class Walk:
         # bytes of gradients that a backward leaves
         whole = Counter({part: size * share.gradient // self.e for part, size in self.whole.items()})
         self.left = shards if self.plan.zero > 1 else whole
-        self.wte_shard = self.left["wte"] * (self.plan.zero > 1)  # of its gradient, which is summed at once
+        self.wte_shard = max(self.left["wte"], self.left[share.head]) * (
+            self.plan.zero > 1
+        )  # of its gradient, which is summed at once
         self._fullest, self._most = ({}, {}), -1
         state = moments * share.master * owned(share, "all")
         self.now = Counter(weights=self._weights(), optimizer=state)
@@ -126,7 +129,7 @@ class Walk:
             self._hold(held)
             self._embed(position)
         if position == self.share.depth - 1:
-            self._loss(held, rows, tokens, position > 0 and op.kind == "B")
+            self._loss(held, rows, tokens, (position > 0 or not self.tied) and op.kind == "B")
             if op.kind == "B":
                 self.start_sum(0)  # ln_f's, which is small
         self._blocks(position, rows, tokens, held, op.kind == "I")
@@ -236,15 +239,16 @@ class Walk:
         """
         if position < self.share.depth - 1:
             return 0
-        if position and self.plan.zero > 1:
+        late = not position and self.tied
+        if not late and self.plan.zero > 1:
             return self.wte_shard * new
-        return self.e * self.wte * (self.plan.loss != "chunked" and (new or not position))
+        return self.e * self.wte * (self.plan.loss != "chunked" and (new or late))
 
     def _arrive(self, position: int) -> None:
         """All gradients of a stage are there: those of the embedding's two uses are added up at the end."""
         new, plan, wte = position not in self.arrived, self.plan, self.e * self.wte
         summed = 0 if new else self.wte_shard  # the sum of this one, beside that of those before
-        both = position == 0 == self.share.depth - 1
+        both = position == 0 == self.share.depth - 1 and self.tied
         if new:
             self.now["gradients"] += self._gradients(position)
             self.arrived.add(position)
@@ -283,7 +287,10 @@ class Walk:
         ends = {0, self.share.depth - 1}
         parts = [f"h.{layer}" for layer in self.share.parts.layers[position]]
         parts += ["wpe"] * (position == 0) + ["ln_f"] * (position == self.share.depth - 1)
-        parts += ["wte"] * (position in ends and not (self.arrived - {position}) & ends)
+        if self.tied:
+            parts += ["wte"] * (position in ends and not (self.arrived - {position}) & ends)
+        else:
+            parts += ["wte"] * (position == 0) + ["lm_head"] * (position == self.share.depth - 1)
         return sum(self.left[part] for part in parts)
 
     def _gathered(self, position: int, most: int = 2) -> int:
@@ -304,6 +311,8 @@ class Walk:
         """
         plan, c = self.plan, self.e * self.share.config.n_embd
         stream = rows * tokens * c + stream_bytes(self.share, rows, tokens) * plan.sp
-        mlp = stream + rows * tokens * 4 * c // plan.tp + matrix
+        net = self.share.net
+        hidden = self.e * net.mlp * net.active * (1 + net.gated)
+        mlp = stream + rows * tokens * hidden // plan.tp + matrix
         travels = plan.cp > 1 and plan.exchange != "heads" and not plan.exchange.startswith("halo")
         return max(mlp, ATTENTION * rows * tokens * c // plan.tp if travels else 0)

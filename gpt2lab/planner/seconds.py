@@ -199,7 +199,10 @@ def _added(machine: RankOnCluster, stage: int) -> float:
     """Seconds in which a unit's gradients are added to those before: all but the first, shared out evenly."""
     share, position = machine.share, machine.share.stages[stage]
     units = len(share.micros(stage)) * len(share.slices)
-    ends = part_elements(share, "wte") * (position in (0, share.depth - 1))
+    tables = {"wte": position == 0} | {
+        share.head: position == share.depth - 1 or position == 0 and share.net.tied
+    }
+    ends = sum(part_elements(share, name) for name, here in tables.items() if here)
     weights = share.gradient * (block_elements(share, position) + ends)
     return machine.work(0, machine.device.add * weights * (units - 1) / units, 0)
 
@@ -209,8 +212,10 @@ def _block(share: RankShare, rows: int, tokens: int) -> tuple[float, float, int]
     config, plan, n = share.config, share.plan, rows * tokens
     c = config.n_embd
     seen = pairs_seen(share, tokens) * rows
-    flops = (24 * c * c * n + 4 * c * seen) / plan.tp
-    moved = share.itemsize * n * c * (12 / (plan.tp if plan.sp else 1) + 22 / plan.tp)
+    net = share.net
+    flops = (2 * net.multiplied * n + 4 * c * seen) / plan.tp
+    cut = 4 * c + 2 * net.keys + 2 * net.active * (2 + net.gated) * net.mlp  # GPT-2's: 22 C
+    moved = share.itemsize * n * (12 * c / (plan.tp if plan.sp else 1) + cut / plan.tp)
     return flops, moved, OPERATORS
 
 

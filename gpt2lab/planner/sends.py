@@ -95,7 +95,13 @@ def _attention(share: RankShare, rows: int):
     if plan.cp == 1:
         return
     name = ALIASES.get(plan.exchange, plan.exchange)
-    numbers = rows * config.n_embd // (1 if name.startswith("halo-x") else plan.tp)
+    c, keys = config.n_embd, share.net.keys  # queries and what attention gives are as wide as the model
+    width = (
+        c
+        if name.startswith("halo-x")
+        else {"heads": (c + keys) // 2, "qkv": (c + 2 * keys) // 3}.get(name, keys)
+    )
+    numbers = rows * width // (1 if name.startswith("halo-x") else plan.tp)
     found = _exchange(name, share.table, share.cp, numbers, config.window)
     for way in ("forward", "backward"):
         size, messages = found[way]
@@ -216,7 +222,7 @@ def tied(share: RankShare) -> tuple[int, int]:
     else:
         ends = schedule.placement[0], schedule.placement[-1]
         twin, wanted = ends[share.pp == ends[0]], "wte"
-        if share.pp not in ends:
+        if share.pp not in ends or not share.net.tied:
             return twin, 0
     return twin, 0 if twin == share.pp else owned(share, wanted)
 

@@ -13,6 +13,7 @@ from ..parallel.zero.flat import part_of
 from ..plan import Plan
 from ..ranks.traffic import split_sizes
 from ..schedules import Schedule
+from .models import Network, units
 from .tensor_costs import Shape
 
 EXPERT = 2  # what the key of a part of the experts has besides
@@ -53,6 +54,12 @@ def check(plan: Plan, config: GPT2Config, rows: int, length: int) -> None:
         plan = replace(plan, micro=2)
     if why := _why_not(plan, config, rows, length):
         raise ValueError(why)
+    if isinstance(config, Network):
+        cut = plan.tp * (plan.cp if plan.exchange == "heads" else 1)
+        if config.kv_heads % cut:
+            raise ValueError(
+                f"{config.kv_heads} heads of keys cannot be split over {cut} ranks. Use a divisor."
+            )
 
 
 @lru_cache(maxsize=4096)
@@ -132,6 +139,16 @@ class RankShare:
     def gradient(self) -> int:
         """Bytes of a gradient that is kept and summed."""
         return self.mixed or self.itemsize
+
+    @cached_property
+    def net(self) -> Network:
+        """The model's sizes."""
+        return units(self.config)
+
+    @property
+    def head(self) -> str:
+        """The part that has the head's weights."""
+        return "wte" if self.net.tied else "lm_head"
 
     @cached_property
     def parts(self) -> Parts:
@@ -260,21 +277,26 @@ def _parameters(
 
     `ep` ranks share out the experts; 0: of a dense model.
     """
-    c, hidden = config.n_embd, split_sizes(4 * config.n_embd, n)[rank]
-    own, cut = c // n, n > 1
-    norm = lambda name: [(f"{name}.weight", c, False, sp), (f"{name}.bias", c, False, sp)]
-    column = lambda name, width: [(f"{name}.weight", width * c, cut), (f"{name}.bias", width, cut)]
-    row = lambda name, width: [(f"{name}.weight", width * c, cut), (f"{name}.bias", c, False, sp)]
-    attention = column("attn.c_attn", 3 * own) + row("attn.c_proj", own)
+    net, c, cut = units(config), config.n_embd, n > 1
+    hidden, biased, many = split_sizes(net.mlp, n)[rank], 1 + net.bias, net.mlps
+    norm = lambda name: [(f"{name}.weight", c, False, sp), (f"{name}.bias", c, False, sp)][:biased]
+    column = lambda name, width: [(f"{name}.weight", width * c, cut), (f"{name}.bias", width, cut)][:biased]
+    row = lambda name, width, bias: [(f"{name}.weight", width * c, cut), (f"{name}.bias", bias, False, sp)][
+        :biased
+    ]
+    attention = column("attn.c_attn", (c + 2 * net.keys) // n) + row("attn.c_proj", c // n, c)
     block = norm("ln_1") + attention + norm("ln_2")
-    dense = column("mlp.c_fc", hidden) + row("mlp.c_proj", hidden)
+    dense = [("mlp.router.weight", many * c)] * (many > 1)
+    dense += column("mlp.c_fc", many * (1 + net.gated) * hidden) + row("mlp.c_proj", many * hidden, many * c)
     mlps = lambda layer: _mixture(config, ep) if ep and _has_experts(config, layer) else dense
-    found = [Parameter("wte.weight", split_sizes(config.vocab_size, n)[rank] * c, cut)] * (first or last)
-    found += [Parameter("wpe.weight", config.n_positions * c, partial=sp)] * first
+    words = split_sizes(config.vocab_size, n)[rank] * c
+    found = [Parameter("wte.weight", words, cut)] * (first or (last and net.tied))
+    found += [Parameter("wpe.weight", config.n_positions * c, partial=sp)] * (first and net.learned)
     found += [
         Parameter(f"h.{layer}.{name}", *rest) for layer in blocks for name, *rest in block + mlps(layer)
     ]
-    return tuple(found + [Parameter(*one) for one in norm("ln_f") * last])
+    found += [Parameter(*one) for one in norm("ln_f") * last]
+    return tuple(found + [Parameter("lm_head.weight", words, cut)] * (last and not net.tied))
 
 
 def _has_experts(config: GPT2Config, layer: int) -> bool:
