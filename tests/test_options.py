@@ -84,7 +84,7 @@ COMMANDS = {
         ["--config", "nano", "--cluster", "laptop", "--ranks", "2", "--rows", "8"],
         [(plan, "_trained_here", 0), (style, "save_figure", None)],
         {
-            "--layers": "2", "--width": "64", "--heads": "2", "--kv-heads": "1", "--mlp": "100", "--vocab": "99",
+            "--layers": "2", "--width": "64", "--heads": "64", "--kv-heads": "1", "--mlp": "100", "--vocab": "99",
             "--config": "mini", "--rows": "4", "--length": "16", "--precision": "bf16", "--itemsize": "8",
             "--ranks": "1", "--cluster": "v100x64", "--memory": "1KiB", "--seconds": "1e-9",
             "--least": "memory", "--explain": None,
@@ -95,7 +95,7 @@ COMMANDS = {
         ["--config", "nano", "--experts", "4"],
         [],
         {
-            "--layers": "2", "--width": "64", "--heads": "2", "--kv-heads": "1", "--mlp": "100", "--vocab": "99",
+            "--layers": "2", "--width": "64", "--heads": "64", "--kv-heads": "1", "--mlp": "100", "--vocab": "99",
             "--plan": "dp=2", "--optimizer": "sgd", "--config": "mini", "--rows": "4", "--length": "16",
             "--precision": "bf16", "--itemsize": "8", "--experts": "2",
             "--top-k": "3", "--router": "switch", "--capacity": "0.5",

@@ -15,12 +15,12 @@ from collections.abc import Collection
 from dataclasses import fields, replace
 from itertools import chain
 
-from ..machine.options import Setting, add_field, add_options, of_model, within
+from ..machine.options import Setting, add_field, add_options, within
 from ..machine.words import flag
 from ..model import GPT2Config
 from ..plan import Plan
 from ..planner.memory import MOMENTS, memory
-from ..planner.models import Network, asked_for
+from ..planner.models import Network, asked_for, of_model
 from ..planner.problem import PRECISIONS
 from ..run import Options
 from .unused import refuse_without_effect

@@ -12,9 +12,9 @@ import json
 from dataclasses import asdict
 from pathlib import Path
 
-from ..machine.options import Setting, add_options, of_model, within
+from ..machine.options import Setting, add_options, within
 from ..planner.choose import LEAST, PRUNED, Goal, in_bytes, in_seconds, parallelize
-from ..planner.models import Network, asked_for
+from ..planner.models import Network, asked_for, of_model
 from ..planner.problem import CLUSTERS, PRECISIONS, find_cluster, size_in_bytes
 
 

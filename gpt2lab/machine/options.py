@@ -73,44 +73,6 @@ def add_field(parser, f: Field, kind=None) -> None:
     parser.add_argument(flag(f.name), help=about, **how)
 
 
-OF_SIZES = {
-    "layers": "n_layer",
-    "width": "n_embd",
-    "heads": "n_head",
-    "kv_heads": "kv_heads",
-    "mlp": "mlp",
-    "vocab": "vocab_size",
-}
-"""Options of a model's sizes, and the fields of `models.Network`."""
-
-
-def of_model() -> dict[str, Setting]:
-    """The options of a model and its batch, for commands that predict."""
-    from ..planner.models import MODELS, PRESETS
-    from ..planner.problem import PRECISIONS
-
-    names = ", ".join([*PRESETS, *MODELS])
-    return {
-        "config": Setting(f"the model: {names}, or Hugging Face's config.json", default="gpt2"),
-        **{
-            name: Setting(f"its {name.replace('_', ' ')}, in place of its own", positive) for name in OF_SIZES
-        },
-        "rows": Setting("sequences of a step", within(1, 100_000), 8, also=("batch",)),
-        "length": Setting("tokens of a sequence; without it the model's positions", positive),
-        "precision": Setting(
-            "bytes of weights, gradients and optimizer, and their rate", choices=list(PRECISIONS)
-        ),
-        "itemsize": Setting("no more: --precision says bytes and rate together", _no_itemsize),
-    }
-
-
-def _no_itemsize(text: str):
-    raise argparse.ArgumentTypeError(
-        f"{text} bytes alone say neither what the optimizer holds nor how fast it is. Use --precision, such as "
-        "bf16-mixed, bf16 or float32"
-    )
-
-
 CHOICES, NAME = re.compile(r"invalid choice: '(.*)' \(choose from (.*)\)"), r"[^', ]+"
 
 

@@ -21,7 +21,7 @@ PRUNED = {
     "ZeRO-2 or 3 beside a pipeline": "they gather or sum the weights again for every micro-batch",
     "recomputation that is not needed": "beyond four ranks only where the plan without it does not fit",
     "other schedules than 1F1B": "beyond four ranks they are tried where 1F1B was best",
-    "short sequences cut over ranks": "beyond four ranks context parallelism is for 4,096 tokens or more",
+    "short sequences cut over ranks": "beyond four ranks context parallelism is for 4,096 tokens or more, 1,024 a rank",
 }
 SCHEDULES = "1f1b", "interleaved", "zb_h1"  # gpipe takes 1f1b's time and holds more; the others need m >= 2 p
 WHOLE = 4  # ranks up to which nothing is left out that could run
@@ -116,7 +116,7 @@ def candidates(
             mesh = Plan(pp=pp, dp=dp, cp=cp, tp=tp)
             if many and 1 < node < tp:
                 rejected["tensor ranks on two nodes"] += 1
-            elif many and cp > 1 and length < 4096:
+            elif many and cp > 1 and length < max(4096, 1024 * cp):
                 rejected["short sequences cut over ranks"] += 1
             elif not _runs(mesh, config, rows, length, rejected):
                 continue

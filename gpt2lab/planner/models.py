@@ -8,13 +8,15 @@ Shazeer 2020, "GLU variants improve Transformer"; Ainslie et al. 2023, "GQA"; Ji
 
 import json
 import tomllib
+from argparse import ArgumentTypeError
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from pathlib import Path
 
-from ..machine.options import OF_SIZES
+from ..machine.options import Setting, positive, within
 from ..machine.words import did_you_mean
 from ..model import PRESETS, GPT2Config
+from .problem import PRECISIONS
 
 
 @dataclass(frozen=True)
@@ -166,8 +168,43 @@ def find_model(name: str, length: int = 0, **sizes) -> GPT2Config:
     return replace(found, **sizes | {"n_positions": max(found.n_positions, length)})
 
 
+def _no_itemsize(text: str):
+    raise ArgumentTypeError(
+        f"{text} bytes alone say neither what the optimizer holds nor how fast it is. Use --precision, such as "
+        "bf16-mixed, bf16 or float32"
+    )
+
+
+OF_SIZES = {
+    "layers": "n_layer",
+    "width": "n_embd",
+    "heads": "n_head",
+    "kv_heads": "kv_heads",
+    "mlp": "mlp",
+    "vocab": "vocab_size",
+}
+"""Options of a model's sizes, and the fields of `models.Network`."""
+
+
+def of_model() -> dict[str, Setting]:
+    """The options of a model and its batch, for commands that predict."""
+    names = ", ".join([*PRESETS, *MODELS])
+    return {
+        "config": Setting(f"the model: {names}, or Hugging Face's config.json", default="gpt2"),
+        **{
+            name: Setting(f"its {name.replace('_', ' ')}, in place of its own", positive) for name in OF_SIZES
+        },
+        "rows": Setting("sequences of a step", within(1, 100_000), 8, also=("batch",)),
+        "length": Setting("tokens of a sequence; without it the model's positions", positive),
+        "precision": Setting(
+            "bytes of weights, gradients and optimizer, and their rate", choices=list(PRECISIONS)
+        ),
+        "itemsize": Setting("no more: --precision says bytes and rate together", _no_itemsize),
+    }
+
+
 def asked_for(args) -> GPT2Config:
-    """The model that the options of `machine.options.of_model` describe."""
+    """The model that the options of `of_model` describe."""
     given = {field: getattr(args, option) for option, field in OF_SIZES.items()}
     return find_model(
         args.config, args.length or 0, **{field: n for field, n in given.items() if n is not None}

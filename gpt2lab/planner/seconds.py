@@ -8,6 +8,7 @@ from functools import cached_property, lru_cache
 
 from ..machine.links import Link, all_reduce_time
 from ..parallel.context.costs import pairs
+from ..parallel.context.layouts import layout
 from .kept import block_elements, part_elements
 from .problem import Cluster, Device
 from .sends import AxisTraffic, stage_ways
@@ -223,15 +224,15 @@ def pairs_seen(share: RankShare, tokens: int) -> float:
     """(query, key) pairs of a row's attention: those of the rank with most of them."""
     window, length = share.config.window, share.length
     if share.table is not None and share.plan.exchange != "heads":
-        return max(_pairs(share.table, rank, window) for rank in range(share.plan.cp))
+        return _most_pairs(share.plan.layout, length, share.plan.cp, window)
     longest = length if window is None else min(length, window + 1)
     whole = longest * (longest + 1) / 2 + (length - longest) * longest
     return whole * tokens / length
 
 
 @lru_cache(maxsize=4096)
-def _pairs(table, rank, window):
-    return pairs(table, rank, window)
+def _most_pairs(name: str, length: int, ranks: int, window: int | None) -> int:
+    return max(pairs(layout(name, length, ranks), rank, window) for rank in range(ranks))
 
 
 def _embedding(share: RankShare, rows: int, tokens: int) -> tuple[tuple, tuple]:

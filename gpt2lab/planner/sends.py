@@ -9,6 +9,7 @@ from functools import lru_cache
 
 from ..parallel.context import costs as context
 from ..parallel.context.exchanges import ALIASES
+from ..parallel.context.layouts import layout
 from ..parallel.data import into_buckets
 from ..parallel.servers import share_out
 from ..parallel.zero import costs as zero
@@ -102,7 +103,11 @@ def _attention(share: RankShare, rows: int):
         else {"heads": (c + keys) // 2, "qkv": (c + 2 * keys) // 3}.get(name, keys)
     )
     numbers = rows * width // (1 if name.startswith("halo-x") else plan.tp)
-    found = _exchange(name, share.table, share.cp, numbers, config.window)
+    pieces = 2 * plan.cp  # a coarse table says the same of equal parts, much sooner
+    coarse = config.window is None and plan.layout in ("contiguous", "zigzag") and share.length % pieces == 0
+    scale = share.length // pieces if coarse else 1
+    table = layout(plan.layout, share.length // scale, plan.cp)
+    found = _exchange(name, table, share.cp, numbers * scale, config.window)
     for way in ("forward", "backward"):
         size, messages = found[way]
         yield AxisTraffic("cp", name, size * share.itemsize, messages)
