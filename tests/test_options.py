@@ -86,8 +86,8 @@ COMMANDS = {
         {
             "--layers": "2", "--width": "64", "--heads": "64", "--kv-heads": "1", "--mlp": "100", "--vocab": "99",
             "--config": "mini", "--rows": "4", "--length": "16", "--precision": "bf16", "--itemsize": "8",
-            "--ranks": "1", "--cluster": "v100x64", "--memory": "1KiB", "--seconds": "1e-9",
-            "--least": "memory", "--explain": None,
+            "--ranks": "1", "--cards": "1", "--between": "1kbit", "--tokens": "2T", "--cluster": "v100x64",
+            "--memory": "1KiB", "--seconds": "1e-9", "--least": "memory", "--explain": None,
             "--json": None, "--figure": "a.png", "--run": None,
         },
     ),

@@ -2,6 +2,8 @@
 
     gpt2lab plan --config gpt2-xl --ranks 8 --memory 4GiB
     gpt2lab plan --config gpt2-xl --cluster h100x64 --rows 512 --explain
+    gpt2lab plan --config llama3-8b --cluster h100x64 --rows 512 --tokens 15T
+    gpt2lab plan --config config.json --cluster mine.toml --cards 4 --between 10gbit
     gpt2lab plan --config mini --ranks 4 --run          train a few steps with it here
 
 Times are predictions: of this machine after `gpt2lab calibrate`, else of a cluster by its data sheets.
@@ -9,13 +11,18 @@ Times are predictions: of this machine after `gpt2lab calibrate`, else of a clus
 
 import argparse
 import json
-from dataclasses import asdict
+import re
+import shlex
+from contextlib import suppress
+from dataclasses import asdict, replace
 from pathlib import Path
 
-from ..machine.options import Setting, add_options, within
+from ..machine.options import Setting, add_options, positive, within
+from ..model import PRESETS
+from ..plan import Plan
 from ..planner.choose import LEAST, PRUNED, Goal, in_bytes, in_seconds, parallelize
 from ..planner.models import Network, asked_for, of_model
-from ..planner.problem import CLUSTERS, PRECISIONS, find_cluster, size_in_bytes
+from ..planner.problem import CLUSTERS, PRECISIONS, Cluster, find_cluster, size_in_bytes
 
 
 def size(text: str) -> float:
@@ -26,9 +33,20 @@ def size(text: str) -> float:
         raise argparse.ArgumentTypeError(str(error).rstrip(".")) from None
 
 
+def count(text: str) -> float:
+    """The type of an option that is a number of tokens: 2T, 300B, 1.5e12."""
+    found = re.fullmatch(r"([\d.]+(?:e\d+)?)([kmbt]?)", text, re.IGNORECASE)
+    with suppress(TypeError, ValueError):
+        return float(found[1]) * 1000.0 ** " kmbt".index(found[2].lower() or " ")
+    raise argparse.ArgumentTypeError(f"{text!r} is no number of tokens. Use for example 2T or 300B")
+
+
 OPTIONS = {
     "ranks": Setting("most ranks (default: 4 here, else the cluster's devices)", within(1, 65_536)),
     "cluster": Setting(f"here, {', '.join(CLUSTERS)}, or a file such as clusters.toml", default="here"),
+    "cards": Setting("GPUs of a machine, in place of the cluster's", positive),
+    "between": Setting("what a machine sends to others a second, in place of the cluster's: 10gbit", size),
+    "tokens": Setting("say how many days so many tokens take, such as 2T", count),
     "memory": Setting("bytes that a rank may hold, such as 4GiB", size),
     "seconds": Setting("longest time of a step", float, float("inf")),
     "least": Setting("what shall be least", default="time", choices=LEAST),
@@ -51,7 +69,7 @@ def run(args) -> int:
     if args.run and args.cluster not in ("here", "laptop"):
         raise ValueError(f"--run trains here, and {args.cluster} is elsewhere. Leave out --run or --cluster.")
     cluster = here() if args.cluster == "here" else find_cluster(args.cluster)
-    cluster = cluster.with_devices(args.ranks or cluster.devices)
+    cluster = wired(cluster.with_devices(args.ranks or cluster.devices), args.cards, args.between)
     args.precision = args.precision or ("float32" if cluster.cores else "bf16-mixed")
     if args.run and args.precision != "float32":
         raise ValueError(f"--run trains in float32, not in {args.precision}. Leave out --run or --precision.")
@@ -60,7 +78,8 @@ def run(args) -> int:
         raise ValueError(
             f"--run trains what the package builds, and {args.config} is no GPT-2. Leave out --run."
         )
-    goal = Goal(args.rows, args.length or config.n_positions, args.least, args.memory, args.seconds, *numbers)
+    args.length = args.length or config.n_positions
+    goal = Goal(args.rows, args.length, args.least, args.memory, args.seconds, *numbers)
     choice = parallelize(config, cluster, goal)
     if args.figure:
         from ..plots import style
@@ -68,20 +87,74 @@ def run(args) -> int:
 
         style.save_figure(front_figure(choice), Path(args.figure))
     if args.json:
-        print(json.dumps(as_json(choice), indent=1))
+        said = as_json(choice)
+        said["best"] |= pace(choice.prediction, args, choice.plan.world)
+        print(json.dumps(said, indent=1))
     else:
-        print(answer(choice, args, cluster))
+        print(answer(choice, args, cluster, config))
     return _trained_here(choice, config, goal) if args.run else 0
 
 
-def answer(choice, args, cluster) -> str:
+def wired(cluster: Cluster, cards: int | None, between: float | None) -> Cluster:
+    """The cluster with so many cards in a machine, and so many bytes a second from machine to machine."""
+    network = cluster.network
+    node, wire = cards or network.node, network.between
+    if between and cluster.devices <= node:
+        raise ValueError(
+            f"--between would change nothing: {cluster.devices} ranks are on one machine. Leave it out."
+        )
+    link = replace(wire, bandwidth=between / node) if between else wire
+    return replace(cluster, network=replace(network, inside=network.inside or wire, between=link, node=node))
+
+
+def launched(plan: Plan, config, args, cluster: Cluster) -> str:
+    """The line that trains with the plan, on each of its machines, or why this package cannot."""
+    if config != PRESETS.get(args.config):
+        return f"not launched: this package builds {', '.join(PRESETS)} with their own sizes and positions"
+    if args.precision.startswith("bf16-mixed") and not plan.zero:
+        return (
+            "not launched: this package has float32 masters beside bf16 only with ZeRO. Use --precision bf16"
+        )
+    kind = {"float32": "float32", "float64": "float64"}.get(args.precision, "bfloat16")
+    words = {
+        "--config": args.config,
+        "--plan": plan,
+        "--batch": args.rows,
+        "--sequence": args.length,
+        "--dtype": kind,
+    }
+    said = ["-m", "gpt2lab", "train", *(str(part) for pair in words.items() for part in pair)]
+    said += ["--no-chunked"] * (plan.loss == "whole" and plan.tp == 1)
+    if plan.world == 1:
+        return f"launch: python {shlex.join(said)}"
+    nodes = -(-plan.world // cluster.network.node)
+    meet = (
+        "--standalone" if nodes == 1 else f"--nnodes {nodes} --rdzv-backend c10d --rdzv-endpoint HOST0:29500"
+    )
+    return f"launch: torchrun {meet} --nproc-per-node {plan.world // nodes} {shlex.join(said)}"
+
+
+def pace(p, args, devices: int) -> dict[str, float]:
+    """Tokens a second, the share of the peak, and the days that the tokens take that were asked for."""
+    rate = args.rows * args.length / p.seconds
+    found = {"tokens_a_second": rate, "tokens_a_second_and_rank": rate / devices, "mfu": p.mfu}
+    return found | ({"days": args.tokens / rate / 86_400} if args.tokens else {})
+
+
+def answer(choice, args, cluster, config) -> str:
     """The plan, why, and the front as a table."""
     p = choice.prediction
     rows = f"{args.rows} row{'s' * (args.rows > 1)}"
     lines = [f"{choice.plan}   ({args.config}, {rows}, {args.precision}, {choice.tried} plans predicted)"]
+    speed = pace(p, args, choice.plan.world)
+    line = f"{speed['tokens_a_second']:,.0f} tokens a second, {speed['tokens_a_second_and_rank']:,.0f} a rank"
+    line += f", MFU {p.mfu:.1%} (attention counted whole, as PaLM does)"
+    line += f", {speed['days']:,.3g} days for {args.tokens:.3g} tokens" if args.tokens else ""
+    lines += [f"  {line};"]
     lines += [f"  {reason};" for reason in choice.reasons[:-1]] + [
         f"  {reason}." for reason in choice.reasons[-1:]
     ]
+    lines += [f"  {launched(choice.plan, config, args, cluster)}"]
     lines += ["", "plans that none beats in both time and memory (predicted):"]
     lines += [
         f"  {in_seconds(f.prediction.seconds):>8}  {in_bytes(f.prediction.memory):>10}  {f.plan}"
