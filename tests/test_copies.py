@@ -1,6 +1,7 @@
 """Lessons are copied for who works in them: no update touches what was typed, or is held back by it."""
 
 import json
+import subprocess
 
 import pytest
 import submissions
@@ -75,6 +76,12 @@ def test_a_damaged_copy_is_left_alone(text, tmp_path):
     assert new.name == "07_halves_2.ipynb" and (work / "07_halves.ipynb").read_bytes() == text.encode(
         errors="surrogateescape"
     )
+
+
+def test_git_does_not_see_the_copies():
+    kept = [f"work/{name}" for name in ("07_pipeline.ipynb", ".gpt2lab-progress.json")]
+    call = ["git", "-C", str(copies.WORK.parent), "check-ignore", *kept]
+    assert subprocess.run(call, capture_output=True, text=True).stdout.split() == kept
 
 
 def test_where_there_are_no_lessons_nothing_is_made(tmp_path):

@@ -149,7 +149,7 @@ async function project() {
 
 // A click on a figure shows it as wide as it was drawn, or as the window where that is more; another click closes it.
 document.addEventListener("click", (event) => {
-  const image = event.target.closest(".cell_output img, .explorer img");
+  const image = event.target.closest("article img");
   if (!image || image.closest(".projector")) return;
   const dialog = document.createElement("dialog");
   dialog.className = "enlarged";
