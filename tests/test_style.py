@@ -43,8 +43,11 @@ def test_a_figure_carries_alt_text_and_a_caption_that_says_where_numbers_come_fr
 
 def test_before_a_reader_a_figure_has_twice_the_dots_and_a_click_shows_them_all(shown, monkeypatch):
     monkeypatch.setenv("GPT2LAB_STATIC", "0")
-    show(draw(1), "paced", "a line.", 'a "line" from 0 to 1')
-    image = shown[0][0]
+    fig = draw(1)
+    for _ in range(2):  # the second time as the first
+        show(fig, "paced", "a line.", 'a "line" from 0 to 1')
+    image = shown[2][0]
+    assert image == shown[0][0]
     assert image["text/plain"] == '[figure: a "line" from 0 to 1]' and "image/png" not in image
     assert (
         'alt="a &quot;line&quot; from 0 to 1"' in image["text/html"] and 'width="384"' in image["text/html"]

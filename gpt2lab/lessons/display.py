@@ -41,6 +41,7 @@ def show(fig, clock: str, caption: str, alt: str) -> None:
     else:
         fig.set_dpi(2 * fig.dpi)
         source = f"data:image/png;base64,{base64.b64encode(png(fig)).decode()}"
+        fig.set_dpi(fig.dpi / 2)
         box = f'<img alt="{escape(alt)}" title="Click to enlarge" width="{width}" src="{source}">'
         box = f'{ENLARGED}<label class="gpt2lab-figure"><input type="checkbox" aria-label="enlarge">{box}</label>'
         display({"text/html": box, "text/plain": words}, raw=True)
@@ -113,15 +114,14 @@ def show_verdict(status: str, name: str, why: str) -> None:
     from IPython import get_ipython
     from IPython.display import display
 
-    line = f"{status}  {name}" + (f": {why}" if why else "")
+    rest = f": {why}" if why else ""
+    line = f"{status}  {name}{rest}"
     if static() or get_ipython() is None:
         print(line)
         return
     look = f"border-left: 6px solid {PAINT[status]}; padding: 0.3em 0.8em; white-space: pre-wrap"
     badge = f"background: {PAINT[status]}; color: #fff; padding: 0.1em 0.5em; border-radius: 3px"
-    text = (
-        f'<b style="{badge}">{status}</b>  <b>{escape(name)}</b>{escape(line[len(status) + 2 + len(name) :])}'
-    )
+    text = f'<b style="{badge}">{status}</b>  <b>{escape(name)}</b>{escape(rest)}'
     display({"text/html": f'<div style="{look}">{text}</div>', "text/plain": line}, raw=True)
 
 
