@@ -141,7 +141,7 @@ COMMANDS = {
         ],
         {
             "lesson": "08", "folder": "other", "--out": "b.csv", "--jobs": "3", "--seconds": "5", "--memory": "5",
-            "--again": None, "--notebooks": "c",
+            "--again": None, "--notebooks": "c", "--csv": "canvas",
         },
     ),
     "progress": (["a"], [(progress, "rows", [("00", "1 of 1", "-")])], {"folder": "b"}),
