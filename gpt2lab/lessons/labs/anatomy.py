@@ -12,27 +12,16 @@ from ...corpus.shards import Shard, tokenise, write_shard
 from ...generate import KVCache, next_logits
 from ...machine import speed
 from ...model import GPT2, PRESETS, GPT2Config
-from ...plan import Plan, build
-from ...ranks.mesh import Mesh
 from ...storage.llmc import read_debug, read_weights, write_debug, write_weights
+from .instruments import built, kept_for_backward
 
 # ---- activations
 
 
 def saved_bytes(model: GPT2, batch) -> int:
     """Bytes that forward saves for backward, parameters not counted: torch is asked for each tensor."""
-    own = {p.untyped_storage().data_ptr() for p in model.parameters()}
-    seen = {}
-
-    def pack(t):
-        store = t.untyped_storage()
-        if store.data_ptr() not in own:
-            seen[store.data_ptr()] = store.nbytes()
-        return t
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
-        model.loss(model(batch.tokens), batch.targets)
-    return sum(seen.values())
+    forward = lambda: model.loss(model(batch.tokens), batch.targets)
+    return sum(kept_for_backward(forward, model.parameters())[1].values())
 
 
 def activation_bytes(config: GPT2Config, B: int, T: int, recompute: bool = False) -> int:
@@ -45,10 +34,8 @@ def activation_bytes(config: GPT2Config, B: int, T: int, recompute: bool = False
 
 def held(config: GPT2Config, rows: int, recompute: bool) -> dict[str, float]:
     """MiB of weights, gradients, AdamW's state and activations, `rows` rows of up to 256 tokens in float32."""
-    n, activations = (
-        config.parameters,
-        activation_bytes(config, rows, min(256, config.n_positions), recompute),
-    )
+    n, length = config.parameters, min(256, config.n_positions)
+    activations = activation_bytes(config, rows, length, recompute)
     parts = {"weights": 4 * n, "gradients": 4 * n, "AdamW": 8 * n, "activations": activations}
     return {name: size / 2**20 for name, size in parts.items()}
 
@@ -117,9 +104,7 @@ def per_token(config: GPT2Config, prompt: list[int], cached: bool) -> list[float
 
 def together(rank: int, world_size: int, text: str, prompts: list[list[int]], new: int, streams: int):
     """The likeliest texts that the ranks of a plan of nano generate together; a pipeline's rows in streams."""
-    plan = Plan.parse(text)
-    parallel = build(plan, PRESETS["nano"], Mesh(**plan.axes), torch.float64)
-    return parallel.generate(prompts, new, streams, stop=None, temperature=0)
+    return built(text, PRESETS["nano"]).generate(prompts, new, streams, stop=None, temperature=0)
 
 
 # ---- files

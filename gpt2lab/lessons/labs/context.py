@@ -1,12 +1,12 @@
 """Programs that lessons 10 and 11 time or get wrong on live ranks, besides their own code."""
 
-import statistics
 import time
 
 import torch
 import torch.nn.functional as F
 
 from ...machine.checksum import summ
+from ...machine.timing import alone, trials
 from ...model import GPT2, GPT2Config
 from ...parallel.context import attention, costs, halo
 from ...parallel.context.borrow import Share
@@ -15,11 +15,12 @@ from ...parallel.context.layouts import layout, widths
 from ...plan import Plan
 from ...ranks import comm, trace
 from ...ranks.mesh import Mesh
+from .instruments import begin, bytes_sent, kept_for_backward
 
 
 def sent(numbers: int = 8) -> int:
     """How many numbers of `numbers` bytes each this rank has sent since the log was cleared."""
-    return sum(e.bytes for e in comm.log) // numbers
+    return bytes_sent() // numbers
 
 
 def _batch(rows: int = 3, length: int = 12):
@@ -96,29 +97,19 @@ def pairs_by_key(name: str, tile: int | None = 1, tokens: int = 32, ranks: int =
 
 def kept(rank: int, world_size: int, exchange: str, length: int = 24) -> tuple[int, int]:
     """Numbers that one block keeps for its backward on this rank: (those autograd holds, the formula's)."""
-    model, found = _pair()[0], {}
+    model = _pair()[0]
     mine = apply_context(model, Mesh(cp=world_size), Plan(cp=world_size, exchange=exchange))(length)
-    own = {p.untyped_storage().data_ptr() for p in model.parameters()}
-
-    def pack(t):
-        storage = t.untyped_storage()
-        if storage.data_ptr() not in own and t.dtype == torch.float64:
-            found[storage.data_ptr()] = storage.nbytes() // 8
-        return t
-
     x = model.embed(torch.arange(length).expand(2, -1)[:, mine], mine)
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
-        y = model.h["0"](x, mine)
+    y, found = kept_for_backward(lambda: model.h["0"](x, mine), model.parameters(), torch.float64)
     found.pop(y.untyped_storage().data_ptr(), None)
     table = layout("contiguous", length, world_size)
-    return sum(found.values()), costs.kept_numbers(model.config, 2, table, rank, exchange)
+    return sum(found.values()) // 8, costs.kept_numbers(model.config, 2, table, rank, exchange)
 
 
 def paced_layers(rank: int, world_size: int, name: str, layers: int = 3) -> list:
     """Spans of layers in which a rank sleeps in proportion to its pairs, and then waits in a gather."""
     axis, pairs = Mesh(cp=world_size)["cp"], costs.pairs(layout(name, 64, world_size), rank)
-    comm.barrier(axis)
-    trace.clear()
+    begin(axis)
     for i in range(layers):
         with trace.span(f"layer {i}", kind="forward"):
             time.sleep(pairs * 1e-4)
@@ -136,8 +127,7 @@ def timed_layers(rank: int, world_size: int, name: str, layers: int = 5, length:
     mlp = torch.nn.Sequential(torch.nn.Linear(256, 512), torch.nn.GELU(), torch.nn.Linear(512, 256)).to(q)
     for turn in range(layers + 1):
         if turn == 1:  # the first was for warming up
-            comm.barrier(axis)
-            trace.clear()
+            begin(axis)
         leaves = [x.requires_grad_() for x in (q, k, v)]
         y = split.core(*leaves, mine, None)
         with trace.span("MLP", kind="other"):
@@ -150,15 +140,10 @@ def time_way(
     rank: int, world_size: int, way: str, width: int = 512, window: int = 64, turns: int = 30
 ) -> float:
     """Median seconds of one exchange of halos in a way of `halo.WAYS`."""
-    axis = Mesh(cp=world_size)["cp"]
-    share = Share(layout("contiguous", 128 * world_size, world_size), axis, window)
-    x, took = torch.zeros(128, width), []
-    for _ in range(turns):
-        comm.barrier(axis)
-        start = time.perf_counter()
-        halo.halo_exchange(x, share, window, dim=0, way=way)
-        took.append(time.perf_counter() - start)
-    return statistics.median(took)
+    share = Share(layout("contiguous", 128 * world_size, world_size), Mesh(cp=world_size)["cp"], window)
+    x, axis = torch.zeros(128, width), share.axis
+    exchange = lambda: halo.halo_exchange(x, share, window, dim=0, way=way)
+    return alone(trials(exchange, turns, warmup=0, ready=lambda: comm.barrier(axis))).median
 
 
 def send_halos(rank: int, world_size: int, way: str, after: int) -> tuple:
@@ -263,8 +248,8 @@ _GRID = torch.tensor([[7, 2, 10, 4], [0, 9, 5, 11], [3, 8, 1, 6]])  # a number f
 _PLACE = {int(_GRID[i, j]): (i, j) for i in range(3) for j in range(4)}
 NEIGHBOURS = torch.tensor(
     [
-        [abs(_PLACE[a][0] - _PLACE[b][0]) + abs(_PLACE[a][1] - _PLACE[b][1]) <= 1 for b in range(12)]
-        for a in range(12)
+        [abs(i - k) + abs(j - l) <= 1 for _, (k, l) in sorted(_PLACE.items())]
+        for _, (i, j) in sorted(_PLACE.items())
     ]
 )
 """(12, 12): whether point a looks at point b, in a grid of 3 x 4 points with mixed-up numbers."""

@@ -13,28 +13,25 @@ from ...machine.timing import alone, trials
 from ...model import GPT2, GPT2Config
 from ...parallel import data
 from ...parallel.zero import costs
-from ...plan import Plan, build
 from ...ranks import comm, paced, trace
 from ...ranks.mesh import Mesh
 from . import updates
+from .instruments import begin, built
 
 # ---- what ranks hold and send
 
 
 def first_weights(rank: int, world_size: int, text: str, config) -> tuple[int, dict[str, torch.Tensor]]:
     """How many weights this rank steps under a plan, and the whole weights of its stage, gathered."""
-    plan = Plan.parse(text)
-    parallel = build(plan, config, Mesh(**plan.axes), torch.float64)
+    parallel = built(text, config)
     return sum(piece.tensor.numel() for piece in parallel.sync.pieces), parallel.weights()
 
 
 def joined_weights(pool, text: str, config) -> tuple[tuple[int, ...], bool]:
     """How many weights each rank steps, and whether the stages' weights together are the serial ones, bit for bit."""
     counts, found = zip(*pool.run(first_weights, text, config), strict=True)
-    whole, fresh = (
-        {n: w for weights in found for n, w in weights.items()},
-        dict(GPT2(config).named_parameters()),
-    )
+    whole = {n: w for weights in found for n, w in weights.items()}
+    fresh = dict(GPT2(config).named_parameters())
     return counts, whole.keys() == fresh.keys() and all(torch.equal(w, fresh[n]) for n, w in whole.items())
 
 
@@ -48,7 +45,7 @@ def gpt2_messages(bucket: int) -> tuple[list[int], list[int]]:
 
 def message_sizes(rank: int, world_size: int, text: str, config, batch: Batch) -> list[int]:
     """Bytes of each message that this rank sends in one step."""
-    parallel = build(Plan.parse(text), config, Mesh(dp=world_size), torch.float64)
+    parallel = built(text, config)
     comm.clear_log()
     parallel.engine.run(parallel.mine(batch), None, parallel.sync)
     parallel.sync.finish()
@@ -65,7 +62,7 @@ def busiest_rank(pool, config, batch: Batch) -> dict[str, tuple[int, float]]:
 
 def too_early(rank: int, world_size: int, config, batch: Batch) -> str:
     """What the package says where the last micro-batch is announced before the first of two."""
-    parallel = build(Plan.parse("dp=2"), config, Mesh(dp=2), torch.float64)
+    parallel = built("dp=2", config)
     parallel.sync.last_micro()
     try:
         for micro in batch.rows(rank, 2).micro(2):
@@ -112,9 +109,8 @@ def backward(rank: int, world_size: int, layers_each: int, overlap: bool) -> tup
     model.weights = torch.nn.ParameterList(torch.zeros(SIZE // 8).double() for _ in range(LAYERS))
     sync = data.Buckets(model, axis, layers_each * SIZE) if overlap else data.Naive(model, axis)
     x = torch.zeros(1, requires_grad=True)
-    comm.barrier(axis)
-    trace.clear()
-    begin = time.perf_counter()
+    begin(axis)
+    start = time.perf_counter()
     with paced.use(paced.Link(LATENCY / 2, BANDWIDTH)):  # two steps of a ring: twice the latency
         sync.last_micro()
         for weight in model.weights:
@@ -122,7 +118,7 @@ def backward(rank: int, world_size: int, layers_each: int, overlap: bool) -> tup
         x.sum().backward()
         with trace.span("wait", "wait"):
             sync.finish()
-    return time.perf_counter() - begin, trace.spans()
+    return time.perf_counter() - start, trace.spans()
 
 
 def paced_sums(pool) -> dict[tuple[int, bool], tuple[float, list]]:
@@ -158,12 +154,8 @@ def u_points(latency_us: float, gigabytes: float) -> list[tuple[int, float]]:
 
 WEIGHTS = 100_000
 LINK = paced.Link(0.001, 8 * WEIGHTS / 0.060)  # all weights take 60 ms
-PUBLISHED = {
-    "forward, backward": 100,
-    "reduce": 500,
-    "broadcast": 115,
-    "rest": 5,
-}  # ms, the Barcelona port's wiki
+PUBLISHED = {"forward, backward": 100, "reduce": 500, "broadcast": 115, "rest": 5}
+"""Milliseconds, from the wiki of the Barcelona port."""
 
 
 def numbers(seed: int) -> torch.Tensor:
@@ -182,8 +174,7 @@ def adamw(weights: torch.Tensor, gradient: torch.Tensor, seconds: float = 0.0) -
 def update(rank: int, world_size: int, way: str, link=None, seconds: float = 0.0):
     """The weights after one update in a way of `updates.WAYS`, and the milliseconds of its parts."""
     axis = Mesh(dp=world_size)["dp"]
-    comm.barrier(axis)
-    trace.clear()
+    begin(axis)
     with paced.use(link):
         step = lambda weights, gradient: adamw(weights, gradient, seconds)
         weights = updates.WAYS[way](numbers(1 + rank), numbers(0), axis, step)
@@ -206,7 +197,7 @@ def adamw_in_blocks(elements: int, block: int, steps: int = 4) -> tuple[torch.Te
         w.grad = g
     optimizer = torch.optim.AdamW(blocks, lr=1e-3)
     for _ in range(steps):
-        begin = time.perf_counter()
+        start = time.perf_counter()
         optimizer.step()
-        took.append(time.perf_counter() - begin)
+        took.append(time.perf_counter() - start)
     return weights, min(took[1:])

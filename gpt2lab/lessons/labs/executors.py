@@ -34,9 +34,8 @@ def _run(task: Task) -> None:
 
 def _ways(start: torch.Tensor, grad, size: int, threads: ThreadPoolExecutor) -> dict[str, tuple]:
     """For each executor tasks with weights of their own, and what runs them once; torch cuts one block by itself."""
-    one, whole, pooled, joined, free = (
-        _loop(start.clone(), grad, n) for n in (size, len(start), size, size, size)
-    )
+    sizes = size, len(start), size, size, size
+    one, whole, pooled, joined, free = (_loop(start.clone(), grad, n) for n in sizes)
     return {
         "one thread": (one, lambda: run_sequential(one)),
         "torch's own threads": (whole, torch_threads(lambda: _run(whole.tasks[0]), 2)),
@@ -59,8 +58,6 @@ def executors(sizes: list[int], elements: int = 2**22) -> dict[str, list[float]]
             for name, took in turns({name: run for name, (_, run) in ways.items()}).items():
                 found.setdefault(name, []).append(statistics.median(took))
             left = {name: graph.tensors["weights"] for name, (graph, _) in ways.items()}
-            if other := [
-                name for name, weights in left.items() if not torch.equal(weights, left["one thread"])
-            ]:
+            if other := [n for n, weights in left.items() if not torch.equal(weights, left["one thread"])]:
                 raise RuntimeError(f"{', '.join(other)}, blocks of {size}: other bits than one thread.")
     return found

@@ -18,6 +18,7 @@ from ...ranks import comm, paced, trace
 from ...ranks.mesh import Mesh
 from ...reference import EXPERTS, example_batch, example_weights
 from ...train import Recipe, Trainer
+from .instruments import begin, built
 
 LETTERS = GPT2Config(vocab_size=128, n_positions=64, n_layer=2, n_head=2, n_embd=32)
 
@@ -140,11 +141,8 @@ def _apart(
 
     Gradients of the experts, and of all else (`dense`), are multiplied by a factor after the step's sums.
     """
-    plan = Plan.parse("dp=2,ep=2")
-    spread, alone = (
-        build(plan, config, Mesh(**plan.axes), torch.float64),
-        build(Plan.parse(serial), alone_config, Mesh(alone=True), torch.float64),
-    )
+    spread = built("dp=2,ep=2", config)
+    alone = build(Plan.parse(serial), alone_config, Mesh(alone=True), torch.float64)
     for parallel, rows in ((spread, batch), (alone, example_batch(SMALL, 8, 11))):
         parallel.load(example_weights(SMALL))
         Trainer(parallel).gradients(rows)
@@ -167,8 +165,8 @@ def _kind(name: str) -> str:
 
 def leaving(rank: int, world_size: int, plan: str, machine: int) -> tuple[int, int, str]:
     """(messages, bytes, digest of gradients) of a step whose exchanges leave this rank's machine of so many ranks."""
-    plan, config = Plan.parse(plan), replace(SMALL, experts=replace(SMALL.experts, router="expert_choice"))
-    parallel = build(plan, config, Mesh(**plan.axes), torch.float64)
+    config = replace(SMALL, experts=replace(SMALL.experts, router="expert_choice"))
+    parallel = built(plan, config)
     comm.clear_log()
     Trainer(parallel).gradients(example_batch(config, 8, 11))
     calls = [event for event in comm.log if event.axis.startswith("ep")]
@@ -197,14 +195,12 @@ class Slow(torch.autograd.Function):
 def beside_shared(rank: int, world_size: int) -> list:
     """Spans of a paced mixture with a shared expert, forward and backward: messages are real, computing sleeps."""
     config = replace(SMALL, n_layer=1, experts=replace(SMALL.experts, shared=1))
-    plan = Plan.parse(f"dp={world_size},ep={world_size}")
-    parallel = build(plan, config, Mesh(**plan.axes), torch.float64)
+    parallel = built(f"dp={world_size},ep={world_size}", config)
     mixture, x = mixtures(parallel.model)[0], torch.randn(4, 16, config.n_embd).double().requires_grad_()
     mixture.shared.register_forward_hook(lambda _, given, y: Slow.apply(y, "shared", 0.03))
     grouped = mixture.grouped
     mixture.grouped = lambda *given: Slow.apply(grouped(*given), "experts", 0.02)
-    comm.barrier(parallel.mesh.world)
-    trace.clear()
+    begin(parallel.mesh.world)
     with paced.use(paced.Link(0.005, 1e6)):  # 64 rows of 24 numbers to the other rank: about 17 ms
         mixture(x).sum().backward()
     return trace.spans()

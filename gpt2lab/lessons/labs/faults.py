@@ -14,13 +14,12 @@ from pathlib import Path
 
 import torch
 
-from ...plan import Plan, build
 from ...planner.failures import life
 from ...plots import faults as plots
-from ...ranks.mesh import Mesh
 from ...reference import CONFIG
 from ...storage import checkpoint
 from ...train import Trainer
+from .instruments import trainer_by
 
 
 def said(error) -> list[str]:
@@ -37,8 +36,7 @@ def said(error) -> list[str]:
 
 def trainer(plan: str, config=CONFIG) -> Trainer:
     """A trainer by a plan, in float64."""
-    plan = Plan.parse(plan)
-    return Trainer(build(plan, config, Mesh(**plan.axes), torch.float64))
+    return trainer_by(plan, config)
 
 
 def one_sentence(rank: int, world_size: int, action: str, plan: str, place: str, layers: int) -> str | None:

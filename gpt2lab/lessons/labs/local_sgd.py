@@ -11,6 +11,7 @@ from ...corpus.batches import IGNORED, Batch
 from ...model import GPT2, GPT2Config
 from ...ranks import comm
 from ...ranks.mesh import Mesh
+from .instruments import in_float64
 
 
 def flat(model: GPT2) -> torch.Tensor:
@@ -42,6 +43,7 @@ def inner(model: GPT2, optimizer, batch: Batch) -> float:
     return loss.item()
 
 
+@in_float64()
 def train(
     rank: int, world_size: int, config: GPT2Config, batches, every: int, lr=1e-3, outer_lr=0.7, momentum=0.9
 ):
@@ -49,20 +51,16 @@ def train(
 
     Bytes per rank: 2 (n-1)/n S every H steps, so H times fewer than data parallelism sends.
     """
-    torch.set_default_dtype(torch.float64)
-    try:
-        axis, model, losses = Mesh(dp=world_size)["dp"], GPT2(config).double(), []
-        optimizer, outer = torch.optim.AdamW(model.parameters(), lr), Outer(flat(model), outer_lr, momentum)
-        comm.clear_log()
-        for step, batch in enumerate(batches, 1):
-            losses.append(inner(model, optimizer, batch.rows(rank, world_size)))
-            if step % every == 0:
-                mean = comm.all_reduce(flat(model), axis) / world_size
-                common = outer.step(outer.weights.detach() - mean)
-                torch.nn.utils.vector_to_parameters(common, model.parameters())
-        return flat(model), losses, dict(comm.traffic())
-    finally:
-        torch.set_default_dtype(torch.float32)
+    axis, model, losses = Mesh(dp=world_size)["dp"], GPT2(config).double(), []
+    optimizer, outer = torch.optim.AdamW(model.parameters(), lr), Outer(flat(model), outer_lr, momentum)
+    comm.clear_log()
+    for step, batch in enumerate(batches, 1):
+        losses.append(inner(model, optimizer, batch.rows(rank, world_size)))
+        if step % every == 0:
+            mean = comm.all_reduce(flat(model), axis) / world_size
+            common = outer.step(outer.weights.detach() - mean)
+            torch.nn.utils.vector_to_parameters(common, model.parameters())
+    return flat(model), losses, dict(comm.traffic())
 
 
 def emulate(config: GPT2Config, batches, replicas: int, every: int, lr=1e-3, outer_lr=0.7, momentum=0.9):

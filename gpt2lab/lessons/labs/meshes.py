@@ -12,12 +12,13 @@ from ...parallel import accumulate, data, finish, sequence, tensor
 from ...parallel.context import exchanges
 from ...parallel.pipeline import engine, step
 from ...parallel.spec import of
-from ...plan import Parallel, Plan, build
+from ...plan import Parallel
 from ...plots import mesh as plots
 from ...ranks import comm, paced
 from ...ranks.mesh import Mesh
 from ...reference import example_batch
 from ...train import Trainer
+from .instruments import trainer_by
 
 MODEL = GPT2Config(vocab_size=512, n_positions=128, n_layer=4, n_head=4, n_embd=64)
 """The proportions of GPT-2 124M on 8,192 tokens, only smaller."""
@@ -25,8 +26,7 @@ MODEL = GPT2Config(vocab_size=512, n_positions=128, n_layer=4, n_head=4, n_embd=
 
 def trainer_of(text: str, rows: int = 8) -> tuple[Trainer, object]:
     """A trainer of MODEL by a plan, and a batch for it."""
-    plan = Plan.parse(text)
-    return Trainer(build(plan, MODEL, Mesh(**plan.axes), torch.float32)), example_batch(MODEL, rows, 128)
+    return trainer_by(text, MODEL, dtype=torch.float32), example_batch(MODEL, rows, 128)
 
 
 def timed(rank: int, world_size: int, text: str, links=(None,), threads: int = 1, rows: int = 8) -> tuple:

@@ -19,13 +19,12 @@ from ...parallel.context.borrow import Share
 from ...parallel.context.layouts import layout
 from ...parallel.pipeline.engine import Pipeline
 from ...parallel.zero.flat import part_of
-from ...plan import Plan, build
 from ...ranks import comm, paced, trace
 from ...ranks.mesh import Mesh
 from ...reference import example_batch
 from ...schedules import Cost, make
-from ...train import Trainer
 from . import data
+from .instruments import begin, trainer_by
 
 WORK, HOP = 0.03, 0.03
 """Seconds of one piece of work and of one message."""
@@ -61,8 +60,7 @@ def _hold(name: str, start: float, end: float, rank: int) -> trace.Span:
 
 
 def _begin(axis) -> Shelf:
-    comm.barrier(axis)
-    trace.clear()
+    begin(axis)
     return Shelf(axis.ranks[axis.rank])
 
 
@@ -111,9 +109,11 @@ def buckets(rank: int, world_size: int, layers_each: int, overlap: bool):
 
 def zero3(rank: int, world_size: int):
     """A step of ZeRO-3 over four blocks; a rank holds whole weights only from gather to release."""
-    plan = Plan.parse(f"dp={world_size},zero=3")
-    parallel = build(plan, TINY, Mesh(**plan.axes), torch.float64)
-    trainer, batch = Trainer(parallel), example_batch(TINY, rows=world_size, length=8)
+    trainer, batch = (
+        trainer_by(f"dp={world_size},zero=3", TINY),
+        example_batch(TINY, rows=world_size, length=8),
+    )
+    parallel = trainer.parallel
     trainer.gradients(batch)
     shelf = _begin(parallel.mesh.world)
     noted = {f: part_of(f.names[0]) for f in parallel.sync.flats if f.names[0].startswith("h.")}

@@ -18,9 +18,11 @@ from ...ranks import comm
 from ...ranks.mesh import Mesh
 from ...schedules.asynchronous import free_running, make_stream
 from ...train import Recipe, make_optimizer
+from .instruments import in_float64
 from .staleness import homes_of
 
 
+@in_float64()
 def train(
     rank: int,
     world_size: int,
@@ -34,30 +36,26 @@ def train(
 
     The loss of a batch is known on the rank of the last stage that had it, and zero elsewhere.
     """
-    torch.set_default_dtype(torch.float64)
-    try:
-        mesh, model = Mesh(pp=world_size), GPT2(config).double()
-        order = free_running(stages, max(stages))
-        engine = Asynchronous(model, mesh, order, lambda count: make_stream(scheme, stages, count))
-        sync = Naive(model, mesh.axis("replicas", [order.ranks_of(s) for s in range(len(stages))]))
-        held = sync.pieces
-        sync.pieces = [p for p in held if not p.spec.tied_copy]
-        optimizer = make_optimizer(sync.pieces, recipe)
-        comm.clear_log()
+    mesh, model = Mesh(pp=world_size), GPT2(config).double()
+    order = free_running(stages, max(stages))
+    engine = Asynchronous(model, mesh, order, lambda count: make_stream(scheme, stages, count))
+    sync = Naive(model, mesh.axis("replicas", [order.ranks_of(s) for s in range(len(stages))]))
+    held = sync.pieces
+    sync.pieces = [p for p in held if not p.spec.tied_copy]
+    optimizer = make_optimizer(sync.pieces, recipe)
+    comm.clear_log()
 
-        def update():
-            engine.tie(held, mesh)
-            sync.finish()
-            norm = finish.norm_among(sync.pieces, mesh, engine.norm_axis)
-            finish.clip(sync.pieces, norm, recipe.clip)
-            optimizer.step()
-            optimizer.zero_grad()
+    def update():
+        engine.tie(held, mesh)
+        sync.finish()
+        norm = finish.norm_among(sync.pieces, mesh, engine.norm_axis)
+        finish.clip(sync.pieces, norm, recipe.clip)
+        optimizer.step()
+        optimizer.zero_grad()
 
-        losses = engine.stream([[batch] for batch in batches], None, sync, update)
-        weights = {n: p.detach().clone() for n, p in model.named_parameters()}
-        return losses, weights, list(engine.record), dict(comm.traffic())
-    finally:
-        torch.set_default_dtype(torch.float32)
+    losses = engine.stream([[batch] for batch in batches], None, sync, update)
+    weights = {n: p.detach().clone() for n, p in model.named_parameters()}
+    return losses, weights, list(engine.record), dict(comm.traffic())
 
 
 def emulate(scheme: str, stages: tuple[int, ...], config: GPT2Config, batches, recipe: Recipe) -> Emulator:

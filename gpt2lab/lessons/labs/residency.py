@@ -19,11 +19,10 @@ from ...parallel.zero.costs import (
     zero_bytes_sent,
 )
 from ...parallel.zero.flat import part_of
-from ...plan import Plan, build
 from ...ranks import comm
-from ...ranks.mesh import Mesh
 from ...reference import example_batch
 from ...train import Trainer
+from .instruments import trainer_by
 
 
 @dataclass
@@ -107,8 +106,7 @@ def of_a_step(trainer, batch) -> Residency:
 
 def trainer_of(text: str, config) -> tuple[Trainer, object]:
     """On a rank: a trainer for the plan in float64, and a batch of 7 rows; bytes sent are counted from here on."""
-    plan = Plan.parse(text)
-    trainer = Trainer(build(plan, config, Mesh(dp=plan.dp), torch.float64))
+    trainer = trainer_by(text, config)
     comm.clear_log()
     return trainer, example_batch(config, 7, 11)
 

@@ -13,6 +13,7 @@ import torch
 
 from ...ranks import comm, traffic
 from ...ranks.mesh import Axis, Mesh
+from .instruments import bytes_sent
 
 
 @dataclass(frozen=True)
@@ -131,7 +132,7 @@ def twenty_updates(rank: int, world_size: int, graph: tuple[GraphOp, ...], decay
     for gradient in torch.randn(20, 1003, generator=torch.Generator().manual_seed(rank)):
         comm.clear_log()
         update.step(gradient, 1e-2, decay)
-    return update.weights, sum(e.bytes for e in comm.log), sum(m.nbytes for m in update.moments)
+    return update.weights, bytes_sent(), sum(m.nbytes for m in update.moments)
 
 
 def before_and_after(ranks) -> tuple[list[str], dict[str, list[Row]]]:

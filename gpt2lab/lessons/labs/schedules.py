@@ -1,7 +1,5 @@
 """What lesson 08 runs beside its own code: every schedule on live ranks, slices of a sequence, GEMS, planted bugs."""
 
-from unittest.mock import patch
-
 import torch
 
 from ...model import GPT2, GPT2Config
@@ -9,12 +7,11 @@ from ...parallel.accumulate import Accumulate, Alone
 from ...parallel.pipeline import step
 from ...parallel.pipeline.engine import Pipeline
 from ...parallel.pipeline.mailbox import Mailbox
-from ...plan import Plan
 from ...ranks import comm, trace
 from ...ranks.mesh import Mesh
 from ...reference import CONFIG, example_batch
 from ...schedules import Cost, Op, Schedule, make, simulate
-from ...verify import compare, worst
+from .instruments import begin, differing
 
 SMALL = GPT2Config(vocab_size=64, n_positions=64, n_layer=8, n_head=2, n_embd=32)
 
@@ -123,8 +120,7 @@ def sliced(rank: int, world_size: int, lengths: tuple[int, ...], cost: Cost):
     engine.run(micros, None, Alone())
     Accumulate(serial).run(micros, None, Alone())
     error = _error(_summed(model, engine), serial)
-    comm.barrier(mesh.world)
-    trace.clear()
+    begin(mesh.world)
     engine.pace = cost
     engine.run(micros, None, Alone())
     return error, [s for s in trace.spans() if s.kind in ("forward", "backward")]
@@ -158,13 +154,7 @@ BUGS = {
 """Bugs of real pipelines: where they stand, what stands there instead, and a schedule that shows them."""
 
 
-def planted(rank: int, world_size: int, bug: str):
-    """What `verify` finds with a bug."""
-    owner, name, wrong, schedule = BUGS[bug]
-    with patch.object(owner, name, wrong):
-        return compare(rank, world_size, Plan.parse(f"pp=2,micro=4,schedule={schedule}"), CONFIG, 8, 11)
-
-
-def noticed(ranks, bug: str) -> str:
+def noticed(ranks, name: str) -> str:
     """Which claims of `verify` differ with a bug planted on live ranks."""
-    return ", ".join(claim.name for claim in worst(ranks.run(planted, bug)) if claim.error > 1e-10)
+    *bug, schedule = BUGS[name]
+    return differing(ranks, bug, f"pp=2,micro=4,schedule={schedule}", CONFIG, 8, 11)

@@ -18,6 +18,7 @@ from ...corpus.batches import IGNORED, Batch
 from ...model import GPT2, GPT2Config
 from ...ranks import comm
 from ...ranks.mesh import Mesh
+from .instruments import in_float64
 
 
 class WorkerEvent(NamedTuple):
@@ -104,6 +105,7 @@ def rows_gradient(model: GPT2, weights: torch.Tensor, batch: Batch) -> torch.Ten
     return torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(model.parameters()))])
 
 
+@in_float64()
 def serve(
     rank: int,
     world_size: int,
@@ -119,29 +121,17 @@ def serve(
     Worker k computes its rows of batches[clock], and sleeps until the time of its push, `unit` seconds for a unit of
     the order's times; it returns the seconds it took, and no log. Bytes: S pushed and S pulled for every step.
     """
-    torch.set_default_dtype(torch.float64)
-    try:
-        world, model = Mesh(dp=world_size)["dp"], GPT2(config).double()
-        comm.clear_log()
-        weights = torch.nn.utils.parameters_to_vector(model.parameters()).detach()
-        if rank < servers:
-            mine = weights.tensor_split(servers)[rank].clone()
-            comm.barrier(world)
-            return (*_serve(mine, world, servers, events, lr), dict(comm.traffic()))
-        comm.barrier(world)
-        start = time.perf_counter()
-        _work(
-            rank - servers,
-            world,
-            servers,
-            model,
-            weights,
-            batches,
-            [e._replace(time=start + unit * e.time) for e in events],
-        )
-        return time.perf_counter() - start, [], dict(comm.traffic())
-    finally:
-        torch.set_default_dtype(torch.float32)
+    world, model = Mesh(dp=world_size)["dp"], GPT2(config).double()
+    comm.clear_log()
+    weights = torch.nn.utils.parameters_to_vector(model.parameters()).detach()
+    comm.barrier(world)
+    if rank < servers:
+        mine = weights.tensor_split(servers)[rank].clone()
+        return (*_serve(mine, world, servers, events, lr), dict(comm.traffic()))
+    start = time.perf_counter()
+    timed = [event._replace(time=start + unit * event.time) for event in events]
+    _work(rank - servers, world, servers, model, weights, batches, timed)
+    return time.perf_counter() - start, [], dict(comm.traffic())
 
 
 def _serve(mine, world, servers, events, lr):

@@ -18,6 +18,7 @@ from ...sharding.gpt2 import captured_module, plain_attention
 from ...sharding.operators import LIBRARY
 from ...sharding.partition import partition
 from ...sharding.propagate import propagate
+from .instruments import bytes_sent
 
 MLP = {
     "x": ("batch", "seq", "embd"),
@@ -64,10 +65,8 @@ def cuts_of_operators() -> list[tuple[str, str, str]]:
 
 def mlp_programs(config, mesh: dict[str, int]) -> tuple:
     """GPT-2's MLP as a graph, its inputs, serial results, and a (layout, program) for each legal layout on the mesh."""
-    mlp, x = (
-        GPT2MLP(config).double(),
-        torch.randn(3, 5, config.n_embd, dtype=torch.float64, requires_grad=True),
-    )
+    mlp = GPT2MLP(config).double()
+    x = torch.randn(3, 5, config.n_embd, dtype=torch.float64, requires_grad=True)
     names = dict(mlp.named_parameters())
     graph = captured_module(mlp, x, {n: MLP[n] for n in ("x", *names)})
     given = {"x": x.detach(), "grad y": torch.ones_like(x)} | {n: p.detach() for n, p in names.items()}
@@ -118,12 +117,7 @@ def operators() -> dict[str, tuple]:
     for name, (function, given, marks, gradient) in cases.items():
         graph = capture(function, given, ["y", gradient])
         right = zip(("y", gradient), function(*given.values()), strict=True)
-        found[name] = (
-            graph,
-            marks,
-            {n: v.detach() for n, v in given.items()},
-            {n: v.detach() for n, v in right},
-        )
+        found[name] = graph, marks, *({n: v.detach() for n, v in of} for of in (given.items(), right))
     return found
 
 
@@ -177,7 +171,7 @@ def _on_grid(mesh, a, b):
     c.backward(torch.ones_like(c))
     of_a = part("A", b.sum(1).expand(a.shape))
     equal = torch.allclose(c, part("C", a @ b)) and torch.allclose(mine.grad, of_a)
-    return equal, sum(e.bytes for e in comm.log) // a.element_size()
+    return equal, bytes_sent() // a.element_size()
 
 
 def both_cut(rank, world_size, x, w1, w2):
@@ -206,6 +200,6 @@ def timed_products(rank, world_size, way, *matrices):
     comm.clear_log()
     start = time.perf_counter()
     z = way(rank, world_size, *matrices)
-    sent = sum(e.bytes for e in comm.log)
+    sent = bytes_sent()
     comm.barrier(Mesh(dp=world_size)["dp"])
     return z, sent, 1 - SECONDS / (time.perf_counter() - start)

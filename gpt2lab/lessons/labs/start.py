@@ -16,19 +16,18 @@ from ...algorithms import ring
 from ...experts.mixture import Experts
 from ...model import PRESETS, GPT2Config
 from ...parallel.pipeline.stages import cut_layers
-from ...plan import Plan, build
 from ...processes.launch import RankFailed, launch
 from ...ranks import comm, trace
 from ...ranks.mesh import Mesh
 from ...reference import CONFIG, example_batch
 from ...run import Options, read_log, start
-from ...train import Recipe, Trainer
+from ...train import Recipe
+from .instruments import begin, built, bytes_sent, trainer_by
 
 
 def notes(rank: int, world_size: int) -> list:
     """Three notes of each rank as spans, at moments that differ from rank to rank."""
-    comm.barrier(Mesh(dp=world_size)["dp"])
-    trace.clear()
+    begin(Mesh(dp=world_size)["dp"])
     for i in range(3):
         with trace.span(f"note {i}", "other"):
             time.sleep(0.004 * (1 + (rank + i) % world_size))
@@ -82,8 +81,7 @@ def _lives(process: int) -> bool:
 
 def three_steps(rank: int, world_size: int, text: str) -> list[float]:
     """The losses of three steps of a small model by a plan, on seven rows."""
-    plan = Plan.parse(text)
-    trainer = Trainer(build(plan, CONFIG, Mesh(**plan.axes), torch.float64), Recipe(lr=1e-2, warmup=0))
+    trainer = trainer_by(text, CONFIG, Recipe(lr=1e-2, warmup=0))
     return [trainer.step(example_batch(CONFIG, 7, 11, seed)).loss for seed in range(3)]
 
 
@@ -92,11 +90,11 @@ WIDE = GPT2Config(vocab_size=64, n_positions=16, n_layer=4, n_head=4, n_embd=64)
 
 def held(rank: int, world_size: int, text: str, experts: int) -> tuple[int, int, int]:
     """What this rank has under a plan: tokens of a batch, weights of the blocks, and optimizer state for how many."""
-    plan, config = Plan.parse(text), replace(WIDE, experts=Experts(experts) if experts else None)
-    parallel = build(plan, config, Mesh(**plan.axes), torch.float64)
+    config = replace(WIDE, experts=Experts(experts) if experts else None)
+    parallel = built(text, config)
     tokens = sum(micro.tokens.numel() for micro in parallel.mine(example_batch(config, rows=8, length=16)))
     owned = sum(p.tensor.numel() for p in parallel.sync.pieces if p.name.startswith("h."))
-    if plan.zero == 3:
+    if parallel.plan.zero == 3:
         return tokens, owned, owned
     blocks = sum(p.numel() for n, p in parallel.model.named_parameters() if n.startswith("h."))
     return tokens, blocks, owned
@@ -125,7 +123,7 @@ def ring_bytes(rank: int, world_size: int, numbers: int) -> int:
     """Bytes of the messages that leave this rank when a ring adds up so many float64 numbers of all ranks."""
     comm.clear_log()
     ring.all_reduce(torch.zeros(numbers, dtype=torch.float64), Mesh(dp=world_size)["dp"])
-    return sum(event.bytes for event in comm.log)
+    return bytes_sent()
 
 
 def dry_run(main, options: Options) -> tuple[str, list[float], list[float]]:

@@ -22,7 +22,7 @@ from ...tasks.gpt2 import Blocks, GPT2Tasks
 from ...tasks.graph import EXCLUSIVE, Task, TaskGraph, updates, writes
 from ...tasks.runtime import run_fork_join
 from ...tasks.scheduler import Scheduler
-from ..exercises import STATUS
+from .instruments import mine as mine  # cells call it
 
 CONFIG = GPT2Config(vocab_size=512, n_positions=32, n_layer=2, n_head=4, n_embd=96)
 SMALL = Blocks(tokens=64, rows=2, weights=20_000, updates=40_000)
@@ -149,14 +149,6 @@ def cost_of_building(rows: int) -> tuple:
 def apart(tensors: dict, want: dict) -> float:
     """The largest difference of two sets of named tensors, relative to the largest element of each tensor."""
     return max(((tensors[n] - w).abs().max() / w.abs().max()).item() for n, w in want.items())
-
-
-def mine(name: str, answer: Callable, instead: Callable) -> Callable:
-    """A student's answer to an exercise once it passes; until then the package's."""
-    if STATUS.get(name) == "PASS":
-        return answer
-    print(f"(until {name!r} passes, this runs the package's)")
-    return instead
 
 
 def write_traces(spans: list, logs: list) -> Path:

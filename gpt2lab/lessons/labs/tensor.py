@@ -6,10 +6,9 @@ import torch
 import torch.nn.functional as F
 
 from ...parallel import sequence, tensor
-from ...plan import Plan
 from ...ranks import comm, paced, trace
 from ...ranks.mesh import Mesh
-from ...verify import compare
+from .instruments import bytes_sent, differing
 
 
 def gelu_slope(z: torch.Tensor) -> torch.Tensor:
@@ -27,7 +26,7 @@ def mlp_by_batch(rank, world_size, x, w1, w2):
     dy = 2 * (F.gelu(z) @ w2)
     dz = dy @ w2.T * gelu_slope(z)
     d1, d2 = comm.all_reduce(x.T @ dz, axis), comm.all_reduce(F.gelu(z).T @ dy, axis)
-    return dz @ w1.T, d1, d2, sum(e.bytes for e in comm.log) // 8
+    return dz @ w1.T, d1, d2, bytes_sent() // 8
 
 
 class Gathered(torch.autograd.Function):
@@ -52,7 +51,7 @@ def columns_only(rank, world_size, x, weights, seed=1.0, summed=True):
     comm.clear_log()
     for w in mine:
         x = Gathered.apply(F.gelu(x @ w), axis, summed)
-    sent = sum(e.bytes for e in comm.log)
+    sent = bytes_sent()
     x.square().sum().backward(torch.tensor(seed))
     return x.detach(), [w.grad for w in mine], sent
 
@@ -74,28 +73,10 @@ BUGS = {
 """Wrong lines by name: where they stand, and what stands there instead."""
 
 
-def planted(rank, world_size, plan, bugs, config):
-    """What `verify` finds of a plan with each of these bugs."""
-    found = []
-    for bug in bugs:
-        owner, name, wrong = BUGS[bug]
-        right = getattr(owner, name)
-        setattr(owner, name, wrong)
-        try:
-            found.append(compare(rank, world_size, Plan.parse(plan), config, 7, 11))
-        finally:
-            setattr(owner, name, right)
-    return found
-
-
 def noticed(ranks, plan: str, config, *bugs: str) -> list[str]:
     """Which checks of `verify` notice each bug, planted on live `ranks`."""
-    found, lines = ranks.run(planted, plan, bugs, config), []
-    for i, bug in enumerate(bugs):
-        claims = [max(same, key=lambda c: c.size) for same in zip(*(one[i] for one in found), strict=True)]
-        names = ", ".join(claim.name for claim in claims if claim.error > 1e-10)
-        lines.append(f"{bug}: noticed by {names or 'nobody'}")
-    return lines
+    found = {bug: differing(ranks, BUGS[bug], plan, config, 7, 11) for bug in bugs}
+    return [f"{bug}: noticed by {names or 'nobody'}" for bug, names in found.items()]
 
 
 def three_layers_backward(rank, world_size, overlap: bool):
