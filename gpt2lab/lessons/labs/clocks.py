@@ -13,6 +13,7 @@ from ...model import GPT2, PRESETS
 from ...processes.launch import Ranks
 from ...ranks import comm, trace
 from ...ranks.mesh import Mesh
+from .instruments import seconds_of
 
 SIZES = {"1 KiB": 1 << 10, "64 KiB": 1 << 16, "1 MiB": 1 << 20, "16 MiB": 1 << 24}
 PRINTED = {  # bytes a second, as a lecture quotes them
@@ -129,15 +130,10 @@ def roofline() -> dict[str, list[tuple[float, float]]]:
     """
 
     def rate(call, operations: float) -> float:
-        call()
         repeats = max(1, int(2e6 / operations))
-        times = []
-        for _ in range(7):
-            start = time.perf_counter()
-            for _ in range(repeats):
-                call()
-            times.append((time.perf_counter() - start) / repeats)
-        return operations / min(times)
+        many = lambda: [call() for _ in range(repeats)]
+        call()
+        return operations * repeats / min(seconds_of(many, 7, warmup=0))
 
     found = {"vectors added": [], "matrices multiplied": []}
     for n in (16, 256, 4096, 1 << 16, 1 << 24):

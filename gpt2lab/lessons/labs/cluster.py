@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from unittest.mock import patch
 
@@ -122,22 +123,15 @@ class Mistake:
     mend: str
 
 
-@contextmanager
 def _set(**variables: str):
-    with patch.dict(os.environ, variables):
-        yield
+    return patch.dict(os.environ, variables)
 
 
-@contextmanager
-def _another_version():
-    with patch.object(meeting, "versions", lambda: {"torch": "2.12.1"}):
-        yield
+def _version(torch: str):
+    return patch.object(meeting, "versions", lambda: {"torch": torch})
 
 
-@contextmanager
-def _this_version():
-    with patch.object(meeting, "versions", lambda: {"torch": "2.13.0"}):
-        yield
+_another_version, _this_version = partial(_version, "2.12.1"), partial(_version, "2.13.0")
 
 
 @contextmanager
@@ -146,11 +140,9 @@ def _stays_away():
     yield
 
 
-@contextmanager
 def _booted_later():
     real = time.perf_counter
-    with patch.object(time, "perf_counter", lambda: real() - 1000):
-        yield
+    return patch.object(time, "perf_counter", lambda: real() - 1000)
 
 
 CARDS = "name the card that leads to the others: GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME"
@@ -194,9 +186,8 @@ def _errs(here: launchers.Launched, made=MISTAKES) -> dict[str, str]:
         innocent = _this_version if mistake.commit is _another_version else _set
         with _set(MASTER_PORT=port), patch.object(meeting, "PATIENCE", 1.0):
             patience = 2.0 if "unreachable" in mistake.name else patience
-            found[mistake.name] = _try(
-                here, mistake.commit if here.rank == mistake.rank else innocent, patience
-            )
+            commit = mistake.commit if here.rank == mistake.rank else innocent
+            found[mistake.name] = _try(here, commit, patience)
     return found
 
 
@@ -233,9 +224,8 @@ def main(arguments: Sequence[str]) -> None:
         here = launchers.launched()
         Path(folder, f"rank{here.rank}.json").write_text(json.dumps(JOBS[job](here)))
     else:
-        RECORD.write_text(
-            json.dumps({"placements": two_placements(), "mistakes": all_mistakes()}, indent=1) + "\n"
-        )
+        found = {"placements": two_placements(), "mistakes": all_mistakes()}
+        RECORD.write_text(json.dumps(found, indent=1) + "\n")
 
 
 if __name__ == "__main__":

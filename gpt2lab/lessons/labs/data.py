@@ -16,7 +16,7 @@ from ...parallel.zero import costs
 from ...ranks import comm, paced, trace
 from ...ranks.mesh import Mesh
 from . import updates
-from .instruments import begin, built
+from .instruments import begin, built, seconds_of
 
 # ---- what ranks hold and send
 
@@ -192,12 +192,8 @@ def adamw_in_blocks(elements: int, block: int, steps: int = 4) -> tuple[torch.Te
     """AdamW on a flat buffer, block after block: the new weights, and seconds of the fastest step but the first."""
     draw = torch.Generator().manual_seed(0)
     weights, gradient = torch.randn(2, elements, generator=draw, dtype=torch.float32)
-    blocks, took = list(weights.split(block)), []
+    blocks = list(weights.split(block))
     for w, g in zip(blocks, gradient.split(block), strict=True):
         w.grad = g
     optimizer = torch.optim.AdamW(blocks, lr=1e-3)
-    for _ in range(steps):
-        start = time.perf_counter()
-        optimizer.step()
-        took.append(time.perf_counter() - start)
-    return weights, min(took[1:])
+    return weights, min(seconds_of(optimizer.step, steps - 1))

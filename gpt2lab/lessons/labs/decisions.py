@@ -42,9 +42,8 @@ class Workload:
 
     def chosen(self) -> Plan:
         """What `gpt2lab plan` chooses."""
-        return parallelize(
-            self.config, self.cluster, Goal(self.rows, self.length, itemsize=self.itemsize)
-        ).plan
+        goal = Goal(self.rows, self.length, itemsize=self.itemsize)
+        return parallelize(self.config, self.cluster, goal).plan
 
 
 @dataclass(frozen=True)
@@ -134,16 +133,9 @@ def memory_ladder(case: Workload, shape: Envelope):
     for again in (False, True):
         for micro in micros:
             zero = 0 if shape.dp == 1 else 2 if micro == 1 else 1
-            yield Plan(
-                pp=shape.pp,
-                dp=shape.dp,
-                tp=shape.tp,
-                micro=micro,
-                zero=zero,
-                sp=shape.tp > 1,
-                recompute=again,
-                schedule="zb_h1" if shape.pp > 1 and not again else "1f1b",
-            )
+            schedule = "zb_h1" if shape.pp > 1 and not again else "1f1b"
+            sizes = {"pp": shape.pp, "dp": shape.dp, "tp": shape.tp, "sp": shape.tp > 1}
+            yield Plan(**sizes, micro=micro, zero=zero, recompute=again, schedule=schedule)
 
 
 def decide(case: Workload) -> tuple[Plan | None, list[Envelope]]:

@@ -20,11 +20,7 @@ def calls(rank: int, world_size: int) -> list[list[float]]:
     axis, x, n = Mesh(dp=world_size)["dp"], held(rank), world_size
     mine, sizes = x[: rank + 1], list(range(1, n + 1))  # of unequal length
     found = [comm.all_reduce(x, axis), comm.all_reduce(x, axis, op="max"), comm.reduce_scatter(x, axis)]
-    found += [
-        comm.all_gather(mine, axis, 0, sizes),
-        torch.cat(_to_all(x, axis)),
-    ]
-    found.append(comm.ring_shift(x, axis))
+    found += [comm.all_gather(mine, axis, 0, sizes), torch.cat(_to_all(x, axis)), comm.ring_shift(x, axis)]
     for root in range(n):
         found += [comm.broadcast(x, axis, root), comm.scatter(x, axis, 0, root)]
         gathered, total = comm.gather(x, axis, 0, root), comm.reduce(x, axis, root)
@@ -57,6 +53,5 @@ def expected(world_size: int) -> list[list[list[float]]]:
 def reduce_scatter_seconds(rank: int, world_size: int, size: int) -> float:
     """Seconds of a reduce-scatter of `size` bytes."""
     axis, x = Mesh(dp=world_size)["dp"], torch.ones(size // 4, dtype=torch.float32)
-    return alone(
-        trials(lambda: comm.reduce_scatter(x, axis), count=3, ready=lambda: comm.barrier(axis))
-    ).median
+    step, ready = lambda: comm.reduce_scatter(x, axis), lambda: comm.barrier(axis)
+    return alone(trials(step, count=3, ready=ready)).median

@@ -91,12 +91,10 @@ def explorer(
     title = f"{choice.plan}: {in_seconds(choice.prediction.seconds)} a step (predicted)"
     if run_it == "yes":
         small = model in SMALL and choice.plan.world <= 4
-        seen = (
-            f"{in_seconds(run_here(choice, config, machine, goal))} on live ranks here (paced)"
-            if small
-            else ""
-        )
-        title += f"; {seen or 'too large to run here: take nano or mini, and four devices'}"
+        seen = "too large to run here: take nano or mini, and four devices"
+        if small:
+            seen = f"{in_seconds(run_here(choice, config, machine, goal))} on live ranks here (paced)"
+        title += f"; {seen}"
     clock = timetable(choice.plan, config, goal.rows, goal.length, machine, goal.itemsize)
     return explored(title, choice, machine.device.memory, binds(choice, config, machine, goal), clock)
 

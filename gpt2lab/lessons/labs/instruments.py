@@ -6,6 +6,7 @@ from unittest.mock import patch
 
 import torch
 
+from ...machine.timing import alone, trials
 from ...model import GPT2Config
 from ...plan import Parallel, Plan, build
 from ...ranks import comm, trace
@@ -40,6 +41,11 @@ def begin(axis: Axis) -> None:
     """Wait for the other ranks and forget all spans: what follows is recorded from one moment on."""
     comm.barrier(axis)
     trace.clear()
+
+
+def seconds_of(call: Callable, count: int, warmup: int = 1, ready: Callable = lambda: None) -> list[float]:
+    """Seconds of each of `count` calls after some that do not count; `ready()` comes before each."""
+    return list(alone(trials(call, count, warmup, ready)).trials)
 
 
 def bytes_sent() -> int:

@@ -117,6 +117,5 @@ def serial(x, keep: float = 0.0, frozen=(), steps: int = 5, layers: int = 4) -> 
 
 def _square(weights) -> torch.Tensor:
     """The sum of squares of all gradients that there are."""
-    return torch.stack(
-        [torch.zeros_like(w[0, 0]) if w.grad is None else w.grad.square().sum() for w in weights]
-    ).sum()
+    squares = [torch.zeros_like(w[0, 0]) if w.grad is None else w.grad.square().sum() for w in weights]
+    return torch.stack(squares).sum()

@@ -62,13 +62,8 @@ def _data(model, mesh, plan):
     return data.apply_data(model, mesh["dp", "cp"], plan)
 
 
-P, T, S, C, D = (
-    engine.apply_pipeline,
-    tensor.apply_tensor,
-    sequence.apply_sequence,
-    exchanges.apply_context,
-    _data,
-)
+P, T, S = engine.apply_pipeline, tensor.apply_tensor, sequence.apply_sequence
+C, D = exchanges.apply_context, _data
 """What edits a model: pipeline, tensor, sequence, context, data."""
 
 
@@ -150,7 +145,5 @@ def cube_of(order: str, dealt: str):
 def slow_bytes(order, sizes: dict[str, int], sent: dict[str, float], node: int) -> float:
     """Bytes between nodes of `node` ranks: each rank sends sent[axis] to the next one on the ring of each axis."""
     grid = torch.arange(math.prod(sizes.values())).reshape([sizes[axis] for axis in order])
-    crossing = {
-        axis: (grid // node != grid.roll(-1, place) // node).sum() for place, axis in enumerate(order)
-    }
-    return sum(sent[axis] * int(count) for axis, count in crossing.items())
+    crossing = lambda place: int((grid // node != grid.roll(-1, place) // node).sum())
+    return sum(sent[axis] * crossing(place) for place, axis in enumerate(order))

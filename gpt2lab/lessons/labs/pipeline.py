@@ -77,14 +77,11 @@ def blocking_or_not(ranks, micros: int = 6):
         spans[way] = trace.merge(seen)
         work, sent = ([s for s in spans[way] if s.rank == 0 and s.lane == lane] for lane in ("work", "comm"))
         took = max(s.end for s in spans[way] if s.lane == "work")
-        rows.append(
-            (way, int(predicted.makespan), round(1000 * took), round(1000 * intersection(work, sent)))
-        )
-    want = _serial_gradients(micros)
-    found = [
-        (n, g) for of_ranks in grads.values() for one in of_ranks for n, g in one.items() if g is not None
-    ]
-    return rows, spans, all(torch.equal(g, want[n]) for n, g in found)
+        both = intersection(work, sent)
+        rows.append((way, int(predicted.makespan), round(1000 * took), round(1000 * both)))
+    want, each = _serial_gradients(micros), [one for of_ranks in grads.values() for one in of_ranks]
+    same = [torch.equal(g, want[n]) for one in each for n, g in one.items() if g is not None]
+    return rows, spans, all(same)
 
 
 def _serial_gradients(micros: int) -> dict[str, torch.Tensor]:

@@ -109,9 +109,8 @@ def shakespeare_rows(rows: int) -> Batches:
 def dealt(pool) -> dict[str, list[list[int]]]:
     """Which of ten rows each live rank gets, in the wrong way and in ours."""
     ways, ten = {"rows // ranks": cut_off, "as even as can be": Batch.rows}, shakespeare_rows(10).at(0)
-    return {
-        n: pool.run(lambda r, size, way=way: way(ten, r, size).samples.tolist()) for n, way in ways.items()
-    }
+    rows_of = lambda rank, size, way: way(ten, rank, size).samples.tolist()
+    return {name: pool.run(rows_of, way) for name, way in ways.items()}
 
 
 # ---- the network of the lecture

@@ -115,15 +115,9 @@ def account(graph: tuple[GraphOp, ...], elements: int, ranks: int, rank: int, el
         "reduce-scatter": traffic.reduce_scatter_cost,
         "all-gather": traffic.all_gather_cost,
     }
-    return [
-        Row(
-            op,
-            costs[op.kind](sizes, rank)[0] if op.kind in costs else 0,
-            2 * bytes_of(op.input) if op.kind == "update" else 0,
-            bytes_of(op.output),
-        )
-        for op in graph
-    ]
+    sent = lambda op: costs[op.kind](sizes, rank)[0] if op.kind in costs else 0
+    state = lambda op: 2 * bytes_of(op.input) if op.kind == "update" else 0
+    return [Row(op, sent(op), state(op), bytes_of(op.output)) for op in graph]
 
 
 def twenty_updates(rank: int, world_size: int, graph: tuple[GraphOp, ...], decay: float):

@@ -99,10 +99,8 @@ def read_record() -> dict:
     `losses[scheme, rate, warm-up]` holds a list for each seed, `times[micros]` the time of a batch by scheme.
     """
     found = json.loads(RECORD.read_text())
-    return found | {
-        "losses": {tuple(run): seeds for *run, seeds in found["losses"]},
-        "times": dict(found["times"]),
-    }
+    losses = {tuple(run): seeds for *run, seeds in found["losses"]}
+    return found | {"losses": losses, "times": dict(found["times"])}
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from ...ranks.mesh import Mesh
 from ...reference import CONFIG, example_batch
 from ...run import Options, read_log, start
 from ...train import Recipe
-from .instruments import begin, built, bytes_sent, trainer_by
+from .instruments import begin, built, bytes_sent, seconds_of, trainer_by
 
 
 def notes(rank: int, world_size: int) -> list:
@@ -36,18 +36,13 @@ def notes(rank: int, world_size: int) -> list:
 
 def start_times(ranks: int = 2, trials: int = 3) -> dict[str, list[float]]:
     """Seconds until `ranks` processes with torch have started and ended: spawned, and by a running forkserver."""
-    found = {"spawn": [], "forkserver": []}
-    launch(_nothing, ranks=ranks)  # starts the forkserver
-    for _ in range(trials):
-        begin = time.perf_counter()
-        command = [sys.executable, "-c", "import torch"]
-        for child in [subprocess.Popen(command) for _ in range(ranks)]:
+
+    def spawn():
+        for child in [subprocess.Popen([sys.executable, "-c", "import torch"]) for _ in range(ranks)]:
             child.wait()
-        found["spawn"].append(time.perf_counter() - begin)
-        begin = time.perf_counter()
-        launch(_nothing, ranks=ranks)
-        found["forkserver"].append(time.perf_counter() - begin)
-    return found
+
+    fork = lambda: launch(_nothing, ranks=ranks)  # its first call starts the forkserver
+    return {"spawn": seconds_of(spawn, trials, warmup=0), "forkserver": seconds_of(fork, trials)}
 
 
 def _nothing(rank, world_size):

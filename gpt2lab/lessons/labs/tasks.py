@@ -23,6 +23,7 @@ from ...tasks.graph import EXCLUSIVE, Task, TaskGraph, updates, writes
 from ...tasks.runtime import run_fork_join
 from ...tasks.scheduler import Scheduler
 from .instruments import mine as mine  # cells call it
+from .instruments import seconds_of
 
 CONFIG = GPT2Config(vocab_size=512, n_positions=32, n_layer=2, n_head=4, n_embd=96)
 SMALL = Blocks(tokens=64, rows=2, weights=20_000, updates=40_000)
@@ -162,9 +163,8 @@ def write_traces(spans: list, logs: list) -> Path:
 
 def as_in_llmc(loop: str) -> bool:
     """Whether llm.c runs this loop in parallel: matrix products, attention's forward, the softmax over the words."""
-    return any(word in loop for word in ("attn.c_", "mlp.c_", "head")) or loop.startswith(
-        ("attention", "loss")
-    )
+    products = any(word in loop for word in ("attn.c_", "mlp.c_", "head"))
+    return products or loop.startswith(("attention", "loss"))
 
 
 def contest(workers: int = 2) -> dict[str, Callable]:
@@ -208,9 +208,8 @@ def audit(graph: TaskGraph) -> list[str]:
             if not torch.equal(here, there):
                 found.append(f"{task.name!r} changes {name} outside of what it declares to write")
             if t.is_floating_point() and t[mine].isnan().any():
-                found.append(
-                    f"{task.name!r} uses something that it does not declare to read: {name} becomes NaN"
-                )
+                said = "uses something that it does not declare to read"
+                found.append(f"{task.name!r} {said}: {name} becomes NaN")
             before[name][mine] = t[mine]
             t.copy_(before[name])
     return found
@@ -276,15 +275,12 @@ def uneven(
         work = lambda x: torch.mm(a, a, out=x[0])
         graph.add(f"work {number}", work, writes("x", (number, number + 1)), kind="forward")
     messages.all_reduce(graph, "sum", axis, updates("sum"))
-    scheduler, found = Scheduler(graph, workers, cores=Cores(path) if path else None), []
+    scheduler, together = (
+        Scheduler(graph, workers, cores=Cores(path) if path else None),
+        lambda: comm.barrier(axis),
+    )
     with one_core(rank) if workers == 1 else nullcontext():
-        for _ in range(rounds + 1):
-            comm.barrier(axis)
-            start = time.perf_counter()
-            scheduler.run()
-            comm.barrier(axis)
-            found.append(1e3 * (time.perf_counter() - start))
-    return found[1:]
+        return [1e3 * s for s in seconds_of(lambda: (scheduler.run(), together()), rounds, ready=together)]
 
 
 def lend(pool, cores: int = 2) -> dict[str, list[float]]:
@@ -303,10 +299,5 @@ def step_ms(rank: int, world_size: int, rows: int, workers: int) -> list[float]:
     """Milliseconds of each iteration on `rows` rows that the ranks share, each with so many workers."""
     axis = Mesh(dp=world_size)["dp"] if world_size > 1 else Axis()
     tasks = gpt2_tasks(rows=rows // world_size, dtype=torch.float32, axis=axis)
-    scheduler, found = Scheduler(tasks.graph, workers), []
-    for _ in range(6):
-        comm.barrier(axis)
-        start = time.perf_counter()
-        scheduler.run()
-        found.append(1e3 * (time.perf_counter() - start))
-    return found[1:]
+    run = Scheduler(tasks.graph, workers).run
+    return [1e3 * s for s in seconds_of(run, 5, ready=lambda: comm.barrier(axis))]

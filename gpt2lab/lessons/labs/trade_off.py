@@ -104,9 +104,8 @@ def count(strategies, ranks: int, config: GPT2Config, rows: int, length: int, po
     """Each strategy's point, counted on the live ranks of a pool."""
     serial = count_step(0, 1, Plan(), config, rows, length)
     found = pool.run(count_all, [plan_of(s, ranks) for s in strategies], config, rows, length)
-    return {
-        s: most(list(points), serial) for s, points in zip(strategies, zip(*found, strict=True), strict=True)
-    }
+    by_strategy = zip(strategies, zip(*found, strict=True), strict=True)
+    return {s: most(list(points), serial) for s, points in by_strategy}
 
 
 def recorded() -> dict[int, dict[str, Point]]:
@@ -121,18 +120,11 @@ def compute(strategy: str, ranks: int, config: GPT2Config, rows: int, length: in
     plan = plan_of(strategy, ranks) if ranks > 1 else Plan()
     share = RankShare(plan, config, rows, length)
     shares = [replace(share, **place) for place in busiest_places(plan)]
-    deepest = max(
-        (replace(share, pp=stage) for stage in range(plan.pp)), key=lambda one: len(one.parts.blocks)
-    )
-    sent, messages = (
-        max(sum(getattr(s, what) for s in sends(one)) for one in shares) for what in ("bytes", "messages")
-    )
-    return Point(
-        max(h.total for h in fullest({*shares, deepest})),
-        sent,
-        messages,
-        operations(plan, config, length),
-    )
+    stages = (replace(share, pp=stage) for stage in range(plan.pp))
+    deepest = max(stages, key=lambda one: len(one.parts.blocks))
+    most_of = lambda what: max(sum(getattr(s, what) for s in sends(one)) for one in shares)
+    held = max(h.total for h in fullest({*shares, deepest}))
+    return Point(held, most_of("bytes"), most_of("messages"), operations(plan, config, length))
 
 
 def busiest_places(plan: Plan) -> list[dict[str, int]]:

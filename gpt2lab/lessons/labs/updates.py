@@ -64,9 +64,8 @@ WAYS = {
 
 def twenty_steps(shards: int, decay: float, dtype=torch.float64, fused: bool = False) -> torch.Tensor:
     """1003 weights after twenty steps of AdamW, cut into shards that are updated one by one."""
-    first, *gradients = torch.randn(
-        21, 1003, generator=torch.Generator().manual_seed(0), dtype=torch.float64
-    ).to(dtype)
+    draw = torch.Generator().manual_seed(0)
+    first, *gradients = torch.randn(21, 1003, generator=draw, dtype=torch.float64).to(dtype)
     weights = [part.clone() for part in first.tensor_split(shards)]
     adam = torch.optim.AdamW(weights, lr=1e-2, weight_decay=decay, fused=fused)
     for gradient in gradients:
