@@ -10,23 +10,27 @@ from itertools import product
 
 from ..machine.arguments import MORE, checked
 from ..plan import Plan
+from ..schedules.registry import NAMES
+from .bounds import Bounds
 from .cost import Prediction, predict
 from .problem import Cluster
 from .share import check
 
+SCHEDULES = "1f1b", "interleaved", "zb_h1", "zb_v"
 PRUNED = {
     "refused": "the plan cannot run this model: Plan.check says why",
     "tensor ranks on two nodes": "its sums, four a layer, would cross the slow link",
     "tensor ranks without sequence parallelism": "beyond four ranks sp=true holds less for about the same bytes",
     "ZeRO-2 or 3 beside a pipeline": "they gather or sum the weights again for every micro-batch",
-    "recomputation that is not needed": "beyond four ranks only where the plan without it does not fit",
-    "other schedules than 1F1B": "beyond four ranks they are tried where 1F1B was best",
     "short sequences cut over ranks": "beyond four ranks context parallelism is for 4,096 tokens or more, 1,024 a rank",
+    "other schedules": f"tried are {', '.join(SCHEDULES)}; the others hold more, or the model twice",
+    "cannot win": "its operations alone take longer, or its weights and activations more bytes, than what was found",
+    "numbers of ranks that cannot win": "too few for the operations, all of them working all the time",
+    "needs more memory by far": "weights, gradients and activations alone; the first such plans are predicted",
 }
-SCHEDULES = "1f1b", "interleaved", "zb_h1"  # gpipe takes 1f1b's time and holds more; the others need m >= 2 p
 WHOLE = 4  # ranks up to which nothing is left out that could run
 FEW = 8  # devices up to which this holds for plans of so few ranks, and every number of ranks is tried
-BEST = 10  # pipelines for which, on more devices, other schedules are tried
+LARGE = 10  # plans that are predicted on more devices though they cannot fit: what more memory would win
 LEAST = "time", "memory", "devices"
 
 
@@ -36,7 +40,7 @@ class Goal:
     """What is wanted of a step of `rows` sequences of `length` tokens: the least of one thing under limits on others.
 
     `least` is time, memory or devices; `memory` is bytes a rank (None: what the device has), `seconds` a step;
-    `itemsize` and `mixed` are a precision of `problem.PRECISIONS`.
+    `itemsize` and `mixed` are a precision of `problem.PRECISIONS`; of pipelines only the `schedules` are tried.
     Raises ValueError for an unknown one.
     """
 
@@ -47,16 +51,20 @@ class Goal:
     seconds: float = float("inf")
     itemsize: int = 4
     mixed: int = 0
+    schedules: tuple[str, ...] = SCHEDULES
 
     def __post_init__(self):
         if self.least not in LEAST:
             raise ValueError(f"A goal cannot be the least {self.least!r}. Use {', '.join(LEAST)}.")
 
-    def key(self, found: "PricedPlan"):
+    def order(self, plan: Plan, seconds: float, size: float) -> tuple:
         """What is compared between plans that meet the goal, the smaller the better."""
-        p = found.prediction
-        order = {"time": (p.seconds, p.memory), "memory": (p.memory, p.seconds)}
-        return order.get(self.least, (found.plan.world, p.seconds))
+        first = {"time": seconds, "memory": size, "devices": plan.world}[self.least]
+        return first, *((size,) if self.least == "time" else (seconds,))
+
+    def key(self, found: "PricedPlan") -> tuple:
+        """The same of a plan that has been predicted."""
+        return self.order(found.plan, found.prediction.seconds, found.prediction.memory)
 
 
 @dataclass(frozen=True)
@@ -109,38 +117,47 @@ def candidates(
 ) -> Iterator[Plan]:
     """The plans that are worth predicting, small worlds first; `rejected` counts those that are not, by reason."""
     rejected = Counter() if rejected is None else rejected
-    node = cluster.network.node
     for world in worlds(cluster.devices):
-        many = pruned(world, cluster)
-        for pp, dp, cp, tp in factors(world):
-            mesh = Plan(pp=pp, dp=dp, cp=cp, tp=tp)
-            if many and 1 < node < tp:
-                rejected["tensor ranks on two nodes"] += 1
-            elif many and cp > 1 and length < max(4096, 1024 * cp):
-                rejected["short sequences cut over ranks"] += 1
-            elif not _runs(mesh, config, rows, length, rejected):
-                continue
-            else:
-                yield from _options(mesh, config, rows, length, many, rejected)
+        for plan in _proposals(config, cluster, world, rows, length, rejected):
+            if _runs(plan, config, rows, length, rejected):
+                yield plan
 
 
-def _runs(plan: Plan, config, rows: int, length: int, rejected: Counter, alike: int = 1) -> bool:
-    """Whether a plan can run the model; else it is counted as refused, with those that are refused as it is."""
+def _proposals(
+    config,
+    cluster: Cluster,
+    world: int,
+    rows: int,
+    length: int,
+    rejected: Counter,
+    schedules: tuple = SCHEDULES,
+) -> Iterator[Plan]:
+    """The same of so many ranks, before each is asked whether it runs."""
+    many, node = pruned(world, cluster), cluster.network.node
+    for pp, dp, cp, tp in factors(world):
+        mesh = Plan(pp=pp, dp=dp, cp=cp, tp=tp)
+        if many and 1 < node < tp:
+            rejected["tensor ranks on two nodes"] += 1
+        elif many and cp > 1 and length < max(4096, 1024 * cp):
+            rejected["short sequences cut over ranks"] += 1
+        elif _runs(mesh, config, rows, length, rejected):
+            yield from _options(mesh, rows, many, schedules, rejected)
+
+
+def _runs(plan: Plan, config, rows: int, length: int, rejected: Counter) -> bool:
+    """Whether a plan can run the model; else it is counted as refused."""
     try:
         check(plan, config, rows, length)
     except ValueError:
-        rejected["refused"] += alike
+        rejected["refused"] += 1
         return False
     return True
 
 
-def _options(mesh: Plan, config, rows: int, length: int, many: bool, rejected: Counter) -> Iterator[Plan]:
+def _options(mesh: Plan, rows: int, many: bool, schedules: tuple, rejected: Counter) -> Iterator[Plan]:
     """All that a mesh leaves open: micro-batches, schedule, ZeRO, exchange, sp, recomputation, loss."""
     most = rows // mesh.dp
-    micros = [m * mesh.pp for m in (1, 2, 4, 8)] if mesh.pp > 1 else [1, 2, 4, 8, 16, 32, 64]
-    micros = sorted(
-        {m for m in micros if m <= most} | {most} & ({1} if mesh.pp == 1 and not many else {most})
-    )
+    micros = {m for m in range(1, most + 1) if most % m == 0 or m in [mesh.pp * k for k in (1, 2, 4, 8)]}
     zeros = range(4) if mesh.dp * mesh.cp > 1 else [0]
     if many and mesh.pp > 1 and len(zeros) > 1:
         rejected["ZeRO-2 or 3 beside a pipeline"] += 2 * len(micros)
@@ -153,54 +170,95 @@ def _options(mesh: Plan, config, rows: int, length: int, many: bool, rejected: C
         rejected["tensor ranks without sequence parallelism"] += len(micros)
         sps = [True]
     losses = ["whole", "chunked"] if mesh.tp == 1 else ["whole"]
-    schedules = SCHEDULES if mesh.pp > 1 and not many else SCHEDULES[:1]
-    for micro, zero, more, sp, loss, schedule in product(micros, zeros, exchanges, sps, losses, schedules):
-        said = {"micro": micro, "zero": zero, "sp": sp, "loss": loss, "schedule": schedule} | more
-        plan = replace(mesh, **said)
-        alone = zero == 3 and mesh.pp == 1  # without a pipeline stage 3 runs blocks again anyway
-        if _runs(plan, config, rows, length, rejected, 2 - alone):
-            yield plan
-            if not alone:
-                yield replace(plan, recompute=True)
+    tried = schedules if mesh.pp > 1 else SCHEDULES[:1]
+    rejected["other schedules"] += (len(NAMES) - len(tried)) * len(micros) * (mesh.pp > 1)
+    for micro, zero, more, sp, loss, schedule in product(
+        sorted(micros), zeros, exchanges, sps, losses, tried
+    ):
+        plan = replace(mesh, micro=micro, zero=zero, sp=sp, loss=loss, schedule=schedule, **more)
+        yield plan
+        if zero < 3 or mesh.pp > 1:  # without a pipeline stage 3 runs blocks again anyway
+            yield replace(plan, recompute=True)
+
+
+class _Search:
+    """What has been predicted so far, and which plans can still win."""
+
+    def __init__(self, config, cluster: Cluster, goal: Goal):
+        self.config, self.cluster, self.goal = config, cluster, goal
+        self.limit = cluster.device.memory if goal.memory is None else goal.memory
+        self.rejected, self.known, self.large = Counter(), {}, 0
+        self.found: list[PricedPlan] = []
+        self.front: list[PricedPlan] = []
+        self.best: PricedPlan | None = None  # that meets the goal
+        self.fits: PricedPlan | None = None  # the fastest for which there is memory
+
+    def run(self, watch: Callable = iter) -> None:
+        """Predict all that can win, the most promising first."""
+        config, rows, length = self.config, self.goal.rows, self.goal.length
+        bounds = Bounds(config, self.cluster, rows, length, self.goal.itemsize, self.goal.mixed)
+        for world in reversed(worlds(self.cluster.devices)):
+            if self.hopeless(Plan(dp=world), bounds.ideal(world), 0):
+                self.rejected["numbers of ranks that cannot win"] += 1
+                continue
+            asked = self.cluster, world, rows, length, self.rejected, self.goal.schedules
+            plans = _proposals(config, *asked)
+            every = [(*bounds.of(plan), plan) for plan in plans]
+            for seconds, size, plan in watch(
+                sorted(every, key=lambda one: self.goal.order(one[2], *one[:2]))
+            ):
+                if why := self.hopeless(plan, seconds, size):
+                    self.rejected[why] += 1
+                elif _runs(plan, config, rows, length, self.rejected):
+                    self.add(plan)
+
+    def hopeless(self, plan: Plan, seconds: float, size: float) -> str:
+        """Why a plan that takes so much at least cannot win, if so: in time and memory, on many devices by the goal."""
+        many = pruned(plan.world, self.cluster)
+        if any(f.prediction.seconds <= seconds and f.prediction.memory <= size for f in self.front):
+            return "cannot win"
+        if many and self.best and self.goal.order(plan, seconds, size) >= self.goal.key(self.best):
+            return "cannot win"
+        late = self.fits and self.fits.prediction.seconds <= seconds and seconds > self.goal.seconds
+        if many and late:
+            return "cannot win"
+        self.large += size > self.limit
+        return "needs more memory by far" if many and size > self.limit and self.large > LARGE else ""
+
+    def add(self, plan: Plan) -> None:
+        """Predict a plan."""
+        goal = self.goal
+        asked = self.config, goal.rows, goal.length, self.cluster, goal.itemsize, True, self.known, goal.mixed
+        one = PricedPlan(plan, predict(plan, *asked))
+        p = one.prediction
+        self.found.append(one)
+        self.front = pareto([*self.front, one])
+        if p.memory <= self.limit:
+            self.fits = min(self.fits or one, one, key=lambda f: f.prediction.seconds)
+            if p.seconds <= goal.seconds:
+                self.best = min(self.best or one, one, key=goal.key)
 
 
 @checked()
 def parallelize(config, cluster: Cluster, goal: Goal, watch: Callable = iter) -> Choice:
     """The plan that meets a goal best on a cluster, by prediction; `watch` sees the candidates pass, as tqdm does.
 
-    Raises ValueError, with what is short and by how much, where no plan meets it.
+    What each takes at least is known at once (`bounds`), so only those that can still win are predicted. Raises
+    ValueError, with what is short and by how much, where no plan meets the goal.
     """
     check(Plan(), config, goal.rows, goal.length)
-    rejected: Counter = Counter()
-    limit = cluster.device.memory if goal.memory is None else goal.memory
-    known: dict = {}
-    ask = lambda plan: PricedPlan(
-        plan, predict(plan, config, goal.rows, goal.length, cluster, goal.itemsize, True, known, goal.mixed)
-    )
-    found: list[PricedPlan] = []
-    fits: set[Plan] = set()
-    for plan in watch(candidates(config, cluster, goal.rows, goal.length, rejected)):
-        if plan.recompute and pruned(plan.world, cluster) and replace(plan, recompute=False) in fits:
-            rejected["recomputation that is not needed"] += 1
-            continue
-        found.append(ask(plan))
-        if found[-1].prediction.memory <= limit:
-            fits.add(plan)
-    if cluster.devices > WHOLE:
-        piped = [f for f in found if f.plan in fits and f.plan.pp > 1 and pruned(f.plan.world, cluster)]
-        piped.sort(key=goal.key)
-        rejected["other schedules than 1F1B"] += (len(SCHEDULES) - 1) * len(piped[BEST:])
-        tried = [replace(f.plan, schedule=name) for f in piped[:BEST] for name in SCHEDULES[1:]]
-        found += [ask(plan) for plan in tried if _runs(plan, config, goal.rows, goal.length, rejected)]
-    good = [f for f in found if f.prediction.memory <= limit and f.prediction.seconds <= goal.seconds]
-    rejected["needs more memory"] = sum(f.prediction.memory > limit for f in found)
+    search = _Search(config, cluster, goal)
+    search.run(watch)
+    if not search.best:
+        raise ValueError(_short(search))
+    best, found, rejected = search.best, search.found, search.rejected
+    if best.plan.world > 1 and all(f.plan != Plan() for f in found):
+        search.add(Plan())  # the reasons compare with it
+    rejected["needs more memory"] = sum(f.prediction.memory > search.limit for f in found)
     rejected["takes more time"] = sum(f.prediction.seconds > goal.seconds for f in found)
-    if not good:
-        raise ValueError(_short(found, limit, goal, cluster))
-    best = min(good, key=goal.key)
-    reasons = _reasons(best, found, limit, goal)
+    reasons = _reasons(best, found, search.limit, goal)
     shown = {reason: count for reason, count in rejected.items() if count}
-    return Choice(best.plan, best.prediction, reasons, tuple(pareto(found)), shown, len(found))
+    return Choice(best.plan, best.prediction, reasons, tuple(search.front), shown, len(found))
 
 
 def pareto(found: list[PricedPlan]) -> list[PricedPlan]:
@@ -213,18 +271,21 @@ def pareto(found: list[PricedPlan]) -> list[PricedPlan]:
     return front
 
 
-def _short(found: list[PricedPlan], limit: float, goal: Goal, cluster: Cluster) -> str:
+def _short(search: _Search) -> str:
     """What no plan has enough of, in a sentence."""
+    cluster, goal, limit = search.cluster, search.goal, search.limit
     ranks = f"{cluster.devices} rank{'s' * (cluster.devices > 1)}"
-    fitting = [f for f in found if f.prediction.memory <= limit]
-    if not fitting:
-        least = min(found, key=lambda f: (f.prediction.memory, f.prediction.seconds))
-        need = least.prediction.memory
+    if not search.fits:
+        again = _Search(
+            search.config, cluster, replace(goal, least="memory", memory=float("inf"), seconds=float("inf"))
+        )
+        again.run()
+        need = again.best.prediction.memory
         return (
-            f"No plan of up to {ranks} fits into {in_bytes(limit)} a rank: the smallest, {least.plan}, "
+            f"No plan of up to {ranks} fits into {in_bytes(limit)} a rank: the smallest, {again.best.plan}, "
             f"needs {in_bytes(need)}, {in_bytes(need - limit)} more. Use more memory, more ranks, or fewer rows."
         )
-    fast = min(fitting, key=lambda f: f.prediction.seconds)
+    fast = search.fits
     late = fast.prediction.seconds - goal.seconds
     return (
         f"No plan of up to {ranks} that fits into {in_bytes(limit)} a rank takes "
@@ -238,7 +299,7 @@ def _reasons(best: PricedPlan, found: list[PricedPlan], limit: float, goal: Goal
     p = best.prediction
     large = sorted(p.parts.items(), key=lambda part: -part[1])[:3]
     said = ", ".join(
-        f"{NAMES.get(name, name)} {seconds / p.seconds:.0%}" for name, seconds in large if seconds
+        f"{WORDS.get(name, name)} {seconds / p.seconds:.0%}" for name, seconds in large if seconds
     )
     reasons = [f"of its {in_seconds(p.seconds)} a step are {said}"]
     serial = next((f for f in found if f.plan == Plan()), None)
@@ -273,7 +334,7 @@ def _reasons(best: PricedPlan, found: list[PricedPlan], limit: float, goal: Goal
     return tuple(reasons)
 
 
-NAMES = {
+WORDS = {
     "compute": "computing",
     "recompute": "running blocks again",
     "bubble": "waiting in the pipeline",

@@ -15,16 +15,15 @@ from functools import cached_property, partial
 from ..machine.arguments import checked
 from ..machine.speed import flops_per_token
 from ..parallel.zero.costs import backward_and_sums
+from ..plan import Plan
 from ..schedules import Cost, Timeline, simulate
 from .memory import Held, fullest
 from .models import Network, units
 from .pipelines import pipeline_seconds
 from .problem import Cluster
-from .seconds import RankOnCluster, stage_times
+from .seconds import UPDATE, RankOnCluster, stage_times
 from .sends import by_axis, finish_sends, gradient_sends, sends, stage_ways
 from .share import RankShare, check, frame, order_of, runs_again
-
-UPDATE = 9  # times that AdamW and the norm read or write a weight's bytes
 
 
 @dataclass(frozen=True)
@@ -184,7 +183,9 @@ def _work(machine: RankOnCluster) -> Counter:
 
 def _pipeline(machines: list[RankOnCluster]) -> float:
     """Seconds from the first forward to the last backward of a pipeline."""
-    return pipeline_seconds(machines[0].share.plan, *_stage_seconds(machines), _factors(machines[0].share))
+    plan = machines[0].share.plan  # of which the clock asks nothing else
+    alike = Plan(pp=plan.pp, micro=plan.micro, schedule=plan.schedule, chunks=plan.chunks)
+    return pipeline_seconds(alike, *_stage_seconds(machines), _factors(machines[0].share))
 
 
 def _stage_seconds(machines: list[RankOnCluster]) -> tuple[tuple, tuple, tuple, float]:

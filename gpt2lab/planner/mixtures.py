@@ -14,10 +14,10 @@ from itertools import chain
 
 from ..parallel.expert import bytes_sent
 from ..ranks.traffic import split_sizes
-from .cost import UPDATE, Prediction, predict_share
+from .cost import Prediction, predict_share
 from .memory import of_rank
 from .problem import Cluster
-from .seconds import RankOnCluster
+from .seconds import UPDATE, RankOnCluster
 from .sends import AxisTraffic, by_axis, gradient_sends
 from .sends import sends as dense_sends
 from .share import EXPERT, MemoryShare, Parameter, RankShare, check, groups_of

@@ -14,6 +14,7 @@ from .problem import Cluster, Device
 from .sends import AxisTraffic, stage_ways
 from .share import RankShare
 
+UPDATE = 9  # times that AdamW and the norm read or write a weight's bytes
 OPERATORS = 12  # of a block's forward, each a launch; twice as many in backward
 PASSES = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1}  # times that a ring goes around
 

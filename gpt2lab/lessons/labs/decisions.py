@@ -41,8 +41,10 @@ class Workload:
         return predict(plan, self.config, self.rows, self.length, self.cluster, self.itemsize).seconds
 
     def chosen(self) -> Plan:
-        """What `gpt2lab plan` chooses."""
-        goal = Goal(self.rows, self.length, itemsize=self.itemsize)
+        """What `gpt2lab plan` chooses of the schedules that the path knows, and simpler ones."""
+        goal = Goal(
+            self.rows, self.length, itemsize=self.itemsize, schedules=("1f1b", "interleaved", "zb_h1")
+        )
         return parallelize(self.config, self.cluster, goal).plan
 
 
