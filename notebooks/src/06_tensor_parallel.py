@@ -2,10 +2,9 @@
 # # 06 Tensor parallel
 #
 # **The one-minute version.** A transformer layer is four large matrix products with small things between
-# them. Cut the matrices, and every rank does a part of every product, on all tokens. Two things make it
-# cheap. Cut the first matrix of a pair by *columns* and the second by *rows*, and nothing has to be sent
-# between them. And attention falls apart into heads by itself. What remains are two sums a layer forward and
-# two backward.
+# them. Cut the matrices, and every rank does a part of every product, on all tokens. Cut the first
+# matrix of a pair by *columns* and the second by *rows*: nothing is sent between them. Attention falls apart into
+# heads by itself. What remains are two sums a layer forward and two backward.
 #
 # The claim, on two live ranks:
 
@@ -19,7 +18,7 @@ from gpt2lab.lessons import explore, show, show_source, table
 from gpt2lab.lessons.exercises import check, cuts
 from gpt2lab.lessons.exercises import tensor as exercises
 from gpt2lab.lessons.labs import tensor as lab
-from gpt2lab.lessons.labs import thresholds
+from gpt2lab.lessons.labs import thresholds, typed
 from gpt2lab.model import GPT2, GPT2Config
 from gpt2lab.parallel import sequence, tensor
 from gpt2lab.planner import tensor_costs
@@ -28,6 +27,7 @@ from gpt2lab.plots.timeline import timeline
 from gpt2lab.processes.launch import Ranks
 from gpt2lab.ranks import comm
 from gpt2lab.ranks.mesh import Mesh
+from gpt2lab.ranks.types import GRADIENT
 from gpt2lab.verify import Plan, verify
 
 torch.set_default_dtype(torch.float64)
@@ -50,7 +50,7 @@ show(
 )
 
 # %% [markdown]
-# By hand; the second is *column parallel*, the third *row parallel*.
+# The second is *column parallel*, the third *row parallel*.
 
 # %%
 torch.manual_seed(0)
@@ -72,8 +72,8 @@ for name, y in joined.items():
     print(f"{name:8} equals X W: {torch.allclose(y, X @ W)}")
 
 # %% [markdown]
-# Row parallel wants its *input* cut by features: just what column parallel leaves behind. The other order would
-# need a sum in the middle, because gelu may be applied to a slice of the features, but not to a partial sum.
+# Row parallel wants its *input* cut by features: just what column parallel leaves behind. The other order
+# needs a sum in the middle: gelu may be applied to a slice of the features, not to a partial sum.
 
 # %%
 a, b = torch.tensor([1.0, 3.0]), torch.tensor([-1.0, 2.0])
@@ -89,8 +89,8 @@ print("gelu of slices, joined:", torch.equal(torch.cat([F.gelu(a), F.gelu(b)]), 
 # - forward: h_r = gelu(x W1_r), y = **sum over ranks** of h_r W2_r
 # - backward: dW2_r = h_r^T dy; dh_r = dy W2_r^T; dW1_r = x^T dz_r; dx = **sum over ranks** of dz_r W1_r^T
 #
-# One sum each way. In Megatron's words, a function **g** stands at the end (sum forward, nothing backward)
-# and **f** at the beginning (nothing forward, sum backward).
+# One sum each way. Megatron's **g** stands at the end (sum forward, nothing backward), its **f** at the beginning
+# (nothing forward, sum backward).
 
 
 # %%
@@ -140,8 +140,8 @@ show(
 )
 
 # %% [markdown]
-# A batch of GPT-2 has far more than 4 C tokens: cutting matrices sends *more*. It is done all the same, because
-# weights, gradients and Adam's moments are cut too, and a model fits which otherwise would not.
+# GPT-2's batches have far more than 4 C tokens: cutting matrices sends *more*. It is done because weights, gradients
+# and Adam's moments are cut too: larger models fit.
 #
 # ## f and g are conjugate
 #
@@ -198,7 +198,7 @@ show_source(tensor.Edge, tensor.RowLinear)
 # %% [markdown]
 # ## The vocabulary
 #
-# The embedding is the largest matrix of all, and the head is the same matrix. Cut it by *tokens of the vocabulary*.
+# The embedding is the largest matrix, and the head is the same. Cut it by *tokens of the vocabulary*.
 # An embedding looks up what it has, puts zero for the rest, and sums (g). The head is column parallel (f): every rank
 # has logits (B, T, V/n). Gathering them would be absurd:
 
@@ -208,7 +208,7 @@ print(f"logits of {B} x {T} tokens:   {B * T * V * 4 / 2**20:10,.2f} MiB")
 print(f"three numbers for each: {B * T * 3 * 4 / 2**20:10,.2f} MiB")
 
 # %% [markdown]
-# The loss of a token is log(sum of exp z) - z_target. Three numbers have to cross the ranks: the **maximum**
+# The loss of a token is log(sum of exp z) - z_target. Three numbers cross the ranks: the **maximum**
 # (so that exp does not overflow), the **sum of exponentials**, and the **target's logit**, which one rank has
 # and the others count as zero. Backward sends nothing: softmax minus one-hot is known where the logit is.
 
@@ -232,7 +232,7 @@ print(f"cut over 2 ranks       {two.run(loss_on_a_rank, True)[0]:.6f}")
 print(f"softmax over the shard {two.run(loss_on_a_rank, False)[0]:.6f}   (bug lab)")
 
 # %% [markdown]
-# By hand, the embedding both ways and the loss backward. (Its forward is exercise 4.)
+# By hand, both ways (the loss's forward is exercise 4):
 
 # %%
 weight, dy = torch.randn(37, 4), torch.randn(5, 4)
@@ -337,8 +337,8 @@ print(*lab.noticed(two, "tp=2", config, *bugs), sep="\n")
 # "f is missing" leaves the loss of the first step untouched (`verify` also compares it after updates): only gradients
 # tell. (And `verify` starts from random biases: zero ones hide the first bug.)
 #
-# Why is a gradient norm a check of its own? Replicated gradients (of norms and row biases) must count once, slices on
-# every rank. Get this wrong, and only clipping goes astray.
+# The gradient norm is a check of its own: replicated gradients (norms, row biases) count once, slices on every rank;
+# else only clipping goes astray.
 #
 # ## Sequence parallel: less memory, and its price
 #
@@ -357,8 +357,8 @@ for lean in (False, True):
 
 # %% [markdown]
 # The second line is `lean`, what plans use: it keeps only its own tokens and gathers again in backward, for a
-# quarter more bytes. (Korthikanti hides this gather behind a product.) Kept, without dropout and without the T x
-# T matrix: four activations between the parts (inputs and outputs of two norms), q, k, v and attention's output,
+# quarter more bytes. Kept, without dropout and without the T x T matrix: four activations between the parts (inputs
+# and outputs of two norms), q, k, v and attention's output,
 # and eight around gelu.
 #
 # | | kept a layer, in B T C numbers | from the paper, 16 bit with dropout |
@@ -382,7 +382,7 @@ show(
 )
 
 # %% [markdown]
-# One thing is new. Each rank's norms now see only their own tokens, so the gradients of norms, row biases and
+# New: each rank's norms see only their own tokens, so the gradients of norms, row biases and
 # positions are **partial sums**. The parameter's `Spec` says so, and the trainer sums them once a step. Forget it:
 
 # %%
@@ -411,9 +411,9 @@ for way, spans in runs.items():
 #
 # ## How far does it go?
 #
-# A layer computes 72 B T C² flops in its matrices (and 12 B T² C in attention, masked pairs counted too; the figure
-# includes them) and sends 8 (n-1)/n B T C numbers of b bytes. Both grow with B T, so there is no number of tokens
-# from which on it is free. With F flops and W bytes a second, 72 B T C² / n F is the larger if n - 1 <= 9 C W / b F:
+# A layer computes 72 B T C² flops in its matrices (and 12 B T² C in attention, which the figure includes) and sends
+# 8 (n-1)/n B T C numbers of b bytes. Both grow with B T: no number of tokens makes it free. With F flops and W bytes a
+# second, 72 B T C² / n F is the larger if n - 1 <= 9 C W / b F:
 # a limit of ranks, which only a wider model or a faster link raises.
 
 # %%
@@ -430,7 +430,7 @@ table(rows, [*header, "8 ranks at C = 2048: times faster"])
 print("GPUs at half of their peak:", inside.source)
 
 # %% [markdown]
-# Past its limit a rank sends longer than it computes, and gains less and less. At C = 2048, 8 ranks inside a
+# Past it a rank sends longer than it computes, and gains less and less. At C = 2048, 8 ranks inside a
 # machine are 4.4<!--above--> times as fast as one; on the links between machines they gain nothing. So tensor
 # parallelism stays inside.
 
@@ -999,13 +999,34 @@ def my_loss(logits, targets, first, axis):
 
 
 # %% [markdown]
-# ## Appendix: two other forms
+# ## Appendix: what people do today
+#
+# ### Types
+#
+# A letter for each tensor and axis: R is alike, used differently by each rank; I alike, used alike; V varying; P a
+# term of a sum. f is I -> R, g is P -> I; I mixes with nothing, P only in sums. One process, without ranks or numbers,
+# checks a plan's forward and last sums
+# ([spmd_types](https://github.com/meta-pytorch/spmd_types/blob/main/DESIGN.md)):
+
+# %%
+print("a tensor's letter, and its gradient's:", GRADIENT)
+print("f forgotten:", typed.refusal("06", "f is missing"))
+for plan in ("tp=2", "tp=2,sp=on", "dp=2,cp=2,tp=2"):
+    print(f"{plan}: {typed.typed(Plan.parse(plan), config)}")
+table(
+    [(*bug, *typed.verify_and_types({2: two, 4: four}, *bug)) for bug in typed.BUGS],
+    ["lesson", "planted bug", "verify says", "types say"],
+)
+
+# %% [markdown]
+# Types cannot see factors, counts, indices, norms, or what is left out. In the convention below copies are R, the loss
+# too: its gradient is P, 1/n a rank.
 #
 # ### AlexNet
 #
 # "One weird trick" (Krizhevsky 2014) gives *each layer its own best cut*. Convolutions have few weights and large
 # activations: cut the batch. Dense layers are the other way round: cut the matrices. From images to features an
-# all-to-all suffices, 1/n of what an all-gather sends. Live, a convolution and two dense layers:
+# all-to-all suffices, 1/n of what an all-gather sends. Live:
 
 
 # %%
@@ -1043,7 +1064,7 @@ show(
 # ### Every matrix by columns, and another convention
 #
 # Stanford's CS336 (lecture 8) cuts *every* matrix by columns and gathers after each: x -> all-gather(gelu(x W_r)).
-# The backward is left as homework (here exercise 5). It follows another rule: **the parts of a replicated value's
+# Its backward, homework there and exercise 5 here, follows another rule: **the parts of a replicated value's
 # gradient add up.** A loss that n ranks compute asks n times for the same, so each asks for 1/n, and a column's owner
 # adds up what all ranks ask of it. (`torch.distributed.nn.functional.all_reduce` follows this rule too: used as our g
 # it doubles gradients on two ranks.) **Predict** what becomes of the first matrix without the 1/n, or without the
@@ -1065,7 +1086,7 @@ print("by formula, (n-1)/n of all gathered numbers:", (2 - 1) * 6 * (8 + 6) * 8 
 
 # %% [markdown]
 # **5.** The homework: columns gathered, and their backward, with the seed 1/n on every rank. `y` (B, D/n) holds this
-# rank's columns. (`comm.all_gather(y, axis, 1)` works along dim 1, and others do.)
+# rank's columns. (`comm.all_gather(y, axis, 1)` works along dim 1.)
 
 
 # %% tags=["exercise"]
@@ -1244,12 +1265,10 @@ def my_cuts():
 # %% [markdown]
 # ## Questions
 #
-# 1. Why must the bias of a row-parallel layer be added after the sum, but that of a column-parallel layer
-#    before gelu?
+# 1. Why is a row-parallel layer's bias added after the sum, and a column-parallel layer's before gelu?
 # 2. Which parameters are replicated under tensor parallelism, and how does their gradient become the same
 #    on all ranks?
-# 3. Sequence parallelism sends the same bytes as tensor parallelism. Where does it send more messages, and
-#    when would that hurt?
+# 3. Sequence parallelism sends the bytes of tensor parallelism in more messages: where, and when does that hurt?
 #
 # <details><summary>Answers</summary>
 #
@@ -1262,8 +1281,8 @@ def my_cuts():
 # ## Read on
 #
 # - Shoeybi et al. 2019, "Megatron-LM" (arXiv:1909.08053): section 3 draws f and g.
-# - Korthikanti et al. 2022, "Reducing Activation Recomputation" (arXiv:2205.05198): section 4 derives sequence
-#   parallelism and the table of what is kept.
+# - Korthikanti et al. 2022, "Reducing Activation Recomputation" (arXiv:2205.05198): section 4: sequence
+#   parallelism, and what is kept.
 # - Krizhevsky 2014, "One weird trick" (arXiv:1404.5997): each layer its own cut, in seven pages.
 #
 # **Next:** lesson 07 cuts between the layers.
