@@ -6,6 +6,7 @@ found. The sizes are 7 rows, 37 tokens, sequences of 11, layers that do not divi
 
 import re
 from dataclasses import dataclass, replace
+from unittest.mock import patch
 
 import torch
 import torch.nn.functional as F
@@ -23,10 +24,12 @@ STEPS = 5
 # The key bias has no gradient in exact arithmetic; with a tiny eps Adam would enlarge its rounding error.
 RECIPES = (Recipe("sgd", lr=0.1, clip=0.5), Recipe("adamw", lr=1e-2, eps=1e-6, clip=0.5))
 # How deep a comparison goes beyond losses, gradients and their norm: recipes of training, each with its updates.
+MUON = Recipe("muon", lr=1e-2, eps=1e-6, clip=0.5)
 DEPTHS = {
     "gradients": (),
     "steps": ((RECIPES[1], 2),),  # a second update meets stale weights and lost moments
     "full": tuple((recipe, STEPS) for recipe in RECIPES),
+    "muon": ((MUON, 3),),
 }
 
 
@@ -120,10 +123,12 @@ def serial_loss(model: GPT2, batch: Batch) -> torch.Tensor:
 
 
 def serial_steps(model: GPT2, batch: Batch, recipe: Recipe, steps: int = STEPS) -> dict[str, torch.Tensor]:
-    """The weights after so many updates, in plain PyTorch: clip_grad_norm_, then torch's SGD or AdamW."""
+    """The weights after so many updates, in plain PyTorch: clip_grad_norm_, then torch's SGD, AdamW or Muon."""
     loads = [p for n, p in model.named_parameters() if LOAD(n)]
     weights = [p for n, p in model.named_parameters() if not LOAD(n)]
-    decayed = [p for p in weights if p.dim() >= 2]
+    hidden = [p for n, p in model.named_parameters() if n.startswith("h.") and p.dim() == 2]
+    hidden = hidden if recipe.optimizer == "muon" else []
+    decayed = [p for p in weights if p.dim() >= 2 and not any(p is h for h in hidden)]
     others = [p for p in weights if p.dim() < 2]
     groups = [
         {"params": decayed, "weight_decay": recipe.weight_decay},
@@ -133,10 +138,19 @@ def serial_steps(model: GPT2, batch: Batch, recipe: Recipe, steps: int = STEPS) 
         optimizer = torch.optim.SGD(groups, lr=recipe.lr)
     else:
         optimizer = torch.optim.AdamW(groups, lr=recipe.lr, betas=recipe.betas, eps=recipe.eps)
+    of_hidden = _torchs_muon(hidden, recipe) if hidden else None
     for step in range(steps):
         serial_gradients(model, batch, step)
         torch.nn.utils.clip_grad_norm_(weights, recipe.clip)
         optimizer.step()
+        if of_hidden:
+            with patch.object(torch.Tensor, "bfloat16", torch.Tensor.clone):  # its iterations in 64 bits
+                of_hidden.step()
         for p in loads:
             p.data -= model.config.experts.speed * p.grad.sign()
     return {n: p.detach() for n, p in model.named_parameters()}
+
+
+def _torchs_muon(matrices, recipe: Recipe):
+    how = {"lr": recipe.lr, "weight_decay": recipe.weight_decay, "adjust_lr_fn": "match_rms_adamw"}
+    return torch.optim.Muon(matrices, **how)

@@ -25,7 +25,7 @@ from .train import LLMC, Recipe, Trainer
 
 STOP = "stop"
 OWN_K = {"switch": 1, "gshard": 2}  # experts a token, by router
-RECIPES, DEVICES = ("lab", "llmc"), ("auto", "cpu", "cuda")
+RECIPES, DEVICES, OPTIMIZERS = ("lab", "llmc"), ("auto", "cpu", "cuda"), ("adamw", "muon")
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
 
 
@@ -53,9 +53,8 @@ class Options:
     cosine: bool = option(True, "let the learning rate fall to a tenth along a cosine")
     clip: float = option(1.0, "largest norm of the gradient; 0 does not clip", 0)
     weight_decay: float = option(0.1, "weight decay of the matrices", 0)
-    recipe: str = option(
-        "lab", "lab: these options; llmc: AdamW of llm.c's CPU trainer, B=4, T=64", choices=RECIPES
-    )
+    recipe: str = option("lab", "lab: these options; llmc: llm.c's AdamW, B=4, T=64", choices=RECIPES)
+    optimizer: str = option("adamw", "adamw, or muon for the matrices of the blocks", choices=OPTIMIZERS)
     dtype: str = option("float32", "kind of numbers", choices=tuple(DTYPES))
     seed: int = option(0, "of weights, batches and dropout", 0, 2**63 - 1)
     device: str = option("auto", "auto: GPUs where every rank can have one", choices=DEVICES)
@@ -66,9 +65,7 @@ class Options:
     background: bool = option(False, "write checkpoints while training continues")
     sample: int = option(64, "tokens to write at the end", 0)
     chunked: bool = option(True, "compute the loss in chunks, so that the whole logits are never held")
-    autocast: bool = option(
-        False, "matrix products in bfloat16 (faster where the processor has it; see info)"
-    )
+    autocast: bool = option(False, "matrix products in bfloat16 (faster on some processors; see info)")
     compile: bool = option(False, "torch.compile every block (half a minute at the start)")
     fast: bool = option(True, "use what makes this machine faster, where its check passes (see info)")
     bench: bool = option(False, "measure only: no validation, no sample, no checkpoint")
@@ -96,6 +93,7 @@ class Options:
         if self.recipe == "llmc":
             return replace(LLMC, seed=self.seed, autocast=self.autocast)
         return Recipe(
+            self.optimizer,
             lr=self.lr,
             warmup=self.warmup,
             decay_steps=max(self.steps, self.warmup) if self.cosine else None,
@@ -143,6 +141,7 @@ class Options:
                 raise ValueError(f"{flag(f.name)} {value} is too {way}.")
         plan = self.the_plan()
         plan.check(self.the_config(), self.batch, self.sequence)
+        self.the_recipe().check(plan)
         if self.compile:
             _check_compile(plan)
         shard = self.shard()
@@ -155,7 +154,7 @@ class Options:
         """The options that change nothing beside the others, by name, each with the reason."""
         found = {}
         if self.recipe == "llmc":
-            of_recipe = ("lr", "warmup", "cosine", "clip", "weight_decay")
+            of_recipe = ("optimizer", "lr", "warmup", "cosine", "clip", "weight_decay")
             found |= dict.fromkeys(of_recipe, "--recipe llmc brings its own")
         if self.bench:
             of_saving = ("evaluate", "save", "keep", "background", "sample")

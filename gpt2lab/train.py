@@ -7,9 +7,10 @@ from dataclasses import dataclass
 import torch
 
 from .machine.arguments import MORE, checked
-from .parallel import finish
-from .plan import Parallel
+from .parallel import finish, muon
+from .plan import Parallel, Plan
 from .ranks import comm, trace
+from .ranks.mesh import Axis
 
 
 @checked(lr=0, eps=0, weight_decay=0, clip=(MORE, math.inf), warmup=0, decay_steps=0)
@@ -20,7 +21,7 @@ class Recipe:
     Raises ValueError for settings that no run can have.
     """
 
-    optimizer: str = "adamw"  # or "sgd"
+    optimizer: str = "adamw"  # "sgd", or "muon": AdamW, but Muon for the matrices of the blocks
     lr: float = 1e-3
     betas: tuple[float, float] = (0.9, 0.95)
     eps: float = 1e-8
@@ -47,6 +48,11 @@ class Recipe:
         done = min(1.0, (step - self.warmup) / max(1, self.decay_steps - self.warmup))
         return self.lr * (0.1 + 0.45 * (1 + math.cos(math.pi * done)))
 
+    def check(self, plan: Plan) -> None:
+        """Raise ValueError, before any process starts, for plans that this recipe cannot train."""
+        if self.optimizer == "muon":
+            muon.check(plan)
+
 
 LLMC = Recipe(lr=1e-4, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0, clip=None)
 
@@ -69,7 +75,8 @@ class Trainer:
 
     def __init__(self, parallel: Parallel, recipe: Recipe = Recipe()):
         self.parallel, self.recipe, self.steps = parallel, recipe, 0
-        self.optimizer = make_optimizer(parallel.sync.pieces, recipe)
+        recipe.check(parallel.plan)
+        self.optimizer = make_optimizer(parallel.sync.pieces, recipe, parallel.mesh["tp"])
 
     @checked()
     def gradients(self, batch) -> tuple[float, float]:
@@ -211,7 +218,19 @@ class Trainer:
         return f"Step {self.steps}: {where} is not finite. Nothing was updated; try a lower learning rate."
 
 
-def make_optimizer(held: list[finish.Piece], recipe: Recipe) -> torch.optim.Optimizer:
+ADAMS = "exp_avg", "exp_avg_sq"
+
+
+def moments_of(piece: finish.Piece, recipe: Recipe) -> tuple[str, ...]:
+    """What the recipe's optimizer keeps of a piece besides the weight, by PyTorch's names, each of its shape."""
+    if piece.spec.load or recipe.optimizer == "sgd":
+        return ()
+    return ("momentum_buffer",) if recipe.optimizer == "muon" and muon.steps(piece) else ADAMS
+
+
+def make_optimizer(
+    held: list[finish.Piece], recipe: Recipe, tensor_axis: Axis | None = None
+) -> torch.optim.Optimizer:
     """The recipe's optimizer over this rank's pieces: weight decay for matrices only, AdamW fused."""
     groups = [
         {"params": [p.tensor for p in held if p.decay], "weight_decay": recipe.weight_decay},
@@ -220,6 +239,9 @@ def make_optimizer(held: list[finish.Piece], recipe: Recipe) -> torch.optim.Opti
     groups = [g for g in groups if g["params"]]
     if recipe.optimizer == "sgd":
         return torch.optim.SGD(groups, lr=recipe.lr)
+    how = {"lr": recipe.lr, "betas": recipe.betas, "eps": recipe.eps, "fused": True}
     if recipe.optimizer == "adamw":
-        return torch.optim.AdamW(groups, lr=recipe.lr, betas=recipe.betas, eps=recipe.eps, fused=True)
-    raise ValueError(f"There is no optimizer {recipe.optimizer!r} here. Use adamw or sgd.")
+        return torch.optim.AdamW(groups, **how)
+    if recipe.optimizer == "muon":
+        return muon.Muon(groups, held, tensor_axis or Axis(), **how)
+    raise ValueError(f"There is no optimizer {recipe.optimizer!r} here. Use adamw, muon or sgd.")

@@ -110,7 +110,8 @@ def verify(
     """Compare a plan with the serial run on live ranks (`ranks`: a running pool to use).
 
     Without a `config` the model is CONFIG, or EXPERTS for a plan with ep. `depth`: "gradients" stops after losses,
-    gradients and their norm; "steps" adds two updates by AdamW; "full" five by SGD and five by AdamW.
+    gradients and their norm; "steps" adds two updates by AdamW; "full" five by SGD and five by AdamW; "muon" three by
+    Muon and AdamW.
 
     Raises ValueError, before any process starts, when the plan cannot run this model.
     """
@@ -119,6 +120,8 @@ def verify(
     plan = Plan.parse(plan) if isinstance(plan, str) else plan
     config = config or (EXPERTS if plan.ep > 1 else CONFIG)
     plan.check(config, rows, length)
+    for recipe, _ in DEPTHS[depth]:
+        recipe.check(plan)
     if ranks is not None:
         found = ranks.run(compare, plan, config, rows, length, depth)
     elif plan.world == 1:

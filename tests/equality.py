@@ -3,7 +3,8 @@
 A line is a depth (`verify.DEPTHS`), a model, perhaps a batch (rows x tokens; else 7 x 11), and a plan; `{a|b}` stands
 for a line with a and a line with b. Every strategy, schedule, exchange, router and kind of pair has a `full` line: five
 updates by SGD and five by AdamW, with clipping. Where an option decides who updates what, the others are `steps` (two
-updates by AdamW); where it only moves activations or gradients, losses, `gradients` and their norm say all.
+updates by AdamW); where it only moves activations or gradients, losses, `gradients` and their norm say all. `muon` is
+three updates by Muon, for each way in which its matrices may lie.
 """
 
 import os
@@ -100,6 +101,12 @@ TABLE = {
         gradients {{window3|window6}} 3x11 cp=2,dp=2,exchange=halo-x-isend
         gradients small-noisy 4x11 dp=2,cp=2,exchange=ring,layout=interleaved,micro=2
         gradients odd 2x2 cp=3,loss={{whole|chunked}}""",
+    "muon": """
+        muon tiny {dp=2,micro=2|dp=2,data=servers|tp=2|tp=2,sp=on|cp=2,exchange=ring|dp=3,zero=3,data=owner}
+        muon odd {serial|pp=3,micro=5|dp=2,tp=2|dp=2,cp=2|pp=2,tp=2,micro=2|tp=4|dp=4,zero=3,shard=2,data=owner}
+        muon odd pp=2,dp=2,micro=2,schedule=chimera
+        muon experts dp=2,ep=2,tp=2
+        muon heads6 tp=3""",
     "without a flush": """
         full odd-noisy pp=3,micro=2,schedule={pipedream|ampnet,active=2}
         full odd-noisy pp=3,schedule=pipedream,recompute=on""",

@@ -206,7 +206,7 @@ def test_a_wild_learning_rate_fails_and_saves_nothing_that_is_not_finite(tmp_pat
 
 
 def test_an_unknown_optimizer_lists_the_known_ones():
-    with pytest.raises(ValueError, match="There is no optimizer 'adan' here. Use adamw or sgd."):
+    with pytest.raises(ValueError, match="There is no optimizer 'adan' here. Use adamw, muon or sgd."):
         trainer(recipe=Recipe("adan"))
 
 

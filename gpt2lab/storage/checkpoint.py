@@ -15,7 +15,7 @@ import torch
 from ..machine.arguments import checked
 from ..parallel.boxes import Entry
 from ..ranks import comm
-from ..train import Trainer
+from ..train import Trainer, moments_of
 from . import huggingface, reading, writing
 from .reading import CONFIG, BadCheckpoint, all_in, is_one, look, read_state
 from .writing import CannotSave
@@ -32,8 +32,6 @@ __all__ = [
     "read_state",
     "save",
 ]
-
-MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 def name(step: int) -> str:
@@ -125,7 +123,8 @@ def entries(trainer: Trainer, copies: bool = True) -> dict[str, Entry]:
         if not piece.tensor.numel() or piece.spec.tied_copy and not copies:
             continue
         state = trainer.optimizer.state.get(piece.tensor, {})
-        kinds = {"weight": piece.tensor} | {kind: state[kind] for kind in MOMENTS if kind in state}
+        moments = [kind for kind in moments_of(piece, trainer.recipe) if kind in state]
+        kinds = {"weight": piece.tensor} | {kind: state[kind] for kind in moments}
         for kind, tensor in kinds.items():
             found[f"{kind}.{piece.name}"] = parallel.entry_of(piece, tensor)
     return found
@@ -146,9 +145,8 @@ def load(folder: str | Path, trainer: Trainer) -> dict:
             f"{folder} was trained with {state['optimizer']}, whose state {trainer.recipe.optimizer} cannot go on "
             f"from. Resume with {state['optimizer']}, or start from its exported weights."
         )
-    if state["step"] and trainer.recipe.optimizer == "adamw":
-        for piece in (p for p in parallel.sync.pieces if not p.spec.load):  # a load bias has no moments
-            moments = {kind: torch.zeros_like(piece.tensor) for kind in MOMENTS}
+    for piece in parallel.sync.pieces if state["step"] else ():
+        if moments := {kind: torch.zeros_like(piece.tensor) for kind in moments_of(piece, trainer.recipe)}:
             count = torch.tensor(float(state["step"]), device=piece.tensor.device)
             trainer.optimizer.state[piece.tensor] = {"step": count, **moments}
     reading.read(folder, entries(trainer), parallel.mesh.world)

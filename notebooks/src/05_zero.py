@@ -6,7 +6,7 @@
 # each rank keeps the optimizer state of one n-th of the weights. Stage 2: of the gradients too. Stage 3: of the
 # weights too, which are gathered block by block when needed. The trick is a ring's: an all-reduce is a
 # reduce-scatter followed by an all-gather, and ZeRO puts the update *between* the two. So stages 1 and 2 send
-# what data parallelism sends (stage 2 more if there are several micro-batches), stage 3 half as much again.
+# what data parallelism sends (stage 2 more with several micro-batches), stage 3 half as much again.
 #
 # The claim, live:
 
@@ -21,6 +21,7 @@ from gpt2lab.lessons.labs import lecture_zero3, mixed_precision, recorded, resid
 from gpt2lab.lessons.labs.updates import twenty_steps
 from gpt2lab.lessons.player import play
 from gpt2lab.model import GPT2, GPT2Config
+from gpt2lab.parallel import muon
 from gpt2lab.parallel.recompute import apply_recompute
 from gpt2lab.parallel.zero import costs, flat, stages
 from gpt2lab.plots import zero as plots
@@ -67,8 +68,8 @@ explore(
 
 # %% [markdown]
 # Stage 1 alone brings 120.0 GB<!--above--> down to 31.4 GB<!--above-->. Real memory holds more than the paper's three
-# parts: activations of 2,048 tokens (here only each block's input is kept), logits, and in stage 3 a block or two that
-# are whole. Our plans book otherwise: the master copy counts as weights (2 + 4 bytes), moments are 8, and gradients at
+# parts: activations of 2,048 tokens (here only each block's input is kept), logits, and in stage 3 a whole block or
+# two. Our plans book otherwise: the master copy counts as weights (2 + 4 bytes), moments are 8, and gradients at
 # the fullest moment 4. GPT-2 stretched to 7 and to 70 billion parameters, on 64 ranks:
 
 # %%
@@ -163,8 +164,8 @@ print("float32, fused: equal to 1e-6:", torch.allclose(*float32, rtol=0, atol=1e
 #
 # ## The three stages by hand
 #
-# A part of the model can gather its weights, free them, sum its gradients, and notice that they are complete. The
-# all-reduce of lesson 04 has come apart, and the update stands between the halves.
+# A part of the model gathers its weights, frees them, sums its gradients, and notices when they are complete. Lesson
+# 04's all-reduce has come apart; the update stands between the halves.
 
 
 # %%
@@ -261,7 +262,7 @@ table(
 # own shard of its gradient stays. The price: with accumulation, gradients are summed in every micro-batch. Stage 3
 # leaves nothing whole in the blocks.
 #
-# The package's `stages.Zero1` and `Zero2` do the same, and overlap: the reduce-scatter runs while backward goes on.
+# `stages.Zero1` and `Zero2` do the same, and overlap the reduce-scatter with backward.
 
 # %%
 print(verify("dp=3,zero=1", ranks=three), verify("dp=3,zero=2", ranks=three), sep="\n")
@@ -297,8 +298,7 @@ table(
 print("the same gradients, bit for bit:", all(map(torch.equal, again[3], refilled[3])))
 
 # %% [markdown]
-# PyTorch's own is `fully_shard`. It averages over ranks, where this
-# package sums, hence the factor:
+# PyTorch's `fully_shard` averages over ranks, this package sums: hence the factor.
 
 
 # %%
@@ -342,10 +342,9 @@ print(*(f"{what}: {true}" for what, true in said.items()), sep="\n")
 
 # %% [markdown]
 # Its own 4<!--above--> and one: each block comes twice, and goes before the next one comes. Prefetch buys time with
-# room for one more, 6<!--above-->. The tied embedding stays until its second use, as the head, is over.
+# room for one more, 6<!--above-->. The tied embedding stays until its second use, as the head.
 #
-# The same as a recording of four blocks; step with the arrow keys. What does a rank hold while `F1` runs, and what is
-# on its way?
+# Four blocks, recorded; step with the arrow keys. What does a rank hold while `F1` runs, and what is on its way?
 
 # %% tags=["measured"]
 play(
@@ -384,7 +383,7 @@ table(
 
 # %% [markdown]
 # On two ranks (n-1)/n is one half, so replicas send 1 S. Stage 3 sends 1.48<!--above--> S, a little below 1.5 S: what
-# lies outside the blocks is gathered once only. Whole layers send as much in sum, but not each rank (a chain's last
+# lies outside the blocks is gathered once. Whole layers send as much in sum, but not each rank (a chain's last
 # rank sends nothing):
 
 # %%
@@ -471,8 +470,7 @@ show(
 )
 
 # %% [markdown]
-# All L - L/n = 4<!--above--> borrowed layers pile up, then one more: this ZeRO-3 ends up with more than replicas
-# hold.
+# All L - L/n = 4<!--above--> borrowed layers pile up, then one more: more than replicas hold.
 #
 # **Bug 3: the decaying gradient.** No `zero_grad`, and a reduce with an *average* into the owner's `.grad`: the
 # owner's old gradient is averaged as well, with nothing from the others. Plain data parallelism with the same
@@ -502,7 +500,7 @@ show(
 # Stage 1 costs no traffic, stage 2 only with accumulation; stage 3 sends half as much again. None of them
 # touches **activations**, which depend on a rank's rows; recomputation, tensor and context parallelism do.
 #
-# Seen from compilers, ZeRO is a rewrite of one small graph, the update: where a sum is read by the update alone,
+# To a compiler ZeRO rewrites one small graph, the update: where it alone reads a sum,
 # *all-reduce, update everything* becomes *reduce-scatter, update a shard, all-gather*. Same bytes, one n-th of the
 # state.
 
@@ -611,7 +609,7 @@ def shard(whole, rank, ranks):
 
 # %% [markdown]
 # **2.** Write a step of ZeRO-1 with plain gradient descent. `weights` and `gradient` are whole and flat, and divide
-# evenly. `reduce_scatter(x)` gives this rank's shard of the sum over ranks; `all_gather(x)` joins everybody's
+# evenly. `reduce_scatter(x)` gives this rank's shard of the sum over ranks; `all_gather(x)` joins all
 # shards.
 
 
@@ -735,7 +733,7 @@ def zero_step(weights, gradient, rank, ranks, rate, reduce_scatter, all_gather):
 # of `shape` (out, in). Gather W for forward, let go of it, and gather it *again* for backward; what saves W for
 # backward has gained nothing. Return the gradients of x and of the shard, that of W summed over the ranks. Useful:
 # `comm.gather_flat(shard, axis)`, `comm.reduce_scatter_flat(whole, axis)`. The checker compares gradients on three
-# live ranks, counts bytes and operations (the layer does not run again), and looks for whole weights in memory.
+# live ranks, counts bytes and operations, and looks for whole weights in memory.
 
 
 # %% tags=["exercise"]
@@ -920,8 +918,8 @@ class Gathered(torch.autograd.Function):
 
 
 # %% [markdown]
-# **4.** How many bytes does a rank hold in the stages 0 to 3, with 2-byte weights and gradients and 12 bytes of
-# optimizer state for each parameter?
+# **4.** Bytes that a rank holds in stages 0 to 3, with 2-byte weights and gradients and 12 bytes of optimizer a
+# parameter?
 
 
 # %% tags=["exercise"]
@@ -1072,6 +1070,56 @@ def link_order():
 
 
 # %% [markdown]
+# ## Appendix: what people do today
+#
+# [Muon](https://kellerjordan.github.io/posts/muon/) (2024) brings all singular values of a matrix's momentum near 1,
+# by five iterations on the *whole* matrix; embeddings, norms and biases stay AdamW's. **Predict**: which cut is
+# exact, and what does it send?
+
+# %%
+G = torch.randn(64, 64, generator=torch.Generator().manual_seed(0))
+
+
+def newton_schulz(x, summed=lambda part: part):
+    """The matrix x (R, C) with singular values near 1; `summed` completes what needs all columns."""
+    x = x / summed(x.square().sum()).sqrt()
+    for _ in range(5):
+        gram = summed(x @ x.T)
+        x = 3.4445 * x + (-4.7750 * gram + 2.0315 * gram @ gram) @ x
+    return x
+
+
+def cut(rank, world_size, dim, *exact):
+    axis, mine = Mesh(tp=world_size)["tp"], G.tensor_split(world_size, dim)[rank]
+    comm.clear_log()
+    y = newton_schulz(mine, lambda part: comm.all_reduce(part, axis)) if exact else newton_schulz(mine)
+    return y, sum(e.bytes for e in comm.log)
+
+
+whole, rows = newton_schulz(G), [("a rank owns all of it", "0", 0)]
+for name, *how in (("rows, each half alone", 0), ("columns, products summed", 1, True)):
+    found = two.run(cut, *how)
+    off = ((torch.cat([y for y, _ in found], how[0]) - whole).norm() / whole.norm()).item()
+    rows.append((name, f"{off:.2f}" if off > 1e-12 else "below 1e-12", found[0][1]))
+table(rows, ["64 x 64 on two ranks", "off by", "bytes that a rank sends"])
+same = muon.orthogonalised([G], [None], Mesh()["tp"])[0]
+print("the package's is equal:", torch.allclose(same, whole, rtol=1e-12))
+for ranks, plan in (
+    (two, "tp=2"),
+    (two, "pp=2,micro=2"),
+    (two, "dp=2,zero=3,data=owner"),
+    (four, "dp=2,cp=2"),
+):
+    print(f"{plan}, against torch.optim.Muon:", verify(plan, ranks=ranks, depth="muon").claims[-2].digits)
+try:
+    verify("dp=2,zero=1", depth="muon")
+except ValueError as error:
+    print(error)
+
+# %% [markdown]
+# Under tensor parallelism a layer's four products cost 40 C² (n-1)/n numbers. Gathering its 12 C² would send less, but
+# every rank would compute all of it.
+#
 # ## Drill
 #
 # 1. GPT-2 XL (1.56 billion) in mixed precision on 4 ranks: which stage first fits into 12 GB, activations apart?
@@ -1088,10 +1136,8 @@ def link_order():
 #
 # ## Read on
 #
-# - Rajbhandari et al. 2020, "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models": sections 5 and 7
-#   derive the memory and the traffic of the three stages.
-# - Zhao et al. 2023, "PyTorch FSDP: Experiences on Scaling Fully Sharded Data Parallel": what it takes to make
-#   stage 3 fast, storage that is refilled included.
+# - Rajbhandari et al. 2020, "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models": sections 5, 7.
+# - Zhao et al. 2023, "PyTorch FSDP: Experiences on Scaling Fully Sharded Data Parallel": stage 3 made fast.
 # - Xu et al. 2020, "Automatic Cross-Replica Sharding of Weight Update in Data-Parallel Training": the same as a
 #   compiler's rewrite.
 # - Micikevicius et al. 2018, "Mixed Precision Training": why a master copy.

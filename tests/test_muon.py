@@ -1,0 +1,138 @@
+"""Muon: cut matrices are orthogonalised exactly or refused, what it sends is counted, checkpoints go on from it."""
+
+import pytest
+import torch
+from equality import MODELS
+
+from gpt2lab.parallel import muon
+from gpt2lab.plan import Plan, build
+from gpt2lab.ranks import comm
+from gpt2lab.ranks.axis import Axis
+from gpt2lab.ranks.mesh import Mesh
+from gpt2lab.reference import CONFIG, MUON, example_batch
+from gpt2lab.run import Options
+from gpt2lab.storage import checkpoint
+from gpt2lab.train import Recipe, Trainer
+from gpt2lab.verify import verify
+
+TINY, ALONE = MODELS["tiny"], Axis()
+
+
+def matrices():
+    """A square, a flat and a tall one."""
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randn(*s, generator=generator, dtype=torch.float64) for s in ((64, 64), (10, 40), (41, 12))]
+
+
+def apart(a, b) -> float:
+    return ((a - b).norm() / b.norm()).item()
+
+
+def test_singular_values_come_near_one_and_vectors_stay():
+    for x in matrices():
+        (y,) = muon.orthogonalised([x], [None], ALONE)
+        u, s, v = torch.linalg.svd(x, full_matrices=False)
+        turned = u.mT @ y @ v.mT  # diagonal where the singular vectors are the same
+        wide = s > 0.05 * s.norm()
+        assert ((turned.diagonal()[wide] > 0.6) & (turned.diagonal()[wide] < 1.25)).all()
+        assert apart(turned.diagonal().diag(), turned) < 1e-12
+
+
+def test_halves_orthogonalised_apart_are_off_by_what_the_refusal_says():
+    whole, halves = matrices()[0], matrices()[0].chunk(2)
+    found = torch.cat(muon.orthogonalised(list(halves), [None, None], ALONE))
+    off = apart(found, muon.orthogonalised([whole], [None], ALONE)[0])
+    assert f"off by {off:.2f}" in muon.WAY_OUT
+
+
+def slices(rank, world_size, dims):
+    axis = Mesh(tp=world_size)["tp"]
+    mine = [
+        x if d is None else x.tensor_split(world_size, d)[rank] for x, d in zip(matrices(), dims, strict=True)
+    ]
+    comm.clear_log()
+    return muon.orthogonalised(mine, dims, axis), [(e.op, e.bytes) for e in comm.log]
+
+
+@pytest.mark.parametrize("dims", [(0, 1, 0), (1, 0, 1), (1, None, None), (None, None, None)])
+def test_slices_are_those_of_the_whole_and_what_is_sent_is_counted(pools, dims):
+    found = pools[2].run(slices, list(dims))
+    for i, (whole, dim) in enumerate(zip(matrices(), dims, strict=True)):
+        parts = [y[i] for y, _ in found]
+        right = muon.orthogonalised([whole], [None], ALONE)[0]
+        assert apart(parts[0] if dim is None else torch.cat(parts, dim), right) < 1e-13
+    sides = [x.size(1 - dim) for x, dim in zip(matrices(), dims, strict=True) if dim is not None]
+    sums = [len(sides), *[sum(side**2 for side in sides)] * muon.ITERATIONS] if sides else []
+    assert [sum(sent[i][1] for _, sent in found) for i in range(len(sums))] == [2 * 8 * n for n in sums]
+    assert len(found[0][1]) == len(sums)
+
+
+def sent_in_an_update(rank, world_size, plan, recipe):
+    plan = Plan.parse(plan)
+    trainer = Trainer(build(plan, TINY, Mesh(**plan.axes), torch.float64), recipe)
+    _, norm = trainer.gradients(example_batch(TINY, 7, 11))
+    comm.clear_log()
+    trainer._update(norm)
+    return sum(e.bytes for e in comm.log), sum(e.messages for e in comm.log)
+
+
+@pytest.mark.parametrize("plan", ["dp=2", "dp=2,zero=3,data=owner", "pp=2,micro=2", "cp=2"])
+def test_a_matrix_with_an_owner_sends_what_adamw_sends(pools, plan):
+    assert pools[2].run(sent_in_an_update, plan, MUON) == pools[2].run(
+        sent_in_an_update, plan, Recipe(clip=0.5)
+    )
+
+
+def test_under_tensor_parallelism_twenty_products_a_layer_are_sent(pools):
+    (size, messages), _ = pools[2].run(sent_in_an_update, "tp=2", MUON)
+    layers, c = TINY.n_layer, TINY.n_embd
+    assert (
+        size == 8 * (5 * 4 * layers * c**2 + 4 * layers) and messages == 2 * 6
+    )  # an all-reduce on 2 ranks is 2
+
+
+REFUSED = {
+    "dp=2,zero=1": "zero=1 cuts weights flat.*off by 0.53. Use zero=3,data=owner",
+    "dp=2,tp=2,zero=3": "zero=3 cuts weights flat",
+    "dp=2,zero=3,refill=on": "zero=3 cuts weights flat",
+    "pp=2,schedule=pipedream": "optimizer=muon does not go with schedule=pipedream",
+}
+
+
+@pytest.mark.parametrize("plan", REFUSED)
+def test_what_would_be_another_update_is_refused_before_ranks_start(plan):
+    with pytest.raises(ValueError, match=REFUSED[plan]):
+        verify(plan, depth="muon")
+    with pytest.raises(ValueError, match=REFUSED[plan]):
+        Options(plan=plan, optimizer="muon").check()
+    Options(plan=plan).check()
+
+
+def test_flat_pieces_are_refused_by_name():
+    with pytest.raises(ValueError, match=r"h.0.attn.c_attn.weight of shape \(72, 24\) is cut flat"):
+        plan = Plan(zero=1)
+        parallel = build(plan, CONFIG, Mesh(), torch.float64)
+        piece = next(p for p in parallel.sync.pieces if p.name == "h.0.attn.c_attn.weight")
+        half = type(piece)(**vars(piece) | {"tensor": piece.tensor[:100]})
+        muon.Muon([{"params": [half.tensor]}], [half], ALONE, lr=1e-3)
+
+
+def trained_on(rank, world_size, plan, folder, steps):
+    plan, batch = Plan.parse(plan), example_batch(TINY, 7, 11)
+    trainer = Trainer(build(plan, TINY, Mesh(**plan.axes), torch.float64), MUON)
+    if folder.exists():
+        checkpoint.load(checkpoint.all_in(folder)[-1], trainer)
+    for _ in range(steps):
+        trainer.step(batch)
+    return trainer
+
+
+def weights_after(rank, world_size, plan, folder, steps):
+    return trained_on(rank, world_size, plan, folder, steps).parallel.weights()
+
+
+def test_a_checkpoint_goes_on_with_the_momentum_on_another_plan(pools, tmp_path):
+    checkpoint.save(trained_on(0, 1, "serial", tmp_path / "run", 2), tmp_path / "run")
+    found = pools[2].run(weights_after, "tp=2", tmp_path / "run", 2)[0]
+    right = weights_after(0, 1, "serial", tmp_path / "none", 4)
+    assert max(apart(found[name], w) for name, w in right.items()) < 1e-11
