@@ -15,9 +15,8 @@ def how_many(operators: Sequence[int], counts: dict[str, Sequence[int]]) -> Figu
     """Numbers of plans over numbers of operators; the axis counts powers of ten, so numbers may have any size."""
     fig, ax = figure(8, 3)
     power = lambda n: len(str(n)) - 1 + float(f"0.{str(n)[:3]}")
-    lines(
-        ax, operators, {name: map(power, row) for name, row in counts.items()}, HUES, marker="o", markersize=3
-    )
+    powers = {name: map(power, row) for name, row in counts.items()}
+    lines(ax, operators, powers, HUES, marker="o", markersize=3)
     ax.axhline(80, color=SERIAL, linewidth=0.8, label="atoms of the visible universe")
     ax.set(xlabel="operators", ylabel="plans: powers of ten (counted)")
     legend_right(ax)
@@ -29,9 +28,8 @@ def searches(found: dict, best: float) -> Figure:
     fig, axes = figure(9.5, 3.2, 1, 2, sharey=True)
     for hue, (name, one) in zip(HUES, found.items(), strict=False):
         value = [seconds / best for _, seconds in one.trace]
-        for ax, along, end in zip(
-            axes, ([n for n, _ in one.trace], one.seen), (one.evaluations, one.took), strict=True
-        ):
+        panels = ([n for n, _ in one.trace], one.evaluations), (one.seen, one.took)
+        for ax, (along, end) in zip(axes, panels, strict=True):
             ax.step([*along, end], [*value, value[-1]], where="post", color=hue, label=name)
             ax.scatter(end, value[-1], s=30, color=hue, zorder=3)
     for ax, along in zip(axes, ("evaluations (counted)", "seconds of searching (measured)"), strict=True):

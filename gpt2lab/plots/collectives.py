@@ -79,9 +79,8 @@ def transports_figure(rows) -> Figure:
                 points = zip(*((row["bytes"], row["seconds"][backend] * 1e3) for row in mine), strict=True)
                 color = variant(i)["color"]
                 ax.plot(*points, look, color=color, ms=4, lw=1.2, label=f"{call}, {backend}")
-        ax.set(
-            xscale="log", yscale="log", xlabel="bytes", title=f"{n} ranks: time of a call in ms (measured)"
-        )
+        ax.set(xscale="log", yscale="log", xlabel="bytes")
+        ax.set_title(f"{n} ranks: time of a call in ms (measured)")
     panels[0][0].legend(fontsize=8)
     return fig
 

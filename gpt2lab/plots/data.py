@@ -78,9 +78,8 @@ def rows_by_rank(ways: dict[str, list[list[int]]], count: int) -> Figure:
 def bucket_sizes(tensors: list[int], buckets: list[int]) -> Figure:
     """Sizes in bytes of the messages, one a tensor and one a bucket, the largest first."""
     fig, axes = figure(8, 2.6, 1, 2, sharey=True)
-    for ax, values, title in zip(
-        axes, (tensors, buckets), ("one message a tensor", "one a bucket"), strict=True
-    ):
+    panels = (tensors, "one message a tensor"), (buckets, "one a bucket")
+    for ax, (values, title) in zip(axes, panels, strict=True):
         ax.bar(range(len(values)), sorted(values, reverse=True), width=1, color=THINGS[4])
         ax.set(yscale="log", title=f"{title}: {len(values)}", xlabel="messages, the largest first")
         ax.xaxis.set_major_locator(MaxNLocator(5, integer=True))

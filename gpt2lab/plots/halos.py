@@ -117,17 +117,8 @@ def legal_windows(tokens: int, most: int) -> Figure:
     values = np.array([[hops(layout("contiguous", tokens, n), w) for n in ranks] for w in windows], float)
     fig, ax = figure(8, 3.4)
     look = {"cmap": colormaps["YlOrRd"].resampled(4), "vmin": 0.5, "vmax": 4.5, "aspect": "auto"}
-    extent = (1.5, most + 0.5, 0.5, windows[-1] + 0.5)
-    heat(
-        ax,
-        np.minimum(values, 4),
-        None,
-        "hops (4 or more)",
-        range(1, 5),
-        origin="lower",
-        extent=extent,
-        **look,
-    )
+    look |= {"origin": "lower", "extent": (1.5, most + 0.5, 0.5, windows[-1] + 0.5)}
+    heat(ax, np.minimum(values, 4), None, "hops (4 or more)", range(1, 5), **look)
     rule = [layout("contiguous", tokens, n).sizes[-1] // 2 + 0.5 for n in ranks]
     ax.step(ranks, rule, where="mid", color="black", label="half of the last shard (first rule)")
     ax.set(xlabel="ranks", ylabel=f"window, of {tokens} tokens")

@@ -166,10 +166,9 @@ def lanes(pieces: int, compute: float, comm: float) -> Figure:
         for i in range(pieces):
             begin = sent if apart else computed
             computed = begin + compute
-            starts, sent = (begin, max(sent, computed)), max(sent, computed) + comm
-            for row, (start, took, kind) in enumerate(
-                zip(starts, (compute, comm), ("backward", "comm"), strict=True)
-            ):
+            sent = max(sent, computed) + comm
+            works = (begin, compute, "backward"), (sent - comm, comm, "comm")
+            for row, (start, took, kind) in enumerate(works):
                 ax.barh(row, took, 0.8, start, color=COLORS[kind], edgecolor="white")
                 if took > 0.03 * ends[0]:
                     text_at(ax, start + took / 2, row, i, fontsize=8)

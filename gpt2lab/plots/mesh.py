@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from itertools import cycle
+from itertools import chain, cycle
 
 from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
@@ -36,9 +36,7 @@ def cube(lines: dict[str, list[tuple[int, ...]]], nodes: Sequence[int]) -> Figur
     for ax, (axis, groups) in zip(panels, lines.items(), strict=True):
         for node in sorted(set(nodes)):
             _patch(ax, [place[r] for r in place if nodes[r] == node])
-        for group in (
-            group for of_axis in lines.values() for group in of_axis
-        ):  # all edges of the cube, thin
+        for group in chain(*lines.values()):  # all edges of the cube, thin
             x, y = zip(*(place[r] for r in group), strict=True)
             ax.plot(x, y, color="#8C8C8C", lw=1, zorder=1.5)
         for hue, group in zip(cycle(HUES), groups, strict=False):
@@ -46,8 +44,8 @@ def cube(lines: dict[str, list[tuple[int, ...]]], nodes: Sequence[int]) -> Figur
             ax.plot(x, y, color=hue, lw=5, solid_capstyle="round", zorder=2)
             ax.scatter(x, y, s=330, color=hue, zorder=3)
             for rank in group:
-                look = {"color": ink(hue), "weight": "bold"}
-                ax.annotate(str(rank), place[rank], ha="center", va="center", **look)
+                centred = {"ha": "center", "va": "center", "color": ink(hue), "weight": "bold"}
+                ax.annotate(str(rank), place[rank], **centred)
         apart = groups[0][1] - groups[0][0]
         ax.set_title(f"{axis}: ranks {apart} apart" if apart > 1 else f"{axis}: neighbours")
         ax.margins(0.28)

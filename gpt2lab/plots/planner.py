@@ -44,14 +44,7 @@ def predicted_and_measured(rows: list[dict]) -> Figure:
 
 STEPS = {"tp": (1.0, 0.0), "cp": (0.6, 0.5), "dp": (0.75, 0.5), "pp": (0.0, -1.1)}
 """On paper: a step along each axis of the mesh, in widths of the axes inside it."""
-ENDS = {
-    "dp+cp": "comm",
-    "replica": "comm",
-    "tie": "comm",
-    "world": "comm",
-    "update": "update",
-    "cores": "wait",
-}
+ENDS = dict.fromkeys(("dp+cp", "replica", "tie", "world"), "comm") | {"update": "update", "cores": "wait"}
 """What ends a step, as parts of a prediction, and the colour that it has."""
 
 
@@ -91,13 +84,8 @@ def _feasible(ax, choice, limit: float) -> None:
 
 def _binds(ax, binds: dict) -> None:
     """Bars of what each thing would win."""
-    bars(
-        ax,
-        binds.values(),
-        [COLORS["comm" if "link" in what else "other"] for what in binds],
-        " {:.0f} %",
-        0.6,
-    )
+    colors = [COLORS["comm" if "link" in what else "other"] for what in binds]
+    bars(ax, binds.values(), colors, " {:.0f} %", 0.6)
     ax.set(title="what binds: won if twice as good", xlim=(0, 1.25 * max(10, *binds.values())))
     name_rows(ax, binds)
 

@@ -30,13 +30,11 @@ def crossed(bytes_by_place: Mapping[str, Mapping[str, float]]) -> Figure:
     """Bars: MB that leave a machine in a step, by placement and axis."""
     fig, ax = figure(8, 1.9)
     looks = {"dp+cp": THINGS[4], "tp": THINGS[3]}
-    sizes = {
-        place: {axis: size / 1e6 for axis, size in found.items()} for place, found in bytes_by_place.items()
-    }
+    in_mb = lambda found: {axis: size / 1e6 for axis, size in found.items()}
+    sizes = {place: in_mb(found) for place, found in bytes_by_place.items()}
     stacked(ax, sizes, looks, says=" {:.1f} MB")
-    ax.set(
-        xlabel="MB a step out of a machine", xlim=(0, 1.15 * max(sum(of.values()) for of in sizes.values()))
-    )
+    most = max(sum(of.values()) for of in sizes.values())
+    ax.set(xlabel="MB a step out of a machine", xlim=(0, 1.15 * most))
     ax.grid(visible=True, axis="y")
     fig.legend(loc="outside upper right", ncols=2, fontsize=9)
     return fig
@@ -113,10 +111,6 @@ def goodputs(
 def stragglers(ranks: Sequence[int], late: Mapping[str, Sequence[float]]) -> Figure:
     """How much later the slowest of n ranks comes, in percent of the mean."""
     later = {name: [100 * (v - 1) for v in values] for name, values in late.items()}
-    labels = {
-        "xlabel": "ranks that wait for each other in every step",
-        "ylabel": "% longer",
-        "ylim": (0, None),
-    }
-    marks = {"marker": "o", "ms": 4}
-    return chart(ranks, later, map(variant, count()), (8, 2.6), _powers(ranks), ABOVE, marks, **labels)
+    looks, marks = map(variant, count()), {"marker": "o", "ms": 4}
+    labels = {"xlabel": "ranks that wait for each other in every step", "ylabel": "% longer"}
+    return chart(ranks, later, looks, (8, 2.6), _powers(ranks), ABOVE, marks, ylim=(0, None), **labels)

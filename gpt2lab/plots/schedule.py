@@ -146,10 +146,8 @@ def side_by_side(rows: list[tuple], title: str = "") -> Figure:
     names, bubbles, spans, held, weights, sent = zip(*rows, strict=True)
     places = range(len(rows))
     thin = {"edgecolor": "gray", "linewidth": 0.5, "size": 7}
-    for shift, shares, kind, label in (
-        (-0.2, bubbles, "wait", "makespan"),
-        (0.2, spans, "other", "own span"),
-    ):
+    two = (-0.2, bubbles, "wait", "makespan"), (0.2, spans, "other", "own span")
+    for shift, shares, kind, label in two:
         at, percent = [y + shift for y in places], [100 * b for b in shares]
         bars(axes[0], percent, COLORS[kind], height=0.4, at=at, label=f"of the {label}", **thin)
     for ax, values, color in zip(axes[1:], (held, weights, sent), ("forward", "weight", "comm"), strict=True):

@@ -112,9 +112,8 @@ def program_messages(programs: dict, border: int):
         ax.grid(False)
     axes[-1].set_xlabel("operator of the program: forward, then (dashed line) backward; height: elements")
     used = [k for k in KINDS if any(kind == k for sent in programs.values() for _, kind, _ in sent)]
-    fig.legend(
-        handles=patches({k: KINDS[k] for k in used}), ncols=len(used), loc="outside upper center", fontsize=8
-    )
+    handles = patches({k: KINDS[k] for k in used})
+    fig.legend(handles=handles, ncols=len(used), loc="outside upper center", fontsize=8)
     return fig
 
 

@@ -52,9 +52,7 @@ def strategies(cuts=STRATEGIES):
         if cut.edge == "experts":
             slabs(ax, "data", 0.0, 0.48)
             slabs(ax, "width", 0.52, 0.48)
-        elif (
-            cut.edge == "data" and cut.weights < 1
-        ):  # all compute with whole weights, and keep a part of them
+        elif cut.edge == "data" and cut.weights < 1:  # all have whole weights to compute, and keep a part
             slabs(ax, "data", front=0.42)
             slabs(ax, "width", depth=0.1)
         else:

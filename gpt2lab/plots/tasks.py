@@ -19,9 +19,8 @@ def workers(spans, title: str = "", path=(), clock: str = "measured", length: fl
     spans = list(spans)
     lanes = sorted({(s.rank, s.lane) for s in spans})
     zero, end = min(s.start for s in spans), max(s.end for s in spans)
-    fig, (ax, below) = figure(
-        8, 1.9 + 0.42 * len(lanes), 2, sharex=True, height_ratios=[0.5 + len(lanes), 1.6]
-    )
+    ratios = [0.5 + len(lanes), 1.6]
+    fig, (ax, below) = figure(8, 1.9 + 0.42 * len(lanes), 2, sharex=True, height_ratios=ratios)
     for s in spans:
         place = lanes.index((s.rank, s.lane))
         edge = {"edgecolor": "black", "linewidth": 1.2} if s.name in path else {"linewidth": 0}
@@ -68,10 +67,8 @@ def graph(task_graph, levels, path=(), title: str = "") -> Figure:
     thick = set(zip(numbers, numbers[1:], strict=False))
     for u, v in task_graph.edges():
         (x0, y0), (x1, y1) = centered[u], centered[v]
-        style = (
-            {"color": "black", "linewidth": 2} if (u, v) in thick else {"color": "#AAAAAA", "linewidth": 0.8}
-        )
-        ax.plot([x0, x1], [y0, y1], zorder=1, **style)
+        color, width = ("black", 2) if (u, v) in thick else ("#AAAAAA", 0.8)
+        ax.plot([x0, x1], [y0, y1], color=color, linewidth=width, zorder=1)
     for task in task_graph.tasks:
         x, y = centered[task.number]
         edge = "black" if task.number in numbers else "white"

@@ -116,9 +116,8 @@ def residency(columns: dict, replicas: float, unit: str = "MB") -> Figure:
     `columns[title]` is a `Residency`; `replicas`: the bytes of all weights, a flat line.
     """
     parts = list(next(iter(columns.values())).spans)
-    fig, axes = figure(
-        8, 1.9 + 0.2 * len(parts), 2, len(columns), sharey="row", height_ratios=[len(parts), 6]
-    )
+    shared = {"sharey": "row", "height_ratios": [len(parts), 6]}
+    fig, axes = figure(8, 1.9 + 0.2 * len(parts), 2, len(columns), **shared)
     for column, (title, seen) in enumerate(columns.items()):
         chart, curve = axes[:, column]
         end = len(seen.held) - 1
@@ -151,10 +150,7 @@ def lines(
     runs: dict[str, list[float]], ylabel: str, recorded: dict[str, list[float]] | None = None
 ) -> Figure:
     """Several lines over steps; dots are published numbers, on a log scale if there are any."""
-    looks = [
-        {"color": THINGS[i], "ls": style}
-        for i, style in zip((4, 3, 0, 1), ("-", "--", ":", "-"), strict=True)
-    ]
+    looks = [{"color": THINGS[i], "ls": ls} for i, ls in ((4, "-"), (3, "--"), (0, ":"), (1, "-"))]
 
     def also(ax):
         for marker, (name, values) in zip("oxs", (recorded or {}).items(), strict=False):
@@ -178,7 +174,7 @@ def alive(curves: dict[str, list[int]], replicas: float, unit: str = "layers") -
     """Weights that are alive over the operations of a step, in units of a layer, and those of replicas."""
     fig, ax = figure(8, 2.6)
     ax.axhline(replicas, color=THINGS[0], lw=1.5, label="replicas")
-    looks = [{"color": color, "ls": style} for color, style in zip(THINGS[::-1], ("-", "--"), strict=False)]
+    looks = [{"color": THINGS[i], "ls": ls} for i, ls in ((4, "-"), (3, "--"))]
     forms.lines(ax, None, curves, looks, lw=1.6, drawstyle="steps-post")
     highest = max(replicas, *map(max, curves.values()))
     ax.set(xlabel="operations of a step", ylabel=unit, ylim=(0, 1.35 * highest))
