@@ -1,1 +1,1 @@
-"""One function, one figure, without pyplot: `style` holds colours and sizes, `draw` writes figures/."""
+"""One function, one figure, without pyplot: made of `forms`, in the colours of `style`; `draw` writes figures/."""
