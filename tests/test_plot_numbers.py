@@ -22,6 +22,11 @@ def test_a_form_puts_each_number_at_its_place():
     _, (ax, below) = style.figure(rows=2)
     forms.stacked(ax, {"a": {"x": 1, "y": 2}, "b": {"y": 4}}, {"x": "red", "y": "blue"}, says="{:g}")
     assert [(t.get_text(), t.get_position()) for t in ax.texts] == [("3", (3, 0)), ("4", (4, 1))]
+    with pytest.raises(ValueError, match=r"'a' has \['z'\], but there are looks for \['x'\] only"):
+        forms.stacked(below, {"a": {"x": 1, "z": 2}}, {"x": "red"})
+    forms.lines(ax, None, dict.fromkeys("abc", [1, 2]), ["red", "blue"], scale=2)
+    drawn = [(line.get_label(), line.get_color(), line.get_ydata().tolist()) for line in ax.lines]
+    assert drawn == [("a", "red", [2, 4]), ("b", "blue", [2, 4]), ("c", "red", [2, 4])]  # nobody is left out
     forms.bars(below, [5, -1], "red", "{:g}", at=(2, 3))
     forms.cell(below, 2, 7, 4, 1, "black", "in")
     marks = [(t.get_text(), t.get_position(), t.get_color()) for t in below.texts]

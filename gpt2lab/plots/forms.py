@@ -3,6 +3,8 @@
 A form draws into axes (`ax`) what it is given; what a figure means, its colours and its labels, stays with the figure.
 """
 
+from itertools import cycle
+
 import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
@@ -67,11 +69,11 @@ def kinds_of_work(kinds) -> list[Patch]:
 
 
 def lines(ax, x, curves: dict, looks, scale: float = 1, **shared) -> None:
-    """A line for each of `curves`, {name: values times 1 / scale}, over x, each with one of `looks` (dicts or colours).
+    """A line for each of `curves`, {name: values}, times `scale`, over x (None: 0, 1, 2 ...); `looks` come in turn.
 
-    `shared` is the look that all have.
+    A look is a colour or a dict; `shared` is what all lines have.
     """
-    for (name, values), own in zip(curves.items(), looks, strict=False):
+    for (name, values), own in zip(curves.items(), cycle(looks), strict=False):
         places = range(len(values)) if x is None else x
         ax.plot(places, [scale * v for v in values], label=name, **shared | look_of(own))
 
@@ -131,10 +133,12 @@ def stacked(
     """A row for each of `named`, {row: {part: amount}}, its parts one after the other, their sum at the end.
 
     `looks[part]` is a colour or a look; `says` is the format of the sum. Parts longer than the share `inside` of the
-    longest row carry their own number.
+    longest row carry their own number. Raises ValueError for a part without a look.
     """
     longest, shown = max(sum(parts.values()) for parts in named.values()), set()
-    for row, parts in enumerate(named.values()):
+    for row, (name, parts) in enumerate(named.items()):
+        if strange := parts.keys() - looks.keys():
+            raise ValueError(f"{name!r} has {sorted(strange)}, but there are looks for {list(looks)} only.")
         left = 0.0
         for part in (part for part in looks if part in parts):
             amount, own = parts[part], look | look_of(looks[part])
@@ -151,7 +155,7 @@ def stacked(
 def beside(ax, groups: dict[str, list], colors, fill: float = 1.0) -> None:
     """Vertical bars of several things side by side: `groups[thing][place]`; `fill`: the share of its room of a bar."""
     width = 0.8 / len(groups)
-    for i, ((name, values), color) in enumerate(zip(groups.items(), colors, strict=False)):
+    for i, ((name, values), color) in enumerate(zip(groups.items(), cycle(colors), strict=False)):
         places = [x + (i - (len(groups) - 1) / 2) * width for x in range(len(values))]
         ax.bar(places, values, width * fill, color=color, label=name)
 

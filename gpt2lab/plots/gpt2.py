@@ -62,7 +62,7 @@ def memory(policies: dict[str, dict[str, float]], unit: str = "MB") -> Figure:
     """Stacked bars of bytes held: policy -> part -> amount."""
     fig, ax = figure(8, 0.9 + 0.45 * len(policies))
     parts = dict.fromkeys(part for held in policies.values() for part in held)
-    stacked(ax, policies, dict(zip(parts, THINGS, strict=False)), says=" {:,.1f}", ec="white")
+    stacked(ax, policies, {part: THINGS[i] for i, part in enumerate(parts)}, says=" {:,.1f}", ec="white")
     ax.set(xlabel=unit, xlim=(0, 1.12 * max(sum(held.values()) for held in policies.values())))
     legend_above(ax, len(parts))
     return fig

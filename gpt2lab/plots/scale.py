@@ -30,10 +30,10 @@ def crossed(bytes_by_place: Mapping[str, Mapping[str, float]]) -> Figure:
     """Bars: MB that leave a machine in a step, by placement and axis."""
     fig, ax = figure(8, 1.9)
     looks = {"dp+cp": THINGS[4], "tp": THINGS[3]}
-    in_mb = lambda found: {axis: size / 1e6 for axis, size in found.items()}
+    in_mb = lambda found: {axis: found[axis] / 1e6 for axis in looks if axis in found}
     sizes = {place: in_mb(found) for place, found in bytes_by_place.items()}
     stacked(ax, sizes, looks, says=" {:.1f} MB")
-    most = max(sum(of.values()) for of in sizes.values())
+    most = max(sum(of.values()) for of in bytes_by_place.values()) / 1e6
     ax.set(xlabel="MB a step out of a machine", xlim=(0, 1.15 * most))
     ax.grid(visible=True, axis="y")
     fig.legend(loc="outside upper right", ncols=2, fontsize=9)

@@ -134,6 +134,8 @@ FIGURES = {
     ),
     "a bar's number in another row": (forms.bars, "max(value, 0), place,", "max(value, 0), 0,", FORMS),
     "the first run called the mean": (forms.band, "values.mean(0)", "values[0]", FORMS),
+    "a line more than looks is not drawn": (forms.lines, "cycle(looks)", "looks", FORMS),
+    "a part without a look is left out": (forms.stacked, "parts.keys() - looks.keys()", "set()", FORMS),
     "a text beside its box": (forms.cell, "left + width / 2", "left + width", FORMS),
     "rows of a map for its columns": (forms.heat, "left + (column + 0.5)", "left + (row + 0.5)", SURFACE),
     "a cut matrix upside down": (
