@@ -56,7 +56,7 @@ def test_no_plan_costs_less_than_its_bound(name):
 )
 def test_mutant_with_a_bound_that_is_too_high_is_noticed(name, wrong):
     with planted(bounds_file, name, lambda right: wrong):
-        assert too_high("cores", 20)
+        assert too_high("cores", 40)
 
 
 def test_a_search_that_leaves_out_the_hopeless_finds_the_best_of_all():
