@@ -1,9 +1,9 @@
 """The least that a plan can cost, in microseconds of arithmetic: a search prices only plans that could still win.
 
 Seconds: the operations of the busiest stage and what its tensor ranks gather and sum, the forwards of the stages before
-it until its first micro-batch comes, and an update. Bytes: weights, gradients and optimizer of the first stage, and the
-activations of the micro-batches in progress. No other message and no logits are in it, so the tests can hold every
-prediction above both.
+it until its first micro-batch comes, and an update; or sums from machine to machine, where they take longer. Bytes:
+weights, gradients and optimizer of the first stage, and the activations of the micro-batches in progress. No other
+message and no logits are in it, so the tests can hold every prediction above both.
 """
 
 from dataclasses import dataclass, field
@@ -12,7 +12,7 @@ from ..plan import Plan
 from .kept import kept_by_dense_block, stream_bytes
 from .models import units
 from .problem import Cluster
-from .seconds import OPERATORS, UPDATE, pairs_seen
+from .seconds import OPERATORS, UPDATE, groups_on_nodes, pairs_seen
 from .share import RankShare, frame
 
 JOINT = (
@@ -44,7 +44,22 @@ class Bounds:
         mine = self._elements(share) / (share.sharing[0] if plan.zero else 1)
         update = UPDATE * share.master * mine / self.device.copy
         key = plan.pp, plan.dp, plan.cp, plan.tp, plan.micro, plan.schedule, plan.sp, share.again
-        return update + self._once("seconds", share, key), self.bytes(share)
+        seconds = max(self._once("seconds", share, key), self.sums(share))
+        return update + seconds, self.bytes(share)
+
+    def sums(self, share: RankShare) -> float:
+        """Seconds of the first stage's gradients and new weights from machine to machine, however much is hidden."""
+        plan, network, n = share.plan, self.cluster.network, share.sharing[0]
+        lies = groups_on_nodes(n, plan.tp, max(network.node, 1), max(plan.world, n * plan.tp))
+        if lies.nodes == 1 or plan.shard:
+            return 0.0
+        size = self._elements(share) * (self.itemsize + share.gradient) * (1 - 1 / lies.nodes)
+        rows, micro = (
+            self.rows // plan.dp,
+            plan.micro,
+        )  # a backward of the largest micro-batch may hide more than most
+        even = (rows // micro) / -(-self.rows // (plan.dp * micro))
+        return even * size / (lies.fewest * network.between.bandwidth)
 
     def ideal(self, world: int) -> float:
         """Seconds of all operations, on so many ranks that all work all the time."""
