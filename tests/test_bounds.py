@@ -9,10 +9,11 @@ from planting import planted
 from gpt2lab.model import PRESETS
 from gpt2lab.planner import bounds as bounds_file
 from gpt2lab.planner.bounds import Bounds
-from gpt2lab.planner.choose import PRUNED, SCHEDULES, Goal, candidates, parallelize
+from gpt2lab.planner.choose import Goal, parallelize
 from gpt2lab.planner.cost import predict
 from gpt2lab.planner.models import find_model
 from gpt2lab.planner.problem import PRECISIONS, find_cluster
+from gpt2lab.planner.space import PRUNED, SCHEDULES, candidates
 
 CASES = {
     "gpus": ("h100x64", 64, "7b", 128, 2048, "bf16-mixed"),

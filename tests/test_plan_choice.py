@@ -15,11 +15,12 @@ from gpt2lab.machine.links import Link, Network
 from gpt2lab.model import PRESETS, GPT2Config
 from gpt2lab.plan import Plan
 from gpt2lab.planner import choose
-from gpt2lab.planner.choose import Goal, candidates, factors, parallelize, pareto
+from gpt2lab.planner.choose import Goal, parallelize, pareto
 from gpt2lab.planner.cost import predict
 from gpt2lab.planner.problem import CLUSTERS, Cluster, Device, size_in_bytes
 from gpt2lab.planner.sends import sends
 from gpt2lab.planner.share import RankShare
+from gpt2lab.planner.space import PRUNED, candidates, factors
 from gpt2lab.plots.planner import front_figure, predicted_and_measured
 
 CONFIG = GPT2Config(vocab_size=300, n_positions=32, n_layer=4, n_head=4, n_embd=32)
@@ -103,9 +104,9 @@ def test_every_candidate_runs_and_every_one_left_out_has_a_reason():
     rejected = Counter()
     for plan in candidates(CONFIG, FOUR, 8, 32, rejected):
         plan.check(CONFIG, 8, 32)
-    assert set(rejected) <= set(choose.PRUNED) and all(rejected.values())
+    assert set(rejected) <= set(PRUNED) and all(rejected.values())
     many = replace(FOUR, devices=16)
-    assert set(parallelize(CONFIG, many, Goal(32, 32)).rejected) <= {*choose.PRUNED, "needs more memory"}
+    assert set(parallelize(CONFIG, many, Goal(32, 32)).rejected) <= {*PRUNED, "needs more memory"}
 
 
 def test_a_slow_link_moves_the_cut_from_inside_operators_to_between_them():

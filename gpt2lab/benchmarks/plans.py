@@ -17,8 +17,8 @@ from ..machine import memory as counted
 from ..machine.speed import machine
 from ..model import PRESETS
 from ..plan import Plan, build
-from ..planner.choose import candidates
 from ..planner.cost import predict
+from ..planner.space import candidates
 from ..processes.launch import Ranks
 from ..ranks import comm
 from ..ranks.mesh import Mesh

@@ -20,9 +20,10 @@ from pathlib import Path
 from ..machine.options import Setting, add_options, positive, within
 from ..model import PRESETS
 from ..plan import Plan
-from ..planner.choose import LEAST, PRUNED, Goal, in_bytes, in_seconds, parallelize
+from ..planner.choose import LEAST, Goal, in_bytes, in_seconds, parallelize
 from ..planner.models import Network, asked_for, of_model
 from ..planner.problem import CLUSTERS, PRECISIONS, Cluster, find_cluster, size_in_bytes
+from ..planner.space import PRUNED
 
 
 def size(text: str) -> float:

@@ -13,6 +13,8 @@ published     formulas of papers and other programs, for their tables
 metrics       speed-up, efficiency, Amdahl, Karp-Flatt
 published_steps  steps that others have published, beside what we predict of them
 failures      expected time lost to failures, and how often to save
+models        networks as data: GPT-2's relatives by name, by a config.json or by their sizes
+space         the plans that a search looks at; bounds: what each takes at least; choose: the best of them
 problem       GPT-2 as a graph of operators, and clusters of devices
 scale         collectives on thousands of ranks: machines, rails, a spine
 events        a clock for jobs on devices and messages on links that they share

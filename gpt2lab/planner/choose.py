@@ -1,35 +1,20 @@
 """Which plan: all that can run are predicted, and the best one for a goal is chosen, with its reasons.
 
-Plans that another one beats whatever the machine are left out, and every reason is counted: `PRUNED`.
+What cannot win is left out, and every reason is counted: `space.PRUNED`.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from itertools import product
 
 from ..machine.arguments import MORE, checked
 from ..plan import Plan
-from ..schedules.registry import NAMES
 from .bounds import Bounds
 from .cost import Prediction, predict
 from .problem import Cluster
 from .share import check
+from .space import SCHEDULES, proposals, pruned, runs, worlds
 
-SCHEDULES = "1f1b", "interleaved", "zb_h1", "zb_v"
-PRUNED = {
-    "refused": "the plan cannot run this model: Plan.check says why",
-    "tensor ranks on two nodes": "its sums, four a layer, would cross the slow link",
-    "tensor ranks without sequence parallelism": "beyond four ranks sp=true holds less for about the same bytes",
-    "ZeRO-2 or 3 beside a pipeline": "they gather or sum the weights again for every micro-batch",
-    "short sequences cut over ranks": "beyond four ranks context parallelism is for 4,096 tokens or more, 1,024 a rank",
-    "other schedules": f"tried are {', '.join(SCHEDULES)}; the others hold more, or the model twice",
-    "cannot win": "its operations alone take longer, or its weights and activations more bytes, than what was found",
-    "numbers of ranks that cannot win": "too few for the operations, all of them working all the time",
-    "needs more memory by far": "weights, gradients and activations alone; the first such plans are predicted",
-}
-WHOLE = 4  # ranks up to which nothing is left out that could run
-FEW = 8  # devices up to which this holds for plans of so few ranks, and every number of ranks is tried
 LARGE = 10  # plans that are predicted on more devices though they cannot fit: what more memory would win
 LEAST = "time", "memory", "devices"
 
@@ -90,97 +75,6 @@ class Choice:
     tried: int
 
 
-@checked(world=(1, 10**6), axes=(1, 8))
-def factors(world: int, axes: int = 4) -> Iterator[tuple[int, ...]]:
-    """All ways to write `world` as a product of so many sizes, in order."""
-    if axes == 1:
-        yield (world,)
-        return
-    for first in (d for d in range(1, world + 1) if world % d == 0):
-        for rest in factors(world // first, axes - 1):
-            yield first, *rest
-
-
-@checked(devices=(1, 10**6))
-def worlds(devices: int) -> list[int]:
-    """How many ranks are tried: every number up to FEW, then the divisors of the cluster's size."""
-    return [n for n in range(1, devices + 1) if n <= min(devices, FEW) or devices % n == 0]
-
-
-def pruned(world: int, cluster: Cluster) -> bool:
-    """Whether plans of so many ranks are left out by the rules of `PRUNED`."""
-    return world > WHOLE or cluster.devices > FEW
-
-
-def candidates(
-    config, cluster: Cluster, rows: int, length: int, rejected: Counter | None = None
-) -> Iterator[Plan]:
-    """The plans that are worth predicting, small worlds first; `rejected` counts those that are not, by reason."""
-    rejected = Counter() if rejected is None else rejected
-    for world in worlds(cluster.devices):
-        for plan in _proposals(config, cluster, world, rows, length, rejected):
-            if _runs(plan, config, rows, length, rejected):
-                yield plan
-
-
-def _proposals(
-    config,
-    cluster: Cluster,
-    world: int,
-    rows: int,
-    length: int,
-    rejected: Counter,
-    schedules: tuple = SCHEDULES,
-) -> Iterator[Plan]:
-    """The same of so many ranks, before each is asked whether it runs."""
-    many, node = pruned(world, cluster), cluster.network.node
-    for pp, dp, cp, tp in factors(world):
-        mesh = Plan(pp=pp, dp=dp, cp=cp, tp=tp)
-        if many and 1 < node < tp:
-            rejected["tensor ranks on two nodes"] += 1
-        elif many and cp > 1 and length < max(4096, 1024 * cp):
-            rejected["short sequences cut over ranks"] += 1
-        elif _runs(mesh, config, rows, length, rejected):
-            yield from _options(mesh, rows, many, schedules, rejected)
-
-
-def _runs(plan: Plan, config, rows: int, length: int, rejected: Counter) -> bool:
-    """Whether a plan can run the model; else it is counted as refused."""
-    try:
-        check(plan, config, rows, length)
-    except ValueError:
-        rejected["refused"] += 1
-        return False
-    return True
-
-
-def _options(mesh: Plan, rows: int, many: bool, schedules: tuple, rejected: Counter) -> Iterator[Plan]:
-    """All that a mesh leaves open: micro-batches, schedule, ZeRO, exchange, sp, recomputation, loss."""
-    most = rows // mesh.dp
-    micros = {m for m in range(1, most + 1) if most % m == 0 or m in [mesh.pp * k for k in (1, 2, 4, 8)]}
-    zeros = range(4) if mesh.dp * mesh.cp > 1 else [0]
-    if many and mesh.pp > 1 and len(zeros) > 1:
-        rejected["ZeRO-2 or 3 beside a pipeline"] += 2 * len(micros)
-        zeros = range(2)
-    exchanges = (
-        [{}] if mesh.cp == 1 else [{}, {"layout": "zigzag", "exchange": "ring"}, {"exchange": "heads"}]
-    )
-    sps = [False, True] if mesh.tp > 1 else [False]
-    if many and mesh.tp > 1:
-        rejected["tensor ranks without sequence parallelism"] += len(micros)
-        sps = [True]
-    losses = ["whole", "chunked"] if mesh.tp == 1 else ["whole"]
-    tried = schedules if mesh.pp > 1 else SCHEDULES[:1]
-    rejected["other schedules"] += (len(NAMES) - len(tried)) * len(micros) * (mesh.pp > 1)
-    for micro, zero, more, sp, loss, schedule in product(
-        sorted(micros), zeros, exchanges, sps, losses, tried
-    ):
-        plan = replace(mesh, micro=micro, zero=zero, sp=sp, loss=loss, schedule=schedule, **more)
-        yield plan
-        if zero < 3 or mesh.pp > 1:  # without a pipeline stage 3 runs blocks again anyway
-            yield replace(plan, recompute=True)
-
-
 class _Search:
     """What has been predicted so far, and which plans can still win."""
 
@@ -202,14 +96,14 @@ class _Search:
                 self.rejected["numbers of ranks that cannot win"] += 1
                 continue
             asked = self.cluster, world, rows, length, self.rejected, self.goal.schedules
-            plans = _proposals(config, *asked)
+            plans = proposals(config, *asked)
             every = [(*bounds.of(plan), plan) for plan in plans]
             for seconds, size, plan in watch(
                 sorted(every, key=lambda one: self.goal.order(one[2], *one[:2]))
             ):
                 if why := self.hopeless(plan, seconds, size):
                     self.rejected[why] += 1
-                elif _runs(plan, config, rows, length, self.rejected):
+                elif runs(plan, config, rows, length, self.rejected):
                     self.add(plan)
 
     def hopeless(self, plan: Plan, seconds: float, size: float) -> str:

@@ -27,7 +27,7 @@ def _uses(share: RankShare, part: str, position: int) -> int:
     if part.startswith("h."):
         return int(part[2:]) in share.parts.layers[position]
     ends = {"wpe": (0,), "wte": (0,), "ln_f": (share.depth - 1,), "lm_head": (share.depth - 1,)}[part]
-    return position in (*ends, *[share.depth - 1] * (part == share.head))
+    return position in (*ends, *[share.depth - 1] * (part == share.net.head))
 
 
 def gather_counts(share: RankShare) -> Counter:
@@ -36,7 +36,7 @@ def gather_counts(share: RankShare) -> Counter:
         return Counter(dict.fromkeys(share.sizes, 1))
     if share.plan.pp == 1:
         return Counter({key: share.plan.micro * gathers_of_a_micro_batch(key[0]) for key in share.sizes})
-    found = _replayed(share.plan, share.config, share.pp, share.head)
+    found = _replayed(share.plan, share.config, share.pp, share.net.head)
     return Counter({key: found[key[0]] for key in share.sizes})
 
 

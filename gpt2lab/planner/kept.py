@@ -121,4 +121,4 @@ def made_at_once(share: RankShare, position: int, layers: int) -> int:
     c, last = share.config.n_embd, position == share.depth - 1
     net, matrix = share.net, largest_matrix(share, position)
     column = share.itemsize * c * ((c + 2 * net.keys) // share.plan.tp) + matrix * net.mlps * (1 + net.gated)
-    return (layers * column + share.itemsize * part_elements(share, share.head) * last) * share.plan.sp
+    return (layers * column + share.itemsize * part_elements(share, share.net.head) * last) * share.plan.sp

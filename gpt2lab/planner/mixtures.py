@@ -16,11 +16,12 @@ from ..parallel.expert import bytes_sent
 from ..ranks.traffic import split_sizes
 from .cost import Prediction, predict_share
 from .memory import of_rank
+from .models import Parameter
 from .problem import Cluster
 from .seconds import UPDATE, RankOnCluster
 from .sends import AxisTraffic, by_axis, gradient_sends
 from .sends import sends as dense_sends
-from .share import EXPERT, MemoryShare, Parameter, RankShare, check, groups_of
+from .share import EXPERT, MemoryShare, RankShare, check, groups_of
 
 
 class SharedPart(RankShare):

@@ -55,6 +55,19 @@ class Network(GPT2Config):
         return self.n_embd // self.n_head * self.kv_heads
 
     @property
+    def head(self) -> str:
+        """The part that has the head's weights."""
+        return "wte" if self.tied else "lm_head"
+
+    def check_cut(self, plan) -> None:
+        """Raise ValueError where a plan cuts attention into more parts than there are heads of keys."""
+        cut = plan.tp * (plan.cp if plan.exchange == "heads" else 1)
+        if self.kv_heads % cut:
+            raise ValueError(
+                f"{self.kv_heads} heads of keys cannot be split over {cut} ranks. Use a divisor."
+            )
+
+    @property
     def multiplied(self) -> int:
         """Weights of a block's products that a token passes."""
         return (
@@ -88,6 +101,20 @@ class Network(GPT2Config):
         idle = self.n_layer * (self.mlps - self.active) * (2 + self.gated) * self.n_embd * self.mlp
         passed = self.parameters - looked_up * self.n_embd - idle
         return 6 * passed + 12 * self.n_layer * self.n_embd * length
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A parameter as one rank has it: elements, whether tensor parallelism cuts it, or sums its gradient at the end.
+
+    `expert`: it is one of the experts that are shared out.
+    """
+
+    name: str
+    elements: int
+    cut: bool = False
+    partial: bool = False
+    expert: bool = False
 
 
 SIZES = tuple(f.name for f in fields(GPT2Config))

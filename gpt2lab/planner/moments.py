@@ -32,7 +32,7 @@ class Walk:
         self.share, self.plan, self.e = share, share.plan, share.itemsize
         self.sizes = share.sizes
         self.tied = share.net.tied
-        self.wte = max(part_elements(share, "wte"), part_elements(share, share.head))
+        self.wte = max(part_elements(share, "wte"), part_elements(share, share.net.head))
         self.arrived, self.under_way = set(), 0  # positions with gradients; bytes that are being summed
         # bytes by part: of all of it, of its shards, of what is gathered, of what is summed last, and of that's shards
         self.whole, shards, self.gathered, self.summed, self.sums = (Counter() for _ in range(5))
@@ -50,7 +50,7 @@ class Walk:
         # bytes of gradients that a backward leaves
         whole = Counter({part: size * share.gradient // self.e for part, size in self.whole.items()})
         self.left = shards if self.plan.zero > 1 else whole
-        self.wte_shard = max(self.left["wte"], self.left[share.head]) * (
+        self.wte_shard = max(self.left["wte"], self.left[share.net.head]) * (
             self.plan.zero > 1
         )  # of its gradient, which is summed at once
         self._fullest, self._most = ({}, {}), -1

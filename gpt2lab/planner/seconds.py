@@ -202,7 +202,7 @@ def _added(machine: RankOnCluster, stage: int) -> float:
     share, position = machine.share, machine.share.stages[stage]
     units = len(share.micros(stage)) * len(share.slices)
     tables = {"wte": position == 0} | {
-        share.head: position == share.depth - 1 or position == 0 and share.net.tied
+        share.net.head: position == share.depth - 1 or position == 0 and share.net.tied
     }
     ends = sum(part_elements(share, name) for name, here in tables.items() if here)
     weights = share.gradient * (block_elements(share, position) + ends)

@@ -13,24 +13,10 @@ from ..parallel.zero.flat import part_of
 from ..plan import Plan
 from ..ranks.traffic import split_sizes
 from ..schedules import Schedule
-from .models import Network, units
+from .models import Network, Parameter, units
 from .tensor_costs import Shape
 
 EXPERT = 2  # what the key of a part of the experts has besides
-
-
-@dataclass(frozen=True)
-class Parameter:
-    """A parameter as one rank has it: elements, whether tensor parallelism cuts it, or sums its gradient at the end.
-
-    `expert`: it is one of the experts that are shared out.
-    """
-
-    name: str
-    elements: int
-    cut: bool = False
-    partial: bool = False
-    expert: bool = False
 
 
 def frame(plan: Plan) -> Schedule:
@@ -55,11 +41,7 @@ def check(plan: Plan, config: GPT2Config, rows: int, length: int) -> None:
     if why := _why_not(plan, config, rows, length):
         raise ValueError(why)
     if isinstance(config, Network):
-        cut = plan.tp * (plan.cp if plan.exchange == "heads" else 1)
-        if config.kv_heads % cut:
-            raise ValueError(
-                f"{config.kv_heads} heads of keys cannot be split over {cut} ranks. Use a divisor."
-            )
+        config.check_cut(plan)
 
 
 @lru_cache(maxsize=4096)
@@ -144,11 +126,6 @@ class RankShare:
     def net(self) -> Network:
         """The model's sizes."""
         return units(self.config)
-
-    @property
-    def head(self) -> str:
-        """The part that has the head's weights."""
-        return "wte" if self.net.tied else "lm_head"
 
     @cached_property
     def parts(self) -> Parts:
