@@ -109,7 +109,9 @@ class _Search:
     def hopeless(self, plan: Plan, seconds: float, size: float) -> str:
         """Why a plan that takes so much at least cannot win, if so: in time and memory, on many devices by the goal."""
         many = pruned(plan.world, self.cluster)
-        if any(f.prediction.seconds <= seconds and f.prediction.memory <= size for f in self.front):
+        below = lambda f: f.prediction.seconds <= seconds and f.prediction.memory <= size
+        fewest = self.goal.least == "devices"  # then one that is beaten may still need fewer
+        if any(below(f) and not (fewest and f.plan.world > plan.world) for f in self.front):
             return "cannot win"
         if many and self.best and self.goal.order(plan, seconds, size) >= self.goal.key(self.best):
             return "cannot win"
