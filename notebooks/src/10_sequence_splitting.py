@@ -633,7 +633,8 @@ print("interleaved, all keys in one tile:", lab.pairs_by_key("interleaved", tile
 # - L = log(exp L_1 + exp L_2) = L_1 - logsigmoid(L_1 - L_2)
 #
 # But a row that sees no key of block 1 has L_1 = -inf, and the last form gives
-# inf - inf; `torch.logaddexp(L1, L2)` is right there too. Backward is simpler still: with the *final* L, each block's
+# inf - inf; `torch.logaddexp(L1, L2)` is right there too. A row that sees no key in either block stays (0, -inf): where
+# blocks go round a ring, the next one may have a key for it. Backward is simpler still: with the *final* L, each block's
 # weights are exp(score - L).
 
 
@@ -641,7 +642,7 @@ print("interleaved, all keys in one tile:", lab.pairs_by_key("interleaved", tile
 def merge(o1, L1, o2, L2):
     """Output (R, D) and log-sum-exp (R, 1) of two blocks of keys together."""
     ### BEGIN SOLUTION
-    a = torch.sigmoid(L2 - L1)
+    a = torch.sigmoid(L2 - L1).nan_to_num()  # of two blocks without a key either share will do
     return (1 - a) * o1 + a * o2, torch.logaddexp(L1, L2)
     ### END SOLUTION
 
@@ -684,6 +685,14 @@ def merge(o1, L1, o2, L2):
 def merge(o1, L1, o2, L2):
     a = torch.sigmoid(L2 - L1)
     return (1 - a) * o1 + a * o2, L1 - torch.nn.functional.logsigmoid(L1 - L2)
+
+
+# %% tags=["wrong"]
+# FAIL: a row that sees no key in either block
+# MISTAKE: inf - inf of two hidden blocks: a row gets nan for ever, though the next block may have a key for it.
+def merge(o1, L1, o2, L2):
+    a = torch.sigmoid(L2 - L1)
+    return (1 - a) * o1 + a * o2, torch.logaddexp(L1, L2)
 
 
 # %% tags=["wrong"]

@@ -187,7 +187,7 @@ def costs(n, M):
 
 
 # %% tags=["wrong"]
-# FAIL: n - 1 messages of M / n^2
+# FAIL: S0 -> S1: expected 180
 # MISTAKE: A rank is taken to send n messages; one of them would go to itself.
 def costs(n, M):
     return {"S0 -> R": (n - 1) / n * M, "S0 -> S1": M / n**2, "P -> S0": (n - 1) / n * M}
@@ -961,7 +961,7 @@ def cheapest_marks():
 
 
 # %% tags=["wrong"]
-# FAIL: return a dict of marks
+# FAIL: marks: return a dict
 # MISTAKE: Returns text, not marks.
 def cheapest_marks():
     return "batch:x"

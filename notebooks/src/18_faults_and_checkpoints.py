@@ -482,7 +482,8 @@ for i, (a, b) in enumerate(zip(pool[1].run(forgetful, folder)[0], losses, strict
 #
 # **Your turn.** The checker runs yours in a process of its own, again and again, and ends it with SIGKILL before its
 # first operation on files, before its second, and so on: no `except` and no `finally` runs then. The next call clears
-# away what a killed one left. (SIGKILL loses nothing that was written; a power failure may, so a good answer also calls
+# away what a killed one left. There may be an old folder of that name: then the old one stands there whole, or the new
+# one, or for a moment none. (SIGKILL loses nothing that was written; a power failure may, so a good answer also calls
 # `os.fsync`. No checker can see that.)
 
 
@@ -492,14 +493,18 @@ def save_folder(target, files, write):
     ### BEGIN SOLUTION
     import shutil
 
-    partial = target.with_suffix(".partial")
+    partial, old = target.with_suffix(".partial"), target.with_suffix(".old")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir()
     for name, text in files.items():
         write(partial / name, text)
         with open(partial / name, "rb") as file:
             os.fsync(file.fileno())
+    shutil.rmtree(old, ignore_errors=True)
+    if target.exists():
+        target.rename(old)  # to delete it takes many operations, to rename it one
     partial.rename(target)
+    shutil.rmtree(old, ignore_errors=True)
     ### END SOLUTION
 
 
@@ -554,7 +559,7 @@ def save_folder(target, files, write):
 
 
 # %% tags=["wrong"]
-# FAIL: its leftovers stop the next save
+# FAIL: stops the next save
 # MISTAKE: What a crash has left behind is not cleared away.
 def save_folder(target, files, write):
     partial = target.with_suffix(".partial")
@@ -620,6 +625,35 @@ def save_folder(target, files, write):
     partial.mkdir()
     for name, text in files.items():
         write(partial / name, text)
+
+
+# %% tags=["wrong"]
+# FAIL: over an old folder, what is there already
+# MISTAKE: The name is still that of the old folder, and no folder can be renamed to it.
+def save_folder(target, files, write):
+    import shutil
+
+    partial = target.with_suffix(".partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir()
+    for name, text in files.items():
+        write(partial / name, text)
+    partial.rename(target)
+
+
+# %% tags=["wrong"]
+# FAIL: over an old folder: a SIGKILL
+# MISTAKE: The old folder is deleted under its name, file by file: a crash in between leaves a part of it.
+def save_folder(target, files, write):
+    import shutil
+
+    partial = target.with_suffix(".partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir()
+    for name, text in files.items():
+        write(partial / name, text)
+    shutil.rmtree(target, ignore_errors=True)
+    partial.rename(target)
 
 
 # %% tags=["wrong"]

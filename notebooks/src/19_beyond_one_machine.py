@@ -91,18 +91,20 @@ print(f"{across / inside:.1f} times the bytes")
 # acknowledgements come on top).
 #
 # **Your turn.** A mesh numbers its ranks with the last axis innermost. Machines take neighbouring ranks. Along which
-# axes do messages leave a machine? (tp=6 on machines of 8 would *straddle* them.)
+# axes do messages leave a machine? Sizes need not divide: of tp=3 on machines of 4 the second group *straddles* two.
 
 
 # %% tags=["exercise"]
 def crosses(sizes, machine):
-    """The axes, of sizes such as {"pp": 2, "dp": 2, "tp": 2}, whose groups do not fit into a machine of so many."""
+    """The axes, of sizes such as {"pp": 2, "dp": 2, "tp": 2}, of which a group is on two machines of so many ranks."""
     ### BEGIN SOLUTION
-    found, stride = set(), math.prod(sizes.values())
+    world = stride = math.prod(sizes.values())
+    found = set()
     for name, size in sizes.items():
-        if size > 1 and stride > machine:
+        stride //= size  # to the next rank of the group
+        pairs = [(rank, rank + stride) for rank in range(world) if rank // stride % size < size - 1]
+        if any(a // machine != b // machine for a, b in pairs):
             found.add(name)
-        stride //= size
     return found
     ### END SOLUTION
 
@@ -123,8 +125,8 @@ def crosses(sizes, machine):
 
 
 # %% [markdown] tags=["hint"]
-# From the first rank of a group to the last it is (size - 1) strides, and a stride is the product of the sizes further
-# inside. When do a whole group and all that is inside it fit into one machine?
+# From a rank to the next one of its group it is a stride, the product of the sizes further inside. Rank r is on machine
+# r // machine. Look at all pairs of neighbours: is one of them on two machines?
 
 
 # %% tags=["wrong"]
@@ -158,6 +160,18 @@ def crosses(sizes, machine):
 # MISTAKE: Only the outermost axis is taken to leave the machine.
 def crosses(sizes, machine):
     return set(list(sizes)[:1]) if math.prod(sizes.values()) > machine else set()
+
+
+# %% tags=["wrong"]
+# FAIL: {'dp': 2, 'tp': 3}, machines of 4: messages of tp leave a machine
+# MISTAKE: A group that is small enough for a machine is taken to be in one, also where the sizes do not divide.
+def crosses(sizes, machine):
+    found, stride = set(), math.prod(sizes.values())
+    for name, size in sizes.items():
+        if size > 1 and stride > machine:
+            found.add(name)
+        stride //= size
+    return found
 
 
 # %% tags=["wrong"]

@@ -6,57 +6,62 @@ from dataclasses import replace
 import torch
 
 from ...planner.failures import LongJob, goodput
-from . import close, returned, scored
-from .engine import by_chance
-
-LAYOUTS = (
-    ({"pp": 2, "dp": 2, "tp": 2}, 4),
-    ({"pp": 2, "dp": 2, "tp": 4}, 8),
-    ({"dp": 4, "cp": 2, "tp": 2}, 8),
-    ({"dp": 2, "tp": 16}, 8),
-    ({"dp": 8, "tp": 1}, 8),
-    ({"pp": 4, "dp": 2, "tp": 1}, 1),
-    ({"pp": 1, "dp": 4, "tp": 2}, 4),
-)
+from . import Task, live, refuse, returned, scored
 
 
-def crosses(answer) -> None:
-    """Exercise: the axes of a mesh along which messages leave a machine."""
-    for sizes, machine in LAYOUTS:
-        _crossing(answer, sizes, machine)
-    by_chance(lambda chance: _crossing(answer, *_machines(chance)))
+def _crossing(sizes: dict[str, int], machine: int) -> set[str]:
+    """The axes of which some group has two neighbours on two machines."""
+    world = stride = math.prod(sizes.values())
+    found = set()
+    for name, size in sizes.items():
+        stride //= size
+        firsts = [rank for rank in range(world) if rank // stride % size < size - 1]
+        if any(rank // machine != (rank + stride) // machine for rank in firsts):
+            found.add(name)
+    return found
 
 
 def _machines(chance) -> tuple[dict[str, int], int]:
-    """A mesh whose axes fill machines: either divides the other."""
-    sizes = {
-        axis: 2 ** chance.randint(0, 3)
-        for axis in chance.sample(("pp", "dp", "cp", "tp"), chance.randint(1, 4))
-    }
-    return sizes, 2 ** chance.randint(0, 6)
+    """A mesh and machines; often neither divides the other."""
+    names = chance.sample(("pp", "dp", "cp", "tp"), chance.randint(1, 4))
+    sizes = {axis: chance.choice((1, 2, 2, 3, 4, 6)) for axis in names}
+    return sizes, chance.choice((1, 2, 3, 4, 6, 8, 16))
 
 
-def _crossing(answer, sizes: dict[str, int], machine: int) -> None:
-    got, want, stride = answer(dict(sizes), machine), set(), math.prod(sizes.values())
-    returned(got)
-    for name, size in sizes.items():
-        stride //= size
-        if size > 1 and stride * size > machine:
-            want.add(name)
-    what = f"{sizes}, machines of {machine}"
-    alone = sorted(name for name in got if sizes.get(name) == 1)
-    assert not alone, f"{what}: {alone[0]} has one rank, which sends nothing to itself"
-    missing, extra = sorted(want - set(got)), sorted(set(got) - want)
-    assert not missing, f"{what}: messages of {missing[0]} leave a machine, and yours says that they stay"
-    assert not extra, (
-        f"{what}: all ranks of a {', '.join(extra)} group share a machine, and yours says that some do not"
-    )
+crosses = Task(
+    None,
+    shown=[
+        ({"pp": 2, "dp": 2, "tp": 2}, 4),
+        ({"pp": 2, "dp": 2, "tp": 4}, 8),
+        ({"dp": 4, "cp": 2, "tp": 2}, 8),
+        ({"dp": 2, "tp": 16}, 8),
+        ({"dp": 8, "tp": 1}, 8),
+        ({"pp": 4, "dp": 2, "tp": 1}, 1),
+        ({"pp": 1, "dp": 4, "tp": 2}, 4),
+        ({"dp": 2, "tp": 3}, 4),
+        ({"dp": 4, "tp": 6}, 8),
+    ],
+    what="{}, machines of {}",
+    drawn=_machines,
+    like=lambda got, words: set(got),
+    rules=lambda got, sizes, machine: {
+        **{
+            f"{name} has one rank, which sends nothing to itself": name in got and size == 1
+            for name, size in sizes.items()
+        },
+        **{
+            f"messages of {name} leave a machine, and yours says that they stay": name not in got
+            for name in sorted(_crossing(sizes, machine))
+        },
+        f"all ranks of a {', '.join(sorted(got - _crossing(sizes, machine)))} group share a machine, and yours says "
+        "that some do not": got - _crossing(sizes, machine),
+    },
+)
+"""Exercise: the axes of a mesh along which messages leave a machine."""
 
 
 def two_levels(answer) -> None:
     """Exercise: an all-reduce over machines, judged on four live ranks by its sum and by the bytes that cross."""
-    from . import live
-
     for rows in (6, 8):
         for found in live(_two_levels, answer, rows, ranks=4):
             _summed_on_two_levels(rows, returned(found))
@@ -100,41 +105,51 @@ def _two_levels(rank, world_size, answer, rows):
     return right, shape, crossed, rows * 8, bool(torch.equal(x, before)), ", ".join(sorted(out))
 
 
-def kept(answer) -> None:
-    """Exercise: the share of work that is kept at the best interval, to first order."""
-    one = returned(answer(1000, 5000.0, 0.02, 0.1))
-    assert one <= 1, (
-        f"a share of work is at most 1, not {one:.3g}. Did you add what is lost, instead of dividing?"
-    )
-    assert answer(4000, 5000.0, 0.02, 0.1) < one, "four times as many machines fail four times as often"
-    assert answer(1000, 5000.0, 0.02, 1.0) < one, "a longer restart loses more"
-    for n, each, save, restart in ((1000, 5000.0, 0.02, 0.1), (2048, 6300.0, 1 / 60, 0.25)):
-        failures = each / n
-        lost = math.sqrt(2 * save / failures) + restart / failures
-        what = f"{n} machines, each fails every {each:g} h, saves of {save:.3g} h, restarts of {restart:g} h"
-        close(answer(n, each, save, restart), 1 / (1 + lost), what, 1e-6)
-    by_chance(lambda chance: _kept_of(answer, chance))
+def _kept(n: int, each: float, save: float, restart: float) -> float:
+    failures = each / n
+    return 1 / (1 + math.sqrt(2 * save / failures) + restart / failures)
 
 
-def _kept_of(answer, chance) -> None:
-    n, each = chance.randint(10, 4000), 100.0 * chance.randint(20, 99)
-    save, restart = chance.randint(1, 20) / 100, chance.randint(1, 20) / 20
-    lost = math.sqrt(2 * save * n / each) + restart * n / each
-    close(
-        answer(n, each, save, restart),
-        1 / (1 + lost),
-        f"{n} machines, {each:g} h, {save:g} h, {restart:g} h",
-        1e-6,
+def _dearer(answer, n: int, each: float, save: float, restart: float) -> float:
+    one = returned(answer(n, each, save, restart))
+    refuse(
+        "",
+        {
+            f"a share of work is at most 1, not {one:.3g}. Did you add what is lost, instead of dividing?": one
+            > 1,
+            "four times as many machines fail four times as often": answer(4 * n, each, save, restart) >= one,
+            "a longer restart loses more": answer(n, each, save, 10 * restart) >= one,
+        },
     )
+    return one
+
+
+kept = Task(
+    _kept,
+    shown=[(1000, 5000.0, 0.02, 0.1), (2048, 6300.0, 1 / 60, 0.25)],
+    what="{} machines, each fails every {:g} h, saves of {:.3g} h, restarts of {:g} h",
+    drawn=lambda chance: (
+        chance.randint(10, 4000),
+        100.0 * chance.randint(20, 99),
+        chance.randint(1, 20) / 100,
+        chance.randint(1, 20) / 20,
+    ),
+    call=_dearer,
+    tolerance=1e-6,
+)
+"""Exercise: the share of work that is kept at the best interval, to first order."""
 
 
 JOBS = (
     LongJob(2048, 6345.0, 12.0, 1 / 60, 0.25, 1.0),  # Llama 3's failures; saves and restarts assumed
-    LongJob(256, 2000.0, 24.0, 0.05, 0.1, 1.0),
+    LongJob(512, 1000.0, 24.0, 0.01, 0.1, 1.0),  # needs three times the spares of the others
     LongJob(64, 500.0, 48.0, 0.2, 0.2, 1.0),
 )
 """What the puzzle is judged on: machines, hours between two failures of each, hours of a repair, a save, a restart."""
-BAR, BEST = 24.0, 21.6  # the best of all numbers of spares and of seven intervals around Young's
+BAR, BEST = (
+    24.0,
+    22.5,
+)  # the best numbers of spares at Young's interval; one number for all loses 25.2 or more
 
 
 def spares_and_saves(answer) -> str:

@@ -57,24 +57,23 @@ def merge(answer) -> None:
 
 
 def _merge_rows(answer) -> None:
-    """Rows whose scores differ much in size, and rows of which one block is hidden altogether."""
+    """Rows whose scores differ much in size, and rows of which one block is hidden altogether, or both are."""
     generator = torch.Generator().manual_seed(1)
     scores = torch.randn(4, 7, dtype=torch.float64, generator=generator)
     values = torch.randn(7, 5, dtype=torch.float64, generator=generator)
     scores += torch.tensor([0.0, 2000.0, -2000.0, 0.0])[:, None]
-    for hidden, words in (
-        (None, "rows of scores near 0, 2000 and -2000: each row needs a maximum of its own"),
-        (2, ""),
+    one, both = scores.clone(), scores.clone()
+    one[0, :2] = one[3, 2:] = both[1] = -torch.inf
+    for seen, words in (
+        (scores, "rows of scores near 0, 2000 and -2000: each row needs a maximum of its own"),
+        (one, "a row of which one block sees no key (L = -inf, o = 0) is the other block's"),
+        (both, "a row that sees no key in either block stays (0, -inf)"),
     ):
-        seen = scores.clone()
-        if hidden:
-            seen[0, :hidden] = seen[3, hidden:] = -torch.inf
-            words = "a row of which one block sees no key (L = -inf, o = 0) is the other block's"
         blocks = []
         for s, v in zip(seen.split((2, 5), -1), values.split((2, 5)), strict=True):
             blocks += [s.softmax(-1).nan_to_num(0.0) @ v, s.logsumexp(-1, keepdim=True)]
         out, lse = called(answer, tuple(blocks), words)
-        close(out, seen.softmax(-1) @ values, words)
+        close(out, seen.softmax(-1).nan_to_num(0.0) @ values, words)
         close(lse, seen.logsumexp(-1, keepdim=True), f"log-sum-exp, {words}")
 
 

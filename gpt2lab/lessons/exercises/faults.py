@@ -11,8 +11,8 @@ import warnings
 from pathlib import Path
 
 from ...parallel.boxes import rectangles
-from . import close, returned, scored
-from .engine import by_chance, called
+from ..labs.faults import NEW_MACHINE, hours
+from . import Puzzle, Task, by_chance, called, live, returned
 
 HANGS = (
     ("a rank that left", {0: [2], 1: [2], 2: []}, 2),
@@ -108,45 +108,60 @@ def whole_or_absent(answer) -> None:
                 f"a crash in file {last + 1} of {len(files)} left a torn folder under the final name"
             )
             _saves(answer, target, files, f"after a crash in file {last + 1}")
-    _kill_everywhere(answer, files)
-
-
-def _kill_everywhere(answer, files: dict[str, str]) -> None:
-    """Let a child process save, once for each of its operations on files, and end it there with SIGKILL."""
-    from . import live
-
+    _kill_everywhere(answer, files, {})
     with tempfile.TemporaryDirectory() as home:
-        (found,) = live(_killed_saves, answer, files, home, ranks=1)
+        _saves(answer, _standing(Path(home), OLD), files, "over an old folder")
+    _kill_everywhere(answer, files, OLD)
+
+
+OLD = {"a": "an old alpha", "b": "an old beta", "d": "an old delta"}
+"""What is in the folder over which an answer saves."""
+
+
+def _standing(home: Path, old: dict[str, str]) -> Path:
+    """The folder to save into, which exists when there are old files."""
+    target = Path(home, "checkpoint")
+    for name, text in old.items():
+        target.mkdir(exist_ok=True)
+        Path(target, name).write_text(text)
+    return target
+
+
+def _kill_everywhere(answer, files: dict[str, str], old: dict[str, str]) -> None:
+    """Let a child process save, once for each of its operations on files, and end it there with SIGKILL."""
+    with tempfile.TemporaryDirectory() as home:
+        (found,) = live(_killed_saves, answer, files, home, old, ranks=1)
+    over = "over an old folder: " * bool(old)
     for operation, left, _, _ in found:
         assert not operation.startswith(("os.system", "os.posix_spawn", "os.exec", "subprocess.")), (
             f"`{operation}` starts another program, which nobody can stop between its own operations here: write the "
             "files by write(file, text)"
         )
-        assert left is None or left == files, (
-            f"a SIGKILL before `{operation}` leaves {sorted(left)} of {sorted(files)} under the final name, "
+        assert left in (None, files, old or None), (
+            f"{over}a SIGKILL before `{operation}` leaves {sorted(left)} of {sorted(files)} under the final name, "
             "some perhaps half written. No `except` runs then; only a rename of the finished folder is safe"
         )
     for operation, _, mended, beside in found:
         assert mended == files, (
-            f"after a SIGKILL before `{operation}` the next save does not get through: {mended}"
+            f"{over}after a SIGKILL before `{operation}` the next save does not get through: {mended}"
         )
         assert not beside, (
-            f"after a SIGKILL before `{operation}` and one more save {beside[0]} stays beside the folder. After many "
-            "crashes the disk is full; clear away what a killed call has left"
+            f"{over}after a SIGKILL before `{operation}` and one more save {beside[0]} stays beside the folder. "
+            "After many crashes the disk is full; clear away what a killed call has left"
         )
     assert len(found) > len(files), (
         "your function writes no files beside target. Another folder may be on another disk: a rename is a copy then"
     )
 
 
-def _killed_saves(rank, world_size, answer, files, home):
+def _killed_saves(rank, world_size, answer, files, home, old):
     """Of each kill: operation, files under the final name or None, the same after one more save, what is beside."""
     found = []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Python warns of a fork beside threads; the child only touches files
         for number in range(1, 100):
-            target, (reading, writing) = Path(home, str(number), "checkpoint"), os.pipe()
-            target.parent.mkdir()
+            Path(home, str(number)).mkdir()
+            target, (reading, writing) = _standing(Path(home, str(number)), old), os.pipe()
             child = os.fork()
             if not child:
                 _save_until(number, answer, files, target, writing)
@@ -157,8 +172,9 @@ def _killed_saves(rank, world_size, answer, files, home):
             if not os.WIFSIGNALED(status):
                 return found
             left = _read(target) if target.exists() else None
-            mended = left or _mended(answer, files, target)
-            beside = [] if left else sorted(file.name for file in target.parent.iterdir() if file != target)
+            safe = not left or left == old
+            mended = _mended(answer, files, target) if safe else left
+            beside = sorted(file.name for file in target.parent.iterdir() if file != target) if safe else []
             found.append((operation, left, mended, beside))
     return found
 
@@ -217,38 +233,58 @@ def _saves(answer, target: Path, files: dict[str, str], when: str) -> None:
     """The answer must write the whole folder now."""
     try:
         answer(target, dict(files), lambda file, text: Path(file).write_text(text))
-    except FileExistsError as error:
-        raise AssertionError(
-            f"{when}, its leftovers stop the next save. Clear them away first ({error})"
-        ) from None
+    except OSError as error:
+        raise AssertionError(f"{when}, what is there already stops the next save: {error}") from None
     assert target.is_dir(), f"{when} there is no folder of the final name"
     found = {file.name: file.read_text() for file in target.iterdir()}
     assert found == files, f"{when} the folder should hold {files}, not {found}"
 
 
-def interval(answer) -> None:
-    """Exercise: the work between two saves that loses least (Young 1974)."""
-    one, four = returned(answer(10.0, 3600.0)), answer(40.0, 3600.0)
-    assert four > one, "a dearer save should be made less often; your interval ignores what a save costs"
-    for save, failures in ((10.0, 3600.0), (60.0, 86400.0)):
-        what = f"a save of {save:g} s, a failure every {failures:g} s (it loses half an interval, on average)"
-        close(answer(save, failures), math.sqrt(2 * save * failures), what, 1e-6)
+def _dearer(answer, save: float, failures: float) -> float:
+    found = returned(answer(save, failures))
+    assert answer(4 * save, failures) > found, (
+        "a dearer save should be made less often; your interval ignores what a save costs"
+    )
+    return found
 
 
-def saves(answer) -> str:
-    """Puzzle: the hours of work after which a job on a new machine saves; the score is its mean time in hours."""
-    from ..labs.faults import NEW_MACHINE, hours
+interval = Task(
+    lambda save, failures: math.sqrt(2 * save * failures),
+    shown=[(10.0, 3600.0), (60.0, 86400.0)],
+    what="a save of {:g} s, a failure every {:g} s (it loses half an interval, on average)",
+    drawn=lambda chance: (float(chance.randint(1, 99)), float(chance.randint(1000, 99999))),
+    call=_dearer,
+    tolerance=1e-6,
+)
+"""Exercise: the work between two saves that loses least (Young 1974)."""
 
-    found = returned(answer())
+
+def _hours(found) -> list:
     assert isinstance(found, list | tuple), f"a list of hours of work; not {found!r}"
-    assert not found or max(found) <= 48, f"a save after {max(found):g}: hours, not minutes"
-    assert not found or min(found) > 0, f"a save after {min(found):g} hours of work has nothing to save"
+    return list(found)
+
+
+def _no_saves(found) -> dict:
+    first, last = min(found, default=1), max(found, default=0)
+    said = {
+        f"a save after {last:g}: hours, not minutes": last > 48,
+        f"a save after {first:g} hours of work has nothing to save": first <= 0,
+    }
     for i, (a, b) in enumerate(itertools.pairwise(found), 1):
-        assert a < b, (
+        said[
             f"save number {i + 1} comes after {b:g} hours of work and number {i} after {a:g}: "
-            f"give them in ascending order"
-        )
-    for at in found[-1:]:
-        assert at < 24, f"the job has 24 hours of work, and a save after {at:g} is not in it"
-    mean = sum(hours(found, strikes) for strikes in NEW_MACHINE) / len(NEW_MACHINE)
-    return scored(round(mean, 2), "hours", bar=30.7, best=30.27)
+            "give them in ascending order"
+        ] = a >= b
+    return said | {f"the job has 24 hours of work, and a save after {last:g} is not in it": last >= 24}
+
+
+saves = Puzzle(
+    lambda found: sum(hours(found, strikes) for strikes in NEW_MACHINE) / len(NEW_MACHINE),
+    "hours",
+    bar=30.7,
+    best=30.27,
+    digits=2,
+    read=_hours,
+    rules=_no_saves,
+)
+"""Puzzle: the hours of work after which a job on a new machine saves; the score is its mean time in hours."""

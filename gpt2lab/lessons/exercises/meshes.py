@@ -7,8 +7,8 @@ from types import MappingProxyType
 import torch
 
 from ...machine.links import Link
-from . import close, returned, scored, sentences
-from .engine import by_chance
+from ..labs.meshes import slow_bytes
+from . import Puzzle, by_chance, close, returned, sentences, unaided
 
 MESHES = (
     {"dp": 2, "tp": 2},
@@ -176,7 +176,7 @@ def _norms(rank, world_size, answer, text, config, batch, start):
     own = squares(held).item()
     both = [comm.all_reduce(squares(chosen), mesh.world).sqrt().item() for chosen in (held, first)]
     comm.clear_log()
-    value = answer(held, mesh)
+    value = unaided(answer, __name__, "gpt2lab.train")(held, mesh)
     sent, changed = sum(e.bytes for e in comm.log), squares(held).item() != own
     return None if value is None else float(value), sent, changed, right, *both
 
@@ -184,17 +184,25 @@ def _norms(rank, world_size, answer, text, config, batch, start):
 SIZES = MappingProxyType({"pp": 2, "dp": 3, "cp": 2, "tp": 4})
 
 
-def axes(answer) -> str:
-    """Puzzle: the order of four axes on six nodes of 8 ranks; the score is megabytes between nodes."""
-    from ..labs.meshes import slow_bytes
+def _no_order(found) -> dict:
+    if not isinstance(found, list | tuple):
+        return {f"a list of four names, outermost first; not {found!r}": True}
+    count = {axis: list(found).count(axis) for axis in SIZES}
+    return {
+        **{f"there is no axis {axis!r}. There are {', '.join(SIZES)}": axis not in SIZES for axis in found},
+        **{
+            f"{axis} is missing: every axis has its place, also the small ones": not count[axis]
+            for axis in SIZES
+        },
+        **{f"{axis} stands there {count[axis]} times": count[axis] > 1 for axis in SIZES},
+    }
 
-    found = returned(answer())
-    assert isinstance(found, list | tuple), f"a list of four names, outermost first; not {found!r}"
-    for axis in found:
-        assert axis in SIZES, f"there is no axis {axis!r}. There are {', '.join(SIZES)}"
-    for axis in SIZES:
-        count = list(found).count(axis)
-        assert count > 0, f"{axis} is missing: every axis has its place, also the small ones"
-        assert count == 1, f"{axis} stands there {count} times"
-    megabytes = slow_bytes(found, SIZES, {"pp": 20, "dp": 500, "cp": 300, "tp": 600}, 8)
-    return scored(megabytes, "MB between nodes", bar=30_560, best=24_960)
+
+axes = Puzzle(
+    lambda found: slow_bytes(found, SIZES, {"pp": 20, "dp": 500, "cp": 300, "tp": 600}, 8),
+    "MB between nodes",
+    bar=30_560,
+    best=24_960,
+    rules=_no_order,
+)
+"""Puzzle: the order of four axes on six nodes of 8 ranks; the score is megabytes between nodes."""

@@ -1,7 +1,10 @@
 """Checker of lesson 10's backward of ring attention, on three and on two live ranks."""
 
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
+from ...ranks import comm
+from ...ranks.mesh import Mesh
 from . import close, closed, live, returned
 
 
@@ -51,11 +54,6 @@ def _attend(q, k, v):
 
 
 def _backward_on_a_rank(rank, world_size, answer):
-    from torch.utils.flop_counter import FlopCounterMode
-
-    from ...ranks import comm
-    from ...ranks.mesh import Mesh
-
     axis, (q, k, v, grad) = Mesh(cp=world_size)["cp"], _sequence()
     sent, calls = {}, {"send": 0, "recv": 0}
     out, lse = _attend(q, k, v)

@@ -6,86 +6,86 @@ from functools import cache
 import torch
 
 from ...model import GPT2Config
+from ...ranks import comm
 from ...sharding.gpt2 import captured_gpt2
 from ...sharding.layout import local_shape, places
 from ...sharding.partition import partition
 from ...sharding.propagate import propagate
+from ...sharding.reshard import live_axes
 from ...sharding.tofu import bytes_of_all
-from . import close, live, returned, scored
-from .engine import by_chance, called
+from . import Puzzle, Task, close, live, refuse, returned
 
 
-def costs(answer) -> None:
-    """Exercise: bytes a rank sends for three changes of layout, of M bytes on n ranks."""
-    for n, size in ((4, 960), (2, 48), (3, 90)):
-        _costs_of(answer, n, size)
-    by_chance(lambda chance: _costs_of(answer, chance.randint(2, 9), chance.randint(1, 999)))
+def _no_costs(found, n: int, M: int) -> dict:
+    is_ = lambda change, value: abs(found.get(change, -1) - value) < 1e-9
+    part = M / n
+    return {
+        "a rank need not send to itself what it has (S0 -> R)": is_("S0 -> R", M),
+        "S0 -> S1 is no all-gather. Of its M / n a rank sends an n-th to each of the others": (
+            n > 2 and is_("S0 -> S1", (n - 1) * part)
+        ),
+        "P -> S0 is half an all-reduce, because the sum is not needed everywhere": (
+            is_("P -> S0", 2 * (n - 1) * part)
+        ),
+    }
 
 
-def _costs_of(answer, n: int, size: int) -> None:
-    case = f"n = {n}, M = {size}"
-    found = called(answer, (n, size), case)
-    assert isinstance(found, dict), f"{case}: return a dict with 'S0 -> R', 'S0 -> S1' and 'P -> S0'"
-    missing = {"S0 -> R", "S0 -> S1", "P -> S0"} - set(found)
-    assert not missing, f"{case}: {sorted(missing)[0]} is missing"
-    part = size / n
-    assert abs(found["S0 -> R"] - size) > 1e-9, (
-        f"{case}: a rank need not send to itself what it has (S0 -> R)"
-    )
-    close(found["S0 -> R"], (n - 1) * part, f"{case}, S0 -> R: n - 1 parts of M / n pass through each rank")
-    assert n == 2 or abs(found["S0 -> S1"] - (n - 1) * part) > 1e-9, (
-        f"{case}: S0 -> S1 is no all-gather. Of its M / n a rank sends an n-th to each of the others"
-    )
-    close(found["S0 -> S1"], (n - 1) * part / n, f"{case}, S0 -> S1: n - 1 messages of M / n^2")
-    assert abs(found["P -> S0"] - 2 * (n - 1) * part) > 1e-9, (
-        f"{case}: P -> S0 is half an all-reduce, because the sum is not needed everywhere"
-    )
-    close(found["P -> S0"], (n - 1) * part, f"{case}, P -> S0: terms of n - 1 parts of M / n")
+def _a_dict(found, words: str) -> dict:
+    assert isinstance(found, dict), f"{words}: return a dict, not {found!r}"
+    return found
 
 
-EINSUMS = (
-    "ik,kj->ij",
-    "bik,bkj->bij",
-    "ij,ij->ij",
-    "ij->j",
-    "bthd,bshd->bhts",
-    "i,i->",
-    "ij,jk->i",
-    "ab,bc,cd->da",
+costs = Task(
+    lambda n, M: {"S0 -> R": (n - 1) * M / n, "S0 -> S1": (n - 1) * M / n**2, "P -> S0": (n - 1) * M / n},
+    shown=[(4, 960), (2, 48), (3, 90)],
+    what="n = {}, M = {}",
+    drawn=lambda chance: (chance.randint(2, 9), chance.randint(1, 999)),
+    like=_a_dict,
+    rules=_no_costs,
 )
+"""Exercise: bytes a rank sends for three changes of layout, of M bytes on n ranks."""
 
 
-def einsum_rule(answer) -> None:
-    """Exercise: what the result is when an index of an einsum is cut."""
-    for text in EINSUMS:
-        _rule_of(answer, text)
-    by_chance(lambda chance: _rule_of(answer, _einsum(chance)))
-
-
-def _einsum(chance) -> str:
+def _einsum(chance) -> tuple[str]:
     """A product of one to three operands of up to four indices each, some of which are summed over."""
     letters = chance.sample("abcdefgxyz", 5)
     operands = ["".join(chance.sample(letters, chance.randint(1, 4))) for _ in range(chance.randint(1, 3))]
     used = sorted(set("".join(operands)))
-    return f"{','.join(operands)}->{''.join(chance.sample(used, chance.randint(0, len(used))))}"
+    return (f"{','.join(operands)}->{''.join(chance.sample(used, chance.randint(0, len(used))))}",)
 
 
-def _rule_of(answer, text: str) -> None:
+def _no_rule(found: dict, text: str) -> dict:
     inputs, output = text.split("->")
     labels = sorted(set(inputs) - {","})
-    found = called(answer, (text,), text)
-    assert isinstance(found, dict), f"{text}: return a dict from each index to what the result is"
-    missing = [one for one in labels if one not in found]
-    assert not missing, f"{text}: index {missing[0]} can be cut too"
-    extra = sorted(set(found) - set(labels))
-    assert not extra, f"{text}: {extra[0]!r} is no index"
+    said = {f"index {one} can be cut too": one not in found for one in labels}
+    said |= {f"{one!r} is no index": one not in labels for one in found}
     for one in labels:
-        want = f"S{output.index(one)}" if one in output else "P"
-        assert found[one] != "R", f"{text}: cut along {one} the ranks hold different things, so not R"
-        why = "it is summed over" if want == "P" else f"it is dimension {output.index(one)} of the result"
-        assert found[one] == want, (
-            f"{text}: cut along {one} the result is {want}, because {why}; not {found[one]}"
+        got, at = found.get(one), output.find(one)
+        want = (
+            f"S{at}, because it is dimension {at} of the result"
+            if at >= 0
+            else "P, because it is summed over"
         )
+        said[f"cut along {one} the ranks hold different things, so not R"] = got == "R"
+        said[f"cut along {one} the result is {want}; not {got}"] = got != want.split(",")[0]
+    return said
+
+
+einsum_rule = Task(
+    None,
+    shown=[
+        (text,)
+        for text in (
+            *("ik,kj->ij", "bik,bkj->bij", "ij,ij->ij", "ij->j", "bthd,bshd->bhts"),
+            *("i,i->", "ij,jk->i", "ab,bc,cd->da"),
+        )
+    ],
+    what="{}",
+    drawn=_einsum,
+    like=_a_dict,
+    rules=_no_rule,
+)
+"""Exercise: what the result is when an index of an einsum is cut."""
 
 
 MLP = {"h": ("bi,fi->bf", ("x", "W1")), "y": ("bf,of->bo", ("h", "W2")), "grad W2": ("bo,bf->of", ("g", "h"))}
@@ -153,8 +153,7 @@ MEGATRON = {"wte.weight": "vocab:x", "h.*.attn.c_proj.weight": "heads:x", "h.*.m
 def megatron(answer) -> None:
     """Exercise: the fewest marks that make GPT-2 Megatron's, judged by what the partitioned program sends."""
     graph = captured_gpt2(GPT2Config(vocab_size=37, n_positions=8, n_layer=2, n_head=4, n_embd=8), 3, 5)
-    marks = returned(answer())
-    assert isinstance(marks, dict), f"return a dict of marks, such as {{'tokens': 'batch:x'}}, not {marks!r}"
+    marks = _a_dict(returned(answer()), "marks")
     assert len(marks) <= 3, f"{len(marks)} marks: three are enough, the rest follows"
     mesh = {"x": 2}
     program = partition(graph, propagate(graph, marks, mesh), mesh)
@@ -186,40 +185,47 @@ def megatron(answer) -> None:
 
 def cheaper_path(answer) -> None:
     """Exercise: a sum over both axes of 2 x 2 live ranks, with three quarters of the bytes of two all-reduces."""
-    found = live(_sum_on_a_rank, answer, ranks=4)
-    want = sum(_term(rank) for rank in range(4))
+    for shape in ((6, 4), (10, 3)):
+        _summed_over_both(answer, shape)
+
+
+def _summed_over_both(answer, shape: tuple[int, int]) -> None:
+    found = live(_sum_on_a_rank, answer, shape, ranks=4, what=f"{shape}")
+    want = sum(_term(rank, shape) for rank in range(4))
+    sent, size = sum(size for _, size, _ in found), want.numel() * 8
     for rank, (got, _, same) in enumerate(found):
         returned(got)
-        assert same, f"rank {rank} writes into the x that it was given; make a new tensor"
-        assert got.shape == want.shape, (
-            f"rank {rank} returns shape {tuple(got.shape)} instead of the whole {tuple(want.shape)}"
-        )
-        total = f"{got.sum():.4g} instead of {want.sum():.4g}"
-        assert abs(got.sum() - want.sum()) < 1e-6, (
-            f"rank {rank}: the elements add up to {total}. Every rank's term counts once"
+        refuse(
+            f"rank {rank}",
+            {
+                "writes into the x that it was given; make a new tensor": not same,
+                f"returns shape {tuple(got.shape)} instead of the whole {shape}": got.shape != want.shape,
+                f"the elements add up to {got.sum():.4g} instead of {want.sum():.4g}. Every rank's term counts once": (
+                    abs(got.sum() - want.sum()) > 1e-6
+                ),
+            },
         )
         close(got, want, f"rank {rank}: the elements add up, but are not where they belong, or lost digits")
-    sent, size = sum(size for _, size, _ in found), want.numel() * 8
-    assert sent >= 6 * size, (
-        f"right, but {sent / size / 4:g} M a rank were counted: use the three calls of comm"
+    each = f"{sent / size / 4:g} M"
+    refuse(
+        "right",
+        {
+            f"but {each} a rank were counted: use the three calls of comm": sent < 6 * size,
+            "but these are two all-reduces, 2 M a rank. Scatter over x first": sent == 8 * size,
+            f"but the ranks sent {each} each; 1.5 M are enough": sent > 6 * size,
+        },
     )
-    assert sent != 8 * size, "right, but these are two all-reduces, 2 M a rank. Scatter over x first"
-    assert sent <= 6 * size, f"right, but the ranks sent {sent / size / 4:g} M each; 1.5 M are enough"
 
 
-def _sum_on_a_rank(rank, world_size, answer):
-    from ...ranks import comm
-    from ...sharding.reshard import live_axes
-
-    axes = live_axes({"x": 2, "y": 2})
+def _sum_on_a_rank(rank, world_size, answer, shape):
+    axes, x = live_axes({"x": 2, "y": 2}), _term(rank, shape)
     comm.clear_log()
-    x = _term(rank)
     y = answer(x, axes["x"], axes["y"])
-    return y, sum(e.bytes for e in comm.log), torch.equal(x, _term(rank))
+    return y, sum(e.bytes for e in comm.log), torch.equal(x, _term(rank, shape))
 
 
-def _term(rank: int):
-    return torch.randn(6, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(rank))
+def _term(rank: int, shape: tuple[int, int]):
+    return torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(rank))
 
 
 AXES, ROOM, BAR, BEST = {"x": 2, "y": 2}, 0.3, 200, 179.5
@@ -233,19 +239,30 @@ def puzzle():
     return captured_gpt2(config, 4, 8)
 
 
-def fewest_bytes(answer) -> str:
-    """Exercise: marks for four ranks with room for part of the weights; the score is what all ranks send."""
-    marks = returned(answer())
-    assert isinstance(marks, dict), f"return a dict of marks, such as {{'tokens': 'batch:x'}}, not {marks!r}"
+def _program(marks):
+    """The puzzle's graph, partitioned by marks."""
+    _a_dict(marks, "marks")
     try:
-        program = partition(puzzle(), propagate(puzzle(), marks, AXES), AXES)
+        return partition(puzzle(), propagate(puzzle(), marks, AXES), AXES)
     except ValueError as error:
         raise AssertionError(str(error)) from None
-    sizes = [math.prod(local_shape((4, 8), program.layouts["tokens"], AXES, place)) for place in places(AXES)]
-    assert max(sizes) <= 16, f"a rank has {max(sizes)} of 32 tokens: half are enough, so mark them too"
+
+
+def _too_much(program) -> dict:
+    tokens = max(
+        math.prod(local_shape((4, 8), program.layouts["tokens"], AXES, place)) for place in places(AXES)
+    )
     held = share_held(program)
-    assert held <= ROOM, f"a rank holds {held:.0%} of the weights, and there is room for {ROOM:.0%}"
-    return scored(round(bytes_of_all(program) / 1024, 1), "KiB", bar=BAR, best=BEST)
+    return {
+        f"a rank has {tokens} of 32 tokens: half are enough, so mark them too": tokens > 16,
+        f"a rank holds {held:.0%} of the weights, and there is room for {ROOM:.0%}": held > ROOM,
+    }
+
+
+fewest_bytes = Puzzle(
+    lambda program: bytes_of_all(program) / 1024, "KiB", bar=BAR, best=BEST, read=_program, rules=_too_much
+)
+"""Puzzle: marks for four ranks with room for part of the weights; the score is what all ranks send."""
 
 
 def share_held(program) -> float:

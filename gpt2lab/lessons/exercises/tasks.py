@@ -14,8 +14,8 @@ from ...tasks.gpt2 import Blocks
 from ...tasks.graph import Access, TaskGraph, reads, reduces, updates, writes
 from ...tasks.scheduler import run_tasks
 from ..labs.tasks import audit, elements_of, one_layer
-from . import returned, scored
-from .engine import by_chance, called
+from . import Puzzle, by_chance, called, returned, unaided
+from .watching import Counted
 
 BODIES = {
     "up": lambda x, w, h: h.copy_(x @ w),
@@ -56,9 +56,9 @@ def declared(task: str, a: int, b: int) -> tuple[Access, ...]:
 
 def declare(answer) -> None:
     """Exercise: what the tasks of an MLP touch, no less and no more."""
-    _declared_right(mlp(answer), mlp(declared))
-    uneven = ((0, 1), (1, 4), (4, 6))
-    _declared_right(mlp(answer, uneven), mlp(declared, uneven))
+    for blocks in (BLOCKS, ((0, 1), (1, 4), (4, 6))):
+        _declared_right(mlp(answer, blocks), mlp(declared, blocks))
+    mlp(unaided(answer, __name__))
 
 
 def _declared_right(graph, want) -> None:
@@ -123,20 +123,6 @@ def _fewest_of(answer, before: list[tuple[int, ...]]) -> None:
     assert not twice, f"of {before} you keep the edge {twice[0]} twice"
 
 
-class Counted(list):
-    """A list that counts how many of its entries are looked at."""
-
-    looked = 0
-
-    def __getitem__(self, place):
-        self.looked += 1
-        return super().__getitem__(place)
-
-    def __iter__(self):
-        self.looked += len(self)
-        return super().__iter__()
-
-
 def release(v: int, waits: list[int], after: list[list[int]]) -> list[int]:
     """The answer to `ready`."""
     found = []
@@ -161,7 +147,7 @@ def ready(answer) -> None:
             assert v not in over, f"task {v} was let go twice"
             over.append(v)
             waits.looked = 0
-            got = returned(answer(v, waits, after))
+            got = returned(unaided(answer, __name__)(v, waits, after))
             assert waits.looked <= 4 * len(after[v]), (
                 f"you looked at {waits.looked} counters for a task that {len(after[v])} wait for; with a million tasks "
                 "that is the whole time. Look at after[v] alone"
@@ -186,7 +172,9 @@ def question_and_answer(rank: int, world_size: int, make) -> list[float]:
     axis = Mesh(dp=2)["dp"]
     graph = TaskGraph({"x": torch.full((2,), 5.0), "q": torch.full((2,), 20.0)})
     if rank == 0:
-        graph.add("receive", make(axis, 1), writes("x"), wire="from 1", priority=1)
+        body = unaided(make, __name__)(axis, 1)
+        body = unaided(body, __name__) if callable(body) else body
+        graph.add("receive", body, writes("x"), wire="from 1", priority=1)
         messages.send(graph, "ask", axis, 1, "q")
         graph.add("use", lambda x: x.add_(1), updates("x"))
     else:
@@ -229,16 +217,21 @@ WORKERS, RUNTIME, BAR, BEST = 3, 4, 1_100, 1_078
 LEAST = Blocks(tokens=8, rows=1, heads=1, columns=8, weights=256, updates=256)
 
 
-def cut(answer) -> str:
-    """Exercise: blocks that make an iteration on three workers short, where every task has its price; a score."""
-    blocks = returned(answer())
+def _too_small(blocks) -> dict:
     assert isinstance(blocks, Blocks), f"return Blocks(tokens=..., rows=..., ...), not {blocks!r}"
-    for name, size in asdict(blocks).items():
-        least = getattr(LEAST, name)
-        assert size == 0 or size >= least, (
-            f"{name}={size} makes too many tasks: use {least} or more, or 0 for all in one piece"
+    least = asdict(LEAST)
+    return {
+        f"{name}={size} makes too many tasks: use {least[name]} or more, or 0 for all in one piece": (
+            0 < size < least[name]
         )
-    return scored(time_of(one_layer(4, 16, blocks)), "units of time", bar=BAR, best=BEST)
+        for name, size in asdict(blocks).items()
+    }
+
+
+cut = Puzzle(
+    lambda blocks: time_of(one_layer(4, 16, blocks)), "units of time", bar=BAR, best=BEST, rules=_too_small
+)
+"""Puzzle: blocks that make an iteration on three workers short, where every task has its price."""
 
 
 def time_of(graph: TaskGraph) -> int:

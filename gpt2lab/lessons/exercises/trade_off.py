@@ -5,9 +5,8 @@ from dataclasses import replace
 from ...plan import Plan
 from ...planner.memory import memory
 from ...verify import verify
-from ..labs.decisions import CAPSTONE, recorded
-from . import scored
-from .engine import Task, by_chance
+from ..labs.decisions import CAPSTONE, Workload, recorded
+from . import Task, refuse, scored, unaided
 
 POINTS = (  # {strategy: (bytes held, bytes sent)}
     {"data": (100, 10), "ZeRO-1": (60, 10), "ZeRO-3": (20, 15), "tensor": (40, 60), "pipeline": (50, 1)},
@@ -17,39 +16,37 @@ POINTS = (  # {strategy: (bytes held, bytes sent)}
 )
 
 
-def unbeaten(answer) -> None:
-    """Exercise: the strategies that no other beats in both numbers."""
-    for points in POINTS:
-        _unbeaten_of(answer, points)
-    by_chance(lambda chance: _unbeaten_of(answer, _points(chance)))
-
-
-def _points(chance) -> dict[str, tuple[int, int]]:
+def _points(chance) -> tuple[dict[str, tuple[int, int]]]:
     names = "abcdefgh"[: chance.randint(1, 8)]
-    return {name: (chance.randint(1, 6), chance.randint(1, 6)) for name in names}
+    return ({name: (chance.randint(1, 6), chance.randint(1, 6)) for name in names},)
 
 
-def _unbeaten_of(answer, points: dict[str, tuple[int, int]]) -> None:
-    found = answer(dict(points))
-    assert isinstance(found, list | set | tuple) and set(found) <= set(points), (
-        f"{points}: return names of strategies, got {found!r}"
-    )
+def _wrongly_beaten(found, points: dict[str, tuple[int, int]]) -> dict:
+    said = {f"return names of strategies, got {found!r}": not set(found) <= set(points)}
     least = {min(points, key=lambda name, i=i: points[name][i]) for i in (0, 1)}
     for name, (held, sent) in points.items():
         better = [n for n, (h, s) in points.items() if h <= held and s <= sent and (h, s) != (held, sent)]
         twins = [n for n, p in points.items() if p == (held, sent) and n != name]
-        assert name in found or better or not twins, (
-            f"{points}: {name} is as good as {twins[0]} in both. Equal points do not beat each other"
-        )
-        assert name in found or better or name not in least, (
-            f"{points}: {name} has least of one thing, so nothing beats it, and you leave it out"
-        )
-        assert name in found or better, (
-            f"{points}: nothing is better than {name} in both, and you leave it out"
-        )
-        assert name not in found or not better, (
-            f"{points}: {better[0] if better else ''} is at least as good as {name} in both and better in one"
-        )
+        lost = name not in found and not better
+        said |= {
+            f"{name} is as good as {twins} in both. Equal points do not beat each other": lost and twins,
+            f"{name} has least of one thing, so nothing beats it, and you leave it out": lost
+            and name in least,
+            f"nothing is better than {name} in both, and you leave it out": lost,
+            f"{better} is at least as good as {name} in both and better in one": name in found and better,
+        }
+    return said
+
+
+unbeaten = Task(
+    None,
+    shown=[(points,) for points in POINTS],
+    what="{}",
+    drawn=_points,
+    like=lambda found, words: found if isinstance(found, list | set | tuple) else [found],
+    rules=_wrongly_beaten,
+)
+"""Exercise: the strategies that no other beats in both numbers."""
 
 
 def _hidden(rate: float, bandwidth: float, itemsize: int, times: float = 1.0) -> float:
@@ -86,6 +83,12 @@ tokens = Task(
 
 SLACK = 10  # percent
 
+CHOOSE = (
+    "gpt2lab.planner.choose",
+    *(f"{Workload.__module__}.{name}" for name in ("decide", "chosen", "recorded")),
+)
+"""What plans in the answer's place."""
+
 
 def _legal(answer, name: str, case) -> Plan:
     """The plan that the answer gives for a job, which must fit."""
@@ -96,21 +99,22 @@ def _legal(answer, name: str, case) -> Plan:
         plan.check(case.config, case.rows, case.length)
     except ValueError as error:
         raise AssertionError(f"{name}: {error}") from None
-    assert not plan.asynchronous, (
-        f"{name}: {plan} trains something else: without a flush gradients are stale. Use a schedule with one"
+    devices, limit = case.cluster.devices, case.cluster.device.memory
+    refuse(
+        f"{name}: {plan}",
+        {
+            "trains something else: without a flush gradients are stale. Use a schedule with one": plan.asynchronous,
+            f"needs {plan.world} devices, and there are {devices}": plan.world > devices,
+        },
     )
-    assert plan.world <= case.cluster.devices, (
-        f"{name}: {plan} needs {plan.world} devices, and there are {case.cluster.devices}"
-    )
-    held = max(one.total for one in memory(plan, case.config, case.rows, case.length, case.itemsize))
-    limit = case.cluster.device.memory
-    assert held <= limit, f"{name}: {plan} holds {held / 1e9:.1f} GB on a device of {limit / 1e9:.0f} GB"
+    size = max(one.total for one in memory(plan, case.config, case.rows, case.length, case.itemsize))
+    assert size <= limit, f"{name}: {plan} holds {size / 1e9:.1f} GB on a device of {limit / 1e9:.0f} GB"
     return plan
 
 
 def capstone(answer, ranks=None) -> str:
     """Puzzle: plans within memory and near what `gpt2lab plan` chooses; then run small, on live ranks."""
-    choices, worst = recorded(), 0.0
+    answer, choices, worst = unaided(answer, *CHOOSE), recorded(), 0.0
     for name, case in CAPSTONE.items():
         plan = _legal(answer, name, case)
         mine, best = case.seconds(plan), case.seconds(choices[name])

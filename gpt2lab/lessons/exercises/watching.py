@@ -99,8 +99,9 @@ def watched():
             seen.held.add(found)
         return found
 
+    ways = {"isend": started, "send": said, "irecv": posted, "recv": heard}
     with ExitStack() as patches:
-        for name, new in (("isend", started), ("send", said), ("irecv", posted), ("recv", heard)):
+        for name, new in ways.items():
             patches.enter_context(patch.object(comm, name, new))
         patches.enter_context(patch.object(comm.Handle, "wait", awaited))
         yield seen
@@ -168,3 +169,17 @@ class Watched(list):
             assert self.loud or not seen.held.alive(), (
                 "B takes its pair out of s.kept, but what came is in memory: is there a second list that keeps it?"
             )
+
+
+class Counted(list):
+    """A list that counts how many of its entries are looked at."""
+
+    looked = 0
+
+    def __getitem__(self, place):
+        self.looked += 1
+        return super().__getitem__(place)
+
+    def __iter__(self):
+        self.looked += len(self)
+        return super().__iter__()

@@ -1,0 +1,238 @@
+"""Answers that are right for the shown cases only, or by another way than asked, do not pass."""
+
+import math
+import sys
+from itertools import combinations, pairwise
+
+import pytest
+import torch
+
+from gpt2lab.lessons import exercises
+from gpt2lab.lessons.exercises import (
+    asynchronous,
+    automatic,
+    cluster,
+    gpt2,
+    meshes,
+    pipeline,
+    placement,
+    sharding,
+    tasks,
+    trade_off,
+    verdict,
+)
+from gpt2lab.lessons.exercises.engine import SEED
+from gpt2lab.lessons.exercises.guards import closed
+from gpt2lab.lessons.labs import automatic as lab
+from gpt2lab.lessons.labs import decisions
+from gpt2lab.parallel.pipeline.versions import Stash
+from gpt2lab.planner.balance import best_cut
+from gpt2lab.ranks import comm
+from gpt2lab.schedules import Cost
+
+
+@pytest.fixture(autouse=True)
+def same_draws(monkeypatch):
+    monkeypatch.setenv(SEED, "0")
+
+
+def by_formula(w, micros, rows):
+    """Accumulation whose backward passes a gradient on that a formula made."""
+    for x, y in micros:
+        with torch.no_grad():
+            gradient = 2 / rows * x.T @ (x @ w - y)
+        (w * gradient).sum().backward()
+
+
+def other_prices(rank):
+    """A schedule for the puzzle of lesson 08, after the price of a message is set to nothing."""
+    vars(pipeline.COST)["hop"] = 0
+    return [f"{kind}{i}" for kind, i in pipeline.one_f_one_b(rank, 4, 8)]
+
+
+def by_combinations(times, stages):
+    """The best of all cuts, by sums that are made once."""
+    sums = [sum(times[:n]) for n in range(len(times) + 1)]
+    bounds = ((0, *inner, len(times)) for inner in combinations(range(1, len(times)), stages - 1))
+    return min(bounds, key=lambda b: max(sums[j] - sums[i] for i, j in pairwise(b)))
+
+
+def least_squares(times, stages):
+    """The cut with the least sum of squares."""
+    best = {(0, 0): (0, (0,))}
+    for s in range(1, stages + 1):
+        for j in range(s, len(times) + 1):
+            ways = [(best[i, s - 1], i) for i in range(j) if (i, s - 1) in best]
+            best[j, s] = min((cost + sum(times[i:j]) ** 2, (*bounds, j)) for (cost, bounds), i in ways)
+    return best[len(times), stages][1]
+
+
+def longer_half(times, stages):
+    """Blocks of stages by the longer of forward and backward."""
+    bounds = best_cut([max(pair) for pair in times], stages)
+    return [range(max(a - 1, 0), min(b - 1, len(times) - 2)) for a, b in pairwise(bounds)]
+
+
+def enumerated(cost, operators, devices, t_max):
+    """Alpa's recurrence without a memory: every plan is tried."""
+
+    def least(k, d):
+        if k == operators:
+            return 0 if d == 0 else math.inf
+        ways = [(i, m) for i in range(k + 1, operators + 1) for m in (1, 2, 4) if m <= d]
+        return min(
+            (cost(k, i, m) + least(i, d - m) for i, m in ways if cost(k, i, m) <= t_max), default=math.inf
+        )
+
+    return least(0, devices)
+
+
+def more_memory():
+    """An answer to lesson 17's puzzle that does not fit, after devices are given more memory."""
+    lab.problem = lambda **given: original(**given | {"memory": math.inf})
+    return [(2, ["-S", "-S"]), (2, ["-S", "-S"])]
+
+
+original = lab.problem
+
+
+def eight_spares(machines, each, repair, save, restart):
+    return 8, math.sqrt(2 * save * each / (machines - 8))
+
+
+def by_the_planner(case):
+    return case.chosen()
+
+
+def by_the_path(case):
+    return decisions.decide(case)[0]
+
+
+def all_recorded(case):
+    names = {id(one): name for name, one in decisions.CAPSTONE.items()}
+    return decisions.recorded()[names[id(case)]]
+
+
+CHEATS = {
+    "a gradient by formula": (gpt2.accumulation, by_formula, "a formula of yours"),
+    "all cuts": (placement.cut, by_combinations, "you try everything"),
+    "least squares": (placement.cut, least_squares, "is possible"),
+    "the longer of forward and backward": (placement.split, longer_half, "is possible"),
+    "every plan": (automatic.recurrence, enumerated, "you try everything"),
+    "another problem": (automatic.staged, more_memory, "your answer replaces automatic.problem"),
+    "eight spares everywhere": (cluster.spares_and_saves, eight_spares, "31.6 % of the work are lost"),
+    "the checker's edges": (tasks.fewest, lambda before: tasks.reduced(before), "knows the answer"),
+    "the checker's accesses": (tasks.declare, lambda *given: tasks.declared(*given), "knows the answer"),
+    "the checker's rule": (tasks.ready, lambda *given: tasks.release(*given), "knows the answer"),
+    "what gpt2lab plan chooses": (trade_off.capstone, by_the_planner, "knows the answer"),
+    "the decision path": (trade_off.capstone, by_the_path, "knows the answer"),
+    "what is recorded": (trade_off.capstone, all_recorded, "knows the answer"),
+}
+
+
+@pytest.mark.parametrize("name", CHEATS)
+def test_another_way_than_asked_does_not_pass(name):
+    task, answer, words = CHEATS[name]
+    status, why = verdict(task, answer)
+    assert status == "FAIL" and words in why, (status, why)
+
+
+def test_what_is_in_a_constant_is_as_before_after_an_answer_has_changed_it():
+    for change in (
+        lambda: vars(pipeline.COST).update(hop=0),
+        lambda: gpt2.PARTS.pop("ln_1"),
+        gpt2.PARTS.clear,
+    ):
+        status, why = verdict(lambda answer: answer(), change)
+        assert status == "FAIL" and "your answer replaces" in why, why
+    assert Cost(1, 1, 1, hop=1) == pipeline.COST and lab.problem is original and len(gpt2.PARTS) == 7
+
+
+class Leaky(Stash):
+    """Right, but every version that was ever pushed stays in memory."""
+
+    def __init__(self, parameters):
+        super().__init__(parameters)
+        self.all = []
+
+    def push(self):
+        self.kept[self.used] = [p.data.clone() for p in self.parameters]
+        self.all += self.kept[self.used]
+
+    def use(self, version):
+        if version != self.used:
+            values = self.kept.pop(version)
+            self.push()
+            for p, value in zip(self.parameters, values, strict=True):
+                p.data.copy_(value)
+            self.used = version
+
+    def free(self, wanted):
+        if self.used not in wanted:
+            self.use(max(wanted))
+        self.kept = {v: values for v, values in self.kept.items() if v in wanted}
+
+
+class OfThree(Leaky):
+    """Right, as long as there are three versions."""
+
+    def push(self):
+        self.kept[self.used] = [p.data.clone() for p in self.parameters]
+        self.kept = dict(sorted(self.kept.items())[-2:])
+
+
+@pytest.mark.parametrize("stash, words", [(Leaky, "are in memory for"), (OfThree, "versions [0, 1, 2, 3")])
+def test_a_stash_that_leaks_or_keeps_three_versions_does_not_pass(stash, words):
+    status, why = verdict(asynchronous.stash, stash, lambda cls: [])
+    assert status == "FAIL" and words in why, why
+
+
+def three_rows(x, x_axis, y_axis):
+    """The sum over both axes of a matrix of six rows."""
+    half = comm.reduce_scatter(x, x_axis, 0)[:3]
+    return comm.all_gather(comm.all_reduce(half, y_axis), x_axis, 0)
+
+
+def right_from_the_frame(held, mesh):
+    """The norm that the checker knows already."""
+    return sys._getframe(1).f_back.f_locals["right"]
+
+
+def the_checkers_receive(axis, source):
+    return tasks.received(axis, source)
+
+
+def its_receive_later(axis, source):
+    return lambda x: tasks.received(axis, source)(x)
+
+
+LIVE = {
+    "another price": (pipeline.design, other_prices, "your answer replaces pipeline.COST"),
+    "three rows": (sharding.cheaper_path, three_rows, "instead of the whole (10, 3)"),
+    "the checker's variables": (meshes.norm, right_from_the_frame, "does not look into its checker"),
+    "the checker's body": (tasks.gives_back, the_checkers_receive, "knows the answer"),
+    "the checker's body, later": (tasks.gives_back, its_receive_later, "knows the answer"),
+}
+
+
+@pytest.mark.live
+@pytest.mark.parametrize("name", LIVE)
+def test_on_live_ranks_another_way_than_asked_does_not_pass(name):
+    task, answer, words = LIVE[name]
+    status, why = verdict(task, answer)
+    assert status == "FAIL" and words in why, (status, why)
+
+
+def test_who_catches_what_a_closed_door_says_does_not_pass_either():
+    def quietly(ask):
+        try:
+            return ask()
+        except AssertionError:
+            return None
+
+    for ask in (lambda: sys._getframe(0), lambda: sys.setprofile(None), lambda: exercises.close(1, 1, "x")):
+        with (
+            pytest.raises(AssertionError, match="closed here"),
+            closed("gpt2lab.lessons.exercises.differences"),
+        ):
+            quietly(ask)
