@@ -633,8 +633,8 @@ print("interleaved, all keys in one tile:", lab.pairs_by_key("interleaved", tile
 # - L = log(exp L_1 + exp L_2) = L_1 - logsigmoid(L_1 - L_2)
 #
 # But a row that sees no key of block 1 has L_1 = -inf, and the last form gives
-# inf - inf; `torch.logaddexp(L1, L2)` is right there too. A row that sees no key in either block stays (0, -inf): where
-# blocks go round a ring, the next one may have a key for it. Backward is simpler still: with the *final* L, each block's
+# inf - inf; `torch.logaddexp(L1, L2)` is right there too. A row that sees no key in either block stays (0, -inf):
+# the next block that the ring brings may have one. Backward is simpler still: with the *final* L, each block's
 # weights are exp(score - L).
 
 

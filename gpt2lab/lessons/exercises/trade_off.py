@@ -101,10 +101,10 @@ def _legal(answer, name: str, case) -> Plan:
         raise AssertionError(f"{name}: {error}") from None
     devices, limit = case.cluster.devices, case.cluster.device.memory
     refuse(
-        f"{name}: {plan}",
+        name,
         {
-            "trains something else: without a flush gradients are stale. Use a schedule with one": plan.asynchronous,
-            f"needs {plan.world} devices, and there are {devices}": plan.world > devices,
+            f"{plan}: without a flush gradients are stale. Use a schedule with one": plan.asynchronous,
+            f"{plan} needs {plan.world} devices, and there are {devices}": plan.world > devices,
         },
     )
     size = max(one.total for one in memory(plan, case.config, case.rows, case.length, case.itemsize))
