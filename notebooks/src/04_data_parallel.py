@@ -7,6 +7,8 @@
 # backward still computes. Whether backward can hide it depends on one number, the tokens of a rank.
 
 # %% tags=["setup"]
+from functools import partial
+
 import torch
 
 from gpt2lab.corpus import shakespeare
@@ -14,8 +16,8 @@ from gpt2lab.corpus.loaders import InOrder
 from gpt2lab.lessons import explore, show, show_source, table
 from gpt2lab.lessons.exercises import check
 from gpt2lab.lessons.exercises import data as exercises
+from gpt2lab.lessons.labs import compressed, recorded, replicas, thresholds, updates
 from gpt2lab.lessons.labs import data as lab
-from gpt2lab.lessons.labs import recorded, replicas, thresholds, updates
 from gpt2lab.lessons.player import play
 from gpt2lab.model import GPT2, GPT2Config
 from gpt2lab.parallel import data
@@ -133,8 +135,7 @@ table(rows, ["bug", "sum of losses", "replicas", "weights against serial"])
 #   ([#34191](https://github.com/huggingface/transformers/pull/34191)) and ranks
 #   ([#34242](https://github.com/huggingface/transformers/issues/34242)), Megatron-LM where masks cut shares unevenly
 #   ([#7513](https://github.com/NVIDIA/Megatron-LM/pull/7513)).
-# - *weights averaged* after each update, no gradient sent. For SGD this is wrong by a factor only; for Adam it is
-#   another algorithm.
+# - *weights averaged* after each update, no gradient sent. For SGD wrong by a factor, for Adam another algorithm.
 # - *lost rows*: `rows // ranks` for everybody. Three of seven rows are never seen; of ten rows, two:
 
 # %%
@@ -151,7 +152,7 @@ show(
 # ### The lecture's forgotten `zero_grad`
 #
 # The lecture trains four layers, x W and gelu, 1024 wide, on 128 rows, and never clears its gradients, so its
-# recorded losses *rise* at the end. Its data had no seed (ours have seed 1), so the first digits differ:
+# recorded losses *rise* at the end. (Its data had no seed: first digits differ.)
 
 # %%
 printed = [0.0130, 0.0032, 0.0021, 0.0023, 0.0024]
@@ -269,8 +270,8 @@ print("equal to the serial gradients:", replicas.distance(gradients, right) < 1e
 
 # %% [markdown]
 # `wte` is both embedding and head: autograd adds both gradients before the hook is called, at the very end of
-# backward. It is counted once. The package's version adds what a real run needs: a fixed order on all ranks,
-# parameters without gradient, and micro-batches.
+# backward. It is counted once. The package adds a fixed order on all ranks, parameters without gradient, and
+# micro-batches.
 
 # %%
 show_source(data.Buckets._arrived)
@@ -299,7 +300,7 @@ rows = [(*how, f"{1e3 * model[how]:.0f} ms", f"{1e3 * took:.0f} ms") for how, (t
 table(rows, ["layers a bucket", "overlap", "predicted", "seen (paced)"])
 
 # %% [markdown]
-# Processes wake up a little late, so what is seen lies above what is predicted. Step by step: a rank holds its own
+# Processes wake up a little late, hence the difference. Step by step: a rank holds its own
 # gradient `g7`, then the sum `s7`. From which step on does the link never rest?
 
 # %% tags=["measured"]
@@ -338,7 +339,7 @@ explore(
 # ## From how many tokens on?
 #
 # Backward computes 4 operations for each of P weights and t tokens of a rank; the ring sends 2(n-1)/n b bytes for
-# each weight (latency left out). With F operations and W bytes a second
+# each weight. With F operations and W bytes a second
 #
 # $$\frac{4 P t}{F} \ge \frac{2 (n-1)}{n} \frac{P b}{W} \quad\Leftrightarrow\quad t \ge \frac{n-1}{n}\,\frac{b
 # F}{2 W}$$
@@ -399,8 +400,8 @@ print(
 )
 
 # %% [markdown]
-# PyTorch's own is `DistributedDataParallel`: buckets, hooks and overlap as above, and `no_sync` for all micro-batches
-# but the last. It averages over ranks where this package sums, hence the factor:
+# PyTorch's `DistributedDataParallel` has buckets, hooks, overlap, and `no_sync` for all micro-batches but the last. It
+# averages where we sum, hence the factor:
 
 
 # %% tags=["slide"]
@@ -489,7 +490,7 @@ show(
 # ## Who reads the text?
 #
 # Either every rank reads its own rows (llm.c), or rank 0 reads all and deals them out (the port), because a share may
-# then have any shape: rows, stretches of tokens, every n-th token (lesson 10). Both ways on four live ranks:
+# then have any shape: rows, stretches of tokens, every n-th token (lesson 10). Both, live:
 
 # %%
 rows, owners = replicas.shares(four, batches)
@@ -1116,10 +1117,43 @@ def group_gradients(ready, sizes, latency, rate):
 
 
 # %% [markdown]
+# ## Appendix: what people do today
+#
+# A gradient in few bits with a scale a block, or as two thin factors ([PowerSGD](https://arxiv.org/abs/1905.13727)).
+# *Error feedback* (Seide 2014) adds to the next gradient what a message left out. **Predict**: which way needs it?
+
+# %%
+g = torch.randn(1000, generator=torch.Generator().manual_seed(0), dtype=torch.float32)
+
+
+def whole_numbers(x):
+    """The message: x (P,) as int8, and one scale; a power of two, so that x minus what was sent is a float again."""
+    scale = 2.0 ** (x.abs().max() / 127).log2().ceil()
+    return (x / scale).round().to(torch.int8), scale
+
+
+message, scale = whole_numbers(g)
+kept = g - message * scale
+print(
+    f"{g.nbytes} bytes become {message.nbytes + 1}; sent + kept = g, bit for bit:",
+    torch.equal(message * scale + kept, g),
+)
+small = GPT2Config(vocab_size=256, n_positions=16, n_layer=2, n_head=2, n_embd=32)
+ways = "all", *compressed.CODES, "rank 1"
+found = compressed.compared(two, ways, batches, partial(GPT2, small), 12, 0.2)
+table(
+    [(way, found[way, True][0], *(f"{found[way, kept][2]:.2%}" for kept in (True, False))) for way in ways],
+    ["sent", "bytes a step", "12 steps with feedback: weights off by", "without"],
+)
+
+# %% [markdown]
+# Ranks sum coded stretches and code the sums again: 2 (n-1)/n coded gradients (float64 above: 8 bytes a number).
+# [ZeRO++](https://arxiv.org/abs/2306.10209) gathers weights in such blocks.
+#
 # ## Drill
 #
 # 1. Eight replicas, each with a batch of 4 rows. Which serial batch size does this equal?
-# 2. The all-reduce of a step takes 30 ms, backward 50 ms. What is the least that overlap can make of the 80 ms?
+# 2. All-reduce 30 ms, backward 50 ms: what can overlap make of the 80 ms at best?
 # 3. Why must all ranks send their buckets in the same order?
 # 4. Gradients are clipped to norm 1. May each rank clip its own before the sum?
 #
@@ -1134,13 +1168,12 @@ def group_gradients(ready, sizes, latency, rate):
 #
 # ## Read on
 #
-# - Li et al. 2020, *PyTorch Distributed*, section 3: how DDP came to buckets, hooks and overlap, with measurements.
+# - Li et al. 2020, *PyTorch Distributed*, section 3: DDP's buckets, hooks and overlap.
 # - Li et al. 2014, *Scaling distributed machine learning with the parameter server*: servers done well, keys and all.
-# - Goyal et al. 2017, *Accurate, large minibatch SGD*, section 3: how normalising goes wrong, and learning rates for
-#   large batches.
-# - McCandlish et al. 2018, *An empirical model of large-batch training*: from which batch size on more rows are
-#   wasted.
-# - Patarasuk and Yuan 2009, *Bandwidth optimal all-reduce algorithms*: why no algorithm sends fewer bytes than a
-#   ring.
+# - Goyal et al. 2017, *Accurate, large minibatch SGD*, section 3: how normalising goes wrong.
+# - McCandlish et al. 2018, *An empirical model of large-batch training*: when more rows
+#   are wasted.
+# - Patarasuk and Yuan 2009, *Bandwidth optimal all-reduce algorithms*: no algorithm sends
+#   fewer bytes.
 #
 # **Next**: lesson 05 shares out what every replica holds in full.

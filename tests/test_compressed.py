@@ -1,0 +1,175 @@
+"""Gradients in fewer bytes: sent and kept are what there was, bit for bit; bytes as counted; what low rank loses."""
+
+from functools import partial
+
+import pytest
+import torch
+from planting import is_killed, rewritten
+
+from gpt2lab.lessons.labs import compressed, replicas
+from gpt2lab.lessons.labs.compressed import CODES, CodedSum, PowerSum, Scaled, gathered, sent_and_kept
+from gpt2lab.model import GPT2, GPT2Config
+from gpt2lab.ranks import comm
+from gpt2lab.ranks.mesh import Mesh
+
+DTYPES = torch.float32, torch.float64
+
+
+def numbers(dtype, count=1000):
+    """Of very different sizes, zeros and a whole block of zeros among them."""
+    generator = torch.Generator().manual_seed(0)
+    x, spread = (torch.randn(count, generator=generator, dtype=dtype) for _ in range(2))
+    x = x * torch.exp(4 * spread)
+    x[:50] = 0
+    return x
+
+
+def sent_and_kept_are_all(code):
+    for dtype in DTYPES:
+        for scale in (1.0, 1e-30, 1e25):
+            x = scale * numbers(dtype)
+            message, sent, kept = sent_and_kept(code, x)
+            assert message.dtype == torch.uint8 and torch.equal(sent + kept, x) and kept.isfinite().all()
+            assert (kept.abs() <= x.abs()).all() or code.most == 1
+
+
+@pytest.mark.parametrize("name", CODES)
+def test_sent_and_kept_are_what_there_was_bit_for_bit(name):
+    code = CODES[name]
+    if name == "bfloat16":
+        code = type("Code", (type(code),), {"most": 0})()
+    sent_and_kept_are_all(code)
+
+
+def test_messages_are_as_short_as_they_should_be():
+    lengths = {name: len(code.encode(torch.ones(1000))) for name, code in CODES.items()}
+    assert lengths == {"bfloat16": 2000, "float8": 1024 + 32, "int8": 1024 + 32, "2 bits": 256 + 32}
+
+
+def whole_numbers(rank, step):
+    """Gradients whose sums are exact in 64 bits."""
+    generator = torch.Generator().manual_seed(100 * step + rank)
+    return torch.randint(-(10**6), 10**6, (5, 41), generator=generator).double()
+
+
+def in_steps(rank, world_size, summed, steps):
+    axis, results = Mesh(dp=world_size)["dp"], []
+    for step in range(steps):
+        comm.clear_log()
+        results.append(summed("w", whole_numbers(rank, step), axis))
+    kept = {n: t for n, t in summed.kept.items() if torch.is_tensor(t)}
+    return results, kept, sum(e.bytes for e in comm.log)
+
+
+def nothing_is_lost(pools, name, job=in_steps, *bug):
+    found = pools[3].run(job, *bug, CodedSum(CODES[name], True), 3)
+    results = found[0][0]
+    assert all(torch.equal(a, b) for other, *_ in found for a, b in zip(other, results, strict=True))
+    given = sum(whole_numbers(rank, step) for rank in range(3) for step in range(3)).flatten()
+    first = sum(kept["w", "first"] for _, kept, _ in found)
+    second = torch.cat([kept["w", "second"] for _, kept, _ in found])
+    assert torch.equal(sum(results).flatten() + first + second, given)
+
+
+@pytest.mark.parametrize("name", CODES)
+def test_over_steps_nothing_is_lost_and_all_ranks_get_the_same_bits(pools, name):
+    nothing_is_lost(pools, name)
+
+
+def test_coded_sums_send_two_coded_gradients_less_the_own_part(pools):
+    found = pools[3].run(in_steps, CodedSum(CODES["bfloat16"], False), 1)
+    assert (
+        sum(size for *_, size in found) == 2 * 2 * 2 * 5 * 41
+    )  # 2 (n-1) of 2 bytes a number, all ranks together
+
+
+def test_without_feedback_something_is_lost(pools):
+    found = pools[3].run(in_steps, CodedSum(CODES["2 bits"], False), 3)
+    assert not any(kept for _, kept, _ in found)
+
+
+def of_low_rank(rank, world_size, ours, theirs):
+    """The sum of matrices (12, 30) of rank `theirs` over all ranks together, by products of rank `ours`."""
+    generator = torch.Generator().manual_seed(1)
+    left = torch.randn(world_size, 12, theirs, generator=generator, dtype=torch.float64)
+    right = torch.randn(theirs, 30, generator=generator, dtype=torch.float64)
+    summed, axis = PowerSum(ours, True), Mesh(dp=world_size)["dp"]
+    comm.clear_log()
+    total = summed("w", left[rank] @ right, axis)
+    sent = sum(e.bytes for e in comm.log)
+    return total, (left @ right).sum(0), summed.kept["w"], sent
+
+
+@pytest.mark.parametrize("ours, theirs", [(2, 2), (3, 2), (1, 2)])
+def test_low_rank_is_exact_up_to_its_rank_and_keeps_the_rest(pools, ours, theirs):
+    found = pools[2].run(of_low_rank, ours, theirs)
+    total, right, _, sent = found[0]
+    off = ((total - right).norm() / right.norm()).item()
+    assert off < 1e-13 if ours >= theirs else off > 0.1
+    kept = sum(one[2] for one in found)
+    assert (total + kept - right).abs().max() < 1e-12 * right.abs().max()
+    assert sent == (12 + 30) * ours * 8
+
+
+def both_gathers(rank, world_size, length):
+    axis, code = Mesh(dp=world_size)["dp"], Scaled(block=32)
+    shard = numbers(torch.float32, world_size * length)[rank * length :][:length]
+    whole = comm.all_gather(shard, axis)
+    return torch.equal(gathered(shard, code, axis), sent_and_kept(code, whole)[1])
+
+
+@pytest.mark.parametrize("length, same", [(64, True), (50, False)])
+def test_a_coded_gather_is_the_gathered_coded_where_shards_end_with_blocks(pools, length, same):
+    assert pools[2].run(both_gathers, length) == [same, same]
+
+
+def test_with_feedback_weights_end_nearer_to_the_exact_ones(pools):
+    make = partial(GPT2, GPT2Config(vocab_size=256, n_positions=16, n_layer=1, n_head=2, n_embd=16))
+    ways = "all", *CODES, "rank 1"
+    found = compressed.compared(pools[2], ways, replicas.shakespeare_rows(4), make, 8, 0.1)
+    off = {key: distance for key, (_, _, distance) in found.items()}
+    assert off.pop(("all", True)) == off.pop(("all", False)) == 0
+    print(off)
+    assert all(2 * off[way, True] < off[way, False] for way in ("bfloat16", "float8", "int8")), off
+    assert off["2 bits", True] < off["2 bits", False], off
+    sent = {way: found[way, True][0] for way in ways}
+    assert (
+        sent["bfloat16"] * 4 == sent["all"]
+        and 7 * sent["int8"] < sent["all"]
+        and 24 * sent["2 bits"] < sent["all"]
+    )
+
+
+WRONG = {
+    "the second error is dropped": (CodedSum.__call__, "kept), kept_of_total", "kept), 0 * kept_of_total"),
+    "the kept is added once more": (CodedSum.__call__, '+ self.kept[name, "first"]', '+ 2 * self.kept[name, "first"]'),
+    "own numbers are not coded": (
+        CodedSum.__call__,
+        "sum(self.code.decode(message, mine) for message in came)",
+        "sum(self.code.decode(message, mine) for message in came[1:]) + mine",
+    ),
+}  # fmt: skip
+
+
+def in_steps_with_a_bug(rank, world_size, mutant, *args):
+    with rewritten(*WRONG[mutant]):
+        return in_steps(rank, world_size, *args)
+
+
+@pytest.mark.parametrize("mutant", WRONG)
+def test_a_mutant_that_loses_numbers_is_noticed(pools, mutant):
+    with pytest.raises(AssertionError):
+        nothing_is_lost(pools, "int8", in_steps_with_a_bug, mutant)
+
+
+def test_a_mutant_whose_scale_is_no_power_of_two_is_noticed():
+    wrong = (Scaled.encode, "torch.exp2(exponents.to(x.dtype))", "(torch.exp2(exponents.to(x.dtype)) * 1.1)")
+    assert is_killed(wrong, lambda: the_largest_numbers_are_close(CODES["int8"]))
+    lossy = (sent_and_kept, "x - sent", "(x - sent).bfloat16().to(x.dtype)")
+    assert is_killed(lossy, lambda: sent_and_kept_are_all(CODES["int8"]))
+
+
+def the_largest_numbers_are_close(code):
+    x = numbers(torch.float32)
+    _, sent, _ = sent_and_kept(code, x)
+    assert (sent - x).abs().max() <= x.abs().max() / 127
