@@ -3,7 +3,8 @@
 Markers: `### BEGIN SOLUTION` and `### END SOLUTION` inside a cell enclose what students write (nbgrader's
 markers). Tags of a cell: `setup` (imports and helpers that exercises need), `exercise`, `wrong` (a wrong
 answer: never part of a notebook, used by CI), `measured` (outputs differ from run to run), `hint` (text after an
-exercise, folded, for students only), `slide` (its code is shown on the projector).
+exercise, folded, for students only), `slide` (its code is shown on the projector), `ranks 4` (runs on live ranks: in
+notebooks its first line is `%%ranks 4`).
 """
 
 import hashlib
@@ -16,6 +17,7 @@ import nbformat
 
 BLANK = 'raise NotImplementedError("your turn")'
 SOLUTION = re.compile(r"^([ \t]*)### BEGIN SOLUTION\n.*?^[ \t]*### END SOLUTION[ \t]*$", re.S | re.M)
+ON_RANKS = re.compile(r"ranks \d+")
 MARKER = re.compile(r"^[ \t]*### (?:BEGIN|END) SOLUTION[ \t]*\n?", re.M)
 METADATA = {
     "kernelspec": {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"},
@@ -36,6 +38,10 @@ class Cell:
     def solved(self) -> str:
         """The text with the solution, without markers."""
         return MARKER.sub("", self.text).rstrip()
+
+    def on_ranks(self) -> str:
+        """The first line of a cell that runs on live ranks; of others nothing."""
+        return "".join(f"%%{tag}\n" for tag in self.tags if ON_RANKS.fullmatch(tag))
 
     def blank(self) -> str:
         """The text that students see: a line that raises NotImplementedError in place of each solution."""
@@ -73,7 +79,7 @@ class Lesson:
             if "wrong" in cell.tags or ("hint" in cell.tags and not student):
                 continue
             make = nbformat.v4.new_code_cell if cell.kind == "code" else nbformat.v4.new_markdown_cell
-            text = cell.blank() if student else cell.solved()
+            text = cell.on_ranks() + (cell.blank() if student else cell.solved())
             cells.append(make(text, id=cell.id, metadata={"tags": _tags(cell)} if cell.tags else {}))
         mark = {"source": f"src/{self.path.name}", "sha256": self.digest}
         return nbformat.v4.new_notebook(cells=cells, metadata={**METADATA, "gpt2lab": mark})
@@ -106,7 +112,7 @@ def read_lesson(path) -> Lesson:
 def _validate(path: Path, cell: Cell) -> None:
     known = {"setup", "exercise", "wrong", "measured", "hint", "slide"}
     first = cell.text.strip().split("\n")[0]
-    if unknown := set(cell.tags) - known:
+    if unknown := {tag for tag in cell.tags if not ON_RANKS.fullmatch(tag)} - known:
         raise ValueError(
             f"{path.name}: unknown tag {unknown.pop()!r} at {first!r}. Known: {', '.join(sorted(known))}."
         )

@@ -93,7 +93,7 @@ class Ranks:
     def _living_pool(self):
         from .pool import Pool
 
-        if self._pool is not None and not self._pool.alive():
+        if self._pool is not None and not self.alive:
             self.close()
         if self._pool is None:
             try:
@@ -105,6 +105,11 @@ class Ranks:
                 self._pool = Pool(self.size, self.backend, self.timeout)
             self._finalizer = weakref.finalize(self, self._pool.kill)
         return self._pool
+
+    @property
+    def alive(self) -> bool:
+        """Whether the ranks have started and all of them live."""
+        return self._pool is not None and self._pool.alive()
 
     def close(self) -> None:
         """End the ranks; a later `run` starts new ones."""
