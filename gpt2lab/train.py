@@ -225,7 +225,7 @@ def moments_of(piece: finish.Piece, recipe: Recipe) -> tuple[str, ...]:
     """What the recipe's optimizer keeps of a piece besides the weight, by PyTorch's names, each of its shape."""
     if piece.spec.load or recipe.optimizer == "sgd":
         return ()
-    return ("momentum_buffer",) if recipe.optimizer == "muon" and muon.steps(piece) else ADAMS
+    return ("momentum_buffer",) if recipe.optimizer == "muon" and muon.by_muon(piece) else ADAMS
 
 
 def make_optimizer(

@@ -13,6 +13,7 @@ SHARED = {  # name: what all of that name have in common
     "children": "of a node in a tree",
     "interleaved": "the published name of a layout and of a schedule",
     "layer_norm": "an operation of GPT-2: by hand, as an expression, or captured",
+    "load": "make ready what lies elsewhere: a checkpoint, published weights, or a notebook's extension",
     "main": "protocol: the command line of a module",
     "memory": "bytes that a rank holds: computed, or drawn over time",
     "play": "go through a schedule, or a recorded run, step by step",

@@ -21,7 +21,7 @@ A, B, C = 3.4445, -4.7750, 2.0315  # of the quintic: steep at zero, and not quit
 ITERATIONS, MOMENTUM, EPS = 5, 0.95, 1e-7
 
 
-def steps(piece: Piece) -> bool:
+def by_muon(piece: Piece) -> bool:
     """Whether Muon steps a piece: a matrix of the blocks. Embeddings, biases and norms are AdamW's."""
     return piece.decay and piece.name.startswith("h.")
 
@@ -54,11 +54,11 @@ def _summed(parts: list[torch.Tensor], cuts: list[int | None], axis: Axis) -> li
 
 
 class Muon(torch.optim.AdamW):
-    """AdamW that leaves the pieces of `steps` to Muon; `axis` is that of tensor parallelism."""
+    """AdamW that leaves the pieces of `by_muon` to Muon; `axis` is that of tensor parallelism."""
 
     def __init__(self, groups: list[dict], pieces: list[Piece], axis: Axis, **options):
         super().__init__(groups, **options)
-        self.pieces, self.axis = [piece for piece in pieces if steps(piece)], axis
+        self.pieces, self.axis = [piece for piece in pieces if by_muon(piece)], axis
         for piece in self.pieces:
             if piece.within is not None and piece.tensor.numel() != piece.within.numel():
                 raise ValueError(f"{piece.name} of shape {tuple(piece.within)} is cut flat. {WAY_OUT}")

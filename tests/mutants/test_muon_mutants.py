@@ -26,7 +26,7 @@ MUTANTS = {
     "rows taken for columns": ("tp=2", "orthogonalised", "cut == 0", "cut == 1"),
     "rate by the slice": ("tp=2", "Muon._whole", "shape[cut.dim] = cut.length", "pass"),
     "no look ahead": ("serial", "Muon.step", "grad.lerp(momentum, MOMENTUM)", "momentum"),
-    "embeddings too": ("serial", "steps", 'piece.decay and piece.name.startswith("h.")', "piece.decay"),
+    "embeddings too": ("serial", "by_muon", 'piece.decay and piece.name.startswith("h.")', "piece.decay"),
     "no weight decay": ("serial", "Muon.step", 'p.mul_(1 - group["lr"] * group["weight_decay"])', "pass"),
 }
 
