@@ -16,10 +16,10 @@ from gpt2lab import RankFailed, Ranks, launch, transport
 from gpt2lab.algorithms import ALL_REDUCE, ring
 from gpt2lab.benchmarks import collectives as bench
 from gpt2lab.benchmarks.transport import measure
-from gpt2lab.lessons import explore, show, show_source, table
+from gpt2lab.lessons import explore, on_ranks, show, show_source, table
 from gpt2lab.lessons.exercises import check, predictions
 from gpt2lab.lessons.exercises import collectives as exercises
-from gpt2lab.lessons.labs import definitions, recorded
+from gpt2lab.lessons.labs import definitions, order, recorded
 from gpt2lab.lessons.player import play
 from gpt2lab.machine import links
 from gpt2lab.machine.links import Link
@@ -27,11 +27,33 @@ from gpt2lab.plots import collectives as plots
 from gpt2lab.ranks import comm, paced
 from gpt2lab.ranks.mesh import Mesh
 
+on_ranks.load()
+
 # %% [markdown]
 # S is the size of the whole tensor in bytes, n the number of ranks, *place* a rank's position on its axis.
 #
 # ## What each one does
 #
+# A cell that begins with `%%ranks 4` runs on four live ranks, which keep their variables (`%%ranks 0,2`: on these).
+
+# %% tags=["ranks 4"]
+import torch
+
+from gpt2lab.ranks import comm
+from gpt2lab.ranks.mesh import Mesh
+
+axis = Mesh(dp=4)["dp"]
+x = torch.arange(4.0) + 10 * axis.rank
+x.tolist()
+
+# %% tags=["ranks 4"]
+mine = comm.reduce_scatter(x, axis)
+mine.tolist()
+
+# %% tags=["ranks 4"]
+comm.all_gather(mine, axis).tolist()
+
+# %% [markdown]
 # The pictures are made from what four live ranks really held, block by block. A grey block is a sum.
 
 
@@ -284,7 +306,7 @@ table(
 
 # %% [markdown]
 # *From the lecture's record:* after the correction, 264 GiB/s<!--above--> and 332 GiB/s<!--above-->, reduce-scatter
-# reaches as much as all-reduce, as it should.
+# reaches as much as all-reduce.
 #
 # ## A ring by hand
 #
@@ -1371,6 +1393,27 @@ def in_rounds():
 
 
 # %% [markdown]
+# ## Appendix: what people do today
+#
+# Float addition depends on the order: (a + b) + c is not a + (b + c). Ranks of a call agree; algorithms,
+# and numbers of ranks, do not. [Fixed blocks, added as one tree](https://arxiv.org/abs/2511.17826) (Zhang 2025) within
+# and between ranks, do:
+
+# %%
+rows = [(name, f"{share:.0%}", agree) for name, share, agree in order.differing(launch(order.sums, 100_000))]
+table(rows, ["float32 sum of four ranks", "numbers unlike those in order", "ranks agree"])
+generator = torch.Generator().manual_seed(0)
+factors = torch.randn(5, 64, generator=generator), torch.randn(64, 24, generator=generator)
+found = {n: launch(order.row_parallel, *factors, 8, ranks=n)[0] for n in (1, 2, 4)}
+for way, place in {"a plain sum": 0, "a tree over 8 blocks": 2}.items():
+    same = [n for n in (2, 4) if torch.equal(found[n][place], found[1][place])]
+    print(
+        f"{way}: the bits of one rank on {same or 'no other number of'} ranks; bytes on 4: {found[4][place + 1]:,}"
+    )
+
+# %% [markdown]
+# The price: log2(n) T C numbers a rank, not 2 (n−1)/n T C.
+#
 # ## Drill
 #
 # <details><summary>Why does an all-gather's backward sum, while scatter's backward does not?</summary>
@@ -1386,8 +1429,8 @@ def in_rounds():
 #
 # ## Read on
 #
-# - Patarasuk & Yuan 2009, *Bandwidth optimal all-reduce algorithms*: why no algorithm sends fewer bytes than a ring.
+# - Patarasuk & Yuan 2009, *Bandwidth optimal all-reduce algorithms*: no algorithm sends fewer bytes.
 # - Thakur, Rabenseifner & Gropp 2005, *Optimization of collective communication operations in MPICH*: which algorithm
-#   for which size, with costs and measurements.
-# - Sanders, Speck & Träff 2009, *Two-tree algorithms*: the double tree, and why two trees use all links.
-# - NVIDIA 2024, *nccl-tests*, on performance: how bus bandwidth is defined, for every call.
+#   for which size.
+# - Sanders, Speck & Träff 2009, *Two-tree algorithms*: the double tree.
+# - NVIDIA 2024, *nccl-tests*, on performance: bus bandwidth, exactly defined.

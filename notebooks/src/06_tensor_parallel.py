@@ -89,8 +89,8 @@ print("gelu of slices, joined:", torch.equal(torch.cat([F.gelu(a), F.gelu(b)]), 
 # - forward: h_r = gelu(x W1_r), y = **sum over ranks** of h_r W2_r
 # - backward: dW2_r = h_r^T dy; dh_r = dy W2_r^T; dW1_r = x^T dz_r; dx = **sum over ranks** of dz_r W1_r^T
 #
-# One sum each way. In Megatron **g** stands at the end (sum forward, nothing backward),
-# **f** at the beginning (nothing forward, sum backward).
+# One sum each way. In Megatron **g** stands at the end (sum forward, nothing backward)
+# and **f** at the beginning (nothing forward, sum backward).
 
 
 # %%
