@@ -256,8 +256,8 @@ COMMANDS = {
     "a loss that is not finite is drawn": (report.curve, "if math.isfinite(loss)", "", CURVE),
     "a row tells the moment of the first stage": (
         memory.run,
-        "one.moment), flush",
-        "first.moment), flush",
+        "_row(*one), flush",
+        "_row(*one[:2], first[2]), flush",
         HELD,
     ),
     "why gradients exceed weights is never told": (
