@@ -13,6 +13,8 @@ ep=4,node=2     expert.py                            the same within a machine, 
 recompute=true  recompute.py                         nothing: blocks run again in backward
 loss=chunked    chunked_loss.py                      nothing: the logits are never held whole
 
+optimizer=muon (of the recipe, not the plan): muon.py, products of cut matrices, summed over tp.
+
 spec says how each parameter was cut, boxes where a part is in the whole one; finish is what ends every step: partial
 sums, tied embedding, norm, clip.
 """
