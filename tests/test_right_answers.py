@@ -1,15 +1,21 @@
 """Right answers in a style of their own pass: numpy's integers, lists for tuples, another order of a path."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
 
 from gpt2lab.lessons.exercises import (
+    asynchronous,
+    automatic,
+    cluster,
     context,
     data,
     faults,
     hardware,
     pipeline,
+    sharding,
     start,
     tensor,
     trade_off,
@@ -18,6 +24,8 @@ from gpt2lab.lessons.exercises import (
 )
 from gpt2lab.lessons.exercises.engine import SEED
 from gpt2lab.ranks import comm
+from gpt2lab.schedules import Op
+from gpt2lab.schedules.asynchronous import free_running
 
 
 @pytest.fixture(autouse=True)
@@ -71,7 +79,49 @@ def test_attention_with_a_softmax_by_hand():
     assert verdict(tensor.attention, attention_by_hand) == ("PASS", "")
 
 
+def updates_counted(scheme, p, s, t, kind):
+    """The version that is read, counted along the order of the stage."""
+    stage = 0 if scheme == "pipedream_vertical" else s
+    order = free_running(p, t + 1).orders[stage]
+    until = order.index(Op(kind if scheme == "ampnet" else "F", stage, t))
+    return sum(op.kind == "B" for op in order[:until])
+
+
+def from_the_end(cost, operators, devices, t_max):
+    """Alpa's recurrence as a table, filled from its last row."""
+    least = {(operators, d): math.inf if d else 0 for d in range(devices + 1)}
+    for k in reversed(range(operators)):
+        for d in range(devices + 1):
+            ways = [(i, m) for i in range(k + 1, operators + 1) for m in (1, 2, 4) if m <= d]
+            times = [cost(k, i, m) + least[i, d - m] for i, m in ways if cost(k, i, m) <= t_max]
+            least[k, d] = min(times, default=np.inf)
+    return least[0, devices]
+
+
+def turned_and_doubled(i, a, b):
+    """A row of the same equation, times -2."""
+    row = np.zeros(a + b + a * b)
+    row[i], row[a + b :].reshape(a, b)[i] = 2, -2
+    return row
+
+
+def spread_over(sizes, machine):
+    """The axes of which some group is on more than one machine, group by group."""
+    place = np.arange(math.prod(sizes.values())).reshape(*sizes.values()) // machine
+    return [name for dim, name in enumerate(sizes) if (place.min(dim) != place.max(dim)).any()]
+
+
 RIGHT = {
+    asynchronous.version: updates_counted,
+    automatic.recurrence: from_the_end,
+    automatic.program_row: turned_and_doubled,
+    cluster.crosses: spread_over,
+    context.contributors: lambda root, ranks: set(range(ranks)) - set(range(root)),
+    sharding.costs: lambda n, M: {
+        "P -> S0": M - M / n,
+        "S0 -> R": np.float64(M - M / n),
+        "S0 -> S1": (M - M / n) / n,
+    },
     pipeline.idle: lambda name, p, f, i, w: (p - 1) * (f + i + w if name == "1f1b" else f + i - w),
     pipeline.bubble: lambda p, m: np.float64(p - 1) / (m + p - 1),
     pipeline.in_flight: lambda rank, p, m: np.minimum(m, p - rank),

@@ -90,7 +90,7 @@ check("owner", exercises.owner, owner)
 
 
 # %% tags=["wrong"]
-# FAIL: interleaved: token
+# FAIL: interleaved, 12 tokens on 3 ranks: token
 # MISTAKE: Takes t modulo the slice's length where it should be modulo the ranks (a slip in a published text).
 def owner(t, tokens, ranks, name):
     return t % (tokens // ranks)
@@ -113,7 +113,7 @@ def owner(t, tokens, ranks, name):
 
 
 # %% tags=["wrong"]
-# FAIL: zigzag: token
+# FAIL: zigzag, 12 tokens on 3 ranks: token
 # MISTAKE: Chunks are numbered, but the second half is not folded back onto the ranks.
 def owner(t, tokens, ranks, name):
     if name == "interleaved":

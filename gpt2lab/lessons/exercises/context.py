@@ -5,30 +5,40 @@ from contextlib import ExitStack
 
 import torch
 
-from . import close, live, returned, scored, unaided
-from .engine import Task, by_chance, called
+from ...parallel.context import costs
+from ...parallel.context.layouts import LAYOUTS, TokenLayout, hops, layout
+from ...ranks import comm
+from ...ranks.mesh import Mesh
+from ..labs.context import NEIGHBOURS, wanted
+from . import Task, by_chance, called, close, live, returned, scored, unaided
 from .ring_attention import ring_backward as ring_backward
 from .watching import no_gradient, noted
 
 
-def owner(answer) -> None:
-    """Exercise: the rank that owns a token in an interleaved and in a zigzag layout."""
-    from ...parallel.context.layouts import LAYOUTS
+def _wrong_owner(got: tuple, tokens: int, ranks: int, name: str) -> dict:
+    want = LAYOUTS[name](tokens, ranks).owners
+    assert None not in got, "your function returned None. Is the return missing?"
+    return {
+        f"token {got.index(max(got))} went to rank {max(got)} of only {ranks}": max(got) >= ranks,
+        f"owners should be {want}, not {got}": got != want,
+    }
 
-    answer = unaided(answer, "gpt2lab.parallel")
-    for name, tokens, ranks in (
-        ("interleaved", 12, 3),
-        ("zigzag", 12, 3),
-        ("zigzag", 16, 2),
-        ("interleaved", 7, 4),
-    ):
-        got = tuple(answer(t, tokens, ranks, name) for t in range(tokens))
-        want = LAYOUTS[name](tokens, ranks).owners
-        assert None not in got, "your function returned None. Is the return missing?"
-        assert max(got) < ranks, (
-            f"{name}: token {got.index(max(got))} went to rank {max(got)} of only {ranks}"
-        )
-        assert got == want, f"{name}, {tokens} tokens on {ranks} ranks: owners should be {want}, not {got}"
+
+def _two_chunks_each(chance) -> tuple[int, int, str]:
+    ranks = chance.randint(1, 7)
+    return 2 * ranks * chance.randint(1, 4), ranks, chance.choice(("interleaved", "zigzag"))
+
+
+owner = Task(
+    None,
+    shown=[(12, 3, "interleaved"), (12, 3, "zigzag"), (16, 2, "zigzag"), (7, 4, "interleaved")],
+    what="{2}, {0} tokens on {1} ranks",
+    drawn=_two_chunks_each,
+    call=lambda answer, tokens, *more: tuple(answer(t, tokens, *more) for t in range(tokens)),
+    rules=_wrong_owner,
+    closed=("gpt2lab.parallel",),
+)
+"""Exercise: the rank that owns a token in an interleaved and in a zigzag layout."""
 
 
 def merge(answer) -> None:
@@ -77,14 +87,18 @@ def _merge_rows(answer) -> None:
         close(lse, seen.logsumexp(-1, keepdim=True), f"log-sum-exp, {words}")
 
 
-def contributors(answer) -> None:
-    """Exercise: which ranks contribute to the key gradients of a root, in a contiguous split."""
-    for ranks in (2, 4, 7):
-        for root in range(ranks):
-            what = f"root {root} of {ranks}"
-            got = sorted(int(rank) for rank in returned(called(answer, (root, ranks), what)))
-            assert root in got, f"{what}: its own queries see its own keys"
-            assert got == list(range(root, ranks)), f"{what}: expected ranks {root} to {ranks - 1}, got {got}"
+contributors = Task(
+    None,
+    shown=[(root, ranks) for ranks in (2, 4, 7) for root in range(ranks)],
+    what="root {} of {}",
+    drawn=lambda chance: (chance.randint(0, 4), chance.randint(5, 12)),
+    like=lambda got, words: sorted(int(rank) for rank in got),
+    rules=lambda got, root, ranks: {
+        "its own queries see its own keys": root not in got,
+        f"expected ranks {root} to {ranks - 1}, got {got}": got != list(range(root, ranks)),
+    },
+)
+"""Exercise: which ranks contribute to the key gradients of a root, in a contiguous split."""
 
 
 def _busiest(tokens: int, ranks: int) -> float:
@@ -114,9 +128,6 @@ imbalance = Task(
 
 def spread(answer) -> str:
     """Puzzle: 12 blocks of 8 tokens, three for each of 4 ranks; the score is the busiest rank's pairs."""
-    from ...parallel.context import costs
-    from ...parallel.context.layouts import TokenLayout
-
     found = _shared_out(answer(), 4, 3, "block", "the ranks' MLPs")
     tokens = tuple(tuple(8 * b + i for b in sorted(mine) for i in range(8)) for mine in found)
     table = TokenLayout("yours", tokens)
@@ -144,8 +155,6 @@ def _shared_out(found, ranks: int, each: int, thing: str, who: str):
 
 def place(answer) -> str:
     """Puzzle: 12 points of a grid, four for each of 3 ranks; the score is the rows that ranks borrow."""
-    from ..labs.context import NEIGHBOURS, wanted
-
     looks = NEIGHBOURS.clone()
     found = _shared_out(answer(), 3, 4, "point", "the ranks")
     changed = not torch.equal(looks, NEIGHBOURS)
@@ -189,9 +198,6 @@ def to_heads(there, back) -> None:
 
 
 def _there_and_back(rank, world_size, there, back, whole, sizes):
-    from ...ranks import comm
-    from ...ranks.mesh import Mesh
-
     axis = Mesh(cp=world_size)["cp"]
     first, each = sum(sizes[:rank]), whole.size(1) // world_size
     shard = whole[first : first + sizes[rank]].clone().requires_grad_()
@@ -256,9 +262,6 @@ def give_back(answer) -> None:
 
 
 def _given_back(rank, world_size, answer, grads, window):
-    from ...ranks import comm
-    from ...ranks.mesh import Mesh
-
     axis, begun = Mesh(cp=world_size)["cp"], []
     comm.clear_log()
     with ExitStack() as watched:
@@ -274,8 +277,6 @@ def _given_back(rank, world_size, answer, grads, window):
 
 def smallest_shard(answer) -> None:
     """Exercise: whether a causal window needs only the direct neighbour, exactly."""
-    from ...parallel.context.layouts import hops, layout
-
     for tokens, ranks, window in itertools.product((7, 12, 16), (2, 3, 4), range(1, 9)):
         want = hops(layout("contiguous", tokens, ranks), window) <= 1
         got = returned(answer(layout("contiguous", tokens, ranks).sizes, window))
