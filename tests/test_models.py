@@ -14,12 +14,12 @@ from gpt2lab.planner.cost import predict
 from gpt2lab.planner.gathers import gather_counts, reduce_counts
 from gpt2lab.planner.kept import kept_by_dense_block
 from gpt2lab.planner.memory import memory
-from gpt2lab.planner.models import KINDS, MODELS, Network, find_model, network_of, units
+from gpt2lab.planner.models import KINDS, MODELS, Transformer, find_model, network_of, units
 from gpt2lab.planner.problem import CLUSTERS
 from gpt2lab.planner.share import MemoryShare, RankShare, check
 
 H100 = CLUSTERS["h100x64"]
-SMALL = Network(64, 32, 4, 8, 32, kv_heads=2, mlp=48, **KINDS["llama"])
+SMALL = Transformer(64, 32, 4, 8, 32, kv_heads=2, mlp=48, **KINDS["llama"])
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -63,7 +63,7 @@ def test_gpt2_from_the_data_of_networks_costs_exactly_what_it_costs(text):
 
 
 def test_what_differs_from_gpt2_is_counted():
-    plain, share = Network(64, 32, 4, 8, 32), RankShare(Plan(), SMALL, 2, 32, 2)
+    plain, share = Transformer(64, 32, 4, 8, 32), RankShare(Plan(), SMALL, 2, 32, 2)
     # two norms' inputs and outputs, a root mean square of each where GPT-2 has two numbers; q, k, v; attention and its
     # sums of 8 heads; the gate, what it gates, their product, and the gate's sigmoid unit
     numbers = 4 * 32 + 4 + 32 + 2 * 8 + 32 + 8 + 4 * 48
@@ -158,7 +158,7 @@ def test_sizes_of_ones_own_take_the_place_of_a_models():
     assert find_model("gpt2", 2000) == replace(
         PRESETS["gpt2"], n_positions=2000
     )  # still one that is built here
-    assert isinstance(find_model("gpt2", kv_heads=4), Network)
+    assert isinstance(find_model("gpt2", kv_heads=4), Transformer)
     assert find_model("gpt2", 100) == PRESETS["gpt2"]
     with pytest.raises(ValueError, match="No model is called 'lama3-8b'. Did you mean llama3-8b?"):
         find_model("lama3-8b")

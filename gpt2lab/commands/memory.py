@@ -20,7 +20,7 @@ from ..machine.words import flag
 from ..model import GPT2Config
 from ..plan import Plan
 from ..planner.memory import MOMENTS, memory
-from ..planner.models import Network, asked_for, of_model
+from ..planner.models import Transformer, model_typed, of_model
 from ..planner.problem import PRECISIONS
 from ..run import Options
 from .unused import refuse_without_effect
@@ -52,10 +52,10 @@ def add_arguments(parser) -> None:
 def config_of(args) -> GPT2Config:
     """The model. Raises ValueError for options of experts that change nothing beside the others."""
     given = {name: getattr(args, name) for name in OF_EXPERTS if getattr(args, name) is not None}
-    config = asked_for(args)
+    config = model_typed(args)
     if not given:
         return config
-    if isinstance(config, Network):
+    if isinstance(config, Transformer):
         raise ValueError(
             f"{flag(min(given))} is for GPT-2, and {args.config} has MLPs of its own. Leave it out."
         )
@@ -77,7 +77,7 @@ def run(args) -> int:
         refuse_without_effect(text)
         plan = Plan.parse(text)
         asked = plan, config, args.rows, length, itemsize, args.optimizer
-        if mixed or isinstance(config, Network):
+        if mixed or isinstance(config, Transformer):
             found, how = ((one.stage, one.parts, "") for one in memory(*asked, mixed)), "computed"
         else:
             found, how = (

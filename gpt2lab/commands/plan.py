@@ -21,7 +21,7 @@ from ..machine.options import Setting, add_options, positive, within
 from ..model import PRESETS
 from ..plan import Plan
 from ..planner.choose import LEAST, Goal, in_bytes, in_seconds, parallelize
-from ..planner.models import Network, asked_for, of_model
+from ..planner.models import Transformer, model_typed, of_model
 from ..planner.problem import CLUSTERS, PRECISIONS, Cluster, find_cluster, size_in_bytes
 from ..planner.space import PRUNED
 
@@ -74,8 +74,8 @@ def run(args) -> int:
     args.precision = args.precision or ("float32" if cluster.cores else "bf16-mixed")
     if args.run and args.precision != "float32":
         raise ValueError(f"--run trains in float32, not in {args.precision}. Leave out --run or --precision.")
-    config, numbers = asked_for(args), PRECISIONS[args.precision]
-    if args.run and isinstance(config, Network):
+    config, numbers = model_typed(args), PRECISIONS[args.precision]
+    if args.run and isinstance(config, Transformer):
         raise ValueError(
             f"--run trains what the package builds, and {args.config} is no GPT-2. Leave out --run."
         )
@@ -108,7 +108,7 @@ def wired(cluster: Cluster, cards: int | None, between: float | None) -> Cluster
     return replace(cluster, network=replace(network, inside=network.inside or wire, between=link, node=node))
 
 
-def launched(plan: Plan, config, args, cluster: Cluster) -> str:
+def launching_line(plan: Plan, config, args, cluster: Cluster) -> str:
     """The line that trains with the plan, on each of its machines, or why this package cannot."""
     if config != PRESETS.get(args.config):
         return f"not launched: this package builds {', '.join(PRESETS)} with their own sizes and positions"
@@ -155,7 +155,7 @@ def answer(choice, args, cluster, config) -> str:
     lines += [f"  {reason};" for reason in choice.reasons[:-1]] + [
         f"  {reason}." for reason in choice.reasons[-1:]
     ]
-    lines += [f"  {launched(choice.plan, config, args, cluster)}"]
+    lines += [f"  {launching_line(choice.plan, config, args, cluster)}"]
     lines += ["", "plans that none beats in both time and memory (predicted):"]
     lines += [
         f"  {in_seconds(f.prediction.seconds):>8}  {in_bytes(f.prediction.memory):>10}  {f.plan}"

@@ -18,7 +18,7 @@ from ..parallel.zero.costs import backward_and_sums
 from ..plan import Plan
 from ..schedules import Cost, Timeline, simulate
 from .memory import Held, fullest
-from .models import Network, units
+from .models import Transformer, units
 from .pipelines import pipeline_seconds
 from .problem import Cluster
 from .seconds import UPDATE, RankOnCluster, stage_times
@@ -86,7 +86,7 @@ def predict_share(share: RankShare, cluster: Cluster, machine=RankOnCluster, kno
     if alike not in known:
         known[alike] = _timed([machine(cluster, s) for s in shares], known)
     parts, seconds, sent, by_class = known[alike]
-    ask = config.flops_per_token if isinstance(config, Network) else partial(flops_per_token, config)
+    ask = config.flops_per_token if isinstance(config, Transformer) else partial(flops_per_token, config)
     flops = ask(length) * rows * length
     device = cluster.device.with_numbers(share.itemsize)
     used = flops / (seconds * plan.world * (device.peak or device.rate))

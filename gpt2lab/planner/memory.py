@@ -15,7 +15,7 @@ from functools import cache, cached_property
 from ..machine.arguments import checked
 from ..schedules import Op
 from .dry import UNEVEN, dry_run
-from .models import Network
+from .models import Transformer
 from .moments import Walk
 from .share import MemoryShare, RankShare, check, order_of
 
@@ -84,7 +84,7 @@ def _beside(share: RankShare) -> list[RankShare]:
 def of_rank(share: RankShare, optimizer: str = "adamw") -> Held:
     """What one rank holds at its fullest moment in a step, the first one apart; without a flush, in a long stream."""
     if not has_formula(share.plan, share.config):
-        if share.mixed or isinstance(share.config, Network):
+        if share.mixed or isinstance(share.config, Transformer):
             raise ValueError(
                 f"{share.plan} has no formula of its memory, by which mixed precision and networks other than GPT-2 "
                 "are computed. Use another schedule, or bf16 or float32 of a GPT-2."

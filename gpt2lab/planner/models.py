@@ -1,7 +1,7 @@
 """Networks as data: sizes of GPT-2 and its relatives, from which the planner counts weights, bytes and operations.
 
-What the package builds is a `GPT2Config`, and the same data describes it; a `Network` besides has fewer heads of keys,
-gated or several MLPs, an own head, or no biases. It is planned for and not built: what is said of it is computed.
+What the package builds is a `GPT2Config`, and the same data describes it; a `Transformer` besides has fewer heads of
+keys, gated or several MLPs, an own head, or no biases. It is planned for and not built: what is said of it is computed.
 
 Shazeer 2020, "GLU variants improve Transformer"; Ainslie et al. 2023, "GQA"; Jiang et al. 2024, "Mixtral of experts".
 """
@@ -20,7 +20,7 @@ from .problem import PRECISIONS
 
 
 @dataclass(frozen=True)
-class Network(GPT2Config):
+class Transformer(GPT2Config):
     """The sizes of a transformer; what is not said is as in GPT-2.
 
     Raises ValueError for heads that do not divide, and for sizes that no network has.
@@ -140,12 +140,14 @@ MODELS = tomllib.loads(Path(__file__).with_name("models.toml").read_text())
 
 
 @lru_cache(maxsize=256)
-def units(config: GPT2Config) -> Network:
-    """The same sizes as a `Network`."""
-    return config if isinstance(config, Network) else Network(*(getattr(config, name) for name in SIZES))
+def units(config: GPT2Config) -> Transformer:
+    """The same sizes as a `Transformer`."""
+    return (
+        config if isinstance(config, Transformer) else Transformer(*(getattr(config, name) for name in SIZES))
+    )
 
 
-def network_of(words: dict, name: str) -> Network:
+def network_of(words: dict, name: str) -> Transformer:
     """The network of a config.json of GPT-2, BLOOM, Llama, Mistral or Mixtral.
 
     Raises ValueError for another kind, a missing size, and heads wider than the model.
@@ -166,7 +168,7 @@ def network_of(words: dict, name: str) -> Network:
             f"{name} has {said['n_head']} heads of {width}, which is not its width {said['n_embd']}. "
             "Use a network whose heads fill its width."
         )
-    return Network(**KINDS[kind] | said)
+    return Transformer(**KINDS[kind] | said)
 
 
 def find_model(name: str, length: int = 0, **sizes) -> GPT2Config:
@@ -190,7 +192,7 @@ def find_model(name: str, length: int = 0, **sizes) -> GPT2Config:
         raise ValueError(f"No model is called {name!r}. {hint}")
     if not sizes.keys() <= {*SIZES}:
         found = units(found)
-    if sizes.keys() & {"n_embd", "n_head"} and isinstance(found, Network):
+    if sizes.keys() & {"n_embd", "n_head"} and isinstance(found, Transformer):
         sizes = {"kv_heads": 0, "mlp": 0} | sizes  # as GPT-2 has them, unless they are said too
     return replace(found, **sizes | {"n_positions": max(found.n_positions, length)})
 
@@ -210,7 +212,7 @@ OF_SIZES = {
     "mlp": "mlp",
     "vocab": "vocab_size",
 }
-"""Options of a model's sizes, and the fields of `models.Network`."""
+"""Options of a model's sizes, and the fields of `models.Transformer`."""
 
 
 def of_model() -> dict[str, Setting]:
@@ -230,7 +232,7 @@ def of_model() -> dict[str, Setting]:
     }
 
 
-def asked_for(args) -> GPT2Config:
+def model_typed(args) -> GPT2Config:
     """The model that the options of `of_model` describe."""
     given = {field: getattr(args, option) for option, field in OF_SIZES.items()}
     return find_model(

@@ -163,7 +163,7 @@ def size_in_bytes(text) -> float:
     raise ValueError(f"{text!r} is no size. Use for example 4GiB, 800MB or 10gbit.")
 
 
-def cluster_of(table: dict, name: str) -> Cluster:
+def cluster_from(table: dict, name: str) -> Cluster:
     """The cluster of a table of words, which `clusters.toml` explains.
 
     Raises ValueError for a word that is missing or unknown, and for what is no number.
@@ -206,7 +206,7 @@ LAPTOP = Cluster(
     call=3e-4,
 )
 CLUSTERS = {
-    name: cluster_of(table, name)
+    name: cluster_from(table, name)
     for name, table in tomllib.loads(Path(__file__).with_name("clusters.toml").read_text()).items()
 } | {"laptop": LAPTOP}
 """Clusters by name, with the source of their numbers."""
@@ -217,7 +217,7 @@ def find_cluster(name: str) -> Cluster:
     """The cluster of this name or of this file with a table, or ValueError with the names that there are."""
     if name.endswith(".toml"):
         try:
-            return cluster_of(tomllib.loads(Path(name).read_text()), name)
+            return cluster_from(tomllib.loads(Path(name).read_text()), name)
         except (OSError, tomllib.TOMLDecodeError) as error:
             raise ValueError(
                 f"{name} cannot be read as a cluster: {error}. Use a file such as clusters.toml."

@@ -13,7 +13,7 @@ from ..parallel.zero.flat import part_of
 from ..plan import Plan
 from ..ranks.traffic import split_sizes
 from ..schedules import Schedule
-from .models import Network, Parameter, units
+from .models import Parameter, Transformer, units
 from .tensor_costs import Shape
 
 EXPERT = 2  # what the key of a part of the experts has besides
@@ -40,7 +40,7 @@ def check(plan: Plan, config: GPT2Config, rows: int, length: int) -> None:
         plan = replace(plan, micro=2)
     if why := _why_not(plan, config, rows, length):
         raise ValueError(why)
-    if isinstance(config, Network):
+    if isinstance(config, Transformer):
         config.check_cut(plan)
 
 
@@ -123,7 +123,7 @@ class RankShare:
         return self.mixed or self.itemsize
 
     @cached_property
-    def net(self) -> Network:
+    def net(self) -> Transformer:
         """The model's sizes."""
         return units(self.config)
 
