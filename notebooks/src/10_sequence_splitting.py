@@ -6,7 +6,7 @@
 # tokens before it, and most of them live elsewhere. The ranks must exchange keys and values forward, and send their
 # gradients home backward. And because later tokens look at more keys, it matters *which* tokens a rank gets.
 #
-# You will meet four layouts and eight exchanges, run on live ranks, compared with serial GPT-2.
+# You will meet four layouts and eight exchanges on live ranks, compared with serial GPT-2.
 
 # %% tags=["setup"]
 import torch
@@ -141,7 +141,7 @@ def owner(t, tokens, ranks, name):
 # %% [markdown]
 # ## What breaks first
 #
-# Three things go wrong at the edges of slices. A small GPT-2 on two live ranks, exchanged correctly,
+# Three things go wrong at the edges of slices. A GPT-2 on two ranks, exchanged correctly,
 # with one bug at a time. **Predict**: which bug changes no loss by much?
 
 # %%
@@ -171,7 +171,7 @@ print(pool[2].run(lab.local_positions)[1])
 # %% [markdown]
 # ## Attention by hand
 #
-# Rank r holds q, k, v of its own tokens. **Forward**: gather k and v; compute the own rows of attention.
+# Rank r holds q, k, v of its own tokens. **Forward**: gather k and v; compute its rows.
 # **Backward**: the own queries give all of dQ for own rows, but of dK and dV partial sums for *everybody's* keys. Add
 # these and keep the own slice: a reduce-scatter.
 
@@ -327,7 +327,7 @@ def contributors(root, ranks):
 # %% [markdown]
 # ## Eight ways, compared
 #
-# The source gathers q, k *and* v and all-reduces all three gradients. But nobody else reads q, and dQ is complete
+# The source gathers q, k *and* v and all-reduces all three gradients. Nobody else reads q, and dQ is complete
 # at home. **Predict** how much less `kv` sends than `qkv`, and `triangle`.
 #
 # | exchange | forward | backward |
@@ -401,7 +401,7 @@ for tile in (8, 2, 1):
     print(f"tile {tile}: computed {sum(computed):4} of {32 * 33 // 2} needed, per rank {computed}")
 
 # %% [markdown]
-# Waiting time shows the triangle without any formula. Below, ranks sleep in proportion to their pairs (*paced*); each
+# Waiting time shows the triangle. Below, ranks sleep in proportion to their pairs (*paced*); each
 # layer ends with a gather, where the fast ones wait.
 
 
@@ -461,7 +461,7 @@ check("imbalance", exercises.imbalance, imbalance)
 
 
 # %% [markdown] tags=["hint"]
-# Do not use the formula with 2N - 1: it is right only for very long sequences. Write down what each rank's rows cost
+# The formula with 2N - 1 is for very long sequences. Write down what each rank's rows cost
 # (row t costs t + 1), then divide the largest sum by the mean of the sums.
 
 
@@ -607,7 +607,7 @@ show(
 
 # %% [markdown]
 # Who sums dK, dV is a choice: our kernel does it with the queries, llm.c's by key, and then the owner of a key
-# has one pair for each later query. The package has that loop as well, to count it:
+# has one pair for each later query. The package counts that too:
 
 # %%
 for name in LAYOUTS:
@@ -633,8 +633,8 @@ print("interleaved, all keys in one tile:", lab.pairs_by_key("interleaved", tile
 # - L = log(exp L_1 + exp L_2) = L_1 - logsigmoid(L_1 - L_2)
 #
 # But a row that sees no key of block 1 has L_1 = -inf, and the last form gives
-# inf - inf; `torch.logaddexp(L1, L2)` is right there too. A row that sees no key in either block stays (0, -inf):
-# the next block that the ring brings may have one. Backward is simpler still: with the *final* L, each block's
+# inf - inf; `torch.logaddexp(L1, L2)` is right there too. A row without a key in both stays (0, -inf): the next block
+# may have one. Backward is simpler still: with the *final* L, each block's
 # weights are exp(score - L).
 
 

@@ -3,12 +3,12 @@
 #
 # **The one-minute version.** No strategy of this course knows how many machines there are: a launcher starts the
 # ranks, and they find each other through an address. What changes is the *wire*: between machines it is ten to a
-# hundred times slower than inside one. So the same plan may be fast or slow, depending on which axis of the mesh
-# crosses it. What also changes is how things go wrong: ranks that never meet, and machines that fail every few hours
+# hundred times slower than inside one. So the same plan is fast or slow by the axis that crosses it.
+# What also changes is how things go wrong: ranks that never meet, and machines that fail every few hours
 # because there are thousands of them.
 #
-# You will train on two machines that are namespaces of this one, simulate 4,096 GPUs, predict steps that others have
-# published, and choose what to do when a machine is gone.
+# You will train on two namespaces of this machine, simulate 4,096 GPUs, predict steps that others have published, and
+# choose what to do when a machine is gone.
 
 # %% tags=["setup"]
 import dataclasses
@@ -125,8 +125,8 @@ def crosses(sizes, machine):
 
 
 # %% [markdown] tags=["hint"]
-# From a rank to the next one of its group it is a stride, the product of the sizes further inside. Rank r is on machine
-# r // machine. Look at all pairs of neighbours: is one of them on two machines?
+# To the next rank of its group it is a stride, the product of the sizes further inside. Rank r is on machine
+# r // machine. Of all pairs of neighbours, is one on two machines?
 
 
 # %% tags=["wrong"]

@@ -339,7 +339,7 @@ show(
 
 # %% [markdown]
 # Is a path that fits on an envelope any good? `gpt2lab plan` tries hundreds of plans for each case by prediction. What
-# it chooses for two models, three clusters and two batches is recorded (it takes minutes; a test chooses again):
+# it chooses for two models, three clusters and two batches, ZB-V left out, is recorded (a test chooses again):
 
 # %%
 choices, rows = decisions.recorded(), []
