@@ -84,7 +84,7 @@ CALLS = [
     (build, {"plan": Plan(), "config": CONFIG, "mesh": Mesh()}),
     (Plan().check, {"config": CONFIG, "rows": 2, "length": 4}),
     (Plan.parse, {"text": "serial"}),
-    (verify, {"plan": "serial", "config": CONFIG, "rows": 2, "length": 3}),
+    (verify, {"plan": "serial", "config": CONFIG, "rows": 2, "length": 3, "depth": "gradients"}),
     (Mesh, {"pp": 1, "dp": 1, "ep": 1}),
     (Recipe, {"decay_steps": 5}),
     (Experts, {}),
@@ -274,9 +274,9 @@ MEANS = {  # what is taken besides usual values; each means something
     "CutStage": {"choices=[]", "first=0"},  # Staged refuses the first
     "Plan": {"bucket=0", "shard=-1", "zero=-1"},  # Plan.check refuses the last two
     "OperatorGraph": {"edges=[]"},
-    "Device": {"add=0", "launch=0", "memory=0", "peak=0", "rate=inf"},
+    "Device": {"add=0", "launch=0", "memory=0", "peak=0", "rate=inf", "rates=[]"},
     "Cluster": {"call=0", "slowed=[]"},
-    "Goal": {"memory=inf"},
+    "Goal": {"memory=inf", "schedules=[]"},
     "ChainProblem": {"cuts=[]", "operators=[]"},
     "equal_count": {"layers=0"},
     "best_interval": {"save=0"},

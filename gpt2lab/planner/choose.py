@@ -19,7 +19,7 @@ LARGE = 10  # plans that are predicted on more devices though they cannot fit: w
 LEAST = "time", "memory", "devices"
 
 
-@checked(rows=1, length=1, memory=(MORE, float("inf")), seconds=(MORE, float("inf")), itemsize=1)
+@checked(rows=1, length=1, memory=(MORE, float("inf")), seconds=(MORE, float("inf")), itemsize=1, mixed=0)
 @dataclass(frozen=True)
 class Goal:
     """What is wanted of a step of `rows` sequences of `length` tokens: the least of one thing under limits on others.

@@ -45,7 +45,7 @@ class Held:
         return sum(self.parts.values())
 
 
-@checked(rows=1, length=1, itemsize=1)
+@checked(rows=1, length=1, itemsize=1, mixed=0)
 def memory(
     plan, config, rows: int, length: int, itemsize: int = 4, optimizer: str = "adamw", mixed: int = 0
 ) -> tuple[Held, ...]:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from pathlib import Path
 
+from ..machine.arguments import checked
 from ..machine.options import Setting, positive, within
 from ..machine.words import did_you_mean
 from ..model import PRESETS, GPT2Config
@@ -171,6 +172,7 @@ def network_of(words: dict, name: str) -> Transformer:
     return Transformer(**KINDS[kind] | said)
 
 
+@checked(length=0)
 def find_model(name: str, length: int = 0, **sizes) -> GPT2Config:
     """The model of a preset's name, of a name in `models.toml`, or of a config.json, with some `sizes` of its own.
 

@@ -30,7 +30,7 @@ COMPUTED = [
     (lab.busiest_places, "{0, min(1, plan.world - 1), plan.world - 1}", "{plan.world - 1}"),
     (lab.plan_of, "m=2 * ranks", "m=ranks"),
     (lab.compute, "max(sum(", "min(sum("),
-    (lab.compute, '("bytes", "messages")', '("bytes", "calls")'),
+    (lab.compute, 'most_of("messages")', 'most_of("calls")'),
     (lab.compute, "max(h.total", "sum(h.total"),
     (lab.operations, ".again[0] * blocks", ".again[0] * head"),
     (lab.operations, "1 + RankShare", "1 + 2 * RankShare"),
