@@ -167,7 +167,7 @@ MEANS = {  # what is taken at the edges; each means something, which the option'
     },
     "verify": {"--layers 0", "--dropout 0", "--experts 0", "--window 0"},
     "memory": {"--experts 0", "--capacity 0"},
-    "plan": {f"--memory {ENOUGH}", f"--seconds {ENOUGH}", "--seconds inf"},
+    "plan": {f"--memory {ENOUGH}", f"--seconds {ENOUGH}", "--seconds inf", f"--tokens {ENOUGH}"},
     "schedule": {"--forward 0", "--input-grad 0", "--weight-grad 0", "--hop 0"},
 }  # fmt: skip
 

@@ -38,7 +38,8 @@ def count(text: str) -> float:
     """The type of an option that is a number of tokens: 2T, 300B, 1.5e12."""
     found = re.fullmatch(r"([\d.]+(?:e\d+)?)([kmbt]?)", text, re.IGNORECASE)
     with suppress(TypeError, ValueError):
-        return float(found[1]) * 1000.0 ** " kmbt".index(found[2].lower() or " ")
+        if (number := float(found[1]) * 1000.0 ** " kmbt".index(found[2].lower() or " ")) > 0:
+            return number
     raise argparse.ArgumentTypeError(f"{text!r} is no number of tokens. Use for example 2T or 300B")
 
 
@@ -100,11 +101,11 @@ def wired(cluster: Cluster, cards: int | None, between: float | None) -> Cluster
     """The cluster with so many cards in a machine, and so many bytes a second from machine to machine."""
     network = cluster.network
     node, wire = cards or network.node, network.between
-    if between and cluster.devices <= node:
+    if between is not None and cluster.devices <= node:
         raise ValueError(
             f"--between would change nothing: {cluster.devices} ranks are on one machine. Leave it out."
         )
-    link = replace(wire, bandwidth=between / node) if between else wire
+    link = wire if between is None else replace(wire, bandwidth=between / node)
     return replace(cluster, network=replace(network, inside=network.inside or wire, between=link, node=node))
 
 

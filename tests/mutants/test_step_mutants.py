@@ -45,7 +45,7 @@ def one_noise_for_all(model, micro, key):
     return accumulate.right(model, replace(micro, samples=micro.samples * 0), key)
 
 
-def decay_everything(held, recipe):
+def decay_everything(held, recipe, tensor_axis=None):
     import torch
 
     return torch.optim.AdamW(
