@@ -1,5 +1,6 @@
 """The command line: `gpt2lab COMMAND`, or `python -m gpt2lab COMMAND`."""
 
+import contextlib
 import errno
 import importlib
 import os
@@ -120,7 +121,23 @@ def entry() -> int:
             [] if os.path.samefile(home, os.curdir) else ["-P"]
         )  # what lies in the current folder is no module
         os.execv(sys.executable, [sys.executable, *safe, "-m", "gpt2lab", *sys.argv[1:]])
-    return main()
+    status = main()
+    launchers = sys.modules.get(f"{__package__}.processes.launchers")
+    if launchers and launchers.JOINED:
+        end_at_once(status)
+    return status
+
+
+def end_at_once(status: int) -> None:
+    """End a rank that a launcher started, without PyTorch's own farewell.
+
+    In about one of 30 ends on a busy machine a thread of gloo outlives what it belongs to, and C++ aborts the process:
+    "terminate called without an active exception". The work is done and written by then.
+    """
+    for stream in filter(None, (sys.stdout, sys.stderr)):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(status)
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -310,3 +310,13 @@ def test_the_printed_line_does_what_the_command_does(launcher, tmp_path):
         )
         finish(["bash", "-c", line], env)
     assert losses(tmp_path / "printed") == losses(tmp_path / "own")
+
+
+@pytest.mark.parametrize("joined", [True, False])
+def test_a_rank_that_has_done_its_work_is_not_aborted_by_what_happens_at_the_end_of_its_process(joined):
+    text = "import atexit, os, sys; from gpt2lab import cli; from gpt2lab.processes import launchers; "
+    text += f"atexit.register(os.abort); launchers.JOINED += [0] * {joined}; sys.argv = ['gpt2lab']; "
+    text += "cli.main = lambda: print('done') or 3; sys.exit(cli.entry())"
+    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True)
+    assert done.returncode == (3 if joined else -signal.SIGABRT)
+    assert done.stdout == "done\n" or not joined

@@ -67,6 +67,10 @@ def _number(name: str, default: int | None = None) -> int:
         raise ValueError(f"{name}={said} is no whole number. Set it to one, or unset it.") from None
 
 
+JOINED: list[int] = []
+"""The rank of this process, once it has joined a job that a launcher started."""
+
+
 @contextmanager
 def process_group(here: Launched, device: str = "cpu", timeout: float = 300.0):
     """Join the job's process group; leave it at the end.
@@ -110,6 +114,7 @@ def process_group(here: Launched, device: str = "cpu", timeout: float = 300.0):
         dist.init_process_group(backend, store=store, **sizes, device_id=gpu)
     except RuntimeError as error:
         raise ConnectionError(f"rank {here.rank} found all others, but no way to them: {error}") from error
+    JOINED.append(here.rank)
     try:
         yield here
     except RuntimeError as error:
