@@ -196,9 +196,9 @@ BUDGETS = {
 OVER = {
     "tasks": 1_070,
     "sharding": 3_350,
-    "planner": 6_290,
+    "planner": 6_276,
     "classroom": 2_340,
-    "core": 12_600,
+    "core": 12_478,
     "the package": 50_490,
 }  # too large today: these may only shrink
 

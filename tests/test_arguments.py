@@ -14,6 +14,7 @@ from gpt2lab.corpus.loaders import InOrder, steps_per_epoch
 from gpt2lab.corpus.shards import Shard, read_text, tokenise, write_shard
 from gpt2lab.experts.mixture import Experts
 from gpt2lab.generate import KVCache, Sampling, generate
+from gpt2lab.lessons.labs import llmc_files
 from gpt2lab.machine import links, speed
 from gpt2lab.model import GPT2, PRESETS, GPT2Config
 from gpt2lab.parallel.context import costs as context_costs
@@ -52,7 +53,7 @@ from gpt2lab.sharding.partition import partition
 from gpt2lab.sharding.propagate import Mark, propagate
 from gpt2lab.sharding.staged import CutStage, Staged
 from gpt2lab.sharding.tofu import LinkChain
-from gpt2lab.storage import checkpoint, huggingface, llmc
+from gpt2lab.storage import checkpoint, huggingface
 from gpt2lab.tasks import gpt2 as gpt2_tasks
 from gpt2lab.tasks import graph, runtime, scheduler
 from gpt2lab.train import Recipe, Trainer
@@ -160,8 +161,6 @@ CALLS = [
     (published.step_flops, {"rows": 1, "length": 2, "layers": 1, "width": 2, "vocabulary": 3}),
     (published.activation_bytes, {"length": 2, "rows": 1, "width": 2, "heads": 1}),
     (published.estimated_memory, {"parameters": 10, "largest_layer": 5, "stage": 2, "ranks": 2}),
-    (published.least_block, {"flops": 1.0, "bandwidth": 1.0}),
-    (published.rounded_up, {"vocabulary": 37}),
     (published.utilisation, {"parameters": 10, "tokens_per_second": 5, "devices": 2, "peak": 1.0}),
     (reinforce.reinforce, {"problem": PLACING, "rounds": 1}),
     (scale.collective, {"name": "ring", "ranks": 4, "size": 64, "fabric": scale.Fabric()}),
@@ -185,7 +184,7 @@ CALLS = [
     (comm.split_sizes, {"total": 7, "parts": 2}),
     (products.least, {"m": 4, "n": 4, "k": 4, "ranks": 4}),
     (layout.layouts, {"dims": 2, "axes": ("x",)}),
-    (llmc.padded_vocabulary, {"vocab_size": 37}),
+    (llmc_files.padded_vocabulary, {"vocab_size": 37}),
     (gpt2_tasks.Blocks, {}),
     (graph.TaskGraph, {"tensors": {"a": torch.zeros(2)}}),
     (runtime.run_fork_join, {"graph": graph.TaskGraph({"a": torch.zeros(2)})}),
@@ -294,7 +293,6 @@ MEANS = {  # what is taken besides usual values; each means something
     "overlapped": {"comm=0", "compute=0"},
     "Placing": {"penalty=0"},
     "estimated_memory": {"largest_layer=0", "parameters=0"},
-    "least_block": {"flops=0"},
     "utilisation": {"more=0", "parameters=0", "tokens_per_second=0"},
     "reinforce": {"keep=0", "rate=0"},
     "collective": {"size=0"},

@@ -5,8 +5,8 @@ import pytest
 import torch
 from test_model import random_weights, tokens_and_targets
 
+from gpt2lab.lessons.labs import llmc_files as llmc
 from gpt2lab.model import GPT2, GPT2Config
-from gpt2lab.storage import llmc
 
 CONFIG = GPT2Config(vocab_size=37, n_positions=16, n_layer=3, n_head=4, n_embd=24)
 

@@ -2,7 +2,6 @@
 
 import pytest
 
-from gpt2lab.model import PRESETS
 from gpt2lab.planner import balance, published
 from gpt2lab.planner.tensor_costs import Shape, kept_bytes
 from gpt2lab.schedules import Cost, make, simulate
@@ -61,16 +60,6 @@ def test_what_deepspeed_prints_for_t0_3b_and_t5_small_in_stage_3_on_one_gpu(tota
 def test_deepspeed_shares_four_fifths_of_stage_2():
     one, many = (published.estimated_memory(1e9, 1e8, 2, n) for n in (1, 64))
     assert (one, many) == (20e9, 4e9 + 16e9 / 64)
-
-
-@pytest.mark.parametrize(("flops", "bandwidth", "thousands"), [(312e12, 300e9, 1.0), (312e12, 12.5e9, 24.96)])
-def test_least_block_of_ring_attention(flops, bandwidth, thousands):
-    """Table 2: A100 with NVLink 1.0, with InfiniBand 24.5 printed, where the formula gives 24.96."""
-    assert published.least_block(flops, bandwidth) / 1e3 == pytest.approx(thousands, rel=0.05)
-
-
-def test_llmc_pads_its_vocabulary():
-    assert published.rounded_up(PRESETS["gpt2"].vocab_size) == 50304 and published.rounded_up(128) == 128
 
 
 def test_utilisation_of_palm_540b():

@@ -58,21 +58,6 @@ def estimated_memory(parameters: float, largest_layer: float, stage: int, ranks:
     raise ValueError(f"DeepSpeed estimates stages 2 and 3, not {stage}. Use planner.memory for the others.")
 
 
-@checked(flops=0, bandwidth=MORE)
-def least_block(flops: float, bandwidth: float) -> float:
-    """The fewest tokens a rank at which ring attention hides its messages: c >= F / B (Liu et al. 2023, section 3).
-
-    Operations per second over bytes per second, for 16-bit keys and values.
-    """
-    return flops / bandwidth
-
-
-@checked(vocabulary=1, multiple=1)
-def rounded_up(vocabulary: int, multiple: int = 128) -> int:
-    """The vocabulary rounded up, as llm.c lays out its logits: 50257 becomes 50304."""
-    return -(-vocabulary // multiple) * multiple
-
-
 @checked(parameters=0, tokens_per_second=0, devices=1, peak=MORE, more=0)
 def utilisation(
     parameters: float, tokens_per_second: float, devices: int, peak: float, more: float = 0.0

@@ -4,5 +4,4 @@ checkpoint    a run's folder of checkpoints: written, found, resumed on another 
 writing       each rank writes its own boxes of every tensor, and one of them gives the folder its name
 reading       digests first, then the boxes that a rank needs; nothing that is read can run
 huggingface   the published weights, in and out, as `transformers` reads them
-llmc          the same model as llm.c reads it
 """

@@ -21,6 +21,7 @@ from gpt2lab.lessons.exercises import check
 from gpt2lab.lessons.exercises import gpt2 as exercises
 from gpt2lab.lessons.labs import anatomy as lab
 from gpt2lab.lessons.labs import llmc_kernels
+from gpt2lab.lessons.labs.llmc_files import file_layout, padded_vocabulary
 from gpt2lab.machine import memory
 from gpt2lab.machine.checksum import summ
 from gpt2lab.model import GPT2, PRESETS, Attention
@@ -32,7 +33,6 @@ from gpt2lab.plots.timeline import timeline
 from gpt2lab.plots.zero import memory_over_a_step
 from gpt2lab.ranks import comm, trace
 from gpt2lab.ranks.mesh import Mesh
-from gpt2lab.storage.llmc import file_layout, padded_vocabulary
 from gpt2lab.train import LLMC, Trainer
 
 config = PRESETS["nano"]

@@ -12,8 +12,8 @@ from ...corpus.shards import Shard, tokenise, write_shard
 from ...generate import KVCache, next_logits
 from ...machine import speed
 from ...model import GPT2, PRESETS, GPT2Config
-from ...storage.llmc import read_debug, read_weights, write_debug, write_weights
 from .instruments import built, kept_for_backward
+from .llmc_files import read_debug, read_weights, write_debug, write_weights
 
 # ---- activations
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from ..machine.arguments import checked
-from ..model import GPT2, GPT2Config
+from ...machine.arguments import checked
+from ...model import GPT2, GPT2Config
 
 HEADER = 256
 WEIGHTS = (20240326, 3)  # magic, version
