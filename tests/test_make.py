@@ -39,8 +39,9 @@ def stand_in(path: Path, script: str):
 
 
 def call(checkout, *command, **env):
-    """Run it there, as from a shell: the `make` that runs these tests passes nothing on."""
-    mine = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
+    """Run it there, as from a shell: the `make` that runs these tests passes nothing on, its day neither."""
+    told = "MAKE", "TODAY", "LESSON"
+    mine = {name: value for name, value in os.environ.items() if not name.startswith(told)}
     env = mine | {"PATH": f"{checkout / 'bin'}:{os.environ['PATH']}"} | env
     return subprocess.run(command, cwd=checkout, env=env, capture_output=True, text=True)
 
