@@ -70,10 +70,13 @@ def watched(rank, world_size, text):
         seen.between.append(late + bytes_between(self.held.values()))
         seen.caches.append(len(caches))
 
+    gc.collect()
+    gc.freeze()  # what is here by now is not looked through after every operation
     with pytest.MonkeyPatch.context() as patch, saved_tensors_hooks(pack, lambda box: box.tensor):
         patch.setattr(PipelineStep, "run", run)
         patch.setattr(step, "SliceCache", Cache)
         built.engine.run(example_batch(SMALL, ROWS, LENGTH).micro(plan.micro), None, Alone())
+    gc.unfreeze()
     return seen, built.engine.parts.layers
 
 
