@@ -1,9 +1,21 @@
-"""Plant a bug for the time of a `with` block: the ground of every mutant test."""
+"""Plant a bug for the time of a `with` block: the ground of every mutant test.
+
+A bug is a line of a table, by what is wrong, with the check that must see it:
+
+    BUGS = {"no warm-up": (Recipe.rate, "step < self.warmup", "False", test_the_rate_rises)}
+
+It is (function, right text, wrong text), or (owner, name, make) where `make` gives the wrong thing for the right one.
+The check is a test (with what is no fixture of it: `(test_rates, 3)`), or a plan that is compared with the serial run.
+"""
 
 import ast
 import inspect
+import sys
+import tempfile
 import textwrap
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from pathlib import Path
 from types import CodeType
 
 import pytest
@@ -11,8 +23,30 @@ from warm import reference, unpacked
 
 from gpt2lab import verify
 from gpt2lab.plan import Plan
+from gpt2lab.processes.launch import RankFailed
 
 SIZES = 7, 11  # rows and tokens of the batch: nothing divides
+PASSED = set()  # checks that pass without a bug: each is asked once
+
+
+def bugs(table: dict):
+    """Run a test with each `bug` and `check` of a table."""
+    cases = [pytest.param(bug, check, id=name) for name, (*bug, check) in table.items()]
+    return pytest.mark.parametrize("bug, check", cases)
+
+
+def controls(table: dict):
+    """Run a test with each `check` of a table of live bugs: without a bug all is equal."""
+    return pytest.mark.parametrize("check", sorted({row[-1].split(" raises=")[0] for row in table.values()}))
+
+
+def planting(bug):
+    """The context manager that plants a bug: None (nothing), a line of a table, or a call that makes one."""
+    if callable(bug):
+        return bug()
+    if bug and isinstance(bug[2], str):
+        return rewritten(*bug)
+    return all_planted(bug)
 
 
 @contextmanager
@@ -59,9 +93,8 @@ def rewritten(function, right: str, wrong: str):
 
 
 def compare_with_bug(rank, world_size, serial, bug, plan, config, depth):
-    """What `verify.compare` finds on this rank while a bug is planted, or a context manager that plants is open."""
-    plant = bug if callable(bug) else lambda: all_planted(bug)
-    with plant():
+    """What `verify.compare` finds on this rank while a bug is planted."""
+    with planting(bug):
         return verify.compare(rank, world_size, plan, config, *SIZES, depth, unpacked(serial))
 
 
@@ -83,6 +116,23 @@ def is_noticed(ranks, bug, plan, config, limit: float = 1e-6) -> bool:
     return False
 
 
+def is_caught(pools, bug, check: str, config, limit: float = 1e-6) -> bool:
+    """Whether the check of a live bug sees it: a plan, perhaps with dropout, and what it raises if it must end so.
+
+    `dp=2`, `pp=2,tp=2 raises=Mismatch`, `dp=3 dropout=0.2`.
+    """
+    plan, *words = check.split()
+    said = dict(word.split("=") for word in words)
+    if "dropout" in said:
+        config = replace(config, dropout=float(said["dropout"]))
+    try:
+        return is_noticed(pools[Plan.parse(plan).world], bug, plan, config, limit) and "raises" not in said
+    except RankFailed as error:
+        if error.ename != said.get("raises"):
+            raise
+        return True
+
+
 def noticed(found, limit: float = 1e-6) -> bool:
     """Whether some rank saw an error far above rounding (or not a number)."""
     return any(not claim.error <= limit for claims in found for claim in claims)
@@ -97,8 +147,29 @@ def passes(check) -> bool:
     return True
 
 
-def is_killed(bug, check) -> bool:
-    """Whether a test that passes without a bug fails with it: the arguments of `rewritten`, or a call that plants."""
-    check()
-    with bug() if callable(bug) else rewritten(*bug):
-        return not passes(check)
+def is_killed(bug, check, **fixtures) -> bool:
+    """Whether a check that passes without a bug fails with it."""
+    test, *given = check if isinstance(check, tuple) else (check,)
+    call = lambda: called(test, *given, **fixtures)
+    if check not in PASSED:
+        call()
+        PASSED.add(check)
+    with planting(bug):
+        return not passes(call)
+
+
+def called(test, *given, **fixtures):
+    """Call a test as pytest does: what is not given comes from the fixtures of its file, or from these."""
+    with pytest.MonkeyPatch.context() as patches, tempfile.TemporaryDirectory() as folder:
+        made = {"monkeypatch": patches, "tmp_path": Path(folder)} | fixtures
+
+        def call(function, *first):
+            function = inspect.unwrap(function)
+            home = vars(sys.modules[getattr(function, "func", function).__module__])
+            names = [p.name for p in inspect.signature(function).parameters.values() if p.default is p.empty]
+            for name in names[len(first) :]:
+                if name not in made:
+                    made[name] = call(home[name])
+            return function(*first, **{name: made[name] for name in names[len(first) :]})
+
+        return call(test, *given)

@@ -3,11 +3,6 @@
 `test_survivor_mutants` has the others; wrong answers to exercises, which a checker let pass, stand in the lessons.
 """
 
-import inspect
-import tempfile
-from functools import partial
-from pathlib import Path
-
 import pytest
 import test_algorithms
 import test_checkpoint
@@ -15,8 +10,7 @@ import test_context
 import test_effects
 import test_fast
 import test_residency
-from planting import is_killed, planted, rewritten
-from test_survivor_mutants import WORST, nano, option
+from planting import bugs, is_killed, rewritten
 
 from gpt2lab import verify
 from gpt2lab.commands import generate as generate_command
@@ -35,172 +29,77 @@ SHARED = test_checkpoint.test_what_several_ranks_hold_is_written_once_by_whom_ha
 SITES = test_effects.test_every_dropout_of_the_model_has_a_site_of_its_own
 
 
-def patched(test, *args, folder=False):
-    """A test that wants pytest's monkeypatch, and perhaps a folder before it, with them."""
-
-    def call():
-        with pytest.MonkeyPatch.context() as patches, tempfile.TemporaryDirectory() as name:
-            test(*args, *([Path(name)] if folder else []), patches)
-
-    return call
-
-
-def validation(engine):
-    return partial(test_effects.test_an_evaluation_draws_no_dropout, engine, 3)
-
-
 SURVIVED = {
-    "dropout drawn in validation": (
-        Accumulate.evaluate,
-        "micro_loss(self.model, micro, None)",
-        "micro_loss(self.model, micro, (0, 0))",
-        validation("accumulate"),
-    ),
-    "dropout drawn in a pipeline's validation": (
-        Pipeline.evaluate,
-        "forward_only, micros, None)",
-        "forward_only, micros, (0, 0))",
-        validation("pipeline"),
-    ),
-    "weight seed 0": (
-        start,
-        "DTYPES[options.dtype], options.seed, device)",
-        "DTYPES[options.dtype], 0, device)",
-        nano(test_effects.test_the_seed_is_that_of_weights_and_of_batches),
-    ),
-    "the option of weight decay is dropped": (
-        Options.the_recipe,
-        "weight_decay=self.weight_decay,",
-        "",
-        option("weight_decay"),
-    ),
-    "the option of clipping is dropped": (
-        Options.the_recipe,
-        "clip=self.clip or None,",
-        "",
-        option("clip"),
-    ),
-    "the rate never decays": (
-        Options.the_recipe,
-        "max(self.steps, self.warmup) if self.cosine else None",
-        "None",
-        option("cosine"),
-    ),
-    "--accumulate is ignored": (
-        Options.the_plan,
-        "replace(plan, micro=self.accumulate) if self.accumulate > 1 else plan",
-        "plan",
-        nano(test_effects.test_accumulate_makes_so_many_micro_batches),
-    ),
+    "dropout drawn in validation":
+        (Accumulate.evaluate, "micro_loss(self.model, micro, None)", "micro_loss(self.model, micro, (0, 0))",
+         (test_effects.test_an_evaluation_draws_no_dropout, "accumulate", 3)),
+    "dropout drawn in a pipeline's validation":
+        (Pipeline.evaluate, "forward_only, micros, None)", "forward_only, micros, (0, 0))",
+         (test_effects.test_an_evaluation_draws_no_dropout, "pipeline", 3)),
+    "weight seed 0":
+        (start, "DTYPES[options.dtype], options.seed, device)", "DTYPES[options.dtype], 0, device)",
+         test_effects.test_the_seed_is_that_of_weights_and_of_batches),
+    "the option of weight decay is dropped":
+        (Options.the_recipe, "weight_decay=self.weight_decay,", "",
+         (test_effects.test_an_option_changes_the_run, "weight_decay")),
+    "the option of clipping is dropped":
+        (Options.the_recipe, "clip=self.clip or None,", "",
+         (test_effects.test_an_option_changes_the_run, "clip")),
+    "the rate never decays":
+        (Options.the_recipe, "max(self.steps, self.warmup) if self.cosine else None", "None",
+         (test_effects.test_an_option_changes_the_run, "cosine")),
+    "--accumulate is ignored":
+        (Options.the_plan, "replace(plan, micro=self.accumulate) if self.accumulate > 1 else plan", "plan",
+         test_effects.test_accumulate_makes_so_many_micro_batches),
     "two dropouts of a block draw alike": (Block.__init__, "2 * layer + 2", "2 * layer + 1", SITES),
-    "the embedding's dropout is a block's": (
-        GPT2.__init__,
-        "Dropout(config.dropout, 0)",
-        "Dropout(config.dropout, 1)",
-        SITES,
-    ),
-    "the mean error for the largest": (
-        verify._relative,
-        "(a.detach() - b.detach()).abs().max()",
-        "(a.detach() - b.detach()).abs().mean()",
-        WORST,
-    ),
-    "the command says 0 where a plan differs": (
-        verify_command.run,
-        "return 0 if all(r.ok for r in reports) else 1",
-        "return 0",
-        test_effects.test_the_command_fails_where_a_plan_differs,
-    ),
-    "the first that holds a box writes it": (
-        writing.who_writes,
-        "min(ranks, key=load.__getitem__)",
-        "ranks[0]",
-        SHARED,
-    ),
-    "what only one rank can write does not count first": (
-        writing.who_writes,
-        "sorted(holders, key=lambda h: len(h[0]))",
-        "holders",
-        SHARED,
-    ),
-    "boxes that overlap or lack something are written": (
-        writing.who_writes,
-        "check_complete(name, shape, boxes[name])",
-        "pass",
-        lambda: test_checkpoint.test_boxes_that_do_not_make_up_a_tensor_are_not_written(
-            ((3, 0), (1, 3)), "9 are"
-        ),
-    ),
-    "a save does not wait for the one before": (
-        checkpoint.Saver.save,
-        "self.finish()\n",
-        "pass\n",
-        patched(test_checkpoint.test_a_save_waits_for_the_one_before, folder=True),
-    ),
-    "--top-p is dropped": (
-        generate_command.run,
-        "top_p=args.top_p,",
-        "",
-        lambda: told("--top-p", "0.5", "top_p"),
-    ),
-    "a ring without its closing edge": (
-        links.Network.ring_time,
-        "zip(ranks, [*ranks[1:], ranks[0]], strict=True)",
-        "zip(ranks, ranks[1:])",
-        test_algorithms.test_links_between_pairs,
-    ),
-    "400 times the error accepted": (
-        fast._exact_and_faster,
-        "4 * usual",
-        "400 * usual",
-        patched(test_fast.test_onednn_is_on_up_to_four_times_the_usual_error, 4.1e-5, False),
-    ),
-    "the buffer of a chunked loss keeps its type": (
-        ChunkedLoss.__call__,
-        "self.buffer.dtype != x.dtype or ",
-        "",
-        test_fast.test_the_chunked_loss_of_another_type_or_length_is_right_too,
-    ),
-    "dead memory lives": (
-        memory.Alive.bytes,
-        " if not ref.expired()",
-        "",
-        test_residency.test_watched_memory_counts_until_the_last_holder_lets_go,
-    ),
-    "a split keeps its check of positions": (
-        Split.__call__,
-        "self._checked = None",
-        "pass",
-        test_context.test_a_split_of_another_length_looks_at_the_positions_again,
-    ),
-}
-PLANTED = {
-    "a tolerance of 1e-4": (
-        (verify, "TOLERANCE", lambda _: 1e-4),
-        partial(test_effects.test_the_tolerance_is_what_is_promised, 9e-11, True),
-    ),
-    "all-to-all's bus factor is 1": (
-        (links, "BUS", lambda right: right | {"all_to_all": lambda n: 1.0}),
-        test_algorithms.test_bus_bandwidth_by_the_definitions_of_nccl_tests,
-    ),
-}
+    "the embedding's dropout is a block's":
+        (GPT2.__init__, "Dropout(config.dropout, 0)", "Dropout(config.dropout, 1)", SITES),
+    "the mean error for the largest":
+        (verify._relative, "(a.detach() - b.detach()).abs().max()", "(a.detach() - b.detach()).abs().mean()",
+         test_effects.test_the_worst_rank_and_the_worst_element_count),
+    "the command says 0 where a plan differs":
+        (verify_command.run, "return 0 if all(r.ok for r in reports) else 1", "return 0",
+         test_effects.test_the_command_fails_where_a_plan_differs),
+    "the first that holds a box writes it":
+        (writing.who_writes, "min(ranks, key=load.__getitem__)", "ranks[0]", SHARED),
+    "what only one rank can write does not count first":
+        (writing.who_writes, "sorted(holders, key=lambda h: len(h[0]))", "holders", SHARED),
+    "boxes that overlap or lack something are written":
+        (writing.who_writes, "check_complete(name, shape, boxes[name])", "pass",
+         (test_checkpoint.test_boxes_that_do_not_make_up_a_tensor_are_not_written, ((3, 0), (1, 3)), "9 are")),
+    "a save does not wait for the one before":
+        (checkpoint.Saver.save, "self.finish()\n", "pass\n",
+         test_checkpoint.test_a_save_waits_for_the_one_before),
+    "--top-p is dropped":
+        (generate_command.run, "top_p=args.top_p,", "",
+         (test_effects.test_what_the_generate_command_is_told_reaches_the_sampler, "--top-p", "0.5", "top_p")),
+    "a ring without its closing edge":
+        (links.Network.ring_time, "zip(ranks, [*ranks[1:], ranks[0]], strict=True)", "zip(ranks, ranks[1:])",
+         test_algorithms.test_links_between_pairs),
+    "400 times the error accepted":
+        (fast._exact_and_faster, "4 * usual", "400 * usual",
+         (test_fast.test_onednn_is_on_up_to_four_times_the_usual_error, 4.1e-5, False)),
+    "the buffer of a chunked loss keeps its type":
+        (ChunkedLoss.__call__, "self.buffer.dtype != x.dtype or ", "",
+         test_fast.test_the_chunked_loss_of_another_type_or_length_is_right_too),
+    "dead memory lives":
+        (memory.Alive.bytes, " if not ref.expired()", "",
+         test_residency.test_watched_memory_counts_until_the_last_holder_lets_go),
+    "a split keeps its check of positions":
+        (Split.__call__, "self._checked = None", "pass",
+         test_context.test_a_split_of_another_length_looks_at_the_positions_again),
+    "a tolerance of 1e-4":
+        (verify, "TOLERANCE", lambda _: 1e-4,
+         (test_effects.test_the_tolerance_is_what_is_promised, 9e-11, True)),
+    "all-to-all's bus factor is 1":
+        (links, "BUS", lambda right: right | {"all_to_all": lambda n: 1.0},
+         test_algorithms.test_bus_bandwidth_by_the_definitions_of_nccl_tests),
+}  # fmt: skip
 
 
-def told(*words):
-    test = inspect.unwrap(test_effects.test_what_the_generate_command_is_told_reaches_the_sampler)
-    patched(test, *words, folder=True)()
-
-
-@pytest.mark.parametrize("name", SURVIVED)
-def test_mutant_that_once_survived_is_killed(name):
-    *bug, check = SURVIVED[name]
-    assert is_killed(bug, check), f"nobody noticed: {name}"
-
-
-@pytest.mark.parametrize("name", PLANTED)
-def test_planted_value_that_once_survived_is_killed(name):
-    bug, check = PLANTED[name]
-    assert is_killed(lambda: planted(*bug), check), f"nobody noticed: {name}"
+@bugs(SURVIVED)
+def test_mutant_that_once_survived_is_killed(bug, check):
+    assert is_killed(bug, check), "nobody noticed"
 
 
 def moments_like_the_embedding(rank, world_size, folder):
