@@ -1,26 +1,21 @@
 """Bugs planted in comm.py, one at a time on live ranks: the checks that ordinary tests use notice each of them."""
 
-import contextlib
 from collections import deque
 
 import pytest
 import torch
 from comm_checks import CHECKS
+from planting import bugs, controls, planting
 
 from gpt2lab import RankFailed
-from gpt2lab.ranks import call, comm, traffic
+from gpt2lab.ranks import call, comm
 from gpt2lab.ranks.call import adjoint
 from gpt2lab.ranks.mesh import Mesh
 
 
-@pytest.fixture
-def pool(pools):
-    return pools[3]
-
-
 def pair(name, backward, forward=None):
-    """A call of comm with another backward, and perhaps another forward."""
-    return comm, name, adjoint(backward)(forward or RIGHT[name].__wrapped__), name
+    """A call of comm with another backward, and perhaps another forward, and the checks that notice it."""
+    return comm, name, lambda right: adjoint(backward)(forward or right.__wrapped__), name
 
 
 RIGHT = dict(vars(comm))
@@ -85,92 +80,58 @@ class Forgetful(deque):
         """No-op."""
 
 
-MUTANTS = {  # what is planted: (where, name, bug, which check notices it)
+def ours(grad, shape, axis, dim=0, sizes=None):
+    return comm.reduce_scatter(grad, axis, dim, sizes)
+
+
+BUGS = {
     "copy_to: gradients not reduced": pair("copy_to", as_it_is),
-    "copy_to: gradient reduced in place": pair(
-        "copy_to", lambda grad, shape, axis: comm.all_reduce(grad, axis, own=True)
-    ),
-    "reduce_from: mean instead of sum": pair(
-        "reduce_from", as_it_is, lambda x, axis: comm.all_reduce(x.detach(), axis) / axis.size
-    ),
+    "copy_to: gradient reduced in place":
+        pair("copy_to", lambda grad, shape, axis: comm.all_reduce(grad, axis, own=True)),
+    "reduce_from: mean instead of sum":
+        pair("reduce_from", as_it_is, lambda x, axis: comm.all_reduce(x.detach(), axis) / axis.size),
     "reduce_from: reduced again in backward": pair("reduce_from", all_reduced),
-    "reduce_from: sum written into the input": pair(
-        "reduce_from", as_it_is, lambda x, axis: comm.all_reduce(x.detach(), axis, own=True).clone()
-    ),
-    "all_gather: shards joined in the wrong order": pair(
-        "all_gather",
-        lambda grad, shape, axis, dim=0, sizes=None: comm.reduce_scatter(grad, axis, dim, sizes),
-        rolled,
-    ),
-    "all_gather: own slice of the gradient only": pair(
-        "all_gather", lambda grad, shape, axis, dim=0, sizes=None: comm.scatter_to(grad, axis, dim, sizes)
-    ),
-    "gather_replicated: gradient counted n times": pair(
-        "gather_replicated",
-        lambda grad, shape, axis, dim=0, sizes=None: comm.reduce_scatter(grad, axis, dim, sizes),
-    ),
+    "reduce_from: sum written into the input":
+        pair("reduce_from", as_it_is, lambda x, axis: comm.all_reduce(x.detach(), axis, own=True).clone()),
+    "all_gather: shards joined in the wrong order": pair("all_gather", ours, rolled),
+    "all_gather: own slice of the gradient only":
+        pair("all_gather", lambda grad, shape, axis, dim=0, sizes=None: comm.scatter_to(grad, axis, dim, sizes)),
+    "gather_replicated: gradient counted n times": pair("gather_replicated", ours),
     "scatter_to: the neighbour's chunk": pair("scatter_to", gathered, previous_chunk),
-    "scatter_to: gradients joined as if chunks were equal": pair(
-        "scatter_to", lambda grad, shape, axis, dim=0, sizes=None: comm.all_gather(grad, axis, dim)
-    ),
-    "broadcast: gradient of the root alone": pair(
-        "broadcast", lambda grad, shape, axis, root=0: grad * (axis.rank == root)
-    ),
-    "reduce: every rank gets the sum": pair(
-        "reduce",
-        lambda grad, shape, axis, root=0: comm.broadcast(grad, axis, root),
-        lambda x, axis, root=0: comm.all_reduce(x.detach(), axis),
-    ),
-    "all_to_all: parts in the wrong order": pair(
-        "all_to_all", lambda grads, shapes, axis, *_: comm.all_to_all(grads, axis, shapes), reversed_parts
-    ),
+    "scatter_to: gradients joined as if chunks were equal":
+        pair("scatter_to", lambda grad, shape, axis, dim=0, sizes=None: comm.all_gather(grad, axis, dim)),
+    "broadcast: gradient of the root alone":
+        pair("broadcast", lambda grad, shape, axis, root=0: grad * (axis.rank == root)),
+    "reduce: every rank gets the sum":
+        pair("reduce", lambda grad, shape, axis, root=0: comm.broadcast(grad, axis, root),
+             lambda x, axis, root=0: comm.all_reduce(x.detach(), axis)),
+    "all_to_all: parts in the wrong order":
+        pair("all_to_all", lambda grads, shapes, axis, *_: comm.all_to_all(grads, axis, shapes), reversed_parts),
     "ring_shift: result used before it came": pair("ring_shift", shift_back, shift_without_wait),
     "ring_shift: from the wrong neighbour": pair("ring_shift", shift_back, shift_from_the_wrong_neighbour),
-    "send: gradient lost": (
-        comm,
-        "send",
-        adjoint(gradient_lost, alone=False)(comm.send.__wrapped__),
-        "send and recv",
-    ),
-    "counter: the wrong chunk left out": (
-        call,
-        "RING",
-        traffic.RING | {"all_gather": own_chunk_left_out},
-        "all_gather",
-    ),
-    "counter: calls are not logged": (call, "log", Forgetful(), "reduce_from"),
-}
+    "send: gradient lost":
+        (comm, "send", lambda right: adjoint(gradient_lost, alone=False)(right.__wrapped__), "send and recv"),
+    "counter: the wrong chunk left out":
+        (call, "RING", lambda right: right | {"all_gather": own_chunk_left_out}, "all_gather"),
+    "counter: calls are not logged": (call, "log", lambda right: Forgetful(), "reduce_from"),
+}  # fmt: skip
 
 
-@contextlib.contextmanager
-def planted(where, name, bug):
-    """The bug instead of the right thing, inside a rank."""
-    right = vars(where)[name]
-    setattr(where, name, bug)
-    try:
-        yield
-    finally:
-        setattr(where, name, right)
-
-
-def run(rank, world_size, mutant, case):
-    """Plant a bug and run all checks of a case; the bug is looked up by name, so that it is planted in the rank."""
+def run(rank, world_size, bug, case):
+    """All checks of a case on this rank, with a bug planted or without."""
     axis = Mesh(dp=world_size)["dp"]
-    import test_comm_mutants
-
-    where, name, bug, _ = test_comm_mutants.MUTANTS[mutant] if mutant else (comm, "copy_to", comm.copy_to, "")
-    with planted(where, name, bug):
+    with planting(bug):
         for check in CHECKS:
             check(case, axis)
 
 
-@pytest.mark.parametrize("mutant", MUTANTS)
-def test_the_checks_notice(pool, mutant):
+@bugs(BUGS)
+def test_the_checks_notice(pools, bug, check):
     with pytest.raises(RankFailed) as info:
-        pool.run(run, mutant, MUTANTS[mutant][3])
+        pools[3].run(run, bug, check)
     assert info.value.ename in ("AssertionError", "Mismatch"), str(info.value)
 
 
-@pytest.mark.parametrize("case", sorted({case for *_, case in MUTANTS.values()}))
-def test_without_a_bug_the_same_checks_pass(pool, case):
-    pool.run(run, "", case)
+@controls(BUGS)
+def test_without_a_bug_the_same_checks_pass(pools, check):
+    pools[3].run(run, None, check)
