@@ -1,9 +1,8 @@
 """What the tests of sequence splitting run inside ranks: a small GPT-2, split, against the serial one."""
 
-from contextlib import contextmanager
-
 import torch
 from pairs import all_pairs
+from planting import planting
 
 from gpt2lab.model import GPT2, GPT2Config
 from gpt2lab.parallel.context import attention
@@ -111,20 +110,5 @@ def sent() -> tuple[int, int]:
 def run_all(rank, world_size, wanted, sizes=None, mutant=None) -> list[dict]:
     """split_run of every case, with a bug planted if one is given."""
     mesh = Mesh(**(sizes or {"cp": world_size}))
-    with planted(mutant):
+    with planting(mutant):
         return [split_run(mesh, *case) for case in wanted]
-
-
-@contextmanager
-def planted(mutant):
-    """Replace `module.name` by `make(original)` while the body runs; mutant is (module, name, make) or None."""
-    if mutant is None:
-        yield
-        return
-    module, name, make = mutant
-    original = getattr(module, name)
-    setattr(module, name, make(original))
-    try:
-        yield
-    finally:
-        setattr(module, name, original)

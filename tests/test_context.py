@@ -7,6 +7,7 @@ from fractions import Fraction
 import context_cases as on_ranks
 import pytest
 import torch
+from planting import planting
 
 from gpt2lab import RankFailed
 from gpt2lab.model import GPT2, PRESETS, causal_attention
@@ -416,7 +417,7 @@ def live_activations(rank, world_size, name):
 
         return watched
 
-    with on_ranks.planted((borrow, "block_attention", attend)):
+    with planting((borrow, "block_attention", attend)):
         seen["logits"] = model(on_ranks.data(11)[0][:, mine], mine).numel()
     return seen
 
@@ -459,7 +460,7 @@ def order_of_a_ring(rank, world_size, bug):
             (ring, "block_backward", "compute"),
             (comm.Handle, "wait", "wait"),
         ):
-            planted.enter_context(on_ranks.planted((owner, name, note(word))))
+            planted.enter_context(planting((owner, name, note(word))))
         loss = model.loss(model(tokens, mine), targets)
         ring.Trip.start_next, ring.Trip.finish_step = start, finish
         forward = order.copy()
