@@ -4,21 +4,21 @@ Each check is a call at one edge, on three ranks, with its right answer as a ser
 one function. A group is made for each run, so that a bug leaves nothing behind.
 """
 
-import importlib
 import os
 import threading
 import time
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from datetime import timedelta
 from itertools import count
 
 import pytest
 import torch
 import torch.distributed as dist
-from planting import planted, rewritten
+from planting import bugs, planted, planting, rewritten
 from transport_cases import same_bits
 
 from gpt2lab import Ranks, transport
+from gpt2lab.transport import engine, group, kinds, memory, moves, semaphores, stream
 
 pytestmark = pytest.mark.skipif(
     not transport.AVAILABLE, reason="this system has no semaphores in shared memory"
@@ -39,8 +39,6 @@ def counted(rank: int, size: int, dtype=torch.float64) -> torch.Tensor:
 
 def lengths_at_the_limits(group, rank, keys):
     """Sums and gathers of a byte less, as much and a byte more than each limit."""
-    from gpt2lab.transport import memory, moves
-
     limits = (moves.SMALL, moves.CHUNK, memory.MESSAGE_SLOT, memory.SLOT)
     for size in (0, *(limit + more for limit in limits for more in (-1, 0, 1)), 2 * memory.SLOT + 1):
         x = counted(rank, size, torch.uint8)
@@ -74,8 +72,6 @@ def uneven_parts(group, rank, keys):
 
 def rings_go_round(group, rank, keys):
     """Four slots and a few bytes from each rank, other ones in each, and messages of two and a few, twice around."""
-    from gpt2lab.transport import memory
-
     for root in range(RANKS):
         x = drawn(rank, 4 * memory.SLOT + 5, torch.uint8)
         dist.broadcast(x, root, group=group)
@@ -94,8 +90,6 @@ def rings_go_round(group, rank, keys):
 
 def a_late_reader(group, rank, keys):
     """Rank 2 comes to a broadcast of five slots when rank 0 has left it, which it cannot without rank 2."""
-    from gpt2lab.transport import memory
-
     x = drawn(rank, 5 * memory.SLOT, torch.uint8)
     if rank == 2:
         keys.seen("left 0", right=0.2, bug=20)
@@ -107,8 +101,6 @@ def a_late_reader(group, rank, keys):
 
 def a_sleeping_writer(group, rank, keys):
     """Nobody reads a broadcast of five slots before its writer can write no more."""
-    from gpt2lab.transport import memory
-
     x = drawn(rank, 5 * memory.SLOT, torch.uint8)
     with keys.told_of_sleep(rank):
         if rank:
@@ -179,11 +171,9 @@ def another_type_is_refused(group, rank, keys):
 
 def refused(call) -> bool:
     """Whether a call ends with a mismatch."""
-    from gpt2lab.transport.engine import Mismatch
-
     try:
         call()
-    except Mismatch:
+    except engine.Mismatch:
         return True
     return False
 
@@ -273,109 +263,76 @@ class Keys:
     @contextmanager
     def told_of_sleep(self, rank: int):
         """Write when this rank falls asleep, from which nothing but a bell wakes it."""
-        from gpt2lab.transport import engine, semaphores
-
         tell = lambda right: lambda *how: self.write(f"asleep {rank}") or right(*how)
         with planted(engine, "CHECK_EVERY", lambda _: 1000.0), planted(semaphores, "wait", tell):
             yield
 
 
-CHECKS = {
-    check.__name__: check
-    for check in (
-        lengths_at_the_limits, uneven_parts, rings_go_round, a_late_reader, a_sleeping_writer, odd_types, strides,
-        the_same_bits_everywhere, another_length_is_refused, another_type_is_refused, nobody_leaves_a_barrier_early,
-        two_receivers, two_senders, a_thread_beside_a_sleeper,
-    )
+CHECKS = (
+    lengths_at_the_limits, uneven_parts, rings_go_round, a_late_reader, a_sleeping_writer, odd_types, strides,
+    the_same_bits_everywhere, another_length_is_refused, another_type_is_refused, nobody_leaves_a_barrier_early,
+    two_receivers, two_senders, a_thread_beside_a_sleeper,
+)  # fmt: skip
+
+BUGS = {
+    "a chunk is a number longer than its slot":
+        (moves._chunks, "x.split(size // x.element_size())", "x.split(size + 1)", lengths_at_the_limits),
+    "a part of a sum is read at its sender's place":
+        (moves._reduce_then_share, "like(mine, starts[ends.rank])", "like(mine, starts[peer])",
+         lengths_at_the_limits),
+    "places in a later round count from the whole tensor":
+        (moves._reduce_then_share, " - x.storage_offset()", "", lengths_at_the_limits),
+    "views of a slot are remembered without their place":
+        (stream.Slot.like, "key = (x.numel(), x.dtype, at)", "key = (x.numel(), x.dtype)",
+         lengths_at_the_limits),
+    "views of a slot are remembered without their type":
+        (stream.Slot.like, "key = (x.numel(), x.dtype, at)", "key = (x.numel(), at)", odd_types),
+    "a scattered sum has as many rounds as its shortest part":
+        (moves.reduce_scatter, "max(part.numel()", "min(part.numel()", uneven_parts),
+    "a gather has as many rounds as its shortest shard":
+        (moves.all_gather, "max(out.numel()", "min(out.numel()", uneven_parts),
+    "an all-to-all ends when this rank has sent its part":
+        (moves.all_to_all, "max(len(going), len(coming))", "len(going)", uneven_parts),
+    "a delivery's note is written behind the ring":
+        (stream.Outgoing.deliver, "% SLOTS * NOTE", "* NOTE", rings_go_round),
+    "a delivery's note is read behind the ring":
+        (stream.Incoming.next, "% SLOTS * NOTE", "* NOTE", rings_go_round),
+    "the first note is read again": (stream.Incoming.next, "self._read += 1", "pass", rings_go_round),
+    "every delivery lies in the first slot":
+        (stream.Outgoing.deliver, "(self._next + 1) % SLOTS", "0", a_sleeping_writer),
+    "a writer believes in one slot more":
+        (stream.Outgoing.claim, "len(self._in_use) == SLOTS", "len(self._in_use) > SLOTS", a_sleeping_writer),
+    "a writer waits for the first of its readers alone":
+        (stream.Outgoing._reclaim, "in self._in_use[0]:", "in self._in_use[0][:1]:", a_late_reader),
+    "a delivery that is too long is believed":
+        (stream.Incoming.next, "there != size", "there < size", another_length_is_refused),
+    "a delivery of another kind is believed":
+        (stream.Incoming.next, " or what != kind", "", another_type_is_refused),
+    "the kind of a call says nothing of its type":
+        (kinds.number, "DTYPES.index(dtype)", "0", another_type_is_refused),
+    "a strided tensor counts as flat": (group._flat, ".contiguous()", "", strides),
+    "each rank adds from itself on":
+        (moves.exchange_slots, "return everyone", "return everyone[ends.rank :] + everyone[: ends.rank]",
+         the_same_bits_everywhere),
+    "a barrier does not wait for the last rank":
+        (moves.barrier, "for peer in ends.peers:", "for peer in ends.peers[:-1]:",
+         nobody_leaves_a_barrier_early),
+    "sends to several ranks stand in one line":
+        (group.SharedMemoryGroup.send, 'lane=("send", to)', 'lane=("send",)', two_receivers),
+    "receives from several ranks stand in one line":
+        (group.SharedMemoryGroup.recv, 'lane=("recv", source)', 'lane=("recv",)', two_senders),
+    "a new request does not wake who sleeps for another":
+        (engine.ProgressEngine._enter, "semaphores.post(self._wakeup)", "pass", a_thread_beside_a_sleeper),
 }  # fmt: skip
-
-BUGS = {  # what is wrong: the check, the function, and its text
-    "a chunk is a number longer than its slot": (
-        lengths_at_the_limits, "moves._chunks", "x.split(size // x.element_size())", "x.split(size + 1)",
-    ),
-    "a part of a sum is read at its sender's place": (
-        lengths_at_the_limits, "moves._reduce_then_share", "like(mine, starts[ends.rank])", "like(mine, starts[peer])",
-    ),
-    "places in a later round count from the whole tensor": (
-        lengths_at_the_limits, "moves._reduce_then_share", " - x.storage_offset()", "",
-    ),
-    "views of a slot are remembered without their place": (
-        lengths_at_the_limits, "stream.Slot.like", "key = (x.numel(), x.dtype, at)", "key = (x.numel(), x.dtype)",
-    ),
-    "views of a slot are remembered without their type": (
-        odd_types, "stream.Slot.like", "key = (x.numel(), x.dtype, at)", "key = (x.numel(), at)",
-    ),
-    "a scattered sum has as many rounds as its shortest part": (
-        uneven_parts, "moves.reduce_scatter", "max(part.numel()", "min(part.numel()",
-    ),
-    "a gather has as many rounds as its shortest shard": (
-        uneven_parts, "moves.all_gather", "max(out.numel()", "min(out.numel()",
-    ),
-    "an all-to-all ends when this rank has sent its part": (
-        uneven_parts, "moves.all_to_all", "max(len(going), len(coming))", "len(going)",
-    ),
-    "a delivery's note is written behind the ring": (
-        rings_go_round, "stream.Outgoing.deliver", "% SLOTS * NOTE", "* NOTE",
-    ),
-    "a delivery's note is read behind the ring": (rings_go_round, "stream.Incoming.next", "% SLOTS * NOTE", "* NOTE"),
-    "the first note is read again": (rings_go_round, "stream.Incoming.next", "self._read += 1", "pass"),
-    "every delivery lies in the first slot": (
-        a_sleeping_writer, "stream.Outgoing.deliver", "(self._next + 1) % SLOTS", "0",
-    ),
-    "a writer believes in one slot more": (
-        a_sleeping_writer, "stream.Outgoing.claim", "len(self._in_use) == SLOTS", "len(self._in_use) > SLOTS",
-    ),
-    "a writer waits for the first of its readers alone": (
-        a_late_reader, "stream.Outgoing._reclaim", "in self._in_use[0]:", "in self._in_use[0][:1]:",
-    ),
-    "a delivery that is too long is believed": (
-        another_length_is_refused, "stream.Incoming.next", "there != size", "there < size",
-    ),
-    "a delivery of another kind is believed": (
-        another_type_is_refused, "stream.Incoming.next", " or what != kind", "",
-    ),
-    "the kind of a call says nothing of its type": (
-        another_type_is_refused, "kinds.number", "DTYPES.index(dtype)", "0",
-    ),
-    "a strided tensor counts as flat": (strides, "group._flat", ".contiguous()", ""),
-    "each rank adds from itself on": (
-        the_same_bits_everywhere, "moves.exchange_slots", "return everyone",
-        "return everyone[ends.rank :] + everyone[: ends.rank]",
-    ),
-    "a barrier does not wait for the last rank": (
-        nobody_leaves_a_barrier_early, "moves.barrier", "for peer in ends.peers:", "for peer in ends.peers[:-1]:",
-    ),
-    "sends to several ranks stand in one line": (
-        two_receivers, "group.SharedMemoryGroup.send", 'lane=("send", to)', 'lane=("send",)',
-    ),
-    "receives from several ranks stand in one line": (
-        two_senders, "group.SharedMemoryGroup.recv", 'lane=("recv", source)', 'lane=("recv",)',
-    ),
-    "a new request does not wake who sleeps for another": (
-        a_thread_beside_a_sleeper, "engine.ProgressEngine._enter", "semaphores.post(self._wakeup)", "pass",
-    ),
-}  # fmt: skip
-
-
-def function(path: str):
-    """A function of the transport by its name, such as stream.Slot.like."""
-    module, *names = path.split(".")
-    found = importlib.import_module(f"gpt2lab.transport.{module}")
-    for name in names:
-        found = getattr(found, name)
-    return found
 
 
 def examine(rank, world_size, number, check, bug=None) -> list[str]:
     """What a check finds wrong on this rank, with other text in one function or without."""
-    from gpt2lab.transport import kinds
-
-    path, right, wrong = bug or ("", "", "")
-    with rewritten(function(path), right, wrong) if bug else nullcontext():
+    with planting(bug):
         kinds.number.cache_clear()
         group = dist.new_group(timeout=timedelta(seconds=2 if bug else 60))
         try:
-            calls = CHECKS[check](group, rank, Keys(number, bug is not None))
+            calls = check(group, rank, Keys(number, bug is not None))
             return [name for name, found, wanted in calls if not same_bits(found, wanted)]
         except Exception as error:
             return [f"{type(error).__name__}: {error}"]
@@ -393,21 +350,18 @@ def ranks():
 numbers = count()
 
 
-@pytest.mark.parametrize("check", CHECKS)
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
 def test_without_a_bug_every_edge_is_right(check, ranks):
     assert ranks.run(examine, next(numbers), check) == [[]] * RANKS
 
 
-@pytest.mark.parametrize("bug", BUGS)
-def test_mutant_at_an_edge_is_killed(bug, ranks):
-    check, *text = BUGS[bug]
-    assert any(ranks.run(examine, next(numbers), check.__name__, text))
+@bugs(BUGS)
+def test_mutant_at_an_edge_is_killed(bug, check, ranks):
+    assert any(ranks.run(examine, next(numbers), check, bug))
 
 
 def overlaps(ranks: int) -> bool:
     """Whether two things in the shared memory lie on each other, or beyond its end."""
-    from gpt2lab.transport import memory, semaphores
-
     descriptor = os.memfd_create("edges")
     shared = memory.Memory(descriptor, ranks)
     os.close(descriptor)
@@ -429,20 +383,14 @@ def overlaps(ranks: int) -> bool:
 
 
 LAYOUT = {
-    "messages share the semaphores of collectives": ("memory.Memory.pair", "2 * messages", "0"),
-    "notes of messages begin in those of collectives": (
-        "memory.Memory.pair",
-        "(SLOTS * NOTE + WORD)",
-        "SLOTS * NOTE",
-    ),
-    "the first rank's page is the token's": ("memory.Memory._page", "(1 + rank)", "rank"),
-    "messages lie in the last stream": ("memory.Memory.__init__", "+ ranks * SLOTS", "+ (ranks - 1) * SLOTS"),
-    "both directions of a pair are one": (
-        "memory.Memory._pair",
-        "writer * self.ranks + reader",
-        "writer + reader",
-    ),
-}
+    "messages share the semaphores of collectives": (memory.Memory.pair, "2 * messages", "0"),
+    "notes of messages begin in those of collectives":
+        (memory.Memory.pair, "(SLOTS * NOTE + WORD)", "SLOTS * NOTE"),
+    "the first rank's page is the token's": (memory.Memory._page, "(1 + rank)", "rank"),
+    "messages lie in the last stream": (memory.Memory.__init__, "+ ranks * SLOTS", "+ (ranks - 1) * SLOTS"),
+    "both directions of a pair are one":
+        (memory.Memory._pair, "writer * self.ranks + reader", "writer + reader"),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("count_of_ranks", range(1, 6))
@@ -452,14 +400,11 @@ def test_no_two_things_in_the_memory_overlap(count_of_ranks):
 
 @pytest.mark.parametrize("bug", LAYOUT)
 def test_mutant_of_the_layout_is_killed(bug):
-    path, *text = LAYOUT[bug]
-    with rewritten(function(path), *text):
+    with rewritten(*LAYOUT[bug]):
         assert overlaps(3)
 
 
 def test_a_kind_is_told_with_its_type_and_its_root_and_the_mutant_is_killed():
-    from gpt2lab.transport import kinds
-
     told = lambda: kinds.kind_name(kinds.number("broadcast", torch.int16, root=2))
     assert told() == "broadcast int16 of root 2"
     with rewritten(kinds.kind_name, "root - 1", "root"):
