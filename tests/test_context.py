@@ -494,22 +494,6 @@ def test_the_ring_passes_a_block_on_before_it_computes_and_waits_after(pools, bu
 # What is refused
 
 
-def test_plans_that_cannot_be_are_refused_before_any_rank_starts():
-    config = on_ranks.config()
-    for plan, words in (
-        ("cp=2,layout=diagonal", "no layout called 'diagonal'. Use one of contiguous"),
-        ("cp=2,exchange=post", "no exchange called 'post'. Use one of qkv"),
-        ("cp=5,exchange=heads", r"12 attention heads .* cp=5 .*12 % 5 = 2.*Use cp=1, 2, 3, 4, 6, 12"),
-        ("cp=2,exchange=halo-kv", "windowed attention, and this model attends to all 11 tokens"),
-    ):
-        with pytest.raises(ValueError, match=words):
-            Plan.parse(plan).check(config, 4, 11)
-    with pytest.raises(ValueError, match="zigzag layout rank 0 owns tokens 0 to 10 with gaps"):
-        Plan.parse("cp=2,exchange=halo-x,layout=zigzag").check(on_ranks.config(3), 4, 11)
-    with pytest.raises(ValueError, match="sp=true has cut .* Use exchange=halo-kv"):
-        Plan.parse("cp=2,tp=2,sp=true,exchange=halo-x").check(on_ranks.config(3), 4, 12)
-
-
 def test_a_split_without_the_axes_of_its_roots_is_refused():
     """It would sum nothing, and give wrong gradients without a word."""
     with pytest.raises(

@@ -30,7 +30,6 @@ from gpt2lab.ranks import comm, trace
 from gpt2lab.ranks.mesh import Mesh
 from gpt2lab.reference import example_batch
 from gpt2lab.train import Recipe, Trainer
-from gpt2lab.verify import verify
 
 # ---- the same bits
 
@@ -228,23 +227,6 @@ def test_a_norm_in_32_bits_keeps_six_digits():
 
 def test_a_rank_alone_sends_nothing(pools):
     assert run(pools, traffic, "dp=1") == [{}]
-
-
-# ---- refusals, before any process starts
-
-
-@pytest.mark.parametrize(
-    ("plan", "message"),
-    [
-        ("dp=2,data=ring", "data=ring is unknown. Use data=naive, bucket, server, servers"),
-        ("dp=2,bucket=0", "bucket=0 KiB"),
-        ("dp=2,tp=2,data=server", "tp=2, pp=1 cut the model. Use data=bucket"),
-        ("dp=8", r"7 rows cannot be dealt to dp=8"),
-    ],
-)
-def test_what_cannot_be_is_refused(plan, message):
-    with pytest.raises(ValueError, match=message):
-        verify(plan, TINY)
 
 
 # ---- PyTorch's own as a second oracle

@@ -270,46 +270,6 @@ def test_every_plan_writes_the_serial_text(four, plan):
     assert four.run(texts, plan, EXPERTS) == [serial] * 4
 
 
-@pytest.mark.parametrize(
-    "plan, experts, words",
-    [
-        ("dp=2,ep=2", None, "ep=2 has no experts to share out: this model is dense. Use ep=1"),
-        ("dp=3,ep=2", FREE, "ep=2 does not divide the replicas dp=3 (3 % 2 = 1). Use ep=1, 3."),
-        (
-            "dp=3,ep=3",
-            FREE,
-            "8 experts cannot be shared out over ep=3 ranks (8 % 3 = 2). Use ep=1, or 9 experts.",
-        ),
-        (
-            "dp=4,ep=4,node=3",
-            FREE,
-            "node=3 does not divide the ranks ep=4 among machines (4 % 3 = 1). Use node=1, 2, 4.",
-        ),
-        (
-            "dp=4,node=2",
-            FREE,
-            "node=2 does not divide the ranks ep=1 among machines (1 % 2 = 1). Use node=1.",
-        ),
-        ("dp=4,ep=4,node=0", FREE, "node=0 is no number of parts"),
-        (
-            "dp=4,ep=2,zero=1,shard=2",
-            FREE,
-            "shard=2 groups replicas of the whole model, and ep=2 spreads the experts",
-        ),
-        ("dp=2,ep=2,data=server", FREE, "data=server keeps every tensor on all replicas, but ep=2 does not"),
-        ("dp=2,ep=2,zero=3,data=owner", FREE, "data=owner keeps every tensor"),
-        ("dp=2,micro=2", replace(FREE, group="batch"), "needs the whole batch at once, but micro=2 cuts it"),
-        ("cp=2", replace(FREE, router="expert_choice"), "Expert choice compares all tokens of a group"),
-        ("cp=2,layout=zigzag", EXPERTS.experts, "which layout=zigzag, cp=2 does not keep"),
-        ("dp=2,ep=0", FREE, "ep=0 is no number of parts"),
-    ],
-)
-def test_what_cannot_be_spread_is_refused_before_any_process_starts(plan, experts, words):
-    with pytest.raises(ValueError) as error:
-        Plan.parse(plan).check(replace(CONFIG, experts=experts), 7, 11)
-    assert words in str(error.value)
-
-
 def test_the_mixtures_of_a_model_are_every_other_layer():
     from gpt2lab.model import GPT2
 

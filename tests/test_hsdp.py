@@ -74,21 +74,6 @@ def test_saved_in_groups_resumed_on_any_plan(pools, tmp_path):
         assert run(pools, resume, plan)[0] == pytest.approx(saved[0], rel=1e-12)
 
 
-@pytest.mark.parametrize(
-    "plan, words",
-    [
-        ("dp=4,zero=3,shard=3", "dp=4 x cp=1 = 4 ranks make no groups of shard=3.* Use shard=2, 4."),
-        ("dp=4,zero=3,shard=1", "make no groups of shard=1 that share. Use shard=2, 4."),
-        ("dp=4,zero=3,shard=-2", "make no groups of shard=-2"),
-        ("tp=2,zero=3,shard=2", "dp=1 x cp=1 = 1 ranks make no groups.* Leave shard out."),
-        ("dp=4,shard=2", "shard=2 says how ZeRO shards. Use zero=1, 2 or 3 with it."),
-    ],
-)
-def test_groups_that_cannot_be_are_refused(plan, words):
-    with pytest.raises(ValueError, match=words):
-        Plan.parse(plan).check(CONFIG, 7, 11)
-
-
 def not_summed_across(right):
     def hand_out(self):
         across, self.across = self.across, None

@@ -10,10 +10,8 @@ from gpt2lab.ranks import comm
 from gpt2lab.ranks.axis import Axis
 from gpt2lab.ranks.mesh import Mesh
 from gpt2lab.reference import CONFIG, MUON, example_batch
-from gpt2lab.run import Options
 from gpt2lab.storage import checkpoint
 from gpt2lab.train import Recipe, Trainer
-from gpt2lab.verify import verify
 
 TINY, ALONE = MODELS["tiny"], Axis()
 
@@ -89,23 +87,6 @@ def test_under_tensor_parallelism_twenty_products_a_layer_are_sent(pools):
     assert (
         size == 8 * (5 * 4 * layers * c**2 + 4 * layers) and messages == 2 * 6
     )  # an all-reduce on 2 ranks is 2
-
-
-REFUSED = {
-    "dp=2,zero=1": "zero=1 cuts weights flat.*off by 0.53. Use zero=3,data=owner",
-    "dp=2,tp=2,zero=3": "zero=3 cuts weights flat",
-    "dp=2,zero=3,refill=on": "zero=3 cuts weights flat",
-    "pp=2,schedule=pipedream": "optimizer=muon does not go with schedule=pipedream",
-}
-
-
-@pytest.mark.parametrize("plan", REFUSED)
-def test_what_would_be_another_update_is_refused_before_ranks_start(plan):
-    with pytest.raises(ValueError, match=REFUSED[plan]):
-        verify(plan, depth="muon")
-    with pytest.raises(ValueError, match=REFUSED[plan]):
-        Options(plan=plan, optimizer="muon").check()
-    Options(plan=plan).check()
 
 
 def test_flat_pieces_are_refused_by_name():

@@ -18,7 +18,6 @@ from gpt2lab.parallel.pipeline import stages
 from gpt2lab.parallel.pipeline.engine import Pipeline
 from gpt2lab.parallel.pipeline.generate import generate_streams
 from gpt2lab.parallel.pipeline.split_backward import Work, noting
-from gpt2lab.plan import Plan
 from gpt2lab.ranks import comm, trace
 from gpt2lab.ranks.mesh import Mesh
 from gpt2lab.reference import CONFIG, example_batch
@@ -189,21 +188,6 @@ def test_evaluation_gives_the_serial_loss(pools):
 def evaluated(rank, world_size, name):
     engine = Pipeline(GPT2(CONFIG), Mesh(pp=world_size), make(name, world_size, 3))
     return float(engine.evaluate(example_batch(CONFIG, 7, 11).micro(3)))
-
-
-@pytest.mark.parametrize(
-    "plan, message",
-    [
-        ("pp=2,schedule=zerobubble", "no pipeline schedule 'zerobubble'"),
-        ("pp=8", "5 layers, the embedding and the head leave nothing for rank"),
-        ("pp=2,micro=3,schedule=terapipe,chunks=12", "Sequences of 11 tokens make no 12 slices"),
-        ("pp=2,micro=3,schedule=terapipe,cp=2", "terapipe already splits the tokens"),
-        ("pp=4,tp=2,sp=true,micro=3,schedule=zb_v", "sp=true needs a layer on every stage"),
-    ],
-)
-def test_a_pipeline_that_cannot_be_is_refused_before_any_rank_starts(plan, message):
-    with pytest.raises(ValueError, match=message):
-        Plan.parse(plan).check(CONFIG, 7, 11)
 
 
 ORDERS = {  # where PyTorch's tables differ from ours, with 8 micro-batches

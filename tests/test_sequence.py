@@ -9,7 +9,6 @@ from tensor_cases import CONFIG, cut_model, kept_of_a_layer, step_traffic, token
 from gpt2lab.generate import generate
 from gpt2lab.model import GPT2
 from gpt2lab.parallel import spec, tensor
-from gpt2lab.plan import Plan
 from gpt2lab.planner import tensor_costs
 from gpt2lab.ranks import comm
 from gpt2lab.ranks.mesh import Mesh
@@ -76,11 +75,6 @@ def test_generation_one_token_at_a_time_gives_the_serial_text(pools):
     prompts = [[1, 2, 3], [4], [5, 6, 7, 8, 9]]
     expected = generate(GPT2(CONFIG).double(), prompts, 8)
     assert pools[4].run(generated, prompts) == [expected] * 4
-
-
-def test_sp_without_tensor_ranks_is_refused():
-    with pytest.raises(ValueError, match="sp=true cuts activations over the tensor-parallel ranks, but tp=1"):
-        Plan.parse("sp=on").check(CONFIG, 4, 8)
 
 
 def test_bytes_of_an_empty_shard_are_counted(pools):

@@ -10,33 +10,9 @@ from tensor_cases import CONFIG, kept_of_a_layer, step_traffic, tokens_and_targe
 from gpt2lab.generate import generate
 from gpt2lab.model import GPT2
 from gpt2lab.parallel import tensor
-from gpt2lab.plan import Plan
 from gpt2lab.planner import tensor_costs
 from gpt2lab.ranks import comm
 from gpt2lab.ranks.mesh import Mesh
-
-SIX_HEADS = replace(CONFIG, n_head=6)
-
-
-@pytest.mark.parametrize(
-    ("config", "n", "sentence"),
-    [
-        (
-            SIX_HEADS,
-            4,
-            r"6 attention heads cannot be split over tp=4 ranks \(6 % 4 = 2\). Use tp=1, 2, 3 or 6.",
-        ),
-        (replace(CONFIG, n_head=1), 2, r"1 attention head cannot be split over tp=2 ranks .* Use tp=1."),
-        (
-            replace(CONFIG, vocab_size=3),
-            4,
-            "3 tokens of a vocabulary cannot be split over tp=4 ranks. Use tp=3",
-        ),
-    ],
-)
-def test_what_cannot_be_cut_is_refused_with_the_way_out(config, n, sentence):
-    with pytest.raises(ValueError, match=sentence):
-        Plan(tp=n).check(config, 4, 8)
 
 
 def loss_of_shards(rank, world_size, logits, targets):
