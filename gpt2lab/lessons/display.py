@@ -5,7 +5,6 @@ import inspect
 from html import escape
 from pathlib import Path
 
-from ..plots.style import png
 from .environment import static
 
 CLOCKS = ("measured", "counted", "computed", "paced", "simulated", "from a paper", "drawing")
@@ -29,6 +28,8 @@ def show(fig, clock: str, caption: str, alt: str) -> None:
     many dots, and a click enlarges it.
     """
     from IPython.display import Markdown, display
+
+    from ..plots.style import png  # only here: every rank that runs a lesson's function imports this file
 
     if clock not in CLOCKS:
         raise ValueError(
