@@ -255,21 +255,6 @@ def test_a_checkpoint_goes_on_with_the_experts_on_other_ranks(four, tmp_path):
         assert all(abs(a - b) < 1e-12 for a, b in zip(losses, serial, strict=True)), plan
 
 
-def texts(rank, world_size, plan, config):
-    plan = Plan.parse(plan)
-    parallel = build(plan, config, Mesh(**plan.axes, alone=plan.world == 1), torch.float64)
-    return parallel.generate([[1, 2, 3], [4, 5]], 6, temperature=0, stop=None)
-
-
-@pytest.mark.parametrize(
-    "plan",
-    ["dp=4,ep=4", "dp=4,ep=4,node=2,zero=3", "dp=2,ep=2,cp=2", "dp=2,ep=2,tp=2,sp=on", "pp=2,dp=2,ep=2"],
-)
-def test_every_plan_writes_the_serial_text(four, plan):
-    serial = texts(0, 1, "serial", EXPERTS)
-    assert four.run(texts, plan, EXPERTS) == [serial] * 4
-
-
 def test_the_mixtures_of_a_model_are_every_other_layer():
     from gpt2lab.model import GPT2
 

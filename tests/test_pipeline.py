@@ -11,12 +11,10 @@ from hypothesis import strategies as st
 
 from gpt2lab.benchmarks.pipeline import REASONS, RIVALS, contest
 from gpt2lab.benchmarks.race import on_rank
-from gpt2lab.generate import generate
 from gpt2lab.model import GPT2, GPT2Config
 from gpt2lab.parallel.accumulate import Accumulate, Alone, micro_loss
 from gpt2lab.parallel.pipeline import stages
 from gpt2lab.parallel.pipeline.engine import Pipeline
-from gpt2lab.parallel.pipeline.generate import generate_streams
 from gpt2lab.parallel.pipeline.split_backward import Work, noting
 from gpt2lab.ranks import comm, trace
 from gpt2lab.ranks.mesh import Mesh
@@ -116,25 +114,6 @@ def test_uneven_token_slices_give_the_serial_gradients(pools, again):
 def test_token_slices_that_do_not_add_up_are_refused(pools):
     with pytest.raises(RuntimeError, match="Slices of 6, 3 tokens make 9 in 2 slices"):
         pools[2].run(parts, "terapipe", 2, CONFIG, engine_options=[("lengths", (6, 3))], slices=3)
-
-
-PROMPTS = [[1, 2, 3], [4], [5, 6, 7, 8, 9], [10, 11], [12, 13, 14]]
-
-
-def stream(rank, world_size, streams, sampling):
-    torch.set_default_dtype(torch.float64)
-    try:
-        engine = Pipeline(GPT2(CONFIG).double(), Mesh(pp=world_size), make("1f1b", world_size, 1))
-        return generate_streams(engine, PROMPTS, 6, streams, **sampling)
-    finally:
-        torch.set_default_dtype(torch.float32)
-
-
-@pytest.mark.parametrize("streams", [1, 2, 5])
-@pytest.mark.parametrize("sampling", [{"temperature": 0}, {"top_k": 9, "seed": 3}, {"stop": 17}])
-def test_generation_in_streams_gives_the_serial_tokens(pools, streams, sampling):
-    expected = generate(GPT2(CONFIG).double(), PROMPTS, 6, **sampling)
-    assert pools[3].run(stream, streams, sampling) == [expected] * 3
 
 
 @given(st.integers(0, 9), st.integers(1, 6), st.integers(1, 60), st.integers(8, 200))

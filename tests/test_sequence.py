@@ -6,9 +6,8 @@ import pytest
 import torch
 from tensor_cases import CONFIG, cut_model, kept_of_a_layer, step_traffic, tokens_and_targets
 
-from gpt2lab.generate import generate
 from gpt2lab.model import GPT2
-from gpt2lab.parallel import spec, tensor
+from gpt2lab.parallel import spec
 from gpt2lab.planner import tensor_costs
 from gpt2lab.ranks import comm
 from gpt2lab.ranks.mesh import Mesh
@@ -62,19 +61,6 @@ def test_activations_kept_are_the_formula(pools, n, lean, length):
     if lean and length == 12:
         softmax = 3 * 12 * (12 // n) * 8
         assert found[0] - softmax == 3 * 12 * (16 * 24 + 4) * 8 / n
-
-
-def generated(rank, world_size, prompts):
-    mesh = Mesh(tp=world_size)
-    model = cut_model(mesh, CONFIG, True, True)
-    whole = lambda logits: tensor.whole_logits(logits, mesh["tp"], CONFIG.vocab_size)
-    return generate(model, prompts, 8, gather=whole)
-
-
-def test_generation_one_token_at_a_time_gives_the_serial_text(pools):
-    prompts = [[1, 2, 3], [4], [5, 6, 7, 8, 9]]
-    expected = generate(GPT2(CONFIG).double(), prompts, 8)
-    assert pools[4].run(generated, prompts) == [expected] * 4
 
 
 def test_bytes_of_an_empty_shard_are_counted(pools):

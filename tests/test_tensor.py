@@ -7,7 +7,6 @@ import torch
 import torch.nn.functional as F
 from tensor_cases import CONFIG, kept_of_a_layer, step_traffic, tokens_and_targets
 
-from gpt2lab.generate import generate
 from gpt2lab.model import GPT2
 from gpt2lab.parallel import tensor
 from gpt2lab.planner import tensor_costs
@@ -126,19 +125,3 @@ def against_dtensor(rank, world_size):
 def test_gradients_are_those_of_dtensor(pools):
     """A second oracle that shares no code with ours: torch.distributed.tensor.parallel."""
     assert max(pools[2].run(against_dtensor)) < 1e-10
-
-
-def generated(rank, world_size, prompts, how):
-    model = GPT2(CONFIG).double()
-    mesh = Mesh(tp=world_size)
-    tensor.apply_tensor(model, mesh)
-    whole = lambda logits: tensor.whole_logits(logits, mesh["tp"], CONFIG.vocab_size)
-    return generate(model, prompts, 8, gather=whole, **how)
-
-
-@pytest.mark.parametrize("how", [{}, {"cache": False}, {"temperature": 0.0}])
-def test_generation_with_the_cache_gives_the_serial_text(pools, how):
-    prompts = [[1, 2, 3], [4], [5, 6, 7, 8, 9]]
-    expected = generate(GPT2(CONFIG).double(), prompts, 8, **how)
-    for n in (2, 4):
-        assert pools[n].run(generated, prompts, how) == [expected] * n

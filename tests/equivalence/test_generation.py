@@ -33,6 +33,13 @@ FEWER = tuple(
     Composition(f"pp=2,micro=2,schedule={name}")
     for name in ("interleaved", "zb_v", "chimera", "dualpipe_v", "terapipe")
 )
+MORE = tuple(map(Composition, ("pp=3", "tp=4", "tp=4,sp=on")))
+EXPERTS = tuple(
+    Composition(plan, router="mixtral")
+    for plan in (
+        "dp=4,ep=4", "dp=4,ep=4,node=2,zero=3", "dp=2,ep=2,cp=2", "dp=2,ep=2,tp=2,sp=on", "pp=2,dp=2,ep=2",
+    )
+)  # fmt: skip
 
 
 def cases(plan: Plan) -> list[tuple[dict, int, int]]:
@@ -63,7 +70,7 @@ def check(composition, pools):
             assert mine == right, case
 
 
-@pytest.mark.parametrize("composition", (*TENSOR, *FEWER, *PAIRS), ids=lambda c: c.plan)
+@pytest.mark.parametrize("composition", (*TENSOR, *FEWER, *MORE, *EXPERTS, *PAIRS), ids=lambda c: c.plan)
 def test_the_text_is_the_serial_one(composition, pools):
     check(composition, pools)
 
