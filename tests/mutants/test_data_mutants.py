@@ -10,11 +10,12 @@ from trained import in_flight, run
 from gpt2lab.corpus.batches import IGNORED, Batch
 from gpt2lab.model import GPT2Config
 from gpt2lab.parallel import accumulate, data, finish, servers
-from gpt2lab.parallel.zero import flat, stages
+from gpt2lab.parallel.zero import choice, flat, stages
 from gpt2lab.ranks import comm
 from gpt2lab.train import make_optimizer
 
 CONFIG = GPT2Config(vocab_size=37, n_positions=16, n_layer=2, n_head=2, n_embd=8)
+HSDP = "dp=4,zero=3,shard=2"
 
 
 def mixed_up(right):
@@ -110,6 +111,12 @@ BUGS = {
     "shards joined in the wrong order":
         (flat.Flat.join_shards, "self.axis)", "self.axis).view(self.axis.size, -1).flip(0).flatten()",
          "dp=2,zero=2"),
+    "groups do not sum": (stages.Zero1._hand_out, "if self.across is not None:", "if False:", HSDP),
+    "copies counted in the norm": (finish._counted_here, " + [p.copies] * bool(p.copies)", "", HSDP),
+    "summed with the own group again":  # over ranks that hold other stretches
+        (choice.sharding_groups, 'mesh.axis("replica", across', "mesh.axis(whole.name, inside", HSDP),
+    "averaged over groups":
+        (stages.Zero1._hand_out, "self.across, own=True)", "self.across, own=True) / self.across.size", HSDP),
 }  # fmt: skip
 
 
