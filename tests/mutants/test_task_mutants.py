@@ -3,9 +3,10 @@
 from dataclasses import replace
 
 import pytest
+import test_gpt2_tasks
 import torch
-from planting import all_planted, planted
-from task_cases import WHOLE, made, same, worst
+from planting import bugs, is_killed, passes, planted, planting
+from task_cases import SMALL, WHOLE, made, same, worst
 from test_tasks_live import serial, train
 
 from gpt2lab.algorithms import kernels
@@ -62,12 +63,6 @@ def least_urgent(right):
     return pop
 
 
-def is_wrong(bug, sees, tries=1):
-    """Whether a check sees the bug, in one of some tries where workers race."""
-    with planted(*bug):
-        return any(sees() for _ in range(tries))
-
-
 def changed(of, mode):
     """`GPT2Tasks._add` that gives the last access of the loop `of` another mode, or drops it."""
 
@@ -96,67 +91,56 @@ def peeks(right):
     return add
 
 
-def only_the_last(right):
-    """An edge dropped: a task waits only for the last of those that it needs."""
+def no(sees, *args):
+    """A check: what it is given sees nothing wrong."""
 
-    def append(self, task):
-        right(self, task)
-        self.before[-1] = self.before[-1][:1]
+    def nothing_is_seen():
+        assert not sees(*args)
 
-    return append
-
-
-def too_many(right):
-    def append(self, task):
-        right(self, task)
-        self.before[-1] = tuple(dict.fromkeys([*self.before[-1], *range(task.number)[-1:]]))
-
-    return append
+    return nothing_is_seen
 
 
-def at_the_border(right):
-    return lambda self, other: (
-        self.tensor == other.tensor
-        and all(a[0] + 1 < b[1] and b[0] + 1 < a[1] for a, b in zip(self.box, other.box, strict=False))
-    )
+AUDIT, EDGES = no(lambda: audit(made(WHOLE).graph)), no(lambda: check.races(made().graph))
+NEEDLESS, REPLAY = no(lambda: check.needless(made().graph)), no(replay_races)
+LATEST, TWICE = no(latest_differs), no(latest_differs, 2)
+BOTH = no(lambda: latest_differs() or check.races(made().graph))
+GRADIENTS = (test_gpt2_tasks.test_gradients_are_those_of_autograd, SMALL)
+ONE_EDGE = (
+    TaskGraph._append,
+    "tuple(kept)",
+    "tuple(kept[:1])",
+)  # a task waits only for the last that it needs
+BUGS = {
+    "an access that nobody declared": (GPT2Tasks, "_add", peeks, AUDIT),
+    "reads where it updates": (*changed("loss", "reads"), AUDIT),
+    "reads where it writes": (*changed("attention", "reads"), AUDIT),
+    "writes where it updates": (*changed("w.embed", "writes"), AUDIT),
+    "an edge dropped": (*ONE_EDGE, EDGES),
+    "an edge dropped, as the scheduler sees it": (*ONE_EDGE, LATEST),
+    "an edge too many":
+        (TaskGraph._append, "tuple(kept)", "tuple(dict.fromkeys([*kept, *range(number)[-1:]]))", NEEDLESS),
+    "parts that touch at one row do not overlap":
+        (Access.overlaps, "a[0] < b[1] and b[0] < a[1]", "a[0] + 1 < b[1] and b[0] + 1 < a[1]", BOTH),
+    "writers do not wait for readers":
+        (Access.conflicts, "and self.overlaps(other)", "and self.overlaps(other) and other.mode != 'reads'",
+         TWICE),
+    "a writer forgets earlier readers": (Access.covers, "return all", "return True or all", EDGES),
+    "no edges to the next iteration":
+        (TaskGraph, "across", lambda right: lambda self: [()] * len(self.tasks), REPLAY),
+    "an iteration waits for the one before the last":
+        (TaskGraph, "across", lambda right: lambda self: [f[1:] for f in right(self)], REPLAY),
+    "gradient past the residual lost":
+        (kernels.layer_norm_backward, "if residual is not None:", "if False:", GRADIENTS),
+    "slope of the gelu lost": (kernels.gelu_backward, "dbefore.mul_(slope)", "pass", GRADIENTS),
+    "sum of losses, not mean, in one place": (kernels.head_backward, "alpha=scale", "alpha=1.0", GRADIENTS),
+    "tied embedding has the head's gradient only":
+        (kernels.embed_backward, "dwte.index_add_(0, tokens[rows] - first, dx[rows])", "pass", GRADIENTS),
+}  # fmt: skip
 
 
-GRAPHS = {
-    "an access that nobody declared": ((GPT2Tasks, "_add", peeks), lambda: audit(made(WHOLE).graph)),
-    "reads where it updates": (changed("loss", "reads"), lambda: audit(made(WHOLE).graph)),
-    "reads where it writes": (changed("attention", "reads"), lambda: audit(made(WHOLE).graph)),
-    "writes where it updates": (changed("w.embed", "writes"), lambda: audit(made(WHOLE).graph)),
-    "an edge dropped": ((TaskGraph, "_append", only_the_last), lambda: check.races(made().graph)),
-    "an edge dropped, as the scheduler sees it": ((TaskGraph, "_append", only_the_last), latest_differs),
-    "an edge too many": ((TaskGraph, "_append", too_many), lambda: check.needless(made().graph)),
-    "parts that touch at one row do not overlap": (
-        (Access, "overlaps", at_the_border),
-        lambda: latest_differs() or check.races(made().graph),
-    ),
-    "writers do not wait for readers": (
-        (Access, "conflicts", lambda right: lambda self, old: right(self, old) and old.mode != "reads"),
-        lambda: latest_differs(2),
-    ),
-    "a writer forgets earlier readers": (
-        (Access, "covers", lambda right: lambda self, other: True),
-        lambda: check.races(made().graph),
-    ),
-    "no edges to the next iteration": (
-        (TaskGraph, "across", lambda right: lambda self: [()] * len(self.tasks)),
-        replay_races,
-    ),
-    "an iteration waits for the one before the last": (
-        (TaskGraph, "across", lambda right: lambda self: [f[1:] for f in right(self)]),
-        replay_races,
-    ),
-}
-
-
-@pytest.mark.parametrize("name", GRAPHS)
-def test_a_wrong_graph_is_noticed(name):
-    bug, sees = GRAPHS[name]
-    assert not sees(), "the right program must pass"
-    assert is_wrong(bug, sees), f"nobody noticed: {name}"
+@bugs(BUGS)
+def test_a_wrong_graph_or_kernel_is_noticed(bug, check):
+    assert is_killed(bug, check), "nobody noticed"
 
 
 def adding():
@@ -229,20 +213,19 @@ def again_at_once(right):
 
 
 RUNTIMES = {
-    "two tasks reduce at once": ((Scheduler, "_pop", no_locks), adding),
-    "a handle completed early": ((Scheduler, "_execute", completes_early), lambda: late(False)),
-    "a task of the next iteration waits for one too few": (
-        (scheduler, "_edges", again_at_once),
-        lambda: latest_differs(4),
-    ),
-}
+    "two tasks reduce at once": (Scheduler, "_pop", no_locks, no(adding)),
+    "a handle completed early": (Scheduler, "_execute", completes_early, no(late, False)),
+    "a task of the next iteration waits for one too few":
+        (scheduler, "_edges", again_at_once, no(latest_differs, 4)),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("name", RUNTIMES)
-def test_a_wrong_runtime_is_noticed(name):
-    bug, sees = RUNTIMES[name]
-    assert not sees(), "the right program must pass"
-    assert is_wrong(bug, sees, tries=12), f"nobody noticed: {name}"
+@bugs(RUNTIMES)
+def test_a_wrong_runtime_is_noticed(bug, check):
+    """In one of twelve runs: workers race."""
+    check()
+    with planting(bug):
+        assert not all(passes(check) for _ in range(12)), "nobody noticed"
 
 
 def keys_of_queries(right):
@@ -258,19 +241,16 @@ def keys_of_queries(right):
 
 
 SLICES = {
-    "gradients of lent keys are not added": (kernels, "add", lambda right: lambda total, part: None),
+    "gradients of lent keys are not added": (kernels.add, "total.add_(part)", "pass"),
     "queries and keys are sent": (messages, "send", keys_of_queries),
-    "every slice begins at position 0": (
-        kernels,
-        "positions_backward",
-        lambda right: lambda dx, dwpe, rows, first: right(dx, dwpe, rows, 0),
-    ),
-}
+    "every slice begins at position 0":
+        (kernels.positions_backward, "[first : first + len(part)]", "[: len(part)]"),
+}  # fmt: skip
 
 
 def sliced_with(rank, world_size, bug):
     """Weights after an iteration on a slice of every sequence, with a bug or without."""
-    with all_planted(bug):
+    with planting(bug):
         return train(rank, world_size, "tasks", sliced=True, steps=1)[1]
 
 
@@ -279,30 +259,3 @@ def test_a_wrong_slice_is_noticed(name, pools):
     found = pools[2].run(sliced_with, SLICES.get(name))
     error = max(worst(weights, serial(1).weights) for weights in found)
     assert error < 1e-10 if name is None else error > 1e-3, f"{name}: {error}"
-
-
-def without(word):
-    """A kernel whose source lacks something: the sum over tokens, the residual, a scale."""
-    return {
-        "residual": lambda right: lambda dy, x, stats, w, dx, residual=None: right(dy, x, stats, w, dx),
-        "gelu": lambda right: lambda dy, w, before, d: torch.mm(dy, w, out=d),
-        "scale": lambda right: lambda dlogits, wte, dx, scale: right(dlogits, wte, dx, 1.0),
-        "embedding": lambda right: lambda tokens, dx, dwte, first: None,
-    }[word]
-
-
-KERNELS = {
-    "gradient past the residual lost": ("layer_norm_backward", "residual"),
-    "slope of the gelu lost": ("gelu_backward", "gelu"),
-    "sum of losses, not mean, in one place": ("head_backward", "scale"),
-    "tied embedding has the head's gradient only": ("embed_backward", "embedding"),
-}
-
-
-@pytest.mark.parametrize("name", KERNELS)
-def test_a_wrong_gradient_is_noticed(name):
-    from test_gpt2_tasks import SMALL, test_gradients_are_those_of_autograd
-
-    kernel, word = KERNELS[name]
-    with planted(kernels, kernel, without(word)), pytest.raises(AssertionError):
-        test_gradients_are_those_of_autograd(SMALL)
