@@ -71,7 +71,6 @@ TYPED = {
     "train --experts 4 --router switch --top-k 2": "--top-k would change nothing: the router switch has its own",
     "train --recipe llmc --lr 0": "--lr would change nothing: --recipe llmc brings its own",
     "data --text empty.txt": "'empty.txt' is no file with text in it",
-    "data --text missing.txt": "missing.txt: No such file or directory.",
     "data --text some.txt --out nowhere/x.bin": "There is no folder nowhere to write x.bin into",
     "train --seed -1": "--seed -1 is too small. Use 0 or more.",
     "train --resume= --steps 1": "Name a run, or give --resume alone for the newest.",

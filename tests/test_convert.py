@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from test_untrusted import Touches
 
 from gpt2lab.cli import main
 from gpt2lab.commands import convert, folders
@@ -99,16 +100,6 @@ def test_a_run_of_before_checkpoints_had_a_seal_is_converted(old, tmp_path):
     del state["seal"], state["options_sha256"]
     (folder / "state.json").write_text(json.dumps(state, indent=2) + "\n")
     assert main(["convert", str(old), str(tmp_path / "new")]) == 0
-
-
-class Touches:
-    """A pickle of this makes a file when it is read."""
-
-    def __init__(self, file: Path):
-        self.file = file
-
-    def __reduce__(self):
-        return Path.touch, (self.file,)
 
 
 def seal_again(folder: Path) -> None:

@@ -370,6 +370,9 @@ def test_the_older_one_that_is_named_is_whole(copy, tmp_path):
     (third / "rank0.safetensors").write_bytes(b"")
     with pytest.raises(checkpoint.BadCheckpoint, match="--resume .*checkpoint-0000001.$"):
         checkpoint.read_state(third)
+    (copy.with_name("checkpoint-0000001") / "config.json").write_text("{}")
+    with pytest.raises(checkpoint.BadCheckpoint, match="in state.json. No older one is whole: train again.$"):
+        checkpoint.load(third, one)
 
 
 def test_a_damaged_older_state_does_not_stop_a_save(copy):
