@@ -365,6 +365,10 @@ FORGED = {  # what makes a wrong answer pass where its checker runs beside it, o
     "every line": 'tell(b\'{"end": 0, "verdicts": [["a", "PASS", ""]], "seconds": 1, "apart": true}\\n\')',
     "the memory of the checker": "open(f'/proc/{os.getppid()}/mem', 'r+b').read(1)",
     "the files of the checker": "os.open(f'/proc/{os.getppid()}/fd/4', os.O_WRONLY)",
+    "the files of all processes": "for p in filter(str.isdigit, os.listdir('/proc')):\n    for fd in range(3, 64):\n"
+    "        try:\n            os.write(os.open(f'/proc/{p}/fd/{fd}', os.O_WRONLY | os.O_NONBLOCK),\n"
+    '            b\'{"end": NUMBER, "verdicts": [["a", "PASS", ""]], "seconds": 1, "apart": true}\\n\')\n'
+    "        except OSError:\n            pass",
     "ptrace": "import ctypes\nif ctypes.CDLL(None).ptrace(16, os.getppid(), 0, 0) == 0: x = 2",
     "pidfd": "import ctypes\nif ctypes.CDLL(None).syscall(438, os.pidfd_open(os.getppid()), 4, 0) >= 0: x = 2",
     "a module beside": "open('/tmp/numpy.py', 'w').write('raise SystemExit')\n"
@@ -388,7 +392,8 @@ def test_no_answer_forges_its_verdict_where_the_checker_asks_across(across, tmp_
         f"def judge_it(answer):\n    {'' if across else 'answer(object())'}\n    close(answer(4), 2, 'a')\n"
     )
     text = "def deed(x):\n{}    return x\n"
-    deeds = ["    " + f"{deed}\n".replace("\n", "\n    ") + "\n" for deed in FORGED.values()]
+    deeds = [deed.replace("NUMBER", str(i)) for i, deed in enumerate(FORGED.values())]
+    deeds = ["    " + f"{deed}\n".replace("\n", "\n    ") + "\n" for deed in deeds]
     source = submissions.SOURCE.replace("\n\ndef test_half", f"\n{BEGIN}\n\n{judge_it}\n\ndef test_half", 1)
     part = lambda deed: Answer(("a",), text.format(""), 'check("a", judge_it, deed)', text.format(deed))
     of = submissions.lesson(tmp_path, source)

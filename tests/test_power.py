@@ -1,6 +1,7 @@
 """The tool that measures the tests' power: its mutants are drawn the same every time, and each is one small edit."""
 
 import ast
+import re
 from collections import Counter
 
 import pytest
@@ -87,3 +88,30 @@ def test_short_tests_that_enter_little_else_are_tried_first_within_the_seconds()
     mutant = Mutant("a.py", "f", 1, "constant", 0, 1, "1", "2")
     assert killing.candidates(mutant, tests, {"a.py f": ["wide", "long", "direct"]}) == ["direct", "wide"]
     assert killing.candidates(mutant, tests, {}) == []
+
+
+def test_every_bug_by_hand_names_a_test_that_is_there():
+    for bug in planted():
+        file, name = bug.killer.partition("[")[0].split("::")
+        assert re.search(rf"^def {name}\(", (mutate.ROOT / file).read_text(), re.M), bug
+
+
+def test_a_known_killer_is_tried_first_and_where_it_sees_nothing_the_others_are():
+    tried = []
+
+    class Copy:
+        def try_out(self, mutant, tests):
+            tried.append(tests)
+            return ("killed", tests[0]) if "sees" in tests else ("lives", "")
+
+    bug = Mutant("a.py", "f", 1, "constant", 0, 1, "1", "2", "sees")
+    recorded = lambda: ({"sees": {"seconds": 1, "functions": 1}}, {"a.py f": ["sees"]})
+    assert killing.decided(bug, Copy(), lambda: pytest.fail("nothing else is to be asked")) == (
+        "killed",
+        "sees",
+    )
+    blind = Mutant("a.py", "f", 1, "constant", 0, 1, "1", "2", "blind")
+    assert killing.decided(blind, Copy(), recorded) == ("killed", "sees")
+    assert tried == [["sees"], ["blind"], ["sees"]]
+    other = Mutant("a.py", "g", 1, "constant", 0, 1, "1", "2")
+    assert killing.decided(other, Copy(), recorded) == ("not reached", "")

@@ -24,6 +24,7 @@ import psutil
 
 from ..lessons import exercises
 from ..lessons.desk import Desk, defined, titles
+from ..lessons.exercises.guards import frames_closed
 from ..processes.launch import launch
 from ..processes.orphans import die_with_parent
 from .peer import Gone, Peer
@@ -197,5 +198,8 @@ def _judge_beside(desk: Desk, before: str, answer: str, checks: str, line: socke
         with suppress(Exception):
             launch(lambda *_: None, ranks=1, echo=False)
     peer.tell(ready=True)
+    said = frames_closed()
     found = desk.verdicts(before, answer, checks)
+    if said:
+        found = [(name, "FAIL", said[0]) for name, *_ in found]
     peer.tell(verdicts=[[name, status, str(words)[:WORDS]] for name, status, words in found])

@@ -64,7 +64,7 @@ while read -r _ _ _ _ on _; do case $on in
   $at/*) mount -o remount,bind,ro "$(printf "$on")" ;; esac
 done < /proc/self/mountinfo
 pivot_root . old; cd /; umount -l old; rmdir old; mount -o remount,bind,ro /; cd /tmp
-exec setpriv --pdeathsig KILL --no-new-privs --bounding-set=-all --inh-caps=-all sh -c '"$@"; exit $?' sh "$@"
+exec setpriv --pdeathsig KILL --no-new-privs --bounding-set=-all --inh-caps=-all "$@"
 """
 
 

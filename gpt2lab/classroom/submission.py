@@ -31,8 +31,10 @@ NOT_PYTHON = (SyntaxError, ValueError, RecursionError, MemoryError, OverflowErro
 """What Python raises for a text that it cannot compile."""
 
 MODULES = {"sys.modules", "gc", "ctypes", "inspect", "exercises", "importlib", "__main__", "__import__"}
-CALLS = {"eval", "exec", "setattr", "setprofile", "settrace", "os.write"}
-TOUCHY = MODULES | CALLS | {"__globals__", "__closure__", "_getframe", "check"}
+CALLS = {"eval", "exec", "setattr", "setprofile", "settrace", "os.write", "signal.signal"}
+TOUCHY = (
+    MODULES | CALLS | {"__globals__", "__closure__", "_getframe", "f_back", "f_locals", "tb_frame", "check"}
+)
 """Names that an answer has no need of, and that could reach its own judge."""
 
 

@@ -3,22 +3,21 @@
 import argparse
 import shutil
 from collections import Counter, defaultdict
+from functools import cache
 
-from .killing import RESULTS, Copy, candidates, results
+from .killing import RESULTS, Copy, decided, results
 from .mutate import SEED, drawn, planted
 from .reaching import reached, record
 
 
 def run(mutants) -> None:
     """Decide those that are not decided yet; a line of the results each."""
-    tests, by_function = reached()
+    recorded = cache(reached)
     known, copy = results(), Copy()
     try:
         for n, mutant in enumerate(mutants):
             if mutant.name not in known:
-                chosen = candidates(mutant, tests, by_function)
-                said, killer = copy.try_out(mutant, chosen) if chosen else ("not reached", "")
-                known[mutant.name] = said, killer
+                said, killer = known[mutant.name] = decided(mutant, copy, recorded)
                 with open(RESULTS, "a") as file:
                     file.write(f"{mutant.name}\t{said}\t{killer}\n")
                 print(f"{n + 1}/{len(mutants)} {said}: {mutant.name}", flush=True)

@@ -38,6 +38,15 @@ def candidates(mutant: Mutant, tests: dict, by_function: dict) -> list[str]:
     return chosen
 
 
+def decided(mutant: Mutant, copy: "Copy", recorded) -> tuple[str, str]:
+    """(killed, lives, not decided or not reached; the killer): by its known killer, else by what `recorded()` gives."""
+    said, killer = copy.try_out(mutant, [mutant.killer]) if mutant.killer else ("", "")
+    if said == "killed":
+        return said, killer
+    chosen = candidates(mutant, *recorded())
+    return copy.try_out(mutant, chosen) if chosen else ("not reached", "")
+
+
 class Copy:
     """A copy of the checkout's files that git knows, in which one file at a time has a bug."""
 
@@ -75,7 +84,9 @@ class Copy:
             code = _within_seconds(call, cwd=self.folder, env=env, stdout=said, stderr=said)
             said.seek(0)
             if code == 4 and "not found:" in (text := said.read()):
-                raise RuntimeError(f"Tests have changed: record again what they reach.\n{text}")
+                raise RuntimeError(
+                    f"Tests have changed: record again what they reach, or name another killer.\n{text}"
+                )
         killer = first.read_text() if first.exists() else ""
         if killer or code in (1, 2, 3, 4):  # an error while tests are collected is seen as well
             return "killed", killer or "while tests are collected"

@@ -56,6 +56,7 @@ class Mutant:
     end: int
     right: str
     wrong: str
+    killer: str = ""  # a test that is known to notice it: it is tried first
 
     @property
     def name(self) -> str:
@@ -103,7 +104,8 @@ def planted() -> list[Mutant]:
         start = text.index(bug["right"])
         end, line = start + len(bug["right"]), text.count("\n", 0, start) + 1
         function = _around(ast.parse(text), line)
-        found.append(Mutant(bug["file"], function, line, bug["what"], start, end, bug["right"], bug["wrong"]))
+        edit = start, end, bug["right"], bug["wrong"]
+        found.append(Mutant(bug["file"], function, line, bug["what"], *edit, bug.get("killer", "")))
     return found
 
 

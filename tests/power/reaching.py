@@ -51,6 +51,10 @@ MARKS = "not mutant and not browser and not slow and not gpu"
 def reached() -> tuple[dict[str, dict], dict[str, list[str]]]:
     """Tests by their name, with `seconds` and `functions` (how many they enter), and the tests of each function."""
     tests, name = {}, {}
+    if not (KEPT / "tests.jsonl").exists():
+        raise FileNotFoundError(
+            "Nothing is recorded of what the tests enter: run python -m power reach first."
+        )
     for line in (KEPT / "tests.jsonl").read_text().splitlines():
         test = json.loads(line)
         name[test["number"]] = test["test"]

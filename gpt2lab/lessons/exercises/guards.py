@@ -1,6 +1,7 @@
 """What an answer may not open while it is tried, what it may not change, and how long it may look for an answer."""
 
 import sys
+import threading
 from contextlib import contextmanager
 from functools import wraps
 from pathlib import Path
@@ -16,6 +17,14 @@ JUDGES = __name__.rpartition(".")[0], f"{PACKAGE}.lessons.labs"
 
 LIBRARIES = sys.prefix, sys.base_prefix, str(Path(__file__).parents[2])
 """Where code lies that is no answer's."""
+
+FRAMES = {
+    f"sys.{name}"
+    for name in ("_getframe", "_current_frames", "_current_exceptions", "setprofile", "settrace")
+}
+FRAMES |= {f"gc.get_{name}" for name in ("objects", "referrers", "referents")}
+FRAMES |= {"tb_frame", "gi_frame", "cr_frame", "ag_frame"}
+"""What gives the frames of other functions, by the names of Python's audit events and of attributes."""
 
 
 @contextmanager
@@ -50,6 +59,42 @@ def closed(
     finally:
         sys.setprofile(before)
     assert not said, said[0]
+
+
+def frames_closed() -> list[str]:
+    """For good, in this process: code outside LIBRARIES that asks for a frame gets an AssertionError instead.
+
+    It would read its checker's variables there. Returns the list of all that was asked for, which grows: an answer may
+    catch what is raised. A signal's handler is given its frame unasked.
+    """
+    said, asking = [], threading.local()
+
+    def hook(event: str, given: tuple) -> None:
+        name = given[1] if event == "object.__getattr__" else event
+        if name not in FRAMES or vars(asking):
+            return
+        asking.now = True
+        try:
+            if _asked_by_an_answer(sys._getframe(1)):
+                said.append(f"{name} is closed here: an answer does not look into its checker")
+                raise AssertionError(said[0])
+        finally:
+            del asking.now
+
+    sys.addaudithook(hook)
+    return said
+
+
+def _asked_by_an_answer(frame) -> bool:
+    """Whether this code is no library's, or one that hands on frames or their variables to such code."""
+    before = None
+    while frame.f_back and frame.f_globals.get("__name__") in ("inspect", "traceback"):
+        before, frame = frame, frame.f_back
+    if frame.f_code.co_filename.startswith(LIBRARIES):
+        return False
+    if before is None or before.f_globals["__name__"] == "inspect":
+        return True
+    return before.f_code.co_name.startswith("walk_") or bool(before.f_locals.get("capture_locals"))
 
 
 def unaided(answer, *modules: str):

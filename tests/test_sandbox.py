@@ -1,0 +1,128 @@
+"""What an answer finds in its sandbox: every file that it can open, and no frame of the one who judges it."""
+
+import os
+import site
+import sys
+from pathlib import Path
+
+import pytest
+import submissions
+from test_hostile import BEGIN, CUT_OFF, LIMITS, tried
+
+from gpt2lab.classroom import grade as grading
+from gpt2lab.classroom import sandbox
+from gpt2lab.classroom.submission import Answer, touches
+
+pytestmark = pytest.mark.live
+ROOT = Path(__file__).parents[1]
+INTERPRETER = [sys.prefix, sys.base_prefix, os.path.realpath(sys.executable), *site.getsitepackages()]
+INTERPRETER += [path for path in sys.path if path.endswith("-packages")]
+SYSTEM = [f"/{name}" for name in ("usr", "bin", "sbin", "lib", "lib32", "lib64", "sys/devices/system/cpu")]
+SYSTEM += ["/etc/alternatives", "/etc/fonts"]
+ALLOWED = {*SYSTEM, *INTERPRETER, *map(os.path.realpath, INTERPRETER), str(ROOT / "gpt2lab"), "/proc"}
+SINGLE = {f"/etc/{name}" for name in ("ld.so.cache", "localtime", "passwd", "hosts")}
+SINGLE |= {f"/dev/{name}" for name in ("null", "zero", "full", "random", "urandom")} | {"/tmp/.said"}
+OPENS = """
+    allowed, found = {allowed!r}, []
+    inside = lambda path: any(path == one or path.startswith(one + "/") for one in allowed)
+    for place, folders, files in os.walk("/"):
+        folders[:] = [name for name in folders if not inside(os.path.join(place, name))]
+        for path in (os.path.join(place, name) for name in files):
+            try:
+                os.close(os.open(path, os.O_RDONLY | os.O_NONBLOCK))
+            except OSError:
+                continue
+            if not inside(path) and not path.startswith("/tmp/fontlist"):
+                found.append(path)
+    for pid in [name for name in os.listdir("/proc") if name.isdigit() and int(name) != os.getpid()]:
+        for name in ("environ", "mem", "maps", "fd/0", "fd/1", "root/usr", "cwd/usr"):
+            try:
+                os.close(os.open(f"/proc/{{pid}}/{{name}}", os.O_RDONLY | os.O_NONBLOCK))
+                found.append(f"/proc/{{pid}}/{{name}}")
+            except OSError:
+                pass
+    if found:
+        raise ValueError(sorted(found))
+"""
+
+
+def test_an_answer_opens_the_interpreter_torch_and_the_package_and_no_other_file(tmp_path):
+    """Where the system cannot cut answers off, the report says so, and why."""
+    if not sandbox.isolated():
+        assert f"could not cut answers off ({sandbox.missing()})" in sandbox.sentence()
+        return
+    secret = [tmp_path, ROOT / ".git", ROOT / "notebooks", ROOT / "tests"]
+    assert not [p for p in secret for one in ALLOWED if p.is_relative_to(one)]
+    found = tried([OPENS.format(allowed=sorted(ALLOWED | SINGLE))], tmp_path)
+    assert found[0][0][0][1] == "PASS", found
+
+
+WALK = """
+import gc, inspect, signal, sys, threading, traceback, types
+
+def walk(frame):
+    while frame:
+        if "secret" in frame.f_locals:
+            return frame.f_locals["secret"]
+        frame = frame.f_back
+
+def looked():
+    for thing in gc.get_objects():
+        found = walk(thing) if isinstance(thing, types.FrameType) else None
+        if found or type(thing) is dict and isinstance(found := thing.get("secret"), int):
+            return found
+"""
+LOOKS = {  # ways to the variable `secret` of the function that calls the answer
+    "sys._getframe": "return walk(sys._getframe())",
+    "a traceback": "try:\n    1 / 0\nexcept ZeroDivisionError as error:\n    return walk(error.__traceback__.tb_frame)",
+    "inspect.stack": "return walk(inspect.stack()[0].frame)",
+    "inspect.currentframe": "return walk(inspect.currentframe())",
+    "traceback.walk_stack": "return max(walk(f) or 0 for f, _ in traceback.walk_stack(None))",
+    "the texts of a traceback": "extract, walk_all = traceback.StackSummary.extract, traceback.walk_stack\n"
+    "stack = extract(walk_all(None), capture_locals=True)\n"
+    "return max(int((f.locals or {}).get('secret', '0')) for f in stack)",
+    "gc.get_objects": "return looked()",
+    "gc.get_referrers": "return max(walk(f) or 0 for f in gc.get_referrers(deed) if isinstance(f, types.FrameType))",
+    "all threads": "return max(walk(f) or 0 for f in sys._current_frames().values())",
+    "another thread": "got = []\ndo = lambda: got.extend(walk(f) or 0 for f in sys._current_frames().values())\n"
+    "t = threading.Thread(target=do)\nt.start()\nt.join()\nreturn max(got)",
+    "a generator": "def ask():\n    yield own.gi_frame.f_back\nown = ask()\nreturn walk(next(own))",
+    "a coroutine": "async def ask():\n    return own.cr_frame.f_back\nown = ask()\n"
+    "try:\n    own.send(None)\nexcept StopIteration as end:\n    return walk(end.value)",
+    "a profile": "got = []\nsys.setprofile(lambda f, *_: got.append(f))\nlen([])\n"
+    "sys.setprofile(None)\nreturn walk(got[0])",
+    "a trace": "got = []\nsys.settrace(lambda f, *_: got.append(f))\nwalk(None)\n"
+    "sys.settrace(None)\nreturn walk(got[0])",
+    "a signal": "got = []\nsignal.signal(signal.SIGUSR1, lambda _, f: got.append(f))\nos.kill(os.getpid(), 10)\n"
+    "return walk(got[0])",
+}
+QUIETLY = "def quietly():\n{}\ntry:\n    return quietly()\nexcept AssertionError:\n    return 1\n"
+BESIDE = {"a signal"}  # what finds it where the checker runs beside the answer; a teacher is told
+
+
+@CUT_OFF
+@pytest.mark.parametrize("across", [True, False])
+def test_no_answer_reads_what_its_checker_knows(across, tmp_path):
+    indented = lambda text: "    " + text.replace("\n", "\n    ")
+    known = f"""
+def judge_it(answer):
+    secret = int.from_bytes(os.urandom(6), "big")
+    {"" if across else "answer(object())"}
+    assert answer(4) == secret, "not what was asked"
+"""
+    source = submissions.SOURCE.replace(
+        "\n\ndef test_half", f"\n{BEGIN}\n{WALK}\n{known}\n\ndef test_half", 1
+    )
+    text = "def deed(x):\n{}\n"
+    whole = lambda look: text.format(indented(QUIETLY.format(indented(look))))
+    part = lambda look: Answer(("a",), text.format("    pass"), 'check("a", judge_it, deed)', whole(look))
+    of = submissions.lesson(tmp_path, source)
+    found = grading._tried({i: part(look) for i, look in enumerate(LOOKS.values())}, of, LIMITS, [tmp_path])
+    assert {found[i][2] for i in range(len(LOOKS))} == {across}
+    assert {name for i, name in enumerate(LOOKS) if found[i][0][0][1] == "PASS"} == (
+        set() if across else BESIDE
+    )
+    for i, name in enumerate(LOOKS):
+        closed = not across and name not in BESIDE
+        assert not closed or "does not look into its checker" in found[i][0][0][2], (name, found[i])
+    assert all(touches(f"import signal, os\n{whole(LOOKS[name])}") for name in BESIDE)
