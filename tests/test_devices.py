@@ -37,7 +37,7 @@ DATA = [
     "dp=2",
 ]
 ZERO = ["dp=2,zero=1", "dp=2,zero=2", "dp=2,zero=3", "dp=2,zero=3,data=owner"]
-SPLIT = ["tp=2", "tp=2,sp=on", "pp=2,micro=2", "pp=2,micro=4,schedule=zb_h1"]
+SPLIT = ["tp=2", "tp=2,sp=on", "pp=2,micro=2", "pp=2,micro=4,schedule=zb_h1", "pp=2,micro=3,schedule=zb_v"]
 ATTENTION = [f"cp=2,exchange={name}" for name in ("qkv", "kv", "kv-roots", "triangle", "ring", "heads")]
 MORE = ["cp=2,layout=zigzag,exchange=ring", "dp=2,tp=2"]
 PLANS = [*DATA, *ZERO, *SPLIT, *ATTENTION, *MORE]

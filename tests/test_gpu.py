@@ -1,5 +1,7 @@
 """The training command on GPUs: bfloat16, compiled blocks, hybrid sharding, and kernels in a trace."""
 
+import os
+import signal
 import subprocess
 import sys
 import time
@@ -7,9 +9,11 @@ import time
 import pytest
 import torch
 
+from gpt2lab import RankFailed, Ranks
 from gpt2lab.machine import timing
 from gpt2lab.machine.device_time import DeviceTime
 from gpt2lab.plan import Plan, build
+from gpt2lab.ranks import comm
 from gpt2lab.ranks.mesh import Mesh
 from gpt2lab.reference import CONFIG, example_batch
 from gpt2lab.run import read_log
@@ -44,6 +48,22 @@ def test_hybrid_sharding_on_four_gpus_trains_as_one_process(tmp_path):
     alone = trained(tmp_path / "alone", "--device", "cpu", "--dtype", "float64")
     more = "--device", "cuda", "--dtype", "float64", "--plan", "dp=4,zero=3,shard=2"
     assert trained(tmp_path / "four", *more) == pytest.approx(alone, rel=1e-10)
+
+
+def die_between_sums(rank, world_size, device):
+    axis, x = Mesh(dp=world_size)["dp"], torch.ones(2, device=device)
+    comm.all_reduce(x, axis)
+    if rank == world_size - 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    comm.all_reduce(x, axis).sum().item()
+
+
+def test_a_rank_that_is_killed_among_gpus_is_named():
+    """On one GPU the only rank, on more the second of two."""
+    ranks = min(2, GPUS)
+    with Ranks(ranks, backend="nccl", echo=False, timeout=60) as pool, pytest.raises(RankFailed) as failed:
+        pool.run(die_between_sums, "cuda")
+    assert f"rank {ranks - 1} was killed by SIGKILL" in str(failed.value)
 
 
 def test_pytorchs_profiler_sees_the_kernels_of_a_step():

@@ -379,6 +379,47 @@ def hears_from(memory, *peers):
         yield Need(memory.pair(peer, 0, messages=False).full, peer)
 
 
+def come(call):
+    """What a move gives whose needs are there already."""
+    try:
+        while True:
+            assert transport.semaphores.take(next(call).semaphore)
+    except StopIteration as end:
+        return end.value
+
+
+def test_a_writer_asks_to_be_woken_only_while_it_waits():
+    """A reader that still wakes it later takes a core from those who work."""
+    from gpt2lab.transport.memory import SLOTS
+    from gpt2lab.transport.stream import Incoming, Outgoing
+
+    memory, _ = rank_0_of(2)
+    out, coming = Outgoing(memory, 0), Incoming(memory, 0, 1, messages=False)
+    for _ in range(SLOTS):
+        come(out.claim())
+        out.deliver([1], 8, kind=3)
+    asks = lambda: memory.raw[memory.pair(0, 1, messages=False).wanted]
+    waiting = out.claim()
+    need = next(waiting)
+    assert asks() and not transport.semaphores.take(need.semaphore)
+    come(coming.next(8, kind=3))
+    coming.release()
+    assert transport.semaphores.take(need.semaphore)
+    come(waiting)
+    assert not asks()
+
+
+def test_views_of_a_slot_are_kept_up_to_a_number():
+    from gpt2lab.transport.stream import VIEWS, Slot
+
+    slot, number = Slot(torch.zeros(4 * VIEWS + 8, dtype=torch.uint8)), torch.zeros(1)
+    first = weakref.ref(slot.like(number))
+    assert slot.like(number) is first()
+    for place in range(4, 4 * VIEWS + 8, 4):
+        slot.like(number, place)
+    assert first() is None
+
+
 def test_a_rank_that_is_gone_is_missed_however_often_the_bell_rings():
     from gpt2lab.transport.engine import Request
 

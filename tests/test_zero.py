@@ -1,5 +1,7 @@
 """ZeRO equals the serial run in every stage, and holds and sends what the formulas say, byte for byte."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -244,6 +246,32 @@ def test_freed_weights_are_really_gone(pools):
 
     # wte, wpe, three blocks, ln_f: only the two that the head's backward needs are still there
     assert run(pools, inside, "dp=2,zero=3") == [[False, True, True, True, True, False]] * 2
+
+
+@pytest.mark.parametrize("more", ["", ",loss=chunked", ",refill=on", ",data=owner"])
+def test_nothing_whole_outlives_an_evaluation_or_a_step(pools, more):
+    def left(trainer, batch):
+        found, flats = [], trainer.parallel.sync.flats
+        for call in (lambda: trainer.evaluate([batch]), lambda: trainer.step(batch)):
+            call()
+            found += [f.names for f in flats if f.full is not None or f.coming is not None or f.users]
+        return found
+
+    assert run(pools, left, f"dp=2,zero=3{more}") == [[]] * 2
+
+
+def test_an_update_waits_for_a_gather_that_is_under_way(pools):
+    """It reads the shards that the update has just changed, and what it writes is freed."""
+
+    def late(trainer, batch):
+        flat, waited = trainer.parallel.sync.flats[0], []
+        flat.start_gather()
+        right = flat.coming.wait
+        flat.coming = SimpleNamespace(wait=lambda: waited.append(right()))
+        trainer.parallel.sync.updated()
+        return len(waited), flat.coming
+
+    assert run(pools, late, "dp=2,zero=3") == [(1, None)] * 2
 
 
 # ---- without a second forward: emptied weights are filled again for backward
