@@ -109,6 +109,14 @@ def saved(pools, tmp_path_factory):
     return {p: on(pools, p, train_and_save, str(tmp_path_factory.mktemp("run"))) for p in PLANS}
 
 
+def test_a_run_that_is_saved_before_its_first_step_goes_on_from_there(tmp_path):
+    folder = checkpoint.Saver(trainer(), tmp_path).save()
+    for recipe in (Recipe(), Recipe("sgd", lr=0.1)):  # without a step there is nothing of an optimizer
+        again = trainer(recipe=recipe)
+        assert checkpoint.load(folder, again)["step"] == again.steps == 0 and not again.optimizer.state
+        assert steps(again, 2) == steps(trainer(recipe=recipe), 2)
+
+
 def writers(reader: str) -> list[str]:
     """Whose checkpoints a plan reads: its own and two others', so that each plan's are read by two others.
 
@@ -593,12 +601,15 @@ def test_a_run_goes_on_with_the_checkpoint_that_is_named(tiny, tmp_path):
     assert checkpoint.read_state(newest)["step"] == 2
 
 
-def test_damage_is_told_on_every_rank(pools, saved, tmp_path):
+@pytest.mark.parametrize("name", ["rank1.safetensors", "rank2.safetensors"])
+def test_damage_is_told_on_every_rank(name, pools, saved, tmp_path):
+    """Also where there are more files than ranks to check them."""
     import shutil
 
     folder = tmp_path / "copy"
     shutil.copytree(saved["dp=3,zero=3"][0], folder)
-    (folder / "rank1.safetensors").write_bytes(b"")
+    data = (folder / name).read_bytes()
+    (folder / name).write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
 
     def refused(rank, world, folder):
         try:
@@ -607,7 +618,7 @@ def test_damage_is_told_on_every_rank(pools, saved, tmp_path):
             return str(error)
 
     for said in pools[3].run(refused, str(folder)):
-        assert "rank1.safetensors is damaged" in said
+        assert f"{name} is damaged" in said
 
 
 def test_another_model_and_another_optimizer_are_refused(saved):

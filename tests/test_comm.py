@@ -171,10 +171,24 @@ def test_strided_tensors_are_handled_not_misread(pool):
             assert torch.equal(comm.all_gather(view, axis), comm.all_gather(expected, axis))
             assert torch.equal(comm.reduce_scatter(view, axis), comm.reduce_scatter(expected, axis))
             assert torch.equal(comm.ring_shift(view, axis), comm.ring_shift(expected, axis))
+            calls = [comm.all_reduce, comm.all_gather, comm.reduce_scatter, comm.ring_shift]
+            assert all(call(view, axis).is_contiguous() for call in calls)
+            assert (
+                comm.broadcast(view, axis, 1).is_contiguous() and comm.reduce(view, axis, 2).is_contiguous()
+            )
         with pytest.raises(ValueError, match="contiguous buffer"):
             comm.all_reduce(whole.T, axis, own=True)
 
     pool.run(work)
+
+
+def test_a_shift_all_the_way_round_gives_memory_of_its_own(pool):
+    def work(rank, world_size):
+        x = torch.ones(3)
+        comm.ring_shift(x, Mesh(dp=world_size)["dp"], by=world_size).zero_()
+        return x.sum().item()
+
+    assert pool.run(work) == [3.0] * 5
 
 
 FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)

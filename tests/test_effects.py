@@ -4,6 +4,7 @@ import hashlib
 import math
 from dataclasses import replace
 from random import Random
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from gpt2lab.corpus.batches import Batches
 from gpt2lab.generate import Sampling
 from gpt2lab.model import GPT2, PRESETS, Dropout, GPT2Config, Noise
 from gpt2lab.parallel import finish, tensor
-from gpt2lab.parallel.accumulate import Accumulate
+from gpt2lab.parallel.accumulate import Accumulate, Alone
 from gpt2lab.parallel.finish import CHUNK, Piece
 from gpt2lab.parallel.pipeline.engine import Pipeline
 from gpt2lab.parallel.spec import Spec
@@ -192,6 +193,14 @@ def test_an_evaluation_is_the_mean_over_its_batches_under_autocast_too():
     alone = [one.evaluate([batch]) for batch in batches]
     assert one.evaluate(batches) == pytest.approx(sum(alone) / 2) and alone[0] != alone[1]
     assert set(seen) == {torch.bfloat16}
+
+
+def test_losses_of_many_micro_batches_of_16_bits_add_up_in_64():
+    weight = torch.ones((), dtype=torch.bfloat16, requires_grad=True)
+    model = lambda *_: weight
+    model.loss = lambda logits, _: logits * 1
+    micros = [SimpleNamespace(tokens=None, positions=None, targets=None, total=1024)] * 1024
+    assert Accumulate(model).run(micros, None, Alone()) == Accumulate(model).evaluate(micros) == 1
 
 
 def test_gradients_of_16_bits_add_up_in_32_under_32_bit_masters():

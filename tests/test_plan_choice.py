@@ -20,7 +20,7 @@ from gpt2lab.planner.cost import predict
 from gpt2lab.planner.problem import CLUSTERS, Cluster, Device, size_in_bytes
 from gpt2lab.planner.sends import sends
 from gpt2lab.planner.share import RankShare
-from gpt2lab.planner.space import PRUNED, candidates, factors
+from gpt2lab.planner.space import PRUNED, candidates, factors, proposals
 from gpt2lab.plots.planner import front_figure, predicted_and_measured
 
 CONFIG = GPT2Config(vocab_size=300, n_positions=32, n_layer=4, n_head=4, n_embd=32)
@@ -221,6 +221,13 @@ def test_64_devices_are_planned_for():
     config = GPT2Config(n_layer=4, n_head=8, n_embd=1024)
     found = parallelize(config, CLUSTERS["h100x64"], Goal(64, 1024, itemsize=2))
     assert found.plan.world <= 64 and found.prediction.memory <= 80e9 and found.reasons
+
+
+def test_tensor_ranks_fill_a_node_and_none_leaves_it():
+    cluster, left_out = CLUSTERS["h100x64"], Counter()
+    plans = proposals(GPT2Config(n_layer=4, n_head=64, n_embd=1024), cluster, 64, 64, 1024, left_out)
+    assert max(plan.tp for plan in plans) == cluster.network.node > 1
+    assert left_out["tensor ranks on two nodes"]
 
 
 def test_calibration_finds_the_machine_that_made_the_times():

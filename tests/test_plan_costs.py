@@ -148,6 +148,12 @@ def test_memory_of_one_rank(text):
     within_five_percent([held(0, 1, text, NARROW, 4, 48)], text, NARROW, 4, 48)
 
 
+def test_memory_where_the_logits_of_a_chunk_are_most_of_it():
+    """192 tokens, of which a chunk has 128."""
+    sizes = replace(NARROW, vocab_size=12_000, n_layer=1, n_embd=8, n_head=1), 4, 48
+    within_five_percent([held(0, 1, "loss=chunked", *sizes)], "loss=chunked", *sizes)
+
+
 FOUR = [
     "pp=2,tp=2,micro=3,sp=on",
     "dp=2,tp=2,zero=2,recompute=on,sp=on",
@@ -484,6 +490,14 @@ def test_tensor_ranks_get_the_link_inside_a_node_and_data_ranks_share_the_uplink
     assert four.parts["dp+cp"] == pytest.approx(4 * one.parts["dp+cp"])
     assert set(one.classes) == {"inside a node", "between nodes"}
     assert sum(one.classes.values()) == sum(one.sent.values())
+
+
+def test_a_long_backward_hides_sums_but_not_those_of_zero_1_which_come_after_it():
+    config = GPT2Config(vocab_size=64, n_positions=16, n_layer=4, n_head=4, n_embd=16)
+    slow = Cluster(2, Device(1e3), Network(Link(0, 1e6)))
+    one, two = (predict(Plan(dp=2, zero=zero), config, 8, 16, slow) for zero in (1, 2))
+    whole = sum(one.sent.values()) / 1e6
+    assert one.parts["dp+cp"] == pytest.approx(whole, rel=1e-3) and two.parts["dp+cp"] < 0.1 * whole
 
 
 def test_memory_says_for_each_stage_what_it_holds_and_for_what():

@@ -102,7 +102,7 @@ def test_a_known_killer_is_tried_first_and_where_it_sees_nothing_the_others_are(
     class Copy:
         def try_out(self, mutant, tests):
             tried.append(tests)
-            return ("killed", tests[0]) if "sees" in tests else ("lives", "")
+            return {"sees": ("killed", tests[0]), "hangs": ("not decided", "")}.get(tests[0], ("lives", ""))
 
     bug = Mutant("a.py", "f", 1, "constant", 0, 1, "1", "2", "sees")
     recorded = lambda: ({"sees": {"seconds": 1, "functions": 1}}, {"a.py f": ["sees"]})
@@ -110,8 +110,10 @@ def test_a_known_killer_is_tried_first_and_where_it_sees_nothing_the_others_are(
         "killed",
         "sees",
     )
+    endless = Mutant("a.py", "f", 1, "constant", 0, 1, "1", "2", "hangs")
+    assert killing.decided(endless, Copy(), recorded) == ("killed", "hangs")
     blind = Mutant("a.py", "f", 1, "constant", 0, 1, "1", "2", "blind")
     assert killing.decided(blind, Copy(), recorded) == ("killed", "sees")
-    assert tried == [["sees"], ["blind"], ["sees"]]
+    assert tried == [["sees"], ["hangs"], ["blind"], ["sees"]]
     other = Mutant("a.py", "g", 1, "constant", 0, 1, "1", "2")
     assert killing.decided(other, Copy(), recorded) == ("not reached", "")

@@ -44,6 +44,12 @@ OPENS = """
     if found:
         raise ValueError(sorted(found))
 """
+HONEST = """
+    import tempfile
+    with open("own.txt", "w") as own, tempfile.TemporaryFile("w") as other:
+        own.write("mine"), other.write("mine")
+    run("cat", "own.txt")
+"""
 
 
 def test_an_answer_opens_the_interpreter_torch_and_the_package_and_no_other_file(tmp_path):
@@ -53,8 +59,8 @@ def test_an_answer_opens_the_interpreter_torch_and_the_package_and_no_other_file
         return
     secret = [tmp_path, ROOT / ".git", ROOT / "notebooks", ROOT / "tests"]
     assert not [p for p in secret for one in ALLOWED if p.is_relative_to(one)]
-    found = tried([OPENS.format(allowed=sorted(ALLOWED | SINGLE))], tmp_path)
-    assert found[0][0][0][1] == "PASS", found
+    found = tried([OPENS.format(allowed=sorted(ALLOWED | SINGLE)), HONEST], tmp_path)
+    assert [found[i][0][0][1] for i in range(2)] == ["PASS", "PASS"], found
 
 
 WALK = """

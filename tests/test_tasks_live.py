@@ -156,21 +156,27 @@ def test_tasks_that_wait_for_each_other_are_named():
     assert "0 -> 1 -> 0" in text and text.count("of task 'ask'") == 2, text
 
 
-def patient(rank, world_size):
+def patient(rank, world_size, before):
     axis = Mesh(dp=2)["dp"]
-    graph = TaskGraph({"x": torch.zeros(3)})
+    graph = TaskGraph({"x": torch.zeros(3), "y": torch.zeros(3)})
+    for n in range(before):
+        messages.receive(graph, f"comes {n}", axis, 1 - rank, "y")
     messages.receive(graph, "never comes", axis, 1 - rank, "x")
     graph.add("after", print, reads("x"))
     if rank == 0:
         run_tasks(graph, 2, patience=0.3)
     else:
+        for _ in range(before):
+            comm.send(torch.ones(3), axis, 0)
         time.sleep(3)
 
 
-def test_a_message_that_stays_away_is_named_with_its_task_and_who_waits_for_it():
+@pytest.mark.parametrize("before", [0, 2])
+def test_a_message_that_stays_away_is_named_with_its_task_and_who_waits_for_it(before):
     with Ranks(2, echo=False, timeout=20) as ranks, pytest.raises(RankFailed) as failed:
-        ranks.run(patient)
-    words = r"rank 0 has no task to run: task 'never comes' (writes x[0:3]) waits for recv #1 on axis 'dp' with rank 1"
+        ranks.run(patient, before)
+    words = "rank 0 has no task to run: task 'never comes' (writes x[0:3]) waits for "
+    words += f"recv #{before + 1} on axis 'dp' with rank 1"
     assert (
         failed.value.rank == 0 and words in str(failed.value) and "'after' waits for 1" in str(failed.value)
     )

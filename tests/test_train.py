@@ -222,6 +222,11 @@ def test_a_resumed_run_goes_on_bitwise(tmp_path):
     assert [e["loss"] for e in read_log(tmp_path)] == [e["loss"] for e in straight]
 
 
+def test_the_last_step_is_evaluated_wherever_it_falls(tmp_path):
+    start(0, 1, options(steps=4), str(tmp_path), False)
+    assert [entry["step"] for entry in read_log(tmp_path) if "val" in entry] == [3, 4]
+
+
 @pytest.mark.parametrize("background", [False, True])
 @pytest.mark.parametrize("steps", [1, 4, 6])
 def test_a_finished_run_that_is_resumed_changes_no_checkpoint(steps, background, tmp_path):

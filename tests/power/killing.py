@@ -39,10 +39,12 @@ def candidates(mutant: Mutant, tests: dict, by_function: dict) -> list[str]:
 
 
 def decided(mutant: Mutant, copy: "Copy", recorded) -> tuple[str, str]:
-    """(killed, lives, not decided or not reached; the killer): by its known killer, else by what `recorded()` gives."""
-    said, killer = copy.try_out(mutant, [mutant.killer]) if mutant.killer else ("", "")
-    if said == "killed":
-        return said, killer
+    """(killed, lives, not decided or not reached; the killer): by its known killer, else by what `recorded()` gives.
+
+    A known killer, which is short, has noticed a bug with which it does not end.
+    """
+    if mutant.killer and copy.try_out(mutant, [mutant.killer])[0] != "lives":
+        return "killed", mutant.killer
     chosen = candidates(mutant, *recorded())
     return copy.try_out(mutant, chosen) if chosen else ("not reached", "")
 

@@ -11,6 +11,7 @@ import signal
 import sys
 import threading
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 from ...corpus.storage import replacing
@@ -39,6 +40,7 @@ __all__ = [
     "sentences",
     "unaided",
     "verdict",
+    "without_frames",
 ]
 
 LIMIT = 100.0
@@ -147,15 +149,16 @@ def live(fn, *args, ranks: int, what: str = ""):
     """
     from ...processes.launch import launch
 
-    graded = "GPT2LAB_JUDGE" in os.environ
     with sentences(what):
-        return launch(
-            _without_frames if graded else fn, *[fn] * graded, *args, ranks=ranks, echo=False, timeout=6
-        )
+        return launch(without_frames(fn), *args, ranks=ranks, echo=False, timeout=6)
 
 
-def _without_frames(rank, world_size, fn, *args):
-    """`fn` on a rank where an answer is graded: it gets no frame of who called it."""
+def without_frames(fn):
+    """`fn` for ranks: where an answer is graded, a rank gives it no frame of its checker."""
+    return partial(_without_frames, fn) if "GPT2LAB_JUDGE" in os.environ else fn
+
+
+def _without_frames(fn, rank, world_size, *args):
     said = frames_closed()
     found = fn(rank, world_size, *args)
     assert not said, said[0]
