@@ -367,6 +367,8 @@ def test_the_older_one_that_is_named_is_whole(copy, tmp_path):
     one.steps = 3
     third = checkpoint.save(one, copy.parent, keep=9)
     (copy / "config.json").write_text("{}")
+    with pytest.raises(checkpoint.BadCheckpoint, match="--resume .*checkpoint-0000001.$"):
+        checkpoint.read_state(copy)  # the third is whole, and newer
     (third / "rank0.safetensors").write_bytes(b"")
     with pytest.raises(checkpoint.BadCheckpoint, match="--resume .*checkpoint-0000001.$"):
         checkpoint.read_state(third)
