@@ -7,7 +7,6 @@ from gpt2lab.lessons.labs import automatic as lab
 from gpt2lab.lessons.labs import explorer
 from gpt2lab.model import PRESETS
 from gpt2lab.planner.cuts import Assignment
-from gpt2lab.planner.execute import uniform
 from gpt2lab.planner.search import PLANNERS
 
 
@@ -25,9 +24,11 @@ def test_a_slow_link_makes_stages_and_a_fast_one_cuts():
 
 
 def test_five_plans_are_three_uniform_ones_and_two_pipelines():
-    given = lab.live_problem()
-    texts = [uniform(given, plan) for plan in lab.five_plans(given).values()]
-    assert texts == ["dp=4", "tp=4", "dp=2,tp=2", "pp=2,dp=2,micro=2", "pp=2,tp=2,micro=2"]
+    plans = lab.five_plans(lab.live_problem()).values()
+    stages = [[(at.first, *at.cut) for at in dict.fromkeys(plan)] for plan in plans]
+    rows, weights = "sample", "parameter"
+    whole = [[(0, rows, rows)], [(0, weights, weights)], [(0, rows, weights)]]
+    assert stages == whole + [[(0, "whole", cut), (2, "whole", cut)] for cut in (rows, weights)]
 
 
 def test_live_plans_have_the_serial_loss_and_the_predicted_bytes(pools):

@@ -4,24 +4,20 @@ import random
 from functools import cache
 from itertools import permutations
 from math import prod
-from types import SimpleNamespace
 
 import pytest
 import torch
 
 from gpt2lab.machine.links import Link, Network
 from gpt2lab.model import GPT2, GPT2Config
-from gpt2lab.parallel.finish import Piece
-from gpt2lab.parallel.spec import Spec
-from gpt2lab.planner.alpa import clustered, scattered
+from gpt2lab.planner.alpa import clustered
 from gpt2lab.planner.cuts import Assignment, ChainProblem, gpt2_cuts
-from gpt2lab.planner.execute import stages_of, uniform
+from gpt2lab.planner.execute import stages_of
 from gpt2lab.planner.problem import Cluster, Device
 from gpt2lab.planner.search import PLANNERS
-from gpt2lab.processes.launch import RankFailed, Ranks
+from gpt2lab.processes.launch import RankFailed
 from gpt2lab.ranks import comm
 from gpt2lab.reference import example_batch, example_weights
-from gpt2lab.sharding import train_staged
 from gpt2lab.sharding.crossing import Crossing, Side
 from gpt2lab.sharding.gpt2 import captured_gpt2
 from gpt2lab.sharding.layout import layouts
@@ -29,8 +25,6 @@ from gpt2lab.sharding.reshard import shard
 from gpt2lab.sharding.run_staged import StageRunner
 from gpt2lab.sharding.staged import CutStage, Staged
 from gpt2lab.sharding.tofu import LinkChain
-from gpt2lab.sharding.train_staged import StageTrainer
-from gpt2lab.train import Recipe, make_optimizer
 
 CONFIG = GPT2Config(vocab_size=37, n_positions=16, n_layer=2, n_head=4, n_embd=24)
 ROWS, LENGTH = 7, 11
@@ -81,46 +75,6 @@ def check_staged(pools, staged, micros):
         assert (size, messages) == staged.cost(rank, micros)
     assert set.union(*(names for _, names, _, _ in found)) == set(serial(micros))
     return found
-
-
-def trained_by_stages(rank, world_size, staged, weights, given, recipe, want, planted=""):
-    """(largest relative error of losses, norms and weights after some steps, bytes and messages of the last one)."""
-    if planted == "norm of one stage":
-        train_staged.comm = SimpleNamespace(all_reduce=lambda x, axis: x)
-    if planted == "embedding of one stage":
-        Staged.renewed = []
-    trainer = StageTrainer(staged, weights, recipe, make_optimizer)
-    losses, norms, after = want
-    errors = []
-    for loss, norm in zip(losses, norms, strict=True):
-        comm.clear_log()
-        found = trainer.step(given)
-        errors += [abs(found[1] / norm - 1), 0.0 if found[0] is None else abs(found[0] / loss - 1)]
-    sent = sum(e.bytes for e in comm.log), sum(e.messages for e in comm.log)
-    for name, part in trainer.weights.items():
-        right = trainer.runner.interpreter.part(name, after[name])
-        errors.append(((part - right).abs().max() / after[name].abs().max()).item())
-    return max(errors), sent
-
-
-@cache
-def trained_serially(optimizer, micros, steps=5):
-    """Losses, norms and the weights after some steps of plain PyTorch, and the recipe; every gradient is clipped."""
-    recipe = Recipe(optimizer, lr=0.05, clip=0.5)
-    model = GPT2(CONFIG).double()
-    model.load_state_dict(example_weights(CONFIG))
-    pieces = [Piece(n, p, Spec(), p.dim() >= 2) for n, p in model.named_parameters()]
-    stepper, losses, norms = make_optimizer(pieces, recipe), [], []
-    for _ in range(steps):
-        stepper.zero_grad()
-        total = sum(b["targets"].numel() for b in batches(micros))
-        loss = sum(model.loss(model(b["tokens"]), b["targets"]) for b in batches(micros)) / total
-        loss.backward()
-        norms.append(torch.nn.utils.clip_grad_norm_(model.parameters(), recipe.clip).item())
-        losses.append(loss.item())
-        stepper.step()
-    assert min(norms) > recipe.clip
-    return recipe, (losses, norms, {n: p.detach().clone() for n, p in model.named_parameters()})
 
 
 LINE, SQUARE = {"y": 2}, {"x": 2, "y": 2}
@@ -188,30 +142,6 @@ def test_ranks_in_any_order_equal_the_serial_run_or_are_refused(mesh, pools):
     assert run == ([(0, 1, 2, 3), (0, 2, 1, 3)] if mesh is SQUARE else [tuple(range(prod(mesh.values())))])
 
 
-TRAINED = "two ranks, two ranks, other cuts", "three ranks, then one", "one, two and one"
-
-
-def errors_of_training(ranks, name, optimizer, planted=""):
-    """The largest error of any rank, after bytes and messages have been compared with the prediction."""
-    staged, (recipe, want) = Staged(chain(), CASES[name]), trained_serially(optimizer, 2)
-    answers = ranks.run(trained_by_stages, staged, example_weights(CONFIG), batches(2), recipe, want, planted)
-    for rank, (_, sent) in enumerate(answers) if not planted else []:
-        assert sent == tuple(map(sum, zip(staged.cost(rank, 2), staged.update_cost(rank), strict=True)))
-    return max(error for error, _ in answers)
-
-
-@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
-@pytest.mark.parametrize("name", TRAINED)
-def test_weights_after_five_steps_equal_the_serial_ones(pools, name, optimizer):
-    assert errors_of_training(pools[4], name, optimizer) <= 1e-10
-
-
-@pytest.mark.parametrize("planted", ["norm of one stage", "embedding of one stage"])
-def test_mutant_of_the_update_is_noticed(planted):
-    with Ranks(4, echo=False) as ranks:  # of its own: what is planted stays in them
-        assert errors_of_training(ranks, TRAINED[0], "sgd", planted) > 1e-6
-
-
 def problem(memory=float("inf"), layers=6) -> ChainProblem:
     """The same model on two nodes of two devices with a slow link between, in double precision."""
     cluster = Cluster(4, Device(1e8, memory, 1e-6), Network(Link(1e-5, 2e6), Link(1e-6, 1e9), 2))
@@ -226,7 +156,7 @@ def test_the_plan_that_alpa_finds_runs(pools, memory, sizes):
     given = problem(memory, layers=4)
     plan = PLANNERS["Alpa"].plan(given).plan
     stages = stages_of(given, plan)
-    assert [len(stage.ranks) for stage in stages] == sizes and uniform(given, plan) is None
+    assert [len(stage.ranks) for stage in stages] == sizes
     check_staged(pools, Staged(chain(), stages), given.micros)
 
 
@@ -242,23 +172,6 @@ def test_a_plan_by_hand_becomes_stages():
     assert found[2].choices == (("seq",),) * 3
     names = stages_of(given, (Assignment(0, 4, ("sample", "parameter")),) * 6)[0].choices
     assert names == tuple(("batch", name) for name in ("vocab", "heads", "ff", "heads", "ff", "vocab"))
-
-
-UNIFORM = {
-    "dp=2,tp=2": Assignment(0, 4, ("sample", "parameter")),
-    "dp=4": Assignment(0, 4, ("sample", "sample")),
-    "cp=2,tp=2": Assignment(0, 4, ("attribute", "parameter")),
-    "serial": Assignment(0, 1),
-}
-
-
-@pytest.mark.parametrize("text", UNIFORM)
-def test_a_uniform_plan_is_told_as_text(text):
-    given = problem()
-    assert uniform(given, (UNIFORM[text],) * 6) == text
-    assert uniform(given, (*(UNIFORM[text],) * 5, Assignment(0, 4, ("whole", "sample")))) is None
-    halves = [Assignment(2 * (n > 2), 2, ("whole", "parameter")) for n in range(6)]
-    assert uniform(given, tuple(halves)) == "pp=2,tp=2,micro=3"
 
 
 def test_every_place_receives_each_box_once_and_only_boxes_that_overlap_are_sent():
@@ -332,19 +245,3 @@ BAD = {
 def test_stages_that_cannot_be_get_a_sentence(says):
     with pytest.raises(ValueError, match=says):
         Staged(chain(), BAD[says])
-
-
-def test_sums_of_gradients_become_scatters_and_gathers_of_the_same_bytes(pools):
-    """Alpa's rewrite on data parallelism: every gradient ends cut, the reduce-scatters run, gathers follow."""
-    staged = Staged(chain(), [CutStage(0, (("batch",),) * 6, (0, 1), LINE)])
-    program, gathers = scattered(staged.programs[0])
-    kinds = {kind for kind, _, value in program.changes() if value in map(program.graph.outputs.get, gathers)}
-    summed = {f"grad {n}" for n in example_weights(CONFIG)} - {
-        "grad wpe.weight"
-    }  # it is padded after its sum
-    assert set(gathers) == summed and kinds == {"reduce-scatter"}
-    gathered = sum(way.total(LINE, 8)[0] for way in gathers.values())
-    total = lambda program: sum(program.cost({"y": n})[0] for n in range(2))
-    assert total(program) + gathered == total(staged.programs[0])
-    staged.programs[0] = program
-    check_staged(pools, staged, 1)

@@ -5,15 +5,12 @@ Zheng et al. 2022, "Alpa: Automating Inter- and Intra-Operator Parallelism for D
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
 from math import inf
 
 from ..machine.arguments import checked
-from ..sharding.cost import Path, path
-from ..sharding.layout import fits
-from ..sharding.partition import Change, Program, Run
 from .cuts import ChainPlan, ChainProblem, CutOperator, block_mesh, merged
 
 
@@ -244,27 +241,3 @@ def count_pipelines(operators: int, devices: int, node: int, cuts: int) -> int:
             start[b[0]] += kind * ways[b]
         ways = {b: kind * ways[b] + start[sum(b)] for b, kind in kinds.items()}
     return start[0]
-
-
-def scattered(program: Program) -> tuple[Program, dict[str, Path]]:
-    """The program in which sums of gradients end cut, not whole, and the gathers of new weights that are then needed.
-
-    An all-reduce becomes a reduce-scatter before the update and an all-gather after it: the same bytes, and an
-    optimizer that is cut, as in ZeRO. What something else reads whole, or is too short to be cut, stays. Section 4.2.
-    """
-    steps, results, gathers = list(program.steps), dict(program.results), {}
-    read = {name for step in steps if isinstance(step, Run) for name in step.node.inputs}
-    for i, step in enumerate(steps):
-        results_of = [
-            r for r, value in program.graph.outputs.items() if value == getattr(step, "value", None)
-        ]
-        for result in results_of if isinstance(step, Change) and step.value not in read else ():
-            (terms, lies), shape = step.ends, step.way.shape
-            axes = tuple(axis for axis, _ in terms.partial if lies.on(axis) is None)
-            cut = [lies.cut(d, (*cut, *axes)) for d, cut in enumerate(lies.cuts)]
-            cut = [c for c in cut if axes and fits(c, shape, program.mesh)]
-            if cut and lies == results[result]:
-                results[result] = cut[0]
-                steps[i] = Change(step.value, path(terms, cut[0], shape, program.mesh), step.element)
-                gathers[result] = path(cut[0], lies, shape, program.mesh)
-    return replace(program, steps=tuple(steps), results=results), gathers

@@ -1,4 +1,4 @@
-"""From a plan that was found to what runs on live ranks: a uniform one by `plan.build`, any other by stages."""
+"""From a plan that was found to what runs on live ranks: stages, each cut in its own way."""
 
 from ..sharding.staged import CutStage
 from .cuts import ChainPlan, ChainProblem
@@ -23,20 +23,3 @@ def stages_of(problem: ChainProblem, plan: ChainPlan) -> list[CutStage]:
         found.append(CutStage(link + op.links - len(choices), tuple(choices), tuple(at.devices), mesh))
         link += op.links
     return found
-
-
-def uniform(problem: ChainProblem, plan: ChainPlan) -> str | None:
-    """The text of a `Plan` that cuts every operator alike, as this plan does; None where it does not.
-
-    A pipeline's stages are then equally large blocks; where it cuts the layers is `plan.build`'s own choice.
-    """
-    if len({(at.count, at.cut) for at in plan}) > 1:
-        return None
-    names = {"sample": "dp", "attribute": "cp", "parameter": "tp", "whole": None}
-    sizes = {"pp": len({at.first for at in plan}), "dp": 1, "cp": 1, "tp": 1}
-    for size, kind in zip(problem.mesh(plan[0].first, plan[0].count).values(), plan[0].cut, strict=True):
-        if size > 1 and names[kind] is None:
-            return None
-        sizes |= {names[kind]: sizes[names[kind]] * size} if size > 1 else {}
-    said = [f"{name}={size}" for name, size in sizes.items() if size > 1]
-    return ",".join(said + ([f"micro={problem.micros}"] if sizes["pp"] > 1 else [])) or "serial"

@@ -24,6 +24,5 @@ capture      a function of tensors, backward included, as a graph
 gpt2         GPT-2's forward, loss, backward, clipping and update
 interpret    a rank runs its part of a partitioned program
 run_staged   a rank runs its stage
-train_staged its optimizer
 products     matrix products on grids of ranks: 1-D, SUMMA, 3-D
 """

@@ -50,11 +50,23 @@ class StageRunner:
         self.values: dict[int, dict] = {}
         self.going: list = []
 
+    @torch.no_grad()
     def step(self, weights: dict[str, torch.Tensor], batches: Sequence[dict[str, torch.Tensor]]) -> dict:
         """Forward and backward of all micro-batches: this rank's parts of its results, summed over them."""
-        return {} if self.stage is None else self.run(self.parts(weights), batches)
+        if self.stage is None:
+            return {}
+        parts, self.sums, self.left = self._parts(weights), {}, len(batches)
+        for op in make("1f1b", len(self.staged.stages), len(batches)).orders[self.stage]:
+            if op.kind == "F":
+                self._forward(op.micro, parts, batches[op.micro])
+            else:
+                self._backward(op.micro)
+        for handle in self.going:
+            handle.wait()
+        self.going = []
+        return {name: part for name, part in self.sums.items() if not name.startswith("out ")}
 
-    def parts(self, weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    def _parts(self, weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """This rank's parts of the weights that its stage uses. Raises ValueError for another type than captured."""
         own = [name for name in self.program.graph.inputs if name in weights]
         for name in own:
@@ -65,33 +77,6 @@ class StageRunner:
                     f"or capture with dtype={weights[name].dtype}."
                 )
         return {name: self.interpreter.part(name, weights[name]) for name in own}
-
-    @torch.no_grad()
-    def run(self, parts: dict[str, torch.Tensor], batches: Sequence[dict[str, torch.Tensor]]) -> dict:
-        """What `step` does, with the parts of the weights."""
-        self.sums, self.left = {}, len(batches)
-        for op in make("1f1b", len(self.staged.stages), len(batches)).orders[self.stage]:
-            if op.kind == "F":
-                self._forward(op.micro, parts, batches[op.micro])
-            else:
-                self._backward(op.micro)
-        self._sent()
-        return {name: part for name, part in self.sums.items() if not name.startswith("out ")}
-
-    @torch.no_grad()
-    def renew(self, parts: dict[str, torch.Tensor]) -> None:
-        """After an update: the new weights that two stages use, from the one that updates them to the other."""
-        for p in self.staged.renewed:
-            if p.source == self.stage:
-                self._send(p, parts[p.name])
-            if p.target == self.stage:
-                parts[p.name].copy_(self._receive(p))
-        self._sent()
-
-    def _sent(self) -> None:
-        for handle in self.going:
-            handle.wait()
-        self.going = []
 
     def _passing(self, kind: str, end: str) -> list[Passed]:
         return [p for p in self.staged.passed if p.kind == kind and getattr(p, end) == self.stage]

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from ..machine.arguments import checked
-from ..ranks.traffic import all_reduce_cost, split_sizes
 from .crossing import Crossing, Side
 from .layout import places, ranks
 from .partition import Change, Program, partition
@@ -100,27 +99,6 @@ class Staged:
         steps = self.programs[stage].steps
         reads = lambda s: {s.value} if isinstance(s, Change) else set(s.node.inputs)
         return next((n for n, step in enumerate(steps) if reads(step) & late), len(steps))
-
-    @cached_property
-    def renewed(self) -> list[Passed]:
-        """New weights that cross after an update: from the stage that has a weight's gradient to others that use it."""
-        found = []
-        for n, program in enumerate(self.programs):
-            for name in [r.removeprefix("grad ") for r in program.graph.outputs if r.startswith("grad ")]:
-                leaves = Side(self.stages[n].ranks, program.mesh, program.layouts[name])
-                node = program.graph.nodes[name]
-                for m, other in enumerate(self.programs):
-                    if m != n and name in other.graph.inputs:
-                        enters = Side(self.stages[m].ranks, other.mesh, other.layouts[name])
-                        crossing = Crossing(node.shape, node.element, leaves, enters, self.scatter)
-                        found.append(Passed(name, name, n, m, crossing, "renewed"))
-        return found
-
-    def update_cost(self, rank: int) -> tuple[int, int]:
-        """(bytes, messages) that a rank sends for an update: the gradient's norm, weights that another stage uses."""
-        world = sum(len(stage.ranks) for stage in self.stages)
-        norm = all_reduce_cost([8 * c for c in split_sizes(1, world)], rank) if world > 1 else (0, 0)
-        return tuple(map(sum, zip(norm, *(p.crossing.cost(rank) for p in self.renewed), strict=True)))
 
     def cost(self, rank: int, micros: int) -> tuple[int, int]:
         """(bytes, messages) that a rank sends in forward and backward of so many micro-batches."""
