@@ -2,7 +2,8 @@
 
 import pytest
 
-from gpt2lab.planner import balance, published
+from gpt2lab.planner import balance
+from gpt2lab.planner.published_steps import step_flops
 from gpt2lab.planner.tensor_costs import Shape, kept_bytes
 from gpt2lab.schedules import Cost, make, simulate
 
@@ -14,59 +15,19 @@ from gpt2lab.schedules import Cost, make, simulate
 def test_training_days_of_narayanan_2021(layers, width, batch, gpus, teraflops, days):
     """Section 5.1: GPT-3 on 300 billion tokens takes 34 days, a trillion parameters on 450 billion tokens 84."""
     tokens = 300e9 if layers == 96 else 450e9
-    flops = published.step_flops(batch, 2048, layers, width, 51200) * tokens / (batch * 2048)
+    flops = step_flops(batch, 2048, layers, width, 51200) * tokens / (batch * 2048)
     assert flops / (gpus * teraflops * 1e12) / 86400 == pytest.approx(days, rel=0.04)
 
 
 def test_recomputation_adds_a_third_of_the_layers():
-    full, none = (published.step_flops(1, 2048, 96, 12288, 0, r) for r in (True, False))
+    full, none = (step_flops(1, 2048, 96, 12288, 0, r) for r in (True, False))
     assert full / none == pytest.approx(4 / 3)
 
 
-@pytest.mark.parametrize(
-    ("options", "share"),
-    [
-        ({}, 34 + 80),
-        ({"tensor": 8}, 10 + 24 / 8 + 80 / 8),
-        ({"tensor": 8, "sequence": True}, 34 / 8 + 80 / 8),
-        ({"tensor": 8, "recompute": "selective"}, 10 + 24 / 8),
-        ({"tensor": 8, "sequence": True, "recompute": "selective"}, 34 / 8),
-        ({"recompute": "full"}, 2),
-    ],
-)
-def test_korthikanti_table_2_for_gpt3(options, share):
-    found = published.activation_bytes(2048, 1, 12288, 96, **options)
-    assert found == pytest.approx(2048 * 12288 * share)
-
-
-def test_the_matrices_of_attention_weigh_64_for_530_billion():
-    found = published.activation_bytes(2048, 1, 20480, 128) / (2048 * 20480)
-    assert found == pytest.approx(34 + 64)
-
-
 def test_our_layer_keeps_what_the_paper_says_without_its_dropout_masks():
-    """32 bytes in 16 bit beside the paper's 34: no dropout masks (two of one byte)."""
+    """32 bytes in 16 bit beside the 34 of Korthikanti et al. 2022, table 2: no dropout masks (two of one byte)."""
     shape = Shape(1, 1024, 768, 12, 1, 2)
-    paper = published.activation_bytes(1024, 1, 768, 12, recompute="selective")
-    assert paper / (1024 * 768) == 34
     assert kept_bytes(shape) / (1024 * 768) == pytest.approx(32, rel=0.01)
-
-
-@pytest.mark.parametrize(("total", "largest", "gigabytes"), [(2783e6, 65e6, 46.91), (60.5e6, 16.4e6, 1.08)])
-def test_what_deepspeed_prints_for_t0_3b_and_t5_small_in_stage_3_on_one_gpu(total, largest, gigabytes):
-    assert published.estimated_memory(total, largest, 3, 1) / 2**30 == pytest.approx(gigabytes, rel=0.005)
-
-
-def test_deepspeed_shares_four_fifths_of_stage_2():
-    one, many = (published.estimated_memory(1e9, 1e8, 2, n) for n in (1, 64))
-    assert (one, many) == (20e9, 4e9 + 16e9 / 64)
-
-
-def test_utilisation_of_palm_540b():
-    """PaLM, appendix B: 238.3 thousand tokens a second on 6144 TPU v4 are 45.7 %, with attention 46.2 %."""
-    attention = 12 * 118 * 48 * 256 * 2048
-    assert published.utilisation(540e9, 238.3e3, 6144, 275e12) == pytest.approx(0.457, rel=0.003)
-    assert published.utilisation(540e9, 238.3e3, 6144, 275e12, attention) == pytest.approx(0.462, rel=0.02)
 
 
 @pytest.mark.parametrize(
@@ -99,15 +60,3 @@ def test_deepseek_v3_table_2(name, bubble, held):
     assert idle == bubble(pp, f, i + w, w, joint)
     assert max(timeline.schedule.peak(r) for r in range(pp)) == held(pp)
     assert {timeline.schedule.weights(r) for r in range(pp)} == {2 if name == "dualpipe" else 1}
-
-
-@pytest.mark.parametrize(
-    ("ask", "sentence"),
-    [
-        (lambda: published.activation_bytes(1, 1, 1, 1, recompute="some"), "Use none, selective or full."),
-        (lambda: published.estimated_memory(1, 1, 1, 1), "DeepSpeed estimates stages 2 and 3, not 1"),
-    ],
-)
-def test_what_no_table_has_is_refused(ask, sentence):
-    with pytest.raises(ValueError, match=sentence):
-        ask()

@@ -12,8 +12,7 @@ from gpt2lab.plan import Plan
 from gpt2lab.planner import published_steps as published
 from gpt2lab.planner import seconds
 from gpt2lab.planner.cost import predict
-from gpt2lab.planner.published import step_flops
-from gpt2lab.planner.published_steps import FITTED, ROWS, UNSEEN
+from gpt2lab.planner.published_steps import FITTED, ROWS, UNSEEN, step_flops
 
 QUICK = [row for row in ROWS if "interleaved" not in row.plan]
 

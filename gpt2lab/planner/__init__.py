@@ -9,7 +9,6 @@ mixtures      seconds and bytes sent of a mixture of experts
 share         what a plan gives one rank; tensor_costs: what tensor and sequence parallelism send and keep
 seconds       how long a rank works on a stage; pipelines: how long their schedule takes
 fit           alpha and beta from measured times, with their uncertainty
-published     formulas of papers and other programs, for their tables
 metrics       speed-up, efficiency, Amdahl, Karp-Flatt
 published_steps  steps that others have published, beside what we predict of them
 failures      expected time lost to failures, and how often to save

@@ -11,11 +11,11 @@ import math
 from dataclasses import dataclass, replace
 from functools import cache
 
+from ..machine.arguments import checked
 from ..model import GPT2Config
 from ..plan import Plan
 from .cost import Prediction, predict
 from .problem import CLUSTERS, Cluster
-from .published import step_flops
 
 EFFICIENCY = 0.59
 TABLE_1 = "Narayanan et al. 2021, table 1"
@@ -28,6 +28,20 @@ LLAMA = "Grattafiori et al. 2024, table 4"
 ONE_CARD = "ZeRO-3 by DeepSpeed of 2021 sent no more than a ring with one of a machine's eight cards would"
 WIDE = "with its bubble of an eighth it reached 0.57 of the peak: products this wide are above our one efficiency"
 FSDP = "IBM and PyTorch 2024, README of fms-fsdp: training throughput on 128 A100 with 400 Gbit/s a machine"
+
+
+@checked(rows=1, length=1, layers=1, width=1, vocabulary=0)
+def step_flops(
+    rows: int, length: int, layers: int, width: int, vocabulary: int, recompute: bool = True
+) -> float:
+    """Operations of a step, 96 B s l h^2 (1 + s/6h + V/16lh) with recomputation of all layers, else 72 and V/12lh.
+
+    Narayanan et al. 2021, appendix: with it a utilisation counts what the hardware does (HFU), without it what the
+    model needs (MFU).
+    """
+    b, s, n, h, v = rows, length, layers, width, vocabulary
+    full, head = (96, 16) if recompute else (72, 12)
+    return full * b * s * n * h * h * (1 + s / (6 * h) + v / (head * n * h))
 
 
 @dataclass(frozen=True)
