@@ -49,6 +49,8 @@ class Fit:
 @checked(samples=0)
 def fit(samples: Sequence[tuple[float, float, float]]) -> Fit:
     """Fit (messages, bytes, seconds) samples. Raises ValueError for fewer than three, or for sizes all equal."""
+    from scipy.special import stdtrit
+
     table = np.asarray(samples, dtype=float)
     if len(table) < 3:
         raise ValueError(
@@ -62,7 +64,8 @@ def fit(samples: Sequence[tuple[float, float, float]]) -> Fit:
     errors = 1 - x @ (alpha, beta)
     freedom = len(x) - 2
     variance = float(errors @ errors) / freedom
-    wide = student(freedom) * np.sqrt(variance * np.diag(normal))
+    # the 97.5 % point of Student's t widens an interval from few samples
+    wide = float(stdtrit(freedom, 0.975)) * np.sqrt(variance * np.diag(normal))
     beta = max(beta, 1e-15)
     fastest = math.inf if beta <= wide[1] else 1 / (beta - wide[1])
     predicted = table[:, :2] @ (alpha, beta)
@@ -76,18 +79,3 @@ def fit(samples: Sequence[tuple[float, float, float]]) -> Fit:
         float(1 - residual / total),
         len(x),
     )
-
-
-@checked(freedom=1)
-def student(freedom: int) -> float:
-    """The 97.5 % point of Student's t, which widens an interval from few samples (Hill 1970's expansion)."""
-    z = 1.959963985
-    exact = {1: 12.7062, 2: 4.3027, 3: 3.1824, 4: 2.7764}
-    if freedom in exact:
-        return exact[freedom]
-    terms = (
-        (z**3 + z) / 4,
-        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
-        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
-    )
-    return z + sum(term / freedom ** (k + 1) for k, term in enumerate(terms))

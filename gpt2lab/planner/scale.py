@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ..algorithms.double_tree import trees
 from ..machine.arguments import MORE, checked
 from ..machine.links import Link, all_reduce_time
 
@@ -131,30 +132,13 @@ def tree_sum(n: int, size: int, itemsize: int = 4) -> Iterator[Round]:
     yield from ((target, source, sizes) for source, target, sizes in reversed(rounds))
 
 
-def _parents(n: int) -> np.ndarray:
-    """The in-order binary tree of `algorithms.double_tree`: the parent of each rank, -1 for the root."""
-    found = np.zeros(n, int)
-    for rank in range(n):
-        label = rank + 1
-        while True:
-            bit = label & -label
-            label = 0 if bit > n else (label & ~bit) | bit << 1
-            if label <= n:
-                break
-        found[rank] = label - 1
-    return found
-
-
 @checked(n=RANKS, size=0, itemsize=1, chunks=1)
 def double_tree(n: int, size: int, itemsize: int = 4, chunks: int = 4) -> Iterator[Round]:
     """Two binary trees, half of the tensor in `chunks` through each: the chunks follow each other up, then down."""
     n = int(n)  # numpy takes no True
-    first = _parents(n)
-    move = (n - 1 - np.arange(n)) if n % 2 == 0 else (np.arange(n) + 1) % n
-    second = np.empty(n, int)
-    second[move] = np.where(first >= 0, move[first], -1)
+    both = map(np.array, trees(n))
     edges = []  # of both trees: child, parent, steps before the root, bytes of each chunk
-    for parents, half in zip((first, second), equal_parts(size // itemsize, 2), strict=True):
+    for parents, half in zip(both, equal_parts(size // itemsize, 2), strict=True):
         depth, above = np.zeros(n, int), parents.copy()
         while (above >= 0).any():
             depth += above >= 0
