@@ -2,8 +2,9 @@
 
 import pytest
 import torch
+import torch.nn.functional as F
 
-from gpt2lab.generate import KVCache, Sampling, generate, next_logits
+from gpt2lab.generate import KVCache, Sampling, generate, generating, next_logits
 from gpt2lab.model import GPT2, GPT2Config
 
 CONFIG = GPT2Config(vocab_size=37, n_positions=16, n_layer=3, n_head=4, n_embd=24)
@@ -133,3 +134,41 @@ def test_the_cache_holds_what_its_formula_says_and_refuses_more(model):
     assert cache.bytes() == 2 * CONFIG.n_layer * len(PROMPTS) * 12 * CONFIG.n_embd * 8
     with pytest.raises(ValueError, match="The cache has 12 slots, but position 12 was asked for"):
         next_logits(model, [[1] * 13, [2], [3]], cache)
+
+
+WEIGHTS = {  # what a linear layer's weight may be like: (outputs, inputs)
+    "even": torch.Size((24, 10)),
+    "of one row": torch.Size((1, 10)),
+    "a vocabulary": torch.Size((37, 10)),
+    "a prime that is cut into no blocks": torch.Size((131, 10)),
+}
+
+
+@pytest.mark.parametrize("size", WEIGHTS.values(), ids=WEIGHTS)
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_linear_layer_of_few_rows_is_the_same_while_text_is_generated(model, size, bias):
+    make = torch.Generator().manual_seed(1)
+    weight, b = (torch.randn(shape, generator=make, dtype=torch.double) for shape in (size, size[:1]))
+    laid_out = {"by outputs": weight, "by inputs": weight.t().contiguous().t()}
+    for shape in ((1, 1, 10), (1, 10), (10,), (2, 1, 10), (2, 4, 10), (9, 10)):
+        x = torch.randn(shape, generator=make, dtype=torch.double)
+        for way, w in laid_out.items():
+            expected = F.linear(x, w, b if bias else None)
+            with generating(model):
+                found = F.linear(x, w, b if bias else None)
+            assert found.shape == expected.shape, way
+            torch.testing.assert_close(found, expected, rtol=1e-13, atol=1e-13)
+
+
+def test_a_cached_step_reads_its_weights_in_blocks_and_a_long_prompt_does_not(model, monkeypatch):
+    calls, usual = [], torch.bmm
+    monkeypatch.setattr(torch, "bmm", lambda w, x: calls.append(tuple(w.shape)) or usual(w, x))
+    generate(model, [[1] * 9], 1)
+    assert calls == [(37, 1, 24)]  # the head, of the last token alone
+    calls.clear()
+    generate(model, [[1] * 9], 2)
+    threads = max(2, torch.get_num_threads())
+    assert len(calls) == 2 + 4 * CONFIG.n_layer and calls[1] == (threads, 72 // threads, 24)
+    calls.clear()
+    F.linear(torch.ones(1, 24).double(), model.wte.weight)
+    assert calls == [], "after it a linear layer is computed as usual"

@@ -1,4 +1,4 @@
-"""Tokens a second of generation: with the cache of keys and values, without it, and transformers' `generate`.
+"""Tokens a second of generation: with the cache, on two tensor ranks, without the cache, and transformers' `generate`.
 
 All take the likeliest token of the same random weights, so they write the same text; they take turns, and medians
 count. The last line says what bounds a single text: every new token reads every weight once.
@@ -6,20 +6,26 @@ count. The last line says what bounds a single text: every new token reads every
 
 import tempfile
 import time
-from functools import partial
+from functools import cache, partial
 
 import torch
 
 from ..generate import generate
 from ..model import GPT2, PRESETS
+from ..plan import Plan, build
+from ..processes.launch import Ranks
+from ..ranks.mesh import Mesh
 from ..storage import huggingface
 from . import race
+
+GREEDY = {"temperature": 0.0, "stop": None}
 
 
 def run(args) -> dict[str, float]:
     """Print seconds and tokens a second of each, ratios to transformers, and how long reading the weights takes."""
     torch.set_num_threads(args.threads)
-    model, ways = contestants(args.config, args.rows, args.prompt, args.tokens)
+    ranks = Ranks(2, timeout=600, echo=False)
+    model, ways = contestants(args.config, args.rows, args.prompt, args.tokens, ranks)
     size, reading = sum(p.numel() * p.element_size() for p in model.parameters()), reading_time(model)
     count, texts = args.rows * args.tokens, {}
 
@@ -33,10 +39,11 @@ def run(args) -> dict[str, float]:
 
     print(
         f"{args.config}, {args.rows} x {args.tokens} tokens after {args.prompt}, "
-        f"float32, {args.threads} threads (measured)"
+        f"float32, {args.threads} threads or 2 ranks (measured)"
     )
     writers = {way: partial(write, way) for way in ways}
-    seconds = race.run([race.here(writers, rivals=("transformers",), notes=notes)], args.rounds)
+    with ranks:
+        seconds = race.run([race.here(writers, rivals=("transformers",), notes=notes)], args.rounds)
     per_token = seconds["ours, with the cache"] / args.tokens
     limit = seconds["transformers"] / args.tokens / reading
     print(
@@ -58,7 +65,7 @@ def reading_time(model, trials: int = 20) -> float:
     return min(times)
 
 
-def contestants(config: str, rows: int, prompt: int, tokens: int):
+def contestants(config: str, rows: int, prompt: int, tokens: int, ranks: Ranks):
     """Our model, and {name: a function that writes the texts}, all with its weights."""
     from transformers import GPT2LMHeadModel
     from transformers.utils import logging
@@ -69,12 +76,22 @@ def contestants(config: str, rows: int, prompt: int, tokens: int):
         huggingface.save(ours, folder)
         theirs = GPT2LMHeadModel.from_pretrained(folder).eval()
     text = torch.randint(ours.config.vocab_size, (rows, prompt), generator=torch.Generator().manual_seed(0))
-    greedy = {"temperature": 0.0, "stop": None}
     fixed = {"min_new_tokens": tokens, "max_new_tokens": tokens, "do_sample": False, "pad_token_id": 0}
     everyone = torch.ones_like(text)
     ways = {
         "transformers": lambda: theirs.generate(text, attention_mask=everyone, **fixed).tolist(),
-        "ours, with the cache": lambda: generate(ours, text.tolist(), tokens, **greedy),
-        "ours, without": lambda: generate(ours, text.tolist(), tokens, cache=False, **greedy),
+        "ours, with the cache": lambda: generate(ours, text.tolist(), tokens, **GREEDY),
+        "ours, tp=2": lambda: ranks.run(_together, config, text.tolist(), tokens)[0],
+        "ours, without": lambda: generate(ours, text.tolist(), tokens, cache=False, **GREEDY),
     }
     return ours, ways
+
+
+def _together(rank: int, world_size: int, config: str, text: list[list[int]], tokens: int) -> list[list[int]]:
+    return _part(config, world_size).generate(text, tokens, **GREEDY)
+
+
+@cache
+def _part(config: str, ranks: int):
+    """This rank's part of the model, of the same weights, which it keeps between turns."""
+    return build(Plan(tp=ranks), PRESETS[config], Mesh(tp=ranks))

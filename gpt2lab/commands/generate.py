@@ -39,26 +39,16 @@ def add_arguments(parser) -> None:
 def run(args) -> int:
     """Print each prompt with its continuation, and how fast it came."""
     source = args.model or str(folders.newest(Path("runs"), OR_PUBLISHED))
-    from ..corpus.tokenizer import (
-        encoding,  # not before it is known that there is a model: torch takes seconds
-    )
+    # not before it is known that there is a model: torch takes seconds
+    from ..corpus.tokenizer import encoding
     from ..generate import END_OF_TEXT, generate
     from ..storage import huggingface
 
     model, words = huggingface.load(model_folder(source)), encoding()
     prompts = [words.encode(text) or [END_OF_TEXT] for text in args.prompt or [""]]
+    how = {name: getattr(args, name) for name in ("slide", "temperature", "top_k", "top_p", "seed")}
     start = time.perf_counter()
-    texts = generate(
-        model,
-        prompts,
-        args.tokens,
-        cache=not args.no_cache,
-        slide=args.slide,
-        temperature=args.temperature,
-        top_k=args.top_k,
-        top_p=args.top_p,
-        seed=args.seed,
-    )
+    texts = generate(model, prompts, args.tokens, cache=not args.no_cache, **how)
     seconds = time.perf_counter() - start
     for text in texts:
         print(words.decode([token for token in text if token != END_OF_TEXT]))
