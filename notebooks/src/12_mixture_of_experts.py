@@ -2,12 +2,12 @@
 # # 12 Mixture of experts
 #
 # **The one-minute version.** Replace the MLP of a layer by E of them, the *experts*, and let a small *router* send
-# each token to k. The model has E times the weights, but a token costs only k MLPs. Three things follow. Somebody
-# must see to it that the experts share the work (*balance*). An expert with too much work may refuse some
+# each token to k. The model has E times the weights, but a token costs only k MLPs. Three things follow. The
+# experts must share the work (*balance*). An expert with too much work may refuse some
 # (*capacity*, *drops*). And the experts need not live on one rank: give each rank some, and send the tokens to
 # them by **all-to-all**, there and back. That is expert parallelism, the word `ep` of a plan; it divides `dp`.
 #
-# Seen on two live ranks with four of eight experts each:
+# On two live ranks, four of eight experts each:
 
 # %% tags=["setup"]
 from dataclasses import replace
@@ -19,6 +19,7 @@ from gpt2lab.experts.mixture import Experts, Mixture, looped
 from gpt2lab.lessons import explore, show, show_source, table
 from gpt2lab.lessons.exercises import check
 from gpt2lab.lessons.exercises import experts as exercises
+from gpt2lab.lessons.labs import copies
 from gpt2lab.lessons.labs import experts as lab
 from gpt2lab.plots import experts as plots
 from gpt2lab.plots.timeline import timeline
@@ -64,11 +65,10 @@ print("plain loop equals the package:", torch.allclose(by_hand, moe(x), atol=1e-
 print("and the package's own loop:   ", torch.allclose(looped(moe, x), moe(x), atol=1e-12))
 
 # %% [markdown]
-# That does E / k times the work that is needed. So give each expert only its tokens: write down all pairs
-# (token, expert), *sort* them by expert, and do one product an expert on consecutive rows. This is the *grouped*
-# form, on GPUs a *grouped GEMM*. Two adjoint functions surround it: **dispatch** copies each token to its rows, so
-# in backward a token's gradients add up; **combine** adds up rows times weights. Here autograd finds their backward;
-# the package derives it by hand.
+# That is E / k times the work needed. So *sort* all pairs (token, expert) by expert, and do one product an expert on
+# consecutive rows: the *grouped* form, on GPUs a *grouped GEMM*. Two adjoint functions surround it: **dispatch** copies
+# each token to its rows, so in backward a token's gradients add up; **combine** adds up rows times weights. Here
+# autograd finds their backward; the package derives it by hand.
 
 
 # %%
@@ -103,7 +103,7 @@ print("grouped_mm equals one product an expert:", torch.allclose(together, apart
 # ### Exercise: the backward of combine
 #
 # y[token] += weight * row, for every row. Given the gradient of y (N, C), what are those of rows (M, C) and of
-# weights (M,)? The second is how the router learns, and the one most often forgotten.
+# weights (M,)? The second teaches the router, and is most often forgotten.
 
 
 # %% tags=["exercise"]
@@ -359,8 +359,8 @@ show(
 )
 
 # %% [markdown]
-# What does an expert learn? For 512 lines of held-out text, how often can you guess the expert that a letter asks for
-# first, if you know only the letter, or only the line that it stands in?
+# What does an expert learn? In 512 lines of held-out text, how often does the letter alone, or the line alone, tell the
+# expert that the letter asks for first?
 
 
 # %%
@@ -573,7 +573,7 @@ def there(rows, counts, axis):
 
 # %% [markdown]
 # The package's version starts the exchange, lets the *shared* expert (which every token passes) compute meanwhile,
-# and then waits. The two halves are an adjoint pair of their own: in backward `_Wait` starts, the shared expert's
+# and then waits. The two halves are adjoint: in backward `_Wait` starts, the shared expert's
 # backward runs, `_Start` waits.
 
 # %%
@@ -619,7 +619,7 @@ print("gradients equal to the last bit:", len(gradients) == 1)
 # %% [markdown]
 # Half the messages, 40<!--above--> for 80<!--above-->, and the same bytes; equal to the last bit, since the rows
 # arrive in the same order. Programs such as DeepEP save bytes too: a *token* whose experts share a machine crosses
-# once, and is copied there. How much is that? 256 experts on eight machines, k = 8, even choices; DeepSeek-V3 lets a
+# once, and is copied there. 256 experts on eight machines, k = 8, even choices; DeepSeek-V3 lets a
 # token ask at most four machines.
 
 # %%
@@ -670,7 +670,36 @@ explore(
 )
 
 # %% [markdown]
-# **A puzzle, with a score.** A busy expert may have copies (DeepSeek's EPLB). A rank has room for three experts;
+# ### The hottest expert twice
+#
+# A busy expert may have copies, as in DeepSeek's [EPLB](https://github.com/deepseek-ai/EPLB): copies by load, then all
+# dealt out anew, the busiest first. Rows are shared out evenly among the copies, whose gradients are summed.
+
+# %%
+show_source(copies.dealt)
+chance = torch.Generator().manual_seed(0)
+x, grad = (torch.randn(8, 32, 24, generator=chance, dtype=torch.float64) for _ in "xg")
+x = (x + 1).requires_grad_()  # tokens that have something in common
+y = moe(x)
+y.backward(grad)
+right, rows = {name: p.grad for name, p in moe.named_parameters()}, []
+for room, what in ((0, "in order"), (3, "12 places")):
+    outputs, grads, load, computed, sent = zip(
+        *launch(copies.run, config, moe, x.detach(), grad, room, ranks=4, echo=False), strict=True
+    )
+    pairs = [(torch.cat(outputs), y), (torch.cat([g.pop("x") for g in grads]), x.grad)]
+    pairs += [(g, right[name]) for mine in grads for name, g in mine.items()]
+    same = all(torch.allclose(a, b, atol=1e-12) for a, b in pairs)
+    busiest = f"{max(computed) / (sum(computed) / 4):.2f}"
+    rows.append((what, computed, busiest, same, *(f"{sum(part):,}" for part in zip(*sent, strict=True))))
+print("rows of each expert:", *load[0], "; experts of the ranks:", *copies.dealt(load[0], 4, 3))
+header = ["experts", "rows of the ranks", "busiest, in even shares", "all equal serial"]
+table(rows, [*header, "bytes: weights, once", "rows", "gradients, each step"])
+
+# %% [markdown]
+# Sampling has no gradients to sum: there copies are cheap.
+#
+# **A puzzle, with a score.** A rank has room for three experts, copies or not;
 # its rows stay if their expert is at home, else its copies share them evenly. A layer takes a unit for each row of the
 # busiest rank, and two for each on the busiest link (a rank's; both ways at once). In order, without copies, it takes
 # 1,632.
