@@ -6,7 +6,6 @@
 # matrix of a pair by *columns* and the second by *rows*: nothing is sent between them. Attention falls apart into
 # heads by itself. What remains are two sums a layer forward and two backward.
 #
-# The claim, on two live ranks:
 
 # %% tags=["setup"]
 from dataclasses import replace
@@ -15,10 +14,10 @@ import torch
 import torch.nn.functional as F
 
 from gpt2lab.lessons import explore, show, show_source, table
-from gpt2lab.lessons.exercises import check, cuts
+from gpt2lab.lessons.exercises import check, cuts, travelling_sum
 from gpt2lab.lessons.exercises import tensor as exercises
+from gpt2lab.lessons.labs import rings, thresholds, typed
 from gpt2lab.lessons.labs import tensor as lab
-from gpt2lab.lessons.labs import thresholds, typed
 from gpt2lab.model import GPT2, GPT2Config
 from gpt2lab.parallel import sequence, tensor
 from gpt2lab.planner import tensor_costs
@@ -188,7 +187,7 @@ except ValueError as error:
     print(error)
 
 # %% [markdown]
-# In the package: what becomes of which layer, and f and g.
+# In the package:
 
 # %%
 for name, kind in tensor.SWAPS.items():
@@ -289,8 +288,8 @@ print(found, "formula:", formula["all_reduce"], found["all_reduce"][1] == formul
 # %% [markdown]
 # 16<!--above--> calls = 4 x 3 layers, one for the embedding, one for the head, two for the loss.
 #
-# PyTorch's own names the two cuts and finds f and g by itself. (Its cut of `c_attn` would mix q, k and v: reorder the
-# rows first, as in exercise 1.)
+# PyTorch's own names the two cuts and finds f and g by itself. (Of `c_attn` it would mix q, k and v: reorder rows
+# first, as in exercise 1.)
 
 
 # %%
@@ -326,16 +325,14 @@ for plan in ("tp=2", "tp=2,sp=on"):
 
 # %% [markdown]
 # ### Bug lab: three ways to be wrong
-#
-# Which checks notice?
 
 # %%
 bugs = "bias added n times", "f is missing", "g sums backward as well"
 print(*lab.noticed(two, "tp=2", config, *bugs), sep="\n")
 
 # %% [markdown]
-# "f is missing" leaves the loss of the first step untouched (`verify` also compares it after updates): only gradients
-# tell. (And `verify` starts from random biases: zero ones hide the first bug.)
+# "f is missing" leaves the first step's loss untouched: only gradients tell. (And `verify` starts from random biases:
+# zero ones hide the first bug.)
 #
 # The gradient norm is a check of its own: replicated gradients (norms, row biases) count once, slices on every rank;
 # else only clipping goes astray.
@@ -394,21 +391,173 @@ print(*lab.noticed(two, "tp=2,sp=on", config, "norms never summed"))
 #
 # Backward, f's all-reduce and the weight's gradient do not wait for each other: start the sum, multiply, then wait.
 
+
 # %% tags=["measured"]
-runs = {"sum, then multiply": False, "start the sum, multiply, wait": True}
-runs = {way: sum(two.run(lab.three_layers_backward, overlap), []) for way, overlap in runs.items()}
-length = max(max(s.end for s in spans) - min(s.start for s in spans) for spans in runs.values())
-for way, spans in runs.items():
-    show(
-        timeline(spans, way, clock="paced", length=length),
-        "paced",
-        "backward of three column-parallel layers; input gradients, weight gradients, and below the sums.",
-        "Two rows of bars for input and weight gradients with communication strips under them",
-    )
+def timelines(job, ways, ranks, caption, alt):
+    runs = {way: sum(ranks.run(job, how), []) for way, how in ways.items()}
+    length = max(max(s.end for s in spans) - min(s.start for s in spans) for spans in runs.values())
+    for way, spans in runs.items():
+        show(timeline(spans, way, clock="paced", length=length), "paced", caption, alt)
+
+
+timelines(
+    lab.three_layers_backward,
+    {"sum, then multiply": False, "start the sum, multiply, wait": True},
+    two,
+    "backward of three column-parallel layers; input gradients, weight gradients, and below the sums.",
+    "Two rows of bars for input and weight gradients with communication strips under them",
+)
 
 # %% [markdown]
 # In the package this is `apply_tensor(model, mesh, overlap=True)`; the gradients are the same bits.
 #
+# With sequence parallelism products wait for tokens, or sums for products. So multiply the tokens that are here while
+# a ring brings the next
+# ([Wang et al. 2023](https://doi.org/10.1145/3567955.3567959), PyTorch's
+# [async TP](https://discuss.pytorch.org/t/distributed-w-torchtitan-introducing-async-tensor-parallelism-in-pytorch/209487)):
+
+
+# %%
+def gathered(x, axis, sizes, use):
+    """use(place, tokens) for every rank's tokens; mine are x (T_r, C)."""
+    for hop in range(axis.size):
+        place = (axis.rank - hop) % axis.size
+        if hop < axis.size - 1:
+            coming = comm.ring_shift(x, axis, async_op=True, shape=(sizes[place - 1], x.size(1)))
+        use(place, x)
+        x = coming.wait() if hop < axis.size - 1 else None
+
+
+def column_layer(rank, world_size, x, w, dy, in_parts):
+    axis, sizes, y, dw = Mesh(tp=world_size)["tp"], comm.split_sizes(len(x), world_size), {}, []
+    mine, w, dy = x.split(sizes)[rank], w.chunk(world_size, 1)[rank], dy.chunk(world_size, 1)[rank]
+    comm.clear_log()
+    if in_parts:
+        gathered(mine, axis, sizes, lambda place, tokens: y.update({place: tokens @ w}))
+        dx = rings.scattered(lambda place: dy.split(sizes)[place] @ w.T, axis, sizes)
+        gathered(mine, axis, sizes, lambda place, tokens: dw.append(tokens.T @ dy.split(sizes)[place]))
+        y, dw = torch.cat([y[place] for place in range(world_size)]), sum(dw)
+    else:
+        y, dx = comm.all_gather(mine, axis, 0, sizes) @ w, comm.reduce_scatter(dy @ w.T, axis)
+        dw = comm.all_gather(mine, axis, 0, sizes).T @ dy
+    return y, dx, dw, sum(e.bytes for e in comm.log)
+
+
+given = torch.randn(10, 6), torch.randn(6, 8), torch.randn(10, 8)  # tokens, a matrix, the output's gradient
+ways = [four.run(column_layer, *given, in_parts) for in_parts in (False, True)]
+alike = lambda whole, parts: all(map(torch.allclose, whole[:3], parts[:3]))
+print("forward and backward equal the layer in one:", all(map(alike, *ways)))
+print("bytes of each rank:", *([sent for *_, sent in found] for found in ways))
+
+# %% tags=["measured"]
+timelines(
+    rings.two_layers,
+    {"gather, multiply, sum": False, "in parts": True},
+    four,
+    "a column- and a row-parallel layer, forward; in parts, messages travel under all products but two.",
+    "Four rows of bars; first long ones between messages, then short ones with messages under them",
+)
+
+# %% [markdown]
+# ### Exercise: the sum that travels
+#
+# A row-parallel layer ends with a sum, of which each rank keeps its tokens. Let it travel around the ring while you
+# compute the term to add.
+
+
+# %% tags=["exercise"]
+def scattered(term, axis, sizes):
+    """The sum of all ranks' term(place) (T_place, C), for this rank's place; sizes are the T of the places."""
+    ### BEGIN SOLUTION
+    total = term((axis.rank - 1) % axis.size)
+    for hop in range(2, axis.size + 1):
+        place = (axis.rank - hop) % axis.size
+        coming = comm.ring_shift(total, axis, async_op=True, shape=(sizes[place], total.size(1)))
+        own = term(place)
+        total = coming.wait() + own
+    return total
+    ### END SOLUTION
+
+
+check("the sum that travels", travelling_sum.travelling_sum, scattered)
+
+
+# %% [markdown] tags=["hint"]
+# Your own tokens' sum must arrive last. So which place's sum do you begin, for the next rank to go on with, and at
+# which one are you after each hop?
+
+
+# %% tags=["wrong"]
+# FAIL: no message was on its way
+# MISTAKE: The term is computed when the sum has come: the right sum, and nothing is hidden.
+def scattered(term, axis, sizes):
+    total = term((axis.rank - 1) % axis.size)
+    for hop in range(2, axis.size + 1):
+        place = (axis.rank - hop) % axis.size
+        total = comm.ring_shift(total, axis, shape=(sizes[place], total.size(1)))
+        total = total + term(place)
+    return total
+
+
+# %% tags=["wrong"]
+# FAIL: send it around the ring
+# MISTAKE: All terms are made and handed to reduce_scatter: the right sum after one long wait.
+def scattered(term, axis, sizes):
+    return comm.reduce_scatter(torch.cat([term(place) for place in range(axis.size)]), axis, 0, sizes)
+
+
+# %% tags=["wrong"]
+# FAIL: the sum at rank 0's place
+# MISTAKE: The ring begins with the own place, so each rank ends with its neighbour's tokens.
+def scattered(term, axis, sizes):
+    total = term(axis.rank)
+    for hop in range(1, axis.size):
+        place = (axis.rank - hop) % axis.size
+        coming = comm.ring_shift(total, axis, async_op=True, shape=(sizes[place], total.size(1)))
+        own = term(place)
+        total = coming.wait() + own
+    return total
+
+
+# %% tags=["wrong"]
+# FAIL: does not fit its receiver
+# MISTAKE: All places are taken to have as many tokens as the own one.
+def scattered(term, axis, sizes):
+    total = term((axis.rank - 1) % axis.size)
+    for hop in range(2, axis.size + 1):
+        coming = comm.ring_shift(total, axis, async_op=True, shape=(sizes[axis.rank], total.size(1)))
+        own = term((axis.rank - hop) % axis.size)
+        total = coming.wait() + own
+    return total
+
+
+# %% tags=["wrong"]
+# FAIL: computes a term twice
+# MISTAKE: The first term is added once more at the end.
+def scattered(term, axis, sizes):
+    total = term((axis.rank - 1) % axis.size)
+    for hop in range(2, axis.size + 1):
+        place = (axis.rank - hop) % axis.size
+        coming = comm.ring_shift(total, axis, async_op=True, shape=(sizes[place], total.size(1)))
+        own = term(place)
+        total = coming.wait() + own
+    return total + term(axis.rank)
+
+
+# %% tags=["wrong"]
+# FAIL: never asked for the term of place
+# MISTAKE: One hop too few: the sum of one rank is left out.
+def scattered(term, axis, sizes):
+    total = term((axis.rank - 1) % axis.size)
+    for hop in range(2, axis.size):
+        place = (axis.rank - hop) % axis.size
+        coming = comm.ring_shift(total, axis, async_op=True, shape=(sizes[place], total.size(1)))
+        own = term(place)
+        total = coming.wait() + own
+    return total
+
+
+# %% [markdown]
 # ## How far does it go?
 #
 # A layer computes 72 B T C² flops in its matrices (and 12 B T² C in attention, which the figure includes) and sends
@@ -1022,11 +1171,84 @@ table(
 # Types cannot see factors, counts, indices, norms, or what is left out. In the convention below copies are R, the loss
 # too: its gradient is P, 1/n a rank.
 #
+# **7.** The letters, on axis tp, of a weight and of its gradient: "II", "RP" or "VV"?
+
+
+# %% tags=["exercise"]
+def letters(name, sp):
+    """The two letters of a weight such as "h.0.mlp.c_fc.bias", with sequence parallelism (sp) or without."""
+    ### BEGIN SOLUTION
+    whole = "ln_" in name or name == "wpe.weight" or name.endswith("c_proj.bias")
+    return "VV" if not whole else "RP" if sp else "II"
+    ### END SOLUTION
+
+
+check("letters of weights", cuts.letters, letters)
+
+# %% [markdown] tags=["hint"]
+# Is the weight cut? If it is whole: does every rank use it for all tokens, or only for its own, and so in another way?
+
+
+# %% tags=["wrong"]
+# FAIL: c_proj.bias, sp=False: expected 'II', got 'VV'
+# MISTAKE: All of a row-parallel layer is taken to be cut, its bias too.
+def letters(name, sp):
+    whole = "ln_" in name or name == "wpe.weight"
+    return "VV" if not whole else "RP" if sp else "II"
+
+
+# %% tags=["wrong"]
+# FAIL: wpe.weight, sp=True: expected 'RP', got 'II'
+# MISTAKE: Sequence parallelism is taken to change nothing of the weights.
+def letters(name, sp):
+    whole = "ln_" in name or name == "wpe.weight" or name.endswith("c_proj.bias")
+    return "II" if whole else "VV"
+
+
+# %% tags=["wrong"]
+# FAIL: with sp alone
+# MISTAKE: Every whole weight is taken to be used by each rank in its own way.
+def letters(name, sp):
+    whole = "ln_" in name or name == "wpe.weight" or name.endswith("c_proj.bias")
+    return "RP" if whole else "VV"
+
+
+# %% tags=["wrong"]
+# FAIL: expected 'RP', got 'RR'
+# MISTAKE: A gradient is given the letter of its weight, where it is a sum not yet made.
+def letters(name, sp):
+    whole = "ln_" in name or name == "wpe.weight" or name.endswith("c_proj.bias")
+    return "VV" if not whole else "RR" if sp else "II"
+
+
+# %% tags=["wrong"]
+# FAIL: wpe.weight, sp=False: expected 'II', got 'VV'
+# MISTAKE: Positions are taken to be cut as the vocabulary is.
+def letters(name, sp):
+    whole = "ln_" in name or name.endswith("c_proj.bias")
+    return "VV" if not whole else "RP" if sp else "II"
+
+
+# %% tags=["wrong"]
+# FAIL: knows the answer
+# MISTAKE: The package is asked: the right letters, of a model that is built for them.
+def letters(name, sp):
+    from gpt2lab.plan import build
+    from gpt2lab.reference import CONFIG
+    from gpt2lab.transport.pretended import one_of
+
+    plan = Plan(tp=2, sp=sp)
+    with one_of(0, 2):
+        letter = typed.types_of(build(plan, CONFIG, Mesh(**plan.axes)), name)["tp"]
+    return letter + GRADIENT[letter]
+
+
+# %% [markdown]
 # ### AlexNet
 #
-# "One weird trick" (Krizhevsky 2014) gives *each layer its own best cut*. Convolutions have few weights and large
-# activations: cut the batch. Dense layers are the other way round: cut the matrices. From images to features an
-# all-to-all suffices, 1/n of what an all-gather sends. Live:
+# "One weird trick" ([Krizhevsky 2014](https://arxiv.org/abs/1404.5997)) gives *each layer its own best cut*.
+# Convolutions have few weights and large activations: cut the batch. Dense layers are the other way round: cut the
+# matrices. From images to features an all-to-all suffices, 1/n of what an all-gather sends. Live:
 
 
 # %%
@@ -1208,8 +1430,8 @@ class MyGather(torch.autograd.Function):
 # %% [markdown]
 # **6. A puzzle: AlexNet on 8 ranks.** Cut each layer by "batch" (and sum its gradients), "columns" (needs whole
 # inputs, leaves features) or "rows" (needs features, leaves partial sums). Between layers activations change hands,
-# forward and backward, by the table. The first input costs nothing; the last output is wanted by images. Least bytes
-# win; at most 45 MB pass.
+# forward and backward, by the table. The first input costs nothing; the last output is wanted by images. At most
+# 45 MB pass.
 
 
 # %% tags=["exercise"]
@@ -1265,16 +1487,14 @@ def my_cuts():
 # %% [markdown]
 # ## Questions
 #
-# 1. Why is a row-parallel layer's bias added after the sum, and a column-parallel layer's before gelu?
-# 2. Which parameters are replicated under tensor parallelism, and how does their gradient become the same
+# 1. Which parameters are replicated under tensor parallelism, and how does their gradient become the same
 #    on all ranks?
-# 3. Sequence parallelism sends the bytes of tensor parallelism in more messages: where, and when does that hurt?
+# 2. Sequence parallelism sends the bytes of tensor parallelism in more messages: where, and when does that hurt?
 #
 # <details><summary>Answers</summary>
 #
-# 1. Partial results are summed: a bias inside would count n times. A column-parallel layer owns complete features.
-# 2. Norms, row biases, positions. Their outputs meet f on the way, and f's backward sums the ranks' parts.
-# 3. Two calls for each all-reduce, each with its latency: it hurts for short sequences and slow links.
+# 1. Norms, row biases, positions. Their outputs meet f on the way, and f's backward sums the ranks' parts.
+# 2. Two calls for each all-reduce, each with its latency: it hurts for short sequences and slow links.
 #
 # </details>
 #
@@ -1283,6 +1503,5 @@ def my_cuts():
 # - Shoeybi et al. 2019, "Megatron-LM" (arXiv:1909.08053): section 3 draws f and g.
 # - Korthikanti et al. 2022, "Reducing Activation Recomputation" (arXiv:2205.05198): section 4: sequence
 #   parallelism, and what is kept.
-# - Krizhevsky 2014, "One weird trick" (arXiv:1404.5997): each layer its own cut, in seven pages.
 #
 # **Next:** lesson 07 cuts between the layers.

@@ -1,9 +1,9 @@
-"""The scored puzzle of lesson 06: which cut for which layer of AlexNet sends the least."""
+"""Checkers of lesson 06: which cut for which layer of AlexNet sends the least, and letters of weights."""
 
 from itertools import pairwise
 
 from ...plots.tensor import ALEXNET
-from . import returned, scored
+from . import Task, returned, scored
 
 RANKS, IMAGES = 8, 128
 MAKES = {"batch": "images", "columns": "features", "rows": "sums"}
@@ -42,3 +42,43 @@ def choose(answer) -> str:
     strange = [cut for cut in cuts if cut not in MAKES]
     assert not strange, f"{strange[0]!r} is no cut. Use batch, columns or rows"
     return scored(round(megabytes(cuts), 1), "MB", bar=BAR, best=BEST)
+
+
+NAMES = (
+    "wte",
+    "wpe",
+    "h.0.ln_1",
+    "h.0.attn.c_attn",
+    "h.0.attn.c_proj",
+    "h.0.mlp.c_fc",
+    "h.0.mlp.c_proj",
+    "ln_f",
+)
+WEIGHTS = [
+    f"{name}.{kind}" for name in NAMES for kind in ("weight", "bias") if kind == "weight" or "w" not in name
+]
+
+
+def _letters(name: str, sp: bool) -> str:
+    """The letters of a weight and its gradient on axis tp, by the package's own types."""
+    from ...plan import Plan, build
+    from ...ranks.mesh import Mesh
+    from ...ranks.types import GRADIENT
+    from ...reference import CONFIG
+    from ...transport.pretended import one_of
+    from ..labs.typed import types_of
+
+    plan = Plan(tp=2, sp=sp)
+    with one_of(0, 2):
+        kind = types_of(build(plan, CONFIG, Mesh(**plan.axes)), name)["tp"]
+    return kind + GRADIENT[kind]
+
+
+letters = Task(
+    _letters,
+    [(name, sp) for sp in (False, True) for name in WEIGHTS],
+    what="{0}, sp={1}",
+    like=lambda found, _: "".join(found),
+    mistakes={"that is what is summed in the step: with sp alone": lambda name, sp: _letters(name, True)},
+    closed=("gpt2lab.lessons.labs", "gpt2lab.ranks.types", "gpt2lab.parallel"),
+)

@@ -1,0 +1,142 @@
+"""Tensor parallelism without waiting: products in as many parts as there are ranks, while a ring carries the next one.
+
+Sequence parallelism gathers tokens before one product and sums them after another; here each part of a product is
+computed while another part of the tokens, or of the sum, travels. The bytes stay the same, in n-1 messages a call.
+
+Wang et al. 2023, "Overlap Communication with Dependent Computation via Decomposition in Large Deep Learning Models",
+ASPLOS (collective matmul); PyTorch's asynchronous tensor parallelism (2024).
+"""
+
+import time
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+
+from ...parallel import tensor
+from ...parallel.tensor import weight_gradients
+from ...ranks import comm, paced, trace
+from ...ranks.mesh import Mesh
+
+
+def gathered(x, axis, sizes, use) -> None:
+    """Call `use(place, part)` with each rank's part of the tokens (..., T, C); x is this rank's (..., T_r, C).
+
+    While one is used the next one travels. Bytes per rank: those of an all-gather.
+    """
+    for hop in range(axis.size):
+        place, coming = (axis.rank - hop) % axis.size, None
+        if hop + 1 < axis.size:
+            shape = (*x.shape[:-2], sizes[place - 1], x.size(-1))
+            coming = comm.ring_shift(x, axis, async_op=True, shape=shape)
+        use(place, x)
+        x = coming and coming.wait()
+
+
+def scattered(term, axis, sizes):
+    """The sum of all ranks' `term(place)` (..., T_place, C) at this rank's place; all ranks call this.
+
+    While one is computed the sum of those before travels. Bytes per rank: those of a reduce-scatter.
+    """
+    total = term((axis.rank - 1) % axis.size)
+    for hop in range(2, axis.size + 1):
+        place = (axis.rank - hop) % axis.size
+        shape = (*total.shape[:-2], sizes[place], total.size(-1))
+        coming = comm.ring_shift(total, axis, async_op=True, shape=shape)
+        own = term(place)
+        total = coming.wait() + own
+    return total
+
+
+class GatheredProduct(torch.autograd.Function):
+    """`F.linear(all_gather(x), weight, bias)` of tokens x (B, T_r, C), in parts; it keeps x alone for backward.
+
+    Bytes per rank: an all-gather forward, a reduce-scatter and an all-gather backward, as `lean`.
+    """
+
+    @staticmethod
+    def forward(ctx, x, weight, bias, axis, sizes):
+        ctx.save_for_backward(x, weight)
+        ctx.axis, ctx.sizes, ctx.biased, parts = axis, sizes, bias is not None, {}
+        gathered(x, axis, sizes, lambda place, part: parts.update({place: F.linear(part, weight, bias)}))
+        return torch.cat([parts[place] for place in range(axis.size)], 1)
+
+    @staticmethod
+    def backward(ctx, grad):
+        x, weight = ctx.saved_tensors
+        grads, found = grad.split(ctx.sizes, 1), []
+        of_x = scattered(lambda place: grads[place] @ weight, ctx.axis, ctx.sizes)
+        use = lambda place, part: found.append(weight_gradients(grads[place], part, ctx.biased))
+        gathered(x, ctx.axis, ctx.sizes, use)
+        of_weight, of_bias = zip(*found, strict=True)
+        return of_x, sum(of_weight), sum(of_bias) if ctx.biased else None, None, None
+
+
+class ScatteredProduct(torch.autograd.Function):
+    """`reduce_scatter(F.linear(x, weight))` of x (B, T, C / n), in parts.
+
+    Bytes per rank: a reduce-scatter forward, an all-gather backward.
+    """
+
+    @staticmethod
+    def forward(ctx, x, weight, axis, sizes):
+        ctx.save_for_backward(x, weight)
+        ctx.axis, ctx.sizes, parts = axis, sizes, x.split(sizes, 1)
+        return scattered(lambda place: F.linear(parts[place], weight), axis, sizes)
+
+    @staticmethod
+    def backward(ctx, grad):
+        x, weight = ctx.saved_tensors
+        parts, of_x, of_weight = x.split(ctx.sizes, 1), {}, []
+
+        def use(place, part):
+            of_x[place] = part @ weight
+            of_weight.append(weight_gradients(part, parts[place], False)[0])
+
+        gathered(grad, ctx.axis, ctx.sizes, use)
+        return torch.cat([of_x[place] for place in range(ctx.axis.size)], 1), sum(of_weight), None, None
+
+
+def apply_rings(model) -> None:
+    """Let the layers of a model that `apply_sequence` has edited compute in parts; the head stays as it is."""
+    for module in model.modules():
+        if isinstance(module, tensor.ColumnLinear):
+            module.forward = partial(_column, module)
+        if isinstance(module, tensor.RowLinear):
+            module.forward = partial(_row, module)
+
+
+def _column(layer, x):
+    return GatheredProduct.apply(x, layer.weight, layer.bias, layer.edge.axis, layer.edge.sizes)
+
+
+def _row(layer, x):
+    layer.edge.length = x.size(1)
+    return ScatteredProduct.apply(x, layer.weight, layer.edge.axis, layer.edge.sizes) + layer.bias
+
+
+def two_layers(rank: int, world_size: int, parts: bool) -> list:
+    """Spans of a paced forward of a column- and a row-parallel layer: products sleep, messages are real."""
+    axis, x = Mesh(tp=world_size)["tp"], torch.ones(1, 64, 1024)  # a part: 256 KiB
+    sizes, name = [64] * world_size, ("c_fc", "c_proj")
+
+    def product(layer, share):
+        with trace.span(name[layer], "forward"):
+            time.sleep(0.08 * share)
+
+    def term(place):
+        product(1, 1 / world_size)
+        return x
+
+    comm.barrier(axis)
+    trace.clear()
+    with paced.use(paced.Link(latency=0.0005, bandwidth=15e6)):
+        if parts:
+            gathered(x, axis, sizes, lambda place, part: product(0, 1 / world_size))
+            scattered(term, axis, sizes)
+        else:
+            comm.all_gather(x, axis, 1)
+            product(0, 1)
+            product(1, 1)
+            comm.reduce_scatter(torch.cat([x] * world_size, 1), axis, 1)
+    return trace.spans()
