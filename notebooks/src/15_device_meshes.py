@@ -7,9 +7,6 @@
 # remains to decide is small but treacherous: which axis gets the fast links, in which order the strategies
 # edit the model, and in which order a step is finished, so that every gradient is summed over the right ranks
 # and every number counts once.
-#
-# You will number a cube of ranks, run all pairs of strategies, pay for a bad placement, and plant five bugs
-# that no loss curve would show you.
 
 # %% tags=["setup"]
 import numpy as np
@@ -21,7 +18,9 @@ from gpt2lab.corpus import Batches, plays
 from gpt2lab.lessons import explore, show, show_source, table
 from gpt2lab.lessons.exercises import check
 from gpt2lab.lessons.exercises import meshes as exercises
+from gpt2lab.lessons.labs import handover
 from gpt2lab.lessons.labs import meshes as lab
+from gpt2lab.lessons.labs.instruments import trainer_by
 from gpt2lab.machine.links import Link, Network
 from gpt2lab.model import GPT2, GPT2Config
 from gpt2lab.parallel import tensor
@@ -66,14 +65,14 @@ show(
 
 # %% [markdown]
 # Is that so on live ranks? Let rank r contribute 10^r, and sum along one axis. The digits of the sum name the
-# members of the group. (Read from the right: rank 0 is the last digit.)
+# members of the group. (Rank 0's is the last.)
 
 # %%
 for rank, (place, sums, _) in enumerate(found):
     print(f"rank {rank} at {place}:", ", ".join(f"{a} {n:08}" for a, n in zip(SIZES, sums, strict=True)))
 
 # %% [markdown]
-# Other orders and other ways of dealing ranks to nodes, to play with: which groups cross the border?
+# Other orders, other ways of dealing: which groups cross the border?
 
 # %%
 explore(
@@ -87,8 +86,7 @@ explore(
 )
 
 # %% [markdown]
-# A rank of the mesh is a number in a mixed base: rank = ((pp · DP + dp) · CP + cp) · TP + tp. Two exercises,
-# for any sizes.
+# A rank of the mesh is a number in a mixed base: rank = ((pp · DP + dp) · CP + cp) · TP + tp.
 
 
 # %% tags=["exercise"]
@@ -363,8 +361,7 @@ for text in ("dp=4", "dp=4,zero=3", "dp=4,zero=3,shard=2"):
 print(verify("dp=4,zero=3,shard=2", ranks=pool))
 
 # %% [markdown]
-# And now real steps on real ranks, whose messages are held back to these links. What the links add is the
-# paced step minus the same step on free links.
+# And now real steps, whose messages are held back to these links; what the links add is a paced step minus a free one.
 
 
 # %% tags=["measured"]
@@ -545,6 +542,135 @@ for trick in (False, True):
 # %% [markdown]
 # With sequence parallelism (`sp=on`) this comes for nothing: each rank holds only its tokens at the border.
 #
+# ## From one plan to the next: training, then sampling
+#
+# Reinforcement learning writes texts with the weights that it has just trained, each step, by another plan
+# ([HybridFlow](https://arxiv.org/abs/2409.19256), [OpenRLHF](https://arxiv.org/abs/2405.11143)). Any plan's part of a
+# weight is a *box* of the whole, as in a checkpoint; each rank is sent what it lacks, and nobody gathers.
+
+
+# %%
+def rl_step(rank, world_size, trains, samples):
+    trainer, sampler = (trainer_by(text, CONFIG) for text in (trains, samples))
+    hand_over = handover.Handover(trainer.parallel, sampler.parallel)  # who sends what
+    trainer.step(example_batch(CONFIG, 7, 11))
+    comm.clear_log()
+    hand_over()
+    sent = sum(event.bytes for event in comm.log)
+    texts = sampler.parallel.generate([[1, 2], [3, 4], [5, 6], [7, 8]], new=8, stop=None)
+    before, after = (handover.log_probabilities(model, texts) for model in (trainer, sampler))
+    return sent, max(abs(a - b) for a, b in zip(before, after, strict=True)), before
+
+
+size = 8 * CONFIG.parameters
+for trains, samples in (
+    ("pp=2,tp=2,micro=2", "tp=4"),
+    ("dp=4,zero=3", "dp=2,tp=2"),
+    ("pp=4,micro=4", "dp=4"),
+):
+    sent, off, logs = zip(*pool.run(rl_step, trains, samples), strict=True)
+    print(f"{trains:17} to {samples:9}: {sum(sent) / size:.2f} models of bytes;", end=" ")
+    print(f"log-probabilities {[round(p, 1) for p in logs[0]]}, equal before and after: {max(off) < 1e-10}")
+
+# %% [markdown]
+# Gathering all on four ranks would send three models.
+#
+# **Exercise.** Who sends what? A vector lies in stretches on ranks; several may have the same one. Each wants another.
+
+
+# %% tags=["exercise"]
+def messages(have, want):
+    """[(from rank, to rank, start, stop)]; have and want hold one stretch (start, stop) a rank."""
+    ### BEGIN SOLUTION
+    found = []
+    for to, (first, last) in enumerate(want):
+        for start, stop in sorted(set(have)):
+            low, high = max(first, start), min(last, stop)
+            if low < high and have[to] != (start, stop):
+                found.append((have.index((start, stop)), to, low, high))
+    return found
+    ### END SOLUTION
+
+
+check("who sends what", exercises.messages, messages)
+
+# %% [markdown] tags=["hint"]
+# Take each rank's wish and each *different* stretch that somebody has: what have the two in common, and who need not
+# be sent that?
+
+
+# %% tags=["wrong"]
+# FAIL: is sent to itself
+# MISTAKE: What a rank has already is sent as well, by the rank to itself.
+def messages(have, want):
+    found = []
+    for to, (first, last) in enumerate(want):
+        for start, stop in sorted(set(have)):
+            low, high = max(first, start), min(last, stop)
+            if low < high:
+                source = to if have[to] == (start, stop) else have.index((start, stop))
+                found.append((source, to, low, high))
+    return found
+
+
+# %% tags=["wrong"]
+# FAIL: has it already
+# MISTAKE: The first who has a stretch sends it to all who want it: right weights, and more bytes than needed.
+def messages(have, want):
+    found = []
+    for to, (first, last) in enumerate(want):
+        for start, stop in sorted(set(have)):
+            low, high = max(first, start), min(last, stop)
+            if low < high and have.index((start, stop)) != to:
+                found.append((have.index((start, stop)), to, low, high))
+    return found
+
+
+# %% tags=["wrong"]
+# FAIL: gets number
+# MISTAKE: All who have a stretch send it.
+def messages(have, want):
+    found = []
+    for to, (first, last) in enumerate(want):
+        for source, (start, stop) in enumerate(have):
+            low, high = max(first, start), min(last, stop)
+            if low < high and have[to] != (start, stop):
+                found.append((source, to, low, high))
+    return found
+
+
+# %% tags=["wrong"]
+# FAIL: never gets
+# MISTAKE: Only stretches that are wanted whole are sent.
+def messages(have, want):
+    found = []
+    for to, (first, last) in enumerate(want):
+        for start, stop in sorted(set(have)):
+            if first <= start and stop <= last and have[to] != (start, stop):
+                found.append((have.index((start, stop)), to, start, stop))
+    return found
+
+
+# %% tags=["wrong"]
+# FAIL: does not have
+# MISTAKE: Rank 0 is taken to have everything.
+def messages(have, want):
+    return [(0, to, *want[to]) for to in range(1, len(want))]
+
+
+# %% tags=["wrong"]
+# FAIL: does not want
+# MISTAKE: Whole stretches are sent where a part of them is wanted.
+def messages(have, want):
+    found = []
+    for to, (first, last) in enumerate(want):
+        for start, stop in sorted(set(have)):
+            if max(first, start) < min(last, stop) and have[to] != (start, stop):
+                found.append((have.index((start, stop)), to, start, stop))
+    return found
+
+
+# %% [markdown]
 # ## The order of applying strategies
 #
 # `build` edits one serial model, in one order: **pipeline, tensor, sequence, context, data or ZeRO**. Which
@@ -805,7 +931,7 @@ for text in ("dp=2,tp=3", "dp=8,tp=2", "dp=2,tp=2,zero=2,recmpute=on"):
 # ## The launcher numbers the ranks
 #
 # A mesh only says what rank 5 does. *Where* rank 5 runs is the launcher's choice. `gpt2lab train --dry-run`
-# prints the plain lines, so that they can be by-passed:
+# prints the plain lines:
 
 # %%
 from gpt2lab.commands.lines import on_machines
@@ -878,7 +1004,5 @@ show(
 # - [Megatron-LM#7452](https://github.com/NVIDIA/Megatron-LM/issues/7452) (2026): silent bugs of composition, with
 #   small CPU programs on gloo that show them, as here.
 # - Zhang, Zheng, Li & Stoica, ICML 2022 tutorial *Big Model*: meshes on slides.
-# - Zheng et al. 2022, *Alpa* (arXiv:2201.12023), section 5: stages on meshes of different shapes.
-# - BSC, wiki of llm.c-gpt2: 4 ranks of 28 cores against 112 threads, measured.
 #
 # **Next**: **16 Placement and balance**.

@@ -1,4 +1,4 @@
-"""Checkers of lesson 15: places on the mesh, groups of an axis, who gets the fast links, the norm from specs."""
+"""Checkers of lesson 15: places, groups, who gets the fast links, who sends what to another plan, the norm."""
 
 import itertools
 import math
@@ -8,7 +8,7 @@ import torch
 
 from ...machine.links import Link
 from ..labs.meshes import slow_bytes
-from . import Puzzle, by_chance, close, returned, sentences, unaided, without_frames
+from . import Puzzle, Task, by_chance, close, returned, sentences, unaided, without_frames
 
 MESHES = (
     {"dp": 2, "tp": 2},
@@ -206,3 +206,45 @@ axes = Puzzle(
     rules=_no_order,
 )
 """Puzzle: the order of four axes on six nodes of 8 ranks; the score is megabytes between nodes."""
+
+
+def _stretches(chance) -> tuple:
+    """What some ranks have of a vector, all of it together, and what they want."""
+    ranks, length = chance.randint(1, 6), chance.randint(6, 20)
+    ends = [0, *sorted(chance.sample(range(1, length), chance.randint(0, min(ranks, 5) - 1))), length]
+    parts = list(itertools.pairwise(ends))
+    have = parts + chance.choices(parts, k=ranks - len(parts))
+    return chance.sample(have, ranks), [
+        tuple(sorted(chance.sample(range(length + 1), 2))) for _ in range(ranks)
+    ]
+
+
+def _messages_of(found, have, want):
+    """What is wrong with messages (from, to, start, stop), for the first number of the vector where something is."""
+    for source, to, start, stop in found:
+        words = f"{start} to {stop - 1} from rank {source} to rank {to}"
+        yield f"{words}: it is sent to itself", source == to
+        yield (
+            f"{words}: rank {source} does not have that",
+            not have[source][0] <= start < stop <= have[source][1],
+        )
+        yield f"{words}: rank {to} does not want all that", not want[to][0] <= start < stop <= want[to][1]
+    for to, (first, last) in enumerate(want):
+        for i in range(first, last):
+            times = sum(there == to and start <= i < stop for _, there, start, stop in found)
+            mine = have[to][0] <= i < have[to][1]
+            yield f"rank {to} is sent number {i}, and has it already", mine and times
+            yield f"rank {to} never gets number {i}", not mine and not times
+            yield f"rank {to} gets number {i} {times} times", times > 1
+
+
+messages = Task(
+    None,
+    (
+        ([(0, 6), (6, 12), (0, 6), (6, 12)], [(0, 3), (3, 6), (6, 9), (9, 12)]),
+        ([(0, 3), (3, 6), (6, 9), (9, 12)], [(0, 12), (0, 6), (6, 12), (2, 7)]),
+    ),
+    what="have {0}, want {1}",
+    drawn=_stretches,
+    rules=lambda found, *given: dict(_messages_of([tuple(map(int, one)) for one in found], *given)),
+)
