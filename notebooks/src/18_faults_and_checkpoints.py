@@ -6,10 +6,10 @@
 # half. And it does *not remember the ranks* that wrote it, because the next run may have fewer. So a checkpoint knows
 # no shards, only *boxes*: this memory is rows 3 to 7 of that matrix, and any other plan finds in it what it needs.
 #
-# You will break ranks and read the messages, save on one plan and resume on another, kill a rank in the middle of a
-# save, and watch a run finish although one of its ranks dies.
+# You will break ranks, flip bits, kill ranks, also in the middle of a save, and watch training go on.
 
 # %% tags=["setup"]
+import hashlib
 import math
 import os
 import signal
@@ -23,9 +23,11 @@ import torch
 from gpt2lab import RankFailed, Ranks
 from gpt2lab.cli import main
 from gpt2lab.lessons import explore, show, show_source, table
-from gpt2lab.lessons.exercises import check
+from gpt2lab.lessons.exercises import check, replicas
 from gpt2lab.lessons.exercises import faults as exercises
 from gpt2lab.lessons.labs import faults as lab
+from gpt2lab.lessons.labs.instruments import bytes_sent, mine, seconds_of
+from gpt2lab.parallel.accumulate import Alone
 from gpt2lab.parallel.boxes import rectangles
 from gpt2lab.plan import Plan
 from gpt2lab.planner.failures import best_interval, life, share_lost
@@ -80,8 +82,7 @@ explore(
 )
 
 # %% [markdown]
-# The best interval has a formula; you will find it at the end of the lesson. First: what *is* a failure, and what
-# should it look like?
+# The best interval has a formula: see the end of the lesson. First: what *is* a failure, and what should it look like?
 #
 # ## Break things and read
 #
@@ -204,10 +205,10 @@ def culprit(waits):
 # %% [markdown]
 # ### NaN: worse than a crash
 #
-# A NaN stops nobody. It spreads with the next all-reduce, and soon every weight of every rank is NaN, also in the
-# next checkpoint. So a step looks at the loss and the gradient's norm *before* it updates anything. That costs no
-# message, as both are known on every rank anyway; but on a GPU the host must wait until the numbers are there, once a
-# step. Only when they are not finite does it search for the culprit:
+# A NaN stops nobody. It spreads with the next all-reduce, and soon every weight is NaN, also in the next checkpoint. So
+# a step looks at the loss and the gradient's norm *before* it updates anything. That costs no message, as every rank
+# knows both anyway, but on a GPU the host must wait for them. Only when they are not finite does it search for the
+# culprit:
 
 
 # %%
@@ -234,10 +235,192 @@ show_source(Trainer.step)
 # Here one gradient was poisoned, and it is named. Had it been a *weight* of the last stage, its NaN would have run
 # backward through all stages, and every rank would be named with its first tensor: then look at the last stage first.
 #
+# ### A flipped bit: worse than a NaN
+#
+# Six of the 419 interruptions were *silent data corruption* (table 5 there): a chip computes a wrong number and says
+# nothing. In a *weight* it makes one replica unlike the others. So each digests its tensors, and all compare.
+#
+# **Your turn.** Which (rank, name) have a digest that no more than half of the ranks have?
+
+
+# %% tags=["exercise"]
+def odd_ones(digests):
+    """The list of all such (rank, name); digests[rank] is {name: digest}, with the same names on every rank."""
+    ### BEGIN SOLUTION
+    found = []
+    for name in digests[0]:
+        held = [of_rank[name] for of_rank in digests]
+        found += [(rank, name) for rank, digest in enumerate(held) if 2 * held.count(digest) <= len(held)]
+    return found
+    ### END SOLUTION
+
+
+check("which replica", replicas.odd_ones, odd_ones)
+
+
+# %% [markdown] tags=["hint"]
+# Nobody is right because of its number: rank 0 can be the broken one. Count, for each name, how many ranks have the
+# same digest. Of two that differ, neither is had by more than half.
+
+
+# %% tags=["wrong"]
+# FAIL: one bit in rank 0: you leave out (0, 'wte')
+# MISTAKE: Rank 0 is taken to be right, and all others are compared with it.
+def odd_ones(digests):
+    return [(rank, n) for rank, own in enumerate(digests) for n in own if own[n] != digests[0][n]]
+
+
+# %% tags=["wrong"]
+# FAIL: nobody knows who is right: you leave out (0, 'wte')
+# MISTAKE: The commonest digest is taken to be right, also where it is no commoner than another.
+def odd_ones(digests):
+    from collections import Counter
+
+    best = {n: Counter(own[n] for own in digests).most_common(1)[0][0] for n in digests[0]}
+    return [(rank, n) for rank, own in enumerate(digests) for n in own if own[n] != best[n]]
+
+
+# %% tags=["wrong"]
+# FAIL: nobody knows who is right: you leave out (1, 'wte')
+# MISTAKE: The middle one of the sorted digests: it is right wherever more than half agree, and only there.
+def odd_ones(digests):
+    middle = {n: sorted(own[n] for own in digests)[len(digests) // 2] for n in digests[0]}
+    return [(rank, n) for rank, own in enumerate(digests) for n in own if own[n] != middle[n]]
+
+
+# %% tags=["wrong"]
+# FAIL: five replicas, two of them wrong
+# MISTAKE: The search ends with the first that it finds.
+def odd_ones(digests):
+    for rank, own in enumerate(digests):
+        for n in own:
+            if 2 * sum(other[n] == own[n] for other in digests) <= len(digests):
+                return [(rank, n)]
+    return []
+
+
+# %% tags=["wrong"]
+# FAIL: a wrong wte that has the digest of wpe
+# MISTAKE: Digests are counted whatever their parameter, so those of another one count too.
+def odd_ones(digests):
+    every = [digest for own in digests for digest in own.values()]
+    return [(r, n) for r, own in enumerate(digests) for n in own if 2 * every.count(own[n]) <= len(digests)]
+
+
+# %% tags=["wrong"]
+# FAIL: you blame (1, 'wte'), whose digest 3 of 3 ranks have
+# MISTAKE: Of a rank that differs all parameters are named.
+def odd_ones(digests):
+    wrong = [rank for rank, own in enumerate(digests) if 2 * digests.count(own) <= len(digests)]
+    return [(rank, n) for rank in wrong for n in digests[rank]]
+
+
+# %% tags=["wrong"]
+# FAIL: two against two
+# MISTAKE: Only a digest that no other rank has counts as wrong.
+def odd_ones(digests):
+    alone = lambda n, digest: [own[n] for own in digests].count(digest) == 1
+    return [(r, n) for r, own in enumerate(digests) for n in own if len(digests) > 1 and alone(n, own[n])]
+
+
+# %% tags=["wrong"]
+# FAIL: return a list of (rank, name)
+# MISTAKE: A dict of ranks to names: a rank has room for one name.
+def odd_ones(digests):
+    return {r: n for r, own in enumerate(digests) for n in own if own[n] != digests[r - 1][n]}
+
+
+# %%
+NAME = "h.2.mlp.c_fc.weight"
+
+
+def digests(tensors):
+    bits = [hashlib.blake2b(x.detach().numpy().tobytes(), digest_size=8).digest() for x in tensors]
+    return torch.tensor([int.from_bytes(b, "little", signed=True) for b in bits])
+
+
+def flipped(x, bit=55):  # of the exponent of the first number, which is now 256 times as large or as small
+    wrong = x.detach().clone().view(torch.int64)
+    wrong.view(-1)[0] ^= 1 << bit
+    return wrong.view(x.dtype)
+
+
+def three_replicas(rank, world_size, where):
+    one = trainer("dp=3")
+    pieces, weight = one.parallel.sync.pieces, one.parallel.model.get_parameter(NAME)
+    if (rank, where) == (1, "a local gradient"):
+        weight.register_hook(flipped)
+    steps(one, 2)
+    if (rank, where) == (1, "a weight"):
+        weight.data.copy_(flipped(weight))
+    comm.clear_log()
+    held = comm.all_gather(digests([p.tensor for p in pieces]), one.parallel.mesh["dp"]).view(world_size, -1)
+    return [dict(zip([p.name for p in pieces], row, strict=True)) for row in held.tolist()], bytes_sent()
+
+
+most_contradict = mine("which replica", odd_ones, replicas.odd_ones.right)
+sound, _ = pool[3].run(three_replicas, "nothing")[0]
+for where in ("a weight", "a local gradient"):
+    held, size = pool[3].run(three_replicas, where)[0]
+    print(
+        f"A bit of rank 1 flipped in {where}: most contradict {most_contradict(held)}; {size:,} bytes sent."
+    )
+    print(
+        "  tensors of rank 0 that are not those of a sound run:",
+        sum(held[0][n] != sound[0][n] for n in sound[0]),
+    )
+
+# %% [markdown]
+# In a weight: found, rank and tensor. In a *local* gradient, before the sum: the sum gives the wrong number to all, the
+# replicas *agree*, and digests see nothing, ever. What finds it is to compute again: each rank repeats the micro-batch
+# of the rank before it, from the same weights, and compares digests of gradients.
+
+
+# %%
+def again(rank, world_size, micro):
+    one, batch = trainer("dp=3"), example_batch(CONFIG, 7, 12)
+    pieces, axis, before = one.parallel.sync.pieces, one.parallel.mesh["dp"], (rank - 1) % world_size
+    if rank == 1:  # a broken chip, whatever it computes
+        one.parallel.model.get_parameter(NAME).register_hook(flipped)
+
+    def local(rows, micro):  # gradients of some rows, before any sum
+        for p in pieces:
+            p.tensor.grad = None
+        one.parallel.engine.run(rows.micro(micro), None, Alone())
+        return digests([p.tensor.grad for p in pieces])
+
+    theirs = comm.ring_shift(local(batch.rows(rank, world_size), 1), axis)
+    differ = (theirs != local(batch.rows(before, world_size), micro)).sum().item()
+    return f"rank {rank} repeats rank {before}: {'most' if differ > 32 else differ} of {len(pieces)} differ"
+
+
+for micro, how in ((1, "as it was"), (2, "in two micro-batches")):
+    print(f"{how}:", *pool[3].run(again, micro), sep="\n  ")
+
+# %% [markdown]
+# Rank 1 is in both pairs that differ. And it takes *equal bits*: split in another way, the same rows have other last
+# digits, and everybody is accused. (Google's Gemini met such faults every week or two, and found them by replaying
+# deterministically.) To repeat everything doubles the work; one micro-batch of many finds a chip that stays broken:
+
+
+# %% tags=["measured"]
+def costs(rank, world_size):
+    one, batch = trainer("dp=2,micro=8", replace(CONFIG, n_embd=48)), example_batch(CONFIG, 32, 12)
+    calls = {
+        "a step of 8 micro-batches": lambda: one.step(batch),
+        "digests of all weights": lambda: digests([p.tensor for p in one.parallel.sync.pieces]),
+        "one micro-batch again": lambda: one.parallel.engine.run(one.parallel.mine(batch)[:1], None, Alone()),
+    }
+    return {name: f"{1e3 * sorted(seconds_of(call, 5))[2]:.1f} ms" for name, call in calls.items()}
+
+
+print(pool[2].run(costs)[0])
+
+# %% [markdown]
 # ### Four mistakes with PyTorch's own tools
 #
-# At work you will meet `DistributedDataParallel` (DDP), which sends gradients from hooks, bucket by bucket, and its
-# sampler. Four common mistakes with them, on two live ranks. Predict: which of them gives a message?
+# `DistributedDataParallel` (DDP) sends gradients from hooks, bucket by bucket. Four common mistakes with it and its
+# sampler, on two live ranks. Predict: which of them gives a message?
 
 
 # %%
@@ -282,14 +465,14 @@ for name, value in pool[2].run(four_mistakes)[0].items():
 
 # %% [markdown]
 # One of four, and one step late. DDP decides in *forward* whether backward will send, so the second `no_sync` saved
-# nothing. The sampler dealt the same order again, and the rate fell twice as fast: two curves that look a little
-# different, and no word. Here a batch and a rate are functions of the step alone (lesson 04): nothing to forget.
+# nothing. The sampler dealt the same order again, and the rate fell twice as fast, without a word. Here a batch and a
+# rate are functions of the step alone (lesson 04): nothing to forget.
 #
 # ## A checkpoint that knows no ranks
 #
 # What does a rank hold of one matrix? With tensor parallelism a slice; of the fused q, k, v three slices. With ZeRO a
-# flat stretch: the end of a row, whole rows, the start of a row. All of these are *boxes*: offsets and sizes in the
-# whole matrix. Here of a model with 4 channels, so that one sees every row:
+# flat stretch: the end of a row, whole rows, the start of a row. All are *boxes*: offsets and sizes in the whole
+# matrix. Here with 4 channels, so that one sees every row:
 
 
 # %%
@@ -471,7 +654,7 @@ for i, (a, b) in enumerate(zip(pool[1].run(forgetful, folder)[0], losses, strict
     print(f"loss {i} after resuming:", "equal" if abs(a - b) < 1e-12 * b else "wrong")
 
 # %% [markdown]
-# The first loss is computed before the first update. A test of resuming that looks at one loss is no test; the same
+# The first loss is computed before the first update, so a test of resuming that looks at one loss is no test. The same
 # holds for a forgotten step count, data position or random state.
 #
 # ## Whole or absent
@@ -482,9 +665,8 @@ for i, (a, b) in enumerate(zip(pool[1].run(forgetful, folder)[0], losses, strict
 #
 # **Your turn.** The checker runs yours in a process of its own, again and again, and ends it with SIGKILL before its
 # first operation on files, before its second, and so on: no `except` and no `finally` runs then. The next call clears
-# away what a killed one left. There may be an old folder of that name: then the old one stands there whole, or the new
-# one, or for a moment none. (SIGKILL loses nothing that was written; a power failure may, so a good answer also calls
-# `os.fsync`. No checker can see that.)
+# away what a killed one left. Of an old folder of that name either all is there, or the new one, or for a moment none.
+# (A power failure may lose what was written, so a good answer also calls `os.fsync`. No checker can see that.)
 
 
 # %% tags=["exercise"]
@@ -701,8 +883,8 @@ for found in sorted(Path(disk.name, "b").iterdir()):
 # ## What disks do
 #
 # A rename protects against a death, not against the disk. So `state.json`, written last, holds a digest of every
-# file, and nothing is read before it is compared. Six accidents, and the one sentence each that a user should get. (A
-# quota on the size of a file stands for the full disk, a file in the way for a folder that may not be written.)
+# file, and nothing is read before it is compared. Six accidents, and the one sentence that a user should get. (A quota
+# stands for the full disk, a file in the way for a folder that may not be written.)
 
 
 # %%
@@ -726,13 +908,13 @@ print(try_it("load", "tp=2", good), end="\n\n")
 print(try_it("load", "tp=2", good))
 
 # %% [markdown]
-# Every rank raises the same sentence, also those whose own files are well: they share the checking, and then tell
-# each other. Had only one of them raised, the others would now wait for it (see above).
+# Every rank raises the same sentence, also those whose own files are well: they share the checking and tell each
+# other. Had only one raised, the others would now wait for it.
 #
 # ## A run that survives
 #
-# An *elastic* launcher starts all ranks again when one has died, and training goes on from the newest checkpoint. By
-# hand it is a short loop. Rank 1 dies in step 6:
+# An *elastic* launcher starts all ranks again when one has died, from the newest checkpoint. By hand it is a short
+# loop. Rank 1 dies in step 6:
 
 
 # %%
@@ -764,12 +946,12 @@ print(f"{restarts} restart, from step {begun}")
 print("weights equal those of the undisturbed run, bitwise:", all(torch.equal(calm[n], hit[n]) for n in calm))
 
 # %% [markdown]
-# Bitwise, because nothing depends on what happened before: weights and moments come from the checkpoint, the batch is
-# a function of the step, and random numbers are keyed by seed, step and sample, never drawn from a running stream.
+# Bitwise: weights and moments come from the checkpoint, the batch is a function of the step, and random numbers are
+# keyed by seed, step and sample, never drawn from a running stream.
 #
-# Now for real: the training command under **torchrun**, with the smallest GPT-2 on Shakespeare. Torchrun starts the
-# ranks, watches them, and starts all of them again when one dies, up to `--max-restarts` times. We kill one with
-# `kill -9` from outside, as soon as the checkpoint of step 2 is there.
+# Now for real: the training command under **torchrun**, with the smallest GPT-2 on Shakespeare. Torchrun starts all
+# ranks again when one dies, up to `--max-restarts` times. We kill one from outside, as soon as the checkpoint of step 2
+# is there.
 
 # %%
 agent = lab.torchrun(disk.name)
@@ -853,9 +1035,9 @@ def interval(save, failures):
 
 
 # %% [markdown]
-# **A puzzle, with a score.** A new machine fails every hour in its first 6 hours, later every 12 hours. A save takes
-# 5 minutes, starting again 10. After which hours of *work* do you save, in a job of 24? The score is the mean time of
-# 100 such lives; the best single interval needs 31.2 hours.
+# **A puzzle, with a score.** A new machine fails every hour in its first 6 hours, later every 12. A save takes 5
+# minutes, starting again 10. After which hours of *work* do you save, in a job of 24? The score is the mean time of 100
+# lives; the best single interval needs 31.2 hours.
 
 
 # %% tags=["exercise"]
@@ -929,8 +1111,8 @@ def saves():
 # %% [markdown]
 # A save *in the background* (`--background`) only copies what the rank holds, and writes while training goes on. But it
 # counts only when it is *written*, w seconds later, and until then a failure goes back to the save before: w/F more is
-# lost, and the best T stays. The formula is of first order: it assumes that failures are rare. Dots are simulated lives
-# of 1000 hours, so look where they leave the line.
+# lost, and the best T stays. The formula assumes that failures are rare: look where the dots, simulated lives of 1000
+# hours, leave the line.
 
 # %%
 strikes = lab.failures(23, 3, 3000)
@@ -957,15 +1139,14 @@ show(
 # %% [markdown]
 # ## The package's version
 #
-# In the background 2.5 %<!--above--> of the work is lost, else 10.5 %<!--above-->. The whole of it: `boxes.py` says
-# what a rank holds, `writing.py` and `reading.py` know folders, `checkpoint.py` what training needs. Its heart:
+# In the background 2.5 %<!--above--> of the work is lost, else 10.5 %<!--above-->. `boxes.py` says what a rank holds,
+# `writing.py` and `reading.py` know folders, `checkpoint.py` what training needs. Its heart:
 
 # %%
 show_source(rectangles)
 
 # %% [markdown]
-# And because any process may read any box, one process alone can write the model of any plan for others to use, in
-# the layout of Hugging Face:
+# And as any process may read any box, one alone can write the model of any plan in the layout of Hugging Face:
 
 # %%
 print(lab.exported(main, run, disk.name))
@@ -985,25 +1166,17 @@ disk.cleanup()
 # 2. dp=4 without ZeRO: four ranks hold every weight. Who writes it?
 #    <details><summary>answer</summary>Equal boxes are written once, and the work is shared out: each rank writes about
 #    a quarter.</details>
-# 3. Disks have checksums of their own. Why digests?
-#    <details><summary>answer</summary>Against truncation, a file of another save, and a copy that went wrong on its
-#    way between file systems: there each disk holds exactly what it was given.</details>
-# 4. Why is a resumed run on another plan not bitwise equal?
+# 3. Why is a resumed run on another plan not bitwise equal?
 #    <details><summary>answer</summary>Sums over ranks and micro-batches have another order, and floating-point
 #    addition is not associative.</details>
-# 5. Ten times as many ranks. What happens to the best interval, and to the share of time lost there?
-#    <details><summary>answer</summary>F falls to a tenth: the interval shrinks by the square root of 10, and the share
-#    lost, sqrt(2 s / F), grows by it.</details>
-# 6. Rank 3 is blamed for a hang. Is it the machine that should be replaced?
-#    <details><summary>answer</summary>Not by this alone: it may have waited for a disk, a lock, or a slow batch. Its
-#    stack says where it was.</details>
 #
 # ## Read on
 #
 # - Young 1974, *A first order approximation to the optimum checkpoint interval*: the square root, in two pages.
 # - Mohan et al. 2021, *CheckFreq*: saving in the background, and how often.
 # - Jiang et al. 2025, *TTrace* (arXiv:2506.09280): silent bugs found by comparing with a trusted serial run.
-# - Grattafiori et al. 2024, *The Llama 3 herd of models*, section 3.3.4: 466 interruptions in 54 days, by cause.
+# - Grattafiori et al. 2024, *The Llama 3 herd of models* (arXiv:2407.21783), section 3.3.4: 466 interruptions by cause.
+# - Gemini Team 2023 (arXiv:2312.11805), section 3: silent corruption, and copies of the state in memory.
 # - PyTorch, manual of `torch.distributed.checkpoint` (2025): the same boxes and plans in a library.
 #
 # **Next**: 19 Beyond one machine. The plans between which these checkpoints travel are those of
