@@ -171,7 +171,7 @@ def test_what_answers_at_once_imports_no_torch(tmp_path):
 
 def test_a_rank_that_runs_a_lesson_s_answer_loads_no_pictures():
     """Ten times what starting the rank takes."""
-    code = "import sys, gpt2lab.lessons.exercises; print('matplotlib' in sys.modules)"
+    code = "import sys, gpt2lab.lessons.exercises.meshes; print('matplotlib' in sys.modules)"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert found.stdout == "False\n", found.stderr
 

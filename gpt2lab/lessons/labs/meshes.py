@@ -13,7 +13,6 @@ from ...parallel.context import exchanges
 from ...parallel.pipeline import engine, step
 from ...parallel.spec import of
 from ...plan import Parallel
-from ...plots import mesh as plots
 from ...ranks import comm, paced
 from ...ranks.mesh import Mesh
 from ...reference import example_batch
@@ -135,6 +134,8 @@ BUGS = {
 
 def cube_of(order: str, dealt: str):
     """The cube of eight ranks for an order of axes, outermost first; ranks dealt to two nodes in blocks or in turn."""
+    from ...plots import mesh as plots  # only here: every rank that runs a lab's function imports this file
+
     axes = order.split(" > ")
     grid, lines = torch.arange(8).reshape(2, 2, 2), {}
     for place, axis in enumerate(axes):
