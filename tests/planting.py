@@ -92,6 +92,16 @@ def rewritten(function, right: str, wrong: str):
         function.__code__ = before
 
 
+def under(bug, job):
+    """A job of ranks while a bug is planted on them."""
+
+    def run(*args):
+        with planting(bug):
+            return job(*args)
+
+    return run
+
+
 def compare_with_bug(rank, world_size, serial, bug, plan, config, depth):
     """What `verify.compare` finds on this rank while a bug is planted."""
     with planting(bug):

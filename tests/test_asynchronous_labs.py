@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from planting import planted
+from planting import planted, under
 
 from gpt2lab.lessons.labs import local_sgd
 from gpt2lab.lessons.labs import replicated_stages as replicated
@@ -70,11 +70,8 @@ def head_of_one_replica_alone(right):
 def test_mutants_of_replicated_stages_are_noticed(pools, stages, owner, name, make):
     recipe = Recipe("sgd", lr=0.1, clip=None)
 
-    def buggy(rank, world_size):
-        with planted(owner, name, make):
-            return replicated.train(rank, world_size, "pipedream", stages, DEEP, BATCHES, recipe)
-
-    found = pools[sum(stages)].run(buggy)
+    job = under((owner, name, make), replicated.train)
+    found = pools[sum(stages)].run(job, "pipedream", stages, DEEP, BATCHES, recipe)
     assert (
         replicated.largest_error(found, replicated.emulate("pipedream", stages, DEEP, BATCHES, recipe)) > 1e-6
     )
@@ -178,9 +175,6 @@ def test_local_sgd_equals_its_emulator_and_sends_every_h_steps(pools, ranks, eve
     ids=["outer gradient with the wrong sign", "mean taken twice"],
 )
 def test_mutants_of_the_outer_step_are_noticed(pools, name, make):
-    def buggy(rank, world_size):
-        with planted(local_sgd.Outer, name, make):
-            return local_sgd.train(rank, world_size, CONFIG, BATCHES[:4], 2)
-
-    (weights, *_), _ = pools[2].run(buggy)
+    job = under((local_sgd.Outer, name, make), local_sgd.train)
+    (weights, *_), _ = pools[2].run(job, CONFIG, BATCHES[:4], 2)
     assert not torch.allclose(weights, local_sgd.emulate(CONFIG, BATCHES[:4], 2, 2)[0], rtol=0, atol=1e-6)

@@ -4,7 +4,7 @@ from functools import partial
 
 import pytest
 import torch
-from planting import is_killed, rewritten
+from planting import is_killed, under
 
 from gpt2lab.lessons.labs import compressed, replicas
 from gpt2lab.lessons.labs.compressed import CODES, CodedSum, PowerSum, Scaled, gathered, sent_and_kept
@@ -61,8 +61,8 @@ def in_steps(rank, world_size, summed, steps):
     return results, kept, sum(e.bytes for e in comm.log)
 
 
-def nothing_is_lost(pools, name, job=in_steps, *bug):
-    found = pools[3].run(job, *bug, CodedSum(CODES[name], True), 3)
+def nothing_is_lost(pools, name, job=in_steps):
+    found = pools[3].run(job, CodedSum(CODES[name], True), 3)
     results = found[0][0]
     assert all(torch.equal(a, b) for other, *_ in found for a, b in zip(other, results, strict=True))
     given = sum(whole_numbers(rank, step) for rank in range(3) for step in range(3)).flatten()
@@ -151,15 +151,10 @@ WRONG = {
 }  # fmt: skip
 
 
-def in_steps_with_a_bug(rank, world_size, mutant, *args):
-    with rewritten(*WRONG[mutant]):
-        return in_steps(rank, world_size, *args)
-
-
 @pytest.mark.parametrize("mutant", WRONG)
 def test_a_mutant_that_loses_numbers_is_noticed(pools, mutant):
     with pytest.raises(AssertionError):
-        nothing_is_lost(pools, "int8", in_steps_with_a_bug, mutant)
+        nothing_is_lost(pools, "int8", under(WRONG[mutant], in_steps))
 
 
 def test_a_mutant_whose_scale_is_no_power_of_two_is_noticed():

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from planting import rewritten
+from planting import under
 
 from gpt2lab.lessons.labs import order
 
@@ -14,17 +14,17 @@ def factors():
     return torch.randn(5, 64, generator=generator), torch.randn(64, 24, generator=generator)
 
 
-def by_tree(pools, job, *bug) -> dict[int, torch.Tensor]:
+def by_tree(pools, job) -> dict[int, torch.Tensor]:
     found = {}
     for n in (1, 2, 4):
-        every = pools[n].run(job, *bug, *factors(), BLOCKS)
+        every = pools[n].run(job, *factors(), BLOCKS)
         assert all(torch.equal(one[2], every[0][2]) for one in every)
         found[n] = every[0][2]
     return found
 
 
-def the_bits_are_the_same(pools, job=order.row_parallel, *bug):
-    found = by_tree(pools, job, *bug)
+def the_bits_are_the_same(pools, job=order.row_parallel):
+    found = by_tree(pools, job)
     assert torch.equal(found[1], found[2]) and torch.equal(found[1], found[4])
 
 
@@ -60,12 +60,7 @@ WRONG = {
 }  # fmt: skip
 
 
-def with_bug(rank, world_size, mutant, *args):
-    with rewritten(*WRONG[mutant]):
-        return order.row_parallel(rank, world_size, *args)
-
-
 @pytest.mark.parametrize("mutant", WRONG)
 def test_a_mutant_in_another_order_is_noticed(pools, mutant):
     with pytest.raises(AssertionError):
-        the_bits_are_the_same(pools, with_bug, mutant)
+        the_bits_are_the_same(pools, under(WRONG[mutant], order.row_parallel))

@@ -4,7 +4,7 @@ import random
 
 import pytest
 import torch
-from planting import planted
+from planting import under
 
 from gpt2lab.lessons.labs import placement as lab
 from gpt2lab.model import GPT2Config
@@ -30,17 +30,11 @@ def test_a_placed_block_equals_the_serial_one_and_sends_what_is_predicted(pools,
     assert error < 1e-12 and sent == lab.bytes_of_placement(graph, where)
 
 
-def swapped(rank, world_size, *args):
-    """A placed block in which k has the weights of q."""
-    make = lambda right: lambda *given: right(*given) | {"k": right(*given)["q"]}
-    with planted(lab, "block_functions", make):
-        return lab.run_placed(rank, world_size, *args)
-
-
 def test_a_branch_with_the_weights_of_another_is_noticed(pools):
+    k_has_those_of_q = lambda right: lambda *given: right(*given) | {"k": right(*given)["q"]}
     where = [0, 0, 0, 1, 2, 0, 0, 0, 1, 2, 1, 0]
     assert error_and_bytes(pools[3], where, 1, False)[0] < 1e-12
-    found = pools[3].run(swapped, where, CONFIG, X)
+    found = pools[3].run(under((lab, "block_functions", k_has_those_of_q), lab.run_placed), where, CONFIG, X)
     assert lab.furthest(found, lab.run_serially(CONFIG, X)) > 1e-3
 
 
