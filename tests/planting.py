@@ -93,7 +93,9 @@ def rewritten(function, right: str, wrong: str):
 
 
 def under(bug, job):
-    """A job of ranks while a bug is planted on them."""
+    """A job of ranks while a bug is planted on them; here it is seen that it still can be."""
+    with planting(bug):
+        pass
 
     def run(*args):
         with planting(bug):

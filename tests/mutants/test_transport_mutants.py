@@ -6,7 +6,7 @@ from datetime import timedelta
 import pytest
 import torch
 import torch.distributed as dist
-from planting import bugs, planted, planting
+from planting import bugs, planted, planting, under
 from transport_cases import check
 
 from gpt2lab import RankFailed, Ranks, transport
@@ -131,9 +131,9 @@ def full_slots(rank, world_size) -> bool:
     return bool(x.eq(0).all())
 
 
-def asleep(rank, world_size, call, bug) -> bool:
+def asleep(rank, world_size, call) -> bool:
     """A call to which rank 1 comes when rank 0 sleeps; nothing but the bell may wake it."""
-    with planted(engine, "CHECK_EVERY", lambda _: 1000.0), planted(semaphores, "wait", tells), planting(bug):
+    with planted(engine, "CHECK_EVERY", lambda _: 1000.0), planted(semaphores, "wait", tells):
         if rank == 1:
             dist.distributed_c10d._get_default_store().wait(["asleep 0"])
         return call(rank, world_size)
@@ -153,13 +153,13 @@ SILENT = {
 @pytest.mark.parametrize("call", [a_sum, full_slots])
 def test_a_rank_that_sleeps_is_woken_by_its_bell_alone(call):
     with Ranks(2, echo=False, timeout=20, backend="shm") as ranks:
-        assert ranks.run(asleep, call, None) == [True, True]
+        assert ranks.run(asleep, call) == [True, True]
 
 
 @bugs(SILENT)
 def test_mutant_that_leaves_a_rank_asleep_is_killed(bug, check):
     with Ranks(2, echo=False, timeout=3, backend="shm") as ranks, pytest.raises(RankFailed, match="rank 0"):
-        ranks.run(asleep, check, bug)
+        ranks.run(under(bug, asleep), check)
 
 
 @pytest.fixture(scope="module")
