@@ -99,6 +99,10 @@ LOOKS = {  # ways to the variable `secret` of the function that calls the answer
     "sys.setprofile(None)\nreturn walk(got[0])",
     "a trace": "got = []\nsys.settrace(lambda f, *_: got.append(f))\nwalk(None)\n"
     "sys.settrace(None)\nreturn walk(got[0])",
+    "code of a library": "file, names = sys.prefix + '/x.py', {}\n"
+    "exec(compile('import sys\\nfound = sys._getframe(1)', file, 'exec'), names)\nreturn walk(names['found'])",
+    "a changed file": "def ask():\n    return sys._getframe(1)\n"
+    "ask.__code__ = ask.__code__.replace(co_filename=sys.prefix + '/x.py')\nreturn walk(ask())",
     "a signal": "got = []\nsignal.signal(signal.SIGUSR1, lambda _, f: got.append(f))\nos.kill(os.getpid(), 10)\n"
     "return walk(got[0])",
 }

@@ -301,6 +301,33 @@ def test_ctrl_c_in_a_terminal_ends_the_parents_run_not_an_idle_rank():
         assert pool.run(lambda rank, _: os.getpid()) == pids
 
 
+OWN_SERVER = """
+import multiprocessing, os, signal
+from gpt2lab import Ranks
+
+if __name__ == "__main__":
+    own = multiprocessing.get_context("forkserver").Process(target=print)
+    own.start()
+    own.join()
+    with Ranks(2, echo=False) as pool:
+        pids = pool.run(lambda rank, _: os.getpid())
+        for pid in pids:
+            os.kill(pid, signal.SIGINT)
+            os.kill(pid, signal.SIGHUP)
+        assert pool.run(lambda rank, _: os.getpid()) == pids
+"""
+
+
+def test_ranks_of_a_process_server_that_was_there_before_do_not_hear_ctrl_c_either(tmp_path):
+    """It has not done what ours does when it starts."""
+    (tmp_path / "script.py").write_text(OWN_SERVER)
+    env = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
+    done = subprocess.run(
+        [sys.executable, "script.py"], cwd=tmp_path, env=env, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+
+
 def hang_free(rank, world_size):
     return comm.all_reduce(torch.ones(1), Mesh(dp=world_size)["dp"]).item()
 

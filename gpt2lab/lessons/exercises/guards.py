@@ -15,16 +15,29 @@ PACKAGE = __name__.partition(".")[0]
 JUDGES = __name__.rpartition(".")[0], f"{PACKAGE}.lessons.labs"
 """Modules that judge, and those with the numbers that they judge by: nothing in them may change."""
 
-LIBRARIES = sys.prefix, sys.base_prefix, str(Path(__file__).parents[2])
+LIBRARIES = (
+    sys.prefix,
+    sys.base_prefix,
+    str(Path(__file__).parents[2]),
+    "<frozen ",  # Python's own import
+    *(path for path in sys.path if path.endswith("-packages")),  # a user's own, or another environment's
+)
 """Where code lies that is no answer's."""
+
+NO_STEPS = (
+    *(path for path in LIBRARIES if not path.endswith(PACKAGE)),
+    str(Path(__file__).parents[2] / "classroom"),
+)
+"""Where code lies whose steps are no answer's: other libraries, and what asks an answer across processes."""
 
 FRAMES = {
     f"sys.{name}"
     for name in ("_getframe", "_current_frames", "_current_exceptions", "setprofile", "settrace")
 }
 FRAMES |= {f"gc.get_{name}" for name in ("objects", "referrers", "referents")}
-FRAMES |= {"tb_frame", "gi_frame", "cr_frame", "ag_frame"}
-"""What gives the frames of other functions, by the names of Python's audit events and of attributes."""
+FRAMES |= {"tb_frame", "gi_frame", "cr_frame", "ag_frame", "code.__new__"}
+"""What gives the frames of other functions, by the names of Python's audit events and of attributes; and code whose
+file an answer chooses, as that of a library."""
 
 
 @contextmanager
@@ -71,7 +84,8 @@ def frames_closed() -> list[str]:
 
     def hook(event: str, given: tuple) -> None:
         name = given[1] if event == "object.__getattr__" else event
-        if name not in FRAMES or vars(asking):
+        pretends = event == "compile" and str(given[1]).startswith(LIBRARIES)
+        if not (pretends or name in FRAMES) or vars(asking):
             return
         asking.now = True
         try:
@@ -126,8 +140,10 @@ def patient(what: str, most: int = 300_000):
         ),
     )
 
-    def count(*_):
+    def count(frame, *_):
         nonlocal steps
+        if frame.f_code.co_filename.startswith(NO_STEPS):
+            return None
         steps += 1
         assert steps < most, words
         return count
