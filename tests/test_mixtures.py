@@ -91,6 +91,15 @@ def test_the_closed_form_of_an_evenly_routed_mixture(dp, ep, again):
         assert found["dp+cp"][0] == pytest.approx(4 * shared * (dp - 1) / dp, rel=0.2)
 
 
+@pytest.mark.parametrize("zero", [1, 3])
+def test_a_deep_model_in_many_micro_batches_follows_from_small_dry_runs(zero):
+    plan, config = Plan.parse(f"dp=4,ep=2,zero={zero},micro=3"), replace(CONFIG, n_layer=12)
+    found = predict_mixture(plan, config, 12, 16, find_cluster("a100x64"), 4)
+    dry = dry_run(plan, config, 12, 16)
+    assert found.sent == {axis: size for axis, (size, _) in dry.sent.items()}
+    assert found.memory == pytest.approx(dry.held, rel=0.01)
+
+
 def test_more_ranks_for_the_experts_hold_less_and_send_more():
     rows = lambda n: 1024
     near, far = (scaling.family(f"ep={ep} x dp", "GPT-2 XL, 64 experts", rows, (8, 64))[64] for ep in (8, 64))

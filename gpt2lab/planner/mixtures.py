@@ -54,9 +54,8 @@ def predict_mixture(plan, config, rows: int, length: int, cluster: Cluster, item
         passes * 4 * itemsize * c * tokens * experts.top_k,
         passes * 3 * plan.micro * (here - 1),
     )
-    operators = len(share.parameters) + mixtures * (
-        4 * here - 3
-    )  # a router, and experts of four for an MLP of four
+    # a router, and experts of four parameters for an MLP of four
+    operators = len(share.parameters) + mixtures * (4 * here - 3)
     parts["update"] = machine.work(0, UPDATE * held["optimizer"] / 2, operators)  # of two moments
     seconds = sum(parts.values())
     faster = dense.seconds / seconds * flops_per_token(config, length) / flops_per_token(share.config, length)
