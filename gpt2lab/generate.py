@@ -183,8 +183,7 @@ def _in_blocks(x, weight, bias=None):
     if not blocks:
         return F.linear(x, weight, bias)
     rows = x.reshape(-1, width).t().expand(blocks, -1, -1)  # (blocks, in, rows)
-    y = torch.bmm(weight.view(blocks, -1, width), rows)  # (blocks, out / blocks, rows)
-    y = y.reshape(out, -1).t().reshape(*x.shape[:-1], out)
+    y = torch.bmm(weight.view(blocks, -1, width), rows).reshape(out, -1).t().reshape(*x.shape[:-1], out)
     return y if bias is None else y + bias
 
 

@@ -285,10 +285,16 @@ def test_the_readme_maps_every_room_of_the_package():
     assert not missing, missing
 
 
+MADE_BY = {  # pages of the repository where it is published
+    "actions/workflows/ci.yml": ".github/workflows/ci.yml",
+    "actions/workflows/ci.yml/badge.svg": ".github/workflows/ci.yml",
+    "deployments/github-pages": ".github/workflows/pages.yml",
+    "codespaces": ".devcontainer/devcontainer.json",
+    "releases": ".github/workflows/release.yml",
+}
+
+
 def test_the_links_of_the_readme_lead_somewhere():
-    for target in re.findall(r"\]\(([^)#:]+)\)|src=\"([^\":]+)\"", README):
-        if target[0].startswith(
-            "../../actions/"
-        ):  # the badge, a page of the repository where it is published
-            target = (".github/" + target[0].removeprefix("../../actions/").removesuffix("/badge.svg"), "")
-        assert (ROOT / (target[0] or target[1])).exists(), target
+    for link, picture in re.findall(r"\]\(([^)#:]+)\)|src=\"([^\":]+)\"", README):
+        target = MADE_BY[link.removeprefix("../../")] if link.startswith("../../") else link or picture
+        assert (ROOT / target).exists(), target

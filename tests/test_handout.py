@@ -100,6 +100,37 @@ def test_where_the_wheel_is_installed_no_news_pops_up_in_the_lab(fresh, tmp_path
     assert "'fetchNews': 'false'" in said(fresh, tmp_path, "-c", text)
 
 
+def test_the_readmes_cell_for_colab_installs_the_wheel_where_there_is_no_git(fresh, tmp_path):
+    """The cell as it stands, `%pip` too, in an environment that has PyTorch and no gpt2lab; then lesson 00 begins."""
+    readme = (ROOT / "README.md").read_text()
+    cell = readme.split("<!-- colab -->\n```python\n")[1].split("```")[0]
+    (wheel,) = fresh.parents[2].glob("gpt2lab-*.whl")
+    assert f" {wheel.name}\n" in cell
+    shutil.copy(wheel, tmp_path)
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "env"], check=True)
+    (packages,) = (tmp_path / "env").glob("lib/python*/site-packages")
+    for folder in site.getsitepackages():
+        for one in Path(folder).iterdir():
+            if "gpt2lab" not in one.name and not (packages / one.name).exists():
+                (packages / one.name).symlink_to(one)
+    lesson = nbformat.read(NOTEBOOKS / "00_start_here.ipynb", 4)
+    first = [c.source for c in lesson.cells if c.cell_type == "code"][:3]
+    env = {
+        "PATH": str(tmp_path / "env/bin"),
+        "HOME": str(tmp_path),
+        "GPT2LAB_STATIC": "1",
+        "MPLBACKEND": "agg",
+    }
+    words = [tmp_path / "env/bin/python", "-m", "IPython", "--colors=NoColor", "-c"]
+    program = "\n".join(
+        [cell, "import gpt2lab, shutil", "print(gpt2lab.__file__, shutil.which('git'))", *first]
+    )
+    done = subprocess.run([*words, program], cwd=tmp_path, env=env, capture_output=True, text=True)
+    assert done.returncode == 0 and "Traceback" not in done.stdout + done.stderr, done.stdout + done.stderr
+    assert all(f"hello from {rank} of 4" in done.stdout for rank in range(4))
+    assert f"{packages}/gpt2lab/__init__.py None" in done.stdout
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("lesson", ["00", "04", "07"])
 def test_a_handout_runs_from_its_folder_with_the_wheel(fresh, lesson, tmp_path):

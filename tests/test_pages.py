@@ -13,7 +13,7 @@ import torch
 
 from gpt2lab.classroom import NOTEBOOKS, lessons_named
 from gpt2lab.classroom.frames import _needed, draw_explorers
-from gpt2lab.classroom.guide import guide, minutes, mistake_of, reading, title
+from gpt2lab.classroom.guide import guide, minutes, mistake_of, planned, reading, title
 from gpt2lab.classroom.lighter import lighten, needed
 from gpt2lab.classroom.site import bold, page, terms
 from gpt2lab.lessons.answers import exercises, words_of
@@ -174,7 +174,7 @@ def test_the_guide_has_all_that_the_lessons_say():
     whole = guide(LESSONS)
     for lesson in LESSONS:
         part = whole.split(f"\n## {title(lesson)}\n")[1].split("\n## ")[0]
-        assert f"**Minutes:** {minutes(lesson)}," in part and 30 <= minutes(lesson) <= 120
+        assert f"**Minutes:** {minutes(lesson)}: " in part
         for exercise in exercises(lesson):
             told = [
                 f'{mistake_of(wrong)[0]} FAIL, saying "{words_of(wrong)}":'.strip()
@@ -187,10 +187,43 @@ def test_the_guide_has_all_that_the_lessons_say():
         )
         assert part.split("### Exam questions")[1].count("*Answer:*") >= 2
         assert "**In 45 minutes, skip:**" in part and "**Depends on the machine:**" in part
-        skipped = part.split("**In 45 minutes, skip:** ")[1].split("\n")[0].split("; ")
-        kept = {t for e in exercises(lesson)[:2] for t in e.titles}
-        assert len(skipped) == len(set(skipped)) and not [s for s in skipped if s.startswith('"Exercise')]
-        assert not [t for t in kept if f"exercise {t!r}" in skipped]
+        assert all(name in part.split("**In 45 minutes, skip:** ")[1] for name in planned(lesson)["skip"])
+
+
+AT_HOME = re.compile(r"Drill|Questions|Read on|Appendix")
+
+
+def in_class(lesson) -> list:
+    """The cells for 45 minutes: without what is skipped (a heading with all under it, an exercise) or is for home."""
+    skip, kept, level = planned(lesson)["skip"], [], 0
+    titles = {e.cell.id: e.titles for e in exercises(lesson)}
+    for cell in lesson.cells:
+        for marks, name in re.findall(r"^(#+) (.+)$", cell.text, re.M) if cell.kind == "markdown" else ():
+            if not level or len(marks) <= level:
+                level = len(marks) if name in skip or AT_HOME.match(name) else 0
+        if not level and not set(titles.get(cell.id, ())) & set(skip):
+            kept.append(cell)
+    return kept
+
+
+@pytest.mark.parametrize("lesson", LESSONS, ids=lambda x: x.name)
+def test_what_is_skipped_by_hand_is_in_the_lesson_and_leaves_45_minutes(lesson):
+    names = [name for _, name in re.findall(r"^(#+) (.+)$", lesson.prose, re.M)]
+    names += [title for e in exercises(lesson) for title in e.titles]
+    skip = planned(lesson)["skip"]
+    assert [name for name in skip if names.count(name) != 1] == [] and len(skip) == len(set(skip))
+    left = in_class(lesson)
+    assert 30 <= minutes(lesson, left) <= 45 < minutes(lesson) <= 165
+    assert any("exercise" in cell.tags for cell in left), "at least one exercise belongs into the class"
+    assert {"Drill", "Questions"} & {*re.findall(r"^## (.+)$", lesson.prose, re.M)}
+    assert not {"Drill", "Questions"} & {*re.findall(r"^## (.+)$", prose(left), re.M)}
+    assert 0 <= planned(lesson)["seconds"] < 300
+
+
+def test_minutes_follow_the_two_lessons_that_were_timed():
+    timed = {"07": (100, 130), "17": (85, 95)}
+    found = {lesson.name[:2]: minutes(lesson) for lesson in LESSONS}
+    assert all(low <= found[name] <= high for name, (low, high) in timed.items())
 
 
 def test_exam_questions_stand_in_no_notebook():

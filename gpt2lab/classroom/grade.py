@@ -20,6 +20,8 @@ from .reading import read_apart
 from .report import plain
 from .sandbox import NEVER, Limits, Stopped, run_judge
 
+LOST = "FAIL", "your code ended its own check"
+
 
 def submissions(folder: Path, lesson: Lesson) -> dict[str, Path]:
     """The notebooks under a folder by student: where they lie, less the lesson's own name.
@@ -71,19 +73,10 @@ def graded(path: Path, lesson: Lesson, limits: Limits, hide=(), stop: threading.
         verdicts, seconds, apart = found.get(i, ([], 0.0, True))
         said = {name: (status, words) for name, status, words in verdicts}
         for title in part.titles:
-            lost = (
-                (part.status, part.words) if part.text is None else ("FAIL", "your code ended its own check")
-            )
-            status, words = said.get(title, lost)
-            told.append(
-                {
-                    "name": title,
-                    "status": status,
-                    "words": "\n".join(map(plain, words.split("\n"))),
-                    "seconds": seconds,
-                    "apart": apart,
-                }
-            )
+            status, words = said.get(title, LOST if part.text is not None else (part.status, part.words))
+            shown = "\n".join(map(plain, words.split("\n")))
+            one = {"name": title, "status": status, "words": shown, "seconds": seconds, "apart": apart}
+            told.append(one)
             if words.startswith("no end"):
                 more = f"--seconds {3 * limits.seconds:g}"
                 notes.append(f"{title}: look at this answer, it did not end; on a busy machine try {more}")
@@ -136,9 +129,7 @@ def grade(
     files: dict[str, Path], lesson: Lesson, limits: Limits, jobs: int, known=(), hide=()
 ) -> Iterator[dict]:
     """The results of these students, as they are ready; those in `known` that still hold are not made again."""
-    made = json.dumps(
-        [sources(), lesson.digest, vars(limits)]
-    ).encode()  # what a verdict follows from besides
+    made = json.dumps([sources(), lesson.digest, vars(limits)]).encode()  # what else a verdict follows from
     old = {(r["student"], r["key"]): r for r in known}
     stop = threading.Event()
     with ThreadPoolExecutor(jobs) as pool:
@@ -150,9 +141,8 @@ def grade(
                     yield old[student, key]
                     continue
                 head = {"student": student, "file": plain(str(file)), "key": key}
-                waiting.append(
-                    pool.submit(lambda f, h: h | graded(f, lesson, limits, hide, stop), file, head)
-                )
+                one = lambda f, h: h | graded(f, lesson, limits, hide, stop)
+                waiting.append(pool.submit(one, file, head))
             for done in as_completed(waiting):
                 yield done.result()
         finally:

@@ -32,9 +32,7 @@ class Peer:
     def __init__(self, line: socket.socket, trusted: bool = False):
         self.line, self.trusted, self.turn = line, trusted, threading.RLock()
         self.offered: list[Callable] = []
-        self.raised: list[
-            BaseException
-        ] = []  # what functions of this end raised, for the case that it comes back
+        self.raised: list[BaseException] = []  # by functions of this end, for the case that it comes back
 
     def call(self, name: str | int, args: tuple, kwargs: dict):
         """What a function of the other end gives or raises; arguments that it changes are changed here too.

@@ -102,9 +102,8 @@ def write_results(results: list[dict], lesson: str, out: Path, remark: str, syst
     rows = [[*COLUMNS, *(e["name"] for e in results[0]["exercises"]), "error", "notes", "file"]]
     for r in results:
         status = [e["status"] for e in r["exercises"]]
-        rows.append(
-            [r["student"], passed(r), len(status), *status, r["error"], "; ".join(r["notes"]), r["file"]]
-        )
+        more = r["error"], "; ".join(r["notes"]), r["file"]
+        rows.append([r["student"], passed(r), len(status), *status, *more])
     everything = json.dumps({"lesson": lesson, "results": results}, indent=1)
     files = {out: _csv(rows), out.with_suffix(".json"): everything}
     if system:

@@ -121,9 +121,8 @@ def _answer(cells, task, given: set[str], there: dict[str, str], strange: list[s
     body, checks = split(task.solved())
     before = split(task.blank())[0]
     wanted = sorted(defined(body))
-    defines = re.compile(
-        rf"^(?:async def|def|class)\s+(?:{'|'.join(wanted)})\b", re.M
-    )  # also what is no Python
+    # also what is no Python
+    defines = re.compile(rf"^(?:async def|def|class)\s+(?:{'|'.join(wanted)})\b", re.M)
     part = tuple(titles(checks)), before, checks
     found = [c["source"] for c in cells if c["id"] == task.id]
     found += [c["source"] for c in reversed(cells) if defines.search(c["source"])]
@@ -151,9 +150,8 @@ def _renamed(wanted: list[str], text: str, strange: list[str]) -> str:
     """What to say where a name that is wanted is missing and a strange one is near to it; "" where none is."""
     missing = [name for name in wanted if not re.search(rf"^(?:async def|def|class)\s+{name}\b", text, re.M)]
     near = {name: difflib.get_close_matches(name, strange, 1) for name in missing}
-    return "; ".join(
-        f"`{other[0]}` looks like `{name}`: give it that name" for name, other in near.items() if other
-    )
+    told = (f"`{one[0]}` looks like `{name}`: give it that name" for name, one in near.items() if one)
+    return "; ".join(told)
 
 
 def _parsed(text: str) -> ast.Module:
@@ -222,9 +220,8 @@ def set_names(tree: ast.Module) -> set[str]:
         elif hasattr(node, "name"):
             found.add(node.name)
         else:
-            found |= {
-                n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)
-            }
+            named = (n for n in ast.walk(node) if isinstance(n, ast.Name))
+            found |= {n.id for n in named if isinstance(n.ctx, ast.Store)}
     return found
 
 
@@ -233,9 +230,8 @@ def outside_names(text: str) -> set[str]:
     scopes = [symtable.symtable(text, "cell", "exec")]
     for scope in scopes:  # it grows
         scopes += scope.get_children()
-    return {
-        s.get_name() for scope in scopes for s in scope.get_symbols() if s.is_referenced() and s.is_global()
-    }
+    found = (s for scope in scopes for s in scope.get_symbols())
+    return {s.get_name() for s in found if s.is_referenced() and s.is_global()}
 
 
 def touches(text: str) -> list[str]:

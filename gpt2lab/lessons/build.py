@@ -10,6 +10,7 @@ import argparse
 import os
 import re
 import sys
+import tempfile
 import time
 from contextlib import contextmanager
 from pathlib import Path
@@ -67,6 +68,7 @@ def build_lesson(lesson: Lesson, fresh: bool = False) -> float:
 def execute(notebook, folder, strict: bool) -> None:
     """Run all cells in place in a kernel that starts in `folder`, exercises strict or lenient."""
     from nbclient import NotebookClient
+    from traitlets.config import Config
 
     settings = {
         "GPT2LAB_STATIC": "1",
@@ -76,13 +78,14 @@ def execute(notebook, folder, strict: bool) -> None:
         "COLUMNS": "100",
     }
     metadata = dict(notebook.metadata)
-    with environment(settings):
+    with environment(settings), tempfile.TemporaryDirectory() as sockets:
         NotebookClient(
             notebook,
             timeout=120,
             kernel_name="python3",
             record_timing=False,
             store_widget_state=False,
+            config=Config(KernelManager={"transport": "ipc", "ip": f"{sockets}/k"}),  # over TCP it warns
             resources={"metadata": {"path": str(folder)}},
         ).execute()
     notebook.metadata = nbformat.from_dict(metadata)
