@@ -1,6 +1,7 @@
 """Servers that apply gradients on arrival, and replicas that meet every H steps: equal to their serial emulators."""
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from planting import planted, under
 from gpt2lab.lessons.labs import local_sgd
 from gpt2lab.lessons.labs import replicated_stages as replicated
 from gpt2lab.lessons.labs import servers_on_arrival as servers
+from gpt2lab.lessons.labs.compressed import CODES, CodedSum
 from gpt2lab.model import GPT2, GPT2Config
 from gpt2lab.parallel.data import Naive, Replicas
 from gpt2lab.parallel.pipeline.versions import Embedding
@@ -164,6 +166,46 @@ def test_local_sgd_equals_its_emulator_and_sends_every_h_steps(pools, ranks, eve
         calls, size, _ = traffic["all_reduce", "dp"]
         assert calls == len(BATCHES) // every
         assert abs(size - calls * 2 * (ranks - 1) * 8 * CONFIG.parameters // ranks) < 8 * ranks * calls
+
+
+class Digits:
+    """A code that keeps all digits."""
+
+    def encode(self, x):
+        return x.contiguous().view(torch.uint8)
+
+    def decode(self, message, like):
+        return message.view(like.dtype)
+
+
+def off_the_way(pools, code, feedback=True) -> tuple[float, list[int]]:
+    """Weights of coded local SGD from the emulator's, in parts of the way of these; bytes that ranks sent."""
+    summed = partial(CodedSum(code, feedback), "differences")
+    found = pools[2].run(local_sgd.train, CONFIG, BATCHES, 2, summed=summed)
+    want, start = local_sgd.emulate(CONFIG, BATCHES, 2, 2)[0], local_sgd.flat(GPT2(CONFIG).double())
+    assert all(torch.equal(weights, found[0][0]) for weights, *_ in found)
+    sent = [sum(size for _, size, _ in traffic.values()) for *_, traffic in found]
+    return ((found[0][0] - want).norm() / (want - start).norm()).item(), sent
+
+
+def test_coded_local_sgd_is_the_plain_one_with_all_digits_and_near_it_with_eight_bits(pools):
+    plain, whole = off_the_way(pools, Digits())
+    coded, sent = off_the_way(pools, CODES["int8"])
+    assert plain < 1e-10 and 1e-6 < coded < 0.02
+    rounds, half = len(BATCHES) // 2, -(-CONFIG.parameters // 2)
+    message = -(-half // 32) * (32 + 1)  # whole blocks, each with its scale
+    assert max(abs(size - rounds * 2 * message) for size in sent) <= rounds * 2 * 33
+    assert max(sent) < max(whole) / 7
+
+
+def test_coded_sums_that_lose_what_a_rank_says_are_noticed(pools):
+    class First(Digits):
+        """Says only the first half of the digits' numbers."""
+
+        def encode(self, x):
+            return super().encode(x * (torch.arange(len(x)) < len(x) // 2))
+
+    assert off_the_way(pools, First(), feedback=False)[0] > 0.1
 
 
 @pytest.mark.parametrize(

@@ -45,10 +45,19 @@ def inner(model: GPT2, optimizer, batch: Batch) -> float:
 
 @in_float64()
 def train(
-    rank: int, world_size: int, config: GPT2Config, batches, every: int, lr=1e-3, outer_lr=0.7, momentum=0.9
+    rank: int,
+    world_size: int,
+    config: GPT2Config,
+    batches,
+    every: int,
+    lr=1e-3,
+    outer_lr=0.7,
+    momentum=0.9,
+    summed=comm.all_reduce,
 ):
-    """One replica: an all-reduce of all weights every `every` steps. Returns weights (P,), losses and its traffic.
+    """One replica: a sum of how far all went every `every` steps. Returns weights (P,), losses and its traffic.
 
+    `summed(x, axis)` makes the sum, in coded messages for instance (Douillard et al. 2025, "Streaming DiLoCo").
     Bytes per rank: 2 (n-1)/n S every H steps, so H times fewer than data parallelism sends.
     """
     axis, model, losses = Mesh(dp=world_size)["dp"], GPT2(config).double(), []
@@ -57,8 +66,7 @@ def train(
     for step, batch in enumerate(batches, 1):
         losses.append(inner(model, optimizer, batch.rows(rank, world_size)))
         if step % every == 0:
-            mean = comm.all_reduce(flat(model), axis) / world_size
-            common = outer.step(outer.weights.detach() - mean)
+            common = outer.step(summed(outer.weights.detach() - flat(model), axis) / world_size)
             torch.nn.utils.vector_to_parameters(common, model.parameters())
     return flat(model), losses, dict(comm.traffic())
 
