@@ -9,6 +9,7 @@ from planting import is_killed, under
 from gpt2lab.lessons.labs import compressed, replicas
 from gpt2lab.lessons.labs.compressed import CODES, CodedSum, PowerSum, Scaled, gathered, sent_and_kept
 from gpt2lab.model import GPT2, GPT2Config
+from gpt2lab.plots import data as plots
 from gpt2lab.ranks import comm
 from gpt2lab.ranks.mesh import Mesh
 
@@ -168,3 +169,10 @@ def the_largest_numbers_are_close(code):
     x = numbers(torch.float32)
     _, sent, _ = sent_and_kept(code, x)
     assert (sent - x).abs().max() <= x.abs().max() / 127
+
+
+def test_bands_reach_from_the_least_to_the_most_around_the_mean():
+    ax = plots.bands({"all": [[3.0, 1.0], [5.0, 2.0]], "rank 1": [[4.0, 3.0]]}).axes[0]
+    assert [line.get_ydata().tolist() for line in ax.lines] == [[4, 1.5], [4, 3]]
+    corners = ax.collections[0].get_paths()[0].vertices
+    assert corners[:, 1].min() == 1 and corners[:, 1].max() == 5

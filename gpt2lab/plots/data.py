@@ -4,7 +4,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from .forms import cell, name_rows, patches, stacked, text_at
+from .forms import band, cell, name_rows, patches, stacked, text_at
 from .style import COLORS, HUES, SERIAL, THINGS, figure, rank_color
 
 LOST = "#D00000"  # rows that no rank has
@@ -200,5 +200,15 @@ def thresholds(least: dict[str, float]) -> Figure:
     ax.axhline(1, color="black", lw=1, ls="--")
     ax.set(xscale="log", yscale="log", xlim=(1, 1e6), ylim=(0.02, 50), xlabel="tokens of a rank")
     ax.set_ylabel("messages / computing (time)")
+    ax.legend()
+    return fig
+
+
+def bands(curves: dict[str, list[list[float]]]) -> Figure:
+    """Losses by step of several runs a name: the mean as a line, from the least to the most as a band."""
+    fig, ax = figure(8, 3.0)
+    for i, (name, runs) in enumerate(curves.items()):
+        band(ax, range(len(runs[0])), runs, HUES[i], label=name)
+    ax.set(xlabel="step", ylabel="loss (nats a token)")
     ax.legend()
     return fig

@@ -8,6 +8,7 @@
 
 # %% tags=["setup"]
 from functools import partial
+from types import SimpleNamespace
 
 import torch
 
@@ -1148,20 +1149,113 @@ table(
 
 # %% [markdown]
 # Ranks sum coded stretches and code the sums again: 2 (n-1)/n coded gradients (float64 above: 8 bytes a number).
-# [ZeRO++](https://arxiv.org/abs/2306.10209) gathers weights in such blocks.
-#
+# [ZeRO++](https://arxiv.org/abs/2306.10209) gathers weights in such blocks. One batch, again and again, five seeds:
+
+# %%
+tiny = GPT2Config(vocab_size=256, n_positions=16, n_layer=1, n_head=2, n_embd=32)
+ways = {"all": ("all", True), "rank 1, feedback": ("rank 1", True), "rank 1": ("rank 1", False)}
+curves = {name: [] for name in ways}
+for seed in range(5):
+    one = replicas.shakespeare_rows(7, seed).at(0)
+    for name, how in ways.items():
+        runs = two.run(
+            compressed.trained,
+            *how,
+            SimpleNamespace(at=lambda _, one=one: one),
+            partial(GPT2, tiny, seed),
+            40,
+            0.15,
+        )
+        curves[name].append(replicas.over_ranks([run for run, _ in runs]))
+show(
+    plots.bands(curves),
+    "computed",
+    "losses, means of five seeds, and pale from the least to the most. With feedback rank 1 goes on learning.",
+    "Three falling curves with pale bands: all lowest, rank 1 with feedback between, rank 1 without it highest",
+)
+
+# %% [markdown]
+# **6.** Error feedback. `code(x)` gives the numbers that a message says.
+
+
+# %% tags=["exercise"]
+def feedback(gradients, code):
+    """What is sent of each gradient (P,) in turn, as `code` says it: a list."""
+    ### BEGIN SOLUTION
+    sent, kept = [], 0
+    for gradient in gradients:
+        whole = gradient + kept
+        sent.append(code(whole))
+        kept = whole - sent[-1]
+    return sent
+    ### END SOLUTION
+
+
+check("error feedback", exercises.feedback, feedback)
+
+# %% [markdown] tags=["hint"]
+# Sent and kept are, together, the gradient and what was kept before.
+
+
+# %% tags=["wrong"]
+# FAIL: is ever sent
+# MISTAKE: Each gradient is coded by itself, without feedback.
+def feedback(gradients, code):
+    return [code(gradient) for gradient in gradients]
+
+
+# %% tags=["wrong"]
+# FAIL: say all digits
+# MISTAKE: Everything is sent, so nothing has to be kept: right sums, and no byte is saved.
+def feedback(gradients, code):
+    return list(gradients)
+
+
+# %% tags=["wrong"]
+# FAIL: before is lost
+# MISTAKE: Kept is what this gradient alone would lose; what was kept before is forgotten.
+def feedback(gradients, code):
+    sent, kept = [], 0
+    for gradient in gradients:
+        sent.append(code(gradient + kept))
+        kept = gradient - code(gradient)
+    return sent
+
+
+# %% tags=["wrong"]
+# FAIL: grows for ever
+# MISTAKE: What was sent of the kept part is not taken off.
+def feedback(gradients, code):
+    sent, kept = [], 0
+    for gradient in gradients:
+        sent.append(code(gradient + kept))
+        kept = kept + gradient - code(gradient)
+    return sent
+
+
+# %% tags=["wrong"]
+# FAIL: is sent uncoded
+# MISTAKE: The kept part is added to the message, past the code.
+def feedback(gradients, code):
+    sent, kept = [], 0
+    for gradient in gradients:
+        sent.append(code(gradient) + kept)
+        kept = gradient - code(gradient)
+    return sent
+
+
+# %% [markdown]
 # ## Drill
 #
-# 1. Eight replicas, each with a batch of 4 rows. Which serial batch size does this equal?
-# 2. All-reduce 30 ms, backward 50 ms: what can overlap make of the 80 ms at best?
-# 3. Why must all ranks send their buckets in the same order?
-# 4. Gradients are clipped to norm 1. May each rank clip its own before the sum?
+# 1. All-reduce 30 ms, backward 50 ms: what can overlap make of the 80 ms at best?
+# 2. Why must all ranks send their buckets in the same order?
+# 3. Gradients are clipped to norm 1. May each rank clip its own before the sum?
 #
 # <details><summary>Answers</summary>
 #
-# 1. 32 rows. 2. A little over 50 ms: the last bucket cannot start before backward ends. 3. An all-reduce pairs the
+# 1. A little over 50 ms: the last bucket cannot start before backward ends. 2. An all-reduce pairs the
 # n-th call of one rank with the n-th of the others; swapped, unlike things are added.
-# 4. No: the norm of the
+# 3. No: the norm of the
 # sum is not the sum of norms; clip after, by the global norm.
 #
 # </details>

@@ -1,5 +1,7 @@
 """Checkers of lesson 04: a step of data parallelism, a bucketed reducer, bytes, unequal shares, a puzzle of buckets."""
 
+from functools import partial
+
 import torch
 
 from ...model import GPT2
@@ -157,3 +159,45 @@ def group_gradients(answer) -> str:
         f"{total:g} ms exposed: each gradient by itself pays the latency"
     )
     return scored(total, "ms exposed", bar=108, best=103)
+
+
+def _rounded(x):
+    """What a message of whole numbers says of x (P,)."""
+    return x.round()
+
+
+def _feedback(step, gradients):
+    """All that is sent where `step(gradient, kept)` gives what is sent and kept."""
+    sent, kept = [], torch.zeros_like(gradients[0])
+    for gradient in gradients:
+        message, kept = step(gradient, kept)
+        sent.append(message)
+    return sent
+
+
+def _gradients(chance) -> tuple:
+    generator = torch.Generator().manual_seed(chance.randrange(10**6))
+    return ([torch.randn(5, generator=generator, dtype=torch.float64) for _ in range(chance.randint(3, 9))],)
+
+
+feedback = Task(
+    partial(_feedback, lambda g, kept: (_rounded(g + kept), g + kept - _rounded(g + kept))),
+    {"six gradients": ([torch.tensor([0.3, 1.4, -2.6], dtype=torch.float64)] * 6,)},
+    what="some gradients",
+    drawn=_gradients,
+    call=lambda answer, gradients: answer(gradients, _rounded),
+    mistakes={
+        "those messages say all digits: code what you send": partial(_feedback, lambda g, kept: (g, kept)),
+        "nothing of what was left out is ever sent": partial(_feedback, lambda g, kept: (_rounded(g), kept)),
+        "what was kept before is lost where it did not come through": partial(
+            _feedback, lambda g, kept: (_rounded(g + kept), g - _rounded(g))
+        ),
+        "what is kept grows for ever: take off what was sent of it": partial(
+            _feedback, lambda g, kept: (_rounded(g + kept), kept + g - _rounded(g))
+        ),
+        "what was kept is sent uncoded": partial(
+            _feedback, lambda g, kept: (_rounded(g) + kept, g - _rounded(g))
+        ),
+    },
+)
+"""Exercise: error feedback, with a code that rounds to whole numbers."""

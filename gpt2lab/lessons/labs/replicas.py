@@ -101,9 +101,9 @@ def times_eight(source, make) -> dict[str, list[list[float]]]:
     }
 
 
-def shakespeare_rows(rows: int) -> Batches:
+def shakespeare_rows(rows: int, seed: int = 0) -> Batches:
     """Batches of `rows` rows of 16 tokens, of a vocabulary folded into 256."""
-    return Batches(np.asarray(shakespeare()[:100_000]) % 256, rows=rows, length=16)
+    return Batches(np.asarray(shakespeare()[:100_000]) % 256, rows=rows, length=16, seed=seed)
 
 
 def dealt(pool) -> dict[str, list[list[int]]]:
