@@ -99,8 +99,7 @@ explore(picture, "counted", CAPTION, ALT, collective=["all-to-all", *others])
 # %% [markdown]
 # The names follow a rule. *Reduce* is any operation that may be done in any order (sum, max). Broadcast and scatter
 # start at one rank, gather and reduce end at one; *all* means that every rank is a destination. Each is a line of
-# NumPy. Against those lines, on 1 to 4 live ranks, from every root, with sizes that do not
-# divide:
+# NumPy; against those, on 1 to 4 live ranks, from every root, with uneven sizes:
 
 # %%
 show_source(definitions.expected)
@@ -127,7 +126,7 @@ for rank, (summed, mine, gathered) in enumerate(launch(lecture)):
     print(f"rank {rank}: all_reduce {summed}  reduce_scatter {mine}  all_gather {gathered}")
 
 # %% [markdown]
-# The last column equals the first: the identity behind ZeRO and the ring.
+# The last column equals the first, as in rings:
 #
 # **all-reduce = reduce-scatter + all-gather.**
 #
@@ -1414,6 +1413,88 @@ for way, place in {"a plain sum": 0, "a tree over 8 blocks": 2}.items():
 # %% [markdown]
 # The price: log2(n) T C numbers a rank, not 2 (n−1)/n T C.
 #
+# **Exercise.** Such a sum, of 2, 4, 8 ... tensors: neighbours first.
+
+
+# %% tags=["exercise"]
+def fixed_order(parts):
+    """The sum of tensors; the bits are the same when each half of them was summed elsewhere, in this way too."""
+    ### BEGIN SOLUTION
+    while len(parts) > 1:
+        parts = [a + b for a, b in zip(parts[::2], parts[1::2], strict=True)]
+    return parts[0]
+    ### END SOLUTION
+
+
+check("a fixed order", predictions.fixed_order, fixed_order)
+
+# %% [markdown] tags=["hint"]
+# Half as many tensors remain when each was added to its neighbour. And then?
+
+
+# %% tags=["wrong"]
+# FAIL: one after the other
+# MISTAKE: Added from the first to the last: no rank can begin with its own half.
+def fixed_order(parts):
+    return sum(parts[1:], parts[0])
+
+
+# %% tags=["wrong"]
+# FAIL: nearer, but other bits
+# MISTAKE: More digits on the way: a better sum, whose bits no tree of float32 gives.
+def fixed_order(parts):
+    return sum(part.double() for part in parts).float()
+
+
+# %% tags=["wrong"]
+# FAIL: the two halves added first
+# MISTAKE: The first half is added to the second one, so partners are far apart.
+def fixed_order(parts):
+    while len(parts) > 1:
+        half = len(parts) // 2
+        parts = [a + b for a, b in zip(parts[:half], parts[half:], strict=True)]
+    return parts[0]
+
+
+# %% tags=["wrong"]
+# FAIL: the order hangs on the numbers
+# MISTAKE: The smallest first, as for a good sum: another order for other numbers.
+def fixed_order(parts):
+    parts = sorted(parts, key=lambda part: part.abs().sum())
+    while len(parts) > 1:
+        parts = [a + b for a, b in zip(parts[::2], parts[1::2], strict=True)]
+    return parts[0]
+
+
+# %% tags=["wrong"]
+# FAIL: changed what it was given
+# MISTAKE: The right tree, written into the tensors that were given.
+def fixed_order(parts):
+    parts = list(parts)
+    while len(parts) > 1:
+        parts = [a.add_(b) for a, b in zip(parts[::2], parts[1::2], strict=True)]
+    return parts[0]
+
+
+# %% tags=["wrong"]
+# FAIL: 8 tensors
+# MISTAKE: Right for four tensors only.
+def fixed_order(parts):
+    return (
+        sum(parts[2:], parts[0] + parts[1])
+        if len(parts) != 4
+        else (parts[0] + parts[1]) + (parts[2] + parts[3])
+    )
+
+
+# %% tags=["wrong"]
+# FAIL: knows the answer
+# MISTAKE: The lab's tree is called.
+def fixed_order(parts):
+    return order.tree(parts)
+
+
+# %% [markdown]
 # ## Drill
 #
 # <details><summary>Why does an all-gather's backward sum, while scatter's backward does not?</summary>

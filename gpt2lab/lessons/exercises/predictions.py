@@ -1,12 +1,17 @@
-"""Questions of lesson 03 that take a number: predict first, then look; what counts is the factor between the two."""
+"""Questions of lesson 03 that take a number: predict first, then look; what counts is the factor between the two.
+
+At the end the checker of a sum in a fixed order.
+"""
 
 import math
 import time
 from numbers import Real
+from random import Random
 
 import torch
 
-from . import returned, unaided
+from ..labs import order
+from . import Task, returned, unaided
 
 
 def score(guess: float, found: float) -> float:
@@ -96,3 +101,40 @@ def crossing(answer) -> None:
     link = links.Link(latency=5e-6, bandwidth=25e9)
     hint = "Set 2 * 63 alpha + 2 * 63/64 S beta equal to 2 * 6 (alpha + S beta) and solve for S."
     _compare(_guess(answer), lambda: links.crossing(64, link), "bytes", "computed", 0.95, hint)
+
+
+def _numbers(chance, count: int = 0) -> tuple[list[torch.Tensor]]:
+    """Float32 numbers of very different sizes: `count` tensors of them, or 2 to 16."""
+    generator = torch.Generator().manual_seed(chance.randrange(10**6))
+    draw = lambda: torch.randn(40, generator=generator, dtype=torch.float32)
+    return ([draw() * torch.exp(draw()) for _ in range(count or 2 ** chance.randint(1, 4))],)
+
+
+def _far_first(parts):
+    while len(parts) > 1:
+        half = len(parts) // 2
+        parts = [a + b for a, b in zip(parts[:half], parts[half:], strict=True)]
+    return parts[0]
+
+
+fixed_order = Task(
+    order.tree,
+    {f"{count} tensors": _numbers(Random(count), count) for count in (4, 8)},
+    what="some tensors",
+    drawn=_numbers,
+    mistakes={
+        "one after the other: who has the last half alone cannot begin": lambda parts: sum(
+            parts[1:], parts[0]
+        ),
+        "a sum in float64, rounded: nearer, but other bits than a half and a half": lambda parts: sum(
+            part.double() for part in parts
+        ).float(),
+        "the two halves added first, not neighbours": _far_first,
+        "the order hangs on the numbers, so each step has another": lambda parts: order.tree(
+            sorted(parts, key=lambda part: part.abs().sum())
+        ),
+    },
+    closed=("gpt2lab.lessons.labs", "gpt2lab.algorithms"),
+    tolerance=0.0,
+)
+"""Exercise: a sum whose order is a tree, the same bits wherever its halves are computed."""
