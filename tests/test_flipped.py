@@ -47,10 +47,10 @@ def test_mutant_digests_that_do_not_read_the_first_number_see_no_weight(pools):
     "bug",
     [
         ("(rank - 1) % world_size", "(rank + 1) % world_size"),
-        ("(NAME).register_hook(flipped)", "(NAME).register_hook(torch.clone)"),
+        ("(NAME).register_hook(lab.flipped)", "(NAME).register_hook(torch.clone)"),
         (
-            "return digests([p.tensor.grad for",
-            "one.parallel.sync.finish()\n        return digests([p.tensor.grad for",
+            "return digests(p.tensor.grad for",
+            "one.parallel.sync.finish()\n        return digests(p.tensor.grad for",
         ),
     ],
     ids=["the rows of another rank", "a sound chip", "digests of the sum"],

@@ -15,6 +15,7 @@ from gpt2lab.lessons.exercises import (
     faults,
     hardware,
     pipeline,
+    replicas,
     sharding,
     start,
     tensor,
@@ -139,6 +140,17 @@ RIGHT = {
     data.step_bytes: lambda count, n, micro, each: 2 * (n - 1) / n * count * each,
     faults.culprit: lambda waits: max(
         (other for whom in waits.values() for other in whom if not waits[other]), default=None
+    ),
+    replicas.odd_ones: lambda digests: {
+        (np.int64(r), name)
+        for name in digests[0]
+        for r, own in enumerate(digests)
+        if 2 * [d[name] for d in digests].count(own[name]) <= len(digests)
+    },
+    replicas.keepers: lambda n: (
+        np.array([*range(1, 3), 0, *((r ^ 1) - 1 for r in range(4, n + 1))][:n])
+        if n % 2
+        else np.arange(n)[::-1]
     ),
     context.smallest_shard: lambda sizes, window: np.all(
         [size >= min(window, sum(sizes[: rank + 1])) for rank, size in enumerate(sizes[:-1])]

@@ -6,7 +6,7 @@
 # half. And it does *not remember the ranks* that wrote it, because the next run may have fewer. So a checkpoint knows
 # no shards, only *boxes*: this memory is rows 3 to 7 of that matrix, and any other plan finds in it what it needs.
 #
-# You will break ranks, flip bits, kill ranks, also in the middle of a save, and watch training go on.
+# You will break ranks, flip bits, and watch training go on.
 
 # %% tags=["setup"]
 import hashlib
@@ -20,18 +20,20 @@ from pathlib import Path
 
 import torch
 
-from gpt2lab import RankFailed, Ranks
+from gpt2lab import RankFailed, Ranks, launch
 from gpt2lab.cli import main
 from gpt2lab.lessons import explore, show, show_source, table
 from gpt2lab.lessons.exercises import check, replicas
 from gpt2lab.lessons.exercises import faults as exercises
 from gpt2lab.lessons.labs import faults as lab
-from gpt2lab.lessons.labs.instruments import bytes_sent, mine, seconds_of
+from gpt2lab.lessons.labs import survivors
+from gpt2lab.lessons.labs.instruments import mine, seconds_of
 from gpt2lab.parallel.accumulate import Alone
 from gpt2lab.parallel.boxes import rectangles
 from gpt2lab.plan import Plan
 from gpt2lab.planner.failures import best_interval, life, share_lost
 from gpt2lab.plots import faults as plots
+from gpt2lab.processes.launch import kept
 from gpt2lab.ranks import comm
 from gpt2lab.ranks.mesh import Mesh
 from gpt2lab.reference import CONFIG, example_batch
@@ -45,8 +47,7 @@ pool = {n: Ranks(n, timeout=60, echo=False) for n in (1, 2, 3, 4)}  # live ranks
 # ## How often does it break?
 #
 # Training Llama 3 405B on 16,384 GPUs was interrupted unexpectedly 419 times in 54 days (Grattafiori et al. 2024,
-# section 3.3.4), by GPUs and by the hosts, cables and programs around them. Ranks fail independently, so n of them
-# fail n times as often:
+# section 3.3.4), by GPUs and all that is around them. Of n ranks one fails n times as often:
 
 # %%
 each = 54 * 24 / 419 * 16384  # hours that one GPU with its share of the rest lasts, on average
@@ -56,8 +57,8 @@ for n in (8, 128, 1024, 16384):
 
 # %% [markdown]
 # The whole machine of 16,384<!--above--> fails every 3<!--above--> hours, and a failure loses what was done since the
-# last save. Save often, and saving costs; save rarely, and repeating costs. Below, three jobs of 12 hours of work are
-# struck at the same moments. Which one is done first?
+# last save. Save often, and saving costs; save rarely, and repeating costs. Three jobs of 12 hours of work are struck
+# at the same moments: which is done first?
 
 # %%
 strikes = lab.failures(19, 3, 40)
@@ -82,12 +83,12 @@ explore(
 )
 
 # %% [markdown]
-# The best interval has a formula: see the end of the lesson. First: what *is* a failure, and what should it look like?
+# The best interval has a formula (below). First: what should a failure look like?
 #
 # ## Break things and read
 #
-# By default a lost rank means silence: PyTorch waits for 30 minutes (10 with NCCL), then names a port. Here are five
-# ways to break rank 1 of 3. What should each message say?
+# By default a lost rank means silence: PyTorch waits for 30 minutes (10 with NCCL), then names a port. Five ways to
+# break rank 1 of 3: what should each message say?
 
 
 # %%
@@ -107,19 +108,18 @@ def breaks(rank, world_size, how):
 
 # %%
 for how in ("raises", "is killed", "hangs", "leaves early", "sums another shape"):
-    impatient = Ranks(3, timeout=1.5, echo=False)
     try:
-        impatient.run(breaks, how)
+        launch(breaks, how, ranks=3, timeout=1.5, echo=False)
     except RankFailed as error:
         print(f"--- rank 1 {how}: {error.ename}")
         print(*lab.said(error), sep="\n")
-    impatient.close()
 
 # %% [markdown]
 # A hang is the hardest: the ranks that *wait* are innocent, and the guilty one says nothing. But every rank notes in
-# shared memory which call it is in and for whom it waits. So who is to blame?
+# shared memory which call it is in and for whom it waits.
 #
-# **Your turn.** `waits[rank]` lists the ranks that a rank waits for, and is empty when it is in no communication.
+# **Your turn.** `waits[rank]` lists the ranks that a rank waits for, none when it is in no communication. Who is to
+# blame?
 
 
 # %% tags=["exercise"]
@@ -233,7 +233,7 @@ show_source(Trainer.step)
 
 # %% [markdown]
 # Here one gradient was poisoned, and it is named. Had it been a *weight* of the last stage, its NaN would have run
-# backward through all stages, and every rank would be named with its first tensor: then look at the last stage first.
+# backward through all stages, and every rank be named: then look at the last stage first.
 #
 # ### A flipped bit: worse than a NaN
 #
@@ -339,36 +339,25 @@ def digests(tensors):
     return torch.tensor([int.from_bytes(b, "little", signed=True) for b in bits])
 
 
-def flipped(x, bit=55):  # of the exponent of the first number, which is now 256 times as large or as small
-    wrong = x.detach().clone().view(torch.int64)
-    wrong.view(-1)[0] ^= 1 << bit
-    return wrong.view(x.dtype)
-
-
 def three_replicas(rank, world_size, where):
     one = trainer("dp=3")
     pieces, weight = one.parallel.sync.pieces, one.parallel.model.get_parameter(NAME)
     if (rank, where) == (1, "a local gradient"):
-        weight.register_hook(flipped)
+        weight.register_hook(lab.flipped)
     steps(one, 2)
     if (rank, where) == (1, "a weight"):
-        weight.data.copy_(flipped(weight))
-    comm.clear_log()
-    held = comm.all_gather(digests([p.tensor for p in pieces]), one.parallel.mesh["dp"]).view(world_size, -1)
-    return [dict(zip([p.name for p in pieces], row, strict=True)) for row in held.tolist()], bytes_sent()
+        weight.data.copy_(lab.flipped(weight))
+    held = comm.all_gather(digests(p.tensor for p in pieces), one.parallel.mesh["dp"]).view(3, -1).tolist()
+    return [{p.name: d for p, d in zip(pieces, row, strict=True)} for row in held], comm.log[-1].bytes
 
 
 most_contradict = mine("which replica", odd_ones, replicas.odd_ones.right)
 sound, _ = pool[3].run(three_replicas, "nothing")[0]
 for where in ("a weight", "a local gradient"):
     held, size = pool[3].run(three_replicas, where)[0]
-    print(
-        f"A bit of rank 1 flipped in {where}: most contradict {most_contradict(held)}; {size:,} bytes sent."
-    )
-    print(
-        "  tensors of rank 0 that are not those of a sound run:",
-        sum(held[0][n] != sound[0][n] for n in sound[0]),
-    )
+    print(f"A bit of rank 1 flipped in {where}: {size:,} bytes sent; most contradict", most_contradict(held))
+    other = [name for name in sound[0] if held[0][name] != sound[0][name]]
+    print(f"  of rank 0 {len(other)} of {len(sound[0])} tensors are not as without the flip")
 
 # %% [markdown]
 # In a weight: found, rank and tensor. In a *local* gradient, before the sum: the sum gives the wrong number to all, the
@@ -381,16 +370,16 @@ def again(rank, world_size, micro):
     one, batch = trainer("dp=3"), example_batch(CONFIG, 7, 12)
     pieces, axis, before = one.parallel.sync.pieces, one.parallel.mesh["dp"], (rank - 1) % world_size
     if rank == 1:  # a broken chip, whatever it computes
-        one.parallel.model.get_parameter(NAME).register_hook(flipped)
+        one.parallel.model.get_parameter(NAME).register_hook(lab.flipped)
 
     def local(rows, micro):  # gradients of some rows, before any sum
         for p in pieces:
             p.tensor.grad = None
         one.parallel.engine.run(rows.micro(micro), None, Alone())
-        return digests([p.tensor.grad for p in pieces])
+        return digests(p.tensor.grad for p in pieces)
 
     theirs = comm.ring_shift(local(batch.rows(rank, world_size), 1), axis)
-    differ = (theirs != local(batch.rows(before, world_size), micro)).sum().item()
+    differ = int((theirs != local(batch.rows(before, world_size), micro)).sum())
     return f"rank {rank} repeats rank {before}: {'most' if differ > 32 else differ} of {len(pieces)} differ"
 
 
@@ -398,29 +387,13 @@ for micro, how in ((1, "as it was"), (2, "in two micro-batches")):
     print(f"{how}:", *pool[3].run(again, micro), sep="\n  ")
 
 # %% [markdown]
-# Rank 1 is in both pairs that differ. And it takes *equal bits*: split in another way, the same rows have other last
-# digits, and everybody is accused. (Google's Gemini met such faults every week or two, and found them by replaying
-# deterministically.) To repeat everything doubles the work; one micro-batch of many finds a chip that stays broken:
-
-
-# %% tags=["measured"]
-def costs(rank, world_size):
-    one, batch = trainer("dp=2,micro=8", replace(CONFIG, n_embd=48)), example_batch(CONFIG, 32, 12)
-    calls = {
-        "a step of 8 micro-batches": lambda: one.step(batch),
-        "digests of all weights": lambda: digests([p.tensor for p in one.parallel.sync.pieces]),
-        "one micro-batch again": lambda: one.parallel.engine.run(one.parallel.mine(batch)[:1], None, Alone()),
-    }
-    return {name: f"{1e3 * sorted(seconds_of(call, 5))[2]:.1f} ms" for name, call in calls.items()}
-
-
-print(pool[2].run(costs)[0])
-
-# %% [markdown]
+# Rank 1 is in both pairs that differ. It takes *equal bits*: split in another way, the same rows have other last
+# digits, and all are accused. To repeat all doubles the work; one micro-batch of many finds a chip that stays broken.
+#
 # ### Four mistakes with PyTorch's own tools
 #
-# `DistributedDataParallel` (DDP) sends gradients from hooks, bucket by bucket. Four common mistakes with it and its
-# sampler, on two live ranks. Predict: which of them gives a message?
+# `DistributedDataParallel` (DDP) sends gradients from hooks, bucket by bucket. Predict: which of four common mistakes
+# with it and its sampler gives a message?
 
 
 # %%
@@ -472,7 +445,7 @@ for name, value in pool[2].run(four_mistakes)[0].items():
 #
 # What does a rank hold of one matrix? With tensor parallelism a slice; of the fused q, k, v three slices. With ZeRO a
 # flat stretch: the end of a row, whole rows, the start of a row. All are *boxes*: offsets and sizes in the whole
-# matrix. Here with 4 channels, so that one sees every row:
+# matrix. With 4 channels, to see every row:
 
 
 # %%
@@ -660,13 +633,13 @@ for i, (a, b) in enumerate(zip(pool[1].run(forgetful, folder)[0], losses, strict
 # ## Whole or absent
 #
 # Saving over the old folder is the classic trap: a rank dies in between, and the folder holds a *mix of steps*, which
-# loads without complaint. The cure is old: write beside it, wait until the disk has it (*fsync*), then rename. A rename
+# loads without complaint. The cure: write beside it, wait until the disk has it (*fsync*), then rename. A rename
 # happens or does not.
 #
-# **Your turn.** The checker runs yours in a process of its own, again and again, and ends it with SIGKILL before its
-# first operation on files, before its second, and so on: no `except` and no `finally` runs then. The next call clears
-# away what a killed one left. Of an old folder of that name either all is there, or the new one, or for a moment none.
-# (A power failure may lose what was written, so a good answer also calls `os.fsync`. No checker can see that.)
+# **Your turn.** The checker runs yours in a process of its own and ends it with SIGKILL before its first operation on
+# files, then before its second, and so on: no `except` and no `finally` runs. The next call clears away what a killed
+# one left. Of an old folder of that name either all is there, or the new one, or for a moment none. (A power failure
+# may lose what was written, so a good answer also calls `os.fsync`. No checker can see that.)
 
 
 # %% tags=["exercise"]
@@ -856,7 +829,7 @@ def save_folder(target, files, write):
 
 # %% [markdown]
 # The package does this for all ranks together: the coordinator renames when everybody has written. Kill rank 1 in the
-# middle of its second save, when rank 0 may have finished its file already:
+# middle of its second save:
 
 
 # %%
@@ -884,7 +857,7 @@ for found in sorted(Path(disk.name, "b").iterdir()):
 #
 # A rename protects against a death, not against the disk. So `state.json`, written last, holds a digest of every
 # file, and nothing is read before it is compared. Six accidents, and the one sentence that a user should get. (A quota
-# stands for the full disk, a file in the way for a folder that may not be written.)
+# stands for the full disk.)
 
 
 # %%
@@ -908,13 +881,13 @@ print(try_it("load", "tp=2", good), end="\n\n")
 print(try_it("load", "tp=2", good))
 
 # %% [markdown]
-# Every rank raises the same sentence, also those whose own files are well: they share the checking and tell each
-# other. Had only one raised, the others would now wait for it.
+# Every rank raises it, also those whose own files are well: they share the checking and tell each other. Had only one
+# raised, the others would now wait.
 #
 # ## A run that survives
 #
-# An *elastic* launcher starts all ranks again when one has died, from the newest checkpoint. By hand it is a short
-# loop. Rank 1 dies in step 6:
+# An *elastic* launcher starts all ranks again when one has died, from the newest checkpoint. By hand, with a death in
+# step 6:
 
 
 # %%
@@ -949,9 +922,8 @@ print("weights equal those of the undisturbed run, bitwise:", all(torch.equal(ca
 # Bitwise: weights and moments come from the checkpoint, the batch is a function of the step, and random numbers are
 # keyed by seed, step and sample, never drawn from a running stream.
 #
-# Now for real: the training command under **torchrun**, with the smallest GPT-2 on Shakespeare. Torchrun starts all
-# ranks again when one dies, up to `--max-restarts` times. We kill one from outside, as soon as the checkpoint of step 2
-# is there.
+# Now for real: **torchrun** trains the smallest GPT-2 on Shakespeare, and starts all ranks again when one dies, up to
+# `--max-restarts` times. We kill one from outside at the checkpoint of step 2.
 
 # %%
 agent = lab.torchrun(disk.name)
@@ -977,11 +949,183 @@ same = [e["loss"] for e in calm] == [e["loss"] for e in read_log(run)]
 print("losses equal those of calm ranks of our own, bitwise:", same)
 
 # %% [markdown]
+# ### The neighbour's memory
+#
+# What a death loses is one shard. GEMINI (Wang et al. 2023) copies it after *every* step into the memory of another
+# rank; the disk is for worse days. The last two copies are kept: a death in the middle of copying leaves ranks without
+# the newest. (Each rank is a pool of its own here, so that it outlives another.)
+
+
+# %%
+def keep(one, copies):  # {step: (own shard, that of the rank before)}
+    axis, own = one.parallel.mesh["dp"], torch.cat([x.flatten() for x in survivors.held(one)])
+    lengths = comm.gather_objects(len(own), axis)
+    copies[one.steps] = own, comm.ring_shift(own, axis, shape=(lengths[axis.rank - 1],))
+    for old in sorted(copies)[:-2]:
+        del copies[old]
+
+
+def go_on(rank, world_size, plan, run, total, dies=None):
+    one, copies = trainer(plan), kept.setdefault(run, {})
+    try:
+        survivors.take_back(one, copies)
+        while one.steps < total:
+            if (rank, one.steps) == (1, dies):
+                os.kill(os.getpid(), signal.SIGKILL)
+            steps(one, 1)
+            keep(one, copies)
+    except RuntimeError:  # from a call that a dead rank does not answer
+        return f"lives, {one.steps} steps done"
+    return one.parallel.weights(), [event.bytes for event in comm.log if event.op == "send"][-1]
+
+
+show_source(survivors.take_back)
+apart, shared = survivors.apart(3), "dp=3,zero=2"
+print(*survivors.together(apart, go_on, shared, "hit", 8, 5), sep="\n")
+hit, calm = (survivors.together(apart, go_on, shared, run, 8) for run in ("hit", "calm"))
+print(
+    "the undisturbed run's weights, bit for bit:",
+    all(torch.equal(calm[0][0][n], x) for n, x in hit[0][0].items()),
+)
+print("bytes of copies a step, a parameter:", sum(size for _, size in calm) / CONFIG.parameters)
+
+# %% [markdown]
+# Three float64 numbers: a weight, two moments. And in time?
+
+
+# %% tags=["measured"]
+def costs(rank, world_size, run):
+    one, batch, copies = trainer("dp=2,zero=1,micro=8"), example_batch(CONFIG, 32, 12), {}
+    calls = {
+        "a step of 8 micro-batches": lambda: one.step(batch),
+        "digests of all weights": lambda: digests(p.tensor for p in one.parallel.sync.pieces),
+        "one micro-batch again": lambda: one.parallel.engine.run(one.parallel.mine(batch)[:1], None, Alone()),
+        "a copy to the neighbour": lambda: keep(one, copies),
+        "a checkpoint to the disk": lambda: checkpoint.save(one, run),
+        "back from the neighbour": lambda: survivors.take_back(one, copies),
+        "back from the disk": lambda: checkpoint.load(checkpoint.all_in(run)[-1], one),
+    }
+    return [(name, f"{1e3 * sorted(seconds_of(call, 5))[2]:.1f}") for name, call in calls.items()]
+
+
+table(pool[2].run(costs, disk.name + "/costs")[0], ["on two ranks", "ms"])
+
+# %% [markdown]
+# **Your turn.** When a rank and the keeper of its copy both die, that shard is lost. In a ring n pairs are so
+# dangerous. Each rank keeps one copy: whose, so that fewest pairs are?
+
+
+# %% tags=["exercise"]
+def keepers(n):
+    """The list of which rank keeps the copy of rank 0's shard, of rank 1's, and so on; n is 2 or more."""
+    ### BEGIN SOLUTION
+    found = [rank ^ 1 for rank in range(n)]
+    if n % 2:
+        found[-3:] = n - 2, n - 1, n - 3
+    return found
+    ### END SOLUTION
+
+
+check("keepers", replicas.keepers, keepers)
+
+
+# %% [markdown] tags=["hint"]
+# If a rank keeps your copy and you keep its copy, one pair serves two shards. What is left where n is odd?
+
+
+# %% tags=["wrong"]
+# FAIL: 4 pairs of ranks lose a shard when both die; 2 can do
+# MISTAKE: A ring: every pair of neighbours is dangerous.
+def keepers(n):
+    return [(rank + 1) % n for rank in range(n)]
+
+
+# %% tags=["wrong"]
+# FAIL: rank 0 keeps its own shard
+# MISTAKE: Every rank keeps its own copy, which dies with it.
+def keepers(n):
+    return list(range(n))
+
+
+# %% tags=["wrong"]
+# FAIL: rank 0 keeps 3 copies
+# MISTAKE: One rank keeps nearly all copies, for which it has no room.
+def keepers(n):
+    return [1] + [0] * (n - 1)
+
+
+# %% tags=["wrong"]
+# FAIL: 5 pairs of ranks lose a shard when both die; 4 can do
+# MISTAKE: The rank across: pairs for even numbers, but a ring for odd ones.
+def keepers(n):
+    return [(rank + n // 2) % n for rank in range(n)]
+
+
+# %% tags=["wrong"]
+# FAIL: give 5 ranks between 0 and 4
+# MISTAKE: Pairs of neighbours: where the number is odd, the last one's partner does not exist.
+def keepers(n):
+    return [rank ^ 1 for rank in range(n)]
+
+
+# %% tags=["wrong"]
+# FAIL: 5 ranks: rank 2 keeps its own shard
+# MISTAKE: First with last: where the number is odd, the middle one is its own partner.
+def keepers(n):
+    return [n - 1 - rank for rank in range(n)]
+
+
+# %% tags=["wrong"]
+# FAIL: 5 ranks: rank 0 keeps 2 copies
+# MISTAKE: Where the number is odd, the last copy goes to a rank that has one already.
+def keepers(n):
+    return [rank ^ 1 for rank in range(n - n % 2)] + [0] * (n % 2)
+
+
+# %% tags=["wrong"]
+# FAIL: 9 ranks: 9 pairs
+# MISTAKE: Right up to five ranks, by heart.
+def keepers(n):
+    return {2: [1, 0], 3: [1, 2, 0], 4: [1, 0, 3, 2], 5: [1, 0, 3, 4, 2]}.get(n) or [
+        (r + 1) % n for r in range(n)
+    ]
+
+
+# %% [markdown]
+# ### Bug lab: a step without the dead
+#
+# torchft (2025) waits for no new rank: the replicas that are left take the step, with their rows. **Predict**: divided
+# by which number do their summed gradients equal those of a serial step on these rows?
+
+
+# %%
+def those_left(rank, world_size, divided_by):
+    one, batch = trainer(f"dp={world_size}"), example_batch(CONFIG, 7, 12)
+    rows = torch.cat([torch.arange(7).tensor_split(3)[replica] for replica in (0, 2)])
+    left = replace(batch, tokens=batch.tokens[rows], targets=batch.targets[rows], samples=batch.samples[rows])
+    targets = lambda batch: int((batch.targets >= 0).sum())
+    own = world_size * targets(left.rows(rank, world_size))
+    total = {"targets left": targets(left), "all targets": batch.total, "own targets, then replicas": own}
+    survivors.fill(one, kept["replicas"][2][0], step=2)  # each replica has everything
+    one.gradients(replace(left, total=total[divided_by]))
+    return one.parallel.gradients()
+
+
+print(*survivors.together(apart, go_on, "dp=3", "replicas", 8, 2), sep="\n")
+serial = survivors.together(apart[:1], those_left, "targets left")[0]
+for divided_by in ("targets left", "all targets", "own targets, then replicas"):
+    found = survivors.together([apart[0], apart[2]], those_left, divided_by)[0]
+    worst = max((found[n] - serial[n]).abs().max().item() for n in serial)
+    print(f"divided by {divided_by}:", "equal to 1e-10" if worst < 1e-10 else f"off by {worst:.0e}")
+
+# %% [markdown]
+# The last is torchft's way, a sum of means divided by `num_participants`: right where all rows have equally many
+# targets (lesson 04).
+#
 # ## How often should you save?
 #
 # A save costs `s` seconds, a failure comes every `F` seconds. With T seconds of work between saves, a failure loses
-# half an interval on average, so what is lost, for each second of work, is s/T + T/(2F). **Your turn**: the T that
-# loses least.
+# half an interval on average, so a second of work loses s/T + T/(2F). **Your turn**: the T that loses least.
 
 
 # %% tags=["exercise"]
@@ -1146,14 +1290,14 @@ show(
 show_source(rectangles)
 
 # %% [markdown]
-# And as any process may read any box, one alone can write the model of any plan in the layout of Hugging Face:
+# And as any process may read any box, one alone can write the model in the layout of Hugging Face:
 
 # %%
 print(lab.exported(main, run, disk.name))
 print(sorted(f.name for f in Path(disk.name, "model").iterdir()))
 
 # %%
-for one in pool.values():
+for one in (*pool.values(), *apart):
     one.close()
 disk.cleanup()
 
@@ -1163,21 +1307,19 @@ disk.cleanup()
 # 1. A rank dies during the rename. What may be on the disk?
 #    <details><summary>answer</summary>The old name or the new one, never half of it: that the file system promises.
 #    It does not promise that the <i>contents</i> reach the disk before the name does; hence fsync first.</details>
-# 2. dp=4 without ZeRO: four ranks hold every weight. Who writes it?
-#    <details><summary>answer</summary>Equal boxes are written once, and the work is shared out: each rank writes about
-#    a quarter.</details>
-# 3. Why is a resumed run on another plan not bitwise equal?
+# 2. Why is a resumed run on another plan not bitwise equal?
 #    <details><summary>answer</summary>Sums over ranks and micro-batches have another order, and floating-point
 #    addition is not associative.</details>
 #
 # ## Read on
 #
-# - Young 1974, *A first order approximation to the optimum checkpoint interval*: the square root, in two pages.
-# - Mohan et al. 2021, *CheckFreq*: saving in the background, and how often.
+# - Young 1974, *A first order approximation to the optimum checkpoint interval*: the square root.
+# - Mohan et al. 2021, *CheckFreq*: saving in the background.
 # - Jiang et al. 2025, *TTrace* (arXiv:2506.09280): silent bugs found by comparing with a trusted serial run.
 # - Grattafiori et al. 2024, *The Llama 3 herd of models* (arXiv:2407.21783), section 3.3.4: 466 interruptions by cause.
-# - Gemini Team 2023 (arXiv:2312.11805), section 3: silent corruption, and copies of the state in memory.
+# - Gemini Team 2023 (arXiv:2312.11805), section 3: silent corruption every week or two, found by deterministic replay.
+# - Wang et al. 2023, *GEMINI* (doi:10.1145/3600006.3613145): who keeps whose copy.
+# - torchft 2025 (github.com/pytorch/torchft): who joins a step.
 # - PyTorch, manual of `torch.distributed.checkpoint` (2025): the same boxes and plans in a library.
 #
-# **Next**: 19 Beyond one machine. The plans between which these checkpoints travel are those of
-# [15 device meshes](15_device_meshes.ipynb).
+# **Next**: 19 Beyond one machine. The plans are those of [15 device meshes](15_device_meshes.ipynb).

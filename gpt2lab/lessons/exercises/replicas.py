@@ -1,4 +1,4 @@
-"""Checkers of lesson 18 about replicas: which of them is wrong."""
+"""Checkers of lesson 18 about replicas: which of them is wrong, and who keeps whose copy."""
 
 from . import Task
 
@@ -57,3 +57,33 @@ odd_ones = Task(
     rules=_blamed,
 )
 """Exercise: the (rank, name) that most of the replicas contradict, given each rank's digests by name."""
+
+
+def _lost(keepers: list[int]) -> int:
+    """How many pairs of ranks lose a shard when both die: it and the only copy of it."""
+    return len({frozenset(pair) for pair in enumerate(keepers)})
+
+
+def _keeping(found, ranks: int) -> dict:
+    inside = isinstance(found, list | tuple) and len(found) == ranks and set(found) <= set(range(ranks))
+    if not inside:
+        return {f"give {ranks} ranks between 0 and {ranks - 1}, the keeper of each, not {found!r}": True}
+    own = [rank for rank, keeper in enumerate(found) if rank == keeper]
+    most = max(found, key=list(found).count)
+    least = ranks // 2 + 2 * (ranks % 2)
+    return {
+        f"rank {own[0]} keeps its own shard, which dies with it" if own else "": own,
+        f"rank {most} keeps {list(found).count(most)} copies; there is room for one": len(set(found)) < ranks,
+        f"{_lost(found)} pairs of ranks lose a shard when both die; {least} can do": _lost(found) > least,
+    }
+
+
+keepers = Task(
+    None,
+    shown=[(4,), (5,), (3,), (2,), (9,)],
+    what="{} ranks",
+    drawn=lambda chance: (chance.randint(2, 40),),
+    like=lambda found, words: found.tolist() if hasattr(found, "tolist") else found,
+    rules=_keeping,
+)
+"""Exercise: which rank keeps the copy of each rank's shard, so that fewest pairs of deaths lose one (Wang et al.)."""

@@ -39,6 +39,13 @@ def trainer(plan: str, config=CONFIG) -> Trainer:
     return trainer_by(plan, config)
 
 
+def flipped(x: torch.Tensor, bit: int = 55) -> torch.Tensor:
+    """A copy of x, in float64, with another bit in its first number: 55 makes it 256 times as large, or as small."""
+    wrong = x.detach().clone().view(torch.int64)
+    wrong.view(-1)[0] ^= 1 << bit
+    return wrong.view(x.dtype)
+
+
 def one_sentence(rank: int, world_size: int, action: str, plan: str, place: str, layers: int) -> str | None:
     """What a rank says when its checkpoint cannot be saved or loaded."""
     one = trainer(plan, replace(CONFIG, n_layer=layers))
