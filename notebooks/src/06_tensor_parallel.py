@@ -413,7 +413,7 @@ timelines(
 #
 # With sequence parallelism products wait for tokens, or sums for products. So multiply the tokens that are here while
 # a ring brings the next
-# ([Wang et al. 2023](https://doi.org/10.1145/3567955.3567959), PyTorch's
+# (PyTorch's
 # [async TP](https://discuss.pytorch.org/t/distributed-w-torchtitan-introducing-async-tensor-parallelism-in-pytorch/209487)):
 
 
@@ -1501,7 +1501,7 @@ def my_cuts():
 # ## Read on
 #
 # - Shoeybi et al. 2019, "Megatron-LM" (arXiv:1909.08053): section 3 draws f and g.
-# - Korthikanti et al. 2022, "Reducing Activation Recomputation" (arXiv:2205.05198): section 4: sequence
-#   parallelism, and what is kept.
+# - Korthikanti et al. 2022, "Reducing Activation Recomputation" (arXiv:2205.05198): section 4: what is kept.
+# - Wang et al. 2023 (doi:10.1145/3567955.3567959): products in parts.
 #
 # **Next:** lesson 07 cuts between the layers.
