@@ -8,7 +8,6 @@
 # reduce-scatter followed by an all-gather, and ZeRO puts the update *between* the two. So stages 1 and 2 send
 # what data parallelism sends (stage 2 more with several micro-batches), stage 3 half as much again.
 #
-# The claim, live:
 
 # %% tags=["setup"]
 import torch
@@ -160,7 +159,7 @@ float32 = [twenty_steps(n, 0.01, torch.float32, fused=True) for n in (1, 5)]
 print("float32, fused: equal to 1e-6:", torch.allclose(*float32, rtol=0, atol=1e-6))
 
 # %% [markdown]
-# The last line claims less: *fused* AdamW computes a stretch's last elements by other instructions.
+# The last line claims less: *fused* AdamW computes ends by other instructions.
 #
 # ## The three stages by hand
 #
@@ -258,8 +257,8 @@ table(
 )
 
 # %% [markdown]
-# Stage 2 changes *when* the reduce-scatter happens: for each part as soon as backward has finished it; then only the
-# own shard of its gradient stays. The price: with accumulation, gradients are summed in every micro-batch. Stage 3
+# Stage 2 changes *when* the reduce-scatter happens: for each part once backward has finished it; then only the own
+# shard of its gradient stays. The price: with accumulation, gradients are summed in every micro-batch. Stage 3
 # leaves nothing whole in the blocks.
 #
 # `stages.Zero1` and `Zero2` do the same, and overlap the reduce-scatter with backward.
@@ -1120,6 +1119,93 @@ except ValueError as error:
 # Under tensor parallelism a layer's four products cost 40 C² (n-1)/n numbers. Gathering its 12 C² would send less, but
 # every rank would compute all of it.
 #
+# **Exercise.** The same by *rows*, without gathering?
+
+
+# %% tags=["exercise"]
+def muon_rows(x, axis):
+    """This rank's rows (R_r, C) of the matrix of which all ranks hold rows x, its singular values near 1."""
+    ### BEGIN SOLUTION
+    x = x / comm.all_reduce(x.square().sum(), axis).sqrt()
+    for _ in range(5):
+        gram = comm.all_reduce(x.T @ x, axis)
+        x = 3.4445 * x + x @ (-4.7750 * gram + 2.0315 * gram @ gram)
+    return x
+    ### END SOLUTION
+
+
+check("Muon by rows", exercises.muon_rows, muon_rows)
+
+# %% [markdown] tags=["hint"]
+# Transposed, rows are columns, and `newton_schulz` above sums products of columns. On which side does the product stand
+# then?
+
+
+# %% tags=["wrong"]
+# FAIL: nothing of the others was asked
+# MISTAKE: Each rank orthogonalises its own rows.
+def muon_rows(x, axis):
+    x = x / x.square().sum().sqrt()
+    for _ in range(5):
+        gram = x.T @ x
+        x = 3.4445 * x + x @ (-4.7750 * gram + 2.0315 * gram @ gram)
+    return x
+
+
+# %% tags=["wrong"]
+# FAIL: who gathers?
+# MISTAKE: The whole matrix is gathered, and every rank computes all of it: right, for more bytes and work.
+def muon_rows(x, axis):
+    whole = comm.all_gather(x, axis)
+    whole = whole / whole.square().sum().sqrt()
+    for _ in range(5):
+        gram = whole.T @ whole
+        whole = 3.4445 * whole + whole @ (-4.7750 * gram + 2.0315 * gram @ gram)
+    return whole.tensor_split(axis.size)[axis.rank]
+
+
+# %% tags=["wrong"]
+# FAIL: the rows of all ranks: expected
+# MISTAKE: The norm is that of the own rows, so ranks begin with different scales.
+def muon_rows(x, axis):
+    x = x / x.square().sum().sqrt()
+    for _ in range(5):
+        gram = comm.all_reduce(x.T @ x, axis)
+        x = 3.4445 * x + x @ (-4.7750 * gram + 2.0315 * gram @ gram)
+    return x
+
+
+# %% tags=["wrong"]
+# FAIL: bytes; sums of small products
+# MISTAKE: Products of rows with rows are summed: those of other ranks' rows are missing, and the messages are large.
+def muon_rows(x, axis):
+    x = x / comm.all_reduce(x.square().sum(), axis).sqrt()
+    for _ in range(5):
+        small = comm.all_reduce(x.T @ x, axis)
+        comm.all_reduce(x @ x.T, axis)
+        x = 3.4445 * x + x @ (-4.7750 * small + 2.0315 * small @ small)
+    return x
+
+
+# %% tags=["wrong"]
+# FAIL: expected -0.30871 at
+# MISTAKE: The products are averaged, where they are parts of a sum.
+def muon_rows(x, axis):
+    x = x / comm.all_reduce(x.square().sum(), axis).sqrt()
+    for _ in range(5):
+        gram = comm.all_reduce(x.T @ x, axis) / axis.size
+        x = 3.4445 * x + x @ (-4.7750 * gram + 2.0315 * gram @ gram)
+    return x
+
+
+# %% tags=["wrong"]
+# FAIL: knows the answer
+# MISTAKE: The package's own is called.
+def muon_rows(x, axis):
+    return muon.orthogonalised([x], [0], axis)[0]
+
+
+# %% [markdown]
 # ## Drill
 #
 # 1. GPT-2 XL (1.56 billion) in mixed precision on 4 ranks: which stage first fits into 12 GB, activations apart?

@@ -1,9 +1,12 @@
-"""Checkers of lesson 05: shards of a flat buffer, a step of ZeRO, and bytes held."""
+"""Checkers of lesson 05: shards of a flat buffer, a step of ZeRO, bytes held, Muon by rows."""
 
 import torch
 
+from ...parallel.muon import orthogonalised
 from ...parallel.zero.costs import paper_bytes
-from . import close, returned
+from ...ranks import comm
+from ...ranks.mesh import Axis, Mesh
+from . import close, closed, live, returned
 from .engine import Task, by_chance, called
 from .pretended import together
 from .watching import memories
@@ -193,3 +196,36 @@ bytes_held = Task(
     tolerance=1e-9,
 )
 """Exercise: the paper's bytes per rank for stages 0 to 3."""
+
+
+def muon_rows(answer) -> None:
+    """Exercise: Muon's update of a tall matrix that is cut by rows over three live ranks, without gathering it."""
+    x = torch.randn(60, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    whole, alone = (
+        torch.cat([orthogonalised([p], [None], Axis())[0] for p in x.tensor_split(n)]) for n in (1, 3)
+    )
+    found = live(_rows_on_a_rank, answer, x, ranks=3, what="three live ranks")
+    got = torch.cat([returned(rows, "your function") for rows, *_ in found])
+    assert got.shape == x.shape, f"three ranks give {tuple(got.shape)} together; the matrix is (60, 3)"
+    assert not torch.allclose(got, alone), (
+        "each rank brought its own rows near 1: nothing of the others was asked"
+    )
+    close(got, whole, "the rows of all ranks", 1e-9)
+    size = 2 * (3 - 1) * 8 * (5 * 3 * 3 + 1) // 3 + 48  # rings of a number and five products of 3 x 3, uneven
+    for rank, (_, sent, same) in enumerate(found):
+        assert sent <= size, (
+            f"rank {rank} sent {sent} bytes; sums of small products take {size}: who gathers?"
+        )
+        assert same, "you changed the rows that you were given"
+
+
+def _rows_on_a_rank(rank, world_size, answer, x):
+    axis, mine = Mesh(tp=world_size)["tp"], x.tensor_split(world_size)[rank].clone()
+    comm.clear_log()
+    with closed("gpt2lab.parallel"):
+        found = answer(mine, axis)
+    return (
+        found,
+        sum(size for _, size, _ in comm.traffic().values()),
+        torch.equal(mine, x.tensor_split(world_size)[rank]),
+    )
