@@ -12,7 +12,6 @@ from gpt2lab.lessons.exercises import (
     asynchronous,
     automatic,
     cluster,
-    context,
     gpt2,
     meshes,
     pipeline,
@@ -207,60 +206,7 @@ def its_receive_later(axis, source):
     return lambda x: tasks.received(axis, source)(x)
 
 
-def all_keys_first(q, k, v, o, L, grad, axis):
-    """A ring in which each rank keeps all keys and values and computes at the end; then the gradients go round."""
-    n, r, (t, D) = axis.size, axis.rank, q.shape
-    blocks = [torch.stack([k, v])]
-    while len(blocks) < n:
-        blocks.append(comm.ring_shift(blocks[-1], axis))  # of rank r - 1, r - 2, ...
-    keys, values = torch.cat([blocks[r - of] for of in range(r + 1)], 1)
-    scores = (q @ keys.T / D**0.5).masked_fill(torch.ones(t, t * (r + 1)).triu(1 + t * r) > 0, -torch.inf)
-    p = (scores - L).exp()
-    ds = p * (grad @ values.T - (grad * o).sum(-1, keepdim=True)) / D**0.5
-    parts = torch.stack([ds.T @ q, p.T @ grad]).split(t, 1)
-    mine = lambda of: parts[of % n] if of % n <= r else torch.zeros(2, t, D, dtype=q.dtype)
-    moving = mine(r - 1)
-    for step in range(2, n + 1):
-        moving = comm.ring_shift(moving, axis) + mine(r - step)
-    return ds @ keys, *moving
-
-
-def two_blocks_at_once(q, k, v, o, L, grad, axis):
-    """As asked, and the next block comes while one is computed."""
-    n, r, (t, D) = axis.size, axis.rank, q.shape
-    dq, delta, gradients = (
-        torch.zeros_like(q),
-        (grad * o).sum(-1, keepdim=True),
-        torch.zeros(2, t, D, dtype=q.dtype),
-    )
-    block = torch.stack([k, v])
-    for step in range(n):
-        if step < n - 1:
-            coming, going = (
-                comm.irecv(torch.empty_like(block), axis, (r - 1) % n),
-                comm.isend(block, axis, (r + 1) % n),
-            )
-        if (owner := (r - step) % n) <= r:
-            k, v = block
-            hidden = torch.ones(t, t).triu(1 + t * (r - owner)) > 0
-            p = ((q @ k.T / D**0.5).masked_fill(hidden, -torch.inf) - L).exp()
-            ds = p * (grad @ v.T - delta) / D**0.5
-            dq += ds @ k
-            gradients = gradients + torch.stack([ds.T @ q, p.T @ grad])
-        gradients = comm.ring_shift(gradients, axis)
-        if step < n - 1:
-            block = coming.wait()
-            going.wait()
-    return dq, *gradients
-
-
-@pytest.mark.live
-def test_a_ring_that_holds_the_next_block_too_is_right():
-    assert verdict(context.ring_backward, two_blocks_at_once) == ("PASS", "")
-
-
 LIVE = {
-    "all keys, then one product": (context.ring_backward, all_keys_first, "the keys of all 4 ranks"),
     "another price": (pipeline.design, other_prices, "your answer replaces pipeline.COST"),
     "three rows": (sharding.cheaper_path, three_rows, "instead of the whole (10, 3)"),
     "the checker's variables": (meshes.norm, right_from_the_frame, "does not look into its checker"),
