@@ -1,17 +1,22 @@
 """The engine of exercises: each slip is named, each observation can fail, and style is no mistake."""
 
+import json
+import math
 import random
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from gpt2lab.lessons import exercises
+from gpt2lab.lessons import answers, exercises
 from gpt2lab.lessons.desk import Desk
 from gpt2lab.lessons.exercises import engine, guards, pipeline, pretended, verdict, watching
-from gpt2lab.lessons.exercises.differences import close, difference, equal
+from gpt2lab.lessons.exercises.differences import Between, Most, close, difference, equal
 from gpt2lab.lessons.exercises.engine import SEED, Task, by_chance
 from gpt2lab.lessons.exercises.pretended import together
+from gpt2lab.lessons.exercises.ranked import ALL, ranked, sent
+from gpt2lab.lessons.source import read_lesson
 from gpt2lab.processes.launch import Ranks
 from gpt2lab.ranks import comm
 from gpt2lab.ranks.mesh import Mesh
@@ -33,7 +38,6 @@ AREA = Task(
     shown={"a square": (3, 3), "a strip": (1, 7)},
     what="{} by {}",
     drawn=lambda chance: (chance.randint(2, 50), chance.randint(2, 50)),
-    mistakes={"that is half of the way round": lambda height, width: height + width},
     closed=("gpt2lab.planner",),
 )
 
@@ -58,7 +62,7 @@ def test_what_is_not_written_yet_is_to_do():
         (lambda a, b: 2 * a * b, "a square: expected 9, got 18: 2 times what is right"),
         (lambda a, b: a * b / 3, "a square: expected 9, got 3: 1/3 of what is right"),
         (lambda a, b: -a * b, "a square: expected 9, got -9: the sign is turned"),
-        (lambda a, b: a + b, "a square: that is half of the way round"),
+        (lambda a, b: a + b, "a square: expected 9, got 6"),
         (lambda a, b: a * b if a == b else 1 / (b - 7), "a strip: ZeroDivisionError: division by zero"),
         (lambda a, b: "9", "expected 7, got 9"),
         (lambda a, b: [9], "a square: expected shape (), got (1,)"),
@@ -66,6 +70,56 @@ def test_what_is_not_written_yet_is_to_do():
 )
 def test_the_first_difference_is_said(answer, words):
     assert words in says(AREA, answer)
+
+
+def test_who_gives_the_same_as_a_wrong_answer_hears_its_mistake(monkeypatch):
+    cases = [words for words, _ in AREA.cases]
+    met = engine.digest(cases, [(6, True), (8, True)])
+    monkeypatch.setattr(engine, "known", lambda: {met: "That is half of the way round"})
+    half = "a square: expected 9, got 6. That is half of the way round"
+    for style in (
+        lambda a, b: a + b,
+        lambda a, b: torch.tensor(float(a + b)),
+        lambda a, b: (a + b) * (1 + 1e-12),
+    ):
+        assert says(AREA, style) == half
+    assert (
+        says(AREA, lambda a, b: a + b + (b == 7)) == "a square: expected 9, got 6"
+    )  # another one in a strip
+    assert "half" not in says(
+        AREA, lambda a, b: a * b if a * b in (7, 9) else a + b
+    )  # right where cases are shown
+
+
+def test_what_is_known_is_said_by_a_wrong_answer_of_its_lesson():
+    for number, mistakes in json.loads(engine.KNOWN.read_text()).items():
+        (path,) = Path("notebooks/src").glob(f"{number}_*.py")
+        said = {
+            words
+            for exercise in answers.exercises(read_lesson(path))
+            for wrong in exercise.wrong
+            for words in (answers.words_of(wrong), answers.mistake_of(wrong)[0])
+        }
+        assert not set(mistakes.values()) - said, f"python -m gpt2lab.lessons.known {number}"
+
+
+@pytest.mark.parametrize(
+    "one, other, alike",
+    [
+        (1.0, 1 + 1e-9, True),
+        (1.0, 1 + 1e-5, False),
+        ([1, 2], np.array([1.0, 2.0]), True),
+        ([1, 2], [2, 1], False),
+        ({"a": 1, "b": [2]}, {"b": (2,), "a": 1.0}, True),
+        ({3, 1}, {1, 3}, True),
+        ([1.0, math.nan], [1.0, math.inf], False),
+        ([1.0, 1e-12], [1.0, 0.0], True),
+        (torch.ones(2, 3), torch.ones(3, 2), False),
+        ("a", None, False),
+    ],
+)
+def test_a_digest_sees_what_an_answer_gave_and_no_last_digits(one, other, alike):
+    assert (engine.digest([], [one]) == engine.digest([], [other])) == alike
 
 
 def test_an_answer_that_knows_the_shown_cases_only_fails_and_the_seed_is_said():
@@ -152,6 +206,10 @@ def test_slips_of_numbers_are_named(got, want, words):
         ("b", "a", "expected 'a', got 'b'"),
         (3, None, "expected None, got 3"),
         (None, [1, 2], "returned None"),
+        (7, Between(3, 6), "x: 6 are enough, got 7"),
+        (2, Between(3, 6), "x: at least 3 are needed, got 2"),
+        ("many", Most(3), "expected a number, got 'many'"),
+        ([4, 5], [4, 5, 6], "expected shape (3,), got (2,): 4 5 in place of 4 5 6"),
     ],
 )
 def test_the_first_difference_of_other_values_is_said(got, want, words):
@@ -172,6 +230,7 @@ def test_the_first_difference_of_other_values_is_said(got, want, words):
         ([torch.tensor(1.0), torch.tensor(2.0)], [1.0, 2.0]),
         ([], ()),
         (float("inf"), float("inf")),
+        (6, Most(6)),
     ],
 )
 def test_style_makes_no_difference(one, other):
@@ -263,6 +322,39 @@ def test_messages_on_a_rank_are_seen_and_can_be_made_louder():
         (_, _, unwaited, _), (_, _, _, left) = ranks.run(talk, False, True, True)
         assert (unwaited, left) == (1, 2)
         assert ranks.run(louder) == [[None, None], [(2.0, 2.0), (1.0, 1.0)]]
+
+
+SUM = ranked(
+    ("the sum", "bytes sent", f"calls {ALL}"),
+    lambda rank, n: (n, Most(16), 2),
+    lambda axis, answer, n: (answer(torch.ones(1), axis), sent(), len(comm.log)),
+    lambda n: n,
+    "torch.linalg",
+    shown={"two ranks": (2,)},
+)
+
+
+@pytest.mark.live
+@pytest.mark.parametrize(
+    "answer, words",
+    [
+        (lambda x, axis: comm.all_reduce(x, axis), "PASS"),
+        (lambda x, axis: 2 * x, f"two ranks: calls {ALL}: expected 2, got 0"),
+        (lambda x, axis: x + axis.rank, "two ranks: the sum on rank 0: expected 2, got 1"),
+        (
+            lambda x, axis: comm.all_reduce(torch.ones(9), axis)[:1],
+            "two ranks: bytes sent on rank 0: 16 are enough",
+        ),
+        (lambda x, axis: torch.linalg.norm(x), "two ranks: torch would do this in one call"),
+        (
+            lambda x, axis: comm.recv(x, axis, 1 - axis.rank),
+            "two ranks: the ranks wait for each other for ever",
+        ),
+        (lambda x, axis: x / axis, "two ranks: TypeError"),
+    ],
+)
+def test_a_task_on_live_ranks_compares_what_each_rank_gives(answer, words):
+    assert words in says(SUM, answer)
 
 
 def test_messages_that_nobody_read_are_found():

@@ -4,14 +4,13 @@ import difflib
 import re
 import tomllib
 
-from ..lessons.answers import exercises, words_of
+from ..lessons.answers import exercises, mistake_of, words_of
 from ..lessons.desk import split
 from ..lessons.source import SOLUTION, Lesson, prose
 
 WORDS, LINES, EXERCISE, SOLVED = 120, 10, 5, 1.5
 """Words and lines of code read in a minute; minutes of an exercise and of a line of its solution. Fitted to two lessons
 that were timed: 07 took 100 to 130 minutes, 17 took 90."""
-MISTAKE = "# MISTAKE: "
 ABOUT = """Made from the lessons. Minutes are fitted to two lessons that were timed; those of the cells are measured. In
 45 minutes also leave questions, appendices and what to read for home. Under *Expected misconceptions* lines with - are
 the solution's, and lines with + stand there instead."""
@@ -102,15 +101,6 @@ def _misconceptions(lesson: Lesson) -> list[str]:
             said = f'FAIL, saying "{words_of(wrong)}":'
             lines += [f"{mistake} {said}".strip(), "", _difference(exercise.cell.solved(), code), ""]
     return lines
-
-
-def mistake_of(wrong) -> tuple[str, str]:
-    """The sentence of a wrong answer that says what is mistaken, or "" where it has none, and its code."""
-    code = wrong.text.partition("\n")[2].strip()
-    if not code.startswith(MISTAKE):
-        return "", code
-    mistake, _, code = code.removeprefix(MISTAKE).partition("\n")
-    return mistake, code
 
 
 def _difference(solution: str, wrong: str) -> str:

@@ -62,6 +62,13 @@ def words_of(wrong: Cell) -> str:
     return wrong.text.split("\n")[0].removeprefix("# FAIL: ")
 
 
+def mistake_of(wrong: Cell) -> tuple[str, str]:
+    """The sentence of a wrong answer that says what is mistaken, or "" where it has none, and its code."""
+    code = wrong.text.partition("\n")[2].strip()
+    first, _, rest = code.partition("\n")
+    return (first.removeprefix("# MISTAKE: "), rest) if first.startswith("# MISTAKE: ") else ("", code)
+
+
 def prove(lesson: Lesson, chosen=lambda text: True) -> list[str]:
     """Complaints about the exercises of a lesson; empty when all is well. Of the wrong answers those are `chosen`."""
     with contextlib.redirect_stdout(io.StringIO()):

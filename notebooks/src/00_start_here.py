@@ -151,21 +151,21 @@ check("known everywhere", exercises.everywhere, tokens_everywhere)
 
 
 # %% tags=["wrong"]
-# FAIL: nothing was sent
+# FAIL: Every rank returned its own number: nothing was sent
 # MISTAKE: Returns the rank's own number; nothing is sent.
 def tokens_everywhere(rank, world_size, mine):
     return mine.item()
 
 
 # %% tags=["wrong"]
-# FAIL: a rank cannot know what the others hold
+# FAIL: A rank cannot know what the others hold: ask them, with comm.all_reduce
 # MISTAKE: The others' numbers are taken from the example and not asked for.
 def tokens_everywhere(rank, world_size, mine):
     return sum(10 * (r + 1) for r in range(world_size))
 
 
 # %% tags=["wrong"]
-# FAIL: 60 again, as for 10, 20 and 30
+# FAIL: 60 again, as for 10, 20 and 30. Sum what arrives as `mine`, not what a formula says
 # MISTAKE: A number that is right for the example alone.
 def tokens_everywhere(rank, world_size, mine):
     comm.barrier(Mesh(dp=world_size)["dp"])
@@ -188,7 +188,7 @@ def tokens_everywhere(rank, world_size, mine):
 
 
 # %% tags=["wrong"]
-# FAIL: all of them should know the sum
+# FAIL: All ranks should know the sum
 # MISTAKE: Only rank 0 is told, as in a reduce.
 def tokens_everywhere(rank, world_size, mine):
     total = comm.all_reduce(mine, Mesh(dp=world_size)["dp"])
@@ -215,14 +215,14 @@ def tokens_everywhere(rank, world_size, mine):
 
 
 # %% tags=["wrong"]
-# FAIL: right, by 1 all_gather
+# FAIL: Right, by an all_gather, which sends more than one all_reduce
 # MISTAKE: Every number is gathered and added up here: right, for more bytes than the sum.
 def tokens_everywhere(rank, world_size, mine):
     return comm.all_gather(mine.reshape(1), Mesh(dp=world_size)["dp"]).sum().item()
 
 
 # %% tags=["wrong"]
-# FAIL: right, by 2 all_reduce
+# FAIL: Right, by two all_reduce: one is enough
 # MISTAKE: The sum is summed again and divided by the ranks: right, for twice the bytes.
 def tokens_everywhere(rank, world_size, mine):
     a = Mesh(dp=world_size)["dp"]
@@ -237,7 +237,7 @@ def tokens_everywhere(rank, world_size, mine):
 
 
 # %% tags=["wrong"]
-# FAIL: nobody asked for a list of all
+# FAIL: Right, but nobody asked for a list of all numbers, which sends more
 # MISTAKE: Each rank puts its number into its own place of a list, and the lists are summed: n times the bytes.
 def tokens_everywhere(rank, world_size, mine):
     all_of_them = torch.zeros(world_size, dtype=mine.dtype)
@@ -565,7 +565,7 @@ check("rows of a rank", exercises.rows, my_rows)
 
 
 # %% tags=["wrong"]
-# FAIL: are on no rank
+# FAIL: What is left after dividing is on no rank
 # MISTAKE: The rows that are left after dividing are on no rank.
 def my_rows(rank, world_size, count):
     size = count // world_size
@@ -573,21 +573,21 @@ def my_rows(rank, world_size, count):
 
 
 # %% tags=["wrong"]
-# FAIL: the first ranks should hold more
+# FAIL: The first ranks should hold more
 # MISTAKE: Even, but it is not the first ranks that hold the rows left over.
 def my_rows(rank, world_size, count):
     return range(rank * count // world_size, (rank + 1) * count // world_size)
 
 
 # %% tags=["wrong"]
-# FAIL: neighbours should stay together
+# FAIL: Neighbours should stay together
 # MISTAKE: Rows are dealt like cards, so neighbours are torn apart.
 def my_rows(rank, world_size, count):
     return range(rank, count, world_size)
 
 
 # %% tags=["wrong"]
-# FAIL: differ by more than one
+# FAIL: The sizes differ by more than one
 # MISTAKE: The last rank takes all the rows that are left.
 def my_rows(rank, world_size, count):
     size = count // world_size
@@ -595,14 +595,14 @@ def my_rows(rank, world_size, count):
 
 
 # %% tags=["wrong"]
-# FAIL: some rows are on two ranks
+# FAIL: Some rows are on two ranks
 # MISTAKE: Rounded down at the start and up at the end: ranks share a row.
 def my_rows(rank, world_size, count):
     return range(rank * count // world_size, -(-(rank + 1) * count // world_size))
 
 
 # %% tags=["wrong"]
-# FAIL: there is no row
+# FAIL: There are no such rows
 # MISTAKE: Rounded up everywhere, so the last ranks have rows that do not exist.
 def my_rows(rank, world_size, count):
     size = -(-count // world_size)
@@ -610,7 +610,7 @@ def my_rows(rank, world_size, count):
 
 
 # %% tags=["wrong"]
-# FAIL: rows [4, 5, 6, 7] are on no rank
+# FAIL: Rows 4 to 7 are on no rank: ranks may be asked in any order
 # MISTAKE: What one call leaves behind is used by the next: right only if the ranks are asked in turn.
 start = [0]
 
@@ -625,7 +625,7 @@ def my_rows(rank, world_size, count):
 
 
 # %% tags=["wrong"]
-# FAIL: on no rank (a drawn case
+# FAIL: (a drawn case
 # MISTAKE: At most two ranks are given one of the rows that are left: right for remainders of 0, 1 and 2.
 def my_rows(rank, world_size, count):
     size, more = divmod(count, world_size)

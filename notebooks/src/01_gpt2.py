@@ -735,14 +735,14 @@ check("layer norm backward", exercises.norm_backward, norm_backward)
 
 
 # %% tags=["wrong"]
-# FAIL: only the first of three terms
+# FAIL: g over the standard deviation is only the first of three terms
 # MISTAKE: Mean and standard deviation are taken for constants.
 def norm_backward(grad, x, weight, eps):
     return grad * weight / (x.var(-1, keepdim=True, unbiased=False) + eps).sqrt()
 
 
 # %% tags=["wrong"]
-# FAIL: x also moves the standard deviation
+# FAIL: x also moves the standard deviation, so a second term is taken off g
 # MISTAKE: Only the mean is taken to move with x.
 def norm_backward(grad, x, weight, eps):
     g = grad * weight
@@ -750,7 +750,7 @@ def norm_backward(grad, x, weight, eps):
 
 
 # %% tags=["wrong"]
-# FAIL: passes through `weight` first
+# FAIL: The gradient passes through `weight` first: g = grad * weight
 # MISTAKE: The gradient does not pass through the weight.
 def norm_backward(grad, x, weight, eps):
     std = (x.var(-1, keepdim=True, unbiased=False) + eps).sqrt()
@@ -760,7 +760,7 @@ def norm_backward(grad, x, weight, eps):
 
 
 # %% tags=["wrong"]
-# FAIL: divided by C, not by C - 1
+# FAIL: The variance is divided by C, not by C - 1
 # MISTAKE: The variance is divided by C - 1, not by C.
 def norm_backward(grad, x, weight, eps):
     std = (x.var(-1, keepdim=True, unbiased=True) + eps).sqrt()
@@ -770,7 +770,7 @@ def norm_backward(grad, x, weight, eps):
 
 
 # %% tags=["wrong"]
-# FAIL: so gradients sum to zero
+# FAIL: A constant added to x changes nothing, so gradients sum to zero
 # MISTAKE: The term that takes off the mean is missing.
 def norm_backward(grad, x, weight, eps):
     std = (x.var(-1, keepdim=True, unbiased=False) + eps).sqrt()
@@ -788,7 +788,7 @@ def norm_backward(grad, x, weight, eps):
 
 
 # %% tags=["wrong"]
-# FAIL: it is not always 1e-5
+# FAIL: `eps` is given; it is not always 1e-5
 # MISTAKE: The default of torch stands where the argument belongs.
 def norm_backward(grad, x, weight, eps):
     std = (x.var(-1, keepdim=True, unbiased=False) + 1e-5).sqrt()

@@ -838,7 +838,7 @@ def ring_all_reduce(x, wire):
 
 
 # %% tags=["wrong"]
-# FAIL: sends to its right neighbour only
+# FAIL: On a ring a rank sends to its right neighbour only
 # MISTAKE: Everyone sends to everyone, not to the right neighbour only.
 def ring_all_reduce(x, wire):
     total = x.clone()
@@ -859,7 +859,7 @@ def ring_all_reduce(x, wire):
 
 
 # %% tags=["wrong"]
-# FAIL: all ranks send at the same time
+# FAIL: On a ring all ranks send at the same time
 # MISTAKE: One chunk after the other goes round, so most ranks wait.
 def ring_all_reduce(x, wire):
     n, r, chunks = wire.size, wire.rank, list(x.tensor_split(wire.size))
@@ -874,7 +874,7 @@ def ring_all_reduce(x, wire):
 
 
 # %% tags=["wrong"]
-# FAIL: bytes; chunks of 1/n
+# FAIL: Half of the bytes were sent, and half of the digits
 # MISTAKE: Numbers are rounded to 32 bit on the way.
 def ring_all_reduce(x, wire):
     n, r, chunks = wire.size, wire.rank, list(x.float().tensor_split(wire.size))
@@ -888,7 +888,7 @@ def ring_all_reduce(x, wire):
 
 
 # %% tags=["wrong"]
-# FAIL: with 9 numbers on 4 ranks: IndexError
+# FAIL: 4 ranks, 9 numbers of 8 bytes: IndexError
 # MISTAKE: torch.chunk may make fewer chunks than ranks.
 def ring_all_reduce(x, wire):
     n, r, chunks = wire.size, wire.rank, list(x.chunk(wire.size))
@@ -902,7 +902,7 @@ def ring_all_reduce(x, wire):
 
 
 # %% tags=["wrong"]
-# FAIL: waited for 0 of its 4 sends
+# FAIL: What has not left may still change: wait for every send
 # MISTAKE: The handle of a send is dropped and never waited for.
 def ring_all_reduce(x, wire):
     n, r, chunks = wire.size, wire.rank, list(x.tensor_split(wire.size))
@@ -929,7 +929,7 @@ def ring_all_reduce(x, wire):
 
 
 # %% tags=["wrong"]
-# FAIL: changed its input
+# FAIL: Your function changed its input x; work on a copy
 # MISTAKE: The given tensor is overwritten.
 def ring_all_reduce(x, wire):
     n, r, chunks = wire.size, wire.rank, x.tensor_split(wire.size)
@@ -972,7 +972,7 @@ def ring_all_reduce(x, wire):
 
 
 # %% tags=["wrong"]
-# FAIL: also called all_reduce
+# FAIL: What counts is what goes over `wire`
 # MISTAKE: A ring of messages for show, and the sum from one call of comm beside it.
 def ring_all_reduce(x, wire):
     chunks = list(x.tensor_split(wire.size))
@@ -1024,7 +1024,7 @@ check("tree broadcast", exercises.tree, tree_broadcast)
 
 
 # %% tags=["wrong"]
-# FAIL: whoever has the tensor should send in every round
+# FAIL: Whoever has the tensor should send in every round
 # MISTAKE: A chain, not a tree: only one rank sends at a time.
 def tree_broadcast(x, wire):
     if wire.rank:
@@ -1035,7 +1035,7 @@ def tree_broadcast(x, wire):
 
 
 # %% tags=["wrong"]
-# FAIL: what rank
+# FAIL: All ranks should have the tensor in the end
 # MISTAKE: Only rank 1 receives.
 def tree_broadcast(x, wire):
     if wire.rank == 0 and wire.size > 1:
@@ -1046,7 +1046,7 @@ def tree_broadcast(x, wire):
 
 
 # %% tags=["wrong"]
-# FAIL: in a tree nobody sends more than 2
+# FAIL: In a tree nobody sends more often than there are rounds
 # MISTAKE: Rank 0 sends to all, one after the other.
 def tree_broadcast(x, wire):
     if wire.rank == 0:
@@ -1057,7 +1057,7 @@ def tree_broadcast(x, wire):
 
 
 # %% tags=["wrong"]
-# FAIL: needs exactly one
+# FAIL: Each of the others needs exactly one message
 # MISTAKE: Everyone sends to everyone.
 def tree_broadcast(x, wire):
     going = [wire.isend(x, p) for p in range(wire.size) if p != wire.rank]
@@ -1080,7 +1080,7 @@ def tree_broadcast(x, wire):
 
 
 # %% tags=["wrong"]
-# FAIL: waited for 0 of its
+# FAIL: What has not left may still change: wait for every send
 # MISTAKE: The handle of a send is dropped and never waited for.
 def tree_broadcast(x, wire):
     distance = 1
@@ -1110,7 +1110,7 @@ def tree_broadcast(x, wire):
 
 
 # %% tags=["wrong"]
-# FAIL: messages of [48] bytes
+# FAIL: The tensor has 24 bytes, and two copies of it travel
 # MISTAKE: Two copies travel and one is used.
 def tree_broadcast(x, wire):
     distance = 1
@@ -1126,7 +1126,7 @@ def tree_broadcast(x, wire):
 
 
 # %% tags=["wrong"]
-# FAIL: 8 ranks: 4 rounds
+# FAIL: 3 are enough, got 4 (a drawn case
 # MISTAKE: A binary tree in which each rank feeds two: one round too many from eight ranks on.
 def tree_broadcast(x, wire):
     if wire.rank:
@@ -1164,7 +1164,7 @@ check("all-to-all", exercises.to_all, all_to_all)
 
 
 # %% tags=["wrong"]
-# FAIL: one chunk straight to each other
+# FAIL: Send each of the others its chunk, straight, and nothing else
 # MISTAKE: Every rank gets all chunks and keeps one: n times the bytes.
 def all_to_all(x, wire):
     others = [p for p in range(wire.size) if p != wire.rank]
@@ -1175,7 +1175,7 @@ def all_to_all(x, wire):
 
 
 # %% tags=["wrong"]
-# FAIL: in order of their senders
+# FAIL: The chunks are not in the order of their senders
 # MISTAKE: Chunks that came are in the wrong order.
 def all_to_all(x, wire):
     chunks = list(x.tensor_split(wire.size))
@@ -1198,7 +1198,7 @@ def all_to_all(x, wire):
 
 
 # %% tags=["wrong"]
-# FAIL: start all sends before you receive
+# FAIL: Start all sends before you receive
 # MISTAKE: One rank sends at a time, where all can.
 def all_to_all(x, wire):
     chunks = list(x.tensor_split(wire.size))
@@ -1214,7 +1214,7 @@ def all_to_all(x, wire):
 
 
 # %% tags=["wrong"]
-# FAIL: waited for 0 of its
+# FAIL: What has not left may still change: wait for every send
 # MISTAKE: The handles of the sends are dropped and never waited for.
 def all_to_all(x, wire):
     chunks = list(x.tensor_split(wire.size))
@@ -1239,7 +1239,7 @@ def all_to_all(x, wire):
 
 
 # %% tags=["wrong"]
-# FAIL: return a list of 2 chunks, not Tensor
+# FAIL: Return a list of chunks, not one tensor
 # MISTAKE: The chunks are joined, and nobody can tell any more whose is whose.
 def all_to_all(x, wire):
     chunks = list(x.tensor_split(wire.size))

@@ -552,7 +552,7 @@ check("a step of data parallelism", exercises.three_lines, parallel_step)
 
 
 # %% tags=["wrong"]
-# FAIL: nothing was sent
+# FAIL: Replicas drift apart: each rank steps by the gradient of its own rows, nothing was sent
 # MISTAKE: The ranks do not talk: each steps with its own gradient.
 def parallel_step(model, optimizer, mine, total, axis):
     optimizer.zero_grad()
@@ -562,7 +562,7 @@ def parallel_step(model, optimizer, mine, total, axis):
 
 
 # %% tags=["wrong"]
-# FAIL: keep its result
+# FAIL: Replicas drift apart although bytes were sent: all_reduce leaves its input as it was, keep its result
 # MISTAKE: all_reduce is called, but its result, the sum, is thrown away.
 def parallel_step(model, optimizer, mine, total, axis):
     optimizer.zero_grad()
@@ -574,7 +574,7 @@ def parallel_step(model, optimizer, mine, total, axis):
 
 
 # %% tags=["wrong"]
-# FAIL: a third of the right gradient
+# FAIL: A third of the right gradient: it is summed, not averaged
 # MISTAKE: The sum is divided by the number of ranks, although the loss was divided by all tokens already.
 def parallel_step(model, optimizer, mine, total, axis):
     optimizer.zero_grad()
@@ -586,7 +586,7 @@ def parallel_step(model, optimizer, mine, total, axis):
 
 
 # %% tags=["wrong"]
-# FAIL: divide each rank's sum of losses by the tokens of *all* ranks
+# FAIL: Divide each rank's sum of losses by the tokens of *all* ranks, and sum gradients once
 # MISTAKE: Each rank divides by its own tokens and then by the ranks: a mean of means.
 def parallel_step(model, optimizer, mine, total, axis):
     optimizer.zero_grad()
@@ -598,7 +598,7 @@ def parallel_step(model, optimizer, mine, total, axis):
 
 
 # %% tags=["wrong"]
-# FAIL: An all-reduce of each gradient takes
+# FAIL: An all-reduce of each gradient takes fewer bytes
 # MISTAKE: The sum is right, but an all-gather sends every rank's gradient to every rank.
 def parallel_step(model, optimizer, mine, total, axis):
     optimizer.zero_grad()
@@ -610,7 +610,7 @@ def parallel_step(model, optimizer, mine, total, axis):
 
 
 # %% tags=["wrong"]
-# FAIL: a gradient is None
+# FAIL: A gradient is None: was backward() called?
 # MISTAKE: The losses are summed and not the gradients; no backward is called.
 def parallel_step(model, optimizer, mine, total, axis):
     optimizer.zero_grad()
@@ -620,7 +620,7 @@ def parallel_step(model, optimizer, mine, total, axis):
 
 
 # %% tags=["wrong"]
-# FAIL: step 2, the gradient of
+# FAIL: the gradients of step 2 on rank 0: wte.weight: expected
 # MISTAKE: Old gradients are not cleared, so the second step adds to those of the first.
 def parallel_step(model, optimizer, mine, total, axis):
     loss = model.loss(model(mine.tokens), mine.targets)
@@ -631,7 +631,7 @@ def parallel_step(model, optimizer, mine, total, axis):
 
 
 # %% tags=["wrong"]
-# FAIL: is counted by nobody
+# FAIL: What goes another way than through comm is counted by nobody. Use comm.all_reduce
 # MISTAKE: The sum is right, by a call of torch that goes past what counts the bytes.
 def parallel_step(model, optimizer, mine, total, axis):
     optimizer.zero_grad()
@@ -643,7 +643,7 @@ def parallel_step(model, optimizer, mine, total, axis):
 
 
 # %% tags=["wrong"]
-# FAIL: divide each rank's sum of losses by the tokens of *all* ranks, and sum gradients once): expected 0
+# FAIL: Each rank has rows of its own, which are given
 # MISTAKE: Every rank trains on the lesson's whole example batch, whatever its own rows are.
 def parallel_step(model, optimizer, mine, total, axis):
     optimizer.zero_grad()
@@ -710,7 +710,7 @@ check("the bucketed reducer", exercises.reducer, Reducer)
 
 
 # %% tags=["wrong"]
-# FAIL: the last bucket is not full
+# FAIL: Only 30 of 32 elements were sent: the last bucket is not full, and must go too
 # MISTAKE: The last bucket, which never became full, is dropped.
 class Reducer(Reducer):
     def finish(self):
@@ -719,7 +719,7 @@ class Reducer(Reducer):
 
 
 # %% tags=["wrong"]
-# FAIL: was sent while backward ran
+# FAIL: Nothing was sent while backward ran: send a bucket as soon as it holds 8 elements or more
 # MISTAKE: Everything is collected and sent after backward, so nothing overlaps.
 class Reducer(Reducer):
     def ready(self, name, grad):
@@ -727,7 +727,7 @@ class Reducer(Reducer):
 
 
 # %% tags=["wrong"]
-# FAIL: you waited while backward ran
+# FAIL: You waited while backward ran: keep what all_reduce returns, and wait in finish()
 # MISTAKE: Each message is waited for as soon as it is sent, so nothing overlaps.
 class Reducer(Reducer):
     def send(self):
@@ -738,7 +738,7 @@ class Reducer(Reducer):
 
 
 # %% tags=["wrong"]
-# FAIL: one message a tensor
+# FAIL: One message a tensor: let tensors gather until a bucket holds 8 elements or more
 # MISTAKE: Every gradient is a message of its own: there are no buckets.
 class Reducer(Reducer):
     def ready(self, name, grad):
@@ -747,7 +747,7 @@ class Reducer(Reducer):
 
 
 # %% tags=["wrong"]
-# FAIL: give each its shape again
+# FAIL: Gradients came back flat: give each its shape again
 # MISTAKE: Gradients come back flat, without the shapes of their parameters.
 class Reducer(Reducer):
     def finish(self):
@@ -755,7 +755,7 @@ class Reducer(Reducer):
 
 
 # %% tags=["wrong"]
-# FAIL: each bucket leaves one gradient late
+# FAIL: Each bucket leaves one gradient late: look at its size when a gradient has joined it, not before
 # MISTAKE: The bucket is looked at before the new gradient is put in, so a full one leaves a gradient late.
 class Reducer(Reducer):
     def ready(self, name, grad):
@@ -765,7 +765,7 @@ class Reducer(Reducer):
 
 
 # %% tags=["wrong"]
-# FAIL: after 2 gradients of [6, 2] elements messages of [] have left
+# FAIL: 8 elements are exactly enough: a bucket leaves as soon as it holds them
 # MISTAKE: More than full is demanded where full is enough.
 class Reducer(Reducer):
     def ready(self, name, grad):
@@ -775,7 +775,7 @@ class Reducer(Reducer):
 
 
 # %% tags=["wrong"]
-# FAIL: after 3 gradients of [6, 2, 9] elements messages of [8] have left
+# FAIL: Count elements, not tensors; 8 are enough
 # MISTAKE: Tensors are counted, not elements.
 class Reducer(Reducer):
     def ready(self, name, grad):
@@ -785,7 +785,7 @@ class Reducer(Reducer):
 
 
 # %% tags=["wrong"]
-# FAIL: waited for 0 sums, and 1 was under way
+# FAIL: In the second step finish() waited for 0 sums, and 1 was under way
 # MISTAKE: Sums of the first step are kept and used again in the second.
 class Reducer(Reducer):
     def finish(self):
@@ -794,7 +794,7 @@ class Reducer(Reducer):
 
 
 # %% tags=["wrong"]
-# FAIL: what is counted has to begin anew
+# FAIL: In the second step messages of [6] elements have left after 8: what is counted has to begin anew in finish()
 # MISTAKE: A running count is not cleared in finish(), so the next step's first bucket leaves early.
 class Reducer(Reducer):
     count = 0
@@ -808,7 +808,7 @@ class Reducer(Reducer):
 
 
 # %% tags=["wrong"]
-# FAIL: waited for 5 sums, and 1 was under way
+# FAIL: In the second step finish() waited for 5 sums, and 1 was under way
 # MISTAKE: What was waited for is kept, and waited for again at every step.
 class Reducer(Reducer):
     def finish(self):
@@ -822,7 +822,7 @@ class Reducer(Reducer):
 
 
 # %% tags=["wrong"]
-# FAIL: nothing was left for finish() to send
+# FAIL: has it something to send?
 # MISTAKE: The last bucket is sent although it may be empty.
 class Reducer(Reducer):
     def finish(self):
@@ -836,7 +836,7 @@ class Reducer(Reducer):
 
 
 # %% tags=["wrong"]
-# FAIL: sums of the first are in memory still
+# FAIL: Nobody will ask for sums of the first step again: a reducer that keeps them holds all gradients of all steps
 # MISTAKE: Every sum is also put into a list that nobody empties.
 class Reducer:
     def __init__(self, all_reduce, full):
@@ -959,14 +959,14 @@ check("unequal shares", exercises.global_gradient, global_gradient)
 
 
 # %% tags=["wrong"]
-# FAIL: mean of means
+# FAIL: That is the mean of means: ranks with more tokens must weigh more
 # MISTAKE: Means over unequal shares are averaged as if shares were equal.
 def global_gradient(gradients, counts):
     return sum(gradients) / len(gradients)
 
 
 # %% tags=["wrong"]
-# FAIL: sum of means
+# FAIL: That is the sum of means: weigh each by its share of all tokens
 # MISTAKE: Means are added, and nothing is divided.
 def global_gradient(gradients, counts):
     return sum(gradients)

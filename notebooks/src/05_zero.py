@@ -537,14 +537,14 @@ check("a shard", exercises.shard, shard)
 
 
 # %% tags=["wrong"]
-# FAIL: pad to equal lengths
+# FAIL: Shards have 3, 2 and 2 elements; pad to equal lengths
 # MISTAKE: Shards of different lengths: collectives want equal ones.
 def shard(whole, rank, ranks):
     return whole.tensor_split(ranks)[rank]
 
 
 # %% tags=["wrong"]
-# FAIL: 7 elements, 3 ranks: only 6 are in a shard; round up
+# FAIL: Only 6 of 7 elements are in a shard; round up
 # MISTAKE: Rounded down: the last elements are in no shard.
 def shard(whole, rank, ranks):
     length = len(whole) // ranks
@@ -552,7 +552,7 @@ def shard(whole, rank, ranks):
 
 
 # %% tags=["wrong"]
-# FAIL: 8 elements, 2 ranks: shards of 5, but 4 are enough
+# FAIL: Shards of 5, but 4 are enough; padding costs memory
 # MISTAKE: One more than rounded down: padded also where nothing is left over.
 def shard(whole, rank, ranks):
     length = len(whole) // ranks + 1
@@ -561,7 +561,7 @@ def shard(whole, rank, ranks):
 
 
 # %% tags=["wrong"]
-# FAIL: 8 elements, 2 ranks: only 6 are in a shard
+# FAIL: Only 6 of 8 elements are in a shard: torch.chunk may make fewer
 # MISTAKE: The length is that of one example.
 def shard(whole, rank, ranks):
     length = 3
@@ -570,7 +570,7 @@ def shard(whole, rank, ranks):
 
 
 # %% tags=["wrong"]
-# FAIL: shards joined in the order of ranks
+# FAIL: Joined in the order of ranks shards give the buffer
 # MISTAKE: Elements are dealt like cards, not cut in runs.
 def shard(whole, rank, ranks):
     length = -(-len(whole) // ranks)
@@ -579,7 +579,7 @@ def shard(whole, rank, ranks):
 
 
 # %% tags=["wrong"]
-# FAIL: padding must be zero
+# FAIL: Padding must be zero
 # MISTAKE: Padded with the last element and not with zeros.
 def shard(whole, rank, ranks):
     length = -(-len(whole) // ranks)
@@ -632,7 +632,7 @@ check("a step of ZeRO-1", exercises.step, zero_step)
 
 
 # %% tags=["wrong"]
-# FAIL: gradients are summed here, not averaged
+# FAIL: Gradients are summed here, not averaged
 # MISTAKE: Averaged, although the gradients are summed.
 def zero_step(weights, gradient, rank, ranks, rate, reduce_scatter, all_gather):
     length = len(weights) // ranks
@@ -641,7 +641,7 @@ def zero_step(weights, gradient, rank, ranks, rate, reduce_scatter, all_gather):
 
 
 # %% tags=["wrong"]
-# FAIL: own shard did not move
+# FAIL: Rank 0's own shard did not move
 # MISTAKE: The sum is made, and the weights do not move.
 def zero_step(weights, gradient, rank, ranks, rate, reduce_scatter, all_gather):
     length = len(weights) // ranks
@@ -650,7 +650,7 @@ def zero_step(weights, gradient, rank, ranks, rate, reduce_scatter, all_gather):
 
 
 # %% tags=["wrong"]
-# FAIL: ZeRO reduce-scatters the gradient, steps its shard
+# FAIL: ZeRO reduce-scatters the gradient, steps its shard, and all-gathers the weights
 # MISTAKE: The own gradient times the ranks is taken for the sum: nothing is reduced.
 def zero_step(weights, gradient, rank, ranks, rate, reduce_scatter, all_gather):
     return all_gather(
@@ -679,7 +679,7 @@ def zero_step(weights, gradient, rank, ranks, rate, reduce_scatter, all_gather):
 
 
 # %% tags=["wrong"]
-# FAIL: weights after the step, on rank 0
+# FAIL: weights after the step on rank 0: expected -2.15914 at (1,), got 0.733079
 # MISTAKE: The step goes uphill: the sign is wrong.
 def zero_step(weights, gradient, rank, ranks, rate, reduce_scatter, all_gather):
     length = len(weights) // ranks
@@ -704,7 +704,7 @@ def zero_step(weights, gradient, rank, ranks, rate, reduce_scatter, all_gather):
 
 
 # %% tags=["wrong"]
-# FAIL: weights after the step, on rank 0: expected 0.677916
+# FAIL: weights after the step on rank 0: expected -1.26562 at (3,), got -2.23203
 # MISTAKE: The learning rate of one example is written down.
 def zero_step(weights, gradient, rank, ranks, rate, reduce_scatter, all_gather):
     n = len(weights) // ranks
@@ -712,7 +712,7 @@ def zero_step(weights, gradient, rank, ranks, rate, reduce_scatter, all_gather):
 
 
 # %% tags=["wrong"]
-# FAIL: weights after the step, on rank 0: expected -1.20869
+# FAIL: weights after the step on rank 0: expected -2.15914 at (1,), got -1.68923
 # MISTAKE: The gradient is clipped to at most 1 before it is summed.
 def zero_step(weights, gradient, rank, ranks, rate, reduce_scatter, all_gather):
     n = len(weights) // ranks
@@ -720,7 +720,7 @@ def zero_step(weights, gradient, rank, ranks, rate, reduce_scatter, all_gather):
 
 
 # %% tags=["wrong"]
-# FAIL: weights after the step, on rank 0: expected
+# FAIL: weights after the step on rank 0: expected -2.15914 at (1,), got 0.356515
 # MISTAKE: What is summed are weights, not gradients.
 def zero_step(weights, gradient, rank, ranks, rate, reduce_scatter, all_gather):
     n = len(weights) // ranks
@@ -768,7 +768,7 @@ check("gathered twice", exercises.linear, lambda *given: Gathered.apply(*given))
 
 
 # %% tags=["wrong"]
-# FAIL: save the shard, and gather once more
+# FAIL: Save the shard, and gather once more in backward
 # MISTAKE: The whole weight is saved for backward, so every layer's weight stays in memory.
 class Gathered(torch.autograd.Function):
     @staticmethod
@@ -787,7 +787,7 @@ class Gathered(torch.autograd.Function):
 
 
 # %% tags=["wrong"]
-# FAIL: still holds 3 whole weights
+# FAIL: A rank still holds three whole weights between forward and backward: free them
 # MISTAKE: The whole weight is hidden in ctx.w: it stays in memory as well.
 class Gathered(torch.autograd.Function):
     @staticmethod
@@ -806,7 +806,7 @@ class Gathered(torch.autograd.Function):
 
 
 # %% tags=["wrong"]
-# FAIL: Two all-gathers and one reduce-scatter
+# FAIL: Two all-gathers and one reduce-scatter a layer are fewer bytes
 # MISTAKE: An all-reduce and a cut: the right numbers for twice the bytes.
 class Gathered(torch.autograd.Function):
     @staticmethod
@@ -827,7 +827,7 @@ class Gathered(torch.autograd.Function):
 
 
 # %% tags=["wrong"]
-# FAIL: the gradient of rank 0's shard
+# FAIL: the gradient of the shard of layer 0 on rank 0
 # MISTAKE: The sum is thrown away, and the own part of the gradient returned.
 class Gathered(torch.autograd.Function):
     @staticmethod
@@ -849,7 +849,7 @@ class Gathered(torch.autograd.Function):
 
 
 # %% tags=["wrong"]
-# FAIL: the gradient of rank 1's shard
+# FAIL: the gradient of the shard of layer 0 on rank 1
 # MISTAKE: The sum is divided by rank + 1.
 class Gathered(torch.autograd.Function):
     @staticmethod
@@ -870,7 +870,7 @@ class Gathered(torch.autograd.Function):
 
 
 # %% tags=["wrong"]
-# FAIL: the layer does not run again
+# FAIL: dx and dW are enough in backward: here the layer does not run again
 # MISTAKE: The layer runs again in backward and autograd differentiates it: right, with recomputation.
 class Gathered(torch.autograd.Function):
     @staticmethod
@@ -891,7 +891,7 @@ class Gathered(torch.autograd.Function):
 
 
 # %% tags=["wrong"]
-# FAIL: still holds 1 whole weights
+# FAIL: between forward and backward on rank 0: expected 0, got 1
 # MISTAKE: The newest weight is kept in a dict of one's own, because backward begins with it.
 kept = {}
 

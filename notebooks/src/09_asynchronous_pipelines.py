@@ -185,35 +185,35 @@ check("the version that is read", exercises.version, version)
 
 
 # %% tags=["wrong"]
-# FAIL: the first version is 0
+# FAIL: 0F0 cannot read version -1: the first version is 0
 # MISTAKE: Versions before the first one.
 def version(scheme, p, s, t, kind):
     return t if (scheme, kind) == ("ampnet", "B") else t - (p - 1 - s)
 
 
 # %% tags=["wrong"]
-# FAIL: nothing is stashed, so 0B1 finds version 1
+# FAIL: Nothing is stashed, so 0B1 finds version 1, not 0
 # MISTAKE: AMPNet is taken to stash weights, as PipeDream does.
 def version(scheme, p, s, t, kind):
     return max(0, t - (p - 1 if scheme == "pipedream_vertical" else p - 1 - s))
 
 
 # %% tags=["wrong"]
-# FAIL: must read version 0, which its forward read
+# FAIL: 0B1 must read version 0, which its forward read
 # MISTAKE: Backward is taken to read the newest version, as if nothing were stashed.
 def version(scheme, p, s, t, kind):
     return t if kind == "B" else max(0, t - (p - 1 - s))
 
 
 # %% tags=["wrong"]
-# FAIL: all stages read what stage 0 reads
+# FAIL: Vertical sync, all stages read what stage 0 reads; 1F1: 0, not 1
 # MISTAKE: The vertical scheme is taken for the plain one: stages would read different versions.
 def version(scheme, p, s, t, kind):
     return t if (scheme, kind) == ("ampnet", "B") else max(0, t - (p - 1 - s))
 
 
 # %% tags=["wrong"]
-# FAIL: you say 0. Walk along its order
+# FAIL: Before 0F1 the stage has updated once. Walk along its order
 # MISTAKE: One version too old: in flight are p - s, but one of them is the micro-batch itself.
 def version(scheme, p, s, t, kind):
     return t if (scheme, kind) == ("ampnet", "B") else max(0, t - (p - s))
@@ -346,7 +346,7 @@ check("a stash", exercises.stash, MyStash, on_live_ranks)
 
 
 # %% tags=["wrong"]
-# FAIL: a copy?
+# FAIL: use(0) must bring back the zeros that push saw: keep copies
 # MISTAKE: The tensors are kept, not copies, and the next step changes them.
 class MyStash(MyStash):
     def push(self):
@@ -354,7 +354,7 @@ class MyStash(MyStash):
 
 
 # %% tags=["wrong"]
-# FAIL: version 2 is lost
+# FAIL: Version 2 is lost. Exchange what is in use and what is kept
 # MISTAKE: The version in use is overwritten and not kept.
 class MyStash(MyStash):
     def use(self, version):
@@ -366,7 +366,7 @@ class MyStash(MyStash):
 
 
 # %% tags=["wrong"]
-# FAIL: one is there twice
+# FAIL: A version is there twice
 # MISTAKE: A version that is put in use stays among the kept ones: it is there twice.
 class MyStash(MyStash):
     def use(self, version):
@@ -378,7 +378,7 @@ class MyStash(MyStash):
 
 
 # %% tags=["wrong"]
-# FAIL: free() forgets nothing
+# FAIL: free() forgets nothing: version 1 is no longer wanted
 # MISTAKE: Nothing is forgotten, so memory grows.
 class MyStash(MyStash):
     def free(self, wanted):
@@ -386,7 +386,7 @@ class MyStash(MyStash):
 
 
 # %% tags=["wrong"]
-# FAIL: version 0 is freed while it is in use
+# FAIL: Version 0 is freed while it is in use: the newest must take its place
 # MISTAKE: The version in use is forgotten, though nobody wants it any more.
 class MyStash(MyStash):
     def free(self, wanted):
@@ -394,7 +394,7 @@ class MyStash(MyStash):
 
 
 # %% tags=["wrong"]
-# FAIL: after two pushes versions 0, 1, 2 are there, yours has [1, 2]
+# FAIL: After two pushes versions 0, 1 and 2 are there
 # MISTAKE: A version is kept under the number of the next one.
 class MyStash(MyStash):
     def push(self):
@@ -416,7 +416,7 @@ class MyStash(Stash):
 
 
 # %% tags=["wrong"]
-# FAIL: the newest takes its place, not 2
+# FAIL: The newest of those that are wanted takes the place of what was in use
 # MISTAKE: The oldest wanted version takes the place of the one in use.
 class MyStash(Stash):
     def push(self):
@@ -610,42 +610,42 @@ check("the update of 2BW", exercises.double_buffered, update)
 
 
 # %% tags=["wrong"]
-# FAIL: that is a pipeline with a flush
+# FAIL: Your gradient is at the newest weights: that is a pipeline with a flush. Which does 2BW read?
 # MISTAKE: The gradient is taken at the new weights, for which the pipeline would have to be emptied.
 def update(old, new, gradient, lr):
     return new, new - lr * gradient(new)
 
 
 # %% tags=["wrong"]
-# FAIL: added to the newest weights
+# FAIL: The gradient is right, but it must be added to the newest weights, not to the old ones
 # MISTAKE: The gradient is added to the old weights, so an update is lost.
 def update(old, new, gradient, lr):
     return new, old - lr * gradient(old)
 
 
 # %% tags=["wrong"]
-# FAIL: the version before it becomes the old one
+# FAIL: After the update the version before it becomes the old one
 # MISTAKE: The old version is handed on again, so it grows older and older.
 def update(old, new, gradient, lr):
     return old, new - lr * gradient(old)
 
 
 # %% tags=["wrong"]
-# FAIL: an update needs one gradient, yours computed 2
+# FAIL: An update needs one gradient, yours computed 2
 # MISTAKE: The same gradient is computed twice.
 def update(old, new, gradient, lr):
     return new, new - lr * (gradient(old) + gradient(old)) / 2
 
 
 # %% tags=["wrong"]
-# FAIL: return two versions
+# FAIL: Return two versions, (old, new); yours has 3
 # MISTAKE: A third version is kept.
 def update(old, new, gradient, lr):
     return old, new, new - lr * gradient(old)
 
 
 # %% tags=["wrong"]
-# FAIL: change nothing in place
+# FAIL: The version before it is a tensor of its own: change nothing in place
 # MISTAKE: The new version is made in place, so that the old one is the same tensor.
 def update(old, new, gradient, lr):
     g = gradient(old)
@@ -662,7 +662,7 @@ def update(old, new, gradient, lr):
 
 
 # %% tags=["wrong"]
-# FAIL: writes into a version that it was given
+# FAIL: Your function writes into a version that it was given, from which a micro-batch may still read
 # MISTAKE: The new weights are written into the buffer of the old ones, which others still read.
 def update(old, new, gradient, lr):
     made = new - lr * gradient(old)
@@ -841,35 +841,35 @@ check("stale synchronous", exercises.bounded, may_start)
 
 
 # %% tags=["wrong"]
-# FAIL: nobody would ever start
+# FAIL: Nobody would ever start, a deadlock
 # MISTAKE: Less than the bound is demanded: with bound 0 nobody starts.
 def may_start(clock, slowest, bound):
     return bound is None or clock - slowest < bound
 
 
 # %% tags=["wrong"]
-# FAIL: that is one too many
+# FAIL: It is 1 ahead and must not start, that is one too many
 # MISTAKE: One step too many is allowed.
 def may_start(clock, slowest, bound):
     return bound is None or clock - slowest <= bound + 1
 
 
 # %% tags=["wrong"]
-# FAIL: without a bound nobody waits
+# FAIL: Without a bound nobody waits
 # MISTAKE: No bound is taken for the bound 0.
 def may_start(clock, slowest, bound):
     return clock - slowest <= (bound or 0)
 
 
 # %% tags=["wrong"]
-# FAIL: it is 5 ahead and must not start
+# FAIL: It is 5 ahead and must not start
 # MISTAKE: Nobody ever waits.
 def may_start(clock, slowest, bound):
     return True
 
 
 # %% tags=["wrong"]
-# FAIL: it is 1 ahead and must start
+# FAIL: It is 1 ahead and must start
 # MISTAKE: The worker's own steps are compared with the bound, not its lead.
 def may_start(clock, slowest, bound):
     return bound is None or clock <= bound or clock == slowest

@@ -90,7 +90,7 @@ check("owner", exercises.owner, owner)
 
 
 # %% tags=["wrong"]
-# FAIL: interleaved, 12 tokens on 3 ranks: token
+# FAIL: Token 3 went to rank 3 of only 3
 # MISTAKE: Takes t modulo the slice's length where it should be modulo the ranks (a slip in a published text).
 def owner(t, tokens, ranks, name):
     return t % (tokens // ranks)
@@ -104,7 +104,7 @@ def owner(t, tokens, ranks, name):
 
 
 # %% tags=["wrong"]
-# FAIL: zigzag, 12 tokens on 3 ranks: owners should be
+# FAIL: Zigzag cuts the tokens into twice as many chunks as ranks, and gives each rank two of them
 # MISTAKE: Zigzag is taken for contiguous slices.
 def owner(t, tokens, ranks, name):
     if name == "interleaved":
@@ -113,7 +113,7 @@ def owner(t, tokens, ranks, name):
 
 
 # %% tags=["wrong"]
-# FAIL: zigzag, 12 tokens on 3 ranks: token
+# FAIL: Token 10 went to rank 5 of only 3
 # MISTAKE: Chunks are numbered, but the second half is not folded back onto the ranks.
 def owner(t, tokens, ranks, name):
     if name == "interleaved":
@@ -290,35 +290,35 @@ check("contributors", exercises.contributors, contributors)
 
 
 # %% tags=["wrong"]
-# FAIL: its own queries see its own keys
+# FAIL: Its own queries see its own keys
 # MISTAKE: A rank is left out of its own sum (a slip in a published text).
 def contributors(root, ranks):
     return list(range(root + 1, ranks))
 
 
 # %% tags=["wrong"]
-# FAIL: expected ranks 1 to 1
+# FAIL: Rank 0 holds earlier tokens, which see no key of rank 1
 # MISTAKE: Every rank is taken to contribute, also those that see no key of the root.
 def contributors(root, ranks):
     return list(range(ranks))
 
 
 # %% tags=["wrong"]
-# FAIL: expected ranks 0 to 1, got [0]
+# FAIL: Later ranks see the root's keys, too
 # MISTAKE: Only the root itself is taken to contribute.
 def contributors(root, ranks):
     return [root]
 
 
 # %% tags=["wrong"]
-# FAIL: root 0 of 2: expected ranks 0 to 1, got [0, 1, 2]
+# FAIL: The last rank's number is ranks - 1
 # MISTAKE: One rank too many: the last rank's number is ranks - 1.
 def contributors(root, ranks):
     return list(range(root, ranks + 1))
 
 
 # %% tags=["wrong"]
-# FAIL: root 0 of 4: expected ranks 0 to 3, got [0, 1]
+# FAIL: All later ranks see the keys of the root, not only the next one
 # MISTAKE: Only the next rank is taken to see the keys.
 def contributors(root, ranks):
     return list(range(root, min(root + 2, ranks)))
@@ -656,14 +656,14 @@ check("merge", exercises.merge, merge)
 
 
 # %% tags=["wrong"]
-# FAIL: merged output
+# FAIL: The outputs weigh as much as their sums of exponentials, not equally
 # MISTAKE: The two outputs are averaged, whatever their weights.
 def merge(o1, L1, o2, L2):
     return (o1 + o2) / 2, torch.logaddexp(L1, L2)
 
 
 # %% tags=["wrong"]
-# FAIL: huge scores
+# FAIL: Scores are huge: does exp overflow?
 # MISTAKE: exp without a maximum taken off first: it overflows.
 def merge(o1, L1, o2, L2):
     total = L1.exp() + L2.exp()
@@ -671,7 +671,7 @@ def merge(o1, L1, o2, L2):
 
 
 # %% tags=["wrong"]
-# FAIL: each row needs a maximum of its own
+# FAIL: Each row needs a maximum of its own
 # MISTAKE: One maximum for all rows: rows far below it become 0/0.
 def merge(o1, L1, o2, L2):
     top = torch.maximum(L1, L2).max()
@@ -696,7 +696,7 @@ def merge(o1, L1, o2, L2):
 
 
 # %% tags=["wrong"]
-# FAIL: merged log-sum-exp
+# FAIL: The log-sum-exp of both is more than the larger of the two
 # MISTAKE: The larger log-sum-exp is taken for that of both.
 def merge(o1, L1, o2, L2):
     a = torch.sigmoid(L2 - L1)
@@ -704,7 +704,7 @@ def merge(o1, L1, o2, L2):
 
 
 # %% tags=["wrong"]
-# FAIL: changed the blocks it was given
+# FAIL: Your function changed the blocks it was given: backward needs them; make new ones
 # MISTAKE: Blocks are weighted in place, and backward still needs them.
 def merge(o1, L1, o2, L2):
     a = torch.sigmoid(L2 - L1)

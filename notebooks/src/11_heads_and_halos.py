@@ -135,7 +135,7 @@ check("heads for tokens, and back", exercises.to_heads, to_heads, to_tokens)
 
 
 # %% tags=["wrong"]
-# FAIL: right, but by scatter
+# FAIL: Right, but by scatter: the other ranks wait while one sends
 # MISTAKE: One rank after the other scatters its heads: the right bytes, while all others wait.
 def to_heads(shard, axis, sizes):
     by_head, found = shard.transpose(0, 1).contiguous(), []
@@ -146,7 +146,7 @@ def to_heads(shard, axis, sizes):
 
 
 # %% tags=["wrong"]
-# FAIL: no gradient comes through your way there
+# FAIL: No gradient comes through your way there
 # MISTAKE: The shard is detached: right forward, and nothing learns.
 def to_heads(shard, axis, sizes):
     parts = [part.contiguous() for part in shard.detach().split(shard.size(1) // axis.size, 1)]
@@ -163,7 +163,7 @@ def to_heads(shard, axis, sizes):
 
 
 # %% tags=["wrong"]
-# FAIL: all tokens of its heads
+# FAIL: A rank should hold all tokens of its own heads, and no others
 # MISTAKE: All tokens are gathered, with all heads, where only the rank's own heads belong.
 def to_heads(shard, axis, sizes):
     return comm.all_gather(shard, axis, 0, sizes)
@@ -179,7 +179,7 @@ def to_heads(shard, axis, sizes):
 
 
 # %% tags=["wrong"]
-# FAIL: rank 0's heads
+# FAIL: all tokens of its heads on rank 0: expected
 # MISTAKE: Parts that arrive are joined in the wrong order.
 def to_heads(shard, axis, sizes):
     parts = [part.contiguous() for part in shard.split(shard.size(1) // axis.size, 1)]
@@ -188,7 +188,7 @@ def to_heads(shard, axis, sizes):
 
 
 # %% tags=["wrong"]
-# FAIL: there and back again
+# FAIL: back again, on rank 0: expected
 # MISTAKE: Parts are joined in the wrong order on the way back.
 def to_tokens(y, axis, sizes):
     mine = (sizes[axis.rank], *y.shape[1:])
@@ -196,7 +196,7 @@ def to_tokens(y, axis, sizes):
 
 
 # %% tags=["wrong"]
-# FAIL: what has to leave it there and back is
+# FAIL: Only what another rank needs has to leave, there and back
 # MISTAKE: Everything is gathered, and what is not wanted thrown away: the right numbers for n times the bytes.
 def to_heads(shard, axis, sizes):
     each = shard.size(1) // axis.size
@@ -204,7 +204,7 @@ def to_heads(shard, axis, sizes):
 
 
 # %% tags=["wrong"]
-# FAIL: expected shape
+# FAIL: expected shape (7, 3, 5), got
 # MISTAKE: Parts are joined along the tokens, not along the heads.
 def to_tokens(y, axis, sizes):
     mine = (sizes[axis.rank], *y.shape[1:])
@@ -212,7 +212,7 @@ def to_tokens(y, axis, sizes):
 
 
 # %% tags=["wrong"]
-# FAIL: 9 heads, (2, 4, 3) tokens on 3 ranks
+# FAIL: 9 heads, (2, 4, 3) tokens
 # MISTAKE: The number of heads and their width are written down.
 def to_heads(shard, axis, sizes):
     parts = [part.contiguous() for part in shard.split(6 // axis.size, 1)]
@@ -332,7 +332,7 @@ check("give back", exercises.give_back, give_back)
 
 
 # %% tags=["wrong"]
-# FAIL: right, but rank 1 sends only when
+# FAIL: Rank 1 sends only when its own message has come, so ranks take turns
 # MISTAKE: Every rank waits for its neighbour before it sends, so ranks take turns.
 def give_back(grad, window, axis):
     wide = grad.clone()
@@ -349,7 +349,7 @@ def give_back(grad, window, axis):
 
 
 # %% tags=["wrong"]
-# FAIL: lent rows have two gradients
+# FAIL: Lent rows have two gradients, add them
 # MISTAKE: The gradient from the neighbour replaces the own one, where they should be added.
 def give_back(grad, window, axis):
     first, last = axis.rank == 0, axis.rank == axis.size - 1
@@ -363,7 +363,7 @@ def give_back(grad, window, axis):
 
 
 # %% tags=["wrong"]
-# FAIL: own rows only
+# FAIL: Return the gradient of the own rows only
 # MISTAKE: The halo rows are not taken off the own gradient.
 def give_back(grad, window, axis):
     first, last = axis.rank == 0, axis.rank == axis.size - 1
@@ -377,7 +377,7 @@ def give_back(grad, window, axis):
 
 
 # %% tags=["wrong"]
-# FAIL: goes to its owner and no further
+# FAIL: The halo's gradient goes to its owner and no further
 # MISTAKE: Halos are gathered on all ranks, where each goes to one.
 def give_back(grad, window, axis):
     own = grad.clone() if axis.rank == 0 else grad[window:].clone()
@@ -404,7 +404,7 @@ def give_back(grad, window, axis):
 
 
 # %% tags=["wrong"]
-# FAIL: add them: expected 5.83462, got 12.9262
+# FAIL: The neighbour borrowed the last rows, so its gradient belongs there
 # MISTAKE: The neighbour's gradient is added to the first rows; it belongs to the last.
 def give_back(grad, window, axis):
     first, last = axis.rank == 0, axis.rank == axis.size - 1
@@ -418,7 +418,7 @@ def give_back(grad, window, axis):
 
 
 # %% tags=["wrong"]
-# FAIL: some of yours never are
+# FAIL: A send counts when it is waited for, and some of yours never are
 # MISTAKE: Nobody waits for what is sent, so it may never leave.
 def give_back(grad, window, axis):
     own = grad.clone() if axis.rank == 0 else grad[window:].clone()
@@ -430,7 +430,7 @@ def give_back(grad, window, axis):
 
 
 # %% tags=["wrong"]
-# FAIL: writes into the gradient that it was given
+# FAIL: Your function writes into the gradient that it was given: work on a copy
 # MISTAKE: What comes is added in place, into a gradient that autograd may give to others too.
 def give_back(grad, window, axis):
     first, last = axis.rank == 0, axis.rank == axis.size - 1
@@ -524,35 +524,35 @@ check("one hop", exercises.smallest_shard, one_hop)
 
 
 # %% tags=["wrong"]
-# FAIL: forbidden, though one hop is enough
+# FAIL: Window 2 on shards (4, 3) is forbidden, though one hop is enough
 # MISTAKE: Only the last shard is looked at, and it lends nothing.
 def one_hop(sizes, window):
     return sizes[-1] // 2 >= window
 
 
 # %% tags=["wrong"]
-# FAIL: allowed, though it needs a second hop
+# FAIL: Window 3 on shards (3, 2, 2) is allowed, though it needs a second hop
 # MISTAKE: One hop is taken to be always enough.
 def one_hop(sizes, window):
     return len(sizes) > 1
 
 
 # %% tags=["wrong"]
-# FAIL: unequal shards (6, 2, 4, 1)
+# FAIL: Unequal shards (6, 2, 4, 1), window 3: one hop is not enough. Look at each
 # MISTAKE: Only the last shard that lends is looked at.
 def one_hop(sizes, window):
     return sizes[-2] >= min(window, sum(sizes[:-1]))
 
 
 # %% tags=["wrong"]
-# FAIL: window 5 on shards (4, 3)
+# FAIL: Window 5 on shards (4, 3) is forbidden, though one hop is enough
 # MISTAKE: The first rows are forgotten: before them there are fewer tokens than the window is long.
 def one_hop(sizes, window):
     return min(sizes[:-1]) >= window
 
 
 # %% tags=["wrong"]
-# FAIL: the last shard lends nothing
+# FAIL: Window 4 on shards (4, 3) is forbidden, though one hop is enough: the last shard lends nothing
 # MISTAKE: The last shard is asked to be long enough, too.
 def one_hop(sizes, window):
     return all(size >= min(window, sum(sizes[: rank + 1])) for rank, size in enumerate(sizes))

@@ -159,21 +159,21 @@ check("costs", exercises.costs, costs)
 
 
 # %% tags=["wrong"]
-# FAIL: need not send to itself
+# FAIL: A rank need not send to itself what it has (S0 -> R)
 # MISTAKE: A rank is taken to send its part to itself as well.
 def costs(n, M):
     return {"S0 -> R": M, "S0 -> S1": (n - 1) / n**2 * M, "P -> S0": (n - 1) / n * M}
 
 
 # %% tags=["wrong"]
-# FAIL: is no all-gather
+# FAIL: S0 -> S1 is no all-gather. Of its M / n a rank sends an n-th to each of the others
 # MISTAKE: An all-to-all is taken for an all-gather.
 def costs(n, M):
     return {"S0 -> R": (n - 1) / n * M, "S0 -> S1": (n - 1) / n * M, "P -> S0": (n - 1) / n * M}
 
 
 # %% tags=["wrong"]
-# FAIL: is half an all-reduce
+# FAIL: P -> S0 is half an all-reduce, because the sum is not needed everywhere
 # MISTAKE: A reduce-scatter is taken for an all-reduce.
 def costs(n, M):
     return {"S0 -> R": (n - 1) / n * M, "S0 -> S1": (n - 1) / n**2 * M, "P -> S0": 2 * (n - 1) / n * M}
@@ -265,7 +265,7 @@ check("cheaper path", exercises.cheaper_path, sum_over_both)
 
 
 # %% tags=["wrong"]
-# FAIL: but are not where they belong
+# FAIL: The elements add up, but are not where they belong
 # MISTAKE: The halves are put together in the wrong order; the sum of all elements does not see that.
 def sum_over_both(x, x_axis, y_axis):
     half = comm.reduce_scatter(x, x_axis, 0)
@@ -273,7 +273,7 @@ def sum_over_both(x, x_axis, y_axis):
 
 
 # %% tags=["wrong"]
-# FAIL: but 0 M a rank were counted
+# FAIL: No byte was counted: use the three calls of comm
 # MISTAKE: PyTorch's own call over all ranks: no byte of it is counted.
 def sum_over_both(x, x_axis, y_axis):
     x = x.clone()
@@ -294,14 +294,14 @@ def sum_over_both(x, x_axis, y_axis):
 
 
 # %% tags=["wrong"]
-# FAIL: these are two all-reduces
+# FAIL: Right, but these are two all-reduces, 2 M a rank. Scatter over x first
 # MISTAKE: Two all-reduces of the whole: right, for more bytes.
 def sum_over_both(x, x_axis, y_axis):
     return comm.all_reduce(comm.all_reduce(x, x_axis), y_axis)
 
 
 # %% tags=["wrong"]
-# FAIL: instead of the whole (6, 4)
+# FAIL: expected shape (6, 4), got (3, 4)
 # MISTAKE: The all-gather at the end is missing.
 def sum_over_both(x, x_axis, y_axis):
     return comm.all_reduce(comm.reduce_scatter(x, x_axis, 0), y_axis)
@@ -315,7 +315,7 @@ def sum_over_both(x, x_axis, y_axis):
 
 
 # %% tags=["wrong"]
-# FAIL: 1.5 M are enough
+# FAIL: Right, but 1.5 M a rank are enough
 # MISTAKE: Terms are gathered and added: right, for more bytes.
 def sum_over_both(x, x_axis, y_axis):
     pairs = comm.all_gather(x[None].contiguous(), x_axis, 0).sum(0)
@@ -331,7 +331,7 @@ def sum_over_both(x, x_axis, y_axis):
 
 
 # %% tags=["wrong"]
-# FAIL: writes into the x that it was given
+# FAIL: Your function writes into the x that it was given; make a new tensor
 # MISTAKE: The result is written over the input.
 def sum_over_both(x, x_axis, y_axis):
     half = comm.reduce_scatter(x, x_axis, 0)
@@ -372,7 +372,7 @@ check("einsum", exercises.einsum_rule, einsum_rule)
 
 
 # %% tags=["wrong"]
-# FAIL: ij,jk->i: cut along k the result is P
+# FAIL: An index of one operand that is not in the result is summed over as well, so k of ij,jk->i gives P
 # MISTAKE: Only an index that both operands have is taken to be summed over.
 def einsum_rule(text):
     inputs, output = text.split("->")
@@ -387,7 +387,7 @@ def einsum_rule(text):
 
 
 # %% tags=["wrong"]
-# FAIL: can be cut too
+# FAIL: Index k can be cut too
 # MISTAKE: An index that is summed over is taken not to be cut.
 def einsum_rule(text):
     output = text.split("->")[1]
@@ -395,7 +395,7 @@ def einsum_rule(text):
 
 
 # %% tags=["wrong"]
-# FAIL: so not R
+# FAIL: Cut along k the ranks hold different things, so not R
 # MISTAKE: An index that is summed over is taken to leave a whole result, where parts are left.
 def einsum_rule(text):
     inputs, output = text.split("->")
@@ -403,7 +403,7 @@ def einsum_rule(text):
 
 
 # %% tags=["wrong"]
-# FAIL: because it is dimension
+# FAIL: Cut along j the result is S1, because it is dimension 1 of the result; not S0
 # MISTAKE: The place of an index in the first operand is taken for that in the result.
 def einsum_rule(text):
     inputs, output = text.split("->")
@@ -412,7 +412,7 @@ def einsum_rule(text):
 
 
 # %% tags=["wrong"]
-# FAIL: because it is summed over
+# FAIL: Cut along k the result is P, because it is summed over; not S0
 # MISTAKE: An index that is summed over is taken to cut dimension 0 of the result.
 def einsum_rule(text):
     inputs, output = text.split("->")
@@ -420,7 +420,7 @@ def einsum_rule(text):
 
 
 # %% tags=["wrong"]
-# FAIL: is no index
+# FAIL: ',' is no index
 # MISTAKE: The comma is taken for an index.
 def einsum_rule(text):
     inputs, output = text.split("->")
@@ -428,7 +428,7 @@ def einsum_rule(text):
 
 
 # %% tags=["wrong"]
-# FAIL: can be cut too (a drawn case
+# FAIL: 'z' is missing (a drawn case
 # MISTAKE: A table of the operators that were seen.
 def einsum_rule(text):
     inputs, output = text.split("->")
@@ -607,7 +607,7 @@ check("one round", exercises.next_round, next_round)
 
 
 # %% tags=["wrong"]
-# FAIL: your function changes `cut`
+# FAIL: Your function changes `cut`. Return the new cuts, and leave it as it is
 # MISTAKE: The new cuts are written into `cut`, too, where the caller still needs the old state.
 def next_round(operators, cut):
     before = dict(cut)
@@ -657,7 +657,7 @@ def next_round(operators, cut):
 
 
 # %% tags=["wrong"]
-# FAIL: is two rounds away
+# FAIL: W2 is decided, but is two rounds away: use the state before the round
 # MISTAKE: What this round decides is used in the same round.
 def next_round(operators, cut):
     found, known = {}, dict(cut)
@@ -671,7 +671,7 @@ def next_round(operators, cut):
 
 
 # %% tags=["wrong"]
-# FAIL: was in cut already
+# FAIL: h was in cut already, and a mark is never changed
 # MISTAKE: What was decided before is returned again.
 def next_round(operators, cut):
     found = {}
@@ -685,7 +685,7 @@ def next_round(operators, cut):
 
 
 # %% tags=["wrong"]
-# FAIL: by its letter
+# FAIL: W2 is decided, but has no such index. Find the index by its letter
 # MISTAKE: The number of a dimension is taken over, where its letter counts.
 def next_round(operators, cut):
     found = {}
@@ -739,7 +739,7 @@ check("Megatron's marks", exercises.megatron, my_marks)
 
 
 # %% tags=["wrong"]
-# FAIL: three are enough
+# FAIL: Three marks are enough, the rest follows
 # MISTAKE: Marks for every block by name, and for what follows by itself: right, and more than are needed.
 def my_marks():
     both = {f"h.{i}.mlp.{w}.weight": "ff:x" for i in range(2) for w in ("c_fc", "c_proj")}
@@ -747,35 +747,35 @@ def my_marks():
 
 
 # %% tags=["wrong"]
-# FAIL: nothing cuts wte.weight
+# FAIL: Nothing cuts wte.weight (its vocabulary) in every layer
 # MISTAKE: The embedding is not marked.
 def my_marks():
     return {"h.*.attn.c_attn.weight": "heads:x", "h.*.mlp.c_fc.weight": "ff:x"}
 
 
 # %% tags=["wrong"]
-# FAIL: nothing cuts h.1.attn.c_attn.weight
+# FAIL: Nothing cuts h.1.attn.c_attn.weight (its heads) in every layer
 # MISTAKE: A name instead of a pattern: only the first block is marked.
 def my_marks():
     return {"wte.weight": "vocab:x", "h.0.attn.c_attn.weight": "heads:x", "h.*.mlp.c_fc.weight": "ff:x"}
 
 
 # %% tags=["wrong"]
-# FAIL: not Megatron
+# FAIL: The program also sends all-gather, all-to-all, reduce-scatter: not Megatron's
 # MISTAKE: The wrong dimensions are cut: not Megatron's.
 def my_marks():
     return {"wte.weight": "vocab:x", "h.*.attn.c_attn.weight": "width:x", "h.*.mlp.c_proj.weight": "embd:x"}
 
 
 # %% tags=["wrong"]
-# FAIL: nothing cuts h.1.mlp.c_fc.weight
+# FAIL: Nothing cuts h.1.mlp.c_fc.weight (its ff) in every layer
 # MISTAKE: The MLP is not marked.
 def my_marks():
     return {"wte.weight": "vocab:x", "h.*.attn.c_attn.weight": "heads:x"}
 
 
 # %% tags=["wrong"]
-# FAIL: all-reduces more than Megatron's
+# FAIL: A mark cuts a dimension that is summed over, where heads, neurons or words are to be cut
 # MISTAKE: The inputs of c_attn are cut, which are summed over: heads follow, and a sum for each q, k, v with them.
 def my_marks():
     return {"wte.weight": "vocab:x", "h.*.attn.c_attn.weight": "width:x", "h.*.mlp.c_fc.weight": "ff:x"}

@@ -105,7 +105,7 @@ check("coordinates", exercises.coordinates, coordinates)
 
 
 # %% tags=["wrong"]
-# FAIL: {'tp': 2, 'pp': 3, 'dp': 2}: rank 1 is rank 0's neighbour
+# FAIL: Rank 1 is rank 0's neighbour along the last axis, which is not always tp
 # MISTAKE: One order of the axes is written down, whatever `sizes` says.
 def coordinates(rank, sizes):
     place = {}
@@ -120,7 +120,7 @@ def coordinates(rank, sizes):
 
 
 # %% tags=["wrong"]
-# FAIL: is rank 0's neighbour along the last axis
+# FAIL: Rank 1 is rank 0's neighbour along the last axis
 # MISTAKE: The first axis is taken for the innermost one.
 def coordinates(rank, sizes):
     place = {}
@@ -131,7 +131,7 @@ def coordinates(rank, sizes):
 
 
 # %% tags=["wrong"]
-# FAIL: there are only
+# FAIL: Rank 2 cannot stand at tp=2, there are only 2 places
 # MISTAKE: The remainder is forgotten: places beyond the axis come out.
 def coordinates(rank, sizes):
     place, stride = {}, 1
@@ -142,7 +142,7 @@ def coordinates(rank, sizes):
 
 
 # %% tags=["wrong"]
-# FAIL: stands at
+# FAIL: Rank 4 stands at pp=0, dp=2: what is left after an axis is divided by the sizes inside it
 # MISTAKE: Every axis is taken to have two places.
 def coordinates(rank, sizes):
     place = {}
@@ -160,7 +160,7 @@ def coordinates(rank, sizes):
 
 
 # %% tags=["wrong"]
-# FAIL: expected a place on
+# FAIL: A rank has a place on every axis
 # MISTAKE: Only the last axis gets a place.
 def coordinates(rank, sizes):
     axis = list(sizes)[-1]
@@ -181,7 +181,7 @@ check("groups", exercises.groups, groups)
 
 
 # %% tags=["wrong"]
-# FAIL: tp of {'tp': 2, 'pp': 3, 'dp': 2}: ranks 0 and 1
+# FAIL: tp of {'tp': 2, 'pp': 3, 'dp': 2}: ranks 0 and 1 share a group, but they differ in dp
 # MISTAKE: One order of the axes is written down, whatever `sizes` says.
 def groups(axis, sizes):
     order = [name for name in ("pp", "dp", "cp", "tp") if name in sizes]
@@ -197,7 +197,7 @@ def groups(axis, sizes):
 
 
 # %% tags=["wrong"]
-# FAIL: but they differ in tp
+# FAIL: dp of {'dp': 2, 'tp': 2}: ranks 0 and 1 share a group, but they differ in tp
 # MISTAKE: Neighbouring ranks, whatever the axis: right for the innermost one only.
 def groups(axis, sizes):
     world, n = int(np.prod(list(sizes.values()))), sizes[axis]
@@ -205,7 +205,7 @@ def groups(axis, sizes):
 
 
 # %% tags=["wrong"]
-# FAIL: but they differ in dp
+# FAIL: tp of {'dp': 2, 'tp': 2}: ranks 0 and 2 share a group, but they differ in dp
 # MISTAKE: Ranks as far apart as possible: right for the outermost axis only.
 def groups(axis, sizes):
     world = int(np.prod(list(sizes.values())))
@@ -214,7 +214,7 @@ def groups(axis, sizes):
 
 
 # %% tags=["wrong"]
-# FAIL: is in no group
+# FAIL: Rank 1 is in no group
 # MISTAKE: Only the group of rank 0.
 def groups(axis, sizes):
     names = list(sizes)
@@ -223,7 +223,7 @@ def groups(axis, sizes):
 
 
 # %% tags=["wrong"]
-# FAIL: some rank is in two groups
+# FAIL: Some ranks are in two groups
 # MISTAKE: Each group is there as often as it has ranks.
 def groups(axis, sizes):
     names, grid = list(sizes), np.arange(np.prod(list(sizes.values()))).reshape(tuple(sizes.values()))
@@ -232,7 +232,7 @@ def groups(axis, sizes):
 
 
 # %% tags=["wrong"]
-# FAIL: groups have
+# FAIL: Groups have as many ranks as the axis has places
 # MISTAKE: Each rank is a group of its own.
 def groups(axis, sizes):
     world = int(np.prod(list(sizes.values())))
@@ -240,7 +240,7 @@ def groups(axis, sizes):
 
 
 # %% tags=["wrong"]
-# FAIL: the first rank stands first
+# FAIL: A rank's position in its group is its place on the axis: the first rank stands first
 # MISTAKE: The groups are right, but each is listed from its last rank to its first.
 def groups(axis, sizes):
     names, grid = list(sizes), np.arange(np.prod(list(sizes.values()))).reshape(tuple(sizes.values()))
@@ -404,28 +404,28 @@ check("which axis gets the fast links", exercises.placement, inner_axis)
 
 
 # %% tags=["wrong"]
-# FAIL: every message pays its latency too
+# FAIL: dp sends more bytes, but every message pays its latency too
 # MISTAKE: Only bytes are compared; every message also pays its latency.
 def inner_axis(sent, inside, between):
     return max(sent, key=lambda axis: sent[axis][1])
 
 
 # %% tags=["wrong"]
-# FAIL: but bytes take time too
+# FAIL: tp sends more messages, but bytes take time too
 # MISTAKE: Only messages are compared; bytes take time too.
 def inner_axis(sent, inside, between):
     return max(sent, key=lambda axis: sent[axis][0])
 
 
 # %% tags=["wrong"]
-# FAIL: what an axis gains counts
+# FAIL: Bytes pass equally fast here and there: what an axis gains counts
 # MISTAKE: The slowest axis between nodes is taken, not the one that gains most inside.
 def inner_axis(sent, inside, between):
     return max(sent, key=lambda axis: between.time(sent[axis][1], sent[axis][0]))
 
 
 # %% tags=["wrong"]
-# FAIL: seconds saved, not how many times faster
+# FAIL: What counts is seconds saved, not how many times faster an axis becomes
 # MISTAKE: How many times faster counts, not how many seconds.
 def inner_axis(sent, inside, between):
     gain = {axis: between.time(size, n) / inside.time(size, n) for axis, (n, size) in sent.items()}
@@ -433,14 +433,14 @@ def inner_axis(sent, inside, between):
 
 
 # %% tags=["wrong"]
-# FAIL: expected one of
+# FAIL: Expected one of ['dp', 'tp'], got 'the one that sends more'
 # MISTAKE: Returns a sentence, not the name of an axis.
 def inner_axis(sent, inside, between):
     return "the one that sends more"
 
 
 # %% tags=["wrong"]
-# FAIL: a drawn case
+# FAIL: (a drawn case
 # MISTAKE: Links inside a node are taken to have no latency.
 def inner_axis(sent, inside, between):
     gain = {axis: between.time(size, n) - size / inside.bandwidth for axis, (n, size) in sent.items()}
@@ -832,7 +832,7 @@ def gradient_norm(held, mesh):
 
 
 # %% tags=["wrong"]
-# FAIL: your function changes the gradients
+# FAIL: Your function changes the gradients, which the update needs
 # MISTAKE: Gradients are squared in place, and the update then takes their squares.
 def gradient_norm(held, mesh):
     place, square = mesh.coordinates(), torch.zeros((), dtype=torch.float64)
@@ -853,14 +853,14 @@ def gradient_norm(held, mesh):
 
 
 # %% tags=["wrong"]
-# FAIL: they hold different parts, so sum over them
+# FAIL: The ranks hold different parts, so sum over them
 # MISTAKE: The rank's own part only; the ranks do not talk.
 def gradient_norm(held, mesh):
     return sum(p.tensor.grad.pow(2).sum() for p in held).sqrt().item()
 
 
 # %% tags=["wrong"]
-# FAIL: Every replica counted
+# FAIL: Every replica counted; a replica counts on one rank only
 # MISTAKE: Replicas hold the same gradient and are all counted.
 def gradient_norm(held, mesh):
     square = sum(p.tensor.grad.pow(2).sum() for p in held)
@@ -879,7 +879,7 @@ def gradient_norm(held, mesh):
 
 
 # %% tags=["wrong"]
-# FAIL: the norm: expected
+# FAIL: the norm on rank 0: expected
 # MISTAKE: Only rank 0 of each axis is counted, also where parts are cut over it.
 def gradient_norm(held, mesh):
     place, square = mesh.coordinates(), torch.zeros((), dtype=torch.float64)
@@ -890,7 +890,7 @@ def gradient_norm(held, mesh):
 
 
 # %% tags=["wrong"]
-# FAIL: this is the square of the norm
+# FAIL: This is the square of the norm. Is the root missing?
 # MISTAKE: The root is forgotten.
 def gradient_norm(held, mesh):
     place, square = mesh.coordinates(), torch.zeros((), dtype=torch.float64)

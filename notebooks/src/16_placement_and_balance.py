@@ -112,7 +112,7 @@ check("critical path", exercises.critical_path, critical_path)
 
 
 # %% tags=["wrong"]
-# FAIL: a ladder of 14 squares takes more than
+# FAIL: a graph of 43 operators takes more than
 # MISTAKE: Every path is followed to its end: right, and their number doubles with each branch.
 def critical_path(times, edges):
     def on(n):
@@ -125,7 +125,7 @@ def critical_path(times, edges):
 
 
 # %% tags=["wrong"]
-# FAIL: [0, 1] has the most operators, but [2, 3]
+# FAIL: [0, 1] has the most operators, but [2, 3] takes longer: 10 against 2
 # MISTAKE: The longest path is taken to begin at operator 0.
 def critical_path(times, edges):
     best = {}
@@ -141,14 +141,14 @@ def critical_path(times, edges):
 
 
 # %% tags=["wrong"]
-# FAIL: is all work
+# FAIL: 12 is all work. Operators that do not wait for each other can run at the same time
 # MISTAKE: All work is added, as if one device did it.
 def critical_path(times, edges):
     return sum(times), [0]
 
 
 # %% tags=["wrong"]
-# FAIL: has the most operators
+# FAIL: [0, 2, 3, 4, 5] has the most operators, but [0, 1, 5] takes longer: 14 against 8
 # MISTAKE: The path with the most operators is taken for the longest.
 def critical_path(times, edges):
     best = {}
@@ -160,7 +160,7 @@ def critical_path(times, edges):
 
 
 # %% tags=["wrong"]
-# FAIL: Look at all paths
+# FAIL: [1, 5] takes 12, but [0, 1, 5] takes 14. Look at all paths
 # MISTAKE: Greedy: from the longest operator on, always the longest next one.
 def critical_path(times, edges):
     n = max(range(len(times)), key=lambda n: times[n])
@@ -181,7 +181,7 @@ def critical_path(times, edges):
 
 
 # %% tags=["wrong"]
-# FAIL: but no edge does
+# FAIL: Your path goes from 0 to 3, but no edge does
 # MISTAKE: The first and the last operator, whether an edge joins them or not.
 def critical_path(times, edges):
     path = [0, len(times) - 1]
@@ -189,7 +189,7 @@ def critical_path(times, edges):
 
 
 # %% tags=["wrong"]
-# FAIL: 43 operators in a ladder
+# FAIL: Graphs of more than ten operators are asked for as well
 # MISTAKE: Graphs of more than ten operators are given up.
 def critical_path(times, edges):
     best = {}
@@ -200,7 +200,7 @@ def critical_path(times, edges):
 
 
 # %% tags=["wrong"]
-# FAIL: Look at all paths (a drawn case
+# FAIL: expected 15, got 11 (a drawn case
 # MISTAKE: Each edge is looked at once, in the order in which edges are given.
 def critical_path(times, edges):
     best = {n: (t, [n]) for n, t in enumerate(times)}
@@ -416,14 +416,14 @@ def cut(times, stages):
 
 
 # %% tags=["wrong"]
-# FAIL: equal numbers of layers
+# FAIL: [2, 6] are equal numbers of layers, not equal times
 # MISTAKE: Equal numbers of layers, whatever they take.
 def cut(times, stages):
     return tuple(len(times) * s // stages for s in range(stages + 1))
 
 
 # %% tags=["wrong"]
-# FAIL: try all of them
+# FAIL: What is best for the first layers depends on where the cut after them is: try all of them
 # MISTAKE: Greedy: a stage is closed as soon as it has its share.
 def cut(times, stages):
     bounds, share = [0], sum(times) / stages
@@ -536,14 +536,14 @@ check("beat equal counts, live", exercises.split, split)
 
 
 # %% tags=["wrong"]
-# FAIL: as with equal counts
+# FAIL: Your slowest stage takes 15, as with equal counts; 12 is possible. The head is not like a block
 # MISTAKE: Equal numbers of blocks, though the head takes longer.
 def split(times, stages):
     return [range(0, 2), range(2, 5)]
 
 
 # %% tags=["wrong"]
-# FAIL: backward takes time too
+# FAIL: Your slowest stage takes 13, 12 is possible: backward takes time too, not always twice forward
 # MISTAKE: Only forward is balanced.
 def split(times, stages):
     bounds = best_cut([f for f, _ in times], stages)
@@ -566,7 +566,7 @@ def split(times, stages):
 
 
 # %% tags=["wrong"]
-# FAIL: but 12 is possible
+# FAIL: Your slowest stage takes 16, but 12 is possible
 # MISTAKE: A stage without a block.
 def split(times, stages):
     return [range(0, 5), range(5, 5)]
@@ -580,7 +580,7 @@ def split(times, stages):
 
 
 # %% tags=["wrong"]
-# FAIL: your slowest stage takes 18, but 13.5 is possible
+# FAIL: Your slowest stage takes 18, but 13.5 is possible
 # MISTAKE: Only backward is balanced.
 def split(times, stages):
     bounds = best_cut([b for _, b in times], stages)

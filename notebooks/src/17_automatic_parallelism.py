@@ -209,7 +209,7 @@ check("Alpa's recurrence", exercises.recurrence, pipeline)
 
 
 # %% tags=["wrong"]
-# FAIL: needs a stage slower than t_max
+# FAIL: 20 needs a stage slower than t_max; leave such stages out
 # MISTAKE: The bound t_max is not looked at.
 def pipeline(cost, operators, devices, t_max):
     def least(k, d):
@@ -222,7 +222,7 @@ def pipeline(cost, operators, devices, t_max):
 
 
 # %% tags=["wrong"]
-# FAIL: is less than any plan that uses all
+# FAIL: 14 is less than any plan that uses all 4 devices, 20
 # MISTAKE: Devices may be left over.
 def pipeline(cost, operators, devices, t_max):
     def least(k, d):
@@ -236,7 +236,7 @@ def pipeline(cost, operators, devices, t_max):
 
 
 # %% tags=["wrong"]
-# FAIL: is the slowest stage
+# FAIL: 12 is the slowest stage. A micro-batch goes through all of them: add up their seconds
 # MISTAKE: Returns the slowest stage and not the sum.
 def pipeline(cost, operators, devices, t_max):
     def least(k, d):
@@ -254,7 +254,7 @@ def pipeline(cost, operators, devices, t_max):
 
 
 # %% tags=["wrong"]
-# FAIL: comes later, outside the recurrence
+# FAIL: 32 is 20 + t_max. The factor B - 1 comes later, outside the recurrence
 # MISTAKE: Adds t_max inside the recurrence; it belongs to the loop over t_max around it.
 def pipeline(cost, operators, devices, t_max):
     def least(k, d):
@@ -268,7 +268,7 @@ def pipeline(cost, operators, devices, t_max):
 
 
 # %% tags=["wrong"]
-# FAIL: is one stage for everything
+# FAIL: 36 is one stage for everything; other stages may be faster, or the only ones within t_max
 # MISTAKE: One stage on all devices, whatever the bound.
 def pipeline(cost, operators, devices, t_max):
     return cost(0, operators, devices)
@@ -313,21 +313,21 @@ check("a row of the integer program", exercises.program_row, program_row)
 
 
 # %% tags=["wrong"]
-# FAIL: all your rows are the same
+# FAIL: All your rows are the same. Row i speaks of strategy i of v alone
 # MISTAKE: Every variable gets a coefficient, whatever the row.
 def program_row(i, a, b):
     return [-1] * a + [0] * b + [1] * (a * b)
 
 
 # %% tags=["wrong"]
-# FAIL: s_v does not appear
+# FAIL: s_v does not appear in a row i, so e would not follow what v chooses
 # MISTAKE: The sum over e is there, but not the choice it should equal.
 def program_row(i, a, b):
     return [0] * (a + b) + [int(n // b == i) for n in range(a * b)]
 
 
 # %% tags=["wrong"]
-# FAIL: speaks of s_u
+# FAIL: A row speaks of s_u. The rows of e sum to s_v, its columns to s_u: that is another equation
 # MISTAKE: A row that ties s_u and e, not s_v and e.
 def program_row(i, a, b):
     row = [int(n == i) for n in range(a)] + [1] * b
@@ -335,7 +335,7 @@ def program_row(i, a, b):
 
 
 # %% tags=["wrong"]
-# FAIL: finds e at place j a + i
+# FAIL: A row finds e at place j a + i. e[i, j] is variable a + b + i b + j
 # MISTAKE: The table e is read by columns.
 def program_row(i, a, b):
     row = [-int(n == i) for n in range(a)] + [0] * b
@@ -343,14 +343,14 @@ def program_row(i, a, b):
 
 
 # %% tags=["wrong"]
-# FAIL: yours has
+# FAIL: A row has a number for each of 2 + 2 + 4 variables, yours has 4
 # MISTAKE: The coefficients of e are missing.
 def program_row(i, a, b):
     return [-int(n == i) for n in range(a)] + [1] * b
 
 
 # %% tags=["wrong"]
-# FAIL: with the sign against s_v
+# FAIL: A row is not 0 where the equation holds: it is with the sign against s_v
 # MISTAKE: The sign of s_v is wrong: the sum would be its negative.
 def program_row(i, a, b):
     row = [int(n == i) for n in range(a)] + [0] * b

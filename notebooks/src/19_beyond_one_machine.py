@@ -130,21 +130,21 @@ def crosses(sizes, machine):
 
 
 # %% tags=["wrong"]
-# FAIL: all ranks of a dp group share a machine
+# FAIL: All ranks of a dp group share a machine, and yours says that some do not
 # MISTAKE: Every axis but the last is taken to leave the machine.
 def crosses(sizes, machine):
     return set(list(sizes)[:-1])
 
 
 # %% tags=["wrong"]
-# FAIL: machines of 4: messages of pp leave a machine
+# FAIL: Messages of pp leave a machine, and yours says that they stay
 # MISTAKE: An axis is compared with the machine by its size, not by how far apart its ranks are.
 def crosses(sizes, machine):
     return {name for name, size in sizes.items() if size > machine}
 
 
 # %% tags=["wrong"]
-# FAIL: messages of dp leave a machine
+# FAIL: Messages of dp leave a machine, and yours says that they stay
 # MISTAKE: The axis's own size is taken off too early: it is off by one axis.
 def crosses(sizes, machine):
     found, stride = set(), math.prod(sizes.values())
@@ -156,14 +156,14 @@ def crosses(sizes, machine):
 
 
 # %% tags=["wrong"]
-# FAIL: messages of tp leave a machine
+# FAIL: Messages of tp leave a machine of 8, and yours says that they stay
 # MISTAKE: Only the outermost axis is taken to leave the machine.
 def crosses(sizes, machine):
     return set(list(sizes)[:1]) if math.prod(sizes.values()) > machine else set()
 
 
 # %% tags=["wrong"]
-# FAIL: {'dp': 2, 'tp': 3}, machines of 4: messages of tp leave a machine
+# FAIL: Machines of 4 end inside groups of 3, so messages of tp leave a machine
 # MISTAKE: A group that is small enough for a machine is taken to be in one, also where the sizes do not divide.
 def crosses(sizes, machine):
     found, stride = set(), math.prod(sizes.values())
@@ -175,7 +175,7 @@ def crosses(sizes, machine):
 
 
 # %% tags=["wrong"]
-# FAIL: all ranks of a dp, tp group share a machine
+# FAIL: All ranks of a dp, tp group share a machine, and yours says that some do not
 # MISTAKE: Every axis is taken to leave, as soon as there are several machines.
 def crosses(sizes, machine):
     return {name for name, size in sizes.items() if size > 1 and math.prod(sizes.values()) > machine}
@@ -199,7 +199,7 @@ check("two levels", exercises.two_levels, two_levels)
 
 
 # %% tags=["wrong"]
-# FAIL: but only 24 bytes were counted
+# FAIL: Half of the bytes cross, and half of the digits
 # MISTAKE: What crosses is sent as float32: half the bytes, and half the digits.
 def two_levels(x, inside, across):
     mine = comm.reduce_scatter(x, inside)
@@ -207,7 +207,7 @@ def two_levels(x, inside, across):
 
 
 # %% tags=["wrong"]
-# FAIL: but only 0 bytes were counted
+# FAIL: No byte to the other machine was counted: use the calls of comm
 # MISTAKE: PyTorch's own call over all ranks: no byte of it is counted.
 def two_levels(x, inside, across):
     x = x.clone()
@@ -216,7 +216,7 @@ def two_levels(x, inside, across):
 
 
 # %% tags=["wrong"]
-# FAIL: x has 8 rows: the result has another shape
+# FAIL: 8 rows: the sum on rank 0: expected shape (8, 2), got (6, 2)
 # MISTAKE: Three rows for each rank are written down.
 def two_levels(x, inside, across):
     mine = comm.reduce_scatter(x[:6], inside)
@@ -228,28 +228,28 @@ def two_levels(x, inside, across):
 
 
 # %% tags=["wrong"]
-# FAIL: not the sum over all four ranks
+# FAIL: The result is the sum of one machine, not over all four ranks
 # MISTAKE: The sum stays inside each machine.
 def two_levels(x, inside, across):
     return comm.all_gather(comm.reduce_scatter(x, inside), inside)
 
 
 # %% tags=["wrong"]
-# FAIL: in all_reduce to the other machine
+# FAIL: All of x crosses: what is smaller after a reduce-scatter?
 # MISTAKE: The whole tensor is sent to the other machine, where a part is enough.
 def two_levels(x, inside, across):
     return comm.all_reduce(comm.all_reduce(x, inside), across)
 
 
 # %% tags=["wrong"]
-# FAIL: the result has another shape
+# FAIL: 6 rows: the sum on rank 0: expected shape (6, 2), got (3, 2)
 # MISTAKE: The all-gather at the end is missing.
 def two_levels(x, inside, across):
     return comm.all_reduce(comm.reduce_scatter(x, inside), across)
 
 
 # %% tags=["wrong"]
-# FAIL: in all_gather, reduce_scatter to the other machine
+# FAIL: Inside and across are exchanged: the large messages cross
 # MISTAKE: Inside and across are exchanged, so the large messages take the slow link.
 def two_levels(x, inside, across):
     mine = comm.reduce_scatter(x, across)
@@ -257,7 +257,7 @@ def two_levels(x, inside, across):
 
 
 # %% tags=["wrong"]
-# FAIL: in all_gather to the other machine
+# FAIL: Whole sums are gathered across: what is smaller after a reduce-scatter?
 # MISTAKE: Whole sums are gathered across machines.
 def two_levels(x, inside, across):
     both = comm.all_gather(comm.all_reduce(x, inside), across)
@@ -265,7 +265,7 @@ def two_levels(x, inside, across):
 
 
 # %% tags=["wrong"]
-# FAIL: your function changed x
+# FAIL: Your function changed x. Return a new tensor
 # MISTAKE: The given tensor is overwritten.
 def two_levels(x, inside, across):
     mine = comm.reduce_scatter(x, inside)
@@ -602,21 +602,21 @@ check("work that is kept", exercises.kept, kept)
 
 
 # %% tags=["wrong"]
-# FAIL: a longer restart loses more
+# FAIL: A longer restart loses more
 # MISTAKE: The time of a restart is forgotten.
 def kept(machines, each, save, restart):
     return 1 / (1 + math.sqrt(2 * save * machines / each))
 
 
 # %% tags=["wrong"]
-# FAIL: four times as many machines fail four times as often
+# FAIL: Four times as many machines fail four times as often
 # MISTAKE: One machine's time between failures is taken for that of all.
 def kept(machines, each, save, restart):
     return 1 / (1 + math.sqrt(2 * save / each) + restart / each)
 
 
 # %% tags=["wrong"]
-# FAIL: a share of work is at most 1
+# FAIL: A share of work is at most 1, not 1.11. Did you add what is lost, instead of dividing?
 # MISTAKE: The inverse of the share.
 def kept(machines, each, save, restart):
     failures = each / machines

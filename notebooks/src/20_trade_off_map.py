@@ -171,14 +171,14 @@ check("unbeaten", exercises.unbeaten, unbeaten)
 
 
 # %% tags=["wrong"]
-# FAIL: has least of one thing, so nothing beats it
+# FAIL: pipeline has least of one thing, so nothing beats it, and you leave it out
 # MISTAKE: The smallest sum is taken for the only good point.
 def unbeaten(points):
     return [min(points, key=lambda name: sum(points[name]))]
 
 
 # %% tags=["wrong"]
-# FAIL: at least as good as
+# FAIL: ['a', 'b'] is at least as good as c in both and better in one
 # MISTAKE: To beat is taken to mean better in both.
 def unbeaten(points):
     beats = lambda a, b: a[0] < b[0] and a[1] < b[1]
@@ -186,7 +186,7 @@ def unbeaten(points):
 
 
 # %% tags=["wrong"]
-# FAIL: Equal points do not beat each other
+# FAIL: a is as good as ['b'] in both. Equal points do not beat each other
 # MISTAKE: Of two equal points each is taken to beat the other.
 def unbeaten(points):
     beats = lambda a, b: a[0] <= b[0] and a[1] <= b[1]
@@ -194,7 +194,7 @@ def unbeaten(points):
 
 
 # %% tags=["wrong"]
-# FAIL: nothing is better than b in both
+# FAIL: Nothing is better than b in both, and you leave it out
 # MISTAKE: Only the two ends of the front are found.
 def unbeaten(points):
     least = [min(p[i] for p in points.values()) for i in (0, 1)]
@@ -203,7 +203,7 @@ def unbeaten(points):
 
 
 # %% tags=["wrong"]
-# FAIL: return names of strategies
+# FAIL: Return names of strategies, got [(20, 15), (50, 1)]
 # MISTAKE: Points are returned, not names.
 def unbeaten(points):
     beats = lambda a, b: a[0] <= b[0] and a[1] <= b[1] and a != b
@@ -243,28 +243,28 @@ check("tokens to hide", exercises.tokens, tokens_to_hide)
 
 
 # %% tags=["wrong"]
-# FAIL: the forward is over before there is a gradient
+# FAIL: The forward is over before there is a gradient: only the backward, 4 P a token, can hide it
 # MISTAKE: The forward is counted too, when there is no gradient to send yet.
 def tokens_to_hide(rate, bandwidth, itemsize):
     return (2 * itemsize / bandwidth) / (6 / rate)
 
 
 # %% tags=["wrong"]
-# FAIL: a ring sends every gradient twice
+# FAIL: A ring sends every gradient twice: once to sum it, once to share the sum
 # MISTAKE: A ring is taken to send each gradient once: the way back is forgotten.
 def tokens_to_hide(rate, bandwidth, itemsize):
     return (itemsize / bandwidth) / (4 / rate)
 
 
 # %% tags=["wrong"]
-# FAIL: count bytes, not numbers
+# FAIL: Bandwidth is in bytes a second, so count bytes, not numbers
 # MISTAKE: Numbers are counted, not bytes.
 def tokens_to_hide(rate, bandwidth, itemsize):
     return (2 / bandwidth) / (4 / rate)
 
 
 # %% tags=["wrong"]
-# FAIL: backward is two products for each of forward's
+# FAIL: Backward is two products for each of forward's: 4 P operations a token
 # MISTAKE: Backward is taken to cost as much as forward, not twice as much.
 def tokens_to_hide(rate, bandwidth, itemsize):
     return (2 * itemsize / bandwidth) / (2 / rate)

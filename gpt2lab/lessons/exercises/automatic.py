@@ -3,7 +3,6 @@
 import math
 from dataclasses import replace
 from functools import cache
-from numbers import Real
 from random import Random
 
 from ...machine.links import Link
@@ -31,17 +30,16 @@ def _cases(chance, operators: int, devices: int) -> list[tuple]:
     return [(prices, operators, devices, limit) for limit in [*limits[: 4 * operators : 3], math.inf]]
 
 
-def _best(prices, operators: int, devices: int, t_max: float) -> tuple[float, tuple]:
-    """The least sum of seconds, and its stages."""
+def _best(prices, operators: int, devices: int, t_max: float) -> float:
+    """The least sum of the stages' seconds."""
 
     @cache
-    def least(k: int, d: int):
-        found = [(0, ())] if k == operators and not d else []
+    def least(k: int, d: int) -> float:
+        found = [math.inf if d else 0] if k == operators else []
         for (first, i, m), seconds in prices.items():
             if first == k and m <= d and seconds <= t_max:
-                rest, stages = least(i, d - m)
-                found.append((seconds + rest, ((k, i, m), *stages) if rest < math.inf else ()))
-        return min(found, default=(math.inf, ()))
+                found.append(seconds + least(i, d - m))
+        return min(found, default=math.inf)
 
     return least(0, devices)
 
@@ -59,28 +57,12 @@ def _asked(answer, prices, operators: int, devices: int, t_max: float) -> float:
 
     with patient(f"F of {operators} operators on {devices} devices"):
         found = answer(cost, operators, devices, t_max)
-    assert isinstance(found, Real | None), f"return one number, the sum of seconds; got {found!r}"
     assert asked or found is None, "you never ask cost() for a single stage"
     return found
 
 
-def _slips(found, prices, operators: int, devices: int, t_max: float) -> dict:
-    want, stages = _best(prices, operators, devices, t_max)
-    one, free = prices.get((0, operators, devices)), _best(prices, operators, devices, math.inf)[0]
-    slowest = max((prices[stage] for stage in stages), default=None)
-    wrong = {
-        f"{found} is the slowest stage. A micro-batch goes through all of them: add up their seconds": slowest,
-        f"{found} needs a stage slower than t_max; leave such stages out": free,
-        f"{found} is {want} + t_max. The factor B - 1 comes later, outside the recurrence": want + t_max,
-        f"{found} is one stage for everything; {want} is possible with the stages {stages}": one,
-        f"{found} is less than any plan that uses all {devices} devices, {want}": min(found, want),
-        f"got {found}, but the stages {stages} take {want}. Look at every end i and block m": found,
-    }
-    return {sentence: found == value != want for sentence, value in wrong.items()}
-
-
 recurrence = Task(
-    None,
+    _best,
     shown=[
         *(case for n in (2, 3, 4, 5) for d in (4, 2, 1) for case in _cases(Random(n), n, d)),
         (_prices(Random(0), 14), 14, 8, math.inf),
@@ -88,14 +70,12 @@ recurrence = Task(
     what="{1} operators, {2} devices, t_max {3}",
     drawn=lambda chance: chance.choice(_cases(chance, chance.randint(1, 7), chance.randint(1, 8))),
     call=_asked,
-    rules=_slips,
 )
 """Exercise: the least sum of the stages' seconds, none above t_max."""
 
 
-def _row(i: int, a: int, b: int, sign: int = -1, turned: bool = False) -> list[int]:
-    row = [sign * (n == i) for n in range(a)] + [0] * b
-    return row + [int((n % a if turned else n // b) == i) for n in range(a * b)]
+def _row(i: int, a: int, b: int) -> list[int]:
+    return [-(n == i) for n in range(a)] + [0] * b + [int(n // b == i) for n in range(a * b)]
 
 
 def _scaled(row, i: int) -> list[float]:
@@ -110,26 +90,6 @@ program_row = Task(
     what="v has {} strategies, u has {}",
     drawn=lambda chance: (chance.randint(2, 6), chance.randint(2, 6)),
     call=lambda answer, a, b: [_scaled(returned(answer(i, a, b)), i) for i in range(a)],
-    rules=lambda rows, a, b: {
-        f"a row has a number for each of {a} + {b} + {a * b} variables, yours has {len(rows[0])}": (
-            any(len(row) != a + b + a * b for row in rows)
-        ),
-        "all your rows are the same. Row i speaks of strategy i of v alone": rows[0] == rows[1],
-        "s_v does not appear in a row i, so e would not follow what v chooses": (
-            any(not any(row[:a]) for row in rows)
-        ),
-        "a row speaks of s_u. The rows of e sum to s_v, its columns to s_u: that is another equation": (
-            any(any(row[a : a + b]) for row in rows)
-        ),
-    },
-    mistakes={
-        "a row finds e at place j a + i. e[i, j] is variable a + b + i b + j": lambda a, b: [
-            _row(i, a, b, turned=True) for i in range(a)
-        ],
-        "a row is not 0 where the equation holds: it is with the sign against s_v": lambda a, b: [
-            _scaled(_row(i, a, b, sign=1), i) for i in range(a)
-        ],
-    },
 )
 """Exercise: the row that ties a row of e to a strategy of v."""
 

@@ -9,8 +9,12 @@ from dataclasses import dataclass
 
 import torch
 
+from ...ranks import comm
+from ...ranks.mesh import Mesh
 from . import close, live, returned, scored
-from .engine import Task, by_chance
+from .differences import Between, Most
+from .engine import Task
+from .ranked import ALL, ranked
 
 
 class Wire:
@@ -22,8 +26,6 @@ class Wire:
 
     def isend(self, x, to: int):
         """Start sending x to place `to`; wait for the handle before the end."""
-        from ...ranks import comm
-
         self.noted.append(("send", to % self.size, x.nbytes))
         number, begun = sum(kind == "send" for kind, *_ in self.noted) - 1, x.clone()
 
@@ -41,8 +43,6 @@ class Wire:
 
     def recv(self, like, source: int):
         """Wait for a tensor of the shape of `like` from place `source`."""
-        from ...ranks import comm
-
         self.noted.append(("recv", source % self.size, like.nbytes))
         return comm.irecv(like, self.axis, source % self.size).wait()
 
@@ -60,41 +60,24 @@ class Going:
         self.note()
 
 
-def _on_a_rank(rank, world_size, answer, count, seed):
-    from ...ranks import comm
-    from ...ranks.mesh import Mesh
-
-    wire = Wire(Mesh(dp=world_size)["dp"])
-    x = _input(rank, count, seed)
-    comm.clear_log()
-    result = answer(x, wire)
-    beside = {e.op for e in comm.log} - {"send", "recv"}
-    return result, wire.noted, beside, torch.equal(x, _input(rank, count, seed))
-
-
 def _input(rank: int, count: int, seed: int | None = None):
     if seed is None:  # thirds: float32 shows
         return torch.arange(count, dtype=torch.float64) / 3 + 100 * rank**2 + rank
     return torch.randn(count, dtype=torch.float64, generator=torch.Generator().manual_seed(100 * seed + rank))
 
 
-def _play(answer, ranks: int, count: int, seed: int | None):
-    """Results and noted messages of a live run."""
-    what = f"with {count} numbers on {ranks} ranks"
-    found = live(_on_a_rank, answer, count, seed, ranks=ranks, what=what)
-    assert all(same for *_, same in found), "your function changed its input x; work on a copy"
-    assert all(result is not None for result, *_ in found), (
-        "your function returned None. Is the return missing?"
-    )
-    for rank, (_, noted, beside, _) in enumerate(found):
-        assert not beside, (
-            f"{what}: rank {rank} also called {', '.join(sorted(beside))}: what counts is what goes over `wire`"
-        )
-        sent, waited = len(_sends(noted)), len({number for kind, number, _ in noted if kind == "wait"})
-        assert sent == waited, (
-            f"{what}: rank {rank} waited for {waited} of its {sent} sends. What has not left may still change"
-        )
-    return [result for result, *_ in found], [noted for _, noted, *_ in found]
+def _heard(axis, answer, count: int, seed: int | None) -> tuple:
+    """The result, the input afterwards, calls beside the wire, sends without a wait, and the notes of all ranks."""
+    wire, x = Wire(axis), _input(axis.rank, count, seed)
+    result = answer(x, wire)
+    beside = {e.op for e in comm.log} - {"send", "recv"}
+    waited = {number for kind, number, _ in wire.noted if kind == "wait"}
+    notes = comm.gather_objects(wire.noted, axis)
+    return result, x, beside, len(_sends(wire.noted)) - len(waited), notes
+
+
+CLEAN = "the input x", "calls beside `wire`", "sends that nobody waited for"
+"""What is the same in all three exercises: x stays, only `wire` is used, what leaves is waited for."""
 
 
 def _sends(noted):
@@ -131,88 +114,87 @@ def rounds(noted: list[list[tuple]]) -> int:
 NUMBER = 8  # bytes of a float64, of which all inputs consist
 
 
-def ring(answer) -> None:
-    """Exercise: a ring all-reduce."""
-    for n, count in ((3, 6), (2, 4), (4, 9), (3, 7)):
-        _ring_of(answer, n, count)
-    by_chance(lambda chance: _ring_of(answer, 5, chance.randint(8, 30), chance.randrange(1000)), 1)
+def _on_a_ring(axis, answer, n: int, count: int, seed=None) -> tuple:
+    result, *clean, notes = _heard(axis, answer, count, seed)
+    sends = _sends(notes[axis.rank])
+    return result, *clean, {to for to, _ in sends}, len(sends), sum(size for _, size in sends), rounds(notes)
 
 
-def _ring_of(answer, n: int, count: int, seed: int | None = None) -> None:
-    results, noted = _play(answer, n, count, seed)
-    case = f"{n} ranks, {count} numbers of {NUMBER} bytes"
+def _of_a_ring(rank: int, n: int, count: int, seed=None) -> tuple:
     sizes = [NUMBER * part.numel() for part in torch.arange(count).tensor_split(n)]
     least, most = (2 * (sum(sizes) - edge) for edge in (max(sizes), min(sizes)))
-    for rank, result in enumerate(results):
-        sends = _sends(noted[rank])
-        off = [to for to, _ in sends if to != (rank + 1) % n]
-        assert not off, f"{case}: on a ring rank {rank} sends to its right neighbour only, not to {off[0]}"
-        assert len(sends) == 2 * (n - 1), (
-            f"{case}: rank {rank} sent {len(sends)} messages; n-1 steps add up, n-1 hand out: {2 * (n - 1)}"
-        )
-        total = sum(size for _, size in sends)
-        assert least <= total <= most, (
-            f"{case}: rank {rank} sent {total} bytes; chunks of 1/n make it {least} to {most}"
-        )
-        close(result, sum(_input(r, count, seed) for r in range(n)), f"{case}: the sum on rank {rank}")
-    needed, best = rounds(noted), 2 * (n - 1)
-    assert needed <= best, (
-        f"{case}: your messages take {needed} rounds, a ring takes {best}: all ranks send at the same time"
-    )
+    total, steps = sum(_input(r, count, seed) for r in range(n)), 2 * (n - 1)
+    clean = _input(rank, count, seed), set(), 0
+    return total, *clean, {(rank + 1) % n}, steps, Between(least, most), Most(steps)
 
 
-def tree(answer) -> None:
-    """Exercise: a broadcast of rank 0's tensor in about log2 n rounds."""
-    for n in (2, 3, 4, 5):
-        _tree_of(answer, n)
-    by_chance(lambda chance: _tree_of(answer, 8, chance.randrange(1000)), 1)
+ring = ranked(
+    ("the sum", *CLEAN, "neighbours sent to", "messages", "bytes sent, as chunks of 1/n,", "rounds"),
+    _of_a_ring,
+    _on_a_ring,
+    lambda n, *_: n,
+    shown=[(3, 6), (2, 4), (4, 9), (3, 7)],
+    what="{} ranks, {} numbers of 8 bytes",
+    drawn=lambda chance: (5, chance.randint(8, 30), chance.randrange(1000)),
+    count=1,
+)
+"""Exercise: a ring all-reduce: n - 1 steps add up, n - 1 hand out, and all ranks send at the same time."""
 
 
-def _tree_of(answer, n: int, seed: int | None = None) -> None:
-    results, noted = _play(answer, n, 3, seed)
-    for rank, result in enumerate(results):
-        close(result, _input(0, 3, seed), f"{n} ranks: what rank {rank} has in the end")
-    sizes = {size for script in noted for _, size in _sends(script)}
-    assert sizes <= {3 * NUMBER}, f"{n} ranks: messages of {sorted(sizes)} bytes; the tensor has {3 * NUMBER}"
-    total = sum(len(_sends(script)) for script in noted)
-    assert total == n - 1, f"{n} ranks: {total} messages; each of the {n - 1} others needs exactly one"
-    needed, best = rounds(noted), (n - 1).bit_length()
-    busiest = max(len(_sends(script)) for script in noted)
-    assert busiest <= best, (
-        f"{n} ranks: one rank sends {busiest} messages; in a tree nobody sends more than {best}"
-    )
-    assert needed <= best, (
-        f"{n} ranks: {needed} rounds; whoever has the tensor should send in every round, that takes {best}"
-    )
+def _on_a_tree(axis, answer, n: int, seed=None) -> tuple:
+    result, *clean, notes = _heard(axis, answer, 3, seed)
+    sends = _sends(notes[axis.rank])
+    return result, *clean, max((size for _, size in sends), default=0), len(sends), len(sends), rounds(notes)
 
 
-def to_all(answer) -> None:
-    """Exercise: all-to-all from messages: chunk p of every rank goes to rank p, straight."""
-    for n in (2, 3, 4):
-        _to_all_of(answer, n, 2 * n + 1)  # not a multiple: chunks differ in length
-    by_chance(lambda chance: _to_all_of(answer, 5, chance.randint(8, 30), chance.randrange(1000)), 1)
+def _of_a_tree(rank: int, n: int, seed=None) -> tuple:
+    best = (n - 1).bit_length()
+    clean, each = (_input(rank, 3, seed), set(), 0), rank < n - 1  # n - 1 messages in all
+    return _input(0, 3, seed), *clean, Most(3 * NUMBER), int(each), Most(best), Most(best)
 
 
-def _to_all_of(answer, n: int, count: int, seed: int | None = None) -> None:
-    results, noted = _play(answer, n, count, seed)
-    for rank, result in enumerate(results):
-        assert isinstance(result, list | tuple), f"return a list of {n} chunks, not {type(result).__name__}"
-        want = torch.cat([_input(r, count, seed).tensor_split(n)[rank] for r in range(n)])
-        close(
-            torch.cat(list(result)),
-            want,
-            f"{n} ranks: the chunks on rank {rank}, in order of their senders",
-        )
-        sends = sorted(_sends(noted[rank]))
-        sizes = [NUMBER * part.numel() for part in torch.arange(count).tensor_split(n)]
-        right = [(p, size) for p, size in enumerate(sizes) if p != rank]
-        assert sends == right, (
-            f"{n} ranks: rank {rank} sent {sends} as (to, bytes); one chunk straight to each other is {right}"
-        )
-    needed, best = rounds(noted), n - 1
-    assert needed <= best, (
-        f"{n} ranks: your messages take {needed} rounds instead of {best}: start all sends before you receive"
-    )
+tree = ranked(
+    (
+        "the tensor",
+        *CLEAN,
+        "bytes of the largest message",
+        f"messages {ALL}",
+        "messages, of which nobody sends more than there are rounds,",
+        "rounds, in each of which whoever has the tensor can send,",
+    ),
+    _of_a_tree,
+    _on_a_tree,
+    lambda n, *_: n,
+    shown=[(2,), (3,), (4,), (5,)],
+    what="{} ranks",
+    drawn=lambda chance: (8, chance.randrange(1000)),
+    count=1,
+)
+"""Exercise: a broadcast of rank 0's tensor in about log2 n rounds."""
+
+
+def _chunks(axis, answer, n: int, count: int, seed=None) -> tuple:
+    result, *clean, notes = _heard(axis, answer, count, seed)
+    return result, *clean, sorted(_sends(notes[axis.rank])), rounds(notes)
+
+
+def _of_all(rank: int, n: int, count: int, seed=None) -> tuple:
+    sends = [(p, NUMBER * part.numel()) for p, part in enumerate(torch.arange(count).tensor_split(n))]
+    chunks = [_input(r, count, seed).tensor_split(n)[rank] for r in range(n)]
+    return chunks, _input(rank, count, seed), set(), 0, sends[:rank] + sends[rank + 1 :], Most(n - 1)
+
+
+to_all = ranked(
+    ("the list of chunks, in the order of their senders,", *CLEAN, "what it sends, (to, bytes),", "rounds"),
+    _of_all,
+    _chunks,
+    lambda n, *_: n,
+    shown=[(2, 5), (3, 7), (4, 9)],
+    what="{} ranks, {} numbers",
+    drawn=lambda chance: (5, chance.randint(8, 30), chance.randrange(1000)),
+    count=1,
+)
+"""Exercise: all-to-all from messages: chunk p of every rank goes to rank p, straight; lengths may differ."""
 
 
 def used_twice(rank, world_size, copy):
@@ -276,9 +258,6 @@ def _one_round(when: str, messages, held: list[set[int]]) -> None:
 
 def _sent_in_rounds(rank, world_size, rounds):
     """The chunks that this rank has in the end, each a number."""
-    from ...ranks import comm
-    from ...ranks.mesh import Mesh
-
     axis, chunks = Mesh(dp=world_size)["dp"], torch.full((CHUNKS, 1), -1.0)
     if rank == 0:
         chunks = torch.arange(float(CHUNKS))[:, None]

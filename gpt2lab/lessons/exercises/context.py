@@ -1,27 +1,19 @@
 """Checkers of lessons 10 and 11: owners, merging softmax blocks, contributors, halos and their adjoint."""
 
 import itertools
+import math
 from contextlib import ExitStack
 
 import torch
 
 from ...parallel.context import costs
-from ...parallel.context.layouts import LAYOUTS, TokenLayout, hops, layout
+from ...parallel.context.layouts import LAYOUTS, TokenLayout, layout
 from ...ranks import comm
-from ...ranks.mesh import Mesh
 from ..labs.context import NEIGHBOURS, wanted
-from . import Task, by_chance, called, close, live, returned, scored, unaided
+from . import Task, returned, scored
+from .ranked import ranked, sent
 from .ring_attention import ring_backward as ring_backward
 from .watching import no_gradient, noted
-
-
-def _wrong_owner(got: tuple, tokens: int, ranks: int, name: str) -> dict:
-    want = LAYOUTS[name](tokens, ranks).owners
-    assert None not in got, "your function returned None. Is the return missing?"
-    return {
-        f"token {got.index(max(got))} went to rank {max(got)} of only {ranks}": max(got) >= ranks,
-        f"owners should be {want}, not {got}": got != want,
-    }
 
 
 def _two_chunks_each(chance) -> tuple[int, int, str]:
@@ -30,73 +22,68 @@ def _two_chunks_each(chance) -> tuple[int, int, str]:
 
 
 owner = Task(
-    None,
+    lambda tokens, ranks, name: LAYOUTS[name](tokens, ranks).owners,
     shown=[(12, 3, "interleaved"), (12, 3, "zigzag"), (16, 2, "zigzag"), (7, 4, "interleaved")],
     what="{2}, {0} tokens on {1} ranks",
     drawn=_two_chunks_each,
-    call=lambda answer, tokens, *more: tuple(answer(t, tokens, *more) for t in range(tokens)),
-    rules=_wrong_owner,
+    call=lambda answer, tokens, *more: [returned(answer(t, tokens, *more)) for t in range(tokens)],
     closed=("gpt2lab.parallel",),
 )
 """Exercise: the rank that owns a token in an interleaved and in a zigzag layout."""
 
 
-def merge(answer) -> None:
-    """Exercise: two blocks of attention become one."""
-    answer = unaided(answer, "gpt2lab.parallel")
-    generator = torch.Generator().manual_seed(0)
-    for scale in (1.0, 300.0):
-        scores = scale * torch.randn(3, 7, dtype=torch.float64, generator=generator)
-        values = torch.randn(7, 2, dtype=torch.float64, generator=generator)
-        blocks = [
-            (s.softmax(-1) @ v, s.logsumexp(-1, keepdim=True))
-            for s, v in zip(scores.split((2, 5), -1), values.split((2, 5)), strict=True)
-        ]
-        given = [t.clone() for block in blocks for t in block]
-        got = returned(answer(*given))
-        assert isinstance(got, list | tuple) and len(got) == 2, (
-            "return two things: the output, and its log-sum-exp"
-        )
-        out, lse = got
-        same = all(map(torch.equal, given, [t for block in blocks for t in block]))
-        assert same, "your function changed the blocks it was given: backward needs them; make new ones"
-        words = "merged output" + (" of huge scores (does exp overflow?)" if scale > 1 else "")
-        close(out, scores.softmax(-1) @ values, words)
-        close(lse, scores.logsumexp(-1, keepdim=True), "merged log-sum-exp")
-    _merge_rows(answer)
+def _rows(scores, seed: int) -> tuple:
+    """Rows of these scores (rows, 7) in blocks of 2 and 5 keys: the blocks' outputs and log-sum-exps, and of both."""
+    values = torch.randn(7, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    parts = [(scores, values), *zip(scores.split((2, 5), -1), values.split((2, 5)), strict=True)]
+    whole, *blocks = [(s.softmax(-1).nan_to_num(0.0) @ v, s.logsumexp(-1, keepdim=True)) for s, v in parts]
+    return *blocks[0], *blocks[1], dict(zip(MERGED, whole, strict=True))
 
 
-def _merge_rows(answer) -> None:
-    """Rows whose scores differ much in size, and rows of which one block is hidden altogether, or both are."""
-    generator = torch.Generator().manual_seed(1)
-    scores = torch.randn(4, 7, dtype=torch.float64, generator=generator)
-    values = torch.randn(7, 5, dtype=torch.float64, generator=generator)
-    scores += torch.tensor([0.0, 2000.0, -2000.0, 0.0])[:, None]
-    one, both = scores.clone(), scores.clone()
+MERGED = "the output", "its log-sum-exp"
+
+
+def _two(got, words: str) -> dict:
+    assert isinstance(got, list | tuple) and len(got) == 2, (
+        "return two things: the output, and its log-sum-exp"
+    )
+    return dict(zip(MERGED, got, strict=True))
+
+
+def _merged(seed: int) -> dict[str, tuple]:
+    scores = torch.randn(4, 7, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    far = scores + torch.tensor([0.0, 2000.0, -2000.0, 0.0])[:, None]
+    one, both = far.clone(), far.clone()
     one[0, :2] = one[3, 2:] = both[1] = -torch.inf
-    for seen, words in (
-        (scores, "rows of scores near 0, 2000 and -2000: each row needs a maximum of its own"),
-        (one, "a row of which one block sees no key (L = -inf, o = 0) is the other block's"),
-        (both, "a row that sees no key in either block stays (0, -inf)"),
-    ):
-        blocks = []
-        for s, v in zip(seen.split((2, 5), -1), values.split((2, 5)), strict=True):
-            blocks += [s.softmax(-1).nan_to_num(0.0) @ v, s.logsumexp(-1, keepdim=True)]
-        out, lse = called(answer, tuple(blocks), words)
-        close(out, seen.softmax(-1).nan_to_num(0.0) @ values, words)
-        close(lse, seen.logsumexp(-1, keepdim=True), f"log-sum-exp, {words}")
+    cases = {
+        "two blocks": scores,
+        "huge scores (does exp overflow?)": 1000 * scores,
+        "rows of scores near 0, 2000 and -2000": far,
+        "a row of which one block sees no key (L = -inf, o = 0) is the other block's": one,
+        "a row that sees no key in either block stays (0, -inf)": both,
+    }
+    return {words: _rows(case, seed) for words, case in cases.items()}
+
+
+merge = Task(
+    lambda *blocks: blocks[-1],
+    shown=_merged(0),
+    what="blocks drawn by chance",
+    drawn=lambda chance: chance.choice([*_merged(chance.randrange(99)).values()]),
+    call=lambda answer, *blocks: answer(*blocks[:-1]),
+    like=_two,
+    closed=("gpt2lab.parallel",),
+    count=5,
+)
+"""Exercise: two blocks of attention become one."""
 
 
 contributors = Task(
-    None,
+    lambda root, ranks: list(range(root, ranks)),
     shown=[(root, ranks) for ranks in (2, 4, 7) for root in range(ranks)],
     what="root {} of {}",
     drawn=lambda chance: (chance.randint(0, 4), chance.randint(5, 12)),
     like=lambda got, words: sorted(int(rank) for rank in got),
-    rules=lambda got, root, ranks: {
-        "its own queries see its own keys": root not in got,
-        f"expected ranks {root} to {ranks - 1}, got {got}": got != list(range(root, ranks)),
-    },
 )
 """Exercise: which ranks contribute to the key gradients of a root, in a contiguous split."""
 
@@ -164,131 +151,91 @@ def place(answer) -> str:
     return scored(rows, "rows borrowed", bar=12, best=11)
 
 
+def _there_and_back(axis, there, back, sizes, heads: int, width: int) -> tuple:
+    whole, first = _numbered(sizes, heads, width), sum(sizes[: axis.rank])
+    shard = whole[first : first + sizes[axis.rank]].clone().requires_grad_()
+    right = whole.tensor_split(axis.size, 1)[axis.rank].clone().requires_grad_()
+    got, again = there(shard, axis, sizes), back(right, axis, sizes)
+    traffic = comm.traffic()
+    size, others = sum(size for _, size, _ in traffic.values()), {op for op, _ in traffic} - MESSAGES
+    pairs = {"there": (got, shard), "back": (again, right)}
+    fine = all(y is not None and y.shape == x.shape for y, x in ((got, right), (again, shard)))
+    ours = all(comm.gather_objects(fine and not others, axis))
+    lost = {way for way, pair in pairs.items() if ours and no_gradient(*pair)}
+    return *(None if y is None else y.detach() for y in (got, again)), size, others, lost
+
+
 MESSAGES = {"all_to_all", "send", "recv"}
 
 
-def to_heads(there, back) -> None:
-    """Exercise: tokens for heads and back again, by all-to-all on live ranks, uneven tokens included."""
-    for ranks, sizes, heads, width in ((2, (3, 4), 6, 5), (3, (2, 4, 3), 9, 4)):
-        what, tokens = f"{heads} heads, {sizes} tokens on {ranks} ranks", sum(sizes)
-        whole = torch.arange(tokens * heads * width, dtype=torch.float64).reshape(tokens, heads, width)
-        found = live(_there_and_back, there, back, whole, sizes, ranks=ranks, what=what)
-        for rank, (got, again, sent, ops, grads) in enumerate(found):
-            want = whole[:, rank * heads // ranks : (rank + 1) * heads // ranks]
-            assert got is not None and again is not None, (
-                "your function returned None. Is the return missing?"
-            )
-            assert tuple(got.shape) == tuple(want.shape), (
-                f"{what}: rank {rank} should hold {tuple(want.shape)}, all tokens of its heads, not {tuple(got.shape)}"
-            )
-            close(got, want, f"{what}: rank {rank}'s heads")
-            first = sum(sizes[:rank])
-            close(again, whole[first : first + sizes[rank]], f"{what}: there and back again, on rank {rank}")
-            leave = (
-                sizes[rank] * heads * width * 8 * (ranks - 1) // ranks
-                + (tokens - sizes[rank]) * heads // ranks * width * 8
-            )
-            assert sent == leave, (
-                f"{what}: rank {rank} sent {sent} bytes; what has to leave it there and back is {leave}"
-            )
-            others = sorted(ops - MESSAGES)
-            assert not others, f"right, but by {', '.join(others)}: the other ranks wait while one sends"
-            for side, lost in zip(("there", "back"), grads, strict=True):
-                assert not lost, f"rank {rank}: no gradient comes through your way {side}, or a wrong one"
+def _numbered(sizes, heads: int, width: int) -> torch.Tensor:
+    shape = sum(sizes), heads, width
+    return torch.arange(float(math.prod(shape)), dtype=torch.float64).reshape(shape)
 
 
-def _there_and_back(rank, world_size, there, back, whole, sizes):
-    axis = Mesh(cp=world_size)["cp"]
-    first, each = sum(sizes[:rank]), whole.size(1) // world_size
-    shard = whole[first : first + sizes[rank]].clone().requires_grad_()
-    right = whole[:, rank * each : (rank + 1) * each].clone().requires_grad_()
-    comm.clear_log()
-    got = there(shard, axis, sizes)
-    again = back(right, axis, sizes)
-    traffic = comm.traffic()
-    ops = {op for op, _ in traffic}
-    fine = (
-        ops <= MESSAGES
-        and got is not None
-        and again is not None
-        and got.shape == right.shape
-        and again.shape == shard.shape
-    )
-    fine = all(comm.gather_objects(fine, axis))
-    lost = [no_gradient(y, x) if fine else False for y, x in ((got, shard), (again, right))]
-    sent = sum(size for _, size, _ in traffic.values())
-    return *(None if y is None else y.detach() for y in (got, again)), sent, ops, lost
+def _exchanged(rank: int, sizes, heads: int, width: int) -> tuple:
+    whole = _numbered(sizes, heads, width)
+    mine, tokens = whole.tensor_split(len(sizes), 1)[rank], whole.split(sizes)[rank]
+    stays = mine.split(sizes)[rank].numel()
+    return mine, tokens, 8 * (tokens.numel() + mine.numel() - 2 * stays), set(), set()
 
 
-def give_back(answer) -> None:
-    """Exercise: the adjoint of a causal halo of `window` rows on three live ranks."""
+to_heads = ranked(
+    (
+        "all tokens of its heads",
+        "all heads of its tokens, back again",
+        "bytes sent",
+        "calls other than all_to_all and messages",
+        "ways through which no right gradient comes",
+    ),
+    _exchanged,
+    _there_and_back,
+    lambda sizes, *_: len(sizes),
+    answers=2,
+    shown=[((3, 4), 6, 5), ((2, 4, 3), 9, 4)],
+    what="{1} heads, {0} tokens",
+)
+"""Exercise: tokens for heads and back again, by all-to-all on live ranks, uneven tokens included."""
+
+
+def _halo_gradients(sizes, window: int) -> list[torch.Tensor]:
     generator = torch.Generator().manual_seed(0)
-    for sizes, window in (((4, 4, 4), 2), ((5, 3, 2), 3)):
-        shards = [torch.randn(n, 2, dtype=torch.float64, generator=generator) for n in sizes]
-        wide = [torch.cat([a[len(a) - window :], b]) for a, b in itertools.pairwise(shards)]
-        wide = [shards[0], *wide]
-        grads = [torch.randn(w.shape, dtype=torch.float64, generator=generator) for w in wide]
-        what = f"shards of {sizes}, window {window}"
-        found = live(_given_back, answer, grads, window, ranks=3, what=what)
-        got, sent, late, changed = zip(*found, strict=True)
-        assert all(g is not None for g in got), "your function returned None. Is the return missing?"
-        shapes = [tuple(g.shape) for g in got]
-        assert shapes == [tuple(s.shape) for s in shards], (
-            f"{what}, own rows only: shapes should be {[tuple(s.shape) for s in shards]}, not {shapes}"
-        )
-        there = sum((w * g).sum() for w, g in zip(wide, grads, strict=True))
-        back = sum((s * g).sum() for s, g in zip(shards, got, strict=True))
-        close(back, there, f"{what}: <x, H'y> against <Hx, y>: lent rows have two gradients, add them")
-        for rank in range(3):
-            want = grads[rank][window if rank else 0 :].clone()
-            if rank < 2:
-                want[-window:] += grads[rank + 1][:window]
-            close(got[rank], want, f"{what}: the gradient of rank {rank}'s own rows")
-        right = [window * 2 * 8 * (rank > 0) for rank in range(3)]
-        assert sum(sent) >= sum(right), (
-            f"{what}: a send counts when it is waited for, and some of yours never are"
-        )
-        assert list(sent) == right, (
-            f"{what}: ranks sent {list(sent)} bytes; the halo's gradient goes to its owner and no further: {right}"
-        )
-        assert not any(changed), (
-            f"right, but rank {changed.index(True)} writes into the gradient that it was given, which others may need: "
-            "work on a copy"
-        )
-        assert not any(late), (
-            "right, but rank 1 sends only when its own message has come: so ranks take turns, and n of them take n "
-            "times as long. What it sends does not depend on what comes"
-        )
+    rows = [n + window * (rank > 0) for rank, n in enumerate(sizes)]
+    return [torch.randn(n, 2, dtype=torch.float64, generator=generator) for n in rows]
 
 
-def _given_back(rank, world_size, answer, grads, window):
-    axis, begun = Mesh(cp=world_size)["cp"], []
-    comm.clear_log()
-    with ExitStack() as watched:
+def _given_back(axis, answer, sizes, window: int) -> tuple:
+    begun, given = [], _halo_gradients(sizes, window)[axis.rank]
+    with ExitStack() as watching:
         for place, name in ((comm, "isend"), (comm, "send"), (comm, "recv"), (comm.Handle, "wait")):
-            watched.enter_context(noted(place, name, begun))
-        mine = grads[rank].clone()
-        got = answer(mine, window, axis)
-    changed = not torch.equal(mine, grads[rank])
-    late = rank == 1 and begun[:1] in (["wait"], ["recv"]) and not {"isend", "send"}.isdisjoint(begun)
-    got = None if got is None else got.clone()
-    return got, sum(size for _, size, _ in comm.traffic().values()), late, changed
+            watching.enter_context(noted(place, name, begun))
+        got = answer(mine := given.clone(), window, axis)
+    late = axis.rank == 1 and begun[:1] in (["wait"], ["recv"]) and not {"isend", "send"}.isdisjoint(begun)
+    return got, sent(), mine, late
 
 
-def smallest_shard(answer) -> None:
-    """Exercise: whether a causal window needs only the direct neighbour, exactly."""
-    for tokens, ranks, window in itertools.product((7, 12, 16), (2, 3, 4), range(1, 9)):
-        want = hops(layout("contiguous", tokens, ranks), window) <= 1
-        got = returned(answer(layout("contiguous", tokens, ranks).sizes, window))
-        sizes = layout("contiguous", tokens, ranks).sizes
-        wrongly = "forbidden, though one hop is enough" if want else "allowed, though it needs a second hop"
-        if want and sizes[-1] < window <= min(sizes[:-1]):
-            wrongly += ": the last shard lends nothing"
-        assert bool(got) == want, f"window {window} on shards {sizes} is {wrongly}"
-    for sizes in ((6, 2, 4, 1), (1, 5, 5), (5, 1, 1, 6)):
-        for window in range(1, 7):
-            _one_hop(answer, sizes, window)
-    by_chance(lambda chance: _one_hop(answer, *_shards(chance)))
+def _added(rank: int, sizes, window: int) -> tuple:
+    grads = _halo_gradients(sizes, window)
+    own = grads[rank][window * (rank > 0) :].clone()
+    if rank < len(sizes) - 1:
+        own[-window:] += grads[rank + 1][:window]
+    return own, window * 2 * 8 * (rank > 0), grads[rank], False
+
+
+give_back = ranked(
+    (
+        "the gradient of its own rows",
+        "bytes sent",
+        "the gradient that it was given",
+        "whether it sends only when its own message has come",
+    ),
+    _added,
+    _given_back,
+    3,
+    shown=[((4, 4, 4), 2), ((5, 3, 2), 3)],
+    what="shards of {}, window {}",
+)
+"""Exercise: the adjoint of a causal halo of `window` rows on three live ranks."""
 
 
 def _shards(chance) -> tuple[tuple[int, ...], int]:
@@ -297,9 +244,16 @@ def _shards(chance) -> tuple[tuple[int, ...], int]:
     return sizes, max(1, sizes[-2 if len(sizes) > 1 else 0] + chance.randint(-1, 1))
 
 
-def _one_hop(answer, sizes: tuple[int, ...], window: int) -> None:
-    what = f"unequal shards {sizes}, window {window}"
-    want = all(n >= min(window, sum(sizes[: r + 1])) for r, n in enumerate(sizes[:-1]))
-    assert bool(returned(called(answer, (sizes, window), what), what)) == want, (
-        f"{what}: one hop is {'' if want else 'not '}enough. Look at each"
-    )
+smallest_shard = Task(
+    lambda sizes, window: all(n >= min(window, sum(sizes[: r + 1])) for r, n in enumerate(sizes[:-1])),
+    shown=[
+        *(
+            (layout("contiguous", tokens, ranks).sizes, window)
+            for tokens, ranks, window in itertools.product((7, 12, 16), (2, 3, 4), range(1, 9))
+        ),
+        *itertools.product(((6, 2, 4, 1), (1, 5, 5), (5, 1, 1, 6)), range(1, 7)),
+    ],
+    what="shards of {}, window {}: is one hop enough",
+    drawn=_shards,
+)
+"""Exercise: whether a causal window needs only the direct neighbour, exactly."""

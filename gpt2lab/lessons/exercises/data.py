@@ -6,37 +6,12 @@ import torch
 
 from ...model import GPT2
 from ...parallel.zero.costs import all_reduce_bytes
-from ...ranks import comm
-from ...ranks.mesh import Mesh
 from ...reference import CONFIG, example_batch
-from . import close, live, returned, scored
+from . import returned, scored
+from .differences import Between
 from .engine import Task
+from .ranked import ranked, sent
 from .reducer import reducer as reducer
-
-
-def three_lines(answer) -> None:
-    """Exercise: the gradients of a step of data parallelism, on three live ranks with seven rows, for two steps."""
-    found = live(_two_steps, answer, ranks=3, what="three live ranks")
-    batch, model = _batch(), GPT2(CONFIG).double()
-    names = [name for name, _ in model.named_parameters()]
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, eps=1e-6)
-    size = 8 * sum(p.numel() for p in model.parameters())
-    best = 2 * 4 * size // 3  # two steps of 2 (n - 1)/n S
-    for step in range(2):
-        optimizer.zero_grad()
-        (model.loss(model(batch.tokens), batch.targets) / batch.total).backward()
-        want = [p.grad for p in model.parameters()]
-        per_rank = [steps[step] for steps, _ in found]
-        _summed_right(per_rank, want, names, step, [sent for _, sent in found])
-        optimizer.step()
-    for rank, (_, sent) in enumerate(found):
-        assert sent >= best - 16 * len(names) * 2, (
-            f"rank {rank} sent {sent} bytes through comm, an all-reduce of all gradients {best}: what goes another way "
-            "is counted by nobody. Use comm.all_reduce"
-        )
-        assert sent <= best + 16 * len(names) * 2, (
-            f"rank {rank} sent {sent} bytes in two steps. An all-reduce of each gradient takes {best}"
-        )
 
 
 def _batch():
@@ -44,37 +19,39 @@ def _batch():
     return example_batch(CONFIG, 7, 11, seed=4)
 
 
-def _summed_right(per_rank, want, names, step: int, sent: list[int]) -> None:
-    """One step's gradients of all ranks against those of one process."""
-    assert all(g is not None for grads in per_rank for g in grads), (
-        "a gradient is None: was backward() called?"
-    )
-    ratio = {round(float(grads[0].norm() / want[0].norm()), 6) for grads in per_rank}
-    if any(not torch.equal(a, b) for grads in per_rank for a, b in zip(per_rank[0], grads, strict=True)):
-        assert any(sent), (
-            "replicas drift apart: each rank steps by the gradient of its own rows, nothing was sent"
-        )
-        raise AssertionError(
-            "replicas drift apart although bytes were sent: all_reduce leaves its input as it was, keep its result"
-        )
-    assert ratio != {round(1 / len(per_rank), 6)}, "a third of the right gradient: it is summed, not averaged"
-    for grads in per_rank:
-        for name, got, right in zip(names, grads, want, strict=True):
-            hint = "divide each rank's sum of losses by the tokens of *all* ranks, and sum gradients once"
-            close(got, right, f"step {step + 1}, the gradient of {name} ({hint})", 1e-9)
-
-
-def _two_steps(rank, world_size, answer):
-    """([gradients of all parameters] of two steps, bytes sent)."""
-    axis = Mesh(dp=world_size)["dp"]
+def _two_steps(axis, answer) -> tuple:
+    """The gradients of all parameters in two steps, and the bytes sent."""
     model, batch = GPT2(CONFIG).double(), _batch()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, eps=1e-6)
     grads = []
-    comm.clear_log()
     for _ in range(2):
-        answer(model, optimizer, batch.rows(rank, world_size), batch.total, axis)
-        grads.append([None if p.grad is None else p.grad.clone() for p in model.parameters()])
-    return grads, sum(size for _, size, _ in comm.traffic().values())
+        answer(model, optimizer, batch.rows(axis.rank, axis.size), batch.total, axis)
+        grads.append({n: None if p.grad is None else p.grad.clone() for n, p in model.named_parameters()})
+    return *grads, sent()
+
+
+def _in_one(rank: int) -> tuple:
+    batch, model = _batch(), GPT2(CONFIG).double()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, eps=1e-6)
+    grads = []
+    for _ in range(2):
+        optimizer.zero_grad()
+        (model.loss(model(batch.tokens), batch.targets) / batch.total).backward()
+        grads.append({name: p.grad.clone() for name, p in model.named_parameters()})
+        optimizer.step()
+    best = 2 * 4 * 8 * sum(p.numel() for p in model.parameters()) // 3  # two steps of 2 (n - 1)/n S
+    return *grads, Between(best - 32 * len(grads[0]), best + 32 * len(grads[0]))
+
+
+three_lines = ranked(
+    ("the gradients of step 1", "the gradients of step 2", "bytes sent through comm in two steps"),
+    _in_one,
+    _two_steps,
+    3,
+    shown={"seven rows on three live ranks": ()},
+    tolerance=1e-9,
+)
+"""Exercise: the gradients of a step of data parallelism, on three live ranks with seven rows, for two steps."""
 
 
 step_bytes = Task(
@@ -109,14 +86,6 @@ global_gradient = Task(
     drawn=lambda chance: _shares(
         [chance.randint(1, 9) for _ in range(chance.randint(1, 5))], 2, 1, 3, seed=chance.randrange(99)
     ),
-    mistakes={
-        "that is the mean of means: ranks with more tokens must weigh more": lambda gradients, counts: (
-            sum(gradients) / len(counts)
-        ),
-        "that is the sum of means: weigh each by its share of all tokens": lambda gradients, counts: sum(
-            gradients
-        ),
-    },
     count=5,
 )
 """Exercise: the gradient of the mean loss from per-rank means and token counts."""

@@ -1,12 +1,26 @@
 """The first difference between what an answer gave and what is right, in words; the usual slips are named."""
 
 from collections.abc import Mapping, Set
+from dataclasses import dataclass
 from numbers import Number
 
 import numpy as np
 
 NARROW = ("float32", "float16", "bfloat16")
 NEARLY = 1e-9  # relative: what is so near to a slip is that slip
+
+
+@dataclass(frozen=True)
+class Between:
+    """What is right with all numbers between two."""
+
+    least: float
+    most: float
+
+
+def Most(most: float) -> Between:
+    """What is right with all numbers up to one."""
+    return Between(-np.inf, most)
 
 
 def returned(found, what: str = ""):
@@ -27,8 +41,9 @@ def close(got, want, what: str, tolerance: float = 1e-10) -> None:
     narrow = _tensor_of(want) == "float64" and kind in NARROW
     got, want = _array(got, what), _array(want, what)
     turned = got.ndim > 1 and got.shape == want.shape[::-1] and _same(got.T, want)
-    assert got.shape == want.shape, (
-        f"{what}: expected shape {want.shape}, got {got.shape}" + ", which is transposed" * turned
+    few = f": {_few(got)} in place of {_few(want)}" if 0 < max(got.size, want.size) <= 12 else ""
+    assert got.shape == want.shape, f"{what}: expected shape {want.shape}, got {got.shape}" + (
+        ", which is transposed" if turned else few
     )
     if not want.size:
         return
@@ -65,6 +80,10 @@ def slip(got, want) -> str:
     return ""
 
 
+def _few(values) -> str:
+    return " ".join(f"{x:g}" for x in values.flat) or "nothing"
+
+
 def _factor(got, want) -> str:
     """Words where one is the other times a whole number, or its negative; else nothing."""
     at = np.unravel_index(np.argmax(np.abs(want)), want.shape)
@@ -86,7 +105,11 @@ def difference(got, want, what: str, tolerance: float = 1e-10) -> None:
 
     A list is a tuple, numbers of Python, numpy and torch are one kind, and a dict may have any order.
     """
-    if want is None or isinstance(want, str | bool):
+    if isinstance(want, Between):
+        assert _is_number(returned(got, what)), f"{what}: expected a number, got {got!r}"
+        assert got <= want.most, f"{what}: {want.most:,.10g} are enough, got {got:,.10g}"
+        assert got >= want.least, f"{what}: at least {want.least:,.10g} are needed, got {got:,.10g}"
+    elif want is None or isinstance(want, str | bool):
         got = bool(got) if isinstance(want, bool) and _is_number(got) else got
         assert got == want, f"{what}: expected {want!r}, got {got!r}"
     elif isinstance(want, Mapping):
@@ -104,7 +127,8 @@ def difference(got, want, what: str, tolerance: float = 1e-10) -> None:
     elif isinstance(want, list | tuple) and not _numbers(want):
         returned(got, what)
         assert isinstance(got, list | tuple), f"{what}: expected a list of {len(want)}, got {got!r}"
-        assert len(got) == len(want), f"{what}: expected {len(want)} things, got {len(got)}"
+        shown = f": {got!r}" if len(repr(got)) < 80 else ""
+        assert len(got) == len(want), f"{what}: expected {len(want)} things, got {len(got)}{shown}"
         for i, (one, other) in enumerate(zip(got, want, strict=True)):
             difference(one, other, f"{what}, number {i}" if len(want) > 1 else what, tolerance)
     else:
@@ -118,6 +142,28 @@ def equal(one, other) -> bool:
     except AssertionError:
         return False
     return True
+
+
+def plain(value):
+    """A value of any kind in words and whole numbers, alike for values that `difference` calls alike.
+
+    Numbers keep seven digits of the largest among them.
+    """
+    if isinstance(value, Mapping):
+        return sorted((str(key), plain(one)) for key, one in value.items())
+    if isinstance(value, Set):
+        return sorted(map(str, value))
+    if value is None or isinstance(value, str | bool):
+        return value
+    if isinstance(value, list | tuple) and not _numbers(value):
+        return [plain(one) for one in value]
+    try:
+        array = _array(value, "")
+    except AssertionError:
+        return type(value).__name__
+    scale = np.abs(array[np.isfinite(array)]).max(initial=0.0)
+    digits = np.nan_to_num(array / (scale or 1.0), nan=9, posinf=8, neginf=-8) * 1e7
+    return array.shape, f"{scale:.6e}", digits.round().astype(int).tolist()
 
 
 def _numbers(values) -> bool:

@@ -2,20 +2,27 @@
 
 A `Task` says what is asked. Its *shown* cases are fixed: the words and numbers of a verdict come from them. Its *drawn*
 cases only decide whether an answer passes: they are made by chance, so an answer that is right for the shown sizes
-alone, or a table of them, does not pass. A verdict on a drawn case names the seed that draws it again.
+alone, or a table of them, does not pass. A verdict on a drawn case names the seed that draws it again. An answer that
+gives in all shown cases what a wrong answer of the lesson gives, also hears the mistake that this one makes.
 """
 
+import hashlib
+import json
 import os
 import random
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from copy import deepcopy
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass
+from functools import cache, partial
+from pathlib import Path
 
 from ..environment import static
-from .differences import difference, equal, returned
+from .differences import difference, equal, plain, returned
 from .guards import closed, unaided
+
+KNOWN = Path(__file__).with_name("known.json")
+"""{lesson: {digest of what a wrong answer gives: its mistake}}, which `python -m gpt2lab.lessons.known` writes."""
 
 SEED = "GPT2LAB_SEED"
 """The variable of the environment that names the seed of drawn cases."""
@@ -37,9 +44,8 @@ class Task:
     arguments. `drawn(chance)` makes the arguments of one of `count` more cases from a `random.Random`. What an answer
     gives is `call(answer, *arguments)`, by default `answer(*arguments)`; `like` takes (that, words of the case) and
     gives it in the form of the right answer, or raises AssertionError. Then it is compared: with `rules(it,
-    *arguments)`, a table for `refuse`; with `mistakes`, sentences and the wrong answers that they are about, called as
-    `right` is; and with `right(*arguments)`. Modules in `closed` may not be called; with `keep` arguments must stay as
-    they were given.
+    *arguments)`, a table for `refuse`, and with `right(*arguments)`. Modules in `closed` may not be called; with `keep`
+    arguments must stay as they were given. A `brief` task, whose cases take long, is over with the first difference.
     """
 
     right: Callable | None
@@ -49,11 +55,11 @@ class Task:
     call: Callable | None = None
     like: Callable | None = None
     rules: Callable[..., Mapping] | None = None
-    mistakes: Mapping[str, Callable] = field(default_factory=dict)
     closed: tuple[str, ...] = ()
     keep: bool = True
     tolerance: float = 1e-10
     count: int = 25
+    brief: bool = False
 
     def __call__(self, *answers) -> None:
         judge(self, *answers)
@@ -115,17 +121,46 @@ def refuse(words: str, rules: Mapping[str, object]) -> None:
         assert not broken, f"{words}: {sentence}" if words else sentence
 
 
+class Differs(AssertionError):
+    """An answer gave something else than what is right."""
+
+
 def judge(task: Task, *answers) -> None:
     """Raise AssertionError with the first difference between an answer and what a task asks for."""
+    first, seen = None, []
     for words, given in task.cases:
-        tried(task, answers, words, given)
+        try:
+            tried(task, answers, words, given, seen)
+        except Differs as error:
+            first = first or error
+            if task.brief:
+                break
+        except Exception as error:
+            if not first:
+                raise
+            seen.append(type(error).__name__)
+    if first:
+        mistake = known().get(digest([words for words, _ in task.cases], seen))
+        raise AssertionError(f"{first}. {mistake}" if mistake else str(first))
     if task.drawn:
         by_chance(lambda chance: _drawn(task, answers, chance), task.count)
 
 
+@cache
+def known() -> dict[str, str]:
+    """The mistakes of all lessons' wrong answers, by the digest of what these give."""
+    lessons = json.loads(KNOWN.read_text())
+    return {key: mistake for mistakes in lessons.values() for key, mistake in mistakes.items()}
+
+
+def digest(cases: list[str], seen: list) -> str:
+    """A name for what an answer gave in some cases; the last digits of numbers do not matter."""
+    return hashlib.sha256(repr((cases, [plain(value) for value in seen])).encode()).hexdigest()[:12]
+
+
 def _drawn(task: Task, answers: tuple, chance: random.Random) -> None:
     given = task.drawn(chance)
-    tried(task, answers, task.words(given), given)
+    tried(task, answers, task.words(given), given, [])
 
 
 def by_chance(trial: Callable[[random.Random], None], count: int = 25) -> None:
@@ -139,8 +174,8 @@ def by_chance(trial: Callable[[random.Random], None], count: int = 25) -> None:
             raise AssertionError(f"{error} (a drawn case: {SEED}={number} draws it again)") from None
 
 
-def tried(task: Task, answers: tuple, words: str, given: tuple) -> None:
-    """Try an answer, which may consist of several functions, on one case."""
+def tried(task: Task, answers: tuple, words: str, given: tuple, seen: list) -> None:
+    """Try an answer, which may consist of several functions, on one case; what it gave is put into `seen`."""
     mine = deepcopy(given)
     answers = [unaided(answer, *task.closed) for answer in answers] if task.closed else answers
     call = partial(task.call, *answers) if task.call else answers[0]
@@ -149,16 +184,15 @@ def tried(task: Task, answers: tuple, words: str, given: tuple) -> None:
     if want is not None or not task.right:
         returned(got, words)
     got = task.like(got, words) if task.like else got
-    refuse(words, task.rules(got, *given) if task.rules else {})
-    for sentence, wrong in task.mistakes.items():
-        said = wrong(*deepcopy(given))
-        right = _alike(said, want, task.tolerance)  # by chance, in this case
-        assert right or not _alike(got, said, task.tolerance), f"{words}: {sentence}"
-    if task.right:
-        difference(got, want, words, task.tolerance)
-    assert not task.keep or equal(mine, given), (
-        f"{words}: right, but your function changed what it was given; work on copies"
-    )
+    same = not task.keep or equal(mine, given)
+    seen.append((got, same))
+    try:
+        refuse(words, task.rules(got, *given) if task.rules else {})
+        if task.right:
+            difference(got, want, words, task.tolerance)
+        assert same, f"{words}: right, but your function changed what it was given; work on copies"
+    except AssertionError as error:
+        raise Differs(str(error)) from None
 
 
 def called(answer, given: tuple, words: str, shut: tuple[str, ...] = ()):
@@ -166,16 +200,9 @@ def called(answer, given: tuple, words: str, shut: tuple[str, ...] = ()):
     try:
         with closed(*shut) if shut else nullcontext():
             return answer(*given)
-    except (AssertionError, NotImplementedError):
-        raise
     except Exception as error:
         kind = getattr(error, "ename", "") or type(error).__name__
-        raise AssertionError(f"{words}: {kind}: {error}") from error
-
-
-def _alike(got, said, tolerance: float) -> bool:
-    try:
-        difference(got, said, "", tolerance)
-    except AssertionError:
-        return False
-    return True
+        if kind == "NotImplementedError":
+            raise
+        said = str(error) if isinstance(error, AssertionError) else f"{kind}: {error}"
+        raise AssertionError(said if said.startswith(words) else f"{words}: {said}") from error

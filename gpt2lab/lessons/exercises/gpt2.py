@@ -2,7 +2,6 @@
 
 import weakref
 from contextlib import contextmanager
-from functools import partial
 from types import SimpleNamespace
 
 import torch
@@ -59,13 +58,6 @@ def _norm_gradient(grad, x, weight, eps):
     return x.grad
 
 
-def _terms(grad, x, weight, eps, *, mean=1, spread=1, gain=1, unbiased=False):
-    """The same by its three terms, of which some may be left out."""
-    std, g = (x.var(-1, keepdim=True, unbiased=unbiased) + eps).sqrt(), grad * weight**gain
-    n = (x - x.mean(-1, keepdim=True)) / std
-    return (g - mean * g.mean(-1, keepdim=True) - spread * n * (g * n).mean(-1, keepdim=True)) / std
-
-
 def _norm(seed: int, *shape: int) -> tuple:
     torch.manual_seed(seed)
     sizes = shape, shape, shape[-1:]
@@ -83,14 +75,6 @@ norm_backward = Task(
     what="rows drawn by chance",
     drawn=lambda chance: _norm(chance.randrange(99), chance.randint(1, 4), chance.randint(3, 9)),
     call=_without_autograd,
-    mistakes={
-        "`eps` is given; it is not always 1e-5": lambda *given: _terms(*given[:3], 1e-5),
-        "g over the standard deviation is only the first of three terms": partial(_terms, mean=0, spread=0),
-        "a constant added to x changes nothing, so gradients sum to zero": partial(_terms, mean=0),
-        "the gradient passes through `weight` first: g = grad * weight": partial(_terms, gain=0),
-        "x also moves the standard deviation, so a second term is taken off g": partial(_terms, spread=0),
-        "the variance is divided by C, not by C - 1": partial(_terms, unbiased=True),
-    },
     count=5,
 )
 """Exercise: the gradient of a layer norm's input, against autograd."""

@@ -7,8 +7,12 @@ from types import MappingProxyType
 import torch
 
 from ...machine.links import Link
+from ...model import GPT2
+from ...reference import CONFIG, example_batch, example_weights
 from ..labs.meshes import slow_bytes
-from . import Puzzle, Task, by_chance, close, returned, sentences, unaided, without_frames
+from . import Puzzle, Task, unaided
+from .differences import Most
+from .ranked import ranked
 
 MESHES = (
     {"dp": 2, "tp": 2},
@@ -25,49 +29,29 @@ def _place(rank: int, sizes: dict[str, int]) -> dict[str, int]:
     return {axis: place[axis] for axis in sizes}
 
 
-def coordinates(answer) -> None:
-    """Exercise: a rank's place on every axis; the sizes name the axes from the outermost to the innermost."""
-    for sizes in MESHES:
-        for rank in range(math.prod(sizes.values())):
-            want, got = _place(rank, sizes), answer(rank, dict(sizes))
-            returned(got)
-            assert set(got) == set(sizes), f"{sizes}: expected a place on {list(sizes)}, got {got}"
-            for axis, place in got.items():
-                assert 0 <= place < sizes[axis], (
-                    f"{sizes}: rank {rank} cannot stand at {axis}={place}, there are only {sizes[axis]} places"
-                )
-            inner = list(sizes)[-1]
-            assert rank != 1 or got[inner] == 1, (
-                f"{sizes}: rank 1 is rank 0's neighbour along the last axis, {inner}; yours is {got}"
-            )
-            assert got == want, f"{sizes}: rank {rank} stands at {want}, not {got}"
+def _groups(axis: str, sizes: dict[str, int]) -> list[list[int]]:
+    """The groups of an axis in the order of their first ranks, each in the order of places on the axis."""
+    found = {}
+    for rank in range(math.prod(sizes.values())):
+        place = _place(rank, sizes)
+        found.setdefault(tuple(place[name] for name in sizes if name != axis), []).append(rank)
+    return sorted(found.values())
 
 
-def groups(answer) -> None:
-    """Exercise: all groups of one axis, each a tuple of ranks."""
-    for sizes in MESHES:
-        world = math.prod(sizes.values())
-        for axis in sizes:
-            got = returned(answer(axis, dict(sizes)))
-            backwards = [g for g in got if isinstance(g, list | tuple) and list(g) != sorted(g)]
-            assert not backwards, (
-                f"{axis} of {sizes}: {backwards[0]} is a group, but a rank's position in it is its place on {axis}: "
-                "the first rank stands first"
-            )
-            got = sorted(tuple(sorted(group)) for group in got)
-            for a, b in ((a, b) for group in got for a, b in itertools.pairwise(group)):
-                here, there = _place(a, sizes), _place(b, sizes)
-                differ = [name for name in sizes if here[name] != there[name] and name != axis]
-                assert not differ, (
-                    f"{axis} of {sizes}: ranks {a} and {b} share a group, but they differ in {differ[0]}"
-                )
-            members = sorted(rank for group in got for rank in group)
-            lost = sorted(set(range(world)) - set(members))
-            assert not lost, f"{axis} of {sizes}: rank {lost[0]} is in no group"
-            assert len(members) == world, f"{axis} of {sizes}: some rank is in two groups, {got}"
-            assert all(len(group) == sizes[axis] for group in got), (
-                f"{axis} of {sizes}: groups have {sizes[axis]} ranks, yours are {got}"
-            )
+coordinates = Task(
+    _place,
+    shown=[(rank, sizes) for sizes in MESHES for rank in range(math.prod(sizes.values()))],
+    what="the place of rank {} in {}",
+)
+"""Exercise: a rank's place on every axis; the sizes name the axes from the outermost to the innermost."""
+
+groups = Task(
+    _groups,
+    shown=[(axis, sizes) for sizes in MESHES for axis in sizes],
+    what="the groups of {} in {}",
+    like=lambda got, words: sorted(list(group) for group in got),
+)
+"""Exercise: all groups of one axis, each a tuple of ranks, the first on the axis first."""
 
 
 CASES = (  # what one rank sends a step: (messages, bytes)
@@ -76,13 +60,6 @@ CASES = (  # what one rank sends a step: (messages, bytes)
     ({"dp": (2, 9e6), "tp": (40, 2e6)}, Link(1e-5, 1e9), Link(1e-4, 1e8)),
     ({"cp": (8, 3e6), "tp": (20, 1e6)}, Link(1e-5, 1e8), Link(1e-3, 1e8)),
 )
-
-
-def placement(answer) -> None:
-    """Exercise: which axis gets the links inside a node, the other one those between nodes."""
-    for sent, inside, between in CASES:
-        _placed_well(answer, sent, inside, between)
-    by_chance(lambda chance: _placed_well(answer, *_links(chance)))
 
 
 def _links(chance):
@@ -97,24 +74,8 @@ def _links(chance):
     return (sent, inside, between) if max(totals) > 1.01 * min(totals) else _links(chance)
 
 
-def _placed_well(answer, sent, inside: Link, between: Link) -> None:
-    total = {a: _total(sent, a, inside, between) for a in sent}
-    best, got = min(total, key=total.get), answer(dict(sent), inside, between)
-    returned(got)
-    assert got in sent, f"expected one of {list(sent)}, got {got!r}"
-    if got == best:
-        return
-    cost = {a: f"{1e3 * t:.0f} ms with {a} inside" for a, t in total.items()}
-    said = f"{sent}: the links cost {cost[got]}, {cost[best]}"
-    alike = inside.bandwidth == between.bandwidth
-    if alike and between.time(*sent[got][::-1]) > between.time(*sent[best][::-1]):
-        raise AssertionError(f"{said}. Bytes pass equally fast here and there: what an axis gains counts")
-    most = {i: max(sent, key=lambda a: sent[a][i]) for i in (0, 1)}
-    if got == most[1]:
-        raise AssertionError(f"{said}. {got} sends more bytes, but every message pays its latency too")
-    if got == most[0]:
-        raise AssertionError(f"{said}. {got} sends more messages, but bytes take time too")
-    raise AssertionError(f"{said}. What counts is seconds saved, not how many times faster an axis becomes")
+def _best_inside(sent, inside: Link, between: Link) -> str:
+    return min(sent, key=lambda axis: _total(sent, axis, inside, between))
 
 
 def _total(sent, inner, inside: Link, between: Link) -> float:
@@ -122,63 +83,51 @@ def _total(sent, inner, inside: Link, between: Link) -> float:
     return sum((inside if a == inner else between).time(size, count) for a, (count, size) in sent.items())
 
 
-def norm(answer) -> None:
-    """Exercise: the norm of the whole gradient from this rank's pieces and their specs."""
-    from ... import Ranks
-    from ...reference import CONFIG, example_batch, example_weights
-
-    given = CONFIG, example_batch(CONFIG, 7, 11), example_weights(CONFIG)
-    plans = ("dp=2,tp=2", "pp=2,tp=2,micro=2")
-    with Ranks(4, echo=False, timeout=10) as ranks, sentences():
-        answers = {plan: ranks.run(without_frames(_norms), answer, plan, *given) for plan in plans}
-    for plan, found in answers.items():
-        values = [value for value, *_ in found]
-        assert None not in values, "your function returned None. Is the return missing?"
-        _, sent, changed, right, everything, tied = found[0]
-        off = lambda other: abs(values[0] - other) < 1e-9 * other  # noqa: B023
-        assert max(values) - min(values) < 1e-9 * right, (
-            f"{plan}: the ranks disagree, {[round(v, 3) for v in values]}: they hold different parts, so sum over them"
-        )
-        assert not off(everything), (
-            f"{plan}: {values[0]:.4f} instead of {right:.4f}. Every replica counted; a replica counts on one rank only"
-        )
-        assert plan.startswith("dp") or not off(tied), (
-            f"{plan}: {values[0]:.4f} instead of {right:.4f}. The embedding lives on the first and on the last stage"
-        )
-        assert not off(right**2), f"{plan}: this is the square of the norm. Is the root missing?"
-        close(values[0], right, f"{plan}: the norm")
-        assert not changed, f"{plan}: right, but your function changes the gradients, which the update needs"
-        assert sent <= 400, (
-            f"{plan}: right, but a rank sent {sent:,} bytes. Each rank can square its own; one number need travel"
-        )
+placement = Task(
+    _best_inside,
+    shown=CASES,
+    what="{}, {} inside a node, {} between nodes",
+    drawn=_links,
+    keep=False,
+)
+"""Exercise: which axis gets the links inside a node, the other one those between nodes."""
 
 
-def _norms(rank, world_size, answer, text, config, batch, start):
-    """(the answer, bytes sent for it, whether gradients changed, the right norm, two wrong ones) on one rank.
-
-    Of the wrong norms one counts every replica, the other the tied copy.
-    """
+def _norm_on_a_rank(axis, answer, text: str) -> tuple:
     from ...plan import Plan, build
     from ...ranks import comm
     from ...ranks.mesh import Mesh
     from ...train import Trainer
 
     plan = Plan.parse(text)
-    parallel = build(plan, config, Mesh(**plan.axes), torch.float64)
-    parallel.load(start)
-    trainer, mesh, held = Trainer(parallel), parallel.mesh, parallel.sync.pieces
-    right = trainer.gradients(batch)[1]
-    squares = lambda chosen: sum(
-        (p.tensor.grad.pow(2).sum() for p in chosen), torch.zeros((), dtype=torch.float64)
-    )
-    place = mesh.coordinates()
-    first = [p for p in held if all(place[a] == 0 or a in p.spec.axes for a in ("dp", "tp"))]
-    own = squares(held).item()
-    both = [comm.all_reduce(squares(chosen), mesh.world).sqrt().item() for chosen in (held, first)]
+    parallel = build(plan, CONFIG, Mesh(**plan.axes), torch.float64)
+    parallel.load(example_weights(CONFIG))
+    Trainer(parallel).gradients(example_batch(CONFIG, 7, 11))
+    held = parallel.sync.pieces
+    before = [piece.tensor.grad.clone() for piece in held]
     comm.clear_log()
-    value = unaided(answer, __name__, "gpt2lab.train")(held, mesh)
-    sent, changed = sum(e.bytes for e in comm.log), squares(held).item() != own
-    return None if value is None else float(value), sent, changed, right, *both
+    value = unaided(answer, __name__, "gpt2lab.train")(held, parallel.mesh)
+    changed = not all(torch.equal(piece.tensor.grad, grad) for piece, grad in zip(held, before, strict=True))
+    return None if value is None else float(value), changed, sum(e.bytes for e in comm.log)
+
+
+def _norm_in_one(rank: int, text: str) -> tuple:
+    model, batch = GPT2(CONFIG).double(), example_batch(CONFIG, 7, 11)
+    model.load_state_dict(example_weights(CONFIG))
+    (model.loss(model(batch.tokens), batch.targets) / batch.total).backward()
+    return torch.cat([p.grad.flatten() for p in model.parameters()]).norm().item(), False, Most(400)
+
+
+norm = ranked(
+    ("the norm", "whether gradients change", "bytes sent, as one number need travel,"),
+    _norm_in_one,
+    _norm_on_a_rank,
+    4,
+    shown=[("dp=2,tp=2",), ("pp=2,tp=2,micro=2",)],
+    what="{}",
+    tolerance=1e-9,
+)
+"""Exercise: the norm of the whole gradient from this rank's pieces and their specs."""
 
 
 SIZES = MappingProxyType({"pp": 2, "dp": 3, "cp": 2, "tp": 4})

@@ -14,7 +14,7 @@ from ...tasks.gpt2 import Blocks
 from ...tasks.graph import Access, TaskGraph, reads, reduces, updates, writes
 from ...tasks.scheduler import run_tasks
 from ..labs.tasks import audit, elements_of, one_layer
-from . import Puzzle, by_chance, called, returned, unaided, without_frames
+from . import Puzzle, Task, returned, unaided, without_frames
 from .watching import Counted
 
 BODIES = {
@@ -94,33 +94,21 @@ def reduced(before: list[tuple[int, ...]]) -> list[tuple[int, ...]]:
     return [tuple(u for u in firsts if not implied(u, firsts)) for firsts in before]
 
 
-def fewest(answer) -> None:
-    """Exercise: the fewest edges that order the same tasks."""
-    chain = [(), (0,), (1,), (2, 0)]
-    for before in ([(), (0,), (0, 1)], chain, *(random_edges(seed) for seed in range(8))):
-        _fewest_of(answer, before)
-    by_chance(lambda chance: _fewest_of(answer, _long_ways(chance)))
-
-
 def _long_ways(chance) -> list[tuple[int, ...]]:
     """A chain of tasks, and edges that jump over some of its links."""
     jumps = lambda v: chance.sample(range(v - 1), min(v - 1, chance.randint(0, 2))) if v > 1 else []
     return [tuple(sorted({*jumps(v), v - 1})) if v else () for v in range(chance.randint(1, 12))]
 
 
-def _fewest_of(answer, before: list[tuple[int, ...]]) -> None:
-    given = [tuple(firsts) for firsts in before]
-    got = returned(called(answer, (given,), f"of {before}", (__name__, "gpt2lab.tasks")))
-    got = [tuple(sorted(firsts)) for firsts in got]
-    assert len(got) == len(before), f"{len(before)} tasks go in, {len(got)} come out"
-    new = [(u, v) for v, firsts in enumerate(got) for u in firsts if u not in before[v]]
-    assert not new, f"{new[0]} was no edge before: only leave some out"
-    lost = [v for v, (a, b) in enumerate(zip(*map(check.ancestors_of, (got, before)), strict=True)) if a != b]
-    assert not lost, f"of {before} nothing orders task {lost[0]} any more as it was: you keep {got}"
-    more = [(u, v) for v, firsts in enumerate(got) for u in firsts if u not in reduced(before)[v]]
-    assert not more, f"of {before} the edge {more[0]} can still go: a longer way leads there"
-    twice = [(u, v) for v, firsts in enumerate(got) for u in firsts if firsts.count(u) > 1]
-    assert not twice, f"of {before} you keep the edge {twice[0]} twice"
+fewest = Task(
+    lambda before: [sorted(firsts) for firsts in reduced(before)],
+    shown=[([(), (0,), (0, 1)],), ([(), (0,), (1,), (2, 0)],), *((random_edges(n),) for n in range(8))],
+    what="what stands before each task: {}",
+    drawn=lambda chance: (_long_ways(chance),),
+    like=lambda got, words: [sorted(firsts) for firsts in got],
+    closed=(__name__, "gpt2lab.tasks"),
+)
+"""Exercise: the fewest edges that order the same tasks."""
 
 
 def release(v: int, waits: list[int], after: list[list[int]]) -> list[int]:

@@ -21,40 +21,23 @@ def _points(chance) -> tuple[dict[str, tuple[int, int]]]:
     return ({name: (chance.randint(1, 6), chance.randint(1, 6)) for name in names},)
 
 
-def _wrongly_beaten(found, points: dict[str, tuple[int, int]]) -> dict:
-    said = {f"return names of strategies, got {found!r}": not set(found) <= set(points)}
-    least = {min(points, key=lambda name, i=i: points[name][i]) for i in (0, 1)}
-    for name, (held, sent) in points.items():
-        better = [n for n, (h, s) in points.items() if h <= held and s <= sent and (h, s) != (held, sent)]
-        twins = [n for n, p in points.items() if p == (held, sent) and n != name]
-        lost = name not in found and not better
-        said |= {
-            f"{name} is as good as {twins} in both. Equal points do not beat each other": lost and twins,
-            f"{name} has least of one thing, so nothing beats it, and you leave it out": lost
-            and name in least,
-            f"nothing is better than {name} in both, and you leave it out": lost,
-            f"{better} is at least as good as {name} in both and better in one": name in found and better,
-        }
-    return said
+def _unbeaten(points: dict[str, tuple[int, int]]) -> set[str]:
+    beats = lambda q, p: q[0] <= p[0] and q[1] <= p[1] and q != p
+    return {name for name, p in points.items() if not any(beats(q, p) for q in points.values())}
 
 
 unbeaten = Task(
-    None,
+    _unbeaten,
     shown=[(points,) for points in POINTS],
     what="{}",
     drawn=_points,
     like=lambda found, words: found if isinstance(found, list | set | tuple) else [found],
-    rules=_wrongly_beaten,
 )
 """Exercise: the strategies that no other beats in both numbers."""
 
 
-def _hidden(rate: float, bandwidth: float, itemsize: int, times: float = 1.0) -> float:
-    return times * itemsize * rate / (2 * bandwidth)
-
-
 tokens = Task(
-    _hidden,
+    lambda rate, bandwidth, itemsize: itemsize * rate / (2 * bandwidth),
     shown=[(50e9, 1e9, 4), (495e12, 50e9, 2), (62.5e12, 3.125e9 / 8, 2)],
     what="rate {:.3g}, bandwidth {:.3g}, {} bytes",
     drawn=lambda chance: (
@@ -62,20 +45,6 @@ tokens = Task(
         1e9 * chance.randint(1, 90),
         chance.choice((1, 2, 4, 8)),
     ),
-    mistakes={
-        "the forward is over before there is a gradient: only the backward, 4 P a token, can hide it": (
-            lambda *given: _hidden(*given, 2 / 3)
-        ),
-        "a ring sends every gradient twice: once to sum it, once to share the sum": lambda *given: _hidden(
-            *given, 1 / 2
-        ),
-        "bandwidth is in bytes a second, so count bytes, not numbers": lambda *given: _hidden(
-            *given, 1 / given[2]
-        ),
-        "backward is two products for each of forward's: 4 P operations a token": lambda *given: _hidden(
-            *given, 2.0
-        ),
-    },
     tolerance=1e-6,
 )
 """Exercise: tokens a device must have so that backward hides the sum of gradients."""

@@ -7,87 +7,87 @@ from ...parallel.zero.costs import paper_bytes
 from ...ranks import comm
 from ...ranks.mesh import Axis, Mesh
 from . import close, closed, live, returned
-from .engine import Task, by_chance, called
+from .differences import Most
+from .engine import Task
 from .pretended import together
+from .ranked import by_rank, ranked, sent
 from .watching import memories
 
 
-def shard(answer) -> None:
-    """Exercise: the part of a flat buffer that a rank owns, padded to equal length."""
-    for elements, ranks in ((8, 2), (6, 3), (7, 3), (10, 4), (9, 4), (2, 3)):
-        _shards_of(answer, elements, ranks)
-    by_chance(lambda chance: _shards_of(answer, chance.randint(1, 40), chance.randint(1, 8)))
+def _padded(flat: torch.Tensor, ranks: int) -> torch.Tensor:
+    """(ranks, n / ranks rounded up): the shards of a flat buffer, with zeros at the end."""
+    each = -(-len(flat) // ranks)
+    return torch.cat([flat, flat.new_zeros(each * ranks - len(flat))]).view(ranks, each)
 
 
-def _shards_of(answer, elements: int, ranks: int) -> None:
-    what, flat = (
-        f"{elements} elements, {ranks} ranks",
-        torch.arange(1.0, elements + 1, dtype=torch.float64) / 3,
-    )
-    parts = [returned(called(answer, (flat.clone(), rank, ranks), what)) for rank in range(ranks)]
-    lengths = [len(p) for p in parts]
-    assert len(set(lengths)) == 1, f"{what}: shards of {lengths}; pad to equal lengths"
-    whole = torch.cat(parts)
-    assert len(whole) >= elements, f"{what}: only {len(whole)} are in a shard; round up"
-    least = -(-elements // ranks)
-    assert lengths[0] == least, (
-        f"{what}: shards of {lengths[0]}, but {least} are enough; padding costs memory"
-    )
-    close(whole[:elements], flat, f"{what}: shards joined in the order of ranks")
-    close(whole[elements:], torch.zeros(len(whole) - elements), "padding must be zero", 1e-10 * 1e300)
+shard = Task(
+    lambda flat, ranks: by_rank(("the shard",), [(part,) for part in _padded(flat, ranks)]),
+    shown={
+        f"{elements} elements, {ranks} ranks": (
+            torch.arange(1.0, elements + 1, dtype=torch.float64) / 3,
+            ranks,
+        )
+        for elements, ranks in ((8, 2), (6, 3), (7, 3), (10, 4), (9, 4), (2, 3))
+    },
+    what="a flat buffer on {1} ranks",
+    drawn=lambda chance: (torch.arange(1.0, chance.randint(1, 40) + 1).double(), chance.randint(1, 8)),
+    call=lambda answer, flat, ranks: by_rank(
+        ("the shard",), [(answer(flat.clone(), rank, ranks),) for rank in range(ranks)]
+    ),
+)
+"""Exercise: the part of a flat buffer that a rank owns, padded with zeros to equal length."""
 
 
-def step(answer) -> None:
-    """Exercise: one step of ZeRO-1 with plain gradient descent, on pretended ranks that all run the answer."""
-    for ranks, each, rate in ((3, 3, 0.5), (2, 4, 0.25)):
-        _one_step(answer, ranks, each, rate, 1)
-    by_chance(
-        lambda chance: _one_step(
-            answer, chance.choice((1, 7, 8)), chance.randint(1, 5), 0.1, chance.randint(2, 99)
-        ),
-        3,
-    )
+def _draw(ranks: int, each: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Weights (n), and the gradient of each rank (ranks, n)."""
+    generator = torch.Generator().manual_seed(seed)
+    start, *grads = torch.randn(ranks + 1, ranks * each, dtype=torch.float64, generator=generator)
+    return start, torch.stack(grads)
 
 
-def _one_step(answer, ranks: int, each: int, rate: float, seed: int) -> None:
-    elements, generator = ranks * each, torch.Generator().manual_seed(seed)
-    start, *grads = (
-        torch.randn(elements, dtype=torch.float64, generator=generator) for _ in range(ranks + 1)
-    )
-    total = sum(grads)
-    want, averaged = start - rate * total, start - rate * total / ranks
+CALLS = "calls", "weights after the step"
+
+
+def _after(ranks: int, each: int, rate: float, seed: int) -> dict:
+    start, grads = _draw(ranks, each, seed)
+    return by_rank(CALLS, [(["reduce_scatter", "all_gather"], start - rate * grads.sum(0))] * ranks)
+
+
+def _stepped(answer, ranks: int, each: int, rate: float, seed: int) -> dict:
+    start, grads = _draw(ranks, each, seed)
 
     def on(rank: int, exchange):
         used, own = [], slice(rank * each, (rank + 1) * each)
 
         def reduce_scatter(whole):
             used.append("reduce_scatter")
-            assert len(whole) == elements, (
-                f"reduce_scatter wants the whole gradient ({elements}), got {len(whole)}"
+            assert whole.shape == start.shape, (
+                f"reduce_scatter wants the whole gradient ({len(start)}), got {len(whole)}"
             )
             return sum(exchange(whole.clone()))[own]
 
         def all_gather(mine):
             used.append("all_gather")
             assert len(mine) == each, f"all_gather wants your shard ({each} weights), got {len(mine)}"
-            assert ranks == 1 or not torch.allclose(mine, total[own]), (
+            assert ranks == 1 or not torch.allclose(mine, grads.sum(0)[own]), (
                 "you gather gradients, and every rank then updates all weights: gather updated weights"
             )
             return torch.cat(exchange(mine.clone()))
 
-        got = answer(start.clone(), grads[rank].clone(), rank, ranks, rate, reduce_scatter, all_gather)
-        return returned(got), used, own
+        return used, answer(start.clone(), grads[rank].clone(), rank, ranks, rate, reduce_scatter, all_gather)
 
-    for rank, (got, used, own) in enumerate(together(on, ranks)):
-        assert used == ["reduce_scatter", "all_gather"], (
-            f"you called {used}; ZeRO reduce-scatters the gradient, steps its shard, and all-gathers the weights"
-        )
-        assert not torch.allclose(got[own], start[own]), f"rank {rank}'s own shard did not move"
-        assert ranks == 1 or not torch.allclose(got[own], averaged[own]), (
-            "gradients are summed here, not averaged"
-        )
-        close(got[own], want[own], f"weights after the step, on rank {rank}")
-        close(got, want, f"all weights after the step, on rank {rank}")
+    return by_rank(CALLS, together(on, ranks))
+
+
+step = Task(
+    _after,
+    shown=[(3, 3, 0.5, 1), (2, 4, 0.25, 1)],
+    what="{} ranks, each with {} weights, rate {}",
+    drawn=lambda chance: (chance.choice((1, 7, 8)), chance.randint(1, 5), 0.1, chance.randint(2, 99)),
+    call=_stepped,
+    count=3,
+)
+"""Exercise: one step of ZeRO-1 with plain gradient descent, on pretended ranks that all run the answer."""
 
 
 SHAPES = ((8, 6), (9, 8), (7, 9))
@@ -95,45 +95,6 @@ SHAPES = ((8, 6), (9, 8), (7, 9))
 
 WEIGHT = 40 * 8
 """Bytes of memory that could be a whole weight, of 48 numbers or more; shards and activations have fewer than 40."""
-
-
-def linear(answer) -> None:
-    """Exercise: a linear layer whose weight is gathered for forward and again for backward, on three live ranks."""
-    from . import live
-
-    x, weights = _stack()
-    weights = [w.requires_grad_() for w in weights]
-    (_through(x, weights, lambda h, w: h @ w.T)).backward()
-    found = live(_on_shards, answer, ranks=3, what="three live ranks")
-    sizes = [-(-w.numel() // 3) * 3 * 8 for w in weights]
-    best, done = 2 * 2 * sum(7 * w.numel() for w in weights), sum(flops for *_, flops in found)
-    assert done <= best, (
-        f"in backward the ranks compute {done} operations, dx and dW are {best}: here the layer does not run again"
-    )
-    for rank, (grads, calls, saved, alive, _) in enumerate(found):
-        assert not saved, (
-            f"rank {rank} saves {saved} whole weights for backward: save the shard, and gather once more in backward"
-        )
-        assert not alive, (
-            f"rank {rank} still holds {alive} whole weights between forward and backward: free them"
-        )
-        for number, (w, got) in enumerate(zip(weights, grads, strict=True)):
-            length = -(-w.numel() // 3)
-            padded = torch.cat([w.grad.flatten(), w.grad.new_zeros(3 * length - w.numel())])
-            assert got is not None, f"the shard of layer {number} has no gradient"
-            close(
-                got,
-                padded[rank * length :][:length],
-                f"layer {number}: the gradient of rank {rank}'s shard",
-                1e-9,
-            )
-        sent = sum(size for _, size, _ in calls.values())
-        best = (
-            3 * sum(sizes) * 2 // 3
-        )  # gathered twice and reduce-scattered once, (n - 1)/n of all bytes each
-        assert sent == best, (
-            f"rank {rank} sent {sent} bytes. Two all-gathers and one reduce-scatter a layer make {best}"
-        )
 
 
 def _stack():
@@ -148,31 +109,48 @@ def _through(x, weights, layer):
     return x.square().sum()
 
 
-def _on_shards(rank, world_size, answer):
-    """(gradients of shards, calls, whole weights saved by autograd, whole weights alive, operations of backward)."""
+def _on_shards(axis, answer) -> tuple:
     from torch.utils.flop_counter import FlopCounterMode
 
-    from ...ranks import comm
-    from ...ranks.mesh import Mesh
-
-    axis, (x, weights), shards = Mesh(dp=world_size)["dp"], _stack(), []
-    for w in weights:
-        length = -(-w.numel() // world_size)
-        padded = torch.cat([w.flatten(), w.new_zeros(length * world_size - w.numel())])
-        shards.append(padded[rank * length :][:length].clone().requires_grad_())
-    del w, padded, weights
-    pairs, saved = list(zip(shards, SHAPES, strict=True)), []
+    (x, weights), saved = _stack(), []
+    shards = [_padded(w.flatten(), axis.size)[axis.rank].clone().requires_grad_() for w in weights]
+    del weights
+    pairs = list(zip(shards, SHAPES, strict=True))
     pack = lambda t: saved.append(t.untyped_storage().nbytes() >= WEIGHT) or t
-    comm.clear_log()
     before = memories(WEIGHT)
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
-        loss = _through(
-            x.tensor_split(world_size)[rank].clone(), pairs, lambda h, pair: answer(h, *pair, axis)
-        )
+        part = x.tensor_split(axis.size)[axis.rank].clone()
+        loss = _through(part, pairs, lambda h, pair: answer(h, *pair, axis))
     alive = len(memories(WEIGHT) - before)
     with FlopCounterMode(display=False) as counter:
         loss.backward()
-    return [s.grad for s in shards], comm.traffic(), sum(saved), alive, counter.get_total_flops()
+    return counter.get_total_flops(), sum(saved), alive, *(s.grad for s in shards), sent()
+
+
+def _of_shards(rank: int) -> tuple:
+    x, weights = _stack()
+    _through(x, [w.requires_grad_() for w in weights], lambda h, w: h @ w.T).backward()
+    grads = [_padded(w.grad.flatten(), 3)[rank] for w in weights]
+    # gathered twice and reduce-scattered once, (n - 1)/n of all bytes each; dx and dW of 7 rows in 3 parts
+    size, rows = 3 * 2 * 8 * sum(map(len, grads)), (3, 2, 2)[rank]
+    return Most(2 * 2 * rows * sum(w.numel() for w in weights)), 0, 0, *grads, size
+
+
+linear = ranked(
+    (
+        "operations of backward, which are dx and dW,",
+        "whole weights that are saved for backward",
+        "whole weights in memory between forward and backward",
+        *(f"the gradient of the shard of layer {number}" for number in range(len(SHAPES))),
+        "bytes sent, in two all-gathers and a reduce-scatter a layer,",
+    ),
+    _of_shards,
+    _on_shards,
+    3,
+    shown={"three layers": ()},
+    tolerance=1e-9,
+)
+"""Exercise: a linear layer whose weight is gathered for forward and again for backward, on three live ranks."""
 
 
 bytes_held = Task(
@@ -212,9 +190,9 @@ def muon_rows(answer) -> None:
     )
     close(got, whole, "the rows of all ranks", 1e-9)
     size = 2 * (3 - 1) * 8 * (5 * 3 * 3 + 1) // 3 + 48  # rings of a number and five products of 3 x 3, uneven
-    for rank, (_, sent, same) in enumerate(found):
-        assert sent <= size, (
-            f"rank {rank} sent {sent} bytes; sums of small products take {size}: who gathers?"
+    for rank, (_, moved, same) in enumerate(found):
+        assert moved <= size, (
+            f"rank {rank} sent {moved} bytes; sums of small products take {size}: who gathers?"
         )
         assert same, "you changed the rows that you were given"
 
