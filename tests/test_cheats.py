@@ -116,8 +116,8 @@ def all_recorded(case):
 CHEATS = {
     "a gradient by formula": (gpt2.accumulation, by_formula, "a formula of yours"),
     "all cuts": (placement.cut, by_combinations, "you try everything"),
-    "least squares": (placement.cut, least_squares, "is possible"),
-    "the longer of forward and backward": (placement.split, longer_half, "is possible"),
+    "least squares": (placement.cut, least_squares, "expected 13, got 14"),
+    "the longer of forward and backward": (placement.split, longer_half, "expected 21, got 24.5"),
     "every plan": (automatic.recurrence, enumerated, "you try everything"),
     "another problem": (automatic.staged, more_memory, "your answer replaces automatic.problem"),
     "eight spares everywhere": (cluster.spares_and_saves, eight_spares, "31.6 % of the work are lost"),
@@ -208,7 +208,11 @@ def its_receive_later(axis, source):
 
 LIVE = {
     "another price": (pipeline.design, other_prices, "your answer replaces pipeline.COST"),
-    "three rows": (sharding.cheaper_path, three_rows, "instead of the whole (10, 3)"),
+    "three rows": (
+        sharding.cheaper_path,
+        three_rows,
+        "the sum on rank 0: expected shape (10, 3), got (6, 3)",
+    ),
     "the checker's variables": (meshes.norm, right_from_the_frame, "does not look into its checker"),
     "the checker's body": (tasks.gives_back, the_checkers_receive, "knows the answer"),
     "the checker's body, later": (tasks.gives_back, its_receive_later, "knows the answer"),

@@ -10,6 +10,7 @@ from ...ranks import comm
 from ...ranks.mesh import Mesh
 from ...ranks.node_traffic import BETWEEN, by_class
 from . import Task, returned, scored
+from .differences import ANY
 from .ranked import ranked
 
 
@@ -61,12 +62,13 @@ def _on_two_levels(axis, answer, rows: int) -> tuple:
     comm.clear_log()
     got = answer(x, mesh["tp"], mesh["dp"])
     crossed = [size for (_, kind), size in by_class(comm.log, axis.rank, 2).items() if kind == BETWEEN]
-    return got, sum(crossed), x
+    calls = {e.op for e in comm.log if any(kind == BETWEEN for _, kind in by_class([e], axis.rank, 2))}
+    return got, sum(crossed), x, calls
 
 
 two_levels = ranked(
-    ("the sum", "bytes sent to the other machine", "x as it was given"),
-    lambda rank, rows: (sum(_integers(r, rows) for r in range(4)), 8 * rows, _integers(rank, rows)),
+    ("the sum", "bytes sent to the other machine", "x as it was given", "calls that cross"),
+    lambda rank, rows: (sum(_integers(r, rows) for r in range(4)), 8 * rows, _integers(rank, rows), ANY),
     _on_two_levels,
     4,
     shown=[(6,), (8,)],
