@@ -1206,7 +1206,7 @@ def letters(name, sp):
 
 
 # %% tags=["wrong"]
-# FAIL: with sp alone
+# FAIL: That is what is summed in the step with sp alone
 # MISTAKE: Every whole weight is taken to be used by each rank in its own way.
 def letters(name, sp):
     whole = "ln_" in name or name == "wpe.weight" or name.endswith("c_proj.bias")
