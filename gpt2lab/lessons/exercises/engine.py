@@ -13,7 +13,7 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache, partial
 from pathlib import Path
 
@@ -44,7 +44,8 @@ class Task:
     arguments. `drawn(chance)` makes the arguments of one of `count` more cases from a `random.Random`. What an answer
     gives is `call(answer, *arguments)`, by default `answer(*arguments)`; `like` takes (that, words of the case) and
     gives it in the form of the right answer, or raises AssertionError. Then it is compared: with `rules(it,
-    *arguments)`, a table for `refuse`, and with `right(*arguments)`. Modules in `closed` may not be called; with `keep`
+    *arguments)`, a table for `refuse`; with `mistakes`, sentences and wrong answers that differ in the last digits; and
+    with `right(*arguments)`. Modules in `closed` may not be called; with `keep`
     arguments must stay as they were given. A `brief` task, whose cases take long, is over with the first difference.
     """
 
@@ -55,6 +56,7 @@ class Task:
     call: Callable | None = None
     like: Callable | None = None
     rules: Callable[..., Mapping] | None = None
+    mistakes: Mapping[str, Callable] = field(default_factory=dict)
     closed: tuple[str, ...] = ()
     keep: bool = True
     tolerance: float = 1e-10
@@ -188,6 +190,10 @@ def tried(task: Task, answers: tuple, words: str, given: tuple, seen: list) -> N
     seen.append((got, same))
     try:
         refuse(words, task.rules(got, *given) if task.rules else {})
+        for sentence, wrong in task.mistakes.items():
+            said = wrong(*deepcopy(given))
+            right = _alike(said, want, task.tolerance)  # by chance, in this case
+            assert right or not _alike(got, said, task.tolerance), f"{words}: {sentence}"
         if task.right:
             difference(got, want, words, task.tolerance)
         assert same, f"{words}: right, but your function changed what it was given; work on copies"
@@ -206,3 +212,11 @@ def called(answer, given: tuple, words: str, shut: tuple[str, ...] = ()):
             raise
         said = str(error) if isinstance(error, AssertionError) else f"{kind}: {error}"
         raise AssertionError(said if said.startswith(words) else f"{words}: {said}") from error
+
+
+def _alike(got, said, tolerance: float) -> bool:
+    try:
+        difference(got, said, "", tolerance)
+    except AssertionError:
+        return False
+    return True
