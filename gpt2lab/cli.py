@@ -71,10 +71,7 @@ def overview() -> str:
     """The help of the command line as a whole."""
     lines = ["usage: gpt2lab COMMAND [options]", "", "GPT-2 in parallel: run it and check it.", ""]
     lines += [f"  {name:10}{about}" for name, (_, about) in COMMANDS.items()]
-    lines += [
-        "",
-        "gpt2lab COMMAND --help explains a command; --debug shows where an error came from.",
-    ]
+    lines += ["", "gpt2lab COMMAND --help explains a command; --debug shows where an error came from."]
     return "\n".join(lines)
 
 

@@ -1,5 +1,6 @@
 """Machines: how fast they compute and send, what a process holds, and switches that make a step faster.
 
+few_rows      layers of one row at the speed of memory, as when a model writes
 timing        a stopwatch that warms up, waits and repeats
 device_time   when a GPU gets somewhere, without waiting for it
 speed         flop/s and bytes/s of this machine
