@@ -50,7 +50,7 @@ def test_no_plan_costs_less_than_its_bound(name):
     [
         ("OPERATORS", 12_000),
         ("UPDATE", 9_000),
-        ("kept_by_block", lambda *unit: 10**12),
+        ("kept_by_dense_block", lambda *unit: 10**12),
         ("stream_bytes", lambda *unit: 10**12),
         ("pairs_seen", lambda share, tokens: 10**9),
     ],

@@ -160,12 +160,7 @@ BUGS = {
         "False",
         three_logits_at_the_loss,
     ),
-    "the peak is the last moment": (
-        Numberless.settle,
-        "> self.most.get(self.waits, -1)",
-        ">= 0",
-        three_logits_at_the_loss,
-    ),
+    "the peak is the last moment": (Numberless.settle, "> self.most", "> 0", three_logits_at_the_loss),
     "the optimizer has no state": (
         dry._make_state,
         "trainer.optimizer.step()",
@@ -193,7 +188,7 @@ BUGS = {
     ),
     "one micro-batch is enough": (dry._shorter, "2 * plan.pp + 1", "1", as_many_micro_batches_as_matter),
     "replicas are alike": (
-        dry.fullest_rank,
+        dry.fullest_ranks,
         "plan.data in UNEVEN",
         "False",
         the_owner_of_the_blocks_is_found,

@@ -12,11 +12,11 @@ from gpt2lab.plan import Plan
 from gpt2lab.planner import sends
 from gpt2lab.planner.cost import predict
 from gpt2lab.planner.gathers import gather_counts, reduce_counts
-from gpt2lab.planner.kept import kept_by_block
+from gpt2lab.planner.kept import kept_by_dense_block
 from gpt2lab.planner.memory import memory
 from gpt2lab.planner.models import KINDS, MODELS, Transformer, find_model, network_of, units
 from gpt2lab.planner.problem import CLUSTERS
-from gpt2lab.planner.share import RankShare, check
+from gpt2lab.planner.share import MemoryShare, RankShare, check
 
 H100 = CLUSTERS["h100x64"]
 SMALL = Transformer(64, 32, 4, 8, 32, kv_heads=2, mlp=48, **KINDS["llama"])
@@ -37,7 +37,7 @@ def test_a_pipeline_of_tensor_ranks_holds_every_weight_once(name):
         plan, cut, whole = Plan.parse(text), 0, 0
         for stage in range(plan.pp):
             for tp in range(plan.tp):
-                for p in RankShare(plan, config, 8, 128, pp=stage, tp=tp).parameters:
+                for p in MemoryShare(plan, config, 8, 128, pp=stage, tp=tp).parameters:
                     cut += p.elements * p.cut
                     whole += p.elements * (not p.cut and tp == 0)
         twice = config.vocab_size * config.n_embd * (config.tied and plan.pp > 1)
@@ -67,7 +67,7 @@ def test_what_differs_from_gpt2_is_counted():
     # two norms' inputs and outputs, a root mean square of each where GPT-2 has two numbers; q, k, v; attention and its
     # sums of 8 heads; the gate, what it gates, their product, and the gate's sigmoid unit
     numbers = 4 * 32 + 4 + 32 + 2 * 8 + 32 + 8 + 4 * 48
-    assert kept_by_block(share, 2, 32) == 2 * 64 * numbers
+    assert kept_by_dense_block(share, 2, 32) == 2 * 64 * numbers
     assert SMALL.multiplied == 32 * 32 * 2 + 2 * 32 * 8 + 3 * 32 * 48
     assert SMALL.parameters == 2 * 64 * 32 + 4 * (SMALL.multiplied + 2 * 32) + 32
     assert SMALL.flops_per_token(0) == 6 * (SMALL.parameters - 64 * 32)  # the embedding is looked up

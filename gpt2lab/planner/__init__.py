@@ -3,9 +3,9 @@
 cost          seconds, bytes and memory of a whole plan on a cluster
 dry           a step without numbers: what any plan sends and holds; numberless counts its memory
 memory        what each rank holds at its fullest moment: moments walks through a step, for a search; else a dry run
-kept          what it keeps from forward to backward
+kept          what it keeps from forward to backward; experts: of a mixture
 sends         what each rank sends, axis by axis; gathers: how often ZeRO gathers and sums
-mixtures      what a mixture of experts costs, by a dry run
+mixtures      seconds and bytes sent of a mixture of experts
 share         what a plan gives one rank; tensor_costs: what tensor and sequence parallelism send and keep
 seconds       how long a rank works on a stage; pipelines: how long their schedule takes
 fit           alpha and beta from measured times, with their uncertainty

@@ -9,7 +9,7 @@ message and no logits are in it, so the tests can hold every prediction above bo
 from dataclasses import dataclass, field
 
 from ..plan import Plan
-from .kept import kept_by_block, stream_bytes
+from .kept import kept_by_dense_block, stream_bytes
 from .models import units
 from .problem import Cluster
 from .seconds import OPERATORS, UPDATE, groups_on_nodes, pairs_seen
@@ -139,4 +139,4 @@ class Bounds:
         rows, tokens = min(share.micro_rows), share.tokens
         if share.again[0] and share.plan.pp == 1:
             return stream_bytes(share, rows, tokens)
-        return kept_by_block(share, rows, tokens)
+        return kept_by_dense_block(share, rows, tokens)

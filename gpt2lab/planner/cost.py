@@ -234,7 +234,7 @@ def _end(machine: RankOnCluster) -> Counter:
     total = Counter()
     gradients = gradient_sends(share)
     for axis, seconds in machine.travel(gradients).items():
-        total[axis] += exposed(machine, seconds, sum(s.calls for s in gradients)) if seconds else 0.0
+        total[axis] += _exposed(machine, seconds, sum(s.calls for s in gradients)) if seconds else 0.0
     total += machine.travel(finish_sends(share))
     weights = sum(share.sizes.values())
     mine = weights / share.sharing[0] if plan.zero else weights
@@ -242,7 +242,7 @@ def _end(machine: RankOnCluster) -> Counter:
     return total
 
 
-def exposed(machine: RankOnCluster, seconds: float, messages: int) -> float:
+def _exposed(machine: RankOnCluster, seconds: float, messages: int) -> float:
     """Seconds of the gradients' sums that no backward hides: overlap needs something that works beside the ranks."""
     plan = machine.share.plan
     if not machine.overlaps or plan.data != "bucket" or plan.zero == 1:

@@ -24,22 +24,24 @@ from ..ranks.mesh import Mesh
 from ..ranks.traffic import split_sizes
 from ..train import Recipe, Trainer
 from ..transport.pretended import one_of
-from .numberless import Numberless
+from .experts import rows_of
+from .numberless import PARTS, Numberless
 
 DTYPES = {2: torch.bfloat16, 4: torch.float32, 8: torch.float64}
 
 
 @dataclass(frozen=True)
 class DryRank:
-    """What one rank does in a step: its `place` in the mesh, its calls in order, and what it holds.
+    """What one rank does in a step: its `place` in the mesh, its calls in order, and its fullest moment.
 
-    `calls` are (operation, axis, bytes, messages); `moments` are the fullest ones of the "forward", the "backward" and
-    the "update": bytes by what they are for.
+    `calls` are (operation, axis, bytes, messages); `parts` are bytes held at the fullest moment, by what they are for;
+    the `moment` is in "forward", "backward" or "update".
     """
 
     place: dict[str, int]
     calls: tuple[tuple[str, str, int, int], ...]
-    moments: dict[str, dict[str, int]]
+    parts: dict[str, int]
+    moment: str
 
     @property
     def sent(self) -> dict[str, tuple[int, int]]:
@@ -49,16 +51,6 @@ class DryRank:
             before = found.get(axis, (0, 0))
             found[axis] = before[0] + size, before[1] + messages
         return {axis: sums for axis, sums in found.items() if any(sums)}
-
-    @property
-    def moment(self) -> str:
-        """Where the fullest moment is."""
-        return max(self.moments, key=lambda moment: sum(self.moments[moment].values()))
-
-    @property
-    def parts(self) -> dict[str, int]:
-        """Bytes at the fullest moment, by what they are for."""
-        return self.moments[self.moment]
 
     @property
     def held(self) -> int:
@@ -88,7 +80,9 @@ def dry_run(
         trainer.stream([batch] * steps_until_full(plan))
         seen.settle()
         calls = tuple((e.op, e.axis, e.bytes, e.messages) for e in comm.log)
-        found = DryRank(mesh.coordinates(), calls, seen.fullest)
+        found = DryRank(
+            mesh.coordinates(), calls, {part: seen.parts.get(part, 0) for part in PARTS}, seen.moment
+        )
         del trainer, parallel
     return found
 
@@ -141,9 +135,7 @@ def _evenly(config, length: int):
     """`by_expert` as if every expert got equally many of the choices that find room."""
 
     def by_expert(choices: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-        experts, tokens = config.experts, choices.numel() // choices.size(-1)
-        room = experts.experts * experts.room(length) / length
-        rows = round(tokens * (room if experts.router == "expert_choice" else min(experts.top_k, room)))
+        rows = round(rows_of(config, length, choices.numel() // choices.size(-1)))
         return torch.arange(rows), torch.tensor(split_sizes(rows, count))
 
     return by_expert
@@ -161,19 +153,14 @@ def fullest_ranks(
     Of ranks that are alike the first is run: it has the most rows, and the largest part of what is cut unevenly.
     """
     plan.check(config, rows, length)
-    for stage in range(plan.pp):
-        yield fullest_rank(stage, plan, config, rows, length, itemsize, optimizer)
-
-
-def fullest_rank(
-    stage: int, plan: Plan, config, rows: int, length: int, itemsize: int = 4, optimizer: str = "adamw"
-) -> DryRank:
-    """The rank of one pipeline stage that holds most in a step."""
     plan, rows = _shorter(plan, rows)
     replicas = range(plan.dp if plan.data in UNEVEN else 1)
-    beside = [((stage * plan.dp + dp) * plan.cp + cp) * plan.tp for dp in replicas for cp in range(plan.cp)]
-    runs = [dry_run(plan, config, rows, length, itemsize, optimizer, rank) for rank in beside]
-    return max(runs, key=lambda run: run.held)
+    for stage in range(plan.pp):
+        beside = [
+            ((stage * plan.dp + dp) * plan.cp + cp) * plan.tp for dp in replicas for cp in range(plan.cp)
+        ]
+        runs = [dry_run(plan, config, rows, length, itemsize, optimizer, rank) for rank in beside]
+        yield max(runs, key=lambda run: run.held)
 
 
 def _shorter(plan: Plan, rows: int) -> tuple[Plan, int]:

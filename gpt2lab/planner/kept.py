@@ -8,7 +8,8 @@ from ..parallel.context.exchanges import ALIASES
 from ..ranks.traffic import split_sizes
 from ..schedules.formulas import kept_for_weights
 from . import tensor_costs
-from .share import RankShare
+from .experts import kept_more
+from .share import EXPERT, RankShare
 
 
 def inputs_only(share: RankShare) -> bool:
@@ -39,8 +40,8 @@ def largest_matrix(share: RankShare, position: int) -> int:
 def kept_by_stage(share: RankShare, position: int, rows: int, tokens: int) -> Counter:
     """Bytes that a stage keeps of one unit from forward to backward."""
     stream = stream_bytes(share, rows, tokens)
-    block = stream if inputs_only(share) else kept_by_block(share, rows, tokens)
-    found = Counter(activations=len(share.parts.layers[position]) * block)
+    kept = lambda layer: stream if inputs_only(share) else kept_by_block(share, rows, tokens, layer)
+    found = Counter(activations=sum(kept(layer) for layer in share.parts.layers[position]))
     if position == share.depth - 1:
         c = share.config.n_embd
         found["activations"] += 2 * stream + 2 * stream // c
@@ -51,25 +52,37 @@ def kept_by_stage(share: RankShare, position: int, rows: int, tokens: int) -> Co
     return found
 
 
+def kept_by_block(share: RankShare, rows: int, tokens: int, layer: int) -> int:
+    """Bytes that one block keeps, of experts if it has some."""
+    return kept_by_dense_block(share, rows, tokens) + kept_more(share, layer, rows, tokens)
+
+
 @lru_cache(maxsize=4096)
-def kept_by_block(share: RankShare, rows: int, tokens: int) -> int:
-    """Bytes that one block keeps, by the formulas of tensor, sequence and context parallelism."""
+def kept_by_dense_block(share: RankShare, rows: int, tokens: int) -> int:
+    """Bytes that a dense block keeps, by the formulas of tensor, sequence and context parallelism."""
     plan, config, e, net = share.plan, share.config, share.itemsize, share.net
-    own = tensor_costs.kept_bytes(share.shape(rows, tokens), share.tp, plan.sp)
-    own += e * rows * tokens * net.kept_more // plan.tp
+    more = e * rows * tokens * net.kept_more // plan.tp
     if plan.cp == 1:
-        return own
+        return tensor_costs.kept_bytes(share.shape(rows, tokens), share.tp, plan.sp) + more
     name = ALIASES.get(plan.exchange, plan.exchange)
-    numbers = lambda exchange: context.kept_numbers(config, rows, share.table, share.cp, exchange)
-    borrowed = numbers(name) - numbers("ring")  # a ring keeps nothing of other ranks
-    if name != "heads":  # then keys and values alone are borrowed, as narrow as they are
-        borrowed = borrowed * net.keys // net.n_embd
-    return own + e * (borrowed // plan.tp)
+    whole = context.kept_numbers(config, rows, share.table, share.cp, name)
+    if (
+        net.keys < net.n_embd and name != "heads"
+    ):  # what is borrowed, keys and values alone, is as narrow as they are
+        own = context.kept_numbers(config, rows, share.table, share.cp, "ring")
+        whole = own + (whole - own) * net.keys // net.n_embd
+    if plan.tp == 1:
+        return e * whole + more
+    # outside attention as tensor parallelism keeps it; attention's own is cut by heads
+    outside = rows * tokens * (12 * config.n_embd + 4)
+    inside = (whole - outside) // plan.tp
+    plain = rows * tokens * (4 * config.n_embd // plan.tp + config.n_head // plan.tp)
+    return tensor_costs.kept_bytes(share.shape(rows, tokens), share.tp, plan.sp) + e * (inside - plain) + more
 
 
 def part_elements(share: RankShare, name: str) -> int:
     """Elements of a part of the weights, such as `wte` or `h.3`, that are here."""
-    return sum(share.sizes.get((name, cut), 0) for cut in (False, True))
+    return sum(share.sizes.get((name, kind), 0) for kind in range(2 * EXPERT))
 
 
 def block_elements(share: RankShare, position: int) -> int:

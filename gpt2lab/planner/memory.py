@@ -14,10 +14,10 @@ from functools import cache, cached_property
 
 from ..machine.arguments import checked
 from ..schedules import Op
-from .dry import UNEVEN, fullest_rank
+from .dry import UNEVEN, dry_run
 from .models import Transformer
 from .moments import Walk
-from .share import RankShare, check, order_of
+from .share import MemoryShare, RankShare, check, order_of
 
 MOMENTS = {"adamw": 2, "sgd": 0}
 
@@ -56,36 +56,24 @@ def memory(
     check(plan, config, rows, length)
     if optimizer not in MOMENTS:
         raise ValueError(f"There is no optimizer {optimizer!r} here. Use {' or '.join(MOMENTS)}.")
-    if config.experts or not has_formula(plan):
-        return tuple(
-            _run_dry(stage, plan, config, rows, length, itemsize, mixed, optimizer)
-            for stage in range(plan.pp)
-        )
-    whole = RankShare(plan, config, rows, length, itemsize, mixed=mixed)
+    whole = MemoryShare(plan, config, rows, length, itemsize, mixed=mixed)
     return fullest([replace(whole, pp=stage) for stage in range(plan.pp)], optimizer)
 
 
 def fullest(shares: Iterable[RankShare], optimizer: str = "adamw") -> tuple[Held, ...]:
-    """What the fullest rank beside each of these ranks holds."""
+    """What the fullest of the context ranks beside each of these ranks holds."""
     return tuple(
-        max((of_rank(one, optimizer) for one in _beside(s)), key=lambda h: h.total)
-        if has_formula(s.plan)
-        else _run_dry(s.pp, s.plan, s.config, s.rows, s.length, s.itemsize, s.mixed, optimizer)
-        for s in shares
+        max((of_rank(one, optimizer) for one in _beside(share)), key=lambda h: h.total) for share in shares
     )
 
 
-def _run_dry(stage: int, plan, config, rows, length, itemsize, mixed, optimizer) -> Held:
-    if mixed or isinstance(config, Transformer):
-        raise ValueError(
-            f"{plan} has no formula of its memory, by which mixed precision and networks other than GPT-2 "
-            "are computed. Use another schedule, or bf16 or float32 of a GPT-2."
-        )
-    return Held(stage, **fullest_rank(stage, plan, config, rows, length, itemsize, optimizer).parts)
-
-
 def _beside(share: RankShare) -> list[RankShare]:
-    """The context rank with the most tokens, and where ranks borrow unequally the last one, which borrows most."""
+    """The context rank with the most tokens, and where ranks borrow unequally the last one, which borrows most.
+
+    Replicas that hold different things are all looked at.
+    """
+    if share.plan.data in UNEVEN:
+        return [replace(share, dp=dp, cp=cp) for dp in range(share.plan.dp) for cp in range(share.plan.cp)]
     sizes, name = share.table.sizes if share.table else [0], share.plan.exchange
     unequal = len(sizes) - 1 if name == "triangle" or name.startswith("halo") else 0
     return (
@@ -94,7 +82,15 @@ def _beside(share: RankShare) -> list[RankShare]:
 
 
 def of_rank(share: RankShare, optimizer: str = "adamw") -> Held:
-    """What one rank of a plan that has a formula holds at its fullest moment in a step, the first one apart."""
+    """What one rank holds at its fullest moment in a step, the first one apart; without a flush, in a long stream."""
+    if not has_formula(share.plan, share.config):
+        if share.mixed or isinstance(share.config, Transformer):
+            raise ValueError(
+                f"{share.plan} has no formula of its memory, by which mixed precision and networks other than GPT-2 "
+                "are computed. Use another schedule, or bf16 or float32 of a GPT-2."
+            )
+        sizes = share.rows, share.length, share.itemsize
+        return Held(share.pp, **dry_run(share.plan, share.config, *sizes, optimizer, share.number).parts)
     walk = Walk(share, MOMENTS[optimizer])
     for op in _order(share):
         walk.forward(op) if op.kind == "F" else walk.backward(op)
@@ -102,9 +98,16 @@ def of_rank(share: RankShare, optimizer: str = "adamw") -> Held:
     return Held(share.pp, **walk.fullest)
 
 
-def has_formula(plan) -> bool:
-    """Whether the memory of a dense model is known by formula: where all replicas hold alike, in steps that flush."""
-    return plan.data not in UNEVEN and not plan.asynchronous and plan.schedule != "terapipe"
+def has_formula(plan, config) -> bool:
+    """Whether memory is known by formula: of dense models and simple mixtures, where all replicas hold alike."""
+    alike = plan.data not in UNEVEN and not plan.asynchronous and plan.schedule != "terapipe"
+    return alike and (config.experts is None or priced_experts(plan, config.experts))
+
+
+def priced_experts(plan, experts) -> bool:
+    """Whether a mixture is of GPT-2's MLPs, and spread over neighbours of dp alone: the one that a search compares."""
+    alone = plan.pp * plan.cp * plan.tp * plan.node == 1 < plan.ep
+    return alone and not (experts.gated or experts.shared or experts.hidden or experts.router == "deepseek")
 
 
 def _order(share: RankShare) -> list[Op]:

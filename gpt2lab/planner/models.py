@@ -106,12 +106,16 @@ class Transformer(GPT2Config):
 
 @dataclass(frozen=True)
 class Parameter:
-    """A parameter as one rank has it: elements, whether tensor parallelism cuts it, or sums its gradient at the end."""
+    """A parameter as one rank has it: elements, whether tensor parallelism cuts it, or sums its gradient at the end.
+
+    `expert`: it is one of the experts that are shared out.
+    """
 
     name: str
     elements: int
     cut: bool = False
     partial: bool = False
+    expert: bool = False
 
 
 SIZES = tuple(f.name for f in fields(GPT2Config))

@@ -3,7 +3,9 @@
 from collections import Counter
 from functools import cache
 
+from ..parallel.zero.flat import part_of
 from ..schedules import Op
+from .experts import in_backward
 from .kept import (
     block_elements,
     inputs_only,
@@ -17,7 +19,7 @@ from .kept import (
     stream_bytes,
 )
 from .sends import owned, tied
-from .share import RankShare
+from .share import EXPERT, RankShare
 
 CHUNK = 128  # tokens whose logits a chunked loss holds at a time
 ATTENTION = 14  # numbers a token and channel that attention's backward holds while keys and values travel
@@ -32,13 +34,22 @@ class Walk:
         self.tied = share.net.tied
         self.wte = max(part_elements(share, "wte"), part_elements(share, share.net.head))
         self.arrived, self.under_way = set(), 0  # positions with gradients; bytes that are being summed
-        self.whole, self.sums = Counter(), Counter()  # bytes by part: of all of it, of its gradient's shards
-        for (part, cut), size in self.sizes.items():
+        # bytes by part: of all of it, of its shards, of what is gathered, of what is summed last, and of that's shards
+        self.whole, shards, self.gathered, self.summed, self.sums = (Counter() for _ in range(5))
+        kept = share.mixed or share.master  # bytes of a gradient in a shard
+        for key, size in self.sizes.items():
+            part, experts = key[0], key[1] >= EXPERT
             self.whole[part] += self.e * size
-            self.sums[part] += (share.mixed or share.master) * share.shards[part, cut]
+            shards[part] += kept * share.shards[key]
+            self.gathered[part] += self.e * size * (not experts or share.sharers(key) > 1)
+            self.summed[part] += self.e * size * (not experts)  # a block's experts are summed before all else
+            self.sums[part] += kept * share.shards[key] * (not experts)
+        self.experts = Counter()
+        for p in (p for p in share.parameters if ".experts." in p.name):
+            self.experts[part_of(p.name)] += self.e * p.elements
         # bytes of gradients that a backward leaves
         whole = Counter({part: size * share.gradient // self.e for part, size in self.whole.items()})
-        self.left = self.sums if self.plan.zero > 1 else whole
+        self.left = shards if self.plan.zero > 1 else whole
         self.wte_shard = max(self.left["wte"], self.left[share.net.head]) * (
             self.plan.zero > 1
         )  # of its gradient, which is summed at once
@@ -47,6 +58,9 @@ class Walk:
         self.now = Counter(weights=self._weights(), optimizer=state)
         self.kept: dict[tuple[int, int], dict[str, int]] = {}
         self.kept_by_stage = cache(lambda *unit: kept_by_stage(share, *unit))
+        self.kept_by_blocks = cache(
+            lambda position, *unit: [kept_by_block(share, *unit, i) for i in share.parts.layers[position]]
+        )
         if self.plan.loss == "chunked" and share.parts.last:
             tokens = min(CHUNK, share.micro_rows[0] * share.tokens)
             self.now["buffers"] = self.e * tokens * share.config.vocab_size
@@ -77,7 +91,7 @@ class Walk:
             return self.e * shards + masters
         if self.plan.zero == 3:  # this package's has no other weights than its masters
             return (share.master + self.e * bool(share.mixed)) * shards
-        return self.e * share.sharing[0] * shards + masters
+        return self.e * sum(share.sharers(part) * size for part, size in share.shards.items()) + masters
 
     def start_sum(self, size: int) -> None:
         """So many bytes are being summed from now on (stages 2 and 3); what was before has arrived."""
@@ -152,7 +166,7 @@ class Walk:
         layers, matrix = self.share.parts.layers[position], largest_matrix(self.share, position)
         if self.plan.zero != 2:
             blocks = [f"h.{layer}" for layer in self.share.parts.blocks] * (self.plan.zero > 1)
-            joined = max((2 * self.whole[block] for block in blocks), default=0)
+            joined = max((self.whole[block] + self.summed[block] for block in blocks), default=0)
             return self.note(buffers=max(joined, matrix))
         head = self.e * self.wte * (position == self.share.depth - 1)  # a chunked loss has left it
         operands = self.kept[op.stage, op.micro]["activations"] - head * (self.plan.loss == "chunked")
@@ -194,21 +208,25 @@ class Walk:
             self.note(gradients=head)
             return self.start_sum(0)
         plain = self._transient(rows, tokens, 0 if half else largest_matrix(self.share, position))
-        again = kept_by_block(self.share, rows, tokens) if inputs_only(self.share) else 0
-        block, left, shard = (sizes[f"h.{layers[0]}"] for sizes in (self.whole, self.left, self.sums))
-        # a block's gradients joined, while those of the one after it are being summed
-        summed = (block + shard * (not new)) * sharded
-        running = plain + (again or block * sharded)
-        running = max(running, block * (1 + sharded) * bool(again) * (not half))
+        kept, again = self.kept_by_blocks(position, rows, tokens), inputs_only(self.share)
         others = len(layers) - 1
         for done in sorted({0, min(1, others), max(0, others - 1), others}):
-            made = done * left * new
+            here, after = (f"h.{layers[min(others, others + i - done)]}" for i in (0, 1))
+            # a block's gradients joined, while those of the one after it are being summed
+            block = self.whole[here]
+            summed = (self.summed[after] + self.sums[after] * (not new)) * sharded
+            late = self.experts[here] * (new and not sharded)
+            inside, of_experts, gone = in_backward(self.share, self.experts[here], rows * tokens, plain, late)
+            running = inside + (kept[others - done] if again else block * sharded)
+            running = max(running, block * (1 + sharded) * again * (not half))
+            made = sum(self.left[f"h.{layer}"] for layer in layers[len(layers) - done :]) * new
+            over = -held["activations"] * sum(kept[others + 1 - done :]) // max(1, sum(kept))
             if half and done:
                 made += made_at_once(self.share, position, len(layers)) - head
             self.note(
                 weights=self._gathered(position, 1 if 0 < done == others else 2),
-                gradients=head + made + summed * (done > 0),
-                activations=-held["activations"] * done // len(layers),
+                gradients=head + made + of_experts + summed * (done > 0),
+                activations=over - gone,
                 buffers=running,
             )
             if not done and not half:
@@ -258,9 +276,10 @@ class Walk:
         """Stage 1 joins the gradients of one part after the other, from the end, and keeps a shard of each."""
         share = self.share
         for key, group in reversed(share.groups.items()):
-            size, ranks, shard = self.sizes[key], share.sharing[0], share.shards[key]
+            size, ranks = self.sizes[key], share.sharers(key)
+            shard = share.shards[key]
             copied = len(group) > 1 or size % ranks
-            self.note(gradients=self.e * (ranks * shard * bool(copied) + shard))
+            self.note(gradients=self.e * (ranks * shard * bool(copied) + shard * (key[1] < EXPERT)))
             self.now["gradients"] += share.master * shard - self.e * size
 
     def _gradients(self, position: int) -> int:
@@ -279,7 +298,7 @@ class Walk:
         blocks = self.share.parts.blocks
         if self.plan.zero < 3 or not self.share.parts.layers[position]:
             return 0
-        return sum(self.whole[f"h.{layer}"] for layer in blocks[:most])
+        return sum(self.gathered[f"h.{layer}"] for layer in blocks[:most])
 
     def _whole_wte(self) -> int:
         """The embedding is whole from its first use to its last (stage 3)."""

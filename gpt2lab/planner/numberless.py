@@ -25,8 +25,8 @@ ENGINE, WRAPPERS = (
 class Numberless(TorchDispatchMode):
     """Inside, no float is stored or computed. A float that is asked for is 1, a whole number that needed floats 0.
 
-    `now` are the bytes held by part; `fullest` has those of the fullest moment of the "forward", the "backward" and the
-    "update" since `forget`, and `most` their sums.
+    `now` are the bytes held by part; `most`, `parts` and `moment` ("forward", "backward" or "update") say what was held
+    at the fullest moment since `forget`.
     """
 
     def __init__(self):
@@ -44,7 +44,7 @@ class Numberless(TorchDispatchMode):
 
     def forget(self) -> None:
         """Look for the fullest moment from now on."""
-        self.most, self.fullest, self.waits = {}, {}, ""
+        self.most, self.parts, self.moment, self.waits = -1, {}, "", ""
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
@@ -78,8 +78,8 @@ class Numberless(TorchDispatchMode):
 
     def settle(self) -> None:
         """Compare what is held now with the most so far."""
-        if self.waits and (total := sum(self.now.values())) > self.most.get(self.waits, -1):
-            self.most[self.waits], self.fullest[self.waits] = total, {p: self.now[p] for p in PARTS}
+        if self.waits and (total := sum(self.now.values())) > self.most:
+            self.most, self.parts, self.moment = total, dict(self.now), self.waits
         self.waits = ""
 
     def _watch(self, t: torch.Tensor, part: str) -> None:

@@ -17,7 +17,7 @@ from ..parallel.zero.flat import owner_of
 from ..ranks.traffic import all_gather_cost, all_reduce_cost, chain_cost, split_sizes
 from . import tensor_costs
 from .gathers import gather_counts, reduce_counts
-from .share import RankShare, frame, groups_of
+from .share import EXPERT, RankShare, frame, groups_of
 
 
 @dataclass(frozen=True)
@@ -241,16 +241,19 @@ WANTED = {
 
 def owned(share: RankShare, wanted: str) -> int:
     """Elements of the parameters that are `WANTED`, or of the parts of them that this rank's optimizer steps."""
-    ranks = (*share.sharing, share.plan.data == "owner") if share.plan.zero else None
+    ranks = (*share.sharing, share.plan.ep, share.plan.data == "owner") if share.plan.zero else None
     return _owned(share.groups_key, wanted, ranks)
 
 
 @lru_cache(maxsize=4096)
 def _owned(key: tuple, wanted: str, sharing: tuple | None) -> int:
     groups, total = groups_of(*key), 0
-    ranks, place, owner = sharing or (1, 0, False)
-    for number, group in enumerate(groups.values()):
+    ranks, place, ep, owner = sharing or (1, 0, 1, False)
+    for number, ((_, kind), group) in enumerate(groups.items()):
         whole, start = sum(p.elements for p in group), 0
+        if kind >= EXPERT:
+            total += zero.shard_length(whole, ranks // ep) * (wanted == "all")
+            continue
         size = zero.shard_length(whole, ranks)
         low, high = place * size, (place + 1) * size
         if owner:

@@ -16,6 +16,8 @@ from ..schedules import Schedule
 from .models import Parameter, Transformer, units
 from .tensor_costs import Shape
 
+EXPERT = 2  # what the key of a part of the experts has besides
+
 
 def frame(plan: Plan) -> Schedule:
     """The plan's schedule for a single micro-batch: which rank holds which stage does not depend on their number."""
@@ -190,6 +192,10 @@ class RankShare:
         here, plan = self.parts, self.plan
         return self.config, here.first, here.last, tuple(here.blocks), plan.tp, self.tp, plan.sp
 
+    def has_experts(self, layer: int) -> bool:
+        """Whether what is asked of a layer takes its experts into account."""
+        return False
+
     @property
     def groups(self) -> dict[tuple[str, bool], tuple[Parameter, ...]]:
         """The parts that ZeRO shards, as `zero.flat.into_groups` forms them: (part, cut by tensor parallelism)."""
@@ -208,7 +214,11 @@ class RankShare:
     @cached_property
     def shards(self) -> dict[tuple[str, bool], int]:
         """Elements of this rank's shard of each part."""
-        return {part: shard_length(size, self.sharing[0]) for part, size in self.sizes.items()}
+        return {part: shard_length(size, self.sharers(part)) for part, size in self.sizes.items()}
+
+    def sharers(self, part: tuple[str, int]) -> int:
+        """How many ranks share out a part: experts have fewer replicas."""
+        return self.sharing[0] // (self.plan.ep if part[1] >= EXPERT else 1)
 
     @cached_property
     def sharing(self) -> tuple[int, int]:
@@ -217,11 +227,33 @@ class RankShare:
         return ranks, self.place % ranks
 
 
+class MemoryShare(RankShare):
+    """A part of which only the memory is asked: of a model with experts, or in a stream without a flush, too.
+
+    Its parameters are those of a dense model or of the mixtures that have formulas.
+    """
+
+    def __post_init__(self):
+        """Nothing is refused."""
+
+    @cached_property
+    def groups_key(self) -> tuple:
+        """What decides which parameters are here, experts among them."""
+        return *super().groups_key, self.plan.ep
+
+    def has_experts(self, layer: int) -> bool:
+        """Whether a layer has experts."""
+        return _has_experts(self.config, layer)
+
+
 @lru_cache(maxsize=1024)
 def _parameters(
-    config, first: bool, last: bool, blocks: tuple, n: int, rank: int, sp: bool
+    config, first: bool, last: bool, blocks: tuple, n: int, rank: int, sp: bool, ep: int = 0
 ) -> tuple[Parameter, ...]:
-    """The parameters of some blocks and ends, of which this is rank `rank` of n tensor-parallel ones."""
+    """The parameters of some blocks and ends, of which this is rank `rank` of n tensor-parallel ones.
+
+    `ep` ranks share out the experts; 0: of a dense model.
+    """
     net, c, cut = units(config), config.n_embd, n > 1
     hidden, biased, many = split_sizes(net.mlp, n)[rank], 1 + net.bias, net.mlps
     norm = lambda name: [(f"{name}.weight", c, False, sp), (f"{name}.bias", c, False, sp)][:biased]
@@ -231,14 +263,36 @@ def _parameters(
     ]
     attention = column("attn.c_attn", (c + 2 * net.keys) // n) + row("attn.c_proj", c // n, c)
     block = norm("ln_1") + attention + norm("ln_2")
-    block += [("mlp.router.weight", many * c)] * (many > 1)
-    block += column("mlp.c_fc", many * (1 + net.gated) * hidden) + row("mlp.c_proj", many * hidden, many * c)
+    dense = [("mlp.router.weight", many * c)] * (many > 1)
+    dense += column("mlp.c_fc", many * (1 + net.gated) * hidden) + row("mlp.c_proj", many * hidden, many * c)
+    mlps = lambda layer: _mixture(config, ep) if ep and _has_experts(config, layer) else dense
     words = split_sizes(config.vocab_size, n)[rank] * c
     found = [Parameter("wte.weight", words, cut)] * (first or (last and net.tied))
     found += [Parameter("wpe.weight", config.n_positions * c, partial=sp)] * (first and net.learned)
-    found += [Parameter(f"h.{layer}.{name}", *rest) for layer in blocks for name, *rest in block]
+    found += [
+        Parameter(f"h.{layer}.{name}", *rest) for layer in blocks for name, *rest in block + mlps(layer)
+    ]
     found += [Parameter(*one) for one in norm("ln_f") * last]
     return tuple(found + [Parameter("lm_head.weight", words, cut)] * (last and not net.tied))
+
+
+def _has_experts(config: GPT2Config, layer: int) -> bool:
+    return config.experts is not None and config.experts.at(layer)
+
+
+def _mixture(config: GPT2Config, ep: int) -> list[tuple]:
+    """The router and the experts that are here, each GPT-2's MLP, of a layer."""
+    c, count = config.n_embd, config.experts.experts
+    parts = (
+        ("c_fc.weight", 4 * c * c),
+        ("c_proj.weight", 4 * c * c),
+        ("c_fc.bias", 4 * c),
+        ("c_proj.bias", c),
+    )
+    here = [
+        (f"mlp.experts.{e}.{name}", n, False, False, ep > 1) for e in range(count // ep) for name, n in parts
+    ]
+    return [("mlp.router.weight", count * c), *here]
 
 
 @lru_cache(maxsize=1024)
@@ -251,6 +305,6 @@ def groups_of(*key) -> dict[tuple[str, bool], tuple[Parameter, ...]]:
     """The groups of parameters of a `RankShare.groups_key`."""
     found: dict[tuple[str, bool], tuple[Parameter, ...]] = {}
     for p in _parameters(*key):
-        key = part_of(p.name), p.cut
+        key = part_of(p.name), p.cut + EXPERT * p.expert
         found[key] = *found.get(key, ()), p
     return found
