@@ -95,7 +95,7 @@ def main() -> None:
     before, rest = readme.read_text().split(BEGIN)
     made = table(measured, planted())
     print(made)
-    readme.write_text(f"{before}{BEGIN}{made}{END}{rest.split(END)[1]}")
+    readme.write_text(f"{before}{BEGIN}{made}{END}{rest.split(END, 1)[1]}")
 
 
 if __name__ == "__main__":
