@@ -35,9 +35,8 @@ FRAMES = {
     for name in ("_getframe", "_current_frames", "_current_exceptions", "setprofile", "settrace")
 }
 FRAMES |= {f"gc.get_{name}" for name in ("objects", "referrers", "referents")}
-FRAMES |= {"tb_frame", "gi_frame", "cr_frame", "ag_frame", "code.__new__"}
-"""What gives the frames of other functions, by the names of Python's audit events and of attributes; and code whose
-file an answer chooses, as that of a library."""
+FRAMES |= {"tb_frame", "gi_frame", "cr_frame", "ag_frame"}
+"""What gives the frames of other functions, by the names of Python's audit events and of attributes."""
 
 
 @contextmanager
@@ -84,7 +83,7 @@ def frames_closed() -> list[str]:
 
     def hook(event: str, given: tuple) -> None:
         name = given[1] if event == "object.__getattr__" else event
-        pretends = event == "compile" and str(given[1]).startswith(LIBRARIES)
+        pretends = event in ("compile", "code.__new__") and str(given[1]).startswith(LIBRARIES)  # its file
         if not (pretends or name in FRAMES) or vars(asking):
             return
         asking.now = True
