@@ -16,7 +16,6 @@ from sharding_cases import (
 )
 
 from gpt2lab.model import GPT2Config
-from gpt2lab.planner.alpa import scattered
 from gpt2lab.reference import RECIPES, example_batch, example_weights, serial_run
 from gpt2lab.sharding import layout
 from gpt2lab.sharding.capture import capture
@@ -289,20 +288,6 @@ def test_the_mark_of_the_lower_priority_stands_in_whatever_order_they_are_writte
     marks = {"wte.weight": mark(first, 0), "wt*": mark(second, 1)}
     found = propagate(graph(), dict(reversed(marks.items())) if turn else marks, {"x": 2})
     assert found.layouts["wte.weight"].text("x") == first.replace("closed", "RR")
-
-
-def test_a_sum_that_something_else_reads_whole_is_not_scattered():
-    """Alpa's rewrite leaves it; what is an output alone ends cut."""
-    x, w = torch.randn(4, 6, dtype=torch.float64), torch.randn(6, 4, dtype=torch.float64)
-
-    def read_too(x, w):
-        y = x @ w
-        return y, y.exp()
-
-    for function, results, cut in ((read_too, ["y", "z"], set()), (product, ["y"], {"y"})):
-        whole = capture(function, {"x": x, "w": w}, results)
-        one = program({"x": Mark("RS0"), "w": Mark("S0R")}, {"x": 2}, whole)
-        assert set(scattered(one)[1]) == cut
 
 
 def product(x, w):

@@ -11,9 +11,9 @@ from ..lessons.source import SOLUTION, Lesson, prose
 WORDS, LINES, EXERCISE, SOLVED = 120, 10, 5, 1.5
 """Words and lines of code read in a minute; minutes of an exercise and of a line of its solution. Fitted to two lessons
 that were timed: 07 took 100 to 130 minutes, 17 took 90."""
-ABOUT = """Made from the lessons. Minutes are fitted to two lessons that were timed; those of the cells are measured. In
-45 minutes also leave questions, appendices and what to read for home. Under *Expected misconceptions* lines with - are
-the solution's, and lines with + stand there instead."""
+ABOUT = """Made from the lessons. Minutes are fitted to two lessons that were timed; those in which cells run
+stand where they have been measured. In 45 minutes also leave questions, appendices and what to read for home. Under
+*Expected misconceptions* lines with - are the solution's, and lines with + stand there instead."""
 READ_ON = re.compile(r"^## Read on\s*\n(.*?)(?=\n+\*\*Next|\Z)", re.M | re.S)
 
 
