@@ -118,10 +118,10 @@ def _codes(code: CodeType, name: str):
         yield from _codes(inner, name)
 
 
-def is_noticed(ranks, bug, plan, config, limit: float = 1e-6) -> bool:
+def is_noticed(ranks, bug, plan, config, limit: float = 1e-6, depths=("gradients", "full")) -> bool:
     """Whether the comparison with the serial run notices a bug: one step first, and training only if that is equal."""
     plan = Plan.parse(plan) if isinstance(plan, str) else plan
-    for depth in ("full",) if plan.asynchronous else ("gradients", "full"):
+    for depth in ("full",) if plan.asynchronous else depths:
         serial = reference(config, *SIZES, depth)
         if noticed(ranks.run(compare_with_bug, serial, bug, plan, config, depth), limit):
             return True

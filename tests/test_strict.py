@@ -3,9 +3,8 @@
 import pytest
 import torch
 import torch.distributed as dist
-from planting import SIZES, compare_with_bug, noticed, planted
+from planting import is_noticed, planted
 from strict import Race, strict
-from warm import reference
 
 from gpt2lab import RankFailed, Ranks
 from gpt2lab.compositions import ALL, PAIRS, TRIPLES, WITH_EXPERTS, WITHOUT_FLUSH
@@ -36,9 +35,7 @@ SLOW = tuple(c for c in (*PAIRS, *WITH_EXPERTS, *TRIPLES, *ALL, *WITHOUT_FLUSH) 
 
 def arrive(pools, plan: Plan, config) -> bool:
     """Whether a plan's gradients, and its first updates, are right over strict messages; later ones send the same."""
-    depth = "full" if plan.asynchronous else "steps"
-    serial = reference(config, *SIZES, depth)
-    return not noticed(pools[plan.world].run(compare_with_bug, serial, strict, plan, config, depth))
+    return not is_noticed(pools[plan.world], strict, plan, config, depths=("steps",))
 
 
 @pytest.mark.parametrize("plan", PLANS)

@@ -21,8 +21,8 @@ class FewRows(TorchFunctionMode):
 def _in_blocks(x, weight, bias=None):
     """`F.linear` of x (..., in) and weight (out, in)."""
     (out, width), threads = weight.shape, max(torch.get_num_threads(), 2)
-    blocks = next((n for n in range(threads, 128) if out % n == 0 and weight.is_contiguous()), 0)
-    if not blocks:
+    blocks = next((n for n in range(threads, 128) if out % n == 0), 0)
+    if not blocks or not weight.is_contiguous():
         return F.linear(x, weight, bias)
     rows = x.reshape(-1, width).t().expand(blocks, -1, -1)  # (blocks, in, rows)
     y = torch.bmm(weight.view(blocks, -1, width), rows).reshape(out, -1).t().reshape(*x.shape[:-1], out)

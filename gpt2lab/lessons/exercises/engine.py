@@ -45,8 +45,8 @@ class Task:
     gives is `call(answer, *arguments)`, by default `answer(*arguments)`; `like` takes (that, words of the case) and
     gives it in the form of the right answer, or raises AssertionError. Then it is compared: with `rules(it,
     *arguments)`, a table for `refuse`; with `mistakes`, sentences and wrong answers that differ in the last digits; and
-    with `right(*arguments)`. Modules in `closed` may not be called; with `keep`
-    arguments must stay as they were given. A `brief` task, whose cases take long, is over with the first difference.
+    with `right(*arguments)`. Modules in `closed` may not be called; with `keep` arguments must stay as they were given.
+    A `brief` task, whose cases take long, is over with the first difference.
     """
 
     right: Callable | None

@@ -204,6 +204,6 @@ def _rows_on_a_rank(rank, world_size, answer, x):
         found = answer(mine, axis)
     return (
         found,
-        sum(size for _, size, _ in comm.traffic().values()),
+        sent(),
         torch.equal(mine, x.tensor_split(world_size)[rank]),
     )
