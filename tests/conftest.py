@@ -1,6 +1,5 @@
 """Sort the tests into parts: `live` starts ranks, `mutant` plants a bug and demands that it is caught, `browser`."""
 
-import re
 import signal
 
 import no_address_parser  # noqa: F401
@@ -10,7 +9,8 @@ import torch
 from hypothesis import settings
 from warm import Pools
 
-STARTS_RANKS = re.compile(r"\b(?:Ranks|launch|verify)\(|mark\.live")
+ROTATE = ("live", "mutant", "browser")
+"""The marks of tests that run on one day of seven (`tiers`)."""
 
 # The same examples in every run, and no clock: what fails here fails for everybody.
 settings.register_profile("same", derandomize=True, deadline=None)
@@ -29,22 +29,20 @@ def pytest_configure(config):
         config.addinivalue_line("markers", line)
 
 
-def parts_of(path, text: str) -> set[str]:
-    """The marks of all tests of a file; who asks for the fixture `pools` is live as well."""
-    return {"browser"} if path.parent.name == "browser" else {"live"} if STARTS_RANKS.search(text) else set()
-
-
 def pytest_collection_modifyitems(config, items):
     kinds, left = {}, []
     for item in [item for item in items if item.path.suffix == ".py"]:
         if item.path not in kinds:
-            kinds[item.path] = parts_of(item.path, item.path.read_text())
+            kinds[item.path] = tiers.kinds(item.path)
         for kind in kinds[item.path] | ({"live"} if "pools" in item.fixturenames else set()):
             item.add_marker(kind)
         if item.path.parent.name == "mutants" or "mutant" in item.originalname:
             item.add_marker("mutant")
-            path = item.path.relative_to(tiers.ROOT).as_posix()
-            left += [item] if not (tiers.drawn(item.nodeid) or tiers.touched(path)) else []
+        path, rotates = (
+            item.path.relative_to(tiers.ROOT).as_posix(),
+            any(map(item.get_closest_marker, ROTATE)),
+        )
+        left += [] if tiers.runs(path, item.nodeid, rotates) else [item]
     if left:
         config.hook.pytest_deselected(items=left)
         items[:] = [item for item in items if item not in set(left)]

@@ -1,9 +1,10 @@
 """What `make test` leaves for another day, and what it never leaves: whatever belongs to what has changed.
 
-Mutants, wrong answers of exercises and lessons rotate in seven parts, TODAY=0..6. A commit takes the day after its
-parent's, so seven commits see everything; TODAY=all leaves nothing out, and is what CI runs. Without TODAY in the
-environment (a test called by hand) nothing is left out either. Changed is what differs from the parent commit: the
-last commit and files that are not committed yet.
+Tests that start ranks or a browser, mutants, wrong answers of exercises and lessons rotate in seven parts, TODAY=0..6;
+the table of equality and the other files of `DAILY` do not, nor does what starts no ranks. A commit takes the day after
+its parent's, so seven commits see everything; TODAY=all leaves nothing out, and is what CI runs. Without TODAY in the
+environment (a test called by hand) nothing is left out either. Changed is what differs from the parent commit: the last
+commit and files that are not committed yet.
 """
 
 import ast
@@ -17,6 +18,10 @@ from zlib import crc32
 ROOT = Path(__file__).parents[1]
 DAYS = 7
 PROOF = "test_solutions_pass_blanks_are_todo_and_wrong_answers_fail"
+STARTS_RANKS = re.compile(r"\b(?:Ranks|launch|verify)\(|mark\.live")
+DAILY = ("equivalence/test_equal", "test_refused", "test_comm", "test_transport")
+"""Files that start ranks on every day: the table of equality, refusals, calls. Over gloo, where only the messages
+differ, they rotate as well."""
 MOST = 5  # lessons that run because a module changed that they import, the most direct
 
 
@@ -48,6 +53,19 @@ def drawn(name: str, day: str | None = None) -> bool:
     return day == "all" or crc32(name.encode()) % DAYS == int(day)
 
 
+def kinds(path: Path) -> set[str]:
+    """The marks of all tests of a file; who asks for the fixture `pools` is live as well."""
+    live = STARTS_RANKS.search(path.read_text())
+    return {"browser"} if path.parent.name == "browser" else {"live"} if live else set()
+
+
+def runs(path: str, test: str, rotates: bool, day: str | None = None) -> bool:
+    """Whether a test runs on a day: where it does not rotate, where its turn is, where it belongs to a change."""
+    daily = path.removeprefix("tests/").removesuffix(".py") in DAILY
+    daily &= os.environ.get("GPT2LAB_BACKEND") != "gloo"
+    return daily or not rotates or drawn(test, day) or not changed().isdisjoint(near(path))
+
+
 @cache
 def changed() -> frozenset[str]:
     """The files that the last commit or an uncommitted edit touches, from the root of the checkout."""
@@ -62,8 +80,10 @@ def imported(path: str) -> frozenset[str]:
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+        elif isinstance(node, ast.ImportFrom):
+            above = Path(path).parts[: -node.level] if node.level else ()
+            module = ".".join([*above, *filter(None, [node.module])])
+            found |= {module, *(f"{module}.{alias.name}" for alias in node.names)}
         elif isinstance(node, ast.Constant) and str(node.value).startswith("gpt2lab."):
             parts = str(node.value).split(".")
             found |= {".".join(parts[:n]) for n in range(2, len(parts) + 1)}
@@ -75,6 +95,13 @@ def imported(path: str) -> frozenset[str]:
         for end in (".py", "/__init__.py")
     ]
     return frozenset(file for file in files if (ROOT / file).is_file())
+
+
+@cache
+def near(path: str) -> frozenset[str]:
+    """A test file, what it imports, and what that imports: a change there is seen best from here."""
+    first = imported(path)
+    return frozenset([path, *first, *(file for one in first for file in imported(one))])
 
 
 def touched(path: str) -> int:
