@@ -1,7 +1,7 @@
 """The one training step, for every plan: forward and backward, finish the gradients, clip, update."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import torch
@@ -180,20 +180,18 @@ class Trainer:
 
     def check_finite(self) -> None:
         """Raise FloatingPointError, the same on every rank, where a weight or a moment is NaN or infinity."""
-        bad = [piece.name for piece in self.parallel.sync.pieces if not self._is_finite(piece)]
-        if where := self._where(bad):
+        moments = lambda piece: self.optimizer.state.get(piece.tensor, {}).values()
+        if where := self._where(lambda piece: [piece.tensor, *filter(torch.is_tensor, moments(piece))]):
             raise FloatingPointError(
                 f"After step {self.steps} {where} is not finite. Nothing was saved. {LOWER}"
             )
 
-    def _is_finite(self, piece) -> bool:
-        moments = self.optimizer.state.get(piece.tensor, {}).values()
-        return all(t.isfinite().all() for t in (piece.tensor, *moments) if torch.is_tensor(t))
-
-    def _where(self, bad: list[str]) -> str:
-        """The first of each rank's bad tensors, in words; empty where no rank has one."""
+    def _where(self, tensors: Callable[[finish.Piece], list[torch.Tensor]]) -> str:
+        """Each rank's first piece of which one of these tensors is not finite, in words; empty where none has one."""
+        pieces = self.parallel.sync.pieces
+        bad = next((p.name for p in pieces if not all(t.isfinite().all() for t in tensors(p))), None)
         found = comm.gather_objects(bad, self.parallel.mesh.world)
-        return ", ".join(f"{names[0]} on rank {rank}" for rank, names in enumerate(found) if names)
+        return ", ".join(f"{name} on rank {rank}" for rank, name in enumerate(found) if name)
 
     def _autocast(self):
         # Its cache of 16-bit weights would outlive the updates of a stream.
@@ -212,8 +210,7 @@ class Trainer:
 
     def _culprit(self, loss: float) -> str:
         """Which tensor on which rank is not finite, as one sentence that is the same on every rank."""
-        bad = [p.name for p in self.parallel.sync.pieces if not p.tensor.grad.isfinite().all()]
-        where = self._where(bad)
+        where = self._where(lambda piece: [piece.tensor.grad])
         where = f"the gradient of {where}" if where else f"the loss ({loss})"
         return f"Step {self.steps}: {where} is not finite. Nothing was updated; try a lower learning rate."
 

@@ -54,13 +54,9 @@ def _scores(q, k, queries, keys, window, masked):
 
 def _count(kernel: str, q, k, triangle: bool = False):
     """Count the pairs of q (B, H, R, D) with k (B, H, S, D); in a triangle row i has i + 1 of them, at most S."""
-    rows, columns = q.size(-2), k.size(-2)
-    work[kernel] += q.size(0) * q.size(1) * _pairs(rows, columns, triangle)
-
-
-def _pairs(rows: int, columns: int, triangle: bool) -> int:
-    corner = min(rows, columns)
-    return corner * (corner + 1) // 2 + (rows - corner) * columns if triangle else rows * columns
+    rows, columns, corner = q.size(-2), k.size(-2), min(q.size(-2), k.size(-2))
+    pairs = corner * (corner + 1) // 2 + (rows - corner) * columns if triangle else rows * columns
+    work[kernel] += q.size(0) * q.size(1) * pairs
 
 
 @trace.span("attention", kind="forward")
@@ -125,9 +121,8 @@ def block_backward(grad, out, lse, q, k, v, queries, keys, window=None, tile=Non
 def _score_gradients(grad, out, lse, q, k, v, queries, keys, window, masked):
     """Softmax weights (B, H, R, S) of one strip, and the gradient of its q k' products."""
     weights = (_scores(q, k, queries, keys, window, masked) - lse).exp()
-    delta = summable(grad * out).sum(
-        -1, keepdim=True
-    )  # (B, H, R, 1): what other keys add to softmax's backward
+    # (B, H, R, 1): what other keys add to softmax's backward
+    delta = summable(grad * out).sum(-1, keepdim=True)
     dscores = weights * (summable(grad @ v.mT) - delta) * q.size(-1) ** -0.5
     return weights.to(q.dtype), dscores.to(q.dtype)
 

@@ -1,7 +1,8 @@
 """Borrowed rows: the others' tokens that attention sees are lent to a rank, and given back as gradients.
 
-An exchange is a table of loans (who lends which rows to whom; all ranks know it), a way to fetch them, and a way to
-give their gradients back. Backward is the table with source and target swapped, and the owner *adds* what comes.
+An exchange is a table of loans (of `layouts`: who lends which rows to whom; all ranks know it), a way to fetch them,
+and a way to give their gradients back. Backward is the table with source and target swapped, and the owner *adds* what
+comes.
 
 S is the bytes of all keys and values of the sequence together, c_r those of rank r's tokens. The all-gather is that of
 BSC's port of llm.c to many nodes (wiki page "Various informations"); halos after the sequence sharding proposed for
@@ -17,7 +18,7 @@ import torch
 from ...ranks import comm, trace
 from ...ranks.mesh import Axis
 from .attention import block_attention
-from .layouts import Loan, TokenLayout, lenders
+from .layouts import Loan, TokenLayout, everyone
 
 
 @dataclass(frozen=True)
@@ -37,23 +38,6 @@ class Share:
     def mine(self) -> tuple[int, ...]:
         """The positions of this rank's tokens."""
         return self.table.positions[self.axis.rank]
-
-
-# Tables of loans; `layouts.loans` is that of halos
-
-
-@lru_cache(maxsize=256)
-def everyone(table: TokenLayout, window: int | None = None) -> tuple[Loan, ...]:
-    """All rows of every rank to every other rank."""
-    n = range(table.ranks)
-    return tuple(Loan(s, t, 0, table.sizes[s]) for t in n for s in n if s != t)
-
-
-@lru_cache(maxsize=256)
-def seen(table: TokenLayout, window: int | None = None) -> tuple[Loan, ...]:
-    """All rows of a rank to every rank that attends to one of them: N-1-r borrowers in a contiguous layout."""
-    needs = lenders(table, window)
-    return tuple(Loan(s, t, 0, table.sizes[s]) for t in range(table.ranks) for s in needs[t] if s != t)
 
 
 # Ways to move lent rows {loan: (..., n, D)} to their targets; `like` is any tensor (..., t, D) of the same kind

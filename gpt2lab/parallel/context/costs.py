@@ -7,7 +7,8 @@ Plain Python. Pairs are (query, key) pairs for one head and one row of the batch
 from fractions import Fraction
 
 from ...machine.arguments import checked
-from .layouts import TokenLayout, bounds, contributors, lenders, loans, widths
+from ...ranks.traffic import all_gather_cost, all_reduce_cost, reduce_scatter_cost, split_sizes
+from .layouts import TokenLayout, loans, seen
 from .paths import reach, ring_path
 
 KERNELS = {
@@ -40,11 +41,6 @@ def pairs(table: TokenLayout, rank: int, window: int | None = None) -> int:
     return sum(min(t + 1, longest) for t in table.positions[rank])
 
 
-def _even(total: int, parts: int) -> list[int]:
-    ends = bounds(total, parts)
-    return [b - a for a, b in zip(ends, ends[1:], strict=False)]
-
-
 @checked(rank=0, numbers=0, window=0)
 def sent(
     exchange: str, table: TokenLayout, rank: int, numbers: int, window: int | None = None
@@ -54,63 +50,49 @@ def sent(
     `numbers` = B C counts one row; times 4 these are bytes of float32. Messages are those of the bandwidth-optimal
     algorithm: N-1 for a gather or a reduce-scatter, 2 (N-1) for an all-reduce, one for each send.
     """
-    rows = {"qkv": 3, "halo-x": 1}.get("-".join(exchange.split("-")[:2]), 2)
-    if exchange.startswith("halo"):
-        return _sent_halo(exchange, table, rank, rows * numbers, window)
+    rows = {"qkv": 3, "halo-x": 1}.get("-".join(exchange.split("-")[:2]), 2) * numbers
     n, c, total = table.ranks, table.sizes, table.tokens
-    after = c[(rank + 1) % n]
-    gathered = rows * numbers * (total - after), n - 1
-    chunks = _even(rows * numbers * total, n)
-    borrowers = [r for r in contributors(table, rank, window) if r != rank]
-    others = [s for s in lenders(table, window)[rank] if s != rank]
-    back = rows * numbers * sum(c[s] for s in others), len(others)
-    if exchange in ("qkv", "kv-allreduce"):
-        size = 2 * sum(chunks) - chunks[rank] - chunks[(rank + 1) % n]
-        return {"forward": gathered, "backward": (size, 2 * (n - 1))}
-    if exchange == "kv":
-        return {"forward": gathered, "backward": (rows * numbers * (total - c[rank]), n - 1)}
-    if exchange == "kv-roots":  # its groups are fixed, so a window spares nothing
-        roots = range(rank) if table.name in ("contiguous", "unequal") else [s for s in range(n) if s != rank]
-        return {"forward": gathered, "backward": (rows * numbers * sum(c[s] for s in roots), len(roots))}
-    if exchange == "triangle":
-        lent = rows * numbers * c[rank] * len(borrowers), len(borrowers)
-        return {"forward": lent, "backward": back}
+    if exchange == "heads":
+        own, rest = numbers * c[rank] * (n - 1) // n, numbers * (total - c[rank]) // n
+        return {"forward": (3 * own + rest, 2 * (n - 1)), "backward": (own + 3 * rest, 2 * (n - 1))}
     if exchange in ("ring", "double-ring"):
         way = ring_path(exchange, n)
         hops, held = reach(table, window, way), [way.source(rank, h) for h in range(n)]
         passed = [c[s] for h, s in enumerate(held) if hops[s] > h]
         returned = [c[s] for h, s in enumerate(held) if hops[s] >= h > 0]
-        both = rows * numbers * (sum(passed) + sum(returned)), len(passed) + len(returned)
-        return {"forward": (rows * numbers * sum(passed), len(passed)), "backward": both}
-    if exchange == "heads":
-        own, rest = numbers * c[rank] * (n - 1) // n, numbers * (total - c[rank]) // n
-        return {"forward": (3 * own + rest, 2 * (n - 1)), "backward": (own + 3 * rest, 2 * (n - 1))}
-    raise _unknown(exchange)
+        both = rows * (sum(passed) + sum(returned)), len(passed) + len(returned)
+        return {"forward": (rows * sum(passed), len(passed)), "backward": both}
+    if exchange in GATHERED:
+        chunks = [rows * size for size in c]
+        back = all_reduce_cost(split_sizes(sum(chunks), n), rank)
+        if exchange == "kv":
+            back = reduce_scatter_cost(chunks, rank)
+        elif exchange == "kv-roots":  # its groups are fixed, so a window spares nothing
+            sliced = table.name in ("contiguous", "unequal")
+            back = (sum(chunks[:rank]), rank) if sliced else (sum(chunks) - chunks[rank], n - 1)
+        return {"forward": all_gather_cost(chunks, rank), "backward": back}
+    deals = loans_of(exchange)(table, window)
+    lent = lambda side, r: [rows * (a.stop - a.start) for a in deals if getattr(a, side) == r]
+    found = {}
+    for way, side in ("forward", "source"), ("backward", "target"):
+        found[way] = sum(lent(side, rank)), len(lent(side, rank))
+        if exchange.endswith("-allgather"):  # all loans to all ranks
+            found[way] = all_gather_cost([sum(lent(side, r)) for r in range(n)], rank)
+    return found
 
 
-def _unknown(exchange: str) -> ValueError:
-    return ValueError(
+GATHERED = ("qkv", "kv", "kv-allreduce", "kv-roots")  # all rows to all ranks
+
+
+def loans_of(exchange: str):
+    """The table of loans of an exchange that lends only what is needed. Raises ValueError for one that does not."""
+    if exchange == "triangle":
+        return seen
+    if exchange.startswith("halo-"):
+        return loans
+    raise ValueError(
         f"there is no formula for an exchange called {exchange!r}. Use a name of parallel/context."
     )
-
-
-def _sent_halo(exchange, table, rank, numbers, window):
-    """Loans from this rank forward, loans to it backward; the all-gather also passes on those of other ranks."""
-    n, deals = table.ranks, loans(table, window)
-    out, into = (
-        [a.stop - a.start for a in deals if getattr(a, side) == rank] for side in ("source", "target")
-    )
-    if exchange.endswith("allgather"):
-        return {
-            "forward": _gathered(deals, "source", rank, n, numbers),
-            "backward": _gathered(deals, "target", rank, n, numbers),
-        }
-    return {"forward": (numbers * sum(out), len(out)), "backward": (numbers * sum(into), len(into))}
-
-
-def _gathered(deals, side, rank, n, numbers):
-    sizes = [sum(a.stop - a.start for a in deals if getattr(a, side) == r) for r in range(n)]
-    return numbers * (sum(sizes) - sizes[(rank + 1) % n]), n - 1
 
 
 @checked(tokens=1, ranks=2)
@@ -156,17 +138,11 @@ def kept_numbers(config, rows: int, table: TokenLayout, rank: int, exchange: str
         return base + own * c + every * (4 * c + heads) // n
     if exchange == "qkv":
         return base + own * (3 * c + heads) + every * 3 * c
-    halo = rows * widths(table, rank, config.window)[0] if exchange.startswith("halo") else 0
-    if exchange.startswith("halo-x"):
-        return base + own * (4 * c + heads) + halo * 4 * c
-    if exchange.startswith("halo-kv"):
-        borrowed = own + halo
-    elif exchange == "triangle":
-        borrowed = rows * len(table.chunks({*lenders(table, config.window)[rank], rank}))
-    elif exchange in ("kv", "kv-allreduce", "kv-roots"):
-        borrowed = every
-    elif exchange in ("ring", "double-ring"):
-        borrowed = 0
-    else:
-        raise _unknown(exchange)
-    return base + own * (4 * c + heads) + borrowed * 2 * c
+    if exchange in ("ring", "double-ring"):
+        return base + own * (4 * c + heads)
+    borrowed = every - own
+    if exchange not in GATHERED:
+        deals = loans_of(exchange)(table, config.window)
+        borrowed = rows * sum(a.stop - a.start for a in deals if a.target == rank)
+    kept = borrowed * 4 * c if exchange.startswith("halo-x") else (own + borrowed) * 2 * c
+    return base + own * (4 * c + heads) + kept

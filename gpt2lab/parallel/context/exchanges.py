@@ -6,6 +6,7 @@ the sequence and are summed over the context axis together with data parallelism
 """
 
 from contextlib import contextmanager
+from functools import partial
 
 import torch
 
@@ -13,16 +14,16 @@ from ...model import causal_attention
 from ...ranks.mesh import Axis
 from . import borrow, halo
 from .borrow import Share, borrowing
-from .layouts import check_hops, layout, loans, widths
+from .layouts import check_hops, everyone, layout, loans, seen, widths
 from .ring import double_ring, ring
 from .ulysses import heads
 
 EXCHANGES = {
     "qkv": borrow.gather_qkv,
-    "kv-allreduce": borrowing(borrow.everyone, borrow.gather, borrow.by_all_reduce),
-    "kv": borrowing(borrow.everyone, borrow.gather, borrow.by_reduce_scatter),
-    "kv-roots": borrowing(borrow.everyone, borrow.gather, borrow.by_roots),
-    "triangle": borrowing(borrow.seen, *borrow.moved_by(borrow.isend_irecv)),
+    "kv-allreduce": borrowing(everyone, borrow.gather, borrow.by_all_reduce),
+    "kv": borrowing(everyone, borrow.gather, borrow.by_reduce_scatter),
+    "kv-roots": borrowing(everyone, borrow.gather, borrow.by_roots),
+    "triangle": borrowing(seen, *borrow.moved_by(borrow.isend_irecv)),
     "ring": ring,
     "double-ring": double_ring,
     "heads": heads,
@@ -55,7 +56,6 @@ class Split:
             )
         self.share: Share | None = None
         self._checked = None
-        self.hooks = []
 
     def __call__(self, length: int) -> torch.Tensor:
         """The index of this rank's tokens in a sequence of `length`; the model calls that follow are about these."""
@@ -71,8 +71,10 @@ class Split:
         self._check(positions, q.size(-2) - extra, k.size(-2) - extra)
         return self.attend(q, k, v, self.share)
 
-    def widen(self, module, inputs):
+    def widen(self, attn, module, inputs):
         """Before c_attn, where the layer's input is exchanged: the own rows of x (B, t, C), the halo before them."""
+        if attn.core == causal_attention:  # unsplit
+            return None
         return halo.halo_exchange(
             inputs[0], self.share, self.window, dim=1, way=self.exchange.removeprefix("halo-x-")
         )
@@ -81,12 +83,7 @@ class Split:
         """Let a block attend through the exchange, and widen its input where that is what is exchanged."""
         block.attn.core = self.core
         if self._widens:
-            self.hooks.append(block.attn.c_attn.register_forward_pre_hook(self.widen))
-
-    def remove_hooks(self) -> None:
-        """Stop widening the layers' inputs."""
-        while self.hooks:
-            self.hooks.pop().remove()
+            block.attn.c_attn.register_forward_pre_hook(partial(self.widen, block.attn))
 
     @property
     def _widens(self) -> bool:
@@ -142,23 +139,19 @@ def root_axes(mesh, layout_name: str) -> tuple[Axis | None, ...]:
 @contextmanager
 def whole_sequences(model):
     """Inside, every rank attends to whole sequences, as for generation; afterwards the split is there again."""
-    splits = {block: getattr(block.attn.core, "__self__", None) for block in model.h.values()}
+    cores = {block: block.attn.core for block in model.h.values()}
     unsplit(model)
     try:
         yield
     finally:
-        for block, split in splits.items():
-            if split is not None:
-                split.install(block)
+        for block, core in cores.items():
+            block.attn.core = core
 
 
 def unsplit(model) -> None:
     """Take the split out of the model again, for generation or for whole sequences on every rank."""
     for block in model.h.values():
-        split = getattr(block.attn.core, "__self__", None)
         block.attn.core = causal_attention
-        if split is not None:
-            split.remove_hooks()
 
 
 def check(config, plan, rows: int, length: int) -> None:

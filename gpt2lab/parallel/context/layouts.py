@@ -65,10 +65,6 @@ class TokenLayout:
         """Whether shards laid end to end are the sequence already."""
         return self.order == tuple(range(self.tokens))
 
-    def chunks(self, ranks) -> list[int]:
-        """The positions owned by `ranks`, ascending: what a rank sees that has borrowed from them."""
-        return sorted(t for r in ranks for t in self.positions[r])
-
 
 def bounds(tokens: int, parts: int) -> list[int]:
     """Ends of `parts` nearly equal slices of `tokens`; the first tokens % parts are one longer (tensor_split)."""
@@ -147,12 +143,26 @@ def contributors(table: TokenLayout, root: int, window: int | None = None) -> tu
 
 @dataclass(frozen=True)
 class Loan:
-    """Rank `target` borrows rows start..stop-1 of rank `source`'s shard, as a halo around its own slice."""
+    """Rank `target` borrows rows start..stop-1 of rank `source`'s shard."""
 
     source: int
     target: int
     start: int
     stop: int
+
+
+@lru_cache(maxsize=256)
+def everyone(table: TokenLayout, window: int | None = None) -> tuple[Loan, ...]:
+    """All rows of every rank to every other rank."""
+    n = range(table.ranks)
+    return tuple(Loan(s, t, 0, table.sizes[s]) for t in n for s in n if s != t)
+
+
+@lru_cache(maxsize=256)
+def seen(table: TokenLayout, window: int | None = None) -> tuple[Loan, ...]:
+    """All rows of a rank to every rank that attends to one of them: N-1-r borrowers in a contiguous layout."""
+    needs = lenders(table, window)
+    return tuple(Loan(s, t, 0, table.sizes[s]) for t in range(table.ranks) for s in needs[t] if s != t)
 
 
 @checked(before=0, after=0)
