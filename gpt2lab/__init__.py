@@ -3,21 +3,15 @@
 import sys
 from importlib import import_module
 
-# Imported on first use, so that `import gpt2lab` stays quick (torch takes seconds).
-_HOMES = {
-    "launch": "gpt2lab.processes.launch",
-    "Ranks": "gpt2lab.processes.launch",
-    "RankFailed": "gpt2lab.processes.launch",
-    "kept": "gpt2lab.processes.launch",
-}
-__all__ = list(_HOMES)
+__all__ = ["RankFailed", "Ranks", "kept", "launch"]
 
 
 def __getattr__(name: str):
-    if name not in _HOMES:
+    """The names of `processes.launch`, on first use, so that `import gpt2lab` stays quick (torch takes seconds)."""
+    if name not in __all__:
         raise AttributeError(f"module 'gpt2lab' has no attribute {name!r}")
     try:
-        return getattr(import_module(_HOMES[name]), name)
+        return getattr(import_module("gpt2lab.processes.launch"), name)
     except ModuleNotFoundError as error:
         raise ImportError(lacking(error)) from None
 

@@ -9,7 +9,7 @@ import signal
 import sys
 
 from . import lacking
-from .machine.options import Parser
+from .machine.options import parser_of
 from .machine.words import choose, did_you_mean
 
 COMMANDS = {
@@ -114,9 +114,8 @@ def entry() -> int:
     computes = sys.argv[1:2] and sys.argv[1] in ("train", "generate", "verify", "bench", "info", "calibrate")
     if computes and huge_pages.ask_for_huge_pages():
         home = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-        safe = (
-            [] if os.path.samefile(home, os.curdir) else ["-P"]
-        )  # what lies in the current folder is no module
+        # what lies in the current folder is no module
+        safe = [] if os.path.samefile(home, os.curdir) else ["-P"]
         os.execv(sys.executable, [sys.executable, *safe, "-m", "gpt2lab", *sys.argv[1:]])
     status = main()
     launchers = sys.modules.get(f"{__package__}.processes.launchers")
@@ -166,8 +165,7 @@ def _one(arguments: list[str]) -> int:
     except ModuleNotFoundError as error:
         print(f"gpt2lab {name}: {lacking(error)}", file=sys.stderr)
         return 1
-    parser = Parser(f"gpt2lab {name}", command.__doc__)
-    command.add_arguments(parser)
+    parser = parser_of(command, f"gpt2lab {name}")
     for before, word in zip(["", *rest], rest, strict=False):
         option = word.removesuffix("=") if word else before
         if (not word or word.startswith("--") and word.endswith("=")) and option not in MAY_BE_EMPTY:

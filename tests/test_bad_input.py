@@ -20,6 +20,7 @@ from gpt2lab.commands import folders, train
 from gpt2lab.corpus import shards
 from gpt2lab.experts.mixture import Experts
 from gpt2lab.generate import Sampling, generate
+from gpt2lab.machine.options import parser_of
 from gpt2lab.model import GPT2, PRESETS, GPT2Config
 from gpt2lab.parallel.accumulate import Accumulate
 from gpt2lab.plan import Plan
@@ -174,12 +175,12 @@ MEANS = {  # what is taken at the edges; each means something, which the option'
 @pytest.mark.parametrize("name", [*(name for name in cli.COMMANDS if name != "cluster"), *BENCHMARKS])
 def test_every_number_of_every_command_is_taken_at_its_edges_or_refused(name, folder, capsys, monkeypatch):
     command, _, benchmark = name.partition(" ")
-    parser = benchmarks.parser(benchmark) if benchmark else cli.Parser()
     if benchmark:
+        parser = benchmarks.parser(benchmark)
         run = lambda args: pytest.fail(f"{args} would be run")
         monkeypatch.setattr(f"gpt2lab.benchmarks.{benchmark}.run", run)
     else:
-        importlib.import_module(f"gpt2lab.commands.{command}").add_arguments(parser)
+        parser = parser_of(importlib.import_module(f"gpt2lab.commands.{command}"))
     for work in ("_train", "finish"):
         monkeypatch.setattr(train, work, lambda *_: print("trained"))
     taken = set()

@@ -28,6 +28,7 @@ from gpt2lab.commands import (
     train,
     verify,
 )
+from gpt2lab.machine.options import parser_of
 from gpt2lab.plots import style
 from gpt2lab.storage import checkpoint, huggingface, writing
 
@@ -180,12 +181,6 @@ def asked(monkeypatch, tmp_path, capfd):
 def options(parser) -> list[str]:
     """The options and arguments of a parser, by the name that is typed."""
     return [(a.option_strings or [a.dest])[0] for a in parser._actions if a.dest != "help"]
-
-
-def parser_of(module):
-    parser = cli.Parser()
-    module.add_arguments(parser)
-    return parser
 
 
 @pytest.mark.parametrize("name", [name for name in cli.COMMANDS if name != "bench"])

@@ -8,7 +8,7 @@ import pytest
 from gpt2lab import cli
 from gpt2lab.commands import train
 from gpt2lab.commands.plan import count, wired
-from gpt2lab.machine.options import Parser
+from gpt2lab.machine.options import parser_of
 from gpt2lab.machine.speed import flops_per_token
 from gpt2lab.model import PRESETS
 from gpt2lab.plan import Plan
@@ -53,9 +53,7 @@ def test_numbers_of_tokens_are_read(text, number):
 
 def trained_by(line: str) -> Plan:
     """The plan that the command of a launching line trains with."""
-    parser = Parser()
-    train.add_arguments(parser)
-    args = parser.parse_args(shlex.split(line.partition(" -m gpt2lab train ")[2]))
+    args = parser_of(train).parse_args(shlex.split(line.partition(" -m gpt2lab train ")[2]))
     assert (args.config, args.batch, args.sequence) == ("nano", 8, 64)
     plain = {} if args.chunked is None else {"chunked": args.chunked}
     return Options(config="nano", plan=args.plan, batch=8, sequence=64, dtype=args.dtype, **plain).the_plan()

@@ -1,6 +1,5 @@
 """Schedules as text, as figures, at the command line; TeraPipe's dynamic programme."""
 
-import argparse
 from itertools import combinations
 
 import pytest
@@ -8,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpt2lab.commands import schedule as command
+from gpt2lab.machine.options import parser_of
 from gpt2lab.plots import schedule as plots
 from gpt2lab.plots.style import png
 from gpt2lab.schedules import NAMES, Cost, best_slices, draw, make, simulate, summary
@@ -28,9 +28,7 @@ def test_fractions_and_floats_are_drawn_too():
 
 
 def run(line):
-    parser = argparse.ArgumentParser()
-    command.add_arguments(parser)
-    return command.run(parser.parse_args(line.split()))
+    return command.run(parser_of(command).parse_args(line.split()))
 
 
 @pytest.mark.parametrize("name", NAMES)

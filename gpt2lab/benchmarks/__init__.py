@@ -1,1 +1,1 @@
-"""Benchmarks: ours against a rival in the same run. Each file has `add_arguments(parser)` and `run(args)`."""
+"""Benchmarks: ours against a rival in the same run. Each file has `run(args)`; `races` has their options."""

@@ -13,7 +13,7 @@ import json
 from pathlib import Path
 
 from ..benchmarks import races
-from ..machine.options import Setting, add_options, positive, within
+from ..machine.options import Setting, positive, within
 from ..machine.words import choose, did_you_mean
 
 OPTIONS = {
@@ -24,17 +24,10 @@ OPTIONS = {
     "out": Setting("with --all: folder for JSON, figure and texts", default="runs/bench"),
     "compare": Setting("two JSON files, the older one first", many=2, metavar="FILE"),
     "every": Setting("with --compare: also what has not changed", bool),
+    "name": Setting("which one, of those below", many="?", placed=True),
+    "options": Setting("of the benchmark; --help explains them", many=argparse.REMAINDER, placed=True),
 }
-
-
-def add_arguments(parser) -> None:
-    """Options for all benchmarks together; or a name, and what follows it belongs to the benchmark."""
-    add_options(parser, OPTIONS)
-    parser.add_argument("name", nargs="?", help="which one, of those below")
-    parser.add_argument("options", nargs=argparse.REMAINDER, help="of the benchmark; --help explains them")
-    parser.epilog = "benchmarks:\n" + "\n".join(
-        f"  {name:12}{race.about}" for name, race in races.RACES.items()
-    )
+EPILOG = "\n".join(["benchmarks:", *(f"  {name:12}{race.about}" for name, race in races.RACES.items())])
 
 
 def run(args) -> int:

@@ -12,11 +12,9 @@ import json
 
 from ..benchmarks.calibration import calibration_file, known, measured
 from ..corpus.storage import replacing
+from ..machine.options import Setting
 
-
-def add_arguments(parser) -> None:
-    """The options of the command."""
-    parser.add_argument("--again", action="store_true", help="measure even if this machine is known")
+OPTIONS = {"again": Setting("measure even if this machine is known", bool)}
 
 
 def run(args) -> int:

@@ -14,19 +14,17 @@ import signal
 from contextlib import contextmanager
 from pathlib import Path
 
-from ..cli import Parser
 from ..machine import namespaces
+from ..machine.options import Setting, parser_of
 from ..processes.orphans import ASKS_TO_END
 from ..run import STOP
 from . import train
 
-
-def add_arguments(parser) -> None:
-    """How many machines, how they are wired, and what they run."""
-    parser.add_argument("--machines", default="2x2", help="machines x ranks of each (default 2x2)")
-    wire = "rate of each machine's wire, and delay between two (default 100mbit,1ms)"
-    parser.add_argument("--wire", default="100mbit,1ms", help=wire)
-    parser.add_argument("command", nargs=argparse.REMAINDER, help="-- train and its options")
+OPTIONS = {
+    "machines": Setting("machines x ranks of each", default="2x2"),
+    "wire": Setting("rate of each machine's wire, and delay between two", default="100mbit,1ms"),
+    "command": Setting("-- train and its options", many=argparse.REMAINDER, placed=True),
+}
 
 
 def run(args) -> int:
@@ -38,9 +36,7 @@ def run(args) -> int:
         raise ValueError(
             "Only train runs on several machines. Write: gpt2lab cluster -- train --plan dp=2,tp=2"
         )
-    parser = Parser("gpt2lab train")
-    train.add_arguments(parser)
-    said = parser.parse_args(command[1:])
+    said = parser_of(train, "gpt2lab train").parse_args(command[1:])
     source, options = train.asked_for(said)
     world = options.the_plan().world
     if world != count * ranks:

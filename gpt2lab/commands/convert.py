@@ -19,6 +19,7 @@ from pathlib import Path
 
 import torch
 
+from ..machine.options import Setting
 from ..parallel.boxes import Box, Entry
 from ..storage import checkpoint, writing
 from ..storage.reading import BEFORE, CONFIG, STATE, BadCheckpoint, digest
@@ -43,6 +44,10 @@ WITHOUT_SEAL = {
     "val",
 }  # what states said before they had one
 BESIDE = ("options.json", "log.jsonl", "job")
+OPTIONS = {
+    "old": Setting("a run's folder, or a checkpoint in it", Path, metavar="OLD", placed=True),
+    "new": Setting("a folder that does not exist yet", Path, metavar="NEW", placed=True),
+}
 
 
 class Record:
@@ -53,12 +58,6 @@ class Record:
 
     def __setstate__(self, state):
         self.__dict__.update(state if isinstance(state, dict) else {"said": state})
-
-
-def add_arguments(parser) -> None:
-    """The options of the command."""
-    parser.add_argument("old", type=Path, metavar="OLD", help="a run's folder, or a checkpoint in it")
-    parser.add_argument("new", type=Path, metavar="NEW", help="a folder that does not exist yet")
 
 
 def run(args) -> int:

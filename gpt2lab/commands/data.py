@@ -7,30 +7,24 @@
 Nine tenths of the tokens are for training, the rest for validation.
 """
 
-import argparse
 import time
 from pathlib import Path
 
 from tqdm import tqdm
 
 from ..corpus import downloads, shards
+from ..machine.options import Setting
+
+TEXTS = [name for name in downloads.DOWNLOADS if name != "gpt2"]
+FETCH = "fetch a published text (needs a network; size and sha256 are checked)"
+OPTIONS = {
+    "text": Setting("a UTF-8 text file of your own", Path, metavar="FILE", group="source", needed=True),
+    "download": Setting(FETCH, choices=TEXTS, group="source", needed=True),
+    "out": Setting("where the shard goes (default: FILE with .bin)", Path, metavar="SHARD"),
+}
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of the command."""
-    source = parser.add_mutually_exclusive_group(required=True)
-    source.add_argument("--text", type=Path, metavar="FILE", help="a UTF-8 text file of your own")
-    source.add_argument(
-        "--download",
-        choices=[name for name in downloads.DOWNLOADS if name != "gpt2"],
-        help="fetch a published text (needs a network; size and sha256 are checked)",
-    )
-    parser.add_argument(
-        "--out", type=Path, metavar="SHARD", help="where the shard goes (default: FILE with .bin)"
-    )
-
-
-def run(args: argparse.Namespace) -> int:
+def run(args) -> int:
     """Tokenise the text into a shard, say what is in it and how to train on it."""
     text = downloads.download(args.download) if args.download else args.text
     if text.is_dir() or (text.exists() and not text.stat().st_size):

@@ -10,15 +10,15 @@ A model with experts gets the same files under a `model_type` of its own, which 
 
 from pathlib import Path
 
+from ..machine.options import Setting
 from ..storage import checkpoint
 from . import folders
 
-
-def add_arguments(parser) -> None:
-    """The options of the command."""
-    parser.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="where the model goes")
-    parser.add_argument("--best", action="store_true", help="the lowest validation loss, not the newest step")
-    parser.add_argument("--run", type=Path, metavar="RUN|CHECKPOINT", help="default: the newest run in runs/")
+OPTIONS = {
+    "out": Setting("where the model goes", Path, metavar="FOLDER", needed=True),
+    "best": Setting("the lowest validation loss, not the newest step", bool),
+    "run": Setting("default: the newest run in runs/", Path, metavar="RUN|CHECKPOINT"),
+}
 
 
 def run(args) -> int:

@@ -8,12 +8,10 @@ gpt2lab generate --model gpt2 --prompt "To be"        the published 124M model
 import time
 from pathlib import Path
 
-from ..machine.options import Setting, add_options, positive
+from ..machine.options import Setting, positive
 from . import folders
 
 OR_PUBLISHED = "Or let the published model write, 548 MB fetched once: gpt2lab generate --model gpt2."
-
-
 OPTIONS = {
     "model": Setting(
         "a run's folder, any folder with config.json and model.safetensors, or 'gpt2': the published 124M model, 548 "
@@ -29,11 +27,6 @@ OPTIONS = {
     "slide": Setting("past the context, forget the oldest tokens", bool),
     "no_cache": Setting("recompute all keys and values (slow)", bool),
 }
-
-
-def add_arguments(parser) -> None:
-    """The options of the command."""
-    add_options(parser, OPTIONS)
 
 
 def run(args) -> int:

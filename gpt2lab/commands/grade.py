@@ -15,9 +15,11 @@ from pathlib import Path
 
 from ..classroom import NOTEBOOKS, lessons_named, report, sandbox
 from ..classroom.grade import grade, submissions
-from ..machine.options import Setting, add_options, positive, within
+from ..machine.options import Setting, positive, within
 
 OPTIONS = {
+    "lesson": Setting("how its name begins, such as 07", placed=True),
+    "folder": Setting("where the notebooks are", Path, placed=True),
     "out": Setting("the table", Path, Path("grades.csv")),
     "csv": Setting(
         "also the table that this system imports, as OUT.canvas.csv", choices=[*report.GRADEBOOKS]
@@ -28,13 +30,6 @@ OPTIONS = {
     "again": Setting("grade also what has been graded", bool),
     "notebooks": Setting("where the lessons are", Path, NOTEBOOKS),
 }
-
-
-def add_arguments(parser) -> None:
-    """The options of the command."""
-    parser.add_argument("lesson", help="how its name begins, such as 07")
-    parser.add_argument("folder", type=Path, help="where the notebooks are")
-    add_options(parser, OPTIONS)
 
 
 def run(args) -> None:

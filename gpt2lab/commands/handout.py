@@ -7,13 +7,13 @@ from pathlib import Path
 
 from ..classroom import NOTEBOOKS, lessons_named
 from ..classroom.handout import handout
+from ..machine.options import Setting
 
-
-def add_arguments(parser) -> None:
-    """The options of the command."""
-    parser.add_argument("lessons", nargs="+", metavar="LESSON", help="how their names begin, such as 04")
-    parser.add_argument("--to", type=Path, required=True, metavar="FOLDER", help="the students' folder")
-    parser.add_argument("--notebooks", type=Path, default=NOTEBOOKS, help="where the lessons are")
+OPTIONS = {
+    "lessons": Setting("how their names begin, such as 04", many="+", metavar="LESSON", placed=True),
+    "to": Setting("the students' folder", Path, metavar="FOLDER", needed=True),
+    "notebooks": Setting("where the lessons are", Path, NOTEBOOKS),
+}
 
 
 def run(args) -> None:

@@ -5,9 +5,7 @@ import torch
 from ..machine import fast, speed
 from ..model import PRESETS
 
-
-def add_arguments(parser) -> None:
-    """The command has no options."""
+OPTIONS = {}
 
 
 def run(args) -> int:

@@ -15,8 +15,8 @@ from collections.abc import Collection
 from dataclasses import fields, replace
 from itertools import chain
 
-from ..machine.options import Setting, add_field, add_options, within
-from ..machine.words import flag
+from ..machine.options import Setting, of_field, within
+from ..machine.words import flag, refuse
 from ..model import GPT2Config
 from ..plan import Plan
 from ..planner.memory import MOMENTS, memory
@@ -40,13 +40,16 @@ MORE = (
 OF_EXPERTS = ("experts", "top_k", "router", "capacity")
 
 
-def add_arguments(parser) -> None:
-    """The options of the command."""
-    plan = Setting("such as dp=2,zero=3; may be given several times", again=True)
-    optimizer = Setting("which optimizer", default="adamw", choices=list(MOMENTS))
-    add_options(parser, {"plan": plan, "optimizer": optimizer} | of_model())
-    for f in (f for f in fields(Options) if f.name in OF_EXPERTS):
-        add_field(parser, f, None if f.type is str else within(f.type(f.metadata["least"])))
+OPTIONS = {
+    "plan": Setting("such as dp=2,zero=3; may be given several times", again=True),
+    "optimizer": Setting("which optimizer", default="adamw", choices=list(MOMENTS)),
+    **of_model(),
+}
+OPTIONS |= {
+    f.name: of_field(f, None if f.type is str else within(f.type(f.metadata["least"])))
+    for f in fields(Options)
+    if f.name in OF_EXPERTS
+}
 
 
 def config_of(args) -> GPT2Config:
@@ -60,9 +63,7 @@ def config_of(args) -> GPT2Config:
             f"{flag(min(given))} is for GPT-2, and {args.config} has MLPs of its own. Leave it out."
         )
     options = Options(config=args.config, **given)
-    for name in given.keys() & options.without_effect().keys():
-        why = options.without_effect()[name]
-        raise ValueError(f"{flag(name)} changes nothing: {why}. Leave it out.")
+    refuse(given, options.without_effect())
     return replace(config, experts=options.the_config().experts)
 
 

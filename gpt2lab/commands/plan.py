@@ -17,7 +17,7 @@ from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from ..machine.options import Setting, add_options, positive, within
+from ..machine.options import Setting, positive, within
 from ..model import PRESETS
 from ..plan import Plan
 from ..planner.choose import LEAST, Goal, in_bytes, in_seconds, parallelize
@@ -43,7 +43,7 @@ def count(text: str) -> float:
     raise argparse.ArgumentTypeError(f"{text!r} is no number of tokens. Use for example 2T or 300B")
 
 
-OPTIONS = {
+OPTIONS = of_model() | {
     "ranks": Setting("most ranks (default: 4 here, else the cluster's devices)", within(1, 65_536)),
     "cluster": Setting(f"here, {', '.join(CLUSTERS)}, or a file such as clusters.toml", default="here"),
     "cards": Setting("GPUs of a machine, in place of the cluster's", positive),
@@ -57,11 +57,6 @@ OPTIONS = {
     "figure": Setting("write the plans' time and memory as a picture to this file"),
     "run": Setting("train three steps with it here, and compare", bool),
 }
-
-
-def add_arguments(parser) -> None:
-    """The options of the command."""
-    add_options(parser, of_model() | OPTIONS)
 
 
 def run(args) -> int:

@@ -8,26 +8,22 @@ gpt2lab plans --verify           compare each with the serial run, on up to 8 ra
 """
 
 from ..compositions import TESTED, WITHOUT_FLUSH, plans_by_pair
-from ..machine.options import positive
+from ..machine.options import Setting, positive
 from ..plan import Plan
 
 ORDER = "pipeline data context tensor expert sequence ZeRO-1 ZeRO-2 ZeRO-3 recompute".split()  # noqa: SIM905
-
-
-def add_arguments(parser) -> None:
-    """The options of the command."""
-    one = parser.add_mutually_exclusive_group()
-    one.add_argument("--list", action="store_true", help="print the tested plans themselves")
-    one.add_argument("--verify", action="store_true", help="run them all and print each one's largest error")
-    parser.add_argument(
-        "--ranks", type=positive, help="leave out plans of more ranks (default 8 with --verify, 16 otherwise)"
-    )
+OPTIONS = {
+    "list": Setting("print the tested plans themselves", bool, group="what"),
+    "verify": Setting("run them all and print each one's largest error", bool, group="what"),
+    "ranks": Setting("leave out plans of more ranks (default 8 with --verify, 16 otherwise)", positive),
+}
 
 
 def run(args) -> int:
     """Print the table, the plans, or what comparing them with the serial run finds; 1 where one differs."""
     most = args.ranks or (8 if args.verify else 16)
-    tested, free = ([c for c in plans if _world(c) <= most] for plans in (TESTED, WITHOUT_FLUSH))
+    small = lambda c: Plan.parse(c.plan).world <= most
+    tested, free = (list(filter(small, plans)) for plans in (TESTED, WITHOUT_FLUSH))
     if args.verify:
         return 1 if [c for c in (*tested, *free) if not _verified(c)] else 0
     if args.list:
@@ -56,10 +52,6 @@ def _verified(composition) -> bool:
     verdict = "equal  " if report.ok else "DIFFERS"
     print(f"{verdict} {worst.error:.1e}  {composition.plan}{_extra(composition)}: {where}", flush=True)
     return report.ok
-
-
-def _world(composition) -> int:
-    return Plan.parse(composition.plan).world
 
 
 def _extra(c) -> str:

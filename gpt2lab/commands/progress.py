@@ -8,18 +8,16 @@ from pathlib import Path
 
 from ..classroom import NOTEBOOKS, WORK
 from ..classroom.progress import rows
+from ..machine.options import Setting
 
-
-def add_arguments(parser) -> None:
-    """The options of the command."""
-    here = next((x for x in (Path(), WORK) if list(x.glob("[0-9][0-9]_*.ipynb"))), NOTEBOOKS)
-    parser.add_argument("folder", nargs="?", type=Path, default=here, help="where the notebooks are")
+OPTIONS = {"folder": Setting("where the notebooks are", Path, many="?", placed=True)}
 
 
 def run(args) -> None:
     """One line for each lesson."""
-    found = rows(args.folder)
+    here = next((x for x in (Path(), WORK) if list(x.glob("[0-9][0-9]_*.ipynb"))), NOTEBOOKS)
+    found = rows(folder := args.folder or here)
     if not found:
-        raise ValueError(f"There are no lessons in {args.folder}. Name the folder in which you work.")
+        raise ValueError(f"There are no lessons in {folder}. Name the folder in which you work.")
     for lesson, passed, left in found:
         print(f"{lesson:28} {passed:8} {'left: ' + left if left != '-' else 'all pass'}")

@@ -8,8 +8,8 @@ import argparse
 from fractions import Fraction
 from pathlib import Path
 
-from ..machine.options import Setting, add_options, positive, within
-from ..machine.words import flag
+from ..machine.options import Setting, positive, within
+from ..machine.words import refuse
 from ..schedules import registry, text
 from ..schedules.play import check, simulate
 from ..schedules.timeline import Cost
@@ -32,6 +32,7 @@ def _time(text: str) -> Fraction:
 
 ONE = Fraction(1)
 OPTIONS = {
+    "name": Setting("its name, or the path of a .csv file (default: list all names)", many="?", placed=True),
     "stages": Setting("ranks of the pipeline, p", positive, 4),
     "micro": Setting("micro-batches, m", positive, 8),
     "chunks": Setting("model chunks a rank, v (interleaved, breadth_first)", positive),
@@ -46,14 +47,6 @@ OPTIONS = {
     "width": Setting("longest line, in characters", within(20), 160),
     "csv": Setting("print it in PyTorch's notation instead", bool, False),
 }
-
-
-def add_arguments(parser) -> None:
-    """The options of the command."""
-    parser.add_argument(
-        "name", nargs="?", help="its name, or the path of a .csv file (default: list all names)"
-    )
-    add_options(parser, OPTIONS)
 
 
 def run(args) -> int:
@@ -108,9 +101,7 @@ def _refuse_without_effect(args) -> None:
         why |= dict.fromkeys(shown, "--csv prints the order alone")
     if args.name.endswith(".csv"):
         why |= dict.fromkeys(("stages", "micro", "chunks"), "the file says it")
-    given = [name for name in why if getattr(args, name) != OPTIONS[name].default]
-    if given:
-        raise ValueError(f"{flag(given[0])} would change nothing: {why[given[0]]}. Leave it out.")
+    refuse([name for name in why if getattr(args, name) != OPTIONS[name].default], why)
 
 
 def _load(args):

@@ -19,8 +19,8 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from ..machine.options import add_field
-from ..machine.words import flag
+from ..machine.options import Setting, of_field
+from ..machine.words import refuse
 from ..processes import launchers
 from ..processes.failure import RankFailed
 from ..ranks import comm
@@ -35,21 +35,12 @@ from .unused import refuse_without_effect
 FAILED = "failed"  # file in a run's folder that says why it cannot continue, read when a launcher restarts it
 
 
-def add_arguments(parser) -> None:
-    """One flag for every field of Options, and what to do with them."""
-    for f in fields(Options):
-        add_field(parser, f)
-    parser.add_argument("--out", help="where runs are written (default runs)")
-    parser.add_argument(
-        "--resume",
-        nargs="?",
-        const="newest",
-        metavar="RUN",
-        help="continue a run (default: the newest), or from one of its checkpoints",
-    )
-    parser.add_argument(
-        "--dry-run", action="store_true", help="print the plain command that does the same, and stop"
-    )
+AGAIN = "continue a run (default: the newest), or from one of its checkpoints"
+OPTIONS = {f.name: of_field(f) for f in fields(Options)} | {
+    "out": Setting("where runs are written (default runs)"),
+    "resume": Setting(AGAIN, many="?", bare="newest", metavar="RUN"),
+    "dry_run": Setting("print the plain command that does the same, and stop", bool),
+}
 
 
 def run(args) -> int:
@@ -157,9 +148,7 @@ def _options(args, source: Path | None) -> Options:
     if given.get("recipe") == "llmc":
         given = {"batch": 4, "sequence": 64} | given
     options = Options(**asdict(base) | given)
-    for name, why in options.without_effect().items():
-        if name in given:
-            raise ValueError(f"{flag(name)} would change nothing: {why}. Leave one of them out.")
+    refuse(given, options.without_effect())
     if "plan" in given:
         refuse_without_effect(given["plan"])
     return options

@@ -3,6 +3,7 @@
 Plans that a program makes, and those of runs that were recorded before, are not asked: there such a word is harmless.
 """
 
+from ..machine.words import refuse
 from ..plan import Plan
 from ..schedules.registry import find
 
@@ -32,6 +33,5 @@ def without_effect(plan: Plan) -> dict[str, str]:
 
 def refuse_without_effect(text: str) -> None:
     """Raise ValueError for a plan's text that says a word without effect, with the reason."""
-    said, idle = Plan.said(text), without_effect(Plan.parse(text))
-    for word in said.keys() & idle.keys():
-        raise ValueError(f"{word}={said[word]} would change nothing: {idle[word]}. Leave it out.")
+    said = Plan.said(text)
+    refuse(said, without_effect(Plan.parse(text)), lambda word: f"{word}={said[word]}")

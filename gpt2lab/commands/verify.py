@@ -12,7 +12,7 @@ The exit status is 1 when anything differs.
 
 from dataclasses import replace
 
-from ..machine.options import Setting, add_options, within
+from ..machine.options import Setting, within
 from ..plan import Plan
 from ..reference import CONFIG, EXPERTS
 from ..verify import verify
@@ -28,11 +28,6 @@ OPTIONS = {
     "experts": Setting("of every second layer; 0: dense (default: 8 where the plan says ep, else 0)", int),
     "window": Setting("sliding window of the attention; without it none", within(0)),
 }
-
-
-def add_arguments(parser) -> None:
-    """The options of the command."""
-    add_options(parser, OPTIONS)
 
 
 def run(args) -> int:

@@ -34,6 +34,9 @@ class Setting:
     """An option: its help, the type of its value (`bool`: a flag), its default, and the names that it takes.
 
     `many` is argparse's nargs; `again`: it may be given several times. `also` are other names by which it is known.
+    `bare` is its value where it is typed without one. With `placed` it is typed without its name; without `needed` it
+    may be left out. Of those of one `group` only one may be typed, and one must be if they are needed. A flag that is
+    `either` has its opposite beside it, and is None where neither is typed.
     """
 
     help: str
@@ -44,33 +47,53 @@ class Setting:
     again: bool = False
     also: tuple[str, ...] = ()
     metavar: str | None = None
+    bare: object = None
+    placed: bool = False
+    needed: bool = False
+    group: str = ""
+    either: bool = False
 
     def add(self, parser, name: str) -> None:
         """Add it to a parser under this name; its default is told behind its help."""
         flags = [flag(word) for word in (name, *self.also)]
         if self.kind is bool:
-            parser.add_argument(*flags, dest=name, action="store_true", help=self.help)
+            action = argparse.BooleanOptionalAction if self.either else "store_true"
+            default = None if self.either else False
+            parser.add_argument(*flags, dest=name, action=action, default=default, help=self.help)
             return
         shown = " ".join(map(str, self.default)) if isinstance(self.default, list | tuple) else self.default
         about = self.help + ("" if self.default is None else f" (default {shown})")
         how = {"type": self.kind, "default": self.default, "choices": self.choices, "metavar": self.metavar}
-        how |= {"nargs": self.many} if self.many else {}
-        parser.add_argument(*flags, dest=name, action="append" if self.again else None, help=about, **how)
+        how |= {"nargs": self.many, "const": self.bare} if self.many else {}
+        if self.placed:
+            parser.add_argument(name, help=about, **how)
+            return
+        how |= {"required": self.needed and not self.group, "action": "append" if self.again else None}
+        parser.add_argument(*flags, dest=name, help=about, **how)
 
 
 def add_options(parser, options: Mapping[str, Setting]) -> None:
     """Add a table of options to a parser."""
+    groups = {}
     for name, option in options.items():
-        option.add(parser, name)
+        if option.group and option.group not in groups:
+            groups[option.group] = parser.add_mutually_exclusive_group(required=option.needed)
+        option.add(groups.get(option.group, parser), name)
 
 
-def add_field(parser, f: Field, kind=None) -> None:
-    """The flag of a field of `run.Options`; what is not typed is None. `kind` takes the place of the field's type."""
+def of_field(f: Field, kind=None) -> Setting:
+    """The option of a field of `run.Options`; what is not typed is None. `kind` takes the place of the field's type."""
     about, choices = f"{f.metadata['about']} (default {f.default})", f.metadata["choices"]
-    how = {"type": kind or f.type, "choices": choices, "metavar": None if choices else f.name.upper()}
-    if f.type is bool:
-        how = {"action": argparse.BooleanOptionalAction, "default": None}
-    parser.add_argument(flag(f.name), help=about, **how)
+    metavar = None if choices else f.name.upper()
+    return Setting(about, kind or f.type, choices=choices, metavar=metavar, either=f.type is bool)
+
+
+def parser_of(command, prog: str = "gpt2lab") -> "Parser":
+    """The parser of a command: its docstring and its table OPTIONS say all."""
+    made = Parser(prog, command.__doc__)
+    made.epilog = getattr(command, "EPILOG", None)
+    add_options(made, command.OPTIONS)
+    return made
 
 
 CHOICES, NAME = re.compile(r"invalid choice: '(.*)' \(choose from (.*)\)"), r"[^', ]+"

@@ -1,7 +1,7 @@
 """Words of the command line: how an option is typed, and the way out for a name that nobody knows."""
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 
 def did_you_mean(word: str, known: Iterable[str], otherwise: str = "", form: str = "{}") -> str:
@@ -18,3 +18,9 @@ def choose(known: Iterable[str]) -> str:
 def flag(name: str) -> str:
     """How an option of this name is typed: --weight-decay."""
     return f"--{name.replace('_', '-')}"
+
+
+def refuse(given: Iterable[str], idle: dict[str, str], typed: Callable[[str], str] = flag) -> None:
+    """Raise ValueError where one of the given options changes nothing, with the reason; `typed` is how it is typed."""
+    for name in (name for name in given if name in idle):
+        raise ValueError(f"{typed(name)} would change nothing: {idle[name]}. Leave it out.")

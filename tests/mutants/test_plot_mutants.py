@@ -9,6 +9,7 @@ from planting import bugs, is_killed
 from gpt2lab import cli
 from gpt2lab.benchmarks import race
 from gpt2lab.commands import data, export, folders, generate, lines, memory, plans, report, schedule, train
+from gpt2lab.machine import options
 from gpt2lab.plots import benchmarks, collectives, forms, steps, tensor, timeline, zero
 from gpt2lab.plots import schedule as drawn
 
@@ -114,7 +115,7 @@ COMMANDS = {
         (cli._one, "return 1\n    except Keyboard", "return 0\n    except Keyboard", STATUS),
     "an interrupt ends with 0": (cli._one, "return 130", "return 0", STATUS),
     "an unknown command ends with 0": (cli._one, "return 2", "return 0", STATUS),
-    "an unknown option ends with 0": (cli.Parser.error, "self.exit(2,", "self.exit(0,", STATUS),
+    "an unknown option ends with 0": (options.Parser.error, "self.exit(2,", "self.exit(0,", STATUS),
     "a bug of ours without its traceback":
         (cli._one, "if debug or (said := in_words(error)) is None:",
          "if debug or (said := in_words(error) or str(error)) is None:", STATUS),
@@ -131,7 +132,7 @@ COMMANDS = {
          words.test_the_schedule_command_shares_a_rank_s_time_among_its_chunks),
     "plans are counted in one row":
         (plans.run, "found.get((a, b), [])", "found.get((ORDER[0], b), [])", TABLE),
-    "plans of fewer ranks only": (plans.run, "if _world(c) <= most]", "if _world(c) < most]", TABLE),
+    "plans of fewer ranks only": (plans.run, "world <= most", "world < most", TABLE),
     "the oldest run is the newest": (folders.newest, "return max(runs)", "return min(runs)", CHOSEN),
     "a run without a checkpoint is one": (folders.newest, "if checkpoint.all_in(run)]", "]", CHOSEN),
     "the oldest checkpoint is exported": (export.chosen, "else found[-1]", "else found[0]", CHOSEN),
