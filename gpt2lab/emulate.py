@@ -43,14 +43,15 @@ class Emulator:
             {n: start[n].clone().requires_grad_() for n, home in homes.items() if home == s}
             for s in range(stream.schedule.depth)
         ]
-        self.optimizers = [self._optimizer(weights) for weights in self.stages]
+        self.optimizers = [torchs_optimizer([*weights.values()], recipe) for weights in self.stages]
         self.history = [[_copy(weights)] for weights in self.stages]  # by stage and version
         self.losses, self._norms = [], [[] for _ in self.stages]
 
     def run(self, batches: Sequence[Batch], replicas: int = 1) -> "Emulator":
         """All batches, each cut into rows of replicas and then micro-batches; returns itself."""
         for t, batch in enumerate(batches):
-            rows = [part.tensor_split(self.stream.per_update) for part in _rows(batch).tensor_split(replicas)]
+            every = torch.arange(len(batch.samples))
+            rows = [part.tensor_split(self.stream.per_update) for part in every.tensor_split(replicas)]
             loss = 0.0
             for j in range(self.stream.per_update):
                 for replica in rows:
@@ -74,12 +75,10 @@ class Emulator:
 
     def read(self, kind: str, micro: int) -> dict[str, torch.Tensor]:
         """The weights that the forwards (F) or the backwards (B) of a micro-batch read, stage by stage."""
-        stages = range(len(self.stages))
-        found = {}
-        for s in stages:
-            found |= self.history[s][self.stream.reads[Op(kind, s, micro)]]
-        found[HEAD] = self.history[0][self.stream.tied[Op(kind, stages[-1], micro)]]["wte.weight"]
-        return found
+        found, last = {}, len(self.stages) - 1
+        for s, versions in enumerate(self.history):
+            found |= versions[self.stream.reads[Op(kind, s, micro)]]
+        return found | {HEAD: self.history[0][self.stream.tied[Op(kind, last, micro)]]["wte.weight"]}
 
     def _micro_batch(self, batch: Batch, rows, t: int, micro: int) -> float:
         forward, backward = self.read("F", micro), self.read("B", micro)
@@ -103,17 +102,6 @@ class Emulator:
         optimizer.step()
         optimizer.zero_grad()
         self.history[stage].append(_copy(weights))
-
-    def _optimizer(self, weights: dict[str, torch.Tensor]):
-        decayed = [w for w in weights.values() if w.dim() > 1]
-        others = [w for w in weights.values() if w.dim() < 2]
-        groups = [
-            {"params": decayed, "weight_decay": self.recipe.weight_decay},
-            {"params": others, "weight_decay": 0.0},
-        ]
-        if self.recipe.optimizer == "sgd":
-            return torch.optim.SGD(groups, lr=self.recipe.lr)
-        return torch.optim.AdamW(groups, lr=self.recipe.lr, betas=self.recipe.betas, eps=self.recipe.eps)
 
 
 def mixed_gradient(model, forward: dict, backward: dict, tokens, targets, total: int, noise=None):
@@ -139,8 +127,16 @@ def mixed_gradient(model, forward: dict, backward: dict, tokens, targets, total:
     return loss.item(), dict(zip(leaves, found, strict=True))
 
 
-def _rows(batch: Batch) -> torch.Tensor:
-    return torch.arange(len(batch.samples))
+def torchs_optimizer(weights: list[torch.Tensor], recipe) -> torch.optim.Optimizer:
+    """torch's SGD, or its AdamW, with weight decay for matrices only."""
+    matrices, others = [p for p in weights if p.dim() >= 2], [p for p in weights if p.dim() < 2]
+    groups = [
+        {"params": matrices, "weight_decay": recipe.weight_decay},
+        {"params": others, "weight_decay": 0.0},
+    ]
+    if recipe.optimizer == "sgd":
+        return torch.optim.SGD(groups, lr=recipe.lr)
+    return torch.optim.AdamW(groups, lr=recipe.lr, betas=recipe.betas, eps=recipe.eps)
 
 
 def _copy(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -5,6 +5,7 @@ found. The sizes are 7 rows, 37 tokens, sequences of 11, layers that do not divi
 """
 
 import re
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from unittest.mock import patch
 
@@ -12,6 +13,7 @@ import torch
 import torch.nn.functional as F
 
 from .corpus.batches import IGNORED, Batch
+from .emulate import torchs_optimizer
 from .experts.mixture import Experts, set_total
 from .machine.arguments import checked
 from .model import GPT2, GPT2Config, Noise
@@ -67,23 +69,30 @@ class Serial:
     after: list[dict[str, torch.Tensor]]
 
 
-@torch.enable_grad()
-def serial_run(config: GPT2Config, rows: int, length: int, depth: str = "full") -> Serial:
-    """What `compare` holds a plan against, in plain PyTorch and float64; `depth` is one of DEPTHS."""
+@contextmanager
+def default_dtype(dtype: torch.dtype):
+    """Inside, torch's default dtype is this one."""
     before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
+    torch.set_default_dtype(dtype)
     try:
-        batch, start = example_batch(config, rows, length), example_weights(config)
-        model = serial_model(config, start)
-        loss, gradients, norm = serial_gradients(model, batch)
-        losses, after = {"training": loss, "evaluation": serial_loss(model, batch)}, []
-        for recipe, steps in DEPTHS[depth]:
-            model = serial_model(config, start)
-            after.append(serial_steps(model, batch, recipe, steps))
-            losses[f"evaluation {after_steps(recipe, steps)}"] = serial_loss(model, batch)
-        return Serial(serial_start(config), losses, gradients, norm, after)
+        yield
     finally:
         torch.set_default_dtype(before)
+
+
+@torch.enable_grad()
+@default_dtype(torch.float64)
+def serial_run(config: GPT2Config, rows: int, length: int, depth: str = "full") -> Serial:
+    """What `compare` holds a plan against, in plain PyTorch and float64; `depth` is one of DEPTHS."""
+    batch, start = example_batch(config, rows, length), example_weights(config)
+    model = serial_model(config, start)
+    loss, gradients, norm = serial_gradients(model, batch)
+    losses, after = {"training": loss, "evaluation": serial_loss(model, batch)}, []
+    for recipe, steps in DEPTHS[depth]:
+        model = serial_model(config, start)
+        after.append(serial_steps(model, batch, recipe, steps))
+        losses[f"evaluation {after_steps(recipe, steps)}"] = serial_loss(model, batch)
+    return Serial(serial_start(config), losses, gradients, norm, after)
 
 
 def after_steps(recipe: Recipe, steps: int) -> str:
@@ -128,17 +137,9 @@ def serial_steps(model: GPT2, batch: Batch, recipe: Recipe, steps: int = STEPS) 
     weights = [p for n, p in model.named_parameters() if not LOAD(n)]
     hidden = [p for n, p in model.named_parameters() if n.startswith("h.") and p.dim() == 2]
     hidden = hidden if recipe.optimizer == "muon" else []
-    decayed = [p for p in weights if p.dim() >= 2 and not any(p is h for h in hidden)]
-    others = [p for p in weights if p.dim() < 2]
-    groups = [
-        {"params": decayed, "weight_decay": recipe.weight_decay},
-        {"params": others, "weight_decay": 0.0},
-    ]
-    if recipe.optimizer == "sgd":
-        optimizer = torch.optim.SGD(groups, lr=recipe.lr)
-    else:
-        optimizer = torch.optim.AdamW(groups, lr=recipe.lr, betas=recipe.betas, eps=recipe.eps)
-    of_hidden = _torchs_muon(hidden, recipe) if hidden else None
+    optimizer = torchs_optimizer([p for p in weights if not any(p is h for h in hidden)], recipe)
+    how = {"lr": recipe.lr, "weight_decay": recipe.weight_decay, "adjust_lr_fn": "match_rms_adamw"}
+    of_hidden = torch.optim.Muon(hidden, **how) if hidden else None
     for step in range(steps):
         serial_gradients(model, batch, step)
         torch.nn.utils.clip_grad_norm_(weights, recipe.clip)
@@ -149,8 +150,3 @@ def serial_steps(model: GPT2, batch: Batch, recipe: Recipe, steps: int = STEPS) 
         for p in loads:
             p.data -= model.config.experts.speed * p.grad.sign()
     return {n: p.detach() for n, p in model.named_parameters()}
-
-
-def _torchs_muon(matrices, recipe: Recipe):
-    how = {"lr": recipe.lr, "weight_decay": recipe.weight_decay, "adjust_lr_fn": "match_rms_adamw"}
-    return torch.optim.Muon(matrices, **how)

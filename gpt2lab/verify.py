@@ -11,6 +11,7 @@ import torch
 from .emulate import Emulator
 from .machine.arguments import checked
 from .model import GPT2Config
+from .parallel.pipeline.versions import stream_of
 from .plan import Plan, build
 from .processes.launch import Ranks, launch
 from .ranks import comm
@@ -22,13 +23,12 @@ from .reference import (
     RECIPES,
     Serial,
     after_steps,
+    default_dtype,
     example_batch,
     example_weights,
     serial_run,
     serial_start,
 )
-from .schedules.asynchronous import make_stream
-from .schedules.registry import find
 from .train import Trainer
 
 TOLERANCE = 1e-10
@@ -153,76 +153,66 @@ def compare(
     `serial` is what `serial_run` gave before for the same model, batch and depth; `default` is torch's default dtype
     meanwhile.
     """
-    if plan.asynchronous:
-        return compare_stream(rank, world_size, plan, config, rows, length, depth, default)
-    torch.set_default_dtype(default)
-    try:
-        serial = serial or serial_run(config, rows, length, depth)
-        mesh, batch, start = Mesh(**plan.axes), example_batch(config, rows, length), example_weights(config)
+    with default_dtype(default):
+        if not plan.asynchronous:
+            serial = serial or serial_run(config, rows, length, depth)
+        mesh, start = Mesh(**plan.axes), example_weights(config)
         parallel = build(plan, config, mesh, torch.float64)
-        claims = [_claim("initial weights", parallel.weights(), serial.initial, rank)]
-        parallel.load(start)
-        mine = Trainer(parallel)
-        my_loss, my_norm = mine.gradients(batch)
-        losses = {"training": my_loss, "evaluation": mine.evaluate([batch])}
-        claims += [
-            _claim("every gradient", parallel.gradients(), serial.gradients, rank),
-            _claim("gradient norm", {"norm": _double(my_norm)}, {"norm": serial.norm}, rank),
-        ]
-        for (recipe, steps), after in zip(DEPTHS[depth], serial.after, strict=True):
-            parallel.load(start)
-            trainer = Trainer(parallel, recipe)
-            for _ in range(steps):
-                trainer.step(batch)
-            name = after_steps(recipe, steps)
-            claims.append(_claim(f"weights {name}", parallel.weights(), after, rank))
-            losses[f"evaluation {name}"] = trainer.evaluate([batch])
-        numbers = {name: _double(loss) for name, loss in losses.items()}
-        claims.insert(1, _claim("loss", numbers, serial.losses, rank))
+        initial = serial_start(config) if plan.asynchronous else serial.initial
+        claims = [_claim("initial weights", parallel.weights(), initial, rank)]
+        if plan.asynchronous:
+            claims += _stream(parallel, start, rows, length, depth, rank)
+        else:
+            claims += _steps(parallel, start, example_batch(config, rows, length), serial, depth, rank)
         return [*claims, _owners(parallel, start)]
-    finally:
-        torch.set_default_dtype(torch.float32)
 
 
-def compare_stream(
-    rank: int,
-    world_size: int,
-    plan: Plan,
-    config: GPT2Config,
-    rows: int,
-    length: int,
-    depth: str = "full",
-    default: torch.dtype = torch.float64,
-) -> list[Claim]:
-    """What `compare` does, for a pipeline without a flush: 3 p updates against a serial emulator of its staleness.
+def _steps(parallel, start: dict, batch, serial: Serial, depth: str, rank: int) -> list[Claim]:
+    """Losses, gradients, their norm, and the weights after the updates of each recipe."""
+    parallel.load(start)
+    mine = Trainer(parallel)
+    my_loss, my_norm = mine.gradients(batch)
+    losses = {"training": my_loss, "evaluation": mine.evaluate([batch])}
+    claims = [
+        _claim("every gradient", parallel.gradients(), serial.gradients, rank),
+        _claim("gradient norm", {"norm": _double(my_norm)}, {"norm": serial.norm}, rank),
+    ]
+    for (recipe, steps), after in zip(DEPTHS[depth], serial.after, strict=True):
+        parallel.load(start)
+        trainer = Trainer(parallel, recipe)
+        for _ in range(steps):
+            trainer.step(batch)
+        name = after_steps(recipe, steps)
+        claims.append(_claim(f"weights {name}", parallel.weights(), after, rank))
+        losses[f"evaluation {name}"] = trainer.evaluate([batch])
+    numbers = {name: _double(loss) for name, loss in losses.items()}
+    return [_claim("loss", numbers, serial.losses, rank), *claims]
+
+
+def _stream(parallel, start: dict, rows: int, length: int, depth: str, rank: int) -> list[Claim]:
+    """The same of a pipeline without a flush: 3 p updates against a serial emulator of its staleness.
 
     Every number of it comes after an update, so a shallow depth trains too: with SGD alone, or with AdamW alone.
 
     Besides losses and weights: did each operation read the version that the table says, and were the bytes of all
     versions kept after it those of the table?
     """
-    torch.set_default_dtype(default)
-    try:
-        mesh, start, updates = Mesh(**plan.axes), example_weights(config), 3 * plan.pp
-        batches = [example_batch(config, rows, length, 1 + t) for t in range(updates)]
-        parallel = build(plan, config, mesh, torch.float64)
-        claims = [_claim("initial weights", parallel.weights(), serial_start(config), rank)]
-        held = comm.gather_objects((mesh["pp"].rank, list(parallel.specs)), mesh.world)
-        homes = {name: stage for stage, names in sorted(held, reverse=True) for name in names}
-        stream = make_stream(find(plan.schedule).name, plan.pp, updates, plan.micro, plan.active or None)
-        for recipe in {"gradients": RECIPES[:1], "steps": RECIPES[1:], "full": RECIPES}[depth]:
-            parallel.load(start)
-            found = Trainer(parallel, recipe).stream(batches)
-            right = Emulator(config, start, stream, homes, recipe).run(batches, plan.dp)
-            pairs = {"loss": right.losses, "norm": right.norms}
-            mine = {n: _double([getattr(r, n) for r in found]) for n in pairs}
-            serial = {n: _double(numbers) for n, numbers in pairs.items()}
-            claims.append(_claim(f"losses and norms, {recipe.optimizer}", mine, serial, rank))
-            name = f"weights after {updates} {recipe.optimizer} updates"
-            claims.append(_claim(name, parallel.weights(), right.weights, rank))
-        return [*claims, *_as_the_table_says(parallel, stream, rank), _owners(parallel, start)]
-    finally:
-        torch.set_default_dtype(torch.float32)
+    plan, mesh, config, claims = parallel.plan, parallel.mesh, parallel.model.config, []
+    batches = [example_batch(config, rows, length, 1 + t) for t in range(3 * plan.pp)]
+    held = comm.gather_objects((mesh["pp"].rank, list(parallel.specs)), mesh.world)
+    homes = {name: stage for stage, names in sorted(held, reverse=True) for name in names}
+    stream = stream_of(plan, len(batches))
+    for recipe in {"gradients": RECIPES[:1], "steps": RECIPES[1:], "full": RECIPES}[depth]:
+        parallel.load(start)
+        found = Trainer(parallel, recipe).stream(batches)
+        right = Emulator(config, start, stream, homes, recipe).run(batches, plan.dp)
+        pairs = {"loss": right.losses, "norm": right.norms}
+        mine = {n: _double([getattr(r, n) for r in found]) for n in pairs}
+        serial = {n: _double(numbers) for n, numbers in pairs.items()}
+        claims.append(_claim(f"losses and norms, {recipe.optimizer}", mine, serial, rank))
+        name = f"weights after {len(batches)} {recipe.optimizer} updates"
+        claims.append(_claim(name, parallel.weights(), right.weights, rank))
+    return [*claims, *_as_the_table_says(parallel, stream, rank)]
 
 
 def _as_the_table_says(parallel, stream, rank: int) -> list[Claim]:

@@ -18,7 +18,7 @@ from gpt2lab.parallel.pipeline.engine import Pipeline
 from gpt2lab.parallel.pipeline.split_backward import Work, noting
 from gpt2lab.ranks import comm, trace
 from gpt2lab.ranks.mesh import Mesh
-from gpt2lab.reference import CONFIG, example_batch
+from gpt2lab.reference import CONFIG, default_dtype, example_batch
 from gpt2lab.schedules import NAMES, Cost, make
 from gpt2lab.schedules.formulas import messages
 
@@ -26,35 +26,30 @@ SMALL_FOR_V = GPT2Config(vocab_size=37, n_positions=16, n_layer=8, n_head=2, n_e
 SMALL = GPT2Config(vocab_size=37, n_positions=16, n_layer=3, n_head=2, n_embd=16)
 
 
+@default_dtype(torch.float64)
 def parts(rank, world_size, name, micros, config, rows=7, engine_options=(), **options):
     """What one rank's engine computed on an example batch, and what the serial engine does on the same micro-
     batches.
     """
-    torch.set_default_dtype(torch.float64)
-    try:
-        mesh, batch = Mesh(pp=world_size), example_batch(config, rows, 11)
-        model, serial = GPT2(config).double(), GPT2(config).double()
-        engine = Pipeline(model, mesh, make(name, world_size, micros, **options))
-        for option, value in engine_options:
-            setattr(engine, option, value)
-        comm.clear_log()
-        trace.clear()
-        engine.run(batch.micro(micros), None, Alone())
-        sent = comm.traffic().get(("send", "pp"), (0, 0, 0))
-        Accumulate(serial).run(batch.micro(micros), None, Alone())
-        theirs = {n: p.grad for n, p in serial.named_parameters()}
-        equal = {
-            n: torch.equal(p.grad, theirs[n]) for n, p in model.named_parameters() if n not in engine.shared
-        }
-        spans = [s for s in trace.spans() if s.kind in ("forward", "backward", "weight")]
-        errors = [
-            ((p.grad - theirs[n]).abs().max() / theirs[n].abs().max()).item()
-            for n, p in model.named_parameters()
-            if n not in engine.shared
-        ]
-        return equal, max(errors, default=0.0), (engine.held, engine.waiting), sent, spans
-    finally:
-        torch.set_default_dtype(torch.float32)
+    mesh, batch = Mesh(pp=world_size), example_batch(config, rows, 11)
+    model, serial = GPT2(config).double(), GPT2(config).double()
+    engine = Pipeline(model, mesh, make(name, world_size, micros, **options))
+    for option, value in engine_options:
+        setattr(engine, option, value)
+    comm.clear_log()
+    trace.clear()
+    engine.run(batch.micro(micros), None, Alone())
+    sent = comm.traffic().get(("send", "pp"), (0, 0, 0))
+    Accumulate(serial).run(batch.micro(micros), None, Alone())
+    theirs = {n: p.grad for n, p in serial.named_parameters()}
+    equal = {n: torch.equal(p.grad, theirs[n]) for n, p in model.named_parameters() if n not in engine.shared}
+    spans = [s for s in trace.spans() if s.kind in ("forward", "backward", "weight")]
+    errors = [
+        ((p.grad - theirs[n]).abs().max() / theirs[n].abs().max()).item()
+        for n, p in model.named_parameters()
+        if n not in engine.shared
+    ]
+    return equal, max(errors, default=0.0), (engine.held, engine.waiting), sent, spans
 
 
 @pytest.mark.parametrize(

@@ -11,37 +11,34 @@ from gpt2lab.lessons.labs.staleness import homes_of
 from gpt2lab.model import GPT2Config
 from gpt2lab.plan import Plan, build
 from gpt2lab.ranks.mesh import Mesh
-from gpt2lab.reference import example_batch, example_weights
+from gpt2lab.reference import default_dtype, example_batch, example_weights
 from gpt2lab.train import Recipe, Trainer
 
 CONFIG = GPT2Config(vocab_size=37, n_positions=16, n_layer=4, n_head=2, n_embd=16)
 BATCHES, LR = [example_batch(CONFIG, 7, 11, t) for t in range(8)], 0.1
 
 
+@default_dtype(torch.float64)
 def every_update(rank, world_size, text):
     """Each update of this stage: its gradients, and its weights before it; the last weights at the end."""
-    torch.set_default_dtype(torch.float64)
-    try:
-        plan, seen = Plan.parse(text), []
-        parallel = build(plan, CONFIG, Mesh(**plan.axes), torch.float64)
-        parallel.load(example_weights(CONFIG))
-        trainer = Trainer(parallel, Recipe("sgd", lr=LR, clip=None, weight_decay=0.0))
-        own, right = [p for p in parallel.sync.pieces if not p.spec.tied_copy], trainer._update
+    plan, seen = Plan.parse(text), []
+    parallel = build(plan, CONFIG, Mesh(**plan.axes), torch.float64)
+    parallel.load(example_weights(CONFIG))
+    trainer = Trainer(parallel, Recipe("sgd", lr=LR, clip=None, weight_decay=0.0))
+    own, right = [p for p in parallel.sync.pieces if not p.spec.tied_copy], trainer._update
 
-        def update(norm):
-            seen.append(
-                [
-                    {p.name: t.detach().clone() for p, t in pairs}
-                    for pairs in ([(p, p.tensor.grad) for p in own], [(p, p.tensor) for p in own])
-                ]
-            )
-            return right(norm)
+    def update(norm):
+        seen.append(
+            [
+                {p.name: t.detach().clone() for p, t in pairs}
+                for pairs in ([(p, p.tensor.grad) for p in own], [(p, p.tensor) for p in own])
+            ]
+        )
+        return right(norm)
 
-        trainer._update = update
-        trainer.stream(BATCHES)
-        return seen, {name: p.detach().clone() for name, p in parallel.model.named_parameters()}
-    finally:
-        torch.set_default_dtype(torch.float32)
+    trainer._update = update
+    trainer.stream(BATCHES)
+    return seen, {name: p.detach().clone() for name, p in parallel.model.named_parameters()}
 
 
 def true_gradient(weights, batch):

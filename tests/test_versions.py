@@ -12,7 +12,7 @@ from gpt2lab.parallel.pipeline.versions import Stash, stream_of
 from gpt2lab.plan import Plan, build
 from gpt2lab.ranks import comm
 from gpt2lab.ranks.mesh import Mesh
-from gpt2lab.reference import example_batch, example_weights
+from gpt2lab.reference import default_dtype, example_batch, example_weights
 from gpt2lab.run import Options, start
 from gpt2lab.schedules import Op
 from gpt2lab.storage import checkpoint
@@ -46,19 +46,16 @@ def gradient_at(forward, backward, batch):
     return loss, grads
 
 
+@default_dtype(torch.float64)
 def stream_and_show(rank, world_size, plan, batches, start):
     """Train on a stream in float64; what the engine recorded, and what is left in memory."""
-    torch.set_default_dtype(torch.float64)
-    try:
-        plan = Plan.parse(plan)
-        parallel = build(plan, CONFIG, Mesh(**plan.axes), torch.float64)
-        parallel.load(start)
-        trainer = Trainer(parallel, Recipe("sgd", lr=0.1, clip=None))
-        found = [r.loss for r in trainer.stream(batches)]
-        after = trainer.evaluate(batches[:1])
-        return parallel.engine.record, parallel.engine.held, found, after, dict(comm.traffic())
-    finally:
-        torch.set_default_dtype(torch.float32)
+    plan = Plan.parse(plan)
+    parallel = build(plan, CONFIG, Mesh(**plan.axes), torch.float64)
+    parallel.load(start)
+    trainer = Trainer(parallel, Recipe("sgd", lr=0.1, clip=None))
+    found = [r.loss for r in trainer.stream(batches)]
+    after = trainer.evaluate(batches[:1])
+    return parallel.engine.record, parallel.engine.held, found, after, dict(comm.traffic())
 
 
 def test_versions_activations_and_messages_are_those_of_the_table(pools):
