@@ -14,15 +14,23 @@ from pathlib import Path
 from statistics import geometric_mean
 
 import numpy as np
+import torch
+from tqdm import tqdm
 
 from ..corpus.storage import cache_dir, read_json
+from ..machine import timing
 from ..machine.links import Link, Network
 from ..machine.speed import machine
 from ..model import PRESETS
-from ..plan import Plan
+from ..plan import Plan, build
 from ..planner.cost import predict
 from ..planner.fit import fit
 from ..planner.problem import TORCH_ADDS, Cluster, Device, find_cluster
+from ..processes.launch import Ranks
+from ..ranks import comm
+from ..ranks.mesh import Mesh
+from ..reference import example_batch
+from ..train import Trainer
 
 NARROW, WIDE = 4_000, 50_257  # words: blocks weigh as much as the head, or the head and its table weigh most
 STEPS = [  # (plan, configuration, rows, length, words): from many small operators to few large ones
@@ -90,10 +98,6 @@ def cluster_of(found: dict, memory: float = float("inf")) -> Cluster:
 
 def measured() -> dict:
     """The numbers of this machine, from live ranks, one for each core."""
-    from tqdm import tqdm
-
-    from ..processes.launch import Ranks
-
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     ranks = max(2, min(cores, 4))
     steps = []
@@ -119,10 +123,6 @@ def measured() -> dict:
 
 def slowed(cluster: Cluster) -> dict[str, float]:
     """How many times as long as predicted for the cluster the steps of `TOGETHER` take here, by ranks."""
-    from tqdm import tqdm
-
-    from ..processes.launch import Ranks
-
     name, rows, length, words = STEP
     config, found = replace(PRESETS[name], vocab_size=words), {}
     for ranks, plans in tqdm(TOGETHER.items(), desc="plans", leave=False):
@@ -161,11 +161,6 @@ def fitted(steps: list[dict]) -> tuple[float, float, float]:
 
 def step_seconds(rank: int, world: int, plan: str, name: str, rows: int, length: int, words: int) -> float:
     """The fastest of some steps of a plan; one of a single rank every rank trains for itself, all at the same time."""
-    from ..plan import build
-    from ..ranks.mesh import Mesh
-    from ..reference import example_batch
-    from ..train import Trainer
-
     config = replace(PRESETS[name], vocab_size=words)
     parsed = Plan.parse(plan)
     mesh = Mesh(alone=True) if parsed.world == 1 else Mesh(**parsed.axes)
@@ -176,29 +171,18 @@ def step_seconds(rank: int, world: int, plan: str, name: str, rows: int, length:
 
 def sum_seconds(rank: int, world: int, numbers: int) -> float:
     """The fastest of some sums of so many numbers over all ranks."""
-    import torch
-
-    from ..ranks import comm
-    from ..ranks.mesh import Mesh
-
     everyone, x = Mesh(dp=world)["dp"], torch.ones(numbers)
     return fastest(lambda: comm.all_reduce(x, everyone), world, 9)
 
 
 def amid_seconds(rank: int, world: int, count: int = 20) -> float:
     """What a sum of `AMID` numbers adds to work between sums, of which some ranks have more than others."""
-    import torch
-
-    from ..ranks import comm
-    from ..ranks.mesh import Mesh
-
     everyone, x, matrix = Mesh(dp=world)["dp"], torch.ones(AMID), torch.ones(256, 256)
 
     def work(sums: bool):
         for turn in range(count):
-            for _ in range(
-                2 - (rank + turn) % 2 * sums
-            ):  # without sums every rank works as long as the slower one
+            # without sums every rank works as long as the slower one
+            for _ in range(2 - (rank + turn) % 2 * sums):
                 matrix @ matrix
             if sums:
                 comm.all_reduce(x, everyone)
@@ -209,10 +193,6 @@ def amid_seconds(rank: int, world: int, count: int = 20) -> float:
 
 def fastest(call, world: int, count: int) -> float:
     """Seconds of the fastest of some calls that all ranks begin together: others on the machine only slow them."""
-    from ..machine import timing
-    from ..ranks import comm
-    from ..ranks.mesh import Mesh
-
     everyone = Mesh(dp=world).world
     found = timing.trials(call, count, 2, ready=lambda: comm.barrier(everyone))
     return min(end - start for start, end in found)

@@ -5,12 +5,12 @@ count. The last line says what bounds a single text: every new token reads every
 """
 
 import tempfile
-import time
 from functools import cache, partial
 
 import torch
 
 from ..generate import generate
+from ..machine.timing import stopwatch
 from ..model import GPT2, PRESETS
 from ..plan import Plan, build
 from ..processes.launch import Ranks
@@ -56,13 +56,8 @@ def run(args) -> dict[str, float]:
 
 def reading_time(model, trials: int = 20) -> float:
     """Seconds of the fastest of some readings of all weights: a product of each with itself, which writes nothing."""
-    flat, times = [p.detach().flatten() for p in model.parameters()], []
-    for _ in range(trials):
-        start = time.perf_counter()
-        for weights in flat:
-            torch.dot(weights, weights)
-        times.append(time.perf_counter() - start)
-    return min(times)
+    flat = [p.detach().flatten() for p in model.parameters()]
+    return min(stopwatch(lambda: [torch.dot(p, p) for p in flat]) for _ in range(trials))
 
 
 def contestants(config: str, rows: int, prompt: int, tokens: int, ranks: Ranks):

@@ -7,13 +7,13 @@ another one left. What is measured is written as JSON, which lesson 17 draws; pr
 """
 
 import json
-import time
 from pathlib import Path
 
 import numpy as np
 from tqdm import tqdm
 
 from ..machine import memory as counted
+from ..machine import timing
 from ..machine.speed import machine
 from ..model import PRESETS
 from ..plan import Plan, build
@@ -79,14 +79,9 @@ def step_of(
     """(seconds of the fastest step, most bytes held) of a plan on this rank; others on the machine only slow it."""
     plan = Plan.parse(text)
     mesh = Mesh(**plan.axes)
-    trainer, batch, times = Trainer(build(plan, config, mesh)), example_batch(config, rows, length), []
-    for step in range(steps + 1):
-        comm.barrier(mesh.world)
-        start = time.perf_counter()
-        trainer.step(batch)
-        comm.barrier(mesh.world)
-        if step:
-            times.append(time.perf_counter() - start)
+    trainer, batch = Trainer(build(plan, config, mesh)), example_batch(config, rows, length)
+    meet = lambda: comm.barrier(mesh.world)
+    times = timing.alone(timing.trials(lambda: trainer.step(batch), steps, 1, finish=meet)).trials
     return min(times), max(counted.over_a_step(trainer, batch))
 
 

@@ -12,6 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..machine.timing import Times, together
+from ..processes.launch import Ranks
+from ..ranks import comm
+from ..ranks.mesh import Mesh
 
 WARM_UP = 3  # turns until all contestants' memory has settled: the first steps take 25 % longer
 
@@ -105,8 +108,6 @@ def run(heats: Iterable[Heat], rounds: int, warm_up: int = WARM_UP) -> dict[str,
 
 def race(heat: Heat, rounds: int, warm_up: int = WARM_UP) -> Outcome:
     """The turns of one heat, here or on ranks of its own, which give their memory back at its end."""
-    from ..processes.launch import Ranks
-
     if not heat.ranks:
         return Outcome.of([turns(heat.make(*heat.given), rounds, warm_up)])
     with Ranks(heat.ranks, timeout=600, echo=False) as pool:
@@ -115,9 +116,6 @@ def race(heat: Heat, rounds: int, warm_up: int = WARM_UP) -> Outcome:
 
 def on_rank(rank: int, world_size: int, make, given: tuple, rounds: int, warm_up: int = WARM_UP) -> tuple:
     """The `turns` of a heat on one rank, with a barrier before each."""
-    from ..ranks import comm
-    from ..ranks.mesh import Mesh
-
     contest, everyone = make(rank, world_size, *given), Mesh(dp=world_size).world
     return turns(contest, rounds, warm_up, lambda: comm.barrier(everyone))
 

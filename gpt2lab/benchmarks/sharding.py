@@ -8,7 +8,6 @@ from collections import Counter
 import torch
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.debug import CommDebugMode
-from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..model import Block, GPT2Config
@@ -20,7 +19,7 @@ from ..sharding.propagate import propagate
 from ..sharding.reshard import live_axes
 from . import race, rivals
 from .race import Contest, Heat
-from .tensor import qkv_order
+from .tensor import dtensor_block
 
 
 def run(args) -> dict[str, float]:
@@ -98,11 +97,7 @@ def contest(rank, world_size, block, program, rows, length, config, over) -> Con
     comm.clear_log()
     mine = ours()
     sent = sum(e.bytes for e in comm.log) // x.element_size(), len(comm.log)
-    mesh, order = rivals.rival_mesh(over), qkv_order(config.n_embd, world_size)
-    for p in (block.attn.c_attn.weight, block.attn.c_attn.bias):
-        p.data = p.data[order].clone()
-    plan = {"attn.c_attn": ColwiseParallel(), "attn.c_proj": RowwiseParallel()}
-    parallelize_module(block, mesh, plan | {"mlp.c_fc": ColwiseParallel(), "mlp.c_proj": RowwiseParallel()})
+    dtensor_block(block, rivals.rival_mesh(over))
     positions = torch.arange(length)
 
     def theirs():

@@ -8,7 +8,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from functools import partial
 
@@ -17,6 +16,7 @@ import torch.nn.functional as F
 
 from ..machine import fast, speed
 from ..machine.huge_pages import TUNABLE
+from ..machine.timing import stopwatch
 from ..model import GPT2, PRESETS, GPT2Config
 from ..parallel.chunked_loss import apply_chunked_loss
 from . import race
@@ -62,20 +62,19 @@ def measured_elsewhere(rung: str, args) -> list[float]:
 def seconds_of(rung: str, config: str, rows: int, length: int, steps: int, threads: int) -> list[float]:
     """Seconds of each timed step of a rung, in this process."""
     torch.set_num_threads(threads)
-    level, sizes = RUNGS.index(rung), PRESETS[config]
+    reached, sizes = RUNGS[: RUNGS.index(rung) + 1], PRESETS[config]
     tokens = torch.randint(sizes.vocab_size, (rows, length + 1), generator=torch.Generator().manual_seed(0))
     x, y = tokens[:, :-1], tokens[:, 1:]
-    if level == 0:
-        theirs = their_model(sizes)
-        return timed(
-            stepper(theirs, lambda: F.cross_entropy(theirs(x).logits.flatten(0, 1), y.flatten())), steps
-        )
-    if level >= RUNGS.index("+ oneDNN matmul"):
+    model = GPT2(sizes) if "ours, plain" in reached else their_model(sizes)
+    loss = lambda: model.loss(model(x), y) / y.numel()
+    if rung == "transformers":
+        loss = lambda: F.cross_entropy(model(x).logits.flatten(0, 1), y.flatten())
+    if "+ chunked loss" in reached:
+        apply_chunked_loss(model)
+    if "+ oneDNN matmul" in reached:
         fast.onednn()
-    ours = GPT2(sizes)
-    if level >= RUNGS.index("+ chunked loss"):
-        apply_chunked_loss(ours)
-    return timed(stepper(ours, lambda: ours.loss(ours(x), y) / y.numel()), steps)
+    step = stepper(model, loss)
+    return [stopwatch(step) for _ in range(steps + 1)][1:]  # the first one makes the optimizer's state
 
 
 def their_model(config: GPT2Config):
@@ -98,16 +97,6 @@ def stepper(model: torch.nn.Module, loss: Callable[[], torch.Tensor]) -> Callabl
         optimizer.zero_grad()
 
     return step
-
-
-def timed(function: Callable[[], None], repeat: int) -> list[float]:
-    """Seconds of each call, after one that does not count."""
-    times = []
-    for _ in range(repeat + 1):
-        start = time.perf_counter()
-        function()
-        times.append(time.perf_counter() - start)
-    return times[1:]
 
 
 if __name__ == "__main__":

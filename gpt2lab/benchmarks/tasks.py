@@ -7,13 +7,13 @@ with the published figures (112 CPUs) beside. With --all the costs of a task and
 
 import statistics
 import threading
-import time
 from collections import defaultdict
 from dataclasses import replace
 from functools import partial
 
 import torch
 
+from ..machine.timing import stopwatch
 from ..model import GPT2, PRESETS, GPT2Config
 from ..planner import metrics
 from ..processes.launch import Ranks, kept
@@ -109,13 +109,13 @@ def version(name: str, graph: TaskGraph, args):
         return torch_threads(args)
     if name == "taskiter":
         scheduler = Scheduler(graph, args.workers)
-        return lambda n: [timed(scheduler.run, 1), *[timed(scheduler.run, n - 1) / (n - 1)] * (n - 1)]
+        return lambda n: [stopwatch(scheduler.run, 1), *[stopwatch(scheduler.run, n - 1) / (n - 1)] * (n - 1)]
     once = {
         "sequential": lambda: run_sequential(graph),
         "fork-join": lambda: run_fork_join(graph, args.workers),
         "tasks": lambda: run_tasks(rebuilt(graph), args.workers),
     }[name]
-    return lambda n: [timed(once) for _ in range(n)]
+    return lambda n: [stopwatch(once) for _ in range(n)]
 
 
 def torch_threads(args):
@@ -131,7 +131,7 @@ def torch_threads(args):
     def several(n):
         before = torch.get_num_threads()
         torch.set_num_threads(args.workers)
-        seconds = [timed(step) for _ in range(n)]
+        seconds = [stopwatch(step) for _ in range(n)]
         torch.set_num_threads(before)
         return seconds
 
@@ -150,15 +150,8 @@ def on_rank(rank: int, world_size: int, args) -> list[float]:
     scheduler, seconds = Scheduler(kept["tasks"].graph, 1), []
     for _ in range(args.iterations):
         comm.barrier(axis)
-        seconds.append(timed(scheduler.run, 1))
+        seconds.append(stopwatch(scheduler.run, 1))
     return seconds
-
-
-def timed(function, *args) -> float:
-    """Seconds of one call."""
-    start = time.perf_counter()
-    function(*args)
-    return time.perf_counter() - start
 
 
 def rebuilt(graph: TaskGraph) -> TaskGraph:
@@ -173,19 +166,19 @@ def overhead(workers: int, tasks: int = 1000) -> dict[str, float]:
     """Microseconds a task costs besides its work: chains of empty tasks; and the share lost with tasks of 1 ms."""
     graph = TaskGraph({"x": torch.zeros(workers)})
     fill = lambda: [add_links(graph, workers, lambda x: None) for _ in range(tasks // workers)]
-    found = {"to build, microseconds a task": timed(fill)}
-    found["in program order"] = timed(run_sequential, graph)
-    found["in fork-join, a barrier for each " + str(workers)] = timed(run_fork_join, graph, workers)
+    found = {"to build, microseconds a task": stopwatch(fill)}
+    found["in program order"] = stopwatch(run_sequential, graph)
+    found["in fork-join, a barrier for each " + str(workers)] = stopwatch(run_fork_join, graph, workers)
     scheduler = Scheduler(graph, workers)
-    found["replayed by workers"] = timed(scheduler.run, 5) / 5
+    found["replayed by workers"] = stopwatch(scheduler.run, 5) / 5
     found = {what: 1e6 * seconds / tasks for what, seconds in found.items()}
     a = torch.randn(384, 384)
-    size = 1e-3 / min(timed(lambda: a @ a) for _ in range(20))
+    size = 1e-3 / min(stopwatch(lambda: a @ a) for _ in range(20))
     work = TaskGraph({"x": torch.zeros(workers)})
     for _ in range(100):
         add_links(work, workers, lambda x: [a @ a for _ in range(max(1, round(size)))])
     scheduler = Scheduler(work, workers)
-    seconds = timed(scheduler.run, 5)
+    seconds = stopwatch(scheduler.run, 5)
     busy = sum(s.end - s.start for s in scheduler.run(5) if s.kind != "wait")
     found["percent of the workers' time lost, tasks of 1 ms"] = 100 * max(0.0, 1 - busy / seconds / workers)
     return found
@@ -243,10 +236,10 @@ def dispatch(graph: TaskGraph, args) -> dict[str, float]:
     found = {}
     for workers in sorted({1, args.workers}):
         scheduler = Scheduler(twin, workers)
-        seconds = statistics.median(timed(scheduler.run) for _ in range(9)) / len(twin.tasks)
+        seconds = statistics.median(stopwatch(scheduler.run) for _ in range(9)) / len(twin.tasks)
         found[f"replayed by {workers}, GPT-2 with nothing to compute"] = 1e6 * seconds
     scheduler = Scheduler(graph, args.workers)
-    iteration = min(timed(scheduler.run) for _ in range(args.rounds))
+    iteration = min(stopwatch(scheduler.run) for _ in range(args.rounds))
     found[f"the same, percent of an iteration of {args.config}"] = (
         100 * seconds * len(graph.tasks) / iteration
     )
@@ -259,11 +252,11 @@ def building(args) -> dict[str, float]:
     for rows in (4, 8, 16, 32):
         give = lambda iteration, rows=rows: (torch.zeros(rows, 16, dtype=torch.int64),) * 2
         make = lambda rows=rows, give=give: GPT2Tasks(GPT2(config), rows, 16, give, Blocks(tokens=16, rows=1))
-        build, graph = min(timed(make) for _ in range(3)), make().graph
+        build, graph = min(stopwatch(make) for _ in range(3)), make().graph
         scheduler = Scheduler(graph, args.workers)
         size = f"{rows} blocks, {len(graph.tasks)} tasks, {len(list(graph.edges()))} edges"
         found[f"{size}: to build, ms"] = 1e3 * build
-        found[f"{size}: to replay, ms"] = 1e3 * min(timed(scheduler.run) for _ in range(3))
+        found[f"{size}: to replay, ms"] = 1e3 * min(stopwatch(scheduler.run) for _ in range(3))
     return found
 
 

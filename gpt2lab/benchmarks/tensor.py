@@ -6,6 +6,8 @@ PyTorch's version gets its fused q, k, v rows in the order that it needs, becaus
 
 import torch
 import torch.nn.functional as F
+from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.tensor import parallel as dtensor
 
 from ..model import GPT2, PRESETS, GPT2Config
 from ..parallel import spec
@@ -27,8 +29,6 @@ def run(args) -> dict[str, float]:
 
 def contest(rank: int, world_size: int, config: GPT2Config, rows: int, length: int, over: str) -> Contest:
     """A step of ours and of DTensor's on one rank; the fact is the largest relative difference of a gradient."""
-    from torch.distributed.tensor.parallel import loss_parallel
-
     mesh, batch = Mesh(tp=world_size), torch.Generator().manual_seed(0)
     tokens = torch.randint(config.vocab_size, (rows, length + 1), generator=batch)
     x, y = tokens[:, :-1], tokens[:, 1:]
@@ -36,7 +36,7 @@ def contest(rank: int, world_size: int, config: GPT2Config, rows: int, length: i
     apply_tensor(ours, mesh)
 
     def their_step():
-        with loss_parallel():
+        with dtensor.loss_parallel():
             loss = F.cross_entropy(theirs(x).flatten(0, 1), y.flatten(), reduction="sum") / y.numel()
             loss.backward()
 
@@ -58,23 +58,25 @@ def contest(rank: int, world_size: int, config: GPT2Config, rows: int, length: i
 
 def dtensor_model(config: GPT2Config, mesh) -> GPT2:
     """Our model made parallel by torch.distributed.tensor.parallel, loss and tied head included."""
-    from torch.distributed.tensor import DTensor, Replicate
-    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
-
-    model, order = GPT2(config), qkv_order(config.n_embd, mesh.size())
+    model = GPT2(config)
     for block in model.h.values():
-        for p in (block.attn.c_attn.weight, block.attn.c_attn.bias):
-            p.data = p.data[order].clone()
-        plan = {"attn.c_attn": ColwiseParallel(), "attn.c_proj": RowwiseParallel()}
-        plan |= {"mlp.c_fc": ColwiseParallel(), "mlp.c_proj": RowwiseParallel()}
-        parallelize_module(block, mesh, plan)
-    parallelize_module(model, mesh, {"wte": RowwiseParallel(input_layouts=Replicate())})
+        dtensor_block(block, mesh)
+    dtensor.parallelize_module(model, mesh, {"wte": dtensor.RowwiseParallel(input_layouts=Replicate())})
 
     def head(x, pick=None):
         return F.linear(DTensor.from_local(model.ln_f(x), mesh, [Replicate()]), model.wte.weight)
 
     model.head = head
     return model
+
+
+def dtensor_block(block, mesh) -> None:
+    """Cut a block in place as Megatron does, by DTensor."""
+    for p in (block.attn.c_attn.weight, block.attn.c_attn.bias):
+        p.data = p.data[qkv_order(len(p) // 3, mesh.size())].clone()
+    columns, rows = dtensor.ColwiseParallel, dtensor.RowwiseParallel
+    plan = {"attn.c_attn": columns(), "attn.c_proj": rows(), "mlp.c_fc": columns(), "mlp.c_proj": rows()}
+    dtensor.parallelize_module(block, mesh, plan)
 
 
 def qkv_order(width: int, ranks: int) -> torch.Tensor:
@@ -84,8 +86,6 @@ def qkv_order(width: int, ranks: int) -> torch.Tensor:
 
 def their_optimizer(model: GPT2) -> torch.optim.Optimizer:
     """Fused AdamW; it takes no list that mixes DTensors with other tensors, so there are two groups."""
-    from torch.distributed.tensor import DTensor
-
     cut = [p for p in model.parameters() if isinstance(p, DTensor)]
     whole = [p for p in model.parameters() if not isinstance(p, DTensor)]
     return torch.optim.AdamW([{"params": cut}, {"params": whole}], lr=1e-4, fused=True)

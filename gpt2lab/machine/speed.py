@@ -9,6 +9,7 @@ import torch
 
 from ..model import GPT2Config
 from .arguments import checked
+from .timing import stopwatch
 
 
 def matmul_rate(size: int = 1024, seconds: float = 0.3, dtype=torch.float32, device="cpu") -> float:
@@ -18,14 +19,11 @@ def matmul_rate(size: int = 1024, seconds: float = 0.3, dtype=torch.float32, dev
     """
     done = torch.cuda.synchronize if torch.device(device).type == "cuda" else lambda: None
     a, b = (torch.randn(size, size, dtype=dtype, device=device) for _ in range(2))
-    torch.mm(a, b)
-    done()
+    product = lambda: (torch.mm(a, b), done())
+    product()
     times, begin = [], time.perf_counter()
     while time.perf_counter() - begin < seconds:
-        start = time.perf_counter()
-        torch.mm(a, b)
-        done()
-        times.append(time.perf_counter() - start)
+        times.append(stopwatch(product))
     return 2 * size**3 / min(times)
 
 
@@ -38,12 +36,10 @@ def copy_rate(size: int, seconds: float = 0.1) -> float:
     target = torch.empty_like(source)
     target.copy_(source)  # the first write also allocates the pages
     repeats = max(1, (1 << 20) // size)
+    copies = lambda: [target.copy_(source) for _ in range(repeats)]
     times, begin = [], time.perf_counter()
     while not times or time.perf_counter() - begin < seconds:
-        start = time.perf_counter()
-        for _ in range(repeats):
-            target.copy_(source)
-        times.append((time.perf_counter() - start) / repeats)
+        times.append(stopwatch(copies) / repeats)
     return size / statistics.median(times)
 
 

@@ -39,6 +39,13 @@ class Times:
         return f"{middle:.2f} ms (quartiles {low:.2f} to {high:.2f}, {len(self.trials)} trials)"
 
 
+def stopwatch(call: Callable[..., object], *args) -> float:
+    """Seconds of one call."""
+    start = time.perf_counter()
+    call(*args)
+    return time.perf_counter() - start
+
+
 def finish_devices() -> None:
     """Wait until every GPU has finished its work; a no-op without GPUs."""
     if torch.cuda.is_available():
