@@ -5,6 +5,7 @@ names, which are PyTorch's.
 """
 
 from datetime import timedelta
+from itertools import chain
 
 import torch
 import torch.distributed as dist
@@ -26,8 +27,29 @@ SEVERAL = ("all_gather", "gather", "all_to_all")  # moves into several tensors
 ROOTED = ("broadcast", "reduce", "gather", "scatter")  # their root is a part of the call's kind
 
 
-class SharedMemoryGroup(dist.ProcessGroup):
+class NamedGroup(dist.ProcessGroup):
+    """What torch.distributed asks of a group that is written in Python: its backend's name, and those it has given."""
+
+    backend = ""  # the name that the backend is registered under
+    _name = ""
+
+    def getBackendName(self) -> str:
+        """The name the backend is registered under."""
+        return self.backend
+
+    def setGroupName(self, name: str) -> None:
+        """Set the name that torch.distributed gives; functional collectives find the group by it."""
+        self._name = name
+
+    def getGroupName(self) -> str:
+        """The name torch.distributed gave."""
+        return self._name
+
+
+class SharedMemoryGroup(NamedGroup):
     """Ranks of one machine; every tensor goes through memory that they share."""
+
+    backend = "shm"
 
     def __init__(self, store, rank: int, global_ranks: list[int], timeout: float):
         super().__init__(rank, len(global_ranks))
@@ -35,7 +57,6 @@ class SharedMemoryGroup(dist.ProcessGroup):
         self._ends = StreamEnds(memory, rank)
         world_size = dist.get_world_size() if dist.is_initialized() else len(global_ranks)
         self._engine = ProgressEngine(memory, rank, [f"rank {r}" for r in global_ranks], timeout, world_size)
-        self._name = self._description = ""
         self.timeout = timedelta(seconds=timeout)
 
     def allreduce(self, tensors, opts=None):
@@ -147,7 +168,7 @@ class SharedMemoryGroup(dist.ProcessGroup):
 
     def _begin(self, name, opts, outputs, steps, inputs=(), lane="collective"):
         """Give a request to the engine, and drive the engine here unless the call is asynchronous."""
-        request = Request(name, _in_turn(steps))
+        request = Request(name, chain.from_iterable(steps))
         asynchronous = opts is None or opts.asyncOp
         (self._engine.begin if asynchronous else self._engine.run)(lane, request)
         return SharedMemoryWork(self._engine, request, list(outputs), inputs)
@@ -194,34 +215,6 @@ class SharedMemoryGroup(dist.ProcessGroup):
 
     abort = shutdown
 
-    def getBackendName(self) -> str:
-        """The name the backend is registered under."""
-        return "shm"
-
-    def getSize(self) -> int:
-        """The number of ranks."""
-        return self._ends.ranks
-
-    def getRank(self) -> int:
-        """This rank's position in the group."""
-        return self._ends.rank
-
-    def setGroupName(self, name: str) -> None:
-        """Set the name that torch.distributed gives; functional collectives find the group by it."""
-        self._name = name
-
-    def getGroupName(self) -> str:
-        """The name torch.distributed gave."""
-        return self._name
-
-    def setGroupDesc(self, description: str) -> None:
-        """Set the description that torch.distributed gives."""
-        self._description = description
-
-    def getGroupDesc(self) -> str:
-        """The description torch.distributed gave."""
-        return self._description
-
 
 def _flat(x: torch.Tensor) -> torch.Tensor:
     """One dimension, contiguous: a view where possible, else a copy."""
@@ -235,11 +228,6 @@ def _back(tensors, flats) -> None:
     for x, flat in zip(tensors, flats, strict=True):
         if x.data_ptr() != flat.data_ptr():
             x.detach().copy_(flat.view(x.shape))
-
-
-def _in_turn(steps):
-    for each in steps:
-        yield from each
 
 
 def _message(x: torch.Tensor, tag: int) -> int:

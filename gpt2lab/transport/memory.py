@@ -141,10 +141,13 @@ def connect(store, rank: int, ranks: int) -> Memory:
     else:
         process, number, token = store.get("where").decode().split()
         memory, why = _open(f"/proc/{process}/fd/{number}", ranks, bytes.fromhex(token))
-        text = "" if memory else _why(rank, why)
-        store.set(f"there {rank}", text)
-        if text:
-            raise RuntimeError(text)
+        why = why and (
+            f"Rank {rank} cannot open the memory of rank 0 ({why}): backend 'shm' needs ranks of one machine and one "
+            "user. Otherwise use 'gloo' (backend='gloo', or GPT2LAB_BACKEND=gloo for all)."
+        )
+        store.set(f"there {rank}", why)
+        if why:
+            raise RuntimeError(why)
     memory.sign(rank)
     return memory
 
@@ -161,10 +164,3 @@ def _open(path: str, ranks: int, token: bytes) -> tuple[Memory | None, str]:
         return (memory, "") if memory.raw[:TOKEN] == token else (None, "it belongs to another group")
     finally:
         os.close(descriptor)
-
-
-def _why(rank: int, why: str) -> str:
-    return (
-        f"Rank {rank} cannot open the memory of rank 0 ({why}): backend 'shm' needs ranks of one machine and one user. "
-        f"Otherwise use 'gloo' (backend='gloo', or GPT2LAB_BACKEND=gloo for all)."
-    )

@@ -9,6 +9,8 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
+from .group import NamedGroup
+
 NAME = "pretended"
 
 
@@ -34,14 +36,10 @@ class Answered(dist.Work):
         return future
 
 
-class PretendedGroup(dist.ProcessGroup):
+class PretendedGroup(NamedGroup):
     """The methods that torch.distributed calls, by PyTorch's names; what comes into whole numbers is what was sent."""
 
-    timeout = timedelta(seconds=60)
-
-    def __init__(self, rank: int, size: int):
-        super().__init__(rank, size)
-        self._rank, self._size, self._name = rank, size, ""
+    backend, timeout = NAME, timedelta(seconds=60)
 
     def _answer(self, *args, **options):
         return Answered(*args)
@@ -57,29 +55,6 @@ class PretendedGroup(dist.ProcessGroup):
         return self._answer(output, x)
 
     alltoall_base = all_to_all_single
-
-    def getBackendName(self) -> str:
-        """The name the backend is registered under."""
-        return NAME
-
-    def getSize(self) -> int:
-        """The number of ranks."""
-        return self._size
-
-    def getRank(self) -> int:
-        """This rank's position in the group."""
-        return self._rank
-
-    def setGroupName(self, name: str) -> None:
-        """Set the name that torch.distributed gives."""
-        self._name = name
-
-    def getGroupName(self) -> str:
-        """The name torch.distributed gave."""
-        return self._name
-
-    def setGroupDesc(self, description: str) -> None:
-        """No-op."""
 
 
 def _create(opts, _):
