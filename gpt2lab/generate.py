@@ -47,10 +47,11 @@ class Sampling:
             p = torch.zeros_like(p).scatter_(-1, order, ranked.where(before < self.top_p, 0.0))
         return p / p.sum(-1, keepdim=True)
 
-    def draw(self, logits: torch.Tensor, lengths: Sequence[int]) -> list[int]:
+    def draw(self, logits: torch.Tensor, lengths: Sequence[int], rows: Sequence[int] = ()) -> list[int]:
         """One token for each row of logits (B, V); lengths[b] is the position that row b fills.
 
-        Raises FloatingPointError where a row has a NaN or only infinities.
+        `rows` are the rows' numbers in a larger batch, on which their random numbers hang. Raises FloatingPointError
+        where a row has a NaN or only infinities.
         """
         if not logits.amax(-1).isfinite().all():
             raise FloatingPointError(
@@ -59,7 +60,8 @@ class Sampling:
         if self.temperature == 0:
             return logits.argmax(-1).tolist()
         sums = self.probabilities(logits).cumsum(-1)  # (B, V)
-        uniform = [_uniform(self.seed, row, position) for row, position in enumerate(lengths)]
+        numbered = zip(rows or range(len(lengths)), lengths, strict=True)
+        uniform = [_uniform(self.seed, row, position) for row, position in numbered]
         marks = torch.tensor(uniform, dtype=torch.float64, device=sums.device)[:, None] * sums[:, -1:]
         return torch.searchsorted(sums, marks, right=True)[:, 0].tolist()
 

@@ -20,9 +20,8 @@ class Box:
 
     offsets: tuple[int, ...]
     sizes: tuple[int, ...]
-    tensor: (
-        torch.Tensor
-    )  # a view of this rank's memory, or what reads from a file when it is indexed by slices
+    # a view of this rank's memory, or what reads from a file when it is indexed by slices
+    tensor: torch.Tensor
 
 
 @dataclass(frozen=True)

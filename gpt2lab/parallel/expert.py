@@ -94,8 +94,6 @@ class SpreadExperts(Here):
 
     def send(self, rows, counts):
         """Ask how many rows will come, and begin the exchange; of a hierarchical one, the last hop."""
-        if self.axis.size == 1:
-            return super().send(rows, counts)
         hops, counts = [], counts.view(self.between.size, self.inside.size, -1)
         # Blocks of rows before each hop: (n/m, m, E/n), then (m, n/m, E/n).
         for axis in (self.inside, self.between):
@@ -111,16 +109,12 @@ class SpreadExperts(Here):
 
     def arrive(self, sent):
         """The rows of all ranks, sorted by expert."""
-        if self.axis.size == 1:
-            return super().arrive(sent)
         coming, table, hops = sent  # table (n, E/n): rows from each rank for each expert here
-        order = regrouped(table)
-        return _ordered(_Wait.apply(coming, hops[-1][1]), order), table.sum(0), (order, hops)
+        order, rows = regrouped(table), _Wait.apply(coming, hops[-1][1]) if hops else coming
+        return _ordered(rows, order), table.sum(0), (order, hops)
 
     def back(self, rows, way):
         """The output of every row to the rank that sent it, by the same hops."""
-        if self.axis.size == 1:
-            return rows
         order, hops = way
         rows = _ordered(rows, order, back=True)
         for order, there in reversed(hops):

@@ -10,13 +10,10 @@ Korthikanti et al. 2022, "Reducing Activation Recomputation in Large Transformer
 
 from functools import partial
 
-import torch
-import torch.nn.functional as F
-
 from ..ranks import comm
 from ..ranks.mesh import Axis
 from . import spec
-from .tensor import Edge, vocab_head, weight_gradients
+from .tensor import Edge, vocab_head
 
 
 class SequenceEdge(Edge):
@@ -28,8 +25,8 @@ class SequenceEdge(Edge):
     """
 
     def __init__(self, axis: Axis, lean: bool = True):
-        super().__init__(axis)
-        self.lean, self.length = lean, 0
+        super().__init__(axis, overlap=lean)
+        self.length = 0
 
     @property
     def sizes(self) -> list[int]:
@@ -45,32 +42,15 @@ class SequenceEdge(Edge):
         self.length = x.size(1)
         return comm.reduce_scatter(x, self.axis, 1, self.sizes)
 
-    def linear(self, x, weight, bias=None):
-        """A linear layer on all tokens, of x (B, T_r, C)."""
-        if self.lean and torch.is_grad_enabled():
-            return _GatheredLinear.apply(x, weight, bias, self.axis, self.sizes)
-        return F.linear(self.enter(x), weight, bias)
+    def back(self, grad, x):
+        """The sum of all tokens' gradients, of which this rank keeps its own, and all tokens once more."""
+        sizes = comm.split_sizes(grad.size(1), self.axis.size)
+        of_x = comm.reduce_scatter(grad, self.axis, 1, sizes)
+        return comm.finished(of_x, async_op=True), comm.all_gather(x, self.axis, 1, sizes)
 
     def mine(self, positions):
         """The positions (T_r,) of the own tokens; of (B, T) its columns."""
         return positions.split(self.sizes, -1)[self.axis.rank]
-
-
-class _GatheredLinear(torch.autograd.Function):
-    """`F.linear(all_gather(x), weight, bias)` that keeps x and not the gathered tokens for backward."""
-
-    @staticmethod
-    def forward(ctx, x, weight, bias, axis, sizes):
-        ctx.save_for_backward(x, weight)
-        ctx.axis, ctx.sizes, ctx.biased = axis, sizes, bias is not None
-        return F.linear(comm.all_gather(x, axis, 1, sizes), weight, bias)
-
-    @staticmethod
-    def backward(ctx, grad):
-        x, weight = ctx.saved_tensors
-        of_x = comm.reduce_scatter(grad @ weight, ctx.axis, 1, ctx.sizes)
-        whole = comm.all_gather(x, ctx.axis, 1, ctx.sizes)
-        return of_x, *weight_gradients(grad, whole, ctx.biased), None, None
 
 
 def apply_sequence(model, mesh, plan=None, lean: bool = True) -> None:

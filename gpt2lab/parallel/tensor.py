@@ -38,27 +38,34 @@ class Edge:
         """g: x is a partial sum on each rank; its sum is used alike on all, so the gradient is already whole."""
         return comm.reduce_from(x, self.axis)
 
+    def back(self, grad, x):
+        """A handle of the gradient of x as it was before it entered, given what came in, and x as it entered."""
+        return comm.all_reduce(grad, self.axis, async_op=True, own=True), x
+
     def linear(self, x, weight, bias=None):
         """A linear layer on x as it enters: (B, T, C) to (B, T, features of this rank)."""
         if self.overlap and torch.is_grad_enabled():
-            return _OverlappedLinear.apply(x, weight, bias, self.axis)
+            return _EnteringLinear.apply(x, weight, bias, self)
         return F.linear(self.enter(x), weight, bias)
 
 
-class _OverlappedLinear(torch.autograd.Function):
-    """`F.linear(copy_to(x), weight, bias)` whose backward all-reduce overlaps the weight-gradient product."""
+class _EnteringLinear(torch.autograd.Function):
+    """`F.linear(edge.enter(x), weight, bias)` that keeps x for backward.
+
+    There `edge.back` sends, if it can, while the weight's gradient is computed.
+    """
 
     @staticmethod
-    def forward(ctx, x, weight, bias, axis):
+    def forward(ctx, x, weight, bias, edge):
         ctx.save_for_backward(x, weight)
-        ctx.axis, ctx.biased = axis, bias is not None
-        return F.linear(x, weight, bias)
+        ctx.edge, ctx.biased = edge, bias is not None
+        return F.linear(edge.enter(x), weight, bias)
 
     @staticmethod
     def backward(ctx, grad):
         x, weight = ctx.saved_tensors
-        under_way = comm.all_reduce(grad @ weight, ctx.axis, async_op=True, own=True)
-        of_weight, of_bias = weight_gradients(grad, x, ctx.biased)
+        under_way, entered = ctx.edge.back(grad @ weight, x)
+        of_weight, of_bias = weight_gradients(grad, entered, ctx.biased)
         return under_way.wait(), of_weight, of_bias, None
 
 

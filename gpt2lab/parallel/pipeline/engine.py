@@ -18,7 +18,7 @@ from ...schedules import check as check_schedule
 from ...schedules.registry import find
 from ..base import Engine
 from .mailbox import buffers_needed
-from .stages import keep_parts, mark_ties, parts_of, tied_lines
+from .stages import keep_parts, mark_ties, parts_of, sharers
 from .step import PipelineStep
 
 
@@ -36,8 +36,8 @@ class Pipeline(Engine):
         self.parts = parts_of(schedule, self.axis.rank, model.config)
         keep_parts(model, self.parts)
         self.shared = mark_ties(model, schedule, self.axis.rank)
-        lines = [line for pipeline in mesh.lines(["pp"]) for line in tied_lines(schedule, pipeline)]
-        self.twins = mesh.axis("tie", lines, own=True)
+        same, pipelines = sharers(schedule), mesh.lines(["pp"])
+        self.twins = mesh.axis("tie", [[p[r] for r in line] for p in pipelines for line in same], own=True)
         self.buffers = buffers_needed(schedule)
         self.lengths = None  # of the token slices (TeraPipe), where they are not even
         self._pace = None

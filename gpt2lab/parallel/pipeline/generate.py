@@ -58,79 +58,54 @@ def generate_streams(
     device = next(engine.model.parameters()).device
     flows = [RowGroup(rows.tolist(), prompts, new, device) for rows in groups]
     with generating(engine.model):
-        return _Round(engine, flows, len(prompts), Sampling(**sampling), gather).run(prompts, new, stop)
+        drawn = _drawn(engine, flows, len(prompts), new, Sampling(**sampling), gather).tolist()
+    ended = [row[: row.index(stop)] if stop in row else row for row in drawn]
+    return [[*prompt, *row] for prompt, row in zip(prompts, ended, strict=True)]
 
 
-class _Round:
-    """Round after round, every stream passes all stages once and gets one token.
+def _drawn(engine, flows: list[RowGroup], rows: int, new: int, choose: Sampling, gather) -> torch.Tensor:
+    """The new tokens (rows, new): round after round, every stream passes all stages once and gets one token.
 
     All ranks go through (round, stream, stage) in one order, and each of these waits for an earlier one only.
     """
-
-    def __init__(self, engine, flows, rows, choose, gather):
-        self.model, self.axis, self.layers = engine.model, engine.axis, engine.parts.layers
-        self.flows, self.rows, self.choose, self.gather, self.leaving = flows, rows, choose, gather, []
-        self.ranks = engine.schedule.placement[: engine.schedule.depth]  # of each stage, the first copy's
-        self.first, self.last = self.ranks[0], self.ranks[-1]
-        self.number = next(self.model.parameters()).detach().new_zeros(())
-
-    def run(self, prompts, new, stop):
-        drawn = self.number.new_zeros(self.rows, new, dtype=torch.long)  # (rows, new)
-        for n in range(new):
-            for number, flow in enumerate(self.flows):
-                if n:
-                    flow.extend(flow.coming.wait() if flow.coming else drawn[flow.rows, n - 1])
-                x = None
-                for stage in [s for s, rank in enumerate(self.ranks) if rank == self.axis.rank]:
-                    with trace.span(f"F{number}", kind="forward"):
-                        x = self._stage(flow, stage, x)
-                    self._pass_on(x, stage)
-                if self.axis.rank == self.last:
-                    drawn[flow.rows, n] = self._draw(x, flow, drawn)
-                self._return(flow, drawn[flow.rows, n])
-        for handle in [*self.leaving, *(flow.coming for flow in self.flows if flow.coming)]:
-            handle.wait()
-        drawn = comm.broadcast(drawn, self.axis, self.last)
-        return [list(p) + _until(row, stop) for p, row in zip(prompts, drawn.tolist(), strict=True)]
-
-    def _return(self, flow, tokens):
-        """Send the chosen tokens to the first stage; ranks in between need only their number."""
-        if self.axis.rank == self.last != self.first:
-            self._send(tokens, self.first)
-        elif self.axis.rank == self.first != self.last:
-            flow.coming = comm.irecv(tokens, self.axis, self.last)
-
-    def _stage(self, flow, stage, x):
-        """A stage's output (B, T, C); x is that of this rank's stage before it, if there was one."""
-        model, before = self.model, self.ranks[stage - 1] if stage else None
-        if stage == 0:
-            x = model.embed(flow.tokens, flow.positions)
-        elif before != self.axis.rank:
-            rows, columns = flow.tokens.shape
-            like = self.number.expand(rows, model.tokens_here(columns), model.config.n_embd)
-            x = comm.irecv(like, self.axis, before).wait()
-        for layer in self.layers[stage]:
-            x = model.run_block(model.h[str(layer)], x, flow.positions, None, flow.cache)
-        return x
-
-    def _pass_on(self, x, stage):
-        """Send a stage's output to the rank of the next one, where that is another."""
-        if stage + 1 < len(self.ranks) and self.ranks[stage + 1] != self.axis.rank:
-            self._send(x, self.ranks[stage + 1])
-
-    def _draw(self, x, flow, drawn):
-        """The next token of each row: random numbers go by the row's number in the whole batch."""
-        logits = self.model.head(x, flow.pick)[:, -1]  # (B, V), or a part of the vocabulary
-        logits = logits if self.gather is None else self.gather(logits)
-        whole, lengths = logits.new_zeros(self.rows, logits.size(-1)), [0] * self.rows
-        whole[flow.rows] = logits
-        for row, length in zip(flow.rows, flow.lengths, strict=True):
-            lengths[row] = length
-        return torch.tensor(self.choose.draw(whole, lengths), device=x.device)[flow.rows]
-
-    def _send(self, x, to):
-        self.leaving.append(comm.isend(x, self.axis, to))
+    model, axis, leaving = engine.model, engine.axis, []
+    ranks = engine.schedule.placement[: engine.schedule.depth]  # of each stage, the first copy's
+    first, last, mine = ranks[0], ranks[-1], [s for s, rank in enumerate(ranks) if rank == axis.rank]
+    drawn = torch.zeros(rows, new, dtype=torch.long, device=flows[0].device)
+    for n in range(new):
+        for number, flow in enumerate(flows):
+            if n:
+                flow.extend(flow.coming.wait() if flow.coming else drawn[flow.rows, n - 1])
+            x = None
+            for stage in mine:
+                with trace.span(f"F{number}", kind="forward"):
+                    x = _through(engine, flow, stage, ranks, x)
+                if stage + 1 < len(ranks) and ranks[stage + 1] != axis.rank:
+                    leaving.append(comm.isend(x, axis, ranks[stage + 1]))
+            if axis.rank == last:
+                logits = model.head(x, flow.pick)[:, -1]  # (B, V), or a part of the vocabulary
+                logits = logits if gather is None else gather(logits)
+                drawn[flow.rows, n] = drawn.new_tensor(choose.draw(logits, flow.lengths, flow.rows))
+            # the first stage needs the chosen tokens, ranks in between only their number
+            if axis.rank == last != first:
+                leaving.append(comm.isend(drawn[flow.rows, n], axis, first))
+            elif axis.rank == first != last:
+                flow.coming = comm.irecv(drawn[flow.rows, n], axis, last)
+    for handle in [*leaving, *(flow.coming for flow in flows if flow.coming)]:
+        handle.wait()
+    return comm.broadcast(drawn, axis, last)
 
 
-def _until(row: list[int], stop: int | None) -> list[int]:
-    return row[: row.index(stop)] if stop in row else row
+def _through(engine, flow: RowGroup, stage: int, ranks: tuple[int, ...], x):
+    """A stage's output (B, T, C); x is that of this rank's stage before it, if there was one."""
+    model = engine.model
+    if stage == 0:
+        x = model.embed(flow.tokens, flow.positions)
+    elif ranks[stage - 1] != engine.axis.rank:
+        rows, columns = flow.tokens.shape
+        like = next(model.parameters()).detach().new_zeros(())
+        like = like.expand(rows, model.tokens_here(columns), model.config.n_embd)
+        x = comm.irecv(like, engine.axis, ranks[stage - 1]).wait()
+    for layer in engine.parts.layers[stage]:
+        x = model.run_block(model.h[str(layer)], x, flow.positions, None, flow.cache)
+    return x

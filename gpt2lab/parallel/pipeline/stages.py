@@ -104,28 +104,21 @@ def keep_parts(model, parts: Parts) -> None:
         model.wte = None
 
 
-def tied_lines(schedule, pipeline: tuple[int, ...]) -> list[tuple[int, ...]]:
-    """Global ranks of one pipeline that hold the same parameters: copies of a stage, or both ends of the embedding."""
-    ranks = schedule.ranks
+def sharers(schedule) -> list[tuple[int, ...]]:
+    """Ranks of a pipeline that hold the same parameters: copies of a stage, or both ends of the tied embedding."""
     if schedule.copies == 2:
-        return [(pipeline[r], pipeline[ranks - 1 - r]) for r in range(ranks // 2)]
+        return [(rank, schedule.ranks - 1 - rank) for rank in range(schedule.ranks // 2)]
     first, last = schedule.ranks_of(0), schedule.ranks_of(schedule.depth - 1)
-    return [] if first == last else [tuple(pipeline[r] for r in (*first, *last))]
+    return [] if first == last else [(*first, *last)]
 
 
-def mark_ties(model, schedule, place: int) -> set[str]:
+def mark_ties(model, schedule, rank: int) -> set[str]:
     """Names of the parameters here that another rank holds too; the second holder's are marked as copies."""
-    if schedule.copies == 2:
-        twin = schedule.ranks - 1 - place
-        shared, second = (
-            {name for name, _ in model.named_parameters()} if place != twin else set(),
-            place > twin,
-        )
-    else:
-        first, last = schedule.ranks_of(0), schedule.ranks_of(schedule.depth - 1)
-        shared = {"wte.weight"} if first != last and place in (*first, *last) else set()
-        second = place in last
+    mine = next((line for line in sharers(schedule) if rank in line), ())
+    second = mine[1:] if schedule.copies == 2 else mine[len(schedule.ranks_of(0)) :]
+    every = {name for name, _ in model.named_parameters()} if schedule.copies == 2 else {"wte.weight"}
+    shared = every if mine else set()
     for name, p in model.named_parameters():
-        if second and name in shared:
+        if rank in second and name in shared:
             spec.mark(p, tied_copy=True)
     return shared

@@ -146,9 +146,8 @@ class Asynchronous(Pipeline):
     def __init__(self, model, mesh: Mesh, schedule: Schedule, table: Callable[[int], Stream]):
         super().__init__(model, mesh, schedule)
         self.table = table  # of so many batches
-        self.norm_axis = mesh.axis(
-            "stage", mesh.lines(NAMES[1:]), messages=False
-        )  # who updates at the same time
+        # who updates at the same time
+        self.norm_axis = mesh.axis("stage", mesh.lines(NAMES[1:]), messages=False)
         self.record: list[Read] = []
 
     def run(self, micros, key, sync) -> torch.Tensor:
@@ -167,7 +166,8 @@ class Asynchronous(Pipeline):
         table = self.table(len(batches))
         self.buffers = buffers_needed(table.schedule)
         step = PipelineStep(self, table.schedule, [m for batch in batches for m in batch], key)
-        stash, losses = Stash(self._own()), step.loss.new_zeros(len(batches))
+        mine = (p for p in self.model.parameters() if not spec.of(p).tied_copy)  # that this stage updates
+        stash, losses = Stash(mine), step.loss.new_zeros(len(batches))
         self.embedding = Embedding(self.model.wte and self.model.wte.weight, self.twins, table)
         newest = [table.newest(stage) for stage in range(table.schedule.depth)]
         wanted = table.held(self.axis.rank)
@@ -215,10 +215,6 @@ class Asynchronous(Pipeline):
                 piece.tensor.grad = None  # so that nothing here updates it
             elif piece.name in self.shared:
                 piece.tensor.grad += self.embedding.take(self.micro)
-
-    def _own(self) -> list[torch.Tensor]:
-        """The parameters that this stage updates: all but the last stage's copy of the embedding."""
-        return [p for p in self.model.parameters() if not spec.of(p).tied_copy]
 
 
 def stream_of(plan, batches: int) -> Stream:
