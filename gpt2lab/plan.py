@@ -81,9 +81,8 @@ class Plan:
         return values
 
     def __post_init__(self):
-        object.__setattr__(
-            self, "schedule", self.schedule.lower().replace("-", "_")
-        )  # as the registry names it
+        # as the registry names it
+        object.__setattr__(self, "schedule", self.schedule.lower().replace("-", "_"))
         for name in (*NAMES, "ep", "node", "micro", "chunks"):
             value = getattr(self, name)
             if value < 1:

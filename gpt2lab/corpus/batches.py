@@ -27,7 +27,8 @@ class Batch:
 
     def rows(self, axis_rank: int, axis_size: int) -> "Batch":
         """The rows of one rank of an axis, by tensor_split: when uneven, the first ranks hold one more."""
-        return self._pick(torch.arange(len(self.samples)).tensor_split(axis_size)[axis_rank])
+        mine = torch.arange(len(self.samples)).tensor_split(axis_size)[axis_rank]
+        return replace(self, **{name: getattr(self, name)[mine] for name in ("tokens", "targets", "samples")})
 
     def columns(self, index: torch.Tensor) -> "Batch":
         """The columns at `index` (t,), as a context-parallel layout gives them; targets are already shifted."""
@@ -71,9 +72,6 @@ class Batch:
                 f"{words - 1}. Make the tokens with this model's tokenizer."
             )
 
-    def _pick(self, rows: torch.Tensor) -> "Batch":
-        return replace(self, tokens=self.tokens[rows], targets=self.targets[rows], samples=self.samples[rows])
-
 
 @checked(rows=1, length=1)
 class Batches:
@@ -108,7 +106,7 @@ class Batches:
         samples = np.asarray(mine, dtype=np.int64) + step * self.rows
         windows = np.empty((len(mine), self.length + 1), np.int64)
         for window, sample in zip(windows, samples, strict=True):
-            start = self._start(int(sample))
+            start = self.start(int(sample))
             window[:] = self.source[start : start + self.length + 1]
         block = torch.from_numpy(windows)
         return Batch(
@@ -119,7 +117,7 @@ class Batches:
             self.rows * self.length,
         )
 
-    def _start(self, sample: int) -> int:
+    def start(self, sample: int) -> int:
         """Where the window of a global sample begins: random, but a function of (seed, sample) alone."""
         places = self.count - self.length
         return self.first + int(np.random.Philox(key=self.seed, counter=sample).random_raw() % places)

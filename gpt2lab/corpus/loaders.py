@@ -18,7 +18,7 @@ SHAPES = ("rows", "contiguous", "interleaved")
 
 
 @checked(rows=1, length=1)
-class InOrder:
+class InOrder(Batches):
     """Batches in the order of the text, as in llm.c: `rows` consecutive windows of `length` tokens each.
 
     An epoch has `steps` batches; then the text starts again, and tokens that do not fill a batch are left out. Raises
@@ -35,18 +35,9 @@ class InOrder:
                 f"Use a longer text, or at most {(len(source) - 1) // length} rows."
             )
 
-    def at(self, step: int, rows: range | None = None) -> Batch:
-        """The global batch of a step, or only its rows in `rows`; `total` is global either way."""
-        mine = range(self.rows) if rows is None else rows
-        samples = _whole(mine) + step * self.rows
-        windows = np.empty((len(mine), self.length + 1), np.int64)
-        for window, sample in zip(windows, samples.tolist(), strict=True):
-            start = sample % (self.steps * self.rows) * self.length
-            window[:] = self.source[start : start + self.length + 1]
-        block, columns = torch.from_numpy(windows), torch.arange(self.length)
-        return Batch(
-            block[:, :-1].contiguous(), block[:, 1:].contiguous(), columns, samples, self.rows * self.length
-        )
+    def start(self, sample: int) -> int:
+        """Where the window of a global sample begins: behind that of the sample before it."""
+        return sample % (self.steps * self.rows) * self.length
 
 
 @checked(tokens=0, batch=1)
@@ -55,7 +46,7 @@ def steps_per_epoch(tokens: int, batch: int) -> int:
     return max(tokens - 1, 0) // batch
 
 
-def share(batches: Batches | InOrder, axis: Axis, rank: int, shape: str = "rows") -> tuple[range, range]:
+def share(batches: Batches, axis: Axis, rank: int, shape: str = "rows") -> tuple[range, range]:
     """The rows and columns of one rank of the axis: as even as possible, the first ranks have one more.
 
     Raises ValueError for a shape that is not in SHAPES.
@@ -70,13 +61,13 @@ def share(batches: Batches | InOrder, axis: Axis, rank: int, shape: str = "rows"
     raise ValueError(f"There is no shape {shape!r} of a share. Use one of: {', '.join(SHAPES)}.")
 
 
-def each_reads(batches: Batches | InOrder, step: int, axis: Axis, shape: str = "rows") -> Batch:
+def each_reads(batches: Batches, step: int, axis: Axis, shape: str = "rows") -> Batch:
     """Every rank reads only the rows of its share and keeps its columns. Bytes between ranks: none."""
     rows, columns = share(batches, axis, axis.rank, shape)
     return batches.at(step, rows).columns(_whole(columns))
 
 
-def one_reads(batches: Batches | InOrder, step: int, axis: Axis, shape: str = "rows") -> Batch:
+def one_reads(batches: Batches, step: int, axis: Axis, shape: str = "rows") -> Batch:
     """Rank 0 of the axis reads the whole batch and sends every other rank its share; only rank 0 reads the source.
 
     Bytes that rank 0 sends: 16 for each token of the others (a token and a target of 8 bytes).

@@ -145,9 +145,8 @@ class Mixture(nn.Module):
         self.shared = Expert(config, self.config.shared * hidden, gated) if self.config.shared else None
         self.ranks = Here()  # seam: expert, tensor and context parallelism replace it
         self.total: int | None = None  # None: the tokens of the call
-        self.chosen = self.kept = (
-            None  # (E,) of the last call on this rank: tokens that asked for and got an expert
-        )
+        # (E,) of the last call on this rank: tokens that asked for and got an expert
+        self.chosen = self.kept = None
 
     def forward(self, x, positions=None, noise=None):  # (B, T, C)
         logits, scores, choice, weights = self.route(x, positions, noise)
@@ -210,17 +209,15 @@ class Mixture(nn.Module):
         if not limited and not (config.balance and torch.is_grad_enabled()):
             return made, None
         one = self._grouped(experts)[..., None] == torch.arange(config.experts, device=experts.device)
-        everywhere, place = self.ranks.loads(
-            one.sum(1), config
-        )  # (R, G, k, E) of the ranks that share groups
+        # (R, G, k, E) of the ranks that share groups
+        everywhere, place = self.ranks.loads(one.sum(1), config)
         total = everywhere.sum(0)
         tokens = int(total[0].sum() if config.router == "expert_choice" else total[0, 0].sum())
         share = total.sum(1, keepdim=True).double() / total.sum((1, 2), keepdim=True)
         if not limited:
             return made, share
-        before = (
-            total.cumsum(1) - total + everywhere[:place].sum(0)
-        )  # earlier choices, then earlier ranks' tokens
+        # earlier choices, then earlier ranks' tokens
+        before = total.cumsum(1) - total + everywhere[:place].sum(0)
         queue = one.cumsum(1) - one.long() + before[:, None]  # (G, S, k, E)
         return (one & (queue < config.room(tokens))).any(-1).view_as(made), share
 

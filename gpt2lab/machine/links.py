@@ -58,18 +58,6 @@ def rounds(n: int) -> int:
     return math.ceil(math.log2(n)) if n > 1 else 0
 
 
-def _naive(n, size):
-    return 2 * (n - 1), 2 * (n - 1) * size
-
-
-def _ring(n, size):
-    return 2 * (n - 1), 2 * (n - 1) / n * size
-
-
-def _tree(n, size):
-    return 2 * rounds(n), 2 * rounds(n) * size
-
-
 def _double_tree(n, size, chunks=4):
     # half of the tensor as `chunks` through each tree of depth log2 n: in a step a rank receives a chunk from each of
     # two children, and the last chunk starts chunks - 1 steps after the first; then the same down
@@ -78,9 +66,8 @@ def _double_tree(n, size, chunks=4):
 
 
 def _doubling(n, size):
-    fold = (
-        0 if n & (n - 1) == 0 else 2
-    )  # if n is not a power of two, surplus ranks send first and receive last
+    # if n is not a power of two, surplus ranks send first and receive last
+    fold = 0 if n & (n - 1) == 0 else 2
     steps = n.bit_length() - 1 + fold
     return steps, steps * size
 
@@ -92,9 +79,9 @@ def _rabenseifner(n, size):
 
 
 ALL_REDUCE = {
-    "naive": _naive,
-    "ring": _ring,
-    "tree": _tree,
+    "naive": lambda n, size: (2 * (n - 1), 2 * (n - 1) * size),
+    "ring": lambda n, size: (2 * (n - 1), 2 * (n - 1) / n * size),
+    "tree": lambda n, size: (2 * rounds(n), 2 * rounds(n) * size),
     "double tree": _double_tree,
     "recursive doubling": _doubling,
     "rabenseifner": _rabenseifner,

@@ -10,9 +10,8 @@ from dataclasses import dataclass
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-os.environ.setdefault(
-    "KINETO_LOG_LEVEL", "99"
-)  # otherwise the profiler prints a line whenever it starts or stops
+# otherwise the profiler prints a line whenever it starts or stops
+os.environ.setdefault("KINETO_LOG_LEVEL", "99")
 
 
 @dataclass(frozen=True)

@@ -21,9 +21,8 @@ from itertools import count
 
 CLONE_NEWNET, CLONE_NEWUTS = 0x40000000, 0x04000000
 SOL_PACKET, PACKET_VNET_HDR, PACKET_IGNORE_OUTGOING = 263, 15, 23
-HEADER = (
-    10  # bytes of the kernel's note before each frame, which says what is left to be done for its checksum
-)
+# bytes of the kernel's note before each frame, which says what is left to be done for its checksum
+HEADER = 10
 TCP = 6
 ANY_PROTOCOL = 3  # ETH_P_ALL
 READY = """read go
@@ -127,9 +126,8 @@ def main(said: dict) -> int:
         machine.stdin.close()
     while any(machine.poll() is None for machine in machines):
         switch.carry(0.05)
-        if select.select([sys.stdin], [], [], 0)[
-            0
-        ]:  # closed: whoever started this has had enough, or has died
+        # closed: whoever started this has had enough, or has died
+        if select.select([sys.stdin], [], [], 0)[0]:
             return 1
     return next((abs(m.returncode) for m in machines if m.returncode), 0)
 

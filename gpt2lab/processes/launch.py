@@ -98,9 +98,8 @@ class Ranks:
         if self._pool is None:
             try:
                 self._pool = Pool(self.size, self.backend, self.timeout)
-            except (
-                ConnectionRefusedError
-            ):  # the process server was killed a moment ago and still counts as alive
+            # the process server was killed a moment ago and still counts as alive
+            except ConnectionRefusedError:
                 time.sleep(1.0)
                 self._pool = Pool(self.size, self.backend, self.timeout)
             self._finalizer = weakref.finalize(self, self._pool.kill)

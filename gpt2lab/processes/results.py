@@ -48,9 +48,8 @@ def unpack(message: dict):
 
     ends = list(accumulate(size + -size % ALIGNED for size in message["sizes"]))
     whole = torch.from_file(message["file"], shared=True, size=ends[-1], dtype=torch.uint8).numpy()
-    with contextlib.suppress(
-        OSError
-    ):  # shared memory has no name; where there is none, the next result is a new file
+    # shared memory has no name; where there is none, the next result is a new file
+    with contextlib.suppress(OSError):
         os.unlink(message["file"])
     starts = zip([0, *ends], message["sizes"], strict=False)
     first, *others = (memoryview(whole)[start : start + size] for start, size in starts)

@@ -145,12 +145,16 @@ def _check_rounds(name: str, replicas: tuple[int, ...], batches: int, per_update
         )
 
 
-FREE = (  # without a flush
-    "ampnet",  # Gaunt et al. 2017: every operation reads the newest version, a backward a newer one than its forward
-    "pipedream",  # Narayanan et al. 2019, weight stashing: a backward reads what its forward read on the same stage
-    "pipedream_vertical",  # the same with vertical sync: all stages read the version that the first one read
-    "2bw",  # Narayanan et al. 2021, double-buffered weights: the whole batch t reads version t - 1
-)
+FREE = {  # without a flush, and where each is from
+    # every operation reads the newest version, a backward a newer one than its forward
+    "ampnet": "Gaunt et al. 2017",
+    # weight stashing: a backward reads what its forward read on the same stage
+    "pipedream": "Narayanan et al. 2019",
+    # all stages read the version that the first one read
+    "pipedream_vertical": "Narayanan et al. 2019, vertical sync",
+    # double-buffered weights: the whole batch t reads version t - 1
+    "2bw": "Narayanan et al. 2021",
+}
 SCHEMES = ("1f1b", *FREE)
 
 

@@ -39,12 +39,8 @@ GENERATORS = (
     Generator("terapipe", terapipe.terapipe, "Li et al. 2021"),
 )
 NAMES = tuple(generator.name for generator in GENERATORS)
-FREE = (  # without a flush: not equal to a serial run, but to an emulator of their staleness
-    Generator("ampnet", asynchronous.free_running, "Gaunt et al. 2017"),
-    Generator("pipedream", asynchronous.free_running, "Narayanan et al. 2019"),
-    Generator("pipedream_vertical", asynchronous.free_running, "Narayanan et al. 2019, vertical sync"),
-    Generator("2bw", asynchronous.free_running, "Narayanan et al. 2021"),
-)
+# without a flush: not equal to a serial run, but to an emulator of their staleness
+FREE = tuple(Generator(name, asynchronous.free_running, paper) for name, paper in asynchronous.FREE.items())
 
 
 @checked()

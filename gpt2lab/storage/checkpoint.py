@@ -17,21 +17,9 @@ from ..parallel.boxes import Entry
 from ..ranks import comm
 from ..train import Trainer, moments_of
 from . import huggingface, reading, writing
-from .reading import CONFIG, BadCheckpoint, all_in, is_one, look, read_state
-from .writing import CannotSave
+from .reading import CONFIG, BadCheckpoint, all_in, look, read_state
 
-__all__ = [
-    "BadCheckpoint",
-    "CannotSave",
-    "Saver",
-    "all_in",
-    "best",
-    "export",
-    "is_one",
-    "load",
-    "read_state",
-    "save",
-]
+CannotSave, is_one = writing.CannotSave, reading.is_one
 
 
 def name(step: int) -> str:
