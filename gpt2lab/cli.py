@@ -52,17 +52,9 @@ WAYS = {
     PermissionError: "Use a place that is open to you.",
 }
 """The way out of what the system says about a file."""
-FULL = {
-    errno.ENOSPC: "Make room, or use another place.",
-    errno.EMFILE: "Allow more of them: ulimit -n 1024.",
-}
-NO_MEMORY = (
-    "MemoryError",
-    "OutOfMemoryError",
-    "not enough memory",
-    "can't allocate memory",
-    "CUDA out of memory",
-)
+FULL = {errno.ENOSPC: "Make room, or use another place.", errno.EMFILE: "Allow more of them: ulimit -n 1024."}
+NO_MEMORY = ("MemoryError", "OutOfMemoryError")
+LACKING = ("not enough memory", "can't allocate memory", "CUDA out of memory")
 SMALLER = "Use a smaller --config, fewer rows or tokens, more micro-batches, or a plan of more ranks."
 MAY_BE_EMPTY = ("--prompt", "--resume")  # the first means something, the second has a sentence of its own
 
@@ -85,7 +77,7 @@ def told(error: RuntimeError) -> str:
 def in_words(error: Exception) -> str | None:
     """The sentence that a user gets for an error, without a traceback; None for an error that is ours."""
     name = getattr(error, "ename", type(error).__name__)
-    if name in NO_MEMORY or any(words in str(error) for words in NO_MEMORY[2:]):
+    if name in NO_MEMORY or any(words in str(error) for words in LACKING):
         where = f"rank {error.rank}: " if hasattr(error, "rank") else ""
         return "\n".join([f"{where}there is not enough memory. {SMALLER}", *getattr(error, "__notes__", [])])
     if isinstance(error, OSError) and error.strerror:

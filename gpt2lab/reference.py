@@ -52,10 +52,8 @@ def example_weights(config: GPT2Config) -> dict[str, torch.Tensor]:
     """Weights far from initialisation, biases and norms included, so that nothing hides behind a zero or a one."""
     generator = torch.Generator().manual_seed(2)
     model = GPT2(config).double()
-    noise = {
-        n: torch.randn(p.shape, generator=generator, dtype=torch.float64) for n, p in model.named_parameters()
-    }
-    return {n: p.detach() + 0.2 * noise[n] for n, p in model.named_parameters()}
+    noise = lambda p: torch.randn(p.shape, generator=generator, dtype=torch.float64)
+    return {n: p.detach() + 0.2 * noise(p) for n, p in model.named_parameters()}
 
 
 @dataclass(frozen=True)

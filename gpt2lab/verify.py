@@ -33,11 +33,8 @@ from .train import Trainer
 
 TOLERANCE = 1e-10
 VERSIONS = ("versions read", "bytes of versions kept")
-EXACT = (
-    "initial weights",
-    "every parameter has an owner",
-    *VERSIONS,
-)  # no arithmetic in these: not a bit may differ
+# no arithmetic in these: not a bit may differ
+EXACT = ("initial weights", "every parameter has an owner", *VERSIONS)
 
 
 @dataclass(frozen=True)

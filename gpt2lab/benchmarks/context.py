@@ -97,9 +97,8 @@ def contest(rank: int, world_size: int, shape, splits, window: int | None, over:
         trace.clear()
         attention.work.clear()
 
-    return Contest(
-        ways, clear, lambda *_: (waited(), attention.work["forward"]), facts=lambda: (differs, error)
-    )
+    after = lambda *_: (waited(), attention.work["forward"])
+    return Contest(ways, clear, after, facts=lambda: (differs, error))
 
 
 def waited() -> float:

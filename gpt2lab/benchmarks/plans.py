@@ -50,11 +50,7 @@ def run(args) -> dict[str, float]:
 def some_plans(config, cluster, rows: int, length: int, count: int) -> list[Plan]:
     """About `count` plans of 1, 2 and 4 ranks, evenly out of all candidates, grouped by ranks."""
     every = [p for p in candidates(config, cluster, rows, length) if p.world in (1, 2, 4)]
-    return (
-        [every[i * len(every) // count] for i in range(min(count, len(every)))]
-        if count < len(every)
-        else every
-    )
+    return [every[i * len(every) // count] for i in range(count)] if count < len(every) else every
 
 
 def compared(record: dict) -> list[dict]:

@@ -35,14 +35,8 @@ ADMITTED = {
 }
 NAMES = [f"{module}.{name}" for module, names in ADMITTED.items() for name in names.split()]
 SEAL = re.compile(rb'"seal": "([0-9a-f]{64})"\n}\n\Z')
-WITHOUT_SEAL = {
-    "step",
-    "plan",
-    "optimizer",
-    "sha256",
-    "options",
-    "val",
-}  # what states said before they had one
+# what states said before they had one
+WITHOUT_SEAL = {"step", "plan", "optimizer", "sha256", "options", "val"}
 BESIDE = ("options.json", "log.jsonl", "job")
 OPTIONS = {
     "old": Setting("a run's folder, or a checkpoint in it", Path, metavar="OLD", placed=True),

@@ -76,9 +76,8 @@ def _as_one_rank(here, options: Options, source: Path | None, args) -> int:
     folder = source.parent if source else None
     with launchers.process_group(here, device, options.timeout):
         if here.rank == 0:
-            folder = (
-                folder or folders.begun(here, options, args.out) or folders.new(options, args.out, here.job)
-            )
+            folder = folder or folders.begun(here, options, args.out)
+            folder = folder or folders.new(options, args.out, here.job)
             source = _again(here, folder) or source
         folder, source = comm.gather_objects((folder, source), world)[0]
         if here.restarts and folder and (folder / FAILED).exists():

@@ -32,12 +32,8 @@ class Batch:
 
     def columns(self, index: torch.Tensor) -> "Batch":
         """The columns at `index` (t,), as a context-parallel layout gives them; targets are already shifted."""
-        return replace(
-            self,
-            tokens=self.tokens[:, index],
-            targets=self.targets[:, index],
-            positions=self.positions[index],
-        )
+        cut = {"tokens": self.tokens[:, index], "targets": self.targets[:, index]}
+        return replace(self, **cut, positions=self.positions[index])
 
     def to(self, device) -> "Batch":
         """The same batch on another device."""
@@ -109,13 +105,9 @@ class Batches:
             start = self.start(int(sample))
             window[:] = self.source[start : start + self.length + 1]
         block = torch.from_numpy(windows)
-        return Batch(
-            block[:, :-1].contiguous(),
-            block[:, 1:].contiguous(),
-            torch.arange(self.length),
-            torch.from_numpy(samples),
-            self.rows * self.length,
-        )
+        tokens, targets = block[:, :-1].contiguous(), block[:, 1:].contiguous()
+        positions, samples = torch.arange(self.length), torch.from_numpy(samples)
+        return Batch(tokens, targets, positions, samples, self.rows * self.length)
 
     def start(self, sample: int) -> int:
         """Where the window of a global sample begins: random, but a function of (seed, sample) alone."""

@@ -246,10 +246,8 @@ class Mixture(nn.Module):
 def looped(mixture: Mixture, x):
     """The mixture's output by a plain loop: every expert computes every token, and the weight is mostly zero."""
     _, _, experts, weights = mixture.route(x)
-    kept, y = (
-        mixture.room(experts)[0],
-        mixture.shared(x) if mixture.shared is not None else torch.zeros_like(x),
-    )
+    kept, _ = mixture.room(experts)
+    y = mixture.shared(x) if mixture.shared is not None else torch.zeros_like(x)
     for e, expert in mixture.experts.items():
         y = y + (weights * (kept & (experts == int(e)))).sum(-1, keepdim=True) * expert(x)
     return y

@@ -23,14 +23,7 @@ from . import switch
 WAYS = {"as this user": (), "in a user namespace": ("--user", "--map-root-user")}
 """What `unshare` is told in order to be permitted to make networks."""
 
-UNITS = {
-    "kbit": 1e3,
-    "mbit": 1e6,
-    "gbit": 1e9,
-    "us": 1e-6,
-    "ms": 1e-3,
-    "s": 1.0,
-}
+UNITS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9, "us": 1e-6, "ms": 1e-3, "s": 1.0}
 MEETING = "10.77.0.1"  # the first machine's address
 PORT = 29511
 
@@ -69,9 +62,8 @@ def refused() -> dict[str, str]:
     """Why each of the two ways to make networks is closed here, up to the first that is open."""
     for tool, package in (("unshare", "util-linux"), ("ip", "iproute2")):
         if not shutil.which(tool):
-            return dict.fromkeys(
-                WAYS, f"there is no `{tool}` command; Linux has it (Debian: apt-get install {package})"
-            )
+            why = f"there is no `{tool}` command; Linux has it (Debian: apt-get install {package})"
+            return dict.fromkeys(WAYS, why)
     found = {}
     for name, flags in WAYS.items():
         line = f"unshare {' '.join(flags)} --net --pid --fork ip link add wire0 type veth peer name wire1"

@@ -127,9 +127,8 @@ def regrouped(counts):
     """The order that puts rows, in blocks of sizes `counts` (a, b, ...), into blocks (b, a, ...); None: no change."""
     if 1 in counts.shape[:2]:
         return None
-    places = (
-        torch.arange(counts.numel(), device=counts.device).view_as(counts.transpose(0, 1)).transpose(0, 1)
-    )
+    turned = counts.transpose(0, 1)
+    places = torch.arange(counts.numel(), device=counts.device).view_as(turned).transpose(0, 1)
     return places.flatten().repeat_interleave(counts.flatten()).argsort(stable=True)
 
 
@@ -241,18 +240,14 @@ def _check_groups(experts, plan) -> None:
         raise ValueError(
             f"{said} needs the whole batch at once, but micro={plan.micro} cuts it. Use group=row, or micro=1."
         )
-    if experts.router == "expert_choice" and (
-        plan.cp > 1 or plan.sp or (experts.group == "batch" and plan.dp > 1)
-    ):
+    spread = plan.cp > 1 or plan.sp or (experts.group == "batch" and plan.dp > 1)
+    if experts.router == "expert_choice" and spread:
         raise ValueError(
             f"Expert choice compares all tokens of a group ({said}), and {plan} puts them on several ranks. "
             "Use group=row without cp and sp, or another router."
         )
-    if (
-        experts.capacity is not None
-        and plan.cp > 1
-        and (plan.layout != "contiguous" or experts.group == "batch")
-    ):
+    in_order = plan.layout == "contiguous" and experts.group != "batch"
+    if experts.capacity is not None and plan.cp > 1 and not in_order:
         raise ValueError(
             f"A capacity counts the tokens of {said} in their order, which layout={plan.layout}, cp={plan.cp} does not "
             "keep. Use layout=contiguous and group=row, or no capacity."

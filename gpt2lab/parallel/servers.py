@@ -25,40 +25,32 @@ class Servers(Replicas):
 
     def __init__(self, model, axis: Axis, servers: int):
         super().__init__(model, axis)
-        self.keys, self.server = (
-            self.pieces,
-            share_out({p.name: p.tensor.numel() for p in self.pieces}, servers),
-        )
+        self.keys, self.others = self.pieces, [r for r in range(axis.size) if r != axis.rank]
+        self.server = share_out({key.name: key.tensor.numel() for key in self.keys}, servers)
         mine = [key for key in self.keys if self.server[key.name] == axis.rank]
+        self.away = [key for key in self.keys if self.server[key.name] != axis.rank]
         self.pieces = [_owned(key, axis) for key in mine] or [empty(self.keys[0])]
 
     def finish(self) -> None:
         """Push every gradient to its server, which adds them up in the order of the ranks."""
-        others = [r for r in range(self.axis.size) if r != self.axis.rank]
-        pushed = [
-            comm.isend(gradient(key.tensor), self.axis, self.server[key.name])
-            for key in self.keys
-            if self.server[key.name] != self.axis.rank
-        ]
+        push = lambda key: comm.isend(gradient(key.tensor), self.axis, self.server[key.name])
+        pushed = [push(key) for key in self.away]
         for p in self.pieces:
-            for rank in others if p.tensor.numel() else []:
+            for rank in self.others if p.tensor.numel() else []:
                 gradient(p.tensor).add_(comm.irecv(p.tensor, self.axis, rank).wait())
             gradient(p.tensor)
         for handle in pushed:
             handle.wait()
-        for key in self.keys:
-            if self.server[key.name] != self.axis.rank:
-                key.tensor.grad = None
+        for key in self.away:
+            key.tensor.grad = None
 
     @torch.no_grad()
     def updated(self) -> None:
         """Every rank pulls the weights that the others serve."""
-        others = [r for r in range(self.axis.size) if r != self.axis.rank]
         served = [p.tensor for p in self.pieces if p.tensor.numel()]
-        sent = [comm.isend(weight, self.axis, rank) for weight in served for rank in others]
-        for key in self.keys:
-            if self.server[key.name] != self.axis.rank:
-                key.tensor.copy_(comm.irecv(key.tensor, self.axis, self.server[key.name]).wait())
+        sent = [comm.isend(weight, self.axis, rank) for weight in served for rank in self.others]
+        for key in self.away:
+            key.tensor.copy_(comm.irecv(key.tensor, self.axis, self.server[key.name]).wait())
         for handle in sent:
             handle.wait()
 
@@ -69,13 +61,8 @@ class Servers(Replicas):
     def whole(self, values: list[torch.Tensor]) -> dict[str, torch.Tensor]:
         """Values of every key, broadcast by its server."""
         mine = {p.name: v for p, v in zip(self.pieces, values, strict=True) if v.numel()}
-        empty = lambda key: torch.empty_like(key.tensor, requires_grad=False)
-        return {
-            key.name: comm.broadcast(
-                mine.get(key.name, empty(key)).detach(), self.axis, self.server[key.name]
-            )
-            for key in self.keys
-        }
+        here = lambda key: mine.get(key.name, torch.empty_like(key.tensor, requires_grad=False)).detach()
+        return {k.name: comm.broadcast(here(k), self.axis, self.server[k.name]) for k in self.keys}
 
 
 def _owned(piece: Piece, axis: Axis) -> Piece:

@@ -134,11 +134,8 @@ class Watch:
         report = self.suspects.get(first) or self.raised.get(first)
         if report is None:
             self._blame_dead(first)
-        same = [
-            r
-            for r, other in self.raised.items()
-            if r in causes and other["text"].split("\n")[-2:] == report["text"].split("\n")[-2:]
-        ]
+        last = lambda of: of["text"].split("\n")[-2:]
+        same = [r for r, other in self.raised.items() if r in causes and last(other) == last(report)]
         first = min([first, *same])
         report = self.suspects.get(first) or self.raised[first]
         states = self._states(time.monotonic())

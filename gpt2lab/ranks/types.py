@@ -61,10 +61,8 @@ class Types(TorchFunctionMode):
         return self.known[id(x)][0] if id(x) in self.known else {}
 
     def __torch_function__(self, function, _, args=(), kwargs=None):
-        made, name = (
-            function(*args, **(kwargs or {})),
-            function.__name__.removeprefix("__").removesuffix("__"),
-        )
+        made = function(*args, **(kwargs or {}))
+        name = function.__name__.removeprefix("__").removesuffix("__")
         given = [self.of(t) for t in _tensors(args[VALUES.get(name, slice(None))])]
         for y in _tensors([made]):
             if name != "get" or id(y) not in self.known:  # p.grad has a type of its own

@@ -57,6 +57,5 @@ def alternate(replicas: tuple[int, ...], micros: int, active: int, name: str) ->
 def _one_stage_each(orders, micros, name, promise, replicas=()) -> Schedule:
     replicas = () if len(replicas) == len(orders) else replicas
     placement = tuple(accumulate((0, *replicas[:-1]))) if replicas else tuple(range(len(orders)))
-    return Schedule(
-        tuple(map(tuple, orders)), placement, micros, name=name, promise=tuple(promise), replicas=replicas
-    )
+    orders, promise = tuple(map(tuple, orders)), tuple(promise)
+    return Schedule(orders, placement, micros, name=name, promise=promise, replicas=replicas)

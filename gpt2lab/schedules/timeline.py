@@ -79,11 +79,8 @@ class Timeline:
     @property
     def span_bubble(self):
         """The worst idle share of a rank's own span: the zero-bubble papers' bubble rate, as steps can overlap."""
-        return max(
-            exact_ratio(self.span(r) - self.busy(r), self.span(r))
-            for r in range(len(self.rows))
-            if self.rows[r]
-        )
+        ranks = [rank for rank, row in enumerate(self.rows) if row]
+        return max(exact_ratio(self.span(r) - self.busy(r), self.span(r)) for r in ranks)
 
     @property
     def bubble_over_ideal(self):

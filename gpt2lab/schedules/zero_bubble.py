@@ -35,10 +35,7 @@ def zb_v(ranks: int, micros: int) -> Schedule:
             ("Fa", 2 * (ranks - r) - 1),  # fill the pipeline
             ("Fb Fa", r),
             ("Fb Ib Wb", ranks - r),  # the first gradients have arrived
-            (
-                "Fa Ia Wa Fb Ib Wb",
-                work - ranks,
-            ),  # steady; Fa has no micro-batch left first and is then skipped
+            ("Fa Ia Wa Fb Ib Wb", work - ranks),  # steady; Fa is the first without a micro-batch, and skipped
             ("Ia Ib", r),
             ("Ia Wa", ranks - r),
             ("W", 2 * r),

@@ -66,10 +66,8 @@ class Saver:
         if not self.background:
             self._write(folder, held, files, state | notes)
             return folder
-        held = {n: e.copy() for n, e in held.items()}
-        self.thread = threading.Thread(
-            target=self._try, args=(folder, held, files, state | notes), daemon=True
-        )
+        job = folder, {n: e.copy() for n, e in held.items()}, files, state | notes
+        self.thread = threading.Thread(target=self._try, args=job, daemon=True)
         self.thread.start()
         return folder
 

@@ -188,9 +188,8 @@ def _translated(tensors: dict, model: GPT2, file: Path) -> dict[str, torch.Tenso
     wanted = model.state_dict()
     missing, foreign = sorted(wanted.keys() - ours.keys()), sorted(ours.keys() - wanted.keys())
     if missing or foreign:
-        parts = [f"lacks {_few(missing)}"] * bool(missing) + [f"has the unknown {_few(foreign)}"] * bool(
-            foreign
-        )
+        parts = [f"lacks {_few(missing)}"] if missing else []
+        parts += [f"has the unknown {_few(foreign)}"] if foreign else []
         raise ValueError(f"{file} {' and '.join(parts)}; is config.json that of another model?")
     for name, tensor in ours.items():
         if tensor.shape != wanted[name].shape:

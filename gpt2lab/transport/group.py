@@ -62,34 +62,24 @@ class SharedMemoryGroup(NamedGroup):
     def allreduce(self, tensors, opts=None):
         """Every tensor becomes the combination over all ranks."""
         opts = opts or dist.AllreduceOptions()
-        return self._begin(
-            "all_reduce", opts, tensors, [self._reduced(moves.all_reduce, x, opts) for x in tensors]
-        )
+        steps = [self._reduced(moves.all_reduce, x, opts) for x in tensors]
+        return self._begin("all_reduce", opts, tensors, steps)
 
     def reduce(self, tensors, opts):
         """On the root, every tensor becomes the combination over all ranks."""
-        root = opts.rootRank
-        return self._begin(
-            "reduce", opts, tensors, [self._reduced(moves.reduce, x, opts, root) for x in tensors]
-        )
+        steps = [self._reduced(moves.reduce, x, opts, opts.rootRank) for x in tensors]
+        return self._begin("reduce", opts, tensors, steps)
 
     def broadcast(self, tensors, opts):
         """Every tensor becomes the root's."""
-        root = opts.rootRank
-        return self._begin(
-            "broadcast", opts, tensors, [self._moved(moves.broadcast, [x], root) for x in tensors]
-        )
+        steps = [self._moved(moves.broadcast, [x], opts.rootRank) for x in tensors]
+        return self._begin("broadcast", opts, tensors, steps)
 
     def allgather(self, outputs, inputs, opts=None):
         """outputs[i][r] becomes rank r's inputs[i]."""
         pairs = zip(outputs, inputs, strict=True)
-        return self._begin(
-            "all_gather",
-            opts,
-            outputs,
-            [self._moved(moves.all_gather, outs, _flat(x)) for outs, x in pairs],
-            inputs,
-        )
+        steps = [self._moved(moves.all_gather, outs, _flat(x)) for outs, x in pairs]
+        return self._begin("all_gather", opts, outputs, steps, inputs)
 
     def all_gather_single_coalesced(self, outputs, inputs, opts=None):
         """outputs[i] becomes all ranks' inputs[i], concatenated."""
@@ -162,9 +152,8 @@ class SharedMemoryGroup(NamedGroup):
 
     def barrier(self, opts=None):
         """Done when every rank has called it."""
-        return self._begin(
-            "barrier", opts, [], [moves.barrier(self._ends, kinds.number("barrier", torch.uint8))]
-        )
+        steps = [moves.barrier(self._ends, kinds.number("barrier", torch.uint8))]
+        return self._begin("barrier", opts, [], steps)
 
     def _begin(self, name, opts, outputs, steps, inputs=(), lane="collective"):
         """Give a request to the engine, and drive the engine here unless the call is asynchronous."""

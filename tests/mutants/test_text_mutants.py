@@ -137,7 +137,7 @@ MUTANTS = {
         (Batches.at, "block[:, 1:].contiguous()", "block[:, :-1].contiguous()", TARGETS),
     "samples begin anew each step": (Batches.at, "+ step * self.rows", "+ 0 * step", TARGETS),
     "total of the rows that were asked for":
-        (Batches.at, "self.rows * self.length,", "len(mine) * self.length,",
+        (Batches.at, "self.rows * self.length)", "len(mine) * self.length)",
          test_corpus.test_only_the_asked_rows_are_read),
     "validation begins in the training text":
         (Batches.__init__, "else (border, len(source) - border)", "else (border - 20, len(source) - border)",
@@ -149,12 +149,12 @@ MUTANTS = {
         (Batches.__init__, "self.count < length + 1", "self.count < length",
          test_corpus.test_asking_for_more_tokens_than_there_are),
     "ranks get the same rows": (Batch.rows, "[axis_rank]", "[0]", SHARES),
-    "samples stay whole when rows are cut": (Batch._pick, ", samples=self.samples[rows]", "", SHARES),
+    "samples stay whole when rows are cut": (Batch.rows, '"targets", "samples")', '"targets")', SHARES),
     "columns keep their old positions":
         (Batch.columns, "positions=self.positions[index]", "positions=self.positions[: len(index)]",
          test_corpus.test_micro_batches_and_columns),
     "columns keep their old targets":
-        (Batch.columns, "targets=self.targets[:, index]", "targets=self.targets[:, : len(index)]",
+        (Batch.columns, '"targets": self.targets[:, index]', '"targets": self.targets[:, : len(index)]',
          test_corpus.test_micro_batches_and_columns),
     "efficiency is the speed-up":
         (metrics.efficiency, "speedup / workers", "speedup",

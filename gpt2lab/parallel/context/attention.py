@@ -46,9 +46,8 @@ def _scores(q, k, queries, keys, window, masked):
     if masked:
         queries, keys = (torch.tensor(at).to(scores.device) for at in (queries, keys))
         behind = queries[:, None] - keys
-        scores = scores.masked_fill(
-            (behind < 0) if window is None else (behind < 0) | (behind > window), -torch.inf
-        )
+        hidden = behind < 0 if window is None else (behind < 0) | (behind > window)
+        scores = scores.masked_fill(hidden, -torch.inf)
     return scores
 
 

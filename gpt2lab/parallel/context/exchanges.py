@@ -59,9 +59,8 @@ class Split:
 
     def __call__(self, length: int) -> torch.Tensor:
         """The index of this rank's tokens in a sequence of `length`; the model calls that follow are about these."""
-        self.share = Share(
-            layout(self.layout, length, self.axis.size), self.axis, self.window, roots=self.roots
-        )
+        table = layout(self.layout, length, self.axis.size)
+        self.share = Share(table, self.axis, self.window, roots=self.roots)
         self._checked = None
         return torch.tensor(self.share.mine, dtype=torch.long)
 
@@ -75,9 +74,8 @@ class Split:
         """Before c_attn, where the layer's input is exchanged: the own rows of x (B, t, C), the halo before them."""
         if attn.core == causal_attention:  # unsplit
             return None
-        return halo.halo_exchange(
-            inputs[0], self.share, self.window, dim=1, way=self.exchange.removeprefix("halo-x-")
-        )
+        way = self.exchange.removeprefix("halo-x-")
+        return halo.halo_exchange(inputs[0], self.share, self.window, dim=1, way=way)
 
     def install(self, block) -> None:
         """Let a block attend through the exchange, and widen its input where that is what is exchanged."""
@@ -130,10 +128,8 @@ def root_axes(mesh, layout_name: str) -> tuple[Axis | None, ...]:
     All ranks of the mesh call it together.
     """
     sliced = layout_name in ("contiguous", "unequal")
-    return tuple(
-        mesh.axis("cp", [line[root:] if sliced else line for line in mesh.lines(["cp"])], messages=False)
-        for root in range(mesh["cp"].size)
-    )
+    after = lambda root: [line[root:] if sliced else line for line in mesh.lines(["cp"])]
+    return tuple(mesh.axis("cp", after(root), messages=False) for root in range(mesh["cp"].size))
 
 
 @contextmanager

@@ -64,9 +64,8 @@ def pieces(queries: tuple[int, ...], keys: tuple[int, ...]):
         for run in tiles(keys):
             for first in range(run.start, min(run.start + d // e, run.stop)):
                 columns = range(first, run.stop, d // e)
-                found += _under_diagonal(
-                    range(rows.start, rows.stop), columns, (queries[rows.start] - keys[first]) // d
-                )
+                s = (queries[rows.start] - keys[first]) // d
+                found += _under_diagonal(range(rows.start, rows.stop), columns, s)
     return found
 
 

@@ -123,9 +123,8 @@ def check(config, plan, rows: int, length: int) -> None:
     schedule = check_schedule(schedule_of(plan))
     empty = _empty(schedule, config)
     if empty:
-        fits = [
-            str(n) for n in range(1, min(plan.pp, config.n_layer + 3)) if _fits(config, replace(plan, pp=n))
-        ]
+        fewer = range(1, min(plan.pp, config.n_layer + 3))
+        fits = [str(n) for n in fewer if _fits(config, replace(plan, pp=n))]
         raise ValueError(
             f"{config.n_layer} layers, the embedding and the head leave nothing for rank {empty[0]} of pp={plan.pp}. "
             f"Use pp={', '.join(fits)}, or another schedule or fewer chunks."

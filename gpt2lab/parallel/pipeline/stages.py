@@ -87,10 +87,8 @@ class Parts:
 
 def parts_of(schedule, rank: int, config: GPT2Config) -> Parts:
     """The parts that a schedule gives to a rank."""
-    return Parts(
-        cut_layers(config, schedule.depth),
-        tuple(schedule.position(stage) for stage in schedule.stages_of(rank)),
-    )
+    mine = tuple(map(schedule.position, schedule.stages_of(rank)))
+    return Parts(cut_layers(config, schedule.depth), mine)
 
 
 def keep_parts(model, parts: Parts) -> None:

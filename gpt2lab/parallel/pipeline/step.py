@@ -44,9 +44,8 @@ class PipelineStep:
 
     def run(self, op: Op) -> None:
         """Run one operation of the schedule."""
-        {"F": self.forward, "B": self.backward, "I": self.input_gradient, "W": self.weight_gradient}[op.kind](
-            op
-        )
+        kinds = {"F": self.forward, "B": self.backward, "I": self.input_gradient, "W": self.weight_gradient}
+        kinds[op.kind](op)
 
     def forward(self, op: Op) -> None:
         """Run a micro-batch through a stage, keep what its backward will need, and send the output on."""
