@@ -99,13 +99,8 @@ def model(rows: list[dict], what: str, n: int) -> dict | None:
     fitted = fit([(*cost(what, n, row["bytes"]), row["seconds"]) for row in mine[::2]])
     predicted = {row["bytes"]: fitted.predict(*cost(what, n, row["bytes"])) for row in mine}
     unseen = {row["bytes"]: predicted[row["bytes"]] / row["seconds"] for row in mine[1::2]}
-    return {
-        "what": what,
-        "ranks": n,
-        "fit": fitted,
-        "predicted": predicted,
-        "predicted over measured": unseen,
-    }
+    found = {"what": what, "ranks": n, "fit": fitted, "predicted": predicted}
+    return found | {"predicted over measured": unseen}
 
 
 def rows_as_text(rows: list[dict]) -> str:

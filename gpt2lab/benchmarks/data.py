@@ -73,13 +73,9 @@ def recorded(step) -> list[trace.Span]:
         step()
     zero = (profile.profiler.kineto_results.trace_start_ns() - since_1970) * 1e-9
     rank = dist.get_rank()
-    return trace.spans() + [
-        trace.Span(
-            e.name, "comm", zero + e.time_range.start * 1e-6, zero + e.time_range.end * 1e-6, rank, "comm"
-        )
-        for e in profile.events()
-        if e.name.startswith("gloo:")
-    ]
+    sent, at = [e for e in profile.events() if e.name.startswith("gloo:")], lambda us: zero + us * 1e-6
+    span = lambda e, took: trace.Span(e.name, "comm", at(took.start), at(took.end), rank, "comm")
+    return trace.spans() + [span(e, e.time_range) for e in sent]
 
 
 def seconds(spans: list[trace.Span]) -> dict[str, float]:

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from ..corpus.batches import Batch
-from ..model import GPT2, PRESETS, GPT2Config
+from ..model import GPT2, PRESETS, GPT2Config, token_loss
 from ..parallel.accumulate import Alone
 from ..parallel.pipeline.engine import Pipeline
 from ..ranks import comm
@@ -129,9 +129,7 @@ def torch_schedule(rank, config, schedule: Schedule, kind: str, micros: int, tot
     wrapped = [
         pipelining.PipelineStage(m, n, depth, torch.device("cpu"), group=group) for n, m in mine.items()
     ]
-    loss = lambda logits, target: nn.functional.cross_entropy(
-        logits.flatten(0, 1), target.flatten(), reduction="sum"
-    ).div(total)
+    loss = lambda logits, target: token_loss(logits, target) / total
     single = issubclass(getattr(schedules, kind), schedules.PipelineScheduleSingle)
     chosen = getattr(schedules, kind)(
         wrapped[0] if single else wrapped, micros, loss_fn=loss, scale_grads=False

@@ -59,13 +59,8 @@ def compared(record: dict) -> list[dict]:
     for text, seconds, size in record["plans"]:
         plan = Plan.parse(text)
         said = predict(plan, config, record["rows"], record["length"], cluster)
-        row = {
-            "plan": text,
-            "ranks": plan.world,
-            "predicted_seconds": said.seconds,
-            "measured_seconds": seconds,
-        }
-        found.append(row | {"predicted_bytes": said.memory, "measured_bytes": size})
+        row = {"plan": text, "ranks": plan.world, "measured_seconds": seconds, "measured_bytes": size}
+        found.append(row | {"predicted_seconds": said.seconds, "predicted_bytes": said.memory})
     return found
 
 
@@ -93,20 +88,17 @@ def agreement(rows: list[dict]) -> dict[str, float]:
 
     One common factor apart: what is left of the errors when a slower or faster day of the whole machine is not counted.
     """
-    predicted, measured = (
-        np.array([row[f"{kind}_seconds"] for row in rows]) for kind in ("predicted", "measured")
-    )
-    sizes = np.array([row["predicted_bytes"] / row["measured_bytes"] - 1 for row in rows])
+    column = lambda name: np.array([row[name] for row in rows])
+    predicted, measured = column("predicted_seconds"), column("measured_seconds")
+    sizes = column("predicted_bytes") / column("measured_bytes") - 1
     ratio = predicted / measured
     order = [np.argsort(np.argsort(times)) for times in (predicted, measured)]
-    return {
-        "plans": len(rows),
-        "rank correlation": round(float(np.corrcoef(*order)[0, 1]), 3),
-        "median error of the time": round(float(np.median(np.abs(ratio - 1))), 3),
-        "median error, one common factor apart": round(
-            float(np.median(np.abs(ratio / np.median(ratio) - 1))), 3
-        ),
-        "share with memory within 5 %": round(float(np.mean(np.abs(sizes) <= 0.05)), 3),
-        "largest error of the memory": round(float(np.abs(sizes).max()), 3),
-        "chosen over best measured": round(float(measured[predicted.argmin()] / measured.min()), 3),
+    found = {
+        "rank correlation": np.corrcoef(*order)[0, 1],
+        "median error of the time": np.median(np.abs(ratio - 1)),
+        "median error, one common factor apart": np.median(np.abs(ratio / np.median(ratio) - 1)),
+        "share with memory within 5 %": np.mean(np.abs(sizes) <= 0.05),
+        "largest error of the memory": np.abs(sizes).max(),
+        "chosen over best measured": measured[predicted.argmin()] / measured.min(),
     }
+    return {"plans": len(rows)} | {what: round(float(number), 3) for what, number in found.items()}

@@ -66,8 +66,8 @@ def touched(call: str, ranks: int) -> float:
         return copy + combine  # into the own slot; with the other's
     others, own = (n - 1) / n, 1 / n
     return {
-        "all_reduce": others * (copy + combine + copy)
-        + own * copy,  # into the slot, summed; the own part given, all taken
+        # into the slot, summed; the own part given, all taken
+        "all_reduce": others * (copy + combine + copy) + own * copy,
         "reduce_scatter": own * copy + others * (copy + combine),
         "all_gather": own * 2 * copy + others * copy,  # the own part to its place and into the slot
     }[call]

@@ -31,10 +31,7 @@ def run(args) -> int:
     factors = ", ".join(f"{factor:.2f} with {ranks}" for ranks, factor in found["slowed"].items())
     print(f"a step takes longer than these say: {factors} ranks (measured over predicted)")
     for step in found["steps"]:
-        times = (
-            f"{kind} {1e3 * step[name]:8.1f} ms"
-            for kind, name in (("measured", "seconds"), ("fitted", "fitted"))
-        )
-        print(f"  {step['plan']:14}{step['config']:5}", *times)
+        times = f"measured {1e3 * step['seconds']:8.1f} ms fitted {1e3 * step['fitted']:8.1f} ms"
+        print(f"  {step['plan']:14}{step['config']:5} {times}")
     print(f"kept in {calibration_file()}")
     return 0

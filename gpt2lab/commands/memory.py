@@ -81,10 +81,8 @@ def run(args) -> int:
         if mixed or isinstance(config, Transformer):
             found, how = ((one.stage, one.parts, "") for one in memory(*asked, mixed)), "computed"
         else:
-            found, how = (
-                ((one.place["pp"], one.parts, one.moment) for one in fullest_ranks(*asked)),
-                "dry run",
-            )
+            ranks, how = fullest_ranks(*asked), "dry run"
+            found = ((one.place["pp"], one.parts, one.moment) for one in ranks)
         first = next(found)
         ranks = f"{plan.world} rank{'s' * (plan.world > 1)}"
         print(f"{plan} on {ranks}, {args.config}, {args.rows} rows, {precision}, MiB ({how})")

@@ -12,7 +12,6 @@ Times are predictions: of this machine after `gpt2lab calibrate`, else of a clus
 import argparse
 import json
 import re
-import shlex
 from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -113,22 +112,17 @@ def launching_line(plan: Plan, config, args, cluster: Cluster) -> str:
             "not launched: this package has float32 masters beside bf16 only with ZeRO. Use --precision bf16"
         )
     kind = {"float32": "float32", "float64": "float64"}.get(args.precision, "bfloat16")
-    words = {
-        "--config": args.config,
-        "--plan": plan,
-        "--batch": args.rows,
-        "--sequence": args.length,
-        "--dtype": kind,
-    }
-    said = ["-m", "gpt2lab", "train", *(str(part) for pair in words.items() for part in pair)]
-    said += ["--no-chunked"] * (plan.loss == "whole" and plan.tp == 1)
+    said = (
+        f"-m gpt2lab train --config {args.config} --plan {plan} --batch {args.rows} --sequence {args.length}"
+    )
+    said += f" --dtype {kind}" + " --no-chunked" * (plan.loss == "whole" and plan.tp == 1)
     if plan.world == 1:
-        return f"launch: python {shlex.join(said)}"
+        return f"launch: python {said}"
     nodes = -(-plan.world // cluster.network.node)
     meet = (
         "--standalone" if nodes == 1 else f"--nnodes {nodes} --rdzv-backend c10d --rdzv-endpoint HOST0:29500"
     )
-    return f"launch: torchrun {meet} --nproc-per-node {plan.world // nodes} {shlex.join(said)}"
+    return f"launch: torchrun {meet} --nproc-per-node {plan.world // nodes} {said}"
 
 
 def pace(p, args, devices: int) -> dict[str, float]:
@@ -148,9 +142,8 @@ def answer(choice, args, cluster, config) -> str:
     line += f", MFU {p.mfu:.1%} (attention counted whole, as PaLM does)"
     line += f", {speed['days']:,.3g} days for {args.tokens:.3g} tokens" if args.tokens else ""
     lines += [f"  {line};"]
-    lines += [f"  {reason};" for reason in choice.reasons[:-1]] + [
-        f"  {reason}." for reason in choice.reasons[-1:]
-    ]
+    lines += [f"  {reason};" for reason in choice.reasons]
+    lines[-1] = lines[-1].removesuffix(";") + "."
     lines += [f"  {launching_line(choice.plan, config, args, cluster)}"]
     lines += ["", "plans that none beats in both time and memory (predicted):"]
     lines += [
@@ -163,23 +156,16 @@ def answer(choice, args, cluster, config) -> str:
         lines += ["bytes sent a step by the busiest rank:"]
         lines += [f"  {in_bytes(size):>10}  along {axis}" for axis, size in p.sent.items()]
         lines += ["not chosen:"]
-        lines += [
-            f"  {count:6,}  {why}: {PRUNED[why]}" if why in PRUNED else f"  {count:6,}  {why}"
-            for why, count in choice.rejected.items()
-        ]
+        more = {why: f": {said}" for why, said in PRUNED.items()}
+        lines += [f"  {count:6,}  {why}{more.get(why, '')}" for why, count in choice.rejected.items()]
         lines += [f"cluster: {cluster.source}"]
     return "\n".join(lines)
 
 
 def as_json(choice) -> dict:
     """The answer as numbers and texts."""
-    one = lambda plan, p: {
-        "plan": str(plan),
-        "ranks": plan.world,
-        "seconds": p.seconds,
-        "memory": p.memory,
-        "mfu": p.mfu,
-    }
+    numbers = ("seconds", "memory", "mfu")
+    one = lambda plan, p: {"plan": str(plan), "ranks": plan.world} | {n: getattr(p, n) for n in numbers}
     p = choice.prediction
     best = one(choice.plan, p) | {"parts": p.parts, "sent": p.sent, "held": [asdict(held) for held in p.held]}
     front = [one(f.plan, f.prediction) for f in choice.front]

@@ -101,11 +101,8 @@ def held(model, sync, optimizer) -> dict[str, int]:
     """Bytes of weights, gradients and optimizer state that this rank holds now."""
     weights = [*(p.data for p in model.parameters()), *sync.weight_memory()]
     state = [t for s in optimizer.state.values() for t in s.values() if torch.is_tensor(t) and t.dim()]
-    return {
-        "weights": bytes_of(weights),
-        "gradients": bytes_of(sync.gradient_memory()),
-        "optimizer": bytes_of(state),
-    }
+    parts = {"weights": weights, "gradients": sync.gradient_memory(), "optimizer": state}
+    return {part: bytes_of(tensors) for part, tensors in parts.items()}
 
 
 def after_backward(trainer, batch) -> dict[str, int]:

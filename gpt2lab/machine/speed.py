@@ -59,19 +59,16 @@ def flops_per_token(config: GPT2Config, length: int) -> int:
 def machine() -> dict[str, str]:
     """This machine: processor, cores, memory, torch, and the devices and features that torch can use."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30 if hasattr(os, "sysconf") else 0
-    cuda = (
-        f"{torch.cuda.device_count()} x {torch.cuda.get_device_name()}"
-        if torch.cuda.is_available()
-        else "none"
-    )
+    cuda = "none"
+    if torch.cuda.is_available():
+        cuda = f"{torch.cuda.device_count()} x {torch.cuda.get_device_name()}"
+    slow = "emulated: --autocast is slower than float32"
     return {
         "system": f"{platform.system()} {platform.machine()}, Python {platform.python_version()}",
         "cores": str(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()),
         "memory": f"{memory:.0f} GiB" if memory else "unknown",
         "torch": torch.__version__,
-        "bfloat16": "in hardware"
-        if bfloat16_in_hardware()
-        else "emulated: --autocast is slower than float32",
+        "bfloat16": "in hardware" if bfloat16_in_hardware() else slow,
         "GPUs": cuda,
     }
 

@@ -160,13 +160,10 @@ class Watch:
                 states,
             )
         entry = self.pool.board.read(rank)
-        doing = (
-            f"in {entry.op} #{entry.number} on axis {entry.axis!r}"
-            if entry.since
-            else "outside any communication"
-        )
+        call = f"{entry.op} #{entry.number} on axis {entry.axis!r}"
+        doing = f"in {call}" if entry.since else "outside any communication"
         if not entry.since and entry.op:
-            doing += f"; its last call was {entry.op} #{entry.number} on axis {entry.axis!r}"
+            doing += f"; its last call was {call}"
         raise RankFailed(
             f"rank {rank} {how_it_ended(process.exitcode)} ({doing}).", rank, "ProcessDied", states
         )

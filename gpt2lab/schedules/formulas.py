@@ -48,10 +48,6 @@ def messages(name: str, p: int, m: int, v: int = 2, slices: int = 2) -> int:
     """
     if p == 1:
         return 0
-    borders = {
-        "interleaved": v * p - 1,
-        "breadth_first": v * p - 1,
-        "zb_v": 2 * (p - 1),
-        "dualpipe_v": 2 * (p - 1),
-    }
+    borders = dict.fromkeys(("interleaved", "breadth_first"), v * p - 1)
+    borders |= dict.fromkeys(("zb_v", "dualpipe_v"), 2 * (p - 1))
     return 2 * m * borders.get(name, p - 1) * (slices if name == "terapipe" else 1)

@@ -64,8 +64,6 @@ def make(name: str, ranks: int, micros: int, **options: int) -> Schedule:
     generator = find(name)
     for option in options:
         if option not in generator.options:
-            takes = (
-                f"It takes {', '.join(generator.options)}." if generator.options else "It takes no options."
-            )
-            raise ValueError(f"The schedule {generator.name} has no option {option!r}. {takes}")
+            takes = ", ".join(generator.options) or "no options"
+            raise ValueError(f"The schedule {generator.name} has no option {option!r}. It takes {takes}.")
     return generator.make(ranks, micros, **options)

@@ -44,16 +44,15 @@ def summary(timeline: Timeline) -> str:
     schedule = timeline.schedule
     ranks = range(schedule.ranks)
     activations = ", ".join(_short(schedule.activations(r)) for r in ranks)
-    return "\n".join(
-        [
-            f"makespan      {_short(timeline.makespan)}",
-            f"bubble        {_percent(timeline.bubble)} of the makespan, {_percent(timeline.span_bubble)} of the "
-            f"worst own span, {_percent(timeline.bubble_over_ideal)} over the ideal time",
-            f"activations   {activations}   (peak of each rank, in p-ths of the model for one micro-batch)",
-            f"weights       {_short(max(schedule.weights(r) for r in ranks))} p-ths of the model a rank",
-            f"messages      {sum(schedule.messages(r) for r in ranks)} between ranks",
-        ]
-    )
+    lines = [
+        f"makespan      {_short(timeline.makespan)}",
+        f"bubble        {_percent(timeline.bubble)} of the makespan, {_percent(timeline.span_bubble)} of the "
+        f"worst own span, {_percent(timeline.bubble_over_ideal)} over the ideal time",
+        f"activations   {activations}   (peak of each rank, in p-ths of the model for one micro-batch)",
+        f"weights       {_short(max(schedule.weights(r) for r in ranks))} p-ths of the model a rank",
+        f"messages      {sum(schedule.messages(r) for r in ranks)} between ranks",
+    ]
+    return "\n".join(lines)
 
 
 def to_csv(schedule: Schedule) -> str:
