@@ -3,6 +3,7 @@
 import random
 from collections import Counter
 from dataclasses import dataclass
+from itertools import product
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
@@ -10,9 +11,10 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor.debug import CommDebugMode
 
 from gpt2lab.benchmarks.sharding import Sent
-from gpt2lab.sharding.layout import Layout, layouts, local_shape, places
+from gpt2lab.sharding import partition
+from gpt2lab.sharding.cost import Path, path
+from gpt2lab.sharding.layout import Layout, fits, layouts, local_shape, places
 from gpt2lab.sharding.operators import einsum
-from gpt2lab.sharding.partition import results
 
 MESH = {"x": 2, "y": 2}
 EINSUMS = (
@@ -44,6 +46,24 @@ def cases(count: int, seed: int = 0) -> list[Case]:
     return [
         Case(t, tuple(pick.choice(legal[len(term)]) for term in t.split("->")[0].split(","))) for t in texts
     ]
+
+
+def results(rule, given, shapes, out, mesh) -> dict[Layout, list[Path]]:
+    """Every layout in which an operator's result can lie, and the cheapest changes of its inputs for that.
+
+    `given` and `shapes` are the layouts and shapes of its inputs, `out` the shape of the result.
+    """
+    found: dict[Layout, list[Path]] = {}
+    cost = lambda ways: sum(way.total(mesh)[0] for way in ways)
+    for options in product([o for o in rule.options if o.free], repeat=len(mesh)):
+        needs = [
+            partition._joined(len(s), mesh, [o.inputs[n] for o in options]) for n, s in enumerate(shapes)
+        ]
+        made = partition._joined(len(out), mesh, [o.output for o in options])
+        if all(fits(one, s, mesh) for one, s in zip((*needs, made), (*shapes, out), strict=True)):
+            ways = [path(a, b, s, mesh) for a, b, s in zip(given, needs, shapes, strict=True)]
+            found[made] = min(ways, found.get(made, ways), key=cost)
+    return found
 
 
 EQUAL = "the same layout, the same bytes"

@@ -7,7 +7,7 @@ import torch
 
 from gpt2lab.sharding import operators
 from gpt2lab.sharding.describe import analyse
-from gpt2lab.sharding.expression import Sum, apply
+from gpt2lab.sharding.expression import apply
 from gpt2lab.sharding.operators import LIBRARY
 
 FREE = {
@@ -102,26 +102,8 @@ def test_every_free_cut_of_an_einsum_gives_its_result(text):
     inputs, output = text.split("->")
     terms, sizes = inputs.split(","), dict(zip("bijklthsd", (3, 4, 5, 6, 4, 3, 5, 4, 6), strict=True))
     tensors = [torch.randn([sizes[i] for i in term], dtype=torch.float64) for term in terms]
-    reduced = sorted(set(inputs) - set(output) - {","})
-
-    def describe(*symbols):
-        def element(*at):
-            known = dict(zip(output, at, strict=True))
-
-            def body(*over):
-                index = known | dict(zip(reduced, over, strict=True))
-                factors = [s[tuple(index[i] for i in term)] for s, term in zip(symbols, terms, strict=True)]
-                return factors[0] if len(factors) == 1 else factors[0] * factors[1]
-
-            if not reduced:
-                return body()
-            arity = {1: lambda a: body(a), 2: lambda a, b: body(a, b)}
-            return Sum(arity[len(reduced)])
-
-        return element
-
-    rule = analyse(describe, len(terms), len(output))
-    cuts = [o for o in rule.free if o.index not in ("", "partial")]
+    rule = operators.einsum(text)
+    cuts = [o for o in rule.options if o.free and o.index not in ("", "partial")]
     assert len(cuts) == len(set(inputs) - {","})
     for option, parts in itertools.product(cuts, (2, 3)):
         found = cut_by_hand(option, tensors, parts, lambda *t: torch.einsum(text, *t))

@@ -17,7 +17,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from ..machine.arguments import checked
 from .graph import Builder, Graph
-from .operators import rule
+from .operators import POINTWISE, rule
 
 aten = torch.ops.aten
 CONSTANTS = ("full", "arange", "scalar_tensor")
@@ -199,8 +199,10 @@ class _Reader:
             if len({n.meta["val"].shape for n in args[0]}) > 1:
                 raise ValueError("pieces of different lengths cannot be joined in a partitioned program.")
             return ("join", (args[1] if len(args) > 1 else 0) % value.dim())
-        shape = lambda a: tuple(a.meta["val"].shape) if isinstance(a, torch.fx.Node) else None
-        shapes, dims, keep = tuple(shape(a) for a in args), (), False
+        numbers = (int, float) if op in POINTWISE else ()
+        given = [a for a in args if isinstance(a, (torch.fx.Node, *numbers))]
+        shapes = tuple(tuple(a.meta["val"].shape) if isinstance(a, torch.fx.Node) else None for a in given)
+        dims, keep = (), False
         if op in ("sum", "amax"):
             rank = len(shapes[0])
             dims = tuple(d % rank for d in (args[1] if len(args) > 1 and args[1] else range(rank)))
@@ -209,18 +211,6 @@ class _Reader:
             dims = tuple(d % value.dim() for d in args[1])
         elif op in ("gather", "scatter", "unfold", "unfold_backward"):
             dims = (args[2 if op == "unfold_backward" else 1],)
-        if op in (
-            "expand",
-            "clamp",
-            "_to_copy",
-            "gelu",
-            "gelu_backward",
-            "unfold",
-            "unfold_backward",
-            "embedding",
-            "embedding_dense_backward",
-        ):
-            shapes = tuple(s for s in shapes if s is not None)
         return rule(op, shapes, tuple(value.shape), dims, keep)
 
     def _piece(self, node) -> None:

@@ -8,7 +8,7 @@ Here in exact integers for each rank, uneven parts included.
 
 import heapq
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -82,6 +82,11 @@ def step_cost(step: Step, shape: Sequence[int], layout: Layout, mesh: Mesh, plac
     )
 
 
+def added(costs: Iterable[tuple[int, int]]) -> tuple[int, int]:
+    """(bytes, messages) of several, together."""
+    return tuple(map(sum, zip((0, 0), *costs, strict=True)))
+
+
 @dataclass(frozen=True)
 class Path:
     """Steps from one layout to another; `layouts` are those before each step and the last one after it."""
@@ -92,16 +97,12 @@ class Path:
 
     def cost(self, mesh: Mesh, place: Place, element: int = 1) -> tuple[int, int]:
         """(bytes, messages) that the rank at `place` sends."""
-        costs = [
-            step_cost(step, self.shape, layout, mesh, place, element)
-            for step, layout in zip(self.steps, self.layouts, strict=False)
-        ]
-        return sum(c[0] for c in costs), sum(c[1] for c in costs)
+        steps = zip(self.steps, self.layouts, strict=False)
+        return added(step_cost(step, self.shape, layout, mesh, place, element) for step, layout in steps)
 
     def total(self, mesh: Mesh, element: int = 1) -> tuple[int, int]:
         """(bytes, messages) that all ranks send together."""
-        costs = [self.cost(mesh, place, element) for place in places(mesh)]
-        return sum(c[0] for c in costs), sum(c[1] for c in costs)
+        return added(self.cost(mesh, place, element) for place in places(mesh))
 
 
 def path(src: Layout, dst: Layout, shape: Sequence[int], mesh: Mesh) -> Path:
@@ -149,8 +150,7 @@ def _find(found, src, ends, shape, mesh_items) -> Iterator[Layout]:
 @lru_cache(maxsize=100_000)
 def _total(step, shape, layout, mesh_items) -> tuple[int, int]:
     mesh = dict(mesh_items)
-    costs = [step_cost(step, shape, layout, mesh, place, 1) for place in places(mesh)]
-    return sum(c[0] for c in costs), sum(c[1] for c in costs)
+    return added(step_cost(step, shape, layout, mesh, place, 1) for place in places(mesh))
 
 
 def adjoint(src: Layout, dst: Layout) -> tuple[Layout, Layout]:

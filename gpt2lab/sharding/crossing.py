@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
-from .cost import Path, path
+from .cost import Path, added, path
 from .layout import Layout, Mesh, box, fits, places
 
 Box = tuple[tuple[int, int], ...]
@@ -69,13 +69,11 @@ class Crossing:
 
     def cost(self, rank: int) -> tuple[int, int]:
         """(bytes, messages) that a rank sends, gathers included."""
-        sent = [_size(b) * self.element for source, to, b in self.pieces() if source == rank != to]
-        size, messages = sum(sent), len(sent)
+        sent = [(_size(b) * self.element, 1) for source, to, b in self.pieces() if source == rank != to]
         if rank in self.target.ranks:
             place = places(self.target.mesh)[self.target.ranks.index(rank)]
-            more = self.way.cost(self.target.mesh, place, self.element)
-            size, messages = size + more[0], messages + more[1]
-        return size, messages
+            sent.append(self.way.cost(self.target.mesh, place, self.element))
+        return added(sent)
 
 
 def _size(piece: Box) -> int:

@@ -12,11 +12,11 @@ Wang, Huang & Li 2019, "Supporting Very Large Models using Automatic Dataflow Gr
 
 import inspect
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from ..machine.arguments import checked
-from .expression import Expr, Index, Tensor, Window, children, degree, expression_text, lift, tensors
+from .expression import Expr, Index, Tensor, Window, children, expression_text, lift
 
 Placement = int | str | None  # of one tensor on one axis: the dimension that is cut, "sum", "max", or whole
 
@@ -48,11 +48,6 @@ class Rule:
     inputs: tuple[tuple[str | None, ...], ...]
     output: tuple[str | None, ...]
     options: tuple[Option, ...]
-
-    @property
-    def free(self) -> tuple[Option, ...]:
-        """The options in which nothing travels inside."""
-        return tuple(option for option in self.options if option.free)
 
 
 @checked(tensors=(0, 100), rank=(0, 100))
@@ -148,10 +143,11 @@ class _Analysis:
         }
         if mixed or any(self.name(one.inner.name) == label for one in windows.values()):
             return None  # an index that is also needed whole, or the inside of a window
-        needed = None if label in output else self._partial(self.root, label)
+        ways = () if label in output else self._sets()
+        needed = next((terms for terms in ways if self.flow(self.root, label, terms) == "term"), None)
         op = next((e.args[0] for e in self.reduces if e is self.root and self._over(e, label)), "sum")
-        root = needed is not None
-        inner = [e for e in self.reduces if self._over(e, label) and not (root and self._outer(e))]
+        root = needed is not None  # then all sums over the label are completed at once, at the end
+        inner = [e for e in self.reduces if self._over(e, label)] if not root else []
         if label not in output and not root and not inner:
             return None
         inner = {expression_text(e, {}): e for e in inner}.values()
@@ -165,21 +161,6 @@ class _Analysis:
     def _over(self, e: Expr, label: str) -> bool:
         return e.kind == "reduce" and any(self.name(i.name) == label for i in e.args[1])
 
-    def _outer(self, e: Expr) -> bool:
-        """Whether a reduction is reached from the root through linear operations only."""
-        found, todo = [], [self.root]
-        while todo:
-            at = todo.pop()
-            if at.kind == "reduce":
-                found.append(at)
-                if at.args[0] == "sum":
-                    todo.append(at.args[2])
-            elif at.kind in ("add", "scale", "mul", "where"):
-                todo += children(at)
-            elif at.kind == "div":
-                todo.append(at.args[0])
-        return any(e is one for one in found)
-
     def _free(self, e: Expr) -> set[str]:
         """The indices of the result of a reduction: those of its body that it does not reduce."""
         if e.kind == "access":
@@ -189,53 +170,41 @@ class _Analysis:
             free = {self.name(e.args[0].name)}
         return free - ({self.name(i.name) for i in e.args[1]} if e.kind == "reduce" else set())
 
-    def _mentions(self, e: Expr, label: str) -> bool:
-        return (
-            label in self._free(e)
-            or any(self._mentions(c, label) for c in children(e))
-            or self._over(e, label)
-        )
+    def flow(self, e: Expr, label: str | None, terms: frozenset[int]) -> str | None:
+        """What e is on ranks that share out an index, and hold the tensors `terms` as terms of sums over the ranks.
 
-    def _partial(self, e: Expr, label: str) -> frozenset[int] | None:
-        """Which tensors must be partial sums so that cutting `label` makes e a partial sum; None where it does not."""
-        if e.kind == "reduce" and self._over(e, label):
-            top = e.args[0] == "sum" or e is self.root
-            return frozenset() if top and not self._inside(e.args[2], label) else None
-        if e.kind in ("scale", "reduce"):
-            linear = e.kind == "scale" or e.args[0] == "sum"
-            return self._partial(children(e)[0], label) if linear else None
-        if e.kind in ("add", "where"):
-            if e.kind == "where" and self._mentions(e.args[0], label):
-                return None
-            needs = [self._term(term, label) for term in e.args[-2:]]
-            return None if None in needs else frozenset().union(*needs)
-        if e.kind in ("mul", "div"):
-            a, b = e.args
-            if e.kind == "mul" and self._mentions(b, label) and not self._mentions(a, label):
-                a, b = b, a
-            return None if self._mentions(b, label) else self._partial(a, label)
-        return None
+        "whole", alike on all of them; "cut", each rank's own; "term", of a sum (or at the root maximum); else None.
+        """
+        below = [self.flow(child, label, terms) for child in children(e)]
+        if self._over(e, label):
+            completed = e.args[0] == "sum" or e is self.root
+            return "term" if completed and not {"term", None} & {*below} else None
+        if e.kind == "access" and e.args[0] in terms:
+            return "term"
+        if None in below:
+            return None
+        if "term" not in below:
+            return "cut" if "cut" in below or label in self._free(e) else "whole"
+        linear = {
+            "add": {*below} == {"term"},
+            "scale": True,
+            "mul": sorted(below) == ["term", "whole"],
+            "div": below == ["term", "whole"],
+            "where": below == ["whole", "term", "term"],
+            "reduce": e.args[0] == "sum",
+        }
+        return "term" if linear.get(e.kind) else None
 
-    def _inside(self, e: Expr, label: str) -> bool:
-        """Whether a reduction over the label is nested in e."""
-        return self._over(e, label) or any(self._inside(child, label) for child in children(e))
-
-    def _term(self, e: Expr, label: str) -> frozenset[int] | None:
-        """As `_partial`, for one term of a sum: without the label it must count on one rank only."""
-        if self._mentions(e, label):
-            return self._partial(e, label)
-        numbers = frozenset(tensors(e))
-        return numbers if numbers and degree(e, numbers) == 1 else None
+    def _sets(self) -> Iterator[frozenset[int]]:
+        """All sets of inputs, the smaller ones first."""
+        for size in range(self.count + 1):
+            yield from map(frozenset, itertools.combinations(range(self.count), size))
 
     def _partials(self) -> list[Option]:
         """The sets of inputs in which the result is linear: where these are partial, so is the result."""
-        found = []
-        for size in range(1, self.count + 1):
-            for numbers in itertools.combinations(range(self.count), size):
-                if degree(self.root, frozenset(numbers)) == 1:
-                    places = tuple("sum" if n in numbers else None for n in range(self.count))
-                    found.append(Option("partial", places, "sum"))
-        return found
+        linear = [terms for terms in self._sets() if self.flow(self.root, None, terms) == "term"]
+        places = [tuple("sum" if n in terms else None for n in range(self.count)) for terms in linear]
+        return [Option("partial", at, "sum") for at in places]
 
 
 def _place(labels, label) -> int | None:

@@ -127,28 +127,3 @@ def expression_text(e, bound: dict[str, str]) -> str:
         op, indices, body = e.args
         return f"{op}({expression_text(body, bound | {i.name: f'#{len(bound)}{n}' for n, i in enumerate(indices)})})"
     return f"{e.kind}{expression_text(e.args, bound)}"
-
-
-def tensors(e: Expr) -> set[int]:
-    """The numbers of the tensors that an expression reads."""
-    return {e.args[0]} if e.kind == "access" else set().union(*map(tensors, children(e)))
-
-
-def degree(e: Expr, numbers: frozenset[int]) -> int | None:
-    """1 where e is linear in these tensors together, 0 where it does not read them, else None."""
-    if e.kind == "access":
-        return int(e.args[0] in numbers)
-    below = [degree(child, numbers) for child in children(e)]
-    if not any(d != 0 for d in below):
-        return 0
-    if None in below:
-        return None
-    linear = {
-        "add": below == [1, 1],
-        "scale": True,
-        "mul": sum(below) == 1,
-        "div": below == [1, 0],
-        "where": below == [0, 1, 1],
-        "reduce": e.kind == "reduce" and e.args[0] == "sum",
-    }
-    return 1 if linear.get(e.kind) else None

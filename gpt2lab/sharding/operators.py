@@ -6,6 +6,7 @@ name in ATen, from the shapes of its operands.
 
 import functools
 import re
+from collections.abc import Callable
 from functools import lru_cache
 
 from ..machine.arguments import checked
@@ -125,17 +126,16 @@ def pointwise(name: str, shapes: tuple, out: tuple[int, ...]) -> Rule:
 
     def describe(*tensors):
         def element(*i):
-            symbols, values = iter(tensors), []
-            for shape in shapes:
-                at = zip(
-                    i[len(out) - len(shape or ()) :],
-                    shape or (),
-                    out[len(out) - len(shape or ()) :],
-                    strict=True,
-                )
-                read = lambda at: next(symbols)[tuple(0 if n == 1 != m else k for k, n, m in at)]
-                values.append(1 if shape is None else read(at))
-            return LINEAR[name](*values) if name in LINEAR else apply(*values)
+            symbols = iter(tensors)
+
+            def value(shape):
+                if shape is None:
+                    return 1
+                behind = len(out) - len(shape)
+                at = zip(i[behind:], shape, out[behind:], strict=True)
+                return next(symbols)[tuple(0 if n == 1 != m else k for k, n, m in at)]
+
+            return LINEAR.get(name, apply)(*map(value, shapes))
 
         return element
 
@@ -158,58 +158,33 @@ def reduction(op: str, rank: int, dims: tuple[int, ...], keep: bool) -> Rule:
     return analyse(describe, 1, rank if keep else rank - len(dims))
 
 
-def permutation(dims: tuple[int, ...]) -> Rule:
-    """The rule of a transposition: dimension d of the result is dimension dims[d] of x."""
-    back = [dims.index(d) for d in range(len(dims))]
-    return analyse(lambda x: lambda *i: x[tuple(i[d] for d in back)], 1, len(dims))
+def moves(rank: int, dims: tuple[int, ...]) -> dict[str, Callable]:
+    """The lambdas of operators that move, look up or make elements: a result (or gradient) of `rank`, along `dims`.
 
-
-@checked(rank=(1, 64))
-def look_up(rank: int) -> Rule:
-    """The rule of an embedding by indices of `rank` dimensions."""
-    return analyse(lambda w, t: lambda *i: w[t[i[:-1]], i[-1]], 2, rank + 1)
-
-
-@checked(rank=(1, 64))
-def look_up_backward(rank: int) -> Rule:
-    """The rule of an embedding's gradient: each row is the sum over the places where it was looked up."""
-    at = tuple(Index(f"r{d}") for d in range(rank))
-    row = lambda grad, t: lambda v, c: Expr("reduce", ("sum", at, grad[(*at, c)] * same(t[at], v)))
-    return analyse(row, 2, 2)
-
-
-@checked(rank=(1, 64))
-def pick(rank: int, dim: int) -> Rule:
-    """The rule of `gather`: of each row along `dim` the one element that the index names."""
-    dim %= rank
-    return analyse(lambda x, t: lambda *i: x[(*i[:dim], t[i], *i[dim + 1 :])], 2, rank)
-
-
-@checked(rank=(1, 64))
-def put(rank: int, dim: int) -> Rule:
-    """The rule of `scatter` of a number: it replaces the one element of each row along `dim` that the index names."""
-    dim %= rank
-    named = lambda t, i: same(t[(*i[:dim], 0, *i[dim + 1 :])], i[dim])
-    return analyse(lambda x, t: lambda *i: apply(named(t, i), x[i]), 2, rank)
-
-
-@checked(rank=(1, 64))
-def windows(rank: int, dim: int) -> Rule:
-    """The rule of `unfold`: for each place along `dim` a window of x, as a further dimension at the end."""
-    return analyse(lambda x: lambda *i: x[(*i[:dim], i[dim] + i[-1], *i[dim + 1 : -1])], 1, rank)
-
-
-@checked(rank=(1, 64))
-def windows_backward(rank: int, dim: int) -> Rule:
-    """The rule of the backward of `unfold`: the sum of what all windows say about a place."""
-    a = Index("a")
-    told = lambda grad, i: grad[(*i[:dim], i[dim] - a, *i[dim + 1 :], a)]
-    return analyse(lambda grad: lambda *i: Expr("reduce", ("sum", (a,), told(grad, i))), 1, rank)
-
-
-def constant(rank: int) -> Rule:
-    """The rule of numbers that are known from their place: they can be made in any cut."""
-    return analyse(lambda: lambda *i: apply(*i), 0, rank)
+    `permute`: dimension d of the result is dimension dims[d] of x. `embedding`: rows that t names; its gradient is for
+    each row the sum over the places where it was looked up. `gather`: of each row along d the element that t names;
+    `scatter` of a number replaces it. `unfold`: for each place along d a window of x, as a further dimension at the
+    end; its gradient is the sum of what all windows say about a place. Constants are known from their place.
+    """
+    d, a, places = (
+        (dims or (0,))[0] % max(rank, 1),
+        Index("a"),
+        tuple(Index(f"r{n}") for n in range(rank - 1)),
+    )
+    put = lambda i, one: (*i[:d], one, *i[d + 1 :])
+    total = lambda over, body: Expr("reduce", ("sum", over, body))
+    return {
+        "permute": lambda x: lambda *i: x[tuple(i[dims.index(n)] for n in range(rank))],
+        "embedding": lambda w, t: lambda *i: w[t[i[:-1]], i[-1]],
+        "embedding_dense_backward": lambda g, t: (
+            lambda v, c: total(places, g[(*places, c)] * same(t[places], v))
+        ),
+        "gather": lambda x, t: lambda *i: x[put(i, t[i])],
+        "scatter": lambda x, t: lambda *i: apply(same(t[put(i, 0)], i[d]), x[i]),
+        "unfold": lambda x: lambda *i: x[put(i[:-1], i[d] + i[-1])],
+        "unfold_backward": lambda g: lambda *i: total((a,), g[(*put(i, i[d] - a), a)]),
+        **dict.fromkeys(("full", "arange", "scalar_tensor"), lambda: lambda *i: apply(*i)),
+    }
 
 
 @lru_cache(maxsize=10_000)
@@ -225,21 +200,12 @@ def rule(
         return pointwise(name, shapes, out)
     if name in PRODUCTS:
         return analyse(PRODUCTS[name])
-    made = {
-        "sum": lambda: reduction("sum", first, dims, keep),
-        "amax": lambda: reduction("max", first, dims, keep),
-        "permute": lambda: permutation(dims),
-        "embedding": lambda: look_up(rank - 1),
-        "embedding_dense_backward": lambda: look_up_backward(first - 1),
-        "gather": lambda: pick(rank, *dims),
-        "scatter": lambda: put(rank, *dims),
-        "unfold": lambda: windows(rank, *dims),
-        "unfold_backward": lambda: windows_backward(rank, *dims),
-        **dict.fromkeys(("full", "arange", "scalar_tensor"), lambda: constant(rank)),
-    }
-    if name not in made:
+    if name in ("sum", "amax"):
+        return reduction("sum" if name == "sum" else "max", first, dims, keep)
+    described = moves(first if name == "embedding_dense_backward" else rank, dims)
+    if name not in described:
         raise ValueError(
             f"operator {name!r} has no description. Add it to gpt2lab/sharding/operators.py as a lambda over indices, "
             "or decompose it when capturing."
         )
-    return made[name]()
+    return analyse(described[name], rank=rank)

@@ -9,34 +9,15 @@ no more: there the sum is made later, of several terms together.
 """
 
 import itertools
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..machine.arguments import checked
-from .cost import FREE, Path, path
-from .describe import Option, Rule
+from .cost import FREE, Path, added, path
+from .describe import Option
 from .graph import Graph, Node
 from .halo import Halo
 from .layout import Layout, Mesh, Place, fits
 from .propagate import Spread
-
-
-def results(
-    rule: Rule, given: Sequence[Layout], shapes, out: Sequence[int], mesh: Mesh
-) -> dict[Layout, list[Path]]:
-    """Every layout in which an operator's result can lie, and the cheapest changes of its inputs for that.
-
-    `given` and `shapes` are the layouts and shapes of its inputs, `out` the shape of the result.
-    """
-    found: dict[Layout, list[Path]] = {}
-    cost = lambda ways: sum(way.total(mesh)[0] for way in ways)
-    for options in itertools.product(rule.free, repeat=len(mesh)):
-        needs = [_joined(len(s), mesh, [o.inputs[n] for o in options]) for n, s in enumerate(shapes)]
-        made = _joined(len(out), mesh, [o.output for o in options])
-        if all(fits(one, s, mesh) for one, s in zip((*needs, made), (*shapes, out), strict=True)):
-            ways = [path(a, b, s, mesh) for a, b, s in zip(given, needs, shapes, strict=True)]
-            found[made] = min(ways, found.get(made, ways), key=cost)
-    return found
 
 
 @dataclass(frozen=True)
@@ -98,8 +79,7 @@ class Program:
 
     def cost(self, place: Place) -> tuple[int, int]:
         """(bytes, messages) that the rank at `place` sends."""
-        costs = [step.cost(self.mesh, place) for step in self.steps]
-        return sum(c[0] for c in costs), sum(c[1] for c in costs)
+        return added(step.cost(self.mesh, place) for step in self.steps)
 
 
 @checked(mesh=1)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from ..machine.arguments import checked
+from .cost import added
 from .crossing import Crossing, Side
 from .layout import places, ranks
 from .partition import Change, Program, partition
@@ -102,15 +103,13 @@ class Staged:
 
     def cost(self, rank: int, micros: int) -> tuple[int, int]:
         """(bytes, messages) that a rank sends in forward and backward of so many micro-batches."""
-        total = [0, 0]
+        costs = []
         for stage, program in zip(self.stages, self.programs, strict=True):
             if rank in stage.ranks:
-                inside = program.cost(places(stage.mesh)[stage.ranks.index(rank)])
-                total = [t + micros * c for t, c in zip(total, inside, strict=True)]
+                costs += [program.cost(places(stage.mesh)[stage.ranks.index(rank)])] * micros
         for p in self.passed:
-            times = 1 if p.kind == "once" else micros
-            total = [t + times * c for t, c in zip(total, p.crossing.cost(rank), strict=True)]
-        return tuple(total)
+            costs += [p.crossing.cost(rank)] * (1 if p.kind == "once" else micros)
+        return added(costs)
 
 
 def _check(chain: LinkChain, stages: Sequence[CutStage]) -> None:
