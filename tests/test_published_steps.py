@@ -30,7 +30,9 @@ def test_table_1_of_narayanan_has_its_number_of_gpus_and_its_aggregate_petaflops
     """The last column of the table: operations of all GPUs together."""
     printed = (4.4, 8.8, 18.2, 34.6, 70.8, 143.8, 227.1, 297.4, 410.2, 502.0)
     devices = (32, 64, 128, 256, 512, 1024, 1536, 1920, 2520, 3072)
-    assert tuple(r.devices for r in FITTED) == devices and {r.source for r in FITTED} == {published.TABLE_1}
+    assert tuple(r.devices for r in FITTED) == devices and {r.source for r in FITTED} == {
+        published.SOURCES["table 1"]
+    }
     for r, whole in zip(FITTED, printed, strict=True):
         assert r.devices * r.teraflops / 1000 == pytest.approx(whole, rel=0.012)
 
@@ -38,7 +40,7 @@ def test_table_1_of_narayanan_has_its_number_of_gpus_and_its_aggregate_petaflops
 def test_table_2_of_narayanan_prints_the_days_that_follow_from_its_operations():
     """The last column: days for 300 billion tokens."""
     days = (90, 74, 74, 169, 137, 140, 84, 43, 23, 156, 80, 42)
-    rows = [r for r in ROWS if r.source == published.TABLE_2]
+    rows = [r for r in ROWS if r.source == published.SOURCES["table 2"]]
     for r, printed in zip(rows, days, strict=True):
         seconds = r.measured * 300e9 / (r.rows * r.length)
         assert seconds / 86400 == pytest.approx(printed, rel=0.02), r.name
@@ -46,7 +48,7 @@ def test_table_2_of_narayanan_prints_the_days_that_follow_from_its_operations():
 
 def test_models_have_the_size_they_are_named_after():
     sizes = {"GPT 1.7B": 1.7e9, "GPT 146B": 145.6e9, "GPT 1T": 1008e9, "Llama 3 405B, 8,192": 405e9}
-    sizes |= {r.name: 176.2e9 for r in ROWS if r.source == published.BLOOM}
+    sizes |= {r.name: 176.2e9 for r in ROWS if r.source == published.SOURCES["BLOOM"]}
     for name, size in sizes.items():
         layers, width, _, words = row(name).model
         assert 12 * layers * width**2 + words * width == pytest.approx(size, rel=0.04)
@@ -64,13 +66,13 @@ def test_tokens_and_operations_that_others_print_follow_from_their_seconds():
     """MegaScale's tokens a second, BLOOM's and MT-NLG's operations a second, Llama's 16 M tokens a batch."""
     tokens = {256: 39.3e3, 1024: 132.7e3, 3072: 433.6e3, 12288: 1466.8e3}
     for r in ROWS:
-        if r.source == published.MEGASCALE and r.devices in tokens:
+        if r.source == published.SOURCES["MegaScale"] and r.devices in tokens:
             assert r.rows * r.length / r.seconds == pytest.approx(tokens[r.devices], rel=0.01)
-        if r.source == published.LLAMA:
+        if r.source == published.SOURCES["Llama"]:
             assert r.rows * r.length == 2**24
     log = [128.92, 153.68, 150.05, 153.33]
     paper = [126, 121, 113]
-    for source, rates in ((published.BLOOM, log), (published.SMITH, paper)):
+    for source, rates in ((published.SOURCES["BLOOM"], log), (published.SOURCES["Smith"], paper)):
         rows = [r for r in ROWS if r.source == source]
         for r, rate in zip(rows, rates, strict=True):
             assert flops(r, again=True) / (r.seconds * r.devices * 1e12) == pytest.approx(rate, rel=0.03), (
@@ -94,14 +96,14 @@ def test_a_row_that_is_off_by_a_quarter_has_a_reason_and_no_other_row_has_one():
 def test_the_reasons_are_true():
     """ZeRO-3's runs were slower than with one card a ring; the other row reached 0.57 of the peak, bubble and all."""
     one_card = lambda right: lambda *args: replace(right(*args), fewest=1)
-    slow = [r for r in ROWS if r.reason == published.ONE_CARD]
+    slow = [r for r in ROWS if r.reason == published.REASONS["one card"]]
     assert len(slow) == 4 and all(r.error() < -0.45 for r in slow)
     with planted(seconds, "groups_on_nodes", one_card):
         for r in slow:
             alone = predict(Plan.parse(r.plan), r.config, r.rows, r.length, published.cluster(r, 0.59), 2)
             assert -0.35 < alone.seconds / r.measured - 1 < 0
     wide = row("1T, all again")
-    assert wide.reason == published.WIDE and abs(63 / 512 - 1 / 8) < 0.003
+    assert wide.reason == published.REASONS["wide"] and abs(63 / 512 - 1 / 8) < 0.003
     assert flops(wide, again=True) / (wide.seconds * wide.devices * 312e12) == pytest.approx(0.57, abs=0.005)
 
 
@@ -141,7 +143,7 @@ def test_zero_3_stopped_scaling_in_print_and_the_prediction_does_not_say_so():
 
 def test_saving_the_second_forward_pays_in_print_and_in_prediction():
     slow, fast = (row(name) for name in ("1T, all again", "1T, sp"))
-    assert slow.source == fast.source == published.KORTHIKANTI
+    assert slow.source == fast.source == published.SOURCES["Korthikanti"]
     assert slow.measured / fast.measured == pytest.approx(
         slow.predicted().seconds / fast.predicted().seconds, rel=0.05
     )
