@@ -76,7 +76,7 @@ def errors(groups: tuple[str, ...], pools: Pools) -> dict[str, float | None]:
 
 def table(measured: dict[str, dict], bugs: dict[str, int]) -> str:
     """The table in Markdown."""
-    head = ["strategy", "plans compared", *KINDS, "planted bugs caught"]
+    head = ["strategy", "plans", *KINDS, "bugs caught"]
     lines = [head, ["---", *["---:"] * (len(head) - 1)]]
     for words, (groups, files) in FAMILIES.items():
         caught = sum(n for name, n in bugs.items() if name.removesuffix("_mutants") in files)

@@ -50,23 +50,39 @@ def test_a_handout_that_cannot_be_is_refused_and_nothing_is_written(arguments, w
     assert not list(tmp_path.rglob("README.md"))
 
 
-@pytest.fixture(scope="module")
-def fresh(tmp_path_factory):
-    """A new environment with gpt2lab from a wheel; torch and the other requirements are those of this one."""
-    home = tmp_path_factory.mktemp("fresh")
-    shutil.copytree(ROOT / "gpt2lab", home / "tree" / "gpt2lab", ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("pyproject.toml", "requirements.txt", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, home / "tree")
-    pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
+PIP = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
+
+
+def checkout(folder):
+    """A copy of all that is installed."""
+    shutil.copytree(ROOT / "gpt2lab", folder / "gpt2lab", ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "setup.py", "requirements.txt", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, folder)
+    return folder
+
+
+def called(*words):
     env = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
-    call = lambda *words: subprocess.run(words, check=True, cwd=home, env=env)
-    call(*pip, "wheel", "--no-deps", "--no-build-isolation", "-w", home, home / "tree")
-    call(sys.executable, "-m", "venv", "--without-pip", home / "env")
+    subprocess.run(words, check=True, cwd="/", env=env)
+
+
+def installed(home, *what):
+    """The Python of a new environment with this; torch and the other requirements are those of this one."""
+    called(sys.executable, "-m", "venv", "--without-pip", home / "env")
     python = home / "env" / "bin" / "python"
-    (wheel,) = home.glob("gpt2lab-*.whl")
-    call(*pip, "--python", python, "install", "--no-deps", "--no-index", wheel)
     (packages,) = (home / "env").glob("lib/python*/site-packages")
     (packages / "shared.pth").write_text("\n".join(site.getsitepackages()))
+    options = "--no-deps", "--no-index", "--no-build-isolation", "--ignore-installed"
+    called(*PIP, "--python", python, "install", *options, *what)
+    return python
+
+
+@pytest.fixture(scope="module")
+def fresh(tmp_path_factory):
+    """A new environment with gpt2lab from a wheel."""
+    home = tmp_path_factory.mktemp("fresh")
+    called(*PIP, "wheel", "--no-deps", "--no-build-isolation", "-w", home, checkout(home / "tree"))
+    python = installed(home, *home.glob("gpt2lab-*.whl"))
     torchrun = python.with_name("torchrun")  # as pip would have installed it with torch
     torchrun.write_text(f"#!{python}\nfrom torch.distributed.run import main\n\nmain()\n")
     torchrun.chmod(0o755)
@@ -95,9 +111,18 @@ def test_every_file_of_the_package_that_is_no_program_is_in_the_wheel(fresh):
     assert not [file for file in files if file.suffix != ".pyc" and not (there / file).exists()]
 
 
+SETTINGS = "import jupyterlab_server.settings_utils as s; print(s._get_overrides('nowhere')[0])"
+
+
 def test_where_the_wheel_is_installed_no_news_pops_up_in_the_lab(fresh, tmp_path):
-    text = "import jupyterlab_server.settings_utils as s; print(s._get_overrides('nowhere')[0])"
-    assert "'fetchNews': 'false'" in said(fresh, tmp_path, "-c", text)
+    assert "'fetchNews': 'false'" in said(fresh, tmp_path, "-c", SETTINGS)
+
+
+def test_nor_where_a_checkout_is_installed_by_hand(tmp_path):
+    """`pip install -r requirements.txt`, which says `-e .`, and `jupyter lab` with nothing set."""
+    assert "\n-e .\n" in (ROOT / "requirements.txt").read_text()
+    python = installed(tmp_path, "-e", checkout(tmp_path / "tree"))
+    assert "'fetchNews': 'false'" in said(python, tmp_path, "-c", SETTINGS)
 
 
 def test_the_readmes_cell_for_colab_installs_the_wheel_where_there_is_no_git(fresh, tmp_path):

@@ -162,15 +162,30 @@ def write_pages(folder: Path, lessons: list[Lesson], teachers: bool = False, fra
     if teachers:
         intro, *parts = re.split(r"^## ", guide.guide(lessons), flags=re.M)
         for lesson, part in zip(lessons, parts, strict=True):
-            (folder / f"teach_{lesson.name}.md").write_text("# " + part.replace("\n### ", "\n## "))
+            page_of = "# Teaching " + part.replace(
+                "\n### ", "\n## "
+            )  # search shows it beside the lesson's own title
+            (folder / f"teach_{lesson.name}.md").write_text(page_of)
         (folder / "teachers.md").write_text(f"{intro}\n```{{toctree}}\n:glob:\n:maxdepth: 1\nteach_*\n```\n")
         pages.append("teachers")
-    readme = (notebooks.parent / "README.md").read_text()
+    _write_index(folder / "index.md", lessons, pages)
+
+
+def _write_index(file: Path, lessons: list[Lesson], pages: list[str]) -> None:
+    """Fill in the first page: README's goals, the guide's minutes, and the names of the other pages."""
+    readme = (lessons[0].path.parents[2] / "README.md").read_text()
     goals = dict(re.findall(r"^\| \[(\d\d) [^|]*\| ([^|]*) \|", readme, re.M))
-    rows = [f"| [{guide.title(x)}]({x.name}.ipynb) | {goals.get(x.name[:2], '')} |" for x in lessons]
-    index, names = (folder / "index.md").read_text(), [x.name for x in lessons]
-    parts = {"rows": rows, "lessons": names, "pages": pages}
-    (folder / "index.md").write_text(index.format(**{key: "\n".join(part) for key, part in parts.items()}))
+    names = [lesson.name for lesson in lessons]
+    took = [guide.minutes(lesson) for lesson in lessons]
+    links = [f"[{guide.title(lesson)}]({lesson.name}.ipynb)" for lesson in lessons]
+    told = zip(links, [goals.get(name[:2], "") for name in names], took, strict=True)
+    parts = {
+        "rows": [f"| {link} | {goal} | {m} |" for link, goal, m in told],
+        "lessons": names,
+        "pages": pages,
+    }
+    made = {key: "\n".join(lines) for key, lines in parts.items()}
+    file.write_text(file.read_text().format(**made, first=names[0], hours=round(sum(took) / 60)))
 
 
 def main(arguments=None) -> None:

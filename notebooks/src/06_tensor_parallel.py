@@ -262,8 +262,8 @@ print("embedding, its gradient, the loss's:", *same, torch.allclose(torch.cat(d_
 # %% [markdown]
 # ## The calls of a whole step
 #
-# Four all-reduces of (B, T, C) a layer and step: two forward at g, two backward at f. The log prices each as a ring:
-# `==` compares which calls were made, and their sizes.
+# Four all-reduces of (B, T, C) a layer and step: two forward at g, two backward at f. The log prices each as a ring;
+# `==` compares calls and sizes.
 
 # %%
 config = GPT2Config(vocab_size=37, n_positions=16, n_layer=3, n_head=4, n_embd=24)
@@ -389,7 +389,8 @@ print(*lab.noticed(two, "tp=2,sp=on", config, "norms never summed"))
 # %% [markdown]
 # ## Hiding the sum
 #
-# Backward, f's all-reduce and the weight's gradient do not wait for each other: start the sum, multiply, then wait.
+# Forward, the next product waits for the sum. Backward, f's all-reduce and the weight's gradient do not wait for each
+# other: start the sum, multiply, then wait.
 
 
 # %% tags=["measured"]
@@ -409,7 +410,7 @@ timelines(
 )
 
 # %% [markdown]
-# In the package this is `apply_tensor(model, mesh, overlap=True)`; the gradients are the same bits.
+# In the package: `apply_tensor(model, mesh, overlap=True)`; gradients are the same bits.
 #
 # With sequence parallelism products wait for tokens, or sums for products. So multiply the tokens that are here while
 # a ring brings the next
@@ -560,10 +561,10 @@ def scattered(term, axis, sizes):
 # %% [markdown]
 # ## How far does it go?
 #
-# A layer computes 72 B T C² flops in its matrices (and 12 B T² C in attention, which the figure includes) and sends
-# 8 (n-1)/n B T C numbers of b bytes. Both grow with B T: no number of tokens makes it free. With F flops and W bytes a
-# second, 72 B T C² / n F is the larger if n - 1 <= 9 C W / b F:
-# a limit of ranks, which only a wider model or a faster link raises.
+# A layer computes 72 B T C² flops in its matrices (the figure adds 12 B T² C in attention) and sends 8 (n-1)/n B T C
+# numbers of b bytes. Both grow with B T: no number of tokens makes it free. With F flops and W bytes a second, 72 B T
+# C² / n F is the larger if n - 1 <= 9 C W / b F: a limit of ranks, which only a wider model or a faster link raises.
+# Precision cancels: half of b, twice F.
 
 # %%
 laptop = thresholds.laptop(60e9, 4e9)  # round numbers of the order that lessons 02 and 03 measure
@@ -1286,11 +1287,10 @@ show(
 # ### Every matrix by columns, and another convention
 #
 # Stanford's CS336 (lecture 8) cuts *every* matrix by columns and gathers after each: x -> all-gather(gelu(x W_r)).
-# Its backward, homework there and exercise 5 here, follows another rule: **the parts of a replicated value's
-# gradient add up.** A loss that n ranks compute asks n times for the same, so each asks for 1/n, and a column's owner
-# adds up what all ranks ask of it. (`torch.distributed.nn.functional.all_reduce` follows this rule too: used as our g
-# it doubles gradients on two ranks.) **Predict** what becomes of the first matrix without the 1/n, or without the
-# sum.
+# Its backward (exercise 5) follows another rule: **the parts of a replicated value's gradient add up.** A loss that n
+# ranks compute asks n times for the same, so each asks for 1/n, and a column's owner adds up what all ranks ask of it.
+# (`torch.distributed.nn.functional.all_reduce` follows this rule too: used as our g it doubles gradients on two
+# ranks.) **Predict** what becomes of the first matrix without the 1/n, or without the sum.
 
 # %%
 X, weights = torch.randn(6, 4), [torch.randn(4, 8), torch.randn(8, 6)]
@@ -1307,8 +1307,8 @@ table(rows, ["backward", "output equals serial", "dW1 / serial", "dW2 / serial",
 print("by formula, (n-1)/n of all gathered numbers:", (2 - 1) * 6 * (8 + 6) * 8 // 2)
 
 # %% [markdown]
-# **5.** The homework: columns gathered, and their backward, with the seed 1/n on every rank. `y` (B, D/n) holds this
-# rank's columns. (`comm.all_gather(y, axis, 1)` works along dim 1.)
+# **5.** Columns gathered, and their backward, with the seed 1/n on every rank. `y` (B, D/n) holds this rank's columns.
+# (`comm.all_gather(y, axis, 1)` works along dim 1.)
 
 
 # %% tags=["exercise"]

@@ -101,9 +101,9 @@ with torch.no_grad():
 print(sent, "then the loss", f"{loss:.6f};", "serial:", f"{serial:.6f};", "equal:", torch.equal(loss, serial))
 
 # %% [markdown]
-# Right, and useless: four ranks, one of them busy at any time. Pictures of orders make this plain. Blue is forward,
-# green backward (twice as long), white is waiting. Under each rank's row stands what it must *hold*: the activations
-# of micro-batches whose backward has not come yet, with a mark at the peak.
+# Right, and useless: four ranks, one of them busy at any time. Blue is forward, green backward (twice as long), white
+# is waiting. Under each rank's row stands what it must *hold*: the activations of micro-batches whose backward has not
+# come yet, with a mark at the peak.
 
 # %%
 naive = simulate(make("naive", 4, 4))
@@ -494,9 +494,9 @@ def run_op(kind, i, s):
 
 
 # %% [markdown]
-# Three things deserve a second look. `isend` starts a message and goes on. The loss was divided by the *global*
-# number of targets, so gradients of micro-batches simply add up; nothing else divides. And GPT-2's embedding is
-# **tied**: the same matrix embeds tokens on rank 0 and makes logits on the last rank. Each has half of the gradient.
+# `isend` starts a message and goes on. The loss was divided by the *global* number of targets, so gradients of
+# micro-batches simply add up; nothing else divides. And GPT-2's embedding is **tied**: the same matrix embeds tokens on
+# rank 0 and makes logits on the last rank. Each has half of the gradient.
 
 
 # %%
@@ -509,8 +509,7 @@ for ranks in (two, four):
 
 # %% [markdown]
 # The gradients that are equal only to rounding are those of the embedding: its two halves meet after all
-# micro-batches rather than in each. All others are added in the same order as in one process, so there is nothing
-# to round differently.
+# micro-batches rather than in each. All others are added in the same order as in one process.
 #
 # ## 1F1B: the same bubble, less memory
 #
@@ -671,7 +670,7 @@ def in_flight(rank, p, m):
 
 
 # %% [markdown]
-# Your F and B in your order, on live ranks. They count what they hold:
+# Your F and B in your order, on live ranks:
 
 # %%
 order = lab.mine("1F1B", one_f_one_b, exercises.one_f_one_b)
@@ -682,6 +681,8 @@ for name, of_rank in {"GPipe": gpipe_order, "1F1B": order}.items():
 
 # %% [markdown]
 # GPipe held 8<!--above--> activations on every rank, 1F1B 4<!--above--> on rank 0 and one less on each rank after it.
+# Four, each of a quarter of the layers: as much as one process keeps of one micro-batch. So a pipeline cuts weights,
+# but not its first rank's activations.
 #
 # **Folklore, refuted.** Many notes say that 1F1B has a smaller bubble than GPipe. It has not. Its backwards start
 # earlier, but the last rank is busy without a pause in both, and the others wait for it:
@@ -1137,8 +1138,8 @@ def in_three(rank):
 # 6. Which is larger, the activations at a border or the weights of a layer? <details><summary>answer</summary>b T
 #    C against 12 C^2: the weights, as long as a micro-batch has fewer than 12 C tokens. But a step sends every
 #    micro-batch, both ways: 2 B T C numbers a border. With half a million tokens and C = 768 that is 805 million,
-#    more than an all-reduce of all of GPT-2 (2 x 124 million). A pipeline's messages go to one neighbour and hide
-#    behind work; they are not few.</details>
+#    more than an all-reduce of all of GPT-2 (2 x 124 million), or than ZeRO-3, which sends weights instead (3 x 124
+#    million a pass). A pipeline's messages go to one neighbour and hide behind work; they are not few.</details>
 #
 # ## Read on
 #

@@ -4,6 +4,7 @@ Two lessons are built here; `make test-all` builds all of them.
 """
 
 import os
+import re
 import subprocess
 import threading
 from functools import partial
@@ -163,6 +164,17 @@ def test_search_finds_zigzag(page, site):
     page.goto(site[0] + "search.html?q=zigzag")
     page.wait_for_selector("ul.search li a")
     assert page.locator("ul.search li a[href^='10_sequence_splitting']").count() > 0
+    found = page.locator("ul.search li a").all_inner_texts()
+    assert len(found) == len(set(found)), "a teacher's page has a title of its own"
+
+
+def test_the_first_page_says_for_whom_how_long_and_where_to_start(page, site):
+    page.goto(site[0] + "index.html")
+    said = page.locator("article").inner_text()
+    assert all(word in said for word in ("For whom", "hours with all exercises", "MIT", "micro-batches"))
+    assert re.search(r"07 Pipeline parallelism\s+run stages.*\s\d+\n", said)
+    page.locator("a.start").click()
+    page.wait_for_url("**/07_pipeline.html")
 
 
 @pytest.mark.parametrize("mode", ["light", "dark"])
