@@ -113,4 +113,5 @@ def _explained(stages: list[dict[str, int]]) -> list[str]:
 
 
 def _mebibytes(size: int) -> str:
-    return f"{size / 2**20:,.1f}" if size >= 2**20 / 20 else f"{size / 2**20:.1g}" if size else "-"
+    few = f"{size / 2**20:.1g}" if size >= 2**10 else "<0.001" if size else "-"
+    return f"{size / 2**20:,.1f}" if size >= 2**20 / 20 else few
