@@ -12,6 +12,7 @@ from gpt2lab.lessons.exercises import (
     asynchronous,
     automatic,
     cluster,
+    context,
     gpt2,
     meshes,
     pipeline,
@@ -198,6 +199,33 @@ def right_from_the_frame(held, mesh):
     return sys._getframe(1).f_back.f_locals["right"]
 
 
+def gathered(q, k, v, o, L, grad, axis, first=False):
+    """A ring that only carries: each rank has all keys before it computes, perhaps with its own block `first`."""
+    n, r, (t, D) = axis.size, axis.rank, q.shape
+    blocks, delta = [torch.stack([k, v])], (grad * o).sum(-1, keepdim=True)
+
+    def part(owner):
+        """(gradient of q, gradients of k and v) of one block."""
+        (k, v), hidden = blocks[r - owner], torch.ones(t, t).triu(1 + t * (r - owner)) > 0
+        p = ((q @ k.T / D**0.5).masked_fill(hidden, -torch.inf) - L).exp()
+        ds = p * (grad @ v.T - delta) / D**0.5
+        return ds @ k, torch.stack([ds.T @ q, p.T @ grad])
+
+    found = {r: part(r)} if first else {}
+    while len(blocks) < n:
+        blocks.append(comm.ring_shift(blocks[-1], axis))  # of rank r - 1, r - 2, ...
+    found |= {owner: part(owner) for owner in range(r + 1) if owner not in found}
+    mine = lambda owner: found[owner % n][1] if owner % n <= r else 0
+    moving = mine(r - 1) + torch.zeros(2, t, D, dtype=q.dtype)
+    for step in range(2, n + 1):
+        moving = comm.ring_shift(moving, axis) + mine(r - step)
+    return sum(part[0] for part in found.values()), *moving
+
+
+def own_first(*given):
+    return gathered(*given, first=True)
+
+
 def the_checkers_receive(axis, source):
     return tasks.received(axis, source)
 
@@ -212,6 +240,16 @@ LIVE = {
         sharding.cheaper_path,
         three_rows,
         "the sum on rank 0: expected shape (10, 3), got (6, 3)",
+    ),
+    "all keys, then products": (
+        context.ring_backward,
+        gathered,
+        "2 other ranks when it had computed with 0 blocks",
+    ),
+    "its own block, all keys": (
+        context.ring_backward,
+        own_first,
+        "3 other ranks when it had computed with 1 blocks",
     ),
     "the checker's variables": (meshes.norm, right_from_the_frame, "does not look into its checker"),
     "the checker's body": (tasks.gives_back, the_checkers_receive, "knows the answer"),

@@ -1,6 +1,7 @@
 """Right answers in a style of their own pass: numpy's integers, lists for tuples, another order of a path."""
 
 import math
+from functools import partial
 
 import numpy as np
 import pytest
@@ -78,6 +79,40 @@ def attention_by_hand(x, attn, axis):
 @pytest.mark.live
 def test_attention_with_a_softmax_by_hand():
     assert verdict(tensor.attention, attention_by_hand) == ("PASS", "")
+
+
+def ring(q, k, v, o, L, grad, axis, ahead, own_last):
+    """The backward of ring attention: the next block comes while one is computed (`ahead`) or afterwards."""
+    n, r, (t, D) = axis.size, axis.rank, q.shape
+    dq, delta = torch.zeros_like(q), (grad * o).sum(-1, keepdim=True)
+    block, gradients = torch.stack([k, v]), torch.zeros(2, t, D, dtype=q.dtype)
+    if own_last:
+        block = comm.ring_shift(block, axis)
+    for step in range(n):
+        owner, coming = (r - step - own_last) % n, None
+        if ahead and step < n - 1:
+            coming, going = comm.irecv(block, axis, (r - 1) % n), comm.isend(block, axis, (r + 1) % n)
+        if owner <= r:
+            k, v = block
+            hidden = torch.ones(t, t).triu(1 + t * (r - owner)) > 0
+            p = ((q @ k.T / D**0.5).masked_fill(hidden, -torch.inf) - L).exp()
+            ds = p * (grad @ v.T - delta) / D**0.5
+            dq += ds @ k
+            gradients = gradients + torch.stack([ds.T @ q, p.T @ grad])
+        if coming:
+            block = coming.wait()
+            going.wait()
+        elif step < n - 1:
+            block = comm.ring_shift(block, axis)
+        if step < n - own_last:
+            gradients = comm.ring_shift(gradients, axis)
+    return dq, *gradients
+
+
+@pytest.mark.live
+@pytest.mark.parametrize("ahead, own_last", [(True, False), (False, True), (True, True)])
+def test_rings_of_other_styles(ahead, own_last):
+    assert verdict(context.ring_backward, partial(ring, ahead=ahead, own_last=own_last)) == ("PASS", "")
 
 
 def updates_counted(scheme, p, s, t, kind):

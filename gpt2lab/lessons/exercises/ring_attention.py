@@ -1,4 +1,4 @@
-"""Checker of lesson 10's backward of ring attention, on three and on two live ranks."""
+"""Checker of lesson 10's backward of ring attention, on three, two and four live ranks."""
 
 import torch
 from torch.utils.flop_counter import FlopCounterMode
@@ -6,11 +6,12 @@ from torch.utils.flop_counter import FlopCounterMode
 from ...ranks import comm
 from ...ranks.mesh import Mesh
 from . import close, closed, live, returned
+from .watching import received
 
 
 def ring_backward(answer) -> None:
-    """Exercise: the backward of ring attention on three and two live ranks; k, v and their gradients go round."""
-    for n, words in ((3, "three live ranks"), (2, "two live ranks")):
+    """Exercise: the backward of ring attention on live ranks; k, v and their gradients go round."""
+    for n, words in ((3, "three live ranks"), (2, "two live ranks"), (4, "four live ranks")):
         _ring_backward_on(answer, n, words)
 
 
@@ -19,28 +20,39 @@ def _ring_backward_on(answer, n: int, words: str) -> None:
     _attend(q, k, v)[0].backward(grad.detach())
     found, t = live(_backward_on_a_rank, answer, ranks=n, what=words), 12 // n
     best = n * 4 * t * 5 * 8  # n shifts of k, v, dk, dv (t, 5)
-    for rank, (given, *_, same) in enumerate(found):
+    for rank, (given, *_, same, _) in enumerate(found):
         returned(given)
         for name, got, want in zip(("dq", "dk", "dv"), given, (q.grad, k.grad, v.grad), strict=True):
-            close(got, want[t * rank :][:t], f"{name} on rank {rank}" + f" of {n}" * (n < 3), 1e-9)
+            close(got, want[t * rank :][:t], f"{name} on rank {rank}" + f" of {n}" * (n != 3), 1e-9)
         assert same, (
             f"rank {rank} changed what it was given: q, k, v and the rest belong to others; make new ones"
         )
     calls = [sum(of_one[op] for _, _, of_one, *_ in found) for op in ("send", "recv")]
-    for rank, (_, sent, _, flops, _) in enumerate(found):
+    for rank, (_, sent, _, flops, *_) in enumerate(found):
         assert set(sent) <= {"send", "recv"}, (
             f"rank {rank} called {sorted(sent)}: on a ring only neighbours talk"
         )
         assert sum(sent.values()) <= best, (
             f"rank {rank} sent {sum(sent.values())} bytes; k, v and two gradients once round are {best}"
         )
-        blocks = flops / (5 * 2 * t * t * 5)
+        blocks = flops / _flops(t)
         assert blocks <= rank + 1, (
             f"rank {rank} computes the products of {blocks:g} blocks, and sees {rank + 1}: skip what is masked"
         )
     assert calls[0] == calls[1], (
         f"{calls[1]} messages were received, and {calls[0]} sends were waited for: what has not left may still change"
     )
+    for rank, (*_, computed) in enumerate(found):
+        for others, flops in enumerate(computed, 1):
+            assert flops > (others - 2) * _flops(t), (
+                f"rank {rank} of {n} had the keys of {others} other ranks when it had computed with "
+                f"{flops / _flops(t):g} blocks: a ring uses a block before it takes the one after the next"
+            )
+
+
+def _flops(t: int) -> int:
+    """Of the five products of one block, (t, 5) by (5, t) or (t, t) by (t, 5)."""
+    return 5 * 2 * t * t * 5
 
 
 def _sequence():
@@ -59,10 +71,22 @@ def _backward_on_a_rank(rank, world_size, answer):
     out, lse = _attend(q, k, v)
     t = 12 // world_size
     mine = [x[t * rank :][:t].clone() for x in (q, k, v, out, lse, grad)]
-    before, counter = [x.clone() for x in mine], FlopCounterMode(display=False)
+    before, counter, computed = [x.clone() for x in mine], FlopCounterMode(display=False), {}
+    marks = [
+        {x[t * other, 0].item() for x in (k, v)} for other in range(rank)
+    ]  # of blocks that this rank needs
+
+    def note(message):
+        """Of each block that comes: the flops so far."""
+        numbers = set(message.flatten().tolist())
+        for other in range(rank):
+            if marks[other] & numbers:
+                computed.setdefault(other, counter.get_total_flops())
+
     comm.clear_log()
-    with counter, closed("torch.autograd", "torch._functorch", "gpt2lab.parallel"):
+    with counter, received(note), closed("torch.autograd", "torch._functorch", "gpt2lab.parallel"):
         given = answer(*mine, axis)
     for (op, _), (count, size, _) in comm.traffic().items():
         sent[op], calls[op] = size, count
-    return given, sent, calls, counter.get_total_flops(), all(map(torch.equal, before, mine))
+    same = all(map(torch.equal, before, mine))
+    return given, sent, calls, counter.get_total_flops(), same, [*computed.values()]

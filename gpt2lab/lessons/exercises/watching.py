@@ -2,7 +2,7 @@
 
 import gc
 import weakref
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import wraps
 from unittest.mock import patch
@@ -68,42 +68,18 @@ class Seen:
 @contextmanager
 def watched():
     """Watch messages between two ranks in the block; gives a `Seen`, which is complete when the block has ended."""
-    seen, going = Seen(), []
-    isend, irecv, send, recv, wait = comm.isend, comm.irecv, comm.send, comm.recv, comm.Handle.wait
-    coming = weakref.WeakSet()
+    seen, going, isend, irecv = Seen(), [], comm.isend, comm.irecv  # send asks isend, and recv irecv
 
     def started(x, axis, to):
         seen.sent.append((to % axis.size, x.detach().clone()))
         going.append(isend(x, axis, to))
         return going[-1]
 
-    def said(x, axis, to):
-        seen.sent.append((to % axis.size, x.detach().clone()))
-        return send(x, axis, to)
-
     def posted(like, axis, source):
         seen.asked.append(source % axis.size)
-        coming.add(handle := irecv(like, axis, source))
-        return handle
+        return irecv(like, axis, source)
 
-    def heard(like, axis, source):
-        seen.asked.append(source % axis.size)
-        found = recv(like, axis, source)
-        seen.held.add(found)
-        return found
-
-    def awaited(handle):
-        found = wait(handle)
-        if handle in coming:
-            coming.discard(handle)
-            seen.held.add(found)
-        return found
-
-    ways = {"isend": started, "send": said, "irecv": posted, "recv": heard}
-    with ExitStack() as patches:
-        for name, new in ways.items():
-            patches.enter_context(patch.object(comm, name, new))
-        patches.enter_context(patch.object(comm.Handle, "wait", awaited))
+    with patch.object(comm, "isend", started), patch.object(comm, "irecv", posted), received(seen.held.add):
         yield seen
     seen.unwaited = sum(handle.waits_for() != "nobody" for handle in going)
 
@@ -119,12 +95,17 @@ def unread(seen: list[Seen]) -> list[tuple[int, int, int]]:
     return found
 
 
-@contextmanager
 def louder(factor: float = 2.0):
     """Whatever this rank receives in a message in the block is `factor` times what was sent.
 
     An answer that uses what it hears must then give something else: one that does not has ignored it.
     """
+    return received(lambda message: message.mul_(factor))
+
+
+@contextmanager
+def received(tell):
+    """Call `tell(message)` for whatever this rank receives in a message in the block, as soon as it waited for it."""
     irecv, wait, coming = comm.irecv, comm.Handle.wait, weakref.WeakSet()  # recv asks irecv
 
     def posted(like, axis, source):
@@ -135,7 +116,7 @@ def louder(factor: float = 2.0):
         found = wait(handle)
         if handle in coming:  # once, although one may wait twice
             coming.discard(handle)
-            found.mul_(factor)
+            tell(found)
         return found
 
     with patch.object(comm, "irecv", posted), patch.object(comm.Handle, "wait", awaited):
