@@ -143,7 +143,7 @@ def compare(
     length: int,
     depth: str = "full",
     serial: Serial | None = None,
-    default: torch.dtype = torch.float64,
+    default: torch.dtype = torch.float32,
 ) -> list[Claim]:
     """What one rank finds when it runs the plan together with the others and the serial model alone.
 

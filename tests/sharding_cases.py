@@ -103,7 +103,6 @@ def handwritten(rank, world_size, plan):
     from gpt2lab.ranks.mesh import Mesh
     from gpt2lab.verify import Plan
 
-    torch.set_default_dtype(torch.float64)
     plan = Plan.parse(plan)
     parallel = build(plan, CONFIG, Mesh(pp=plan.pp, dp=plan.dp, cp=plan.cp, tp=plan.tp), torch.float64)
     parallel.load(example_weights(CONFIG))
@@ -112,7 +111,6 @@ def handwritten(rank, world_size, plan):
     with torch.enable_grad():
         parallel.engine.run(parallel.mine(batch), None, parallel.sync)
     parallel.sync.finish()
-    torch.set_default_dtype(torch.float32)
     return {key: (calls, size) for key, (calls, size, _) in comm.traffic().items()}
 
 

@@ -41,7 +41,6 @@ def test_neighbours_of_the_data_axis_share_the_experts(four):
 
 def a_step(rank, world_size, plan, config):
     """What one step sends over the expert axis, and for each mixture (E,) rows sent from here and computed here."""
-    torch.set_default_dtype(torch.float64)
     plan, seen = Plan.parse(plan), []
     parallel = build(plan, config, Mesh(**plan.axes), torch.float64)
     parallel.load(example_weights(config))
@@ -64,7 +63,6 @@ def a_step(rank, world_size, plan, config):
         Trainer(parallel).gradients(example_batch(config, 7, 11))
     finally:
         Mixture.grouped, expert.SpreadExperts.back = grouped, back
-        torch.set_default_dtype(torch.float32)
     calls = [e for e in comm.log if e.axis.startswith("ep")]
     names = sorted(parallel.specs)
     return sum(e.bytes for e in calls), sum(e.messages for e in calls), seen, names
@@ -178,7 +176,6 @@ def test_groups_decide_whether_a_plan_with_drops_equals_the_serial_run(four):
 
 def gradients(rank, world_size, plan, config, order=None, numbers=None):
     """Loss, norm and gradients of a step; `order` deals the rows to other ranks, `numbers` the experts."""
-    torch.set_default_dtype(torch.float64)
     plan = Plan.parse(plan)
     parallel = build(plan, config, Mesh(**plan.axes, alone=plan.world == 1), torch.float64)
     parallel.load(renumbered(example_weights(config), numbers or range(8)))
@@ -186,7 +183,6 @@ def gradients(rank, world_size, plan, config, order=None, numbers=None):
     if order is not None:
         batch = replace(batch, **{n: getattr(batch, n)[order] for n in ("tokens", "targets", "samples")})
     loss, norm = Trainer(parallel).gradients(batch)
-    torch.set_default_dtype(torch.float32)
     return loss, norm, parallel.gradients()
 
 

@@ -3,13 +3,14 @@
 from planting import bugs, controls, is_caught
 
 from gpt2lab.corpus.batches import Batch
-from gpt2lab.parallel import accumulate, finish
+from gpt2lab.experts.mixture import Mixture
+from gpt2lab.parallel import accumulate, chunked_loss, finish
 from gpt2lab.parallel.pipeline.engine import Pipeline
 from gpt2lab.parallel.pipeline.step import PipelineStep
 from gpt2lab.plan import Parallel
 from gpt2lab.ranks import comm
 from gpt2lab.ranks.mesh import Mesh
-from gpt2lab.reference import CONFIG
+from gpt2lab.reference import CONFIG, EXPERTS
 from gpt2lab.train import Trainer
 
 
@@ -78,3 +79,21 @@ def test_the_bug_is_noticed(pools, bug, check):
 @controls(BUGS)
 def test_without_a_bug_nothing_is_noticed(pools, check):
     assert not is_caught(pools, None, check, CONFIG, 1e-10)
+
+
+# Computed in torch's default dtype inside a run in float64: off by some 1e-8, and only where that is float32.
+IN_THE_DEFAULT_DTYPE = {
+    "the reported loss": (Trainer._global_losses, "torch.float64", "torch.get_default_dtype()", "dp=2"),
+    "the norms of a stream":
+        (Trainer.stream, "torch.tensor(squares, dtype=torch.float64)", "torch.tensor(squares)",
+         "pp=2,schedule=pipedream"),
+    "the shares of the experts": (Mixture.room, ".double()", "", "dp=2,ep=2"),
+    "the sum of a chunked loss":
+        (chunked_loss._ChunkedLoss.forward, "x.new_zeros((), dtype=torch.float64)", "torch.zeros(())",
+         "dp=2,loss=chunked"),
+}  # fmt: skip
+
+
+@bugs(IN_THE_DEFAULT_DTYPE)
+def test_what_is_computed_in_the_default_dtype_is_noticed(pools, bug, check):
+    assert is_caught(pools, bug, check, EXPERTS if "ep=" in check else CONFIG, 1e-10), "nobody noticed"

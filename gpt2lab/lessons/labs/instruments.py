@@ -1,7 +1,6 @@
 """Instruments that several lessons share: a plan is built, a bug is planted, and what is sent or kept is counted."""
 
 from collections.abc import Callable
-from contextlib import contextmanager
 from unittest.mock import patch
 
 import torch
@@ -11,6 +10,7 @@ from ...model import GPT2Config
 from ...plan import Parallel, Plan, build
 from ...ranks import comm, trace
 from ...ranks.mesh import Axis, Mesh
+from ...reference import default_dtype
 from ...train import Recipe, Trainer
 from ...verify import compare, worst
 from ..exercises import STATUS
@@ -27,14 +27,9 @@ def trainer_by(text: str, config: GPT2Config, recipe: Recipe | None = None, dtyp
     return Trainer(built(text, config, dtype), *([recipe] if recipe else []))
 
 
-@contextmanager
 def in_float64():
     """Inside, or in the function that has this decorator, new tensors are float64."""
-    torch.set_default_dtype(torch.float64)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(torch.float32)
+    return default_dtype(torch.float64)
 
 
 def begin(axis: Axis) -> None:
