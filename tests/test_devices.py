@@ -14,6 +14,7 @@ import torch.distributed as dist
 from planting import rewritten
 
 from gpt2lab import cli, run
+from gpt2lab.corpus.batches import Batch
 from gpt2lab.lessons.labs.gpu_paths import HOWS, PATHS
 from gpt2lab.model import PRESETS, GPT2Config
 from gpt2lab.plan import Plan, build
@@ -60,6 +61,27 @@ def test_a_step_never_mixes_devices(steps, plan):
 def test_mutant_that_forgets_to_move_the_batch_is_noticed(steps):
     (found,) = steps["mutant"]
     assert "found at least two devices, gpu:0 and cpu" in found
+
+
+def moved(monkeypatch, device: str) -> list:
+    """What is done with each of the four tensors of a batch when it moves."""
+    batch, done = example_batch(CONFIG, 2, 3), []
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda t: done.append("pinned") or t)
+    monkeypatch.setattr(torch.Tensor, "to", lambda t, where, **how: done.append((where, how)) or t)
+    batch.to(device)
+    return done
+
+
+def test_a_batch_goes_to_a_gpu_from_pinned_memory_and_the_host_does_not_wait(monkeypatch):
+    assert moved(monkeypatch, "cuda") == 4 * ["pinned", ("cuda", {"non_blocking": True})]
+    assert moved(monkeypatch, "cpu") == 4 * [("cpu", {})]
+
+
+def test_mutant_that_copies_from_memory_that_may_move_is_noticed(monkeypatch):
+    with rewritten(
+        Batch.to, "t.pin_memory().to(device, non_blocking=True)", "t.to(device, non_blocking=True)"
+    ):
+        assert "pinned" not in moved(monkeypatch, "cuda")
 
 
 def test_gpus_that_are_not_there_are_refused_in_one_sentence(monkeypatch, capsys):

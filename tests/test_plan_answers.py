@@ -2,12 +2,13 @@
 
 import json
 import shlex
+from types import SimpleNamespace
 
 import pytest
 
 from gpt2lab import cli
 from gpt2lab.commands import train
-from gpt2lab.commands.plan import count, wired
+from gpt2lab.commands.plan import count, launching_line, wired
 from gpt2lab.machine.options import parser_of
 from gpt2lab.machine.speed import flops_per_token
 from gpt2lab.model import PRESETS
@@ -64,7 +65,8 @@ def trained_by(line: str) -> Plan:
     [
         (["--cluster", "laptop", "--ranks", "1"], "python -m gpt2lab train", "float32"),
         (["--cluster", "laptop", "--ranks", "4"], "torchrun --standalone --nproc-per-node ", "float32"),
-        (["--cluster", "h100x64", "--ranks", "8", "--memory", "45MiB", "--cards", "4"], "torchrun --nnodes 2 ",
+        (["--cluster", "h100x64", "--ranks", "8", "--memory", "45MiB", "--cards", "4"],
+         "CUDA_DEVICE_MAX_CONNECTIONS=1 torchrun --nnodes 2 ",
          "bfloat16"),
     ],
 )  # fmt: skip
@@ -73,6 +75,19 @@ def test_the_line_that_launches_a_plan_trains_with_that_plan(more, begins, dtype
     (line,) = (line.strip() for line in told.splitlines() if line.startswith("  launch: "))
     assert line.removeprefix("launch: ").startswith(begins) and f"--dtype {dtype}" in line
     assert str(trained_by(line)) == told.split(" ")[0]
+
+
+def test_sums_beside_products_begin_in_order_on_gpus():
+    args = SimpleNamespace(config="nano", precision="bf16", rows=8, length=64)
+    line = lambda plan: launching_line(Plan.parse(plan), PRESETS["nano"], args, find_cluster("h100x64"))
+    for plan, before in {
+        "tp=2": "CUDA_DEVICE_MAX_CONNECTIONS=1 ",
+        "dp=2": "",
+        "dp=2,tp=2,zero=3": "",
+    }.items():
+        assert line(plan).startswith(f"launch: {before}torchrun ") and trained_by(line(plan)) == Plan.parse(
+            plan
+        )
 
 
 def test_what_this_package_cannot_launch_is_said(capsys):

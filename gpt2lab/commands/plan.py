@@ -122,7 +122,9 @@ def launching_line(plan: Plan, config, args, cluster: Cluster) -> str:
     meet = (
         "--standalone" if nodes == 1 else f"--nnodes {nodes} --rdzv-backend c10d --rdzv-endpoint HOST0:29500"
     )
-    return f"launch: torchrun {meet} --nproc-per-node {plan.world // nodes} {said}"
+    # tensor parallelism on GPUs: kernels start in the order of their calls (parallel/tensor.py, _EnteringLinear)
+    in_order = "CUDA_DEVICE_MAX_CONNECTIONS=1 " * (plan.tp > 1 and plan.zero < 3 and not cluster.cores)
+    return f"launch: {in_order}torchrun {meet} --nproc-per-node {plan.world // nodes} {said}"
 
 
 def pace(p, args, devices: int) -> dict[str, float]:

@@ -36,9 +36,13 @@ class Batch:
         return replace(self, **cut, positions=self.positions[index])
 
     def to(self, device) -> "Batch":
-        """The same batch on another device."""
-        names = ("tokens", "targets", "positions", "samples")
-        return replace(self, **{name: getattr(self, name).to(device) for name in names})
+        """The same batch on another device; to a GPU from pinned memory, for which the host does not wait."""
+        names, to_gpu = ("tokens", "targets", "positions", "samples"), torch.device(device).type == "cuda"
+
+        def moved(t):
+            return t.pin_memory().to(device, non_blocking=True) if to_gpu and not t.is_cuda else t.to(device)
+
+        return replace(self, **{name: moved(getattr(self, name)) for name in names})
 
     def micro(self, count: int) -> list["Batch"]:
         """The rows as `count` micro-batches, as even as possible; `total` is unchanged, so their losses add."""

@@ -53,6 +53,10 @@ class _EnteringLinear(torch.autograd.Function):
     """`F.linear(edge.enter(x), weight, bias)` that keeps x for backward.
 
     There `edge.back` sends, if it can, while the weight's gradient is computed.
+
+    A GPU with several hardware queues may start the product first, and the sum finds no free processor until it ends.
+    With CUDA_DEVICE_MAX_CONNECTIONS=1 kernels start in the order of their calls (Megatron-LM asks for it here:
+    `core/tensor_parallel/layers.py`); the plan's line for launching sets it. On a CPU it changes nothing.
     """
 
     @staticmethod
