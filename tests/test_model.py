@@ -1,4 +1,4 @@
-"""The model against transformers, against a loop, and against hand-written kernels of every layer."""
+"""The model against transformers and against a loop."""
 
 import math
 
@@ -8,7 +8,6 @@ from torch.autograd.graph import saved_tensors_hooks
 from transformers import GPT2Config as TheirConfig
 from transformers import GPT2LMHeadModel
 
-from gpt2lab.lessons.labs.llmc_kernels import gradients as kernel_gradients
 from gpt2lab.model import GPT2, PRESETS, GPT2Config, Noise, causal_attention, token_loss
 from gpt2lab.parallel.recompute import apply_recompute
 from gpt2lab.storage.huggingface import TRANSPOSED
@@ -67,20 +66,6 @@ def test_logits_and_every_gradient_equal_transformers(shape, dtype, tolerance):
     for name, p in ours.named_parameters():
         error = (p.grad - expected[name]).abs().max() / max(expected[name].abs().max().item(), 1.0)
         assert error <= tolerance, name
-
-
-def test_hand_written_kernels_give_the_same_loss_and_gradients():
-    model = random_weights(GPT2(SMALL).double())
-    tokens, targets = tokens_and_targets(SMALL, 3, 11)
-    loss = model.loss(model(tokens), targets) / targets.numel()
-    loss.backward()
-    by_hand, grads = kernel_gradients(
-        {n: p.detach() for n, p in model.named_parameters()}, SMALL, tokens, targets
-    )
-    assert by_hand == pytest.approx(loss.item(), rel=1e-13)
-    assert grads.keys() == {n for n, _ in model.named_parameters()}
-    for name, p in model.named_parameters():
-        torch.testing.assert_close(grads[name], p.grad, rtol=1e-10, atol=1e-13, msg=name)
 
 
 @pytest.mark.parametrize("name", PRESETS)

@@ -10,17 +10,25 @@
 # Below, you run that claim: the same GPT-2, trained by one process and by two, ends up with the same numbers.
 
 # %% tags=["setup"]
+import os
+import tempfile
+from pathlib import Path
+
+import psutil
 import torch
 
 from gpt2lab import RankFailed, launch
+from gpt2lab.algorithms import ring
 from gpt2lab.classroom.progress import show_progress
 from gpt2lab.corpus import Batches, encoding, shakespeare
 from gpt2lab.lessons import explore, show, show_source, table
 from gpt2lab.lessons.exercises import check
 from gpt2lab.lessons.exercises import start as exercises
 from gpt2lab.lessons.labs import start as lab
+from gpt2lab.lessons.labs.instruments import trainer_by
 from gpt2lab.machine.checksum import summ
 from gpt2lab.model import GPT2, PRESETS
+from gpt2lab.parallel.pipeline.stages import cut_layers
 from gpt2lab.plan import Plan
 from gpt2lab.plots.curves import curves
 from gpt2lab.plots.hardware import box_plot
@@ -29,7 +37,9 @@ from gpt2lab.plots.strategies import STRATEGIES, strategies
 from gpt2lab.plots.timeline import timeline
 from gpt2lab.ranks import comm, trace
 from gpt2lab.ranks.mesh import Mesh
+from gpt2lab.reference import CONFIG, example_batch
 from gpt2lab.run import Options
+from gpt2lab.train import Recipe
 from gpt2lab.verify import verify
 
 # %%
@@ -387,6 +397,15 @@ lessons = {
     "expert parallel": ("dp=4,ep=4", "12"),
 }
 share = {1: "all", 1 / 4: "1/4", 1 / 3: "1/3"}
+
+
+def shares_held(plan):
+    """A live rank's largest shares: of the tokens, the blocks' weights, their optimizer state."""
+    experts = 4 if "ep=" in plan else 0
+    whole, found = lab.held(0, 1, "dp=1", experts), launch(lab.held, plan, experts, ranks=4, echo=False)
+    return [max(of) / all_of for of, all_of in zip(zip(*found, strict=True), whole, strict=True)]
+
+
 table(
     [
         (
@@ -395,7 +414,7 @@ table(
             share[c.data],
             share[c.weights],
             share[c.state],
-            *(f"{part:.2f}" for part in lab.shares_held(lessons[c.name][0])),
+            *(f"{part:.2f}" for part in shares_held(lessons[c.name][0])),
             lessons[c.name][1],
         )
         for c in STRATEGIES
@@ -409,11 +428,20 @@ table(
 # And all of them compute the same. Three steps of one small model, by blocking messages, by messages beside the
 # computing, with the layers' width cut, and with the layers shared out:
 
+
 # %%
+def three_steps(rank, world_size, plan):
+    trainer = trainer_by(plan, CONFIG, Recipe(lr=1e-2, warmup=0))
+    return [trainer.step(example_batch(CONFIG, rows=7, length=11, seed=seed)).loss for seed in range(3)]
+
+
 plans = {"serial": 1, "dp=2,data=naive": 2, "dp=2": 2, "tp=2": 2, "pp=2,micro=2": 2}
 for text, ranks in plans.items():
-    print(f"{text:16}", *(f"{loss:.6f}" for loss in launch(lab.three_steps, text, ranks=ranks)[0]))
-print(f"on four stages the first one of mini holds {lab.first_stage('mini'):.0%} of the weights")
+    print(f"{text:16}", *(f"{loss:.6f}" for loss in launch(three_steps, text, ranks=ranks)[0]))
+mini = PRESETS["mini"]
+C, blocks = mini.n_embd, len(cut_layers(mini, 4)[0])
+held = (mini.vocab_size + mini.n_positions) * C + blocks * (12 * C**2 + 13 * C)
+print(f"on four stages the first one of mini holds {held / mini.parameters:.0%} of the weights")
 
 # %% [markdown]
 # The table and the drawing take four ranks, ZeRO in its third stage, and one expert a rank in place of the MLP.
@@ -461,18 +489,22 @@ explore(
 
 
 # %%
-def unlucky(rank, world_size):
+def unlucky(rank, world_size, folder):
+    Path(folder, str(os.getpid())).touch()  # so that we can look for this process afterwards
+    comm.barrier(Mesh(dp=world_size)["dp"])
     if rank == 2:
         raise ZeroDivisionError("rank 2 divided by zero")
     comm.all_reduce(torch.ones(1), Mesh(dp=world_size)["dp"])
 
 
-try:
-    launch(unlucky, ranks=4)
-except RankFailed as error:
-    print("the rank that failed:", error.rank)
-    print("the error over there:", error.ename)
-print("{} ranks ran, and {} of their processes are left".format(*lab.left_after_a_failure()))
+with tempfile.TemporaryDirectory() as folder:
+    try:
+        launch(unlucky, folder, ranks=4)
+    except RankFailed as error:
+        print("the rank that failed:", error.rank)
+        print("the error over there:", error.ename)
+    processes = [int(path.name) for path in Path(folder).iterdir()]
+print(len(processes), "ranks ran, and", sum(map(psutil.pid_exists, processes)), "of their processes are left")
 
 # %% [markdown]
 # The full message also shows the line of your cell. The other three were waiting for rank 2 inside their all-reduce;
@@ -784,7 +816,15 @@ def bytes_sent(parameters, bytes_each, ranks):
 calls, size, _ = sent[0]["all_reduce", "dp"]
 print(f"noted by the calls: {size:,} bytes in {calls} all-reduces")
 print(f"by the formula:     {8 * (2 * (2 - 1) / 2 * config.parameters * 8 + 8):,.0f} bytes")
-print(f"counted in a ring:  {launch(lab.ring_bytes, config.parameters, ranks=2)[0]:,} bytes, of one step")
+
+
+def ring_bytes(rank, world_size):
+    comm.clear_log()
+    ring.all_reduce(torch.zeros(config.parameters, dtype=torch.float64), Mesh(dp=world_size)["dp"])
+    return sum(event.bytes for event in comm.log)
+
+
+print(f"counted in a ring:  {launch(ring_bytes, ranks=2)[0]:,} bytes, of one step")
 
 # %% [markdown]
 # ## Questions

@@ -20,7 +20,6 @@ from gpt2lab.lessons import explore, show, show_source, table
 from gpt2lab.lessons.exercises import check
 from gpt2lab.lessons.exercises import gpt2 as exercises
 from gpt2lab.lessons.labs import anatomy as lab
-from gpt2lab.lessons.labs import llmc_kernels
 from gpt2lab.lessons.labs.llmc_files import file_layout, padded_vocabulary
 from gpt2lab.machine import memory
 from gpt2lab.machine.checksum import summ
@@ -33,6 +32,8 @@ from gpt2lab.plots.timeline import timeline
 from gpt2lab.plots.zero import memory_over_a_step
 from gpt2lab.ranks import comm, trace
 from gpt2lab.ranks.mesh import Mesh
+from gpt2lab.tasks.gpt2 import GPT2Tasks
+from gpt2lab.tasks.runtime import run_sequential
 from gpt2lab.train import LLMC, Trainer
 
 config = PRESETS["nano"]
@@ -106,14 +107,14 @@ show_source(Attention)
 # `self.core` is a *slot*. Context parallelism will replace it, tensor parallelism will cut `c_attn` and `c_proj`, and
 # this file will not know.
 #
-# The whole model also exists in plain products and sums, forward and backward written out as llm.c does it in C, with
-# no autograd (`labs/llmc_kernels.py`). Tensor by tensor its gradients are the model's:
+# The whole model also exists as llm.c has it in C: operation after operation, each backward written by hand, with no
+# autograd (`algorithms/kernels.py`). Tensor by tensor its gradients are the model's:
 
 # %%
 small = Batches(shard, rows=2, length=16).at(0)
-theirs = llmc_kernels.gradients(
-    {n: p.detach() for n, p in model.named_parameters()}, config, small.tokens, small.targets
-)[1]
+by_hand = GPT2Tasks(model, 2, 16, lambda iteration: (small.tokens, small.targets))
+run_sequential(by_hand.graph)
+theirs = by_hand.gradients
 logits = model(small.tokens)
 (model.loss(logits, small.targets) / small.total).backward()
 worst = {

@@ -157,12 +157,23 @@ show(
 
 # %%
 printed = [0.0130, 0.0032, 0.0021, 0.0023, 0.0024]
-toys = replicas.toy_runs(four)
-for name, (losses, equal) in toys.items():
+toy = {
+    "source": replicas.toy_data(),
+    "make": replicas.Toy,
+    "optimizer": torch.optim.AdamW,
+    "lr": 1e-3,
+    "steps": 5,
+}
+toys = {}
+for name, clear in (("with zero_grad", True), ("without", False)):
+    alone, _, weights = replicas.train(0, 1, clear=clear, **toy)
+    found = four.run(replicas.train, clear=clear, **toy)
+    toys[name] = losses = replicas.over_ranks(found)  # the mean of what the lecture's ranks print
+    equal = replicas.apart(losses, alone) < 1e-12 and replicas.distance(found[0][2], weights) < 1e-9
     print(f"{name + ':':18}", *(f"{loss:.4f}" for loss in losses), " serial and parallel equal:", equal)
 print("from the lecture: ", *(f"{loss:.4f}" for loss in printed))
 show(
-    plots.loss_lines({n: of[0] for n, of in toys.items()}, {"from the lecture": printed}, ylabel="loss"),
+    plots.loss_lines(toys, {"from the lecture": printed}, ylabel="loss"),
     "computed",
     "the lecture's network on four live ranks; its own record (crosses) follows the run without `zero_grad`.",
     "Two falling loss curves; from step 2 on one keeps falling, the other rises, and the crosses lie on that one",
@@ -179,8 +190,12 @@ show(
 # plan the shards together are the serial weights, bit for bit:
 
 # %%
+fresh = dict(GPT2(config).named_parameters())
 for text in ("dp=4", "dp=4,zero=3", "tp=2", "pp=2", "dp=2,tp=2,zero=3"):
-    counts, same = lab.joined_weights(two if text in ("tp=2", "pp=2") else four, text, config)
+    pool = two if text in ("tp=2", "pp=2") else four
+    counts, parts = zip(*pool.run(lab.first_weights, text, config), strict=True)
+    joined = {n: w for of_rank in parts for n, w in of_rank.items()}
+    same = joined.keys() == fresh.keys() and all(torch.equal(w, fresh[n]) for n, w in joined.items())
     print(f"{text:17} ranks step {' '.join(f'{c:6,}' for c in counts)} weights; joined, serial bits: {same}")
 # %% [markdown]
 # ### Adam hides it
@@ -189,7 +204,12 @@ for text in ("dp=4", "dp=4,zero=3", "tp=2", "pp=2", "dp=2,tp=2,zero=3"):
 # steps are then too long to learn anything.
 
 # %%
-pairs = replicas.times_eight(batches, lambda: GPT2(config))
+pairs = {}
+for name, how in {"SGD": (torch.optim.SGD, 0.3), "AdamW": (torch.optim.AdamW, 3e-3)}.items():
+    times = [lambda g, axis, factor=factor: factor * g for factor in (1, 8)]
+    pairs[name] = [
+        replicas.train(0, 1, batches, lambda: GPT2(config), 12, *how, summed=by)[0] for by in times
+    ]
 gaps = {name: replicas.apart(*pair) for name, pair in pairs.items()}
 print(f"losses differ under SGD by more than 0.1: {gaps['SGD'] > 0.1}, under AdamW: {gaps['AdamW'] > 1e-3}")
 show(
@@ -215,9 +235,11 @@ for form, size in (("naive", 0), ("bucket", 16 << 10)):
     print(
         f"{form:6} {len(seen[0]):2} messages of {min(seen[0]):,} to {max(seen[0]):,} bytes, by formula: {same}"
     )
-per_tensor, per_bucket = lab.gpt2_messages(25 << 20)
+with torch.device("meta"):
+    large = list(GPT2(GPT2Config()).to(torch.float32).parameters())
+in_buckets = [4 * sum(p.numel() for p in one) for one in data.into_buckets(large, 25 << 20)]
 show(
-    plots.bucket_sizes(per_tensor, per_bucket),
+    plots.bucket_sizes([4 * p.numel() for p in large], in_buckets),
     "computed",
     "gradient messages of GPT-2 124M: one a tensor, and gathered in buckets of 25 MB. The largest is final last: "
     "nothing is left to hide it behind.",
@@ -323,7 +345,10 @@ play(
 # %%
 def u_curve(latency_us, gigabytes):
     return plots.u_curve(
-        {f"{a} µs, {w} GB/s": lab.u_points(a, w) for a, w in ((latency_us, gigabytes), (20, 25))}
+        {
+            f"{a} µs, {w} GB/s": [(2**k, lab.step_time(2**k, a * 1e-6, w * 1e9)) for k in range(16, 30)]
+            for a, w in ((latency_us, gigabytes), (20, 25))
+        }
     )
 
 
@@ -433,7 +458,11 @@ print("DDP has the serial gradients:", [replicas.distance(g, right) < 1e-12 for 
 
 # %%
 print(verify("dp=4,data=server", ranks=four), verify("dp=4,data=servers", ranks=four), sep="\n")
-counted, ns = lab.busiest_rank(four, config, eight), list(range(2, 17))
+forms = {"one server": "server", "keys on all ranks": "servers", "all-reduce": "bucket"}
+counted, ns = {}, list(range(2, 17))
+for name, form in forms.items():
+    sent = four.run(lab.message_sizes, f"dp=4,data={form}", config, eight)
+    counted[name] = len(sent), max(map(sum, sent)) / (8 * config.parameters)
 print({name: f"{times:.2f} times the model" for name, (_, times) in counted.items()})
 ring = [2 * (n - 1) / n for n in ns]
 show(
@@ -453,7 +482,8 @@ show(
 
 # %%
 show_source(updates.sharded)
-expected = lab.updated_serially(4)
+expected = lab.numbers(0)  # the weights that every way must give: a step along the sum of all gradients
+lab.adamw(expected, sum(lab.numbers(1 + rank) for rank in range(4)))
 for way in updates.WAYS:
     equal = all((weights - expected).abs().max() < 1e-12 for weights, _ in four.run(lab.update, way))
     print(f"{way:27} all ranks have the serial weights: {equal}")
@@ -520,7 +550,10 @@ for ranks in (1, 2, 4, 6, 8):
         print(f"{ranks} ranks: {steps[0]} steps an epoch; of TinyStories {steps[1]:,}")
     except ValueError as error:
         print(f"{ranks} ranks: {error}")
-print("after {} steps both ways begin anew: {}".format(*replicas.begins_anew(four, batches.source)))
+source = InOrder(batches.source, rows=7, length=16)
+first, again = (four.run(replicas.load, source, step, "rows") for step in (0, source.steps))
+anew = all(ok and replicas.same_batch(a, b) for (a, _), (b, ok) in zip(first, again, strict=True))
+print(f"after {source.steps} steps both ways begin anew: {anew}")
 # %% [markdown]
 # ## Exercises
 #

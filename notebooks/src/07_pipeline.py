@@ -17,6 +17,8 @@ from types import SimpleNamespace
 
 import torch
 
+from gpt2lab.benchmarks.pipeline import Stage
+from gpt2lab.generate import generate
 from gpt2lab.lessons import explore, show, show_source, table
 from gpt2lab.lessons.exercises import check
 from gpt2lab.lessons.exercises import pipeline as exercises
@@ -26,7 +28,9 @@ from gpt2lab.lessons.player import play
 from gpt2lab.model import GPT2, PRESETS, GPT2Config
 from gpt2lab.parallel.accumulate import Accumulate, Alone
 from gpt2lab.parallel.pipeline.engine import Pipeline
+from gpt2lab.parallel.pipeline.generate import generate_streams
 from gpt2lab.parallel.pipeline.stages import cut_layers
+from gpt2lab.planner.metrics import intersection
 from gpt2lab.plots import schedule as plots
 from gpt2lab.plots.timeline import timeline
 from gpt2lab.processes.launch import RankFailed, Ranks, launch
@@ -766,7 +770,18 @@ for name, words in (("gpipe", "GPipe, all forwards first"), ("1f1b", "1F1B")):
 # both makespans first: what does each of the six sends cost rank 0?
 
 # %%
-rows, spans, same = lab.blocking_or_not(two)
+rows, spans, grads = [], {}, []
+for way, blocking in (("blocking", True), ("double-buffered", False)):
+    predicted = simulate(make("gpipe", 2, 6), Cost(20, backward=20, hop=20, blocking=blocking))
+    seen, found = zip(
+        *two.run(lab.gpipe_steps, 6, Cost(0.02, backward=0.02, hop=0.02), blocking), strict=True
+    )
+    spans[way], grads = trace.merge(seen), [*grads, *found]
+    work, sent = ([s for s in spans[way] if s.rank == 0 and s.lane == lane] for lane in ("work", "comm"))
+    took, both = max(s.end for s in spans[way] if s.lane == "work"), intersection(work, sent)
+    rows.append((way, int(predicted.makespan), round(1000 * took), round(1000 * both)))
+want = lab.serially(6)
+same = all(torch.equal(g, want[n]) for of_rank in grads for n, g in of_rank.items() if g is not None)
 print("both ways the serial gradients, bit for bit:", same)
 
 # %% tags=["measured"]
@@ -1017,13 +1032,13 @@ def pytorchs_own(rank, world_size, micros):
     from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
     whole, batch, got = gpt2(), example_batch(config, rows=8, length=16), []
-    mine = recorded.StageOf(whole, rank, world_size)
+    mine = Stage(config, range(2 * rank, 2 * rank + 2), rank == 0, rank == world_size - 1).double()
     split = PipelineStage(mine, rank, world_size, torch.device("cpu"))
     loss = lambda logits, target: whole.loss(logits, target) / batch.total
     schedule = Schedule1F1B(split, micros, loss_fn=loss, scale_grads=False)
     last = {"target": batch.targets} if rank == world_size - 1 else {}
     schedule.step(*([batch.tokens] if rank == 0 else []), losses=got, **last)
-    return len(got), {n: p.grad for n, p in whole.named_parameters() if p.grad is not None and "wte" not in n}
+    return len(got), {n: p.grad for n, p in mine.named_parameters() if "wte" not in n}
 
 
 _, want = serial_gradients(4)
@@ -1036,10 +1051,17 @@ for rank, (known, grads) in enumerate(two.run(pytorchs_own, 4)):
 # follow each other (D - 1) / (D - 1 + N) is idle; where rounds run into each other (D - N) / D, and nothing once
 # N >= D. Each stream gets the tokens of the serial model:
 
+
 # %%
+def streamed(rank, world_size, streams):
+    engine = Pipeline(gpt2(), Mesh(pp=world_size), make("1f1b", world_size, 1))
+    return generate_streams(engine, prompts, 5, streams, temperature=0)
+
+
 prompts = [[1, 2, 3], [4], [5, 6], [7, 8, 9, 10]]
+serial = generate(gpt2(), prompts, 5, temperature=0)
 for streams in (1, 2, 4):
-    same = all(four.run(lab.streamed, config, prompts, streams))
+    same = four.run(streamed, streams) == [serial] * 4
     idle = f"{3 / (3 + streams):.0%} of one round idle, {max(0, 4 - streams) / 4:.0%} of many (computed)"
     print(f"{streams} streams: {idle}, serial tokens: {same}")
 

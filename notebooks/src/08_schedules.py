@@ -338,8 +338,11 @@ show(
 two, four = Ranks(2), Ranks(4)
 heads = ["4 ranks, m = 4, TB = 2 TF", "bubble", "by formula", "weights", "activations"]
 table(lab.both_ways(), heads)
-shared, equal = lab.replicas_equal(four, make("chimera", 4, 4))
-print(f"{shared} gradients that two live ranks hold are the same bits: {equal}")
+seen, same = {}, []
+for ((*_, grads),) in four.run(lab.live, [make("chimera", 4, 4)]):
+    same += [torch.equal(grad, seen[name]) for name, grad in grads.items() if name in seen]
+    seen |= grads
+print(f"{len(same)} gradients that two live ranks hold are the same bits: {all(same)}")
 print(f"two ranks, m = 2: bubble {float(simulate(make('chimera', 2, 2)).bubble):.0%};", end=" ")
 print("gradients and training equal serial:", verify("pp=2,micro=2,schedule=chimera", ranks=two).ok)
 
@@ -527,7 +530,20 @@ explore(
 # that waited for its W; the bubble is computed for TF = TI = TW. Gradients are compared with serial accumulation.
 
 # %%
-rows, points = lab.all_of_them(four, [make(name, 4, 8) for name in NAMES])
+every, rows, points = [make(name, 4, 8) for name in NAMES], [], []
+for schedule, on_ranks in zip(every, zip(*four.run(lab.live, every), strict=True), strict=True):
+    share = 4 / (schedule.depth * schedule.slices)
+    timeline, weights = (
+        simulate(schedule, Cost(share, share, share)),
+        int(max(map(schedule.weights, range(4)))),
+    )
+    held, waiting, messages, sizes, errors, _ = zip(*on_ranks, strict=True)
+    held, waiting = ([float(n * share) for n in of_ranks] for of_ranks in (held, waiting))
+    bubbles, listed = (timeline.bubble, timeline.span_bubble), lambda ns: " ".join(f"{n:g}" for n in ns)
+    sent, equal = (sum(messages), sum(sizes) // 1024), "equal" if max(errors) < 1e-10 else "DIFFERS"
+    row = schedule.name, *(f"{b:.1%}" for b in bubbles), f"{weights}x", listed(held), listed(waiting)
+    rows.append((*row, *sent, equal))
+    points.append((schedule.name, *map(float, bubbles), max(held), weights, sum(sizes) / 1024))
 words = "schedule, bubble, own span, weights, held on ranks 0-3, waiting for W, messages, KiB, gradients"
 table(rows, words.split(", "))
 

@@ -609,12 +609,25 @@ show(
 # Who sums dK, dV is a choice: our kernel does it with the queries, llm.c's by key, and then the owner of a key
 # has one pair for each later query. The package counts that too:
 
+
 # %%
+def pairs_by_key(name, tile=1, tokens=32):
+    """Pairs that each of four ranks computes, counted in the loop itself."""
+    x, everyone, loads = torch.randn(1, 1, tokens, 4), range(tokens), []
+    out, lse = attention.block_forward(None, x, x, x, everyone, everyone)
+    for keys in layout(name, tokens, 4).positions:
+        attention.work.clear()
+        held = x[:, :, list(keys)]
+        attention.gradients_by_key(x, out, lse, x, held, held, everyone, keys, tile=tile)
+        loads.append(attention.work["dK,dV by key"])
+    return loads
+
+
 for name in LAYOUTS:
-    loads, formula = lab.pairs_by_key(name), costs.work(layout(name, 32, 4), "dK,dV by key")
+    loads, formula = pairs_by_key(name), costs.work(layout(name, 32, 4), "dK,dV by key")
     over = float(costs.imbalance(loads))
     print(f"{name:12} pairs by key {loads}, over the mean {over:.2f}; as predicted: {loads == formula}")
-print("interleaved, all keys in one tile:", lab.pairs_by_key("interleaved", tile=None))
+print("interleaved, all keys in one tile:", pairs_by_key("interleaved", tile=None))
 
 # %% [markdown]
 # Unequal slices move the problem to the sums by key (2.97<!--above--> times the mean) and to the MLP.

@@ -27,6 +27,7 @@ from gpt2lab.lessons.player import play
 from gpt2lab.model import GPT2, GPT2Config, causal_attention
 from gpt2lab.parallel.context import costs, halo
 from gpt2lab.parallel.context.borrow import Share
+from gpt2lab.parallel.context.exchanges import apply_context
 from gpt2lab.parallel.context.layouts import check_hops, layout, loans, widths
 from gpt2lab.plan import Plan, build
 from gpt2lab.plots import halos as plots
@@ -469,9 +470,18 @@ show_source(halo.add_halos)
 
 
 # %%
+def send_halos(rank, world_size, way):
+    """Halos of three rows: the positions that this rank has then, and the rows and messages that it sends."""
+    share = Share(layout("contiguous", 16, world_size), Mesh(cp=world_size)["cp"], 3)
+    x = torch.arange(4.0 * rank, 4.0 * rank + 4)[:, None].expand(4, 8)
+    comm.clear_log()
+    wide = halo.halo_exchange(x, share, 3, 0, dim=0, way=way)
+    return wide[:, 0].tolist(), lab.sent(8 * x.element_size()), sum(e.messages for e in comm.log)
+
+
 rows = []
 for way in halo.WAYS:
-    found = pool[4].run(lab.send_halos, way, 0)
+    found = pool[4].run(send_halos, way)
     split = layout("contiguous", 16, 4)
     formula = [costs.sent(f"halo-x-{way}", split, r, 1, 3)["forward"] for r in range(4)]
     sums = (" ".join(str(f[i]) for f in found) for i in (1, 2))
@@ -620,9 +630,20 @@ for n, tokens, batch, masked in ((3, 11, 1, True), (4, 37, 3, True), (3, 11, 3, 
 
 
 # %%
+def rows_of_a_layer(rank, world_size, exchange, tokens, window):
+    """Rows of C numbers sent forward in one layer, and tokens that went through c_attn."""
+    config = GPT2Config(vocab_size=50, n_positions=128, n_layer=1, n_head=12, n_embd=12, window=window)
+    model, seen = GPT2(config), []
+    mine = apply_context(model, Mesh(cp=world_size), Plan(cp=world_size, exchange=exchange))(tokens)
+    model.h["0"].attn.c_attn.register_forward_hook(lambda module, inputs, output: seen.append(output.size(1)))
+    comm.clear_log()
+    model(mine[None] % 50, mine)
+    return lab.sent(12 * model.wte.weight.element_size()), seen[0]
+
+
 rows = []
 for exchange in ("heads", "halo-x", "halo-kv"):
-    found = pool[4].run(lab.rows_of_a_layer, exchange, 32, 6)
+    found = pool[4].run(rows_of_a_layer, exchange, 32, 6)
     formula = [
         costs.sent(exchange, layout("contiguous", 32, 4), r, 12, 6)["forward"][0] // 12 for r in range(4)
     ]
@@ -650,8 +671,29 @@ show(
 # What the model rests on, the rows, is counted on live ranks: a step of two layers, forward and backward, 192 tokens,
 # window 16.
 
+
 # %%
-rows = [(n, *lab.of_the_busiest(pool[n].run(lab.both_ways))) for n in (2, 3, 4)]
+def both_ways(rank, world_size, tokens=192, window=16):
+    """Numbers that this rank sends in a step of two layers, and those of the formula: by heads, by halos of x."""
+    config = GPT2Config(vocab_size=50, n_positions=tokens, n_layer=2, n_head=12, n_embd=12, window=window)
+    table, ids, found = layout("contiguous", tokens, world_size), torch.arange(tokens)[None] % 50, []
+    for exchange in ("heads", "halo-x"):
+        model = GPT2(config).double()
+        mine = apply_context(model, Mesh(cp=world_size), Plan(cp=world_size, exchange=exchange))(tokens)
+        comm.clear_log()
+        model.loss(model(ids[:, mine], mine), ids[:, mine]).backward()
+        one = costs.sent(exchange, table, rank, config.n_embd, window)
+        found.append((lab.sent(), 2 * sum(numbers for numbers, _ in one.values())))
+    return found
+
+
+rows = []
+for n in (2, 3, 4):
+    found = pool[n].run(both_ways)
+    most = [max(sent for sent, _ in way) // 12 for way in zip(*found, strict=True)]
+    rows.append(
+        (n, *most, all(sent == computed for way in zip(*found, strict=True) for sent, computed in way))
+    )
 table(rows, ["ranks", "rows sent by the busiest, heads", "halo of x", "all ranks as computed"])
 
 # %% [markdown]
@@ -664,14 +706,22 @@ table(rows, ["ranks", "rows sent by the busiest, heads", "halo of x", "all ranks
 
 
 # %%
+def rows_both_sides(rank, world_size, window):
+    share = Share(layout("contiguous", 72, world_size), Mesh(cp=world_size)["cp"], window)
+    x = torch.zeros(len(share.mine), 1)
+    comm.clear_log()
+    halo.halo_exchange(x, share, window, window, dim=0)
+    return lab.sent(x.element_size())
+
+
 predicted = int(costs.break_even_window(72, 6))
-by_heads = [f[0] for f in pool[6].run(lab.rows_of_a_layer, "heads", 72, 8)]
+by_heads = [f[0] for f in pool[6].run(rows_of_a_layer, "heads", 72, 8)]
 print(f"72 tokens, 6 ranks: predicted break-even window 2 x 5 x 72 / 36 = {predicted}")
 print("rows sent by ranks 0 to 5, heads:                 ", by_heads)
 for window in (predicted - 1, predicted, predicted + 1):
     print(
         f"rows sent by ranks 0 to 5, halos of {window} on both sides:",
-        pool[6].run(lab.rows_both_sides, 72, window),
+        pool[6].run(rows_both_sides, window),
     )
 
 # %% [markdown]
@@ -679,9 +729,9 @@ for window in (predicted - 1, predicted, predicted + 1):
 # ends of the sequence send fewer, since their neighbours' halos are cut off there.
 
 # %%
-counted = [(n, max(f[0] for f in pool[n].run(lab.rows_of_a_layer, "heads", 72, 8))) for n in (2, 3, 4, 6)]
-counted += [(n, max(pool[n].run(lab.rows_both_sides, 72, 8))) for n in (3, 4, 6)]
-counted += [(6, max(pool[6].run(lab.rows_both_sides, 72, 20)))]
+counted = [(n, max(f[0] for f in pool[n].run(rows_of_a_layer, "heads", 72, 8))) for n in (2, 3, 4, 6)]
+counted += [(n, max(pool[n].run(rows_both_sides, 8))) for n in (3, 4, 6)]
+counted += [(6, max(pool[6].run(rows_both_sides, 20)))]
 show(
     plots.break_even(72, 16, (4, 8, 20), counted),
     "counted",
@@ -811,12 +861,18 @@ def careless(rank, world_size):
         dist.recv(torch.ones(1), src=0, group=axis.group)
 
 
+def careful(rank, world_size, **sizes):
+    axis = Mesh(**sizes)["cp"]
+    share = Share(layout("contiguous", 4, 2), axis, 1)
+    return axis.ranks, halo.halo_exchange(torch.full((2, 1), float(rank)), share, 1, dim=0)[0].item()
+
+
 try:
     pool[4].run(careless)
 except RankFailed as failure:
     print("careless:", failure.ename, "on a rank of the second group:", failure.rank in (2, 3))
 for sizes in ({"dp": 2, "cp": 2}, {"cp": 2, "tp": 2}):
-    found = pool[4].run(lab.careful, **sizes)
+    found = pool[4].run(careful, **sizes)
     print(
         f"{sizes}: "
         + ", ".join(

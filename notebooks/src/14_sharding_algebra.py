@@ -22,18 +22,20 @@ from gpt2lab.lessons import explore, show, show_source, table
 from gpt2lab.lessons.exercises import check
 from gpt2lab.lessons.exercises import sharding as exercises
 from gpt2lab.lessons.labs import sharding as labs
-from gpt2lab.model import GPT2, GPT2Config
+from gpt2lab.model import GPT2, MLP, GPT2Config
 from gpt2lab.plots import sharding as plots
 from gpt2lab.ranks import comm
 from gpt2lab.ranks.mesh import Mesh
 from gpt2lab.reference import RECIPES, example_batch, example_weights
-from gpt2lab.sharding import cost, named, reshard, tofu
+from gpt2lab.sharding import cost, named, products, reshard, tofu
+from gpt2lab.sharding.capture import capture
 from gpt2lab.sharding.describe import analyse
 from gpt2lab.sharding.expression import Sum
-from gpt2lab.sharding.gpt2 import captured_gpt2
+from gpt2lab.sharding.gpt2 import captured_gpt2, captured_module, plain_attention
 from gpt2lab.sharding.interpret import Interpreter
 from gpt2lab.sharding.layout import Layout, box, places
 from gpt2lab.sharding.marks import batch, megatron, sequence, zero
+from gpt2lab.sharding.operators import LIBRARY
 from gpt2lab.sharding.partition import partition
 from gpt2lab.sharding.propagate import Mark, propagate
 
@@ -441,16 +443,38 @@ def einsum_rule(text):
 # be completed first: softmax along a cut axis sends a maximum and a sum for each row, and no more.
 
 # %%
-table(
-    labs.cuts_of_operators(), ["operator", "free cuts (* leaves a partial sum)", "cuts with messages inside"]
-)
+rows = []
+for name, description in LIBRARY.items():
+    of = [o for o in analyse(description).options if o.index not in ("", "partial")]
+    free = " ".join(f"{o.index}{'*' if o.output == 'sum' else ''}" for o in of if o.free)
+    inner = [(o.index, ", ".join(f"{op}[{' '.join(i)}]" for op, i in o.messages)) for o in of if o.messages]
+    inner += [(o.index, "halo") for o in of if o.halos]
+    rows.append((name, free, "; ".join(f"{index}: {sent}" for index, sent in inner)))
+table(rows, ["operator", "free cuts (* leaves a partial sum)", "cuts with messages inside"])
 
 # %% [markdown]
 # Attention cut along its keys s is what long-context decoding does. A convolution cut along the height of its image
 # needs rows of its neighbours, a halo (lesson 11). Some cuts, live:
 
 # %%
-for name, (of, cuts, given, want) in labs.operators().items():
+draw = lambda *shape: torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape)))
+step = lambda y, x: (y, *torch.autograd.grad(y.square().sum(), x))  # the result, and the gradient of x
+image = {"x": draw(2, 3, 9, 9).requires_grad_(), "filters": draw(4, 3, 3, 3)}
+line = {"x": draw(5, 8).requires_grad_(), "weight": draw(8), "bias": draw(1, 8)[0]}
+qkv = {name: t.requires_grad_() for name, t in zip("qkv", draw(3, 2, 2, 8, 4), strict=True)}
+convolve = lambda x, w: step(F.conv2d(x, w), x)
+normalise = lambda x, weight, bias: step(F.layer_norm(x, (8,), weight, bias), x)
+attend = lambda q, k, v: step(plain_attention(q, k, v, torch.arange(8)), k)
+for name, function, given, cuts in (
+    ("convolution, filters cut", convolve, image, {"filters": "S0RRR"}),
+    ("convolution, channels cut", convolve, image, {"x": "RS0RR"}),
+    ("convolution, height cut", convolve, image, {"x": "RRS0R"}),
+    ("layer norm, width cut", normalise, line, {"x": "RS0"}),
+    ("attention, keys cut", attend, qkv, {"k": "RRS0R", "v": "RRS0R"}),
+):
+    results = ["y", "grad k" if function is attend else "grad x"]
+    of, want = capture(function, given, results), dict(zip(results, function(*given.values()), strict=True))
+    given, want = ({n: t.detach() for n, t in some.items()} for some in (given, want))
     one = partition(of, propagate(of, cuts, {"x": 2}), {"x": 2})
     ranks = launch(run, one, given, want, ranks=2)
     found = [w < 1e-12 and sent == one.cost({"x": r})[0] for r, (w, sent) in enumerate(ranks)]
@@ -496,9 +520,17 @@ print("legal layouts of the MLP on 2 x 2:  ", len(named.legal_layouts(labs.MLP, 
 print("legal layouts of a block on 2 x 2: ", len(named.legal_layouts(labs.BLOCK, mesh)))
 print(named.complaint(labs.MLP, {"batch": "x", "ff": "x"}))
 
+
 # %%
+def tiles(x, y):
+    tensors = {name: labs.MLP[name] for name in ("x", "c_fc.weight", "hidden", "c_proj.weight")}
+    layout = {name: axis for name, axis in ((x, "x"), (y, "y")) if name != "none"}
+    words = named.complaint(tensors, layout) or ", ".join(f"{name}:{axis}" for name, axis in layout.items())
+    return plots.who_holds(tensors, layout, {"x": 2, "y": 2}, words)
+
+
 explore(
-    labs.tiles,
+    tiles,
     "drawing",
     "the MLP with {x} cut over x and {y} over y, on 2 x 2 ranks: each tensor in halves, the numbers are ranks; two "
     "colours: both hold it, grey: all do.",
@@ -513,7 +545,16 @@ explore(
 # and sends nothing, since every rank does all the work.
 
 # %%
-mlp_graph, given, want, programs = labs.mlp_programs(config, mesh)
+mlp, x = MLP(config).double(), torch.randn(3, 5, config.n_embd, requires_grad=True)
+weights, y = dict(mlp.named_parameters()), mlp(x)
+y.backward(torch.ones_like(y))
+given = {"x": x, "grad y": torch.ones_like(y)} | weights
+want = {"y": y, "grad x": x.grad} | {f"grad {name}": p.grad for name, p in weights.items()}
+given, want = ({name: t.detach() for name, t in of.items()} for of in (given, want))
+mlp_graph, programs = captured_module(mlp, x, {name: labs.MLP[name] for name in ("x", *weights)}), []
+for layout in named.legal_layouts(labs.MLP, mesh):
+    spread = propagate(mlp_graph, named.marks(mlp_graph, layout, labs.MLP), mesh)
+    programs.append((layout, partition(mlp_graph, spread, mesh)))
 
 
 def run_each(rank, world_size):
@@ -811,8 +852,12 @@ for name, one in made.items():
 table(rows, ["marks", "all-reduce", "all-gather", "reduce-scatter", "bytes, rank 0"])
 
 # %%
-where = {name: labs.messages(made[name]) for name in ("batch", "Megatron", "sequence", "ZeRO-3")}
-first_backward = list(graph.nodes).index(graph.outputs["loss"])
+place = {name: number for number, name in enumerate(graph.nodes)}
+where = {
+    name: [(place[value], kind, graph.nodes[value].size) for kind, _, value in made[name].changes()]
+    for name in ("batch", "Megatron", "sequence", "ZeRO-3")
+}
+first_backward = place[graph.outputs["loss"]]
 show(
     plots.program_messages(where, first_backward),
     "computed",
@@ -976,10 +1021,15 @@ def cheapest_marks():
 # memory (Al Daas et al. 2022).
 
 # %%
-table(
-    labs.products_on_grids(24),
-    ["ranks", "algorithm", "x y z", "equal", "sent a rank, of n², by its calls", "lower bound"],
-)
+n, rows = 24, []
+a, b = torch.randn(2, n, n)
+for ranks, grids in products.GRIDS.items():
+    found = zip(*launch(labs.on_grids, list(grids.values()), a, b, ranks=ranks), strict=True)
+    for (name, grid), each in zip(grids.items(), found, strict=True):
+        sent = sum(elements for _, elements in each) / 2 / ranks / n**2
+        numbers = f"{sent:.3f}", f"{products.least(n, n, n, ranks) / n**2:.3f}"
+        rows.append((ranks, name, " x ".join(map(str, grid)), all(equal for equal, _ in each), *numbers))
+table(rows, ["ranks", "algorithm", "x y z", "equal", "sent a rank, of n², by its calls", "lower bound"])
 
 # %% [markdown]
 # On eight ranks 2 x 2 x 2 reaches the bound. Backward sends the same again.

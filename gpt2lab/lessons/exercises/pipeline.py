@@ -3,14 +3,16 @@
 from numbers import Integral
 
 from ...model import GPT2, GPT2Config
-from ...parallel.accumulate import Accumulate, Alone
+from ...parallel.accumulate import Alone
 from ...parallel.pipeline.engine import Pipeline
 from ...ranks import comm
 from ...ranks.mesh import Mesh
-from ...reference import example_batch
+from ...reference import example_batch, serial_gradients
 from ...schedules import Cost, Op, Schedule, ScheduleError, best_slices, make, simulate
 from ...schedules import check as check_schedule
 from ...schedules.terapipe import latency
+from ..labs.instruments import apart
+from ..labs.schedules import summed
 from . import close, live, returned, scored, sentences
 from .engine import Task, by_chance, called
 from .watching import Watched
@@ -248,11 +250,6 @@ RANKS, MICROS, MEMORY, COST = 4, 8, 4, Cost(1, 1, 1, hop=1)
 """The puzzle of lesson 08: ranks, micro-batches, activations that fit, and times: a message takes 1, as a forward."""
 
 
-def own_schedule(answer) -> Schedule:
-    """The schedule that `answer(rank)` describes, a list of words such as "F0 I0 W0"."""
-    return written(answer, RANKS, MICROS)
-
-
 def written(answer, ranks: int, micros: int) -> Schedule:
     """The schedule of one stage a rank whose words `answer(rank)` gives."""
     orders = []
@@ -269,7 +266,7 @@ def written(answer, ranks: int, micros: int) -> Schedule:
 
 def design(answer) -> str:
     """Exercise: a schedule with split backwards within a memory limit, run live; the score is its time."""
-    schedule = own_schedule(answer)
+    schedule = written(answer, RANKS, MICROS)
     assert all(schedule.orders), "a rank has no operations"
     _must_be_right(schedule, f"{RANKS} ranks, {MICROS} micro-batches")
     for rank in range(RANKS):
@@ -283,19 +280,13 @@ def design(answer) -> str:
 
 
 def _trained(rank: int, world_size: int, schedule: Schedule) -> tuple[float, int]:
-    """The largest relative error of a gradient of this rank against serial accumulation, and the most it held."""
+    """The largest relative error of a gradient of this rank against the serial one, and the most it held."""
     config = GPT2Config(vocab_size=37, n_positions=8, n_layer=RANKS, n_head=2, n_embd=8)
-    mesh, batch = Mesh(pp=world_size), example_batch(config, MICROS, 8).micro(MICROS)
-    model, whole = GPT2(config).double(), GPT2(config).double()
-    engine = Pipeline(model, mesh, schedule)
-    engine.run(batch, None, Alone())
-    Accumulate(whole).run(batch, None, Alone())
-    serial = {name: p.grad for name, p in whole.named_parameters()}
-    for name, p in model.named_parameters():
-        if name in engine.shared:
-            p.grad = comm.all_reduce(p.grad, engine.twins)
-    error = lambda got, want: ((got - want).abs().max() / want.abs().max()).item()
-    return max(error(p.grad, serial[n]) for n, p in model.named_parameters()), float(max(engine.held))
+    batch, model = example_batch(config, MICROS, 8), GPT2(config).double()
+    engine = Pipeline(model, Mesh(pp=world_size), schedule)
+    engine.run(batch.micro(MICROS), None, Alone())
+    _, serial, _ = serial_gradients(GPT2(config).double(), batch)
+    return apart(summed(model, engine), serial), float(max(engine.held))
 
 
 def _must_be_right(schedule: Schedule, what: str) -> None:

@@ -1,7 +1,5 @@
 """Programs that lessons 10 and 11 time or get wrong on live ranks, besides their own code."""
 
-import time
-
 import torch
 import torch.nn.functional as F
 
@@ -15,7 +13,7 @@ from ...parallel.context.layouts import layout, widths
 from ...plan import Plan
 from ...ranks import comm, trace
 from ...ranks.mesh import Mesh
-from .instruments import begin, bytes_sent, kept_for_backward
+from .instruments import asleep, begin, bytes_sent, kept_for_backward
 
 
 def sent(numbers: int = 8) -> int:
@@ -83,18 +81,6 @@ def one_layer(rank: int, world_size: int, exchange: str, name: str, length: int)
     return forward, backward, dict(attention.work), error, summ(logits.detach())
 
 
-def pairs_by_key(name: str, tile: int | None = 1, tokens: int = 32, ranks: int = 4) -> list[int]:
-    """Pairs that each rank computes when dK, dV are summed by the owner of the key, counted in the loop itself."""
-    x, everyone, loads = torch.randn(1, 1, tokens, 4), range(tokens), []
-    out, lse = attention.block_forward(None, x, x, x, everyone, everyone)
-    for keys in layout(name, tokens, ranks).positions:
-        attention.work.clear()
-        held = x[:, :, list(keys)]
-        attention.gradients_by_key(x, out, lse, x, held, held, everyone, keys, tile=tile)
-        loads.append(attention.work["dK,dV by key"])
-    return loads
-
-
 def kept(rank: int, world_size: int, exchange: str, length: int = 24) -> tuple[int, int]:
     """Numbers that one block keeps for its backward on this rank: (those autograd holds, the formula's)."""
     model = _pair()[0]
@@ -111,8 +97,7 @@ def paced_layers(rank: int, world_size: int, name: str, layers: int = 3) -> list
     axis, pairs = Mesh(cp=world_size)["cp"], costs.pairs(layout(name, 64, world_size), rank)
     begin(axis)
     for i in range(layers):
-        with trace.span(f"layer {i}", kind="forward"):
-            time.sleep(pairs * 1e-4)
+        asleep(f"layer {i}", "forward", pairs * 1e-4)
         with trace.span("", kind="wait"):
             comm.all_gather(torch.zeros(8), axis)
     return trace.spans(with_comm=False)
@@ -146,15 +131,6 @@ def time_way(
     return alone(trials(exchange, turns, warmup=0, ready=lambda: comm.barrier(axis))).median
 
 
-def send_halos(rank: int, world_size: int, way: str, after: int) -> tuple:
-    """Halos of three rows in one of the ways: (positions then held, rows sent, messages sent)."""
-    share = Share(layout("contiguous", 16, world_size), Mesh(cp=world_size)["cp"], 3)
-    x = torch.arange(4.0 * rank, 4.0 * rank + 4)[:, None].expand(4, 8)
-    comm.clear_log()
-    wide = halo.halo_exchange(x, share, 3, after, dim=0, way=way)
-    return wide[:, 0].int().tolist(), sent(8 * x.element_size()), sum(e.messages for e in comm.log)
-
-
 def checked_by_autograd(rank: int, world_size: int, way: str, after: int = 0, tokens: int = 7) -> bool:
     """`torch.autograd.gradcheck` of a halo of two rows, over the rows of all ranks.
 
@@ -171,55 +147,6 @@ def checked_by_autograd(rank: int, world_size: int, way: str, after: int = 0, to
 
     x = torch.randn(tokens, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     return torch.autograd.gradcheck(halos, x.requires_grad_(), raise_exception=False)
-
-
-def rows_of_a_layer(rank: int, world_size: int, exchange: str, tokens: int, window: int) -> tuple[int, int]:
-    """Rows of C numbers sent forward in one layer, and tokens that went through c_attn."""
-    config = GPT2Config(vocab_size=50, n_positions=128, n_layer=1, n_head=12, n_embd=12, window=window)
-    model, seen = GPT2(config), []
-    mine = apply_context(model, Mesh(cp=world_size), Plan(cp=world_size, exchange=exchange))(tokens)
-    model.h["0"].attn.c_attn.register_forward_hook(lambda module, inputs, output: seen.append(output.size(1)))
-    comm.clear_log()
-    model(mine[None] % 50, mine)
-    return sent(12 * model.wte.weight.element_size()), seen[0]
-
-
-def both_ways(rank: int, world_size: int, tokens: int = 192, window: int = 16, layers: int = 2) -> list:
-    """Numbers that this rank sends in a step of a model with a window, and those of the formula: heads, halo of x."""
-    table, ids, found = layout("contiguous", tokens, world_size), torch.arange(tokens)[None] % 50, []
-    config = GPT2Config(
-        vocab_size=50, n_positions=tokens, n_layer=layers, n_head=12, n_embd=12, window=window
-    )
-    for exchange in ("heads", "halo-x"):
-        model = GPT2(config).double()
-        mine = apply_context(model, Mesh(cp=world_size), Plan(cp=world_size, exchange=exchange))(tokens)
-        comm.clear_log()
-        model.loss(model(ids[:, mine], mine), ids[:, mine]).backward()
-        one = costs.sent(exchange, table, rank, config.n_embd, window)
-        found.append((sent(), layers * sum(numbers for numbers, _ in one.values())))
-    return found
-
-
-def of_the_busiest(ranks: list, width: int = 12) -> tuple[int, int, bool]:
-    """Of what `both_ways` gives on all ranks: the most rows by heads and by halos, and whether all are as computed."""
-    most = [max(counted for counted, _ in way) // width for way in zip(*ranks, strict=True)]
-    return *most, all(counted == computed for rank in ranks for counted, computed in rank)
-
-
-def rows_both_sides(rank: int, world_size: int, tokens: int, window: int) -> int:
-    """Rows sent in one exchange of halos on both sides."""
-    share = Share(layout("contiguous", tokens, world_size), Mesh(cp=world_size)["cp"], window)
-    x = torch.zeros(len(share.mine), 1)
-    comm.clear_log()
-    halo.halo_exchange(x, share, window, window, dim=0)
-    return sent(x.element_size())
-
-
-def careful(rank: int, world_size: int, **sizes) -> tuple:
-    """The right way, on any mesh with cp=2: (the ranks of the group, whose row is in the halo)."""
-    axis = Mesh(**sizes)["cp"]
-    share = Share(layout("contiguous", 4, 2), axis, 1)
-    return axis.ranks, halo.halo_exchange(torch.full((2, 1), float(rank)), share, 1, dim=0)[0].item()
 
 
 def attend_on_a_graph(rank: int, world_size: int, parts, q, k, v, grad) -> tuple:

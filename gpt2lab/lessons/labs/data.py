@@ -10,13 +10,12 @@ import torch
 from ...corpus import Batch
 from ...machine.speed import matmul_rate
 from ...machine.timing import alone, trials
-from ...model import GPT2, GPT2Config
 from ...parallel import data
 from ...parallel.zero import costs
 from ...ranks import comm, paced, trace
 from ...ranks.mesh import Mesh
 from . import updates
-from .instruments import begin, built, seconds_of
+from .instruments import asleep, begin, built, seconds_of
 
 # ---- what ranks hold and send
 
@@ -27,22 +26,6 @@ def first_weights(rank: int, world_size: int, text: str, config) -> tuple[int, d
     return sum(piece.tensor.numel() for piece in parallel.sync.pieces), parallel.weights()
 
 
-def joined_weights(pool, text: str, config) -> tuple[tuple[int, ...], bool]:
-    """How many weights each rank steps, and whether the stages' weights together are the serial ones, bit for bit."""
-    counts, found = zip(*pool.run(first_weights, text, config), strict=True)
-    whole = {n: w for weights in found for n, w in weights.items()}
-    fresh = dict(GPT2(config).named_parameters())
-    return counts, whole.keys() == fresh.keys() and all(torch.equal(w, fresh[n]) for n, w in whole.items())
-
-
-def gpt2_messages(bucket: int) -> tuple[list[int], list[int]]:
-    """Bytes of GPT-2's gradients in float32: of each tensor, and of each bucket of `bucket` bytes."""
-    with torch.device("meta"):
-        parameters = list(GPT2(GPT2Config()).to(torch.float32).parameters())
-    groups = data.into_buckets(parameters, bucket)
-    return [4 * p.numel() for p in parameters], [sum(4 * p.numel() for p in group) for group in groups]
-
-
 def message_sizes(rank: int, world_size: int, text: str, config, batch: Batch) -> list[int]:
     """Bytes of each message that this rank sends in one step."""
     parallel = built(text, config)
@@ -51,13 +34,6 @@ def message_sizes(rank: int, world_size: int, text: str, config, batch: Batch) -
     parallel.sync.finish()
     parallel.sync.updated()
     return [event.bytes for event in comm.log]
-
-
-def busiest_rank(pool, config, batch: Batch) -> dict[str, tuple[int, float]]:
-    """(ranks, bytes sent by the busiest over those of the model) for servers and all-reduce."""
-    names = {"one server": "server", "keys on all ranks": "servers", "all-reduce": "bucket"}
-    sent = {n: pool.run(message_sizes, f"dp=4,data={form}", config, batch) for n, form in names.items()}
-    return {n: (len(of), max(map(sum, of)) / (8 * config.parameters)) for n, of in sent.items()}
 
 
 def too_early(rank: int, world_size: int, config, batch: Batch) -> str:
@@ -98,8 +74,7 @@ class SlowLayer(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad):
-        with trace.span("B", "backward"):
-            time.sleep(BACKWARD)
+        asleep("B", "backward", BACKWARD)
         return grad, torch.ones_like(ctx.weight)
 
 
@@ -145,11 +120,6 @@ def step_time(
     return costs.backward_and_sums(buckets, 0.2, ring)
 
 
-def u_points(latency_us: float, gigabytes: float) -> list[tuple[int, float]]:
-    """(bytes of a bucket, seconds) on a link."""
-    return [(2**k, step_time(2**k, latency_us * 1e-6, gigabytes * 1e9)) for k in range(16, 30)]
-
-
 # ---- paced: an update
 
 WEIGHTS = 100_000
@@ -179,13 +149,6 @@ def update(rank: int, world_size: int, way: str, link=None, seconds: float = 0.0
         step = lambda weights, gradient: adamw(weights, gradient, seconds)
         weights = updates.WAYS[way](numbers(1 + rank), numbers(0), axis, step)
     return weights, {s.name: 1e3 * (s.end - s.start) for s in trace.spans(with_comm=False)}
-
-
-def updated_serially(ranks: int) -> torch.Tensor:
-    """The weights that every way must give: one step along the sum of all ranks' gradients."""
-    weights = numbers(0)
-    adamw(weights, sum(numbers(1 + rank) for rank in range(ranks)))
-    return weights
 
 
 def adamw_in_blocks(elements: int, block: int, steps: int = 4) -> tuple[torch.Tensor, float]:

@@ -1,6 +1,5 @@
 """Small mixtures trained on letters, and steps on live ranks: wrong habits, messages between machines, a paced step."""
 
-import time
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -18,7 +17,7 @@ from ...ranks import comm, paced, trace
 from ...ranks.mesh import Mesh
 from ...reference import EXPERTS, example_batch, example_weights
 from ...train import Recipe, Trainer
-from .instruments import begin, built
+from .instruments import asleep, begin, built
 
 LETTERS = GPT2Config(vocab_size=128, n_positions=64, n_layer=2, n_head=2, n_embd=32)
 
@@ -181,14 +180,12 @@ class Slow(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, name, seconds):
         ctx.name, ctx.seconds = name, seconds
-        with trace.span(name, "forward"):
-            time.sleep(seconds)
+        asleep(name, "forward", seconds)
         return x.view_as(x)
 
     @staticmethod
     def backward(ctx, grad):
-        with trace.span(ctx.name, "backward"):
-            time.sleep(ctx.seconds)
+        asleep(ctx.name, "backward", ctx.seconds)
         return grad, None, None
 
 

@@ -17,8 +17,7 @@ import torch
 from ...planner.failures import life
 from ...reference import CONFIG
 from ...storage import checkpoint
-from ...train import Trainer
-from .instruments import trainer_by
+from .instruments import trainer_by as trainer
 
 
 def said(error) -> list[str]:
@@ -31,11 +30,6 @@ def said(error) -> list[str]:
     inside = lambda i, line: frames and i >= frames[0] and line.startswith((" ", "Tr"))
     kept = [line for i, line in enumerate(lines) if not inside(i, line)]
     return [line for line in kept if not line.startswith("  (")]
-
-
-def trainer(plan: str, config=CONFIG) -> Trainer:
-    """A trainer by a plan, in float64."""
-    return trainer_by(plan, config)
 
 
 def flipped(x: torch.Tensor, bit: int = 55) -> torch.Tensor:

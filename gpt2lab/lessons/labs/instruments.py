@@ -1,5 +1,6 @@
 """Instruments that several lessons share: a plan is built, a bug is planted, and what is sent or kept is counted."""
 
+import time
 from collections.abc import Callable
 from unittest.mock import patch
 
@@ -10,7 +11,7 @@ from ...model import GPT2Config
 from ...plan import Parallel, Plan, build
 from ...ranks import comm, trace
 from ...ranks.mesh import Axis, Mesh
-from ...reference import default_dtype
+from ...reference import CONFIG, default_dtype
 from ...train import Recipe, Trainer
 from ...verify import compare, worst
 from ..exercises import STATUS
@@ -22,7 +23,9 @@ def built(text: str, config: GPT2Config, dtype: torch.dtype = torch.float64) -> 
     return build(plan, config, Mesh(**plan.axes), dtype)
 
 
-def trainer_by(text: str, config: GPT2Config, recipe: Recipe | None = None, dtype=torch.float64) -> Trainer:
+def trainer_by(
+    text: str, config: GPT2Config = CONFIG, recipe: Recipe | None = None, dtype=torch.float64
+) -> Trainer:
     """A trainer of a model by a plan."""
     return Trainer(built(text, config, dtype), *([recipe] if recipe else []))
 
@@ -46,6 +49,17 @@ def seconds_of(call: Callable, count: int, warmup: int = 1, ready: Callable = la
 def bytes_sent() -> int:
     """The bytes that this rank has sent since the log was cleared."""
     return sum(event.bytes for event in comm.log)
+
+
+def apart(found: dict, want: dict) -> float:
+    """The largest difference of named tensors from those of `want`, relative to the largest element of each."""
+    return max(((x - want[name]).abs().max() / want[name].abs().max()).item() for name, x in found.items())
+
+
+def asleep(name: str, kind: str, seconds: float) -> None:
+    """Pretended work: a span in which this rank sleeps."""
+    with trace.span(name, kind):
+        time.sleep(seconds)
 
 
 def kept_for_backward(forward: Callable, parameters, dtype: torch.dtype | None = None) -> tuple:

@@ -6,17 +6,12 @@ from unittest.mock import patch
 
 import torch
 
-from ...generate import generate
-from ...model import GPT2, GPT2Config
+from ...model import GPT2
 from ...parallel.accumulate import Accumulate, Alone
-from ...parallel.pipeline.engine import Pipeline
-from ...parallel.pipeline.generate import generate_streams
 from ...parallel.pipeline.mailbox import Mailbox
-from ...planner.metrics import intersection
-from ...ranks import comm, trace
-from ...ranks.mesh import Mesh
+from ...ranks import comm
 from ...reference import example_batch
-from ...schedules import Cost, make, simulate
+from ...schedules import Cost
 from . import recorded
 from .instruments import mine as mine  # cells call it
 
@@ -65,34 +60,9 @@ def gpipe_steps(rank: int, world_size: int, micros: int, cost: Cost, blocking: b
     return spans, {n: p.grad for n, p in model.named_parameters() if n != "wte.weight"}
 
 
-def blocking_or_not(ranks, micros: int = 6):
-    """GPipe on two live ranks, blocking and double-buffered, where a message takes as long as a forward or backward.
-
-    Rows: (messages, simulated ms, paced ms, ms in which rank 0 worked and sent); spans by way; gradients as serial?
-    """
-    cost, rows, spans, grads = Cost(0.02, backward=0.02, hop=0.02), [], {}, {}
-    for way, blocking in (("blocking", True), ("double-buffered", False)):
-        predicted = simulate(make("gpipe", 2, micros), Cost(20, backward=20, hop=20, blocking=blocking))
-        seen, grads[way] = zip(*ranks.run(gpipe_steps, micros, cost, blocking), strict=True)
-        spans[way] = trace.merge(seen)
-        work, sent = ([s for s in spans[way] if s.rank == 0 and s.lane == lane] for lane in ("work", "comm"))
-        took = max(s.end for s in spans[way] if s.lane == "work")
-        both = intersection(work, sent)
-        rows.append((way, int(predicted.makespan), round(1000 * took), round(1000 * both)))
-    want, each = _serial_gradients(micros), [one for of_ranks in grads.values() for one in of_ranks]
-    same = [torch.equal(g, want[n]) for one in each for n, g in one.items() if g is not None]
-    return rows, spans, all(same)
-
-
-def _serial_gradients(micros: int) -> dict[str, torch.Tensor]:
+def serially(micros: int) -> dict[str, torch.Tensor]:
+    """The same gradients in one process."""
     model, batch = GPT2(recorded.DEEPER).double(), example_batch(recorded.DEEPER, rows=micros, length=8)
     for _ in range(2):
         Accumulate(model).run(batch.micro(micros), None, Alone())
     return {n: p.grad for n, p in model.named_parameters()}
-
-
-def streamed(rank: int, world_size: int, config: GPT2Config, prompts, streams: int) -> bool:
-    """Whether prompts that pass the stages in streams get the tokens of the serial model."""
-    engine = Pipeline(GPT2(config).double(), Mesh(pp=world_size), make("1f1b", world_size, 1))
-    got = generate_streams(engine, prompts, 5, streams, temperature=0)
-    return got == generate(GPT2(config).double(), prompts, 5, temperature=0)

@@ -144,23 +144,6 @@ def _slow(forward, i: str):
     return slow
 
 
-class StageOf(torch.nn.Module):
-    """The blocks of one of n stages of a model, as PyTorch's pipelining wants them: x in, y or logits out."""
-
-    def __init__(self, model: GPT2, stage: int, stages: int):
-        super().__init__()
-        self.first, self.last, self.model = stage == 0, stage == stages - 1, model
-        self.layers = torch.arange(model.config.n_layer).tensor_split(stages)[stage].tolist()
-
-    def forward(self, x):
-        """Tokens or x (b, T, C) in; y (b, T, C), or the logits, out."""
-        positions = torch.arange(x.size(1))
-        x = self.model.embed(x, positions) if self.first else x
-        for layer in self.layers:
-            x = self.model.h[str(layer)](x, positions)
-        return self.model.head(x) if self.last else x
-
-
 def pipeline_spans(rank: int, world_size: int, name: str, micros: int, cost: Cost, model=None) -> list:
     """The same run as spans alone: work, and each message for the time of its hop."""
     spans, log = pipeline_steps(rank, world_size, name, micros, cost, model)

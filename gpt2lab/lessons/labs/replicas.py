@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from ...corpus import Batch, Batches, shakespeare
-from ...corpus.loaders import SHAPES, InOrder, each_reads, joined, one_reads
+from ...corpus.loaders import SHAPES, each_reads, joined, one_reads
 from ...machine.checksum import summ
 from ...ranks import comm
 from ...ranks.mesh import Mesh
@@ -92,15 +92,6 @@ def seen_in(runs, serial) -> tuple[str, str, str]:
     return f"{losses[0]:.2f} to {losses[-1]:.2f}", same, "equal" if off < 1e-12 else f"off by {off:.0e}"
 
 
-def times_eight(source, make) -> dict[str, list[list[float]]]:
-    """Losses of twelve steps by SGD and by AdamW: with the right gradients, and with eight times those."""
-    optimizers = {"SGD": (torch.optim.SGD, 0.3), "AdamW": (torch.optim.AdamW, 3e-3)}
-    return {
-        name: [train(0, 1, source, make, 12, *how, summed=lambda g, _, f=f: f * g)[0] for f in (1, 8)]
-        for name, how in optimizers.items()
-    }
-
-
 def shakespeare_rows(rows: int, seed: int = 0) -> Batches:
     """Batches of `rows` rows of 16 tokens, of a vocabulary folded into 256."""
     return Batches(np.asarray(shakespeare()[:100_000]) % 256, rows=rows, length=16, seed=seed)
@@ -141,20 +132,6 @@ def toy_data(rows: int = 128) -> SimpleNamespace:
     return SimpleNamespace(at=lambda step: Batch(x, x, x[0], torch.arange(rows), x.numel()))
 
 
-def toy_runs(pool) -> dict[str, tuple[list[float], bool]]:
-    """The lecture's program with and without clearing gradients: mean losses, and whether serial and parallel agree."""
-    toy = {"source": toy_data(), "make": Toy, "optimizer": torch.optim.AdamW, "lr": 1e-3, "steps": 5}
-    found = {}
-    for clear, name in ((True, "with zero_grad"), (False, "without")):
-        serial, _, weights = train(0, 1, clear=clear, **toy)
-        runs = pool.run(train, clear=clear, **toy)
-        losses = over_ranks(
-            runs
-        )  # the mean of what the lecture's ranks print, each for a quarter of the rows
-        found[name] = losses, apart(losses, serial) < 1e-12 and distance(runs[0][2], weights) < 1e-9
-    return found
-
-
 # ---- who reads the text
 
 
@@ -179,10 +156,3 @@ def shares(pool, source) -> tuple[list[tuple], dict]:
         shifted = torch.equal(batch.targets[:, :-1], batch.tokens[:, 1:])
         rows.append((shape, all(same), same_batch(batch, source.at(0)), shifted))
     return rows, owners
-
-
-def begins_anew(pool, text) -> tuple[int, bool]:
-    """The steps of an epoch, and whether the step after them has the batch of the first, both ways."""
-    source = InOrder(text, rows=7, length=16)
-    first, again = (pool.run(load, source, step, "rows") for step in (0, source.steps))
-    return source.steps, all(ok and same_batch(a, b) for (a, _), (b, ok) in zip(first, again, strict=True))

@@ -18,7 +18,7 @@ from ...ranks import comm
 from ...ranks.mesh import Mesh
 from ...schedules.asynchronous import free_running, make_stream
 from ...train import Recipe, make_optimizer
-from .instruments import in_float64
+from .instruments import apart, in_float64
 from .staleness import homes_of
 
 
@@ -67,9 +67,8 @@ def emulate(scheme: str, stages: tuple[int, ...], config: GPT2Config, batches, r
 
 def largest_error(found: list[tuple], emulator: Emulator) -> float:
     """The largest relative error of all ranks' weights, and of the losses; infinite where another version was read."""
-    pairs = [(w, emulator.weights[name]) for _, weights, *_ in found for name, w in weights.items()]
-    pairs.append((sum(losses for losses, *_ in found), torch.tensor(emulator.losses, dtype=torch.float64)))
     reads = emulator.stream.reads
     if any(r.version != reads[r.op] for *_, record, _ in found for r in record):
         return float("inf")
-    return max(((a - b).abs().max() / b.abs().max()).item() for a, b in pairs)
+    losses, want = sum(of for of, *_ in found), torch.tensor(emulator.losses, dtype=torch.float64)
+    return max(apart({"": losses}, {"": want}), *(apart(of, emulator.weights) for _, of, *_ in found))

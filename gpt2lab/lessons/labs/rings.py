@@ -7,7 +7,6 @@ Wang et al. 2023, "Overlap Communication with Dependent Computation via Decompos
 ASPLOS (collective matmul); PyTorch's asynchronous tensor parallelism (2024).
 """
 
-import time
 from functools import partial
 
 import torch
@@ -17,6 +16,7 @@ from ...parallel import tensor
 from ...parallel.tensor import weight_gradients
 from ...ranks import comm, paced, trace
 from ...ranks.mesh import Mesh
+from .instruments import asleep, begin
 
 
 def gathered(x, axis, sizes, use) -> None:
@@ -120,16 +120,13 @@ def two_layers(rank: int, world_size: int, parts: bool) -> list:
     axis, x = Mesh(tp=world_size)["tp"], torch.ones(1, 64, 1024)  # a part: 256 KiB
     sizes, name = [64] * world_size, ("c_fc", "c_proj")
 
-    def product(layer, share):
-        with trace.span(name[layer], "forward"):
-            time.sleep(0.08 * share)
+    product = lambda layer, share: asleep(name[layer], "forward", 0.08 * share)
 
     def term(place):
         product(1, 1 / world_size)
         return x
 
-    comm.barrier(axis)
-    trace.clear()
+    begin(axis)
     with paced.use(paced.Link(latency=0.0005, bandwidth=15e6)):
         if parts:
             gathered(x, axis, sizes, lambda place, part: product(0, 1 / world_size))

@@ -3,15 +3,15 @@
 import torch
 
 from ...model import GPT2, GPT2Config
-from ...parallel.accumulate import Accumulate, Alone
+from ...parallel.accumulate import Alone
 from ...parallel.pipeline import step
 from ...parallel.pipeline.engine import Pipeline
 from ...parallel.pipeline.mailbox import Mailbox
 from ...ranks import comm, trace
 from ...ranks.mesh import Mesh
-from ...reference import CONFIG, example_batch
+from ...reference import CONFIG, example_batch, serial_gradients
 from ...schedules import Cost, Op, Schedule, make, simulate
-from .instruments import begin, differing
+from .instruments import apart, begin, differing
 
 SMALL = GPT2Config(vocab_size=64, n_positions=64, n_layer=8, n_head=2, n_embd=32)
 
@@ -48,18 +48,11 @@ def both_ways(ranks: int = 4, micros: int = 4) -> list[tuple]:
     return rows
 
 
-def _summed(model, engine) -> dict[str, torch.Tensor]:
+def summed(model, engine) -> dict[str, torch.Tensor]:
     """This rank's gradients by name, once what two ranks hold is summed."""
     for p in [p for n, p in model.named_parameters() if n in engine.shared]:
         p.grad = comm.all_reduce(p.grad, engine.twins)
     return {n: p.grad for n, p in model.named_parameters()}
-
-
-def _error(found: dict, serial) -> float:
-    """The largest relative error of a gradient of this rank."""
-    want = dict(serial.named_parameters())
-    apart = lambda got, grad: float((got - grad).abs().max() / grad.abs().max())
-    return max(apart(grad, want[n].grad) for n, grad in found.items())
 
 
 def live(rank: int, world_size: int, schedules: list[Schedule]):
@@ -67,62 +60,30 @@ def live(rank: int, world_size: int, schedules: list[Schedule]):
     largest gradient error, and the gradients.
     """
     mesh, batch, found = Mesh(pp=world_size), example_batch(SMALL, rows=8, length=16), []
+    _, want, _ = serial_gradients(GPT2(SMALL).double(), batch)
     for schedule in schedules:
         micros = batch.micro(schedule.micros)
-        model, serial = GPT2(SMALL).double(), GPT2(SMALL).double()
+        model = GPT2(SMALL).double()
         engine = Pipeline(model, mesh, schedule)
         comm.clear_log()
         engine.run(micros, None, Alone())
         _, size, count = comm.traffic().get(("send", "pp"), (0, 0, 0))
-        Accumulate(serial).run(micros, None, Alone())
-        grads = _summed(model, engine)
-        found.append((max(engine.held), max(engine.waiting), count, size, _error(grads, serial), grads))
+        grads = summed(model, engine)
+        found.append((max(engine.held), max(engine.waiting), count, size, apart(grads, want), grads))
     return found
-
-
-def all_of_them(ranks, schedules: list[Schedule]) -> tuple[list[tuple], list[tuple]]:
-    """Every schedule on live `ranks`, bubbles computed for TF = TI = TW.
-
-    Rows of a table: (name, bubble, of the own span, weights, held, waiting for W, messages, KiB, gradients); and rows
-    for `plots.side_by_side`.
-    """
-    found, rows, points = ranks.run(live, schedules), [], []
-    for n, schedule in enumerate(schedules):
-        share = ranks.size / (schedule.depth * schedule.slices)
-        t, mine = simulate(schedule, Cost(share, share, share)), [of_rank[n] for of_rank in found]
-        held, waiting = ([float(one[i] * share) for one in mine] for i in (0, 1))
-        messages, size = (sum(one[i] for one in mine) for i in (2, 3))
-        equal = "equal" if max(one[4] for one in mine) < 1e-10 else "DIFFERS"
-        weights = int(max(map(schedule.weights, range(ranks.size))))
-        holds, waits = (" ".join(f"{h:g}" for h in of_ranks) for of_ranks in (held, waiting))
-        bubbles = f"{t.bubble:.1%}", f"{t.span_bubble:.1%}"
-        rows.append((schedule.name, *bubbles, f"{weights}x", holds, waits, messages, size // 1024, equal))
-        points.append((schedule.name, float(t.bubble), float(t.span_bubble), max(held), weights, size / 1024))
-    return rows, points
-
-
-def replicas_equal(ranks, schedule: Schedule) -> tuple[int, bool]:
-    """How many gradients two ranks hold after the sum over both copies, and whether they are the same bits."""
-    seen, same = {}, []
-    for ((*_, grads),) in ranks.run(live, [schedule]):
-        for name, grad in grads.items():
-            same += [torch.equal(grad, seen[name])] if name in seen else []
-            seen[name] = grad
-    return len(same), all(same)
 
 
 def sliced(rank: int, world_size: int, lengths: tuple[int, ...], cost: Cost):
     """One sequence in slices of these lengths: the largest gradient error, and the spans of a paced run."""
-    mesh, micros = Mesh(pp=world_size), example_batch(SMALL, rows=1, length=sum(lengths)).micro(1)
-    model, serial = GPT2(SMALL).double(), GPT2(SMALL).double()
+    mesh, batch, model = Mesh(pp=world_size), example_batch(SMALL, 1, sum(lengths)), GPT2(SMALL).double()
+    _, want, _ = serial_gradients(GPT2(SMALL).double(), batch)
     engine = Pipeline(model, mesh, make("terapipe", world_size, 1, slices=len(lengths)))
     engine.lengths = lengths
-    engine.run(micros, None, Alone())
-    Accumulate(serial).run(micros, None, Alone())
-    error = _error(_summed(model, engine), serial)
+    engine.run(batch.micro(1), None, Alone())
+    error = apart(summed(model, engine), want)
     begin(mesh.world)
     engine.pace = cost
-    engine.run(micros, None, Alone())
+    engine.run(batch.micro(1), None, Alone())
     return error, [s for s in trace.spans() if s.kind in ("forward", "backward")]
 
 

@@ -1,23 +1,13 @@
-"""What lesson 14 runs beside its own code: operators with messages inside, products on grids, cut against placed."""
+"""What lesson 14 runs beside its own code: a step of AdamW, products on grids, products cut against placed."""
 
 import time
 
 import torch
-import torch.nn.functional as F
 
-from ...model import MLP as GPT2MLP
-from ...plots import sharding as plots
-from ...processes.launch import launch
 from ...ranks import comm
 from ...ranks.mesh import Mesh
 from ...reference import example_batch, example_weights, serial_gradients, serial_model
-from ...sharding import named, products, reshard
-from ...sharding.capture import capture
-from ...sharding.describe import analyse
-from ...sharding.gpt2 import captured_module, plain_attention
-from ...sharding.operators import LIBRARY
-from ...sharding.partition import partition
-from ...sharding.propagate import propagate
+from ...sharding import products, reshard
 from .instruments import bytes_sent
 
 MLP = {
@@ -47,80 +37,6 @@ SECONDS = 0.04
 """A product's pretended time on one rank."""
 
 
-def cuts_of_operators() -> list[tuple[str, str, str]]:
-    """For every operator of the library: its name, its free cuts (* leaves a partial sum), its cuts with messages."""
-    rows = []
-    for name, description in LIBRARY.items():
-        options = analyse(description).options
-        cuts = [o for o in options if o.index not in ("", "partial")]
-        free = " ".join(f"{o.index}{'*' if o.output == 'sum' else ''}" for o in cuts if o.free)
-        inner = [
-            f"{o.index}: " + ", ".join(f"{op}[{' '.join(i)}]" for op, i in o.messages)
-            for o in cuts
-            if o.messages
-        ]
-        rows.append((name, free, "; ".join(inner + [f"{o.index}: halo" for o in cuts if o.halos])))
-    return rows
-
-
-def mlp_programs(config, mesh: dict[str, int]) -> tuple:
-    """GPT-2's MLP as a graph, its inputs, serial results, and a (layout, program) for each legal layout on the mesh."""
-    mlp = GPT2MLP(config).double()
-    x = torch.randn(3, 5, config.n_embd, dtype=torch.float64, requires_grad=True)
-    names = dict(mlp.named_parameters())
-    graph = captured_module(mlp, x, {n: MLP[n] for n in ("x", *names)})
-    given = {"x": x.detach(), "grad y": torch.ones_like(x)} | {n: p.detach() for n, p in names.items()}
-    y = mlp(x)
-    y.backward(given["grad y"])
-    want = {"y": y.detach(), "grad x": x.grad} | {f"grad {n}": p.grad for n, p in names.items()}
-    programs = []
-    for layout in named.legal_layouts(MLP, mesh):
-        spread = propagate(graph, named.marks(graph, layout, MLP), mesh)
-        programs.append((layout, partition(graph, spread, mesh)))
-    return graph, given, want, programs
-
-
-def tiles(x: str, y: str):
-    """The MLP's tensors on 2 x 2 ranks, with one dimension cut over x and one (or none) over y."""
-    tensors = {name: MLP[name] for name in ("x", "c_fc.weight", "hidden", "c_proj.weight")}
-    layout = {name: axis for name, axis in ((x, "x"), (y, "y")) if name != "none"}
-    words = named.complaint(tensors, layout) or ", ".join(f"{name}:{axis}" for name, axis in layout.items())
-    return plots.who_holds(tensors, layout, {"x": 2, "y": 2}, words)
-
-
-def messages(program) -> list[tuple[int, str, int]]:
-    """(place among the operators, kind, elements of the whole tensor) of every message of a program."""
-    nodes = program.graph.nodes
-    order = {name: i for i, name in enumerate(nodes)}
-    return [(order[value], kind, nodes[value].size) for kind, _, value in program.changes()]
-
-
-def operators() -> dict[str, tuple]:
-    """{name: (graph, marks, inputs, results)} of operators under a cut each, forward and the gradient of one input."""
-    generator = torch.Generator().manual_seed(0)
-    draw = lambda *shape: torch.randn(*shape, generator=generator, dtype=torch.float64)
-    step = lambda y, x: (y, *torch.autograd.grad(y.square().sum(), x))
-    image = {"x": draw(2, 3, 9, 9).requires_grad_(), "filters": draw(4, 3, 3, 3)}
-    qkv = {name: draw(2, 2, 8, 4).requires_grad_() for name in "qkv"}
-    rows = {"x": draw(5, 8).requires_grad_(), "weight": draw(8), "bias": draw(8)}
-    normalise = lambda x, weight, bias: step(F.layer_norm(x, (8,), weight, bias), x)
-    convolve = lambda x, w: step(F.conv2d(x, w), x)
-    attend = lambda q, k, v: step(plain_attention(q, k, v, torch.arange(8)), k)
-    cases = {
-        "convolution, filters cut": (convolve, image, {"filters": "S0RRR"}, "grad x"),
-        "convolution, channels cut": (convolve, image, {"x": "RS0RR"}, "grad x"),
-        "convolution, height cut": (convolve, image, {"x": "RRS0R"}, "grad x"),
-        "layer norm, width cut": (normalise, rows, {"x": "RS0"}, "grad x"),
-        "attention, keys cut": (attend, qkv, {"k": "RRS0R", "v": "RRS0R"}, "grad k"),
-    }
-    found = {}
-    for name, (function, given, marks, gradient) in cases.items():
-        graph = capture(function, given, ["y", gradient])
-        right = zip(("y", gradient), function(*given.values()), strict=True)
-        found[name] = graph, marks, *({n: v.detach() for n, v in of} for of in (given.items(), right))
-    return found
-
-
 def adamw_step(config, rows: int, length: int, recipe) -> tuple[dict, dict]:
     """Inputs and results of a captured step from empty moments: loss, norm, weights, moments by plain PyTorch."""
     batch, weights = example_batch(config, rows, length), example_weights(config)
@@ -141,20 +57,6 @@ def adamw_step(config, rows: int, length: int, recipe) -> tuple[dict, dict]:
         given |= {f"{kind} {n}": torch.zeros_like(p) for n, p in weights.items()}
         want |= {f"new {kind} {n}": adamw.state[p][moment] for n, p in named.items()}
     return given, want
-
-
-def products_on_grids(n: int = 24) -> list[tuple]:
-    """Of each grid: ranks, algorithm, sizes, whether equal, n² sent by a rank one way (counted), and least (bound)."""
-    a, b = torch.randn(2, n, n, dtype=torch.float64)
-    rows = []
-    for ranks, grids in products.GRIDS.items():
-        found = zip(*launch(on_grids, list(grids.values()), a, b, ranks=ranks), strict=True)
-        least = products.least(n, n, n, ranks) / n**2
-        for (name, grid), each in zip(grids.items(), found, strict=True):
-            sent = sum(elements for _, elements in each) / 2 / ranks / n**2
-            sizes, equal = " x ".join(map(str, grid)), all(one for one, _ in each)
-            rows.append((ranks, name, sizes, equal, f"{sent:.3f}", f"{least:.3f}"))
-    return rows
 
 
 def on_grids(rank, world_size, grids, a, b):

@@ -11,6 +11,8 @@ from tempfile import TemporaryDirectory, gettempdir
 
 import torch
 
+from ...benchmarks import race
+from ...benchmarks.race import Contest
 from ...model import GPT2, GPT2Config
 from ...plots.paraver import messages_between, save_paraver
 from ...ranks import comm, trace
@@ -22,7 +24,8 @@ from ...tasks.gpt2 import Blocks, GPT2Tasks
 from ...tasks.graph import EXCLUSIVE, Task, TaskGraph, updates, writes
 from ...tasks.runtime import run_fork_join
 from ...tasks.scheduler import Scheduler
-from .instruments import mine as mine  # cells call it
+from .instruments import apart as apart  # cells call these two
+from .instruments import mine as mine
 from .instruments import seconds_of
 
 CONFIG = GPT2Config(vocab_size=512, n_positions=32, n_layer=2, n_head=4, n_embd=96)
@@ -147,11 +150,6 @@ def cost_of_building(rows: int) -> tuple:
     return rows, len(graph.tasks), len(list(graph.edges())), graph.compared, f"{build:.0f}", f"{replay:.0f}"
 
 
-def apart(tensors: dict, want: dict) -> float:
-    """The largest difference of two sets of named tensors, relative to the largest element of each tensor."""
-    return max(((tensors[n] - w).abs().max() / w.abs().max()).item() for n, w in want.items())
-
-
 def write_traces(spans: list, logs: list) -> Path:
     """The folder with the files that Perfetto and Paraver read, from the spans and logged calls of each rank."""
     folder = Path(gettempdir(), "gpt2lab-traces")
@@ -226,14 +224,8 @@ def _mask(task: Task, name: str, tensor: torch.Tensor, modes: tuple[str, ...]) -
 
 def turns(contestants: dict[str, Callable], repeat: int = 5) -> dict[str, list[float]]:
     """Milliseconds of each contestant; they take turns, after one that does not count."""
-    found = {name: [] for name in contestants}
-    for turn in range(repeat + 1):
-        for name, run in contestants.items():
-            start = time.perf_counter()
-            run()
-            if turn:
-                found[name].append(1e3 * (time.perf_counter() - start))
-    return found
+    spans, *_ = race.turns(Contest(contestants), repeat, 1)
+    return {name: [1e3 * (end - start) for start, end in of_one] for name, of_one in spans.items()}
 
 
 def torch_threads(step: Callable, threads: int) -> Callable:

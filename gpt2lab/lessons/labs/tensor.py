@@ -1,14 +1,12 @@
 """What lesson 06 runs beside its own code: a second form with other messages, planted bugs, paced sums."""
 
-import time
-
 import torch
 import torch.nn.functional as F
 
 from ...parallel import sequence, tensor
 from ...ranks import comm, paced, trace
 from ...ranks.mesh import Mesh
-from .instruments import bytes_sent, differing
+from .instruments import asleep, bytes_sent, differing
 
 
 def gelu_slope(z: torch.Tensor) -> torch.Tensor:
@@ -86,13 +84,11 @@ def three_layers_backward(rank, world_size, overlap: bool):
     trace.clear()
     with paced.use(paced.Link(latency=0.001, bandwidth=30e6)):
         for layer in (2, 1, 0):
-            with trace.span(f"dX{layer}", "backward"):
-                time.sleep(0.02)
+            asleep(f"dX{layer}", "backward", 0.02)
             under_way = comm.all_reduce(grad, axis, async_op=True)
             if not overlap:
                 grad = under_way.wait()
-            with trace.span(f"dW{layer}", "weight"):
-                time.sleep(0.02)
+            asleep(f"dW{layer}", "weight", 0.02)
             if overlap:
                 grad = under_way.wait()
     return trace.spans()
