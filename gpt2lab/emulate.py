@@ -39,10 +39,9 @@ class Emulator:
 
     def __init__(self, config: GPT2Config, start: dict, stream: Stream, homes: dict[str, int], recipe):
         self.model, self.stream, self.recipe = TwoEnds(config).double(), stream, recipe
-        self.stages = [
-            {n: start[n].clone().requires_grad_() for n, home in homes.items() if home == s}
-            for s in range(stream.schedule.depth)
-        ]
+        self.stages = [{} for _ in range(stream.schedule.depth)]
+        for name, home in homes.items():
+            self.stages[home][name] = start[name].clone().requires_grad_()
         self.optimizers = [torchs_optimizer([*weights.values()], recipe) for weights in self.stages]
         self.history = [[_copy(weights)] for weights in self.stages]  # by stage and version
         self.losses, self._norms = [], [[] for _ in self.stages]

@@ -11,7 +11,6 @@ small model, is more than the shards save. The bytes are those of a dry run: the
 tensors without numbers; mixed precision is computed by formula. 1 MiB is 2**20 bytes.
 """
 
-from collections.abc import Collection
 from dataclasses import fields, replace
 from itertools import chain
 
@@ -81,28 +80,19 @@ def run(args) -> int:
         if mixed or isinstance(config, Transformer):
             found, how = ((one.stage, one.parts, "") for one in memory(*asked, mixed)), "computed"
         else:
-            ranks, how = fullest_ranks(*asked), "dry run"
-            found = ((one.place["pp"], one.parts, one.moment) for one in ranks)
+            fullest, how = fullest_ranks(*asked), "dry run"
+            found = ((one.place["pp"], one.parts, one.moment) for one in fullest)
         first = next(found)
         ranks = f"{plan.world} rank{'s' * (plan.world > 1)}"
         print(f"{plan} on {ranks}, {args.config}, {args.rows} rows, {precision}, MiB ({how})")
-        print(_heading(first[1]))
+        print("  stage" + "".join(f"{name:>13}" for name in (*first[1], "together")) + "   fullest moment")
         stages = []
-        for one in chain([first], found):
-            print(_row(*one), flush=True)
-            stages.append(one[1])
+        for stage, parts, when in chain([first], found):
+            numbers = (*parts.values(), sum(parts.values()))
+            print(f"  {stage:5}{''.join(f'{_mebibytes(n):>13}' for n in numbers)}   {when}", flush=True)
+            stages.append(parts)
         print(*_explained(stages), sep="\n")
     return 0
-
-
-def _heading(parts: Collection[str]) -> str:
-    """The names of the columns."""
-    return "  stage" + "".join(f"{name:>13}" for name in (*parts, "together")) + "   fullest moment"
-
-
-def _row(stage: int, parts: dict[str, int], when: str) -> str:
-    """What the fullest rank of a stage holds at its fullest moment, in MiB by part."""
-    return f"  {stage:5}{''.join(f'{_mebibytes(n):>13}' for n in (*parts.values(), sum(parts.values())))}   {when}"
 
 
 def _explained(stages: list[dict[str, int]]) -> list[str]:

@@ -19,7 +19,9 @@ def needs(board: Board, entry: Activity, now: float) -> list[int]:
     """The ranks whose call this rank needs before it can continue; empty where that is not certain."""
     if not entry.since or now - entry.since < PATIENCE or not entry.channel:
         return []
-    if entry.op not in ("send", "recv") and not _needs_everyone(entry):
+    # a collective that has an empty part may not need all ranks
+    of_all = entry.op in EVERYONE and not re.search(r"(?<!dim )\b0\b", entry.detail)
+    if entry.op not in ("send", "recv") and not of_all:
         return []
     begun = {peer: board.begun(peer, entry.channel) for peer in entry.peers if peer != entry.rank}
     return [peer for peer, count in begun.items() if count is not None and count < entry.number]
@@ -38,11 +40,6 @@ def find_circle(board: Board, waiting: list[int], now: float) -> list[int]:
 def shown(circle: list[int]) -> str:
     """`0 -> 1 -> 2 -> 0`."""
     return " -> ".join(map(str, [*circle, *circle[:1]]))
-
-
-def _needs_everyone(entry: Activity) -> bool:
-    """Whether the call needs all ranks; False where a part of it is empty, because then it may not."""
-    return entry.op in EVERYONE and not re.search(r"(?<!dim )\b0\b", entry.detail)
 
 
 def _shortest(edges: dict[int, list[int]]) -> list[int]:

@@ -57,17 +57,14 @@ class PretendedGroup(NamedGroup):
     alltoall_base = all_to_all_single
 
 
-def _create(opts, _):
-    return PretendedGroup(opts.group_rank, len(opts.global_ranks_in_group) or opts.group_size)
-
-
 @contextmanager
 def one_of(rank: int, world: int):
     """Inside, this process is one rank of a world. Raises RuntimeError where it is one already."""
     if dist.is_initialized():
         raise RuntimeError("This process is a rank already. Ask for a dry run in a process that is none.")
     if not hasattr(dist.Backend, NAME.upper()):
-        dist.Backend.register_backend(NAME, _create, extended_api=True, devices=["cpu"])
+        make = lambda o, _: PretendedGroup(o.group_rank, len(o.global_ranks_in_group) or o.group_size)
+        dist.Backend.register_backend(NAME, make, extended_api=True, devices=["cpu"])
     if world > 1:
         dist.init_process_group(NAME, store=dist.HashStore(), rank=rank, world_size=world)
     try:

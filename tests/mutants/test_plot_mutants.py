@@ -149,7 +149,7 @@ COMMANDS = {
     "the curve upside down": (report.curve, "(high - loss) * down", "(loss - low) * down", CURVE),
     "a loss that is not finite is drawn": (report.curve, "if math.isfinite(loss)", "", CURVE),
     "a row tells the moment of the first stage":
-        (memory.run, "_row(*one), flush", "_row(*one[:2], first[2]), flush", HELD),
+        (memory.run, '{when}", flush', '{first[2]}", flush', HELD),
     "why gradients exceed weights is never told":
         (memory._explained, 'parts["gradients"] > parts["weights"]',
          'parts["gradients"] > sum(parts.values())', HELD),
