@@ -7,6 +7,7 @@ from math import inf
 
 from gpt2lab.machine.links import Link, Network
 from gpt2lab.planner.cuts import ChainProblem, CutOperator
+from gpt2lab.planner.events import Job, simulate_jobs
 from gpt2lab.planner.graph_stages import StagePlan
 from gpt2lab.planner.problem import Cluster, Device
 from gpt2lab.planner.search import every_pipeline, only, soap, submesh
@@ -65,3 +66,13 @@ def one_device_each(seconds, memory, limit: float):
             yield 1, StagePlan(tuple(sorted(stage)), seconds=seconds(stage))
 
     return options
+
+
+def ring_all_reduce(ranks, size, cluster: Cluster):
+    """A ring all-reduce of `size` bytes in as many equal chunks as ranks, message by message."""
+    n, jobs = len(ranks), []
+    for step in range(2 * (n - 1) + 1):
+        for place, rank in enumerate(ranks):
+            needs = ((n * (step - 1) + (place - 1) % n, size / n),) if step else ()
+            jobs.append(Job(f"step {step}", rank, 0, needs))
+    return simulate_jobs(jobs, cluster)

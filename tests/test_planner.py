@@ -5,13 +5,13 @@ from fractions import Fraction
 from itertools import pairwise, product
 
 import pytest
-from search_cases import one_device_each
+from search_cases import one_device_each, ring_all_reduce
 
 from gpt2lab.machine.links import Link, Network, all_reduce_time
 from gpt2lab.model import PRESETS, GPT2Config
 from gpt2lab.planner import balance, graph_stages
 from gpt2lab.planner.balance import Chain, best_cut, every_cut, every_replicated, slowest
-from gpt2lab.planner.events import Job, pipeline_jobs, ring_all_reduce, simulate_jobs
+from gpt2lab.planner.events import Job, pipeline_jobs, simulate_jobs
 from gpt2lab.planner.graph_stages import piper, stage_options, stages_by_ilp
 from gpt2lab.planner.placement import Placing, branch_and_bound, exhaustive_placement, list_schedule
 from gpt2lab.planner.problem import (

@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 import torch
+from search_cases import ring_all_reduce
 
 from gpt2lab.algorithms import ALL_REDUCE as LIVE
 from gpt2lab.algorithms import hierarchical as live_hierarchical
 from gpt2lab.machine.links import Link, Network, all_reduce_time, hierarchical_time
 from gpt2lab.planner import scale
-from gpt2lab.planner.events import ring_all_reduce
 from gpt2lab.planner.problem import Cluster, Device
 from gpt2lab.planner.scale import Fabric, collective, in_network, slowest_of
 from gpt2lab.ranks import comm
@@ -151,5 +151,5 @@ def test_the_slowest_of_n_is_later_the_more_there_are():
 def test_what_cannot_be_is_said():
     with pytest.raises(ValueError, match="No collective is called 'rings'. Use one of: ring, tree"):
         collective("rings", 8, 8, FLAT)
-    with pytest.raises(ValueError, match=r"12 ranks do not fill machines of 8 \(12 % 8 = 4\)"):
+    with pytest.raises(ValueError, match=r"12 ranks make no machines of 8 \(12 % 8 = 4\)"):
         collective("hierarchical", 12, 96, Fabric())

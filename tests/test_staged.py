@@ -12,9 +12,8 @@ from gpt2lab.machine.links import Link, Network
 from gpt2lab.model import GPT2, GPT2Config
 from gpt2lab.planner.alpa import clustered
 from gpt2lab.planner.cuts import Assignment, ChainProblem, gpt2_cuts
-from gpt2lab.planner.execute import stages_of
 from gpt2lab.planner.problem import Cluster, Device
-from gpt2lab.planner.search import PLANNERS
+from gpt2lab.planner.search import PLANNERS, stages_of
 from gpt2lab.processes.launch import RankFailed
 from gpt2lab.ranks import comm
 from gpt2lab.reference import example_batch, example_weights

@@ -232,9 +232,8 @@ def count_pipelines(operators: int, devices: int, node: int, cuts: int) -> int:
     planner's, with + for min and x for +.
     """
     kinds = {b: cuts ** sum(n > 1 for n in block_mesh(*b, node).values()) for b in submeshes(devices, node)}
-    ways = {
-        b: int(sum(b) == devices) for b in kinds
-    }  # no operator is left, and the last one was on this block
+    # no operator is left, and the last one was on this block
+    ways = {b: int(sum(b) == devices) for b in kinds}
     for _ in range(operators):
         start = [0] * (devices + 1)
         for b, kind in kinds.items():

@@ -169,7 +169,8 @@ class ChainProblem:
         """Seconds to sum a tensor over axes (`half`: only to gather it), when other axes cut it."""
         over = tuple(a for a in over if mesh[a] > 1)
         start = Layout(((*cut, *over),)) if half else Layout((cut,), tuple((a, "sum") for a in over))
-        return _seconds(self, size // self.itemsize, start, Layout((cut,)), mesh) if over else 0.0
+        shape = (max(size // self.itemsize, prod(mesh.values())),)
+        return _path_seconds(self, start, Layout((cut,)), shape, mesh) if over else 0.0
 
     def layout(self, cut: Sequence[str]) -> Layout:
         """The layout of the result (rows, tokens, width) of an operator that is cut so."""
@@ -235,11 +236,6 @@ class ChainProblem:
         if self.cluster.device.memory < inf and max(self.memory(plan)) > self.cluster.device.memory:
             return inf
         return Clock(self, plan).seconds
-
-
-def _seconds(problem, numbers, src, dst, mesh) -> float:
-    shape = (max(numbers, prod(mesh.values())),)
-    return _path_seconds(problem, src, dst, shape, mesh)
 
 
 @lru_cache(maxsize=100_000)

@@ -167,16 +167,6 @@ class _Clock:
             self._start(device)
 
 
-def ring_all_reduce(ranks: Sequence[int], size, cluster: Cluster) -> Simulated:
-    """A ring all-reduce of `size` bytes in as many equal chunks as ranks, message by message."""
-    n, jobs = len(ranks), []
-    for step in range(2 * (n - 1) + 1):
-        for place, rank in enumerate(ranks):
-            needs = ((n * (step - 1) + (place - 1) % n, size / n),) if step else ()
-            jobs.append(Job(f"step {step}", rank, 0, needs))
-    return simulate_jobs(jobs, cluster)
-
-
 @checked(forward=0, backward=0, size=0)
 def pipeline_jobs(
     schedule: Schedule, forward: Sequence[float], backward: Sequence[float], size: float = 0

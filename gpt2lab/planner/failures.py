@@ -75,11 +75,8 @@ def life(
             f"A save is written for {write:g}, longer than the {interval:g} between saves. Use a longer interval."
         )
     spans, now, done, coming = [], 0.0, 0.0, sorted(failures, reverse=True)
-    written, first, before = (
-        0.0,
-        0,
-        0.0,
-    )  # when the last save is complete, its first phase, the work before it
+    # when the last save is complete, its first phase, the work before it
+    written, first, before = 0.0, 0, 0.0
     while done < work:
         step = min(interval, work - done)
         worked = now + step

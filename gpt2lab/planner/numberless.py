@@ -16,10 +16,7 @@ aten = torch.ops.aten
 PARTS = "weights", "gradients", "optimizer", "activations", "logits", "buffers"
 SMALL = 2**20  # whole numbers of so many elements at most are computed, because they decide what is called
 GATHERS = "gather_flat", "broadcast"  # calls of `comm` that bring whole weights
-ENGINE, WRAPPERS = (
-    "_engine_run_backward",
-    ("_fn", "inner"),
-)  # how Python's frames name autograd, and torch's own
+ENGINE, WRAPPERS = "_engine_run_backward", ("_fn", "inner")  # autograd in Python's frames, and torch's own
 
 
 class Numberless(TorchDispatchMode):

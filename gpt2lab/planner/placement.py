@@ -206,13 +206,12 @@ class _Search:
 
 
 def _too_large(problem: Placing) -> ValueError:
-    need, device = sum(problem.memory), problem.cluster.device.memory
+    need, device, size = sum(problem.memory), problem.cluster.device.memory, max(problem.memory)
     have = device * problem.cluster.devices
-    largest = max(problem.graph.operators, key=lambda op: STATE * op.weights + op.kept)
-    if STATE * largest.weights + largest.kept > device:
-        size = STATE * largest.weights + largest.kept
+    if size > device:
+        name = problem.graph.operators[problem.memory.index(size)].name
         return ValueError(
-            f"{largest.name} alone needs {size / 2**20:.4g} MiB, a device has {device / 2**20:.4g} MiB: "
+            f"{name} alone needs {size / 2**20:.4g} MiB, a device has {device / 2**20:.4g} MiB: "
             f"{(size - device) / 2**20:.4g} MiB are short. Cut the operator, or take devices with more memory."
         )
     return ValueError(

@@ -203,11 +203,6 @@ def collective(name: str, ranks: int, size: int, fabric: Fabric, **options) -> C
         raise ValueError(f"No collective is called {name!r}. Use one of: {', '.join(ALGORITHMS)}.")
     if name == "hierarchical":
         options = {"machine": fabric.machine} | options
-        if ranks > options["machine"] and ranks % options["machine"]:
-            raise ValueError(
-                f"{ranks} ranks do not fill machines of {options['machine']} ({ranks} % {options['machine']} = "
-                f"{ranks % options['machine']}). Use whole machines."
-            )
     return run_rounds(ranks, ALGORITHMS[name](ranks, size, **options), fabric)
 
 

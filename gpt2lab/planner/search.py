@@ -14,6 +14,7 @@ from random import Random
 from types import SimpleNamespace
 
 from ..machine.arguments import checked
+from ..sharding.staged import CutStage
 from . import alpa, balance
 from .cuts import Assignment, ChainPlan, ChainProblem, Clock
 from .problem import OperatorGraph
@@ -23,39 +24,26 @@ Space = list[list[Assignment]]  # for each operator what may be chosen for it
 
 
 class Judge:
-    """Times plans and remembers: how many, and after how many the best so far became better."""
+    """The best `plan` so far and its `seconds` (None and infinite: nothing fits); a search calls it to time plans.
+
+    `evaluations` counts them, `jobs` those that delta simulation timed. When the best so far became better, `trace` has
+    (evaluations, seconds of the plan), `seen` the seconds that the search had taken; `took` are all of them.
+    """
 
     def __init__(self, problem: ChainProblem, evaluate: Callable):
-        self.problem, self.evaluate = problem, evaluate
-        self.count, self.jobs, self.best, self.plan, self.trace = 0, 0, inf, None, []
-        self.begin, self.seen = time.perf_counter(), []  # when the best so far became better
+        self.problem, self.evaluate, self.begin = problem, evaluate, time.perf_counter()
+        self.plan, self.seconds, self.evaluations, self.jobs, self.took = None, inf, 0, 0, 0.0
+        self.trace, self.seen = [], []
 
     def __call__(self, plan: ChainPlan, seconds: float | None = None) -> float:
         """Seconds of a plan, timed here unless they are known."""
         seconds = self.evaluate(self.problem, plan) if seconds is None else seconds
-        self.count += 1
-        if seconds < self.best:
-            self.best, self.plan = seconds, tuple(plan)
-            self.trace.append((self.count, seconds))
+        self.evaluations += 1
+        if seconds < self.seconds:
+            self.plan, self.seconds = tuple(plan), seconds
+            self.trace.append((self.evaluations, seconds))
             self.seen.append(time.perf_counter() - self.begin)
         return seconds
-
-
-@dataclass(frozen=True)
-class Found:
-    """The best plan and its seconds (None and infinite: nothing fits), the evaluations, [(evaluations, best so far)].
-
-    `took` are the seconds of the search itself, `seen` those after which each of the trace was found; `jobs` the jobs
-    that delta simulation timed.
-    """
-
-    plan: ChainPlan | None
-    seconds: float
-    evaluations: int
-    trace: tuple[tuple[int, float], ...]
-    took: float
-    jobs: int = 0
-    seen: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -67,14 +55,12 @@ class Planner:
     search: Callable[[ChainProblem, Space, Judge], None]
     evaluate: Callable[[ChainProblem, ChainPlan], float] = ChainProblem.evaluate
 
-    def plan(self, problem: ChainProblem) -> Found:
+    def plan(self, problem: ChainProblem) -> Judge:
         """The best plan that the search comes upon."""
         judge = Judge(problem, self.evaluate)
         self.search(problem, self.prune(problem, self.space(problem)), judge)
-        took = time.perf_counter() - judge.begin
-        return Found(
-            judge.plan, judge.best, judge.count, tuple(judge.trace), took, judge.jobs, tuple(judge.seen)
-        )
+        judge.took = time.perf_counter() - judge.begin
+        return judge
 
 
 def soap(problem: ChainProblem) -> Space:
@@ -233,7 +219,7 @@ def halved(problem: ChainProblem, space: Space, judge: Judge) -> None:
     for axis in range(2):
         best: dict[Assignment, tuple[float, ChainPlan]] = {}
         for n, cuts in enumerate(done):
-            judge.count += len(cuts)
+            judge.evaluations += len(cuts)
             ends = [Assignment(0, problem.cluster.devices, (*cut, *["whole"] * (1 - axis))) for cut in cuts]
             best = {at: _cheapest(problem, n, at, best) for at in ends}
         plan = min(best.values(), key=lambda found: found[0])[1]
@@ -255,7 +241,7 @@ def _cheapest(problem, n, at, best):
 def optimised(problem: ChainProblem, space: Space, judge: Judge) -> None:
     """Alpa's search: an integer program for every stage, and a dynamic program over stages."""
     found = alpa.fastest_pipeline(problem, space)
-    judge.count += found.priced
+    judge.evaluations += found.priced
     if found.plan:
         judge(found.plan)
 
@@ -271,3 +257,24 @@ PLANNERS = {
     "Alpa": Planner(soap, only(submesh), optimised),
 }
 """Planners by name."""
+
+LINK_NAMES = {"whole": "", "sample": "batch", "attribute": "seq"}
+
+
+def stages_of(problem: ChainProblem, plan: ChainPlan) -> list[CutStage]:
+    """The stages that `sharding.staged` runs, for operators that `gpt2_cuts` made, clustered or not."""
+    found: list[CutStage] = []
+    link, last = 0, sum(op.links for op in problem.operators) - 1
+    for n, (op, at) in enumerate(zip(problem.operators, plan, strict=True)):
+        shape = problem.mesh(at.first, at.count)
+        own = [i for i, size in enumerate(shape.values()) if size > 1]
+        mesh = {axis: size for axis, size in shape.items() if size > 1}
+        choices = []
+        for k in range(link, link + op.links):
+            names = LINK_NAMES | {"parameter": "vocab" if k in (0, last) else "heads" if k % 2 else "ff"}
+            choices.append(tuple(names[at.cut[i]] for i in own))
+        if n and plan[n - 1].devices == at.devices:
+            choices = [*found.pop().choices, *choices]
+        found.append(CutStage(link + op.links - len(choices), tuple(choices), tuple(at.devices), mesh))
+        link += op.links
+    return found

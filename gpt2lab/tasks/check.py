@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Callable
-from itertools import combinations
+from itertools import combinations, groupby
 
 from ..machine.arguments import checked
 from .graph import Task, TaskGraph
@@ -56,12 +56,7 @@ def independent_loops(graph: TaskGraph) -> list[list[Task]]:
 
     Raises ValueError when two tasks of one loop depend on each other, so that it is no parallel loop.
     """
-    loops: list[list[Task]] = []
-    for task in graph.tasks:
-        if loops and task.loop and loops[-1][-1].loop == task.loop:
-            loops[-1].append(task)
-        else:
-            loops.append([task])
+    loops = [list(loop) for _, loop in groupby(graph.tasks, lambda task: task.loop or task.number)]
     for loop in loops:
         numbers = {task.number for task in loop}
         for task in loop:

@@ -4,7 +4,7 @@ from fractions import Fraction
 
 import pytest
 from planting import planted
-from search_cases import one_device_each
+from search_cases import one_device_each, ring_all_reduce
 from test_planner import (
     every_piper_plan,
     every_staging,
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.mutant
 
 def ring_is_wrong():
     link = Link(Fraction(1, 3), Fraction(7))
-    found = events.ring_all_reduce(range(4), Fraction(100), Cluster(4, Device(1), Network(link)))
+    found = ring_all_reduce(range(4), Fraction(100), Cluster(4, Device(1), Network(link)))
     return found.makespan != link.time(6 * Fraction(25), 6)
 
 

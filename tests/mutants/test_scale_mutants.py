@@ -5,11 +5,11 @@ import math
 import numpy as np
 import pytest
 from planting import planted
+from search_cases import ring_all_reduce
 
 from gpt2lab.algorithms import ALL_REDUCE as LIVE
 from gpt2lab.machine.links import Link, Network, all_reduce_time
 from gpt2lab.planner import failures, scale
-from gpt2lab.planner.events import ring_all_reduce
 from gpt2lab.planner.failures import LongJob, goodput
 from gpt2lab.planner.problem import Cluster, Device
 from gpt2lab.planner.scale import Fabric, collective

@@ -8,9 +8,8 @@ from ...machine.links import Link, Network
 from ...model import GPT2, GPT2Config
 from ...planner.alpa import clustered
 from ...planner.cuts import Assignment, ChainPlan, ChainProblem, gpt2_cuts
-from ...planner.execute import stages_of
 from ...planner.problem import Cluster, Device
-from ...planner.search import PLANNERS, soap
+from ...planner.search import PLANNERS, soap, stages_of
 from ...ranks import comm, paced
 from ...reference import example_batch, example_weights
 from ...sharding.gpt2 import captured_gpt2
