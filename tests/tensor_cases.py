@@ -8,6 +8,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from gpt2lab.model import GPT2, GPT2Config
 from gpt2lab.parallel.sequence import apply_sequence
 from gpt2lab.parallel.tensor import apply_tensor
+from gpt2lab.planner.tensor_costs import step_bytes
 from gpt2lab.ranks import comm
 from gpt2lab.ranks.mesh import Mesh
 
@@ -36,6 +37,11 @@ def step_traffic(rank, world_size, config, rows, length, sp, lean):
     comm.clear_log()
     model.loss(model(tokens), targets).backward()
     return Counter({op: size for (op, _), (_, size, _) in comm.traffic().items()})
+
+
+def of_a_layer(shape, rank=0, sp=False, lean=True):
+    """Bytes that a rank sends for one layer and step, by formula."""
+    return step_bytes(shape, 1, rank, sp, lean) - step_bytes(shape, 0, rank, sp, lean)
 
 
 def kept_of_a_layer(rank, world_size, config, rows, length, dtype, sp, lean):

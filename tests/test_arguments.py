@@ -164,7 +164,6 @@ CALLS = [
     (scale.in_network, {"ranks": 4, "size": 64, "fabric": scale.Fabric()}),
     (scale.slowest_of, {"n": 4, "mean": 1.0, "spread": 0.1}),
     (tensor_costs.Shape, {"rows": 2, "length": 8, "width": 16, "heads": 2, "ranks": 2}),
-    (tensor_costs.layer_bytes, {"shape": SHAPE}),
     (tensor_costs.step_bytes, {"shape": SHAPE, "layers": 2}),
     (tensor_costs.kept_bytes, {"shape": SHAPE}),
     (zero_costs.shard_length, {"elements": 10, "ranks": 2}),

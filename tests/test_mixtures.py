@@ -10,9 +10,10 @@ from gpt2lab.experts.mixture import Experts
 from gpt2lab.lessons.labs import scaling
 from gpt2lab.model import GPT2Config
 from gpt2lab.plan import Plan, build
-from gpt2lab.planner import mixtures
 from gpt2lab.planner.cost import predict
 from gpt2lab.planner.problem import find_cluster
+from gpt2lab.planner.sends import by_axis, sends
+from gpt2lab.planner.share import RankShare
 from gpt2lab.ranks import comm
 from gpt2lab.ranks.mesh import Mesh
 from gpt2lab.reference import example_batch
@@ -30,6 +31,11 @@ PLANS = {
     ),
     8: ("dp=8,ep=4", "dp=8,ep=8,zero=1,recompute=on", "dp=8,ep=2,zero=3"),
 }
+
+
+def said(text, config, rows, length, itemsize=4, rank=0):
+    """(bytes, messages) by axis that a rank sends in a step, by formula."""
+    return by_axis(sends(RankShare(Plan.parse(text), config, rows, length, itemsize, dp=rank)))
 
 
 def sent_live(rank, world_size, plans, rows):
@@ -52,7 +58,7 @@ def test_every_axis_sends_what_live_ranks_counted(pools, ranks):
     rows = 2 * ranks + 3  # not equally many on every rank
     for rank, found in enumerate(pools[ranks].run(sent_live, PLANS[ranks], rows)):
         for text, sent in zip(PLANS[ranks], found, strict=True):
-            assert mixtures.sends(Plan.parse(text), CONFIG, rows, 16, 8, rank) == sent, (text, rank)
+            assert said(text, CONFIG, rows, 16, 8, rank) == sent, (text, rank)
 
 
 @pytest.mark.slow
@@ -60,7 +66,7 @@ def test_sixteen_live_ranks_send_what_is_said(pools):
     plans = ("dp=16,ep=4", "dp=16,ep=8,zero=1")
     for rank, found in enumerate(pools[16].run(sent_live, plans, 35)):
         for text, sent in zip(plans, found, strict=True):
-            assert mixtures.sends(Plan.parse(text), CONFIG, 35, 16, 8, rank) == sent, (text, rank)
+            assert said(text, CONFIG, 35, 16, 8, rank) == sent, (text, rank)
 
 
 @pytest.mark.parametrize(
@@ -70,8 +76,8 @@ def test_the_closed_form_of_an_evenly_routed_mixture(dp, ep, again):
     """k tokens C numbers go and come in forward and in backward, all but the own part; experts sum over dp / ep."""
     c, k, rows, length = 32, 2, 2 * dp, 64
     config = GPT2Config(64, length, 6, 4, c, experts=Experts(64, k, every=2))
-    plan = Plan.parse(f"dp={dp},ep={ep},zero=1,recompute={'on' if again else 'off'}")
-    found = mixtures.sends(plan, config, rows, length, 2)
+    plan = f"dp={dp},ep={ep},zero=1,recompute={'on' if again else 'off'}"
+    found = said(plan, config, rows, length, 2)
     tokens, out = k * rows // dp * length, ep - 1
     counts = 8 * 64 // ep * out
     size = 3 * ((4 + 2 * again) * tokens * c * 2 * out // ep + (1 + again) * counts)
@@ -105,17 +111,17 @@ def test_one_expert_a_token_computes_what_the_dense_model_does():
     config = GPT2Config(256, 64, 4, 4, 64, experts=Experts(8, 1, "switch"))
     cluster = find_cluster("a100x64").with_devices(8)
     fast = replace(cluster, device=replace(cluster.device, launch=0.0, copy=float("inf")))
-    found = mixtures.predict_mixture(Plan.parse("dp=8,ep=8"), config, 16, 64, fast, 2)
+    found = predict(Plan.parse("dp=8,ep=8"), config, 16, 64, fast, 2)
     dense = predict(Plan.parse("dp=8"), replace(config, experts=None), 16, 64, fast, 2)
     assert found.parts["compute"] == pytest.approx(dense.parts["compute"])
     two = replace(config, experts=Experts(8, 2))
-    more = mixtures.predict_mixture(Plan.parse("dp=8,ep=8"), two, 16, 64, fast, 2).parts["compute"]
+    more = predict(Plan.parse("dp=8,ep=8"), two, 16, 64, fast, 2).parts["compute"]
     per_token = 4 * 3 * 16 * 64**2 / fast.device.rate
     assert more - found.parts["compute"] == pytest.approx(2 * 64 * per_token)
 
 
 @pytest.mark.parametrize(
-    ("plan", "experts", "said"),
+    ("plan", "experts", "sentence"),
     [
         ("dp=2,ep=2,tp=2", EVEN, "beside dp, zero, micro and recompute alone, not in"),
         ("dp=4,ep=4,node=2", EVEN, "beside dp, zero, micro and recompute alone, not in"),
@@ -123,6 +129,8 @@ def test_one_expert_a_token_computes_what_the_dense_model_does():
         ("dp=2,ep=2", Experts(8, 2, shared=1), "where each is GPT-2's MLP"),
     ],
 )
-def test_what_has_no_formula_is_refused_in_a_sentence(plan, experts, said):
-    with pytest.raises(ValueError, match=said):
-        mixtures.sends(Plan.parse(plan), replace(CONFIG, experts=experts), 8, 16)
+def test_what_has_no_formula_is_refused_in_a_sentence(plan, experts, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        said(plan, replace(CONFIG, experts=experts), 8, 16)
+    with pytest.raises(ValueError, match=sentence):
+        predict(Plan.parse(plan), replace(CONFIG, experts=experts), 8, 16, find_cluster("laptop"))

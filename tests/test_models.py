@@ -16,7 +16,7 @@ from gpt2lab.planner.kept import kept_by_dense_block
 from gpt2lab.planner.memory import memory
 from gpt2lab.planner.models import KINDS, MODELS, Transformer, find_model, network_of, units
 from gpt2lab.planner.problem import CLUSTERS
-from gpt2lab.planner.share import MemoryShare, RankShare, check
+from gpt2lab.planner.share import RankShare, check
 
 H100 = CLUSTERS["h100x64"]
 SMALL = Transformer(64, 32, 4, 8, 32, kv_heads=2, mlp=48, **KINDS["llama"])
@@ -37,7 +37,7 @@ def test_a_pipeline_of_tensor_ranks_holds_every_weight_once(name):
         plan, cut, whole = Plan.parse(text), 0, 0
         for stage in range(plan.pp):
             for tp in range(plan.tp):
-                for p in MemoryShare(plan, config, 8, 128, pp=stage, tp=tp).parameters:
+                for p in RankShare(plan, config, 8, 128, pp=stage, tp=tp).parameters:
                     cut += p.elements * p.cut
                     whole += p.elements * (not p.cut and tp == 0)
         twice = config.vocab_size * config.n_embd * (config.tied and plan.pp > 1)

@@ -19,7 +19,7 @@ from gpt2lab.planner.memory import has_formula, memory, of_rank
 from gpt2lab.planner.moments import Walk
 from gpt2lab.planner.problem import CLUSTERS, Cluster, Device
 from gpt2lab.planner.sends import by_axis, sends
-from gpt2lab.planner.share import MemoryShare, RankShare
+from gpt2lab.planner.share import RankShare
 from gpt2lab.processes.launch import Ranks
 from gpt2lab.ranks import comm
 from gpt2lab.ranks.mesh import Mesh
@@ -139,7 +139,7 @@ def within_five_percent(found, text, config, rows, length):
     if not config.experts:
         dry_is_exact(found, text, config, rows, length)
     for most, place in found:
-        one = of_rank(MemoryShare(Plan.parse(text), config, rows, length, **place))
+        one = of_rank(RankShare(Plan.parse(text), config, rows, length, **place))
         assert abs(one.total / most - 1) < 0.05, (place, one, most)
 
 
@@ -261,7 +261,7 @@ LEFT_OUT = {
 def most_wrong(found, plans):
     """The largest relative error of what these plans are said to hold."""
     shares = [
-        (MemoryShare(Plan.parse(text), *sizes, **place), most)
+        (RankShare(Plan.parse(text), *sizes, **place), most)
         for text, sizes in plans.items()
         for most, place in found[text]
     ]

@@ -9,7 +9,7 @@ from gpt2lab.planner import moments
 from gpt2lab.planner.cost import predict
 from gpt2lab.planner.memory import memory
 from gpt2lab.planner.problem import CLUSTERS, PRECISIONS, Device, find_cluster
-from gpt2lab.planner.share import MemoryShare
+from gpt2lab.planner.share import RankShare
 from gpt2lab.schedules import Op
 
 XL = PRESETS["gpt2-xl"]  # the model with which the ZeRO paper opens: 1.5 billion parameters
@@ -19,7 +19,7 @@ ZERO, MEGATRON = (PRECISIONS[f"bf16-mixed{more}"] for more in ("", "-fp32-grads"
 def bytes_a_parameter(plan: str, precision, rows: int = 1) -> float:
     """Weights, gradients and optimizer of a rank after its backward, over the model's parameters."""
     parsed = Plan.parse(plan)
-    share = MemoryShare(parsed, XL, parsed.dp * rows, 8, precision[0], mixed=precision[1])
+    share = RankShare(parsed, XL, parsed.dp * rows, 8, precision[0], mixed=precision[1])
     walk = moments.Walk(share, 2)
     for micro in range(parsed.micro):
         walk.forward(Op("F", 0, micro))

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from tensor_cases import CONFIG, cut_model, kept_of_a_layer, step_traffic, tokens_and_targets
+from tensor_cases import CONFIG, cut_model, kept_of_a_layer, of_a_layer, step_traffic, tokens_and_targets
 
 from gpt2lab.model import GPT2
 from gpt2lab.parallel import spec
@@ -47,8 +47,8 @@ def test_bytes_sent_are_the_formulas(pools, n, length, lean):
     shape = tensor_costs.Shape(3, length, CONFIG.n_embd, 12, n, 8)
     for rank, sent in enumerate(pools[n].run(step_traffic, TWELVE_HEADS, 3, length, True, lean)):
         assert sent == tensor_costs.step_bytes(shape, CONFIG.n_layer, rank, True, lean)
-    layers = [tensor_costs.layer_bytes(shape, rank, True, False).total() for rank in range(n)]
-    assert sum(layers) == sum(tensor_costs.layer_bytes(shape, rank).total() for rank in range(n))
+    layers = [of_a_layer(shape, rank, True, False).total() for rank in range(n)]
+    assert sum(layers) == sum(of_a_layer(shape, rank).total() for rank in range(n))
 
 
 @pytest.mark.parametrize("n", [2, 3, 4])

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.nn.functional as F
-from tensor_cases import CONFIG, kept_of_a_layer, step_traffic, tokens_and_targets
+from tensor_cases import CONFIG, kept_of_a_layer, of_a_layer, step_traffic, tokens_and_targets
 
 from gpt2lab.model import GPT2
 from gpt2lab.parallel import tensor
@@ -49,7 +49,7 @@ def test_bytes_sent_are_the_formulas(pools, n, length):
     for rank, sent in enumerate(pools[n].run(step_traffic, config, 3, length, False, True)):
         assert sent == tensor_costs.step_bytes(shape, config.n_layer, rank)
     btc = 3 * length * config.n_embd * 8
-    each = [tensor_costs.layer_bytes(shape, r)["all_reduce"] for r in range(n)]
+    each = [of_a_layer(shape, r)["all_reduce"] for r in range(n)]
     assert sum(each) == 4 * 2 * (n - 1) * btc  # 4 all-reduces of (B, T, C), each 2 (n-1)/n of it a rank
 
 

@@ -1,10 +1,11 @@
 """Thresholds: at that many tokens a rank computes as long as it sends, and the published formulas come out."""
 
 import pytest
+from tensor_cases import of_a_layer
 
 from gpt2lab.lessons.labs.thresholds import laptop, machines, most_tensor_ranks, tokens_per_rank
 from gpt2lab.machine.links import Link, all_reduce_time
-from gpt2lab.planner.tensor_costs import Shape, layer_bytes
+from gpt2lab.planner.tensor_costs import Shape
 
 MACHINES = (laptop(40e9, 3e9), *machines())
 
@@ -23,7 +24,7 @@ def test_a_layer_computes_as_long_as_it_sends_at_the_threshold_of_tensor_paralle
     ranks, tokens = 4, 128
     per_width = (most_tensor_ranks(machine, 2048) - 1) / 2048
     width = round((ranks - 1) / per_width) or 1
-    sent = sum(layer_bytes(Shape(1, tokens, 10_000, 8, ranks, machine.itemsize)).values()) * width / 10_000
+    sent = of_a_layer(Shape(1, tokens, 10_000, 8, ranks, machine.itemsize)).total() * width / 10_000
     computing = 72 * width**2 * tokens / ranks / machine.rate
     assert computing == pytest.approx(sent / machine.bandwidth, rel=0.5 / width + 1e-6)
 

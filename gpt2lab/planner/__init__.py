@@ -5,7 +5,6 @@ dry           a step without numbers: what any plan sends and holds; numberless 
 memory        what each rank holds at its fullest moment: moments walks through a step, for a search; else a dry run
 kept          what it keeps from forward to backward; experts: of a mixture
 sends         what each rank sends, axis by axis; gathers: how often ZeRO gathers and sums
-mixtures      seconds and bytes sent of a mixture of experts
 share         what a plan gives one rank; tensor_costs: what tensor and sequence parallelism send and keep
 seconds       how long a rank works on a stage; pipelines: how long their schedule takes
 fit           alpha and beta from measured times, with their uncertainty
@@ -22,7 +21,6 @@ reinforce     the same, learned
 balance       chains cut into stages: dynamic programs, PipeDream's and DAPPLE's planners
 graph_stages  graphs cut into stages: an integer program, and Piper's two levels
 cuts          one problem for all searches: operators on blocks of devices and cut there, and the clock of a plan
-search        a planner is a space, a pruning, a search and an evaluation: exhaustive, FlexFlow's, learned, and others
+search        a planner is a space, a pruning, a search and an evaluation; and from a plan found to what runs
 alpa          operators clustered, cuts by an integer program, stages on submeshes by a dynamic program
-execute       how a plan that was found runs
 """

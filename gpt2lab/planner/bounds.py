@@ -6,20 +6,18 @@ weights, gradients and optimizer of the first stage, and the activations of the 
 message and no logits are in it, so the tests can hold every prediction above both.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from ..plan import Plan
-from .kept import kept_by_dense_block, stream_bytes
+from .kept import kept_by_dense_block, stream_bytes, weights_held
 from .models import units
 from .problem import Cluster
 from .seconds import OPERATORS, UPDATE, groups_on_nodes, pairs_seen
 from .share import RankShare, frame
 
-JOINT = (
-    "1f1b",
-    "interleaved",
-    "gpipe",
-)  # a backward gives both gradients, so that the last one passes all stages
+# a backward gives both gradients, so that the last one passes all stages
+JOINT = "1f1b", "interleaved", "gpipe"
 
 
 @dataclass
@@ -35,16 +33,22 @@ class Bounds:
     known: dict = field(default_factory=dict)
 
     def __post_init__(self):
+        if self.config.experts:
+            raise ValueError(
+                "No plans are proposed for a mixture of experts, so none can be chosen. Ask about a dense model."
+            )
         self.device, network = self.cluster.device.with_numbers(self.itemsize), self.cluster.network
         self.wire = max(link.bandwidth for link in (network.inside, network.between) if link)
+        # (query, key) pairs of a row, all ranks together
+        self.seen = pairs_seen(RankShare(Plan(), self.config, 1, self.length), self.length)
 
     def of(self, plan) -> tuple[float, float]:
         """(seconds, bytes), both at most what `cost.predict` says."""
         share = RankShare(plan, self.config, self.rows, self.length, self.itemsize, mixed=self.mixed)
-        mine = self._elements(share) / (share.sharing[0] if plan.zero else 1)
+        mine = self.elements(share) / (share.sharing[0] if plan.zero else 1)
         update = UPDATE * share.master * mine / self.device.copy
-        key = plan.pp, plan.dp, plan.cp, plan.tp, plan.micro, plan.schedule, plan.sp, share.again
-        seconds = max(self._once("seconds", share, key), self.sums(share))
+        key = "seconds", plan.pp, plan.dp, plan.cp, plan.tp, plan.micro, plan.schedule, plan.sp, share.again
+        seconds = max(self._once(key, lambda: self.seconds(share)), self.sums(share))
         return update + seconds, self.bytes(share)
 
     def sums(self, share: RankShare) -> float:
@@ -53,41 +57,35 @@ class Bounds:
         lies = groups_on_nodes(n, plan.tp, max(network.node, 1), max(plan.world, n * plan.tp))
         if lies.nodes == 1 or plan.shard:
             return 0.0
-        size = self._elements(share) * (self.itemsize + share.gradient) * (1 - 1 / lies.nodes)
-        rows, micro = (
-            self.rows // plan.dp,
-            plan.micro,
-        )  # a backward of the largest micro-batch may hide more than most
+        size = self.elements(share) * (self.itemsize + share.gradient) * (1 - 1 / lies.nodes)
+        rows, micro = self.rows // plan.dp, plan.micro
+        # a backward of the largest micro-batch may hide more than most
         even = (rows // micro) / -(-self.rows // (plan.dp * micro))
         return even * size / (lies.fewest * network.between.bandwidth)
 
     def ideal(self, world: int) -> float:
         """Seconds of all operations, on so many ranks that all work all the time."""
         net, tokens = units(self.config), self.rows * self.length
-        seen = self.rows * pairs_seen(RankShare(Plan(), self.config, 1, self.length), self.length)
-        blocks = net.n_layer * (2 * net.multiplied * tokens + 4 * net.n_embd * seen)
+        blocks = net.n_layer * (2 * net.multiplied * tokens + 4 * net.n_embd * self.rows * self.seen)
         return 3 * (blocks + 2 * net.n_embd * net.vocab_size * tokens) / (world * self.device.rate)
 
-    def _once(self, what: str, share: RankShare, key: tuple):
-        if (what, key) not in self.known:
-            self.known[what, key] = getattr(self, what)(share)
-        return self.known[what, key]
+    def _once(self, key: tuple, make: Callable):
+        if key not in self.known:
+            self.known[key] = make()
+        return self.known[key]
 
     def seconds(self, share: RankShare) -> float:
         """Seconds of the stage that ends last, its messages and its update apart."""
         plan, net, c, device = share.plan, share.net, share.config.n_embd, self.device
         rows, tokens = -(-self.rows // plan.dp), self.length / plan.cp
-        seen = self._once("pairs", share, (plan.cp == 1,))
         # of all its rows, in one block and in the head
-        flops = rows * (2 * net.multiplied * tokens + 4 * c * seen / plan.cp) / plan.tp
+        flops = rows * (2 * net.multiplied * tokens + 4 * c * self.seen / plan.cp) / plan.tp
         block = flops / device.rate + OPERATORS * device.launch * plan.micro
         blocks, ends = share.again
         if plan.sp:  # two gathers and two sums forward, three and two backward, as fast as the fastest link
             once = (plan.tp - 1) / plan.tp * rows * tokens * c * self.itemsize / self.wire
             block += (10 / (3 + blocks) + blocks * 4 / (3 + blocks)) * once
         head = 2 * rows * tokens * c * net.vocab_size / plan.tp / device.rate
-        if plan.pp == 1:
-            return (3 + blocks) * net.n_layer * block + (3 + ends) * head
         before, most, joint = 0.0, 0.0, plan.schedule in JOINT
         layers, schedule = share.parts.layers, frame(plan)
         work = [len(own) * (3 + blocks) * block + (position == share.depth - 1) * (3 + ends) * head
@@ -100,39 +98,24 @@ class Bounds:
             before += len(layers[rank]) * (3 + blocks if joint else 1) * block / plan.micro
         return most
 
-    def pairs(self, share: RankShare) -> float:
-        """(query, key) pairs of a row, all ranks together."""
-        return pairs_seen(RankShare(Plan(), self.config, 1, self.length), self.length)
-
     def bytes(self, share: RankShare) -> float:
         """Bytes of the first stage: all of its state, or fewer gradients beside more activations."""
-        plan, e, master = share.plan, self.itemsize, share.master
-        masters = master * (master > e)
-        weights = self._elements(share)
+        plan, master, weights = share.plan, share.master, self.elements(share)
         shards = weights / share.sharing[0]
-        state = 2 * master * (shards if plan.zero else weights)
-        if plan.zero == 3:
-            state += (master + e * bool(self.mixed)) * shards
-        else:
-            state += e * weights + masters * (shards if plan.zero else weights)
+        mine = shards if plan.zero else weights
+        state = 2 * master * mine + weights_held(share, mine, weights)
         gradients = (share.mixed or master) * shards if plan.zero > 1 else share.gradient * weights
-        key = plan.dp, plan.cp, plan.tp, plan.micro, plan.sp, plan.exchange, share.again
-        held = self._once("kept", share, key) * len(share.parts.layers[0])
-        if plan.pp == 1:
-            flying, more = 1, plan.micro > 1
-        elif plan.recompute:
+        key = "kept", plan.dp, plan.cp, plan.tp, plan.micro, plan.sp, plan.exchange, share.again
+        held = self._once(key, lambda: self.kept(share)) * len(share.parts.layers[0])
+        if plan.pp > 1 and plan.recompute:
             return state + gradients
-        else:
-            flying, more = min(plan.micro, plan.pp), plan.micro > plan.pp
+        flying, more = min(plan.micro, plan.pp), plan.micro > plan.pp
         return state + max(gradients, held * flying, (gradients + held * (flying - (plan.pp > 1))) * more)
-
-    def _elements(self, share: RankShare) -> int:
-        plan = share.plan
-        return self._once("elements", share, (plan.pp, plan.tp, plan.schedule, plan.chunks))
 
     def elements(self, share: RankShare) -> int:
         """Weights of the first stage."""
-        return sum(share.sizes.values())
+        key = "elements", share.plan.pp, share.plan.tp, share.plan.schedule, share.plan.chunks
+        return self._once(key, lambda: sum(share.sizes.values()))
 
     def kept(self, share: RankShare) -> int:
         """Bytes that a block keeps of the smallest micro-batch."""

@@ -14,6 +14,7 @@ from functools import cached_property, partial
 
 from ..machine.arguments import checked
 from ..machine.speed import flops_per_token
+from ..parallel.pipeline.stages import Parts
 from ..parallel.zero.costs import backward_and_sums
 from ..plan import Plan
 from ..schedules import Cost, Timeline, simulate
@@ -21,9 +22,9 @@ from .memory import Held, fullest
 from .models import Transformer, units
 from .pipelines import pipeline_seconds
 from .problem import Cluster
-from .seconds import UPDATE, RankOnCluster, stage_times
-from .sends import by_axis, finish_sends, gradient_sends, sends, stage_ways
-from .share import RankShare, check, frame, order_of, runs_again
+from .seconds import UPDATE, RankOnCluster, routed
+from .sends import by_axis, exchanges, finish_sends, gradient_sends, sends, stage_ways
+from .share import RankShare, check, check_price, frame, order_of, rank_parts, runs_again
 
 
 @dataclass(frozen=True)
@@ -64,27 +65,24 @@ def predict(
     """What a step of the plan costs on the cluster; `checked`: the plan is known to run the model.
 
     `known` is a dict that keeps what several plans on one cluster have in common; `itemsize` and `mixed` are a
-    precision of `problem.PRECISIONS`. Raises ValueError where the plan cannot run the model, needs more devices than
-    the cluster has, or where the rate of such numbers is not known.
+    precision of `problem.PRECISIONS`. Sums of experts' gradients hide behind nothing. Raises ValueError where the plan
+    cannot run the model, has no price (`share.why_no_price`), needs more devices than the cluster has, or where the
+    rate of such numbers is not known.
     """
     if not checked:
         check(plan, config, rows, length)
-    return predict_share(RankShare(plan, config, rows, length, itemsize, mixed=mixed), cluster, known=known)
-
-
-def predict_share(share: RankShare, cluster: Cluster, machine=RankOnCluster, known=None) -> Prediction:
-    """The same of what a plan gives its first rank; `machine` is how ranks see the cluster."""
-    plan, config, rows, length = share.plan, share.config, share.rows, share.length
+    check_price(plan, config)
     if plan.world > cluster.devices:
         raise ValueError(
             f"{plan} needs {plan.world} devices and the cluster has {cluster.devices}. Use a smaller plan or more "
             "devices."
         )
+    share = RankShare(plan, config, rows, length, itemsize, mixed=mixed)
     known, shares = {} if known is None else known, classes(share)
     # how the loss is computed changes what is held, but no time and no message
     alike = plan if plan.loss == "whole" else replace(plan, loss="whole")
     if alike not in known:
-        known[alike] = _timed([machine(cluster, s) for s in shares], known)
+        known[alike] = _timed([RankOnCluster(cluster, s) for s in shares], known)
     parts, seconds, sent, by_class = known[alike]
     ask = config.flops_per_token if isinstance(config, Transformer) else partial(flops_per_token, config)
     flops = ask(length) * rows * length
@@ -117,15 +115,10 @@ def hardware_share(plan, config, length: int) -> float:
 
 def classes(share: RankShare) -> list[RankShare]:
     """A rank of each class of stages that differ in their layers; of equal stages the first and the last."""
-    if share.plan.pp == 1:
-        return [share]
-    found: dict[tuple, list[RankShare]] = {}
+    found: dict[tuple, list[int]] = {}
     for stage in range(share.plan.pp):
-        one = replace(share, pp=stage)
-        found.setdefault(_kind(one), []).append(one)
-    return [
-        s for group in found.values() for s in ({group[0].pp: group[0]} | {group[-1].pp: group[-1]}).values()
-    ]
+        found.setdefault(_kind(share, stage), []).append(stage)
+    return [replace(share, pp=stage) for alike in found.values() for stage in sorted({alike[0], alike[-1]})]
 
 
 def _step(machines: list[RankOnCluster], known: dict) -> tuple[dict[str, float], float]:
@@ -158,24 +151,29 @@ def _step(machines: list[RankOnCluster], known: dict) -> tuple[dict[str, float],
 
 def _all_work(machines: list[RankOnCluster], work: dict[int, Counter]) -> float:
     """Seconds of all ranks' work together; stages of a class are alike."""
-    plan = machines[0].share.plan
-    kinds: dict[tuple, float] = {}
-    for m in machines:
-        kinds[_kind(m.share)] = sum(work[m.share.pp].values())
-    total = sum(kinds[_kind(replace(machines[0].share, pp=stage))] for stage in range(plan.pp))
-    return total * plan.dp * plan.cp * plan.tp
+    share = machines[0].share
+    kinds = {_kind(share, m.share.pp): sum(work[m.share.pp].values()) for m in machines}
+    total = sum(kinds[_kind(share, stage)] for stage in range(share.plan.pp))
+    return total * share.plan.dp * share.plan.cp * share.plan.tp
 
 
-def _kind(share: RankShare) -> tuple:
-    return tuple((len(share.parts.layers[p]), p == 0, p == share.depth - 1) for p in share.parts.mine)
+def _kind(share: RankShare, rank: int) -> tuple[tuple[int, bool, bool], ...]:
+    """For each position of a pipeline rank how many layers it has, and whether it has an end."""
+    parts = rank_parts(share.plan, share.config, rank)
+    return tuple(_kind_of(parts, position) for position in parts.mine)
+
+
+def _kind_of(parts: Parts, position: int) -> tuple[int, bool, bool]:
+    return len(parts.layers[position]), position == 0, position == len(parts.layers) - 1
 
 
 def _work(machine: RankOnCluster) -> Counter:
     """Seconds of a rank in all forwards and backwards of a step, by part."""
-    share, total = machine.share, Counter()
+    share, total = machine.share, machine.travel(exchanges(machine.share))
+    total["compute"] += routed(machine)
     for stage in share.stages:
         for (rows, tokens), count in share.units(stage).items():
-            for found in stage_times(machine, stage, rows, tokens).values():
+            for found in machine.times(stage, rows, tokens).values():
                 for name, seconds in found.items():
                     total[name] += count * seconds
     return total
@@ -190,19 +188,21 @@ def _pipeline(machines: list[RankOnCluster]) -> float:
 
 def _stage_seconds(machines: list[RankOnCluster]) -> tuple[tuple, tuple, tuple, float]:
     """Seconds of a unit's forward, input and weight gradients by position, and of a message between two stages."""
-    machine = machines[0]
-    share, by_kind = machine.share, {_kind(m.share): m for m in machines}
+    machine, share = machines[0], machines[0].share
+    by_kind = {_kind(share, m.share.pp): m for m in machines}
     schedule, found = frame(share.plan), []
     for stage in range(schedule.depth):
-        m = by_kind[_kind(replace(share, pp=schedule.placement[stage]))]
-        like = next(s for s, p in m.share.stages.items() if _same(m.share, p, schedule.position(stage)))
-        ways = stage_times(m, like, *max(m.share.units(like)))
+        m = by_kind[_kind(share, schedule.placement[stage])]
+        wanted = _kind_of(share.parts, schedule.position(stage))
+        like = next(s for s, p in m.share.stages.items() if _kind_of(share.parts, p) == wanted)
+        ways = m.times(like, *max(m.share.units(like)))
         times = {way: sum(parts.values()) for way, parts in ways.items()}
         weights = ways["backward"]["compute"] / 2
         found.append((times["forward"], times["again"] + times["backward"] - weights, weights))
     any_stage = next(iter(share.stages))
-    passed = stage_ways(share, any_stage, *max(share.units(any_stage))).all
-    hop = max((sum(machine.travel([s]).values()) for s in passed if s.axis == "pp"), default=0.0)
+    ways = stage_ways(share, any_stage, *max(share.units(any_stage))).values()
+    passed = [s for sent in ways for s in sent if s.axis == "pp"]
+    hop = max((sum(machine.travel([s]).values()) for s in passed), default=0.0)
     return *zip(*found, strict=True), hop
 
 
@@ -216,28 +216,24 @@ def _factors(share: RankShare) -> tuple[float, ...]:
 def timetable(plan, config, rows: int, length: int, cluster: Cluster, itemsize: int = 4) -> Timeline:
     """When every stage works in a step, as its prediction has it, up to the last backward."""
     plan.check(config, rows, length)
+    check_price(plan, config)
     machines = [RankOnCluster(cluster, s) for s in classes(RankShare(plan, config, rows, length, itemsize))]
     *times, hop = _stage_seconds(machines)
     factors = _factors(machines[0].share)
     return simulate(order_of(plan, plan.micro), Cost(*map(list, times), hop=hop, factors=factors))
 
 
-def _same(share: RankShare, position: int, wanted: int) -> bool:
-    """Whether two positions have equally many layers and the same ends."""
-    kind = lambda p: (len(share.parts.layers[p]), p == 0, p == share.depth - 1)
-    return kind(position) == kind(wanted)
-
-
 def _end(machine: RankOnCluster) -> Counter:
     """Seconds after the last backward: what is left of the gradients' sums, the norm, the update, the new weights."""
-    share, plan = machine.share, machine.share.plan
+    share = machine.share
+    sums = [s for s in gradient_sends(share) if s.axis != "edp+cp"]
+    of_experts = [s for s in gradient_sends(share) if s.axis == "edp+cp"]
     total = Counter()
-    gradients = gradient_sends(share)
-    for axis, seconds in machine.travel(gradients).items():
-        total[axis] += _exposed(machine, seconds, sum(s.calls for s in gradients)) if seconds else 0.0
-    total += machine.travel(finish_sends(share))
-    weights = sum(share.sizes.values())
-    mine = weights / share.sharing[0] if plan.zero else weights
+    for axis, seconds in machine.travel(sums).items():
+        total[axis] += _exposed(machine, seconds, sum(s.calls for s in sums)) if seconds else 0.0
+    total += machine.travel([*of_experts, *finish_sends(share)])
+    shared = share.sharers if share.plan.zero else lambda part: 1
+    mine = sum(size / shared(part) for part, size in share.sizes.items())
     total["update"] = machine.work(0, UPDATE * share.master * mine, len(share.parameters))
     return total
 
@@ -247,11 +243,10 @@ def _exposed(machine: RankOnCluster, seconds: float, messages: int) -> float:
     plan = machine.share.plan
     if not machine.overlaps or plan.data != "bucket" or plan.zero == 1:
         return seconds
-    ways = (
-        ("forward", "again", "backward") if plan.zero == 3 else ("backward",)
-    )  # stage 3 gathers in forward, too
+    # stage 3 gathers in forward, too
+    ways = ("forward", "again", "backward") if plan.zero == 3 else ("backward",)
     unit = sum(
-        sum(stage_times(machine, stage, *max(machine.share.units(stage)))[way].values())
+        sum(machine.times(stage, *max(machine.share.units(stage)))[way].values())
         for stage in machine.share.stages
         for way in ways
     )

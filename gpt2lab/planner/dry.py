@@ -26,6 +26,7 @@ from ..train import Recipe, Trainer
 from ..transport.pretended import one_of
 from .experts import rows_of
 from .numberless import PARTS, Numberless
+from .sends import AxisTraffic, by_axis
 
 DTYPES = {2: torch.bfloat16, 4: torch.float32, 8: torch.float64}
 
@@ -46,11 +47,7 @@ class DryRank:
     @property
     def sent(self) -> dict[str, tuple[int, int]]:
         """(bytes, messages) by axis."""
-        found: dict[str, tuple[int, int]] = {}
-        for _, axis, size, messages in self.calls:
-            before = found.get(axis, (0, 0))
-            found[axis] = before[0] + size, before[1] + messages
-        return {axis: sums for axis, sums in found.items() if any(sums)}
+        return by_axis(AxisTraffic(axis, op, *sizes) for op, axis, *sizes in self.calls)
 
     @property
     def held(self) -> int:

@@ -4,7 +4,7 @@ How many rows an expert gets is the router's choice. Here each token asks for k 
 room for, and every expert gets equally many rows; the tests compare that with what routers chose on live ranks.
 """
 
-from .share import RankShare
+from .share import RankShare, has_experts
 
 
 def rows_of(config, length: int, tokens: int) -> float:
@@ -19,7 +19,7 @@ def kept_more(share: RankShare, layer: int, rows: int, tokens: int) -> int:
 
     Of each row what `kept_of_rows` says. What the router keeps is small, and left out.
     """
-    if not share.has_experts(layer):
+    if not has_experts(share.config, layer):
         return 0
     dense = share.itemsize * rows * tokens * 8 * share.config.n_embd
     return kept_of_rows(share, rows * tokens, 2) - dense

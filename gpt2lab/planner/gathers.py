@@ -16,18 +16,9 @@ def reduce_counts(share: RankShare) -> Counter:
         return Counter(dict.fromkeys(share.sizes, 1))
     found = Counter()
     for stage, position in share.stages.items():
-        units = sum(share.units(stage).values())
-        for part, cut in share.sizes:
-            found[part, cut] += _uses(share, part, position) * units
+        parts, units = share.parts_at(position), sum(share.units(stage).values())
+        found.update({key: units for key in share.sizes if key[0] in parts})
     return found
-
-
-def _uses(share: RankShare, part: str, position: int) -> int:
-    """Whether a backward of the stage at `position` gives gradients to a part: 0 or 1."""
-    if part.startswith("h."):
-        return int(part[2:]) in share.parts.layers[position]
-    ends = {"wpe": (0,), "wte": (0,), "ln_f": (share.depth - 1,), "lm_head": (share.depth - 1,)}[part]
-    return position in (*ends, *[share.depth - 1] * (part == share.net.head))
 
 
 def gather_counts(share: RankShare) -> Counter:
@@ -56,79 +47,65 @@ def _replayed(plan, config, rank: int, head: str) -> Counter:
 
 
 class _Weights:
-    """Which parts are whole here, how often they are used, and which are on their way: `zero.stages.Zero3`, counted."""
+    """How many users each whole part has here, and which are on their way: `zero.stages.Zero3`, counted."""
 
     def __init__(self, here, plan, head):
-        self.here, self.plan, self.count = here, plan, Counter()
-        self.users, self.whole, self.coming, self.kept = Counter(), set(), set(), 0
+        self.here, self.plan, self.kept = here, plan, 0
+        self.count, self.users, self.coming = Counter(), Counter(), set()
         self.blocks = [f"h.{layer}" for layer in here.blocks]
         self.last = [head, "ln_f"] if here.last else []
         self.first = ["wte", "wpe"] if here.first else []
 
-    def start(self, part: str) -> None:
-        if part not in self.whole | self.coming:
-            self.coming.add(part)
-            self.count[part] += 1
+    def start(self, parts) -> None:
+        new = [part for part in parts if not self.users[part] and part not in self.coming]
+        self.coming.update(new)
+        self.count.update(new)
 
-    def gather(self, part: str) -> None:
-        self.users[part] += 1
-        self.start(part)
-        self.coming.discard(part)
-        self.whole.add(part)
+    def use(self, parts) -> None:
+        self.start(parts)
+        self.coming.difference_update(parts)
+        self.users.update(parts)
 
-    def release(self, part: str) -> None:
-        self.users[part] -= 1
-        if self.users[part] == 0:
-            self.whole.discard(part)
+    def leave(self, parts) -> None:
+        self.users.subtract(parts)
 
     def prefetch(self, i: int) -> None:
         if self.plan.data != "owner" and i >= 0:
-            for part in [self.blocks[i]] if i < len(self.blocks) else self.last:
-                self.start(part)
+            self.start(self.blocks[i : i + 1] or self.last)
+
+    def numbers(self, position: int) -> list[int]:
+        return [self.blocks.index(f"h.{layer}") for layer in self.here.layers[position]]
 
     def forward(self, position: int, graph: bool) -> None:
         """The forward of a stage; with a graph the head's weights stay until its backward."""
         tied = [part for part in self.first if part in self.last]
         if position == 0:
-            for part in self.first:
-                self.gather(part)
+            self.use(self.first)
             self.prefetch(0)
-            for part in self.first:
-                if part not in tied:
-                    self.release(part)
+            self.leave([part for part in self.first if part not in tied])
             self.kept += 1
-        for layer in self.here.layers[position]:
-            i = self.blocks.index(f"h.{layer}")
-            self.gather(self.blocks[i])
+        for i in self.numbers(position):
+            self.use(self.blocks[i : i + 1])
             self.prefetch(i + 1)
-            self.release(self.blocks[i])
+            self.leave(self.blocks[i : i + 1])
         if position == len(self.here.layers) - 1:
-            for part in self.last:
-                self.gather(part)
+            self.use(self.last)
             if self.kept:
                 self.kept -= 1
-                for part in tied:
-                    self.release(part)
+                self.leave(tied)
             if not graph:
-                self.leave_head()
-
-    def leave_head(self) -> None:
-        for part in self.last:
-            self.release(part)
+                self.leave(self.last)
 
     def backward(self, position: int) -> None:
         """The backward of a stage up to its input's gradient; the blocks' weights stay until `reduce`."""
         if self.plan.recompute:
             self.forward(position, graph=True)
         if position == len(self.here.layers) - 1:
-            self.leave_head()
-        for layer in reversed(self.here.layers[position]):
-            i = self.blocks.index(f"h.{layer}")
-            self.gather(self.blocks[i])
+            self.leave(self.last)
+        for i in reversed(self.numbers(position)):
+            self.use(self.blocks[i : i + 1])
             self.prefetch(i - 1)
 
     def reduce(self, position: int) -> None:
         """The gradients of a stage's blocks are complete."""
-        for layer in self.here.layers[position]:
-            if self.users[f"h.{layer}"]:
-                self.release(f"h.{layer}")
+        self.leave([part for layer in self.here.layers[position] if self.users[part := f"h.{layer}"]])

@@ -61,23 +61,20 @@ def kept_by_block(share: RankShare, rows: int, tokens: int, layer: int) -> int:
 def kept_by_dense_block(share: RankShare, rows: int, tokens: int) -> int:
     """Bytes that a dense block keeps, by the formulas of tensor, sequence and context parallelism."""
     plan, config, e, net = share.plan, share.config, share.itemsize, share.net
-    more = e * rows * tokens * net.kept_more // plan.tp
+    kept = tensor_costs.kept_bytes(share.shape(rows, tokens), share.tp, plan.sp)
+    kept += e * rows * tokens * net.kept_more // plan.tp
     if plan.cp == 1:
-        return tensor_costs.kept_bytes(share.shape(rows, tokens), share.tp, plan.sp) + more
+        return kept
     name = ALIASES.get(plan.exchange, plan.exchange)
     whole = context.kept_numbers(config, rows, share.table, share.cp, name)
-    if (
-        net.keys < net.n_embd and name != "heads"
-    ):  # what is borrowed, keys and values alone, is as narrow as they are
+    if net.keys < net.n_embd and name != "heads":
+        # what is borrowed, keys and values alone, is as narrow as they are
         own = context.kept_numbers(config, rows, share.table, share.cp, "ring")
         whole = own + (whole - own) * net.keys // net.n_embd
-    if plan.tp == 1:
-        return e * whole + more
     # outside attention as tensor parallelism keeps it; attention's own is cut by heads
     outside = rows * tokens * (12 * config.n_embd + 4)
     inside = (whole - outside) // plan.tp
-    plain = rows * tokens * (4 * config.n_embd // plan.tp + config.n_head // plan.tp)
-    return tensor_costs.kept_bytes(share.shape(rows, tokens), share.tp, plan.sp) + e * (inside - plain) + more
+    return kept + e * (inside - rows * tokens * (4 * config.n_embd // plan.tp + config.n_head // plan.tp))
 
 
 def part_elements(share: RankShare, name: str) -> int:
@@ -90,6 +87,14 @@ def block_elements(share: RankShare, position: int) -> int:
     return sum(part_elements(share, f"h.{layer}") for layer in share.parts.layers[position])
 
 
+def weights_held(share: RankShare, mine: float, whole: float) -> float:
+    """Bytes of `whole` elements of weights between two steps, and of the `mine` that the optimizer steps."""
+    e, master = share.itemsize, share.master
+    if share.plan.zero == 3:  # this package's has no other weights than its masters
+        return (master + e * bool(share.mixed)) * mine
+    return e * whole + master * (master > e) * mine
+
+
 def kept_between(share: RankShare, position: int, rows: int, tokens: int) -> int:
     """Bytes that wait for a unit's weight gradients: operands of its products, and gradients that are there."""
     config, plan, n = share.config, share.plan, rows * tokens
@@ -97,9 +102,7 @@ def kept_between(share: RankShare, position: int, rows: int, tokens: int) -> int
     # operands of the products of keys and values, and of the MLP, that are wider or narrower than GPT-2's
     more = 2 * (net.keys - c) + net.active * (2 + net.gated) * net.mlp - 8 * c
     layers, chunked = len(share.parts.layers[position]), 0
-    if (
-        words and plan.loss == "chunked"
-    ):  # the gradient of the head's weights is there, what it was made of is gone
+    if words and plan.loss == "chunked":  # the head's gradient is there, what it was made of is gone
         words, chunked = 0, share.itemsize * words * c
     if plan.zero == 3:  # blocks run again in the first half, which gives all of their gradients
         return chunked + share.itemsize * (block_elements(share, position) + kept_for_weights(n, c, 0, words))

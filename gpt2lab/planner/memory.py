@@ -10,14 +10,14 @@ Activations: Korthikanti et al. 2022, "Reducing Activation Recomputation", secti
 
 from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
-from functools import cache, cached_property
+from functools import cached_property
 
 from ..machine.arguments import checked
 from ..schedules import Op
 from .dry import UNEVEN, dry_run
 from .models import Transformer
 from .moments import Walk
-from .share import MemoryShare, RankShare, check, order_of
+from .share import RankShare, check, order_of, why_no_price
 
 MOMENTS = {"adamw": 2, "sgd": 0}
 
@@ -56,7 +56,7 @@ def memory(
     check(plan, config, rows, length)
     if optimizer not in MOMENTS:
         raise ValueError(f"There is no optimizer {optimizer!r} here. Use {' or '.join(MOMENTS)}.")
-    whole = MemoryShare(plan, config, rows, length, itemsize, mixed=mixed)
+    whole = RankShare(plan, config, rows, length, itemsize, mixed=mixed)
     return fullest([replace(whole, pp=stage) for stage in range(plan.pp)], optimizer)
 
 
@@ -76,9 +76,7 @@ def _beside(share: RankShare) -> list[RankShare]:
         return [replace(share, dp=dp, cp=cp) for dp in range(share.plan.dp) for cp in range(share.plan.cp)]
     sizes, name = share.table.sizes if share.table else [0], share.plan.exchange
     unequal = len(sizes) - 1 if name == "triangle" or name.startswith("halo") else 0
-    return (
-        [replace(share, cp=place) for place in {sizes.index(max(sizes)), unequal}] if share.table else [share]
-    )
+    return [replace(share, cp=place) for place in {sizes.index(max(sizes)), unequal}]
 
 
 def of_rank(share: RankShare, optimizer: str = "adamw") -> Held:
@@ -100,27 +98,13 @@ def of_rank(share: RankShare, optimizer: str = "adamw") -> Held:
 
 def has_formula(plan, config) -> bool:
     """Whether memory is known by formula: of dense models and simple mixtures, where all replicas hold alike."""
-    alike = plan.data not in UNEVEN and not plan.asynchronous and plan.schedule != "terapipe"
-    return alike and (config.experts is None or priced_experts(plan, config.experts))
-
-
-def priced_experts(plan, experts) -> bool:
-    """Whether a mixture is of GPT-2's MLPs, and spread over neighbours of dp alone: the one that a search compares."""
-    alone = plan.pp * plan.cp * plan.tp * plan.node == 1 < plan.ep
-    return alone and not (experts.gated or experts.shared or experts.hidden or experts.router == "deepseek")
+    return plan.data not in UNEVEN and plan.schedule != "terapipe" and not why_no_price(plan, config)
 
 
 def _order(share: RankShare) -> list[Op]:
     """The operations of the rank, of a pipeline of as many micro-batches as fill it where that is enough."""
     plan = share.plan
-    if plan.pp == 1:
-        # from the second one on, where sums are under way the third, they are alike or have fewer rows
-        return _alone(min(plan.micro, 2 + (plan.zero > 1)))
-    bounded = plan.schedule not in ("gpipe", "breadth_first")
-    enough = min(plan.micro, 2 * plan.pp) if bounded else plan.micro
-    return order_of(plan, enough).orders[share.pp]
-
-
-@cache
-def _alone(micros: int) -> list[Op]:
-    return [Op(kind, 0, i) for i in range(micros) for kind in "FB"]
+    bounded = plan.schedule not in ("gpipe", "breadth_first") or plan.pp == 1
+    # of a single stage the second one on, where sums are under way the third, are alike or have fewer rows
+    enough = 2 * plan.pp + (plan.pp == 1 and plan.zero > 1)
+    return order_of(plan, min(plan.micro, enough) if bounded else plan.micro).orders[share.pp]

@@ -17,6 +17,7 @@ from .kept import (
     made_at_once,
     part_elements,
     stream_bytes,
+    weights_held,
 )
 from .sends import owned, tied
 from .share import EXPERT, RankShare
@@ -50,9 +51,8 @@ class Walk:
         # bytes of gradients that a backward leaves
         whole = Counter({part: size * share.gradient // self.e for part, size in self.whole.items()})
         self.left = shards if self.plan.zero > 1 else whole
-        self.wte_shard = max(self.left["wte"], self.left[share.net.head]) * (
-            self.plan.zero > 1
-        )  # of its gradient, which is summed at once
+        # of its gradient, which is summed at once
+        self.wte_shard = max(self.left["wte"], self.left[share.net.head]) * (self.plan.zero > 1)
         self._fullest, self._most = ({}, {}), -1
         state = moments * share.master * owned(share, "all")
         self.now = Counter(weights=self._weights(), optimizer=state)
@@ -85,13 +85,9 @@ class Walk:
     def _weights(self) -> int:
         """Bytes of weights between two steps, and of the shards that the optimizer steps."""
         share = self.share
-        shards = sum((share.shards if self.plan.zero else self.sizes).values())
-        masters = share.master * shards if share.master > self.e else 0
-        if not self.plan.zero:
-            return self.e * shards + masters
-        if self.plan.zero == 3:  # this package's has no other weights than its masters
-            return (share.master + self.e * bool(share.mixed)) * shards
-        return self.e * sum(share.sharers(part) * size for part, size in share.shards.items()) + masters
+        mine = sum((share.shards if self.plan.zero else share.sizes).values())
+        whole = sum(share.sharers(part) * size for part, size in share.shards.items())
+        return weights_held(share, mine, whole if self.plan.zero else mine)
 
     def start_sum(self, size: int) -> None:
         """So many bytes are being summed from now on (stages 2 and 3); what was before has arrived."""
@@ -267,8 +263,7 @@ class Walk:
         self.start_sum(0)
         if self.plan.zero == 1 and not share.mixed:  # else gradients lie in one buffer and are summed in it
             self._join()
-        if self.plan.pp > 1:
-            self.note(buffers=2 * share.master * tied(share)[1])
+        self.note(buffers=2 * share.master * tied(share)[1])
         if self.plan.zero in (1, 2):
             self.note(buffers=share.master * max(share.shards.values()))
 
@@ -284,13 +279,9 @@ class Walk:
 
     def _gradients(self, position: int) -> int:
         """Bytes of gradients that a stage's backward leaves."""
-        ends = {0, self.share.depth - 1}
-        parts = [f"h.{layer}" for layer in self.share.parts.layers[position]]
-        parts += ["wpe"] * (position == 0) + ["ln_f"] * (position == self.share.depth - 1)
-        if self.tied:
-            parts += ["wte"] * (position in ends and not (self.arrived - {position}) & ends)
-        else:
-            parts += ["wte"] * (position == 0) + ["lm_head"] * (position == self.share.depth - 1)
+        parts = self.share.parts_at(position)
+        if self.tied and (self.arrived - {position}) & {0, self.share.depth - 1}:
+            parts -= {"wte"}
         return sum(self.left[part] for part in parts)
 
     def _gathered(self, position: int, most: int = 2) -> int:

@@ -2,14 +2,14 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cache, cached_property, lru_cache, partial
 
 from ..machine.links import Link, all_reduce_time
 from ..parallel.context.costs import pairs
 from ..parallel.context.layouts import layout
-from .kept import block_elements, part_elements
+from .kept import part_elements
 from .problem import Cluster, Device
 from .sends import AxisTraffic, stage_ways
 from .share import RankShare
@@ -89,31 +89,24 @@ class RankOnCluster:
             "pp": (plan.pp, plan.tp * plan.cp * plan.dp),
             "tie": (2, plan.tp * plan.cp * plan.dp * (plan.pp - 1)),
             "world": (plan.world, 1),
+            "ep": (plan.ep, 1),
+            "edp+cp": (plan.dp // plan.ep, plan.ep),
         }
 
-    @cached_property
-    def lies(self) -> dict[str, "Lies"]:
-        """How the groups of every axis that was asked for lie on the nodes."""
-        return {}
-
-    def on_nodes(self, axis: str) -> "Lies":
+    def on_nodes(self, axis: str) -> Lies:
         """How the groups of an axis lie on the nodes."""
-        if axis not in self.lies:
-            ranks, distance = self.rings[axis]
-            node = max(self.cluster.network.node, 1)
-            self.lies[axis] = groups_on_nodes(
-                ranks, distance, node, max(self.share.plan.world, ranks * distance)
-            )
-        return self.lies[axis]
+        ranks, distance = self.rings[axis]
+        world = max(self.share.plan.world, ranks * distance)
+        return groups_on_nodes(ranks, distance, max(self.cluster.network.node, 1), world)
 
     def crosses(self, axis: str) -> bool:
         """Whether a group of the axis has ranks in several nodes."""
         return self.cluster.network.node > 1 and self.on_nodes(axis).nodes > 1
 
     @cached_property
-    def times(self) -> dict[tuple, dict]:
-        """The `stage_times` of every unit that was asked for."""
-        return {}
+    def times(self) -> Callable[[int, int, int], dict[str, dict[str, float]]]:
+        """Seconds of one unit, (stage, rows, tokens), each computed once: see `stage_times`."""
+        return cache(partial(stage_times, self))
 
     def link(self, axis: str) -> Link:
         """The slowest link between neighbours of an axis, on which each rank has its card of its node, or its share."""
@@ -172,41 +165,45 @@ class RankOnCluster:
 
 def stage_times(machine: RankOnCluster, stage: int, rows: int, tokens: int) -> dict[str, dict[str, float]]:
     """Seconds of one unit through a stage: {"forward", "again", "backward"}, each by part."""
-    unit = stage, rows, tokens
-    if unit not in machine.times:
-        machine.times[unit] = _stage_times(machine, *unit)
-    return machine.times[unit]
-
-
-def _stage_times(machine: RankOnCluster, stage: int, rows: int, tokens: int) -> dict[str, dict[str, float]]:
     share, position = machine.share, machine.share.stages[stage]
     layers, last = len(share.parts.layers[position]), position == share.depth - 1
-    block = machine.work(*_block(share, rows, tokens))
+    block = layers * machine.work(*_block(share, rows, tokens))
     ends = [_embedding(share, rows, tokens)] * (position == 0) + [_head(share, rows, tokens)] * last
-    forward = layers * block + sum(machine.work(*one[0]) for one in ends)
-    backward = 2 * layers * block + sum(machine.work(*one[1]) for one in ends) + _added(machine, stage)
-    again = share.again[0] * layers * block + share.again[1] * sum(machine.work(*one[0]) for one in ends)
-    ways = stage_ways(share, stage, rows, tokens)
-    inside = lambda sent: {
-        a: t for a, t in machine.travel(s for s in sent if s.axis != "pp").items() if t > 0
+    there, back = (sum(machine.work(*one[way]) for one in ends) for way in (0, 1))
+    found = {
+        "forward": {"compute": block + there},
+        "again": {"recompute": share.again[0] * block + share.again[1] * there},
+        "backward": {"compute": 2 * block + back + _added(machine, stage)},
     }
-    return {
-        "forward": {"compute": forward} | inside(ways.forward),
-        "again": ({"recompute": again} if again else {}) | inside(ways.again),
-        "backward": {"compute": backward} | inside(ways.backward),
-    }
+    for way, sent in stage_ways(share, stage, rows, tokens).items():
+        found[way] |= machine.travel(s for s in sent if s.axis != "pp")
+    return found
 
 
 def _added(machine: RankOnCluster, stage: int) -> float:
     """Seconds in which a unit's gradients are added to those before: all but the first, shared out evenly."""
     share, position = machine.share, machine.share.stages[stage]
     units = len(share.micros(stage)) * len(share.slices)
-    tables = {"wte": position == 0} | {
-        share.net.head: position == share.depth - 1 or position == 0 and share.net.tied
-    }
-    ends = sum(part_elements(share, name) for name, here in tables.items() if here)
-    weights = share.gradient * (block_elements(share, position) + ends)
+    parts = share.parts_at(position) - {"wpe", "ln_f"}  # which are small
+    weights = share.gradient * sum(part_elements(share, part) for part in parts)
     return machine.work(0, machine.device.add * weights * (units - 1) / units, 0)
+
+
+def routed(machine: RankOnCluster) -> float:
+    """Seconds in which a step of a mixture computes more than the dense model.
+
+    Products of the second to k-th expert of a token, three operators an expert, rows gathered and combined.
+    """
+    share, experts = machine.share, machine.share.config.experts
+    if not experts:
+        return 0.0
+    passes, c, tokens = 3 + share.again[0], share.config.n_embd, sum(share.micro_rows) * share.tokens
+    here = experts.experts // share.plan.ep
+    return len(share.mixtures) * machine.work(
+        passes * 16 * c * c * tokens * (experts.top_k - 1),
+        passes * 4 * share.itemsize * c * tokens * experts.top_k,
+        passes * 3 * share.plan.micro * (here - 1),
+    )
 
 
 def _block(share: RankShare, rows: int, tokens: int) -> tuple[float, float, int]:

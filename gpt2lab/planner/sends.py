@@ -4,20 +4,23 @@ Nothing here is measured: the tests compare every sum with the log of live ranks
 """
 
 from collections import Counter, defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from types import SimpleNamespace
 
 from ..parallel.context import costs as context
 from ..parallel.context.exchanges import ALIASES
 from ..parallel.context.layouts import layout
 from ..parallel.data import into_buckets
+from ..parallel.expert import bytes_sent
 from ..parallel.servers import share_out
 from ..parallel.zero import costs as zero
 from ..parallel.zero.flat import owner_of
 from ..ranks.traffic import all_gather_cost, all_reduce_cost, chain_cost, split_sizes
 from . import tensor_costs
 from .gathers import gather_counts, reduce_counts
-from .share import EXPERT, RankShare, frame, groups_of
+from .share import EXPERT, RankShare, check_price, frame, groups_of
 
 
 @dataclass(frozen=True)
@@ -35,20 +38,6 @@ class AxisTraffic:
         return AxisTraffic(self.axis, self.op, self.bytes * count, self.messages * count, self.calls * count)
 
 
-@dataclass(frozen=True)
-class Ways:
-    """What a stage sends for one unit of work: in its forward, when the forward runs again, and in its backward."""
-
-    forward: tuple[AxisTraffic, ...] = ()
-    again: tuple[AxisTraffic, ...] = ()
-    backward: tuple[AxisTraffic, ...] = ()
-
-    @property
-    def all(self) -> tuple[AxisTraffic, ...]:
-        """All of it."""
-        return self.forward + self.again + self.backward
-
-
 @lru_cache(maxsize=65536)
 def ring_cost(elements: int, ranks: int, rank: int, element: int) -> tuple[int, int]:
     """(bytes, messages) of an all-reduce."""
@@ -60,8 +49,11 @@ def all_reduce(axis: str, elements: int, ranks: int, rank: int, element: int) ->
     return [AxisTraffic(axis, "all_reduce", *ring_cost(elements, ranks, rank, element))] if ranks > 1 else []
 
 
-def stage_ways(share: RankShare, stage: int, rows: int, tokens: int) -> Ways:
-    """What the rank sends for `rows` sequences of `tokens` (its own) through a stage, to the other axes and stages."""
+def stage_ways(share: RankShare, stage: int, rows: int, tokens: int) -> dict[str, list[AxisTraffic]]:
+    """What the rank sends for `rows` sequences of `tokens` (its own) through a stage, to the other axes and stages.
+
+    In its "forward", when the forward runs "again", and in its "backward".
+    """
     position, plan = share.stages[stage], share.plan
     layers, shape = len(share.parts.layers[position]), share.shape(rows, tokens)
     blocks, ends = ([], []), ([], [])
@@ -83,7 +75,7 @@ def stage_ways(share: RankShare, stage: int, rows: int, tokens: int) -> Ways:
         blocks[way].extend([found.times(layers)] if layers else [])
     again = blocks[0] * share.again[0] + ends[0] * share.again[1]
     there, back = _to_stages(share, stage, rows, tokens)
-    return Ways(tuple(blocks[0] + ends[0] + there), tuple(again), tuple(blocks[1] + ends[1] + back))
+    return {"forward": blocks[0] + ends[0] + there, "again": again, "backward": blocks[1] + ends[1] + back}
 
 
 def _calls(axis: str, calls: list) -> list[AxisTraffic]:
@@ -122,8 +114,6 @@ def _to_stages(
     share: RankShare, stage: int, rows: int, tokens: int
 ) -> tuple[list[AxisTraffic], list[AxisTraffic]]:
     """The stage's output to the next one, its input's gradient to the one before, where those are on another rank."""
-    if share.plan.pp == 1:
-        return [], []
     schedule, position = frame(share.plan), share.stages[stage]
     own = split_sizes(tokens, share.plan.tp)[share.tp] if share.plan.sp else tokens
     message = AxisTraffic("pp", "isend", rows * own * share.config.n_embd * share.itemsize, 1)
@@ -136,41 +126,26 @@ def _to_stages(
 @lru_cache(maxsize=256)
 def gradient_sends(share: RankShare) -> list[AxisTraffic]:
     """What summing gradients over replicas sends in a step, and what brings new weights back to them."""
-    plan, (ranks, place) = share.plan, share.sharing
-    if plan.dp * plan.cp == 1:
-        return []
+    plan = share.plan
     if plan.zero:
-        return _zero(share, ranks, place)
+        return _zero(share)
     if plan.data in ("server", "servers"):
-        return _served(share, ranks, place)
-    sizes = [p.elements for p in share.parameters]
-    if plan.data == "bucket":
-        sizes = _buckets(tuple(sizes), share.gradient, plan.bucket)
-    return [
-        s.times(count)
-        for size, count in Counter(sizes).items()
-        for s in all_reduce("dp+cp", size, ranks, place, share.gradient)
-    ]
-
-
-@dataclass(frozen=True, eq=False)
-class _Weight:
-    """What forming buckets asks of a parameter."""
-
-    elements: int
-    itemsize: int
-
-    def numel(self) -> int:
-        return self.elements
-
-    def element_size(self) -> int:
-        return self.itemsize
+        return _served(share)
+    found = []
+    for experts in (False, True):
+        sizes = [p.elements for p in share.parameters if p.expert == experts]
+        if plan.data == "bucket":
+            sizes = _buckets(tuple(sizes), share.gradient, plan.bucket)
+        axis, ranks, place = share.replicas(experts)
+        for size, count in Counter(sizes).items():
+            found += [s.times(count) for s in all_reduce(axis, size, ranks, place, share.gradient)]
+    return found
 
 
 @lru_cache(maxsize=1024)
 def _buckets(sizes: tuple[int, ...], itemsize: int, kib: int) -> list[int]:
-    weights = [_Weight(size, itemsize) for size in sizes]
-    return [sum(w.elements for w in group) for group in into_buckets(weights, 1024 * kib)]
+    like = lambda size: SimpleNamespace(numel=lambda: size, element_size=lambda: itemsize)
+    return [sum(w.numel() for w in group) for group in into_buckets([*map(like, sizes)], 1024 * kib)]
 
 
 @lru_cache(maxsize=4096)
@@ -178,10 +153,13 @@ def _gather_cost(size: int, ranks: int, place: int) -> tuple[int, int]:
     return all_gather_cost([size] * ranks, place)
 
 
-def _zero(share: RankShare, ranks: int, place: int) -> list[AxisTraffic]:
+def _zero(share: RankShare) -> list[AxisTraffic]:
     plan, found, gathered, reduced = share.plan, [], gather_counts(share), reduce_counts(share)
-    across, counts = plan.dp * plan.cp // ranks, Counter()
+    across, counts = plan.dp * plan.cp // share.sharing[0], Counter()
     for number, (key, size) in enumerate(share.sizes.items()):
+        axis, ranks, place = share.replicas(key[1] >= EXPERT)
+        if ranks == 1:
+            continue
         if plan.data == "owner":
             owner, whole = owner_of(number, len(share.sizes), ranks), size * share.itemsize
             gather = chain_cost(whole, place == (owner - 1) % ranks)
@@ -191,14 +169,14 @@ def _zero(share: RankShare, ranks: int, place: int) -> list[AxisTraffic]:
             gather, reduce = (_gather_cost(shard * e, ranks, place) for e in (share.itemsize, share.gradient))
             if across > 1:
                 found += all_reduce("replica", shard, across, share.place // ranks, share.master)
-        counts["all_gather", *gather] += gathered[key]
-        counts["reduce_scatter", *reduce] += reduced[key]
-    return found + [AxisTraffic("dp+cp", *call, 1).times(count) for call, count in counts.items()]
+        counts[axis, "all_gather", *gather] += gathered[key]
+        counts[axis, "reduce_scatter", *reduce] += reduced[key]
+    return found + [AxisTraffic(*call).times(count) for call, count in counts.items()]
 
 
-def _served(share: RankShare, ranks: int, place: int) -> list[AxisTraffic]:
+def _served(share: RankShare) -> list[AxisTraffic]:
     """Every gradient to its server, every new weight from it."""
-    sizes = {p.name: p.elements for p in share.parameters}
+    (ranks, place), sizes = share.sharing, {p.name: p.elements for p in share.parameters}
     found = []
     for name, server in share_out(sizes, 1 if share.plan.data == "server" else ranks).items():
         count = ranks - 1 if server == place else 1
@@ -219,8 +197,6 @@ def finish_sends(share: RankShare) -> list[AxisTraffic]:
 
 def tied(share: RankShare) -> tuple[int, int]:
     """The stage that holds some parameters too, and their elements: the embedding's other end, or the other copy."""
-    if share.plan.pp == 1:
-        return 0, 0
     schedule = frame(share.plan)
     if schedule.copies == 2:
         twin, wanted = schedule.ranks - 1 - share.pp, "all"
@@ -265,16 +241,39 @@ def _owned(key: tuple, wanted: str, sharing: tuple | None) -> int:
     return total
 
 
-def sends(share: RankShare) -> list[AxisTraffic]:
-    """All that the rank sends in a step."""
-    found = [*gradient_sends(share), *finish_sends(share)]
-    for stage in share.stages:
-        for (rows, tokens), count in share.units(stage).items():
-            found += [s.times(count) for s in stage_ways(share, stage, rows, tokens).all]
+def exchanges(share: RankShare) -> list[AxisTraffic]:
+    """Tokens to their experts and back, and their gradients, in every layer with experts and micro-batch.
+
+    Each expert gets equally many, as expert choice routes; other routers send as much where they are balanced.
+    Lepikhin et al. 2020, "GShard", section 3.
+    """
+    plan, experts, n = share.plan, share.config.experts, share.plan.ep
+    if n == 1:
+        return []
+    first, found = share.dp - share.dp % n, []
+    even = replace(experts, router="expert_choice", top_k=experts.top_k)
+    of_row = experts.experts // n * even.room(share.length)
+    mine = [split_sizes(split_sizes(share.rows, plan.dp)[first + i], plan.micro) for i in range(n)]
+    for micro, count in Counter(zip(*mine, strict=True)).items():
+        rows = [[r * of_row] * n for r in micro]
+        sent = bytes_sent(rows, share.config.n_embd, experts.experts, share.itemsize, 1 + share.again[0])
+        one = AxisTraffic("ep", "all_to_all", *sent[share.dp - first])
+        found.append(one.times(count * len(share.mixtures)))
     return found
 
 
-def by_axis(found: list[AxisTraffic]) -> dict[str, tuple[int, int]]:
+def sends(share: RankShare) -> list[AxisTraffic]:
+    """All that the rank sends in a step. Raises ValueError where no formula says it (`why_no_price`)."""
+    check_price(share.plan, share.config)
+    found = [*gradient_sends(share), *finish_sends(share), *exchanges(share)]
+    for stage in share.stages:
+        for (rows, tokens), count in share.units(stage).items():
+            ways = stage_ways(share, stage, rows, tokens).values()
+            found += [s.times(count) for sent in ways for s in sent]
+    return found
+
+
+def by_axis(found: Iterable[AxisTraffic]) -> dict[str, tuple[int, int]]:
     """(bytes, messages) by axis."""
     total = defaultdict(lambda: (0, 0))
     for s in found:

@@ -1,4 +1,4 @@
-"""What a plan gives one rank of a dense GPT-2: its layers, parameters, rows and tokens. Plain Python, no process."""
+"""What a plan gives one rank: its layers, parameters, rows and tokens. Plain Python, no process."""
 
 from collections import Counter
 from dataclasses import dataclass, replace
@@ -25,8 +25,8 @@ def frame(plan: Plan) -> Schedule:
 
 
 def order_of(plan: Plan, micro: int) -> Schedule:
-    """The plan's schedule for so many micro-batches."""
-    return _schedule(plan.pp, plan.schedule, plan.chunks, micro)
+    """The plan's schedule for so many micro-batches; a single stage takes one after the other."""
+    return _schedule(plan.pp, plan.schedule if plan.pp > 1 else "1f1b", plan.chunks, micro)
 
 
 @lru_cache(maxsize=4096)
@@ -61,9 +61,7 @@ def runs_again(plan: Plan) -> tuple[int, int]:
 
 def rank_parts(plan: Plan, config: GPT2Config, rank: int) -> Parts:
     """The layers of each position of the plan's pipeline, and the positions of one rank of it."""
-    if plan.pp == 1:
-        return Parts((range(config.n_layer),), (0,))
-    return _parts(plan.pp, plan.schedule, plan.chunks, config, rank)
+    return _parts(plan.pp, plan.schedule if plan.pp > 1 else "1f1b", plan.chunks, config, rank)
 
 
 @lru_cache(maxsize=1024)
@@ -75,8 +73,7 @@ def _parts(pp: int, schedule: str, chunks: int, config: GPT2Config, rank: int) -
 class RankShare:
     """The part of one rank, at (pp, dp, cp, tp) of the mesh, in a step of `rows` sequences of `length` tokens.
 
-    `itemsize` and `mixed` are those of `problem.PRECISIONS`. Raises ValueError for a model with experts, where the data
-    decides how much travels, and for a plan without a flush.
+    `itemsize` and `mixed` are those of `problem.PRECISIONS`.
     """
 
     plan: Plan
@@ -89,17 +86,6 @@ class RankShare:
     cp: int = 0
     tp: int = 0
     mixed: int = 0
-
-    def __post_init__(self):
-        if self.config.experts:
-            raise ValueError(
-                "What a mixture of experts sends and holds depends on its router's choices. Ask about a dense model."
-            )
-        if self.plan.asynchronous:
-            raise ValueError(
-                f"schedule={self.plan.schedule} has no step that all stages make together, so no step's cost. "
-                "Use a schedule with a flush, such as 1f1b."
-            )
 
     @property
     def place(self) -> int:
@@ -157,21 +143,23 @@ class RankShare:
     @cached_property
     def slices(self) -> list[int]:
         """Tokens of each slice of a sequence: TeraPipe cuts it."""
-        return split_sizes(self.tokens, frame(self.plan).slices) if self.plan.pp > 1 else [self.tokens]
+        return split_sizes(self.tokens, frame(self.plan).slices)
 
     def micros(self, stage: int) -> list[int]:
         """Rows of the micro-batches that pass a stage: with two copies of the model every other one."""
-        if self.plan.pp == 1:
-            return self.micro_rows
         there = frame(self.plan)
         return self.micro_rows[stage // there.depth :: there.copies]
 
     @cached_property
     def stages(self) -> dict[int, int]:
         """The stages of this rank and their positions."""
-        if self.plan.pp == 1:
-            return {0: 0}
         return {stage: frame(self.plan).position(stage) for stage in frame(self.plan).stages_of(self.pp)}
+
+    def parts_at(self, position: int) -> set[str]:
+        """The parts of the weights to which a backward of a position gives gradients."""
+        blocks = {f"h.{layer}" for layer in self.parts.layers[position]}
+        ends = {0: {"wte", "wpe"}}, {self.depth - 1: {"ln_f", self.net.head}}
+        return blocks.union(*(end.get(position, ()) for end in ends))
 
     def units(self, stage: int) -> Counter:
         """How many units of (rows, tokens) pass a stage in a step."""
@@ -190,11 +178,7 @@ class RankShare:
     def groups_key(self) -> tuple:
         """What decides which parameters are here."""
         here, plan = self.parts, self.plan
-        return self.config, here.first, here.last, tuple(here.blocks), plan.tp, self.tp, plan.sp
-
-    def has_experts(self, layer: int) -> bool:
-        """Whether what is asked of a layer takes its experts into account."""
-        return False
+        return self.config, here.first, here.last, tuple(here.blocks), plan.tp, self.tp, plan.sp, plan.ep
 
     @property
     def groups(self) -> dict[tuple[str, bool], tuple[Parameter, ...]]:
@@ -216,9 +200,23 @@ class RankShare:
         """Elements of this rank's shard of each part."""
         return {part: shard_length(size, self.sharers(part)) for part, size in self.sizes.items()}
 
+    @property
+    def mixtures(self) -> list[int]:
+        """The layers here that have experts."""
+        return [layer for layer in self.parts.blocks if has_experts(self.config, layer)]
+
     def sharers(self, part: tuple[str, int]) -> int:
         """How many ranks share out a part: experts have fewer replicas."""
-        return self.sharing[0] // (self.plan.ep if part[1] >= EXPERT else 1)
+        return self.replicas(part[1] >= EXPERT)[1]
+
+    def replicas(self, experts: bool) -> tuple[str, int, int]:
+        """The axis over which gradients are summed, of experts or of all else, its ranks, and this rank's place.
+
+        Of dp ranks only dp / ep hold the same experts: Rajbhandari et al. 2022, "DeepSpeed-MoE", section 5.
+        """
+        if experts:
+            return "edp+cp", self.sharing[0] // self.plan.ep, self.sharing[1] // self.plan.ep
+        return "dp+cp", *self.sharing
 
     @cached_property
     def sharing(self) -> tuple[int, int]:
@@ -227,32 +225,41 @@ class RankShare:
         return ranks, self.place % ranks
 
 
-class MemoryShare(RankShare):
-    """A part of which only the memory is asked: of a model with experts, or in a stream without a flush, too.
+def has_experts(config: GPT2Config, layer: int) -> bool:
+    """Whether a layer has experts."""
+    return config.experts is not None and config.experts.at(layer)
 
-    Its parameters are those of a dense model or of the mixtures that have formulas.
-    """
 
-    def __post_init__(self):
-        """Nothing is refused."""
+def why_no_price(plan: Plan, config: GPT2Config) -> str:
+    """Why no formula says what a step of the plan sends and takes; empty where one does."""
+    experts = config.experts
+    if plan.asynchronous:
+        return (
+            f"schedule={plan.schedule} has no step that all stages make together, so no step's cost. "
+            "Use a schedule with a flush, such as 1f1b."
+        )
+    if experts and plan.pp * plan.cp * plan.tp * plan.node > 1:
+        return f"Experts are priced beside dp, zero, micro and recompute alone, not in {plan}."
+    if experts and plan.ep == 1:
+        return f"{plan} has all experts on every rank. Use ep=2 or more."
+    if experts and (experts.gated or experts.shared or experts.hidden or experts.router == "deepseek"):
+        return "Experts are priced where each is GPT-2's MLP, without a shared one or a load bias."
+    return ""
 
-    @cached_property
-    def groups_key(self) -> tuple:
-        """What decides which parameters are here, experts among them."""
-        return *super().groups_key, self.plan.ep
 
-    def has_experts(self, layer: int) -> bool:
-        """Whether a layer has experts."""
-        return _has_experts(self.config, layer)
+def check_price(plan: Plan, config: GPT2Config) -> None:
+    """Raise ValueError where `why_no_price` has a reason."""
+    if why := why_no_price(plan, config):
+        raise ValueError(why)
 
 
 @lru_cache(maxsize=1024)
 def _parameters(
-    config, first: bool, last: bool, blocks: tuple, n: int, rank: int, sp: bool, ep: int = 0
+    config, first: bool, last: bool, blocks: tuple, n: int, rank: int, sp: bool, ep: int
 ) -> tuple[Parameter, ...]:
     """The parameters of some blocks and ends, of which this is rank `rank` of n tensor-parallel ones.
 
-    `ep` ranks share out the experts; 0: of a dense model.
+    `ep` ranks share out the experts.
     """
     net, c, cut = units(config), config.n_embd, n > 1
     hidden, biased, many = split_sizes(net.mlp, n)[rank], 1 + net.bias, net.mlps
@@ -265,7 +272,7 @@ def _parameters(
     block = norm("ln_1") + attention + norm("ln_2")
     dense = [("mlp.router.weight", many * c)] * (many > 1)
     dense += column("mlp.c_fc", many * (1 + net.gated) * hidden) + row("mlp.c_proj", many * hidden, many * c)
-    mlps = lambda layer: _mixture(config, ep) if ep and _has_experts(config, layer) else dense
+    mlps = lambda layer: _mixture(config, ep) if has_experts(config, layer) else dense
     words = split_sizes(config.vocab_size, n)[rank] * c
     found = [Parameter("wte.weight", words, cut)] * (first or (last and net.tied))
     found += [Parameter("wpe.weight", config.n_positions * c, partial=sp)] * (first and net.learned)
@@ -274,10 +281,6 @@ def _parameters(
     ]
     found += [Parameter(*one) for one in norm("ln_f") * last]
     return tuple(found + [Parameter("lm_head.weight", words, cut)] * (last and not net.tied))
-
-
-def _has_experts(config: GPT2Config, layer: int) -> bool:
-    return config.experts is not None and config.experts.at(layer)
 
 
 def _mixture(config: GPT2Config, ep: int) -> list[tuple]:

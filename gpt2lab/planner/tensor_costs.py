@@ -58,35 +58,19 @@ def loss_cost(shape: Shape, rank: int = 0) -> list:
     return [("all_reduce", *all_reduce_cost(each, rank)) for each in chunks]
 
 
-@checked(rank=0)
-def layer_bytes(shape: Shape, rank: int = 0, sp: bool = False, lean: bool = True) -> Counter:
-    """Bytes that a rank sends for one layer and step (forward and backward), by operation.
-
-    Tensor parallel: 4 all-reduces of (B, T, C). Sequence parallel: 4 all-gathers and 4 reduce-scatters, which is
-    the same when T divides evenly; `lean`, two all-gathers more.
-    """
-    return _bytes(2 * [*enter_cost(shape, rank, sp, lean), *leave_cost(shape, rank, sp)])
-
-
-def ends_bytes(shape: Shape, rank: int = 0, sp: bool = False, lean: bool = True) -> Counter:
-    """Bytes that a rank sends once a step for embedding, head and loss, by operation."""
-    head = enter_cost(shape, rank, sp, lean)
-    return _bytes([*leave_cost(shape, rank, sp), *head, loss_cost(shape, rank)])
-
-
-def _bytes(lists: list[list]) -> Counter:
-    total = Counter()
-    for op, size, _ in (call for calls in lists for call in calls):
-        total[op] += size
-    return total
-
-
 @checked(layers=(0, 10_000), rank=0)
 def step_bytes(shape: Shape, layers: int, rank: int = 0, sp: bool = False, lean: bool = True) -> Counter:
-    """Bytes that a rank sends for the forward and backward of a whole model, by operation."""
-    total = ends_bytes(shape, rank, sp, lean)
-    for _ in range(layers):
-        total += layer_bytes(shape, rank, sp, lean)
+    """Bytes that a rank sends for the forward and backward of a whole model, by operation.
+
+    Of each layer 4 all-reduces of (B, T, C), of embedding and head one each, and of the loss those of (B, T) numbers.
+    Sequence parallel: as many all-gathers and reduce-scatters, which is the same when T divides evenly; `lean`, an
+    all-gather more for each column-parallel layer and the head.
+    """
+    total = Counter()
+    twice = [*enter_cost(shape, rank, sp, lean), *leave_cost(shape, rank, sp)]
+    for calls, times in (*((calls, 2 * layers + 1) for calls in twice), (loss_cost(shape, rank), 1)):
+        for op, size, _ in calls:
+            total[op] += times * size
     return total
 
 

@@ -10,7 +10,6 @@ from ...experts.mixture import Experts
 from ...model import GPT2Config
 from ...plan import Plan
 from ...planner.cost import Prediction, predict
-from ...planner.mixtures import predict_mixture
 from ...planner.problem import CLUSTERS, Cluster
 from ...planner.published_steps import EFFICIENCY
 
@@ -58,8 +57,7 @@ def family(name: str, model: str, rows, worlds=WORLDS) -> dict[int, Prediction |
             if "dp=0" in text:
                 raise ValueError(f"{name} needs more than {n} GPUs")
             plan = Plan.parse(text)
-            price = predict_mixture if plan.ep > 1 else predict
-            found[n] = price(plan, MODELS[model], rows(n), LENGTH, a100s(), 2)
+            found[n] = predict(plan, MODELS[model], rows(n), LENGTH, a100s(), 2)
         except ValueError as error:
             found[n] = str(error)
     return found
