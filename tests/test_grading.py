@@ -195,7 +195,19 @@ def test_the_table_the_pages_and_the_json_say_the_same(results, home):
     assert "1 of 2 exercises pass." in page and "FAIL  half" in page and "expected 2, got 4" in page
     assert "PASS  third" in page and sandbox.sentence() in page
     assert len(list((home / "grades").iterdir())) == len(results)
+    broken = (home / "grades" / "broken.txt").read_text()
+    assert "Nothing could be graded. The file is not a notebook" in broken
+    assert "NONE" not in broken and "out of reach" not in broken
     assert "look at" not in (home / "grades" / "patches.txt").read_text()  # that is for the teacher
+
+
+def test_a_student_is_named_as_the_file_or_its_folder_is(tmp_path):
+    of = submissions.lesson(tmp_path)
+    files = ["ann.ipynb", "bo/07_made_up.ipynb", "Cy Du_12_assignsubmission_file/07_made_up.ipynb"]
+    for name in [f.replace("07_made_up", of.name) for f in files]:
+        (tmp_path / "in" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "in" / name).write_text("{}")
+    assert sorted(grading.submissions(tmp_path / "in", of)) == ["Cy Du", "ann", "bo"]
 
 
 def test_a_second_call_goes_on_where_the_first_ended(results, home, monkeypatch, tmp_path):

@@ -23,7 +23,7 @@ POSITIONS, STEPS = 5, 20
 def draw_explorers(lesson: Lesson, folder: Path) -> dict[str, list[dict]]:
     """Draw into a folder; returns for each cell (by id) its explorers: caption, alt and frames by control."""
     found: dict[str, list[dict]] = {}
-    code = [c for c in lesson.cells if c.kind == "code" and "wrong" not in c.tags]
+    code = [c for c in lesson.cells if c.kind == "code" and "wrong" not in c.tags and not c.on_ranks()]
     for cell in (c for c in code if "explore(" in c.text and "setup" not in c.tags):
         explorers, needed = [], _needed(cell, code)
         if any("measured" in one.tags for one in needed):

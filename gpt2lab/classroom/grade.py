@@ -7,6 +7,7 @@ others go on in a new one, so that one answer never decides about another.
 import hashlib
 import json
 import os
+import re
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -24,10 +25,11 @@ LOST = "FAIL", "your code ended its own check"
 
 
 def submissions(folder: Path, lesson: Lesson) -> dict[str, Path]:
-    """The notebooks under a folder by student: where they lie, less the lesson's own name.
+    """The notebooks under a folder by student: where they lie, less the lesson's own name and what Moodle adds.
 
-    `ann.ipynb`, `ann/07_pipeline.ipynb` and `ann/07_pipeline_ann.ipynb` are ann's; where two would have one name, each
-    is called by its path.
+    `ann.ipynb`, `ann/07_pipeline.ipynb`, `ann/07_pipeline_ann.ipynb` and Moodle's
+    `ann_12_assignsubmission_file/07_pipeline.ipynb` are ann's; where two would have one name, each is called by its
+    path.
     """
     files = [
         Path(place, name)
@@ -47,7 +49,7 @@ def submissions(folder: Path, lesson: Lesson) -> dict[str, Path]:
 
 def _student(path: Path, lesson: Lesson) -> str:
     if len(path.parts) > 1 and path.stem.startswith(lesson.name):
-        return path.parent.as_posix()
+        return re.sub(r"_\d+_assignsubmission_file$", "", path.parent.as_posix())
     return path.with_suffix("").as_posix()
 
 

@@ -37,9 +37,9 @@ def passed(result: dict) -> int:
     return sum(e["status"] == "PASS" for e in result["exercises"])
 
 
-def out_of_reach(results: list[dict]) -> str:
+def out_of_reach(result: dict) -> str:
     """A sentence on the exercises whose checkers had to run beside the answer, which could forge these verdicts."""
-    names = dict.fromkeys(e["name"] for r in results for e in r["exercises"] if not e["apart"])
+    names = [e["name"] for e in result["exercises"] if not e["apart"]]
     if not names:
         return "Every verdict was made out of reach of the answer that it is about."
     return (
@@ -49,18 +49,16 @@ def out_of_reach(results: list[dict]) -> str:
 
 
 def student_page(result: dict, lesson: str, remark: str) -> str:
-    """What a student gets: verdict, words and seconds of every exercise."""
-    lines = [
-        f"{lesson}: {result['student']}",
-        f"{passed(result)} of {len(result['exercises'])} exercises pass.",
-        "",
-    ]
-    lines += [result["error"]] if result["error"] else []
+    """What a student gets: verdict, words and seconds of every exercise, or why the file could not be read."""
+    head = f"{lesson}: {result['student']}"
+    if result["error"]:
+        return f"{head}\nNothing could be graded. {result['error']}\n"
+    lines = [head, f"{passed(result)} of {len(result['exercises'])} exercises pass.", ""]
     for e in result["exercises"]:
         lines.append(f"{e['status']:4}  {e['name']}  ({e['seconds']:.1f} s)")
         lines += [f"      {line}" for line in e["words"].splitlines()]
     notes = [f"Remark: {note}" for note in result["notes"] if ": look at" not in note]
-    return "\n".join([*lines, "", *notes, remark]) + "\n"
+    return "\n".join([*lines, "", *notes, f"{remark} {out_of_reach(result)}"]) + "\n"
 
 
 def gradebook(system: str, results: list[dict], lesson: str) -> list[list]:
@@ -113,8 +111,8 @@ def write_results(results: list[dict], lesson: str, out: Path, remark: str, syst
             new.write(said.encode())
     out.with_suffix("").mkdir(exist_ok=True)
     for r in results:
-        page = student_page(r, lesson, f"{remark} {out_of_reach([r])}")
-        (out.with_suffix("") / f"{_slug(r['student'])}.txt").write_text(page, encoding="utf-8")
+        file = out.with_suffix("") / f"{_slug(r['student'])}.txt"
+        file.write_text(student_page(r, lesson, remark), encoding="utf-8")
 
 
 def known_results(out: Path, lesson: str, system: str = "") -> list[dict]:

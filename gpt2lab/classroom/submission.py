@@ -95,7 +95,9 @@ def read_notebook(data: bytes, lesson: Lesson) -> tuple[list[dict], list[str]]:
             f"The file is not UTF-8 text (byte {error.start}). Save it again in JupyterLab."
         ) from None
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, MemoryError) as error:
-        raise Unreadable(f"The file is not a notebook: {str(error)[:100]}.") from None
+        raise Unreadable(
+            f"The file is not a notebook, or only a part of one ({str(error)[:100]}). Save it again in JupyterLab."
+        ) from None
     if source != lesson.name:
         raise Unreadable(f"This is a notebook of lesson {source[:60]}, not of {lesson.name}.")
     old = mark.get("sha256", lesson.digest) != lesson.digest

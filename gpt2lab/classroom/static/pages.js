@@ -130,7 +130,7 @@ async function project() {
   function turn(to) {
     at = Math.min(Math.max(to, 0), deck.length - 1);
     screen.replaceChildren(deck[at]);
-    for (let zoom = 1; !fits(screen, zoom) && zoom > 0.5; ) zoom -= 0.05;
+    for (let zoom = 1.5; !fits(screen, zoom) && zoom > 0.5; ) zoom -= 0.05; // what is short is large
     screen.dataset.place = `${at + 1} / ${deck.length}`;
     screen.scrollTop = 0;
     screen.focus();
