@@ -185,14 +185,11 @@ def _write_index(file: Path, lessons: list[Lesson], pages: list[str]) -> None:
     goals = dict(re.findall(r"^\| \[(\d\d) [^|]*\| ([^|]*) \|", readme, re.M))
     names = [lesson.name for lesson in lessons]
     took = [guide.minutes(lesson) for lesson in lessons]
-    links = [f"[{guide.title(lesson)}]({lesson.name}.ipynb)" for lesson in lessons]
-    told = zip(links, [goals.get(name[:2], "") for name in names], took, strict=True)
-    parts = {
-        "rows": [f"| {link} | {goal} | {m} |" for link, goal, m in told],
-        "lessons": names,
-        "pages": pages,
-    }
-    made = {key: "\n".join(lines) for key, lines in parts.items()}
+    rows = [
+        f"| [{guide.title(lesson)}]({lesson.name}.ipynb) | {goals.get(lesson.name[:2], '')} | {minutes} |"
+        for lesson, minutes in zip(lessons, took, strict=True)
+    ]
+    made = {"rows": "\n".join(rows), "lessons": "\n".join(names), "pages": "\n".join(pages)}
     file.write_text(file.read_text().format(**made, first=names[0], hours=round(sum(took) / 60)))
 
 
