@@ -77,13 +77,6 @@ def test_nodes_of_any_size_that_divides(pool, node):
     pool.run(work)
 
 
-def test_nodes_that_do_not_divide_are_refused():
-    with pytest.raises(
-        ValueError, match=r"6 ranks cannot be split into nodes of 4 \(6 % 4 = 2\). Use 1, 2, 3, 6"
-    ):
-        hierarchical.node_size(6, 4)
-
-
 @pytest.mark.parametrize("n", [*range(1, 40), 100, 1024])
 def test_trees_reach_everybody_and_no_rank_has_children_in_both(n):
     both = double_tree.trees(n)

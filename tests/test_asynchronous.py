@@ -164,19 +164,6 @@ def test_a_round_that_can_never_end_is_found():
         check_stream(replace(stream, schedule=replace(schedule, orders=orders)))
 
 
-def test_what_cannot_be_is_refused_in_a_sentence():
-    with pytest.raises(ValueError, match="7 batches make no whole rounds over 2 .* Use a multiple of 2"):
-        make_stream("pipedream", (2, 1), 7)
-    with pytest.raises(ValueError, match="schedule=2bw with micro=3 cannot have replicas"):
-        make_stream("2bw", (2, 1), 4, 3)
-    with pytest.raises(ValueError, match="at least pp=4 micro-batches, and here are 3.*Use micro=4 or more"):
-        make_stream("2bw", 4, 2, 3)
-    with pytest.raises(ValueError, match="active=5 .* pp=4 .* Use active=1 to 4"):
-        make_stream("ampnet", 4, 2, active=5)
-    with pytest.raises(ValueError, match="There is no asynchronous schedule 'gpipe'"):
-        make_stream("gpipe", 4, 2)
-
-
 def test_the_registry_knows_their_order():
     assert make("PipeDream", 4, 8).orders == make("1f1b", 4, 8).orders
     assert make("ampnet", 4, 8, active=2).promise == (2, 2, 2, 1)

@@ -2,10 +2,7 @@
 
 import re
 
-import pytest
-
 from gpt2lab import cli
-from gpt2lab.benchmarks import context
 
 SMALL = ["bench", "context", "--worlds=2", "--lengths=64", "--width=8", "--repeat=1"]
 
@@ -28,22 +25,3 @@ def test_all_splits_and_pytorchs_ring_run_and_agree(capsys):
 def test_windowed_splits_run_with_a_window(capsys):
     assert cli.main([*SMALL, "--splits=contiguous:halo-kv", "--window=5"]) == 0
     assert "contiguous:halo-kv" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    "splits, words",
-    [
-        ("contiguous:halo-kv", "halo-kv is for windowed attention"),
-        ("spiral:kv", "no layout called 'spiral'"),
-        ("zigzag:post", "no exchange called 'post'"),
-        ("zigzag", "no exchange called ''"),
-    ],
-)
-def test_splits_that_cannot_be_timed_are_refused(splits, words):
-    with pytest.raises(ValueError, match=words):
-        context.check([tuple(s.split(":")) for s in splits.split(",")], 2, (1, 4, 64, 8), None)
-
-
-def test_exchanging_the_input_is_not_attention_alone():
-    with pytest.raises(ValueError, match="halo-x exchanges a layer's input.* Use halo-kv"):
-        context.check([("contiguous", "halo-x")], 2, (1, 4, 64, 8), 3)

@@ -180,26 +180,6 @@ def test_parameters_are_counted_and_learned_and_stay_under_their_names(kind):
     assert mixtures(model)[0].router.weight.grad.abs().max() > 0
 
 
-@pytest.mark.parametrize(
-    "said, words",
-    [
-        ({"router": "best"}, "There is no router 'best'. Use switch, gshard"),
-        ({"group": "rows"}, "There is no group 'rows'. Use row, batch, rank"),
-        ({"experts": 4, "top_k": 5}, "cannot ask for top_k = 5 of 4 experts. Use top_k = 4 or less"),
-        ({"capacity": 0}, "capacity = 0 does not fit Experts. Use a number of more than 0 or None"),
-        ({"router": "switch"}, "asks for 1 expert a token, not for top_k = 2. Use top_k = 1"),
-        ({"router": "gshard", "top_k": 3}, "asks for 2 experts a token, not for top_k = 3"),
-        ({"top_k": 1}, "weight 1 whatever it learns. Use top_k = 2 or more, or the router switch"),
-        ({"random_second": True}, "random_second is GShard's, not mixtral's"),
-        ({"every": 0}, "every = 0 does not fit Experts. Use a whole number of 1 or more"),
-    ],
-)
-def test_what_no_router_can_do_is_refused_in_a_sentence(said, words):
-    with pytest.raises(ValueError) as error:
-        Experts(**said)
-    assert words in str(error.value)
-
-
 def test_generation_drops_nothing_and_expert_choice_cannot_generate():
     from gpt2lab.generate import generate
 

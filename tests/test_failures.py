@@ -5,15 +5,7 @@ import random
 
 import pytest
 
-from gpt2lab.planner.failures import (
-    LongJob,
-    Phase,
-    best_interval,
-    daly_interval,
-    goodput,
-    life,
-    share_lost,
-)
+from gpt2lab.planner.failures import LongJob, Phase, best_interval, daly_interval, goodput, life, share_lost
 from gpt2lab.plots import faults as plots
 
 
@@ -33,13 +25,7 @@ def test_an_undisturbed_life_saves_between_its_pieces_of_work():
 
 def test_a_failure_loses_what_was_not_saved_and_one_in_a_save_loses_the_save():
     spans = kinds(life(2, 0.5, 1, [3.0, 6.2], 4))
-    assert spans == [
-        ("work", 0, 2),
-        ("save", 2, 2.5),
-        ("lost", 2.5, 3),
-        ("restart", 3, 4),
-        ("work", 4, 6),
-    ]
+    assert spans == [("work", 0, 2), ("save", 2, 2.5), ("lost", 2.5, 3), ("restart", 3, 4), ("work", 4, 6)]
     assert kinds(life(2, 0.5, 1, [2.2, 2.9], 4))[:3] == [
         ("lost", 0, 2.2),
         ("restart", 2.2, 3.2),
@@ -141,8 +127,3 @@ def test_dalys_interval_is_youngs_where_failures_are_rare_and_shorter_by_a_save_
     assert lost(found) < lost(best_interval(0.5, 3.0)) and lost(found) < 1.001 * min(
         lost(0.01 * i) for i in range(1, 900)
     )
-
-
-def test_a_policy_that_is_not_there_is_refused():
-    with pytest.raises(ValueError, match="No policy is called 'hope'. Use one of: wait, hot spare, elastic"):
-        goodput(CALM, "hope", 1.0)

@@ -92,11 +92,6 @@ def test_anemois_first_rule_is_sufficient_and_not_necessary():
     check_hops(table, 4)
 
 
-def test_slices_with_gaps_have_no_halo():
-    with pytest.raises(ValueError, match="interleaved layout rank 0 owns tokens 0 to 10 with gaps"):
-        loans(layout("interleaved", 11, 2), 1)
-
-
 def test_a_window_as_long_as_the_sequence_is_full_attention():
     q, k, v = torch.randn(3, 1, 2, 9, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     at = torch.arange(9)
@@ -195,12 +190,6 @@ def test_a_rank_waits_for_all_that_it_sends(pools, exchange):
     assert all(begun and not left for begun, left in pools[3].run(never_awaited, exchange))
     bug = "handle.wait()\n    return", "pass\n    return"
     assert any(left for _, left in pools[3].run(never_awaited, exchange, bug))
-
-
-def test_unknown_ways_are_refused_with_the_known_ones():
-    share = Share(layout("contiguous", 4, 2), Mesh()["cp"], 1)
-    with pytest.raises(ValueError, match="'pigeon'. Use one of sendrecv, isend, allgather, alltoall"):
-        halo.halo_exchange(torch.zeros(2, 2), share, 1, way="pigeon")
 
 
 def test_exchanging_the_input_sends_half_of_what_keys_and_values_are(pools):

@@ -269,30 +269,6 @@ def test_ctrl_c_ends_a_run_on_machines_with_its_newest_step_saved(tmp_path):
     assert process.returncode == 0 and f"Stopped by SIGINT: saved step {step}." in said, said
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["--wire", "100", "--", "train"], "'100' is no wire. Write a rate and a delay such as 100mbit,1ms"),
-        (["--wire", "0mbit", "--", "train"], "'0mbit' is no wire"),
-        (
-            ["--machines", "2", "--", "train"],
-            "--machines 2 is not machines x ranks of each. Write for example 2x2",
-        ),
-        (["--", "verify"], "Only train runs on several machines"),
-        (
-            ["--", "train", "--plan", "dp=3"],
-            "2x2 starts 4 ranks, but the plan dp=3 needs 3. Change one of them.",
-        ),
-    ],
-)
-def test_what_cannot_be_is_said_before_any_machine_starts(words, said, capsys):
-    try:
-        assert cli.main(["cluster", *words])
-    except SystemExit as error:
-        assert error.code
-    assert said in capsys.readouterr().err
-
-
 def test_where_networks_are_refused_both_ways_are_named_with_the_ways_out(monkeypatch, capsys):
     monkeypatch.setattr(
         namespaces, "refused", lambda: dict.fromkeys(namespaces.WAYS, "Operation not permitted")

@@ -58,16 +58,6 @@ def test_a_group_inherits_the_timeout_of_its_world(ranks):
         assert line == world == side and world.total_seconds() > 60
 
 
-def test_a_mesh_of_the_wrong_size_says_both_numbers():
-    with pytest.raises(ValueError, match="is a mesh of 6 ranks, but the world has 1"):
-        Mesh(dp=3, tp=2)
-
-
-def test_an_unknown_axis_is_named():
-    with pytest.raises(ValueError, match="No axis is called xp. The axes are pp, dp, cp, tp."):
-        Mesh(xp=2)
-
-
 def test_the_serial_mesh_needs_no_process_group():
     mesh = Mesh()
     assert mesh["tp"].size == 1 and mesh.world.ranks == (0,) and mesh["dp"].peers == ()

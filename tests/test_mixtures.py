@@ -118,19 +118,3 @@ def test_one_expert_a_token_computes_what_the_dense_model_does():
     more = predict(Plan.parse("dp=8,ep=8"), two, 16, 64, fast, 2).parts["compute"]
     per_token = 4 * 3 * 16 * 64**2 / fast.device.rate
     assert more - found.parts["compute"] == pytest.approx(2 * 64 * per_token)
-
-
-@pytest.mark.parametrize(
-    ("plan", "experts", "sentence"),
-    [
-        ("dp=2,ep=2,tp=2", EVEN, "beside dp, zero, micro and recompute alone, not in"),
-        ("dp=4,ep=4,node=2", EVEN, "beside dp, zero, micro and recompute alone, not in"),
-        ("dp=4", EVEN, "has all experts on every rank. Use ep=2 or more"),
-        ("dp=2,ep=2", Experts(8, 2, shared=1), "where each is GPT-2's MLP"),
-    ],
-)
-def test_what_has_no_formula_is_refused_in_a_sentence(plan, experts, sentence):
-    with pytest.raises(ValueError, match=sentence):
-        said(plan, replace(CONFIG, experts=experts), 8, 16)
-    with pytest.raises(ValueError, match=sentence):
-        predict(Plan.parse(plan), replace(CONFIG, experts=experts), 8, 16, find_cluster("laptop"))

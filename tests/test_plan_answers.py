@@ -117,17 +117,3 @@ def test_wires_and_cards_of_ones_own_take_the_place_of_the_clusters(capsys):
     assert (
         price(wired(cluster, None, 1e9)) > 2 * price(cluster) > 2 * price(wired(cluster, 16, None))
     )  # one machine
-
-
-@pytest.mark.parametrize(
-    ("more", "said"),
-    [
-        (["--tokens", "many"], "'many' is no number of tokens. Use for example 2T or 300B"),
-        (["--between", "fast"], "'fast' is no size. Use for example 4GiB, 800MB or 10gbit"),
-        (["--cards", "0"], "'0' does not fit. Use a whole number from 1"),
-    ],
-)
-def test_words_that_are_no_numbers_get_an_example(more, said, capsys):
-    with pytest.raises(SystemExit):
-        cli.main([*NANO, *more])
-    assert said in capsys.readouterr().err

@@ -128,11 +128,6 @@ def test_devices_of_a_node_share_its_cores():
     assert simulate_jobs(jobs, find_cluster("laptop")).makespan == 6, "four ranks on two cores"
 
 
-def test_a_circle_of_orders_is_told():
-    with pytest.raises(ValueError, match="2 of 2 jobs never start, a first"):
-        simulate_jobs([Job("a", 0, 1, ((1, 0),)), Job("b", 0, 1)], Cluster(1, Device(1)))
-
-
 # --- the problem
 
 
@@ -160,13 +155,7 @@ def test_groups_of_heads_change_neither_work_nor_weights(groups, parallel):
         )
 
 
-def test_bad_problems_are_told():
-    with pytest.raises(ValueError, match="4 heads cannot form 3 groups"):
-        gpt2_block(PRESETS["nano"], 2, 32, groups=3)
-    with pytest.raises(ValueError, match="from operator 1 to 0"):
-        OperatorGraph((Operator("a", 1, 1), Operator("b", 1, 1)), ((1, 0),))
-    with pytest.raises(ValueError, match="No cluster is called 'h200'"):
-        find_cluster("h200")
+def test_every_cluster_says_where_its_numbers_come_from():
     assert all(cluster.source for cluster in CLUSTERS.values())
 
 
@@ -215,12 +204,6 @@ def test_no_search_exceeds_the_memory(seed):
         assert problem.cost(together) > problem.simulate(together).makespan
 
 
-def test_what_cannot_be_placed_says_how_much_is_short():
-    graph = OperatorGraph.chain([Operator("a", 1, 1, kept=3 * 2**20), Operator("b", 1, 1, kept=2**20)])
-    with pytest.raises(ValueError, match="a alone needs 3 MiB, a device has 2 MiB: 1 MiB are short"):
-        list_schedule(Placing(graph, Cluster(2, Device(1, memory=2 * 2**20))))
-
-
 def test_learning_reaches_greedy_and_never_beats_the_optimum():
     config = GPT2Config(n_positions=128, n_layer=4, n_head=8, n_embd=256)
     graph = gpt2_block(config, 8, 128)
@@ -244,11 +227,6 @@ def test_the_cut_of_a_chain_is_the_best_of_all(layers):
             best = min(slowest(times, cut) for cut in every_cut(layers, stages))
             assert slowest(times, best_cut(times, stages)) == best
             assert best <= slowest(times, balance.equal_count(layers, stages))
-
-
-def test_more_stages_than_layers_are_told():
-    with pytest.raises(ValueError, match="2 layers cannot be cut into 3 stages"):
-        best_cut([1, 2], 3)
 
 
 @pytest.mark.parametrize("layers", range(1, 11))

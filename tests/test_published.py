@@ -30,10 +30,7 @@ def test_our_layer_keeps_what_the_paper_says_without_its_dropout_masks():
     assert kept_bytes(shape) / (1024 * 768) == pytest.approx(32, rel=0.01)
 
 
-@pytest.mark.parametrize(
-    ("times", "cut"),
-    [((1, 2, 3, 4, 5, 6), (4, 2)), ((6, 5, 4, 3, 2, 1), (2, 4))],
-)
+@pytest.mark.parametrize(("times", "cut"), [((1, 2, 3, 4, 5, 6), (4, 2)), ((6, 5, 4, 3, 2, 1), (2, 4))])
 def test_linear_partitions_of_six_layers(times, cut):
     """The textbook's two rows: [1, 2, 3, 4][5, 6] and, the other way round, two layers and four."""
     bounds = balance.best_cut(times, 2)

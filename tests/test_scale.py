@@ -146,10 +146,3 @@ def test_the_slowest_of_n_is_later_the_more_there_are():
     for n in (1, 8, 256):
         seen = dice.normal(1.0, 0.1, (20_000, n)).max(axis=1).mean()
         assert slowest_of(n, 1.0, 0.1) == pytest.approx(seen, abs=0.003)
-
-
-def test_what_cannot_be_is_said():
-    with pytest.raises(ValueError, match="No collective is called 'rings'. Use one of: ring, tree"):
-        collective("rings", 8, 8, FLAT)
-    with pytest.raises(ValueError, match=r"12 ranks make no machines of 8 \(12 % 8 = 4\)"):
-        collective("hierarchical", 12, 96, Fabric())

@@ -33,28 +33,6 @@ def test_names_and_digits_say_the_same():
     )
 
 
-@pytest.mark.parametrize(
-    "call, words",
-    [
-        (lambda: parse("S0S0"), "mesh axis 'x' is used 2 times"),
-        (lambda: parse("S0RP0"), "mesh axis 'x' is used 2 times"),
-        (lambda: parse("S2R"), "names axis 2, but the mesh has 2"),
-        (lambda: parse("Q"), "layout 'Q' is not understood"),
-        (lambda: Layout.named("width:x", ("batch", "ff")), "does not fit a tensor with dimensions batch, ff"),
-        (
-            lambda: layout.check(parse("S01R"), (3, 5), GRID),
-            "a dimension of 3 cannot be cut into 4 parts over x x y",
-        ),
-        (lambda: layout.check(parse("S0"), (3, 5), GRID), "1 dimensions does not fit a tensor of 2"),
-        (lambda: layout.check(Layout((("z",),)), (3,), GRID), "no axis 'z'. Its axes are x, y"),
-        (lambda: cost.path(parse("RR"), parse("RRM0"), SHAPE, GRID), "no steps lead from RR to RRM0"),
-    ],
-)
-def test_bad_input_gets_a_sentence(call, words):
-    with pytest.raises(ValueError, match=words):
-        call()
-
-
 @pytest.mark.parametrize("mesh", [LINE, GRID, {"x": 3, "y": 2}])
 def test_boxes_cover_the_tensor_once(mesh):
     for one in layout.layouts(2, list(mesh), partial=()):

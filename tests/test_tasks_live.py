@@ -11,7 +11,7 @@ from gpt2lab import RankFailed
 from gpt2lab.machine.links import Link
 from gpt2lab.processes.launch import Ranks
 from gpt2lab.ranks import comm, paced
-from gpt2lab.ranks.mesh import Axis, Mesh
+from gpt2lab.ranks.mesh import Mesh
 from gpt2lab.tasks import check, messages
 from gpt2lab.tasks.cores import Cores
 from gpt2lab.tasks.gpt2 import GPT2Tasks
@@ -90,12 +90,6 @@ def test_four_ranks_with_uneven_rows_or_uneven_slices():
     token = 2 * CONFIG.n_layer * ROWS * 2 * CONFIG.n_embd * 8  # slices of 3, 3, 3, 2 tokens
     sent = [size // token for size in (r[2]["send", "dp"][1] for r in found)]
     assert sent == [3 * 3, 2 * 3 + 3, 3 + 6, 9]  # keys to all later ranks, gradients to all earlier ones
-
-
-def test_more_ranks_than_tokens_are_refused():
-    axis = Axis("dp", tuple(range(4)), 0)
-    with pytest.raises(ValueError, match="3 tokens cannot be spread over 4 ranks. Use at most 3."):
-        GPT2Tasks(model(), 2, 3, None, axis=axis, sliced=True)
 
 
 def ping_pong(rank, world_size, turns):

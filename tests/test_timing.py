@@ -1,7 +1,5 @@
 """The stopwatch: what runs in which order, what is left out, how clocks of ranks are joined; no test asserts a time."""
 
-import pytest
-
 from gpt2lab.machine import timing
 from gpt2lab.machine.speed import copy_rate
 from gpt2lab.machine.timing import Times, alone, together, trials
@@ -36,11 +34,6 @@ def test_one_trial_is_its_own_spread():
 def test_ranks_are_timed_from_the_last_arrival_to_the_last_end():
     early, late = [(0.0, 5.5), (10.0, 11.5)], [(5.0, 6.0), (10.5, 11.0)]
     assert together([early, late]).trials == (1.0, 1.0)
-
-
-def test_ranks_with_different_numbers_of_trials_are_refused():
-    with pytest.raises(ValueError):
-        together([[(0.0, 1.0)], []])
 
 
 def test_a_copy_has_a_rate():

@@ -1,7 +1,6 @@
 """Tofu on GPT-2's graph: the dynamic program equals brute force, and what it finds runs and equals the serial run."""
 
 import itertools
-from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -80,11 +79,6 @@ def test_the_price_of_a_mixed_chain_is_above_what_its_program_sends_and_hides_a_
     price, sent = one.cost(mixed, LINE), bytes_of_all(one.program(mixed, LINE))
     least = bytes_of_all(one.program(batch_only, LINE))
     assert sent < least == one.cost(batch_only, LINE) < price
-
-
-def test_a_graph_without_borders_gets_a_sentence():
-    with pytest.raises(ValueError, match="no chain of links. Use captured_gpt2"):
-        LinkChain(replace(graph(), aliases={}))
 
 
 def test_the_cut_that_is_found_for_four_ranks_runs_and_sends_less_than_known_strategies(pools):
