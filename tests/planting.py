@@ -9,6 +9,7 @@ The check is a test (with what is no fixture of it: `(test_rates, 3)`), or a pla
 """
 
 import ast
+import functools
 import inspect
 import sys
 import tempfile
@@ -27,6 +28,9 @@ from gpt2lab.processes.launch import RankFailed
 
 SIZES = 7, 11  # rows and tokens of the batch: nothing divides
 PASSED = set()  # checks that pass without a bug: each is asked once
+REMEMBER = (
+    "gpt2lab.planner", "gpt2lab.sharding", "gpt2lab.parallel", "gpt2lab.lessons.labs", "gpt2lab.transport",
+)  # fmt: skip
 
 
 def bugs(table: dict):
@@ -40,13 +44,19 @@ def controls(table: dict):
     return pytest.mark.parametrize("check", sorted({row[-1].split(" raises=")[0] for row in table.values()}))
 
 
+@contextmanager
 def planting(bug):
-    """The context manager that plants a bug: None (nothing), a line of a table, or a call that makes one."""
-    if callable(bug):
-        return bug()
-    if bug and isinstance(bug[2], str):
-        return rewritten(*bug)
-    return all_planted(bug)
+    """Plant a bug: None (nothing), a line of a table, or a call that makes one."""
+    if not bug:
+        yield
+        return
+    made = bug() if callable(bug) else (rewritten if isinstance(bug[2], str) else planted)(*bug)
+    with made:
+        forget()
+        try:
+            yield
+        finally:
+            forget()
 
 
 @contextmanager
@@ -76,7 +86,7 @@ def all_planted(*bugs):
 @contextmanager
 def rewritten(function, right: str, wrong: str):
     """Run other text in place of a function's: all who have the function run it."""
-    function = inspect.unwrap(function.fget if isinstance(function, property) else function)
+    function = inspect.unwrap(getattr(function, "fget", None) or getattr(function, "func", function))
     text = textwrap.dedent(inspect.getsource(function))
     assert text.count(right) == 1, f"{function.__qualname__} has changed: {right!r} is not there once"
     tree, free = ast.parse(text.replace(right, wrong)), function.__code__.co_freevars
@@ -90,6 +100,14 @@ def rewritten(function, right: str, wrong: str):
         yield
     finally:
         function.__code__ = before
+
+
+def forget() -> None:
+    """Empty what functions of rooms that only compute remember: it was computed by other text."""
+    for name in [name for name in sys.modules if name.startswith(REMEMBER)]:
+        for value in vars(sys.modules[name]).values():
+            if isinstance(value, functools._lru_cache_wrapper):
+                value.cache_clear()
 
 
 def under(bug, job):

@@ -8,46 +8,22 @@ from gpt2lab.parallel import accumulate, chunked_loss, finish
 from gpt2lab.parallel.pipeline.engine import Pipeline
 from gpt2lab.parallel.pipeline.step import PipelineStep
 from gpt2lab.plan import Parallel
-from gpt2lab.ranks import comm
 from gpt2lab.ranks.mesh import Mesh
 from gpt2lab.reference import CONFIG, EXPERTS
 from gpt2lab.train import Trainer
-
-
-def nothing(right):
-    return lambda *_: None
-
-
-def square(held):
-    return sum(p.tensor.grad.double().pow(2).sum() for p in held)
-
-
-def replicas_add(right):
-    return lambda held, mesh: comm.all_reduce(square(held), mesh["tp"]).sqrt().item()
 
 
 def in_place_of_all_replicas(axis):
     return lambda right: lambda mesh, names: right(mesh, axis if names == ("dp", "cp") else names)
 
 
-def by_global_rank(right):
-    return lambda self, batch: batch.rows(self.mesh.rank, self.mesh.world.size).micro(self.plan.micro)
-
-
-def over_the_world(right):
-    return lambda self, loss: comm.all_reduce(loss.double(), self.parallel.mesh.world).item()
-
-
-def by_its_shard(right):
-    return lambda held, norm, limit: right(held, square(held).sqrt().item(), limit)
-
-
 BUGS = {
-    "the norm counts tensor-parallel replicas twice": (finish, "gradient_norm", replicas_add, "dp=2,tp=2"),
+    "the norm counts tensor-parallel replicas twice":
+        (finish._counted_here, '(*p.spec.replicas, "tp")', "p.spec.replicas", "dp=2,tp=2"),
     "the tied copy counts in the norm": (finish.norm_among, "not p.spec.tied_copy and ", "", "pp=2,tp=2"),
     "the norm is the stage's own":
         (finish.norm_among, "if not p", "if mesh['pp'].rank == 0 and not p", "pp=2,dp=2"),
-    "the tied gradient is not summed": (Pipeline, "tie", nothing, "pp=2,dp=2"),
+    "the tied gradient is not summed": (Pipeline.tie, "and tensors:", "and False:", "pp=2,dp=2"),
     "the tied gradient is summed over all stages and tensor ranks":
         (Pipeline.tie, "all_reduce(flat,", "all_reduce(comm.all_reduce(flat, mesh['tp']),",
          "pp=2,tp=2 raises=Mismatch"),
@@ -59,15 +35,20 @@ BUGS = {
         (Mesh, "__getitem__", in_place_of_all_replicas("dp"), "dp=2,cp=2"),
     "gradients are summed over the wrong axis":
         (Mesh, "__getitem__", in_place_of_all_replicas("tp"), "dp=2,tp=2 raises=Mismatch"),
-    "partial gradients stay partial": (finish, "sum_partial", nothing, "tp=2,dp=2,sp=on"),
+    "partial gradients stay partial": (finish.sum_partial, "if grads:", "if False:", "tp=2,dp=2,sp=on"),
     "partial gradients are summed over the data axis":
         (finish.sum_partial, "mesh[name]", "mesh['dp']", "tp=2,dp=2,sp=on,zero=2"),
-    "rows are dealt by the global rank": (Parallel, "mine", by_global_rank, "dp=2,tp=2 raises=Mismatch"),
+    "rows are dealt by the global rank":
+        (Parallel.mine, 'dp = self.mesh["dp"]', "dp = self.mesh.world", "dp=2,tp=2 raises=Mismatch"),
     "positions start at zero on every context rank":
         (Batch.columns, "self.positions[index]", "self.positions[index] - self.positions[index][0]",
          "cp=2,tp=2 raises=ValueError"),
-    "the reported loss counts tensor-parallel ranks": (Trainer, "_global_loss", over_the_world, "dp=2,tp=2"),
-    "each rank clips by its shard": (finish, "clip", by_its_shard, "dp=2,zero=1,tp=2"),
+    "the reported loss counts tensor-parallel ranks":
+        (Trainer._global_losses, 'part if mesh["tp"].rank == 0 else torch.zeros_like(part)', "part",
+         "dp=2,tp=2"),
+    "each rank clips by its shard":
+        (finish.clip, "if limit",
+         "norm = torch.cat([p.tensor.grad.flatten() for p in pieces]).norm().item()\n    if limit", "dp=2,zero=1,tp=2"),
 }  # fmt: skip
 
 

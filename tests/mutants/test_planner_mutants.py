@@ -1,314 +1,149 @@
-"""Bugs in the planners: each is noticed by the comparison with brute force, or with a closed form."""
-
-from fractions import Fraction
+"""Bugs in the planners and searches: each is seen by brute force, by a full simulation, or by a number by hand."""
 
 import pytest
-from planting import planted
-from search_cases import one_device_each, ring_all_reduce
-from test_planner import (
-    every_piper_plan,
-    every_staging,
-    pair_of_messages,
-    random_chain,
-    random_cluster,
-    random_graph,
-)
+import test_planner as planner
+import test_search as search
+import test_staged as staged
+from planting import bugs, is_killed
 
 from gpt2lab.machine.links import Link, Network
-from gpt2lab.planner import balance, events, graph_stages, placement, problem, reinforce
+from gpt2lab.planner import alpa, balance, cuts, events, graph_stages, placement, reinforce
+from gpt2lab.planner.balance import Chain, ChainStage
+from gpt2lab.planner.cuts import ChainProblem, Clock
 from gpt2lab.planner.placement import Placing
 from gpt2lab.planner.problem import Cluster, Device, Operator, OperatorGraph
+from gpt2lab.planner.search import PLANNERS, accepts
+from gpt2lab.sharding.crossing import Crossing
 
 pytestmark = pytest.mark.mutant
 
+RING = planner.test_a_ring_of_messages_takes_the_alpha_beta_time, 4
+SHARED = planner.test_messages_share_a_nodes_uplink_and_a_devices_port
+PLACED = planner.test_branch_and_bound_finds_what_brute_force_finds, 7, True
+CUT = planner.test_the_cut_of_a_chain_is_the_best_of_all, 7
+STAGES = planner.test_integer_program_and_piper_find_the_best_stages_of_a_graph, 1
+PIPER = planner.test_memory_makes_piper_recompute_or_cut
+PIPELINE = search.test_no_search_beats_the_exhaustive_one_and_alpa_reaches_it
+PROGRAM = search.test_the_integer_program_equals_brute_force
+METROPOLIS = search.test_metropolis_takes_the_better_and_sometimes_the_worse
+BY_HAND = search.test_prices_by_hand
+BORDER = staged.test_every_place_receives_each_box_once_and_only_boxes_that_overlap_are_sent
+SCATTERED = staged.test_scattering_sends_each_number_once_over_the_border
 
-def ring_is_wrong():
-    link = Link(Fraction(1, 3), Fraction(7))
-    found = ring_all_reduce(range(4), Fraction(100), Cluster(4, Device(1), Network(link)))
-    return found.makespan != link.time(6 * Fraction(25), 6)
 
-
-def sharing_is_wrong():
-    network = Network(Link(0, 4), Link(0, 12), 2)
-    found = [pair_of_messages(Cluster(4, Device(1), network, uplinks=n), (2, 3)) for n in (0, 1)]
-    return found != [[4, 4], [7, 7]]
-
-
-def overlap():
+def one_at_a_time():
+    """A device is at work when what its next job needs arrives."""
     jobs = [events.Job("a", 0, 5), events.Job("b", 0, 1, ((2, 0),)), events.Job("c", 1, 1)]
-    return events.simulate_jobs(jobs, Cluster(2, Device(1))).makespan != 6
+    assert events.simulate_jobs(jobs, Cluster(2, Device(1))).makespan == 6
 
 
-def search_is_wrong():
-    for seed in range(3, 9):
-        p = Placing(random_graph(seed, 6), random_cluster(seed, 3), backward=seed % 2 == 0)
-        found, best = placement.branch_and_bound(p).seconds, placement.exhaustive_placement(p).seconds
-        if abs(found - best) > 1e-9 * best:
-            return True
-    return False
+def memory():
+    """Four times 4 bytes of weights; and one device for all takes less time, but not a lower cost."""
+    where, network = (0, 0, 0, 1), Network(Link(50, 1))
+    graph = lambda *sizes: OperatorGraph(tuple(Operator(str(i), 4, 0, *sizes) for i in range(4)), ())
+    assert Placing(graph(1), Cluster(2, Device(1))).held(where) == [12, 4]
+    small = Placing(graph(0, 3), Cluster(2, Device(1, 6), network))
+    assert small.cost((0, 0, 0, 0)) > small.simulate((0, 0, 0, 0)).makespan
 
 
-def memory_is_exceeded():
-    ops = tuple(Operator(str(i), 4, 0, 0, 3) for i in range(4))
-    p = Placing(OperatorGraph(ops, ()), Cluster(2, Device(1, 6), Network(Link(50, 1))))
-    return max(p.held(placement.list_schedule(p).where)) > 6
+def chains():
+    """PipeDream: 2 (m - 1) / m of 24 bytes are summed, a border is crossed twice; one layer on three devices."""
+    chain = Chain((2, 2), (4, 4), (12, 12), (18,), 1)
+    assert balance.pipedream_stage(chain, 0, 2, 3) == 32
+    assert balance.pipedream_cost(chain, [ChainStage(0, 1), ChainStage(1, 2)]) == 36
+    assert balance.pipedream(Chain((4,), (8,), (0,), (), 1), 3)[0] == 4
 
 
-def penalty_is_missing():
-    ops = tuple(Operator(str(i), 4, 0, 0, 3) for i in range(4))
-    p = Placing(OperatorGraph(ops, ()), Cluster(2, Device(1, 6), Network(Link(50, 1))))
-    return p.cost((0, 0, 0, 0)) <= p.simulate((0, 0, 0, 0)).makespan
+def borders():
+    """Of the middle one of three operators in a row; what each needs comes before it."""
+    graph = OperatorGraph.chain([Operator(str(i), 1, 5) for i in range(3)])
+    assert graph_stages.crossing_bytes(graph, frozenset({1})) == 10
+    assert graph_stages.down_sets(graph) == [frozenset(range(n)) for n in range(4)]
 
 
-def learning_fails():
-    p = Placing(random_graph(3, 8), Cluster(3, Device(1), Network(Link(1, 4))))
-    found = reinforce.reinforce(p, seed=1, rounds=40)
-    return not found.means[-1] < found.means[0]
-
-
-def cut_is_wrong():
-    for seed in range(6):
-        times = random_chain(seed, 7).forward
-        best = min(balance.slowest(times, cut) for cut in balance.every_cut(7, 3))
-        if balance.slowest(times, balance.best_cut(times, 3)) != best:
-            return True
-    return False
-
-
-def pipedream_is_wrong():
-    return balance.pipedream(balance.Chain((4,), (8,), (0,), (), 1), 3)[0] != 4
-
-
-def dapple_is_wrong():
-    for chain in (random_chain(seed, 4) for seed in (6, 7, 46)):
+def dapple():
+    for chain in (planner.random_chain(seed, 4) for seed in (6, 7, 46)):
         best = min(balance.dapple_latency(chain, plan, 2) for plan in balance.every_replicated(4, 3))
-        if abs(balance.dapple(chain, 3, 2)[0] - best) > 1e-9 * best:
-            return True
-    return False
-
-
-def stages_are_wrong():
-    for seed in range(4):
-        graph = random_graph(seed, 5)
-        times = [op.flops for op in graph.operators]
-        seconds = lambda s, times=times, graph=graph: (
-            sum(times[v] for v in s) + 0.5 * graph_stages.crossing_bytes(graph, s)
-        )
-        best = min(max(map(seconds, plan)) for plan in every_staging(graph, 2))
-        options = one_device_each(seconds, [0] * 5, 1)
-        if abs(graph_stages.piper(graph, 2, options)[0] - best) > 1e-6:
-            return True
-        if abs(graph_stages.stages_by_ilp(graph, times, 2, 0.5)[0] - best) > 1e-6:
-            return True
-    return False
-
-
-def piper_is_wrong():
-    graph = OperatorGraph.chain([Operator(str(i), 4, 1, 1, 40) for i in range(4)])
-    given = graph, Cluster(2, Device(1, 110), Network(Link(5, 10))), 1
-    best = min(max(p.seconds for p in plan) for plan in every_piper_plan(graph, 2, RIGHT_OPTIONS(*given)))
-    return graph_stages.piper(graph, 2, graph_stages.stage_options(*given))[0] != best
-
-
-RIGHT_OPTIONS = graph_stages.stage_options
-
-
-def wrong_speed(right):
-    return lambda self, flow: flow.speed
-
-
-def without_latency(right):
-    def flow(self, work, speed, shared, then):
-        right(
-            self,
-            work if shared or speed != 1 or then.__name__ == "<lambda>" and work > 1 else 0,
-            speed,
-            shared,
-            then,
-        )
-
-    return flow
-
-
-def busy_forgotten(right):
-    def start(self, device):
-        self.busy.discard(device)
-        right(self, device)
-
-    return start
-
-
-def all_reduce_half(right):
-    return lambda self, first, last, m: right(self, first, last, m) / 2
-
-
-def one_way(right):
-    return lambda graph, stage: sum(
-        graph.operators[u].output for u, v in graph.edges if v in stage and u not in stage
-    )
-
-
-def shorter_tail(wrong):
-    """Branch and bound that believes in another remaining path than there is."""
-
-    def make(right):
-        def init(self, *args, **options):
-            right(self, *args, **options)
-            self.tail = [wrong * t for t in self.tail]
-
-        return init
-
-    return make
-
-
-def only_first_child(right):
-    return lambda self, n, *rest: list(right(self, n, *rest))[:1]
-
-
-def in_order_of_devices(right):
-    """Pruning that takes the first choice for the best one."""
-
-    def choices(self, n, *rest):
-        for bound, d, begin, way in right(self, n, *rest):
-            yield bound + 3 * d, d, begin, way
-
-    return choices
+        assert balance.dapple(chain, 3, 2)[0] == pytest.approx(best, rel=1e-9)
 
 
 BUGS = {
-    "messages share nothing": (events._Clock, "_speed", wrong_speed, sharing_is_wrong),
-    "latency is free": (events._Clock, "_flow", without_latency, ring_is_wrong),
-    "a device does two things at a time": (events._Clock, "_start", busy_forgotten, overlap),
-    "the bound is too large": (Placing, "__init__", shorter_tail(1.6), search_is_wrong),
-    "only the most promising device is tried": (
-        placement._Search,
-        "_choices",
-        only_first_child,
-        search_is_wrong,
-    ),
-    "later devices are pruned too early": (
-        placement._Search,
-        "_choices",
-        in_order_of_devices,
-        search_is_wrong,
-    ),
-    "memory is not looked at": (placement, "STATE", lambda right: 0, None),
-    "too much memory costs nothing": (
-        Placing,
-        "held",
-        lambda right: lambda self, where: [0, 0],
-        penalty_is_missing,
-    ),
-    "learning goes the wrong way": (
-        reinforce,
-        "_softmax",
-        lambda right: lambda logits: right(-logits),
-        learning_fails,
-    ),
-    "the cut begins a layer late": (
-        balance,
-        "best_cut",
-        lambda right: (
-            lambda times, s: (0, *(min(b + 1, len(times) - 1) for b in right(times, s)[1:-1]), len(times))
-        ),
-        cut_is_wrong,
-    ),
-    "the cut has equal counts": (
-        balance,
-        "best_cut",
-        lambda right: lambda times, s: balance.equal_count(len(times), s),
-        cut_is_wrong,
-    ),
-    "gradients travel once, not twice": (balance.Chain, "all_reduce", all_reduce_half, None),
-    "PipeDream forgets the border": (balance.Chain, "hop", lambda right: lambda self, i: 0, None),
-    "PipeDream never replicates": (
-        balance,
-        "pipedream_stage",
-        lambda right: lambda chain, i, j, m: right(chain, i, j, m) if m == 1 else float("inf"),
-        pipedream_is_wrong,
-    ),
-    "DAPPLE keeps one plan where several may win": (
-        balance,
-        "_unbeaten",
-        lambda right: lambda plans: sorted(plans, key=lambda p: p[0])[:1],
-        dapple_is_wrong,
-    ),
-    "DAPPLE keeps the worst plans": (
-        balance,
-        "_unbeaten",
-        lambda right: lambda plans: [max(plans, key=lambda p: p[0])] if plans else [],
-        dapple_is_wrong,
-    ),
-    "results that leave a stage are free": (graph_stages, "crossing_bytes", one_way, None),
-    "down-sets are only prefixes": (
-        graph_stages,
-        "down_sets",
-        lambda right: lambda graph: [frozenset(range(n)) for n in range(len(graph) + 1)],
-        stages_are_wrong,
-    ),
-    "Piper forgets the micro-batches in flight": (
-        graph_stages,
-        "stage_options",
-        lambda right: lambda *given: lambda stage, behind: right(*given)(stage, 0),
-        piper_is_wrong,
-    ),
-    "Piper never recomputes": (
-        graph_stages,
-        "stage_options",
-        lambda right: lambda *given: right(*given, recompute=(False,)),
-        piper_is_wrong,
-    ),
-    "a down-set may miss what it needs": (
-        graph_stages,
-        "down_sets",
-        lambda right: lambda graph: right(OperatorGraph(graph.operators, ())),
-        stages_are_wrong,
-    ),
-}
+    "messages share nothing":
+        (events._Clock._speed, "capacity / self.users[what]", "capacity", SHARED),
+    "latency is free": (events._Clock._send, "link.latency, 1", "0, 1", RING),
+    "a device does two things at a time":
+        (events._Clock._start, "self.busy.add(device)", "pass", one_at_a_time),
+    "the bound is too large":
+        (placement._Search._choices, "problem.tail[n] + way", "1.6 * problem.tail[n] + way", PLACED),
+    "only the most promising device is tried":
+        (placement._Search.extend, "back, free, held)):", "back, free, held))[:1]:", PLACED),
+    "later devices are pruned too early":
+        (placement._Search._choices, "yield max(", "yield 3 * d + max(", PLACED),
+    "memory is not looked at": (Placing.__init__, "STATE * op.weights + ", "", memory),
+    "too much memory costs nothing": (Placing.cost, "max(0.0, held - limit)", "0.0", memory),
+    "learning goes the wrong way":
+        (reinforce._softmax, "np.exp(logits - logits.max", "np.exp(-logits - (-logits).max",
+         planner.test_learning_reaches_greedy_and_never_beats_the_optimum),
+    "the cut begins a layer late": (balance.best_cut, "total[j] - total[i]", "total[j] - total[i + 1]", CUT),
+    "the cut has equal counts":
+        (balance.best_cut, "total = [0", "return equal_count(len(times), stages)\n    total = [0", CUT),
+    "gradients travel once, not twice": (Chain.all_reduce, "2 * (replicas", "(replicas", chains),
+    "PipeDream forgets the border": (balance.pipedream_cost, "2 * chain.hop(s.last)", "0", chains),
+    "PipeDream never replicates":
+        (balance.pipedream_stage, "compute / replicas", "compute / (replicas == 1 or 1e-9)", chains),
+    "DAPPLE keeps one plan where several may win":
+        (balance._unbeaten, "return kept", "return kept[:1]", dapple),
+    "DAPPLE keeps the worst plans":
+        (balance._unbeaten, "return kept", "return sorted(plans, key=lambda plan: plan[0])[-1:]", dapple),
+    "results that leave a stage are free":
+        (graph_stages.crossing_bytes, " + sum(graph.operators[u].output for u in going)", "", borders),
+    "down-sets are only prefixes":
+        (graph_stages.down_sets, "s | {n} for s in found if s.issuperset(graph.before[n])",
+         "frozenset(range(n + 1)) for s in found", STAGES),
+    "a down-set may miss what it needs":
+        (graph_stages.down_sets, " if s.issuperset(graph.before[n])", "", borders),
+    "Piper forgets the micro-batches in flight": (graph_stages.stage_options, "(behind + 1) *", "1 *", PIPER),
+    "Piper never recomputes":
+        (graph_stages.stage_options, "for twice in recompute", "for twice in (False,)", PIPER),
+    "a launch takes no time":
+        (Device.time, "self.launch + ", "", planner.test_small_products_run_below_the_rate),
+    "t_max does not limit the stages":
+        (alpa._stages_below, "seconds > limit", "seconds > inf", (PIPELINE, 3)),
+    "only one t_max is tried": (alpa.fastest_pipeline, "limit - last < gap", "tried", (PIPELINE, 3)),
+    "whole nodes are no submeshes":
+        (alpa.submeshes, "return inside + [", "return inside + 0 * [", (PIPELINE, 3)),
+    "a submesh may begin inside another node":
+        (cuts.block_mesh, "if first // node == (first + count - 1) // node:", "if True:", (PIPELINE, 3)),
+    "the clock waits for the input only": (cuts._waits, "in at.devices", "in ()", (PIPELINE, 3)),
+    "entering a stage is free": (ChainProblem.enter, "return link.time(2 * size, 2) +", "return", BY_HAND),
+    "sums of gradients are free": (ChainProblem._sum, "if over else 0.0", "if False else 0.0", BY_HAND),
+    "a gradient does not go back":
+        (ChainProblem.change, " + _path_seconds(self, b, a, shape, mesh)", "", BY_HAND),
+    "micro-batches in flight are forgotten":
+        (ChainProblem.held, "min(self.micros, behind + 1)", "1", BY_HAND),
+    "the integer program ignores changes of layout":
+        (alpa.intra_operator, "target += [matrix[i][j]", "target += [0 * matrix[i][j]", (PROGRAM, 3)),
+    "the integer program ignores memory": (alpa.intra_operator, "if limit < inf:", "if False:", (PROGRAM, 3)),
+    "only the changed operator is timed again":
+        (Clock.__init__, " or not moved.isdisjoint(needs)", "",
+         (search.test_delta_simulation_equals_full_simulation_and_times_fewer_jobs, 1)),
+    "only worse plans are accepted":
+        (accepts, "return change <= 0 or draw < exp(-change / scale)", "return change > 0", METROPOLIS),
+    "every plan is accepted": (accepts, "draw < exp(-change / scale)", "True", METROPOLIS),
+    "MCMC changes only the first operator":
+        (PLANNERS["MCMC (FlexFlow)"].search, "draw.randrange(len(problem))", "0",
+         (search.test_no_search_beats_the_exhaustive_one_on_any_blocks, 1)),
+    "clusters have equal counts of bytes":
+        (alpa.cluster_bounds, "outputs[i - 1] if i else 0", "0", (search.test_clusters_equal_brute_force, 0)),
+    "an operator has one cut for all axes":
+        (alpa.count_pipelines, "cuts ** sum(", "cuts ** any(",
+         (search.test_plans_are_counted_as_enumeration_counts_them, 3, 4, 2, 2)),
+    "boxes that overlap are not all sent":
+        (Crossing.pieces, "if all(start < end", "if number == 0 and all(start < end", BORDER),
+    "copies cross the border": (Crossing.arrival, " if self.scatter else ()", " if False else ()", SCATTERED),
+}  # fmt: skip
 
 
-def sees(name):
-    """The check of a bug; some are seen against numbers by hand."""
-    return (
-        BUGS[name][3]
-        or {
-            "memory is not looked at": weights_are_free,
-            "gradients travel once, not twice": sum_of_gradients_is_wrong,
-            "PipeDream forgets the border": border_is_free,
-            "results that leave a stage are free": leaving_is_free,
-        }[name]
-    )
-
-
-def weights_are_free():
-    ops = tuple(Operator(str(i), 4, 0, 1) for i in range(4))
-    return Placing(OperatorGraph(ops, ()), Cluster(2, Device(1))).held((0, 0, 0, 1)) != [12, 4]
-
-
-CHAIN = balance.Chain((2, 2), (4, 4), (12, 12), (18,), 1)
-
-
-def sum_of_gradients_is_wrong():
-    return balance.pipedream_stage(CHAIN, 0, 2, 3) != 32  # 2 (m - 1) / m of 24 bytes
-
-
-def border_is_free():
-    return balance.pipedream_cost(CHAIN, [balance.ChainStage(0, 1), balance.ChainStage(1, 2)]) != 36
-
-
-def leaving_is_free():
-    graph = OperatorGraph.chain([Operator(str(i), 1, 5) for i in range(3)])
-    return graph_stages.crossing_bytes(graph, frozenset({1})) != 10
-
-
-@pytest.mark.parametrize("name", BUGS)
-def test_a_bug_is_noticed(name):
-    check = sees(name)
-    assert not check(), "the check must pass without the bug"
-    with planted(*BUGS[name][:3]):
-        assert check()
-
-
-def test_the_launch_time_is_part_of_an_operator():
-    with planted(problem.Device, "time", lambda right: lambda self, flops: flops / self.rate):
-        assert Device(1e9, launch=1e-3).time(1e6) != pytest.approx(2e-3)
+@bugs(BUGS)
+def test_a_bug_is_noticed(bug, check):
+    assert is_killed(bug, check), "nobody noticed"
