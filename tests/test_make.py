@@ -17,15 +17,8 @@ ROOT = Path(__file__).parents[1]
 @pytest.fixture
 def checkout(tmp_path):
     """A checkout with nothing but what make reads, and a folder of commands that stand in for the real ones."""
-    for name in (
-        "Makefile",
-        "requirements.txt",
-        "requirements-dev.txt",
-        "pyproject.toml",
-        "tests/run.py",
-        "tests/tiers.py",
-        ".ci/run",
-    ):
+    read = "Makefile requirements.txt requirements-dev.txt pyproject.toml tests/run.py tests/tiers.py .ci/run"
+    for name in read.split():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         shutil.copy(ROOT / name, tmp_path / name)
     stand_in(tmp_path / "bin" / "uv", "exit 1")
@@ -46,20 +39,14 @@ def call(checkout, *command, **env):
     return subprocess.run(command, cwd=checkout, env=env, capture_output=True, text=True)
 
 
-@pytest.mark.parametrize(
-    "script, sentence",
-    [
-        (None, "There is no some-python: install Python 3.11 or newer"),
-        (
-            '[[ "$*" == *version_info* ]] && exit 1; echo Python 3.9.2',
-            "Python 3.9.2 is too old: gpt2lab needs",
-        ),
-        (
-            '[[ "$*" == *ensurepip* ]] && exit 1; exit 0',
-            "cannot make virtual environments: install its venv module",
-        ),
-    ],
-)
+MISSING = {  # what the Python that is there answers, and the sentence about it
+    None: "There is no some-python: install Python 3.11 or newer",
+    '[[ "$*" == *version_info* ]] && exit 1; echo Python 3.9.2': "Python 3.9.2 is too old: gpt2lab needs",
+    '[[ "$*" == *ensurepip* ]] && exit 1; exit 0': "cannot make virtual environments: install its venv module",
+}
+
+
+@pytest.mark.parametrize("script, sentence", MISSING.items())
 @pytest.mark.parametrize("target", ["lab", "test"])
 def test_a_missing_piece_gets_one_clear_sentence(checkout, script, sentence, target):
     if script:
@@ -93,12 +80,8 @@ def test_uv_installs_where_there_is_one_and_pip_where_it_fails(checkout, fails):
     stand_in(checkout / "bin/uname", "echo Linux")
     assert call(checkout, "make", ".venv/test.stamp", "TORCH_INDEX=https://here").returncode == 0
     torch = re.search(r"^torch==.*", (ROOT / "requirements.txt").read_text(), re.M)[0] + "+cpu"
-    wanted = [
-        torch,
-        f"--extra-index-url https://here {torch}",
-        "-r requirements.txt",
-        "-r requirements-dev.txt",
-    ]
+    wanted = [torch, f"--extra-index-url https://here {torch}"]
+    wanted += ["-r requirements.txt", "-r requirements-dev.txt"]
     uv = [f"uv pip install --quiet --python .venv/bin/python {what}" for what in wanted]
     pip = [f"pip install --quiet {what}" for what in wanted]
     due = [line for pair in zip(uv, pip, strict=True) for line in pair] if fails else [uv[0], pip[0], *uv[1:]]
@@ -126,19 +109,8 @@ def test_without_a_display_lab_still_serves(checkout):
 
 def test_help_lists_every_target(checkout):
     lines = call(checkout, "make").stdout
-    for target in (
-        "lab",
-        "test",
-        "test-quick",
-        "test-all",
-        "test-gpu",
-        "notebooks",
-        "figures",
-        "mutants",
-        "site",
-        "wheel",
-        "help",
-    ):
+    targets = "lab test test-quick test-all test-gpu notebooks figures mutants site wheel help"
+    for target in targets.split():
         assert f"make {target} " in lines
 
 
