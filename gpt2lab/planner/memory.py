@@ -106,5 +106,5 @@ def _order(share: RankShare) -> list[Op]:
     plan = share.plan
     bounded = plan.schedule not in ("gpipe", "breadth_first") or plan.pp == 1
     # of a single stage the second one on, where sums are under way the third, are alike or have fewer rows
-    enough = 2 * plan.pp + (plan.pp == 1 and plan.zero > 1)
-    return order_of(plan, min(plan.micro, enough) if bounded else plan.micro).orders[share.pp]
+    enough = min(plan.micro, 2 * plan.pp + (plan.pp == 1 and plan.zero > 1)) if bounded else plan.micro
+    return order_of(plan, enough).orders[share.pp]

@@ -130,7 +130,9 @@ def planned():
 
 
 OF_PLANNING = {
-    "a path counts no bytes": (cost._total, "return sum(c[0] for c in costs),", "return 0,"),
+    "a path counts no bytes":
+        (cost._total, "step_cost(step, shape, layout, mesh, place, 1) for",
+         "(0, step_cost(step, shape, layout, mesh, place, 1)[1]) for"),
     "later operands are heard first":
         (propagate, "_proposals", lambda right: lambda *a: [(9 - n, t, d) for n, t, d in right(*a)]),
     "a mark is overwritten":  # in favour of what comes first
