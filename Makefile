@@ -22,6 +22,7 @@ lab: .venv/lab.stamp  ## open a copy of the lessons, in work/, in JupyterLab at 
 	JUPYTER_PATH="$(CURDIR)/gpt2lab/lessons:$$JUPYTER_PATH" \
 	JUPYTER_CONFIG_PATH="$(CURDIR)/gpt2lab/lessons:$$JUPYTER_CONFIG_PATH" \
 	  $(BIN)/jupyter lab --ip=127.0.0.1 --port=$(PORT) --ServerApp.root_dir="$(CURDIR)" \
+	  --LabApp.news_url=None --LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate \
 	  --LabApp.default_url=/lab/tree/work/00_start_here.ipynb --KernelManager.transport=ipc \
 	  $(LAB_FLAGS) $(ARGS)
 
