@@ -1,13 +1,18 @@
 """Every argument of what a notebook calls, at odd values: it is taken where it means something, or refused in words."""
 
+import ast
+import importlib
 import inspect
 import math
 import re
 import shutil
 import typing
+from pathlib import Path
 
 import pytest
+import test_numbers
 import torch
+from test_numbers import ROOMS
 
 from gpt2lab.corpus.batches import Batches
 from gpt2lab.corpus.loaders import InOrder, steps_per_epoch
@@ -38,15 +43,42 @@ from gpt2lab.planner import (
     published_steps,
     reinforce,
     scale,
+    search,
     tensor_costs,
 )
 from gpt2lab.planner import memory as planner_memory
+from gpt2lab.processes.launch import Ranks
 from gpt2lab.ranks import comm, paced
+from gpt2lab.ranks.axis import Axis
 from gpt2lab.ranks.mesh import Mesh
+from gpt2lab.ranks.trace import Span
 from gpt2lab.reference import CONFIG, example_batch, example_weights
-from gpt2lab.schedules import Cost, asynchronous, check, draw, formulas, from_csv, make, registry, simulate
-from gpt2lab.schedules.terapipe import best_slices
-from gpt2lab.sharding import capture, describe, layout, marks, named, operators, products, reshard
+from gpt2lab.schedules import (
+    Cost,
+    asynchronous,
+    check,
+    draw,
+    formulas,
+    from_csv,
+    make,
+    registry,
+    simulate,
+    to_csv,
+)
+from gpt2lab.schedules.terapipe import best_slices, latency
+from gpt2lab.sharding import (
+    capture,
+    describe,
+    expression,
+    interpret,
+    layout,
+    marks,
+    named,
+    operators,
+    products,
+    reshard,
+    tofu,
+)
 from gpt2lab.sharding import cost as sharding_cost
 from gpt2lab.sharding.gpt2 import captured_gpt2, captured_module
 from gpt2lab.sharding.partition import partition
@@ -54,8 +86,9 @@ from gpt2lab.sharding.propagate import Mark, propagate
 from gpt2lab.sharding.staged import CutStage, Staged
 from gpt2lab.sharding.tofu import LinkChain
 from gpt2lab.storage import checkpoint, huggingface
+from gpt2lab.tasks import check as tasks_check
 from gpt2lab.tasks import gpt2 as gpt2_tasks
-from gpt2lab.tasks import graph, runtime, scheduler
+from gpt2lab.tasks import graph, messages, runtime, scheduler
 from gpt2lab.train import Recipe, Trainer
 from gpt2lab.verify import verify
 
@@ -78,7 +111,55 @@ DATA_PARALLEL = {"graph": CAPTURED, "marks": marks.batch("x"), "mesh": {"x": 2}}
 SPREAD = propagate(**DATA_PARALLEL)
 LINEAR = {"x": ("batch", "embd"), "weight": ("ff", "embd"), "bias": ("ff",)}
 WHOLE = CutStage(0, tuple(("batch",) for _ in range(LinkChain(CAPTURED).count)), (0, 1), {"x": 2})
+STAGES = (balance.ChainStage(0, 1), balance.ChainStage(1, 2))
+SPANS = [Span("a", "forward", 0.0, 1.0), Span("b", "wait", 1.0, 2.0)]
+ONE_RANK, WHOLE_X = {"x": Axis("x", (0,))}, layout.Layout(((), ()))
+PART = {"shape": (2, 3), "mesh": {"x": 1}}
+NOTES = graph.TaskGraph({"a": torch.zeros(2)})
+MESSAGE = {
+    "graph": graph.TaskGraph({"a": torch.zeros(2)}),
+    "name": "m",
+    "axis": Axis("x", (0, 1)),
+    "tensor": "a",
+}
 CALLS = [
+    (alpa.intra_operator, {"costs": [[1.0, 2.0], [3.0]], "changes": {(0, 1): [[1.0], [2.0]]}}),
+    (balance.Chain, {"forward": (1.0,), "backward": (1.0,), "weights": (1.0,), "activations": (), "bandwidth": 1.0}),
+    (balance.pipedream_cost, {"chain": BALANCED, "stages": STAGES}),
+    (balance.dapple_latency, {"chain": BALANCED, "stages": STAGES, "micros": 2}),
+    (events.simulate_jobs, {"jobs": [events.Job("a", 0, 1.0)], "cluster": LAPTOP}),
+    (graph_stages.stages_by_ilp, {"graph": CHAIN, "times": [1.0] * len(CHAIN), "stages": 2}),
+    (metrics.average_parallelism, {"spans": SPANS}),
+    (metrics.intersection, {"first": SPANS, "second": SPANS}),
+    (metrics.shares, {"spans": SPANS, "workers": 1}),
+    (placement.exhaustive_placement, {"problem": PLACING}),
+    (placement.list_schedule, {"problem": PLACING}),
+    (placement.branch_and_bound, {"problem": PLACING}),
+    (scale.Fabric, {}),
+    (search.only, {"rule": search.one_device}),
+    (search.mcmc, {}),
+    (search.learned, {}),
+    (latency, {"times": [1.0, 2.0], "ranks": 2}),
+    (to_csv, {"schedule": ONE}),
+    (sharding_cost.path, {"src": WHOLE_X, "dst": WHOLE_X} | PART),
+    (sharding_cost.adjoint, {"src": WHOLE_X, "dst": WHOLE_X}),
+    (layout.places, {"mesh": {"x": 2}}),
+    (layout.box, PART | {"layout": WHOLE_X, "place": {"x": 0}}),
+    (reshard.shard, {"whole": torch.ones(2, 3), "layout": WHOLE_X, "axes": ONE_RANK}),
+    (reshard.reshard, {"x": torch.ones(2, 3), "src": WHOLE_X, "dst": WHOLE_X, "shape": (2, 3), "axes": ONE_RANK}),
+    (expression.Sum, {"body": lambda i: i}),
+    (interpret.Interpreter, {"program": partition(CAPTURED, SPREAD, {"x": 2}), "axes": {"x": Axis("x", (0, 1))}}),
+    (tofu.bytes_of_all, {"program": partition(CAPTURED, SPREAD, {"x": 2})}),
+    (gpt2_tasks.GPT2Tasks, {"model": GPT2(CONFIG), "rows": 1, "length": 2, "batches": lambda iteration: None}),
+    (messages.Pending, {"handle": comm.Handle(None)}),
+    (messages.send, MESSAGE | {"to": 1}),
+    (messages.receive, MESSAGE | {"source": 1}),
+    (runtime.run_sequential, {"graph": NOTES}),
+    (scheduler.Scheduler, {"graph": NOTES}),
+    (tasks_check.critical_path, {"graph": NOTES}),
+    (tasks_check.levels, {"graph": NOTES}),
+    (tasks_check.needless, {"graph": NOTES}),
+    (tasks_check.races, {"graph": NOTES}),
     (GPT2Config, {}),
     (GPT2, {"config": CONFIG}),
     (Plan, {}),
@@ -89,6 +170,7 @@ CALLS = [
     (Mesh, {"pp": 1, "dp": 1, "ep": 1}),
     (Recipe, {"decay_steps": 5}),
     (Experts, {}),
+    (Ranks, {"ranks": 1}),
     (Sampling, {"top_k": 1, "top_p": 0.5}),
     (KVCache, {"slots": 3}),
     (generate, {"model": GPT2(CONFIG), "prompts": [[1]], "new": 1}),
@@ -230,10 +312,23 @@ CALLS = [
 ]  # fmt: skip
 ODD = (0, -1, 2.5, math.nan, math.inf, 10**18, "x", "", None, [], object())
 OURS = re.compile(
-    r"([Uu]se |Name |Give |Ask for |Did you mean |It may say |There are |Add |Write |List |allow more )"
+    r"([Uu]se |Name |Give |Ask for |Did you mean |It may say |must be |There are |Add |Write |List |allow more )"
 )
 MEANS = {  # what is taken besides usual values; each means something
+    "intra_operator": {"limit=0"},
+    "stages_by_ilp": {"memory=[]", "per_byte=0"},
+    "needless": {"before=[]"},
+    "races": {"before=[]"},
+    "send": {"to=-1", "to=0"},
+    "receive": {"source=-1", "source=0"},
+    "run_sequential": {"order=[]"},
+    "Chain": {"activations=[]"},
+    "simulate_jobs": {"jobs=[]"},
+    "intersection": {"first=[]", "second=[]"},
+    "mcmc": {"heat=0", "seed=-1"},
+    "learned": {"seed=-1"},
     "Mesh": {"messages=[]"},
+    "Ranks": {"backend=0", "backend=[]", "echo=0"},  # any other word for no
     "GPT2Config": {"dropout=0", "n_layer=0", "window=0"},
     "GPT2": {"seed=-1"},
     "build": {"seed=-1"},
@@ -364,3 +459,52 @@ def test_odd_arguments_mean_something_or_are_refused_in_one_sentence(
     own = inspect.signature(call).parameters
     means = {said for said in MEANS.get(call.__qualname__, ()) if said.partition("=")[0] in own}
     assert taken(call, given) == means
+
+
+SHOWN = "a lesson shows its text, and runs what is made of it"
+CALLED = "the search calls it for every choice, millions of times; the problem has been looked at"
+MADE = "made by the thousand; who takes it looks at it"
+UNTRIED = {  # what a lesson names and no odd value is given to, and why
+    "balance.ChainStage": MADE,
+    "schedule.Op": MADE,
+    "layout.Layout": "made by the thousand; its parse, named and whole, which take what is typed, are tried",
+    "search.soap": CALLED,
+    "search.everything": CALLED,
+    "search.one_device": CALLED,
+    "search.submesh": CALLED,
+    "search.every_pipeline": CALLED,
+    "search.every_plan": CALLED,
+    "search.Planner": SHOWN,
+    "seconds.RankOnCluster": SHOWN,
+    "cores.Cores": SHOWN,
+    "run_staged.StageRunner": SHOWN,
+    "gpt2.plain_attention": "torch looks at tensors, and a window is refused",
+}
+
+
+def named_in_lessons():
+    """(module and name, object) of what lessons and README name of the four rooms: functions and classes to call."""
+    rooms = tuple(room.__name__ for room in ROOMS)
+    for path in (Path(__file__).parents[1] / "notebooks/src").glob("*.py"):
+        tree, known = ast.parse(path.read_text()), {}
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom) and node.module.startswith("gpt2lab"):
+                home = importlib.import_module(node.module)
+                for one in node.names:
+                    if not hasattr(home, one.name):
+                        importlib.import_module(f"{node.module}.{one.name}")
+                    known[one.asname or one.name] = getattr(home, one.name)
+        parts = [n for n in ast.walk(tree) if isinstance(n, ast.Attribute) and isinstance(n.value, ast.Name)]
+        parts = [n for n in parts if inspect.ismodule(known.get(n.value.id))]
+        found = [getattr(known[n.value.id], n.attr, None) for n in parts]
+        for one in [*known.values(), *found]:
+            called = inspect.isfunction(one) or inspect.isclass(one) and not issubclass(one, BaseException)
+            if called and one.__module__.startswith(rooms):
+                yield f"{one.__module__.rpartition('.')[2]}.{one.__name__}", one
+
+
+def test_what_lessons_name_is_tried_at_odd_values_or_has_a_reason_not_to_be():
+    plain = lambda call: inspect.unwrap(call) if inspect.isfunction(call) else call
+    tried = {plain(call) for call, _ in CALLS} | {plain(call) for call, _ in test_numbers.FUNCTIONS.values()}
+    untried = {name for name, one in named_in_lessons() if plain(one) not in tried}
+    assert untried == set(UNTRIED)

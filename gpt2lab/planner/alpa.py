@@ -11,6 +11,7 @@ from itertools import pairwise
 from math import inf
 
 from ..machine.arguments import checked
+from ..machine.patience import told
 from .cuts import ChainPlan, ChainProblem, CutOperator, block_mesh, merged
 
 
@@ -55,10 +56,17 @@ def cluster_bounds(flops: Sequence[float], outputs: Sequence[int], layers: int, 
     return best(lambda i, k: sum(flops[i:k]) ** 2, first[0], sum)[1]
 
 
+MOST = 2000  # nodes: two million blocks
+
+
 @checked(devices=(1, 10**6), node=1)
 def submeshes(devices: int, node: int) -> list[tuple[int, int]]:
     """Blocks (first, count) of a power of two of a node's devices, or of whole nodes: shapes that fill any cluster."""
     node = min(node, devices)
+    if devices // node > MOST:
+        raise ValueError(
+            f"{devices // node:,} nodes have too many blocks. Use at most {MOST:,}, or larger nodes."
+        )
     sizes = [2**p for p in range(node.bit_length()) if 2**p < node]
     inside = [(d, size) for d in range(devices) for size in sizes if d % node + size <= node]
     return inside + [
@@ -66,6 +74,7 @@ def submeshes(devices: int, node: int) -> list[tuple[int, int]]:
     ]
 
 
+@checked(costs=(-inf, inf), changes=(-inf, inf), memory=(0, inf), limit=(0, inf))
 def intra_operator(
     costs: Sequence[Sequence[float]],
     changes: Mapping[tuple[int, int], Sequence[Sequence[float]]],
@@ -183,7 +192,7 @@ def fastest_pipeline(problem: ChainProblem, space, gap: float = 0.0) -> Pipeline
     depth = min(n, devices)
     every = {
         price(k, end, block, s)[0]
-        for k in range(n)
+        for k in told(range(n), "first operators of stages")
         for end in range(k + 1, n + 1)
         for d in range(devices)
         for block in stages.blocks(d)

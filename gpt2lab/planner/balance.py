@@ -10,6 +10,7 @@ from functools import cache
 from itertools import accumulate, combinations, pairwise
 
 from ..machine.arguments import MORE, checked
+from ..machine.patience import told
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ def best_cut(times: Sequence[float], stages: int) -> tuple[int, ...]:
         )
     total = [0, *accumulate(times)]
     best = {(j, 1): (total[j], (0, j)) for j in range(1, len(times) + 1)}
-    for s in range(2, stages + 1):
+    for s in told(range(2, stages + 1), "numbers of stages"):
         for j in range(s, len(times) + 1):
             options = ((max(best[i, s - 1][0], total[j] - total[i]), i) for i in range(s - 1, j))
             value, i = min(options)
@@ -96,10 +97,21 @@ def pipedream_stage(chain: Chain, first: int, last: int, replicas: int) -> float
     return max(compute / replicas, chain.all_reduce(first, last, replicas))
 
 
+@checked()
 def pipedream_cost(chain: Chain, stages: Sequence[ChainStage]) -> float:
     """The slowest stage, or border with both messages: what a plan costs for each micro-batch in steady state."""
+    _check_stages(chain, stages)
     busy = [pipedream_stage(chain, s.first, s.last, s.replicas) for s in stages]
     return max(*busy, *(2 * chain.hop(s.last) for s in stages))
+
+
+def _check_stages(chain: Chain, stages: Sequence[ChainStage]) -> None:
+    bounds = [0, *(s.last for s in stages)]
+    rising = all(a < b for a, b in pairwise(bounds)) and [s.first for s in stages] == bounds[:-1]
+    if not rising or bounds[-1] != len(chain) or min(s.replicas for s in stages) < 1:
+        raise ValueError(
+            f"These stages are no cut of {len(chain)} layers. Use one behind the other, each on a device."
+        )
 
 
 @checked(devices=(1, 4096))
@@ -120,9 +132,11 @@ def pipedream(chain: Chain, devices: int) -> tuple[float, tuple[ChainStage, ...]
                 found.append((value, (*stages, ChainStage(i, j, here))))
         return min(found, key=lambda plan: plan[0])
 
-    return min((best(len(chain), m) for m in range(1, devices + 1)), key=lambda plan: plan[0])
+    counts = told(range(1, devices + 1), "numbers of devices")
+    return min((best(len(chain), m) for m in counts), key=lambda plan: plan[0])
 
 
+@checked(micros=1)
 def dapple_latency(chain: Chain, stages: Sequence[ChainStage], micros: int) -> float:
     """Seconds of a step by the stage that decides, the pivot: warm-up, steady phase and ending.
 
@@ -132,6 +146,7 @@ def dapple_latency(chain: Chain, stages: Sequence[ChainStage], micros: int) -> f
     section 4.1; they choose the pivot by its steady phase, here it is the stage that makes the sum largest, so this
     is a longest path.
     """
+    _check_stages(chain, stages)
     rows = _dapple_rows(chain, stages)
     found = []
     for q, (f, b, _) in enumerate(rows):
@@ -192,7 +207,8 @@ def dapple(chain: Chain, devices: int, micros: int) -> tuple[float, tuple[ChainS
                     found.append((extended(row, extended((hop, hop, 0.0), state)), (stage, *stages)))
         return _unbeaten(found)
 
-    every = (plan for m in range(1, devices + 1) for plan in plans(0, m))
+    counts = told(range(1, devices + 1), "numbers of devices")
+    every = (plan for m in counts for plan in plans(0, m))
     state, stages = min(every, key=lambda plan: plan[0][0])
     return state[0], stages
 

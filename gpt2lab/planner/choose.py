@@ -6,8 +6,10 @@ What cannot win is left out, and every reason is counted: `space.PRUNED`.
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 from ..machine.arguments import MORE, checked
+from ..machine.patience import told
 from ..plan import Plan
 from .bounds import Bounds
 from .cost import Prediction, predict
@@ -135,8 +137,11 @@ class _Search:
                 self.best = min(self.best or one, one, key=goal.key)
 
 
+PLANS = partial(told, what="plans")
+
+
 @checked()
-def parallelize(config, cluster: Cluster, goal: Goal, watch: Callable = iter) -> Choice:
+def parallelize(config, cluster: Cluster, goal: Goal, watch: Callable = PLANS) -> Choice:
     """The plan that meets a goal best on a cluster, by prediction; `watch` sees the candidates pass, as tqdm does.
 
     What each takes at least is known at once (`bounds`), so only those that can still win are predicted. Raises

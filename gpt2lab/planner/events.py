@@ -54,6 +54,7 @@ class Simulated:
         return sum(e - s for job, (s, e) in zip(self.jobs, self.spans, strict=True) if job.device == device)
 
 
+@checked()
 def simulate_jobs(jobs: Sequence[Job], cluster: Cluster) -> Simulated:
     """Run all jobs on the cluster.
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from ..machine.arguments import checked
+from ..machine.patience import told
 from .problem import STATE, Cluster, OperatorGraph
 
 
@@ -34,7 +35,7 @@ def crossing_bytes(graph: OperatorGraph, stage: frozenset[int]) -> float:
 def down_sets(graph: OperatorGraph) -> list[frozenset[int]]:
     """All sets of operators that contain what their members need, the smaller ones first."""
     found = {frozenset()}
-    for n in range(len(graph)):
+    for n in told(range(len(graph)), "operators"):
         found |= {s | {n} for s in found if s.issuperset(graph.before[n])}
     return sorted(found, key=lambda s: (len(s), sorted(s)))
 
@@ -116,7 +117,7 @@ def piper(
                     found = max(plan.seconds, rest[0]), (plan, *rest[1])
         return found
 
-    counts = range(1, min(stages or devices, len(graph)) + 1)
+    counts = told(range(1, min(stages or devices, len(graph)) + 1), "numbers of stages")
     found = [plan for count in counts if (plan := best(frozenset(), devices, count))]
     if not found:
         raise ValueError(
@@ -125,8 +126,13 @@ def piper(
     return min(found, key=lambda plan: plan[0])
 
 
+@checked(times=0, stages=(1, 1000), per_byte=0)
 def stages_by_ilp(
-    graph: OperatorGraph, times: Sequence[float], stages: int, per_byte: float = 0.0, memory=None
+    graph: OperatorGraph,
+    times: Sequence[float],
+    stages: int,
+    per_byte: float = 0.0,
+    memory: tuple | None = None,
 ):
     """(seconds, operators of every stage) of the fastest slowest stage, by HiGHS; stages may stay empty.
 

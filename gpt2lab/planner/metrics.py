@@ -1,6 +1,7 @@
 """Metrics of a parallel run: speed-up, efficiency, serial fraction, work done at the same time, overlap."""
 
 from collections import defaultdict
+from collections.abc import Iterable
 
 from ..machine.arguments import MORE, checked
 
@@ -81,7 +82,8 @@ def profile(spans) -> list[tuple[float, int]]:
     return steps
 
 
-def average_parallelism(spans) -> float:
+@checked()
+def average_parallelism(spans: Iterable) -> float:
     """Ranks that work at the same time, on average: all busy time over the time from first start to last end.
 
     Raises ValueError without spans.
@@ -93,13 +95,15 @@ def average_parallelism(spans) -> float:
     return sum(end - start for start, end in stretches) / makespan
 
 
-def intersection(first, second) -> float:
+@checked()
+def intersection(first: Iterable, second: Iterable) -> float:
     """Seconds in which a span of `first` and a span of `second` (both of one rank) overlap."""
     one, other = ([s for of_one in busy(spans).values() for s in of_one] for spans in (first, second))
     return sum(max(0.0, min(a[1], b[1]) - max(a[0], b[0])) for a in one for b in other)
 
 
-def shares(spans, workers: int) -> dict[str, float]:
+@checked(workers=1)
+def shares(spans: Iterable, workers: int) -> dict[str, float]:
     """Of all the time that the workers had the share of each kind of work, of waiting, and what was left between tasks.
 
     What is left is the runtime's own: Python that takes the next task and counts who may run.
@@ -107,6 +111,8 @@ def shares(spans, workers: int) -> dict[str, float]:
     spent, spans = defaultdict(float, wait=0.0), [s for s in spans if s.lane != "messages"]
     for s in spans:
         spent[s.kind] += s.end - s.start
+    if not spans:
+        raise ValueError("There are no spans of work, so there are no shares. Give those of a run.")
     whole = workers * (max(s.end for s in spans) - min(s.start for s in spans))
     found = {kind: seconds / whole for kind, seconds in sorted(spent.items())}
     return found | {"between tasks": 1 - sum(found.values())}

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from itertools import product
 
 from ..machine.arguments import checked
+from ..machine.patience import told
 from .events import Job, Simulated, simulate_jobs
 from .problem import STATE, Cluster, OperatorGraph
 
@@ -116,7 +117,7 @@ def exhaustive_placement(problem: Placing) -> Placed:
         raise ValueError(
             f"{count:.1e} placements take too long to try. Use branch_and_bound, or list_schedule."
         )
-    every = product(range(problem.cluster.devices), repeat=len(problem.graph))
+    every = told(product(range(problem.cluster.devices), repeat=len(problem.graph)), "placements", count)
     found = [(problem.simulate(where).makespan, where) for where in every if problem.fits(where)]
     if not found:
         raise _too_large(problem)
@@ -162,14 +163,15 @@ def branch_and_bound(problem: Placing) -> Placed:
 
 class _Search:
     def __init__(self, problem: Placing):
-        self.problem, self.best, self.seconds, self.timed, self.parts = problem, None, float("inf"), 0, 0
+        self.problem, self.best, self.seconds, self.timed = problem, None, float("inf"), 0
+        self.parts = told(range(MOST), "parts of placements")  # it rarely needs all
         network = problem.cluster.network
         self.alike = not network.pairs and network.node in (1, max(network.node, problem.cluster.devices))
 
     def extend(self, depth: int, where, done, back, free, held) -> None:
         """Try all devices for the next operator, the most promising first; `back` is the way back from its gradient."""
-        problem, self.parts = self.problem, self.parts + 1
-        if self.parts > MOST:
+        problem = self.problem
+        if next(self.parts, None) is None:
             raise ValueError(
                 f"{MOST:,} parts of placements were tried, and more are left. Use list_schedule."
             )

@@ -16,6 +16,7 @@ import numpy as np
 from ..algorithms.double_tree import trees
 from ..machine.arguments import MORE, checked
 from ..machine.links import Link, all_reduce_time
+from ..machine.patience import told
 
 Round = tuple[np.ndarray, np.ndarray, np.ndarray]
 """Messages that go at the same time: who sends, who receives, how many bytes."""
@@ -25,6 +26,7 @@ RANKS = (1, 2**20)
 LEVELS = "inside a machine", "rail", "spine"
 
 
+@checked(machine=1, pod=1, taper=MORE)
 @dataclass(frozen=True)
 class Fabric:
     """Ranks in machines of `machine`, machines in pods of `pod` ranks.
@@ -77,11 +79,11 @@ class Counted:
     by_level: dict[str, int]
 
 
-def run_rounds(ranks: int, rounds: Iterator[Round], fabric: Fabric) -> Counted:
-    """Send all messages, each as soon as its sender has received what came before."""
+def run_rounds(ranks: int, rounds: Iterator[Round], fabric: Fabric, total: int | None = None) -> Counted:
+    """Send all messages of `total` rounds, each as soon as its sender has received what came before."""
     clock, messages, sent = np.zeros(ranks), np.zeros(ranks, int), np.zeros(ranks, int)
     levels, before = np.zeros(3, int), None
-    for source, target, size in rounds:
+    for source, target, size in told(rounds, "rounds of messages", total):
         if before is None or source is not before[0] or target is not before[1]:
             before, level = (source, target), fabric.levels(source, target)
             latency, bandwidth = fabric.links(source, target)
@@ -203,7 +205,8 @@ def collective(name: str, ranks: int, size: int, fabric: Fabric, **options) -> C
         raise ValueError(f"No collective is called {name!r}. Use one of: {', '.join(ALGORITHMS)}.")
     if name == "hierarchical":
         options = {"machine": fabric.machine} | options
-    return run_rounds(ranks, ALGORITHMS[name](ranks, size, **options), fabric)
+    count = 2 * (ranks - 1) if name == "ring" else None
+    return run_rounds(ranks, ALGORITHMS[name](ranks, size, **options), fabric, count)
 
 
 @checked(ranks=1, size=0)

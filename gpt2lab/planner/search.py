@@ -9,11 +9,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from itertools import product
-from math import exp, inf
+from math import exp, inf, prod
 from random import Random
 from types import SimpleNamespace
 
 from ..machine.arguments import checked
+from ..machine.patience import told
 from ..sharding.staged import CutStage
 from . import alpa, balance
 from .cuts import Assignment, ChainPlan, ChainProblem, Clock
@@ -73,6 +74,7 @@ def everything(problem: ChainProblem, space: Space) -> Space:
     return space
 
 
+@checked()
 def only(rule: Callable[[ChainProblem, Assignment], bool]) -> Callable:
     """A pruning that keeps what a rule allows."""
     return lambda problem, space: [[a for a in row if rule(problem, a)] for row in space]
@@ -119,7 +121,8 @@ def exhaustive(plans: Callable = every_plan) -> Callable:
     """Time every plan."""
 
     def search(problem, space, judge):
-        for plan in plans(problem, space):
+        count = prod(map(len, space)) if plans is every_plan else None
+        for plan in told(plans(problem, space), "plans", count):
             judge(plan)
 
     return search
@@ -131,6 +134,7 @@ def accepts(change: float, scale: float, draw: float) -> bool:
     return change <= 0 or draw < exp(-change / scale)
 
 
+@checked(steps=1, heat=0)
 def mcmc(steps: int = 2000, seed: int = 0, heat: float = 0.03) -> Callable:
     """FlexFlow's search: assign one operator anew, by chance, and keep that by Metropolis' rule.
 
@@ -144,7 +148,7 @@ def mcmc(steps: int = 2000, seed: int = 0, heat: float = 0.03) -> Callable:
         clock, now = Clock(problem, start), judge(start)
         scale = heat * clock.seconds
         judge.jobs += clock.timed
-        for _ in range(steps - 1):
+        for _ in told(range(steps - 1), "changes of a plan"):
             n = draw.randrange(len(problem))
             other = clock.changed(n, draw.choice(space[n]))
             judge.jobs += other.timed
@@ -156,6 +160,7 @@ def mcmc(steps: int = 2000, seed: int = 0, heat: float = 0.03) -> Callable:
     return search
 
 
+@checked(rounds=1)
 def learned(rounds: int = 60, seed: int = 0) -> Callable:
     """REINFORCE of lesson 16 on the operators' devices; cuts inside operators are not among its actions."""
 

@@ -1,9 +1,12 @@
 """TeraPipe: a pipeline over slices of one sequence's tokens, which causal attention allows (Li et al. 2021)."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from ..machine.arguments import checked
+from ..machine.patience import told
 from .schedule import Op, Schedule, require
+
+MOST = 2048  # places where a slice may end
 
 
 def terapipe(ranks: int, micros: int, slices: int = 2) -> Schedule:
@@ -22,7 +25,8 @@ def terapipe(ranks: int, micros: int, slices: int = 2) -> Schedule:
     return Schedule(orders, tuple(range(ranks)), micros, slices=slices, name="terapipe", promise=promise)
 
 
-def latency(times: list, ranks: int, micros: int = 1):
+@checked(times=0, ranks=1, micros=1)
+def latency(times: Sequence[float], ranks: int, micros: int = 1):
     """Time of m micro-batches' forwards whose slices take these times on each stage: m sum t + (p - 1) max t."""
     return micros * sum(times) + (ranks - 1) * max(times)
 
@@ -37,9 +41,14 @@ def best_slices(tokens: int, time: Callable, ranks: int, micros: int = 1, step: 
     """
     require(ranks, micros, tokens=tokens, step=step)
     ends = [*range(0, tokens, step), tokens]
+    if len(ends) > MOST:
+        raise ValueError(
+            f"{tokens:,} tokens in steps of {step} end at {len(ends):,} places, which is too many pairs. "
+            f"Use a step of {-(-tokens // (MOST - 1))} or more."
+        )
     table = {(a, b): time(b - a, a) for n, b in enumerate(ends) for a in ends[:n]}
     best = None
-    for slowest in sorted(set(table.values())):
+    for slowest in told(sorted(set(table.values())), "candidates for the slowest slice"):
         if best is not None and (ranks - 1) * slowest >= best[0]:
             break
         found = _shortest(ends, table, slowest)

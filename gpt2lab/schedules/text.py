@@ -55,6 +55,7 @@ def summary(timeline: Timeline) -> str:
     return "\n".join(lines)
 
 
+@checked()
 def to_csv(schedule: Schedule) -> str:
     """A line for every rank, its operations separated by commas: `0F0,0F1,0B0`.
 

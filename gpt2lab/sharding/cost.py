@@ -105,6 +105,7 @@ class Path:
         return added(self.cost(mesh, place, element) for place in places(mesh))
 
 
+@checked(mesh=1)
 def path(src: Layout, dst: Layout, shape: Sequence[int], mesh: Mesh) -> Path:
     """The cheapest way from one layout to another: fewest bytes of all ranks, then messages, then steps.
 
@@ -153,6 +154,7 @@ def _total(step, shape, layout, mesh_items) -> tuple[int, int]:
     return added(step_cost(step, shape, layout, mesh, place, 1) for place in places(mesh))
 
 
+@checked()
 def adjoint(src: Layout, dst: Layout) -> tuple[Layout, Layout]:
     """From where to where the gradient goes when the tensor goes from `src` to `dst`.
 

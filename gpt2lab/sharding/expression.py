@@ -4,6 +4,8 @@ import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from ..machine.arguments import checked
+
 
 @dataclass(frozen=True)
 class Index:
@@ -95,6 +97,7 @@ def where(condition, yes, no) -> Expr:
     return Expr("where", (lift(condition), lift(yes), lift(no)))
 
 
+@checked()
 def Sum(body: Callable) -> Expr:
     """The sum over the indices that the lambda takes."""
     return _reduce("sum", body)

@@ -11,6 +11,7 @@ from itertools import accumulate
 
 import torch
 
+from ..machine.arguments import checked
 from .graph import Node
 from .layout import Layout, box, local_shape, span
 from .partition import Change, Program, Run
@@ -24,6 +25,7 @@ def real_shape(node: Node, layout: Layout, mesh, at) -> tuple[int, ...]:
     return tuple(math.prod(local[a:b]) for a, b in zip(ends, ends[1:], strict=False))
 
 
+@checked()
 @dataclass
 class Interpreter:
     """One rank of a program. `run(inputs)` takes whole tensors, or this rank's parts with `parts=True`."""
@@ -35,7 +37,7 @@ class Interpreter:
         self.mesh, self.at = sizes(self.axes), place(self.axes)
         if self.mesh != self.program.mesh:
             raise ValueError(
-                f"the program is for the mesh {self.program.mesh}, but the ranks form {self.mesh}."
+                f"the program is for the mesh {self.program.mesh}, but the ranks form {self.mesh}. Use that."
             )
         self.last = _last_use(self.program)
 

@@ -123,16 +123,24 @@ def ranks(mesh: Mesh) -> int:
     return math.prod(mesh.values())
 
 
+@checked(mesh=1)
 def places(mesh: Mesh) -> list[dict[str, int]]:
     """Where each rank stands: its coordinate on every axis."""
     return [dict(zip(mesh, at, strict=True)) for at in itertools.product(*map(range, mesh.values()))]
 
 
+def check_dims(layout: Layout, shape: Sequence[int]) -> None:
+    """Raise ValueError where the layout has another number of dimensions than the tensor."""
+    if len(layout.cuts) != len(shape):
+        raise ValueError(
+            f"a layout of {len(layout.cuts)} dimensions does not fit a tensor of {len(shape)}. Use as many."
+        )
+
+
 def check(layout: Layout, shape: Sequence[int], mesh: Mesh) -> None:
     """Raise ValueError where the layout does not fit the tensor or the mesh: wrong number of dimensions, unknown
     axis, or a dimension shorter than the ranks that cut it."""
-    if len(layout.cuts) != len(shape):
-        raise ValueError(f"a layout of {len(layout.cuts)} dimensions does not fit a tensor of {len(shape)}.")
+    check_dims(layout, shape)
     for axis in layout.axes:
         if axis not in mesh:
             raise ValueError(f"the mesh has no axis {axis!r}. Its axes are {', '.join(mesh)}.")
@@ -160,8 +168,10 @@ def local_shape(shape: Sequence[int], layout: Layout, mesh: Mesh, place: Place) 
     return tuple(span(n, cut, mesh, place)[1] for n, cut in zip(shape, layout.cuts, strict=True))
 
 
+@checked(mesh=1, place=0)
 def box(shape: Sequence[int], layout: Layout, mesh: Mesh, place: Place) -> tuple[slice, ...]:
     """The slices of the whole tensor that the rank at `place` holds."""
+    check_dims(layout, shape)
     spans = [span(n, cut, mesh, place) for n, cut in zip(shape, layout.cuts, strict=True)]
     return tuple(slice(first, first + size) for first, size in spans)
 

@@ -10,6 +10,7 @@ import itertools
 from collections.abc import Mapping, Sequence
 
 from ..machine.arguments import checked
+from ..machine.patience import told
 from .graph import Graph
 from .layout import Mesh
 from .propagate import Mark
@@ -37,7 +38,8 @@ def legal_layouts(
 ) -> list[dict[str, str]]:
     """Every legal layout: each name on one axis or on none, except the `fixed` ones, which stay whole."""
     names = list(dict.fromkeys(d for dims in tensors.values() for d in dims if d not in fixed))
-    choices = itertools.product((None, *mesh), repeat=len(names))
+    every = itertools.product((None, *mesh), repeat=len(names))
+    choices = told(every, "layouts", (1 + len(mesh)) ** len(names))
     layouts = [{n: a for n, a in zip(names, choice, strict=True) if a} for choice in choices]
     return [layout for layout in layouts if not complaint(tensors, layout)]
 

@@ -4,7 +4,7 @@ Forward: the steps of `cost.path`. Backward: the path between the gradients' lay
 Bytes per rank: exactly `Path.cost`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
@@ -15,7 +15,7 @@ from ..ranks.mesh import Axis
 from ..ranks.mesh import Mesh as World
 from .cost import Path, Step, adjoint, path
 from .halo import Span, overlap
-from .layout import Layout, box, local_shape, span
+from .layout import Layout, box, check_dims, local_shape, span
 
 Axes = Mapping[str, Axis]
 
@@ -45,6 +45,7 @@ def place(axes: Axes) -> dict[str, int]:
     return {name: axis.rank for name, axis in axes.items()}
 
 
+@checked()
 def shard(whole: torch.Tensor, layout: Layout, axes: Axes) -> torch.Tensor:
     """This rank's part of a whole tensor: its slices; zeros on all but the first rank of an axis that sums."""
     part = whole[box(whole.shape, layout, sizes(axes), place(axes))]
@@ -54,11 +55,13 @@ def shard(whole: torch.Tensor, layout: Layout, axes: Axes) -> torch.Tensor:
     return part.contiguous()
 
 
-def reshard(x: torch.Tensor, src: Layout, dst: Layout, shape, axes: Axes) -> torch.Tensor:
+@checked()
+def reshard(x: torch.Tensor, src: Layout, dst: Layout, shape: Sequence[int], axes: Axes) -> torch.Tensor:
     """This rank's part in `dst` of a tensor of `shape` of which it holds its part in `src`; differentiable.
 
     Raises ValueError when x is not the part that `src` says.
     """
+    check_dims(src, shape)
     want = local_shape(shape, src, sizes(axes), place(axes))
     if tuple(x.shape) != want:
         raise ValueError(

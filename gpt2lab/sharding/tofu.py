@@ -145,6 +145,7 @@ class LinkChain:
         return partition(self.graph, propagate(self.graph, marks, mesh), mesh)
 
 
+@checked()
 def bytes_of_all(program: Program) -> int:
     """Bytes that all ranks send."""
     return sum(program.cost(place)[0] for place in places(program.mesh))

@@ -39,6 +39,7 @@ def ancestors_of(before) -> list[int]:
     return ancestors
 
 
+@checked()
 def needless(graph: TaskGraph, before: list | None = None) -> list[tuple[int, int]]:
     """Edges that can be left out: another path orders the two tasks too, or their accesses do not conflict."""
     before, tasks = graph.before if before is None else before, graph.tasks
@@ -75,6 +76,7 @@ def work(graph: TaskGraph, cost: Callable[[Task], float] = ONE) -> float:
     return sum(map(cost, graph.tasks))
 
 
+@checked()
 def levels(graph: TaskGraph, cost: Callable[[Task], float] = ONE) -> list[float]:
     """For each task the cost of the most costly chain that begins with it: the usual priority of a scheduler."""
     longest = [0.0] * len(graph.tasks)
@@ -90,6 +92,7 @@ def span(graph: TaskGraph, cost: Callable[[Task], float] = ONE) -> float:
     return max(levels(graph, cost), default=0.0)
 
 
+@checked()
 def critical_path(graph: TaskGraph, cost: Callable[[Task], float] = ONE) -> list[Task]:
     """A most costly chain of tasks, each waiting for the one before."""
     longest, path = levels(graph, cost), []

@@ -58,6 +58,7 @@ def adamw(tensors: list[torch.Tensor]) -> torch.optim.Optimizer:
     return torch.optim.AdamW(tensors, lr=1e-4, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0, fused=True)
 
 
+@checked(rows=(1, 10**6), length=(1, 10**6), total=0)
 class GPT2Tasks:
     """The tensors and the `graph` of one iteration on (rows, length) tokens; each run appends its loss to `losses`.
 

@@ -151,8 +151,8 @@ class TaskGraph:
     def _whole(self, name: str, access: Access) -> Access:
         """The access with all dims of its tensor; None stands for a whole dim."""
         if access.tensor not in self.tensors:
-            text = f"task {name!r} {access.mode} {access.tensor!r}, which is none of the tensors here."
-            raise ValueError(text)
+            said = f"task {name!r} {access.mode} {access.tensor!r}, which is none of the tensors here"
+            raise ValueError(f"{said}. Use one of them.")
         shape = tuple(self.tensors[access.tensor].shape)
         parts = [*access.box, *[None] * (len(shape) - len(access.box))]
         box = tuple((0, n) if part is None else part for part, n in zip(parts, shape, strict=False))

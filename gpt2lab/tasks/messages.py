@@ -10,11 +10,13 @@ from dataclasses import dataclass
 
 import torch
 
+from ..machine.arguments import checked
 from ..ranks import comm
 from ..ranks.mesh import Axis
 from .graph import Access, Task, TaskGraph, reads, writes
 
 
+@checked()
 @dataclass(frozen=True)
 class Pending:
     """What a body returns whose task is not over yet: a handle of `comm`, and what to do with its result."""
@@ -43,6 +45,7 @@ def all_reduce(graph: TaskGraph, name: str, axis: Axis, *parts: Access, **option
     return graph.add(name, body, *parts, **({"wire": axis.name, "kind": "comm"} | options))
 
 
+@checked()
 def send(graph: TaskGraph, name: str, axis: Axis, to: int, tensor: str, *box, **options) -> Task:
     """A task that sends a part of a tensor to the rank at place `to`; it is over when the part may change. Bytes: S."""
     body = lambda x: Pending(comm.isend(x, axis, to))
@@ -50,6 +53,7 @@ def send(graph: TaskGraph, name: str, axis: Axis, to: int, tensor: str, *box, **
     return graph.add(name, body, reads(tensor, *box), **options)
 
 
+@checked()
 def receive(graph: TaskGraph, name: str, axis: Axis, source: int, tensor: str, *box, **options) -> Task:
     """A task that receives a part of a tensor from the rank at place `source`."""
     body = lambda x: Pending(comm.irecv(x, axis, source), x.copy_)

@@ -75,6 +75,7 @@ def in_threads(work: Callable[[int], None], workers: int) -> None:
         thread.join()
 
 
+@checked()
 def run_sequential(graph: TaskGraph, order: list[int] | None = None) -> list[Span]:
     """One worker, in program order; or in another `order` of the tasks' numbers, which the edges must allow."""
     recorder, done = Recorder(), 0
