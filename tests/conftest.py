@@ -7,6 +7,7 @@ import pytest
 import tiers
 import torch
 from hypothesis import settings
+from sandboxed import pytest_pyfunc_call, pytest_terminal_summary  # noqa: F401
 from warm import Pools
 
 ROTATE = ("live", "mutant", "browser")
@@ -25,6 +26,7 @@ def pytest_configure(config):
         "mutant: plants a bug and demands that it is caught (in tests/mutants, or mutant in its name)",
         "browser: drives a real browser",
         "gpu: needs a GPU; run by make test-gpu",
+        "sandboxed: needs a system that can cut answers off; elsewhere asserts the sentence that says so",
     ):
         config.addinivalue_line("markers", line)
 

@@ -10,6 +10,8 @@ import random
 import sys
 from pathlib import Path
 
+import psutil
+
 from gpt2lab.classroom import NOTEBOOKS, lessons_named
 from gpt2lab.lessons.answers import exercises
 from gpt2lab.lessons.desk import split
@@ -59,6 +61,13 @@ check("third", test_third, third)
 def third(x):
     return x
 '''
+
+
+def alive(word: str) -> list[int]:
+    """Other processes that were started with this word."""
+    found = [(one.pid, one.info["cmdline"] or ()) for one in psutil.process_iter(["cmdline"])]
+    return [pid for pid, words in found if pid != os.getpid() and any(word in one for one in words)]
+
 
 SLEEPER = str(10**6 + os.getpid())  # seconds: no other run of the tests has processes that sleep as long
 HALVES = {  # student -> what is written in place of `return x / 2`, or the whole cell

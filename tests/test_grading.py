@@ -3,7 +3,6 @@
 import csv
 import json
 
-import psutil
 import pytest
 import submissions
 
@@ -147,13 +146,7 @@ def test_ranks_have_started_before_an_answer_is_timed(tmp_path):
 
 
 def test_what_an_answer_starts_does_not_outlive_it(results):
-    assert results["detached"] and not sleepers()
-
-
-def sleepers():
-    return [
-        p.pid for p in psutil.process_iter(["cmdline"]) if submissions.SLEEPER in (p.info["cmdline"] or ())
-    ]
+    assert results["detached"] and not submissions.alive(submissions.SLEEPER)
 
 
 def test_what_a_solution_names_an_answer_may_name():
@@ -168,7 +161,7 @@ def test_what_a_solution_names_an_answer_may_name():
     assert found, "no solution names anything: then this shows nothing"
 
 
-@pytest.mark.skipif(not sandbox.isolated(), reason="this system has no namespaces for users")
+@pytest.mark.sandboxed
 def test_an_answer_sees_and_changes_no_other(results, home):
     assert results["writes"]["exercises"][0]["status"] == "FAIL"
     assert results["spies"]["exercises"][0]["status"] == "FAIL"  # with what it looks for it would pass
@@ -183,7 +176,7 @@ def test_without_namespaces_the_limits_hold_and_a_sentence_says_what_does_not(ho
     half, third = grading.graded(home / "class" / f"{student}.ipynb", of, LIMITS)["exercises"]
     status, words = DUE[student]
     assert half["status"] == status and words in half["words"] and third["status"] == "PASS"
-    assert not sleepers()
+    assert not submissions.alive(submissions.SLEEPER)
 
 
 def test_the_table_the_pages_and_the_json_say_the_same(results, home):

@@ -10,9 +10,9 @@ import sys
 import time
 from pathlib import Path
 
-import psutil
 import pytest
 import submissions
+from submissions import alive
 
 from gpt2lab import cli
 from gpt2lab.classroom import grade as grading
@@ -22,7 +22,6 @@ from gpt2lab.classroom.submission import Answer, Unreadable, read_answers, touch
 pytestmark = pytest.mark.live
 ROOT = Path(__file__).parents[1]
 LIMITS = sandbox.Limits(seconds=5.0, gib=1.0)
-CUT_OFF = pytest.mark.skipif(not sandbox.isolated(), reason="this system has no namespaces for users")
 HALF = "def half(x):\n    return x / 2\n"
 ODD = {  # student -> (what stands before the answer, the answer's body, words of the verdict)
     "star": ("", "    from math import *\n    return x / 2", "import * only allowed at module level"),
@@ -314,7 +313,7 @@ def tried(bodies, tmp_path):
     return grading._tried({i: part(body) for i, body in enumerate(bodies)}, of, LIMITS, [tmp_path])
 
 
-@CUT_OFF
+@pytest.mark.sandboxed
 def test_no_answer_leaves_its_sandbox(tmp_path):
     (tmp_path / "ann.ipynb").write_text("{}")
     abstract = f"gpt2lab-{os.getpid()}"
@@ -335,7 +334,7 @@ def test_no_answer_leaves_its_sandbox(tmp_path):
     assert not powers
 
 
-@CUT_OFF
+@pytest.mark.sandboxed
 def test_what_breaks_a_limit_or_its_line_costs_only_its_own_exercise(tmp_path):
     bodies = ["    " + f"{deed}\nreturn False\n".replace("\n", "\n    ") + "\n" for deed, _ in ENDS.values()]
     found = tried(["    return True\n", *bodies, "    return True\n"], tmp_path)
@@ -385,7 +384,7 @@ FORGED = {  # what makes a wrong answer pass where its checker runs beside it, o
 BESIDE = {"np.abs", "the code of close"}  # what succeeds where the checker runs beside the answer
 
 
-@CUT_OFF
+@pytest.mark.sandboxed
 @pytest.mark.parametrize("across", [True, False])
 def test_no_answer_forges_its_verdict_where_the_checker_asks_across(across, tmp_path):
     judge_it = (
@@ -423,16 +422,7 @@ def test_answers_that_could_reach_their_judge_are_marked(line, mark):
     assert mark in found if mark else not found
 
 
-def alive(mark):
-    """Processes, other than this one's ancestors, that were started with this word."""
-    found = []
-    for one in psutil.process_iter(["cmdline"]):
-        if any(mark in word for word in one.info["cmdline"] or ()) and one.pid != os.getpid():
-            found.append(one.pid)
-    return found
-
-
-@CUT_OFF
+@pytest.mark.sandboxed
 @pytest.mark.parametrize("sig", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_a_grader_that_ends_leaves_no_process_and_no_folder(sig, tmp_path):
     of = submissions.lesson(tmp_path)

@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 import submissions
-from test_hostile import BEGIN, CUT_OFF, LIMITS, tried
+from test_hostile import BEGIN, LIMITS, tried
 
 from gpt2lab.classroom import grade as grading
-from gpt2lab.classroom import sandbox
 from gpt2lab.classroom.submission import Answer, touches
 
 pytestmark = pytest.mark.live
@@ -52,11 +51,8 @@ HONEST = """
 """
 
 
+@pytest.mark.sandboxed
 def test_an_answer_opens_the_interpreter_torch_and_the_package_and_no_other_file(tmp_path):
-    """Where the system cannot cut answers off, the report says so, and why."""
-    if not sandbox.isolated():
-        assert f"could not cut answers off ({sandbox.missing()})" in sandbox.sentence()
-        return
     secret = [tmp_path, ROOT / ".git", ROOT / "notebooks", ROOT / "tests"]
     assert not [p for p in secret for one in ALLOWED if p.is_relative_to(one)]
     found = tried([OPENS.format(allowed=sorted(ALLOWED | SINGLE)), HONEST], tmp_path)
@@ -110,7 +106,7 @@ QUIETLY = "def quietly():\n{}\ntry:\n    return quietly()\nexcept AssertionError
 BESIDE = {"a signal"}  # what finds it where the checker runs beside the answer; a teacher is told
 
 
-@CUT_OFF
+@pytest.mark.sandboxed
 @pytest.mark.parametrize("across", [True, False])
 def test_no_answer_reads_what_its_checker_knows(across, tmp_path):
     indented = lambda text: "    " + text.replace("\n", "\n    ")
