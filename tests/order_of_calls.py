@@ -104,38 +104,16 @@ def shortened(words: list[str]) -> list[str]:
 SMALL = GPT2Config(vocab_size=37, n_positions=16, n_layer=3, n_head=2, n_embd=8, window=3)
 DEEP = GPT2Config(vocab_size=37, n_positions=16, n_layer=6, n_head=2, n_embd=8)  # for stages
 TABLE = Path(__file__).with_suffix(".txt")
-PLANS = dict.fromkeys(
-    (
-        "dp=2",
-        "dp=2,bucket=1",
-        "dp=2,micro=2,zero=1",
-        "dp=2,zero=2",
-        "dp=2,zero=3",
-        "dp=2,data=naive",
-        "dp=2,data=servers",
-        "dp=4,zero=3,shard=2",
-        "tp=2",
-        "tp=2,sp=on",
-        "cp=2",
-        "cp=2,exchange=ring,layout=zigzag",
-        "cp=2,exchange=heads",
-        "cp=3,exchange=halo-kv",
-    ),
-    SMALL,
-)
-PLANS |= dict.fromkeys(
-    (
-        "pp=2,micro=3",
-        "pp=2,micro=3,schedule=zb_h1",
-        "pp=3,micro=4,schedule=interleaved",
-        "pp=2,micro=2,schedule=chimera",
-        "pp=2,micro=2,schedule=zb_v",
-        "pp=2,micro=2,schedule=terapipe",
-        "pp=2,schedule=pipedream",
-        "pp=2,micro=2,schedule=2bw",
-    ),
-    DEEP,
-)
+OF_SMALL = """
+    dp=2 dp=2,bucket=1 dp=2,micro=2,zero=1 dp=2,zero=2 dp=2,zero=3 dp=2,data=naive dp=2,data=servers
+    dp=4,zero=3,shard=2 tp=2 tp=2,sp=on cp=2 cp=2,exchange=ring,layout=zigzag cp=2,exchange=heads
+    cp=3,exchange=halo-kv
+"""
+OF_DEEP = """
+    pp=2,micro=3 pp=2,micro=3,schedule=zb_h1 pp=3,micro=4,schedule=interleaved pp=2,micro=2,schedule=chimera
+    pp=2,micro=2,schedule=zb_v pp=2,micro=2,schedule=terapipe pp=2,schedule=pipedream pp=2,micro=2,schedule=2bw
+"""
+PLANS = dict.fromkeys(OF_SMALL.split(), SMALL) | dict.fromkeys(OF_DEEP.split(), DEEP)
 PLANS |= {c.plan: c.config for c in (PAIRS[4], PAIRS[18], WITH_EXPERTS[5])}
 
 

@@ -30,18 +30,10 @@ from gpt2lab.storage import checkpoint, huggingface, reading, writing
 from gpt2lab.train import Recipe, Trainer
 
 PLANS = (
-    "serial",
-    "dp=4,zero=1",
-    "dp=3,zero=3",
-    "dp=2,data=servers",
-    "tp=2,sp=on",
-    "tp=2,dp=2,zero=3",
-    "pp=2,micro=2,schedule=interleaved",
-    "pp=2,micro=2,schedule=chimera",
-    "pp=2,dp=2,micro=2,zero=2",
-    "pp=2,tp=2,micro=2,sp=on",
-    "cp=2,dp=2,layout=zigzag,exchange=ring",
-)
+    "serial", "dp=4,zero=1", "dp=3,zero=3", "dp=2,data=servers", "tp=2,sp=on", "tp=2,dp=2,zero=3",
+    "pp=2,micro=2,schedule=interleaved", "pp=2,micro=2,schedule=chimera", "pp=2,dp=2,micro=2,zero=2",
+    "pp=2,tp=2,micro=2,sp=on", "cp=2,dp=2,layout=zigzag,exchange=ring",
+)  # fmt: skip
 
 
 def trainer(plan="serial", config=CONFIG, recipe=None) -> Trainer:
@@ -580,18 +572,7 @@ def test_a_run_that_becomes_not_a_number_still_ends_the_save_under_way(tiny, tmp
 def test_a_run_goes_on_with_the_checkpoint_that_is_named(tiny, tmp_path):
     from gpt2lab.cli import main
 
-    said = [
-        "train",
-        "--batch",
-        "2",
-        "--sequence",
-        "8",
-        "--sample",
-        "0",
-        "--save",
-        "1",
-        "--no-fast",
-    ]
+    said = ["train", "--batch", "2", "--sequence", "8", "--sample", "0", "--save", "1", "--no-fast"]
     assert main([*said, "--out", str(tmp_path), "--steps", "2"]) == 0
     (run,) = tmp_path.iterdir()
     older, newest = checkpoint.all_in(run)

@@ -234,18 +234,9 @@ def losses(**changes) -> list[float]:
 
 
 EFFECTS = {
-    "seed": 1,
-    "lr": 0.05,
-    "warmup": 0,
-    "cosine": False,
-    "clip": 0.01,
-    "weight_decay": 0.0,
-    "recipe": "llmc",
-    "batch": 3,
-    "sequence": 7,
-    "dtype": "float32",
-    "autocast": True,
-}
+    "seed": 1, "lr": 0.05, "warmup": 0, "cosine": False, "clip": 0.01, "weight_decay": 0.0, "recipe": "llmc",
+    "batch": 3, "sequence": 7, "dtype": "float32", "autocast": True,
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", EFFECTS)

@@ -90,8 +90,7 @@ def test_a_head_of_its_own_is_at_the_last_stage_and_tied_to_nothing():
 
 
 @pytest.mark.parametrize(
-    "text",
-    ["serial", "micro=2", "dp=2,zero=1", "dp=2,zero=2,micro=2", "dp=2,zero=3,micro=2", "pp=2,micro=4"],
+    "text", ["serial", "micro=2", "dp=2,zero=1", "dp=2,zero=2,micro=2", "dp=2,zero=3,micro=2", "pp=2,micro=4"]
 )
 def test_memory_grows_by_what_a_head_of_its_own_holds(text):
     """Sixteen bytes a weight in float32 on one rank, less where they are shared out; never less than tied."""

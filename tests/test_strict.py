@@ -16,19 +16,11 @@ from gpt2lab.transport.engine import ProgressEngine
 
 TINY = GPT2Config(vocab_size=37, n_positions=16, n_layer=3, n_head=2, n_embd=8, window=3)
 PLANS = (
-    "dp=2",
-    "dp=2,zero=3",
-    "dp=2,data=servers",
-    "tp=2,sp=on",
-    "cp=2,exchange=ring,layout=zigzag",
-    "cp=2,exchange=halo-kv",
-    "pp=2,micro=3",
-    "pp=2,micro=3,schedule=zb_h1",
-    "pp=3,micro=4,schedule=interleaved",
-    "pp=2,micro=2,schedule=chimera",
-    "pp=2,micro=2,schedule=terapipe",
+    "dp=2", "dp=2,zero=3", "dp=2,data=servers", "tp=2,sp=on", "cp=2,exchange=ring,layout=zigzag",
+    "cp=2,exchange=halo-kv", "pp=2,micro=3", "pp=2,micro=3,schedule=zb_h1",
+    "pp=3,micro=4,schedule=interleaved", "pp=2,micro=2,schedule=chimera", "pp=2,micro=2,schedule=terapipe",
     "pp=2,schedule=pipedream",
-)
+)  # fmt: skip
 SOME = (PAIRS[3], PAIRS[6], PAIRS[14], PAIRS[20], WITH_EXPERTS[6], WITHOUT_FLUSH[4])
 SLOW = tuple(c for c in (*PAIRS, *WITH_EXPERTS, *TRIPLES, *ALL, *WITHOUT_FLUSH) if c not in SOME)
 

@@ -82,10 +82,7 @@ def test_each_fault_is_told_in_time(kind, pool):
     ],
 )
 def test_mutant_that_hesitates_is_noticed(kind, bug, pool):
-    with (
-        planted(*bug),
-        pytest.raises(AssertionError, match=r"promised within 2 s, took \d"),
-    ):
+    with planted(*bug), pytest.raises(AssertionError, match=r"promised within 2 s, took \d"):
         promptly(lambda: seconds_to_the_verdict(pool, kind), 2.0, tries=2)
 
 
