@@ -44,19 +44,28 @@ def of_a_layer(shape, rank=0, sp=False, lean=True):
     return step_bytes(shape, 1, rank, sp, lean) - step_bytes(shape, 0, rank, sp, lean)
 
 
-def kept_of_a_layer(rank, world_size, config, rows, length, dtype, sp, lean):
-    """Bytes that one block keeps for backward, each storage once, parameters and its own input not doubled."""
-    model = cut_model(Mesh(tp=world_size), config, sp, lean, dtype)
+def kept_for_backward(model, run) -> tuple[dict[int, torch.Tensor], object]:
+    """What `run` keeps for backward, one tensor of each storage, parameters not counted; and what it returns."""
     own, kept = {p.untyped_storage().data_ptr() for p in model.parameters()}, {}
-    mine = len(torch.arange(length).tensor_split(world_size)[rank]) if sp else length
-    x = torch.randn(rows, mine, config.n_embd, dtype=dtype, requires_grad=True)
 
     def pack(t):
-        storage = t.untyped_storage()
-        if storage.data_ptr() not in own:
-            kept[storage.data_ptr()] = (storage.nbytes(), t)
+        if t.untyped_storage().data_ptr() not in own:
+            kept[t.untyped_storage().data_ptr()] = t
         return t
 
     with saved_tensors_hooks(pack, lambda t: t):
-        model.h["0"](x, torch.arange(length))
-    return sum(size for size, _ in kept.values())
+        out = run()
+    return kept, out
+
+
+def bytes_kept(model, run) -> int:
+    """Their bytes."""
+    return sum(t.untyped_storage().nbytes() for t in kept_for_backward(model, run)[0].values())
+
+
+def kept_of_a_layer(rank, world_size, config, rows, length, dtype, sp, lean):
+    """Bytes that one block keeps for backward."""
+    model = cut_model(Mesh(tp=world_size), config, sp, lean, dtype)
+    mine = len(torch.arange(length).tensor_split(world_size)[rank]) if sp else length
+    x = torch.randn(rows, mine, config.n_embd, dtype=dtype, requires_grad=True)
+    return bytes_kept(model, lambda: model.h["0"](x, torch.arange(length)))

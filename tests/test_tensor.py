@@ -1,15 +1,13 @@
-"""Tensor parallelism equals the serial run, sends and keeps what its formulas say, and refuses what cannot be cut."""
-
-from dataclasses import replace
+"""Tensor parallelism: the loss over a cut vocabulary, the overlap in backward, and DTensor as a second oracle."""
 
 import pytest
 import torch
 import torch.nn.functional as F
-from tensor_cases import CONFIG, kept_of_a_layer, of_a_layer, step_traffic, tokens_and_targets
+from planting import all_planted
+from tensor_cases import CONFIG, tokens_and_targets
 
 from gpt2lab.model import GPT2
 from gpt2lab.parallel import tensor
-from gpt2lab.planner import tensor_costs
 from gpt2lab.ranks import comm
 from gpt2lab.ranks.mesh import Mesh
 
@@ -41,66 +39,28 @@ def test_the_vocabulary_parallel_loss_is_the_serial_one(pools, size, scale, n):
     torch.testing.assert_close(torch.cat([g for _, g in found], -1), whole.grad, rtol=1e-12, atol=1e-14)
 
 
-@pytest.mark.parametrize("n", [2, 3, 4])
-@pytest.mark.parametrize("length", [11, 12])
-def test_bytes_sent_are_the_formulas(pools, n, length):
-    config = replace(CONFIG, n_head=12)
-    shape = tensor_costs.Shape(3, length, config.n_embd, config.n_head, n, 8)
-    for rank, sent in enumerate(pools[n].run(step_traffic, config, 3, length, False, True)):
-        assert sent == tensor_costs.step_bytes(shape, config.n_layer, rank)
-    btc = 3 * length * config.n_embd * 8
-    each = [of_a_layer(shape, r)["all_reduce"] for r in range(n)]
-    assert sum(each) == 4 * 2 * (n - 1) * btc  # 4 all-reduces of (B, T, C), each 2 (n-1)/n of it a rank
-
-
-@pytest.mark.parametrize("n", [2, 3, 4])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_activations_kept_are_the_formula(pools, n, dtype):
-    config = replace(CONFIG, n_head=12)
-    shape = tensor_costs.Shape(3, 11, config.n_embd, config.n_head, n, dtype.itemsize)
-    found = pools[n].run(kept_of_a_layer, config, 3, 11, dtype, False, True)
-    assert found == [tensor_costs.kept_bytes(shape, rank) for rank in range(n)]
-
-
-def test_one_rank_keeps_sixteen_activations():
-    shape = tensor_costs.Shape(3, 11, 24, 12, 1, 8)
-    assert kept_of_a_layer(0, 1, replace(CONFIG, n_head=12), 3, 11, torch.float64, False, True) == (
-        tensor_costs.kept_bytes(shape)
-    )
-    assert tensor_costs.kept_bytes(shape) == 3 * 11 * (16 * 24 + 4 + 12) * 8
-
-
 def overlapped(rank, world_size):
     """Gradients with and without overlap, and in which order the overlapped backward does things."""
-    mesh, order = Mesh(tp=world_size), []
+    mesh, order, grads = Mesh(tp=world_size), [], []
     tokens, targets = tokens_and_targets(CONFIG, 3, 11)
-    right_start, right_weight, right_wait = comm.all_reduce, tensor.weight_gradients, comm.Handle.wait
+    note = lambda word: lambda right: lambda *args: (order.append(word), right(*args))[1]
 
-    def start(*args, **kwargs):
-        order.append("start" if kwargs.get("async_op") else "blocking")
-        return right_start(*args, **kwargs)
+    def start(right):
+        def call(*args, **kwargs):
+            order.append("start" if kwargs.get("async_op") else "blocking")
+            return right(*args, **kwargs)
 
-    start.__wrapped__ = right_start.__wrapped__  # what calls with an adjoint ask for
+        call.__wrapped__ = right.__wrapped__  # what calls with an adjoint ask for
+        return call
 
-    def weight(*args):
-        order.append("weight")
-        return right_weight(*args)
-
-    def wait(handle):
-        order.append("wait")
-        return right_wait(handle)
-
-    grads = []
+    noted = (comm, "all_reduce", start), (tensor, "weight_gradients", note("weight"))
     for overlap in (False, True):
         model = GPT2(CONFIG).double()
         tensor.apply_tensor(model, mesh, overlap=overlap)
         loss = model.loss(model(tokens), targets)
-        comm.all_reduce, tensor.weight_gradients, comm.Handle.wait = start, weight, wait
         order.clear()
-        try:
+        with all_planted(*noted, (comm.Handle, "wait", note("wait"))):
             loss.backward()
-        finally:
-            comm.all_reduce, tensor.weight_gradients, comm.Handle.wait = right_start, right_weight, right_wait
         grads.append([p.grad for p in model.parameters()])
     same = all(torch.equal(a, b) for a, b in zip(*grads, strict=True))
     return same, order
