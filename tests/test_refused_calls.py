@@ -23,7 +23,7 @@ from gpt2lab.generate import Sampling
 from gpt2lab.lessons.labs import copies
 from gpt2lab.machine.links import Link, Network
 from gpt2lab.machine.timing import together
-from gpt2lab.model import PRESETS, GPT2Config
+from gpt2lab.model import GPT2, PRESETS, GPT2Config
 from gpt2lab.parallel.context import costs, exchanges, halo
 from gpt2lab.parallel.context.borrow import Share
 from gpt2lab.parallel.context.layouts import TokenLayout, loans
@@ -88,7 +88,7 @@ CALLS = [
      "6 ranks cannot be split into nodes of 4 (6 % 4 = 2). Use 1, 2, 3, 6"),
     (lambda: together([[(0.0, 1.0)], []]), "argument 2 is shorter than argument 1"),
     (lambda: trace.span("x", kind="forwards").__enter__(), "'forwards'...forward, backward"),
-    (lambda: GPT2Tasks(None, 2, 3, None, axis=Axis("dp", (0, 1, 2, 3), 0), sliced=True),
+    (lambda: GPT2Tasks(GPT2(SMALL), 2, 3, lambda n: None, axis=Axis("dp", (0, 1, 2, 3), 0), sliced=True),
      "3 tokens cannot be spread over 4 ranks. Use at most 3."),
     # context
     (lambda: tokens("zickzack", 8, 2), "'zickzack'. Use one of contiguous, unequal, interleaved, zigzag"),

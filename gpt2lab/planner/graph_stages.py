@@ -174,18 +174,16 @@ def stages_by_ilp(
             row[coming(v, s)] = row[going(v, s)] = -per_byte * ops[v].output
         if memory:
             at_least(-memory[1])[[x(v, s) for v in range(n)]] = -np.asarray(memory[0], float)
-    whole = np.append(np.ones(width - 1), 0)
-    target = np.append(np.zeros(width - 1), 1)
+    whole = np.append(np.ones(width - 1), 0)  # all but T
     found = milp(
-        target,
+        1 - whole,
         integrality=whole,
         bounds=Bounds(0, np.append(np.ones(width - 1), np.inf)),
         constraints=LinearConstraint(np.array(rows), low, np.inf),
         options={"mip_rel_gap": 0},
     )
     if found.x is None:
-        raise ValueError(
-            f"No {stages} stages fit: the memory limit is too small. Use more stages, or a larger limit."
-        )
+        said = f"No {stages} stages fit: the memory limit is too small. Use more stages, or a larger limit."
+        raise ValueError(said)
     on = [max(range(stages), key=lambda s: found.x[x(v, s)]) for v in range(n)]
     return float(found.fun), [tuple(v for v in range(n) if on[v] == s) for s in range(stages)]
