@@ -172,7 +172,7 @@ def test_the_first_page_says_for_whom_how_long_and_where_to_start(page, site):
     page.goto(site[0] + "index.html")
     said = page.locator("article").inner_text()
     assert all(word in said for word in ("For whom", "hours with all exercises", "MIT", "micro-batches"))
-    assert re.search(r"07 Pipeline parallelism\s+run stages[^\n]*\s+\d+\s", said)
+    assert re.search(r"07 Pipeline parallelism\s+run stages[^\n]*\s+\d+\s+10 Splitting", said)
     page.locator("a.start").click()
     page.wait_for_url("**/07_pipeline.html")
 
