@@ -9,7 +9,7 @@ import pytest
 import gpt2lab
 from gpt2lab import cli
 from gpt2lab.machine import patience
-from gpt2lab.machine.patience import told
+from gpt2lab.machine.patience import patiently
 from gpt2lab.model import PRESETS
 from gpt2lab.plan import Plan
 from gpt2lab.planner import (
@@ -41,7 +41,7 @@ def planned(name):
     return lambda: search.PLANNERS[name].plan(CUT)
 
 
-LONG = {  # where `told` stands: what goes through it
+LONG = {  # where `patiently` stands: what goes through it
     "alpa.fastest_pipeline": planned("Alpa"),
     "balance.best_cut": lambda: balance.best_cut([1.0, 2.0, 3.0], 3),
     "balance.dapple": lambda: balance.dapple(LAYERS, 2, 2),
@@ -80,7 +80,7 @@ def test_every_place_that_says_how_long_it_takes_is_among_these():
     for path in Path(gpt2lab.__file__).parent.rglob("*.py"):
         text = path.read_text()
         for top in ast.parse(text).body if "patience import" in text else ():
-            if any(isinstance(n, ast.Name) and n.id == "told" for n in ast.walk(top)):
+            if any(isinstance(n, ast.Name) and n.id == "patiently" for n in ast.walk(top)):
                 name = top.targets[0].id if isinstance(top, ast.Assign) else getattr(top, "name", "")
                 found |= {f"{path.stem}.{name}"} if name else set()
     assert found == set(LONG)
@@ -90,16 +90,16 @@ def test_the_rest_is_estimated_from_what_is_done_and_told_once(monkeypatch, caps
     now = [0.0]
     monkeypatch.setattr(patience, "time", SimpleNamespace(perf_counter=lambda: now[0]))
     monkeypatch.delenv("GPT2LAB_STATIC", raising=False)
-    for _ in told(range(1000), "plans"):
+    for _ in patiently(range(1000), "plans"):
         now[0] += 2.0
     assert capsys.readouterr().err == (
         "3 plans took 6 s; the other 997 take about 33 minutes. Ctrl-C ends it.\n"
     )
-    for _ in told(iter(range(9)), "plans"):
+    for _ in patiently(iter(range(9)), "plans"):
         now[0] += 2.0
     assert "6 s; nobody knows how many are left." in capsys.readouterr().err
     monkeypatch.setenv("GPT2LAB_STATIC", "1")
-    for _ in told(range(9), "plans"):
+    for _ in patiently(range(9), "plans"):
         now[0] += 2.0
     assert capsys.readouterr().err == ""
 
@@ -109,7 +109,7 @@ def test_the_rest_is_estimated_from_what_is_done_and_told_once(monkeypatch, caps
     [(7.4, "7 s"), (119, "119 s"), (7200, "2 hours"), (1e6, "12 days"), (1e9, "32 years")],
 )
 def test_seconds_are_told_in_a_unit_that_one_can_imagine(seconds, words):
-    assert patience.in_words(seconds) == words
+    assert patience.rounded_time(seconds) == words
 
 
 def test_what_would_never_end_is_refused():

@@ -13,7 +13,7 @@ The exit status is 1 when anything differs.
 from dataclasses import replace
 
 from ..machine.options import Setting, within
-from ..machine.patience import told
+from ..machine.patience import patiently
 from ..plan import Plan
 from ..reference import CONFIG, EXPERTS
 from ..verify import verify
@@ -36,7 +36,7 @@ def run(args) -> int:
     sizes = {"n_layer": args.layers, "n_head": args.heads, "dropout": args.dropout, "window": args.window}
     given = replace(EXPERTS.experts, experts=args.experts) if args.experts else None
     reports = []
-    for plan in told(args.plan or ["serial"], "plans"):
+    for plan in patiently(args.plan or ["serial"], "plans"):
         refuse_without_effect(plan)
         dense = args.experts == 0 or Plan.parse(plan).ep == 1
         experts = given or (None if dense else EXPERTS.experts)

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sized
 AFTER = 5.0  # seconds
 
 
-def told(steps: Iterable, what: str, total: int | None = None) -> Iterator:
+def patiently(steps: Iterable, what: str, total: int | None = None) -> Iterator:
     """Go through `steps`, of which there are `total` where they have no length; `what` they are, in the plural.
 
     After AFTER seconds one line on stderr says how many are done and how long the others take. While lessons are built
@@ -21,14 +21,14 @@ def told(steps: Iterable, what: str, total: int | None = None) -> Iterator:
             said = True
             rest = "nobody knows how many are left"
             if total is not None and done:
-                rest = f"the other {total - done:,} take about {in_words((total - done) * passed / done)}"
+                rest = f"the other {total - done:,} take about {rounded_time((total - done) * passed / done)}"
             print(
                 f"{done:,} {what} took {passed:.0f} s; {rest}. Ctrl-C ends it.", file=sys.stderr, flush=True
             )
         yield step
 
 
-def in_words(seconds: float) -> str:
+def rounded_time(seconds: float) -> str:
     """Seconds in the unit in which they are a number that one can imagine."""
     for size, unit in ((86_400 * 365, "years"), (86_400, "days"), (3600, "hours"), (60, "minutes")):
         if seconds >= 2 * size:

@@ -11,7 +11,7 @@ from itertools import pairwise
 from math import inf
 
 from ..machine.arguments import checked
-from ..machine.patience import told
+from ..machine.patience import patiently
 from .cuts import ChainPlan, ChainProblem, CutOperator, block_mesh, merged
 
 
@@ -192,7 +192,7 @@ def fastest_pipeline(problem: ChainProblem, space, gap: float = 0.0) -> Pipeline
     depth = min(n, devices)
     every = {
         price(k, end, block, s)[0]
-        for k in told(range(n), "first operators of stages")
+        for k in patiently(range(n), "first operators of stages")
         for end in range(k + 1, n + 1)
         for d in range(devices)
         for block in stages.blocks(d)

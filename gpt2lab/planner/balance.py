@@ -10,7 +10,7 @@ from functools import cache
 from itertools import accumulate, combinations, pairwise
 
 from ..machine.arguments import MORE, checked
-from ..machine.patience import told
+from ..machine.patience import patiently
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ def best_cut(times: Sequence[float], stages: int) -> tuple[int, ...]:
         )
     total = [0, *accumulate(times)]
     best = {(j, 1): (total[j], (0, j)) for j in range(1, len(times) + 1)}
-    for s in told(range(2, stages + 1), "numbers of stages"):
+    for s in patiently(range(2, stages + 1), "numbers of stages"):
         for j in range(s, len(times) + 1):
             options = ((max(best[i, s - 1][0], total[j] - total[i]), i) for i in range(s - 1, j))
             value, i = min(options)
@@ -132,7 +132,7 @@ def pipedream(chain: Chain, devices: int) -> tuple[float, tuple[ChainStage, ...]
                 found.append((value, (*stages, ChainStage(i, j, here))))
         return min(found, key=lambda plan: plan[0])
 
-    counts = told(range(1, devices + 1), "numbers of devices")
+    counts = patiently(range(1, devices + 1), "numbers of devices")
     return min((best(len(chain), m) for m in counts), key=lambda plan: plan[0])
 
 
@@ -207,7 +207,7 @@ def dapple(chain: Chain, devices: int, micros: int) -> tuple[float, tuple[ChainS
                     found.append((extended(row, extended((hop, hop, 0.0), state)), (stage, *stages)))
         return _unbeaten(found)
 
-    counts = told(range(1, devices + 1), "numbers of devices")
+    counts = patiently(range(1, devices + 1), "numbers of devices")
     every = (plan for m in counts for plan in plans(0, m))
     state, stages = min(every, key=lambda plan: plan[0][0])
     return state[0], stages

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from ..machine.arguments import MORE, checked
-from ..machine.patience import told
+from ..machine.patience import patiently
 from ..plan import Plan
 from .bounds import Bounds
 from .cost import Prediction, predict
@@ -137,7 +137,7 @@ class _Search:
                 self.best = min(self.best or one, one, key=goal.key)
 
 
-PLANS = partial(told, what="plans")
+PLANS = partial(patiently, what="plans")
 
 
 @checked()

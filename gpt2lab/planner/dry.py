@@ -18,7 +18,7 @@ import torch
 
 from ..corpus.batches import Batch
 from ..experts import mixture
-from ..machine.patience import told
+from ..machine.patience import patiently
 from ..plan import Plan, build
 from ..ranks import comm
 from ..ranks.mesh import Mesh
@@ -153,7 +153,7 @@ def fullest_ranks(
     plan.check(config, rows, length)
     plan, rows = _shorter(plan, rows)
     replicas = range(plan.dp if plan.data in UNEVEN else 1)
-    for stage in told(range(plan.pp), "stages"):
+    for stage in patiently(range(plan.pp), "stages"):
         beside = [
             ((stage * plan.dp + dp) * plan.cp + cp) * plan.tp for dp in replicas for cp in range(plan.cp)
         ]

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from ..machine.arguments import checked
-from ..machine.patience import told
+from ..machine.patience import patiently
 from .problem import STATE, Cluster, OperatorGraph
 
 
@@ -35,7 +35,7 @@ def crossing_bytes(graph: OperatorGraph, stage: frozenset[int]) -> float:
 def down_sets(graph: OperatorGraph) -> list[frozenset[int]]:
     """All sets of operators that contain what their members need, the smaller ones first."""
     found = {frozenset()}
-    for n in told(range(len(graph)), "operators"):
+    for n in patiently(range(len(graph)), "operators"):
         found |= {s | {n} for s in found if s.issuperset(graph.before[n])}
     return sorted(found, key=lambda s: (len(s), sorted(s)))
 
@@ -117,7 +117,7 @@ def piper(
                     found = max(plan.seconds, rest[0]), (plan, *rest[1])
         return found
 
-    counts = told(range(1, min(stages or devices, len(graph)) + 1), "numbers of stages")
+    counts = patiently(range(1, min(stages or devices, len(graph)) + 1), "numbers of stages")
     found = [plan for count in counts if (plan := best(frozenset(), devices, count))]
     if not found:
         raise ValueError(
@@ -128,11 +128,7 @@ def piper(
 
 @checked(times=0, stages=(1, 1000), per_byte=0)
 def stages_by_ilp(
-    graph: OperatorGraph,
-    times: Sequence[float],
-    stages: int,
-    per_byte: float = 0.0,
-    memory: tuple | None = None,
+    graph: OperatorGraph, times: Sequence[float], stages: int, per_byte: float = 0.0, memory: tuple = None
 ):
     """(seconds, operators of every stage) of the fastest slowest stage, by HiGHS; stages may stay empty.
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import product
 
 from ..machine.arguments import checked
-from ..machine.patience import told
+from ..machine.patience import patiently
 from .events import Job, Simulated, simulate_jobs
 from .problem import STATE, Cluster, OperatorGraph
 
@@ -117,7 +117,7 @@ def exhaustive_placement(problem: Placing) -> Placed:
         raise ValueError(
             f"{count:.1e} placements take too long to try. Use branch_and_bound, or list_schedule."
         )
-    every = told(product(range(problem.cluster.devices), repeat=len(problem.graph)), "placements", count)
+    every = patiently(product(range(problem.cluster.devices), repeat=len(problem.graph)), "placements", count)
     found = [(problem.simulate(where).makespan, where) for where in every if problem.fits(where)]
     if not found:
         raise _too_large(problem)
@@ -164,7 +164,7 @@ def branch_and_bound(problem: Placing) -> Placed:
 class _Search:
     def __init__(self, problem: Placing):
         self.problem, self.best, self.seconds, self.timed = problem, None, float("inf"), 0
-        self.parts = told(range(MOST), "parts of placements")  # it rarely needs all
+        self.parts = patiently(range(MOST), "parts of placements")  # it rarely needs all
         network = problem.cluster.network
         self.alike = not network.pairs and network.node in (1, max(network.node, problem.cluster.devices))
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..machine.arguments import checked
-from ..machine.patience import told
+from ..machine.patience import patiently
 from .placement import Placed
 
 
@@ -35,7 +35,7 @@ def reinforce(
     logits = np.zeros((len(problem.graph), devices))
     scale, baseline = sum(problem.times) + sum(problem.back), None
     best, seconds, means, bests = None, float("inf"), [], []
-    for _ in told(range(rounds), "rounds of learning"):
+    for _ in patiently(range(rounds), "rounds of learning"):
         chances = _softmax(logits)
         draws = (rng.random((batch, len(logits), 1)) > chances.cumsum(1)[:, :-1]).sum(-1)
         costs = [problem.cost(draw) for draw in draws.tolist()]

@@ -16,7 +16,7 @@ import numpy as np
 from ..algorithms.double_tree import trees
 from ..machine.arguments import MORE, checked
 from ..machine.links import Link, all_reduce_time
-from ..machine.patience import told
+from ..machine.patience import patiently
 
 Round = tuple[np.ndarray, np.ndarray, np.ndarray]
 """Messages that go at the same time: who sends, who receives, how many bytes."""
@@ -83,7 +83,7 @@ def run_rounds(ranks: int, rounds: Iterator[Round], fabric: Fabric, total: int |
     """Send all messages of `total` rounds, each as soon as its sender has received what came before."""
     clock, messages, sent = np.zeros(ranks), np.zeros(ranks, int), np.zeros(ranks, int)
     levels, before = np.zeros(3, int), None
-    for source, target, size in told(rounds, "rounds of messages", total):
+    for source, target, size in patiently(rounds, "rounds of messages", total):
         if before is None or source is not before[0] or target is not before[1]:
             before, level = (source, target), fabric.levels(source, target)
             latency, bandwidth = fabric.links(source, target)

@@ -14,7 +14,7 @@ from random import Random
 from types import SimpleNamespace
 
 from ..machine.arguments import checked
-from ..machine.patience import told
+from ..machine.patience import patiently
 from ..sharding.staged import CutStage
 from . import alpa, balance
 from .cuts import Assignment, ChainPlan, ChainProblem, Clock
@@ -122,7 +122,7 @@ def exhaustive(plans: Callable = every_plan) -> Callable:
 
     def search(problem, space, judge):
         count = prod(map(len, space)) if plans is every_plan else None
-        for plan in told(plans(problem, space), "plans", count):
+        for plan in patiently(plans(problem, space), "plans", count):
             judge(plan)
 
     return search
@@ -148,7 +148,7 @@ def mcmc(steps: int = 2000, seed: int = 0, heat: float = 0.03) -> Callable:
         clock, now = Clock(problem, start), judge(start)
         scale = heat * clock.seconds
         judge.jobs += clock.timed
-        for _ in told(range(steps - 1), "changes of a plan"):
+        for _ in patiently(range(steps - 1), "changes of a plan"):
             n = draw.randrange(len(problem))
             other = clock.changed(n, draw.choice(space[n]))
             judge.jobs += other.timed

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 
 from ..machine.arguments import checked
-from ..machine.patience import told
+from ..machine.patience import patiently
 from .schedule import Op, Schedule, require
 
 MOST = 2048  # places where a slice may end
@@ -48,7 +48,7 @@ def best_slices(tokens: int, time: Callable, ranks: int, micros: int = 1, step: 
         )
     table = {(a, b): time(b - a, a) for n, b in enumerate(ends) for a in ends[:n]}
     best = None
-    for slowest in told(sorted(set(table.values())), "candidates for the slowest slice"):
+    for slowest in patiently(sorted(set(table.values())), "candidates for the slowest slice"):
         if best is not None and (ranks - 1) * slowest >= best[0]:
             break
         found = _shortest(ends, table, slowest)

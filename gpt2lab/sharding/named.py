@@ -10,7 +10,7 @@ import itertools
 from collections.abc import Mapping, Sequence
 
 from ..machine.arguments import checked
-from ..machine.patience import told
+from ..machine.patience import patiently
 from .graph import Graph
 from .layout import Mesh
 from .propagate import Mark
@@ -39,7 +39,7 @@ def legal_layouts(
     """Every legal layout: each name on one axis or on none, except the `fixed` ones, which stay whole."""
     names = list(dict.fromkeys(d for dims in tensors.values() for d in dims if d not in fixed))
     every = itertools.product((None, *mesh), repeat=len(names))
-    choices = told(every, "layouts", (1 + len(mesh)) ** len(names))
+    choices = patiently(every, "layouts", (1 + len(mesh)) ** len(names))
     layouts = [{n: a for n, a in zip(names, choice, strict=True) if a} for choice in choices]
     return [layout for layout in layouts if not complaint(tensors, layout)]
 
