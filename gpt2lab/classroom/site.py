@@ -104,8 +104,8 @@ def _described(cell, drawn: bool) -> list:
     new = nbformat.v4.new_code_cell
     cells = [cell, *(new(cell.source, metadata={"tags": ["remove-input"]}) for _ in parts[1:])]
     for one, outputs in zip(cells, parts, strict=True):
-        alt, one.outputs = next(filter(None, map(_alt, outputs)), ""), outputs
-        one.metadata["mystnb"] = {"image": {"alt": alt}} if alt else {}
+        shown, one.outputs = next(filter(_alt, outputs), None), outputs
+        one.metadata["mystnb"] = {"image": shown["metadata"]["image/png"]} if shown else {}
     tags = cell.metadata.setdefault("tags", [])
     if "setup" in tags and (imports := _imports(cell.source)):
         if rest := cell.source.removeprefix(imports).strip("\n"):

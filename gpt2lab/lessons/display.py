@@ -24,8 +24,8 @@ PAINT = {"PASS": "#1a7f37", "TODO": "#57606a", "FAIL": "#b42318"}
 def show(fig, clock: str, caption: str, alt: str) -> None:
     """Show a figure with alt text and one caption line that begins with `clock`, one of CLOCKS.
 
-    The caption is visible text, because JupyterLab does not read alt text out. Before a reader the figure has twice as
-    many dots, and a click enlarges it.
+    The caption is visible text, because JupyterLab does not read alt text out. The figure has twice as many dots as it
+    takes in; before a reader a click enlarges it.
     """
     from IPython.display import Markdown, display
 
@@ -36,13 +36,14 @@ def show(fig, clock: str, caption: str, alt: str) -> None:
             f"{clock!r} does not say where the numbers come from. Use one of: {', '.join(CLOCKS)}."
         )
     words, width = f"[figure: {alt}]", round(fig.get_figwidth() * fig.dpi)
+    fig.set_dpi(2 * fig.dpi)
+    encoded = base64.b64encode(png(fig, colours=128 if static() else None)).decode()
+    fig.set_dpi(fig.dpi / 2)
     if static():
-        image = {"image/png": base64.b64encode(png(fig)).decode(), "text/plain": words}
-        display(image, metadata={"image/png": {"alt": alt}}, raw=True)
+        about = {"image/png": {"alt": alt, "width": width}}
+        display({"image/png": encoded, "text/plain": words}, metadata=about, raw=True)
     else:
-        fig.set_dpi(2 * fig.dpi)
-        source = f"data:image/png;base64,{base64.b64encode(png(fig)).decode()}"
-        fig.set_dpi(fig.dpi / 2)
+        source = f"data:image/png;base64,{encoded}"
         box = f'<img alt="{escape(alt)}" title="Click to enlarge" width="{width}" src="{source}">'
         box = f'{ENLARGED}<label class="gpt2lab-figure"><input type="checkbox" aria-label="enlarge">{box}</label>'
         display({"text/html": box, "text/plain": words}, raw=True)

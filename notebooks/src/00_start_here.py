@@ -406,21 +406,23 @@ def shares_held(plan):
     return [max(of) / all_of for of, all_of in zip(zip(*found, strict=True), whole, strict=True)]
 
 
-table(
-    [
-        (
-            c.name,
-            lessons[c.name][0],
-            share[c.data],
-            share[c.weights],
-            share[c.state],
-            *(f"{part:.2f}" for part in shares_held(lessons[c.name][0])),
-            lessons[c.name][1],
-        )
-        for c in STRATEGIES
-    ],
-    ["strategy", "plan", "data", "weights", "optimizer state", "live: tokens", "blocks", "state", "lesson"],
-)
+rows = []
+for c in STRATEGIES:
+    plan, lesson = lessons[c.name]
+    live = [f"{part:.2f}" for part in shares_held(plan)]
+    rows.append((c.name, plan, share[c.data], share[c.weights], share[c.state], *live, lesson))
+names = [
+    "strategy",
+    "plan",
+    "data",
+    "weights",
+    "optimizer state",
+    "live: tokens",
+    "blocks",
+    "state",
+    "lesson",
+]
+table(rows, names)
 
 # %% [markdown]
 # The three columns before the last are what four live ranks really get of a batch's tokens and hold of the
