@@ -170,10 +170,9 @@ def write_pages(folder: Path, lessons: list[Lesson], teachers: bool = False, fra
     if teachers:
         intro, *parts = re.split(r"^## ", guide.guide(lessons), flags=re.M)
         for lesson, part in zip(lessons, parts, strict=True):
-            page_of = "# Teaching " + part.replace(
-                "\n### ", "\n## "
-            )  # search shows it beside the lesson's own title
-            (folder / f"teach_{lesson.name}.md").write_text(page_of)
+            # "Teaching": search shows the page beside the lesson's own title
+            text = "# Teaching " + part.replace("\n### ", "\n## ")
+            (folder / f"teach_{lesson.name}.md").write_text(text)
         (folder / "teachers.md").write_text(f"{intro}\n```{{toctree}}\n:glob:\n:maxdepth: 1\nteach_*\n```\n")
         pages.append("teachers")
     _write_index(folder / "index.md", lessons, pages)

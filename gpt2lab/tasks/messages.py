@@ -34,9 +34,8 @@ def all_reduce(graph: TaskGraph, name: str, axis: Axis, *parts: Access, **option
     def body(*views):
         alone = len(views) == 1 and views[0].is_contiguous()
         flat = views[0] if alone else torch.cat([view.flatten() for view in views])
-        return Pending(
-            comm.all_reduce(flat, axis, async_op=True, own=True), lambda total: alone or back(total, views)
-        )
+        summing = comm.all_reduce(flat, axis, async_op=True, own=True)
+        return Pending(summing, lambda total: alone or back(total, views))
 
     def back(total, views):
         for view, part in zip(views, total.split([v.numel() for v in views]), strict=True):

@@ -411,18 +411,8 @@ for c in STRATEGIES:
     plan, lesson = lessons[c.name]
     live = [f"{part:.2f}" for part in shares_held(plan)]
     rows.append((c.name, plan, share[c.data], share[c.weights], share[c.state], *live, lesson))
-names = [
-    "strategy",
-    "plan",
-    "data",
-    "weights",
-    "optimizer state",
-    "live: tokens",
-    "blocks",
-    "state",
-    "lesson",
-]
-table(rows, names)
+names = ["strategy", "plan", "data", "weights", "optimizer state"]
+table(rows, [*names, "live: tokens", "blocks", "state", "lesson"])
 
 # %% [markdown]
 # The three columns before the last are what four live ranks really get of a batch's tokens and hold of the

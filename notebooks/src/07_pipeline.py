@@ -773,10 +773,9 @@ for name, words in (("gpipe", "GPipe, all forwards first"), ("1f1b", "1F1B")):
 rows, spans, grads = [], {}, []
 for way, blocking in (("blocking", True), ("double-buffered", False)):
     predicted = simulate(make("gpipe", 2, 6), Cost(20, backward=20, hop=20, blocking=blocking))
-    seen, found = zip(
-        *two.run(lab.gpipe_steps, 6, Cost(0.02, backward=0.02, hop=0.02), blocking), strict=True
-    )
-    spans[way], grads = trace.merge(seen), [*grads, *found]
+    steps = two.run(lab.gpipe_steps, 6, Cost(0.02, backward=0.02, hop=0.02), blocking)
+    spans[way] = trace.merge([seen for seen, _ in steps])
+    grads += [of_rank for _, of_rank in steps]
     work, sent = ([s for s in spans[way] if s.rank == 0 and s.lane == lane] for lane in ("work", "comm"))
     took, both = max(s.end for s in spans[way] if s.lane == "work"), intersection(work, sent)
     rows.append((way, int(predicted.makespan), round(1000 * took), round(1000 * both)))
