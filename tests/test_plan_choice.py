@@ -231,7 +231,7 @@ def test_calibration_says_how_much_longer_steps_take_than_predicted(monkeypatch)
             assert step == calibration.STEP and Plan.parse(plan).world == self.ranks
             return [2.0 * predict(Plan.parse(plan), config, rows, length, machine).seconds]
 
-    monkeypatch.setattr("gpt2lab.processes.launch.Ranks", TwiceAsLong)
+    monkeypatch.setattr(calibration, "Ranks", TwiceAsLong)
     assert calibration.slowed(machine) == pytest.approx({"1": 2.0, "2": 2.0, "4": 2.0})
 
 

@@ -5,11 +5,22 @@ from matplotlib.colors import to_hex
 
 from gpt2lab.experts.mixture import Experts
 from gpt2lab.lessons.labs import experts as lab
-from gpt2lab.lessons.labs import sharding
+from gpt2lab.lessons.labs.sharding import MLP
 from gpt2lab.planner.balance import every_cut, slowest
 from gpt2lab.planner.events import Job, simulate_jobs
 from gpt2lab.planner.problem import Cluster, Device
-from gpt2lab.plots import collectives, experts, forms, placement, schedule, steps, style, tensor, zero
+from gpt2lab.plots import (
+    collectives,
+    experts,
+    forms,
+    placement,
+    schedule,
+    sharding,
+    steps,
+    style,
+    tensor,
+    zero,
+)
 from gpt2lab.plots.benchmarks import dashboard
 from gpt2lab.plots.style import COLORS, THINGS, rank_color
 from gpt2lab.plots.timeline import timeline
@@ -201,10 +212,12 @@ def test_no_skew_is_even_and_room_is_what_the_package_gives_an_expert():
 
 
 def test_tiles_name_the_ranks_that_hold_them():
-    x, _, hidden, _ = sharding.tiles("batch", "ff").axes
+    tensors = {name: MLP[name] for name in ("x", "c_fc.weight", "hidden", "c_proj.weight")}
+    tiles = lambda **layout: sharding.who_holds(tensors, layout, {"x": 2, "y": 2}).axes
+    x, _, hidden, _ = tiles(batch="x", ff="y")
     assert [t.get_text() for t in hidden.texts] == ["0", "1", "0", "1", "2", "3", "2", "3"]
     assert [t.get_text() for t in x.texts] == ["0 1"] * 4 + ["2 3"] * 4
-    assert {t.get_text() for t in sharding.tiles("seq", "none").axes[1].texts} == {"0 1 2 3"}  # a weight: all
+    assert {t.get_text() for t in tiles(seq="x")[1].texts} == {"0 1 2 3"}  # a weight: all
 
 
 def test_simulated_steps_share_an_axis_and_say_their_length():

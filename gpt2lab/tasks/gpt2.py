@@ -64,8 +64,8 @@ class GPT2Tasks:
 
     `weights` and `gradients`, of the last iteration, are kept under the model's names.
     `batches(iteration)` gives (tokens, targets), both (rows, length), of which `total` targets count on all ranks
-    together. With an `axis` of several ranks each has rows of its own, or, `sliced`, its part of every sequence: then
-    `batches` gives those tokens. Tasks sum the gradients over the axis.
+    together; without it the graph can only be looked at. With an `axis` of several ranks each has rows of its own, or,
+    `sliced`, its part of every sequence: then `batches` gives those tokens. Tasks sum the gradients over the axis.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class GPT2Tasks:
         model: GPT2,
         rows: int,
         length: int,
-        batches: Callable,
+        batches: Callable | None,
         blocks: Blocks = Blocks(),
         *,
         total: int = 0,

@@ -1,7 +1,6 @@
 """Bugs in task graphs, their runtimes and GPT-2's tasks: each is noticed by a check that the other tests rely on."""
 
 import time
-from types import SimpleNamespace
 
 import pytest
 import test_gpt2_tasks as gpt2
@@ -13,6 +12,7 @@ from test_tasks_live import serial, train
 
 from gpt2lab.algorithms import kernels
 from gpt2lab.lessons.labs.tasks import audit
+from gpt2lab.ranks.call import Handle
 from gpt2lab.tasks import graph, scheduler
 from gpt2lab.tasks.gpt2 import GPT2Tasks
 from gpt2lab.tasks.graph import Access, TaskGraph, reads
@@ -85,7 +85,8 @@ def test_a_wrong_graph_or_kernel_is_noticed(bug, check):
 
 def late():
     """A message takes 0.1 s; a task reads what it brings."""
-    slow = SimpleNamespace(announce=lambda *_: None, withdraw=lambda: None)
+    slow = Handle(None)
+    slow.announce = slow.withdraw = lambda *_: None
     slow.join = lambda: time.sleep(0.1) or torch.ones(3)
     found, two = [], TaskGraph({"x": torch.zeros(3)})
     two.add("receive", lambda x: Pending(slow, x.copy_), graph.writes("x"), wire="w", kind="comm")
