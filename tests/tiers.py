@@ -60,10 +60,20 @@ def kinds(path: Path) -> set[str]:
 
 
 def runs(path: str, test: str, rotates: bool, day: str | None = None) -> bool:
-    """Whether a test runs on a day: where it does not rotate, where its turn is, where it belongs to a change."""
+    """Whether a test runs on a day: where it does not rotate, where its turn is, where it belongs to a change.
+
+    Where the tests of a file share what is made once for all of them, the file has one turn.
+    """
     daily = path.removeprefix("tests/").removesuffix(".py") in DAILY
     daily &= os.environ.get("GPT2LAB_BACKEND") != "gloo"
-    return daily or not rotates or drawn(test, day) or not changed().isdisjoint(near(path))
+    turn = path if shares(path) else test
+    return daily or not rotates or drawn(turn, day) or not changed().isdisjoint(near(path))
+
+
+@cache
+def shares(path: str) -> bool:
+    """Whether a file makes something once for all of its tests."""
+    return 'scope="module"' in (ROOT / path).read_text()
 
 
 @cache
