@@ -24,6 +24,7 @@ from gpt2lab.lessons.exercises import (
 )
 from gpt2lab.lessons.exercises.engine import SEED
 from gpt2lab.lessons.exercises.guards import closed
+from gpt2lab.lessons.exercises.watching import memories
 from gpt2lab.lessons.labs import automatic as lab
 from gpt2lab.lessons.labs import decisions
 from gpt2lab.parallel.pipeline.versions import Stash
@@ -186,6 +187,11 @@ class OfThree(Leaky):
 def test_a_stash_that_leaks_or_keeps_three_versions_does_not_pass(stash, words):
     status, why = verdict(asynchronous.stash, stash, lambda cls: [])
     assert status == "FAIL" and words in why, why
+
+
+def test_tensors_without_a_storage_are_not_looked_at():
+    kept = torch.eye(40).to_sparse(), torch.ones(40, 40).to_mkldnn(), torch.ones(2000)
+    assert kept[2].data_ptr() in memories(4000)
 
 
 def three_rows(x, x_axis, y_axis):

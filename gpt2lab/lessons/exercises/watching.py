@@ -124,9 +124,13 @@ def received(tell):
 
 
 def memories(least: int) -> set[int]:
-    """The addresses of all memory of `least` bytes or more that tensors use in this process, wherever they are kept."""
+    """The addresses of all memory of `least` bytes or more that tensors use in this process, wherever they are kept.
+
+    What torch keeps in a layout of its own (sparse, oneDNN's) has no storage to look at.
+    """
     tensors = [thing for thing in gc.get_objects() if type(thing) in (torch.Tensor, torch.nn.Parameter)]
-    return {t.untyped_storage().data_ptr() for t in tensors if t.untyped_storage().nbytes() >= least}
+    storages = [t.untyped_storage() for t in tensors if t.layout == torch.strided]
+    return {storage.data_ptr() for storage in storages if storage.nbytes() >= least}
 
 
 class Watched(list):
