@@ -218,9 +218,8 @@ def _as_the_table_says(parallel, stream, rank: int) -> list[Claim]:
     own = [p for p in parallel.sync.pieces if not p.spec.tied_copy]
     size = sum(p.tensor.numel() * p.tensor.element_size() for p in own)
     read = sum(r.version != stream.reads[r.op] for r in record)
-    kept = sum(
-        (r.held, r.bytes) != (v, size * len(v)) for r, v in zip(record, stream.held(stage), strict=True)
-    )
+    pairs = zip(record, stream.held(stage), strict=True)
+    kept = sum((r.held, r.bytes) != (v, size * len(v)) for r, v in pairs)
     return [Claim(VERSIONS[0], float(read), rank=rank), Claim(VERSIONS[1], float(kept), rank=rank)]
 
 
@@ -234,7 +233,7 @@ def _owners(parallel, start: dict) -> Claim:
 
 def _claim(name: str, mine: dict, serial: dict, rank: int) -> Claim:
     """The largest relative error over the tensors this rank holds: max |a - b| / max |b|, tensor by tensor."""
-    errors = {n: _relative(t, serial[n]) for n, t in mine.items()}
+    errors = {n: relative_error(t, serial[n]) for n, t in mine.items()}
     worst = max(errors, key=lambda n: errors[n] if errors[n] == errors[n] else float("inf"))
     return Claim(name, errors[worst], worst, rank)
 
@@ -243,5 +242,6 @@ def _double(numbers) -> torch.Tensor:
     return torch.tensor(numbers, dtype=torch.float64)
 
 
-def _relative(a: torch.Tensor, b: torch.Tensor) -> float:
+def relative_error(a: torch.Tensor, b: torch.Tensor) -> float:
+    """max |a - b| / max |b| of two tensors of one shape."""
     return ((a.detach() - b.detach()).abs().max() / b.detach().abs().max().clamp_min(1e-300)).item()

@@ -195,11 +195,11 @@ BUDGETS = {
 }
 OVER = {
     "tasks": 1_064,
-    "sharding": 3_160,
+    "sharding": 3_155,
     "planner": 5_806,
     "classroom": 2_344,
     "core": 12_278,
-    "the package": 49_534,
+    "the package": 49_527,
 }  # too large today: these may only shrink
 
 

@@ -13,6 +13,7 @@ import torch
 from ..experts.mixture import Experts, Mixture, looped
 from ..machine import fast
 from ..model import PRESETS
+from ..verify import relative_error
 from . import race
 
 EAGER, GROUPED = "transformers, eager", "transformers, grouped_mm"
@@ -27,7 +28,7 @@ def run(args) -> dict[str, float]:
     grouped = pair(args.experts, args.top_k, args.width, hidden, "grouped_mm")[1]
     x = torch.randn(1, args.tokens, args.width)
     found = [gradients(block, x) for block in (ours, eager)]
-    apart = max(((a - b).abs().max() / b.abs().max()).item() for a, b in zip(*found, strict=True))
+    apart = max(map(relative_error, *found))
     ways = {
         "ours": lambda: gradients(ours, x),
         GROUPED: lambda: gradients(grouped, x),

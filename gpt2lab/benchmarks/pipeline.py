@@ -17,6 +17,7 @@ from ..parallel.pipeline.engine import Pipeline
 from ..ranks import comm
 from ..ranks.mesh import Mesh
 from ..schedules import Schedule, from_csv, make
+from ..verify import relative_error
 from . import race, rivals
 from .race import Contest, Heat
 
@@ -143,8 +144,7 @@ def difference(model: GPT2, stages: dict[int, Stage]) -> float:
     for stage in stages.values():
         for name, p in stage.named_parameters():
             theirs[name] = theirs[name] + p.grad if name in theirs else p.grad
-    pairs = [(p.grad, theirs[name]) for name, p in model.named_parameters()]
-    return max(((a - b).abs().max() / b.abs().max()).item() for a, b in pairs)
+    return max(relative_error(p.grad, theirs[name]) for name, p in model.named_parameters())
 
 
 def same_order(schedule: Schedule, rival) -> str:

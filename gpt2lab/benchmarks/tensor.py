@@ -13,6 +13,7 @@ from ..model import GPT2, PRESETS, GPT2Config
 from ..parallel import spec
 from ..parallel.tensor import apply_tensor
 from ..ranks.mesh import Mesh
+from ..verify import relative_error
 from . import race, rivals
 from .race import Contest, Heat
 from .step import stepper
@@ -98,5 +99,5 @@ def difference(ours: GPT2, theirs: GPT2, config: GPT2Config, mesh: Mesh) -> floa
         mine = spec.full(p.grad, spec.of(p), mesh)
         other = q.grad.full_tensor() if hasattr(q.grad, "full_tensor") else q.grad
         mine = mine[order] if "c_attn" in name else mine
-        worst = max(worst, ((mine - other).abs().max() / other.abs().max()).item())
+        worst = max(worst, relative_error(mine, other))
     return worst

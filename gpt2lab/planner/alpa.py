@@ -63,10 +63,8 @@ MOST = 2000  # nodes: two million blocks
 def submeshes(devices: int, node: int) -> list[tuple[int, int]]:
     """Blocks (first, count) of a power of two of a node's devices, or of whole nodes: shapes that fill any cluster."""
     node = min(node, devices)
-    if devices // node > MOST:
-        raise ValueError(
-            f"{devices // node:,} nodes have too many blocks. Use at most {MOST:,}, or larger nodes."
-        )
+    if (nodes := devices // node) > MOST:
+        raise ValueError(f"{nodes:,} nodes have too many blocks. Use at most {MOST:,}, or larger nodes.")
     sizes = [2**p for p in range(node.bit_length()) if 2**p < node]
     inside = [(d, size) for d in range(devices) for size in sizes if d % node + size <= node]
     return inside + [

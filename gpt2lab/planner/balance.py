@@ -106,12 +106,11 @@ def pipedream_cost(chain: Chain, stages: Sequence[ChainStage]) -> float:
 
 
 def _check_stages(chain: Chain, stages: Sequence[ChainStage]) -> None:
-    bounds = [0, *(s.last for s in stages)]
+    bounds, n = [0, *(s.last for s in stages)], len(chain)
     rising = all(a < b for a, b in pairwise(bounds)) and [s.first for s in stages] == bounds[:-1]
-    if not rising or bounds[-1] != len(chain) or min(s.replicas for s in stages) < 1:
-        raise ValueError(
-            f"These stages are no cut of {len(chain)} layers. Use one behind the other, each on a device."
-        )
+    if not rising or bounds[-1] != n or min(s.replicas for s in stages) < 1:
+        said = f"These stages are no cut of {n} layers. Use one behind the other, each on a device."
+        raise ValueError(said)
 
 
 @checked(devices=(1, 4096))

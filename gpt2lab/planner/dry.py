@@ -154,9 +154,8 @@ def fullest_ranks(
     plan, rows = _shorter(plan, rows)
     replicas = range(plan.dp if plan.data in UNEVEN else 1)
     for stage in patiently(range(plan.pp), "stages"):
-        beside = [
-            ((stage * plan.dp + dp) * plan.cp + cp) * plan.tp for dp in replicas for cp in range(plan.cp)
-        ]
+        first = stage * plan.dp * plan.cp * plan.tp
+        beside = [first + (dp * plan.cp + cp) * plan.tp for dp in replicas for cp in range(plan.cp)]
         runs = [dry_run(plan, config, rows, length, itemsize, optimizer, rank) for rank in beside]
         yield max(runs, key=lambda run: run.held)
 

@@ -128,7 +128,11 @@ def piper(
 
 @checked(times=0, stages=(1, 1000), per_byte=0)
 def stages_by_ilp(
-    graph: OperatorGraph, times: Sequence[float], stages: int, per_byte: float = 0.0, memory: tuple = None
+    graph: OperatorGraph,
+    times: Sequence[float],
+    stages: int,
+    per_byte: float = 0.0,
+    memory: tuple | None = None,
 ):
     """(seconds, operators of every stage) of the fastest slowest stage, by HiGHS; stages may stay empty.
 

@@ -166,11 +166,8 @@ def moves(rank: int, dims: tuple[int, ...]) -> dict[str, Callable]:
     `scatter` of a number replaces it. `unfold`: for each place along d a window of x, as a further dimension at the
     end; its gradient is the sum of what all windows say about a place. Constants are known from their place.
     """
-    d, a, places = (
-        (dims or (0,))[0] % max(rank, 1),
-        Index("a"),
-        tuple(Index(f"r{n}") for n in range(rank - 1)),
-    )
+    d, a = (dims or (0,))[0] % max(rank, 1), Index("a")
+    places = tuple(Index(f"r{n}") for n in range(rank - 1))
     put = lambda i, one: (*i[:d], one, *i[d + 1 :])
     total = lambda over, body: Expr("reduce", ("sum", over, body))
     return {

@@ -103,13 +103,11 @@ class Staged:
 
     def cost(self, rank: int, micros: int) -> tuple[int, int]:
         """(bytes, messages) that a rank sends in forward and backward of so many micro-batches."""
-        costs = []
+        costs = [(1 if p.kind == "once" else micros, p.crossing.cost(rank)) for p in self.passed]
         for stage, program in zip(self.stages, self.programs, strict=True):
             if rank in stage.ranks:
-                costs += [program.cost(places(stage.mesh)[stage.ranks.index(rank)])] * micros
-        for p in self.passed:
-            costs += [p.crossing.cost(rank)] * (1 if p.kind == "once" else micros)
-        return added(costs)
+                costs.append((micros, program.cost(places(stage.mesh)[stage.ranks.index(rank)])))
+        return added((times * size, times * messages) for times, (size, messages) in costs)
 
 
 def _check(chain: LinkChain, stages: Sequence[CutStage]) -> None:

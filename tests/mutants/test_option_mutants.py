@@ -55,7 +55,7 @@ SURVIVED = {
     "the embedding's dropout is a block's":
         (GPT2.__init__, "Dropout(config.dropout, 0)", "Dropout(config.dropout, 1)", SITES),
     "the mean error for the largest":
-        (verify._relative, "(a.detach() - b.detach()).abs().max()", "(a.detach() - b.detach()).abs().mean()",
+        (verify.relative_error, "(a.detach() - b.detach()).abs().max()", "(a.detach() - b.detach()).abs().mean()",
          test_effects.test_the_worst_rank_and_the_worst_element_count),
     "the command says 0 where a plan differs":
         (verify_command.run, "return 0 if all(r.ok for r in reports) else 1", "return 0",

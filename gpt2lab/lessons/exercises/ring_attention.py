@@ -72,9 +72,7 @@ def _backward_on_a_rank(rank, world_size, answer):
     t = 12 // world_size
     mine = [x[t * rank :][:t].clone() for x in (q, k, v, out, lse, grad)]
     before, counter, computed = [x.clone() for x in mine], FlopCounterMode(display=False), {}
-    marks = [
-        {x[t * other, 0].item() for x in (k, v)} for other in range(rank)
-    ]  # of blocks that this rank needs
+    marks = [{x[t * r, 0].item() for x in (k, v)} for r in range(rank)]  # of blocks that this rank needs
 
     def note(message):
         """Of each block that comes: the flops so far."""

@@ -202,8 +202,4 @@ def _rows_on_a_rank(rank, world_size, answer, x):
     comm.clear_log()
     with closed("gpt2lab.parallel"):
         found = answer(mine, axis)
-    return (
-        found,
-        sent(),
-        torch.equal(mine, x.tensor_split(world_size)[rank]),
-    )
+    return found, sent(), torch.equal(mine, x.tensor_split(world_size)[rank])

@@ -13,6 +13,7 @@ from ...parallel.context.layouts import layout, widths
 from ...plan import Plan
 from ...ranks import comm, trace
 from ...ranks.mesh import Mesh
+from ...verify import relative_error
 from .instruments import asleep, begin, bytes_sent, kept_for_backward
 
 
@@ -35,7 +36,7 @@ def _error(serial, model, axis) -> float:
     """The largest difference of gradients, summed over ranks, relative to the largest serial one."""
     found = comm.all_reduce(torch.cat([p.grad.flatten() for p in model.parameters()]), axis)
     want = torch.cat([p.grad.flatten() for p in serial.parameters()])
-    return ((found - want).abs().max() / want.abs().max()).item()
+    return relative_error(found, want)
 
 
 def edges(rank: int, world_size: int, bug: str = "none") -> tuple:

@@ -13,7 +13,7 @@ from ...ranks import comm, trace
 from ...ranks.mesh import Axis, Mesh
 from ...reference import CONFIG, default_dtype
 from ...train import Recipe, Trainer
-from ...verify import compare, worst
+from ...verify import compare, relative_error, worst
 from ..exercises import STATUS
 
 
@@ -53,7 +53,7 @@ def bytes_sent() -> int:
 
 def apart(found: dict, want: dict) -> float:
     """The largest difference of named tensors from those of `want`, relative to the largest element of each."""
-    return max(((x - want[name]).abs().max() / want[name].abs().max()).item() for name, x in found.items())
+    return max(relative_error(x, want[name]) for name, x in found.items())
 
 
 def asleep(name: str, kind: str, seconds: float) -> None:

@@ -12,6 +12,7 @@ from ...parallel.pipeline.mailbox import Mailbox
 from ...ranks import comm
 from ...reference import example_batch
 from ...schedules import Cost
+from ...verify import relative_error
 from . import recorded
 from .instruments import mine as mine  # cells call it
 
@@ -20,7 +21,7 @@ def compared(found, loss: float, want: dict[str, torch.Tensor]) -> None:
     """Print what ranks returned, (part of the loss, gradients, ...) each, beside the serial loss and gradients."""
     every = [(n, g) for _, grads, *_ in found for n, g in grads.items()]
     same = sum(torch.equal(g, want[n]) for n, g in every)
-    apart = [((g - want[n]).abs().max() / want[n].abs().max(), n) for n, g in every]
+    apart = [(relative_error(g, want[n]), n) for n, g in every]
     worst = max(apart)[0]
     name = next(n for one, n in apart if one > (1 - 1e-9) * worst)  # of equal ones the first
     print("loss equal to 1e-12:", abs(sum(part for part, *_ in found) - loss) < 1e-12)
