@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from gpt2lab.cli import main
-from gpt2lab.corpus import Batches, downloads, encoding, plays, shakespeare, shards, tokenizer
+from gpt2lab.corpus import Batches, encoding, plays, shakespeare, shards, tokenizer
 from gpt2lab.corpus.downloads import Download, NoDownload, fetch
 from gpt2lab.corpus.storage import packaged, replacing
 
@@ -353,11 +353,6 @@ def test_without_a_network_the_way_out_is_named(tmp_path):
     nowhere = Download("http://127.0.0.1:9/file", 10, "0" * 64, "file.txt")
     with pytest.raises(NoDownload, match=r"No lesson needs it\. .* copy the file to .*file\.txt yourself"):
         fetch(nowhere, tmp_path)
-
-
-def test_an_unknown_name_lists_the_known_ones():
-    with pytest.raises(ValueError, match="'tinyshakespear'.*tinyshakespeare, tinystories-valid"):
-        downloads.download("tinyshakespear")
 
 
 # ---- the command

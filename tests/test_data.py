@@ -329,11 +329,6 @@ class NotRead:
         raise AssertionError("it was read")
 
 
-def test_an_unknown_shape_is_refused():
-    with pytest.raises(ValueError, match="no shape 'columns' .* rows, contiguous, interleaved"):
-        each_reads(Batches(range(99), 2, 4), 0, Mesh(alone=True)["dp"], "columns")
-
-
 def test_a_batch_with_holes_or_copies_is_not_joined():
     batch = Batches(range(99), 3, 4).at(0)
     first, second = batch.rows(0, 2), batch.rows(1, 2)

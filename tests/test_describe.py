@@ -113,10 +113,3 @@ def test_every_free_cut_of_an_einsum_gives_its_result(text):
 def test_two_indices_of_the_result_over_one_dimension_cannot_be_cut():
     outer = analyse(lambda x: lambda i, j: apply(x[i], x[j]))
     assert [o.index for o in outer.options] == [""]
-
-
-def test_bad_descriptions_get_a_sentence():
-    with pytest.raises(ValueError, match="read with different numbers of indices"):
-        analyse(lambda x: lambda i: x[i] + x[i, i])
-    with pytest.raises(ValueError, match="operator 'sort' has no description"):
-        operators.rule("sort", ((3,),), (3,))

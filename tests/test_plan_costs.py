@@ -509,26 +509,6 @@ def test_memory_says_for_each_stage_what_it_holds_and_for_what():
     assert adamw.total - sgd.total == adamw.optimizer == 2 * 4 * config.parameters
 
 
-@pytest.mark.parametrize(
-    ("ask", "sentence"),
-    [
-        (
-            lambda c: memory(Plan(), c, 8, 16, optimizer="lion"),
-            "There is no optimizer 'lion' here. Use adamw or sgd.",
-        ),
-        (lambda c: predict(Plan(dp=16), c, 16, 16, FREE), "needs 16 devices and the cluster has 8"),
-        (lambda c: predict(Plan(tp=3), c, 8, 16, FREE), "4 attention heads cannot be split over tp=3"),
-        (
-            lambda c: predict(Plan(pp=2, schedule="pipedream"), c, 8, 16, FREE),
-            "no step that all stages make together",
-        ),
-    ],
-)
-def test_what_has_no_answer_is_refused(ask, sentence):
-    with pytest.raises(ValueError, match=sentence):
-        ask(GPT2Config(vocab_size=64, n_positions=16, n_layer=4, n_head=4, n_embd=16))
-
-
 def test_a_plan_for_4096_devices_is_answered_without_visiting_them(monkeypatch):
     """No rank is looked at twice: five classes of stages, however many devices."""
     seen = []

@@ -205,11 +205,6 @@ def test_a_wild_learning_rate_fails_and_saves_nothing_that_is_not_finite(tmp_pat
     assert checkpoint.all_in(next(tmp_path.iterdir())) == []
 
 
-def test_an_unknown_optimizer_lists_the_known_ones():
-    with pytest.raises(ValueError, match="There is no optimizer 'adan' here. Use adamw, muon or sgd."):
-        trainer(recipe=Recipe("adan"))
-
-
 def options(**changes) -> Options:
     return replace(Options(steps=6, batch=2, sequence=8, evaluate=3, save=2, dtype="float64"), **changes)
 
