@@ -25,10 +25,15 @@ TOLD, TOO_MUCH = 1.5, 3.0  # times the budget
 # Over gloo, which carries every run on several machines: all calls, all faults, of each strategy one plan and each
 # kind of pair. Numbers, bytes, memory and times are made and counted above the transport: the same over both.
 GLOO = ("test_comm", "test_algorithms", "test_strided", "faults/test_ranks_fail", "equivalence")
-GLOO_SLOW = ("test_data", "test_zero", "test_lecture_zero3", "test_tensor", "test_sequence", "test_pipeline")
-GLOO_SLOW += ("test_context", "test_halo", "test_plan_choices", "test_gspmd", "test_hsdp", "test_named")
-GLOO_SLOW += ("test_versions", "test_asynchronous_labs", "test_stale_gradients", "test_placement_lab")
-GLOO_SLOW += ("test_operators_live", "test_products", "test_tofu", "test_staged", "test_automatic_lab")
+GLOO_SLOW = ("test_data", "test_zero", "test_zero_labs", "test_tensor", "test_pipeline", "test_context")
+GLOO_SLOW += (
+    "test_halo",
+    "test_plan_choices",
+    "test_planner_labs",
+    "test_asynchronous",
+    "test_asynchronous_labs",
+)
+GLOO_SLOW += ("test_sharding", "test_sharding_programs", "test_sharding_stages")
 
 SLOW = "SLOW" in os.environ
 LESSON = os.environ.get("LESSON", "")

@@ -1,12 +1,27 @@
-"""Streams without a flush: their orders, their version tables, and the closed forms of the papers."""
+"""Streams without a flush: their orders and version tables, live ranks and their emulator, whose gradients they are."""
 
+import json
 from dataclasses import replace
 from itertools import product
+from pathlib import Path
 
 import pytest
+import torch
+import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.func import functional_call
 
+from gpt2lab.corpus.batches import IGNORED
+from gpt2lab.emulate import HEAD, Emulator, TwoEnds, mixed_gradient
+from gpt2lab.lessons.labs.staleness import homes_of
+from gpt2lab.model import GPT2Config
+from gpt2lab.parallel.pipeline.versions import Stash, stream_of
+from gpt2lab.plan import Plan, build
+from gpt2lab.ranks import comm
+from gpt2lab.ranks.mesh import Mesh
+from gpt2lab.reference import default_dtype, example_batch, example_weights
+from gpt2lab.run import Options, start
 from gpt2lab.schedules import Cost, Op, ScheduleError, make, simulate
 from gpt2lab.schedules.asynchronous import (
     FREE,
@@ -17,6 +32,8 @@ from gpt2lab.schedules.asynchronous import (
     free_running,
     make_stream,
 )
+from gpt2lab.storage import checkpoint
+from gpt2lab.train import Recipe, Trainer
 
 SIZES = {"p": st.integers(1, 6), "batches": st.integers(1, 12), "k": st.integers(1, 7)}
 QUICK = settings(max_examples=60, deadline=None)
@@ -49,7 +66,7 @@ def versions_held(stream: Stream, rank: int) -> int:
     return 2 if scheme == "2bw" else 1
 
 
-def stream_of(name, p, batches, k, active=None):
+def a_stream(name, p, batches, k, active=None):
     """A stream; 2BW gets the micro-batches that it needs."""
     return make_stream(name, p, batches, max(k, p) if name == "2bw" else k, active)
 
@@ -58,7 +75,7 @@ def stream_of(name, p, batches, k, active=None):
 @given(**SIZES)
 @QUICK
 def test_every_operation_reads_a_version_that_is_there_and_none_is_kept_too_long(name, p, batches, k):
-    stream = stream_of(name, p, batches, k)
+    stream = a_stream(name, p, batches, k)
     assert stream.reads == {op: closed_form(stream, op) for order in stream.schedule.orders for op in order}
     for stage, order in enumerate(stream.schedule.orders):
         assert max(map(len, stream.held(stage))) <= versions_held(stream, stage)
@@ -78,7 +95,7 @@ def test_every_operation_reads_a_version_that_is_there_and_none_is_kept_too_long
 @QUICK
 def test_versions_held_are_those_of_the_papers(name, p, k, active):
     active = None if name == "1f1b" else min(active, p)
-    stream = stream_of(name, p, 2 * p + 2, k, active)
+    stream = a_stream(name, p, 2 * p + 2, k, active)
     for stage in range(p):
         most = max(map(len, stream.held(stage)))
         assert most == versions_held(stream, stage)
@@ -99,13 +116,6 @@ def test_versions_read_have_their_closed_forms(p, batches):
             assert (tables["ampnet"][f], tables["ampnet"][b]) == (late, t)
             assert (tables["pipedream"][f], tables["pipedream"][b]) == (late, late)
             assert tables["pipedream_vertical"][f] == tables["pipedream_vertical"][b] == latest
-
-
-@given(p=st.integers(1, 6), batches=st.integers(1, 8), extra=st.integers(0, 4))
-@QUICK
-def test_2bw_reads_the_version_before_at_every_stage(p, batches, extra):
-    stream = make_stream("2bw", p, batches, p + extra)
-    assert all(v == max(0, stream.batch(op) - 1) for op, v in stream.reads.items())
 
 
 @given(**SIZES)
@@ -167,3 +177,231 @@ def test_a_round_that_can_never_end_is_found():
 def test_the_registry_knows_their_order():
     assert make("PipeDream", 4, 8).orders == make("1f1b", 4, 8).orders
     assert make("ampnet", 4, 8, active=2).promise == (2, 2, 2, 1)
+
+
+# --- live ranks, and an emulator of their staleness
+
+
+CONFIG = GPT2Config(vocab_size=37, n_positions=16, n_layer=4, n_head=2, n_embd=16)
+
+
+@pytest.mark.parametrize(
+    "plan",
+    ["pp=2,schedule=pipedream,active=1", "pp=3,schedule=ampnet,active=1", "pp=3,micro=2,schedule=1f1b"],
+)
+def test_with_one_batch_in_flight_or_a_flush_the_emulator_is_serial_training(plan):
+    plan, recipe = Plan.parse(plan), Recipe("sgd", lr=0.1, clip=None, weight_decay=0.0)
+    batches, start = [example_batch(CONFIG, 7, 11, t) for t in range(4)], example_weights(CONFIG)
+    homes = {name: i % plan.pp for i, name in enumerate(start)} | {"wte.weight": 0}
+    found = Emulator(CONFIG, start, stream_of(plan, len(batches)), homes, recipe).run(batches)
+    serial = start
+    for batch in batches:
+        _, grads = gradient_at(serial, serial, batch)
+        serial = {n: w - 0.1 * grads[n] for n, w in serial.items()}
+    assert all(torch.allclose(found.weights[n], w, rtol=0, atol=1e-12) for n, w in serial.items())
+
+
+def gradient_at(forward, backward, batch):
+    """The gradient where forward and backward read these weights, with both ends of the embedding summed."""
+    ends = [{**w, HEAD: w["wte.weight"]} for w in (forward, backward)]
+    ends = [{n: t.detach() for n, t in w.items()} for w in ends]
+    loss, grads = mixed_gradient(TwoEnds(CONFIG).double(), *ends, batch.tokens, batch.targets, batch.total)
+    grads["wte.weight"] = grads["wte.weight"] + grads.pop(HEAD)
+    return loss, grads
+
+
+@default_dtype(torch.float64)
+def stream_and_show(rank, world_size, plan, batches, start):
+    """Train on a stream in float64; what the engine recorded, and what is left in memory."""
+    plan = Plan.parse(plan)
+    parallel = build(plan, CONFIG, Mesh(**plan.axes), torch.float64)
+    parallel.load(start)
+    trainer = Trainer(parallel, Recipe("sgd", lr=0.1, clip=None))
+    found = [r.loss for r in trainer.stream(batches)]
+    after = trainer.evaluate(batches[:1])
+    return parallel.engine.record, parallel.engine.held, found, after, dict(comm.traffic())
+
+
+def test_versions_activations_and_messages_are_those_of_the_table(pools):
+    batches, start = [example_batch(CONFIG, 7, 11, t) for t in range(8)], example_weights(CONFIG)
+    found = pools[4].run(stream_and_show, "pp=4,schedule=pipedream", batches, start)
+    for stage, (record, held, *_) in enumerate(found):
+        assert max(len(r.held) for r in record) == 4 - stage
+        assert max(held) == 4 - stage
+        sizes = {r.bytes // len(r.held) for r in record}
+        assert len(sizes) == 1 and record[-1].held == frozenset({8})
+        for r in record:
+            late = max(0, r.op.micro - (3 - stage))
+            assert r.version == late
+    assert len({after for *_, after, _ in found}) == 1
+
+
+def test_a_stash_exchanges_copies_and_frees():
+    p = torch.nn.Parameter(torch.zeros(3))
+    stash = Stash([p])
+    for version in (1, 2):
+        stash.push()
+        p.data.fill_(version)
+        stash.used = version
+    assert stash.versions == {0, 1, 2} and stash.bytes == 3 * 12
+    stash.use(0)
+    assert p.tolist() == [0, 0, 0]
+    stash.free(frozenset({1, 2}))
+    assert stash.versions == {1, 2} and p.tolist() == [2, 2, 2]
+    stash.use(1)
+    assert p.tolist() == [1, 1, 1]
+    with pytest.raises(KeyError):
+        stash.use(0)
+
+
+def test_autograd_itself_refuses_what_ampnet_does():
+    w, x = torch.nn.Parameter(torch.eye(3)), torch.ones(2, 3, requires_grad=True)
+    loss = torch.nn.functional.linear(x, w).sum()
+    with torch.no_grad():
+        w.mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+def ask_for_all_gradients(rank, world_size):
+    parallel = build(Plan.parse("pp=2,schedule=pipedream"), CONFIG, Mesh(pp=2))
+    with pytest.raises(ValueError, match="no moment at which all stages hold a batch's gradients"):
+        Trainer(parallel).gradients(example_batch(CONFIG, 7, 11))
+
+
+def test_a_global_gradient_is_refused(pools):
+    pools[2].run(ask_for_all_gradients)
+
+
+def train_and_resume(rank, world_size, folder, plan, cut):
+    """Losses of 8 batches with a checkpoint after `cut`, and those of a fresh trainer that goes on from it."""
+    batches, recipe = [example_batch(CONFIG, 8, 11, t) for t in range(8)], Recipe(lr=1e-2)
+    plan = Plan.parse(plan)
+    first = Trainer(build(plan, CONFIG, Mesh(**plan.axes)), recipe)
+    first.stream(batches[:cut])
+    path = checkpoint.save(first, folder)
+    losses = [r.loss for r in first.stream(batches[cut:])]
+    again = Trainer(build(plan, CONFIG, Mesh(**plan.axes), seed=1), recipe)
+    checkpoint.load(path, again)
+    return losses, [r.loss for r in again.stream(batches[cut:])]
+
+
+@pytest.mark.parametrize("plan", ["pp=2,schedule=pipedream", "pp=2,micro=2,schedule=2bw"])
+def test_a_drained_run_resumes_with_the_same_losses(pools, tmp_path, plan):
+    for before, again in pools[2].run(train_and_resume, str(tmp_path), plan, 3):
+        assert before == again
+
+
+def a_run(rank, world_size, steps, folder, resume):
+    how = {
+        "steps": steps,
+        "batch": 2,
+        "sequence": 8,
+        "evaluate": 3,
+        "save": 2,
+        "dtype": "float64",
+        "cosine": False,
+    }
+    options = Options(plan="pp=2,schedule=pipedream", **how)
+    entries = start(rank, world_size, options, folder, resume)
+    if folder:  # where a run saves, its file has them all
+        entries = map(json.loads, Path(folder, "log.jsonl").read_text().splitlines())
+    return [entry["loss"] for entry in entries]
+
+
+@pytest.mark.slow
+def test_a_whole_run_drains_for_its_checkpoints_and_goes_on_bitwise(pools, tmp_path):
+    straight = pools[2].run(a_run, 6, None, False)[0]
+    pools[2].run(a_run, 4, str(tmp_path), False)
+    assert len(straight) == 6 and pools[2].run(a_run, 6, str(tmp_path), True)[0] == straight
+
+
+def test_the_emulator_reads_what_the_table_says():
+    stream = stream_of(Plan.parse("pp=2,schedule=ampnet"), 4)
+    start = example_weights(CONFIG)
+    homes = {name: int(name.startswith(("h.2", "h.3", "ln_f"))) for name in start}
+    found = Emulator(CONFIG, start, stream, homes, Recipe("sgd", lr=0.1)).run(
+        [example_batch(CONFIG, 7, 11, t) for t in range(4)]
+    )
+    forward, backward = found.read("F", 3), found.read("B", 3)
+    assert torch.equal(forward["h.0.ln_1.bias"], found.history[0][2]["h.0.ln_1.bias"])
+    assert torch.equal(backward["h.0.ln_1.bias"], found.history[0][3]["h.0.ln_1.bias"])
+    assert stream.reads[Op("F", 1, 3)] == 3
+
+
+# --- of what the gradients of live stages are gradients
+
+
+BATCHES, LR = [example_batch(CONFIG, 7, 11, t) for t in range(8)], 0.1
+
+
+@default_dtype(torch.float64)
+def every_update(rank, world_size, text):
+    """Each update of this stage: its gradients, and its weights before it; the last weights at the end."""
+    plan, seen = Plan.parse(text), []
+    parallel = build(plan, CONFIG, Mesh(**plan.axes), torch.float64)
+    parallel.load(example_weights(CONFIG))
+    trainer = Trainer(parallel, Recipe("sgd", lr=LR, clip=None, weight_decay=0.0))
+    own, right = [p for p in parallel.sync.pieces if not p.spec.tied_copy], trainer._update
+
+    def update(norm):
+        seen.append(
+            [
+                {p.name: t.detach().clone() for p, t in pairs}
+                for pairs in ([(p, p.tensor.grad) for p in own], [(p, p.tensor) for p in own])
+            ]
+        )
+        return right(norm)
+
+    trainer._update = update
+    trainer.stream(BATCHES)
+    return seen, {name: p.detach().clone() for name, p in parallel.model.named_parameters()}
+
+
+def true_gradient(weights, batch):
+    """Torch's gradient, by name, of the serial model at these weights; the head may have a version of its own."""
+    leaves = {name: w.clone().requires_grad_() for name, w in weights.items()}
+    logits = functional_call(TwoEnds(CONFIG).double(), leaves, (batch.tokens,))
+    loss = F.cross_entropy(
+        logits.flatten(0, 1), batch.targets.flatten(), ignore_index=IGNORED, reduction="sum"
+    )
+    found = dict(zip(leaves, torch.autograd.grad(loss / batch.total, list(leaves.values())), strict=True))
+    return found | {"wte.weight": found["wte.weight"] + found.pop(HEAD)}
+
+
+def distance(a, b):
+    norm = lambda grads: torch.stack([g.norm() for g in grads.values()]).norm()
+    return (norm({name: a[name] - b[name] for name in b}) / norm(b)).item()
+
+
+READS = {  # version of stage s of n for batch t
+    "pp=4,schedule=pipedream": lambda s, n, t: max(0, t - (n - 1 - s)),
+    "pp=4,schedule=pipedream_vertical": lambda s, n, t: max(0, t - (n - 1)),
+    "pp=2,micro=2,schedule=2bw": lambda s, n, t: max(0, t - 1),
+    "pp=3,micro=3,schedule=2bw": lambda s, n, t: max(0, t - 1),
+    "pp=4,schedule=ampnet": None,
+}
+
+
+@pytest.mark.parametrize("text", READS)
+def test_the_gradient_is_torchs_at_the_weights_of_the_paper_or_that_of_no_weights(pools, text):
+    plan, version = Plan.parse(text), READS[text]
+    found, homes = pools[plan.pp].run(every_update, text), homes_of(CONFIG, plan.pp)
+    last = [weights for _, weights in found]
+    assert torch.equal(last[0]["wte.weight"], last[-1]["wte.weight"])  # both ends of the embedding, drained
+    whole = lambda read: {name: read(stage)[name] for name, stage in homes.items()}
+    at = lambda v: whole(lambda stage: found[stage][0][v][1])
+    for t, batch in enumerate(BATCHES):
+        gradient = whole(lambda stage, t=t: found[stage][0][t][0])
+        for stage, (seen, end) in enumerate(found):  # the update is w(t+1) = w(t) - lr g, on each stage
+            after = seen[t + 1][1] if t + 1 < len(seen) else end
+            for name, w in seen[t][1].items():
+                assert torch.allclose(after[name], w - LR * gradient[name], rtol=0, atol=1e-14), (stage, name)
+        if version:
+            read = whole(lambda stage, t=t: found[stage][0][version(stage, plan.pp, t)][1])
+            head = found[0][0][version(0, plan.pp, t)][1]["wte.weight"]
+            assert distance(gradient, true_gradient({**read, HEAD: head}, batch)) < 1e-12
+        elif t >= plan.pp:
+            every = [at(v) for v in range(t + 1)]
+            apart = [distance(gradient, true_gradient({**w, HEAD: w["wte.weight"]}, batch)) for w in every]
+            assert min(apart) > 1e-3, apart

@@ -143,6 +143,35 @@ def within_five_percent(found, text, config, rows, length):
         assert abs(one.total / most - 1) < 0.05, (place, one, most)
 
 
+WIDE = replace(
+    NARROW, vocab_size=12_000, n_layer=2
+)  # the fullest moment is where the embedding's gradients meet
+DEEPER = replace(WIDE, n_layer=4)
+WITHIN = [  # the model, rows, tokens, plans
+    (
+        NARROW,
+        8,
+        48,
+        "pp=2,tp=2,micro=3,sp=on dp=2,tp=2,zero=2,recompute=on,sp=on pp=4,micro=4,schedule=gpipe",
+    ),
+    (NARROW, 8, 48, "cp=2,tp=2,layout=zigzag,exchange=ring"),
+    (WIDE, 4, 48, "dp=2,zero=1 dp=2,zero=3,refill=on tp=2,sp=on,loss=whole pp=2,micro=2,schedule=zb_h1"),
+    (WIDE, 4, 48, "dp=2,loss=chunked dp=2,zero=3,loss=chunked dp=2,micro=2,zero=3,loss=chunked"),
+    (WIDE, 4, 48, "dp=2,micro=2,zero=2,loss=chunked"),
+    # stages 2 and 3: the embedding is gathered for a micro-batch while its gradient of the one before is summed
+    (DEEPER, 8, 24, "pp=2,dp=2,micro=4,zero=3 dp=2,tp=2,micro=2,zero=3,sp=on"),
+    (DEEPER, 8, 24, "pp=2,dp=2,micro=4,zero=3,schedule=interleaved,loss=chunked,recompute=on"),
+    (DEEPER, 8, 24, "cp=2,tp=2,micro=3,zero=2,layout=zigzag,exchange=ring,sp=on"),
+]
+SIZED = [(text, *sizes) for *sizes, texts in WITHIN for text in texts.split()]
+
+
+@pytest.mark.parametrize("text, config, rows, length", SIZED, ids=lambda v: v if isinstance(v, str) else "")
+def test_memory_is_within_five_percent(pools, text, config, rows, length):
+    found = pools[Plan.parse(text).world].run(held, text, config, rows, length)
+    within_five_percent(found, text, config, rows, length)
+
+
 @pytest.mark.parametrize("text", ["serial", "micro=2", "recompute=on,micro=2", "loss=chunked"])
 def test_memory_of_one_rank(text):
     within_five_percent([held(0, 1, text, NARROW, 4, 48)], text, NARROW, 4, 48)
@@ -152,19 +181,6 @@ def test_memory_where_the_logits_of_a_chunk_are_most_of_it():
     """192 tokens, of which a chunk has 128."""
     sizes = replace(NARROW, vocab_size=12_000, n_layer=1, n_embd=8, n_head=1), 4, 48
     within_five_percent([held(0, 1, "loss=chunked", *sizes)], "loss=chunked", *sizes)
-
-
-FOUR = [
-    "pp=2,tp=2,micro=3,sp=on",
-    "dp=2,tp=2,zero=2,recompute=on,sp=on",
-    "cp=2,tp=2,layout=zigzag,exchange=ring",
-    "pp=4,micro=4,schedule=gpipe",
-]
-
-
-@pytest.mark.parametrize("text", FOUR)
-def test_memory_of_four_ranks(pools, text):
-    within_five_percent(pools[4].run(held, text, NARROW, 8, 48), text, NARROW, 8, 48)
 
 
 UNEVEN = [  # what replicas hold differs, or the keys and values of slices add up
@@ -180,32 +196,6 @@ UNEVEN = [  # what replicas hold differs, or the keys and values of slices add u
 def test_memory_that_only_a_dry_run_knows(pools, text):
     found = pools[4].run(held, text, NARROW, 8, 48)
     dry_is_exact(found, text, NARROW, 8, 48)
-
-
-WIDE = replace(
-    NARROW, vocab_size=12_000, n_layer=2
-)  # the fullest moment is where the embedding's gradients meet
-ENDS = [
-    "dp=2,zero=1",
-    "dp=2,zero=3,refill=on",
-    "tp=2,sp=on,loss=whole",
-    "pp=2,micro=2,schedule=zb_h1",
-    "dp=2,loss=chunked",
-    "dp=2,micro=2,zero=3,loss=chunked",
-    "dp=2,zero=3,loss=chunked",
-    "dp=2,micro=2,zero=2,loss=chunked",
-]
-SUMS = [  # stages 2 and 3: the embedding is gathered for a micro-batch while its gradient of the one before is summed
-    "pp=2,dp=2,micro=4,zero=3",
-    "pp=2,dp=2,micro=4,zero=3,schedule=interleaved,loss=chunked,recompute=on",
-    "dp=2,tp=2,micro=2,zero=3,sp=on",
-    "cp=2,tp=2,micro=3,zero=2,layout=zigzag,exchange=ring,sp=on",
-]
-
-
-@pytest.mark.parametrize("text", ENDS)
-def test_memory_where_the_embedding_is_most_of_the_model(pools, text):
-    within_five_percent(pools[2].run(held, text, WIDE, 4, 48), text, WIDE, 4, 48)
 
 
 BLOCKS = {  # 1,000 words: the blocks are most of the model
@@ -276,12 +266,6 @@ def test_mutant_that_leaves_out_a_part_of_memory(held_by_blocks, what):
     assert most_wrong(held_by_blocks, BLOCKS) < 0.02
     with rewritten(getattr(Walk, method), right, wrong):
         assert most_wrong(held_by_blocks, BLOCKS) > 0.025
-
-
-@pytest.mark.parametrize("text", SUMS)
-def test_memory_while_the_embedding_s_gradient_is_summed(pools, text):
-    config = replace(WIDE, n_layer=4)
-    within_five_percent(pools[4].run(held, text, config, 8, 24), text, config, 8, 24)
 
 
 @pytest.mark.slow

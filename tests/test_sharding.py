@@ -1,13 +1,27 @@
-"""Layouts and what their changes cost: exact against slicing, bytes and messages equal to the table."""
+"""Layouts and what their changes cost, descriptions of operators, named dimensions, products; PyTorch's DTensor."""
 
 import itertools
+import math
 
+import dtensor_cases as cases
 import pytest
 import torch
+from sharding_cases import CONFIG, matrices, one_product, run_program
 
+from gpt2lab.benchmarks import race
+from gpt2lab.benchmarks import sharding as bench
+from gpt2lab.lessons.labs.sharding import BLOCK as BLOCK_NAMES
+from gpt2lab.lessons.labs.sharding import MLP as MLP_NAMES
+from gpt2lab.model import MLP, Block, GPT2Config
 from gpt2lab.ranks import comm
-from gpt2lab.sharding import cost, layout, reshard
+from gpt2lab.sharding import cost, layout, named, operators, products, reshard
+from gpt2lab.sharding.describe import analyse
+from gpt2lab.sharding.expression import apply
+from gpt2lab.sharding.gpt2 import captured_module, plain_attention
 from gpt2lab.sharding.layout import Layout
+from gpt2lab.sharding.operators import LIBRARY
+from gpt2lab.sharding.partition import partition
+from gpt2lab.sharding.propagate import propagate
 
 SHAPE = (7, 5)
 LINE, GRID = {"x": 4}, {"x": 2, "y": 2}
@@ -163,3 +177,282 @@ def test_a_part_of_the_wrong_shape_is_named(pools):
 
     found = pools[2].run(wrong)
     assert "holds (7, 5), but S0R of (7, 5) is (4, 5) there" in found[0]
+
+
+# --- what is read off an operator's description
+
+
+FREE = {
+    "matmul": "i:S0 j:S1 k:sum",
+    "add": "i:S0 j:S1",
+    "gelu": "i:S0 j:S1",
+    "sum of rows": "i:sum j:S0",
+    "softmax": "i:S0",
+    "layer norm": "i:S0",
+    "embedding": "b:S0 c:S2 row0:sum s:S1",
+    "attention": "b:S0 e:S3 h:S1 t:S2",
+    "cross entropy": "i:sum",
+    "convolution": "c:sum n:S0 o:S1",
+}
+INSIDE = {
+    "softmax": {"j": {("max", "i"), ("sum", "i")}},
+    "layer norm": {"j": {("sum", "i")}},
+    "attention": {"s": {("sum", "beht"), ("max", "bht"), ("sum", "bht")}, "d": {("sum", "bhst")}},
+    "cross entropy": {"row0": {("max", "i"), ("sum", "i")}},
+}
+
+
+@pytest.mark.parametrize("name", LIBRARY)
+def test_the_options_of_an_operator_follow_from_its_expression(name):
+    rule = analyse(LIBRARY[name])
+    cuts = [o for o in rule.options if o.index not in ("", "partial")]
+    result = lambda place: f"S{place}" if isinstance(place, int) else place
+    assert " ".join(sorted(f"{o.index}:{result(o.output)}" for o in cuts if o.free)) == FREE[name]
+    inside = {o.index: {(op, "".join(i)) for op, i in o.messages} for o in cuts if o.messages}
+    assert inside == INSIDE.get(name, {})
+    assert {o.index for o in cuts if o.halos} == ({"h", "v"} if name == "convolution" else set())
+
+
+def linear_in(name) -> set:
+    return {
+        tuple(n for n, at in enumerate(o.inputs) if at == "sum")
+        for o in analyse(LIBRARY[name]).options
+        if o.index == "partial"
+    }
+
+
+def test_where_the_result_is_linear_it_may_stay_partial():
+    assert linear_in("matmul") == {(0,), (1,)} and linear_in("add") == {(0, 1)}
+    assert linear_in("gelu") == linear_in("softmax") == linear_in("cross entropy") == set()
+    assert (
+        linear_in("layer norm") == {(1, 2)}
+        and linear_in("attention") == {(2,)}
+        and linear_in("embedding") == {(0,)}
+    )
+
+
+def test_a_bias_is_a_term_of_the_sum():
+    rule = operators.rule("addmm", ((4,), (3, 5), (5, 4)), (3, 4))
+    (inner,) = [o for o in rule.options if o.index == "k"]
+    assert inner.inputs == ("sum", 1, 0) and inner.output == "sum"
+
+
+def test_a_broadcast_operand_stays_whole():
+    rule = operators.rule("mul", ((3, 4), (3, 1)), (3, 4))
+    assert rule.inputs == (("i0", "i1"), ("i0", None))
+    assert [o.inputs for o in rule.options if o.index == "i1"] == [(1, None)]
+
+
+def test_a_number_that_is_added_is_no_term():
+    assert not [o for o in operators.rule("add", ((3,), None), (3,)).options if o.index == "partial"]
+    assert [o for o in operators.rule("mul", ((3,), None), (3,)).options if o.index == "partial"]
+
+
+def cut_by_hand(option, tensors, parts, function):
+    """The result put together from parts that were computed apart, as an option says."""
+    cut = lambda t, place, r: t.tensor_split(parts, place)[r] if isinstance(place, int) else t
+    found = [
+        function(*(cut(t, at, r) for t, at in zip(tensors, option.inputs, strict=True))) for r in range(parts)
+    ]
+    return torch.cat(found, option.output) if isinstance(option.output, int) else sum(found)
+
+
+EINSUMS = [
+    "ik,kj->ij",
+    "bik,bkj->bij",
+    "bthd,bshd->bhts",
+    "ij,ij->i",
+    "ij,j->i",
+    "ijk,kl->ijl",
+    "i,j->ij",
+    "ij->j",
+]
+
+
+@pytest.mark.parametrize("text", EINSUMS)
+def test_every_free_cut_of_an_einsum_gives_its_result(text):
+    inputs, output = text.split("->")
+    terms, sizes = inputs.split(","), dict(zip("bijklthsd", (3, 4, 5, 6, 4, 3, 5, 4, 6), strict=True))
+    tensors = [torch.randn([sizes[i] for i in term], dtype=torch.float64) for term in terms]
+    rule = operators.einsum(text)
+    cuts = [o for o in rule.options if o.free and o.index not in ("", "partial")]
+    assert len(cuts) == len(set(inputs) - {","})
+    for option, parts in itertools.product(cuts, (2, 3)):
+        found = cut_by_hand(option, tensors, parts, lambda *t: torch.einsum(text, *t))
+        assert torch.allclose(found, torch.einsum(text, *tensors), rtol=1e-13, atol=1e-13)
+
+
+def test_two_indices_of_the_result_over_one_dimension_cannot_be_cut():
+    outer = analyse(lambda x: lambda i, j: apply(x[i], x[j]))
+    assert [o.index for o in outer.options] == [""]
+
+
+# --- Mesh-TensorFlow: every legal layout of the MLP and of a block
+
+
+MESH = {"x": 2, "y": 2}
+
+
+def prepared(kind):
+    """A module with weights of its own, its graph, its inputs, and what serial PyTorch gives."""
+    generator = torch.Generator().manual_seed(3)
+    draw = lambda *shape: torch.randn(*shape, generator=generator, dtype=torch.float64)
+    module, others = (MLP(CONFIG), tuple) if kind == "mlp" else (Block(CONFIG, 0), lambda: (torch.arange(5),))
+    module = module.double()
+    if kind == "block":
+        module.attn.core = plain_attention
+    with torch.no_grad():
+        for p in module.parameters():
+            p.copy_(draw(*p.shape) / 4)
+    x, of_y = draw(3, 5, CONFIG.n_embd).requires_grad_(), draw(3, 5, CONFIG.n_embd)
+    table = MLP_NAMES if kind == "mlp" else BLOCK_NAMES
+    params = dict(module.named_parameters())
+    graph = captured_module(module, x, {n: table[n] for n in ("x", *params)}, others)
+    y = module(x, *others())
+    y.backward(of_y)
+    given = {"x": x.detach(), "grad y": of_y} | {n: p.detach() for n, p in params.items()}
+    want = {"y": y.detach(), "grad x": x.grad} | {f"grad {n}": p.grad for n, p in params.items()}
+    return table, graph, given, want
+
+
+def run_all(rank, world_size, programs, given, want):
+    return [run_program(rank, world_size, one, given, want)[:2] for one in programs]
+
+
+LEGAL = [("mlp", 21, 1), ("block", 63, 9), pytest.param("block", 63, 1, marks=pytest.mark.slow)]
+
+
+@pytest.mark.parametrize("kind, count, step", LEGAL)
+def test_every_legal_layout_equals_the_serial_run(pools, kind, count, step):
+    """All of the MLP's; of the block's every ninth, and all where slow tests are asked for."""
+    table, graph, given, want = prepared(kind)
+    layouts = named.legal_layouts(table, MESH)
+    assert len(layouts) == count
+    layouts = layouts[::step]
+    programs = [
+        partition(graph, propagate(graph, named.marks(graph, one, table), MESH), MESH) for one in layouts
+    ]
+    for found in pools[4].run(run_all, programs, given, want):
+        assert len(found) == len(layouts) and all(error <= 1e-10 for error, _ in found)
+
+
+def test_an_illegal_layout_is_refused():
+    _, graph, _, _ = prepared("mlp")
+    with pytest.raises(
+        ValueError, match="hidden has the dimensions batch and ff, and both are on mesh axis 'x'"
+    ):
+        named.marks(graph, {"batch": "x", "ff": "x"}, MLP_NAMES)
+    with pytest.raises(ValueError, match="no tensor has a dimension 'colour'. There are batch, embd"):
+        named.marks(graph, {"colour": "x"}, MLP_NAMES)
+
+
+def test_how_many_there_are():
+    """All pairs of the MLP's four dimensions meet in a tensor: each axis takes another one, or none: 5 x 5 - 4."""
+    assert len(named.legal_layouts(MLP_NAMES, {"x": 2})) == 5
+    assert {"heads": "y", "ff": "y", "batch": "x"} in named.legal_layouts(BLOCK_NAMES, MESH)
+    assert {"heads": "y", "width": "y"} not in named.legal_layouts(BLOCK_NAMES, MESH)
+
+
+# --- beside PyTorch's DTensor
+
+
+PAIRS = 300
+
+
+def test_dtensor_never_sends_less_and_each_difference_has_a_reason(pools):
+    """DTensor's result layout is always one of ours, for as many bytes or more."""
+    found = cases.count_kinds(cases.cases(PAIRS), pools[4])
+    assert found.total() == PAIRS and set(cases.KINDS) - set(found) <= {cases.REFUSED}
+    assert found[cases.EQUAL] > PAIRS / 2 and found[cases.REFUSED] < PAIRS / 20
+
+
+def test_a_result_that_the_algebra_does_not_know_is_refused():
+    case = cases.cases(1)[0]
+    dims = len(case.terms[-1])
+    with pytest.raises(ValueError, match="DTensor sent -1 elements"):
+        cases.kind(case, cases.Layout.whole(dims), -1)
+
+
+def test_placements_are_layouts_in_other_words():
+    for one in layout.layouts(3, list(cases.MESH)):
+        if all(list(cut) == sorted(cut) for cut in one.cuts):
+            assert cases.layout_of(cases.dtensor_placements(one), 3) == one
+
+
+def test_a_block_cut_by_two_marks_sends_what_dtensor_sends(pools):
+    config = GPT2Config(vocab_size=37, n_positions=16, n_layer=1, n_head=4, n_embd=24)
+    block, program = bench.block_program(config, 3, 5, 2)
+    ((*_, first), _) = pools[2].run(race.on_rank, bench.contest, (block, program, 3, 5, config, "gloo"), 1, 0)
+    assert first["ours"] == first["theirs"] == (4 * 3 * 5 * 24, 4)
+    assert first["apart"] < 1e-4
+
+
+# --- 1-D, SUMMA and 3-D products
+
+
+CASES = [(ranks, name) for ranks, grids in products.GRIDS.items() for name in grids]
+UNEVEN = [(7, 5, 9), (8, 8, 8), (16, 9, 8)]
+
+
+def sizes(m, n, k):
+    return {"A": (m, k), "B": (k, n), "C": (m, n)}
+
+
+@pytest.mark.parametrize("ranks, name", CASES)
+def test_products_are_equal_and_send_what_the_layouts_say(pools, ranks, name):
+    mesh = dict(zip("xyz", products.GRIDS[ranks][name], strict=True))
+    for shape in UNEVEN:
+        whole = sizes(*shape)
+        if not all(layout.fits(products.LAYOUTS[m], whole[m], mesh) for m in "ABC"):
+            continue
+        found = pools[ranks].run(one_product, mesh, matrices(*shape))
+        assert max(error for error, _, _ in found) < 1e-13
+        promised = products.elements(whole, mesh)
+        assert [sum(f[i] for f in found) for i in (1, 2)] == [promised, promised]
+        assert promised >= products.least(*shape, ranks)
+
+
+def test_on_eight_ranks_two_and_a_half_dimensions_reach_the_lower_bound():
+    n, cube = 16, sizes(16, 16, 16)
+    sent = lambda grid: products.elements(cube, dict(zip("xyz", grid, strict=True)))
+    grids = {ranks: {name: sent(grid) for name, grid in of.items()} for ranks, of in products.GRIDS.items()}
+    assert grids[8] == {"1-D": 7 * n**2, "SUMMA": 4 * n**2, "3-D": 3 * n**2}
+    assert grids[8]["3-D"] / 8 == pytest.approx(products.least(n, n, n, 8), rel=1e-12)
+    assert grids[4]["1-D"] == 3 * n**2 and grids[4]["SUMMA"] == grids[4]["1-D, two layers"] == 2 * n**2
+    assert products.least(n, n, n, 4) == pytest.approx(3 * n**2 / 4 ** (2 / 3) - 3 * n**2 / 4)
+
+
+def test_one_long_matrix_is_best_cut_along_one_dimension():
+    """The bound's first case: rows of A and C stay, and the small B is gathered."""
+    found = products.elements(sizes(64, 4, 4), {"x": 4, "y": 1, "z": 1})
+    assert found / 4 == products.least(64, 4, 4, 4) == 12
+
+
+@pytest.mark.parametrize("ranks", [4, 8, 12])
+def test_no_grid_is_below_either_bound(ranks):
+    cube = sizes(24, 24, 24)
+    for grid in itertools.product(range(1, ranks + 1), repeat=3):
+        mesh = dict(zip("xyz", grid, strict=True))
+        if layout.ranks(mesh) == ranks and all(
+            layout.fits(products.LAYOUTS[m], cube[m], mesh) for m in "ABC"
+        ):
+            sent = products.elements(cube, mesh) / ranks
+            held = [
+                layout.local_shape(cube[m], products.USED[m], mesh, dict.fromkeys(mesh, 0)) for m in "ABC"
+            ]
+            memory = sum(map(math.prod, held))
+            assert sent >= products.least(24, 24, 24, ranks) - 1e-9
+            # each with room for so much: Irony, Toledo & Tiskin 2004
+            assert 2 * sent >= 24**3 / (2 * math.sqrt(2) * ranks * math.sqrt(memory)) - memory
+
+
+def wrong_part(rank, world_size):
+    axes = reshard.live_axes({"x": 2, "y": 1, "z": 1})
+    try:
+        products.multiply(torch.zeros(4, 8), torch.zeros(8, 8), 8, axes)
+    except ValueError as error:
+        return str(error)
+
+
+def test_parts_of_the_wrong_shape_get_a_sentence(pools):
+    assert "gives this rank 8 columns of A and 4 rows of B, not 8 and 8" in pools[2].run(wrong_part)[0]

@@ -51,8 +51,8 @@ def test_every_tick_is_backed():
     [
         (
             ("ours", "moe", "expert", "test"),
-            "test_tofu.py::test_all_is_well",
-            "no test test_tofu.py::test_all_is_well",
+            "test_sharding_stages.py::test_all_is_well",
+            "no test test_sharding_stages.py::test_all_is_well",
         ),
         (("ours", "moe", "expert", "test"), "test_none.py::test_x", "no test test_none.py::test_x"),
         (("ours", "moe", "expert", "plan"), "dp=64,ep=64", "no tested plan dp=64,ep=64"),

@@ -1,15 +1,24 @@
-"""Tensor parallelism: the loss over a cut vocabulary, the overlap in backward, and DTensor as a second oracle."""
+"""Tensor and sequence parallelism: the loss over a cut vocabulary, overlap, partial gradients, rings, thresholds."""
+
+from contextlib import ExitStack
 
 import pytest
 import torch
 import torch.nn.functional as F
-from planting import all_planted
-from tensor_cases import CONFIG, tokens_and_targets
+from planting import all_planted, is_noticed, planted
+from tensor_cases import CONFIG, cut_model, of_a_layer, tokens_and_targets
 
+from gpt2lab.lessons.labs import rings
+from gpt2lab.lessons.labs.instruments import trainer_by
+from gpt2lab.lessons.labs.thresholds import laptop, machines, most_tensor_ranks, tokens_per_rank
+from gpt2lab.machine.links import Link, all_reduce_time
 from gpt2lab.model import GPT2
-from gpt2lab.parallel import tensor
+from gpt2lab.parallel import sequence, spec, tensor
+from gpt2lab.planner.tensor_costs import Shape
 from gpt2lab.ranks import comm
 from gpt2lab.ranks.mesh import Mesh
+from gpt2lab.reference import CONFIG as FIVE_LAYERS
+from gpt2lab.reference import example_batch
 
 
 def loss_of_shards(rank, world_size, logits, targets):
@@ -85,3 +94,173 @@ def against_dtensor(rank, world_size):
 def test_gradients_are_those_of_dtensor(pools):
     """A second oracle that shares no code with ours: torch.distributed.tensor.parallel."""
     assert max(pools[2].run(against_dtensor)) < 1e-10
+
+
+# --- sequence parallelism
+
+
+def gradients(rank, world_size, lean):
+    mesh = Mesh(tp=world_size)
+    model = cut_model(mesh, CONFIG, True, lean)
+    tokens, targets = tokens_and_targets(CONFIG, 3, 11)
+    model.loss(model(tokens), targets).backward()
+    return {n: (p.grad, spec.of(p).partial) for n, p in model.named_parameters()}
+
+
+def test_keeping_the_gathered_input_changes_no_gradient(pools):
+    lean, greedy = (pools[2].run(gradients, lean) for lean in (True, False))
+    for a, b in zip(lean, greedy, strict=True):
+        assert all(torch.equal(a[n][0], b[n][0]) for n in a)
+
+
+def test_partial_gradients_are_those_of_norms_row_biases_and_positions(pools):
+    (grads, *_), serial = pools[2].run(gradients, True), GPT2(CONFIG).double()
+    tokens, targets = tokens_and_targets(CONFIG, 3, 11)
+    serial.loss(serial(tokens), targets).backward()
+    for name, p in serial.named_parameters():
+        grad, partial = grads[name]
+        expected = "ln_" in name or name.startswith("wpe") or name.endswith("c_proj.bias")
+        assert partial == (("tp",) if expected else ()), name
+        assert expected == (grad.shape == p.shape and not torch.allclose(grad, p.grad)), name
+
+
+def test_bytes_of_an_empty_shard_are_counted(pools):
+    def gather(rank, world_size):
+        comm.clear_log()
+        comm.all_gather(torch.ones(1, int(rank == 0), 24), Mesh(tp=world_size)["tp"], 1, [1, 0, 0, 0])
+        return comm.traffic()["all_gather", "tp"][1]
+
+    assert pools[4].run(gather) == [96, 96, 96, 0]
+
+
+# --- products in parts while a ring carries the next
+
+
+ON = (
+    sequence,
+    "apply_sequence",
+    lambda right: lambda model, *how: (right(model, *how), rings.apply_rings(model)),
+)
+
+
+def with_rings(*bugs):
+    """What plants rings, and bugs in them."""
+
+    def plant():
+        stack = ExitStack()
+        for bug in (ON, *bugs):
+            stack.enter_context(planted(*bug))
+        return stack
+
+    return plant
+
+
+@pytest.mark.parametrize("plan", ["tp=2,sp=on", "tp=4,sp=on", "pp=2,tp=2,sp=on,micro=3,recompute=on"])
+def test_a_model_whose_layers_compute_in_parts_equals_the_serial_one(pools, plan):
+    ranks = pools[2 if plan == "tp=2,sp=on" else 4]
+    assert not is_noticed(ranks, with_rings(), plan, FIVE_LAYERS, 1e-10)
+
+
+def a_step(rank, world_size, parts):
+    """Bytes and calls of a step's forward and backward, with rings or without; tokens do not divide by ranks."""
+    with with_rings()() if parts else ExitStack():
+        trainer = trainer_by(f"tp={world_size},sp=on", FIVE_LAYERS)
+    comm.clear_log()
+    trainer.gradients(example_batch(FIVE_LAYERS, 7, 11))
+    calls = [event for event in comm.log if event.axis == "tp"]
+    return sum(e.bytes for e in calls), sum(e.bytes for e in calls if e.op == "send"), len(calls)
+
+
+def test_rings_send_the_bytes_of_gathers_and_sums(pools):
+    whole, parts = (pools[4].run(a_step, way) for way in (False, True))
+    assert [size for size, *_ in whole] == [size for size, *_ in parts]
+    assert all(sent == 0 for _, sent, _ in whole) and all(2 * sent > size for size, sent, _ in parts)
+
+
+def beside(spans) -> float:
+    """The share of a rank's products during which a message is on its way."""
+    work, messages = ([s for s in spans if (s.lane == "comm") == lane] for lane in (False, True))
+    under = sum(any(m.start < s.end and m.end > s.start for m in messages) for s in work)
+    return under / len(work)
+
+
+def test_messages_travel_under_products(pools):
+    whole, parts = (pools[4].run(rings.two_layers, way) for way in (False, True))
+    assert all(beside(spans) == 0 for spans in whole)
+    assert all(
+        beside(spans) >= 6 / 8 for spans in parts
+    )  # the last of a gather and the first of a sum are alone
+
+
+def one_hop_less(right):
+    """The ring stops before the last part has come."""
+    return lambda x, axis, sizes, use: right(
+        x, axis, sizes, lambda place, part: use(place, part * (place != 0))
+    )
+
+
+def own_term_twice(right):
+    return lambda term, axis, sizes: right(term, axis, sizes) + term(axis.rank)
+
+
+def weights_of_the_last_part_alone(right):
+    return lambda grad, x, biased: right(grad * (grad.size(1) == 6), x, biased)
+
+
+BUGS = {
+    "a part is lost": (rings, "gathered", one_hop_less),
+    "the own term counts twice": (rings, "scattered", own_term_twice),
+    "some tokens give the weight no gradient": (rings, "weight_gradients", weights_of_the_last_part_alone),
+}
+
+
+@pytest.mark.parametrize("bug", BUGS)
+def test_a_bug_is_noticed(pools, bug):
+    assert is_noticed(pools[2], with_rings(BUGS[bug]), "tp=2,sp=on", FIVE_LAYERS)
+
+
+def test_a_linear_layer_without_bias_has_no_gradient_of_one(pools):
+    def run(rank, world_size):
+        from gpt2lab.ranks.mesh import Mesh
+
+        axis = Mesh(tp=world_size)["tp"]
+        x, w = torch.ones(1, 2, 3, requires_grad=True), torch.ones(4, 3, requires_grad=True)
+        rings.GatheredProduct.apply(x, w, None, axis, [2] * world_size).sum().backward()
+        return x.grad.sum().item(), w.grad.sum().item()
+
+    assert pools[2].run(run) == [(48, 48)] * 2
+
+
+# --- thresholds
+
+
+MACHINES = (laptop(40e9, 3e9), *machines())
+
+
+@pytest.mark.parametrize("machine", MACHINES, ids=lambda m: m.name)
+def test_backward_takes_as_long_as_the_ring_at_the_threshold_of_data_parallelism(machine):
+    weights, tokens = 1e9, tokens_per_rank("data", machine)
+    ring = all_reduce_time("ring", machine.ranks, weights * machine.itemsize, Link(0, machine.bandwidth))
+    assert 4 * weights * tokens / machine.rate == pytest.approx(ring)
+    assert tokens_per_rank("zero3", machine) == tokens
+    assert tokens_per_rank("data", machine, ranks=1) == 0
+
+
+@pytest.mark.parametrize("machine", MACHINES, ids=lambda m: m.name)
+def test_a_layer_computes_as_long_as_it_sends_at_the_threshold_of_tensor_parallelism(machine):
+    ranks, tokens = 4, 128
+    per_width = (most_tensor_ranks(machine, 2048) - 1) / 2048
+    width = round((ranks - 1) / per_width) or 1
+    sent = of_a_layer(Shape(1, tokens, 10_000, 8, ranks, machine.itemsize)).total() * width / 10_000
+    computing = 72 * width**2 * tokens / ranks / machine.rate
+    assert computing == pytest.approx(sent / machine.bandwidth, rel=0.5 / width + 1e-6)
+
+
+def test_the_rings_block_is_that_of_the_paper_and_twice_that_under_a_causal_mask():
+    """Liu et al. 2023, section 3: c >= F / B; their table 2 has 1.0 thousand for an A100 with NVLink."""
+    _, eight, _ = MACHINES
+    block = tokens_per_rank("context", eight)
+    assert block == pytest.approx(eight.rate / eight.bandwidth)
+    assert tokens_per_rank("context", eight, causal=True) == 2 * block
+    with pytest.raises(ValueError, match="most_tensor_ranks"):
+        tokens_per_rank("tensor", eight)

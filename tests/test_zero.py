@@ -1,4 +1,4 @@
-"""ZeRO equals the serial run in every stage, and holds and sends what the formulas say, byte for byte."""
+"""ZeRO in every stage: the same bits, memory and order of calls; parts, shards, groups; PyTorch's own beside it."""
 
 from types import SimpleNamespace
 
@@ -24,6 +24,7 @@ from gpt2lab.plan import Plan, build
 from gpt2lab.ranks import comm
 from gpt2lab.ranks.mesh import Mesh
 from gpt2lab.reference import CONFIG, example_batch
+from gpt2lab.storage import checkpoint
 from gpt2lab.train import Recipe, Trainer
 from gpt2lab.verify import compare
 
@@ -76,36 +77,6 @@ def _without_head(right):
         return right(self, x, targets)
 
     return call
-
-
-def test_layer_0_learns(pools):
-    """The lecture's loop ended before layer 0; here every layer moves."""
-
-    def moved(trainer, batch):
-        before = {n: w.clone() for n, w in trainer.parallel.weights().items()}
-        trainer.step(batch)
-        after = trainer.parallel.weights()
-        return {n for n in after if torch.equal(before[n], after[n])}
-
-    assert run(pools, moved, "dp=2,zero=3,data=owner") == [set(), set()]
-
-
-def test_decay_groups_survive_flattening(pools):
-    """One update with zero gradient: matrices shrink, biases and norms stay."""
-
-    def decay(trainer, batch):
-        before = trainer.parallel.weights()
-        before = {n: w.clone() for n, w in before.items()}
-        for p in trainer.parallel.sync.pieces:
-            p.tensor.grad = torch.zeros_like(p.tensor)
-        trainer.optimizer.step()
-        trainer.parallel.sync.updated()
-        after = trainer.parallel.weights()
-        return [(n, w.dim(), torch.equal(w, after[n])) for n, w in before.items()]
-
-    for stage in (1, 3):
-        for found in run(pools, decay, f"dp=3,zero={stage}", weight_decay=0.5, lr=0.5):
-            assert all(same == (dim == 1) for _, dim, same in found), found
 
 
 # ---- bytes held and sent
@@ -356,3 +327,42 @@ def test_same_weights_as_fully_shard(pools, world):
         return max((ours[n] - p.full_tensor()).abs().max().item() for n, p in model.named_parameters())
 
     assert max(pools[world].run(both)) < 1e-10
+
+
+# --- hybrid sharding: groups of ranks that share
+
+
+def test_a_rank_holds_what_a_group_of_its_size_holds(pools):
+    def held(trainer, batch):
+        trainer.step(batch)
+        sync, state = trainer.parallel.sync, trainer.optimizer.state
+        moments = sum(s["exp_avg"].numel() for s in state.values())
+        return sum(t.numel() for t in sync.weight_memory()), moments
+
+    assert run(pools, held, "dp=4,zero=3,shard=2") == run(pools, held, "dp=2,zero=3") * 2
+
+
+def test_replicas_have_the_same_bits(pools):
+    def train(trainer, batch):
+        for _ in range(3):
+            trainer.step(batch)
+        return [p.tensor for p in trainer.parallel.sync.pieces]
+
+    a, b, c, d = run(pools, train, "dp=4,zero=3,shard=2", dtype=torch.float32)
+    for mine, other in ((a, c), (b, d)):
+        assert all(torch.equal(x, y) for x, y in zip(mine, other, strict=True))
+
+
+def test_saved_in_groups_resumed_on_any_plan(pools, tmp_path):
+    def save(trainer, batch):
+        trainer.step(batch)
+        checkpoint.save(trainer, tmp_path)
+        return trainer.step(batch).loss
+
+    def resume(trainer, batch):
+        checkpoint.load(checkpoint.all_in(tmp_path)[-1], trainer)
+        return trainer.step(batch).loss
+
+    saved = run(pools, save, "dp=4,zero=3,shard=2")
+    for plan in ("dp=4,zero=3,shard=2", "dp=2,zero=1", "dp=3"):
+        assert run(pools, resume, plan)[0] == pytest.approx(saved[0], rel=1e-12)

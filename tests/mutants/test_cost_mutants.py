@@ -3,7 +3,6 @@
 from dataclasses import replace
 
 import pytest
-import test_failures as failing
 import test_plan_costs as costs
 import test_scale as scaled
 from planting import bugs, is_killed
@@ -73,7 +72,7 @@ def front():
 RING, TREE = (
     (scaled.test_on_equal_links_times_are_those_of_the_closed_forms, name, 16) for name in ("ring", "tree")
 )
-SPARE = failing.test_with_a_spare_at_once_goodput_is_the_expected_one
+SPARE = scaled.test_with_a_spare_at_once_goodput_is_the_expected_one
 BUGS = {
     "stage 3 gathers once a step": (sends._zero, "+= gathered[key]", "+= 1", bytes_sent),
     "stage 3 sums once a step": (sends._zero, "+= reduced[key]", "+= 1", bytes_sent),
@@ -125,7 +124,7 @@ BUGS = {
         (failures._kept, "return whole *", "return max(0, whole - lost) *", SPARE),
     "Daly's interval is longer by a save":
         (failures.daly_interval, "- save", "+ save",
-         failing.test_dalys_interval_is_youngs_where_failures_are_rare_and_shorter_by_a_save_at_least_where_not),
+         scaled.test_dalys_interval_is_youngs_where_failures_are_rare_and_shorter_by_a_save_at_least_where_not),
 }  # fmt: skip
 
 

@@ -1,7 +1,7 @@
 """Bugs in the trade-off map: noticed by the record of live ranks, by live ranks, or by a number known beforehand."""
 
 import pytest
-import test_trade_off as trade_off
+import test_planner_labs as labs
 from planting import bugs, is_killed, under
 
 from gpt2lab.lessons.labs import trade_off as lab
@@ -15,7 +15,7 @@ TINY = GPT2Config(vocab_size=37, n_positions=8, n_layer=2, n_head=2, n_embd=8)
 
 def computed():
     for ranks in lab.RANKS:
-        trade_off.test_what_is_computed_is_what_was_recorded(ranks)
+        labs.test_what_is_computed_is_what_was_recorded(ranks)
 
 
 def of_all_ranks():
@@ -24,7 +24,7 @@ def of_all_ranks():
     assert lab.most(points, lab.Point(0, 0, 0, 2.0)) == lab.Point(4, 5, 3, 3.5)
 
 
-PRODUCTS = trade_off.test_a_strategy_on_one_rank_is_the_serial_run
+PRODUCTS = labs.test_a_strategy_on_one_rank_is_the_serial_run
 COMPUTED = {
     "one rank for all": (lab.busiest_places, "(axis,) = [", "return [{}]\n    (axis,) = [", computed),
     "the last rank alone":

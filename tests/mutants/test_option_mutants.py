@@ -9,7 +9,7 @@ import test_checkpoint
 import test_context
 import test_effects
 import test_fast
-import test_residency
+import test_zero_labs
 from planting import bugs, is_killed, rewritten
 
 from gpt2lab import verify
@@ -84,7 +84,7 @@ SURVIVED = {
          test_fast.test_the_chunked_loss_of_another_type_or_length_is_right_too),
     "dead memory lives":
         (memory.Alive.bytes, " if not ref.expired()", "",
-         test_residency.test_watched_memory_counts_until_the_last_holder_lets_go),
+         test_zero_labs.test_watched_memory_counts_until_the_last_holder_lets_go),
     "a split keeps its check of positions":
         (Split.__call__, "self._checked = None", "pass",
          test_context.test_a_split_of_another_length_looks_at_the_positions_again),

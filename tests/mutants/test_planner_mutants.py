@@ -2,8 +2,7 @@
 
 import pytest
 import test_planner as planner
-import test_search as search
-import test_staged as staged
+import test_sharding_stages as staged
 from planting import bugs, is_killed
 
 from gpt2lab.machine.links import Link, Network
@@ -23,10 +22,10 @@ PLACED = planner.test_branch_and_bound_finds_what_brute_force_finds, 7, True
 CUT = planner.test_the_cut_of_a_chain_is_the_best_of_all, 7
 STAGES = planner.test_integer_program_and_piper_find_the_best_stages_of_a_graph, 1
 PIPER = planner.test_memory_makes_piper_recompute_or_cut
-PIPELINE = search.test_no_search_beats_the_exhaustive_one_and_alpa_reaches_it
-PROGRAM = search.test_the_integer_program_equals_brute_force
-METROPOLIS = search.test_metropolis_takes_the_better_and_sometimes_the_worse
-BY_HAND = search.test_prices_by_hand
+PIPELINE = planner.test_no_search_beats_the_exhaustive_one_and_alpa_reaches_it
+PROGRAM = planner.test_the_integer_program_equals_brute_force
+METROPOLIS = planner.test_metropolis_takes_the_better_and_sometimes_the_worse
+BY_HAND = planner.test_prices_by_hand
 BORDER = staged.test_every_place_receives_each_box_once_and_only_boxes_that_overlap_are_sent
 SCATTERED = staged.test_scattering_sends_each_number_once_over_the_border
 
@@ -126,18 +125,18 @@ BUGS = {
     "the integer program ignores memory": (alpa.intra_operator, "if limit < inf:", "if False:", (PROGRAM, 3)),
     "only the changed operator is timed again":
         (Clock.__init__, " or not moved.isdisjoint(needs)", "",
-         (search.test_delta_simulation_equals_full_simulation_and_times_fewer_jobs, 1)),
+         (planner.test_delta_simulation_equals_full_simulation_and_times_fewer_jobs, 1)),
     "only worse plans are accepted":
         (accepts, "return change <= 0 or draw < exp(-change / scale)", "return change > 0", METROPOLIS),
     "every plan is accepted": (accepts, "draw < exp(-change / scale)", "True", METROPOLIS),
     "MCMC changes only the first operator":
         (PLANNERS["MCMC (FlexFlow)"].search, "draw.randrange(len(problem))", "0",
-         (search.test_no_search_beats_the_exhaustive_one_on_any_blocks, 1)),
+         (planner.test_no_search_beats_the_exhaustive_one_on_any_blocks, 1)),
     "clusters have equal counts of bytes":
-        (alpa.cluster_bounds, "outputs[i - 1] if i else 0", "0", (search.test_clusters_equal_brute_force, 0)),
+        (alpa.cluster_bounds, "outputs[i - 1] if i else 0", "0", (planner.test_clusters_equal_brute_force, 0)),
     "an operator has one cut for all axes":
         (alpa.count_pipelines, "cuts ** sum(", "cuts ** any(",
-         (search.test_plans_are_counted_as_enumeration_counts_them, 3, 4, 2, 2)),
+         (planner.test_plans_are_counted_as_enumeration_counts_them, 3, 4, 2, 2)),
     "boxes that overlap are not all sent":
         (Crossing.pieces, "if all(start < end", "if number == 0 and all(start < end", BORDER),
     "copies cross the border": (Crossing.arrival, " if self.scatter else ()", " if False else ()", SCATTERED),

@@ -3,7 +3,7 @@
 import pytest
 import test_bench_race as races
 import test_command_words as words
-import test_plot_numbers as numbers
+import test_plots as numbers
 from planting import bugs, is_killed
 
 from gpt2lab import cli

@@ -3,7 +3,6 @@
 import time
 
 import pytest
-import test_gpt2_tasks as gpt2
 import test_tasks as tasks
 import torch
 from planting import bugs, is_killed, passes, planting, under
@@ -40,10 +39,10 @@ def peeks(right):
     return add
 
 
-GRADIENTS = gpt2.test_gradients_are_those_of_autograd, SMALL
+GRADIENTS = tasks.test_gradients_are_those_of_autograd, SMALL
 GRAPH, LATEST = (
-    gpt2.test_the_graph_is_right_least_and_honest,
-    gpt2.test_the_latest_order_that_the_edges_allow_gives_the_same_bits,
+    tasks.test_the_graph_is_right_least_and_honest,
+    tasks.test_the_latest_order_that_the_edges_allow_gives_the_same_bits,
 )
 ORDERED = tasks.test_every_conflict_is_ordered_and_no_edge_can_go, 0
 ANY_ORDER = tasks.test_any_order_that_the_edges_allow_gives_the_same_bits, 0
@@ -104,7 +103,7 @@ RUNTIMES = {
          late),
     "a task of the next iteration waits for one too few":
         (scheduler._edges, "on_start, first, again", "on_start, first, [max(0, n - 1) for n in again]",
-         gpt2.test_replay_gives_the_bits_of_iterations_one_by_one),
+         tasks.test_replay_gives_the_bits_of_iterations_one_by_one),
 }  # fmt: skip
 
 

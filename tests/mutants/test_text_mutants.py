@@ -7,9 +7,8 @@ import pytest
 import test_bad_input
 import test_corpus
 import test_effects
-import test_failures
 import test_generate
-import test_metrics
+import test_scale
 import test_timing
 import test_verify
 from planting import bugs, is_killed
@@ -30,10 +29,10 @@ SAMPLER = test_effects.test_probabilities_are_those_of_an_independent_sampler
 DRAWS = test_effects.test_every_row_position_and_seed_draws_a_number_of_its_own
 TARGETS = test_corpus.test_targets_are_the_next_tokens
 SHARES = partial(test_corpus.test_ranks_see_the_same_global_batch, ranks=3)
-OVERLAP = (test_metrics.test_overlap_equals_a_simulation_of_two_lanes, 5, 3, 2)
-KARP = (test_metrics.test_karp_flatt_turns_amdahl_round, 0.03, 3)
-YOUNG = test_failures.test_young_s_interval_loses_least_and_simulated_lives_agree_while_failures_are_rare
-LOST = test_failures.test_a_failure_loses_what_was_not_saved_and_one_in_a_save_loses_the_save
+OVERLAP = (test_timing.test_overlap_equals_a_simulation_of_two_lanes, 5, 3, 2)
+KARP = (test_timing.test_karp_flatt_turns_amdahl_round, 0.03, 3)
+YOUNG = test_scale.test_young_s_interval_loses_least_and_simulated_lives_agree_while_failures_are_rare
+LOST = test_scale.test_a_failure_loses_what_was_not_saved_and_one_in_a_save_loses_the_save
 QUARTILES = test_timing.test_one_slow_trial_moves_neither_median_nor_quartiles
 TOGETHER = test_timing.test_ranks_are_timed_from_the_last_arrival_to_the_last_end
 SEALED = {"step": 3, "plan": "serial", "optimizer": "adamw"}
@@ -84,7 +83,7 @@ def times_differ():
 
 def apart():
     """Spans that have no time in common do not take from the time of those that have."""
-    one, other = test_metrics.spans((0, 0, 2), (0, 8, 9)), test_metrics.spans((0, 1, 2), (0, 5, 6))
+    one, other = test_timing.spans((0, 0, 2), (0, 8, 9)), test_timing.spans((0, 1, 2), (0, 5, 6))
     assert metrics.intersection(one, other) == 1
 
 
@@ -158,24 +157,24 @@ MUTANTS = {
          test_corpus.test_micro_batches_and_columns),
     "efficiency is the speed-up":
         (metrics.efficiency, "speedup / workers", "speedup",
-         test_metrics.test_the_published_speedups_follow_from_the_published_minutes),
+         test_timing.test_the_published_speedups_follow_from_the_published_minutes),
     "Amdahl splits all": (metrics.amdahl, "(1 - serial_fraction) / workers", "1 / workers", KARP),
     "Gustafson of the serial time":
         (metrics.gustafson, "(1 - serial_fraction) * workers", "workers",
-         test_metrics.test_gustafson_is_amdahl_of_the_grown_problem),
+         test_timing.test_gustafson_is_amdahl_of_the_grown_problem),
     "Karp-Flatt forgets the workers": (metrics.karp_flatt, "/ (1 - 1 / workers)", "", KARP),
     "overlap hides both ends": (metrics.overlapped, " + comm", "", OVERLAP),
     "overlap takes the faster": (metrics.overlapped, "max(compute, comm)", "min(compute, comm)", OVERLAP),
     "no overlap at all": (metrics.sequential, "(compute + comm)", "max(compute, comm) - 1", OVERLAP),
     "touching spans count twice":
         (metrics.busy, "s.start <= stretches", "s.start < stretches",
-         test_metrics.test_nested_and_touching_spans_count_once),
+         test_timing.test_nested_and_touching_spans_count_once),
     "a nested span ends the outer one":
         (metrics.busy, "max(s.end, stretches[-1][1])", "s.end",
-         test_metrics.test_nested_and_touching_spans_count_once),
+         test_timing.test_nested_and_touching_spans_count_once),
     "parallelism from the first end":
         (metrics.average_parallelism, "min(start for", "min(end for",
-         test_metrics.test_parallelism_is_busy_time_over_makespan),
+         test_timing.test_parallelism_is_busy_time_over_makespan),
     "intersection counts gaps": (metrics.intersection, "max(0.0, ", "(", apart),
     "Young without the factor two": (failures.best_interval, "2 * save", "save", YOUNG),
     "time lost without half the interval": (failures.share_lost, "interval / 2 + restart", "restart", YOUNG),

@@ -10,7 +10,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 KEPT = ROOT / "build/power"
-LEFT_OUT = ("mutants", "browser", "test_architecture.py", "test_names.py", "test_style.py", "test_tiers.py")
+LEFT_OUT = ("mutants", "browser", "test_architecture.py", "test_names.py", "test_tiers.py")
 """Tests that read the code's text, plant bugs by its words, or need a browser: they say nothing of what code does."""
 
 

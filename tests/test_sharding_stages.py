@@ -1,5 +1,6 @@
-"""Stages on meshes of unlike shape, cut in unlike ways, on live ranks: equal to serial, bytes as predicted."""
+"""Chains cut by Tofu and stages on unlike meshes, on live ranks: equal to the serial run, bytes as predicted."""
 
+import itertools
 import random
 from functools import cache
 from itertools import permutations
@@ -7,6 +8,7 @@ from math import prod
 
 import pytest
 import torch
+from sharding_cases import CONFIG, LENGTH, ROWS, check_program, graph, program
 
 from gpt2lab.machine.links import Link, Network
 from gpt2lab.model import GPT2, GPT2Config
@@ -20,18 +22,105 @@ from gpt2lab.reference import example_batch, example_weights
 from gpt2lab.sharding.crossing import Crossing, Side
 from gpt2lab.sharding.gpt2 import captured_gpt2
 from gpt2lab.sharding.layout import layouts
+from gpt2lab.sharding.marks import batch, megatron
 from gpt2lab.sharding.reshard import shard
 from gpt2lab.sharding.run_staged import StageRunner
 from gpt2lab.sharding.staged import CutStage, Staged
-from gpt2lab.sharding.tofu import LinkChain
+from gpt2lab.sharding.tofu import LinkChain, bytes_of_all
 
-CONFIG = GPT2Config(vocab_size=37, n_positions=16, n_layer=2, n_head=4, n_embd=24)
-ROWS, LENGTH = 7, 11
+LINE, SQUARE = {"x": 2}, {"x": 2, "y": 2}
 
 
 @cache
-def chain():
-    return LinkChain(captured_gpt2(CONFIG, ROWS, LENGTH))
+def chain(rows=7, length=11, layers=2, width=24, vocabulary=37):
+    """The chain of a GPT-2 of these sizes."""
+    config = GPT2Config(vocab_size=vocabulary, n_positions=16, n_layer=layers, n_head=4, n_embd=width)
+    return LinkChain(captured_gpt2(config, rows, length))
+
+
+def test_the_graph_becomes_a_link_for_each_part_of_the_model():
+    dims = [sorted({d for of in link.names.values() for d in of}) for link in chain().links]
+    assert len(dims) == 2 + 2 * CONFIG.n_layer
+    own = [set(d) - {"batch", "seq", "embd", "qkv", "width", "positions"} for d in dims]
+    assert own == [{"vocab"}, *[{"heads"}, {"ff"}] * CONFIG.n_layer, {"vocab"}]
+    operators = {n for link in chain().links for n, node in link.nodes.items() if node.op != "input"}
+    assert operators == {
+        n for n, node in chain().graph.nodes.items() if node.op != "input" and "beyond" not in n
+    }
+
+
+SIZES = [(7, 11, 1, 24, 37), (2, 8, 1, 8, 37), (8, 8, 1, 8, 200), (3, 5, 1, 12, 9)]
+
+
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
+def test_the_dynamic_program_equals_brute_force(sizes):
+    one = chain(*sizes)
+    ways = [one.choices(n, (), LINE) for n in range(one.count)]
+    best = min(one.cost(list(way), LINE) for way in itertools.product(*ways))
+    assert one.cost(one.halve([()] * one.count, LINE), LINE) == best
+
+
+def test_the_second_halving_also_equals_brute_force():
+    one = chain(*SIZES[1])
+    first, second = one.recursive("xy")
+    ways = [one.choices(n, first[n], SQUARE) for n in range(one.count)]
+    assert one.cost(second, SQUARE) == min(one.cost(list(w), SQUARE) for w in itertools.product(*ways))
+
+
+def test_many_tokens_cut_the_batch_few_cut_the_weights():
+    """Lesson 06's crossover, B T = 4 C for an MLP, found by the program: here 28 and 77 tokens, and 24 features."""
+    mlps = lambda rows, length: {chain(rows, length).recursive("x")[0][n] for n in (2, 4)}
+    assert mlps(7, 16) == {("batch",)} and mlps(7, 4) == {("ff",)}
+
+
+def test_a_large_vocabulary_is_cut_where_the_blocks_are_not():
+    first = chain(8, 8, 1, 8, 370).recursive("x")[0]
+    assert first == [("vocab",), ("batch",), ("batch",), ("vocab",)]
+
+
+def test_the_cost_of_a_chain_is_what_the_whole_program_sends():
+    one = chain(2, 11)
+    (choices,) = one.recursive("x")
+    assert {c for (c,) in choices} == {"vocab", "heads", "ff"}
+    assert bytes_of_all(one.program(choices, LINE)) == one.cost(choices, LINE)
+    one = chain(7, 16)
+    (choices,) = one.recursive("x")
+    assert set(choices) == {("batch",)}
+    assert bytes_of_all(one.program(choices, LINE)) == one.cost(choices, LINE)
+
+
+def test_the_price_of_a_mixed_chain_is_above_what_its_program_sends_and_hides_a_better_one():
+    one, batch_only = chain(), [("batch",)] * 6
+    mixed = [("ff",) if n in (2, 4) else ("batch",) for n in range(6)]
+    assert one.recursive("x")[0] == batch_only
+    price, sent = one.cost(mixed, LINE), bytes_of_all(one.program(mixed, LINE))
+    least = bytes_of_all(one.program(batch_only, LINE))
+    assert sent < least == one.cost(batch_only, LINE) < price
+
+
+def test_the_cut_that_is_found_for_four_ranks_runs_and_sends_less_than_known_strategies(pools):
+    one = chain()
+    choices = one.recursive("xy")[-1]
+    found = one.program(choices, SQUARE)
+    sent = sum(size for _, size, _, _ in check_program(pools, found))
+    assert sent == bytes_of_all(found) == one.cost(choices, SQUARE)
+    others = {
+        "batch over both": ({"tokens": "batch:x, batch:y"}, SQUARE),
+        "Megatron over four": (megatron("x"), {"x": 4}),
+        "Megatron over both": (
+            {
+                "wte.weight": "vocab:x",
+                "h.*.attn.c_attn.weight": "heads:x, heads:y",
+                "h.*.mlp.c_fc.weight": "ff:x, ff:y",
+            },
+            SQUARE,
+        ),
+        "batch and Megatron": (batch("x") | megatron("y"), SQUARE),
+    }
+    assert sent <= min(bytes_of_all(program(marks, mesh, graph())) for marks, mesh in others.values())
+
+
+# --- stages on meshes of unlike shape, cut in unlike ways
 
 
 @cache
@@ -76,7 +165,7 @@ def check_staged(pools, staged, micros):
     return found
 
 
-LINE, SQUARE = {"y": 2}, {"x": 2, "y": 2}
+PAIR = {"y": 2}
 CASES = {
     "two stages on two ranks": [
         CutStage(0, ((),) * 3, (0,), {}),
@@ -84,11 +173,11 @@ CASES = {
     ],
     "one rank, then two that cut differently": [
         CutStage(0, ((),) * 2, (2,), {}),
-        CutStage(2, (("batch",), ("seq",), ("ff",), ("vocab",)), (0, 1), LINE),
+        CutStage(2, (("batch",), ("seq",), ("ff",), ("vocab",)), (0, 1), PAIR),
     ],
     "two ranks, two ranks, other cuts": [
-        CutStage(0, (("vocab",), ("seq",), ("ff",)), (0, 1), LINE),
-        CutStage(3, (("batch",), ("ff",), ("batch",)), (2, 3), LINE),
+        CutStage(0, (("vocab",), ("seq",), ("ff",)), (0, 1), PAIR),
+        CutStage(3, (("batch",), ("ff",), ("batch",)), (2, 3), PAIR),
     ],
     "three ranks, then one": [
         CutStage(0, (("batch",), ("seq",), ("batch",), ("",), ("ff",)), (0, 1, 2), {"x": 3}),
@@ -111,7 +200,7 @@ CASES = {
     ],
     "one, two and one": [
         CutStage(0, ((),), (3,), {}),
-        CutStage(1, (("heads",), ("ff",), ("heads",), ("seq",)), (0, 2), LINE),
+        CutStage(1, (("heads",), ("ff",), ("heads",), ("seq",)), (0, 2), PAIR),
         CutStage(5, ((),), (1,), {}),
     ],
 }
@@ -122,7 +211,7 @@ def test_stages_of_any_shape_equal_the_serial_run_and_send_what_is_predicted(poo
     check_staged(pools, Staged(chain(), CASES[name]), 1 if "square" in name else 3)
 
 
-@pytest.mark.parametrize("mesh", [LINE, {"x": 3}, SQUARE], ids=str)
+@pytest.mark.parametrize("mesh", [PAIR, {"x": 3}, SQUARE], ids=str)
 def test_ranks_in_any_order_equal_the_serial_run_or_are_refused(mesh, pools):
     cuts = (
         [("seq", "ff")[: len(mesh)]] * 2
@@ -193,7 +282,7 @@ def test_every_place_receives_each_box_once_and_only_boxes_that_overlap_are_sent
 
 def test_scattering_sends_each_number_once_over_the_border():
     whole, cut = layouts(2, "y", ())[:2]
-    sides = Side((0, 1), LINE, cut), Side((2, 3), LINE, whole)
+    sides = Side((0, 1), PAIR, cut), Side((2, 3), PAIR, whole)
     border = lambda crossing: [crossing.cost(rank)[0] for rank in range(2)]
     once, twice = (Crossing((6, 4), 8, *sides, scatter) for scatter in (True, False))
     assert sum(border(once)) == 6 * 4 * 8 and sum(border(twice)) == 2 * 6 * 4 * 8
@@ -203,8 +292,8 @@ def test_scattering_sends_each_number_once_over_the_border():
 
 def test_without_scattering_the_run_is_the_same_and_its_border_dearer(pools):
     stages = [
-        CutStage(0, (("vocab",), ("seq",), ("ff",)), (0, 1), LINE),
-        CutStage(3, (("heads",), ("ff",), ("vocab",)), (2, 3), LINE),
+        CutStage(0, (("vocab",), ("seq",), ("ff",)), (0, 1), PAIR),
+        CutStage(3, (("heads",), ("ff",), ("vocab",)), (2, 3), PAIR),
     ]
     once, twice = (Staged(chain(), stages, scatter) for scatter in (True, False))
     check_staged(pools, twice, 2)
@@ -232,7 +321,7 @@ def test_stages_in_float32_send_half_and_refuse_weights_of_another_type(pools):
 BAD = {
     "link 1, but link 0 comes next": [CutStage(1, ((),) * 5, (0,), {})],
     "the chain has 6 links. Add a stage": [CutStage(0, ((),) * 5, (0,), {})],
-    "has 1 ranks, but its mesh .* has 2": [CutStage(0, (("batch",),) * 6, (0,), LINE)],
+    "has 1 ranks, but its mesh .* has 2": [CutStage(0, (("batch",),) * 6, (0,), PAIR)],
     "Rank 0 belongs to two stages": [CutStage(0, ((),) * 3, (0,), {}), CutStage(3, ((),) * 3, (0,), {})],
     "link 1 cannot be cut along heads": [
         CutStage(0, (("",), ("heads",), *((("",),) * 4)), tuple(range(5)), {"y": 5})

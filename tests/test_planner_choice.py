@@ -1,27 +1,34 @@
-"""The plan that is chosen is the best of all that can run; what cannot be met is said with what is short."""
+"""The plan that is chosen is the best of all that can run; what gpt2lab plan answers besides."""
 
 import itertools
 import json
 import math
 import re
+import shlex
 from collections import Counter
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
 from gpt2lab import cli
 from gpt2lab.benchmarks import calibration, plans
+from gpt2lab.commands import train
+from gpt2lab.commands.plan import count, launching_line, wired
 from gpt2lab.machine.links import Link, Network
+from gpt2lab.machine.options import parser_of
+from gpt2lab.machine.speed import flops_per_token
 from gpt2lab.model import PRESETS, GPT2Config
 from gpt2lab.plan import Plan
 from gpt2lab.planner import choose
 from gpt2lab.planner.choose import Goal, parallelize, pareto
 from gpt2lab.planner.cost import predict
-from gpt2lab.planner.problem import CLUSTERS, Cluster, Device, size_in_bytes
+from gpt2lab.planner.problem import CLUSTERS, Cluster, Device, find_cluster, size_in_bytes
 from gpt2lab.planner.sends import sends
 from gpt2lab.planner.share import RankShare
 from gpt2lab.planner.space import PRUNED, candidates, factors, proposals
 from gpt2lab.plots.planner import front_figure, predicted_and_measured
+from gpt2lab.run import Options
 
 CONFIG = GPT2Config(vocab_size=300, n_positions=32, n_layer=4, n_head=4, n_embd=32)
 FOUR = Cluster(4, Device(1e9, 1e9, 2e-6, 1e9), Network(Link(1e-5, 1e8), Link(2e-6, 1e9), 2))
@@ -280,3 +287,206 @@ def test_each_call_amid_work_costs_what_waking_up_costs():
         calls = sum(s.calls for s in sends(RankShare(plan, CONFIG, 8, 32)) if s.messages)
         more = predict(plan, CONFIG, 8, 32, late).seconds - predict(plan, CONFIG, 8, 32, soon).seconds
         assert calls > 0 and more == pytest.approx(1e-3 * calls)
+
+
+# --- what the command answers besides the plan
+
+
+NANO = ["plan", "--config", "nano", "--rows", "8", "--length", "64"]
+
+
+def asked(capsys, *more) -> str:
+    """What the command prints."""
+    assert cli.main([*NANO, *more]) == 0
+    return capsys.readouterr().out
+
+
+def test_tokens_a_second_and_days_follow_from_the_seconds_of_a_step(capsys):
+    best = json.loads(asked(capsys, "--cluster", "h100x64", "--ranks", "2", "--tokens", "2B", "--json"))[
+        "best"
+    ]
+    rate = 8 * 64 / best["seconds"]
+    assert best["tokens_a_second"] == pytest.approx(rate)
+    assert best["tokens_a_second_and_rank"] == pytest.approx(rate / best["ranks"])
+    assert best["days"] == pytest.approx(2e9 / rate / 86_400)
+    used = flops_per_token(PRESETS["nano"], 64) * rate / best["ranks"] / 989e12
+    assert best["mfu"] == pytest.approx(used)
+    told = asked(capsys, "--cluster", "h100x64", "--ranks", "2", "--tokens", "2B")
+    assert (
+        f"{rate:,.0f} tokens a second" in told
+        and f"MFU {used:.1%}" in told
+        and "days for 2e+09 tokens" in told
+    )
+    assert "days" not in asked(capsys, "--cluster", "h100x64", "--ranks", "2")
+
+
+@pytest.mark.parametrize(
+    ("text", "number"), [("2T", 2e12), ("300b", 3e11), ("1.5e9", 1.5e9), ("1.5M", 1.5e6)]
+)
+def test_numbers_of_tokens_are_read(text, number):
+    assert count(text) == number
+
+
+def trained_by(line: str) -> Plan:
+    """The plan that the command of a launching line trains with."""
+    args = parser_of(train).parse_args(shlex.split(line.partition(" -m gpt2lab train ")[2]))
+    assert (args.config, args.batch, args.sequence) == ("nano", 8, 64)
+    plain = {} if args.chunked is None else {"chunked": args.chunked}
+    return Options(config="nano", plan=args.plan, batch=8, sequence=64, dtype=args.dtype, **plain).the_plan()
+
+
+@pytest.mark.parametrize(
+    ("more", "begins", "dtype"),
+    [
+        (["--cluster", "laptop", "--ranks", "1"], "python -m gpt2lab train", "float32"),
+        (["--cluster", "laptop", "--ranks", "4"], "torchrun --standalone --nproc-per-node ", "float32"),
+        (["--cluster", "h100x64", "--ranks", "8", "--memory", "45MiB", "--cards", "4"],
+         "CUDA_DEVICE_MAX_CONNECTIONS=1 torchrun --nnodes 2 ",
+         "bfloat16"),
+    ],
+)  # fmt: skip
+def test_the_line_that_launches_a_plan_trains_with_that_plan(more, begins, dtype, capsys):
+    told = asked(capsys, *more)
+    (line,) = (line.strip() for line in told.splitlines() if line.startswith("  launch: "))
+    assert line.removeprefix("launch: ").startswith(begins) and f"--dtype {dtype}" in line
+    assert str(trained_by(line)) == told.split(" ")[0]
+
+
+def test_sums_beside_products_begin_in_order_on_gpus():
+    args = SimpleNamespace(config="nano", precision="bf16", rows=8, length=64)
+    line = lambda plan: launching_line(Plan.parse(plan), PRESETS["nano"], args, find_cluster("h100x64"))
+    for plan, before in {
+        "tp=2": "CUDA_DEVICE_MAX_CONNECTIONS=1 ",
+        "dp=2": "",
+        "dp=2,tp=2,zero=3": "",
+    }.items():
+        assert line(plan).startswith(f"launch: {before}torchrun ") and trained_by(line(plan)) == Plan.parse(
+            plan
+        )
+
+
+def test_what_this_package_cannot_launch_is_said(capsys):
+    assert "not launched: this package builds nano, mini" in asked(
+        capsys, "--cluster", "h100x64", "--layers", "2"
+    )
+    without_zero = asked(capsys, "--cluster", "h100x64", "--ranks", "1")
+    assert "not launched: this package has float32 masters beside bf16 only with ZeRO." in without_zero
+    assert "launch: python" in asked(capsys, "--cluster", "h100x64", "--ranks", "1", "--precision", "bf16")
+
+
+def test_wires_and_cards_of_ones_own_take_the_place_of_the_clusters(capsys):
+    cluster = find_cluster("h100x64")
+    found = wired(cluster, 4, 1.25e9)
+    assert (found.network.node, found.network.between.bandwidth, found.devices) == (4, 1.25e9 / 4, 64)
+    assert wired(cluster, None, None) == cluster
+    with pytest.raises(
+        ValueError, match="--between would change nothing: 8 ranks are on one machine. Leave it out."
+    ):
+        wired(cluster.with_devices(8), None, 1e9)
+    assert (
+        wired(cluster, 4, None).network.between == cluster.network.between
+    )  # a network card a GPU, as before
+    laptop = wired(find_cluster("laptop"), 2, 1e6)
+    assert laptop.network.inside == find_cluster("laptop").network.between and laptop.network.node == 2
+    price = lambda cluster: predict(Plan(dp=16), PRESETS["gpt2"], 16, 64, cluster, 2).seconds
+    assert (
+        price(wired(cluster, None, 1e9)) > 2 * price(cluster) > 2 * price(wired(cluster, 16, None))
+    )  # one machine
+
+
+# --- questions of engineers, and what published teams chose
+
+
+SOON = {  # question: (command line, what others chose, words of our plan, or of our refusal)
+    "1.5 billion parameters on one V100 of 32 GB?": (
+        "--config gpt2-xl --cluster v100x64 --ranks 1 --memory 32GB --rows 32",
+        "Rajbhandari et al. 2020, sections 1 and 3: 16 bytes a parameter are 24 GB, a batch of 32 does not fit as one",
+        "micro=16,loss=chunked",
+    ),
+    "And with 24 GB?": (
+        "--config gpt2-xl --cluster v100x64 --ranks 1 --memory 24GB --rows 32",
+        "the same: not without ZeRO or more cards",
+        "No plan of up to 1 rank fits into 22.35 GiB a rank",
+    ),
+    "7 billion on eight H100?": (
+        "--config 7b --cluster h100x64 --ranks 8 --rows 64",
+        "IBM and PyTorch 2024, fms-fsdp: FSDP inside machines, nothing computed twice",
+        "dp=8,micro=4,zero=2,loss=chunked",
+    ),
+    "13 billion on 64 H100?": (
+        "--config 13b --cluster h100x64 --ranks 64 --rows 512",
+        "IBM and PyTorch 2024, fms-fsdp: FSDP, one sequence a step, on 128 A100",
+        "dp=64,micro=8,zero=2,loss=chunked",
+    ),
+    "70 billion on eight V100 of 16 GB?": (
+        "--config 70b --cluster v100x64 --ranks 8 --rows 8",
+        "nobody did: 16 bytes a parameter are 138 GB a card",
+        "tp=8,micro=8,sp=true,recompute=true, needs 129.5 GiB, 114.6 GiB more. Use more memory, more ranks",
+    ),
+    "13 billion on eight H100, half a second a step?": (
+        "--config 13b --cluster h100x64 --ranks 8 --rows 64 --seconds 0.5",
+        "nobody did: the operations alone take 5 s",
+        "takes 500 ms or less: the fastest, pp=2,dp=4,micro=16,zero=1,schedule=zb_v, takes 6.08 s",
+    ),
+}
+LATER = {
+    "8 billion at 128k tokens on 64 H100?": (
+        "--config llama3-8b --cluster h100x64 --ranks 64 --rows 32 --length 131072",
+        "Grattafiori et al. 2024, section 3.3.2: context parallelism for 128k, beside tensor parallelism in machines",
+        "dp=4,cp=4,tp=4,micro=8,zero=2,layout=zigzag,exchange=ring,sp=true",
+    ),
+    "7 billion on two machines that a wire of 10 Gbit/s joins?": (
+        "--config 7b --cluster h100x64 --ranks 16 --rows 64 --between 10gbit",
+        "Yuan et al. 2022, Decentralized training: stages between sites, replicas inside",
+        "pp=2,dp=2,cp=4,micro=32,zero=1,schedule=zb_v,exchange=heads,loss=chunked",
+    ),
+    "Mixtral 8x7B on 64 H100?": (
+        "--config mixtral-8x7b --cluster h100x64 --ranks 64 --rows 512 --length 4096",
+        "Mistral AI do not say; Megatron-LM's recipe has tp=1, ep=8, pp=4 (experts are not spread here)",
+        "dp=32,tp=2,micro=16,zero=2,sp=true",
+    ),
+    "BLOOM on its 384 A100 of 80 GB?": (
+        "--config bloom-176b --cluster a100x64 --ranks 384 --rows 2048 --between 400gbit",
+        "BigScience 2022: pp=12, dp=8, tp=4, ZeRO-1, with recomputation",
+        "pp=12,dp=8,tp=4,micro=256,zero=1,schedule=interleaved,sp=true",
+    ),
+    "OPT-175B on its 992 A100?": (
+        "--config opt-175b --cluster a100x64 --ranks 992 --rows 992",
+        "Zhang et al. 2022, section 2.2: FSDP with tp=8, 147 TFLOP/s a card",
+        "dp=124,tp=8,micro=4,zero=2,sp=true",
+    ),
+    "70 billion on 512 H100?": (
+        "--config 70b --cluster h100x64 --ranks 512 --rows 1024",
+        "Touvron et al. 2023, Llama 2, do not say; IBM and PyTorch 2024: FSDP for 70B on 128 A100",
+        "pp=8,dp=16,cp=4,micro=64,zero=1,schedule=zb_v,layout=zigzag,exchange=ring",
+    ),
+}
+
+
+def answered(question: tuple[str, str, str], capsys) -> None:
+    """Ask, and compare the plan, or what is said where none meets the goal."""
+    asked, others, ours = question
+    refused = cli.main(["plan", "--json", *asked.split()])
+    told = capsys.readouterr()
+    assert others and (ours in told.err if refused else json.loads(told.out)["best"]["plan"] == ours)
+    if not refused:
+        best = json.loads(told.out)["best"]
+        assert 0.2 < best["mfu"] < 0.75 and best["memory"] <= 80e9
+
+
+@pytest.mark.parametrize("question", SOON)
+def test_an_engineer_is_answered(question, capsys):
+    answered(SOON[question], capsys)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("question", LATER)
+def test_an_engineer_with_a_large_cluster_is_answered(question, capsys):
+    answered(LATER[question], capsys)
+
+
+def test_the_fewest_cards_are_asked_for(capsys):
+    """13 billion parameters in 16 bytes are 208 GB, four cards of 80 GB hold them and three hold little else."""
+    asked = "plan --json --config 13b --cluster h100x64 --ranks 5 --rows 8 --least devices"
+    assert cli.main(asked.split()) == 0
+    assert json.loads(capsys.readouterr().out)["best"]["ranks"] in (3, 4)

@@ -1,12 +1,14 @@
-"""Gradients in fewer bytes: sent and kept are what there was, bit for bit; bytes as counted; what low rank loses."""
+"""Labs on sums of gradients: in fewer bytes, in an order of their own, with a bit flipped."""
 
 from functools import partial
 
 import pytest
 import torch
+from lesson_cells import definitions
 from planting import is_killed, under
 
-from gpt2lab.lessons.labs import compressed, replicas
+from gpt2lab.lessons.exercises.replicas import odd_ones
+from gpt2lab.lessons.labs import compressed, order, replicas
 from gpt2lab.lessons.labs.compressed import CODES, CodedSum, PowerSum, Scaled, gathered, sent_and_kept
 from gpt2lab.model import GPT2, GPT2Config
 from gpt2lab.plots import data as plots
@@ -176,3 +178,123 @@ def test_bands_reach_from_the_least_to_the_most_around_the_mean():
     assert [line.get_ydata().tolist() for line in ax.lines] == [[4, 1.5], [4, 3]]
     corners = ax.collections[0].get_paths()[0].vertices
     assert corners[:, 1].min() == 1 and corners[:, 1].max() == 5
+
+
+# --- the order of a sum
+
+
+BLOCKS = 8
+
+
+def factors():
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(5, 64, generator=generator), torch.randn(64, 24, generator=generator)
+
+
+def by_tree(pools, job) -> dict[int, torch.Tensor]:
+    found = {}
+    for n in (1, 2, 4):
+        every = pools[n].run(job, *factors(), BLOCKS)
+        assert all(torch.equal(one[2], every[0][2]) for one in every)
+        found[n] = every[0][2]
+    return found
+
+
+def the_bits_are_the_same(pools, job=order.row_parallel):
+    found = by_tree(pools, job)
+    assert torch.equal(found[1], found[2]) and torch.equal(found[1], found[4])
+
+
+def test_a_tree_over_fixed_blocks_gives_the_same_bits_on_1_2_and_4_ranks(pools):
+    the_bits_are_the_same(pools)
+    x, w = factors()
+    right = x.double() @ w.double()
+    assert (by_tree(pools, order.row_parallel)[4] - right).abs().max() < 1e-4
+
+
+def test_a_plain_sum_does_not_and_the_bytes_are_counted(pools):
+    plain, sent, _, by_tree_sent = pools[4].run(order.row_parallel, *factors(), BLOCKS)[0]
+    assert not torch.equal(plain, pools[1].run(order.row_parallel, *factors(), BLOCKS)[0][0])
+    assert sent == 2 * 3 * 5 * 24 * 4 // 4 and by_tree_sent == 2 * 5 * 24 * 4
+
+
+def test_algorithms_differ_in_bits_and_their_ranks_agree(pools):
+    rows = order.differing(pools[4].run(order.sums, 1000))
+    shares = {name: share for name, share, _ in rows}
+    assert (
+        shares["in the order of the ranks"] == 0
+        and shares["ring"] > 0.05
+        and shares["recursive doubling"] > 0.05
+    )
+    assert all(agree for *_, agree in rows)
+    assert all(share == 0 for _, share, _ in order.differing(pools[2].run(order.sums, 1000)))  # a + b = b + a
+
+
+OTHER_ORDERS = {
+    "blocks of another size on each number of ranks": (order.product_by_tree, "blocks // axis.size", "2"),
+    "one after the other and not as a tree": (order.product_by_tree, "tree(parts)", "sum(parts)"),
+    "the first with the last": (order.tree, "parts[::2], parts[1::2]", "parts[::2], parts[::-2]"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("mutant", OTHER_ORDERS)
+def test_a_mutant_in_another_order_is_noticed(pools, mutant):
+    with pytest.raises(AssertionError):
+        the_bits_are_the_same(pools, under(OTHER_ORDERS[mutant], order.row_parallel))
+
+
+# --- a flipped bit
+
+
+NAME = "h.2.mlp.c_fc.weight"
+SEEN = ["0", "1", "1"]  # where each rank repeats the one before it, and rank 1 is broken
+
+
+def three(pools, *bugs):
+    """Per place of the bit: what the replicas hold, as digests, and the bytes sent by each."""
+    run = definitions("18", "def steps(", "def three_replicas(", bugs=bugs)["three_replicas"]
+    found = {where: pools[3].run(run, where) for where in ("nothing", "a weight", "a local gradient")}
+    for of_ranks in found.values():
+        assert all(of_rank == of_ranks[0] for of_rank in of_ranks)
+    return {where: of_ranks[0] for where, of_ranks in found.items()}
+
+
+def test_digests_find_a_weight_and_no_gradient(pools):
+    found = three(pools)
+    held = {where: digests for where, (digests, _) in found.items()}
+    said = {where: odd_ones.right(digests) for where, digests in held.items()}
+    assert said == {"nothing": [], "a weight": [(1, NAME)], "a local gradient": []}
+    assert held["a local gradient"][0][NAME] != held["nothing"][0][NAME]
+    assert {size for _, size in found.values()} == {2 * 8 * len(held["nothing"][0])}
+
+
+def differing(pools, micro, *bugs):
+    """How many gradients differ where each rank repeats the one before it, with rank 1 broken."""
+    run = definitions("18", "def three_replicas(", "def again(", bugs=bugs)["again"]
+    return [said.split(": ")[1].split()[0] for said in pools[3].run(run, micro)]
+
+
+def test_computing_again_finds_the_gradient_and_the_rank_and_needs_equal_bits(pools):
+    assert differing(pools, 1) == SEEN
+    assert differing(pools, 2) == ["most"] * 3
+
+
+def test_mutant_digests_that_do_not_read_the_first_number_see_no_weight(pools):
+    digests, _ = three(pools, (".tobytes()", ".tobytes()[8:]"))["a weight"]
+    assert odd_ones.right(digests) == []
+
+
+@pytest.mark.parametrize(
+    "bug",
+    [
+        ("(rank - 1) % world_size", "(rank + 1) % world_size"),
+        ("(NAME).register_hook(lab.flipped)", "(NAME).register_hook(torch.clone)"),
+        (
+            "return digests(p.tensor.grad for",
+            "one.parallel.sync.finish()\n        return digests(p.tensor.grad for",
+        ),
+    ],
+    ids=["the rows of another rank", "a sound chip", "digests of the sum"],
+)
+def test_mutant_of_computing_again_says_something_else(pools, bug):
+    assert differing(pools, 1, bug) != SEEN
