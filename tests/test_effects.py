@@ -48,14 +48,15 @@ def drawn(seed, step, site, sample, position, channel) -> float:
 
 def test_dropout_is_the_reference_element_by_element():
     """Also where the number is exactly p: that element stays."""
-    samples, positions, channels = torch.tensor([5, 9]), torch.arange(3, 6), torch.arange(4)
+    samples, positions, channels = torch.tensor([9, 5]), torch.arange(3, 6), torch.arange(7)
     noise = Noise(2, 7, samples)
     for site in (0, 3):
-        numbers = [[[drawn(2, 7, site, s, t, c) for c in range(4)] for t in (3, 4, 5)] for s in (5, 9)]
+        numbers = [[[drawn(2, 7, site, s, t, c) for c in range(7)] for t in (3, 4, 5)] for s in (9, 5)]
         for p in (0.1, 0.5, numbers[1][2][3], numbers[0][0][0]):
             keep = noise.keep(p, site, positions, channels)
             assert keep.tolist() == [[[n >= p for n in row] for row in rows] for rows in numbers]
-            x = torch.randn(2, 3, 4, dtype=torch.float64)
+            assert torch.equal(noise.keep(p, site, positions, channels[4:]), keep[..., 4:])
+            x = torch.randn(2, 3, 7, dtype=torch.float64)
             right = torch.where(keep, x / (1 - p), 0.0) if p < 1 else x
             torch.testing.assert_close(Dropout(p, site)(x, positions, noise), right)
 

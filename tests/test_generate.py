@@ -100,19 +100,6 @@ def test_past_the_context_is_refused_with_the_numbers(model):
         generate(model, [[37]], 2)
 
 
-def test_probabilities_by_hand():
-    logits = torch.tensor([[2.0, 1.0, 0.0, -1.0]]).double()
-    p = logits.softmax(-1)[0]
-    assert torch.allclose(Sampling().probabilities(logits)[0], p)
-    assert torch.allclose(Sampling(temperature=2.0).probabilities(logits)[0], (logits / 2).softmax(-1)[0])
-    two = torch.stack([p[0], p[1], p[0] * 0, p[0] * 0]) / (p[0] + p[1])
-    assert torch.allclose(Sampling(top_k=2).probabilities(logits)[0], two)
-    just_over = (p[0] + 0.5 * p[1]).item()  # reached only with the second token
-    assert torch.allclose(Sampling(top_p=just_over).probabilities(logits)[0], two)
-    assert Sampling(top_p=1e-9).probabilities(logits).tolist() == [[1, 0, 0, 0]]
-    assert torch.allclose(Sampling(top_k=100, top_p=1.0).probabilities(logits)[0], p)
-
-
 def test_tokens_come_as_often_as_their_probability_says():
     logits = torch.tensor([3.0, 1.0, -torch.inf, 2.0, 2.0]).double()
     p, rows = logits.softmax(-1), 4000

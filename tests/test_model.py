@@ -182,29 +182,6 @@ def test_dropout_keeps_the_right_share_and_is_uncorrelated(p):
         )
 
 
-def test_dropout_masks_do_not_depend_on_how_the_batch_is_cut():
-    whole = keep([5, 6, 7, 8, 9])
-    assert torch.equal(torch.cat([keep([5, 6]), keep([7, 8, 9])]), whole)
-    assert torch.equal(keep([8, 5]), whole[[3, 0]])
-    some = noise([5, 6, 7, 8, 9]).keep(0.1, 3, torch.tensor([60, 2]), torch.arange(10, 20))
-    assert torch.equal(some, whole[:, [60, 2]][:, :, 10:20])
-
-
-def test_model_with_dropout_gives_rows_of_a_batch_the_same_gradients_alone():
-    config = GPT2Config(**{**SMALL.__dict__, "dropout": 0.3})
-    tokens, targets = tokens_and_targets(config, 5, 11)
-    samples = torch.arange(20, 25)
-    grads = []
-    for cut in ([5], [2, 3]):
-        model = GPT2(config).double()
-        for x, y, s in zip(tokens.split(cut), targets.split(cut), samples.split(cut), strict=True):
-            model.loss(model(x, noise=noise(s)), y).backward()
-        grads.append([p.grad for p in model.parameters()])
-    for a, b in zip(*grads, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-11, atol=1e-12)
-    assert not torch.allclose(GPT2(config)(tokens, noise=noise(samples)), GPT2(config)(tokens))
-
-
 @pytest.mark.parametrize("dropout", [0.0, 0.2])
 def test_recomputation_gives_bitwise_the_same_gradients(dropout):
     config = GPT2Config(**{**SMALL.__dict__, "dropout": dropout})

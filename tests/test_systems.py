@@ -1,4 +1,4 @@
-"""The table of systems: each tick of ours names a test that exists and a plan that it runs; each of others a source."""
+"""Tables of what is done here and by others: each tick names a test that exists; README's table is that of today."""
 
 import ast
 import copy
@@ -6,9 +6,11 @@ from pathlib import Path
 
 import pytest
 from equality import ROWS
+from proven import BEGIN, END, FAMILIES, KINDS, ROOT, planted, table
 
 from gpt2lab.lessons.labs import systems as lab
 from gpt2lab.plots.systems import systems_table
+from gpt2lab.verify import TOLERANCE
 
 TESTS = Path(__file__).parent
 OURS = [(m, t, one) for m, ticks in lab.registry()["ours"].items() for t, one in ticks.items()]
@@ -86,3 +88,17 @@ def test_the_figure_has_a_mark_for_every_tick():
     ax = systems_table(every, data["techniques"], data["models"]).axes[0]
     assert sum(len(c.get_offsets()) for c in ax.collections) == sum(len(one.ticks) for one in every)
     assert [t.get_text() for t in ax.get_xticklabels()].count("gpt2lab") == len(data["ours"])
+
+
+# --- the table of what is proven in README
+
+
+def test_the_table_in_readme_is_that_of_today():
+    shown = (ROOT / "README.md").read_text().split(BEGIN)[1].split(END)[0]
+    one = {words: dict.fromkeys(KINDS, 1e-15) for words in FAMILIES}
+    lines = zip(shown.splitlines(), table(one, planted()).splitlines(), strict=True)
+    for line, today in ((line.split("|"), today.split("|")) for line, today in lines):
+        errors = slice(3, 3 + len(KINDS))
+        assert line[:3] + line[7:] == today[:3] + today[7:], "run python tests/proven.py"
+        if "e-15" in today[3]:
+            assert all(float(error) <= TOLERANCE for error in line[errors] if error.strip())

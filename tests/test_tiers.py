@@ -1,4 +1,4 @@
-"""x"""
+"""What rotates comes once in seven days, what belongs to a change at once; a choice of cases misses no pair."""
 
 import itertools
 import subprocess
@@ -92,7 +92,7 @@ def test_a_lesson_s_tests_are_its_proof_and_the_files_that_import_its_labs(numbe
     assert f"[{number}_" in first and others and all((tiers.ROOT / path).exists() for path in others)
 
 
-# --- x
+# --- the choice of cases
 
 
 def met(cases):

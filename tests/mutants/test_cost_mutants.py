@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-import test_plan_costs as costs
+import test_planner_costs as costs
 import test_scale as scaled
 from planting import bugs, is_killed
 

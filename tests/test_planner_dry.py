@@ -1,6 +1,6 @@
 """A dry run by itself: what it says by part, of which rank, and what it leaves as it was.
 
-`test_plan_costs` compares it with live ranks. Here planted bugs are noticed by closed forms.
+`test_planner_costs` compares it with live ranks. Here planted bugs are noticed by closed forms.
 """
 
 from dataclasses import replace
