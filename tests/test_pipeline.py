@@ -9,7 +9,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from planting import is_noticed, planted
-from published_schedules import peak_memory
 from torch.autograd.graph import saved_tensors_hooks
 
 from gpt2lab.benchmarks.pipeline import REASONS, RIVALS, contest
@@ -289,22 +288,6 @@ def waiting_bytes(rows, layers, position):
     return NUMBER * (
         kept_for_weights(tokens, width, len(layers[position]), vocabulary) if position else tokens * width
     )
-
-
-@pytest.mark.parametrize("name", ["naive", "gpipe", "1f1b", "zb_h1", "zb_h2"])
-def test_the_peak_in_bytes_is_the_promised_number_of_micro_batches(three, name):
-    """Seven micro-batches of one row each; zero-bubble schedules hold some of the promised ones between I and W."""
-    schedule = make(name, 3, ROWS)
-    for rank, (seen, layers) in enumerate(three.run(watched, f"pp=3,micro={ROWS},schedule={name}")):
-        one, waits = seen.saved[0], waiting_bytes(1, layers, rank)
-        whole, between = peak_memory(name, 3, rank) or (schedule.promise[rank], 0)
-        assert whole + between == schedule.promise[rank]
-        assert max(seen.saved) == whole * one
-        assert max(seen.between) == max(schedule.waiting(rank)) * waits
-        if rank:  # the first keeps its whole graph and the gradient that came for it
-            assert max(map(sum, zip(seen.saved, seen.between, strict=True))) <= (whole + between) * max(
-                one, waits
-            )
 
 
 def test_keys_and_values_do_not_outlive_the_last_backward_of_their_micro_batch(three):

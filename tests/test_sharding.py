@@ -346,13 +346,6 @@ def test_an_illegal_layout_is_refused():
         named.marks(graph, {"colour": "x"}, MLP_NAMES)
 
 
-def test_how_many_there_are():
-    """All pairs of the MLP's four dimensions meet in a tensor: each axis takes another one, or none: 5 x 5 - 4."""
-    assert len(named.legal_layouts(MLP_NAMES, {"x": 2})) == 5
-    assert {"heads": "y", "ff": "y", "batch": "x"} in named.legal_layouts(BLOCK_NAMES, MESH)
-    assert {"heads": "y", "width": "y"} not in named.legal_layouts(BLOCK_NAMES, MESH)
-
-
 # --- beside PyTorch's DTensor
 
 

@@ -165,19 +165,6 @@ def test_zero_3_is_a_saw_tooth_below_the_flat_line(pools):
     assert drops >= 2 * DEEP.n_layer
 
 
-def test_freed_weights_are_really_gone(pools):
-    """After forward no block's weights are held, although a graph for backward exists."""
-
-    def inside(trainer, batch):
-        parallel = trainer.parallel
-        micro = parallel.mine(batch)[0]
-        parallel.model(micro.tokens).sum()
-        return [f.full is None for f in parallel.sync.flats]
-
-    # wte, wpe, three blocks, ln_f: only the two that the head's backward needs are still there
-    assert run(pools, inside, "dp=2,zero=3") == [[False, True, True, True, True, False]] * 2
-
-
 @pytest.mark.parametrize("more", ["", ",loss=chunked", ",refill=on", ",data=owner"])
 def test_nothing_whole_outlives_an_evaluation_or_a_step(pools, more):
     def left(trainer, batch):
