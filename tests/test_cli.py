@@ -11,7 +11,6 @@ from gpt2lab import RankFailed, cli, launch
 from gpt2lab.commands import folders, train
 from gpt2lab.ranks import comm
 from gpt2lab.ranks.mesh import Mesh
-from gpt2lab.run import Options
 
 SAID = """
     trian                                there is no command 'trian'. Did you mean train?
@@ -96,19 +95,6 @@ def test_a_bug_keeps_its_traceback(monkeypatch):
     monkeypatch.setattr(train, "_train", lambda *_: launch(lambda rank, world: 1 / 0, ranks=1, echo=False))
     with pytest.raises(RankFailed, match="ZeroDivisionError"):
         cli.main(["train", "--bench"])
-
-
-NUMBERS = "steps batch sequence accumulate evaluate save keep lr warmup clip sample"
-
-
-@pytest.mark.parametrize("name", NUMBERS.split())
-def test_a_number_that_is_too_small_is_refused_before_anything_is_written(name, tmp_path, capsys):
-    least = 0 if name in ("lr", "warmup", "clip", "sample") else 1
-    assert cli.main(["train", f"--{name}", str(least - 1), "--out", str(tmp_path)]) == 1
-    refused = type(getattr(Options(), name))(least - 1)
-    told = capsys.readouterr().err
-    assert told == f"gpt2lab train: --{name} {refused} is too small. Use {least} or more.\n"
-    assert not list(tmp_path.iterdir())
 
 
 WITHOUT_EFFECT = [
