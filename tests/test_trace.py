@@ -10,7 +10,6 @@ import torch
 from gpt2lab import launch
 from gpt2lab.machine import memory
 from gpt2lab.plan import Plan, build
-from gpt2lab.plots.style import COLORS, png
 from gpt2lab.plots.timeline import timeline
 from gpt2lab.ranks import comm, trace, traffic
 from gpt2lab.ranks.mesh import Mesh
@@ -91,18 +90,6 @@ def test_chrome_trace_has_a_process_a_rank_and_microseconds(tmp_path):
     backward = boxes[0, "backward 0"]
     assert (backward["ts"], backward["dur"], backward["cat"]) == (2e6, 3e6, "backward")
     assert boxes[0, "all_reduce dp"]["tid"] != backward["tid"]
-
-
-def test_timeline_draws_every_span_in_its_colour_and_row():
-    from matplotlib.colors import to_hex
-
-    fig = timeline(SPANS, title="two ranks", unit="s", clock="simulated")
-    ax = fig.axes[0]
-    bars = {(p.get_x(), p.get_width(), to_hex(p.get_facecolor()).upper()) for p in ax.patches}
-    assert bars == {(s.start, s.end - s.start, COLORS[s.kind].upper()) for s in SPANS}
-    assert [t.get_text() for t in ax.get_yticklabels()] == ["rank 0", "rank 1"]
-    assert "simulated" in ax.get_xlabel()
-    assert png(fig) == png(timeline(SPANS, title="two ranks", unit="s", clock="simulated"))
 
 
 def test_no_spans_is_an_empty_picture_not_an_error():
