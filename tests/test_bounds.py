@@ -19,6 +19,7 @@ CASES = {
     "gpus": ("h100x64", 64, "7b", 128, 2048, "bf16-mixed"),
     "slow wires": ("v100x64", 16, "gpt2-medium", 48, 1024, "bf16-mixed-fp32-grads"),
     "cores": ("laptop", 4, "nano", 12, 32, "float32"),
+    "few tokens": ("a100x64", 16, "gpt2-xl", 16, 64, "bf16-mixed"),
     "long": ("a100x64", 16, "llama3-8b", 16, 8192, "bf16"),
 }
 

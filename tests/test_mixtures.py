@@ -10,11 +10,12 @@ from planting import all_planted
 
 from gpt2lab.experts.mixture import Experts, Mixture
 from gpt2lab.lessons.labs import copies, scaling
+from gpt2lab.machine.links import Link, Network
 from gpt2lab.model import GPT2Config
 from gpt2lab.parallel import expert
 from gpt2lab.plan import Plan, build
 from gpt2lab.planner.cost import predict
-from gpt2lab.planner.problem import find_cluster
+from gpt2lab.planner.problem import Cluster, Device, find_cluster
 from gpt2lab.planner.sends import by_axis, sends
 from gpt2lab.planner.share import RankShare
 from gpt2lab.ranks import comm
@@ -122,6 +123,13 @@ def test_one_expert_a_token_computes_what_the_dense_model_does():
     more = predict(Plan.parse("dp=8,ep=8"), two, 16, 64, fast, 2).parts["compute"]
     per_token = 4 * 3 * 16 * 64**2 / fast.device.rate
     assert more - found.parts["compute"] == pytest.approx(2 * 64 * per_token)
+
+
+def test_no_backward_hides_the_sums_of_experts_gradients():
+    slow = Cluster(4, Device(1e6), Network(Link(0, 1e6)))
+    found = predict(Plan(dp=4, ep=2), CONFIG, 8, 16, slow)
+    assert found.parts["compute"] > 10 * found.parts["edp+cp"]
+    assert found.parts["edp+cp"] == pytest.approx(found.sent["edp+cp"] / 1e6)
 
 
 # --- copies of busy experts

@@ -198,6 +198,15 @@ def test_branch_and_bound_finds_what_brute_force_finds(seed, backward):
     assert problem.critical_path()[0] == pytest.approx(longest_by_enumeration(problem))
 
 
+@pytest.mark.parametrize("seed", [0, 17, 23])
+def test_devices_without_work_are_alike_only_in_one_node(seed):
+    """Nodes of two devices that share a core: the second device to get work may best be the third."""
+    problem = Placing(random_graph(seed, 5), random_cluster(seed, 4))
+    assert problem.cluster.network.node == 2
+    best, found = exhaustive_placement(problem), branch_and_bound(problem)
+    assert found.seconds == pytest.approx(best.seconds, rel=1e-12)
+
+
 def longest_by_enumeration(problem):
     """The heaviest path, one path after the other."""
 
@@ -215,7 +224,8 @@ def test_no_search_exceeds_the_memory(seed):
     limit = max(sum(op.kept for op in graph.operators) / 2 + 2, max(op.kept for op in graph.operators))
     problem = Placing(graph, Cluster(2, Device(1, memory=limit), Network(Link(1, 4))))
     best = exhaustive_placement(problem)
-    for found in (branch_and_bound(problem), reinforce(problem, rounds=20).best):
+    unpunished = Placing(graph, problem.cluster, penalty=0)
+    for found in (branch_and_bound(problem), reinforce(unpunished, rounds=20).best):
         assert max(problem.held(found.where)) <= limit
     assert branch_and_bound(problem).seconds == pytest.approx(best.seconds)
     together = (0,) * len(graph)
@@ -533,6 +543,14 @@ def test_mcmc_is_never_worse_than_its_start_and_times_fewer_jobs_than_full_simul
     first, *_, last = [seconds for _, seconds in found.trace]
     assert found.seconds == last <= first and found.evaluations == 300
     assert found.jobs < 300 * len(problem) * problem.micros
+
+
+def test_mcmc_never_ends_with_a_plan_that_does_not_fit():
+    """Without a limit its best plan for this problem holds 13,218 bytes."""
+    problem = random_problem(3, 5, memory=10_000)
+    found = Planner(soap, everything, mcmc(300, seed=2)).plan(problem)
+    assert problem.evaluate(found.plan) == found.seconds < inf
+    assert max(problem.memory(found.plan)) <= 10_000
 
 
 @pytest.mark.parametrize("memory", [inf, 700.0])

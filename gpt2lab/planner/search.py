@@ -138,8 +138,9 @@ def accepts(change: float, scale: float, draw: float) -> bool:
 def mcmc(steps: int = 2000, seed: int = 0, heat: float = 0.03) -> Callable:
     """FlexFlow's search: assign one operator anew, by chance, and keep that by Metropolis' rule.
 
-    It starts with every operator whole on the first device; `heat` is in units of that plan's seconds. A change is
-    timed by delta simulation. Jia, Zaharia & Aiken 2019, "Beyond Data and Model Parallelism", section 6.
+    It starts with every operator whole on the first device; `heat` is in units of that plan's seconds. As long as no
+    plan has fitted, it keeps a change after which the fullest device holds no more. A change is timed by delta
+    simulation. Jia, Zaharia & Aiken 2019, "Beyond Data and Model Parallelism", section 6.
     """
 
     def search(problem, space, judge):
@@ -156,6 +157,8 @@ def mcmc(steps: int = 2000, seed: int = 0, heat: float = 0.03) -> Callable:
             seconds = judge(other.plan, other.seconds if fits else inf)
             if seconds < inf and accepts(seconds - now if now < inf else -1, scale, draw.random()):
                 clock, now = other, seconds
+            elif now == inf and max(problem.memory(other.plan)) <= max(problem.memory(clock.plan)):
+                clock = other
 
     return search
 
