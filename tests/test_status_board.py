@@ -1,0 +1,117 @@
+"""What ranks write on the status board, and what their parent makes of it: no ranks, only their records."""
+
+import time
+from types import SimpleNamespace
+
+import pytest
+
+from gpt2lab.processes import deadlock, status_board
+from gpt2lab.processes.failure import RankFailed
+from gpt2lab.processes.status_board import Activity, Board
+from gpt2lab.processes.watch import Watch
+
+LONG_AGO = 60.0  # seconds
+
+
+@pytest.fixture
+def board(tmp_path, monkeypatch):
+    """The board of one rank, to which `enter` and `leave` write."""
+    made = Board(tmp_path / "board", 1, 0, create=True)
+    monkeypatch.setattr(status_board, "_board", made)
+    yield made
+    made.close()
+
+
+def test_a_call_that_ends_late_does_not_end_the_next_one(board):
+    first = status_board.enter("isend", "dp", (1,), 1)
+    second = status_board.enter("all_reduce", "dp", (1,), 1)
+    status_board.leave(first)
+    assert board.read(0).op == "all_reduce" and board.read(0).since > 0
+    status_board.leave(second)
+    assert board.read(0).since == 0
+
+
+def test_an_old_call_is_not_announced_over_a_newer_one(board):
+    first = status_board.enter("isend", "dp", (1,), 1)
+    assert status_board.enter("irecv", "dp", (1,), 1, instead=first) == first + 1
+    assert status_board.enter("isend", "dp", (1,), 2, instead=first) == first
+    assert board.read(0).op == "irecv"
+
+
+class Records:
+    """A board on which each reading of a rank shows the next of its records, and the last one from then on."""
+
+    def __init__(self, *of_each):
+        self.of_each = [list(records) for records in of_each]
+
+    def read(self, rank: int) -> Activity:
+        """The record that is next."""
+        records = self.of_each[rank]
+        return records.pop(0) if len(records) > 1 else records[0]
+
+    def begun(self, rank: int, channel: int) -> int:
+        """Nobody has begun anything."""
+        return 0
+
+
+def receives(rank: int, calls: int = 1) -> Activity:
+    """Rank 0 or 1 waits for the other's message."""
+    return Activity(
+        rank, time.monotonic() - LONG_AGO, calls, "recv", "dp", (1 - rank,), calls, "(4,)", "", 7 + rank
+    )
+
+
+def test_a_circle_is_believed_when_two_readings_agree():
+    now = time.monotonic()
+    one, other = receives(0), receives(1)
+    assert deadlock.find_circle(Records([one], [other]), [0, 1], now) == [0, 1]
+    assert deadlock.find_circle(Records([one, receives(0, 2)], [other]), [0, 1], now) == []
+
+
+@pytest.mark.parametrize(("detail", "needed"), [("dim 0 (4,) float32", [1]), ("(0, 4) float32", [])])
+def test_a_collective_in_which_a_part_is_empty_may_not_need_all(detail, needed):
+    entry = Activity(0, time.monotonic() - LONG_AGO, 1, "all_gather", "dp", (1,), 1, detail, "", 7)
+    assert deadlock.needs(Records([entry], [entry]), entry, time.monotonic()) == needed
+
+
+def watch(entry, held: float = 0.0) -> Watch:
+    """A parent's look at two ranks that have made no call for a minute; each had no core for `held` seconds of it."""
+    seconds = [0.0]
+    pool = SimpleNamespace(
+        members=[SimpleNamespace(rank=rank, pipe=None) for rank in (0, 1)],
+        up={0, 1},
+        board=Records([entry(0)], [entry(1)]),
+        held_up=lambda rank: seconds[0],
+        folder=SimpleNamespace(exists=lambda: True),
+        stack=lambda rank: "is busy",
+        inside=lambda rank: "",
+    )
+    found = Watch(pool, 1.5, print)
+    found.calls = {rank: entry(rank).calls for rank in (0, 1)}
+    found.back = time.monotonic() - LONG_AGO
+    found.sign_of_life = dict.fromkeys((0, 1), found.back)
+    found._drain, seconds[0] = lambda: None, held
+    return found
+
+
+def waits(rank: int) -> Activity:
+    """A rank in a call whose peers may be on their way."""
+    return Activity(rank, time.monotonic() - LONG_AGO, 3, "broadcast", "dp", (1 - rank,), 3)
+
+
+def works(rank: int) -> Activity:
+    """A rank outside any call."""
+    return Activity(rank, 0.0, 3, "all_reduce", "dp", (1 - rank,), 3)
+
+
+@pytest.mark.parametrize("entry", [waits, works])
+def test_ranks_that_do_not_move_are_stuck_but_not_where_the_parent_did_not_look(entry):
+    with pytest.raises(RankFailed, match="nothing moved for 1.5 s"):
+        watch(entry)._check_progress()
+    stopped = watch(entry)  # all of them, as by Ctrl-Z
+    stopped.looked = time.monotonic() - LONG_AGO
+    stopped._check_progress()
+
+
+def test_a_rank_that_has_no_core_is_not_stuck():
+    watch(works, held=LONG_AGO)._check_progress()
