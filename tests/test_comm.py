@@ -8,7 +8,7 @@ from comm_checks import CASES, CHECKS, integers
 from planting import planted
 
 from gpt2lab import RankFailed, Ranks, kept
-from gpt2lab.ranks import buffers, comm, paced
+from gpt2lab.ranks import buffers, call, comm, paced
 from gpt2lab.ranks.mesh import Axis, Mesh
 
 LINES = [(0,), (0, 1), (0, 1, 2), (0, 1, 2, 3), (0, 1, 2, 3, 4), (0, 2, 4), (1, 4)]
@@ -396,3 +396,11 @@ def test_a_paced_collective_takes_the_rings_time_and_overlaps_with_work():
     for blocking, hidden in found:
         assert blocking >= 2 * (2 - 1) * 0.05
         assert hidden >= 2 * (2 - 1) * 0.05
+
+
+@pytest.mark.parametrize(
+    ("theirs", "fits"), [("3,0 2,0", True), ("3,0 1,0", False), ("2,0 2,0", False), ("3,9 2,9", True)]
+)
+def test_all_to_alls_match_where_both_ways_do(theirs, fits):
+    """Whoever comes second sees it: rank 0 sends 2 numbers to rank 1, and expects 3 of it."""
+    assert call._fit("all_to_all float32 0,2 0,3", f"all_to_all float32 {theirs}", 0, 1) == fits
