@@ -1,6 +1,8 @@
 """comm.py on live ranks: exact both ways, exact in bytes and messages, loud about calls that do not fit."""
 
 import time
+import weakref
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -404,3 +406,20 @@ def test_a_paced_collective_takes_the_rings_time_and_overlaps_with_work():
 def test_all_to_alls_match_where_both_ways_do(theirs, fits):
     """Whoever comes second sees it: rank 0 sends 2 numbers to rank 1, and expects 3 of it."""
     assert call._fit("all_to_all float32 0,2 0,3", f"all_to_all float32 {theirs}", 0, 1) == fits
+
+
+def test_collectives_of_a_paced_network_follow_each_other(monkeypatch):
+    monkeypatch.setattr(paced, "_free_at", 0.0)
+    with paced.use(paced.Link(0.25, float("inf"))):
+        ends = [paced.delay((0, 1), 0, really, 0, 1) for really in (100.0, 100.0, 200.0)]
+    assert ends == [100.25, 100.5, 200.25]
+
+
+def test_a_handle_keeps_nothing_of_what_is_sent():
+    """The backend does, as long as it needs it."""
+    x = torch.ones(4)
+    sent = weakref.ref(x)
+    starts = call.Call("all_reduce", Axis("dp", (0, 1), 0), "", lambda x=x, **how: SimpleNamespace())
+    handle = call.perform(starts, async_op=True)
+    del x
+    assert sent() is None and handle.waits_for().startswith("all_reduce")
