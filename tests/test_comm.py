@@ -1,5 +1,6 @@
 """comm.py on live ranks: exact both ways, exact in bytes and messages, loud about calls that do not fit."""
 
+import queue
 import time
 import weakref
 from types import SimpleNamespace
@@ -413,6 +414,16 @@ def test_collectives_of_a_paced_network_follow_each_other(monkeypatch):
     with paced.use(paced.Link(0.25, float("inf"))):
         ends = [paced.delay((0, 1), 0, really, 0, 1) for really in (100.0, 100.0, 200.0)]
     assert ends == [100.25, 100.5, 200.25]
+
+
+def test_the_latency_of_a_paced_message_overlaps_the_bytes_of_the_next():
+    """Each of 100 bytes at 1,000 a second: due a tenth of a second after each other, whatever the latency."""
+    messages = paced._Queue.__new__(paced._Queue)  # without the thread that starts them
+    messages.free_at, messages.waiting = 0.0, queue.Queue()
+    for _ in range(2):
+        messages.put(paced.Link(0.5, 1000), 100, None)
+    first, second = (messages.waiting.get()[0] for _ in range(2))
+    assert second - first == pytest.approx(0.1)
 
 
 def test_a_handle_keeps_nothing_of_what_is_sent():

@@ -13,7 +13,7 @@ from gpt2lab.processes.launch import Ranks
 from gpt2lab.ranks import comm, paced
 from gpt2lab.ranks.mesh import Mesh
 from gpt2lab.tasks import check, messages
-from gpt2lab.tasks.cores import Cores
+from gpt2lab.tasks.cores import QUANTUM, Cores, Holder
 from gpt2lab.tasks.gpt2 import GPT2Tasks
 from gpt2lab.tasks.graph import TaskGraph, reads, updates, writes
 from gpt2lab.tasks.runtime import run_fork_join, run_sequential
@@ -233,3 +233,16 @@ def test_nobody_takes_a_core_that_is_not_free(tmp_path):
     assert got == [0]
     with pytest.raises(ValueError, match="300 cores: share between 1 and 255"):
         Cores(tmp_path / "none", 300)
+
+
+def test_after_a_quantum_a_worker_offers_its_core_before_it_goes_on(tmp_path, monkeypatch):
+    shared, given = Cores(tmp_path / "cores", 1), []
+    give = shared.give
+    monkeypatch.setattr(shared, "give", lambda core: (given.append(core), give(core)))
+    worker = Holder(shared)
+    worker.hold()
+    worker.hold()
+    assert not given
+    worker._since -= 2 * QUANTUM
+    worker.hold()
+    assert given == [0]
