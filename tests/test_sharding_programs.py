@@ -269,6 +269,25 @@ def test_softmax_along_a_cut_axis_sends_a_maximum_and_a_sum_a_row(pools):
     check_program(pools, one, {"x": x}, {"y": x.softmax(-1)})
 
 
+def test_two_proposals_that_do_not_fit_together_are_not_both_taken():
+    """Each axis alone may cut a dimension of 3; both make four parts."""
+
+    def both(x, w):
+        a, b = x * 2, w * 2
+        return a.sum(1) + b.sum(1), a, b
+
+    whole = capture(both, {"x": torch.ones(3, 4), "w": torch.ones(3, 5)}, ["y", "a", "b"])
+    spread = propagate(whole, {"x": Mark("S0R"), "w": Mark("S1R")}, {"x": 2, "y": 2})
+    assert spread.results["y"].text(["x", "y"]) == "S0"
+
+
+def test_a_result_lies_as_its_own_mark_says_and_else_as_its_input():
+    whole = capture(lambda x: (2 * x,), {"x": torch.ones(4, 4)}, ["new x"])
+    for marks, lies in (({}, "RS0"), ({"new x": Mark("S0R")}, "S0R")):
+        spread = propagate(whole, {"x": Mark("RS0")} | marks, {"x": 2})
+        assert spread.results["new x"].text(["x"]) == lies
+
+
 # --- operators whose cut needs messages inside
 
 
