@@ -45,6 +45,12 @@ HEAVIEST = 400_000
 """Bytes of a page with all that it loads, its pictures apart."""
 
 
+LAST = "() => document.querySelector('.projector').firstChild.getBoundingClientRect().bottom / innerHeight"
+"""Where the last line of a slide ends, as a part of the height."""
+TITLES = "() => [...document.querySelectorAll('article :is(h1, h2, h3)')].map(e => e.textContent.replace('#', ''))"
+TEN = "10_sequence_splitting.html"
+
+
 class Quiet(SimpleHTTPRequestHandler):
     def log_message(self, *_):
         pass
@@ -121,6 +127,8 @@ def test_every_page_opens_whole_on_a_phone_and_asks_nobody_else(page, site):
 @pytest.mark.parametrize("site", [[]], indirect=True, ids=["all"])
 def test_every_page_of_all_lessons_opens(page, site):
     walk(page, site)
+    for file in sorted(site[1].glob("[0-9]*.html")):
+        assert len([*turned(page, site[0] + file.name)]) >= 12
 
 
 def test_every_figure_of_a_notebook_is_on_its_page(page, site):
@@ -241,23 +249,58 @@ def test_pages_follow_each_other_and_terms_lead_to_the_glossary(page, site):
     assert "Expected misconceptions" in page.locator("article").inner_text()
 
 
-def test_the_projector_shows_text_and_figures_and_only_tagged_code(page, site):
-    page.goto(site[0] + "07_pipeline.html?slides")
+def turned(page, address):
+    """Go through the slides of a page: each is whole and not half empty. Yields each as it is shown."""
+    page.set_viewport_size({"width": 1280, "height": 720})
+    page.goto(f"{address}?slides")
     deck = page.locator(".projector[data-place]")
     count = int(deck.get_attribute("data-place").split("/")[1])
-    assert count >= 12 and "The one-minute version" in deck.inner_text()
-    seen, pictures, code = "", 0, ""
     for number in range(1, count + 1):
         assert deck.get_attribute("data-place") == f"{number} / {count}"
-        seen += deck.inner_text()
-        pictures += deck.locator("img").count()
         assert page.evaluate("() => fits(document.querySelector('.projector'))"), f"slide {number} is cut off"
-        code += "".join(deck.locator(".cell_input").all_inner_texts())
-        if number == 4:
-            shot(page, "slide")
+        assert page.evaluate(LAST) > 0.5, f"slide {number} of {address} is half empty"
+        yield deck
         page.keyboard.press("ArrowRight")
+
+
+def test_the_projector_shows_text_and_figures_and_only_tagged_code(page, site):
+    seen, pictures, code = [], 0, ""
+    for deck in turned(page, site[0] + "07_pipeline.html"):
+        seen.append(deck.inner_text())
+        pictures += deck.locator("img").count()
+        code += "".join(deck.locator(".cell_input").all_inner_texts())
+        if len(seen) == 4:
+            shot(page, "slide")
+    assert len(seen) >= 12 and "The one-minute version" in seen[0]
     assert pictures >= 8 and "def both_send_first" in code
-    assert "NotImplementedError" not in seen and "import" not in code.replace("\n    import", "")
+    assert "NotImplementedError" not in "".join(seen) and "import" not in code.replace("\n    import", "")
     page.keyboard.press("Escape")
     page.wait_for_url(lambda url: "slides" not in url)
     assert page.locator("article h1").is_visible() and not page.broken
+
+
+def test_what_is_short_goes_on_the_slide_of_its_neighbour(page, site):
+    slides = [deck.locator("h1, h2, h3").all_inner_texts() for deck in turned(page, site[0] + TEN)]
+    assert any(len(set(titles)) > 1 for titles in slides)
+    assert all(len(set(titles)) == len(titles) for titles in slides), "a title stands once on a slide"
+    page.goto(site[0] + TEN)
+    titles = page.evaluate(TITLES)
+    shown = [title.rstrip("#") for part in slides for title in part]
+    assert list(dict.fromkeys(shown)) == [title for title in titles if title in shown]
+    assert set(titles) - set(shown) <= {"Setup"}, "every section that shows something has a slide"
+
+
+def test_a_long_table_ends_where_its_slide_does(page, site):
+    page.set_viewport_size({"width": 1280, "height": 720})
+    page.goto(site[0] + "07_pipeline.html")
+    page.evaluate("""() => {
+        const body = document.querySelector('.cell_output tbody');
+        for (let i = 0; i < 100; i += 1) body.append(body.rows[0].cloneNode(true));
+        project(); }""")
+    for _ in range(100):
+        if (more := page.locator(".projector p", has_text="more rows stand on the page")).count():
+            break
+        page.keyboard.press("ArrowRight")
+    rows = page.locator(".projector tbody tr").count()
+    assert rows > 5 and 100 < rows + int(more.inner_text().split()[0]) < 110
+    assert page.evaluate("() => fits(document.querySelector('.projector'))")

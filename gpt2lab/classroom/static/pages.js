@@ -98,22 +98,82 @@ function fits(screen, zoom = screen.firstChild.style.zoom) {
   return !wide && screen.scrollHeight <= screen.clientHeight;
 }
 
-// As much goes on one slide as fits in letters a fifth smaller; a text that announces what follows goes with it.
+// Letters as large as fit, half as large again at most; returns which part of the height is then used.
+function grow(screen, most = LARGE) {
+  for (let zoom = most; !fits(screen, zoom) && zoom > 0.5; ) zoom -= 0.05;
+  const { paddingTop, paddingBottom } = getComputedStyle(screen);
+  const room = screen.clientHeight - parseFloat(paddingTop) - parseFloat(paddingBottom);
+  return screen.firstChild.getBoundingClientRect().height / room;
+}
+
+function show(screen, parts) {
+  const slide = document.createElement("div");
+  slide.append(...parts);
+  screen.replaceChildren(slide);
+}
+
+const SMALL = 0.8, LARGE = 1.5, LARGEST = 2.5, HALF = 0.55;
+
+// The slides as lists of elements. As much goes on one as fits in letters a fifth smaller; a text that announces what
+// follows goes with it.
 function slides(article, screen) {
   const deck = [];
   for (const section of article.querySelectorAll("section")) {
     const heading = section.querySelector(":scope > h1, :scope > h2, :scope > h3");
     let slide = null;
     for (const piece of heading ? pieces(section) : []) {
-      slide?.append(piece);
-      if (slide && fits(screen, 0.8)) continue;
-      const before = slide?.children.length > 3 ? piece.previousSibling : null;
-      slide = document.createElement("div");
-      slide.append(heading.cloneNode(true));
-      if (/(:|\.py)$/.test(before?.textContent.trim())) slide.append(before);
-      slide.append(piece);
-      screen.replaceChildren(slide);
+      if (slide) {
+        show(screen, [...slide, piece]);
+        if (fits(screen, SMALL)) {
+          slide.push(piece);
+          continue;
+        }
+      }
+      const announced = slide?.length > 2 && /(:|\.py)$/.test(slide.at(-1).textContent.trim());
+      slide = [heading.cloneNode(true), ...(announced ? [slide.pop()] : []), piece];
       deck.push(slide);
+      show(screen, slide);
+      shorten(piece, screen);
+    }
+  }
+  return deck;
+}
+
+// A table that no letters make fit ends where its slide does, and says what is left out.
+function shorten(piece, screen) {
+  const rows = [...(piece.querySelector("tbody")?.rows || [])];
+  const all = rows.length;
+  if (!all || fits(screen, 0.5)) return;
+  const more = document.createElement("p");
+  piece.append(more);
+  while (rows.length > 1 && !fits(screen, 0.6)) {
+    rows.pop().remove();
+    more.textContent = `${all - rows.length} more rows stand on the page.`;
+  }
+}
+
+// No slide is half empty: one that would be takes the end of the slide before it in its section, or else goes together
+// with the next slide or with the one before it.
+function even(deck, screen) {
+  const used = (parts) => (show(screen, parts), grow(screen));
+  const title = (part) => part.matches("h1, h2, h3") && part.textContent;
+  const join = (a, b) => [...a, ...(title(a.findLast(title)) === title(b[0]) ? b.slice(1) : b)];
+  for (let at = 0; at < deck.length; at += 1) {
+    const slide = deck[at], before = deck[at - 1];
+    if (used(slide) >= HALF) continue;
+    for (let cut = before?.length - 1; cut > 1 && title(before[0]) === title(slide[0]); cut -= 1) {
+      const parts = [before.slice(0, cut), [slide[0], ...before.slice(cut), ...slide.slice(1)]];
+      if (used(parts[0]) < HALF) break;
+      if (used(parts[1]) < HALF) continue;
+      if (fits(screen, SMALL)) deck.splice(at - 1, 2, ...parts);
+      break;
+    }
+    for (const first of deck[at] === slide ? [at, at - 1] : []) {
+      const both = deck[first] && deck[first + 1] && join(deck[first], deck[first + 1]);
+      if (!both || (show(screen, both), !fits(screen, SMALL))) continue;
+      deck.splice(first, 2, both);
+      at = first - 1;
+      break;
     }
   }
   return deck;
@@ -125,12 +185,12 @@ async function project() {
   screen.tabIndex = 0;
   await Promise.all([...document.images].map((image) => image.decode().catch(() => {}))); // until sizes are known
   document.body.append(screen);
-  const deck = slides(document.querySelector("article"), screen);
+  const deck = even(slides(document.querySelector("article"), screen), screen);
   let at = 0;
   function turn(to) {
     at = Math.min(Math.max(to, 0), deck.length - 1);
-    screen.replaceChildren(deck[at]);
-    for (let zoom = 1.5; !fits(screen, zoom) && zoom > 0.5; ) zoom -= 0.05; // what is short is large
+    show(screen, deck[at]);
+    for (let most = LARGE; grow(screen, most) < HALF && most < LARGEST; ) most += 0.05; // what is short is large
     screen.dataset.place = `${at + 1} / ${deck.length}`;
     screen.scrollTop = 0;
     screen.focus();
