@@ -53,6 +53,46 @@ def test_a_table_has_the_columns_that_the_system_imports(system, tmp_path):
         report.known_results(out, "07_halves", system)
 
 
+DOWNLOADED = {
+    "canvas": (
+        [
+            "in/annalee_12_345_07_halves.ipynb",
+            "in/bo_LATE_9_346_07_halves-1.ipynb",
+            "in/team_3_07_halves.ipynb",
+        ],
+        [["ann", "12", "", "", "", "2"], ["bo@example.org", "9", "", "", "", "1"]]
+        + [["'=1+1", "", "", "'=1+1", "", "0"]],
+    ),
+    "moodle": (
+        ["in/Ann Lee_12_assignsubmission_file_/07_halves.ipynb", "Bo_9_assignsubmission_file_07_halves.ipynb"]
+        + ["a/Cy_3_assignsubmission_file/my work.ipynb"],
+        [["Participant 12", "ann", "2", "", "half: PASS; third: PASS"]]
+        + [["Participant 9", "bo@example.org", "1", "", "half: FAIL; third: PASS"]]
+        + [["Participant 3", "'=1+1", "0", "", "half: TODO; third: NONE"]],
+    ),
+}
+
+
+@pytest.mark.parametrize("system", DOWNLOADED)
+def test_files_that_were_downloaded_there_say_whose_they_are(system, tmp_path):
+    files, rows = DOWNLOADED[system]
+    named = [r | {"file": file} for r, file in zip(results(), files, strict=True)]
+    out, table = tmp_path / "g.csv", tmp_path / f"g.{system}.csv"
+    report.write_results(named, "07_halves", out, "", system)
+    found = list(csv.reader(table.read_text().splitlines()))
+    heads = {"canvas": TABLES["canvas"][:2], "moodle": [list(report.WORKSHEET)]}[system]
+    assert found == heads + rows
+    assert report.known_results(out, "07_halves", system) == named
+    other = {"canvas": "moodle", "moodle": "canvas"}[system]  # whose numbers mean nothing there
+    assert report.gradebook(other, named, "07_halves") == report.gradebook(other, results(), "07_halves")
+
+
+def test_of_two_notebooks_of_one_student_the_better_one_counts():
+    same = [r | {"file": f"ann_12_{i}_07_halves.ipynb"} for i, r in enumerate(results())]
+    for order in (same, same[::-1]):
+        assert report.gradebook("canvas", order, "07_halves")[2:] == [["ann", "12", "", "", "", 2]]
+
+
 def test_without_a_system_there_is_no_such_table_and_another_one_is_refused(tmp_path, capsys):
     report.write_results(results(), "07_halves", tmp_path / "g.csv", "")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["g", "g.csv", "g.json"]

@@ -197,10 +197,14 @@ def test_the_table_the_pages_and_the_json_say_the_same(results, home):
 def test_a_student_is_named_as_the_file_or_its_folder_is(tmp_path):
     of = submissions.lesson(tmp_path)
     files = ["ann.ipynb", "bo/07_made_up.ipynb", "Cy Du_12_assignsubmission_file/07_made_up.ipynb"]
+    files += ["Di Du_13_assignsubmission_file_/mine.ipynb", "El Du_14_assignsubmission_file_07_made_up.ipynb"]
+    files += ["frey_12_345_07_made_up-1.ipynb", "gérard_LATE_16_346_my work.ipynb", "team_3_07_made_up.ipynb"]
     for name in [f.replace("07_made_up", of.name) for f in files]:
         (tmp_path / "in" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "in" / name).write_text("{}")
-    assert sorted(grading.submissions(tmp_path / "in", of)) == ["Cy Du", "ann", "bo"]
+    assert sorted(grading.submissions(tmp_path / "in", of)) == sorted(
+        ["ann", "bo", "Cy Du", "Di Du", "El Du", "frey", "gérard", f"team_3_{of.name}"]
+    )
 
 
 def test_a_second_call_goes_on_where_the_first_ended(results, home, monkeypatch, tmp_path):

@@ -20,12 +20,13 @@ def bring(notebooks: Path, folder: Path) -> list[Path]:
     if not lessons:
         raise ValueError(f"There are no lessons in {notebooks}: they are in a checkout of gpt2lab.")
     folder.mkdir(parents=True, exist_ok=True)
+    version = lambda notebook: notebook.get("metadata", {}).get("gpt2lab", {}).get("sha256")
     for lesson in lessons:
         copies = [lesson.name, *(f"{lesson.stem}_{i}.ipynb" for i in range(2, 1000))]
         there = [folder / name for name in copies if (folder / name).exists()]
         found, text = [_read(file) for file in there], lesson.read_text(encoding="utf-8")
         wanted = json.loads(text)
-        if any(_version(one) == _version(wanted) for one in found):
+        if any(version(one) == version(wanted) for one in found):
             continue
         for one in found:
             _fill(wanted, one)
@@ -44,22 +45,17 @@ def _read(file: Path) -> dict:
         return {}
 
 
-def _version(notebook: dict) -> str | None:
-    return notebook.get("metadata", {}).get("gpt2lab", {}).get("sha256")
-
-
-def _exercises(notebook: dict) -> dict[str, dict]:
-    """The cells of exercises by their id, which follows from the exercise's text."""
-    tagged = lambda cell: "exercise" in cell.get("metadata", {}).get("tags", ())
-    return {cell["id"]: cell for cell in notebook.get("cells", ()) if tagged(cell) and "id" in cell}
+def exercises_in(cells: list[dict]) -> list[dict]:
+    """The cells of exercises among those of a notebook."""
+    return [cell for cell in cells if "exercise" in cell.get("metadata", {}).get("tags", ())]
 
 
 def _fill(notebook: dict, old: dict) -> None:
-    """Take over what was typed into exercises that both have, without what they printed."""
-    typed = _exercises(old)
-    for name, cell in _exercises(notebook).items():
-        if name in typed:
-            cell |= {"source": typed[name]["source"], "outputs": [], "execution_count": None}
+    """Take over what was typed into exercises that both have, by their ids, without what they printed."""
+    typed = {cell.get("id"): cell for cell in exercises_in(old.get("cells", []))}
+    for cell in exercises_in(notebook["cells"]):
+        if cell["id"] in typed:
+            cell |= {"source": typed[cell["id"]]["source"], "outputs": [], "execution_count": None}
 
 
 def main(arguments: list[str]) -> None:

@@ -7,7 +7,6 @@ others go on in a new one, so that one answer never decides about another.
 import hashlib
 import json
 import os
-import re
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -18,18 +17,17 @@ from ..lessons.source import Lesson
 from ..machine.checksum import sources
 from . import submission
 from .reading import read_apart
-from .report import plain
+from .report import downloaded, plain
 from .sandbox import NEVER, Limits, Stopped, run_judge
 
 LOST = "FAIL", "your code ended its own check"
 
 
 def submissions(folder: Path, lesson: Lesson) -> dict[str, Path]:
-    """The notebooks under a folder by student: where they lie, less the lesson's own name and what Moodle adds.
+    """The notebooks under a folder by student: where they lie, less the lesson's name and what Canvas or Moodle adds.
 
-    `ann.ipynb`, `ann/07_pipeline.ipynb`, `ann/07_pipeline_ann.ipynb` and Moodle's
-    `ann_12_assignsubmission_file/07_pipeline.ipynb` are ann's; where two would have one name, each is called by its
-    path.
+    `ann.ipynb`, `ann/07_pipeline.ipynb`, `ann/07_pipeline_ann.ipynb`, Canvas's `ann_12_345_07_pipeline.ipynb` and
+    Moodle's `ann_12_assignsubmission_file/07_pipeline.ipynb` are ann's. Where two have one name, each gets its path.
     """
     files = [
         Path(place, name)
@@ -48,9 +46,10 @@ def submissions(folder: Path, lesson: Lesson) -> dict[str, Path]:
 
 
 def _student(path: Path, lesson: Lesson) -> str:
-    if len(path.parts) > 1 and path.stem.startswith(lesson.name):
-        return re.sub(r"_\d+_assignsubmission_file$", "", path.parent.as_posix())
-    return path.with_suffix("").as_posix()
+    if found := downloaded(path.as_posix(), lesson.name):
+        return found.string[: found.end(1)]
+    within = len(path.parts) > 1 and path.stem.startswith(lesson.name)
+    return (path.parent if within else path.with_suffix("")).as_posix()
 
 
 def graded(path: Path, lesson: Lesson, limits: Limits, hide=(), stop: threading.Event = NEVER) -> dict:

@@ -27,6 +27,7 @@ def main(pipe: int, seconds: float, gib: float) -> None:
     os.set_inheritable(pipe, False)
     die_with_parent(signal.SIGKILL)
     job = json.load(sys.stdin)
+    tell = lambda **step: os.write(pipe, json.dumps(step).encode() + b"\n")
     limit(gib)
     nowhere = os.open(os.devnull, os.O_RDWR)
     for fd in (0, 1, 2):
@@ -39,16 +40,12 @@ def main(pipe: int, seconds: float, gib: float) -> None:
     exercises.LIMIT = seconds
     desk = Desk(job["lesson"], job["setup"])
     for i, (before, answer, checks) in job["answers"]:
-        _tell(pipe, begin=i)
+        tell(begin=i)
         start = time.perf_counter()
         verdicts, out_of_reach = apart.judged(desk, before, answer, checks, pipe)
         seconds = round(time.perf_counter() - start, 2)
-        _tell(pipe, end=i, verdicts=verdicts, seconds=seconds, apart=out_of_reach)
-    _tell(pipe, done=True)
-
-
-def _tell(pipe: int, **step) -> None:
-    os.write(pipe, json.dumps(step).encode() + b"\n")
+        tell(end=i, verdicts=verdicts, seconds=seconds, apart=out_of_reach)
+    tell(done=True)
 
 
 if __name__ == "__main__":

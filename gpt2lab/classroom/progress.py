@@ -6,6 +6,7 @@ from pathlib import Path
 from ..corpus.storage import read_json
 from ..lessons.desk import titles
 from ..lessons.exercises import KEPT
+from .copies import exercises_in
 
 DAMAGED = "is damaged. Fetch it again, or delete it."
 
@@ -16,16 +17,10 @@ def progress(folder: Path) -> dict[str, dict[str, str]]:
     found = {}
     for path in sorted(folder.glob("[0-9][0-9]_*.ipynb")):
         of = found[path.stem] = {}
-        for text in read_json(path, _tagged, DAMAGED):
+        for cell in read_json(path, lambda notebook: exercises_in(notebook["cells"]), DAMAGED):
             with suppress(Exception):  # a cell that a student is in the middle of, with whatever in it
-                of |= {str(title): kept.get(title, "") for title in titles(text)}
+                of |= {str(title): kept.get(title, "") for title in titles("".join(cell["source"]))}
     return found
-
-
-def _tagged(notebook: dict) -> list[str]:
-    """The text of each exercise's cell."""
-    tags = lambda cell: cell["metadata"].get("tags", ())
-    return ["".join(c["source"]) for c in notebook["cells"] if "exercise" in tags(c)]
 
 
 def rows(folder: Path) -> list[tuple[str, str, str]]:

@@ -18,10 +18,12 @@ GRADEBOOKS = {
     "canvas": ("Student", "ID", "SIS User ID", "SIS Login ID", "Section"),
     "moodle": ("First name", "Surname", "ID number", "Institution", "Department", "Email address"),
 }
-"""The columns before the grades of what each system exports and imports, in its own order.
+"""The columns before the grades of what each system exports and imports, in its own order."""
+WORKSHEET = "Identifier", "Full name", "Grade", "Last modified (grade)", "Feedback comments"
+"""Those of Moodle's grading worksheet of one assignment.
 
-Sources: lib/gradebook_importer.rb of instructure/canvas-lms; grade/import/csv of moodle/moodle, with its tests, and
-https://docs.moodle.org/en/Grade_import.
+Sources: lib/gradebook_importer.rb of instructure/canvas-lms; grade/import/csv and mod/assign/feedback/offline of
+moodle/moodle, with their tests, and https://docs.moodle.org/en/Grade_import.
 """
 ELSEWHERE = "Use another --out, or move it away."
 NOT_OURS = f"is no result of a grading. {ELSEWHERE}"
@@ -61,21 +63,38 @@ def student_page(result: dict, lesson: str, remark: str) -> str:
     return "\n".join([*lines, "", *notes, f"{remark} {out_of_reach(result)}"]) + "\n"
 
 
-def gradebook(system: str, results: list[dict], lesson: str) -> list[list]:
-    """The rows that a system of GRADEBOOKS imports: exercises that pass are points.
+def downloaded(path: str, lesson: str) -> re.Match | None:
+    """What Canvas or Moodle says in the path of a file that was downloaded there: name, number of the user, the rest.
 
-    The student's name stands where the system looks for its own: for Canvas the login, else the name; for Moodle the ID
-    number, or the address where it has an @. Moodle loses a grade that comes without its feedback.
+    Canvas's is `doeann_LATE_12_345_07_pipeline` (lib/content_zipper.rb); Moodle's `Ann Doe_12_assignsubmission_file`,
+    of the file or of its folder, with the number of the participant (mod/assign/classes/downloader.php).
     """
-    columns, of = GRADEBOOKS[system], len(results[0]["exercises"])
-    if system == "canvas":
-        rows = [[*columns, lesson], ["    Points Possible", "", "", "", "", of]]
-        return rows + [[r["student"], "", "", r["student"], "", passed(r)] for r in results]
-    rows = [[*columns, f"Assignment: {lesson}", f"Feedback: {lesson}"]]
+    rest = rf"assignsubmission_file.*|(?!{lesson})\d+_[^/]+"
+    return re.search(rf"([^/]+?)(?:_LATE)?_(\d+)_({rest})$", path.removesuffix(".ipynb"))
+
+
+def gradebook(system: str, results: list[dict], lesson: str) -> list[list]:
+    """The rows that a system of GRADEBOOKS imports: exercises that pass are points, of two notebooks the better ones.
+
+    A student is known by the number that the system has given the file. Where there is none the name stands where the
+    system looks for its own: for Canvas the login, else the name; for Moodle the ID number, or the address where it has
+    an @. Moodle loses a grade that comes without its feedback.
+    """
+    columns, best = GRADEBOOKS[system], {}
     for r in results:
-        who = ["", r["student"]] if "@" in r["student"] else [r["student"], ""]
-        told = "; ".join(f"{e['name']}: {e['status']}" for e in r["exercises"])
-        rows.append(["", "", who[0], "", "", who[1], passed(r), told])
+        found = downloaded(r["file"], lesson)
+        number = found[2] if found and found[3].startswith("assign") == (system == "moodle") else ""
+        one = r["student"], number, passed(r), r["exercises"]
+        best[number or r["student"]] = max(best.get(number or r["student"], one), one, key=lambda one: one[2])
+    if system == "canvas":
+        rows = [[*columns, lesson], ["    Points Possible", "", "", "", "", len(results[0]["exercises"])]]
+        return rows + [[who, number, "", "" if number else who, "", n] for who, number, n, _ in best.values()]
+    worksheet = all(number for _, number, *_ in best.values())
+    rows = [WORKSHEET if worksheet else [*columns, f"Assignment: {lesson}", f"Feedback: {lesson}"]]
+    for who, number, n, exercises in best.values():
+        told = "; ".join(f"{e['name']}: {e['status']}" for e in exercises)
+        place = ["", "", "", who] if "@" in who else [who, "", "", ""]
+        rows.append([f"Participant {number}", who, n, "", told] if worksheet else ["", "", *place, n, told])
     return rows
 
 
@@ -85,11 +104,6 @@ def _csv(rows: list[list]) -> str:
     formula = lambda value: str(value).startswith(("=", "+", "-", "@"))
     csv.writer(text).writerows([f"'{v}" if formula(v) else v for v in row] for row in rows)
     return text.getvalue()
-
-
-def _beside(out: Path, system: str) -> Path:
-    """Where the table for a system is written: grades.canvas.csv."""
-    return out.with_suffix(f".{system}.csv")
 
 
 def write_results(results: list[dict], lesson: str, out: Path, remark: str, system: str = "") -> None:
@@ -105,7 +119,7 @@ def write_results(results: list[dict], lesson: str, out: Path, remark: str, syst
     everything = json.dumps({"lesson": lesson, "results": results}, indent=1)
     files = {out: _csv(rows), out.with_suffix(".json"): everything}
     if system:
-        files[_beside(out, system)] = _csv(gradebook(system, results, lesson))
+        files[out.with_suffix(f".{system}.csv")] = _csv(gradebook(system, results, lesson))
     for file, said in files.items():
         with replacing(file) as new:
             new.write(said.encode())
@@ -127,12 +141,13 @@ def known_results(out: Path, lesson: str, system: str = "") -> list[dict]:
         raise ValueError(
             f"The folder {out.parent} of --out is not there or cannot be written. Make it first."
         )
-    begins = {out: COLUMNS} | ({_beside(out, system): GRADEBOOKS[system]} if system else {})
+    begins = {out: COLUMNS} | ({out.with_suffix(f".{system}.csv"): GRADEBOOKS[system]} if system else {})
     for one in (file, *begins):
         if one.exists() and not one.is_file():
             raise ValueError(f"{one} is no regular file. {ELSEWHERE}")
     for one, columns in begins.items():
-        if one.exists() and not one.read_bytes().startswith(",".join(columns).encode() + b","):
+        heads = tuple(",".join(known).encode() for known in (columns, WORKSHEET))
+        if one.exists() and not one.read_bytes().startswith(heads):
             raise ValueError(f"{one} {NOT_OURS}")
     if pages.exists() and not (pages.is_dir() and file.exists()):
         raise ValueError(f"{pages}, where the students' pages would be, is there already. {ELSEWHERE}")

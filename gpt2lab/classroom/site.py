@@ -147,7 +147,7 @@ def _frames(lesson: Lesson, kept: Path) -> dict[str, list[dict]]:
     return known["explorers"]
 
 
-def write_pages(folder: Path, lessons: list[Lesson], teachers: bool = False, frames: bool = True) -> None:
+def write_pages(folder: Path, lessons: list[Lesson], teachers: bool = False) -> None:
     """Write all that Sphinx reads."""
     notebooks = lessons[0].path.parents[1]
     kept = folder / "_static" / "frames"
@@ -159,8 +159,7 @@ def write_pages(folder: Path, lessons: list[Lesson], teachers: bool = False, fra
     (folder / "handout.md").unlink()
     anchors = terms((notebooks / "glossary.md").read_text())
     with ProcessPoolExecutor(2, initializer=gc.disable) as pool:  # a tenth quicker, for a few hundred MB
-        found = pool.map(_frames, lessons[::-1] if frames else [], repeat(kept))  # the last ones take longest
-        explorers = [*found][::-1] or [{}] * len(lessons)
+        explorers = [*pool.map(_frames, lessons[::-1], repeat(kept))][::-1]  # the last ones take longest
     for lesson, found in zip(lessons, explorers, strict=True):
         nbformat.write(page(lesson, anchors, found), folder / f"{lesson.name}.ipynb")
     for name in PAGES:
@@ -197,9 +196,8 @@ def main(arguments=None) -> None:
     parser = argparse.ArgumentParser(prog="python -m gpt2lab.classroom.site", description=__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--teachers", action="store_true", help="also the teacher's guide")
-    parser.add_argument("--notebooks", type=Path, default=NOTEBOOKS)
     options = parser.parse_args(arguments)
-    write_pages(options.folder, lessons_named(options.notebooks, []), options.teachers)
+    write_pages(options.folder, lessons_named(NOTEBOOKS, []), options.teachers)
 
 
 if __name__ == "__main__":

@@ -30,11 +30,9 @@ LONGEST = 2**20
 NOT_PYTHON = (SyntaxError, ValueError, RecursionError, MemoryError, OverflowError)
 """What Python raises for a text that it cannot compile."""
 
-MODULES = {"sys.modules", "gc", "ctypes", "inspect", "exercises", "importlib", "__main__", "__import__"}
-CALLS = {"eval", "exec", "setattr", "setprofile", "settrace", "os.write", "signal.signal"}
-TOUCHY = (
-    MODULES | CALLS | {"__globals__", "__closure__", "_getframe", "f_back", "f_locals", "tb_frame", "check"}
-)
+TOUCHY = {"sys.modules", "gc", "ctypes", "inspect", "exercises", "importlib", "__main__", "__import__"}
+TOUCHY |= {"eval", "exec", "setattr", "setprofile", "settrace", "os.write", "signal.signal", "check"}
+TOUCHY |= {"__globals__", "__closure__", "_getframe", "f_back", "f_locals", "tb_frame"}
 """Names that an answer has no need of, and that could reach its own judge."""
 
 

@@ -47,7 +47,9 @@ HEAVIEST = 400_000
 
 LAST = "() => document.querySelector('.projector').firstChild.getBoundingClientRect().bottom / innerHeight"
 """Where the last line of a slide ends, as a part of the height."""
-TITLES = "() => [...document.querySelectorAll('article :is(h1, h2, h3)')].map(e => e.textContent.replace('#', ''))"
+TITLES = (
+    "() => [...document.querySelectorAll('article :is(h1, h2, h3)')].map(e => e.textContent.replace('#', ''))"
+)
 TEN = "10_sequence_splitting.html"
 
 
@@ -219,6 +221,19 @@ def test_a_click_enlarges_a_figure_on_a_phone_and_another_key_closes_it(page, si
     figure.click()
     large.click()
     assert page.locator("dialog.enlarged").count() == 0
+    page.set_viewport_size({"width": 1280, "height": 844})
+    figure.click()
+    assert page.locator("dialog.enlarged").evaluate("e => e.scrollWidth - e.clientWidth") == 0
+
+
+def test_figures_have_two_dots_for_one_but_those_of_cells_that_measure(page, site):
+    page.goto(site[0] + "07_pipeline.html")
+    page.wait_for_load_state("networkidle")
+    drawn = ".explorer img, .cell:not(.tag_measured, .tag_remove-input, .tag_poster) > .cell_output img"
+    dots = page.locator(drawn).evaluate_all(
+        "found => found.map(e => e.naturalWidth / e.getBoundingClientRect().width)"
+    )
+    assert len(dots) >= 4 and min(dots) > 2
 
 
 def test_the_menu_of_colours_and_the_folded_contents_work_without_the_scripts_that_are_left_out(page, site):

@@ -207,7 +207,7 @@ async function project() {
   turn(0);
 }
 
-// A click on a figure shows it as wide as it was drawn, or as the window where that is more; another click closes it.
+// A click on a figure shows it as wide as the window, on a phone as wide as 960 pixels; another click closes it.
 document.addEventListener("click", (event) => {
   const image = event.target.closest("article img");
   if (!image || image.closest(".projector")) return;
