@@ -243,14 +243,14 @@ def _loop(trainer: Trainer, options: Options, folder: Path | None, saver, tell, 
     while trainer.steps < options.steps and not _stopped(folder, mesh):
         batches = [train.at(trainer.steps + i) for i in range(_together(trainer, options))]
         first, begin = trainer.steps + 1, time.perf_counter()
-        results = trainer.stream(batches) if len(batches) > 1 else [trainer.step(batches[0])]
+        done = trainer.stream(batches) if len(batches) > 1 else [trainer.step(batches[0])]
         timing.finish_devices()
         seconds = (time.perf_counter() - begin) / len(batches)
+        limit = max(limit, work / seconds)  # whose measurement something else may have slowed down
+        pace = {"seconds": seconds, "tokens_per_s": tokens / seconds, "mfu": work / seconds / limit}
         entries = [
-            {"step": first + i, "loss": r.loss, "norm": r.norm, "lr": r.lr} for i, r in enumerate(results)
+            {"step": i, "loss": r.loss, "norm": r.norm, "lr": r.lr} | pace for i, r in enumerate(done, first)
         ]
-        for entry in entries:
-            entry |= {"seconds": seconds, "tokens_per_s": tokens / seconds, "mfu": work / seconds / limit}
         if not options.bench and (trainer.steps % options.evaluate == 0 or trainer.steps == options.steps):
             entries[-1]["val"] = trainer.evaluate(val.at(i) for i in range(5))
         # Logged before it is saved: who is killed in between repeats a step, and loses none.

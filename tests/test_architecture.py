@@ -197,9 +197,9 @@ OVER = {
     "tasks": 1_064,
     "sharding": 3_155,
     "planner": 5_806,
-    "classroom": 2_344,
+    "classroom": 2_342,
     "core": 12_278,
-    "the package": 49_527,
+    "the package": 49_525,
 }  # too large today: these may only shrink
 
 

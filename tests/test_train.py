@@ -329,6 +329,16 @@ def test_each_step_says_its_tokens_a_second_and_its_share_of_the_machine(monkeyp
         assert shown.pop(0) == text
 
 
+def test_no_step_uses_more_than_the_whole_machine(monkeypatch):
+    """Where something else slowed the measurement of its rate, the quickest step so far is the whole of it."""
+    monkeypatch.setattr(run.speed, "matmul_rate", lambda **_: 1.0)
+    entries, least = start(0, 1, options(steps=4, bench=True), None, False), float("inf")
+    for entry in entries:
+        least = min(least, entry["seconds"])
+        assert entry["mfu"] == pytest.approx(least / entry["seconds"])
+    assert len(entries) == 4
+
+
 @pytest.mark.live
 def test_ctrl_c_under_a_launcher_ends_a_fresh_run_with_a_checkpoint(tmp_path):
     """As torchrun and srun do it: every rank gets the signal, and none knew the run's folder when it started."""

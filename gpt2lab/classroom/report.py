@@ -20,11 +20,8 @@ GRADEBOOKS = {
 }
 """The columns before the grades of what each system exports and imports, in its own order."""
 WORKSHEET = "Identifier", "Full name", "Grade", "Last modified (grade)", "Feedback comments"
-"""Those of Moodle's grading worksheet of one assignment.
-
-Sources: lib/gradebook_importer.rb of instructure/canvas-lms; grade/import/csv and mod/assign/feedback/offline of
-moodle/moodle, with their tests, and https://docs.moodle.org/en/Grade_import.
-"""
+"""Those of Moodle's grading worksheet of one assignment. Sources: lib/gradebook_importer.rb of instructure/canvas-lms;
+grade/import/csv and mod/assign/feedback/offline of moodle/moodle, with tests; docs.moodle.org/en/Grade_import."""
 ELSEWHERE = "Use another --out, or move it away."
 NOT_OURS = f"is no result of a grading. {ELSEWHERE}"
 
