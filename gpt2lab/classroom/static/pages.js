@@ -240,6 +240,8 @@ document.addEventListener("click", (event) => {
 });
 
 document.addEventListener("DOMContentLoaded", () => {
+  // Sphinx links a figure to its file: without this script that enlarges it.
+  for (const link of document.querySelectorAll("a.image-reference")) link.replaceWith(...link.childNodes);
   document.querySelectorAll(".explorer").forEach((box, i) => {
     box.id = "explorer-" + i;
     explorer(box);
